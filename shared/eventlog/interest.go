@@ -1,0 +1,74 @@
+package eventlog
+
+import (
+	"context"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// Interest says that somebody reads, or may come back to read, a pattern in
+// band. While it lasts fanout writes the pattern's partitions.
+type Interest struct {
+	// Since is when it began: earlier events are not in the pattern's partitions.
+	Since time.Time
+	// Until is when it ends, unless it is renewed.
+	Until time.Time
+}
+
+// InterestKey is where a pattern's interest is kept.
+func InterestKey(workspace, key string) store.Key {
+	return store.Key{Table: store.Log, Partition: "i#" + workspace + "#" + key, Sort: "-"}
+}
+
+const untilCount = "until"
+
+// Interested makes sure that a pattern's partitions are written until the log's
+// retention from now, and returns since when they are. The shape must be marked
+// by the caller before.
+func (l *Log) Interested(ctx context.Context, workspace, key string) (Interest, error) {
+	k := InterestKey(workspace, key)
+	for {
+		items, err := l.DB.Get(ctx, k)
+		if err != nil {
+			return Interest{}, fault.Wrap(fault.Unavailable, err, "read the interest in %s", key)
+		}
+		now := l.now()
+		until := now.Add(l.retention())
+		if it := items[0]; it != nil && ReadInterest(it).Until.After(now) {
+			in := ReadInterest(it)
+			if until.Sub(in.Until) > l.retention()/16 { // renew seldom
+				if err := l.DB.Write(ctx, store.Raise(k, untilCount, until.Unix())); err != nil {
+					return Interest{}, fault.Wrap(fault.Unavailable, err, "renew the interest in %s", key)
+				}
+				in.Until = until
+			}
+			return in, nil
+		}
+		cond := store.Absent()
+		if items[0] != nil {
+			cond = store.VersionIs(items[0].Version)
+		}
+		// The item outlives its interest, so that an old cursor can be told that
+		// there was a gap.
+		err = l.DB.Write(ctx, store.Put(store.Item{
+			Key: k, Version: now.UnixMicro(),
+			Counts: map[string]int64{untilCount: until.Unix()},
+		}, cond))
+		if err == nil {
+			return Interest{Since: now, Until: until}, nil
+		}
+		if !isConflict(err) {
+			return Interest{}, fault.Wrap(fault.Unavailable, err, "record the interest in %s", key)
+		}
+	}
+}
+
+// ReadInterest decodes an interest item; nil has none.
+func ReadInterest(it *store.Item) Interest {
+	if it == nil {
+		return Interest{}
+	}
+	return Interest{Since: time.UnixMicro(it.Version), Until: time.Unix(it.Counts[untilCount], 0)}
+}

@@ -1,0 +1,421 @@
+// Package eventlog keeps what happened, in order, for everyone who reads later:
+// open streams, polls, replays and resources/read.
+//
+// The log has two kinds of event partitions and one for notices:
+//
+//	own      one per event URI. Fanout is the only writer at a time, because the
+//	         events queue hands out a URI's group to one batch at a time. Keys
+//	         grow in commit order.
+//	pattern  one per parent or wildcard that somebody has interest in, spread
+//	         over shards, several writers at once.
+//	topic    notices of the system itself (a list changed, a subscription's
+//	         state changed), several writers at once.
+//
+// A key is a time in microseconds since 1970. Writers stamp it, unless the store
+// is ordered and stamps at the commit. With several writers a smaller key can be
+// committed after a larger one; how a reader stays safe is told in [Window].
+//
+// Nothing of webhooks enters here. Go on in shared/stream for the readers and
+// shared/delivery for the writer.
+package eventlog
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"mcpevents/shared/event"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// Bounds of the log's clockwork (design: the log and its cursor).
+const (
+	// Window is how far a reader of a partition with several writers looks
+	// back. It covers an append of up to [SlowAppend] by a writer whose clock
+	// is up to [MaxSkew] behind, read by one whose clock is as much ahead, and a reserve.
+	Window = 5 * time.Second
+	// SlowAppend is the longest that an append may take between its stamp and
+	// its commit; one that took longer is appended again with a new key.
+	SlowAppend = 2 * time.Second
+	// MaxSkew is how far a clock may be from the true time.
+	MaxSkew = time.Second
+	// Shards is the number of partitions that a pattern is spread over.
+	Shards = 8
+)
+
+// Entry is one thing in the log: an event, or a notice of a topic.
+type Entry struct {
+	// Key is the entry's place: microseconds since 1970. Several entries of
+	// different partitions may share one.
+	Key int64
+	// Event is set in event partitions.
+	Event *event.Event
+	// NoticeID and Notice are set in topics.
+	NoticeID string
+	Notice   json.RawMessage
+}
+
+// ID tells entries apart: the same event has the same ID in every partition.
+func (e Entry) ID() string {
+	if e.Event != nil {
+		return e.Event.ID
+	}
+	return e.NoticeID
+}
+
+// Partition names a part of the log.
+type Partition struct {
+	name   string
+	single bool // one writer at a time, and no two writers' keys interleave
+}
+
+// Own is the partition of one event URI.
+func Own(workspace, uri string) Partition {
+	return Partition{name: "u#" + workspace + "#" + uri, single: true}
+}
+
+// Pattern lists the partitions of a parent or wildcard pattern.
+func Pattern(workspace, key string) []Partition {
+	parts := make([]Partition, Shards)
+	for i := range parts {
+		parts[i] = shard(workspace, key, i)
+	}
+	return parts
+}
+
+func shard(workspace, key string, i int) Partition {
+	return Partition{name: fmt.Sprintf("w#%s#%d#%s", workspace, i, key)}
+}
+
+func shardOf(eventID string) int {
+	h := fnv.New32a()
+	h.Write([]byte(eventID))
+	return int(h.Sum32() % Shards)
+}
+
+// Topic is the partition of a topic's notices.
+func Topic(workspace, topic string) Partition {
+	return Partition{name: "n#" + workspace + "#" + topic}
+}
+
+func (p Partition) String() string { return p.name }
+
+// Name is the partition's name in the store, as a [store.Watcher] knows it.
+func (p Partition) Name() string { return p.name }
+
+// Log is the event log. Its zero values of options are the defaults of design.md.
+type Log struct {
+	DB store.DB
+	// Retention is how long entries stay; 0 is 24 hours.
+	Retention time.Duration
+	// Now is the clock of the stamps; nil is [time.Now].
+	Now func() time.Time
+
+	// Slow counts appends over [SlowAppend], Skewed keys seen in the reader's
+	// future by more than [MaxSkew]: either broken bound would otherwise be silent.
+	Slow, Skewed atomic.Int64
+}
+
+func (l *Log) now() time.Time {
+	if l.Now != nil {
+		return l.Now()
+	}
+	return time.Now()
+}
+
+func (l *Log) retention() time.Duration {
+	if l.Retention > 0 {
+		return l.Retention
+	}
+	return 24 * time.Hour
+}
+
+// Oldest is the oldest key that is still certain to be there.
+func (l *Log) Oldest() int64 { return l.now().Add(-l.retention()).UnixMicro() }
+
+// LookBack is how far before its position a reader of p must read again.
+func (l *Log) LookBack(p Partition) time.Duration {
+	if p.single || l.DB.Ordered() {
+		return 0
+	}
+	return Window
+}
+
+// segment is the value of a log item: entries written together. Its key is that
+// of the last; the others have the keys just before.
+type segment struct {
+	V       int              `json:"v"`
+	Events  []event.Event    `json:"e,omitempty"`
+	Notices []noticeEnvelope `json:"n,omitempty"`
+}
+
+type noticeEnvelope struct {
+	ID   string          `json:"id"`
+	Body json.RawMessage `json:"b"`
+}
+
+const segmentVersion = 1
+
+func (s segment) len() int { return len(s.Events) + len(s.Notices) }
+
+// maxSegment keeps a segment below the item limit with room for keys.
+const maxSegment = store.MaxItem - 4<<10
+
+// AppendOwn appends events of one URI to its own partition, in order. The caller
+// is the partition's only writer at a time. Events that are in the last segment
+// already (a redelivered batch) are left out. It reports whether the partition was empty before.
+func (l *Log) AppendOwn(ctx context.Context, workspace, uri string, events []event.Event) (first bool, err error) {
+	p := Own(workspace, uri)
+	last, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Reverse: true, Limit: 1})
+	if err != nil {
+		return false, fault.Wrap(fault.Unavailable, err, "read the end of the log of %s", uri)
+	}
+	var floor int64
+	if len(last.Items) == 1 {
+		entries, err := decode(last.Items[0])
+		if err != nil {
+			return false, err
+		}
+		floor = entries[len(entries)-1].Key
+		events = slices.DeleteFunc(slices.Clone(events), func(e event.Event) bool {
+			return slices.ContainsFunc(entries, func(seen Entry) bool { return seen.ID() == e.ID })
+		})
+	}
+	for _, part := range pack(events) {
+		if floor, err = l.put(ctx, p, segment{V: segmentVersion, Events: part}, floor); err != nil {
+			return false, fault.Wrap(fault.Unavailable, err, "append to the log of %s", uri)
+		}
+	}
+	return len(last.Items) == 0, nil
+}
+
+// AppendPattern appends one event to the partitions of the pattern keys given.
+func (l *Log) AppendPattern(ctx context.Context, e event.Event, keys []string) error {
+	for _, key := range keys {
+		p := shard(e.Workspace, key, shardOf(e.ID))
+		if _, err := l.put(ctx, p, segment{V: segmentVersion, Events: []event.Event{e}}, 0); err != nil {
+			return fault.Wrap(fault.Unavailable, err, "append to the log of %s", key)
+		}
+	}
+	return nil
+}
+
+// Notify appends a notice to a topic.
+func (l *Log) Notify(ctx context.Context, workspace, topic string, notice json.RawMessage) error {
+	s := segment{V: segmentVersion, Notices: []noticeEnvelope{{ID: nonce(), Body: notice}}}
+	if _, err := l.put(ctx, Topic(workspace, topic), s, 0); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "notify topic %s", topic)
+	}
+	return nil
+}
+
+// put writes one segment and returns the key of its last entry (0 when the store
+// stamped it). An append that took too long is written again under a new key:
+// a reader may have passed the first one.
+func (l *Log) put(ctx context.Context, p Partition, s segment, floor int64) (int64, error) {
+	value, err := json.Marshal(s)
+	if err != nil {
+		return 0, err
+	}
+	for {
+		started := time.Now() // monotonic, unlike the stamp's clock
+		stamp := max(l.now().UnixMicro(), floor) + int64(s.len())
+		item := store.Item{
+			Key:     store.Key{Table: store.Log, Partition: p.name, Sort: sortKey(stamp)},
+			Value:   value,
+			Version: int64(s.len()),
+			Expires: time.UnixMicro(stamp).Add(l.retention() + time.Hour),
+		}
+		op := store.Put(item, store.Absent())
+		switch {
+		case l.DB.Ordered():
+			op.Item.Sort, op.Cond, op.Span = store.AtCommit, store.Condition{}, s.len()
+			stamp = 0
+		case !p.single:
+			op.Item.Sort += "-" + nonce()
+		}
+		err := l.DB.Write(ctx, op)
+		if errors.Is(err, store.ErrConflict) && p.single {
+			floor = stamp // somebody of the past holds the key; go beyond
+			continue
+		}
+		if err != nil {
+			return 0, err
+		}
+		if l.DB.Ordered() || time.Since(started) <= SlowAppend {
+			return stamp, nil
+		}
+		l.Slow.Add(1)
+		floor = stamp
+	}
+}
+
+// Read returns entries of p with keys greater than after, oldest first. It reads
+// strongly consistent, one page; next is where to go on when more is true.
+func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
+	page, err := l.DB.Query(ctx, store.Query{
+		Table: store.Log, Partition: p.name, After: afterKey(after), Limit: limit,
+	})
+	if err != nil {
+		return nil, false, after, fault.Wrap(fault.Unavailable, err, "read the log")
+	}
+	next = after
+	horizon := l.now().Add(MaxSkew).UnixMicro()
+	for _, item := range page.Items {
+		es, err := decode(item)
+		if err != nil {
+			return nil, false, after, err
+		}
+		for _, e := range es {
+			if e.Key > after {
+				entries = append(entries, e)
+			}
+			if e.Key > horizon {
+				l.Skewed.Add(1)
+			}
+			next = max(next, e.Key)
+		}
+	}
+	if page.More && page.Last != "" {
+		if k, err := parseKey(page.Last); err == nil {
+			next = max(next, k)
+		}
+	}
+	return entries, page.More, next, nil
+}
+
+// Latest returns up to n of the newest events of a URI, oldest first.
+func (l *Log) Latest(ctx context.Context, workspace, uri string, n int) ([]event.Event, error) {
+	page, err := l.DB.Query(ctx, store.Query{
+		Table: store.Log, Partition: Own(workspace, uri).name, Reverse: true, Limit: n,
+	})
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the latest events of %s", uri)
+	}
+	var out []event.Event
+	for _, item := range page.Items { // newest segment first
+		es, err := decode(item)
+		if err != nil {
+			return nil, err
+		}
+		for i := len(es) - 1; i >= 0 && len(out) < n; i-- {
+			out = append(out, *es[i].Event)
+		}
+	}
+	slices.Reverse(out)
+	return out, nil
+}
+
+// LatestBelow returns up to n of the newest events of the sub-resources of a
+// parent, oldest first, from at most [maxChildren] of them.
+func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int) ([]event.Event, error) {
+	page, err := l.DB.Query(ctx, store.Query{
+		Table: store.Log, Partition: childrenOf(workspace, parent), Limit: maxChildren,
+	})
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "list the sub-resources of %s", parent)
+	}
+	var all []event.Event
+	for _, child := range page.Items {
+		es, err := l.Latest(ctx, workspace, child.Sort, n)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, es...)
+	}
+	slices.SortStableFunc(all, func(a, b event.Event) int { return a.Published.Compare(b.Published) })
+	return all[max(0, len(all)-n):], nil
+}
+
+const maxChildren = 50
+
+func childrenOf(workspace, parent string) string { return "c#" + workspace + "#" + parent }
+
+// RecordChild makes a URI known to [Log.LatestBelow] of its parents. Fanout calls
+// it for the first event of a URI.
+func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
+	segs := strings.Split(strings.TrimPrefix(uri, "event://"), "/")
+	var ops []store.Op
+	for depth := 1; depth < len(segs); depth++ {
+		ops = append(ops, store.Put(store.Item{
+			Key: store.Key{
+				Table: store.Log, Sort: uri,
+				Partition: childrenOf(workspace, "event://"+strings.Join(segs[:depth], "/")),
+			},
+			Expires: l.now().Add(30 * 24 * time.Hour),
+		}))
+	}
+	if len(ops) == 0 {
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, l.DB.WriteAll(ctx, ops...), "record the parents of %s", uri)
+}
+
+func pack(events []event.Event) [][]event.Event {
+	var out [][]event.Event
+	size := 0
+	for i, e := range events {
+		n := len(e.Data) + len(e.URI) + 512
+		if i == 0 || size+n > maxSegment {
+			out, size = append(out, nil), 0
+		}
+		out[len(out)-1] = append(out[len(out)-1], e)
+		size += n
+	}
+	return out
+}
+
+func decode(item store.Item) ([]Entry, error) {
+	var s segment
+	if err := json.Unmarshal(item.Value, &s); err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "decode log segment %s", item.Sort)
+	}
+	if s.V != segmentVersion {
+		return nil, fault.New(fault.Internal, "decode log segment %s: version %d is not known here", item.Sort, s.V)
+	}
+	last, err := parseKey(item.Sort)
+	if err != nil {
+		return nil, err
+	}
+	first := last - int64(s.len()) + 1
+	entries := make([]Entry, 0, s.len())
+	for i := range s.Events {
+		entries = append(entries, Entry{Key: first + int64(i), Event: &s.Events[i]})
+	}
+	for i, n := range s.Notices {
+		entries = append(entries, Entry{Key: first + int64(i), NoticeID: n.ID, Notice: n.Body})
+	}
+	return entries, nil
+}
+
+func sortKey(stamp int64) string { return fmt.Sprintf("%016d", stamp) }
+
+// afterKey is the sort key behind every item stamped at the given time.
+func afterKey(stamp int64) string { return sortKey(max(stamp, 0)) + "~" }
+
+func parseKey(sort string) (int64, error) {
+	if len(sort) < 16 {
+		return 0, fault.New(fault.Internal, "log key %q is malformed", sort)
+	}
+	k, err := strconv.ParseInt(sort[:16], 10, 64)
+	if err != nil {
+		return 0, fault.Wrap(fault.Internal, err, "parse log key")
+	}
+	return k, nil
+}
+
+func nonce() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // crypto/rand.Read never fails (Go 1.24)
+	return hex.EncodeToString(b[:])
+}

@@ -1,0 +1,240 @@
+// Package store is the one durable state under every mode: items in named
+// tables, addressed by a partition and a sort key, read strongly consistent and
+// written under conditions, singly or as one transaction.
+//
+// That is the part of DynamoDB that the system needs, and no more. The packages
+// that own a concept (subscription, delivery, stream, …) lay their items out on
+// it once; the adapters store/dynamo and store/sqlite know nothing of them.
+// Both pass store/storetest. No domain type enters here.
+package store
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Table names a group of items with one purpose, one retention and one set of
+// permissions.
+type Table string
+
+// The tables. template.yaml grants each function what it needs of each.
+const (
+	// Subscriptions holds subscription records, pattern items, shape counts, quotas.
+	Subscriptions Table = "subscriptions"
+	// Log holds the event log, its interest items and the latest events per URI.
+	Log Table = "log"
+	// Deliveries holds delivery chains, stored bodies, due entries, records, dead letters.
+	Deliveries Table = "deliveries"
+	// Sessions holds MCP sessions, their subscriptions and stream leases.
+	Sessions Table = "sessions"
+	// Settings holds the catalog, the configuration, public keys and switches.
+	Settings Table = "settings"
+	// Keys holds the wrapped private keysets; only dispatch and keys may read it.
+	Keys Table = "keys"
+)
+
+// Tables lists all tables, in a stable order.
+func Tables() []Table {
+	return []Table{Subscriptions, Log, Deliveries, Sessions, Settings, Keys}
+}
+
+// Limits that both adapters enforce, so that what works embedded works on AWS.
+const (
+	// MaxItem is the size in bytes of an item's value (DynamoDB: 400 KB an item).
+	MaxItem = 380 << 10
+	// MaxTransaction is the number of operations in one [DB.Write].
+	MaxTransaction = 100
+	// MaxGet is the number of keys in one [DB.Get].
+	MaxGet = 100
+)
+
+// Key addresses an item.
+type Key struct {
+	Table     Table
+	Partition string // not empty, at most 1,024 bytes
+	Sort      string // not empty, at most 512 bytes; ordered bytewise
+}
+
+// Item is a stored value and what conditions can be written about.
+type Item struct {
+	Key
+	// Value is opaque to the store; nil and empty are the same.
+	Value []byte
+	// Version is set by the writer and tested by [VersionIs].
+	Version int64
+	// Counts are integers that [Add] and [Raise] change without a read. Names are [A-Za-z0-9_-].
+	Counts map[string]int64
+	// Expires is when the item stops existing for readers and conditions, to the
+	// second; zero is never. The adapter removes it some time later.
+	Expires time.Time
+}
+
+// ErrConflict is returned by [DB.Write] when a condition did not hold. Nothing was written.
+var ErrConflict = errors.New("store: condition not met")
+
+// DB is a store. Its methods may be called concurrently. Errors other than
+// [ErrConflict] are of kind fault.Unavailable when trying again may help.
+type DB interface {
+	// Get reads up to [MaxGet] items of any tables, strongly consistent. The
+	// result has the order of keys; an absent or expired item is nil.
+	Get(ctx context.Context, keys ...Key) ([]*Item, error)
+
+	// Query reads items of one partition in the order of their sort keys. A page
+	// holds at most q.Limit items and may hold fewer although there are more
+	// (Page.More tells); expired items are left out.
+	Query(ctx context.Context, q Query) (Page, error)
+
+	// Write applies up to [MaxTransaction] operations, all or none, each item at
+	// most once. It returns [ErrConflict] when a condition does not hold.
+	Write(ctx context.Context, ops ...Op) error
+
+	// WriteAll applies any number of unconditional puts and deletes, in any
+	// order and without atomicity; an error means that some may not be applied.
+	WriteAll(ctx context.Context, ops ...Op) error
+
+	// Ordered reports whether the store stamps [AtCommit] sort keys itself, in
+	// the order of commits, so that a reader who has seen a key has seen all
+	// smaller ones. Without it writers stamp, and readers look back.
+	Ordered() bool
+
+	Close() error
+}
+
+// AtCommit, as the sort key of a put, asks an [DB.Ordered] store for a stamp:
+// the commit's time in microseconds since 1970, as 16 decimal digits, greater
+// than every stamp given before. An operation with Span n > 1 reserves n stamps
+// and gets the last of them. Stores that are not ordered refuse it.
+const AtCommit = "\x00commit"
+
+// Watcher is implemented by a store that can say at once that a partition of
+// [Log] was written by this process.
+type Watcher interface {
+	// Watch returns a channel that receives after each commit to the
+	// partition of table [Log] (coalesced, never blocking the writer), and a function
+	// that ends the watch.
+	Watch(partition string) (changed <-chan struct{}, stop func())
+}
+
+// Query is a range of one partition.
+type Query struct {
+	Table     Table
+	Partition string
+	// After and Until bound the sort key: After exclusive, Until inclusive;
+	// empty is unbounded. With Reverse, items come from Until downwards, and a further
+	// page is asked for with Before.
+	After, Until string
+	// Before bounds the sort key from above, exclusively; empty is unbounded.
+	Before string
+	// Limit is the number of items wanted, 1 to 1,000; 0 is 100.
+	Limit   int
+	Reverse bool
+	// Eventual allows a read that may miss the latest writes, at half the price.
+	Eventual bool
+}
+
+// Page is a part of a query's answer.
+type Page struct {
+	Items []Item
+	// More is true when the range may hold further items after the last one read;
+	// Last is the sort key to go on from (as After, or as Before in reverse). Last
+	// may lie beyond the last item when expired items were passed over.
+	More bool
+	Last string
+}
+
+// Condition is what must hold of an item for an operation to apply. An expired
+// item counts as absent.
+type Condition struct {
+	kind    condKind
+	version int64
+}
+
+type condKind uint8
+
+const (
+	condNone condKind = iota
+	condAbsent
+	condExists
+	condVersion
+)
+
+// Absent holds when there is no such item.
+func Absent() Condition { return Condition{kind: condAbsent} }
+
+// Exists holds when there is such an item.
+func Exists() Condition { return Condition{kind: condExists} }
+
+// VersionIs holds when the item exists with exactly this version.
+func VersionIs(v int64) Condition { return Condition{kind: condVersion, version: v} }
+
+// Unpack tells an adapter what the condition asks. At most one result is
+// meaningful: version only when kind is "version".
+func (c Condition) Unpack() (kind string, version int64) {
+	switch c.kind {
+	case condAbsent:
+		return "absent", 0
+	case condExists:
+		return "exists", 0
+	case condVersion:
+		return "version", c.version
+	}
+	return "", 0
+}
+
+// OpKind says what an [Op] does.
+type OpKind uint8
+
+// The operations.
+const (
+	OpPut OpKind = iota + 1
+	OpDelete
+	OpAdd
+	OpRaise
+	OpCheck
+)
+
+// Op is one operation of a [DB.Write]. Make it with [Put], [Delete], [Add],
+// [Raise] or [Check].
+type Op struct {
+	Kind OpKind
+	Item Item // for all but OpPut only Key, and for OpAdd and OpRaise also Counts and Expires
+	Cond Condition
+	// Limits, for OpAdd, are inclusive upper bounds of the named counts after adding.
+	Limits map[string]int64
+	// Span, for a put at [AtCommit], is the number of stamps to reserve; 0 is 1.
+	Span int
+}
+
+// Put replaces the item, counts included.
+func Put(item Item, cond ...Condition) Op { return Op{Kind: OpPut, Item: item, Cond: one(cond)} }
+
+// Delete removes the item; removing an absent one without a condition is no error.
+func Delete(key Key, cond ...Condition) Op {
+	return Op{Kind: OpDelete, Item: Item{Key: key}, Cond: one(cond)}
+}
+
+// Add adds to counts, creating the item if it is absent. A count that has a
+// limit must not exceed it afterwards, or the write is an [ErrConflict]. Value and
+// version are untouched.
+func Add(key Key, counts, limits map[string]int64) Op {
+	return Op{Kind: OpAdd, Item: Item{Key: key, Counts: counts}, Limits: limits}
+}
+
+// Raise sets one count to at least the given value, creating the item if it is
+// absent. It stands alone in its [DB.Write] and never conflicts.
+func Raise(key Key, name string, value int64) Op {
+	return Op{Kind: OpRaise, Item: Item{Key: key, Counts: map[string]int64{name: value}}}
+}
+
+// Check writes nothing and only holds the transaction to its condition.
+func Check(key Key, cond Condition) Op {
+	return Op{Kind: OpCheck, Item: Item{Key: key}, Cond: cond}
+}
+
+func one(cond []Condition) Condition {
+	if len(cond) == 0 {
+		return Condition{}
+	}
+	return cond[0]
+}

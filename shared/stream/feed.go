@@ -1,0 +1,352 @@
+package stream
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/subscription"
+)
+
+// Feed is what one stream reads. [Feed.Next] and [Feed.Cursor] are called by one
+// goroutine; [Feed.Add], [Feed.Remove] by the same; [Feed.Close] by any.
+type Feed struct {
+	// Truncated reports that the log no longer holds everything since the
+	// cursor that was asked for: events may be missing.
+	Truncated bool
+
+	tails     *Tails
+	workspace string
+	in        chan batch
+	failed    chan struct{}
+
+	mu     sync.Mutex // guards err and closing failed
+	err    error
+	parts  map[string]*source
+	back   []*source // sources that still read their past
+	queue  []queued
+	sent   recent
+	resume map[uint64]struct{} // what the resumed cursor says was sent
+}
+
+// source is one partition of a feed.
+type source struct {
+	part    eventlog.Partition
+	pattern string // the pattern's key or the topic; several patterns never share a partition
+	topic   bool
+	start   int64
+	floor   int64 // everything with a key up to it was handed out
+	past    int64 // how far the feed's own reading came
+	handed  int64 // the greatest key handed out, where keys grow in commit order
+}
+
+type queued struct {
+	src   *source
+	entry eventlog.Entry
+	floor int64 // of the source once this was handed out; 0 leaves it
+}
+
+// Open starts a feed. It returns after the interest in parents and wildcards is
+// recorded: every event that is published after Open returned will be handed out.
+// A cursor that is not ours is a fault of kind Invalid.
+func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
+	f := &Feed{
+		tails: ts, workspace: r.Workspace,
+		in: make(chan batch, ts.Options.Buffer), failed: make(chan struct{}),
+		parts: map[string]*source{},
+	}
+	since := r.Since
+	if since.IsZero() {
+		since = ts.now()
+	}
+	start := since.UnixMicro()
+	if r.Cursor != "" {
+		c, err := ts.Sealer.Open(r.Workspace, r.Cursor)
+		if err != nil {
+			return nil, err
+		}
+		start = c.At
+		if oldest := ts.Log.Oldest(); start < oldest {
+			f.Truncated, start = true, oldest
+		}
+		f.resume = make(map[uint64]struct{}, len(c.Sent))
+		for _, h := range c.Sent {
+			f.resume[h] = struct{}{}
+		}
+	}
+	for _, p := range r.Patterns {
+		if err := f.add(ctx, p, start); err != nil {
+			f.Close()
+			return nil, err
+		}
+	}
+	for _, t := range r.Topics {
+		f.join(&source{part: eventlog.Topic(r.Workspace, t), pattern: t, topic: true}, start, nil)
+	}
+	return f, nil
+}
+
+// Add subscribes the feed to a further pattern, from since on.
+func (f *Feed) Add(ctx context.Context, p subscription.Pattern, since time.Time) error {
+	return f.add(ctx, p, since.UnixMicro())
+}
+
+func (f *Feed) add(ctx context.Context, p subscription.Pattern, start int64) error {
+	if p.Kind == subscription.Concrete {
+		f.join(&source{part: eventlog.Own(f.workspace, p.Key), pattern: p.Key}, start, nil)
+		return nil
+	}
+	renew := func(ctx context.Context) error {
+		_, err := subscription.Interested(ctx, f.tails.DB, f.tails.Log, f.workspace, p)
+		return err
+	}
+	in, err := subscription.Interested(ctx, f.tails.DB, f.tails.Log, f.workspace, p)
+	if err != nil {
+		return err
+	}
+	if since := in.Since.UnixMicro(); since > start {
+		f.Truncated = f.Truncated || f.resume != nil
+		start = since
+	}
+	for _, part := range eventlog.Pattern(f.workspace, p.Key) {
+		f.join(&source{part: part, pattern: p.Key}, start, renew)
+	}
+	return nil
+}
+
+func (f *Feed) join(s *source, start int64, renew func(context.Context) error) {
+	if f.parts[s.part.Name()] != nil {
+		return
+	}
+	// Where several writers stamp, one whose clock is behind may stamp something
+	// that is published after this moment with an earlier time.
+	if f.tails.Log.LookBack(s.part) > 0 || !f.tails.Log.DB.Ordered() {
+		start -= (2 * eventlog.MaxSkew).Microseconds()
+	}
+	s.start, s.floor, s.past = start, start, start
+	f.parts[s.part.Name()] = s
+	f.tails.join(f, s.part, renew)
+	f.back = append(f.back, s)
+}
+
+// Remove ends the subscription to a pattern. What was read of it already may
+// still be handed out.
+func (f *Feed) Remove(p subscription.Pattern) {
+	for name, s := range f.parts {
+		if s.pattern == p.Key && !s.topic {
+			f.tails.leave(f, s.part)
+			delete(f.parts, name)
+		}
+	}
+}
+
+// Next waits for the next delivery. It returns [ErrSlow], [ErrClosed], or ctx's
+// error when there will be none.
+func (f *Feed) Next(ctx context.Context) (Delivery, error) {
+	for {
+		for len(f.queue) > 0 {
+			q := f.queue[0]
+			f.queue = f.queue[1:]
+			if d, ok := f.take(q); ok {
+				return d, nil
+			}
+		}
+		if len(f.back) > 0 {
+			if err := f.readPast(ctx); err != nil {
+				return Delivery{}, err
+			}
+			continue
+		}
+		select {
+		case b := <-f.in:
+			f.enqueue(b)
+			continue
+		default:
+		}
+		select {
+		case b := <-f.in:
+			f.enqueue(b)
+		case <-f.failed:
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return Delivery{}, f.err
+		case <-ctx.Done():
+			return Delivery{}, ctx.Err()
+		}
+	}
+}
+
+// take turns an entry into a delivery unless it was sent before or its pattern
+// was removed.
+func (f *Feed) take(q queued) (Delivery, bool) {
+	if f.parts[q.src.part.Name()] != q.src {
+		return Delivery{}, false
+	}
+	defer func() {
+		if q.floor > q.src.floor {
+			q.src.floor = q.floor
+		}
+	}()
+	id := q.entry.ID()
+	if id == "" || q.entry.Key <= max(q.src.start, q.src.handed) {
+		return Delivery{}, false
+	}
+	if f.tails.Log.LookBack(q.src.part) == 0 {
+		q.src.handed = q.entry.Key
+	}
+	if !f.sent.add(id, q.entry.Key) {
+		return Delivery{}, false
+	}
+	if len(f.resume) > 0 {
+		if _, ok := f.resume[f.tails.Sealer.Hash(id)]; ok {
+			return Delivery{}, false
+		}
+	}
+	if q.floor > q.src.floor {
+		q.src.floor = q.floor
+	}
+	d := Delivery{Event: q.entry.Event, Cursor: f.Cursor()}
+	if q.src.topic {
+		d.Topic, d.Notice = q.src.pattern, q.entry.Notice
+	}
+	return d, true
+}
+
+// enqueue takes a tail's batch. Where keys grow in commit order, each entry
+// moves the source's floor; elsewhere only the whole batch does.
+func (f *Feed) enqueue(b batch) {
+	s := f.parts[b.part.Name()]
+	if s == nil {
+		return
+	}
+	ordered := f.tails.Log.LookBack(b.part) == 0
+	for _, e := range b.entries {
+		q := queued{src: s, entry: e}
+		if ordered {
+			q.floor = e.Key
+		}
+		f.queue = append(f.queue, q)
+	}
+	f.queue = append(f.queue, queued{src: s, floor: b.floor})
+}
+
+// readPast reads one page of what lies between a source's start and the tail.
+func (f *Feed) readPast(ctx context.Context) error {
+	s := f.back[0]
+	if f.parts[s.part.Name()] != s {
+		f.back = f.back[1:]
+		return nil
+	}
+	began := f.tails.now()
+	entries, more, next, err := f.tails.Log.Read(ctx, s.part, s.past, pageSize)
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "read the past of a stream")
+	}
+	s.past = next
+	ordered := f.tails.Log.LookBack(s.part) == 0
+	for _, e := range entries {
+		q := queued{src: s, entry: e}
+		if ordered {
+			q.floor = e.Key
+		}
+		f.queue = append(f.queue, q)
+	}
+	if !more {
+		f.back = f.back[1:]
+		f.queue = append(f.queue, queued{src: s, floor: began.Add(-eventlog.Window).UnixMicro()})
+	}
+	return nil
+}
+
+// Cursor is the position behind everything that was handed out. Any instance
+// can resume from it.
+func (f *Feed) Cursor() string {
+	at := int64(-1)
+	for _, s := range f.parts {
+		if at < 0 || s.floor < at {
+			at = s.floor
+		}
+	}
+	if at < 0 {
+		at = f.tails.now().UnixMicro()
+	}
+	c := eventlog.Cursor{At: at}
+	for _, id := range f.sent.after(at) {
+		c.Sent = append(c.Sent, f.tails.Sealer.Hash(id))
+	}
+	return f.tails.Sealer.Seal(f.workspace, c)
+}
+
+// Close ends the feed. It may be called more than once.
+func (f *Feed) Close() {
+	f.fail(ErrClosed)
+	for _, s := range f.parts {
+		f.tails.leave(f, s.part)
+	}
+}
+
+func (f *Feed) offer(b batch) {
+	select {
+	case f.in <- b:
+	default:
+		if len(b.entries) == 0 {
+			return // only a floor; the next one says more
+		}
+		f.fail(ErrSlow)
+	}
+}
+
+func (f *Feed) fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err == nil {
+		f.err = err
+		close(f.failed)
+	}
+}
+
+// recent remembers what was handed out lately, oldest first: enough to drop what
+// a partition's tail, its past and overlapping partitions bring twice.
+type recent struct {
+	keys  map[string]int64
+	order []string
+}
+
+// maxRecent bounds the memory of a feed. Duplicates are at most [eventlog.Window]
+// and a page apart; beyond this many in that time a feed repeats some.
+const maxRecent = 4096
+
+func (r *recent) add(id string, key int64) bool {
+	if _, ok := r.keys[id]; ok {
+		return false
+	}
+	if r.keys == nil {
+		r.keys = map[string]int64{}
+	}
+	if len(r.order) >= maxRecent {
+		delete(r.keys, r.order[0])
+		r.order = r.order[1:]
+	}
+	r.keys[id] = key
+	r.order = append(r.order, id)
+	return true
+}
+
+// after lists what has a greater key, and forgets what is long behind.
+func (r *recent) after(at int64) []string {
+	for len(r.order) > 0 && r.keys[r.order[0]] < at-2*eventlog.Window.Microseconds() {
+		delete(r.keys, r.order[0])
+		r.order = r.order[1:]
+	}
+	var ids []string
+	for _, id := range r.order {
+		if r.keys[id] > at {
+			if ids = append(ids, id); len(ids) > eventlog.MaxSent {
+				return ids
+			}
+		}
+	}
+	return ids
+}

@@ -1,0 +1,153 @@
+package stream
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/store"
+)
+
+// tail reads one partition as it grows, for all feeds of the process that want
+// it. It runs while it has feeds.
+type tail struct {
+	tails *Tails
+	part  eventlog.Partition
+	renew func(context.Context) error // keeps the interest of a pattern alive; nil for others
+
+	mu    sync.Mutex
+	feeds map[*Feed]struct{}
+
+	cancel context.CancelFunc
+}
+
+// batch is what one poll of a tail brought. It is shared by all feeds and not
+// changed after it was made.
+type batch struct {
+	part    eventlog.Partition
+	entries []eventlog.Entry
+	floor   int64 // everything with a key up to it is in this or an earlier batch
+}
+
+func (t *tail) run(ctx context.Context) {
+	defer t.tails.running.Done()
+	changed, stop := t.watch()
+	defer stop()
+
+	log := t.tails.Log
+	lookBack := log.LookBack(t.part)
+	start := t.tails.now()
+	// What was appended before the first feed joined reaches it by its own
+	// reading; starting a window early makes sure that nothing falls between.
+	from := start.Add(-eventlog.Window).UnixMicro()
+	seen := map[string]int64{}
+	lastEntry, lastRenewal := start, start
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for first := true; ; first = false {
+		told := first || changed == nil
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+			told = true
+		case <-timer.C:
+		}
+		began := t.tails.now()
+		if !told { // nothing was written: only time has passed
+			t.spread(batch{part: t.part, floor: max(from, began.Add(-eventlog.Window).UnixMicro())})
+			timer.Reset(t.tails.Options.Watched)
+			t.renewInterest(ctx, began, &lastRenewal)
+			continue
+		}
+		fresh, last, err := t.poll(ctx, from, seen)
+		wait := t.tails.pause(began.Sub(lastEntry))
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			slog.WarnContext(ctx, "tail could not read the log", "error", err)
+			wait = t.tails.Options.IdlePoll
+		default:
+			if len(fresh) > 0 {
+				lastEntry = began
+				wait = t.tails.pause(0)
+			}
+			floor := began.Add(-eventlog.Window).UnixMicro()
+			if lookBack == 0 {
+				from = max(from, last)
+				floor = max(floor, last)
+			} else {
+				from = began.Add(-lookBack).UnixMicro()
+				prune(seen, from)
+			}
+			t.spread(batch{part: t.part, entries: fresh, floor: floor})
+		}
+		t.renewInterest(ctx, began, &lastRenewal)
+		if changed != nil {
+			wait = t.tails.Options.Watched // told at once; the timer moves floors and interest
+		}
+		timer.Reset(wait)
+	}
+}
+
+func (t *tail) renewInterest(ctx context.Context, now time.Time, last *time.Time) {
+	if t.renew == nil || now.Sub(*last) < t.tails.Options.Renew {
+		return
+	}
+	*last = now
+	if err := t.renew(ctx); err != nil {
+		slog.WarnContext(ctx, "tail could not renew its interest", "error", err)
+	}
+}
+
+// poll reads all that lies behind from and was not seen. Nothing is marked seen
+// unless the whole poll succeeded, as only then it is handed on.
+func (t *tail) poll(ctx context.Context, from int64, seen map[string]int64) (fresh []eventlog.Entry, last int64, err error) {
+	next, more := from, true
+	for more {
+		var page []eventlog.Entry
+		page, more, next, err = t.tails.Log.Read(ctx, t.part, next, pageSize)
+		if err != nil {
+			return nil, 0, err
+		}
+		for _, e := range page {
+			if _, ok := seen[e.ID()]; !ok {
+				fresh = append(fresh, e)
+			}
+		}
+	}
+	if t.tails.Log.LookBack(t.part) > 0 {
+		for _, e := range fresh {
+			seen[e.ID()] = e.Key
+		}
+	}
+	return fresh, next, nil
+}
+
+func prune(seen map[string]int64, from int64) {
+	for id, key := range seen {
+		if key <= from {
+			delete(seen, id)
+		}
+	}
+}
+
+// spread hands a batch to every feed. A feed that cannot take it is ended with
+// its cursor intact; it never holds the others up.
+func (t *tail) spread(b batch) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for f := range t.feeds {
+		f.offer(b)
+	}
+}
+
+func (t *tail) watch() (<-chan struct{}, func()) {
+	if w, ok := t.tails.Log.DB.(store.Watcher); ok {
+		return w.Watch(t.part.Name())
+	}
+	return nil, func() {}
+}

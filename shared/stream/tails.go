@@ -1,0 +1,183 @@
+// Package stream reads the event log for those who are connected: open MCP
+// streams of every revision, and whoever follows the log in the same process.
+//
+//	              ┌ tail of partition A ┐
+//	event log ────┤ tail of partition B ├──▶ feed ──▶ one open stream
+//	              └ …                   ┘     (cursor, duplicates, order)
+//
+// One [Tails] serves a process: a partition is read once, however many streams
+// want it. A [Feed] merges the partitions that one stream wants, drops what it has
+// sent, and knows the cursor from which another instance can go on. Wire formats
+// do not enter here; they are in shared/mcp.
+package stream
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"mcpevents/shared/event"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+	"mcpevents/shared/subscription"
+)
+
+// Options tune the tails. Zero values are the defaults.
+type Options struct {
+	// BusyPoll is the time between polls while there was an entry within
+	// Quiet (250 ms); IdlePoll otherwise (1 s). They do not matter where the store can be watched.
+	BusyPoll, IdlePoll, Quiet time.Duration
+	// Watched is the time between polls of a store that tells of its writes
+	// (10 s); it moves the cursors of quiet streams.
+	Watched time.Duration
+	// Renew is how often the interest in a pattern is renewed (1 h).
+	Renew time.Duration
+	// Buffer is how many unread batches a feed may have before it is ended (256).
+	Buffer int
+}
+
+func (o Options) withDefaults() Options {
+	set := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	set(&o.BusyPoll, 250*time.Millisecond)
+	set(&o.IdlePoll, time.Second)
+	set(&o.Quiet, time.Minute)
+	set(&o.Watched, 10*time.Second)
+	set(&o.Renew, time.Hour)
+	if o.Buffer == 0 {
+		o.Buffer = 256
+	}
+	return o
+}
+
+// pageSize is how many log items one read asks for.
+const pageSize = 200
+
+// Tails owns the tails of a process. Make it with [New]; end it with [Tails.Close].
+type Tails struct {
+	Log     *eventlog.Log
+	DB      store.DB
+	Sealer  *eventlog.Sealer
+	Options Options
+
+	ctx     context.Context
+	stop    context.CancelFunc
+	running sync.WaitGroup
+
+	mu    sync.Mutex
+	tails map[string]*tail
+}
+
+// New makes the tails of a process over its log. Sealer seals the cursors.
+func New(log *eventlog.Log, db store.DB, sealer *eventlog.Sealer, opts Options) *Tails {
+	ctx, stop := context.WithCancel(context.Background())
+	return &Tails{
+		Log: log, DB: db, Sealer: sealer, Options: opts.withDefaults(),
+		ctx: ctx, stop: stop, tails: map[string]*tail{},
+	}
+}
+
+// Close ends all tails and waits for them. Feeds that are still open get [ErrClosed].
+func (ts *Tails) Close() {
+	ts.stop()
+	ts.mu.Lock()
+	for _, t := range ts.tails {
+		t.mu.Lock()
+		for f := range t.feeds {
+			f.fail(ErrClosed)
+		}
+		t.mu.Unlock()
+	}
+	ts.mu.Unlock()
+	ts.running.Wait()
+}
+
+// Running is the number of partitions that are being read.
+func (ts *Tails) Running() int {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	return len(ts.tails)
+}
+
+func (ts *Tails) now() time.Time {
+	if ts.Log.Now != nil {
+		return ts.Log.Now()
+	}
+	return time.Now()
+}
+
+func (ts *Tails) pause(quiet time.Duration) time.Duration {
+	if quiet > ts.Options.Quiet {
+		return ts.Options.IdlePoll
+	}
+	return ts.Options.BusyPoll
+}
+
+// join adds f to the tail of p, starting it if need be.
+func (ts *Tails) join(f *Feed, p eventlog.Partition, renew func(context.Context) error) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	t := ts.tails[p.Name()]
+	if t == nil {
+		ctx, cancel := context.WithCancel(ts.ctx)
+		t = &tail{tails: ts, part: p, renew: renew, feeds: map[*Feed]struct{}{}, cancel: cancel}
+		ts.tails[p.Name()] = t
+		ts.running.Add(1)
+		go t.run(ctx)
+	}
+	t.mu.Lock()
+	t.feeds[f] = struct{}{}
+	t.mu.Unlock()
+}
+
+// leave takes f off the tail of p, and ends the tail with its last feed.
+func (ts *Tails) leave(f *Feed, p eventlog.Partition) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	t := ts.tails[p.Name()]
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	delete(t.feeds, f)
+	empty := len(t.feeds) == 0
+	t.mu.Unlock()
+	if empty {
+		t.cancel()
+		delete(ts.tails, p.Name())
+	}
+}
+
+// Request says what a feed wants and from where.
+type Request struct {
+	Workspace string
+	// Patterns are what it is subscribed to; more can be added later.
+	Patterns []subscription.Pattern
+	// Topics are notices of the system (see the Topic functions).
+	Topics []string
+	// Cursor resumes where another feed of the workspace ended; empty starts at Since.
+	Cursor string
+	// Since is where a feed without a cursor starts; zero is now.
+	Since time.Time
+}
+
+// Delivery is one thing that a feed hands out.
+type Delivery struct {
+	// Event is set for an event.
+	Event *event.Event
+	// Topic and Notice are set for a notice.
+	Topic  string
+	Notice []byte
+	// Cursor resumes behind this delivery.
+	Cursor string
+}
+
+// ErrClosed ends a feed whose process is shutting down.
+var ErrClosed = fault.New(fault.Unavailable, "the server is shutting down")
+
+// ErrSlow ends a feed whose reader did not keep up; it can come back with its cursor.
+var ErrSlow = fault.New(fault.Exhausted, "the reader is too slow; resume from the last cursor")

@@ -1,0 +1,377 @@
+package subscription
+
+import (
+	"bytes"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// SubscribeRequest is events/subscribe (SEP-3415).
+type SubscribeRequest struct {
+	Name      string
+	Arguments json.RawMessage // an object; nil is an empty one
+	URL       string
+	Secret    string
+	// Cursor is where delivery starts; "" is now.
+	Cursor string
+	// MaxAge bounds the replay; 0 does not.
+	MaxAge time.Duration
+	TTL    TTL
+}
+
+// TTL is the lifetime that a client suggests.
+type TTL struct {
+	// Asked is false when the member was absent: the default is granted.
+	Asked bool
+	// Forever is an explicit null.
+	Forever bool
+	For     time.Duration
+}
+
+// SubscribeResult is its answer.
+type SubscribeResult struct {
+	ID            string
+	RefreshBefore time.Time // zero is no expiry
+	Cursor        string
+	Truncated     bool
+	// Refreshed is true when the subscription was there before.
+	Refreshed bool
+}
+
+// Subscribe creates or refreshes a webhook subscription of the MCP Events
+// extension. Its identity is (principal, URL, name, canonical arguments).
+func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRequest) (*SubscribeResult, error) {
+	cat, err := s.permitEvents(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	entry := cat.ByName(r.Name)
+	if entry == nil {
+		return nil, unknownEvent(r.Name)
+	}
+	args, vars, filters, err := s.arguments(entry, r.Arguments)
+	if err != nil {
+		return nil, err
+	}
+	if err := auth.CheckAccess(p, entry.Access, vars); err != nil {
+		return nil, err
+	}
+	if !entry.WebhookAllowed() {
+		return nil, fault.New(fault.Unsupported, "%s is not delivered by webhook", r.Name).
+			With(map[string]any{"feature": "deliveryMode", "value": "webhook"})
+	}
+	if err := s.checkTarget(r.URL); err != nil {
+		return nil, err
+	}
+	key, err := s.Targets.ParseSecret(r.Secret)
+	if err != nil {
+		return nil, err
+	}
+	from, truncated, err := s.start(p.Workspace, r)
+	if err != nil {
+		return nil, err
+	}
+	id := derivedID(p, r.URL, r.Name, args)
+	if err := s.verify(ctx, p, r.URL, id, key); err != nil {
+		return nil, err
+	}
+	pattern := ForEntry(entry, vars)
+	if pattern.Kind != Concrete {
+		if _, err := Interested(ctx, s.DB, s.Log, p.Workspace, pattern); err != nil {
+			return nil, err
+		}
+	}
+	now := s.now().UTC()
+	want := &Subscription{
+		ID: id, Workspace: p.Workspace, Principal: p.ID, Origin: MCPEvents,
+		EventURIs: []string{pattern.URI()}, Patterns: []Pattern{pattern},
+		Target: Target{URL: r.URL, Type: Standard, Fingerprint: fingerprint(r.Secret)},
+		Name:   r.Name, Arguments: args, Filters: filters,
+		Created: now, Until: s.grant(now, r.TTL), State: Active,
+		Cursor: s.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from}),
+	}
+	if want.Target.Secret, err = s.seal(want, key); err != nil {
+		return nil, err
+	}
+	live, err := s.upsert(ctx, want, r)
+	if err != nil {
+		return nil, err
+	}
+	if !live && r.Cursor != "" && s.Replay != nil {
+		more, err := s.Replay.Replay(ctx, want, from)
+		if err != nil {
+			return nil, err
+		}
+		truncated = truncated || more
+	}
+	if live {
+		truncated = false // delivery never stopped: nothing was skipped
+	} else {
+		s.notifyPrincipal(ctx, p.Workspace, p.ID)
+	}
+	return &SubscribeResult{
+		ID: id, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: truncated, Refreshed: live,
+	}, nil
+}
+
+func unknownEvent(name string) error {
+	return fault.New(fault.NotFound, "there is no event type %.128q", name).With(map[string]any{"kind": "event"})
+}
+
+// permitEvents adds to permit that a principal must be known: without one, anybody
+// could end anybody's subscription by guessing its key.
+func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
+	if p.Anonymous && !s.Options.AllowAnonymous {
+		return nil, fault.New(fault.Forbidden, "an authenticated principal is needed")
+	}
+	return s.permit(ctx, p)
+}
+
+// upsert writes the subscription, or merges it into the one that is there. live
+// reports that delivery was running already.
+func (s *Service) upsert(ctx context.Context, want *Subscription, r SubscribeRequest) (live bool, err error) {
+	for {
+		have, err := s.load(ctx, want.Workspace, want.Principal, want.ID)
+		if err != nil {
+			return false, err
+		}
+		if have != nil && have.State == Disabled {
+			if err := s.DB.Write(ctx, store.Delete(recordKey(have.Workspace, have.Principal, have.ID), store.VersionIs(have.Revision))); err != nil && !errors.Is(err, store.ErrConflict) {
+				return false, fault.Wrap(fault.Unavailable, err, "replace the ended subscription")
+			}
+			have = nil
+		}
+		expiry := s.expiryOps(want)
+		if have == nil {
+			err = s.insert(ctx, want, expiry...)
+		} else {
+			live = have.Until.IsZero() || s.now().Before(have.Until)
+			err = s.refresh(ctx, have, want, live, r, expiry)
+		}
+		if !errors.Is(err, store.ErrConflict) {
+			return live, fault.Wrap(fault.Unavailable, err, "subscribe")
+		}
+		if ctx.Err() != nil {
+			return false, ctx.Err()
+		}
+	}
+}
+
+// refresh carries over what a refresh keeps: the creation, the old secret for the
+// rotation's grace, and the watermark while delivery was running.
+func (s *Service) refresh(ctx context.Context, have, want *Subscription, live bool, r SubscribeRequest, expiry []store.Op) error {
+	want.Created, want.Revision = have.Created, have.Revision+1
+	same := hmac.Equal(have.Target.Fingerprint, want.Target.Fingerprint)
+	if same {
+		want.Target.Previous, want.Target.PreviousUntil = have.Target.Previous, have.Target.PreviousUntil
+	} else {
+		want.Target.Previous, want.Target.PreviousUntil = have.Target.Secret, s.now().Add(s.options().RotationGrace).Unix()
+	}
+	if live && r.Cursor == "" {
+		want.Cursor = have.Cursor
+	}
+	ops := []store.Op{store.Put(want.encode(), store.VersionIs(have.Revision))}
+	for _, it := range want.subscribers() {
+		ops = append(ops, store.Put(it))
+	}
+	return s.DB.Write(ctx, append(ops, expiry...)...)
+}
+
+// start finds the position to deliver from.
+func (s *Service) start(workspace string, r SubscribeRequest) (from int64, truncated bool, err error) {
+	now := s.now()
+	if r.Cursor == "" {
+		return now.UnixMicro(), false, nil
+	}
+	c, err := s.Sealer.Open(workspace, r.Cursor)
+	if err != nil {
+		return 0, false, err
+	}
+	floor := s.Log.Oldest()
+	if r.MaxAge > 0 {
+		floor = max(floor, now.Add(-r.MaxAge).UnixMicro())
+	}
+	if c.At < floor {
+		return floor, true, nil
+	}
+	return c.At, false, nil
+}
+
+// grant decides the lifetime: never longer than asked, except for the floor.
+func (s *Service) grant(now time.Time, t TTL) time.Time {
+	o := s.options()
+	ttl := o.DefaultTTL
+	switch {
+	case t.Forever && o.AllowNoExpiry:
+		return time.Time{}
+	case t.Forever:
+		ttl = o.MaxTTL
+	case t.Asked:
+		ttl = min(max(t.For, o.MinTTL), o.MaxTTL)
+	}
+	return now.Add(ttl).Truncate(time.Second)
+}
+
+// arguments checks the arguments of a subscription and takes them apart: template
+// variables bind the URI, the others filter the payload.
+func (s *Service) arguments(e *catalog.Entry, raw json.RawMessage) (canonical json.RawMessage, vars map[string]string, filters []Filter, err error) {
+	if len(bytes.TrimSpace(raw)) == 0 || string(bytes.TrimSpace(raw)) == "null" {
+		raw = json.RawMessage("{}")
+	}
+	var args map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &args); err != nil || args == nil {
+		return nil, nil, nil, fault.New(fault.Invalid, "arguments is not an object")
+	}
+	vars = map[string]string{}
+	names := e.Variables()
+	keys := make([]string, 0, len(args))
+	for k := range args {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		switch pointer, isFilter := e.Filters[k]; {
+		case slices.Contains(names, k):
+			var v string
+			if err := json.Unmarshal(args[k], &v); err != nil || v == "" {
+				return nil, nil, nil, fault.New(fault.Invalid, "argument %q is not a non-empty string", k).With(map[string]any{"argument": k})
+			}
+			vars[k] = v
+		case isFilter:
+			f, err := newFilter(pointer, args[k])
+			if err != nil {
+				return nil, nil, nil, fault.Wrap(fault.Invalid, err, "argument %q", k)
+			}
+			filters = append(filters, f)
+		default:
+			return nil, nil, nil, fault.New(fault.Invalid, "%s takes no argument %.64q", e.Name, k).With(map[string]any{"argument": k})
+		}
+	}
+	if err := e.ValidateParams(vars); err != nil {
+		return nil, nil, nil, fault.Wrap(fault.Invalid, err, "arguments")
+	}
+	canonical, err = canonicalJSON(args)
+	return canonical, vars, filters, err
+}
+
+// canonicalJSON orders members and drops insignificant space, so that equal
+// arguments have equal bytes. Numbers keep their digits.
+func canonicalJSON(v any) (json.RawMessage, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, err, "arguments")
+	}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.UseNumber()
+	var any any
+	if err := d.Decode(&any); err != nil {
+		return nil, fault.Wrap(fault.Invalid, err, "arguments")
+	}
+	b, err = json.Marshal(any) // maps are written in the order of their keys
+	return b, err
+}
+
+func derivedID(p auth.Principal, url, name string, args json.RawMessage) string {
+	h := sha256.New()
+	for _, part := range []string{p.Workspace, p.ID, url, name, string(args)} {
+		fmt.Fprintf(h, "%d:%s", len(part), part)
+	}
+	return idPrefix + hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// Unsubscribe ends the subscription with this identity. It is idempotent.
+func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage, url string) error {
+	cat, err := s.permitEvents(ctx, p)
+	if err != nil {
+		return err
+	}
+	if len(url) > MaxTargetURL {
+		return fault.New(fault.Invalid, "delivery.url is longer than %d bytes", MaxTargetURL)
+	}
+	var args json.RawMessage
+	if entry := cat.ByName(name); entry != nil {
+		args, _, _, err = s.arguments(entry, arguments)
+	} else {
+		// The event type may be gone from the catalog; its subscriptions can still be ended.
+		args, err = rawArguments(arguments)
+	}
+	if err != nil {
+		return err
+	}
+	found := false
+	err = s.change(ctx, p.Workspace, p.ID, derivedID(p, url, name, args), func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+		if found = sub != nil; !found {
+			return nil, nil
+		}
+		return func(ctx context.Context, sub *Subscription) error { return s.remove(ctx, sub, false) }, nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case found:
+		s.notifyPrincipal(ctx, p.Workspace, p.ID)
+	case s.Options.UnknownUnsubscribe:
+		return fault.New(fault.NotFound, "there is no such subscription").With(map[string]any{"kind": "subscription"})
+	}
+	return nil
+}
+
+func rawArguments(raw json.RawMessage) (json.RawMessage, error) {
+	args := map[string]json.RawMessage{}
+	if len(raw) > 0 {
+		if err := json.Unmarshal(raw, &args); err != nil {
+			return nil, fault.New(fault.Invalid, "arguments is not an object")
+		}
+	}
+	if args == nil {
+		args = map[string]json.RawMessage{}
+	}
+	return canonicalJSON(args)
+}
+
+// verify makes sure that the target wants deliveries for this principal, by a
+// challenge unless it is known (EVX-12).
+func (s *Service) verify(ctx context.Context, p auth.Principal, url, id string, key []byte) error {
+	for _, prefix := range s.Options.VerifiedTargets {
+		if strings.HasPrefix(url, prefix) {
+			return nil
+		}
+	}
+	h := sha256.Sum256([]byte(url))
+	record := store.Key{
+		Table: store.Subscriptions, Partition: "v#" + p.Workspace + "#" + p.ID, Sort: hex.EncodeToString(h[:]),
+	}
+	items, err := s.DB.Get(ctx, record)
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "read the verification")
+	}
+	if items[0] != nil {
+		return nil
+	}
+	if err := s.Targets.Verify(ctx, url, id, key); err != nil {
+		return err
+	}
+	err = s.DB.Write(ctx, store.Put(store.Item{Key: record, Expires: s.now().Add(s.options().VerificationTTL)}))
+	return fault.Wrap(fault.Unavailable, err, "record the verification")
+}
+
+// fingerprint tells whether a refresh brings the secret that is stored, which
+// register can seal but not open.
+func fingerprint(secret string) []byte {
+	h := sha256.Sum256([]byte("fingerprint\x00" + secret))
+	return h[:8]
+}

@@ -1,0 +1,246 @@
+package subscription
+
+import (
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/fault"
+)
+
+// Kind says which events a pattern stands for.
+type Kind string
+
+// The kinds of patterns.
+const (
+	// Concrete is one event URI.
+	Concrete Kind = "concrete"
+	// Wildcard is a template with some variables omitted; each stands for any value.
+	Wildcard Kind = "wildcard"
+	// Parent is a proper prefix of event URIs at a segment border; it stands for
+	// all its sub-resources.
+	Parent Kind = "parent"
+)
+
+const scheme = "event://"
+
+// Pattern is what somebody is subscribed to. An event is matched by looking up
+// the keys it can have, never by scanning patterns.
+type Pattern struct {
+	Kind Kind `json:"k"`
+	// Key is unique among a workspace's patterns: the URI, with `*` for an
+	// omitted variable, and `/**` behind a parent. A canonical URI holds no `*`.
+	Key string `json:"key"`
+	// Entry is the catalog's name of the event type; empty for a parent.
+	Entry string `json:"e,omitempty"`
+	// Shape is what patterns of this form have in common (see [Shape]).
+	Shape Shape `json:"s"`
+}
+
+// Shape is the form of a pattern: of one event type, which variables are left
+// open; or, for parents, how deep they are. An event has one key per shape, so
+// it is looked up only under the shapes that somebody uses.
+type Shape struct {
+	// Scope names the item that counts the shape: "entry:" and the event type's
+	// name, or "parents".
+	Scope string `json:"c"`
+	// Name is "m" and the bit mask of omitted variables in hex, or "d" and the
+	// number of segments of the parent.
+	Name string `json:"n"`
+}
+
+const parentsScope = "parents"
+
+func entryScope(name string) string { return "entry:" + name }
+
+// URI is the pattern as a client writes it: for a parent without the mark.
+func (p Pattern) URI() string { return strings.TrimSuffix(p.Key, "/**") }
+
+// segments splits a canonical event URI.
+func segments(uri string) []string {
+	return strings.Split(strings.TrimPrefix(uri, scheme), "/")
+}
+
+// Access is a right that a subscriber to a pattern needs: the rule of an event
+// type, and the variables that the pattern binds.
+type Access struct {
+	Entry *catalog.Entry
+	Vars  map[string]string
+}
+
+// Resolve finds what a URI stands for in the catalog: an event type, a fill-in of
+// a template, a parent of either, or both an event and a parent. Anything else
+// is a fault of kind Invalid that names what is wrong. The second result lists the event
+// types covered, for the access check.
+func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
+	canonical, err := catalog.Canonical(uri)
+	if err != nil {
+		return nil, nil, fault.Wrap(fault.Invalid, err, "event URI")
+	}
+	var patterns []Pattern
+	var access []Access
+	if entry, vars, ok := cat.Match(canonical); ok {
+		if err := entry.ValidateParams(vars); err != nil {
+			return nil, nil, fault.Wrap(fault.Invalid, err, "parameters of %s", canonical)
+		}
+		patterns = append(patterns, Pattern{
+			Kind: Concrete, Key: canonical, Entry: entry.Name,
+			Shape: Shape{Scope: entryScope(entry.Name), Name: "m0"},
+		})
+		access = append(access, Access{entry, vars})
+	}
+	segs := segments(canonical)
+	covered := under(cat, segs)
+	if len(covered) > 0 {
+		patterns = append(patterns, Pattern{
+			Kind: Parent, Key: canonical + "/**",
+			Shape: Shape{Scope: parentsScope, Name: "d" + strconv.Itoa(len(segs))},
+		})
+		access = append(access, covered...)
+	}
+	if len(patterns) == 0 {
+		return nil, nil, fault.New(fault.Invalid, "no event type has the URI %.200q, and none lies below it", canonical).
+			With(map[string]any{"uri": canonical})
+	}
+	return patterns, access, nil
+}
+
+// under lists the event types that lie below the prefix.
+func under(cat *catalog.Catalog, prefix []string) []Access {
+	var out []Access
+	for _, e := range cat.Entries() {
+		segs := e.Segments()
+		if len(segs) <= len(prefix) {
+			continue
+		}
+		vars := map[string]string{}
+		ok := true
+		for i, p := range prefix {
+			if segs[i].Variable != "" {
+				v, err := url.PathUnescape(p)
+				if err != nil {
+					ok = false
+					break
+				}
+				vars[segs[i].Variable] = v
+			} else if segs[i].Literal != p {
+				ok = false
+				break
+			}
+		}
+		if ok && e.ValidateParams(vars) == nil {
+			out = append(out, Access{e, vars})
+		}
+	}
+	return out
+}
+
+// ForEntry is the pattern of an event type with some variables bound; those not
+// in vars stay open. The caller has checked vars.
+func ForEntry(e *catalog.Entry, vars map[string]string) Pattern {
+	mask := 0
+	for i, name := range e.Variables() {
+		if _, ok := vars[name]; !ok {
+			mask |= 1 << i
+		}
+	}
+	kind := Concrete
+	if mask != 0 {
+		kind = Wildcard
+	}
+	return Pattern{
+		Kind: kind, Key: e.Expand(vars), Entry: e.Name,
+		Shape: Shape{Scope: entryScope(e.Name), Name: maskName(mask)},
+	}
+}
+
+func maskName(mask int) string { return "m" + strconv.FormatInt(int64(mask), 16) }
+
+// Scopes lists the shape scopes that can match events of the type.
+func Scopes(entry string) []string { return []string{entryScope(entry), parentsScope} }
+
+// KeyUnder is the key that an event has under a shape, or false if an event of
+// this type and depth has none there.
+func KeyUnder(e *catalog.Entry, vars map[string]string, uri string, s Shape) (string, bool) {
+	if s.Scope == parentsScope {
+		depth, err := strconv.Atoi(strings.TrimPrefix(s.Name, "d"))
+		if err != nil {
+			return "", false
+		}
+		segs := segments(uri)
+		if depth < 1 || depth >= len(segs) {
+			return "", false
+		}
+		return scheme + strings.Join(segs[:depth], "/") + "/**", true
+	}
+	mask, err := strconv.ParseInt(strings.TrimPrefix(s.Name, "m"), 16, 32)
+	if err != nil {
+		return "", false
+	}
+	if mask == 0 {
+		return uri, true
+	}
+	names := e.Variables()
+	if mask >= 1<<len(names) {
+		return "", false
+	}
+	bound := make(map[string]string, len(names))
+	for i, n := range names {
+		if mask&(1<<i) == 0 {
+			bound[n] = vars[n]
+		}
+	}
+	return e.Expand(bound), true
+}
+
+// Overlaps reports whether an event can match both patterns.
+func Overlaps(a, b Pattern) bool {
+	as, aOpen := patternSegments(a)
+	bs, bOpen := patternSegments(b)
+	switch {
+	case len(as) < len(bs):
+		if !aOpen {
+			return false
+		}
+	case len(as) > len(bs):
+		if !bOpen {
+			return false
+		}
+	case aOpen != bOpen: // a parent stands for what lies below it, not for itself
+		return false
+	}
+	for i := range min(len(as), len(bs)) {
+		if as[i] != bs[i] && as[i] != "*" && bs[i] != "*" {
+			return false
+		}
+	}
+	return true
+}
+
+func patternSegments(p Pattern) (segs []string, open bool) {
+	return segments(p.URI()), p.Kind == Parent
+}
+
+// Matches reports whether an event URI matches the key of a pattern.
+func Matches(key, uri string) bool {
+	us := segments(uri)
+	parent := strings.HasSuffix(key, "/**")
+	ks := segments(strings.TrimSuffix(key, "/**"))
+	if parent && len(us) <= len(ks) || !parent && len(us) != len(ks) {
+		return false
+	}
+	return slices.EqualFunc(ks, us[:len(ks)], func(k, u string) bool { return k == "*" || k == u })
+}
+
+// allowed checks the principal's right to all that a pattern covers.
+func allowed(p auth.Principal, access []Access) error {
+	for _, a := range access {
+		if err := auth.CheckAccess(p, a.Entry.Access, a.Vars); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,208 @@
+package subscription
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"slices"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// RegisterRequest is resources/subscriptions/register (SEP-1803).
+type RegisterRequest struct {
+	URIs   []string
+	Target string
+	// IdempotencyKey makes a repetition within a day answer with the same
+	// subscription and a fresh secret; empty is none, at most 128 bytes.
+	IdempotencyKey string
+}
+
+// Registered is its answer. The secret is in no other answer.
+type Registered struct {
+	Subscription *Subscription
+	SecretType   SecretType
+	Secret       string
+}
+
+// Register creates a webhook subscription. It is all or nothing; every event
+// published after it returned is delivered. Faults are Invalid (naming the URI or
+// the target), Forbidden, Exhausted.
+func (s *Service) Register(ctx context.Context, p auth.Principal, r RegisterRequest) (*Registered, error) {
+	cat, err := s.permit(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	if len(r.URIs) == 0 || len(r.URIs) > MaxURIs {
+		return nil, fault.New(fault.Invalid, "uris has %d entries, 1 to %d are allowed", len(r.URIs), MaxURIs)
+	}
+	if len(r.IdempotencyKey) > 128 {
+		return nil, fault.New(fault.Invalid, "the idempotency key is longer than 128 bytes")
+	}
+	if err := s.checkTarget(r.Target); err != nil {
+		return nil, err
+	}
+	var patterns []Pattern
+	for _, uri := range r.URIs {
+		found, access, err := Resolve(cat, uri)
+		if err != nil {
+			return nil, err
+		}
+		if err := allowed(p, access); err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(access, func(a Access) bool { return a.Entry.WebhookAllowed() }) {
+			return nil, fault.New(fault.Invalid, "%s is not delivered by webhook", uri).With(map[string]any{"uri": uri})
+		}
+		for _, f := range found {
+			if !slices.ContainsFunc(patterns, func(p Pattern) bool { return p.Key == f.Key }) {
+				patterns = append(patterns, f)
+			}
+		}
+	}
+	if len(patterns) > MaxURIs+10 {
+		return nil, fault.New(fault.Invalid, "the URIs stand for too many patterns")
+	}
+	if r.IdempotencyKey != "" {
+		if again, err := s.registerAgain(ctx, p, r); again != nil || err != nil {
+			return again, err
+		}
+	}
+	sub := &Subscription{
+		ID: newID(), Workspace: p.Workspace, Principal: p.ID, Origin: SEP1803,
+		EventURIs: slices.Clone(r.URIs), Patterns: patterns,
+		Target:  Target{URL: r.Target},
+		Created: s.now().UTC(), State: Active,
+	}
+	secret, err := s.freshSecret(sub)
+	if err != nil {
+		return nil, err
+	}
+	var extra []store.Op
+	if r.IdempotencyKey != "" {
+		extra = append(extra, store.Put(store.Item{
+			Key: idempotencyKey(p, r.IdempotencyKey), Value: []byte(sub.ID), Expires: s.now().Add(24 * time.Hour),
+		}, store.Absent()))
+	}
+	switch err := s.insert(ctx, sub, extra...); {
+	case errors.Is(err, store.ErrConflict) && r.IdempotencyKey != "":
+		again, err := s.registerAgain(ctx, p, r) // a concurrent repetition was first
+		if again == nil && err == nil {
+			err = fault.New(fault.Unavailable, "the registration raced with another; try again")
+		}
+		return again, err
+	case err != nil:
+		return nil, fault.Wrap(fault.Unavailable, err, "register")
+	}
+	s.notifyPrincipal(ctx, p.Workspace, p.ID)
+	return &Registered{Subscription: sub, SecretType: sub.Target.Type, Secret: secret}, nil
+}
+
+// registerAgain answers a repeated registration: the same subscription with a
+// fresh secret, since the first answer may be lost and the secret is stored nowhere in clear.
+func (s *Service) registerAgain(ctx context.Context, p auth.Principal, r RegisterRequest) (*Registered, error) {
+	items, err := s.DB.Get(ctx, idempotencyKey(p, r.IdempotencyKey))
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the idempotency key")
+	}
+	if items[0] == nil {
+		return nil, nil
+	}
+	var out *Registered
+	err = s.change(ctx, p.Workspace, p.ID, string(items[0].Value), func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+		if sub == nil || sub.State == Disabled {
+			return nil, fault.New(fault.Invalid, "the idempotency key belongs to a subscription that has ended")
+		}
+		if sub.Target.URL != r.Target || !slices.Equal(sub.EventURIs, r.URIs) {
+			return nil, fault.New(fault.Invalid, "the idempotency key belongs to a registration with other parameters")
+		}
+		previous := sub.Target
+		secret, err := s.freshSecret(sub)
+		if err != nil {
+			return nil, err
+		}
+		sub.Target.Previous, sub.Target.PreviousUntil = previous.Secret, s.now().Add(s.options().RotationGrace).Unix()
+		out = &Registered{Subscription: sub, SecretType: sub.Target.Type, Secret: secret}
+		return s.update, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (s *Service) freshSecret(sub *Subscription) (string, error) {
+	sub.Target.Type = s.options().Secret
+	sub.Target.Secret = nil
+	if sub.Target.Type == None {
+		return "", nil
+	}
+	secret, key := s.Targets.NewSecret(sub.Target.Type)
+	sealed, err := s.seal(sub, key)
+	if err != nil {
+		return "", err
+	}
+	sub.Target.Secret = sealed
+	return secret, nil
+}
+
+func (s *Service) seal(sub *Subscription, key []byte) ([]byte, error) {
+	sealed, err := s.Targets.Seal(key, sub.Binding())
+	return sealed, fault.Wrap(fault.Unavailable, err, "seal the secret")
+}
+
+// Binding is what the subscription's sealed secrets are bound to.
+func (s *Subscription) Binding() Binding {
+	return Binding{Workspace: s.Workspace, Subscription: s.ID, Target: s.Target.URL}
+}
+
+func (s *Service) checkTarget(url string) error {
+	if len(url) > MaxTargetURL {
+		return fault.New(fault.Invalid, "the target URL is longer than %d bytes", MaxTargetURL)
+	}
+	return s.Targets.Check(url)
+}
+
+// Deregister ends a subscription of the caller. Unknown, malformed and other
+// principals' URIs are the same fault of kind NotFound.
+func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) error {
+	unknown := fault.New(fault.NotFound, "there is no such subscription").With(map[string]any{"kind": "subscription"})
+	if _, err := s.permit(ctx, p); err != nil {
+		return err
+	}
+	id, ok := ParseURI(uri)
+	if !ok {
+		return unknown
+	}
+	err := s.change(ctx, p.Workspace, p.ID, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+		if sub == nil {
+			return nil, unknown
+		}
+		return func(ctx context.Context, sub *Subscription) error { return s.remove(ctx, sub, false) }, nil
+	})
+	if err != nil {
+		return err
+	}
+	s.notifyPrincipal(ctx, p.Workspace, p.ID)
+	return nil
+}
+
+func newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails (Go 1.24)
+	return idPrefix + hex.EncodeToString(b[:])
+}
+
+func idempotencyKey(p auth.Principal, key string) store.Key {
+	h := sha256.Sum256([]byte(key))
+	return store.Key{
+		Table: store.Subscriptions, Partition: "idem#" + p.Workspace + "#" + p.ID,
+		Sort: base64.RawURLEncoding.EncodeToString(h[:]),
+	}
+}

@@ -1,0 +1,364 @@
+package subscription
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/event"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// Limits of subscriptions (design: limits and defaults).
+const (
+	MaxURIs      = 50
+	MaxTargetURL = 2048
+	// DefaultQuota is how many subscriptions a principal may have.
+	DefaultQuota = 1000
+)
+
+// Targets checks and verifies where webhooks go. shared/webhook implements it.
+type Targets interface {
+	// Check refuses a URL that could never be delivered to; a fault of kind Invalid.
+	Check(url string) error
+	// Verify sends the signed challenge of the MCP Events extension and returns
+	// nil when it was echoed.
+	Verify(ctx context.Context, url, subscriptionID string, key []byte) error
+	// ParseSecret decodes a client's whsec_ secret; a fault of kind Invalid.
+	ParseSecret(secret string) ([]byte, error)
+	// NewSecret makes a secret: what the client is told, and the key it stands for.
+	NewSecret(t SecretType) (secret string, key []byte)
+	// Seal encrypts a key for storage.
+	Seal(key []byte, b Binding) ([]byte, error)
+}
+
+// Replayer sends past events to one subscription. shared/delivery implements it.
+type Replayer interface {
+	// Replay enqueues the events of the subscription's patterns with keys after
+	// the given one. Truncated reports that there were more than it replays.
+	Replay(ctx context.Context, s *Subscription, after int64) (truncated bool, err error)
+}
+
+// Options are the operator's choices. Zero values are the defaults.
+type Options struct {
+	Quota int64
+	// Secret is the type of secret for SEP-1803 subscriptions.
+	Secret SecretType
+	// DefaultTTL is granted when events/subscribe asks for none (24 h), MaxTTL
+	// the most (7 d), MinTTL the least (1 min).
+	DefaultTTL, MaxTTL, MinTTL time.Duration
+	// AllowNoExpiry grants ttlMs null as asked.
+	AllowNoExpiry bool
+	// RotationGrace is how long a replaced secret still signs (24 h).
+	RotationGrace time.Duration
+	// VerificationTTL is how long a verified target stays verified (24 h).
+	VerificationTTL time.Duration
+	// VerifiedTargets are URL prefixes that need no challenge.
+	VerifiedTargets []string
+	// AllowAnonymous lets the anonymous principal use events/subscribe; for
+	// development only.
+	AllowAnonymous bool
+	// UnknownUnsubscribe answers events/unsubscribe of an unknown subscription
+	// with NotFound, as SEP-3415 says, and not with an empty result.
+	UnknownUnsubscribe bool
+}
+
+func (o Options) withDefaults() Options {
+	set := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	set(&o.DefaultTTL, 24*time.Hour)
+	set(&o.MaxTTL, 7*24*time.Hour)
+	set(&o.MinTTL, time.Minute)
+	set(&o.RotationGrace, 24*time.Hour)
+	set(&o.VerificationTTL, 24*time.Hour)
+	if o.Quota == 0 {
+		o.Quota = DefaultQuota
+	}
+	if o.Secret == "" {
+		o.Secret = Standard
+	}
+	return o
+}
+
+// Service registers and ends subscriptions. Its methods may be called
+// concurrently, at any number of instances.
+type Service struct {
+	DB      store.DB
+	Catalog catalog.Source
+	Log     *eventlog.Log
+	Sealer  *eventlog.Sealer
+	Targets Targets
+	Replay  Replayer
+	Options Options
+	// Ended is told of every subscription that ended or was disabled, before the
+	// caller is answered; embedded, the dispatcher starts no attempt after that. May be nil.
+	Ended func(id string)
+	// Topics name where notices go; see shared/stream.
+	PrincipalTopic    func(principal string) string
+	SubscriptionTopic func(id string) string
+	Now               func() time.Time
+}
+
+func (s *Service) now() time.Time {
+	if s.Now != nil {
+		return s.Now()
+	}
+	return time.Now()
+}
+
+func (s *Service) options() Options { return s.Options.withDefaults() }
+
+const quotaCount = "n"
+
+func quotaKey(workspace, principal string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "q#" + workspace + "#" + principal, Sort: "-"}
+}
+
+// insert writes a new subscription with the extra operations given, in one
+// transaction. The counters are raised before, and lowered again on a failure.
+func (s *Service) insert(ctx context.Context, sub *Subscription, extra ...store.Op) error {
+	if err := s.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
+		return err
+	}
+	sub.Revision = 1
+	ops := []store.Op{
+		store.Put(sub.encode(), store.Absent()),
+		store.Add(quotaKey(sub.Workspace, sub.Principal), map[string]int64{quotaCount: 1},
+			map[string]int64{quotaCount: s.options().Quota}),
+	}
+	for _, it := range sub.subscribers() {
+		ops = append(ops, store.Put(it))
+	}
+	err := s.DB.Write(ctx, append(ops, extra...)...)
+	if err == nil {
+		return nil
+	}
+	// The caller may be gone; the counters must not be left behind for that.
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if uerr := s.count(undo, sub.Workspace, sub.Patterns, -1); uerr != nil {
+		slog.WarnContext(ctx, "subscription counters were left too high", "error", uerr)
+	}
+	if !errors.Is(err, store.ErrConflict) {
+		return fault.Wrap(fault.Unavailable, err, "write the subscription")
+	}
+	used, qerr := s.DB.Get(ctx, quotaKey(sub.Workspace, sub.Principal))
+	if qerr == nil && used[0] != nil && used[0].Counts[quotaCount] >= s.options().Quota {
+		return fault.New(fault.Exhausted, "the limit of %d subscriptions is reached", s.options().Quota).
+			With(map[string]any{"limit": "subscriptions", "max": s.options().Quota})
+	}
+	return err
+}
+
+// update writes a changed subscription over the revision it was read at.
+func (s *Service) update(ctx context.Context, sub *Subscription) error {
+	was := sub.Revision
+	sub.Revision++
+	ops := []store.Op{store.Put(sub.encode(), store.VersionIs(was))}
+	for _, it := range sub.subscribers() {
+		ops = append(ops, store.Put(it))
+	}
+	return s.DB.Write(ctx, ops...)
+}
+
+// remove takes a subscription's items away. With keep, the record stays with its
+// state, so that the owner can see why it ended.
+func (s *Service) remove(ctx context.Context, sub *Subscription, keep bool) error {
+	was := sub.Revision
+	var ops []store.Op
+	if keep {
+		sub.Revision++
+		it := sub.encode()
+		it.Expires = s.now().Add(7 * 24 * time.Hour)
+		ops = append(ops, store.Put(it, store.VersionIs(was)))
+	} else {
+		ops = append(ops, store.Delete(recordKey(sub.Workspace, sub.Principal, sub.ID), store.VersionIs(was)))
+	}
+	served := sub.State != Disabled || keep
+	if served {
+		ops = append(ops, store.Add(quotaKey(sub.Workspace, sub.Principal), map[string]int64{quotaCount: -1}, nil))
+		for _, p := range sub.Patterns {
+			ops = append(ops, store.Delete(subscriberKey(sub.Workspace, p.Key, sub.ID)))
+		}
+	}
+	if err := s.DB.Write(ctx, ops...); err != nil {
+		return err
+	}
+	if s.Ended != nil {
+		s.Ended(sub.ID)
+	}
+	if !served {
+		return nil
+	}
+	if err := s.count(ctx, sub.Workspace, sub.Patterns, -1); err != nil {
+		slog.WarnContext(ctx, "subscription counters were left too high", "error", err)
+	}
+	return nil
+}
+
+// load reads a principal's subscription; nil when there is none.
+func (s *Service) load(ctx context.Context, workspace, principal, id string) (*Subscription, error) {
+	items, err := s.DB.Get(ctx, recordKey(workspace, principal, id))
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the subscription")
+	}
+	if items[0] == nil {
+		return nil, nil
+	}
+	return decodeRecord(items[0])
+}
+
+// change applies f to a subscription until no one else wrote in between. f
+// returns false to leave it as it is.
+func (s *Service) change(ctx context.Context, workspace, principal, id string,
+	f func(*Subscription) (write func(context.Context, *Subscription) error, err error),
+) error {
+	for {
+		sub, err := s.load(ctx, workspace, principal, id)
+		if err != nil {
+			return err
+		}
+		write, err := f(sub)
+		if err != nil || write == nil {
+			return err
+		}
+		err = write(ctx, sub)
+		if !errors.Is(err, store.ErrConflict) {
+			return fault.Wrap(fault.Unavailable, err, "write the subscription")
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+// Disable ends a subscription on the server's own account (a 410, a revoked
+// right). Its record stays readable for a week.
+func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string) error {
+	ended := false
+	err := s.change(ctx, workspace, principal, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+		if ended = sub != nil && sub.State != Disabled; !ended {
+			return nil, nil
+		}
+		sub.State, sub.Reason = Disabled, reason
+		return func(ctx context.Context, sub *Subscription) error { return s.remove(ctx, sub, true) }, nil
+	})
+	if err != nil || !ended {
+		return err
+	}
+	s.notifySubscription(ctx, workspace, id, Disabled)
+	s.notifyPrincipal(ctx, workspace, principal)
+	return nil
+}
+
+// Lookup reads a subscription for a delivery; nil when it is gone or no longer
+// served.
+func (s *Service) Lookup(ctx context.Context, workspace, principal, id string) (*Subscription, error) {
+	sub, err := s.load(ctx, workspace, principal, id)
+	if err != nil || sub == nil || sub.State == Disabled {
+		return nil, err
+	}
+	if !sub.Until.IsZero() && !s.now().Before(sub.Until) {
+		return nil, nil
+	}
+	return sub, nil
+}
+
+func (s *Service) notifyPrincipal(ctx context.Context, workspace, principal string) {
+	if s.PrincipalTopic == nil {
+		return
+	}
+	notice, _ := json.Marshal(map[string]string{"changed": "subscriptions"})
+	if err := s.Log.Notify(ctx, workspace, s.PrincipalTopic(principal), notice); err != nil {
+		slog.WarnContext(ctx, "a change of subscriptions was not announced", "error", err)
+	}
+}
+
+func (s *Service) notifySubscription(ctx context.Context, workspace, id string, state State) {
+	if s.SubscriptionTopic == nil {
+		return
+	}
+	notice, _ := json.Marshal(map[string]any{"uri": URI(id), "state": state})
+	if err := s.Log.Notify(ctx, workspace, s.SubscriptionTopic(id), notice); err != nil {
+		slog.WarnContext(ctx, "a change of a subscription was not announced", "error", err)
+	}
+}
+
+// permit checks what every method needs: the scope, and a catalog to look at.
+func (s *Service) permit(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
+	if !p.Has(auth.ScopeSubscribe) {
+		return nil, fault.New(fault.Forbidden, "the scope %s is needed", auth.ScopeSubscribe).
+			With(map[string]any{"scopes": []string{auth.ScopeSubscribe}})
+	}
+	cat, err := s.Catalog.Catalog(ctx, p.Workspace)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the catalog")
+	}
+	return cat, nil
+}
+
+// Range returns the subscribers of a pattern within a range: one strongly
+// consistent read of at most limit items. next continues when more is true.
+func Subscribers(ctx context.Context, db store.DB, workspace, patternKey string, r Range, limit int) (subs []Subscriber, more bool, next string, err error) {
+	after := r.From
+	if after == "" {
+		after = "#" // behind the header
+	}
+	page, err := db.Query(ctx, store.Query{
+		Table: store.Subscriptions, Partition: HeaderKey(workspace, patternKey).Partition,
+		After: after, Until: r.To, Limit: limit,
+	})
+	if err != nil {
+		return nil, false, "", fault.Wrap(fault.Unavailable, err, "read the subscribers of %s", patternKey)
+	}
+	subs = make([]Subscriber, 0, len(page.Items))
+	for _, it := range page.Items {
+		var sub Subscriber
+		if err := json.Unmarshal(it.Value, &sub); err != nil {
+			return nil, false, "", fault.Wrap(fault.Internal, err, "decode subscriber %s", it.Sort)
+		}
+		subs = append(subs, sub)
+	}
+	return subs, page.More, page.Last, nil
+}
+
+// Served reports which of the subscribers are still there: one strongly
+// consistent read, for a delivery whose page was read too long ago.
+func Served(ctx context.Context, db store.DB, workspace, patternKey string, ids []string) (map[string]bool, error) {
+	keys := make([]store.Key, len(ids))
+	for i, id := range ids {
+		keys[i] = subscriberKey(workspace, patternKey, id)
+	}
+	items, err := db.Get(ctx, keys...)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read subscribers again")
+	}
+	served := make(map[string]bool, len(ids))
+	for i, it := range items {
+		served[ids[i]] = it != nil
+	}
+	return served, nil
+}
+
+// Wants reports whether the subscriber is to get the event by the pattern it
+// lies under: not expired, not delivered by another of its patterns, and let through by its filters.
+func (s *Subscriber) Wants(e *event.Event, now time.Time) bool {
+	if s.Until != 0 && now.Unix() >= s.Until {
+		return false
+	}
+	for _, key := range s.Skip {
+		if Matches(key, e.URI) {
+			return false
+		}
+	}
+	return len(s.Filters) == 0 || passes(s.Filters, e.Data)
+}

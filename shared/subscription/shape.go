@@ -1,0 +1,105 @@
+package subscription
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// Two kinds of items tell fanout where to look, so that it never scans:
+//
+//	shapes  one per event type, and one for parents: how many subscriptions use
+//	        each shape ("w_" counts), and until when somebody reads it in band ("i_" times)
+//	header  one per pattern: how many subscribers it has
+//
+// Both are counted up before a registration is written and down after one is
+// removed. So they may say too much after a crash, which costs a look-up, and
+// never too little, which would cost an event.
+
+// ShapesKey is where the shapes of a scope are counted.
+func ShapesKey(workspace, scope string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "shapes#" + workspace + "#" + scope, Sort: "-"}
+}
+
+// HeaderKey is where the subscribers of a pattern are counted.
+func HeaderKey(workspace, key string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "p#" + workspace + "#" + key, Sort: "#"}
+}
+
+const headerCount = "n"
+
+// HeaderCount is the number of subscribers that a header tells; nil has none.
+func HeaderCount(header *store.Item) int {
+	if header == nil {
+		return 0
+	}
+	return int(header.Counts[headerCount])
+}
+
+// InUse lists the shapes of a scope that somebody uses: with webhooks, and in band at the
+// given time. A nil item has none.
+func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []Shape) {
+	if item == nil {
+		return nil, nil
+	}
+	for name, n := range item.Counts {
+		switch {
+		case strings.HasPrefix(name, "w_") && n > 0:
+			webhooks = append(webhooks, Shape{Scope: scope, Name: name[2:]})
+		case strings.HasPrefix(name, "i_") && n > now.Unix():
+			inBand = append(inBand, Shape{Scope: scope, Name: name[2:]})
+		}
+	}
+	return webhooks, inBand
+}
+
+// count adds n to the counters of the patterns of a subscription. Each is its
+// own write: the shape counters are shared by all subscribers of a workspace and must
+// not be part of anyone's transaction.
+func (s *Service) count(ctx context.Context, workspace string, patterns []Pattern, n int64) error {
+	shapes := map[Shape]int64{}
+	for _, p := range patterns {
+		shapes[p.Shape] += n
+	}
+	for shape, d := range shapes {
+		op := store.Add(ShapesKey(workspace, shape.Scope), map[string]int64{"w_" + shape.Name: d}, nil)
+		if err := s.DB.Write(ctx, op); err != nil {
+			return fault.Wrap(fault.Unavailable, err, "count the shapes of a subscription")
+		}
+	}
+	for _, p := range patterns {
+		op := store.Add(HeaderKey(workspace, p.Key), map[string]int64{headerCount: n}, nil)
+		if err := s.DB.Write(ctx, op); err != nil {
+			return fault.Wrap(fault.Unavailable, err, "count the subscribers of a pattern")
+		}
+	}
+	return nil
+}
+
+// Interested records that somebody reads the pattern in band: first its shape,
+// then the pattern itself. Events published after it returned are in the pattern's
+// partitions of the log. A concrete pattern needs none.
+func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p Pattern) (eventlog.Interest, error) {
+	if p.Kind == Concrete {
+		return eventlog.Interest{}, nil
+	}
+	retention := log.Retention
+	if retention == 0 {
+		retention = 24 * time.Hour
+	}
+	now := time.Now()
+	if log.Now != nil {
+		now = log.Now()
+	}
+	// An hour longer than the interest itself, whose renewal may come first.
+	until := now.Add(retention + time.Hour).Unix()
+	op := store.Raise(ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name, until)
+	if err := db.Write(ctx, op); err != nil {
+		return eventlog.Interest{}, fault.Wrap(fault.Unavailable, err, "record the interest in a shape")
+	}
+	return log.Interested(ctx, workspace, p.Key)
+}

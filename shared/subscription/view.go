@@ -1,0 +1,119 @@
+package subscription
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// Status is what the deliveries of a subscription came to. Dispatch writes it:
+// on a failure, on the first success after one, and else at most once a minute.
+type Status struct {
+	LastDelivery time.Time `json:"last,omitzero"`
+	// LastError is a category, never anything that the endpoint said.
+	LastError   string    `json:"err,omitempty"`
+	FailedSince time.Time `json:"since,omitzero"`
+}
+
+// StatusKey is where a subscription's status is kept.
+func StatusKey(workspace, id string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: "s#" + workspace + "#" + id, Sort: "status"}
+}
+
+// Encode makes the status an item.
+func (s Status) Encode(workspace, id string) store.Item {
+	value, _ := json.Marshal(s) // times and strings
+	return store.Item{Key: StatusKey(workspace, id), Value: value}
+}
+
+// DecodeStatus reads what [Status.Encode] wrote; nil is no deliveries yet.
+func DecodeStatus(it *store.Item) (Status, error) {
+	var s Status
+	if it == nil {
+		return s, nil
+	}
+	return s, fault.Wrap(fault.Internal, json.Unmarshal(it.Value, &s), "decode the status of a subscription")
+}
+
+// View is a subscription as its owner sees it: no secret is in it.
+type View struct {
+	ID        string
+	Origin    Origin
+	EventURIs []string
+	Target    string
+	Name      string
+	Created   time.Time
+	Until     time.Time
+	State     State
+	Reason    string
+	Status    Status
+}
+
+// List returns the caller's subscriptions in the order of their ids, from behind
+// after; next is "" at the end.
+func (s *Service) List(ctx context.Context, p auth.Principal, after string, limit int) (views []View, next string, err error) {
+	page, err := s.DB.Query(ctx, store.Query{
+		Table: store.Subscriptions, Partition: recordKey(p.Workspace, p.ID, "-").Partition, After: after, Limit: limit,
+	})
+	if err != nil {
+		return nil, "", fault.Wrap(fault.Unavailable, err, "list subscriptions")
+	}
+	for _, it := range page.Items {
+		sub, err := decodeRecord(&it)
+		if err != nil {
+			return nil, "", err
+		}
+		if s.lapsed(sub) {
+			continue
+		}
+		views = append(views, sub.view())
+	}
+	if page.More {
+		next = page.Last
+	}
+	return views, next, nil
+}
+
+// Read returns one of the caller's subscriptions with its delivery status.
+// Another principal's looks exactly like one that does not exist.
+func (s *Service) Read(ctx context.Context, p auth.Principal, uri string) (*View, error) {
+	unknown := fault.New(fault.NotFound, "resource not found").With(map[string]any{"uri": uri})
+	id, ok := ParseURI(uri)
+	if !ok {
+		return nil, unknown
+	}
+	items, err := s.DB.Get(ctx, recordKey(p.Workspace, p.ID, id), StatusKey(p.Workspace, id))
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the subscription")
+	}
+	if items[0] == nil {
+		return nil, unknown
+	}
+	sub, err := decodeRecord(items[0])
+	if err != nil {
+		return nil, err
+	}
+	if s.lapsed(sub) {
+		return nil, unknown
+	}
+	v := sub.view()
+	if v.Status, err = DecodeStatus(items[1]); err != nil {
+		return nil, err
+	}
+	return &v, nil
+}
+
+func (s *Service) lapsed(sub *Subscription) bool {
+	return !sub.Until.IsZero() && !s.now().Before(sub.Until)
+}
+
+func (s *Subscription) view() View {
+	return View{
+		ID: s.ID, Origin: s.Origin, EventURIs: s.EventURIs, Target: s.Target.URL, Name: s.Name,
+		Created: s.Created, Until: s.Until, State: s.State, Reason: s.Reason,
+	}
+}
