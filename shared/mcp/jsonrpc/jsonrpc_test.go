@@ -1,0 +1,165 @@
+package jsonrpc
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestDecode(t *testing.T) {
+	for _, tc := range []struct {
+		name, in string
+		kind     Kind
+		id       string
+		method   string
+		params   string
+		wantErr  string
+	}{
+		{name: "request", in: `{"jsonrpc":"2.0","id":1,"method":"ping"}`, kind: Request, id: `1`, method: "ping"},
+		{name: "string id keeps its escapes", in: `{"jsonrpc":"2.0","id":"a\u0062","method":"ping"}`, kind: Request, id: `"a\u0062"`, method: "ping"},
+		{name: "large integer id", in: `{"id":-9007199254740993123,"jsonrpc":"2.0","method":"m"}`, kind: Request, id: `-9007199254740993123`, method: "m"},
+		{name: "params are kept", in: "{\"jsonrpc\":\"2.0\" , \"method\":\"m\", \"params\" : {\"a\": [1, {\"b\":\"}\"}]} , \"id\":0}", kind: Request, id: `0`, method: "m", params: `{"a": [1, {"b":"}"}]}`},
+		{name: "null params are none", in: `{"jsonrpc":"2.0","id":1,"method":"m","params":null}`, kind: Request, id: `1`, method: "m"},
+		{name: "escaped member name", in: `{"jsonrpc":"2.0","id":1,"m\u0065thod":"m"}`, kind: Request, id: `1`, method: "m"},
+		{name: "other case is another member", in: `{"jsonrpc":"2.0","id":1,"method":"m","METHOD":"x"}`, kind: Request, id: `1`, method: "m"},
+		{name: "notification", in: `{"jsonrpc":"2.0","method":"n"}`, kind: Notification, method: "n"},
+		{name: "result", in: `{"jsonrpc":"2.0","id":7,"result":{}}`, kind: Response, id: `7`},
+		{name: "error without id", in: `{"jsonrpc":"2.0","error":{"code":1,"message":""}}`, kind: Response},
+
+		{name: "no object", in: `7`, wantErr: "object"},
+		{name: "no version", in: `{"id":1,"method":"m"}`, id: `1`, wantErr: "jsonrpc"},
+		{name: "wrong version", in: `{"jsonrpc":"1.0","id":1,"method":"m"}`, id: `1`, wantErr: "jsonrpc"},
+		{name: "null id", in: `{"jsonrpc":"2.0","id":null,"method":"m"}`, wantErr: "id"},
+		{name: "fraction id", in: `{"jsonrpc":"2.0","id":1.5,"method":"m"}`, wantErr: "id"},
+		{name: "boolean id", in: `{"jsonrpc":"2.0","id":true,"method":"m"}`, wantErr: "id"},
+		{name: "long id", in: `{"jsonrpc":"2.0","id":"` + strings.Repeat("x", MaxID) + `","method":"m"}`, wantErr: "id"},
+		{name: "two ids", in: `{"jsonrpc":"2.0","id":1,"id":2,"method":"m"}`, wantErr: "id"},
+		{name: "two methods", in: `{"jsonrpc":"2.0","id":1,"method":"m","method":"n"}`, id: `1`, wantErr: "method"},
+		{name: "no method", in: `{"jsonrpc":"2.0","id":1}`, id: `1`, wantErr: "method"},
+		{name: "empty method", in: `{"jsonrpc":"2.0","id":1,"method":""}`, id: `1`, wantErr: "method"},
+		{name: "number method", in: `{"jsonrpc":"2.0","id":1,"method":3}`, id: `1`, wantErr: "method"},
+		{name: "string params", in: `{"jsonrpc":"2.0","id":1,"method":"m","params":"x"}`, id: `1`, method: "m", wantErr: "params"},
+		{name: "method and result", in: `{"jsonrpc":"2.0","id":1,"method":"m","result":1}`, id: `1`, wantErr: "either"},
+		{name: "result and error", in: `{"jsonrpc":"2.0","id":1,"result":1,"error":{}}`, id: `1`, wantErr: "method"},
+		{name: "result without id", in: `{"jsonrpc":"2.0","result":1}`, wantErr: "id"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			parts, batch, err := Split([]byte(tc.in))
+			if err != nil || batch || len(parts) != 1 {
+				t.Fatalf("Split: %d parts, batch %v, %v", len(parts), batch, err)
+			}
+			m, err := Decode(parts[0])
+			if tc.wantErr != "" {
+				if err == nil || err.Code != InvalidRequest || !strings.Contains(err.Message, tc.wantErr) {
+					t.Fatalf("got %v, want an invalid request that names %q", err, tc.wantErr)
+				}
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if tc.wantErr == "" && m.Kind != tc.kind || m.Method != tc.method || string(m.ID) != tc.id || string(m.Params) != tc.params {
+				t.Errorf("got %v %q id %s params %s", m.Kind, m.Method, m.ID, m.Params)
+			}
+		})
+	}
+}
+
+func TestSplit(t *testing.T) {
+	deep := func(n int) string { return strings.Repeat("[", n) + strings.Repeat("]", n) }
+	for _, tc := range []struct {
+		name, in string
+		want     []string
+		batch    bool
+		code     int
+	}{
+		{name: "batch", in: ` [ {"a":1} , 2,"]"] `, want: []string{`{"a":1}`, `2`, `"]"`}, batch: true},
+		{name: "empty batch", in: `[]`, batch: true, code: InvalidRequest},
+		{name: "empty", in: " \n", code: ParseError},
+		{name: "truncated", in: `{"jsonrpc":`, code: ParseError},
+		{name: "two values", in: `{} {}`, code: ParseError},
+		{name: "not UTF-8", in: "{\"a\":\"\xff\"}", code: ParseError},
+		{name: "deep enough", in: `{"a":` + deep(MaxDepth-1) + `}`, want: []string{`{"a":` + deep(MaxDepth-1) + `}`}},
+		{name: "too deep", in: `{"a":` + deep(MaxDepth) + `}`, code: ParseError},
+		{name: "brackets in strings do not count", in: `{"a":"` + strings.Repeat("[", 100) + `"}`, want: []string{`{"a":"` + strings.Repeat("[", 100) + `"}`}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			parts, batch, err := Split([]byte(tc.in))
+			code := 0
+			if err != nil {
+				code = err.Code
+			}
+			var got []string
+			for _, p := range parts {
+				got = append(got, strings.TrimSpace(string(p)))
+			}
+			if code != tc.code || batch != tc.batch || !slices.Equal(got, tc.want) {
+				t.Errorf("got %q batch %v code %d", got, batch, code)
+			}
+		})
+	}
+}
+
+func TestAppend(t *testing.T) {
+	for got, want := range map[string]string{
+		string(AppendResult(nil, json.RawMessage(`"x"`), json.RawMessage(`{}`))):                        `{"jsonrpc":"2.0","id":"x","result":{}}`,
+		string(AppendError(nil, nil, &Error{Code: ParseError, Message: "a\"b"})):                        `{"jsonrpc":"2.0","error":{"code":-32700,"message":"a\"b"}}`,
+		string(AppendError(nil, json.RawMessage(`3`), &Error{Code: 1, Data: map[string]int{"max": 2}})): `{"jsonrpc":"2.0","id":3,"error":{"code":1,"message":"","data":{"max":2}}}`,
+		string(AppendNotification(nil, "notifications/x", nil)):                                         `{"jsonrpc":"2.0","method":"notifications/x"}`,
+		string(AppendNotification(nil, "n", json.RawMessage(`{"a":1}`))):                                `{"jsonrpc":"2.0","method":"n","params":{"a":1}}`,
+	} {
+		if got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
+
+func TestAppendString(t *testing.T) {
+	for _, s := range []string{"", "plain", "a\"b\\c\n\r\t\x00\x1f", "é\u2028\u2029\ufffd😀", "bad\xffutf8"} {
+		var back string
+		if err := json.Unmarshal(AppendString(nil, s), &back); err != nil {
+			t.Fatalf("%q: %v", s, err)
+		}
+		if want := strings.ToValidUTF8(s, "\ufffd"); back != want {
+			t.Errorf("got %q, want %q", back, want)
+		}
+	}
+}
+
+// FuzzRead holds the reader to encoding/json: what one takes for JSON the other
+// does, members have the same values, and nothing panics.
+func FuzzRead(f *testing.F) {
+	for _, s := range []string{
+		`{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":[1,2,{"b":"\"}"}]}}`, `[{"a":1},[],"x"]`,
+		`{"id":"\ud800","jsonrpc":"2.0"}`, `{}`, `[]`, `nul`, "{\"a\":1e5,\"b\" : -0.1 }",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		parts, _, err := Split(body)
+		if err != nil {
+			return
+		}
+		if !json.Valid(body) {
+			t.Fatal("took invalid JSON")
+		}
+		for _, p := range parts {
+			m, err := Decode(p)
+			if err == nil && m.Kind == Request && !json.Valid(AppendResult(nil, m.ID, json.RawMessage(`{}`))) {
+				t.Fatalf("the id %q breaks the response", m.ID)
+			}
+			var want map[string]json.RawMessage
+			if json.Unmarshal(p, &want) != nil || want == nil {
+				continue
+			}
+			got := map[string]json.RawMessage{}
+			for k, v := range Members(p) {
+				got[strings.ToValidUTF8(string(k), "\ufffd")] = v
+			}
+			if !maps.EqualFunc(got, want, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
+				t.Fatalf("members of %s: got %s, want %s", p, got, want)
+			}
+		}
+	})
+}

@@ -1,0 +1,158 @@
+package jsonrpc
+
+import (
+	"bytes"
+	"encoding/json"
+	"iter"
+)
+
+// The functions of this file walk JSON that is known to be valid, so they check
+// nothing and allocate nothing.
+
+// Members iterates over the members of an object in their order. Keys are
+// unescaped. Anything but an object has none.
+func Members(object json.RawMessage) iter.Seq2[[]byte, json.RawMessage] {
+	return func(yield func([]byte, json.RawMessage) bool) {
+		i := space(object, 0)
+		if i >= len(object) || object[i] != '{' {
+			return
+		}
+		i = space(object, i+1)
+		for i < len(object) && object[i] != '}' {
+			end := skip(object, i)
+			key := unquote(object[i:end])
+			i = space(object, end) + 1 // the colon
+			i = space(object, i)
+			end = skip(object, i)
+			if end <= i || !yield(key, object[i:end:end]) {
+				return
+			}
+			i = space(object, end)
+			if i < len(object) && object[i] == ',' {
+				i = space(object, i+1)
+			}
+		}
+	}
+}
+
+// Elements iterates over the elements of an array. Anything but an array has
+// none.
+func Elements(array json.RawMessage) iter.Seq[json.RawMessage] {
+	return func(yield func(json.RawMessage) bool) {
+		i := space(array, 0)
+		if i >= len(array) || array[i] != '[' {
+			return
+		}
+		i = space(array, i+1)
+		for i < len(array) && array[i] != ']' {
+			end := skip(array, i)
+			if end <= i || !yield(array[i:end:end]) {
+				return
+			}
+			i = space(array, end)
+			if i < len(array) && array[i] == ',' {
+				i = space(array, i+1)
+			}
+		}
+	}
+}
+
+// Member finds a member of an object; nil if there is none or it is null. Of
+// several with the name, the last counts, as with encoding/json.
+func Member(object json.RawMessage, name string) json.RawMessage {
+	var found json.RawMessage
+	for key, value := range Members(object) {
+		if string(key) == name {
+			found = value
+		}
+	}
+	if string(found) == "null" {
+		return nil
+	}
+	return found
+}
+
+// String is the value of a JSON string, or false for anything else.
+func String(value json.RawMessage) (string, bool) {
+	if len(value) < 2 || value[0] != '"' {
+		return "", false
+	}
+	return string(unquote(value)), true
+}
+
+// Depth is how deeply arrays and objects are nested. It needs no valid JSON.
+func Depth(b []byte) int {
+	depth, deepest := 0, 0
+	for i := 0; i < len(b); i++ {
+		switch b[i] {
+		case '"':
+			i = skipString(b, i) - 1
+		case '{', '[':
+			depth++
+			deepest = max(deepest, depth)
+		case '}', ']':
+			depth--
+		}
+	}
+	return deepest
+}
+
+func space(b []byte, i int) int {
+	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
+		i++
+	}
+	return i
+}
+
+// skip is the index behind the value that starts at i.
+func skip(b []byte, i int) int {
+	if i >= len(b) {
+		return i
+	}
+	switch b[i] {
+	case '"':
+		return skipString(b, i)
+	case '{', '[':
+		depth := 0
+		for ; i < len(b); i++ {
+			switch b[i] {
+			case '"':
+				i = skipString(b, i) - 1
+			case '{', '[':
+				depth++
+			case '}', ']':
+				if depth--; depth == 0 {
+					return i + 1
+				}
+			}
+		}
+		return i
+	}
+	for i < len(b) && bytes.IndexByte([]byte(",]} \n\t\r"), b[i]) < 0 {
+		i++
+	}
+	return i
+}
+
+func skipString(b []byte, i int) int {
+	for i++; i < len(b); i++ {
+		switch b[i] {
+		case '\\':
+			i++
+		case '"':
+			return i + 1
+		}
+	}
+	return len(b)
+}
+
+// unquote is the value of a JSON string; it shares b's memory unless something
+// is escaped.
+func unquote(b []byte) []byte {
+	if bytes.IndexByte(b, '\\') < 0 {
+		return b[1 : len(b)-1]
+	}
+	var s string
+	_ = json.Unmarshal(b, &s) // valid by the caller's word
+	return []byte(s)
+}

@@ -1,0 +1,110 @@
+package sse
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"strconv"
+	"time"
+)
+
+// ErrTooLarge ends a stream whose event is over the reader's limit.
+var ErrTooLarge = errors.New("sse: event too large")
+
+// Reader reads events from a stream.
+type Reader struct {
+	r     *bufio.Reader
+	limit int
+	began bool
+}
+
+// NewReader reads from r; an event of more than limit bytes ends it with
+// [ErrTooLarge].
+func NewReader(r io.Reader, limit int) *Reader {
+	return &Reader{r: bufio.NewReader(r), limit: limit}
+}
+
+// Next returns the next event that has a field we know. Comments are passed
+// over. An event that the stream's end cut off is dropped, as the standard says. The error at the
+// end is [io.EOF].
+func (r *Reader) Next() (Event, error) {
+	var e Event
+	size, fields := 0, false
+	for {
+		text, err := r.line(r.limit - size)
+		if err != nil {
+			return Event{}, err
+		}
+		size += len(text)
+		if len(text) == 0 {
+			if fields {
+				return e, nil
+			}
+			size = 0
+			continue
+		}
+		name, value, _ := bytes.Cut(text, []byte(":"))
+		value = bytes.TrimPrefix(value, []byte(" "))
+		switch string(name) {
+		case "event":
+			e.Name = string(value)
+		case "id":
+			if bytes.IndexByte(value, 0) >= 0 {
+				continue
+			}
+			e.ID = string(value)
+		case "data":
+			if e.Data == nil {
+				e.Data = make([]byte, 0, len(value))
+			} else {
+				e.Data = append(e.Data, '\n')
+			}
+			e.Data = append(e.Data, value...)
+		case "retry":
+			ms, err := strconv.ParseUint(string(value), 10, 31)
+			if err != nil {
+				continue
+			}
+			e.Retry = time.Duration(ms) * time.Millisecond
+		default:
+			continue
+		}
+		fields = true
+	}
+}
+
+// line reads up to a CR, LF or both, which it leaves out.
+func (r *Reader) line(limit int) ([]byte, error) {
+	var text []byte
+	for {
+		c, err := r.r.ReadByte()
+		if err != nil {
+			return nil, err
+		}
+		if !r.began { // the standard lets a stream begin with a byte order mark
+			r.began = true
+			if c == 0xEF {
+				if rest, err := r.r.Peek(2); err == nil && string(rest) == "\xBB\xBF" {
+					_, _ = r.r.Discard(2)
+					continue
+				}
+			}
+		}
+		switch c {
+		case '\n':
+			return text, nil
+		case '\r':
+			// The LF of a CR LF may come later; waiting for it would hold an event back.
+			if r.r.Buffered() > 0 {
+				if next, err := r.r.Peek(1); err == nil && next[0] == '\n' {
+					_, _ = r.r.Discard(1)
+				}
+			}
+			return text, nil
+		}
+		if text = append(text, c); len(text) > limit {
+			return nil, ErrTooLarge
+		}
+	}
+}
