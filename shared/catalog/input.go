@@ -1,0 +1,97 @@
+package catalog
+
+import (
+	"encoding/json"
+	"slices"
+
+	"mcpevents/shared/config/strictyaml"
+)
+
+// paramsSchema reads the schema of the template's variables. Its properties may
+// also describe filters; any other name is a fault, and so is a required filter, for
+// filters are not part of a URI.
+func (p *parser) paramsSchema(e *Entry, at *strictyaml.Node) {
+	if at == nil {
+		return
+	}
+	if e.Fixed() && e.URI != "" {
+		p.file.Add(at.Line, "%s: a fixed URI has no variables", e.say("paramsSchema"))
+		return
+	}
+	e.ParamsSchema, e.params = p.schema(e, "paramsSchema", at)
+	if e.params == nil || e.vars == nil {
+		return
+	}
+	var shape struct {
+		Properties map[string]json.RawMessage `json:"properties"`
+		Required   []string                   `json:"required"`
+	}
+	if err := json.Unmarshal(e.ParamsSchema, &shape); err != nil {
+		p.file.Add(at.Line, "%s: properties or required are not of their usual form", e.say("paramsSchema"))
+		return
+	}
+	e.types = map[string]string{}
+	for name, raw := range shape.Properties {
+		_, isFilter := e.Filters[name]
+		if !slices.Contains(e.vars, name) {
+			if !isFilter {
+				p.file.Add(strictyaml.Line(at, []string{"properties", name}),
+					"%s: %q is neither a variable of the template nor a filter", e.say("paramsSchema"), strictyaml.Clip(name))
+			}
+			continue
+		}
+		var prop struct {
+			Type any `json:"type"`
+		}
+		_ = json.Unmarshal(raw, &prop) // a boolean schema has no type
+		if t, ok := prop.Type.(string); ok && t != "string" {
+			e.types[name] = t
+		}
+	}
+	for _, name := range shape.Required {
+		if !slices.Contains(e.vars, name) {
+			p.file.Add(strictyaml.Line(at, []string{"required"}),
+				"%s: the required %q is no variable of the template", e.say("paramsSchema"), strictyaml.Clip(name))
+		}
+	}
+}
+
+var (
+	anyText    = json.RawMessage(`{"type":"string"}`)
+	filterText = json.RawMessage(`{"anyOf":[{"type":"string"},{"type":"array","items":{"type":"string"},"minItems":1,"maxItems":50}],` +
+		`"description":"A text that the event must have here, or a list of which it must have one; * stands for any text."}`)
+	redactFlag = json.RawMessage(`{"type":"boolean","default":false,"description":"Leave out the members that the event type marks as sensitive."}`)
+)
+
+// inputSchema is the params schema with the filters added and closed against
+// unknown arguments. Keywords that the operator wrote stay.
+func inputSchema(e *Entry) json.RawMessage {
+	schema := map[string]json.RawMessage{}
+	if e.ParamsSchema != nil {
+		_ = json.Unmarshal(e.ParamsSchema, &schema) // was compiled: an object
+	}
+	props := map[string]json.RawMessage{}
+	if raw, ok := schema["properties"]; ok {
+		_ = json.Unmarshal(raw, &props)
+	}
+	for _, v := range e.vars {
+		if _, ok := props[v]; !ok {
+			props[v] = anyText
+		}
+	}
+	for name := range e.Filters {
+		if own, ok := props[name]; ok {
+			props[name] = json.RawMessage(`{"anyOf":[` + string(own) + `,{"type":"array","items":` + string(own) + `,"minItems":1,"maxItems":50}]}`)
+		} else {
+			props[name] = filterText
+		}
+	}
+	if len(e.Redact) > 0 {
+		props[redactArgument] = redactFlag
+	}
+	schema["type"] = json.RawMessage(`"object"`)
+	schema["properties"], _ = json.Marshal(props) // raw messages that came from the marshaller
+	schema["additionalProperties"] = json.RawMessage(`false`)
+	out, _ := json.Marshal(schema)
+	return out
+}

@@ -1,0 +1,283 @@
+package catalog
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"mcpevents/shared/config/strictyaml"
+	"mcpevents/shared/event"
+	"mcpevents/shared/fault"
+)
+
+// SchemaFault is one place where a value breaks its schema. A list of them is the
+// data of the errors of [Entry.ValidatePayload] and [Entry.ValidateParams].
+type SchemaFault struct {
+	// Pointer is the JSON pointer (RFC 6901) of the value at fault; empty is the whole.
+	Pointer string `json:"pointer"`
+	Message string `json:"message"`
+}
+
+// maxSchemaFaults bounds an answer.
+const maxSchemaFaults = 20
+
+// ValidatePayload checks a payload against the payload schema. A fault is of
+// kind fault.Unprocessable with []SchemaFault as data, at most 20 and in the
+// order of their pointers. Text that is not JSON is fault.Invalid.
+func (e *Entry) ValidatePayload(payload []byte) error {
+	if e.payload == nil {
+		return nil
+	}
+	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(payload))
+	if err != nil {
+		return fault.New(fault.Invalid, "the payload is not valid JSON")
+	}
+	faults := checkNumbers(v, nil, 0, nil)
+	if len(faults) == 0 {
+		faults = validate(e.payload, v)
+	}
+	if len(faults) == 0 {
+		return nil
+	}
+	return fault.New(fault.Unprocessable, "the payload does not fit the schema of %s", e.Name).With(faults)
+}
+
+// ValidateParams checks values of the template's variables against the params
+// schema; variables may be missing unless the schema requires them. Values are
+// texts; where the schema asks for a number or truth value, the text is read as
+// one. An error is of kind fault.Invalid, names the first fault, and has
+// []SchemaFault as data.
+func (e *Entry) ValidateParams(vars map[string]string) error {
+	obj := make(map[string]any, len(vars))
+	var faults []SchemaFault
+	for k, v := range vars {
+		if !slices.Contains(e.vars, k) {
+			faults = append(faults, SchemaFault{pointerOf([]string{k}), "is no variable of this event type"})
+			continue
+		}
+		obj[k] = e.coerce(k, v)
+	}
+	if len(faults) == 0 && e.params != nil {
+		faults = validate(e.params, obj)
+	}
+	if len(faults) == 0 {
+		return nil
+	}
+	faults = tidyFaults(faults)
+	first := strings.TrimPrefix(faults[0].Pointer+" ", "/")
+	return fault.New(fault.Invalid, "the variables of %s do not fit: %s", e.Name,
+		strings.TrimSpace(first+faults[0].Message)).With(faults)
+}
+
+// coerce reads the text of a variable as what its schema asks for.
+func (e *Entry) coerce(name, text string) any {
+	switch e.types[name] {
+	case "integer", "number":
+		if n := json.Number(text); plausible(n) && json.Valid([]byte(text)) && text != "" && (text[0] == '-' || text[0] >= '0' && text[0] <= '9') {
+			return n
+		}
+	case "boolean":
+		if b, err := strconv.ParseBool(text); err == nil && (text == "true" || text == "false") {
+			return b
+		}
+	}
+	return text
+}
+
+// checkNumbers finds numbers whose exact arithmetic would cost more than any
+// payload is worth: 1e999999 is eight bytes, and a million digits to compare.
+func checkNumbers(v any, path []string, depth int, faults []SchemaFault) []SchemaFault {
+	if depth > event.MaxDepth {
+		return append(faults, SchemaFault{pointerOf(path), fmt.Sprintf("is nested deeper than %d levels", event.MaxDepth)})
+	}
+	switch v := v.(type) {
+	case json.Number:
+		if !plausible(v) {
+			faults = append(faults, SchemaFault{pointerOf(path), "is a number with too many digits or too large an exponent"})
+		}
+	case map[string]any:
+		for k, x := range v {
+			if len(faults) < maxSchemaFaults {
+				faults = checkNumbers(x, append(path, k), depth+1, faults)
+			}
+		}
+	case []any:
+		for i, x := range v {
+			if len(faults) < maxSchemaFaults {
+				faults = checkNumbers(x, append(path, strconv.Itoa(i)), depth+1, faults)
+			}
+		}
+	}
+	return faults
+}
+
+func plausible(n json.Number) bool {
+	if len(n) > 400 {
+		return false
+	}
+	if i := strings.IndexAny(string(n), "eE"); i >= 0 {
+		exp, err := strconv.Atoi(string(n[i+1:]))
+		return err == nil && exp <= 400 && exp >= -400
+	}
+	return true
+}
+
+func validate(s *jsonschema.Schema, v any) []SchemaFault {
+	err := s.Validate(v)
+	if err == nil {
+		return nil
+	}
+	ve, ok := errors.AsType[*jsonschema.ValidationError](err)
+	if !ok {
+		return []SchemaFault{{"", "cannot be checked against the schema"}}
+	}
+	return tidyFaults(collect(ve, nil))
+}
+
+// collect takes the leaves of the error tree, and the alternatives' own node,
+// which says more than the leaves do.
+func collect(ve *jsonschema.ValidationError, out []SchemaFault) []SchemaFault {
+	if len(out) >= 10*maxSchemaFaults {
+		return out
+	}
+	out = append(out, faultsOf(ve)...)
+	for _, c := range ve.Causes {
+		out = collect(c, out)
+	}
+	return out
+}
+
+func tidyFaults(faults []SchemaFault) []SchemaFault {
+	slices.SortFunc(faults, func(a, b SchemaFault) int {
+		if c := strings.Compare(a.Pointer, b.Pointer); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Message, b.Message)
+	})
+	faults = slices.Compact(faults)
+	return faults[:min(len(faults), maxSchemaFaults)]
+}
+
+var pointerEscape = strings.NewReplacer("~", "~0", "/", "~1")
+
+// pointerOf builds a JSON pointer; names as long as a payload are cut.
+func pointerOf(path []string) string {
+	var b strings.Builder
+	for _, t := range path {
+		b.WriteByte('/')
+		b.WriteString(pointerEscape.Replace(strictyaml.Clip(t)))
+	}
+	return b.String()
+}
+
+// noLoader refuses every reference that leaves the schema.
+type noLoader struct{}
+
+var errNoLoader = errors.New("references to other documents are not followed")
+
+func (noLoader) Load(string) (any, error) { return nil, errNoLoader }
+
+// schemaURL is where a schema thinks it lives; nothing can be fetched from there.
+const schemaURL = "catalog:///schema"
+
+// compileMu guards the library's drafts, which it fills lazily.
+var compileMu sync.Mutex
+
+func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
+	if err != nil {
+		return nil, err
+	}
+	compileMu.Lock()
+	defer compileMu.Unlock()
+	c := jsonschema.NewCompiler()
+	c.DefaultDraft(jsonschema.Draft2020)
+	c.UseLoader(noLoader{})
+	if err := c.AddResource(schemaURL, doc); err != nil {
+		return nil, err
+	}
+	return c.Compile(schemaURL)
+}
+
+func (p *parser) payloadSchema(e *Entry, at *strictyaml.Node) {
+	if at != nil {
+		e.PayloadSchema, e.payload = p.schema(e, "payloadSchema", at)
+	}
+}
+
+func (p *parser) schema(e *Entry, member string, at *strictyaml.Node) (json.RawMessage, *jsonschema.Schema) {
+	if strictyaml.Describe(at) != "a mapping" {
+		p.file.Add(at.Line, "%s must be a mapping, not %s", e.say(member), strictyaml.Describe(at))
+		return nil, nil
+	}
+	raw := p.file.JSON(at, e.say(member), MaxSchema)
+	if raw == nil {
+		return nil, nil
+	}
+	s, err := compile(raw)
+	if err != nil {
+		p.schemaError(e, member, at, err)
+		return nil, nil
+	}
+	return raw, s
+}
+
+// schemaError reports why a schema does not compile, at the line where that can be told.
+func (p *parser) schemaError(e *Entry, member string, at *strictyaml.Node, err error) {
+	if sv, ok := errors.AsType[*jsonschema.SchemaValidationError](err); ok {
+		if ve, ok := errors.AsType[*jsonschema.ValidationError](sv.Err); ok {
+			faults := tidyFaults(collect(ve, nil))
+			for _, x := range faults[:min(len(faults), 5)] {
+				tokens, _ := parsePointer(x.Pointer)
+				p.file.Add(strictyaml.Line(at, tokens), "%s is no JSON Schema: %s", e.say(member),
+					strings.TrimSpace(x.Pointer+" "+x.Message))
+			}
+			return
+		}
+	}
+	if le, ok := errors.AsType[*jsonschema.LoadURLError](err); ok {
+		p.file.Add(refLine(at, le.URL), "%s refers to %s; %v", e.say(member), strictyaml.Clip(le.URL), errNoLoader)
+		return
+	}
+	line := at.Line
+	if ie, ok := errors.AsType[*jsonschema.InvalidRegexError](err); ok {
+		if _, pointer, ok := strings.Cut(ie.URL, "#"); ok {
+			tokens, _ := parsePointer(pointer)
+			line = strictyaml.Line(at, tokens)
+		}
+	}
+	p.file.Add(line, "%s is no JSON Schema: %s", e.say(member), clipMessage(err.Error()))
+}
+
+// refLine finds the reference that leads to a URL.
+func refLine(n *strictyaml.Node, url string) int {
+	best := n.Line
+	var walk func(n *strictyaml.Node, depth int) bool
+	walk = func(n *strictyaml.Node, depth int) bool {
+		if depth > 64 {
+			return false
+		}
+		for i, c := range n.Content {
+			if i%2 == 1 && n.Content[i-1].Value == "$ref" && c.Value != "" {
+				ref, _, _ := strings.Cut(c.Value, "#")
+				if ref != "" && strings.HasSuffix(url, strings.TrimPrefix(ref, ".")) {
+					best = c.Line
+					return true
+				}
+			}
+			if walk(c, depth+1) {
+				return true
+			}
+		}
+		return false
+	}
+	walk(n, 0)
+	return best
+}

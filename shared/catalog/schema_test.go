@@ -1,0 +1,164 @@
+package catalog
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"mcpevents/shared/fault"
+)
+
+func TestValidatePayload(t *testing.T) {
+	c := parse(t, `events:
+  - name: a
+    uri: event://a
+    payloadSchema:
+      type: object
+      required: [action]
+      additionalProperties: false
+      properties:
+        action: {enum: [opened, closed]}
+        n: {type: integer, minimum: 1, multipleOf: 2}
+        a/b: {type: string, maxLength: 3}
+        list: {type: array, items: {type: string}, uniqueItems: true}
+        any: {anyOf: [{type: string}, {type: boolean}]}
+        when: {type: string, format: date-time}
+  - {name: b, uri: "event://b"}
+`)
+	a := c.ByName("a")
+	for name, tc := range map[string]struct {
+		payload string
+		kind    fault.Kind
+		want    string
+	}{
+		"EVS-07 a fitting payload":                        {`{"action":"opened","n":2,"list":["x"]}`, 0, ""},
+		"EVS-07 a missing member is told at its object":   {`{}`, fault.Unprocessable, `[{"pointer":"","message":"lacks \"action\""}]`},
+		"EVS-07 each fault has its pointer":               {`{"action":"x","n":"2"}`, fault.Unprocessable, `[{"pointer":"/action","message":"must be one of \"opened\", \"closed\""},{"pointer":"/n","message":"must be integer, not string"}]`},
+		"EVS-07 pointers are escaped":                     {`{"action":"opened","a/b":"long"}`, fault.Unprocessable, `[{"pointer":"/a~1b","message":"maxLength: got 4, want 3"}]`},
+		"EVS-07 unknown members are told one by one":      {`{"action":"opened","x":1,"y":2}`, fault.Unprocessable, `[{"pointer":"/x","message":"is not a member that the schema knows"},{"pointer":"/y","message":"is not a member that the schema knows"}]`},
+		"EVS-07 inside of lists":                          {`{"action":"opened","list":["a",1]}`, fault.Unprocessable, `[{"pointer":"/list/1","message":"must be string, not number"}]`},
+		"EVS-07 alternatives":                             {`{"action":"opened","any":1}`, fault.Unprocessable, `[{"pointer":"/any","message":"fits none of the alternatives (anyOf)"},{"pointer":"/any","message":"must be boolean, not number"},{"pointer":"/any","message":"must be string, not number"}]`},
+		"EVS-07 a number that would cost too much":        {`{"action":"opened","n":1e999999}`, fault.Unprocessable, `[{"pointer":"/n","message":"is a number with too many digits or too large an exponent"}]`},
+		"EVS-07 big integers are exact":                   {`{"action":"opened","n":9007199254740993}`, fault.Unprocessable, `[{"pointer":"/n","message":"must be a multiple of 2"}]`},
+		"EVS-07 format is an annotation, as 2020-12 says": {`{"action":"opened","when":"soon"}`, 0, ""},
+		"EVS-07 text that is not JSON":                    {`{"action":`, fault.Invalid, `null`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := a.ValidatePayload([]byte(tc.payload))
+			if tc.want == "" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			got, _ := json.Marshal(fault.DataOf(err))
+			if fault.KindOf(err) != tc.kind || !sameJSON(string(got), tc.want) {
+				t.Errorf("got %v %s\nwant %v %s", fault.KindOf(err), got, tc.kind, tc.want)
+			}
+		})
+	}
+	if err := c.ByName("b").ValidatePayload([]byte(`1`)); err != nil {
+		t.Errorf("an entry without a schema refused a payload: %v", err)
+	}
+}
+
+func sameJSON(a, b string) bool {
+	var x, y any
+	return json.Unmarshal([]byte(a), &x) == nil && json.Unmarshal([]byte(b), &y) == nil && fmt.Sprint(x) == fmt.Sprint(y)
+}
+
+func TestSchemaFaultsAreBoundedAndDoNotEcho(t *testing.T) {
+	c := parse(t, entry("uri: event://a", "payloadSchema: {items: {type: string, pattern: '^a$'}, additionalProperties: false}"))
+	secret := strings.Repeat("hunter2", 100)
+	payload, _ := json.Marshal([]string{secret, secret})
+	err := c.ByName("a.b").ValidatePayload(payload)
+	out, _ := json.Marshal(fault.DataOf(err))
+	if strings.Contains(string(out)+err.Error(), "hunter2") {
+		t.Errorf("the value is repeated: %.200s", out)
+	}
+	many, _ := json.Marshal(make([]int, 1000))
+	err = c.ByName("a.b").ValidatePayload(many)
+	if got := len(fault.DataOf(err).([]SchemaFault)); got != maxSchemaFaults {
+		t.Errorf("got %d faults, want %d", got, maxSchemaFaults)
+	}
+	deep := strings.Repeat("[", 200) + strings.Repeat("]", 200)
+	if err := c.ByName("a.b").ValidatePayload([]byte(deep)); !fault.Is(err, fault.Unprocessable) {
+		t.Errorf("got %v for 200 levels", err)
+	}
+}
+
+func TestValidateParams(t *testing.T) {
+	c := parse(t, `events:
+  - name: issue
+    uriTemplate: event://{owner}/{number}/{open}
+    filters: {label: /label}
+    paramsSchema:
+      type: object
+      required: [owner]
+      properties:
+        owner: {pattern: "^[a-z]+$"}
+        number: {type: integer}
+        open: {type: boolean}
+        label: {type: string}
+`)
+	e := c.ByName("issue")
+	for name, tc := range map[string]struct {
+		vars map[string]string
+		want string
+	}{
+		"EVX-03 all given, texts read as their type": {map[string]string{"owner": "acme", "number": "42", "open": "true"}, ""},
+		"EVX-03 an optional one omitted":             {map[string]string{"owner": "acme"}, ""},
+		"EVX-03 a required one omitted":              {map[string]string{"number": "1"}, `lacks "owner"`},
+		"EVX-03 a value that breaks the schema":      {map[string]string{"owner": "ACME"}, "owner must match"},
+		"EVX-03 a text where a number belongs":       {map[string]string{"owner": "acme", "number": "x"}, "number must be integer"},
+		"EVX-03 an unknown one":                      {map[string]string{"owner": "acme", "colour": "red"}, "colour is no variable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := e.ValidateParams(tc.vars)
+			if tc.want == "" {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestInputSchema(t *testing.T) {
+	c := parse(t, `events:
+  - name: a
+    uriTemplate: event://{owner}/{repo}
+    filters: {severity: /severity, kind: /kind}
+    redact: [/author]
+    paramsSchema: {type: object, required: [owner], properties: {owner: {type: string, minLength: 2}, kind: {enum: [x, y]}}}
+  - {name: b, uri: "event://b"}
+`)
+	for name, tc := range map[string]struct{ entry, args, want string }{
+		"EVX-02 variables, filters and redact": {"a", `{"owner":"acme","repo":"x","severity":"high","kind":["x","y"],"redact":true}`, ""},
+		"EVX-02 a list of values":              {"a", `{"owner":"acme","severity":["high","low"]}`, ""},
+		"EVX-02 required is kept":              {"a", `{}`, "lacks"},
+		"EVX-02 an unknown argument":           {"a", `{"owner":"acme","x":1}`, "not a member"},
+		"EVX-02 a filter with a schema":        {"a", `{"owner":"acme","kind":"z"}`, "alternatives"},
+		"EVX-02 a wrong type":                  {"a", `{"owner":5}`, "must be string"},
+		"EVX-02 a fixed URI takes none":        {"b", `{}`, ""},
+		"EVX-02 a fixed URI refuses any":       {"b", `{"a":1}`, "not a member"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := compile(c.ByName(tc.entry).InputSchema())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var v any
+			_ = json.Unmarshal([]byte(tc.args), &v)
+			out, _ := json.Marshal(validate(s, v))
+			if (tc.want == "") != (string(out) == "null") || !strings.Contains(string(out), tc.want) {
+				t.Errorf("got %s, want %q", out, tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,113 @@
+package catalog
+
+import (
+	"fmt"
+	"math/big"
+	"strings"
+	"sync"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
+	"golang.org/x/text/language"
+	"golang.org/x/text/message"
+
+	"mcpevents/shared/config/strictyaml"
+)
+
+var english = sync.OnceValue(func() *message.Printer { return message.NewPrinter(language.English) })
+
+// faultsOf says what a node of the error tree means. Messages name the rule and
+// never repeat the value: an error must not echo a payload.
+func faultsOf(ve *jsonschema.ValidationError) []SchemaFault {
+	at := pointerOf(ve.InstanceLocation)
+	one := func(format string, args ...any) []SchemaFault {
+		return []SchemaFault{{at, clipMessage(fmt.Sprintf(format, args...))}}
+	}
+	switch k := ve.ErrorKind.(type) {
+	case *kind.Schema, *kind.Group, *kind.Reference, *kind.AllOf:
+		if len(ve.Causes) > 0 {
+			return nil
+		}
+	case *kind.Required:
+		return one("lacks %s", quoteAll(k.Missing))
+	case *kind.DependentRequired:
+		return one("lacks %s, needed beside %q", quoteAll(k.Missing), strictyaml.Clip(k.Prop))
+	case *kind.AdditionalProperties:
+		out := make([]SchemaFault, 0, len(k.Properties))
+		for _, prop := range k.Properties[:min(len(k.Properties), maxSchemaFaults)] {
+			out = append(out, SchemaFault{at + pointerOf([]string{prop}), "is not a member that the schema knows"})
+		}
+		return out
+	case *kind.Type:
+		return one("must be %s, not %s", strings.Join(k.Want, " or "), k.Got)
+	case *kind.Enum:
+		return one("must be one of %s", values(k.Want))
+	case *kind.Const:
+		return one("must be %s", values([]any{k.Want}))
+	case *kind.Pattern:
+		return one("must match the pattern %s", k.Want)
+	case *kind.Format:
+		return one("must be of the format %s", k.Want)
+	case *kind.PropertyNames:
+		return one("has a member whose name is not allowed")
+	case *kind.Minimum:
+		return one("must be at least %s", number(k.Want))
+	case *kind.Maximum:
+		return one("must be at most %s", number(k.Want))
+	case *kind.ExclusiveMinimum:
+		return one("must be greater than %s", number(k.Want))
+	case *kind.ExclusiveMaximum:
+		return one("must be less than %s", number(k.Want))
+	case *kind.MultipleOf:
+		return one("must be a multiple of %s", number(k.Want))
+	case *kind.AnyOf:
+		return one("fits none of the alternatives (anyOf)")
+	case *kind.OneOf:
+		if k.Subschemas == nil {
+			return one("fits none of the alternatives (oneOf)")
+		}
+		return one("fits more than one of the alternatives (oneOf)")
+	case *kind.Not:
+		return one("fits what the schema excludes (not)")
+	case *kind.FalseSchema:
+		return one("is not allowed")
+	}
+	return one("%s", ve.ErrorKind.LocalizedString(english()))
+}
+
+func clipMessage(s string) string {
+	const limit = 300
+	if len(s) <= limit {
+		return s
+	}
+	return strings.ToValidUTF8(s[:limit], "") + "…"
+}
+
+func quoteAll(names []string) string {
+	out := make([]string, len(names))
+	for i, n := range names {
+		out[i] = fmt.Sprintf("%q", strictyaml.Clip(n))
+	}
+	return strings.Join(out, ", ")
+}
+
+// values prints what the schema wants; they come from the catalog, not from the publisher.
+func values(want []any) string {
+	out := make([]string, 0, len(want))
+	for _, v := range want {
+		if s, ok := v.(string); ok {
+			out = append(out, fmt.Sprintf("%q", s))
+		} else {
+			out = append(out, fmt.Sprint(v))
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+func number(r *big.Rat) string {
+	if r.IsInt() {
+		return r.Num().String()
+	}
+	f, _ := r.Float64()
+	return fmt.Sprint(f)
+}
