@@ -1,0 +1,199 @@
+package auth
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/fault"
+)
+
+func hashOf(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return hex.EncodeToString(sum[:])
+}
+
+func header(values ...string) http.Header {
+	h := http.Header{}
+	for _, v := range values {
+		h.Add("Authorization", v)
+	}
+	return h
+}
+
+func TestNone(t *testing.T) {
+	p, err := None().Authenticate(t.Context(), header("Bearer whatever"))
+	if err != nil || !p.Anonymous || p.ID != AnonymousID || p.Workspace != DefaultWorkspace || !p.Has(Scopes()...) {
+		t.Errorf("got %+v, %v", p, err)
+	}
+}
+
+func TestKeys(t *testing.T) {
+	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
+	a, err := Keys([]Key{
+		{Principal: "alice", Scopes: []string{ScopeRead, ScopeSubscribe}, SHA256: hashOf("key-a"), Claims: map[string]string{"org": "acme"}},
+		{Principal: "bob", Workspace: "other", Scopes: []string{ScopePublish}, SHA256: strings.ToUpper(hashOf("key-b")), Expires: now},
+		{Principal: "carol", SHA256: hashOf("key-c"), Expires: now.Add(time.Second)},
+	}, func() time.Time { return now })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		header http.Header
+		want   string // principal@workspace, or empty
+	}{
+		"AUT-02 a key gives principal, workspace, scopes, claims": {header("Bearer key-a"), "alice@default"},
+		"AUT-02 the scheme's case does not matter":                {header("bearer key-a"), "alice@default"},
+		"AUT-02 a key that is not yet expired":                    {header("Bearer key-c"), "carol@default"},
+		"AUT-02 an expired key, to the second":                    {header("Bearer key-b"), ""},
+		"AUT-02 an unknown key":                                   {header("Bearer key-d"), ""},
+		"AUT-02 the hash is not the key":                          {header("Bearer " + hashOf("key-a")), ""},
+		"AUT-02 another scheme":                                   {header("Basic key-a"), ""},
+		"AUT-02 no token":                                         {header("Bearer"), ""},
+		"AUT-02 an empty token":                                   {header("Bearer  "), ""},
+		"AUT-02 two tokens":                                       {header("Bearer key-a key-b"), ""},
+		"AUT-02 two headers":                                      {header("Bearer key-a", "Bearer key-a"), ""},
+		"AUT-02 no header":                                        {header(), ""},
+		"AUT-02 a huge token":                                     {header("Bearer " + strings.Repeat("a", 20<<10)), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := a.Authenticate(context.Background(), tc.header)
+			if tc.want == "" {
+				if !fault.Is(err, fault.Unauthenticated) || p.ID != "" {
+					t.Errorf("got %+v, %v", p, err)
+				}
+				return
+			}
+			if got := p.ID + "@" + p.Workspace; err != nil || got != tc.want || p.Anonymous {
+				t.Errorf("got %+v, %v, want %s", p, err, tc.want)
+			}
+		})
+	}
+	p, _ := a.Authenticate(t.Context(), header("Bearer key-a"))
+	if !p.Has(ScopeRead, ScopeSubscribe) || p.Has(ScopePublish) || p.Claims["org"] != "acme" {
+		t.Errorf("got %+v", p)
+	}
+}
+
+func TestKeysAreChecked(t *testing.T) {
+	good := hashOf("x")
+	for name, tc := range map[string]struct {
+		keys []Key
+		want string
+	}{
+		"short hash":      {[]Key{{Principal: "a", SHA256: good[:62]}}, "key 1: sha256"},
+		"long hash":       {[]Key{{Principal: "a", SHA256: good + "00"}}, "key 1: sha256"},
+		"no hexadecimal":  {[]Key{{Principal: "a", SHA256: strings.Repeat("z", 64)}}, "key 1: sha256"},
+		"no principal":    {[]Key{{SHA256: good}}, "key 1: principal"},
+		"bad principal":   {[]Key{{Principal: "a b", SHA256: good}}, "key 1: principal"},
+		"taken principal": {[]Key{{Principal: "anonymous", SHA256: good}}, "taken by --auth none"},
+		"bad workspace":   {[]Key{{Principal: "a", Workspace: "a/b", SHA256: good}}, "key 1: workspace"},
+		"twice":           {[]Key{{Principal: "a", SHA256: good}, {Principal: "b", SHA256: strings.ToUpper(good)}}, "key 2: the same hash"},
+		"too many":        {make([]Key, MaxKeys+1), "more than"},
+	} {
+		t.Run("AUT-02 "+name, func(t *testing.T) {
+			if _, err := Keys(tc.keys, nil); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestCheckListen(t *testing.T) {
+	for addr, ok := range map[string]bool{
+		"127.0.0.1:8080": true, "127.8.9.1:0": true, "[::1]:8080": true, "localhost:80": true, "LocalHost:80": true,
+		":8080": false, "0.0.0.0:8080": false, "[::]:8080": false, "192.168.1.2:80": false, "10.0.0.1:1": false,
+		"example.com:80": false, "localhost.example.com:80": false, "127.0.0.1": false, "": false, "[fe80::1%lo]:80": false,
+	} {
+		t.Run("AUT-08 none on "+addr, func(t *testing.T) {
+			if err := CheckListen(addr, ModeNone); (err == nil) != ok || err != nil && !fault.Is(err, fault.Invalid) {
+				t.Errorf("got %v, want allowed = %v", err, ok)
+			}
+			if err := CheckListen(addr, ModeKeys); err != nil {
+				t.Errorf("keys: got %v", err)
+			}
+		})
+	}
+}
+
+func TestRequireNamesAllMissingScopes(t *testing.T) {
+	p := Principal{Scopes: []string{ScopeRead}}
+	if err := p.Require(ScopeRead); err != nil {
+		t.Error(err)
+	}
+	err := p.Require(ScopeRead, ScopePublish, "github", "github")
+	if got, ok := fault.DataOf(err).(MissingScopes); !ok || !slices.Equal(got.Scopes, []string{ScopePublish, "github"}) {
+		t.Errorf("got %v, %+v", err, got)
+	}
+	if (Principal{}).Has(ScopeRead) {
+		t.Error("the zero principal has a scope")
+	}
+}
+
+func TestCheckAccess(t *testing.T) {
+	rule := &catalog.Access{Scopes: []string{"github"}, Claims: map[string]string{"owner": "org"}}
+	member := Principal{Scopes: []string{"github"}, Claims: map[string]string{"org": "acme"}}
+	for name, tc := range map[string]struct {
+		rule *catalog.Access
+		vars map[string]string
+		p    Principal
+		want string
+	}{
+		"no rule":                       {nil, nil, Principal{}, ""},
+		"the claim's own value":         {rule, map[string]string{"owner": "acme", "repo": "x"}, member, ""},
+		"another value":                 {rule, map[string]string{"owner": "evil"}, member, "must be equal"},
+		"a prefix of the value":         {rule, map[string]string{"owner": "acm"}, member, "must be equal"},
+		"the variable omitted":          {rule, map[string]string{"repo": "x"}, member, "must be given"},
+		"the variable empty":            {rule, map[string]string{"owner": ""}, member, "must be given"},
+		"no such claim":                 {rule, map[string]string{"owner": "acme"}, Principal{Scopes: member.Scopes}, `claim "org"`},
+		"an empty claim":                {rule, map[string]string{"owner": ""}, Principal{Scopes: member.Scopes, Claims: map[string]string{"org": ""}}, `claim "org"`},
+		"no scope":                      {rule, map[string]string{"owner": "acme"}, Principal{Claims: member.Claims}, "scope github"},
+		"anonymous has none of a claim": {rule, map[string]string{"owner": "acme"}, Principal{Anonymous: true, Scopes: member.Scopes}, "claim"},
+	} {
+		t.Run("AUT-04 "+name, func(t *testing.T) {
+			err := CheckAccess(tc.rule, tc.vars, tc.p)
+			if tc.want == "" {
+				if err != nil {
+					t.Error(err)
+				}
+			} else if !fault.Is(err, fault.Forbidden) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+	if !Visible(nil, Principal{}) || !Visible(rule, member) || Visible(rule, Principal{Scopes: member.Scopes}) || Visible(rule, Principal{Claims: member.Claims}) {
+		t.Error("Visible does not follow the rule")
+	}
+}
+
+func TestChallenge(t *testing.T) {
+	lacking := Principal{}.Require(ScopePublish)
+	meta := "https://x.example/.well-known/oauth-protected-resource"
+	for name, tc := range map[string]struct {
+		err    error
+		meta   string
+		scopes []string
+		want   string
+	}{
+		"no credentials":        {ErrNoToken, "", nil, `Bearer`},
+		"no credentials, OAuth": {ErrNoToken, meta, []string{ScopeRead}, `Bearer scope="events:read", resource_metadata="` + meta + `"`},
+		"a wrong token":         {errInvalidToken, "", nil, `Bearer error="invalid_token"`},
+		"wrapped":               {fault.Wrap(fault.Internal, errInvalidToken, "x"), "", nil, `Bearer error="invalid_token"`},
+		"missing scopes":        {lacking, meta, []string{ScopePublish, ScopeRead}, `Bearer error="insufficient_scope", scope="events:publish events:read", resource_metadata="` + meta + `"`},
+		"another refusal":       {fault.New(fault.Forbidden, "no"), meta, nil, ``},
+		"another fault":         {fault.New(fault.Invalid, "no"), meta, nil, ``},
+		"quotes":                {ErrNoToken, `a"b\c`, nil, `Bearer resource_metadata="a\"b\\c"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := Challenge(tc.err, tc.meta, tc.scopes...); got != tc.want {
+				t.Errorf("got  %s\nwant %s", got, tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,53 @@
+package auth
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"mcpevents/shared/fault"
+)
+
+// Challenge is the text of the WWW-Authenticate header that goes with a 401 or
+// 403 (RFC 6750, section 3; RFC 9728, section 5.1): the URL of the protected
+// resource's metadata if there is one, the scopes that the request needs, and the
+// error. For an error that is neither fault.Unauthenticated nor a lack of scopes it is
+// empty, and the header is left out.
+//
+// scopes are those that the refused request needs as a whole; for a lack of
+// scopes those of the error are added.
+func Challenge(err error, metadataURL string, scopes ...string) string {
+	var code string
+	scopes = slices.Clone(scopes)
+	switch fault.KindOf(err) {
+	case fault.Unauthenticated:
+		if !errors.Is(err, ErrNoToken) {
+			code = "invalid_token"
+		}
+	case fault.Forbidden:
+		missing, ok := fault.DataOf(err).(MissingScopes)
+		if !ok {
+			return ""
+		}
+		code = "insufficient_scope"
+		scopes = append(scopes, missing.Scopes...)
+	default:
+		return ""
+	}
+	var params []string
+	add := func(name, value string) {
+		if value != "" {
+			params = append(params, name+`="`+quoted.Replace(value)+`"`)
+		}
+	}
+	add("error", code)
+	slices.Sort(scopes)
+	add("scope", strings.Join(slices.Compact(scopes), " "))
+	add("resource_metadata", metadataURL)
+	if len(params) == 0 {
+		return "Bearer"
+	}
+	return "Bearer " + strings.Join(params, ", ")
+}
+
+var quoted = strings.NewReplacer(`\`, `\\`, `"`, `\"`)

@@ -1,0 +1,127 @@
+package auth
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"net/http"
+	"regexp"
+	"slices"
+	"time"
+
+	"mcpevents/shared/fault"
+)
+
+// Key is one static key of --auth keys. The key itself is nowhere stored, only
+// its hash. A key must be random and long: a plain hash is safe for 16 random bytes and
+// more, not for a password.
+type Key struct {
+	Principal string
+	// Workspace is [DefaultWorkspace] when empty.
+	Workspace string
+	Scopes    []string
+	// SHA256 is the SHA-256 of the key in hexadecimal, 64 digits.
+	SHA256 string
+	// Expires is when the key stops being taken; zero is never.
+	Expires time.Time
+	// Claims stand in for those of a token in the access rules of the catalog.
+	Claims map[string]string
+}
+
+type hashedKey struct {
+	hash      [sha256.Size]byte
+	expires   time.Time
+	principal Principal
+}
+
+type keys struct {
+	all []hashedKey
+	now func() time.Time
+}
+
+// MaxKeys bounds the list, for every request is compared with all of it.
+const MaxKeys = 10_000
+
+var (
+	principalID   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._@:|/-]{0,127}$`)
+	workspaceName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
+)
+
+// ValidPrincipal reports whether id can name a principal.
+func ValidPrincipal(id string) bool { return principalID.MatchString(id) }
+
+// ValidWorkspace reports whether name can name a workspace: letters, digits, - and
+// _, at most 64, beginning with a letter or digit.
+func ValidWorkspace(name string) bool { return workspaceName.MatchString(name) }
+
+// Keys authenticates by static keys, sent as "Authorization: Bearer KEY". Keys that
+// are malformed or listed twice, and more than [MaxKeys], are of kind fault.Invalid.
+// The clock is time.Now when nil.
+func Keys(list []Key, now func() time.Time) (Authenticator, error) {
+	if now == nil {
+		now = time.Now
+	}
+	if len(list) > MaxKeys {
+		return nil, fault.New(fault.Invalid, "there are more than %d keys", MaxKeys)
+	}
+	k := &keys{now: now, all: make([]hashedKey, 0, len(list))}
+	seen := make(map[[sha256.Size]byte]bool, len(list))
+	for i, x := range list {
+		h, err := hashed(x)
+		if err != nil {
+			return nil, fault.Wrap(fault.Invalid, err, "key %d", i+1)
+		}
+		if seen[h.hash] {
+			return nil, fault.New(fault.Invalid, "key %d: the same hash is listed twice", i+1)
+		}
+		seen[h.hash] = true
+		k.all = append(k.all, h)
+	}
+	return k, nil
+}
+
+func hashed(x Key) (hashedKey, error) {
+	h := hashedKey{expires: x.Expires}
+	if n, err := hex.Decode(h.hash[:], clip64(x.SHA256)); err != nil || n != len(h.hash) || len(x.SHA256) != 64 {
+		return h, fault.New(fault.Invalid, "sha256 is not 64 hexadecimal digits")
+	}
+	if x.Workspace == "" {
+		x.Workspace = DefaultWorkspace
+	}
+	switch {
+	case !ValidPrincipal(x.Principal):
+		return h, fault.New(fault.Invalid, "principal %q is not a name of letters, digits and ._@:|/-", x.Principal)
+	case x.Principal == AnonymousID:
+		return h, fault.New(fault.Invalid, "principal %q is taken by --auth none", x.Principal)
+	case !ValidWorkspace(x.Workspace):
+		return h, fault.New(fault.Invalid, "workspace %q is not a name of letters, digits, - and _", x.Workspace)
+	}
+	h.principal = Principal{ID: x.Principal, Workspace: x.Workspace, Scopes: slices.Clone(x.Scopes), Claims: x.Claims}
+	return h, nil
+}
+
+func clip64(s string) []byte { return []byte(s[:min(len(s), 64)]) }
+
+// Authenticate compares the hash of the token with every entry, in a time that
+// depends neither on which entry fits nor on how much of one does.
+func (k *keys) Authenticate(_ context.Context, h http.Header) (Principal, error) {
+	token, err := bearer(h)
+	if err != nil {
+		return Principal{}, err
+	}
+	sum := sha256.Sum256([]byte(token))
+	found := -1
+	for i := range k.all {
+		eq := subtle.ConstantTimeCompare(sum[:], k.all[i].hash[:])
+		found = subtle.ConstantTimeSelect(eq, i, found)
+	}
+	if found < 0 {
+		return Principal{}, errInvalidToken
+	}
+	key := &k.all[found]
+	if !key.expires.IsZero() && !k.now().Before(key.expires) {
+		return Principal{}, errInvalidToken
+	}
+	return key.principal, nil
+}
