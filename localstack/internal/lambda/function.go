@@ -1,0 +1,315 @@
+// Package lambda runs function binaries as Lambda would: as processes that speak
+// the Runtime API, kept warm between invocations, several at once up to a limit.
+//
+//	Invoke ──▶ Function ──▶ idle instance, or a new one
+//	                          │  process ◀── GET  invocation/next
+//	   Response ◀─────────────┘          ──▶ POST invocation/{id}/response
+//
+// Nothing of events, queues or HTTP fronts may enter here; they come with
+// localstack/internal/mapping, furl and schedule, which call [Function.Invoke].
+package lambda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// ErrThrottled is returned by [Function.Invoke] when as many invocations run as may.
+var ErrThrottled = errors.New("lambda: as many invocations run as may")
+
+// ErrClosed is returned by [Function.Invoke] once the function was closed.
+var ErrClosed = errors.New("lambda: the function is closed")
+
+// MaxPayload is the largest request in bytes, and the largest response that is
+// not streamed.
+const MaxPayload = 6 << 20
+
+// Config describes a function.
+type Config struct {
+	// Name and ARN are how others call it.
+	Name, ARN string
+	// Binary is the path of the executable.
+	Binary string
+	// Env is its whole environment, but for what Lambda adds.
+	Env map[string]string
+	// Memory in MiB is what the function is told; it is not enforced. 0 is 128.
+	Memory int
+	// Timeout bounds an invocation, from the moment a process has taken it; 0 is 3 s.
+	Timeout time.Duration
+	// InitTimeout bounds the time from exec to the first request for an
+	// invocation; 0 is 30 s. (Lambda gives 10 s, but on machines of its own.)
+	InitTimeout time.Duration
+	// IdleTimeout is how long a process is kept without work; 0 is 5 minutes.
+	IdleTimeout time.Duration
+	// Grace is how long a process may go on after SIGTERM; 0 is 2 s.
+	Grace time.Duration
+	// Limit is what invocations share. Functions without a reservation have one together.
+	Limit *Limit
+	// Output receives what the processes print, a line per call, from several
+	// goroutines at once; nil discards it.
+	Output io.Writer
+	// Log tells about the life of processes; nil discards it.
+	Log *slog.Logger
+}
+
+// Limit is a number of invocations that may run at once.
+type Limit struct{ slots chan struct{} }
+
+// NewLimit makes a limit of n invocations.
+func NewLimit(n int) *Limit { return &Limit{slots: make(chan struct{}, n)} }
+
+// Function is a function and its processes. Its methods may be called concurrently.
+type Function struct {
+	cfg Config
+	ctx context.Context // ends with Close
+	end context.CancelFunc
+
+	mu     sync.Mutex
+	closed bool
+	idle   []*instance // the one used last is at the end
+	live   map[*instance]struct{}
+	stats  Stats
+	wg     sync.WaitGroup
+}
+
+// New makes a function. No process is started before the first invocation.
+func New(cfg Config) *Function {
+	cfg.Memory = or(cfg.Memory, 128)
+	cfg.Timeout = or(cfg.Timeout, 3*time.Second)
+	cfg.InitTimeout = or(cfg.InitTimeout, 30*time.Second)
+	cfg.IdleTimeout = or(cfg.IdleTimeout, 5*time.Minute)
+	cfg.Grace = or(cfg.Grace, 2*time.Second)
+	if cfg.Limit == nil {
+		cfg.Limit = NewLimit(10)
+	}
+	if cfg.Output == nil {
+		cfg.Output = io.Discard
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	f := &Function{cfg: cfg, live: map[*instance]struct{}{}}
+	f.ctx, f.end = context.WithCancel(context.Background())
+	f.wg.Go(f.reap)
+	return f
+}
+
+func or[T comparable](v, fallback T) T {
+	var zero T
+	if v == zero {
+		return fallback
+	}
+	return v
+}
+
+// Name is the function's name.
+func (f *Function) Name() string { return f.cfg.Name }
+
+// ARN is the function's Amazon resource name.
+func (f *Function) ARN() string { return f.cfg.ARN }
+
+// Timeout bounds an invocation.
+func (f *Function) Timeout() time.Duration { return f.cfg.Timeout }
+
+// Invocation is a call of a function.
+type Invocation struct {
+	// Payload is the event, valid JSON of at most [MaxPayload] bytes.
+	Payload []byte
+	// Wait makes [Function.Invoke] wait for a free slot instead of returning
+	// [ErrThrottled]. It does what Lambda's own pollers do with their retries.
+	Wait bool
+}
+
+// Invoke runs the function once. It returns as soon as the response begins.
+//
+// Notes:
+//   - The caller closes the response's body, and may do so early.
+//   - When ctx ends, Invoke returns, and the invocation runs on: as on Lambda, nobody tells
+//     the function that its caller went away.
+//   - A failure of the function (an error it reports, a crash, a timeout) is no
+//     error of Invoke but a [Response] that has FunctionError.
+func (f *Function) Invoke(ctx context.Context, inv Invocation) (*Response, error) {
+	if len(inv.Payload) > MaxPayload {
+		return nil, fmt.Errorf("lambda: invoke %s: the payload has more than %d bytes", f.cfg.Name, MaxPayload)
+	}
+	if err := f.acquire(ctx, inv.Wait); err != nil {
+		return nil, err
+	}
+	call := &invocation{
+		id:        uuid.NewString(),
+		payload:   inv.Payload,
+		result:    make(chan *Response),
+		abandoned: make(chan struct{}),
+	}
+	if err := f.assign(call); err != nil {
+		f.release()
+		return nil, err
+	}
+	select {
+	case r := <-call.result:
+		return r, nil
+	case <-ctx.Done():
+		close(call.abandoned)
+		return nil, ctx.Err()
+	}
+}
+
+// turnaround is how long an invocation waits for a slot before it is refused. A
+// process frees its slot a moment after its caller has the response, and a caller
+// that calls again at once is not to be throttled for that.
+const turnaround = 100 * time.Millisecond
+
+func (f *Function) acquire(ctx context.Context, wait bool) error {
+	select {
+	case <-f.ctx.Done():
+		return ErrClosed
+	case f.cfg.Limit.slots <- struct{}{}:
+		return nil
+	default:
+	}
+	var patience <-chan time.Time
+	if !wait {
+		timer := time.NewTimer(turnaround)
+		defer timer.Stop()
+		patience = timer.C
+	}
+	select {
+	case <-f.ctx.Done():
+		return ErrClosed
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-patience:
+		f.count(func(s *Stats) { s.Throttles++ })
+		return ErrThrottled
+	case f.cfg.Limit.slots <- struct{}{}:
+		return nil
+	}
+}
+
+func (f *Function) release() { <-f.cfg.Limit.slots }
+
+// assign hands the call to the instance used last, or to a new one.
+func (f *Function) assign(call *invocation) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return ErrClosed
+	}
+	f.stats.Invocations++
+	for len(f.idle) > 0 {
+		i := f.idle[len(f.idle)-1]
+		f.idle = f.idle[:len(f.idle)-1]
+		if i.give(call) {
+			return nil
+		}
+	}
+	i, err := f.start(call)
+	if err != nil {
+		return fmt.Errorf("lambda: start %s: %w", f.cfg.Name, err)
+	}
+	f.stats.ColdStarts++
+	f.live[i] = struct{}{}
+	return nil
+}
+
+// idled takes back an instance that asks for its next call. The slot of its
+// last one is free from here on.
+func (f *Function) idled(i *instance) {
+	f.mu.Lock()
+	i.since = time.Now()
+	f.idle = append(f.idle, i)
+	f.mu.Unlock()
+}
+
+// exited forgets an instance whose process is gone.
+func (f *Function) exited(i *instance) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.live, i)
+	f.unidle(i)
+}
+
+func (f *Function) unidle(i *instance) {
+	for n, other := range f.idle {
+		if other == i {
+			f.idle = append(f.idle[:n], f.idle[n+1:]...)
+			return
+		}
+	}
+}
+
+// reap ends processes that had nothing to do for too long.
+func (f *Function) reap() {
+	tick := time.NewTicker(max(f.cfg.IdleTimeout/4, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-f.ctx.Done():
+			return
+		case now := <-tick.C:
+			f.mu.Lock()
+			var old []*instance
+			for _, i := range f.idle {
+				if now.Sub(i.since) >= f.cfg.IdleTimeout {
+					old = append(old, i)
+				}
+			}
+			for _, i := range old {
+				f.unidle(i)
+			}
+			f.mu.Unlock()
+			for _, i := range old {
+				i.stop()
+			}
+		}
+	}
+}
+
+// Kill ends a process of the function at once, as a machine that dies would,
+// and reports whether there was one. Processes at work are chosen before idle ones.
+func (f *Function) Kill() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var busy, idle []*instance
+	for i := range f.live {
+		if i.busy() {
+			busy = append(busy, i)
+		} else {
+			idle = append(idle, i)
+		}
+	}
+	if len(busy) == 0 {
+		busy = idle
+	}
+	if len(busy) == 0 {
+		return false
+	}
+	busy[rand.IntN(len(busy))].kill()
+	f.stats.Kills++
+	return true
+}
+
+// Close ends all processes: SIGTERM, and SIGKILL to those that stay longer than
+// the grace. Invocations that run end with it. It returns when all are gone.
+func (f *Function) Close() {
+	f.mu.Lock()
+	f.closed = true
+	var live []*instance
+	for i := range f.live {
+		live = append(live, i)
+	}
+	f.mu.Unlock()
+	f.end()
+	for _, i := range live {
+		i.stop()
+	}
+	f.wg.Wait()
+}

@@ -1,0 +1,426 @@
+package lambda_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"mcpevents/localstack/internal/lambda"
+	"mcpevents/localstack/internal/testfn"
+)
+
+// TestMain makes this test binary the function under test when it is started as one.
+func TestMain(m *testing.M) {
+	testfn.Main()
+	os.Exit(m.Run())
+}
+
+func start(t *testing.T, cfg lambda.Config) *lambda.Function {
+	t.Helper()
+	bin, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Name, cfg.ARN = "fn", "arn:aws:lambda:us-east-1:000000000000:function:fn"
+	if cfg.Binary == "" {
+		cfg.Binary = bin
+	}
+	if cfg.Env == nil {
+		cfg.Env = map[string]string{}
+	}
+	cfg.Env[testfn.Variable] = "1"
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 20 * time.Second
+	}
+	f := lambda.New(cfg)
+	t.Cleanup(f.Close)
+	return f
+}
+
+func invoke(t *testing.T, f *lambda.Function, c testfn.Call) *lambda.Response {
+	t.Helper()
+	r, err := f.Invoke(t.Context(), lambda.Invocation{Payload: c.JSON(), Wait: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func body(t *testing.T, r *lambda.Response) string {
+	t.Helper()
+	b, err := r.ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// eventually polls for something that a process of its own brings about.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !f() {
+		if time.Now().After(deadline) {
+			t.Fatalf("did not come about in time: %s", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func TestAnInvocationReachesTheProcessAndItsResponseComesBack(t *testing.T) {
+	f := start(t, lambda.Config{Env: map[string]string{"GREETING": "hello"}, Memory: 256})
+	r := invoke(t, f, testfn.Call{Do: "describe"})
+	if r.FunctionError != "" {
+		t.Fatalf("got function error %s", body(t, r))
+	}
+	var got testfn.Description
+	if err := json.Unmarshal([]byte(body(t, r)), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.RequestID != r.RequestID || got.ARN != f.ARN() {
+		t.Errorf("got request %q of %q, want %q of %q", got.RequestID, got.ARN, r.RequestID, f.ARN())
+	}
+	if got.Env["GREETING"] != "hello" || got.Env["AWS_LAMBDA_FUNCTION_NAME"] != "fn" || got.Env["AWS_LAMBDA_FUNCTION_MEMORY_SIZE"] != "256" {
+		t.Errorf("the environment lacks something: %v", got.Env)
+	}
+	if _, ok := got.Env["HOME"]; ok {
+		t.Error("the process has the environment of its parent")
+	}
+	if left := time.Duration(got.MillisLeft) * time.Millisecond; left <= 0 || left > 20*time.Second {
+		t.Errorf("got a deadline %v away, want at most 20s", left)
+	}
+}
+
+func TestAWarmProcessIsUsedAgain(t *testing.T) {
+	f := start(t, lambda.Config{})
+	var pids []string
+	for range 5 {
+		pids = append(pids, body(t, invoke(t, f, testfn.Call{Do: "pid"})))
+		eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
+	}
+	for _, pid := range pids {
+		if pid != pids[0] {
+			t.Fatalf("got processes %v, want one", pids)
+		}
+	}
+	if s := f.Stats(); s.ColdStarts != 1 || s.Invocations != 5 || len(s.Init) != 1 || s.Init[0] <= 0 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestSeveralInvocationsRunAtOnceUpToTheLimit(t *testing.T) {
+	gate := testfn.NewGate(t)
+	f := start(t, lambda.Config{Limit: lambda.NewLimit(3)})
+	pids := make(chan string, 4)
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() { pids <- body(t, invoke(t, f, testfn.Call{Do: "pid", Gate: gate.URL})) })
+	}
+	for range 3 {
+		gate.Arrived(t)
+	}
+	// A fourth one is refused, or waits if it is asked to.
+	if _, err := f.Invoke(t.Context(), lambda.Invocation{Payload: testfn.Call{Do: "pid"}.JSON()}); !errors.Is(err, lambda.ErrThrottled) {
+		t.Errorf("got error %v, want ErrThrottled", err)
+	}
+	wg.Go(func() { pids <- body(t, invoke(t, f, testfn.Call{Do: "pid"})) })
+	gate.Open()
+	wg.Wait()
+	close(pids)
+	seen := map[string]bool{}
+	for pid := range pids {
+		seen[pid] = true
+	}
+	if len(seen) != 3 {
+		t.Errorf("got %d processes, want 3", len(seen))
+	}
+	if s := f.Stats(); s.Throttles != 1 || s.ColdStarts != 3 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestWaitingForASlotEndsWithTheContext(t *testing.T) {
+	gate := testfn.NewGate(t)
+	f := start(t, lambda.Config{Limit: lambda.NewLimit(1)})
+	first := make(chan *lambda.Response, 1)
+	go func() { first <- invoke(t, f, testfn.Call{Do: "pid", Gate: gate.URL}) }()
+	gate.Arrived(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	waited := make(chan error, 1)
+	go func() {
+		_, err := f.Invoke(ctx, lambda.Invocation{Payload: testfn.Call{Do: "pid"}.JSON(), Wait: true})
+		waited <- err
+	}()
+	cancel()
+	if err := <-waited; !errors.Is(err, context.Canceled) {
+		t.Errorf("got error %v, want context.Canceled", err)
+	}
+	gate.Open()
+	body(t, <-first)
+}
+
+func TestFailuresOfAFunction(t *testing.T) {
+	tests := map[string]struct {
+		call    testfn.Call
+		timeout time.Duration
+		want    string // in the error
+		dies    bool
+	}{
+		"an error that it returns":        {call: testfn.Call{Do: "error", Text: "no luck"}, want: `"errorMessage":"no luck"`},
+		"a panic":                         {call: testfn.Call{Do: "panic", Text: "oh"}, want: `"errorMessage":"oh"`, dies: true},
+		"a process that exits":            {call: testfn.Call{Do: "exit"}, want: `"errorType":"Runtime.ExitError"`, dies: true},
+		"a process that is over its time": {call: testfn.Call{Do: "hang"}, timeout: 200 * time.Millisecond, want: `"errorType":"Sandbox.Timedout"`, dies: true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			f := start(t, lambda.Config{Timeout: tc.timeout})
+			r := invoke(t, f, tc.call)
+			if r.FunctionError != "Unhandled" {
+				t.Errorf("got function error %q, want Unhandled", r.FunctionError)
+			}
+			if got := body(t, r); !strings.Contains(got, tc.want) {
+				t.Errorf("got %s, want %s in it", got, tc.want)
+			}
+			// The function is there for the next one, in a new process if need be.
+			if tc.dies {
+				eventually(t, "the process is gone", func() bool { return f.Live() == 0 })
+			} else {
+				eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
+			}
+			r = invoke(t, f, testfn.Call{Do: "pid"})
+			if got := body(t, r); r.FunctionError != "" {
+				t.Errorf("the next invocation failed: %s", got)
+			}
+			wantStarts := 1
+			if tc.dies {
+				wantStarts = 2
+			}
+			if s := f.Stats(); s.Errors != 1 || s.ColdStarts != wantStarts {
+				t.Errorf("got %+v, want 1 error and %d starts", s, wantStarts)
+			}
+		})
+	}
+}
+
+func TestABinaryThatDoesNotStart(t *testing.T) {
+	t.Run("exits before it asks for work", func(t *testing.T) {
+		f := start(t, lambda.Config{Env: map[string]string{"TESTFN_EXIT_EARLY": "1"}})
+		r := invoke(t, f, testfn.Call{Do: "pid"})
+		if got := body(t, r); r.FunctionError == "" || !strings.Contains(got, "Runtime.ExitError") {
+			t.Errorf("got %q %s", r.FunctionError, got)
+		}
+	})
+	t.Run("reports an error of its start", func(t *testing.T) {
+		f := start(t, lambda.Config{Env: map[string]string{"TESTFN_INIT_ERROR": "1"}})
+		r := invoke(t, f, testfn.Call{Do: "pid"})
+		if got := body(t, r); r.FunctionError == "" || !strings.Contains(got, "no configuration") {
+			t.Errorf("got %q %s", r.FunctionError, got)
+		}
+	})
+	t.Run("never asks for work", func(t *testing.T) {
+		f := start(t, lambda.Config{InitTimeout: 300 * time.Millisecond, Env: map[string]string{"TESTFN_INIT_HANGS": "1"}})
+		r := invoke(t, f, testfn.Call{Do: "pid"})
+		if got := body(t, r); !strings.Contains(got, "Init timed out") {
+			t.Errorf("got %s", got)
+		}
+	})
+	t.Run("is not there", func(t *testing.T) {
+		f := start(t, lambda.Config{Binary: filepath.Join(t.TempDir(), "none")})
+		for range 20 { // and leaves no slot taken
+			if _, err := f.Invoke(t.Context(), lambda.Invocation{}); err == nil || errors.Is(err, lambda.ErrThrottled) {
+				t.Fatalf("got error %v", err)
+			}
+		}
+	})
+}
+
+func TestAStreamPassesOnEachWriteAtOnce(t *testing.T) {
+	gate := testfn.NewGate(t)
+	f := start(t, lambda.Config{})
+	r := invoke(t, f, testfn.Call{Do: "stream", Gate: gate.URL, Count: 3})
+	defer r.Body.Close()
+	if r.ContentType != lambda.HTTPIntegration {
+		t.Errorf("got content type %q", r.ContentType)
+	}
+	read := func(want string) {
+		t.Helper()
+		got := make([]byte, len(want))
+		if _, err := io.ReadFull(r.Body, got); err != nil || string(got) != want {
+			t.Fatalf("got %q, %v, want %q", got, err, want)
+		}
+	}
+	read(`{"statusCode":200,"headers":{"Content-Type":"text/event-stream"}}` + strings.Repeat("\x00", 8))
+	for n := range 3 {
+		// The function has written this and now waits for the gate.
+		read(fmt.Sprintf("data: %d\n\n", n))
+		gate.Arrived(t)
+		gate.Pass()
+	}
+	if n, err := r.Body.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("got %d bytes, %v at the end, want EOF", n, err)
+	}
+}
+
+func TestAStreamThatFailsIsNotAWholeOne(t *testing.T) {
+	t.Run("the process dies", func(t *testing.T) {
+		gate := testfn.NewGate(t)
+		f := start(t, lambda.Config{})
+		r := invoke(t, f, testfn.Call{Do: "stream", Gate: gate.URL, Count: 3})
+		gate.Arrived(t)
+		if !f.Kill() {
+			t.Fatal("there was no process to kill")
+		}
+		if b, err := r.ReadAll(); err == nil {
+			t.Errorf("got %q without an error", b)
+		}
+		eventually(t, "the process is gone", func() bool { return f.Live() == 0 })
+		if s := f.Stats(); s.Kills != 1 || s.Crashes != 1 {
+			t.Errorf("got %+v", s)
+		}
+	})
+	t.Run("the function reports an error on the way", func(t *testing.T) {
+		f := start(t, lambda.Config{})
+		r := invoke(t, f, testfn.Call{Do: "stream-error", Text: "lost it"})
+		if b, err := r.ReadAll(); err == nil || !strings.Contains(err.Error(), "lost it") {
+			t.Errorf("got %q, %v", b, err)
+		}
+	})
+}
+
+func TestACallerThatGoesAwayDoesNotEndTheInvocation(t *testing.T) {
+	gate := testfn.NewGate(t)
+	f := start(t, lambda.Config{})
+	r := invoke(t, f, testfn.Call{Do: "stream", Gate: gate.URL, Count: 3})
+	gate.Arrived(t)
+	r.Body.Close()
+	for range 2 { // The function writes on, and reads no error.
+		gate.Pass()
+		gate.Arrived(t)
+	}
+	gate.Pass()
+	eventually(t, "the process is idle again", func() bool { return f.Idle() == 1 })
+
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := f.Invoke(ctx, lambda.Invocation{Payload: testfn.Call{Do: "pid", Gate: gate.URL}.JSON()})
+		done <- err
+	}()
+	gate.Arrived(t)
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("got error %v", err)
+	}
+	gate.Pass()
+	eventually(t, "the process is idle again", func() bool { return f.Idle() == 1 })
+	if s := f.Stats(); s.ColdStarts != 1 || s.Errors != 0 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestAProcessWithoutWorkEnds(t *testing.T) {
+	f := start(t, lambda.Config{IdleTimeout: 50 * time.Millisecond})
+	body(t, invoke(t, f, testfn.Call{Do: "pid"}))
+	eventually(t, "the process is gone", func() bool { return f.Live() == 0 })
+}
+
+func TestCloseSendsSIGTERMAndThenSIGKILL(t *testing.T) {
+	t.Run("a process may finish in its grace", func(t *testing.T) {
+		mark := filepath.Join(t.TempDir(), "mark")
+		f := start(t, lambda.Config{Env: map[string]string{"TESTFN_ON_SIGTERM": mark}, Grace: 20 * time.Second})
+		body(t, invoke(t, f, testfn.Call{Do: "pid"}))
+		f.Close()
+		if b, err := os.ReadFile(mark); err != nil || string(b) != "terminated" {
+			t.Errorf("got %q, %v", b, err)
+		}
+	})
+	t.Run("a process that ignores it is killed", func(t *testing.T) {
+		gate := testfn.NewGate(t)
+		f := start(t, lambda.Config{Env: map[string]string{"TESTFN_IGNORE_SIGTERM": "1"}, Grace: 100 * time.Millisecond})
+		result := make(chan string, 1)
+		go func() { result <- body(t, invoke(t, f, testfn.Call{Do: "pid", Gate: gate.URL})) }()
+		gate.Arrived(t)
+		f.Close()
+		if got := <-result; !strings.Contains(got, "signal: killed") {
+			t.Errorf("got %s", got)
+		}
+		if _, err := f.Invoke(t.Context(), lambda.Invocation{}); !errors.Is(err, lambda.ErrClosed) {
+			t.Errorf("got error %v, want ErrClosed", err)
+		}
+	})
+}
+
+func TestWhatAProcessPrintsIsPassedOnInLines(t *testing.T) {
+	var mu sync.Mutex
+	var out bytes.Buffer
+	f := start(t, lambda.Config{Output: writer(func(p []byte) (int, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return out.Write(p)
+	})})
+	body(t, invoke(t, f, testfn.Call{Do: "print", Text: "one\ntwo\nthree"}))
+	f.Close()
+	mu.Lock()
+	defer mu.Unlock()
+	var got []string
+	for line := range strings.Lines(out.String()) {
+		fields := strings.Fields(line)
+		if len(fields) != 3 || fields[0] != "fn" {
+			t.Fatalf("got line %q", line)
+		}
+		got = append(got, fields[2])
+	}
+	if strings.Join(got, " ") != "one two three" {
+		t.Errorf("got %q", got)
+	}
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }
+
+func TestTheRuntimeAPIRefusesAnAnswerToAnotherInvocation(t *testing.T) {
+	gate := testfn.NewGate(t)
+	f := start(t, lambda.Config{})
+	r := invoke(t, f, testfn.Call{Do: "describe"})
+	var d testfn.Description
+	if err := json.Unmarshal([]byte(body(t, r)), &d); err != nil {
+		t.Fatal(err)
+	}
+	result := make(chan string, 1)
+	go func() { result <- body(t, invoke(t, f, testfn.Call{Do: "describe", Gate: gate.URL})) }()
+	gate.Arrived(t)
+	resp, err := http.Post("http://"+d.Env["AWS_LAMBDA_RUNTIME_API"]+"/2018-06-01/runtime/invocation/"+d.RequestID+"/response", "application/json", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusBadRequest {
+		t.Errorf("got status %d, want 400", resp.StatusCode)
+	}
+	gate.Open()
+	if got := <-result; strings.Contains(got, d.RequestID) {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestTooLargePayloads(t *testing.T) {
+	f := start(t, lambda.Config{})
+	if _, err := f.Invoke(t.Context(), lambda.Invocation{Payload: make([]byte, lambda.MaxPayload+1)}); err == nil {
+		t.Error("a request over the limit was taken")
+	}
+	r := invoke(t, f, testfn.Call{Do: "large", Count: lambda.MaxPayload + 1})
+	if _, err := r.ReadAll(); !errors.Is(err, lambda.ErrTooLarge) {
+		t.Errorf("got error %v, want ErrTooLarge", err)
+	}
+}

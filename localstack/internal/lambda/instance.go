@@ -1,0 +1,266 @@
+package lambda
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// instance is one process of a function and the Runtime API that it talks to. It
+// handles one invocation at a time.
+type instance struct {
+	f        *Function
+	id       string
+	cmd      *exec.Cmd
+	server   *http.Server
+	started  time.Time
+	since    time.Time // idle since; guarded by the function's mutex
+	stopping chan struct{}
+	stopOnce sync.Once
+	gone     chan struct{} // closed when the process has exited
+	work     chan *invocation
+
+	mu       sync.Mutex
+	dead     bool
+	ready    bool        // has asked for an invocation
+	call     *invocation // given to the process, until it asks for the next
+	deadline *time.Timer
+	timedOut bool
+	initErr  []byte // what the process posted to init/error
+}
+
+// invocation is a call on its way through an instance.
+type invocation struct {
+	id        string
+	payload   []byte
+	result    chan *Response // unbuffered: a response is taken or abandoned
+	abandoned chan struct{}
+	// answered and failed are guarded by the instance's mutex: the response has
+	// begun; it was an error.
+	answered, failed bool
+}
+
+// deliver hands over the response, and reports false when nobody waits any more.
+func (c *invocation) deliver(r *Response) bool {
+	select {
+	case c.result <- r:
+		return true
+	case <-c.abandoned:
+		return false
+	}
+}
+
+// start runs a process that has its first call waiting. The function's mutex is held.
+func (f *Function) start(call *invocation) (*instance, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	i := &instance{
+		f: f, id: uuid.NewString()[:8],
+		stopping: make(chan struct{}), gone: make(chan struct{}),
+		work: make(chan *invocation, 1), call: call,
+	}
+	i.server = &http.Server{Handler: i.routes(), ReadHeaderTimeout: time.Minute}
+	i.cmd = exec.Command(f.cfg.Binary)
+	i.cmd.Env = f.environment(i, l.Addr().String())
+	out := &lines{w: f.cfg.Output, prefix: f.cfg.Name + " " + i.id + " "}
+	i.cmd.Stdout, i.cmd.Stderr = out, out
+	i.cmd.WaitDelay = f.cfg.Grace
+	i.work <- call
+	i.started = time.Now()
+	if err := i.cmd.Start(); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	i.deadline = time.AfterFunc(f.cfg.InitTimeout, func() { i.expire(call) })
+	f.cfg.Log.Debug("instance started", "function", f.cfg.Name, "instance", i.id, "pid", i.cmd.Process.Pid)
+	f.wg.Go(func() {
+		if err := i.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			f.cfg.Log.Error("runtime API ended", "function", f.cfg.Name, "instance", i.id, "error", err)
+		}
+	})
+	f.wg.Go(func() { i.wait(out) })
+	return i, nil
+}
+
+// environment is what Lambda sets for a process, and what the template does.
+func (f *Function) environment(i *instance, api string) []string {
+	env := []string{
+		"_HANDLER=bootstrap",
+		"AWS_EXECUTION_ENV=AWS_Lambda_provided.al2023",
+		"AWS_LAMBDA_FUNCTION_NAME=" + f.cfg.Name,
+		fmt.Sprintf("AWS_LAMBDA_FUNCTION_MEMORY_SIZE=%d", f.cfg.Memory),
+		"AWS_LAMBDA_FUNCTION_VERSION=$LATEST",
+		"AWS_LAMBDA_INITIALIZATION_TYPE=on-demand",
+		"AWS_LAMBDA_LOG_GROUP_NAME=/aws/lambda/" + f.cfg.Name,
+		"AWS_LAMBDA_LOG_STREAM_NAME=" + i.id,
+		"AWS_LAMBDA_RUNTIME_API=" + api,
+		"LAMBDA_RUNTIME_DIR=/var/runtime",
+		"LAMBDA_TASK_ROOT=/var/task",
+		"TZ=:UTC",
+	}
+	for k, v := range f.cfg.Env {
+		env = append(env, k+"="+v)
+	}
+	return env
+}
+
+// give hands a call to an idle instance, and reports false if it has died.
+func (i *instance) give(call *invocation) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.dead {
+		return false
+	}
+	i.call = call
+	i.work <- call // never blocks: the instance is idle, so the buffer is empty
+	return true
+}
+
+func (i *instance) busy() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.call != nil
+}
+
+func (i *instance) kill() {
+	// An error means that the process is gone already.
+	_ = i.cmd.Process.Kill()
+}
+
+// expire ends a process whose time for a call is over.
+func (i *instance) expire(call *invocation) {
+	i.mu.Lock()
+	late := i.call == call
+	i.timedOut = i.timedOut || late
+	i.mu.Unlock()
+	if late {
+		i.kill()
+	}
+}
+
+// stop asks the process to end, and sees to it after the grace.
+func (i *instance) stop() {
+	i.stopOnce.Do(func() {
+		close(i.stopping)
+		_ = i.cmd.Process.Signal(syscall.SIGTERM) // as with kill, an error means it is gone
+		i.f.wg.Go(func() {
+			timer := time.NewTimer(i.f.cfg.Grace)
+			defer timer.Stop()
+			select {
+			case <-i.gone:
+			case <-timer.C:
+				i.kill()
+			}
+		})
+	})
+}
+
+// wait sees the process out, and fails the call that it leaves behind.
+func (i *instance) wait(out *lines) {
+	err := i.cmd.Wait()
+	out.flush()
+	i.mu.Lock()
+	i.dead = true
+	i.deadline.Stop()
+	call, initErr, timedOut, ready := i.call, i.initErr, i.timedOut, i.ready
+	i.call = nil
+	unanswered := call != nil && !call.answered
+	reported := call != nil && call.failed
+	if unanswered {
+		call.answered = true
+	}
+	i.mu.Unlock()
+	close(i.gone)
+	i.f.exited(i)
+
+	reason := "exit status 0"
+	if err != nil {
+		reason = err.Error()
+	}
+	if call != nil {
+		i.f.cfg.Log.Info("instance ended at work", "function", i.f.cfg.Name, "instance", i.id, "reason", reason, "timeout", timedOut)
+		i.f.count(func(s *Stats) {
+			if !reported {
+				s.Errors++
+			}
+			if timedOut {
+				s.Timeouts++
+			} else {
+				s.Crashes++
+			}
+		})
+	}
+	if unanswered {
+		var r *Response
+		switch {
+		case timedOut && ready:
+			r = failure(call.id, "Sandbox.Timedout", "Task timed out after %.2f seconds", i.f.cfg.Timeout.Seconds())
+		case timedOut:
+			r = failure(call.id, "Sandbox.Timedout", "Init timed out after %.2f seconds", i.f.cfg.InitTimeout.Seconds())
+		case initErr != nil:
+			r = failed(call.id, initErr)
+		default:
+			r = failure(call.id, "Runtime.ExitError", "Runtime exited: %s", reason)
+		}
+		call.deliver(r)
+	}
+	if call != nil {
+		i.f.release()
+	}
+	// A response may still be on its way from the dead process to its reader.
+	ctx, cancel := context.WithTimeout(context.Background(), i.f.cfg.Grace)
+	defer cancel()
+	if i.server.Shutdown(ctx) != nil {
+		_ = i.server.Close()
+	}
+}
+
+// lines passes whole lines on to w, each with a prefix. It is used by one
+// process, whose two streams exec writes one after the other.
+type lines struct {
+	w      io.Writer
+	prefix string
+	rest   []byte
+}
+
+// maxLine bounds a line that a function prints.
+const maxLine = 64 << 10
+
+func (l *lines) Write(p []byte) (int, error) {
+	n := len(p)
+	for {
+		end := bytes.IndexByte(p, '\n')
+		if end < 0 {
+			break
+		}
+		l.rest = append(l.rest, p[:end]...)
+		l.flush()
+		p = p[end+1:]
+	}
+	if room := maxLine - len(l.rest); len(p) > room {
+		p = p[:max(room, 0)]
+	}
+	l.rest = append(l.rest, p...)
+	return n, nil
+}
+
+func (l *lines) flush() {
+	if len(l.rest) == 0 {
+		return
+	}
+	line := make([]byte, 0, len(l.prefix)+len(l.rest)+1)
+	line = append(append(append(line, l.prefix...), l.rest...), '\n')
+	_, _ = l.w.Write(line) // there is nobody to tell
+	l.rest = l.rest[:0]
+}

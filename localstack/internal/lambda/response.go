@@ -1,0 +1,94 @@
+package lambda
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+)
+
+// Response is the answer of an invocation, as it is being written.
+type Response struct {
+	// RequestID is Lambda's id of the invocation.
+	RequestID string
+	// ContentType is what the runtime declares, such as [HTTPIntegration].
+	ContentType string
+	// FunctionError is empty, or "Unhandled" when Body is a JSON error instead
+	// of a response.
+	FunctionError string
+	// Body is read as the function writes it. A function that dies in between
+	// makes Read fail. Close releases the instance and may come before the end.
+	Body io.ReadCloser
+}
+
+// HTTPIntegration is the content type of a response that begins with a prelude
+// of status and headers: JSON, then eight NUL bytes, then the body.
+const HTTPIntegration = "application/vnd.awslambda.http-integration-response"
+
+// ErrTooLarge is returned by [Response.ReadAll] for a response over [MaxPayload].
+var ErrTooLarge = errors.New("lambda: the response is over 6 MiB")
+
+// ReadAll reads a response to its end and closes it, for callers that do not
+// stream. It fails when the function dies while it writes.
+func (r *Response) ReadAll() ([]byte, error) {
+	defer r.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(r.Body, MaxPayload+1))
+	if err != nil {
+		return nil, fmt.Errorf("lambda: the response broke off: %w", err)
+	}
+	if len(b) > MaxPayload {
+		return nil, ErrTooLarge
+	}
+	return b, nil
+}
+
+// functionError is the JSON that callers of a failed invocation get.
+type functionError struct {
+	Type    string `json:"errorType,omitempty"`
+	Message string `json:"errorMessage"`
+}
+
+// failed makes the response of an invocation that ended with an error.
+func failed(id string, payload []byte) *Response {
+	return &Response{
+		RequestID: id, ContentType: "application/json", FunctionError: "Unhandled",
+		Body: io.NopCloser(bytes.NewReader(payload)),
+	}
+}
+
+func failure(id, kind, format string, args ...any) *Response {
+	b, err := json.Marshal(functionError{Type: kind, Message: "RequestId: " + id + " Error: " + fmt.Sprintf(format, args...)})
+	if err != nil {
+		panic(err) // two strings always marshal
+	}
+	return failed(id, b)
+}
+
+// stream is the body of a response that the function is still writing.
+type stream struct {
+	request *http.Request
+	once    sync.Once
+	closed  chan struct{}
+}
+
+// Read returns what was written, as soon as it was written. The error that a
+// function reports in the trailers, after it had begun, is an error here.
+func (s *stream) Read(p []byte) (int, error) {
+	n, err := s.request.Body.Read(p)
+	if errors.Is(err, io.EOF) {
+		if kind := s.request.Trailer.Get(trailerErrorType); kind != "" {
+			detail, _ := base64.StdEncoding.DecodeString(s.request.Trailer.Get(trailerErrorBody))
+			return n, fmt.Errorf("lambda: the function failed while it wrote: %s %s", kind, detail)
+		}
+	}
+	return n, err
+}
+
+func (s *stream) Close() error {
+	s.once.Do(func() { close(s.closed) })
+	return nil
+}

@@ -1,0 +1,65 @@
+package template
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+)
+
+// Text is a text property. CloudFormation takes numbers and booleans for it too.
+type Text string
+
+// UnmarshalJSON takes a JSON string, number or boolean.
+func (v *Text) UnmarshalJSON(b []byte) error {
+	var s string
+	if err := json.Unmarshal(b, &s); err == nil {
+		*v = Text(s)
+		return nil
+	}
+	var n json.Number
+	if err := json.Unmarshal(b, &n); err == nil {
+		*v = Text(n.String())
+		return nil
+	}
+	var t bool
+	if err := json.Unmarshal(b, &t); err != nil {
+		return fmt.Errorf("%s is not a text", b)
+	}
+	*v = Text(strconv.FormatBool(t))
+	return nil
+}
+
+// Int is an integer property, which may be written as a text, as the values of
+// parameters are.
+type Int int
+
+// UnmarshalJSON takes a JSON number or a string with one.
+func (v *Int) UnmarshalJSON(b []byte) error {
+	var t Text
+	if err := t.UnmarshalJSON(b); err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(string(t))
+	if err != nil {
+		return fmt.Errorf("%q is not an integer", string(t))
+	}
+	*v = Int(n)
+	return nil
+}
+
+// Bool is a boolean property, which may be written as a text.
+type Bool bool
+
+// UnmarshalJSON takes a JSON boolean or a string with one.
+func (v *Bool) UnmarshalJSON(b []byte) error {
+	var t Text
+	if err := t.UnmarshalJSON(b); err != nil {
+		return err
+	}
+	x, err := strconv.ParseBool(string(t))
+	if err != nil {
+		return fmt.Errorf("%q is neither true nor false", string(t))
+	}
+	*v = Bool(x)
+	return nil
+}
