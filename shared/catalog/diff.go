@@ -1,0 +1,229 @@
+package catalog
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// Change is one difference between two catalogs.
+type Change struct {
+	// Event is the name of the event type.
+	Event string
+	// What says what changed, in words.
+	What string
+	// Breaking is true when a publisher or subscriber who relied on the old
+	// catalog may be hurt: an event refused, missing, or of a new shape.
+	Breaking bool
+}
+
+// Diff compares two catalogs, either of which may be nil. The order is that of the
+// new file, then the removed event types in the order of the old one.
+func Diff(before, after *Catalog) []Change {
+	var d differ
+	if after != nil {
+		for _, e := range after.entries {
+			d.name = e.Name
+			var old *Entry
+			if before != nil {
+				old = before.ByName(e.Name)
+			}
+			if old == nil {
+				d.add(false, "is new")
+				continue
+			}
+			d.entry(old, e)
+		}
+	}
+	if before != nil {
+		for _, e := range before.entries {
+			if after == nil || after.ByName(e.Name) == nil {
+				d.name = e.Name
+				d.add(true, "is removed")
+			}
+		}
+	}
+	return d.changes
+}
+
+type differ struct {
+	name    string
+	changes []Change
+}
+
+func (d *differ) add(breaking bool, format string, args ...any) {
+	d.changes = append(d.changes, Change{Event: d.name, What: fmt.Sprintf(format, args...), Breaking: breaking})
+}
+
+func (d *differ) entry(a, b *Entry) {
+	if a.Pattern() != b.Pattern() {
+		d.add(true, "its URI changes from %s to %s", a.Pattern(), b.Pattern())
+	}
+	if a.Title != b.Title || a.Description != b.Description {
+		d.add(false, "its title or description changes")
+	}
+	if a.WebhookType != b.WebhookType {
+		d.add(true, "its webhook type changes from %s to %s", a.WebhookType, b.WebhookType)
+	}
+	d.list("delivery mode", a.Delivery, b.Delivery, false)
+	d.filters(a.Filters, b.Filters)
+	d.list("redacted member", a.Redact, b.Redact, true)
+	d.access(a.Access, b.Access)
+	d.schema("payload", a.PayloadSchema, b.PayloadSchema)
+	d.schema("params", a.ParamsSchema, b.ParamsSchema)
+}
+
+// list compares sets; a removal breaks, an addition only if additions do.
+func (d *differ) list(what string, a, b []string, additionBreaks bool) {
+	for _, x := range b {
+		if !slices.Contains(a, x) {
+			d.add(additionBreaks, "the %s %s is added", what, x)
+		}
+	}
+	for _, x := range a {
+		if !slices.Contains(b, x) {
+			d.add(true, "the %s %s is removed", what, x)
+		}
+	}
+}
+
+func (d *differ) filters(a, b map[string]string) {
+	for _, name := range slices.Sorted(maps.Keys(b)) {
+		if old, ok := a[name]; !ok {
+			d.add(false, "the filter %s is added", name)
+		} else if old != b[name] {
+			d.add(true, "the filter %s changes from %s to %s", name, old, b[name])
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(a)) {
+		if _, ok := b[name]; !ok {
+			d.add(true, "the filter %s is removed", name)
+		}
+	}
+}
+
+func (d *differ) access(a, b *Access) {
+	a, b = orEmpty(a), orEmpty(b)
+	for _, s := range b.Scopes {
+		if !slices.Contains(a.Scopes, s) {
+			d.add(true, "access needs the scope %s", s)
+		}
+	}
+	for _, s := range a.Scopes {
+		if !slices.Contains(b.Scopes, s) {
+			d.add(false, "access does not need the scope %s any more", s)
+		}
+	}
+	for _, v := range slices.Sorted(maps.Keys(b.Claims)) {
+		if a.Claims[v] != b.Claims[v] {
+			d.add(true, "access ties {%s} to the claim %s", v, b.Claims[v])
+		}
+	}
+	for _, v := range slices.Sorted(maps.Keys(a.Claims)) {
+		if _, ok := b.Claims[v]; !ok {
+			d.add(false, "access does not tie {%s} to the claim %s any more", v, a.Claims[v])
+		}
+	}
+}
+
+func orEmpty(a *Access) *Access {
+	if a == nil {
+		return &Access{}
+	}
+	return a
+}
+
+// schema compares schemas. Nothing but new optional properties and new
+// annotations is known to be safe for both sides, publishers and subscribers;
+// everything else may break one of them.
+func (d *differ) schema(what string, a, b json.RawMessage) {
+	var x, y any
+	if a != nil {
+		_ = json.Unmarshal(a, &x) // was compiled
+	}
+	if b != nil {
+		_ = json.Unmarshal(b, &y)
+	}
+	if reflect.DeepEqual(x, y) {
+		return
+	}
+	if x == nil {
+		d.add(true, "a %s schema is added", what)
+		return
+	}
+	if y == nil {
+		d.add(true, "the %s schema is removed", what)
+		return
+	}
+	if at := incompatible(x, y, ""); at != "" {
+		d.add(true, "the %s schema changes at %s", what, strings.TrimSuffix(at, "/"))
+		return
+	}
+	d.add(false, "the %s schema gains optional properties or annotations", what)
+}
+
+var annotations = []string{"title", "description", "examples", "default", "deprecated", "$comment", "readOnly", "writeOnly"}
+
+// incompatible finds the pointer of the first change that is not an addition.
+func incompatible(a, b any, at string) string {
+	x, ok1 := a.(map[string]any)
+	y, ok2 := b.(map[string]any)
+	if !ok1 || !ok2 {
+		if reflect.DeepEqual(a, b) {
+			return ""
+		}
+		return at + "/"
+	}
+	keys := map[string]bool{}
+	for k := range x {
+		keys[k] = true
+	}
+	for k := range y {
+		keys[k] = true
+	}
+	for _, k := range slices.Sorted(maps.Keys(keys)) {
+		if slices.Contains(annotations, k) {
+			continue
+		}
+		here := at + pointerOf([]string{k})
+		old, inOld := x[k]
+		next, inNew := y[k]
+		switch {
+		case k == "$defs" || k == "definitions" || k == "properties":
+			if p := sameMembers(old, next, here); p != "" {
+				return p
+			}
+		case k == "const" || k == "dependentSchemas" || k == "patternProperties":
+			if !reflect.DeepEqual(old, next) {
+				return here + "/"
+			}
+		case !inOld || !inNew:
+			return here + "/"
+		default:
+			if p := incompatible(old, next, here); p != "" {
+				return p
+			}
+		}
+	}
+	return ""
+}
+
+// sameMembers compares mappings of names to schemas: names may be added.
+func sameMembers(a, b any, at string) string {
+	x, _ := a.(map[string]any)
+	y, _ := b.(map[string]any)
+	for _, k := range slices.Sorted(maps.Keys(x)) {
+		here := at + pointerOf([]string{k})
+		next, ok := y[k]
+		if !ok {
+			return here + "/"
+		}
+		if p := incompatible(x[k], next, here); p != "" {
+			return p
+		}
+	}
+	return ""
+}

@@ -1,0 +1,67 @@
+package catalog
+
+import (
+	"context"
+
+	"mcpevents/shared/config/versioned"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// document names the stored catalog of a workspace.
+func document(workspace string) string { return "catalog:" + workspace }
+
+// Applied is the outcome of [Apply].
+type Applied struct {
+	// Version counts the catalogs of the workspace, from 1.
+	Version int64
+	// Changed is false when the same text was stored already.
+	Changed bool
+	// Changes lists what is different from the catalog before.
+	Changes []Change
+}
+
+// Apply checks a catalog file and stores it as the workspace's catalog, which every
+// function uses within [MaxAge]. A faulty file is of kind fault.Invalid, one that
+// does not fit into an item fault.TooLarge, a concurrent change fault.Conflict.
+func Apply(ctx context.Context, db store.DB, workspace string, src []byte) (Applied, error) {
+	next, err := Parse(src)
+	if err != nil {
+		return Applied{}, err
+	}
+	var changes []Change
+	switch old, err := Load(ctx, db, workspace); {
+	case err == nil:
+		changes = Diff(old, next)
+	case fault.Is(err, fault.NotFound):
+		changes = Diff(nil, next)
+	case !fault.Is(err, fault.Invalid): // a stored text that is no catalog any more can be replaced
+		return Applied{}, err
+	}
+	version, changed, err := versioned.Write(ctx, db, document(workspace), src)
+	if err != nil {
+		return Applied{}, err
+	}
+	return Applied{Version: version, Changed: changed, Changes: changes}, nil
+}
+
+// Load reads the workspace's catalog. A workspace without one is of kind
+// fault.NotFound.
+func Load(ctx context.Context, db store.DB, workspace string) (*Catalog, error) {
+	c, _, err := load(ctx, db, workspace)
+	return c, err
+}
+
+func load(ctx context.Context, db store.DB, workspace string) (*Catalog, int64, error) {
+	src, version, err := versioned.Read(ctx, db, document(workspace))
+	if err != nil {
+		return nil, 0, err
+	}
+	if version == 0 {
+		return nil, 0, errNoCatalog
+	}
+	c, err := ParseFile("stored catalog", src)
+	return c, version, err
+}
+
+var errNoCatalog = fault.New(fault.NotFound, "there is no such workspace, or it has no catalog")
