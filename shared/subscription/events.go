@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -67,7 +68,7 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 	if err != nil {
 		return nil, err
 	}
-	if err := auth.CheckAccess(p, entry.Access, vars); err != nil {
+	if err := auth.CheckAccess(entry.Access, vars, p); err != nil {
 		return nil, err
 	}
 	if !entry.WebhookAllowed() {
@@ -103,6 +104,9 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 		Name:   r.Name, Arguments: args, Filters: filters,
 		Created: now, Until: s.grant(now, r.TTL), State: Active,
 		Cursor: s.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from}),
+	}
+	if wantsRedaction(args) {
+		want.Redact = entry.Redact
 	}
 	if want.Target.Secret, err = s.seal(want, key); err != nil {
 		return nil, err
@@ -246,8 +250,8 @@ func (s *Service) arguments(e *catalog.Entry, raw json.RawMessage) (canonical js
 	for _, k := range keys {
 		switch pointer, isFilter := e.Filters[k]; {
 		case slices.Contains(names, k):
-			var v string
-			if err := json.Unmarshal(args[k], &v); err != nil || v == "" {
+			v, ok := scalar(args[k])
+			if !ok || v == "" {
 				return nil, nil, nil, fault.New(fault.Invalid, "argument %q is not a non-empty string", k).With(map[string]any{"argument": k})
 			}
 			vars[k] = v
@@ -257,6 +261,10 @@ func (s *Service) arguments(e *catalog.Entry, raw json.RawMessage) (canonical js
 				return nil, nil, nil, fault.Wrap(fault.Invalid, err, "argument %q", k)
 			}
 			filters = append(filters, f)
+		case k == "redact" && len(e.Redact) > 0:
+			if err := json.Unmarshal(args[k], new(bool)); err != nil {
+				return nil, nil, nil, fault.New(fault.Invalid, "argument %q is not a boolean", k).With(map[string]any{"argument": k})
+			}
 		default:
 			return nil, nil, nil, fault.New(fault.Invalid, "%s takes no argument %.64q", e.Name, k).With(map[string]any{"argument": k})
 		}
@@ -266,6 +274,33 @@ func (s *Service) arguments(e *catalog.Entry, raw json.RawMessage) (canonical js
 	}
 	canonical, err = canonicalJSON(args)
 	return canonical, vars, filters, err
+}
+
+// wantsRedaction reads the argument "redact" of arguments that were checked.
+func wantsRedaction(args json.RawMessage) bool {
+	var a struct {
+		Redact bool `json:"redact"`
+	}
+	return json.Unmarshal(args, &a) == nil && a.Redact
+}
+
+// scalar is the text of a string, a number or a boolean.
+func scalar(raw json.RawMessage) (string, bool) {
+	var v any
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	if err := d.Decode(&v); err != nil {
+		return "", false
+	}
+	switch v := v.(type) {
+	case string:
+		return v, true
+	case json.Number:
+		return v.String(), true
+	case bool:
+		return strconv.FormatBool(v), true
+	}
+	return "", false
 }
 
 // canonicalJSON orders members and drops insignificant space, so that equal

@@ -132,3 +132,27 @@ func lookup(doc any, pointer string) (any, bool) {
 	}
 	return doc, true
 }
+
+// Redacted is the payload without the members at the pointers.
+func Redacted(payload json.RawMessage, pointers []string) (json.RawMessage, error) {
+	if len(pointers) == 0 {
+		return payload, nil
+	}
+	d := json.NewDecoder(bytes.NewReader(payload))
+	d.UseNumber()
+	var doc any
+	if err := d.Decode(&doc); err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "redact a payload")
+	}
+	for _, p := range pointers {
+		i := strings.LastIndexByte(p, '/')
+		if i < 0 {
+			continue
+		}
+		parent, ok := lookup(doc, p[:i])
+		if m, isObject := parent.(map[string]any); ok && isObject {
+			delete(m, strings.ReplaceAll(strings.ReplaceAll(p[i+1:], "~1", "/"), "~0", "~"))
+		}
+	}
+	return json.Marshal(doc)
+}

@@ -1,7 +1,6 @@
 package subscription
 
 import (
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -72,70 +71,41 @@ type Access struct {
 }
 
 // Resolve finds what a URI stands for in the catalog: an event type, a fill-in of
-// a template, a parent of either, or both an event and a parent. Anything else
-// is a fault of kind Invalid that names what is wrong. The second result lists the event
-// types covered, for the access check.
+// a template (with `*` for a variable that stays open), a parent of either, or
+// both an event and a parent. Anything else is a fault of kind Invalid that names
+// what is wrong. The second result lists the event types covered, for the access check.
 func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
-	canonical, err := catalog.Canonical(uri)
+	canonical, err := catalog.CanonicalPattern(uri)
 	if err != nil {
 		return nil, nil, fault.Wrap(fault.Invalid, err, "event URI")
 	}
 	var patterns []Pattern
 	var access []Access
-	if entry, vars, ok := cat.Match(canonical); ok {
+	if entry, vars, ok := cat.MatchPattern(canonical); ok {
 		if err := entry.ValidateParams(vars); err != nil {
 			return nil, nil, fault.Wrap(fault.Invalid, err, "parameters of %s", canonical)
 		}
-		patterns = append(patterns, Pattern{
-			Kind: Concrete, Key: canonical, Entry: entry.Name,
-			Shape: Shape{Scope: entryScope(entry.Name), Name: "m0"},
-		})
+		patterns = append(patterns, ForEntry(entry, vars))
 		access = append(access, Access{entry, vars})
 	}
-	segs := segments(canonical)
-	covered := under(cat, segs)
-	if len(covered) > 0 {
-		patterns = append(patterns, Pattern{
-			Kind: Parent, Key: canonical + "/**",
-			Shape: Shape{Scope: parentsScope, Name: "d" + strconv.Itoa(len(segs))},
-		})
-		access = append(access, covered...)
+	if !strings.Contains(canonical, "*") {
+		for _, e := range cat.Under(canonical) {
+			if vars := e.BindParent(canonical); e.ValidateParams(vars) == nil {
+				access = append(access, Access{e, vars})
+			}
+		}
+		if n := len(access) - len(patterns); n > 0 {
+			patterns = append(patterns, Pattern{
+				Kind: Parent, Key: canonical + "/**",
+				Shape: Shape{Scope: parentsScope, Name: "d" + strconv.Itoa(len(segments(canonical)))},
+			})
+		}
 	}
 	if len(patterns) == 0 {
 		return nil, nil, fault.New(fault.Invalid, "no event type has the URI %.200q, and none lies below it", canonical).
 			With(map[string]any{"uri": canonical})
 	}
 	return patterns, access, nil
-}
-
-// under lists the event types that lie below the prefix.
-func under(cat *catalog.Catalog, prefix []string) []Access {
-	var out []Access
-	for _, e := range cat.Entries() {
-		segs := e.Segments()
-		if len(segs) <= len(prefix) {
-			continue
-		}
-		vars := map[string]string{}
-		ok := true
-		for i, p := range prefix {
-			if segs[i].Variable != "" {
-				v, err := url.PathUnescape(p)
-				if err != nil {
-					ok = false
-					break
-				}
-				vars[segs[i].Variable] = v
-			} else if segs[i].Literal != p {
-				ok = false
-				break
-			}
-		}
-		if ok && e.ValidateParams(vars) == nil {
-			out = append(out, Access{e, vars})
-		}
-	}
-	return out
 }
 
 // ForEntry is the pattern of an event type with some variables bound; those not
@@ -238,7 +208,7 @@ func Matches(key, uri string) bool {
 // allowed checks the principal's right to all that a pattern covers.
 func allowed(p auth.Principal, access []Access) error {
 	for _, a := range access {
-		if err := auth.CheckAccess(p, a.Entry.Access, a.Vars); err != nil {
+		if err := auth.CheckAccess(a.Entry.Access, a.Vars, p); err != nil {
 			return err
 		}
 	}

@@ -102,6 +102,8 @@ type Service struct {
 	// Ended is told of every subscription that ended or was disabled, before the
 	// caller is answered; embedded, the dispatcher starts no attempt after that. May be nil.
 	Ended func(id string)
+	// Started is told of every subscription before it is written. May be nil.
+	Started func(id string)
 	// Topics name where notices go; see shared/stream.
 	PrincipalTopic    func(principal string) string
 	SubscriptionTopic func(id string) string
@@ -130,6 +132,9 @@ func (s *Service) insert(ctx context.Context, sub *Subscription, extra ...store.
 		return err
 	}
 	sub.Revision = 1
+	if s.Started != nil {
+		s.Started(sub.ID)
+	}
 	ops := []store.Op{
 		store.Put(sub.encode(), store.Absent()),
 		store.Add(quotaKey(sub.Workspace, sub.Principal), map[string]int64{quotaCount: 1},

@@ -60,6 +60,8 @@ type Target struct {
 	Secret        []byte     `json:"sec,omitempty"`
 	Previous      []byte     `json:"old,omitempty"`
 	PreviousUntil int64      `json:"oldt,omitempty"`
+	// Fingerprint tells a client\'s secret from another without opening it.
+	Fingerprint []byte `json:"fp,omitempty"`
 }
 
 // Filter narrows events by their payload: the value at Pointer must be one of
@@ -83,7 +85,9 @@ type Subscription struct {
 	Name      string          `json:"n,omitempty"`
 	Arguments json.RawMessage `json:"args,omitempty"`
 	Filters   []Filter        `json:"f,omitempty"`
-	Created   time.Time       `json:"c"`
+	// Redact are JSON pointers of payload members that it does not get.
+	Redact  []string  `json:"red,omitempty"`
+	Created time.Time `json:"c"`
 	// Until is when it ends unless it is refreshed; zero is never.
 	Until time.Time `json:"until,omitzero"`
 	// Cursor is the safe watermark in clear: nothing at or before it is still to be delivered.
@@ -104,6 +108,7 @@ type Subscriber struct {
 	Filters   []Filter `json:"f,omitempty"`
 	Until     int64    `json:"until,omitempty"` // seconds since 1970
 	Cursor    string   `json:"cur,omitempty"`
+	Redact    []string `json:"red,omitempty"`
 	// Skip are the keys of the subscription's other patterns that also match
 	// some events of this one; those deliver them.
 	Skip []string `json:"skip,omitempty"`
@@ -176,13 +181,7 @@ func decodeRecord(it *store.Item) (*Subscription, error) {
 func (s *Subscription) subscribers() []store.Item {
 	items := make([]store.Item, len(s.Patterns))
 	for i, p := range s.Patterns {
-		sub := Subscriber{
-			V: recordVersion, ID: s.ID, Principal: s.Principal, Origin: s.Origin,
-			Target: s.Target, Filters: s.Filters, Cursor: s.Cursor,
-		}
-		if !s.Until.IsZero() {
-			sub.Until = s.Until.Unix()
-		}
+		sub := s.Subscriber()
 		for _, earlier := range s.Patterns[:i] {
 			if Overlaps(earlier, p) {
 				sub.Skip = append(sub.Skip, earlier.Key)
@@ -200,7 +199,7 @@ func (s *Subscription) subscribers() []store.Item {
 func (s *Subscription) Subscriber() Subscriber {
 	sub := Subscriber{
 		V: recordVersion, ID: s.ID, Principal: s.Principal, Origin: s.Origin,
-		Target: s.Target, Filters: s.Filters, Cursor: s.Cursor,
+		Target: s.Target, Filters: s.Filters, Cursor: s.Cursor, Redact: s.Redact,
 	}
 	if !s.Until.IsZero() {
 		sub.Until = s.Until.Unix()

@@ -1,0 +1,241 @@
+package delivery
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"time"
+
+	"mcpevents/shared/event"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/queue"
+	"mcpevents/shared/store"
+	"mcpevents/shared/subscription"
+)
+
+// A delivery that did not succeed at once becomes a chain of attempts, kept as
+// one item per (subscription, event). The rules that keep it one chain:
+//
+//   - Its version is the number of attempts recorded plus one. An outcome is
+//     written only over the version it continues, so of two workers that made
+//     the same attempt one records it, and only that one schedules the next.
+//   - The item and its due entry are written in one transaction, before the
+//     message for the next attempt is sent. A worker that dies in between loses
+//     the message, not the chain: the due entry brings it back.
+//   - A message whose attempt is not the chain's next one is stale and dropped.
+
+// chain is the value of a delivery's item.
+type chain struct {
+	V            int                 `json:"v"`
+	Workspace    string              `json:"ws"`
+	Principal    string              `json:"pr"`
+	Subscription string              `json:"sub"`
+	Origin       subscription.Origin `json:"o"`
+	Event        string              `json:"ev"`
+	URI          string              `json:"uri"`
+	Name         string              `json:"name"`
+	Target       string              `json:"url"`
+	State        string              `json:"st"` // pending or dead
+	First        time.Time           `json:"t1"`
+	// Due is when the next attempt is to be made, DueAt when its due entry acts:
+	// the same when the queue cannot hold a message that long, and else a while
+	// later, as a backup of the message.
+	Due      time.Time `json:"due,omitzero"`
+	DueAt    time.Time `json:"dueat,omitzero"`
+	Attempts []attempt `json:"a,omitempty"`
+}
+
+// attempt is one recorded attempt: a category, never what the endpoint said.
+type attempt struct {
+	At       time.Time `json:"at"`
+	Category string    `json:"c"`
+	Status   int       `json:"s,omitempty"`
+	TookMS   int64     `json:"ms"`
+}
+
+const (
+	statePending = "pending"
+	stateDead    = "dead"
+	// keptFor is how long dead letters and records stay (design: 7 days).
+	keptFor = 7 * 24 * time.Hour
+	// backup is how long after its time a due entry brings back a retry whose
+	// message was lost.
+	backup = 2 * time.Minute
+	// dueShards spreads the entries of a minute.
+	dueShards = 8
+)
+
+func chainKey(workspace, sub, eventID string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: "d#" + workspace + "#" + sub, Sort: eventID}
+}
+
+func bodyKey(workspace, eventID string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: "b#" + workspace + "#" + eventID, Sort: "-"}
+}
+
+func deadKey(workspace, sub, eventID string, at time.Time) store.Key {
+	return store.Key{
+		Table: store.Deliveries, Partition: "x#" + workspace + "#" + sub,
+		Sort: fmt.Sprintf("%016d#%s", at.UnixMicro(), eventID),
+	}
+}
+
+func dueShard(sub, eventID string) int {
+	h := fnv.New32a()
+	h.Write([]byte(sub + "#" + eventID))
+	return int(h.Sum32() % dueShards)
+}
+
+func duePartition(shard int, minute time.Time) string {
+	return fmt.Sprintf("due#%d#%s", shard, minute.UTC().Format("200601021504"))
+}
+
+func dueKey(workspace, sub, eventID string, at time.Time) store.Key {
+	return store.Key{
+		Table:     store.Deliveries,
+		Partition: duePartition(dueShard(sub, eventID), at.Truncate(time.Minute)),
+		Sort:      sub + "#" + eventID + "#" + workspace,
+	}
+}
+
+func (c *chain) item() store.Item {
+	value, _ := json.Marshal(c) // times, strings and numbers
+	return store.Item{
+		Key:   chainKey(c.Workspace, c.Subscription, c.Event),
+		Value: value, Version: int64(len(c.Attempts)) + 1,
+		Expires: c.First.Add(5*24*time.Hour + keptFor),
+	}
+}
+
+func (c *chain) dueEntry() store.Item {
+	task := SingleTask{
+		V: taskVersion, Workspace: c.Workspace, Principal: c.Principal,
+		Subscription: c.Subscription, Event: c.Event, Attempt: len(c.Attempts) + 1,
+	}
+	value, _ := json.Marshal(dueEntry{Task: task, Origin: origin(c.Target), At: c.Due.UnixMilli()})
+	return store.Item{
+		Key: dueKey(c.Workspace, c.Subscription, c.Event, c.DueAt), Value: value, Expires: c.DueAt.Add(keptFor),
+	}
+}
+
+// dueEntry is the value of an entry in the due table.
+type dueEntry struct {
+	Task   SingleTask `json:"t"`
+	Origin string     `json:"o"`
+	At     int64      `json:"at"` // milliseconds since 1970
+}
+
+func decodeChain(it *store.Item) (*chain, error) {
+	var c chain
+	if err := json.Unmarshal(it.Value, &c); err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "decode a delivery")
+	}
+	return &c, nil
+}
+
+// newChain starts the record of a delivery that did not succeed at once.
+func newChain(workspace string, sub *subscription.Subscriber, e *event.Event, now time.Time) *chain {
+	return &chain{
+		V: taskVersion, Workspace: workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
+		Event: e.ID, URI: e.URI, Name: e.Name, Target: sub.Target.URL, State: statePending, First: now,
+	}
+}
+
+// scheduleNext writes the chain with its next attempt due at the given time, and
+// sends the message for it if the queue can hold it that long. had is the
+// version that the chain continues, 0 for a new one. It reports false when another
+// worker had recorded this attempt already.
+func (d *Dispatcher) scheduleNext(ctx context.Context, c *chain, e *event.Event, had int64, was store.Key, due time.Time) (bool, error) {
+	if err := d.storeBody(ctx, e); err != nil {
+		return false, err
+	}
+	now := d.now()
+	c.Due = due
+	direct := due.Sub(now) <= queue.MaxDelay-backup
+	c.DueAt = due
+	if direct {
+		c.DueAt = due.Add(backup)
+	}
+	entry := c.dueEntry()
+	ops := []store.Op{store.Put(c.item(), continues(had)), store.Put(entry)}
+	if was != (store.Key{}) && was != entry.Key {
+		ops = append(ops, store.Delete(was))
+	}
+	err := d.DB.Write(ctx, ops...)
+	if errors.Is(err, store.ErrConflict) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fault.Wrap(fault.Unavailable, err, "record an attempt")
+	}
+	if !direct {
+		return true, nil
+	}
+	var task dueEntry
+	_ = json.Unmarshal(entry.Value, &task) // just encoded
+	err = d.Queue.Send(ctx, queue.Slow, task.outgoing(max(0, due.Sub(now))))
+	if err != nil {
+		// The due entry will bring it; the delivery is late, not lost.
+		d.log().WarnContext(ctx, "a retry could not be queued and waits for its due entry", "error", err)
+	}
+	return true, nil
+}
+
+func (t dueEntry) outgoing(delay time.Duration) queue.Outgoing {
+	// Whole seconds, rounded up: an attempt is never early.
+	delay = (delay + time.Second - 1).Truncate(time.Second)
+	return queue.Outgoing{Body: encode(t.Task), Group: t.Origin, Delay: delay}
+}
+
+func continues(had int64) store.Condition {
+	if had == 0 {
+		return store.Absent()
+	}
+	return store.VersionIs(had)
+}
+
+// bury ends a chain without success: a dead letter, kept for a week.
+func (d *Dispatcher) bury(ctx context.Context, c *chain, e *event.Event, had int64, was store.Key) (bool, error) {
+	if e != nil {
+		if err := d.storeBody(ctx, e); err != nil {
+			return false, err
+		}
+	}
+	now := d.now()
+	c.State, c.Due = stateDead, time.Time{}
+	it := c.item()
+	letter := store.Item{
+		Key: deadKey(c.Workspace, c.Subscription, c.Event, now), Value: it.Value, Expires: now.Add(keptFor),
+	}
+	ops := []store.Op{store.Put(it, continues(had)), store.Put(letter)}
+	if was != (store.Key{}) {
+		ops = append(ops, store.Delete(was))
+	}
+	err := d.DB.Write(ctx, ops...)
+	if errors.Is(err, store.ErrConflict) {
+		return false, nil
+	}
+	return true, fault.Wrap(fault.Unavailable, err, "record a dead letter")
+}
+
+// storeBody keeps the event for the retries: once, at its first failure, however
+// many subscribers fail.
+func (d *Dispatcher) storeBody(ctx context.Context, e *event.Event) error {
+	if d.stored.has(e.Workspace + "#" + e.ID) {
+		return nil
+	}
+	value, err := json.Marshal(e)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "encode the event")
+	}
+	err = d.DB.Write(ctx, store.Put(store.Item{
+		Key: bodyKey(e.Workspace, e.ID), Value: value, Expires: d.now().Add(5*24*time.Hour + keptFor),
+	}, store.Absent()))
+	if err != nil && !errors.Is(err, store.ErrConflict) {
+		return fault.Wrap(fault.Unavailable, err, "keep the event for its retries")
+	}
+	d.stored.add(e.Workspace + "#" + e.ID)
+	return nil
+}

@@ -1,0 +1,256 @@
+package delivery
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/event"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/queue"
+	"mcpevents/shared/store"
+	"mcpevents/shared/subscription"
+)
+
+// Fanout takes accepted events, appends them to the log, and sends page tasks to
+// the subscribers of every pattern that they match.
+//
+// A batch that is cut off and comes again finds its events in the log and leaves
+// them there; its page tasks may be sent twice.
+type Fanout struct {
+	DB      store.DB
+	Log     *eventlog.Log
+	Catalog catalog.Source
+	Queue   queue.Sender
+	// Now is the clock; nil is [time.Now].
+	Now func() time.Time
+}
+
+// uriBatch is what one batch brings for one URI, in order.
+type uriBatch struct {
+	workspace, uri string
+	entry          *catalog.Entry
+	vars           map[string]string
+	events         []event.Event
+	ids            []string // of the messages
+
+	webhookKeys []string // patterns with subscribers
+	inBandKeys  []string // patterns that somebody reads
+	err         error
+}
+
+// Handle is the [queue.Handler] of the events queue.
+func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []string, err error) {
+	groups, poison := f.group(ctx, batch)
+	if len(poison) > 0 {
+		if err := f.Queue.Send(ctx, queue.Dead, poison...); err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "put aside events that cannot be read")
+		}
+	}
+	if len(groups) == 0 {
+		return nil, nil
+	}
+	headers, err := f.match(ctx, groups)
+	if err != nil {
+		return nil, err
+	}
+	f.append(ctx, groups)
+
+	var tasks []queue.Outgoing
+	for _, g := range groups {
+		if g.err != nil {
+			slog.ErrorContext(ctx, "fanout failed; the events stay queued", "uri", g.uri, "events", len(g.events), "error", g.err)
+			failed = append(failed, g.ids...)
+			continue
+		}
+		for _, key := range g.webhookKeys {
+			for _, t := range pages(g.workspace, key, subscription.Range{}, headers[headerID{g.workspace, key}], g.events) {
+				tasks = append(tasks, queue.Outgoing{Body: encode(t)})
+			}
+		}
+	}
+	if err := f.Queue.Send(ctx, queue.Deliveries, tasks...); err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "send page tasks")
+	}
+	return failed, nil
+}
+
+// group sorts a batch by workspace and URI. What cannot be read, or belongs to no
+// event type any more, is put aside: it must not hold its group up.
+func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*uriBatch, poison []queue.Outgoing) {
+	type id struct{ workspace, uri string }
+	byURI := map[id]*uriBatch{}
+	for _, m := range batch {
+		var e event.Event
+		reason := ""
+		if err := json.Unmarshal(m.Body, &e); err != nil {
+			reason = "it is not an event of a known version"
+		}
+		g := byURI[id{e.Workspace, e.URI}]
+		if reason == "" && g == nil {
+			cat, err := f.Catalog.Catalog(ctx, e.Workspace)
+			if err == nil {
+				if entry, vars, ok := cat.Match(e.URI); ok {
+					g = &uriBatch{workspace: e.Workspace, uri: e.URI, entry: entry, vars: vars}
+				} else {
+					reason = "its URI belongs to no event type of the catalog"
+				}
+			} else {
+				g = &uriBatch{workspace: e.Workspace, uri: e.URI, err: err}
+			}
+			if g != nil {
+				byURI[id{e.Workspace, e.URI}] = g
+				groups = append(groups, g)
+			}
+		}
+		if reason != "" {
+			slog.ErrorContext(ctx, "an event was put aside", "reason", reason, "message", m.ID)
+			poison = append(poison, queue.Outgoing{Body: m.Body})
+			continue
+		}
+		g.events, g.ids = append(g.events, e), append(g.ids, m.ID)
+	}
+	return groups, poison
+}
+
+type headerID struct{ workspace, key string }
+
+// match finds the patterns in use that each group's events match, and how many
+// subscribers they have: one read for the shapes and the concrete patterns, and a second
+// only where other shapes are in use.
+func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]int, error) {
+	now := time.Now()
+	if f.Now != nil {
+		now = f.Now()
+	}
+	var r reads
+	for _, g := range groups {
+		if g.err != nil {
+			continue
+		}
+		for _, scope := range subscription.Scopes(g.entry.Name) {
+			r.want(subscription.ShapesKey(g.workspace, scope))
+		}
+		r.want(subscription.HeaderKey(g.workspace, g.uri))
+	}
+	if err := r.do(ctx, f.DB); err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the shapes in use")
+	}
+	for _, g := range groups {
+		if g.err != nil {
+			continue
+		}
+		for _, scope := range subscription.Scopes(g.entry.Name) {
+			webhooks, inBand := subscription.InUse(r.got(subscription.ShapesKey(g.workspace, scope)), scope, now)
+			g.webhookKeys = append(g.webhookKeys, keys(g, webhooks)...)
+			g.inBandKeys = append(g.inBandKeys, keys(g, inBand)...)
+		}
+		for _, key := range g.webhookKeys {
+			r.want(subscription.HeaderKey(g.workspace, key))
+		}
+		for _, key := range g.inBandKeys {
+			r.want(eventlog.InterestKey(g.workspace, key))
+		}
+	}
+	if err := r.do(ctx, f.DB); err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the patterns in use")
+	}
+	headers := map[headerID]int{}
+	for _, g := range groups {
+		g.webhookKeys = slices.DeleteFunc(g.webhookKeys, func(key string) bool {
+			n := subscription.HeaderCount(r.got(subscription.HeaderKey(g.workspace, key)))
+			headers[headerID{g.workspace, key}] = n
+			return n <= 0
+		})
+		g.inBandKeys = slices.DeleteFunc(g.inBandKeys, func(key string) bool {
+			return !eventlog.ReadInterest(r.got(eventlog.InterestKey(g.workspace, key))).Until.After(now)
+		})
+	}
+	return headers, nil
+}
+
+func keys(g *uriBatch, shapes []subscription.Shape) (out []string) {
+	for _, s := range shapes {
+		if key, ok := subscription.KeyUnder(g.entry, g.vars, g.uri, s); ok {
+			out = append(out, key)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// append writes each group to the log, several groups at a time. The order within
+// a URI is the order of the batch.
+func (f *Fanout) append(ctx context.Context, groups []*uriBatch) {
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 32)
+	for _, g := range groups {
+		if g.err != nil {
+			continue
+		}
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			g.err = f.appendOne(ctx, g)
+		})
+	}
+	wg.Wait()
+}
+
+func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
+	first, err := f.Log.AppendOwn(ctx, g.workspace, g.uri, g.events)
+	if err != nil {
+		return err
+	}
+	if first {
+		if err := f.Log.RecordChild(ctx, g.workspace, g.uri); err != nil {
+			return err
+		}
+	}
+	if len(g.inBandKeys) == 0 {
+		return nil
+	}
+	for _, e := range g.events {
+		if err := f.Log.AppendPattern(ctx, e, g.inBandKeys); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reads collects keys and reads each once.
+type reads struct {
+	pending []store.Key
+	items   map[store.Key]*store.Item
+}
+
+func (r *reads) want(k store.Key) {
+	if r.items == nil {
+		r.items = map[store.Key]*store.Item{}
+	}
+	if _, ok := r.items[k]; !ok {
+		r.items[k] = nil
+		r.pending = append(r.pending, k)
+	}
+}
+
+func (r *reads) do(ctx context.Context, db store.DB) error {
+	for part := range slices.Chunk(r.pending, store.MaxGet) {
+		items, err := db.Get(ctx, part...)
+		if err != nil {
+			return err
+		}
+		for i, it := range items {
+			r.items[part[i]] = it
+		}
+	}
+	r.pending = nil
+	return nil
+}
+
+func (r *reads) got(k store.Key) *store.Item { return r.items[k] }

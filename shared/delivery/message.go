@@ -1,0 +1,143 @@
+// Package delivery is the way of an event from the events queue to the webhooks:
+// fanout appends it to the log and finds who wants it, dispatch signs and posts,
+// retry brings back what failed.
+//
+//	events queue ─▶ [Fanout] ─▶ event log
+//	                   │
+//	                   ▼ page tasks: events × a range of a pattern's subscribers
+//	               deliveries queue ─▶ [Dispatcher.Pages] ─▶ POST
+//	                                        │ failed, or endpoint known to be slow
+//	                                        ▼
+//	               slow queue ─────▶ [Dispatcher.Singles] ─▶ POST
+//	                   ▲                    │ due later than the queue can hold it
+//	                   └──── [Retry] ◀── due table
+//
+// Everything after the events queue may run twice, at any instance, and be cut
+// off at any instruction. What keeps that harmless is told where it is done: in
+// chain.go for retries, in fanout.go for the log.
+package delivery
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	"mcpevents/shared/event"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/subscription"
+)
+
+// taskVersion is written into every message; a reader takes this and the one before.
+const taskVersion = 1
+
+// PageTask asks dispatch to send events to the subscribers in a range of a
+// pattern. It is the first attempt of each of these deliveries.
+type PageTask struct {
+	V         int                `json:"v"`
+	Workspace string             `json:"ws"`
+	Pattern   string             `json:"key"`
+	Range     subscription.Range `json:"r"`
+	// Count is about how many subscribers the range holds; a large one is split
+	// before anything is sent.
+	Count  int           `json:"n"`
+	Events []event.Event `json:"ev"`
+}
+
+// SingleTask asks dispatch for one further attempt of one delivery.
+type SingleTask struct {
+	V            int    `json:"v"`
+	Workspace    string `json:"ws"`
+	Principal    string `json:"pr"`
+	Subscription string `json:"sub"`
+	Event        string `json:"ev"`
+	// Attempt is the number of the attempt to make, from 1. The task is stale
+	// when the chain has recorded it already.
+	Attempt int `json:"n"`
+}
+
+func encode(task any) []byte {
+	b, err := json.Marshal(task)
+	if err != nil {
+		panic(fmt.Sprintf("delivery: a task does not marshal: %v", err)) // its JSON was parsed when it came in
+	}
+	return b
+}
+
+func decodeTask[T any](body []byte, version func(T) int) (T, error) {
+	var t T
+	if err := json.Unmarshal(body, &t); err != nil {
+		return t, fault.Wrap(fault.Invalid, err, "decode a task")
+	}
+	if v := version(t); v != taskVersion {
+		return t, fault.New(fault.Invalid, "decode a task: version %d is not known here", v)
+	}
+	return t, nil
+}
+
+// Sizes of pages and of the tree (design: the page is the first attempt).
+const (
+	// pageTarget is the mean number of subscribers in a page of a pattern with many.
+	pageTarget = 20
+	// pageSplit is the estimate above which a task is split before sending.
+	pageSplit = 40
+	// branches is into how many tasks one step of the tree splits at most.
+	branches = 64
+	// taskBytes is how much of a message the events of one task may take.
+	taskBytes = 200 << 10
+)
+
+// split cuts a range that holds about count subscribers into parts of about
+// [pageTarget], or into [branches] larger ones, which are split again.
+func split(r subscription.Range, count int) []subscription.Range {
+	n := min((count+pageTarget-1)/pageTarget, branches)
+	if count <= 25 || n < 2 {
+		return []subscription.Range{r}
+	}
+	lo, hi := bound(r.From, 0), bound(r.To, 1<<32)
+	if hi-lo < uint64(n) {
+		return []subscription.Range{r}
+	}
+	out := make([]subscription.Range, n)
+	for i := range out {
+		out[i] = subscription.Range{
+			From: fmt.Sprintf("%08x", lo+(hi-lo)*uint64(i)/uint64(n)),
+			To:   fmt.Sprintf("%08x", lo+(hi-lo)*uint64(i+1)/uint64(n)),
+		}
+	}
+	out[0].From, out[n-1].To = r.From, r.To
+	return out
+}
+
+func bound(digits string, open uint64) uint64 {
+	if digits == "" {
+		return open
+	}
+	v, err := strconv.ParseUint(digits[:min(8, len(digits))], 16, 64)
+	if err != nil {
+		return open
+	}
+	return v
+}
+
+// pages makes the tasks for events of one URI and a range of subscribers: events
+// are put together as far as a message holds them.
+func pages(workspace, key string, r subscription.Range, count int, events []event.Event) []PageTask {
+	ranges := split(r, count)
+	var tasks []PageTask
+	for _, part := range ranges {
+		size := 0
+		for i, e := range events {
+			n := len(e.Data) + len(e.URI) + 256
+			if i == 0 || size+n > taskBytes {
+				tasks = append(tasks, PageTask{
+					V: taskVersion, Workspace: workspace, Pattern: key, Range: part, Count: count / len(ranges),
+				})
+				size = 0
+			}
+			last := &tasks[len(tasks)-1]
+			last.Events = append(last.Events, e)
+			size += n
+		}
+	}
+	return tasks
+}

@@ -1,0 +1,143 @@
+package delivery
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"mcpevents/shared/event"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+	"mcpevents/shared/subscription"
+	"mcpevents/shared/webhook"
+)
+
+// outcome records an attempt. On success it returns what is to be noted with the
+// rest of the page; a failure is recorded at once, with what follows from it. had and was are the
+// chain's version and due entry so far, zero for a first attempt.
+func (d *Dispatcher) outcome(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event,
+	c *chain, had int64, was store.Key, out webhook.Outcome,
+) (notes []store.Op, err error) {
+	now := d.now()
+	made := attempt{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()}
+	c.Attempts = append(c.Attempts, made)
+	if out.Category == "" {
+		notes = d.records(notes, c, made)
+		if st, due := d.status.delivered(workspace, sub.ID, now); due {
+			notes = append(notes, store.Put(st.Encode(workspace, sub.ID)))
+		}
+		if had == 0 {
+			return notes, nil
+		}
+		notes = append(notes, store.Delete(chainKey(workspace, sub.ID, e.ID)))
+		if was != (store.Key{}) {
+			notes = append(notes, store.Delete(was))
+		}
+		return notes, nil
+	}
+
+	gone := out.Status == http.StatusGone
+	final := gone || out.Status == http.StatusRequestEntityTooLarge
+	wait, again := d.schedule(sub.Origin).Next(len(c.Attempts), out.RetryAfter)
+	var mine bool
+	if again && !final {
+		mine, err = d.scheduleNext(ctx, c, e, had, was, now.Add(wait))
+	} else {
+		mine, err = d.bury(ctx, c, e, had, was)
+	}
+	if err != nil || !mine {
+		return notes, err
+	}
+	notes = d.records(notes, c, made)
+	st, err := d.status.failed(ctx, d.DB, workspace, sub.ID, out.Category, now)
+	if err != nil {
+		return notes, err
+	}
+	notes = append(notes, store.Put(st.Encode(workspace, sub.ID)))
+	if gone && sub.Origin == subscription.SEP1803 {
+		// 410: the endpoint wants no more, ever (Standard Webhooks).
+		if err := d.Subscriptions.Disable(ctx, workspace, sub.Principal, sub.ID, "the endpoint answered 410 Gone"); err != nil {
+			return notes, err
+		}
+	}
+	return notes, nil
+}
+
+func (d *Dispatcher) records(notes []store.Op, c *chain, made attempt) []store.Op {
+	switch {
+	case d.Options.Records == RecordNone:
+		return notes
+	case d.Options.Records == RecordFailures && made.Category == "":
+		return notes
+	}
+	value, _ := json.Marshal(struct {
+		V       int    `json:"v"`
+		Event   string `json:"ev"`
+		Attempt int    `json:"n"`
+		attempt
+	}{taskVersion, c.Event, len(c.Attempts), made})
+	return append(notes, store.Put(store.Item{
+		Key: store.Key{
+			Table: store.Deliveries, Partition: "r#" + c.Workspace + "#" + c.Subscription,
+			Sort: fmt.Sprintf("%016d#%s#%d", made.At.UnixMicro(), c.Event, len(c.Attempts)),
+		},
+		Value: value, Expires: made.At.Add(keptFor),
+	}))
+}
+
+// statuses decides when a subscription's status is worth a write: after a
+// failure, on the first success after one, and else once a minute.
+type statuses struct {
+	mu   sync.Mutex
+	seen map[string]seenStatus
+}
+
+type seenStatus struct {
+	written time.Time
+	failing bool
+}
+
+const (
+	statusEvery = time.Minute
+	maxStatuses = 100_000
+)
+
+func (s *statuses) note(key string, v seenStatus) {
+	if s.seen == nil || len(s.seen) >= maxStatuses {
+		s.seen = map[string]seenStatus{}
+	}
+	s.seen[key] = v
+}
+
+func (s *statuses) delivered(workspace, id string, now time.Time) (subscription.Status, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := workspace + "#" + id
+	if v := s.seen[key]; !v.failing && now.Sub(v.written) < statusEvery {
+		return subscription.Status{}, false
+	}
+	s.note(key, seenStatus{written: now})
+	return subscription.Status{LastDelivery: now.UTC()}, true
+}
+
+func (s *statuses) failed(ctx context.Context, db store.DB, workspace, id string, c webhook.Category, now time.Time) (subscription.Status, error) {
+	items, err := db.Get(ctx, subscription.StatusKey(workspace, id))
+	if err != nil {
+		return subscription.Status{}, fault.Wrap(fault.Unavailable, err, "read the status of a subscription")
+	}
+	st, err := subscription.DecodeStatus(items[0])
+	if err != nil {
+		return st, err
+	}
+	if st.LastError == "" {
+		st.FailedSince = now.UTC()
+	}
+	st.LastError = string(c)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.note(workspace+"#"+id, seenStatus{written: now, failing: true})
+	return st, nil
+}

@@ -1,0 +1,60 @@
+package delivery
+
+import (
+	"context"
+
+	"mcpevents/shared/event"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/queue"
+	"mcpevents/shared/subscription"
+)
+
+// Replayer sends what the log holds to one subscription.
+type Replayer struct {
+	Log   *eventlog.Log
+	Queue queue.Sender
+}
+
+// MaxReplay bounds one replay; a client with a longer gap is told so.
+const MaxReplay = 5000
+
+// Replay implements [subscription.Replayer]: it enqueues the events of the
+// subscription's patterns after the given key, oldest first within a partition.
+func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, after int64) (truncated bool, err error) {
+	sent := 0
+	for _, p := range s.Patterns {
+		parts := []eventlog.Partition{eventlog.Own(s.Workspace, p.Key)}
+		if p.Kind != subscription.Concrete {
+			parts = eventlog.Pattern(s.Workspace, p.Key)
+		}
+		for _, part := range parts {
+			start := after - r.Log.LookBack(part).Microseconds()
+			for more := true; more; {
+				var entries []eventlog.Entry
+				entries, more, start, err = r.Log.Read(ctx, part, start, 100)
+				if err != nil {
+					return false, err
+				}
+				var events []event.Event
+				for _, e := range entries {
+					events = append(events, *e.Event)
+				}
+				if sent += len(events); sent > MaxReplay {
+					return true, nil
+				}
+				var out []queue.Outgoing
+				for _, t := range pages(s.Workspace, p.Key, subscription.At(s.ID), 1, events) {
+					out = append(out, queue.Outgoing{Body: encode(t)})
+				}
+				if len(out) == 0 {
+					continue
+				}
+				if err := r.Queue.Send(ctx, queue.Deliveries, out...); err != nil {
+					return false, fault.Wrap(fault.Unavailable, err, "enqueue a replay")
+				}
+			}
+		}
+	}
+	return false, nil
+}

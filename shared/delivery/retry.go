@@ -1,0 +1,117 @@
+package delivery
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/queue"
+	"mcpevents/shared/store"
+)
+
+// Retry moves due deliveries from the due table to the slow queue, and sweeps
+// what expired. It runs every minute.
+type Retry struct {
+	DB    store.DB
+	Queue queue.Sender
+	// Sweep removes subscriptions that expired in the minute or up to back
+	// minutes before; may be nil.
+	Sweep func(ctx context.Context, minute time.Time, back int) (int, error)
+	Now   func() time.Time
+}
+
+var watermarkKey = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
+
+const (
+	// lookBack is how many minutes before the watermark are looked at again: an
+	// entry may be written by a slow or skewed writer just after its minute was swept.
+	lookBack = 5
+	// catchUp bounds how far a first or long delayed run goes back.
+	catchUp = 2 * 24 * 60
+)
+
+// Run does one round and reports how many deliveries it moved. An entry is
+// deleted after its message was sent: a crash in between sends it twice, and the second
+// finds its attempt recorded.
+func (r *Retry) Run(ctx context.Context) (moved int, err error) {
+	now := time.Now()
+	if r.Now != nil {
+		now = r.Now()
+	}
+	minute := now.Truncate(time.Minute)
+	items, err := r.DB.Get(ctx, watermarkKey)
+	if err != nil {
+		return 0, fault.Wrap(fault.Unavailable, err, "read the due table's watermark")
+	}
+	from, had := minute.Add(-time.Hour), int64(0)
+	if items[0] != nil {
+		had = items[0].Version
+		from = time.Unix(had, 0).UTC()
+	}
+	from = from.Add(-lookBack * time.Minute)
+	if oldest := minute.Add(-catchUp * time.Minute); from.Before(oldest) {
+		from = oldest
+	}
+	for m := from; !m.After(minute); m = m.Add(time.Minute) {
+		for shard := range dueShards {
+			n, err := r.move(ctx, duePartition(shard, m), now)
+			moved += n
+			if err != nil {
+				return moved, err
+			}
+		}
+	}
+	if r.Sweep != nil {
+		back := int(minute.Sub(from) / time.Minute)
+		if _, err := r.Sweep(ctx, minute, back); err != nil {
+			return moved, err
+		}
+	}
+	if minute.Unix() > had {
+		cond := store.Absent()
+		if had != 0 {
+			cond = store.VersionIs(had)
+		}
+		err := r.DB.Write(ctx, store.Put(store.Item{Key: watermarkKey, Version: minute.Unix()}, cond))
+		if err != nil && !errors.Is(err, store.ErrConflict) {
+			return moved, fault.Wrap(fault.Unavailable, err, "write the due table's watermark")
+		}
+	}
+	return moved, nil
+}
+
+// move sends the entries of a partition that are due before the next round.
+func (r *Retry) move(ctx context.Context, partition string, now time.Time) (moved int, err error) {
+	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
+	for {
+		page, err := r.DB.Query(ctx, q)
+		if err != nil {
+			return moved, fault.Wrap(fault.Unavailable, err, "read the due table")
+		}
+		var out []queue.Outgoing
+		var del []store.Op
+		for _, it := range page.Items {
+			var e dueEntry
+			if err := json.Unmarshal(it.Value, &e); err != nil {
+				return moved, fault.Wrap(fault.Internal, err, "decode a due entry")
+			}
+			out = append(out, e.outgoing(max(0, min(time.UnixMilli(e.At).Sub(now), time.Minute))))
+			del = append(del, store.Delete(it.Key))
+		}
+		if len(out) > 0 {
+			if err := r.Queue.Send(ctx, queue.Slow, out...); err != nil {
+				return moved, fault.Wrap(fault.Unavailable, err, "queue due deliveries")
+			}
+			if err := r.DB.WriteAll(ctx, del...); err != nil {
+				return moved, fault.Wrap(fault.Unavailable, err, "remove due entries")
+			}
+			moved += len(out)
+		}
+		if !page.More {
+			return moved, nil
+		}
+		q.After = page.Last
+	}
+}

@@ -1,0 +1,68 @@
+package delivery
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/subscription"
+)
+
+// Schedule is the delays before each attempt; the first is 0.
+type Schedule []time.Duration
+
+// Schedules of the two kinds of subscriptions.
+var (
+	// StandardSchedule is that of Standard Webhooks: ten attempts over about
+	// three days. SEP-1803 subscriptions have no other way to recover an event.
+	StandardSchedule = Schedule{
+		0, 5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * time.Hour, 5 * time.Hour,
+		10 * time.Hour, 14 * time.Hour, 20 * time.Hour, 24 * time.Hour,
+	}
+	// EventsSchedule is bounded as SEP-3415 guides (3 to 5 attempts within 10 to
+	// 15 minutes, jitter included); after it a client recovers by its cursor.
+	EventsSchedule = Schedule{0, 5 * time.Second, 40 * time.Second, 150 * time.Second, 480 * time.Second}
+)
+
+// Jitter is by how much a delay may deviate, either way.
+const Jitter = 0.2
+
+// MaxRetryAfter bounds what an endpoint may ask for.
+const MaxRetryAfter = 24 * time.Hour
+
+// ParseSchedule checks an operator's schedule: 1 to 20 attempts, the first at
+// once, each later delay between a second and 24 hours.
+func ParseSchedule(delays []time.Duration) (Schedule, error) {
+	if len(delays) == 0 || len(delays) > 20 || delays[0] != 0 {
+		return nil, fault.New(fault.Invalid, "a retry schedule has 1 to 20 delays and starts with 0")
+	}
+	for _, d := range delays[1:] {
+		if d < time.Second || d > 24*time.Hour {
+			return nil, fault.New(fault.Invalid, "a retry delay of %s is not between 1s and 24h", d)
+		}
+	}
+	return delays, nil
+}
+
+// Next is the delay after the given number of attempts, or false when that was
+// the last. retryAfter is what the endpoint asked for, 0 for nothing.
+func (s Schedule) Next(attempts int, retryAfter time.Duration) (time.Duration, bool) {
+	if attempts >= len(s) {
+		return 0, false
+	}
+	d := time.Duration(float64(s[attempts]) * (1 - Jitter + 2*Jitter*rand.Float64()))
+	return max(d, min(retryAfter, MaxRetryAfter)), true
+}
+
+func (d *Dispatcher) schedule(o subscription.Origin) Schedule {
+	if o == subscription.MCPEvents {
+		if d.Options.EventsSchedule != nil {
+			return d.Options.EventsSchedule
+		}
+		return EventsSchedule
+	}
+	if d.Options.Schedule != nil {
+		return d.Options.Schedule
+	}
+	return StandardSchedule
+}
