@@ -86,6 +86,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*ur
 	type id struct{ workspace, uri string }
 	byURI := map[id]*uriBatch{}
 	for _, m := range batch {
+		f.Log.CheckClock(m.Sent)
 		var e event.Event
 		reason := ""
 		if err := json.Unmarshal(m.Body, &e); err != nil {

@@ -47,10 +47,7 @@ const (
 
 // Seal encodes a cursor.
 func (s *Sealer) Seal(workspace string, c Cursor) string {
-	sent := c.Sent
-	if len(sent) > MaxSent {
-		sent = nil // too many to name: the resume repeats them
-	}
+	sent := c.Sent[:min(len(c.Sent), MaxSent)] // the resume repeats the others
 	b := make([]byte, 0, 9+8*len(sent)+macSize)
 	b = append(b, tokenVersion)
 	b = binary.BigEndian.AppendUint64(b, uint64(c.At))

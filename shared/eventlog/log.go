@@ -121,9 +121,11 @@ type Log struct {
 	// Now is the clock of the stamps; nil is [time.Now].
 	Now func() time.Time
 
-	// Slow counts appends over [SlowAppend], Skewed keys seen in the reader's
-	// future by more than [MaxSkew]: either broken bound would otherwise be silent.
-	Slow, Skewed atomic.Int64
+	// What would otherwise be silent when a bound is broken: Slow counts appends
+	// over [SlowAppend]; Skewed keys or messages from this process's future by
+	// more than twice [MaxSkew]; Late entries that a reader saw for the first
+	// time although they lay further back than append time and skew explain.
+	Slow, Skewed, Late atomic.Int64
 }
 
 func (l *Log) now() time.Time {
@@ -149,6 +151,13 @@ func (l *Log) LookBack(p Partition) time.Duration {
 		return 0
 	}
 	return Window
+}
+
+// CheckClock compares a time that another clock stamped in the past with ours.
+func (l *Log) CheckClock(past time.Time) {
+	if past.Sub(l.now()) > 2*MaxSkew {
+		l.Skewed.Add(1)
+	}
 }
 
 // segment is the value of a log item: entries written together. Its key is that
@@ -270,7 +279,7 @@ func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (en
 		return nil, false, after, fault.Wrap(fault.Unavailable, err, "read the log")
 	}
 	next = after
-	horizon := l.now().Add(MaxSkew).UnixMicro()
+	horizon := l.now().Add(2 * MaxSkew).UnixMicro()
 	for _, item := range page.Items {
 		es, err := decode(item)
 		if err != nil {

@@ -43,6 +43,7 @@ func (t *tail) run(ctx context.Context) {
 	// reading; starting a window early makes sure that nothing falls between.
 	from := start.Add(-eventlog.Window).UnixMicro()
 	seen := map[string]int64{}
+	var previous time.Time // start of the last poll
 	lastEntry, lastRenewal := start, start
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -76,6 +77,10 @@ func (t *tail) run(ctx context.Context) {
 				wait = t.tails.pause(0)
 			}
 			floor := began.Add(-eventlog.Window).UnixMicro()
+			if lookBack > 0 && !previous.IsZero() {
+				t.watchBounds(fresh, previous)
+			}
+			previous = began
 			if lookBack == 0 {
 				from = max(from, last)
 				floor = max(floor, last)
@@ -90,6 +95,17 @@ func (t *tail) run(ctx context.Context) {
 			wait = t.tails.Options.Watched // told at once; the timer moves floors and interest
 		}
 		timer.Reset(wait)
+	}
+}
+
+// watchBounds counts entries that came later than the log's bounds allow. They
+// were still within the window's reserve; one step further they would be missed.
+func (t *tail) watchBounds(fresh []eventlog.Entry, previous time.Time) {
+	bound := previous.Add(-eventlog.SlowAppend - 2*eventlog.MaxSkew).UnixMicro()
+	for _, e := range fresh {
+		if e.Key < bound {
+			t.tails.Log.Late.Add(1)
+		}
 	}
 }
 

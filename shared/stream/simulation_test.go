@@ -1,0 +1,346 @@
+package stream_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"mcpevents/shared/event"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/store"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+)
+
+// memory is a store like DynamoDB as the log sees it: strongly consistent, not
+// ordered, small pages, and a put that may take its time before it is there.
+type memory struct {
+	mu    sync.Mutex
+	items map[string][]store.Item // partition, sorted
+	delay func(partition string) time.Duration
+}
+
+func (m *memory) Ordered() bool { return false }
+func (m *memory) Close() error  { return nil }
+
+func (m *memory) Get(_ context.Context, keys ...store.Key) ([]*store.Item, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make([]*store.Item, len(keys))
+	for i, k := range keys {
+		for _, it := range m.items[k.Partition] {
+			if it.Sort == k.Sort {
+				out[i] = &it
+			}
+		}
+	}
+	return out, nil
+}
+
+func (m *memory) Query(_ context.Context, q store.Query) (store.Page, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var page store.Page
+	items := m.items[q.Partition]
+	if q.Reverse {
+		items = slices.Clone(items)
+		slices.Reverse(items)
+	}
+	for _, it := range items {
+		if it.Sort <= q.After {
+			continue
+		}
+		if len(page.Items) == min(q.Limit, 3) { // polls take several pages
+			page.More = true
+			break
+		}
+		page.Items = append(page.Items, it)
+		page.Last = it.Sort
+	}
+	return page, nil
+}
+
+func (m *memory) Write(ctx context.Context, ops ...store.Op) error {
+	for _, op := range ops {
+		if op.Kind == store.OpPut {
+			time.Sleep(m.delay(op.Item.Partition))
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, op := range ops {
+		items := m.items[op.Item.Partition]
+		i, found := slices.BinarySearchFunc(items, op.Item.Sort, func(it store.Item, s string) int { return strings.Compare(it.Sort, s) })
+		switch kind, version := op.Cond.Unpack(); {
+		case kind == "absent" && found, kind == "version" && (!found || items[i].Version != version):
+			return store.ErrConflict
+		}
+		it := op.Item
+		if op.Kind == store.OpRaise && found {
+			it = items[i]
+			it.Counts = op.Item.Counts
+		}
+		if found {
+			items[i] = it
+		} else {
+			m.items[it.Partition] = slices.Insert(items, i, it)
+		}
+	}
+	return nil
+}
+
+func (m *memory) WriteAll(ctx context.Context, ops ...store.Op) error { return m.Write(ctx, ops...) }
+
+// world is one run of the simulation.
+type world struct {
+	writerSkew func(i int) time.Duration
+	readerSkew func(i int) time.Duration
+	delay      func(partition string) time.Duration
+	writers    int
+	readers    int
+	length     time.Duration
+}
+
+type outcome struct {
+	published, skipped, repeated, resumes int
+	slow, skewed, late                    int64
+}
+
+// run publishes events under one URI (its own partition, one writer at a time, which
+// changes now and then) and under a parent (several writers), with readers that
+// follow both, break off, and resume at another instance with another clock.
+func (w world) run(t *testing.T) outcome {
+	t.Helper()
+	var res outcome
+	synctest.Test(t, func(t *testing.T) {
+		db := &memory{items: map[string][]store.Item{}, delay: w.delay}
+		sealer, err := eventlog.NewSealer(make([]byte, 32))
+		if err != nil {
+			t.Fatal(err)
+		}
+		clock := func(skew time.Duration) func() time.Time {
+			return func() time.Time { return time.Now().Add(skew) }
+		}
+		parent := subscription.Pattern{
+			Kind: subscription.Parent, Key: "event://sim/p/**", Shape: subscription.Shape{Scope: "parents", Name: "d2"},
+		}
+		own := subscription.Pattern{Kind: subscription.Concrete, Key: "event://sim/own"}
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+
+		var logs []*eventlog.Log
+		var tails []*stream.Tails
+		for i := range max(w.writers, w.readers) {
+			l := &eventlog.Log{DB: db, Now: clock(w.readerSkew(i))}
+			logs = append(logs, l)
+			tails = append(tails, stream.New(l, db, sealer, stream.Options{}))
+		}
+
+		var mu sync.Mutex
+		published := map[string]bool{}
+		got := make([]map[string]int, w.readers)
+
+		var opened, readers sync.WaitGroup
+		readCtx, stopReaders := context.WithCancel(ctx)
+		for r := range w.readers {
+			got[r] = map[string]int{}
+			opened.Add(1)
+			readers.Go(func() {
+				cursor, first := "", true
+				for inst := r; ; inst++ {
+					f, err := tails[inst%len(tails)].Open(readCtx, stream.Request{
+						Workspace: "default", Patterns: []subscription.Pattern{own, parent}, Cursor: cursor,
+					})
+					if first {
+						opened.Done()
+						first = false
+					}
+					if err != nil {
+						return
+					}
+					if f.Truncated {
+						t.Errorf("reader %d was told of a gap although nothing had expired", r)
+					}
+					life, end := context.WithTimeout(readCtx, time.Duration(1+rand.IntN(9))*time.Second)
+					for {
+						d, err := f.Next(life)
+						if err != nil {
+							break
+						}
+						mu.Lock()
+						got[r][d.Event.ID]++
+						mu.Unlock()
+						cursor = d.Cursor
+					}
+					end()
+					f.Close()
+					if readCtx.Err() != nil {
+						return
+					}
+					mu.Lock()
+					res.resumes++
+					mu.Unlock()
+				}
+			})
+		}
+		opened.Wait()
+
+		writerLogs := make([]*eventlog.Log, w.writers)
+		for i := range writerLogs {
+			writerLogs[i] = &eventlog.Log{DB: db, Now: clock(w.writerSkew(i))}
+		}
+		end := time.Now().Add(w.length)
+		var writers sync.WaitGroup
+		publish := func(id string) {
+			mu.Lock()
+			published[id] = true
+			mu.Unlock()
+		}
+		writers.Go(func() { // the own partition: one writer at a time, now this, now that instance
+			for n := 0; time.Now().Before(end); n++ {
+				e := event.Event{Workspace: "default", ID: fmt.Sprintf("own-%d", n), URI: own.Key, Data: []byte(`{}`), Time: time.Now()}
+				l := writerLogs[n/7%w.writers]
+				if _, err := l.AppendOwn(ctx, "default", own.Key, []event.Event{e}); err != nil {
+					t.Error(err)
+				}
+				if n%11 == 0 { // died before it said so; the batch comes again elsewhere
+					if _, err := writerLogs[(n+1)%w.writers].AppendOwn(ctx, "default", own.Key, []event.Event{e}); err != nil {
+						t.Error(err)
+					}
+				}
+				publish(e.ID)
+				time.Sleep(time.Duration(rand.IntN(400)) * time.Millisecond)
+			}
+		})
+		for i := range w.writers {
+			writers.Go(func() {
+				for n := 0; time.Now().Before(end); n++ {
+					e := event.Event{Workspace: "default", ID: fmt.Sprintf("w%d-%d", i, n), URI: "event://sim/p/x", Data: []byte(`{}`), Time: time.Now()}
+					if err := writerLogs[i].AppendPattern(ctx, e, []string{parent.Key}); err != nil {
+						t.Error(err)
+					}
+					publish(e.ID)
+					time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
+				}
+			})
+		}
+		writers.Wait()
+		time.Sleep(4 * eventlog.Window) // everybody reads on
+		stopReaders()
+		readers.Wait()
+		for _, ts := range tails {
+			ts.Close()
+		}
+		res.published = len(published)
+		for r := range got {
+			for id := range published {
+				switch n := got[r][id]; {
+				case n == 0:
+					res.skipped++
+				case n > 1:
+					res.repeated += n - 1
+				}
+			}
+		}
+		for _, l := range append(logs, writerLogs...) {
+			res.slow += l.Slow.Load()
+			res.skewed += l.Skewed.Load()
+			res.late += l.Late.Load()
+		}
+	})
+	return res
+}
+
+func upTo(d time.Duration) time.Duration { return time.Duration(rand.Int64N(int64(d))) }
+
+func alternate(d time.Duration) func(int) time.Duration {
+	return func(i int) time.Duration {
+		if i%2 == 0 {
+			return d
+		}
+		return -d
+	}
+}
+
+func TestLogSkipsNothingWithinItsBounds(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		world world
+	}{
+		{"SUB-08 SES-03 clocks a second apart either way, quick appends", world{
+			writerSkew: alternate(eventlog.MaxSkew), readerSkew: alternate(-eventlog.MaxSkew),
+			delay: func(string) time.Duration { return upTo(20 * time.Millisecond) },
+		}},
+		{"SUB-08 SES-03 appends up to the bound, some beyond, which are appended again", world{
+			writerSkew: alternate(-eventlog.MaxSkew), readerSkew: alternate(eventlog.MaxSkew),
+			delay: func(p string) time.Duration {
+				switch rand.IntN(20) {
+				case 0:
+					return 1900 * time.Millisecond
+				case 1:
+					return 3500 * time.Millisecond
+				}
+				return upTo(50 * time.Millisecond)
+			},
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := tc.world
+			w.writers, w.readers, w.length = 4, 4, 3*time.Minute
+			got := w.run(t)
+			t.Logf("%+v", got)
+			if got.published < 1000 || got.resumes < 20 {
+				t.Fatalf("the simulation did too little: %+v", got)
+			}
+			if got.skipped != 0 {
+				t.Errorf("%d events were skipped", got.skipped)
+			}
+			if got.skewed != 0 || got.late != 0 {
+				t.Errorf("a metric reacted within the bounds: %+v", got)
+			}
+		})
+	}
+}
+
+func TestLogMetricsReactOutsideOfTheBounds(t *testing.T) {
+	quick := func(string) time.Duration { return upTo(20 * time.Millisecond) }
+	t.Run("a writer's clock runs far ahead", func(t *testing.T) {
+		got := world{
+			writers: 4, readers: 4, length: time.Minute, delay: quick, readerSkew: alternate(0),
+			writerSkew: func(i int) time.Duration { return time.Duration(i/3) * 8 * time.Second },
+		}.run(t)
+		t.Logf("%+v", got)
+		if got.skewed == 0 {
+			t.Error("no metric reacted to a clock eight seconds ahead")
+		}
+	})
+	t.Run("a writer's clock runs behind by more than the bounds", func(t *testing.T) {
+		got := world{
+			writers: 4, readers: 4, length: time.Minute, delay: quick, readerSkew: alternate(0),
+			writerSkew: func(i int) time.Duration { return -time.Duration(i/3) * 4900 * time.Millisecond },
+		}.run(t)
+		t.Logf("%+v", got)
+		if got.late == 0 && got.skipped == 0 {
+			t.Error("a clock five seconds behind neither lost anything nor was noticed: the simulation shows nothing")
+		}
+		if got.late == 0 {
+			t.Error("no metric reacted to a clock five seconds behind")
+		}
+	})
+	t.Run("appends take long", func(t *testing.T) {
+		got := world{
+			writers: 4, readers: 4, length: time.Minute, readerSkew: alternate(0), writerSkew: alternate(0),
+			delay: func(string) time.Duration { return upTo(3 * time.Second) },
+		}.run(t)
+		t.Logf("%+v", got)
+		if got.slow == 0 {
+			t.Error("no metric reacted to slow appends")
+		}
+	})
+}
