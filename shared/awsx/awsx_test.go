@@ -1,0 +1,212 @@
+package awsx
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
+	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/google/go-cmp/cmp"
+
+	"mcpevents/shared/fault"
+)
+
+func env(pairs ...string) func(string) string {
+	return func(name string) string {
+		for i := 0; i < len(pairs); i += 2 {
+			if pairs[i] == name {
+				return pairs[i+1]
+			}
+		}
+		return ""
+	}
+}
+
+func TestLoad(t *testing.T) {
+	tests := map[string]struct {
+		env        func(string) string
+		wantRegion string
+		wantKey    string
+		wantBase   string
+		wantTries  int
+	}{
+		"as Lambda sets it": {
+			env:        env(EnvRegion, "eu-central-1", EnvAccessKey, "AKIA", EnvSecretKey, "s", EnvSessionToken, "t"),
+			wantRegion: "eu-central-1", wantKey: "AKIA", wantTries: defaultAttempts,
+		},
+		"an emulator on this machine needs no credentials": {
+			env:        env(EnvEndpoint, "http://127.0.0.1:4566"),
+			wantRegion: "us-east-1", wantKey: "test", wantBase: "http://127.0.0.1:4566", wantTries: defaultAttempts,
+		},
+		"what is set wins over what an emulator needs": {
+			env:        env(EnvEndpoint, "http://localhost:4566", EnvDefaultRegion, "eu-west-1", EnvAccessKey, "A", EnvSecretKey, "s", EnvAttempts, "9"),
+			wantRegion: "eu-west-1", wantKey: "A", wantBase: "http://localhost:4566", wantTries: 9,
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			cfg, err := load(t.Context(), tt.env)
+			if err != nil {
+				t.Fatal(err)
+			}
+			creds, err := cfg.Credentials.Retrieve(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if cfg.Region != tt.wantRegion || creds.AccessKeyID != tt.wantKey ||
+				aws.ToString(cfg.BaseEndpoint) != tt.wantBase || cfg.RetryMaxAttempts != tt.wantTries {
+				t.Errorf("got %s, %s, %s, %d", cfg.Region, creds.AccessKeyID, aws.ToString(cfg.BaseEndpoint), cfg.RetryMaxAttempts)
+			}
+		})
+	}
+}
+
+func TestLoadRefuses(t *testing.T) {
+	tests := map[string]func(string) string{
+		"no region":                           env(EnvAccessKey, "A", EnvSecretKey, "s"),
+		"no credentials":                      env(EnvRegion, "us-east-1"),
+		"no credentials for an endpoint afar": env(EnvRegion, "us-east-1", EnvEndpoint, "https://vpce.example"),
+		"an endpoint that is no URL":          env(EnvEndpoint, "127.0.0.1:4566"),
+		"a number of attempts that is none":   env(EnvEndpoint, "http://127.0.0.1:1", EnvAttempts, "many"),
+	}
+	for name, getenv := range tests {
+		t.Run(name, func(t *testing.T) {
+			if _, err := load(t.Context(), getenv); !fault.Is(err, fault.Invalid) {
+				t.Errorf("got %v, want an invalid environment", err)
+			}
+		})
+	}
+}
+
+func TestAServiceMayHaveAnEndpointOfItsOwn(t *testing.T) {
+	all, own := &server{}, &server{}
+	cfg, err := load(t.Context(), env(EnvEndpoint, all.start(t), EnvEndpoint+"_SQS", own.start(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The SDK looks itself whether the variable is set at all.
+	t.Setenv(EnvEndpoint, "http://127.0.0.1:1")
+	t.Setenv(EnvEndpoint+"_SQS", "http://127.0.0.1:1")
+	send(t, cfg, "hello")
+	put(t, cfg)
+	if all.requests != 1 || own.requests != 1 {
+		t.Errorf("%d requests to the common endpoint and %d to that of SQS, want one each", all.requests, own.requests)
+	}
+}
+
+func TestCounter(t *testing.T) {
+	var counter Counter
+	counter.Capacity = true
+	s := &server{}
+	cfg, err := load(t.Context(), env(EnvEndpoint, s.start(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	counter.Attach(&cfg)
+	put(t, cfg)
+	before := counter.Snapshot()
+
+	s.failures = 1
+	put(t, cfg)
+	send(t, cfg, strings.Repeat("x", 100<<10))
+
+	got := counter.Snapshot().Since(before)
+	for service, operations := range got {
+		for operation, count := range operations {
+			if count.BytesOut < 50 || count.BytesIn == 0 {
+				t.Errorf("%s %s: %d bytes out, %d in", service, operation, count.BytesOut, count.BytesIn)
+			}
+			count.BytesOut, count.BytesIn = 0, 0
+			operations[operation] = count
+		}
+	}
+	want := Counts{
+		"DynamoDB": {"PutItem": {Calls: 1, Requests: 2, Chunks: 2, Units: 1.5}},
+		"SQS":      {"SendMessage": {Calls: 1, Requests: 1, Chunks: 2}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+	if got.Requests() != 3 {
+		t.Errorf("%d requests, want 3", got.Requests())
+	}
+
+	text, err := json.Marshal(&counter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back Counts
+	if err := json.Unmarshal(text, &back); err != nil || back["DynamoDB"]["PutItem"].Calls != 2 {
+		t.Errorf("%s, %v", text, err)
+	}
+}
+
+func TestCounterCountsFailedCalls(t *testing.T) {
+	var counter Counter
+	s := &server{failures: 10}
+	cfg, err := load(t.Context(), env(EnvEndpoint, s.start(t), EnvAttempts, "1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	counter.Attach(&cfg)
+	if _, err := dynamodb.NewFromConfig(cfg).ListTables(t.Context(), nil); err == nil {
+		t.Fatal("no error")
+	}
+	got := counter.Snapshot()["DynamoDB"]["ListTables"]
+	if got.Calls != 1 || got.Requests != 1 || got.Errors != 1 {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// server answers every request, after as many failures.
+type server struct {
+	failures, requests int
+}
+
+func (s *server) start(t *testing.T) string {
+	srv := httptest.NewServer(s)
+	t.Cleanup(srv.Close)
+	return srv.URL
+}
+
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	io.Copy(io.Discard, r.Body)
+	s.requests++
+	w.Header().Set("Content-Type", "application/x-amz-json-1.0")
+	switch {
+	case s.failures > 0:
+		s.failures--
+		w.WriteHeader(http.StatusInternalServerError)
+		io.WriteString(w, `{"__type":"InternalServerError"}`)
+	case strings.Contains(r.Header.Get("X-Amz-Target"), "SendMessage"):
+		io.WriteString(w, `{"MessageId":"1"}`)
+	default:
+		io.WriteString(w, `{"ConsumedCapacity":{"TableName":"t","CapacityUnits":1.5}}`)
+	}
+}
+
+func put(t *testing.T, cfg aws.Config) {
+	t.Helper()
+	_, err := dynamodb.NewFromConfig(cfg).PutItem(context.Background(), &dynamodb.PutItemInput{
+		TableName: aws.String("t"), Item: map[string]types.AttributeValue{"pk": &types.AttributeValueMemberS{Value: "a"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func send(t *testing.T, cfg aws.Config, body string) {
+	t.Helper()
+	_, err := sqs.NewFromConfig(cfg, func(o *sqs.Options) { o.DisableMessageChecksumValidation = true }).
+		SendMessage(context.Background(), &sqs.SendMessageInput{QueueUrl: aws.String("http://x/q"), MessageBody: &body})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
