@@ -1,0 +1,297 @@
+// Package furl is the HTTP front of a function: a Function URL with payload
+// format 2.0, buffered or streamed, without authentication of its own.
+package furl
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"mime"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/aws/aws-lambda-go/events"
+	"github.com/google/uuid"
+
+	"mcpevents/localstack/internal/lambda"
+)
+
+// Mode is how a Function URL returns a response.
+type Mode string
+
+// The invoke modes.
+const (
+	Buffered Mode = "BUFFERED"
+	Stream   Mode = "RESPONSE_STREAM"
+)
+
+// Invoker is the function.
+type Invoker interface {
+	Name() string
+	Invoke(ctx context.Context, inv lambda.Invocation) (*lambda.Response, error)
+}
+
+// Handler serves the Function URL of a function.
+//
+// Notes:
+//   - A client that goes away ends nothing: the function runs on, as on Lambda.
+//   - A function error is 502 and a throttled request 429, with Lambda's bodies.
+type Handler struct {
+	Function Invoker
+	Mode     Mode
+	// Log tells about failed requests; nil discards it.
+	Log *slog.Logger
+}
+
+// maxPrelude bounds the JSON in front of a streamed response.
+const maxPrelude = 64 << 10
+
+// separator ends the prelude.
+var separator = make([]byte, 8)
+
+func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	// The event has the body as JSON text; 4 MiB are surely under 6 MiB as base64.
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 4<<20))
+	if err != nil {
+		message(w, http.StatusRequestEntityTooLarge, "Request Too Large")
+		return
+	}
+	payload, err := json.Marshal(Request(r, body, time.Now()))
+	if err != nil {
+		message(w, http.StatusBadRequest, "Bad Request")
+		return
+	}
+	// The invocation outlives the client.
+	resp, err := h.Function.Invoke(context.WithoutCancel(r.Context()), lambda.Invocation{Payload: payload})
+	switch {
+	case errors.Is(err, lambda.ErrThrottled):
+		message(w, http.StatusTooManyRequests, "Rate Exceeded.")
+		return
+	case err != nil:
+		h.warn("invocation failed", "error", err)
+		message(w, http.StatusBadGateway, "Internal Server Error")
+		return
+	}
+	defer resp.Body.Close()
+	w.Header().Set("X-Amzn-Requestid", resp.RequestID)
+	if resp.FunctionError == "" && h.Mode == Stream {
+		h.stream(w, resp)
+		return
+	}
+	h.buffered(w, resp)
+}
+
+func (h Handler) buffered(w http.ResponseWriter, resp *lambda.Response) {
+	b, err := resp.ReadAll()
+	if err != nil || resp.FunctionError != "" {
+		h.warn("the function failed", "error", err, "response", string(b))
+		message(w, http.StatusBadGateway, "Internal Server Error")
+		return
+	}
+	out, body, err := decode(b)
+	if err != nil {
+		h.warn("the response cannot be read", "error", err)
+		message(w, http.StatusBadGateway, "Internal Server Error")
+		return
+	}
+	header(w, out.StatusCode, out.Headers, out.Cookies)
+	_, _ = w.Write(body) // the client went away
+}
+
+// decode reads a buffered response. A JSON value without a status is the body itself.
+func decode(b []byte) (out events.LambdaFunctionURLResponse, body []byte, err error) {
+	err = json.Unmarshal(b, &out)
+	if err != nil || out.StatusCode == 0 {
+		if !json.Valid(b) {
+			return out, nil, errors.New("no JSON")
+		}
+		out = events.LambdaFunctionURLResponse{StatusCode: http.StatusOK, Headers: map[string]string{"Content-Type": "application/json"}}
+		var text string
+		if json.Unmarshal(b, &text) == nil {
+			return out, []byte(text), nil
+		}
+		return out, b, nil
+	}
+	if out.IsBase64Encoded {
+		body, err = base64.StdEncoding.DecodeString(out.Body)
+		return out, body, err
+	}
+	if out.Headers["Content-Type"] == "" && out.Headers["content-type"] == "" {
+		if out.Headers == nil {
+			out.Headers = map[string]string{}
+		}
+		out.Headers["Content-Type"] = "application/json"
+	}
+	return out, []byte(out.Body), nil
+}
+
+// stream writes what the function writes, each write at once.
+func (h Handler) stream(w http.ResponseWriter, resp *lambda.Response) {
+	var rest []byte
+	if resp.ContentType == lambda.HTTPIntegration {
+		prelude, begun, err := readPrelude(resp.Body)
+		if err != nil {
+			h.warn("the prelude cannot be read", "error", err)
+			message(w, http.StatusBadGateway, "Internal Server Error")
+			return
+		}
+		header(w, prelude.StatusCode, prelude.Headers, prelude.Cookies)
+		rest = begun
+	} else {
+		header(w, http.StatusOK, map[string]string{"Content-Type": resp.ContentType}, nil)
+	}
+	control := http.NewResponseController(w)
+	// The client sees the status before the body begins.
+	if len(rest) > 0 {
+		_, _ = w.Write(rest) // a client that went away shows at the next write
+	}
+	_ = control.Flush()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := resp.Body.Read(buf)
+		if n > 0 {
+			if _, werr := w.Write(buf[:n]); werr != nil {
+				return // the client went away; the deferred Close lets the function write on
+			}
+			_ = control.Flush()
+		}
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			h.warn("the stream broke off", "error", err)
+			panic(http.ErrAbortHandler) // so that the client sees it
+		}
+	}
+}
+
+// readPrelude reads up to the separator, and returns what it read beyond it.
+func readPrelude(r io.Reader) (prelude events.LambdaFunctionURLResponse, rest []byte, err error) {
+	buf := make([]byte, 0, 4<<10)
+	for {
+		if len(buf) > maxPrelude {
+			return prelude, nil, errors.New("it is too large")
+		}
+		if len(buf) == cap(buf) {
+			buf = append(buf, 0)[:len(buf)]
+		}
+		n, err := r.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if at := bytes.Index(buf, separator); at >= 0 {
+			if err := json.Unmarshal(buf[:at], &prelude); err != nil {
+				return prelude, nil, err
+			}
+			if prelude.StatusCode == 0 {
+				prelude.StatusCode = http.StatusOK
+			}
+			return prelude, buf[at+len(separator):], nil
+		}
+		if err != nil {
+			return prelude, nil, err
+		}
+	}
+}
+
+func header(w http.ResponseWriter, status int, headers map[string]string, cookies []string) {
+	for k, v := range headers {
+		switch http.CanonicalHeaderKey(k) {
+		case "Connection", "Transfer-Encoding", "Content-Length", "Keep-Alive":
+			// belong to the connection, which is the front's
+		default:
+			w.Header().Set(k, v)
+		}
+	}
+	for _, c := range cookies {
+		w.Header().Add("Set-Cookie", c)
+	}
+	if status < 200 || status > 999 {
+		status = http.StatusBadGateway
+	}
+	w.WriteHeader(status)
+}
+
+func message(w http.ResponseWriter, status int, text string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]string{"Message": text}) // the client went away
+}
+
+func (h Handler) warn(text string, args ...any) {
+	if h.Log != nil {
+		h.Log.Warn(text, append([]any{"function", h.Function.Name()}, args...)...)
+	}
+}
+
+// Request is the event of an HTTP request, in payload format 2.0.
+func Request(r *http.Request, body []byte, now time.Time) events.LambdaFunctionURLRequest {
+	host := r.Host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	source, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		source = r.RemoteAddr
+	}
+	event := events.LambdaFunctionURLRequest{
+		Version:         "2.0",
+		RawPath:         r.URL.EscapedPath(),
+		RawQueryString:  r.URL.RawQuery,
+		Headers:         map[string]string{"host": r.Host, "x-forwarded-for": source, "x-forwarded-proto": "http"},
+		IsBase64Encoded: !isText(r.Header, body),
+		RequestContext: events.LambdaFunctionURLRequestContext{
+			AccountID: "anonymous", RequestID: uuid.NewString(), APIID: "local",
+			DomainName: r.Host, DomainPrefix: strings.Split(host, ".")[0],
+			Time: now.UTC().Format("02/Jan/2006:15:04:05 -0700"), TimeEpoch: now.UnixMilli(),
+			HTTP: events.LambdaFunctionURLRequestContextHTTPDescription{
+				Method: r.Method, Path: r.URL.Path, Protocol: r.Proto, SourceIP: source, UserAgent: r.UserAgent(),
+			},
+		},
+	}
+	for k, v := range r.Header {
+		if k == "Cookie" {
+			for _, c := range v {
+				for part := range strings.SplitSeq(c, ";") {
+					event.Cookies = append(event.Cookies, strings.TrimSpace(part))
+				}
+			}
+			continue
+		}
+		event.Headers[strings.ToLower(k)] = strings.Join(v, ",")
+	}
+	if q := r.URL.Query(); len(q) > 0 {
+		event.QueryStringParameters = make(map[string]string, len(q))
+		for k, v := range q {
+			event.QueryStringParameters[k] = strings.Join(v, ",")
+		}
+	}
+	if event.IsBase64Encoded {
+		event.Body = base64.StdEncoding.EncodeToString(body)
+	} else {
+		event.Body = string(body)
+	}
+	return event
+}
+
+// isText reports whether the event has the body as text: by its type, as
+// Lambda decides, and because JSON could not hold it otherwise.
+func isText(h http.Header, body []byte) bool {
+	if len(body) == 0 {
+		return true
+	}
+	if h.Get("Content-Encoding") != "" || !utf8.Valid(body) {
+		return false
+	}
+	typ, _, err := mime.ParseMediaType(h.Get("Content-Type"))
+	if err != nil {
+		return false
+	}
+	return strings.HasPrefix(typ, "text/") || strings.HasSuffix(typ, "+json") || strings.HasSuffix(typ, "+xml") ||
+		typ == "application/json" || typ == "application/xml" || typ == "application/javascript"
+}

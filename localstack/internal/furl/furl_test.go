@@ -1,0 +1,228 @@
+package furl_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-lambda-go/events"
+
+	"mcpevents/localstack/internal/furl"
+	"mcpevents/localstack/internal/lambda"
+)
+
+// function answers every invocation with what answer returns.
+type function func(events.LambdaFunctionURLRequest) (*lambda.Response, error)
+
+func (f function) Name() string { return "fn" }
+
+func (f function) Invoke(_ context.Context, inv lambda.Invocation) (*lambda.Response, error) {
+	var event events.LambdaFunctionURLRequest
+	if err := json.Unmarshal(inv.Payload, &event); err != nil {
+		return nil, err
+	}
+	return f(event)
+}
+
+func respond(contentType, body string) (*lambda.Response, error) {
+	return &lambda.Response{RequestID: "r-1", ContentType: contentType, Body: io.NopCloser(strings.NewReader(body))}, nil
+}
+
+func serve(t *testing.T, mode furl.Mode, f function) string {
+	s := httptest.NewServer(furl.Handler{Function: f, Mode: mode})
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+func TestTheEventOfARequest(t *testing.T) {
+	tests := map[string]struct {
+		contentType, body string
+		want              string // the event's body
+		base64            bool
+	}{
+		"JSON is text":           {"application/json; charset=utf-8", `{"a":"ü"}`, `{"a":"ü"}`, false},
+		"CloudEvents is text":    {"application/cloudevents+json", `{}`, `{}`, false},
+		"an empty body is text":  {"", "", "", false},
+		"other types are base64": {"application/octet-stream", "abc", base64.StdEncoding.EncodeToString([]byte("abc")), true},
+		"broken UTF-8 is base64": {"application/json", "\xff", base64.StdEncoding.EncodeToString([]byte("\xff")), true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			r := httptest.NewRequest("POST", "http://example.com/mcp/a%2Fb?x=1&x=2&y", strings.NewReader(tc.body))
+			r.Header.Set("Content-Type", tc.contentType)
+			r.Header.Add("X-Two", "one")
+			r.Header.Add("X-Two", "two")
+			r.Header.Set("Cookie", "a=1; b=2")
+			r.Header.Set("User-Agent", "test")
+			got := furl.Request(r, []byte(tc.body), time.UnixMilli(1_700_000_000_000))
+			if got.Body != tc.want || got.IsBase64Encoded != tc.base64 {
+				t.Errorf("got body %q (base64 %v), want %q (%v)", got.Body, got.IsBase64Encoded, tc.want, tc.base64)
+			}
+			if got.Version != "2.0" || got.RawPath != "/mcp/a%2Fb" || got.RawQueryString != "x=1&x=2&y" || got.QueryStringParameters["x"] != "1,2" {
+				t.Errorf("got %+v", got)
+			}
+			if got.Headers["x-two"] != "one,two" || got.Headers["host"] != "example.com" || got.Headers["cookie"] != "" {
+				t.Errorf("got headers %v", got.Headers)
+			}
+			if strings.Join(got.Cookies, "|") != "a=1|b=2" {
+				t.Errorf("got cookies %v", got.Cookies)
+			}
+			c := got.RequestContext
+			if c.HTTP.Method != "POST" || c.HTTP.SourceIP != "192.0.2.1" || c.HTTP.UserAgent != "test" || c.TimeEpoch != 1_700_000_000_000 || c.Time != "14/Nov/2023:22:13:20 +0000" {
+				t.Errorf("got context %+v", c)
+			}
+		})
+	}
+}
+
+func TestResponses(t *testing.T) {
+	const nul = "\x00\x00\x00\x00\x00\x00\x00\x00"
+	tests := map[string]struct {
+		mode       furl.Mode
+		answer     function
+		status     int
+		body       string
+		wantHeader map[string]string
+	}{
+		"buffered": {
+			furl.Buffered,
+			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) {
+				return respond("", `{"statusCode":202,"headers":{"Content-Type":"text/plain","X-A":"b"},"body":"hi","cookies":["c=d"]}`)
+			},
+			202, "hi",
+			map[string]string{"Content-Type": "text/plain", "X-A": "b", "Set-Cookie": "c=d", "X-Amzn-Requestid": "r-1"},
+		},
+		"buffered base64": {
+			furl.Buffered,
+			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) {
+				return respond("", `{"statusCode":200,"body":"aGk=","isBase64Encoded":true}`)
+			},
+			200, "hi", nil,
+		},
+		"buffered without a status": {
+			furl.Buffered,
+			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) { return respond("", `{"a":1}`) },
+			200, `{"a":1}`,
+			map[string]string{"Content-Type": "application/json"},
+		},
+		"buffered garbage": {
+			furl.Buffered,
+			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) { return respond("", `{"a"`) },
+			502, `{"Message":"Internal Server Error"}` + "\n", nil,
+		},
+		"streamed with a prelude": {
+			furl.Stream,
+			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) {
+				return respond(lambda.HTTPIntegration, `{"statusCode":418,"headers":{"Content-Type":"text/event-stream","Content-Length":"7"}}`+nul+"data")
+			},
+			418, "data",
+			map[string]string{"Content-Type": "text/event-stream"},
+		},
+		"streamed without one": {
+			furl.Stream,
+			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) {
+				return respond("application/octet-stream", "raw")
+			},
+			200, "raw",
+			map[string]string{"Content-Type": "application/octet-stream"},
+		},
+		"streamed with a broken prelude": {
+			furl.Stream,
+			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) {
+				return respond(lambda.HTTPIntegration, `{"statusCode":418}`)
+			},
+			502, `{"Message":"Internal Server Error"}` + "\n", nil,
+		},
+		"a function error": {
+			furl.Stream,
+			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) {
+				return &lambda.Response{FunctionError: "Unhandled", Body: io.NopCloser(strings.NewReader(`{"errorMessage":"secret"}`))}, nil
+			},
+			502, `{"Message":"Internal Server Error"}` + "\n", nil,
+		},
+		"throttled": {
+			furl.Buffered,
+			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) { return nil, lambda.ErrThrottled },
+			429, `{"Message":"Rate Exceeded."}` + "\n", nil,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			resp, err := http.Post(serve(t, tc.mode, tc.answer), "application/json", strings.NewReader("{}"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			b, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if resp.StatusCode != tc.status || string(b) != tc.body {
+				t.Errorf("got %d %q, want %d %q", resp.StatusCode, b, tc.status, tc.body)
+			}
+			for k, want := range tc.wantHeader {
+				if got := resp.Header.Get(k); got != want {
+					t.Errorf("header %s: got %q, want %q", k, got, want)
+				}
+			}
+		})
+	}
+}
+
+func TestAStreamArrivesAsItIsWritten(t *testing.T) {
+	r, w := io.Pipe()
+	url := serve(t, furl.Stream, func(events.LambdaFunctionURLRequest) (*lambda.Response, error) {
+		return &lambda.Response{ContentType: lambda.HTTPIntegration, Body: r}, nil
+	})
+	written := make(chan error, 1)
+	go func() {
+		// The prelude in two pieces, and no byte of the body yet.
+		_, err := io.WriteString(w, `{"statusCode":200,"head`)
+		if err == nil {
+			_, err = io.WriteString(w, `ers":{"Content-Type":"text/event-stream"}}`+strings.Repeat("\x00", 8))
+		}
+		written <- err
+	}()
+	resp, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if err := <-written; err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewReader(resp.Body)
+	for _, want := range []string{"one\n", "two\n"} {
+		if _, err := io.WriteString(w, want); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := lines.ReadString('\n'); err != nil || got != want {
+			t.Fatalf("got %q, %v, want %q", got, err, want)
+		}
+	}
+	// A stream that breaks off does not look like a whole one.
+	w.CloseWithError(errors.New("killed"))
+	if _, err := lines.ReadString('\n'); err == nil || errors.Is(err, io.EOF) {
+		t.Errorf("got error %v, want an unexpected end", err)
+	}
+}
+
+func TestARequestThatIsTooLarge(t *testing.T) {
+	url := serve(t, furl.Buffered, func(events.LambdaFunctionURLRequest) (*lambda.Response, error) { return respond("", "{}") })
+	resp, err := http.Post(url, "application/json", strings.NewReader(strings.Repeat("x", 5<<20)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusRequestEntityTooLarge {
+		t.Errorf("got status %d, want 413", resp.StatusCode)
+	}
+}

@@ -1,0 +1,59 @@
+package resource
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/kms"
+	"github.com/aws/aws-sdk-go-v2/service/kms/types"
+)
+
+// Key is the properties of an AWS::KMS::Key. Only symmetric keys for encryption
+// are used.
+type Key struct {
+	Description string
+
+	Enabled, EnableKeyRotation, KeyPolicy, KeySpec, KeyUsage, MultiRegion, PendingWindowInDays, Tags ignored
+}
+
+// Alias is the properties of an AWS::KMS::Alias.
+type Alias struct {
+	AliasName   string
+	TargetKeyId string
+}
+
+// Create makes the key, or finds the one made before under the name, and
+// returns its id and ARN.
+func (k Key) Create(ctx context.Context, c Clients, name string) (id, arn string, err error) {
+	if c.KMS == nil {
+		return "", "", errors.New("the template has a KMS key, but there is no endpoint for KMS")
+	}
+	alias := "alias/" + name
+	found, err := c.KMS.DescribeKey(ctx, &kms.DescribeKeyInput{KeyId: &alias})
+	if err == nil {
+		return aws.ToString(found.KeyMetadata.KeyId), aws.ToString(found.KeyMetadata.Arn), nil
+	}
+	if !isCode(err, "NotFoundException") {
+		return "", "", fmt.Errorf("look for key %s: %w", name, err)
+	}
+	made, err := c.KMS.CreateKey(ctx, &kms.CreateKeyInput{Description: &k.Description, KeyUsage: types.KeyUsageTypeEncryptDecrypt})
+	if err != nil {
+		return "", "", fmt.Errorf("create key %s: %w", name, err)
+	}
+	id, arn = aws.ToString(made.KeyMetadata.KeyId), aws.ToString(made.KeyMetadata.Arn)
+	return id, arn, Alias{AliasName: alias, TargetKeyId: id}.Create(ctx, c)
+}
+
+// Create makes the alias, or points it at the key.
+func (a Alias) Create(ctx context.Context, c Clients) error {
+	_, err := c.KMS.CreateAlias(ctx, &kms.CreateAliasInput{AliasName: &a.AliasName, TargetKeyId: &a.TargetKeyId})
+	if isCode(err, "AlreadyExistsException") {
+		_, err = c.KMS.UpdateAlias(ctx, &kms.UpdateAliasInput{AliasName: &a.AliasName, TargetKeyId: &a.TargetKeyId})
+	}
+	if err != nil {
+		return fmt.Errorf("create %s: %w", a.AliasName, err)
+	}
+	return nil
+}

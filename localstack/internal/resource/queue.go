@@ -1,0 +1,125 @@
+package resource
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"strconv"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+
+	"mcpevents/localstack/internal/template"
+)
+
+// Queue is the properties of an AWS::SQS::Queue.
+type Queue struct {
+	QueueName                     string
+	FifoQueue                     template.Bool
+	ContentBasedDeduplication     *template.Bool
+	DeduplicationScope            string
+	FifoThroughputLimit           string
+	DelaySeconds                  *template.Int
+	MaximumMessageSize            *template.Int
+	MessageRetentionPeriod        *template.Int
+	ReceiveMessageWaitTimeSeconds *template.Int
+	VisibilityTimeout             *template.Int
+
+	RedrivePolicy *struct {
+		DeadLetterTargetArn string       `json:"deadLetterTargetArn"`
+		MaxReceiveCount     template.Int `json:"maxReceiveCount"`
+	}
+
+	RedriveAllowPolicy, SqsManagedSseEnabled, KmsMasterKeyId, KmsDataKeyReusePeriodSeconds, Tags ignored
+}
+
+// Visibility is how long a received message stays hidden.
+func (q Queue) Visibility() time.Duration {
+	if q.VisibilityTimeout == nil {
+		return 30 * time.Second
+	}
+	return time.Duration(*q.VisibilityTimeout) * time.Second
+}
+
+// Create makes the queue, or finds it and sets its attributes, and returns its
+// URL and ARN.
+func (q Queue) Create(ctx context.Context, c Clients, name string) (url, arn string, err error) {
+	attributes := q.attributes()
+	url, err = q.createOrUpdate(ctx, c, name, attributes)
+	if isCode(err, "InvalidAttributeName") {
+		// The modes of a FIFO queue are not known to every emulator, and change
+		// throughput only, as long as deduplication ids are unique in the queue.
+		delete(attributes, "DeduplicationScope")
+		delete(attributes, "FifoThroughputLimit")
+		url, err = q.createOrUpdate(ctx, c, name, attributes)
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("create queue %s: %w", name, err)
+	}
+	got, err := c.SQS.GetQueueAttributes(ctx, &sqs.GetQueueAttributesInput{
+		QueueUrl: &url, AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameQueueArn},
+	})
+	if err != nil {
+		return "", "", fmt.Errorf("read the attributes of queue %s: %w", name, err)
+	}
+	return url, got.Attributes["QueueArn"], nil
+}
+
+func (q Queue) createOrUpdate(ctx context.Context, c Clients, name string, attributes map[string]string) (url string, err error) {
+	out, err := c.SQS.CreateQueue(ctx, &sqs.CreateQueueInput{QueueName: &name, Attributes: attributes})
+	if err == nil {
+		return aws.ToString(out.QueueUrl), nil
+	}
+	if !isCode(err, "QueueAlreadyExists", "QueueNameExists") {
+		return "", err
+	}
+	// It is there with other attributes.
+	found, err := c.SQS.GetQueueUrl(ctx, &sqs.GetQueueUrlInput{QueueName: &name})
+	if err != nil {
+		return "", err
+	}
+	settable := maps.Clone(attributes)
+	delete(settable, "FifoQueue") // is given by the name, and never changes
+	if len(settable) > 0 {
+		_, err = c.SQS.SetQueueAttributes(ctx, &sqs.SetQueueAttributesInput{QueueUrl: found.QueueUrl, Attributes: settable})
+	}
+	return aws.ToString(found.QueueUrl), err
+}
+
+func (q Queue) attributes() map[string]string {
+	a := map[string]string{}
+	number := func(name string, v *template.Int) {
+		if v != nil {
+			a[name] = strconv.Itoa(int(*v))
+		}
+	}
+	text := func(name, v string) {
+		if v != "" {
+			a[name] = v
+		}
+	}
+	number("DelaySeconds", q.DelaySeconds)
+	number("MaximumMessageSize", q.MaximumMessageSize)
+	number("MessageRetentionPeriod", q.MessageRetentionPeriod)
+	number("ReceiveMessageWaitTimeSeconds", q.ReceiveMessageWaitTimeSeconds)
+	number("VisibilityTimeout", q.VisibilityTimeout)
+	text("DeduplicationScope", q.DeduplicationScope)
+	text("FifoThroughputLimit", q.FifoThroughputLimit)
+	if q.FifoQueue {
+		a["FifoQueue"] = "true"
+	}
+	if q.ContentBasedDeduplication != nil {
+		a["ContentBasedDeduplication"] = strconv.FormatBool(bool(*q.ContentBasedDeduplication))
+	}
+	if r := q.RedrivePolicy; r != nil {
+		b, err := json.Marshal(map[string]any{"deadLetterTargetArn": r.DeadLetterTargetArn, "maxReceiveCount": int(r.MaxReceiveCount)})
+		if err != nil {
+			panic(err) // a string and a number always marshal
+		}
+		a["RedrivePolicy"] = string(b)
+	}
+	return a
+}

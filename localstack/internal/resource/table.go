@@ -1,0 +1,76 @@
+package resource
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
+
+	"mcpevents/localstack/internal/template"
+)
+
+// Table is the properties of an AWS::DynamoDB::Table.
+type Table struct {
+	TableName            string
+	BillingMode          string
+	AttributeDefinitions []struct{ AttributeName, AttributeType string }
+	KeySchema            []struct{ AttributeName, KeyType string }
+
+	TimeToLiveSpecification *struct {
+		AttributeName string
+		Enabled       template.Bool
+	}
+
+	PointInTimeRecoverySpecification, DeletionProtectionEnabled, SSESpecification, TableClass, Tags ignored
+}
+
+// Create makes the table, or finds it, and returns its ARN.
+func (t Table) Create(ctx context.Context, c Clients, name string) (arn string, err error) {
+	in := &dynamodb.CreateTableInput{TableName: &name, BillingMode: types.BillingModePayPerRequest}
+	for _, a := range t.AttributeDefinitions {
+		in.AttributeDefinitions = append(in.AttributeDefinitions, types.AttributeDefinition{
+			AttributeName: aws.String(a.AttributeName), AttributeType: types.ScalarAttributeType(a.AttributeType),
+		})
+	}
+	for _, k := range t.KeySchema {
+		in.KeySchema = append(in.KeySchema, types.KeySchemaElement{
+			AttributeName: aws.String(k.AttributeName), KeyType: types.KeyType(k.KeyType),
+		})
+	}
+	if _, err := c.DynamoDB.CreateTable(ctx, in); err != nil && !isCode(err, "ResourceInUseException") {
+		return "", fmt.Errorf("create table %s: %w", name, err)
+	}
+	wait := dynamodb.NewTableExistsWaiter(c.DynamoDB, func(o *dynamodb.TableExistsWaiterOptions) {
+		o.MinDelay, o.MaxDelay = 20*time.Millisecond, time.Second
+	})
+	out, err := wait.WaitForOutput(ctx, &dynamodb.DescribeTableInput{TableName: &name}, time.Minute)
+	if err != nil {
+		return "", fmt.Errorf("wait for table %s: %w", name, err)
+	}
+	if err := t.expire(ctx, c, name); err != nil {
+		return "", fmt.Errorf("set the time to live of table %s: %w", name, err)
+	}
+	return aws.ToString(out.Table.TableArn), nil
+}
+
+func (t Table) expire(ctx context.Context, c Clients, name string) error {
+	ttl := t.TimeToLiveSpecification
+	if ttl == nil || !bool(ttl.Enabled) {
+		return nil
+	}
+	now, err := c.DynamoDB.DescribeTimeToLive(ctx, &dynamodb.DescribeTimeToLiveInput{TableName: &name})
+	if err != nil {
+		return err
+	}
+	if d := now.TimeToLiveDescription; d != nil && aws.ToString(d.AttributeName) == ttl.AttributeName {
+		return nil
+	}
+	_, err = c.DynamoDB.UpdateTimeToLive(ctx, &dynamodb.UpdateTimeToLiveInput{
+		TableName:               &name,
+		TimeToLiveSpecification: &types.TimeToLiveSpecification{AttributeName: &ttl.AttributeName, Enabled: aws.Bool(true)},
+	})
+	return err
+}
