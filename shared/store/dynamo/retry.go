@@ -1,0 +1,131 @@
+package dynamo
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
+	"github.com/aws/smithy-go"
+	"github.com/aws/smithy-go/middleware"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// What the SDK does not repeat by itself: conflicts between transactions, and
+// the unprocessed part of a batch.
+const (
+	maxPauses  = 10
+	firstPause = 10 * time.Millisecond
+	longPause  = 640 * time.Millisecond
+)
+
+// errBusy ends a series of retries.
+var errBusy = fault.New(fault.Unavailable, "the table is too busy")
+
+// pause spaces retries: a random time up to a bound that doubles.
+type pause struct {
+	count int
+	bound time.Duration
+}
+
+func newPause() *pause { return &pause{bound: firstPause} }
+
+// reset forgets the retries so far, after one that made progress.
+func (p *pause) reset() { *p = *newPause() }
+
+// wait returns an error when ctx has ended or there were enough retries, about
+// two seconds of them.
+func (p *pause) wait(ctx context.Context) error {
+	if p.count++; p.count > maxPauses {
+		return errBusy
+	}
+	timer := time.NewTimer(rand.N(p.bound))
+	defer timer.Stop()
+	p.bound = min(2*p.bound, longPause)
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// conflicting reports that a write met a transaction on the same item, so that
+// trying again may help.
+func conflicting(err error) bool {
+	if _, ok := errors.AsType[*types.TransactionConflictException](err); ok {
+		return true
+	}
+	canceled, ok := errors.AsType[*types.TransactionCanceledException](err)
+	return ok && slices.ContainsFunc(canceled.CancellationReasons, func(r types.CancellationReason) bool {
+		return r.Code != nil && slices.Contains(passing, *r.Code)
+	})
+}
+
+// passing are the reasons for which a transaction is canceled that pass.
+var passing = []string{"TransactionConflict", "ProvisionedThroughputExceeded", "ThrottlingError"}
+
+// failure wraps an error that leaves the package. An error of the client's
+// making is internal: nothing that a caller passes here comes from outside unchecked.
+func failure(err error, format string, args ...any) error {
+	if errors.Is(err, store.ErrConflict) {
+		return fault.Wrap(fault.Conflict, err, format, args...)
+	}
+	return fault.Wrap(kindOf(err), err, format, args...)
+}
+
+func kindOf(err error) fault.Kind {
+	if _, ours := errors.AsType[*fault.Error](err); ours {
+		return fault.KindOf(err)
+	}
+	api, ok := errors.AsType[smithy.APIError](err)
+	if !ok {
+		return fault.Unavailable // No answer: the network, a deadline, no credentials.
+	}
+	_, throttled := retry.DefaultThrottleErrorCodes[api.ErrorCode()]
+	if throttled || api.ErrorFault() == smithy.FaultServer || conflicting(err) || retriable(err) {
+		return fault.Unavailable
+	}
+	return fault.Internal
+}
+
+// retriable asks the SDK, which also looks at the HTTP status.
+func retriable(err error) bool {
+	for _, r := range retry.DefaultRetryables {
+		if v := r.IsErrorRetryable(err); v.Bool() {
+			return true
+		}
+	}
+	return false
+}
+
+// attempts watches the tries that the SDK makes of one call.
+type attempts struct {
+	// lost is true after a try of which nobody knows whether it was applied.
+	lost bool
+}
+
+func (a *attempts) ID() string { return "mcpevents.attempts" }
+
+func (a *attempts) HandleFinalize(
+	ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler,
+) (middleware.FinalizeOutput, middleware.Metadata, error) {
+	out, meta, err := next.HandleFinalize(ctx, in)
+	if err != nil {
+		api, answered := errors.AsType[smithy.APIError](err)
+		if !answered || api.ErrorFault() != smithy.FaultClient {
+			a.lost = true
+		}
+	}
+	return out, meta, err
+}
+
+// watch puts the middleware inside of the SDK's retries.
+func (a *attempts) watch(stack *middleware.Stack) error {
+	return stack.Finalize.Insert(a, "Retry", middleware.After)
+}
