@@ -22,7 +22,7 @@ type Applied struct {
 }
 
 // Apply checks a catalog file and stores it as the workspace's catalog, which every
-// function uses within [MaxAge]. A faulty file is of kind fault.Invalid, one that
+// function uses within [versioned.MaxAge]. A faulty file is of kind fault.Invalid, one that
 // does not fit into an item fault.TooLarge, a concurrent change fault.Conflict.
 func Apply(ctx context.Context, db store.DB, workspace string, src []byte) (Applied, error) {
 	next, err := Parse(src)
@@ -48,20 +48,16 @@ func Apply(ctx context.Context, db store.DB, workspace string, src []byte) (Appl
 // Load reads the workspace's catalog. A workspace without one is of kind
 // fault.NotFound.
 func Load(ctx context.Context, db store.DB, workspace string) (*Catalog, error) {
-	c, _, err := load(ctx, db, workspace)
-	return c, err
-}
-
-func load(ctx context.Context, db store.DB, workspace string) (*Catalog, int64, error) {
 	src, version, err := versioned.Read(ctx, db, document(workspace))
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	if version == 0 {
-		return nil, 0, errNoCatalog
+		return nil, errNoCatalog
 	}
-	c, err := ParseFile("stored catalog", src)
-	return c, version, err
+	return parseStored(src)
 }
+
+func parseStored(src []byte) (*Catalog, error) { return ParseFile("stored catalog", src) }
 
 var errNoCatalog = fault.New(fault.NotFound, "there is no such workspace, or it has no catalog")

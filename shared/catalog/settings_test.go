@@ -1,96 +1,23 @@
 package catalog
 
 import (
-	"context"
 	"fmt"
-	"log/slog"
-	"math/rand/v2"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"mcpevents/shared/config/versioned"
+	"mcpevents/shared/config/versioned/versionedtest"
 	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
 )
-
-// memory is the part of a store that the catalog uses, with switches for what a
-// real one cannot be made to do: fail, and wait.
-type memory struct {
-	store.DB // nil: everything else panics
-
-	mu    sync.Mutex
-	items map[store.Key]store.Item
-	reads map[string]int // by sort key
-	fail  error
-	gate  chan struct{} // reads wait for it when set
-}
-
-func newMemory() *memory {
-	return &memory{items: map[store.Key]store.Item{}, reads: map[string]int{}}
-}
-
-func (m *memory) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
-	m.mu.Lock()
-	gate := m.gate
-	m.mu.Unlock()
-	if gate != nil {
-		select {
-		case <-gate:
-		case <-ctx.Done():
-			return nil, fault.Wrap(fault.Unavailable, ctx.Err(), "get")
-		}
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	out := make([]*store.Item, len(keys))
-	for i, k := range keys {
-		m.reads[k.Sort]++
-		if m.fail != nil {
-			return nil, m.fail
-		}
-		if it, ok := m.items[k]; ok {
-			out[i] = &it
-		}
-	}
-	return out, nil
-}
-
-func (m *memory) Write(_ context.Context, ops ...store.Op) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, op := range ops {
-		old, ok := m.items[op.Item.Key]
-		switch kind, v := op.Cond.Unpack(); kind {
-		case "absent":
-			if ok {
-				return store.ErrConflict
-			}
-		case "version":
-			if !ok || old.Version != v {
-				return store.ErrConflict
-			}
-		}
-	}
-	for _, op := range ops {
-		m.items[op.Item.Key] = op.Item
-	}
-	return nil
-}
-
-func (m *memory) set(change func()) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	change()
-}
 
 func one(name string) []byte {
 	return fmt.Appendf(nil, "events:\n  - {name: %s, uri: 'event://%s'}\n", name, name)
 }
 
 func TestApplyAndLoad(t *testing.T) {
-	db := newMemory()
+	db := versionedtest.New()
 	ctx := t.Context()
 	if _, err := Load(ctx, db, "default"); !fault.Is(err, fault.NotFound) {
 		t.Errorf("got %v before anything was applied", err)
@@ -120,135 +47,25 @@ func TestApplyAndLoad(t *testing.T) {
 	if _, err := Apply(ctx, db, "default", []byte("events: 1")); !fault.Is(err, fault.Invalid) {
 		t.Errorf("a faulty file: got %v", err)
 	}
-	noise := make([]byte, 800<<10) // compresses to no less than three quarters
-	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-	rng := rand.New(rand.NewPCG(1, 2))
-	for i := range noise {
-		noise[i] = letters[rng.IntN(len(letters))]
-	}
-	big := append(one("a"), "# "+string(noise)...)
-	if _, err := Apply(ctx, db, "default", big); !fault.Is(err, fault.TooLarge) {
-		t.Errorf("a file that does not fit: got %v", err)
-	}
 }
 
-// racing changes the document between the read and the write of an Apply.
-type racing struct {
-	*memory
-	once sync.Once
-}
-
-func (r *racing) Write(ctx context.Context, ops ...store.Op) error {
-	r.once.Do(func() { _, _ = Apply(ctx, r.memory, "default", one("rival")) })
-	return r.memory.Write(ctx, ops...)
-}
-
-func TestApplyRefusesAConcurrentChange(t *testing.T) {
-	db := &racing{memory: newMemory()}
-	if _, err := Apply(t.Context(), db, "default", one("mine")); !fault.Is(err, fault.Conflict) {
-		t.Errorf("got %v, want a conflict", err)
-	}
-	if c, err := Load(t.Context(), db, "default"); err != nil || c.ByName("rival") == nil {
-		t.Errorf("got %v, %v", c, err)
-	}
-}
-
-func TestStored(t *testing.T) {
+func TestStoredServesWhatWasApplied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db := newMemory()
-		ctx := t.Context()
-		src := NewStored(db, nil, slog.New(slog.DiscardHandler))
-		has := func(name string) bool {
-			t.Helper()
-			c, err := src.Catalog(ctx, "default")
-			return err == nil && c.ByName(name) != nil
-		}
-		if _, err := src.Catalog(ctx, "default"); !fault.Is(err, fault.NotFound) {
+		db := versionedtest.New()
+		src := NewStored(db, nil, nil)
+		if _, err := src.Catalog(t.Context(), "default"); !fault.Is(err, fault.NotFound) {
 			t.Errorf("got %v without a catalog", err)
 		}
-		_, _ = Apply(ctx, db, "default", one("a"))
-		time.Sleep(MaxAge)
-		if !has("a") {
-			t.Error("the first catalog is not seen after MaxAge")
-		}
-		db.set(func() { clear(db.reads) })
-		for range 100 {
-			has("a")
-		}
-		time.Sleep(recheckAfter)
-		for range 100 {
-			has("a")
-		}
-		if db.reads["head"] != 1 || db.reads["text"] != 0 {
-			t.Errorf("got reads %v, want one of the head", db.reads)
-		}
-		_, _ = Apply(ctx, db, "default", one("b"))
-		time.Sleep(MaxAge)
-		if !has("b") {
-			t.Error("EVS-14: the new catalog is not seen after MaxAge")
-		}
-		db.set(func() { db.fail = fault.New(fault.Unavailable, "down") })
-		time.Sleep(time.Minute)
-		if !has("b") {
-			t.Error("the last catalog is not served while the store is down")
-		}
-		reads := db.reads["head"]
-		has("b")
-		if db.reads["head"] != reads {
-			t.Error("the store was asked again at once after a failure")
-		}
-		time.Sleep(maxStale)
-		if _, err := src.Catalog(ctx, "default"); !fault.Is(err, fault.Unavailable) {
-			t.Errorf("got %v after %v without the store", err, maxStale)
-		}
-		db.set(func() { db.fail = nil })
-		if !has("b") {
-			t.Error("the catalog is not back with the store")
+		for _, name := range []string{"a", "b"} {
+			if _, err := Apply(t.Context(), db, "default", one(name)); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(versioned.MaxAge)
+			if c, err := src.Catalog(t.Context(), "default"); err != nil || c.ByName(name) == nil {
+				t.Errorf("EVS-14: the catalog with %s is not seen after MaxAge: %v", name, err)
+			}
 		}
 	})
-}
-
-func TestStoredServesOthersWhileOneReads(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		db := newMemory()
-		_, _ = Apply(t.Context(), db, "default", one("a"))
-		src := NewStored(db, nil, slog.New(slog.DiscardHandler))
-		if _, err := src.Catalog(t.Context(), "default"); err != nil {
-			t.Fatal(err)
-		}
-		gate := make(chan struct{})
-		db.set(func() { db.gate = gate })
-		time.Sleep(recheckAfter)
-		var wg sync.WaitGroup
-		defer wg.Wait()
-		wg.Go(func() { _, _ = src.Catalog(t.Context(), "default") }) // reads, and waits at the gate
-		synctest.Wait()
-		if c, err := src.Catalog(t.Context(), "default"); err != nil || c.ByName("a") == nil {
-			t.Errorf("got %v, %v while another caller reads", c, err)
-		}
-		time.Sleep(MaxAge)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if _, err := src.Catalog(ctx, "default"); !fault.Is(err, fault.Unavailable) {
-			t.Errorf("got %v beyond MaxAge, want to wait for the reader", err)
-		}
-		close(gate)
-	})
-}
-
-func TestStoredIsBounded(t *testing.T) {
-	db := newMemory()
-	_, _ = Apply(t.Context(), db, "default", one("a"))
-	src := NewStored(db, nil, slog.New(slog.DiscardHandler))
-	_, _ = src.Catalog(t.Context(), "default")
-	for i := range 3 * maxHeld {
-		if _, err := src.Catalog(t.Context(), fmt.Sprint("w", i)); !fault.Is(err, fault.NotFound) {
-			t.Fatal(err)
-		}
-	}
-	if len(src.held) > maxHeld {
-		t.Errorf("%d workspaces are held", len(src.held))
-	}
 }
 
 func TestStatic(t *testing.T) {

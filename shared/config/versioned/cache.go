@@ -1,0 +1,164 @@
+package versioned
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// MaxAge is how old a document of a [Cache] may be: what [Write] stored is in use
+// everywhere after that time.
+const MaxAge = 5 * time.Second
+
+const (
+	// RecheckAfter is when one caller looks for a new version, while the others
+	// go on with what is there until MaxAge.
+	RecheckAfter = 2 * time.Second
+	// RetryAfter spaces attempts while the store does not answer.
+	RetryAfter = time.Second
+	// MaxStale is how long the last document is served without the store.
+	MaxStale = 5 * time.Minute
+	// maxHeld bounds the documents in memory; workspaces' names come from callers.
+	maxHeld = 1024
+)
+
+// Cache serves parsed documents, at most [MaxAge] old as long as the store
+// answers. There is no background work: on Lambda a process sleeps between calls,
+// and would wake up with what it knew. Instead the first caller after two seconds
+// reads the version (one small item), and the text only if that has moved;
+// the others are served meanwhile. Make it with [NewCache].
+type Cache[T any] struct {
+	db    store.DB
+	parse func(src []byte) (T, error)
+	now   func() time.Time
+	log   *slog.Logger
+
+	mu   sync.Mutex
+	held map[string]*held[T]
+}
+
+// held is a document in memory. Its fields are guarded by Cache.mu.
+type held[T any] struct {
+	value   T
+	version int64     // 0: there is no such document
+	checked time.Time // start of the read that found it current; zero: never read
+	retry   time.Time // not before, after a failed read
+	reading chan struct{}
+}
+
+// NewCache makes a cache that turns texts into values by parse. The clock is
+// time.Now when nil, the log slog.Default.
+func NewCache[T any](db store.DB, parse func([]byte) (T, error), now func() time.Time, log *slog.Logger) *Cache[T] {
+	if now == nil {
+		now = time.Now
+	}
+	if log == nil {
+		log = slog.Default()
+	}
+	return &Cache[T]{db: db, parse: parse, now: now, log: log, held: map[string]*held[T]{}}
+}
+
+// Get returns a document and its version; the zero value and 0 when it does not exist.
+func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
+	for {
+		c.mu.Lock()
+		h := c.holder(name)
+		now := c.now()
+		age := now.Sub(h.checked)
+		fresh := age < RecheckAfter || h.reading != nil && age < MaxAge || now.Before(h.retry) && age < MaxStale
+		switch {
+		case fresh && !h.checked.IsZero():
+			value, version := h.value, h.version
+			c.mu.Unlock()
+			return value, version, nil
+		case h.reading == nil:
+			h.reading = make(chan struct{})
+			version := h.version
+			c.mu.Unlock()
+			return c.read(ctx, name, h, version, now)
+		}
+		reading := h.reading
+		c.mu.Unlock()
+		select {
+		case <-reading:
+		case <-ctx.Done():
+			var zero T
+			return zero, 0, fault.Wrap(fault.Unavailable, ctx.Err(), "wait for %s", name)
+		}
+	}
+}
+
+// holder finds or makes the document's place. The caller holds the lock.
+func (c *Cache[T]) holder(name string) *held[T] {
+	h := c.held[name]
+	if h == nil {
+		if len(c.held) >= maxHeld {
+			c.evict()
+		}
+		h = &held[T]{}
+		c.held[name] = h
+	}
+	return h
+}
+
+// evict makes room, first of documents that do not exist.
+func (c *Cache[T]) evict() {
+	victim := ""
+	for name, h := range c.held {
+		if h.reading != nil {
+			continue
+		}
+		victim = name
+		if h.version == 0 {
+			break
+		}
+	}
+	delete(c.held, victim)
+}
+
+// read looks for a new version and publishes what it found. It began at start.
+func (c *Cache[T]) read(ctx context.Context, name string, h *held[T], version int64, start time.Time) (T, int64, error) {
+	value, next, err := c.fetch(ctx, name, version)
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	close(h.reading)
+	h.reading = nil
+	if err == nil {
+		h.checked, h.retry = start, time.Time{}
+		if next != version {
+			h.value, h.version = value, next
+		}
+		return h.value, h.version, nil
+	}
+	if h.checked.IsZero() || start.Sub(h.checked) >= MaxStale {
+		var zero T
+		return zero, 0, err
+	}
+	h.retry = start.Add(RetryAfter)
+	c.log.WarnContext(ctx, "document not read, the last one stays in use", "document", name,
+		"age", start.Sub(h.checked), "error", err)
+	return h.value, h.version, nil
+}
+
+// fetch reads the document if there is another version than the given one.
+func (c *Cache[T]) fetch(ctx context.Context, name string, version int64) (value T, next int64, err error) {
+	next, err = Version(ctx, c.db, name)
+	if err != nil || next == version {
+		return value, next, err
+	}
+	src, next, err := Read(ctx, c.db, name)
+	if err != nil || next == 0 {
+		return value, next, err
+	}
+	if value, err = c.parse(src); err != nil {
+		// What is stored was checked: only another version of this program can
+		// have written it, so it is nothing that a caller could mend.
+		return value, 0, &fault.Error{Kind: fault.Internal, Message: "the stored " + name + " is not valid for this version", Err: err}
+	}
+	return value, next, nil
+}

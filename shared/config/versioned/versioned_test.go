@@ -1,0 +1,212 @@
+package versioned_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	. "mcpevents/shared/config/versioned"
+	"mcpevents/shared/config/versioned/versionedtest"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+func TestWriteAndRead(t *testing.T) {
+	db := versionedtest.New()
+	ctx := t.Context()
+	if src, v, err := Read(ctx, db, "d"); src != nil || v != 0 || err != nil {
+		t.Errorf("got %q, %d, %v of a document that does not exist", src, v, err)
+	}
+	for i, step := range []struct {
+		text    string
+		version int64
+		changed bool
+	}{{"one", 1, true}, {"one", 1, false}, {"two", 2, true}, {"", 3, true}} {
+		v, changed, err := Write(ctx, db, "d", []byte(step.text))
+		if v != step.version || changed != step.changed || err != nil {
+			t.Errorf("step %d: got %d, %v, %v", i, v, changed, err)
+		}
+		src, v, err := Read(ctx, db, "d")
+		if string(src) != step.text || v != step.version || err != nil {
+			t.Errorf("step %d: read %q, %d, %v", i, src, v, err)
+		}
+		if v, err := Version(ctx, db, "d"); v != step.version || err != nil {
+			t.Errorf("step %d: version %d, %v", i, v, err)
+		}
+	}
+	if v, err := Version(ctx, db, "other"); v != 0 || err != nil {
+		t.Errorf("another document: %d, %v", v, err)
+	}
+	db.Fail(fault.New(fault.Unavailable, "down"))
+	if _, _, err := Write(ctx, db, "d", []byte("x")); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestWriteRefusesWhatDoesNotFit(t *testing.T) {
+	noise := make([]byte, 800<<10) // compresses to no less than three quarters
+	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i := range noise {
+		noise[i] = letters[rng.IntN(len(letters))]
+	}
+	for name, src := range map[string][]byte{"compressed": noise, "as it is": make([]byte, MaxText+1)} {
+		if _, _, err := Write(t.Context(), versionedtest.New(), "d", src); !fault.Is(err, fault.TooLarge) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+// racing lets a rival write between the read and the write of another.
+type racing struct {
+	*versionedtest.Store
+	once sync.Once
+}
+
+func (r *racing) Write(ctx context.Context, ops ...store.Op) error {
+	r.once.Do(func() { _, _, _ = Write(ctx, r.Store, "d", []byte("rival")) })
+	return r.Store.Write(ctx, ops...)
+}
+
+func TestWriteRefusesAConcurrentChange(t *testing.T) {
+	db := &racing{Store: versionedtest.New()}
+	if _, _, err := Write(t.Context(), db, "d", []byte("mine")); !fault.Is(err, fault.Conflict) {
+		t.Errorf("got %v, want a conflict", err)
+	}
+	if src, _, _ := Read(t.Context(), db, "d"); string(src) != "rival" {
+		t.Errorf("got %q", src)
+	}
+}
+
+func cache(db store.DB) *Cache[string] {
+	return NewCache(db, func(src []byte) (string, error) {
+		if strings.HasPrefix(string(src), "bad") {
+			return "", fault.New(fault.Invalid, "bad")
+		}
+		return string(src), nil
+	}, nil, slog.New(slog.DiscardHandler))
+}
+
+func write(t *testing.T, db store.DB, text string) {
+	t.Helper()
+	if _, _, err := Write(t.Context(), db, "d", []byte(text)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCacheFollowsTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := versionedtest.New()
+		c := cache(db)
+		wants := func(text string, version int64) {
+			t.Helper()
+			if got, v, err := c.Get(t.Context(), "d"); got != text || v != version || err != nil {
+				t.Errorf("got %q, %d, %v, want %q, %d", got, v, err, text, version)
+			}
+		}
+		wants("", 0)
+		write(t, db, "one")
+		time.Sleep(MaxAge)
+		wants("one", 1)
+
+		db.Reads("head")
+		db.Reads("text")
+		for range 100 {
+			wants("one", 1)
+		}
+		time.Sleep(RecheckAfter)
+		for range 100 {
+			wants("one", 1)
+		}
+		if head, text := db.Reads("head"), db.Reads("text"); head != 1 || text != 0 {
+			t.Errorf("got %d reads of the version and %d of the text, want 1 and 0", head, text)
+		}
+
+		write(t, db, "two")
+		time.Sleep(MaxAge)
+		wants("two", 2)
+		write(t, db, "bad") // by another version of the program
+		time.Sleep(MaxAge)
+		wants("two", 2)
+		write(t, db, "three")
+		time.Sleep(MaxAge)
+		wants("three", 4)
+
+		db.Fail(fault.New(fault.Unavailable, "down"))
+		time.Sleep(time.Minute)
+		wants("three", 4)
+		db.Reads("head")
+		wants("three", 4)
+		if n := db.Reads("head"); n != 0 {
+			t.Errorf("the store was asked again %d times right after a failure", n)
+		}
+		time.Sleep(MaxStale)
+		if _, _, err := c.Get(t.Context(), "d"); !fault.Is(err, fault.Unavailable) {
+			t.Errorf("got %v after %v without the store", err, MaxStale)
+		}
+		db.Fail(nil)
+		wants("three", 4)
+	})
+}
+
+func TestCacheServesOthersWhileOneReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := versionedtest.New()
+		write(t, db, "one")
+		c := cache(db)
+		if _, _, err := c.Get(t.Context(), "d"); err != nil {
+			t.Fatal(err)
+		}
+		gate := make(chan struct{})
+		db.Hold(gate)
+		time.Sleep(RecheckAfter)
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		wg.Go(func() { _, _, _ = c.Get(t.Context(), "d") }) // reads, and waits at the gate
+		synctest.Wait()
+		if got, _, err := c.Get(t.Context(), "d"); got != "one" || err != nil {
+			t.Errorf("got %q, %v while another caller reads", got, err)
+		}
+		time.Sleep(MaxAge)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, _, err := c.Get(ctx, "d"); !fault.Is(err, fault.Unavailable) {
+			t.Errorf("got %v beyond MaxAge, want to wait for the reader", err)
+		}
+		close(gate)
+	})
+}
+
+func TestCacheDoesNotServeWhatItCannotParse(t *testing.T) {
+	db := versionedtest.New()
+	write(t, db, "bad")
+	if _, _, err := cache(db).Get(t.Context(), "d"); !fault.Is(err, fault.Internal) || err == nil {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestCacheIsBounded(t *testing.T) {
+	db := versionedtest.New()
+	write(t, db, "one")
+	c := cache(db)
+	_, _, _ = c.Get(t.Context(), "d")
+	for i := range 3000 {
+		if _, v, err := c.Get(t.Context(), fmt.Sprint("w", i)); v != 0 || err != nil {
+			t.Fatal(v, err)
+		}
+	}
+	if n := c.Len(); n > 1024 {
+		t.Errorf("%d documents are held", n)
+	}
+	db.Reads("text")
+	_, _, _ = c.Get(t.Context(), "d")
+	if db.Reads("text") != 0 {
+		t.Error("a document that exists went before those that do not")
+	}
+}
