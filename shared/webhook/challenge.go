@@ -1,0 +1,168 @@
+package webhook
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/base64"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"mcpevents/shared/fault"
+)
+
+// verificationPrefix starts the webhook-id of a challenge (SEP-3415).
+const verificationPrefix = "msg_verification_"
+
+// receiverPath is where an origin may declare which of its paths take webhooks
+// (SEP-3415, "Endpoint verification").
+const receiverPath = "/.well-known/mcp-webhook-receiver.json"
+
+// challengeTimeout bounds each of the two requests of a verification: somebody
+// waits for the answer of events/subscribe.
+const challengeTimeout = 10 * time.Second
+
+// verification is the control envelope of a challenge. Its members stand in the
+// order in which they are sent.
+type verification struct {
+	Type      string `json:"type"`
+	Challenge string `json:"challenge"`
+}
+
+// Verify asks an endpoint whether it wants deliveries (SEP-3415): it posts a
+// fresh challenge, signed as every delivery is, and expects it back in a 2xx body.
+// An endpoint that does not echo may declare its path in its origin's
+// /.well-known/mcp-webhook-receiver.json instead. The challenge lives as long as
+// this call and is used once.
+//
+// The fault is Invalid for a target that is refused outright, Exhausted over the
+// limit per host, and else Unavailable with the data {"reason": category}, the category
+// one of those that are published.
+func (s *Sender) Verify(ctx context.Context, target, subscriptionID string, keys [][]byte) error {
+	u, err := s.guard.CheckURL(target)
+	if err != nil {
+		return err
+	}
+	if !s.limit.take(u.Hostname(), s.now()) {
+		return fault.New(fault.Exhausted, "too many verifications of this host; try again later").
+			With(map[string]any{"limit": "verificationsPerHost", "max": s.limit.burst})
+	}
+	failure := s.challenge(ctx, target, subscriptionID, keys)
+	if failure == nil {
+		return nil
+	}
+	reached := failure.Category == ChallengeFailed || failure.Category == HTTP4xx || failure.Category == HTTP5xx
+	if reached && s.declared(ctx, u) {
+		return nil
+	}
+	if failure.Category == Aborted {
+		return fault.Wrap(fault.Unavailable, failure, "verify the target")
+	}
+	return &fault.Error{
+		Kind: fault.Unavailable, Message: "the target could not be verified: " + string(failure.Category.Published()),
+		Data: map[string]any{"reason": string(failure.Category.Published())}, Err: failure,
+	}
+}
+
+func (s *Sender) challenge(ctx context.Context, target, subscriptionID string, keys [][]byte) *Failure {
+	nonce := rand.Text() + rand.Text() // 260 bits
+	body, _ := json.Marshal(verification{Type: "verification", Challenge: nonce})
+	a, failure := s.post(ctx, &Request{
+		URL: target, ID: NewMessageID("verification"), SubscriptionID: subscriptionID,
+		Body: body, Keys: keys, Timeout: challengeTimeout,
+	}, make([]byte, 0, 512))
+	if failure != nil {
+		return failure
+	}
+	if c := ofStatus(a.status); c != "" {
+		return &Failure{c, "the challenge was not accepted"}
+	}
+	var echo struct {
+		Challenge string `json:"challenge"`
+	}
+	if len(a.body) > maxAnswer || json.Unmarshal(a.body, &echo) != nil ||
+		subtle.ConstantTimeCompare([]byte(echo.Challenge), []byte(nonce)) != 1 {
+		return &Failure{ChallengeFailed, "the challenge was not echoed"}
+	}
+	return nil
+}
+
+// declared reports whether the target's origin says that the target's path takes webhooks.
+func (s *Sender) declared(ctx context.Context, target *url.URL) bool {
+	u := &url.URL{Scheme: target.Scheme, Host: target.Host, Path: receiverPath}
+	req := http.Request{
+		Method: http.MethodGet, URL: u, Host: u.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{"User-Agent": s.userAgent, "Accept": contentType},
+	}
+	a, failure := s.exchange(ctx, &req, challengeTimeout, make([]byte, 0, 512))
+	if failure != nil || a.status != http.StatusOK || len(a.body) > maxAnswer {
+		return false
+	}
+	var doc struct {
+		Receivers []string `json:"receivers"`
+	}
+	if json.Unmarshal(a.body, &doc) != nil {
+		return false
+	}
+	path := target.EscapedPath()
+	// Dot segments would leave the prefix once the endpoint resolves them.
+	if strings.Contains(path, "/.") || strings.Contains(strings.ToLower(path), "%2e") || strings.Contains(strings.ToLower(path), "%2f") {
+		return false
+	}
+	for _, prefix := range doc.Receivers {
+		if !strings.HasPrefix(prefix, "/") {
+			continue
+		}
+		if path == prefix || strings.HasPrefix(path, strings.TrimSuffix(prefix, "/")+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// hostLimit is a token bucket per host, so that registrations cannot make an
+// amplifier of us (SRF-07). It is kept per process.
+type hostLimit struct {
+	burst int
+
+	mu    sync.Mutex
+	hosts *cache[string, bucket]
+}
+
+type bucket struct {
+	tokens float64
+	at     time.Time
+}
+
+func newHostLimit(burst int) *hostLimit {
+	return &hostLimit{burst: burst, hosts: newCache[string, bucket](16_384)}
+}
+
+// take reports whether the host may be asked once more; a token comes back every second.
+func (l *hostLimit) take(host string, now time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b, ok := l.hosts.get(host)
+	if !ok {
+		b = bucket{tokens: float64(l.burst), at: now}
+	}
+	b.tokens = min(float64(l.burst), b.tokens+max(0, now.Sub(b.at).Seconds()))
+	b.at = now
+	granted := b.tokens >= 1
+	if granted {
+		b.tokens--
+	}
+	l.hosts.put(host, b)
+	return granted
+}
+
+// NewMessageID makes the webhook-id of a control envelope: msg_TYPE_RANDOM (SEP-3415).
+func NewMessageID(kind string) string {
+	b := make([]byte, 18)
+	_, _ = rand.Read(b)
+	return "msg_" + kind + "_" + base64.RawURLEncoding.EncodeToString(b)
+}

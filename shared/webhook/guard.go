@@ -1,0 +1,285 @@
+package webhook
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"mcpevents/shared/fault"
+)
+
+// Guard decides where webhooks may go. It checks twice: [Guard.CheckURL] early,
+// to tell a subscriber what is wrong, and before every request; and
+// [Guard.DialContext] at the boundary, on each address just before the connect
+// call, after DNS, so that a name which changes its address gains nothing.
+//
+// The zero value is the strict one: https to globally routable addresses on the
+// ports 443 and 8443. A Guard must not be changed while in use.
+type Guard struct {
+	// AllowInsecure also allows http, private addresses and every port; for
+	// development only. Metadata addresses, DenyNets and BlockedHosts stay refused.
+	AllowInsecure bool
+	// Ports replaces the allowed ports.
+	Ports []uint16
+	// BlockedHosts are refused: our own hosts, so that a webhook cannot call us.
+	// An entry is a name, .suffix for all names below, or an address; each may
+	// have a :port, without which every port is meant.
+	BlockedHosts []string
+	// AllowNets are networks of the operator's own that are targets on purpose.
+	AllowNets []netip.Prefix
+	// DenyNets are refused beyond what is not globally routable.
+	DenyNets []netip.Prefix
+	// Resolver resolves names; nil is the system's.
+	Resolver *net.Resolver
+	// Dialed, if set, is told of each address just before it is connected to.
+	Dialed func(netip.AddrPort)
+}
+
+var defaultPorts = []uint16{443, 8443}
+
+// connectTimeout bounds name resolution and connecting together: enough for two
+// retransmissions of a SYN (after 1 s and 3 s), half of the shortest timeout.
+const connectTimeout = 5 * time.Second
+
+// blocked is the error of a refused target; its text holds nothing of the target.
+type blocked string
+
+func (b blocked) Error() string { return "the target is " + string(b) }
+
+// CheckURL parses a target and refuses what could never be delivered to: another
+// scheme than https, other ports, credentials, fragments, hosts in any spelling
+// but the plain one, addresses that are not globally routable. It resolves
+// nothing. The fault is of kind Invalid and fit for the subscriber; the URL
+// returned has a lower-case host and no default port.
+func (g *Guard) CheckURL(raw string) (*url.URL, error) {
+	u, reason := g.check(raw)
+	if reason != "" {
+		return nil, fault.New(fault.Invalid, "the target URL %s", reason)
+	}
+	return u, nil
+}
+
+// check returns the URL, or what is wrong with it.
+func (g *Guard) check(raw string) (*url.URL, string) {
+	if raw == "" || len(raw) > MaxURL {
+		return nil, "is empty or longer than 2048 bytes"
+	}
+	for i := range len(raw) {
+		// Also keeps out CRLF, NUL, full-width digits and names that are not in their
+		// ASCII form; a backslash is a slash to some parsers.
+		if c := raw[i]; c <= ' ' || c >= 0x7f || c == '\\' {
+			return nil, "holds a character that must be encoded"
+		}
+	}
+	u, err := url.Parse(raw)
+	if err != nil || u.Opaque != "" {
+		return nil, "is not a URL"
+	}
+	switch {
+	case u.Scheme == "https", u.Scheme == "http" && g.AllowInsecure:
+	default:
+		return nil, "is not https"
+	}
+	if u.User != nil || strings.Contains(authority(raw), "@") {
+		return nil, "holds credentials"
+	}
+	if u.Fragment != "" || strings.Contains(raw, "#") {
+		return nil, "has a fragment"
+	}
+	if strings.Contains(authority(raw), "%") {
+		return nil, "has a host with an encoded character"
+	}
+	host, port := strings.ToLower(u.Hostname()), u.Port()
+	if port == "" && strings.HasSuffix(u.Host, ":") {
+		return nil, "has an empty port"
+	}
+	n := uint64(443)
+	if u.Scheme == "http" {
+		n = 80
+	}
+	if port != "" {
+		if n, err = strconv.ParseUint(port, 10, 16); err != nil || n == 0 || strconv.FormatUint(n, 10) != port {
+			return nil, "has a port that is no port"
+		}
+	}
+	if !g.portAllowed(uint16(n)) {
+		return nil, "has a port that is not allowed"
+	}
+	if reason := g.checkHost(host, strings.HasPrefix(u.Host, "[")); reason != "" {
+		return nil, reason
+	}
+	if g.hostBlocked(host, uint16(n)) {
+		return nil, "is a host of this server"
+	}
+	u.Host = canonicalHost(host, uint16(n), u.Scheme)
+	if u.Path == "" {
+		u.Path = "/"
+	}
+	return u, ""
+}
+
+func authority(raw string) string {
+	_, rest, _ := strings.Cut(raw, "://")
+	if i := strings.IndexAny(rest, "/?#"); i >= 0 {
+		rest = rest[:i]
+	}
+	return rest
+}
+
+func canonicalHost(host string, port uint16, scheme string) string {
+	if strings.Contains(host, ":") {
+		host = "[" + host + "]"
+	}
+	if port == 443 && scheme == "https" || port == 80 && scheme == "http" {
+		return host
+	}
+	return host + ":" + strconv.FormatUint(uint64(port), 10)
+}
+
+func (g *Guard) portAllowed(port uint16) bool {
+	switch {
+	case g.Ports != nil:
+		return slices.Contains(g.Ports, port)
+	case g.AllowInsecure:
+		return true
+	}
+	return slices.Contains(defaultPorts, port)
+}
+
+// localNames are top-level names that never lead to the public internet (RFC
+// 6761, RFC 6762, RFC 7686, RFC 8375, ICANN's reservation of internal).
+var localNames = []string{"localhost", "local", "internal", "home.arpa", "onion", "localdomain", "lan", "intranet", "corp", "home"}
+
+// checkHost returns what is wrong with a host in lower case, or "".
+func (g *Guard) checkHost(host string, brackets bool) string {
+	if a, err := netip.ParseAddr(host); err == nil {
+		if a.Is6() != brackets || a.Is4In6() && !g.AllowInsecure {
+			return "has an address in an unusual spelling"
+		}
+		if err := g.checkAddr(a); err != nil {
+			return "is " + string(err.(blocked))
+		}
+		return ""
+	}
+	if brackets || host == "" || len(host) > 253 {
+		return "has no valid host"
+	}
+	labels := strings.Split(host, ".")
+	for _, label := range labels {
+		if label == "" || len(label) > 63 || label[0] == '-' || label[len(label)-1] == '-' {
+			return "has no valid host"
+		}
+		if strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
+			return "has no valid host"
+		}
+	}
+	// A host whose last label is a number is an IPv4 address to many parsers (WHATWG
+	// URL, "ends in a number"; inet_aton): octal, hexadecimal, short forms.
+	if isNumber(labels[len(labels)-1]) {
+		return "has an address in an unusual spelling"
+	}
+	if g.AllowInsecure {
+		return ""
+	}
+	if len(labels) == 1 {
+		return "has a host without a domain"
+	}
+	for _, name := range localNames {
+		if strings.HasSuffix(host, "."+name) {
+			return "has a host of a local network"
+		}
+	}
+	return ""
+}
+
+func isNumber(label string) bool {
+	if hex, ok := strings.CutPrefix(label, "0x"); ok {
+		return strings.Trim(hex, "0123456789abcdef") == ""
+	}
+	return strings.Trim(label, "0123456789") == ""
+}
+
+func (g *Guard) hostBlocked(host string, port uint16) bool {
+	for _, entry := range g.BlockedHosts {
+		name, p := splitEntry(entry)
+		if p != 0 && p != port {
+			continue
+		}
+		if host == name || strings.HasPrefix(name, ".") && strings.HasSuffix(host, name) {
+			return true
+		}
+		if a, err := netip.ParseAddr(name); err == nil {
+			if b, err := netip.ParseAddr(host); err == nil && sameHost(a, b) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// sameHost treats the unspecified address as every loopback address: connecting
+// to it reaches the same machine.
+func sameHost(a, b netip.Addr) bool {
+	local := func(a netip.Addr) bool { return a.IsLoopback() || a.IsUnspecified() }
+	a, b = a.Unmap(), b.Unmap()
+	return a == b || local(a) && local(b)
+}
+
+func splitEntry(entry string) (name string, port uint16) {
+	entry = strings.ToLower(entry)
+	if host, p, err := net.SplitHostPort(entry); err == nil {
+		if n, err := strconv.ParseUint(p, 10, 16); err == nil {
+			return host, uint16(n)
+		}
+	}
+	return strings.Trim(entry, "[]"), 0
+}
+
+// DialContext connects to host:port if every address that would be connected to
+// may be. Names are resolved as absolute ones, without the machine's search list.
+func (g *Guard) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, blocked("no host and port")
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || !g.portAllowed(uint16(n)) {
+		return nil, blocked("on a port that is not allowed")
+	}
+	if _, err := netip.ParseAddr(host); err != nil && strings.Contains(host, ".") && !strings.HasSuffix(host, ".") {
+		address = host + ".:" + port
+	}
+	d := net.Dialer{Timeout: connectTimeout, Resolver: g.Resolver, Control: g.control}
+	return d.DialContext(ctx, network, address)
+}
+
+// control runs after the socket is made and before it connects, on the address
+// that the kernel will get.
+func (g *Guard) control(network, address string, _ syscall.RawConn) error {
+	if network != "tcp4" && network != "tcp6" {
+		return blocked("not reached by TCP")
+	}
+	ap, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return blocked("no address and port")
+	}
+	if !g.portAllowed(ap.Port()) {
+		return blocked("on a port that is not allowed")
+	}
+	if err := g.checkAddr(ap.Addr()); err != nil {
+		return err
+	}
+	if g.hostBlocked(ap.Addr().String(), ap.Port()) {
+		return blocked("a host of this server")
+	}
+	if g.Dialed != nil {
+		g.Dialed(ap)
+	}
+	return nil
+}

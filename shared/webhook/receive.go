@@ -1,0 +1,184 @@
+package webhook
+
+import (
+	"context"
+	"crypto/ed25519"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+
+	"mcpevents/shared/fault"
+)
+
+// Verify checks a received webhook with the Standard Webhooks library: one of
+// the signatures must be by one of the secrets, and the timestamp within five
+// minutes of now. A secret is whsec_ text, or else a raw one that is its own key.
+// The fault is of kind Unauthenticated, or Invalid for a secret that is none.
+func Verify(h http.Header, body []byte, secrets ...string) error {
+	for _, secret := range secrets {
+		key := []byte(secret)
+		if strings.HasPrefix(secret, secretPrefix) {
+			var err error
+			if key, err = ParseSecret(secret); err != nil {
+				return err
+			}
+		}
+		if len(key) == 0 {
+			continue // anybody could sign with an empty key
+		}
+		wh, _ := standardwebhooks.NewWebhookRaw(key)
+		err := wh.Verify(body, h)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, standardwebhooks.ErrNoMatchingSignature) {
+			return fault.New(fault.Unauthenticated, "verify the webhook: %s", reason(err))
+		}
+	}
+	return fault.New(fault.Unauthenticated, "verify the webhook: no signature is by a known secret")
+}
+
+func reason(err error) string {
+	for _, known := range []error{
+		standardwebhooks.ErrRequiredHeaders, standardwebhooks.ErrMessageTooOld, standardwebhooks.ErrMessageTooNew,
+	} {
+		if errors.Is(err, known) {
+			return known.Error()
+		}
+	}
+	return standardwebhooks.ErrInvalidHeaders.Error()
+}
+
+// VerifyIdentity checks that a received webhook has a v1a signature by one of the
+// keys, which come from the server's JWKS. It does not look at the timestamp's
+// age: [Verify] does.
+func VerifyIdentity(h http.Header, body []byte, keys ...ed25519.PublicKey) error {
+	at, err := strconv.ParseInt(h.Get(HeaderTimestamp), 10, 64)
+	if err != nil {
+		return fault.New(fault.Unauthenticated, "verify the webhook's identity: %s", standardwebhooks.ErrInvalidHeaders)
+	}
+	message := signed(h.Get(HeaderID), at, body)
+	for part := range strings.SplitSeq(h.Get(HeaderSignature), " ") {
+		text, ok := strings.CutPrefix(part, "v1a,")
+		if !ok {
+			continue
+		}
+		sig, err := base64.StdEncoding.DecodeString(text)
+		if err != nil || len(sig) != ed25519.SignatureSize {
+			continue
+		}
+		for _, key := range keys {
+			if ed25519.Verify(key, message, sig) {
+				return nil
+			}
+		}
+	}
+	return fault.New(fault.Unauthenticated, "verify the webhook's identity: no v1a signature is by a known key")
+}
+
+// Received is a verified webhook.
+type Received struct {
+	// ID is the webhook-id: equal for all attempts of one event, so that a receiver
+	// recognises a repetition.
+	ID string
+	// At is the time of this attempt.
+	At time.Time
+	// Subscription is the X-MCP-Subscription-Id. It is not covered by the signature;
+	// the secret that it was verified with is.
+	Subscription string
+	// Body is the JSON, unparsed.
+	Body   []byte
+	Header http.Header
+}
+
+// DefaultMaxReceived is how large a body a [ReceiverHandler] takes by default, in
+// bytes: the largest webhook there is, and as much again.
+const DefaultMaxReceived = 2 * MaxBody
+
+// ReceiverHandler is an endpoint for webhooks. It verifies every request, answers
+// challenges itself and hands on the rest.
+//
+// Statuses: 204 handed on; 200 challenge echoed; 401 no valid signature; 405 not a
+// POST; 413 too large; 503 unknown subscription, or Deliver failed, so that the
+// sender tries again.
+type ReceiverHandler struct {
+	// Secrets finds the secrets of a subscription, the newest first. None means that
+	// it is not known (yet): a challenge comes before events/subscribe is answered, so
+	// a receiver must know its pending secrets too.
+	Secrets func(subscription string) []string
+	// Deliver takes a webhook. It must be idempotent by ID, and quick: the sender waits.
+	Deliver func(context.Context, Received) error
+	// MaxBody is the largest body in bytes ([DefaultMaxReceived]).
+	MaxBody int64
+}
+
+// Secrets is the simplest ReceiverHandler.Secrets: the same for every subscription.
+func Secrets(secrets ...string) func(string) []string {
+	return func(string) []string { return secrets }
+}
+
+func (h *ReceiverHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		http.Error(w, "POST webhooks here", http.StatusMethodNotAllowed)
+		return
+	}
+	limit := h.MaxBody
+	if limit == 0 {
+		limit = DefaultMaxReceived
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	if err != nil {
+		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			http.Error(w, "too large", http.StatusRequestEntityTooLarge)
+			return
+		}
+		http.Error(w, "the body broke off", http.StatusBadRequest)
+		return
+	}
+	subscription := r.Header.Get(HeaderSubscription)
+	secrets := h.Secrets(subscription)
+	if len(secrets) == 0 {
+		http.Error(w, "unknown subscription", http.StatusServiceUnavailable)
+		return
+	}
+	if err := Verify(r.Header, body, secrets...); err != nil {
+		http.Error(w, fault.Public(err), http.StatusUnauthorized)
+		return
+	}
+	if challenge, ok := Challenge(r.Header, body); ok {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(map[string]string{"challenge": challenge})
+		return
+	}
+	at, _ := strconv.ParseInt(r.Header.Get(HeaderTimestamp), 10, 64) // Verify has read it
+	err = h.Deliver(r.Context(), Received{
+		ID: r.Header.Get(HeaderID), At: time.Unix(at, 0), Subscription: subscription, Body: body, Header: r.Header,
+	})
+	if err != nil {
+		http.Error(w, "not taken", http.StatusServiceUnavailable)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// Challenge finds the challenge in a verified request, if it is one. The
+// webhook-id, which is signed, must say so too: an event's own members must not be
+// taken for an envelope.
+func Challenge(h http.Header, body []byte) (string, bool) {
+	if !strings.HasPrefix(h.Get(HeaderID), verificationPrefix) {
+		return "", false
+	}
+	var v verification
+	if json.Unmarshal(body, &v) != nil || v.Type != "verification" || v.Challenge == "" {
+		return "", false
+	}
+	return v.Challenge, true
+}

@@ -1,0 +1,202 @@
+package webhook
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+
+	"github.com/tink-crypto/tink-go/v2/hybrid"
+	"github.com/tink-crypto/tink-go/v2/insecurecleartextkeyset"
+	"github.com/tink-crypto/tink-go/v2/keyset"
+	"github.com/tink-crypto/tink-go/v2/tink"
+
+	"mcpevents/shared/fault"
+)
+
+// Secrets rest sealed with HPKE (RFC 9180: DHKEM X25519, HKDF-SHA256,
+// AES-256-GCM). Whoever registers holds the public keyset and can only seal;
+// whoever sends holds the private one. Keysets are Tink's binary form: about 210
+// bytes a private key, so that a wrapping KMS request (4,096 bytes) has room for
+// more than ten rotations.
+
+// Binding names what a sealed secret belongs to. One that was moved to another
+// workspace, subscription or target does not open.
+type Binding struct{ Workspace, Subscription, Target string }
+
+// context is the binding as HPKE's info: each part with its length before it, so
+// that no two bindings have the same bytes.
+func (b Binding) context() []byte {
+	const label = "mcpevents webhook secret 1"
+	out := make([]byte, 0, len(label)+len(b.Workspace)+len(b.Subscription)+len(b.Target)+3*binary.MaxVarintLen32)
+	out = append(out, label...)
+	for _, part := range [...]string{b.Workspace, b.Subscription, b.Target} {
+		out = binary.AppendUvarint(out, uint64(len(part)))
+		out = append(out, part...)
+	}
+	return out
+}
+
+// GenerateKeyset makes a sealing key. The private keyset is in clear: the caller
+// wraps it, by KMS or by a file that only its owner may read.
+func GenerateKeyset() (private, public []byte, err error) {
+	h, err := keyset.NewHandle(hybrid.DHKEM_X25519_HKDF_SHA256_HKDF_SHA256_AES_256_GCM_Key_Template())
+	if err != nil {
+		return nil, nil, fault.Wrap(fault.Internal, err, "generate a sealing key")
+	}
+	return writeKeysets(h)
+}
+
+// AddKey is the first step of a rotation: the private keyset with one more key,
+// which nothing is sealed with yet. Once every sender holds it, [PromoteKey] follows.
+func AddKey(private []byte) ([]byte, error) {
+	m, err := manager(private)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := m.Add(hybrid.DHKEM_X25519_HKDF_SHA256_HKDF_SHA256_AES_256_GCM_Key_Template()); err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "add a sealing key")
+	}
+	h, err := m.Handle()
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "add a sealing key")
+	}
+	out, _, err := writeKeysets(h)
+	return out, err
+}
+
+// PromoteKey is the second step of a rotation: the key added last becomes the
+// one that new secrets are sealed with. Older keys stay and open what they sealed.
+func PromoteKey(private []byte) (newPrivate, public []byte, err error) {
+	m, err := manager(private)
+	if err != nil {
+		return nil, nil, err
+	}
+	h, err := m.Handle()
+	if err != nil {
+		return nil, nil, fault.Wrap(fault.Internal, err, "promote a sealing key")
+	}
+	newest, err := h.Entry(h.Len() - 1) // keys are in the order in which they were added
+	if err != nil {
+		return nil, nil, fault.Wrap(fault.Internal, err, "promote a sealing key")
+	}
+	if err := m.SetPrimary(newest.KeyID()); err != nil {
+		return nil, nil, fault.Wrap(fault.Internal, err, "promote a sealing key")
+	}
+	if h, err = m.Handle(); err != nil {
+		return nil, nil, fault.Wrap(fault.Internal, err, "promote a sealing key")
+	}
+	return writeKeysets(h)
+}
+
+// PublicKeyset is the public part of a private keyset.
+func PublicKeyset(private []byte) ([]byte, error) {
+	h, err := readPrivate(private)
+	if err != nil {
+		return nil, err
+	}
+	_, public, err := writeKeysets(h)
+	return public, err
+}
+
+func manager(private []byte) (*keyset.Manager, error) {
+	h, err := readPrivate(private)
+	if err != nil {
+		return nil, err
+	}
+	return keyset.NewManagerFromHandle(h), nil
+}
+
+func readPrivate(private []byte) (*keyset.Handle, error) {
+	h, err := insecurecleartextkeyset.Read(keyset.NewBinaryReader(bytes.NewReader(private)))
+	if err != nil {
+		return nil, fault.New(fault.Internal, "read the private sealing keyset: not a keyset") // the cause may hold parts of it
+	}
+	return h, nil
+}
+
+func writeKeysets(h *keyset.Handle) (private, public []byte, err error) {
+	var priv, pub bytes.Buffer
+	if err := insecurecleartextkeyset.Write(h, keyset.NewBinaryWriter(&priv)); err != nil {
+		return nil, nil, fault.New(fault.Internal, "write the private sealing keyset")
+	}
+	p, err := h.Public()
+	if err != nil {
+		return nil, nil, fault.Wrap(fault.Internal, err, "derive the public sealing keyset")
+	}
+	if err := p.WriteWithNoSecrets(keyset.NewBinaryWriter(&pub)); err != nil {
+		return nil, nil, fault.Wrap(fault.Internal, err, "write the public sealing keyset")
+	}
+	return priv.Bytes(), pub.Bytes(), nil
+}
+
+// Sealer seals secrets for storage. It cannot open them. It is safe for
+// concurrent use.
+type Sealer struct{ enc tink.HybridEncrypt }
+
+// NewSealer takes a public keyset.
+func NewSealer(public []byte) (*Sealer, error) {
+	h, err := keyset.ReadWithNoSecrets(keyset.NewBinaryReader(bytes.NewReader(public)))
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "read the public sealing keyset")
+	}
+	enc, err := hybrid.NewHybridEncrypt(h)
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "use the public sealing keyset")
+	}
+	return &Sealer{enc: enc}, nil
+}
+
+// Seal encrypts a secret so that it opens for this binding only. The result is
+// 53 bytes longer than the secret.
+func (s *Sealer) Seal(secret []byte, b Binding) ([]byte, error) {
+	sealed, err := s.enc.Encrypt(secret, b.context())
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "seal a secret")
+	}
+	return sealed, nil
+}
+
+// openCache is how many opened secrets an [Opener] remembers: opening takes
+// about a hundred times as long as signing. At 64-byte secrets these are some 12 MB.
+const openCache = 65_536
+
+// Opener opens what a [Sealer] of the same keyset sealed. It is safe for
+// concurrent use.
+type Opener struct {
+	dec    tink.HybridDecrypt
+	opened *cache[[sha256.Size]byte, []byte]
+}
+
+// NewOpener takes a private keyset in clear.
+func NewOpener(private []byte) (*Opener, error) {
+	h, err := readPrivate(private)
+	if err != nil {
+		return nil, err
+	}
+	dec, err := hybrid.NewHybridDecrypt(h)
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "use the private sealing keyset")
+	}
+	return &Opener{dec: dec, opened: newCache[[sha256.Size]byte, []byte](openCache)}, nil
+}
+
+// Open decrypts a secret sealed for the same binding. The caller must not change
+// the result, which is kept for the next call.
+func (o *Opener) Open(sealed []byte, b Binding) ([]byte, error) {
+	info := b.context()
+	h := sha256.New()
+	h.Write(binary.AppendUvarint(make([]byte, 0, binary.MaxVarintLen64), uint64(len(sealed))))
+	h.Write(sealed)
+	h.Write(info)
+	var key [sha256.Size]byte
+	h.Sum(key[:0])
+	if secret, ok := o.opened.get(key); ok {
+		return secret, nil
+	}
+	secret, err := o.dec.Decrypt(sealed, info)
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "open the secret of %s", b.Subscription)
+	}
+	o.opened.put(key, secret)
+	return secret, nil
+}

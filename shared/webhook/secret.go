@@ -1,0 +1,63 @@
+package webhook
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"strings"
+
+	"mcpevents/shared/fault"
+)
+
+const secretPrefix = "whsec_"
+
+// Lengths of a signing key in bytes (Standard Webhooks, "Signature scheme").
+const (
+	minKey = 24
+	maxKey = 64
+	newKey = 32
+)
+
+// NewSecret makes a Standard Webhooks secret of 32 random bytes: the whsec_ text
+// for the receiver, and the key that it stands for.
+func NewSecret() (secret string, key []byte) {
+	key = make([]byte, newKey)
+	_, _ = rand.Read(key) // never fails; it ends the program instead
+	return FormatSecret(key), key
+}
+
+// FormatSecret is the whsec_ text of a key.
+func FormatSecret(key []byte) string {
+	return secretPrefix + base64.StdEncoding.EncodeToString(key)
+}
+
+// NewRawSecret makes a shared secret without a format of its own (SEP-1803
+// WebhookSecret "raw"): 43 characters that stand for themselves, so its key is
+// the text.
+func NewRawSecret() (secret string, key []byte) {
+	b := make([]byte, newKey)
+	_, _ = rand.Read(b)
+	secret = base64.RawURLEncoding.EncodeToString(b)
+	return secret, []byte(secret)
+}
+
+// ParseSecret decodes a whsec_ secret of 24 to 64 bytes in padded base64, as all
+// the Standard Webhooks libraries read it. Anything else is a fault of kind
+// Invalid, whose text repeats nothing of the secret.
+func ParseSecret(secret string) ([]byte, error) {
+	text, ok := strings.CutPrefix(secret, secretPrefix)
+	if !ok {
+		return nil, fault.New(fault.Invalid, "the secret does not start with %s", secretPrefix)
+	}
+	// The decoder skips line breaks; other libraries do not.
+	if strings.ContainsAny(text, "\r\n") {
+		return nil, fault.New(fault.Invalid, "the secret is not base64")
+	}
+	key, err := base64.StdEncoding.Strict().DecodeString(text)
+	if err != nil {
+		return nil, fault.New(fault.Invalid, "the secret is not base64")
+	}
+	if len(key) < minKey || len(key) > maxKey {
+		return nil, fault.New(fault.Invalid, "the secret has %d bytes, %d to %d are allowed", len(key), minKey, maxKey)
+	}
+	return key, nil
+}

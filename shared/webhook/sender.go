@@ -1,0 +1,311 @@
+package webhook
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Options configure a [Sender]. Zero values are the defaults.
+type Options struct {
+	Guard *Guard
+	// UserAgent is name/version; mcp-events/dev by default.
+	UserAgent string
+	// RootCAs replaces the system's certificate authorities.
+	RootCAs *x509.CertPool
+	// Identity adds v1a signatures; nil adds none.
+	Identity *Identity
+	// ConnsPerHost bounds the connections to one host and port, busy or idle (128).
+	// A request over it waits, within its own timeout.
+	ConnsPerHost int
+	// IdleConns bounds the idle connections to all hosts together (512). So the
+	// open ones are at most this and one per concurrent call of Send.
+	IdleConns int
+	// IdleTimeout is how long an idle connection is kept (60 s).
+	IdleTimeout time.Duration
+	// Proxy is an http or https proxy that webhooks go through; nil is none, and
+	// the environment's is never used. A proxy resolves and connects itself: addresses
+	// are then its duty, and only the checks on URLs remain here.
+	Proxy *url.URL
+	// Challenges bounds verifications per host: so many at once, and then one a
+	// second (100).
+	Challenges int
+	// Now is the clock.
+	Now func() time.Time
+}
+
+// Sender posts webhooks. It is safe for concurrent use; connections are reused
+// over calls, by HTTP/2 where the endpoint offers it.
+type Sender struct {
+	guard     *Guard
+	transport *http.Transport
+	identity  *Identity
+	userAgent []string
+	now       func() time.Time
+	targets   *cache[string, *url.URL]
+	limit     *hostLimit
+}
+
+// Request is one attempt of one delivery.
+type Request struct {
+	// URL is checked by the guard again at every attempt.
+	URL string
+	// ID is the webhook-id: the event's id, the same over all attempts.
+	ID string
+	// SubscriptionID is the X-MCP-Subscription-Id.
+	SubscriptionID string
+	// Body is sent as it is: JSON, at most [MaxBody] bytes. It must not be changed
+	// until a second after Send returned: a cancelled write may still read it.
+	Body []byte
+	// Keys sign, each with a v1 signature; without keys there is none.
+	Keys [][]byte
+	// RawSecret adds X-Hub-Signature-256.
+	RawSecret []byte
+	// Timeout bounds the whole exchange, from resolving the name to the end of the
+	// answer ([DefaultTimeout]).
+	Timeout time.Duration
+	// At is the time of this attempt, for webhook-timestamp; zero is now.
+	At time.Time
+}
+
+// NewSender makes a sender. Close ends its idle connections.
+func NewSender(o Options) *Sender {
+	or := func(n *int, v int) {
+		if *n == 0 {
+			*n = v
+		}
+	}
+	or(&o.ConnsPerHost, 128)
+	or(&o.IdleConns, 512)
+	or(&o.Challenges, 100)
+	if o.IdleTimeout == 0 {
+		o.IdleTimeout = time.Minute
+	}
+	if o.Guard == nil {
+		o.Guard = &Guard{}
+	}
+	if o.UserAgent == "" {
+		o.UserAgent = "mcp-events/dev"
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	s := &Sender{
+		guard: o.Guard, identity: o.Identity, userAgent: []string{o.UserAgent}, now: o.Now,
+		targets: newCache[string, *url.URL](8192),
+		limit:   newHostLimit(o.Challenges),
+	}
+	config := &tls.Config{
+		MinVersion:         tls.VersionTLS12,
+		RootCAs:            o.RootCAs,
+		NextProtos:         []string{"h2", "http/1.1"},
+		ClientSessionCache: tls.NewLRUClientSessionCache(1024),
+	}
+	s.transport = &http.Transport{
+		Proxy:       nil,
+		DialContext: s.dial,
+		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return s.dialTLS(ctx, network, address, config)
+		},
+		TLSClientConfig:        config,
+		ForceAttemptHTTP2:      true,
+		DisableCompression:     true, // an answer is bounded as it comes, not as it unpacks
+		MaxConnsPerHost:        o.ConnsPerHost,
+		MaxIdleConnsPerHost:    o.ConnsPerHost,
+		MaxIdleConns:           o.IdleConns,
+		IdleConnTimeout:        o.IdleTimeout,
+		MaxResponseHeaderBytes: maxAnswerHeader,
+		WriteBufferSize:        8 << 10, // headers and an ordinary body in one write
+		HTTP2: &http.HTTP2Config{
+			// A connection that went silent is found by a ping, not by one timeout after another.
+			SendPingTimeout: 15 * time.Second, PingTimeout: 5 * time.Second, WriteByteTimeout: 10 * time.Second,
+			MaxReceiveBufferPerStream: 64 << 10, MaxReceiveBufferPerConnection: 1 << 20,
+		},
+	}
+	if o.Proxy != nil {
+		s.transport.Proxy = http.ProxyURL(o.Proxy)
+		direct := &net.Dialer{Timeout: connectTimeout}
+		s.transport.DialContext = direct.DialContext // connects to nothing but the proxy
+		s.transport.DialTLSContext = nil
+	}
+	return s
+}
+
+// Close ends idle connections. Calls of Send under way are not touched.
+func (s *Sender) Close() { s.transport.CloseIdleConnections() }
+
+func (s *Sender) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	c, err := s.guard.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, &stageError{stageDial, err}
+	}
+	return c, nil
+}
+
+func (s *Sender) dialTLS(ctx context.Context, network, address string, config *tls.Config) (net.Conn, error) {
+	c, err := s.dial(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	config = config.Clone()
+	config.ServerName, _, _ = net.SplitHostPort(address) // the name, never the address it resolved to
+	tc := tls.Client(c, config)
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	if err := tc.HandshakeContext(ctx); err != nil {
+		_ = c.Close()
+		return nil, &stageError{stageTLS, err}
+	}
+	return tc, nil
+}
+
+var contentType = []string{"application/json"}
+
+// bodyReader is a request's body without the layers of io.NopCloser.
+type bodyReader struct{ bytes.Reader }
+
+func (*bodyReader) Close() error { return nil }
+
+// Check refuses a target early; see [Guard.CheckURL].
+func (s *Sender) Check(target string) error {
+	_, err := s.guard.CheckURL(target)
+	return err
+}
+
+// Send makes one attempt. It follows no redirect, uses no proxy of the
+// environment, reads at most 16 KiB of the answer and returns within the timeout,
+// whatever the endpoint does. A kept connection that the endpoint closed just as
+// the request went out is replaced once by a fresh one; the endpoint can then see the
+// same webhook-id twice.
+func (s *Sender) Send(ctx context.Context, r Request) Outcome {
+	started := time.Now()
+	o := Outcome{}
+	resp, failure := s.post(ctx, &r, nil)
+	if failure != nil {
+		o.Status, o.Category, o.Err = resp.status, failure.Category, failure
+	} else if o.Status, o.Category = resp.status, ofStatus(resp.status); o.Category != "" {
+		o.Err = &Failure{o.Category, "status " + strconv.Itoa(o.Status)}
+		o.RetryAfter = ParseRetryAfter(resp.retryAfter, s.now())
+	}
+	o.Took = time.Since(started)
+	return o
+}
+
+type answer struct {
+	status     int
+	retryAfter string
+	body       []byte
+}
+
+// post makes the exchange. If keep is not nil the answer's body, up to [maxAnswer],
+// is appended to it, else it is passed over.
+func (s *Sender) post(parent context.Context, r *Request, keep []byte) (answer, *Failure) {
+	target, failure := s.target(r.URL)
+	if failure != nil {
+		return answer{}, failure
+	}
+	if len(r.Body) > MaxBody {
+		// As final as if the endpoint had said so itself.
+		return answer{status: http.StatusRequestEntityTooLarge}, &Failure{HTTP4xx, "the body is larger than 256 KiB and was not sent"}
+	}
+	body := &bodyReader{}
+	body.Reset(r.Body)
+	req := http.Request{
+		Method: http.MethodPost, URL: target, Host: target.Host, Header: s.header(r),
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		ContentLength: int64(len(r.Body)), Body: body,
+		GetBody: func() (io.ReadCloser, error) {
+			again := &bodyReader{}
+			again.Reset(r.Body)
+			return again, nil
+		},
+	}
+	return s.exchange(parent, &req, r.Timeout, keep)
+}
+
+// exchange runs a request and reads its answer, all within the timeout.
+func (s *Sender) exchange(parent context.Context, req *http.Request, timeout time.Duration, keep []byte) (answer, *Failure) {
+	if timeout <= 0 {
+		timeout = DefaultTimeout
+	}
+	ctx, cancel := context.WithTimeout(parent, timeout)
+	defer cancel()
+	resp, err := s.transport.RoundTrip(req.WithContext(ctx))
+	if err != nil {
+		return answer{}, diagnose(parent, err)
+	}
+	// An end of the body within the bound leaves the connection fit for reuse; Close ends it otherwise.
+	a := answer{status: resp.StatusCode}
+	if ofStatus(a.status) != "" {
+		a.retryAfter = resp.Header.Get("Retry-After")
+	}
+	limited := io.LimitReader(resp.Body, maxAnswer+1)
+	if keep != nil {
+		buf := bytes.NewBuffer(keep)
+		_, err = buf.ReadFrom(limited)
+		a.body = buf.Bytes()
+	} else if resp.Body != http.NoBody {
+		_, err = io.Copy(io.Discard, limited)
+	}
+	_ = resp.Body.Close()
+	if err != nil && ctx.Err() != nil {
+		return answer{}, diagnose(parent, ctx.Err())
+	}
+	return a, nil // a body that broke off does not undo the status
+}
+
+// header holds exactly the fields of the design, spelled as there.
+func (s *Sender) header(r *Request) http.Header {
+	at := r.At
+	if at.IsZero() {
+		at = s.now()
+	}
+	values := make([]string, 0, 5)
+	one := func(v string) []string {
+		values = append(values, v)
+		return values[len(values)-1 : len(values) : len(values)]
+	}
+	h := http.Header{
+		"Content-Type":     contentType,
+		"User-Agent":       s.userAgent,
+		HeaderID:           one(r.ID),
+		HeaderTimestamp:    one(strconv.FormatInt(at.Unix(), 10)),
+		HeaderSubscription: one(r.SubscriptionID),
+		// Present and empty, it is not sent, but tells the transport that the request may
+		// be repeated on a fresh connection when a kept one turns out to be closed. That is
+		// ordinary after an instance was frozen between two invocations.
+		"Idempotency-Key": {},
+	}
+	signature := Sign(r.Keys, r.ID, at, r.Body)
+	if s.identity != nil {
+		signature = strings.TrimPrefix(signature+" "+s.identity.Sign(r.ID, at, r.Body), " ")
+	}
+	if signature != "" {
+		h[HeaderSignature] = one(signature)
+	}
+	if len(r.RawSecret) > 0 {
+		h[HeaderHubSignature] = one(signHub(r.RawSecret, r.Body))
+	}
+	return h
+}
+
+// target is the checked URL of a raw one. It is shared and must not be changed.
+func (s *Sender) target(raw string) (*url.URL, *Failure) {
+	if u, ok := s.targets.get(raw); ok {
+		return u, nil
+	}
+	u, reason := s.guard.check(raw)
+	if reason != "" {
+		return nil, &Failure{Blocked, "the target URL " + reason}
+	}
+	s.targets.put(raw, u)
+	return u, nil
+}

@@ -1,0 +1,71 @@
+package webhook
+
+import (
+	"crypto/ed25519"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"strconv"
+	"strings"
+	"time"
+
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+)
+
+// Sign makes the webhook-signature header: one v1 signature (HMAC-SHA256 over
+// id, Unix seconds and body) for every key, separated by spaces, so that a
+// receiver can verify with either secret while one replaces the other. Without
+// keys it is empty.
+func Sign(keys [][]byte, id string, at time.Time, body []byte) string {
+	if len(keys) == 1 {
+		return sign(keys[0], id, at, body)
+	}
+	all := make([]string, len(keys))
+	for i, key := range keys {
+		all[i] = sign(key, id, at, body)
+	}
+	return strings.Join(all, " ")
+}
+
+func sign(key []byte, id string, at time.Time, body []byte) string {
+	wh, _ := standardwebhooks.NewWebhookRaw(key) // neither has a way to fail
+	s, _ := wh.Sign(id, at, body)
+	return s
+}
+
+// signHub is the X-Hub-Signature-256 header: HMAC-SHA256 of the body alone.
+func signHub(secret, body []byte) string {
+	m := hmac.New(sha256.New, secret)
+	m.Write(body)
+	return "sha256=" + hex.EncodeToString(m.Sum(nil))
+}
+
+// Identity signs with ed25519 beside the shared secrets (Standard Webhooks v1a),
+// so that a receiver can tell the server even from somebody who has the secret.
+// Its public keys are served as a JWKS.
+type Identity struct {
+	key       ed25519.PrivateKey
+	published []ed25519.PublicKey
+}
+
+// NewIdentity signs with key. Also holds public keys to publish beside it: the
+// one that signed before, or the one that will sign next.
+func NewIdentity(key ed25519.PrivateKey, also ...ed25519.PublicKey) *Identity {
+	return &Identity{key: key, published: append([]ed25519.PublicKey{key.Public().(ed25519.PublicKey)}, also...)}
+}
+
+// Sign makes one v1a signature over the same bytes as [Sign].
+func (i *Identity) Sign(id string, at time.Time, body []byte) string {
+	return "v1a," + base64.StdEncoding.EncodeToString(ed25519.Sign(i.key, signed(id, at.Unix(), body)))
+}
+
+// signed is what a signature covers.
+func signed(id string, at int64, body []byte) []byte {
+	b := make([]byte, 0, len(id)+22+len(body))
+	b = append(b, id...)
+	b = append(b, '.')
+	b = strconv.AppendInt(b, at, 10)
+	b = append(b, '.')
+	return append(b, body...)
+}

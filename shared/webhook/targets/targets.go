@@ -1,0 +1,45 @@
+// Package targets fits shared/webhook to what shared/subscription asks of the
+// outside world: checking, verifying and sealing. It holds no rules of its own.
+package targets
+
+import (
+	"context"
+
+	"mcpevents/shared/subscription"
+	"mcpevents/shared/webhook"
+)
+
+// Targets implements [subscription.Targets].
+type Targets struct {
+	Sender *webhook.Sender
+	Sealer *webhook.Sealer
+}
+
+var _ subscription.Targets = Targets{}
+
+// Check refuses a URL that could never be delivered to.
+func (t Targets) Check(url string) error { return t.Sender.Check(url) }
+
+// Verify sends a signed challenge.
+func (t Targets) Verify(ctx context.Context, url, subscriptionID string, key []byte) error {
+	return t.Sender.Verify(ctx, url, subscriptionID, [][]byte{key})
+}
+
+// ParseSecret decodes a client's whsec_ secret.
+func (t Targets) ParseSecret(secret string) ([]byte, error) { return webhook.ParseSecret(secret) }
+
+// NewSecret makes a secret of the type; none has neither text nor key.
+func (t Targets) NewSecret(kind subscription.SecretType) (secret string, key []byte) {
+	switch kind {
+	case subscription.None:
+		return "", nil
+	case subscription.Raw:
+		return webhook.NewRawSecret()
+	}
+	return webhook.NewSecret()
+}
+
+// Seal encrypts a key for storage.
+func (t Targets) Seal(key []byte, b subscription.Binding) ([]byte, error) {
+	return t.Sealer.Seal(key, webhook.Binding(b))
+}
