@@ -1,0 +1,147 @@
+//go:build unix
+
+package harness
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// process is a program that a test started, and what it wrote.
+type process struct {
+	cmd   *exec.Cmd
+	out   *output
+	ended chan struct{} // closed when it has ended and its output is read
+	err   error         // how it ended; valid once ended is closed
+}
+
+// begin starts a program in a process group of its own, so that a signal to the
+// test does not reach it before the test has ended it in order.
+func begin(dir string, env []string, out *output, name string, args ...string) (*process, error) {
+	cmd := exec.Command(name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(environment(), env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	p := &process{cmd: cmd, out: out, ended: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.WaitDelay = 5 * time.Second
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		p.err = cmd.Wait()
+		close(p.ended)
+	}()
+	return p, nil
+}
+
+// environment is the test's own without settings of the system under test.
+func environment() []string {
+	var env []string
+	for _, kv := range os.Environ() {
+		if !strings.HasPrefix(kv, "MCPEVENTS_") && !strings.HasPrefix(kv, "AWS_") {
+			env = append(env, kv)
+		}
+	}
+	return env
+}
+
+// stop ends the process with SIGTERM, or SIGKILL when it has not ended in time.
+func (p *process) stop(within time.Duration) error {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	select {
+	case <-p.ended:
+		return nil
+	case <-timer.C:
+		p.kill()
+		return errors.New("it did not end after SIGTERM")
+	}
+}
+
+// kill ends the process at once, as a crash would.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
+	<-p.ended
+}
+
+func (p *process) running() bool {
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
+}
+
+// output keeps what processes wrote, the first 64 MiB.
+type output struct {
+	mu   sync.Mutex
+	buf  bytes.Buffer
+	over int
+}
+
+const maxOutput = 64 << 20
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if room := maxOutput - o.buf.Len(); len(b) > room {
+		o.over += len(b) - room
+		o.buf.Write(b[:room])
+	} else {
+		o.buf.Write(b)
+	}
+	return len(b), nil
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+// tail is the end of the output, for messages.
+func (o *output) tail(n int) string {
+	s := o.String()
+	if len(s) > n {
+		s = "…" + s[len(s)-n:]
+	}
+	return s
+}
+
+// peakRSS is the largest resident set of a process so far, in bytes, as Linux
+// counts it; 0 where there is no /proc.
+func peakRSS(pid int) int64 { return procStatus(pid, "VmHWM:") }
+
+func procStatus(pid int, field string) int64 {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, field); ok {
+			kb, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			return kb << 10
+		}
+	}
+	return 0
+}
+
+// keepOutput writes the output beside the test's other artefacts when it failed.
+func keepOutput(tb testing.TB, name string, out *output) {
+	if !tb.Failed() {
+		return
+	}
+	tb.Logf("end of the output of %s:\n%s", name, out.tail(16<<10))
+}

@@ -1,0 +1,201 @@
+//go:build unix
+
+package harness
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// ServerOptions choose how the embedded server runs. The zero value is a server
+// with keys for [Callers] that sends webhooks anywhere, on a new data directory, with the catalog of
+// the repository.
+type ServerOptions struct {
+	// Auth is "keys" (default) or "none".
+	Auth string
+	// Callers replace [Callers].
+	Callers []Caller
+	// Guarded leaves --allow-insecure-targets away.
+	Guarded bool
+	// Catalog is the text of a catalog file; empty is the repository's.
+	Catalog string
+	// Config is further text for config.yaml.
+	Config string
+	// Args are further arguments of serve, Env further settings.
+	Args, Env []string
+	// Data is the data directory; empty is a new one.
+	Data string
+	// Fast builds without the race detector, whatever the test is built with.
+	Fast bool
+}
+
+// Server is the embedded server as a process.
+type Server struct {
+	Target
+	// Data is its data directory.
+	Data string
+
+	tb     testing.TB
+	addr   string
+	binary string
+	args   []string
+	env    []string
+	p      *process
+	out    *output
+}
+
+// StartServer builds and starts the embedded server, and ends it with the test.
+func StartServer(tb testing.TB, o ServerOptions) *Server {
+	tb.Helper()
+	s := NewServer(tb, o)
+	s.Start()
+	return s
+}
+
+// NewServer prepares a server without starting it.
+func NewServer(tb testing.TB, o ServerOptions) *Server {
+	tb.Helper()
+	s := &Server{tb: tb, Data: o.Data, out: &output{}, env: o.Env}
+	s.binary = Binary(tb, "./cmd/mcpevents", Race && !o.Fast)
+	dir := tb.TempDir()
+	if s.Data == "" {
+		s.Data = filepath.Join(dir, "data")
+	}
+	s.addr = freeAddr(tb)
+	catalog := filepath.Join(Root(tb), "catalog.yaml")
+	if o.Catalog != "" {
+		catalog = writeFile(tb, dir, "catalog.yaml", o.Catalog)
+	}
+	config := o.Config
+	auth := o.Auth
+	if auth == "" {
+		auth = "keys"
+	}
+	if auth == "keys" {
+		callers := o.Callers
+		if callers == nil {
+			callers = Callers()
+		}
+		var section string
+		section, s.Keys = keysConfig(callers)
+		config = section + config
+	}
+	s.args = []string{
+		"serve", "--addr", s.addr, "--data", s.Data, "--catalog", catalog,
+		"--config", writeFile(tb, dir, "config.yaml", config), "--auth", auth,
+	}
+	if !o.Guarded {
+		s.args = append(s.args, "--allow-insecure-targets")
+	}
+	s.args = append(s.args, o.Args...)
+	s.Name, s.MCP, s.Events = "embedded", "http://"+s.addr+"/mcp", "http://"+s.addr+"/events"
+	tb.Cleanup(func() {
+		if s.p != nil {
+			if err := s.p.stop(20 * time.Second); err != nil {
+				tb.Errorf("end the server: %v", err)
+			}
+		}
+		keepOutput(tb, "the server", s.out)
+	})
+	return s
+}
+
+// Start starts the server and waits until it is healthy.
+func (s *Server) Start() {
+	s.tb.Helper()
+	if err := s.TryStart(s.tb.Context()); err != nil {
+		s.tb.Fatalf("start the server: %v\n%s", err, s.out.tail(8<<10))
+	}
+}
+
+// TryStart is [Server.Start] for a server that may refuse to run.
+func (s *Server) TryStart(ctx context.Context) error {
+	p, err := begin(s.tb.TempDir(), s.env, s.out, s.binary, s.args...)
+	if err != nil {
+		return err
+	}
+	s.p = p
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if s.healthy(ctx) {
+			return nil
+		}
+		select {
+		case <-p.ended:
+			return fmt.Errorf("it ended: %w", p.err)
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+func (s *Server) healthy(ctx context.Context) bool {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.addr+"/healthz", nil)
+	if err != nil {
+		return false
+	}
+	resp, err := plain.Do(req)
+	if err != nil {
+		return false
+	}
+	resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+// Kill ends the server with SIGKILL.
+func (s *Server) Kill() { s.p.kill() }
+
+// Stop ends the server with SIGTERM and waits for it.
+func (s *Server) Stop() {
+	s.tb.Helper()
+	if err := s.p.stop(20 * time.Second); err != nil {
+		s.tb.Fatalf("stop the server: %v", err)
+	}
+}
+
+// PeakRSS is the largest resident memory of the running process so far, in bytes.
+func (s *Server) PeakRSS() int64 { return peakRSS(s.p.cmd.Process.Pid) }
+
+// Output is all that the server wrote so far.
+func (s *Server) Output() string { return s.out.String() }
+
+// Base is the URL of the server without a path.
+func (s *Server) Base() string { return "http://" + s.addr }
+
+// plain is a client for probes: no connection of it is kept.
+var plain = &http.Client{
+	Timeout:   10 * time.Second,
+	Transport: &http.Transport{DisableKeepAlives: true, Proxy: nil},
+}
+
+// freeAddr finds a free port of 127.0.0.1. The server keeps it over restarts, so
+// it cannot choose one itself.
+func freeAddr(tb testing.TB) string {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func writeFile(tb testing.TB, dir, name, text string) string {
+	tb.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, []byte(strings.TrimLeft(text, "\n")), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	return path
+}

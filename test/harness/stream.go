@@ -1,0 +1,362 @@
+//go:build unix
+
+package harness
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Message is a JSON-RPC message as it came on a stream.
+type Message struct {
+	JSONRPC string          `json:"jsonrpc"`
+	ID      json.RawMessage `json:"id"`
+	Method  string          `json:"method"`
+	Params  json.RawMessage `json:"params"`
+	Result  json.RawMessage `json:"result"`
+	Error   *RPCError       `json:"error"`
+
+	// EventID is the id of the server-sent event.
+	EventID string `json:"-"`
+	// Raw is the message as it was sent.
+	Raw []byte `json:"-"`
+}
+
+// Update is notifications/resources/updated.
+type Update struct {
+	URI     string          `json:"uri"`
+	Payload json.RawMessage `json:"payload"`
+	Meta    map[string]any  `json:"_meta"`
+	// EventID, Time and Cursor are those of our _meta keys.
+	EventID, Time, Cursor string `json:"-"`
+	// SSE is the id of the server-sent event.
+	SSE string `json:"-"`
+}
+
+const updated = "notifications/resources/updated"
+
+// Update decodes the message, which must be a resource update.
+func (m *Message) Update() (*Update, error) {
+	if m.Method != updated {
+		return nil, fmt.Errorf("method %q is not %s", m.Method, updated)
+	}
+	u := &Update{SSE: m.EventID}
+	if err := json.Unmarshal(m.Params, u); err != nil {
+		return nil, err
+	}
+	u.EventID, _ = u.Meta[Prefix+"eventId"].(string)
+	u.Time, _ = u.Meta[Prefix+"time"].(string)
+	u.Cursor, _ = u.Meta[Prefix+"cursor"].(string)
+	return u, nil
+}
+
+// Stream is an open stream of server-sent events. It reads all the time.
+type Stream struct {
+	Header http.Header
+
+	cancel context.CancelFunc
+	ended  chan struct{} // closed when the stream has ended
+
+	mu       sync.Mutex
+	messages []*Message
+	primes   []string // ids of events without data
+	comments int
+	retry    string
+	read     int // messages that Next has returned
+	err      error
+	change   chan struct{} // closed and replaced at each message
+}
+
+// Listen opens subscriptions/listen with the request id given, and waits for its
+// acknowledgment, which is the first message and is returned by [Stream.Next] too.
+func (c *Client) Listen(tb testing.TB, id any, notifications, meta map[string]any) *Stream {
+	tb.Helper()
+	s, err := c.TryListen(tb.Context(), id, notifications, meta)
+	if err != nil {
+		tb.Fatalf("subscriptions/listen: %v", err)
+	}
+	tb.Cleanup(s.Close)
+	return s
+}
+
+// TryListen is [Client.Listen] for tests in which the server may be down.
+func (c *Client) TryListen(ctx context.Context, id any, notifications, meta map[string]any) (*Stream, error) {
+	params := map[string]any{"notifications": notifications}
+	if meta != nil {
+		params["_meta"] = meta
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	req, err := c.Request(ctx, "subscriptions/listen", params, id)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	return open(req, cancel, true)
+}
+
+// Open opens the GET stream of a legacy session, from behind lastEventID unless
+// it is empty.
+func (c *Client) Open(tb testing.TB, lastEventID string) *Stream {
+	tb.Helper()
+	s, err := c.TryOpen(tb.Context(), lastEventID)
+	if err != nil {
+		tb.Fatalf("GET stream: %v", err)
+	}
+	tb.Cleanup(s.Close)
+	return s
+}
+
+// TryOpen is [Client.Open] for tests in which the server may be down.
+func (c *Client) TryOpen(ctx context.Context, lastEventID string) (*Stream, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL, nil)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	c.header(req.Header)
+	req.Header.Set("Accept", "text/event-stream")
+	if lastEventID != "" {
+		req.Header.Set("Last-Event-ID", lastEventID)
+	}
+	return open(req, cancel, false)
+}
+
+// streams have a connection each and no time limit.
+var streams = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, ResponseHeaderTimeout: time.Minute}}
+
+func open(req *http.Request, cancel context.CancelFunc, acknowledged bool) (*Stream, error) {
+	resp, err := streams.Do(req)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK || !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
+		b, _ := io.ReadAll(io.LimitReader(resp.Body, 1024))
+		resp.Body.Close()
+		cancel()
+		return nil, fmt.Errorf("status %d, %s: %s", resp.StatusCode, resp.Header.Get("Content-Type"), b)
+	}
+	s := &Stream{Header: resp.Header, cancel: cancel, ended: make(chan struct{}), change: make(chan struct{})}
+	go s.run(resp.Body)
+	if acknowledged && !s.has(Patience, 1) {
+		s.Close()
+		return nil, fmt.Errorf("no message came: %w", s.Err())
+	}
+	return s, nil
+}
+
+func (s *Stream) run(body io.ReadCloser) {
+	defer close(s.ended)
+	defer body.Close()
+	events := newEventReader(body)
+	for {
+		ev, err := events.next()
+		s.mu.Lock()
+		switch {
+		case err != nil:
+			s.err = err
+		case ev.comment:
+			s.comments++
+		case len(ev.data) == 0:
+			s.primes = append(s.primes, ev.id)
+		default:
+			m := &Message{EventID: ev.id, Raw: ev.data}
+			if s.err = json.Unmarshal(ev.data, m); s.err == nil {
+				s.messages = append(s.messages, m)
+			}
+			err = s.err
+		}
+		if ev.retry != "" {
+			s.retry = ev.retry
+		}
+		close(s.change)
+		s.change = make(chan struct{})
+		s.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// Close ends the stream and waits for its reader.
+func (s *Stream) Close() {
+	s.cancel()
+	<-s.ended
+}
+
+// Ended is closed when the stream has ended.
+func (s *Stream) Ended() <-chan struct{} { return s.ended }
+
+// Err is why the stream ended: io.EOF when the server ended it in order.
+func (s *Stream) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// Messages are all so far.
+func (s *Stream) Messages() []*Message {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]*Message(nil), s.messages...)
+}
+
+// Primes are the ids of events without data so far, and Retry the last value of
+// a retry field.
+func (s *Stream) Primes() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]string(nil), s.primes...)
+}
+
+// Retry is the last retry field, in milliseconds as it was written.
+func (s *Stream) Retry() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.retry
+}
+
+// Comments counts comments, which keep a quiet stream alive.
+func (s *Stream) Comments() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.comments
+}
+
+// has waits for at least n messages in all.
+func (s *Stream) has(within time.Duration, n int) bool {
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	for {
+		s.mu.Lock()
+		have, err, change := len(s.messages), s.err, s.change
+		s.mu.Unlock()
+		if have >= n {
+			return true
+		}
+		if err != nil {
+			return false
+		}
+		select {
+		case <-change:
+		case <-timer.C:
+			return false
+		}
+	}
+}
+
+// Next waits for the next message.
+func (s *Stream) Next(tb testing.TB) *Message {
+	tb.Helper()
+	s.mu.Lock()
+	n := s.read
+	s.mu.Unlock()
+	if !s.has(Patience, n+1) {
+		tb.Fatalf("no message number %d on the stream: %v", n+1, s.Err())
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.read++
+	return s.messages[n]
+}
+
+// NextUpdate waits for the next message, which must be a resource update.
+func (s *Stream) NextUpdate(tb testing.TB) *Update {
+	tb.Helper()
+	m := s.Next(tb)
+	u, err := m.Update()
+	if err != nil {
+		tb.Fatalf("%v: %.300s", err, m.Raw)
+	}
+	return u
+}
+
+// Updates are the resource updates so far.
+func (s *Stream) Updates() (updates []*Update) {
+	for _, m := range s.Messages() {
+		if u, err := m.Update(); err == nil {
+			updates = append(updates, u)
+		}
+	}
+	return updates
+}
+
+// Wait waits until the stream has sent n resource updates.
+func (s *Stream) Wait(tb testing.TB, n int) []*Update {
+	tb.Helper()
+	if !Within(tb, Patience, func() bool { return len(s.Updates()) >= n }) {
+		tb.Fatalf("the stream sent %d updates, want %d (%v)", len(s.Updates()), n, s.Err())
+	}
+	return s.Updates()
+}
+
+// Prefixed finds a member of a _meta object by its full name.
+func Meta(raw json.RawMessage, key string) json.RawMessage {
+	var v struct {
+		Meta map[string]json.RawMessage `json:"_meta"`
+	}
+	if json.Unmarshal(raw, &v) != nil {
+		return nil
+	}
+	return v.Meta[key]
+}
+
+type sseEvent struct {
+	id, name, retry string
+	data            []byte
+	comment         bool
+}
+
+// eventReader reads server-sent events (HTML standard, section 9.2).
+type eventReader struct{ r *bufio.Reader }
+
+func newEventReader(r io.Reader) *eventReader { return &eventReader{bufio.NewReaderSize(r, 64<<10)} }
+
+// next returns the next event, or a comment by itself. What was cut off is dropped.
+func (e *eventReader) next() (ev sseEvent, err error) {
+	some := false
+	var data [][]byte
+	for {
+		line, err := e.r.ReadBytes('\n')
+		if err != nil {
+			return sseEvent{}, err
+		}
+		line = bytes.TrimRight(line, "\r\n")
+		if len(line) == 0 {
+			if !some {
+				continue
+			}
+			ev.data = bytes.Join(data, []byte("\n"))
+			return ev, nil
+		}
+		if line[0] == ':' {
+			if !some {
+				return sseEvent{comment: true}, nil
+			}
+			continue
+		}
+		some = true
+		field, value, _ := bytes.Cut(line, []byte(":"))
+		value = bytes.TrimPrefix(value, []byte(" "))
+		switch string(field) {
+		case "id":
+			ev.id = string(value)
+		case "event":
+			ev.name = string(value)
+		case "retry":
+			ev.retry = string(value)
+		case "data":
+			data = append(data, value)
+		}
+	}
+}

@@ -1,0 +1,73 @@
+//go:build unix
+
+package harness
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+)
+
+// Target is a running system, whichever way it runs.
+type Target struct {
+	// Name says which: "embedded" or "local AWS".
+	Name string
+	// MCP and Events are the URLs of the MCP endpoint and of POST /events.
+	MCP, Events string
+	// Keys are the bearer tokens by principal; nil with --auth none.
+	Keys map[string]string
+}
+
+// Caller is somebody with a name and rights in a workspace.
+type Caller struct {
+	Principal, Workspace string
+	Scopes               []string
+	Claims               map[string]string
+	key                  string
+}
+
+// All are the scopes of the system.
+var All = []string{"events:read", "events:subscribe", "events:publish"}
+
+// Callers are those that tests speak of: alice and bob may do all, reader may
+// only read, and publisher only publish. foreign may do all in another workspace.
+func Callers() []Caller {
+	return []Caller{
+		{Principal: "alice", Scopes: All, Claims: map[string]string{"team": "red"}},
+		{Principal: "bob", Scopes: All, Claims: map[string]string{"team": "blue"}},
+		{Principal: "reader", Scopes: []string{"events:read"}},
+		{Principal: "publisher", Scopes: []string{"events:publish"}},
+		{Principal: "foreign", Workspace: "elsewhere", Scopes: All},
+	}
+}
+
+// keysConfig makes a key for each caller, and the section of config.yaml that
+// lets them in.
+func keysConfig(callers []Caller) (yaml string, keys map[string]string) {
+	var b strings.Builder
+	keys = map[string]string{}
+	b.WriteString("keys:\n")
+	for _, c := range callers {
+		key := c.key
+		if key == "" {
+			key = "key_" + rand.Text()
+		}
+		keys[c.Principal] = key
+		workspace := c.Workspace
+		if workspace == "" {
+			workspace = "default"
+		}
+		sum := sha256.Sum256([]byte(key))
+		fmt.Fprintf(&b, "  - principal: %s\n    workspace: %s\n    scopes: [%s]\n    sha256: %s\n",
+			c.Principal, workspace, strings.Join(c.Scopes, ", "), hex.EncodeToString(sum[:]))
+		if len(c.Claims) > 0 {
+			b.WriteString("    claims:\n")
+			for k, v := range c.Claims {
+				fmt.Fprintf(&b, "      %s: %s\n", k, v)
+			}
+		}
+	}
+	return b.String(), keys
+}

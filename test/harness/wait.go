@@ -1,0 +1,42 @@
+//go:build unix
+
+package harness
+
+import (
+	"testing"
+	"time"
+)
+
+// Patience is how long the harness waits for something that is to happen at once
+// on an idle machine. It is long, for machines are shared and built with the race detector.
+const Patience = 30 * time.Second
+
+// Eventually polls until cond holds. A test that waits on a process of its own
+// has no better clock; the deadline only decides when it has failed.
+func Eventually(tb testing.TB, within time.Duration, what string, cond func() bool) {
+	tb.Helper()
+	if !Within(tb, within, cond) {
+		tb.Fatalf("not within %v: %s", within, what)
+	}
+}
+
+// Within polls until cond holds, and reports whether it did before the deadline.
+func Within(tb testing.TB, within time.Duration, cond func() bool) bool {
+	tb.Helper()
+	deadline := time.NewTimer(within)
+	defer deadline.Stop()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if cond() {
+			return true
+		}
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			return cond()
+		case <-tb.Context().Done():
+			return cond()
+		}
+	}
+}
