@@ -81,6 +81,12 @@ func Keys(list []Key, now func() time.Time) (Authenticator, error) {
 	return k, nil
 }
 
+// Check tells whether a key is well-formed; an error is of kind fault.Invalid.
+func (x Key) Check() error {
+	_, err := hashed(x)
+	return err
+}
+
 func hashed(x Key) (hashedKey, error) {
 	h := hashedKey{expires: x.Expires}
 	if n, err := hex.Decode(h.hash[:], clip64(x.SHA256)); err != nil || n != len(h.hash) || len(x.SHA256) != 64 {

@@ -65,9 +65,9 @@ func (w *jsonWriter) node(n *Node, depth int) bool {
 }
 
 func (w *jsonWriter) object(n *Node, depth int) bool {
-	before := len(w.file.faults) + w.file.more
+	before := w.file.Count()
 	members := w.file.Members(n, w.what)
-	if len(w.file.faults)+w.file.more > before {
+	if w.file.Count() > before {
 		return false
 	}
 	w.out = append(w.out, '{')

@@ -99,6 +99,10 @@ func (f *File) Add(line int, format string, args ...any) {
 	f.faults = append(f.faults, Fault{Line: line, Message: fmt.Sprintf(format, args...)})
 }
 
+// Count is the number of faults so far; a caller compares it to see whether a
+// part was read without one.
+func (f *File) Count() int { return len(f.faults) + f.more }
+
 // Failed reports whether a fault was found.
 func (f *File) Failed() bool { return len(f.faults) > 0 }
 

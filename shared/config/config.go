@@ -1,0 +1,303 @@
+// Package config reads the operator's configuration: the file config.yaml (keys,
+// backends) and the limits that are flags and environment variables.
+//
+// The file is read as strictly as the catalog: every fault has its line, all are
+// told at once. Nothing here reads the environment by itself or makes a client;
+// main.go and cmd/ do, and pass on what they read.
+package config
+
+import (
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config/strictyaml"
+	"mcpevents/shared/fault"
+)
+
+// MaxSource is the largest configuration file in bytes.
+const MaxSource = 1 << 20
+
+// MaxBackends is the largest number of backends.
+const MaxBackends = 100
+
+// Config is the content of config.yaml. The zero value is an empty file. It must
+// not be changed.
+type Config struct {
+	// Keys are the static keys of --auth keys.
+	Keys []auth.Key
+	// Backends are the MCP servers behind the gateway.
+	Backends []Backend
+}
+
+// Backend is an MCP server behind the gateway.
+type Backend struct {
+	// Name is unique: letters, digits, - and _, at most 64.
+	Name string
+	// URL is its MCP endpoint, http or https.
+	URL string
+	// Prefix goes before the names of its tools and prompts; may be empty.
+	Prefix string
+	// Workspace is who it belongs to; [auth.DefaultWorkspace] by default.
+	Workspace string
+	// Scopes are what a caller needs, beside the general ones, to see it.
+	Scopes []string
+	// ProtocolVersion is a revision of MCP, or "auto".
+	ProtocolVersion string
+	// Headers are sent with each request.
+	Headers map[string]Value
+	// OAuth gets tokens by client credentials; nil for none.
+	OAuth *OAuth
+	// ForwardToken passes on the caller's own token. It must be asked for by name: the
+	// backend can then act as the caller.
+	ForwardToken bool
+}
+
+// OAuth is the client credentials grant of a backend (RFC 6749, section 4.4).
+type OAuth struct {
+	TokenURL     string
+	ClientID     string
+	ClientSecret Value
+	Scopes       []string
+}
+
+// AutoVersion lets the gateway find out the protocol version of a backend.
+const AutoVersion = "auto"
+
+// ProtocolVersions lists the revisions that a backend may be pinned to.
+func ProtocolVersions() []string {
+	return []string{"2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"}
+}
+
+// Value is a setting that may be a secret: a plain text, or "env:NAME", the name of
+// an environment variable that holds it. Secrets are always references.
+type Value struct {
+	text string
+	env  string
+}
+
+// Literal makes a plain value.
+func Literal(text string) Value { return Value{text: text} }
+
+// String is for logs: the reference, or nothing of a plain value.
+func (v Value) String() string {
+	if v.env != "" {
+		return "env:" + v.env
+	}
+	return "(a plain value)"
+}
+
+// Resolve looks up a reference. An environment variable that is missing or empty
+// is of kind fault.Invalid.
+func (v Value) Resolve(lookup func(string) (string, bool)) (string, error) {
+	if v.env == "" {
+		return v.text, nil
+	}
+	s, ok := lookup(v.env)
+	if !ok || s == "" {
+		return "", fault.New(fault.Invalid, "the environment variable %s, which the configuration refers to, is not set", v.env)
+	}
+	return s, nil
+}
+
+// Parse reads a configuration file. Every fault is found in one go: the error is
+// of kind fault.Invalid with a line for each ("config.yaml:3: …"). An empty file is
+// an empty configuration.
+func Parse(src []byte) (*Config, error) { return ParseFile("config.yaml", src) }
+
+// ParseFile is [Parse] with the name that messages give the file.
+func ParseFile(name string, src []byte) (*Config, error) {
+	if blank(src) {
+		return &Config{}, nil
+	}
+	f, root := strictyaml.Parse(name, src, MaxSource)
+	p := parser{file: f, config: &Config{}}
+	if root != nil {
+		for _, m := range f.Members(root, "the configuration") {
+			switch m.Key {
+			case "keys":
+				p.keys(m.Value)
+			case "backends":
+				p.backends(m.Value)
+			default:
+				f.Unknown(m, "the configuration", "keys", "backends")
+			}
+		}
+	}
+	if err := f.Err(); err != nil {
+		return nil, err
+	}
+	return p.config, nil
+}
+
+// blank reports whether a file holds nothing but comments.
+func blank(src []byte) bool {
+	for line := range strings.Lines(string(src)) {
+		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
+			return false
+		}
+	}
+	return true
+}
+
+type parser struct {
+	file   *strictyaml.File
+	config *Config
+}
+
+func (p *parser) keys(n *strictyaml.Node) {
+	items := p.file.Items(n, `"keys"`)
+	if len(items) > auth.MaxKeys {
+		p.file.Add(n.Line, "there are more than %d keys", auth.MaxKeys)
+		return
+	}
+	seen := map[string]int{}
+	for _, it := range items {
+		k := p.key(it)
+		hash := strings.ToLower(k.SHA256)
+		if line := seen[hash]; line > 0 {
+			p.file.Add(it.Line, "a key: the same sha256 was already given in line %d", line)
+		}
+		seen[hash] = it.Line
+		p.config.Keys = append(p.config.Keys, k)
+	}
+}
+
+func (p *parser) key(n *strictyaml.Node) auth.Key {
+	k := auth.Key{Workspace: auth.DefaultWorkspace}
+	before := p.file.Count()
+	for _, m := range p.file.Members(n, "a key") {
+		switch m.Key {
+		case "principal":
+			k.Principal = p.file.String(m.Value, "principal")
+		case "workspace":
+			k.Workspace = p.file.String(m.Value, "workspace")
+		case "scopes":
+			k.Scopes = p.scopes(m.Value, "scopes")
+		case "sha256":
+			k.SHA256 = p.file.String(m.Value, "sha256")
+		case "expires":
+			k.Expires = p.time(m.Value)
+		case "claims":
+			k.Claims = map[string]string{}
+			for _, c := range p.file.Members(m.Value, "claims") {
+				k.Claims[c.Key] = p.file.String(c.Value, "claim "+strictyaml.Clip(c.Key))
+			}
+		default:
+			p.file.Unknown(m, "a key", "principal", "workspace", "scopes", "sha256", "expires", "claims")
+		}
+	}
+	if p.file.Count() == before {
+		if err := k.Check(); err != nil {
+			p.file.Add(n.Line, "a key: %v", err)
+		}
+	}
+	return k
+}
+
+func (p *parser) scopes(n *strictyaml.Node, what string) []string {
+	scopes := p.file.Strings(n, what)
+	for _, s := range scopes {
+		if s == "" || strings.ContainsAny(s, " \t\"\\") {
+			p.file.Add(n.Line, "%s: %q is no OAuth scope", what, strictyaml.Clip(s))
+		}
+	}
+	return scopes
+}
+
+func (p *parser) time(n *strictyaml.Node) time.Time {
+	s := p.file.String(n, "expires")
+	for _, layout := range []string{time.RFC3339, time.DateOnly} {
+		if t, err := time.Parse(layout, s); err == nil {
+			return t
+		}
+	}
+	if s != "" {
+		p.file.Add(n.Line, "expires: %q is no time such as 2027-01-31T00:00:00Z or date such as 2027-01-31 (UTC)", strictyaml.Clip(s))
+	}
+	return time.Time{}
+}
+
+func (p *parser) backends(n *strictyaml.Node) {
+	items := p.file.Items(n, `"backends"`)
+	if len(items) > MaxBackends {
+		p.file.Add(n.Line, "there are more than %d backends", MaxBackends)
+		return
+	}
+	type place struct{ workspace, name string }
+	names := map[place]int{}
+	for _, it := range items {
+		b := p.backend(it)
+		at := place{b.Workspace, b.Name}
+		if line := names[at]; line > 0 && b.Name != "" {
+			p.file.Add(it.Line, "backend %s was already given in line %d", strictyaml.Clip(b.Name), line)
+		}
+		names[at] = it.Line
+		p.config.Backends = append(p.config.Backends, b)
+	}
+}
+
+// headerName is field-name of RFC 9110.
+var headerName = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}$")
+
+// ownHeaders are set by the gateway itself.
+var ownHeaders = []string{
+	"Accept", "Connection", "Content-Length", "Content-Type", "Host", "Last-Event-Id", "Mcp-Method", "Mcp-Name",
+	"Mcp-Protocol-Version", "Mcp-Session-Id", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
+}
+
+func (p *parser) headers(n *strictyaml.Node, what string) map[string]Value {
+	out := map[string]Value{}
+	for _, m := range p.file.Members(n, what) {
+		name := http.CanonicalHeaderKey(m.Key)
+		_, twice := out[name]
+		switch {
+		case !headerName.MatchString(m.Key):
+			p.file.Add(m.Line, "%s: %q is no header name", what, strictyaml.Clip(m.Key))
+			continue
+		case slices.Contains(ownHeaders, name):
+			p.file.Add(m.Line, "%s: %s is set by the gateway", what, name)
+			continue
+		case twice:
+			p.file.Add(m.Line, "%s: %s is given twice", what, name)
+			continue
+		}
+		out[name] = p.value(m.Value, what+" "+name, secretHeader(name))
+	}
+	return out
+}
+
+// secretHeader reports whether a header carries credentials, by its name.
+func secretHeader(name string) bool {
+	name = strings.ToLower(name)
+	for _, s := range []string{"auth", "cookie", "token", "secret", "key", "password", "credential", "signature"} {
+		if strings.Contains(name, s) {
+			return true
+		}
+	}
+	return false
+}
+
+var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
+
+// value reads a text or a reference; a secret must be a reference.
+func (p *parser) value(n *strictyaml.Node, what string, secret bool) Value {
+	s := p.file.String(n, what)
+	if name, ok := strings.CutPrefix(s, "env:"); ok {
+		if !envName.MatchString(name) {
+			p.file.Add(n.Line, "%s: %q is no name of an environment variable", what, strictyaml.Clip(name))
+		}
+		return Value{env: name}
+	}
+	switch {
+	case secret && s != "":
+		p.file.Add(n.Line, "%s: a secret must not stand in this file; refer to an environment variable as env:NAME", what)
+		return Value{}
+	case len(s) > 8192 || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }):
+		p.file.Add(n.Line, "%s: the text is too long or has control characters", what)
+	}
+	return Value{text: s}
+}

@@ -1,0 +1,219 @@
+package config
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config/versioned"
+	"mcpevents/shared/config/versioned/versionedtest"
+	"mcpevents/shared/fault"
+)
+
+func hashOf(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return hex.EncodeToString(sum[:])
+}
+
+func TestParseReadsAllMembers(t *testing.T) {
+	c, err := Parse(fmt.Appendf(nil, `# who may call
+keys:
+  - {principal: alice, workspace: default, scopes: [events:read, events:subscribe], sha256: %s}
+  - principal: bob
+    workspace: other
+    scopes: [events:publish]
+    sha256: %s
+    expires: 2027-01-31
+    claims: {org: acme}
+backends:
+  - {name: github, url: "http://127.0.0.1:9000/mcp", prefix: gh_, headers: {authorization: "env:GITHUB_AUTH", X-Team: blue}}
+  - name: tickets
+    url: https://tickets.example.com/mcp
+    workspace: other
+    scopes: [tickets]
+    protocolVersion: 2025-11-25
+    oauth: {tokenUrl: https://id.example.com/token, clientId: me, clientSecret: env:SECRET, scopes: [a]}
+  - {name: mine, url: "https://x.example.com/mcp", forwardToken: true}
+`, hashOf("a"), hashOf("b")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if k := c.Keys[0]; k.Principal != "alice" || k.Workspace != "default" || len(k.Scopes) != 2 || k.SHA256 != hashOf("a") || !k.Expires.IsZero() {
+		t.Errorf("got %+v", k)
+	}
+	if k := c.Keys[1]; k.Workspace != "other" || !k.Expires.Equal(time.Date(2027, 1, 31, 0, 0, 0, 0, time.UTC)) || k.Claims["org"] != "acme" {
+		t.Errorf("got %+v", k)
+	}
+	gh, tickets, mine := c.Backends[0], c.Backends[1], c.Backends[2]
+	if gh.Name != "github" || gh.URL != "http://127.0.0.1:9000/mcp" || gh.Prefix != "gh_" || gh.ProtocolVersion != AutoVersion || gh.Workspace != "default" {
+		t.Errorf("got %+v", gh)
+	}
+	lookup := func(name string) (string, bool) { return "Bearer x", name == "GITHUB_AUTH" }
+	if got, err := gh.Headers["Authorization"].Resolve(lookup); got != "Bearer x" || err != nil {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if got, err := gh.Headers["X-Team"].Resolve(lookup); got != "blue" || err != nil {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if _, err := tickets.OAuth.ClientSecret.Resolve(lookup); !fault.Is(err, fault.Invalid) {
+		t.Errorf("a missing variable: got %v", err)
+	}
+	if tickets.ProtocolVersion != "2025-11-25" || tickets.Scopes[0] != "tickets" || tickets.OAuth.ClientID != "me" || tickets.ForwardToken || !mine.ForwardToken {
+		t.Errorf("got %+v, %+v", tickets, mine)
+	}
+	if s := fmt.Sprint(gh.Headers); strings.Contains(s, "blue") {
+		t.Errorf("a header's value is printed: %s", s)
+	}
+	for _, src := range []string{"", "\n# nothing\n"} {
+		if c, err := Parse([]byte(src)); err != nil || c.Keys != nil {
+			t.Errorf("an empty file: got %+v, %v", c, err)
+		}
+	}
+}
+
+func TestParseFaults(t *testing.T) {
+	backend := func(members ...string) string {
+		return "backends:\n  - name: b\n    url: https://b.example.com/mcp\n    " + strings.Join(members, "\n    ") + "\n"
+	}
+	key := func(member string) string {
+		return "keys:\n  - principal: a\n    sha256: " + hashOf("a") + "\n    " + member + "\n"
+	}
+	for name, tc := range map[string]struct{ src, want string }{
+		"unknown section":        {"keys: []\nbackend: []\n", `config.yaml:2: the configuration: unknown member "backend"`},
+		"keys is no list":        {"keys: {a: b}\n", `config.yaml:1: "keys" must be a list`},
+		"AUT-02 unknown member":  {key("role: admin"), `config.yaml:4: a key: unknown member "role"`},
+		"AUT-02 a plain key":     {"keys:\n  - {principal: a, key: hunter2}\n", `unknown member "key"`},
+		"AUT-02 short hash":      {"keys:\n  - {principal: a, sha256: abcd}\n", "config.yaml:2: a key: sha256 is not 64"},
+		"AUT-02 no principal":    {"keys:\n  - {sha256: " + hashOf("a") + "}\n", "config.yaml:2: a key: principal"},
+		"AUT-02 same hash":       {"keys:\n  - {principal: a, sha256: " + hashOf("a") + "}\n  - {principal: b, sha256: " + hashOf("a") + "}\n", "config.yaml:3: a key: the same sha256 was already given in line 2"},
+		"AUT-02 bad expiry":      {key("expires: soon"), `expires: "soon" is no time`},
+		"AUT-02 bad scope":       {key("scopes: ['a b']"), "no OAuth scope"},
+		"no name":                {"backends:\n  - {url: 'http://x/mcp'}\n", "config.yaml:2: a backend has no name"},
+		"no url":                 {"backends:\n  - {name: a}\n", "config.yaml:2: backend a: url is missing"},
+		"two of a name":          {"backends:\n  - {name: a, url: 'http://x'}\n  - {name: a, url: 'http://y'}\n", "config.yaml:3: backend a was already given in line 2"},
+		"other scheme":           {"backends:\n  - {name: a, url: 'ftp://x'}\n", "is no http or https URL"},
+		"password in the URL":    {"backends:\n  - {name: a, url: 'http://u:p@x'}\n", "must not hold a password"},
+		"unknown version":        {backend("protocolVersion: 2024-11-05"), `backend b: protocolVersion: "2024-11-05" is not known`},
+		"unknown backend member": {backend("timeout: 5"), `config.yaml:4: a backend: unknown member "timeout"`},
+		"a secret in the file":   {backend("headers: {Authorization: Bearer hunter2}"), "a secret must not stand in this file; refer to an environment variable as env:NAME"},
+		"an own header":          {backend("headers: {host: x}"), "Host is set by the gateway"},
+		"a header twice":         {backend("headers: {x-a: x, X-A: y}"), "X-A is given twice"},
+		"bad header name":        {backend("headers: {'x a': x}"), "no header name"},
+		"bad reference":          {backend("headers: {X-A: 'env:A-B'}"), "no name of an environment variable"},
+		"header injection":       {backend(`headers: {X-A: "a\r\nB: c"}`), "control characters"},
+		"oauth in clear":         {backend("oauth: {tokenUrl: 'http://id.example.com/t', clientId: a, clientSecret: env:A}"), "tokenUrl must be https"},
+		"oauth incomplete":       {backend("oauth: {tokenUrl: 'https://id.example.com/t'}"), "needs tokenUrl, clientId and clientSecret"},
+		"two credentials":        {backend("forwardToken: true", "headers: {Authorization: env:A}"), "only one of"},
+		"bad flag":               {backend("forwardToken: yes please"), "must be true or false"},
+		"bad workspace":          {backend("workspace: a/b"), "no name of a workspace"},
+		"bad prefix":             {backend("prefix: 'a b'"), "does not match"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Parse([]byte(tc.src))
+			if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got\n%v\nwant it to contain\n%s", err, tc.want)
+			}
+			if err != nil && strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("the error repeats a secret: %v", err)
+			}
+		})
+	}
+}
+
+func TestStoredKeysAreRevokedWithinMaxAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := versionedtest.New()
+		stored := NewStored(db, nil, nil)
+		caller := func(key string) string {
+			p, err := stored.Authenticator().Authenticate(t.Context(), http.Header{"Authorization": {"Bearer " + key}})
+			if err != nil && !fault.Is(err, fault.Unauthenticated) {
+				t.Errorf("got %v", err)
+			}
+			return p.ID
+		}
+		if got := caller("a"); got != "" {
+			t.Errorf("AUT-02: without a configuration got %q", got)
+		}
+		for _, name := range []string{"a", "b"} {
+			src := "keys:\n  - {principal: " + name + ", sha256: " + hashOf(name) + "}\n"
+			if v, changed, err := Apply(t.Context(), db, []byte(src)); v == 0 || !changed || err != nil {
+				t.Fatal(v, changed, err)
+			}
+			time.Sleep(versioned.MaxAge)
+			if got := caller(name); got != name {
+				t.Errorf("AUT-02: the key of %s gives %q", name, got)
+			}
+		}
+		if got := caller("a"); got != "" {
+			t.Errorf("AUT-02: the removed key still gives %q", got)
+		}
+		if c, err := stored.Config(t.Context()); err != nil || c.Keys[0].Principal != "b" {
+			t.Errorf("got %+v, %v", c, err)
+		}
+		if c, err := Load(t.Context(), db); err != nil || c.Keys[0].Principal != "b" {
+			t.Errorf("got %+v, %v", c, err)
+		}
+		if _, _, err := Apply(t.Context(), db, []byte("key: 1")); !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v", err)
+		}
+	})
+	if c, err := Load(t.Context(), versionedtest.New()); err != nil || len(c.Keys) != 0 {
+		t.Errorf("an empty store: got %+v, %v", c, err)
+	}
+}
+
+func TestLimits(t *testing.T) {
+	l := DefaultLimits()
+	if l.Quota != 1000 || l.LogRetention != 24*time.Hour || l.RecordRetention != 7*24*time.Hour || l.WebhookTimeout != 20*time.Second ||
+		l.EventsTimeout != 10*time.Second || len(l.RetrySchedule) != 10 || len(l.EventsSchedule) != 5 || l.StreamMaxAge != 5*time.Minute {
+		t.Errorf("got %+v", l)
+	}
+	env := func(pairs ...string) func(string) (string, bool) {
+		return func(name string) (string, bool) {
+			for i := 0; i < len(pairs); i += 2 {
+				if pairs[i] == name {
+					return pairs[i+1], true
+				}
+			}
+			return "", false
+		}
+	}
+	l, err := FromEnv(env("MCPEVENTS_WEBHOOK_TIMEOUT", "5s", "MCPEVENTS_RETRY_SCHEDULE", "0s, 1s", "MCPEVENTS_QUOTA", "7", "MCPEVENTS_HEARTBEAT", ""))
+	if err != nil || l.WebhookTimeout != 5*time.Second || len(l.RetrySchedule) != 2 || l.Quota != 7 || l.Heartbeat != 15*time.Second {
+		t.Errorf("got %+v, %v", l, err)
+	}
+	for name, value := range map[string]string{
+		"QUOTA": "many", "STREAMS": "0", "PUBLISH_RATE": "NaN", "WEBHOOK_TIMEOUT": "5", "EVENTS_TIMEOUT": "1h", "RETRY_SCHEDULE": "5s",
+		"EVENTS_SCHEDULE": "0s,1ms", "DELIVERY_LOG": "some", "HEARTBEAT": "1m", "DEFAULT_TTL": "200h", "LOG_RETENTION": "1s",
+	} {
+		if _, err := FromEnv(env(EnvPrefix+name, value)); !fault.Is(err, fault.Invalid) {
+			t.Errorf("%s=%s: got %v", name, value, err)
+		}
+	}
+	if got := EnvName("allow-insecure-targets"); got != "MCPEVENTS_ALLOW_INSECURE_TARGETS" {
+		t.Errorf("got %s", got)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("keys:\n  - {principal: a, sha256: abcd, expires: 2027-01-01}\n")
+	f.Add("backends:\n  - {name: a, url: 'http://x', headers: {A: env:B}, oauth: {tokenUrl: 'https://x'}}\n")
+	f.Fuzz(func(t *testing.T, src string) {
+		c, err := Parse([]byte(src))
+		if err != nil {
+			if !fault.Is(err, fault.Invalid) {
+				t.Fatalf("got %v of kind %v", err, fault.KindOf(err))
+			}
+			return
+		}
+		if _, err := auth.Keys(c.Keys, nil); err != nil {
+			t.Fatalf("keys were accepted that do not work: %v", err)
+		}
+	})
+}

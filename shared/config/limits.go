@@ -1,0 +1,165 @@
+package config
+
+import (
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"mcpevents/shared/fault"
+)
+
+// EnvPrefix begins the name of every environment variable of ours.
+const EnvPrefix = "MCPEVENTS_"
+
+// EnvName is the environment variable of a flag: "webhook-timeout" is
+// MCPEVENTS_WEBHOOK_TIMEOUT.
+func EnvName(flag string) string {
+	return EnvPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// Limits are the settings that have a default and that an operator may change
+// by flag or environment variable. The tags are read by the command line and by
+// [FromEnv], so that a function and a flag never disagree.
+type Limits struct {
+	Quota       int64   `name:"quota" default:"1000" help:"Subscriptions that a principal may have."`
+	Streams     int64   `name:"streams" default:"100" help:"Streams that a principal may have open; the oldest ends when there is one more."`
+	PublishRate float64 `name:"publish-rate" default:"1000" help:"Events per second that a principal may publish, on average; 0 is no limit. Without meaning for --auth none."`
+
+	LogRetention    time.Duration `name:"log-retention" default:"24h" help:"How long events can be replayed and read."`
+	RecordRetention time.Duration `name:"record-retention" default:"168h" help:"How long delivery records and dead letters are kept."`
+
+	WebhookTimeout time.Duration   `name:"webhook-timeout" default:"20s" help:"Bound of one attempt at a webhook."`
+	EventsTimeout  time.Duration   `name:"events-timeout" default:"10s" help:"Bound of one attempt at a webhook of an MCP Events subscription."`
+	RetrySchedule  []time.Duration `name:"retry-schedule" default:"0s,5s,5m,30m,2h,5h,10h,14h,20h,24h" help:"Delays before each attempt; the first is 0s."`
+	EventsSchedule []time.Duration `name:"events-schedule" default:"0s,5s,40s,150s,480s" help:"Delays before each attempt at a webhook of an MCP Events subscription."`
+	DeliveryLog    string          `name:"delivery-log" default:"" help:"Which attempts leave a record: failures, all or none. By default all when embedded, failures on AWS."`
+
+	StreamMaxAge time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open; the client goes on with its cursor."`
+	Heartbeat    time.Duration `name:"heartbeat" default:"15s" help:"Longest quiet of a stream."`
+
+	DefaultTTL time.Duration `name:"default-ttl" default:"24h" help:"Life of an MCP Events subscription that asks for none."`
+	MaxTTL     time.Duration `name:"max-ttl" default:"168h" help:"Longest life of an MCP Events subscription between refreshes."`
+}
+
+// DefaultLimits are the limits without any setting.
+func DefaultLimits() Limits {
+	l, err := FromEnv(func(string) (string, bool) { return "", false })
+	if err != nil {
+		panic(err) // a default of ours does not parse; every test of this package fails first
+	}
+	return l
+}
+
+// FromEnv reads the limits from environment variables by a function like
+// os.LookupEnv; what is missing or empty has its default. A value that cannot be
+// read, or is out of range, is of kind fault.Invalid.
+func FromEnv(lookup func(string) (string, bool)) (Limits, error) {
+	var l Limits
+	v := reflect.ValueOf(&l).Elem()
+	for i := range v.NumField() {
+		tag := v.Type().Field(i).Tag
+		name := EnvName(tag.Get("name"))
+		text, ok := lookup(name)
+		if !ok || text == "" {
+			text = tag.Get("default")
+		}
+		if err := set(v.Field(i), text); err != nil {
+			return Limits{}, fault.New(fault.Invalid, "%s: %q is not %s", name, text, err)
+		}
+	}
+	return l, l.Check()
+}
+
+type expected string
+
+func (e expected) Error() string { return string(e) }
+
+func set(field reflect.Value, text string) error {
+	switch p := field.Addr().Interface().(type) {
+	case *string:
+		*p = text
+	case *int64:
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return expected("an integer")
+		}
+		*p = n
+	case *float64:
+		x, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return expected("a number")
+		}
+		*p = x
+	case *time.Duration:
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return expected("a duration such as 20s")
+		}
+		*p = d
+	case *[]time.Duration:
+		for part := range strings.SplitSeq(text, ",") {
+			d, err := time.ParseDuration(strings.TrimSpace(part))
+			if err != nil {
+				return expected("a list of durations such as 0s,5s,1m")
+			}
+			*p = append(*p, d)
+		}
+	default:
+		panic("config: a limit of a type that set does not know")
+	}
+	return nil
+}
+
+// Check holds the limits to the ranges within which the system keeps its promises. An
+// error is of kind fault.Invalid.
+func (l Limits) Check() error {
+	durations := []struct {
+		name     string
+		d        time.Duration
+		min, max time.Duration
+	}{
+		{"log-retention", l.LogRetention, time.Minute, 30 * 24 * time.Hour},
+		{"record-retention", l.RecordRetention, time.Hour, 365 * 24 * time.Hour},
+		{"webhook-timeout", l.WebhookTimeout, 100 * time.Millisecond, time.Minute},
+		{"events-timeout", l.EventsTimeout, 100 * time.Millisecond, time.Minute},
+		{"stream-max-age", l.StreamMaxAge, time.Second, 24 * time.Hour},
+		{"heartbeat", l.Heartbeat, time.Second, 30 * time.Second}, // SEP-3415 allows 30 s
+		{"default-ttl", l.DefaultTTL, time.Minute, 365 * 24 * time.Hour},
+		{"max-ttl", l.MaxTTL, time.Minute, 365 * 24 * time.Hour},
+	}
+	for _, x := range durations {
+		if x.d < x.min || x.d > x.max {
+			return fault.New(fault.Invalid, "--%s is %v, which is not between %v and %v", x.name, x.d, x.min, x.max)
+		}
+	}
+	switch {
+	case l.DefaultTTL > l.MaxTTL:
+		return fault.New(fault.Invalid, "--default-ttl is longer than --max-ttl")
+	case l.Quota < 1 || l.Streams < 1:
+		return fault.New(fault.Invalid, "--quota and --streams must be at least 1")
+	case !(l.PublishRate >= 0): // NaN too
+		return fault.New(fault.Invalid, "--publish-rate must not be negative")
+	}
+	switch l.DeliveryLog {
+	case "", "failures", "all", "none":
+	default:
+		return fault.New(fault.Invalid, "--delivery-log is %q; it can be failures, all or none", l.DeliveryLog)
+	}
+	if err := checkSchedule("retry-schedule", l.RetrySchedule); err != nil {
+		return err
+	}
+	return checkSchedule("events-schedule", l.EventsSchedule)
+}
+
+func checkSchedule(name string, delays []time.Duration) error {
+	if len(delays) == 0 || len(delays) > 20 || delays[0] != 0 {
+		return fault.New(fault.Invalid, "--%s must have 1 to 20 delays, the first of them 0s", name)
+	}
+	for _, d := range delays[1:] {
+		if d < time.Second || d > 24*time.Hour {
+			return fault.New(fault.Invalid, "--%s has the delay %v, which is not between 1s and 24h", name, d)
+		}
+	}
+	return nil
+}

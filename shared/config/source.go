@@ -1,0 +1,89 @@
+package config
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config/versioned"
+	"mcpevents/shared/store"
+)
+
+// document is the name of the stored configuration; there is one for all workspaces.
+const document = "config"
+
+// Apply checks a configuration file and stores it, for every function to use
+// within [versioned.MaxAge]. It returns the version, from 1, and whether anything
+// changed. A faulty file is of kind fault.Invalid, a concurrent change fault.Conflict.
+func Apply(ctx context.Context, db store.DB, src []byte) (version int64, changed bool, err error) {
+	if _, err := Parse(src); err != nil {
+		return 0, false, err
+	}
+	return versioned.Write(ctx, db, document, src)
+}
+
+// Load reads the stored configuration; an empty one when none was stored.
+func Load(ctx context.Context, db store.DB) (*Config, error) {
+	src, _, err := versioned.Read(ctx, db, document)
+	if err != nil {
+		return nil, err
+	}
+	return parseStored(src)
+}
+
+func parseStored(src []byte) (*Config, error) { return ParseFile("stored configuration", src) }
+
+// Stored serves what [Apply] wrote, at most [versioned.MaxAge] old.
+type Stored struct{ cache *versioned.Cache[*current] }
+
+// current is a configuration with what is made from it.
+type current struct {
+	config *Config
+	keys   auth.Authenticator
+}
+
+// NewStored reads the configuration from the store. The clock is time.Now when nil,
+// the log slog.Default.
+func NewStored(db store.DB, now func() time.Time, log *slog.Logger) *Stored {
+	return &Stored{versioned.NewCache(db, func(src []byte) (*current, error) {
+		c, err := parseStored(src)
+		if err != nil {
+			return nil, err
+		}
+		keys, err := auth.Keys(c.Keys, now)
+		return &current{c, keys}, err
+	}, now, log)}
+}
+
+// Config returns the configuration; an empty one when none was stored.
+func (s *Stored) Config(ctx context.Context) (*Config, error) {
+	c, version, err := s.cache.Get(ctx, document)
+	if err != nil {
+		return nil, err
+	}
+	if version == 0 {
+		return &Config{}, nil
+	}
+	return c.config, nil
+}
+
+// Authenticator authenticates by the keys of the stored configuration, so that a
+// key that was removed is refused within [versioned.MaxAge].
+func (s *Stored) Authenticator() auth.Authenticator { return storedKeys{s} }
+
+type storedKeys struct{ *Stored }
+
+func (k storedKeys) Authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
+	c, version, err := k.cache.Get(ctx, document)
+	if err != nil {
+		return auth.Principal{}, err
+	}
+	if version == 0 {
+		return noKeys.Authenticate(ctx, h)
+	}
+	return c.keys.Authenticate(ctx, h)
+}
+
+var noKeys, _ = auth.Keys(nil, nil) // an empty list is valid
