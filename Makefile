@@ -1,0 +1,110 @@
+# Run "make help". Nothing here needs root, Docker or an AWS account.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# Tools that are not in go.mod: a version here is the version everywhere.
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOFUMPT     := mvdan.cc/gofumpt@v0.12.0
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
+
+ADDR     ?= 127.0.0.1:8080
+PKG      ?= ./...
+TESTLOG  := build/test.json
+FUZZTIME ?= 20s
+CACHE    ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mcp-events
+VENV     := $(CACHE)/lint-$(shell cksum < tools/lint.txt | cut -d' ' -f1)
+
+export SAM_CLI_TELEMETRY := 0
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: run
+run: ## serve the sample catalog on 127.0.0.1:8080 (development: any webhook target)
+	go run ./cmd/mcpevents serve --addr $(ADDR) --data data --catalog catalog.yaml --allow-insecure-targets
+
+.PHONY: build
+build: ## build the command line into bin/
+	CGO_ENABLED=0 go build -trimpath -o bin/mcpevents ./cmd/mcpevents
+
+.PHONY: test
+test: prerequisites ## run all tests with the race detector, against real emulators (PKG=./shared/… for a part)
+	go vet $(PKG)
+	go test -race -count=1 -timeout 14m -json $(PKG) | go run ./tools/testview -log $(TESTLOG)
+
+# The tests install what they start (DynamoDB Local, ElasticMQ, MiniStack, npm and
+# Python packages) below the user cache directory; these programs they cannot install.
+.PHONY: prerequisites
+prerequisites:
+	@missing=; for program in go gcc git java javac mvn node npm python3; do \
+	  command -v $$program >/dev/null || missing="$$missing $$program"; done; \
+	if [ -n "$$missing" ]; then \
+	  echo "make test needs, and does not find:$$missing (see \"Prerequisites\" in README.md)" >&2; exit 1; fi
+
+.PHONY: lint
+lint: lint-go lint-vulnerabilities lint-template ## check form, correctness, known vulnerabilities and the template
+
+.PHONY: lint-go
+lint-go:
+	go vet ./...
+	go run $(STATICCHECK) ./...
+	@unformatted=$$(go run $(GOFUMPT) -l .); if [ -n "$$unformatted" ]; then \
+	  echo "not formatted by gofumpt (make format):"; echo "$$unformatted"; exit 1; fi
+
+# Without the vulnerability database, which is on the network, there is nothing to
+# compare with: that is told and is no failure. Everything else is one.
+.PHONY: lint-vulnerabilities
+lint-vulnerabilities:
+	@out=$$(go run $(GOVULNCHECK) ./... 2>&1) && code=0 || code=$$?; \
+	if [ $$code -ne 0 ] && grep -q '^govulncheck: fetching vulnerabilities' <<<"$$out"; then \
+	  echo "govulncheck: NOT CHECKED, the vulnerability database cannot be reached from here:"; \
+	  grep '^govulncheck: fetching' <<<"$$out" | sed 's/^/  /'; \
+	else echo "$$out"; exit $$code; fi
+
+.PHONY: lint-template
+lint-template: $(VENV)/installed
+	$(VENV)/bin/cfn-lint template.yaml
+	$(VENV)/bin/sam validate --lint --region us-east-1 --template template.yaml
+
+$(VENV)/installed: tools/lint.txt
+	python3 -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-input -r tools/lint.txt
+	touch $@
+
+.PHONY: format
+format: ## format the Go code
+	go run $(GOFUMPT) -w .
+
+.PHONY: bench
+bench: ## measure: the benchmarks of the packages, then the whole way of an event
+	go test -run '^$$' -bench . -benchmem ./shared/...
+	go run ./cmd/mcpevents bench
+	go run ./cmd/mcpevents bench --latency
+
+.PHONY: fuzz
+fuzz: ## run every fuzz target for FUZZTIME (20s)
+	@for pkg in $$(go list $(PKG)); do \
+	  for target in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
+	    echo "== $$pkg $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg; done; done
+
+.PHONY: local-aws
+local-aws: ## run the real functions against emulators of AWS on this machine
+	go run ./localstack
+
+.PHONY: sam-build
+sam-build: $(VENV)/installed ## build the functions for deployment
+	$(VENV)/bin/sam build --template template.yaml
+
+$(TESTLOG):
+	$(MAKE) test
+
+.PHONY: conformance-table
+conformance-table: $(TESTLOG) ## write docs/conformance.md from the last run of the tests
+	go run ./tools/conformance -log $(TESTLOG)
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin build dist .aws-sam

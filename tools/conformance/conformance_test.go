@@ -1,0 +1,175 @@
+package main
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const twoGroups = `# First things
+
+ABC-01	One.
+ABC-02	Two | with a bar.
+# Second things
+XYZ-01	Three.
+`
+
+func TestTheTable(t *testing.T) {
+	tests := []struct {
+		name string
+		log  string
+		want []string
+		not  []string
+	}{
+		{
+			name: "a_number_without_a_test_is_open",
+			want: []string{"| ABC-01 | One. |  | open |", `| ABC-02 | Two \| with a bar. |`, "## Second things", "3 requirements: 0 passed, 0 failed, 3 open"},
+		},
+		{
+			name: "a_number_in_a_subtest_counts_and_deeper_subtests_fold_into_it",
+			log: `{"Action":"run","Package":"m/shared/a","Test":"TestX"}
+{"Action":"run","Package":"m/shared/a","Test":"TestX/ABC-01_is_so"}
+{"Action":"run","Package":"m/shared/a","Test":"TestX/ABC-01_is_so/case"}
+{"Action":"pass","Package":"m/shared/a","Test":"TestX/ABC-01_is_so/case"}
+{"Action":"pass","Package":"m/shared/a","Test":"TestX/ABC-01_is_so"}
+{"Action":"pass","Package":"m/shared/a","Test":"TestX"}
+`,
+			want: []string{"| ABC-01 | One. | shared/a `TestX/ABC-01_is_so` | passed |", "1 passed"},
+			not:  []string{"case"},
+		},
+		{
+			name: "a_number_in_the_name_of_a_function",
+			log: `{"Action":"run","Package":"m/a","Test":"TestABC02AndXYZ_01"}
+{"Action":"pass","Package":"m/a","Test":"TestABC02AndXYZ_01"}
+`,
+			want: []string{"a `TestABC02AndXYZ_01` | passed |", "2 passed"},
+		},
+		{
+			name: "several_numbers_in_one_segment",
+			log: `{"Action":"run","Package":"m/a","Test":"TestX/ABC-01,ABC-02_both"}
+{"Action":"pass","Package":"m/a","Test":"TestX/ABC-01,ABC-02_both"}
+`,
+			want: []string{"2 passed"},
+		},
+		{
+			name: "one_failure_fails_the_row",
+			log: `{"Action":"run","Package":"m/a","Test":"TestX/ABC-01_good"}
+{"Action":"pass","Package":"m/a","Test":"TestX/ABC-01_good"}
+{"Action":"run","Package":"m/a","Test":"TestX/ABC-01_bad"}
+{"Action":"fail","Package":"m/a","Test":"TestX/ABC-01_bad"}
+`,
+			want: []string{"`TestX/ABC-01_bad` (failed)", "| **failed** |"},
+		},
+		{
+			name: "a_test_that_never_ended_failed",
+			log:  `{"Action":"run","Package":"m/a","Test":"TestX/ABC-01_hangs"}` + "\n",
+			want: []string{"(failed)"},
+		},
+		{
+			name: "a_skipped_test_shows_nothing",
+			log: `{"Action":"run","Package":"m/a","Test":"TestX/ABC-01_later"}
+{"Action":"skip","Package":"m/a","Test":"TestX/ABC-01_later"}
+`,
+			want: []string{"(skipped)", "| **failed** |"},
+		},
+		{
+			name: "tests_of_other_languages_are_found_in_the_output",
+			log: `{"Action":"run","Package":"m/test","Test":"TestJS"}
+{"Action":"output","Package":"m/test","Test":"TestJS","Output":"    js_test.go:9: ok 1 - ABC-01 a/b verified\n"}
+{"Action":"output","Package":"m/test","Test":"TestJS","Output":"\u001b[32m✔ ABC-02 verified (12.5ms)\u001b[39m\n"}
+{"Action":"output","Package":"m/test","Test":"TestJS","Output":"test_x.py::test_XYZ_01_verified FAILED  [ 50%]\n"}
+{"Action":"pass","Package":"m/test","Test":"TestJS"}
+`,
+			want: []string{
+				"test `TestJS: ABC-01 a/b verified` | passed |", "test `TestJS: ABC-02 verified` | passed |",
+				"test `TestJS: test_XYZ_01_verified` (failed)",
+			},
+		},
+		{
+			name: "other_words_are_no_numbers",
+			log: `{"Action":"run","Package":"m/a","Test":"TestXABC-01/ABC-011"}
+{"Action":"pass","Package":"m/a","Test":"TestXABC-01/ABC-011"}
+`,
+			want: []string{"3 open"},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			file := func(name, content string) string {
+				path := filepath.Join(dir, name)
+				if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				return path
+			}
+			out := filepath.Join(dir, "out.md")
+			if err := run(file("r.tsv", twoGroups), file("log.json", tt.log), out, io.Discard); err != nil {
+				t.Fatal(err)
+			}
+			got, err := os.ReadFile(out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, w := range tt.want {
+				if !strings.Contains(string(got), w) {
+					t.Errorf("got\n%s\nwant it to contain %q", got, w)
+				}
+			}
+			for _, w := range tt.not {
+				if strings.Contains(string(got), w) {
+					t.Errorf("got\n%s\nwant it not to contain %q", got, w)
+				}
+			}
+		})
+	}
+}
+
+func TestRequirementsAreReadStrictly(t *testing.T) {
+	for name, src := range map[string]string{
+		"twice":          "# A\nABC-01\tx\nABC-01\ty\n",
+		"no_tab":         "# A\nABC-01 x\n",
+		"no_sentence":    "# A\nABC-01\t\n",
+		"no_heading":     "ABC-01\tx\n",
+		"another_number": "# A\nABCD-1\tx\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := readRequirements(strings.NewReader(src)); err == nil {
+				t.Error("got no error")
+			}
+		})
+	}
+}
+
+// TestTheProjectsRequirements holds the real file to its rules: numbers without
+// a gap in every family.
+func TestTheProjectsRequirements(t *testing.T) {
+	f, err := os.Open("../../docs/requirements.tsv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	groups, err := readRequirements(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := map[string]int{}
+	for _, g := range groups {
+		for _, r := range g.requirements {
+			family := r.number[:3]
+			n := int(r.number[4]-'0')*10 + int(r.number[5]-'0')
+			if n != last[family]+1 {
+				t.Errorf("%s follows %s-%02d", r.number, family, last[family])
+			}
+			last[family] = n
+		}
+	}
+	want := map[string]int{"EVS": 15, "SUB": 12, "SES": 6, "SSE": 6, "AUT": 8, "WHK": 23, "SRF": 7, "GWN": 19, "CNV": 8, "EVX": 20}
+	for family, n := range want {
+		if last[family] != n {
+			t.Errorf("%s: got %d numbers, want %d", family, last[family], n)
+		}
+	}
+}

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+)
+
+// state is how a test ended. The order is that of severity.
+type state int
+
+const (
+	passed state = iota
+	skipped
+	failed
+)
+
+// test is one test of the log, or one of another language that a Go test ran.
+type test struct {
+	pkg   string // below the module
+	name  string
+	state state
+}
+
+// readLog reads the output of "go test -json". A test that began and never
+// ended, because its package panicked or ran out of time, has failed.
+func readLog(r io.Reader) ([]test, error) {
+	type key struct{ pkg, name string }
+	running := map[key]int{}
+	var tests []test
+	lines := bufio.NewReaderSize(r, 1<<16)
+	for {
+		raw, err := lines.ReadBytes('\n')
+		if len(raw) > 0 {
+			var l struct{ Action, Package, Test, Output string }
+			if json.Unmarshal(raw, &l) == nil && l.Test != "" {
+				k := key{l.Package, l.Test}
+				switch l.Action {
+				case "run":
+					running[k] = len(tests)
+					tests = append(tests, test{pkg: short(l.Package), name: l.Test, state: failed})
+				case "pass", "fail", "skip":
+					i, ok := running[k]
+					if !ok {
+						return nil, fmt.Errorf("%s ended without having begun", l.Test)
+					}
+					tests[i].state = map[string]state{"pass": passed, "fail": failed, "skip": skipped}[l.Action]
+				case "output":
+					if title, st, ok := foreign(l.Output); ok {
+						tests = append(tests, test{pkg: short(l.Package), name: l.Test + ": " + title, state: st})
+					}
+				}
+			}
+		}
+		if err == io.EOF {
+			return tests, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+func short(pkg string) string {
+	_, rest, ok := strings.Cut(pkg, "/")
+	if !ok {
+		return "."
+	}
+	return rest
+}
+
+var (
+	escapes  = regexp.MustCompile("\x1b\\[[0-9;]*[A-Za-z]")
+	logged   = regexp.MustCompile(`^\s*[\w.-]+\.go:\d+: `)
+	tap      = regexp.MustCompile(`^\s*(not )?ok \d+ (?:- )?(.+)$`)
+	directed = regexp.MustCompile(`(?i)\s+# (skip|todo)\b.*$`)
+	marked   = regexp.MustCompile(`^\s*([✔✓√✖✗×✕﹣↓]) (.+?)(?:\s+\(?\d+(?:\.\d+)? ?m?s\)?)?$`)
+	pytest   = regexp.MustCompile(`^\S+\.py::(\S+) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b`)
+)
+
+// foreign finds the result of a test of JavaScript (TAP, the spec reporters of
+// node, vitest and jest) or Python (pytest -v) in a line of output.
+func foreign(text string) (title string, st state, ok bool) {
+	text = strings.TrimRight(escapes.ReplaceAllString(text, ""), " \r\n")
+	text = logged.ReplaceAllString(text, "")
+	if m := tap.FindStringSubmatch(text); m != nil {
+		title := directed.ReplaceAllString(m[2], "")
+		switch {
+		case title != m[2]:
+			return title, skipped, true
+		case m[1] != "":
+			return title, failed, true
+		}
+		return title, passed, true
+	}
+	if m := marked.FindStringSubmatch(text); m != nil {
+		switch m[1] {
+		case "✔", "✓", "√":
+			return m[2], passed, true
+		case "﹣", "↓":
+			return m[2], skipped, true
+		}
+		return m[2], failed, true
+	}
+	if m := pytest.FindStringSubmatch(text); m != nil {
+		switch m[2] {
+		case "PASSED":
+			return m[1], passed, true
+		case "FAILED", "ERROR":
+			return m[1], failed, true
+		}
+		return m[1], skipped, true
+	}
+	return "", 0, false
+}

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// line is one object of the stream ("go doc test2json"; the build- actions are in
+// "go help buildjson").
+type line struct {
+	Action     string
+	Package    string
+	ImportPath string
+	Test       string
+	Output     string
+}
+
+// maxKept bounds the output in bytes that is kept of one test until its end is known.
+const maxKept = 1 << 20
+
+type counts struct{ passed, failed, skipped int }
+
+// viewer keeps the output of what still runs.
+type viewer struct {
+	out    io.Writer
+	tests  map[string]*strings.Builder // by package and test
+	failed []string
+	ends   []string // the last line of every package, in the order in which they ended
+	counts counts
+	bad    bool
+}
+
+// view copies the stream as text and reports whether everything passed.
+func view(in io.Reader, out io.Writer) (bool, error) {
+	v := &viewer{out: out, tests: map[string]*strings.Builder{}}
+	began := time.Now()
+	r := bufio.NewReaderSize(in, 1<<16)
+	for {
+		raw, err := r.ReadBytes('\n')
+		if len(raw) > 0 {
+			v.take(raw)
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	v.finish(time.Since(began))
+	return !v.bad, nil
+}
+
+func (v *viewer) take(raw []byte) {
+	var l line
+	if json.Unmarshal(raw, &l) != nil { // go itself had something to say
+		fmt.Fprint(v.out, string(raw))
+		return
+	}
+	switch {
+	case l.Action == "build-output":
+		fmt.Fprint(v.out, l.Output)
+	case l.Action == "build-fail":
+		v.bad = true
+	case l.Action == "output" && l.Test != "":
+		v.keep(l)
+	case l.Action == "output":
+		v.packageLine(l.Output)
+	case l.Test != "":
+		v.test(l)
+	case l.Action == "fail":
+		v.bad = true
+		v.unfinished(l.Package)
+	}
+}
+
+func (v *viewer) keep(l line) {
+	key := l.Package + " " + l.Test
+	b := v.tests[key]
+	if b == nil {
+		b = &strings.Builder{}
+		v.tests[key] = b
+	}
+	if strings.HasPrefix(strings.TrimLeft(l.Output, " "), "=== ") || b.Len() > maxKept {
+		return
+	}
+	b.WriteString(l.Output)
+}
+
+// packageLine prints what belongs to no test, without the PASS and FAIL that
+// stand alone before a package's last line.
+func (v *viewer) packageLine(text string) {
+	switch trimmed := strings.TrimRight(text, "\n"); {
+	case trimmed == "PASS" || trimmed == "FAIL":
+		return
+	case strings.HasPrefix(trimmed, "ok  \t"), strings.HasPrefix(trimmed, "FAIL\t"), strings.HasPrefix(trimmed, "?   \t"):
+		v.ends = append(v.ends, trimmed)
+	}
+	fmt.Fprint(v.out, text)
+}
+
+func (v *viewer) test(l line) {
+	key := l.Package + " " + l.Test
+	switch l.Action {
+	case "pass":
+		v.counts.passed++
+	case "skip":
+		v.counts.skipped++
+		v.print(key)
+	case "fail":
+		v.counts.failed++
+		v.bad = true
+		v.failed = append(v.failed, key)
+		v.print(key)
+	default:
+		return
+	}
+	delete(v.tests, key)
+}
+
+// unfinished prints what was running when a package failed: the test that
+// panicked or ran out of time. An empty pkg is all packages.
+func (v *viewer) unfinished(pkg string) {
+	for _, key := range slices.Sorted(maps.Keys(v.tests)) {
+		if pkg == "" || strings.HasPrefix(key, pkg+" ") {
+			v.counts.failed++
+			v.failed = append(v.failed, key)
+			v.print(key)
+			delete(v.tests, key)
+		}
+	}
+}
+
+func (v *viewer) print(key string) {
+	if b := v.tests[key]; b != nil {
+		fmt.Fprint(v.out, b.String())
+	}
+}
+
+func (v *viewer) finish(took time.Duration) {
+	if len(v.tests) > 0 { // the stream broke off
+		v.bad = true
+		v.unfinished("")
+	}
+	if len(v.ends) == 0 {
+		v.bad = true
+	}
+	fmt.Fprintf(v.out, "\n%d tests passed, %d failed, %d skipped in %s\n",
+		v.counts.passed, v.counts.failed, v.counts.skipped, took.Round(100*time.Millisecond))
+	for _, name := range v.failed {
+		fmt.Fprintln(v.out, "--- FAIL:", name)
+	}
+	for _, end := range v.ends {
+		if !strings.HasPrefix(end, "?") {
+			fmt.Fprintln(v.out, end)
+		}
+	}
+	if v.bad {
+		fmt.Fprintln(v.out, "FAIL")
+	}
+}
