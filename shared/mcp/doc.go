@@ -1,0 +1,15 @@
+// Package mcp is the MCP endpoint: Streamable HTTP for the revisions 2025-03-26,
+// 2025-06-18 and 2025-11-25, which have sessions, and 2026-07-28, which has none.
+//
+//	        ┌ checks ─────────────────────────┐   ┌ method table ┐
+//	POST ──▶│ origin, caller, size, JSON-RPC, │──▶│ resources/…  │──▶ catalog, event log
+//	        │ era, version, headers           │   │ events/…     │──▶ subscriptions
+//	GET  ──▶│ session                         │   │ …/listen     │──▶ feed ──▶ stream
+//	        └─────────────────────────────────┘   └──────────────┘
+//
+// A method is in the table when something serves it, here or behind a
+// [http.Handler] that the whole request is handed to; what is not in the table is
+// not advertised and answers as unknown. Messages are read by mcp/jsonrpc and
+// streams written by mcp/sse. What a subscription or an event is does not enter
+// here: see shared/subscription, shared/eventlog and shared/stream.
+package mcp

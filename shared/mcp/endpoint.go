@@ -1,0 +1,237 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/event"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+)
+
+// Catalogs finds the event types of a workspace. The catalog is asked for on
+// every request, so the answer should come from memory.
+type Catalogs interface {
+	Catalog(ctx context.Context, workspace string) (*catalog.Catalog, error)
+}
+
+// Log is what the endpoint needs of [eventlog.Log].
+type Log interface {
+	Latest(ctx context.Context, workspace, uri string, n int) ([]event.Event, error)
+	LatestBelow(ctx context.Context, workspace, parent string, n int) ([]event.Event, error)
+	Notify(ctx context.Context, workspace, topic string, notice json.RawMessage) error
+}
+
+// Feeds opens what a stream reads; [stream.Tails] does.
+type Feeds interface {
+	Open(ctx context.Context, r stream.Request) (*stream.Feed, error)
+}
+
+// Interest records that somebody reads a pattern in band, so that its events get
+// into the log from then on; [subscription.Interested] does.
+type Interest func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error)
+
+// Subscriptions shows the caller's webhook subscriptions.
+type Subscriptions interface {
+	List(ctx context.Context, p auth.Principal, after string, limit int) (views []subscription.View, next string, err error)
+	Read(ctx context.Context, p auth.Principal, uri string) (*subscription.View, error)
+}
+
+// Registrar makes webhook subscriptions.
+type Registrar interface {
+	Register(ctx context.Context, p auth.Principal, r subscription.RegisterRequest) (*subscription.Registered, error)
+	Subscribe(ctx context.Context, p auth.Principal, r subscription.SubscribeRequest) (*subscription.SubscribeResult, error)
+}
+
+// Deregistrar ends webhook subscriptions.
+type Deregistrar interface {
+	Deregister(ctx context.Context, p auth.Principal, uri string) error
+	Unsubscribe(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage, url string) error
+}
+
+// Implementation names the server to its clients.
+type Implementation struct {
+	Name    string `json:"name"`
+	Title   string `json:"title,omitempty"`
+	Version string `json:"version"`
+}
+
+// Options configure an [Endpoint]. Auth and Catalogs are required. What else is
+// nil switches off the methods that need it.
+type Options struct {
+	Server       Implementation
+	Instructions string
+
+	Auth     auth.Authenticator
+	Catalogs Catalogs
+
+	// Lists serves resources/list, resources/templates/list and events/list.
+	Lists bool
+	// Log serves resources/read, Feeds the streams of both eras.
+	Log      Log
+	Feeds    Feeds
+	Interest Interest
+	// Sessions holds the sessions of the earlier revisions. Without it initialize
+	// is unknown, and requests of these revisions are served one by one.
+	Sessions store.DB
+
+	Subscriptions Subscriptions
+	Registrar     Registrar
+	Deregistrar   Deregistrar
+	// ForwardRegistrar and ForwardDeregistrar get the whole HTTP request,
+	// credentials included, of the methods that Registrar or Deregistrar would serve.
+	// They check it again by themselves.
+	ForwardRegistrar   http.Handler
+	ForwardDeregistrar http.Handler
+	// AnonymousWebhooks lets the principal of --auth none use events/subscribe;
+	// for development only.
+	AnonymousWebhooks bool
+
+	// EventCodes is [SketchCodes] when it is zero.
+	EventCodes EventCodes
+
+	// AllowedOrigins may be sent by browsers. Requests without an Origin pass; on
+	// a loopback address so do loopback origins.
+	AllowedOrigins []string
+	// AllowedHosts may stand in Host on a loopback address, beside its own names.
+	AllowedHosts []string
+	// ResourceMetadata is the URL of the protected resource metadata (RFC 9728)
+	// that a 401 names; empty for none.
+	ResourceMetadata string
+
+	// MaxBody is the largest request body in bytes; 0 is 1 MiB.
+	MaxBody int64
+	// PageSize is the number of entries on a page of a list; 0 is 100.
+	PageSize int
+	// MaxAge is how long a stream stays open; 0 is 5 minutes. A deadline of the
+	// request's context ends it 5 s before.
+	MaxAge time.Duration
+	// Heartbeat is the longest quiet of a stream; 0 is 15 s.
+	Heartbeat time.Duration
+	// WriteTimeout ends a stream whose reader takes nothing for so long; 0 is 30 s.
+	WriteTimeout time.Duration
+	// MaxStreams is how many streams this process keeps open at once; 0 is no limit.
+	MaxStreams int64
+	// SessionTTL is how long an unused session lives; 0 is 24 hours.
+	SessionTTL time.Duration
+
+	// Logger gets failures; nil is [slog.Default].
+	Logger *slog.Logger
+}
+
+func (o Options) withDefaults() Options {
+	set := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	set(&o.MaxAge, 5*time.Minute)
+	set(&o.Heartbeat, 15*time.Second)
+	set(&o.WriteTimeout, 30*time.Second)
+	set(&o.SessionTTL, 24*time.Hour)
+	if o.MaxBody == 0 {
+		o.MaxBody = 1 << 20
+	}
+	if o.PageSize == 0 {
+		o.PageSize = 100
+	}
+	if o.EventCodes == (EventCodes{}) {
+		o.EventCodes = SketchCodes
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	return o
+}
+
+// Endpoint serves MCP. It is an [http.Handler] under net/http and under
+// aws-lambda-go's lambdaurl alike. Make it with [New]; end its streams with
+// [Endpoint.Close].
+type Endpoint struct {
+	options  Options
+	methods  map[string]method
+	sessions *sessions
+	lists    listings
+
+	// Encoded once: what initialize and server/discover say, and the _meta member
+	// that stands in every modern result.
+	initialize, discover []byte
+	serverMeta           []byte
+
+	mu      sync.Mutex // guards ended against streams.Add
+	ended   bool
+	ending  context.Context
+	end     context.CancelCauseFunc
+	streams sync.WaitGroup
+	open    atomic.Int64
+}
+
+// New makes an endpoint.
+func New(o Options) (*Endpoint, error) {
+	if o.Auth == nil || o.Catalogs == nil {
+		return nil, fault.New(fault.Internal, "make the MCP endpoint: Auth and Catalogs are required")
+	}
+	if o.Feeds != nil && (o.Log == nil || o.Interest == nil) {
+		return nil, fault.New(fault.Internal, "make the MCP endpoint: Feeds need Log and Interest")
+	}
+	e := &Endpoint{options: o.withDefaults()}
+	if o.Sessions != nil {
+		e.sessions = &sessions{db: o.Sessions, ttl: e.options.SessionTTL}
+	}
+	e.ending, e.end = context.WithCancelCause(context.Background())
+	e.methods = e.table()
+	e.describe()
+	return e, nil
+}
+
+// Close ends every open stream the way its revision wants, and waits for them
+// until ctx ends. New streams are refused; other requests are still served.
+func (e *Endpoint) Close(ctx context.Context) error {
+	e.mu.Lock()
+	e.ended = true
+	e.mu.Unlock()
+	e.end(errEnding)
+	done := make(chan struct{})
+	go func() {
+		e.streams.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fault.Wrap(fault.Unavailable, ctx.Err(), "wait for the open streams to end")
+	}
+}
+
+// OpenStreams is the number of streams that are open now.
+func (e *Endpoint) OpenStreams() int64 { return e.open.Load() }
+
+// enter counts a stream in, or reports that there is no room for it.
+func (e *Endpoint) enter() (leave func(), ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.ended || e.options.MaxStreams > 0 && e.open.Load() >= e.options.MaxStreams {
+		return nil, false
+	}
+	e.open.Add(1)
+	e.streams.Add(1)
+	return func() {
+		e.open.Add(-1)
+		e.streams.Done()
+	}, true
+}
+
+func (e *Endpoint) log(ctx context.Context, msg string, err error) {
+	e.options.Logger.ErrorContext(ctx, msg, "error", err)
+}

@@ -1,0 +1,189 @@
+package mcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"unicode/utf8"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
+)
+
+// The codes that MCP defines beside those of JSON-RPC.
+const (
+	codeResourceNotFound   = -32002 // up to 2025-11-25; the 2026-07-28 revision uses -32602
+	codeHeaderMismatch     = -32020
+	codeUnsupportedVersion = -32022
+)
+
+// Codes of our own. The specification asks new ones to lie outside of
+// -32768…-32000; these are the HTTP statuses of the same meaning.
+const (
+	codeUnauthenticated = 401
+	codeForbidden       = 403
+	codeConflict        = 409
+	codeTooLarge        = 413
+	codeExhausted       = 429
+	codeUnavailable     = 503
+)
+
+// EventCodes numbers the named errors of the MCP Events extension.
+type EventCodes struct {
+	NotFound, Forbidden, ResourceExhausted, Unsupported, CallbackEndpointError int
+}
+
+// The number sets in use.
+var (
+	// SketchCodes are those of the working group's design sketch, of the published
+	// conformance scenarios and of ChatGPT: the default.
+	SketchCodes = EventCodes{-32011, -32012, -32013, -32014, -32015}
+	// ProposalCodes are those of SEP-3415, provisional until it is accepted.
+	ProposalCodes = EventCodes{-32023, -32024, -32025, -32026, -32027}
+)
+
+// family says which column of the table a method's faults are read in.
+type family uint8
+
+const (
+	coreMethods family = iota
+	eventsMethods
+)
+
+// meaning is what a fault becomes on the wire.
+type meaning struct {
+	legacy, modern int
+	events         string // its name in the MCP Events extension; empty is as in core
+}
+
+// meanings translates kinds of faults: the one table for all methods.
+var meanings = map[fault.Kind]meaning{
+	fault.Internal:        {jsonrpc.InternalError, jsonrpc.InternalError, ""},
+	fault.Invalid:         {jsonrpc.InvalidParams, jsonrpc.InvalidParams, ""},
+	fault.NotFound:        {codeResourceNotFound, jsonrpc.InvalidParams, "NotFound"},
+	fault.Forbidden:       {codeForbidden, codeForbidden, "Forbidden"},
+	fault.Unauthenticated: {codeUnauthenticated, codeUnauthenticated, "Forbidden"},
+	fault.Exhausted:       {codeExhausted, codeExhausted, "ResourceExhausted"},
+	fault.Unavailable:     {codeUnavailable, codeUnavailable, ""},
+	fault.Conflict:        {codeConflict, codeConflict, ""},
+	fault.TooLarge:        {jsonrpc.InvalidParams, jsonrpc.InvalidParams, ""},
+	fault.Unprocessable:   {jsonrpc.InvalidParams, jsonrpc.InvalidParams, ""},
+	fault.Unsupported:     {jsonrpc.InvalidParams, jsonrpc.InvalidParams, "Unsupported"},
+}
+
+func (c EventCodes) byName(name string) int {
+	switch name {
+	case "NotFound":
+		return c.NotFound
+	case "Forbidden":
+		return c.Forbidden
+	case "ResourceExhausted":
+		return c.ResourceExhausted
+	case "Unsupported":
+		return c.Unsupported
+	}
+	return c.CallbackEndpointError
+}
+
+// CallbackError is implemented by an error that says why a client's callback
+// endpoint was not verified: one of the published lastError categories.
+type CallbackError interface {
+	error
+	CallbackReason() string
+}
+
+// translate makes a JSON-RPC error of what a handler returned. One that is a
+// JSON-RPC error already stays.
+func (e *Endpoint) translate(ctx context.Context, err error, v Version, f family) *jsonrpc.Error {
+	if rpc, ok := errors.AsType[*jsonrpc.Error](err); ok {
+		return rpc
+	}
+	data := fault.DataOf(err)
+	if f == eventsMethods {
+		if reason, ok := callbackReason(err, data); ok {
+			return &jsonrpc.Error{
+				Code:    e.options.EventCodes.CallbackEndpointError,
+				Message: "CallbackEndpointError: the callback endpoint was not verified",
+				Data:    map[string]string{"reason": reason},
+			}
+		}
+	}
+	kind := fault.KindOf(err)
+	m := meanings[kind]
+	out := &jsonrpc.Error{Code: m.modern, Message: fault.Public(err), Data: data}
+	if !v.modern() {
+		out.Code = m.legacy
+	}
+	if f == eventsMethods && m.events != "" {
+		out.Code = e.options.EventCodes.byName(m.events)
+		out.Message = m.events + ": " + out.Message
+	}
+	if kind == fault.Internal || kind == fault.Unavailable {
+		e.log(ctx, "a request failed", err)
+	}
+	if kind == fault.Internal {
+		out.Data = nil
+	}
+	return out
+}
+
+// callbackReason finds the category of a failed verification: by the interface,
+// or as the "reason" that the fault's data carries.
+func callbackReason(err error, data any) (string, bool) {
+	if c, ok := errors.AsType[CallbackError](err); ok {
+		return c.CallbackReason(), true
+	}
+	switch d := data.(type) {
+	case map[string]string:
+		reason, ok := d["reason"]
+		return reason, ok
+	case map[string]any:
+		reason, ok := d["reason"].(string)
+		return reason, ok
+	}
+	return "", false
+}
+
+// status is the HTTP status of a response in the modern era. Only where the
+// revision demands one does an error have another than 200: it is an answer of the method,
+// not of the transport.
+func status(e *jsonrpc.Error) int {
+	switch e.Code {
+	case jsonrpc.MethodNotFound:
+		return http.StatusNotFound
+	case jsonrpc.ParseError, jsonrpc.InvalidRequest, jsonrpc.InvalidParams, codeHeaderMismatch, codeUnsupportedVersion:
+		return http.StatusBadRequest
+	}
+	return http.StatusOK
+}
+
+// missingScopes reports whether the error is a lack of scopes, which HTTP has to say too.
+func missingScopes(err error) bool {
+	_, ok := fault.DataOf(err).(auth.MissingScopes)
+	return ok
+}
+
+func invalidParams(format string, args ...any) *jsonrpc.Error {
+	return &jsonrpc.Error{Code: jsonrpc.InvalidParams, Message: fmt.Sprintf(format, args...)}
+}
+
+// notFound is a resource that does not exist for the caller, whatever the
+// reason.
+func notFound(uri string) error {
+	return fault.New(fault.NotFound, "resource not found").With(map[string]any{"uri": clip(uri)})
+}
+
+// clip bounds what is echoed of the input.
+func clip(s string) string {
+	const most = 256
+	if len(s) <= most {
+		return s
+	}
+	s = s[:most]
+	for len(s) > 0 && !utf8.ValidString(s) {
+		s = s[:len(s)-1]
+	}
+	return s + "…"
+}

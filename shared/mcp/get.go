@@ -1,0 +1,321 @@
+package mcp
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/mcp/sse"
+	"mcpevents/shared/stream"
+)
+
+// reconnect is how long a client is asked to wait before it comes back to a
+// stream that the server closed.
+const reconnect = time.Second
+
+// get serves GET: the stream of a session of the earlier revisions.
+func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal) {
+	if e.sessions == nil || e.options.Feeds == nil || Version(r.Header.Get(headerVersion)).modern() {
+		e.notAllowed(w)
+		return
+	}
+	if !accepts(r.Header, sse.ContentType) {
+		e.fail(w, http.StatusNotAcceptable, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Accept must list text/event-stream"})
+		return
+	}
+	c := call{request: r, principal: p}
+	if !e.enterSession(w, &c) {
+		return
+	}
+	if err := p.Require(auth.ScopeRead); err != nil {
+		e.answerFault(w, &c, method{}, err)
+		return
+	}
+	from := position{session: c.session.key}
+	last := r.Header.Get(headerLastEvent)
+	if last != "" && !from.parse(last) {
+		e.fail(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Last-Event-ID is not one of this session"})
+		return
+	}
+	leave, ok := e.enter()
+	if !ok {
+		e.full(w, nil)
+		return
+	}
+	defer leave()
+	ctx, stop := e.lifetime(r)
+	defer stop()
+	s := &sessionStream{outlet: outlet{
+		endpoint: e, principal: p, resources: e.has(methodResources), events: c.session.Events && e.has(methodEvents),
+		payloads: c.session.Payloads, targets: map[string]target{},
+	}, sess: c.session, position: from}
+	s.outlet.eventID, s.outlet.session = s.position.next, s.refresh
+	if err := s.open(ctx); err != nil {
+		if fault.Is(err, fault.Invalid) {
+			e.fail(w, http.StatusBadRequest, nil, e.translate(ctx, err, c.version, coreMethods))
+			return
+		}
+		e.sessionFailed(w, &c, err)
+		return
+	}
+	defer s.feed.Close()
+	s.out = sse.NewWriter(w, e.options.WriteTimeout)
+	s.out.Start()
+	err := s.begin()
+	if err == nil {
+		err = s.run(ctx)
+	}
+	if errors.Is(err, errWriting) || errors.Is(err, errTaken) || r.Context().Err() != nil {
+		return
+	}
+	s.finish()
+}
+
+// position makes the SSE ids of a stream and reads them back:
+//
+//	nonce.sequence.cursor
+//
+// The nonce names the stream and stays over reconnections; it holds a hash with
+// the session, so that an id of another session is refused. The sequence makes
+// ids unique where two cursors are equal.
+type position struct {
+	session  string // its key, which nobody outside knows
+	nonce    string
+	sequence uint64
+	cursor   string // where the last connection ended; empty on a new stream
+}
+
+func (p *position) next(cursor string) string {
+	p.sequence++
+	return p.nonce + "." + strconv.FormatUint(p.sequence, 36) + "." + cursor
+}
+
+func (p *position) parse(id string) bool {
+	nonce, rest, _ := strings.Cut(id, ".")
+	sequence, cursor, ok := strings.Cut(rest, ".")
+	n, err := strconv.ParseUint(sequence, 36, 64)
+	if !ok || err != nil || cursor == "" || len(nonce) != 2*nonceSize || nonce != streamNonce(nonce[:nonceSize], p.session) {
+		return false
+	}
+	p.nonce, p.sequence, p.cursor = nonce, n, cursor
+	return true
+}
+
+const nonceSize = 11 // characters of 8 bytes in base64url
+
+func streamNonce(random, session string) string {
+	h := sha256.Sum256([]byte("stream\x00" + random + "\x00" + session))
+	return random + base64.RawURLEncoding.EncodeToString(h[:8])
+}
+
+func randomText(n int) string {
+	b := make([]byte, n)
+	_, _ = rand.Read(b) // never fails (Go 1.24)
+	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+// sessionStream is the GET stream of a session.
+type sessionStream struct {
+	outlet
+	sess       *session
+	position   position
+	connection string
+}
+
+// open makes this the newest stream of its session and opens its feed. What was
+// subscribed after that reaches the stream as a notice.
+func (s *sessionStream) open(ctx context.Context) error {
+	e := s.endpoint
+	began := time.Now()
+	s.connection = randomText(8)
+	before, err := e.sessions.takeOver(ctx, s.sess, s.connection)
+	if err != nil {
+		return err
+	}
+	if s.position.nonce == "" {
+		s.position.nonce = streamNonce(randomText(8), s.sess.key)
+	}
+	uris, err := e.sessions.subscriptions(ctx, s.sess.key)
+	if err != nil {
+		return err
+	}
+	cat, err := e.catalog(ctx, s.principal)
+	if err != nil {
+		return err
+	}
+	request := stream.Request{
+		Workspace: s.principal.Workspace, Cursor: s.position.cursor, Since: began,
+		Topics: []string{stream.TopicSession(s.sess.key), stream.TopicCatalog, stream.TopicPrincipal(s.principal.ID)},
+	}
+	// The first stream of a session brings what happened since each subscription, for
+	// a client may subscribe before its stream is open. Later ones go on from their cursor or from now.
+	first := !before && s.position.cursor == ""
+	var late []subscribed
+	for _, u := range uris {
+		t, err := e.resolve(ctx, cat, s.principal, u.URI)
+		if err != nil {
+			if fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Internal) {
+				return err
+			}
+			continue // gone from the catalog, or no longer the caller's to have
+		}
+		s.targets[t.uri] = t
+		if first {
+			late = append(late, u)
+			continue
+		}
+		request.Patterns = append(request.Patterns, t.patterns...)
+		if t.topic != "" {
+			request.Topics = append(request.Topics, t.topic)
+		}
+	}
+	if s.feed, err = e.options.Feeds.Open(ctx, request); err != nil {
+		return err
+	}
+	for _, u := range late {
+		if err := s.add(ctx, s.targets[u.URI], u.Since); err != nil {
+			s.feed.Close()
+			return err
+		}
+	}
+	// Tell the stream that was the newest before; its own notice does nothing.
+	if before {
+		if err := e.options.Log.Notify(ctx, s.principal.Workspace, stream.TopicSession(s.sess.key), sessionNotice); err != nil {
+			s.feed.Close()
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *sessionStream) add(ctx context.Context, t target, since time.Time) error {
+	if t.topic != "" {
+		s.feed.Follow(t.topic, since)
+		return nil
+	}
+	for _, p := range t.patterns {
+		if err := s.feed.Add(ctx, p, since); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// begin writes the first frames: from 2025-11-25 on an event that is only an id, from which
+// the client can come back before anything happened; and after a gap in the log, that
+// everything subscribed to may have changed.
+func (s *sessionStream) begin() error {
+	if s.sess.Version >= V20251125 {
+		if err := s.write(sse.Append(nil, sse.Event{ID: s.position.next(s.feed.Cursor()), Data: []byte{}})); err != nil {
+			return err
+		}
+	} else if err := s.write(heartbeat); err != nil { // so that the headers leave
+		return err
+	}
+	if !s.feed.Truncated {
+		return nil
+	}
+	cursor := s.feed.Cursor()
+	truncated := func(b []byte) []byte { return append(b, `"`+MetaTruncated+`":true`...) }
+	for _, t := range s.targets {
+		uri := func(b []byte) []byte { return jsonrpc.AppendString(append(b, `"uri":`...), t.asked) }
+		if err := s.send(noteUpdated, uri, truncated, cursor); err != nil {
+			return err
+		}
+	}
+	return s.send(noteResourcesChange, nil, nil, cursor)
+}
+
+// finish ends the connection, not the stream: the client may come back with the
+// id of the last frame. Before 2025-11-25 there is no such frame.
+func (s *sessionStream) finish() {
+	if s.sess.Version >= V20251125 {
+		_ = s.write(sse.Append(nil, sse.Event{ID: s.position.next(s.feed.Cursor()), Retry: reconnect, Data: []byte{}}))
+	}
+}
+
+// refresh follows what other requests did to the session: it ended, has a newer
+// stream, or is subscribed to other URIs.
+func (s *sessionStream) refresh(ctx context.Context) error {
+	e := s.endpoint
+	serves, err := e.sessions.serves(ctx, s.sess.key, s.connection)
+	if err != nil {
+		return err
+	}
+	if !serves {
+		return errTaken
+	}
+	uris, err := e.sessions.subscriptions(ctx, s.sess.key)
+	if err != nil {
+		return err
+	}
+	cat, err := e.catalog(ctx, s.principal)
+	if err != nil {
+		return err
+	}
+	wanted := make(map[string]bool, len(uris))
+	for _, u := range uris {
+		wanted[u.URI] = true
+		if _, has := s.targets[u.URI]; has {
+			continue
+		}
+		t, err := e.resolve(ctx, cat, s.principal, u.URI)
+		if err != nil {
+			if fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Internal) {
+				return err
+			}
+			continue
+		}
+		if err := s.add(ctx, t, u.Since); err != nil {
+			return err
+		}
+		s.targets[u.URI] = t
+	}
+	for uri, t := range s.targets {
+		if !wanted[uri] {
+			s.drop(t)
+			delete(s.targets, uri)
+		}
+	}
+	return nil
+}
+
+func (s *sessionStream) drop(t target) {
+	if t.topic != "" {
+		s.feed.Unfollow(t.topic)
+	}
+	for _, p := range t.patterns {
+		s.feed.Remove(p)
+	}
+}
+
+// delete serves DELETE: it ends a session and its stream.
+func (e *Endpoint) delete(w http.ResponseWriter, r *http.Request, p auth.Principal) {
+	if e.sessions == nil || Version(r.Header.Get(headerVersion)).modern() {
+		e.notAllowed(w)
+		return
+	}
+	c := call{request: r, principal: p}
+	if !e.enterSession(w, &c) {
+		return
+	}
+	err := e.sessions.remove(r.Context(), c.session)
+	if err == nil && e.options.Log != nil {
+		err = e.options.Log.Notify(r.Context(), p.Workspace, stream.TopicSession(c.session.key), sessionNotice)
+	}
+	if err != nil {
+		e.sessionFailed(w, &c, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+

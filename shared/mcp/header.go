@@ -1,0 +1,51 @@
+package mcp
+
+import (
+	"encoding/base64"
+	"errors"
+	"strings"
+	"unicode/utf8"
+)
+
+// Values of Mcp-Name that are no plain ASCII travel in Base64 between these
+// marks (revision 2026-07-28, Value Encoding).
+const (
+	sentinelStart = "=?base64?"
+	sentinelEnd   = "?="
+)
+
+var errHeaderValue = errors.New("the header value is malformed")
+
+// EncodeHeader makes a header value of a name or a URI.
+func EncodeHeader(s string) string {
+	plain := strings.Trim(s, " \t") == s && (!strings.HasPrefix(s, sentinelStart) || !strings.HasSuffix(s, sentinelEnd))
+	for i := 0; plain && i < len(s); i++ {
+		plain = headerByte(s[i])
+	}
+	if plain {
+		return s
+	}
+	return sentinelStart + base64.StdEncoding.EncodeToString([]byte(s)) + sentinelEnd
+}
+
+// DecodeHeader reads what [EncodeHeader] wrote.
+func DecodeHeader(value string) (string, error) {
+	value = strings.Trim(value, " \t")
+	for i := 0; i < len(value); i++ {
+		if !headerByte(value[i]) {
+			return "", errHeaderValue
+		}
+	}
+	inner, ok := strings.CutPrefix(value, sentinelStart)
+	if !ok || !strings.HasSuffix(inner, sentinelEnd) {
+		return value, nil
+	}
+	b, err := base64.StdEncoding.Strict().DecodeString(strings.TrimSuffix(inner, sentinelEnd))
+	if err != nil || !utf8.Valid(b) {
+		return "", errHeaderValue
+	}
+	return string(b), nil
+}
+
+// headerByte reports whether RFC 9110 lets a field value hold the character.
+func headerByte(c byte) bool { return c >= ' ' && c <= '~' || c == '\t' }

@@ -1,0 +1,77 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+)
+
+var topicSubscription = stream.TopicSubscription
+
+// sessionNotice tells the open stream of a session, wherever it is, to look at
+// the store again.
+var sessionNotice = json.RawMessage(`{"changed":true}`)
+
+// subscribe serves resources/subscribe. Every event that is published after its
+// answer is sent on the session's stream.
+func (e *Endpoint) subscribe(ctx context.Context, c *call) (result, error) {
+	uri, err := c.required("uri")
+	if err != nil {
+		return result{}, err
+	}
+	cat, err := e.catalog(ctx, c.principal)
+	if err != nil {
+		return result{}, err
+	}
+	t, err := e.resolve(ctx, cat, c.principal, uri)
+	if err != nil {
+		return result{}, err
+	}
+	for _, p := range t.patterns {
+		if p.Kind == subscription.Concrete {
+			continue
+		}
+		if _, err := e.options.Interest(ctx, c.principal.Workspace, p); err != nil {
+			return result{}, err
+		}
+	}
+	if err := e.sessions.subscribe(ctx, c.session, t.uri); err != nil {
+		return result{}, e.sessionFault(err)
+	}
+	return result{}, e.tellSession(ctx, c)
+}
+
+// unsubscribe serves resources/unsubscribe. Ending what is not there is no
+// fault, but the URI must be one that could be.
+func (e *Endpoint) unsubscribe(ctx context.Context, c *call) (result, error) {
+	uri, err := c.required("uri")
+	if err != nil {
+		return result{}, err
+	}
+	if !strings.HasPrefix(uri, subscriptionScheme) {
+		if uri, err = catalog.Canonical(uri); err != nil {
+			return result{}, fault.Wrap(fault.Invalid, err, "unsubscribe")
+		}
+	}
+	if err := e.sessions.unsubscribe(ctx, c.session, uri); err != nil {
+		return result{}, err
+	}
+	return result{}, e.tellSession(ctx, c)
+}
+
+func (e *Endpoint) tellSession(ctx context.Context, c *call) error {
+	return e.options.Log.Notify(ctx, c.principal.Workspace, stream.TopicSession(c.session.key), sessionNotice)
+}
+
+// sessionFault is a session that ended while it was used.
+func (e *Endpoint) sessionFault(err error) error {
+	if err == errNoSession {
+		return fault.New(fault.NotFound, "the session has ended")
+	}
+	return err
+}

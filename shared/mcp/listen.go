@@ -1,0 +1,167 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/mcp/sse"
+	"mcpevents/shared/stream"
+)
+
+// filter is what a listen asks for, and what is honoured of it. The members of
+// lists that are not served here are missing: they are never honoured.
+type filter struct {
+	ResourcesListChanged  bool     `json:"resourcesListChanged,omitempty"`
+	EventsListChanged     bool     `json:"eventsListChanged,omitempty"`
+	ResourceSubscriptions []string `json:"resourceSubscriptions,omitempty"`
+}
+
+// listen serves subscriptions/listen (revision 2026-07-28): the response is a
+// stream that stays open.
+func (e *Endpoint) listen(w http.ResponseWriter, c *call) error {
+	asked, err := c.filter()
+	if err != nil {
+		return err
+	}
+	cursor, err := c.cursor()
+	if err != nil {
+		return err
+	}
+	leave, ok := e.enter()
+	if !ok {
+		e.full(w, c.msg.ID)
+		return nil
+	}
+	defer leave()
+	ctx, stop := e.lifetime(c.request)
+	defer stop()
+
+	o := &outlet{
+		endpoint: e, principal: c.principal, subscriptionID: c.msg.ID,
+		payloads: declares(jsonrpc.Member(c.meta, metaCapabilities), Extension),
+		targets:  map[string]target{},
+	}
+	honoured, err := o.honour(ctx, asked)
+	if err != nil {
+		return err
+	}
+	request := stream.Request{Workspace: c.principal.Workspace, Topics: o.topics(), Cursor: cursor}
+	for _, t := range o.targets {
+		request.Patterns = append(request.Patterns, t.patterns...)
+		if t.topic != "" {
+			request.Topics = append(request.Topics, t.topic)
+		}
+	}
+	if o.feed, err = e.options.Feeds.Open(ctx, request); err != nil {
+		return err
+	}
+	defer o.feed.Close()
+
+	o.out = sse.NewWriter(w, e.options.WriteTimeout)
+	o.out.Start()
+	members := append([]byte(`"notifications":`), mustJSON(honoured)...)
+	var truncated func([]byte) []byte
+	if o.feed.Truncated {
+		truncated = func(b []byte) []byte { return append(b, `"`+MetaTruncated+`":true`...) }
+	}
+	err = o.send(noteAcknowledged, func(b []byte) []byte { return append(b, members...) }, truncated, o.feed.Cursor())
+	if err == nil {
+		err = o.run(ctx)
+	}
+	if errors.Is(err, errWriting) || c.request.Context().Err() != nil {
+		return nil // the client closed the stream: nothing more may be sent
+	}
+	o.complete(c)
+	return nil
+}
+
+// complete ends a listen on the server's own account with its result.
+func (o *outlet) complete(c *call) {
+	text := o.endpoint.appendResult(nil, c, result{meta: o.appendIDs(nil, o.feed.Cursor())})
+	_ = o.write(sse.Append(nil, sse.Event{Data: text})) // the stream ends either way
+}
+
+// filter reads the notifications that a listen asks for.
+func (c *call) filter() (f filter, err error) {
+	raw := c.param("notifications")
+	if len(raw) == 0 || raw[0] != '{' {
+		return f, invalidParams("notifications must be an object")
+	}
+	for key, value := range jsonrpc.Members(raw) {
+		name := string(key)
+		switch name {
+		case "toolsListChanged", "promptsListChanged", "resourcesListChanged", "eventsListChanged":
+			on := string(value) == "true"
+			if !on && string(value) != "false" && string(value) != "null" {
+				return f, invalidParams("%s must be a boolean", name)
+			}
+			switch name {
+			case "resourcesListChanged":
+				f.ResourcesListChanged = on
+			case "eventsListChanged":
+				f.EventsListChanged = on
+			}
+		case "resourceSubscriptions":
+			if string(value) == "null" {
+				continue
+			}
+			if json.Unmarshal(value, &f.ResourceSubscriptions) != nil {
+				return f, invalidParams("resourceSubscriptions must be an array of strings")
+			}
+			if len(f.ResourceSubscriptions) > maxSessionURIs {
+				return f, fault.New(fault.Exhausted, "a listen takes at most %d URIs", maxSessionURIs).
+					With(map[string]any{"limit": "resourceSubscriptions", "max": maxSessionURIs})
+			}
+		}
+	}
+	return f, nil
+}
+
+// cursor is where a listen goes on; empty is now.
+func (c *call) cursor() (string, error) {
+	raw := jsonrpc.Member(c.meta, MetaCursor)
+	if raw == nil {
+		return "", nil
+	}
+	cursor, ok := jsonrpc.String(raw)
+	if !ok || cursor == "" {
+		return "", invalidParams("%s must be a cursor of this server", MetaCursor)
+	}
+	return cursor, nil
+}
+
+// honour takes of what was asked for what is served here and open to the caller. A
+// URI that is unknown, or not the caller's to have, is left out.
+func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
+	e := o.endpoint
+	o.resources = asked.ResourcesListChanged && e.has(methodResources)
+	o.events = asked.EventsListChanged && e.has(methodEvents)
+	out := filter{ResourcesListChanged: o.resources, EventsListChanged: o.events}
+	if len(asked.ResourceSubscriptions) == 0 {
+		return out, nil
+	}
+	cat, err := e.catalog(ctx, o.principal)
+	if err != nil {
+		return out, err
+	}
+	for _, uri := range asked.ResourceSubscriptions {
+		t, err := e.resolve(ctx, cat, o.principal, uri)
+		switch kind := fault.KindOf(err); {
+		case err == nil:
+		case kind == fault.Internal || kind == fault.Unavailable:
+			return out, err
+		default:
+			continue
+		}
+		if _, twice := o.targets[t.uri]; twice {
+			continue
+		}
+		o.targets[t.uri] = t
+		out.ResourceSubscriptions = append(out.ResourceSubscriptions, uri)
+	}
+	return out, nil
+}

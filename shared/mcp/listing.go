@@ -1,0 +1,361 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"slices"
+	"sync"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/subscription"
+)
+
+// listed is an entry of the catalog in the form of a list.
+type listed struct {
+	entry *catalog.Entry
+	json  []byte
+}
+
+// listing is a catalog encoded for the lists. It is made once per catalog.
+type listing struct {
+	resources, templates, events []listed
+	// open is true when no entry has a rule of access, so that all principals
+	// see the same. Then the first page is kept as a whole, too.
+	open                           bool
+	firstResources, firstTemplates []byte
+	// Places by name, for cursors.
+	resourceAt, tmplAt, eventAt map[string]int
+}
+
+// listings keeps the encoded catalogs: one per workspace at most, and dropped all
+// together when there are too many, since a catalog that changed is never asked for again.
+type listings struct {
+	mu   sync.Mutex
+	kept map[*catalog.Catalog]*listing
+}
+
+const maxListings = 256
+
+func (e *Endpoint) listing(cat *catalog.Catalog) *listing {
+	e.lists.mu.Lock()
+	defer e.lists.mu.Unlock()
+	if l := e.lists.kept[cat]; l != nil {
+		return l
+	}
+	if e.lists.kept == nil || len(e.lists.kept) >= maxListings {
+		e.lists.kept = map[*catalog.Catalog]*listing{}
+	}
+	l := encodeCatalog(cat, e.options.PageSize)
+	e.lists.kept[cat] = l
+	return l
+}
+
+// eventResource is an event type with a fixed URI (SEP-1803 EventResource), and
+// one with a template (EventResourceTemplate).
+type eventResource struct {
+	URI         string    `json:"uri,omitempty"`
+	URITemplate string    `json:"uriTemplate,omitempty"`
+	Name        string    `json:"name"`
+	Title       string    `json:"title,omitempty"`
+	Description string    `json:"description,omitempty"`
+	MIMEType    string    `json:"mimeType"`
+	Meta        eventMeta `json:"_meta"`
+}
+
+type eventMeta struct {
+	EventSchema  json.RawMessage `json:"eventSchema,omitempty"`
+	ParamsSchema json.RawMessage `json:"paramsSchema,omitempty"`
+	WebhookType  string          `json:"webhookType,omitempty"`
+}
+
+func encodeCatalog(cat *catalog.Catalog, pageSize int) *listing {
+	l := &listing{open: true, resourceAt: map[string]int{}, tmplAt: map[string]int{}, eventAt: map[string]int{}}
+	for _, entry := range cat.Entries() {
+		l.open = l.open && entry.Access == nil
+		r := eventResource{
+			URI: entry.URI, URITemplate: entry.URITemplate, Name: entry.Name, Title: entry.Title,
+			Description: entry.Description, MIMEType: "application/json",
+			Meta: eventMeta{EventSchema: entry.PayloadSchema, WebhookType: entry.WebhookType},
+		}
+		l.eventAt[entry.Name] = len(l.events)
+		l.events = append(l.events, listed{entry, encodeEvent(entry)})
+		if entry.Fixed() {
+			l.resourceAt[entry.Name] = len(l.resources)
+			l.resources = append(l.resources, listed{entry, mustJSON(r)})
+			continue
+		}
+		r.Meta.ParamsSchema = paramsSchema(entry)
+		l.tmplAt[entry.Name] = len(l.templates)
+		l.templates = append(l.templates, listed{entry, mustJSON(r)})
+	}
+	l.firstResources = join(l.resources, pageSize)
+	l.firstTemplates = join(l.templates, pageSize)
+	return l
+}
+
+func join(entries []listed, most int) []byte {
+	var parts [][]byte
+	for _, x := range entries[:min(most, len(entries))] {
+		parts = append(parts, x.json)
+	}
+	return bytes.Join(parts, []byte(","))
+}
+
+// paramsSchema is the entry's own, or one that lets any text through.
+func paramsSchema(entry *catalog.Entry) json.RawMessage {
+	if entry.ParamsSchema != nil {
+		return entry.ParamsSchema
+	}
+	properties := map[string]any{}
+	for _, v := range entry.Variables() {
+		properties[v] = map[string]string{"type": "string"}
+	}
+	return mustJSON(map[string]any{"type": "object", "properties": properties, "required": entry.Variables()})
+}
+
+// eventType is an entry of events/list without the delivery modes, which depend
+// on the caller, and without its braces.
+type eventType struct {
+	Name          string          `json:"name"`
+	Title         string          `json:"title,omitempty"`
+	Description   string          `json:"description"`
+	InputSchema   json.RawMessage `json:"inputSchema"`
+	PayloadSchema json.RawMessage `json:"payloadSchema"`
+}
+
+func encodeEvent(entry *catalog.Entry) []byte {
+	payload := entry.PayloadSchema
+	if payload == nil {
+		payload = json.RawMessage(`{"type":"object"}`)
+	}
+	b := mustJSON(eventType{entry.Name, entry.Title, entry.Description, entry.InputSchema(), payload})
+	return b[1 : len(b)-1]
+}
+
+// A list's cursor is one letter and where to go on: "c" behind the entry of that name,
+// "s" behind the subscription with that id.
+const (
+	atCatalog       = 'c'
+	atSubscriptions = 's'
+)
+
+func listCursor(kind byte, after string) []byte {
+	b := append([]byte(`,"nextCursor":"`), base64.RawURLEncoding.EncodeToString(append([]byte{kind}, after...))...)
+	return append(b, '"')
+}
+
+// place reads the cursor of a list request: the first entry of the page, or
+// where to go on among the subscriptions.
+func (c *call) place(at map[string]int) (first int, after string, subscriptions bool, err error) {
+	token, given, err := c.text("cursor")
+	if err != nil || !given {
+		return 0, "", false, err
+	}
+	bad := invalidParams("the cursor is not one of this list")
+	raw, decodeErr := base64.RawURLEncoding.Strict().DecodeString(token)
+	if decodeErr != nil || len(raw) == 0 || len(raw) > 1024 {
+		return 0, "", false, bad
+	}
+	switch after = string(raw[1:]); raw[0] {
+	case atCatalog:
+		if i, ok := at[after]; ok {
+			return i + 1, "", false, nil
+		}
+	case atSubscriptions:
+		return 0, after, true, nil
+	}
+	return 0, "", false, bad
+}
+
+// page collects the entries from first on that the caller may see.
+func (e *Endpoint) page(p auth.Principal, open bool, entries []listed, first int) (pieces [][]byte, n int, next []byte) {
+	last := "" // not just the one before: its name may be none of the caller's business
+	for _, x := range entries[min(first, len(entries)):] {
+		if !open && !auth.Visible(x.entry.Access, p) {
+			continue
+		}
+		if n == e.options.PageSize {
+			return pieces, n, listCursor(atCatalog, last)
+		}
+		if n > 0 {
+			pieces = append(pieces, comma)
+		}
+		pieces = append(pieces, x.json)
+		last = x.entry.Name
+		n++
+	}
+	return pieces, n, nil
+}
+
+var comma = []byte(",")
+
+// listTTL is how long, in milliseconds, a client may keep a list of event types:
+// about as long as a changed catalog takes to be seen everywhere.
+const listTTL = 5000
+
+// shared is the scope of a result that is the same for everybody who may call.
+// Only without authentication is that everybody.
+func (c *call) shared(open bool) *caching {
+	if open && c.principal.Anonymous {
+		return &caching{listTTL, public}
+	}
+	return &caching{listTTL, private}
+}
+
+// listResources serves resources/list: the event types with a fixed URI, then
+// the caller's webhook subscriptions.
+func (e *Endpoint) listResources(ctx context.Context, c *call) (result, error) {
+	cat, err := e.catalog(ctx, c.principal)
+	if err != nil {
+		return result{}, err
+	}
+	l := e.listing(cat)
+	first, after, atSubs, err := c.place(l.resourceAt)
+	if err != nil {
+		return result{}, err
+	}
+	pieces := [][]byte{[]byte(`"resources":[`)}
+	var n int
+	var next []byte
+	switch {
+	case atSubs:
+	case l.open && first == 0 && len(l.resources) <= e.options.PageSize:
+		n = len(l.resources)
+		pieces = append(pieces, l.firstResources)
+	default:
+		var more [][]byte
+		more, n, next = e.page(c.principal, l.open, l.resources, first)
+		pieces = append(pieces, more...)
+	}
+	cache := c.shared(l.open)
+	if e.options.Subscriptions != nil {
+		// These are the caller's own, on whichever page they stand.
+		cache = &caching{0, private}
+		if room := e.options.PageSize - n; next == nil && room > 0 {
+			views, last, err := e.options.Subscriptions.List(ctx, c.principal, after, room)
+			if err != nil {
+				return result{}, err
+			}
+			for _, v := range views {
+				if n > 0 {
+					pieces = append(pieces, comma)
+				}
+				pieces = append(pieces, subscriptionResource(v))
+				n++
+			}
+			if last != "" {
+				next = listCursor(atSubscriptions, last)
+			}
+		} else if next == nil {
+			next = listCursor(atSubscriptions, "")
+		}
+	} else if atSubs {
+		return result{}, invalidParams("the cursor is not one of this list")
+	}
+	return result{members: append(pieces, closing, next), cache: cache}, nil
+}
+
+var closing = []byte("]")
+
+// subscriptionResource is a webhook subscription as a resource (SEP-1803).
+func subscriptionResource(v subscription.View) []byte {
+	title := "Webhook subscription"
+	if v.Name != "" {
+		title += " to " + v.Name
+	}
+	b := jsonrpc.AppendString([]byte(`{"uri":`), subscription.URI(v.ID))
+	b = jsonrpc.AppendString(append(b, `,"name":`...), v.ID)
+	b = jsonrpc.AppendString(append(b, `,"title":`...), title)
+	b = append(b, `,"mimeType":"application/json","_meta":{"`+Prefix+`state":`...)
+	b = jsonrpc.AppendString(b, string(v.State))
+	return append(b, `}}`...)
+}
+
+// listTemplates serves resources/templates/list.
+func (e *Endpoint) listTemplates(ctx context.Context, c *call) (result, error) {
+	cat, err := e.catalog(ctx, c.principal)
+	if err != nil {
+		return result{}, err
+	}
+	l := e.listing(cat)
+	first, _, elsewhere, err := c.place(l.tmplAt)
+	if err != nil {
+		return result{}, err
+	}
+	if elsewhere {
+		return result{}, invalidParams("the cursor is not one of this list")
+	}
+	pieces := [][]byte{[]byte(`"resourceTemplates":[`)}
+	var next []byte
+	if l.open && first == 0 && len(l.templates) <= e.options.PageSize {
+		pieces = append(pieces, l.firstTemplates)
+	} else {
+		var more [][]byte
+		more, _, next = e.page(c.principal, l.open, l.templates, first)
+		pieces = append(pieces, more...)
+	}
+	return result{members: append(pieces, closing, next), cache: c.shared(l.open)}, nil
+}
+
+// listEvents serves events/list (SEP-3415). An event type that this caller
+// cannot have in any mode is left out.
+func (e *Endpoint) listEvents(ctx context.Context, c *call) (result, error) {
+	cat, err := e.catalog(ctx, c.principal)
+	if err != nil {
+		return result{}, err
+	}
+	l := e.listing(cat)
+	first, _, elsewhere, err := c.place(l.eventAt)
+	if err != nil {
+		return result{}, err
+	}
+	if elsewhere {
+		return result{}, invalidParams("the cursor is not one of this list")
+	}
+	pieces := [][]byte{[]byte(`"events":[`)}
+	n, last := 0, ""
+	var next []byte
+	for _, x := range l.events[min(first, len(l.events)):] {
+		modes := e.delivery(x.entry, c.principal)
+		if len(modes) == 0 || !auth.Visible(x.entry.Access, c.principal) {
+			continue
+		}
+		if n == e.options.PageSize {
+			next = listCursor(atCatalog, last)
+			break
+		}
+		if n > 0 {
+			pieces = append(pieces, comma)
+		}
+		pieces = append(pieces, []byte(`{"delivery":`), mustJSON(modes), comma, x.json, []byte(`}`))
+		last = x.entry.Name
+		n++
+	}
+	return result{members: append(pieces, closing, next)}, nil
+}
+
+// delivery lists the modes in which the caller can have an event type here.
+func (e *Endpoint) delivery(entry *catalog.Entry, p auth.Principal) []string {
+	var modes []string
+	if entry.PushAllowed() && e.has(methodEventsStream) {
+		modes = append(modes, modePush)
+	}
+	if entry.PollAllowed() && e.has(methodEventsPoll) {
+		modes = append(modes, modePoll)
+	}
+	if entry.WebhookAllowed() && e.has(methodEventsSub) && p.Has(auth.ScopeSubscribe) &&
+		(!p.Anonymous || e.options.AnonymousWebhooks) {
+		modes = append(modes, modeWebhook)
+	}
+	return slices.Clip(modes)
+}
+
+func (e *Endpoint) catalog(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
+	cat, err := e.options.Catalogs.Catalog(ctx, p.Workspace)
+	return cat, fault.Wrap(fault.Unavailable, err, "read the catalog")
+}

@@ -1,0 +1,172 @@
+package mcp
+
+import (
+	"net/http"
+	"strings"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/mcp/sse"
+)
+
+// postModern serves one message of the era without sessions.
+func (e *Endpoint) postModern(w http.ResponseWriter, c *call) {
+	if c.msg.Kind == jsonrpc.Response {
+		e.fail(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "this revision has no requests to clients, and so no responses"})
+		return
+	}
+	bad := c.checkVersion(e.supported())
+	if bad == nil {
+		bad = c.checkHeaders()
+	}
+	if c.msg.Kind == jsonrpc.Notification {
+		if bad != nil {
+			e.fail(w, http.StatusBadRequest, nil, bad)
+			return
+		}
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	if bad != nil {
+		e.fail(w, http.StatusBadRequest, c.msg.ID, bad)
+		return
+	}
+	m, ok := e.methods[c.msg.Method]
+	if !ok || !m.modern {
+		e.fail(w, http.StatusNotFound, c.msg.ID, unknownMethod(c.msg.Method))
+		return
+	}
+	e.dispatch(w, c, m)
+}
+
+func unknownMethod(name string) *jsonrpc.Error {
+	return &jsonrpc.Error{Code: jsonrpc.MethodNotFound, Message: "unknown method " + clip(name)}
+}
+
+// checkVersion checks that header and _meta name the same known revision, and
+// that _meta has what it must. A notification has to have neither.
+func (c *call) checkVersion(supported []Version) *jsonrpc.Error {
+	headers := c.request.Header[headerVersion]
+	raw := jsonrpc.Member(c.meta, metaVersion)
+	version, isText := jsonrpc.String(raw)
+	switch {
+	case len(headers) > 1:
+		return mismatch("%s was sent more than once", "MCP-Protocol-Version")
+	case len(headers) == 0 && c.msg.Kind == jsonrpc.Request:
+		return mismatch("%s is missing", "MCP-Protocol-Version")
+	case raw == nil && c.msg.Kind == jsonrpc.Request:
+		return invalidParams("_meta must name %s", metaVersion)
+	case raw != nil && !isText:
+		return invalidParams("%s must be a string", metaVersion)
+	case raw != nil && len(headers) == 1 && headers[0] != version:
+		return mismatch("MCP-Protocol-Version is %q and _meta names %q", clip(headers[0]), clip(version))
+	}
+	if c.msg.Kind == jsonrpc.Request {
+		if declared := jsonrpc.Member(c.meta, metaCapabilities); len(declared) == 0 || declared[0] != '{' {
+			return invalidParams("_meta must have the object %s", metaCapabilities)
+		}
+	}
+	if len(headers) == 1 {
+		version = headers[0]
+	}
+	if c.version = Version(version); c.version != V20260728 {
+		c.version = V20260728 // the form of the answer
+		return &jsonrpc.Error{
+			Code: codeUnsupportedVersion, Message: "Unsupported protocol version",
+			Data: map[string]any{"supported": supported, "requested": clip(version)},
+		}
+	}
+	return nil
+}
+
+func mismatch(format string, args ...any) *jsonrpc.Error {
+	bad := invalidParams("Header mismatch: "+format, args...)
+	bad.Code = codeHeaderMismatch
+	return bad
+}
+
+// checkHeaders checks that Mcp-Method and Mcp-Name repeat the body. On a
+// notification they need not be there.
+func (c *call) checkHeaders() *jsonrpc.Error {
+	if bad := c.checkHeader(headerMethod, c.msg.Method); bad != nil {
+		return bad
+	}
+	member, ok := mirrored[c.msg.Method]
+	if !ok {
+		return nil
+	}
+	name, _ := jsonrpc.String(c.param(member))
+	return c.checkHeader(headerName, name)
+}
+
+func (c *call) checkHeader(header, want string) *jsonrpc.Error {
+	values := c.request.Header[header]
+	switch {
+	case len(values) == 0 && c.msg.Kind == jsonrpc.Notification:
+		return nil
+	case len(values) == 0:
+		return mismatch("%s is missing", header)
+	case len(values) > 1:
+		return mismatch("%s was sent more than once", header)
+	}
+	got := strings.Trim(values[0], " \t")
+	if header == headerName { // the one that may be in Base64
+		var err error
+		if got, err = DecodeHeader(got); err != nil {
+			return mismatch("%s is malformed", header)
+		}
+	}
+	if got != want {
+		return mismatch("%s is %q and the body has %q", header, clip(got), clip(want))
+	}
+	return nil
+}
+
+// dispatch serves a request whose method is known.
+func (e *Endpoint) dispatch(w http.ResponseWriter, c *call, m method) {
+	if m.scope != "" {
+		if err := c.principal.Require(m.scope); err != nil {
+			e.answerFault(w, c, m, err)
+			return
+		}
+	}
+	switch {
+	case m.forward != nil:
+		e.forward(w, c, m)
+	case m.stream != nil:
+		if !accepts(c.request.Header, sse.ContentType) {
+			e.fail(w, http.StatusNotAcceptable, c.msg.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Accept must list text/event-stream"})
+			return
+		}
+		if err := m.stream(w, c); err != nil {
+			e.answerFault(w, c, m, err)
+		}
+	default:
+		if !accepts(c.request.Header, "application/json") {
+			e.fail(w, http.StatusNotAcceptable, c.msg.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Accept must list application/json"})
+			return
+		}
+		r, err := m.answer(c.request.Context(), c)
+		if err != nil {
+			e.answerFault(w, c, m, err)
+			return
+		}
+		send(w, http.StatusOK, func(b []byte) []byte { return e.appendResult(b, c, r) })
+	}
+}
+
+// answerFault answers a request that failed in its method. A lack of scopes is said by
+// HTTP as well, so that the client can ask for them (RFC 6750, section 3.1).
+func (e *Endpoint) answerFault(w http.ResponseWriter, c *call, m method, err error) {
+	rpc := e.translate(c.request.Context(), err, c.version, m.family)
+	code := http.StatusOK
+	switch {
+	case fault.Is(err, fault.Forbidden) && missingScopes(err):
+		code = http.StatusForbidden
+		w.Header().Set("WWW-Authenticate", auth.Challenge(err, e.options.ResourceMetadata))
+	case c.version.modern():
+		code = status(rpc)
+	}
+	e.fail(w, code, c.msg.ID, rpc)
+}

@@ -1,0 +1,292 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/event"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/mcp/sse"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+)
+
+// The reasons for which the server ends a stream.
+var (
+	errAge     = errors.New("mcp: the stream reached its maximum age")
+	errEnding  = errors.New("mcp: the server is shutting down")
+	errTaken   = errors.New("mcp: the session ended or has a newer stream")
+	errWriting = errors.New("mcp: the client is gone or does not read")
+)
+
+// reserve is what a stream leaves of its request's deadline: two seconds before
+// it is too late to end a stream on Lambda.
+const reserve = 5 * time.Second
+
+// outlet is one open stream of either era: what a feed hands out goes through it
+// to the client.
+type outlet struct {
+	endpoint  *Endpoint
+	principal auth.Principal
+	feed      *stream.Feed
+	out       *sse.Writer
+	wrote     time.Time // when something was last written
+
+	targets map[string]target // by canonical URI
+	// What the client is told of, and how.
+	resources, events bool // changes of lists
+	payloads          bool // the payload in _meta, too
+	// subscriptionID is the id of the listen, which every message repeats; nil in
+	// the stream of a session.
+	subscriptionID json.RawMessage
+	// eventID makes the SSE id of a message; nil in a listen, which has none.
+	eventID func(cursor string) string
+	// session is told of notices for a session's stream.
+	session func(context.Context) error
+}
+
+// lifetime is the context of a stream: it ends with the request, at the maximum
+// age, and when the endpoint closes.
+func (e *Endpoint) lifetime(r *http.Request) (context.Context, context.CancelFunc) {
+	age := e.options.MaxAge
+	if deadline, ok := r.Context().Deadline(); ok {
+		age = min(age, time.Until(deadline)-reserve)
+	}
+	aged, stop := context.WithTimeoutCause(r.Context(), age, errAge)
+	ctx, cancel := context.WithCancelCause(aged)
+	detach := context.AfterFunc(e.ending, func() { cancel(errEnding) })
+	return ctx, func() {
+		detach()
+		cancel(nil)
+		stop()
+	}
+}
+
+// full answers a stream that there is no room for.
+func (e *Endpoint) full(w http.ResponseWriter, id json.RawMessage) {
+	w.Header().Set("Retry-After", "5")
+	e.fail(w, http.StatusServiceUnavailable, id, &jsonrpc.Error{
+		Code: codeUnavailable, Message: "no more streams can be opened here now", Data: map[string]any{"limit": "streams"},
+	})
+}
+
+// run passes on what comes until the stream ends, and returns why.
+func (o *outlet) run(ctx context.Context) error {
+	o.wrote = time.Now()
+	for {
+		due := o.wrote.Add(o.endpoint.options.Heartbeat)
+		wait, cancel := context.WithDeadline(ctx, due)
+		d, err := o.feed.Next(wait)
+		quiet := wait.Err() != nil
+		cancel()
+		switch {
+		case err == nil:
+			if err := o.deliver(ctx, d); err != nil {
+				return err
+			}
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case !quiet:
+			return err
+		}
+		if !time.Now().Before(due) && !o.wrote.After(due.Add(-o.endpoint.options.Heartbeat)) {
+			if err := o.write(heartbeat); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+var heartbeat = sse.Append(nil, sse.Event{Comment: " "})
+
+func (o *outlet) write(b []byte) error {
+	if err := o.out.Write(b); err != nil {
+		return errors.Join(errWriting, err)
+	}
+	o.wrote = time.Now()
+	return nil
+}
+
+// deliver sends one delivery, if it is anything that the client is to know.
+func (o *outlet) deliver(ctx context.Context, d stream.Delivery) error {
+	switch {
+	case d.Event != nil:
+		return o.sendEvent(ctx, d)
+	case d.Topic == stream.TopicCatalog:
+		if o.resources {
+			if err := o.send(noteResourcesChange, nil, nil, d.Cursor); err != nil {
+				return err
+			}
+		}
+		if o.events {
+			if err := o.send(noteEventsChange, nil, nil, d.Cursor); err != nil {
+				return err
+			}
+		}
+		return o.resolveAgain(ctx)
+	case d.Topic == stream.TopicPrincipal(o.principal.ID):
+		if o.resources {
+			return o.send(noteResourcesChange, nil, nil, d.Cursor)
+		}
+		return nil
+	case strings.HasPrefix(d.Topic, topicSubscriptions):
+		return o.sendState(d)
+	case o.session != nil:
+		return o.session(ctx)
+	}
+	return nil
+}
+
+var topicSubscriptions = stream.TopicSubscription("")
+
+// sendEvent sends an event, unless the catalog as it is now lets it through no longer.
+func (o *outlet) sendEvent(ctx context.Context, d stream.Delivery) error {
+	cat, err := o.endpoint.catalog(ctx, o.principal)
+	if err != nil {
+		return err
+	}
+	ev := d.Event
+	if !allowed(cat, o.principal, ev) || !cat.ByName(ev.Name).PushAllowed() {
+		return nil
+	}
+	members := func(b []byte) []byte {
+		b = jsonrpc.AppendString(append(b, `"uri":`...), ev.URI)
+		b = append(b, `,"payload":`...)
+		return append(b, ev.Data...)
+	}
+	return o.send(noteUpdated, members, func(b []byte) []byte { return o.eventMeta(b, ev) }, d.Cursor)
+}
+
+func (o *outlet) eventMeta(b []byte, ev *event.Event) []byte {
+	b = jsonrpc.AppendString(append(b, `"`+MetaEventID+`":`...), ev.ID)
+	b = jsonrpc.AppendString(append(b, `,"`+MetaTime+`":`...), ev.Timestamp())
+	if o.payloads {
+		b = append(b, `,"`+MetaPayload+`":`...)
+		b = append(b, ev.Data...)
+	}
+	return b
+}
+
+// sendState tells that the state of a subscription changed.
+func (o *outlet) sendState(d stream.Delivery) error {
+	for _, t := range o.targets {
+		if t.topic != d.Topic {
+			continue
+		}
+		var notice struct {
+			State string `json:"state"`
+		}
+		_ = json.Unmarshal(d.Notice, &notice) // ours; without a state the client reads it
+		return o.send(noteUpdated, func(b []byte) []byte {
+			b = jsonrpc.AppendString(append(b, `"uri":`...), t.asked)
+			if notice.State != "" {
+				b = jsonrpc.AppendString(append(b, `,"payload":{"state":`...), notice.State)
+				b = append(b, '}')
+			}
+			return b
+		}, nil, d.Cursor)
+	}
+	return nil
+}
+
+// send writes a notification. members and meta append members of params and of
+// its _meta without braces; nil appends none.
+func (o *outlet) send(name string, members, meta func([]byte) []byte, cursor string) error {
+	text, wire := buffers.Get().(*[]byte), buffers.Get().(*[]byte)
+	defer func() {
+		for _, b := range []*[]byte{text, wire} {
+			if cap(*b) <= 1<<20 {
+				buffers.Put(b)
+			}
+		}
+	}()
+	b := append((*text)[:0], `{"jsonrpc":"2.0","method":"`...)
+	b = append(b, name...)
+	b = append(b, `","params":{`...)
+	if members != nil {
+		b = members(b)
+	}
+	if meta != nil || o.subscriptionID != nil {
+		if members != nil {
+			b = append(b, ',')
+		}
+		b = append(b, `"_meta":{`...)
+		if o.subscriptionID != nil {
+			b = o.appendIDs(b, cursor)
+			if meta != nil {
+				b = append(b, ',')
+			}
+		} else if name == noteUpdated && cursor != "" && meta != nil {
+			b = jsonrpc.AppendString(append(b, `"`+MetaCursor+`":`...), cursor)
+			b = append(b, ',')
+		}
+		if meta != nil {
+			b = meta(b)
+		}
+		b = append(b, '}')
+	}
+	b = append(b, `}}`...)
+	e := sse.Event{Data: b}
+	if o.eventID != nil {
+		e.ID = o.eventID(cursor)
+	}
+	*text = b
+	*wire = sse.Append((*wire)[:0], e)
+	return o.write(*wire)
+}
+
+// appendIDs appends what every message of a listen carries in _meta.
+func (o *outlet) appendIDs(b []byte, cursor string) []byte {
+	b = append(b, `"`+metaSubscription+`":`...)
+	b = append(b, o.subscriptionID...)
+	b = append(b, `,"`+MetaCursor+`":`...)
+	return jsonrpc.AppendString(b, cursor)
+}
+
+// resolveAgain adds what a changed catalog makes of the URIs: one may have become
+// the parent of a new event type. What is gone from the catalog stays and brings nothing.
+func (o *outlet) resolveAgain(ctx context.Context) error {
+	cat, err := o.endpoint.catalog(ctx, o.principal)
+	if err != nil {
+		return err
+	}
+	since := time.Now().Add(-time.Second) // the change was a moment ago
+	for uri, t := range o.targets {
+		if t.topic != "" {
+			continue
+		}
+		again, err := o.endpoint.resolve(ctx, cat, o.principal, t.asked)
+		if err != nil {
+			continue
+		}
+		for _, p := range again.patterns {
+			if slices.ContainsFunc(t.patterns, func(q subscription.Pattern) bool { return q.Key == p.Key }) {
+				continue
+			}
+			if err := o.feed.Add(ctx, p, since); err != nil {
+				return err
+			}
+			t.patterns = append(t.patterns, p)
+		}
+		o.targets[uri] = t
+	}
+	return nil
+}
+
+// topics lists what the outlet follows beside its targets' own.
+func (o *outlet) topics() []string {
+	var out []string
+	if o.resources || o.events || len(o.targets) > 0 {
+		out = append(out, stream.TopicCatalog)
+	}
+	if o.resources {
+		out = append(out, stream.TopicPrincipal(o.principal.ID))
+	}
+	return out
+}

@@ -1,0 +1,223 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/event"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/subscription"
+)
+
+// Bounds of what resources/read returns of an event URI.
+const (
+	maxLatest      = 20
+	maxLatestBytes = 1 << 20
+)
+
+const subscriptionScheme = "subscription://"
+
+// read serves resources/read: the latest events of an event URI or of all below
+// it, or the state of one of the caller's subscriptions.
+func (e *Endpoint) read(ctx context.Context, c *call) (result, error) {
+	uri, err := c.required("uri")
+	if err != nil {
+		return result{}, err
+	}
+	var text []byte
+	if strings.HasPrefix(uri, subscriptionScheme) {
+		text, err = e.readSubscription(ctx, c.principal, uri)
+	} else {
+		text, err = e.readEvents(ctx, c.principal, uri)
+	}
+	if err != nil {
+		return result{}, err
+	}
+	b := jsonrpc.AppendString([]byte(`"contents":[{"uri":`), uri)
+	b = append(b, `,"mimeType":"application/json","text":`...)
+	b = jsonrpc.AppendString(b, string(text))
+	return result{members: [][]byte{append(b, `}]`...)}, cache: &caching{0, private}}, nil
+}
+
+// latest is what the text of an event URI holds, the newest event first.
+type latest struct {
+	URI    string        `json:"uri"`
+	Events []latestEvent `json:"events"`
+}
+
+type latestEvent struct {
+	EventID   string          `json:"eventId"`
+	Name      string          `json:"name"`
+	URI       string          `json:"uri"`
+	Timestamp string          `json:"timestamp"`
+	Data      json.RawMessage `json:"data"`
+}
+
+func (e *Endpoint) readEvents(ctx context.Context, p auth.Principal, uri string) ([]byte, error) {
+	cat, err := e.catalog(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	patterns, access, err := subscription.Resolve(cat, uri)
+	if err != nil {
+		return nil, notFound(uri) // the reason would tell what is known under other URIs
+	}
+	if _, err := permitted(p, access); err != nil {
+		return nil, err
+	}
+	var found []event.Event
+	for _, pattern := range patterns {
+		latest := e.options.Log.Latest
+		if pattern.Kind == subscription.Parent {
+			latest = e.options.Log.LatestBelow
+		}
+		events, err := latest(ctx, p.Workspace, pattern.URI(), maxLatest)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, events...)
+	}
+	slices.SortStableFunc(found, func(a, b event.Event) int { return b.Published.Compare(a.Published) })
+	out := latest{URI: uri, Events: []latestEvent{}}
+	size := 0
+	for _, ev := range found {
+		if size += len(ev.Data); len(out.Events) == maxLatest || size > maxLatestBytes {
+			break
+		}
+		if allowed(cat, p, &ev) {
+			out.Events = append(out.Events, latestEvent{ev.ID, ev.Name, ev.URI, ev.Timestamp(), ev.Data})
+		}
+	}
+	text, err := json.Marshal(out)
+	return text, fault.Wrap(fault.Internal, err, "encode the latest events of %s", uri)
+}
+
+// permitted keeps those event types of a resolved URI that the principal may have. It
+// fails when there is none.
+func permitted(p auth.Principal, access []subscription.Access) ([]subscription.Access, error) {
+	var out []subscription.Access
+	var denied error
+	for _, a := range access {
+		if err := auth.CheckAccess(a.Entry.Access, a.Vars, p); err != nil {
+			denied = err
+			continue
+		}
+		out = append(out, a)
+	}
+	if len(out) == 0 && denied != nil {
+		return nil, denied
+	}
+	return out, nil
+}
+
+// allowed holds one event to the rule of its type, as the catalog has it now.
+func allowed(cat *catalog.Catalog, p auth.Principal, ev *event.Event) bool {
+	entry := cat.ByName(ev.Name)
+	if entry == nil || entry.Access == nil {
+		return entry != nil
+	}
+	_, vars, ok := cat.Match(ev.URI)
+	return ok && auth.CheckAccess(entry.Access, vars, p) == nil
+}
+
+// subscriptionState is what the text of a subscription URI holds.
+type subscriptionState struct {
+	URI           string         `json:"uri"`
+	Name          string         `json:"name,omitempty"`
+	EventURIs     []string       `json:"eventUris"`
+	TargetURI     string         `json:"targetUri"`
+	State         string         `json:"state"`
+	Reason        string         `json:"reason,omitempty"`
+	Created       time.Time      `json:"created"`
+	RefreshBefore *time.Time     `json:"refreshBefore,omitempty"`
+	Delivery      deliveryStatus `json:"deliveryStatus"`
+}
+
+// deliveryStatus has the members of SEP-3415.
+type deliveryStatus struct {
+	Active         bool       `json:"active"`
+	LastDeliveryAt *time.Time `json:"lastDeliveryAt"`
+	LastError      *string    `json:"lastError"`
+	FailedSince    *time.Time `json:"failedSince,omitempty"`
+}
+
+func (e *Endpoint) readSubscription(ctx context.Context, p auth.Principal, uri string) ([]byte, error) {
+	if e.options.Subscriptions == nil {
+		return nil, notFound(uri)
+	}
+	v, err := e.options.Subscriptions.Read(ctx, p, uri)
+	if fault.Is(err, fault.NotFound) {
+		return nil, notFound(uri)
+	}
+	if err != nil {
+		return nil, err
+	}
+	state := subscriptionState{
+		URI: subscription.URI(v.ID), Name: v.Name, EventURIs: v.EventURIs, TargetURI: v.Target,
+		State: string(v.State), Reason: v.Reason, Created: v.Created, RefreshBefore: instant(v.Until),
+		Delivery: deliveryStatus{
+			Active: v.State == subscription.Active, LastDeliveryAt: instant(v.Status.LastDelivery),
+			FailedSince: instant(v.Status.FailedSince),
+		},
+	}
+	if v.Status.LastError != "" {
+		state.Delivery.LastError = &v.Status.LastError
+	}
+	text, err := json.Marshal(state)
+	return text, fault.Wrap(fault.Internal, err, "encode the subscription")
+}
+
+func instant(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	t = t.UTC()
+	return &t
+}
+
+// target is a URI that a stream is subscribed to, made out.
+type target struct {
+	// uri is the canonical form, asked what the client wrote.
+	uri, asked string
+	patterns   []subscription.Pattern
+	// topic is set for a subscription:// URI.
+	topic string
+}
+
+
+// resolve makes out a URI for a stream. Faults name what is wrong with it.
+func (e *Endpoint) resolve(ctx context.Context, cat *catalog.Catalog, p auth.Principal, uri string) (target, error) {
+	t := target{uri: uri, asked: uri}
+	if strings.HasPrefix(uri, subscriptionScheme) {
+		if e.options.Subscriptions == nil {
+			return t, notFound(uri)
+		}
+		v, err := e.options.Subscriptions.Read(ctx, p, uri)
+		if err != nil {
+			if fault.Is(err, fault.NotFound) {
+				err = notFound(uri)
+			}
+			return t, err
+		}
+		t.topic = topicSubscription(v.ID)
+		return t, nil
+	}
+	patterns, access, err := subscription.Resolve(cat, uri)
+	if err != nil {
+		return t, err
+	}
+	if access, err = permitted(p, access); err != nil {
+		return t, err
+	}
+	if !slices.ContainsFunc(access, func(a subscription.Access) bool { return a.Entry.PushAllowed() }) {
+		return t, fault.New(fault.Invalid, "%s is not delivered on streams", clip(uri)).With(map[string]any{"uri": clip(uri)})
+	}
+	t.uri, t.patterns = patterns[0].URI(), patterns
+	return t, nil
+}

@@ -1,0 +1,306 @@
+package mcp
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"mime"
+	"net"
+	"net/http"
+	"net/url"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/mcp/sse"
+)
+
+// ServeHTTP serves the endpoint. The checks come in the order of design.md
+// section 5: origin, caller, size, JSON, message, version, headers, method, params.
+func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	// A panic must not end the process: under lambdaurl nobody else recovers.
+	defer func() {
+		if p := recover(); p != nil && p != http.ErrAbortHandler {
+			e.options.Logger.ErrorContext(r.Context(), "a request panicked",
+				slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+			e.fail(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
+		}
+	}()
+	if !e.hostAllowed(r) || !e.originAllowed(w, r) {
+		e.fail(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: codeForbidden, Message: "the Origin or Host header is not allowed here"})
+		return
+	}
+	if r.Method == http.MethodOptions && r.Header.Get("Origin") != "" {
+		preflight(w)
+		return
+	}
+	p, err := e.options.Auth.Authenticate(r.Context(), r.Header)
+	if err != nil {
+		e.refuse(w, r, err)
+		return
+	}
+	switch r.Method {
+	case http.MethodPost:
+		e.post(w, r, p)
+	case http.MethodGet:
+		e.get(w, r, p)
+	case http.MethodDelete:
+		e.delete(w, r, p)
+	default:
+		e.notAllowed(w)
+	}
+}
+
+// refuse answers a caller that could not be authenticated.
+func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	code := http.StatusUnauthorized
+	switch fault.KindOf(err) {
+	case fault.Unauthenticated:
+	case fault.Forbidden:
+		code = http.StatusForbidden
+	default:
+		e.log(r.Context(), "a caller could not be authenticated", err)
+		w.Header().Set("Retry-After", "5")
+		e.fail(w, http.StatusServiceUnavailable, nil, &jsonrpc.Error{Code: codeUnavailable, Message: "the caller cannot be authenticated now"})
+		return
+	}
+	if challenge := auth.Challenge(err, e.options.ResourceMetadata, auth.ScopeRead); challenge != "" {
+		w.Header().Set("WWW-Authenticate", challenge)
+	}
+	e.fail(w, code, nil, &jsonrpc.Error{Code: code, Message: fault.Public(err)})
+}
+
+func (e *Endpoint) notAllowed(w http.ResponseWriter) {
+	allow := http.MethodPost
+	if e.sessions != nil {
+		allow = "GET, POST, DELETE"
+	}
+	w.Header().Set("Allow", allow)
+	e.fail(w, http.StatusMethodNotAllowed, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "the HTTP method is not allowed here"})
+}
+
+// hostAllowed keeps other sites' names from reaching a server on a loopback
+// address (DNS rebinding): there Host must be one of its own.
+func (e *Endpoint) hostAllowed(r *http.Request) bool {
+	return !local(r) || loopback(r.Host) || slices.Contains(e.options.AllowedHosts, r.Host)
+}
+
+func (e *Endpoint) originAllowed(w http.ResponseWriter, r *http.Request) bool {
+	origin := r.Header.Get("Origin")
+	if origin == "" {
+		return true
+	}
+	if !slices.Contains(e.options.AllowedOrigins, origin) {
+		u, err := url.Parse(origin)
+		if err != nil || u.Host == "" || !local(r) || !loopback(u.Host) {
+			return false
+		}
+	}
+	h := w.Header()
+	h.Set("Access-Control-Allow-Origin", origin)
+	h.Set("Access-Control-Expose-Headers", "Mcp-Session-Id, WWW-Authenticate")
+	h.Set("Vary", "Origin")
+	return true
+}
+
+func preflight(w http.ResponseWriter) {
+	h := w.Header()
+	h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
+	h.Set("Access-Control-Allow-Headers",
+		"Authorization, Content-Type, Accept, Last-Event-ID, Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name")
+	h.Set("Access-Control-Max-Age", "3600")
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// local reports whether the request came in on a loopback address. Without an
+// address, as under lambdaurl, it did not.
+func local(r *http.Request) bool {
+	addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	return ok && addr != nil && loopback(addr.String())
+}
+
+func loopback(hostport string) bool {
+	host := hostport
+	if h, _, err := net.SplitHostPort(hostport); err == nil {
+		host = h
+	}
+	if strings.EqualFold(host, "localhost") {
+		return true
+	}
+	ip := net.ParseIP(strings.Trim(host, "[]"))
+	return ip != nil && ip.IsLoopback()
+}
+
+// accepts reports whether the Accept header lets the media type through. None at
+// all accepts anything (RFC 9110, section 12.5.1).
+func accepts(h http.Header, mediaType string) bool {
+	values := h["Accept"]
+	if len(values) == 0 {
+		return true
+	}
+	main, _, _ := strings.Cut(mediaType, "/")
+	for _, v := range values {
+		for part := range strings.SplitSeq(v, ",") {
+			t, _, _ := strings.Cut(part, ";")
+			switch t = strings.TrimSpace(t); {
+			case strings.EqualFold(t, mediaType), t == "*/*", strings.EqualFold(t, main+"/*"):
+				return true
+			}
+		}
+	}
+	return false
+}
+
+var errTooLarge = errors.New("mcp: body too large")
+
+// readBody reads the body up to the limit.
+func (e *Endpoint) readBody(r *http.Request) ([]byte, error) {
+	limit := e.options.MaxBody
+	if r.ContentLength > limit {
+		return nil, errTooLarge
+	}
+	if r.ContentLength >= 0 && r.Body != nil && r.Body != http.NoBody && r.ContentLength > 0 {
+		body := make([]byte, r.ContentLength)
+		_, err := io.ReadFull(r.Body, body)
+		return body, err
+	}
+	if r.Body == nil {
+		return nil, nil
+	}
+	body, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
+	if err == nil && int64(len(body)) > limit {
+		return nil, errTooLarge
+	}
+	return body, err
+}
+
+func isJSON(contentType string) bool {
+	if contentType == "application/json" {
+		return true
+	}
+	t, _, err := mime.ParseMediaType(contentType)
+	return err == nil && t == "application/json"
+}
+
+// post serves a POST up to the point where the era of its message is known.
+func (e *Endpoint) post(w http.ResponseWriter, r *http.Request, p auth.Principal) {
+	if !isJSON(r.Header.Get("Content-Type")) {
+		e.fail(w, http.StatusUnsupportedMediaType, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Content-Type must be application/json"})
+		return
+	}
+	if !accepts(r.Header, "application/json") && !accepts(r.Header, sse.ContentType) {
+		e.fail(w, http.StatusNotAcceptable, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Accept must list application/json and text/event-stream"})
+		return
+	}
+	body, err := e.readBody(r)
+	switch {
+	case errors.Is(err, errTooLarge):
+		e.fail(w, http.StatusRequestEntityTooLarge, nil, &jsonrpc.Error{
+			Code: codeTooLarge, Message: "the body is too large", Data: map[string]int64{"max": e.options.MaxBody},
+		})
+		return
+	case err != nil:
+		e.fail(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.ParseError, Message: "the body could not be read"})
+		return
+	}
+	parts, batch, bad := jsonrpc.Split(body)
+	if bad != nil {
+		e.fail(w, http.StatusBadRequest, nil, bad)
+		return
+	}
+	c := call{request: r, body: body, principal: p}
+	if batch {
+		e.batch(w, &c, parts)
+		return
+	}
+	if c.msg, bad = jsonrpc.Decode(parts[0]); bad != nil {
+		e.fail(w, http.StatusBadRequest, c.msg.ID, bad)
+		return
+	}
+	c.meta = jsonrpc.Member(c.msg.Params, "_meta")
+	if header := r.Header.Get(headerVersion); Version(header).modern() || namesModern(c.meta) {
+		e.postModern(w, &c)
+	} else {
+		e.postLegacy(w, &c)
+	}
+}
+
+// namesModern reports whether _meta names a protocol version, other than one of
+// those that have sessions: a client of these may say more than it must.
+func namesModern(meta []byte) bool {
+	v, ok := jsonrpc.String(jsonrpc.Member(meta, metaVersion))
+	return ok && (Version(v).modern() || !Version(v).known())
+}
+
+var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 4096); return &b }}
+
+// send writes a JSON body that build appends to an empty buffer.
+func send(w http.ResponseWriter, status int, build func([]byte) []byte) {
+	buf := buffers.Get().(*[]byte)
+	*buf = build((*buf)[:0])
+	h := w.Header()
+	h["Content-Type"] = jsonType
+	h.Set("Content-Length", strconv.Itoa(len(*buf)))
+	w.WriteHeader(status)
+	_, _ = w.Write(*buf) // a client that is gone is nobody's fault
+	if cap(*buf) <= 1<<20 {
+		buffers.Put(buf)
+	}
+}
+
+var jsonType = []string{"application/json"}
+
+// fail answers with a JSON-RPC error.
+func (e *Endpoint) fail(w http.ResponseWriter, status int, id []byte, rpc *jsonrpc.Error) {
+	send(w, status, func(b []byte) []byte { return jsonrpc.AppendError(b, id, rpc) })
+}
+
+// appendResult appends the response of a method in the form of its era.
+func (e *Endpoint) appendResult(b []byte, c *call, r result) []byte {
+	b = append(b, `{"jsonrpc":"2.0","id":`...)
+	b = append(b, c.msg.ID...)
+	b = append(b, `,"result":{`...)
+	start := len(b)
+	comma := func() {
+		if len(b) > start {
+			b = append(b, ',')
+		}
+	}
+	if c.version.modern() {
+		b = append(b, `"resultType":"complete"`...)
+	}
+	for i, piece := range r.members {
+		if i == 0 {
+			comma()
+		}
+		b = append(b, piece...)
+	}
+	if c.version.modern() && r.cache != nil {
+		b = append(b, `,"ttlMs":`...)
+		b = strconv.AppendInt(b, r.cache.ttl, 10)
+		b = append(b, `,"cacheScope":"`...)
+		b = append(b, r.cache.scope...)
+		b = append(b, '"')
+	}
+	switch {
+	case c.version.modern():
+		b = append(b, `,"_meta":{`...)
+		b = append(b, e.serverMeta...)
+		if len(r.meta) > 0 {
+			b = append(b, ',')
+			b = append(b, r.meta...)
+		}
+		b = append(b, '}')
+	case len(r.meta) > 0:
+		comma()
+		b = append(b, `"_meta":{`...)
+		b = append(b, r.meta...)
+		b = append(b, '}')
+	}
+	return append(b, `}}`...)
+}

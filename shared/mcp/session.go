@@ -1,0 +1,260 @@
+package mcp
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// Sessions of the earlier revisions lie in the store, so that any instance
+// serves them. A session is one partition:
+//
+//	-          the session itself
+//	#          how many URIs it is subscribed to
+//	stream     which of its GET streams is the newest
+//	u#HASH     one URI that it is subscribed to
+//
+// The partition is named by a hash of the id: who reads the store cannot take a
+// session over.
+type sessions struct {
+	db  store.DB
+	ttl time.Duration
+}
+
+// session is what is known of one.
+type session struct {
+	Workspace string  `json:"ws"`
+	Principal string  `json:"pr"`
+	Version   Version `json:"ver"`
+	// Payloads and Events say which extensions the client declared.
+	Payloads bool `json:"pay,omitempty"`
+	Events   bool `json:"ev,omitempty"`
+
+	key     string // the hash of the id
+	expires time.Time
+	item    store.Item
+}
+
+// subscribed is one URI of a session, in its canonical form.
+type subscribed struct {
+	URI   string    `json:"u"`
+	Since time.Time `json:"t"`
+}
+
+// maxSessionURIs bounds the URIs of a session and of a listen.
+const maxSessionURIs = 500
+
+// errNoSession is a session that is unknown, ended, expired or another principal's: they
+// look alike.
+var errNoSession = errors.New("mcp: no such session")
+
+const (
+	sortSession = "-"
+	sortCount   = "#"
+	sortStream  = "stream"
+	sortURI     = "u#"
+	countURIs   = "n"
+)
+
+func sessionKey(id string) string {
+	h := sha256.Sum256([]byte("session\x00" + id))
+	return base64.RawURLEncoding.EncodeToString(h[:])
+}
+
+func sessionItem(key, sort string) store.Key {
+	return store.Key{Table: store.Sessions, Partition: "s#" + key, Sort: sort}
+}
+
+// create makes a session and returns its id: 32 random bytes.
+func (s *sessions) create(ctx context.Context, sess session) (string, error) {
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // never fails (Go 1.24)
+	id := base64.RawURLEncoding.EncodeToString(b[:])
+	value, _ := json.Marshal(sess) // strings and booleans
+	err := s.db.Write(ctx, store.Put(store.Item{
+		Key: sessionItem(sessionKey(id), sortSession), Value: value, Version: 1, Expires: time.Now().Add(s.ttl),
+	}, store.Absent()))
+	return id, fault.Wrap(fault.Unavailable, err, "make a session")
+}
+
+// load finds the caller's session, and lengthens its life when half of it is over.
+func (s *sessions) load(ctx context.Context, id string, p auth.Principal) (*session, error) {
+	key := sessionKey(id)
+	items, err := s.db.Get(ctx, sessionItem(key, sortSession))
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the session")
+	}
+	if items[0] == nil {
+		return nil, errNoSession
+	}
+	sess := &session{key: key, expires: items[0].Expires, item: *items[0]}
+	if err := json.Unmarshal(items[0].Value, sess); err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "decode the session")
+	}
+	if sess.Workspace != p.Workspace || sess.Principal != p.ID {
+		return nil, errNoSession
+	}
+	if time.Until(sess.expires) < s.ttl/2 {
+		if err := s.touch(ctx, sess); err != nil {
+			return nil, err
+		}
+	}
+	return sess, nil
+}
+
+// touch puts off the expiry of all items of a session.
+func (s *sessions) touch(ctx context.Context, sess *session) error {
+	expires := time.Now().Add(s.ttl)
+	item := sess.item
+	item.Version++
+	item.Expires = expires
+	err := s.db.Write(ctx, store.Put(item, store.VersionIs(sess.item.Version)))
+	if errors.Is(err, store.ErrConflict) {
+		return nil // somebody else did, or it was just ended: the next request will see
+	}
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "prolong the session")
+	}
+	uris, err := s.uris(ctx, sess.key)
+	if err != nil {
+		return err
+	}
+	for _, it := range uris {
+		it.Expires = expires
+		// Not to bring back what was unsubscribed meanwhile.
+		if err := s.db.Write(ctx, store.Put(it, store.Exists())); err != nil && !errors.Is(err, store.ErrConflict) {
+			return fault.Wrap(fault.Unavailable, err, "prolong the session")
+		}
+	}
+	sess.expires = expires
+	// Counting anew also mends what a crash left wrong.
+	err = s.db.Write(ctx, store.Put(store.Item{
+		Key: sessionItem(sess.key, sortCount), Counts: map[string]int64{countURIs: int64(len(uris))}, Expires: expires,
+	}))
+	return fault.Wrap(fault.Unavailable, err, "prolong the session")
+}
+
+// subscribe adds a URI to the session. Doing it twice is doing it once.
+func (s *sessions) subscribe(ctx context.Context, sess *session, uri string) error {
+	value, _ := json.Marshal(subscribed{URI: uri, Since: time.Now()})
+	key := uriKey(sess.key, uri)
+	count := store.Add(sessionItem(sess.key, sortCount), map[string]int64{countURIs: 1}, map[string]int64{countURIs: maxSessionURIs})
+	count.Item.Expires = sess.expires
+	err := s.db.Write(ctx,
+		store.Check(sessionItem(sess.key, sortSession), store.Exists()),
+		store.Put(store.Item{Key: key, Value: value, Expires: sess.expires}, store.Absent()),
+		count,
+	)
+	if err == nil || !errors.Is(err, store.ErrConflict) {
+		return fault.Wrap(fault.Unavailable, err, "write the session's subscription")
+	}
+	items, err := s.db.Get(ctx, sessionItem(sess.key, sortSession), key)
+	switch {
+	case err != nil:
+		return fault.Wrap(fault.Unavailable, err, "read the session")
+	case items[0] == nil:
+		return errNoSession
+	case items[1] != nil:
+		return nil
+	}
+	return fault.New(fault.Exhausted, "the limit of %d subscribed URIs of a session is reached", maxSessionURIs).
+		With(map[string]any{"limit": "subscriptions", "max": maxSessionURIs})
+}
+
+// unsubscribe removes a URI; one that is not there is no fault.
+func (s *sessions) unsubscribe(ctx context.Context, sess *session, uri string) error {
+	err := s.db.Write(ctx,
+		store.Delete(uriKey(sess.key, uri), store.Exists()),
+		store.Add(sessionItem(sess.key, sortCount), map[string]int64{countURIs: -1}, nil),
+	)
+	if errors.Is(err, store.ErrConflict) {
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, err, "remove the session's subscription")
+}
+
+// subscriptions lists the URIs of the session.
+func (s *sessions) subscriptions(ctx context.Context, key string) ([]subscribed, error) {
+	items, err := s.uris(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]subscribed, 0, len(items))
+	for _, it := range items {
+		var u subscribed
+		if err := json.Unmarshal(it.Value, &u); err != nil {
+			return nil, fault.Wrap(fault.Internal, err, "decode the session's subscription")
+		}
+		out = append(out, u)
+	}
+	return out, nil
+}
+
+func (s *sessions) uris(ctx context.Context, key string) ([]store.Item, error) {
+	q := store.Query{
+		Table: store.Sessions, Partition: sessionItem(key, sortURI).Partition,
+		After: sortURI, Until: sortURI + "~", Limit: maxSessionURIs,
+	}
+	var items []store.Item
+	for {
+		page, err := s.db.Query(ctx, q)
+		if err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "read the session's subscriptions")
+		}
+		if items = append(items, page.Items...); !page.More {
+			return items, nil
+		}
+		q.After = page.Last
+	}
+}
+
+func uriKey(sess, uri string) store.Key {
+	h := sha256.Sum256([]byte(uri))
+	return sessionItem(sess, sortURI+base64.RawURLEncoding.EncodeToString(h[:]))
+}
+
+// takeOver makes the stream the newest of its session. It reports whether the
+// session had one before.
+func (s *sessions) takeOver(ctx context.Context, sess *session, connection string) (before bool, err error) {
+	key := sessionItem(sess.key, sortStream)
+	items, err := s.db.Get(ctx, key)
+	if err != nil {
+		return false, fault.Wrap(fault.Unavailable, err, "read the session's stream")
+	}
+	err = s.db.Write(ctx, store.Put(store.Item{Key: key, Value: []byte(connection), Expires: time.Now().Add(s.ttl)}))
+	return items[0] != nil, fault.Wrap(fault.Unavailable, err, "take over the session's stream")
+}
+
+// serves reports whether the session is still there and the stream its newest.
+func (s *sessions) serves(ctx context.Context, key, connection string) (bool, error) {
+	items, err := s.db.Get(ctx, sessionItem(key, sortSession), sessionItem(key, sortStream))
+	if err != nil {
+		return false, fault.Wrap(fault.Unavailable, err, "read the session")
+	}
+	return items[0] != nil && items[1] != nil && string(items[1].Value) == connection, nil
+}
+
+// remove ends the session.
+func (s *sessions) remove(ctx context.Context, sess *session) error {
+	// First the session itself: without it nothing can be added any more.
+	if err := s.db.Write(ctx, store.Delete(sessionItem(sess.key, sortSession))); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "end the session")
+	}
+	uris, err := s.subscriptions(ctx, sess.key)
+	if err != nil {
+		return err
+	}
+	ops := []store.Op{store.Delete(sessionItem(sess.key, sortStream)), store.Delete(sessionItem(sess.key, sortCount))}
+	for _, u := range uris {
+		ops = append(ops, store.Delete(uriKey(sess.key, u.URI)))
+	}
+	return fault.Wrap(fault.Unavailable, s.db.WriteAll(ctx, ops...), "end the session")
+}

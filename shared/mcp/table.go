@@ -1,0 +1,134 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/mcp/jsonrpc"
+)
+
+// call is one request on its way through the endpoint.
+type call struct {
+	request   *http.Request
+	body      []byte // of the whole HTTP request
+	principal auth.Principal
+	version   Version
+	session   *session // nil in the modern era
+	msg       jsonrpc.Message
+	meta      json.RawMessage // of the params; nil without
+}
+
+// param finds a member of the params; nil when it is absent or null.
+func (c *call) param(name string) json.RawMessage { return jsonrpc.Member(c.msg.Params, name) }
+
+// text finds a member of the params that must be a string if it is there.
+func (c *call) text(name string) (value string, given bool, err error) {
+	raw := c.param(name)
+	if raw == nil {
+		return "", false, nil
+	}
+	value, ok := jsonrpc.String(raw)
+	if !ok {
+		return "", false, invalidParams("%s must be a string", name)
+	}
+	return value, true, nil
+}
+
+// required is [call.text] for a member that must be there and not be empty.
+func (c *call) required(name string) (string, error) {
+	value, _, err := c.text(name)
+	if err == nil && value == "" {
+		err = invalidParams("%s is missing", name)
+	}
+	return value, err
+}
+
+// result is what a method answers, in the parts that both eras share.
+type result struct {
+	// members are the result's members without the braces; the pieces are joined.
+	members [][]byte
+	// meta are further members of _meta, without braces.
+	meta []byte
+	// cache is set where revision 2026-07-28 requires caching hints.
+	cache *caching
+}
+
+// caching is the hint of a cacheable result (revision 2026-07-28, Caching).
+type caching struct {
+	ttl   int64 // milliseconds
+	scope string
+}
+
+const (
+	public  = "public"
+	private = "private"
+)
+
+// method is a row of the table.
+type method struct {
+	// legacy and modern say in which eras the method exists.
+	legacy, modern bool
+	family         family
+	// scope is needed to call it; empty for none.
+	scope string
+	// One of these serves it: answer gives a result; stream answers with a stream
+	// or returns an error before it wrote anything; forward gets the whole request.
+	answer  func(ctx context.Context, c *call) (result, error)
+	stream  func(w http.ResponseWriter, c *call) error
+	forward http.Handler
+}
+
+// table lists what this endpoint serves. A method that nothing serves is not in
+// it, so that it is neither advertised nor known.
+func (e *Endpoint) table() map[string]method {
+	o := e.options
+	t := map[string]method{
+		methodPing:     {legacy: true, answer: empty},
+		methodDiscover: {modern: true, answer: e.answerDiscover},
+	}
+	if e.sessions != nil {
+		t[methodInitialize] = method{legacy: true} // served where sessions are made
+	}
+	if o.Lists {
+		t[methodResources] = method{legacy: true, modern: true, scope: auth.ScopeRead, answer: e.listResources}
+		t[methodTemplates] = method{legacy: true, modern: true, scope: auth.ScopeRead, answer: e.listTemplates}
+		t[methodEvents] = method{legacy: true, modern: true, family: eventsMethods, scope: auth.ScopeRead, answer: e.listEvents}
+	}
+	if o.Log != nil {
+		t[methodRead] = method{legacy: true, modern: true, scope: auth.ScopeRead, answer: e.read}
+	}
+	if o.Feeds != nil {
+		t[methodListen] = method{modern: true, scope: auth.ScopeRead, stream: e.listen}
+		if e.sessions != nil {
+			t[methodSubscribe] = method{legacy: true, scope: auth.ScopeRead, answer: e.subscribe}
+			t[methodUnsubscribe] = method{legacy: true, scope: auth.ScopeRead, answer: e.unsubscribe}
+		}
+	}
+	webhooks := func(core, events string, here bool, forward http.Handler, answerCore, answerEvents func(context.Context, *call) (result, error)) {
+		if forward == nil && !here {
+			return
+		}
+		row := method{legacy: true, modern: true, scope: auth.ScopeSubscribe, forward: forward}
+		if forward == nil {
+			row.answer = answerCore
+		}
+		t[core] = row
+		row.family = eventsMethods
+		if forward == nil {
+			row.answer = answerEvents
+		}
+		t[events] = row
+	}
+	webhooks(methodRegister, methodEventsSub, o.Registrar != nil, o.ForwardRegistrar, e.register, e.eventsSubscribe)
+	webhooks(methodDeregister, methodEventsUnsub, o.Deregistrar != nil, o.ForwardDeregistrar, e.deregister, e.eventsUnsubscribe)
+	return t
+}
+
+func (e *Endpoint) has(name string) bool {
+	_, ok := e.methods[name]
+	return ok
+}
+
+func empty(context.Context, *call) (result, error) { return result{}, nil }

@@ -1,0 +1,229 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"strconv"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/subscription"
+)
+
+// registration is the subscription member of the answer to
+// resources/subscriptions/register (SEP-1803).
+type registration struct {
+	URI           string        `json:"uri"`
+	EventURIs     []string      `json:"eventUris"`
+	TargetURI     string        `json:"targetUri"`
+	WebhookSecret webhookSecret `json:"webhookSecret"`
+}
+
+// webhookSecret is SEP-1803's WebhookSecret: a key, a value, or neither.
+type webhookSecret struct {
+	Type  subscription.SecretType `json:"type"`
+	Key   string                  `json:"key,omitempty"`
+	Value string                  `json:"value,omitempty"`
+}
+
+// register serves resources/subscriptions/register.
+func (e *Endpoint) register(ctx context.Context, c *call) (result, error) {
+	var r subscription.RegisterRequest
+	raw := c.param("uris")
+	if raw == nil || json.Unmarshal(raw, &r.URIs) != nil {
+		return result{}, invalidParams("uris must be an array of strings")
+	}
+	var err error
+	if r.Target, err = c.required("targetUri"); err != nil {
+		return result{}, err
+	}
+	if key := jsonrpc.Member(c.meta, MetaIdempotency); key != nil {
+		var ok bool
+		if r.IdempotencyKey, ok = jsonrpc.String(key); !ok || r.IdempotencyKey == "" {
+			return result{}, invalidParams("%s must be a string", MetaIdempotency)
+		}
+	}
+	made, err := e.options.Registrar.Register(ctx, c.principal, r)
+	if err != nil {
+		return result{}, err
+	}
+	secret := webhookSecret{Type: made.SecretType}
+	switch made.SecretType {
+	case subscription.Standard:
+		secret.Key = made.Secret
+	case subscription.Raw:
+		secret.Value = made.Secret
+	}
+	text := mustJSON(registration{
+		URI: subscription.URI(made.Subscription.ID), EventURIs: made.Subscription.EventURIs,
+		TargetURI: made.Subscription.Target.URL, WebhookSecret: secret,
+	})
+	return result{members: [][]byte{[]byte(`"subscription":`), text}}, nil
+}
+
+// deregister serves resources/subscriptions/deregister. Unknown, malformed and
+// other principals' URIs get the same answer.
+func (e *Endpoint) deregister(ctx context.Context, c *call) (result, error) {
+	uri, err := c.required("uri")
+	if err != nil {
+		return result{}, err
+	}
+	err = e.options.Deregistrar.Deregister(ctx, c.principal, uri)
+	if fault.Is(err, fault.NotFound) {
+		err = notFound(uri)
+	}
+	return result{}, err
+}
+
+// delivery is the delivery member of events/subscribe and events/unsubscribe.
+func (c *call) delivery() (url, secret string, err error) {
+	raw := c.param("delivery")
+	if len(raw) == 0 || raw[0] != '{' {
+		return "", "", invalidParams("delivery must be an object")
+	}
+	for _, field := range []struct {
+		name string
+		into *string
+	}{{"url", &url}, {"secret", &secret}} {
+		if v := jsonrpc.Member(raw, field.name); v != nil {
+			var ok bool
+			if *field.into, ok = jsonrpc.String(v); !ok {
+				return "", "", invalidParams("delivery.%s must be a string", field.name)
+			}
+		}
+	}
+	if url == "" {
+		return "", "", invalidParams("delivery.url is missing")
+	}
+	if v := jsonrpc.Member(raw, "mode"); v != nil {
+		if mode, ok := jsonrpc.String(v); !ok {
+			return "", "", invalidParams("delivery.mode must be a string")
+		} else if mode != modeWebhook {
+			return "", "", fault.New(fault.Unsupported, "events/subscribe delivers by webhook only").
+				With(map[string]any{"feature": "deliveryMode", "value": clip(mode)})
+		}
+	}
+	return url, secret, nil
+}
+
+// arguments is an object or nothing.
+func (c *call) arguments() (json.RawMessage, error) {
+	raw := c.param("arguments")
+	if raw != nil && raw[0] != '{' {
+		return nil, invalidParams("arguments must be an object")
+	}
+	return raw, nil
+}
+
+// subscribedEvents is the result of events/subscribe.
+type subscribedEvents struct {
+	ID            string  `json:"id"`
+	RefreshBefore *string `json:"refreshBefore"`
+	Cursor        *string `json:"cursor"`
+	Truncated     bool    `json:"truncated"`
+}
+
+// eventsSubscribe serves events/subscribe (SEP-3415).
+func (e *Endpoint) eventsSubscribe(ctx context.Context, c *call) (result, error) {
+	if err := e.known(c); err != nil {
+		return result{}, err
+	}
+	var r subscription.SubscribeRequest
+	var err error
+	if r.Name, err = c.required("name"); err != nil {
+		return result{}, err
+	}
+	if r.Arguments, err = c.arguments(); err != nil {
+		return result{}, err
+	}
+	if r.URL, r.Secret, err = c.delivery(); err != nil {
+		return result{}, err
+	}
+	if r.Secret == "" {
+		return result{}, invalidParams("delivery.secret is missing")
+	}
+	if r.Cursor, _, err = c.text("cursor"); err != nil {
+		return result{}, err
+	}
+	maxAge, _, err := c.milliseconds("maxAgeMs")
+	if err != nil {
+		return result{}, err
+	}
+	r.MaxAge = maxAge
+	if r.TTL, err = c.ttl(); err != nil {
+		return result{}, err
+	}
+	made, err := e.options.Registrar.Subscribe(ctx, c.principal, r)
+	if err != nil {
+		return result{}, err
+	}
+	out := subscribedEvents{ID: made.ID, Truncated: made.Truncated}
+	if !made.RefreshBefore.IsZero() {
+		until := made.RefreshBefore.UTC().Format(time.RFC3339)
+		out.RefreshBefore = &until
+	}
+	if made.Cursor != "" {
+		out.Cursor = &made.Cursor
+	}
+	text := mustJSON(out)
+	return result{members: [][]byte{text[1 : len(text)-1]}}, nil
+}
+
+// eventsUnsubscribe serves events/unsubscribe (SEP-3415).
+func (e *Endpoint) eventsUnsubscribe(ctx context.Context, c *call) (result, error) {
+	if err := e.known(c); err != nil {
+		return result{}, err
+	}
+	name, err := c.required("name")
+	if err != nil {
+		return result{}, err
+	}
+	arguments, err := c.arguments()
+	if err != nil {
+		return result{}, err
+	}
+	url, _, err := c.delivery()
+	if err != nil {
+		return result{}, err
+	}
+	return result{}, e.options.Deregistrar.Unsubscribe(ctx, c.principal, name, arguments, url)
+}
+
+// known refuses a caller whom nobody authenticated: anybody could end or take
+// over anybody's subscription by guessing what it is made of.
+func (e *Endpoint) known(c *call) error {
+	if c.principal.Anonymous && !e.options.AnonymousWebhooks {
+		return fault.New(fault.Forbidden, "an authenticated principal is needed")
+	}
+	return nil
+}
+
+// ttl tells an absent ttlMs, which asks for the default, from null, which asks
+// for no expiry.
+func (c *call) ttl() (subscription.TTL, error) {
+	for key, value := range jsonrpc.Members(c.msg.Params) {
+		if string(key) == "ttlMs" && string(value) == "null" {
+			return subscription.TTL{Asked: true, Forever: true}, nil
+		}
+	}
+	d, given, err := c.milliseconds("ttlMs")
+	return subscription.TTL{Asked: given, For: d}, err
+}
+
+// maxMilliseconds is about 285 years: what fits a [time.Duration].
+const maxMilliseconds = 9e12
+
+// milliseconds reads a duration that is not negative. One that is too long to
+// be held is the longest.
+func (c *call) milliseconds(name string) (d time.Duration, given bool, err error) {
+	raw := c.param(name)
+	if raw == nil {
+		return 0, false, nil
+	}
+	ms, parseErr := strconv.ParseFloat(string(raw), 64)
+	if parseErr != nil || ms < 0 || ms != float64(int64(min(ms, maxMilliseconds))) && ms <= maxMilliseconds {
+		return 0, false, invalidParams("%s must be an integer of milliseconds, not negative", name)
+	}
+	return time.Duration(min(ms, maxMilliseconds)) * time.Millisecond, true, nil
+}

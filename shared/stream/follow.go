@@ -1,0 +1,22 @@
+package stream
+
+import (
+	"time"
+
+	"mcpevents/shared/eventlog"
+)
+
+// Follow adds a topic to the feed, from since on; see [Request.Topics].
+func (f *Feed) Follow(topic string, since time.Time) {
+	f.join(&source{part: eventlog.Topic(f.workspace, topic), pattern: topic, topic: true}, since.UnixMicro(), nil)
+}
+
+// Unfollow ends what [Feed.Follow] began.
+func (f *Feed) Unfollow(topic string) {
+	for name, s := range f.parts {
+		if s.pattern == topic && s.topic {
+			f.tails.leave(f, s.part)
+			delete(f.parts, name)
+		}
+	}
+}
