@@ -273,26 +273,21 @@ func (f *Function) reap() {
 	}
 }
 
-// Kill ends a process of the function at once, as a machine that dies would,
-// and reports whether there was one. Processes at work are chosen before idle ones.
-func (f *Function) Kill() bool {
+// Kill ends a process at random at once, as a machine that dies would: one that
+// is at work, or any. It reports whether there was one.
+func (f *Function) Kill(busy bool) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var busy, idle []*instance
+	var targets []*instance
 	for i := range f.live {
-		if i.busy() {
-			busy = append(busy, i)
-		} else {
-			idle = append(idle, i)
+		if !busy || i.busy() {
+			targets = append(targets, i)
 		}
 	}
-	if len(busy) == 0 {
-		busy = idle
-	}
-	if len(busy) == 0 {
+	if len(targets) == 0 {
 		return false
 	}
-	busy[rand.IntN(len(busy))].kill()
+	targets[rand.IntN(len(targets))].kill()
 	f.stats.Kills++
 	return true
 }

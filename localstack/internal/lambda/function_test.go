@@ -277,7 +277,7 @@ func TestAStreamThatFailsIsNotAWholeOne(t *testing.T) {
 		f := start(t, lambda.Config{})
 		r := invoke(t, f, testfn.Call{Do: "stream", Gate: gate.URL, Count: 3})
 		gate.Arrived(t)
-		if !f.Kill() {
+		if !f.Kill(true) {
 			t.Fatal("there was no process to kill")
 		}
 		if b, err := r.ReadAll(); err == nil {

@@ -92,6 +92,13 @@ func Main(others ...Handler) {
 		if err := json.Unmarshal(event, &c); err != nil {
 			return nil, err
 		}
+		// A request to a Function URL has the call in its body.
+		var request events.LambdaFunctionURLRequest
+		if err := json.Unmarshal(event, &request); err == nil && request.RequestContext.HTTP.Method == http.MethodPost {
+			if err := json.Unmarshal([]byte(request.Body), &c); err != nil {
+				return nil, err
+			}
+		}
 		if c.Do == "" && len(others) > 0 {
 			return others[0](ctx, event)
 		}

@@ -1,0 +1,127 @@
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"mcpevents/localstack/internal/lambda"
+)
+
+// maxAsync bounds invocations of type Event that run or wait.
+const maxAsync = 100
+
+func (s *Stack) invokeURL() string { return "http://" + s.invoke.String() }
+
+// invokeAPI is Lambda's Invoke, with which functions call each other through
+// the AWS SDK, and the address at which custom resources report.
+func (s *Stack) invokeAPI() http.Handler {
+	mux := http.NewServeMux()
+	async := make(chan struct{}, maxAsync)
+	mux.HandleFunc("POST /2015-03-31/functions/{name}/invocations", func(w http.ResponseWriter, r *http.Request) {
+		fn := s.functionByName(r.PathValue("name"))
+		if fn == nil {
+			refuse(w, http.StatusNotFound, "ResourceNotFoundException", "Function not found: "+r.PathValue("name"))
+			return
+		}
+		payload, err := io.ReadAll(http.MaxBytesReader(w, r.Body, lambda.MaxPayload))
+		if err != nil {
+			refuse(w, http.StatusRequestEntityTooLarge, "RequestTooLargeException", "the payload is over 6 MiB")
+			return
+		}
+		if len(payload) == 0 {
+			payload = []byte("{}")
+		}
+		if !json.Valid(payload) {
+			refuse(w, http.StatusBadRequest, "InvalidRequestContentException", "the payload is no JSON")
+			return
+		}
+		switch kind := r.Header.Get("X-Amz-Invocation-Type"); kind {
+		case "", "RequestResponse":
+			invokeNow(r.Context(), w, fn, payload)
+		case "DryRun":
+			w.WriteHeader(http.StatusNoContent)
+		case "Event":
+			select {
+			case async <- struct{}{}:
+			default:
+				refuse(w, http.StatusTooManyRequests, "TooManyRequestsException", "Rate Exceeded.")
+				return
+			}
+			s.serving.Go(func() {
+				defer func() { <-async }()
+				s.invokeLater(fn, payload)
+			})
+			w.Header().Set("X-Amzn-Requestid", uuid.NewString())
+			w.WriteHeader(http.StatusAccepted)
+		default:
+			refuse(w, http.StatusBadRequest, "InvalidParameterValueException", "unknown invocation type "+kind)
+		}
+	})
+	mux.HandleFunc("PUT /cloudformation/{token}", s.callbacks.serve)
+	return mux
+}
+
+// functionByName finds a function by its name, its ARN, or the end of its ARN.
+func (s *Stack) functionByName(name string) *function {
+	name, _, _ = strings.Cut(strings.TrimSuffix(name, ":$LATEST"), "/")
+	for _, fn := range s.functions {
+		if name == fn.Name() || name == fn.ARN() || strings.HasSuffix(name, ":function:"+fn.Name()) {
+			return fn
+		}
+	}
+	return nil
+}
+
+func invokeNow(ctx context.Context, w http.ResponseWriter, fn *function, payload []byte) {
+	resp, err := fn.Invoke(ctx, lambda.Invocation{Payload: payload})
+	switch {
+	case errors.Is(err, lambda.ErrThrottled):
+		refuse(w, http.StatusTooManyRequests, "TooManyRequestsException", "Rate Exceeded.")
+		return
+	case err != nil:
+		refuse(w, http.StatusInternalServerError, "ServiceException", err.Error())
+		return
+	}
+	h := w.Header()
+	h.Set("X-Amzn-Requestid", resp.RequestID)
+	h.Set("X-Amz-Executed-Version", "$LATEST")
+	b, err := resp.ReadAll()
+	if err != nil {
+		resp.FunctionError = "Unhandled"
+		b, _ = json.Marshal(map[string]string{"errorType": "Runtime.ExitError", "errorMessage": err.Error()})
+	}
+	if resp.FunctionError != "" {
+		h.Set("X-Amz-Function-Error", resp.FunctionError)
+	}
+	h.Set("Content-Type", "application/json")
+	_, _ = w.Write(b) // the caller went away
+}
+
+// invokeLater runs an invocation of type Event. Lambda tries a failed one
+// twice more; this does not.
+func (s *Stack) invokeLater(fn *function, payload []byte) {
+	ctx, cancel := context.WithTimeout(context.Background(), fn.Timeout()+time.Minute)
+	defer cancel()
+	resp, err := fn.Invoke(ctx, lambda.Invocation{Payload: payload, Wait: true})
+	if err == nil {
+		_, err = resp.ReadAll()
+	}
+	if err != nil && !errors.Is(err, lambda.ErrClosed) {
+		s.opts.Log.Warn("asynchronous invocation failed", "function", fn.Name(), "error", err)
+	}
+}
+
+// refuse answers as the service does, so that the SDK makes its typed error of it.
+func refuse(w http.ResponseWriter, status int, kind, text string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Amzn-Errortype", kind)
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]string{"Type": "User", "Message": text}) // the caller went away
+}

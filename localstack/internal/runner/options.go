@@ -1,0 +1,198 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/kms"
+	"github.com/aws/aws-sdk-go-v2/service/sqs"
+
+	"mcpevents/localstack/internal/resource"
+)
+
+// Options shape a stack. The zero value runs template.yaml of the working
+// directory against the endpoints that the environment names.
+type Options struct {
+	// Template is the template's file; "" is template.yaml. Function code is found
+	// from its directory.
+	Template string
+	// Name is the stack's name, which prefixes the names of its resources; "" is
+	// "mcpevents". A stack that starts again under its name finds its data.
+	Name string
+	// Parameters are values for the template's parameters.
+	Parameters map[string]string
+	// Env is put over the environment of every function.
+	Env map[string]string
+	// Region is what the functions are told; "" is AWS_REGION, or us-east-1.
+	Region string
+	// Endpoints are where the services are.
+	Endpoints Endpoints
+	// Front is the address of the front, one host for all Function URLs; "" is
+	// any free port of 127.0.0.1.
+	Front string
+	// Routes says which function serves what the front is asked for: path prefix,
+	// in whole segments, to logical id. nil is [DefaultRoutes].
+	Routes map[string]string
+	// PortBase is the port of the first Function URL, the others follow; 0 is any
+	// free ones.
+	PortBase int
+	// Binaries are used instead of building: CodeUri to executable.
+	Binaries map[string]string
+	// Race builds the functions with the race detector.
+	Race bool
+	// Concurrency is how many invocations may run at once over all functions
+	// without a reservation; 0 is 200.
+	Concurrency int
+	// Visibility replaces the visibility timeout of all queues, in whole seconds,
+	// so that tests of lost work need not wait for minutes. The time limit of
+	// functions that read a queue is cut to half of it. 0 leaves the template's.
+	Visibility time.Duration
+	// Speed divides the intervals of schedules; 0 is 1.
+	Speed float64
+	// Kills is how many processes a second are killed, on average.
+	Kills float64
+	// Count makes [Stack.Requests] count what functions and mappings ask of AWS.
+	Count bool
+	// Grace is how long processes may go on when the stack is closed; 0 is 2 s.
+	Grace time.Duration
+	// Progress is told of every step of the start; nil discards it.
+	Progress io.Writer
+	// Output receives what the functions print, line by line, each with the name
+	// of the function and its process; nil discards it.
+	Output io.Writer
+	// Log tells what the runner does; nil discards it.
+	Log *slog.Logger
+}
+
+// DefaultRoutes show the functions of this project under one host, as a custom
+// domain would. Of these, functions that the template lacks are left out.
+func DefaultRoutes() map[string]string {
+	return map[string]string{"/": "StreamFunction", "/events": "PublishFunction"}
+}
+
+// Endpoints are base URLs of AWS services. Empty ones are taken from the
+// environment: AWS_ENDPOINT_URL_DYNAMODB and so on, or AWS_ENDPOINT_URL.
+type Endpoints struct {
+	DynamoDB, SQS, KMS string
+}
+
+// FromEnvironment fills empty endpoints in.
+func (e Endpoints) fromEnvironment() Endpoints {
+	find := func(own, service string) string {
+		for _, v := range []string{own, os.Getenv("AWS_ENDPOINT_URL_" + service), os.Getenv("AWS_ENDPOINT_URL")} {
+			if v != "" {
+				return v
+			}
+		}
+		return ""
+	}
+	return Endpoints{DynamoDB: find(e.DynamoDB, "DYNAMODB"), SQS: find(e.SQS, "SQS"), KMS: find(e.KMS, "KMS")}
+}
+
+// account is the account number that emulators use.
+const account = "000000000000"
+
+func (o Options) withDefaults() (Options, error) {
+	set := func(v *string, values ...string) {
+		for _, fallback := range values {
+			if *v == "" {
+				*v = fallback
+			}
+		}
+	}
+	set(&o.Template, "template.yaml")
+	set(&o.Name, "mcpevents")
+	set(&o.Region, os.Getenv("AWS_REGION"), "us-east-1")
+	set(&o.Front, "127.0.0.1:0")
+	if o.Concurrency == 0 {
+		o.Concurrency = 200
+	}
+	if o.Speed == 0 {
+		o.Speed = 1
+	}
+	if o.Progress == nil {
+		o.Progress = io.Discard
+	}
+	if o.Output == nil {
+		o.Output = io.Discard
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	o.Endpoints = o.Endpoints.fromEnvironment()
+	switch {
+	case o.Endpoints.DynamoDB == "" || o.Endpoints.SQS == "":
+		return o, errors.New("there is no endpoint for DynamoDB and SQS: set AWS_ENDPOINT_URL to that of an emulator (localstack/start.sh starts one)")
+	case o.Visibility != 0 && o.Visibility < 2*time.Second:
+		return o, errors.New("a visibility timeout under two seconds leaves functions no time")
+	case o.Speed < 0 || o.Kills < 0 || o.Concurrency < 1:
+		return o, errors.New("speed, kills and concurrency must not be negative")
+	}
+	return o, nil
+}
+
+// credentials are what emulators take, unless the environment has others.
+func credentials() (id, secret string) {
+	if id, secret = os.Getenv("AWS_ACCESS_KEY_ID"), os.Getenv("AWS_SECRET_ACCESS_KEY"); id != "" && secret != "" {
+		return id, secret
+	}
+	return "test", "test"
+}
+
+// clients reach the services at the endpoints.
+func (o Options) clients(e Endpoints) resource.Clients {
+	id, secret := credentials()
+	cfg := func(endpoint string) aws.Config {
+		return aws.Config{
+			Region: o.Region, BaseEndpoint: aws.String(endpoint), RetryMaxAttempts: 5, AppID: runnerApp,
+			Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
+				return aws.Credentials{AccessKeyID: id, SecretAccessKey: secret, Source: "local runner"}, nil
+			}),
+		}
+	}
+	c := resource.Clients{DynamoDB: dynamodb.NewFromConfig(cfg(e.DynamoDB)), SQS: sqs.NewFromConfig(cfg(e.SQS))}
+	if e.KMS != "" {
+		c.KMS = kms.NewFromConfig(cfg(e.KMS))
+	}
+	return c
+}
+
+// environment is what every function gets beside the template's variables:
+// credentials, region, and where the services are.
+func (o Options) environment(id string, e Endpoints, invoke string) map[string]string {
+	key, secret := credentials()
+	env := map[string]string{
+		"AWS_REGION": o.Region, "AWS_DEFAULT_REGION": o.Region,
+		"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret,
+		"AWS_EC2_METADATA_DISABLED": "true",
+		"AWS_ENDPOINT_URL_DYNAMODB": e.DynamoDB, "AWS_ENDPOINT_URL_SQS": e.SQS,
+		"AWS_ENDPOINT_URL_LAMBDA": invoke,
+		"AWS_SDK_UA_APP_ID":       id,
+	}
+	if e.KMS != "" {
+		env["AWS_ENDPOINT_URL_KMS"] = e.KMS
+	}
+	for _, name := range []string{"SSL_CERT_FILE", "SSL_CERT_DIR", "GORACE", "GOCOVERDIR"} {
+		if v := os.Getenv(name); v != "" {
+			env[name] = v
+		}
+	}
+	return env
+}
+
+// over returns base with the values of top over it.
+func over(base, top map[string]string) map[string]string {
+	out := maps.Clone(base)
+	if out == nil {
+		out = map[string]string{}
+	}
+	maps.Copy(out, top)
+	return out
+}

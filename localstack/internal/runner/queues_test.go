@@ -1,0 +1,223 @@
+package runner_test
+
+import (
+	"bufio"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/sqs"
+
+	"mcpevents/localstack/internal/runner"
+	"mcpevents/localstack/internal/testfn"
+	"mcpevents/test/awslocal"
+)
+
+// onEachSQS runs a test against every implementation of SQS that people use.
+func onEachSQS(t *testing.T, f func(t *testing.T, o runner.Options, c *sqs.Client)) {
+	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
+	for name, endpoint := range map[string]string{"ElasticMQ": ends.SQS, "MiniStack": ends.MiniStack} {
+		t.Run(name, func(t *testing.T) {
+			f(t, runner.Options{Endpoints: runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: endpoint}}, sqs.NewFromConfig(awslocal.Config(endpoint)))
+		})
+	}
+}
+
+func TestAFailedMessageHoldsItsGroupAndNoOther(t *testing.T) {
+	onEachSQS(t, func(t *testing.T, base runner.Options, c *sqs.Client) {
+		got := &seen{fail: map[string]int{"a-3": 1}}
+		o := options(t, named(sink{"OrderedFunction": got.handle}))
+		o.Endpoints, o.Visibility = base.Endpoints, 2*time.Second
+		stack := start(t, o)
+		var want []string
+		for n := range 8 {
+			for _, group := range []string{"a", "b", "c"} {
+				send(t, c, stack.QueueURL("Ordered"), fmt.Sprintf("%s-%d", group, n))
+			}
+			want = append(want, fmt.Sprintf("a-%d", n))
+		}
+		eventually(t, "all messages are handled", func() bool { return len(got.all()) == 25 })
+		want = slices.Insert(want, 3, "a-3 failed")
+		if a := got.of("a"); !slices.Equal(a, want) {
+			t.Errorf("group a: got %v, want %v", a, want)
+		}
+		for _, group := range []string{"b", "c"} {
+			if !slices.IsSorted(got.of(group)) {
+				t.Errorf("group %s: got %v", group, got.of(group))
+			}
+		}
+		// The other groups were done before the failed message came again.
+		all := got.all()
+		again := slices.Index(all, "a-3")
+		for _, group := range []string{"b-7", "c-7"} {
+			if at := slices.Index(all, group); at > again {
+				t.Errorf("%s waited for group a: %v", group, all)
+			}
+		}
+	})
+}
+
+func TestAFailedMessageComesAgainAndThenGoesToTheDeadLetterQueue(t *testing.T) {
+	onEachSQS(t, func(t *testing.T, base runner.Options, c *sqs.Client) {
+		got := &seen{fail: map[string]int{"once": 1, "always": 100}}
+		o := options(t, named(sink{"PlainFunction": got.handle}))
+		o.Endpoints, o.Visibility = base.Endpoints, 2*time.Second
+		stack := start(t, o)
+		send(t, c, stack.QueueURL("Plain"), "once", "always", "never")
+		count := func(body string) (n int) {
+			for _, b := range got.all() {
+				if b == body {
+					n++
+				}
+			}
+			return n
+		}
+		eventually(t, "the messages are handled", func() bool { return count("once") == 1 && count("never") == 1 })
+		var dead string
+		eventually(t, "the poison message is in the dead letter queue", func() bool {
+			url := stack.QueueURL("Dead")
+			out, err := c.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{QueueUrl: &url})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(out.Messages) > 0 {
+				dead = *out.Messages[0].Body
+			}
+			return dead != ""
+		})
+		if dead != "always" || count("always failed") != 2 || count("once failed") != 1 {
+			t.Errorf("got %q dead after %v", dead, got.all())
+		}
+	})
+}
+
+func TestWorkOfAKilledProcessIsDoneAgain(t *testing.T) {
+	gate := testfn.NewGate(t)
+	got := &seen{}
+	o := options(t, named(sink{"PlainFunction": func(event []byte) (string, error) {
+		resp, err := http.Get(gate.URL)
+		if err != nil {
+			return "", err
+		}
+		resp.Body.Close()
+		return got.handle(event)
+	}}))
+	o.Visibility = 2 * time.Second
+	stack := start(t, o)
+	c := sqs.NewFromConfig(awslocal.Config(o.Endpoints.SQS))
+	send(t, c, stack.QueueURL("Plain"), "precious")
+	gate.Arrived(t)
+	if id := stack.Kill("PlainFunction"); id != "PlainFunction" {
+		t.Fatalf("killed %q", id)
+	}
+	eventually(t, "the crash is seen", func() bool { return stack.Stats()["PlainFunction"].Crashes == 1 })
+	gate.Arrived(t) // it comes again, to a new process
+	gate.Open()
+	eventually(t, "the message is handled", func() bool { return slices.Contains(got.all(), "precious") })
+}
+
+func TestManyMessagesSurviveRandomKills(t *testing.T) {
+	got := &seen{}
+	o := options(t, named(sink{"OrderedFunction": got.handle}))
+	o.Visibility, o.Kills = 2*time.Second, 4
+	stack := start(t, o)
+	c := sqs.NewFromConfig(awslocal.Config(o.Endpoints.SQS))
+	want := map[string]bool{}
+	for n := range 60 {
+		body := fmt.Sprintf("%c-%02d", 'a'+n%3, n)
+		want[body] = true
+		send(t, c, stack.QueueURL("Ordered"), body)
+	}
+	eventually(t, "every message is handled", func() bool {
+		left := len(want)
+		have := got.all()
+		for body := range want {
+			if slices.Contains(have, body) {
+				left--
+			}
+		}
+		return left == 0
+	})
+	for _, group := range []string{"a", "b", "c"} {
+		// At least once, and never a later one before an earlier one was seen.
+		highest := ""
+		first := []string{}
+		for _, body := range got.of(group) {
+			if body > highest {
+				highest = body
+				first = append(first, body)
+			}
+		}
+		if len(first) != 20 {
+			t.Errorf("group %s: first sights %v", group, first)
+		}
+	}
+	kills := 0
+	for _, s := range stack.Stats() {
+		kills += s.Kills
+	}
+	if kills == 0 {
+		t.Error("nothing was killed")
+	}
+}
+
+func TestAStreamReachesTheClientAsItIsWritten(t *testing.T) {
+	gate := testfn.NewGate(t)
+	o := options(t, named())
+	o.Routes = map[string]string{"/mcp": "StreamFunction", "/events": "BufferedFunction"}
+	stack := start(t, o)
+	// The test's function takes its orders from the body of the HTTP request.
+	resp, err := http.Post(stack.URL()+"/mcp", "application/json", strings.NewReader(string(testfn.Call{Do: "stream", Gate: gate.URL, Count: 3}.JSON())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if got := resp.Header.Get("Content-Type"); got != "text/event-stream" {
+		t.Errorf("got content type %q", got)
+	}
+	lines := bufio.NewScanner(resp.Body)
+	for n := range 3 {
+		want := fmt.Sprintf("data: %d", n)
+		if !lines.Scan() || lines.Text() != want {
+			t.Fatalf("got %q, %v, want %q", lines.Text(), lines.Err(), want)
+		}
+		lines.Scan() // the empty line
+		gate.Arrived(t)
+		gate.Pass()
+	}
+	if lines.Scan() || lines.Err() != nil {
+		t.Errorf("got %q, %v after the end", lines.Text(), lines.Err())
+	}
+	if resp, err := http.Get(stack.URL() + "/other"); err != nil || resp.StatusCode != http.StatusNotFound {
+		t.Errorf("got %v, %v for a path without a route", resp, err)
+	}
+}
+
+func TestCloseEndsAStreamAndAllProcesses(t *testing.T) {
+	gate := testfn.NewGate(t)
+	o := options(t, named())
+	o.Grace = 200 * time.Millisecond
+	stack, err := runner.Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.Post(stack.URL()+"/mcp", "application/json", strings.NewReader(string(testfn.Call{Do: "stream", Gate: gate.URL, Count: 3}.JSON())))
+	if err != nil {
+		stack.Close()
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	gate.Arrived(t)
+	began := time.Now()
+	stack.Close()
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("Close took %v", took)
+	}
+	if _, err := http.Get(stack.URL()); err == nil {
+		t.Error("the front is still there")
+	}
+	stack.Close() // again does nothing
+}

@@ -1,0 +1,418 @@
+// Package runner runs the deployment template on this machine: it creates the
+// template's tables, queues and keys at an AWS endpoint, builds its functions, and
+// runs the real binaries with what would trigger them on AWS.
+//
+//	front ──▶ Function URLs ─┐
+//	queues ──▶ mappings ─────┼──▶ functions (processes) ──▶ endpoint of AWS
+//	clock ──▶ schedules ─────┤            │
+//	Invoke API ──────────────┘◀───────────┘
+//
+// It wires the packages beside it and holds no rule of its own about how AWS
+// behaves. What it leaves out is listed in localstack/README.md.
+package runner
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"mcpevents/localstack/internal/lambda"
+	"mcpevents/localstack/internal/mapping"
+	"mcpevents/localstack/internal/schedule"
+	"mcpevents/localstack/internal/template"
+)
+
+// Stack is a template that runs. Its methods may be called concurrently.
+type Stack struct {
+	opts       Options
+	endpoints  Endpoints // what the functions are told
+	unreserved *lambda.Limit
+	output     io.Writer
+	dir        string // of the built functions
+	counter    *counter
+
+	functions []*function
+	queues    map[string]queue // by logical id
+	mappings  []mapped
+	schedules []scheduled
+	urls      map[string]string // logical id to Function URL
+	handlers  map[string]http.Handler
+	outputs   map[string]string
+	invoke    net.Addr
+	front     net.Addr
+
+	callbacks callbacks
+	stop      context.CancelFunc // ends mappings, schedules and kills
+	triggers  sync.WaitGroup
+	servers   []*http.Server
+	serving   sync.WaitGroup
+	closeOnce sync.Once
+}
+
+// function is a function of the template.
+type function struct {
+	*lambda.Function
+	id   string // logical
+	code string // CodeUri
+}
+
+type mapped struct {
+	fn     *function
+	source mapping.Source
+	opts   mapping.Options
+}
+
+type scheduled struct {
+	fn    *function
+	every time.Duration
+	rule  string
+}
+
+// Start brings the stack up and returns when it takes requests. ctx bounds the
+// start only; [Stack.Close] ends the stack.
+func Start(ctx context.Context, o Options) (*Stack, error) {
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("local runner: %w", err)
+	}
+	s := &Stack{
+		opts: o, endpoints: o.Endpoints, unreserved: lambda.NewLimit(o.Concurrency), output: &lockedWriter{w: o.Output},
+		queues: map[string]queue{}, urls: map[string]string{}, handlers: map[string]http.Handler{}, outputs: map[string]string{},
+		callbacks: callbacks{waiting: map[string]chan callback{}},
+	}
+	if err := s.start(ctx); err != nil {
+		s.Close()
+		return nil, fmt.Errorf("local runner: %w", err)
+	}
+	return s, nil
+}
+
+func (s *Stack) start(ctx context.Context) error {
+	src, err := os.ReadFile(s.opts.Template)
+	if err != nil {
+		return err
+	}
+	tpl, err := template.Parse(s.opts.Template, src)
+	if err != nil {
+		return err
+	}
+	if err := tpl.CheckParameters(s.opts.Parameters); err != nil {
+		return err
+	}
+	if s.dir, err = os.MkdirTemp("", "mcpevents-functions-"); err != nil {
+		return err
+	}
+	if s.opts.Count {
+		if err := s.count(); err != nil {
+			return err
+		}
+	}
+	if s.invoke, err = s.serve("127.0.0.1:0", s.invokeAPI()); err != nil {
+		return err
+	}
+	sc := &scope{ctx: ctx, stack: s, tpl: tpl, clients: s.opts.clients(s.endpoints), made: map[string]*made{}}
+	var custom []*template.Resource
+	for _, r := range tpl.Resources() {
+		ok, err := tpl.Included(r, sc)
+		switch {
+		case err != nil:
+			return err
+		case !ok:
+		case isCustom(r.Type):
+			custom = append(custom, r)
+		default:
+			if _, err := sc.make(r.ID); err != nil {
+				return fmt.Errorf("resource %s: %w", r.ID, err)
+			}
+		}
+	}
+	if err := s.build(ctx); err != nil {
+		return err
+	}
+	for _, r := range custom {
+		if err := s.createCustom(ctx, sc, r); err != nil {
+			return fmt.Errorf("resource %s: %w", r.ID, err)
+		}
+	}
+	for _, o := range tpl.Outputs() {
+		v, ok, err := tpl.Output(o, sc)
+		if err != nil {
+			return fmt.Errorf("output %s: %w", o.Name, err)
+		}
+		if ok {
+			s.outputs[o.Name] = v
+		}
+	}
+	if err := s.serveFront(); err != nil {
+		return err
+	}
+	s.trigger()
+	return nil
+}
+
+// trigger starts what invokes functions without being asked.
+func (s *Stack) trigger() {
+	ctx, cancel := context.WithCancel(context.Background())
+	s.stop = cancel
+	for _, m := range s.mappings {
+		s.triggers.Go(func() { mapping.Run(ctx, m.source, m.fn, m.opts) })
+	}
+	for _, t := range s.schedules {
+		s.triggers.Go(func() {
+			schedule.Run(ctx, t.every, t.rule, func(ctx context.Context, payload []byte) { s.tick(ctx, t.fn, payload) })
+		})
+	}
+	if s.opts.Kills > 0 {
+		s.triggers.Go(func() { s.chaos(ctx) })
+	}
+}
+
+// tick is a scheduled invocation. Nobody reads its response; a failure is logged.
+func (s *Stack) tick(ctx context.Context, fn *function, payload []byte) {
+	ctx, cancel := context.WithTimeout(ctx, fn.Timeout()+time.Minute)
+	defer cancel()
+	resp, err := fn.Invoke(ctx, lambda.Invocation{Payload: payload})
+	var answer []byte
+	if err == nil {
+		answer, err = resp.ReadAll()
+		if err == nil && resp.FunctionError != "" {
+			err = fmt.Errorf("the function failed: %s", answer)
+		}
+	}
+	if err != nil && !errors.Is(err, lambda.ErrClosed) {
+		s.opts.Log.Warn("scheduled invocation failed", "function", fn.Name(), "error", err)
+	}
+}
+
+// chaos kills processes at random times, Kills a second on average.
+func (s *Stack) chaos(ctx context.Context) {
+	for {
+		pause := time.Duration(rand.ExpFloat64() / s.opts.Kills * float64(time.Second))
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+			if id := s.Kill(); id != "" {
+				s.opts.Log.Info("killed a process", "function", id)
+			}
+		}
+	}
+}
+
+// Kill sends SIGKILL to a process of one of the functions with the logical ids,
+// or of any when none is given, chosen at random; processes at work come first. It
+// returns the id of the function that was hit, "" when there was no process.
+func (s *Stack) Kill(ids ...string) string {
+	for _, busy := range []bool{true, false} {
+		for _, n := range rand.Perm(len(s.functions)) {
+			fn := s.functions[n]
+			if (len(ids) == 0 || slices.Contains(ids, fn.id)) && fn.Kill(busy) {
+				return fn.id
+			}
+		}
+	}
+	return ""
+}
+
+// URL is the base URL of the front, without a slash at its end.
+func (s *Stack) URL() string { return "http://" + s.front.String() }
+
+// FunctionURL is the Function URL of the function with a logical id, with a
+// slash at its end; "" if it has none.
+func (s *Stack) FunctionURL(id string) string { return s.urls[id] }
+
+// URLs are the Function URLs by logical id.
+func (s *Stack) URLs() map[string]string { return over(s.urls, nil) }
+
+// Outputs are the outputs of the template.
+func (s *Stack) Outputs() map[string]string { return over(s.outputs, nil) }
+
+// QueueURL is the URL of the queue with a logical id, "" if there is none.
+func (s *Stack) QueueURL(id string) string { return s.queues[id].url }
+
+// Stats are the counts of each function, by logical id.
+func (s *Stack) Stats() map[string]lambda.Stats {
+	out := make(map[string]lambda.Stats, len(s.functions))
+	for _, fn := range s.functions {
+		out[fn.id] = fn.Stats()
+	}
+	return out
+}
+
+// Invoke invokes the function with a logical id and returns its response. What
+// the function reports as an error is an error.
+func (s *Stack) Invoke(ctx context.Context, id string, payload []byte) ([]byte, error) {
+	fn := s.function(id)
+	if fn == nil {
+		return nil, fmt.Errorf("local runner: there is no function %s", id)
+	}
+	resp, err := fn.Invoke(ctx, lambda.Invocation{Payload: payload})
+	if err != nil {
+		return nil, err
+	}
+	b, err := resp.ReadAll()
+	if err == nil && resp.FunctionError != "" {
+		err = fmt.Errorf("local runner: %s failed: %s", id, b)
+	}
+	return b, err
+}
+
+// closeTime bounds what requests may take to end once their functions are gone.
+const closeTime = 5 * time.Second
+
+// Close ends the stack: first what triggers functions, then their processes,
+// then the servers. It returns when all is gone; what the stack wrote to AWS stays.
+func (s *Stack) Close() {
+	s.closeOnce.Do(func() {
+		if s.stop != nil {
+			s.stop()
+		}
+		// Batches in hand may finish within the grace; then their functions go.
+		done := make(chan struct{})
+		go func() {
+			s.triggers.Wait()
+			close(done)
+		}()
+		timer := time.NewTimer(max(s.opts.Grace, 2*time.Second))
+		defer timer.Stop()
+		select {
+		case <-done:
+		case <-timer.C:
+		}
+		var closing sync.WaitGroup
+		for _, fn := range s.functions {
+			closing.Go(fn.Close)
+		}
+		closing.Wait()
+		<-done
+		ctx, cancel := context.WithTimeout(context.Background(), closeTime)
+		defer cancel()
+		for _, srv := range s.servers {
+			if srv.Shutdown(ctx) != nil {
+				_ = srv.Close()
+			}
+		}
+		s.serving.Wait()
+		if s.dir != "" {
+			if err := os.RemoveAll(s.dir); err != nil {
+				s.opts.Log.Warn("the built functions could not be removed", "error", err)
+			}
+		}
+	})
+}
+
+func (s *Stack) function(id string) *function {
+	for _, fn := range s.functions {
+		if fn.id == id {
+			return fn
+		}
+	}
+	return nil
+}
+
+func (s *Stack) queueByARN(arn string) (queue, bool) {
+	for _, q := range s.queues {
+		if q.arn == arn {
+			return q, true
+		}
+	}
+	return queue{}, false
+}
+
+func (s *Stack) id() string {
+	return fmt.Sprintf("arn:aws:cloudformation:%s:%s:stack/%s/local", s.opts.Region, account, s.opts.Name)
+}
+
+func (s *Stack) progress(format string, args ...any) {
+	fmt.Fprintf(s.opts.Progress, format+"\n", args...)
+}
+
+// serve starts a server that ends with the stack.
+func (s *Stack) serve(addr string, h http.Handler) (net.Addr, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: 30 * time.Second, ErrorLog: slog.NewLogLogger(s.opts.Log.Handler(), slog.LevelWarn)}
+	s.servers = append(s.servers, srv)
+	s.serving.Go(func() {
+		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			s.opts.Log.Error("a server ended", "address", l.Addr().String(), "error", err)
+		}
+	})
+	return l.Addr(), nil
+}
+
+// serveURL gives a function its URL.
+func (s *Stack) serveURL(fn *function, h http.Handler) (string, error) {
+	addr := "127.0.0.1:0"
+	if s.opts.PortBase > 0 {
+		addr = fmt.Sprintf("127.0.0.1:%d", s.opts.PortBase+len(s.urls))
+	}
+	at, err := s.serve(addr, h)
+	if err != nil {
+		return "", err
+	}
+	url := "http://" + at.String() + "/"
+	s.urls[fn.id], s.handlers[fn.id] = url, h
+	return url, nil
+}
+
+// serveFront shows the Function URLs under one host.
+func (s *Stack) serveFront() error {
+	mux := http.NewServeMux()
+	routes := s.opts.Routes
+	if routes == nil {
+		routes = DefaultRoutes()
+	}
+	for prefix, id := range routes {
+		h := s.handlers[id]
+		if h == nil {
+			if s.opts.Routes == nil {
+				continue
+			}
+			return fmt.Errorf("route %s: function %s has no URL", prefix, id)
+		}
+		prefix = strings.TrimSuffix(prefix, "/")
+		mux.Handle(prefix+"/", h)
+		if prefix != "" {
+			mux.Handle(prefix, h)
+		}
+	}
+	var err error
+	s.front, err = s.serve(s.opts.Front, mux)
+	return err
+}
+
+// lockedWriter lets several processes print to one writer.
+type lockedWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (l *lockedWriter) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}
+
+// strict decodes JSON and refuses members that v does not name.
+func strict(b []byte, v any) error {
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	return dec.Decode(v)
+}

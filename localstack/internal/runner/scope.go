@@ -1,0 +1,188 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"mcpevents/localstack/internal/resource"
+	"mcpevents/localstack/internal/template"
+)
+
+// scope makes the resources that the template's expressions refer to, each when
+// it is first asked for, and so finds circular references as CloudFormation does.
+type scope struct {
+	ctx     context.Context
+	stack   *Stack
+	tpl     *template.Template
+	clients resource.Clients
+	made    map[string]*made
+	chain   []string // the resources that are being made, outermost first
+}
+
+// made is a resource that exists.
+type made struct {
+	ref        string
+	attributes map[string]string
+}
+
+// queue is what mappings need of a queue.
+type queue struct {
+	url, arn string
+	fifo     bool
+}
+
+// Types that change nothing here: permissions are not checked, logs go to the output.
+var passive = []string{
+	"AWS::Logs::LogGroup", "AWS::IAM::Role", "AWS::IAM::Policy", "AWS::IAM::ManagedPolicy", "AWS::SQS::QueuePolicy",
+	"AWS::Lambda::Permission", "AWS::CloudWatch::Alarm", "AWS::CloudWatch::Dashboard", "AWS::Logs::MetricFilter",
+}
+
+// Ref implements [template.Scope].
+func (s *scope) Ref(id string) (string, error) {
+	m, err := s.make(id)
+	if err != nil {
+		return "", err
+	}
+	return m.ref, nil
+}
+
+// Attr implements [template.Scope]. SAM's generated resources are known by
+// their names: a function's URL is FunctionId + "Url", its role FunctionId + "Role".
+func (s *scope) Attr(id, attribute string) (string, error) {
+	if s.tpl.Resource(id) == nil {
+		if owner, ok := strings.CutSuffix(id, "Url"); ok && s.isFunction(owner) {
+			id = owner
+		} else if owner, ok := strings.CutSuffix(id, "Role"); ok && s.isFunction(owner) && attribute == "Arn" {
+			return fmt.Sprintf("arn:aws:iam::%s:role/%s-%s", account, s.stack.opts.Name, id), nil
+		}
+	}
+	m, err := s.make(id)
+	if err != nil {
+		return "", err
+	}
+	v, ok := m.attributes[attribute]
+	if !ok {
+		return "", fmt.Errorf("attribute %q is not supported", attribute)
+	}
+	return v, nil
+}
+
+func (s *scope) isFunction(id string) bool {
+	r := s.tpl.Resource(id)
+	return r != nil && r.Type == functionType
+}
+
+// Parameter implements [template.Scope].
+func (s *scope) Parameter(name string) (string, bool) {
+	v, ok := s.stack.opts.Parameters[name]
+	return v, ok
+}
+
+// Pseudo implements [template.Scope].
+func (s *scope) Pseudo(name string) (string, bool) {
+	v, ok := map[string]string{
+		"AWS::AccountId": account,
+		"AWS::Partition": "aws",
+		"AWS::Region":    s.stack.opts.Region,
+		"AWS::StackId":   s.stack.id(),
+		"AWS::StackName": s.stack.opts.Name,
+		"AWS::URLSuffix": "amazonaws.com",
+	}[name]
+	return v, ok
+}
+
+// make returns the resource, making it if need be.
+func (s *scope) make(id string) (*made, error) {
+	if m := s.made[id]; m != nil {
+		return m, nil
+	}
+	r := s.tpl.Resource(id)
+	if r == nil {
+		return nil, errors.New("there is no such resource")
+	}
+	if slices.Contains(s.chain, id) {
+		return nil, fmt.Errorf("circular reference: %s", strings.Join(append(s.chain, id), " > "))
+	}
+	s.chain = append(s.chain, id)
+	defer func() { s.chain = s.chain[:len(s.chain)-1] }()
+	m, err := s.create(r)
+	if err != nil {
+		return nil, err
+	}
+	s.made[id] = m
+	return m, nil
+}
+
+func (s *scope) create(r *template.Resource) (*made, error) {
+	name := s.stack.opts.Name + "-" + r.ID
+	switch {
+	case r.Type == functionType:
+		return s.function(r)
+	case r.Type == "AWS::DynamoDB::Table":
+		var t resource.Table
+		if err := s.tpl.Properties(r, s, &t); err != nil {
+			return nil, err
+		}
+		name := given(t.TableName, name)
+		s.stack.progress("table  %s", name)
+		arn, err := t.Create(s.ctx, s.clients, name)
+		return &made{ref: name, attributes: map[string]string{"Arn": arn}}, err
+	case r.Type == "AWS::SQS::Queue":
+		return s.queue(r, name)
+	case r.Type == "AWS::KMS::Key":
+		var k resource.Key
+		if err := s.tpl.Properties(r, s, &k); err != nil {
+			return nil, err
+		}
+		s.stack.progress("key    %s", name)
+		id, arn, err := k.Create(s.ctx, s.clients, name)
+		return &made{ref: id, attributes: map[string]string{"Arn": arn, "KeyId": id}}, err
+	case r.Type == "AWS::KMS::Alias":
+		var a resource.Alias
+		if err := s.tpl.Properties(r, s, &a); err != nil {
+			return nil, err
+		}
+		return &made{ref: a.AliasName}, a.Create(s.ctx, s.clients)
+	case isCustom(r.Type):
+		return nil, errors.New("only outputs may refer to a custom resource")
+	case slices.Contains(passive, r.Type):
+		// Evaluated all the same, so that a dangling reference shows.
+		var ignored map[string]any
+		err := s.tpl.Properties(r, s, &ignored)
+		return &made{ref: name, attributes: map[string]string{"Arn": "arn:aws:local:" + s.stack.opts.Region + ":" + account + ":" + name}}, err
+	}
+	return nil, fmt.Errorf("resource type %s is not supported", r.Type)
+}
+
+func (s *scope) queue(r *template.Resource, name string) (*made, error) {
+	var q resource.Queue
+	if err := s.tpl.Properties(r, s, &q); err != nil {
+		return nil, err
+	}
+	if q.FifoQueue {
+		name += ".fifo"
+	}
+	name = given(q.QueueName, name)
+	if v := s.stack.opts.Visibility; v > 0 {
+		seconds := template.Int(v / time.Second)
+		q.VisibilityTimeout = &seconds
+	}
+	s.stack.progress("queue  %s", name)
+	url, arn, err := q.Create(s.ctx, s.clients, name)
+	if err != nil {
+		return nil, err
+	}
+	s.stack.queues[r.ID] = queue{url: url, arn: arn, fifo: bool(q.FifoQueue)}
+	return &made{ref: url, attributes: map[string]string{"Arn": arn, "QueueName": name, "QueueUrl": url}}, nil
+}
+
+func given(name, fallback string) string {
+	if name != "" {
+		return name
+	}
+	return fallback
+}

@@ -1,0 +1,144 @@
+// Command localstack runs the deployment on this machine: the compiled functions
+// of template.yaml as processes, against DynamoDB, SQS and KMS at AWS_ENDPOINT_URL.
+//
+// It is a development tool. See README.md in this directory for what it does and
+// what it leaves out.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"mcpevents/localstack/internal/lambda"
+	"mcpevents/localstack/internal/runner"
+)
+
+type flags struct {
+	Template    string            `default:"template.yaml" help:"The deployment template."`
+	Name        string            `default:"mcpevents" help:"Stack name. A stack that starts again under its name finds its data."`
+	Parameter   map[string]string `short:"p" placeholder:"NAME=VALUE" help:"Value of a template parameter; repeatable."`
+	Env         map[string]string `short:"e" placeholder:"NAME=VALUE" help:"Environment variable of all functions, over the template's; repeatable."`
+	Front       string            `default:"127.0.0.1:8080" help:"Address of the front, which serves all Function URLs as one host."`
+	Route       map[string]string `placeholder:"/PATH=FUNCTION" help:"What the front serves; repeatable. Default: /=StreamFunction;/events=PublishFunction"`
+	PortBase    int               `placeholder:"PORT" help:"Port of the first Function URL; the others follow. Default: any free ones."`
+	EndpointURL string            `name:"endpoint-url" placeholder:"URL" env:"AWS_ENDPOINT_URL" help:"Where DynamoDB, SQS and KMS are. AWS_ENDPOINT_URL_DYNAMODB, _SQS and _KMS name one of them."`
+	Concurrency int               `default:"200" help:"Invocations at once over all functions without a reservation."`
+	Visibility  time.Duration     `placeholder:"DURATION" help:"Visibility timeout of all queues instead of the template's, so that lost work comes again soon."`
+	Speed       float64           `default:"1" help:"Run schedules this many times as fast."`
+	Chaos       float64           `placeholder:"RATE" help:"Kill this many function processes a second, at random."`
+	Count       bool              `help:"Count requests to AWS and print them at the end."`
+	Race        bool              `help:"Build the functions with the race detector."`
+	JSON        bool              `name:"json" help:"Print one line of JSON with the URLs when ready."`
+	Quiet       bool              `short:"q" help:"Do not print what the functions log."`
+}
+
+func main() {
+	var f flags
+	kong.Parse(&f, kong.Description("Runs the functions of the deployment template against a local AWS emulator."))
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := f.run(ctx, os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func (f flags) run(ctx context.Context, out, progress io.Writer) error {
+	o := runner.Options{
+		Template: f.Template, Name: f.Name, Parameters: f.Parameter, Env: f.Env, Front: f.Front, Routes: f.Route,
+		PortBase: f.PortBase, Concurrency: f.Concurrency, Visibility: f.Visibility, Speed: f.Speed, Kills: f.Chaos,
+		Count: f.Count, Race: f.Race, Progress: progress, Output: progress,
+		Log: slog.New(slog.NewTextHandler(progress, nil)),
+	}
+	o.Endpoints = endpoints(f.EndpointURL)
+	if f.Quiet {
+		o.Output = nil
+	}
+	stack, err := runner.Start(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer stack.Close()
+	if err := f.ready(out, stack); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	fmt.Fprintln(progress, "stopping")
+	stack.Close()
+	report(progress, stack)
+	return nil
+}
+
+// endpoints takes the flag for services that the environment does not name.
+func endpoints(all string) runner.Endpoints {
+	pick := func(service string) string {
+		if v := os.Getenv("AWS_ENDPOINT_URL_" + service); v != "" {
+			return v
+		}
+		return all
+	}
+	return runner.Endpoints{DynamoDB: pick("DYNAMODB"), SQS: pick("SQS"), KMS: pick("KMS")}
+}
+
+// ready is the last thing printed before requests are taken.
+func (f flags) ready(out io.Writer, stack *runner.Stack) error {
+	if f.JSON {
+		return json.NewEncoder(out).Encode(struct {
+			URL       string            `json:"url"`
+			Functions map[string]string `json:"functions"`
+			Outputs   map[string]string `json:"outputs"`
+		}{stack.URL(), stack.URLs(), stack.Outputs()})
+	}
+	fmt.Fprintf(out, "ready\n  %-22s %s\n", "all functions", stack.URL())
+	urls := stack.URLs()
+	for _, id := range sorted(urls) {
+		fmt.Fprintf(out, "  %-22s %s\n", id, urls[id])
+	}
+	return nil
+}
+
+// report says what the functions did.
+func report(w io.Writer, stack *runner.Stack) {
+	stats := stack.Stats()
+	fmt.Fprintf(w, "%-22s %11s %7s %8s %6s %9s\n", "function", "invocations", "errors", "timeouts", "starts", "start p50")
+	for _, id := range sorted(stats) {
+		s := stats[id]
+		fmt.Fprintf(w, "%-22s %11d %7d %8d %6d %9s\n", id, s.Invocations, s.Errors, s.Timeouts, s.ColdStarts, median(s))
+	}
+	requests := stack.Requests()
+	for _, app := range sorted(requests) {
+		for _, service := range sorted(requests[app]) {
+			for _, operation := range sorted(requests[app][service]) {
+				n := requests[app][service][operation]
+				fmt.Fprintf(w, "%-22s %s %s: %d requests, %d bytes out, %d in\n", app, service, operation, n.Requests, n.BytesOut, n.BytesIn)
+			}
+		}
+	}
+}
+
+func median(s lambda.Stats) string {
+	if len(s.Init) == 0 {
+		return "-"
+	}
+	slices.Sort(s.Init)
+	return s.Init[len(s.Init)/2].Round(100 * time.Microsecond).String()
+}
+
+func sorted[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
