@@ -1,0 +1,102 @@
+package sqs
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-lambda-go/events"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/queue"
+)
+
+// Lambda makes a handler into a function for an event source mapping with
+// ReportBatchItemFailures.
+func Lambda(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
+	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
+		batch := Messages(event)
+		failed, err := h(ctx, batch)
+		if err != nil {
+			// Lambda counts this as an error of the function; the whole batch comes again.
+			return Response(nil), fault.Wrap(fault.Internal, err, "handling %d messages", len(batch))
+		}
+		fifo := len(event.Records) > 0 && strings.HasSuffix(event.Records[0].EventSourceARN, ".fifo")
+		return Response(complete(batch, failed, fifo)), nil
+	}
+}
+
+// Messages are the records of an event, in their order.
+func Messages(event events.SQSEvent) []queue.Message {
+	batch := make([]queue.Message, len(event.Records))
+	for i, r := range event.Records {
+		batch[i] = message(r.MessageId, r.Body, r.Attributes)
+	}
+	return batch
+}
+
+// Response names the failed messages. It never marshals them as null, which AWS
+// takes for success and emulators for an error.
+func Response(failed []string) events.SQSEventResponse {
+	r := events.SQSEventResponse{BatchItemFailures: make([]events.SQSBatchItemFailure, len(failed))}
+	for i, id := range failed {
+		r.BatchItemFailures[i].ItemIdentifier = id
+	}
+	return r
+}
+
+// Names of system attributes, the same in an event and in the API.
+const (
+	attrReceived = "ApproximateReceiveCount"
+	attrSent     = "SentTimestamp"
+	attrGroup    = "MessageGroupId"
+	attrDedup    = "MessageDeduplicationId"
+)
+
+func message(id, body string, attributes map[string]string) queue.Message {
+	received, _ := strconv.Atoi(attributes[attrReceived])
+	m := queue.Message{
+		ID:       id,
+		Outgoing: queue.Outgoing{Body: []byte(body), Group: attributes[attrGroup], Dedup: attributes[attrDedup]},
+		Received: max(received, 1),
+	}
+	if sent, err := strconv.ParseInt(attributes[attrSent], 10, 64); err == nil {
+		m.Sent = time.UnixMilli(sent).UTC()
+	}
+	return m
+}
+
+// complete adds to what a handler reported: on a FIFO queue the later messages
+// of a failed one's group have failed with it, or they would overtake it. An id that
+// is not of the batch fails all of it, as it does on AWS.
+func complete(batch []queue.Message, failed []string, fifo bool) []string {
+	reported := make(map[string]bool, len(failed))
+	for _, id := range failed {
+		reported[id] = true
+	}
+	found := 0
+	groups := map[string]bool{}
+	var all []string
+	for _, m := range batch {
+		if reported[m.ID] {
+			found++
+			groups[m.Group] = true
+		}
+		if reported[m.ID] || fifo && groups[m.Group] {
+			all = append(all, m.ID)
+		}
+	}
+	if found < len(reported) {
+		return ids(batch)
+	}
+	return all
+}
+
+func ids(batch []queue.Message) []string {
+	all := make([]string, len(batch))
+	for i, m := range batch {
+		all[i] = m.ID
+	}
+	return all
+}

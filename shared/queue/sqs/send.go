@@ -1,0 +1,192 @@
+package sqs
+
+import (
+	"context"
+	"crypto/rand"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/queue"
+)
+
+const (
+	// maxTries is how often an entry is sent that SQS did not take; the SDK
+	// repeats whole requests by itself.
+	maxTries = 6
+	// maxParallel requests of one Send are under way at once.
+	maxParallel = 8
+)
+
+// Send is SendMessage for one message and SendMessageBatch for more, in as few
+// requests as they fit. What SQS does not take of a batch is sent again.
+//
+// On a FIFO queue the batches follow one another. If SQS refuses one entry for a
+// passing reason and takes a later one of the same group, the first comes after
+// it: SQS offers nothing better to whoever sends in batches.
+func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
+	url, err := q.url(name)
+	if err != nil {
+		return err
+	}
+	entries := make([]types.SendMessageBatchRequestEntry, len(msgs))
+	for i, msg := range msgs {
+		if entries[i], err = entry(name, msg); err != nil {
+			return err
+		}
+		entries[i].Id = aws.String(strconv.Itoa(i % maxEntries))
+	}
+	if err := q.sendAll(ctx, url, batches(entries), name.FIFO()); err != nil {
+		return failure(err, "sending %d messages to %s", len(msgs), name)
+	}
+	return nil
+}
+
+// entry checks and translates a message.
+func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequestEntry, err error) {
+	body := Safe(msg.Body)
+	switch {
+	case len(body) == 0 || !utf8.Valid(body):
+		return e, fault.New(fault.Invalid, "a message for %s must be UTF-8 text and not empty", name)
+	case len(body) > queue.MaxBody:
+		return e, fault.New(fault.TooLarge, "a message for %s of %d bytes; %d are the most", name, len(body), queue.MaxBody)
+	case !word(msg.Group) || !word(msg.Dedup):
+		return e, fault.New(fault.Invalid, "group and deduplication id of a message for %s are at most 128 of [A-Za-z0-9_-]", name)
+	case msg.Delay < 0 || msg.Delay > queue.MaxDelay:
+		return e, fault.New(fault.Invalid, "a message for %s is delayed by 0 to %v, not %v", name, queue.MaxDelay, msg.Delay)
+	}
+	e.MessageBody = aws.String(string(body))
+	if msg.Group != "" {
+		e.MessageGroupId = &msg.Group
+	}
+	if !name.FIFO() {
+		if msg.Dedup != "" {
+			return e, fault.New(fault.Invalid, "%s does not deduplicate", name)
+		}
+		// Never earlier than asked for.
+		e.DelaySeconds = int32((msg.Delay + time.Second - 1) / time.Second)
+		return e, nil
+	}
+	switch {
+	case msg.Group == "":
+		return e, fault.New(fault.Invalid, "a message for %s needs a group", name)
+	case msg.Delay != 0:
+		return e, fault.New(fault.Invalid, "a message for %s cannot be delayed", name)
+	}
+	// Without an id of the sender's, SQS wants one all the same; this one drops
+	// nothing but the SDK's own repetitions.
+	e.MessageDeduplicationId = aws.String(msg.Dedup)
+	if msg.Dedup == "" {
+		e.MessageDeduplicationId = aws.String(rand.Text())
+	}
+	return e, nil
+}
+
+func word(s string) bool {
+	for _, c := range []byte(s) {
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return len(s) <= 128
+}
+
+// batches cuts entries, in their order, into what a request takes.
+func batches(entries []types.SendMessageBatchRequestEntry) (all [][]types.SendMessageBatchRequestEntry) {
+	start, size := 0, 0
+	for i, e := range entries {
+		n := len(*e.MessageBody)
+		if i > start && (i-start == maxEntries || size+n > maxBytes) {
+			all = append(all, entries[start:i])
+			start, size = i, 0
+		}
+		size += n
+	}
+	if start < len(entries) {
+		all = append(all, entries[start:])
+	}
+	return all
+}
+
+// sendAll sends the batches, one after the other or several at once.
+func (q *Queues) sendAll(ctx context.Context, url *string, all [][]types.SendMessageBatchRequestEntry, inOrder bool) error {
+	if inOrder || len(all) == 1 {
+		for _, batch := range all {
+			if err := q.sendBatch(ctx, url, batch); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	errs := make([]error, len(all))
+	slots := make(chan struct{}, maxParallel)
+	var wg sync.WaitGroup
+	for i, batch := range all {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			errs[i] = q.sendBatch(ctx, url, batch)
+		})
+	}
+	wg.Wait()
+	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
+		return errs[i]
+	}
+	return nil
+}
+
+func (q *Queues) sendBatch(ctx context.Context, url *string, batch []types.SendMessageBatchRequestEntry) error {
+	if len(batch) == 1 {
+		e := batch[0]
+		_, err := q.client.SendMessage(ctx, &sqs.SendMessageInput{
+			QueueUrl: url, MessageBody: e.MessageBody, DelaySeconds: e.DelaySeconds,
+			MessageGroupId: e.MessageGroupId, MessageDeduplicationId: e.MessageDeduplicationId,
+		})
+		return err
+	}
+	for try := 0; ; try++ {
+		out, err := q.client.SendMessageBatch(ctx, &sqs.SendMessageBatchInput{QueueUrl: url, Entries: batch})
+		if err != nil {
+			return err
+		}
+		if batch, err = remaining(batch, out.Failed, sendID); err != nil || len(batch) == 0 {
+			return err
+		}
+		if try+1 == maxTries {
+			return fault.New(fault.Unavailable, "%d messages were not taken", len(batch))
+		}
+		if err := pause(ctx, try); err != nil {
+			return err
+		}
+	}
+}
+
+func sendID(e types.SendMessageBatchRequestEntry) string { return *e.Id }
+
+// remaining are the entries of a batch request that failed for a passing
+// reason, in their order. A reason that will not pass is an error.
+func remaining[E any](entries []E, failed []types.BatchResultErrorEntry, id func(E) string) ([]E, error) {
+	again := map[string]bool{}
+	for _, f := range failed {
+		if f.SenderFault {
+			return nil, fault.New(fault.Internal, "SQS refused an entry: %s", aws.ToString(f.Code))
+		}
+		again[aws.ToString(f.Id)] = true
+	}
+	var rest []E
+	for _, e := range entries {
+		if again[id(e)] {
+			rest = append(rest, e)
+		}
+	}
+	return rest, nil
+}

@@ -1,0 +1,119 @@
+// Package sqs carries messages over Amazon SQS: [Queues] sends and, outside of
+// Lambda, consumes; [Lambda] turns a handler into what an event source mapping
+// calls. A batch means the same in both.
+//
+// Handlers and what messages mean stay outside; see package queue. The suite
+// queue/queuetest is what this package promises.
+package sqs
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
+	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+	"github.com/aws/smithy-go"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/queue"
+)
+
+// Limits of a batch request. SQS takes 1 MiB in all, some emulators 256 KiB.
+const (
+	maxEntries = 10
+	maxBytes   = 256 << 10
+)
+
+// Queues are the queues of the system in SQS. It is safe for concurrent use.
+type Queues struct {
+	client *sqs.Client
+	urls   map[queue.Name]string
+	log    *slog.Logger
+}
+
+var (
+	_ queue.Sender   = (*Queues)(nil)
+	_ queue.Consumer = (*Queues)(nil)
+)
+
+// New returns the queues at the URLs that url gives. What goes wrong while
+// consuming, where nobody waits for an error, goes to log.
+func New(client *sqs.Client, url func(queue.Name) string, log *slog.Logger) *Queues {
+	q := &Queues{client: client, urls: map[queue.Name]string{}, log: log}
+	for _, name := range queue.Names() {
+		q.urls[name] = url(name)
+	}
+	return q
+}
+
+func (q *Queues) url(name queue.Name) (*string, error) {
+	url := q.urls[name]
+	if url == "" {
+		return nil, fault.New(fault.Invalid, "no queue is called %q", name)
+	}
+	return &url, nil
+}
+
+// Depth asks SQS how full a queue is; the figures are approximate, and SQS does
+// not tell the age of the oldest message here but only as a metric.
+func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error) {
+	url, err := q.url(name)
+	if err != nil {
+		return queue.Depth{}, err
+	}
+	const visible, hidden, delayed = types.QueueAttributeNameApproximateNumberOfMessages,
+		types.QueueAttributeNameApproximateNumberOfMessagesNotVisible, types.QueueAttributeNameApproximateNumberOfMessagesDelayed
+	out, err := q.client.GetQueueAttributes(ctx, &sqs.GetQueueAttributesInput{
+		QueueUrl: url, AttributeNames: []types.QueueAttributeName{visible, hidden, delayed},
+	})
+	if err != nil {
+		return queue.Depth{}, failure(err, "asking for the depth of %s", name)
+	}
+	count := func(name types.QueueAttributeName) int {
+		n, _ := strconv.Atoi(out.Attributes[string(name)])
+		return n
+	}
+	return queue.Depth{Visible: count(visible), InFlight: count(hidden), Delayed: count(delayed)}, nil
+}
+
+// failure wraps an error that leaves the package.
+func failure(err error, format string, args ...any) error {
+	return fault.Wrap(kindOf(err), err, format, args...)
+}
+
+// kindOf tells what may pass from what will not.
+func kindOf(err error) fault.Kind {
+	if _, ours := errors.AsType[*fault.Error](err); ours {
+		return fault.KindOf(err)
+	}
+	api, answered := errors.AsType[smithy.APIError](err)
+	if !answered {
+		return fault.Unavailable // No answer: the network, a deadline, no credentials.
+	}
+	if _, throttled := retry.DefaultThrottleErrorCodes[api.ErrorCode()]; throttled || api.ErrorFault() == smithy.FaultServer {
+		return fault.Unavailable
+	}
+	for _, r := range retry.DefaultRetryables {
+		if v := r.IsErrorRetryable(err); v.Bool() {
+			return fault.Unavailable
+		}
+	}
+	return fault.Internal
+}
+
+// pause waits a random time that grows with every try, at most about two seconds.
+func pause(ctx context.Context, try int) error {
+	timer := time.NewTimer(rand.N(50 * time.Millisecond << min(try, 6)))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
