@@ -252,7 +252,11 @@ func (g *Guard) DialContext(ctx context.Context, network, address string) (net.C
 	if err != nil || !g.portAllowed(uint16(n)) {
 		return nil, blocked("on a port that is not allowed")
 	}
-	if _, err := netip.ParseAddr(host); err != nil && strings.Contains(host, ".") && !strings.HasSuffix(host, ".") {
+	a, err := netip.ParseAddr(host)
+	switch {
+	case err == nil && a.Is4In6() && !g.AllowInsecure:
+		return nil, blocked("an address in an unusual spelling") // control would see it without its prefix
+	case err != nil && strings.Contains(host, ".") && !strings.HasSuffix(host, "."):
 		address = host + ".:" + port
 	}
 	d := net.Dialer{Timeout: connectTimeout, Resolver: g.Resolver, Control: g.control}

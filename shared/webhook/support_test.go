@@ -1,0 +1,263 @@
+package webhook
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/binary"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+)
+
+// nameServer answers every question for a name with the addresses that answer
+// returns; without any the name does not exist.
+type nameServer struct {
+	conn   net.PacketConn
+	answer func(name string) []netip.Addr
+
+	mu    sync.Mutex
+	asked []string
+}
+
+func newNameServer(tb testing.TB, answer func(name string) []netip.Addr) *nameServer {
+	tb.Helper()
+	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	n := &nameServer{conn: conn, answer: answer}
+	var serving sync.WaitGroup
+	serving.Go(n.serve)
+	tb.Cleanup(func() {
+		_ = conn.Close()
+		serving.Wait()
+	})
+	return n
+}
+
+// resolver asks this server and no other.
+func (n *nameServer) resolver() *net.Resolver {
+	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "udp", n.conn.LocalAddr().String())
+	}}
+}
+
+func (n *nameServer) serve() {
+	buf := make([]byte, 1500)
+	for {
+		size, from, err := n.conn.ReadFrom(buf)
+		if err != nil {
+			return
+		}
+		if reply := n.reply(buf[:size]); reply != nil {
+			_, _ = n.conn.WriteTo(reply, from)
+		}
+	}
+}
+
+// reply answers one question (RFC 1035 section 4).
+func (n *nameServer) reply(query []byte) []byte {
+	if len(query) < 12 {
+		return nil
+	}
+	name, i := "", 12
+	for i < len(query) && query[i] != 0 {
+		size := int(query[i])
+		if i+1+size >= len(query) {
+			return nil
+		}
+		name += string(query[i+1:i+1+size]) + "."
+		i += 1 + size
+	}
+	i++
+	if i+4 > len(query) {
+		return nil
+	}
+	kind := binary.BigEndian.Uint16(query[i:])
+	n.mu.Lock()
+	n.asked = append(n.asked, name)
+	n.mu.Unlock()
+	all := n.answer(name)
+	const typeA, typeAAAA = 1, 28
+	reply := append([]byte{query[0], query[1], 0x85, 0x80, 0, 1, 0, 0, 0, 0, 0, 0}, query[12:i+4]...)
+	count := uint16(0)
+	for _, a := range all {
+		raw := a.AsSlice()
+		if (kind == typeA) != (len(raw) == 4) || kind != typeA && kind != typeAAAA {
+			continue
+		}
+		reply = append(reply, 0xc0, 12)
+		reply = binary.BigEndian.AppendUint16(reply, kind)
+		reply = append(reply, 0, 1, 0, 0, 0, 0)
+		reply = binary.BigEndian.AppendUint16(reply, uint16(len(raw)))
+		reply = append(reply, raw...)
+		count++
+	}
+	binary.BigEndian.PutUint16(reply[6:], count)
+	if len(all) == 0 {
+		reply[3] |= 3 // NXDOMAIN
+	}
+	return reply
+}
+
+func (n *nameServer) names() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return append([]string(nil), n.asked...)
+}
+
+// dials records the addresses that were about to be connected to.
+type dials struct {
+	mu  sync.Mutex
+	all []netip.AddrPort
+}
+
+func (d *dials) saw(a netip.AddrPort) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.all = append(d.all, a)
+}
+
+func (d *dials) take() []netip.AddrPort {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := d.all
+	d.all = nil
+	return all
+}
+
+// loopback stands for a public address in tests of the strict guard: it is the
+// operator's exception, and everything else keeps to the rules.
+var loopback = netip.MustParsePrefix("127.0.0.1/32")
+
+func localhost(string) []netip.Addr { return []netip.Addr{loopback.Addr()} }
+
+// open makes a sender for servers of tests.
+func open(tb testing.TB, o Options) *Sender {
+	tb.Helper()
+	if o.Guard == nil {
+		o.Guard = &Guard{AllowInsecure: true}
+	}
+	s := NewSender(o)
+	tb.Cleanup(s.Close)
+	return s
+}
+
+// serve starts a server for a test.
+func serve(tb testing.TB, h http.HandlerFunc) *httptest.Server {
+	tb.Helper()
+	srv := httptest.NewServer(h)
+	tb.Cleanup(srv.Close)
+	return srv
+}
+
+// serveTLS starts a TLS server whose certificate is for example.com, and a strict
+// guard's sender that finds it under every name.
+func serveTLS(tb testing.TB, h http.HandlerFunc, with ...func(*httptest.Server, *Options)) (*httptest.Server, *Sender, string) {
+	tb.Helper()
+	srv := httptest.NewUnstartedServer(h)
+	srv.EnableHTTP2 = true
+	o := Options{Guard: &Guard{AllowNets: []netip.Prefix{loopback}, Resolver: newNameServer(tb, localhost).resolver()}}
+	for _, f := range with {
+		f(srv, &o)
+	}
+	srv.StartTLS()
+	tb.Cleanup(srv.Close)
+	if o.RootCAs == nil {
+		o.RootCAs = pool(srv)
+	}
+	o.Guard.Ports = []uint16{portOf(tb, srv.URL)}
+	return srv, open(tb, o), "https://example.com:" + strconv.Itoa(int(o.Guard.Ports[0]))
+}
+
+func pool(srv *httptest.Server) *x509.CertPool {
+	p := x509.NewCertPool()
+	p.AddCert(srv.Certificate())
+	return p
+}
+
+func portOf(tb testing.TB, raw string) uint16 {
+	tb.Helper()
+	u, err := url.Parse(raw)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	n, err := strconv.ParseUint(u.Port(), 10, 16)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return uint16(n)
+}
+
+// raw is a TCP server that lets each connection be handled by hand, until the
+// test ends.
+func raw(tb testing.TB, handle func(c net.Conn, done <-chan struct{})) string {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	done := make(chan struct{})
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() {
+				defer c.Close()
+				stop := context.AfterFunc(tb.Context(), func() { _ = c.Close() })
+				defer stop()
+				handle(c, done)
+			})
+		}
+	})
+	tb.Cleanup(func() {
+		close(done)
+		_ = l.Close()
+		serving.Wait()
+	})
+	return l.Addr().String()
+}
+
+// readRequest reads a request with its body off a connection.
+func readRequest(r interface{ ReadString(byte) (string, error) }, discard func(int) (int, error)) (head []string, err error) {
+	length := 0
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			return nil, err
+		}
+		line = line[:max(0, len(line)-2)]
+		if line == "" {
+			_, err := discard(length)
+			return head, err
+		}
+		head = append(head, line)
+		if v, ok := cutField(line, "Content-Length"); ok {
+			length, _ = strconv.Atoi(v)
+		}
+	}
+}
+
+func cutField(line, name string) (string, bool) {
+	if len(line) > len(name)+1 && line[:len(name)] == name && line[len(name)] == ':' {
+		return line[len(name)+2:], true
+	}
+	return "", false
+}
+
+// request is a delivery to a target.
+func request(target string) Request {
+	return Request{
+		URL: target, ID: "evt_1", SubscriptionID: "sub_1", Body: []byte(`{"type":"t","data":{}}`),
+		Keys: [][]byte{[]byte("0123456789abcdef0123456789abcdef")}, Timeout: 10 * time.Second,
+	}
+}

@@ -1,0 +1,288 @@
+package webhook
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"io"
+	"log"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// certificate makes one that signs itself, and the pool that trusts it.
+func certificate(t *testing.T, name string, until time.Time) (tls.Certificate, *x509.CertPool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
+		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: until, IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := x509.NewCertPool()
+	p.AddCert(cert)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, p
+}
+
+func quiet(srv *httptest.Server, _ *Options) { srv.Config.ErrorLog = log.New(io.Discard, "", 0) }
+
+func TestSend_TLS(t *testing.T) {
+	ok := func(http.ResponseWriter, *http.Request) {}
+	t.Run("untrusted", func(t *testing.T) {
+		_, s, target := serveTLS(t, ok, quiet, func(_ *httptest.Server, o *Options) { o.RootCAs = x509.NewCertPool() })
+		if o := s.Send(t.Context(), request(target)); o.Category != TLSError || !strings.Contains(o.Err.Error(), "authority") {
+			t.Errorf("got %+v", o)
+		}
+	})
+	t.Run("SRF-05 another name, which is not repeated", func(t *testing.T) {
+		cert, trust := certificate(t, "s3cr3t-marker.example", time.Now().Add(time.Hour))
+		_, s, target := serveTLS(t, ok, quiet, func(srv *httptest.Server, o *Options) {
+			srv.TLS = &tls.Config{Certificates: []tls.Certificate{cert}}
+			o.RootCAs = trust
+		})
+		o := s.Send(t.Context(), request(target))
+		if o.Category != TLSError || strings.Contains(fmt.Sprintf("%v %+v", o.Err, o), "s3cr3t") {
+			t.Errorf("got %+v", o)
+		}
+	})
+	t.Run("expired", func(t *testing.T) {
+		cert, trust := certificate(t, "example.com", time.Now().Add(-time.Hour))
+		_, s, target := serveTLS(t, ok, quiet, func(srv *httptest.Server, o *Options) {
+			srv.TLS = &tls.Config{Certificates: []tls.Certificate{cert}}
+			o.RootCAs = trust
+		})
+		if o := s.Send(t.Context(), request(target)); o.Category != TLSError || !strings.Contains(o.Err.Error(), "expired") {
+			t.Errorf("got %+v", o)
+		}
+	})
+	t.Run("TLS 1.1", func(t *testing.T) {
+		_, s, target := serveTLS(t, ok, quiet, func(srv *httptest.Server, _ *Options) {
+			srv.TLS = &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}
+		})
+		if o := s.Send(t.Context(), request(target)); o.Category != TLSError {
+			t.Errorf("got %+v", o)
+		}
+	})
+	t.Run("TLS 1.2 is enough", func(t *testing.T) {
+		_, s, target := serveTLS(t, ok, func(srv *httptest.Server, _ *Options) { srv.TLS = &tls.Config{MaxVersion: tls.VersionTLS12} })
+		if o := s.Send(t.Context(), request(target)); !o.OK() {
+			t.Errorf("got %+v", o)
+		}
+	})
+
+	guarded := func(addr string) (*Sender, string) {
+		_, port, _ := net.SplitHostPort(addr)
+		return open(t, Options{Guard: &Guard{AllowInsecure: true, Resolver: newNameServer(t, localhost).resolver()}}),
+			"https://example.com:" + port
+	}
+	t.Run("no TLS at all", func(t *testing.T) {
+		s, target := guarded(raw(t, func(c net.Conn, done <-chan struct{}) {
+			_, _ = io.WriteString(c, "HTTP/1.1 400 s3cr3t-marker\r\n\r\n")
+			<-done
+		}))
+		o := s.Send(t.Context(), request(target))
+		if o.Category != TLSError || strings.Contains(o.Err.Error(), "s3cr3t") {
+			t.Errorf("got %+v", o)
+		}
+	})
+	t.Run("an end in the handshake", func(t *testing.T) {
+		s, target := guarded(raw(t, func(c net.Conn, _ <-chan struct{}) { _, _ = c.Read(make([]byte, 100)) }))
+		if o := s.Send(t.Context(), request(target)); o.Category != TLSError {
+			t.Errorf("got %+v", o)
+		}
+	})
+	t.Run("WHK-11 a handshake without end", func(t *testing.T) {
+		s, target := guarded(raw(t, func(_ net.Conn, done <-chan struct{}) { <-done }))
+		r := request(target)
+		r.Timeout = 200 * time.Millisecond
+		if o := s.Send(t.Context(), r); o.Category != Timeout || o.Took > 2*time.Second {
+			t.Errorf("got %+v", o)
+		}
+	})
+}
+
+func TestSend_HTTP2(t *testing.T) {
+	seen := make(chan captured, 1)
+	_, s, target := serveTLS(t, capture(seen))
+	r := request(target + "/hook")
+	if o := s.Send(t.Context(), r); !o.OK() {
+		t.Fatal(o.Err)
+	}
+	got := <-seen
+	if got.proto != "HTTP/2.0" || got.method != http.MethodPost {
+		t.Errorf("got %s %s", got.method, got.proto)
+	}
+	if err := Verify(got.header, got.body, FormatSecret(r.Keys[0])); err != nil {
+		t.Error(err)
+	}
+	var names []string
+	for name := range got.header {
+		names = append(names, strings.ToLower(name))
+	}
+	if len(names) != 7 { // content-length, content-type, user-agent, three of the standard, the subscription
+		t.Errorf("WHK-01 headers %v", names)
+	}
+
+	t.Run("WHK-17 concurrent deliveries share a connection", func(t *testing.T) {
+		var opened atomic.Int32
+		release := make(chan struct{})
+		var arrived sync.WaitGroup
+		arrived.Add(20)
+		_, s, target := serveTLS(t, func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/wait" {
+				arrived.Done()
+				<-release
+			}
+		}, func(srv *httptest.Server, _ *Options) {
+			srv.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+				if state == http.StateNew {
+					opened.Add(1)
+				}
+			}
+		})
+		if o := s.Send(t.Context(), request(target)); !o.OK() { // settles on the protocol
+			t.Fatal(o.Err)
+		}
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				if o := s.Send(t.Context(), request(target+"/wait")); !o.OK() {
+					t.Error(o.Err)
+				}
+			})
+		}
+		arrived.Wait()
+		close(release)
+		wg.Wait()
+		if n := opened.Load(); n != 1 {
+			t.Errorf("%d connections", n)
+		}
+	})
+	t.Run("WHK-11 a stream without an answer, beside one with", func(t *testing.T) {
+		ended := make(chan struct{})
+		_, s, target := serveTLS(t, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/hang" {
+				<-r.Context().Done()
+				close(ended)
+			}
+		})
+		slow := request(target + "/hang")
+		slow.Timeout = 300 * time.Millisecond
+		done := make(chan Outcome, 1)
+		go func() { done <- s.Send(t.Context(), slow) }()
+		for range 20 {
+			if o := s.Send(t.Context(), request(target+"/")); !o.OK() {
+				t.Error(o.Err)
+			}
+		}
+		if o := <-done; o.Category != Timeout || o.Took > 2*time.Second {
+			t.Errorf("got %+v", o)
+		}
+		<-ended // the endpoint is told
+		if o := s.Send(t.Context(), request(target+"/")); !o.OK() {
+			t.Errorf("the connection is no longer fit: %v", o.Err)
+		}
+	})
+	t.Run("WHK-11 a body that drips", func(t *testing.T) {
+		_, s, target := serveTLS(t, func(w http.ResponseWriter, r *http.Request) {
+			tick := time.NewTicker(20 * time.Millisecond)
+			defer tick.Stop()
+			for {
+				select {
+				case <-r.Context().Done():
+					return
+				case <-tick.C:
+					_, _ = io.WriteString(w, "x")
+					_ = http.NewResponseController(w).Flush()
+				}
+			}
+		})
+		r := request(target)
+		r.Timeout = 300 * time.Millisecond
+		if o := s.Send(t.Context(), r); o.Category != Timeout || o.Took > 2*time.Second {
+			t.Errorf("got %+v", o)
+		}
+	})
+	t.Run("SRF-04 an endless body", func(t *testing.T) {
+		_, s, target := serveTLS(t, func(w http.ResponseWriter, _ *http.Request) {
+			for {
+				if _, err := w.Write(make([]byte, 32<<10)); err != nil {
+					return
+				}
+			}
+		})
+		if o := s.Send(t.Context(), request(target)); !o.OK() {
+			t.Errorf("got %+v", o)
+		}
+	})
+	t.Run("SRF-04 SRF-05 a huge header", func(t *testing.T) {
+		_, s, target := serveTLS(t, func(w http.ResponseWriter, _ *http.Request) {
+			for i := range 200 {
+				w.Header().Set("X-"+strconv.Itoa(i), strings.Repeat("s3cr3t", 200))
+			}
+		})
+		o := s.Send(t.Context(), request(target))
+		if o.Category != ConnectionRefused || strings.Contains(fmt.Sprintf("%+v %v", o, o.Err), "s3cr3t") {
+			t.Errorf("got %+v", o)
+		}
+	})
+	t.Run("a flood of 1xx", func(t *testing.T) {
+		_, s, target := serveTLS(t, func(w http.ResponseWriter, r *http.Request) {
+			for r.Context().Err() == nil {
+				w.Header().Set("Link", strings.Repeat("s3cr3t", 20))
+				w.WriteHeader(http.StatusEarlyHints)
+			}
+		})
+		r := request(target)
+		r.Timeout = time.Second
+		o := s.Send(t.Context(), r)
+		if o.OK() || o.Took > 3*time.Second || strings.Contains(fmt.Sprintf("%+v %v", o, o.Err), "s3cr3t") {
+			t.Errorf("got %+v", o)
+		}
+	})
+}
+
+// TestSend_KeepsTheName shows that only the address is resolved: certificate,
+// SNI and Host are for the name (SRF-01).
+func TestSend_KeepsTheName(t *testing.T) {
+	sni, host := make(chan string, 1), make(chan string, 1)
+	_, s, target := serveTLS(t, func(_ http.ResponseWriter, r *http.Request) {
+		sni <- r.TLS.ServerName
+		host <- r.Host
+	})
+	if o := s.Send(t.Context(), request(target+"/x")); !o.OK() {
+		t.Fatal(o.Err)
+	}
+	if got := <-sni; got != "example.com" {
+		t.Errorf("SRF-01 SNI %q", got)
+	}
+	if got := <-host; "https://"+got != target {
+		t.Errorf("SRF-01 Host %q", got)
+	}
+	// Another name that resolves to the same address does not match the certificate.
+	if o := s.Send(t.Context(), request(strings.Replace(target, "example.com", "other.example", 1))); o.Category != TLSError {
+		t.Errorf("SRF-01 got %+v", o)
+	}
+}
