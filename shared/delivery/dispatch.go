@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"mcpevents/shared/catalog"
 	"mcpevents/shared/event"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/queue"
@@ -103,8 +104,9 @@ type Attempted struct {
 	Lag time.Duration
 }
 
-// NewDispatcher makes d ready.
-func NewDispatcher(d Dispatcher) *Dispatcher {
+// NewDispatcher makes d ready to use, with the defaults of what is zero, and
+// returns it.
+func NewDispatcher(d *Dispatcher) *Dispatcher {
 	if d.Options.Timeout == 0 {
 		d.Options.Timeout = 20 * time.Second
 	}
@@ -117,11 +119,8 @@ func NewDispatcher(d Dispatcher) *Dispatcher {
 	if d.Options.Records == "" {
 		d.Options.Records = RecordFailures
 	}
-	return &Dispatcher{
-		DB: d.DB, Queue: d.Queue, Subscriptions: d.Subscriptions, Catalog: d.Catalog, Poster: d.Poster,
-		Opener: d.Opener, Gate: d.Gate, Options: d.Options, Now: d.Now, Log: d.Log, Observe: d.Observe,
-		slots: make(chan struct{}, d.Options.Concurrency),
-	}
+	d.slots = make(chan struct{}, d.Options.Concurrency)
+	return d
 }
 
 func (d *Dispatcher) now() time.Time {
@@ -321,6 +320,9 @@ func (d *Dispatcher) attempt(ctx context.Context, workspace string, sub *subscri
 	} else {
 		out = d.Poster.Send(ctx, r)
 	}
+	if out.Category == webhook.Aborted {
+		return out // we stopped, not the endpoint
+	}
 	d.health.saw(origin(sub.Target.URL), out, d.now())
 	lag := d.now().Sub(e.Published)
 	if d.Observe != nil {
@@ -403,4 +405,17 @@ func eventsBody(e *event.Event, cursor string) ([]byte, error) {
 		Data      json.RawMessage `json:"data"`
 		Cursor    *string         `json:"cursor"`
 	}{e.ID, e.Name, e.Timestamp(), e.Data, c})
+}
+
+// WebhookTypes implements [Types] from the catalog.
+type WebhookTypes struct{ Source catalog.Source }
+
+// WebhookType is the catalog's; an event type that left the catalog has its name.
+func (t WebhookTypes) WebhookType(ctx context.Context, workspace, name string) string {
+	if cat, err := t.Source.Catalog(ctx, workspace); err == nil {
+		if e := cat.ByName(name); e != nil && e.WebhookType != "" {
+			return e.WebhookType
+		}
+	}
+	return name
 }

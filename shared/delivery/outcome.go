@@ -21,6 +21,9 @@ import (
 func (d *Dispatcher) outcome(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event,
 	c *chain, had int64, was store.Key, out webhook.Outcome,
 ) (notes []store.Op, err error) {
+	if out.Category == webhook.Aborted {
+		return nil, fault.Wrap(fault.Unavailable, context.Cause(ctx), "the attempt was broken off by us")
+	}
 	now := d.now()
 	made := attempt{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()}
 	c.Attempts = append(c.Attempts, made)

@@ -1,0 +1,330 @@
+package delivery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/event"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/queue"
+	"mcpevents/shared/store"
+	"mcpevents/shared/store/sqlite"
+	"mcpevents/shared/subscription"
+	"mcpevents/shared/webhook"
+)
+
+const testCatalog = `events:
+  - name: ci.build_finished
+    uri: event://ci/build-finished
+    webhookType: ci.build
+  - name: github.push
+    uriTemplate: event://github/{owner}/{repo}/push
+    filters: {branch: /branch}
+`
+
+// bench is the world around the pipeline: a store, queues that only hold what
+// they were sent, a clock that is set by hand, and an endpoint with a script.
+type rig struct {
+	t        *testing.T
+	db       *sqlite.DB
+	now      time.Time
+	queues   map[queue.Name][]queue.Message
+	sent     int
+	posts    []webhook.Request
+	script   func(n int) webhook.Outcome // n counts from 1
+	services *subscription.Service
+	catalogs catalog.Source
+	log      *eventlog.Log
+
+	// alive counts down the steps of the current process to its death; 0 lives on.
+	mu     sync.Mutex
+	budget int
+	late   bool // dies after the step that it dies at, not before
+	dead   bool
+}
+
+var errDied = errors.New("the process died")
+
+// step is one thing that the process does to the world outside of it.
+func (r *rig) step(do func() error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.dead {
+		return errDied
+	}
+	if r.budget > 0 {
+		if r.budget--; r.budget == 0 {
+			r.dead = true
+			if !r.late {
+				return errDied
+			}
+			_ = do()
+			return errDied
+		}
+	}
+	return do()
+}
+
+// mortal is the store and the queues as a process sees them.
+type mortal struct {
+	store.DB
+	r *rig
+}
+
+func (m mortal) Get(ctx context.Context, keys ...store.Key) (items []*store.Item, err error) {
+	err = m.r.step(func() (err error) { items, err = m.DB.Get(ctx, keys...); return err })
+	return items, err
+}
+
+func (m mortal) Query(ctx context.Context, q store.Query) (page store.Page, err error) {
+	if strings.HasPrefix(q.Partition, "due#") || strings.HasPrefix(q.Partition, "x#") {
+		return m.DB.Query(ctx, q) // one for every minute and shard; all reads alike
+	}
+	err = m.r.step(func() (err error) { page, err = m.DB.Query(ctx, q); return err })
+	return page, err
+}
+
+func (m mortal) Write(ctx context.Context, ops ...store.Op) error {
+	return m.r.step(func() error { return m.DB.Write(ctx, ops...) })
+}
+
+func (m mortal) WriteAll(ctx context.Context, ops ...store.Op) error {
+	return m.r.step(func() error { return m.DB.WriteAll(ctx, ops...) })
+}
+
+func (m mortal) Send(_ context.Context, q queue.Name, msgs ...queue.Outgoing) error {
+	if len(msgs) == 0 {
+		return nil
+	}
+	return m.r.step(func() error {
+		for _, o := range msgs {
+			m.r.sent++
+			m.r.queues[q] = append(m.r.queues[q], queue.Message{ID: fmt.Sprint(m.r.sent), Outgoing: o})
+		}
+		return nil
+	})
+}
+
+type endpoint struct{ r *rig }
+
+func (e endpoint) Send(_ context.Context, req webhook.Request) (out webhook.Outcome) {
+	err := e.r.step(func() error {
+		e.r.posts = append(e.r.posts, req)
+		out = e.r.script(len(e.r.posts))
+		return nil
+	})
+	if err != nil {
+		return webhook.Outcome{Category: webhook.Aborted, Err: err}
+	}
+	return out
+}
+
+type plain struct{}
+
+func (plain) Open(sealed []byte, _ webhook.Binding) ([]byte, error) { return sealed, nil }
+func (plain) Check(string) error                                    { return nil }
+func (plain) Verify(context.Context, string, string, []byte) error  { return nil }
+func (plain) ParseSecret(s string) ([]byte, error)                  { return []byte(s), nil }
+func (plain) NewSecret(subscription.SecretType) (string, []byte)    { return "secret", []byte("secret") }
+func (plain) Seal(key []byte, _ subscription.Binding) ([]byte, error) {
+	return key, nil
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	db, err := sqlite.Open(":memory:", sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	cat, err := catalog.Parse([]byte(testCatalog))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sealer, err := eventlog.NewSealer(make([]byte, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, db: db, now: time.Now(), queues: map[queue.Name][]queue.Message{}, catalogs: catalog.NewStatic(cat)}
+	r.log = &eventlog.Log{DB: db}
+	r.services = &subscription.Service{
+		DB: db, Catalog: r.catalogs, Log: r.log, Sealer: sealer, Targets: plain{}, Now: func() time.Time { return r.now },
+	}
+	r.script = func(int) webhook.Outcome { return webhook.Outcome{Status: 200} }
+	return r
+}
+
+func (r *rig) principal() auth.Principal {
+	return auth.Principal{ID: "alice", Workspace: "default", Scopes: auth.Scopes()}
+}
+
+func (r *rig) register(uris ...string) *subscription.Subscription {
+	r.t.Helper()
+	got, err := r.services.Register(r.t.Context(), r.principal(), subscription.RegisterRequest{URIs: uris, Target: "https://hooks.example.com/a"})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return got.Subscription
+}
+
+// process is a fresh one: what the last knew in memory is gone.
+func (r *rig) process() (*Fanout, *Dispatcher, *Retry) {
+	m := mortal{r.db, r}
+	clock := func() time.Time { return r.now }
+	log := &eventlog.Log{DB: m}
+	services := *r.services
+	services.DB, services.Log = m, log
+	d := NewDispatcher(&Dispatcher{
+		DB: m, Queue: m, Subscriptions: &services, Catalog: WebhookTypes{r.catalogs}, Poster: endpoint{r}, Opener: plain{},
+		Now: clock, Options: Options{Records: RecordAll}, Log: slog.New(slog.DiscardHandler),
+	})
+	return &Fanout{DB: m, Log: log, Catalog: r.catalogs, Queue: m}, d, &Retry{DB: m, Queue: m, Now: clock}
+}
+
+// run lets processes work until nothing is left to do, with the clock moving on
+// when they wait. A process that died is followed by another, and what it had not
+// acknowledged comes again.
+func (r *rig) run() {
+	fanout, dispatch, retry := r.process()
+	ctx := r.t.Context()
+	if _, err := (&Retry{DB: r.db, Queue: mortal{r.db, r}, Now: func() time.Time { return r.now }}).Run(ctx); err != nil {
+		r.t.Fatal(err) // it has run every minute before
+	}
+	for idle := 0; idle < 3; {
+		worked := false
+		for _, q := range []struct {
+			name   queue.Name
+			handle queue.Handler
+		}{{queue.Events, fanout.Handle}, {queue.Deliveries, dispatch.Pages}, {queue.Slow, dispatch.Singles}} {
+			batch := r.queues[q.name]
+			if len(batch) == 0 {
+				continue
+			}
+			worked = true
+			r.queues[q.name] = nil
+			failed, err := q.handle(ctx, batch)
+			r.mu.Lock()
+			died := r.dead
+			r.mu.Unlock()
+			for _, m := range batch {
+				if died || err != nil || contains(failed, m.ID) {
+					r.queues[q.name] = append(r.queues[q.name], m)
+				}
+			}
+			if died {
+				r.dead, r.budget = false, 0
+				fanout, dispatch, retry = r.process()
+			}
+		}
+		if worked {
+			idle = 0
+			continue
+		}
+		r.now = r.now.Add(40 * time.Minute)
+		if n, err := retry.Run(ctx); err != nil {
+			r.dead, r.budget = false, 0
+			fanout, dispatch, retry = r.process()
+		} else if n == 0 {
+			idle++
+		}
+	}
+}
+
+func contains(ids []string, id string) bool {
+	for _, x := range ids {
+		if x == id {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *rig) publish(ids ...string) {
+	for _, id := range ids {
+		e := event.Event{
+			Workspace: "default", ID: id, URI: "event://ci/build-finished", Name: "ci.build_finished",
+			Time: r.now, Published: r.now, Data: []byte(`{"ok":true}`),
+		}
+		body, err := e.MarshalJSON()
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		r.sent++
+		r.queues[queue.Events] = append(r.queues[queue.Events], queue.Message{ID: fmt.Sprint(r.sent), Outgoing: queue.Outgoing{Body: body}, Sent: r.now})
+	}
+}
+
+// left counts items of the deliveries table by the first letters of their partition.
+func (r *rig) chainState(sub, eventID string) string {
+	items, err := r.db.Get(r.t.Context(), chainKey("default", sub, eventID))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if items[0] == nil {
+		return "none"
+	}
+	c, err := decodeChain(items[0])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return c.State
+}
+
+// TestOneChain kills a process at every single step of the pipeline, before the
+// step takes effect and after it, and looks what the endpoint sees.
+func TestOneChain(t *testing.T) {
+	const fails = 3 // attempts that fail before one succeeds
+	for _, late := range []bool{false, true} {
+		name := "WHK-23 WHK-02 a process dies before a step"
+		if late {
+			name = "WHK-23 WHK-02 a process dies after a step"
+		}
+		t.Run(name, func(t *testing.T) {
+			points := 0
+			for ; ; points++ {
+				r := newRig(t)
+				sub := r.register("event://ci/build-finished")
+				r.script = func(n int) webhook.Outcome {
+					if n <= fails {
+						return webhook.Outcome{Status: 500, Category: webhook.HTTP5xx}
+					}
+					return webhook.Outcome{Status: 200}
+				}
+				r.publish("evt_1")
+				r.budget, r.late = points+1, late
+				r.run()
+				survived := r.budget > 0 // the point lies beyond the last step
+				extra := len(r.posts) - (fails + 1)
+				if extra < 0 {
+					t.Fatalf("death at step %d: the event did not arrive, %d posts", points+1, len(r.posts))
+				}
+				if extra > 1 {
+					t.Fatalf("death at step %d: %d posts beyond the %d of one chain", points+1, extra, fails+1)
+				}
+				for _, p := range r.posts {
+					if p.ID != "evt_1" {
+						t.Fatalf("death at step %d: webhook-id %q", points+1, p.ID)
+					}
+				}
+				if st := r.chainState(sub.ID, "evt_1"); st != "none" {
+					t.Fatalf("death at step %d: a chain is left %s", points+1, st)
+				}
+				if survived {
+					break
+				}
+			}
+			if points < 15 {
+				t.Fatalf("only %d steps were tried", points)
+			}
+			t.Logf("%d crash points", points)
+		})
+	}
+}
