@@ -2,12 +2,12 @@ package runner
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
 	"mcpevents/localstack/internal/furl"
 	"mcpevents/localstack/internal/lambda"
-	"mcpevents/localstack/internal/mapping"
 	"mcpevents/localstack/internal/schedule"
 	"mcpevents/localstack/internal/template"
 )
@@ -38,15 +38,6 @@ type functionProperties struct {
 	}
 
 	Description, Architectures, Policies, LoggingConfig, Tracing, Tags, EventInvokeConfig, RuntimeManagementConfig json.RawMessage
-}
-
-type queueEvent struct {
-	Queue                          string
-	BatchSize                      template.Int
-	MaximumBatchingWindowInSeconds template.Int
-	Enabled                        *template.Bool
-	FunctionResponseTypes          []string
-	ScalingConfig                  struct{ MaximumConcurrency template.Int }
 }
 
 type scheduleEvent struct {
@@ -83,7 +74,7 @@ func (s *scope) function(r *template.Resource) (*made, error) {
 	if n := p.ReservedConcurrentExecutions; n != nil {
 		cfg.Limit = lambda.NewLimit(int(*n))
 	}
-	if st.opts.Visibility > 0 && hasQueue(p) {
+	if streams := p.FunctionUrlConfig != nil && p.FunctionUrlConfig.InvokeMode == furl.Stream; st.opts.Visibility > 0 && !streams {
 		cfg.Timeout = min(cfg.Timeout, st.opts.Visibility/2)
 	}
 	m := &made{ref: name, attributes: map[string]string{"Arn": arn}}
@@ -110,46 +101,12 @@ func (s *scope) function(r *template.Resource) (*made, error) {
 	return m, nil
 }
 
-func hasQueue(p functionProperties) bool {
-	for _, e := range p.Events {
-		if e.Type == "SQS" {
-			return true
-		}
-	}
-	return false
-}
-
 // event notes a trigger of a function; it starts when the stack is complete.
 func (s *scope) event(fn *function, r *template.Resource, event, kind string, properties json.RawMessage) error {
 	switch kind {
 	case "SQS":
-		var e queueEvent
-		if err := strict(properties, &e); err != nil {
-			return err
-		}
-		if e.Enabled != nil && !bool(*e.Enabled) {
-			return nil
-		}
-		q, ok := s.stack.queueByARN(e.Queue)
-		if !ok {
-			return fmt.Errorf("queue %q is none of the template's", e.Queue)
-		}
-		opts := mapping.Options{
-			BatchSize:   int(e.BatchSize),
-			Window:      time.Duration(e.MaximumBatchingWindowInSeconds) * time.Second,
-			Concurrency: int(e.ScalingConfig.MaximumConcurrency),
-			Log:         s.stack.opts.Log,
-		}
-		if q.fifo && (opts.BatchSize > 10 || opts.Window > 0) {
-			return fmt.Errorf("a FIFO queue has batches of at most 10 and no window")
-		}
-		for _, t := range e.FunctionResponseTypes {
-			if t != "ReportBatchItemFailures" {
-				return fmt.Errorf("response type %q is not supported", t)
-			}
-			opts.ReportFailures = true
-		}
-		s.stack.mappings = append(s.stack.mappings, mapped{fn: fn, source: mapping.Queue{Client: s.clients.SQS, URL: q.url, ARN: q.arn}, opts: opts})
+		// SAM would let the function read every queue of the account.
+		return errors.New("type SQS is not supported, only AWS::Lambda::EventSourceMapping with permissions of the function's own")
 	case "Schedule", "ScheduleV2":
 		var e scheduleEvent
 		if err := strict(properties, &e); err != nil {

@@ -52,7 +52,8 @@ type Options struct {
 	Concurrency int
 	// Visibility replaces the visibility timeout of all queues, in whole seconds,
 	// so that tests of lost work need not wait for minutes. The time limit of
-	// functions that read a queue is cut to half of it. 0 leaves the template's.
+	// functions is cut to half of it where it is longer, except for those with a
+	// streamed URL. 0 leaves the template's.
 	Visibility time.Duration
 	// Speed divides the intervals of schedules; 0 is 1.
 	Speed float64

@@ -44,7 +44,7 @@ type Stack struct {
 	counter    *counter
 
 	functions []*function
-	queues    map[string]queue // by logical id
+	queues    map[string]*queue // by logical id
 	mappings  []mapped
 	schedules []scheduled
 	urls      map[string]string // logical id to Function URL
@@ -89,7 +89,7 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 	}
 	s := &Stack{
 		opts: o, endpoints: o.Endpoints, unreserved: lambda.NewLimit(o.Concurrency), output: &lockedWriter{w: o.Output},
-		queues: map[string]queue{}, urls: map[string]string{}, handlers: map[string]http.Handler{}, outputs: map[string]string{},
+		queues: map[string]*queue{}, urls: map[string]string{}, handlers: map[string]http.Handler{}, outputs: map[string]string{},
 		callbacks: callbacks{waiting: map[string]chan callback{}},
 	}
 	if err := s.start(ctx); err != nil {
@@ -242,7 +242,12 @@ func (s *Stack) URLs() map[string]string { return over(s.urls, nil) }
 func (s *Stack) Outputs() map[string]string { return over(s.outputs, nil) }
 
 // QueueURL is the URL of the queue with a logical id, "" if there is none.
-func (s *Stack) QueueURL(id string) string { return s.queues[id].url }
+func (s *Stack) QueueURL(id string) string {
+	if q := s.queues[id]; q != nil {
+		return q.url
+	}
+	return ""
+}
 
 // Stats are the counts of each function, by logical id.
 func (s *Stack) Stats() map[string]lambda.Stats {
@@ -324,13 +329,13 @@ func (s *Stack) function(id string) *function {
 	return nil
 }
 
-func (s *Stack) queueByARN(arn string) (queue, bool) {
+func (s *Stack) queueByARN(arn string) *queue {
 	for _, q := range s.queues {
 		if q.arn == arn {
-			return q, true
+			return q
 		}
 	}
-	return queue{}, false
+	return nil
 }
 
 func (s *Stack) id() string {

@@ -31,8 +31,9 @@ type made struct {
 
 // queue is what mappings need of a queue.
 type queue struct {
-	url, arn string
-	fifo     bool
+	url, arn   string
+	fifo       bool
+	visibility time.Duration
 }
 
 // Types that change nothing here: permissions are not checked, logs go to the output.
@@ -122,6 +123,8 @@ func (s *scope) create(r *template.Resource) (*made, error) {
 	switch {
 	case r.Type == functionType:
 		return s.function(r)
+	case r.Type == mappingType:
+		return s.mapping(r, name)
 	case r.Type == "AWS::DynamoDB::Table":
 		var t resource.Table
 		if err := s.tpl.Properties(r, s, &t); err != nil {
@@ -176,7 +179,7 @@ func (s *scope) queue(r *template.Resource, name string) (*made, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.stack.queues[r.ID] = queue{url: url, arn: arn, fifo: bool(q.FifoQueue)}
+	s.stack.queues[r.ID] = &queue{url: url, arn: arn, fifo: bool(q.FifoQueue), visibility: q.Visibility()}
 	return &made{ref: url, attributes: map[string]string{"Arn": arn, "QueueName": name, "QueueUrl": url}}, nil
 }
 

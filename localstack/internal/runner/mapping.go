@@ -1,0 +1,64 @@
+package runner
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"mcpevents/localstack/internal/mapping"
+	"mcpevents/localstack/internal/template"
+)
+
+const mappingType = "AWS::Lambda::EventSourceMapping"
+
+// mappingProperties are those of an event source mapping of a queue.
+type mappingProperties struct {
+	EventSourceArn                 string
+	FunctionName                   string
+	BatchSize                      template.Int
+	MaximumBatchingWindowInSeconds template.Int
+	Enabled                        *template.Bool
+	FunctionResponseTypes          []string
+	ScalingConfig                  struct{ MaximumConcurrency template.Int }
+}
+
+// mapping notes an event source mapping; it starts when the stack is complete.
+func (s *scope) mapping(r *template.Resource, name string) (*made, error) {
+	var p mappingProperties
+	if err := s.tpl.Properties(r, s, &p); err != nil {
+		return nil, err
+	}
+	fn, q := s.stack.functionByName(p.FunctionName), s.stack.queueByARN(p.EventSourceArn)
+	opts := mapping.Options{
+		BatchSize:   int(p.BatchSize),
+		Window:      time.Duration(p.MaximumBatchingWindowInSeconds) * time.Second,
+		Concurrency: int(p.ScalingConfig.MaximumConcurrency),
+		Log:         s.stack.opts.Log,
+	}
+	switch {
+	case fn == nil:
+		return nil, fmt.Errorf("function %q is none of the template's", p.FunctionName)
+	case q == nil:
+		return nil, fmt.Errorf("queue %q is none of the template's", p.EventSourceArn)
+	case q.fifo && (opts.BatchSize > 10 || opts.Window > 0):
+		return nil, errors.New("a FIFO queue has batches of at most 10 and no window")
+	case opts.BatchSize > 10 && opts.Window == 0:
+		return nil, errors.New("a batch of more than 10 needs a window")
+	case opts.Concurrency == 1:
+		return nil, errors.New("a MaximumConcurrency is at least 2")
+	case fn.Timeout() > q.visibility:
+		return nil, fmt.Errorf("the queue's visibility timeout (%v) is shorter than the function's (%v)", q.visibility, fn.Timeout())
+	}
+	for _, t := range p.FunctionResponseTypes {
+		if t != "ReportBatchItemFailures" {
+			return nil, fmt.Errorf("response type %q is not supported", t)
+		}
+		opts.ReportFailures = true
+	}
+	if p.Enabled == nil || bool(*p.Enabled) {
+		s.stack.mappings = append(s.stack.mappings, mapped{
+			fn: fn, source: mapping.Queue{Client: s.clients.SQS, URL: q.url, ARN: q.arn}, opts: opts,
+		})
+	}
+	return &made{ref: name}, nil
+}
