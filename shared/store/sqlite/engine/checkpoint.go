@@ -1,0 +1,80 @@
+package engine
+
+import (
+	"errors"
+	"log/slog"
+	"time"
+
+	sqlite3 "modernc.org/sqlite/lib"
+)
+
+const (
+	// checkpointEvery is how often the log is moved into the file. Long enough
+	// that a page written by many commits is moved once, short enough that the log stays small.
+	checkpointEvery = 500 * time.Millisecond
+	// maxFrames is the length of the log, in pages of 4 KiB, at which it has to
+	// start over. While there are always readers it would not do so by itself.
+	maxFrames = 8192
+	// fewFrames is how much of the log may be left for the pause in which it starts over.
+	fewFrames = 256
+)
+
+// checkpoints moves the log into the file on a connection of its own, beside the
+// writer and the readers, so that no commit waits for it.
+func (e *Engine) checkpoints() {
+	tick := time.NewTicker(checkpointEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-e.stop:
+			return
+		case <-tick.C:
+		}
+		if !e.dirty.Swap(false) {
+			continue
+		}
+		if err := e.checkpoint(); err != nil && !errors.Is(err, errClosed) {
+			warnCheckpoint(err)
+			e.dirty.Store(true)
+		}
+	}
+}
+
+func warnCheckpoint(err error) {
+	slog.Warn("The write-ahead log could not be moved into the database file.", "error", err)
+}
+
+func (e *Engine) checkpoint() error {
+	// While one pass runs the log grows; a few more passes shorten what is left.
+	for range 4 {
+		conn := <-e.pool
+		frames, moved, err := conn.checkpoint(sqlite3.SQLITE_CHECKPOINT_PASSIVE)
+		e.pool <- conn
+		if err != nil || frames < e.maxFrames {
+			return err
+		}
+		if frames-moved < fewFrames {
+			break
+		}
+	}
+	return e.Post(startOver{e})
+}
+
+// startOver is a job that makes the log start over. It stops the writer, by
+// being done by it, and the readers, by taking their connections.
+type startOver struct{ e *Engine }
+
+func (startOver) Apply(*Tx) error { return nil }
+
+func (s startOver) Done(error) {
+	conns := make([]*Conn, cap(s.e.pool))
+	for i := range conns {
+		conns[i] = <-s.e.pool
+	}
+	if _, _, err := s.e.writer.checkpoint(sqlite3.SQLITE_CHECKPOINT_RESTART); err != nil {
+		warnCheckpoint(err)
+	}
+	for _, c := range conns {
+		s.e.pool <- c
+	}
+}

@@ -1,0 +1,177 @@
+// Package engine is one SQLite file with one writer, for the adapters that keep
+// their state in it: the store (store/sqlite) and the queues (queue/sqlite).
+//
+// Whatever is written passes through one goroutine, which puts all that waits
+// into one transaction: a group commit. The file is synced to the disk with
+// every commit (WAL, synchronous=FULL), but a sync is shared by everybody who
+// came while the one before was under way; so is the rewriting of pages.
+//
+//	Do, Post ──▶ queue of jobs ──▶ writer: BEGIN, job, job, job, COMMIT ──▶ answers
+//	Read     ──▶ pool of connections, each with the last commit before its eyes
+//	             checkpointer: moves the log into the file, beside the writer
+//
+// The file belongs to one process at a time. No table is known here and no domain type enters.
+// Go on in shared/store/sqlite.
+package engine
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	sqlite3 "modernc.org/sqlite/lib"
+
+	"mcpevents/shared/fault"
+)
+
+// Memory, as a path, keeps everything in memory. Nothing of it outlives the engine.
+const Memory = ":memory:"
+
+// Options change how an [Engine] works. The zero value is the default.
+type Options struct {
+	// Readers is the number of connections for reading; 0 is two per CPU in
+	// use, at most 8. In memory there is one connection for everything.
+	Readers int
+	// CacheSize is the page cache of each connection in bytes; 0 is 8 MiB.
+	CacheSize int
+	// Now is the clock; nil is [time.Now].
+	Now func() time.Time
+}
+
+// Engine is an open file. Its methods may be called concurrently.
+type Engine struct {
+	now    func() time.Time
+	lock   *Conn
+	writer *Conn
+	tx     Tx
+	pool   chan *Conn // readers; in memory, the writer
+
+	gate   sync.RWMutex // held for reading while a job is handed over
+	closed bool
+	queue  chan *entry
+
+	dirty     atomic.Bool // written since the last checkpoint
+	maxFrames int
+	stop      chan struct{}
+	running   sync.WaitGroup
+}
+
+// Open opens the file at path, or [Memory], and starts the writer. The folder must
+// exist. A file that another engine has open, in this process or another, is refused
+// with fault.Conflict.
+func Open(path string, opts Options) (*Engine, error) {
+	if opts.Readers <= 0 {
+		opts.Readers = min(2*runtime.GOMAXPROCS(0), 8)
+	}
+	if opts.CacheSize <= 0 {
+		opts.CacheSize = 8 << 20
+	}
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	e := &Engine{now: opts.Now, queue: make(chan *entry, maxQueue), stop: make(chan struct{}), maxFrames: maxFrames}
+	var err error
+	if path == Memory {
+		err = e.openMemory()
+	} else {
+		err = e.openFile(path, opts)
+	}
+	if err != nil {
+		e.closeConns()
+		return nil, fault.Wrap(Kind(err), err, "open the database %s", path)
+	}
+	e.running.Go(e.write)
+	if path != Memory {
+		e.running.Go(e.checkpoints)
+	}
+	return e, nil
+}
+
+// Now is the engine's clock.
+func (e *Engine) Now() time.Time { return e.now() }
+
+// Read calls f with a connection that sees every commit answered before. f must
+// not write, nor keep the connection.
+func (e *Engine) Read(ctx context.Context, f func(c *Conn) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	var conn *Conn
+	select {
+	case conn = <-e.pool:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if conn == nil {
+		return errClosed
+	}
+	defer func() { e.pool <- conn }()
+	return f(conn)
+}
+
+// Snapshot is a [Engine.Read] whose statements all see the same commit.
+func (e *Engine) Snapshot(ctx context.Context, f func(c *Conn) error) error {
+	return e.Read(ctx, func(c *Conn) error {
+		if err := run(c, "BEGIN"); err != nil {
+			return err
+		}
+		err := f(c)
+		if end := run(c, "COMMIT"); err == nil {
+			err = end
+		}
+		return err
+	})
+}
+
+// inMemory tells that one connection does everything, in turn.
+func (e *Engine) inMemory() bool { return e.lock == nil }
+
+func (e *Engine) lockWriter() *Conn {
+	if e.inMemory() {
+		return <-e.pool
+	}
+	return e.writer
+}
+
+func (e *Engine) unlockWriter() {
+	if e.inMemory() {
+		e.pool <- e.writer
+	}
+}
+
+// Close refuses new jobs, commits those that wait, and closes the file.
+func (e *Engine) Close() error {
+	e.gate.Lock()
+	if e.closed {
+		e.gate.Unlock()
+		return nil
+	}
+	e.closed = true
+	close(e.queue)
+	e.gate.Unlock()
+	close(e.stop)
+	e.running.Wait()
+
+	// Readers finish; a nil in their place refuses those who come later.
+	conns := make([]*Conn, cap(e.pool))
+	for i := range conns {
+		conns[i] = <-e.pool
+	}
+	var err error
+	if !e.inMemory() {
+		_, _, err = e.writer.checkpoint(sqlite3.SQLITE_CHECKPOINT_TRUNCATE)
+	}
+	close(e.pool)
+	for _, c := range conns {
+		if c != e.writer {
+			c.close()
+		}
+	}
+	e.writer.close()
+	if e.lock != nil {
+		e.lock.close()
+	}
+	return fault.Wrap(Kind(err), err, "close the database")
+}

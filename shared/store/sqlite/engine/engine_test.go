@@ -1,0 +1,374 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"mcpevents/shared/fault"
+)
+
+// job is a [Job] of functions.
+type job struct {
+	apply func(tx *Tx) error
+	done  func(err error)
+}
+
+func (j job) Apply(tx *Tx) error { return j.apply(tx) }
+
+func (j job) Done(err error) {
+	if j.done != nil {
+		j.done(err)
+	}
+}
+
+func exec(sql string) job { return job{apply: func(tx *Tx) error { return tx.Exec(sql) }} }
+
+func openAt(t *testing.T, path string) *Engine {
+	t.Helper()
+	e, err := Open(path, Options{Readers: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return e
+}
+
+// openTable opens a new file with an empty table of numbers and texts.
+func openTable(t *testing.T) *Engine {
+	t.Helper()
+	e := openAt(t, filepath.Join(t.TempDir(), "e.db"))
+	do(t, e, exec("CREATE TABLE n (i INTEGER PRIMARY KEY, s TEXT NOT NULL)"))
+	return e
+}
+
+func do(t *testing.T, e *Engine, j Job) {
+	t.Helper()
+	if err := e.Do(context.Background(), j); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func insert(i int64, s string) job {
+	return job{apply: func(tx *Tx) error {
+		stmt, err := tx.Stmt("INSERT INTO n VALUES (?, ?)")
+		if err != nil {
+			return err
+		}
+		return stmt.Int(1, i).Text(2, s).Exec()
+	}}
+}
+
+func number(t *testing.T, e *Engine, sql string) (n int64) {
+	t.Helper()
+	err := e.Read(context.Background(), func(c *Conn) (err error) {
+		n, err = c.Int(sql)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// hold keeps the writer busy until the returned function is called, so that the
+// jobs that are submitted meanwhile become one group.
+func hold(t *testing.T, e *Engine) (release func()) {
+	t.Helper()
+	holding, released := make(chan struct{}), make(chan struct{})
+	err := e.Post(job{apply: func(*Tx) error { close(holding); <-released; return nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-holding
+	return func() { close(released) }
+}
+
+func TestWaitingJobsShareACommit(t *testing.T) {
+	e := openTable(t)
+	release := hold(t, e)
+	attempts := map[int64]int{}
+	var all sync.WaitGroup
+	for i := range int64(20) {
+		inner := insert(i, "x")
+		j := job{apply: func(tx *Tx) error { attempts[tx.Attempt]++; return inner.apply(tx) }, done: func(error) { all.Done() }}
+		all.Add(1)
+		if err := e.Post(j); err != nil {
+			t.Fatal(err)
+		}
+	}
+	release()
+	all.Wait()
+	if len(attempts) != 1 {
+		t.Errorf("20 waiting jobs took %d transactions", len(attempts))
+	}
+	if n := number(t, e, "SELECT count(*) FROM n"); n != 20 {
+		t.Errorf("%d rows, want 20", n)
+	}
+}
+
+func TestAJobThatFailsHarmsNoOther(t *testing.T) {
+	e := openTable(t)
+	do(t, e, insert(7, "first"))
+	errRefused := errors.New("refused")
+	for name, bad := range map[string]job{
+		"an error of its own": {apply: func(*Tx) error { return errRefused }},
+		"an error of SQLite":  insert(7, "again"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := number(t, e, "SELECT count(*) FROM n")
+			release := hold(t, e)
+			results := make([]error, 5)
+			var all sync.WaitGroup
+			for i := range results {
+				inner := insert(before*100+int64(i), "good")
+				if i == 2 {
+					inner = bad
+				}
+				all.Add(1)
+				inner.done = func(err error) { results[i] = err; all.Done() }
+				if err := e.Post(inner); err != nil {
+					t.Fatal(err)
+				}
+			}
+			release()
+			all.Wait()
+			for i, err := range results {
+				if (err != nil) != (i == 2) {
+					t.Errorf("job %d: %v", i, err)
+				}
+			}
+			if n := number(t, e, "SELECT count(*) FROM n") - before; n != 4 {
+				t.Errorf("%d rows came in, want 4", n)
+			}
+		})
+	}
+}
+
+func TestDoWithAContextThatEnds(t *testing.T) {
+	e := openTable(t)
+	release := hold(t, e)
+	ctx, cancel := context.WithCancel(context.Background())
+	result := make(chan error)
+	go func() { result <- e.Do(ctx, insert(1, "x")) }()
+	for len(e.queue) == 0 { // until the job waits behind the one that holds
+		runtime.Gosched()
+	}
+	cancel()
+	if err := <-result; !errors.Is(err, context.Canceled) || Kind(err) != fault.Unavailable {
+		t.Errorf("got %v", err)
+	}
+	release()
+	do(t, e, insert(2, "x"))
+	if n := number(t, e, "SELECT count(*) FROM n WHERE i=1"); n != 0 {
+		t.Error("the job was applied although its caller was told otherwise")
+	}
+}
+
+func TestCloseCommitsWhatWaitsAndRefusesTheRest(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "e.db")
+	e := openAt(t, path)
+	do(t, e, exec("CREATE TABLE n (i INTEGER PRIMARY KEY, s TEXT NOT NULL)"))
+	release := hold(t, e)
+	for i := range int64(10) {
+		if err := e.Post(insert(i, "x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	release()
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Do(context.Background(), insert(11, "x")); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("Do after Close: %v", err)
+	}
+	if err := e.Read(context.Background(), func(*Conn) error { return nil }); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("Read after Close: %v", err)
+	}
+	if n := number(t, openAt(t, path), "SELECT count(*) FROM n"); n != 10 {
+		t.Errorf("%d rows after reopening, want 10", n)
+	}
+}
+
+func TestASecondServerIsRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "e.db")
+	e := openAt(t, path)
+	_, err := Open(path, Options{})
+	if !fault.Is(err, fault.Conflict) || !strings.Contains(err.Error(), "another server") {
+		t.Errorf("got %v", err)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	openAt(t, path) // the file is free again
+}
+
+func TestOpenTellsWhatIsWrong(t *testing.T) {
+	dir := t.TempDir()
+	noDB := filepath.Join(dir, "no.db")
+	if err := os.WriteFile(noDB, []byte(strings.Repeat("this is no database", 400)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		filepath.Join(dir, "nowhere", "e.db"): "unable to open",
+		noDB:                                  "not a database",
+	} {
+		if _, err := Open(path, Options{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", path, err, want)
+		}
+	}
+}
+
+func TestTheFileIsForItsOwnerOnly(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "e.db")
+	e := openAt(t, path)
+	do(t, e, exec("CREATE TABLE n (i INTEGER)"))
+	for _, suffix := range []string{"", "-wal", "-shm"} {
+		info, err := os.Stat(path + suffix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if mode := info.Mode().Perm(); mode != 0o600 {
+			t.Errorf("mode of e.db%s is %o", suffix, mode)
+		}
+	}
+}
+
+func TestAFullDiskIsUnavailableAndPasses(t *testing.T) {
+	e := openTable(t)
+	pages := number(t, e, "PRAGMA page_count")
+	do(t, e, exec(fmt.Sprintf("PRAGMA max_page_count=%d", pages+2)))
+	var all sync.WaitGroup
+	failed := make(chan error, 100)
+	for i := range int64(100) {
+		all.Go(func() {
+			if err := e.Do(context.Background(), insert(i, strings.Repeat("x", 1000))); err != nil {
+				failed <- err
+			}
+		})
+	}
+	all.Wait()
+	close(failed)
+	n := 0
+	for err := range failed {
+		n++
+		if Kind(err) != fault.Unavailable {
+			t.Fatalf("got %v of kind %v", err, Kind(err))
+		}
+	}
+	if rows := number(t, e, "SELECT count(*) FROM n"); rows+int64(n) != 100 || n == 0 {
+		t.Errorf("%d writes failed, %d rows are there", n, rows)
+	}
+	do(t, e, exec("PRAGMA max_page_count=1000000"))
+	do(t, e, insert(1000, strings.Repeat("x", 10_000)))
+}
+
+func TestTheLogStartsOverUnderSteadyLoad(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "e.db")
+	e := openAt(t, path)
+	do(t, e, exec("CREATE TABLE n (i INTEGER PRIMARY KEY, s TEXT NOT NULL)"))
+	e.maxFrames = 100
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	var all sync.WaitGroup
+	defer all.Wait()
+	for range 2 {
+		all.Go(func() { // so that there is always a reader
+			for ctx.Err() == nil {
+				_ = e.Read(ctx, func(c *Conn) error { _, err := c.Int("SELECT count(*) FROM n"); return err })
+			}
+		})
+	}
+	// The log has started over when a new frame does not make it longer.
+	text := strings.Repeat("x", 20_000)
+	for i := int64(0); ctx.Err() == nil; i++ {
+		do(t, e, job{apply: func(tx *Tx) error {
+			stmt, err := tx.Stmt("INSERT OR REPLACE INTO n VALUES (?, ?)")
+			if err != nil {
+				return err
+			}
+			return stmt.Int(1, i%50).Text(2, text).Exec()
+		}})
+		if i%100 != 0 {
+			continue
+		}
+		if err := e.checkpoint(); err != nil {
+			t.Fatal(err)
+		}
+		var frames int
+		do(t, e, exec("UPDATE n SET i=i WHERE i=0"))
+		err := e.Read(ctx, func(c *Conn) (err error) { frames, _, err = c.checkpoint(0); return err })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i > 300 && frames < 100 {
+			cancel()
+			return
+		}
+	}
+	t.Error("the log did not start over")
+}
+
+func TestSnapshotSeesOneCommit(t *testing.T) {
+	e := openTable(t)
+	do(t, e, insert(1, "x"))
+	err := e.Snapshot(context.Background(), func(c *Conn) error {
+		before, err := c.Int("SELECT count(*) FROM n")
+		if err != nil {
+			return err
+		}
+		do(t, e, insert(2, "x"))
+		after, err := c.Int("SELECT count(*) FROM n")
+		if before != after {
+			t.Errorf("%d rows, then %d", before, after)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestValuesOfAllSizes(t *testing.T) {
+	e := openTable(t)
+	do(t, e, exec("CREATE TABLE v (i INTEGER PRIMARY KEY, t TEXT NOT NULL, b BLOB NOT NULL)"))
+	for i, size := range []int{0, 1, arenaSize / 2, arenaSize/2 + 1, arenaSize, arenaSize + 1, 64 << 10, 128 << 10, 1 << 20} {
+		text := strings.Repeat("ä", size/2) + strings.Repeat("\x00", size%2)
+		blob := []byte(text)
+		do(t, e, job{apply: func(tx *Tx) error {
+			s, err := tx.Stmt("INSERT INTO v VALUES (?, ?, ?)")
+			if err != nil {
+				return err
+			}
+			return s.Int(1, int64(i)).Text(2, text).Blob(3, blob).Exec()
+		}})
+		err := e.Read(context.Background(), func(c *Conn) error {
+			s, err := c.Stmt("SELECT t, b FROM v WHERE i=?")
+			if err != nil {
+				return err
+			}
+			defer s.Reset()
+			if row, err := s.Int(1, int64(i)).Step(); err != nil || !row {
+				return fmt.Errorf("row %d: %v, %w", i, row, err)
+			}
+			if s.ColumnText(0) != text || string(s.ColumnBlob(1)) != text || s.ColumnSize(1) != size {
+				t.Errorf("a value of %d bytes came back changed", size)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,72 @@
+package sqlite
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"mcpevents/shared/store"
+	"mcpevents/shared/store/sqlite/engine"
+)
+
+// sweepStep is the number of items that one step removes. Each may lie on a page
+// of its own, and the writer's other work waits meanwhile.
+const sweepStep = 200
+
+// sweeps removes expired items now and then until the store is closed. Readers
+// do not see them anyway.
+func (db *DB) sweeps(every time.Duration) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-db.stop:
+			return
+		case <-tick.C:
+		}
+		if _, err := db.sweep(); err != nil {
+			slog.Warn("Expired items could not be removed; the next sweep tries again.", "error", err)
+		}
+	}
+}
+
+// sweep removes what has expired by now, step by step, and returns how much that was.
+func (db *DB) sweep() (removed int, err error) {
+	for _, table := range store.Tables() {
+		for {
+			select {
+			case <-db.stop:
+				return removed, nil
+			default:
+			}
+			step := &sweepJob{sql: tables[table].sweep}
+			if err := db.engine.Do(context.Background(), step); err != nil {
+				return removed, err
+			}
+			removed += step.removed
+			if step.removed < sweepStep {
+				break
+			}
+		}
+	}
+	return removed, nil
+}
+
+type sweepJob struct {
+	sql     string
+	removed int
+}
+
+func (j *sweepJob) Apply(tx *engine.Tx) error {
+	s, err := tx.Stmt(j.sql)
+	if err != nil {
+		return err
+	}
+	if err := s.Int(1, tx.Now.Unix()).Int(2, sweepStep).Exec(); err != nil {
+		return err
+	}
+	j.removed = tx.Changes()
+	return nil
+}
+
+func (*sweepJob) Done(error) {}
