@@ -1,0 +1,315 @@
+package webhook
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"mcpevents/shared/fault"
+)
+
+func TestVerifyTarget(t *testing.T) {
+	secret, key := NewSecret()
+	echo := &ReceiverHandler{Secrets: Secrets(secret)}
+	t.Run("EVX-12 an endpoint that echoes is verified, by a signed challenge", func(t *testing.T) {
+		var seen captured
+		srv := serve(t, func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			seen = captured{header: r.Header, body: body}
+			r.Body = io.NopCloser(strings.NewReader(string(body)))
+			echo.ServeHTTP(w, r)
+		})
+		s := open(t, Options{})
+		var challenges []string
+		for range 2 {
+			if err := s.Verify(t.Context(), srv.URL, "sub_1", [][]byte{key}); err != nil {
+				t.Fatal(err)
+			}
+			var v verification
+			if err := json.Unmarshal(seen.body, &v); err != nil || v.Type != "verification" || len(v.Challenge) < 40 {
+				t.Errorf("body %s", seen.body)
+			}
+			challenges = append(challenges, v.Challenge)
+		}
+		if challenges[0] == challenges[1] {
+			t.Error("a challenge is used twice")
+		}
+		if err := Verify(seen.header, seen.body, secret); err != nil {
+			t.Error(err)
+		}
+		if id := seen.header.Get(HeaderID); !strings.HasPrefix(id, "msg_verification_") || strings.Contains(id, ".") || len(id) < 30 {
+			t.Errorf("EVX-13 webhook-id %q", id)
+		}
+		if seen.header.Get(HeaderSubscription) != "sub_1" {
+			t.Error("no subscription id")
+		}
+	})
+
+	for name, tt := range map[string]struct {
+		status int
+		body   func(challenge string) string
+		want   Category
+	}{
+		"another challenge":      {200, func(string) string { return `{"challenge":"other"}` }, ChallengeFailed},
+		"a prefix of it":         {200, func(c string) string { return `{"challenge":"` + c[:10] + `"}` }, ChallengeFailed},
+		"an empty one":           {200, func(string) string { return `{"challenge":""}` }, ChallengeFailed},
+		"nothing":                {204, func(string) string { return "" }, ChallengeFailed},
+		"the text alone":         {200, func(c string) string { return c }, ChallengeFailed},
+		"another type":           {200, func(c string) string { return `{"challenge":["` + c + `"]}` }, ChallengeFailed},
+		"after 16 KiB":           {200, func(c string) string { return strings.Repeat(" ", maxAnswer) + `{"challenge":"` + c + `"}` }, ChallengeFailed},
+		"it in a 4xx":            {404, func(c string) string { return `{"challenge":"` + c + `"}` }, HTTP4xx},
+		"it in a redirect":       {302, func(c string) string { return `{"challenge":"` + c + `"}` }, HTTP4xx},
+		"it in a 5xx":            {500, func(c string) string { return `{"challenge":"` + c + `"}` }, HTTP5xx},
+		"it, with other members": {201, func(c string) string { return `{"ok":true,"challenge":"` + c + `"}` }, ""},
+	} {
+		t.Run("EVX-12 an endpoint that answers with "+name, func(t *testing.T) {
+			srv := serve(t, func(w http.ResponseWriter, r *http.Request) {
+				if r.Method != http.MethodPost {
+					http.NotFound(w, r)
+					return
+				}
+				var v verification
+				_ = json.NewDecoder(r.Body).Decode(&v)
+				w.Header().Set("Location", "http://127.0.0.1:1/")
+				w.WriteHeader(tt.status)
+				_, _ = io.WriteString(w, tt.body(v.Challenge))
+			})
+			err := open(t, Options{}).Verify(t.Context(), srv.URL, "sub_1", [][]byte{key})
+			if tt.want == "" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			wantReason(t, err, tt.want)
+		})
+	}
+
+	t.Run("EVX-12 an endpoint that is not there", func(t *testing.T) {
+		srv := serve(t, nil)
+		srv.Close()
+		wantReason(t, open(t, Options{}).Verify(t.Context(), srv.URL, "sub_1", nil), ConnectionRefused)
+	})
+	t.Run("EVX-12 the guarded path: a blocked address is told as a refused connection", func(t *testing.T) {
+		guard := &Guard{Resolver: newNameServer(t, localhost).resolver()}
+		wantReason(t, open(t, Options{Guard: guard}).Verify(t.Context(), "https://hooks.example.com/", "sub_1", nil), ConnectionRefused)
+	})
+	t.Run("SRF-06 a URL that cannot be is an invalid argument", func(t *testing.T) {
+		if err := open(t, Options{Guard: &Guard{}}).Verify(t.Context(), "http://example.com/", "sub_1", nil); !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("SRF-07 a host is asked a limited number of times", func(t *testing.T) {
+		var asked atomic.Int32
+		srv := serve(t, func(w http.ResponseWriter, r *http.Request) { asked.Add(1); echo.ServeHTTP(w, r) })
+		s := open(t, Options{Challenges: 3})
+		for i := range 5 {
+			err := s.Verify(t.Context(), fmt.Sprintf("%s/%d", srv.URL, i), "sub_1", [][]byte{key})
+			if (i < 3) != (err == nil) || i >= 3 && !fault.Is(err, fault.Exhausted) {
+				t.Errorf("%d: %v", i, err)
+			}
+		}
+		if asked.Load() != 3 {
+			t.Errorf("asked %d times", asked.Load())
+		}
+	})
+}
+
+func wantReason(t *testing.T, err error, want Category) {
+	t.Helper()
+	data, _ := fault.DataOf(err).(map[string]any)
+	if !fault.Is(err, fault.Unavailable) || data["reason"] != string(want) {
+		t.Errorf("got %v with %v, want the reason %s", err, data, want)
+	}
+	if strings.Contains(fault.Public(err), "127.0.0.1") {
+		t.Errorf("SRF-05 the error tells too much: %s", fault.Public(err))
+	}
+}
+
+func TestVerifyTarget_Declared(t *testing.T) {
+	for name, tt := range map[string]struct {
+		document string
+		path     string
+		ok       bool
+	}{
+		"under a declared path":           {`{"receivers":["/other/","/hooks/"]}`, "/hooks/a", true},
+		"a declared path":                 {`{"receivers":["/hooks"]}`, "/hooks", true},
+		"under a path without its slash":  {`{"receivers":["/hooks"]}`, "/hooks/a", true},
+		"the whole origin":                {`{"receivers":["/"]}`, "/hooks/a", true},
+		"beside a declared path":          {`{"receivers":["/hooks"]}`, "/hooks2", false},
+		"none":                            {`{"receivers":[]}`, "/hooks", false},
+		"an empty prefix":                 {`{"receivers":[""]}`, "/hooks", false},
+		"a relative prefix":               {`{"receivers":["hooks"]}`, "/hooks", false},
+		"out of a declared path":          {`{"receivers":["/hooks/"]}`, "/hooks/../admin", false},
+		"out of a declared path, encoded": {`{"receivers":["/hooks/"]}`, "/hooks/%2e%2E/admin", false},
+		"no document":                     {`nothing`, "/hooks", false},
+		"an endless document":             {`{"receivers":["/hooks"],"x":"` + strings.Repeat("x", maxAnswer) + `"}`, "/hooks", false},
+	} {
+		t.Run("EVX-12 "+name, func(t *testing.T) {
+			srv := serve(t, func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodGet && r.URL.Path == receiverPath {
+					_, _ = io.WriteString(w, tt.document)
+					return
+				}
+				w.WriteHeader(http.StatusNotFound)
+			})
+			err := open(t, Options{}).Verify(t.Context(), srv.URL+tt.path, "sub_1", nil)
+			if (err == nil) != tt.ok {
+				t.Errorf("got %v", err)
+			}
+			if err != nil {
+				wantReason(t, err, HTTP4xx)
+			}
+		})
+	}
+}
+
+func TestHostLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newHostLimit(2)
+		take := func(host string) bool { return l.take(host, time.Now()) }
+		if !take("a") || !take("a") || take("a") || !take("b") {
+			t.Error("the burst is not two per host")
+		}
+		time.Sleep(time.Second)
+		if !take("a") || take("a") {
+			t.Error("not one a second")
+		}
+		time.Sleep(time.Hour)
+		if !take("a") || !take("a") || take("a") {
+			t.Error("tokens grow over the burst")
+		}
+	})
+}
+
+func TestReceiverHandler(t *testing.T) {
+	secret, key := NewSecret()
+	older, olderKey := NewSecret()
+	rawSecret, rawKey := NewRawSecret()
+	var got []Received
+	var fail error
+	h := &ReceiverHandler{
+		Secrets: func(subscription string) []string {
+			if subscription == "sub_unknown" {
+				return nil
+			}
+			return []string{secret, older, rawSecret}
+		},
+		Deliver: func(_ context.Context, r Received) error { got = append(got, r); return fail },
+		MaxBody: 1000,
+	}
+	srv := serve(t, h.ServeHTTP)
+	s := open(t, Options{})
+	send := func(change func(*Request)) int {
+		r := request(srv.URL)
+		r.Keys = [][]byte{key}
+		change(&r)
+		return s.Send(t.Context(), r).Status
+	}
+	for name, tt := range map[string]struct {
+		change func(*Request)
+		status int
+		taken  bool
+	}{
+		"a good one":                 {func(*Request) {}, 204, true},
+		"by the older secret":        {func(r *Request) { r.Keys = [][]byte{olderKey} }, 204, true},
+		"by a raw secret":            {func(r *Request) { r.Keys = [][]byte{rawKey} }, 204, true},
+		"by both during rotation":    {func(r *Request) { r.Keys = [][]byte{[]byte(strings.Repeat("n", 32)), key} }, 204, true},
+		"by a foreign secret":        {func(r *Request) { r.Keys = [][]byte{[]byte(strings.Repeat("n", 32))} }, 401, false},
+		"by an empty key":            {func(r *Request) { r.Keys = [][]byte{{}} }, 401, false},
+		"unsigned":                   {func(r *Request) { r.Keys = nil }, 401, false},
+		"too old":                    {func(r *Request) { r.At = time.Now().Add(-6 * time.Minute) }, 401, false},
+		"of the future":              {func(r *Request) { r.At = time.Now().Add(6 * time.Minute) }, 401, false},
+		"too large":                  {func(r *Request) { r.Body = []byte(strings.Repeat("x", 1001)) }, 413, false},
+		"of an unknown subscription": {func(r *Request) { r.SubscriptionID = "sub_unknown" }, 503, false},
+		"an event that looks like a challenge": {func(r *Request) {
+			r.Body = []byte(`{"type":"verification","challenge":"x"}`)
+		}, 204, true},
+		"an event with the id of a challenge": {func(r *Request) { r.ID = "msg_verification_1" }, 204, true},
+		"a challenge": {func(r *Request) {
+			r.ID, r.Body = "msg_verification_1", []byte(`{"type":"verification","challenge":"x"}`)
+		}, 200, false},
+		"a challenge by a foreign secret": {func(r *Request) {
+			r.ID, r.Body, r.Keys = "msg_verification_1", []byte(`{"type":"verification","challenge":"x"}`), [][]byte{[]byte(strings.Repeat("n", 32))}
+		}, 401, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got = nil
+			if status := send(tt.change); status != tt.status || (len(got) == 1) != tt.taken {
+				t.Errorf("status %d, %d handed on; want %d, %v", status, len(got), tt.status, tt.taken)
+			}
+		})
+	}
+	t.Run("hands on what came", func(t *testing.T) {
+		got = nil
+		at := time.Unix(time.Now().Unix(), 0)
+		send(func(r *Request) { r.At = at })
+		if r := got[0]; r.ID != "evt_1" || r.Subscription != "sub_1" || !r.At.Equal(at) || string(r.Body) != string(request("").Body) {
+			t.Errorf("got %+v", r)
+		}
+	})
+	t.Run("a failure asks for another attempt", func(t *testing.T) {
+		fail = errors.New("disk full")
+		if status := send(func(*Request) {}); status != 503 {
+			t.Errorf("status %d", status)
+		}
+	})
+	t.Run("only POST", func(t *testing.T) {
+		resp, err := http.Get(srv.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != 405 || resp.Header.Get("Allow") != "POST" {
+			t.Errorf("status %d", resp.StatusCode)
+		}
+	})
+}
+
+func TestVerify_Errors(t *testing.T) {
+	secret, key := NewSecret()
+	body := []byte("{}")
+	now := time.Now()
+	header := func(id, at, signature string) http.Header {
+		h := http.Header{}
+		h.Set(HeaderID, id)
+		h.Set(HeaderTimestamp, at)
+		h.Set(HeaderSignature, signature)
+		return h
+	}
+	at := fmt.Sprint(now.Unix())
+	good := Sign([][]byte{key}, "evt_1", now, body)
+	if err := Verify(header("evt_1", at, "v1a,AAAA v2,x garbage "+good), body, secret); err != nil {
+		t.Error(err)
+	}
+	for name, h := range map[string]http.Header{
+		"no headers":   {},
+		"no id":        header("", at, good),
+		"another id":   header("evt_2", at, good),
+		"no number":    header("evt_1", "soon", good),
+		"another time": header("evt_1", fmt.Sprint(now.Unix()-1), good),
+		"no signature": header("evt_1", at, ""),
+		"another kind": header("evt_1", at, strings.Replace(good, "v1,", "v1a,", 1)),
+	} {
+		if err := Verify(h, body, secret); !fault.Is(err, fault.Unauthenticated) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := VerifyIdentity(h, body); !fault.Is(err, fault.Unauthenticated) {
+			t.Errorf("%s, identity: %v", name, err)
+		}
+	}
+	if err := Verify(header("evt_1", at, good), body); !fault.Is(err, fault.Unauthenticated) {
+		t.Errorf("without a secret: %v", err)
+	}
+	if err := Verify(header("evt_1", at, good), body, "whsec_x"); !fault.Is(err, fault.Invalid) {
+		t.Errorf("with a secret that is none: %v", err)
+	}
+}

@@ -1,0 +1,218 @@
+package webhook
+
+import (
+	"bytes"
+	"strconv"
+	"sync"
+	"testing"
+)
+
+var home = Binding{Workspace: "default", Subscription: "sub_1", Target: "https://example.com/hook"}
+
+func keys(t *testing.T) (private []byte, s *Sealer, o *Opener) {
+	t.Helper()
+	private, public, err := GenerateKeyset()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return private, sealer(t, public), opener(t, private)
+}
+
+func sealer(t *testing.T, public []byte) *Sealer {
+	t.Helper()
+	s, err := NewSealer(public)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func opener(t *testing.T, private []byte) *Opener {
+	t.Helper()
+	o, err := NewOpener(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func seal(t *testing.T, s *Sealer, secret []byte, b Binding) []byte {
+	t.Helper()
+	sealed, err := s.Seal(secret, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sealed
+}
+
+func TestSealing(t *testing.T) {
+	private, s, o := keys(t)
+	_, secret := NewSecret()
+	sealed := seal(t, s, secret, home)
+
+	t.Run("opens for its binding, also from the cache", func(t *testing.T) {
+		for range 2 {
+			got, err := o.Open(sealed, home)
+			if err != nil || !bytes.Equal(got, secret) {
+				t.Fatalf("got %x, %v", got, err)
+			}
+		}
+	})
+	t.Run("the same secret is sealed differently each time", func(t *testing.T) {
+		if bytes.Equal(sealed, seal(t, s, secret, home)) {
+			t.Error("equal")
+		}
+	})
+	t.Run("opens for no other binding", func(t *testing.T) {
+		for _, b := range []Binding{
+			{"other", home.Subscription, home.Target},
+			{home.Workspace, "sub_2", home.Target},
+			{home.Workspace, home.Subscription, "https://example.com/hook2"},
+			{"defaul", "tsub_1", home.Target}, // the same bytes, cut elsewhere
+			{},
+		} {
+			if _, err := o.Open(sealed, b); err == nil {
+				t.Errorf("opens for %+v", b)
+			}
+		}
+	})
+	t.Run("a change is noticed", func(t *testing.T) {
+		for i := range sealed {
+			changed := bytes.Clone(sealed)
+			changed[i] ^= 1
+			if _, err := o.Open(changed, home); err == nil {
+				t.Errorf("byte %d", i)
+			}
+		}
+		if _, err := o.Open(nil, home); err == nil {
+			t.Error("nothing opens")
+		}
+	})
+	t.Run("another keyset does not open it", func(t *testing.T) {
+		_, _, other := keys(t)
+		if _, err := other.Open(sealed, home); err == nil {
+			t.Error("it does")
+		}
+	})
+	t.Run("the public keyset cannot open", func(t *testing.T) {
+		public, err := PublicKeyset(private)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o, err := NewOpener(public); err == nil {
+			if _, err := o.Open(sealed, home); err == nil {
+				t.Error("it opens")
+			}
+		}
+		if _, err := NewSealer(private); err == nil {
+			t.Error("a sealer takes a private keyset")
+		}
+		if _, err := NewOpener([]byte("no keyset")); err == nil {
+			t.Error("an opener takes anything")
+		}
+	})
+	t.Run("sizes are as documented", func(t *testing.T) {
+		if n := len(sealed) - len(secret); n != 53 {
+			t.Errorf("sealing adds %d bytes", n)
+		}
+		if n := len(private); n > 220 {
+			t.Errorf("a private keyset of one key has %d bytes", n)
+		}
+	})
+}
+
+// TestSealing_Rotation follows the two steps: first every sender learns the new
+// key, then registering begins to use it. At no moment does a secret not open.
+func TestSealing_Rotation(t *testing.T) {
+	before, s, _ := keys(t)
+	_, secret := NewSecret()
+	old := seal(t, s, secret, home)
+
+	added, err := AddKey(before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := PublicKeyset(added)
+	if err != nil {
+		t.Fatal(err)
+	}
+	between := seal(t, sealer(t, public), secret, home)
+	if _, err := opener(t, before).Open(between, home); err != nil {
+		t.Errorf("before it is promoted the new key is in use: %v", err)
+	}
+
+	after, public, err := PromoteKey(added)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fresh := seal(t, sealer(t, public), secret, home)
+	if _, err := opener(t, before).Open(fresh, home); err == nil {
+		t.Error("after it is promoted the old key is in use")
+	}
+	for name, private := range map[string][]byte{"added": added, "promoted": after} {
+		for i, sealed := range [][]byte{old, between, fresh} {
+			if got, err := opener(t, private).Open(sealed, home); err != nil || !bytes.Equal(got, secret) {
+				t.Errorf("%s, %d: %v", name, i, err)
+			}
+		}
+	}
+	t.Run("ten rotations fit in a wrapping request", func(t *testing.T) {
+		private := before
+		for range 10 {
+			if private, err = AddKey(private); err != nil {
+				t.Fatal(err)
+			}
+			if private, _, err = PromoteKey(private); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(private) > 4096 {
+			t.Errorf("%d bytes", len(private))
+		}
+		if _, err := opener(t, private).Open(old, home); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestOpener_Concurrent(t *testing.T) {
+	_, s, o := keys(t)
+	var sealed [8][]byte
+	for i := range sealed {
+		sealed[i] = seal(t, s, []byte(strconv.Itoa(i)), home)
+	}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for i := range 64 {
+				got, err := o.Open(sealed[i%8], home)
+				if err != nil || string(got) != strconv.Itoa(i%8) {
+					t.Errorf("%d: %q, %v", i%8, got, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestCache(t *testing.T) {
+	c := newCache[int, int](100)
+	for i := range 10_000 {
+		c.put(i, i)
+		if n := len(c.young) + len(c.old); n > 100 {
+			t.Fatalf("holds %d of 100", n)
+		}
+		if v, ok := c.get(0); i < 40 && (!ok || v != 0) {
+			t.Fatal("forgets what is in use")
+		}
+		if i%20 == 0 {
+			c.put(1, 1)
+		}
+	}
+	if _, ok := c.get(5000); ok {
+		t.Error("remembers what was not asked for")
+	}
+	if _, ok := c.get(0); !ok {
+		t.Error("forgot what was asked for all the time")
+	}
+}
