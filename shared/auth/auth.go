@@ -116,10 +116,7 @@ func CheckListen(addr string, mode Mode) error {
 	if err != nil {
 		return fault.New(fault.Invalid, "the address %q is not HOST:PORT", addr)
 	}
-	if strings.EqualFold(host, "localhost") {
-		return nil
-	}
-	if ip := net.ParseIP(host); ip != nil && ip.IsLoopback() {
+	if loopbackHost(host) {
 		return nil
 	}
 	return fault.New(fault.Invalid,

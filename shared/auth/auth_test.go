@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -193,6 +195,44 @@ func TestChallenge(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if got := Challenge(tc.err, tc.meta, tc.scopes...); got != tc.want {
 				t.Errorf("got  %s\nwant %s", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestGuard(t *testing.T) {
+	local := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8080}
+	public := &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 443}
+	guard := Guard{Origins: []string{"https://console.example.com"}, Hosts: []string{"dev.example.com"}}
+	for name, tc := range map[string]struct {
+		addr         net.Addr
+		host, origin string
+		want         bool
+	}{
+		"no browser":                   {local, "127.0.0.1:8080", "", true},
+		"a page of this machine":       {local, "localhost:8080", "http://localhost:3000", true},
+		"another site":                 {local, "localhost:8080", "https://evil.example", false},
+		"a rebound name":               {local, "evil.example:8080", "", false},
+		"a name that is configured":    {local, "dev.example.com", "", true},
+		"an opaque origin":             {local, "localhost:8080", "null", false},
+		"IPv6":                         {local, "[::1]:8080", "http://[::1]:3000", true},
+		"a name like localhost":        {local, "localhost.evil.example", "", false},
+		"a configured origin":          {public, "events.example.com", "https://console.example.com", true},
+		"its own origin is not listed": {public, "events.example.com", "https://events.example.com", false},
+		"a local page, public server":  {public, "events.example.com", "http://localhost:3000", false},
+		"on Lambda":                    {nil, "x.lambda-url.us-east-1.on.aws", "", true},
+	} {
+		t.Run("AUT-06 "+name, func(t *testing.T) {
+			r := httptest.NewRequest(http.MethodPost, "/", nil)
+			r.Host = tc.host
+			if tc.origin != "" {
+				r.Header.Set("Origin", tc.origin)
+			}
+			if tc.addr != nil {
+				r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, tc.addr))
+			}
+			if err := guard.Check(r); (err == nil) != tc.want || err != nil && !fault.Is(err, fault.Forbidden) {
+				t.Errorf("got %v, want allowed = %v", err, tc.want)
 			}
 		})
 	}

@@ -1,0 +1,160 @@
+package publish
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/queue"
+)
+
+// Inbox takes events from direct senders: whoever may send to the inbox queue (IAM
+// on AWS) may publish. The body of a message is an event, an array of events, or
+// a structured CloudEvent, as in POST /events; the member "workspace" (in a
+// CloudEvent an extension attribute) names the workspace.
+//
+// A message is taken as a whole or not at all. One that can never be taken goes to
+// the dead queue with the reason, as a [DeadLetter], and stops nobody else.
+type Inbox struct {
+	Service *Service
+	// Workspace is that of events that name none; auth.DefaultWorkspace when empty.
+	Workspace string
+	// Log gets what was put aside; nil is slog.Default.
+	Log *slog.Logger
+}
+
+// DeadLetter is the body of a message on the dead queue that came from the inbox.
+type DeadLetter struct {
+	V      int                   `json:"v"`
+	Queue  queue.Name            `json:"queue"`
+	Reason string                `json:"reason"`
+	Faults []catalog.SchemaFault `json:"faults,omitempty"`
+	Sent   time.Time             `json:"sent"`
+	// Body is the message as it came; cut at its end when Truncated.
+	Body      string `json:"body"`
+	Truncated bool   `json:"truncated,omitempty"`
+}
+
+// deadLetterVersion is the version of [DeadLetter].
+const deadLetterVersion = 1
+
+// Handle is the [queue.Handler] of the inbox.
+func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []string, err error) {
+	var events, dead []queue.Outgoing
+	var taken, buried []string
+	for _, m := range messages {
+		out, err := b.prepare(ctx, m)
+		switch kind := fault.KindOf(err); {
+		case err == nil:
+			events = append(events, out...)
+			taken = append(taken, m.ID)
+		case kind == fault.Unavailable || kind == fault.Internal: // ours: try again
+			b.log().ErrorContext(ctx, "an inbox message has to wait", "message", m.ID, "error", err)
+			failed = append(failed, m.ID)
+		default:
+			b.log().WarnContext(ctx, "an inbox message was put aside", "message", m.ID, "kind", kind.String())
+			dead = append(dead, queue.Outgoing{Body: letter(m, err)})
+			buried = append(buried, m.ID)
+		}
+	}
+	// Events first: were they to fail after the letters were sent, the letters
+	// would be sent once more; this way round nothing is.
+	if len(events) > 0 {
+		if err := b.Service.Queue.Send(ctx, queue.Events, events...); err != nil {
+			b.log().ErrorContext(ctx, "inbox messages have to wait", "messages", len(taken), "error", err)
+			failed = append(failed, taken...)
+		}
+	}
+	if len(dead) > 0 {
+		if err := b.Service.Queue.Send(ctx, queue.Dead, dead...); err != nil {
+			b.log().ErrorContext(ctx, "faulty inbox messages have to wait", "messages", len(buried), "error", err)
+			failed = append(failed, buried...)
+		}
+	}
+	return failed, nil
+}
+
+func (b *Inbox) log() *slog.Logger {
+	if b.Log != nil {
+		return b.Log
+	}
+	return slog.Default()
+}
+
+// prepare turns one message into messages for the events queue.
+func (b *Inbox) prepare(ctx context.Context, m queue.Message) ([]queue.Outgoing, error) {
+	in, err := decode(m.Body, true)
+	if err != nil {
+		return nil, err
+	}
+	var out []queue.Outgoing
+	for start := 0; start < len(in); {
+		workspace := in[start].workspace
+		end := start + 1
+		for end < len(in) && in[end].workspace == workspace {
+			end++
+		}
+		part, err := b.part(ctx, m, in[start:end], start)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, part...)
+		start = end
+	}
+	return out, nil
+}
+
+// part prepares inputs of one workspace, the first of which is number start of
+// the message.
+func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int) ([]queue.Outgoing, error) {
+	workspace := in[0].workspace
+	if workspace == "" {
+		workspace = b.Workspace
+	}
+	if workspace == "" {
+		workspace = auth.DefaultWorkspace
+	}
+	if !auth.ValidWorkspace(workspace) {
+		return nil, fault.New(fault.Invalid, "%s", describe(in[0].at+"/workspace", "is no name of a workspace"))
+	}
+	cat, err := b.Service.Catalog.Catalog(ctx, workspace)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "look up the event types of workspace %s", workspace)
+	}
+	for i := range in {
+		// The queue may deliver the message twice. Id and time come from the
+		// message then, so that both times it is the same event.
+		if in[i].ID == "" {
+			in[i].ID = "in_" + digest("inbox", m.ID, strconv.Itoa(start+i))
+		}
+		if in[i].Time.IsZero() {
+			in[i].Time = m.Sent.UTC()
+		}
+	}
+	out, _, err := prepare(cat, workspace, b.Service.now(), in)
+	return out, err
+}
+
+// letter is the dead letter of a message, within the size of a message.
+func letter(m queue.Message, err error) []byte {
+	l := DeadLetter{V: deadLetterVersion, Queue: queue.Inbox, Reason: fault.Public(err), Sent: m.Sent.UTC()}
+	if data, ok := fault.DataOf(err).(Refusal); ok {
+		l.Faults = data.Faults
+	}
+	for size := len(m.Body); ; size /= 2 {
+		for size > 0 && size < len(m.Body) && !utf8.RuneStart(m.Body[size]) {
+			size--
+		}
+		l.Body, l.Truncated = string(m.Body[:size]), size < len(m.Body)
+		raw, _ := json.Marshal(l) // strings and a time; invalid UTF-8 is replaced
+		if raw = escapeNoncharacters(raw); len(raw) <= queue.MaxBody || size == 0 {
+			return raw
+		}
+	}
+}

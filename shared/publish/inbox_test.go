@@ -1,0 +1,179 @@
+package publish
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/event"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/queue"
+)
+
+func inbox(t testing.TB) (*Inbox, *sent) {
+	t.Helper()
+	s, q := service(t)
+	return &Inbox{Service: s, Log: slog.New(slog.DiscardHandler)}, q
+}
+
+func message(id, body string) queue.Message {
+	return queue.Message{ID: id, Outgoing: queue.Outgoing{Body: []byte(body)}, Received: 1, Sent: noon.Add(-time.Minute)}
+}
+
+func TestInboxTakesEvents(t *testing.T) {
+	b, q := inbox(t)
+	failed, err := b.Handle(t.Context(), []queue.Message{
+		message("m1", `{"uri":"event://ci/build-finished","data":1}`),
+		message("m2", `[{"uri":"event://ci/build-finished","id":"x","data":2},{"uri":"event://ci/build-finished","data":3,"workspace":"other"}]`),
+		message("m3", `{"specversion":"1.0","id":"y","source":"event://ci/build-finished","type":"t","data":4,"workspace":"other"}`),
+	})
+	if len(failed) > 0 || err != nil {
+		t.Fatal(failed, err)
+	}
+	var got []string
+	for _, e := range q.events(t) {
+		got = append(got, e.Workspace+" "+string(e.Data))
+		if !event.ValidID(e.ID) || !e.Time.Equal(noon.Add(-time.Minute)) || !e.Published.Equal(noon) {
+			t.Errorf("got %+v", e)
+		}
+	}
+	if want := []string{"default 1", "default 2", "other 3", "other 4"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if len(q.on[queue.Dead]) > 0 {
+		t.Errorf("got dead letters %s", q.on[queue.Dead])
+	}
+}
+
+func TestInboxGivesARepeatedMessageTheSameEvents(t *testing.T) {
+	b, q := inbox(t)
+	array := `[{"uri":"event://ci/build-finished","data":1},{"uri":"event://ci/build-finished","data":1}]`
+	for range 2 {
+		if failed, err := b.Handle(t.Context(), []queue.Message{message("m1", array)}); len(failed) > 0 || err != nil {
+			t.Fatal(failed, err)
+		}
+	}
+	_, _ = b.Handle(t.Context(), []queue.Message{message("m2", array)})
+	m := q.on[queue.Events]
+	if m[0].Dedup != m[2].Dedup || m[1].Dedup != m[3].Dedup || m[0].Dedup == m[1].Dedup || m[4].Dedup == m[0].Dedup {
+		t.Error("a redelivered message gives other events, or different ones the same")
+	}
+}
+
+func TestInboxPutsFaultyMessagesAside(t *testing.T) {
+	for name, tc := range map[string]struct{ body, reason string }{
+		"not JSON":                      {`{`, "is not valid JSON"},
+		"EVS-07 a schema fault":         {`{"uri":"event://github/a/b/pull_request","data":{"action":"x"}}`, "/data/action: must be one of"},
+		"an unknown URI":                {`{"uri":"event://x/y","data":1}`, "belongs to no event type"},
+		"one bad event of an array":     {`[{"uri":"event://ci/build-finished","data":1},{"uri":"event://x/y","data":1}]`, "/1/uri: belongs to no event type"},
+		"AUT-05 an unknown workspace":   {`{"uri":"event://ci/build-finished","data":1,"workspace":"nowhere"}`, "no such workspace"},
+		"AUT-05 a forbidden workspace":  {`{"uri":"event://ci/build-finished","data":1,"workspace":"a/../b"}`, "no name of a workspace"},
+		"a message of control codes":    {"\x00\x01\xff", "is not valid JSON"},
+		"a message that is a full load": {strings.Repeat("\uFFFF", queue.MaxBody/3), "is not valid JSON"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, q := inbox(t)
+			failed, err := b.Handle(t.Context(), []queue.Message{
+				message("m1", `{"uri":"event://ci/build-finished","data":1}`),
+				message("m2", tc.body),
+				message("m3", `{"uri":"event://ci/build-finished","data":3}`),
+			})
+			if len(failed) > 0 || err != nil {
+				t.Fatal(failed, err)
+			}
+			if got := len(q.on[queue.Events]); got != 2 {
+				t.Errorf("got %d events of the good messages, want 2", got)
+			}
+			dead := q.on[queue.Dead]
+			if len(dead) != 1 || len(dead[0].Body) > queue.MaxBody {
+				t.Fatalf("got %d dead letters", len(dead))
+			}
+			var l DeadLetter
+			if err := json.Unmarshal(dead[0].Body, &l); err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(l.Reason, tc.reason) || l.Queue != queue.Inbox || l.V != 1 || !l.Sent.Equal(noon.Add(-time.Minute)) {
+				t.Errorf("got %+v, want the reason %q", l, tc.reason)
+			}
+			if valid := strings.ToValidUTF8(tc.body, "\uFFFD"); !l.Truncated && len(l.Body) != len(valid) && l.Body != valid || l.Truncated && !strings.HasPrefix(tc.body, l.Body) {
+				t.Errorf("the message is not in the letter: %.100q", l.Body)
+			}
+			if strings.ContainsAny(string(dead[0].Body), "\uFFFE\uFFFF") {
+				t.Error("the letter has characters that SQS refuses")
+			}
+		})
+	}
+}
+
+type failing struct{}
+
+func (failing) Catalog(context.Context, string) (*catalog.Catalog, error) {
+	return nil, fault.New(fault.Unavailable, "down")
+}
+
+func TestInboxKeepsWhatItCannotTakeNow(t *testing.T) {
+	good, bad := message("good", `{"uri":"event://ci/build-finished","data":1}`), message("bad", `{`)
+	for name, tc := range map[string]struct {
+		change func(*Inbox, *sent)
+		want   []string
+	}{
+		"the catalog is down":      {func(b *Inbox, _ *sent) { b.Service.Catalog = failing{} }, []string{"good"}},
+		"the events queue is down": {func(_ *Inbox, q *sent) { q.fail = map[queue.Name]error{queue.Events: io.EOF} }, []string{"good"}},
+		"the dead queue is down":   {func(_ *Inbox, q *sent) { q.fail = map[queue.Name]error{queue.Dead: io.EOF} }, []string{"bad"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, q := inbox(t)
+			tc.change(b, q)
+			failed, err := b.Handle(t.Context(), []queue.Message{good, bad})
+			if err != nil || !slices.Equal(failed, tc.want) {
+				t.Errorf("got %v, %v, want %v", failed, err, tc.want)
+			}
+		})
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, s := range []string{
+		`{"uri":"event://ci/build-finished","data":1}`, `[{"uri":"event://a","data":{}}]`, `[]`, `{"specversion":"1.0","data_base64":5}`,
+		`{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x","data":"\uffff"}`, `{"\u0075ri":1}`,
+	} {
+		f.Add([]byte(s))
+	}
+	s, _ := service(f)
+	cat, _ := s.Catalog.Catalog(f.Context(), auth.DefaultWorkspace)
+	f.Fuzz(func(t *testing.T, body []byte) {
+		in, err := decode(body, true)
+		if err != nil {
+			if k := fault.KindOf(err); k == fault.Internal {
+				t.Fatalf("got %v", err)
+			}
+			return
+		}
+		out, accepted, err := prepare(cat, auth.DefaultWorkspace, noon, in)
+		if err != nil {
+			if k := fault.KindOf(err); k == fault.Internal {
+				t.Fatalf("got %v", err)
+			}
+			return
+		}
+		if len(out) != len(in) || len(accepted) != len(in) {
+			t.Fatalf("%d events became %d", len(in), len(out))
+		}
+		for i, m := range out {
+			var e event.Event
+			if err := json.Unmarshal(m.Body, &e); err != nil || e.ID != accepted[i].ID || !event.ValidID(e.ID) || len(m.Body) > queue.MaxBody {
+				t.Fatalf("got %s, %v", m.Body, err)
+			}
+			if strings.ContainsAny(string(m.Body), "\uFFFE\uFFFF") {
+				t.Fatalf("got %q", m.Body)
+			}
+		}
+	})
+}

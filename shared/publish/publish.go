@@ -1,0 +1,228 @@
+// Package publish is the way in: it checks events against the catalog and puts the
+// accepted ones on the events queue, where fanout takes over.
+//
+//	POST /events ─▶ [Handler] ──┐
+//	                            ├─▶ [Service] ─▶ events queue (FIFO)
+//	inbox queue ──▶ [Inbox] ────┘        └─▶ dead queue (what the inbox cannot take)
+//
+// What comes in by either way is all or nothing: a request, or a message. Nothing of
+// subscriptions enters here. Go on in shared/delivery.
+package publish
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/event"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/queue"
+)
+
+// Limits of a request.
+const (
+	// MaxEvents is the largest number of events.
+	MaxEvents = 1000
+	// MaxBody is the largest body in bytes.
+	MaxBody = 5 << 20
+	// maxID bounds an identifier of another alphabet before it is hashed.
+	maxID = 4096
+)
+
+// Input is one event as its publisher gives it.
+type Input struct {
+	// URI is the event:// URI, in any spelling.
+	URI string
+	// ID is chosen by the publisher, who thereby makes repetition harmless: a
+	// second event with the same URI and id within five minutes is dropped.
+	// Empty is a new id. One outside of the alphabet of [event.ValidID] is
+	// mapped by [event.ForeignID].
+	ID string
+	// Source is the CloudEvents source, which an id is unique in; may be empty.
+	Source string
+	// Time is when it happened; zero is now.
+	Time time.Time
+	// Data is the payload, valid JSON of any spacing.
+	Data json.RawMessage
+
+	// at and dataAt are the JSON pointers of the event and of its payload in what
+	// was sent, for faults.
+	at, dataAt string
+	// cloud is true for a CloudEvent.
+	cloud bool
+	// workspace is the member of that name, which only the inbox takes.
+	workspace string
+}
+
+// Accepted says what became of an input.
+type Accepted struct {
+	ID  string `json:"id"`
+	URI string `json:"uri"`
+}
+
+// Service accepts events. Its methods may be called concurrently.
+type Service struct {
+	Catalog catalog.Source
+	Queue   queue.Sender
+	// Rate limits what a principal publishes; nil does not.
+	Rate *Rate
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+}
+
+func (s *Service) now() time.Time {
+	if s.Now != nil {
+		return s.Now()
+	}
+	return time.Now()
+}
+
+// Accept checks the events and, if all are good, puts them on the events queue, in
+// the order of in. It returns when they are durable. Otherwise nothing is accepted,
+// and the error is of kind
+//
+//   - fault.Forbidden: the principal lacks the scope events:publish
+//   - fault.Invalid: something is malformed
+//   - fault.TooLarge: a payload over [event.MaxPayload], or over [MaxEvents] events
+//   - fault.NotFound: a URI belongs to no event type
+//   - fault.Unprocessable: a payload breaks its schema
+//   - fault.Exhausted: the principal's publish rate is reached
+//   - fault.Unavailable: the queue did not take them all. Some may have been sent: events
+//     that carry an id can be published again without being delivered twice.
+//
+// Where several apply, the first in this list; all faults are in the data, a [Refusal].
+func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]Accepted, error) {
+	if err := p.Require(auth.ScopePublish); err != nil {
+		return nil, err
+	}
+	if len(in) > MaxEvents {
+		return nil, fault.New(fault.TooLarge, "a request may hold %d events, not %d", MaxEvents, len(in))
+	}
+	if len(in) == 0 {
+		return []Accepted{}, nil
+	}
+	cat, err := s.Catalog.Catalog(ctx, p.Workspace)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "look up the event types")
+	}
+	out, accepted, err := prepare(cat, p.Workspace, s.now(), in)
+	if err != nil {
+		return nil, err
+	}
+	if !p.Anonymous {
+		if err := s.Rate.take(p, len(in), s.now()); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.Queue.Send(ctx, queue.Events, out...); err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "queue the events")
+	}
+	return accepted, nil
+}
+
+// prepare checks inputs against a catalog and encodes them for the events queue.
+func prepare(cat *catalog.Catalog, workspace string, now time.Time, in []Input) ([]queue.Outgoing, []Accepted, error) {
+	out := make([]queue.Outgoing, 0, len(in))
+	accepted := make([]Accepted, 0, len(in))
+	var r refused
+	for i := range in {
+		e, ok := r.check(cat, &in[i])
+		if !ok {
+			continue
+		}
+		e.Workspace, e.Published = workspace, now.UTC()
+		if e.Time = in[i].Time; e.Time.IsZero() {
+			e.Time = e.Published
+		}
+		body, err := json.Marshal(e)
+		if err != nil {
+			return nil, nil, fault.Wrap(fault.Internal, err, "encode event %s", e.ID)
+		}
+		if len(body) > queue.MaxBody { // the limits of its parts leave room; nothing else may pass
+			r.add(fault.TooLarge, in[i].at, "is larger than %d bytes in the queue", queue.MaxBody)
+			continue
+		}
+		out = append(out, queue.Outgoing{
+			Body: body, Group: digest(workspace, e.URI), Dedup: digest(workspace, e.URI, e.ID),
+		})
+		accepted = append(accepted, Accepted{ID: e.ID, URI: e.URI})
+	}
+	if err := r.err(len(in)); err != nil {
+		return nil, nil, err
+	}
+	return out, accepted, nil
+}
+
+// check turns one input into an event without workspace and times, or reports its faults.
+func (r *refused) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
+	before := r.count
+	uri, err := catalog.Canonical(in.URI)
+	if err != nil {
+		r.add(fault.Invalid, in.at+"/uri", "%s", fault.Public(err))
+	}
+	id := in.ID
+	switch {
+	case id == "":
+		id = event.NewID()
+	case len(id) > maxID:
+		r.add(fault.Invalid, in.at+"/id", "is longer than %d bytes", maxID)
+	default:
+		id = event.ForeignID(in.Source, id)
+	}
+	data, err := normal(in.Data)
+	if err != nil {
+		r.add(fault.KindOf(err), in.dataAt, "%s", fault.Public(err))
+	}
+	if r.count > before {
+		return event.Event{}, false
+	}
+	entry, vars, ok := cat.Match(uri)
+	if !ok {
+		r.unknown(in.at+"/uri", uri)
+		return event.Event{}, false
+	}
+	if err := entry.ValidateParams(vars); err != nil {
+		r.schema(in.at+"/uri", err, false)
+	}
+	if err := entry.ValidatePayload(data); err != nil {
+		r.schema(in.dataAt, err, true)
+	}
+	return event.Event{ID: id, URI: uri, Name: entry.Name, Data: data}, r.count == before
+}
+
+// normal checks a payload and gives it the form in which it travels: compact, and
+// with what other parties cannot bear written as an escape.
+func normal(data json.RawMessage) (json.RawMessage, error) {
+	if depth := jsonrpc.Depth(data); depth > event.MaxDepth {
+		return nil, fault.New(fault.Invalid, "is nested deeper than %d levels", event.MaxDepth)
+	}
+	if len(data) == 0 {
+		return nil, fault.New(fault.Invalid, "is missing")
+	}
+	data, err := escape(data)
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > event.MaxPayload {
+		return nil, fault.New(fault.TooLarge, "is a payload of %d bytes as it travels; at most %d are possible", len(data), event.MaxPayload)
+	}
+	return data, nil
+}
+
+// digest names a FIFO group or a message: base64url SHA-256, 43 characters, of
+// the parts with their lengths, so that no two lists of parts give the same.
+func digest(parts ...string) string {
+	buf := make([]byte, 0, 1536)
+	for _, p := range parts {
+		buf = binary.AppendUvarint(buf, uint64(len(p)))
+		buf = append(buf, p...)
+	}
+	sum := sha256.Sum256(buf)
+	return base64.RawURLEncoding.EncodeToString(sum[:])
+}

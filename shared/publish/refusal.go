@@ -1,0 +1,99 @@
+package publish
+
+import (
+	"fmt"
+
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/fault"
+)
+
+// Refusal is the data of an error of [Service.Accept] and of the decoders: where
+// the faults are.
+type Refusal struct {
+	// URI is the first that belongs to no event type, canonical; else empty.
+	URI string `json:"uri,omitempty"`
+	// Faults are at most 100, with JSON pointers into what was sent.
+	Faults []catalog.SchemaFault `json:"faults,omitempty"`
+}
+
+// maxFaults bounds an answer.
+const maxFaults = 100
+
+// refused collects the faults of a request.
+type refused struct {
+	Refusal
+	kind  fault.Kind // of the worst fault
+	count int
+	first string // message of the first fault of that kind
+}
+
+// severity orders the kinds: what is malformed is told before what is unknown, for
+// the caller must mend it first.
+func severity(k fault.Kind) int {
+	for i, x := range []fault.Kind{fault.Unprocessable, fault.NotFound, fault.TooLarge, fault.Unsupported, fault.Invalid} {
+		if x == k {
+			return i + 1
+		}
+	}
+	return 0
+}
+
+func (r *refused) add(k fault.Kind, pointer, format string, args ...any) {
+	msg := fmt.Sprintf(format, args...)
+	if severity(k) > severity(r.kind) {
+		r.kind, r.first = k, describe(pointer, msg)
+	}
+	r.count++
+	if len(r.Faults) < maxFaults {
+		r.Faults = append(r.Faults, catalog.SchemaFault{Pointer: pointer, Message: msg})
+	}
+}
+
+func describe(pointer, msg string) string {
+	if pointer == "" {
+		return msg
+	}
+	return pointer + ": " + msg
+}
+
+// unknown reports a URI without an event type.
+func (r *refused) unknown(pointer, uri string) {
+	if r.URI == "" {
+		r.URI = uri
+	}
+	r.add(fault.NotFound, pointer, "belongs to no event type")
+}
+
+// schema takes over the faults that a check against a schema found below a pointer.
+func (r *refused) schema(pointer string, err error, below bool) {
+	faults, ok := fault.DataOf(err).([]catalog.SchemaFault)
+	if !ok {
+		r.add(fault.KindOf(err), pointer, "%s", fault.Public(err))
+		return
+	}
+	for _, x := range faults {
+		at, msg := pointer, fault.Public(err)
+		if below {
+			at, msg = pointer+x.Pointer, x.Message
+		}
+		r.add(fault.Unprocessable, at, "%s", msg)
+		if !below {
+			return
+		}
+	}
+}
+
+// err is nil without faults. n is the number of events of the request.
+func (r *refused) err(n int) error {
+	if r.count == 0 {
+		return nil
+	}
+	msg := r.first
+	if r.count > 1 {
+		msg += fmt.Sprintf(" (and %d more faults)", r.count-1)
+	}
+	if n > 1 {
+		msg += "; none of the events was accepted"
+	}
+	return fault.New(r.kind, "%s", msg).With(r.Refusal)
+}
