@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/awsx/profile"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/config"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+	"mcpevents/shared/store/dynamo"
+)
+
+// CatalogCmd holds the commands for catalog files.
+type CatalogCmd struct {
+	Check CatalogCheckCmd `cmd:"" help:"Check a catalog file; every fault is told with its line."`
+	Apply CatalogApplyCmd `cmd:"" help:"Write a catalog, and a configuration, to a deployment on AWS."`
+}
+
+// CatalogCheckCmd checks a file and says what is in it.
+type CatalogCheckCmd struct {
+	File    string `arg:"" default:"catalog.yaml" help:"The catalog."`
+	Against string `placeholder:"FILE" help:"An older catalog: tell what changed since, and what of it may break publishers or subscribers."`
+}
+
+// Run implements the command.
+func (c *CatalogCheckCmd) Run(g *Globals) error {
+	next, err := readCatalog(c.File)
+	if err != nil {
+		return err
+	}
+	if c.Against != "" {
+		before, err := readCatalog(c.Against)
+		if err != nil {
+			return err
+		}
+		printChanges(g.out, catalog.Diff(before, next))
+		return nil
+	}
+	w := tabwriter.NewWriter(g.out, 0, 0, 2, ' ', 0)
+	for _, e := range next.Entries() {
+		fmt.Fprintf(w, "%s\t%s\t%s\n", e.Name, e.Pattern(), strings.Join(e.Delivery, ", "))
+	}
+	if err := w.Flush(); err != nil {
+		return fault.Wrap(fault.Internal, err, "print")
+	}
+	fmt.Fprintf(g.out, "%s is a catalog of %d event types.\n", c.File, len(next.Entries()))
+	return nil
+}
+
+func readCatalog(path string) (*catalog.Catalog, error) {
+	src, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, err, "read the catalog")
+	}
+	return catalog.ParseFile(path, src)
+}
+
+func printChanges(w io.Writer, changes []catalog.Change) {
+	if len(changes) == 0 {
+		fmt.Fprintln(w, "Nothing of meaning changed.")
+	}
+	for _, change := range changes {
+		mark := " "
+		if change.Breaking {
+			mark = "!"
+		}
+		fmt.Fprintf(w, "%s %s: %s\n", mark, change.Event, change.What)
+	}
+}
+
+// CatalogApplyCmd writes the catalog into the settings table of a deployment.
+type CatalogApplyCmd struct {
+	File      string `arg:"" default:"catalog.yaml" help:"The catalog."`
+	Config    string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Write this configuration (keys, backends) too."`
+	Workspace string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"Workspace that the catalog is for (${default})."`
+	Table     string `required:"" env:"MCPEVENTS_TABLE_SETTINGS" placeholder:"NAME" help:"The deployment's settings table: the output SettingsTable of the stack."`
+}
+
+// Help is the long help of the command.
+func (c *CatalogApplyCmd) Help() string {
+	return `Checks the files, writes them as a new version, and tells what changed; a line with ! may break publishers or subscribers. Every function uses the new version within 5 seconds. Credentials and region are found as by the AWS command line; AWS_ENDPOINT_URL leads to an emulator.
+
+An embedded server (mcpevents serve) reads its catalog from the file that it was started with.`
+}
+
+// Run implements the command.
+func (c *CatalogApplyCmd) Run(g *Globals) error {
+	if !auth.ValidWorkspace(c.Workspace) {
+		return fault.New(fault.Invalid, "%q is no name of a workspace", c.Workspace)
+	}
+	src, err := os.ReadFile(c.File)
+	if err != nil {
+		return fault.Wrap(fault.Invalid, err, "read the catalog")
+	}
+	// Both files are checked before either is written.
+	if _, err := catalog.ParseFile(c.File, src); err != nil {
+		return err
+	}
+	var settings []byte
+	if c.Config != "" {
+		if settings, err = os.ReadFile(c.Config); err != nil {
+			return fault.Wrap(fault.Invalid, err, "read the configuration")
+		}
+		if _, err := config.ParseFile(c.Config, settings); err != nil {
+			return err
+		}
+	}
+	ctx, stop := interruptible()
+	defer stop()
+	db, err := c.open(ctx)
+	if err != nil {
+		return err
+	}
+	applied, err := catalog.Apply(ctx, db, c.Workspace, src)
+	if err != nil {
+		return err
+	}
+	printChanges(g.out, applied.Changes)
+	tell(g.out, "the catalog of workspace "+c.Workspace, applied.Version, applied.Changed)
+	if c.Config == "" {
+		return nil
+	}
+	version, changed, err := config.Apply(ctx, db, settings)
+	if err != nil {
+		return err
+	}
+	tell(g.out, "the configuration", version, changed)
+	return nil
+}
+
+func tell(w io.Writer, what string, version int64, changed bool) {
+	if changed {
+		fmt.Fprintf(w, "Version %d of %s is stored.\n", version, what)
+		return
+	}
+	fmt.Fprintf(w, "Version %d of %s has the same text; nothing was written.\n", version, what)
+}
+
+// open reaches the deployment's tables, of which only one is needed.
+func (c *CatalogApplyCmd) open(ctx context.Context) (store.DB, error) {
+	cfg, err := profile.Load(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return dynamo.New(dynamodb.NewFromConfig(cfg), func(t store.Table) string {
+		if t == store.Settings {
+			return c.Table
+		}
+		return "no-" + string(t) // no other is used here
+	}), nil
+}

@@ -1,0 +1,226 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"mcpevents/shared/fault"
+)
+
+// ListenCmd receives events until it is interrupted.
+type ListenCmd struct {
+	Remote
+	Stream   bool     `help:"Read a stream instead of receiving webhooks."`
+	Revision string   `default:"2026-07-28" enum:"2025-03-26,2025-06-18,2025-11-25,2026-07-28" help:"Revision of MCP to speak: ${enum}."`
+	Via      string   `default:"register" enum:"register,events" help:"How to ask for webhooks: register (SEP-1803, with --uri) or events (the MCP Events extension, with --name and --arg)."`
+	URI      []string `name:"uri" sep:"none" placeholder:"event://…" help:"What to receive: an event's URI, a parent of several, or a template with * for variables. May be repeated."`
+
+	Name   string            `placeholder:"NAME" help:"With --via events: name of the event type."`
+	Arg    map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"With --via events: an argument, which binds a variable or filters. A list, an object, true or false is taken as JSON, anything else as text. May be repeated."`
+	TTL    time.Duration     `name:"ttl" help:"With --via events: lifetime to ask for; it is refreshed in time. By default what the server grants."`
+	Cursor string            `placeholder:"CURSOR" help:"Go on from this cursor, which an earlier run printed (--stream of 2026-07-28, --via events)."`
+
+	Listen string `default:"127.0.0.1:0" placeholder:"HOST:PORT" help:"Address of the receiver for webhooks (${default}: any free port)."`
+	Target string `placeholder:"URL" help:"URL that the server reaches the receiver by, when it is not on this machine: that of a tunnel or a proxy."`
+
+	Count      int           `placeholder:"N" help:"End after so many events."`
+	For        time.Duration `placeholder:"TIME" help:"End after so long. With --count, ending before the count is reached is a failure (exit code 5)."`
+	ShowSecret bool          `help:"Print the webhook's secret to standard error."`
+}
+
+// Help is the long help of the command.
+func (c *ListenCmd) Help() string {
+	return `Registers a webhook, answers the challenge, verifies every signature, prints each event as one line of JSON, and deregisters at the end (SIGINT, SIGTERM, --count, --for). With --stream it opens a stream instead, and goes on without a gap after a disconnect.
+
+A server that is not run with --allow-insecure-targets only sends to public https addresses: give that of a tunnel as --target.
+
+Examples:
+  mcpevents listen --uri event://ci/build-finished
+  mcpevents listen --via events --name github.pull_request --arg owner=acme --arg 'action=["opened","merged"]'
+  mcpevents listen --stream --uri event://github/acme`
+}
+
+// Run implements the command.
+func (c *ListenCmd) Run(g *Globals) error {
+	client, err := newMCPClient(&c.Remote, c.Revision)
+	if err != nil {
+		return err
+	}
+	ctx, stop := interruptible()
+	defer stop()
+	if c.For > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.For)
+		defer cancel()
+	}
+	p := newPrinter(g.out, c.Count)
+	ctx, full := context.WithCancel(ctx)
+	defer full()
+	go func() { // ends with ctx, which full ends at the latest
+		select {
+		case <-p.full:
+			full()
+		case <-ctx.Done():
+		}
+	}()
+	log := g.logger(g.err)
+	if c.Stream {
+		err = c.follow(ctx, client, p, log)
+	} else {
+		err = c.receive(ctx, g, client, p, log)
+	}
+	if ctx.Err() != nil && interrupted(err) {
+		err = nil
+	}
+	if err == nil && c.For > 0 && p.missing() > 0 {
+		return fault.New(fault.Unavailable, "%d of %d events did not arrive within %s", p.missing(), c.Count, c.For)
+	}
+	return err
+}
+
+// Validate refuses flags that do not go together.
+func (c *ListenCmd) Validate() error {
+	events := c.Via == "events" && !c.Stream
+	switch {
+	case events && c.Name == "":
+		return fault.New(fault.Invalid, "--via events needs --name, the name of an event type")
+	case events && len(c.URI) > 0:
+		return fault.New(fault.Invalid, "--via events takes --name and --arg, not --uri")
+	case !events && len(c.URI) == 0:
+		return fault.New(fault.Invalid, "--uri is needed: what to receive")
+	case !events && (c.Name != "" || len(c.Arg) > 0 || c.TTL != 0):
+		return fault.New(fault.Invalid, "--name, --arg and --ttl are for --via events")
+	case c.Cursor != "" && !events && (!c.Stream || c.Revision != "2026-07-28"):
+		return fault.New(fault.Invalid, "--cursor is for --via events, and for --stream of revision 2026-07-28")
+	case c.Stream && (c.Target != "" || c.ShowSecret):
+		return fault.New(fault.Invalid, "--target and --show-secret are for webhooks, not for --stream")
+	case c.Count < 0 || c.For < 0 || c.TTL < 0:
+		return fault.New(fault.Invalid, "--count, --for and --ttl must not be negative")
+	}
+	return nil
+}
+
+// missing is how many events are still wanted.
+func (p *printer) missing() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return max(0, p.want-p.got)
+}
+
+// follow reads a stream.
+func (c *ListenCmd) follow(ctx context.Context, client *mcpClient, p *printer, log *slog.Logger) error {
+	f := &follower{
+		client: client, uris: c.URI, cursor: c.Cursor, log: log, event: p.print,
+		opened: func() { log.Info("the stream is open", "revision", c.Revision, "uris", c.URI) },
+	}
+	err := f.run(ctx)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	client.end(last)
+	return err
+}
+
+// endTimeout bounds what is done after an interrupt.
+const endTimeout = 5 * time.Second
+
+// receive runs a webhook receiver and the subscription that feeds it.
+func (c *ListenCmd) receive(ctx context.Context, g *Globals, client *mcpClient, p *printer, log *slog.Logger) error {
+	r, err := startReceiver(c.Listen, c.Via, p.print, log)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	target := c.Target
+	if target == "" {
+		target = r.url
+	}
+	if err := client.begin(ctx); err != nil {
+		return err
+	}
+	var s hook = &registration{client: client, uris: c.URI, target: target}
+	if c.Via == "events" {
+		s, err = newEventsSubscription(client, c.Name, c.Arg, target, c.TTL, c.Cursor)
+		if err != nil {
+			return err
+		}
+	}
+	// The server may already know a registration whose answer we do not: it is
+	// ended in any case.
+	defer func() {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+		defer cancel()
+		if err := s.end(last); err != nil && !fault.Is(err, fault.NotFound) {
+			log.Warn("the subscription was not ended", "subscription", s.id(), "error", err)
+		} else if s.id() != "" {
+			log.Info("the subscription is ended", "subscription", s.id())
+		}
+		client.end(last)
+	}()
+	if err := s.begin(ctx, r); err != nil {
+		return err
+	}
+	log.Info("receiving webhooks", "via", c.Via, "subscription", s.id(), "target", target)
+	if c.ShowSecret {
+		fmt.Fprintln(g.err, "secret:", s.secret())
+	}
+	return c.keep(ctx, s, r, log)
+}
+
+// keep refreshes a subscription that has a lifetime, until ctx ends.
+func (c *ListenCmd) keep(ctx context.Context, s hook, r *receiver, log *slog.Logger) error {
+	failures := 0
+	for {
+		var due <-chan time.Time
+		if at := s.refreshAt(); !at.IsZero() {
+			timer := time.NewTimer(time.Until(at))
+			defer timer.Stop()
+			due = timer.C
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-r.failed:
+			return err
+		case <-due:
+		}
+		err := s.refresh(ctx, r.lastCursor())
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			failures = 0
+			log.Debug("the subscription is refreshed", "subscription", s.id())
+		case !again(err):
+			return err
+		default:
+			log.Warn("the subscription was not refreshed; trying again", "error", err)
+			if err := pause(ctx, failures, 0); err != nil {
+				return nil
+			}
+			failures++
+		}
+	}
+}
+
+// arguments turns the texts of --arg into JSON.
+func arguments(texts map[string]string) (json.RawMessage, error) {
+	args := map[string]json.RawMessage{}
+	for name, text := range texts {
+		value := quoted(text)
+		if text == "true" || text == "false" || text != "" && (text[0] == '[' || text[0] == '{') {
+			value = json.RawMessage(text)
+		}
+		if !json.Valid(value) {
+			return nil, fault.New(fault.Invalid, "--arg %s: the value looks like JSON and is none", name)
+		}
+		args[name] = value
+	}
+	b, err := json.Marshal(args)
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, err, "--arg")
+	}
+	return b, nil
+}

@@ -1,0 +1,149 @@
+// Command mcpevents is the whole product on one machine, and the tool for those
+// that run it elsewhere: it serves, publishes, listens, checks and applies catalogs.
+//
+//	serve    graph.go wires the packages that the functions wire on AWS
+//	publish  sends events to POST /events
+//	listen   is a webhook receiver or the reader of a stream
+//	catalog  checks event types, and writes them to a deployment
+//	demo     shows one event going every way
+//	bench    measures
+//
+// Every flag is an environment variable too; --help names it. What the exit codes
+// mean is in exit.go.
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+	"github.com/mattn/go-isatty"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config"
+)
+
+// version is set by the linker for a release.
+var version = "0.1.0-dev"
+
+// Globals are the flags of every command.
+type Globals struct {
+	LogLevel  string `default:"info" enum:"debug,info,warn,error" env:"MCPEVENTS_LOG_LEVEL" help:"Least level of what is logged: ${enum}."`
+	LogFormat string `default:"auto" enum:"auto,text,json" env:"MCPEVENTS_LOG_FORMAT" help:"Form of the log: text, json, or auto: text on a terminal, else JSON."`
+
+	in       io.Reader
+	out, err io.Writer
+}
+
+// CLI is the command line.
+type CLI struct {
+	Globals
+
+	Serve   ServeCmd   `cmd:"" help:"Serve events: one process, one SQLite file."`
+	Publish PublishCmd `cmd:"" help:"Publish an event, or many."`
+	Listen  ListenCmd  `cmd:"" help:"Receive events, as webhooks or on a stream, and print each as a line of JSON."`
+	Catalog CatalogCmd `cmd:"" help:"Check a catalog of event types, or write it to a deployment on AWS."`
+	Demo    DemoCmd    `cmd:"" help:"Show one event going every way, with times."`
+	Bench   BenchCmd   `cmd:"" help:"Measure throughput or latency of a server."`
+	Version VersionCmd `cmd:"" help:"Print the version."`
+}
+
+const description = `Event subscriptions for MCP: publish an event once, and it reaches webhooks and open streams.
+
+Every flag is also an environment variable, named with it below. Exit codes: 0 done; 1 a fault of this program; 2 wrong usage; 3 the input was refused; 4 the caller may not do this; 5 the server or a limit is in the way, and trying again may help.`
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+// run is the program; tests call it.
+func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
+	cli := CLI{Globals: Globals{in: stdin, out: stdout, err: stderr}}
+	type left struct{ code int } // how kong's --help leaves
+	defer func() {
+		if p := recover(); p != nil {
+			l, ok := p.(left)
+			if !ok {
+				panic(p)
+			}
+			code = l.code
+		}
+	}()
+	parser, err := kong.New(
+		&cli, kong.Name("mcpevents"), kong.Description(description),
+		kong.Vars{"workspace": auth.DefaultWorkspace}, kong.Writers(stdout, stderr), kong.Exit(func(c int) { panic(left{c}) }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
+		environment(),
+	)
+	if err != nil {
+		panic(err) // a mistake in the structs above; no input leads here
+	}
+	parsed, err := parser.Parse(args)
+	if err != nil {
+		return usage(stderr, err)
+	}
+	return report(stderr, parsed.Run(&cli.Globals))
+}
+
+// environment gives every flag that has none a variable: MCPEVENTS_COMMAND_FLAG. The
+// command is in it, because --data of serve and --data of publish are not the same.
+func environment() kong.Option {
+	var walk func(n *kong.Node, prefix string)
+	walk = func(n *kong.Node, prefix string) {
+		for _, f := range n.Flags {
+			if f.Name != "help" && len(f.Envs) == 0 {
+				f.Envs = []string{config.EnvName(prefix + f.Name)}
+				f.Tag.Envs = f.Envs
+			}
+		}
+		for _, child := range n.Children {
+			if child.Name == "serve" {
+				walk(child, prefix) // the functions on AWS read the same variables
+				continue
+			}
+			walk(child, prefix+child.Name+"-")
+		}
+	}
+	return kong.PostBuild(func(k *kong.Kong) error {
+		walk(k.Model.Node, "")
+		return nil
+	})
+}
+
+// logger makes the log of a command.
+func (g *Globals) logger(w io.Writer) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(strings.ToUpper(g.LogLevel))) // one of the enum
+	o := &slog.HandlerOptions{Level: level}
+	if g.LogFormat == "text" || g.LogFormat == "auto" && isTerminal(w) {
+		return slog.New(slog.NewTextHandler(w, o))
+	}
+	return slog.New(slog.NewJSONHandler(w, o))
+}
+
+// terminal reports whether somebody watches the standard error.
+func (g *Globals) terminal() bool { return isTerminal(g.err) }
+
+func isTerminal(w any) bool {
+	f, ok := w.(*os.File)
+	return ok && isatty.IsTerminal(f.Fd())
+}
+
+// interruptible is a context that ends with SIGINT or SIGTERM; a second signal
+// ends the program.
+func interruptible() (context.Context, context.CancelFunc) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	return ctx, stop
+}
+
+// interrupted reports whether err only says that the command's context has ended.
+func interrupted(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}

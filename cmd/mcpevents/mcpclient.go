@@ -1,0 +1,230 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/mcp/sse"
+)
+
+// mcpClient is as much of an MCP client as the commands need, for one revision.
+type mcpClient struct {
+	remote  *Remote
+	url     string
+	version mcp.Version
+	session string // of the revisions that have sessions
+	seq     atomic.Int64
+}
+
+func newMCPClient(r *Remote, version string) (*mcpClient, error) {
+	url, err := r.endpoint("/mcp")
+	if err != nil {
+		return nil, err
+	}
+	return &mcpClient{remote: r, url: url, version: mcp.Version(version)}, nil
+}
+
+// modern reports whether the revision has no sessions.
+func (c *mcpClient) modern() bool { return c.version >= mcp.V20260728 }
+
+// implementation is the clientInfo that servers see.
+func implementation() map[string]string {
+	return map[string]string{"name": "mcpevents", "version": version}
+}
+
+// begin opens a session where the revision has them.
+func (c *mcpClient) begin(ctx context.Context) error {
+	if c.modern() {
+		return nil
+	}
+	c.session = ""
+	var result struct {
+		ProtocolVersion string `json:"protocolVersion"`
+	}
+	header, err := c.exchange(ctx, "initialize", map[string]any{
+		"protocolVersion": c.version, "capabilities": map[string]any{}, "clientInfo": implementation(),
+	}, &result)
+	if err != nil {
+		return err
+	}
+	if result.ProtocolVersion != string(c.version) {
+		return fault.New(fault.Unsupported, "the server offers revision %.32q and not %s", result.ProtocolVersion, c.version)
+	}
+	c.session = header.Get("Mcp-Session-Id")
+	body := []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+	resp, b, err := c.remote.post(ctx, c.url, c.header("notifications/initialized", nil), body)
+	if err == nil && resp.StatusCode >= 300 {
+		err = refusal(resp, b)
+	}
+	return err
+}
+
+// end ends the session, if there is one. The server forgets it by itself, too.
+func (c *mcpClient) end(ctx context.Context) {
+	if c.session == "" {
+		return
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, c.url, nil)
+	if err != nil {
+		return
+	}
+	req.Header = c.header("", nil)
+	c.remote.authorize(req.Header)
+	if resp, err := calls.Do(req); err == nil {
+		_ = resp.Body.Close()
+	}
+}
+
+// call sends a request and decodes its result; result may be nil.
+func (c *mcpClient) call(ctx context.Context, method string, params map[string]any, result any) error {
+	_, err := c.exchange(ctx, method, params, result)
+	return err
+}
+
+func (c *mcpClient) exchange(ctx context.Context, method string, params map[string]any, result any) (http.Header, error) {
+	resp, body, err := c.remote.post(ctx, c.url, c.header(method, params), c.request(method, params))
+	if err != nil {
+		return nil, err
+	}
+	if strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
+		if body, err = lastMessage(body); err != nil {
+			return nil, err
+		}
+	}
+	var answer struct {
+		Result json.RawMessage `json:"result"`
+		Error  *rpcError       `json:"error"`
+	}
+	if err := json.Unmarshal(body, &answer); err != nil || answer.Result == nil && answer.Error == nil {
+		if resp.StatusCode >= 300 {
+			return nil, fault.Wrap(fault.Internal, refusal(resp, body), "%s", method)
+		}
+		return nil, fault.New(fault.Unavailable, "%s: the server's answer is no JSON-RPC response", method)
+	}
+	if answer.Error != nil {
+		return nil, fault.Wrap(fault.Internal, answer.Error.fault(resp.StatusCode), "%s", method)
+	}
+	if result == nil {
+		return resp.Header, nil
+	}
+	if err := json.Unmarshal(answer.Result, result); err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "%s: read the result", method)
+	}
+	return resp.Header, nil
+}
+
+// lastMessage takes the response out of a stream that ends with it.
+func lastMessage(stream []byte) ([]byte, error) {
+	r := sse.NewReader(strings.NewReader(string(stream)), maxAnswer)
+	for {
+		e, err := r.Next()
+		if err != nil {
+			return nil, fault.New(fault.Unavailable, "the server's stream ended without a response")
+		}
+		if m, bad := jsonrpc.Decode(e.Data); bad == nil && m.Kind == jsonrpc.Response {
+			return e.Data, nil
+		}
+	}
+}
+
+// request encodes a request, with the _meta that revision 2026-07-28 requires.
+func (c *mcpClient) request(method string, params map[string]any) []byte {
+	if params == nil {
+		params = map[string]any{}
+	}
+	if c.modern() {
+		meta, _ := params["_meta"].(map[string]any)
+		if meta == nil {
+			meta = map[string]any{}
+		}
+		meta["io.modelcontextprotocol/protocolVersion"] = c.version
+		meta["io.modelcontextprotocol/clientInfo"] = implementation()
+		meta["io.modelcontextprotocol/clientCapabilities"] = map[string]any{}
+		params["_meta"] = meta
+	}
+	b, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": c.seq.Add(1), "method": method, "params": params})
+	if err != nil {
+		panic(err) // maps and texts of our own
+	}
+	return b
+}
+
+func (c *mcpClient) header(method string, params map[string]any) http.Header {
+	h := http.Header{}
+	h.Set("Accept", "application/json, "+sse.ContentType)
+	if c.modern() || c.session != "" {
+		h.Set("Mcp-Protocol-Version", string(c.version))
+	}
+	if c.session != "" {
+		h.Set("Mcp-Session-Id", c.session)
+	}
+	if c.modern() && method != "" {
+		h.Set("Mcp-Method", method)
+		if uri, ok := params["uri"].(string); ok && method == "resources/read" {
+			h.Set("Mcp-Name", mcp.EncodeHeader(uri))
+		}
+	}
+	return h
+}
+
+// stream sends a request whose answer is a stream.
+func (c *mcpClient) stream(ctx context.Context, req *http.Request) (io.ReadCloser, error) {
+	c.remote.authorize(req.Header)
+	req.Header.Set("User-Agent", "mcp-events-cli/"+version)
+	resp, err := streams.Do(req)
+	if err != nil {
+		return nil, unreachable(ctx, err)
+	}
+	if resp.StatusCode == http.StatusOK && strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
+		return resp.Body, nil
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	return nil, refusal(resp, b)
+}
+
+// rpcError is a JSON-RPC error.
+type rpcError struct {
+	Code    int             `json:"code"`
+	Message string          `json:"message"`
+	Data    json.RawMessage `json:"data"`
+}
+
+// fault gives the error the kind of its code, else that of the HTTP status.
+func (e *rpcError) fault(status int) error {
+	f := &fault.Error{Kind: e.kind(status), Message: fmt.Sprintf("the server refused (%d): %s", e.Code, e.Message)}
+	if e.Data != nil && string(e.Data) != "null" {
+		f.Data = e.Data
+	}
+	return f
+}
+
+func (e *rpcError) kind(status int) fault.Kind {
+	switch e.Code {
+	case mcp.SketchCodes.NotFound, mcp.ProposalCodes.NotFound, -32002:
+		return fault.NotFound
+	case mcp.SketchCodes.Forbidden, mcp.ProposalCodes.Forbidden:
+		return fault.Forbidden
+	case mcp.SketchCodes.ResourceExhausted, mcp.ProposalCodes.ResourceExhausted:
+		return fault.Exhausted
+	case mcp.SketchCodes.Unsupported, mcp.ProposalCodes.Unsupported, jsonrpc.MethodNotFound:
+		return fault.Unsupported
+	case jsonrpc.InternalError:
+		return fault.Unavailable
+	}
+	if e.Code >= 400 && e.Code <= 599 { // codes of our own are the HTTP statuses of the same meaning
+		return kindOfStatus(e.Code)
+	}
+	if status >= 300 {
+		return kindOfStatus(status)
+	}
+	return fault.Invalid
+}

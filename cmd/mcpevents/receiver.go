@@ -1,0 +1,190 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/webhook"
+)
+
+// receiver is an endpoint for webhooks in this process.
+type receiver struct {
+	url    string
+	failed chan error // the server's own end
+
+	via    string
+	take   func(received) error
+	log    *slog.Logger
+	server *http.Server
+
+	ready  chan struct{} // closed when the secret is known, or that there is none
+	closed chan struct{} // closed when the receiver ends
+	once   sync.Once
+	mu     sync.Mutex
+	key    string // empty when webhooks are not signed
+	cursor string
+}
+
+// startReceiver listens and hands what arrives, verified, to take.
+func startReceiver(addr, via string, take func(received) error, log *slog.Logger) (*receiver, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "listen for webhooks")
+	}
+	r := &receiver{
+		url: "http://" + l.Addr().String() + "/", failed: make(chan error, 1), via: via, take: take, log: log,
+		ready: make(chan struct{}), closed: make(chan struct{}),
+	}
+	verifying := &webhook.ReceiverHandler{
+		Secrets: func(string) []string { return []string{r.secretNow()} },
+		Deliver: func(_ context.Context, w webhook.Received) error { return r.deliver(w, true) },
+	}
+	r.server = &http.Server{
+		ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if !r.await(req.Context()) {
+				http.Error(w, "not registered yet", http.StatusServiceUnavailable)
+				return
+			}
+			if r.secretNow() == "" {
+				r.serveUnsigned(w, req)
+				return
+			}
+			s := &statusWriter{ResponseWriter: w, status: http.StatusOK}
+			verifying.ServeHTTP(s, req)
+			if s.status >= 400 {
+				log.Warn("a request was refused", "status", s.status, "id", req.Header.Get(webhook.HeaderID), "from", req.RemoteAddr)
+			}
+		}),
+	}
+	go func() {
+		if err := r.server.Serve(l); err != http.ErrServerClosed {
+			r.failed <- fault.Wrap(fault.Unavailable, err, "receive webhooks")
+		}
+	}()
+	return r, nil
+}
+
+// awaitSecret is how long a webhook may wait for the answer to the registration
+// that it overtook; with a 503 it would only come again seconds later.
+const awaitSecret = 10 * time.Second
+
+func (r *receiver) await(ctx context.Context) bool {
+	select {
+	case <-r.ready:
+		return true
+	default:
+	}
+	timer := time.NewTimer(awaitSecret)
+	defer timer.Stop()
+	select {
+	case <-r.ready:
+		return true
+	case <-timer.C:
+	case <-r.closed:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// secret says what webhooks are signed with.
+func (r *receiver) secret(key string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.key = key
+	r.once.Do(func() { close(r.ready) })
+}
+
+// unsigned says that the server does not sign: its operator has chosen so.
+func (r *receiver) unsigned() { r.secret("") }
+
+func (r *receiver) secretNow() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.key
+}
+
+// lastCursor is the newest cursor that came with a webhook.
+func (r *receiver) lastCursor() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.cursor
+}
+
+func (r *receiver) close() {
+	close(r.closed)
+	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+	defer cancel()
+	if r.server.Shutdown(ctx) != nil {
+		_ = r.server.Close()
+	}
+}
+
+func (r *receiver) serveUnsigned(w http.ResponseWriter, req *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, webhook.DefaultMaxReceived))
+	if err != nil || req.Method != http.MethodPost {
+		http.Error(w, "POST webhooks here", http.StatusBadRequest)
+		return
+	}
+	err = r.deliver(webhook.Received{
+		ID: req.Header.Get(webhook.HeaderID), Subscription: req.Header.Get(webhook.HeaderSubscription), Body: body,
+	}, false)
+	if err != nil {
+		http.Error(w, "not taken", http.StatusServiceUnavailable)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// deliver reads the body of either kind of webhook.
+func (r *receiver) deliver(w webhook.Received, verified bool) error {
+	out := received{Via: "webhook", ID: w.ID, Subscription: w.Subscription, Verified: &verified, Received: time.Now()}
+	var body struct {
+		Type      string          `json:"type"` // SEP-1803, and control envelopes
+		URI       string          `json:"uri"`
+		EventID   string          `json:"eventId"` // MCP Events
+		Name      string          `json:"name"`
+		Cursor    *string         `json:"cursor"`
+		Timestamp string          `json:"timestamp"`
+		Data      json.RawMessage `json:"data"`
+	}
+	if err := json.Unmarshal(w.Body, &body); err != nil {
+		r.log.Warn("a webhook is not JSON", "id", w.ID)
+		out.Data = quoted(string(w.Body))
+		return r.take(out)
+	}
+	out.Time, out.Data, out.Name, out.URI = body.Timestamp, body.Data, body.Type, body.URI
+	if r.via == "events" {
+		out.Via, out.Name = "events", body.Name
+		if body.Cursor != nil {
+			out.Cursor = *body.Cursor
+			r.mu.Lock()
+			r.cursor = out.Cursor
+			r.mu.Unlock()
+		}
+		// The kind is told by the signed id, never by the body alone.
+		if strings.HasPrefix(w.ID, "msg_") {
+			out.Envelope, out.Data = body.Type, w.Body
+		}
+	}
+	return r.take(out)
+}
+
+// statusWriter remembers the status that was sent.
+type statusWriter struct {
+	http.ResponseWriter
+	status int
+}
+
+func (s *statusWriter) WriteHeader(status int) {
+	s.status = status
+	s.ResponseWriter.WriteHeader(status)
+}
