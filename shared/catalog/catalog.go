@@ -11,8 +11,6 @@ package catalog
 import (
 	"encoding/json"
 	"slices"
-
-	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
 // Limits of a catalog.
@@ -76,8 +74,8 @@ type Entry struct {
 	line     int
 	segments []Segment
 	vars     []string
-	payload  *jsonschema.Schema
-	params   *jsonschema.Schema
+	payload  *schema
+	params   *schema
 	types    map[string]string // of the variables whose schema wants no string
 	input    json.RawMessage
 }

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"maps"
+	"os"
 	"strings"
 	"testing"
 
@@ -229,4 +230,21 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+func BenchmarkParseStored(b *testing.B) {
+	src, err := os.ReadFile("../../catalog.yaml")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, checked := range map[string]bool{"file": false, "stored": true} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := parseFile("x", src, checked); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }

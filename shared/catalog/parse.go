@@ -17,8 +17,12 @@ func Parse(src []byte) (*Catalog, error) { return ParseFile("catalog.yaml", src)
 
 // ParseFile is [Parse] with the name that messages give the file.
 func ParseFile(name string, src []byte) (*Catalog, error) {
+	return parseFile(name, src, false)
+}
+
+func parseFile(name string, src []byte, checked bool) (*Catalog, error) {
 	f, root := strictyaml.Parse(name, src, MaxSource)
-	p := &parser{file: f}
+	p := &parser{file: f, checked: checked}
 	if root != nil {
 		p.catalog(root)
 	}
@@ -33,7 +37,10 @@ func ParseFile(name string, src []byte) (*Catalog, error) {
 }
 
 type parser struct {
-	file    *strictyaml.File
+	file *strictyaml.File
+	// checked is true for a text that went through all checks when it was stored:
+	// its schemas are compiled when they are used.
+	checked bool
 	entries []*Entry
 	byName  map[string]*Entry
 	root    node

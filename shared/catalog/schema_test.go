@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 
 	"mcpevents/shared/fault"
@@ -161,4 +162,34 @@ func TestInputSchema(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestSchemasAreCompiledAndUsedConcurrently(t *testing.T) {
+	c, err := parseStored([]byte(sample))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := c.ByName("github.pull_request")
+	if e.payload.done != nil {
+		t.Error("a stored schema is compiled before anybody needs it")
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			other, err := Parse([]byte(sample))
+			if err != nil || other.Fingerprint() != c.Fingerprint() {
+				t.Error(err)
+			}
+			if err := e.ValidatePayload([]byte(`{"action":"opened","number":1}`)); err != nil {
+				t.Error(err)
+			}
+			if err := e.ValidatePayload([]byte(`{"action":"x"}`)); !fault.Is(err, fault.Unprocessable) {
+				t.Error(err)
+			}
+			if err := e.ValidateParams(map[string]string{"owner": "!"}); !fault.Is(err, fault.Invalid) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
 }

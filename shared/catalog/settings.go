@@ -58,6 +58,7 @@ func Load(ctx context.Context, db store.DB, workspace string) (*Catalog, error) 
 	return parseStored(src)
 }
 
-func parseStored(src []byte) (*Catalog, error) { return ParseFile("stored catalog", src) }
+// parseStored reads a text that [Apply] has checked.
+func parseStored(src []byte) (*Catalog, error) { return parseFile("stored catalog", src, true) }
 
 var errNoCatalog = fault.New(fault.NotFound, "there is no such workspace, or it has no catalog")
