@@ -15,10 +15,29 @@ import (
 	"mcpevents/shared/config/versioned/versionedtest"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/store"
+	"mcpevents/shared/store/sqlite"
 )
+
+func TestWriteAndReadInSQLite(t *testing.T) {
+	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	testWriteAndRead(t, db)
+}
 
 func TestWriteAndRead(t *testing.T) {
 	db := versionedtest.New()
+	testWriteAndRead(t, db)
+	db.Fail(fault.New(fault.Unavailable, "down"))
+	if _, _, err := Write(t.Context(), db, "d", []byte("x")); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func testWriteAndRead(t *testing.T, db store.DB) {
+	t.Helper()
 	ctx := t.Context()
 	if src, v, err := Read(ctx, db, "d"); src != nil || v != 0 || err != nil {
 		t.Errorf("got %q, %d, %v of a document that does not exist", src, v, err)
@@ -42,10 +61,6 @@ func TestWriteAndRead(t *testing.T) {
 	}
 	if v, err := Version(ctx, db, "other"); v != 0 || err != nil {
 		t.Errorf("another document: %d, %v", v, err)
-	}
-	db.Fail(fault.New(fault.Unavailable, "down"))
-	if _, _, err := Write(ctx, db, "d", []byte("x")); !fault.Is(err, fault.Unavailable) {
-		t.Errorf("got %v", err)
 	}
 }
 
