@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -89,21 +90,34 @@ var callers = &http.Client{
 // Initialize opens a session, and returns the result of initialize.
 func (c *Client) Initialize(tb testing.TB) json.RawMessage {
 	tb.Helper()
-	a := c.Do(tb, "initialize", map[string]any{
+	result, err := c.TryInitialize(tb.Context())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return result
+}
+
+// TryInitialize is [Client.Initialize] for tests in which the server may be down.
+func (c *Client) TryInitialize(ctx context.Context) (json.RawMessage, error) {
+	c.Session = ""
+	a, err := c.Try(ctx, "initialize", map[string]any{
 		"protocolVersion": c.Version, "capabilities": c.capabilities(),
 		"clientInfo": map[string]any{"name": "harness", "version": "1"},
 	})
+	if err != nil {
+		return nil, fmt.Errorf("initialize: %w", err)
+	}
 	if a.Error != nil || a.Status != http.StatusOK {
-		tb.Fatalf("initialize: status %d, error %v: %.300s", a.Status, a.Error, a.Body)
+		return nil, fmt.Errorf("initialize: status %d, error %v: %.300s", a.Status, a.Error, a.Body)
 	}
-	c.Session = a.Header.Get("Mcp-Session-Id")
-	if c.Session == "" {
-		tb.Fatal("initialize: no Mcp-Session-Id")
+	if c.Session = a.Header.Get("Mcp-Session-Id"); c.Session == "" {
+		return nil, errors.New("initialize: no Mcp-Session-Id")
 	}
-	if status := c.Notify(tb, "notifications/initialized", nil); status != http.StatusAccepted {
-		tb.Fatalf("notifications/initialized: status %d", status)
+	status, err := c.TryNotify(ctx, "notifications/initialized", nil)
+	if err == nil && status != http.StatusAccepted {
+		err = fmt.Errorf("notifications/initialized: status %d", status)
 	}
-	return a.Result
+	return a.Result, err
 }
 
 func (c *Client) capabilities() map[string]any {
@@ -221,17 +235,26 @@ func (c *Client) header(h http.Header) {
 // Notify sends a notification and returns the status of the answer.
 func (c *Client) Notify(tb testing.TB, method string, params map[string]any) int {
 	tb.Helper()
-	req, err := c.Request(tb.Context(), method, params, nil)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	resp, err := callers.Do(req)
+	status, err := c.TryNotify(tb.Context(), method, params)
 	if err != nil {
 		tb.Fatalf("%s: %v", method, err)
 	}
+	return status
+}
+
+// TryNotify is [Client.Notify] for tests in which the server may be down.
+func (c *Client) TryNotify(ctx context.Context, method string, params map[string]any) (int, error) {
+	req, err := c.Request(ctx, method, params, nil)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := callers.Do(req)
+	if err != nil {
+		return 0, err
+	}
 	defer resp.Body.Close()
 	_, _ = io.Copy(io.Discard, resp.Body)
-	return resp.StatusCode
+	return resp.StatusCode, nil
 }
 
 // Raw sends a body as it is, with the client's headers and those given in pairs;

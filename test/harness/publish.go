@@ -111,3 +111,41 @@ func (t *Target) PostEvents(tb testing.TB, principal, contentType, body string, 
 	}
 	return a
 }
+
+// The CloudEvents content modes (HTTP binding, section 3).
+const (
+	ModeBinary     = "binary"
+	ModeStructured = "structured"
+	ModeBatch      = "batch"
+)
+
+// TryPublishCloudEvents publishes events as CloudEvents, several only in [ModeBatch].
+// Their subject is the event's URI.
+func (t *Target) TryPublishCloudEvents(ctx context.Context, principal, mode string, events ...Event) ([]Accepted, error) {
+	const source, kind = "https://publisher.example/", "com.example.changed"
+	if mode == ModeBinary {
+		body, err := json.Marshal(events[0].Data)
+		if err != nil {
+			return nil, err
+		}
+		return t.accepted(t.Post(ctx, principal, "application/json", body, "ce-specversion", "1.0", "ce-id", events[0].ID,
+			"ce-source", source, "ce-type", kind, "ce-subject", events[0].URI))
+	}
+	batch := make([]map[string]any, len(events))
+	for i, e := range events {
+		batch[i] = map[string]any{
+			"specversion": "1.0", "id": e.ID, "source": source, "type": kind, "subject": e.URI,
+			"datacontenttype": "application/json", "data": e.Data,
+		}
+	}
+	var v any = batch
+	contentType := "application/cloudevents-batch+json"
+	if mode == ModeStructured {
+		v, contentType = batch[0], "application/cloudevents+json"
+	}
+	body, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	return t.accepted(t.Post(ctx, principal, contentType, body))
+}

@@ -235,24 +235,9 @@ func (s *Stream) Comments() int {
 
 // has waits for at least n messages in all.
 func (s *Stream) has(within time.Duration, n int) bool {
-	timer := time.NewTimer(within)
-	defer timer.Stop()
-	for {
-		s.mu.Lock()
-		have, err, change := len(s.messages), s.err, s.change
-		s.mu.Unlock()
-		if have >= n {
-			return true
-		}
-		if err != nil {
-			return false
-		}
-		select {
-		case <-change:
-		case <-timer.C:
-			return false
-		}
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	return s.Await(ctx, n)
 }
 
 // Next waits for the next message.
@@ -300,7 +285,35 @@ func (s *Stream) Wait(tb testing.TB, n int) []*Update {
 	return s.Updates()
 }
 
-// Prefixed finds a member of a _meta object by its full name.
+// Await waits for at least n messages in all. It reports false when the stream
+// ended or ctx did before.
+func (s *Stream) Await(ctx context.Context, n int) bool {
+	for {
+		s.mu.Lock()
+		have, err, change := len(s.messages), s.err, s.change
+		s.mu.Unlock()
+		switch {
+		case have >= n:
+			return true
+		case err != nil:
+			return false
+		}
+		select {
+		case <-change:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// From are the messages after the first n.
+func (s *Stream) From(n int) []*Message {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]*Message(nil), s.messages[n:]...)
+}
+
+// Meta finds a member of a _meta object by its full name.
 func Meta(raw json.RawMessage, key string) json.RawMessage {
 	var v struct {
 		Meta map[string]json.RawMessage `json:"_meta"`

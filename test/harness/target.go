@@ -25,7 +25,9 @@ type Caller struct {
 	Principal, Workspace string
 	Scopes               []string
 	Claims               map[string]string
-	key                  string
+	// Expires is a date on which the key ends; empty is never.
+	Expires string
+	key     string
 }
 
 // All are the scopes of the system.
@@ -43,12 +45,20 @@ func Callers() []Caller {
 	}
 }
 
+// SHA256 is the hash of a key as config.yaml holds it.
+func SHA256(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return hex.EncodeToString(sum[:])
+}
+
 // keysConfig makes a key for each caller, and the section of config.yaml that
 // lets them in.
 func keysConfig(callers []Caller) (yaml string, keys map[string]string) {
 	var b strings.Builder
 	keys = map[string]string{}
-	b.WriteString("keys:\n")
+	if len(callers) > 0 {
+		b.WriteString("keys:\n")
+	}
 	for _, c := range callers {
 		key := c.key
 		if key == "" {
@@ -59,9 +69,11 @@ func keysConfig(callers []Caller) (yaml string, keys map[string]string) {
 		if workspace == "" {
 			workspace = "default"
 		}
-		sum := sha256.Sum256([]byte(key))
 		fmt.Fprintf(&b, "  - principal: %s\n    workspace: %s\n    scopes: [%s]\n    sha256: %s\n",
-			c.Principal, workspace, strings.Join(c.Scopes, ", "), hex.EncodeToString(sum[:]))
+			c.Principal, workspace, strings.Join(c.Scopes, ", "), SHA256(key))
+		if c.Expires != "" {
+			fmt.Fprintf(&b, "    expires: %q\n", c.Expires)
+		}
 		if len(c.Claims) > 0 {
 			b.WriteString("    claims:\n")
 			for k, v := range c.Claims {
@@ -70,4 +82,14 @@ func keysConfig(callers []Caller) (yaml string, keys map[string]string) {
 		}
 	}
 	return b.String(), keys
+}
+
+// SameKeys are [Callers] with the keys that a server before was started with, for
+// another one on its data.
+func SameKeys(s *Server) []Caller {
+	callers := Callers()
+	for i := range callers {
+		callers[i].key = s.Keys[callers[i].Principal]
+	}
+	return callers
 }

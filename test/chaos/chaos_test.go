@@ -1,0 +1,320 @@
+//go:build unix
+
+// Package chaos kills processes while events flow, and counts.
+package chaos
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"mcpevents/test/harness"
+)
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+// TestKillEmbedded kills the server five times while 5,000 events flow, and
+// starts it again on the same data.
+func TestKillEmbedded(t *testing.T) {
+	const events, kills = 5_000, 5
+	s := harness.StartServer(t, harness.ServerOptions{Fast: true, Args: []string{"--log-level", "warn"}})
+	f := newFlow(t, &s.Target, events)
+	killed := make(chan struct{})
+	go func() {
+		defer close(killed)
+		for k := range kills {
+			// Between 10 % and 90 % of the events.
+			at := int64(events * (1 + 2*k) / (2 * kills))
+			harness.Within(t, 2*time.Minute, func() bool { return f.accepted.Load() >= at })
+			s.Kill()
+			if err := s.TryStart(t.Context()); err != nil {
+				t.Errorf("start number %d: %v", k+2, err)
+				return
+			}
+		}
+	}()
+	f.publish(t)
+	<-killed
+	f.check(t, 2*time.Minute)
+}
+
+// TestKillFunctions has function processes killed at random while 1,000 events
+// flow through the functions on local AWS.
+func TestKillFunctions(t *testing.T) {
+	aws := harness.StartAWS(t, harness.AWSOptions{Kills: 2})
+	f := newFlow(t, &aws.Target, 1_000)
+	f.publish(t)
+	f.check(t, 3*time.Minute)
+	t.Logf("%d processes were killed", aws.Killed())
+}
+
+// flow is events on their way, with those that wait for them.
+type flow struct {
+	target   *harness.Target
+	count    int
+	accepted atomic.Int64
+
+	registered, subscribed *harness.Endpoint
+	listen, get            *follower
+}
+
+const uris = 10
+
+func uri(n int) string { return fmt.Sprintf("event://chat/acme/c%d/message", n%uris) }
+
+func id(n int) string { return fmt.Sprintf("m-%05d", n) }
+
+// newFlow registers webhooks both ways and opens a stream of each era.
+func newFlow(t *testing.T, target *harness.Target, count int) *flow {
+	t.Helper()
+	receiver := harness.NewReceiver(t)
+	f := &flow{target: target, count: count, registered: receiver.Endpoint("registered"), subscribed: receiver.Endpoint("subscribed")}
+	c := target.Modern("alice")
+	var r struct {
+		Subscription struct{ WebhookSecret struct{ Key string } }
+	}
+	retry(t, func(ctx context.Context) error {
+		return call(ctx, c, "resources/subscriptions/register", map[string]any{
+			"uris": []string{"event://chat/acme"}, "targetUri": f.registered.URL(),
+		}, &r)
+	})
+	f.registered.SetSecret(r.Subscription.WebhookSecret.Key)
+	f.subscribed.SetSecret("whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")
+	retry(t, func(ctx context.Context) error {
+		return call(ctx, c, "events/subscribe", map[string]any{
+			"name": "message.created", "arguments": map[string]any{"workspace": "acme"},
+			"delivery": map[string]any{"mode": "webhook", "url": f.subscribed.URL(), "secret": f.subscribed.Secret()},
+		}, nil)
+	})
+	f.listen = follow(t, func(ctx context.Context, last *harness.Update) (*harness.Stream, error) {
+		meta := map[string]any{}
+		if last != nil {
+			meta[harness.Prefix+"cursor"] = last.Cursor
+		}
+		return target.Modern("bob").TryListen(ctx, "chaos", map[string]any{"resourceSubscriptions": []string{"event://chat/acme"}}, meta)
+	})
+	legacy := &harness.Client{URL: target.MCP, Key: target.Keys["bob"], Version: harness.Legacy}
+	retry(t, func(ctx context.Context) error {
+		_, err := legacy.TryInitialize(ctx)
+		return err
+	})
+	for n := range uris {
+		retry(t, func(ctx context.Context) error {
+			return call(ctx, legacy, "resources/subscribe", map[string]any{"uri": uri(n)}, nil)
+		})
+	}
+	f.get = follow(t, func(ctx context.Context, last *harness.Update) (*harness.Stream, error) {
+		from := ""
+		if last != nil {
+			from = last.SSE
+		}
+		return legacy.TryOpen(ctx, from)
+	})
+	return f
+}
+
+// publish sends all events, eight at once; what is not acknowledged is sent again
+// with the same id.
+func (f *flow) publish(t *testing.T) {
+	t.Helper()
+	began := time.Now()
+	var next, repeated atomic.Int64
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for {
+				n := int(next.Add(1)) - 1
+				if n >= f.count {
+					return
+				}
+				e := harness.Event{ID: id(n), URI: uri(n), Data: map[string]any{"id": id(n), "user": "u", "text": "Hello"}}
+				retry(t, func(ctx context.Context) error {
+					_, err := f.target.TryPublish(ctx, "publisher", e)
+					if err != nil {
+						repeated.Add(1)
+					}
+					return err
+				})
+				f.accepted.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d events accepted in %v, %d publishes repeated", f.accepted.Load(), time.Since(began), repeated.Load())
+}
+
+// check waits until everybody has every event, and counts repetitions.
+func (f *flow) check(t *testing.T, patience time.Duration) {
+	t.Helper()
+	began := time.Now()
+	harness.Within(t, patience, func() bool {
+		_, a := f.registered.Count()
+		_, b := f.subscribed.Count()
+		return a >= f.count && b >= f.count && f.listen.different() >= f.count && f.get.different() >= f.count
+	})
+	t.Logf("all waited for after %v more", time.Since(began))
+	for _, e := range []*harness.Endpoint{f.registered, f.subscribed} {
+		t.Run("WHK-18 webhooks "+e.Name, func(t *testing.T) {
+			ids := e.IDs()
+			missing, repetitions := 0, 0
+			for n := range f.count {
+				switch got := ids[id(n)]; {
+				case got == 0:
+					missing++
+				case got > 1:
+					repetitions += got - 1
+				}
+			}
+			t.Logf("%d events, %d repetitions", len(ids), repetitions)
+			if missing > 0 || len(ids) != f.count {
+				t.Errorf("%d events are missing, %d ids are strange", missing, len(ids)-(f.count-missing))
+			}
+			for _, d := range e.Deliveries() {
+				var body struct{ Data struct{ ID string } }
+				if err := json.Unmarshal(d.Body, &body); err != nil || body.Data.ID != d.ID() {
+					t.Errorf("the event %q came with the webhook-id %q: %v", body.Data.ID, d.ID(), err)
+				}
+				if err := d.Verify(e.Secret()); err != nil {
+					t.Errorf("%s is not verified: %v", d.ID(), err)
+				}
+			}
+		})
+	}
+	for name, s := range map[string]*follower{"listen": f.listen, "GET": f.get} {
+		t.Run("SUB-08 SES-03 the stream "+name+" that resumes", func(t *testing.T) {
+			s.stop()
+			all, seen := s.updates(), map[string]bool{}
+			for _, u := range all {
+				seen[u.EventID] = true
+			}
+			missing := 0
+			for n := range f.count {
+				if !seen[id(n)] {
+					missing++
+				}
+			}
+			t.Logf("%d events, %d repetitions, %d connections", len(seen), len(all)-len(seen), s.connections.Load())
+			if missing > 0 || len(seen) != f.count {
+				t.Errorf("%d events are missing, %d ids are strange", missing, len(seen)-(f.count-missing))
+			}
+		})
+	}
+}
+
+// follower keeps a stream open: it resumes from the last update that it has.
+type follower struct {
+	connections atomic.Int64
+	stop        func()
+
+	mu   sync.Mutex
+	all  []*harness.Update
+	seen map[string]bool
+}
+
+func follow(t *testing.T, open func(context.Context, *harness.Update) (*harness.Stream, error)) *follower {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	f := &follower{seen: map[string]bool{}}
+	opened, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		var once sync.Once
+		pause := time.NewTicker(20 * time.Millisecond)
+		defer pause.Stop()
+		for ctx.Err() == nil {
+			stream, err := open(ctx, f.last())
+			if err == nil {
+				f.connections.Add(1)
+				once.Do(func() { close(opened) })
+				f.read(ctx, stream)
+			}
+			select {
+			case <-pause.C:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	f.stop = sync.OnceFunc(func() { cancel(); <-done })
+	t.Cleanup(f.stop)
+	select {
+	case <-opened:
+	case <-time.After(harness.Patience):
+		t.Fatal("the stream does not open")
+	}
+	return f
+}
+
+// read takes over what a stream sends until it ends.
+func (f *follower) read(ctx context.Context, stream *harness.Stream) {
+	defer stream.Close()
+	n := 0
+	for {
+		more := stream.Await(ctx, n+1)
+		for _, m := range stream.From(n) {
+			n++
+			if u, err := m.Update(); err == nil {
+				f.mu.Lock()
+				f.all, f.seen[u.EventID] = append(f.all, u), true
+				f.mu.Unlock()
+			}
+		}
+		if !more {
+			return
+		}
+	}
+}
+
+func (f *follower) updates() []*harness.Update {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return append([]*harness.Update(nil), f.all...)
+}
+
+func (f *follower) last() *harness.Update {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.all) == 0 {
+		return nil
+	}
+	return f.all[len(f.all)-1]
+}
+
+func (f *follower) different() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.seen)
+}
+
+// retry repeats f until it succeeds, as a client does while the server is away.
+func retry(t *testing.T, f func(context.Context) error) {
+	t.Helper()
+	var err error
+	if !harness.Within(t, 2*time.Minute, func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		err = f(ctx)
+		return err == nil
+	}) {
+		t.Errorf("it does not succeed: %v", err)
+	}
+}
+
+func call(ctx context.Context, c *harness.Client, method string, params map[string]any, result any) error {
+	a, err := c.Try(ctx, method, params)
+	switch {
+	case err != nil:
+		return err
+	case a.Error != nil:
+		return a.Error
+	case a.Result == nil:
+		return fmt.Errorf("%s: status %d: %.200s", method, a.Status, a.Body)
+	case result == nil:
+		return nil
+	}
+	return json.Unmarshal(a.Result, result)
+}

@@ -1,0 +1,385 @@
+//go:build unix
+
+package e2e
+
+import (
+	"encoding/json"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/test/harness"
+)
+
+// TestBadInput shows that bad input gets a clear error, that nothing of it is
+// enqueued, and that nothing of anybody else's is lost over it.
+func TestBadInput(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{})
+	all := harness.NewReceiver(t).Endpoint("all")
+	alice := s.Modern("alice")
+	register(t, alice, all, "event://ci", "event://github", "event://incidents", "event://deploy")
+	good := string(marshal(t, build("", 1)))
+
+	posts := []struct {
+		name, body  string
+		contentType string
+		want        int
+		says        []string
+	}{
+		{name: "malformed JSON", body: `{"uri": "event://ci/build-finished", "data": {`, want: 400},
+		{name: "no JSON at all", body: `build finished`, want: 400},
+		{name: "an empty body", body: ``, want: 400},
+		{name: "an empty array", body: `[]`, want: 400},
+		{name: "data missing", body: `{"uri":"event://ci/build-finished"}`, want: 400, says: []string{"data"}},
+		{name: "an unknown member", body: `{"uri":"event://ci/build-finished","data":{"build":1,"status":"passed"},"prio":1}`, want: 400, says: []string{"prio"}},
+		{name: "an id with a dot", body: `{"id":"a.b","uri":"event://ci/build-finished","data":{"build":1,"status":"passed"}}`, want: 400, says: []string{"id"}},
+		{name: "a time that is none", body: `{"time":"yesterday","uri":"event://ci/build-finished","data":{"build":1,"status":"passed"}}`, want: 400, says: []string{"time"}},
+		{name: "EVS-07 wrong schema", body: `{"uri":"event://ci/build-finished","data":{"build":0,"status":"unknown"}}`, want: 422, says: []string{"/build", "/status", "pointer"}},
+		{name: "EVS-07 a required member is missing", body: `{"uri":"event://ci/build-finished","data":{"build":1}}`, want: 422, says: []string{"status", "pointer"}},
+		{name: "EVS-07 one of an array", body: `[` + good + `,{"uri":"event://ci/build-finished","data":{"build":"x","status":"passed"}}]`, want: 422, says: []string{"/build"}},
+		{name: "unknown URI", body: `{"uri":"event://ci/no-such-thing","data":{}}`, want: 404, says: []string{"event://ci/no-such-thing"}},
+		{name: "a parent is no event", body: `{"uri":"event://github/acme","data":{}}`, want: 404},
+		{name: "not an event URI", body: `{"uri":"https://example.com/","data":{}}`, want: 400},
+		{name: "a pattern is no event", body: `{"uri":"event://github/acme/*/pull_request","data":{}}`, want: 400},
+		{name: "bad template parameters", body: `{"uri":"event://deploy/moon/api/finished","data":{"version":"1","outcome":"succeeded"}}`, want: 404},
+		{name: "one of an array unknown", body: `[` + good + `,{"uri":"event://ci/no-such-thing","data":{}}]`, want: 404},
+		{name: "payload over the limit", body: `{"uri":"event://ci/build-finished","data":{"build":1,"status":"passed","pipeline":"` + strings.Repeat("x", 240<<10) + `"}}`, want: 413},
+		{name: "body over the limit", body: `[` + strings.Repeat(" ", 32<<20) + good + `]`, want: 413},
+		{name: "nested too deep", body: `{"uri":"event://ci/build-finished","data":` + strings.Repeat(`{"a":`, 100) + `1` + strings.Repeat(`}`, 100) + `}`, want: 400},
+		{name: "a content type of its own", body: good, contentType: "text/plain", want: 415},
+	}
+	for _, p := range posts {
+		t.Run(p.name, func(t *testing.T) {
+			if p.contentType == "" {
+				p.contentType = "application/json"
+			}
+			a := s.PostEvents(t, "publisher", p.contentType, p.body)
+			if a.Status != p.want {
+				t.Errorf("status %d, want %d: %.300s", a.Status, p.want, a.Body)
+			}
+			if !json.Valid(a.Body) || len(a.Body) > 8<<10 {
+				t.Errorf("the answer is no JSON, or of %d bytes: %.300s", len(a.Body), a.Body)
+			}
+			for _, part := range p.says {
+				if !strings.Contains(string(a.Body), part) {
+					t.Errorf("the answer does not speak of %q: %.500s", part, a.Body)
+				}
+			}
+		})
+	}
+
+	t.Run("duplicate id", func(t *testing.T) {
+		for range 3 {
+			if a := s.Publish(t, build("twice", 2)); a[0].ID != "twice" {
+				t.Errorf("accepted as %v", a)
+			}
+		}
+	})
+	t.Run("nothing of it was enqueued, and the good event arrived once", func(t *testing.T) {
+		s.Publish(t, build("last", 3))
+		all.Wait(t, 2)
+		harness.Eventually(t, harness.Patience, "the last event", func() bool { return all.IDs()["last"] == 1 })
+		if ids := all.IDs(); len(ids) != 2 || ids["twice"] != 1 {
+			t.Errorf("delivered: %v, want twice and last, once each", ids)
+		}
+	})
+}
+
+// TestBadSubscription shows what registering refuses, and that it names the fault.
+func TestBadSubscription(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{Guarded: true})
+	alice := s.Modern("alice")
+	const target = "https://hooks.example.com/x"
+	many := make([]string, 51)
+	for i := range many {
+		many[i] = "event://incidents/service" + string(rune('a'+i%26)) + string(rune('a'+i/26)) + "/created"
+	}
+	registrations := []struct {
+		name string
+		uris any
+		to   any
+		says string
+	}{
+		{"EVS-08 no URIs", []string{}, target, "uris"},
+		{"EVS-08 51 URIs", many, target, "50"},
+		{"EVS-08 URIs of another type", "event://ci/build-finished", target, "uris"},
+		{"EVS-08 no target", []string{"event://ci/build-finished"}, nil, "targetUri"},
+		{"an unknown URI", []string{"event://ci/build-finished", "event://ci/other"}, target, "event://ci/other"},
+		{"bad template parameters", []string{"event://deploy/moon/api/finished"}, target, "environment"},
+		{"bad template parameters of a pattern", []string{"event://deploy/*/API!/finished"}, target, "service"},
+		{"not an event URI", []string{"https://example.com"}, target, "event://"},
+		{"SRF-06 a private target address", []string{"event://ci/build-finished"}, "https://127.0.0.1/hook", ""},
+		{"SRF-06 a private name", []string{"event://ci/build-finished"}, "https://localhost/hook", ""},
+		{"SRF-06 metadata", []string{"event://ci/build-finished"}, "https://169.254.169.254/latest", ""},
+		{"SRF-06 the same in hexadecimal", []string{"event://ci/build-finished"}, "https://0xa9fea9fe/latest", ""},
+		{"SRF-04 a target without TLS", []string{"event://ci/build-finished"}, "http://hooks.example.com/x", "https"},
+		{"SRF-04 a target with a password", []string{"event://ci/build-finished"}, "https://u:p@hooks.example.com/x", ""},
+		{"a target of 2,049 bytes", []string{"event://ci/build-finished"}, target + strings.Repeat("x", 2049), "2048"},
+		{"a target that is no URL", []string{"event://ci/build-finished"}, "://", ""},
+	}
+	for _, r := range registrations {
+		t.Run(r.name, func(t *testing.T) {
+			params := object{"uris": r.uris, "targetUri": r.to}
+			if r.to == nil {
+				delete(params, "targetUri")
+			}
+			e := alice.Refused(t, -32602, "resources/subscriptions/register", params)
+			if text := e.Message + string(e.Data); !strings.Contains(text, r.says) {
+				t.Errorf("the error does not name %q: %v", r.says, e)
+			}
+		})
+	}
+	subscriptions := []struct {
+		name   string
+		params object
+		code   int
+		says   string
+	}{
+		{"EVX-08 no secret", subscription("ci.build_finished", nil, target, ""), -32602, "secret"},
+		{"EVX-08 a secret of 23 bytes", subscription("ci.build_finished", nil, target, "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="), -32602, "secret"},
+		{"EVX-08 a secret without prefix", subscription("ci.build_finished", nil, target, strings.TrimPrefix(newSecret(), "whsec_")), -32602, "secret"},
+		{"EVX-08 another mode", object{"name": "ci.build_finished", "delivery": object{"mode": "carrier pigeon", "url": target, "secret": newSecret()}}, 0, "mode"},
+		{"EVX-08 http", subscription("ci.build_finished", nil, "http://hooks.example.com/x", newSecret()), 0, ""},
+		{"EVX-16 an unknown event", subscription("ci.no_such", nil, target, newSecret()), -32011, "NotFound"},
+		{"EVX-03 an unknown argument", subscription("ci.build_finished", object{"colour": "red"}, target, newSecret()), -32602, "colour"},
+		{"EVX-03 an argument that breaks paramsSchema", subscription("deploy.finished", object{"environment": "moon"}, target, newSecret()), -32602, "environment"},
+		{"EVX-07 a forged cursor", with(subscription("ci.build_finished", nil, target, newSecret()), "cursor", "AAAA"), -32602, "cursor"},
+		{"a private target address", subscription("ci.build_finished", nil, "https://10.1.2.3/x", newSecret()), 0, ""},
+	}
+	for _, r := range subscriptions {
+		t.Run(r.name, func(t *testing.T) {
+			a := alice.Do(t, "events/subscribe", r.params)
+			if a.Error == nil {
+				t.Fatalf("it was accepted: %s", a.Body)
+			}
+			if r.code != 0 && a.Error.Code != r.code || !strings.Contains(a.Error.Error(), r.says) {
+				t.Errorf("got %v, want code %d and a word of %q", a.Error, r.code, r.says)
+			}
+		})
+	}
+	t.Run("nothing was registered", func(t *testing.T) {
+		for _, r := range alice.All(t, "resources/list", "resources") {
+			if uri, _ := r["uri"].(string); strings.HasPrefix(uri, "subscription://") {
+				t.Errorf("there is %s", uri)
+			}
+		}
+	})
+}
+
+func with(o object, key string, value any) object {
+	o[key] = value
+	return o
+}
+
+// TestGuardAtDelivery shows that a target registered while private addresses were
+// allowed gets nothing once they are not: the address is checked when it is dialled.
+func TestGuardAtDelivery(t *testing.T) {
+	receiver := harness.NewReceiver(t)
+	open := harness.NewServer(t, harness.ServerOptions{})
+	open.Start()
+	hook := receiver.Endpoint("private")
+	r := register(t, open.Modern("alice"), hook, "event://ci/build-finished")
+	open.Publish(t, build("before", 1))
+	hook.Wait(t, 1)
+	open.Stop()
+
+	guarded := harness.NewServer(t, harness.ServerOptions{Guarded: true, Data: open.Data, Callers: harness.SameKeys(open)})
+	guarded.Start()
+	guarded.Publish(t, build("after", 2))
+	t.Run("SRF-01 the address is refused when it is dialled", func(t *testing.T) {
+		status := waitStatus(t, guarded.Modern("alice"), r.Subscription.URI, func(s subscriptionStatus) bool {
+			return s.DeliveryStatus.LastError != nil
+		})
+		if got := *status.DeliveryStatus.LastError; got != "blocked" && got != "connection_refused" {
+			t.Errorf("lastError %q, want blocked", got)
+		}
+		if n, _ := hook.Count(); n != 1 {
+			t.Errorf("%d deliveries, want the one from before", n)
+		}
+	})
+}
+
+// TestEndpointsThatMisbehave shows what an endpoint can do to its own deliveries,
+// and that another's are not touched.
+func TestEndpointsThatMisbehave(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{
+		Args: []string{
+			"--retry-schedule", "0s,1s,2s", "--events-retry-schedule", "0s,1s,2s",
+			"--webhook-timeout", "2s", "--events-timeout", "2s",
+		},
+	})
+	receiver := harness.NewReceiver(t)
+	alice := s.Modern("alice")
+	healthy := receiver.Endpoint("healthy")
+	register(t, alice, healthy, "event://ci/build-finished")
+
+	flaky := receiver.Endpoint("flaky")
+	flaky.Answer(func(n int, _ *harness.Delivery) harness.Reply {
+		if n <= 2 {
+			return harness.Reply{Status: 500, Body: "internal <secret> details"}
+		}
+		return harness.Reply{}
+	})
+	flakySub := register(t, alice, flaky, "event://ci/build-finished")
+	hanging := receiver.Endpoint("hanging")
+	hanging.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Hang: true} })
+	hangingSub := register(t, alice, hanging, "event://ci/build-finished")
+	elsewhere := receiver.Endpoint("elsewhere")
+	redirecting := receiver.Endpoint("redirecting")
+	redirecting.Answer(func(int, *harness.Delivery) harness.Reply {
+		return harness.Reply{Status: http.StatusTemporaryRedirect, Header: map[string]string{"Location": elsewhere.URL()}}
+	})
+	redirectingSub := register(t, alice, redirecting, "event://ci/build-finished")
+	events := receiver.Endpoint("events")
+	events.Answer(func(n int, _ *harness.Delivery) harness.Reply {
+		if n == 1 {
+			return harness.Reply{Status: 503}
+		}
+		return harness.Reply{}
+	})
+	subscribe(t, alice, events, "ci.build_finished", nil)
+	closed := closedPort(t)
+	var refused registered
+	alice.Call(t, "resources/subscriptions/register", object{"uris": []string{"event://ci/build-finished"}, "targetUri": closed}, &refused)
+
+	s.Publish(t, build("one", 1))
+
+	t.Run("the healthy endpoint gets it at once", func(t *testing.T) {
+		d := healthy.Wait(t, 1)
+		if len(d) != 1 {
+			t.Errorf("%d deliveries", len(d))
+		}
+	})
+	t.Run("WHK-02 WHK-03 500 twice and then 200", func(t *testing.T) {
+		attempts := flaky.WaitAttempts(t, 3)
+		checkAttempts(t, flaky, attempts, "one")
+		if gap := attempts[2].At.Sub(attempts[1].At); gap < 1500*time.Millisecond {
+			t.Errorf("the third attempt came %v after the second, want 2 s with a fifth of jitter", gap)
+		}
+		status := waitStatus(t, alice, flakySub.Subscription.URI, func(s subscriptionStatus) bool { return s.DeliveryStatus.LastDeliveryAt != nil })
+		if status.State != "active" || status.DeliveryStatus.LastError != nil {
+			t.Errorf("after its success: %+v", status)
+		}
+	})
+	t.Run("WHK-10 the schedule of MCP Events is its own", func(t *testing.T) {
+		checkAttempts(t, events, events.WaitAttempts(t, 2), "one")
+	})
+	t.Run("WHK-11 a hanging endpoint times out and is tried again", func(t *testing.T) {
+		attempts := hanging.WaitAttempts(t, 2)
+		if gap := attempts[1].At.Sub(attempts[0].At); gap < 2500*time.Millisecond {
+			t.Errorf("tried again after %v, before the timeout of 2 s and the delay of 1 s", gap)
+		}
+		status := waitStatus(t, alice, hangingSub.Subscription.URI, func(s subscriptionStatus) bool { return s.DeliveryStatus.LastError != nil })
+		if *status.DeliveryStatus.LastError != "timeout" {
+			t.Errorf("lastError %q, want timeout", *status.DeliveryStatus.LastError)
+		}
+	})
+	t.Run("WHK-07 a redirect is a failure and never followed", func(t *testing.T) {
+		redirecting.WaitAttempts(t, 3)
+		waitStatus(t, alice, redirectingSub.Subscription.URI, func(s subscriptionStatus) bool { return s.DeliveryStatus.LastError != nil })
+		if n, _ := elsewhere.Count(); n != 0 {
+			t.Error("the redirect was followed")
+		}
+	})
+	t.Run("SRF-05 the owner sees a category and nothing that the endpoint said", func(t *testing.T) {
+		status := waitStatus(t, alice, refused.Subscription.URI, func(s subscriptionStatus) bool { return s.DeliveryStatus.LastError != nil })
+		if *status.DeliveryStatus.LastError != "connection_refused" {
+			t.Errorf("lastError %q, want connection_refused", *status.DeliveryStatus.LastError)
+		}
+		if strings.Contains(s.Output(), "<secret>") {
+			t.Error("the log holds what the endpoint answered")
+		}
+	})
+	t.Run("nothing is lost over it", func(t *testing.T) {
+		s.Publish(t, build("two", 2))
+		healthy.Wait(t, 2)
+		flaky.Wait(t, 2)
+		events.Wait(t, 2)
+	})
+	t.Run("SEP-1803 deliveries end after the last attempt", func(t *testing.T) {
+		attempts := 0
+		for _, d := range redirecting.Deliveries() {
+			if d.ID() == "one" {
+				attempts++
+			}
+		}
+		if attempts != 3 {
+			t.Errorf("%d attempts of a schedule of three", attempts)
+		}
+	})
+}
+
+// checkAttempts asserts one webhook-id, renewed timestamps, signatures that fit.
+func checkAttempts(t *testing.T, e *harness.Endpoint, attempts []*harness.Delivery, id string) {
+	t.Helper()
+	stamps, signatures := map[string]bool{}, map[string]bool{}
+	for i, d := range attempts {
+		if d.ID() != id {
+			t.Errorf("attempt %d has the webhook-id %q, want %q", i+1, d.ID(), id)
+		}
+		if err := d.Verify(e.Secret()); err != nil {
+			t.Errorf("attempt %d is not verified: %v", i+1, err)
+		}
+		stamps[d.Header.Get("webhook-timestamp")] = true
+		signatures[d.Header.Get("webhook-signature")] = true
+	}
+	if len(stamps) != len(attempts) || len(signatures) != len(attempts) {
+		t.Errorf("%d attempts have %d timestamps and %d signatures", len(attempts), len(stamps), len(signatures))
+	}
+}
+
+// closedPort is a URL at which nobody listens.
+func closedPort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return "http://" + l.Addr().String() + "/"
+}
+
+// subscriptionStatus is the text of a subscription:// resource.
+type subscriptionStatus struct {
+	URI            string   `json:"uri"`
+	EventURIs      []string `json:"eventUris"`
+	TargetURI      string   `json:"targetUri"`
+	State          string   `json:"state"`
+	Reason         string   `json:"reason"`
+	DeliveryStatus struct {
+		Active         bool    `json:"active"`
+		LastDeliveryAt *string `json:"lastDeliveryAt"`
+		LastError      *string `json:"lastError"`
+		FailedSince    *string `json:"failedSince"`
+	} `json:"deliveryStatus"`
+}
+
+// contents is the result of resources/read.
+type contents struct {
+	Contents []struct {
+		URI      string `json:"uri"`
+		MimeType string `json:"mimeType"`
+		Text     string `json:"text"`
+	} `json:"contents"`
+}
+
+func readStatus(tb testing.TB, c *harness.Client, uri string) subscriptionStatus {
+	tb.Helper()
+	var r contents
+	c.Call(tb, "resources/read", object{"uri": uri}, &r)
+	if len(r.Contents) != 1 || r.Contents[0].MimeType != "application/json" || r.Contents[0].URI != uri {
+		tb.Fatalf("read %s: %+v", uri, r)
+	}
+	return decode[subscriptionStatus](tb, []byte(r.Contents[0].Text))
+}
+
+// waitStatus waits until the subscription's state is as f wants it.
+func waitStatus(t *testing.T, c *harness.Client, uri string, f func(subscriptionStatus) bool) (s subscriptionStatus) {
+	t.Helper()
+	if !harness.Within(t, harness.Patience, func() bool { s = readStatus(t, c, uri); return f(s) }) {
+		t.Fatalf("the status did not come: %+v", s)
+	}
+	return s
+}

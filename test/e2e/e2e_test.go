@@ -1,0 +1,140 @@
+//go:build unix
+
+// Package e2e tests the system from outside, by HTTP: the main job on every way
+// to run it, bad input, and the requirements one by one. Names of tests carry the
+// numbers of the requirements they show.
+package e2e
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"os"
+	"reflect"
+	"testing"
+
+	"mcpevents/test/harness"
+)
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+// object is a JSON object as a test writes it.
+type object = map[string]any
+
+// newSecret is a secret as a client of the MCP Events extension makes it.
+func newSecret() string {
+	b := make([]byte, 32)
+	rand.Read(b) // never fails
+	return "whsec_" + base64.StdEncoding.EncodeToString(b)
+}
+
+// sameJSON reports whether two texts are the same JSON value.
+func sameJSON(tb testing.TB, a, b []byte) bool {
+	tb.Helper()
+	var x, y any
+	if err := json.Unmarshal(a, &x); err != nil {
+		tb.Fatalf("%v: %.200q", err, a)
+	}
+	if err := json.Unmarshal(b, &y); err != nil {
+		tb.Fatalf("%v: %.200q", err, b)
+	}
+	return reflect.DeepEqual(x, y)
+}
+
+func marshal(tb testing.TB, v any) []byte {
+	tb.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return b
+}
+
+func decode[T any](tb testing.TB, b []byte) T {
+	tb.Helper()
+	var v T
+	if err := json.Unmarshal(b, &v); err != nil {
+		tb.Fatalf("%v: %.300q", err, b)
+	}
+	return v
+}
+
+// registered is the answer to resources/subscriptions/register.
+type registered struct {
+	Subscription struct {
+		URI           string   `json:"uri"`
+		EventURIs     []string `json:"eventUris"`
+		TargetURI     string   `json:"targetUri"`
+		WebhookSecret struct {
+			Type, Key, Value string
+		} `json:"webhookSecret"`
+	} `json:"subscription"`
+}
+
+// register makes a SEP-1803 subscription and gives the endpoint its secret.
+func register(tb testing.TB, c *harness.Client, e *harness.Endpoint, uris ...string) registered {
+	tb.Helper()
+	var r registered
+	c.Call(tb, "resources/subscriptions/register", object{"uris": uris, "targetUri": e.URL()}, &r)
+	e.SetSecret(r.Subscription.WebhookSecret.Key)
+	return r
+}
+
+func deregister(tb testing.TB, c *harness.Client, uri string) {
+	tb.Helper()
+	c.Call(tb, "resources/subscriptions/deregister", object{"uri": uri}, nil)
+}
+
+// subscribed is the answer to events/subscribe.
+type subscribed struct {
+	ID             string          `json:"id"`
+	RefreshBefore  *string         `json:"refreshBefore"`
+	Cursor         *string         `json:"cursor"`
+	Truncated      bool            `json:"truncated"`
+	DeliveryStatus json.RawMessage `json:"deliveryStatus"`
+}
+
+// subscription is what events/subscribe is called with.
+func subscription(name string, arguments object, url, secret string) object {
+	if arguments == nil {
+		arguments = object{}
+	}
+	return object{
+		"name": name, "arguments": arguments,
+		"delivery": object{"mode": "webhook", "url": url, "secret": secret},
+	}
+}
+
+// subscribe makes a webhook subscription of the MCP Events extension with a new secret.
+func subscribe(tb testing.TB, c *harness.Client, e *harness.Endpoint, name string, arguments object) subscribed {
+	tb.Helper()
+	if e.Secret() == "" {
+		e.SetSecret(newSecret())
+	}
+	var r subscribed
+	c.Call(tb, "events/subscribe", subscription(name, arguments, e.URL(), e.Secret()), &r)
+	if r.ID == "" {
+		tb.Fatalf("events/subscribe %s: no id", name)
+	}
+	return r
+}
+
+// build is a valid event of the type ci.build_finished.
+func build(id string, number int) harness.Event {
+	return harness.Event{ID: id, URI: "event://ci/build-finished", Data: object{"build": number, "status": "passed"}}
+}
+
+// pullRequest is a valid event of the type github.pull_request.
+func pullRequest(id, owner, repo string, number int) harness.Event {
+	return harness.Event{ID: id, URI: "event://github/" + owner + "/" + repo + "/pull_request", Data: object{
+		"action": "opened", "number": number,
+		"pull_request": object{"title": "Change " + id, "author": "octocat"},
+	}}
+}
+
+// incident is a valid event of the type incident.created.
+func incident(id, service, severity string) harness.Event {
+	return harness.Event{ID: id, URI: "event://incidents/" + service + "/created", Data: object{
+		"id": id, "title": "It is down", "severity": severity,
+	}}
+}

@@ -1,0 +1,415 @@
+//go:build unix
+
+package e2e
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"mcpevents/test/harness"
+)
+
+var subscriptionURI = regexp.MustCompile(`^subscription://[A-Za-z0-9_-]{22,}$`)
+
+// TestRegister shows resources/subscriptions/register and deregister (SEP-1803).
+func TestRegister(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--retry-schedule", "0s,1s,1s,1s,1s,1s"}})
+	receiver := harness.NewReceiver(t)
+
+	for _, c := range []*harness.Client{s.Modern("alice"), s.Legacy(t, "alice", harness.Legacy)} {
+		t.Run("EVS-08 the answer, in "+c.Version, func(t *testing.T) {
+			hook := receiver.Endpoint("answer-" + c.Version)
+			uris := []string{"event://ci/build-finished", "event://github/acme/website/pull_request", "event://incidents"}
+			r := register(t, c, hook, uris...).Subscription
+			if !subscriptionURI.MatchString(r.URI) || r.TargetURI != hook.URL() || strings.Join(r.EventURIs, " ") != strings.Join(uris, " ") {
+				t.Errorf("registered as %+v", r)
+			}
+			t.Run("EVS-09 a standard secret of 32 random bytes", func(t *testing.T) {
+				key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(r.WebhookSecret.Key, "whsec_"))
+				if r.WebhookSecret.Type != "standard" || !strings.HasPrefix(r.WebhookSecret.Key, "whsec_") || err != nil || len(key) != 32 {
+					t.Errorf("secret %+v, %v", r.WebhookSecret, err)
+				}
+			})
+			other := register(t, c, hook, uris...).Subscription
+			if other.URI == r.URI || other.WebhookSecret.Key == r.WebhookSecret.Key {
+				t.Error("two registrations share their URI or secret")
+			}
+			deregister(t, c, other.URI)
+			hook.SetSecret(r.WebhookSecret.Key)
+			// Published after the answer: delivered, every time.
+			for i := range 20 {
+				id := "r-" + c.Version + "-" + string(rune('a'+i))
+				s.Publish(t, build(id, i+1))
+			}
+			hook.Wait(t, 20)
+			deregister(t, c, r.URI)
+		})
+	}
+	t.Run("EVS-08 with 50 URIs, all or nothing", func(t *testing.T) {
+		hook := receiver.Endpoint("fifty")
+		uris := make([]string, 50)
+		for i := range uris {
+			uris[i] = "event://incidents/s" + string(rune('a'+i%26)) + string(rune('a'+i/26)) + "/created"
+		}
+		c := s.Modern("bob")
+		bad := append(append([]string(nil), uris[:49]...), "event://no/such")
+		c.Refused(t, -32602, "resources/subscriptions/register", object{"uris": bad, "targetUri": hook.URL()})
+		r := register(t, c, hook, uris...)
+		s.Publish(t, incident("fifty-1", "saa", "info"), incident("fifty-2", "sxb", "info"))
+		hook.Wait(t, 2)
+		deregister(t, c, r.Subscription.URI)
+		if n, _ := hook.Count(); n != 2 {
+			t.Errorf("%d deliveries: the refused registration delivers too", n)
+		}
+	})
+	t.Run("a repeated registration with the same idempotency key", func(t *testing.T) {
+		hook := receiver.Endpoint("again")
+		c := s.Modern("bob")
+		params := object{
+			"uris": []string{"event://ci/build-finished"}, "targetUri": hook.URL(),
+			"_meta": object{harness.Prefix + "idempotencyKey": "k1"},
+		}
+		var first, second registered
+		c.Call(t, "resources/subscriptions/register", params, &first)
+		c.Call(t, "resources/subscriptions/register", params, &second)
+		if first.Subscription.URI != second.Subscription.URI {
+			t.Errorf("two subscriptions: %s, %s", first.Subscription.URI, second.Subscription.URI)
+		}
+		hook.SetSecret(second.Subscription.WebhookSecret.Key)
+		s.Publish(t, build("idem", 1))
+		d := hook.Wait(t, 1)[0]
+		for _, r := range []registered{first, second} {
+			if err := d.Verify(r.Subscription.WebhookSecret.Key); err != nil {
+				t.Errorf("not verified by one of the two secrets: %v", err)
+			}
+		}
+		deregister(t, c, first.Subscription.URI)
+	})
+	t.Run("EVS-11 deregister ends pending retries", func(t *testing.T) {
+		c := s.Modern("alice")
+		failing := receiver.Endpoint("failing")
+		failing.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Status: 500} })
+		r := register(t, c, failing, "event://ci/build-finished")
+		s.Publish(t, build("retried", 1))
+		failing.WaitAttempts(t, 2)
+		deregister(t, c, r.Subscription.URI)
+		answered := time.Now()
+		control := receiver.Endpoint("control")
+		register(t, c, control, "event://ci/build-finished")
+		control.Answer(func(n int, _ *harness.Delivery) harness.Reply {
+			if n < 4 {
+				return harness.Reply{Status: 500}
+			}
+			return harness.Reply{}
+		})
+		s.Publish(t, build("control", 2))
+		control.WaitAttempts(t, 4) // three further seconds of retries
+		for _, d := range failing.Deliveries() {
+			if d.At.After(answered) {
+				t.Errorf("an attempt of %s started %v after the answer", d.ID(), d.At.Sub(answered))
+			}
+		}
+	})
+	t.Run("EVS-11 unknown, malformed and not-owned answer alike", func(t *testing.T) {
+		c := s.Modern("alice")
+		own := register(t, c, receiver.Endpoint("own"), "event://ci/build-finished").Subscription.URI
+		answers := map[string]string{}
+		for what, uri := range map[string]string{
+			"unknown": "subscription://sub_00000000000000000000000000000000", "malformed": "subscription://x", "not owned": own,
+		} {
+			a := s.Modern("bob").Do(t, "resources/subscriptions/deregister", object{"uri": uri})
+			if a.Error == nil {
+				t.Fatalf("%s: %s", what, a.Body)
+			}
+			text := a.Error.Error()
+			answers[strings.ReplaceAll(text, uri, "URI")] = what
+		}
+		if len(answers) != 1 {
+			t.Errorf("they differ: %v", answers)
+		}
+		readStatus(t, c, own) // still there
+	})
+	t.Run("EVS-11 under load, nothing starts after the answer", func(t *testing.T) {
+		c := s.Modern("alice")
+		hook := receiver.Endpoint("load")
+		r := register(t, c, hook, "event://incidents/load/created")
+		var wg sync.WaitGroup
+		for p := range 4 {
+			wg.Go(func() {
+				for i := range 50 {
+					s.Publish(t, incident("load-"+string(rune('a'+p))+"-"+string(rune('A'+i)), "load", "info"))
+				}
+			})
+		}
+		hook.WaitAttempts(t, 20)
+		deregister(t, c, r.Subscription.URI)
+		answered := time.Now()
+		wg.Wait()
+		for _, d := range hook.Deliveries() {
+			if late := d.At.Sub(answered); late > time.Second {
+				t.Errorf("an attempt arrived %v after the answer", late)
+			}
+		}
+	})
+}
+
+// TestSecretKinds shows the secrets that an operator can choose.
+func TestSecretKinds(t *testing.T) {
+	receiver := harness.NewReceiver(t)
+	t.Run("EVS-09 raw", func(t *testing.T) {
+		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--webhook-secret", "raw"}})
+		hook := receiver.Endpoint("raw")
+		r := register(t, s.Modern("alice"), hook, "event://ci/build-finished").Subscription.WebhookSecret
+		if r.Type != "raw" || len(r.Value) < 32 || r.Key != "" {
+			t.Fatalf("secret %+v", r)
+		}
+		s.Publish(t, build("raw", 1))
+		d := hook.Wait(t, 1)[0]
+		mac := hmac.New(sha256.New, []byte(r.Value))
+		mac.Write(d.Body)
+		if got, want := d.Header.Get("X-Hub-Signature-256"), "sha256="+hex.EncodeToString(mac.Sum(nil)); got != want {
+			t.Errorf("X-Hub-Signature-256 %q, want %q", got, want)
+		}
+		for _, h := range []string{"webhook-id", "webhook-timestamp", "webhook-signature"} {
+			if d.Header.Get(h) == "" {
+				t.Errorf("no %s beside it", h)
+			}
+		}
+	})
+	t.Run("EVS-09 none, only by name", func(t *testing.T) {
+		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--webhook-secret", "none"}})
+		hook := receiver.Endpoint("none")
+		r := register(t, s.Modern("alice"), hook, "event://ci/build-finished").Subscription.WebhookSecret
+		if r.Type != "none" || r.Key != "" || r.Value != "" {
+			t.Fatalf("secret %+v", r)
+		}
+		s.Publish(t, build("none", 1))
+		if d := hook.Wait(t, 1)[0]; d.Header.Get("webhook-signature") != "" || d.ID() != "none" {
+			t.Errorf("headers %v", d.Header)
+		}
+	})
+}
+
+// TestSecrets shows that a secret is in the one answer and nowhere else.
+func TestSecrets(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--log-level", "debug"}})
+	receiver := harness.NewReceiver(t)
+	c := s.Modern("alice")
+	hook, flaky := receiver.Endpoint("hook"), receiver.Endpoint("flaky")
+	flaky.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Status: 500} })
+	r := register(t, c, hook, "event://ci/build-finished")
+	registered := hook.Secret()
+	f := register(t, c, flaky, "event://ci/build-finished")
+	clients := receiver.Endpoint("clients")
+	subscribe(t, c, clients, "ci.build_finished", nil)
+	s.Publish(t, build("one", 1))
+	hook.Wait(t, 1)
+	clients.Wait(t, 1)
+	waitStatus(t, c, f.Subscription.URI, func(s subscriptionStatus) bool { return s.DeliveryStatus.LastError != nil })
+
+	secrets := map[string]string{
+		"registered": registered, "of a failing one": flaky.Secret(), "the client's": clients.Secret(),
+		"alice's key": s.Keys["alice"],
+	}
+	clear := func(t *testing.T, where string, text []byte) {
+		t.Helper()
+		for what, secret := range secrets {
+			bare := strings.TrimPrefix(secret, "whsec_")
+			raw, _ := base64.StdEncoding.DecodeString(bare)
+			if bytes.Contains(text, []byte(bare)) || len(raw) > 0 && bytes.Contains(text, raw) {
+				t.Errorf("the secret %s is in %s", what, where)
+			}
+		}
+	}
+	t.Run("EVS-10 not in lists, reads and errors", func(t *testing.T) {
+		calls := []struct {
+			method string
+			params object
+		}{
+			{"resources/list", nil},
+			{"resources/read", object{"uri": r.Subscription.URI}},
+			{"resources/read", object{"uri": f.Subscription.URI}},
+			{"events/list", nil},
+			{"events/subscribe", subscription("no.such", nil, clients.URL(), clients.Secret())},
+			{"events/subscribe", subscription("ci.build_finished", object{"wrong": 1}, clients.URL(), clients.Secret())},
+			{"resources/subscriptions/deregister", object{"uri": "subscription://x"}},
+		}
+		for _, call := range calls {
+			clear(t, call.method, c.Do(t, call.method, call.params).Body)
+		}
+	})
+	s.Stop()
+	t.Run("EVS-10 not in the log", func(t *testing.T) { clear(t, "the log", []byte(s.Output())) })
+	t.Run("EVS-10 not in clear in the store", func(t *testing.T) {
+		files := 0
+		err := filepath.WalkDir(s.Data, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			files++
+			b, err := os.ReadFile(path)
+			clear(t, filepath.Base(path), b)
+			info, ierr := d.Info()
+			if ierr == nil && strings.Contains(filepath.Base(path), "key") && info.Mode().Perm() != 0o600 {
+				t.Errorf("%s has the mode %v, want 0600", path, info.Mode())
+			}
+			return err
+		})
+		if err != nil || files == 0 {
+			t.Errorf("%d files: %v", files, err)
+		}
+	})
+}
+
+// TestSubscriptionResources shows subscription:// resources.
+func TestSubscriptionResources(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{})
+	receiver := harness.NewReceiver(t)
+	alice, bob := s.Modern("alice"), s.Modern("bob")
+	listens := map[string]*harness.Stream{
+		"alice": alice.Listen(t, 1, object{"resourcesListChanged": true}, nil),
+		"bob":   bob.Listen(t, 1, object{"resourcesListChanged": true}, nil),
+	}
+	session := s.Legacy(t, "alice", harness.Legacy)
+	legacy := session.Open(t, "")
+	changes := func(st *harness.Stream) (n int) {
+		for _, m := range st.Messages() {
+			if m.Method == "notifications/resources/list_changed" {
+				n++
+			}
+		}
+		return n
+	}
+	waitChanges := func(t *testing.T, n int) {
+		t.Helper()
+		for name, st := range map[string]*harness.Stream{"listen": listens["alice"], "GET": legacy} {
+			harness.Eventually(t, harness.Patience, "list_changed on the stream "+name, func() bool { return changes(st) >= n })
+		}
+	}
+	hook := receiver.Endpoint("hook")
+	uri := register(t, alice, hook, "event://ci/build-finished", "event://github/acme").Subscription.URI
+	t.Run("EVS-12 registering sends list_changed to that principal", func(t *testing.T) { waitChanges(t, 1) })
+
+	listed := func(c *harness.Client) (uris []string) {
+		for _, r := range c.All(t, "resources/list", "resources") {
+			if u, _ := r["uri"].(string); strings.HasPrefix(u, "subscription://") {
+				uris = append(uris, u)
+			}
+		}
+		return uris
+	}
+	t.Run("EVS-12 listed to its owner only", func(t *testing.T) {
+		if got := listed(alice); len(got) != 1 || got[0] != uri {
+			t.Errorf("alice has %v, want %s", got, uri)
+		}
+		if got := listed(bob); len(got) != 0 {
+			t.Errorf("bob sees %v", got)
+		}
+	})
+	t.Run("EVS-12 lists that hold subscriptions are private", func(t *testing.T) {
+		var page struct{ CacheScope string }
+		for _, method := range []string{"resources/list"} {
+			alice.Call(t, method, nil, &page)
+			if page.CacheScope != "private" {
+				t.Errorf("%s: cacheScope %q", method, page.CacheScope)
+			}
+		}
+	})
+	t.Run("EVS-12 readable by its owner only", func(t *testing.T) {
+		st := readStatus(t, alice, uri)
+		if st.URI != uri || st.TargetURI != hook.URL() || len(st.EventURIs) != 2 || st.State != "active" || !st.DeliveryStatus.Active || st.DeliveryStatus.LastDeliveryAt != nil {
+			t.Errorf("read: %+v", st)
+		}
+		bob.Refused(t, -32602, "resources/read", object{"uri": uri})
+		s.Publish(t, build("one", 1))
+		waitStatus(t, alice, uri, func(s subscriptionStatus) bool { return s.DeliveryStatus.LastDeliveryAt != nil })
+	})
+	t.Run("EVS-12 WHK-08 a change of state notifies", func(t *testing.T) {
+		gone := receiver.Endpoint("gone")
+		gone.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Status: 410} })
+		goneURI := register(t, alice, gone, "event://ci/build-finished").Subscription.URI
+		waitChanges(t, 2)
+		listen := alice.Listen(t, "state", object{"resourceSubscriptions": []string{goneURI}}, nil)
+		session.Call(t, "resources/subscribe", object{"uri": goneURI}, nil)
+		if e := bob.Do(t, "resources/read", object{"uri": goneURI}); e.Error == nil {
+			t.Error("bob reads alice's subscription")
+		}
+		s.Publish(t, build("two", 2))
+		for name, st := range map[string]*harness.Stream{"listen": listen, "GET": legacy} {
+			harness.Eventually(t, harness.Patience, "the update on "+name, func() bool {
+				for _, u := range st.Updates() {
+					if u.URI == goneURI {
+						return true
+					}
+				}
+				return false
+			})
+		}
+		if st := readStatus(t, alice, goneURI); st.State != "disabled" || st.Reason == "" {
+			t.Errorf("after 410: %+v", st)
+		}
+		s.Publish(t, build("three", 3))
+		hook.Wait(t, 3)
+		if n, _ := gone.Count(); n != 1 {
+			t.Errorf("%d attempts at an endpoint that answered 410", n)
+		}
+	})
+	t.Run("EVS-12 deregistering sends list_changed and takes it away", func(t *testing.T) {
+		before := changes(legacy)
+		deregister(t, alice, uri)
+		waitChanges(t, before+1)
+		for _, u := range listed(alice) {
+			if u == uri {
+				t.Error("it is still listed")
+			}
+		}
+		alice.Refused(t, -32602, "resources/read", object{"uri": uri})
+	})
+	t.Run("EVS-12 another principal hears nothing of it", func(t *testing.T) {
+		if n := changes(listens["bob"]); n != 0 {
+			t.Errorf("bob got %d list_changed", n)
+		}
+	})
+}
+
+// TestParentWebhooks shows webhooks of parents and of patterns.
+func TestParentWebhooks(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{})
+	receiver := harness.NewReceiver(t)
+	c := s.Modern("alice")
+	hook := receiver.Endpoint("overlapping")
+	register(t, c, hook, "event://github/acme", "event://github/acme/website/pull_request", "event://github/*/website/pull_request")
+	for i, e := range []harness.Event{
+		pullRequest("p1", "acme", "website", 1), pullRequest("p2", "acme", "api", 2),
+		pullRequest("p3", "globex", "website", 3), pullRequest("p4", "globex", "api", 4),
+	} {
+		_ = i
+		s.Publish(t, e)
+	}
+	last := receiver.Endpoint("last")
+	register(t, c, last, "event://github/globex/api/pull_request")
+	s.Publish(t, pullRequest("p5", "globex", "api", 5))
+	last.Wait(t, 1)
+	t.Run("EVS-13 a parent gets its sub-resources, overlapping URIs deliver once", func(t *testing.T) {
+		hook.Wait(t, 3)
+		if ids := hook.IDs(); len(ids) != 3 || ids["p1"] != 1 || ids["p2"] != 1 || ids["p3"] != 1 {
+			t.Errorf("delivered %v, want p1, p2 and p3 once each", ids)
+		}
+		for _, d := range hook.Deliveries() {
+			if body := decode[struct{ URI string }](t, d.Body); !strings.Contains(body.URI, "/pull_request") {
+				t.Errorf("%s has the URI %s, want the event's own", d.ID(), body.URI)
+			}
+		}
+	})
+}

@@ -1,0 +1,469 @@
+//go:build unix
+
+package e2e
+
+import (
+	"encoding/base64"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/test/harness"
+)
+
+// occurrence is an EventOccurrence of the MCP Events extension.
+type occurrence struct {
+	EventID   string
+	Name      string
+	Timestamp string
+	Data      map[string]any
+	Cursor    *string
+}
+
+// TestSubscribe shows events/subscribe and events/unsubscribe (SEP-3415).
+func TestSubscribe(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--min-ttl", "1s", "--events-retry-schedule", "0s,1s,1s"}})
+	receiver := harness.NewReceiver(t)
+	alice, bob := s.Modern("alice"), s.Modern("bob")
+
+	t.Run("EVX-04 WHK-02 the same event has one id in every kind", func(t *testing.T) {
+		hook, old := receiver.Endpoint("kinds"), receiver.Endpoint("kinds-1803")
+		sub := subscribe(t, alice, hook, "ci.build_finished", nil)
+		r := register(t, alice, old, "event://ci/build-finished")
+		stream := alice.Listen(t, 1, object{"resourceSubscriptions": []string{"event://ci/build-finished"}}, nil)
+		happened := time.Date(2026, 11, 3, 12, 30, 15, 250e6, time.FixedZone("", 3600))
+		e := build("", 42)
+		e.Time = happened
+		id := s.Publish(t, e)[0].ID
+		d := hook.Wait(t, 1)[0]
+		occ := decode[occurrence](t, d.Body)
+		if occ.EventID != id || occ.Name != "ci.build_finished" || occ.Data["build"] != 42.0 || occ.Cursor == nil {
+			t.Errorf("body %s", d.Body)
+		}
+		if at, err := time.Parse(time.RFC3339, occ.Timestamp); err != nil || !at.Equal(happened) {
+			t.Errorf("timestamp %q, want %v with a zone", occ.Timestamp, happened)
+		}
+		if d.ID() != id || old.Wait(t, 1)[0].ID() != id || stream.Wait(t, 1)[0].EventID != id {
+			t.Error("the id differs between the kinds")
+		}
+		if got := d.Header.Get("X-MCP-Subscription-Id"); got != sub.ID {
+			t.Errorf("X-MCP-Subscription-Id %q, want %q", got, sub.ID)
+		}
+		unsubscribe(t, alice, hook, "ci.build_finished", nil)
+		deregister(t, alice, r.Subscription.URI)
+	})
+
+	t.Run("EVX-08 idempotent over principal, url, name and arguments", func(t *testing.T) {
+		hook := receiver.Endpoint("idempotent")
+		first := subscribe(t, alice, hook, "github.pull_request", object{"owner": "acme", "action": "opened"})
+		var again subscribed
+		alice.Call(t, "events/subscribe", object{
+			"arguments": object{"action": "opened", "owner": "acme"}, "name": "github.pull_request",
+			"delivery": object{"mode": "webhook", "url": hook.URL(), "secret": hook.Secret()},
+			"id":       "sub_11111111111111111111111111111111",
+		}, &again)
+		if again.ID != first.ID {
+			t.Errorf("the same subscription is %s and %s", first.ID, again.ID)
+		}
+		different := map[string]string{first.ID: "the first"}
+		for what, id := range map[string]string{
+			"other arguments": subscribe(t, alice, hook, "github.pull_request", object{"owner": "globex"}).ID,
+			"another name":    subscribe(t, alice, hook, "github.push", object{"owner": "acme"}).ID,
+			"another caller":  subscribe(t, bob, hook, "github.pull_request", object{"owner": "acme", "action": "opened"}).ID,
+		} {
+			if different[id] != "" {
+				t.Errorf("%s has the id of %s", what, different[id])
+			}
+			different[id] = what
+		}
+		s.Publish(t, pullRequest("pr-1", "acme", "api", 1))
+		harness.Eventually(t, harness.Patience, "alice's and bob's delivery", func() bool { n, _ := hook.Count(); return n >= 2 })
+		var subs []string
+		for _, d := range hook.Deliveries() {
+			subs = append(subs, d.Header.Get("X-MCP-Subscription-Id"))
+			if err := d.Verify(hook.Secret()); err != nil {
+				t.Error(err)
+			}
+		}
+		slices.Sort(subs)
+		if len(slices.Compact(subs)) != 2 || len(hook.Deliveries()) != 2 {
+			t.Errorf("deliveries for %v", subs)
+		}
+	})
+
+	t.Run("EVX-03 arguments bind variables and filter payloads", func(t *testing.T) {
+		hook := receiver.Endpoint("filters")
+		subscribe(t, alice, hook, "incident.created", object{"severity": []string{"critical", "err*"}})
+		for _, severity := range []string{"info", "critical", "warning", "error"} {
+			s.Publish(t, incident("f-"+severity, "search", severity))
+		}
+		hook.Wait(t, 2)
+		if ids := hook.IDs(); ids["f-critical"] != 1 || ids["f-error"] != 1 || len(ids) != 2 {
+			t.Errorf("delivered %v", ids)
+		}
+	})
+
+	t.Run("EVX-08 replay from a supplied cursor", func(t *testing.T) {
+		hook := receiver.Endpoint("replay")
+		sub := subscribe(t, alice, hook, "deploy.finished", object{"environment": "staging", "service": "replay"})
+		deployed := func(id string) harness.Event {
+			return harness.Event{ID: id, URI: "event://deploy/staging/replay/finished", Data: object{"version": id, "outcome": "succeeded"}}
+		}
+		s.Publish(t, deployed("d1"))
+		d := hook.Wait(t, 1)[0]
+		unsubscribe(t, alice, hook, "deploy.finished", object{"environment": "staging", "service": "replay"})
+		s.Publish(t, deployed("d2"))
+		s.Publish(t, deployed("d3"))
+		harness.Eventually(t, harness.Patience, "d3 in the log", func() bool {
+			var r contents
+			alice.Call(t, "resources/read", object{"uri": "event://deploy/staging/replay/finished"}, &r)
+			return strings.Contains(r.Contents[0].Text, "d3")
+		})
+		var again subscribed
+		params := subscription("deploy.finished", object{"environment": "staging", "service": "replay"}, hook.URL(), hook.Secret())
+		params["cursor"] = decode[occurrence](t, d.Body).Cursor
+		alice.Call(t, "events/subscribe", params, &again)
+		if again.ID != sub.ID || again.Truncated {
+			t.Errorf("subscribed again as %+v", again)
+		}
+		hook.Wait(t, 3)
+		if ids := hook.IDs(); ids["d2"] != 1 || ids["d3"] != 1 {
+			t.Errorf("delivered %v, want d2 and d3 once", ids)
+		}
+	})
+
+	t.Run("EVX-09 the lifetime that is granted", func(t *testing.T) {
+		hook := receiver.Endpoint("ttl")
+		grants := []struct {
+			what string
+			ttl  any
+			want time.Duration
+		}{
+			{"the default", nil, 24 * time.Hour},
+			{"what was asked", 3_600_000, time.Hour},
+			{"the floor", 10, time.Second},
+			{"the cap", 365 * 24 * 3_600_000, 168 * time.Hour},
+		}
+		for _, g := range grants {
+			params := subscription("ci.build_finished", object{"status": "passed"}, hook.URL(), newSecret())
+			if g.ttl != nil {
+				params["ttlMs"] = g.ttl
+			}
+			var r subscribed
+			alice.Call(t, "events/subscribe", params, &r)
+			if r.RefreshBefore == nil {
+				t.Errorf("%s: no refreshBefore", g.what)
+				continue
+			}
+			at, err := time.Parse(time.RFC3339, *r.RefreshBefore)
+			if got := time.Until(at); err != nil || got > g.want || got < g.want-5*time.Second {
+				t.Errorf("%s: refreshBefore %s in %v, want %v", g.what, *r.RefreshBefore, got, g.want)
+			}
+		}
+		params := subscription("ci.build_finished", object{"status": "passed"}, hook.URL(), newSecret())
+		params["ttlMs"] = nil
+		var r subscribed
+		alice.Call(t, "events/subscribe", params, &r)
+		if r.RefreshBefore == nil {
+			t.Error("no expiry was granted though the operator does not allow it")
+		}
+	})
+	t.Run("EVX-09 expiry stops delivery to the second", func(t *testing.T) {
+		hook, control := receiver.Endpoint("expires"), receiver.Endpoint("stays")
+		hook.SetSecret(newSecret())
+		args := object{"owner": "expiring"}
+		params := subscription("github.push", args, hook.URL(), hook.Secret())
+		params["ttlMs"] = 2000
+		var r subscribed
+		alice.Call(t, "events/subscribe", params, &r)
+		subscribe(t, alice, control, "github.push", args)
+		push := func(id string) harness.Event {
+			return harness.Event{ID: id, URI: "event://github/expiring/x/push", Data: object{
+				"ref": "refs/heads/main", "after": strings.Repeat("a", 40),
+			}}
+		}
+		s.Publish(t, push("in-time"))
+		hook.Wait(t, 1)
+		at, err := time.Parse(time.RFC3339, *r.RefreshBefore)
+		if err != nil {
+			t.Fatal(err)
+		}
+		harness.Eventually(t, harness.Patience, "the expiry", func() bool { return time.Now().After(at) })
+		s.Publish(t, push("too-late"))
+		control.Wait(t, 2)
+		if n, _ := hook.Count(); n != 1 {
+			t.Errorf("%d deliveries, one of them after the expiry", n)
+		}
+	})
+
+	t.Run("EVX-10 WHK-06 a refresh rotates the secret with both signatures", func(t *testing.T) {
+		hook := receiver.Endpoint("rotates")
+		first := subscribe(t, alice, hook, "ci.build_finished", object{"status": "failed"})
+		old, next := hook.Secret(), newSecret()
+		var again subscribed
+		alice.Call(t, "events/subscribe", subscription("ci.build_finished", object{"status": "failed"}, hook.URL(), next), &again)
+		if again.ID != first.ID {
+			t.Errorf("the id changed from %s to %s", first.ID, again.ID)
+		}
+		if len(again.DeliveryStatus) == 0 || again.DeliveryStatus[0] != '{' {
+			t.Errorf("deliveryStatus of a refresh: %s", again.DeliveryStatus)
+		}
+		s.Publish(t, harness.Event{ID: "rotated", URI: "event://ci/build-finished", Data: object{"build": 1, "status": "failed"}})
+		d := hook.Wait(t, 1)[0]
+		for what, secret := range map[string]string{"old": old, "new": next} {
+			if err := d.Verify(secret); err != nil {
+				t.Errorf("not verified with the %s secret: %v", what, err)
+			}
+		}
+		if n := len(strings.Fields(d.Header.Get("webhook-signature"))); n != 2 {
+			t.Errorf("%d signatures, want 2", n)
+		}
+	})
+
+	t.Run("EVX-14 410 and 413 are final for that delivery, the subscription lives", func(t *testing.T) {
+		hook := receiver.Endpoint("final")
+		hook.Answer(func(n int, _ *harness.Delivery) harness.Reply {
+			return harness.Reply{Status: []int{410, 413, 500, 200, 200}[min(n, 5)-1]}
+		})
+		subscribe(t, alice, hook, "message.created", object{"workspace": "acme", "channel": "final"})
+		for i, id := range []string{"gone", "large", "retried"} {
+			s.Publish(t, message(id, "final"))
+			hook.Wait(t, i+1)
+		}
+		hook.WaitAttempts(t, 4)
+		s.Publish(t, message("fine", "final"))
+		hook.Wait(t, 4)
+		if ids := hook.IDs(); ids["gone"] != 1 || ids["large"] != 1 || ids["retried"] != 2 {
+			t.Errorf("attempts: %v", ids)
+		}
+	})
+
+	t.Run("EVX-15 unsubscribe by the same key, idempotent, at once", func(t *testing.T) {
+		hook, control := receiver.Endpoint("ends"), receiver.Endpoint("goes-on")
+		args := object{"workspace": "acme", "channel": "ends"}
+		subscribe(t, alice, hook, "message.created", args)
+		subscribe(t, alice, control, "message.created", args)
+		s.Publish(t, message("e1", "ends"))
+		hook.Wait(t, 1)
+		unsubscribe(t, bob, hook, "message.created", args) // not bob's: nothing happens
+		s.Publish(t, message("e2", "ends"))
+		hook.Wait(t, 2)
+		unsubscribe(t, alice, hook, "message.created", args)
+		unsubscribe(t, alice, hook, "message.created", args)
+		s.Publish(t, message("e3", "ends"))
+		control.Wait(t, 3)
+		if n, _ := hook.Count(); n != 2 {
+			t.Errorf("%d deliveries, want 2", n)
+		}
+	})
+	t.Run("EVX-15 unknown is NotFound by configuration", func(t *testing.T) {
+		sep := harness.StartServer(t, harness.ServerOptions{Args: []string{"--unknown-unsubscribe", "not-found", "--event-codes", "sep3415"}})
+		c := sep.Modern("alice")
+		params := object{"name": "ci.build_finished", "arguments": object{}, "delivery": object{"mode": "webhook", "url": "https://example.com/x"}}
+		c.Refused(t, -32023, "events/unsubscribe", params)
+		t.Run("EVX-16 the numbers of SEP-3415", func(t *testing.T) {
+			e := c.Refused(t, -32023, "events/subscribe", subscription("no.such", nil, "http://127.0.0.1:9/", newSecret()))
+			if !strings.Contains(e.Message, "NotFound") {
+				t.Errorf("error %v", e)
+			}
+			e = c.Refused(t, -32027, "events/subscribe", subscription("ci.build_finished", nil, closedPort(t), newSecret()))
+			if decode[map[string]any](t, e.Data)["reason"] == nil {
+				t.Errorf("error %v", e)
+			}
+		})
+	})
+
+	t.Run("EVX-09 subscriptions survive a restart", func(t *testing.T) {
+		hook := receiver.Endpoint("survives")
+		subscribe(t, alice, hook, "calendar.event_changed", nil)
+		s.Stop()
+		s.Start()
+		s.Publish(t, harness.Event{ID: "after", URI: "event://calendar/team/changed", Data: object{"id": "1", "change": "created"}})
+		d := hook.Wait(t, 1)[0]
+		if err := d.Verify(hook.Secret()); err != nil {
+			t.Error(err)
+		}
+		if n := len(hook.Challenges()); n != 1 {
+			t.Errorf("%d challenges", n)
+		}
+	})
+}
+
+func unsubscribe(tb testing.TB, c *harness.Client, e *harness.Endpoint, name string, arguments object) {
+	tb.Helper()
+	if arguments == nil {
+		arguments = object{}
+	}
+	c.Call(tb, "events/unsubscribe", object{
+		"name": name, "arguments": arguments, "delivery": object{"mode": "webhook", "url": e.URL()},
+	}, nil)
+}
+
+// TestVerification shows the challenge before the first delivery.
+func TestVerification(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--events-timeout", "2s"}})
+	receiver := harness.NewReceiver(t)
+	alice, bob := s.Modern("alice"), s.Modern("bob")
+
+	t.Run("EVX-12 a signed challenge before the first delivery, once per caller and URL", func(t *testing.T) {
+		hook := receiver.Endpoint("good")
+		sub := subscribe(t, alice, hook, "ci.build_finished", nil)
+		subscribe(t, alice, hook, "incident.created", nil)
+		challenges := hook.Challenges()
+		if len(challenges) != 1 {
+			t.Fatalf("%d challenges for one caller and URL, want 1", len(challenges))
+		}
+		c := challenges[0]
+		if err := c.Verify(hook.Secret()); err != nil {
+			t.Errorf("the challenge is not signed as deliveries are: %v", err)
+		}
+		if !strings.HasPrefix(c.ID(), "msg_verification_") || len(c.ID()) < len("msg_verification_")+16 {
+			t.Errorf("webhook-id %q", c.ID())
+		}
+		if c.Header.Get("X-MCP-Subscription-Id") != sub.ID {
+			t.Errorf("X-MCP-Subscription-Id %q, want %q", c.Header.Get("X-MCP-Subscription-Id"), sub.ID)
+		}
+		if raw, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(c.Challenge, "=")); err == nil && len(raw) < 16 || len(c.Challenge) < 22 {
+			t.Errorf("challenge %q can be guessed", c.Challenge)
+		}
+		subscribe(t, bob, hook, "ci.build_finished", nil)
+		if n := len(hook.Challenges()); n != 2 {
+			t.Errorf("%d challenges after another caller's, want 2", n)
+		}
+		if hook.Challenges()[1].Challenge == c.Challenge {
+			t.Error("the challenge was used twice")
+		}
+	})
+
+	moved := receiver.Endpoint("moved")
+	bad := []struct {
+		name   string
+		answer func(*harness.Delivery) harness.Reply
+	}{
+		{"answers nothing", func(*harness.Delivery) harness.Reply { return harness.Reply{} }},
+		{"answers another challenge", func(d *harness.Delivery) harness.Reply {
+			return harness.Reply{Body: `{"challenge":"` + strings.ToUpper(d.Challenge) + `x"}`}
+		}},
+		{"answers the body as it came", func(d *harness.Delivery) harness.Reply { return harness.Reply{Body: string(d.Challenge)} }},
+		{"answers 500", func(d *harness.Delivery) harness.Reply {
+			return harness.Reply{Status: 500, Body: `{"challenge":"` + d.Challenge + `"}`}
+		}},
+		{"redirects", func(*harness.Delivery) harness.Reply {
+			return harness.Reply{Status: http.StatusFound, Header: map[string]string{"Location": moved.URL()}}
+		}},
+		{"hangs", func(*harness.Delivery) harness.Reply { return harness.Reply{Hang: true} }},
+		{"answers a megabyte", func(d *harness.Delivery) harness.Reply {
+			return harness.Reply{Body: `{"pad":"` + strings.Repeat("x", 1<<20) + `","challenge":"` + d.Challenge + `"}`}
+		}},
+	}
+	for i, b := range bad {
+		t.Run("EVX-12 an endpoint that "+b.name, func(t *testing.T) {
+			hook := receiver.Endpoint("bad-" + string(rune('a'+i)))
+			hook.AnswerChallenge(b.answer)
+			e := alice.Refused(t, -32015, "events/subscribe", subscription("ci.build_finished", nil, hook.URL(), newSecret()))
+			reason, _ := decode[map[string]any](t, e.Data)["reason"].(string)
+			if !slices.Contains([]string{"connection_refused", "timeout", "tls_error", "http_4xx", "http_5xx", "challenge_failed"}, reason) {
+				t.Errorf("reason %q is none of the published categories: %v", reason, e)
+			}
+			if !strings.Contains(e.Message, "CallbackEndpointError") {
+				t.Errorf("message %q does not name the error", e.Message)
+			}
+			s.Publish(t, build("", 1))
+			if n, _ := hook.Count(); n != 0 {
+				t.Errorf("%d deliveries to an endpoint that was not verified", n)
+			}
+		})
+	}
+	t.Run("EVX-12 the challenge follows no redirect", func(t *testing.T) {
+		if len(moved.Challenges()) != 0 {
+			t.Error("it did")
+		}
+	})
+	t.Run("EVX-12 nobody listens", func(t *testing.T) {
+		e := alice.Refused(t, -32015, "events/subscribe", subscription("ci.build_finished", nil, closedPort(t), newSecret()))
+		if got := decode[map[string]any](t, e.Data)["reason"]; got != "connection_refused" {
+			t.Errorf("reason %v", got)
+		}
+	})
+	t.Run("EVX-12 a repaired endpoint can subscribe", func(t *testing.T) {
+		hook := receiver.Endpoint("repaired")
+		ok := false
+		hook.AnswerChallenge(func(d *harness.Delivery) harness.Reply {
+			if !ok {
+				return harness.Reply{Status: 404}
+			}
+			return harness.Reply{Status: 201, Body: `{"challenge":"` + d.Challenge + `","more":true}`}
+		})
+		alice.Refused(t, -32015, "events/subscribe", subscription("ci.build_finished", nil, hook.URL(), newSecret()))
+		ok = true
+		subscribe(t, alice, hook, "ci.build_finished", nil)
+		s.Publish(t, build("repaired", 1))
+		hook.Wait(t, 1)
+	})
+	t.Run("EVX-12 an allow-list of the operator needs no challenge", func(t *testing.T) {
+		hook := receiver.Endpoint("listed")
+		other := harness.StartServer(t, harness.ServerOptions{Args: []string{"--verified-targets", hook.URL()}})
+		subscribe(t, other.Modern("alice"), hook, "ci.build_finished", nil)
+		if n := len(hook.Challenges()); n != 0 {
+			t.Errorf("%d challenges", n)
+		}
+	})
+}
+
+// TestErrorCodes shows the named errors of the events methods.
+func TestErrorCodes(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--max-subscriptions", "2"}})
+	receiver := harness.NewReceiver(t)
+	hook := receiver.Endpoint("hook")
+	alice := s.Modern("alice")
+	named := func(t *testing.T, e *harness.RPCError, name string) {
+		t.Helper()
+		if !strings.Contains(e.Message, name) {
+			t.Errorf("the message %q does not name %s", e.Message, name)
+		}
+		if len(e.Data) == 0 || e.Data[0] != '{' {
+			t.Errorf("data %s is no object", e.Data)
+		}
+	}
+	t.Run("EVX-16 NotFound", func(t *testing.T) {
+		named(t, alice.Refused(t, -32011, "events/subscribe", subscription("no.such", nil, hook.URL(), newSecret())), "NotFound")
+	})
+	t.Run("EVX-16 AUT-02 Forbidden without the scope", func(t *testing.T) {
+		a := s.Modern("reader").Do(t, "events/subscribe", subscription("ci.build_finished", nil, hook.URL(), newSecret()))
+		if a.Error == nil || a.Error.Code != -32012 || !strings.Contains(a.Error.Error(), "events:subscribe") {
+			t.Errorf("status %d: %s", a.Status, a.Body)
+		}
+		if a.Status != http.StatusForbidden || !strings.Contains(a.Header.Get("WWW-Authenticate"), "insufficient_scope") {
+			t.Errorf("status %d, WWW-Authenticate %q", a.Status, a.Header.Get("WWW-Authenticate"))
+		}
+	})
+	t.Run("EVX-16 ResourceExhausted names the limit", func(t *testing.T) {
+		subscribe(t, alice, hook, "ci.build_finished", nil)
+		subscribe(t, alice, hook, "incident.created", nil)
+		e := alice.Refused(t, -32013, "events/subscribe", subscription("github.push", nil, hook.URL(), hook.Secret()))
+		named(t, e, "ResourceExhausted")
+		if data := decode[map[string]any](t, e.Data); data["limit"] == nil {
+			t.Errorf("data %v does not name the limit", data)
+		}
+		e = alice.Refused(t, 429, "resources/subscriptions/register", object{"uris": []string{"event://ci"}, "targetUri": hook.URL()})
+		if !strings.Contains(e.Error(), "2") {
+			t.Errorf("error %v", e)
+		}
+		subscribe(t, alice, hook, "ci.build_finished", nil) // a refresh needs no room
+	})
+	t.Run("EVX-16 Unsupported delivery mode", func(t *testing.T) {
+		params := object{"name": "ci.build_finished", "arguments": object{}, "delivery": object{"mode": "pigeon"}}
+		a := alice.Do(t, "events/subscribe", params)
+		if a.Error == nil || a.Error.Code != -32014 && a.Error.Code != -32602 {
+			t.Errorf("got %s", a.Body)
+		}
+	})
+	t.Run("EVX-08 events/subscribe needs an authenticated caller", func(t *testing.T) {
+		none := harness.StartServer(t, harness.ServerOptions{Auth: "none", Guarded: true})
+		named(t, none.Modern("").Refused(t, -32012, "events/subscribe", subscription("ci.build_finished", nil, "https://hooks.example.com/", newSecret())), "Forbidden")
+		insecure := harness.StartServer(t, harness.ServerOptions{Auth: "none"})
+		subscribe(t, insecure.Modern(""), receiver.Endpoint("anonymous"), "ci.build_finished", nil)
+	})
+}

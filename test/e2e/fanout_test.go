@@ -1,0 +1,97 @@
+//go:build unix
+
+package e2e
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"mcpevents/test/harness"
+)
+
+// TestFanout sends one event to very many webhook subscriptions.
+func TestFanout(t *testing.T) {
+	t.Run("embedded, 20,000 subscriptions", func(t *testing.T) {
+		s := harness.StartServer(t, harness.ServerOptions{
+			Fast: true, Args: []string{"--max-subscriptions", "30000", "--log-level", "warn"},
+		})
+		before := func() { t.Logf("peak RSS after registering: %d MiB", s.PeakRSS()>>20) }
+		fanout(t, &s.Target, 20_000, before)
+		rss := s.PeakRSS()
+		t.Logf("peak RSS after delivering: %d MiB", rss>>20)
+		if rss > 400<<20 {
+			t.Errorf("the server took %d MiB", rss>>20)
+		}
+	})
+	t.Run("local AWS, 2,000 subscriptions", func(t *testing.T) {
+		target := harness.LocalAWS(t)
+		var before harness.Requests
+		fanout(t, target, 2_000, func() { before = harness.AWSRequests(t) })
+		report(t, before, harness.AWSRequests(t), 2_000)
+	})
+}
+
+// fanout registers n subscriptions of one event type at one endpoint, publishes
+// an event, and waits until each has it.
+func fanout(t *testing.T, target *harness.Target, n int, registered func()) {
+	t.Helper()
+	hook := harness.NewReceiver(t).Endpoint("all")
+	hook.Light()
+	c := target.Modern("alice")
+	began := time.Now()
+	const workers = 16
+	var wg sync.WaitGroup
+	errs := make(chan error, workers)
+	for w := range workers {
+		wg.Go(func() {
+			for i := w; i < n; i += workers {
+				a, err := c.Try(t.Context(), "resources/subscriptions/register", object{
+					"uris": []string{"event://ci/build-finished"}, "targetUri": hook.URL(),
+				})
+				if err == nil && a.Error != nil {
+					err = a.Error
+				}
+				if err != nil {
+					errs <- fmt.Errorf("subscription %d: %w", i, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		t.Fatal(err)
+	}
+	t.Logf("%d registered in %v", n, time.Since(began))
+	registered()
+
+	published := time.Now()
+	target.Publish(t, build("fanout", 1))
+	if !harness.Within(t, 2*time.Minute, func() bool { _, d := hook.Count(); return d >= n }) {
+		all, different := hook.Count()
+		t.Fatalf("%d of %d subscriptions have the event, %d requests", different, n, all)
+	}
+	all, _ := hook.Count()
+	took := time.Since(published)
+	t.Logf("%d delivered in %v, %.0f a second, %d repetitions", n, took, float64(n)/took.Seconds(), all-n)
+}
+
+// report logs what AWS was asked for between two counts, per delivery.
+func report(t *testing.T, before, after harness.Requests, deliveries int) {
+	t.Helper()
+	total := 0
+	for app, services := range after {
+		for service, operations := range services {
+			for operation, n := range operations {
+				if n -= before[app][service][operation]; n > 0 {
+					total += n
+					t.Logf("%s: %d × %s %s", app, n, service, operation)
+				}
+			}
+		}
+	}
+	t.Logf("%d AWS requests, %.3f per delivery", total, float64(total)/float64(deliveries))
+}

@@ -1,0 +1,192 @@
+//go:build unix
+
+package e2e
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"mcpevents/test/harness"
+)
+
+type rawJSON = json.RawMessage
+
+// TestMainJob is the product's main job, on every way to run it: clients of both
+// protocol eras and webhooks registered both ways get exactly the events they
+// asked for, while eight publishers publish 1,000 events of five types at once.
+func TestMainJob(t *testing.T) {
+	t.Run("embedded", func(t *testing.T) {
+		s := harness.StartServer(t, harness.ServerOptions{})
+		mainJob(t, &s.Target)
+	})
+	t.Run("local AWS", func(t *testing.T) {
+		mainJob(t, harness.LocalAWS(t))
+	})
+}
+
+// mainJob is the same for every target.
+func mainJob(t *testing.T, target *harness.Target) {
+	js := harness.Node(t)
+	receiver := harness.NewReceiver(t)
+
+	// Given streams of the official client and of one that sees every member ...
+	legacy := target.SDK(t, "alice", harness.Legacy, harness.SDKOptions{})
+	browse(t, legacy)
+	legacy.Follow(t, "event://ci/build-finished", "event://github/acme", "event://github/acme/website/pull_request")
+	modern := target.SDK(t, "alice", harness.Modern, harness.SDKOptions{Extended: true, ListChanged: true})
+	browse(t, modern)
+	modern.Follow(t, "event://incidents", "event://deploy/production/web/finished")
+
+	get := target.Legacy(t, "bob", harness.Legacy)
+	stream := get.Open(t, "")
+	get.Call(t, "resources/subscribe", object{"uri": "event://chat/acme/general/message"}, nil)
+	get.Call(t, "resources/subscribe", object{"uri": "event://deploy/staging/api/finished"}, nil)
+	listen := target.Modern("bob").Listen(t, "everything", object{"resourceSubscriptions": []string{
+		"event://github", "event://ci/build-finished", "event://deploy", "event://incidents", "event://chat",
+	}}, nil)
+
+	// ... and webhooks registered both ways ...
+	alice, bob := target.Modern("alice"), target.Legacy(t, "bob", harness.Legacy2)
+	type hook struct {
+		*harness.Endpoint
+		want func(*published) bool
+		body func(*testing.T, *harness.Delivery, *published)
+	}
+	var hooks []hook
+	add := func(e *harness.Endpoint, body func(*testing.T, *harness.Delivery, *published), want func(*published) bool) {
+		hooks = append(hooks, hook{e, want, body})
+	}
+	builds := receiver.Endpoint("builds-and-acme")
+	r := register(t, alice, builds, "event://ci/build-finished", "event://github/acme")
+	add(builds, sep1803Body(r.Subscription.URI), under("event://ci/build-finished", "event://github/acme"))
+	apis := receiver.Endpoint("api-deployments")
+	r = register(t, bob, apis, "event://deploy/*/api/finished")
+	add(apis, sep1803Body(r.Subscription.URI), under("event://deploy/production/api", "event://deploy/staging/api"))
+	acme := receiver.Endpoint("pull-requests-of-acme")
+	subscribe(t, alice, acme, "github.pull_request", object{"owner": "acme"})
+	add(acme, eventsBody("github.pull_request"), under("event://github/acme"))
+	critical := receiver.Endpoint("critical-incidents")
+	subscribe(t, bob, critical, "incident.created", object{"severity": "critical"})
+	add(critical, eventsBody("incident.created"), func(p *published) bool {
+		data, _ := p.Data.(object)
+		return data["severity"] == "critical"
+	})
+	messages := receiver.Endpoint("all-messages")
+	subscribe(t, alice, messages, "message.created", nil)
+	add(messages, eventsBody("message.created"), under("event://chat"))
+
+	// ... when 1,000 events are published ...
+	w := &workload{publishers: 8, count: 125}
+	began := time.Now()
+	w.run(t, target)
+	accepted := time.Since(began)
+
+	// ... then everybody gets what it asked for, ...
+	streams := map[string]func() []*harness.Update{
+		"SDK " + harness.Legacy: legacy.Updates, "SDK " + harness.Modern: modern.Updates,
+		"GET": stream.Updates, "listen": listen.Updates,
+	}
+	wants := map[string]map[string]*published{
+		"SDK " + harness.Legacy: w.wanted(under("event://ci/build-finished", "event://github/acme")),
+		"SDK " + harness.Modern: w.wanted(under("event://incidents", "event://deploy/production/web/finished")),
+		"GET":                   w.wanted(under("event://chat/acme/general/message", "event://deploy/staging/api/finished")),
+		"listen":                w.events,
+	}
+	complete := func() bool {
+		for name, updates := range streams {
+			if len(updates()) < len(wants[name]) {
+				return false
+			}
+		}
+		return !slices.ContainsFunc(hooks, func(h hook) bool {
+			_, n := h.Count()
+			return n < len(w.wanted(h.want))
+		})
+	}
+	harness.Within(t, 2*time.Minute, complete) // what is missing is named below
+	t.Logf("accepted after %v, all arrived after %v", accepted, time.Since(began))
+	got := map[string][]*harness.Update{}
+	for name, updates := range streams {
+		got[name] = updates()
+		t.Run("EVS-06 stream "+name+" has exactly its events", func(t *testing.T) {
+			checkStream(t, name, got[name], wants[name])
+		})
+	}
+	t.Run("events of a URI have one order on all streams", func(t *testing.T) { checkOrder(t, got) })
+	t.Run("EVS-06 payloads are as published", func(t *testing.T) {
+		for _, u := range slices.Concat(stream.Updates(), listen.Updates()) {
+			if p := w.events[u.EventID]; p != nil && !sameJSON(t, u.Payload, marshal(t, p.Data)) {
+				t.Errorf("payload of %s: %.300s, want %.300s", u.EventID, u.Payload, marshal(t, p.Data))
+			}
+		}
+		for _, u := range modern.Updates() {
+			if p := w.events[u.EventID]; p != nil && !sameJSON(t, marshal(t, u.Meta[harness.Prefix+"payload"]), marshal(t, p.Data)) {
+				t.Errorf("payload of %s in _meta, for a client that declares the extension: %v", u.EventID, u.Meta)
+			}
+		}
+	})
+	var deliveries []*harness.Delivery
+	var secrets []string
+	for _, h := range hooks {
+		t.Run("WHK-04 endpoint "+h.Name+" has exactly its events", func(t *testing.T) {
+			repeated := checkEndpoint(t, h.Endpoint, w.wanted(h.want), h.body)
+			t.Logf("%d events, %d repetitions", len(h.IDs()), repeated)
+		})
+		for _, d := range h.Deliveries() {
+			deliveries = append(deliveries, d)
+			secrets = append(secrets, h.Secret())
+		}
+	}
+	t.Run("WHK-04 the JavaScript library verifies all webhooks", func(t *testing.T) {
+		if n := js.VerifyJS(t, deliveries, secrets); n != len(deliveries) || n == 0 {
+			t.Errorf("%d of %d deliveries were verified", n, len(deliveries))
+		}
+	})
+	// ... and the log holds the latest.
+	t.Run("EVS-04 the latest events can be read", func(t *testing.T) {
+		res, err := modern.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: "event://ci/build-finished"})
+		if err != nil || len(res.Contents) != 1 {
+			t.Fatalf("read: %v, %v", res, err)
+		}
+		var v struct{ Events []struct{ EventID string } }
+		if err := json.Unmarshal([]byte(res.Contents[0].Text), &v); err != nil || len(v.Events) == 0 || w.events[v.Events[0].EventID] == nil {
+			t.Fatalf("read: %v: %.300s", err, res.Contents[0].Text)
+		}
+	})
+}
+
+// browse does with the official client what a client does before it subscribes.
+func browse(t *testing.T, c *harness.SDKClient) {
+	t.Helper()
+	ctx := t.Context()
+	if c.InitializeResult().ProtocolVersion < harness.Modern {
+		if err := c.Ping(ctx, nil); err != nil {
+			t.Fatalf("ping: %v", err)
+		}
+	}
+	fixed := map[string]bool{}
+	for r, err := range c.Resources(ctx, nil) {
+		if err != nil {
+			t.Fatalf("resources/list: %v", err)
+		}
+		fixed[r.URI] = true
+	}
+	templates := map[string]bool{}
+	for r, err := range c.ResourceTemplates(ctx, nil) {
+		if err != nil {
+			t.Fatalf("resources/templates/list: %v", err)
+		}
+		templates[r.URITemplate] = true
+	}
+	if !fixed["event://ci/build-finished"] || !templates["event://incidents/{service}/created"] {
+		t.Fatalf("listed: %v, %v", slices.Collect(maps.Keys(fixed)), slices.Collect(maps.Keys(templates)))
+	}
+	if _, err := c.ReadResource(ctx, &sdk.ReadResourceParams{URI: "event://ci/build-finished"}); err != nil {
+		t.Fatalf("resources/read: %v", err)
+	}
+}

@@ -1,0 +1,243 @@
+//go:build unix
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"mcpevents/test/harness"
+)
+
+// TestSessions shows the sessions of the revisions up to 2025-11-25.
+func TestSessions(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{})
+
+	negotiations := map[string]string{
+		harness.Legacy1: harness.Legacy1, harness.Legacy2: harness.Legacy2, harness.Legacy: harness.Legacy,
+		"2024-11-05": harness.Legacy, "2099-01-01": harness.Legacy,
+	}
+	for asked, want := range negotiations {
+		t.Run("SES-01 initialize with "+asked, func(t *testing.T) {
+			c := &harness.Client{URL: s.MCP, Key: s.Keys["alice"], Version: asked}
+			a := c.Raw(t, http.MethodPost, string(marshal(t, object{
+				"jsonrpc": "2.0", "id": 1, "method": "initialize",
+				"params": object{"protocolVersion": asked, "capabilities": object{}, "clientInfo": object{"name": "x", "version": "1"}},
+			})))
+			var r struct{ ProtocolVersion string }
+			if err := json.Unmarshal(a.Result, &r); err != nil || r.ProtocolVersion != want {
+				t.Errorf("status %d, version %q, want %q: %s", a.Status, r.ProtocolVersion, want, a.Body)
+			}
+			if id := a.Header.Get("Mcp-Session-Id"); len(id) < 22 || strings.ContainsFunc(id, func(r rune) bool { return r < 0x21 || r > 0x7e }) {
+				t.Errorf("session id %q", id)
+			}
+		})
+	}
+
+	t.Run("SES-01 session ids differ, DELETE ends one", func(t *testing.T) {
+		a, b := s.Legacy(t, "alice", harness.Legacy), s.Legacy(t, "alice", harness.Legacy)
+		if a.Session == b.Session {
+			t.Fatal("two sessions have one id")
+		}
+		stream := a.Open(t, "")
+		if got := a.Raw(t, http.MethodDelete, "").Status; got != http.StatusOK && got != http.StatusNoContent {
+			t.Errorf("DELETE: status %d", got)
+		}
+		for what, status := range map[string]int{
+			"a request":    a.Do(t, "ping", nil).Status,
+			"a GET":        a.Raw(t, http.MethodGet, "").Status,
+			"a DELETE":     a.Raw(t, http.MethodDelete, "").Status,
+			"one never":    session(a, "nosuchsession0000000000").Do(t, "ping", nil).Status,
+			"of a shape":   session(a, "!").Do(t, "ping", nil).Status,
+			"another's id": other(s, b).Do(t, "ping", nil).Status,
+		} {
+			if status != http.StatusNotFound {
+				t.Errorf("%s with a session that is not there: status %d, want 404", what, status)
+			}
+		}
+		<-stream.Ended()
+		b.Call(t, "ping", nil, nil)
+	})
+	t.Run("SES-01 a request without session id", func(t *testing.T) {
+		for _, version := range []string{harness.Legacy, harness.Legacy2, harness.Legacy1} {
+			c := &harness.Client{URL: s.MCP, Key: s.Keys["alice"], Version: version}
+			for _, method := range []string{"ping", "resources/list"} {
+				if a := c.Do(t, method, nil); a.Status != http.StatusBadRequest {
+					t.Errorf("%s at %s: status %d, want 400", method, version, a.Status)
+				}
+			}
+		}
+	})
+	t.Run("SES-01 a session survives a restart", func(t *testing.T) {
+		one := harness.StartServer(t, harness.ServerOptions{})
+		c := one.Legacy(t, "alice", harness.Legacy)
+		c.Call(t, "resources/subscribe", object{"uri": "event://ci/build-finished"}, nil)
+		one.Stop()
+		one.Start()
+		c.Call(t, "ping", nil, nil)
+		stream := c.Open(t, "")
+		one.Publish(t, build("after", 1))
+		if got := stream.NextUpdate(t).EventID; got != "after" {
+			t.Errorf("got %s", got)
+		}
+	})
+
+	t.Run("SES-02 a GET stream has that session's subscriptions, wherever they were made", func(t *testing.T) {
+		a, b := s.Legacy(t, "alice", harness.Legacy), s.Legacy(t, "alice", harness.Legacy2)
+		a.Call(t, "resources/subscribe", object{"uri": "event://ci/build-finished"}, nil) // before the stream
+		as, bs := a.Open(t, ""), b.Open(t, "")
+		a.Call(t, "resources/subscribe", object{"uri": "event://incidents"}, nil) // after it
+		b.Call(t, "resources/subscribe", object{"uri": "event://incidents/search/created"}, nil)
+		s.Publish(t, build("s1", 1))
+		s.Publish(t, incident("s2", "payments", "info"))
+		s.Publish(t, incident("s3", "search", "info"))
+		got := idsOf(as.Wait(t, 3))
+		slices.Sort(got)
+		if !slices.Equal(got, []string{"s1", "s2", "s3"}) {
+			t.Errorf("the first session got %v", got)
+		}
+		if got := idsOf(bs.Wait(t, 1)); !slices.Equal(got, []string{"s3"}) {
+			t.Errorf("the second session got %v", got)
+		}
+		var r registered
+		a.Call(t, "resources/subscriptions/register", object{"uris": []string{"event://ci"}, "targetUri": "http://127.0.0.1:9/"}, &r)
+		for name, st := range map[string]*harness.Stream{"first": as, "second": bs} {
+			harness.Eventually(t, harness.Patience, "list_changed on the "+name, func() bool {
+				return slices.ContainsFunc(st.Messages(), func(m *harness.Message) bool { return m.Method == "notifications/resources/list_changed" })
+			})
+		}
+	})
+
+	t.Run("SES-03 a stream resumes with nothing lost and nothing of another", func(t *testing.T) {
+		a, b := s.Legacy(t, "alice", harness.Legacy), s.Legacy(t, "alice", harness.Legacy)
+		stream, others := a.Open(t, ""), b.Open(t, "")
+		a.Call(t, "resources/subscribe", object{"uri": "event://chat/acme/general/message"}, nil)
+		b.Call(t, "resources/subscribe", object{"uri": "event://chat/acme/random/message"}, nil)
+		publish := func(from, to int) {
+			for i := from; i < to; i++ {
+				s.Publish(t, message(fmt.Sprintf("g%d", i), "general"), message(fmt.Sprintf("r%d", i), "random"))
+			}
+		}
+		publish(0, 10)
+		first := stream.Wait(t, 10)
+		others.Wait(t, 10)
+		stream.Close()
+		publish(10, 20)
+		again := a.Open(t, first[6].SSE)
+		got := idsOf(again.Wait(t, 13))
+		var want []string
+		for i := 7; i < 20; i++ {
+			want = append(want, fmt.Sprintf("g%d", i))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("resumed with %v, want %v", got, want)
+		}
+		seen := map[string]bool{}
+		for _, u := range slices.Concat(first[:7], again.Updates(), others.Updates()) {
+			if u.SSE == "" || seen[u.SSE] {
+				t.Errorf("the event id %q is empty or not unique", u.SSE)
+			}
+			seen[u.SSE] = true
+		}
+	})
+	t.Run("SES-03 from the priming event on", func(t *testing.T) {
+		c := s.Legacy(t, "alice", harness.Legacy)
+		c.Call(t, "resources/subscribe", object{"uri": "event://chat/acme/general/message"}, nil)
+		stream := c.Open(t, "")
+		harness.Eventually(t, harness.Patience, "a priming event", func() bool { return len(stream.Primes()) > 0 })
+		if stream.Primes()[0] == "" || stream.Retry() == "" {
+			t.Errorf("priming event %q, retry %q", stream.Primes(), stream.Retry())
+		}
+		stream.Close()
+		s.Publish(t, message("primed", "general"))
+		if got := idsOf(c.Open(t, stream.Primes()[0]).Wait(t, 1)); !slices.Equal(got, []string{"primed"}) {
+			t.Errorf("resumed with %v", got)
+		}
+		// A revision before 2025-11-25 knows no priming events: its clients would fail on them.
+		old := s.Legacy(t, "alice", harness.Legacy2)
+		os := old.Open(t, "")
+		old.Call(t, "resources/subscribe", object{"uri": "event://chat/acme/general/message"}, nil)
+		s.Publish(t, message("old", "general"))
+		os.Wait(t, 1)
+		if len(os.Primes()) != 0 {
+			t.Errorf("priming events %q at %s", os.Primes(), harness.Legacy2)
+		}
+	})
+	t.Run("SES-03 a stream resumes after a restart", func(t *testing.T) {
+		one := harness.StartServer(t, harness.ServerOptions{})
+		c := one.Legacy(t, "alice", harness.Legacy)
+		stream := c.Open(t, "")
+		c.Call(t, "resources/subscribe", object{"uri": "event://github/acme"}, nil)
+		one.Publish(t, pullRequest("u1", "acme", "api", 1))
+		last := stream.Wait(t, 1)[0].SSE
+		one.Publish(t, pullRequest("u2", "acme", "api", 2))
+		stream.Wait(t, 2)
+		one.Kill()
+		one.Start()
+		one.Publish(t, pullRequest("u3", "acme", "website", 3))
+		if got := idsOf(c.Open(t, last).Wait(t, 2)); !slices.Equal(got, []string{"u2", "u3"}) {
+			t.Errorf("resumed with %v, want u2 and u3", got)
+		}
+	})
+
+	t.Run("SES-04 the newest GET takes over", func(t *testing.T) {
+		c := s.Legacy(t, "alice", harness.Legacy)
+		c.Call(t, "resources/subscribe", object{"uri": "event://ci/build-finished"}, nil)
+		older := c.Open(t, "")
+		newer := c.Open(t, "")
+		<-older.Ended()
+		s.Publish(t, build("newest", 1))
+		if got := newer.NextUpdate(t).EventID; got != "newest" {
+			t.Errorf("got %s", got)
+		}
+	})
+	t.Run("SES-04 clear statuses", func(t *testing.T) {
+		c := s.Legacy(t, "alice", harness.Legacy)
+		ping := `{"jsonrpc":"2.0","id":1,"method":"ping"}`
+		cases := []struct {
+			what, method, body string
+			header             []string
+			want               int
+		}{
+			{"GET without text/event-stream", http.MethodGet, "", []string{"Accept", "application/json"}, http.StatusNotAcceptable},
+			{"POST of another type", http.MethodPost, ping, []string{"Content-Type", "text/plain"}, http.StatusUnsupportedMediaType},
+			{"PUT", http.MethodPut, ping, nil, http.StatusMethodNotAllowed},
+			{"an unknown version", http.MethodPost, ping, []string{"Mcp-Protocol-Version", "1999-01-01"}, http.StatusBadRequest},
+			{"a batch after 2025-03-26", http.MethodPost, "[" + ping + "]", nil, http.StatusBadRequest},
+			{"malformed JSON", http.MethodPost, "{", nil, http.StatusBadRequest},
+		}
+		for _, cs := range cases {
+			if a := c.Raw(t, cs.method, cs.body, cs.header...); a.Status != cs.want {
+				t.Errorf("%s: status %d, want %d: %.200s", cs.what, a.Status, cs.want, a.Body)
+			}
+		}
+		batch := s.Legacy(t, "alice", harness.Legacy1)
+		if a := batch.Raw(t, http.MethodPost, "["+ping+"]"); a.Status != http.StatusOK || a.Body[0] != '[' {
+			t.Errorf("a batch at 2025-03-26: status %d: %.200s", a.Status, a.Body)
+		}
+	})
+	t.Run("SES-05 ping", func(t *testing.T) {
+		s.Legacy(t, "alice", harness.Legacy).Call(t, "ping", nil, nil)
+	})
+}
+
+func idsOf(updates []*harness.Update) (ids []string) {
+	for _, u := range updates {
+		ids = append(ids, u.EventID)
+	}
+	return ids
+}
+
+// session is the client with another session id.
+func session(c *harness.Client, id string) *harness.Client {
+	return &harness.Client{URL: c.URL, Key: c.Key, Version: c.Version, Session: id}
+}
+
+// other is bob with a live session of alice's.
+func other(s *harness.Server, c *harness.Client) *harness.Client {
+	return &harness.Client{URL: c.URL, Key: s.Keys["bob"], Version: c.Version, Session: c.Session}
+}

@@ -1,0 +1,165 @@
+//go:build unix
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"testing"
+
+	"mcpevents/test/harness"
+)
+
+// TestListen shows subscriptions/listen of revision 2026-07-28.
+func TestListen(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{})
+	c := s.Modern("alice")
+
+	t.Run("SUB-01 the acknowledgment comes first and holds the honoured subset", func(t *testing.T) {
+		l := c.Listen(t, 1, object{
+			"toolsListChanged": true, "promptsListChanged": true, "resourcesListChanged": true, "colourListChanged": true,
+			"resourceSubscriptions": []string{
+				"event://ci/build-finished", "event://no/such/thing", "file:///etc/passwd",
+				"event://deploy/moon/api/finished", "event://github/acme", "subscription://sub_00000000000000000000000000000000",
+			},
+		}, nil)
+		m := l.Next(t)
+		if m.Method != "notifications/subscriptions/acknowledged" || len(m.ID) != 0 {
+			t.Fatalf("first message: %s", m.Raw)
+		}
+		p := decode[struct{ Notifications map[string]any }](t, m.Params)
+		want := object{"resourcesListChanged": true, "resourceSubscriptions": []string{"event://ci/build-finished", "event://github/acme"}}
+		if !sameJSON(t, marshal(t, p.Notifications), marshal(t, want)) {
+			t.Errorf("acknowledged %v, want %v", p.Notifications, want)
+		}
+	})
+	t.Run("SUB-01 nothing was asked for", func(t *testing.T) {
+		l := c.Listen(t, 1, object{}, nil)
+		p := decode[struct{ Notifications map[string]any }](t, l.Next(t).Params)
+		if len(p.Notifications) != 0 {
+			t.Errorf("acknowledged %v", p.Notifications)
+		}
+	})
+
+	ids := []any{7, "seven", "7", 9007199254740993, 0, -3, ""}
+	for _, id := range ids {
+		t.Run(fmt.Sprintf("SUB-02 the subscription id is the request id %s", marshal(t, id)), func(t *testing.T) {
+			l := c.Listen(t, id, object{"resourceSubscriptions": []string{"event://ci/build-finished"}, "resourcesListChanged": true}, nil)
+			event := s.Publish(t, build("", 1))[0].ID
+			l.Wait(t, 1)
+			for _, m := range l.Messages() {
+				if got := harness.Meta(m.Params, harness.SubscriptionID); string(got) != string(marshal(t, id)) {
+					t.Errorf("%s: subscription id %s, want %s", m.Method, got, marshal(t, id))
+				}
+			}
+			if got := l.Updates()[0].EventID; got != event {
+				t.Errorf("event %s, want %s", got, event)
+			}
+		})
+	}
+
+	t.Run("SUB-03 each kind on its own", func(t *testing.T) {
+		only := c.Listen(t, 1, object{"resourceSubscriptions": []string{"event://ci/build-finished"}}, nil)
+		lists := c.Listen(t, 2, object{"resourcesListChanged": true}, nil)
+		both := c.Listen(t, 3, object{"resourcesListChanged": true, "resourceSubscriptions": []string{"event://ci/build-finished"}}, nil)
+		nothing := c.Listen(t, 4, object{"resourcesListChanged": false, "resourceSubscriptions": []string{}}, nil)
+		var r registered
+		c.Call(t, "resources/subscriptions/register", object{
+			"uris": []string{"event://incidents"}, "targetUri": "http://127.0.0.1:9/",
+		}, &r)
+		s.Publish(t, build("kinds-1", 1))
+		only.Wait(t, 1)
+		both.Wait(t, 1)
+		hasChange := func(l *harness.Stream) bool {
+			return slices.ContainsFunc(l.Messages(), func(m *harness.Message) bool { return m.Method == "notifications/resources/list_changed" })
+		}
+		harness.Eventually(t, harness.Patience, "list_changed", func() bool { return hasChange(lists) && hasChange(both) })
+		deregister(t, c, r.Subscription.URI)
+		s.Publish(t, build("kinds-2", 2))
+		only.Wait(t, 2)
+		if hasChange(only) || len(lists.Updates()) != 0 || len(nothing.Messages()) != 1 {
+			t.Errorf("unrequested messages: %d, %d, %d", len(only.Messages()), len(lists.Messages()), len(nothing.Messages()))
+		}
+	})
+
+	t.Run("SUB-07 headers of the stream", func(t *testing.T) {
+		l := c.Listen(t, 1, object{}, nil)
+		if l.Header.Get("X-Accel-Buffering") != "no" || l.Header.Get("Cache-Control") == "" {
+			t.Errorf("headers: %v", l.Header)
+		}
+		if l.Header.Get("Mcp-Session-Id") != "" {
+			t.Error("a session id in the modern era")
+		}
+	})
+
+	t.Run("SUB-08 a listen resumes from the last cursor", func(t *testing.T) {
+		want := object{"resourceSubscriptions": []string{"event://chat/acme", "event://chat/acme/general/message"}}
+		l := c.Listen(t, 1, want, nil)
+		for i := range 10 {
+			s.Publish(t, message(fmt.Sprintf("c%d", i), "general"))
+		}
+		first := l.Wait(t, 10)
+		l.Close()
+		for i := 10; i < 20; i++ {
+			s.Publish(t, message(fmt.Sprintf("c%d", i), []string{"general", "random"}[i%2]))
+		}
+		again := c.Listen(t, 2, want, object{harness.Prefix + "cursor": first[4].Cursor})
+		var got []string
+		for _, u := range again.Wait(t, 15) {
+			got = append(got, u.EventID)
+		}
+		slices.Sort(got)
+		var expected []string
+		for i := 5; i < 20; i++ {
+			expected = append(expected, fmt.Sprintf("c%d", i))
+		}
+		slices.Sort(expected)
+		if !slices.Equal(got, expected) {
+			t.Errorf("resumed with %v, want %v", got, expected)
+		}
+		c.Refused(t, -32602, "subscriptions/listen", object{"notifications": want, "_meta": object{harness.Prefix + "cursor": "forged"}})
+	})
+
+	t.Run("SUB-06 SUB-02 the server's end is a result", func(t *testing.T) {
+		other := harness.StartServer(t, harness.ServerOptions{Args: []string{"--stream-max-age", "1s"}})
+		l := other.Modern("alice").Listen(t, "end", object{"resourcesListChanged": true}, nil)
+		<-l.Ended()
+		messages := l.Messages()
+		last := messages[len(messages)-1]
+		var result struct{ ResultType string }
+		if err := json.Unmarshal(last.Result, &result); err != nil || result.ResultType != "complete" || string(last.ID) != `"end"` {
+			t.Errorf("last message: %s", last.Raw)
+		}
+		if got := harness.Meta(last.Result, harness.SubscriptionID); string(got) != `"end"` {
+			t.Errorf("subscription id of the result: %s", got)
+		}
+		if l.Err() != io.EOF {
+			t.Errorf("ended by %v", l.Err())
+		}
+	})
+	t.Run("SUB-06 SIGTERM drains streams this way", func(t *testing.T) {
+		other := harness.StartServer(t, harness.ServerOptions{})
+		l := other.Modern("alice").Listen(t, 5, object{"resourcesListChanged": true}, nil)
+		other.Stop()
+		<-l.Ended()
+		messages := l.Messages()
+		if last := messages[len(messages)-1]; string(last.ID) != "5" || last.Result == nil {
+			t.Errorf("last message: %s", last.Raw)
+		}
+	})
+	t.Run("SUB-09 GET and DELETE are not of this revision", func(t *testing.T) {
+		for _, method := range []string{http.MethodGet, http.MethodDelete} {
+			if a := c.Raw(t, method, ""); a.Status != http.StatusMethodNotAllowed {
+				t.Errorf("%s: status %d, want 405", method, a.Status)
+			}
+		}
+	})
+}
+
+// message is a valid event of the type message.created.
+func message(id, channel string) harness.Event {
+	return harness.Event{ID: id, URI: "event://chat/acme/" + channel + "/message", Data: object{"id": id, "user": "u1", "text": "Hello"}}
+}

@@ -1,0 +1,296 @@
+//go:build unix
+
+package e2e
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"mcpevents/test/harness"
+)
+
+// TestWebhookRequest shows a webhook request down to its headers.
+func TestWebhookRequest(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{})
+	receiver := harness.NewReceiver(t)
+	js := harness.Node(t)
+	alice := s.Modern("alice")
+	hook, events := receiver.Endpoint("hook"), receiver.Endpoint("events")
+	r := register(t, alice, hook, "event://github/acme/website/pull_request")
+	sub := subscribe(t, alice, events, "github.pull_request", object{"owner": "acme"})
+	payload := `{"action":"opened","number":9007199254740993,"pull_request":{"title":"Grüße <&>   \ud83d\ude00","author":"o"},"float":1.50,"zero":-0.0}`
+	a := s.PostEvents(t, "publisher", "application/json",
+		`{"id":"exact","time":"2026-11-03T10:00:00.5+02:00","uri":"event://github/acme/website/pull_request","data":`+payload+`}`)
+	if a.Status != http.StatusAccepted {
+		t.Fatalf("publish: %d %s", a.Status, a.Body)
+	}
+	d, e := hook.Wait(t, 1)[0], events.Wait(t, 1)[0]
+
+	for what, got := range map[string]*harness.Delivery{"SEP-1803": d, "MCP Events": e} {
+		t.Run("WHK-01 a POST with exactly the headers, "+what, func(t *testing.T) {
+			var names []string
+			for name := range got.Header {
+				names = append(names, strings.ToLower(name))
+			}
+			slices.Sort(names)
+			want := []string{
+				"content-length", "content-type", "host", "user-agent", "webhook-id", "webhook-signature", "webhook-timestamp",
+				"x-mcp-subscription-id",
+			}
+			if i := slices.Index(names, "accept-encoding"); i >= 0 { // of the transport; asks for nothing
+				t.Errorf("accept-encoding %q: the response is not read", got.Header.Get("Accept-Encoding"))
+			}
+			if !slices.Equal(names, want) {
+				t.Errorf("headers %v, want %v", names, want)
+			}
+			if ua := got.Header.Get("User-Agent"); !regexp.MustCompile(`^mcp-events/\S+$`).MatchString(ua) {
+				t.Errorf("User-Agent %q", ua)
+			}
+			if got.Method != http.MethodPost || got.Header.Get("Content-Type") != "application/json" {
+				t.Errorf("%s of %s", got.Method, got.Header.Get("Content-Type"))
+			}
+		})
+		t.Run("WHK-02 webhook-id is the event id, "+what, func(t *testing.T) {
+			if got.ID() != "exact" {
+				t.Errorf("webhook-id %q", got.ID())
+			}
+		})
+		t.Run("WHK-03 webhook-timestamp is the time of the attempt, "+what, func(t *testing.T) {
+			at, err := strconv.ParseInt(got.Header.Get("webhook-timestamp"), 10, 64)
+			if err != nil || got.At.Unix()-at < 0 || got.At.Unix()-at > 5 {
+				t.Errorf("webhook-timestamp %q, arrived %d", got.Header.Get("webhook-timestamp"), got.At.Unix())
+			}
+		})
+		t.Run("the payload is as published, "+what, func(t *testing.T) {
+			body := decode[struct{ Data json.RawMessage }](t, got.Body)
+			if !sameJSON(t, body.Data, []byte(payload)) || !bytes.Contains(body.Data, []byte("9007199254740993")) {
+				t.Errorf("data %s", body.Data)
+			}
+		})
+	}
+	t.Run("WHK-04 verified in Go and in JavaScript, and not when changed", func(t *testing.T) {
+		for _, x := range []struct {
+			d      *harness.Delivery
+			secret string
+		}{{d, hook.Secret()}, {e, events.Secret()}} {
+			if err := x.d.Verify(x.secret); err != nil {
+				t.Error(err)
+			}
+			changed := *x.d
+			changed.Body = append(bytes.Clone(x.d.Body), ' ')
+			if changed.Verify(x.secret) == nil || x.d.Verify(newSecret()) == nil {
+				t.Error("a changed body or another secret is verified")
+			}
+		}
+		if n := js.VerifyJS(t, []*harness.Delivery{d, e}, []string{hook.Secret(), events.Secret()}); n != 2 {
+			t.Errorf("%d of 2 verified", n)
+		}
+	})
+	t.Run("the body of a SEP-1803 webhook", func(t *testing.T) {
+		body := decode[map[string]any](t, d.Body)
+		delete(body, "data")
+		want := object{
+			"type": "github.pull_request", "timestamp": body["timestamp"], "uri": "event://github/acme/website/pull_request",
+			"subscription": r.Subscription.URI,
+		}
+		if !sameJSON(t, marshal(t, body), marshal(t, want)) {
+			t.Errorf("body %s", d.Body)
+		}
+		if at, err := time.Parse(time.RFC3339, fmt.Sprint(body["timestamp"])); err != nil || !at.Equal(time.Date(2026, 11, 3, 8, 0, 0, 5e8, time.UTC)) {
+			t.Errorf("timestamp %v", body["timestamp"])
+		}
+	})
+	t.Run("EVX-14 the body of an MCP Events webhook", func(t *testing.T) {
+		body := decode[map[string]json.RawMessage](t, e.Body)
+		var names []string
+		for name := range body {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		if !slices.Equal(names, []string{"cursor", "data", "eventId", "name", "timestamp"}) {
+			t.Errorf("members %v", names)
+		}
+		if e.Header.Get("X-MCP-Subscription-Id") != sub.ID || len(e.Body) > 256<<10 {
+			t.Errorf("X-MCP-Subscription-Id %q, %d bytes", e.Header.Get("X-MCP-Subscription-Id"), len(e.Body))
+		}
+	})
+	t.Run("EVX-14 the largest payload stays under 256 KiB as webhook", func(t *testing.T) {
+		text := strings.Repeat("x", 240<<10-200)
+		s.Publish(t, harness.Event{ID: "large", URI: "event://github/acme/website/pull_request", Data: object{
+			"action": "opened", "number": 1, "pull_request": object{"title": "t", "author": "o", "head": text},
+		}})
+		for _, h := range []*harness.Endpoint{hook, events} {
+			got := h.Wait(t, 2)[1]
+			if len(got.Body) > 256<<10 || len(got.Body) < 240<<10-200 {
+				t.Errorf("%s: %d bytes", h.Name, len(got.Body))
+			}
+			if err := got.Verify(h.Secret()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// TestPublicKeys shows the asymmetric signature beside the HMAC.
+func TestPublicKeys(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--webhook-ed25519"}})
+	hook := harness.NewReceiver(t).Endpoint("hook")
+	register(t, s.Modern("alice"), hook, "event://ci/build-finished")
+	s.Publish(t, build("signed", 1))
+	d := hook.Wait(t, 1)[0]
+	t.Run("WHK-05 v1 and v1a side by side, the key as JWKS", func(t *testing.T) {
+		if err := d.Verify(hook.Secret()); err != nil {
+			t.Errorf("v1: %v", err)
+		}
+		resp, err := http.Get(s.Base() + "/.well-known/mcp-webhook-jwks.json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, _ := io.ReadAll(resp.Body)
+		keys := decode[struct {
+			Keys []struct{ Kty, Crv, X string }
+		}](t, b).Keys
+		if len(keys) == 0 || keys[0].Kty != "OKP" || keys[0].Crv != "Ed25519" {
+			t.Fatalf("JWKS %s", b)
+		}
+		signed := []byte(d.ID() + "." + d.Header.Get("webhook-timestamp") + "." + string(d.Body))
+		verified := false
+		for _, part := range strings.Fields(d.Header.Get("webhook-signature")) {
+			sig, ok := strings.CutPrefix(part, "v1a,")
+			raw, err := base64.StdEncoding.DecodeString(sig)
+			if !ok || err != nil {
+				continue
+			}
+			for _, k := range keys {
+				public, err := base64.RawURLEncoding.DecodeString(k.X)
+				verified = verified || err == nil && ed25519.Verify(public, signed, raw)
+			}
+		}
+		if !verified {
+			t.Errorf("no v1a signature is verified: %s", d.Header.Get("webhook-signature"))
+		}
+	})
+}
+
+// TestStatuses shows what each answer of an endpoint leads to.
+func TestStatuses(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--retry-schedule", "0s,1s"}})
+	receiver := harness.NewReceiver(t)
+	alice := s.Modern("alice")
+	const uri = "event://ci/build-finished"
+	attempts := map[int]int{
+		200: 1, 201: 1, 204: 1, 299: 1,
+		301: 2, 302: 2, 303: 2, 304: 2, 307: 2, 308: 2, 400: 2, 401: 2, 404: 2, 409: 2, 429: 2, 500: 2, 502: 2, 503: 2,
+		413: 1, // final for the event
+	}
+	elsewhere := receiver.Endpoint("elsewhere")
+	hooks := map[int]*harness.Endpoint{}
+	for status := range attempts {
+		hook := receiver.Endpoint(fmt.Sprint(status))
+		hook.Answer(func(n int, d *harness.Delivery) harness.Reply {
+			return harness.Reply{Status: status, Header: map[string]string{"Location": elsewhere.URL()}}
+		})
+		register(t, alice, hook, uri)
+		hooks[status] = hook
+	}
+	last := receiver.Endpoint("last")
+	last.Answer(func(n int, _ *harness.Delivery) harness.Reply {
+		if n < 2 {
+			return harness.Reply{Status: 500}
+		}
+		return harness.Reply{}
+	})
+	register(t, alice, last, uri)
+	s.Publish(t, build("one", 1))
+	for status, want := range attempts {
+		t.Run(fmt.Sprintf("WHK-07 %d", status), func(t *testing.T) {
+			hooks[status].WaitAttempts(t, want)
+		})
+	}
+	last.WaitAttempts(t, 2)
+	s.Publish(t, build("two", 2))
+	for status, want := range attempts {
+		t.Run(fmt.Sprintf("WHK-07 %d leads to %d attempts, and the next event comes", status, want), func(t *testing.T) {
+			harness.Eventually(t, harness.Patience, "the next event", func() bool { return hooks[status].IDs()["two"] > 0 })
+			if got := hooks[status].IDs()["one"]; got != want {
+				t.Errorf("%d attempts, want %d", got, want)
+			}
+		})
+	}
+	t.Run("WHK-07 no redirect was followed", func(t *testing.T) {
+		if n, _ := elsewhere.Count(); n != 0 {
+			t.Errorf("%d requests", n)
+		}
+	})
+}
+
+// TestDripFeed shows an endpoint that answers byte by byte.
+func TestDripFeed(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--webhook-timeout", "1s", "--retry-schedule", "0s,1s"}})
+	var requests atomic.Int32
+	ended := make(chan time.Duration, 8)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			requests.Add(1)
+			go func() {
+				began := time.Now()
+				defer conn.Close()
+				tick := time.NewTicker(50 * time.Millisecond)
+				defer tick.Stop()
+				for _, b := range "HTTP/1.1 200 OK\r\nX-Long: " + strings.Repeat("x", 1000) {
+					if _, err := conn.Write([]byte(string(b))); err != nil {
+						break
+					}
+					<-tick.C
+				}
+				ended <- time.Since(began)
+			}()
+		}
+	}()
+	alice := s.Modern("alice")
+	var r registered
+	alice.Call(t, "resources/subscriptions/register", object{
+		"uris": []string{"event://ci/build-finished"}, "targetUri": "http://" + l.Addr().String() + "/",
+	}, &r)
+	s.Publish(t, build("drip", 1))
+	t.Run("WHK-11 a response that drips is cut off at the timeout", func(t *testing.T) {
+		select {
+		case took := <-ended:
+			if took > 3*time.Second {
+				t.Errorf("the exchange lasted %v, the timeout is 1 s", took)
+			}
+		case <-time.After(harness.Patience):
+			t.Fatal("the exchange goes on")
+		}
+		status := waitStatus(t, alice, r.Subscription.URI, func(s subscriptionStatus) bool { return s.DeliveryStatus.LastError != nil })
+		if *status.DeliveryStatus.LastError != "timeout" {
+			t.Errorf("lastError %q", *status.DeliveryStatus.LastError)
+		}
+	})
+	t.Run("WHK-10 and the delivery is tried again", func(t *testing.T) {
+		harness.Eventually(t, harness.Patience, "the second attempt", func() bool { return requests.Load() >= 2 })
+	})
+}
