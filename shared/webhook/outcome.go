@@ -31,8 +31,8 @@ const (
 	HTTP5xx Category = "http_5xx"
 	// ChallengeFailed: the endpoint did not echo its verification challenge.
 	ChallengeFailed Category = "challenge_failed"
-	// Aborted: we stopped, not the endpoint: the caller's context ended. It counts
-	// against nobody and is never shown.
+	// Aborted: we stopped, not the endpoint. It comes only when the context given to
+	// [Sender.Send] has ended, counts against nobody and is never shown.
 	Aborted Category = "aborted"
 )
 

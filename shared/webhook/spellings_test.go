@@ -55,7 +55,7 @@ func spellings() []string {
 		"[::1]", "[::]", "[0:0:0:0:0:0:0:1]", "[0000:0000:0000:0000:0000:0000:0000:0001]", "[::1%25lo]", "[::1%lo]", "[fe80::1%25eth0]", "[fe80::1%eth0]", "[fe80::1]",
 		"[fd00:ec2::254]", "[FD00:EC2::254]", "[fd00:0ec2:0:0:0:0:0:254]", "[2606:4700::1%25eth0]", "[::ffff:8.8.8.8]", "[v1.fe80]", "[::1]x", "x[::1]", "[[::1]]", "[]", "[", "]", "[::1", "::1", "::1]",
 		"1", "01", "0", "00", "0x", "0x0", "0x7f000001", "017700000001", "127.1", "127.0.1", "127.", ".127.0.0.1", "127..0.1", "127.0.0.1.", "1.2.3.4.5", "1.2.3.256", "1.2.3.08", "1.2.3.0x8", "8.8.8.8.", "a.1", "a.0x1", "example.0x7f",
-		"ⓛⓞⓒⓐⓛⓗⓞⓢⓣ", "locaｌhost", "ｌｏｃａｌｈｏｓｔ", "①②⑦.⓪.⓪.①", "1۲۷.0.0.1", "localhoﬆ", "exämple.com", "例え.jp", "faß.de", "a‍b.example", "­localhost", "ℒocalhost", "l\u200bocalhost",
+		"ⓛⓞⓒⓐⓛⓗⓞⓢⓣ", "locaｌhost", "ｌｏｃａｌｈｏｓｔ", "①②⑦.⓪.⓪.①", "1۲۷.0.0.1", "localhoﬆ", "exämple.com", "例え.jp", "faß.de", "a\u200db.example", "\u00adlocalhost", "ℒocalhost", "l\u200bocalhost",
 		"loc%61lhost", "%6c%6f%63%61%6c%68%6f%73%74", "example%2ecom", "example.com%00.evil.example", "example.com%0d%0aHost:x", "ex%41mple.com", "%5b::1%5d",
 		"example.com:80", "example.com:22", "example.com:25", "example.com:6379", "example.com:0", "example.com:", "example.com:-1", "example.com:65536", "example.com:99999", "example.com:0443", "example.com:+443", "example.com:443x", "example.com:４４３", "example.com:443:443",
 		"user@example.com", "user:password@example.com", "@example.com", ":@example.com", "a@b@example.com", "example.com\\@127.0.0.1", "127.0.0.1\\@example.com", "example.com#@127.0.0.1", "127.0.0.1#@example.com", "example.com%40127.0.0.1",
