@@ -1,6 +1,7 @@
 package config
 
 import (
+	"net/url"
 	"reflect"
 	"strconv"
 	"strings"
@@ -32,14 +33,26 @@ type Limits struct {
 	WebhookTimeout time.Duration   `name:"webhook-timeout" default:"20s" help:"Bound of one attempt at a webhook."`
 	EventsTimeout  time.Duration   `name:"events-timeout" default:"10s" help:"Bound of one attempt at a webhook of an MCP Events subscription."`
 	RetrySchedule  []time.Duration `name:"retry-schedule" default:"0s,5s,5m,30m,2h,5h,10h,14h,20h,24h" help:"Delays before each attempt; the first is 0s."`
-	EventsSchedule []time.Duration `name:"events-schedule" default:"0s,5s,40s,150s,480s" help:"Delays before each attempt at a webhook of an MCP Events subscription."`
+	EventsSchedule []time.Duration `name:"events-retry-schedule" default:"0s,5s,40s,150s,480s" help:"Delays before each attempt at a webhook of an MCP Events subscription."`
 	DeliveryLog    string          `name:"delivery-log" default:"" help:"Which attempts leave a record: failures, all or none. By default all when embedded, failures on AWS."`
 
 	StreamMaxAge time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open; the client goes on with its cursor."`
 	Heartbeat    time.Duration `name:"heartbeat" default:"15s" help:"Longest quiet of a stream."`
 
-	DefaultTTL time.Duration `name:"default-ttl" default:"24h" help:"Life of an MCP Events subscription that asks for none."`
-	MaxTTL     time.Duration `name:"max-ttl" default:"168h" help:"Longest life of an MCP Events subscription between refreshes."`
+	DefaultTTL    time.Duration `name:"default-ttl" default:"24h" help:"Life of an MCP Events subscription that asks for none."`
+	MinTTL        time.Duration `name:"min-ttl" default:"1m" help:"Shortest life of an MCP Events subscription that is granted."`
+	MaxTTL        time.Duration `name:"max-ttl" default:"168h" help:"Longest life of an MCP Events subscription between refreshes."`
+	AllowNoExpiry bool          `name:"allow-no-expiry" help:"Grant ttlMs null as asked."`
+
+	WebhookSecret      string `name:"webhook-secret" default:"standard" help:"Secret of SEP-1803 subscriptions: standard, raw (adds X-Hub-Signature-256), or none (unsigned)."`
+	UnknownUnsubscribe string `name:"unknown-unsubscribe" default:"empty" help:"Answer to events/unsubscribe of an unknown subscription: empty (as ChatGPT expects) or not-found (SEP-3415)."`
+	EventCodes         string `name:"event-codes" default:"sketch" help:"Error numbers of the events methods: sketch (ChatGPT, -32011 to -32015) or sep3415 (-32023 to -32027)."`
+
+	AllowInsecureTargets bool     `name:"allow-insecure-targets" help:"Development only: http and private addresses as webhook targets, and events/subscribe without authentication."`
+	VerifiedTargets      []string `name:"verified-targets" placeholder:"URL,…" help:"URL prefixes, ending with a slash, that events/subscribe takes without a challenge."`
+	BlockedTargets       []string `name:"blocked-targets" placeholder:"HOST,…" help:"Hosts that are never webhook targets: this server's own names, for example."`
+	TargetPorts          []int64  `name:"target-ports" default:"443,8443" help:"Ports that webhook targets may have."`
+	AllowedOrigins       []string `name:"allowed-origins" placeholder:"ORIGIN,…" help:"Origins that browsers may call from."`
 }
 
 // DefaultLimits are the limits without any setting.
@@ -105,6 +118,24 @@ func set(field reflect.Value, text string) error {
 			}
 			*p = append(*p, d)
 		}
+	case *bool:
+		b, err := strconv.ParseBool(text)
+		if err != nil {
+			return expected("true or false")
+		}
+		*p = b
+	case *[]string:
+		for part := range strings.SplitSeq(text, ",") {
+			*p = append(*p, strings.TrimSpace(part))
+		}
+	case *[]int64:
+		for part := range strings.SplitSeq(text, ",") {
+			n, err := strconv.ParseInt(strings.TrimSpace(part), 10, 64)
+			if err != nil {
+				return expected("a list of integers")
+			}
+			*p = append(*p, n)
+		}
 	default:
 		panic("config: a limit of a type that set does not know")
 	}
@@ -126,6 +157,7 @@ func (l Limits) Check() error {
 		{"stream-max-age", l.StreamMaxAge, time.Second, 24 * time.Hour},
 		{"heartbeat", l.Heartbeat, time.Second, 30 * time.Second}, // SEP-3415 allows 30 s
 		{"default-ttl", l.DefaultTTL, time.Minute, 365 * 24 * time.Hour},
+		{"min-ttl", l.MinTTL, time.Second, 24 * time.Hour},
 		{"max-ttl", l.MaxTTL, time.Minute, 365 * 24 * time.Hour},
 	}
 	for _, x := range durations {
@@ -146,10 +178,30 @@ func (l Limits) Check() error {
 	default:
 		return fault.New(fault.Invalid, "--delivery-log is %q; it can be failures, all or none", l.DeliveryLog)
 	}
+	for _, x := range []struct{ name, value, a, b, c string }{
+		{"webhook-secret", l.WebhookSecret, "standard", "raw", "none"},
+		{"unknown-unsubscribe", l.UnknownUnsubscribe, "empty", "not-found", ""},
+		{"event-codes", l.EventCodes, "sketch", "sep3415", ""},
+	} {
+		if x.value == "" || x.value != x.a && x.value != x.b && x.value != x.c {
+			return fault.New(fault.Invalid, "--%s is %q; it can be %s", x.name, x.value, strings.Trim(x.a+", "+x.b+", "+x.c, ", "))
+		}
+	}
+	for _, target := range l.VerifiedTargets {
+		// Without the slash https://good.example would also mean https://good.example.evil.test.
+		if u, err := url.Parse(target); err != nil || u.Host == "" || !strings.HasSuffix(target, "/") {
+			return fault.New(fault.Invalid, "--verified-targets has %.100q, which is not a URL that ends with a slash", target)
+		}
+	}
+	for _, port := range l.TargetPorts {
+		if port < 1 || port > 65535 {
+			return fault.New(fault.Invalid, "--target-ports has %d, which is no port", port)
+		}
+	}
 	if err := checkSchedule("retry-schedule", l.RetrySchedule); err != nil {
 		return err
 	}
-	return checkSchedule("events-schedule", l.EventsSchedule)
+	return checkSchedule("events-retry-schedule", l.EventsSchedule)
 }
 
 func checkSchedule(name string, delays []time.Duration) error {

@@ -57,17 +57,6 @@ const (
 	RecordNone     Records = "none"
 )
 
-// ParseRecords reads the setting; "" is failures.
-func ParseRecords(s string) (Records, error) {
-	switch r := Records(s); r {
-	case "":
-		return RecordFailures, nil
-	case RecordAll, RecordFailures, RecordNone:
-		return r, nil
-	}
-	return "", fault.New(fault.Invalid, "the delivery log is all, failures or none, not %q", s)
-}
-
 // Dispatcher sends webhooks. Make it with [NewDispatcher].
 type Dispatcher struct {
 	DB            store.DB

@@ -4,7 +4,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"mcpevents/shared/fault"
 	"mcpevents/shared/subscription"
 )
 
@@ -29,20 +28,6 @@ const Jitter = 0.2
 
 // MaxRetryAfter bounds what an endpoint may ask for.
 const MaxRetryAfter = 24 * time.Hour
-
-// ParseSchedule checks an operator's schedule: 1 to 20 attempts, the first at
-// once, each later delay between a second and 24 hours.
-func ParseSchedule(delays []time.Duration) (Schedule, error) {
-	if len(delays) == 0 || len(delays) > 20 || delays[0] != 0 {
-		return nil, fault.New(fault.Invalid, "a retry schedule has 1 to 20 delays and starts with 0")
-	}
-	for _, d := range delays[1:] {
-		if d < time.Second || d > 24*time.Hour {
-			return nil, fault.New(fault.Invalid, "a retry delay of %s is not between 1s and 24h", d)
-		}
-	}
-	return delays, nil
-}
 
 // Next is the delay after the given number of attempts, or false when that was
 // the last. retryAfter is what the endpoint asked for, 0 for nothing.

@@ -1,0 +1,526 @@
+package subscription
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/event"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+	"mcpevents/shared/store/sqlite"
+)
+
+// outside stands for the targets: it seals by reversing, and verifies as told.
+type outside struct {
+	verified []string
+	refuse   error
+	secrets  int
+}
+
+func (o *outside) Check(url string) error {
+	if !strings.HasPrefix(url, "https://") {
+		return fault.New(fault.Invalid, "the target must be https")
+	}
+	return nil
+}
+
+func (o *outside) Verify(_ context.Context, url, _ string, _ []byte) error {
+	o.verified = append(o.verified, url)
+	return o.refuse
+}
+
+func (o *outside) ParseSecret(s string) ([]byte, error) {
+	if !strings.HasPrefix(s, "whsec_") {
+		return nil, fault.New(fault.Invalid, "not a whsec_ secret")
+	}
+	return []byte(s), nil
+}
+
+func (o *outside) NewSecret(SecretType) (string, []byte) {
+	o.secrets++
+	s := fmt.Sprintf("whsec_made_here_%d", o.secrets)
+	return s, []byte(s)
+}
+
+func (o *outside) Seal(key []byte, _ Binding) ([]byte, error) {
+	sealed := bytes.Clone(key)
+	for i := range sealed {
+		sealed[i] ^= 0xff
+	}
+	return sealed, nil
+}
+
+type fixture struct {
+	*Service
+	t       *testing.T
+	db      *sqlite.DB
+	outside *outside
+	clock   time.Time
+	ended   []string
+}
+
+var (
+	alice = auth.Principal{ID: "alice", Workspace: "default", Scopes: auth.Scopes()}
+	bob   = auth.Principal{ID: "bob", Workspace: "default", Scopes: auth.Scopes()}
+)
+
+func newFixture(t *testing.T, o Options) *fixture {
+	t.Helper()
+	db, err := sqlite.Open(":memory:", sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	sealer, err := eventlog.NewSealer(make([]byte, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fixture{t: t, db: db, outside: &outside{}, clock: time.Now().Truncate(time.Second)}
+	f.Service = &Service{
+		DB: db, Catalog: catalog.NewStatic(parse(t, patternCatalog)), Log: &eventlog.Log{DB: db}, Sealer: sealer,
+		Targets: f.outside, Options: o, Now: func() time.Time { return f.clock },
+		Ended: func(id string) { f.ended = append(f.ended, id) },
+	}
+	return f
+}
+
+func (f *fixture) register(p auth.Principal, r RegisterRequest) *Registered {
+	f.t.Helper()
+	got, err := f.Register(f.t.Context(), p, r)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return got
+}
+
+func (f *fixture) subscribers(key string) []Subscriber {
+	f.t.Helper()
+	subs, _, _, err := Subscribers(f.t.Context(), f.db, "default", key, Range{}, 100)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	items, err := f.db.Get(f.t.Context(), HeaderKey("default", key))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if n := HeaderCount(items[0]); n != len(subs) {
+		f.t.Errorf("the header of %s says %d subscribers, there are %d", key, n, len(subs))
+	}
+	return subs
+}
+
+const build = "event://ci/build-finished"
+
+func TestRegister(t *testing.T) {
+	t.Run("EVS-08 one subscription under each of its URIs, all or nothing", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		got := f.register(alice, RegisterRequest{URIs: []string{build, "event://github/acme"}, Target: "https://a.example/hook"})
+		if _, ok := ParseURI(URI(got.Subscription.ID)); !ok {
+			t.Errorf("id %q", got.Subscription.ID)
+		}
+		for _, key := range []string{build, "event://github/acme/**"} {
+			if subs := f.subscribers(key); len(subs) != 1 || subs[0].ID != got.Subscription.ID {
+				t.Errorf("under %s: %v", key, subs)
+			}
+		}
+		_, err := f.Register(t.Context(), alice, RegisterRequest{URIs: []string{build, "event://unknown/x"}, Target: "https://a.example/hook"})
+		if !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v, want a fault of kind Invalid", err)
+		}
+		if n := len(f.subscribers(build)); n != 1 {
+			t.Errorf("%d subscribers after a refused registration", n)
+		}
+	})
+	t.Run("EVS-08 one to fifty URIs", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		uris := make([]string, 51)
+		for i := range uris {
+			uris[i] = fmt.Sprintf("event://github/acme/r%d/push", i)
+		}
+		for _, n := range []int{0, 51} {
+			if _, err := f.Register(t.Context(), alice, RegisterRequest{URIs: uris[:n], Target: "https://a.example/"}); !fault.Is(err, fault.Invalid) {
+				t.Errorf("%d URIs: %v", n, err)
+			}
+		}
+		f.register(alice, RegisterRequest{URIs: uris[:50], Target: "https://a.example/"})
+	})
+	t.Run("EVS-10 the secret is in the answer and nowhere in clear", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		got := f.register(alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/"})
+		if got.Secret == "" {
+			t.Fatal("no secret")
+		}
+		for _, part := range []string{"o#default#alice", "p#default#" + build} {
+			page, err := f.db.Query(t.Context(), store.Query{Table: store.Subscriptions, Partition: part})
+			if err != nil || len(page.Items) == 0 {
+				t.Fatal(part, err)
+			}
+			for _, it := range page.Items {
+				if bytes.Contains(it.Value, []byte(got.Secret)) {
+					t.Errorf("%s holds the secret", part)
+				}
+			}
+		}
+		v, err := f.Read(t.Context(), alice, URI(got.Subscription.ID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, _ := json.Marshal(v); bytes.Contains(b, []byte(got.Secret)) {
+			t.Error("the view holds the secret")
+		}
+	})
+	t.Run("a repetition with the same key answers with the same subscription and a fresh secret", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		r := RegisterRequest{URIs: []string{build}, Target: "https://a.example/", IdempotencyKey: "k1"}
+		first, second := f.register(alice, r), f.register(alice, r)
+		if first.Subscription.ID != second.Subscription.ID || first.Secret == second.Secret {
+			t.Errorf("first %s %s, second %s %s", first.Subscription.ID, first.Secret, second.Subscription.ID, second.Secret)
+		}
+		if n := len(f.subscribers(build)); n != 1 {
+			t.Errorf("%d subscribers", n)
+		}
+		r.Target = "https://b.example/"
+		if _, err := f.Register(t.Context(), alice, r); !fault.Is(err, fault.Invalid) {
+			t.Errorf("other parameters under the same key: %v", err)
+		}
+	})
+	t.Run("concurrent repetitions make one subscription", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				if _, err := f.Register(context.Background(), alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/", IdempotencyKey: "k"}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if n := len(f.subscribers(build)); n != 1 {
+			t.Errorf("%d subscribers", n)
+		}
+	})
+	t.Run("the quota is kept and named", func(t *testing.T) {
+		f := newFixture(t, Options{Quota: 2})
+		r := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}
+		first := f.register(alice, r)
+		f.register(alice, r)
+		_, err := f.Register(t.Context(), alice, r)
+		if !fault.Is(err, fault.Exhausted) || !strings.Contains(fault.Public(err), "2") {
+			t.Errorf("got %v", err)
+		}
+		if n := len(f.subscribers(build)); n != 2 {
+			t.Errorf("%d subscribers", n)
+		}
+		if err := f.Deregister(t.Context(), alice, URI(first.Subscription.ID)); err != nil {
+			t.Fatal(err)
+		}
+		f.register(alice, r)
+	})
+}
+
+func TestDeregister(t *testing.T) {
+	f := newFixture(t, Options{})
+	got := f.register(alice, RegisterRequest{URIs: []string{build, "event://ci"}, Target: "https://a.example/"})
+	uri := URI(got.Subscription.ID)
+	var texts []string
+	for name, try := range map[string]struct {
+		p   auth.Principal
+		uri string
+	}{
+		"another principal's": {bob, uri},
+		"unknown":             {alice, URI("sub_00000000000000000000000000000000")},
+		"malformed":           {alice, "subscription://x"},
+	} {
+		t.Run("EVS-11 "+name+" answers like the others", func(t *testing.T) {
+			err := f.Deregister(t.Context(), try.p, try.uri)
+			if !fault.Is(err, fault.NotFound) {
+				t.Errorf("got %v", err)
+			}
+			texts = append(texts, fault.Public(err))
+		})
+	}
+	if len(texts) != 3 || texts[0] != texts[1] || texts[1] != texts[2] {
+		t.Errorf("the answers differ: %q", texts)
+	}
+	t.Run("EVS-11 the owner ends it, and it leaves nothing to look up", func(t *testing.T) {
+		if err := f.Deregister(t.Context(), alice, uri); err != nil {
+			t.Fatal(err)
+		}
+		if len(f.subscribers(build))+len(f.subscribers("event://ci/**")) != 0 {
+			t.Error("subscribers are left")
+		}
+		if len(f.ended) != 1 || f.ended[0] != got.Subscription.ID {
+			t.Errorf("told of the end of %v", f.ended)
+		}
+		items, err := f.db.Get(t.Context(), ShapesKey("default", "entry:ci.build_finished"), ShapesKey("default", parentsScope))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, it := range items {
+			if webhooks, _ := InUse(it, "", f.clock); len(webhooks) != 0 {
+				t.Errorf("shapes still in use: %v", webhooks)
+			}
+		}
+	})
+}
+
+func TestOverlappingPatternsDeliverOnce(t *testing.T) {
+	f := newFixture(t, Options{})
+	f.register(alice, RegisterRequest{URIs: []string{"event://ci", build}, Target: "https://a.example/"})
+	e := newEvent(build)
+	wants := 0
+	for _, key := range []string{build, "event://ci/**"} {
+		for _, s := range f.subscribers(key) {
+			if s.Wants(e, f.clock) {
+				wants++
+			}
+		}
+	}
+	if wants != 1 {
+		t.Errorf("EVS-13: the event would be sent %d times", wants)
+	}
+}
+
+func (f *fixture) subscribe(r SubscribeRequest) (*SubscribeResult, error) {
+	if r.Name == "" {
+		r.Name = "github.push"
+	}
+	if r.URL == "" {
+		r.URL = "https://chat.example/cb"
+	}
+	if r.Secret == "" {
+		r.Secret = "whsec_one"
+	}
+	return f.Subscribe(f.t.Context(), alice, r)
+}
+
+func TestSubscribe(t *testing.T) {
+	args := func(s string) json.RawMessage { return json.RawMessage(s) }
+	t.Run("EVX-08 one identity, whatever the order of the arguments", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		a, err := f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"acme","repo":"app"}`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := f.subscribe(SubscribeRequest{Arguments: args(`{ "repo":"app", "owner":"acme" }`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.ID != b.ID || !b.Refreshed || a.Refreshed {
+			t.Errorf("first %+v, second %+v", a, b)
+		}
+		other, err := f.Subscribe(t.Context(), bob, SubscribeRequest{
+			Name: "github.push", Arguments: args(`{"owner":"acme","repo":"app"}`), URL: "https://chat.example/cb", Secret: "whsec_one",
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if other.ID == a.ID {
+			t.Error("two principals share an id")
+		}
+		if n := len(f.subscribers("event://github/acme/app/push")); n != 2 {
+			t.Errorf("%d subscribers", n)
+		}
+	})
+	t.Run("EVX-03 an omitted variable matches all, an unknown argument is refused", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		if _, err := f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"acme"}`)}); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(f.subscribers("event://github/acme/*/push")); n != 1 {
+			t.Errorf("%d subscribers", n)
+		}
+		if _, err := f.subscribe(SubscribeRequest{Arguments: args(`{"nope":1}`)}); !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("EVX-08 an authenticated principal is required", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		anonymous, err := auth.None().Authenticate(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = f.Subscribe(t.Context(), anonymous, SubscribeRequest{Name: "github.push", URL: "https://x.example/", Secret: "whsec_x"})
+		if !fault.Is(err, fault.Forbidden) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("EVX-09 the grant", func(t *testing.T) {
+		f := newFixture(t, Options{DefaultTTL: time.Hour, MinTTL: time.Minute, MaxTTL: 2 * time.Hour})
+		for _, tc := range []struct {
+			name string
+			ttl  TTL
+			want time.Duration
+		}{
+			{"the default", TTL{}, time.Hour},
+			{"as asked", TTL{Asked: true, For: 10 * time.Minute}, 10 * time.Minute},
+			{"the floor", TTL{Asked: true, For: time.Millisecond}, time.Minute},
+			{"the cap", TTL{Asked: true, For: 100 * time.Hour}, 2 * time.Hour},
+			{"null where it is not allowed", TTL{Asked: true, Forever: true}, 2 * time.Hour},
+		} {
+			got, err := f.subscribe(SubscribeRequest{TTL: tc.ttl})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := got.RefreshBefore.Sub(f.clock); d != tc.want {
+				t.Errorf("%s: granted %s, want %s", tc.name, d, tc.want)
+			}
+		}
+		f.Options.AllowNoExpiry = true
+		if got, err := f.subscribe(SubscribeRequest{TTL: TTL{Asked: true, Forever: true}}); err != nil || !got.RefreshBefore.IsZero() {
+			t.Errorf("null where it is allowed: %v %v", got, err)
+		}
+		if got, err := f.subscribe(SubscribeRequest{}); err != nil || got.RefreshBefore.IsZero() {
+			t.Errorf("null only if asked: %v %v", got, err)
+		}
+	})
+	t.Run("EVX-09 expiry stops delivery to the second and is swept", func(t *testing.T) {
+		f := newFixture(t, Options{MinTTL: time.Minute})
+		got, err := f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"a","repo":"b"}`), TTL: TTL{Asked: true, For: time.Minute}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		key := "event://github/a/b/push"
+		sub, e := f.subscribers(key)[0], newEvent(key)
+		if !sub.Wants(e, got.RefreshBefore.Add(-time.Millisecond)) || sub.Wants(e, got.RefreshBefore) {
+			t.Error("the end is not where it was granted")
+		}
+		f.clock = got.RefreshBefore
+		n, err := f.Sweep(t.Context(), f.clock.Truncate(time.Minute), 2)
+		if err != nil || n != 1 {
+			t.Fatalf("swept %d: %v", n, err)
+		}
+		if n := len(f.subscribers(key)); n != 0 {
+			t.Errorf("%d subscribers are left", n)
+		}
+	})
+	t.Run("EVX-09 a refreshed subscription survives the sweep of its first end", func(t *testing.T) {
+		f := newFixture(t, Options{MinTTL: time.Minute})
+		r := SubscribeRequest{Arguments: args(`{"owner":"a","repo":"b"}`), TTL: TTL{Asked: true, For: time.Minute}}
+		first, err := f.subscribe(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.clock = f.clock.Add(50 * time.Second)
+		if _, err := f.subscribe(r); err != nil {
+			t.Fatal(err)
+		}
+		f.clock = first.RefreshBefore
+		if n, err := f.Sweep(t.Context(), f.clock.Truncate(time.Minute), 2); err != nil || n != 0 {
+			t.Errorf("swept %d: %v", n, err)
+		}
+	})
+	t.Run("EVX-10 a replaced secret signs on for the grace", func(t *testing.T) {
+		f := newFixture(t, Options{RotationGrace: time.Hour})
+		r := SubscribeRequest{Arguments: args(`{"owner":"a","repo":"b"}`)}
+		if _, err := f.subscribe(r); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.subscribe(r); err != nil {
+			t.Fatal(err)
+		}
+		target := f.subscribers("event://github/a/b/push")[0].Target
+		if target.Previous != nil {
+			t.Error("a refresh with the same secret rotated")
+		}
+		r.Secret = "whsec_two"
+		if _, err := f.subscribe(r); err != nil {
+			t.Fatal(err)
+		}
+		rotated := f.subscribers("event://github/a/b/push")[0].Target
+		if !bytes.Equal(rotated.Previous, target.Secret) || rotated.PreviousUntil != f.clock.Add(time.Hour).Unix() {
+			t.Errorf("the previous secret is %q until %d", rotated.Previous, rotated.PreviousUntil)
+		}
+	})
+	t.Run("EVX-12 verified once per principal and URL, and not without", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		f.outside.refuse = fault.New(fault.Unavailable, "no echo")
+		if _, err := f.subscribe(SubscribeRequest{}); err == nil {
+			t.Error("subscribed an endpoint that refused")
+		}
+		if n := len(f.subscribers("event://github/*/*/push")); n != 0 {
+			t.Errorf("%d subscribers after a failed verification", n)
+		}
+		f.outside.refuse = nil
+		for _, owner := range []string{"a", "b", "a"} {
+			if _, err := f.subscribe(SubscribeRequest{Arguments: args(fmt.Sprintf(`{"owner":%q}`, owner))}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(f.outside.verified) != 2 {
+			t.Errorf("%d challenges, want one that failed and one that did not", len(f.outside.verified))
+		}
+	})
+	t.Run("EVX-15 unsubscribe by the same key, idempotent", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		if _, err := f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"a","repo":"b"}`)}); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := f.Unsubscribe(t.Context(), alice, "github.push", args(`{"repo":"b","owner":"a"}`), "https://chat.example/cb"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := len(f.subscribers("event://github/a/b/push")); n != 0 {
+			t.Errorf("%d subscribers", n)
+		}
+		f.Options.UnknownUnsubscribe = true
+		if err := f.Unsubscribe(t.Context(), alice, "github.push", args(`{}`), "https://chat.example/cb"); !fault.Is(err, fault.NotFound) {
+			t.Errorf("as SEP-3415 has it: %v", err)
+		}
+	})
+}
+
+func TestDisabledSubscriptionIsShownToItsOwner(t *testing.T) {
+	f := newFixture(t, Options{})
+	got := f.register(alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/"})
+	if err := f.Disable(t.Context(), "default", "alice", got.Subscription.ID, "the endpoint is gone"); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(f.subscribers(build)); n != 0 {
+		t.Errorf("WHK-08: %d subscribers are left", n)
+	}
+	v, err := f.Read(t.Context(), alice, URI(got.Subscription.ID))
+	if err != nil || v.State != Disabled || v.Reason == "" {
+		t.Errorf("EVS-12: %+v %v", v, err)
+	}
+	if err := f.Deregister(t.Context(), alice, URI(got.Subscription.ID)); err != nil {
+		t.Errorf("a disabled one cannot be deregistered: %v", err)
+	}
+}
+
+func TestListShowsOnesOwn(t *testing.T) {
+	f := newFixture(t, Options{})
+	for range 3 {
+		f.register(alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/"})
+	}
+	f.register(bob, RegisterRequest{URIs: []string{build}, Target: "https://b.example/"})
+	var all []View
+	after := ""
+	for {
+		page, next, err := f.List(t.Context(), alice, after, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, page...)
+		if after = next; after == "" {
+			break
+		}
+	}
+	if len(all) != 3 {
+		t.Errorf("EVS-12: alice sees %d subscriptions", len(all))
+	}
+}
+
+func newEvent(uri string) *event.Event {
+	return &event.Event{Workspace: "default", ID: "evt_1", URI: uri, Data: []byte(`{}`)}
+}

@@ -1,0 +1,48 @@
+// Package wiring turns the operator's settings into the options of each package,
+// once for the embedded server and the functions. It makes no client and
+// reads no environment; cmd/mcpevents and functions/ build their graphs with it.
+package wiring
+
+import (
+	"mcpevents/shared/config"
+	"mcpevents/shared/delivery"
+	"mcpevents/shared/mcp"
+	"mcpevents/shared/subscription"
+	"mcpevents/shared/webhook"
+)
+
+// Guard is where webhooks may go.
+func Guard(l config.Limits) *webhook.Guard {
+	g := &webhook.Guard{AllowInsecure: l.AllowInsecureTargets, BlockedHosts: l.BlockedTargets}
+	for _, p := range l.TargetPorts {
+		g.Ports = append(g.Ports, uint16(p))
+	}
+	return g
+}
+
+// Subscriptions are the rules of subscriptions.
+func Subscriptions(l config.Limits) subscription.Options {
+	return subscription.Options{
+		Quota: l.Quota, Secret: subscription.SecretType(l.WebhookSecret),
+		DefaultTTL: l.DefaultTTL, MinTTL: l.MinTTL, MaxTTL: l.MaxTTL, AllowNoExpiry: l.AllowNoExpiry,
+		VerifiedTargets: l.VerifiedTargets, AllowAnonymous: l.AllowInsecureTargets,
+		UnknownUnsubscribe: l.UnknownUnsubscribe == "not-found",
+	}
+}
+
+// Deliveries are the rules of attempts; at once is how many run at a time.
+func Deliveries(l config.Limits, atOnce int, logEach bool) delivery.Options {
+	return delivery.Options{
+		Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule,
+		Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout,
+		Concurrency: atOnce, Records: delivery.Records(l.DeliveryLog), LogDeliveries: logEach,
+	}
+}
+
+// EventCodes are the error numbers of the events methods.
+func EventCodes(l config.Limits) mcp.EventCodes {
+	if l.EventCodes == "sep3415" {
+		return mcp.ProposalCodes
+	}
+	return mcp.SketchCodes
+}
