@@ -20,7 +20,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"mcpevents/localstack/internal/lambda"
-	"mcpevents/localstack/internal/runner"
+	"mcpevents/localstack/runner"
 )
 
 type flags struct {

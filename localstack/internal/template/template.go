@@ -5,7 +5,7 @@
 // [Scope] that the caller provides; it creates nothing and knows no service. What
 // it does not understand is an error with the line, never a silent difference from
 // the deployment. Go on in localstack/internal/resource (what the resources
-// become) and localstack/internal/runner.
+// become) and localstack/runner.
 package template
 
 import (

@@ -25,7 +25,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/google/uuid"
 
-	"mcpevents/localstack/internal/runner"
+	"mcpevents/localstack/runner"
 	"mcpevents/localstack/internal/testfn"
 	"mcpevents/test/awslocal"
 )

@@ -11,7 +11,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
-	"mcpevents/localstack/internal/runner"
+	"mcpevents/localstack/runner"
 	"mcpevents/localstack/internal/testfn"
 	"mcpevents/test/awslocal"
 )

@@ -1,0 +1,36 @@
+// Command deregister is the function that ends subscriptions:
+// resources/subscriptions/deregister and events/unsubscribe.
+package main
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/aws/aws-lambda-go/lambda"
+
+	"mcpevents/functions/internal/boot"
+	"mcpevents/shared/mcp"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+	"mcpevents/shared/wiring"
+)
+
+func main() {
+	p := boot.Start()
+	endpoint := boot.NewLazy(func(context.Context) (http.Handler, error) {
+		subscriptions := &subscription.Service{
+			DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Options: wiring.Subscriptions(p.Limits),
+			PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
+		}
+		return mcp.New(mcp.Options{
+			Server: mcp.Implementation{Name: "mcp-events", Version: boot.Version},
+			Auth:   p.Auth, Catalogs: p.Catalog, Deregistrar: subscriptions,
+			AnonymousWebhooks: p.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(p.Limits),
+			AllowedOrigins: p.Limits.AllowedOrigins, Logger: p.Log,
+		})
+	})
+	mux := http.NewServeMux()
+	mux.Handle("/mcp", p.Handler(endpoint))
+	mux.HandleFunc("GET /healthz", boot.Health)
+	lambda.Start(boot.Buffered(mux))
+}

@@ -1,0 +1,43 @@
+// Command dispatch is the function that signs and POSTs webhooks: pages of first
+// attempts from the deliveries queue, single retries from the slow one.
+package main
+
+import (
+	"github.com/aws/aws-lambda-go/lambda"
+	"github.com/aws/aws-sdk-go-v2/service/kms"
+
+	"mcpevents/functions/internal/boot"
+	"mcpevents/functions/internal/keyring"
+	"mcpevents/shared/delivery"
+	"mcpevents/shared/queue"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+	"mcpevents/shared/webhook"
+	"mcpevents/shared/wiring"
+)
+
+// atOnce is how many requests to endpoints a process has under way.
+const atOnce = 128
+
+func main() {
+	p := boot.Start()
+	opener := &keyring.Opener{DB: p.DB, Wrapper: keyring.KMS{Client: kms.NewFromConfig(p.AWS), Key: p.Variable(boot.EnvKey)}}
+	subscriptions := &subscription.Service{
+		DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Options: wiring.Subscriptions(p.Limits),
+		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
+	}
+	dispatcher := delivery.NewDispatcher(&delivery.Dispatcher{
+		DB: p.DB, Queue: p.Queues, Subscriptions: subscriptions, Catalog: delivery.WebhookTypes{Source: p.Catalog},
+		Poster: webhook.NewSender(webhook.Options{Guard: wiring.Guard(p.Limits), UserAgent: boot.UserAgent}),
+		Opener: opener, Options: wiring.Deliveries(p.Limits, atOnce, false), Log: p.Log,
+	})
+	lambda.Start(boot.Sources(nil, func(arn string) queue.Handler {
+		switch {
+		case p.IsFrom(arn, queue.Deliveries):
+			return dispatcher.Pages
+		case p.IsFrom(arn, queue.Slow):
+			return dispatcher.Singles
+		}
+		return nil
+	}))
+}

@@ -1,0 +1,16 @@
+// Command fanout is the function that takes accepted events to the log and to
+// the subscribers of every pattern that they match.
+package main
+
+import (
+	"github.com/aws/aws-lambda-go/lambda"
+
+	"mcpevents/functions/internal/boot"
+	"mcpevents/shared/delivery"
+)
+
+func main() {
+	p := boot.Start()
+	fanout := &delivery.Fanout{DB: p.DB, Log: p.EventLog, Catalog: p.Catalog, Queue: p.Queues}
+	lambda.Start(boot.Batches(fanout.Handle))
+}

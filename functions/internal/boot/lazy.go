@@ -1,0 +1,56 @@
+package boot
+
+import (
+	"context"
+	"net/http"
+	"sync"
+)
+
+// Lazy is a value that takes requests to make. It is made at first use and kept;
+// a failure is not kept, the next use tries again.
+type Lazy[T any] struct {
+	make func(context.Context) (T, error)
+
+	mu    sync.Mutex
+	made  bool
+	value T
+}
+
+// NewLazy makes a lazy value.
+func NewLazy[T any](make func(context.Context) (T, error)) *Lazy[T] { return &Lazy[T]{make: make} }
+
+// Get returns the value. Who comes while it is being made waits for it.
+func (l *Lazy[T]) Get(ctx context.Context) (T, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.made {
+		v, err := l.make(ctx)
+		if err != nil {
+			return v, err
+		}
+		l.value, l.made = v, true
+	}
+	return l.value, nil
+}
+
+// Handler serves by a lazy handler. While that cannot be made it answers 503.
+func (p *Process) Handler(l *Lazy[http.Handler]) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h, err := l.Get(r.Context())
+		if err != nil {
+			p.Log.ErrorContext(r.Context(), "the function is not ready", "error", err)
+			w.Header().Set("Retry-After", "1")
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusServiceUnavailable)
+			_, _ = w.Write([]byte(`{"error":{"kind":"unavailable","message":"the service is not ready"}}` + "\n"))
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// Health answers GET /healthz: the process runs.
+func Health(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write([]byte(`{"status":"ok"}` + "\n"))
+}

@@ -1,0 +1,68 @@
+package boot
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/aws/aws-lambda-go/events"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/queue"
+	queuesqs "mcpevents/shared/queue/sqs"
+)
+
+// margin is what a batch leaves of its invocation's time, so that what was done
+// is reported before Lambda ends the process.
+const margin = 2 * time.Second
+
+// Batches is the handler of a function that reads one queue.
+func Batches(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
+	handle := queuesqs.Lambda(h)
+	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
+		if deadline, ok := ctx.Deadline(); ok {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithDeadline(ctx, deadline.Add(-margin))
+			defer cancel()
+		}
+		return handle(ctx, event)
+	}
+}
+
+// Sources is the handler of a function that has a URL and reads queues. The
+// handler of a batch is chosen by the ARN of its queue.
+func Sources(
+	url func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error),
+	batches func(arn string) queue.Handler,
+) func(context.Context, json.RawMessage) (any, error) {
+	return func(ctx context.Context, raw json.RawMessage) (any, error) {
+		var kind struct {
+			Records []struct {
+				EventSourceARN string `json:"eventSourceARN"`
+			} `json:"Records"`
+			RequestContext json.RawMessage `json:"requestContext"`
+		}
+		if err := json.Unmarshal(raw, &kind); err != nil {
+			return nil, fault.Wrap(fault.Invalid, err, "read the event")
+		}
+		switch {
+		case len(kind.Records) > 0 && batches != nil:
+			var event events.SQSEvent
+			if err := json.Unmarshal(raw, &event); err != nil {
+				return nil, fault.Wrap(fault.Invalid, err, "read the batch")
+			}
+			h := batches(kind.Records[0].EventSourceARN)
+			if h == nil {
+				return nil, fault.New(fault.Invalid, "a batch of a queue that is not for this function")
+			}
+			return Batches(h)(ctx, event)
+		case kind.RequestContext != nil && url != nil:
+			var event events.LambdaFunctionURLRequest
+			if err := json.Unmarshal(raw, &event); err != nil {
+				return nil, fault.Wrap(fault.Invalid, err, "read the request")
+			}
+			return url(ctx, event)
+		}
+		return nil, fault.New(fault.Invalid, "an event that is neither a batch nor a request")
+	}
+}

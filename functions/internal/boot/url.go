@@ -1,0 +1,124 @@
+package boot
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/aws/aws-lambda-go/events"
+)
+
+// Buffered makes an HTTP handler the handler of a Function URL that does not
+// stream. A panic is answered with 500 and does not end the process.
+func Buffered(h http.Handler) func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error) {
+	return func(ctx context.Context, event events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error) {
+		r, err := request(ctx, event)
+		if err != nil {
+			return events.LambdaFunctionURLResponse{StatusCode: http.StatusBadRequest}, nil
+		}
+		w := &recorder{header: http.Header{}}
+		serve(w, r, h)
+		return w.response(), nil
+	}
+}
+
+func serve(w *recorder, r *http.Request, h http.Handler) {
+	defer func() {
+		if p := recover(); p != nil {
+			slog.ErrorContext(r.Context(), "a request panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+			*w = recorder{header: http.Header{}, status: http.StatusInternalServerError}
+		}
+	}()
+	h.ServeHTTP(w, r)
+}
+
+// request is the HTTP request of an event.
+func request(ctx context.Context, event events.LambdaFunctionURLRequest) (*http.Request, error) {
+	body := []byte(event.Body)
+	if event.IsBase64Encoded {
+		var err error
+		if body, err = base64.StdEncoding.DecodeString(event.Body); err != nil {
+			return nil, err
+		}
+	}
+	url := "https://" + event.RequestContext.DomainName + event.RawPath
+	if event.RawQueryString != "" {
+		url += "?" + event.RawQueryString
+	}
+	r, err := http.NewRequestWithContext(ctx, event.RequestContext.HTTP.Method, url, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	r.RemoteAddr = event.RequestContext.HTTP.SourceIP
+	for k, v := range event.Headers {
+		r.Header.Set(k, v)
+	}
+	return r, nil
+}
+
+// Event is the event of an HTTP request and its body, for a function that is to
+// serve it as if it had come in at its own URL.
+func Event(r *http.Request, body []byte) events.LambdaFunctionURLRequest {
+	event := events.LambdaFunctionURLRequest{
+		Version: "2.0", RawPath: r.URL.EscapedPath(), RawQueryString: r.URL.RawQuery,
+		Headers: make(map[string]string, len(r.Header)),
+		RequestContext: events.LambdaFunctionURLRequestContext{
+			DomainName: r.Host,
+			HTTP: events.LambdaFunctionURLRequestContextHTTPDescription{
+				Method: r.Method, Path: r.URL.Path, Protocol: r.Proto, SourceIP: r.RemoteAddr, UserAgent: r.UserAgent(),
+			},
+		},
+	}
+	for k, v := range r.Header {
+		event.Headers[strings.ToLower(k)] = strings.Join(v, ",")
+	}
+	if utf8.Valid(body) {
+		event.Body = string(body)
+	} else {
+		event.Body, event.IsBase64Encoded = base64.StdEncoding.EncodeToString(body), true
+	}
+	return event
+}
+
+// recorder keeps a response whole.
+type recorder struct {
+	header http.Header
+	status int
+	body   bytes.Buffer
+}
+
+func (w *recorder) Header() http.Header { return w.header }
+
+func (w *recorder) WriteHeader(status int) {
+	if w.status == 0 {
+		w.status = status
+	}
+}
+
+func (w *recorder) Write(b []byte) (int, error) {
+	w.WriteHeader(http.StatusOK)
+	return w.body.Write(b)
+}
+
+func (w *recorder) response() events.LambdaFunctionURLResponse {
+	w.WriteHeader(http.StatusOK)
+	out := events.LambdaFunctionURLResponse{StatusCode: w.status, Headers: make(map[string]string, len(w.header))}
+	for k, v := range w.header {
+		if k == "Set-Cookie" {
+			out.Cookies = v
+			continue
+		}
+		out.Headers[k] = strings.Join(v, ",")
+	}
+	if b := w.body.Bytes(); utf8.Valid(b) {
+		out.Body = string(b)
+	} else {
+		out.Body, out.IsBase64Encoded = base64.StdEncoding.EncodeToString(b), true
+	}
+	return out
+}

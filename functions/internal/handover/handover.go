@@ -1,0 +1,79 @@
+// Package handover lets one function serve an HTTP request by another: the whole
+// request goes there as the event of a Function URL, credentials included, and
+// its response comes back as it is.
+package handover
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+
+	"github.com/aws/aws-lambda-go/events"
+
+	"mcpevents/functions/internal/boot"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp"
+	"mcpevents/shared/mcp/jsonrpc"
+)
+
+// Invoke calls a function and returns its response. An error that the function
+// reports is an error.
+type Invoke func(ctx context.Context, payload []byte) ([]byte, error)
+
+// Handler hands requests over. What cannot be served there is answered as
+// temporarily unavailable.
+type Handler struct {
+	Invoke Invoke
+	Log    *slog.Logger
+}
+
+// maxBody is the largest request body; the endpoint in front has its own limit,
+// which is smaller.
+const maxBody = 2 << 20
+
+func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		w.WriteHeader(http.StatusRequestEntityTooLarge)
+		return
+	}
+	response, decoded, err := h.serve(r, body)
+	if err != nil {
+		h.Log.ErrorContext(r.Context(), "a request could not be handed over", "error", err)
+		var message jsonrpc.Message
+		if m, bad := jsonrpc.Decode(body); bad == nil {
+			message = m
+		}
+		mcp.Unreachable(w, message.ID)
+		return
+	}
+	for k, v := range response.Headers {
+		w.Header().Set(k, v)
+	}
+	w.WriteHeader(response.StatusCode)
+	_, _ = w.Write(decoded) // the client went away
+}
+
+func (h Handler) serve(r *http.Request, body []byte) (response events.LambdaFunctionURLResponse, decoded []byte, err error) {
+	payload, err := json.Marshal(boot.Event(r, body))
+	if err != nil {
+		return response, nil, fault.Wrap(fault.Internal, err, "encode the request")
+	}
+	answer, err := h.Invoke(r.Context(), payload)
+	if err != nil {
+		return response, nil, err
+	}
+	if err := json.Unmarshal(answer, &response); err != nil || response.StatusCode < 200 {
+		return response, nil, fault.New(fault.Internal, "the response is none of a Function URL")
+	}
+	decoded = []byte(response.Body)
+	if response.IsBase64Encoded {
+		if decoded, err = base64.StdEncoding.DecodeString(response.Body); err != nil {
+			return response, nil, fault.Wrap(fault.Internal, err, "decode the response")
+		}
+	}
+	return response, decoded, nil
+}

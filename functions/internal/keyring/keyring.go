@@ -1,0 +1,173 @@
+// Package keyring keeps the keys of a deployment in the store: the keyset that
+// webhook secrets are sealed with, its private part wrapped by KMS, and the key
+// that authenticates cursors.
+//
+// Every function that may read a part has a function for that part here; only
+// functions/keys writes. Keys never leave this package but to those who use them.
+package keyring
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+	"mcpevents/shared/webhook"
+)
+
+// Where the keys rest. The partitions of the settings table are those that the
+// template lets functions/keys write.
+var (
+	privateKey = store.Key{Table: store.Keys, Partition: "sealing", Sort: "private"}
+	publicKey  = store.Key{Table: store.Settings, Partition: "sealing", Sort: "public"}
+	cursorKey  = store.Key{Table: store.Settings, Partition: "cursors", Sort: "key"}
+)
+
+// Wrapper encrypts the private keyset; KMS does.
+type Wrapper interface {
+	Wrap(ctx context.Context, clear []byte) ([]byte, error)
+	Unwrap(ctx context.Context, wrapped []byte) ([]byte, error)
+}
+
+// Create makes the keys that are not there yet, each once, whoever else does the
+// same at the same time. It mends what a crash left half made.
+func Create(ctx context.Context, db store.DB, w Wrapper) error {
+	items, err := db.Get(ctx, privateKey)
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "look for the private keyset")
+	}
+	if items[0] == nil {
+		private, _, err := webhook.GenerateKeyset()
+		if err != nil {
+			return err
+		}
+		wrapped, err := w.Wrap(ctx, private)
+		if err != nil {
+			return err
+		}
+		if err := once(ctx, db, store.Item{Key: privateKey, Value: wrapped, Version: 1}); err != nil {
+			return err
+		}
+	}
+	if items, err = db.Get(ctx, publicKey); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "look for the public keyset")
+	}
+	if items[0] == nil {
+		// Made from what is stored: that may be another's.
+		private, version, err := Private(ctx, db, w)
+		if err != nil {
+			return err
+		}
+		public, err := webhook.PublicKeyset(private)
+		if err != nil {
+			return err
+		}
+		if err := once(ctx, db, store.Item{Key: publicKey, Value: public, Version: version}); err != nil {
+			return err
+		}
+	}
+	if items, err = db.Get(ctx, cursorKey); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "look for the cursor key")
+	}
+	if items[0] != nil {
+		return nil
+	}
+	key := make([]byte, 32)
+	_, _ = rand.Read(key) // never fails (Go 1.24)
+	return once(ctx, db, store.Item{Key: cursorKey, Value: key, Version: 1})
+}
+
+// once writes an item unless somebody has.
+func once(ctx context.Context, db store.DB, item store.Item) error {
+	err := db.Write(ctx, store.Put(item, store.Absent()))
+	if errors.Is(err, store.ErrConflict) {
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, err, "write a key")
+}
+
+// Private reads and unwraps the private keyset. version changes with each rotation.
+func Private(ctx context.Context, db store.DB, w Wrapper) (keyset []byte, version int64, err error) {
+	item, err := read(ctx, db, privateKey)
+	if err != nil {
+		return nil, 0, err
+	}
+	keyset, err = w.Unwrap(ctx, item.Value)
+	return keyset, item.Version, err
+}
+
+// Public reads the public keyset.
+func Public(ctx context.Context, db store.DB) (*webhook.Sealer, error) {
+	item, err := read(ctx, db, publicKey)
+	if err != nil {
+		return nil, err
+	}
+	return webhook.NewSealer(item.Value)
+}
+
+// Cursors reads the key that authenticates cursors.
+func Cursors(ctx context.Context, db store.DB) (*eventlog.Sealer, error) {
+	item, err := read(ctx, db, cursorKey)
+	if err != nil {
+		return nil, err
+	}
+	return eventlog.NewSealer(item.Value)
+}
+
+func read(ctx context.Context, db store.DB, key store.Key) (*store.Item, error) {
+	items, err := db.Get(ctx, key)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read a key")
+	}
+	if items[0] == nil {
+		return nil, fault.New(fault.Unavailable, "the key %s/%s does not exist yet", key.Partition, key.Sort)
+	}
+	return items[0], nil
+}
+
+// Step is a step of a rotation.
+type Step string
+
+// A rotation adds a key that opens first, and seals with it later: when every
+// process that opens has seen it, which takes [ReloadAfter] at most.
+const (
+	StepAdd     Step = "add"
+	StepPromote Step = "promote"
+)
+
+// Rotate does a step. Two at the same time are a fault of kind Conflict for one.
+func Rotate(ctx context.Context, db store.DB, w Wrapper, step Step) error {
+	private, version, err := Private(ctx, db, w)
+	if err != nil {
+		return err
+	}
+	var public []byte
+	switch step {
+	case StepAdd:
+		private, err = webhook.AddKey(private)
+	case StepPromote:
+		private, public, err = webhook.PromoteKey(private)
+	default:
+		return fault.New(fault.Invalid, "a rotation has the steps add and promote, not %q", step)
+	}
+	if err != nil {
+		return err
+	}
+	wrapped, err := w.Wrap(ctx, private)
+	if err != nil {
+		return err
+	}
+	err = db.Write(ctx, store.Put(store.Item{Key: privateKey, Value: wrapped, Version: version + 1}, store.VersionIs(version)))
+	if errors.Is(err, store.ErrConflict) {
+		return fault.New(fault.Conflict, "another rotation is under way")
+	}
+	if err != nil || public == nil {
+		return fault.Wrap(fault.Unavailable, err, "write the private keyset")
+	}
+	// A crash in between leaves the old key sealing, which still opens; doing the
+	// step again mends it.
+	err = db.Write(ctx, store.Put(store.Item{Key: publicKey, Value: public, Version: version + 1}))
+	return fault.Wrap(fault.Unavailable, err, "write the public keyset")
+}

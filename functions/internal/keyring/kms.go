@@ -1,0 +1,36 @@
+package keyring
+
+import (
+	"context"
+
+	"github.com/aws/aws-sdk-go-v2/service/kms"
+
+	"mcpevents/shared/fault"
+)
+
+// KMS wraps by a key of AWS KMS.
+type KMS struct {
+	Client *kms.Client
+	Key    string // ARN or id
+}
+
+// purpose is bound to what is wrapped; the template's policies ask for it.
+var purpose = map[string]string{"purpose": "mcpevents webhook keyset"}
+
+// Wrap encrypts at most 4,096 bytes.
+func (k KMS) Wrap(ctx context.Context, clear []byte) ([]byte, error) {
+	out, err := k.Client.Encrypt(ctx, &kms.EncryptInput{KeyId: &k.Key, Plaintext: clear, EncryptionContext: purpose})
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "wrap the private keyset")
+	}
+	return out.CiphertextBlob, nil
+}
+
+// Unwrap decrypts what Wrap made.
+func (k KMS) Unwrap(ctx context.Context, wrapped []byte) ([]byte, error) {
+	out, err := k.Client.Decrypt(ctx, &kms.DecryptInput{KeyId: &k.Key, CiphertextBlob: wrapped, EncryptionContext: purpose})
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "unwrap the private keyset")
+	}
+	return out.Plaintext, nil
+}

@@ -1,0 +1,45 @@
+// Command keys is the function of the custom resource that makes the sealing
+// keys and the cursor key once. Update and Delete do nothing: the keys outlive the stack.
+//
+// An operator rotates the sealing key by invoking it with {"rotate":"add"} and, a
+// minute or more later, with {"rotate":"promote"}.
+package main
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/aws/aws-lambda-go/cfn"
+	"github.com/aws/aws-lambda-go/lambda"
+	"github.com/aws/aws-sdk-go-v2/service/kms"
+
+	"mcpevents/functions/internal/boot"
+	"mcpevents/functions/internal/keyring"
+)
+
+// resourceID never changes, so that CloudFormation never replaces the resource.
+const resourceID = "mcpevents-sealing-keys"
+
+func main() {
+	p := boot.Start()
+	wrapper := keyring.KMS{Client: kms.NewFromConfig(p.AWS), Key: p.Variable(boot.EnvKey)}
+	create := cfn.LambdaWrap(func(ctx context.Context, e cfn.Event) (string, map[string]any, error) {
+		if e.RequestType != cfn.RequestCreate {
+			return resourceID, nil, nil
+		}
+		return resourceID, nil, keyring.Create(ctx, p.DB, wrapper)
+	})
+	lambda.Start(func(ctx context.Context, raw json.RawMessage) (any, error) {
+		var order struct {
+			Rotate keyring.Step `json:"rotate"`
+		}
+		if err := json.Unmarshal(raw, &order); err == nil && order.Rotate != "" {
+			return nil, keyring.Rotate(ctx, p.DB, wrapper, order.Rotate)
+		}
+		var event cfn.Event
+		if err := json.Unmarshal(raw, &event); err != nil {
+			return nil, err
+		}
+		return create(ctx, event)
+	})
+}

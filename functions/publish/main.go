@@ -1,0 +1,34 @@
+// Command publish is the function that takes events in, from POST /events and
+// from the inbox queue, and puts what is valid on the events queue.
+package main
+
+import (
+	"net/http"
+
+	"github.com/aws/aws-lambda-go/lambda"
+
+	"mcpevents/functions/internal/boot"
+	"mcpevents/shared/auth"
+	"mcpevents/shared/publish"
+	"mcpevents/shared/queue"
+)
+
+func main() {
+	p := boot.Start()
+	service := &publish.Service{Catalog: p.Catalog, Queue: p.Queues}
+	if !p.Anonymous {
+		service.Rate = publish.NewRate(p.Limits.PublishRate)
+	}
+	inbox := &publish.Inbox{Service: service, Log: p.Log}
+	mux := http.NewServeMux()
+	mux.Handle("/events", &publish.Handler{
+		Service: service, Auth: p.Auth, Guard: auth.Guard{Origins: p.Limits.AllowedOrigins}, Log: p.Log,
+	})
+	mux.HandleFunc("GET /healthz", boot.Health)
+	lambda.Start(boot.Sources(boot.Buffered(mux), func(arn string) queue.Handler {
+		if p.IsFrom(arn, queue.Inbox) {
+			return inbox.Handle
+		}
+		return nil
+	}))
+}

@@ -1,0 +1,54 @@
+// Command register is the function that makes subscriptions:
+// resources/subscriptions/register and events/subscribe. It can seal secrets and
+// open none.
+package main
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/aws/aws-lambda-go/lambda"
+
+	"mcpevents/functions/internal/boot"
+	"mcpevents/functions/internal/keyring"
+	"mcpevents/shared/delivery"
+	"mcpevents/shared/mcp"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+	"mcpevents/shared/webhook"
+	"mcpevents/shared/webhook/targets"
+	"mcpevents/shared/wiring"
+)
+
+func main() {
+	p := boot.Start()
+	sender := webhook.NewSender(webhook.Options{Guard: wiring.Guard(p.Limits), UserAgent: boot.UserAgent})
+	endpoint := boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
+		sealer, err := keyring.Public(ctx, p.DB)
+		if err != nil {
+			return nil, err
+		}
+		cursors, err := keyring.Cursors(ctx, p.DB)
+		if err != nil {
+			return nil, err
+		}
+		subscriptions := &subscription.Service{
+			DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Sealer: cursors,
+			Targets: targets.Targets{Sender: sender, Sealer: sealer},
+			Replay:  &delivery.Replayer{Log: p.EventLog, Queue: p.Queues},
+			Options: wiring.Subscriptions(p.Limits),
+
+			PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
+		}
+		return mcp.New(mcp.Options{
+			Server: mcp.Implementation{Name: "mcp-events", Version: boot.Version},
+			Auth:   p.Auth, Catalogs: p.Catalog, Registrar: subscriptions,
+			AnonymousWebhooks: p.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(p.Limits),
+			AllowedOrigins: p.Limits.AllowedOrigins, Logger: p.Log,
+		})
+	})
+	mux := http.NewServeMux()
+	mux.Handle("/mcp", p.Handler(endpoint))
+	mux.HandleFunc("GET /healthz", boot.Health)
+	lambda.Start(boot.Buffered(mux))
+}

@@ -1,0 +1,31 @@
+// Command retry is the function that runs every minute, moves due deliveries to
+// the slow queue, and removes subscriptions that expired.
+package main
+
+import (
+	"context"
+
+	"github.com/aws/aws-lambda-go/lambda"
+
+	"mcpevents/functions/internal/boot"
+	"mcpevents/shared/delivery"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+	"mcpevents/shared/wiring"
+)
+
+func main() {
+	p := boot.Start()
+	subscriptions := &subscription.Service{
+		DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Options: wiring.Subscriptions(p.Limits),
+		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
+	}
+	retry := &delivery.Retry{DB: p.DB, Queue: p.Queues, Sweep: subscriptions.Sweep}
+	lambda.Start(func(ctx context.Context) error {
+		moved, err := retry.Run(ctx)
+		if moved > 0 {
+			p.Log.InfoContext(ctx, "due deliveries were moved", "deliveries", moved)
+		}
+		return err
+	})
+}

@@ -1,0 +1,51 @@
+// Command stream is the function behind the MCP endpoint. It lists, reads and
+// streams; what changes webhook subscriptions it hands to register and deregister, so
+// that the function that faces the internet can neither write a subscription nor
+// read a secret.
+package main
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/aws/aws-lambda-go/lambdaurl"
+
+	"mcpevents/functions/internal/boot"
+	"mcpevents/functions/internal/handover"
+	"mcpevents/functions/internal/keyring"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/mcp"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+	"mcpevents/shared/wiring"
+)
+
+func main() {
+	p := boot.Start()
+	register := handover.Handler{Invoke: handover.Lambda(p.AWS, p.Variable(boot.EnvRegister)), Log: p.Log}
+	deregister := handover.Handler{Invoke: handover.Lambda(p.AWS, p.Variable(boot.EnvDeregister)), Log: p.Log}
+	endpoint := boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
+		cursors, err := keyring.Cursors(ctx, p.DB)
+		if err != nil {
+			return nil, err
+		}
+		return mcp.New(mcp.Options{
+			Server: mcp.Implementation{Name: "mcp-events", Version: boot.Version},
+			Auth:   p.Auth, Catalogs: p.Catalog, Lists: true, Log: p.EventLog,
+			Feeds: stream.New(p.EventLog, p.DB, cursors, stream.Options{}), Sessions: p.DB,
+			Interest: func(ctx context.Context, workspace string, pattern subscription.Pattern) (eventlog.Interest, error) {
+				return subscription.Interested(ctx, p.DB, p.EventLog, workspace, pattern)
+			},
+			Subscriptions: &subscription.Service{
+				DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Options: wiring.Subscriptions(p.Limits),
+			},
+			ForwardRegistrar: register, ForwardDeregistrar: deregister,
+			AnonymousWebhooks: p.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(p.Limits),
+			AllowedOrigins: p.Limits.AllowedOrigins, MaxAge: p.Limits.StreamMaxAge, Heartbeat: p.Limits.Heartbeat, Logger: p.Log,
+		})
+	})
+	mux := http.NewServeMux()
+	mux.Handle("/mcp", p.Handler(endpoint))
+	mux.HandleFunc("GET /healthz", boot.Health)
+	lambdaurl.Start(mux)
+}
