@@ -318,4 +318,3 @@ func (e *Endpoint) delete(w http.ResponseWriter, r *http.Request, p auth.Princip
 	}
 	w.WriteHeader(http.StatusNoContent)
 }
-

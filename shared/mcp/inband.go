@@ -54,7 +54,7 @@ func (e *Endpoint) unsubscribe(ctx context.Context, c *call) (result, error) {
 		return result{}, err
 	}
 	if !strings.HasPrefix(uri, subscriptionScheme) {
-		if uri, err = catalog.Canonical(uri); err != nil {
+		if uri, err = catalog.CanonicalPattern(uri); err != nil {
 			return result{}, fault.Wrap(fault.Invalid, err, "unsubscribe")
 		}
 	}

@@ -73,11 +73,7 @@ func (e *Endpoint) readEvents(ctx context.Context, p auth.Principal, uri string)
 	}
 	var found []event.Event
 	for _, pattern := range patterns {
-		latest := e.options.Log.Latest
-		if pattern.Kind == subscription.Parent {
-			latest = e.options.Log.LatestBelow
-		}
-		events, err := latest(ctx, p.Workspace, pattern.URI(), maxLatest)
+		events, err := e.latest(ctx, p.Workspace, pattern)
 		if err != nil {
 			return nil, err
 		}
@@ -96,6 +92,23 @@ func (e *Endpoint) readEvents(ctx context.Context, p auth.Principal, uri string)
 	}
 	text, err := json.Marshal(out)
 	return text, fault.Wrap(fault.Internal, err, "encode the latest events of %s", uri)
+}
+
+// latest reads the newest events of a pattern. For a wildcard these are those
+// below its literal beginning that match.
+func (e *Endpoint) latest(ctx context.Context, workspace string, p subscription.Pattern) ([]event.Event, error) {
+	switch p.Kind {
+	case subscription.Concrete:
+		return e.options.Log.Latest(ctx, workspace, p.URI(), maxLatest)
+	case subscription.Parent:
+		return e.options.Log.LatestBelow(ctx, workspace, p.URI(), maxLatest)
+	}
+	beginning, _, _ := strings.Cut(p.Key, "/"+catalog.Wildcard)
+	if beginning+"/" == catalog.Scheme { // the first segment is the open one
+		return nil, nil
+	}
+	events, err := e.options.Log.LatestBelow(ctx, workspace, beginning, maxLatest)
+	return slices.DeleteFunc(events, func(ev event.Event) bool { return !subscription.Matches(p.Key, ev.URI) }), err
 }
 
 // permitted keeps those event types of a resolved URI that the principal may have. It
@@ -189,7 +202,6 @@ type target struct {
 	// topic is set for a subscription:// URI.
 	topic string
 }
-
 
 // resolve makes out a URI for a stream. Faults name what is wrong with it.
 func (e *Endpoint) resolve(ctx context.Context, cat *catalog.Catalog, p auth.Principal, uri string) (target, error) {

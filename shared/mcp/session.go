@@ -17,10 +17,10 @@ import (
 // Sessions of the earlier revisions lie in the store, so that any instance
 // serves them. A session is one partition:
 //
-//	-          the session itself
-//	#          how many URIs it is subscribed to
-//	stream     which of its GET streams is the newest
-//	u#HASH     one URI that it is subscribed to
+//   - the session itself
+//     #          how many URIs it is subscribed to
+//     stream     which of its GET streams is the newest
+//     u#HASH     one URI that it is subscribed to
 //
 // The partition is named by a hash of the id: who reads the store cannot take a
 // session over.

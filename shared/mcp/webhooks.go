@@ -146,11 +146,13 @@ func (e *Endpoint) eventsSubscribe(ctx context.Context, c *call) (result, error)
 	if r.Cursor, _, err = c.text("cursor"); err != nil {
 		return result{}, err
 	}
-	maxAge, _, err := c.milliseconds("maxAgeMs")
+	maxAge, given, err := c.milliseconds("maxAgeMs")
 	if err != nil {
 		return result{}, err
 	}
-	r.MaxAge = maxAge
+	if r.MaxAge = maxAge; given && maxAge == 0 {
+		r.MaxAge = 1 // nothing old at all, where 0 would be no bound
+	}
 	if r.TTL, err = c.ttl(); err != nil {
 		return result{}, err
 	}

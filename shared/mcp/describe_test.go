@@ -1,0 +1,143 @@
+package mcp
+
+import (
+	"encoding/json"
+	"net/http"
+	"reflect"
+	"slices"
+	"testing"
+)
+
+// described is what initialize and server/discover say.
+type described struct {
+	ProtocolVersion   string
+	SupportedVersions []string
+	ResultType        string
+	TTLMs             *int
+	CacheScope        string
+	ServerInfo        Implementation
+	Instructions      string
+	Capabilities      map[string]json.RawMessage
+	Meta              map[string]json.RawMessage `json:"_meta"`
+}
+
+func (f *fixture) describeBoth() (initialize, discover described) {
+	f.t.Helper()
+	f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`).
+		result(f.t, &initialize)
+	f.modern(alice, methodDiscover, "").result(f.t, &discover)
+	return initialize, discover
+}
+
+func sameJSON(t *testing.T, got json.RawMessage, want string) {
+	t.Helper()
+	var a, b any
+	if json.Unmarshal(got, &a) != nil || json.Unmarshal([]byte(want), &b) != nil || !reflect.DeepEqual(a, b) {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+func TestCapabilities(t *testing.T) {
+	t.Run("EVS-01_both_eras_advertise_event_subscriptions", func(t *testing.T) {
+		initialize, discover := newFixture(t, nil).describeBoth()
+		const resources = `{"events":true,"subscribe":true,"listChanged":true,"subscription":["notification","webhook"]}`
+		const ours = `{"events":true,"subscription":["notification","webhook"]}`
+		for _, d := range []described{initialize, discover} {
+			sameJSON(t, d.Capabilities["resources"], resources)
+			var ext map[string]json.RawMessage
+			must(t, json.Unmarshal(d.Capabilities["extensions"], &ext))
+			sameJSON(t, ext[Extension], ours)
+			for _, absent := range []string{"tools", "prompts", "logging", "completions"} {
+				if _, ok := d.Capabilities[absent]; ok {
+					t.Errorf("%s is advertised and not served", absent)
+				}
+			}
+		}
+		sameJSON(t, initialize.Capabilities["experimental"], `{"`+Extension+`":`+ours+`}`)
+		if _, ok := discover.Capabilities["experimental"]; ok {
+			t.Error("experimental is advertised in 2026-07-28")
+		}
+	})
+	t.Run("EVX-01_events_are_advertised_in_both_shapes", func(t *testing.T) {
+		initialize, discover := newFixture(t, nil).describeBoth()
+		for _, d := range []described{initialize, discover} {
+			var ext map[string]json.RawMessage
+			must(t, json.Unmarshal(d.Capabilities["extensions"], &ext))
+			sameJSON(t, ext[EventsExtension], `{"listChanged":true}`)
+			sameJSON(t, d.Capabilities["events"], `{"listChanged":true}`)
+		}
+	})
+	t.Run("SUB-09_discover_names_versions_identity_and_caching", func(t *testing.T) {
+		initialize, d := newFixture(t, nil).describeBoth()
+		if want := []string{"2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"}; !slices.Equal(d.SupportedVersions, want) {
+			t.Errorf("supportedVersions %v", d.SupportedVersions)
+		}
+		sameJSON(t, d.Meta[metaServer], `{"name":"mcp-events","version":"1.2.3"}`)
+		if d.ResultType != "complete" || d.TTLMs == nil || d.CacheScope != public || d.Instructions == "" {
+			t.Errorf("got %+v", d)
+		}
+		if initialize.ProtocolVersion != "2025-11-25" || initialize.ServerInfo.Name != "mcp-events" || initialize.ResultType != "" || initialize.Instructions == "" {
+			t.Errorf("got %+v", initialize)
+		}
+	})
+}
+
+// TestSwitchedOff takes the parts of an endpoint away one by one: what nothing
+// serves is neither advertised nor known.
+func TestSwitchedOff(t *testing.T) {
+	for _, tc := range []struct {
+		name     string
+		change   func(*Options)
+		unknown  []string
+		resource string // the capability in discover
+		events   string
+	}{
+		{
+			name:     "no streams",
+			change:   func(o *Options) { o.Feeds = nil },
+			unknown:  []string{methodListen, methodSubscribe, methodUnsubscribe},
+			resource: `{"events":true,"subscription":["webhook"]}`, events: `{"listChanged":false}`,
+		},
+		{
+			name:     "no webhooks",
+			change:   func(o *Options) { o.Registrar, o.Deregistrar, o.Subscriptions = nil, nil, nil },
+			unknown:  []string{methodRegister, methodDeregister, methodEventsSub, methodEventsUnsub},
+			resource: `{"events":true,"subscribe":true,"listChanged":true,"subscription":["notification"]}`, events: `{"listChanged":true}`,
+		},
+		{
+			name: "only register, as the function of that name",
+			change: func(o *Options) {
+				*o = Options{Auth: o.Auth, Catalogs: o.Catalogs, Registrar: o.Registrar, Logger: o.Logger}
+			},
+			unknown: []string{
+				methodListen, methodSubscribe, methodDeregister, methodEventsUnsub, methodResources, methodTemplates,
+				methodRead, methodEvents, methodInitialize,
+			},
+		},
+	} {
+		t.Run("EVS-01_"+tc.name, func(t *testing.T) {
+			f := newFixture(t, tc.change)
+			for _, m := range tc.unknown {
+				if r := f.modern(alice, m, `"uri":"event://x"`); r.code(t) != -32601 || r.Status != http.StatusNotFound {
+					t.Errorf("%s in 2026-07-28: %d %s", m, r.Status, r.Body)
+				}
+			}
+			var d described
+			f.modern(alice, methodDiscover, "").result(t, &d)
+			if tc.resource == "" {
+				if d.Capabilities["resources"] != nil || d.Capabilities["events"] != nil {
+					t.Errorf("got %s", d.Capabilities)
+				}
+				return
+			}
+			sameJSON(t, d.Capabilities["resources"], tc.resource)
+			sameJSON(t, d.Capabilities["events"], tc.events)
+			s := f.session(alice, V20251125)
+			for _, m := range tc.unknown {
+				if r := f.legacy(alice, s, m, ""); r.code(t) != -32601 || r.Status != http.StatusOK {
+					t.Errorf("%s in 2025-11-25: %d %s", m, r.Status, r.Body)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,402 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/delivery"
+	"mcpevents/shared/event"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/queue"
+	"mcpevents/shared/store"
+	"mcpevents/shared/store/sqlite"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+)
+
+// testCatalog has what the tests need: fixed and templated types, a parent with
+// several children, filters, access rules of both kinds, types without streams and without webhooks.
+const testCatalog = `
+events:
+  - name: ci.build
+    uri: event://ci/build-finished
+    title: Build finished
+    description: A build came to its end.
+    payloadSchema: {type: object, required: [status], properties: {status: {type: string}}}
+    filters: {status: /status}
+  - name: ci.deploy
+    uri: event://ci/deploy
+    description: Something was deployed.
+    payloadSchema: {type: object}
+  - name: github.pull_request
+    uriTemplate: event://github/{owner}/{repo}/pull_request
+    title: Pull request changed
+    description: A pull request changed.
+    paramsSchema: {type: object, properties: {owner: {type: string, pattern: "^[a-z]+$"}, repo: {type: string}}, required: [owner, repo]}
+    payloadSchema: {type: object}
+    webhookType: github.pr
+  - name: github.push
+    uriTemplate: event://github/{owner}/{repo}/push
+    description: Something was pushed.
+    payloadSchema: {type: object}
+  - name: billing.invoice
+    uri: event://billing/invoice
+    description: Only for those with the scope.
+    payloadSchema: {type: object}
+    access: {scopes: [billing]}
+  - name: tenant.alarm
+    uriTemplate: event://tenant/{org}/alarm
+    description: Only for the own organisation.
+    payloadSchema: {type: object}
+    access: {claims: {org: org}}
+  - name: audit.entry
+    uri: event://audit/entry
+    description: By webhook only.
+    payloadSchema: {type: object}
+    delivery: [webhook]
+  - name: chat.typing
+    uri: event://chat/typing
+    description: On streams only.
+    payloadSchema: {type: object}
+    delivery: [push]
+`
+
+// fixture is an endpoint over a real log, real subscriptions and a store in
+// memory, served over HTTP.
+type fixture struct {
+	t        testing.TB
+	db       store.DB
+	log      *eventlog.Log
+	tails    *stream.Tails
+	catalogs *catalog.Static
+	service  *subscription.Service
+	fanout   *delivery.Fanout
+	endpoint *Endpoint
+	server   *httptest.Server
+	targets  *fakeTargets
+}
+
+// The callers of the tests, by their keys.
+const (
+	alice   = "alice-key"
+	bob     = "bob-key"
+	reader  = "reader-key" // may read only
+	billing = "billing-key"
+	acme    = "acme-key"    // has the claim org: acme
+	foreign = "foreign-key" // alice of another workspace
+)
+
+func keyFor(key, principal, workspace string, claims map[string]string, scopes ...string) auth.Key {
+	h := sha256.Sum256([]byte(key))
+	return auth.Key{Principal: principal, Workspace: workspace, Scopes: scopes, SHA256: hex.EncodeToString(h[:]), Claims: claims}
+}
+
+func newFixture(t testing.TB, change func(*Options)) *fixture {
+	t.Helper()
+	f := newEndpoint(t, change)
+	f.server = httptest.NewServer(f.endpoint)
+	t.Cleanup(func() {
+		f.close()
+		f.server.Close()
+	})
+	return f
+}
+
+func (f *fixture) close() {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := f.endpoint.Close(ctx); err != nil {
+		f.t.Errorf("close the endpoint: %v", err)
+	}
+}
+
+// newEndpoint is a fixture without a server.
+func newEndpoint(t testing.TB, change func(*Options)) *fixture {
+	t.Helper()
+	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
+	must(t, err)
+	t.Cleanup(func() { db.Close() })
+	return newEndpointOn(t, db, change)
+}
+
+func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
+	t.Helper()
+	cat, err := catalog.Parse([]byte(testCatalog))
+	must(t, err)
+	log := &eventlog.Log{DB: db}
+	sealer, err := eventlog.NewSealer(bytes.Repeat([]byte{7}, 32))
+	must(t, err)
+	f := &fixture{t: t, db: db, log: log, catalogs: catalog.NewStatic(cat), targets: &fakeTargets{}}
+	f.tails = stream.New(log, db, sealer, stream.Options{})
+	t.Cleanup(f.tails.Close)
+	f.service = &subscription.Service{
+		DB: db, Catalog: f.catalogs, Log: log, Sealer: sealer, Targets: f.targets,
+		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
+	}
+	f.fanout = &delivery.Fanout{DB: db, Log: log, Catalog: f.catalogs, Queue: noQueue{}}
+	all := []string{auth.ScopeRead, auth.ScopeSubscribe}
+	keys, err := auth.Keys([]auth.Key{
+		keyFor(alice, "alice", "", nil, all...),
+		keyFor(bob, "bob", "", nil, all...),
+		keyFor(reader, "reader", "", nil, auth.ScopeRead),
+		keyFor(billing, "billing", "", nil, append(all, "billing")...),
+		keyFor(acme, "acme", "", map[string]string{"org": "acme"}, all...),
+		keyFor(foreign, "alice", "elsewhere", nil, all...),
+	}, nil)
+	must(t, err)
+	o := Options{
+		Server: Implementation{Name: "mcp-events", Version: "1.2.3"}, Instructions: "Subscribe to events.",
+		Auth: keys, Catalogs: f.catalogs, Lists: true, Log: log, Feeds: f.tails, Sessions: db,
+		Interest: func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
+			return subscription.Interested(ctx, db, log, workspace, p)
+		},
+		Subscriptions: f.service, Registrar: f.service, Deregistrar: f.service,
+		Logger: slog.New(slog.DiscardHandler),
+	}
+	if change != nil {
+		change(&o)
+	}
+	f.endpoint, err = New(o)
+	must(t, err)
+	return f
+}
+
+func mustParse(t testing.TB, src string) *catalog.Catalog {
+	t.Helper()
+	cat, err := catalog.Parse([]byte(src))
+	must(t, err)
+	return cat
+}
+
+// waitShape waits until a parent is read in band.
+func (f *fixture) waitShape(uri string) {
+	f.t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		items, err := f.db.Get(context.Background(), eventlog.InterestKey(auth.DefaultWorkspace, uri+"/**"))
+		must(f.t, err)
+		if items[0] != nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			f.t.Fatalf("nobody reads %s", uri)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// principal is who the key stands for.
+func (f *fixture) principal(key string) auth.Principal {
+	f.t.Helper()
+	p, err := f.endpoint.options.Auth.Authenticate(context.Background(), http.Header{"Authorization": {"Bearer " + key}})
+	must(f.t, err)
+	return p
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+type noQueue struct{}
+
+func (noQueue) Send(context.Context, queue.Name, ...queue.Outgoing) error { return nil }
+
+// fakeTargets takes https URLs, and fails the challenge of those that say so.
+type fakeTargets struct{}
+
+func (*fakeTargets) Check(url string) error {
+	if !strings.HasPrefix(url, "https://") {
+		return fault.New(fault.Invalid, "the target URL is not https")
+	}
+	return nil
+}
+
+func (*fakeTargets) Verify(_ context.Context, url, _ string, _ []byte) error {
+	if strings.Contains(url, "unverified") {
+		return fault.New(fault.Invalid, "the challenge failed").With(map[string]string{"reason": "challenge_failed"})
+	}
+	return nil
+}
+
+func (*fakeTargets) ParseSecret(secret string) ([]byte, error) {
+	if !strings.HasPrefix(secret, "whsec_") {
+		return nil, fault.New(fault.Invalid, "the secret does not begin with whsec_")
+	}
+	return []byte(secret), nil
+}
+
+func (*fakeTargets) NewSecret(t subscription.SecretType) (string, []byte) {
+	return "whsec_generated" + string(t), []byte("key")
+}
+
+func (*fakeTargets) Seal(key []byte, _ subscription.Binding) ([]byte, error) { return key, nil }
+
+// publish takes an event through fanout.
+func (f *fixture) publish(uri, data string) event.Event {
+	f.t.Helper()
+	return f.publishIn(auth.DefaultWorkspace, uri, data)
+}
+
+func (f *fixture) publishIn(workspace, uri, data string) event.Event {
+	f.t.Helper()
+	cat, _ := f.catalogs.Catalog(context.Background(), workspace)
+	entry, _, ok := cat.Match(uri)
+	if !ok {
+		f.t.Fatalf("no event type has the URI %s", uri)
+	}
+	now := time.Now().UTC().Truncate(time.Microsecond)
+	e := event.Event{
+		Workspace: workspace, ID: event.NewID(), URI: uri, Name: entry.Name,
+		Time: now, Published: now, Data: json.RawMessage(data),
+	}
+	body, err := json.Marshal(e)
+	must(f.t, err)
+	failed, err := f.fanout.Handle(context.Background(), []queue.Message{{ID: e.ID, Outgoing: queue.Outgoing{Body: body}, Sent: time.Now()}})
+	if err != nil || len(failed) > 0 {
+		f.t.Fatalf("fanout: %v, failed %v", err, failed)
+	}
+	return e
+}
+
+// reply is an HTTP answer, read whole.
+type reply struct {
+	Status int
+	Header http.Header
+	Body   string
+}
+
+// rpc is the JSON-RPC message in it.
+func (r reply) rpc(t testing.TB) (m struct {
+	ID     json.RawMessage
+	Result json.RawMessage
+	Error  *struct {
+		Code    int
+		Message string
+		Data    json.RawMessage
+	}
+},
+) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(r.Body), &m); err != nil {
+		t.Fatalf("status %d, body %q: %v", r.Status, r.Body, err)
+	}
+	return m
+}
+
+// result decodes the result, which must be there.
+func (r reply) result(t testing.TB, into any) {
+	t.Helper()
+	m := r.rpc(t)
+	if m.Error != nil || r.Status != 200 {
+		t.Fatalf("status %d, error %+v", r.Status, m.Error)
+	}
+	must(t, json.Unmarshal(m.Result, into))
+}
+
+// code is the error's code; 0 when there is none.
+func (r reply) code(t testing.TB) int {
+	t.Helper()
+	if m := r.rpc(t); m.Error != nil {
+		return m.Error.Code
+	}
+	return 0
+}
+
+// headers are lines "Name: value"; one without a value removes the default.
+func (f *fixture) do(method, key, body string, headers ...string) reply {
+	f.t.Helper()
+	req := f.request(method, key, body, headers...)
+	res, err := f.server.Client().Do(req)
+	must(f.t, err)
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	must(f.t, err)
+	return reply{res.StatusCode, res.Header, string(text)}
+}
+
+func (f *fixture) request(method, key, body string, headers ...string) *http.Request {
+	url := "http://127.0.0.1/mcp"
+	if f.server != nil {
+		url = f.server.URL + "/mcp"
+	}
+	req, err := http.NewRequestWithContext(f.t.Context(), method, url, strings.NewReader(body))
+	must(f.t, err)
+	if key != "" {
+		req.Header.Set("Authorization", "Bearer "+key)
+	}
+	req.Header.Set("Accept", "application/json, text/event-stream")
+	if method == http.MethodPost {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	for _, h := range headers {
+		name, value, _ := strings.Cut(h, ":")
+		if value = strings.TrimSpace(value); value == "" {
+			req.Header.Del(name)
+		} else {
+			req.Header.Add(name, value)
+		}
+	}
+	return req
+}
+
+// modernBody is a request of 2026-07-28; params are its members besides _meta,
+// without braces.
+func modernBody(id, method, params string) string {
+	if params != "" {
+		params += ","
+	}
+	return `{"jsonrpc":"2.0","id":` + id + `,"method":"` + method + `","params":{` + params +
+		`"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`
+}
+
+func modernHeaders(method, params string) []string {
+	h := []string{"Mcp-Protocol-Version: 2026-07-28", "Mcp-Method: " + method}
+	if member := mirrored[method]; member != "" {
+		var p map[string]any
+		_ = json.Unmarshal([]byte("{"+params+"}"), &p)
+		if name, ok := p[member].(string); ok {
+			h = append(h, "Mcp-Name: "+EncodeHeader(name))
+		}
+	}
+	return h
+}
+
+// modern calls a method of 2026-07-28.
+func (f *fixture) modern(key, method, params string) reply {
+	f.t.Helper()
+	return f.do("POST", key, modernBody("1", method, params), modernHeaders(method, params)...)
+}
+
+// session begins one at the revision and returns its id.
+func (f *fixture) session(key string, v Version) string {
+	f.t.Helper()
+	r := f.do("POST", key, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"`+string(v)+
+		`","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
+	id := r.Header.Get(headerSession)
+	if r.Status != 200 || id == "" {
+		f.t.Fatalf("initialize: %+v", r)
+	}
+	return id
+}
+
+// legacy calls a method within a session.
+func (f *fixture) legacy(key, session, method, params string) reply {
+	f.t.Helper()
+	return f.do("POST", key, `{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":{`+params+`}}`, "Mcp-Session-Id: "+session)
+}

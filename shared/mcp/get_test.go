@@ -1,0 +1,375 @@
+package mcp
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+)
+
+func (f *fixture) follow(key, session string, uris ...string) {
+	f.t.Helper()
+	for _, uri := range uris {
+		if r := f.legacy(key, session, methodSubscribe, `"uri":"`+uri+`"`); r.code(f.t) != 0 {
+			f.t.Fatalf("subscribe to %s: %s", uri, r.Body)
+		}
+	}
+}
+
+// isEvent checks that the message is the event.
+func (m frame) isEvent(t testing.TB, uri, payload string) {
+	t.Helper()
+	if m.Method != noteUpdated || m.Params.URI != uri || string(m.Params.Payload) != payload {
+		t.Fatalf("got %s %s %s, want %s %s", m.Method, m.Params.URI, m.Params.Payload, uri, payload)
+	}
+}
+
+func TestSubscribe(t *testing.T) {
+	f := newFixture(t, nil)
+	s := f.session(alice, V20251125)
+	for _, uri := range []string{
+		"event://ci/build-finished", "event://ci", "event://github/acme", "event://github/acme/web/push", "event://github/acme/*/push",
+		"EVENT://ci/build-finished", "event://chat",
+	} {
+		t.Run("EVS-05_accepts_"+uri, func(t *testing.T) {
+			for _, m := range []string{methodSubscribe, methodSubscribe, methodUnsubscribe, methodUnsubscribe} {
+				r := f.legacy(alice, s, m, `"uri":"`+uri+`"`)
+				if r.Body != `{"jsonrpc":"2.0","id":1,"result":{}}` {
+					t.Errorf("%s: %s", m, r.Body)
+				}
+			}
+		})
+	}
+	for uri, names := range map[string]string{
+		"event://nothing":                        "nothing",
+		"event://github/UPPER/web/pull_request":  "owner",
+		"event://github/acme/web/pull_request/x": "pull_request/x",
+		"event://ci/build-finished?x=1":          "query",
+		"event://github/{owner}/web/push":        "variable",
+		"file:///x":                              "event://",
+		"event://audit/entry":                    "stream",
+	} {
+		t.Run("EVS-05_refuses_"+uri, func(t *testing.T) {
+			m := f.legacy(alice, s, methodSubscribe, `"uri":"`+uri+`"`).rpc(t)
+			if m.Error == nil || m.Error.Code != -32602 || !strings.Contains(m.Error.Message, names) {
+				t.Errorf("got %+v, want the fault named (%q)", m.Error, names)
+			}
+		})
+	}
+	t.Run("AUT-04_refuses_what_the_caller_may_not_have", func(t *testing.T) {
+		for _, uri := range []string{"event://billing/invoice", "event://tenant/acme/alarm", "event://billing"} {
+			if r := f.legacy(alice, s, methodSubscribe, `"uri":"`+uri+`"`); r.code(t) != codeForbidden {
+				t.Errorf("%s: %s", uri, r.Body)
+			}
+		}
+	})
+	t.Run("EVS-05_bounded", func(t *testing.T) {
+		s := f.session(alice, V20251125)
+		sess, err := f.endpoint.sessions.load(t.Context(), s, f.principal(alice))
+		must(t, err)
+		for i := range maxSessionURIs {
+			must(t, f.endpoint.sessions.subscribe(t.Context(), sess, fmt.Sprintf("event://github/acme/%d/push", i)))
+		}
+		m := f.legacy(alice, s, methodSubscribe, `"uri":"event://ci"`).rpc(t)
+		if m.Error == nil || m.Error.Code != codeExhausted {
+			t.Fatalf("got %+v", m.Error)
+		}
+		sameJSON(t, m.Error.Data, `{"limit":"subscriptions","max":500}`)
+		f.legacy(alice, s, methodUnsubscribe, `"uri":"event://github/acme/7/push"`)
+		f.follow(alice, s, "event://ci", "event://github/acme/8/push")
+	})
+}
+
+func TestSessionStream(t *testing.T) {
+	t.Run("EVS-06_each_matching_event_and_no_other", func(t *testing.T) {
+		f := newFixture(t, nil)
+		s := f.session(alice, V20251125)
+		f.follow(alice, s, "event://ci/build-finished")
+		g := f.stream(alice, s, "")
+		if g.status != 200 || g.header.Get("Content-Type") != "text/event-stream" || g.header.Get("X-Accel-Buffering") != "no" || g.header.Get("Cache-Control") != "no-cache" {
+			t.Errorf("%d %v", g.status, g.header)
+		}
+		if e := g.event(); e.ID == "" || len(e.Data) != 0 || e.Data == nil {
+			t.Errorf("SES-03: the first event is %+v", e)
+		}
+		f.publish("event://ci/deploy", `{"n":0}`)
+		ev := f.publish("event://ci/build-finished", `{"status":"ok","n":9007199254740993}`)
+		m := g.next()
+		m.isEvent(t, "event://ci/build-finished", `{"status":"ok","n":9007199254740993}`)
+		for key, want := range map[string]string{MetaEventID: ev.ID, MetaTime: ev.Timestamp()} {
+			sameJSON(t, m.Params.Meta[key], `"`+want+`"`)
+		}
+		if m.Params.Meta[MetaCursor] == nil || m.Params.Meta[MetaPayload] != nil || m.Params.Meta[metaSubscription] != nil || m.sse.ID == "" {
+			t.Errorf("got %s", m.sse.Data)
+		}
+		f.publishIn("elsewhere", "event://ci/build-finished", `{"status":"theirs"}`)
+		f.publish("event://ci/build-finished", `{"status":"last"}`)
+		g.next().isEvent(t, "event://ci/build-finished", `{"status":"last"}`)
+	})
+	t.Run("EVS-13_a_parent_and_overlapping_subscriptions_send_once", func(t *testing.T) {
+		f := newFixture(t, nil)
+		s := f.session(alice, V20251125)
+		g := f.stream(alice, s, "")
+		g.event()
+		f.follow(alice, s, "event://github", "event://github/acme", "event://github/acme/web/push", "event://github/acme/*/push")
+		f.publish("event://github/acme/web/push", `{"n":1}`)
+		f.publish("event://github/other/web/pull_request", `{"n":2}`)
+		f.publish("event://github/acme/web/push", `{"n":3}`)
+		got := map[string]string{}
+		for range 3 {
+			m := g.next()
+			if got[string(m.Params.Payload)] != "" {
+				t.Errorf("twice: %s", m.Params.Payload)
+			}
+			got[string(m.Params.Payload)] = m.Params.URI
+		}
+		if got[`{"n":1}`] != "event://github/acme/web/push" || got[`{"n":2}`] != "event://github/other/web/pull_request" {
+			t.Errorf("got %v", got)
+		}
+	})
+	t.Run("EVS-06_not_after_unsubscribe", func(t *testing.T) {
+		f := newFixture(t, nil)
+		s := f.session(alice, V20251125)
+		f.follow(alice, s, "event://ci/build-finished", "event://ci/deploy")
+		g := f.stream(alice, s, "")
+		g.event()
+		f.publish("event://ci/deploy", `{"n":1}`)
+		g.next().isEvent(t, "event://ci/deploy", `{"n":1}`)
+		if r := f.legacy(alice, s, methodUnsubscribe, `"uri":"event://ci/deploy"`); r.code(t) != 0 {
+			t.Fatal(r.Body)
+		}
+		f.waitTargets(1)
+		f.publish("event://ci/deploy", `{"n":2}`)
+		f.publish("event://ci/build-finished", `{"n":3}`)
+		g.next().isEvent(t, "event://ci/build-finished", `{"n":3}`)
+	})
+	t.Run("SES-02_subscriptions_made_at_another_instance", func(t *testing.T) {
+		f := newFixture(t, nil)
+		s := f.session(alice, V20250618)
+		g := f.stream(alice, s, "")
+		other := f.instance()
+		other.follow(alice, s, "event://ci/build-finished", "event://github/acme")
+		f.publish("event://ci/build-finished", `{"n":1}`)
+		g.next().isEvent(t, "event://ci/build-finished", `{"n":1}`)
+		f.publish("event://github/acme/web/push", `{"n":2}`)
+		g.next().isEvent(t, "event://github/acme/web/push", `{"n":2}`)
+	})
+	t.Run("SES-02_what_was_published_before_the_first_stream", func(t *testing.T) {
+		f := newFixture(t, nil)
+		s := f.session(alice, V20251125)
+		f.publish("event://ci/deploy", `{"n":0}`)
+		f.follow(alice, s, "event://ci/deploy")
+		f.publish("event://ci/deploy", `{"n":1}`)
+		g := f.stream(alice, s, "")
+		g.event()
+		g.next().isEvent(t, "event://ci/deploy", `{"n":1}`)
+	})
+	t.Run("SES-02_list_changed", func(t *testing.T) {
+		f := newFixture(t, nil)
+		s := f.session(alice, V20251125)
+		g := f.stream(alice, s, "")
+		g.event()
+		f.registerOne(bob, "event://ci/deploy", "https://b.example/") // bob's own business
+		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
+		if m := g.next(); m.Method != noteResourcesChange {
+			t.Errorf("EVS-12: got %s", m.sse.Data)
+		}
+		f.modern(alice, methodDeregister, `"uri":"`+uri+`"`)
+		if m := g.next(); m.Method != noteResourcesChange {
+			t.Errorf("EVS-12: got %s", m.sse.Data)
+		}
+		must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
+		if m := g.next(); m.Method != noteResourcesChange {
+			t.Errorf("EVS-14: got %s", m.sse.Data)
+		}
+		f.follow(alice, s, "event://ci/deploy")
+		f.publish("event://ci/deploy", `{}`)
+		g.next().isEvent(t, "event://ci/deploy", `{}`) // and once each
+	})
+	t.Run("EVS-12_a_change_of_state", func(t *testing.T) {
+		f := newFixture(t, nil)
+		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
+		s := f.session(alice, V20251125)
+		g := f.stream(alice, s, "")
+		g.event()
+		f.follow(alice, s, uri)
+		if r := f.legacy(bob, f.session(bob, V20251125), methodSubscribe, `"uri":"`+uri+`"`); r.code(t) != -32002 {
+			t.Errorf("bob: %s", r.Body)
+		}
+		id, _ := subscription.ParseURI(uri)
+		must(t, f.service.Disable(t.Context(), "default", "alice", id, "gone"))
+		for range 2 { // the list changed, too; either may come first
+			if m := g.next(); m.Method == noteUpdated {
+				m.isEvent(t, uri, `{"state":"disabled"}`)
+			} else if m.Method != noteResourcesChange {
+				t.Errorf("got %s", m.sse.Data)
+			}
+		}
+	})
+	t.Run("SES-04_the_newest_stream_takes_over", func(t *testing.T) {
+		f := newFixture(t, nil)
+		s := f.session(alice, V20251125)
+		f.follow(alice, s, "event://ci/deploy")
+		first := f.stream(alice, s, "")
+		first.event()
+		second := f.instance().stream(alice, s, "")
+		second.event()
+		first.end()
+		f.publish("event://ci/deploy", `{}`)
+		second.next().isEvent(t, "event://ci/deploy", `{}`)
+	})
+	t.Run("SES-01_DELETE_ends_the_stream", func(t *testing.T) {
+		f := newFixture(t, nil)
+		s := f.session(alice, V20251125)
+		g := f.stream(alice, s, "")
+		g.event()
+		if r := f.instance().do("DELETE", alice, "", "Mcp-Session-Id: "+s); r.Status != 204 {
+			t.Fatalf("%+v", r)
+		}
+		g.end()
+	})
+	t.Run("SES-03_no_priming_event_before_2025-11-25", func(t *testing.T) {
+		f := newFixture(t, nil)
+		for _, v := range []Version{V20250326, V20250618} {
+			s := f.session(alice, v)
+			f.follow(alice, s, "event://ci/deploy")
+			g := f.stream(alice, s, "")
+			f.publish("event://ci/deploy", `{}`)
+			m := g.next() // it would not be JSON
+			m.isEvent(t, "event://ci/deploy", `{}`)
+			if m.sse.ID == "" {
+				t.Error("no id")
+			}
+		}
+	})
+	t.Run("payloads_in_meta_for_who_declares_the_extension", func(t *testing.T) {
+		f := newFixture(t, nil)
+		r := f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{"experimental":{"`+Extension+`":{}}}}}`)
+		s := r.Header.Get(headerSession)
+		f.follow(alice, s, "event://ci/deploy")
+		g := f.stream(alice, s, "")
+		g.event()
+		f.publish("event://ci/deploy", `{"n":1}`)
+		sameJSON(t, g.next().Params.Meta[MetaPayload], `{"n":1}`)
+	})
+}
+
+func TestResume(t *testing.T) {
+	t.Run("SES-03_at_another_instance_with_nothing_lost_or_repeated", func(t *testing.T) {
+		f := newFixture(t, nil)
+		s := f.session(alice, V20251125)
+		f.follow(alice, s, "event://ci/deploy", "event://github/acme")
+		g := f.stream(alice, s, "")
+		last := g.event().ID
+		ids := map[string]bool{last: true}
+		at, published := f, 0
+		for round := range 4 {
+			for range 5 {
+				f.publish("event://ci/deploy", fmt.Sprintf(`{"n":%d}`, published))
+				f.publish("event://github/acme/web/push", fmt.Sprintf(`{"n":%d}`, published+1))
+				published += 2
+			}
+			got := map[string]bool{}
+			for range 10 - round*2 { // the last ones of each round get lost on the way
+				m := g.next()
+				if ids[m.sse.ID] || got[string(m.Params.Payload)] {
+					t.Fatalf("repeated: %s %s", m.sse.ID, m.Params.Payload)
+				}
+				ids[m.sse.ID], got[string(m.Params.Payload)] = true, true
+				last = m.sse.ID
+			}
+			g.cancel()
+			lost := round * 2
+			at = at.instance()
+			g = at.stream(alice, s, last)
+			if e := g.event(); len(e.Data) != 0 || ids[e.ID] || nonceOf(e.ID) != nonceOf(last) {
+				t.Fatalf("the stream is another: %s after %s", e.ID, last)
+			}
+			for range lost {
+				m := g.next()
+				if got[string(m.Params.Payload)] || ids[m.sse.ID] {
+					t.Fatalf("repeated: %s", m.Params.Payload)
+				}
+				got[string(m.Params.Payload)], ids[m.sse.ID] = true, true
+				last = m.sse.ID
+			}
+			if len(got) != 10 {
+				t.Errorf("round %d: %d of 10", round, len(got))
+			}
+		}
+	})
+	t.Run("SES-03_an_id_of_another_session_is_refused", func(t *testing.T) {
+		f := newFixture(t, nil)
+		one, two := f.session(alice, V20251125), f.session(alice, V20251125)
+		id := f.stream(alice, one, "").event().ID
+		if r := f.do("GET", alice, "", "Mcp-Session-Id: "+two, "Last-Event-ID: "+id); r.Status != 400 {
+			t.Errorf("%+v", r)
+		}
+		parts := strings.Split(id, ".")
+		forged := parts[0] + "." + parts[1] + "." + strings.Repeat("A", len(parts[2]))
+		if r := f.do("GET", alice, "", "Mcp-Session-Id: "+one, "Last-Event-ID: "+forged); r.Status != 400 {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("SES-03_a_gap_is_said", func(t *testing.T) {
+		f := newFixture(t, nil)
+		s := f.session(alice, V20251125)
+		f.follow(alice, s, "event://ci/deploy")
+		g := f.stream(alice, s, "")
+		last := g.event().ID
+		g.cancel()
+		f.log.Retention = time.Nanosecond // the log forgot what was then
+		g = f.stream(alice, s, last)
+		g.event()
+		m := g.next()
+		if m.Method != noteUpdated || m.Params.URI != "event://ci/deploy" || string(m.Params.Meta[MetaTruncated]) != "true" || m.Params.Payload != nil {
+			t.Errorf("got %s", m.sse.Data)
+		}
+		if m := g.next(); m.Method != noteResourcesChange {
+			t.Errorf("got %s", m.sse.Data)
+		}
+	})
+}
+
+func nonceOf(id string) string { n, _, _ := strings.Cut(id, "."); return n }
+
+// instance is another process over the same store.
+func (f *fixture) instance() *fixture {
+	f.t.Helper()
+	other := *f
+	other.log = &eventlog.Log{DB: f.db}
+	other.tails = stream.New(other.log, f.db, f.tails.Sealer, stream.Options{})
+	f.t.Cleanup(other.tails.Close)
+	o := f.endpoint.options
+	o.Log, o.Feeds = other.log, other.tails
+	var err error
+	other.endpoint, err = New(o)
+	must(f.t, err)
+	other.server = httptest.NewServer(other.endpoint)
+	f.t.Cleanup(func() {
+		other.close()
+		other.server.Close()
+	})
+	return &other
+}
+
+// waitTargets waits until the tails read so many event partitions, beside the topics.
+func (f *fixture) waitTargets(n int) {
+	f.t.Helper()
+	deadline := time.Now().Add(patience)
+	for f.tails.Running() != n+3 { // session, catalog, principal
+		if time.Now().After(deadline) {
+			f.t.Fatalf("%d partitions are read", f.tails.Running())
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+var _ http.Handler = (*Endpoint)(nil)

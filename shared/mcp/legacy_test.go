@@ -1,0 +1,173 @@
+package mcp
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/mcp/jsonrpc"
+)
+
+func TestInitialize(t *testing.T) {
+	f := newFixture(t, nil)
+	for asked, want := range map[string]string{
+		"2025-03-26": "2025-03-26", "2025-06-18": "2025-06-18", "2025-11-25": "2025-11-25",
+		"2024-11-05": "2025-11-25", "2026-07-28": "2025-11-25", "2099-01-01": "2025-11-25", "x": "2025-11-25",
+	} {
+		t.Run("SES-01_negotiates_"+asked, func(t *testing.T) {
+			r := f.do("POST", alice, `{"jsonrpc":"2.0","id":"i","method":"initialize","params":{"protocolVersion":"`+asked+`","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
+			var d described
+			r.result(t, &d)
+			id := r.Header.Get(headerSession)
+			if d.ProtocolVersion != want || len(id) < 43 || strings.Trim(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") != "" {
+				t.Errorf("got %s, session %q", d.ProtocolVersion, id)
+			}
+		})
+	}
+	t.Run("SES-01_without_a_version", func(t *testing.T) {
+		if r := f.do("POST", alice, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`); r.code(t) != -32602 || r.Header.Get(headerSession) != "" {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("SES-01_sessions_differ", func(t *testing.T) {
+		if f.session(alice, V20251125) == f.session(alice, V20251125) {
+			t.Error("twice the same")
+		}
+	})
+}
+
+func TestSessions(t *testing.T) {
+	f := newFixture(t, nil)
+	s := f.session(alice, V20251125)
+	const ping = `{"jsonrpc":"2.0","id":7,"method":"ping"}`
+	in := "Mcp-Session-Id: " + s
+	for _, tc := range []struct {
+		name, method, key, body string
+		headers                 []string
+		status                  int
+	}{
+		{"SES-01_ping", "POST", alice, ping, []string{in}, 200},
+		{"SES-01_ping_with_its_version", "POST", alice, ping, []string{in, "Mcp-Protocol-Version: 2025-11-25"}, 200},
+		{"SES-01_no_session", "POST", alice, ping, nil, 400},
+		{"SES-01_no_session_for_a_notification", "POST", alice, `{"jsonrpc":"2.0","method":"notifications/initialized"}`, nil, 400},
+		{"SES-01_unknown_session", "POST", alice, ping, []string{"Mcp-Session-Id: x"}, 404},
+		{"SES-04_session_of_another_principal", "POST", bob, ping, []string{in}, 404},
+		{"SES-04_session_of_another_workspace", "POST", foreign, ping, []string{in}, 404},
+		{"SES-01_unknown_version", "POST", alice, ping, []string{in, "Mcp-Protocol-Version: 2024-11-05"}, 400},
+		{"SES-01_malformed_version", "POST", alice, ping, []string{in, "Mcp-Protocol-Version: banana"}, 400},
+		{"SES-01_initialized", "POST", alice, `{"jsonrpc":"2.0","method":"notifications/initialized"}`, []string{in}, 202},
+		{"SES-05_cancelled", "POST", alice, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`, []string{in}, 202},
+		{"SES-01_a_response", "POST", alice, `{"jsonrpc":"2.0","id":1,"result":{}}`, []string{in}, 202},
+		{"SES-01_no_stream_without_session", "GET", alice, "", nil, 400},
+		{"SES-01_no_stream_of_an_unknown_session", "GET", alice, "", []string{"Mcp-Session-Id: x"}, 404},
+		{"SES-04_no_stream_for_another_principal", "GET", bob, "", []string{in}, 404},
+		{"SES-04_stream_with_a_wrong_Accept", "GET", alice, "", []string{in, "Accept:", "Accept: application/json"}, 406},
+		{"SES-03_a_foreign_event_id", "GET", alice, "", []string{in, "Last-Event-ID: AAAAAAAAAAAAAAAAAAAAAA.1.x"}, 400},
+		{"SES-03_a_malformed_event_id", "GET", alice, "", []string{in, "Last-Event-ID: x"}, 400},
+		{"SES-01_no_end_without_session", "DELETE", alice, "", nil, 400},
+		{"SES-04_no_end_by_another_principal", "DELETE", bob, "", []string{in}, 404},
+		{"SES-01_end", "DELETE", alice, "", []string{in}, 204},
+		{"SES-01_ended", "POST", alice, ping, []string{in}, 404},
+		{"SES-01_ended_already", "DELETE", alice, "", []string{in}, 404},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := f.do(tc.method, tc.key, tc.body, tc.headers...)
+			if r.Status != tc.status || tc.status == 202 && r.Body != "" {
+				t.Errorf("%d %s", r.Status, r.Body)
+			}
+			if tc.status == 400 && tc.method == "POST" && r.code(t) != -32600 && r.code(t) != -32602 {
+				t.Error(r.Body)
+			}
+		})
+	}
+	t.Run("SES-01_a_session_is_stored_under_a_hash", func(t *testing.T) {
+		s := f.session(alice, V20251125)
+		if strings.Contains(sessionKey(s), s) {
+			t.Error("the id is in the key")
+		}
+	})
+	t.Run("SES-01_another_instance_serves_it", func(t *testing.T) {
+		s := f.session(alice, V20251125)
+		other, err := New(f.endpoint.options)
+		must(t, err)
+		f.server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { other.ServeHTTP(w, r) })
+		defer func() { f.server.Config.Handler = f.endpoint }()
+		if r := f.legacy(alice, s, methodPing, ""); r.Status != 200 {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("SES-05_methods_that_are_not_there", func(t *testing.T) {
+		s := f.session(alice, V20251125)
+		for _, m := range []string{"logging/setLevel", "completion/complete", "tools/list", "prompts/list", methodListen, methodDiscover, "x"} {
+			if r := f.legacy(alice, s, m, ""); r.Status != 200 || r.code(t) != -32601 {
+				t.Errorf("%s: %d %s", m, r.Status, r.Body)
+			}
+		}
+	})
+}
+
+func TestSessionExpiry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newEndpointOn(t, newMemory(), func(o *Options) { o.SessionTTL = time.Hour })
+		defer f.close()
+		p := auth.Principal{ID: "alice", Workspace: "default"}
+		ctx := t.Context()
+		id, err := f.endpoint.sessions.create(ctx, session{Workspace: p.Workspace, Principal: p.ID, Version: V20251125})
+		must(t, err)
+		load := func() (*session, error) { return f.endpoint.sessions.load(ctx, id, p) }
+		s, err := load()
+		must(t, err)
+		must(t, f.endpoint.sessions.subscribe(ctx, s, "event://ci"))
+		for range 5 { // used every 40 minutes, it lives on, and so do its subscriptions
+			time.Sleep(40 * time.Minute)
+			if s, err = load(); err != nil {
+				t.Fatal("SES-01: a session in use expired")
+			}
+		}
+		if uris, err := f.endpoint.sessions.subscriptions(ctx, s.key); err != nil || len(uris) != 1 {
+			t.Errorf("subscriptions %v, %v", uris, err)
+		}
+		time.Sleep(time.Hour + time.Second)
+		if _, err := load(); err != errNoSession {
+			t.Errorf("SES-01: an unused session: %v", err)
+		}
+	})
+}
+
+func TestBatches(t *testing.T) {
+	f := newFixture(t, nil)
+	const two = `[{"jsonrpc":"2.0","id":1,"method":"ping"},{"jsonrpc":"2.0","method":"notifications/initialized"},{"jsonrpc":"2.0","id":"b","method":"x"},7,{"jsonrpc":"2.0","id":2,"method":"initialize"}]`
+	t.Run("SES-04_accepted_in_2025-03-26", func(t *testing.T) {
+		r := f.do("POST", alice, two, "Mcp-Session-Id: "+f.session(alice, V20250326))
+		if r.Status != 200 {
+			t.Fatalf("%+v", r)
+		}
+		sameJSON(t, json.RawMessage(r.Body), `[{"jsonrpc":"2.0","id":1,"result":{}},
+			{"jsonrpc":"2.0","id":"b","error":{"code":-32601,"message":"unknown method x"}},
+			{"jsonrpc":"2.0","error":{"code":-32600,"message":"a message must be an object"}},
+			{"jsonrpc":"2.0","id":2,"error":{"code":-32601,"message":"unknown method initialize"}}]`)
+	})
+	t.Run("SES-04_only_notifications", func(t *testing.T) {
+		r := f.do("POST", alice, `[{"jsonrpc":"2.0","method":"notifications/initialized"}]`, "Mcp-Session-Id: "+f.session(alice, V20250326))
+		if r.Status != 202 || r.Body != "" {
+			t.Errorf("%+v", r)
+		}
+	})
+	for _, v := range []Version{V20250618, V20251125} {
+		t.Run("SES-04_refused_in_"+string(v), func(t *testing.T) {
+			if r := f.do("POST", alice, two, "Mcp-Session-Id: "+f.session(alice, v)); r.Status != 400 || r.code(t) != jsonrpc.InvalidRequest {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+	t.Run("SES-04_bounded", func(t *testing.T) {
+		body := "[" + strings.Repeat(`{"jsonrpc":"2.0","id":1,"method":"ping"},`, maxBatch) + `{"jsonrpc":"2.0","id":1,"method":"ping"}]`
+		if r := f.do("POST", alice, body, "Mcp-Session-Id: "+f.session(alice, V20250326)); r.Status != 400 {
+			t.Errorf("%+v", r)
+		}
+	})
+}

@@ -1,0 +1,416 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"mcpevents/shared/mcp/sse"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+)
+
+func TestListen(t *testing.T) {
+	t.Run("SUB-01_acknowledges_first_and_only_what_it_honours", func(t *testing.T) {
+		f := newFixture(t, nil)
+		for filter, want := range map[string]string{
+			`{}`: `{}`,
+			`{"toolsListChanged":true,"promptsListChanged":true}`:                    `{}`,
+			`{"resourcesListChanged":true,"eventsListChanged":true}`:                 `{"resourcesListChanged":true,"eventsListChanged":true}`,
+			`{"resourcesListChanged":false,"resourceSubscriptions":null,"other":{}}`: `{}`,
+			`{"resourceSubscriptions":["event://ci/deploy","event://nope","event://billing/invoice","event://audit/entry","x","event://ci/deploy",
+				"subscription://sub_00000000000000000000000000000000","EVENT://ci","event://github/acme/*/push"]}`: `{"resourceSubscriptions":["event://ci/deploy","EVENT://ci","event://github/acme/*/push"]}`,
+		} {
+			l := f.listen(alice, "1", filter)
+			m := l.next()
+			if l.status != 200 || m.Method != noteAcknowledged {
+				t.Fatalf("%d %s", l.status, m.sse.Data)
+			}
+			sameJSON(t, m.Params.Notifications, want)
+		}
+	})
+	t.Run("SUB-02_the_id_in_value_and_type_on_every_message", func(t *testing.T) {
+		f := newFixture(t, nil)
+		for _, id := range []string{`1`, `"1"`, `9007199254740993`, `"a\"b\u0041"`} {
+			l := f.listen(alice, id, `{"resourceSubscriptions":["event://ci/deploy"],"resourcesListChanged":true,"eventsListChanged":true}`)
+			frames := []frame{l.next()}
+			f.publish("event://ci/deploy", `{}`)
+			frames = append(frames, l.next())
+			must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
+			frames = append(frames, l.next(), l.next())
+			for _, m := range frames {
+				if got := string(m.Params.Meta[metaSubscription]); got != id {
+					t.Errorf("%s: subscription id %s, want %s", m.Method, got, id)
+				}
+				if m.Params.Meta[MetaCursor] == nil {
+					t.Errorf("SUB-08: %s has no cursor", m.Method)
+				}
+				if m.sse.ID != "" || m.sse.Retry != 0 {
+					t.Errorf("SUB-10: %s has an SSE id or retry", m.Method)
+				}
+			}
+			if frames[2].Method != noteResourcesChange || frames[3].Method != noteEventsChange {
+				t.Errorf("got %s, %s", frames[2].Method, frames[3].Method)
+			}
+			l.cancel()
+		}
+	})
+	t.Run("SUB-03_each_kind_alone_and_nothing_unrequested", func(t *testing.T) {
+		f := newFixture(t, nil)
+		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
+		for filter, want := range map[string][]string{
+			`{"resourcesListChanged":true}`:                           {noteResourcesChange, noteResourcesChange},
+			`{"eventsListChanged":true}`:                              {noteEventsChange},
+			`{"resourceSubscriptions":["event://ci/build-finished"]}`: {noteUpdated},
+			`{"resourceSubscriptions":["` + uri + `"]}`:               {noteUpdated},
+			`{"resourcesListChanged":true,"eventsListChanged":true,"resourceSubscriptions":["event://ci","` + uri + `"]}`: {
+				noteResourcesChange, noteEventsChange, noteResourcesChange, noteUpdated, noteUpdated, noteUpdated,
+			},
+			`{"toolsListChanged":true,"promptsListChanged":true}`: nil,
+		} {
+			l := f.listen(alice, "1", filter)
+			l.next()
+			must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
+			f.publish("event://ci/build-finished", `{"status":"x"}`)
+			f.publish("event://ci/deploy", `{}`)
+			id, _ := subscription.ParseURI(uri)
+			must(t, f.log.Notify(t.Context(), "default", stream.TopicPrincipal("alice"), json.RawMessage(`{}`)))
+			must(t, f.log.Notify(t.Context(), "default", stream.TopicPrincipal("bob"), json.RawMessage(`{}`)))
+			must(t, f.log.Notify(t.Context(), "default", stream.TopicSubscription(id), json.RawMessage(`{"state":"disabled"}`)))
+			got := map[string]int{}
+			for range want {
+				got[l.next().Method]++
+			}
+			for _, m := range want {
+				got[m]--
+			}
+			for m, n := range got {
+				if n != 0 {
+					t.Errorf("%s: %s %+d", filter, m, n)
+				}
+			}
+			select {
+			case e := <-l.events:
+				t.Errorf("%s: unrequested %s", filter, e.Data)
+			default:
+			}
+			l.cancel()
+		}
+	})
+	t.Run("EVS-13_overlapping_URIs_send_once_in_order", func(t *testing.T) {
+		f := newFixture(t, nil)
+		l := f.listen(alice, "1", `{"resourceSubscriptions":["event://ci","event://ci/deploy"]}`)
+		l.next()
+		for i := range 20 {
+			f.publish("event://ci/deploy", fmt.Sprintf(`{"n":%d}`, i))
+		}
+		for i := range 20 {
+			l.next().isEvent(t, "event://ci/deploy", fmt.Sprintf(`{"n":%d}`, i))
+		}
+	})
+	t.Run("SUB-04_several_at_once_are_independent", func(t *testing.T) {
+		f := newFixture(t, nil)
+		a := f.listen(alice, "1", `{"resourceSubscriptions":["event://ci/deploy"]}`)
+		b := f.listen(alice, "1", `{"resourceSubscriptions":["event://ci/build-finished"]}`)
+		a.next()
+		b.next()
+		f.publish("event://ci/deploy", `{"n":1}`)
+		f.publish("event://ci/build-finished", `{"n":2}`)
+		a.next().isEvent(t, "event://ci/deploy", `{"n":1}`)
+		b.next().isEvent(t, "event://ci/build-finished", `{"n":2}`)
+		a.cancel()
+		f.publish("event://ci/build-finished", `{"n":3}`)
+		b.next().isEvent(t, "event://ci/build-finished", `{"n":3}`)
+	})
+	t.Run("SUB-05_closing_it_frees_its_tail", func(t *testing.T) {
+		f := newFixture(t, nil)
+		l := f.listen(alice, "1", `{"resourceSubscriptions":["event://ci"]}`)
+		l.next()
+		if f.endpoint.OpenStreams() != 1 || f.tails.Running() == 0 {
+			t.Fatalf("%d streams, %d tails", f.endpoint.OpenStreams(), f.tails.Running())
+		}
+		l.cancel()
+		deadline := time.Now().Add(time.Second)
+		for f.endpoint.OpenStreams() != 0 || f.tails.Running() != 0 {
+			if time.Now().After(deadline) {
+				t.Fatalf("after a second: %d streams, %d tails", f.endpoint.OpenStreams(), f.tails.Running())
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+	t.Run("SUB-06_shutdown_ends_it_with_its_result", func(t *testing.T) {
+		f := newFixture(t, nil)
+		l := f.listen(alice, `"x"`, `{}`)
+		l.next()
+		must(t, f.endpoint.Close(t.Context()))
+		m := l.next()
+		if string(m.ID) != `"x"` || m.Result.ResultType != "complete" || string(m.Result.Meta[metaSubscription]) != `"x"` ||
+			m.Result.Meta[MetaCursor] == nil || m.Result.Meta[metaServer] == nil {
+			t.Errorf("got %s", m.sse.Data)
+		}
+		l.end()
+		r := f.modern(alice, methodListen, `"notifications":{}`)
+		if r.Status != http.StatusServiceUnavailable || r.Header.Get("Retry-After") == "" {
+			t.Errorf("a new one: %+v", r)
+		}
+	})
+	t.Run("SUB-07_headers", func(t *testing.T) {
+		l := newFixture(t, nil).listen(alice, "1", `{}`)
+		for name, want := range map[string]string{"Content-Type": "text/event-stream", "X-Accel-Buffering": "no", "Cache-Control": "no-cache", headerSession: ""} {
+			if got := l.header.Get(name); got != want {
+				t.Errorf("%s: %q, want %q", name, got, want)
+			}
+		}
+	})
+	t.Run("SUB-08_resumes_at_another_instance_without_loss_or_gap", func(t *testing.T) {
+		f := newFixture(t, nil)
+		const filter = `{"resourceSubscriptions":["event://ci/deploy","event://github"]}`
+		l := f.listen(alice, "1", filter)
+		var cursor json.RawMessage
+		read := func(m frame) frame {
+			cursor = m.Params.Meta[MetaCursor]
+			return m
+		}
+		read(l.next())
+		at := f
+		for round := range 3 {
+			for i := range 4 {
+				f.publish("event://ci/deploy", fmt.Sprintf(`{"n":%d}`, i))
+			}
+			read(l.next()).isEvent(t, "event://ci/deploy", `{"n":0}`)
+			read(l.next()).isEvent(t, "event://ci/deploy", `{"n":1}`)
+			l.cancel()
+			f.publish("event://github/acme/web/push", fmt.Sprintf(`{"round":%d}`, round))
+			at = at.instance()
+			l = at.listenWith(alice, "2", filter, `"`+MetaCursor+`":`+string(cursor))
+			if m := read(l.next()); m.Params.Meta[MetaTruncated] != nil {
+				t.Errorf("a gap: %s", m.sse.Data)
+			}
+			got := map[string]bool{}
+			for range 3 {
+				got[string(read(l.next()).Params.Payload)] = true
+			}
+			if !got[`{"n":2}`] || !got[`{"n":3}`] || !got[fmt.Sprintf(`{"round":%d}`, round)] {
+				t.Errorf("round %d: got %v", round, got)
+			}
+		}
+	})
+	t.Run("SUB-08_a_gap_is_said", func(t *testing.T) {
+		f := newFixture(t, nil)
+		l := f.listen(alice, "1", `{"resourceSubscriptions":["event://ci/deploy"]}`)
+		cursor := string(l.next().Params.Meta[MetaCursor])
+		l.cancel()
+		f.log.Retention = time.Nanosecond
+		m := f.listenWith(alice, "1", `{"resourceSubscriptions":["event://ci/deploy"]}`, `"`+MetaCursor+`":`+cursor).next()
+		if m.Method != noteAcknowledged || string(m.Params.Meta[MetaTruncated]) != "true" {
+			t.Errorf("got %s", m.sse.Data)
+		}
+	})
+	for name, params := range map[string]string{
+		"no_notifications":   ``,
+		"notifications_list": `"notifications":[]`,
+		"boolean_as_text":    `"notifications":{"resourcesListChanged":"yes"}`,
+		"URIs_no_list":       `"notifications":{"resourceSubscriptions":"event://ci"}`,
+		"URIs_no_texts":      `"notifications":{"resourceSubscriptions":[1]}`,
+	} {
+		t.Run("SUB-09_"+name, func(t *testing.T) {
+			if r := newFixture(t, nil).modern(alice, methodListen, params); r.Status != 400 || r.code(t) != -32602 {
+				t.Errorf("%d %s", r.Status, r.Body)
+			}
+		})
+	}
+	t.Run("SUB-08_a_forged_or_foreign_cursor_is_refused", func(t *testing.T) {
+		f := newFixture(t, nil)
+		l := f.listen(foreign, "1", `{}`)
+		theirs := string(l.next().Params.Meta[MetaCursor])
+		for _, cursor := range []string{`"x"`, `7`, `""`, `"` + strings.Repeat("A", 44) + `"`, theirs} {
+			body := strings.Replace(modernBody("1", methodListen, `"notifications":{}`), `"_meta":{`, `"_meta":{"`+MetaCursor+`":`+cursor+`,`, 1)
+			if r := f.do("POST", alice, body, modernHeaders(methodListen, "")...); r.Status != 400 || r.code(t) != -32602 {
+				t.Errorf("%s: %d %s", cursor, r.Status, r.Body)
+			}
+		}
+	})
+	t.Run("AUT-07_streams_are_bounded", func(t *testing.T) {
+		f := newFixture(t, func(o *Options) { o.MaxStreams = 1 })
+		f.listen(alice, "1", `{}`).next()
+		r := f.modern(alice, methodListen, `"notifications":{}`)
+		if r.Status != 503 || r.code(t) != codeUnavailable || r.Header.Get("Retry-After") == "" {
+			t.Errorf("%+v", r)
+		}
+		many := strings.Repeat(`"event://ci",`, maxSessionURIs) + `"event://ci"`
+		if r := newFixture(t, nil).modern(alice, methodListen, `"notifications":{"resourceSubscriptions":[`+many+`]}`); r.code(t) != codeExhausted {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("EVS-14_events_follow_the_new_catalog", func(t *testing.T) {
+		f := newFixture(t, nil)
+		l := f.listen(alice, "1", `{"resourceSubscriptions":["event://ci/deploy"],"resourcesListChanged":true}`)
+		l.next()
+		f.catalogs.Replace(mustParse(t, strings.Replace(testCatalog, "event://ci/build-finished", "event://ci/deploy/step", 1)))
+		must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
+		if m := l.next(); m.Method != noteResourcesChange {
+			t.Fatalf("got %s", m.sse.Data)
+		}
+		f.waitShape("event://ci/deploy")
+		f.publish("event://ci/deploy/step", `{"status":"new"}`)
+		l.next().isEvent(t, "event://ci/deploy/step", `{"status":"new"}`)
+	})
+}
+
+// written is an in-memory response that tells when it was written to.
+type written struct {
+	mu     sync.Mutex
+	header http.Header
+	buf    bytes.Buffer
+	at     []time.Time
+}
+
+func (w *written) Header() http.Header { return w.header }
+func (w *written) WriteHeader(int)     {}
+func (w *written) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.at = append(w.at, time.Now())
+	return w.buf.Write(b)
+}
+
+func (w *written) text() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.buf.String()
+}
+
+// inBubble serves one stream over a response that cannot flush, in a synctest bubble.
+func inBubble(t *testing.T, change func(*Options), serve func(f *fixture, w *written, finished <-chan struct{})) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		f := newEndpointOn(t, newMemory(), change)
+		w := &written{header: http.Header{}}
+		finished := make(chan struct{})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		body := modernBody("1", methodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`)
+		req := f.request("POST", alice, body, modernHeaders(methodListen, "")...).WithContext(ctx)
+		go func() {
+			defer close(finished)
+			f.endpoint.ServeHTTP(w, req)
+		}()
+		synctest.Wait()
+		serve(f, w, finished)
+		cancel()
+		<-finished
+		f.tails.Close()
+	})
+}
+
+func TestStreamClock(t *testing.T) {
+	t.Run("SUB-07_a_comment_at_least_every_15_s_of_quiet", func(t *testing.T) {
+		inBubble(t, nil, func(f *fixture, w *written, _ <-chan struct{}) {
+			time.Sleep(20 * time.Second)
+			f.publish("event://ci/deploy", `{}`)
+			time.Sleep(100 * time.Second)
+			f.publishIn("elsewhere", "event://ci/deploy", `{}`)
+			for i := 1; i < len(w.at); i++ {
+				if d := w.at[i].Sub(w.at[i-1]); d > 15*time.Second {
+					t.Errorf("%v of quiet", d)
+				}
+			}
+			comments := strings.Count(w.text(), ": \n\n")
+			if comments < 6 || comments > 8 {
+				t.Errorf("%d comments in two minutes: %q", comments, w.text())
+			}
+			if strings.Contains(w.text(), "\nid:") || strings.Contains(w.text(), "retry:") {
+				t.Error("SUB-10: an SSE id or retry")
+			}
+		})
+	})
+	t.Run("SUB-06_the_maximum_age_ends_it_with_its_result", func(t *testing.T) {
+		inBubble(t, nil, func(_ *fixture, w *written, finished <-chan struct{}) {
+			began := time.Now()
+			<-finished
+			if d := time.Since(began); d != 5*time.Minute {
+				t.Errorf("it ended after %v", d)
+			}
+			frames := frames(t, w.text())
+			if last := frames[len(frames)-1]; last.Result.ResultType != "complete" {
+				t.Errorf("the last message is %s", last.sse.Data)
+			}
+		})
+	})
+	t.Run("SUB-06_the_request's_deadline_ends_it_in_time", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f := newEndpointOn(t, newMemory(), nil)
+			defer f.tails.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			w := &written{header: http.Header{}}
+			began := time.Now()
+			f.endpoint.ServeHTTP(w, f.request("POST", alice, modernBody("1", methodListen, `"notifications":{}`), modernHeaders(methodListen, "")...).WithContext(ctx))
+			if d := time.Since(began); d != 55*time.Second || !strings.Contains(w.text(), `"resultType":"complete"`) {
+				t.Errorf("after %v: %s", d, w.text())
+			}
+		})
+	})
+	t.Run("SUB-05_nothing_is_sent_after_the_client_went", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f := newEndpointOn(t, newMemory(), nil)
+			defer f.tails.Close()
+			ctx, cancel := context.WithCancel(t.Context())
+			w := &written{header: http.Header{}}
+			time.AfterFunc(time.Second, cancel)
+			f.endpoint.ServeHTTP(w, f.request("POST", alice, modernBody("1", methodListen, `"notifications":{}`), modernHeaders(methodListen, "")...).WithContext(ctx))
+			if strings.Contains(w.text(), `"result"`) {
+				t.Errorf("got %s", w.text())
+			}
+		})
+	})
+	t.Run("SES-03_a_session's_stream_ends_with_an_id_and_retry", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f := newEndpointOn(t, newMemory(), nil)
+			defer f.tails.Close()
+			for v, ends := range map[Version]bool{V20251125: true, V20250618: false} {
+				id, err := f.endpoint.sessions.create(t.Context(), session{Workspace: "default", Principal: "alice", Version: v})
+				must(t, err)
+				w := &written{header: http.Header{}}
+				f.endpoint.ServeHTTP(w, f.request("GET", alice, "", "Mcp-Session-Id: "+id))
+				var last sse.Event
+				r := sse.NewReader(strings.NewReader(w.text()), 1<<20)
+				for {
+					e, err := r.Next()
+					if err != nil {
+						break
+					}
+					last = e
+				}
+				if got := last.Retry == time.Second && last.ID != "" && len(last.Data) == 0; got != ends {
+					t.Errorf("%s: the last event is %+v", v, last)
+				}
+			}
+		})
+	})
+}
+
+// frames takes the messages of a stream apart.
+func frames(t *testing.T, text string) (out []frame) {
+	t.Helper()
+	r := sse.NewReader(strings.NewReader(text), 1<<20)
+	for {
+		e, err := r.Next()
+		if err != nil {
+			return out
+		}
+		var m frame
+		if err := json.Unmarshal(e.Data, &m); err != nil {
+			t.Fatalf("%q: %v", e.Data, err)
+		}
+		m.sse = e
+		out = append(out, m)
+	}
+}

@@ -1,0 +1,263 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/subscription"
+)
+
+type listPage struct {
+	Resources         []map[string]any
+	ResourceTemplates []map[string]any
+	Events            []map[string]any
+	NextCursor        string
+	CacheScope        string
+}
+
+func (p listPage) entries() []map[string]any {
+	return append(append(p.Resources, p.ResourceTemplates...), p.Events...)
+}
+
+// all follows a list to its end.
+func (f *fixture) all(key, method string) (names []string, pages []listPage) {
+	f.t.Helper()
+	params := ""
+	for {
+		var p listPage
+		f.modern(key, method, params).result(f.t, &p)
+		pages = append(pages, p)
+		for _, x := range p.entries() {
+			names = append(names, x["name"].(string))
+		}
+		if p.NextCursor == "" {
+			return names, pages
+		}
+		if len(pages) > 50 {
+			f.t.Fatal("the list does not end")
+		}
+		params = `"cursor":"` + p.NextCursor + `"`
+	}
+}
+
+func TestListResources(t *testing.T) {
+	f := newFixture(t, nil)
+	t.Run("EVS-02_fixed_event_types_with_their_schema", func(t *testing.T) {
+		var p listPage
+		f.modern(alice, methodResources, "").result(t, &p)
+		want := `{"uri":"event://ci/build-finished","name":"ci.build","title":"Build finished","description":"A build came to its end.",
+			"mimeType":"application/json","_meta":{"webhookType":"ci.build",
+			"eventSchema":{"type":"object","required":["status"],"properties":{"status":{"type":"string"}}}}}`
+		got, _ := json.Marshal(p.Resources[0])
+		sameJSON(t, got, want)
+	})
+	t.Run("EVS-02_in_both_eras_the_same", func(t *testing.T) {
+		s := f.session(alice, V20250618)
+		var old listPage
+		r := f.legacy(alice, s, methodResources, "")
+		r.result(t, &old)
+		var names []string
+		for _, x := range old.Resources {
+			names = append(names, x["name"].(string))
+		}
+		modern, _ := f.all(alice, methodResources)
+		if !slices.Equal(names, modern) || strings.Contains(r.Body, "resultType") || strings.Contains(r.Body, "ttlMs") {
+			t.Errorf("%v, %v: %s", names, modern, r.Body)
+		}
+	})
+	t.Run("AUT-04_only_what_the_caller_may_see", func(t *testing.T) {
+		open := []string{"ci.build", "ci.deploy", "audit.entry", "chat.typing"}
+		if names, _ := f.all(alice, methodResources); !slices.Equal(names, open) {
+			t.Errorf("alice sees %v", names)
+		}
+		if names, _ := f.all(billing, methodResources); !slices.Equal(names, []string{"ci.build", "ci.deploy", "billing.invoice", "audit.entry", "chat.typing"}) {
+			t.Errorf("billing sees %v", names)
+		}
+	})
+	t.Run("EVS-02_a_foreign_cursor_is_refused", func(t *testing.T) {
+		for _, cursor := range []string{`"x"`, `"!"`, `""`, `7`, `"Y25vLnN1Y2g"`} {
+			if r := f.modern(alice, methodResources, `"cursor":`+cursor); r.Status != 400 || r.code(t) != -32602 {
+				t.Errorf("%s: %d %s", cursor, r.Status, r.Body)
+			}
+		}
+	})
+}
+
+func TestListTemplates(t *testing.T) {
+	f := newFixture(t, nil)
+	t.Run("EVS-03_templates_with_their_schemas", func(t *testing.T) {
+		var p listPage
+		f.modern(alice, methodTemplates, "").result(t, &p)
+		got, _ := json.Marshal(p.ResourceTemplates[0])
+		sameJSON(t, got, `{"uriTemplate":"event://github/{owner}/{repo}/pull_request","name":"github.pull_request","title":"Pull request changed",
+			"description":"A pull request changed.","mimeType":"application/json","_meta":{"webhookType":"github.pr","eventSchema":{"type":"object"},
+			"paramsSchema":{"type":"object","properties":{"owner":{"type":"string","pattern":"^[a-z]+$"},"repo":{"type":"string"}},"required":["owner","repo"]}}}`)
+		got, _ = json.Marshal(p.ResourceTemplates[1]["_meta"])
+		sameJSON(t, got, `{"webhookType":"github.push","eventSchema":{"type":"object"},
+			"paramsSchema":{"type":"object","properties":{"owner":{"type":"string"},"repo":{"type":"string"}},"required":["owner","repo"]}}`)
+	})
+	t.Run("AUT-04_by_claim", func(t *testing.T) {
+		if names, _ := f.all(alice, methodTemplates); !slices.Equal(names, []string{"github.pull_request", "github.push"}) {
+			t.Errorf("alice sees %v", names)
+		}
+		if names, _ := f.all(acme, methodTemplates); !slices.Equal(names, []string{"github.pull_request", "github.push", "tenant.alarm"}) {
+			t.Errorf("acme sees %v", names)
+		}
+	})
+}
+
+func TestListEvents(t *testing.T) {
+	f := newFixture(t, nil)
+	t.Run("EVX-02_event_types_with_their_schemas", func(t *testing.T) {
+		var p listPage
+		f.modern(alice, methodEvents, "").result(t, &p)
+		got, _ := json.Marshal(p.Events[0])
+		var entry struct {
+			Name, Description          string
+			Delivery                   []string
+			InputSchema, PayloadSchema json.RawMessage
+		}
+		must(t, json.Unmarshal(got, &entry))
+		if entry.Name != "ci.build" || entry.Description == "" || !slices.Equal(entry.Delivery, []string{"webhook"}) {
+			t.Errorf("%s", got)
+		}
+		if !strings.Contains(string(entry.InputSchema), `"status"`) {
+			t.Errorf("the filter is missing: %s", entry.InputSchema)
+		}
+		sameJSON(t, entry.PayloadSchema, `{"type":"object","required":["status"],"properties":{"status":{"type":"string"}}}`)
+	})
+	t.Run("EVX-02_only_what_the_caller_can_have", func(t *testing.T) {
+		for key, want := range map[string][]string{
+			alice:   {"ci.build", "ci.deploy", "github.pull_request", "github.push", "audit.entry"},
+			billing: {"ci.build", "ci.deploy", "github.pull_request", "github.push", "billing.invoice", "audit.entry"},
+			acme:    {"ci.build", "ci.deploy", "github.pull_request", "github.push", "tenant.alarm", "audit.entry"},
+			reader:  nil, // webhooks are the only way here, and they need a scope
+		} {
+			if names, _ := f.all(key, methodEvents); !slices.Equal(names, want) {
+				t.Errorf("%s sees %v", key, names)
+			}
+		}
+	})
+	t.Run("EVX-02_nobody_unknown_gets_webhooks", func(t *testing.T) {
+		f := newFixture(t, func(o *Options) { o.Auth = auth.None() })
+		if names, _ := f.all("", methodEvents); names != nil {
+			t.Errorf("anonymous sees %v", names)
+		}
+		f = newFixture(t, func(o *Options) { o.Auth, o.AnonymousWebhooks = auth.None(), true })
+		if names, _ := f.all("", methodEvents); len(names) == 0 {
+			t.Error("anonymous sees nothing although it may")
+		}
+	})
+}
+
+// counted is a set of subscriptions of one caller.
+type counted struct {
+	n    int
+	only string
+}
+
+func (c counted) List(_ context.Context, p auth.Principal, after string, limit int) (views []subscription.View, next string, err error) {
+	if p.ID != c.only {
+		return nil, "", nil
+	}
+	for i := range c.n {
+		id := fmt.Sprintf("sub_%032x", i)
+		if id <= after {
+			continue
+		}
+		if len(views) == limit {
+			return views, views[limit-1].ID, nil
+		}
+		views = append(views, subscription.View{ID: id, State: subscription.Active})
+	}
+	return views, "", nil
+}
+
+func (c counted) Read(context.Context, auth.Principal, string) (*subscription.View, error) {
+	return nil, notFound("")
+}
+
+func TestPagination(t *testing.T) {
+	var src strings.Builder
+	src.WriteString("events:\n")
+	var want []string
+	for i := range 25 {
+		access := ""
+		if i%3 == 1 {
+			access = ", access: {scopes: [billing]}"
+		} else {
+			want = append(want, fmt.Sprintf("e%02d", i))
+		}
+		fmt.Fprintf(&src, "  - {name: e%02d, uri: \"event://e/%02d\", payloadSchema: {type: object}%s}\n", i, i, access)
+	}
+	cat, err := catalog.Parse([]byte(src.String()))
+	must(t, err)
+	for _, size := range []int{1, 4, 8, 17, 25, 100} {
+		for _, subs := range []int{0, 1, 8, 20} {
+			t.Run(fmt.Sprintf("EVS-02_pages_of_%d_with_%d_subscriptions", size, subs), func(t *testing.T) {
+				f := newFixture(t, func(o *Options) {
+					o.PageSize, o.Catalogs, o.Subscriptions = size, catalog.NewStatic(cat), counted{subs, "alice"}
+				})
+				names, pages := f.all(alice, methodResources)
+				for _, p := range pages {
+					if len(p.Resources) > size {
+						t.Errorf("a page of %d", len(p.Resources))
+					}
+					if p.CacheScope != private {
+						t.Errorf("EVS-12: a page is %s", p.CacheScope)
+					}
+				}
+				wanted := slices.Clone(want)
+				for i := range subs {
+					wanted = append(wanted, fmt.Sprintf("sub_%032x", i))
+				}
+				if !slices.Equal(names, wanted) {
+					t.Errorf("got %v", names)
+				}
+				events, _ := f.all(alice, methodEvents)
+				if !slices.Equal(events, want) {
+					t.Errorf("EVX-02: got %v", events)
+				}
+				if got, _ := f.all(bob, methodResources); !slices.Equal(got, want) {
+					t.Errorf("bob sees %v", got)
+				}
+			})
+		}
+	}
+}
+
+func TestCacheScope(t *testing.T) {
+	const everybody = "events:\n  - {name: a, uri: \"event://a\", payloadSchema: {type: object}}\n"
+	cat, err := catalog.Parse([]byte(everybody))
+	must(t, err)
+	for _, tc := range []struct {
+		name   string
+		change func(*Options)
+		want   string
+	}{
+		{"without callers", func(o *Options) { o.Auth = auth.None() }, public},
+		{"with callers", func(o *Options) {}, private},
+	} {
+		t.Run("SUB-10_"+tc.name, func(t *testing.T) {
+			f := newFixture(t, func(o *Options) {
+				o.Catalogs = catalog.NewStatic(cat)
+				tc.change(o)
+			})
+			var p listPage
+			f.modern(alice, methodTemplates, "").result(t, &p)
+			if p.CacheScope != tc.want {
+				t.Errorf("templates are %s", p.CacheScope)
+			}
+			f.modern(alice, methodResources, "").result(t, &p)
+			if p.CacheScope != private {
+				t.Errorf("resources, which hold the caller's subscriptions, are %s", p.CacheScope)
+			}
+		})
+	}
+}

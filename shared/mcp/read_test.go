@@ -1,0 +1,137 @@
+package mcp
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/shared/subscription"
+)
+
+type contents struct {
+	Contents []struct{ URI, MIMEType, Text string }
+}
+
+func (f *fixture) readText(key, uri string, into any) {
+	f.t.Helper()
+	var c contents
+	f.modern(key, methodRead, `"uri":"`+uri+`"`).result(f.t, &c)
+	if len(c.Contents) != 1 || c.Contents[0].URI != uri || c.Contents[0].MIMEType != "application/json" {
+		f.t.Fatalf("got %+v", c)
+	}
+	must(f.t, json.Unmarshal([]byte(c.Contents[0].Text), into))
+}
+
+func TestRead(t *testing.T) {
+	f := newFixture(t, nil)
+	t.Run("EVS-04_no_events_yet", func(t *testing.T) {
+		var got map[string]json.RawMessage
+		for _, uri := range []string{"event://ci/deploy", "event://ci", "event://github/acme/*/push"} {
+			f.readText(alice, uri, &got)
+			if string(got["events"]) != "[]" {
+				t.Errorf("%s: %s", uri, got["events"])
+			}
+		}
+	})
+	t.Run("EVS-04_the_latest_events_newest_first", func(t *testing.T) {
+		for i := range maxLatest + 5 {
+			f.publish("event://ci/build-finished", fmt.Sprintf(`{"status":"%d"}`, i))
+		}
+		last := f.publish("event://ci/deploy", `{"big":9007199254740993}`)
+		var got latest
+		f.readText(alice, "event://ci/build-finished", &got)
+		if len(got.Events) != maxLatest || string(got.Events[0].Data) != `{"status":"24"}` || got.Events[0].Name != "ci.build" {
+			t.Errorf("%d events, the first is %+v", len(got.Events), got.Events[0])
+		}
+		if _, err := time.Parse(time.RFC3339Nano, got.Events[0].Timestamp); err != nil {
+			t.Error(err)
+		}
+		f.readText(alice, "event://ci", &got)
+		if len(got.Events) != maxLatest || got.Events[0].EventID != last.ID || string(got.Events[0].Data) != `{"big":9007199254740993}` {
+			t.Errorf("a parent: %d events, the first is %+v", len(got.Events), got.Events[0])
+		}
+	})
+	t.Run("EVS-04_a_pattern", func(t *testing.T) {
+		f.publish("event://github/acme/web/push", `{}`)
+		f.publish("event://github/acme/web/pull_request", `{}`)
+		var got latest
+		f.readText(alice, "event://github/acme/*/push", &got)
+		if len(got.Events) != 1 || got.Events[0].URI != "event://github/acme/web/push" {
+			t.Errorf("got %+v", got)
+		}
+	})
+	s := f.session(alice, V20251125)
+	for _, uri := range []string{
+		"event://nothing", "event://ci/build-finished/x", "event://github/ACME/web/push2", "event://github/UPPER/x/pull_request",
+		"file:///etc/passwd", "event://", "x", "subscription://sub_00000000000000000000000000000000", "subscription://x",
+		"event://" + strings.Repeat("a", 3000),
+	} {
+		t.Run("EVS-04_unknown_"+uri[:min(len(uri), 40)], func(t *testing.T) {
+			for _, tc := range []struct {
+				r            reply
+				status, code int
+			}{
+				{f.modern(alice, methodRead, `"uri":"`+uri+`"`), 400, -32602},
+				{f.legacy(alice, s, methodRead, `"uri":"`+uri+`"`), 200, -32002},
+			} {
+				m := tc.r.rpc(t)
+				if tc.r.Status != tc.status || m.Error == nil || m.Error.Code != tc.code {
+					t.Fatalf("%d %s", tc.r.Status, tc.r.Body)
+				}
+				var data struct{ URI string }
+				must(t, json.Unmarshal(m.Error.Data, &data))
+				if data.URI != clip(uri) || m.Error.Message != "resource not found" {
+					t.Errorf("got %+v %s", m.Error, m.Error.Data)
+				}
+			}
+		})
+	}
+	t.Run("EVS-04_without_a_uri", func(t *testing.T) {
+		for _, params := range []string{``, `"uri":7`, `"uri":null`, `"URI":"event://ci/deploy"`} {
+			if r := f.legacy(alice, s, methodRead, params); r.code(t) != -32602 {
+				t.Errorf("%s: %s", params, r.Body)
+			}
+		}
+	})
+	t.Run("AUT-04_access", func(t *testing.T) {
+		f.publish("event://tenant/acme/alarm", `{}`)
+		f.publish("event://tenant/other/alarm", `{}`)
+		var got latest
+		f.readText(acme, "event://tenant/acme/alarm", &got)
+		if len(got.Events) != 1 {
+			t.Errorf("got %+v", got)
+		}
+		for key, uri := range map[string]string{
+			alice:   "event://tenant/acme/alarm",
+			acme:    "event://tenant/other/alarm",
+			billing: "event://tenant",
+		} {
+			if r := f.modern(key, methodRead, `"uri":"`+uri+`"`); r.code(t) != codeForbidden {
+				t.Errorf("%s reads %s: %s", key, uri, r.Body)
+			}
+		}
+	})
+	t.Run("AUT-05_another_workspace", func(t *testing.T) {
+		var got latest
+		f.readText(foreign, "event://ci/build-finished", &got)
+		if len(got.Events) != 0 {
+			t.Errorf("got %+v", got)
+		}
+	})
+	t.Run("EVS-12_a_subscription", func(t *testing.T) {
+		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/hook")
+		var got subscriptionState
+		f.readText(alice, uri, &got)
+		if got.URI != uri || got.TargetURI != "https://a.example/hook" || got.EventURIs[0] != "event://ci/deploy" || got.State != string(subscription.Active) ||
+			!got.Delivery.Active || got.Delivery.LastError != nil {
+			t.Errorf("got %+v", got)
+		}
+		for _, key := range []string{bob, foreign} {
+			if r := f.modern(key, methodRead, `"uri":"`+uri+`"`); r.code(t) != -32602 || !strings.Contains(r.Body, "resource not found") {
+				t.Errorf("%s: %s", key, r.Body)
+			}
+		}
+	})
+}

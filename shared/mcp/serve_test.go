@@ -1,0 +1,187 @@
+package mcp
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/fault"
+)
+
+func TestCallers(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.ResourceMetadata = "https://mcp.example/.well-known/oauth-protected-resource" })
+	t.Run("AUT-01_401_names_the_metadata_and_the_scope", func(t *testing.T) {
+		for _, method := range []string{"POST", "GET", "DELETE"} {
+			r := f.do(method, "", `{}`)
+			got := r.Header.Get("WWW-Authenticate")
+			if r.Status != 401 || !strings.HasPrefix(got, "Bearer ") || !strings.Contains(got, "resource_metadata=") || !strings.Contains(got, `scope="events:read"`) {
+				t.Errorf("%s: %d, %q", method, r.Status, got)
+			}
+		}
+	})
+	t.Run("AUT-01_403_names_the_missing_scopes", func(t *testing.T) {
+		r := f.modern(reader, methodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
+		if got := r.Header.Get("WWW-Authenticate"); r.Status != 403 || !strings.Contains(got, `error="insufficient_scope"`) || !strings.Contains(got, `scope="events:subscribe"`) {
+			t.Errorf("%d, %q", r.Status, got)
+		}
+		if r.code(t) != codeForbidden {
+			t.Error(r.Body)
+		}
+		r = f.modern(alice, methodRead, `"uri":"event://billing/invoice"`)
+		if got := r.Header.Get("WWW-Authenticate"); r.Status != 403 || !strings.Contains(got, `scope="billing"`) {
+			t.Errorf("%d, %q", r.Status, got)
+		}
+	})
+}
+
+func TestOrigins(t *testing.T) {
+	f := newFixture(t, func(o *Options) {
+		o.AllowedOrigins, o.AllowedHosts = []string{"https://app.example"}, []string{"mcp.example"}
+	})
+	for _, tc := range []struct {
+		origin, host string
+		status       int
+	}{
+		{"", "", 200},
+		{"https://app.example", "", 200},
+		{"http://localhost:3000", "", 200},
+		{"http://127.0.0.1", "localhost:80", 200},
+		{"http://[::1]:1", "", 200},
+		{"https://evil.example", "", 403},
+		{"https://localhost.evil.example", "", 403},
+		{"null", "", 403},
+		{"", "evil.example", 403},
+		{"", "127.0.0.1.evil.example", 403},
+		{"", "mcp.example", 200},
+	} {
+		t.Run("AUT-06_"+tc.origin+"_"+tc.host, func(t *testing.T) {
+			req := f.request("POST", alice, modernBody("1", methodDiscover, ""), modernHeaders(methodDiscover, "")...)
+			if tc.origin != "" {
+				req.Header.Set("Origin", tc.origin)
+			}
+			req.Host = tc.host
+			res, err := f.server.Client().Do(req)
+			must(t, err)
+			res.Body.Close()
+			if res.StatusCode != tc.status {
+				t.Errorf("status %d, want %d", res.StatusCode, tc.status)
+			}
+			if got := res.Header.Get("Access-Control-Allow-Origin"); tc.status == 200 && got != tc.origin {
+				t.Errorf("allowed origin %q", got)
+			}
+		})
+	}
+	t.Run("AUT-06_preflight", func(t *testing.T) {
+		r := f.do("OPTIONS", "", "", "Origin: https://app.example")
+		if r.Status != 204 || !strings.Contains(r.Header.Get("Access-Control-Allow-Headers"), "Mcp-Session-Id") {
+			t.Errorf("%+v", r)
+		}
+		if r := f.do("OPTIONS", "", "", "Origin: https://evil.example"); r.Status != 403 {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+func TestMediaTypes(t *testing.T) {
+	f := newFixture(t, nil)
+	body, headers := modernBody("1", methodDiscover, ""), modernHeaders(methodDiscover, "")
+	for _, tc := range []struct {
+		name   string
+		header []string
+		status int
+	}{
+		{"charset", []string{"Content-Type:", "Content-Type: application/json; charset=utf-8"}, 200},
+		{"text", []string{"Content-Type:", "Content-Type: text/plain"}, 415},
+		{"none", []string{"Content-Type:"}, 415},
+		{"accept anything", []string{"Accept:", "Accept: */*"}, 200},
+		{"accept nothing said", []string{"Accept:"}, 200},
+		{"accept JSON only", []string{"Accept:", "Accept: application/json;q=0.9"}, 200},
+		{"accept HTML", []string{"Accept:", "Accept: text/html, image/*"}, 406},
+		{"accept streams only", []string{"Accept:", "Accept: text/event-stream"}, 406},
+	} {
+		t.Run("SES-04_"+tc.name, func(t *testing.T) {
+			if r := f.do("POST", alice, body, append(headers, tc.header...)...); r.Status != tc.status {
+				t.Errorf("%d %s", r.Status, r.Body)
+			}
+		})
+	}
+	t.Run("SES-04_listen needs a stream", func(t *testing.T) {
+		r := f.do("POST", alice, modernBody("1", methodListen, `"notifications":{}`), append(modernHeaders(methodListen, ""), "Accept:", "Accept: application/json")...)
+		if r.Status != 406 {
+			t.Errorf("%d %s", r.Status, r.Body)
+		}
+	})
+	t.Run("SES-04_other methods", func(t *testing.T) {
+		if r := f.do("PUT", alice, body); r.Status != 405 || r.Header.Get("Allow") != "GET, POST, DELETE" {
+			t.Errorf("%d %v", r.Status, r.Header)
+		}
+	})
+}
+
+// broken fails in the way that its error says; nil panics.
+type broken struct{ err error }
+
+func (b broken) Catalog(context.Context, string) (*catalog.Catalog, error) {
+	if b.err == nil {
+		panic("secret detail")
+	}
+	return nil, b.err
+}
+
+func (b broken) Authenticate(context.Context, http.Header) (auth.Principal, error) {
+	return auth.Principal{}, b.err
+}
+
+func TestFailures(t *testing.T) {
+	for _, tc := range []struct {
+		name         string
+		err          error
+		status, code int
+	}{
+		{"a panic", nil, 500, -32603},
+		{"a failure of ours", errors.New("secret detail"), 200, codeUnavailable},
+		{"an internal fault", fault.New(fault.Internal, "secret detail"), 200, codeUnavailable},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			f := newFixture(t, func(o *Options) { o.Catalogs = broken{tc.err} })
+			r := f.modern(alice, methodResources, "")
+			if r.Status != tc.status || r.code(t) != tc.code || strings.Contains(r.Body, "secret") {
+				t.Errorf("%d %s", r.Status, r.Body)
+			}
+		})
+	}
+	t.Run("the caller cannot be told now", func(t *testing.T) {
+		f := newFixture(t, func(o *Options) { o.Auth = broken{fault.New(fault.Unavailable, "secret detail")} })
+		if r := f.modern(alice, methodPing, ""); r.Status != 503 || r.Header.Get("Retry-After") == "" || strings.Contains(r.Body, "secret") {
+			t.Errorf("%d %s", r.Status, r.Body)
+		}
+	})
+	t.Run("an endpoint without callers or catalog is not made", func(t *testing.T) {
+		if _, err := New(Options{}); err == nil {
+			t.Error("no error")
+		}
+	})
+}
+
+func TestBodyOfUnknownLength(t *testing.T) {
+	f := newEndpoint(t, nil)
+	defer f.close()
+	for body, status := range map[string]int{
+		modernBody("1", methodDiscover, ""):                    200,
+		`{"jsonrpc":"2.0",` + strings.Repeat(" ", 1<<20) + `}`: 413,
+		"": 400,
+	} {
+		req := f.request("POST", alice, body, modernHeaders(methodDiscover, "")...)
+		req.ContentLength = -1
+		rec := httptest.NewRecorder()
+		f.endpoint.ServeHTTP(rec, req)
+		if rec.Code != status {
+			t.Errorf("%d bytes: status %d, want %d", len(body), rec.Code, status)
+		}
+	}
+}

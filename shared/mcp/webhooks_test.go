@@ -1,0 +1,385 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/subscription"
+)
+
+func (f *fixture) registerOne(key, uri, target string) string {
+	f.t.Helper()
+	var got struct{ Subscription struct{ URI string } }
+	f.modern(key, methodRegister, `"uris":["`+uri+`"],"targetUri":"`+target+`"`).result(f.t, &got)
+	if !strings.HasPrefix(got.Subscription.URI, "subscription://") {
+		f.t.Fatalf("got %+v", got)
+	}
+	return got.Subscription.URI
+}
+
+func TestRegister(t *testing.T) {
+	f := newFixture(t, nil)
+	s := f.session(alice, V20250326)
+	t.Run("EVS-08_answer", func(t *testing.T) {
+		for _, r := range []reply{
+			f.modern(alice, methodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`),
+			f.legacy(alice, s, methodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`),
+		} {
+			var got struct{ Subscription map[string]json.RawMessage }
+			r.result(t, &got)
+			sameJSON(t, got.Subscription["eventUris"], `["event://ci/deploy","event://github/acme"]`)
+			sameJSON(t, got.Subscription["targetUri"], `"https://a.example/x"`)
+			// EVS-09
+			sameJSON(t, got.Subscription["webhookSecret"], `{"type":"standard","key":"whsec_generatedstandard"}`)
+		}
+	})
+	for name, params := range map[string]string{
+		"no_uris":       `"targetUri":"https://a.example/"`,
+		"empty_uris":    `"uris":[],"targetUri":"https://a.example/"`,
+		"uris_no_texts": `"uris":[1],"targetUri":"https://a.example/"`,
+		"too_many_uris": `"uris":[` + strings.Repeat(`"event://ci/deploy",`, 50) + `"event://ci/deploy"],"targetUri":"https://a.example/"`,
+		"unknown_uri":   `"uris":["event://ci/deploy","event://nope"],"targetUri":"https://a.example/"`,
+		"no_target":     `"uris":["event://ci/deploy"]`,
+		"http_target":   `"uris":["event://ci/deploy"],"targetUri":"http://a.example/"`,
+	} {
+		t.Run("EVS-08_all_or_nothing_"+name, func(t *testing.T) {
+			before, _ := f.all(alice, methodResources)
+			if r := f.modern(alice, methodRegister, params); r.Status != 400 || r.code(t) != -32602 {
+				t.Errorf("%d %s", r.Status, r.Body)
+			}
+			if after, _ := f.all(alice, methodResources); len(after) != len(before) {
+				t.Error("a subscription was made")
+			}
+		})
+	}
+	t.Run("EVS-09_raw_and_no_secret", func(t *testing.T) {
+		for kind, want := range map[subscription.SecretType]string{
+			subscription.Raw:  `{"type":"raw","value":"whsec_generatedraw"}`,
+			subscription.None: `{"type":"none"}`,
+		} {
+			f.service.Options.Secret = kind
+			var got struct{ Subscription map[string]json.RawMessage }
+			f.modern(alice, methodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/x"`).result(t, &got)
+			sameJSON(t, got.Subscription["webhookSecret"], want)
+		}
+		f.service.Options.Secret = ""
+	})
+	t.Run("EVS-12_is_listed_for_its_owner_only", func(t *testing.T) {
+		uri := f.registerOne(bob, "event://ci/deploy", "https://b.example/")
+		for key, want := range map[string]bool{bob: true, alice: false, foreign: false} {
+			_, pages := f.all(key, methodResources)
+			found := false
+			for _, x := range pages[0].Resources {
+				found = found || x["uri"] == uri
+			}
+			if found != want || pages[0].CacheScope != private {
+				t.Errorf("%s: listed %v, %s", key, found, pages[0].CacheScope)
+			}
+		}
+	})
+	t.Run("idempotency_key", func(t *testing.T) {
+		body := strings.Replace(modernBody("1", methodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://i.example/"`),
+			`"_meta":{`, `"_meta":{"`+MetaIdempotency+`":"k1",`, 1)
+		var first, second struct{ Subscription struct{ URI string } }
+		f.do("POST", alice, body, modernHeaders(methodRegister, "")...).result(t, &first)
+		f.do("POST", alice, body, modernHeaders(methodRegister, "")...).result(t, &second)
+		if first != second || first.Subscription.URI == "" {
+			t.Errorf("%v, %v", first, second)
+		}
+	})
+}
+
+func TestDeregister(t *testing.T) {
+	f := newFixture(t, nil)
+	s := f.session(alice, V20251125)
+	t.Run("EVS-11_ends_the_caller's_subscription", func(t *testing.T) {
+		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
+		var got map[string]json.RawMessage
+		f.legacy(alice, s, methodDeregister, `"uri":"`+uri+`"`).result(t, &got)
+		if len(got) != 0 {
+			t.Errorf("got %s", got)
+		}
+		if r := f.modern(alice, methodRead, `"uri":"`+uri+`"`); r.code(t) != -32602 {
+			t.Error(r.Body)
+		}
+	})
+	t.Run("EVS-11_unknown_malformed_and_not_owned_answer_alike", func(t *testing.T) {
+		owned := f.registerOne(bob, "event://ci/deploy", "https://b.example/")
+		gone := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
+		f.modern(alice, methodDeregister, `"uri":"`+gone+`"`)
+		for _, era := range []func(uri string) reply{
+			func(uri string) reply { return f.modern(alice, methodDeregister, `"uri":"`+uri+`"`) },
+			func(uri string) reply { return f.legacy(alice, s, methodDeregister, `"uri":"`+uri+`"`) },
+		} {
+			var same string
+			for _, uri := range []string{owned, gone, "subscription://x", "event://ci/deploy", "nonsense"} {
+				r := era(uri)
+				body := strings.Replace(r.Body, uri, "URI", 1)
+				if same == "" {
+					same = body
+				}
+				if body != same || r.code(t) == 0 {
+					t.Errorf("%s: %s, want %s", uri, body, same)
+				}
+			}
+		}
+		var got subscriptionState
+		f.readText(bob, owned, &got) // still there
+	})
+}
+
+const callback = `"delivery":{"mode":"webhook","url":"https://a.example/hook","secret":"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}`
+
+func TestEventsSubscribe(t *testing.T) {
+	f := newFixture(t, nil)
+	type answer struct {
+		ID            string
+		RefreshBefore *string
+		Cursor        *string
+		Truncated     *bool
+		ResultType    string
+	}
+	subscribe := func(t *testing.T, params string) (a answer) {
+		t.Helper()
+		f.modern(alice, methodEventsSub, params).result(t, &a)
+		return a
+	}
+	t.Run("EVX-08_answer_and_idempotency", func(t *testing.T) {
+		a := subscribe(t, `"name":"ci.build","arguments":{"status":"failed"},`+callback+`,"cursor":null`)
+		b := subscribe(t, callback+`, "cursor":null, "arguments":{ "status" : "failed" }, "name":"ci.build"`)
+		c := subscribe(t, `"name":"ci.build",`+callback)
+		if a.ID == "" || a.ID != b.ID || a.ID == c.ID || a.RefreshBefore == nil || a.Truncated == nil || *a.Truncated || a.ResultType != "complete" || a.Cursor == nil {
+			t.Errorf("got %+v, %+v, %+v", a, b, c)
+		}
+		if at, err := time.Parse(time.RFC3339, *a.RefreshBefore); err != nil || at.Location() != time.UTC {
+			t.Errorf("refreshBefore %s: %v", *a.RefreshBefore, err)
+		}
+		s := f.session(alice, V20251125)
+		var old answer
+		f.legacy(alice, s, methodEventsSub, `"name":"ci.build",`+callback).result(t, &old)
+		if old.ID != c.ID || old.ResultType != "" {
+			t.Errorf("in 2025-11-25: %+v", old)
+		}
+	})
+	t.Run("EVX-09_ttl", func(t *testing.T) {
+		f.service.Options.AllowNoExpiry = true
+		defer func() { f.service.Options.AllowNoExpiry = false }()
+		grant := func(ttl string) time.Duration {
+			a := subscribe(t, `"name":"ci.deploy",`+callback+ttl)
+			if a.RefreshBefore == nil {
+				return 0
+			}
+			at, err := time.Parse(time.RFC3339, *a.RefreshBefore)
+			must(t, err)
+			return time.Until(at).Round(10 * time.Second)
+		}
+		for ttl, want := range map[string]time.Duration{
+			``:                   24 * time.Hour,
+			`,"ttlMs":3600000`:   time.Hour,
+			`,"ttlMs":3.6e6`:     time.Hour,
+			`,"ttlMs":1`:         time.Minute,
+			`,"ttlMs":1e300`:     7 * 24 * time.Hour,
+			`,"ttlMs":null`:      0,
+			`,"ttlMs":604800000`: 7 * 24 * time.Hour,
+		} {
+			if got := grant(ttl); got != want {
+				t.Errorf("%s: granted %v, want %v", ttl, got, want)
+			}
+		}
+	})
+	for name, tc := range map[string]struct {
+		params string
+		code   int
+		data   string
+	}{
+		"EVX-16_unknown_name":         {`"name":"no.such",` + callback, -32011, `{"kind":"event"}`},
+		"EVX-16_not_by_webhook":       {`"name":"chat.typing",` + callback, -32014, `{"feature":"deliveryMode","value":"webhook"}`},
+		"EVX-16_other_mode":           {`"name":"ci.build","delivery":{"mode":"push","url":"https://a.example/"}`, -32014, `{"feature":"deliveryMode","value":"push"}`},
+		"EVX-16_no_access":            {`"name":"tenant.alarm","arguments":{"org":"acme"},` + callback, -32012, ``},
+		"EVX-16_endpoint":             {`"name":"ci.build","delivery":{"mode":"webhook","url":"https://unverified.example/","secret":"whsec_x"}`, -32015, `{"reason":"challenge_failed"}`},
+		"EVX-08_no_name":              {callback, -32602, ``},
+		"EVX-08_arguments":            {`"name":"ci.build","arguments":[],` + callback, -32602, ``},
+		"EVX-03_unknown_argument":     {`"name":"ci.build","arguments":{"x":"y"},` + callback, -32602, ``},
+		"EVX-08_no_delivery":          {`"name":"ci.build"`, -32602, ``},
+		"EVX-08_http":                 {`"name":"ci.build","delivery":{"mode":"webhook","url":"http://a.example/","secret":"whsec_x"}`, -32602, ``},
+		"EVX-08_no_url":               {`"name":"ci.build","delivery":{"mode":"webhook","secret":"whsec_x"}`, -32602, ``},
+		"EVX-08_no_secret":            {`"name":"ci.build","delivery":{"mode":"webhook","url":"https://a.example/"}`, -32602, ``},
+		"EVX-08_secret_of_other_form": {`"name":"ci.build","delivery":{"mode":"webhook","url":"https://a.example/","secret":"hunter2"}`, -32602, ``},
+		"EVX-08_ttl_no_number":        {`"name":"ci.build","ttlMs":"1h",` + callback, -32602, ``},
+		"EVX-08_ttl_negative":         {`"name":"ci.build","ttlMs":-1,` + callback, -32602, ``},
+		"EVX-08_ttl_fraction":         {`"name":"ci.build","ttlMs":1.5,` + callback, -32602, ``},
+		"EVX-07_forged_cursor":        {`"name":"ci.build","cursor":"AAAA",` + callback, -32602, ``},
+		"EVX-07_cursor_no_text":       {`"name":"ci.build","cursor":7,` + callback, -32602, ``},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := f.modern(alice, methodEventsSub, tc.params)
+			m := r.rpc(t)
+			if m.Error == nil || m.Error.Code != tc.code {
+				t.Fatalf("%d %s", r.Status, r.Body)
+			}
+			if tc.data != "" {
+				sameJSON(t, m.Error.Data, tc.data)
+			}
+			if strings.Contains(r.Body, "hunter2") || strings.Contains(r.Body, "MfKQ9r") {
+				t.Errorf("the secret is in the answer: %s", r.Body)
+			}
+		})
+	}
+	t.Run("EVX-16_limits_name_the_limit", func(t *testing.T) {
+		f := newFixture(t, nil)
+		f.service.Options.Quota = 1
+		f.modern(alice, methodEventsSub, `"name":"ci.build",`+callback)
+		m := f.modern(alice, methodEventsSub, `"name":"ci.deploy",`+callback).rpc(t)
+		if m.Error == nil || m.Error.Code != -32013 {
+			t.Fatalf("got %+v", m)
+		}
+		sameJSON(t, m.Error.Data, `{"limit":"subscriptions","max":1}`)
+	})
+	t.Run("EVX-16_the_proposal's_numbers", func(t *testing.T) {
+		f := newFixture(t, func(o *Options) { o.EventCodes = ProposalCodes })
+		for params, code := range map[string]int{
+			`"name":"no.such",` + callback:                                 -32023,
+			`"name":"tenant.alarm","arguments":{"org":"acme"},` + callback: -32024,
+			`"name":"chat.typing",` + callback:                             -32026,
+			`"name":"ci.build","delivery":{"mode":"webhook","url":"https://unverified.example/","secret":"whsec_x"}`: -32027,
+			`"name":"ci.build","delivery":{"mode":"webhook","url":"http://a.example/","secret":"whsec_x"}`:           -32602,
+		} {
+			if r := f.modern(alice, methodEventsSub, params); r.code(t) != code {
+				t.Errorf("%s: %s, want %d", params, r.Body, code)
+			}
+		}
+	})
+	t.Run("EVX-08_a_known_principal_is_needed", func(t *testing.T) {
+		f := newFixture(t, func(o *Options) { o.Auth = auth.None() })
+		for _, m := range []string{methodEventsSub, methodEventsUnsub} {
+			if r := f.modern("", m, `"name":"ci.build",`+callback); r.code(t) != -32012 {
+				t.Errorf("%s: %s", m, r.Body)
+			}
+		}
+	})
+}
+
+func TestEventsUnsubscribe(t *testing.T) {
+	f := newFixture(t, nil)
+	const target = `"name":"ci.build","arguments":{},"delivery":{"mode":"webhook","url":"https://a.example/hook"}`
+	t.Run("EVX-15_by_the_same_key_and_idempotent", func(t *testing.T) {
+		f.modern(alice, methodEventsSub, `"name":"ci.build",`+callback)
+		for range 2 {
+			var got struct{ ResultType string }
+			f.modern(alice, methodEventsUnsub, target).result(t, &got)
+			if got.ResultType != "complete" {
+				t.Errorf("got %+v", got)
+			}
+		}
+		if names, _ := f.all(alice, methodResources); strings.Contains(strings.Join(names, " "), "sub_") {
+			t.Errorf("still there: %v", names)
+		}
+	})
+	t.Run("EVX-15_unknown_is_NotFound_where_that_is_configured", func(t *testing.T) {
+		f.service.Options.UnknownUnsubscribe = true
+		m := f.modern(alice, methodEventsUnsub, target).rpc(t)
+		if m.Error == nil || m.Error.Code != -32011 || !strings.HasPrefix(m.Error.Message, "NotFound") {
+			t.Fatalf("got %+v", m.Error)
+		}
+		sameJSON(t, m.Error.Data, `{"kind":"subscription"}`)
+	})
+	t.Run("EVX-15_not_another's", func(t *testing.T) {
+		f.service.Options.UnknownUnsubscribe = false
+		f.modern(alice, methodEventsSub, `"name":"ci.build",`+callback)
+		f.modern(bob, methodEventsUnsub, target)
+		if names, _ := f.all(alice, methodResources); !strings.Contains(strings.Join(names, " "), "sub_") {
+			t.Errorf("it is gone: %v", names)
+		}
+	})
+}
+
+// TestForward puts the methods that change subscriptions behind other endpoints,
+// as on AWS: stream hands the whole request on.
+func TestForward(t *testing.T) {
+	var forwarded []string
+	note := func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			forwarded = append(forwarded, r.Header.Get("Authorization")+" "+r.Header.Get(headerSession)+" "+r.Header.Get(headerVersion))
+			h.ServeHTTP(w, r)
+		})
+	}
+	f := newFixture(t, func(o *Options) {
+		register, err := New(Options{Auth: o.Auth, Catalogs: o.Catalogs, Registrar: o.Registrar, Logger: o.Logger})
+		must(t, err)
+		deregister, err := New(Options{Auth: o.Auth, Catalogs: o.Catalogs, Deregistrar: o.Deregistrar, Logger: o.Logger})
+		must(t, err)
+		o.ForwardRegistrar, o.ForwardDeregistrar = note(register), note(deregister)
+		o.Registrar, o.Deregistrar = nil, nil
+	})
+	t.Run("EVS-08_both_eras", func(t *testing.T) {
+		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
+		if r := f.modern(alice, methodDeregister, `"uri":"`+uri+`"`); r.code(t) != 0 {
+			t.Error(r.Body)
+		}
+		s := f.session(alice, V20250618)
+		r := f.legacy(alice, s, methodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
+		if r.code(t) != 0 || strings.Contains(r.Body, "resultType") {
+			t.Error(r.Body)
+		}
+		want := "Bearer " + alice + "  2025-06-18" // without the session, in its revision
+		if got := forwarded[len(forwarded)-1]; got != want {
+			t.Errorf("forwarded %q, want %q", got, want)
+		}
+		if r := f.modern(alice, methodEventsSub, `"name":"no.such",`+callback); r.code(t) != -32011 {
+			t.Error(r.Body)
+		}
+	})
+	t.Run("EVS-01_what_is_forwarded_is_advertised", func(t *testing.T) {
+		var d described
+		f.modern(alice, methodDiscover, "").result(t, &d)
+		if !strings.Contains(string(d.Capabilities["resources"]), "webhook") {
+			t.Errorf("got %s", d.Capabilities["resources"])
+		}
+	})
+	t.Run("a_batch_gets_each_its_answer", func(t *testing.T) {
+		s := f.session(alice, V20250326)
+		r := f.do("POST", alice, `[{"jsonrpc":"2.0","id":1,"method":"ping"},
+			{"jsonrpc":"2.0","id":2,"method":"resources/subscriptions/register","params":{"uris":["event://ci/deploy"],"targetUri":"https://a.example/"}}]`,
+			"Mcp-Session-Id: "+s)
+		var answers []map[string]json.RawMessage
+		must(t, json.Unmarshal([]byte(r.Body), &answers))
+		if len(answers) != 2 || !strings.Contains(string(answers[1]["result"]), "subscription://") {
+			t.Error(r.Body)
+		}
+	})
+	t.Run("no_scope_goes_no_further", func(t *testing.T) {
+		before := len(forwarded)
+		if r := f.modern(reader, methodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`); r.Status != 403 || len(forwarded) != before {
+			t.Errorf("%d, forwarded %d", r.Status, len(forwarded)-before)
+		}
+	})
+}
+
+// stuck is a registrar whose store does not answer.
+type stuck struct{}
+
+func (stuck) Register(context.Context, auth.Principal, subscription.RegisterRequest) (*subscription.Registered, error) {
+	return nil, fault.New(fault.Unavailable, "the store does not answer")
+}
+
+func (stuck) Subscribe(context.Context, auth.Principal, subscription.SubscribeRequest) (*subscription.SubscribeResult, error) {
+	return nil, fault.New(fault.Unavailable, "the store does not answer")
+}
+
+func TestUnavailable(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.Registrar = stuck{} })
+	for _, r := range []reply{
+		f.modern(alice, methodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`),
+		f.modern(alice, methodEventsSub, `"name":"ci.build",`+callback),
+	} {
+		if r.code(t) != codeUnavailable {
+			t.Error(r.Body)
+		}
+	}
+}
