@@ -11,15 +11,12 @@ package awsx
 import (
 	"context"
 	"net"
-	"net/http"
 	"net/url"
 	"os"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
-	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 
 	"mcpevents/shared/fault"
 )
@@ -38,13 +35,7 @@ const (
 	EnvAttempts = "AWS_MAX_ATTEMPTS"
 )
 
-const (
-	defaultAttempts = 5
-	connectTimeout  = 3 * time.Second
-	// maxIdle connections to a service are kept. The SDK's 10 are too few for a
-	// dispatch that records a page of outcomes at once.
-	maxIdle = 100
-)
+const defaultAttempts = 5
 
 // Load reads the environment. Without credentials it fails, except for an
 // emulator on this machine, which takes any.
@@ -57,7 +48,7 @@ func load(_ context.Context, getenv func(string) string) (aws.Config, error) {
 		Region:           first(getenv(EnvRegion), getenv(EnvDefaultRegion)),
 		RetryMaxAttempts: defaultAttempts,
 		ConfigSources:    []any{serviceEndpoints{getenv}},
-		HTTPClient:       newHTTPClient(),
+		HTTPClient:       NewHTTPClient(),
 	}
 	if text := getenv(EnvAttempts); text != "" {
 		n, err := strconv.Atoi(text)
@@ -96,14 +87,6 @@ func load(_ context.Context, getenv func(string) string) (aws.Config, error) {
 	}
 	cfg.Credentials = aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) { return creds, nil })
 	return cfg, nil
-}
-
-// newHTTPClient bounds connecting, not answering: an SQS long poll takes 20
-// seconds, and every caller has a context.
-func newHTTPClient() *awshttp.BuildableClient {
-	return awshttp.NewBuildableClient().
-		WithDialerOptions(func(d *net.Dialer) { d.Timeout = connectTimeout }).
-		WithTransportOptions(func(t *http.Transport) { t.MaxIdleConns, t.MaxIdleConnsPerHost = maxIdle, maxIdle })
 }
 
 // serviceEndpoints answers the SDK's question for the endpoint of one service.

@@ -165,9 +165,33 @@ func TestCounterCountsFailedCalls(t *testing.T) {
 	}
 }
 
+func TestARequestBodyIsReadAndNotAskedToWriteItself(t *testing.T) {
+	s := &server{}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.start(t), &writesItself{Reader: strings.NewReader("body")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.ContentLength = 4
+	resp, err := NewHTTPClient().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if s.received != 4 {
+		t.Errorf("the server received %d bytes, want 4", s.received)
+	}
+}
+
+// writesItself is a body as the SDK makes it, after its Close.
+type writesItself struct{ io.Reader }
+
+func (*writesItself) WriteTo(io.Writer) (int64, error) { return 0, io.EOF }
+func (*writesItself) Close() error                     { return nil }
+
 // server answers every request, after as many failures.
 type server struct {
 	failures, requests int
+	received           int64
 }
 
 func (s *server) start(t *testing.T) string {
@@ -177,7 +201,7 @@ func (s *server) start(t *testing.T) string {
 }
 
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	io.Copy(io.Discard, r.Body)
+	s.received, _ = io.Copy(io.Discard, r.Body)
 	s.requests++
 	w.Header().Set("Content-Type", "application/x-amz-json-1.0")
 	switch {

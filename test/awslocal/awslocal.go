@@ -23,6 +23,8 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+
+	"mcpevents/shared/awsx"
 )
 
 // Service is an emulator that can be started.
@@ -63,11 +65,14 @@ type Endpoints struct {
 	DynamoDB, SQS, MiniStack string
 }
 
+var httpClient = awsx.NewHTTPClient()
+
 // Config is an SDK configuration for base, one of the [Endpoints]. It reads
 // nothing from the environment.
 func Config(base string) aws.Config {
 	return aws.Config{
 		Region:       Region,
+		HTTPClient:   httpClient,
 		BaseEndpoint: aws.String(base),
 		Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
 			return aws.Credentials{AccessKeyID: AccessKey, SecretAccessKey: SecretKey, Source: "awslocal"}, nil

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
 	"mcpevents/shared/awsx"
@@ -48,7 +49,7 @@ type bench struct {
 // open returns a store in DynamoDB Local.
 func open(t testing.TB) *bench {
 	t.Helper()
-	b := &bench{clock: &clock{now: time.Now()}, wire: &wire{}, counter: &awsx.Counter{}}
+	b := &bench{clock: &clock{now: time.Now()}, wire: &wire{client: awsx.NewHTTPClient()}, counter: &awsx.Counter{}}
 	cfg := awslocal.Config(awslocal.Start(t, awslocal.DynamoDB).DynamoDB)
 	b.name = tables(t, dynamodb.NewFromConfig(cfg))
 	b.counter.Attach(&cfg)
@@ -91,6 +92,7 @@ func (c *clock) advance(d time.Duration) {
 
 // wire is the network between the SDK and DynamoDB, with its faults.
 type wire struct {
+	client aws.HTTPClient
 	mu     sync.Mutex
 	faults []wireFault
 }
@@ -142,7 +144,7 @@ func (w *wire) left() int {
 }
 
 func (w *wire) Do(req *http.Request) (*http.Response, error) {
-	through := func() (*http.Response, error) { return http.DefaultClient.Do(req) }
+	through := func() (*http.Response, error) { return w.client.Do(req) }
 	w.mu.Lock()
 	i := slices.IndexFunc(w.faults, func(f wireFault) bool {
 		return strings.HasSuffix(req.Header.Get("X-Amz-Target"), "."+f.operation)
