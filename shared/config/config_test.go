@@ -174,6 +174,9 @@ func TestLimits(t *testing.T) {
 		l.EventsTimeout != 10*time.Second || len(l.RetrySchedule) != 10 || len(l.EventsSchedule) != 5 || l.StreamMaxAge != 5*time.Minute {
 		t.Errorf("got %+v", l)
 	}
+	if l.AllowInsecureTargets || l.AllowNoExpiry || l.VerifiedTargets != nil || len(l.TargetPorts) != 2 || l.WebhookSecret != "standard" {
+		t.Errorf("got %+v", l)
+	}
 	env := func(pairs ...string) func(string) (string, bool) {
 		return func(name string) (string, bool) {
 			for i := 0; i < len(pairs); i += 2 {
@@ -184,13 +187,19 @@ func TestLimits(t *testing.T) {
 			return "", false
 		}
 	}
-	l, err := FromEnv(env("MCPEVENTS_WEBHOOK_TIMEOUT", "5s", "MCPEVENTS_RETRY_SCHEDULE", "0s, 1s", "MCPEVENTS_QUOTA", "7", "MCPEVENTS_HEARTBEAT", ""))
+	l, err := FromEnv(env("MCPEVENTS_WEBHOOK_TIMEOUT", "5s", "MCPEVENTS_RETRY_SCHEDULE", "0s, 1s", "MCPEVENTS_QUOTA", "7", "MCPEVENTS_HEARTBEAT", "",
+		"MCPEVENTS_ALLOW_INSECURE_TARGETS", "true", "MCPEVENTS_VERIFIED_TARGETS", "https://a.example/, https://b.example/x/"))
+	if !l.AllowInsecureTargets || len(l.VerifiedTargets) != 2 {
+		t.Errorf("got %+v", l)
+	}
 	if err != nil || l.WebhookTimeout != 5*time.Second || len(l.RetrySchedule) != 2 || l.Quota != 7 || l.Heartbeat != 15*time.Second {
 		t.Errorf("got %+v, %v", l, err)
 	}
 	for name, value := range map[string]string{
 		"QUOTA": "many", "STREAMS": "0", "PUBLISH_RATE": "NaN", "WEBHOOK_TIMEOUT": "5", "EVENTS_TIMEOUT": "1h", "RETRY_SCHEDULE": "5s",
-		"EVENTS_SCHEDULE": "0s,1ms", "DELIVERY_LOG": "some", "HEARTBEAT": "1m", "DEFAULT_TTL": "200h", "LOG_RETENTION": "1s",
+		"EVENTS_RETRY_SCHEDULE": "0s,1ms", "DELIVERY_LOG": "some", "HEARTBEAT": "1m", "DEFAULT_TTL": "200h", "LOG_RETENTION": "1s",
+		"MIN_TTL": "0s", "ALLOW_NO_EXPIRY": "maybe", "WEBHOOK_SECRET": "weak", "EVENT_CODES": "own", "UNKNOWN_UNSUBSCRIBE": "error",
+		"VERIFIED_TARGETS": "https://good.example", "TARGET_PORTS": "443,0",
 	} {
 		if _, err := FromEnv(env(EnvPrefix+name, value)); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%s=%s: got %v", name, value, err)

@@ -77,6 +77,9 @@ func FromEnv(lookup func(string) (string, bool)) (Limits, error) {
 		if !ok || text == "" {
 			text = tag.Get("default")
 		}
+		if text == "" {
+			continue // a limit without a default is the zero value
+		}
 		if err := set(v.Field(i), text); err != nil {
 			return Limits{}, fault.New(fault.Invalid, "%s: %q is not %s", name, text, err)
 		}
