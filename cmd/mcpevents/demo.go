@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"mcpevents/shared/auth"
+	"mcpevents/shared/config"
 	"mcpevents/shared/event"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/mcp"
@@ -57,9 +58,11 @@ func (c *DemoCmd) Run(g *Globals) error {
 		log = g.logger(g.err)
 	}
 	d := &demo{out: g.out, log: log, began: time.Now(), arrived: make(chan arrival, 16)}
+	limits := config.DefaultLimits()
+	limits.AllowInsecureTargets = true // the receivers are on this machine
 	server, err := startEmbedded(ctx, Settings{
 		Addr: "127.0.0.1:0", Data: dir, Catalog: src, CatalogName: c.Catalog, Auth: auth.ModeNone,
-		AllowInsecureTargets: true, EventCodes: mcp.SketchCodes, Log: log,
+		Limits: limits, Log: log,
 	})
 	if err != nil {
 		return err

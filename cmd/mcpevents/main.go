@@ -51,6 +51,7 @@ type CLI struct {
 	Catalog CatalogCmd `cmd:"" help:"Check a catalog of event types, or write it to a deployment on AWS."`
 	Demo    DemoCmd    `cmd:"" help:"Show one event going every way, with times."`
 	Bench   BenchCmd   `cmd:"" help:"Measure throughput or latency of a server."`
+	Keys    KeysCmd    `cmd:"" help:"Rotate the keys of an embedded server."`
 	Version VersionCmd `cmd:"" help:"Print the version."`
 }
 
@@ -91,8 +92,9 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	return report(stderr, parsed.Run(&cli.Globals))
 }
 
-// environment gives every flag that has none a variable: MCPEVENTS_COMMAND_FLAG. The
-// command is in it, because --data of serve and --data of publish are not the same.
+// environment gives every flag that has none a variable. Those of serve are the
+// settings that the functions have too: MCPEVENTS_FLAG. Those of other commands have the
+// command in their name, because --data of serve and --data of publish are not the same.
 func environment() kong.Option {
 	var walk func(n *kong.Node, prefix string)
 	walk = func(n *kong.Node, prefix string) {
@@ -103,11 +105,11 @@ func environment() kong.Option {
 			}
 		}
 		for _, child := range n.Children {
-			if child.Name == "serve" {
-				walk(child, prefix) // the functions on AWS read the same variables
-				continue
+			if prefix == "" && child.Name == "serve" {
+				walk(child, "")
+			} else {
+				walk(child, prefix+child.Name+"-")
 			}
-			walk(child, prefix+child.Name+"-")
 		}
 	}
 	return kong.PostBuild(func(k *kong.Kong) error {
