@@ -11,8 +11,8 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
-	"mcpevents/localstack/runner"
 	"mcpevents/localstack/internal/testfn"
+	"mcpevents/localstack/runner"
 	"mcpevents/test/awslocal"
 )
 

@@ -25,8 +25,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/google/uuid"
 
-	"mcpevents/localstack/runner"
 	"mcpevents/localstack/internal/testfn"
+	"mcpevents/localstack/runner"
 	"mcpevents/test/awslocal"
 )
 
