@@ -11,8 +11,8 @@ import (
 // means the same, since in JSON they can only stand in a string. A body without
 // them is returned as it is.
 //
-// The body must be valid UTF-8; what is not JSON is made acceptable to SQS too,
-// but does not mean the same afterwards.
+// Valid UTF-8 that is not JSON becomes acceptable to SQS too, but means
+// something else afterwards.
 func Safe(body []byte) []byte {
 	i := refused(body)
 	if i < 0 {

@@ -3,6 +3,7 @@ package sqs
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"slices"
 	"strconv"
 	"sync"
@@ -26,7 +27,8 @@ const (
 )
 
 // Send is SendMessage for one message and SendMessageBatch for more, in as few
-// requests as they fit. What SQS does not take of a batch is sent again.
+// requests as they fit. What SQS does not take of a batch is sent again. A body
+// that is JSON is sent as [Safe] makes it; another one that SQS refuses is invalid.
 //
 // On a FIFO queue the batches follow one another. If SQS refuses one entry for a
 // passing reason and takes a later one of the same group, the first comes after
@@ -51,14 +53,19 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 
 // entry checks and translates a message.
 func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequestEntry, err error) {
-	body := Safe(msg.Body)
+	body := msg.Body
+	if refused(body) >= 0 && json.Valid(body) {
+		body = Safe(body)
+	}
 	switch {
-	case len(body) == 0 || !utf8.Valid(body):
-		return e, fault.New(fault.Invalid, "a message for %s must be UTF-8 text and not empty", name)
+	case len(body) == 0 || !utf8.Valid(body) || refused(body) >= 0:
+		return e, fault.New(fault.Invalid, "a message for %s must be UTF-8 text that XML 1.0 can hold, and not empty", name)
 	case len(body) > queue.MaxBody:
 		return e, fault.New(fault.TooLarge, "a message for %s of %d bytes; %d are the most", name, len(body), queue.MaxBody)
-	case !word(msg.Group) || !word(msg.Dedup):
-		return e, fault.New(fault.Invalid, "group and deduplication id of a message for %s are at most 128 of [A-Za-z0-9_-]", name)
+	case !word(msg.Group):
+		return e, fault.New(fault.Invalid, "the group of a message for %s is at most 128 of [A-Za-z0-9_-]", name)
+	case !printable(msg.Dedup):
+		return e, fault.New(fault.Invalid, "the deduplication id of a message for %s is at most 128 of ASCII without spaces", name)
 	case msg.Delay < 0 || msg.Delay > queue.MaxDelay:
 		return e, fault.New(fault.Invalid, "a message for %s is delayed by 0 to %v, not %v", name, queue.MaxDelay, msg.Delay)
 	}
@@ -94,6 +101,16 @@ func word(s string) bool {
 		switch {
 		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':
 		default:
+			return false
+		}
+	}
+	return len(s) <= 128
+}
+
+// printable is the alphabet of SQS for deduplication ids: letters, digits and punctuation.
+func printable(s string) bool {
+	for _, c := range []byte(s) {
+		if c <= ' ' || c >= 0x7f {
 			return false
 		}
 	}

@@ -1,6 +1,7 @@
 package sqs
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -108,7 +109,7 @@ func TestSendTakesFewRequests(t *testing.T) {
 		"ten that do not fit":   {outgoing(10, 26215), []int{9, 1}},
 		"the largest":           {outgoing(3, queue.MaxBody), []int{1, 1, 1}},
 		"large after small":     {append(outgoing(2, 1), outgoing(1, queue.MaxBody)...), []int{2, 1}},
-		"counted after escapes": {slices.Repeat([]queue.Outgoing{{Body: []byte(strings.Repeat("\ufffe", 20000)), Group: "g"}}, 3), []int{2, 1}},
+		"counted after escapes": {slices.Repeat([]queue.Outgoing{{Body: []byte(`"` + strings.Repeat("\ufffe", 20000) + `"`), Group: "g"}}, 3), []int{2, 1}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -176,8 +177,10 @@ func TestSendRefusesWhatTheQueueCannotTake(t *testing.T) {
 		"no such queue":       {"none", queue.Outgoing{Body: []byte("{}")}, fault.Invalid},
 		"empty":               {queue.Slow, queue.Outgoing{}, fault.Invalid},
 		"not UTF-8":           {queue.Slow, queue.Outgoing{Body: []byte("\xff")}, fault.Invalid},
-		"too large":           {queue.Slow, queue.Outgoing{Body: make([]byte, queue.MaxBody+1)}, fault.TooLarge},
-		"too large escaped":   {queue.Slow, queue.Outgoing{Body: []byte(strings.Repeat("\uffff", queue.MaxBody/4))}, fault.TooLarge},
+		"refused, not JSON":   {queue.Slow, queue.Outgoing{Body: []byte("\ufffe")}, fault.Invalid},
+		"control character":   {queue.Slow, queue.Outgoing{Body: []byte("\"\x01\"")}, fault.Invalid},
+		"too large":           {queue.Slow, queue.Outgoing{Body: bytes.Repeat([]byte("1"), queue.MaxBody+1)}, fault.TooLarge},
+		"too large escaped":   {queue.Slow, queue.Outgoing{Body: []byte(`"` + strings.Repeat("\uffff", queue.MaxBody/4) + `"`)}, fault.TooLarge},
 		"delayed for long":    {queue.Slow, queue.Outgoing{Body: []byte("{}"), Delay: queue.MaxDelay + 1}, fault.Invalid},
 		"delayed backwards":   {queue.Slow, queue.Outgoing{Body: []byte("{}"), Delay: -1}, fault.Invalid},
 		"group":               {queue.Slow, queue.Outgoing{Body: []byte("{}"), Group: "a/b"}, fault.Invalid},

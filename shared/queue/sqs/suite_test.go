@@ -1,0 +1,26 @@
+package sqs
+
+import (
+	"testing"
+	"time"
+
+	"mcpevents/shared/queue/queuetest"
+	"mcpevents/test/awslocal"
+)
+
+func TestQueuesOnElasticMQ(t *testing.T) {
+	suite(t, awslocal.Start(t, awslocal.SQS).SQS)
+}
+
+// The local AWS mode runs on such an emulator, so the queues must work there too.
+func TestQueuesOnMiniStack(t *testing.T) {
+	suite(t, awslocal.Start(t, awslocal.MiniStack).MiniStack)
+}
+
+func suite(t *testing.T, endpoint string) {
+	queuetest.Run(t, func(t *testing.T) queuetest.Backend { return backend{open(t, endpoint, nil)} })
+}
+
+type backend struct{ *Queues }
+
+func (backend) Grain() time.Duration { return time.Second }
