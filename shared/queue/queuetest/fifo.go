@@ -119,13 +119,13 @@ var fifoCases = []testCase{
 		twice := func(body string) queue.Outgoing {
 			return queue.Outgoing{Body: []byte(body), Group: "g", Dedup: "once"}
 		}
-		b.send(queue.Events, twice("first"), twice("in the same call"), ordered("g", "marker 1"))
-		b.send(queue.Events, twice("in the next call"), ordered("g", "marker 2"))
+		b.send(queue.Events, twice("first"), twice("in the same call"), ordered("g", "marker-1"))
+		b.send(queue.Events, twice("in the next call"), ordered("g", "marker-2"))
 		b.consume(queue.Events, queue.ConsumeOptions{}, r.accept)
-		b.wait(r, "the second marker", func() bool { return r.count("marker 2") == 1 })
-		b.send(queue.Events, twice("after the first was handled"), ordered("g", "marker 3"))
-		b.wait(r, "the third marker", func() bool { return r.count("marker 3") == 1 })
-		if got, want := r.bodies(), []string{"first", "marker 1", "marker 2", "marker 3"}; !slices.Equal(got, want) {
+		b.wait(r, "the second marker", func() bool { return r.count("marker-2") == 1 })
+		b.send(queue.Events, twice("after the first was handled"), ordered("g", "marker-3"))
+		b.wait(r, "the third marker", func() bool { return r.count("marker-3") == 1 })
+		if got, want := r.bodies(), []string{"first", "marker-1", "marker-2", "marker-3"}; !slices.Equal(got, want) {
 			b.Errorf("got %q, want %q", got, want)
 		}
 	}},
