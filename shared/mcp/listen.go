@@ -23,14 +23,6 @@ type filter struct {
 // listen serves subscriptions/listen (revision 2026-07-28): the response is a
 // stream that stays open.
 func (e *Endpoint) listen(w http.ResponseWriter, c *call) error {
-	asked, err := c.filter()
-	if err != nil {
-		return err
-	}
-	cursor, err := c.cursor()
-	if err != nil {
-		return err
-	}
 	leave, ok := e.enter()
 	if !ok {
 		e.full(w, c.msg.ID)
@@ -39,7 +31,33 @@ func (e *Endpoint) listen(w http.ResponseWriter, c *call) error {
 	defer leave()
 	ctx, stop := e.lifetime(c.request)
 	defer stop()
+	o, honoured, err := e.openListen(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer o.feed.Close()
+	o.out = sse.NewWriter(w, e.options.WriteTimeout)
+	o.out.Start()
+	if err = o.acknowledge(honoured); err == nil {
+		err = o.run(ctx)
+	}
+	if errors.Is(err, errWriting) || c.request.Context().Err() != nil {
+		return nil // the client closed the stream: nothing more may be sent
+	}
+	o.complete(c)
+	return nil
+}
 
+// openListen makes out what is asked for and opens the feed of what is honoured.
+func (e *Endpoint) openListen(ctx context.Context, c *call) (*outlet, filter, error) {
+	asked, err := c.filter()
+	if err != nil {
+		return nil, asked, err
+	}
+	cursor, err := c.cursor()
+	if err != nil {
+		return nil, asked, err
+	}
 	o := &outlet{
 		endpoint: e, principal: c.principal, subscriptionID: c.msg.ID,
 		payloads: declares(jsonrpc.Member(c.meta, metaCapabilities), Extension),
@@ -47,7 +65,7 @@ func (e *Endpoint) listen(w http.ResponseWriter, c *call) error {
 	}
 	honoured, err := o.honour(ctx, asked)
 	if err != nil {
-		return err
+		return nil, asked, err
 	}
 	request := stream.Request{Workspace: c.principal.Workspace, Topics: o.topics(), Cursor: cursor}
 	for _, t := range o.targets {
@@ -56,27 +74,19 @@ func (e *Endpoint) listen(w http.ResponseWriter, c *call) error {
 			request.Topics = append(request.Topics, t.topic)
 		}
 	}
-	if o.feed, err = e.options.Feeds.Open(ctx, request); err != nil {
-		return err
-	}
-	defer o.feed.Close()
+	o.feed, err = e.options.Feeds.Open(ctx, request)
+	return o, honoured, err
+}
 
-	o.out = sse.NewWriter(w, e.options.WriteTimeout)
-	o.out.Start()
-	members := append([]byte(`"notifications":`), mustJSON(honoured)...)
+// acknowledge sends the first message: what is honoured, and whether the log
+// still reached back to the cursor.
+func (o *outlet) acknowledge(honoured filter) error {
+	members := func(b []byte) []byte { return append(append(b, `"notifications":`...), mustJSON(honoured)...) }
 	var truncated func([]byte) []byte
 	if o.feed.Truncated {
 		truncated = func(b []byte) []byte { return append(b, `"`+MetaTruncated+`":true`...) }
 	}
-	err = o.send(noteAcknowledged, func(b []byte) []byte { return append(b, members...) }, truncated, o.feed.Cursor())
-	if err == nil {
-		err = o.run(ctx)
-	}
-	if errors.Is(err, errWriting) || c.request.Context().Err() != nil {
-		return nil // the client closed the stream: nothing more may be sent
-	}
-	o.complete(c)
-	return nil
+	return o.send(noteAcknowledged, members, truncated, o.feed.Cursor())
 }
 
 // complete ends a listen on the server's own account with its result.

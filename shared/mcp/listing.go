@@ -174,6 +174,7 @@ func (c *call) place(at map[string]int) (first int, after string, subscriptions 
 
 // page collects the entries from first on that the caller may see.
 func (e *Endpoint) page(p auth.Principal, open bool, entries []listed, first int) (pieces [][]byte, n int, next []byte) {
+	pieces = make([][]byte, 0, 2*min(len(entries), e.options.PageSize))
 	last := "" // not just the one before: its name may be none of the caller's business
 	for _, x := range entries[min(first, len(entries)):] {
 		if !open && !auth.Visible(x.entry.Access, p) {

@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
@@ -81,7 +82,7 @@ func (e *Endpoint) notAllowed(w http.ResponseWriter) {
 		allow = "GET, POST, DELETE"
 	}
 	w.Header().Set("Allow", allow)
-	e.fail(w, http.StatusMethodNotAllowed, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "the HTTP method is not allowed here"})
+	e.fail(w, http.StatusMethodNotAllowed, nil, invalidRequest("the HTTP method is not allowed here"))
 }
 
 // hostAllowed keeps other sites' names from reaching a server on a loopback
@@ -187,47 +188,65 @@ func isJSON(contentType string) bool {
 	return err == nil && t == "application/json"
 }
 
-// post serves a POST up to the point where the era of its message is known.
+// post serves a POST. It stays on the stack of a listen for as long as that is
+// open, so what only the beginning needs is in [Endpoint.receive].
 func (e *Endpoint) post(w http.ResponseWriter, r *http.Request, p auth.Principal) {
+	c, batch := e.receive(w, r, p)
+	switch {
+	case c == nil: // answered
+	case batch != nil:
+		e.batch(w, c, batch)
+	case c.modern():
+		e.postModern(w, c)
+	default:
+		e.postLegacy(w, c)
+	}
+}
+
+// receive reads the message of a POST, or the elements of a batch. It answers
+// what cannot be read, and returns nil then.
+func (e *Endpoint) receive(w http.ResponseWriter, r *http.Request, p auth.Principal) (c *call, batch []json.RawMessage) {
+	refuse := func(status int, id []byte, rpc *jsonrpc.Error) (*call, []json.RawMessage) {
+		e.fail(w, status, id, rpc)
+		return nil, nil
+	}
 	if !isJSON(r.Header.Get("Content-Type")) {
-		e.fail(w, http.StatusUnsupportedMediaType, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Content-Type must be application/json"})
-		return
+		return refuse(http.StatusUnsupportedMediaType, nil, invalidRequest("Content-Type must be application/json"))
 	}
 	if !accepts(r.Header, "application/json") && !accepts(r.Header, sse.ContentType) {
-		e.fail(w, http.StatusNotAcceptable, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Accept must list application/json and text/event-stream"})
-		return
+		return refuse(http.StatusNotAcceptable, nil, invalidRequest("Accept must list application/json and text/event-stream"))
 	}
 	body, err := e.readBody(r)
 	switch {
 	case errors.Is(err, errTooLarge):
-		e.fail(w, http.StatusRequestEntityTooLarge, nil, &jsonrpc.Error{
+		return refuse(http.StatusRequestEntityTooLarge, nil, &jsonrpc.Error{
 			Code: codeTooLarge, Message: "the body is too large", Data: map[string]int64{"max": e.options.MaxBody},
 		})
-		return
 	case err != nil:
-		e.fail(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.ParseError, Message: "the body could not be read"})
-		return
+		return refuse(http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.ParseError, Message: "the body could not be read"})
 	}
-	parts, batch, bad := jsonrpc.Split(body)
+	parts, isBatch, bad := jsonrpc.Split(body)
 	if bad != nil {
-		e.fail(w, http.StatusBadRequest, nil, bad)
-		return
+		return refuse(http.StatusBadRequest, nil, bad)
 	}
-	c := call{request: r, body: body, principal: p}
-	if batch {
-		e.batch(w, &c, parts)
-		return
+	c = &call{request: r, body: body, principal: p}
+	if isBatch {
+		return c, parts
 	}
 	if c.msg, bad = jsonrpc.Decode(parts[0]); bad != nil {
-		e.fail(w, http.StatusBadRequest, c.msg.ID, bad)
-		return
+		return refuse(http.StatusBadRequest, c.msg.ID, bad)
 	}
 	c.meta = jsonrpc.Member(c.msg.Params, "_meta")
-	if header := r.Header.Get(headerVersion); Version(header).modern() || namesModern(c.meta) {
-		e.postModern(w, &c)
-	} else {
-		e.postLegacy(w, &c)
-	}
+	return c, nil
+}
+
+func invalidRequest(text string) *jsonrpc.Error {
+	return &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: text}
+}
+
+// modern tells the era of a message: by its version header, or by _meta.
+func (c *call) modern() bool {
+	return Version(c.request.Header.Get(headerVersion)).modern() || namesModern(c.meta)
 }
 
 // namesModern reports whether _meta names a protocol version, other than one of

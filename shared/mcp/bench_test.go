@@ -1,0 +1,122 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/event"
+	"mcpevents/shared/mcp/sse"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+)
+
+// sink is a response that is thrown away.
+type sink struct {
+	header http.Header
+	n      int
+}
+
+func (s *sink) Header() http.Header         { return s.header }
+func (s *sink) WriteHeader(int)             {}
+func (s *sink) Write(b []byte) (int, error) { s.n += len(b); return len(b), nil }
+
+// static authenticates everybody as one principal.
+type static struct{ p auth.Principal }
+
+func (s static) Authenticate(context.Context, http.Header) (auth.Principal, error) { return s.p, nil }
+
+func benchmarkCatalog(b *testing.B, entries int, access bool) *catalog.Catalog {
+	var src strings.Builder
+	src.WriteString("events:\n")
+	for i := range entries {
+		rule := ""
+		if access && i%2 == 0 {
+			rule = "\n    access: {scopes: [events:read]}"
+		}
+		fmt.Fprintf(&src, `  - name: service.event_%d
+    uri: event://service/event-%d
+    title: Event %d
+    description: Something happened to thing number %d, which is described in a sentence of usual length.
+    payloadSchema: {type: object, required: [id, kind], properties: {id: {type: string}, kind: {enum: [a, b, c]}, at: {type: string, format: date-time}}}%s
+`, i, i, i, i, rule)
+	}
+	return mustParse(b, src.String())
+}
+
+type none struct{}
+
+func (none) List(context.Context, auth.Principal, string, int) ([]subscription.View, string, error) {
+	return nil, "", nil
+}
+
+func (none) Read(context.Context, auth.Principal, string) (*subscription.View, error) {
+	return nil, notFound("")
+}
+
+// BenchmarkResourcesList is resources/list in the handler: everything but the
+// network and the store (goal: 20 µs, 50 allocations).
+func BenchmarkResourcesList(b *testing.B) {
+	for _, bc := range []struct {
+		entries int
+		access  bool
+	}{{5, false}, {50, false}, {50, true}, {100, false}} {
+		for _, era := range []string{"2026", "2025"} {
+			b.Run(fmt.Sprintf("entries=%d/access=%v/%s", bc.entries, bc.access, era), func(b *testing.B) {
+				p := principalOfBench
+				o := Options{
+					Server: Implementation{Name: "mcp-events", Version: "1"}, Auth: static{p}, Lists: true, Subscriptions: none{},
+					Catalogs: catalog.NewStatic(benchmarkCatalog(b, bc.entries, bc.access)),
+				}
+				e, err := New(o)
+				must(b, err)
+				body := []byte(modernBody("1", methodResources, ""))
+				header := http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
+				if era == "2026" {
+					header.Set(headerVersion, "2026-07-28")
+					header.Set(headerMethod, methodResources)
+				} else {
+					body = []byte(`{"jsonrpc":"2.0","id":1,"method":"resources/list","params":{}}`)
+				}
+				b.ReportAllocs()
+				for b.Loop() {
+					r, _ := http.NewRequest("POST", "http://127.0.0.1/mcp", nil)
+					r.Header = header
+					r.ContentLength = int64(len(body))
+					r.Body = io.NopCloser(bytes.NewReader(body))
+					w := &sink{header: http.Header{}}
+					e.ServeHTTP(w, r)
+					if w.n < 500 {
+						b.Fatal("a short answer")
+					}
+				}
+			})
+		}
+	}
+}
+
+var principalOfBench = auth.Principal{ID: "alice", Workspace: "default", Scopes: auth.Scopes()}
+
+// BenchmarkSendEvent is one event on its way through one open listen.
+func BenchmarkSendEvent(b *testing.B) {
+	e, err := New(Options{Auth: static{}, Catalogs: catalog.NewStatic(mustParse(b, testCatalog)), Lists: true})
+	must(b, err)
+	w := &sink{header: http.Header{}}
+	o := &outlet{endpoint: e, subscriptionID: []byte("1"), out: sse.NewWriter(w, 0)}
+	d := stream.Delivery{
+		Event:  &event.Event{ID: event.NewID(), Name: "ci.deploy", URI: "event://ci/deploy", Data: []byte(`{"n":1,"text":"` + strings.Repeat("x", 500) + `"}`)},
+		Cursor: strings.Repeat("c", 50),
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := o.deliver(context.Background(), d); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

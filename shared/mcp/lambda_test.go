@@ -1,0 +1,103 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-lambda-go/events"
+	"github.com/aws/aws-lambda-go/lambdaurl"
+
+	"mcpevents/shared/mcp/sse"
+)
+
+// functionURL is the event that a Function URL makes of a request.
+func functionURL(r *http.Request) *events.LambdaFunctionURLRequest {
+	headers := map[string]string{}
+	for name, values := range r.Header {
+		headers[strings.ToLower(name)] = strings.Join(values, ",")
+	}
+	body, _ := io.ReadAll(r.Body)
+	return &events.LambdaFunctionURLRequest{
+		RawPath: "/mcp", Headers: headers, Body: string(body),
+		RequestContext: events.LambdaFunctionURLRequestContext{
+			DomainName: "abc.lambda-url.eu-west-1.on.aws",
+			HTTP:       events.LambdaFunctionURLRequestContextHTTPDescription{Method: r.Method, SourceIP: "192.0.2.1"},
+		},
+	}
+}
+
+// TestLambda serves through lambdaurl, whose responses cannot flush: every write
+// has to leave by itself.
+func TestLambda(t *testing.T) {
+	f := newEndpoint(t, nil)
+	defer f.close()
+	invoke := lambdaurl.Wrap(f.endpoint)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+
+	t.Run("SUB-09_an_answer", func(t *testing.T) {
+		res, err := invoke(ctx, functionURL(f.request("POST", alice, modernBody("1", methodDiscover, ""), modernHeaders(methodDiscover, "")...)))
+		must(t, err)
+		body, err := io.ReadAll(res.Body)
+		must(t, err)
+		if res.StatusCode != 200 || res.Headers["Content-Type"] != "application/json" || !json.Valid(body) {
+			t.Errorf("%d %v %s", res.StatusCode, res.Headers, body)
+		}
+	})
+	t.Run("SUB-01_a_listen", func(t *testing.T) {
+		req := f.request("POST", alice, modernBody("1", methodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`), modernHeaders(methodListen, "")...)
+		res, err := invoke(ctx, functionURL(req))
+		must(t, err)
+		if res.StatusCode != 200 || res.Headers["Content-Type"] != sse.ContentType || res.Headers["X-Accel-Buffering"] != "no" {
+			t.Fatalf("%d %v", res.StatusCode, res.Headers)
+		}
+		r := sse.NewReader(res.Body, 1<<20)
+		next := func() (m frame) {
+			e, err := r.Next()
+			must(t, err)
+			must(t, json.Unmarshal(e.Data, &m))
+			return m
+		}
+		if m := next(); m.Method != noteAcknowledged {
+			t.Errorf("got %s", m.Method)
+		}
+		f.publish("event://ci/deploy", `{"n":1}`)
+		m := next()
+		m.isEvent(t, "event://ci/deploy", `{"n":1}`)
+		closed := make(chan error, 1)
+		go func() { closed <- f.endpoint.Close(ctx) }()
+		if m := next(); m.Result.ResultType != "complete" {
+			t.Errorf("SUB-06: got %+v", m)
+		}
+		if _, err := r.Next(); err != io.EOF {
+			t.Errorf("after the end: %v", err)
+		}
+		must(t, <-closed)
+	})
+	t.Run("a_panic_does_not_end_the_process", func(t *testing.T) {
+		f := newEndpoint(t, func(o *Options) { o.Catalogs = broken{} })
+		defer f.close()
+		res, err := lambdaurl.Wrap(f.endpoint)(ctx, functionURL(f.request("POST", alice, modernBody("1", methodResources, ""), modernHeaders(methodResources, "")...)))
+		must(t, err)
+		if _, err := io.Copy(io.Discard, res.Body); err != nil || res.StatusCode != 500 {
+			t.Errorf("%d, %v", res.StatusCode, err)
+		}
+	})
+	t.Run("SUB-06_the_function's_deadline", func(t *testing.T) {
+		f := newEndpoint(t, nil)
+		defer f.close()
+		ctx, cancel := context.WithTimeout(ctx, reserve+200*time.Millisecond)
+		defer cancel()
+		res, err := lambdaurl.Wrap(f.endpoint)(ctx, functionURL(f.request("POST", alice, modernBody("1", methodListen, `"notifications":{}`), modernHeaders(methodListen, "")...)))
+		must(t, err)
+		body, err := io.ReadAll(res.Body)
+		if err != nil || !strings.Contains(string(body), `"resultType":"complete"`) || ctx.Err() != nil {
+			t.Errorf("%s, %v", body, err)
+		}
+	})
+}
