@@ -97,9 +97,11 @@ func shard(workspace, key string, i int) Partition {
 	return Partition{name: fmt.Sprintf("w#%s#%d#%s", workspace, i, key)}
 }
 
-func shardOf(eventID string) int {
+// shardOf keeps the events of a URI in one shard, so that a reader, which reads
+// shards one by one, sees them in their order.
+func shardOf(uri string) int {
 	h := fnv.New32a()
-	h.Write([]byte(eventID))
+	h.Write([]byte(uri))
 	return int(h.Sum32() % Shards)
 }
 
@@ -211,7 +213,7 @@ func (l *Log) AppendOwn(ctx context.Context, workspace, uri string, events []eve
 // AppendPattern appends one event to the partitions of the pattern keys given.
 func (l *Log) AppendPattern(ctx context.Context, e event.Event, keys []string) error {
 	for _, key := range keys {
-		p := shard(e.Workspace, key, shardOf(e.ID))
+		p := shard(e.Workspace, key, shardOf(e.URI))
 		if _, err := l.put(ctx, p, segment{V: segmentVersion, Events: []event.Event{e}}, 0); err != nil {
 			return fault.Wrap(fault.Unavailable, err, "append to the log of %s", key)
 		}
