@@ -87,11 +87,10 @@ func deregister(tb testing.TB, c *harness.Client, uri string) {
 
 // subscribed is the answer to events/subscribe.
 type subscribed struct {
-	ID             string          `json:"id"`
-	RefreshBefore  *string         `json:"refreshBefore"`
-	Cursor         *string         `json:"cursor"`
-	Truncated      bool            `json:"truncated"`
-	DeliveryStatus json.RawMessage `json:"deliveryStatus"`
+	ID            string  `json:"id"`
+	RefreshBefore *string `json:"refreshBefore"`
+	Cursor        *string `json:"cursor"`
+	Truncated     bool    `json:"truncated"`
 }
 
 // subscription is what events/subscribe is called with.

@@ -202,9 +202,10 @@ func TestCatalogEntries(t *testing.T) {
 		}
 	})
 	t.Run("EVX-02 delivery is what this caller can have", func(t *testing.T) {
-		e := find(t, s.Modern("reader").All(t, "events/list", "events"), "name", "deploy.finished")
-		if delivery, _ := e["delivery"].([]any); slices.Contains(delivery, any("webhook")) {
-			t.Errorf("a caller without events:subscribe is offered %v", delivery)
+		for _, e := range s.Modern("reader").All(t, "events/list", "events") {
+			if delivery, _ := e["delivery"].([]any); slices.Contains(delivery, any("webhook")) || len(delivery) == 0 {
+				t.Errorf("a caller without events:subscribe is offered %v of %v", delivery, e["name"])
+			}
 		}
 	})
 }

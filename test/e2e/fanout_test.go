@@ -15,7 +15,7 @@ import (
 func TestFanout(t *testing.T) {
 	t.Run("embedded, 20,000 subscriptions", func(t *testing.T) {
 		s := harness.StartServer(t, harness.ServerOptions{
-			Fast: true, Args: []string{"--max-subscriptions", "30000", "--log-level", "warn"},
+			Fast: true, Args: []string{"--quota", "30000", "--log-level", "warn"},
 		})
 		before := func() { t.Logf("peak RSS after registering: %d MiB", s.PeakRSS()>>20) }
 		fanout(t, &s.Target, 20_000, before)

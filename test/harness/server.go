@@ -89,7 +89,7 @@ func NewServer(tb testing.TB, o ServerOptions) *Server {
 	}
 	s.args = []string{
 		"serve", "--addr", s.addr, "--data", s.Data, "--catalog", catalog,
-		"--config", writeFile(tb, dir, "config.yaml", config), "--auth", auth,
+		"--config", writeFile(tb, dir, "config.yaml", config), "--auth", auth, "--publish-rate", "0",
 	}
 	if !o.Guarded {
 		s.args = append(s.args, "--allow-insecure-targets")
