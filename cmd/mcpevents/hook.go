@@ -4,7 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"fmt"
+	"errors"
 	"sync"
 	"time"
 
@@ -187,15 +187,18 @@ func (s *eventsSubscription) secret() string { return s.key }
 // maxTries is how often a registration is tried that the server does not answer.
 const maxTries = 5
 
-// persist repeats what may be repeated.
+// persist repeats what may be repeated. When the time for it ends, the last
+// failure is what is told.
 func persist(ctx context.Context, do func() error) error {
 	for try := 0; ; try++ {
 		err := do()
 		if err == nil || !again(err) || try+1 >= maxTries {
 			return err
 		}
-		if err := pause(ctx, try, 0); err != nil {
-			return fmt.Errorf("interrupted: %w", err)
+		if stop := pause(ctx, try, 0); errors.Is(stop, context.DeadlineExceeded) {
+			return err
+		} else if stop != nil {
+			return stop
 		}
 	}
 }

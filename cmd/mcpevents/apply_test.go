@@ -1,0 +1,72 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/config"
+	"mcpevents/shared/store"
+	"mcpevents/shared/store/dynamo"
+	"mcpevents/test/awslocal"
+)
+
+func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }
+
+func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
+	ends := awslocal.Start(t, awslocal.DynamoDB)
+	client := dynamodb.NewFromConfig(awslocal.Config(ends.DynamoDB))
+	name := func(t store.Table) string { return "apply-" + string(t) }
+	if err := dynamo.CreateTables(t.Context(), client, name); err != nil {
+		t.Fatal(err)
+	}
+	db := dynamo.New(client, name)
+	t.Setenv("AWS_ENDPOINT_URL", ends.DynamoDB)
+	t.Setenv("AWS_REGION", awslocal.Region)
+	t.Setenv("AWS_ACCESS_KEY_ID", awslocal.AccessKey)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", awslocal.SecretKey)
+	t.Setenv("MCPEVENTS_TABLE_SETTINGS", name(store.Settings))
+
+	settings := filepath.Join(t.TempDir(), "config.yaml")
+	text := "keys:\n  - {principal: alice, scopes: [events:read], sha256: " + strings.Repeat("ab", 32) + "}\n"
+	if err := os.WriteFile(settings, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	apply := []string{"catalog", "apply", "--config", settings, "../../catalog.yaml"}
+	code, out, errs := command(t, "", apply...)
+	if code != exitDone || !strings.Contains(out, "Version 1 of the catalog of workspace default is stored") ||
+		!strings.Contains(out, "Version 1 of the configuration is stored") || !strings.Contains(out, "ci.build_finished: is new") {
+		t.Fatalf("exit code %d: %s%s", code, out, errs)
+	}
+	stored, err := catalog.Load(t.Context(), db, "default")
+	if err != nil || stored.ByName("ci.build_finished") == nil {
+		t.Fatalf("the stored catalog: %v, %v", stored, err)
+	}
+	if c, err := config.Load(t.Context(), db); err != nil || len(c.Keys) != 1 {
+		t.Fatalf("the stored configuration: %v, %v", c, err)
+	}
+
+	if code, out, errs = command(t, "", apply...); code != exitDone || strings.Count(out, "nothing was written") != 2 {
+		t.Errorf("again: exit code %d: %s%s", code, out, errs)
+	}
+
+	// A faulty configuration keeps the catalog from being written too.
+	if err := os.WriteFile(settings, []byte("nonsense: 1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(t.TempDir(), "other.yaml")
+	if err := os.WriteFile(other, []byte("events:\n  - {name: a.b, uri: event://a/b}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, _, errs = command(t, "", "catalog", "apply", "--config", settings, other)
+	if code != exitRefused || !strings.Contains(errs, "config.yaml:1:") {
+		t.Errorf("faulty: exit code %d: %s", code, errs)
+	}
+	if stored, err := catalog.Load(t.Context(), db, "default"); err != nil || stored.ByName("a.b") != nil {
+		t.Errorf("a catalog was written beside a faulty configuration: %v", err)
+	}
+}

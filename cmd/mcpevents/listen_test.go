@@ -1,0 +1,433 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config"
+)
+
+// patience bounds every wait.
+const patience = 30 * time.Second
+
+// serve starts an embedded server with the sample catalog, and ends it with the test.
+func serve(t *testing.T, change func(*Settings)) *Embedded {
+	t.Helper()
+	src, err := os.ReadFile("../../catalog.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := Settings{
+		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: src, CatalogName: "catalog.yaml", Auth: auth.ModeNone,
+		Limits: config.DefaultLimits(), Log: quiet(),
+	}
+	s.Limits.AllowInsecureTargets = true
+	if change != nil {
+		change(&s)
+	}
+	e, err := startEmbedded(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { end(t, e) })
+	return e
+}
+
+var ends sync.Map // servers that were ended
+
+func end(t *testing.T, e *Embedded) {
+	t.Helper()
+	if _, done := ends.LoadOrStore(e, true); done {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := e.Close(ctx); err != nil {
+		t.Errorf("end the server: %v", err)
+	}
+}
+
+// background is a command that runs while the test goes on.
+type background struct {
+	t      *testing.T
+	out    *output
+	err    *output
+	code   int
+	ended  chan struct{}
+	writes chan struct{}
+}
+
+// output is a writer that tells of what is written.
+type output struct {
+	mu      sync.Mutex
+	text    strings.Builder
+	written chan struct{}
+}
+
+func newOutput() *output { return &output{written: make(chan struct{}, 1)} }
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	select {
+	case o.written <- struct{}{}:
+	default:
+	}
+	return o.text.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// await waits until the text was written n times.
+func (o *output) await(t *testing.T, text string, n int) {
+	t.Helper()
+	timeout := time.After(patience)
+	for strings.Count(o.String(), text) < n {
+		select {
+		case <-o.written:
+		case <-timeout:
+			t.Fatalf("%q was not written %d times:\n%s", text, n, o)
+		}
+	}
+}
+
+func start(t *testing.T, args ...string) *background {
+	t.Helper()
+	b := &background{t: t, out: newOutput(), err: newOutput(), ended: make(chan struct{})}
+	go func() {
+		defer close(b.ended)
+		b.code = run(args, strings.NewReader(""), b.out, b.err)
+	}()
+	t.Cleanup(func() { b.wait() })
+	return b
+}
+
+// wait waits for the command's end and returns its exit code.
+func (b *background) wait() int {
+	b.t.Helper()
+	select {
+	case <-b.ended:
+	case <-time.After(patience):
+		b.t.Fatalf("the command did not end:\n%s", b.err)
+	}
+	return b.code
+}
+
+// lines decodes what was printed.
+func (b *background) lines() []received {
+	b.t.Helper()
+	var all []received
+	for line := range strings.Lines(b.out.String()) {
+		var r received
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			b.t.Fatalf("printed a line that is not JSON: %v: %s", err, line)
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
+func publishOne(t *testing.T, server, uri, id, data string) {
+	t.Helper()
+	if code, _, errs := command(t, "", "publish", "--server", server, "--uri", uri, "--id", id, "--data", data, "-q"); code != exitDone {
+		t.Fatalf("publish: exit code %d: %s", code, errs)
+	}
+}
+
+const (
+	buildURI = "event://ci/build-finished"
+	build    = `{"build":7,"status":"passed"}`
+	pull     = `{"action":"opened","number":1,"pull_request":{"title":"t","author":"ada"}}`
+	closed   = `{"action":"closed","number":1,"pull_request":{"title":"t","author":"ada"}}`
+)
+
+// subscriptions lists the subscription:// resources of the server.
+func subscriptions(t *testing.T, server string) (uris []string) {
+	t.Helper()
+	client, err := newMCPClient(&Remote{Server: server}, "2026-07-28")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var result struct {
+		Resources []struct{ URI string }
+	}
+	if err := client.call(t.Context(), "resources/list", nil, &result); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range result.Resources {
+		if strings.HasPrefix(r.URI, "subscription://") {
+			uris = append(uris, r.URI)
+		}
+	}
+	return uris
+}
+
+func TestListenReceivesWebhooks(t *testing.T) {
+	for _, revision := range []string{"2026-07-28", "2025-11-25"} {
+		for _, tt := range []struct {
+			name string
+			args []string
+			via  string
+		}{
+			{"registered_by_SEP-1803", []string{"--uri", buildURI, "--uri", "event://github/acme"}, "webhook"},
+			{"subscribed_by_MCP_Events", []string{
+				"--via", "events", "--name", "github.pull_request", "--arg", "owner=acme", "--arg", `action=["opened","merged"]`,
+			}, "events"},
+		} {
+			t.Run(tt.name+"_"+revision, func(t *testing.T) {
+				e := serve(t, nil)
+				l := start(t, append([]string{
+					"listen", "--server", e.URL, "--revision", revision, "--count", "1", "--for", "20s", "--log-format", "text",
+				}, tt.args...)...)
+				l.err.await(t, "receiving webhooks", 1)
+				if got := subscriptions(t, e.URL); len(got) != 1 {
+					t.Errorf("subscriptions while listening: %v", got)
+				}
+				publishOne(t, e.URL, "event://github/other/site/pull_request", "not-asked-for", pull)
+				if tt.via == "events" {
+					publishOne(t, e.URL, "event://github/acme/site/pull_request", "filtered", closed)
+				}
+				publishOne(t, e.URL, "event://github/acme/site/pull_request", "wanted", pull)
+				if code := l.wait(); code != exitDone {
+					t.Fatalf("exit code %d: %s", code, l.err)
+				}
+				got := l.lines()
+				if len(got) != 1 {
+					t.Fatalf("printed %s", l.out)
+				}
+				r := got[0]
+				if r.Via != tt.via || r.ID != "wanted" || r.Name != "github.pull_request" || r.Verified == nil || !*r.Verified ||
+					r.Subscription == "" || r.Time == "" || string(r.Data) != pull {
+					t.Errorf("printed %s", l.out)
+				}
+				if got := subscriptions(t, e.URL); len(got) != 0 {
+					t.Errorf("subscriptions afterwards: %v", got)
+				}
+				if strings.Contains(l.out.String()+l.err.String(), "whsec_") {
+					t.Error("the secret is shown")
+				}
+			})
+		}
+	}
+}
+
+func TestListenShowsTheSecretWhenAsked(t *testing.T) {
+	e := serve(t, nil)
+	l := start(t, "listen", "--server", e.URL, "--uri", buildURI, "--show-secret", "--count", "1", "--for", "20s")
+	l.err.await(t, "secret: whsec_", 1)
+	publishOne(t, e.URL, buildURI, "b", build)
+	if code := l.wait(); code != exitDone {
+		t.Fatalf("exit code %d: %s", code, l.err)
+	}
+}
+
+func TestListenTakesOtherSecrets(t *testing.T) {
+	for _, secret := range []string{"raw", "none"} {
+		t.Run(secret, func(t *testing.T) {
+			e := serve(t, func(s *Settings) { s.Limits.WebhookSecret = secret })
+			l := start(t, "listen", "--server", e.URL, "--uri", buildURI, "--count", "1", "--for", "20s", "--log-format", "text")
+			l.err.await(t, "receiving webhooks", 1)
+			publishOne(t, e.URL, buildURI, "b", build)
+			if code := l.wait(); code != exitDone {
+				t.Fatalf("exit code %d: %s", code, l.err)
+			}
+			if r := l.lines()[0]; r.ID != "b" || *r.Verified != (secret == "raw") {
+				t.Errorf("printed %s", l.out)
+			}
+		})
+	}
+}
+
+func TestListenRefreshesInTime(t *testing.T) {
+	e := serve(t, func(s *Settings) { s.Limits.MinTTL = time.Second })
+	l := start(t, "listen", "--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--ttl", "1500ms",
+		"--log-level", "debug", "--log-format", "text", "--count", "1", "--for", "25s")
+	l.err.await(t, "the subscription is refreshed", 3)
+	publishOne(t, e.URL, buildURI, "late", build)
+	if code := l.wait(); code != exitDone {
+		t.Fatalf("exit code %d: %s", code, l.err)
+	}
+}
+
+func TestListenReadsStreams(t *testing.T) {
+	for _, revision := range []string{"2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"} {
+		t.Run(revision, func(t *testing.T) {
+			e := serve(t, nil)
+			l := start(t, "listen", "--server", e.URL, "--stream", "--revision", revision,
+				"--uri", "event://github/acme", "--uri", buildURI, "--count", "2", "--for", "20s", "--log-format", "text")
+			l.err.await(t, "the stream is open", 1)
+			publishOne(t, e.URL, buildURI, "one", build)
+			publishOne(t, e.URL, "event://github/acme/site/pull_request", "two", pull)
+			if code := l.wait(); code != exitDone {
+				t.Fatalf("exit code %d: %s", code, l.err)
+			}
+			ids := []string{}
+			for _, r := range l.lines() {
+				ids = append(ids, r.ID)
+				if r.Via != "stream" || r.Cursor == "" || r.Time == "" || r.URI == "" || len(r.Data) == 0 {
+					t.Errorf("printed %+v", r)
+				}
+			}
+			slices.Sort(ids)
+			if !slices.Equal(ids, []string{"one", "two"}) {
+				t.Errorf("got %v", ids)
+			}
+		})
+	}
+}
+
+// A server that is started again on the same data finds the reader where it was.
+func TestListenGoesOnAfterADisconnect(t *testing.T) {
+	for _, revision := range []string{"2026-07-28", "2025-11-25"} {
+		t.Run(revision, func(t *testing.T) {
+			addr, data := freeAddress(t), t.TempDir()
+			again := func(s *Settings) { s.Addr, s.Data = addr, data }
+			e := serve(t, again)
+			l := start(t, "listen", "--server", e.URL, "--stream", "--revision", revision, "--uri", buildURI,
+				"--count", "3", "--for", "25s", "--log-format", "text")
+			l.err.await(t, "the stream is open", 1)
+			publishOne(t, e.URL, buildURI, "before", build)
+			l.out.await(t, "before", 1)
+			end(t, e)
+			e = serve(t, again)
+			publishOne(t, e.URL, buildURI, "between", build)
+			l.err.await(t, "the stream is open", 2)
+			publishOne(t, e.URL, buildURI, "after", build)
+			if code := l.wait(); code != exitDone {
+				t.Fatalf("exit code %d: %s%s", code, l.err, l.out)
+			}
+			var ids []string
+			for _, r := range l.lines() {
+				ids = append(ids, r.ID)
+			}
+			if !slices.Equal(ids, []string{"before", "between", "after"}) {
+				t.Errorf("got %v", ids)
+			}
+		})
+	}
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
+
+func TestListenSaysWhatIsWrong(t *testing.T) {
+	e := serve(t, nil)
+	strict := serve(t, func(s *Settings) { s.Limits.AllowInsecureTargets = false })
+	nobody := "http://" + freeAddress(t)
+	tests := []struct {
+		name    string
+		args    []string
+		code    int
+		message string
+	}{
+		{"an_unknown_uri", []string{"--server", e.URL, "--uri", "event://no/such"}, exitRefused, "event://no/such"},
+		{"an_unknown_uri_of_a_stream", []string{"--server", e.URL, "--stream", "--uri", "event://no/such"}, exitRefused, "does not know event://no/such"},
+		{"an_unknown_uri_of_a_session", []string{"--server", e.URL, "--stream", "--revision", "2025-11-25", "--uri", "event://no/such"}, exitRefused, "event://no/such"},
+		{"an_unknown_event_type", []string{"--server", e.URL, "--via", "events", "--name", "no.such"}, exitRefused, "no.such"},
+		{"an_unknown_argument", []string{"--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--arg", "x=y"}, exitRefused, `"x"`},
+		{"a_private_target", []string{"--server", strict.URL, "--uri", buildURI}, exitRefused, "https"},
+		{"an_endpoint_that_fails_the_challenge", []string{
+			"--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--target", nobody,
+		}, exitUnavailable, "CallbackEndpointError"},
+		{"an_anonymous_subscriber", []string{"--server", strict.URL, "--via", "events", "--name", "ci.build_finished"}, exitDenied, "authenticated"},
+		{"a_server_that_is_not_there", []string{"--server", nobody, "--uri", buildURI, "--for", "200ms"}, exitUnavailable, "call the server"},
+		{"too_few_events", []string{"--server", e.URL, "--uri", buildURI, "--count", "1", "--for", "300ms"}, exitUnavailable, "1 of 1 events did not arrive"},
+		{"a_bad_cursor", []string{"--server", e.URL, "--stream", "--uri", buildURI, "--cursor", "nonsense"}, exitRefused, "cursor"},
+		{"nothing_to_listen_to", nil, exitUsage, "--uri is needed"},
+		{"events_without_a_name", []string{"--via", "events"}, exitUsage, "--name"},
+		{"events_with_a_uri", []string{"--via", "events", "--name", "x", "--uri", buildURI}, exitUsage, "not --uri"},
+		{"a_stream_with_a_target", []string{"--stream", "--uri", buildURI, "--target", "https://x"}, exitUsage, "--target"},
+		{"an_argument_that_is_no_JSON", []string{"--via", "events", "--name", "x", "--arg", "a=[1"}, exitRefused, "--arg a"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			l := start(t, append([]string{"listen"}, tt.args...)...)
+			if code := l.wait(); code != tt.code || !strings.Contains(l.err.String(), tt.message) {
+				t.Errorf("exit code %d, want %d:\n%s\nwant it to say %q", code, tt.code, l.err, tt.message)
+			}
+			if out := l.out.String(); out != "" {
+				t.Errorf("printed %s", out)
+			}
+		})
+	}
+}
+
+func TestTheDemoShowsAllWays(t *testing.T) {
+	code, out, errs := command(t, "", "demo", "--catalog", "../../catalog.yaml")
+	if code != exitDone {
+		t.Fatalf("exit code %d: %s%s", code, out, errs)
+	}
+	for _, way := range []string{wayRegister, wayEvents, wayModern, wayLegacy} {
+		if !strings.Contains(out, way) {
+			t.Errorf("%q is not shown:\n%s", way, out)
+		}
+	}
+	if got := strings.Count(out, "signature verified"); got != 2 {
+		t.Errorf("%d signatures are verified, want 2:\n%s", got, out)
+	}
+	if strings.Contains(out+errs, "whsec_") {
+		t.Error("a secret is shown")
+	}
+}
+
+func TestCatalogCheck(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := fmt.Sprintf("%s/%s", dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	one := file("one.yaml", "events:\n  - {name: a.b, uri: event://a/b}\n")
+	two := file("two.yaml", "events:\n  - {name: a.c, uri: event://a/c}\n")
+	bad := file("bad.yaml", "events:\n  - {name: a.b, uri: event://a/b, nonsense: 1}\n  - {name: a.b, uri: event://a/d}\n")
+	tests := []struct {
+		name string
+		args []string
+		code int
+		says []string
+	}{
+		{"the_sample", []string{"../../catalog.yaml"}, exitDone, []string{"github.pull_request", "event://github/{owner}/{repo}/pull_request", "8 event types"}},
+		{"a_change", []string{two, "--against", one}, exitDone, []string{"a.c: is new", "! a.b: is removed"}},
+		{"no_change", []string{one, "--against", one}, exitDone, []string{"Nothing of meaning changed"}},
+		{"faults_with_their_lines", []string{bad}, exitRefused, []string{"bad.yaml:2:", "nonsense", "bad.yaml:3:"}},
+		{"a_missing_file", []string{dir + "/none.yaml"}, exitRefused, []string{"no such file"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			code, out, errs := command(t, "", append([]string{"catalog", "check"}, tt.args...)...)
+			if code != tt.code {
+				t.Errorf("exit code %d, want %d: %s", code, tt.code, errs)
+			}
+			for _, w := range tt.says {
+				if !strings.Contains(out+errs, w) {
+					t.Errorf("got\n%s%s\nwant it to contain %q", out, errs, w)
+				}
+			}
+		})
+	}
+}
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
