@@ -300,9 +300,8 @@ func (s *Service) notifySubscription(ctx context.Context, workspace, id string, 
 
 // permit checks what every method needs: the scope, and a catalog to look at.
 func (s *Service) permit(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
-	if !p.Has(auth.ScopeSubscribe) {
-		return nil, fault.New(fault.Forbidden, "the scope %s is needed", auth.ScopeSubscribe).
-			With(map[string]any{"scopes": []string{auth.ScopeSubscribe}})
+	if err := p.Require(auth.ScopeSubscribe); err != nil {
+		return nil, err
 	}
 	cat, err := s.Catalog.Catalog(ctx, p.Workspace)
 	if err != nil {

@@ -1,0 +1,258 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/config"
+	"mcpevents/shared/delivery"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp"
+	"mcpevents/shared/publish"
+	"mcpevents/shared/queue"
+	queuesqlite "mcpevents/shared/queue/sqlite"
+	"mcpevents/shared/store/sqlite"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+	"mcpevents/shared/webhook"
+	"mcpevents/shared/webhook/targets"
+	"mcpevents/shared/wiring"
+)
+
+// Settings are what an embedded server is started with; the serve command fills
+// them from its flags.
+type Settings struct {
+	Addr    string
+	Data    string // a directory, or ":memory:"
+	Catalog []byte
+	// CatalogName names the file in error messages.
+	CatalogName string
+	Config      *config.Config
+	Auth        auth.Mode
+
+	Limits config.Limits
+
+	Log *slog.Logger
+}
+
+// attempts is how many webhooks are sent at once.
+const attempts = 256
+
+// Embedded is a server in this process: the functions' packages over one SQLite
+// file, with goroutines for workers.
+type Embedded struct {
+	URL string
+
+	db       *sqlite.DB
+	tails    *stream.Tails
+	endpoint *mcp.Endpoint
+	server   *http.Server
+	stop     context.CancelFunc
+	workers  sync.WaitGroup
+	served   chan error
+	log      *slog.Logger
+}
+
+// startEmbedded builds the graph and starts it. It returns when the server
+// accepts requests.
+func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
+	if s.Log == nil {
+		s.Log = slog.Default()
+	}
+	if err := auth.CheckListen(s.Addr, s.Auth); err != nil {
+		return nil, err
+	}
+	cat, err := catalog.ParseFile(s.CatalogName, s.Catalog)
+	if err != nil {
+		return nil, err
+	}
+	authenticator, err := authenticator(s)
+	if err != nil {
+		return nil, err
+	}
+	path := s.Data
+	if path != ":memory:" {
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			return nil, fault.Wrap(fault.Invalid, err, "make the data directory")
+		}
+		path = filepath.Join(path, "mcpevents.db")
+	}
+	db, err := sqlite.Open(path, sqlite.Options{})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = db.Close()
+		}
+	}()
+	secrets, err := loadSecrets(s.Data)
+	if err != nil {
+		return nil, err
+	}
+	queues, err := queuesqlite.New(db)
+	if err != nil {
+		return nil, err
+	}
+
+	e := &Embedded{db: db, log: s.Log, served: make(chan error, 1)}
+	catalogs := catalog.NewStatic(cat)
+	log := &eventlog.Log{DB: db, Retention: s.Limits.LogRetention}
+	cursors, err := eventlog.NewSealer(secrets.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	e.tails = stream.New(log, db, cursors, stream.Options{})
+
+	listener, err := net.Listen("tcp", s.Addr)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "listen")
+	}
+	e.URL = "http://" + listener.Addr().String()
+
+	guard := wiring.Guard(s.Limits)
+	guard.BlockedHosts = append(guard.BlockedHosts, listener.Addr().String())
+	sender := webhook.NewSender(webhook.Options{Guard: guard, ConnsPerHost: attempts, UserAgent: "mcp-events/" + version})
+	defer func() {
+		if err != nil {
+			sender.Close()
+		}
+	}()
+	sealer, err := webhook.NewSealer(secrets.Public)
+	if err != nil {
+		return nil, err
+	}
+	opener, err := webhook.NewOpener(secrets.Private)
+	if err != nil {
+		return nil, err
+	}
+	gate := &delivery.Gate{}
+	subscriptions := &subscription.Service{
+		DB: db, Catalog: catalogs, Log: log, Sealer: cursors,
+		Targets: targets.Targets{Sender: sender, Sealer: sealer},
+		Replay:  &delivery.Replayer{Log: log, Queue: queues},
+		Options: wiring.Subscriptions(s.Limits), Ended: gate.Ended, Started: gate.Started,
+		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
+	}
+	dispatcher := delivery.NewDispatcher(&delivery.Dispatcher{
+		DB: db, Queue: queues, Subscriptions: subscriptions, Catalog: delivery.WebhookTypes{Source: catalogs},
+		Poster: sender, Opener: opener, Gate: gate, Options: wiring.Deliveries(s.Limits, attempts, true), Log: s.Log,
+	})
+	fanout := &delivery.Fanout{DB: db, Log: log, Catalog: catalogs, Queue: queues}
+	retry := &delivery.Retry{DB: db, Queue: queues, Sweep: subscriptions.Sweep}
+	publisher := &publish.Service{Catalog: catalogs, Queue: queues, Rate: publishRate(s)}
+	inbox := &publish.Inbox{Service: publisher, Log: s.Log}
+	origins := auth.Guard{Origins: s.Limits.AllowedOrigins}
+
+	if e.endpoint, err = mcp.New(mcp.Options{
+		Server: mcp.Implementation{Name: "mcp-events", Version: version},
+		Auth:   authenticator, Catalogs: catalogs, Lists: true, Log: log, Feeds: e.tails, Sessions: db,
+		Interest: func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
+			return subscription.Interested(ctx, db, log, workspace, p)
+		},
+		Subscriptions: subscriptions, Registrar: subscriptions, Deregistrar: subscriptions,
+		AnonymousWebhooks: s.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(s.Limits),
+		AllowedOrigins: s.Limits.AllowedOrigins, MaxAge: s.Limits.StreamMaxAge, Heartbeat: s.Limits.Heartbeat, Logger: s.Log,
+	}); err != nil {
+		return nil, err
+	}
+
+	mux := http.NewServeMux()
+	mux.Handle("/mcp", e.endpoint)
+	mux.Handle("/events", &publish.Handler{Service: publisher, Auth: authenticator, Guard: origins, Log: s.Log})
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`{"status":"ok"}` + "\n"))
+	})
+	e.server = &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    32 << 10,
+		ErrorLog:          slog.NewLogLogger(s.Log.Handler(), slog.LevelWarn),
+	}
+	ctx, e.stop = context.WithCancel(context.WithoutCancel(ctx))
+	e.work(ctx, queues, queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4})
+	e.work(ctx, queues, queue.Deliveries, dispatcher.Pages, queue.ConsumeOptions{Batch: 10, Concurrency: 32, Visibility: 2 * time.Minute})
+	e.work(ctx, queues, queue.Slow, dispatcher.Singles, queue.ConsumeOptions{Batch: 10, Concurrency: 8, Visibility: 2 * time.Minute})
+	e.work(ctx, queues, queue.Inbox, inbox.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 2, MaxReceives: 5})
+	e.workers.Go(func() { e.retryEveryMinute(ctx, retry) })
+	go func() { e.served <- e.server.Serve(listener) }()
+	return e, nil
+}
+
+// publishRate is nil without authentication: there is nobody to tell apart then.
+func publishRate(s Settings) *publish.Rate {
+	if s.Auth == auth.ModeNone || s.Limits.PublishRate == 0 {
+		return nil
+	}
+	return publish.NewRate(s.Limits.PublishRate)
+}
+
+func authenticator(s Settings) (auth.Authenticator, error) {
+	switch s.Auth {
+	case auth.ModeNone:
+		return auth.None(), nil
+	case auth.ModeKeys:
+		if s.Config == nil || len(s.Config.Keys) == 0 {
+			return nil, fault.New(fault.Invalid, "--auth keys needs a --config file with keys")
+		}
+		return auth.Keys(s.Config.Keys, time.Now)
+	}
+	return nil, fault.New(fault.Unsupported, "--auth %s is not available yet; use none or keys", s.Auth)
+}
+
+func (e *Embedded) work(ctx context.Context, c queue.Consumer, name queue.Name, h queue.Handler, o queue.ConsumeOptions) {
+	e.workers.Go(func() {
+		if err := c.Consume(ctx, name, h, o); err != nil && ctx.Err() == nil {
+			e.log.Error("a worker stopped", "queue", name, "error", err)
+		}
+	})
+}
+
+func (e *Embedded) retryEveryMinute(ctx context.Context, r *delivery.Retry) {
+	tick := time.NewTicker(time.Minute)
+	defer tick.Stop()
+	for {
+		if _, err := r.Run(ctx); err != nil && ctx.Err() == nil {
+			e.log.Error("due deliveries were not moved", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// Close drains: streams get their end, running deliveries finish, and nothing
+// accepted is lost. It returns at the latest when ctx ends.
+func (e *Embedded) Close(ctx context.Context) error {
+	err := errors.Join(e.endpoint.Close(ctx), e.server.Shutdown(ctx))
+	if err != nil {
+		_ = e.server.Close()
+	}
+	e.stop()
+	done := make(chan struct{})
+	go func() {
+		e.workers.Wait()
+		e.tails.Close()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		err = errors.Join(err, ctx.Err())
+	}
+	return errors.Join(err, e.db.Close())
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/webhook"
+)
+
+// secrets are the keys of an embedded server, in a file that only its owner reads.
+type secrets struct {
+	Private []byte `json:"private"` // Tink keyset that opens webhook secrets
+	Public  []byte `json:"public"`  // Tink keyset that seals them
+	Cursor  []byte `json:"cursor"`  // authenticates stream cursors
+}
+
+func secretsPath(data string) string { return filepath.Join(data, "keys.json") }
+
+// loadSecrets reads the keys of the data directory, or makes them the first time.
+func loadSecrets(data string) (secrets, error) {
+	if data != ":memory:" {
+		s, err := readSecrets(data)
+		if err == nil || !errors.Is(err, fs.ErrNotExist) {
+			return s, err
+		}
+	}
+	private, public, err := webhook.GenerateKeyset()
+	if err != nil {
+		return secrets{}, err
+	}
+	s := secrets{Private: private, Public: public, Cursor: make([]byte, 32)}
+	_, _ = rand.Read(s.Cursor) // never fails (Go 1.24)
+	if data == ":memory:" {
+		return s, nil
+	}
+	return s, writeSecrets(data, s)
+}
+
+func readSecrets(data string) (secrets, error) {
+	b, err := os.ReadFile(secretsPath(data))
+	if err != nil {
+		return secrets{}, fault.Wrap(fault.Invalid, err, "read the keys")
+	}
+	var s secrets
+	if err := json.Unmarshal(b, &s); err != nil || len(s.Private) == 0 || len(s.Public) == 0 {
+		return s, fault.New(fault.Invalid, "%s is damaged; without it no stored secret can be opened", secretsPath(data))
+	}
+	return s, nil
+}
+
+// writeSecrets replaces the file whole or not at all: a half-written one would
+// lock every stored secret.
+func writeSecrets(data string, s secrets) (err error) {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "encode the keys")
+	}
+	f, err := os.CreateTemp(data, "keys-*.json") // mode 0600
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "write the keys")
+	}
+	defer func() { _ = os.Remove(f.Name()) }() // fails after the rename, as it should
+	_, err = f.Write(b)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), secretsPath(data))
+	}
+	return fault.Wrap(fault.Unavailable, err, "write the keys")
+}
+
+// KeysCmd is about the keys of an embedded server.
+type KeysCmd struct {
+	Rotate RotateCmd `cmd:"" help:"Seal new webhook secrets with a new key; the old ones still open what they sealed."`
+}
+
+// RotateCmd adds a key to the sealing keyset and makes it the one that seals.
+// One process both seals and opens here, so the two steps that a fleet takes one after the
+// other are one.
+type RotateCmd struct {
+	Data string `default:"data" placeholder:"DIR" help:"Data directory of the server, which must be restarted to use the new key."`
+}
+
+// Run implements the command.
+func (c *RotateCmd) Run(g *Globals) error {
+	s, err := readSecrets(c.Data)
+	if err != nil {
+		return err
+	}
+	added, err := webhook.AddKey(s.Private)
+	if err != nil {
+		return err
+	}
+	if s.Private, s.Public, err = webhook.PromoteKey(added); err != nil {
+		return err
+	}
+	if err := writeSecrets(c.Data, s); err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintln(g.out, "A new key seals from the next start on; what the old ones sealed can still be opened.")
+	return nil
+}

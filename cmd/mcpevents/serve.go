@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config"
+	"mcpevents/shared/fault"
+)
+
+// ServeCmd runs the embedded server.
+type ServeCmd struct {
+	Addr    string        `default:"127.0.0.1:8080" help:"Address to listen on."`
+	Data    string        `default:"data" placeholder:"DIR|:memory:" help:"Directory of the database and the keys, or :memory: to keep nothing."`
+	Catalog string        `default:"catalog.yaml" placeholder:"FILE" help:"The event types."`
+	Config  string        `placeholder:"FILE" help:"Keys and backends."`
+	Auth    string        `default:"none" enum:"none,keys,jwt" help:"How callers are authenticated: none (loopback only), keys, jwt."`
+	Drain   time.Duration `default:"20s" help:"How long a shutdown waits for running requests and deliveries."`
+
+	config.Limits `embed:""`
+}
+
+// Run serves until SIGINT or SIGTERM, then drains.
+func (c *ServeCmd) Run(g *Globals) error {
+	s, err := c.settings()
+	if err != nil {
+		return err
+	}
+	s.Log = g.logger(g.err)
+	slog.SetDefault(s.Log)
+	ctx, stop := interruptible()
+	defer stop()
+	e, err := startEmbedded(ctx, s)
+	if err != nil {
+		return err
+	}
+	s.Log.Info("serving", "mcp", e.URL+"/mcp", "events", e.URL+"/events", "data", s.Data, "auth", string(s.Auth))
+	if s.Limits.AllowInsecureTargets {
+		s.Log.Warn("webhooks may go to http and private addresses; this is for development only")
+	}
+	select {
+	case <-ctx.Done():
+	case err := <-e.served:
+		return fault.Wrap(fault.Unavailable, err, "serve")
+	}
+	s.Log.Info("draining", "for", c.Drain)
+	drain, cancel := context.WithTimeout(context.Background(), c.Drain)
+	defer cancel()
+	return e.Close(drain)
+}
+
+// settings checks the flags and reads the files.
+func (c *ServeCmd) settings() (Settings, error) {
+	if err := c.Check(); err != nil {
+		return Settings{}, err
+	}
+	src, err := os.ReadFile(c.Catalog)
+	if err != nil {
+		return Settings{}, fault.Wrap(fault.Invalid, err, "read the catalog")
+	}
+	s := Settings{
+		Addr: c.Addr, Data: c.Data, Catalog: src, CatalogName: c.Catalog, Auth: auth.Mode(c.Auth), Limits: c.Limits,
+	}
+	if s.Limits.DeliveryLog == "" {
+		s.Limits.DeliveryLog = "all"
+	}
+	if c.Config != "" {
+		src, err := os.ReadFile(c.Config)
+		if err != nil {
+			return s, fault.Wrap(fault.Invalid, err, "read the configuration")
+		}
+		if s.Config, err = config.ParseFile(c.Config, src); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
