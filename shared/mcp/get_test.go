@@ -193,6 +193,16 @@ func TestSessionStream(t *testing.T) {
 		f.publish("event://ci/deploy", `{}`)
 		g.next().isEvent(t, "event://ci/deploy", `{}`) // and once each
 	})
+	t.Run("EVX-01_events_list_changed_for_who_declares_the_extension", func(t *testing.T) {
+		f := newFixture(t, nil)
+		r := f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{"extensions":{"`+EventsExtension+`":{}}}}}`)
+		g := f.stream(alice, r.Header.Get(headerSession), "")
+		g.event()
+		must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
+		if a, b := g.next(), g.next(); a.Method != noteResourcesChange || b.Method != noteEventsChange {
+			t.Errorf("got %s, %s", a.Method, b.Method)
+		}
+	})
 	t.Run("EVS-12_a_change_of_state", func(t *testing.T) {
 		f := newFixture(t, nil)
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")

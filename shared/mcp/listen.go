@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,6 +37,10 @@ func (e *Endpoint) listen(w http.ResponseWriter, c *call) error {
 		return err
 	}
 	defer o.feed.Close()
+	// Of the request only the id is needed from here on; the body must not live as
+	// long as the stream.
+	o.subscriptionID = bytes.Clone(c.msg.ID)
+	c.msg, c.meta, c.body = jsonrpc.Message{ID: o.subscriptionID}, nil, nil
 	o.out = sse.NewWriter(w, e.options.WriteTimeout)
 	o.out.Start()
 	if err = o.acknowledge(honoured); err == nil {
@@ -59,7 +64,7 @@ func (e *Endpoint) openListen(ctx context.Context, c *call) (*outlet, filter, er
 		return nil, asked, err
 	}
 	o := &outlet{
-		endpoint: e, principal: c.principal, subscriptionID: c.msg.ID,
+		endpoint: e, principal: c.principal,
 		payloads: declares(jsonrpc.Member(c.meta, metaCapabilities), Extension),
 		targets:  map[string]target{},
 	}
