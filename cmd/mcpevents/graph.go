@@ -54,6 +54,7 @@ type Embedded struct {
 	URL string
 
 	db       *sqlite.DB
+	queues   *queuesqlite.Queues
 	tails    *stream.Tails
 	endpoint *mcp.Endpoint
 	server   *http.Server
@@ -100,12 +101,12 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	if err != nil {
 		return nil, err
 	}
-	queues, err := queuesqlite.New(db)
+	queues, err := queuesqlite.Open(db.Engine(), queuesqlite.Options{Log: s.Log})
 	if err != nil {
 		return nil, err
 	}
 
-	e := &Embedded{db: db, log: s.Log, served: make(chan error, 1)}
+	e := &Embedded{db: db, queues: queues, log: s.Log, served: make(chan error, 1)}
 	catalogs := catalog.NewStatic(cat)
 	log := &eventlog.Log{DB: db, Retention: s.Limits.LogRetention}
 	cursors, err := eventlog.NewSealer(secrets.Cursor)
@@ -254,5 +255,5 @@ func (e *Embedded) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		err = errors.Join(err, ctx.Err())
 	}
-	return errors.Join(err, e.db.Close())
+	return errors.Join(err, e.queues.Close(), e.db.Close())
 }
