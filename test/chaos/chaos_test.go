@@ -46,11 +46,18 @@ func TestKillEmbedded(t *testing.T) {
 // TestKillFunctions has function processes killed at random while 1,000 events
 // flow through the functions on local AWS.
 func TestKillFunctions(t *testing.T) {
-	aws := harness.StartAWS(t, harness.AWSOptions{Kills: 2})
+	aws := harness.StartAWS(t, harness.AWSOptions{Fast: true, Visibility: 6 * time.Second})
 	f := newFlow(t, &aws.Target, 1_000)
+	done, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		aws.KillUntil(done, 2)
+	}()
 	f.publish(t)
-	f.check(t, 3*time.Minute)
+	close(done)
+	<-stopped
 	t.Logf("%d processes were killed", aws.Killed())
+	f.check(t, 3*time.Minute)
 }
 
 // flow is events on their way, with those that wait for them.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"mcpevents/shared/awsx"
 	"mcpevents/test/harness"
 )
 
@@ -26,10 +27,10 @@ func TestFanout(t *testing.T) {
 		}
 	})
 	t.Run("local AWS, 2,000 subscriptions", func(t *testing.T) {
-		target := harness.LocalAWS(t)
-		var before harness.Requests
-		fanout(t, target, 2_000, func() { before = harness.AWSRequests(t) })
-		report(t, before, harness.AWSRequests(t), 2_000)
+		aws := harness.StartAWS(t, harness.AWSOptions{Fast: true, Env: map[string]string{"MCPEVENTS_QUOTA": "3000"}})
+		var before map[string]awsx.Counts
+		fanout(t, &aws.Target, 2_000, func() { before = aws.Requests() })
+		requests(t, before, aws.Requests(), 2_000)
 	})
 }
 
@@ -79,17 +80,18 @@ func fanout(t *testing.T, target *harness.Target, n int, registered func()) {
 	t.Logf("%d delivered in %v, %.0f a second, %d repetitions", n, took, float64(n)/took.Seconds(), all-n)
 }
 
-// report logs what AWS was asked for between two counts, per delivery.
-func report(t *testing.T, before, after harness.Requests, deliveries int) {
+// requests logs what AWS was asked for between two counts, per delivery.
+func requests(t *testing.T, before, after map[string]awsx.Counts, deliveries int) {
 	t.Helper()
-	total := 0
-	for app, services := range after {
-		for service, operations := range services {
+	var total int64
+	for app, counts := range after {
+		for service, operations := range counts.Since(before[app]) {
 			for operation, n := range operations {
-				if n -= before[app][service][operation]; n > 0 {
-					total += n
-					t.Logf("%s: %d × %s %s", app, n, service, operation)
+				if n.Requests == 0 {
+					continue
 				}
+				total += n.Requests
+				t.Logf("%s: %d × %s %s", app, n.Requests, service, operation)
 			}
 		}
 	}

@@ -10,14 +10,16 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"mcpevents/test/awslocal"
 )
 
-// Main runs the tests of m, removes what they built, and returns the exit code:
+// Main runs the tests of m, ends the emulators that they started, removes what
+// they built, and returns the exit code:
 //
 //	func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 func Main(m *testing.M) int {
-	code := m.Run()
-	localAWS.close()
+	code := awslocal.Main(m)
 	if built.dir != "" {
 		os.RemoveAll(built.dir)
 	}
