@@ -52,6 +52,10 @@ type Engine struct {
 	closed bool
 	queue  chan *entry
 
+	lazyMu  sync.Mutex
+	lazy    []*entry
+	lazyArm chan struct{}
+
 	dirty     atomic.Bool // written since the last checkpoint
 	maxFrames int
 	stop      chan struct{}
@@ -71,7 +75,10 @@ func Open(path string, opts Options) (*Engine, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	e := &Engine{now: opts.Now, queue: make(chan *entry, maxQueue), stop: make(chan struct{}), maxFrames: maxFrames}
+	e := &Engine{
+		now: opts.Now, queue: make(chan *entry, maxQueue), lazyArm: make(chan struct{}, 1),
+		stop: make(chan struct{}), maxFrames: maxFrames,
+	}
 	var err error
 	if path == Memory {
 		err = e.openMemory()

@@ -372,3 +372,30 @@ func TestValuesOfAllSizes(t *testing.T) {
 		}
 	}
 }
+
+func TestALazyJobRidesAlongOrGoesAlone(t *testing.T) {
+	e := openTable(t)
+	attempts := make(chan int64, 2)
+	lazy := job{apply: func(tx *Tx) error { attempts <- tx.Attempt; return nil }}
+	release := hold(t, e)
+	if err := e.Lazily(lazy); err != nil {
+		t.Fatal(err)
+	}
+	var other int64
+	var all sync.WaitGroup
+	all.Add(1)
+	if err := e.Post(job{apply: func(tx *Tx) error { other = tx.Attempt; return nil }, done: func(error) { all.Done() }}); err != nil {
+		t.Fatal(err)
+	}
+	release()
+	all.Wait()
+	if got := <-attempts; got != other {
+		t.Errorf("the lazy job had transaction %d, the other one %d", got, other)
+	}
+	if err := e.Lazily(lazy); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-attempts; got <= other {
+		t.Errorf("alone, the lazy job had transaction %d after %d", got, other)
+	}
+}

@@ -30,10 +30,12 @@ type Tx struct {
 	Attempt int64
 }
 
-// The bounds of a commit. Waiting jobs are the next commit's.
 const (
+	// maxJobs bounds a commit. What waits beyond it is the next commit's.
 	maxJobs  = 512
 	maxQueue = 1024
+	// lazyDelay is how long a job of [Engine.Lazily] waits for company.
+	lazyDelay = 2 * time.Millisecond
 )
 
 // The states of an entry. Whoever moves it from waiting decides: the writer
@@ -86,6 +88,34 @@ func (e *Engine) Post(job Job) error {
 	return e.submit(context.Background(), &entry{job: job})
 }
 
+// Lazily submits a job that nobody waits for and that is in no hurry. It rides
+// along with the next commit, whoever causes that, or has one of its own after
+// two milliseconds. A caller has few such jobs waiting, for there is no bound.
+func (e *Engine) Lazily(job Job) error {
+	e.gate.RLock()
+	defer e.gate.RUnlock()
+	if e.closed {
+		return errClosed
+	}
+	e.lazyMu.Lock()
+	e.lazy = append(e.lazy, &entry{job: job})
+	e.lazyMu.Unlock()
+	select {
+	case e.lazyArm <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+func (e *Engine) takeLazy(group []*entry) []*entry {
+	e.lazyMu.Lock()
+	defer e.lazyMu.Unlock()
+	group = append(group, e.lazy...)
+	clear(e.lazy)
+	e.lazy = e.lazy[:0]
+	return group
+}
+
 func (e *Engine) submit(ctx context.Context, en *entry) error {
 	e.gate.RLock()
 	defer e.gate.RUnlock()
@@ -104,24 +134,42 @@ func (e *Engine) submit(ctx context.Context, en *entry) error {
 // the queue is closed and empty. While a commit is on its way to the disk, the next
 // group gathers.
 func (e *Engine) write() {
+	alarm := time.NewTimer(lazyDelay)
+	defer alarm.Stop()
 	group := make([]*entry, 0, maxJobs)
-	for first := range e.queue {
-		group = append(group[:0], first)
-	gather:
-		for len(group) < maxJobs {
-			select {
-			case next, ok := <-e.queue:
-				if !ok {
-					break gather
-				}
-				group = append(group, next)
-			default:
-				break gather
+	for open := true; open; {
+		group = group[:0]
+		select {
+		case first, ok := <-e.queue:
+			if open = ok; ok {
+				group = e.gather(append(group, first))
 			}
+		case <-e.lazyArm:
+			alarm.Reset(lazyDelay)
+			continue
+		case <-alarm.C:
 		}
-		e.commit(group)
-		clear(group)
+		if group = e.takeLazy(group); len(group) > 0 {
+			e.commit(group)
+			clear(group)
+		}
 	}
+}
+
+// gather adds what waits to the group.
+func (e *Engine) gather(group []*entry) []*entry {
+	for len(group) < maxJobs {
+		select {
+		case next, ok := <-e.queue:
+			if !ok {
+				return group
+			}
+			group = append(group, next)
+		default:
+			return group
+		}
+	}
+	return group
 }
 
 func (e *Engine) commit(group []*entry) {

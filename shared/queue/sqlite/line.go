@@ -1,0 +1,319 @@
+package sqlite
+
+import (
+	"container/heap"
+	"fmt"
+	"sync"
+	"time"
+
+	"mcpevents/shared/queue"
+	"mcpevents/shared/store/sqlite/engine"
+)
+
+// line is one queue.
+type line struct {
+	q    *Queues
+	name queue.Name
+	sql  lineSQL
+
+	// Only the engine's writer touches these.
+	lastID int64  // of the last message sent
+	dedup  *dedup // nil on a standard queue
+
+	mu      sync.Mutex // never held during SQL
+	ready   ready
+	waiting []chan struct{} // workers, the last one first
+	flights flights
+	hidden  hiding
+
+	// The rows without a delay up to loaded are, or were, in memory. Those beyond,
+	// up to newest, were too many: [line.load] brings them when there is room.
+	loaded, newest int64
+	resident       int // messages in memory: ready, in flight, hidden
+	bytes          int // of their bodies
+
+	// The delayed rows up to (promotedDue, promotedID) were moved into memory.
+	nextDue                 int64 // milliseconds since 1970; 0 if nothing is delayed
+	promotedDue, promotedID int64
+
+	total, delayed, inFlight int // messages, for the depth
+
+	accepted settlement
+	settling bool      // a job for it has been submitted
+	retry    time.Time // when to submit one again after a failure
+
+	wake    chan struct{} // for the pump
+	pumping time.Time     // when it will look by itself; zero while it is looking
+}
+
+// lineSQL are the texts of a line's statements.
+type lineSQL struct {
+	table                             string
+	insert, remove, removeRange, fail string
+	bury                              string
+	load, promote, nextDue, body      string
+	oldest                            string
+}
+
+func newLine(q *Queues, name queue.Name) *line {
+	t := "queue_" + string(name)
+	l := &line{
+		q: q, name: name, wake: make(chan struct{}, 1),
+		ready: ready{fifo: name.FIFO(), groups: map[string]*group{}},
+		sql: lineSQL{
+			table:       t,
+			insert:      "INSERT INTO " + t + " (id, grp, due, received, sent, body) VALUES (?, ?, ?, 0, ?, ?)",
+			remove:      "DELETE FROM " + t + " WHERE id=?",
+			removeRange: "DELETE FROM " + t + " WHERE id BETWEEN ? AND ?",
+			fail:        "UPDATE " + t + " SET received=? WHERE id=?",
+			bury: fmt.Sprintf(`INSERT INTO queue_%s (id, grp, due, received, sent, body)
+				SELECT ?, grp, 0, 0, sent, body FROM %s WHERE id=?`, queue.Dead, t),
+			load: "SELECT id, grp, received, sent, body FROM " + t + " WHERE id > ? AND due = 0 ORDER BY id LIMIT ?",
+			promote: "SELECT id, grp, received, sent, body, due FROM " + t +
+				" WHERE due > 0 AND (due, id) > (?, ?) AND due <= ? ORDER BY due, id LIMIT ?",
+			nextDue: "SELECT due FROM " + t + " WHERE due > 0 AND (due, id) > (?, ?) ORDER BY due, id LIMIT 1",
+			body:    "SELECT body FROM " + t + " WHERE id=?",
+			oldest:  "SELECT sent FROM " + t + " ORDER BY id LIMIT 1",
+		},
+	}
+	if name.FIFO() {
+		l.dedup = newDedup(t + "_dedup")
+	}
+	return l
+}
+
+func (l *line) setUp(tx *engine.Tx) error {
+	err := tx.Exec(fmt.Sprintf(`
+		CREATE TABLE IF NOT EXISTS %[1]s (id INTEGER PRIMARY KEY, grp TEXT NOT NULL, due INTEGER NOT NULL,
+			received INTEGER NOT NULL, sent INTEGER NOT NULL, body BLOB NOT NULL);
+		CREATE INDEX IF NOT EXISTS %[1]s_due ON %[1]s (due) WHERE due > 0;`, l.sql.table))
+	if err != nil {
+		return err
+	}
+	var total, delayed int64
+	for _, read := range []struct {
+		sql string
+		to  *int64
+	}{
+		{"SELECT max(id) FROM %s", &l.lastID},
+		{"SELECT min(due) FROM %s WHERE due > 0", &l.nextDue},
+		{"SELECT count(*) FROM %s", &total},
+		{"SELECT count(*) FROM %s WHERE due > 0", &delayed},
+	} {
+		if *read.to, err = tx.Int(fmt.Sprintf(read.sql, l.sql.table)); err != nil {
+			return err
+		}
+	}
+	l.total, l.delayed, l.newest = int(total), int(delayed), l.lastID
+	if l.dedup != nil {
+		return l.dedup.setUp(tx)
+	}
+	return nil
+}
+
+// publish takes over messages that have been committed, in the order of their ids.
+func (l *line) publish(msgs []*message, delayed int, due int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.total += len(msgs) + delayed
+	if delayed > 0 {
+		l.delayed += delayed
+		if l.nextDue == 0 || due < l.nextDue {
+			l.nextDue = due
+			l.kick(time.UnixMilli(due))
+		}
+	}
+	for _, m := range msgs {
+		room := l.loaded == l.newest && l.resident < l.q.opts.MaxReady && l.bytes < l.q.opts.MaxBytes
+		l.newest = max(l.newest, m.id)
+		if m.id <= l.loaded || !room {
+			continue // it was read from its row already, or will be
+		}
+		l.loaded = m.id
+		l.enter(m)
+	}
+	if l.loaded < l.newest && l.hasRoom() {
+		l.kick(time.Time{})
+	}
+	l.wakeWorker()
+}
+
+// enter makes a message that was not in memory ready.
+func (l *line) enter(m *message) {
+	l.resident++
+	l.bytes += len(m.body)
+	l.ready.add(m)
+}
+
+// leave forgets a message that is accepted or buried.
+func (l *line) leave(m *message) {
+	l.resident--
+	l.bytes -= len(m.body)
+	l.total--
+}
+
+// hasRoom tells whether it is time to bring in what lies beyond the bound.
+func (l *line) hasRoom() bool {
+	if l.ready.count == 0 {
+		return l.resident < l.q.opts.MaxReady
+	}
+	return l.resident <= l.q.opts.MaxReady/2 && l.bytes <= l.q.opts.MaxBytes/2
+}
+
+// wakeWorker wakes one worker if there is something for it. That one wakes the
+// next if it leaves anything, so that batches fill before workers multiply.
+func (l *line) wakeWorker() {
+	if n := len(l.waiting); n > 0 && l.ready.available() {
+		l.waiting[n-1] <- struct{}{}
+		l.waiting[n-1] = nil
+		l.waiting = l.waiting[:n-1]
+	}
+}
+
+// flight is a batch in the hands of a handler.
+type flight struct {
+	msgs        []*message
+	batch       []queue.Message // the same for the handler; their state as it was when they were taken
+	due         time.Time       // the end of its visibility
+	maxReceives int
+	index       int // in the heap; -1 when it is no longer there
+}
+
+// take returns a batch, or nil and a channel that receives when there may be one.
+func (l *line) take(opts queue.ConsumeOptions) (*flight, chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	msgs := l.ready.take(opts.Batch)
+	if len(msgs) == 0 {
+		woken := make(chan struct{}, 1)
+		l.waiting = append(l.waiting, woken)
+		return nil, woken
+	}
+	f := &flight{
+		msgs: msgs, batch: make([]queue.Message, len(msgs)),
+		due: time.Now().Add(opts.Visibility), maxReceives: opts.MaxReceives,
+	}
+	for i, m := range msgs {
+		m.received++
+		f.batch[i].Body, f.batch[i].Received = m.body, m.received
+	}
+	l.inFlight += len(msgs)
+	heap.Push(&l.flights, f)
+	l.kick(f.due)
+	l.wakeWorker()
+	return f, nil
+}
+
+// stopWaiting takes back what [line.take] has promised.
+func (l *line) stopWaiting(woken chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, other := range l.waiting {
+		if other == woken {
+			l.waiting = append(l.waiting[:i], l.waiting[i+1:]...)
+			return
+		}
+	}
+	l.wakeWorker() // it was woken and will not come; somebody else shall
+}
+
+// finish settles a batch: failed says which of its messages failed. The outcome
+// of a batch whose visibility has ended comes too late and is ignored.
+func (l *line) finish(f *flight, failed func(m *message) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f.index < 0 {
+		return
+	}
+	heap.Remove(&l.flights, f.index)
+	l.settle(f, failed, f.due)
+}
+
+// settle sorts the messages of a batch into accepted, dead, and failed, which
+// are hidden until the given time.
+func (l *line) settle(f *flight, failed func(m *message) bool, until time.Time) {
+	l.inFlight -= len(f.msgs)
+	back := map[string][]*message(nil)
+	for _, m := range f.msgs {
+		switch {
+		case !failed(m):
+			l.accepted.ids = append(l.accepted.ids, m.id)
+			l.leave(m)
+		case f.maxReceives > 0 && m.received >= f.maxReceives && l.name != queue.Dead:
+			l.accepted.dead = append(l.accepted.dead, m.id)
+			l.leave(m)
+		default:
+			l.accepted.failed = append(l.accepted.failed, failure{m.id, m.received})
+			if l.bytes > l.q.opts.MaxBytes {
+				l.bytes -= len(m.body)
+				m.body = nil
+			}
+			if back == nil {
+				back = map[string][]*message{}
+			}
+			if !l.ready.fifo {
+				l.hide(hide{until: until, msg: m})
+				continue
+			}
+			back[m.group] = append(back[m.group], m)
+		}
+	}
+	if l.ready.fifo {
+		l.settleGroups(f, back, until)
+	}
+	l.submit()
+	if l.loaded < l.newest && l.hasRoom() {
+		l.kick(time.Time{})
+	}
+}
+
+// settleGroups frees the groups of a batch, at once or when their failed
+// messages, which go back to the front, may be handed out again.
+func (l *line) settleGroups(f *flight, back map[string][]*message, until time.Time) {
+	last := ""
+	done := map[string]bool(nil)
+	for _, m := range f.msgs {
+		if m.group == last || done[m.group] {
+			continue
+		}
+		if done == nil {
+			done = map[string]bool{}
+		}
+		last, done[m.group] = m.group, true
+		if failed := back[m.group]; len(failed) > 0 {
+			l.ready.putBack(m.group, failed...)
+			l.hide(hide{until: until, group: m.group, count: len(failed)})
+		} else {
+			l.ready.release(m.group)
+		}
+	}
+	l.wakeWorker()
+}
+
+func (l *line) hide(h hide) {
+	heap.Push(&l.hidden, h)
+	l.kick(h.until)
+}
+
+// kick makes the pump look at the given time at the latest.
+func (l *line) kick(at time.Time) {
+	if l.pumping.IsZero() || !at.Before(l.pumping) {
+		return // it is looking and will look again before it sleeps, or wakes early enough
+	}
+	l.pumping = time.Time{}
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (l *line) depth() queue.Depth {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	hidden := 0
+	for _, h := range l.hidden {
+		hidden += max(h.count, 1)
+	}
+	inFlight := l.inFlight + hidden
+	return queue.Depth{Visible: l.total - inFlight - l.delayed, InFlight: inFlight, Delayed: l.delayed}
+}

@@ -1,0 +1,249 @@
+package sqlite
+
+import (
+	"container/heap"
+	"context"
+	"time"
+
+	"mcpevents/shared/store/sqlite/engine"
+)
+
+const (
+	// readStep and readBytes bound what one look into the file brings into memory.
+	readStep  = 500
+	readBytes = 8 << 20
+	// sleep is how long the pump sleeps when it knows of nothing to come. It also
+	// is how often old deduplication ids are removed from the file.
+	sleep = time.Minute
+)
+
+// pump does for a queue what has a time: it ends visibilities, brings delayed
+// messages and those that were too many, and writes again what failed.
+func (l *line) pump() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var forgotten time.Time
+	for {
+		select {
+		case <-l.q.closed:
+			return
+		case <-timer.C:
+		case <-l.wake:
+		}
+		l.expire(time.Now())
+		err := l.promote()
+		if e := l.load(); err == nil {
+			err = e
+		}
+		if l.dedup != nil && time.Since(forgotten) >= sleep {
+			forgotten = time.Now()
+			if e := l.dedup.forget(l.q.engine); err == nil {
+				err = e
+			}
+		}
+		if err != nil {
+			l.q.opts.Log.Warn("A queue cannot read its file; it tries again.", "queue", l.name, "error", err)
+		}
+		timer.Reset(l.pause(err != nil))
+	}
+}
+
+// pause decides how long the pump may sleep.
+func (l *line) pause(troubled bool) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	next := now.Add(sleep)
+	at := func(t time.Time) {
+		if t.Before(next) {
+			next = t
+		}
+	}
+	if len(l.flights) > 0 {
+		at(l.flights[0].due)
+	}
+	if len(l.hidden) > 0 {
+		at(l.hidden[0].until)
+	}
+	if !l.retry.IsZero() {
+		at(l.retry)
+	}
+	if l.nextDue > 0 && l.resident < l.q.opts.MaxReady {
+		at(time.UnixMilli(l.nextDue))
+	}
+	if l.loaded < l.newest && l.hasRoom() {
+		at(now)
+	}
+	if troubled {
+		next = now.Add(retryAfter)
+	}
+	l.pumping = next
+	return next.Sub(now)
+}
+
+// expire ends the visibility of batches and of what has failed.
+func (l *line) expire(now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pumping = time.Time{}
+	for len(l.flights) > 0 && !l.flights[0].due.After(now) {
+		f := heap.Pop(&l.flights).(*flight)
+		l.q.opts.Log.Warn("A handler has taken longer than the visibility timeout; its messages are handed out again.",
+			"queue", l.name, "messages", len(f.msgs))
+		l.settle(f, func(*message) bool { return true }, now)
+	}
+	for len(l.hidden) > 0 && !l.hidden[0].until.After(now) {
+		h := heap.Pop(&l.hidden).(hide)
+		if l.ready.fifo {
+			l.ready.release(h.group)
+		} else {
+			l.ready.putBack(h.msg.group, h.msg)
+		}
+	}
+	if !l.retry.IsZero() && !l.retry.After(now) {
+		l.retry = time.Time{}
+		l.submit()
+	}
+	l.wakeWorker()
+}
+
+// promote brings delayed messages whose time has come.
+func (l *line) promote() error {
+	for {
+		now := time.Now().UnixMilli()
+		l.mu.Lock()
+		room := min(l.q.opts.MaxReady-l.resident, readStep)
+		if l.nextDue == 0 || l.nextDue > now || room <= 0 {
+			l.mu.Unlock()
+			return nil
+		}
+		afterDue, afterID := l.promotedDue, l.promotedID
+		l.nextDue = 0 // a send may set it again meanwhile
+		l.mu.Unlock()
+
+		var msgs []*message
+		next := int64(0)
+		err := l.q.engine.Snapshot(context.Background(), func(c *engine.Conn) error {
+			s, err := c.Stmt(l.sql.promote)
+			if err != nil {
+				return err
+			}
+			s.Int(1, afterDue).Int(2, afterID).Int(3, now).Int(4, int64(room))
+			msgs, err = rows(s, func() { afterDue, afterID = s.ColumnInt(5), s.ColumnInt(0) })
+			if err != nil {
+				return err
+			}
+			if s, err = c.Stmt(l.sql.nextDue); err != nil {
+				return err
+			}
+			defer s.Reset()
+			row, err := s.Int(1, afterDue).Int(2, afterID).Step()
+			if row {
+				next = s.ColumnInt(0)
+			}
+			return err
+		})
+		l.mu.Lock()
+		if err != nil {
+			next = now // it is not known; look again
+		}
+		if next > 0 && (l.nextDue == 0 || next < l.nextDue) {
+			l.nextDue = next
+		}
+		if err == nil {
+			l.promotedDue, l.promotedID = afterDue, afterID
+			l.delayed -= len(msgs)
+			for _, m := range msgs {
+				l.enter(m)
+			}
+			l.wakeWorker()
+		}
+		l.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// load brings messages that were too many, in their order, while there is room.
+func (l *line) load() error {
+	for {
+		l.mu.Lock()
+		if l.loaded >= l.newest || !l.hasRoom() {
+			l.mu.Unlock()
+			return nil
+		}
+		after, newest := l.loaded, l.newest
+		room := min(l.q.opts.MaxReady-l.resident, readStep)
+		l.mu.Unlock()
+
+		var msgs []*message
+		last := after
+		err := l.q.engine.Read(context.Background(), func(c *engine.Conn) error {
+			s, err := c.Stmt(l.sql.load)
+			if err != nil {
+				return err
+			}
+			msgs, err = rows(s.Int(1, after).Int(2, int64(room)), func() { last = s.ColumnInt(0) })
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		l.mu.Lock()
+		l.loaded = last
+		if len(msgs) == 0 {
+			l.loaded = newest // nothing is left of what was committed before the read
+		}
+		for _, m := range msgs {
+			l.enter(m)
+		}
+		l.newest = max(l.newest, l.loaded) // a commit may have been read before it was published
+		l.wakeWorker()
+		l.mu.Unlock()
+	}
+}
+
+// rows reads messages until they are many bytes.
+func rows(s *engine.Stmt, each func()) (msgs []*message, err error) {
+	defer s.Reset()
+	for size := 0; size < readBytes; {
+		row, err := s.Step()
+		if err != nil || !row {
+			return msgs, err
+		}
+		m := &message{
+			id: s.ColumnInt(0), group: s.ColumnText(1), received: int(s.ColumnInt(2)), sent: s.ColumnInt(3), body: s.ColumnBlob(4),
+		}
+		each()
+		size += len(m.body)
+		msgs = append(msgs, m)
+	}
+	return msgs, nil
+}
+
+// bodies reads the bodies that are not in memory. A row that is gone, which
+// nothing but a hand in the file explains, has none.
+func (l *line) bodies(ctx context.Context, f *flight) error {
+	return l.q.engine.Read(ctx, func(c *engine.Conn) error {
+		for i, m := range f.msgs {
+			to := &f.batch[i]
+			if to.Body != nil {
+				continue
+			}
+			s, err := c.Stmt(l.sql.body)
+			if err != nil {
+				return err
+			}
+			row, err := s.Int(1, m.id).Step()
+			if row {
+				to.Body = s.ColumnBlob(0)
+			}
+			s.Reset()
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

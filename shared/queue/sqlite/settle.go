@@ -1,0 +1,150 @@
+package sqlite
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"mcpevents/shared/queue"
+	"mcpevents/shared/store/sqlite/engine"
+)
+
+// retryAfter is how long a failed settlement waits to be written again.
+const retryAfter = time.Second
+
+// settlement is what handlers have decided and the file does not know yet.
+type settlement struct {
+	ids    []int64 // accepted: to be deleted
+	dead   []int64 // to be moved to the dead letters
+	failed []failure
+}
+
+// failure is a message with the number of times it was received.
+type failure struct {
+	id       int64
+	received int
+}
+
+func (s *settlement) empty() bool { return len(s.ids)+len(s.dead)+len(s.failed) == 0 }
+
+// append moves everything of other to s.
+func (s *settlement) append(other *settlement) {
+	s.ids = append(s.ids, other.ids...)
+	s.dead = append(s.dead, other.dead...)
+	s.failed = append(s.failed, other.failed...)
+	other.ids, other.dead, other.failed = other.ids[:0], other.dead[:0], other.failed[:0]
+}
+
+// submit has the settlement written soon. It needs no commit of its own: until
+// it is written, the worst that a crash does is to hand those messages out again.
+func (l *line) submit() {
+	if l.settling || l.accepted.empty() || !l.retry.IsZero() {
+		return
+	}
+	// After Close the engine refuses; what is lost then is handed out again too.
+	l.settling = l.q.engine.Lazily(&settling{line: l}) == nil
+}
+
+// flush writes the settlement and everything before it, now.
+func (l *line) flush() error {
+	return l.q.engine.Do(context.Background(), &settling{line: l})
+}
+
+// settling writes what has been settled by the time it is applied, however many
+// batches that is.
+type settling struct {
+	line   *line
+	taken  settlement
+	buried []*message
+}
+
+func (s *settling) Apply(tx *engine.Tx) error {
+	l := s.line
+	l.mu.Lock()
+	s.taken.append(&l.accepted)
+	l.settling = false
+	l.mu.Unlock()
+
+	if err := s.delete(tx); err != nil {
+		return err
+	}
+	for _, f := range s.taken.failed {
+		stmt, err := tx.Stmt(l.sql.fail)
+		if err != nil {
+			return err
+		}
+		if err := stmt.Int(1, int64(f.received)).Int(2, f.id).Exec(); err != nil {
+			return err
+		}
+	}
+	return s.bury(tx)
+}
+
+// delete removes rows, those with neighbouring ids by one statement.
+func (s *settling) delete(tx *engine.Tx) error {
+	ids := s.taken.ids
+	slices.Sort(ids)
+	for len(ids) > 0 {
+		n := 1
+		for n < len(ids) && ids[n] == ids[n-1]+1 {
+			n++
+		}
+		sql := s.line.sql.remove
+		if n > 1 {
+			sql = s.line.sql.removeRange
+		}
+		stmt, err := tx.Stmt(sql)
+		if err != nil {
+			return err
+		}
+		stmt.Int(1, ids[0])
+		if n > 1 {
+			stmt.Int(2, ids[n-1])
+		}
+		if err := stmt.Exec(); err != nil {
+			return err
+		}
+		ids = ids[n:]
+	}
+	return nil
+}
+
+// bury moves rows to the queue of the dead letters.
+func (s *settling) bury(tx *engine.Tx) error {
+	s.buried = s.buried[:0]
+	grave := s.line.q.lines[queue.Dead]
+	for _, id := range s.taken.dead {
+		stmt, err := tx.Stmt(s.line.sql.bury)
+		if err != nil {
+			return err
+		}
+		grave.lastID++
+		if err := stmt.Int(1, grave.lastID).Int(2, id).Exec(); err != nil {
+			return err
+		}
+		if stmt, err = tx.Stmt(s.line.sql.remove); err != nil {
+			return err
+		}
+		if err := stmt.Int(1, id).Exec(); err != nil {
+			return err
+		}
+		s.buried = append(s.buried, &message{id: grave.lastID})
+	}
+	return nil
+}
+
+// Done puts back what could not be written.
+func (s *settling) Done(err error) {
+	l := s.line
+	if err == nil {
+		if len(s.buried) > 0 {
+			l.q.lines[queue.Dead].publish(s.buried, 0, 0)
+		}
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.accepted.append(&s.taken)
+	l.retry = time.Now().Add(retryAfter)
+	l.kick(l.retry)
+}

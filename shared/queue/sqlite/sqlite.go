@@ -1,0 +1,135 @@
+// Package sqlite keeps the queues of the embedded mode in the store's SQLite
+// file, and runs their handlers in this process.
+//
+// A message is a row from before Send returns until its handler has accepted it;
+// sends share their commits with everything else that is written (package
+// engine). Handing out needs no SQL: the messages that are next also lie in
+// memory, up to a bound, and whoever waits for one is woken at the commit.
+//
+//	Send ─▶ row ─┬─▶ ready, by group ─▶ in flight ─▶ accepted ─▶ row deleted, with the next commit
+//	             ├─▶ delayed (only a row) ▲      └─▶ failed ─▶ hidden until the visibility ends ─▶ ready,
+//	             └─▶ too many (only a row)┘                    or moved to the dead letters
+//
+// What is in flight or hidden is known in memory only. A process that dies takes
+// that knowledge with it, and the next one hands those messages out again.
+//
+// The semantics are those of an SQS queue with an event source mapping; the
+// suite in queue/queuetest tells them. No message is looked into here.
+package sqlite
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/queue"
+	"mcpevents/shared/store/sqlite/engine"
+)
+
+// Options change how [Queues] work. The zero value is the default.
+type Options struct {
+	// Log takes what goes wrong; nil is [slog.Default].
+	Log *slog.Logger
+	// MaxReady is the number of messages of a queue that are kept in memory; 0
+	// is 65,536. A queue with more of them in handlers and waiting for their visibility hands out no others.
+	MaxReady int
+	// MaxBytes bounds the bodies of a queue that are kept in memory; 0 is 64 MiB.
+	MaxBytes int
+}
+
+// Queues are the queues of one file. Close them before the file.
+type Queues struct {
+	engine *engine.Engine
+	opts   Options
+	lines  map[queue.Name]*line
+
+	closed  chan struct{}
+	once    sync.Once
+	running sync.WaitGroup
+}
+
+var (
+	_ queue.Sender   = (*Queues)(nil)
+	_ queue.Consumer = (*Queues)(nil)
+)
+
+// Open opens the queues in the file of e. Every message that was not accepted
+// before is there again.
+func Open(e *engine.Engine, opts Options) (*Queues, error) {
+	if opts.Log == nil {
+		opts.Log = slog.Default()
+	}
+	if opts.MaxReady <= 0 {
+		opts.MaxReady = 65_536
+	}
+	if opts.MaxBytes <= 0 {
+		opts.MaxBytes = 64 << 20
+	}
+	q := &Queues{engine: e, opts: opts, lines: map[queue.Name]*line{}, closed: make(chan struct{})}
+	for _, name := range queue.Names() {
+		q.lines[name] = newLine(q, name)
+	}
+	if err := e.Do(context.Background(), setup{q}); err != nil {
+		return nil, fault.Wrap(engine.Kind(err), err, "open the queues")
+	}
+	for _, l := range q.lines {
+		q.running.Go(l.pump)
+	}
+	return q, nil
+}
+
+// setup creates the tables and reads what the last process left.
+type setup struct{ q *Queues }
+
+func (s setup) Apply(tx *engine.Tx) error {
+	for _, l := range s.q.lines {
+		if err := l.setUp(tx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (setup) Done(error) {}
+
+func (q *Queues) line(name queue.Name) (*line, error) {
+	if l := q.lines[name]; l != nil {
+		return l, nil
+	}
+	return nil, fault.New(fault.Invalid, "there is no queue %q", name)
+}
+
+// Depth tells the state of a queue. A message that has failed and waits for its
+// visibility counts as in flight.
+func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error) {
+	l, err := q.line(name)
+	if err != nil {
+		return queue.Depth{}, err
+	}
+	d := l.depth()
+	err = q.engine.Read(ctx, func(c *engine.Conn) error {
+		sent, err := c.Int(l.sql.oldest)
+		if sent > 0 && d.Visible+d.InFlight+d.Delayed > 0 {
+			d.Oldest = time.UnixMicro(sent).UTC()
+		}
+		return err
+	})
+	return d, fault.Wrap(engine.Kind(err), err, "tell the depth of %s", name)
+}
+
+// Close ends what still consumes, and writes down what was accepted.
+func (q *Queues) Close() error {
+	var err error
+	q.once.Do(func() {
+		close(q.closed)
+		q.running.Wait()
+		for _, l := range q.lines {
+			if e := l.flush(); err == nil {
+				err = e
+			}
+		}
+	})
+	return fault.Wrap(engine.Kind(err), err, "close the queues")
+}
