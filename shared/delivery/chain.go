@@ -2,6 +2,8 @@ package delivery
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -186,7 +188,14 @@ func (d *Dispatcher) scheduleNext(ctx context.Context, c *chain, e *event.Event,
 func (t dueEntry) outgoing(delay time.Duration) queue.Outgoing {
 	// Whole seconds, rounded up: an attempt is never early.
 	delay = (delay + time.Second - 1).Truncate(time.Second)
-	return queue.Outgoing{Body: encode(t.Task), Group: t.Origin, Delay: delay}
+	return queue.Outgoing{Body: encode(t.Task), Group: lane(t.Origin), Delay: delay}
+}
+
+// lane is an endpoint's group in the slow queue: a hash, because a group has not
+// all the characters of an origin.
+func lane(origin string) string {
+	h := sha256.Sum256([]byte(origin))
+	return base64.RawURLEncoding.EncodeToString(h[:16])
 }
 
 func continues(had int64) store.Condition {
