@@ -96,7 +96,7 @@ local-aws: ## run the real functions against emulators of AWS on this machine
 
 .PHONY: sam-build
 sam-build: $(VENV)/installed ## build the functions for deployment
-	$(VENV)/bin/sam build --template template.yaml
+	GOFLAGS='"-ldflags=-s -w" -tags=lambda.norpc' CGO_ENABLED=0 $(VENV)/bin/sam build --template template.yaml
 
 $(TESTLOG):
 	$(MAKE) test

@@ -349,7 +349,7 @@ func TestListenSaysWhatIsWrong(t *testing.T) {
 		{"a_private_target", []string{"--server", strict.URL, "--uri", buildURI}, exitRefused, "https"},
 		{"an_endpoint_that_fails_the_challenge", []string{
 			"--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--target", nobody,
-		}, exitUnavailable, "CallbackEndpointError"},
+		}, exitRefused, "CallbackEndpointError"},
 		{"an_anonymous_subscriber", []string{"--server", strict.URL, "--via", "events", "--name", "ci.build_finished"}, exitDenied, "authenticated"},
 		{"a_server_that_is_not_there", []string{"--server", nobody, "--uri", buildURI, "--for", "200ms"}, exitUnavailable, "call the server"},
 		{"too_few_events", []string{"--server", e.URL, "--uri", buildURI, "--count", "1", "--for", "300ms"}, exitUnavailable, "1 of 1 events did not arrive"},
