@@ -32,7 +32,7 @@ import (
 type BenchCmd struct {
 	Events      int           `default:"20000" help:"Events to publish."`
 	Subscribers int           `default:"1" help:"Webhook subscriptions per event."`
-	URIs        int           `default:"8" help:"Event URIs that the events are spread over."`
+	URIs        int           `name:"uris" default:"8" help:"Event URIs that the events are spread over."`
 	Batch       int           `default:"10" help:"Events per publish request."`
 	Publishers  int           `default:"8" help:"Concurrent publishers."`
 	Payload     int           `default:"500" help:"Payload size in bytes."`
@@ -101,7 +101,7 @@ func (c *BenchCmd) start(ctx context.Context) (url string, pid int, stop func(),
 	addr := l.Addr().String()
 	_ = l.Close()
 	cmd := exec.CommandContext(ctx, self, "--log-level", "error", "serve", "--addr", addr, "--data", dir,
-		"--catalog", catalog, "--allow-insecure-targets", "--max-subscriptions", strconv.Itoa(c.Subscribers*c.URIs+10))
+		"--catalog", catalog, "--allow-insecure-targets", "--quota", strconv.Itoa(c.Subscribers*c.URIs+10))
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		return "", 0, nil, fault.Wrap(fault.Unavailable, err, "start the server")
