@@ -49,7 +49,12 @@ func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(stack.Close)
+	t.Cleanup(func() {
+		stack.Close()
+		for _, denied := range stack.Denied() {
+			t.Errorf("a permission is missing: %s", denied)
+		}
+	})
 	src, err := os.ReadFile("../catalog.yaml")
 	if err != nil {
 		t.Fatal(err)

@@ -7,7 +7,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/kms"
 
 	"mcpevents/functions/internal/boot"
-	"mcpevents/functions/internal/keyring"
+	"mcpevents/functions/internal/sealing"
+	"mcpevents/functions/internal/sealing/kmswrap"
 	"mcpevents/shared/delivery"
 	"mcpevents/shared/queue"
 	"mcpevents/shared/stream"
@@ -21,7 +22,7 @@ const atOnce = 128
 
 func main() {
 	p := boot.Start()
-	opener := &keyring.Opener{DB: p.DB, Wrapper: keyring.KMS{Client: kms.NewFromConfig(p.AWS), Key: p.Variable(boot.EnvKey)}}
+	opener := &sealing.Opener{DB: p.DB, Wrapper: kmswrap.KMS{Client: kms.NewFromConfig(p.AWS), Key: p.Variable(boot.EnvKey)}}
 	subscriptions := &subscription.Service{
 		DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Options: wiring.Subscriptions(p.Limits),
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,

@@ -14,7 +14,9 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/kms"
 
 	"mcpevents/functions/internal/boot"
-	"mcpevents/functions/internal/keyring"
+	"mcpevents/functions/internal/cursors"
+	"mcpevents/functions/internal/sealing"
+	"mcpevents/functions/internal/sealing/kmswrap"
 )
 
 // resourceID never changes, so that CloudFormation never replaces the resource.
@@ -22,19 +24,22 @@ const resourceID = "mcpevents-sealing-keys"
 
 func main() {
 	p := boot.Start()
-	wrapper := keyring.KMS{Client: kms.NewFromConfig(p.AWS), Key: p.Variable(boot.EnvKey)}
+	wrapper := kmswrap.KMS{Client: kms.NewFromConfig(p.AWS), Key: p.Variable(boot.EnvKey)}
 	create := cfn.LambdaWrap(func(ctx context.Context, e cfn.Event) (string, map[string]any, error) {
 		if e.RequestType != cfn.RequestCreate {
 			return resourceID, nil, nil
 		}
-		return resourceID, nil, keyring.Create(ctx, p.DB, wrapper)
+		if err := cursors.Create(ctx, p.DB); err != nil {
+			return resourceID, nil, err
+		}
+		return resourceID, nil, sealing.Create(ctx, p.DB, wrapper)
 	})
 	lambda.Start(func(ctx context.Context, raw json.RawMessage) (any, error) {
 		var order struct {
-			Rotate keyring.Step `json:"rotate"`
+			Rotate sealing.Step `json:"rotate"`
 		}
 		if err := json.Unmarshal(raw, &order); err == nil && order.Rotate != "" {
-			return nil, keyring.Rotate(ctx, p.DB, wrapper, order.Rotate)
+			return nil, sealing.Rotate(ctx, p.DB, wrapper, order.Rotate)
 		}
 		var event cfn.Event
 		if err := json.Unmarshal(raw, &event); err != nil {

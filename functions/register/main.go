@@ -10,7 +10,8 @@ import (
 	"github.com/aws/aws-lambda-go/lambda"
 
 	"mcpevents/functions/internal/boot"
-	"mcpevents/functions/internal/keyring"
+	"mcpevents/functions/internal/cursors"
+	"mcpevents/functions/internal/sealing"
 	"mcpevents/shared/delivery"
 	"mcpevents/shared/mcp"
 	"mcpevents/shared/stream"
@@ -24,16 +25,16 @@ func main() {
 	p := boot.Start()
 	sender := webhook.NewSender(webhook.Options{Guard: wiring.Guard(p.Limits), UserAgent: boot.UserAgent})
 	endpoint := boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
-		sealer, err := keyring.Public(ctx, p.DB)
+		sealer, err := sealing.Public(ctx, p.DB)
 		if err != nil {
 			return nil, err
 		}
-		cursors, err := keyring.Cursors(ctx, p.DB)
+		tokens, err := cursors.Sealer(ctx, p.DB)
 		if err != nil {
 			return nil, err
 		}
 		subscriptions := &subscription.Service{
-			DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Sealer: cursors,
+			DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Sealer: tokens,
 			Targets: targets.Targets{Sender: sender, Sealer: sealer},
 			Replay:  &delivery.Replayer{Log: p.EventLog, Queue: p.Queues},
 			Options: wiring.Subscriptions(p.Limits),

@@ -11,8 +11,8 @@ import (
 	"github.com/aws/aws-lambda-go/lambdaurl"
 
 	"mcpevents/functions/internal/boot"
+	"mcpevents/functions/internal/cursors"
 	"mcpevents/functions/internal/handover"
-	"mcpevents/functions/internal/keyring"
 	"mcpevents/shared/eventlog"
 	"mcpevents/shared/mcp"
 	"mcpevents/shared/stream"
@@ -25,14 +25,14 @@ func main() {
 	register := handover.Handler{Invoke: handover.Lambda(p.AWS, p.Variable(boot.EnvRegister)), Log: p.Log}
 	deregister := handover.Handler{Invoke: handover.Lambda(p.AWS, p.Variable(boot.EnvDeregister)), Log: p.Log}
 	endpoint := boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
-		cursors, err := keyring.Cursors(ctx, p.DB)
+		tokens, err := cursors.Sealer(ctx, p.DB)
 		if err != nil {
 			return nil, err
 		}
 		return mcp.New(mcp.Options{
 			Server: mcp.Implementation{Name: "mcp-events", Version: boot.Version},
 			Auth:   p.Auth, Catalogs: p.Catalog, Lists: true, Log: p.EventLog,
-			Feeds: stream.New(p.EventLog, p.DB, cursors, stream.Options{}), Sessions: p.DB,
+			Feeds: stream.New(p.EventLog, p.DB, tokens, stream.Options{}), Sessions: p.DB,
 			Interest: func(ctx context.Context, workspace string, pattern subscription.Pattern) (eventlog.Interest, error) {
 				return subscription.Interested(ctx, p.DB, p.EventLog, workspace, pattern)
 			},

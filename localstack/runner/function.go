@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"mcpevents/localstack/internal/access"
 	"mcpevents/localstack/internal/furl"
 	"mcpevents/localstack/internal/lambda"
 	"mcpevents/localstack/internal/schedule"
@@ -15,8 +16,8 @@ import (
 const functionType = "AWS::Serverless::Function"
 
 // functionProperties are those of an AWS::Serverless::Function that the
-// deployment uses. Raw ones are accepted and not acted on: permissions, tags and logs
-// are the account's business.
+// deployment uses. Those at the end are accepted and not acted on: tags and logs are
+// the account's business.
 type functionProperties struct {
 	FunctionName string
 	CodeUri      string
@@ -37,7 +38,10 @@ type functionProperties struct {
 		Properties json.RawMessage
 	}
 
-	Description, Architectures, Policies, LoggingConfig, Tracing, Tags, EventInvokeConfig, RuntimeManagementConfig json.RawMessage
+	// Policies are checked by the gate.
+	Policies json.RawMessage
+
+	Description, Architectures, LoggingConfig, Tracing, Tags, EventInvokeConfig, RuntimeManagementConfig json.RawMessage
 }
 
 type scheduleEvent struct {
@@ -77,6 +81,11 @@ func (s *scope) function(r *template.Resource) (*made, error) {
 	if streams := p.FunctionUrlConfig != nil && p.FunctionUrlConfig.InvokeMode == furl.Stream; st.opts.Visibility > 0 && !streams {
 		cfg.Timeout = min(cfg.Timeout, st.opts.Visibility/2)
 	}
+	policy, err := access.Parse(p.Policies)
+	if err != nil {
+		return nil, fmt.Errorf("resource %s: %w", r.ID, err)
+	}
+	st.gate.grant(r.ID, policy)
 	m := &made{ref: name, attributes: map[string]string{"Arn": arn}}
 	fn := &function{id: r.ID, code: p.CodeUri, Function: lambda.New(cfg)}
 	st.functions = append(st.functions, fn)

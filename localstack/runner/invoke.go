@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"mcpevents/localstack/internal/access"
 	"mcpevents/localstack/internal/lambda"
 )
 
@@ -28,6 +29,12 @@ func (s *Stack) invokeAPI() http.Handler {
 		fn := s.functionByName(r.PathValue("name"))
 		if fn == nil {
 			refuse(w, http.StatusNotFound, "ResourceNotFoundException", "Function not found: "+r.PathValue("name"))
+			return
+		}
+		// Somebody without a name here is an operator, who may.
+		want := access.Request{Action: "lambda:InvokeFunction", Resource: fn.ARN()}
+		if app := application(r); s.function(app) != nil && !s.opts.Direct && !s.gate.allows(app, want) {
+			s.gate.refuse(w, app, describe(want))
 			return
 		}
 		payload, err := io.ReadAll(http.MaxBytesReader(w, r.Body, lambda.MaxPayload))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"mcpevents/localstack/internal/access"
 	"mcpevents/localstack/internal/mapping"
 	"mcpevents/localstack/internal/template"
 )
@@ -48,6 +49,11 @@ func (s *scope) mapping(r *template.Resource, name string) (*made, error) {
 		return nil, errors.New("a MaximumConcurrency is at least 2")
 	case fn.Timeout() > q.visibility:
 		return nil, fmt.Errorf("the queue's visibility timeout (%v) is shorter than the function's (%v)", q.visibility, fn.Timeout())
+	}
+	for _, action := range []string{"sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"} {
+		if want := (access.Request{Action: action, Resource: q.arn}); !s.stack.opts.Direct && !s.stack.gate.allows(fn.id, want) {
+			return nil, fmt.Errorf("%s %s", fn.id, describe(want)) // as when AWS creates a mapping
+		}
 	}
 	for _, t := range p.FunctionResponseTypes {
 		if t != "ReportBatchItemFailures" {

@@ -59,8 +59,9 @@ type Options struct {
 	Speed float64
 	// Kills is how many processes a second are killed, on average.
 	Kills float64
-	// Count makes [Stack.Requests] count what functions and mappings ask of AWS.
-	Count bool
+	// Direct lets functions talk to the endpoints directly. Nothing checks their
+	// permissions then, and [Stack.Requests] counts nothing.
+	Direct bool
 	// Grace is how long processes may go on when the stack is closed; 0 is 2 s.
 	Grace time.Duration
 	// Progress is told of every step of the start; nil discards it.
@@ -152,9 +153,9 @@ func (o Options) clients(e Endpoints) resource.Clients {
 	id, secret := credentials()
 	cfg := func(endpoint string) aws.Config {
 		return aws.Config{
-			Region: o.Region, BaseEndpoint: aws.String(endpoint), RetryMaxAttempts: 5, AppID: runnerApp,
+			Region: o.Region, BaseEndpoint: aws.String(endpoint), RetryMaxAttempts: 5,
 			Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
-				return aws.Credentials{AccessKeyID: id, SecretAccessKey: secret, Source: "local runner"}, nil
+				return aws.Credentials{AccessKeyID: id, SecretAccessKey: secret, SessionToken: runnerApp, Source: "local runner"}, nil
 			}),
 		}
 	}
@@ -166,16 +167,16 @@ func (o Options) clients(e Endpoints) resource.Clients {
 }
 
 // environment is what every function gets beside the template's variables:
-// credentials, region, and where the services are.
+// credentials, region, and where the services are. The session token tells who sent
+// a request; see gate.
 func (o Options) environment(id string, e Endpoints, invoke string) map[string]string {
 	key, secret := credentials()
 	env := map[string]string{
 		"AWS_REGION": o.Region, "AWS_DEFAULT_REGION": o.Region,
-		"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret,
+		"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret, "AWS_SESSION_TOKEN": id,
 		"AWS_EC2_METADATA_DISABLED": "true",
 		"AWS_ENDPOINT_URL_DYNAMODB": e.DynamoDB, "AWS_ENDPOINT_URL_SQS": e.SQS,
 		"AWS_ENDPOINT_URL_LAMBDA": invoke,
-		"AWS_SDK_UA_APP_ID":       id,
 	}
 	if e.KMS != "" {
 		env["AWS_ENDPOINT_URL_KMS"] = e.KMS

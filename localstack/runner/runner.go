@@ -28,10 +28,12 @@ import (
 	"sync"
 	"time"
 
+	"mcpevents/localstack/internal/access"
 	"mcpevents/localstack/internal/lambda"
 	"mcpevents/localstack/internal/mapping"
 	"mcpevents/localstack/internal/schedule"
 	"mcpevents/localstack/internal/template"
+	"mcpevents/shared/awsx"
 )
 
 // Stack is a template that runs. Its methods may be called concurrently.
@@ -41,7 +43,7 @@ type Stack struct {
 	unreserved *lambda.Limit
 	output     io.Writer
 	dir        string // of the built functions
-	counter    *counter
+	gate       *gate
 
 	functions []*function
 	queues    map[string]*queue // by logical id
@@ -92,6 +94,9 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 		queues: map[string]*queue{}, urls: map[string]string{}, handlers: map[string]http.Handler{}, outputs: map[string]string{},
 		callbacks: callbacks{waiting: map[string]chan callback{}},
 	}
+	s.gate = &gate{
+		stack: s, policies: map[string]access.Policy{}, tables: map[string]tableName{}, counts: map[string]awsx.Counts{},
+	}
 	if err := s.start(ctx); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("local runner: %w", err)
@@ -114,8 +119,8 @@ func (s *Stack) start(ctx context.Context) error {
 	if s.dir, err = os.MkdirTemp("", "mcpevents-functions-"); err != nil {
 		return err
 	}
-	if s.opts.Count {
-		if err := s.count(); err != nil {
+	if !s.opts.Direct {
+		if err := s.gate.open(); err != nil {
 			return err
 		}
 	}

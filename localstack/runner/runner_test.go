@@ -47,7 +47,7 @@ func TestMain(m *testing.M) {
 }
 
 func ask(ctx context.Context, event json.RawMessage) (json.RawMessage, error) {
-	url := os.Getenv("SINK") + "/" + os.Getenv("AWS_SDK_UA_APP_ID")
+	url := os.Getenv("SINK") + "/" + os.Getenv("AWS_SESSION_TOKEN")
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(event))
 	if err != nil {
 		return nil, err
@@ -210,7 +210,6 @@ func TestAStackServesItsFunctions(t *testing.T) {
 	o := options(t, named())
 	o.Parameters = map[string]string{"Greeting": "servus"}
 	o.Env["EXTRA"] = "over"
-	o.Count = true
 	stack := start(t, o)
 
 	t.Run("outputs", func(t *testing.T) {
@@ -255,7 +254,7 @@ func TestAStackServesItsFunctions(t *testing.T) {
 		}
 	})
 	t.Run("requests are counted", func(t *testing.T) {
-		got := stack.Requests()["mappings"]
+		got := stack.Requests()["runner"]
 		if got["DynamoDB"]["CreateTable"].Requests != 1 || got["SQS"]["CreateQueue"].Requests == 0 || got["SQS"]["CreateQueue"].BytesOut == 0 {
 			t.Errorf("got %v", got)
 		}
@@ -414,19 +413,22 @@ func write(t *testing.T, src string) string {
 func TestTemplatesThatAreRefused(t *testing.T) {
 	const fn = "    Type: AWS::Serverless::Function\n    Properties:\n      CodeUri: fn\n      Runtime: provided.al2023\n"
 	const mapping = "  M: {Type: AWS::Lambda::EventSourceMapping, Properties: {FunctionName: !Ref F, EventSourceArn: !GetAtt Q.Arn, "
+	const reads = "      Policies: [{Statement: [{Effect: Allow, Action: 'sqs:*', Resource: '*'}]}]\n"
 	tests := map[string]struct{ resources, want string }{
-		"an unknown type":          {"  A: {Type: AWS::S3::Bucket}", "resource A: resource type AWS::S3::Bucket is not supported"},
-		"an unknown runtime":       {"  F: {Type: AWS::Serverless::Function, Properties: {Runtime: go1.x}}", `runtime "go1.x" is not supported`},
-		"an unknown event":         {"  F:\n" + fn + "      Events: {E: {Type: SNS}}", `type "SNS" is not supported`},
-		"a URL with IAM":           {"  F:\n" + fn + "      FunctionUrlConfig: {AuthType: AWS_IAM}", `AuthType "AWS_IAM" are not supported`},
-		"a circle through a URL":   {"  F:\n" + fn + "      FunctionUrlConfig: {AuthType: NONE}\n      Environment: {Variables: {U: !GetAtt FUrl.FunctionUrl}}", "circular reference: F > F"},
-		"a circle of functions":    {"  F:\n" + fn + "      Environment: {Variables: {G: !Ref G}}\n  G:\n" + fn + "      Environment: {Variables: {F: !Ref F}}", "circular reference: F > G > F"},
-		"a circle in a policy":     {"  F:\n" + fn + "      Policies: [{Statement: [{Resource: !GetAtt F.Arn}]}]", "circular reference: F > F"},
-		"a queue of another stack": {"  F:\n" + fn + "  M: {Type: AWS::Lambda::EventSourceMapping, Properties: {FunctionName: !Ref F, EventSourceArn: arn:aws:sqs:::other}}", "is none of the template's"},
-		"a large batch of a FIFO":  {"  Q: {Type: AWS::SQS::Queue, Properties: {FifoQueue: true}}\n  F:\n" + fn + mapping + "BatchSize: 100}}", "batches of at most 10"},
-		"a short visibility":       {"  Q: {Type: AWS::SQS::Queue, Properties: {VisibilityTimeout: 2}}\n  F:\n" + fn + mapping + "BatchSize: 1}}", "visibility timeout (2s) is shorter"},
-		"a queue through SAM":      {"  F:\n" + fn + "      Events: {E: {Type: SQS, Properties: {}}}", "only AWS::Lambda::EventSourceMapping"},
-		"a cron schedule":          {"  F:\n" + fn + "      Events: {E: {Type: Schedule, Properties: {Schedule: \"cron(0 12 * * ? *)\"}}}", "only rate("},
+		"an unknown type":               {"  A: {Type: AWS::S3::Bucket}", "resource A: resource type AWS::S3::Bucket is not supported"},
+		"an unknown runtime":            {"  F: {Type: AWS::Serverless::Function, Properties: {Runtime: go1.x}}", `runtime "go1.x" is not supported`},
+		"an unknown event":              {"  F:\n" + fn + "      Events: {E: {Type: SNS}}", `type "SNS" is not supported`},
+		"a URL with IAM":                {"  F:\n" + fn + "      FunctionUrlConfig: {AuthType: AWS_IAM}", `AuthType "AWS_IAM" are not supported`},
+		"a circle through a URL":        {"  F:\n" + fn + "      FunctionUrlConfig: {AuthType: NONE}\n      Environment: {Variables: {U: !GetAtt FUrl.FunctionUrl}}", "circular reference: F > F"},
+		"a circle of functions":         {"  F:\n" + fn + "      Environment: {Variables: {G: !Ref G}}\n  G:\n" + fn + "      Environment: {Variables: {F: !Ref F}}", "circular reference: F > G > F"},
+		"a circle in a policy":          {"  F:\n" + fn + "      Policies: [{Statement: [{Resource: !GetAtt F.Arn}]}]", "circular reference: F > F"},
+		"a queue of another stack":      {"  F:\n" + fn + "  M: {Type: AWS::Lambda::EventSourceMapping, Properties: {FunctionName: !Ref F, EventSourceArn: arn:aws:sqs:::other}}", "is none of the template's"},
+		"a large batch of a FIFO":       {"  Q: {Type: AWS::SQS::Queue, Properties: {FifoQueue: true}}\n  F:\n" + fn + reads + mapping + "BatchSize: 100}}", "batches of at most 10"},
+		"a short visibility":            {"  Q: {Type: AWS::SQS::Queue, Properties: {VisibilityTimeout: 2}}\n  F:\n" + fn + reads + mapping + "BatchSize: 1}}", "visibility timeout (2s) is shorter"},
+		"a queue through SAM":           {"  F:\n" + fn + "      Events: {E: {Type: SQS, Properties: {}}}", "only AWS::Lambda::EventSourceMapping"},
+		"a mapping without permissions": {"  Q: {Type: AWS::SQS::Queue}\n  F:\n" + fn + mapping + "BatchSize: 1}}", "F is not authorized to perform: sqs:ReceiveMessage"},
+		"a policy that is not known":    {"  F:\n" + fn + "      Policies: [AWSLambda_FullAccess]", "resource F: policies that are not a list"},
+		"a cron schedule":               {"  F:\n" + fn + "      Events: {E: {Type: Schedule, Properties: {Schedule: \"cron(0 12 * * ? *)\"}}}", "only rate("},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -133,6 +133,7 @@ func (s *scope) create(r *template.Resource) (*made, error) {
 		name := given(t.TableName, name)
 		s.stack.progress("table  %s", name)
 		arn, err := t.Create(s.ctx, s.clients, name)
+		s.stack.gate.know(name, tableName{arn: arn, key: t.PartitionKey()})
 		return &made{ref: name, attributes: map[string]string{"Arn": arn}}, err
 	case r.Type == "AWS::SQS::Queue":
 		return s.queue(r, name)
@@ -179,6 +180,8 @@ func (s *scope) queue(r *template.Resource, name string) (*made, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.stack.gate.mu.Lock()
+	defer s.stack.gate.mu.Unlock()
 	s.stack.queues[r.ID] = &queue{url: url, arn: arn, fifo: bool(q.FifoQueue), visibility: q.Visibility()}
 	return &made{ref: url, attributes: map[string]string{"Arn": arn, "QueueName": name, "QueueUrl": url}}, nil
 }

@@ -27,6 +27,16 @@ type Table struct {
 	PointInTimeRecoverySpecification, DeletionProtectionEnabled, SSESpecification, TableClass, Tags ignored
 }
 
+// PartitionKey is the name of the partition key's attribute.
+func (t Table) PartitionKey() string {
+	for _, k := range t.KeySchema {
+		if k.KeyType == "HASH" {
+			return k.AttributeName
+		}
+	}
+	return ""
+}
+
 // Create makes the table, or finds it, and returns its ARN.
 func (t Table) Create(ctx context.Context, c Clients, name string) (arn string, err error) {
 	in := &dynamodb.CreateTableInput{TableName: &name, BillingMode: types.BillingModePayPerRequest}

@@ -1,4 +1,6 @@
-package keyring
+// Package kmswrap wraps the private keyset by AWS KMS. It is apart from package
+// sealing so that functions that wrap nothing need not link the client.
+package kmswrap
 
 import (
 	"context"

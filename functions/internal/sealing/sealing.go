@@ -1,28 +1,25 @@
-// Package keyring keeps the keys of a deployment in the store: the keyset that
-// webhook secrets are sealed with, its private part wrapped by KMS, and the key
-// that authenticates cursors.
+// Package sealing keeps the keyset that webhook secrets are sealed with in the
+// store: the public part in the settings, for register; the private part wrapped by
+// KMS in a table of its own, for dispatch.
 //
-// Every function that may read a part has a function for that part here; only
-// functions/keys writes. Keys never leave this package but to those who use them.
-package keyring
+// Only functions/keys writes. Go on in shared/webhook (what sealing is) and in
+// sealing/kmswrap.
+package sealing
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 
-	"mcpevents/shared/eventlog"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/store"
 	"mcpevents/shared/webhook"
 )
 
-// Where the keys rest. The partitions of the settings table are those that the
-// template lets functions/keys write.
+// Where the keys rest. The partition of the settings table is one of those that
+// the template lets functions/keys write.
 var (
 	privateKey = store.Key{Table: store.Keys, Partition: "sealing", Sort: "private"}
 	publicKey  = store.Key{Table: store.Settings, Partition: "sealing", Sort: "public"}
-	cursorKey  = store.Key{Table: store.Settings, Partition: "cursors", Sort: "key"}
 )
 
 // Wrapper encrypts the private keyset; KMS does.
@@ -31,8 +28,8 @@ type Wrapper interface {
 	Unwrap(ctx context.Context, wrapped []byte) ([]byte, error)
 }
 
-// Create makes the keys that are not there yet, each once, whoever else does the
-// same at the same time. It mends what a crash left half made.
+// Create makes the keyset unless there is one, whoever else does the same at the
+// same time. It mends what a crash left half made.
 func Create(ctx context.Context, db store.DB, w Wrapper) error {
 	items, err := db.Get(ctx, privateKey)
 	if err != nil {
@@ -68,15 +65,7 @@ func Create(ctx context.Context, db store.DB, w Wrapper) error {
 			return err
 		}
 	}
-	if items, err = db.Get(ctx, cursorKey); err != nil {
-		return fault.Wrap(fault.Unavailable, err, "look for the cursor key")
-	}
-	if items[0] != nil {
-		return nil
-	}
-	key := make([]byte, 32)
-	_, _ = rand.Read(key) // never fails (Go 1.24)
-	return once(ctx, db, store.Item{Key: cursorKey, Value: key, Version: 1})
+	return nil
 }
 
 // once writes an item unless somebody has.
@@ -105,15 +94,6 @@ func Public(ctx context.Context, db store.DB) (*webhook.Sealer, error) {
 		return nil, err
 	}
 	return webhook.NewSealer(item.Value)
-}
-
-// Cursors reads the key that authenticates cursors.
-func Cursors(ctx context.Context, db store.DB) (*eventlog.Sealer, error) {
-	item, err := read(ctx, db, cursorKey)
-	if err != nil {
-		return nil, err
-	}
-	return eventlog.NewSealer(item.Value)
 }
 
 func read(ctx context.Context, db store.DB, key store.Key) (*store.Item, error) {

@@ -1,0 +1,151 @@
+// Package access decides whether a function may send a request to AWS, by the
+// policies that the template gives it, so that a missing permission shows on this
+// machine and not after the deployment.
+//
+// It knows the part of the policy language that the template uses, and refuses to
+// read what is beyond it. [Requests] tells what a request on the wire asks for;
+// transport does not enter here.
+package access
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Request is one thing that a request asks for; a batch asks for several.
+type Request struct {
+	// Action is such as dynamodb:PutItem, Resource an ARN.
+	Action, Resource string
+	// LeadingKeys are the partition keys of the items (dynamodb:LeadingKeys).
+	LeadingKeys []string
+	// EncryptionContext is that of a KMS request.
+	EncryptionContext map[string]string
+}
+
+// Policy is what a function may do. The zero value allows nothing.
+type Policy struct{ statements []statement }
+
+type statement struct {
+	Sid       string
+	Effect    string
+	Action    texts
+	Resource  texts
+	Condition map[string]map[string]texts
+}
+
+// texts is a text or a list of them.
+type texts []string
+
+func (t *texts) UnmarshalJSON(b []byte) error {
+	var one string
+	if err := json.Unmarshal(b, &one); err == nil {
+		*t = texts{one}
+		return nil
+	}
+	return json.Unmarshal(b, (*[]string)(t))
+}
+
+// Parse reads the Policies property of a SAM function: a list of policy
+// documents. Names of managed policies and policy templates are refused.
+func Parse(raw json.RawMessage) (Policy, error) {
+	var p Policy
+	if len(raw) == 0 {
+		return p, nil
+	}
+	var documents []struct {
+		Version   string
+		Statement []statement
+	}
+	if err := strict(raw, &documents); err != nil {
+		return p, fmt.Errorf("policies that are not a list of documents with statements are not supported: %w", err)
+	}
+	for _, d := range documents {
+		for _, st := range d.Statement {
+			if err := st.check(); err != nil {
+				return p, fmt.Errorf("statement %q: %w", st.Sid, err)
+			}
+			p.statements = append(p.statements, st)
+		}
+	}
+	return p, nil
+}
+
+// The conditions that are known.
+const (
+	likeAll     = "ForAllValues:StringLike"
+	equals      = "StringEquals"
+	leadingKeys = "dynamodb:LeadingKeys"
+	encryption  = "kms:EncryptionContext:"
+)
+
+func (st statement) check() error {
+	if st.Effect != "Allow" {
+		return fmt.Errorf("effect %q is not supported", st.Effect)
+	}
+	for operator, keys := range st.Condition {
+		for key := range keys {
+			if operator == likeAll && key == leadingKeys || operator == equals && strings.HasPrefix(key, encryption) {
+				continue
+			}
+			return fmt.Errorf("condition %s of %s is not supported", operator, key)
+		}
+	}
+	return nil
+}
+
+// Allows reports whether a statement allows the request.
+func (p Policy) Allows(r Request) bool {
+	return slices.ContainsFunc(p.statements, func(st statement) bool { return st.allows(r) })
+}
+
+func (st statement) allows(r Request) bool {
+	if !like(st.Action, r.Action) || !like(st.Resource, r.Resource) {
+		return false
+	}
+	for operator, keys := range st.Condition {
+		for key, wanted := range keys {
+			if operator == likeAll {
+				// As in IAM, no keys at all fulfil it.
+				if slices.ContainsFunc(r.LeadingKeys, func(k string) bool { return !like(wanted, k) }) {
+					return false
+				}
+			} else if v, ok := r.EncryptionContext[strings.TrimPrefix(key, encryption)]; !ok || !slices.Contains(wanted, v) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// like matches a text against patterns with * and ?, which match any character.
+func like(patterns []string, text string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool { return wildcard(p, text) })
+}
+
+func wildcard(pattern, text string) bool {
+	for {
+		switch {
+		case pattern == "":
+			return text == ""
+		case pattern[0] == '*':
+			for i := range len(text) + 1 {
+				if wildcard(pattern[1:], text[i:]) {
+					return true
+				}
+			}
+			return false
+		case text == "" || pattern[0] != '?' && pattern[0] != text[0]:
+			return false
+		}
+		pattern, text = pattern[1:], text[1:]
+	}
+}
+
+func strict(b []byte, v any) error {
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	return dec.Decode(v)
+}

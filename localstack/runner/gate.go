@@ -1,0 +1,247 @@
+package runner
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+
+	"mcpevents/localstack/internal/access"
+	"mcpevents/shared/awsx"
+)
+
+// runnerApp marks the runner's own requests: those of the event source mappings,
+// which AWS bills too, and of the start.
+const runnerApp = "runner"
+
+// gate stands between the functions and the emulators, which know no
+// permissions: it refuses what a function's policies do not allow, and counts the rest.
+type gate struct {
+	stack *Stack
+
+	mu       sync.RWMutex
+	policies map[string]access.Policy // by logical id of the function
+	tables   map[string]tableName     // by name
+	counts   map[string]awsx.Counts   // by who asked
+	denied   []string
+}
+
+type tableName struct{ arn, key string }
+
+// maxDenied bounds the refusals that are kept.
+const maxDenied = 100
+
+// Requests returns what each function, and "runner" for the event source mappings
+// and the start, asked of AWS so far. It is empty with [Options.Direct]. Calls, errors
+// and capacity units are not seen from here.
+func (s *Stack) Requests() map[string]awsx.Counts {
+	s.gate.mu.RLock()
+	defer s.gate.mu.RUnlock()
+	out := map[string]awsx.Counts{}
+	for app, counts := range s.gate.counts {
+		out[app] = awsx.Counts{}
+		for service, operations := range counts {
+			out[app][service] = map[string]awsx.Count{}
+			for operation, n := range operations {
+				out[app][service][operation] = n
+			}
+		}
+	}
+	return out
+}
+
+// Denied lists what functions asked of AWS although their policies do not allow
+// it, the first 100 at most.
+func (s *Stack) Denied() []string {
+	s.gate.mu.RLock()
+	defer s.gate.mu.RUnlock()
+	return slices.Clone(s.gate.denied)
+}
+
+// open puts the gate in front of each endpoint.
+func (g *gate) open() error {
+	for service, endpoint := range map[string]*string{
+		"DynamoDB": &g.stack.endpoints.DynamoDB, "SQS": &g.stack.endpoints.SQS, "KMS": &g.stack.endpoints.KMS,
+	} {
+		if *endpoint == "" {
+			continue
+		}
+		target, err := url.Parse(*endpoint)
+		if err != nil {
+			return err
+		}
+		at, err := g.stack.serve("127.0.0.1:0", g.proxy(service, target))
+		if err != nil {
+			return err
+		}
+		*endpoint = "http://" + at.String()
+	}
+	return nil
+}
+
+// maxRequest is the largest request body: DynamoDB's limit.
+const maxRequest = 16 << 20
+
+func (g *gate) proxy(service string, target *url.URL) http.Handler {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.Proxy, transport.DisableCompression = nil, true
+	transport.MaxIdleConns, transport.MaxIdleConnsPerHost = 0, 200
+	pass := &httputil.ReverseProxy{
+		Transport: transport,
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(target)
+			r.Out.Host = r.In.Host // as it was signed
+		},
+		ModifyResponse: func(resp *http.Response) error {
+			r := resp.Request
+			_, operation, _ := strings.Cut(r.Header.Get("X-Amz-Target"), ".")
+			n := awsx.Count{Requests: 1, BytesOut: max(r.ContentLength, 0)}
+			resp.Body = &meteredBody{ReadCloser: resp.Body, done: func(in int64) {
+				n.BytesIn = in
+				n.Chunks = max(1, (max(n.BytesOut, in)+64<<10-1)/(64<<10))
+				g.add(application(r), service, operation, n)
+			}}
+			return nil
+		},
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) {
+			w.WriteHeader(http.StatusBadGateway) // the SDK tries again
+		},
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		app := application(r)
+		if app != runnerApp {
+			body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequest))
+			if err != nil {
+				w.WriteHeader(http.StatusRequestEntityTooLarge)
+				return
+			}
+			requests, err := access.Requests(r.Header.Get("X-Amz-Target"), body, g)
+			if err != nil {
+				g.refuse(w, app, err.Error())
+				return
+			}
+			for _, want := range requests {
+				if !g.allows(app, want) {
+					g.refuse(w, app, describe(want))
+					return
+				}
+			}
+			r.Body = io.NopCloser(bytes.NewReader(body))
+		}
+		pass.ServeHTTP(w, r)
+	})
+}
+
+func describe(r access.Request) string {
+	text := fmt.Sprintf("is not authorized to perform: %s on resource: %q", r.Action, r.Resource)
+	if len(r.LeadingKeys) > 0 {
+		text += fmt.Sprintf(" with partition keys %q", r.LeadingKeys[:min(len(r.LeadingKeys), 3)])
+	}
+	return text
+}
+
+func (g *gate) allows(app string, r access.Request) bool {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	return g.policies[app].Allows(r)
+}
+
+// refuse answers as the services do, and notes it.
+func (g *gate) refuse(w http.ResponseWriter, app, text string) {
+	text = app + " " + text
+	g.mu.Lock()
+	if len(g.denied) < maxDenied {
+		g.denied = append(g.denied, text)
+	}
+	g.mu.Unlock()
+	g.stack.opts.Log.Error("a request to AWS was refused", "reason", text)
+	w.Header().Set("Content-Type", "application/x-amz-json-1.0")
+	w.Header().Set("X-Amzn-Errortype", "AccessDeniedException")
+	w.WriteHeader(http.StatusBadRequest)
+	_ = json.NewEncoder(w).Encode(map[string]string{ // the function went away
+		"__type": "com.amazon.coral.service#AccessDeniedException", "message": text,
+	})
+}
+
+// application tells who sent a request: the session token of a function's
+// credentials is its logical id.
+func application(r *http.Request) string { return r.Header.Get("X-Amz-Security-Token") }
+
+func (g *gate) add(app, service, operation string, n awsx.Count) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.counts[app] == nil {
+		g.counts[app] = awsx.Counts{}
+	}
+	if g.counts[app][service] == nil {
+		g.counts[app][service] = map[string]awsx.Count{}
+	}
+	sum := g.counts[app][service][operation]
+	sum.Requests += n.Requests
+	sum.BytesOut += n.BytesOut
+	sum.BytesIn += n.BytesIn
+	sum.Chunks += n.Chunks
+	g.counts[app][service][operation] = sum
+}
+
+// grant notes what a function may do.
+func (g *gate) grant(id string, p access.Policy) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.policies[id] = p
+}
+
+// know notes a table.
+func (g *gate) know(name string, t tableName) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.tables[name] = t
+}
+
+// Table implements [access.Names].
+func (g *gate) Table(name string) (arn, key string) {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	t := g.tables[name]
+	return t.arn, t.key
+}
+
+// Queue implements [access.Names].
+func (g *gate) Queue(url string) string {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	for _, q := range g.stack.queues {
+		if q.url == url {
+			return q.arn
+		}
+	}
+	return ""
+}
+
+// Key implements [access.Names]. Functions name keys by ARN.
+func (g *gate) Key(id string) string { return id }
+
+// meteredBody reports its length once, when it is closed.
+type meteredBody struct {
+	io.ReadCloser
+	n    int64
+	once sync.Once
+	done func(int64)
+}
+
+func (b *meteredBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.n += int64(n)
+	return n, err
+}
+
+func (b *meteredBody) Close() error {
+	b.once.Do(func() { b.done(b.n) })
+	return b.ReadCloser.Close()
+}
