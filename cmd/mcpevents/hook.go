@@ -187,16 +187,21 @@ func (s *eventsSubscription) secret() string { return s.key }
 // maxTries is how often a registration is tried that the server does not answer.
 const maxTries = 5
 
-// persist repeats what may be repeated. When the time for it ends, the last
-// failure is what is told.
+// persist repeats what may be repeated. When the time for it ends, what failed
+// last is told.
 func persist(ctx context.Context, do func() error) error {
+	var last error
 	for try := 0; ; try++ {
 		err := do()
+		if last != nil && errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
+			return last
+		}
 		if err == nil || !again(err) || try+1 >= maxTries {
 			return err
 		}
+		last = err
 		if stop := pause(ctx, try, 0); errors.Is(stop, context.DeadlineExceeded) {
-			return err
+			return last
 		} else if stop != nil {
 			return stop
 		}
