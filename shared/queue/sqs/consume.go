@@ -11,6 +11,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 
+	"mcpevents/shared/awsx"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/queue"
 )
@@ -86,11 +87,11 @@ func (w worker) run(ctx context.Context) error {
 		case err == nil:
 			try = 0
 		case ctx.Err() != nil:
-		case kindOf(err) == fault.Internal:
+		case awsx.KindOf(err) == fault.Internal:
 			return err
 		default:
 			w.log.Warn("receive failed", "queue", w.name, "error", err)
-			pause(ctx, try) //nolint:errcheck // the loop looks at ctx
+			_ = pause(ctx, try) // the loop looks at ctx
 			try++
 		}
 		if len(batch) > 0 {

@@ -8,17 +8,15 @@ package sqs
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"strconv"
 	"time"
 
-	"github.com/aws/aws-sdk-go-v2/aws/retry"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
-	"github.com/aws/smithy-go"
 
+	"mcpevents/shared/awsx"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/queue"
 )
@@ -83,27 +81,7 @@ func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error
 
 // failure wraps an error that leaves the package.
 func failure(err error, format string, args ...any) error {
-	return fault.Wrap(kindOf(err), err, format, args...)
-}
-
-// kindOf tells what may pass from what will not.
-func kindOf(err error) fault.Kind {
-	if _, ours := errors.AsType[*fault.Error](err); ours {
-		return fault.KindOf(err)
-	}
-	api, answered := errors.AsType[smithy.APIError](err)
-	if !answered {
-		return fault.Unavailable // No answer: the network, a deadline, no credentials.
-	}
-	if _, throttled := retry.DefaultThrottleErrorCodes[api.ErrorCode()]; throttled || api.ErrorFault() == smithy.FaultServer {
-		return fault.Unavailable
-	}
-	for _, r := range retry.DefaultRetryables {
-		if v := r.IsErrorRetryable(err); v.Bool() {
-			return fault.Unavailable
-		}
-	}
-	return fault.Internal
+	return fault.Wrap(awsx.KindOf(err), err, format, args...)
 }
 
 // pause waits a random time that grows with every try, at most about two seconds.

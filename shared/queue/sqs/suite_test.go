@@ -9,11 +9,13 @@ import (
 )
 
 func TestQueuesOnElasticMQ(t *testing.T) {
+	t.Parallel()
 	suite(t, awslocal.Start(t, awslocal.SQS).SQS)
 }
 
 // The local AWS mode runs on such an emulator, so the queues must work there too.
 func TestQueuesOnMiniStack(t *testing.T) {
+	t.Parallel()
 	suite(t, awslocal.Start(t, awslocal.MiniStack).MiniStack)
 }
 

@@ -7,11 +7,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/aws/aws-sdk-go-v2/aws/retry"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 	"github.com/aws/smithy-go"
 	"github.com/aws/smithy-go/middleware"
 
+	"mcpevents/shared/awsx"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/store"
 )
@@ -70,8 +70,7 @@ func conflicting(err error) bool {
 // passing are the reasons for which a transaction is canceled that pass.
 var passing = []string{"TransactionConflict", "ProvisionedThroughputExceeded", "ThrottlingError"}
 
-// failure wraps an error that leaves the package. An error of the client's
-// making is internal: nothing that a caller passes here comes from outside unchecked.
+// failure wraps an error that leaves the package.
 func failure(err error, format string, args ...any) error {
 	if errors.Is(err, store.ErrConflict) {
 		return fault.Wrap(fault.Conflict, err, format, args...)
@@ -80,28 +79,10 @@ func failure(err error, format string, args ...any) error {
 }
 
 func kindOf(err error) fault.Kind {
-	if _, ours := errors.AsType[*fault.Error](err); ours {
-		return fault.KindOf(err)
-	}
-	api, ok := errors.AsType[smithy.APIError](err)
-	if !ok {
-		return fault.Unavailable // No answer: the network, a deadline, no credentials.
-	}
-	_, throttled := retry.DefaultThrottleErrorCodes[api.ErrorCode()]
-	if throttled || api.ErrorFault() == smithy.FaultServer || conflicting(err) || retriable(err) {
+	if conflicting(err) {
 		return fault.Unavailable
 	}
-	return fault.Internal
-}
-
-// retriable asks the SDK, which also looks at the HTTP status.
-func retriable(err error) bool {
-	for _, r := range retry.DefaultRetryables {
-		if v := r.IsErrorRetryable(err); v.Bool() {
-			return true
-		}
-	}
-	return false
+	return awsx.KindOf(err)
 }
 
 // attempts watches the tries that the SDK makes of one call.

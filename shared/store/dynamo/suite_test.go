@@ -11,11 +11,13 @@ import (
 )
 
 func TestStoreOnDynamoDBLocal(t *testing.T) {
+	t.Parallel()
 	suite(t, awslocal.Start(t, awslocal.DynamoDB).DynamoDB)
 }
 
 // The local AWS mode runs on such an emulator, so the store must work there too.
 func TestStoreOnMiniStack(t *testing.T) {
+	t.Parallel()
 	suite(t, awslocal.Start(t, awslocal.MiniStack).MiniStack)
 }
 

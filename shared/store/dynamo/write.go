@@ -64,7 +64,7 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 // newMark identifies a write to itself when it is repeated.
 func newMark() []byte {
 	mark := make([]byte, 8)
-	rand.Read(mark) //nolint:errcheck // never fails
+	rand.Read(mark) // never fails
 	return mark
 }
 
