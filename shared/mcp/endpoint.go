@@ -122,6 +122,10 @@ type Options struct {
 	WriteTimeout time.Duration
 	// MaxStreams is how many streams this process keeps open at once; 0 is no limit.
 	MaxStreams int64
+	// MaxStreamURIs is how many URIs a session or a listen may be subscribed to; 0
+	// is 200. MaxStreamPatterns is how many of them may be parents or wildcards,
+	// each of which is several partitions of the log to read; 0 is 20.
+	MaxStreamURIs, MaxStreamPatterns int
 	// SessionTTL is how long an unused session lives; 0 is 24 hours.
 	SessionTTL time.Duration
 
@@ -139,6 +143,12 @@ func (o Options) withDefaults() Options {
 	set(&o.Heartbeat, 15*time.Second)
 	set(&o.WriteTimeout, 30*time.Second)
 	set(&o.SessionTTL, 24*time.Hour)
+	if o.MaxStreamURIs == 0 {
+		o.MaxStreamURIs = 200
+	}
+	if o.MaxStreamPatterns == 0 {
+		o.MaxStreamPatterns = 20
+	}
 	if o.MaxBody == 0 {
 		o.MaxBody = 1 << 20
 	}
@@ -186,7 +196,7 @@ func New(o Options) (*Endpoint, error) {
 	}
 	e := &Endpoint{options: o.withDefaults()}
 	if o.Sessions != nil {
-		e.sessions = &sessions{db: o.Sessions, ttl: e.options.SessionTTL}
+		e.sessions = &sessions{db: o.Sessions, ttl: e.options.SessionTTL, maxURIs: e.options.MaxStreamURIs}
 	}
 	e.ending, e.end = context.WithCancelCause(context.Background())
 	e.methods = e.table()

@@ -70,20 +70,28 @@ func TestSubscribe(t *testing.T) {
 			}
 		}
 	})
-	t.Run("EVS-05_bounded", func(t *testing.T) {
+	t.Run("AUT-07_bounded", func(t *testing.T) {
+		f := newFixture(t, func(o *Options) { o.MaxStreamURIs, o.MaxStreamPatterns = 10, 3 })
 		s := f.session(alice, V20251125)
-		sess, err := f.endpoint.sessions.load(t.Context(), s, f.principal(alice))
-		must(t, err)
-		for i := range maxSessionURIs {
-			must(t, f.endpoint.sessions.subscribe(t.Context(), sess, fmt.Sprintf("event://github/acme/%d/push", i)))
+		for i := range 10 {
+			f.follow(alice, s, fmt.Sprintf("event://github/acme/%d/push", i))
 		}
 		m := f.legacy(alice, s, methodSubscribe, `"uri":"event://ci"`).rpc(t)
 		if m.Error == nil || m.Error.Code != codeExhausted {
 			t.Fatalf("got %+v", m.Error)
 		}
-		sameJSON(t, m.Error.Data, `{"limit":"subscriptions","max":500}`)
+		sameJSON(t, m.Error.Data, `{"limit":"streamURIs","max":10}`)
 		f.legacy(alice, s, methodUnsubscribe, `"uri":"event://github/acme/7/push"`)
 		f.follow(alice, s, "event://ci", "event://github/acme/8/push")
+
+		s = f.session(alice, V20251125)
+		f.follow(alice, s, "event://ci", "event://github", "event://github/acme", "event://github/acme")
+		m = f.legacy(alice, s, methodSubscribe, `"uri":"event://chat"`).rpc(t)
+		if m.Error == nil || m.Error.Code != codeExhausted {
+			t.Fatalf("got %+v", m.Error)
+		}
+		sameJSON(t, m.Error.Data, `{"limit":"streamPatterns","max":3}`)
+		f.follow(alice, s, "event://ci/deploy")
 	})
 }
 

@@ -32,6 +32,12 @@ func (e *Endpoint) subscribe(ctx context.Context, c *call) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
+	open := t.open() > 0
+	if open {
+		if err := e.admitOpen(ctx, c.session, t); err != nil {
+			return result{}, err
+		}
+	}
 	for _, p := range t.patterns {
 		if p.Kind == subscription.Concrete {
 			continue
@@ -40,10 +46,37 @@ func (e *Endpoint) subscribe(ctx context.Context, c *call) (result, error) {
 			return result{}, err
 		}
 	}
-	if err := e.sessions.subscribe(ctx, c.session, t.uri); err != nil {
+	if err := e.sessions.subscribe(ctx, c.session, subscribed{URI: t.uri, Open: open}); err != nil {
 		return result{}, e.sessionFault(err)
 	}
 	return result{}, e.tellSession(ctx, c)
+}
+
+// admitOpen holds a session to its number of parents and wildcards.
+func (e *Endpoint) admitOpen(ctx context.Context, sess *session, t target) error {
+	uris, err := e.sessions.subscriptions(ctx, sess.key)
+	if err != nil {
+		return err
+	}
+	n := 0
+	for _, u := range uris {
+		if u.URI == t.uri {
+			return nil
+		}
+		if u.Open {
+			n++
+		}
+	}
+	if n >= e.options.MaxStreamPatterns {
+		return limitReached("streamPatterns", e.options.MaxStreamPatterns)
+	}
+	return nil
+}
+
+// limitReached names the limit that a request would go over.
+func limitReached(name string, most int) error {
+	return fault.New(fault.Exhausted, "the limit %s of %d is reached", name, most).
+		With(map[string]any{"limit": name, "max": most})
 }
 
 // unsubscribe serves resources/unsubscribe. Ending what is not there is no

@@ -121,7 +121,7 @@ func TestSessionExpiry(t *testing.T) {
 		load := func() (*session, error) { return f.endpoint.sessions.load(ctx, id, p) }
 		s, err := load()
 		must(t, err)
-		must(t, f.endpoint.sessions.subscribe(ctx, s, "event://ci"))
+		must(t, f.endpoint.sessions.subscribe(ctx, s, subscribed{URI: "event://ci"}))
 		for range 5 { // used every 40 minutes, it lives on, and so do its subscriptions
 			time.Sleep(40 * time.Minute)
 			if s, err = load(); err != nil {

@@ -127,10 +127,6 @@ func (c *call) filter() (f filter, err error) {
 			if json.Unmarshal(value, &f.ResourceSubscriptions) != nil {
 				return f, invalidParams("resourceSubscriptions must be an array of strings")
 			}
-			if len(f.ResourceSubscriptions) > maxSessionURIs {
-				return f, fault.New(fault.Exhausted, "a listen takes at most %d URIs", maxSessionURIs).
-					With(map[string]any{"limit": "resourceSubscriptions", "max": maxSessionURIs})
-			}
 		}
 	}
 	return f, nil
@@ -159,10 +155,14 @@ func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
 	if len(asked.ResourceSubscriptions) == 0 {
 		return out, nil
 	}
+	if most := e.options.MaxStreamURIs; len(asked.ResourceSubscriptions) > most {
+		return out, limitReached("streamURIs", most)
+	}
 	cat, err := e.catalog(ctx, o.principal)
 	if err != nil {
 		return out, err
 	}
+	open := 0
 	for _, uri := range asked.ResourceSubscriptions {
 		t, err := e.resolve(ctx, cat, o.principal, uri)
 		switch kind := fault.KindOf(err); {
@@ -174,6 +174,9 @@ func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
 		}
 		if _, twice := o.targets[t.uri]; twice {
 			continue
+		}
+		if open += t.open(); open > e.options.MaxStreamPatterns {
+			return out, limitReached("streamPatterns", e.options.MaxStreamPatterns)
 		}
 		o.targets[t.uri] = t
 		out.ResourceSubscriptions = append(out.ResourceSubscriptions, uri)

@@ -203,6 +203,16 @@ type target struct {
 	topic string
 }
 
+// open is the number of its parents and wildcards.
+func (t target) open() (n int) {
+	for _, p := range t.patterns {
+		if p.Kind != subscription.Concrete {
+			n++
+		}
+	}
+	return n
+}
+
 // resolve makes out a URI for a stream. Faults name what is wrong with it.
 func (e *Endpoint) resolve(ctx context.Context, cat *catalog.Catalog, p auth.Principal, uri string) (target, error) {
 	t := target{uri: uri, asked: uri}

@@ -29,6 +29,9 @@ func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if p := recover(); p != nil && p != http.ErrAbortHandler {
 			e.options.Logger.ErrorContext(r.Context(), "a request panicked",
 				slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+			if w.Header().Get("Content-Type") == sse.ContentType {
+				return // the stream just ends
+			}
 			e.fail(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
 		}
 	}()

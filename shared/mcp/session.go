@@ -25,8 +25,9 @@ import (
 // The partition is named by a hash of the id: who reads the store cannot take a
 // session over.
 type sessions struct {
-	db  store.DB
-	ttl time.Duration
+	db      store.DB
+	ttl     time.Duration
+	maxURIs int
 }
 
 // session is what is known of one.
@@ -47,10 +48,12 @@ type session struct {
 type subscribed struct {
 	URI   string    `json:"u"`
 	Since time.Time `json:"t"`
+	// Open is set for a parent or a wildcard.
+	Open bool `json:"o,omitempty"`
 }
 
-// maxSessionURIs bounds the URIs of a session and of a listen.
-const maxSessionURIs = 500
+// urisPage is how many subscriptions of a session are read at once.
+const urisPage = 200
 
 // errNoSession is a session that is unknown, ended, expired or another principal's: they
 // look alike.
@@ -143,10 +146,11 @@ func (s *sessions) touch(ctx context.Context, sess *session) error {
 }
 
 // subscribe adds a URI to the session. Doing it twice is doing it once.
-func (s *sessions) subscribe(ctx context.Context, sess *session, uri string) error {
-	value, _ := json.Marshal(subscribed{URI: uri, Since: time.Now()})
-	key := uriKey(sess.key, uri)
-	count := store.Add(sessionItem(sess.key, sortCount), map[string]int64{countURIs: 1}, map[string]int64{countURIs: maxSessionURIs})
+func (s *sessions) subscribe(ctx context.Context, sess *session, u subscribed) error {
+	u.Since = time.Now()
+	value, _ := json.Marshal(u)
+	key := uriKey(sess.key, u.URI)
+	count := store.Add(sessionItem(sess.key, sortCount), map[string]int64{countURIs: 1}, map[string]int64{countURIs: int64(s.maxURIs)})
 	count.Item.Expires = sess.expires
 	err := s.db.Write(ctx,
 		store.Check(sessionItem(sess.key, sortSession), store.Exists()),
@@ -165,8 +169,7 @@ func (s *sessions) subscribe(ctx context.Context, sess *session, uri string) err
 	case items[1] != nil:
 		return nil
 	}
-	return fault.New(fault.Exhausted, "the limit of %d subscribed URIs of a session is reached", maxSessionURIs).
-		With(map[string]any{"limit": "subscriptions", "max": maxSessionURIs})
+	return limitReached("streamURIs", s.maxURIs)
 }
 
 // unsubscribe removes a URI; one that is not there is no fault.
@@ -201,7 +204,7 @@ func (s *sessions) subscriptions(ctx context.Context, key string) ([]subscribed,
 func (s *sessions) uris(ctx context.Context, key string) ([]store.Item, error) {
 	q := store.Query{
 		Table: store.Sessions, Partition: sessionItem(key, sortURI).Partition,
-		After: sortURI, Until: sortURI + "~", Limit: maxSessionURIs,
+		After: sortURI, Until: sortURI + "~", Limit: urisPage,
 	}
 	var items []store.Item
 	for {
