@@ -51,6 +51,9 @@ type Engine struct {
 	gate   sync.RWMutex // held for reading while a job is handed over
 	closed bool
 	queue  chan *entry
+	// entries are used again. They are this engine's own, because their channels
+	// must not leave the bubble of a test that has its own time.
+	entries sync.Pool
 
 	lazyMu  sync.Mutex
 	lazy    []*entry

@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -53,8 +52,6 @@ type entry struct {
 	done  chan struct{} // nil if nobody waits; else receives after the outcome
 }
 
-var entries = sync.Pool{New: func() any { return &entry{done: make(chan struct{}, 1)} }}
-
 // Do submits a job and waits for its commit. When ctx ends before the writer has
 // taken the job, the job is dropped, without [Job.Done], and the error is ctx's; after that
 // moment Do waits for the outcome, so that it never leaves a doubt.
@@ -62,7 +59,10 @@ func (e *Engine) Do(ctx context.Context, job Job) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	en := entries.Get().(*entry)
+	en, _ := e.entries.Get().(*entry)
+	if en == nil {
+		en = &entry{done: make(chan struct{}, 1)}
+	}
 	en.job = job
 	en.state.Store(waiting)
 	if err := e.submit(ctx, en); err != nil {
@@ -78,7 +78,7 @@ func (e *Engine) Do(ctx context.Context, job Job) error {
 	}
 	err := en.err
 	en.job, en.err = nil, nil
-	entries.Put(en)
+	e.entries.Put(en)
 	return err
 }
 

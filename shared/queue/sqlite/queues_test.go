@@ -1,0 +1,392 @@
+package sqlite
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/queue"
+	store "mcpevents/shared/store/sqlite"
+	"mcpevents/shared/store/sqlite/engine"
+)
+
+func rowsOf(t *testing.T, q *Queues, name queue.Name) (n int64) {
+	t.Helper()
+	err := q.engine.Read(context.Background(), func(c *engine.Conn) (err error) {
+		n, err = c.Int("SELECT count(*) FROM " + q.lines[name].sql.table)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func depth(t *testing.T, q *Queues, name queue.Name) queue.Depth {
+	t.Helper()
+	d, err := q.Depth(context.Background(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func accept(context.Context, []queue.Message) ([]string, error) { return nil, nil }
+
+func TestGroupsOfAStandardQueueTakeTurns(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+		var noisy []queue.Outgoing
+		for i := range 100 {
+			noisy = append(noisy, queue.Outgoing{Body: fmt.Appendf(nil, "noisy %d", i), Group: "noisy"})
+		}
+		send(t, q, queue.Slow, noisy...)
+		send(t, q, queue.Slow, queue.Outgoing{Body: []byte("quiet 0"), Group: "a"}, queue.Outgoing{Body: []byte("quiet 1"), Group: "b"})
+		var got []string
+		stop := run(q, queue.Slow, queue.ConsumeOptions{Batch: 1}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			got = append(got, string(batch[0].Body))
+			return nil, nil
+		})
+		synctest.Wait()
+		stop()
+		if last := max(slices.Index(got, "quiet 0"), slices.Index(got, "quiet 1")); len(got) != 102 || last > 4 {
+			t.Errorf("%d messages; the quiet groups were through after %d", len(got), last+1)
+		}
+	})
+}
+
+func TestAHandlerThatPanicsOrReportsNonsenseFailsItsBatch(t *testing.T) {
+	for name, h := range map[string]queue.Handler{
+		"panic":   func(context.Context, []queue.Message) ([]string, error) { panic("oops") },
+		"foreign": func(context.Context, []queue.Message) ([]string, error) { return []string{"4711"}, nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+				send(t, q, queue.Inbox, queue.Outgoing{Body: []byte("m")}, queue.Outgoing{Body: []byte("n")})
+				stop := run(q, queue.Inbox, queue.ConsumeOptions{MaxReceives: 2}, h)
+				time.Sleep(5 * time.Minute)
+				stop()
+				if d := depth(t, q, queue.Dead); d.Visible != 2 {
+					t.Errorf("dead: %+v", d)
+				}
+			})
+		})
+	}
+}
+
+func TestDepth(t *testing.T) {
+	inBubble(t, Options{MaxReady: 4}, func(t *testing.T, q *Queues) {
+		began := time.Now()
+		want := func(what string, want queue.Depth) {
+			t.Helper()
+			if got := depth(t, q, queue.Slow); got != want {
+				t.Errorf("%s: got %+v, want %+v", what, got, want)
+			}
+		}
+		oldest := began.UTC().Truncate(time.Microsecond)
+		want("empty", queue.Depth{})
+		for i := range 9 {
+			send(t, q, queue.Slow, queue.Outgoing{Body: fmt.Appendf(nil, "%d", i), Delay: time.Duration(i%3/2) * time.Minute})
+		}
+		want("sent", queue.Depth{Visible: 6, Delayed: 3, Oldest: oldest})
+		release := make(chan struct{})
+		stop := run(q, queue.Slow, queue.ConsumeOptions{Batch: 2}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			<-release
+			return []string{batch[0].ID}, nil
+		})
+		synctest.Wait()
+		want("in a handler", queue.Depth{Visible: 4, InFlight: 2, Delayed: 3, Oldest: oldest})
+		time.Sleep(time.Second)
+		close(release)
+		synctest.Wait()
+		want("three accepted, three failed", queue.Depth{InFlight: 3, Delayed: 3, Oldest: oldest})
+		time.Sleep(time.Hour)
+		stop()
+		if d, rows := depth(t, q, queue.Slow), rowsOf(t, q, queue.Slow); d.Delayed != 0 || int64(d.InFlight+d.Visible) != rows || rows == 0 {
+			t.Errorf("in the end %+v, with %d rows", d, rows)
+		}
+	})
+}
+
+func TestTheMemoryIsBounded(t *testing.T) {
+	const n = 3000
+	for name, opts := range map[string]Options{"messages": {MaxReady: 50}, "bytes": {MaxBytes: 10_000}} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, opts, func(t *testing.T, q *Queues) {
+				l := q.lines[queue.Events]
+				check := func() {
+					l.mu.Lock()
+					defer l.mu.Unlock()
+					if opts.MaxReady > 0 && l.resident > opts.MaxReady {
+						t.Errorf("%d messages in memory", l.resident)
+					}
+					if slack := 12 << 10; opts.MaxBytes > 0 && l.bytes > opts.MaxBytes+readStep*30+slack {
+						t.Errorf("%d bytes in memory", l.bytes)
+					}
+				}
+				var msgs []queue.Outgoing
+				var want []string
+				for i := range n {
+					body := fmt.Sprintf("%05d%s", i, strings.Repeat("x", 20))
+					want = append(want, body)
+					msgs = append(msgs, queue.Outgoing{Body: []byte(body), Group: fmt.Sprintf("g%d", i%7), Dedup: body[:5]})
+				}
+				send(t, q, queue.Events, msgs[:n/2]...)
+				check()
+				var mu sync.Mutex
+				var got []string
+				stop := run(q, queue.Events, queue.ConsumeOptions{Concurrency: 3}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+					check()
+					mu.Lock()
+					defer mu.Unlock()
+					for _, m := range batch {
+						got = append(got, string(m.Body))
+					}
+					return nil, nil
+				})
+				for part := range slices.Chunk(msgs[n/2:], 100) {
+					send(t, q, queue.Events, part...)
+				}
+				synctest.Wait()
+				stop()
+				for g := range 7 {
+					var group []string
+					for _, body := range got {
+						var i int
+						if _, err := fmt.Sscanf(body[:5], "%d", &i); err == nil && i%7 == g {
+							group = append(group, body)
+						}
+					}
+					if !slices.IsSorted(group) {
+						t.Errorf("group %d is out of order", g)
+					}
+				}
+				slices.Sort(got)
+				if !slices.Equal(got, want) {
+					t.Errorf("%d messages came, want %d, each once", len(got), len(want))
+				}
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				if l.resident != 0 || l.bytes != 0 || len(l.ready.groups) != 0 || l.total != 0 {
+					t.Errorf("left over: %d messages, %d bytes, %d groups", l.resident, l.bytes, len(l.ready.groups))
+				}
+			})
+		})
+	}
+}
+
+func TestWhatWasNotAcceptedIsThereAfterARestart(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "events.db")
+	session := func(use func(q *Queues)) {
+		db, err := store.Open(path, store.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := Open(db.Engine(), Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		use(q)
+		if err := q.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := db.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	once := queue.Outgoing{Body: []byte("once"), Group: "g", Dedup: "once"}
+	session(func(q *Queues) {
+		send(t, q, queue.Deliveries, queue.Outgoing{Body: []byte("accepted")}, queue.Outgoing{Body: []byte("failed")})
+		send(t, q, queue.Slow, queue.Outgoing{Body: []byte("late"), Delay: 10 * time.Minute})
+		send(t, q, queue.Events, once)
+		done := make(chan struct{})
+		stop := run(q, queue.Deliveries, queue.ConsumeOptions{Visibility: time.Hour}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			defer close(done)
+			return []string{batch[1].ID}, nil
+		})
+		<-done
+		stop()
+		if d := depth(t, q, queue.Deliveries); d.InFlight != 1 || d.Visible != 0 {
+			t.Errorf("before the restart: %+v", d)
+		}
+	})
+	session(func(q *Queues) {
+		if d := depth(t, q, queue.Deliveries); d.Visible != 1 {
+			t.Errorf("after the restart: %+v", d)
+		}
+		if d := depth(t, q, queue.Slow); d.Delayed != 1 || d.Visible != 0 {
+			t.Errorf("the delayed message after the restart: %+v", d)
+		}
+		send(t, q, queue.Events, once)
+		if d := depth(t, q, queue.Events); d.Visible != 1 {
+			t.Errorf("the second message with the same id after the restart: %+v", d)
+		}
+		got := make(chan queue.Message)
+		stop := run(q, queue.Deliveries, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			got <- batch[0]
+			return nil, nil
+		})
+		if m := <-got; string(m.Body) != "failed" || m.Received != 2 {
+			t.Errorf("got %+v", m)
+		}
+		stop()
+	})
+}
+
+func TestConsumingEndsWhenTheQueuesAreClosed(t *testing.T) {
+	db, err := store.Open(store.Memory, store.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	q, err := Open(db.Engine(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	result := make(chan error)
+	go func() {
+		result <- q.Consume(context.Background(), queue.Inbox, accept, queue.ConsumeOptions{Concurrency: 3})
+	}()
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-result; !fault.Is(err, fault.Unavailable) {
+		t.Errorf("got %v", err)
+	}
+	if err := q.Consume(context.Background(), "nowhere", accept, queue.ConsumeOptions{}); !fault.Is(err, fault.Invalid) {
+		t.Errorf("an unknown queue: %v", err)
+	}
+}
+
+// crashFile, in the environment, makes this test binary the process that is killed.
+const crashFile = "QUEUE_CRASH_FILE"
+
+// TestAKilledProcessLosesNoMessage kills a process that sends and handles, and
+// then looks for every message whose Send had returned and whose handler had not.
+func TestAKilledProcessLosesNoMessage(t *testing.T) {
+	if path := os.Getenv(crashFile); path != "" {
+		workUntilKilled(path)
+		return
+	}
+	path := filepath.Join(t.TempDir(), "events.db")
+	sent, handled := map[string]bool{}, map[string]bool{}
+	for round := range 3 {
+		child := exec.Command(os.Args[0], "-test.run=^TestAKilledProcessLosesNoMessage$")
+		child.Env = append(os.Environ(), fmt.Sprintf("%s=%s", crashFile, path), fmt.Sprintf("QUEUE_CRASH_ROUND=%d", round))
+		child.Stderr = os.Stderr
+		out, err := child.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewScanner(out)
+		for n := 0; lines.Scan(); n++ {
+			verb, body, _ := strings.Cut(lines.Text(), " ")
+			if verb == "sent" {
+				sent[body] = true
+			} else {
+				handled[body] = true
+			}
+			if n == 300*(round+1) {
+				_ = child.Process.Kill()
+			}
+		}
+		_ = child.Wait()
+	}
+	q := open(t, path, Options{})
+	var mu sync.Mutex
+	arrived := make(chan struct{}, 1)
+	for _, name := range []queue.Name{queue.Events, queue.Deliveries} {
+		stop := run(q, name, queue.ConsumeOptions{Concurrency: 2}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, m := range batch {
+				handled[string(m.Body)] = true
+			}
+			select {
+			case arrived <- struct{}{}:
+			default:
+			}
+			return nil, nil
+		})
+		defer stop()
+	}
+	timeout := time.After(20 * time.Second)
+	for {
+		lost := 0
+		mu.Lock()
+		for body := range sent {
+			if !handled[body] {
+				lost++
+			}
+		}
+		mu.Unlock()
+		if lost == 0 {
+			return
+		}
+		select {
+		case <-arrived:
+		case <-timeout:
+			t.Fatalf("%d of %d messages are lost", lost, len(sent))
+		}
+	}
+}
+
+func workUntilKilled(path string) {
+	fail := func(err error) {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	say := func(verb string, body []byte) {
+		if _, err := io.WriteString(os.Stdout, verb+" "+string(body)+"\n"); err != nil {
+			os.Exit(0) // nobody listens any more
+		}
+	}
+	db, err := store.Open(path, store.Options{})
+	fail(err)
+	q, err := Open(db.Engine(), Options{MaxReady: 20})
+	fail(err)
+	for _, name := range []queue.Name{queue.Events, queue.Deliveries} {
+		go func() {
+			fail(q.Consume(context.Background(), name, func(_ context.Context, batch []queue.Message) (failed []string, err error) {
+				for i, m := range batch {
+					if i >= 4 { // those behind it fail too, for the order's sake
+						failed = append(failed, m.ID)
+						continue
+					}
+					say("handled", m.Body)
+				}
+				return failed, nil
+			}, queue.ConsumeOptions{Concurrency: 2}))
+		}()
+	}
+	var all sync.WaitGroup
+	for w := range 4 {
+		all.Go(func() {
+			for i := range 100_000 { // the parent ends it long before
+				body := fmt.Appendf(nil, "%s-%d-%d", os.Getenv("QUEUE_CRASH_ROUND"), w, i)
+				if i%2 == 0 {
+					fail(q.Send(context.Background(), queue.Deliveries, queue.Outgoing{Body: body}))
+				} else {
+					fail(q.Send(context.Background(), queue.Events, queue.Outgoing{Body: body, Group: fmt.Sprint("g", w), Dedup: string(body)}))
+				}
+				say("sent", body)
+			}
+		})
+	}
+	all.Wait()
+}

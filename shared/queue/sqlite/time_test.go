@@ -1,0 +1,175 @@
+package sqlite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"mcpevents/shared/queue"
+	store "mcpevents/shared/store/sqlite"
+)
+
+// inBubble runs a test in its own time, with queues in memory.
+func inBubble(t *testing.T, opts Options, test func(t *testing.T, q *Queues)) {
+	t.Helper()
+	opts.Log = slog.New(slog.DiscardHandler)
+	synctest.Test(t, func(t *testing.T) {
+		db, err := store.Open(store.Memory, store.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := Open(db.Engine(), opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		test(t, q)
+		if err := q.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		if err := db.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+}
+
+func send(t *testing.T, q *Queues, name queue.Name, msgs ...queue.Outgoing) {
+	t.Helper()
+	if err := q.Send(context.Background(), name, msgs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// arrivals collects bodies with the time since the test began.
+type arrivals struct {
+	mu    sync.Mutex
+	start time.Time
+	list  []string
+}
+
+func (a *arrivals) add(batch []queue.Message) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, m := range batch {
+		a.list = append(a.list, fmt.Sprintf("%s@%v#%d", m.Body, time.Since(a.start).Truncate(time.Second), m.Received))
+	}
+}
+
+func (a *arrivals) want(t *testing.T, want ...string) {
+	t.Helper()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !slices.Equal(a.list, want) {
+		t.Errorf("got %q, want %q", a.list, want)
+	}
+}
+
+func run(q *Queues, name queue.Name, opts queue.ConsumeOptions, h queue.Handler) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = q.Consume(ctx, name, h, opts)
+	}()
+	return func() { cancel(); <-done }
+}
+
+func TestTimes(t *testing.T) {
+	text := func(body string, delay time.Duration) queue.Outgoing {
+		return queue.Outgoing{Body: []byte(body), Delay: delay}
+	}
+	t.Run("delays_end_when_they_should", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			a := arrivals{start: time.Now()}
+			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				a.add(batch)
+				return nil, nil
+			})()
+			send(t, q, queue.Slow, text("longest", queue.MaxDelay), text("hour's third", 10*time.Minute), text("now", 0))
+			time.Sleep(time.Minute)
+			send(t, q, queue.Slow, text("sooner", 5*time.Second))
+			time.Sleep(20 * time.Minute)
+			a.want(t, "now@0s#1", "sooner@1m5s#1", "hour's third@10m0s#1", "longest@15m0s#1")
+		})
+	})
+	t.Run("a_failure_comes_again_after_the_visibility", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			a := arrivals{start: time.Now()}
+			defer run(q, queue.Slow, queue.ConsumeOptions{MaxReceives: 3}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				a.add(batch)
+				return nil, errors.New("no")
+			})()
+			send(t, q, queue.Slow, text("m", 0))
+			time.Sleep(10 * time.Minute)
+			a.want(t, "m@0s#1", "m@30s#2", "m@1m0s#3")
+			if d, err := q.Depth(context.Background(), queue.Dead); err != nil || d.Visible != 1 {
+				t.Errorf("dead: %+v, %v", d, err)
+			}
+		})
+	})
+	t.Run("a_late_outcome_counts_for_nothing", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			a := arrivals{start: time.Now()}
+			defer run(q, queue.Slow, queue.ConsumeOptions{Concurrency: 2}, func(ctx context.Context, batch []queue.Message) ([]string, error) {
+				a.add(batch)
+				if batch[0].Received < 3 {
+					time.Sleep(40 * time.Second) // ends while the next one is at it
+				}
+				if batch[0].Received == 3 && ctx.Err() != nil {
+					t.Error("the third call's context has ended")
+				}
+				return nil, nil
+			})()
+			send(t, q, queue.Slow, text("m", 0))
+			time.Sleep(10 * time.Minute)
+			a.want(t, "m@0s#1", "m@30s#2", "m@1m0s#3")
+		})
+	})
+	t.Run("a_deduplication_id_counts_for_five_minutes", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			a := arrivals{start: time.Now()}
+			defer run(q, queue.Events, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				a.add(batch)
+				return nil, nil
+			})()
+			for i := range 14 {
+				send(t, q, queue.Events, queue.Outgoing{Body: fmt.Appendf(nil, "%d", i), Group: "g", Dedup: "d"})
+				time.Sleep(59 * time.Second)
+			}
+			// Every 5 m 54 s one gets through: dropped ones do not lengthen the window.
+			a.want(t, "0@0s#1", "6@5m54s#1", "12@11m48s#1")
+		})
+	})
+	t.Run("a_settlement_that_could_not_be_written_is_written_later", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) { return nil, nil })()
+			l := q.lines[queue.Slow]
+			l.mu.Lock()
+			l.settling = true // as if a job were on its way
+			l.mu.Unlock()
+			send(t, q, queue.Slow, text("m", 0))
+			synctest.Wait()
+			job := &settling{line: l}
+			l.mu.Lock()
+			job.taken.append(&l.accepted)
+			l.settling = false
+			l.mu.Unlock()
+			if len(job.taken.ids) != 1 {
+				t.Fatalf("%d messages to delete, want 1", len(job.taken.ids))
+			}
+			job.Done(errors.New("disk full"))
+			if n := rowsOf(t, q, queue.Slow); n != 1 {
+				t.Errorf("%d rows before, want 1", n)
+			}
+			time.Sleep(retryAfter + time.Second)
+			if n := rowsOf(t, q, queue.Slow); n != 0 {
+				t.Errorf("%d rows after, want none", n)
+			}
+		})
+	})
+}
