@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -83,13 +84,17 @@ type received struct {
 	body   []byte
 }
 
-// endpoint is a webhook endpoint.
-func endpoint(t *testing.T) (url string, got <-chan received) {
+// endpoint is a webhook endpoint. It answers by answer, or with 200.
+func endpoint(t *testing.T, answer func(http.ResponseWriter, *http.Request, []byte)) (url string, got <-chan received) {
 	hooks := make(chan received, 100)
-	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		b, err := io.ReadAll(r.Body)
-		if err == nil {
-			hooks <- received{r.Header, b}
+		if err != nil {
+			return
+		}
+		hooks <- received{r.Header, b}
+		if answer != nil {
+			answer(w, r, b)
 		}
 	}))
 	t.Cleanup(srv.Close)
@@ -139,6 +144,9 @@ func post(t *testing.T, url, body string, header map[string]string, answer any) 
 func rpc(t *testing.T, base, method, params string) json.RawMessage {
 	t.Helper()
 	body, header := request(method, params)
+	if uri, ok := strings.CutPrefix(params, `"uri":"`); ok && method == "resources/read" {
+		header["Mcp-Name"] = strings.TrimSuffix(uri, `"`)
+	}
 	var answer struct {
 		Result, Error json.RawMessage
 	}
@@ -160,12 +168,55 @@ func request(method, params string) (body string, header map[string]string) {
 }
 
 func TestDeployment(t *testing.T) {
-	stack := deploy(t, nil)
-	target, hooks := endpoint(t)
+	stack := deploy(t, func(o *runner.Options) {
+		o.Env = map[string]string{"MCPEVENTS_RETRY_SCHEDULE": "0s,1s,1s", "MCPEVENTS_EVENTS_RETRY_SCHEDULE": "0s,1s,1s"}
+	})
+	t.Run("an event reaches a webhook and a stream", func(t *testing.T) { delivered(t, stack) })
+	t.Run("stream hands subscriptions over", func(t *testing.T) { handedOver(t, stack) })
+	t.Run("a failed webhook is tried again", func(t *testing.T) { triedAgain(t, stack) })
+	t.Run("an endpoint that is gone ends its subscription", func(t *testing.T) { gone(t, stack) })
+	t.Run("what fanout cannot read is put aside", func(t *testing.T) { putAside(t, stack) })
+	t.Run("a session of the earlier revisions", func(t *testing.T) { session(t, stack) })
+	t.Run("a rotated key opens what the one before sealed", func(t *testing.T) { rotated(t, stack) })
+	t.Run("retry runs by its schedule", func(t *testing.T) {
+		eventually(t, "retry has run", func() bool {
+			s := stack.Stats()["RetryFunction"]
+			return s.Invocations-s.Throttles > 1 && s.Errors == 0
+		})
+	})
+	for id, s := range stack.Stats() {
+		if s.Errors > 0 {
+			t.Errorf("%s failed %d times", id, s.Errors)
+		}
+	}
+}
 
-	raw := rpc(t, stack.URL(), "resources/subscriptions/register", `"uris":["event://ci/build-finished"],"targetUri":"`+target+`"`)
-	t.Logf("%s", raw)
-	var registered struct {
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for !f() {
+		if time.Now().After(deadline) {
+			t.Fatalf("did not come about in time: %s", what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// publish sends an event of a build and returns its id.
+func publish(t *testing.T, stack *runner.Stack, number int) string {
+	t.Helper()
+	var answer struct{ Accepted []struct{ ID string } }
+	resp := post(t, stack.URL()+"/events", `{"uri":"event://ci/build-finished","data":`+fmt.Sprintf(build, number)+`}`, nil, &answer)
+	if resp.StatusCode != http.StatusAccepted || len(answer.Accepted) != 1 {
+		t.Fatalf("got %d %v", resp.StatusCode, answer)
+	}
+	return answer.Accepted[0].ID
+}
+
+// register registers a webhook for builds and returns its URI and secret.
+func register(t *testing.T, stack *runner.Stack, target string) (uri, secret string) {
+	t.Helper()
+	var answer struct {
 		Subscription struct {
 			URI           string `json:"uri"`
 			WebhookSecret struct {
@@ -173,57 +224,215 @@ func TestDeployment(t *testing.T) {
 			} `json:"webhookSecret"`
 		} `json:"subscription"`
 	}
-	if err := json.Unmarshal(raw, &registered); err != nil {
+	raw := rpc(t, stack.URL(), "resources/subscriptions/register", `"uris":["event://ci/build-finished"],"targetUri":"`+target+`"`)
+	if err := json.Unmarshal(raw, &answer); err != nil {
 		t.Fatal(err)
 	}
+	return answer.Subscription.URI, answer.Subscription.WebhookSecret.Key
+}
+
+func deregister(t *testing.T, stack *runner.Stack, uri string) {
+	t.Helper()
+	rpc(t, stack.URL(), "resources/subscriptions/deregister", `"uri":"`+uri+`"`)
+}
+
+func delivered(t *testing.T, stack *runner.Stack) {
+	target, hooks := endpoint(t, nil)
+	uri, secret := register(t, stack, target)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	stream := listen(t, ctx, stack.URL(), `"notifications":{"resourceSubscriptions":["event://ci/build-finished"]}`)
-	wait(t, "the acknowledgement", stream)
-
-	t.Run("an event of POST /events", func(t *testing.T) {
-		var accepted struct{ Accepted []struct{ ID string } }
-		resp := post(t, stack.URL()+"/events", `{"uri":"event://ci/build-finished","data":`+fmt.Sprintf(build, 1)+`}`, nil, &accepted)
-		if resp.StatusCode != http.StatusAccepted || len(accepted.Accepted) != 1 {
-			t.Fatalf("got %d %v", resp.StatusCode, accepted)
-		}
+	// Of the URI itself, and of a parent, which is read by patterns.
+	own := listen(ctx, t, stack.URL(), `"notifications":{"resourceSubscriptions":["event://ci/build-finished"]}`)
+	parent := listen(ctx, t, stack.URL(), `"notifications":{"resourceSubscriptions":["event://ci"]}`)
+	wait(t, "the acknowledgement", own)
+	wait(t, "the acknowledgement", parent)
+	arrived := func(id string) {
+		t.Helper()
 		hook := wait(t, "the webhook", hooks)
-		if got := hook.header.Get("Webhook-Id"); got != accepted.Accepted[0].ID {
-			t.Errorf("got webhook-id %q, want %q", got, accepted.Accepted[0].ID)
+		if got := hook.header.Get("Webhook-Id"); got != id {
+			t.Errorf("got webhook-id %q, want %q", got, id)
 		}
-		if err := webhook.Verify(hook.header, hook.body, registered.Subscription.WebhookSecret.Key); err != nil {
+		if err := webhook.Verify(hook.header, hook.body, secret); err != nil {
 			t.Error(err)
 		}
-		if got := wait(t, "the notification", stream); !strings.Contains(got, accepted.Accepted[0].ID) {
-			t.Errorf("got %s", got)
+		for _, stream := range []<-chan string{own, parent} {
+			if got := wait(t, "the notification", stream); !strings.Contains(got, `"`+id+`"`) {
+				t.Errorf("got %s, want event %s", got, id)
+			}
 		}
-	})
-	t.Run("an event of the inbox", func(t *testing.T) {
-		url, body := stack.QueueURL("InboxQueue"), `{"uri":"event://ci/build-finished","id":"from-inbox","data":`+fmt.Sprintf(build, 2)+`}`
-		c := sqs.NewFromConfig(awslocal.Config(awslocal.Start(t, awslocal.SQS).SQS))
-		if _, err := c.SendMessage(t.Context(), &sqs.SendMessageInput{QueueUrl: &url, MessageBody: &body}); err != nil {
-			t.Fatal(err)
-		}
-		if got := wait(t, "the webhook", hooks).header.Get("Webhook-Id"); got != "from-inbox" {
-			t.Errorf("got webhook-id %q", got)
-		}
-		if got := wait(t, "the notification", stream); !strings.Contains(got, "from-inbox") {
-			t.Errorf("got %s", got)
-		}
-	})
-	for id, s := range stack.Stats() {
-		t.Logf("%s: %+v", id, s)
+	}
+	arrived(publish(t, stack, 1))
+	// A direct sender uses the inbox.
+	enqueue(t, stack, "InboxQueue", `{"uri":"event://ci/build-finished","id":"from-inbox","data":`+fmt.Sprintf(build, 2)+`}`)
+	arrived("from-inbox")
+	rpc(t, stack.URL(), "resources/list", "")
+	rpc(t, stack.URL(), "resources/read", `"uri":"`+uri+`"`)
+	rpc(t, stack.URL(), "resources/read", `"uri":"event://ci/build-finished"`)
+	deregister(t, stack, uri)
+}
+
+func enqueue(t *testing.T, stack *runner.Stack, queue, body string) {
+	t.Helper()
+	url := stack.QueueURL(queue)
+	in := &sqs.SendMessageInput{QueueUrl: &url, MessageBody: &body}
+	if strings.HasSuffix(url, ".fifo") {
+		id := uuid.NewString()
+		in.MessageGroupId, in.MessageDeduplicationId = &id, &id
+	}
+	c := sqs.NewFromConfig(awslocal.Config(awslocal.Start(t, awslocal.SQS).SQS))
+	if _, err := c.SendMessage(t.Context(), in); err != nil {
+		t.Fatal(err)
 	}
 }
 
-// listen opens a stream of 2026-07-28 and passes on its data lines.
-func listen(t *testing.T, ctx context.Context, base, params string) <-chan string {
+func handedOver(t *testing.T, stack *runner.Stack) {
+	// events/subscribe sends a challenge first.
+	target, hooks := endpoint(t, func(w http.ResponseWriter, r *http.Request, body []byte) {
+		var challenge struct{ Type, Challenge string }
+		if json.Unmarshal(body, &challenge) == nil && challenge.Type == "verification" {
+			fmt.Fprintf(w, `{"challenge":%q}`, challenge.Challenge)
+		}
+	})
+	secret, _ := webhook.NewSecret()
+	params := `"name":"ci.build_finished","delivery":{"mode":"webhook","url":"` + target + `","secret":"` + secret + `"}`
+	var made struct{ ID string }
+	if err := json.Unmarshal(rpc(t, stack.URL(), "events/subscribe", params), &made); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, "the challenge", hooks)
+	id := publish(t, stack, 3)
+	hook := wait(t, "the webhook", hooks)
+	if hook.header.Get("Webhook-Id") != id || hook.header.Get("X-Mcp-Subscription-Id") != made.ID {
+		t.Errorf("got header %v", hook.header)
+	}
+	if err := webhook.Verify(hook.header, hook.body, secret); err != nil {
+		t.Error(err)
+	}
+	rpc(t, stack.URL(), "events/unsubscribe", params)
+	// A refusal comes back as register gave it.
+	body, header := request("resources/subscriptions/register", `"uris":["event://no/such"],"targetUri":"`+target+`"`)
+	var answer struct{ Error struct{ Code int } }
+	if post(t, stack.URL()+"/mcp", body, header, &answer); answer.Error.Code != -32602 {
+		t.Errorf("got %+v, want -32602", answer)
+	}
+	// Both answer at their own URL too.
+	for _, function := range []string{"RegisterFunction", "DeregisterFunction"} {
+		if resp := post(t, stack.FunctionURL(function)+"mcp", body, header, nil); resp.StatusCode >= 500 {
+			t.Errorf("%s: got %d", function, resp.StatusCode)
+		}
+	}
+}
+
+func triedAgain(t *testing.T, stack *runner.Stack) {
+	var tries atomic.Int32
+	target, hooks := endpoint(t, func(w http.ResponseWriter, _ *http.Request, _ []byte) {
+		if tries.Add(1) < 3 {
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	})
+	uri, _ := register(t, stack, target)
+	id := publish(t, stack, 4)
+	for range 3 {
+		if got := wait(t, "an attempt", hooks).header.Get("Webhook-Id"); got != id {
+			t.Errorf("got webhook-id %q, want %q", got, id)
+		}
+	}
+	deregister(t, stack, uri)
+}
+
+func gone(t *testing.T, stack *runner.Stack) {
+	target, hooks := endpoint(t, func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(http.StatusGone) })
+	uri, _ := register(t, stack, target)
+	publish(t, stack, 5)
+	wait(t, "the webhook", hooks)
+	eventually(t, "the subscription is disabled", func() bool {
+		return strings.Contains(string(rpc(t, stack.URL(), "resources/read", `"uri":"`+uri+`"`)), "disabled")
+	})
+}
+
+func putAside(t *testing.T, stack *runner.Stack) {
+	enqueue(t, stack, "EventsQueue", `{"no":"event"}`)
+	enqueue(t, stack, "InboxQueue", `{"no":"event"}`)
+	c := sqs.NewFromConfig(awslocal.Config(awslocal.Start(t, awslocal.SQS).SQS))
+	url, seen := stack.QueueURL("DeadQueue"), 0
+	eventually(t, "both messages are in the dead queue", func() bool {
+		out, err := c.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{QueueUrl: &url, MaxNumberOfMessages: 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen += len(out.Messages)
+		return seen == 2
+	})
+}
+
+func session(t *testing.T, stack *runner.Stack) {
+	header := map[string]string{"Accept": "application/json, text/event-stream"}
+	init := `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`
+	resp := post(t, stack.URL()+"/mcp", init, header, nil)
+	header["Mcp-Session-Id"], header["Mcp-Protocol-Version"] = resp.Header.Get("Mcp-Session-Id"), "2025-11-25"
+	call := func(method, params string) {
+		t.Helper()
+		var answer struct{ Result, Error json.RawMessage }
+		if post(t, stack.URL()+"/mcp", `{"jsonrpc":"2.0","id":2,"method":"`+method+`","params":{`+params+`}}`, header, &answer); answer.Error != nil {
+			t.Errorf("%s: %s", method, answer.Error)
+		}
+	}
+	post(t, stack.URL()+"/mcp", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, header, nil)
+	call("resources/subscribe", `"uri":"event://ci/build-finished"`)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, stack.URL()+"/mcp", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream := open(t, req, header)
+	id := publish(t, stack, 6)
+	for !strings.Contains(wait(t, "the notification", stream), `"`+id+`"`) {
+		// That the list of subscriptions changed may come before.
+	}
+	call("resources/unsubscribe", `"uri":"event://ci/build-finished"`)
+	target, _ := endpoint(t, nil)
+	call("resources/subscriptions/register", `"uris":["event://ci/build-finished"],"targetUri":"`+target+`"`)
+	if req, err = http.NewRequestWithContext(ctx, http.MethodDelete, stack.URL()+"/mcp", nil); err != nil {
+		t.Fatal(err)
+	}
+	for k, v := range header {
+		req.Header.Set(k, v)
+	}
+	if resp, err = http.DefaultClient.Do(req); err != nil || resp.StatusCode >= 300 {
+		t.Errorf("DELETE: got %v, %v", resp, err)
+	}
+}
+
+func rotated(t *testing.T, stack *runner.Stack) {
+	target, hooks := endpoint(t, nil)
+	uri, secret := register(t, stack, target)
+	for _, step := range []string{"add", "promote"} {
+		if _, err := stack.Invoke(t.Context(), "KeysFunction", []byte(`{"rotate":"`+step+`"}`)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish(t, stack, 7)
+	if hook := wait(t, "the webhook", hooks); webhook.Verify(hook.header, hook.body, secret) != nil {
+		t.Error("the webhook is not signed with the secret")
+	}
+	deregister(t, stack, uri)
+}
+
+// listen opens a stream of revision 2026-07-28.
+func listen(ctx context.Context, t *testing.T, base, params string) <-chan string {
 	t.Helper()
 	body, header := request("subscriptions/listen", params)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/mcp", strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
+	return open(t, req, header)
+}
+
+// open sends a request for a stream and passes on its data lines.
+func open(t *testing.T, req *http.Request, header map[string]string) <-chan string {
+	t.Helper()
 	req.Header.Set("Content-Type", "application/json")
 	for k, v := range header {
 		req.Header.Set(k, v)
@@ -241,7 +450,7 @@ func listen(t *testing.T, ctx context.Context, base, params string) <-chan strin
 		defer resp.Body.Close()
 		scan := bufio.NewScanner(resp.Body)
 		for scan.Scan() {
-			if text, ok := strings.CutPrefix(scan.Text(), "data: "); ok {
+			if text, ok := strings.CutPrefix(scan.Text(), "data: "); ok && text != "" {
 				data <- text
 			}
 		}

@@ -261,6 +261,45 @@ func TestAStackServesItsFunctions(t *testing.T) {
 	})
 }
 
+func TestAFunctionMayDoWhatItsPoliciesAllow(t *testing.T) {
+	o := options(t, named())
+	stack := start(t, o)
+	table := o.Name + "-Table"
+	tests := map[string]struct {
+		function, request string
+		allowed           bool
+	}{
+		"an action that it has":           {"BufferedFunction", `GetItem {"TableName":"` + table + `","Key":{"pk":{"S":"a"}}}`, true},
+		"an action on keys of its own":    {"BufferedFunction", `PutItem {"TableName":"` + table + `","Item":{"pk":{"S":"own#1"}}}`, true},
+		"an action on another's keys":     {"BufferedFunction", `PutItem {"TableName":"` + table + `","Item":{"pk":{"S":"other#1"}}}`, false},
+		"an action that it does not have": {"BufferedFunction", `DeleteItem {"TableName":"` + table + `","Key":{"pk":{"S":"own#1"}}}`, false},
+		"a function without policies":     {"StreamFunction", `GetItem {"TableName":"` + table + `","Key":{"pk":{"S":"a"}}}`, false},
+	}
+	denied := 0
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := stack.Invoke(t.Context(), tc.function, testfn.Call{Do: "dynamodb", Text: tc.request}.JSON())
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := `"200 `
+			if !tc.allowed {
+				want = `"400 {\"__type\":\"com.amazon.coral.service#AccessDeniedException\"`
+				denied++
+			}
+			if !strings.HasPrefix(string(got), want) {
+				t.Errorf("got %s, want %s", got, want)
+			}
+		})
+	}
+	if got := stack.Denied(); len(got) != denied || !strings.Contains(strings.Join(got, "\n"), "BufferedFunction is not authorized to perform: dynamodb:DeleteItem") {
+		t.Errorf("got %q", got)
+	}
+	if got := stack.Requests()["BufferedFunction"]["DynamoDB"]; got["GetItem"].Requests != 1 || got["PutItem"].Requests != 1 || got["DeleteItem"].Requests != 0 {
+		t.Errorf("got counts %v", got)
+	}
+}
+
 func invokeBySDK(t *testing.T, stack *runner.Stack, name string) {
 	b, err := stack.Invoke(t.Context(), "BufferedFunction", testfn.Call{Do: "describe"}.JSON())
 	if err != nil {

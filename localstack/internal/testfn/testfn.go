@@ -123,6 +123,8 @@ func (c Call) run(ctx context.Context) (any, error) {
 		os.Exit(7)
 	case "hang":
 		select {} // ignores its deadline
+	case "dynamodb":
+		return dynamodb(ctx, c.Text)
 	case "print":
 		fmt.Fprint(os.Stderr, c.Text)
 		return "printed", nil
@@ -147,6 +149,27 @@ func (c Call) run(ctx context.Context) (any, error) {
 		return &events.LambdaFunctionURLStreamingResponse{Body: r}, nil
 	}
 	return nil, fmt.Errorf("the test function cannot %q", c.Do)
+}
+
+// dynamodb sends "Operation {body}" to DynamoDB and returns what comes back.
+func dynamodb(ctx context.Context, text string) (string, error) {
+	operation, body, _ := strings.Cut(text, " ")
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, os.Getenv("AWS_ENDPOINT_URL_DYNAMODB"), strings.NewReader(body))
+	if err != nil {
+		return "", err
+	}
+	req.Header.Set("Content-Type", "application/x-amz-json-1.0")
+	req.Header.Set("X-Amz-Target", "DynamoDB_20120810."+operation)
+	req.Header.Set("X-Amz-Security-Token", os.Getenv("AWS_SESSION_TOKEN"))
+	// DynamoDB Local wants the form of a signature, and checks none.
+	req.Header.Set("Authorization", "AWS4-HMAC-SHA256 Credential="+os.Getenv("AWS_ACCESS_KEY_ID")+"/20261120/"+os.Getenv("AWS_REGION")+"/dynamodb/aws4_request, SignedHeaders=host, Signature=0")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	return fmt.Sprintf("%d %s", resp.StatusCode, b), err
 }
 
 func describe(ctx context.Context) Description {
