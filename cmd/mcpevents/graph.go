@@ -123,7 +123,11 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 
 	guard := wiring.Guard(s.Limits)
 	guard.BlockedHosts = append(guard.BlockedHosts, listener.Addr().String())
-	sender := webhook.NewSender(webhook.Options{Guard: guard, ConnsPerHost: attempts, UserAgent: "mcp-events/" + version})
+	identity, err := secrets.identity(s.Limits.ServerIdentity)
+	if err != nil {
+		return nil, err
+	}
+	sender := webhook.NewSender(webhook.Options{Guard: guard, Identity: identity, ConnsPerHost: attempts, UserAgent: "mcp-events/" + version})
 	defer func() {
 		if err != nil {
 			sender.Close()
@@ -174,6 +178,11 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write([]byte(`{"status":"ok"}` + "\n"))
+	})
+	mux.HandleFunc("GET /.well-known/mcp-webhook-jwks.json", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/jwk-set+json")
+		w.Header().Set("Cache-Control", "public, max-age=300")
+		_, _ = w.Write(identity.JWKS())
 	})
 	e.server = &http.Server{
 		Handler:           mux,

@@ -18,6 +18,8 @@ type secrets struct {
 	Private []byte `json:"private"` // Tink keyset that opens webhook secrets
 	Public  []byte `json:"public"`  // Tink keyset that seals them
 	Cursor  []byte `json:"cursor"`  // authenticates stream cursors
+	// Identity signs webhooks as this server's (v1a), beside the subscription's secret.
+	Identity string `json:"identity"`
 }
 
 func secretsPath(data string) string { return filepath.Join(data, "keys.json") }
@@ -34,7 +36,7 @@ func loadSecrets(data string) (secrets, error) {
 	if err != nil {
 		return secrets{}, err
 	}
-	s := secrets{Private: private, Public: public, Cursor: make([]byte, 32)}
+	s := secrets{Private: private, Public: public, Cursor: make([]byte, 32), Identity: webhook.GenerateIdentity()}
 	_, _ = rand.Read(s.Cursor) // never fails (Go 1.24)
 	if data == ":memory:" {
 		return s, nil
@@ -72,6 +74,18 @@ func writeSecrets(data string, s secrets) (err error) {
 		err = os.Rename(f.Name(), secretsPath(data))
 	}
 	return fault.Wrap(fault.Unavailable, err, "write the keys")
+}
+
+// identity is what signs v1a, nil unless it is switched on.
+func (s secrets) identity(on bool) (*webhook.Identity, error) {
+	if !on {
+		return nil, nil
+	}
+	key, err := webhook.ParseIdentity(s.Identity)
+	if err != nil {
+		return nil, err
+	}
+	return webhook.NewIdentity(key), nil
 }
 
 // KeysCmd is about the keys of an embedded server.

@@ -45,6 +45,7 @@ type Limits struct {
 	AllowNoExpiry bool          `name:"allow-no-expiry" help:"Grant ttlMs null as asked."`
 
 	WebhookSecret      string `name:"webhook-secret" default:"standard" help:"Secret of SEP-1803 subscriptions: standard, raw (adds X-Hub-Signature-256), or none (unsigned)."`
+	ServerIdentity     bool   `name:"server-identity" help:"Sign webhooks with this server's ed25519 key too (v1a); receivers find the public key at /.well-known/mcp-webhook-jwks.json. Embedded only."`
 	UnknownUnsubscribe string `name:"unknown-unsubscribe" default:"empty" help:"Answer to events/unsubscribe of an unknown subscription: empty (as ChatGPT expects) or not-found (SEP-3415)."`
 	EventCodes         string `name:"event-codes" default:"sketch" help:"Error numbers of the events methods: sketch (ChatGPT, -32011 to -32015) or sep3415 (-32023 to -32027)."`
 

@@ -184,20 +184,22 @@ const maxSegment = store.MaxItem - 4<<10
 
 // AppendOwn appends events of one URI to its own partition, in order. The caller
 // is the partition's only writer at a time. Events that are in the last segment
-// already (a redelivered batch) are left out. It reports whether the partition was empty before.
+// already (a redelivered batch) are left out. It reports whether these are the
+// first events of the URI on this day (UTC).
 func (l *Log) AppendOwn(ctx context.Context, workspace, uri string, events []event.Event) (first bool, err error) {
 	p := Own(workspace, uri)
 	last, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Reverse: true, Limit: 1})
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "read the end of the log of %s", uri)
 	}
-	var floor int64
+	var floor, before int64
 	if len(last.Items) == 1 {
 		entries, err := decode(last.Items[0])
 		if err != nil {
 			return false, err
 		}
 		floor = entries[len(entries)-1].Key
+		before = floor
 		events = slices.DeleteFunc(slices.Clone(events), func(e event.Event) bool {
 			return slices.ContainsFunc(entries, func(seen Entry) bool { return seen.ID() == e.ID })
 		})
@@ -207,8 +209,10 @@ func (l *Log) AppendOwn(ctx context.Context, workspace, uri string, events []eve
 			return false, fault.Wrap(fault.Unavailable, err, "append to the log of %s", uri)
 		}
 	}
-	return len(last.Items) == 0, nil
+	return day(before) != day(l.now().UnixMicro()), nil
 }
+
+func day(stamp int64) int64 { return stamp / (24 * time.Hour).Microseconds() }
 
 // AppendPattern appends one event to the partitions of the pattern keys given.
 func (l *Log) AppendPattern(ctx context.Context, e event.Event, keys []string) error {
@@ -352,8 +356,8 @@ const maxChildren = 50
 
 func childrenOf(workspace, parent string) string { return "c#" + workspace + "#" + parent }
 
-// RecordChild makes a URI known to [Log.LatestBelow] of its parents. Fanout calls
-// it for the first event of a URI.
+// RecordChild makes a URI known to [Log.LatestBelow] of its parents for a month.
+// Fanout calls it for the first event of a URI on a day.
 func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
 	segs := strings.Split(strings.TrimPrefix(uri, "event://"), "/")
 	var ops []store.Op
