@@ -87,13 +87,6 @@ func (c EventCodes) byName(name string) int {
 	return c.CallbackEndpointError
 }
 
-// CallbackError is implemented by an error that says why a client's callback
-// endpoint was not verified: one of the published lastError categories.
-type CallbackError interface {
-	error
-	CallbackReason() string
-}
-
 // translate makes a JSON-RPC error of what a handler returned. One that is a
 // JSON-RPC error already stays.
 func (e *Endpoint) translate(ctx context.Context, err error, v Version, f family) *jsonrpc.Error {
@@ -101,8 +94,9 @@ func (e *Endpoint) translate(ctx context.Context, err error, v Version, f family
 		return rpc
 	}
 	data := fault.DataOf(err)
-	if f == eventsMethods {
-		if reason, ok := callbackReason(err, data); ok {
+	kind := fault.KindOf(err)
+	if f == eventsMethods && kind == fault.Unavailable {
+		if reason, ok := callbackReason(data); ok {
 			return &jsonrpc.Error{
 				Code:    e.options.EventCodes.CallbackEndpointError,
 				Message: "CallbackEndpointError: the callback endpoint was not verified",
@@ -110,7 +104,6 @@ func (e *Endpoint) translate(ctx context.Context, err error, v Version, f family
 			}
 		}
 	}
-	kind := fault.KindOf(err)
 	m := meanings[kind]
 	out := &jsonrpc.Error{Code: m.modern, Message: fault.Public(err), Data: data}
 	if !v.modern() {
@@ -129,21 +122,12 @@ func (e *Endpoint) translate(ctx context.Context, err error, v Version, f family
 	return out
 }
 
-// callbackReason finds the category of a failed verification: by the interface,
-// or as the "reason" that the fault's data carries.
-func callbackReason(err error, data any) (string, bool) {
-	if c, ok := errors.AsType[CallbackError](err); ok {
-		return c.CallbackReason(), true
-	}
-	switch d := data.(type) {
-	case map[string]string:
-		reason, ok := d["reason"]
-		return reason, ok
-	case map[string]any:
-		reason, ok := d["reason"].(string)
-		return reason, ok
-	}
-	return "", false
+// callbackReason finds why a client's callback endpoint was not verified: the
+// "reason" in the fault's data is one of the published lastError categories.
+func callbackReason(data any) (string, bool) {
+	d, _ := data.(map[string]any)
+	reason, ok := d["reason"].(string)
+	return reason, ok
 }
 
 // status is the HTTP status of a response in the modern era. Only where the

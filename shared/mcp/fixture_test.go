@@ -198,14 +198,6 @@ func (f *fixture) waitShape(uri string) {
 	}
 }
 
-// principal is who the key stands for.
-func (f *fixture) principal(key string) auth.Principal {
-	f.t.Helper()
-	p, err := f.endpoint.options.Auth.Authenticate(context.Background(), http.Header{"Authorization": {"Bearer " + key}})
-	must(f.t, err)
-	return p
-}
-
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -229,7 +221,7 @@ func (*fakeTargets) Check(url string) error {
 
 func (*fakeTargets) Verify(_ context.Context, url, _ string, _ []byte) error {
 	if strings.Contains(url, "unverified") {
-		return fault.New(fault.Invalid, "the challenge failed").With(map[string]string{"reason": "challenge_failed"})
+		return fault.New(fault.Unavailable, "the challenge failed").With(map[string]any{"reason": "challenge_failed"})
 	}
 	return nil
 }

@@ -34,7 +34,8 @@ func TestInitialize(t *testing.T) {
 		}
 	})
 	t.Run("SES-01_sessions_differ", func(t *testing.T) {
-		if f.session(alice, V20251125) == f.session(alice, V20251125) {
+		one, two := f.session(alice, V20251125), f.session(alice, V20251125)
+		if one == two {
 			t.Error("twice the same")
 		}
 	})

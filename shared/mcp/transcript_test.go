@@ -88,8 +88,8 @@ func match(t *testing.T, at string, got, want any, names map[string]string) {
 	t.Helper()
 	switch want := want.(type) {
 	case string:
-		name, isName := strings.CutPrefix(want, "<")
-		if name, isName = strings.CutSuffix(name, ">"); isName && strings.HasPrefix(want, "<") {
+		if strings.HasPrefix(want, "<") && strings.HasSuffix(want, ">") {
+			name := strings.Trim(want, "<>")
 			if text, ok := got.(string); ok && name != "any" {
 				names[name] = text
 			} else if name != "any" {
