@@ -56,7 +56,6 @@ func StartAWS(tb testing.TB, o AWSOptions) *AWS {
 		Race:       Race && !o.Fast,
 		Visibility: o.Visibility,
 		Speed:      30, // retries that are due are looked for every two seconds
-		Count:      true,
 		Progress:   a.out,
 		Output:     a.out,
 	})
@@ -66,6 +65,9 @@ func StartAWS(tb testing.TB, o AWSOptions) *AWS {
 	a.stack = stack
 	tb.Cleanup(func() {
 		stack.Close()
+		for _, denied := range stack.Denied() {
+			tb.Errorf("the template's policies do not let the functions do what they need: %s", denied)
+		}
 		keepOutput(tb, "the functions", a.out)
 		for id, s := range stack.Stats() {
 			tb.Logf("%s: %d invocations, %d errors, %d timeouts, %d starts", id, s.Invocations, s.Errors, s.Timeouts, s.ColdStarts)

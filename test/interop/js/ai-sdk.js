@@ -4,7 +4,7 @@
 
 import { createServer } from "node:http";
 import { createInterface } from "node:readline";
-import { createMCPClient, createMCPEventWebhook } from "@ai-sdk/mcp";
+import { createMCPClient, experimental_createMCPEventWebhook as createMCPEventWebhook } from "@ai-sdk/mcp";
 
 const [url, key, handshake] = process.argv.slice(2);
 const tell = (step, more = {}) => process.stdout.write(JSON.stringify({ step, ...more }) + "\n");
@@ -44,7 +44,8 @@ const client = await createMCPClient({
   transport: { type: "http", url, headers: { Authorization: `Bearer ${key}` } },
   protocolVersionDiscovery: handshake === "discover",
   experimental_events: { store },
-  onUncaughtError: (error) => tell("client error", { error: String(error) }),
+  // A GET before initialize is refused, as the protocol asks; the client goes on.
+  onUncaughtError: (error) => tell("client error", { problem: String(error) }),
 });
 tell("connected", { version: client.initializeResult.protocolVersion });
 
