@@ -90,9 +90,18 @@ fuzz: ## run every fuzz target for FUZZTIME (20s)
 	  for target in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
 	    echo "== $$pkg $$target"; go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg; done; done
 
+# LOCAL are arguments of ./localstack. These let anybody call and send webhooks
+# anywhere, which is right for this machine only.
+LOCAL ?= -p Auth=none -p AllowInsecureTargets=true
+
 .PHONY: local-aws
-local-aws: ## run the real functions against emulators of AWS on this machine
-	go run ./localstack
+local-aws: ## run the real functions on 127.0.0.1:8080, against an emulator of AWS that it starts unless AWS_ENDPOINT_URL names one
+	@if [ -z "$${AWS_ENDPOINT_URL:-}" ]; then \
+	  mkdir -p build; echo "starting an emulator; what it says is in build/emulator.log"; \
+	  set -m; coproc EMULATOR { exec localstack/start.sh 2>build/emulator.log; }; emulator=$$EMULATOR_PID; set +m; \
+	  trap 'kill $$emulator 2>/dev/null || true; wait $$emulator 2>/dev/null || true' EXIT; \
+	  for _ in 1 2 3 4; do read -r line <&"$${EMULATOR[0]}" || { cat build/emulator.log; exit 1; }; eval "$$line"; done; \
+	fi; go run ./localstack $(LOCAL)
 
 .PHONY: sam-build
 sam-build: $(VENV)/installed ## build the functions for deployment
