@@ -58,6 +58,9 @@ func (l *line) work(ctx context.Context, h queue.Handler, opts queue.ConsumeOpti
 		}
 		select {
 		case <-woken:
+			if ctx.Err() != nil {
+				l.stopWaiting(woken) // what it was woken for is another's now
+			}
 		case <-ctx.Done():
 			l.stopWaiting(woken)
 		case <-l.q.closed:

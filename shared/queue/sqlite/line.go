@@ -17,8 +17,9 @@ type line struct {
 	sql  lineSQL
 
 	// Only the engine's writer touches these.
-	lastID int64  // of the last message sent
-	dedup  *dedup // nil on a standard queue
+	lastID   int64    // of the last message sent
+	promoted position // the delayed rows up to here were moved into memory
+	dedup    *dedup   // nil on a standard queue
 
 	mu      sync.Mutex // never held during SQL
 	ready   ready
@@ -32,9 +33,7 @@ type line struct {
 	resident       int // messages in memory: ready, in flight, hidden
 	bytes          int // of their bodies
 
-	// The delayed rows up to (promotedDue, promotedID) were moved into memory.
-	nextDue                 int64 // milliseconds since 1970; 0 if nothing is delayed
-	promotedDue, promotedID int64
+	nextDue int64 // of the rows still delayed, in milliseconds since 1970; 0 if there is none
 
 	total, delayed, inFlight int // messages, for the depth
 
@@ -240,7 +239,7 @@ func (l *line) settle(f *flight, failed func(m *message) bool, until time.Time) 
 			l.accepted.ids = append(l.accepted.ids, m.id)
 			l.leave(m)
 		case f.maxReceives > 0 && m.received >= f.maxReceives && l.name != queue.Dead:
-			l.accepted.dead = append(l.accepted.dead, m.id)
+			l.accepted.dead = append(l.accepted.dead, m)
 			l.leave(m)
 		default:
 			l.accepted.failed = append(l.accepted.failed, failure{m.id, m.received})
@@ -315,5 +314,5 @@ func (l *line) depth() queue.Depth {
 		hidden += max(h.count, 1)
 	}
 	inFlight := l.inFlight + hidden
-	return queue.Depth{Visible: l.total - inFlight - l.delayed, InFlight: inFlight, Delayed: l.delayed}
+	return queue.Depth{Visible: max(l.total-inFlight-l.delayed, 0), InFlight: inFlight, Delayed: l.delayed}
 }

@@ -110,59 +110,74 @@ func (l *line) expire(now time.Time) {
 // promote brings delayed messages whose time has come.
 func (l *line) promote() error {
 	for {
-		now := time.Now().UnixMilli()
 		l.mu.Lock()
 		room := min(l.q.opts.MaxReady-l.resident, readStep)
-		if l.nextDue == 0 || l.nextDue > now || room <= 0 {
-			l.mu.Unlock()
+		due := l.nextDue > 0 && l.nextDue <= time.Now().UnixMilli()
+		l.mu.Unlock()
+		if !due || room <= 0 {
 			return nil
 		}
-		afterDue, afterID := l.promotedDue, l.promotedID
-		l.nextDue = 0 // a send may set it again meanwhile
-		l.mu.Unlock()
-
-		var msgs []*message
-		next := int64(0)
-		err := l.q.engine.Snapshot(context.Background(), func(c *engine.Conn) error {
-			s, err := c.Stmt(l.sql.promote)
-			if err != nil {
-				return err
-			}
-			s.Int(1, afterDue).Int(2, afterID).Int(3, now).Int(4, int64(room))
-			msgs, err = rows(s, func() { afterDue, afterID = s.ColumnInt(5), s.ColumnInt(0) })
-			if err != nil {
-				return err
-			}
-			if s, err = c.Stmt(l.sql.nextDue); err != nil {
-				return err
-			}
-			defer s.Reset()
-			row, err := s.Int(1, afterDue).Int(2, afterID).Step()
-			if row {
-				next = s.ColumnInt(0)
-			}
-			return err
-		})
-		l.mu.Lock()
-		if err != nil {
-			next = now // it is not known; look again
-		}
-		if next > 0 && (l.nextDue == 0 || next < l.nextDue) {
-			l.nextDue = next
-		}
-		if err == nil {
-			l.promotedDue, l.promotedID = afterDue, afterID
-			l.delayed -= len(msgs)
-			for _, m := range msgs {
-				l.enter(m)
-			}
-			l.wakeWorker()
-		}
-		l.mu.Unlock()
-		if err != nil {
+		if err := l.q.engine.Do(context.Background(), &promotion{line: l, room: room}); err != nil {
 			return err
 		}
 	}
+}
+
+// promotion reads the delayed rows that are due. It is a job of the writer
+// because only there it is certain that no row with an earlier time is still to
+// be committed, so that one position in their order tells which have been read.
+type promotion struct {
+	line *line
+	room int
+
+	msgs    []*message
+	at      position
+	nextDue int64
+}
+
+// position is a place in the order of the delayed rows.
+type position struct {
+	due int64 // milliseconds since 1970
+	id  int64
+}
+
+func (p *promotion) Apply(tx *engine.Tx) error {
+	p.at = p.line.promoted
+	s, err := tx.Stmt(p.line.sql.promote)
+	if err != nil {
+		return err
+	}
+	s.Int(1, p.at.due).Int(2, p.at.id).Int(3, tx.Now.UnixMilli()).Int(4, int64(p.room))
+	p.msgs, err = rows(s, func() { p.at = position{s.ColumnInt(5), s.ColumnInt(0)} })
+	if err != nil {
+		return err
+	}
+	if s, err = tx.Stmt(p.line.sql.nextDue); err != nil {
+		return err
+	}
+	defer s.Reset()
+	p.nextDue = 0
+	row, err := s.Int(1, p.at.due).Int(2, p.at.id).Step()
+	if row {
+		p.nextDue = s.ColumnInt(0)
+	}
+	return err
+}
+
+func (p *promotion) Done(err error) {
+	if err != nil {
+		return
+	}
+	l := p.line
+	l.promoted = p.at
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.nextDue = p.nextDue
+	l.delayed -= len(p.msgs)
+	for _, m := range p.msgs {
+		l.enter(m)
+	}
+	l.wakeWorker()
 }
 
 // load brings messages that were too many, in their order, while there is room.

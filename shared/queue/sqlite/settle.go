@@ -14,8 +14,8 @@ const retryAfter = time.Second
 
 // settlement is what handlers have decided and the file does not know yet.
 type settlement struct {
-	ids    []int64 // accepted: to be deleted
-	dead   []int64 // to be moved to the dead letters
+	ids    []int64    // accepted: to be deleted
+	dead   []*message // to be moved to the dead letters
 	failed []failure
 }
 
@@ -32,6 +32,7 @@ func (s *settlement) append(other *settlement) {
 	s.ids = append(s.ids, other.ids...)
 	s.dead = append(s.dead, other.dead...)
 	s.failed = append(s.failed, other.failed...)
+	clear(other.dead)
 	other.ids, other.dead, other.failed = other.ids[:0], other.dead[:0], other.failed[:0]
 }
 
@@ -113,22 +114,22 @@ func (s *settling) delete(tx *engine.Tx) error {
 func (s *settling) bury(tx *engine.Tx) error {
 	s.buried = s.buried[:0]
 	grave := s.line.q.lines[queue.Dead]
-	for _, id := range s.taken.dead {
+	for _, m := range s.taken.dead {
 		stmt, err := tx.Stmt(s.line.sql.bury)
 		if err != nil {
 			return err
 		}
 		grave.lastID++
-		if err := stmt.Int(1, grave.lastID).Int(2, id).Exec(); err != nil {
+		if err := stmt.Int(1, grave.lastID).Int(2, m.id).Exec(); err != nil {
 			return err
 		}
 		if stmt, err = tx.Stmt(s.line.sql.remove); err != nil {
 			return err
 		}
-		if err := stmt.Int(1, id).Exec(); err != nil {
+		if err := stmt.Int(1, m.id).Exec(); err != nil {
 			return err
 		}
-		s.buried = append(s.buried, &message{id: grave.lastID})
+		s.buried = append(s.buried, &message{id: grave.lastID, group: m.group, sent: m.sent})
 	}
 	return nil
 }

@@ -104,11 +104,16 @@ func TestTimes(t *testing.T) {
 				a.add(batch)
 				return nil, errors.New("no")
 			})()
-			send(t, q, queue.Slow, text("m", 0))
+			send(t, q, queue.Slow, queue.Outgoing{Body: []byte("m"), Group: "g"})
 			time.Sleep(10 * time.Minute)
 			a.want(t, "m@0s#1", "m@30s#2", "m@1m0s#3")
-			if d, err := q.Depth(context.Background(), queue.Dead); err != nil || d.Visible != 1 {
-				t.Errorf("dead: %+v, %v", d, err)
+			dead := make(chan queue.Message, 1)
+			defer run(q, queue.Dead, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				dead <- batch[0]
+				return nil, nil
+			})()
+			if m := <-dead; string(m.Body) != "m" || m.Group != "g" || !m.Sent.Equal(a.start.Truncate(time.Microsecond)) || m.Received != 1 {
+				t.Errorf("the dead letter is %+v", m)
 			}
 		})
 	})

@@ -291,14 +291,14 @@ func TestTheLogStartsOverUnderSteadyLoad(t *testing.T) {
 		})
 	}
 	// The log has started over when a new frame does not make it longer.
-	text := strings.Repeat("x", 20_000)
+	text := strings.Repeat("x", 4000)
 	for i := int64(0); ctx.Err() == nil; i++ {
 		do(t, e, job{apply: func(tx *Tx) error {
 			stmt, err := tx.Stmt("INSERT OR REPLACE INTO n VALUES (?, ?)")
 			if err != nil {
 				return err
 			}
-			return stmt.Int(1, i%50).Text(2, text).Exec()
+			return stmt.Int(1, i%20).Text(2, text).Exec()
 		}})
 		if i%100 != 0 {
 			continue
