@@ -19,7 +19,7 @@ type Feed struct {
 
 	tails     *Tails
 	workspace string
-	in        chan batch
+	in        chan *batch
 	failed    chan struct{}
 
 	mu     sync.Mutex // guards err and closing failed
@@ -54,7 +54,7 @@ type queued struct {
 func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	f := &Feed{
 		tails: ts, workspace: r.Workspace,
-		in: make(chan batch, ts.Options.Buffer), failed: make(chan struct{}),
+		in: make(chan *batch, ts.Options.Buffer), failed: make(chan struct{}),
 		parts: map[string]*source{},
 	}
 	since := r.Since
@@ -218,7 +218,7 @@ func (f *Feed) take(q queued) (Delivery, bool) {
 
 // enqueue takes a tail's batch. Where keys grow in commit order, each entry
 // moves the source's floor; elsewhere only the whole batch does.
-func (f *Feed) enqueue(b batch) {
+func (f *Feed) enqueue(b *batch) {
 	s := f.parts[b.part.Name()]
 	if s == nil {
 		return
@@ -289,7 +289,7 @@ func (f *Feed) Close() {
 	}
 }
 
-func (f *Feed) offer(b batch) {
+func (f *Feed) offer(b *batch) {
 	select {
 	case f.in <- b:
 	default:

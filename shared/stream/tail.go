@@ -58,7 +58,7 @@ func (t *tail) run(ctx context.Context) {
 		}
 		began := t.tails.now()
 		if !told { // nothing was written: only time has passed
-			t.spread(batch{part: t.part, floor: max(from, began.Add(-eventlog.Window).UnixMicro())})
+			t.spread(&batch{part: t.part, floor: max(from, began.Add(-eventlog.Window).UnixMicro())})
 			timer.Reset(t.tails.Options.Watched)
 			t.renewInterest(ctx, began, &lastRenewal)
 			continue
@@ -88,7 +88,7 @@ func (t *tail) run(ctx context.Context) {
 				from = began.Add(-lookBack).UnixMicro()
 				prune(seen, from)
 			}
-			t.spread(batch{part: t.part, entries: fresh, floor: floor})
+			t.spread(&batch{part: t.part, entries: fresh, floor: floor})
 		}
 		t.renewInterest(ctx, began, &lastRenewal)
 		if changed != nil {
@@ -153,7 +153,7 @@ func prune(seen map[string]int64, from int64) {
 
 // spread hands a batch to every feed. A feed that cannot take it is ended with
 // its cursor intact; it never holds the others up.
-func (t *tail) spread(b batch) {
+func (t *tail) spread(b *batch) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for f := range t.feeds {
