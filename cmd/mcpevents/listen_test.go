@@ -59,12 +59,11 @@ func end(t *testing.T, e *Embedded) {
 
 // background is a command that runs while the test goes on.
 type background struct {
-	t      *testing.T
-	out    *output
-	err    *output
-	code   int
-	ended  chan struct{}
-	writes chan struct{}
+	t     *testing.T
+	out   *output
+	err   *output
+	code  int
+	ended chan struct{}
 }
 
 // output is a writer that tells of what is written.
