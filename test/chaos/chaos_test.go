@@ -51,9 +51,13 @@ func TestKillFunctions(t *testing.T) {
 	done, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
-		aws.KillUntil(done, 2)
+		aws.KillUntil(done, 3)
 	}()
 	f.publish(t)
+	harness.Within(t, time.Minute, func() bool {
+		_, n := f.registered.Count()
+		return n >= f.count*9/10
+	})
 	close(done)
 	<-stopped
 	t.Logf("%d processes were killed", aws.Killed())

@@ -102,9 +102,11 @@ func (a *AWS) apply(tb testing.TB, dynamodb, config string) {
 	})
 }
 
-// Kill kills a process of a function at random, one that works if there is one.
+// Kill kills a process of a function on the way of an event or of the MCP
+// endpoint, one that works if there is one.
 func (a *AWS) Kill() {
-	if a.stack.Kill() != "" {
+	ids := []string{"PublishFunction", "FanoutFunction", "DispatchFunction", "StreamFunction"}
+	if a.stack.Kill(ids[rand.IntN(len(ids))]) != "" {
 		a.killed.Add(1)
 	}
 }
@@ -130,3 +132,6 @@ func (a *AWS) Killed() int { return int(a.killed.Load()) }
 // Requests are the requests to AWS so far, by function; "mappings" are those of
 // the event source mappings, which AWS bills too.
 func (a *AWS) Requests() map[string]awsx.Counts { return a.stack.Requests() }
+
+// Invocations counts the calls of a function so far.
+func (a *AWS) Invocations(function string) int { return a.stack.Stats()[function].Invocations }
