@@ -1,0 +1,228 @@
+package boot
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-lambda-go/events"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/queue"
+	"mcpevents/shared/store"
+)
+
+// environment is what the template sets.
+func environment(change map[string]string) map[string]string {
+	env := map[string]string{envAuth: "keys"}
+	for _, t := range store.Tables() {
+		env[tableVariable(t)] = "stack-" + string(t)
+	}
+	for _, q := range queue.Names() {
+		env[queueVariable(q)] = "http://sqs/000000000000/stack-" + string(q)
+	}
+	maps.Copy(env, change)
+	return env
+}
+
+func started(t *testing.T, change map[string]string) (*Process, error) {
+	t.Setenv("AWS_REGION", "us-east-1")
+	t.Setenv("AWS_ACCESS_KEY_ID", "a")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "b")
+	env := environment(change)
+	return build(func(name string) string { return env[name] })
+}
+
+func TestTheProcessIsBuiltFromTheEnvironment(t *testing.T) {
+	p, err := started(t, map[string]string{"MCPEVENTS_LOG_RETENTION": "48h", "MCPEVENTS_X": "y"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Anonymous || p.EventLog.Retention != 48*time.Hour || p.Variable("MCPEVENTS_X") != "y" {
+		t.Errorf("got %+v", p)
+	}
+	for _, tc := range []struct {
+		arn  string
+		name queue.Name
+		want bool
+	}{
+		{"arn:aws:sqs:us-east-1:000000000000:stack-slow", queue.Slow, true},
+		{"arn:aws:sqs:us-east-1:000000000000:stack-slow", queue.Deliveries, false},
+		{"arn:aws:sqs:us-east-1:000000000000:other-slow", queue.Slow, false},
+		{"", queue.Slow, false},
+	} {
+		if got := p.IsFrom(tc.arn, tc.name); got != tc.want {
+			t.Errorf("IsFrom(%q, %s): got %v", tc.arn, tc.name, got)
+		}
+	}
+	if p, err = started(t, map[string]string{envAuth: "none"}); err != nil || !p.Anonymous {
+		t.Errorf("got %+v, %v", p, err)
+	}
+}
+
+func TestAFaultyEnvironmentIsRefused(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change map[string]string
+		want   string
+	}{
+		"no table":               {map[string]string{"MCPEVENTS_TABLE_LOG": ""}, "MCPEVENTS_TABLE_LOG is not set"},
+		"no queue":               {map[string]string{"MCPEVENTS_QUEUE_DEAD_URL": ""}, "MCPEVENTS_QUEUE_DEAD_URL is not set"},
+		"no authentication":      {map[string]string{envAuth: ""}, "it can be none or keys"},
+		"another authentication": {map[string]string{envAuth: "jwt"}, "it can be none or keys"},
+		"a level that is none":   {map[string]string{envLogLevel: "LOUD"}, "DEBUG, INFO, WARN or ERROR"},
+		"a limit that is none":   {map[string]string{"MCPEVENTS_QUOTA": "many"}, "MCPEVENTS_QUOTA"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := started(t, tc.change)
+			if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got error %v, want %q in it", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestBuffered(t *testing.T) {
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/panic":
+			w.WriteHeader(http.StatusAccepted)
+			panic("oh")
+		case "/nothing":
+		case "/binary":
+			_, _ = w.Write([]byte{0xff, 0x00})
+		default:
+			b, _ := io.ReadAll(r.Body)
+			w.Header().Add("X-Two", "1")
+			w.Header().Add("X-Two", "2")
+			w.Header().Add("Set-Cookie", "a=b")
+			w.WriteHeader(http.StatusTeapot)
+			_, _ = w.Write([]byte(r.Method + " " + r.URL.String() + " " + r.Host + " " + r.Header.Get("Authorization") + " " + string(b)))
+		}
+	})
+	serve := Buffered(h)
+	request := httptest.NewRequest("POST", "https://example.com/a%2Fb?c=d", nil)
+	request.Header.Set("Authorization", "Bearer x")
+
+	t.Run("serves the request of the event", func(t *testing.T) {
+		for name, body := range map[string]string{"text": "hällo", "bytes": "\xff\x01"} {
+			got, err := serve(t.Context(), Event(request, []byte(body)))
+			want := "POST https://example.com/a%2Fb?c=d example.com Bearer x " + body
+			if name == "bytes" {
+				if !got.IsBase64Encoded {
+					t.Error("bytes that are no text came back as text")
+				}
+				continue
+			}
+			if err != nil || got.StatusCode != http.StatusTeapot || got.Body != want || got.Headers["X-Two"] != "1,2" || got.Cookies[0] != "a=b" {
+				t.Errorf("got %+v, %v, want %q", got, err, want)
+			}
+		}
+	})
+	for name, tc := range map[string]struct {
+		path   string
+		status int
+		body   string
+		base64 bool
+	}{
+		"a panic is a 500 and no more":    {"/panic", http.StatusInternalServerError, "", false},
+		"a handler that writes nothing":   {"/nothing", http.StatusOK, "", false},
+		"a body that is no text is coded": {"/binary", http.StatusOK, "/wA=", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := serve(t.Context(), Event(httptest.NewRequest("GET", "https://example.com"+tc.path, nil), nil))
+			if err != nil || got.StatusCode != tc.status || got.Body != tc.body || got.IsBase64Encoded != tc.base64 {
+				t.Errorf("got %+v, %v", got, err)
+			}
+		})
+	}
+	t.Run("an event that is no request", func(t *testing.T) {
+		got, err := serve(t.Context(), events.LambdaFunctionURLRequest{Body: "?", IsBase64Encoded: true})
+		if err != nil || got.StatusCode != http.StatusBadRequest {
+			t.Errorf("got %+v, %v", got, err)
+		}
+	})
+}
+
+func TestSources(t *testing.T) {
+	handle := Sources(
+		Buffered(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) })),
+		func(arn string) queue.Handler {
+			if arn != "mine" {
+				return nil
+			}
+			return func(ctx context.Context, batch []queue.Message) ([]string, error) {
+				if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) > 8*time.Second {
+					return nil, errors.New("the batch has no time left to report")
+				}
+				return []string{batch[1].ID}, nil
+			}
+		},
+	)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	batch := func(arn string) string {
+		return `{"Records":[{"messageId":"a","body":"1","eventSourceARN":"` + arn + `"},{"messageId":"b","body":"2","eventSourceARN":"` + arn + `"}]}`
+	}
+	for name, tc := range map[string]struct{ event, want string }{
+		"a batch":                     {batch("mine"), `{"batchItemFailures":[{"itemIdentifier":"b"}]}`},
+		"a request":                   {`{"version":"2.0","rawPath":"/","requestContext":{"domainName":"x","http":{"method":"GET"}}}`, `"statusCode":202`},
+		"a batch of another queue":    {batch("other"), "a queue that is not for this function"},
+		"an event of another service": {`{"source":"aws.events"}`, "neither a batch nor a request"},
+		"no JSON object":              {`[]`, "read the event"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, err := handle(ctx, json.RawMessage(tc.event))
+			got, _ := json.Marshal(out)
+			if err != nil {
+				got = []byte(err.Error())
+			}
+			if !strings.Contains(string(got), tc.want) {
+				t.Errorf("got %s, want %s", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestLazy(t *testing.T) {
+	var calls atomic.Int32
+	l := NewLazy(func(context.Context) (http.Handler, error) {
+		if calls.Add(1) == 1 {
+			return nil, fault.New(fault.Unavailable, "not yet")
+		}
+		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }), nil
+	})
+	p, err := started(t, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := p.Handler(l)
+	status := func() int {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+		return w.Code
+	}
+	if got := status(); got != http.StatusServiceUnavailable {
+		t.Errorf("got %d while the handler cannot be made, want 503", got)
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if got := status(); got != http.StatusNoContent {
+				t.Errorf("got %d, want 204", got)
+			}
+		})
+	}
+	wg.Wait()
+	if got := calls.Load(); got != 2 {
+		t.Errorf("made %d times, want a failure and a success", got)
+	}
+}

@@ -1,0 +1,44 @@
+package cursors
+
+import (
+	"sync"
+	"testing"
+
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store/sqlite"
+)
+
+func TestTheKeyIsMadeOnceAndSharedByAll(t *testing.T) {
+	db, err := sqlite.Open(":memory:", sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if _, err := Sealer(t.Context(), db); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("got error %v before there is a key", err)
+	}
+	var wg sync.WaitGroup
+	for range 5 {
+		wg.Go(func() {
+			if err := Create(t.Context(), db); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	one, err := Sealer(t.Context(), db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Create(t.Context(), db); err != nil {
+		t.Fatal(err)
+	}
+	two, err := Sealer(t.Context(), db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := two.Open("w", one.Seal("w", eventlog.Cursor{At: 42})); err != nil || got.At != 42 {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}

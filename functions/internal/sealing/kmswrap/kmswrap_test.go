@@ -1,0 +1,38 @@
+package kmswrap_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/service/kms"
+
+	"mcpevents/functions/internal/sealing/kmswrap"
+	"mcpevents/shared/fault"
+	"mcpevents/test/awslocal"
+)
+
+func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }
+
+func TestKMS(t *testing.T) {
+	client := kms.NewFromConfig(awslocal.Config(awslocal.Start(t, awslocal.MiniStack).MiniStack))
+	made, err := client.CreateKey(t.Context(), &kms.CreateKeyInput{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := kmswrap.KMS{Client: client, Key: *made.KeyMetadata.Arn}
+	wrapped, err := w.Wrap(t.Context(), []byte("keyset"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := w.Unwrap(t.Context(), wrapped); err != nil || string(got) != "keyset" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	// What was wrapped for another purpose does not open.
+	other, err := client.Encrypt(t.Context(), &kms.EncryptInput{KeyId: &w.Key, Plaintext: []byte("x"), EncryptionContext: map[string]string{"purpose": "another"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Unwrap(t.Context(), other.CiphertextBlob); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("got error %v", err)
+	}
+}

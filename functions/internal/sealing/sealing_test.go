@@ -1,0 +1,193 @@
+package sealing
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+	"mcpevents/shared/store/sqlite"
+	"mcpevents/shared/webhook"
+)
+
+// locked is a wrapper that tells wrapped bytes from clear ones.
+type locked struct {
+	mu      sync.Mutex
+	unwraps int
+	fail    error
+}
+
+func (l *locked) Wrap(_ context.Context, clear []byte) ([]byte, error) {
+	return append([]byte("locked:"), clear...), l.fail
+}
+
+func (l *locked) Unwrap(_ context.Context, wrapped []byte) ([]byte, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unwraps++
+	clear, ok := bytes.CutPrefix(wrapped, []byte("locked:"))
+	if !ok {
+		return nil, errors.New("not wrapped")
+	}
+	return slices.Clone(clear), l.fail
+}
+
+func open(t *testing.T) *sqlite.DB {
+	t.Helper()
+	db, err := sqlite.Open(":memory:", sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+func stored(t *testing.T, db store.DB, key store.Key) []byte {
+	t.Helper()
+	items, err := db.Get(t.Context(), key)
+	if err != nil || items[0] == nil {
+		t.Fatalf("%v: %v, %v", key, items, err)
+	}
+	return items[0].Value
+}
+
+var binding = webhook.Binding{Workspace: "w", Subscription: "s", Target: "t"}
+
+func seal(t *testing.T, db store.DB) []byte {
+	t.Helper()
+	sealer, err := Public(t.Context(), db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sealed, err := sealer.Seal([]byte("secret"), binding)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sealed
+}
+
+func TestTheKeysetIsMadeOnce(t *testing.T) {
+	db, w := open(t), &locked{}
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() {
+			if err := Create(t.Context(), db, w); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	private, public := stored(t, db, privateKey), stored(t, db, publicKey)
+	if !bytes.HasPrefix(private, []byte("locked:")) {
+		t.Error("the private keyset is stored in clear")
+	}
+	if err := Create(t.Context(), db, w); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(private, stored(t, db, privateKey)) || !bytes.Equal(public, stored(t, db, publicKey)) {
+		t.Error("the second time changed the keys")
+	}
+	got, err := (&Opener{DB: db, Wrapper: w}).Open(seal(t, db), binding)
+	if err != nil || string(got) != "secret" {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+func TestAHalfMadeKeysetIsMended(t *testing.T) {
+	db, w := open(t), &locked{}
+	if err := Create(t.Context(), db, w); err != nil {
+		t.Fatal(err)
+	}
+	public := stored(t, db, publicKey)
+	if err := db.Write(t.Context(), store.Delete(publicKey)); err != nil {
+		t.Fatal(err)
+	}
+	if err := Create(t.Context(), db, w); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(public, stored(t, db, publicKey)) {
+		t.Error("the public keyset does not fit the private one")
+	}
+}
+
+func TestFailuresLeaveNothingBehind(t *testing.T) {
+	db := open(t)
+	if _, err := Public(t.Context(), db); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("got error %v before there is a key", err)
+	}
+	if err := Create(t.Context(), db, &locked{fail: errors.New("KMS is down")}); err == nil {
+		t.Error("no error")
+	}
+	if items, err := db.Get(t.Context(), privateKey); err != nil || items[0] != nil {
+		t.Errorf("got %v, %v", items, err)
+	}
+	if err := Rotate(t.Context(), db, &locked{}, StepAdd); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("got error %v for a rotation of nothing", err)
+	}
+}
+
+func TestARotationOpensOldAndNew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db, w := open(t), &locked{}
+		if err := Create(t.Context(), db, w); err != nil {
+			t.Fatal(err)
+		}
+		opener := &Opener{DB: db, Wrapper: w}
+		opens := func(what string, sealed []byte) {
+			t.Helper()
+			if got, err := opener.Open(sealed, binding); err != nil || string(got) != "secret" {
+				t.Errorf("%s: got %q, %v", what, got, err)
+			}
+		}
+		old := seal(t, db)
+		opens("before", old)
+		for _, step := range []Step{StepAdd, StepPromote} {
+			if err := Rotate(t.Context(), db, w, step); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(ReloadAfter)
+		}
+		fresh := seal(t, db)
+		opens("the new one, in a process that began before", fresh)
+		opens("the old one", old)
+		if w.unwraps != 5 { // one to make it, two by the rotation, one at first use, one for the new key
+			t.Errorf("unwrapped %d times, want 5", w.unwraps)
+		}
+		// What nobody can open does not make it ask KMS each time.
+		for range 5 {
+			if _, err := opener.Open([]byte("rubbish"), binding); err == nil {
+				t.Error("rubbish was opened")
+			}
+		}
+		time.Sleep(ReloadAfter)
+		_, _ = opener.Open([]byte("rubbish"), binding)
+		if w.unwraps != 5 {
+			t.Errorf("unwrapped %d times, want 5", w.unwraps)
+		}
+		if err := Rotate(t.Context(), db, w, "twist"); !fault.Is(err, fault.Invalid) {
+			t.Errorf("got error %v", err)
+		}
+	})
+}
+
+func TestTheOpenerTriesAgainWhenKMSWasDown(t *testing.T) {
+	db, w := open(t), &locked{}
+	if err := Create(t.Context(), db, w); err != nil {
+		t.Fatal(err)
+	}
+	opener, sealed := &Opener{DB: db, Wrapper: w}, seal(t, db)
+	w.fail = errors.New("KMS is down")
+	if _, err := opener.Open(sealed, binding); err == nil {
+		t.Error("no error")
+	}
+	w.fail = nil
+	if _, err := opener.Open(sealed, binding); err != nil {
+		t.Error(err)
+	}
+}
