@@ -119,6 +119,9 @@ func (s *setup) Apply(tx *engine.Tx) error {
 	if version > schemaVersion {
 		return fault.New(fault.Unsupported, "the file has layout %d of a later release; this one knows %d", version, schemaVersion)
 	}
+	if version == schemaVersion {
+		return s.db.stamps.load(tx)
+	}
 	schema := fmt.Sprintf(`CREATE TABLE IF NOT EXISTS stamps (last INTEGER NOT NULL);
 		INSERT INTO stamps SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM stamps);
 		PRAGMA user_version = %d;`, schemaVersion)
