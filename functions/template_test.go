@@ -1,0 +1,205 @@
+package functions_test
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// list is a value or a list of them. A reference is the text that it refers by,
+// such as "KeysTable.Arn".
+type list []string
+
+func (l *list) UnmarshalYAML(n *yaml.Node) error {
+	if n.Kind == yaml.ScalarNode {
+		*l = list{n.Value}
+		return nil
+	}
+	return n.Decode((*[]string)(l))
+}
+
+type resource struct {
+	Type                string `yaml:"Type"`
+	DeletionPolicy      string `yaml:"DeletionPolicy"`
+	UpdateReplacePolicy string `yaml:"UpdateReplacePolicy"`
+	Properties          struct {
+		CodeUri  string `yaml:"CodeUri"`
+		Timeout  string `yaml:"Timeout"`
+		Policies []struct {
+			Statement []struct {
+				Sid       string         `yaml:"Sid"`
+				Action    list           `yaml:"Action"`
+				Resource  list           `yaml:"Resource"`
+				Condition map[string]any `yaml:"Condition"`
+			} `yaml:"Statement"`
+		} `yaml:"Policies"`
+		FunctionURLConfig *struct {
+			InvokeMode string `yaml:"InvokeMode"`
+		} `yaml:"FunctionUrlConfig"`
+
+		FunctionName          string         `yaml:"FunctionName"`
+		EventSourceArn        string         `yaml:"EventSourceArn"`
+		FunctionResponseTypes []string       `yaml:"FunctionResponseTypes"`
+		ScalingConfig         map[string]any `yaml:"ScalingConfig"`
+
+		VisibilityTimeout    int            `yaml:"VisibilityTimeout"`
+		RedrivePolicy        map[string]any `yaml:"RedrivePolicy"`
+		SqsManagedSseEnabled bool           `yaml:"SqsManagedSseEnabled"`
+		FifoQueue            bool           `yaml:"FifoQueue"`
+		DeduplicationScope   string         `yaml:"DeduplicationScope"`
+		FifoThroughputLimit  string         `yaml:"FifoThroughputLimit"`
+
+		BillingMode             string          `yaml:"BillingMode"`
+		TimeToLiveSpecification map[string]any  `yaml:"TimeToLiveSpecification"`
+		PointInTimeRecovery     map[string]bool `yaml:"PointInTimeRecoverySpecification"`
+		DeletionProtection      string          `yaml:"DeletionProtectionEnabled"`
+	} `yaml:"Properties"`
+}
+
+func readTemplate(t *testing.T) (resources map[string]resource, parameters map[string]struct{ Description string }) {
+	t.Helper()
+	src, err := os.ReadFile("../template.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tpl struct {
+		Parameters map[string]struct {
+			Description string `yaml:"Description"`
+		} `yaml:"Parameters"`
+		Resources map[string]resource `yaml:"Resources"`
+	}
+	if err := yaml.Unmarshal(src, &tpl); err != nil {
+		t.Fatal(err)
+	}
+	parameters = map[string]struct{ Description string }{}
+	for name, p := range tpl.Parameters {
+		parameters[name] = struct{ Description string }{p.Description}
+	}
+	return tpl.Resources, parameters
+}
+
+// granted lists the functions that may do one of the actions on a resource.
+func granted(resources map[string]resource, on string, actions ...string) (functions []string) {
+	for id, r := range resources {
+		for _, p := range r.Properties.Policies {
+			for _, st := range p.Statement {
+				if slices.Contains(st.Resource, on) && slices.ContainsFunc(st.Action, func(a string) bool { return len(actions) == 0 || slices.Contains(actions, a) }) {
+					functions = append(functions, id)
+				}
+			}
+		}
+	}
+	slices.Sort(functions)
+	return slices.Compact(functions)
+}
+
+func TestWhoMayDoWhat(t *testing.T) {
+	resources, _ := readTemplate(t)
+	const (
+		put, update, remove, batch = "dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:DeleteItem", "dynamodb:BatchWriteItem"
+		receive, send              = "sqs:ReceiveMessage", "sqs:SendMessage"
+	)
+	tests := map[string]struct {
+		on      string
+		actions []string
+		want    string
+	}{
+		"the private keyset is for dispatch and keys":       {"KeysTable.Arn", nil, "DispatchFunction KeysFunction"},
+		"they alone use the key that wraps it":              {"SealingKey.Arn", nil, "DispatchFunction KeysFunction"},
+		"and keys alone writes it":                          {"KeysTable.Arn", []string{put, update, remove, batch}, "KeysFunction"},
+		"publish alone sends to the events queue":           {"EventsQueue.Arn", []string{send}, "PublishFunction"},
+		"fanout alone takes from it":                        {"EventsQueue.Arn", []string{receive}, "FanoutFunction"},
+		"nobody sends to the inbox but direct senders":      {"InboxQueue.Arn", []string{send}, ""},
+		"dispatch alone takes deliveries":                   {"DeliveriesQueue.Arn", []string{receive}, "DispatchFunction"},
+		"settings are written by keys alone":                {"SettingsTable.Arn", []string{put, update, remove, batch}, "KeysFunction"},
+		"a subscription is never removed by stream":         {"SubscriptionsTable.Arn", []string{remove, batch}, "DeregisterFunction DispatchFunction RegisterFunction RetryFunction"},
+		"sessions are stream's":                             {"SessionsTable.Arn", nil, "StreamFunction"},
+		"stream hands over to register and to deregister":   {"RegisterFunction.Arn", nil, "StreamFunction"},
+		"nobody removes from the log, which expires by TTL": {"LogTable.Arn", []string{remove}, ""},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := strings.Join(granted(resources, tc.on, tc.actions...), " "); got != tc.want {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+	for id, r := range resources {
+		for _, p := range r.Properties.Policies {
+			for _, st := range p.Statement {
+				for _, text := range slices.Concat(st.Action, st.Resource) {
+					if strings.Contains(text, "*") {
+						t.Errorf("%s: statement %s has a wildcard: %s", id, st.Sid, text)
+					}
+				}
+				if id == "StreamFunction" && slices.Contains(st.Resource, "SubscriptionsTable.Arn") && st.Condition == nil {
+					t.Errorf("%s: statement %s is not bound to partitions", id, st.Sid)
+				}
+			}
+		}
+	}
+}
+
+func TestDataIsKept(t *testing.T) {
+	resources, _ := readTemplate(t)
+	tables := 0
+	for id, r := range resources {
+		if kept := r.DeletionPolicy == "Retain" && r.UpdateReplacePolicy == "Retain"; (r.Type == "AWS::DynamoDB::Table" || r.Type == "AWS::KMS::Key") && !kept {
+			t.Errorf("%s is not retained", id)
+		}
+		if r.Type != "AWS::DynamoDB::Table" {
+			continue
+		}
+		tables++
+		p := r.Properties
+		if !p.PointInTimeRecovery["PointInTimeRecoveryEnabled"] || p.DeletionProtection != "DeletionProtection" || p.BillingMode != "PAY_PER_REQUEST" || p.TimeToLiveSpecification["AttributeName"] != "exp" {
+			t.Errorf("%s: got %+v", id, p)
+		}
+	}
+	if tables != 6 {
+		t.Errorf("got %d tables, want 6", tables)
+	}
+}
+
+func TestQueuesFitTheirFunctions(t *testing.T) {
+	resources, parameters := readTemplate(t)
+	seconds := map[string]int{"": 30, "20": 20, "55": 55, "60": 60} // by what the template says
+	mapped := map[string]bool{}
+	for id, r := range resources {
+		if r.Type != "AWS::Lambda::EventSourceMapping" {
+			continue
+		}
+		queue := strings.TrimSuffix(r.Properties.EventSourceArn, ".Arn")
+		mapped[queue] = true
+		timeout, ok := seconds[resources[r.Properties.FunctionName].Properties.Timeout]
+		if got := resources[queue].Properties.VisibilityTimeout; !ok || got < 6*timeout {
+			t.Errorf("%s: a visibility of %d s is under six times %d s", queue, got, timeout)
+		}
+		if !slices.Equal(r.Properties.FunctionResponseTypes, []string{"ReportBatchItemFailures"}) || r.Properties.ScalingConfig["MaximumConcurrency"] == nil {
+			t.Errorf("%s: got %+v", id, r.Properties)
+		}
+	}
+	for id, r := range resources {
+		if r.Type != "AWS::SQS::Queue" {
+			continue
+		}
+		p := r.Properties
+		if !p.SqsManagedSseEnabled || mapped[id] != (p.RedrivePolicy != nil) {
+			t.Errorf("%s: got %+v", id, p)
+		}
+		if p.FifoQueue && mapped[id] && (p.DeduplicationScope != "messageGroup" || p.FifoThroughputLimit != "perMessageGroupId") {
+			t.Errorf("%s has no high throughput", id)
+		}
+	}
+	for name, p := range parameters {
+		if len(p.Description) < 20 {
+			t.Errorf("parameter %s is not described", name)
+		}
+	}
+	if got := resources["StreamFunction"].Properties.FunctionURLConfig; got == nil || got.InvokeMode != "RESPONSE_STREAM" {
+		t.Errorf("got %+v", got)
+	}
+}
