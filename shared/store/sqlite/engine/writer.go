@@ -148,6 +148,7 @@ func (e *Engine) write() {
 			alarm.Reset(lazyDelay)
 			continue
 		case <-alarm.C:
+			group = e.gather(group)
 		}
 		if group = e.takeLazy(group); len(group) > 0 {
 			e.commit(group)
