@@ -8,6 +8,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"time"
 
 	"github.com/aws/aws-lambda-go/cfn"
 	"github.com/aws/aws-lambda-go/lambda"
@@ -29,10 +30,12 @@ func main() {
 		if e.RequestType != cfn.RequestCreate {
 			return resourceID, nil, nil
 		}
-		if err := cursors.Create(ctx, p.DB); err != nil {
-			return resourceID, nil, err
-		}
-		return resourceID, nil, sealing.Create(ctx, p.DB, wrapper)
+		return resourceID, nil, patiently(ctx, func() error {
+			if err := cursors.Create(ctx, p.DB); err != nil {
+				return err
+			}
+			return sealing.Create(ctx, p.DB, wrapper)
+		})
 	})
 	lambda.Start(func(ctx context.Context, raw json.RawMessage) (any, error) {
 		var order struct {
@@ -47,4 +50,22 @@ func main() {
 		}
 		return create(ctx, event)
 	})
+}
+
+// patiently tries again for some seconds: the permissions of a function that was
+// made a moment ago may not have reached every service.
+func patiently(ctx context.Context, do func() error) error {
+	pause := time.Second
+	for {
+		err := do()
+		if err == nil || pause > 8*time.Second {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+			pause *= 2
+		case <-ctx.Done():
+			return err
+		}
+	}
 }

@@ -1,210 +1,23 @@
 package runner_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"net/http"
-	"net/http/httptest"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/aws/aws-lambda-go/cfn"
-	"github.com/aws/aws-lambda-go/events"
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awslambda "github.com/aws/aws-sdk-go-v2/service/lambda"
 	lambdatypes "github.com/aws/aws-sdk-go-v2/service/lambda/types"
-	"github.com/aws/aws-sdk-go-v2/service/sqs"
-	"github.com/google/uuid"
 
 	"mcpevents/localstack/internal/testfn"
 	"mcpevents/localstack/runner"
 	"mcpevents/test/awslocal"
 )
-
-// TestMain makes this binary the functions of testdata/template.yaml. What is no
-// [testfn.Call] they send to the test, and answer with what it says.
-func TestMain(m *testing.M) {
-	testfn.Main(func(ctx context.Context, event json.RawMessage) (any, error) {
-		var custom cfn.Event
-		if err := json.Unmarshal(event, &custom); err == nil && custom.ResponseURL != "" {
-			return cfn.LambdaWrap(func(ctx context.Context, e cfn.Event) (string, map[string]any, error) {
-				answer, err := ask(ctx, event)
-				return "id-of-" + e.LogicalResourceID, map[string]any{"Name": string(answer)}, err
-			})(ctx, custom)
-		}
-		return ask(ctx, event)
-	})
-	os.Exit(awslocal.Main(m))
-}
-
-func ask(ctx context.Context, event json.RawMessage) (json.RawMessage, error) {
-	url := os.Getenv("SINK") + "/" + os.Getenv("AWS_SESSION_TOKEN")
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(event))
-	if err != nil {
-		return nil, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = errors.New(string(answer))
-	}
-	return answer, err
-}
-
-// sink is the test's end of its functions: by logical id, what an event is answered with.
-type sink map[string]func(event []byte) (string, error)
-
-func (s sink) start(t *testing.T) string {
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		event, err := io.ReadAll(r.Body)
-		f := s[strings.TrimPrefix(r.URL.Path, "/")]
-		if err != nil || f == nil {
-			fmt.Fprint(w, `""`)
-			return
-		}
-		answer, err := f(event)
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-		fmt.Fprint(w, answer)
-	}))
-	t.Cleanup(srv.Close)
-	return srv.URL
-}
-
-func options(t *testing.T, s sink) runner.Options {
-	t.Helper()
-	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS)
-	bin, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return runner.Options{
-		Template: "testdata/template.yaml", Name: "t" + uuid.NewString()[:8], Region: awslocal.Region,
-		Endpoints: runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS},
-		Env:       map[string]string{testfn.Variable: "1", "SINK": s.start(t)},
-		Binaries:  map[string]string{"fn": bin},
-		Output:    testWriter{t},
-	}
-}
-
-func start(t *testing.T, o runner.Options) *runner.Stack {
-	t.Helper()
-	stack, err := runner.Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(stack.Close)
-	return stack
-}
-
-type testWriter struct{ t *testing.T }
-
-func (w testWriter) Write(p []byte) (int, error) {
-	w.t.Log(strings.TrimSpace(string(p)))
-	return len(p), nil
-}
-
-func named(sinks ...sink) sink {
-	out := sink{"CustomFunction": func([]byte) (string, error) { return `"vanilla"`, nil }}
-	for _, s := range sinks {
-		for k, v := range s {
-			out[k] = v
-		}
-	}
-	return out
-}
-
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for !f() {
-		if time.Now().After(deadline) {
-			t.Fatalf("did not come about in time: %s", what)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
-func send(t *testing.T, c *sqs.Client, url string, bodies ...string) {
-	t.Helper()
-	for _, body := range bodies {
-		in := &sqs.SendMessageInput{QueueUrl: &url, MessageBody: &body}
-		if strings.HasSuffix(url, ".fifo") {
-			group, _, _ := strings.Cut(body, "-")
-			in.MessageGroupId, in.MessageDeduplicationId = aws.String(group), aws.String(body)
-		}
-		if _, err := c.SendMessage(t.Context(), in); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// seen collects bodies of messages and fails the ones it is told to, once each.
-type seen struct {
-	mu     sync.Mutex
-	bodies []string
-	fail   map[string]int // body to how often it fails
-}
-
-// handle fails a message and, as a function of a FIFO queue must, all after it
-// in its group.
-func (s *seen) handle(event []byte) (string, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var batch events.SQSEvent
-	if err := json.Unmarshal(event, &batch); err != nil {
-		return "", err
-	}
-	failed := map[string]bool{}
-	response := events.SQSEventResponse{BatchItemFailures: []events.SQSBatchItemFailure{}}
-	for _, r := range batch.Records {
-		group := r.Attributes["MessageGroupId"]
-		if s.fail[r.Body] > 0 {
-			s.fail[r.Body]--
-			s.bodies = append(s.bodies, r.Body+" failed")
-			failed[group] = group != ""
-			response.BatchItemFailures = append(response.BatchItemFailures, events.SQSBatchItemFailure{ItemIdentifier: r.MessageId})
-			continue
-		}
-		if failed[group] {
-			response.BatchItemFailures = append(response.BatchItemFailures, events.SQSBatchItemFailure{ItemIdentifier: r.MessageId})
-			continue
-		}
-		s.bodies = append(s.bodies, r.Body)
-	}
-	b, err := json.Marshal(response)
-	return string(b), err
-}
-
-func (s *seen) all() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.bodies)
-}
-
-func (s *seen) of(group string) (out []string) {
-	for _, body := range s.all() {
-		if strings.HasPrefix(body, group+"-") {
-			out = append(out, body)
-		}
-	}
-	return out
-}
 
 func TestAStackServesItsFunctions(t *testing.T) {
 	o := options(t, named())
@@ -429,67 +242,5 @@ Resources:
 	}
 	if !strings.Contains(progress.String(), "built  built (1 of 1, ") {
 		t.Errorf("got progress %q", progress.String())
-	}
-}
-
-// write puts a template beside the one of testdata, where its code is.
-func write(t *testing.T, src string) string {
-	t.Helper()
-	f, err := os.CreateTemp("testdata", "template-*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.Remove(f.Name()) })
-	if _, err := f.WriteString(src); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return filepath.ToSlash(f.Name())
-}
-
-func TestTemplatesThatAreRefused(t *testing.T) {
-	const fn = "    Type: AWS::Serverless::Function\n    Properties:\n      CodeUri: fn\n      Runtime: provided.al2023\n"
-	const mapping = "  M: {Type: AWS::Lambda::EventSourceMapping, Properties: {FunctionName: !Ref F, EventSourceArn: !GetAtt Q.Arn, "
-	const reads = "      Policies: [{Statement: [{Effect: Allow, Action: 'sqs:*', Resource: '*'}]}]\n"
-	tests := map[string]struct{ resources, want string }{
-		"an unknown type":               {"  A: {Type: AWS::S3::Bucket}", "resource A: resource type AWS::S3::Bucket is not supported"},
-		"an unknown runtime":            {"  F: {Type: AWS::Serverless::Function, Properties: {Runtime: go1.x}}", `runtime "go1.x" is not supported`},
-		"an unknown event":              {"  F:\n" + fn + "      Events: {E: {Type: SNS}}", `type "SNS" is not supported`},
-		"a URL with IAM":                {"  F:\n" + fn + "      FunctionUrlConfig: {AuthType: AWS_IAM}", `AuthType "AWS_IAM" are not supported`},
-		"a circle through a URL":        {"  F:\n" + fn + "      FunctionUrlConfig: {AuthType: NONE}\n      Environment: {Variables: {U: !GetAtt FUrl.FunctionUrl}}", "circular reference: F > F"},
-		"a circle of functions":         {"  F:\n" + fn + "      Environment: {Variables: {G: !Ref G}}\n  G:\n" + fn + "      Environment: {Variables: {F: !Ref F}}", "circular reference: F > G > F"},
-		"a circle in a policy":          {"  F:\n" + fn + "      Policies: [{Statement: [{Resource: !GetAtt F.Arn}]}]", "circular reference: F > F"},
-		"a queue of another stack":      {"  F:\n" + fn + "  M: {Type: AWS::Lambda::EventSourceMapping, Properties: {FunctionName: !Ref F, EventSourceArn: arn:aws:sqs:::other}}", "is none of the template's"},
-		"a large batch of a FIFO":       {"  Q: {Type: AWS::SQS::Queue, Properties: {FifoQueue: true}}\n  F:\n" + fn + reads + mapping + "BatchSize: 100}}", "batches of at most 10"},
-		"a short visibility":            {"  Q: {Type: AWS::SQS::Queue, Properties: {VisibilityTimeout: 2}}\n  F:\n" + fn + reads + mapping + "BatchSize: 1}}", "visibility timeout (2s) is shorter"},
-		"a queue through SAM":           {"  F:\n" + fn + "      Events: {E: {Type: SQS, Properties: {}}}", "only AWS::Lambda::EventSourceMapping"},
-		"a mapping without permissions": {"  Q: {Type: AWS::SQS::Queue}\n  F:\n" + fn + mapping + "BatchSize: 1}}", "F is not authorized to perform: sqs:ReceiveMessage"},
-		"a policy that is not known":    {"  F:\n" + fn + "      Policies: [AWSLambda_FullAccess]", "resource F: policies that are not a list"},
-		"a cron schedule":               {"  F:\n" + fn + "      Events: {E: {Type: Schedule, Properties: {Schedule: \"cron(0 12 * * ? *)\"}}}", "only rate("},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			o := options(t, nil)
-			o.Template = write(t, "Resources:\n"+tc.resources+"\n")
-			stack, err := runner.Start(t.Context(), o)
-			if err == nil {
-				stack.Close()
-			}
-			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got error %v, want %q in it", err, tc.want)
-			}
-		})
-	}
-}
-
-func TestWithoutAnEndpointTheStartSaysWhatToDo(t *testing.T) {
-	for _, name := range []string{"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_DYNAMODB", "AWS_ENDPOINT_URL_SQS", "AWS_ENDPOINT_URL_KMS"} {
-		t.Setenv(name, "")
-	}
-	_, err := runner.Start(t.Context(), runner.Options{Template: "testdata/template.yaml"})
-	if err == nil || !strings.Contains(err.Error(), "set AWS_ENDPOINT_URL") {
-		t.Errorf("got error %v", err)
 	}
 }

@@ -1,0 +1,78 @@
+package runner
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// URL is the base URL of the front, without a slash at its end.
+func (s *Stack) URL() string { return "http://" + s.front.String() }
+
+// FunctionURL is the Function URL of the function with a logical id, with a
+// slash at its end; "" if it has none.
+func (s *Stack) FunctionURL(id string) string { return s.urls[id] }
+
+// URLs are the Function URLs by logical id.
+func (s *Stack) URLs() map[string]string { return over(s.urls, nil) }
+
+// serve starts a server that ends with the stack.
+func (s *Stack) serve(addr string, h http.Handler) (net.Addr, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: 30 * time.Second, ErrorLog: slog.NewLogLogger(s.opts.Log.Handler(), slog.LevelWarn)}
+	s.servers = append(s.servers, srv)
+	s.serving.Go(func() {
+		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			s.opts.Log.Error("a server ended", "address", l.Addr().String(), "error", err)
+		}
+	})
+	return l.Addr(), nil
+}
+
+// serveURL gives a function its URL.
+func (s *Stack) serveURL(fn *function, h http.Handler) (string, error) {
+	addr := "127.0.0.1:0"
+	if s.opts.PortBase > 0 {
+		addr = fmt.Sprintf("127.0.0.1:%d", s.opts.PortBase+len(s.urls))
+	}
+	at, err := s.serve(addr, h)
+	if err != nil {
+		return "", err
+	}
+	url := "http://" + at.String() + "/"
+	s.urls[fn.id], s.handlers[fn.id] = url, h
+	return url, nil
+}
+
+// serveFront shows the Function URLs under one host.
+func (s *Stack) serveFront() error {
+	mux := http.NewServeMux()
+	routes := s.opts.Routes
+	if routes == nil {
+		routes = DefaultRoutes()
+	}
+	for prefix, id := range routes {
+		h := s.handlers[id]
+		if h == nil {
+			if s.opts.Routes == nil {
+				continue
+			}
+			return fmt.Errorf("route %s: function %s has no URL", prefix, id)
+		}
+		prefix = strings.TrimSuffix(prefix, "/")
+		mux.Handle(prefix+"/", h)
+		if prefix != "" {
+			mux.Handle(prefix, h)
+		}
+	}
+	var err error
+	s.front, err = s.serve(s.opts.Front, mux)
+	return err
+}

@@ -1,0 +1,204 @@
+package runner_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-lambda-go/cfn"
+	"github.com/aws/aws-lambda-go/events"
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/google/uuid"
+
+	"mcpevents/localstack/internal/testfn"
+	"mcpevents/localstack/runner"
+	"mcpevents/test/awslocal"
+)
+
+// TestMain makes this binary the functions of testdata/template.yaml. What is no
+// [testfn.Call] they send to the test, and answer with what it says.
+func TestMain(m *testing.M) {
+	testfn.Main(func(ctx context.Context, event json.RawMessage) (any, error) {
+		var custom cfn.Event
+		if err := json.Unmarshal(event, &custom); err == nil && custom.ResponseURL != "" {
+			return cfn.LambdaWrap(func(ctx context.Context, e cfn.Event) (string, map[string]any, error) {
+				answer, err := ask(ctx, event)
+				return "id-of-" + e.LogicalResourceID, map[string]any{"Name": string(answer)}, err
+			})(ctx, custom)
+		}
+		return ask(ctx, event)
+	})
+	os.Exit(awslocal.Main(m))
+}
+
+func ask(ctx context.Context, event json.RawMessage) (json.RawMessage, error) {
+	url := os.Getenv("SINK") + "/" + os.Getenv("AWS_SESSION_TOKEN")
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(event))
+	if err != nil {
+		return nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = errors.New(string(answer))
+	}
+	return answer, err
+}
+
+// sink is the test's end of its functions: by logical id, what an event is answered with.
+type sink map[string]func(event []byte) (string, error)
+
+func (s sink) start(t *testing.T) string {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		event, err := io.ReadAll(r.Body)
+		f := s[strings.TrimPrefix(r.URL.Path, "/")]
+		if err != nil || f == nil {
+			fmt.Fprint(w, `""`)
+			return
+		}
+		answer, err := f(event)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		fmt.Fprint(w, answer)
+	}))
+	t.Cleanup(srv.Close)
+	return srv.URL
+}
+
+func options(t *testing.T, s sink) runner.Options {
+	t.Helper()
+	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS)
+	bin, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return runner.Options{
+		Template: "testdata/template.yaml", Name: "t" + uuid.NewString()[:8], Region: awslocal.Region,
+		Endpoints: runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS},
+		Env:       map[string]string{testfn.Variable: "1", "SINK": s.start(t)},
+		Binaries:  map[string]string{"fn": bin},
+		Output:    testWriter{t},
+	}
+}
+
+func start(t *testing.T, o runner.Options) *runner.Stack {
+	t.Helper()
+	stack, err := runner.Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stack.Close)
+	return stack
+}
+
+type testWriter struct{ t *testing.T }
+
+func (w testWriter) Write(p []byte) (int, error) {
+	w.t.Log(strings.TrimSpace(string(p)))
+	return len(p), nil
+}
+
+func named(sinks ...sink) sink {
+	out := sink{"CustomFunction": func([]byte) (string, error) { return `"vanilla"`, nil }}
+	for _, s := range sinks {
+		for k, v := range s {
+			out[k] = v
+		}
+	}
+	return out
+}
+
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for !f() {
+		if time.Now().After(deadline) {
+			t.Fatalf("did not come about in time: %s", what)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func send(t *testing.T, c *sqs.Client, url string, bodies ...string) {
+	t.Helper()
+	for _, body := range bodies {
+		in := &sqs.SendMessageInput{QueueUrl: &url, MessageBody: &body}
+		if strings.HasSuffix(url, ".fifo") {
+			group, _, _ := strings.Cut(body, "-")
+			in.MessageGroupId, in.MessageDeduplicationId = aws.String(group), aws.String(body)
+		}
+		if _, err := c.SendMessage(t.Context(), in); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// seen collects bodies of messages and fails the ones it is told to, once each.
+type seen struct {
+	mu     sync.Mutex
+	bodies []string
+	fail   map[string]int // body to how often it fails
+}
+
+// handle fails a message and, as a function of a FIFO queue must, all after it
+// in its group.
+func (s *seen) handle(event []byte) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var batch events.SQSEvent
+	if err := json.Unmarshal(event, &batch); err != nil {
+		return "", err
+	}
+	failed := map[string]bool{}
+	response := events.SQSEventResponse{BatchItemFailures: []events.SQSBatchItemFailure{}}
+	for _, r := range batch.Records {
+		group := r.Attributes["MessageGroupId"]
+		if s.fail[r.Body] > 0 {
+			s.fail[r.Body]--
+			s.bodies = append(s.bodies, r.Body+" failed")
+			failed[group] = group != ""
+			response.BatchItemFailures = append(response.BatchItemFailures, events.SQSBatchItemFailure{ItemIdentifier: r.MessageId})
+			continue
+		}
+		if failed[group] {
+			response.BatchItemFailures = append(response.BatchItemFailures, events.SQSBatchItemFailure{ItemIdentifier: r.MessageId})
+			continue
+		}
+		s.bodies = append(s.bodies, r.Body)
+	}
+	b, err := json.Marshal(response)
+	return string(b), err
+}
+
+func (s *seen) all() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.bodies)
+}
+
+func (s *seen) of(group string) (out []string) {
+	for _, body := range s.all() {
+		if strings.HasPrefix(body, group+"-") {
+			out = append(out, body)
+		}
+	}
+	return out
+}
