@@ -184,21 +184,19 @@ func (d *Dispatcher) page(ctx context.Context, t PageTask) error {
 			return d.sendPages(ctx, parts)
 		}
 	}
-	for {
-		read := time.Now()
-		subs, more, last, err := subscription.Subscribers(ctx, d.DB, t.Workspace, t.Pattern, t.Range, 4*pageTarget)
-		if err != nil {
+	read := time.Now()
+	subs, more, last, err := subscription.Subscribers(ctx, d.DB, t.Workspace, t.Pattern, t.Range, 4*pageTarget)
+	if err != nil {
+		return err
+	}
+	if more { // more than the header said: the rest is another task
+		rest := t
+		rest.Range.From = last
+		if err := d.sendPages(ctx, []PageTask{rest}); err != nil {
 			return err
 		}
-		if more { // more than the header said: the rest is another task
-			rest := t
-			rest.Range.From = last
-			if err := d.sendPages(ctx, []PageTask{rest}); err != nil {
-				return err
-			}
-		}
-		return d.sendAll(ctx, t, subs, read)
 	}
+	return d.sendAll(ctx, t, subs, read)
 }
 
 func (d *Dispatcher) sendPages(ctx context.Context, tasks []PageTask) error {
