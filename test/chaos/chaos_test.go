@@ -46,7 +46,7 @@ func TestKillEmbedded(t *testing.T) {
 // TestKillFunctions has function processes killed at random while 1,000 events
 // flow through the functions on local AWS.
 func TestKillFunctions(t *testing.T) {
-	aws := harness.StartAWS(t, harness.AWSOptions{Fast: true, Visibility: 6 * time.Second})
+	aws := harness.StartAWS(t, harness.AWSOptions{Visibility: 6 * time.Second})
 	f := newFlow(t, &aws.Target, 1_000)
 	done, stopped := make(chan struct{}), make(chan struct{})
 	go func() {

@@ -107,7 +107,7 @@ func measure(b *testing.B, a *harness.AWS, work func()) bill {
 }
 
 func BenchmarkDelivery(b *testing.B) {
-	a := harness.StartAWS(b, harness.AWSOptions{Fast: true})
+	a := harness.StartAWS(b, harness.AWSOptions{})
 	r := harness.NewReceiver(b)
 	filler := strings.Repeat("x", 450)
 	event := func(uri, id string) harness.Event {

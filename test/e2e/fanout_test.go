@@ -27,7 +27,7 @@ func TestFanout(t *testing.T) {
 		}
 	})
 	t.Run("local AWS, 2,000 subscriptions", func(t *testing.T) {
-		aws := harness.StartAWS(t, harness.AWSOptions{Fast: true, Env: map[string]string{"MCPEVENTS_QUOTA": "3000"}})
+		aws := harness.StartAWS(t, harness.AWSOptions{Env: map[string]string{"MCPEVENTS_QUOTA": "3000"}})
 		var before map[string]awsx.Counts
 		fanout(t, &aws.Target, 2_000, func() { before = aws.Requests() })
 		requests(t, before, aws.Requests(), 2_000)

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/ed25519"
 	"encoding/base64"
@@ -146,7 +147,7 @@ func TestWebhookRequest(t *testing.T) {
 
 // TestPublicKeys shows the asymmetric signature beside the HMAC.
 func TestPublicKeys(t *testing.T) {
-	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--webhook-ed25519"}})
+	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--server-identity"}})
 	hook := harness.NewReceiver(t).Endpoint("hook")
 	register(t, s.Modern("alice"), hook, "event://ci/build-finished")
 	s.Publish(t, build("signed", 1))
@@ -256,8 +257,11 @@ func TestDripFeed(t *testing.T) {
 			}
 			requests.Add(1)
 			go func() {
-				began := time.Now()
 				defer conn.Close()
+				if _, err := http.ReadRequest(bufio.NewReader(conn)); err != nil {
+					return
+				}
+				began := time.Now()
 				tick := time.NewTicker(50 * time.Millisecond)
 				defer tick.Stop()
 				for _, b := range "HTTP/1.1 200 OK\r\nX-Long: " + strings.Repeat("x", 1000) {

@@ -25,9 +25,6 @@ type AWSOptions struct {
 	// Visibility replaces the visibility timeout of all queues, for tests in which
 	// work is lost; 0 leaves the template's.
 	Visibility time.Duration
-	// Fast builds the functions without the race detector, whatever the test is
-	// built with.
-	Fast bool
 }
 
 // AWS is the functions of template.yaml on local AWS: real binaries as processes,
@@ -53,7 +50,7 @@ func StartAWS(tb testing.TB, o AWSOptions) *AWS {
 		Env:        o.Env,
 		Region:     awslocal.Region,
 		Endpoints:  runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack},
-		Race:       Race && !o.Fast,
+		Binaries:   functions(tb),
 		Visibility: o.Visibility,
 		Speed:      30, // retries that are due are looked for every two seconds
 		Progress:   a.out,
@@ -79,6 +76,24 @@ func StartAWS(tb testing.TB, o AWSOptions) *AWS {
 	a.apply(tb, ends.DynamoDB, config)
 	tb.Logf("local AWS is up after %v", time.Since(began))
 	return a
+}
+
+// functions builds all functions, once per test process, and returns the
+// executables by CodeUri. They are built without the race detector: a process
+// serves one invocation at a time, and what they share with the embedded server is
+// looked at there.
+func functions(tb testing.TB) map[string]string {
+	tb.Helper()
+	mains, err := filepath.Glob(filepath.Join(Root(tb), "functions", "*", "main.go"))
+	if err != nil || len(mains) == 0 {
+		tb.Fatalf("no functions: %v", err)
+	}
+	binaries := map[string]string{}
+	for _, main := range mains {
+		uri := "functions/" + filepath.Base(filepath.Dir(main))
+		binaries[uri] = Binary(tb, "./"+uri, false)
+	}
+	return binaries
 }
 
 // apply writes the catalog and the configuration as an operator does, and waits
