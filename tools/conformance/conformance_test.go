@@ -14,6 +14,7 @@ ABC-01	One.
 ABC-02	Two | with a bar.
 # Second things
 XYZ-01	Three.
+XYZ-02	Four.	half of it
 `
 
 func TestTheTable(t *testing.T) {
@@ -25,7 +26,7 @@ func TestTheTable(t *testing.T) {
 	}{
 		{
 			name: "a_number_without_a_test_is_open",
-			want: []string{"| ABC-01 | One. |  | open |", `| ABC-02 | Two \| with a bar. |`, "## Second things", "3 requirements: 0 passed, 0 failed, 3 open"},
+			want: []string{"| ABC-01 | One. |  | open |", `| ABC-02 | Two \| with a bar. |`, "## Second things", "4 requirements: 0 passed, 0 in part, 0 failed, 4 open"},
 		},
 		{
 			name: "a_number_in_a_subtest_counts_and_deeper_subtests_fold_into_it",
@@ -52,6 +53,13 @@ func TestTheTable(t *testing.T) {
 {"Action":"pass","Package":"m/a","Test":"TestX/ABC-01,ABC-02_both"}
 `,
 			want: []string{"2 passed"},
+		},
+		{
+			name: "what_is_missing_is_told",
+			log: `{"Action":"run","Package":"m/a","Test":"TestX/XYZ-02_the_other_half"}
+{"Action":"pass","Package":"m/a","Test":"TestX/XYZ-02_the_other_half"}
+`,
+			want: []string{"| in part; missing: half of it |", "0 passed, 1 in part"},
 		},
 		{
 			name: "one_failure_fails_the_row",
@@ -92,7 +100,7 @@ func TestTheTable(t *testing.T) {
 			log: `{"Action":"run","Package":"m/a","Test":"TestXABC-01/ABC-011"}
 {"Action":"pass","Package":"m/a","Test":"TestXABC-01/ABC-011"}
 `,
-			want: []string{"3 open"},
+			want: []string{"4 open"},
 		},
 	}
 	for _, tt := range tests {

@@ -49,6 +49,7 @@ func run(requirements, log, out string, told io.Writer) error {
 	if err := os.WriteFile(out, table, 0o644); err != nil {
 		return err
 	}
-	fmt.Fprintf(told, "%s: %d requirements, %d passed, %d failed, %d open\n", out, sum.total(), sum.passed, sum.failed, sum.open)
+	fmt.Fprintf(told, "%s: %d requirements, %d passed, %d in part, %d failed, %d open\n",
+		out, sum.total(), sum.passed, sum.partly, sum.failed, sum.open)
 	return nil
 }
