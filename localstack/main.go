@@ -26,10 +26,10 @@ import (
 type flags struct {
 	Template    string            `default:"template.yaml" help:"The deployment template."`
 	Name        string            `default:"mcpevents" help:"Stack name. A stack that starts again under its name finds its data."`
-	Parameter   map[string]string `short:"p" placeholder:"NAME=VALUE" help:"Value of a template parameter; repeatable."`
-	Env         map[string]string `short:"e" placeholder:"NAME=VALUE" help:"Environment variable of all functions, over the template's; repeatable."`
+	Parameter   map[string]string `short:"p" mapsep:"none" placeholder:"NAME=VALUE" help:"Value of a template parameter; repeatable."`
+	Env         map[string]string `short:"e" mapsep:"none" placeholder:"NAME=VALUE" help:"Environment variable of all functions, over the template's; repeatable."`
 	Front       string            `default:"127.0.0.1:8080" help:"Address of the front, which serves all Function URLs as one host."`
-	Route       map[string]string `placeholder:"/PATH=FUNCTION" help:"What the front serves; repeatable. Default: /=StreamFunction;/events=PublishFunction"`
+	Route       map[string]string `mapsep:"none" placeholder:"/PATH=FUNCTION" help:"What the front serves; repeatable. Default: /=StreamFunction and /events=PublishFunction."`
 	PortBase    int               `placeholder:"PORT" help:"Port of the first Function URL; the others follow. Default: any free ones."`
 	EndpointURL string            `name:"endpoint-url" placeholder:"URL" env:"AWS_ENDPOINT_URL" help:"Where DynamoDB, SQS and KMS are. AWS_ENDPOINT_URL_DYNAMODB, _SQS and _KMS name one of them."`
 	Concurrency int               `default:"200" help:"Invocations at once over all functions without a reservation."`
