@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -36,6 +37,7 @@ type chain struct {
 	Subscription string              `json:"sub"`
 	Origin       subscription.Origin `json:"o"`
 	Event        string              `json:"ev"`
+	Key          string              `json:"k,omitempty"` // as in [SingleTask]
 	URI          string              `json:"uri"`
 	Name         string              `json:"name"`
 	Target       string              `json:"url"`
@@ -69,24 +71,26 @@ const (
 	dueShards = 8
 )
 
-func chainKey(workspace, sub, eventID string) store.Key {
-	return store.Key{Table: store.Deliveries, Partition: "d#" + workspace + "#" + sub, Sort: eventID}
+func (c *chain) key() string { return cmp.Or(c.Key, c.Event) }
+
+func chainKey(workspace, sub, eventKey string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: "d#" + workspace + "#" + sub, Sort: eventKey}
 }
 
-func bodyKey(workspace, eventID string) store.Key {
-	return store.Key{Table: store.Deliveries, Partition: "b#" + workspace + "#" + eventID, Sort: "-"}
+func bodyKey(workspace, eventKey string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: "b#" + workspace + "#" + eventKey, Sort: "-"}
 }
 
-func deadKey(workspace, sub, eventID string, at time.Time) store.Key {
+func deadKey(workspace, sub, eventKey string, at time.Time) store.Key {
 	return store.Key{
 		Table: store.Deliveries, Partition: "x#" + workspace + "#" + sub,
-		Sort: fmt.Sprintf("%016d#%s", at.UnixMicro(), eventID),
+		Sort: fmt.Sprintf("%016d#%s", at.UnixMicro(), eventKey),
 	}
 }
 
-func dueShard(sub, eventID string) int {
+func dueShard(sub, eventKey string) int {
 	h := fnv.New32a()
-	h.Write([]byte(sub + "#" + eventID))
+	h.Write([]byte(sub + "#" + eventKey))
 	return int(h.Sum32() % dueShards)
 }
 
@@ -94,18 +98,18 @@ func duePartition(shard int, minute time.Time) string {
 	return fmt.Sprintf("due#%d#%s", shard, minute.UTC().Format("200601021504"))
 }
 
-func dueKey(workspace, sub, eventID string, at time.Time) store.Key {
+func dueKey(workspace, sub, eventKey string, at time.Time) store.Key {
 	return store.Key{
 		Table:     store.Deliveries,
-		Partition: duePartition(dueShard(sub, eventID), at.Truncate(time.Minute)),
-		Sort:      sub + "#" + eventID + "#" + workspace,
+		Partition: duePartition(dueShard(sub, eventKey), at.Truncate(time.Minute)),
+		Sort:      sub + "#" + eventKey + "#" + workspace,
 	}
 }
 
 func (c *chain) item() store.Item {
 	value, _ := json.Marshal(c) // times, strings and numbers
 	return store.Item{
-		Key:   chainKey(c.Workspace, c.Subscription, c.Event),
+		Key:   chainKey(c.Workspace, c.Subscription, c.key()),
 		Value: value, Version: int64(len(c.Attempts)) + 1,
 		Expires: c.First.Add(5*24*time.Hour + keptFor),
 	}
@@ -114,11 +118,11 @@ func (c *chain) item() store.Item {
 func (c *chain) dueEntry() store.Item {
 	task := SingleTask{
 		V: taskVersion, Workspace: c.Workspace, Principal: c.Principal,
-		Subscription: c.Subscription, Event: c.Event, Attempt: len(c.Attempts) + 1,
+		Subscription: c.Subscription, Event: c.Event, Key: c.Key, Attempt: len(c.Attempts) + 1,
 	}
 	value, _ := json.Marshal(dueEntry{Task: task, Origin: origin(c.Target), At: c.Due.UnixMilli()})
 	return store.Item{
-		Key: dueKey(c.Workspace, c.Subscription, c.Event, c.DueAt), Value: value, Expires: c.DueAt.Add(keptFor),
+		Key: dueKey(c.Workspace, c.Subscription, c.key(), c.DueAt), Value: value, Expires: c.DueAt.Add(keptFor),
 	}
 }
 
@@ -141,7 +145,7 @@ func decodeChain(it *store.Item) (*chain, error) {
 func newChain(workspace string, sub *subscription.Subscriber, e *event.Event, now time.Time) *chain {
 	return &chain{
 		V: taskVersion, Workspace: workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
-		Event: e.ID, URI: e.URI, Name: e.Name, Target: sub.Target.URL, State: statePending, First: now,
+		Event: e.ID, Key: e.Key(), URI: e.URI, Name: e.Name, Target: sub.Target.URL, State: statePending, First: now,
 	}
 }
 
@@ -150,7 +154,7 @@ func newChain(workspace string, sub *subscription.Subscriber, e *event.Event, no
 // version that the chain continues, 0 for a new one. It reports false when another
 // worker had recorded this attempt already.
 func (d *Dispatcher) scheduleNext(ctx context.Context, c *chain, e *event.Event, had int64, was store.Key, due time.Time) (bool, error) {
-	if err := d.storeBody(ctx, e); err != nil {
+	if err := d.storeBody(ctx, e, c.key()); err != nil {
 		return false, err
 	}
 	now := d.now()
@@ -208,7 +212,7 @@ func continues(had int64) store.Condition {
 // bury ends a chain without success: a dead letter, kept for a week.
 func (d *Dispatcher) bury(ctx context.Context, c *chain, e *event.Event, had int64, was store.Key) (bool, error) {
 	if e != nil {
-		if err := d.storeBody(ctx, e); err != nil {
+		if err := d.storeBody(ctx, e, c.key()); err != nil {
 			return false, err
 		}
 	}
@@ -216,7 +220,7 @@ func (d *Dispatcher) bury(ctx context.Context, c *chain, e *event.Event, had int
 	c.State, c.Due = stateDead, time.Time{}
 	it := c.item()
 	letter := store.Item{
-		Key: deadKey(c.Workspace, c.Subscription, c.Event, now), Value: it.Value, Expires: now.Add(keptFor),
+		Key: deadKey(c.Workspace, c.Subscription, c.key(), now), Value: it.Value, Expires: now.Add(keptFor),
 	}
 	ops := []store.Op{store.Put(it, continues(had)), store.Put(letter)}
 	if was != (store.Key{}) {
@@ -231,8 +235,8 @@ func (d *Dispatcher) bury(ctx context.Context, c *chain, e *event.Event, had int
 
 // storeBody keeps the event for the retries: once, at its first failure, however
 // many subscribers fail.
-func (d *Dispatcher) storeBody(ctx context.Context, e *event.Event) error {
-	if d.stored.has(e.Workspace + "#" + e.ID) {
+func (d *Dispatcher) storeBody(ctx context.Context, e *event.Event, key string) error {
+	if d.stored.has(e.Workspace + "#" + key) {
 		return nil
 	}
 	value, err := json.Marshal(e)
@@ -240,11 +244,11 @@ func (d *Dispatcher) storeBody(ctx context.Context, e *event.Event) error {
 		return fault.Wrap(fault.Internal, err, "encode the event")
 	}
 	err = d.DB.Write(ctx, store.Put(store.Item{
-		Key: bodyKey(e.Workspace, e.ID), Value: value, Expires: d.now().Add(5*24*time.Hour + keptFor),
+		Key: bodyKey(e.Workspace, key), Value: value, Expires: d.now().Add(5*24*time.Hour + keptFor),
 	}, store.Absent()))
 	if err != nil && !errors.Is(err, store.ErrConflict) {
 		return fault.Wrap(fault.Unavailable, err, "keep the event for its retries")
 	}
-	d.stored.add(e.Workspace + "#" + e.ID)
+	d.stored.add(e.Workspace + "#" + key)
 	return nil
 }

@@ -249,22 +249,26 @@ func contains(ids []string, id string) bool {
 
 func (r *rig) publish(ids ...string) {
 	for _, id := range ids {
-		e := event.Event{
-			Workspace: "default", ID: id, URI: "event://ci/build-finished", Name: "ci.build_finished",
-			Time: r.now, Published: r.now, Data: []byte(`{"ok":true}`),
-		}
-		body, err := e.MarshalJSON()
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		r.sent++
-		r.queues[queue.Events] = append(r.queues[queue.Events], queue.Message{ID: fmt.Sprint(r.sent), Outgoing: queue.Outgoing{Body: body}, Sent: r.now})
+		r.publishTo("event://ci/build-finished", "ci.build_finished", id)
 	}
+}
+
+func (r *rig) publishTo(uri, name, id string) {
+	e := event.Event{
+		Workspace: "default", ID: id, URI: uri, Name: name,
+		Time: r.now, Published: r.now, Data: []byte(`{"ok":true}`),
+	}
+	body, err := e.MarshalJSON()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.sent++
+	r.queues[queue.Events] = append(r.queues[queue.Events], queue.Message{ID: fmt.Sprint(r.sent), Outgoing: queue.Outgoing{Body: body}, Sent: r.now})
 }
 
 // left counts items of the deliveries table by the first letters of their partition.
 func (r *rig) chainState(sub, eventID string) string {
-	items, err := r.db.Get(r.t.Context(), chainKey("default", sub, eventID))
+	items, err := r.db.Get(r.t.Context(), chainKey("default", sub, event.Event{ID: eventID, URI: "event://ci/build-finished"}.Key()))
 	if err != nil {
 		r.t.Fatal(err)
 	}

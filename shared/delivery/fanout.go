@@ -59,13 +59,36 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 	if err != nil {
 		return nil, err
 	}
-	f.append(ctx, groups)
-
-	var tasks []queue.Outgoing
+	if f.DB.Ordered() {
+		// Log and queues are one file: together they take one commit. What fails
+		// there fails as a whole.
+		var sending sync.WaitGroup
+		tasks := pageTasks(groups, headers)
+		sending.Go(func() { err = f.Queue.Send(ctx, queue.Deliveries, tasks...) })
+		f.append(ctx, groups)
+		sending.Wait()
+	} else {
+		// First the log: while it does not answer, the batch comes again and again,
+		// and must not send its tasks each time.
+		f.append(ctx, groups)
+		err = f.Queue.Send(ctx, queue.Deliveries, pageTasks(groups, headers)...)
+	}
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "send page tasks")
+	}
 	for _, g := range groups {
 		if g.err != nil {
 			slog.ErrorContext(ctx, "fanout failed; the events stay queued", "uri", g.uri, "events", len(g.events), "error", g.err)
 			failed = append(failed, g.ids...)
+		}
+	}
+	return failed, nil
+}
+
+// pageTasks are the tasks for all groups that did not fail.
+func pageTasks(groups []*uriBatch, headers map[headerID]int) (tasks []queue.Outgoing) {
+	for _, g := range groups {
+		if g.err != nil {
 			continue
 		}
 		for _, key := range g.webhookKeys {
@@ -74,10 +97,7 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 			}
 		}
 	}
-	if err := f.Queue.Send(ctx, queue.Deliveries, tasks...); err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "send page tasks")
-	}
-	return failed, nil
+	return tasks
 }
 
 // group sorts a batch by workspace and URI. What cannot be read, or belongs to no

@@ -18,6 +18,7 @@
 package delivery
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -50,10 +51,15 @@ type SingleTask struct {
 	Principal    string `json:"pr"`
 	Subscription string `json:"sub"`
 	Event        string `json:"ev"`
+	// Key is the event's [event.Event.Key]. Without it the message is of a time
+	// when a delivery was found by the event's id.
+	Key string `json:"k,omitempty"`
 	// Attempt is the number of the attempt to make, from 1. The task is stale
 	// when the chain has recorded it already.
 	Attempt int `json:"n"`
 }
+
+func (t SingleTask) key() string { return cmp.Or(t.Key, t.Event) }
 
 func encode(task any) []byte {
 	b, err := json.Marshal(task)

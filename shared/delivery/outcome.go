@@ -35,7 +35,7 @@ func (d *Dispatcher) outcome(ctx context.Context, workspace string, sub *subscri
 		if had == 0 {
 			return notes, nil
 		}
-		notes = append(notes, store.Delete(chainKey(workspace, sub.ID, e.ID)))
+		notes = append(notes, store.Delete(chainKey(workspace, sub.ID, c.key())))
 		if was != (store.Key{}) {
 			notes = append(notes, store.Delete(was))
 		}

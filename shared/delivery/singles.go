@@ -52,7 +52,7 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 
 // single makes the attempt that a task asks for, unless it is stale.
 func (d *Dispatcher) single(ctx context.Context, t SingleTask) ([]store.Op, error) {
-	items, err := d.DB.Get(ctx, chainKey(t.Workspace, t.Subscription, t.Event), bodyKey(t.Workspace, t.Event))
+	items, err := d.DB.Get(ctx, chainKey(t.Workspace, t.Subscription, t.key()), bodyKey(t.Workspace, t.key()))
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a delivery")
 	}
@@ -67,7 +67,7 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask) ([]store.Op, erro
 		return nil, nil
 	}
 	had := items[0].Version
-	was := dueKey(c.Workspace, c.Subscription, c.Event, c.DueAt)
+	was := dueKey(c.Workspace, c.Subscription, c.key(), c.DueAt)
 	record, err := d.Subscriptions.Lookup(ctx, t.Workspace, t.Principal, t.Subscription)
 	if err != nil {
 		return nil, err
