@@ -190,13 +190,25 @@ func (d *Dispatcher) page(ctx context.Context, t PageTask) error {
 		return err
 	}
 	if more { // more than the header said: the rest is another task
-		rest := t
-		rest.Range.From = last
-		if err := d.sendPages(ctx, []PageTask{rest}); err != nil {
+		rest := t.Range
+		rest.From = last
+		if err := d.sendPages(ctx, pages(t.Workspace, t.Pattern, rest, 1, t.Events)); err != nil {
 			return err
 		}
 	}
 	return d.sendAll(ctx, t, subs, read)
+}
+
+// lastStart is until when a page may start attempts, so that those it has
+// started end before its batch does: an endpoint that takes its time over many
+// events would else have the page cut off, and sent again from its start, for ever.
+func (d *Dispatcher) lastStart(ctx context.Context) (at time.Time, ok bool) {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return at, false
+	}
+	left := time.Until(end)
+	return time.Now().Add(max(left/2, left-max(d.Options.Timeout, d.Options.EventsTimeout)-2*time.Second)), true
 }
 
 func (d *Dispatcher) sendPages(ctx context.Context, tasks []PageTask) error {
@@ -220,6 +232,7 @@ func (d *Dispatcher) sendAll(ctx context.Context, t PageTask, subs []subscriptio
 		ops  []store.Op
 		errs error
 	)
+	last, limited := d.lastStart(ctx)
 	for i := range subs {
 		sub := &subs[i]
 		select {
@@ -230,7 +243,10 @@ func (d *Dispatcher) sendAll(ctx context.Context, t PageTask, subs []subscriptio
 		}
 		wg.Go(func() {
 			defer func() { <-d.slots }()
-			notes, err := d.sendTo(ctx, t, sub, read)
+			notes, done, err := d.sendTo(ctx, t, sub, read, func() bool { return limited && time.Now().After(last) })
+			if left := t.Events[done:]; err == nil && len(left) > 0 {
+				err = d.sendPages(ctx, pages(t.Workspace, t.Pattern, subscription.At(sub.ID), 1, left))
+			}
 			mu.Lock()
 			defer mu.Unlock()
 			ops = append(ops, notes...)
@@ -250,41 +266,45 @@ func (d *Dispatcher) sendAll(ctx context.Context, t PageTask, subs []subscriptio
 }
 
 // sendTo makes the first attempts for one subscriber and returns the records to
-// write.
-func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.Subscriber, read time.Time) (notes []store.Op, err error) {
+// write. When it is late it leaves the events from number done on to another page.
+func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.Subscriber, read time.Time, late func() bool,
+) (notes []store.Op, done int, err error) {
 	where := origin(sub.Target.URL)
 	for i := range t.Events {
 		e := &t.Events[i]
 		if !sub.Wants(e, d.now()) {
 			continue
 		}
+		if late() {
+			return notes, i, nil
+		}
 		if d.health.slow(where, d.now()) {
 			if err := d.divert(ctx, t.Workspace, sub, e); err != nil {
-				return notes, err
+				return notes, i, err
 			}
 			continue
 		}
 		if d.Gate == nil && time.Since(read) > stale {
 			served, err := subscription.Served(ctx, d.DB, t.Workspace, t.Pattern, []string{sub.ID})
 			if err != nil {
-				return notes, err
+				return notes, i, err
 			}
 			read = time.Now()
 			if !served[sub.ID] {
-				return notes, nil
+				return notes, len(t.Events), nil
 			}
 		}
 		if !d.Gate.enter(sub.ID) {
-			return notes, nil
+			return notes, len(t.Events), nil
 		}
 		out := d.attempt(ctx, t.Workspace, sub, e, 1)
 		note, err := d.outcome(ctx, t.Workspace, sub, e, newChain(t.Workspace, sub, e, d.now()), 0, store.Key{}, out)
 		notes = append(notes, note...)
 		if err != nil {
-			return notes, err
+			return notes, i, err
 		}
 	}
-	return notes, nil
+	return notes, len(t.Events), nil
 }
 
 // divert turns a first attempt into a single delivery on the slow lane.
