@@ -17,6 +17,11 @@ type Interest struct {
 	Until time.Time
 }
 
+// Reaches is the first position from which a cursor finds all events of the
+// pattern. A cursor lies up to a window before the moment it was given at, so one
+// from the time when the interest began is not a gap.
+func (in Interest) Reaches() int64 { return in.Since.Add(-Window - 2*MaxSkew).UnixMicro() }
+
 // InterestKey is where a pattern's interest is kept.
 func InterestKey(workspace, key string) store.Key {
 	return store.Key{Table: store.Log, Partition: "i#" + workspace + "#" + key, Sort: "-"}

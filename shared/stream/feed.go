@@ -106,9 +106,7 @@ func (f *Feed) add(ctx context.Context, p subscription.Pattern, start int64) err
 	if err != nil {
 		return err
 	}
-	// A cursor lies up to a window before the moment it was given at, so one from
-	// the time when the interest began is not a gap.
-	if since := in.Since.Add(-eventlog.Window - 2*eventlog.MaxSkew).UnixMicro(); since > start {
+	if since := in.Reaches(); since > start {
 		f.Truncated = f.Truncated || f.resume != nil
 		start = since
 	}

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -92,8 +93,12 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 	}
 	pattern := ForEntry(entry, vars)
 	if pattern.Kind != Concrete {
-		if _, err := Interested(ctx, s.DB, s.Log, p.Workspace, pattern); err != nil {
+		in, err := Interested(ctx, s.DB, s.Log, p.Workspace, pattern)
+		if err != nil {
 			return nil, err
+		}
+		if since := in.Reaches(); r.Cursor != "" && from < since {
+			from, truncated = since, true
 		}
 	}
 	now := s.now().UTC()
@@ -111,20 +116,24 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 	if want.Target.Secret, err = s.seal(want, key); err != nil {
 		return nil, err
 	}
+	if r.Cursor != "" && s.Replay != nil {
+		want.Owed = from
+	}
 	live, err := s.upsert(ctx, want, r)
 	if err != nil {
 		return nil, err
 	}
-	if !live && r.Cursor != "" && s.Replay != nil {
-		more, err := s.Replay.Replay(ctx, want, from)
+	switch {
+	case want.Owed != 0:
+		more, err := s.replay(ctx, want)
 		if err != nil {
 			return nil, err
 		}
 		truncated = truncated || more
-	}
-	if live {
+	case live:
 		truncated = false // delivery never stopped: nothing was skipped
-	} else {
+	}
+	if !live {
 		s.notifyPrincipal(ctx, p.Workspace, p.ID)
 	}
 	return &SubscribeResult{
@@ -148,7 +157,9 @@ func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.
 // upsert writes the subscription, or merges it into the one that is there. live
 // reports that delivery was running already.
 func (s *Service) upsert(ctx context.Context, want *Subscription, r SubscribeRequest) (live bool, err error) {
+	owed := want.Owed
 	for {
+		want.Owed = owed
 		have, err := s.load(ctx, want.Workspace, want.Principal, want.ID)
 		if err != nil {
 			return false, err
@@ -188,11 +199,38 @@ func (s *Service) refresh(ctx context.Context, have, want *Subscription, live bo
 	if live && r.Cursor == "" {
 		want.Cursor = have.Cursor
 	}
+	if live {
+		want.Owed = have.Owed
+	}
 	ops := []store.Op{store.Put(want.encode(), store.VersionIs(have.Revision))}
 	for _, it := range want.subscribers() {
 		ops = append(ops, store.Put(it))
 	}
 	return s.DB.Write(ctx, append(ops, expiry...)...)
+}
+
+// replay sends what the subscription is owed and then writes that it is owed
+// nothing more. Whoever is cut off in between and subscribes again gets it then.
+func (s *Service) replay(ctx context.Context, sub *Subscription) (truncated bool, err error) {
+	owed := sub.Owed
+	if truncated, err = s.Replay.Replay(ctx, sub, owed); err != nil {
+		return false, err
+	}
+	err = s.change(ctx, sub.Workspace, sub.Principal, sub.ID, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+		if sub == nil || sub.Owed != owed {
+			return nil, nil
+		}
+		sub.Owed = 0
+		return func(ctx context.Context, sub *Subscription) error {
+			was := sub.Revision
+			sub.Revision++
+			return s.DB.Write(ctx, store.Put(sub.encode(), store.VersionIs(was)))
+		}, nil
+	})
+	if err != nil {
+		slog.WarnContext(ctx, "a replay will be repeated at the next refresh", "subscription", sub.ID, "error", err)
+	}
+	return truncated, nil
 }
 
 // start finds the position to deliver from.

@@ -126,7 +126,8 @@ func quotaKey(workspace, principal string) store.Key {
 }
 
 // insert writes a new subscription with the extra operations given, in one
-// transaction. The counters are raised before, and lowered again on a failure.
+// transaction. The counters are raised before, and lowered again when it is
+// certain that it was not written.
 func (s *Service) insert(ctx context.Context, sub *Subscription, extra ...store.Op) error {
 	if err := s.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return err
@@ -146,6 +147,12 @@ func (s *Service) insert(ctx context.Context, sub *Subscription, extra ...store.
 	err := s.DB.Write(ctx, append(ops, extra...)...)
 	if err == nil {
 		return nil
+	}
+	if kind := fault.KindOf(err); !errors.Is(err, store.ErrConflict) && (kind == fault.Unavailable || kind == fault.Internal) {
+		// It may have been written all the same: then the counters are right, and
+		// lowering them would hide the subscription from fanout.
+		slog.WarnContext(ctx, "subscription counters may be too high", "error", err)
+		return fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
 	// The caller may be gone; the counters must not be left behind for that.
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)

@@ -92,6 +92,9 @@ type Subscription struct {
 	Until time.Time `json:"until,omitzero"`
 	// Cursor is the safe watermark in clear: nothing at or before it is still to be delivered.
 	Cursor string `json:"cur,omitempty"`
+	// Owed is the position after which the log is still to be replayed to it;
+	// 0 when it has been, or nobody asked.
+	Owed   int64  `json:"owed,omitempty"`
 	State  State  `json:"state"`
 	Reason string `json:"why,omitempty"`
 	// Revision counts the writes of this record.

@@ -27,19 +27,21 @@ func expiryPartition(shard int, minute time.Time) string {
 	return fmt.Sprintf("x#%d#%s", shard, minute.UTC().Format("200601021504"))
 }
 
+// expiryPartition is where the entry of a subscription that expires lies.
+func (s *Service) expiryPartition(sub *Subscription) string {
+	h := fnv.New32a()
+	h.Write([]byte(sub.ID))
+	return expiryPartition(int(h.Sum32()%sweepShards), sub.Until)
+}
+
 // expiryOps are the entries that let the sweep find the subscription.
 func (s *Service) expiryOps(sub *Subscription) []store.Op {
 	if sub.Until.IsZero() {
 		return nil
 	}
-	h := fnv.New32a()
-	h.Write([]byte(sub.ID))
 	value, _ := json.Marshal(expiry{sub.Workspace, sub.Principal})
 	return []store.Op{store.Put(store.Item{
-		Key: store.Key{
-			Table: store.Subscriptions, Sort: sub.ID,
-			Partition: expiryPartition(int(h.Sum32()%sweepShards), sub.Until.Truncate(time.Minute)),
-		},
+		Key:     store.Key{Table: store.Subscriptions, Sort: sub.ID, Partition: s.expiryPartition(sub)},
 		Value:   value,
 		Expires: sub.Until.Add(7 * 24 * time.Hour),
 	})}
@@ -73,12 +75,15 @@ func (s *Service) sweepPartition(ctx context.Context, part string) (removed int,
 			if err := json.Unmarshal(it.Value, &e); err != nil {
 				return removed, fault.Wrap(fault.Internal, err, "decode an expiry entry")
 			}
-			gone, err := s.expire(ctx, e, it.Sort)
+			gone, later, err := s.expire(ctx, e, it.Sort, part)
 			if err != nil {
 				return removed, err
 			}
 			if gone {
 				removed++
+			}
+			if later {
+				continue
 			}
 			if err := s.DB.Write(ctx, store.Delete(it.Key)); err != nil {
 				return removed, fault.Wrap(fault.Unavailable, err, "remove an expiry entry")
@@ -91,18 +96,23 @@ func (s *Service) sweepPartition(ctx context.Context, part string) (removed int,
 	}
 }
 
-func (s *Service) expire(ctx context.Context, e expiry, id string) (bool, error) {
+// expire removes a subscription whose time is over. One that ends later in the
+// minute of its entry, or was written meanwhile, is left for another sweep.
+func (s *Service) expire(ctx context.Context, e expiry, id, part string) (gone, later bool, err error) {
 	sub, err := s.load(ctx, e.Workspace, e.Principal, id)
-	if err != nil || sub == nil || !s.lapsed(sub) {
-		return false, err // gone, or refreshed since
+	if err != nil || sub == nil {
+		return false, false, err
+	}
+	if !s.lapsed(sub) {
+		return false, !sub.Until.IsZero() && s.expiryPartition(sub) == part, nil
 	}
 	err = s.remove(ctx, sub, false)
 	if errors.Is(err, store.ErrConflict) {
-		return false, nil // refreshed just now
+		return false, true, nil
 	}
 	if err != nil {
-		return false, fault.Wrap(fault.Unavailable, err, "remove the expired subscription")
+		return false, false, fault.Wrap(fault.Unavailable, err, "remove the expired subscription")
 	}
 	s.notifyPrincipal(ctx, e.Workspace, e.Principal)
-	return true, nil
+	return true, false, nil
 }
