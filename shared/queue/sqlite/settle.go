@@ -146,6 +146,7 @@ func (s *settling) Done(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.accepted.append(&s.taken)
+	l.settling = false // where no transaction began, it was not applied
 	l.retry = time.Now().Add(retryAfter)
 	l.kick(l.retry)
 }

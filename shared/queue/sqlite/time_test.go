@@ -150,6 +150,22 @@ func TestTimes(t *testing.T) {
 			a.want(t, "0@0s#1", "6@5m54s#1", "12@11m48s#1")
 		})
 	})
+	t.Run("a_settlement_whose_transaction_did_not_begin_is_written_later", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) { return nil, nil })()
+			l := q.lines[queue.Slow]
+			l.mu.Lock()
+			l.settling = true // a job is on its way, and finds the file locked by somebody else
+			l.mu.Unlock()
+			send(t, q, queue.Slow, text("m", 0))
+			synctest.Wait()
+			(&settling{line: l}).Done(errors.New("the database is locked"))
+			time.Sleep(retryAfter + time.Second)
+			if n := rowsOf(t, q, queue.Slow); n != 0 {
+				t.Errorf("%d rows, want none", n)
+			}
+		})
+	})
 	t.Run("a_settlement_that_could_not_be_written_is_written_later", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) { return nil, nil })()
