@@ -32,8 +32,8 @@ const MaxDepth = 64
 type Event struct {
 	// Workspace is the tenant that the event belongs to.
 	Workspace string
-	// ID is unique in the workspace: [A-Za-z0-9_-]{1,128}. It is the webhook-id
-	// of every delivery, so it must not contain a dot.
+	// ID is unique among the events of its URI: [A-Za-z0-9_-]{1,128}. It is the
+	// webhook-id of every delivery, so it must not contain a dot.
 	ID string
 	// URI is the canonical event:// URI.
 	URI string
@@ -66,6 +66,13 @@ func ForeignID(source, id string) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "%d:%s%s", len(source), source, id)
 	return "ce_" + base64.RawURLEncoding.EncodeToString(h.Sum(nil))
+}
+
+// Key tells the events of a workspace apart. The id alone does not: publishers
+// choose it, and events of different URIs may have the same one.
+func (e Event) Key() string {
+	h := sha256.Sum256([]byte(e.URI))
+	return e.ID + "#" + base64.RawURLEncoding.EncodeToString(h[:12])
 }
 
 // messageVersion is the version of [Event.MarshalJSON]'s form. A reader takes

@@ -63,12 +63,14 @@ type Entry struct {
 	// NoticeID and Notice are set in topics.
 	NoticeID string
 	Notice   json.RawMessage
+
+	id string // of the event, made once for all who read the entry
 }
 
 // ID tells entries apart: the same event has the same ID in every partition.
 func (e Entry) ID() string {
 	if e.Event != nil {
-		return e.Event.ID
+		return e.id
 	}
 	return e.NoticeID
 }
@@ -201,7 +203,7 @@ func (l *Log) AppendOwn(ctx context.Context, workspace, uri string, events []eve
 		floor = entries[len(entries)-1].Key
 		before = floor
 		events = slices.DeleteFunc(slices.Clone(events), func(e event.Event) bool {
-			return slices.ContainsFunc(entries, func(seen Entry) bool { return seen.ID() == e.ID })
+			return slices.ContainsFunc(entries, func(seen Entry) bool { return seen.Event.ID == e.ID })
 		})
 	}
 	for _, part := range pack(events) {
@@ -405,7 +407,7 @@ func decode(item store.Item) ([]Entry, error) {
 	first := last - int64(s.len()) + 1
 	entries := make([]Entry, 0, s.len())
 	for i := range s.Events {
-		entries = append(entries, Entry{Key: first + int64(i), Event: &s.Events[i]})
+		entries = append(entries, Entry{Key: first + int64(i), Event: &s.Events[i], id: s.Events[i].Key()})
 	}
 	for i, n := range s.Notices {
 		entries = append(entries, Entry{Key: first + int64(i), NoticeID: n.ID, Notice: n.Body})
