@@ -10,8 +10,7 @@ import (
 	"mcpevents/shared/subscription"
 )
 
-// Feed is what one stream reads. [Feed.Next] and [Feed.Cursor] are called by one
-// goroutine; [Feed.Add], [Feed.Remove] by the same; [Feed.Close] by any.
+// Feed is what one stream reads. All its methods are called by one goroutine.
 type Feed struct {
 	// Truncated reports that the log no longer holds everything since the
 	// cursor that was asked for: events may be missing.
@@ -28,7 +27,7 @@ type Feed struct {
 	back   []*source // sources that still read their past
 	queue  []queued
 	sent   recent
-	resume map[uint64]struct{} // what the resumed cursor says was sent
+	resume map[uint64]struct{} // what the resumed cursor says was sent and was not met yet
 }
 
 // source is one partition of a feed.
@@ -61,7 +60,7 @@ func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	if since.IsZero() {
 		since = ts.now()
 	}
-	start := since.UnixMicro()
+	start := f.begin(since)
 	if r.Cursor != "" {
 		c, err := ts.Sealer.Open(r.Workspace, r.Cursor)
 		if err != nil {
@@ -90,7 +89,18 @@ func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 
 // Add subscribes the feed to a further pattern, from since on.
 func (f *Feed) Add(ctx context.Context, p subscription.Pattern, since time.Time) error {
-	return f.add(ctx, p, since.UnixMicro())
+	return f.add(ctx, p, f.begin(since))
+}
+
+// begin is the position from which a feed finds what is published after a time.
+// Where writers stamp, one whose clock is behind may stamp it earlier.
+func (f *Feed) begin(since time.Time) int64 { return since.Add(-f.margin()).UnixMicro() }
+
+func (f *Feed) margin() time.Duration {
+	if f.tails.Log.DB.Ordered() {
+		return 0
+	}
+	return 2 * eventlog.MaxSkew
 }
 
 func (f *Feed) add(ctx context.Context, p subscription.Pattern, start int64) error {
@@ -119,11 +129,6 @@ func (f *Feed) add(ctx context.Context, p subscription.Pattern, start int64) err
 func (f *Feed) join(s *source, start int64, renew func(context.Context) error) {
 	if f.parts[s.part.Name()] != nil {
 		return
-	}
-	// Where several writers stamp, one whose clock is behind may stamp something
-	// that is published after this moment with an earlier time.
-	if f.tails.Log.LookBack(s.part) > 0 || !f.tails.Log.DB.Ordered() {
-		start -= (2 * eventlog.MaxSkew).Microseconds()
 	}
 	s.start, s.floor, s.past = start, start, start
 	f.parts[s.part.Name()] = s
@@ -200,7 +205,9 @@ func (f *Feed) take(q queued) (Delivery, bool) {
 		return Delivery{}, false
 	}
 	if len(f.resume) > 0 {
-		if _, ok := f.resume[f.tails.Sealer.Hash(id)]; ok {
+		hash := f.tails.Sealer.Hash(id)
+		if _, ok := f.resume[hash]; ok {
+			delete(f.resume, hash) // it is among what this feed knows as sent
 			return Delivery{}, false
 		}
 	}
@@ -269,12 +276,18 @@ func (f *Feed) Cursor() string {
 			at = s.floor
 		}
 	}
-	if at < 0 {
-		at = f.tails.now().UnixMicro()
+	// Who resumes with a further pattern must find in it what is published from now on.
+	if now := f.begin(f.tails.now()); at < 0 || at > now && f.margin() > 0 {
+		at = now
 	}
 	c := eventlog.Cursor{At: at}
 	for _, id := range f.sent.after(at) {
 		c.Sent = append(c.Sent, f.tails.Sealer.Hash(id))
+	}
+	if len(f.back) > 0 { // some of it may not have been met yet
+		for hash := range f.resume {
+			c.Sent = append(c.Sent, hash)
+		}
 	}
 	return f.tails.Sealer.Seal(f.workspace, c)
 }

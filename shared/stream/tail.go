@@ -47,8 +47,8 @@ func (t *tail) run(ctx context.Context) {
 	lastEntry, lastRenewal := start, start
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for first := true; ; first = false {
-		told := first || changed == nil
+	for unread := true; ; {
+		told := unread || changed == nil
 		select {
 		case <-ctx.Done():
 			return
@@ -64,6 +64,7 @@ func (t *tail) run(ctx context.Context) {
 			continue
 		}
 		fresh, last, err := t.poll(ctx, from, seen)
+		unread = err != nil
 		wait := t.tails.pause(began.Sub(lastEntry))
 		switch {
 		case ctx.Err() != nil:
@@ -91,7 +92,7 @@ func (t *tail) run(ctx context.Context) {
 			t.spread(&batch{part: t.part, entries: fresh, floor: floor})
 		}
 		t.renewInterest(ctx, began, &lastRenewal)
-		if changed != nil {
+		if changed != nil && !unread {
 			wait = t.tails.Options.Watched // told at once; the timer moves floors and interest
 		}
 		timer.Reset(wait)

@@ -31,7 +31,8 @@ type Options struct {
 	// Watched is the time between polls of a store that tells of its writes
 	// (10 s); it moves the cursors of quiet streams.
 	Watched time.Duration
-	// Renew is how often the interest in a pattern is renewed (1 h).
+	// Renew is how often the interest in a pattern is renewed (1 h, or an eighth
+	// of a shorter retention).
 	Renew time.Duration
 	// Buffer is how many unread batches a feed may have before it is ended (256).
 	Buffer int
@@ -75,6 +76,9 @@ type Tails struct {
 // New makes the tails of a process over its log. Sealer seals the cursors.
 func New(log *eventlog.Log, db store.DB, sealer *eventlog.Sealer, opts Options) *Tails {
 	ctx, stop := context.WithCancel(context.Background())
+	if opts.Renew == 0 && log.Retention > 0 {
+		opts.Renew = min(time.Hour, log.Retention/8)
+	}
 	return &Tails{
 		Log: log, DB: db, Sealer: sealer, Options: opts.withDefaults(),
 		ctx: ctx, stop: stop, tails: map[string]*tail{},

@@ -1,0 +1,82 @@
+package stream_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"mcpevents/shared/event"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/store"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+)
+
+var (
+	parentPattern = subscription.Pattern{
+		Kind: subscription.Parent, Key: "event://sim/p/**", Shape: subscription.Shape{Scope: "parents", Name: "d2"},
+	}
+	ownPattern = subscription.Pattern{Kind: subscription.Concrete, Key: "event://sim/own"}
+)
+
+func occurrence(id, uri string) event.Event {
+	return event.Event{Workspace: "default", ID: id, URI: uri, Data: []byte(`{}`), Time: time.Now()}
+}
+
+// A stream of few events that is resumed repeats none (design: the log and its cursor).
+func TestAResumeRepeatsNothingInTheOrdinaryCase(t *testing.T) {
+	for name, patterns := range map[string][]subscription.Pattern{
+		"SUB-08 own": {ownPattern}, "SUB-08 parent": {parentPattern}, "SUB-08 both": {ownPattern, parentPattern},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				db := &memory{items: map[string][]store.Item{}, delay: func(string) time.Duration { return 10 * time.Millisecond }}
+				sealer, err := eventlog.NewSealer(make([]byte, 32))
+				if err != nil {
+					t.Fatal(err)
+				}
+				log := &eventlog.Log{DB: db}
+				tails := stream.New(log, db, sealer, stream.Options{})
+				defer tails.Close()
+				got := map[string]int{}
+				cursor := ""
+				for n := range 40 {
+					f, err := tails.Open(t.Context(), stream.Request{Workspace: "default", Patterns: patterns, Cursor: cursor})
+					if err != nil {
+						t.Fatal(err)
+					}
+					own, below := occurrence(fmt.Sprintf("own-%d", n), ownPattern.Key), occurrence(fmt.Sprintf("p-%d", n), "event://sim/p/x")
+					if _, err := log.AppendOwn(t.Context(), "default", own.URI, []event.Event{own}); err != nil {
+						t.Fatal(err)
+					}
+					if err := log.AppendPattern(t.Context(), below, []string{parentPattern.Key}); err != nil {
+						t.Fatal(err)
+					}
+					ctx, cancel := context.WithTimeout(t.Context(), 1300*time.Millisecond)
+					for {
+						d, err := f.Next(ctx)
+						if err != nil {
+							break
+						}
+						got[d.Event.ID]++
+					}
+					cancel()
+					cursor = f.Cursor()
+					f.Close()
+				}
+				if len(got) != 40*len(patterns) {
+					t.Errorf("%d events, want %d", len(got), 40*len(patterns))
+				}
+				repeated := 0
+				for _, n := range got {
+					repeated += n - 1
+				}
+				if repeated > 0 {
+					t.Errorf("%d events were sent again", repeated)
+				}
+			})
+		})
+	}
+}

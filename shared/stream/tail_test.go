@@ -1,0 +1,107 @@
+package stream_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"mcpevents/shared/event"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+	"mcpevents/shared/store/sqlite"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+)
+
+// stumbling is a store whose reads fail while it is told to.
+type stumbling struct {
+	*sqlite.DB
+	fails int
+}
+
+func (s *stumbling) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	if s.fails > 0 {
+		s.fails--
+		return store.Page{}, fault.New(fault.Unavailable, "no answer")
+	}
+	return s.DB.Query(ctx, q)
+}
+
+func embedded(t *testing.T) (*sqlite.DB, *eventlog.Sealer) {
+	t.Helper()
+	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	sealer, err := eventlog.NewSealer(make([]byte, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return db, sealer
+}
+
+// next is the id of what comes within the time given, or nothing.
+func next(t *testing.T, f *stream.Feed, within time.Duration) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	d, err := f.Next(ctx)
+	if err != nil {
+		return ""
+	}
+	return d.Event.ID
+}
+
+func TestATailReadsAgainWhatItCouldNotRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db, sealer := embedded(t)
+		s := &stumbling{DB: db}
+		log := &eventlog.Log{DB: s}
+		tails := stream.New(log, s, sealer, stream.Options{})
+		defer tails.Close()
+		f, err := tails.Open(t.Context(), stream.Request{Workspace: "default", Patterns: []subscription.Pattern{ownPattern}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if id := next(t, f, time.Second); id != "" {
+			t.Fatalf("got %s before anything was published", id)
+		}
+		writer := &eventlog.Log{DB: db}
+		s.fails = 1
+		if _, err := writer.AppendOwn(t.Context(), "default", ownPattern.Key, []event.Event{occurrence("a", ownPattern.Key)}); err != nil {
+			t.Fatal(err)
+		}
+		if id := next(t, f, 5*time.Second); id != "a" {
+			t.Errorf("got %q, want a", id)
+		}
+	})
+}
+
+// With a short retention the interest of an open stream must not lapse.
+func TestAnOpenStreamKeepsItsInterest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db, sealer := embedded(t)
+		log := &eventlog.Log{DB: db, Retention: time.Minute}
+		tails := stream.New(log, db, sealer, stream.Options{})
+		defer tails.Close()
+		f, err := tails.Open(t.Context(), stream.Request{Workspace: "default", Patterns: []subscription.Pattern{parentPattern}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		for range 30 {
+			time.Sleep(10 * time.Second)
+			items, err := db.Get(t.Context(), eventlog.InterestKey("default", parentPattern.Key))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if left := time.Until(eventlog.ReadInterest(items[0]).Until); left < 10*time.Second {
+				t.Fatalf("the interest lasts another %v", left)
+			}
+		}
+	})
+}
