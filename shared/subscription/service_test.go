@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"sync"
 	"testing"
 	"time"
@@ -23,7 +24,7 @@ import (
 type outside struct {
 	verified []string
 	refuse   error
-	secrets  int
+	secrets  atomic.Int64
 }
 
 func (o *outside) Check(url string) error {
@@ -46,8 +47,7 @@ func (o *outside) ParseSecret(s string) ([]byte, error) {
 }
 
 func (o *outside) NewSecret(SecretType) (string, []byte) {
-	o.secrets++
-	s := fmt.Sprintf("whsec_made_here_%d", o.secrets)
+	s := fmt.Sprintf("whsec_made_here_%d", o.secrets.Add(1))
 	return s, []byte(s)
 }
 
