@@ -95,7 +95,7 @@ fuzz: ## run every fuzz target for FUZZTIME (20s)
 LOCAL ?= -p Auth=none -p AllowInsecureTargets=true
 
 .PHONY: local-aws
-local-aws: ## run the real functions on 127.0.0.1:8080, against an emulator of AWS that it starts unless AWS_ENDPOINT_URL names one
+local-aws: ## run the real functions on 127.0.0.1:8080, with an emulator of AWS
 	@if [ -z "$${AWS_ENDPOINT_URL:-}" ]; then \
 	  mkdir -p build; echo "starting an emulator; what it says is in build/emulator.log"; \
 	  set -m; coproc EMULATOR { exec localstack/start.sh 2>build/emulator.log; }; emulator=$$EMULATOR_PID; set +m; \
