@@ -170,6 +170,9 @@ type segment struct {
 	V       int              `json:"v"`
 	Events  []event.Event    `json:"e,omitempty"`
 	Notices []noticeEnvelope `json:"n,omitempty"`
+	// Before are the ids of the events of the same batch that lie in earlier
+	// segments, so that the last segment tells all that a repeated batch has here.
+	Before []string `json:"b,omitempty"`
 }
 
 type noticeEnvelope struct {
@@ -185,8 +188,8 @@ func (s segment) len() int { return len(s.Events) + len(s.Notices) }
 const maxSegment = store.MaxItem - 4<<10
 
 // AppendOwn appends events of one URI to its own partition, in order. The caller
-// is the partition's only writer at a time. Events that are in the last segment
-// already (a redelivered batch) are left out. It reports whether these are the
+// is the partition's only writer at a time. Events that the batch before has
+// written (it was cut off, and comes again) are left out. It reports whether these may be the
 // first events of the URI on this day (UTC).
 func (l *Log) AppendOwn(ctx context.Context, workspace, uri string, events []event.Event) (first bool, err error) {
 	p := Own(workspace, uri)
@@ -195,23 +198,39 @@ func (l *Log) AppendOwn(ctx context.Context, workspace, uri string, events []eve
 		return false, fault.Wrap(fault.Unavailable, err, "read the end of the log of %s", uri)
 	}
 	var floor, before int64
+	var written []string // of the batch
 	if len(last.Items) == 1 {
-		entries, err := decode(last.Items[0])
+		s, end, err := decodeSegment(last.Items[0])
 		if err != nil {
 			return false, err
 		}
-		floor = entries[len(entries)-1].Key
-		before = floor
+		floor, before = end, end
 		events = slices.DeleteFunc(slices.Clone(events), func(e event.Event) bool {
-			return slices.ContainsFunc(entries, func(seen Entry) bool { return seen.Event.ID == e.ID })
+			found := slices.Contains(s.Before, e.ID) ||
+				slices.ContainsFunc(s.Events, func(seen event.Event) bool { return seen.ID == e.ID })
+			if found {
+				written = append(written, e.ID)
+			}
+			return found
 		})
 	}
-	for _, part := range pack(events) {
-		if floor, err = l.put(ctx, p, segment{V: segmentVersion, Events: part}, floor); err != nil {
+	again := len(written) > 0 // nobody knows how far it came the first time
+	room := maxSegment
+	for _, id := range written {
+		room -= len(id) + 3
+	}
+	for _, e := range events {
+		room -= len(e.ID) + 3
+	}
+	for _, part := range pack(events, room) {
+		if floor, err = l.put(ctx, p, segment{V: segmentVersion, Events: part, Before: written}, floor); err != nil {
 			return false, fault.Wrap(fault.Unavailable, err, "append to the log of %s", uri)
 		}
+		for _, e := range part {
+			written = append(written, e.ID)
+		}
 	}
-	return day(before) != day(l.now().UnixMicro()), nil
+	return again || day(before) != day(l.now().UnixMicro()), nil
 }
 
 func day(stamp int64) int64 { return stamp / (24 * time.Hour).Microseconds() }
@@ -378,12 +397,13 @@ func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
 	return fault.Wrap(fault.Unavailable, l.DB.WriteAll(ctx, ops...), "record the parents of %s", uri)
 }
 
-func pack(events []event.Event) [][]event.Event {
+// pack divides events into segments of at most room bytes.
+func pack(events []event.Event, room int) [][]event.Event {
 	var out [][]event.Event
 	size := 0
 	for i, e := range events {
 		n := len(e.Data) + len(e.URI) + 512
-		if i == 0 || size+n > maxSegment {
+		if i == 0 || size+n > room {
 			out, size = append(out, nil), 0
 		}
 		out[len(out)-1] = append(out[len(out)-1], e)
@@ -392,15 +412,20 @@ func pack(events []event.Event) [][]event.Event {
 	return out
 }
 
-func decode(item store.Item) ([]Entry, error) {
-	var s segment
+// decodeSegment returns a segment and the key of its last entry.
+func decodeSegment(item store.Item) (s segment, last int64, err error) {
 	if err := json.Unmarshal(item.Value, &s); err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "decode log segment %s", item.Sort)
+		return s, 0, fault.Wrap(fault.Internal, err, "decode log segment %s", item.Sort)
 	}
 	if s.V != segmentVersion {
-		return nil, fault.New(fault.Internal, "decode log segment %s: version %d is not known here", item.Sort, s.V)
+		return s, 0, fault.New(fault.Internal, "decode log segment %s: version %d is not known here", item.Sort, s.V)
 	}
-	last, err := parseKey(item.Sort)
+	last, err = parseKey(item.Sort)
+	return s, last, err
+}
+
+func decode(item store.Item) ([]Entry, error) {
+	s, last, err := decodeSegment(item)
 	if err != nil {
 		return nil, err
 	}
