@@ -13,6 +13,7 @@ import (
 
 // TestKeys shows --auth keys.
 func TestKeys(t *testing.T) {
+	t.Parallel()
 	callers := append(harness.Callers(), harness.Caller{Principal: "expired", Scopes: harness.All, Expires: "2020-01-01"})
 	s := harness.StartServer(t, harness.ServerOptions{Callers: callers})
 	ping := func(authorization string) *harness.Answer {
@@ -107,6 +108,7 @@ func TestKeys(t *testing.T) {
 
 // TestAuthNone shows where --auth none may run.
 func TestAuthNone(t *testing.T) {
+	t.Parallel()
 	for _, addr := range []string{"0.0.0.0:0", "[::]:0", ":0", "192.0.2.1:0"} {
 		t.Run("AUT-08 refused at "+addr, func(t *testing.T) {
 			s := harness.NewServer(t, harness.ServerOptions{Auth: "none", Args: []string{"--addr", addr}})
@@ -153,6 +155,7 @@ events:
 
 // TestAccessRules shows the access rules of catalog entries.
 func TestAccessRules(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Catalog: restricted})
 	receiver := harness.NewReceiver(t)
 	alice := s.Modern("alice") // of team red

@@ -16,6 +16,7 @@ import (
 // TestBadInput shows that bad input gets a clear error, that nothing of it is
 // enqueued, and that nothing of anybody else's is lost over it.
 func TestBadInput(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
 	all := harness.NewReceiver(t).Endpoint("all")
 	alice := s.Modern("alice")
@@ -87,6 +88,7 @@ func TestBadInput(t *testing.T) {
 
 // TestBadSubscription shows what registering refuses, and that it names the fault.
 func TestBadSubscription(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Guarded: true})
 	alice := s.Modern("alice")
 	const target = "https://hooks.example.com/x"
@@ -174,6 +176,7 @@ func with(o object, key string, value any) object {
 // TestGuardAtDelivery shows that a target registered while private addresses were
 // allowed gets nothing once they are not: the address is checked when it is dialled.
 func TestGuardAtDelivery(t *testing.T) {
+	t.Parallel()
 	receiver := harness.NewReceiver(t)
 	open := harness.NewServer(t, harness.ServerOptions{})
 	open.Start()
@@ -202,6 +205,7 @@ func TestGuardAtDelivery(t *testing.T) {
 // TestEndpointsThatMisbehave shows what an endpoint can do to its own deliveries,
 // and that another's are not touched.
 func TestEndpointsThatMisbehave(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{
 		Args: []string{
 			"--retry-schedule", "0s,1s,2s", "--events-retry-schedule", "0s,1s,2s",

@@ -22,6 +22,7 @@ type capabilities struct {
 
 // TestDiscovery shows what the server says of itself, in both eras.
 func TestDiscovery(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
 	eras := map[string]func() json.RawMessage{
 		"initialize": func() json.RawMessage {
@@ -115,6 +116,7 @@ func manyTypes(n int) string {
 
 // TestLists shows the lists of a catalog too long for a page.
 func TestLists(t *testing.T) {
+	t.Parallel()
 	const n = 120
 	s := harness.StartServer(t, harness.ServerOptions{Catalog: manyTypes(n)})
 	for _, c := range []*harness.Client{s.Modern("alice"), s.Legacy(t, "alice", harness.Legacy), s.Legacy(t, "alice", harness.Legacy1)} {
@@ -157,6 +159,7 @@ func TestLists(t *testing.T) {
 
 // TestCatalogEntries shows how the sample catalog's entries are listed.
 func TestCatalogEntries(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
 	c := s.Modern("alice")
 	find := func(t *testing.T, items []map[string]any, key, value string) map[string]any {
@@ -212,7 +215,11 @@ func TestCatalogEntries(t *testing.T) {
 
 // TestRead shows resources/read of event URIs.
 func TestRead(t *testing.T) {
-	s := harness.StartServer(t, harness.ServerOptions{})
+	t.Parallel()
+	reading(t, &harness.StartServer(t, harness.ServerOptions{}).Target)
+}
+
+func reading(t *testing.T, s *harness.Target) {
 	type latest struct {
 		Events []struct {
 			EventID, Name, URI, Timestamp string
@@ -233,7 +240,7 @@ func TestRead(t *testing.T) {
 		return decode[latest](t, []byte(r.Contents[0].Text))
 	}
 	t.Run("EVS-04 without events", func(t *testing.T) {
-		for _, uri := range []string{"event://ci/build-finished", "event://github/acme/website/pull_request", "event://github/acme"} {
+		for _, uri := range []string{"event://calendar/empty/changed", "event://github/readers/website/pull_request", "event://github/readers"} {
 			if l := read(t, modern, uri); len(l.Events) != 0 {
 				t.Errorf("%s: %v", uri, l)
 			}
@@ -243,13 +250,13 @@ func TestRead(t *testing.T) {
 	for i := range 30 {
 		id := fmt.Sprintf("pr-%d", i)
 		ids = append(ids, id)
-		s.Publish(t, pullRequest(id, "acme", []string{"website", "api"}[i%2], i+1))
+		s.Publish(t, pullRequest(id, "readers", []string{"website", "api"}[i%2], i+1))
 	}
 	for _, c := range []*harness.Client{modern, legacy} {
 		t.Run("EVS-04 the latest events in "+c.Version, func(t *testing.T) {
 			var l latest
 			harness.Eventually(t, harness.Patience, "the last event in the log", func() bool {
-				l = read(t, c, "event://github/acme/api/pull_request")
+				l = read(t, c, "event://github/readers/api/pull_request")
 				return len(l.Events) > 0 && l.Events[0].EventID == "pr-29"
 			})
 			for i, e := range l.Events {
@@ -262,7 +269,7 @@ func TestRead(t *testing.T) {
 			}
 		})
 		t.Run("EVS-04 a parent in "+c.Version, func(t *testing.T) {
-			l := read(t, c, "event://github/acme")
+			l := read(t, c, "event://github/readers")
 			seen := map[string]bool{}
 			for _, e := range l.Events {
 				seen[e.URI] = true
@@ -286,8 +293,11 @@ func TestRead(t *testing.T) {
 
 // TestInBand shows subscriptions on streams.
 func TestInBand(t *testing.T) {
-	s := harness.StartServer(t, harness.ServerOptions{})
+	t.Parallel()
+	inBand(t, &harness.StartServer(t, harness.ServerOptions{}).Target)
+}
 
+func inBand(t *testing.T, s *harness.Target) {
 	t.Run("EVS-05 what can be subscribed to", func(t *testing.T) {
 		c := s.Legacy(t, "alice", harness.Legacy)
 		for _, uri := range []string{
@@ -343,29 +353,30 @@ func TestInBand(t *testing.T) {
 	})
 
 	t.Run("EVS-06 nothing comes that was not subscribed to, nor after unsubscribing", func(t *testing.T) {
+		const uri = "event://incidents/unsubscribed/created"
 		c := s.Legacy(t, "alice", harness.Legacy)
 		stream := c.Open(t, "")
-		s.Publish(t, incident("i1", "search", "info"))
-		c.Call(t, "resources/subscribe", object{"uri": "event://incidents/search/created"}, nil)
-		c.Call(t, "resources/subscribe", object{"uri": "event://ci/build-finished"}, nil)
-		s.Publish(t, incident("i2", "search", "info"))
+		c.Call(t, "resources/subscribe", object{"uri": uri}, nil)
+		c.Call(t, "resources/subscribe", object{"uri": "event://calendar/unsubscribed/changed"}, nil)
+		s.Publish(t, incident("i1", "other", "info"))
+		s.Publish(t, incident("i2", "unsubscribed", "info"))
 		if got := stream.Wait(t, 1)[0].EventID; got != "i2" {
-			t.Errorf("got %s, want i2, for i1 was before", got)
+			t.Errorf("got %s, want i2", got)
 		}
-		c.Call(t, "resources/unsubscribe", object{"uri": "event://incidents/search/created"}, nil)
-		s.Publish(t, incident("i3", "search", "info"))
-		s.Publish(t, build("b1", 1))
-		if u := stream.Wait(t, 2); u[1].EventID != "b1" {
-			t.Errorf("got %s after unsubscribing, want b1", u[1].EventID)
+		c.Call(t, "resources/unsubscribe", object{"uri": uri}, nil)
+		s.Publish(t, incident("i3", "unsubscribed", "info"))
+		s.Publish(t, harness.Event{ID: "c1", URI: "event://calendar/unsubscribed/changed", Data: object{"id": "1", "change": "created"}})
+		if u := stream.Wait(t, 2); u[1].EventID != "c1" {
+			t.Errorf("got %s after unsubscribing, want c1", u[1].EventID)
 		}
 	})
 
 	t.Run("payload in _meta for clients that declare the extension", func(t *testing.T) {
 		c := s.Modern("alice")
 		c.Capabilities = object{"extensions": object{harness.Extension: object{}}}
-		stream := c.Listen(t, 1, object{"resourceSubscriptions": []string{"event://ci/build-finished"}}, nil)
-		none := s.Modern("alice").Listen(t, 2, object{"resourceSubscriptions": []string{"event://ci/build-finished"}}, nil)
-		s.Publish(t, build("m1", 7))
+		stream := c.Listen(t, 1, object{"resourceSubscriptions": []string{"event://incidents/meta"}}, nil)
+		none := s.Modern("alice").Listen(t, 2, object{"resourceSubscriptions": []string{"event://incidents/meta"}}, nil)
+		s.Publish(t, incident("m1", "meta", "info"))
 		if got := stream.Wait(t, 1)[0].Meta[harness.Prefix+"payload"]; got == nil {
 			t.Error("no payload in _meta")
 		}
@@ -378,6 +389,7 @@ func TestInBand(t *testing.T) {
 // TestPlainClient shows a client that knows nothing of events: the official one,
 // with an ordinary set of handlers, at each revision that it speaks.
 func TestPlainClient(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Auth: "none"})
 	for _, version := range []string{harness.Legacy1, harness.Legacy2, harness.Legacy, harness.Modern} {
 		t.Run("EVS-15 "+version, func(t *testing.T) {

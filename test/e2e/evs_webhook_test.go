@@ -24,7 +24,14 @@ var subscriptionURI = regexp.MustCompile(`^subscription://[A-Za-z0-9_-]{22,}$`)
 
 // TestRegister shows resources/subscriptions/register and deregister (SEP-1803).
 func TestRegister(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--retry-schedule", "0s,1s,1s,1s,1s,1s"}})
+	// Nothing starts after the answer; what had started may just be arriving.
+	registering(t, &s.Target, 250*time.Millisecond)
+}
+
+// registering takes how long after the answer to deregister a request may arrive.
+func registering(t *testing.T, s *harness.Target, late time.Duration) {
 	receiver := harness.NewReceiver(t)
 
 	for _, c := range []*harness.Client{s.Modern("alice"), s.Legacy(t, "alice", harness.Legacy)} {
@@ -116,8 +123,8 @@ func TestRegister(t *testing.T) {
 		s.Publish(t, build("control", 2))
 		control.WaitAttempts(t, 4) // three further seconds of retries
 		for _, d := range failing.Deliveries() {
-			if d.At.After(answered) {
-				t.Errorf("an attempt of %s started %v after the answer", d.ID(), d.At.Sub(answered))
+			if after := d.At.Sub(answered); after > late {
+				t.Errorf("an attempt of %s arrived %v after the answer", d.ID(), after)
 			}
 		}
 	})
@@ -157,8 +164,8 @@ func TestRegister(t *testing.T) {
 		answered := time.Now()
 		wg.Wait()
 		for _, d := range hook.Deliveries() {
-			if late := d.At.Sub(answered); late > time.Second {
-				t.Errorf("an attempt arrived %v after the answer", late)
+			if after := d.At.Sub(answered); after > late {
+				t.Errorf("an attempt of %s arrived %v after the answer", d.ID(), after)
 			}
 		}
 	})
@@ -166,6 +173,7 @@ func TestRegister(t *testing.T) {
 
 // TestSecretKinds shows the secrets that an operator can choose.
 func TestSecretKinds(t *testing.T) {
+	t.Parallel()
 	receiver := harness.NewReceiver(t)
 	t.Run("EVS-09 raw", func(t *testing.T) {
 		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--webhook-secret", "raw"}})
@@ -203,6 +211,7 @@ func TestSecretKinds(t *testing.T) {
 
 // TestSecrets shows that a secret is in the one answer and nowhere else.
 func TestSecrets(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--log-level", "debug"}})
 	receiver := harness.NewReceiver(t)
 	c := s.Modern("alice")
@@ -274,7 +283,11 @@ func TestSecrets(t *testing.T) {
 
 // TestSubscriptionResources shows subscription:// resources.
 func TestSubscriptionResources(t *testing.T) {
-	s := harness.StartServer(t, harness.ServerOptions{})
+	t.Parallel()
+	subscriptionResources(t, &harness.StartServer(t, harness.ServerOptions{}).Target)
+}
+
+func subscriptionResources(t *testing.T, s *harness.Target) {
 	receiver := harness.NewReceiver(t)
 	alice, bob := s.Modern("alice"), s.Modern("bob")
 	listens := map[string]*harness.Stream{
@@ -385,6 +398,7 @@ func TestSubscriptionResources(t *testing.T) {
 
 // TestParentWebhooks shows webhooks of parents and of patterns.
 func TestParentWebhooks(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
 	receiver := harness.NewReceiver(t)
 	c := s.Modern("alice")

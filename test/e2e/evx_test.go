@@ -24,7 +24,26 @@ type occurrence struct {
 
 // TestSubscribe shows events/subscribe and events/unsubscribe (SEP-3415).
 func TestSubscribe(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--min-ttl", "1s", "--events-retry-schedule", "0s,1s,1s"}})
+	subscribing(t, &s.Target)
+	t.Run("EVX-09 subscriptions survive a restart", func(t *testing.T) {
+		hook := harness.NewReceiver(t).Endpoint("survives")
+		subscribe(t, s.Modern("alice"), hook, "calendar.event_changed", nil)
+		s.Stop()
+		s.Start()
+		s.Publish(t, harness.Event{ID: "after", URI: "event://calendar/team/changed", Data: object{"id": "1", "change": "created"}})
+		d := hook.Wait(t, 1)[0]
+		if err := d.Verify(hook.Secret()); err != nil {
+			t.Error(err)
+		}
+		if n := len(hook.Challenges()); n != 1 {
+			t.Errorf("%d challenges", n)
+		}
+	})
+}
+
+func subscribing(t *testing.T, s *harness.Target) {
 	receiver := harness.NewReceiver(t)
 	alice, bob := s.Modern("alice"), s.Modern("bob")
 
@@ -78,7 +97,7 @@ func TestSubscribe(t *testing.T) {
 			}
 			different[id] = what
 		}
-		s.Publish(t, pullRequest("pr-1", "acme", "api", 1))
+		s.Publish(t, pullRequest("idempotent", "acme", "api", 1))
 		harness.Eventually(t, harness.Patience, "alice's and bob's delivery", func() bool { n, _ := hook.Count(); return n >= 2 })
 		var subs []string
 		for _, d := range hook.Deliveries() {
@@ -175,7 +194,7 @@ func TestSubscribe(t *testing.T) {
 		hook.SetSecret(newSecret())
 		args := object{"owner": "expiring"}
 		params := subscription("github.push", args, hook.URL(), hook.Secret())
-		params["ttlMs"] = 2000
+		params["ttlMs"] = 4000
 		var r subscribed
 		alice.Call(t, "events/subscribe", params, &r)
 		subscribe(t, alice, control, "github.push", args)
@@ -255,37 +274,6 @@ func TestSubscribe(t *testing.T) {
 			t.Errorf("%d deliveries, want 2", n)
 		}
 	})
-	t.Run("EVX-15 unknown is NotFound by configuration", func(t *testing.T) {
-		sep := harness.StartServer(t, harness.ServerOptions{Args: []string{"--unknown-unsubscribe", "not-found", "--event-codes", "sep3415"}})
-		c := sep.Modern("alice")
-		params := object{"name": "ci.build_finished", "arguments": object{}, "delivery": object{"mode": "webhook", "url": "https://example.com/x"}}
-		c.Refused(t, -32023, "events/unsubscribe", params)
-		t.Run("EVX-16 the numbers of SEP-3415", func(t *testing.T) {
-			e := c.Refused(t, -32023, "events/subscribe", subscription("no.such", nil, "http://127.0.0.1:9/", newSecret()))
-			if !strings.Contains(e.Message, "NotFound") {
-				t.Errorf("error %v", e)
-			}
-			e = c.Refused(t, -32027, "events/subscribe", subscription("ci.build_finished", nil, closedPort(t), newSecret()))
-			if decode[map[string]any](t, e.Data)["reason"] == nil {
-				t.Errorf("error %v", e)
-			}
-		})
-	})
-
-	t.Run("EVX-09 subscriptions survive a restart", func(t *testing.T) {
-		hook := receiver.Endpoint("survives")
-		subscribe(t, alice, hook, "calendar.event_changed", nil)
-		s.Stop()
-		s.Start()
-		s.Publish(t, harness.Event{ID: "after", URI: "event://calendar/team/changed", Data: object{"id": "1", "change": "created"}})
-		d := hook.Wait(t, 1)[0]
-		if err := d.Verify(hook.Secret()); err != nil {
-			t.Error(err)
-		}
-		if n := len(hook.Challenges()); n != 1 {
-			t.Errorf("%d challenges", n)
-		}
-	})
 }
 
 func unsubscribe(tb testing.TB, c *harness.Client, e *harness.Endpoint, name string, arguments object) {
@@ -300,7 +288,20 @@ func unsubscribe(tb testing.TB, c *harness.Client, e *harness.Endpoint, name str
 
 // TestVerification shows the challenge before the first delivery.
 func TestVerification(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--events-timeout", "2s"}})
+	verifying(t, &s.Target)
+	t.Run("EVX-12 an allow-list of the operator needs no challenge", func(t *testing.T) {
+		hook := harness.NewReceiver(t).Endpoint("listed")
+		other := harness.StartServer(t, harness.ServerOptions{Args: []string{"--verified-targets", strings.TrimSuffix(hook.URL(), hook.Name)}})
+		subscribe(t, other.Modern("alice"), hook, "ci.build_finished", nil)
+		if n := len(hook.Challenges()); n != 0 {
+			t.Errorf("%d challenges", n)
+		}
+	})
+}
+
+func verifying(t *testing.T, s *harness.Target) {
 	receiver := harness.NewReceiver(t)
 	alice, bob := s.Modern("alice"), s.Modern("bob")
 
@@ -399,18 +400,11 @@ func TestVerification(t *testing.T) {
 		s.Publish(t, build("repaired", 1))
 		hook.Wait(t, 1)
 	})
-	t.Run("EVX-12 an allow-list of the operator needs no challenge", func(t *testing.T) {
-		hook := receiver.Endpoint("listed")
-		other := harness.StartServer(t, harness.ServerOptions{Args: []string{"--verified-targets", strings.TrimSuffix(hook.URL(), hook.Name)}})
-		subscribe(t, other.Modern("alice"), hook, "ci.build_finished", nil)
-		if n := len(hook.Challenges()); n != 0 {
-			t.Errorf("%d challenges", n)
-		}
-	})
 }
 
 // TestErrorCodes shows the named errors of the events methods.
 func TestErrorCodes(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--quota", "2"}})
 	receiver := harness.NewReceiver(t)
 	hook := receiver.Endpoint("hook")
@@ -424,6 +418,22 @@ func TestErrorCodes(t *testing.T) {
 			t.Errorf("data %s is no object", e.Data)
 		}
 	}
+	t.Run("EVX-15 unknown is NotFound by configuration", func(t *testing.T) {
+		sep := harness.StartServer(t, harness.ServerOptions{Args: []string{"--unknown-unsubscribe", "not-found", "--event-codes", "sep3415"}})
+		c := sep.Modern("alice")
+		params := object{"name": "ci.build_finished", "arguments": object{}, "delivery": object{"mode": "webhook", "url": "https://example.com/x"}}
+		c.Refused(t, -32023, "events/unsubscribe", params)
+		t.Run("EVX-16 the numbers of SEP-3415", func(t *testing.T) {
+			e := c.Refused(t, -32023, "events/subscribe", subscription("no.such", nil, "http://127.0.0.1:9/", newSecret()))
+			if !strings.Contains(e.Message, "NotFound") {
+				t.Errorf("error %v", e)
+			}
+			e = c.Refused(t, -32027, "events/subscribe", subscription("ci.build_finished", nil, closedPort(t), newSecret()))
+			if decode[map[string]any](t, e.Data)["reason"] == nil {
+				t.Errorf("error %v", e)
+			}
+		})
+	})
 	t.Run("EVX-16 NotFound", func(t *testing.T) {
 		named(t, alice.Refused(t, -32011, "events/subscribe", subscription("no.such", nil, hook.URL(), newSecret())), "NotFound")
 	})

@@ -25,7 +25,7 @@ func TestMainJob(t *testing.T) {
 		mainJob(t, &s.Target)
 	})
 	t.Run("local AWS", func(t *testing.T) {
-		mainJob(t, &harness.StartAWS(t, harness.AWSOptions{}).Target)
+		mainJob(t, &harness.SharedAWS(t).Target)
 	})
 }
 

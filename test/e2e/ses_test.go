@@ -16,8 +16,11 @@ import (
 
 // TestSessions shows the sessions of the revisions up to 2025-11-25.
 func TestSessions(t *testing.T) {
-	s := harness.StartServer(t, harness.ServerOptions{})
+	t.Parallel()
+	sessions(t, &harness.StartServer(t, harness.ServerOptions{}).Target)
+}
 
+func sessions(t *testing.T, s *harness.Target) {
 	negotiations := map[string]string{
 		harness.Legacy1: harness.Legacy1, harness.Legacy2: harness.Legacy2, harness.Legacy: harness.Legacy,
 		"2024-11-05": harness.Legacy, "2099-01-01": harness.Legacy,
@@ -73,29 +76,15 @@ func TestSessions(t *testing.T) {
 			}
 		}
 	})
-	t.Run("SES-01 a session survives a restart", func(t *testing.T) {
-		one := harness.StartServer(t, harness.ServerOptions{})
-		c := one.Legacy(t, "alice", harness.Legacy)
-		c.Call(t, "resources/subscribe", object{"uri": "event://ci/build-finished"}, nil)
-		one.Stop()
-		one.Start()
-		c.Call(t, "ping", nil, nil)
-		stream := c.Open(t, "")
-		one.Publish(t, build("after", 1))
-		if got := stream.NextUpdate(t).EventID; got != "after" {
-			t.Errorf("got %s", got)
-		}
-	})
-
 	t.Run("SES-02 a GET stream has that session's subscriptions, wherever they were made", func(t *testing.T) {
 		a, b := s.Legacy(t, "alice", harness.Legacy), s.Legacy(t, "alice", harness.Legacy2)
-		a.Call(t, "resources/subscribe", object{"uri": "event://ci/build-finished"}, nil) // before the stream
+		a.Call(t, "resources/subscribe", object{"uri": "event://github/before/website/pull_request"}, nil) // before the stream
 		as, bs := a.Open(t, ""), b.Open(t, "")
-		a.Call(t, "resources/subscribe", object{"uri": "event://incidents"}, nil) // after it
-		b.Call(t, "resources/subscribe", object{"uri": "event://incidents/search/created"}, nil)
-		s.Publish(t, build("s1", 1))
-		s.Publish(t, incident("s2", "payments", "info"))
-		s.Publish(t, incident("s3", "search", "info"))
+		a.Call(t, "resources/subscribe", object{"uri": "event://github/wherever"}, nil) // after it
+		b.Call(t, "resources/subscribe", object{"uri": "event://github/wherever/api/pull_request"}, nil)
+		s.Publish(t, pullRequest("s1", "before", "website", 1))
+		s.Publish(t, pullRequest("s2", "wherever", "website", 2))
+		s.Publish(t, pullRequest("s3", "wherever", "api", 3))
 		got := idsOf(as.Wait(t, 3))
 		slices.Sort(got)
 		if !slices.Equal(got, []string{"s1", "s2", "s3"}) {
@@ -105,7 +94,7 @@ func TestSessions(t *testing.T) {
 			t.Errorf("the second session got %v", got)
 		}
 		var r registered
-		a.Call(t, "resources/subscriptions/register", object{"uris": []string{"event://ci"}, "targetUri": "http://127.0.0.1:9/"}, &r)
+		a.Call(t, "resources/subscriptions/register", object{"uris": []string{"event://calendar/none/changed"}, "targetUri": "http://127.0.0.1:9/"}, &r)
 		for name, st := range map[string]*harness.Stream{"first": as, "second": bs} {
 			harness.Eventually(t, harness.Patience, "list_changed on the "+name, func() bool {
 				return slices.ContainsFunc(st.Messages(), func(m *harness.Message) bool { return m.Method == "notifications/resources/list_changed" })
@@ -116,11 +105,11 @@ func TestSessions(t *testing.T) {
 	t.Run("SES-03 a stream resumes with nothing lost and nothing of another", func(t *testing.T) {
 		a, b := s.Legacy(t, "alice", harness.Legacy), s.Legacy(t, "alice", harness.Legacy)
 		stream, others := a.Open(t, ""), b.Open(t, "")
-		a.Call(t, "resources/subscribe", object{"uri": "event://chat/acme/general/message"}, nil)
-		b.Call(t, "resources/subscribe", object{"uri": "event://chat/acme/random/message"}, nil)
+		a.Call(t, "resources/subscribe", object{"uri": "event://chat/resumes/general/message"}, nil)
+		b.Call(t, "resources/subscribe", object{"uri": "event://chat/resumes/random/message"}, nil)
 		publish := func(from, to int) {
 			for i := from; i < to; i++ {
-				s.Publish(t, message(fmt.Sprintf("g%d", i), "general"), message(fmt.Sprintf("r%d", i), "random"))
+				s.Publish(t, messageIn("resumes", fmt.Sprintf("g%d", i), "general"), messageIn("resumes", fmt.Sprintf("r%d", i), "random"))
 			}
 		}
 		publish(0, 10)
@@ -147,25 +136,82 @@ func TestSessions(t *testing.T) {
 	})
 	t.Run("SES-03 from the priming event on", func(t *testing.T) {
 		c := s.Legacy(t, "alice", harness.Legacy)
-		c.Call(t, "resources/subscribe", object{"uri": "event://chat/acme/general/message"}, nil)
+		c.Call(t, "resources/subscribe", object{"uri": "event://chat/primes/general/message"}, nil)
 		stream := c.Open(t, "")
 		harness.Eventually(t, harness.Patience, "a priming event", func() bool { return len(stream.Primes()) > 0 })
 		if stream.Primes()[0] == "" {
 			t.Errorf("priming events %q", stream.Primes())
 		}
 		stream.Close()
-		s.Publish(t, message("primed", "general"))
+		s.Publish(t, messageIn("primes", "primed", "general"))
 		if got := idsOf(c.Open(t, stream.Primes()[0]).Wait(t, 1)); !slices.Equal(got, []string{"primed"}) {
 			t.Errorf("resumed with %v", got)
 		}
 		// A revision before 2025-11-25 knows no priming events: its clients would fail on them.
 		old := s.Legacy(t, "alice", harness.Legacy2)
 		os := old.Open(t, "")
-		old.Call(t, "resources/subscribe", object{"uri": "event://chat/acme/general/message"}, nil)
-		s.Publish(t, message("old", "general"))
+		old.Call(t, "resources/subscribe", object{"uri": "event://chat/primes/general/message"}, nil)
+		s.Publish(t, messageIn("primes", "old", "general"))
 		os.Wait(t, 1)
 		if len(os.Primes()) != 0 {
 			t.Errorf("priming events %q at %s", os.Primes(), harness.Legacy2)
+		}
+	})
+	t.Run("SES-04 the newest GET takes over", func(t *testing.T) {
+		c := s.Legacy(t, "alice", harness.Legacy)
+		c.Call(t, "resources/subscribe", object{"uri": "event://chat/acme/newest/message"}, nil)
+		older := c.Open(t, "")
+		newer := c.Open(t, "")
+		<-older.Ended()
+		s.Publish(t, message("newest", "newest"))
+		if got := newer.NextUpdate(t).EventID; got != "newest" {
+			t.Errorf("got %s", got)
+		}
+	})
+	t.Run("SES-04 clear statuses", func(t *testing.T) {
+		c := s.Legacy(t, "alice", harness.Legacy)
+		ping := `{"jsonrpc":"2.0","id":1,"method":"ping"}`
+		cases := []struct {
+			what, method, body string
+			header             []string
+			want               int
+		}{
+			{"GET without text/event-stream", http.MethodGet, "", []string{"Accept", "application/json"}, http.StatusNotAcceptable},
+			{"POST of another type", http.MethodPost, ping, []string{"Content-Type", "text/plain"}, http.StatusUnsupportedMediaType},
+			{"PUT", http.MethodPut, ping, nil, http.StatusMethodNotAllowed},
+			{"an unknown version", http.MethodPost, ping, []string{"Mcp-Protocol-Version", "1999-01-01"}, http.StatusBadRequest},
+			{"a batch after 2025-03-26", http.MethodPost, "[" + ping + "]", nil, http.StatusBadRequest},
+			{"malformed JSON", http.MethodPost, "{", nil, http.StatusBadRequest},
+		}
+		for _, cs := range cases {
+			if a := c.Raw(t, cs.method, cs.body, cs.header...); a.Status != cs.want {
+				t.Errorf("%s: status %d, want %d: %.200s", cs.what, a.Status, cs.want, a.Body)
+			}
+		}
+		batch := s.Legacy(t, "alice", harness.Legacy1)
+		if a := batch.Raw(t, http.MethodPost, "["+ping+"]"); a.Status != http.StatusOK || a.Body[0] != '[' {
+			t.Errorf("a batch at 2025-03-26: status %d: %.200s", a.Status, a.Body)
+		}
+	})
+	t.Run("SES-05 ping", func(t *testing.T) {
+		s.Legacy(t, "alice", harness.Legacy).Call(t, "ping", nil, nil)
+	})
+}
+
+// TestSessionsGoOn shows that sessions and streams outlive what serves them.
+func TestSessionsGoOn(t *testing.T) {
+	t.Parallel()
+	t.Run("SES-01 a session survives a restart", func(t *testing.T) {
+		one := harness.StartServer(t, harness.ServerOptions{})
+		c := one.Legacy(t, "alice", harness.Legacy)
+		c.Call(t, "resources/subscribe", object{"uri": "event://ci/build-finished"}, nil)
+		one.Stop()
+		one.Start()
+		c.Call(t, "ping", nil, nil)
+		stream := c.Open(t, "")
+		one.Publish(t, build("after", 1))
+		if got := stream.NextUpdate(t).EventID; got != "after" {
+			t.Errorf("got %s", got)
 		}
 	})
 	t.Run("SES-03 the server may close and let the client poll", func(t *testing.T) {
@@ -201,46 +247,6 @@ func TestSessions(t *testing.T) {
 			t.Errorf("resumed with %v, want u2 and u3", got)
 		}
 	})
-
-	t.Run("SES-04 the newest GET takes over", func(t *testing.T) {
-		c := s.Legacy(t, "alice", harness.Legacy)
-		c.Call(t, "resources/subscribe", object{"uri": "event://ci/build-finished"}, nil)
-		older := c.Open(t, "")
-		newer := c.Open(t, "")
-		<-older.Ended()
-		s.Publish(t, build("newest", 1))
-		if got := newer.NextUpdate(t).EventID; got != "newest" {
-			t.Errorf("got %s", got)
-		}
-	})
-	t.Run("SES-04 clear statuses", func(t *testing.T) {
-		c := s.Legacy(t, "alice", harness.Legacy)
-		ping := `{"jsonrpc":"2.0","id":1,"method":"ping"}`
-		cases := []struct {
-			what, method, body string
-			header             []string
-			want               int
-		}{
-			{"GET without text/event-stream", http.MethodGet, "", []string{"Accept", "application/json"}, http.StatusNotAcceptable},
-			{"POST of another type", http.MethodPost, ping, []string{"Content-Type", "text/plain"}, http.StatusUnsupportedMediaType},
-			{"PUT", http.MethodPut, ping, nil, http.StatusMethodNotAllowed},
-			{"an unknown version", http.MethodPost, ping, []string{"Mcp-Protocol-Version", "1999-01-01"}, http.StatusBadRequest},
-			{"a batch after 2025-03-26", http.MethodPost, "[" + ping + "]", nil, http.StatusBadRequest},
-			{"malformed JSON", http.MethodPost, "{", nil, http.StatusBadRequest},
-		}
-		for _, cs := range cases {
-			if a := c.Raw(t, cs.method, cs.body, cs.header...); a.Status != cs.want {
-				t.Errorf("%s: status %d, want %d: %.200s", cs.what, a.Status, cs.want, a.Body)
-			}
-		}
-		batch := s.Legacy(t, "alice", harness.Legacy1)
-		if a := batch.Raw(t, http.MethodPost, "["+ping+"]"); a.Status != http.StatusOK || a.Body[0] != '[' {
-			t.Errorf("a batch at 2025-03-26: status %d: %.200s", a.Status, a.Body)
-		}
-	})
-	t.Run("SES-05 ping", func(t *testing.T) {
-		s.Legacy(t, "alice", harness.Legacy).Call(t, "ping", nil, nil)
-	})
 }
 
 func idsOf(updates []*harness.Update) (ids []string) {
@@ -256,6 +262,6 @@ func session(c *harness.Client, id string) *harness.Client {
 }
 
 // other is bob with a live session of alice's.
-func other(s *harness.Server, c *harness.Client) *harness.Client {
+func other(s *harness.Target, c *harness.Client) *harness.Client {
 	return &harness.Client{URL: c.URL, Key: s.Keys["bob"], Version: c.Version, Session: c.Session}
 }

@@ -15,7 +15,11 @@ import (
 
 // TestListen shows subscriptions/listen of revision 2026-07-28.
 func TestListen(t *testing.T) {
-	s := harness.StartServer(t, harness.ServerOptions{})
+	t.Parallel()
+	listening(t, &harness.StartServer(t, harness.ServerOptions{}).Target)
+}
+
+func listening(t *testing.T, s *harness.Target) {
 	c := s.Modern("alice")
 
 	t.Run("SUB-01 the acknowledgment comes first and holds the honoured subset", func(t *testing.T) {
@@ -45,10 +49,11 @@ func TestListen(t *testing.T) {
 	})
 
 	ids := []any{7, "seven", "7", 9007199254740993, 0, -3, ""}
-	for _, id := range ids {
+	for i, id := range ids {
 		t.Run(fmt.Sprintf("SUB-02 the subscription id is the request id %s", marshal(t, id)), func(t *testing.T) {
-			l := c.Listen(t, id, object{"resourceSubscriptions": []string{"event://ci/build-finished"}, "resourcesListChanged": true}, nil)
-			event := s.Publish(t, build("", 1))[0].ID
+			channel := fmt.Sprintf("ids-%d", i)
+			l := c.Listen(t, id, object{"resourceSubscriptions": []string{"event://chat/acme/" + channel}, "resourcesListChanged": true}, nil)
+			event := s.Publish(t, message("", channel))[0].ID
 			l.Wait(t, 1)
 			for _, m := range l.Messages() {
 				if got := harness.Meta(m.Params, harness.SubscriptionID); string(got) != string(marshal(t, id)) {
@@ -62,15 +67,16 @@ func TestListen(t *testing.T) {
 	}
 
 	t.Run("SUB-03 each kind on its own", func(t *testing.T) {
-		only := c.Listen(t, 1, object{"resourceSubscriptions": []string{"event://ci/build-finished"}}, nil)
+		kinds := []string{"event://chat/acme/kinds/message"}
+		only := c.Listen(t, 1, object{"resourceSubscriptions": kinds}, nil)
 		lists := c.Listen(t, 2, object{"resourcesListChanged": true}, nil)
-		both := c.Listen(t, 3, object{"resourcesListChanged": true, "resourceSubscriptions": []string{"event://ci/build-finished"}}, nil)
+		both := c.Listen(t, 3, object{"resourcesListChanged": true, "resourceSubscriptions": kinds}, nil)
 		nothing := c.Listen(t, 4, object{"resourcesListChanged": false, "resourceSubscriptions": []string{}}, nil)
 		var r registered
 		c.Call(t, "resources/subscriptions/register", object{
 			"uris": []string{"event://incidents"}, "targetUri": "http://127.0.0.1:9/",
 		}, &r)
-		s.Publish(t, build("kinds-1", 1))
+		s.Publish(t, message("kinds-1", "kinds"))
 		only.Wait(t, 1)
 		both.Wait(t, 1)
 		hasChange := func(l *harness.Stream) bool {
@@ -78,7 +84,7 @@ func TestListen(t *testing.T) {
 		}
 		harness.Eventually(t, harness.Patience, "list_changed", func() bool { return hasChange(lists) && hasChange(both) })
 		deregister(t, c, r.Subscription.URI)
-		s.Publish(t, build("kinds-2", 2))
+		s.Publish(t, message("kinds-2", "kinds"))
 		only.Wait(t, 2)
 		if hasChange(only) || len(lists.Updates()) != 0 || len(nothing.Messages()) != 1 {
 			t.Errorf("unrequested messages: %d, %d, %d", len(only.Messages()), len(lists.Messages()), len(nothing.Messages()))
@@ -96,15 +102,15 @@ func TestListen(t *testing.T) {
 	})
 
 	t.Run("SUB-08 a listen resumes from the last cursor", func(t *testing.T) {
-		want := object{"resourceSubscriptions": []string{"event://chat/acme", "event://chat/acme/general/message"}}
+		want := object{"resourceSubscriptions": []string{"event://chat/cursors", "event://chat/cursors/general/message"}}
 		l := c.Listen(t, 1, want, nil)
 		for i := range 10 {
-			s.Publish(t, message(fmt.Sprintf("c%d", i), "general"))
+			s.Publish(t, messageIn("cursors", fmt.Sprintf("c%d", i), "general"))
 		}
 		first := l.Wait(t, 10)
 		l.Close()
 		for i := 10; i < 20; i++ {
-			s.Publish(t, message(fmt.Sprintf("c%d", i), []string{"general", "random"}[i%2]))
+			s.Publish(t, messageIn("cursors", fmt.Sprintf("c%d", i), []string{"general", "random"}[i%2]))
 		}
 		again := c.Listen(t, 2, want, object{harness.Prefix + "cursor": first[4].Cursor})
 		var got []string
@@ -123,6 +129,18 @@ func TestListen(t *testing.T) {
 		c.Refused(t, -32602, "subscriptions/listen", object{"notifications": want, "_meta": object{harness.Prefix + "cursor": "forged"}})
 	})
 
+	t.Run("SUB-09 GET and DELETE are not of this revision", func(t *testing.T) {
+		for _, method := range []string{http.MethodGet, http.MethodDelete} {
+			if a := c.Raw(t, method, ""); a.Status != http.StatusMethodNotAllowed {
+				t.Errorf("%s: status %d, want 405", method, a.Status)
+			}
+		}
+	})
+}
+
+// TestListenEnds shows how the server ends a listen.
+func TestListenEnds(t *testing.T) {
+	t.Parallel()
 	t.Run("SUB-06 SUB-02 the server's end is a result", func(t *testing.T) {
 		other := harness.StartServer(t, harness.ServerOptions{Args: []string{"--stream-max-age", "1s"}})
 		l := other.Modern("alice").Listen(t, "end", object{"resourcesListChanged": true}, nil)
@@ -150,16 +168,12 @@ func TestListen(t *testing.T) {
 			t.Errorf("last message: %s", last.Raw)
 		}
 	})
-	t.Run("SUB-09 GET and DELETE are not of this revision", func(t *testing.T) {
-		for _, method := range []string{http.MethodGet, http.MethodDelete} {
-			if a := c.Raw(t, method, ""); a.Status != http.StatusMethodNotAllowed {
-				t.Errorf("%s: status %d, want 405", method, a.Status)
-			}
-		}
-	})
 }
 
 // message is a valid event of the type message.created.
-func message(id, channel string) harness.Event {
-	return harness.Event{ID: id, URI: "event://chat/acme/" + channel + "/message", Data: object{"id": id, "user": "u1", "text": "Hello"}}
+func message(id, channel string) harness.Event { return messageIn("acme", id, channel) }
+
+// messageIn is a message in another chat workspace.
+func messageIn(workspace, id, channel string) harness.Event {
+	return harness.Event{ID: id, URI: "event://chat/" + workspace + "/" + channel + "/message", Data: object{"id": id, "user": "u1", "text": "Hello"}}
 }

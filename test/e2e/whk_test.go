@@ -25,6 +25,7 @@ import (
 
 // TestWebhookRequest shows a webhook request down to its headers.
 func TestWebhookRequest(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
 	receiver := harness.NewReceiver(t)
 	js := harness.Node(t)
@@ -147,6 +148,7 @@ func TestWebhookRequest(t *testing.T) {
 
 // TestPublicKeys shows the asymmetric signature beside the HMAC.
 func TestPublicKeys(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--server-identity"}})
 	hook := harness.NewReceiver(t).Endpoint("hook")
 	register(t, s.Modern("alice"), hook, "event://ci/build-finished")
@@ -189,6 +191,7 @@ func TestPublicKeys(t *testing.T) {
 
 // TestStatuses shows what each answer of an endpoint leads to.
 func TestStatuses(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--retry-schedule", "0s,1s"}})
 	receiver := harness.NewReceiver(t)
 	alice := s.Modern("alice")
@@ -241,6 +244,7 @@ func TestStatuses(t *testing.T) {
 
 // TestDripFeed shows an endpoint that answers byte by byte.
 func TestDripFeed(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--webhook-timeout", "1s", "--retry-schedule", "0s,1s"}})
 	var requests atomic.Int32
 	ended := make(chan time.Duration, 8)

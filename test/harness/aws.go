@@ -4,13 +4,20 @@ package harness
 
 import (
 	crand "crypto/rand"
+	"encoding/base64"
+	"fmt"
 	"math/rand/v2"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
 	"mcpevents/localstack/runner"
 	"mcpevents/shared/awsx"
@@ -31,6 +38,7 @@ type AWSOptions struct {
 // on emulators of DynamoDB, SQS and KMS.
 type AWS struct {
 	Target
+	name   string
 	stack  *runner.Stack
 	out    *output
 	killed atomic.Int64
@@ -40,12 +48,82 @@ type AWS struct {
 // own on them, which ends with the test.
 func StartAWS(tb testing.TB, o AWSOptions) *AWS {
 	tb.Helper()
-	ends := awslocal.Start(tb, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
-	a := &AWS{out: &output{}}
+	a := startAWS(tb, o)
+	tb.Cleanup(func() {
+		for _, denied := range a.close() {
+			tb.Errorf("the template's policies do not let the functions do what they need: %s", denied)
+		}
+		keepOutput(tb, "the functions", a.out)
+		for id, s := range a.stack.Stats() {
+			tb.Logf("%s: %d invocations, %d errors, %d timeouts, %d starts", id, s.Invocations, s.Errors, s.Timeouts, s.ColdStarts)
+		}
+	})
+	return a
+}
+
+// shared is the deployment of [SharedAWS].
+var shared struct {
+	mu  sync.Mutex
+	aws *AWS
+}
+
+// SharedAWS is a deployment that all tests of the test process share; [Main] ends
+// it. Its schedules and limits are short or wide: see the code.
+func SharedAWS(tb testing.TB) *AWS {
+	tb.Helper()
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if shared.aws == nil {
+		shared.aws = startAWS(tb, AWSOptions{Env: map[string]string{
+			"MCPEVENTS_RETRY_SCHEDULE":        "0s,1s,1s,1s,1s,1s",
+			"MCPEVENTS_EVENTS_RETRY_SCHEDULE": "0s,1s,1s",
+			"MCPEVENTS_EVENTS_TIMEOUT":        "2s",
+			"MCPEVENTS_MIN_TTL":               "1s",
+			"MCPEVENTS_QUOTA":                 "10000",
+		}})
+	}
+	tb.Cleanup(func() { keepOutput(tb, "the functions", shared.aws.out) })
+	return shared.aws
+}
+
+// closeShared ends the shared deployment and returns what its policies denied.
+func closeShared() []string {
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if shared.aws == nil {
+		return nil
+	}
+	return shared.aws.close()
+}
+
+// emulators are those of the test process.
+var emulators struct {
+	mu      sync.Mutex
+	running *awslocal.Running
+}
+
+func endpoints(tb testing.TB) awslocal.Endpoints {
+	tb.Helper()
+	emulators.mu.Lock()
+	defer emulators.mu.Unlock()
+	if emulators.running == nil {
+		running, err := awslocal.StartAll(tb.Context(), os.Stderr)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		emulators.running = running
+	}
+	return emulators.running.Endpoints
+}
+
+func startAWS(tb testing.TB, o AWSOptions) *AWS {
+	tb.Helper()
+	ends := endpoints(tb)
+	a := &AWS{out: &output{}, name: "test-" + strings.ToLower(crand.Text()[:8])}
 	began := time.Now()
 	stack, err := runner.Start(tb.Context(), runner.Options{
 		Template:   filepath.Join(Root(tb), "template.yaml"),
-		Name:       "test-" + strings.ToLower(crand.Text()[:8]),
+		Name:       a.name,
 		Parameters: map[string]string{"Auth": "keys", "AllowInsecureTargets": "true"},
 		Env:        o.Env,
 		Region:     awslocal.Region,
@@ -60,22 +138,18 @@ func StartAWS(tb testing.TB, o AWSOptions) *AWS {
 		tb.Fatalf("start local AWS: %v\n%s", err, a.out.tail(8<<10))
 	}
 	a.stack = stack
-	tb.Cleanup(func() {
-		stack.Close()
-		for _, denied := range stack.Denied() {
-			tb.Errorf("the template's policies do not let the functions do what they need: %s", denied)
-		}
-		keepOutput(tb, "the functions", a.out)
-		for id, s := range stack.Stats() {
-			tb.Logf("%s: %d invocations, %d errors, %d timeouts, %d starts", id, s.Invocations, s.Errors, s.Timeouts, s.ColdStarts)
-		}
-	})
 	a.Name, a.MCP, a.Events = "local AWS", stack.URL()+"/mcp", stack.URL()+"/events"
 	var config string
 	config, a.Keys = keysConfig(Callers())
 	a.apply(tb, ends.DynamoDB, config)
 	tb.Logf("local AWS is up after %v", time.Since(began))
 	return a
+}
+
+// close ends the deployment and returns what its policies denied.
+func (a *AWS) close() (denied []string) {
+	a.stack.Close()
+	return a.stack.Denied()
 }
 
 // functions builds all functions, once per test process, and returns the
@@ -150,3 +224,46 @@ func (a *AWS) Requests() map[string]awsx.Counts { return a.stack.Requests() }
 
 // Invocations counts the calls of a function so far.
 func (a *AWS) Invocations(function string) int { return a.stack.Stats()[function].Invocations }
+
+// Output is what the functions wrote so far.
+func (a *AWS) Output() string { return a.out.String() }
+
+// Items are all items of all tables, as text.
+func (a *AWS) Items(tb testing.TB) (items []string) {
+	tb.Helper()
+	db := dynamodb.NewFromConfig(awslocal.Config(endpoints(tb).DynamoDB))
+	tables := dynamodb.NewListTablesPaginator(db, &dynamodb.ListTablesInput{})
+	for tables.HasMorePages() {
+		page, err := tables.NextPage(tb.Context())
+		if err != nil {
+			tb.Fatal(err)
+		}
+		for _, table := range page.TableNames {
+			if !strings.HasPrefix(table, a.name) {
+				continue
+			}
+			scan := dynamodb.NewScanPaginator(db, &dynamodb.ScanInput{TableName: &table})
+			for scan.HasMorePages() {
+				page, err := scan.NextPage(tb.Context())
+				if err != nil {
+					tb.Fatal(err)
+				}
+				for _, item := range page.Items {
+					var b strings.Builder
+					for name, value := range item {
+						switch v := value.(type) {
+						case *types.AttributeValueMemberB:
+							fmt.Fprintf(&b, "%s=%s %s\n", name, v.Value, base64.StdEncoding.EncodeToString(v.Value))
+						case *types.AttributeValueMemberS:
+							fmt.Fprintf(&b, "%s=%s\n", name, v.Value)
+						case *types.AttributeValueMemberN:
+							fmt.Fprintf(&b, "%s=%s\n", name, v.Value)
+						}
+					}
+					items = append(items, b.String())
+				}
+			}
+		}
+	}
+	return items
+}
