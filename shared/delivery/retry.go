@@ -28,8 +28,12 @@ const (
 	// lookBack is how many minutes before the watermark are looked at again: an
 	// entry may be written by a slow or skewed writer just after its minute was swept.
 	lookBack = 5
-	// catchUp bounds how far a first or long delayed run goes back.
-	catchUp = 2 * 24 * 60
+	// catchUp bounds how far a first or long delayed run goes back: as long as
+	// entries are kept, since a server may have been off for days.
+	catchUp = int(keptFor / time.Minute)
+	// stretch is after how many minutes of catching up the watermark is moved, so
+	// that a round that is cut off is not begun anew.
+	stretch = 60
 )
 
 // Run does one round and reports how many deliveries it moved. An entry is
@@ -50,11 +54,47 @@ func (r *Retry) Run(ctx context.Context) (moved int, err error) {
 		had = items[0].Version
 		from = time.Unix(had, 0).UTC()
 	}
-	from = from.Add(-lookBack * time.Minute)
-	if oldest := minute.Add(-catchUp * time.Minute); from.Before(oldest) {
+	// A clock that was set back must not leave out what lies until the watermark.
+	from = earlier(from, minute).Add(-lookBack * time.Minute)
+	if oldest := minute.Add(-time.Duration(catchUp) * time.Minute); from.Before(oldest) {
 		from = oldest
 	}
-	for m := from; !m.After(minute); m = m.Add(time.Minute) {
+	for !from.After(minute) {
+		until := earlier(from.Add(stretch*time.Minute), minute)
+		n, err := r.minutes(ctx, from, until, now)
+		moved += n
+		if err != nil {
+			return moved, err
+		}
+		if until.Unix() != had {
+			cond := store.Absent()
+			if had != 0 {
+				cond = store.VersionIs(had)
+			}
+			had = until.Unix()
+			err := r.DB.Write(ctx, store.Put(store.Item{Key: watermarkKey, Version: had}, cond))
+			if errors.Is(err, store.ErrConflict) {
+				return moved, nil // another round is under way
+			}
+			if err != nil {
+				return moved, fault.Wrap(fault.Unavailable, err, "write the due table's watermark")
+			}
+		}
+		from = until.Add(time.Minute)
+	}
+	return moved, nil
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// minutes moves and sweeps what belongs to the minutes from one to another.
+func (r *Retry) minutes(ctx context.Context, from, until, now time.Time) (moved int, err error) {
+	for m := from; !m.After(until); m = m.Add(time.Minute) {
 		for shard := range dueShards {
 			n, err := r.move(ctx, duePartition(shard, m), now)
 			moved += n
@@ -64,19 +104,8 @@ func (r *Retry) Run(ctx context.Context) (moved int, err error) {
 		}
 	}
 	if r.Sweep != nil {
-		back := int(minute.Sub(from) / time.Minute)
-		if _, err := r.Sweep(ctx, minute, back); err != nil {
+		if _, err := r.Sweep(ctx, until, int(until.Sub(from)/time.Minute)); err != nil {
 			return moved, err
-		}
-	}
-	if minute.Unix() > had {
-		cond := store.Absent()
-		if had != 0 {
-			cond = store.VersionIs(had)
-		}
-		err := r.DB.Write(ctx, store.Put(store.Item{Key: watermarkKey, Version: minute.Unix()}, cond))
-		if err != nil && !errors.Is(err, store.ErrConflict) {
-			return moved, fault.Wrap(fault.Unavailable, err, "write the due table's watermark")
 		}
 	}
 	return moved, nil
