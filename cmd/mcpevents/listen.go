@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"mcpevents/shared/fault"
@@ -58,14 +59,16 @@ func (c *ListenCmd) Run(g *Globals) error {
 	}
 	p := newPrinter(g.out, c.Count)
 	ctx, full := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	defer watching.Wait()
 	defer full()
-	go func() { // ends with ctx, which full ends at the latest
+	watching.Go(func() {
 		select {
 		case <-p.full:
 			full()
 		case <-ctx.Done():
 		}
-	}()
+	})
 	log := g.logger(g.err)
 	if c.Stream {
 		err = c.follow(ctx, client, p, log)
@@ -175,9 +178,7 @@ func (c *ListenCmd) keep(ctx context.Context, s hook, r *receiver, log *slog.Log
 	for {
 		var due <-chan time.Time
 		if at := s.refreshAt(); !at.IsZero() {
-			timer := time.NewTimer(time.Until(at))
-			defer timer.Stop()
-			due = timer.C
+			due = time.After(time.Until(at))
 		}
 		select {
 		case <-ctx.Done():

@@ -7,6 +7,7 @@
 //	catalog  checks event types, and writes them to a deployment
 //	demo     shows one event going every way
 //	bench    measures
+//	keys     rotates the keys of an embedded server
 //
 // Every flag is an environment variable too; --help names it. What the exit codes
 // mean is in exit.go.

@@ -27,6 +27,7 @@ type receiver struct {
 
 	ready  chan struct{} // closed when the secret is known, or that there is none
 	closed chan struct{} // closed when the receiver ends
+	served chan struct{} // closed when the server has ended
 	once   sync.Once
 	mu     sync.Mutex
 	key    string // empty when webhooks are not signed
@@ -41,7 +42,7 @@ func startReceiver(addr, via string, take func(received) error, log *slog.Logger
 	}
 	r := &receiver{
 		url: "http://" + l.Addr().String() + "/", failed: make(chan error, 1), via: via, take: take, log: log,
-		ready: make(chan struct{}), closed: make(chan struct{}),
+		ready: make(chan struct{}), closed: make(chan struct{}), served: make(chan struct{}),
 	}
 	verifying := &webhook.ReceiverHandler{
 		Secrets: func(string) []string { return []string{r.secretNow()} },
@@ -66,6 +67,7 @@ func startReceiver(addr, via string, take func(received) error, log *slog.Logger
 		}),
 	}
 	go func() {
+		defer close(r.served)
 		if err := r.server.Serve(l); err != http.ErrServerClosed {
 			r.failed <- fault.Wrap(fault.Unavailable, err, "receive webhooks")
 		}
@@ -126,6 +128,7 @@ func (r *receiver) close() {
 	if r.server.Shutdown(ctx) != nil {
 		_ = r.server.Close()
 	}
+	<-r.served
 }
 
 func (r *receiver) serveUnsigned(w http.ResponseWriter, req *http.Request) {
