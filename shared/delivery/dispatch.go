@@ -266,7 +266,7 @@ func (d *Dispatcher) sendAll(ctx context.Context, t PageTask, subs []subscriptio
 }
 
 // sendTo makes the first attempts for one subscriber and returns the records to
-// write. When it is late it leaves the events from number done on to another page.
+// write. The events from number done on are left to another page.
 func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.Subscriber, read time.Time, late func() bool,
 ) (notes []store.Op, done int, err error) {
 	where := origin(sub.Target.URL)
@@ -294,8 +294,8 @@ func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.S
 				return notes, len(t.Events), nil
 			}
 		}
-		if !d.Gate.enter(sub.ID) {
-			return notes, len(t.Events), nil
+		if !d.Gate.enter(sub.ID, read) {
+			return notes, i, nil // another page will see whether it was made anew
 		}
 		out := d.attempt(ctx, t.Workspace, sub, e, 1)
 		note, err := d.outcome(ctx, t.Workspace, sub, e, newChain(t.Workspace, sub, e, d.now()), 0, store.Key{}, out)

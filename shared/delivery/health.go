@@ -158,13 +158,15 @@ func (g *Gate) Started(id string) {
 	delete(g.ended, id)
 }
 
-// enter calls start unless the subscription has ended.
-func (g *Gate) enter(id string) bool {
+// enter reports whether an attempt may start for a subscription that was read at
+// the given time. What was read after the end is right about it: the
+// subscription is gone, or was made anew.
+func (g *Gate) enter(id string, read time.Time) bool {
 	if g == nil {
 		return true
 	}
 	g.mu.RLock()
 	defer g.mu.RUnlock()
-	_, ended := g.ended[id]
-	return !ended
+	at, ended := g.ended[id]
+	return !ended || read.After(at)
 }

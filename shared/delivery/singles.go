@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"sync"
+	"time"
 
 	"mcpevents/shared/event"
 	"mcpevents/shared/fault"
@@ -68,6 +69,7 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask) ([]store.Op, erro
 	}
 	had := items[0].Version
 	was := dueKey(c.Workspace, c.Subscription, c.key(), c.DueAt)
+	read := time.Now()
 	record, err := d.Subscriptions.Lookup(ctx, t.Workspace, t.Principal, t.Subscription)
 	if err != nil {
 		return nil, err
@@ -86,14 +88,15 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask) ([]store.Op, erro
 	}
 	select {
 	case d.slots <- struct{}{}:
-		defer func() { <-d.slots }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 	sub := record.Subscriber()
-	if !d.Gate.enter(sub.ID) {
-		return []store.Op{store.Delete(items[0].Key), store.Delete(was)}, nil
+	if !d.Gate.enter(sub.ID, read) {
+		<-d.slots
+		return d.single(ctx, t) // it has ended since, and may have been made anew
 	}
+	defer func() { <-d.slots }()
 	out := d.attempt(ctx, t.Workspace, &sub, &e, t.Attempt)
 	return d.outcome(ctx, t.Workspace, &sub, &e, c, had, was, out)
 }

@@ -1,0 +1,41 @@
+package delivery
+
+import (
+	"testing"
+	"time"
+
+	"mcpevents/shared/queue"
+)
+
+func TestGate(t *testing.T) {
+	g := &Gate{}
+	read := time.Now()
+	if !g.enter("a", read) {
+		t.Error("closed before anything ended")
+	}
+	g.Ended("a")
+	if g.enter("a", read) {
+		t.Error("open for what was read before the end")
+	}
+	if !g.enter("a", time.Now().Add(time.Nanosecond)) {
+		t.Error("closed for what was read after the end")
+	}
+}
+
+// Ending a subscription and making it anew under its id can overtake each other
+// on the way to the gate.
+func TestALateEndDoesNotSilenceASubscriptionMadeAnew(t *testing.T) {
+	r := newRig(t)
+	sub := r.register("event://ci/build-finished")
+	_, d, _ := r.process()
+	d.Gate = &Gate{}
+	d.Gate.Started(sub.ID)
+	d.Gate.Ended(sub.ID) // of the one before it
+	task := PageTask{V: taskVersion, Workspace: "default", Pattern: sub.Patterns[0].Key, Count: 1, Events: someEvents(1, 60)}
+	if failed, err := d.Pages(t.Context(), []queue.Message{{ID: "1", Outgoing: queue.Outgoing{Body: encode(task)}}}); err != nil || len(failed) > 0 {
+		t.Fatal(failed, err)
+	}
+	if len(r.posts) != 1 {
+		t.Errorf("%d deliveries, want 1", len(r.posts))
+	}
+}
