@@ -185,7 +185,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		_, _ = w.Write(identity.JWKS())
 	})
 	e.server = &http.Server{
-		Handler:           mux,
+		Handler:           boundBodies(mux, bodyTime),
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    32 << 10,

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"io"
+	"net/http"
+	"time"
+)
+
+// bodyTime is how long a client may take to send the body of a request. The
+// largest one, 5 MiB, needs 90 KiB a second.
+const bodyTime = time.Minute
+
+// boundBodies ends requests whose body does not come in time. The server has no
+// ReadTimeout, because that would end streams too; here the deadline ends with the body. It
+// also bounds what net/http drains of a body that nobody read, so that a caller who
+// is refused does not keep its connection by sending slowly.
+func boundBodies(h http.Handler, limit time.Duration) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Body == nil || r.Body == http.NoBody {
+			h.ServeHTTP(w, r)
+			return
+		}
+		control := http.NewResponseController(w)
+		if err := control.SetReadDeadline(time.Now().Add(limit)); err == nil {
+			r.Body = &timedBody{ReadCloser: r.Body, control: control, left: r.ContentLength}
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// timedBody lifts the deadline when the body has been read.
+type timedBody struct {
+	io.ReadCloser
+	control *http.ResponseController
+	left    int64 // negative when the length is not known
+	whole   bool
+}
+
+func (b *timedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if b.left > 0 {
+		b.left -= int64(n)
+	}
+	if !b.whole && (err == io.EOF || b.left == 0) {
+		b.whole = true
+		_ = b.control.SetReadDeadline(time.Time{})
+	}
+	return n, err
+}
