@@ -19,7 +19,8 @@
 // applied, the condition of the second fails on our own write. A transaction
 // carries a ClientRequestToken for that. A single put or count carries a random
 // mark in attribute t instead, at no extra cost: a failed condition on an item
-// with our mark is a success, and a count is not added twice. A delete leaves no
+// with our mark is a success, and a count is not added twice, unless somebody
+// else has counted in between; so a count is lowered in a transaction. A delete leaves no
 // trace: when a conditional delete was repeated after a lost answer and finds
 // nothing, it is taken for done, although somebody else may have been the one. Where
 // that difference matters, delete within a transaction.

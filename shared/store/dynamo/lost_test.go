@@ -2,9 +2,13 @@ package dynamo
 
 import (
 	"errors"
+	"net/http"
 	"testing"
 
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+
 	"mcpevents/shared/store"
+	"mcpevents/test/awslocal"
 )
 
 var (
@@ -126,5 +130,29 @@ func TestTheSameContentOfAnotherWriterIsAConflict(t *testing.T) {
 	db.wire.lose("PutItem")
 	if err := db.Write(t.Context(), op); !errors.Is(err, store.ErrConflict) {
 		t.Errorf("got %v, want a conflict", err)
+	}
+}
+
+// A count that is lowered twice would say that there is nothing where there is.
+func TestACountIsLoweredOnceWhoeverCountsMeanwhile(t *testing.T) {
+	db := open(t)
+	write(t, db, store.Put(store.Item{Key: key, Counts: map[string]int64{"n": 5}}))
+	other := New(dynamodb.NewFromConfig(awslocal.Config(awslocal.Start(t, awslocal.DynamoDB).DynamoDB)), db.name)
+	for _, operation := range []string{"UpdateItem", "TransactWriteItems"} { // whichever it is
+		db.wire.add(wireFault{operation, func(_ []byte, through func() (*http.Response, error)) (*http.Response, error) {
+			resp, err := through()
+			if err != nil {
+				return nil, err
+			}
+			resp.Body.Close()
+			if err := other.Write(t.Context(), store.Add(key, map[string]int64{"n": 1}, nil)); err != nil {
+				t.Error(err)
+			}
+			return nil, &net{"connection reset by peer"}
+		}})
+	}
+	write(t, db, store.Add(key, map[string]int64{"n": -1}, nil))
+	if n := read(t, db, key).Counts["n"]; n != 5 {
+		t.Errorf("5 and 1 less 1 is %d", n)
 	}
 }

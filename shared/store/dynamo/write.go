@@ -43,6 +43,9 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 	case store.OpDelete:
 		try = db.delete
 	case store.OpAdd:
+		if lowers(op) {
+			return db.transact(ctx, []store.Op{op})
+		}
 		try = db.add
 	case store.OpRaise:
 		try = db.raise
@@ -59,6 +62,19 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 			return err
 		}
 	}
+}
+
+// lowers reports that a count is to become less. The mark of an addition is
+// that of the last one, so between a lost answer and its repetition another's may take its
+// place, and it is added twice. Too much is harmless where counts tell where to
+// look; too little hides something. So lowering costs a transaction.
+func lowers(op store.Op) bool {
+	for _, n := range op.Item.Counts {
+		if n < 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // newMark identifies a write to itself when it is repeated.
