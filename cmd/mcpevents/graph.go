@@ -48,6 +48,9 @@ type Settings struct {
 // attempts is how many webhooks are sent at once.
 const attempts = 256
 
+// patience is how long an attempt may keep its place among them without an answer.
+const patience = 2 * time.Second
+
 // Embedded is a server in this process: the functions' packages over one SQLite
 // file, with goroutines for workers.
 type Embedded struct {
@@ -57,11 +60,14 @@ type Embedded struct {
 	queues   *queuesqlite.Queues
 	tails    *stream.Tails
 	endpoint *mcp.Endpoint
-	server   *http.Server
-	stop     context.CancelFunc
-	workers  sync.WaitGroup
-	served   chan error
-	log      *slog.Logger
+
+	dispatcher *delivery.Dispatcher
+
+	server  *http.Server
+	stop    context.CancelFunc
+	workers sync.WaitGroup
+	served  chan error
+	log     *slog.Logger
 }
 
 // startEmbedded builds the graph and starts it. It returns when the server
@@ -149,10 +155,13 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		Options: wiring.Subscriptions(s.Limits), Ended: gate.Ended, Started: gate.Started,
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
+	deliveries := wiring.Deliveries(s.Limits, attempts, true)
+	deliveries.Patience = patience
 	dispatcher := delivery.NewDispatcher(&delivery.Dispatcher{
 		DB: db, Queue: queues, Subscriptions: subscriptions, Catalog: delivery.WebhookTypes{Source: catalogs},
-		Poster: sender, Opener: opener, Gate: gate, Options: wiring.Deliveries(s.Limits, attempts, true), Log: s.Log,
+		Poster: sender, Opener: opener, Gate: gate, Options: deliveries, Log: s.Log,
 	})
+	e.dispatcher = dispatcher
 	fanout := &delivery.Fanout{DB: db, Log: log, Catalog: catalogs, Queue: queues}
 	retry := &delivery.Retry{DB: db, Queue: queues, Sweep: subscriptions.Sweep}
 	publisher := &publish.Service{Catalog: catalogs, Queue: queues, Rate: publishRate(s)}
@@ -256,6 +265,7 @@ func (e *Embedded) Close(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		e.workers.Wait()
+		e.dispatcher.Wait(ctx)
 		e.tails.Close()
 		close(done)
 	}()

@@ -41,6 +41,10 @@ type Options struct {
 	Timeout, EventsTimeout time.Duration
 	// Concurrency is how many attempts run at once in this process (128).
 	Concurrency int
+	// Patience is how long a page waits for an answer before the attempt goes on
+	// beside it and its place is free for others. 0 waits to the end, which suits a
+	// process that is frozen when its batch is done.
+	Patience time.Duration
 	// Records says which attempts leave a delivery record.
 	Records Records
 	// LogDeliveries writes a log line for each attempt.
@@ -74,6 +78,8 @@ type Dispatcher struct {
 	Observe func(Attempted)
 
 	slots  chan struct{}
+	aside  chan struct{} // attempts that go on beside their page
+	beside sync.WaitGroup
 	health health
 	stored known
 	status statuses
@@ -109,6 +115,7 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 		d.Options.Records = RecordFailures
 	}
 	d.slots = make(chan struct{}, d.Options.Concurrency)
+	d.aside = make(chan struct{}, 4*d.Options.Concurrency)
 	return d
 }
 
@@ -297,8 +304,7 @@ func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.S
 		if !d.Gate.enter(sub.ID, read) {
 			return notes, i, nil // another page will see whether it was made anew
 		}
-		out := d.attempt(ctx, t.Workspace, sub, e, 1)
-		note, err := d.outcome(ctx, t.Workspace, sub, e, newChain(t.Workspace, sub, e, d.now()), 0, store.Key{}, out)
+		note, err := d.first(ctx, t.Workspace, sub, e)
 		notes = append(notes, note...)
 		if err != nil {
 			return notes, i, err

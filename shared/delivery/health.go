@@ -38,25 +38,35 @@ func origin(target string) string {
 	return u.Scheme + "://" + u.Host
 }
 
-// slow reports whether the origin is to be served from the slow lane only.
+// slow reports whether the origin is to be served from the slow lane only. When
+// its time is over one delivery may try, and the others wait for what that finds: all at
+// once they would hang again together.
 func (h *health) slow(origin string, now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	o := h.origins[origin]
-	return o != nil && now.Before(o.until)
+	if o == nil || o.until.IsZero() {
+		return false
+	}
+	if now.Before(o.until) {
+		return true
+	}
+	o.until = now.Add(slowLatency)
+	return false
 }
 
-// saw takes an outcome in.
-func (h *health) saw(origin string, out webhook.Outcome, now time.Time) {
+// waits takes in that an attempt has no answer yet. The next answer in time
+// makes up for it.
+func (h *health) waits(origin string, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	o := h.origins[origin]
-	if out.Category == "" && out.Took < slowLatency {
-		if o != nil {
-			delete(h.origins, origin)
-		}
-		return
+	if o, until := h.get(origin, now), now.Add(slowFor); until.After(o.until) {
+		o.until = until
 	}
+}
+
+func (h *health) get(origin string, now time.Time) *originHealth {
+	o := h.origins[origin]
 	if o == nil {
 		if h.origins == nil {
 			h.origins = map[string]*originHealth{}
@@ -67,6 +77,18 @@ func (h *health) saw(origin string, out webhook.Outcome, now time.Time) {
 		o = &originHealth{}
 		h.origins[origin] = o
 	}
+	return o
+}
+
+// saw takes an outcome in.
+func (h *health) saw(origin string, out webhook.Outcome, now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if out.Category == "" && out.Took < slowLatency {
+		delete(h.origins, origin)
+		return
+	}
+	o := h.get(origin, now)
 	o.failures++
 	pause := time.Duration(0)
 	switch {

@@ -1,0 +1,86 @@
+package delivery
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"mcpevents/shared/queue"
+	"mcpevents/shared/subscription"
+	"mcpevents/shared/webhook"
+)
+
+// crowd is endpoints of which some hang.
+type crowd struct {
+	mu  sync.Mutex
+	got map[string]int
+}
+
+func (c *crowd) Send(ctx context.Context, r webhook.Request) webhook.Outcome {
+	c.mu.Lock()
+	c.got[r.URL]++
+	c.mu.Unlock()
+	if !strings.Contains(r.URL, "hang") {
+		return webhook.Outcome{Status: 200}
+	}
+	select {
+	case <-time.After(r.Timeout):
+		return webhook.Outcome{Category: webhook.Timeout, Took: r.Timeout}
+	case <-ctx.Done():
+		return webhook.Outcome{Category: webhook.Aborted, Err: ctx.Err()}
+	}
+}
+
+func TestEndpointsThatHangDoNotHoldOthersUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		var key string
+		for i := range 12 {
+			target := fmt.Sprintf("https://hang%d.example.com/", i)
+			if i == 11 {
+				target = "https://well.example.com/"
+			}
+			got, err := r.services.Register(t.Context(), r.principal(), subscription.RegisterRequest{
+				URIs: []string{"event://ci/build-finished"}, Target: target,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			key = got.Subscription.Patterns[0].Key
+		}
+		_, d, _ := r.process()
+		d.Options.Concurrency, d.Options.Patience = 4, 2*time.Second
+		d = NewDispatcher(&Dispatcher{
+			DB: d.DB, Queue: d.Queue, Subscriptions: d.Subscriptions, Catalog: d.Catalog, Opener: d.Opener,
+			Options: d.Options, Log: d.Log, Poster: &crowd{got: map[string]int{}},
+		})
+		task := PageTask{V: taskVersion, Workspace: "default", Pattern: key, Count: 12, Events: someEvents(3, 60)}
+		began := time.Now()
+		failed, err := d.Pages(t.Context(), []queue.Message{{ID: "1", Outgoing: queue.Outgoing{Body: encode(task)}}})
+		if err != nil || len(failed) > 0 {
+			t.Fatalf("%v, failed %v", err, failed)
+		}
+		if took := time.Since(began); took > 7*time.Second {
+			t.Errorf("the page took %s, with a timeout of 20 s and a patience of 2 s", took)
+		}
+		c := d.Poster.(*crowd)
+		c.mu.Lock()
+		if c.got["https://well.example.com/"] != 3 {
+			t.Errorf("the endpoint that is well got %d of 3 events", c.got["https://well.example.com/"])
+		}
+		for url, n := range c.got {
+			if strings.Contains(url, "hang") && n != 1 {
+				t.Errorf("%s was tried %d times by one page", url, n)
+			}
+		}
+		c.mu.Unlock()
+		d.Wait(t.Context())
+		if n := len(r.queues[queue.Slow]); n < 3*11 {
+			t.Errorf("%d deliveries went to the slow lane, want at least %d", n, 3*11)
+		}
+	})
+}
