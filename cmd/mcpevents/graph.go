@@ -48,8 +48,8 @@ type Settings struct {
 // attempts is how many webhooks are sent at once.
 const attempts = 256
 
-// patience is how long an attempt may keep its place among them without an answer.
-const patience = 2 * time.Second
+// attemptPatience is how long an attempt may keep its place among them without an answer.
+const attemptPatience = 2 * time.Second
 
 // Embedded is a server in this process: the functions' packages over one SQLite
 // file, with goroutines for workers.
@@ -156,7 +156,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
 	deliveries := wiring.Deliveries(s.Limits, attempts, true)
-	deliveries.Patience = patience
+	deliveries.Patience = attemptPatience
 	dispatcher := delivery.NewDispatcher(&delivery.Dispatcher{
 		DB: db, Queue: queues, Subscriptions: subscriptions, Catalog: delivery.WebhookTypes{Source: catalogs},
 		Poster: sender, Opener: opener, Gate: gate, Options: deliveries, Log: s.Log,
