@@ -95,8 +95,7 @@ func TestDiscovery(t *testing.T) {
 		l := s.Modern("alice").Listen(t, 1, object{
 			"toolsListChanged": true, "promptsListChanged": true, "resourcesListChanged": true,
 		}, nil)
-		var p struct{ Notifications map[string]any }
-		p = decode[struct{ Notifications map[string]any }](t, l.Next(t).Params)
+		p := decode[struct{ Notifications map[string]any }](t, l.Next(t).Params)
 		if len(p.Notifications) != 1 || p.Notifications["resourcesListChanged"] != true {
 			t.Errorf("acknowledged %v, want resourcesListChanged alone", p.Notifications)
 		}

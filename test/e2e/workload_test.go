@@ -275,8 +275,7 @@ func checkTimeAndData(t *testing.T, d *harness.Delivery, p *published, timestamp
 	if at, err := time.Parse(time.RFC3339, fmt.Sprint(timestamp)); err != nil || time.Since(at) > time.Hour {
 		t.Errorf("webhook of %s: timestamp %v", p.ID, timestamp)
 	}
-	var body struct{ Data rawJSON }
-	body = decode[struct{ Data rawJSON }](t, d.Body)
+	body := decode[struct{ Data rawJSON }](t, d.Body)
 	if !sameJSON(t, body.Data, marshal(t, p.Data)) {
 		t.Errorf("webhook of %s: data %.300s, want %.300s", p.ID, body.Data, marshal(t, p.Data))
 	}

@@ -75,15 +75,6 @@ func (p *process) kill() {
 	<-p.ended
 }
 
-func (p *process) running() bool {
-	select {
-	case <-p.ended:
-		return false
-	default:
-		return true
-	}
-}
-
 // output keeps what processes wrote, the first 64 MiB.
 type output struct {
 	mu   sync.Mutex
