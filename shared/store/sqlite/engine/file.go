@@ -12,7 +12,7 @@ import (
 
 func (e *Engine) openMemory() (err error) {
 	e.pool = make(chan *Conn, 1)
-	if e.writer, err = openConn(Memory, ""); err != nil {
+	if e.writer, err = openConn(Memory); err != nil {
 		return err
 	}
 	e.pool <- e.writer
@@ -31,15 +31,12 @@ func (e *Engine) openFile(path string, opts Options) (err error) {
 		return err
 	}
 	cache := "cache_size=-" + strconv.Itoa(opts.CacheSize>>10)
-	if err := registerWAL(); err != nil {
-		return err
-	}
-	if e.writer, err = openConn(path, walVFS, "journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0",
+	if e.writer, err = openConn(path, "journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0",
 		"journal_size_limit=67108864", "temp_store=MEMORY", cache); err != nil {
 		return err
 	}
 	for range opts.Readers {
-		reader, err := openConn(path, "", "query_only=ON", cache)
+		reader, err := openConn(path, "query_only=ON", cache)
 		if err != nil {
 			return err
 		}
@@ -64,7 +61,7 @@ func create(path string) error {
 // acquire locks the file for this engine by keeping a transaction open in a
 // database beside it, which the system ends with the process, however that ends.
 func acquire(path string) (*Conn, error) {
-	c, err := openConn(path, "", "busy_timeout=0", "locking_mode=EXCLUSIVE")
+	c, err := openConn(path, "busy_timeout=0", "locking_mode=EXCLUSIVE")
 	if err != nil {
 		return nil, err
 	}
