@@ -349,7 +349,7 @@ func (d *Dispatcher) attempt(ctx context.Context, workspace string, sub *subscri
 		d.log().LogAttrs(ctx, level, "delivery",
 			slog.String("workspace", workspace), slog.String("subscription", sub.ID), slog.String("event", e.ID),
 			slog.String("name", e.Name), slog.String("origin", origin(sub.Target.URL)), slog.Int("attempt", n), slog.Int("status", out.Status),
-			slog.String("category", string(out.Category)), slog.Duration("took", out.Took), slog.Duration("lag", lag))
+			slog.String("category", string(out.Category)), slog.Float64("took_ms", milliseconds(out.Took)), slog.Float64("lag_ms", milliseconds(lag)))
 	}
 	return out
 }
@@ -432,3 +432,5 @@ func (t WebhookTypes) WebhookType(ctx context.Context, workspace, name string) s
 	}
 	return name
 }
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
