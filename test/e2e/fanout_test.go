@@ -19,7 +19,7 @@ func TestFanout(t *testing.T) {
 			Fast: true, Args: []string{"--quota", "30000", "--log-level", "warn"},
 		})
 		before := func() { t.Logf("peak RSS after registering: %d MiB", s.PeakRSS()>>20) }
-		fanout(t, &s.Target, 20_000, before)
+		fanout(t, &s.Target, s.Modern("alice"), 20_000, before)
 		rss := s.PeakRSS()
 		t.Logf("peak RSS after delivering: %d MiB", rss>>20)
 		if rss > 400<<20 {
@@ -29,18 +29,17 @@ func TestFanout(t *testing.T) {
 	t.Run("local AWS, 2,000 subscriptions", func(t *testing.T) {
 		aws := harness.SharedAWS(t)
 		var before map[string]awsx.Counts
-		fanout(t, &aws.Target, 2_000, func() { before = aws.Requests() })
+		fanout(t, &aws.Target, aws.Registrar("alice"), 2_000, func() { before = aws.Requests() })
 		requests(t, before, aws.Requests(), 2_000)
 	})
 }
 
 // fanout registers n subscriptions of one event type at one endpoint, publishes
 // an event, and waits until each has it.
-func fanout(t *testing.T, target *harness.Target, n int, registered func()) {
+func fanout(t *testing.T, target *harness.Target, c *harness.Client, n int, registered func()) {
 	t.Helper()
 	hook := harness.NewReceiver(t).Endpoint("all")
 	hook.Light()
-	c := target.Modern("alice")
 	const uri = "event://storage/fanout/object-created" // no other test's
 	began := time.Now()
 	const workers = 16

@@ -154,7 +154,7 @@ func registering(t *testing.T, s *harness.Target, late time.Duration) {
 		var wg sync.WaitGroup
 		for p := range 4 {
 			wg.Go(func() {
-				for i := range 50 {
+				for i := range 25 {
 					s.Publish(t, incident("load-"+string(rune('a'+p))+"-"+string(rune('A'+i)), "load", "info"))
 				}
 			})

@@ -15,7 +15,7 @@ import (
 // TestVerification shows the challenge before the first delivery.
 func TestVerification(t *testing.T) {
 	t.Parallel()
-	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--events-timeout", "2s"}})
+	s := harness.StartServer(t, harness.ServerOptions{})
 	verifying(t, &s.Target)
 	t.Run("EVX-12 an allow-list of the operator needs no challenge", func(t *testing.T) {
 		hook := harness.NewReceiver(t).Endpoint("listed")

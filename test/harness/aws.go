@@ -225,6 +225,13 @@ func (a *AWS) Requests() map[string]awsx.Counts { return a.stack.Requests() }
 // Invocations counts the calls of a function so far.
 func (a *AWS) Invocations(function string) int { return a.stack.Stats()[function].Invocations }
 
+// Registrar is a client of the function that registers webhooks, at its own URL.
+func (a *AWS) Registrar(principal string) *Client {
+	c := a.Modern(principal)
+	c.URL = a.stack.FunctionURL("RegisterFunction") + "mcp"
+	return c
+}
+
 // Output is what the functions wrote so far.
 func (a *AWS) Output() string { return a.out.String() }
 

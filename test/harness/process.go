@@ -24,13 +24,12 @@ type process struct {
 	err   error         // how it ended; valid once ended is closed
 }
 
-// begin starts a program in a process group of its own, so that a signal to the
-// test does not reach it before the test has ended it in order.
+// begin starts a program. It stays in the test's process group, so that an
+// interrupt from the terminal ends it too.
 func begin(dir string, env []string, out *output, name string, args ...string) (*process, error) {
 	cmd := exec.Command(name, args...)
 	cmd.Dir = dir
 	cmd.Env = append(environment(), env...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	p := &process{cmd: cmd, out: out, ended: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.WaitDelay = 5 * time.Second
