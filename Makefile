@@ -33,7 +33,12 @@ build: ## build the command line into bin/
 .PHONY: test
 test: prerequisites ## run all tests with the race detector, against real emulators (PKG=./shared/… for a part)
 	go vet $(PKG)
-	go test -race -count=1 -timeout 14m -json $(PKG) | go run ./tools/testview -log $(TESTLOG)
+	@# The black-box tests start servers and emulators themselves: one package at a time, after the others.
+	{ code=0; \
+	  inner=$$(go list $(PKG) | grep -v '^mcpevents/test/' || true); outer=$$(go list $(PKG) | grep '^mcpevents/test/' || true); \
+	  [ -z "$$inner" ] || go test -race -count=1 -timeout 14m -json $$inner || code=1; \
+	  [ -z "$$outer" ] || go test -race -count=1 -timeout 14m -p 1 -json $$outer || code=1; \
+	  exit $$code; } | go run ./tools/testview -log $(TESTLOG)
 
 # The tests install what they start (DynamoDB Local, ElasticMQ, MiniStack, npm and
 # Python packages) below the user cache directory; these programs they cannot install.
