@@ -33,7 +33,7 @@ const (
 	catchUp = int(keptFor / time.Minute)
 	// stretch is after how many minutes of catching up the watermark is moved, so
 	// that a round that is cut off is not begun anew.
-	stretch = 60
+	stretch = 10
 )
 
 // Run does one round and reports how many deliveries it moved. An entry is

@@ -188,9 +188,9 @@ func (s segment) len() int { return len(s.Events) + len(s.Notices) }
 const maxSegment = store.MaxItem - 4<<10
 
 // AppendOwn appends events of one URI to its own partition, in order. The caller
-// is the partition's only writer at a time. Events that the batch before has
-// written (it was cut off, and comes again) are left out. It reports whether these may be the
-// first events of the URI on this day (UTC).
+// is the partition's only writer at a time. Events that the batch before wrote a
+// moment ago (it was cut off, and comes again) are left out. It reports whether
+// these may be the first events of the URI on this day (UTC).
 func (l *Log) AppendOwn(ctx context.Context, workspace, uri string, events []event.Event) (first bool, err error) {
 	p := Own(workspace, uri)
 	last, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Reverse: true, Limit: 1})
@@ -205,9 +205,13 @@ func (l *Log) AppendOwn(ctx context.Context, workspace, uri string, events []eve
 			return false, err
 		}
 		floor, before = end, end
+		// Whoever appended the segment may have died over an append that took too
+		// long, before it could append again: then a reader may have passed it. Only
+		// a young segment is certain to lie in front of all readers.
+		young := l.DB.Ordered() || l.now().UnixMicro()-end <= SlowAppend.Microseconds()
 		events = slices.DeleteFunc(slices.Clone(events), func(e event.Event) bool {
-			found := slices.Contains(s.Before, e.ID) ||
-				slices.ContainsFunc(s.Events, func(seen event.Event) bool { return seen.ID == e.ID })
+			found := young && (slices.Contains(s.Before, e.ID) ||
+				slices.ContainsFunc(s.Events, func(seen event.Event) bool { return seen.ID == e.ID }))
 			if found {
 				written = append(written, e.ID)
 			}
@@ -339,13 +343,17 @@ func (l *Log) Latest(ctx context.Context, workspace, uri string, n int) ([]event
 		return nil, fault.Wrap(fault.Unavailable, err, "read the latest events of %s", uri)
 	}
 	var out []event.Event
+	seen := map[string]bool{}         // a batch that came again may be there twice
 	for _, item := range page.Items { // newest segment first
 		es, err := decode(item)
 		if err != nil {
 			return nil, err
 		}
 		for i := len(es) - 1; i >= 0 && len(out) < n; i-- {
-			out = append(out, *es[i].Event)
+			if e := es[i].Event; !seen[e.ID] {
+				seen[e.ID] = true
+				out = append(out, *e)
+			}
 		}
 	}
 	slices.Reverse(out)

@@ -1,0 +1,60 @@
+package eventlog_test
+
+import (
+	"testing"
+	"time"
+
+	"mcpevents/shared/event"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/store"
+	"mcpevents/shared/store/sqlite"
+)
+
+// unordered is a store that does not stamp: like DynamoDB.
+type unordered struct{ store.DB }
+
+func (unordered) Ordered() bool { return false }
+
+// A writer may die over an append that took longer than the bound. Its batch
+// comes again, and must get a key that readers have not passed.
+func TestABatchThatComesAgainLateGetsANewKey(t *testing.T) {
+	db, err := sqlite.Open(":memory:", sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	now := time.Now()
+	log := &eventlog.Log{DB: unordered{db}, Now: func() time.Time { return now }}
+	const uri = "event://ci/build-finished"
+	events := []event.Event{{Workspace: "default", ID: "evt_1", URI: uri, Data: []byte(`{}`)}}
+	write := func() {
+		if _, err := log.AppendOwn(t.Context(), "default", uri, events); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(after int64) []eventlog.Entry {
+		entries, _, _, err := log.Read(t.Context(), eventlog.Own("default", uri), after, 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return entries
+	}
+	write()
+	write()
+	if n := len(read(0)); n != 1 {
+		t.Fatalf("SUB-08: a batch that came again at once is there %d times", n)
+	}
+	now = now.Add(eventlog.Window + time.Second)
+	passed := now.Add(-eventlog.Window).UnixMicro() // by a reader that saw nothing
+	write()
+	if n := len(read(passed)); n != 1 {
+		t.Errorf("SUB-08: a reader that passed the first key finds %d events, want the one", n)
+	}
+	latest, err := log.Latest(t.Context(), "default", uri, 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(latest) != 1 {
+		t.Errorf("EVS-04: %d latest events, want the one", len(latest))
+	}
+}
