@@ -3,7 +3,8 @@
 // Package cost counts what AWS would bill for a delivery, with the functions of
 // template.yaml on local AWS. Requests, capacity units and invocations are counted;
 // prices are list prices of us-east-1; how long an invocation takes is assumed,
-// because a local machine does not tell.
+// because a local machine does not tell. No log is in the price: the template switches off
+// the lines that Lambda writes about each invocation, and the functions log no success.
 package cost
 
 import (
@@ -28,8 +29,6 @@ const (
 	perStandard   = 0.40 / 1e6
 	perInvocation = 0.20 / 1e6
 	perGBSecond   = 0.0000133334
-	// Lambda writes about 400 bytes of its own for each invocation, at $0.50 a GB.
-	perInvocationLog = 400 * 0.50 / 1e9
 )
 
 // billed is the assumed time of an invocation and its memory.
@@ -91,7 +90,6 @@ func measure(b *testing.B, a *harness.AWS, work func()) bill {
 	for f, per := range billed {
 		n := float64(a.Invocations(f) - calls[f])
 		res.detail[strings.TrimSuffix(f, "Function")+" invocations"] = n
-		res.dollars["logs"] += n * perInvocationLog
 		res.dollars["functions"] += n * (perInvocation + per.time.Seconds()*per.gb*perGBSecond)
 		if f == "PublishFunction" {
 			continue
