@@ -133,7 +133,7 @@ func (plain) Open(sealed []byte, _ webhook.Binding) ([]byte, error) { return sea
 func (plain) Check(string) error                                    { return nil }
 func (plain) Verify(context.Context, string, string, []byte) error  { return nil }
 func (plain) ParseSecret(s string) ([]byte, error)                  { return []byte(s), nil }
-func (plain) NewSecret(subscription.SecretType) (string, []byte) { return "secret", []byte("secret") }
+func (plain) NewSecret(subscription.SecretType) (string, []byte)    { return "secret", []byte("secret") }
 
 func (plain) Seal(key []byte, _ subscription.Binding) ([]byte, error) {
 	return key, nil
