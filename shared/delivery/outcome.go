@@ -22,7 +22,7 @@ func (d *Dispatcher) outcome(ctx context.Context, workspace string, sub *subscri
 	c *chain, had int64, was store.Key, out webhook.Outcome,
 ) (notes []store.Op, err error) {
 	if out.Category == webhook.Aborted {
-		return nil, fault.Wrap(fault.Unavailable, context.Cause(ctx), "the attempt was broken off by us")
+		return nil, &fault.Error{Kind: fault.Unavailable, Message: "the attempt was broken off by us", Err: out.Err}
 	}
 	now := d.now()
 	made := attempt{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()}

@@ -1,0 +1,80 @@
+package delivery
+
+import (
+	"slices"
+	"testing"
+
+	"mcpevents/shared/queue"
+	"mcpevents/shared/webhook"
+)
+
+func message(id, body string) queue.Message {
+	return queue.Message{ID: id, Outgoing: queue.Outgoing{Body: []byte(body)}}
+}
+
+func TestBatches(t *testing.T) {
+	t.Run("WHK-19 events that cannot be read are put aside, the others of the batch go on", func(t *testing.T) {
+		r := newRig(t)
+		r.register("event://ci/build-finished")
+		r.publish("evt_1")
+		good := r.queues[queue.Events][0]
+		r.queues[queue.Events] = nil
+		fanout, dispatch, _ := r.process()
+		batch := []queue.Message{
+			message("broken", `{"v":1`),
+			message("future", `{"v":99}`),
+			message("nobody's", `{"v":1,"ws":"default","id":"evt_2","uri":"event://gone/type","data":{}}`),
+			good,
+		}
+		failed, err := fanout.Handle(t.Context(), batch)
+		if err != nil || len(failed) != 0 {
+			t.Fatalf("failed %v, error %v: a poison message would come again for ever", failed, err)
+		}
+		if n := len(r.queues[queue.Dead]); n != 3 {
+			t.Errorf("%d messages in the dead-letter queue, want the three", n)
+		}
+		pages := append(r.queues[queue.Deliveries], message("no page", `[]`))
+		failed, err = dispatch.Pages(t.Context(), pages)
+		if err != nil || len(failed) != 0 {
+			t.Errorf("failed %v, error %v", failed, err)
+		}
+		if len(r.posts) != 1 || r.posts[0].ID != "evt_1" {
+			t.Errorf("%d posts, want that of the good event", len(r.posts))
+		}
+		if n := len(r.queues[queue.Dead]); n != 4 {
+			t.Errorf("%d messages in the dead-letter queue, want four", n)
+		}
+	})
+	t.Run("WHK-19 a batch of retries reports the failed ones only", func(t *testing.T) {
+		r := newRig(t)
+		r.register("event://ci/build-finished")
+		r.script = func(n int) webhook.Outcome {
+			if n <= 2 {
+				return webhook.Outcome{Status: 500, Category: webhook.HTTP5xx}
+			}
+			if n == 3 { // broken off by ourselves: nothing is known of it
+				return webhook.Outcome{Category: webhook.Aborted, Err: errDied}
+			}
+			return webhook.Outcome{Status: 200}
+		}
+		r.publish("evt_1", "evt_2")
+		fanout, dispatch, _ := r.process()
+		if _, err := fanout.Handle(t.Context(), r.queues[queue.Events]); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := dispatch.Pages(t.Context(), r.queues[queue.Deliveries]); err != nil {
+			t.Fatal(err)
+		}
+		retries := append(slices.Clone(r.queues[queue.Slow]), message("poison", `"x"`))
+		if len(retries) != 3 {
+			t.Fatalf("%d retries, want two and the poison", len(retries)-1)
+		}
+		failed, err := dispatch.Singles(t.Context(), retries)
+		if err != nil || len(failed) != 1 || failed[0] == "poison" {
+			t.Errorf("failed %v, error %v; want the one that was broken off", failed, err)
+		}
+		if n := len(r.queues[queue.Dead]); n != 1 {
+			t.Errorf("%d messages in the dead-letter queue, want the poison", n)
+		}
+	})
+}
