@@ -6,11 +6,8 @@ import (
 	"io"
 	"log/slog"
 	"mime"
-	"net"
 	"net/http"
-	"net/url"
 	"runtime/debug"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,10 +32,12 @@ func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			e.fail(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
 		}
 	}()
-	if !e.hostAllowed(r) || !e.originAllowed(w, r) {
+	browsers := auth.Guard{Origins: e.options.AllowedOrigins, Hosts: e.options.AllowedHosts}
+	if browsers.Check(r) != nil {
 		e.fail(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: codeForbidden, Message: "the Origin or Host header is not allowed here"})
 		return
 	}
+	allowOrigin(w, r)
 	if r.Method == http.MethodOptions && r.Header.Get("Origin") != "" {
 		preflight(w)
 		return
@@ -88,28 +87,17 @@ func (e *Endpoint) notAllowed(w http.ResponseWriter) {
 	e.fail(w, http.StatusMethodNotAllowed, nil, invalidRequest("the HTTP method is not allowed here"))
 }
 
-// hostAllowed keeps other sites' names from reaching a server on a loopback
-// address (DNS rebinding): there Host must be one of its own.
-func (e *Endpoint) hostAllowed(r *http.Request) bool {
-	return !local(r) || loopback(r.Host) || slices.Contains(e.options.AllowedHosts, r.Host)
-}
-
-func (e *Endpoint) originAllowed(w http.ResponseWriter, r *http.Request) bool {
+// allowOrigin lets the page that a browser's request names read the answer; the
+// guard has let its origin in.
+func allowOrigin(w http.ResponseWriter, r *http.Request) {
 	origin := r.Header.Get("Origin")
 	if origin == "" {
-		return true
-	}
-	if !slices.Contains(e.options.AllowedOrigins, origin) {
-		u, err := url.Parse(origin)
-		if err != nil || u.Host == "" || !local(r) || !loopback(u.Host) {
-			return false
-		}
+		return
 	}
 	h := w.Header()
 	h.Set("Access-Control-Allow-Origin", origin)
 	h.Set("Access-Control-Expose-Headers", "Mcp-Session-Id, WWW-Authenticate")
 	h.Set("Vary", "Origin")
-	return true
 }
 
 func preflight(w http.ResponseWriter) {
@@ -119,25 +107,6 @@ func preflight(w http.ResponseWriter) {
 		"Authorization, Content-Type, Accept, Last-Event-ID, Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name")
 	h.Set("Access-Control-Max-Age", "3600")
 	w.WriteHeader(http.StatusNoContent)
-}
-
-// local reports whether the request came in on a loopback address. Without an
-// address, as under lambdaurl, it did not.
-func local(r *http.Request) bool {
-	addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	return ok && addr != nil && loopback(addr.String())
-}
-
-func loopback(hostport string) bool {
-	host := hostport
-	if h, _, err := net.SplitHostPort(hostport); err == nil {
-		host = h
-	}
-	if strings.EqualFold(host, "localhost") {
-		return true
-	}
-	ip := net.ParseIP(strings.Trim(host, "[]"))
-	return ip != nil && ip.IsLoopback()
 }
 
 // accepts reports whether the Accept header lets the media type through. None at
