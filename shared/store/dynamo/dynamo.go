@@ -83,7 +83,7 @@ func (db *DB) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error)
 	}
 	found := make(map[store.Key]*store.Item, len(keys))
 	for _, key := range keys {
-		if err := checkKey(key); err != nil {
+		if err := key.Check(); err != nil {
 			return nil, err
 		}
 		found[key] = nil
@@ -172,7 +172,7 @@ func countKeys(request map[string]types.KeysAndAttributes) (n int) {
 
 // Query is one Query request, so a page ends at 1 MB whatever its limit.
 func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
-	if err := checkQuery(&q); err != nil {
+	if err := q.Check(); err != nil {
 		return store.Page{}, err
 	}
 	r := rangeOf(q)

@@ -1,48 +1,33 @@
 package sqlite
 
 import (
-	"unicode/utf8"
-
 	"mcpevents/shared/fault"
 	"mcpevents/shared/store"
 )
 
-// Bounds of package store that are not named there.
-const (
-	maxPartition = 1024
-	maxSort      = 512
-	maxLimit     = 1000
-	defaultLimit = 100
-	maxCountName = 200
-	maxSpan      = 1 << 20
-)
+// maxSpan is the most stamps that one put can reserve.
+const maxSpan = 1 << 20
 
-func checkKey(key store.Key) error {
-	switch {
-	case tables[key.Table] == nil:
-		return fault.New(fault.Invalid, "there is no table %q", key.Table)
-	case key.Partition == "" || len(key.Partition) > maxPartition || !utf8.ValidString(key.Partition):
-		return fault.New(fault.Invalid, "a partition key of %s must be UTF-8 of 1 to %d bytes, not %d", key.Table, maxPartition, len(key.Partition))
-	case key.Sort == "" || len(key.Sort) > maxSort || !utf8.ValidString(key.Sort):
-		return fault.New(fault.Invalid, "a sort key of %s must be UTF-8 of 1 to %d bytes, not %d", key.Table, maxSort, len(key.Sort))
+func checkTable(t store.Table) error {
+	if tables[t] == nil {
+		return fault.New(fault.Invalid, "there is no table %q", t)
 	}
 	return nil
 }
 
+func checkKey(key store.Key) error {
+	if err := checkTable(key.Table); err != nil {
+		return err
+	}
+	return key.Check()
+}
+
 // checkQuery also fills in the default limit.
 func checkQuery(q *store.Query) error {
-	if q.Limit == 0 {
-		q.Limit = defaultLimit
+	if err := q.Check(); err != nil {
+		return err
 	}
-	if q.Limit < 1 || q.Limit > maxLimit {
-		return fault.New(fault.Invalid, "a query's limit is 1 to %d, not %d", maxLimit, q.Limit)
-	}
-	for _, bound := range [...]string{q.After, q.Until, q.Before} {
-		if len(bound) > maxSort || !utf8.ValidString(bound) {
-			return fault.New(fault.Invalid, "a bound of a query must be UTF-8 of at most %d bytes", maxSort)
-		}
-	}
-	return checkKey(store.Key{Table: q.Table, Partition: q.Partition, Sort: "-"})
+	return checkTable(q.Table)
 }
 
 // checkWrite holds a transaction to the limits of package store.
@@ -89,45 +74,11 @@ func checkBulk(op *store.Op) error {
 }
 
 func checkOp(op *store.Op) error {
-	if err := checkKey(op.Item.Key); err != nil {
+	if err := checkTable(op.Item.Table); err != nil {
 		return err
-	}
-	if len(op.Item.Value) > store.MaxItem {
-		return fault.New(fault.TooLarge, "an item of %s of %d bytes; %d are the most", op.Item.Table, len(op.Item.Value), store.MaxItem)
 	}
 	if op.Item.Sort == store.AtCommit && (op.Kind != store.OpPut || op.Span < 0 || op.Span > maxSpan) {
 		return fault.New(fault.Invalid, "only a put with a span of 0 to %d can be stamped", maxSpan)
 	}
-	for _, counts := range [...]map[string]int64{op.Item.Counts, op.Limits} {
-		for name := range counts {
-			if !countName(name) {
-				return fault.New(fault.Invalid, "%q is no name for a count", name)
-			}
-		}
-	}
-	switch op.Kind {
-	case store.OpPut, store.OpDelete, store.OpAdd:
-	case store.OpRaise:
-		if len(op.Item.Counts) != 1 {
-			return fault.New(fault.Invalid, "raising changes one count, not %d", len(op.Item.Counts))
-		}
-	case store.OpCheck:
-		if op.Cond == (store.Condition{}) {
-			return fault.New(fault.Invalid, "a check needs a condition")
-		}
-	default:
-		return fault.New(fault.Invalid, "%d is no operation", op.Kind)
-	}
-	return nil
-}
-
-func countName(name string) bool {
-	for i := range len(name) {
-		switch c := name[i]; {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	return name != "" && len(name) <= maxCountName
+	return op.Check()
 }

@@ -1,0 +1,89 @@
+package store
+
+import (
+	"unicode/utf8"
+
+	"mcpevents/shared/fault"
+)
+
+// Bounds of keys, names and queries, the same for every adapter.
+const (
+	maxPartition = 1024
+	maxSort      = 512
+	maxCountName = 200
+	maxLimit     = 1000
+	defaultLimit = 100
+)
+
+// Check holds a key to its bounds; adapters call it.
+func (k Key) Check() error {
+	switch {
+	case k.Table == "":
+		return fault.New(fault.Invalid, "an item needs a table")
+	case k.Partition == "" || len(k.Partition) > maxPartition || !utf8.ValidString(k.Partition):
+		return fault.New(fault.Invalid, "a partition key of %s must be UTF-8 of 1 to %d bytes, not %d", k.Table, maxPartition, len(k.Partition))
+	case k.Sort == "" || len(k.Sort) > maxSort || !utf8.ValidString(k.Sort):
+		return fault.New(fault.Invalid, "a sort key of %s must be UTF-8 of 1 to %d bytes, not %d", k.Table, maxSort, len(k.Sort))
+	}
+	return nil
+}
+
+// Check holds a query to its bounds and fills in the default limit; adapters
+// call it.
+func (q *Query) Check() error {
+	if q.Limit == 0 {
+		q.Limit = defaultLimit
+	}
+	if q.Limit < 1 || q.Limit > maxLimit {
+		return fault.New(fault.Invalid, "a query's limit is 1 to %d, not %d", maxLimit, q.Limit)
+	}
+	for _, bound := range [...]string{q.After, q.Until, q.Before} {
+		if len(bound) > maxSort || !utf8.ValidString(bound) {
+			return fault.New(fault.Invalid, "a bound of a query must be UTF-8 of at most %d bytes", maxSort)
+		}
+	}
+	return Key{Table: q.Table, Partition: q.Partition, Sort: "-"}.Check()
+}
+
+// Check holds an operation to the bounds of its item and the rules of its kind;
+// adapters call it, and check [AtCommit] themselves.
+func (op *Op) Check() error {
+	if err := op.Item.Key.Check(); err != nil {
+		return err
+	}
+	if len(op.Item.Value) > MaxItem {
+		return fault.New(fault.TooLarge, "an item of %s of %d bytes; %d are the most", op.Item.Table, len(op.Item.Value), MaxItem)
+	}
+	for _, counts := range [...]map[string]int64{op.Item.Counts, op.Limits} {
+		for name := range counts {
+			if !countName(name) {
+				return fault.New(fault.Invalid, "%q is no name for a count", name)
+			}
+		}
+	}
+	switch op.Kind {
+	case OpPut, OpDelete, OpAdd:
+	case OpRaise:
+		if len(op.Item.Counts) != 1 {
+			return fault.New(fault.Invalid, "raising changes one count, not %d", len(op.Item.Counts))
+		}
+	case OpCheck:
+		if op.Cond == (Condition{}) {
+			return fault.New(fault.Invalid, "a check needs a condition")
+		}
+	default:
+		return fault.New(fault.Invalid, "%d is no operation", op.Kind)
+	}
+	return nil
+}
+
+func countName(name string) bool {
+	for i := range len(name) {
+		switch c := name[i]; {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return name != "" && len(name) <= maxCountName
+}
