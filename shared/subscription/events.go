@@ -1,7 +1,6 @@
 package subscription
 
 import (
-	"bytes"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -10,8 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -65,11 +62,11 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 	if entry == nil {
 		return nil, unknownEvent(r.Name)
 	}
-	args, vars, filters, err := s.arguments(entry, r.Arguments)
+	selection, err := Select(entry, r.Arguments)
 	if err != nil {
 		return nil, err
 	}
-	if err := auth.CheckAccess(entry.Access, vars, p); err != nil {
+	if err := selection.Allowed(p); err != nil {
 		return nil, err
 	}
 	if !entry.WebhookAllowed() {
@@ -87,11 +84,11 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 	if err != nil {
 		return nil, err
 	}
-	id := derivedID(p, r.URL, r.Name, args)
+	id := derivedID(p, r.URL, r.Name, selection.Arguments)
 	if err := s.verify(ctx, p, r.URL, id, key); err != nil {
 		return nil, err
 	}
-	pattern := ForEntry(entry, vars)
+	pattern := selection.Pattern
 	if pattern.Kind != Concrete {
 		in, err := Interested(ctx, s.DB, s.Log, p.Workspace, pattern)
 		if err != nil {
@@ -106,12 +103,9 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 		ID: id, Workspace: p.Workspace, Principal: p.ID, Origin: MCPEvents,
 		EventURIs: []string{pattern.URI()}, Patterns: []Pattern{pattern},
 		Target: Target{URL: r.URL, Type: Standard, Fingerprint: fingerprint(r.Secret)},
-		Name:   r.Name, Arguments: args, Filters: filters,
+		Name:   r.Name, Arguments: selection.Arguments, Filters: selection.Filters, Redact: selection.Redact,
 		Created: now, Until: s.grant(now, r.TTL), State: Active,
 		Cursor: s.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from}),
-	}
-	if wantsRedaction(args) {
-		want.Redact = entry.Redact
 	}
 	if want.Target.Secret, err = s.seal(want, key); err != nil {
 		return nil, err
@@ -271,96 +265,6 @@ func (s *Service) grant(now time.Time, t TTL) time.Time {
 	return now.Add(ttl).Truncate(time.Second)
 }
 
-// arguments checks the arguments of a subscription and takes them apart: template
-// variables bind the URI, the others filter the payload.
-func (s *Service) arguments(e *catalog.Entry, raw json.RawMessage) (canonical json.RawMessage, vars map[string]string, filters []Filter, err error) {
-	if len(bytes.TrimSpace(raw)) == 0 || string(bytes.TrimSpace(raw)) == "null" {
-		raw = json.RawMessage("{}")
-	}
-	var args map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &args); err != nil || args == nil {
-		return nil, nil, nil, fault.New(fault.Invalid, "arguments is not an object")
-	}
-	vars = map[string]string{}
-	names := e.Variables()
-	keys := make([]string, 0, len(args))
-	for k := range args {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	for _, k := range keys {
-		switch pointer, isFilter := e.Filters[k]; {
-		case slices.Contains(names, k):
-			v, ok := scalar(args[k])
-			if !ok || v == "" {
-				return nil, nil, nil, fault.New(fault.Invalid, "argument %q is not a non-empty string", k).With(map[string]any{"argument": k})
-			}
-			vars[k] = v
-		case isFilter:
-			f, err := newFilter(pointer, args[k])
-			if err != nil {
-				return nil, nil, nil, fault.Wrap(fault.Invalid, err, "argument %q", k)
-			}
-			filters = append(filters, f)
-		case k == "redact" && len(e.Redact) > 0:
-			if err := json.Unmarshal(args[k], new(bool)); err != nil {
-				return nil, nil, nil, fault.New(fault.Invalid, "argument %q is not a boolean", k).With(map[string]any{"argument": k})
-			}
-		default:
-			return nil, nil, nil, fault.New(fault.Invalid, "%s takes no argument %.64q", e.Name, k).With(map[string]any{"argument": k})
-		}
-	}
-	if err := e.ValidateParams(vars); err != nil {
-		return nil, nil, nil, fault.Wrap(fault.Invalid, err, "arguments")
-	}
-	canonical, err = canonicalJSON(args)
-	return canonical, vars, filters, err
-}
-
-// wantsRedaction reads the argument "redact" of arguments that were checked.
-func wantsRedaction(args json.RawMessage) bool {
-	var a struct {
-		Redact bool `json:"redact"`
-	}
-	return json.Unmarshal(args, &a) == nil && a.Redact
-}
-
-// scalar is the text of a string, a number or a boolean.
-func scalar(raw json.RawMessage) (string, bool) {
-	var v any
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.UseNumber()
-	if err := d.Decode(&v); err != nil {
-		return "", false
-	}
-	switch v := v.(type) {
-	case string:
-		return v, true
-	case json.Number:
-		return v.String(), true
-	case bool:
-		return strconv.FormatBool(v), true
-	}
-	return "", false
-}
-
-// canonicalJSON orders members and drops insignificant space, so that equal
-// arguments have equal bytes. Numbers keep their digits.
-func canonicalJSON(v any) (json.RawMessage, error) {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return nil, fault.Wrap(fault.Invalid, err, "arguments")
-	}
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.UseNumber()
-	var any any
-	if err := d.Decode(&any); err != nil {
-		return nil, fault.Wrap(fault.Invalid, err, "arguments")
-	}
-	b, err = json.Marshal(any) // maps are written in the order of their keys
-	return b, err
-}
-
 func derivedID(p auth.Principal, url, name string, args json.RawMessage) string {
 	h := sha256.New()
 	for _, part := range []string{p.Workspace, p.ID, url, name, string(args)} {
@@ -380,7 +284,9 @@ func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string
 	}
 	var args json.RawMessage
 	if entry := cat.ByName(name); entry != nil {
-		args, _, _, err = s.arguments(entry, arguments)
+		var selection Selection
+		selection, err = Select(entry, arguments)
+		args = selection.Arguments
 	} else {
 		// The event type may be gone from the catalog; its subscriptions can still be ended.
 		args, err = rawArguments(arguments)
@@ -407,14 +313,9 @@ func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string
 }
 
 func rawArguments(raw json.RawMessage) (json.RawMessage, error) {
-	args := map[string]json.RawMessage{}
-	if len(raw) > 0 {
-		if err := json.Unmarshal(raw, &args); err != nil {
-			return nil, fault.New(fault.Invalid, "arguments is not an object")
-		}
-	}
-	if args == nil {
-		args = map[string]json.RawMessage{}
+	args, err := objectOf(raw)
+	if err != nil {
+		return nil, err
 	}
 	return canonicalJSON(args)
 }

@@ -1,0 +1,148 @@
+package subscription
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strconv"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/event"
+	"mcpevents/shared/fault"
+)
+
+// Selection is what a name and arguments of the MCP Events extension ask for
+// (SEP-3415), the same in every mode: which events, and what of them.
+type Selection struct {
+	Entry *catalog.Entry
+	// Arguments are canonical: equal ones have equal bytes.
+	Arguments json.RawMessage
+	// Vars are the bound variables of the template; one that was left out stands for all values.
+	Vars    map[string]string
+	Pattern Pattern
+	Filters []Filter
+	// Redact are JSON pointers of the payload's members that are left out.
+	Redact []string
+}
+
+// Select checks the arguments of a subscription to an event type and takes them
+// apart: template variables bind the URI, the others narrow or change what is
+// delivered. A fault is of kind Invalid and names the argument.
+func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
+	args, err := objectOf(raw)
+	if err != nil {
+		return Selection{}, err
+	}
+	s := Selection{Entry: e, Vars: map[string]string{}}
+	for _, name := range slices.Sorted(maps.Keys(args)) {
+		if err := s.take(name, args[name]); err != nil {
+			return Selection{}, err
+		}
+	}
+	if err := e.ValidateParams(s.Vars); err != nil {
+		return Selection{}, fault.Wrap(fault.Invalid, err, "arguments")
+	}
+	s.Pattern = ForEntry(e, s.Vars)
+	s.Arguments, err = canonicalJSON(args)
+	return s, err
+}
+
+// take reads one argument.
+func (s *Selection) take(name string, value json.RawMessage) error {
+	refuse := func(format string, args ...any) error {
+		return fault.New(fault.Invalid, format, args...).With(map[string]any{"argument": name})
+	}
+	pointer, isFilter := s.Entry.Filters[name]
+	switch {
+	case slices.Contains(s.Entry.Variables(), name):
+		v, ok := scalar(value)
+		if !ok || v == "" {
+			return refuse("argument %q is not a non-empty string", name)
+		}
+		s.Vars[name] = v
+	case isFilter:
+		f, err := newFilter(pointer, value)
+		if err != nil {
+			return fault.Wrap(fault.Invalid, err, "argument %q", name)
+		}
+		s.Filters = append(s.Filters, f)
+	case name == "redact" && len(s.Entry.Redact) > 0:
+		var on bool
+		if err := json.Unmarshal(value, &on); err != nil {
+			return refuse("argument %q is not a boolean", name)
+		}
+		if on {
+			s.Redact = s.Entry.Redact
+		}
+	default:
+		return refuse("%s takes no argument %.64q", s.Entry.Name, name)
+	}
+	return nil
+}
+
+// Allowed checks the principal's right to what is selected.
+func (s *Selection) Allowed(p auth.Principal) error {
+	return auth.CheckAccess(s.Entry.Access, s.Vars, p)
+}
+
+// Wants reports whether an event of the pattern passes the filters.
+func (s *Selection) Wants(e *event.Event) bool {
+	return len(s.Filters) == 0 || passes(s.Filters, e.Data)
+}
+
+// Data is the event's payload without what is redacted.
+func (s *Selection) Data(e *event.Event) (json.RawMessage, error) {
+	return Redacted(e.Data, s.Redact)
+}
+
+// objectOf takes arguments apart; nothing and null are an empty object.
+func objectOf(raw json.RawMessage) (map[string]json.RawMessage, error) {
+	args := map[string]json.RawMessage{}
+	if len(bytes.TrimSpace(raw)) > 0 {
+		if err := json.Unmarshal(raw, &args); err != nil {
+			return nil, fault.New(fault.Invalid, "arguments is not an object")
+		}
+	}
+	if args == nil { // it was null
+		args = map[string]json.RawMessage{}
+	}
+	return args, nil
+}
+
+// scalar is the text of a string, a number or a boolean.
+func scalar(raw json.RawMessage) (string, bool) {
+	var v any
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	if err := d.Decode(&v); err != nil {
+		return "", false
+	}
+	switch v := v.(type) {
+	case string:
+		return v, true
+	case json.Number:
+		return v.String(), true
+	case bool:
+		return strconv.FormatBool(v), true
+	}
+	return "", false
+}
+
+// canonicalJSON orders members and drops insignificant space, so that equal
+// arguments have equal bytes. Numbers keep their digits.
+func canonicalJSON(v any) (json.RawMessage, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, err, "arguments")
+	}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.UseNumber()
+	var any any
+	if err := d.Decode(&any); err != nil {
+		return nil, fault.Wrap(fault.Invalid, err, "arguments")
+	}
+	b, err = json.Marshal(any) // maps are written in the order of their keys
+	return b, err
+}
