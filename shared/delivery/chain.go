@@ -41,7 +41,7 @@ type chain struct {
 	URI          string              `json:"uri"`
 	Name         string              `json:"name"`
 	Target       string              `json:"url"`
-	State        string              `json:"st"` // pending or dead
+	State        string              `json:"st"` // pending, held or dead
 	First        time.Time           `json:"t1"`
 	// Due is when the next attempt is to be made, DueAt when its due entry acts:
 	// the same when the queue cannot hold a message that long, and else a while
@@ -157,6 +157,11 @@ func (d *Dispatcher) scheduleNext(ctx context.Context, c *chain, e *event.Event,
 	if err := d.storeBody(ctx, e, c.key()); err != nil {
 		return false, err
 	}
+	return d.writeNext(ctx, c, had, was, due)
+}
+
+// writeNext is scheduleNext for an event that is kept already.
+func (d *Dispatcher) writeNext(ctx context.Context, c *chain, had int64, was store.Key, due time.Time) (bool, error) {
 	now := d.now()
 	c.Due = due
 	direct := due.Sub(now) <= queue.MaxDelay-backup

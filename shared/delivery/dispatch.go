@@ -3,6 +3,7 @@ package delivery
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -30,6 +31,7 @@ type Opener interface {
 type Subscriptions interface {
 	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
 	Disable(ctx context.Context, workspace, principal, id, reason string) error
+	Suspend(ctx context.Context, workspace, principal, id string) error
 }
 
 // Options are the operator's choices. Zero values are the defaults.
@@ -83,6 +85,7 @@ type Dispatcher struct {
 	health health
 	stored known
 	status statuses
+	rates  rates
 }
 
 // Types tells the webhook type of an event type.
@@ -160,10 +163,15 @@ func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed [
 		}
 		id := rangeID{t.Workspace, t.Pattern, t.Range}
 		p := byRange[id]
+		if t.Resume != nil {
+			p = nil // shares no read with events
+		}
 		if p == nil {
 			p = &page{PageTask: t}
 			p.Events = nil
-			byRange[id] = p
+			if t.Resume == nil {
+				byRange[id] = p
+			}
 			order = append(order, p)
 		}
 		p.Events = append(p.Events, t.Events...)
@@ -186,6 +194,9 @@ func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed [
 // page sends events to the subscribers of a range, or splits a range that holds
 // too many.
 func (d *Dispatcher) page(ctx context.Context, t PageTask) error {
+	if t.Resume != nil {
+		return d.resume(ctx, t.Workspace, *t.Resume)
+	}
 	if t.Count > pageSplit {
 		if parts := pages(t.Workspace, t.Pattern, t.Range, t.Count, t.Events); len(parts) > 1 {
 			return d.sendPages(ctx, parts)
@@ -285,6 +296,12 @@ func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.S
 		if late() {
 			return notes, i, nil
 		}
+		if sub.Suspended != 0 {
+			if err := d.hold(ctx, t.Workspace, sub, e); err != nil {
+				return notes, i, err
+			}
+			continue
+		}
 		if d.health.slow(where, d.now()) {
 			if err := d.divert(ctx, t.Workspace, sub, e); err != nil {
 				return notes, i, err
@@ -320,6 +337,9 @@ func (d *Dispatcher) divert(ctx context.Context, workspace string, sub *subscrip
 	return err
 }
 
+// errUnprepared marks the outcome of an attempt that never left.
+var errUnprepared = errors.New("delivery: the webhook could not be prepared")
+
 // attempt makes one signed POST.
 func (d *Dispatcher) attempt(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event, n int) webhook.Outcome {
 	r := webhook.Request{
@@ -329,7 +349,7 @@ func (d *Dispatcher) attempt(ctx context.Context, workspace string, sub *subscri
 	if err := d.fill(ctx, &r, workspace, sub, e); err != nil {
 		// Not the endpoint's fault; it is retried like one that is.
 		d.log().ErrorContext(ctx, "a webhook could not be prepared", "subscription", sub.ID, "error", err)
-		out = webhook.Outcome{Category: webhook.ConnectionRefused, Err: err}
+		out = webhook.Outcome{Category: webhook.ConnectionRefused, Err: errUnprepared}
 	} else {
 		out = d.Poster.Send(ctx, r)
 	}

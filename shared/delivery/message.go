@@ -42,6 +42,15 @@ type PageTask struct {
 	// before anything is sent.
 	Count  int           `json:"n"`
 	Events []event.Event `json:"ev"`
+	// Resume asks, instead, to go on with the deliveries that a suspended
+	// subscription held back. The range is that of the subscription.
+	Resume *Resume `json:"res,omitempty"`
+}
+
+// Resume names a subscription that is served again.
+type Resume struct {
+	Principal    string `json:"pr"`
+	Subscription string `json:"sub"`
 }
 
 // SingleTask asks dispatch for one further attempt of one delivery.

@@ -3,6 +3,7 @@ package delivery
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -29,8 +30,12 @@ func (d *Dispatcher) outcome(ctx context.Context, workspace string, sub *subscri
 	c.Attempts = append(c.Attempts, made)
 	if out.Category == "" {
 		notes = d.records(notes, c, made)
-		if st, due := d.status.delivered(workspace, sub.ID, now); due {
+		st, due := d.status.delivered(workspace, sub.ID, now)
+		if due {
 			notes = append(notes, store.Put(st.Encode(workspace, sub.ID)))
+		}
+		if sub.Origin == subscription.MCPEvents {
+			notes = append(notes, d.rates.saw(workspace, sub.ID, false, due, now)...)
 		}
 		if had == 0 {
 			return notes, nil
@@ -55,11 +60,21 @@ func (d *Dispatcher) outcome(ctx context.Context, workspace string, sub *subscri
 		return notes, err
 	}
 	notes = d.records(notes, c, made)
-	st, err := d.status.failed(ctx, d.DB, workspace, sub.ID, out.Category, now)
+	st, err := d.status.failed(ctx, d.DB, workspace, sub, out, now)
 	if err != nil {
 		return notes, err
 	}
 	notes = append(notes, store.Put(st.Encode(workspace, sub.ID)))
+	if sub.Origin == subscription.MCPEvents && !final && !errors.Is(out.Err, errUnprepared) {
+		notes = append(notes, d.rates.saw(workspace, sub.ID, true, true, now)...)
+		failing, err := d.rates.failing(ctx, d.DB, workspace, sub.ID, sub.Resumed, now)
+		if err == nil && failing {
+			err = d.Subscriptions.Suspend(ctx, workspace, sub.Principal, sub.ID)
+		}
+		if err != nil { // the next failure will see it
+			d.log().WarnContext(ctx, "a failing subscription was not suspended", "subscription", sub.ID, "error", err)
+		}
+	}
 	if gone && sub.Origin == subscription.SEP1803 {
 		// 410: the endpoint wants no more, ever (Standard Webhooks).
 		if err := d.Subscriptions.Disable(ctx, workspace, sub.Principal, sub.ID, "the endpoint answered 410 Gone"); err != nil {
@@ -126,8 +141,8 @@ func (s *statuses) delivered(workspace, id string, now time.Time) (subscription.
 	return subscription.Status{LastDelivery: now.UTC()}, true
 }
 
-func (s *statuses) failed(ctx context.Context, db store.DB, workspace, id string, c webhook.Category, now time.Time) (subscription.Status, error) {
-	items, err := db.Get(ctx, subscription.StatusKey(workspace, id))
+func (s *statuses) failed(ctx context.Context, db store.DB, workspace string, sub *subscription.Subscriber, out webhook.Outcome, now time.Time) (subscription.Status, error) {
+	items, err := db.Get(ctx, subscription.StatusKey(workspace, sub.ID))
 	if err != nil {
 		return subscription.Status{}, fault.Wrap(fault.Unavailable, err, "read the status of a subscription")
 	}
@@ -138,9 +153,15 @@ func (s *statuses) failed(ctx context.Context, db store.DB, workspace, id string
 	if st.LastError == "" {
 		st.FailedSince = now.UTC()
 	}
-	st.LastError = string(c)
+	st.LastError = string(out.Category)
+	if sub.Origin == subscription.MCPEvents { // knows six categories only
+		st.LastError = string(out.Category.Published())
+	}
+	if out.RetryAfter > 0 {
+		st.ThrottledUntil = now.Add(out.RetryAfter).UTC()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.note(workspace+"#"+id, seenStatus{written: now, failing: true})
+	s.note(workspace+"#"+sub.ID, seenStatus{written: now, failing: true})
 	return st, nil
 }

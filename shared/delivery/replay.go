@@ -58,3 +58,14 @@ func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, aft
 	}
 	return false, nil
 }
+
+// Resume implements [subscription.Replayer]: dispatch goes on with what it held
+// back while the subscription was suspended.
+func (r *Replayer) Resume(ctx context.Context, s *subscription.Subscription) error {
+	task := PageTask{
+		V: taskVersion, Workspace: s.Workspace, Range: subscription.At(s.ID),
+		Resume: &Resume{Principal: s.Principal, Subscription: s.ID},
+	}
+	err := r.Queue.Send(ctx, queue.Deliveries, queue.Outgoing{Body: encode(task)})
+	return fault.Wrap(fault.Unavailable, err, "resume a subscription")
+}

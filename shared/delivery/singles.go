@@ -10,6 +10,7 @@ import (
 	"mcpevents/shared/fault"
 	"mcpevents/shared/queue"
 	"mcpevents/shared/store"
+	"mcpevents/shared/subscription"
 )
 
 // Singles is the [queue.Handler] of the slow queue.
@@ -76,6 +77,9 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask) ([]store.Op, erro
 	}
 	if record == nil {
 		return []store.Op{store.Delete(items[0].Key), store.Delete(was)}, nil
+	}
+	if record.State == subscription.Suspended {
+		return nil, d.park(ctx, c, had, was)
 	}
 	if items[1] == nil {
 		d.log().WarnContext(ctx, "an event is no longer kept; its delivery ends", "subscription", t.Subscription, "event", t.Event)

@@ -141,23 +141,37 @@ func allowed(cat *catalog.Catalog, p auth.Principal, ev *event.Event) bool {
 
 // subscriptionState is what the text of a subscription URI holds.
 type subscriptionState struct {
-	URI           string         `json:"uri"`
-	Name          string         `json:"name,omitempty"`
-	EventURIs     []string       `json:"eventUris"`
-	TargetURI     string         `json:"targetUri"`
-	State         string         `json:"state"`
-	Reason        string         `json:"reason,omitempty"`
-	Created       time.Time      `json:"created"`
-	RefreshBefore *time.Time     `json:"refreshBefore,omitempty"`
-	Delivery      deliveryStatus `json:"deliveryStatus"`
+	URI           string          `json:"uri"`
+	Name          string          `json:"name,omitempty"`
+	EventURIs     []string        `json:"eventUris"`
+	TargetURI     string          `json:"targetUri"`
+	State         string          `json:"state"`
+	Reason        string          `json:"reason,omitempty"`
+	Created       time.Time       `json:"created"`
+	RefreshBefore *time.Time      `json:"refreshBefore,omitempty"`
+	Delivery      *deliveryStatus `json:"deliveryStatus"`
 }
 
-// deliveryStatus has the members of SEP-3415.
+// deliveryStatus is how SEP-3415 tells what became of deliveries. In the answer to a
+// refresh, Active is false when the refresh ended a suspension.
 type deliveryStatus struct {
 	Active         bool       `json:"active"`
 	LastDeliveryAt *time.Time `json:"lastDeliveryAt"`
 	LastError      *string    `json:"lastError"`
 	FailedSince    *time.Time `json:"failedSince,omitempty"`
+	Throttled      bool       `json:"throttled,omitempty"`
+	RetryAfterMS   int64      `json:"retryAfterMs,omitempty"`
+}
+
+func newDeliveryStatus(active bool, s subscription.Status) *deliveryStatus {
+	out := &deliveryStatus{Active: active, LastDeliveryAt: instant(s.LastDelivery), FailedSince: instant(s.FailedSince)}
+	if s.LastError != "" {
+		out.LastError = &s.LastError
+	}
+	if wait := time.Until(s.ThrottledUntil); wait > 0 {
+		out.Throttled, out.RetryAfterMS = true, wait.Milliseconds()
+	}
+	return out
 }
 
 func (e *Endpoint) readSubscription(ctx context.Context, p auth.Principal, uri string) ([]byte, error) {
@@ -174,13 +188,7 @@ func (e *Endpoint) readSubscription(ctx context.Context, p auth.Principal, uri s
 	state := subscriptionState{
 		URI: subscription.URI(v.ID), Name: v.Name, EventURIs: v.EventURIs, TargetURI: v.Target,
 		State: string(v.State), Reason: v.Reason, Created: v.Created, RefreshBefore: instant(v.Until),
-		Delivery: deliveryStatus{
-			Active: v.State == subscription.Active, LastDeliveryAt: instant(v.Status.LastDelivery),
-			FailedSince: instant(v.Status.FailedSince),
-		},
-	}
-	if v.Status.LastError != "" {
-		state.Delivery.LastError = &v.Status.LastError
+		Delivery: newDeliveryStatus(v.State == subscription.Active, v.Status),
 	}
 	text, err := json.Marshal(state)
 	return text, fault.Wrap(fault.Internal, err, "encode the subscription")

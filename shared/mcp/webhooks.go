@@ -122,6 +122,8 @@ type subscribedEvents struct {
 	RefreshBefore *string `json:"refreshBefore"`
 	Cursor        *string `json:"cursor"`
 	Truncated     bool    `json:"truncated"`
+	// DeliveryStatus is there when an existing subscription was refreshed.
+	DeliveryStatus *deliveryStatus `json:"deliveryStatus,omitempty"`
 }
 
 // eventsSubscribe serves events/subscribe (SEP-3415).
@@ -167,6 +169,9 @@ func (e *Endpoint) eventsSubscribe(ctx context.Context, c *call) (result, error)
 	}
 	if made.Cursor != "" {
 		out.Cursor = &made.Cursor
+	}
+	if made.Refreshed {
+		out.DeliveryStatus = newDeliveryStatus(!made.Suspended, made.Status)
 	}
 	text := mustJSON(out)
 	return result{members: [][]byte{text[1 : len(text)-1]}}, nil

@@ -47,8 +47,10 @@ type SubscribeResult struct {
 	RefreshBefore time.Time // zero is no expiry
 	Cursor        string
 	Truncated     bool
-	// Refreshed is true when the subscription was there before.
-	Refreshed bool
+	// Refreshed is true when the subscription was there before. Suspended then
+	// reports that it was suspended until this refresh, and Status is what its deliveries came to.
+	Refreshed, Suspended bool
+	Status               Status
 }
 
 // Subscribe creates or refreshes a webhook subscription of the MCP Events
@@ -89,13 +91,15 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 		return nil, err
 	}
 	pattern := selection.Pattern
+	oldest := s.Log.Oldest()
 	if pattern.Kind != Concrete {
 		in, err := Interested(ctx, s.DB, s.Log, p.Workspace, pattern)
 		if err != nil {
 			return nil, err
 		}
-		if since := in.Reaches(); r.Cursor != "" && from < since {
-			from, truncated = since, true
+		oldest = max(oldest, in.Reaches())
+		if r.Cursor != "" && from < oldest {
+			from, truncated = oldest, true
 		}
 	}
 	now := s.now().UTC()
@@ -113,26 +117,34 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 	if r.Cursor != "" && s.Replay != nil {
 		want.Owed = from
 	}
-	live, err := s.upsert(ctx, want, r)
+	have, err := s.upsert(ctx, want, r)
 	if err != nil {
 		return nil, err
 	}
+	out := &SubscribeResult{ID: id, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: truncated}
 	switch {
 	case want.Owed != 0:
+		if want.Owed < oldest {
+			out.Truncated = true
+			out.Cursor = s.Sealer.Seal(p.Workspace, eventlog.Cursor{At: oldest})
+		}
 		more, err := s.replay(ctx, want)
 		if err != nil {
 			return nil, err
 		}
-		truncated = truncated || more
-	case live:
-		truncated = false // delivery never stopped: nothing was skipped
+		out.Truncated = out.Truncated || more
+	case have != nil:
+		out.Truncated = false // delivery never stopped: nothing was skipped
 	}
-	if !live {
+	if have == nil {
 		s.notifyPrincipal(ctx, p.Workspace, p.ID)
+		return out, nil
 	}
-	return &SubscribeResult{
-		ID: id, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: truncated, Refreshed: live,
-	}, nil
+	if out.Refreshed, out.Suspended = true, have.State == Suspended; out.Suspended {
+		s.notifySubscription(ctx, p.Workspace, id, Active)
+	}
+	out.Status, err = s.status(ctx, p.Workspace, id)
+	return out, err
 }
 
 func unknownEvent(name string) error {
@@ -148,19 +160,19 @@ func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.
 	return s.permit(ctx, p)
 }
 
-// upsert writes the subscription, or merges it into the one that is there. live
-// reports that delivery was running already.
-func (s *Service) upsert(ctx context.Context, want *Subscription, r SubscribeRequest) (live bool, err error) {
+// upsert writes the subscription, or merges it into the one that is there, which
+// it returns unless its time was over.
+func (s *Service) upsert(ctx context.Context, want *Subscription, r SubscribeRequest) (*Subscription, error) {
 	asked := *want
 	for {
-		*want, live = asked, false // what an earlier round found is over
+		*want = asked // what an earlier round found is over
 		have, err := s.load(ctx, want.Workspace, want.Principal, want.ID)
 		if err != nil {
-			return false, err
+			return nil, err
 		}
 		if have != nil && have.State == Disabled {
 			if err := s.DB.Write(ctx, store.Delete(recordKey(have.Workspace, have.Principal, have.ID), store.VersionIs(have.Revision))); err != nil && !errors.Is(err, store.ErrConflict) {
-				return false, fault.Wrap(fault.Unavailable, err, "replace the ended subscription")
+				return nil, fault.Wrap(fault.Unavailable, err, "replace the ended subscription")
 			}
 			have = nil
 		}
@@ -168,14 +180,16 @@ func (s *Service) upsert(ctx context.Context, want *Subscription, r SubscribeReq
 		if have == nil {
 			err = s.insert(ctx, want, expiry...)
 		} else {
-			live = have.Until.IsZero() || s.now().Before(have.Until)
-			err = s.refresh(ctx, have, want, live, r, expiry)
+			live := !s.lapsed(have)
+			if err = s.refresh(ctx, have, want, live, r, expiry); !live {
+				have = nil
+			}
 		}
 		if !errors.Is(err, store.ErrConflict) {
-			return live, fault.Wrap(fault.Unavailable, err, "subscribe")
+			return have, fault.Wrap(fault.Unavailable, err, "subscribe")
 		}
 		if ctx.Err() != nil {
-			return false, ctx.Err()
+			return nil, ctx.Err()
 		}
 	}
 }
@@ -193,7 +207,13 @@ func (s *Service) refresh(ctx context.Context, have, want *Subscription, live bo
 	if live && r.Cursor == "" {
 		want.Cursor = have.Cursor
 	}
-	if live {
+	want.Resumed = have.Resumed
+	if have.State == Suspended {
+		want.Resumed = s.now().Unix()
+	}
+	// While delivery runs it owes nothing that a cursor could ask for; after a
+	// suspension the client may know better from where.
+	if live && (have.State != Suspended || r.Cursor == "") {
 		want.Owed = have.Owed
 	}
 	ops := []store.Op{store.Put(want.encode(), store.VersionIs(have.Revision))}
@@ -207,6 +227,9 @@ func (s *Service) refresh(ctx context.Context, have, want *Subscription, live bo
 // nothing more. Whoever is cut off in between and subscribes again gets it then.
 func (s *Service) replay(ctx context.Context, sub *Subscription) (truncated bool, err error) {
 	owed := sub.Owed
+	if err := s.Replay.Resume(ctx, sub); err != nil {
+		return false, err
+	}
 	if truncated, err = s.Replay.Replay(ctx, sub, owed); err != nil {
 		return false, err
 	}

@@ -14,8 +14,14 @@ import (
 
 // replays counts what is replayed, and fails while it is told to.
 type replays struct {
-	after []int64
-	err   error
+	after   []int64
+	resumed int
+	err     error
+}
+
+func (r *replays) Resume(context.Context, *Subscription) error {
+	r.resumed++
+	return nil
 }
 
 func (r *replays) Replay(_ context.Context, _ *Subscription, after int64) (bool, error) {

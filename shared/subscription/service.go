@@ -43,6 +43,9 @@ type Replayer interface {
 	// Replay enqueues the events of the subscription's patterns with keys after
 	// the given one. Truncated reports that there were more than it replays.
 	Replay(ctx context.Context, s *Subscription, after int64) (truncated bool, err error)
+	// Resume has the deliveries go on that were held back while the subscription
+	// was suspended.
+	Resume(ctx context.Context, s *Subscription) error
 }
 
 // Options are the operator's choices. Zero values are the defaults.
@@ -270,6 +273,32 @@ func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason 
 	s.notifySubscription(ctx, workspace, id, Disabled)
 	s.notifyPrincipal(ctx, workspace, principal)
 	return nil
+}
+
+// Suspend stops the deliveries of a subscription that fail nearly all, until a
+// refresh. What is published meanwhile is owed to it.
+func (s *Service) Suspend(ctx context.Context, workspace, principal, id string) error {
+	suspended := false
+	err := s.change(ctx, workspace, principal, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+		if suspended = sub != nil && sub.State == Active; !suspended {
+			return nil, nil
+		}
+		for _, p := range sub.Patterns { // so that the log has what is published from now on
+			if _, err := Interested(ctx, s.DB, s.Log, workspace, p); err != nil {
+				return nil, err
+			}
+		}
+		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
+		sub.Suspended = s.now().UnixMicro()
+		if sub.Owed == 0 {
+			sub.Owed = sub.Suspended
+		}
+		return s.update, nil
+	})
+	if err == nil && suspended {
+		s.notifySubscription(ctx, workspace, id, Suspended)
+	}
+	return err
 }
 
 // Lookup reads a subscription for a delivery; nil when it is gone or no longer

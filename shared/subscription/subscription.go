@@ -97,6 +97,12 @@ type Subscription struct {
 	Owed   int64  `json:"owed,omitempty"`
 	State  State  `json:"state"`
 	Reason string `json:"why,omitempty"`
+	// Suspended is when delivery was suspended, in microseconds since 1970; 0 when
+	// it is not. The log has what is published after it.
+	Suspended int64 `json:"susp,omitempty"`
+	// Resumed is when a refresh ended the last suspension, in seconds since 1970;
+	// failures before it count no more.
+	Resumed int64 `json:"resd,omitempty"`
 	// Revision counts the writes of this record.
 	Revision int64 `json:"-"`
 }
@@ -112,6 +118,9 @@ type Subscriber struct {
 	Until     int64    `json:"until,omitempty"` // seconds since 1970
 	Cursor    string   `json:"cur,omitempty"`
 	Redact    []string `json:"red,omitempty"`
+	// Suspended and Resumed are as in [Subscription].
+	Suspended int64 `json:"susp,omitempty"`
+	Resumed   int64 `json:"resd,omitempty"`
 	// Skip are the keys of the subscription's other patterns that also match
 	// some events of this one; those deliver them.
 	Skip []string `json:"skip,omitempty"`
@@ -202,7 +211,7 @@ func (s *Subscription) subscribers() []store.Item {
 func (s *Subscription) Subscriber() Subscriber {
 	sub := Subscriber{
 		V: recordVersion, ID: s.ID, Principal: s.Principal, Origin: s.Origin,
-		Target: s.Target, Filters: s.Filters, Cursor: s.Cursor, Redact: s.Redact,
+		Target: s.Target, Filters: s.Filters, Cursor: s.Cursor, Redact: s.Redact, Suspended: s.Suspended, Resumed: s.Resumed,
 	}
 	if !s.Until.IsZero() {
 		sub.Until = s.Until.Unix()

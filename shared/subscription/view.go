@@ -17,6 +17,8 @@ type Status struct {
 	// LastError is a category, never anything that the endpoint said.
 	LastError   string    `json:"err,omitempty"`
 	FailedSince time.Time `json:"since,omitzero"`
+	// ThrottledUntil is how long the endpoint asked to be left alone, when last it did.
+	ThrottledUntil time.Time `json:"wait,omitzero"`
 }
 
 // StatusKey is where a subscription's status is kept.
@@ -37,6 +39,14 @@ func DecodeStatus(it *store.Item) (Status, error) {
 		return s, nil
 	}
 	return s, fault.Wrap(fault.Internal, json.Unmarshal(it.Value, &s), "decode the status of a subscription")
+}
+
+func (s *Service) status(ctx context.Context, workspace, id string) (Status, error) {
+	items, err := s.DB.Get(ctx, StatusKey(workspace, id))
+	if err != nil {
+		return Status{}, fault.Wrap(fault.Unavailable, err, "read the status of a subscription")
+	}
+	return DecodeStatus(items[0])
 }
 
 // View is a subscription as its owner sees it: no secret is in it.

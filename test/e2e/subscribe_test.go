@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -253,6 +254,47 @@ func subscribing(t *testing.T, s *harness.Target) {
 		if ids := hook.IDs(); ids["gone"] != 1 || ids["large"] != 1 || ids["retried"] != 2 {
 			t.Errorf("attempts: %v", ids)
 		}
+	})
+
+	t.Run("EVX-10 EVX-14 an endpoint that fails nearly always is suspended until a refresh, which loses nothing", func(t *testing.T) {
+		hook := receiver.Endpoint("fails")
+		up := make(chan struct{})
+		hook.Answer(func(int, *harness.Delivery) harness.Reply {
+			select {
+			case <-up:
+				return harness.Reply{Status: 200}
+			default:
+				return harness.Reply{Status: 500}
+			}
+		})
+		args := object{"workspace": "acme", "channel": "fails"}
+		r := subscribe(t, alice, hook, "message.created", args)
+		const events = 110
+		var all []harness.Event
+		for i := range events {
+			all = append(all, message(fmt.Sprint("f", i), "fails"))
+		}
+		s.Publish(t, all...)
+		read := func() (state string) {
+			var out struct{ Contents []struct{ Text string } }
+			alice.Call(t, "resources/read", object{"uri": "subscription://" + r.ID}, &out)
+			return decode[struct{ State string }](t, []byte(out.Contents[0].Text)).State
+		}
+		harness.Eventually(t, harness.Patience, "the suspension", func() bool { return read() == "suspended" })
+		s.Publish(t, message("meanwhile", "fails"))
+		close(up)
+		var again struct {
+			ID             string
+			DeliveryStatus *struct {
+				Active    bool
+				LastError *string
+			}
+		}
+		alice.Call(t, "events/subscribe", subscription("message.created", args, hook.URL(), hook.Secret()), &again)
+		if s := again.DeliveryStatus; again.ID != r.ID || s == nil || s.Active || s.LastError == nil || *s.LastError != "http_5xx" {
+			t.Errorf("the refresh answered %+v, status %+v", again, s)
+		}
+		harness.Eventually(t, harness.Patience, "what was held back", func() bool { return len(hook.IDs()) == events+1 && read() == "active" })
 	})
 
 	t.Run("EVX-15 unsubscribe by the same key, idempotent, at once", func(t *testing.T) {

@@ -1,0 +1,262 @@
+package delivery
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"mcpevents/shared/event"
+	"mcpevents/shared/queue"
+	"mcpevents/shared/subscription"
+	"mcpevents/shared/webhook"
+)
+
+// subscribe makes, or refreshes, a subscription of the MCP Events extension.
+func (r *rig) subscribe() *subscription.SubscribeResult {
+	r.t.Helper()
+	services := *r.services
+	services.Replay = &Replayer{Log: r.log, Queue: mortal{r.db, r}}
+	services.DB = mortal{r.db, r}
+	got, err := services.Subscribe(r.t.Context(), r.principal(), subscription.SubscribeRequest{
+		Name: "ci.build_finished", URL: "https://hooks.example.com/a", Secret: "whsec_a",
+		TTL: subscription.TTL{Asked: true, For: 7 * 24 * time.Hour},
+	})
+	if err != nil && !r.dead {
+		r.t.Fatal(err)
+	}
+	return got
+}
+
+func (r *rig) state(id string) subscription.State {
+	r.t.Helper()
+	sub, err := r.services.Lookup(r.t.Context(), "default", "alice", id)
+	if err != nil || sub == nil {
+		r.t.Fatal(sub, err)
+	}
+	return sub.State
+}
+
+// work hands out what is queued, and nothing that is due later: one minute.
+func (r *rig) work() {
+	r.t.Helper()
+	fanout, dispatch, _ := r.process()
+	for _, q := range []struct {
+		name   queue.Name
+		handle queue.Handler
+	}{{queue.Events, fanout.Handle}, {queue.Deliveries, dispatch.Pages}, {queue.Slow, dispatch.Singles}} {
+		batch := r.queues[q.name]
+		r.queues[q.name] = nil
+		if len(batch) == 0 {
+			continue
+		}
+		if failed, err := q.handle(r.t.Context(), batch); err != nil || len(failed) > 0 {
+			r.t.Fatal(q.name, failed, err)
+		}
+	}
+}
+
+func posted(r *rig) map[string]int {
+	n := map[string]int{}
+	for _, p := range r.posts {
+		n[p.ID]++
+	}
+	return n
+}
+
+func fails(int) webhook.Outcome { return webhook.Outcome{Status: 503, Category: webhook.HTTP5xx} }
+
+func TestSuspension(t *testing.T) {
+	t.Run("EVX-14 by rate, over 95 % of at least 100 attempts in an hour, counted by all dispatchers", func(t *testing.T) {
+		for _, c := range []struct {
+			name        string
+			ok, failed  int
+			apart       time.Duration
+			want        subscription.State
+			dispatchers int
+		}{
+			{name: "99 failures", failed: 99, want: subscription.Active, dispatchers: 1},
+			{name: "100 failures", failed: 100, want: subscription.Suspended, dispatchers: 1},
+			{name: "100 failures seen by seven dispatchers", failed: 100, want: subscription.Suspended, dispatchers: 7},
+			{name: "10 of 200 succeed", ok: 10, failed: 190, want: subscription.Active, dispatchers: 3},
+			{name: "8 of 200 succeed", ok: 8, failed: 192, want: subscription.Suspended, dispatchers: 3},
+			{name: "100 failures within two hours", failed: 100, apart: 72 * time.Second, want: subscription.Active, dispatchers: 2},
+			{name: "100 failures within 50 minutes", failed: 100, apart: 30 * time.Second, want: subscription.Suspended, dispatchers: 2},
+		} {
+			t.Run(c.name, func(t *testing.T) {
+				r := newRig(t)
+				id := r.subscribe().ID
+				apart := max(c.apart, rateAsk)
+				all := make([]*Dispatcher, c.dispatchers)
+				for i := range all {
+					_, all[i], _ = r.process()
+				}
+				record, err := r.services.Lookup(t.Context(), "default", "alice", id)
+				if err != nil {
+					t.Fatal(err)
+				}
+				sub := record.Subscriber()
+				r.now = r.now.Add(2 * time.Minute)
+				for i := range c.ok + c.failed {
+					out := webhook.Outcome{Status: 200}
+					if i >= c.ok {
+						out = fails(i)
+					}
+					d := all[i%len(all)]
+					e := &event.Event{Workspace: "default", ID: fmt.Sprint("e", i), URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{}`)}
+					notes, err := d.outcome(t.Context(), "default", &sub, e, newChain("default", &sub, e, r.now), 0, dueKey("", "", "", r.now), out)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if err := d.DB.WriteAll(t.Context(), notes...); err != nil {
+						t.Fatal(err)
+					}
+					if out.Category != "" {
+						r.now = r.now.Add(apart)
+					}
+				}
+				if got := r.state(id); got != c.want {
+					t.Errorf("%s, want %s", got, c.want)
+				}
+			})
+		}
+	})
+
+	t.Run("EVX-14 410, 413 and our own faults are no failures of the endpoint", func(t *testing.T) {
+		r := newRig(t)
+		id := r.subscribe().ID
+		r.script = func(n int) webhook.Outcome {
+			if n%2 == 0 {
+				return webhook.Outcome{Status: 410, Category: webhook.HTTP4xx}
+			}
+			return webhook.Outcome{Status: 413, Category: webhook.HTTP4xx}
+		}
+		for i := range 150 {
+			r.publish(fmt.Sprint("e", i))
+			r.work()
+			r.now = r.now.Add(10 * time.Second)
+		}
+		if got := r.state(id); got != subscription.Active {
+			t.Errorf("%s", got)
+		}
+	})
+
+	t.Run("EVX-10 EVX-14 a refresh resumes it: nothing is lost, no retry was used up, and its past counts no more", func(t *testing.T) {
+		r := newRig(t)
+		id := r.subscribe().ID
+		r.script = fails
+		r.publish("before")
+		r.work()
+		before := len(r.posts)
+		r.now = time.Now() // the log has its own clock
+		if err := r.services.Suspend(t.Context(), "default", "alice", id); err != nil {
+			t.Fatal(err)
+		}
+		r.run() // what is due finds it suspended
+		if n := len(r.posts); n != before {
+			t.Fatalf("%d posts, want the %d before the suspension", n, before)
+		}
+		if st := r.chainState(id, "before"); st != stateHeld {
+			t.Fatalf("the delivery is %s, not held", st)
+		}
+		r.publish("meanwhile")
+		r.run()
+		if n := len(r.posts); n != before {
+			t.Fatalf("%d posts although it is suspended", n)
+		}
+		r.script = func(int) webhook.Outcome { return webhook.Outcome{Status: 200} }
+		got := r.subscribe()
+		if !got.Refreshed || !got.Suspended || got.Status.LastError != string(webhook.HTTP5xx) || got.Status.FailedSince.IsZero() {
+			t.Errorf("the refresh tells %+v", got)
+		}
+		if again := r.subscribe(); again.Suspended || again.Truncated {
+			t.Errorf("the next refresh tells %+v", again)
+		}
+		r.run()
+		if n := posted(r); n["before"] != before+1 || n["meanwhile"] != 1 {
+			t.Errorf("posts: %v", n)
+		}
+		if st := r.chainState(id, "before"); st != "none" {
+			t.Errorf("a chain is left %s", st)
+		}
+	})
+
+	t.Run("EVX-14 an event that was under way when delivery was suspended is held", func(t *testing.T) {
+		r := newRig(t)
+		id := r.subscribe().ID
+		r.publish("waiting")
+		fanout, _, _ := r.process()
+		if failed, err := fanout.Handle(t.Context(), r.queues[queue.Events]); err != nil || len(failed) > 0 {
+			t.Fatal(failed, err)
+		}
+		r.queues[queue.Events] = nil
+		r.now = r.now.Add(time.Minute)
+		if err := r.services.Suspend(t.Context(), "default", "alice", id); err != nil {
+			t.Fatal(err)
+		}
+		r.run()
+		if n := len(r.posts); n != 0 {
+			t.Fatalf("%d posts", n)
+		}
+		r.subscribe()
+		r.run()
+		if n := posted(r); n["waiting"] != 1 {
+			t.Errorf("posts: %v", n)
+		}
+	})
+
+	t.Run("EVX-07 EVX-10 a suspension longer than the log is a gap that the refresh tells", func(t *testing.T) {
+		r := newRig(t)
+		r.log.Now = func() time.Time { return r.now }
+		id := r.subscribe().ID
+		if err := r.services.Suspend(t.Context(), "default", "alice", id); err != nil {
+			t.Fatal(err)
+		}
+		r.now = r.now.Add(48 * time.Hour)
+		if got := r.subscribe(); !got.Truncated {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
+// TestSuspensionSurvivesCrashes kills a process at every step of suspending and
+// resuming: EVX-14 EVX-10, nothing is lost.
+func TestSuspensionSurvivesCrashes(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		for point := 1; ; point++ {
+			r := newRig(t)
+			id := r.subscribe().ID
+			r.script = fails
+			r.publish("before")
+			r.work()
+			if err := r.services.Suspend(t.Context(), "default", "alice", id); err != nil {
+				t.Fatal(err)
+			}
+			r.publish("meanwhile")
+			r.script = func(int) webhook.Outcome { return webhook.Outcome{Status: 200} }
+			r.budget, r.late = point, late
+			r.run()
+			r.subscribe()
+			for r.dead { // the client tries again, for it had no answer
+				r.dead, r.budget = false, 0
+				r.subscribe()
+			}
+			r.run()
+			survived := r.budget > 0
+			r.dead, r.budget = false, 0
+			if n := posted(r); n["before"] < 2 || n["meanwhile"] < 1 {
+				text, _ := json.Marshal(n)
+				t.Fatalf("death at step %d (late %v): posts %s", point, late, text)
+			}
+			if st := r.chainState(id, "before"); st != "none" {
+				t.Fatalf("death at step %d (late %v): a chain is left %s", point, late, st)
+			}
+			if survived {
+				if point < 15 {
+					t.Fatalf("only %d steps were tried", point)
+				}
+				break
+			}
+		}
+	}
+}
