@@ -21,6 +21,9 @@ type Cursor struct {
 	At int64
 	// Sent holds hashes of what was sent beyond At; at most [MaxSent].
 	Sent []uint64
+	// Last is when a poll last brought something, in the measure of At; 0 is not
+	// known. It only tells how soon to poll again.
+	Last int64
 }
 
 // MaxSent is how many entries beyond its position a cursor can name. With more,
@@ -40,17 +43,24 @@ func NewSealer(key []byte) (*Sealer, error) {
 	return &Sealer{key: slices.Clone(key)}, nil
 }
 
+// The versions of a token: the position, and in the second Last behind it.
 const (
-	tokenVersion = 1
-	macSize      = 16
+	tokenVersion     = 1
+	tokenVersionLast = 2
+
+	macSize = 16
 )
 
 // Seal encodes a cursor.
 func (s *Sealer) Seal(workspace string, c Cursor) string {
 	sent := c.Sent[:min(len(c.Sent), MaxSent)] // the resume repeats the others
-	b := make([]byte, 0, 9+8*len(sent)+macSize)
+	b := make([]byte, 0, 17+8*len(sent)+macSize)
 	b = append(b, tokenVersion)
 	b = binary.BigEndian.AppendUint64(b, uint64(c.At))
+	if c.Last != 0 {
+		b[0] = tokenVersionLast
+		b = binary.BigEndian.AppendUint64(b, uint64(c.Last))
+	}
 	for _, h := range sent {
 		b = binary.BigEndian.AppendUint64(b, h)
 	}
@@ -70,11 +80,18 @@ func (s *Sealer) Open(workspace, token string) (Cursor, error) {
 		return Cursor{}, bad
 	}
 	body, mac := b[:len(b)-macSize], b[len(b)-macSize:]
-	if !hmac.Equal(mac, s.mac(workspace, body)) || body[0] != tokenVersion {
+	if !hmac.Equal(mac, s.mac(workspace, body)) {
 		return Cursor{}, bad
 	}
 	c := Cursor{At: int64(binary.BigEndian.Uint64(body[1:9]))}
-	for rest := body[9:]; len(rest) > 0; rest = rest[8:] {
+	rest := body[9:]
+	switch {
+	case body[0] == tokenVersionLast && len(rest) > 0:
+		c.Last, rest = int64(binary.BigEndian.Uint64(rest)), rest[8:]
+	case body[0] != tokenVersion:
+		return Cursor{}, bad
+	}
+	for ; len(rest) > 0; rest = rest[8:] {
 		c.Sent = append(c.Sent, binary.BigEndian.Uint64(rest))
 	}
 	return c, nil

@@ -95,7 +95,7 @@ func TestSwitchedOff(t *testing.T) {
 		{
 			name:     "no streams",
 			change:   func(o *Options) { o.Feeds = nil },
-			unknown:  []string{methodListen, methodSubscribe, methodUnsubscribe},
+			unknown:  []string{methodListen, methodSubscribe, methodUnsubscribe, methodEventsPoll, methodEventsStream},
 			resource: `{"events":true,"subscription":["webhook"]}`, events: `{"listChanged":false}`,
 		},
 		{

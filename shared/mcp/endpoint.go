@@ -32,9 +32,10 @@ type Log interface {
 	Notify(ctx context.Context, workspace, topic string, notice json.RawMessage) error
 }
 
-// Feeds opens what a stream reads; [stream.Tails] does.
+// Feeds opens what a stream reads, and reads what a poll asks for; [stream.Tails] does.
 type Feeds interface {
 	Open(ctx context.Context, r stream.Request) (*stream.Feed, error)
+	Poll(ctx context.Context, r stream.PollRequest) (*stream.Page, error)
 }
 
 // Interest records that somebody reads a pattern in band, so that its events get
@@ -77,7 +78,7 @@ type Options struct {
 
 	// Lists serves resources/list, resources/templates/list and events/list.
 	Lists bool
-	// Log serves resources/read, Feeds the streams of both eras.
+	// Log serves resources/read, Feeds the streams of both eras and the polls.
 	Log      Log
 	Feeds    Feeds
 	Interest Interest
@@ -126,6 +127,9 @@ type Options struct {
 	// is 200. MaxStreamPatterns is how many of them may be parents or wildcards,
 	// each of which is several partitions of the log to read; 0 is 20.
 	MaxStreamURIs, MaxStreamPatterns int
+	// PollMin and PollMax bound the time after which a client is asked to poll again; 0
+	// is 1 s and 30 s.
+	PollMin, PollMax time.Duration
 	// SessionTTL is how long an unused session lives; 0 is 24 hours.
 	SessionTTL time.Duration
 
@@ -143,6 +147,8 @@ func (o Options) withDefaults() Options {
 	set(&o.Heartbeat, 15*time.Second)
 	set(&o.WriteTimeout, 30*time.Second)
 	set(&o.SessionTTL, 24*time.Hour)
+	set(&o.PollMin, time.Second)
+	set(&o.PollMax, max(30*time.Second, o.PollMin))
 	if o.MaxStreamURIs == 0 {
 		o.MaxStreamURIs = 200
 	}

@@ -24,6 +24,15 @@ type filter struct {
 // listen serves subscriptions/listen (revision 2026-07-28): the response is a
 // stream that stays open.
 func (e *Endpoint) listen(w http.ResponseWriter, c *call) error {
+	return e.hold(w, c, func(ctx context.Context) (*outlet, func() error, error) {
+		o, honoured, err := e.openListen(ctx, c)
+		return o, func() error { return o.acknowledge(honoured) }, err
+	})
+}
+
+// hold keeps the response of a request open as a stream of the era without
+// sessions. open makes the outlet, and what sends its first message.
+func (e *Endpoint) hold(w http.ResponseWriter, c *call, open func(context.Context) (*outlet, func() error, error)) error {
 	leave, ok := e.enter()
 	if !ok {
 		e.full(w, c.msg.ID)
@@ -32,7 +41,7 @@ func (e *Endpoint) listen(w http.ResponseWriter, c *call) error {
 	defer leave()
 	ctx, stop := e.lifetime(c.request)
 	defer stop()
-	o, honoured, err := e.openListen(ctx, c)
+	o, begin, err := open(ctx)
 	if err != nil {
 		return err
 	}
@@ -43,11 +52,14 @@ func (e *Endpoint) listen(w http.ResponseWriter, c *call) error {
 	c.msg, c.meta, c.body = jsonrpc.Message{ID: o.subscriptionID}, nil, nil
 	o.out = sse.NewWriter(w, e.options.WriteTimeout)
 	o.out.Start()
-	if err = o.acknowledge(honoured); err == nil {
+	if err = begin(); err == nil {
 		err = o.run(ctx)
 	}
 	if errors.Is(err, errWriting) || c.request.Context().Err() != nil {
 		return nil // the client closed the stream: nothing more may be sent
+	}
+	if o.push != nil {
+		o.push.terminate(ctx, err)
 	}
 	o.complete(c)
 	return nil
@@ -94,7 +106,7 @@ func (o *outlet) acknowledge(honoured filter) error {
 	return o.send(noteAcknowledged, members, truncated, o.feed.Cursor())
 }
 
-// complete ends a listen on the server's own account with its result.
+// complete ends a stream on the server's own account with its result.
 func (o *outlet) complete(c *call) {
 	text := o.endpoint.appendResult(nil, c, result{meta: o.appendIDs(nil, o.feed.Cursor())})
 	_ = o.write(sse.Append(nil, sse.Event{Data: text})) // the stream ends either way

@@ -322,7 +322,7 @@ func (e *Endpoint) listEvents(ctx context.Context, c *call) (result, error) {
 	n, last := 0, ""
 	var next []byte
 	for _, x := range l.events[min(first, len(l.events)):] {
-		modes := e.delivery(x.entry, c.principal)
+		modes := e.delivery(x.entry, c)
 		if len(modes) == 0 || !auth.Visible(x.entry.Access, c.principal) {
 			continue
 		}
@@ -340,13 +340,15 @@ func (e *Endpoint) listEvents(ctx context.Context, c *call) (result, error) {
 	return result{members: append(pieces, closing, next)}, nil
 }
 
-// delivery lists the modes in which the caller can have an event type here.
-func (e *Endpoint) delivery(entry *catalog.Entry, p auth.Principal) []string {
+// delivery lists the modes in which the caller can have an event type here, in the
+// revision that it speaks.
+func (e *Endpoint) delivery(entry *catalog.Entry, c *call) []string {
+	p := c.principal
 	var modes []string
-	if entry.PushAllowed() && e.has(methodEventsStream) {
+	if entry.PushAllowed() && e.has(methodEventsStream) && c.version.modern() && p.Has(auth.ScopeRead) {
 		modes = append(modes, modePush)
 	}
-	if entry.PollAllowed() && e.has(methodEventsPoll) {
+	if entry.PollAllowed() && e.has(methodEventsPoll) && p.Has(auth.ScopeRead) {
 		modes = append(modes, modePoll)
 	}
 	if entry.WebhookAllowed() && e.has(methodEventsSub) && p.Has(auth.ScopeSubscribe) &&

@@ -124,7 +124,7 @@ func TestListEvents(t *testing.T) {
 			InputSchema, PayloadSchema json.RawMessage
 		}
 		must(t, json.Unmarshal(got, &entry))
-		if entry.Name != "ci.build" || entry.Description == "" || !slices.Equal(entry.Delivery, []string{"webhook"}) {
+		if entry.Name != "ci.build" || entry.Description == "" || !slices.Equal(entry.Delivery, []string{"push", "poll", "webhook"}) {
 			t.Errorf("%s", got)
 		}
 		if !strings.Contains(string(entry.InputSchema), `"status"`) {
@@ -134,10 +134,10 @@ func TestListEvents(t *testing.T) {
 	})
 	t.Run("EVX-02_only_what_the_caller_can_have", func(t *testing.T) {
 		for key, want := range map[string][]string{
-			alice:   {"ci.build", "ci.deploy", "github.pull_request", "github.push", "audit.entry"},
-			billing: {"ci.build", "ci.deploy", "github.pull_request", "github.push", "billing.invoice", "audit.entry"},
-			acme:    {"ci.build", "ci.deploy", "github.pull_request", "github.push", "tenant.alarm", "audit.entry"},
-			reader:  nil, // webhooks are the only way here, and they need a scope
+			alice:   {"ci.build", "ci.deploy", "github.pull_request", "github.push", "audit.entry", "chat.typing"},
+			billing: {"ci.build", "ci.deploy", "github.pull_request", "github.push", "billing.invoice", "audit.entry", "chat.typing"},
+			acme:    {"ci.build", "ci.deploy", "github.pull_request", "github.push", "tenant.alarm", "audit.entry", "chat.typing"},
+			reader:  {"ci.build", "ci.deploy", "github.pull_request", "github.push", "chat.typing"}, // webhooks need a scope
 		} {
 			if names, _ := f.all(key, methodEvents); !slices.Equal(names, want) {
 				t.Errorf("%s sees %v", key, names)
@@ -146,14 +146,61 @@ func TestListEvents(t *testing.T) {
 	})
 	t.Run("EVX-02_nobody_unknown_gets_webhooks", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.Auth = auth.None() })
-		if names, _ := f.all("", methodEvents); names != nil {
-			t.Errorf("anonymous sees %v", names)
+		if got := f.delivery("", "")["ci.build"]; got != "push poll" {
+			t.Errorf("anonymous gets %s", got)
 		}
 		f = newFixture(t, func(o *Options) { o.Auth, o.AnonymousWebhooks = auth.None(), true })
-		if names, _ := f.all("", methodEvents); len(names) == 0 {
-			t.Error("anonymous sees nothing although it may")
+		if got := f.delivery("", "")["ci.build"]; got != "push poll webhook" {
+			t.Errorf("anonymous gets %s although it may more", got)
 		}
 	})
+	t.Run("EVX-02_modes_as_really_available", func(t *testing.T) {
+		for _, tc := range []struct {
+			name, key string
+			change    func(*Options)
+			session   bool
+			want      map[string]string
+		}{
+			{name: "all", key: alice, want: map[string]string{"ci.build": "push poll webhook", "audit.entry": "webhook", "chat.typing": "push"}},
+			{name: "without the scope", key: reader, want: map[string]string{"ci.build": "push poll", "audit.entry": "", "chat.typing": "push"}},
+			{name: "no streams here", key: alice, change: func(o *Options) { o.Feeds = nil }, want: map[string]string{"ci.build": "webhook", "chat.typing": ""}},
+			{name: "no webhooks here", key: alice, change: func(o *Options) { o.Registrar = nil }, want: map[string]string{"ci.build": "push poll", "audit.entry": ""}},
+			{name: "a session", key: alice, session: true, want: map[string]string{"ci.build": "poll webhook", "chat.typing": ""}},
+		} {
+			f := newFixture(t, tc.change)
+			session := ""
+			if tc.session {
+				session = f.session(tc.key, V20251125)
+			}
+			got := f.delivery(tc.key, session)
+			for name, modes := range tc.want {
+				if got[name] != modes {
+					t.Errorf("%s: %s has %q, want %q", tc.name, name, got[name], modes)
+				}
+			}
+		}
+	})
+}
+
+// delivery lists the modes of the event types that a caller sees, by their names.
+func (f *fixture) delivery(key, session string) map[string]string {
+	f.t.Helper()
+	var p struct {
+		Events []struct {
+			Name     string
+			Delivery []string
+		}
+	}
+	if session == "" {
+		f.modern(key, methodEvents, "").result(f.t, &p)
+	} else {
+		f.legacy(key, session, methodEvents, "").result(f.t, &p)
+	}
+	modes := map[string]string{}
+	for _, e := range p.Events {
+		modes[e.Name] = strings.Join(e.Delivery, " ")
+	}
+	return modes
 }
 
 // counted is a set of subscriptions of one caller.

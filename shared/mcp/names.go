@@ -49,7 +49,13 @@ const (
 	noteAcknowledged    = "notifications/subscriptions/acknowledged"
 	noteUpdated         = "notifications/resources/updated"
 	noteResourcesChange = "notifications/resources/list_changed"
-	noteEventsChange    = "notifications/events/list_changed" // SEP-3415
+	noteEventsChange    = "notifications/events/list_changed" // SEP-3415, as are those below
+
+	noteEventsActive     = "notifications/events/active"
+	noteEventsEvent      = "notifications/events/event"
+	noteEventsHeartbeat  = "notifications/events/heartbeat"
+	noteEventsError      = "notifications/events/error"
+	noteEventsTerminated = "notifications/events/terminated"
 )
 
 // mirrored names the member of params that the header Mcp-Name repeats (revision

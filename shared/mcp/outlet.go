@@ -49,6 +49,8 @@ type outlet struct {
 	eventID func(cursor string) string
 	// session is told of notices for a session's stream.
 	session func(context.Context) error
+	// push is set in an events/stream, which has its own notifications.
+	push *push
 }
 
 // lifetime is the context of a stream: it ends with the request, at the maximum
@@ -80,8 +82,7 @@ func (e *Endpoint) full(w http.ResponseWriter, id json.RawMessage) {
 func (o *outlet) run(ctx context.Context) error {
 	o.wrote = time.Now()
 	for {
-		due := o.wrote.Add(o.endpoint.options.Heartbeat)
-		wait, cancel := context.WithDeadline(ctx, due)
+		wait, cancel := context.WithDeadline(ctx, o.due())
 		d, err := o.feed.Next(wait)
 		quiet := wait.Err() != nil
 		cancel()
@@ -92,15 +93,36 @@ func (o *outlet) run(ctx context.Context) error {
 			}
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case !quiet:
+		case !quiet && o.push == nil:
 			return err
+		case !quiet:
+			if err := o.push.recover(ctx, err); err != nil {
+				return err
+			}
 		}
-		if !time.Now().Before(due) && !o.wrote.After(due.Add(-o.endpoint.options.Heartbeat)) {
-			if err := o.write(heartbeat); err != nil {
+		if !time.Now().Before(o.due()) {
+			if err := o.beat(ctx); err != nil {
 				return err
 			}
 		}
 	}
+}
+
+// due is when something must be written if nothing comes before.
+func (o *outlet) due() time.Time {
+	due := o.wrote.Add(o.endpoint.options.Heartbeat)
+	if o.push != nil {
+		return o.push.due(due)
+	}
+	return due
+}
+
+// beat keeps a quiet stream alive.
+func (o *outlet) beat(ctx context.Context) error {
+	if o.push != nil {
+		return o.push.beat(ctx)
+	}
+	return o.write(heartbeat)
 }
 
 var heartbeat = sse.Append(nil, sse.Event{Comment: " "})
@@ -116,6 +138,8 @@ func (o *outlet) write(b []byte) error {
 // deliver sends one delivery, if it is anything that the client is to know.
 func (o *outlet) deliver(ctx context.Context, d stream.Delivery) error {
 	switch {
+	case o.push != nil:
+		return o.push.deliver(ctx, d)
 	case d.Event != nil:
 		return o.sendEvent(ctx, d)
 	case d.Topic == stream.TopicCatalog:
@@ -241,10 +265,14 @@ func (o *outlet) send(name string, members, meta func([]byte) []byte, cursor str
 	return o.write(*wire)
 }
 
-// appendIDs appends what every message of a listen carries in _meta.
+// appendIDs appends what every message of a listen or an events/stream carries in
+// _meta. The latter has its cursors in params.
 func (o *outlet) appendIDs(b []byte, cursor string) []byte {
 	b = append(b, `"`+metaSubscription+`":`...)
 	b = append(b, o.subscriptionID...)
+	if o.push != nil {
+		return b
+	}
 	b = append(b, `,"`+MetaCursor+`":`...)
 	return jsonrpc.AppendString(b, cursor)
 }

@@ -100,6 +100,9 @@ func (e *Endpoint) table() map[string]method {
 		t[methodRead] = method{legacy: true, modern: true, scope: auth.ScopeRead, answer: e.read}
 	}
 	if o.Feeds != nil {
+		t[methodEventsPoll] = method{legacy: true, modern: true, family: eventsMethods, scope: auth.ScopeRead, answer: e.poll}
+		// A client of a revision with sessions could not end it: closing is not cancelling there.
+		t[methodEventsStream] = method{modern: true, family: eventsMethods, scope: auth.ScopeRead, stream: e.eventsStream}
 		t[methodListen] = method{modern: true, scope: auth.ScopeRead, stream: e.listen}
 		if e.sessions != nil {
 			t[methodSubscribe] = method{legacy: true, scope: auth.ScopeRead, answer: e.subscribe}

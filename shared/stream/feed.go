@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"mcpevents/shared/event"
 	"mcpevents/shared/eventlog"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/subscription"
@@ -18,6 +19,8 @@ type Feed struct {
 
 	tails     *Tails
 	workspace string
+	sole      bool
+	wants     func(*event.Event) bool
 	in        chan *batch
 	failed    chan struct{}
 
@@ -52,7 +55,7 @@ type queued struct {
 // A cursor that is not ours is a fault of kind Invalid.
 func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	f := &Feed{
-		tails: ts, workspace: r.Workspace,
+		tails: ts, workspace: r.Workspace, sole: r.Sole, wants: r.Wants,
 		in: make(chan *batch, ts.Options.Buffer), failed: make(chan struct{}),
 		parts: map[string]*source{},
 	}
@@ -60,15 +63,16 @@ func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	if since.IsZero() {
 		since = ts.now()
 	}
-	start := f.begin(since)
+	start := ts.begin(since)
+	topics := start
 	if r.Cursor != "" {
 		c, err := ts.Sealer.Open(r.Workspace, r.Cursor)
 		if err != nil {
 			return nil, err
 		}
-		start = c.At
-		if oldest := ts.Log.Oldest(); start < oldest {
-			f.Truncated, start = true, oldest
+		start, f.Truncated = ts.reach(c.At, r.MaxAge)
+		if !r.Sole {
+			topics = start
 		}
 		f.resume = make(map[uint64]struct{}, len(c.Sent))
 		for _, h := range c.Sent {
@@ -82,25 +86,14 @@ func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 		}
 	}
 	for _, t := range r.Topics {
-		f.join(&source{part: eventlog.Topic(r.Workspace, t), pattern: t, topic: true}, start, nil)
+		f.join(&source{part: eventlog.Topic(r.Workspace, t), pattern: t, topic: true}, topics, nil)
 	}
 	return f, nil
 }
 
 // Add subscribes the feed to a further pattern, from since on.
 func (f *Feed) Add(ctx context.Context, p subscription.Pattern, since time.Time) error {
-	return f.add(ctx, p, f.begin(since))
-}
-
-// begin is the position from which a feed finds what is published after a time.
-// Where writers stamp, one whose clock is behind may stamp it earlier.
-func (f *Feed) begin(since time.Time) int64 { return since.Add(-f.margin()).UnixMicro() }
-
-func (f *Feed) margin() time.Duration {
-	if f.tails.Log.DB.Ordered() {
-		return 0
-	}
-	return 2 * eventlog.MaxSkew
+	return f.add(ctx, p, f.tails.begin(since))
 }
 
 func (f *Feed) add(ctx context.Context, p subscription.Pattern, start int64) error {
@@ -201,6 +194,9 @@ func (f *Feed) take(q queued) (Delivery, bool) {
 	if f.tails.Log.LookBack(q.src.part) == 0 {
 		q.src.handed = q.entry.Key
 	}
+	if f.wants != nil && q.entry.Event != nil && !f.wants(q.entry.Event) {
+		return Delivery{}, false
+	}
 	if !f.sent.add(id, q.entry.Key) {
 		return Delivery{}, false
 	}
@@ -272,12 +268,15 @@ func (f *Feed) readPast(ctx context.Context) error {
 func (f *Feed) Cursor() string {
 	at := int64(-1)
 	for _, s := range f.parts {
+		if f.sole && s.topic {
+			continue
+		}
 		if at < 0 || s.floor < at {
 			at = s.floor
 		}
 	}
 	// Who resumes with a further pattern must find in it what is published from now on.
-	if now := f.begin(f.tails.now()); at < 0 || at > now && f.margin() > 0 {
+	if now := f.tails.begin(f.tails.now()); at < 0 || at > now && f.tails.margin() > 0 && !f.sole {
 		at = now
 	}
 	c := eventlog.Cursor{At: at}

@@ -8,7 +8,7 @@ import (
 
 // Follow adds a topic to the feed, from since on; see [Request.Topics].
 func (f *Feed) Follow(topic string, since time.Time) {
-	f.join(&source{part: eventlog.Topic(f.workspace, topic), pattern: topic, topic: true}, f.begin(since), nil)
+	f.join(&source{part: eventlog.Topic(f.workspace, topic), pattern: topic, topic: true}, f.tails.begin(since), nil)
 }
 
 // Unfollow ends what [Feed.Follow] began.

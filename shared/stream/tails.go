@@ -71,6 +71,8 @@ type Tails struct {
 
 	mu    sync.Mutex
 	tails map[string]*tail
+
+	interests interests
 }
 
 // New makes the tails of a process over its log. Sealer seals the cursors.
@@ -167,6 +169,13 @@ type Request struct {
 	Cursor string
 	// Since is where a feed without a cursor starts; zero is now.
 	Since time.Time
+	// MaxAge bounds what a cursor brings back, to within [eventlog.Window]; 0 does not.
+	MaxAge time.Duration
+	// Sole says that the cursors are for these patterns alone: what happens in
+	// the topics is not brought again.
+	Sole bool
+	// Wants drops events before they are handed out; nil keeps all.
+	Wants func(*event.Event) bool
 }
 
 // Delivery is one thing that a feed hands out.

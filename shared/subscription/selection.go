@@ -87,9 +87,9 @@ func (s *Selection) Allowed(p auth.Principal) error {
 	return auth.CheckAccess(s.Entry.Access, s.Vars, p)
 }
 
-// Wants reports whether an event of the pattern passes the filters.
+// Wants reports whether an event of the pattern is of the type and passes the filters.
 func (s *Selection) Wants(e *event.Event) bool {
-	return len(s.Filters) == 0 || passes(s.Filters, e.Data)
+	return e.Name == s.Entry.Name && (len(s.Filters) == 0 || passes(s.Filters, e.Data))
 }
 
 // Data is the event's payload without what is redacted.

@@ -82,7 +82,8 @@ func (s *Service) count(ctx context.Context, workspace string, patterns []Patter
 
 // Interested records that somebody reads the pattern in band: first its shape,
 // then the pattern itself. Events published after it returned are in the pattern's
-// partitions of the log. A concrete pattern needs none.
+// partitions of the log. A concrete pattern needs none. What lasts long enough is not
+// written again.
 func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace string, p Pattern) (eventlog.Interest, error) {
 	if p.Kind == Concrete {
 		return eventlog.Interest{}, nil
@@ -95,11 +96,17 @@ func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace s
 	if log.Now != nil {
 		now = log.Now()
 	}
-	// An hour longer than the interest itself, whose renewal may come first.
-	until := now.Add(retention + time.Hour).Unix()
-	op := store.Raise(ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name, until)
-	if err := db.Write(ctx, op); err != nil {
-		return eventlog.Interest{}, fault.Wrap(fault.Unavailable, err, "record the interest in a shape")
+	// Longer than the interest itself, whose renewal may come first.
+	least := now.Add(retention).Unix()
+	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
+	items, err := db.Get(ctx, shapes)
+	if err != nil {
+		return eventlog.Interest{}, fault.Wrap(fault.Unavailable, err, "read the interest in a shape")
+	}
+	if items[0] == nil || items[0].Counts[name] <= least {
+		if err := db.Write(ctx, store.Raise(shapes, name, least+int64(time.Hour/time.Second))); err != nil {
+			return eventlog.Interest{}, fault.Wrap(fault.Unavailable, err, "record the interest in a shape")
+		}
 	}
 	return log.Interested(ctx, workspace, p.Key)
 }

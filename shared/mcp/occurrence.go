@@ -1,0 +1,90 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/event"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/subscription"
+)
+
+// wanted is the subscription that events/poll and events/stream carry in
+// their params (SEP-3415).
+type wanted struct {
+	subscription.Selection
+	catalog *catalog.Catalog
+	mode    string
+	cursor  string        // empty is now
+	maxAge  time.Duration // 0 is no bound
+}
+
+// wanted reads the params that poll and stream share, and checks the caller's
+// right to what they ask for.
+func (e *Endpoint) wanted(ctx context.Context, c *call, mode string) (w wanted, err error) {
+	name, err := c.required("name")
+	if err != nil {
+		return w, err
+	}
+	arguments, err := c.arguments()
+	if err != nil {
+		return w, err
+	}
+	var given bool
+	if w.cursor, given, err = c.text("cursor"); err != nil {
+		return w, err
+	}
+	if given && w.cursor == "" {
+		return w, invalidParams("cursor must be null or a cursor of this server")
+	}
+	if w.maxAge, given, err = c.milliseconds("maxAgeMs"); err != nil {
+		return w, err
+	}
+	if given && w.maxAge == 0 {
+		w.maxAge = 1 // nothing old at all, where 0 would be no bound
+	}
+	w.mode = mode
+	if w.catalog, err = e.catalog(ctx, c.principal); err != nil {
+		return w, err
+	}
+	w.Selection, err = choose(w.catalog, name, arguments, c.principal, mode)
+	return w, err
+}
+
+// choose finds what a name and arguments select, if the principal may have it in this mode.
+func choose(cat *catalog.Catalog, name string, arguments json.RawMessage, p auth.Principal, mode string) (subscription.Selection, error) {
+	entry := cat.ByName(name)
+	if entry == nil {
+		return subscription.Selection{}, fault.New(fault.NotFound, "there is no event type %.128q", name).
+			With(map[string]any{"kind": "event"})
+	}
+	s, err := subscription.Select(entry, arguments)
+	if err != nil {
+		return s, err
+	}
+	if err := s.Allowed(p); err != nil {
+		return s, err
+	}
+	if mode == modePoll && !entry.PollAllowed() || mode == modePush && !entry.PushAllowed() {
+		return s, unsupportedMode(name, mode)
+	}
+	return s, nil
+}
+
+func unsupportedMode(name, mode string) error {
+	return fault.New(fault.Unsupported, "%s is not delivered by %s", name, mode).
+		With(map[string]any{"feature": "deliveryMode", "value": mode})
+}
+
+// appendOccurrence appends the members of an EventOccurrence (SEP-3415) but the cursor.
+func appendOccurrence(b []byte, ev *event.Event, data json.RawMessage) []byte {
+	b = jsonrpc.AppendString(append(b, `"eventId":`...), ev.ID)
+	b = jsonrpc.AppendString(append(b, `,"name":`...), ev.Name)
+	b = jsonrpc.AppendString(append(b, `,"timestamp":`...), ev.Timestamp())
+	b = append(b, `,"data":`...)
+	return append(b, data...)
+}

@@ -1,0 +1,76 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"strconv"
+	"time"
+
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/stream"
+)
+
+// Bounds of one page of a poll.
+const (
+	defaultPoll  = 50      // events, unless maxEvents says otherwise
+	maxPoll      = 500     // events; a greater maxEvents is cut to it
+	maxPollBytes = 1 << 20 // of payloads
+)
+
+// quietShare is the part of its quiet time that a subscription waits until the
+// next poll: after a minute of quiet, a quarter of a minute.
+const quietShare = 4
+
+// poll serves events/poll (SEP-3415). It keeps nothing between two polls.
+func (e *Endpoint) poll(ctx context.Context, c *call) (result, error) {
+	w, err := e.wanted(ctx, c, modePoll)
+	if err != nil {
+		return result{}, err
+	}
+	most, err := c.maxEvents()
+	if err != nil {
+		return result{}, err
+	}
+	page, err := e.options.Feeds.Poll(ctx, stream.PollRequest{
+		Workspace: c.principal.Workspace, Pattern: w.Pattern, Cursor: w.cursor, MaxAge: w.maxAge,
+		Wants: w.Wants, Most: most, Bytes: maxPollBytes,
+	})
+	if err != nil {
+		return result{}, err
+	}
+	b := []byte(`"events":[`)
+	for i, ev := range page.Events {
+		data, err := w.Data(ev)
+		if err != nil {
+			return result{}, err
+		}
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = appendOccurrence(append(b, '{'), ev, data)
+		b = append(b, '}')
+	}
+	b = jsonrpc.AppendString(append(b, `],"cursor":`...), page.Cursor)
+	b = strconv.AppendBool(append(b, `,"truncated":`...), page.Truncated)
+	b = strconv.AppendBool(append(b, `,"hasMore":`...), page.More)
+	b = strconv.AppendInt(append(b, `,"nextPollMs":`...), e.nextPoll(page.Quiet).Milliseconds(), 10)
+	return result{members: [][]byte{b}}, nil
+}
+
+// nextPoll is when to come again: soon after traffic, later the longer it was quiet.
+func (e *Endpoint) nextPoll(quiet time.Duration) time.Duration {
+	return min(max(quiet/quietShare, e.options.PollMin), e.options.PollMax)
+}
+
+// maxEvents reads how many events a client wants at most.
+func (c *call) maxEvents() (int, error) {
+	raw := c.param("maxEvents")
+	if raw == nil {
+		return defaultPoll, nil
+	}
+	var n float64 // 10, 1e1 and 10.0 are one number in JSON
+	if json.Unmarshal(raw, &n) != nil || n < 1 || n < maxPoll && n != float64(int(n)) {
+		return 0, invalidParams("maxEvents must be an integer of at least 1")
+	}
+	return int(min(n, maxPoll)), nil
+}

@@ -1,0 +1,232 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
+)
+
+// maxBeat is the longest time between two heartbeats of an events/stream (SEP-3415: at
+// least every 30 s). They carry the cursor, so events do not stand in for them.
+const maxBeat = 30 * time.Second
+
+// recovery is how long a stream waits before it tries again what failed.
+const recovery = time.Second
+
+// push is what an outlet is told by when it serves events/stream: one
+// subscription, in the notifications of SEP-3415.
+type push struct {
+	*outlet
+	wanted
+	version Version
+	header  http.Header // of the request, whose credentials are looked at again
+	beaten  time.Time   // when the last heartbeat, or active, was sent
+}
+
+// ended is why a subscription ends that was granted before: access was revoked, or the event
+// type is not what it was.
+type ended struct{ reason error }
+
+func (e *ended) Error() string { return "mcp: the subscription ends: " + e.reason.Error() }
+
+// eventsStream serves events/stream (SEP-3415).
+func (e *Endpoint) eventsStream(w http.ResponseWriter, c *call) error {
+	return e.hold(w, c, func(ctx context.Context) (*outlet, func() error, error) {
+		p, err := e.openPush(ctx, c)
+		if err != nil {
+			return nil, nil, err
+		}
+		return p.outlet, p.begin, nil
+	})
+}
+
+func (e *Endpoint) openPush(ctx context.Context, c *call) (*push, error) {
+	w, err := e.wanted(ctx, c, modePush)
+	if err != nil {
+		return nil, err
+	}
+	// The body of the request must not live as long as the stream.
+	w.Arguments = bytes.Clone(w.Arguments)
+	p := &push{
+		outlet: &outlet{endpoint: e, principal: c.principal},
+		wanted: w, version: c.version, header: c.request.Header,
+	}
+	p.push = p
+	p.feed, err = e.options.Feeds.Open(ctx, stream.Request{
+		Workspace: c.principal.Workspace, Patterns: []subscription.Pattern{w.Pattern}, Topics: []string{stream.TopicCatalog},
+		Cursor: w.cursor, MaxAge: w.maxAge, Sole: true, Wants: p.Wants,
+	})
+	return p, err
+}
+
+// begin confirms the subscription: the first message.
+func (p *push) begin() error {
+	p.beaten = time.Now()
+	return p.note(noteEventsActive, p.feed.Cursor(), func(b []byte) []byte {
+		return strconv.AppendBool(append(b, `,"truncated":`...), p.feed.Truncated)
+	})
+}
+
+// note sends a notification with a cursor and what more appends.
+func (p *push) note(name, cursor string, more func([]byte) []byte) error {
+	return p.send(name, func(b []byte) []byte {
+		b = jsonrpc.AppendString(append(b, `"cursor":`...), cursor)
+		if more != nil {
+			b = more(b)
+		}
+		return b
+	}, nil, "")
+}
+
+// deliver sends an event, or follows a changed catalog.
+func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
+	for { // the event is not to be lost over a store that does not answer
+		err := p.check(ctx, d.Event == nil)
+		if err == nil {
+			break
+		}
+		if err := p.recover(ctx, err); err != nil {
+			return err
+		}
+	}
+	if d.Event == nil {
+		return nil
+	}
+	data, err := p.Data(d.Event)
+	if err != nil { // of this event only
+		return p.fail(noteEventsError, p.endpoint.translate(ctx, err, p.version, eventsMethods))
+	}
+	return p.note(noteEventsEvent, d.Cursor, func(b []byte) []byte {
+		return appendOccurrence(append(b, ','), d.Event, data)
+	})
+}
+
+// due is when the next heartbeat must be sent at the latest.
+func (p *push) due(quiet time.Time) time.Time {
+	if latest := p.beaten.Add(maxBeat); latest.Before(quiet) {
+		return latest
+	}
+	return quiet
+}
+
+// beat sends a heartbeat. Each is also a time to look whether the subscriber may still
+// have the events.
+func (p *push) beat(ctx context.Context) error {
+	if err := p.check(ctx, true); err != nil {
+		if err = p.recover(ctx, err); err != nil {
+			return err
+		}
+	}
+	p.beaten = time.Now()
+	return p.note(noteEventsHeartbeat, p.feed.Cursor(), nil)
+}
+
+// recover tells the client of a failure that may pass, and waits a moment. Other
+// failures it returns.
+func (p *push) recover(ctx context.Context, err error) error {
+	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, errWriting) {
+		return err
+	}
+	if err := p.fail(noteEventsError, p.endpoint.translate(ctx, err, p.version, eventsMethods)); err != nil {
+		return err
+	}
+	wait := time.NewTimer(recovery)
+	defer wait.Stop()
+	select {
+	case <-wait.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// fail sends a notification about an error.
+func (p *push) fail(name string, rpc *jsonrpc.Error) error {
+	return p.send(name, func(b []byte) []byte {
+		b = strconv.AppendInt(append(b, `"error":{"code":`...), int64(rpc.Code), 10)
+		b = jsonrpc.AppendString(append(b, `,"message":`...), rpc.Message)
+		if rpc.Data != nil {
+			b = append(append(b, `,"data":`...), mustJSON(rpc.Data)...)
+		}
+		return append(b, '}')
+	}, nil, "")
+}
+
+// terminate tells why the subscription ended, if it did.
+func (p *push) terminate(ctx context.Context, err error) {
+	if end, ok := errors.AsType[*ended](err); ok {
+		_ = p.fail(noteEventsTerminated, p.endpoint.translate(ctx, end.reason, p.version, eventsMethods)) // it ends either way
+	}
+}
+
+// check holds the subscription to the catalog as it is now, and to the caller's
+// credentials if that is asked for. Additions change nothing for it.
+func (p *push) check(ctx context.Context, credentials bool) error {
+	before := p.principal
+	if credentials {
+		if err := p.authenticate(ctx); err != nil {
+			return err
+		}
+	}
+	cat, err := p.endpoint.catalog(ctx, p.principal)
+	if err != nil {
+		return err
+	}
+	if cat == p.catalog && !credentials {
+		return nil
+	}
+	chosen, err := choose(cat, p.Entry.Name, p.Arguments, p.principal, p.mode)
+	if now := cat.ByName(p.Entry.Name); now != nil && now != p.Entry {
+		if feature := catalog.Broken(p.Entry, now); feature != "" {
+			return &ended{schemaChanged(p.Entry.Name, feature)}
+		}
+	}
+	switch kind := fault.KindOf(err); {
+	case err == nil:
+		p.Selection, p.catalog = chosen, cat
+		return nil
+	case kind == fault.Forbidden:
+		return &ended{revoked()}
+	case kind == fault.Invalid:
+		return &ended{schemaChanged(p.Entry.Name, catalog.FeatureInput)}
+	case kind == fault.NotFound, kind == fault.Unsupported:
+		return &ended{err}
+	}
+	p.principal = before
+	return err
+}
+
+// authenticate looks at the caller's credentials again. Where that cannot be done
+// now, they are as good as they were.
+func (p *push) authenticate(ctx context.Context) error {
+	now, err := p.endpoint.options.Auth.Authenticate(ctx, p.header)
+	switch {
+	case fault.Is(err, fault.Unauthenticated), fault.Is(err, fault.Forbidden):
+		return &ended{revoked()}
+	case err != nil:
+		return nil
+	case now.ID != p.principal.ID || now.Workspace != p.principal.Workspace || !now.Has(auth.ScopeRead):
+		return &ended{revoked()}
+	}
+	p.principal = now
+	return nil
+}
+
+func revoked() error {
+	return fault.New(fault.Forbidden, "access was revoked").With(map[string]any{"reason": "Access revoked"})
+}
+
+func schemaChanged(name, feature string) error {
+	return fault.New(fault.Unsupported, "%s changed incompatibly", name).
+		With(map[string]any{"feature": feature, "reason": "schema_changed"})
+}

@@ -1,0 +1,279 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+	"time"
+
+	"mcpevents/shared/event"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/subscription"
+)
+
+// PollRequest says what a poll wants and from where.
+type PollRequest struct {
+	Workspace string
+	Pattern   subscription.Pattern
+	// Cursor is where a poll, a stream or a webhook of the same pattern left off;
+	// empty begins now.
+	Cursor string
+	// MaxAge is as in [Request].
+	MaxAge time.Duration
+	// Wants drops events; nil keeps all.
+	Wants func(*event.Event) bool
+	// Most bounds the events of the page, Bytes their payloads together; the first
+	// event is taken whatever its size.
+	Most, Bytes int
+}
+
+// Page is what a poll brought.
+type Page struct {
+	Events []*event.Event
+	// Cursor resumes behind them, in any mode and at any instance.
+	Cursor string
+	// Truncated is as in [Feed].
+	Truncated bool
+	// More reports that there is more to be had at once.
+	More bool
+	// Quiet is for how long polls with this cursor brought nothing.
+	Quiet time.Duration
+}
+
+// maxExamined bounds how many events one poll looks at, whether or not its
+// filters let them through.
+const maxExamined = 2000
+
+// Poll reads once what lies behind a cursor, without a tail: a concrete URI by one read
+// of the store, a wildcard by one for each of its partitions. It keeps no state.
+//
+// Events of several partitions are merged by their keys, so that the cursor, which
+// is one position for all, moves with them. Within [eventlog.Window] of now it
+// cannot, since smaller keys may still be committed; there it names what was
+// sent. What it has no room for is held back until the window has passed it.
+func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
+	p := poll{tails: ts, request: r, began: ts.now(), seen: map[string]bool{}, resume: map[uint64]int64{}}
+	p.settled = p.began.Add(-eventlog.Window).UnixMicro()
+	p.lastTraffic = p.began.UnixMicro()
+	var reaches int64
+	if r.Pattern.Kind != subscription.Concrete {
+		in, err := ts.interested(ctx, r.Workspace, r.Pattern)
+		if err != nil {
+			return nil, err
+		}
+		reaches = in.Reaches()
+	}
+	if r.Cursor == "" {
+		return p.page(eventlog.Cursor{At: ts.begin(p.began)}), nil
+	}
+	c, err := ts.Sealer.Open(r.Workspace, r.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	p.start, p.truncated = ts.reach(c.At, r.MaxAge)
+	if reaches > p.start {
+		p.start, p.truncated = reaches, true
+	}
+	for _, hash := range c.Sent {
+		p.resume[hash] = unmet
+	}
+	p.open = len(p.resume)
+	if p.lastTraffic = c.Last; c.Last == 0 {
+		p.lastTraffic = c.At
+	}
+	p.join()
+	if err := p.read(ctx); err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "poll the log")
+	}
+	if len(p.events) > 0 || p.held {
+		p.lastTraffic = p.began.UnixMicro()
+	}
+	return p.page(p.position()), nil
+}
+
+// poll is one on its way.
+type poll struct {
+	tails   *Tails
+	request PollRequest
+
+	began     time.Time
+	settled   int64 // no key up to it will be committed any more
+	start     int64
+	truncated bool
+	exact     bool // one partition, whose keys grow in commit order
+
+	readers []*pollReader
+	events  []*event.Event
+	bytes   int
+	seen    map[string]bool // entries by their ids
+	// resume are the hashes of what the cursor says was sent, with the key of the
+	// entry once it was met.
+	resume      map[uint64]int64
+	sent        []sentEntry // now, unless the partition is exact
+	open        int         // hashes that the next cursor may have to name
+	examined    int
+	last        int64 // the greatest key examined
+	lastTraffic int64
+	more, held  bool
+}
+
+type sentEntry struct {
+	hash uint64
+	key  int64
+}
+
+// unmet marks a hash of the cursor whose entry was not met yet.
+const unmet = 0
+
+// pollReader reads one partition ahead.
+type pollReader struct {
+	part  eventlog.Partition
+	limit int
+	ahead []eventlog.Entry
+	pos   int64 // read up to here
+	more  bool
+}
+
+func (p *poll) join() {
+	parts := []eventlog.Partition{eventlog.Own(p.request.Workspace, p.request.Pattern.Key)}
+	limit := p.request.Most + 1
+	if p.request.Pattern.Kind != subscription.Concrete {
+		parts = eventlog.Pattern(p.request.Workspace, p.request.Pattern.Key)
+		limit = max(10, limit/4)
+	}
+	p.exact = len(parts) == 1 && p.tails.Log.LookBack(parts[0]) == 0
+	for _, part := range parts {
+		p.readers = append(p.readers, &pollReader{part: part, limit: min(limit, pageSize), pos: p.start, more: true})
+	}
+}
+
+// read hands out what the readers bring, in the order of the keys, until the page is
+// full or nothing is left.
+func (p *poll) read(ctx context.Context) error {
+	errs := make([]error, len(p.readers))
+	var first sync.WaitGroup
+	for i, s := range p.readers {
+		first.Go(func() { errs[i] = p.ahead(ctx, s) })
+	}
+	first.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	for {
+		s, err := p.next(ctx)
+		if err != nil || s == nil {
+			return err
+		}
+		if p.examined == maxExamined {
+			p.more = true
+			return nil
+		}
+		if !p.take(s.ahead[0]) {
+			return nil
+		}
+		p.examined++
+		p.last = s.ahead[0].Key
+		s.ahead = s.ahead[1:]
+	}
+}
+
+// next is the reader with the smallest key; nil when nothing is left.
+func (p *poll) next(ctx context.Context) (first *pollReader, err error) {
+	for _, s := range p.readers {
+		if err := p.ahead(ctx, s); err != nil {
+			return nil, err
+		}
+		if len(s.ahead) > 0 && (first == nil || s.ahead[0].Key < first.ahead[0].Key) {
+			first = s
+		}
+	}
+	return first, nil
+}
+
+// ahead makes sure that a reader knows its next entry, if there is one.
+func (p *poll) ahead(ctx context.Context, s *pollReader) (err error) {
+	for len(s.ahead) == 0 && s.more {
+		if s.ahead, s.more, s.pos, err = p.tails.Log.Read(ctx, s.part, s.pos, s.limit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take hands an entry out, or drops one that does not belong on the page. It
+// reports false when there is no room for it.
+func (p *poll) take(e eventlog.Entry) bool {
+	id := e.ID()
+	if e.Event == nil || p.seen[id] || p.request.Wants != nil && !p.request.Wants(e.Event) {
+		return true
+	}
+	hash := p.tails.Sealer.Hash(id)
+	open := !p.exact && e.Key > p.settled
+	if _, known := p.resume[hash]; known {
+		p.seen[id] = true
+		if p.resume[hash] = e.Key; !open {
+			p.open--
+		}
+		return true
+	}
+	size := len(e.Event.Data)
+	switch {
+	case len(p.events) >= p.request.Most, len(p.events) > 0 && p.bytes+size > p.request.Bytes:
+		p.more = true
+		return false
+	case open && p.open >= eventlog.MaxSent:
+		p.held = true
+		return false
+	case open:
+		p.open++
+	}
+	if !p.exact {
+		p.sent = append(p.sent, sentEntry{hash, e.Key})
+	}
+	p.seen[id] = true
+	p.events = append(p.events, e.Event)
+	p.bytes += size
+	return true
+}
+
+// position is where the next poll goes on.
+func (p *poll) position() eventlog.Cursor {
+	at, rest := int64(math.MaxInt64), false
+	for _, s := range p.readers {
+		switch {
+		case len(s.ahead) > 0:
+			at, rest = min(at, s.ahead[0].Key-1), true
+		case s.more:
+			at, rest = min(at, s.pos), true
+		}
+	}
+	switch {
+	case !rest && p.exact:
+		at = max(p.last, p.settled)
+	case !p.exact:
+		at = min(at, p.settled)
+	}
+	c := eventlog.Cursor{At: max(at, p.start)}
+	for _, s := range p.sent {
+		if s.key > c.At {
+			c.Sent = append(c.Sent, s.hash)
+		}
+	}
+	for hash, key := range p.resume {
+		if key > c.At || key == unmet && rest {
+			c.Sent = append(c.Sent, hash)
+		}
+	}
+	return c
+}
+
+func (p *poll) page(c eventlog.Cursor) *Page {
+	c.Last = p.lastTraffic
+	return &Page{
+		Events: p.events, Truncated: p.truncated, More: p.more,
+		Cursor: p.tails.Sealer.Seal(p.request.Workspace, c),
+		Quiet:  max(0, p.began.Sub(time.UnixMicro(p.lastTraffic))),
+	}
+}
