@@ -183,6 +183,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", e.endpoint)
+	mux.Handle("/mcp/{"+mcp.PathWorkspace+"}", e.endpoint)
 	mux.Handle("/events", &publish.Handler{Service: publisher, Auth: authenticator, Guard: origins, Log: s.Log})
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

@@ -46,6 +46,7 @@ func main() {
 	})
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", p.Handler(endpoint))
+	mux.Handle("/mcp/{"+mcp.PathWorkspace+"}", p.Handler(endpoint))
 	mux.HandleFunc("GET /healthz", boot.Health)
 	lambdaurl.Start(mux)
 }

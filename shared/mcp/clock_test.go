@@ -135,10 +135,10 @@ func TestStreamClock(t *testing.T) {
 			f := newEndpointOn(t, newMemory(), nil)
 			defer f.tails.Close()
 			for v, ends := range map[Version]bool{V20251125: true, V20250618: false} {
-				id, err := f.endpoint.sessions.create(t.Context(), session{Workspace: "default", Principal: "alice", Version: v})
+				sess, err := f.endpoint.sessions.create(t.Context(), session{Workspace: "default", Principal: "alice", Version: v})
 				must(t, err)
 				w := &written{header: http.Header{}}
-				f.endpoint.ServeHTTP(w, f.request("GET", alice, "", "Mcp-Session-Id: "+id))
+				f.endpoint.ServeHTTP(w, f.request("GET", alice, "", "Mcp-Session-Id: "+sess.id))
 				var last sse.Event
 				r := sse.NewReader(strings.NewReader(w.text()), 1<<20)
 				for {

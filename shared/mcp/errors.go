@@ -24,6 +24,7 @@ const (
 const (
 	codeUnauthenticated = 401
 	codeForbidden       = 403
+	codeNotFound        = 404
 	codeConflict        = 409
 	codeTooLarge        = 413
 	codeExhausted       = 429

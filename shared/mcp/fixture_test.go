@@ -107,12 +107,20 @@ func keyFor(key, principal, workspace string, claims map[string]string, scopes .
 func newFixture(t testing.TB, change func(*Options)) *fixture {
 	t.Helper()
 	f := newEndpoint(t, change)
-	f.server = httptest.NewServer(f.endpoint)
+	f.server = httptest.NewServer(routed(f.endpoint))
 	t.Cleanup(func() {
 		f.close()
 		f.server.Close()
 	})
 	return f
+}
+
+// routed is the endpoint at its paths.
+func routed(e *Endpoint) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/mcp", e)
+	mux.Handle("/mcp/{"+PathWorkspace+"}", e)
+	return mux
 }
 
 func (f *fixture) close() {
@@ -313,7 +321,11 @@ func (r reply) code(t testing.TB) int {
 // headers are lines "Name: value"; one without a value removes the default.
 func (f *fixture) do(method, key, body string, headers ...string) reply {
 	f.t.Helper()
-	req := f.request(method, key, body, headers...)
+	return f.answer(f.request(method, key, body, headers...))
+}
+
+func (f *fixture) answer(req *http.Request) reply {
+	f.t.Helper()
 	res, err := f.server.Client().Do(req)
 	must(f.t, err)
 	defer res.Body.Close()

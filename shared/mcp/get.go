@@ -211,16 +211,20 @@ func (s *sessionStream) add(ctx context.Context, t target, since time.Time) erro
 }
 
 // begin writes the first frames: from 2025-11-25 on an event that is only an id, from which
-// the client can come back before anything happened; and after a gap in the log, that
-// everything subscribed to may have changed.
+// the client can come back before anything happened.
 func (s *sessionStream) begin() error {
 	if s.sess.Version >= V20251125 {
 		if err := s.write(sse.Append(nil, sse.Event{ID: s.position.next(s.feed.Cursor()), Data: []byte{}})); err != nil {
 			return err
 		}
-	} else if err := s.write(heartbeat); err != nil { // so that the headers leave
+	} else if err := s.write(comment); err != nil { // so that the headers leave
 		return err
 	}
+	return s.tellGap()
+}
+
+// tellGap says after a gap in the log that all may have changed.
+func (s *sessionStream) tellGap() error {
 	if !s.feed.Truncated {
 		return nil
 	}
@@ -245,7 +249,7 @@ func (s *sessionStream) finish() {
 
 // refresh follows what other requests did to the session: it ended, has a newer
 // stream, or is subscribed to other URIs.
-func (s *sessionStream) refresh(ctx context.Context) error {
+func (s *sessionStream) refresh(ctx context.Context, _ stream.Delivery) error {
 	e := s.endpoint
 	serves, err := e.sessions.serves(ctx, s.sess.key, s.connection)
 	if err != nil {

@@ -370,7 +370,7 @@ func (f *fixture) instance() *fixture {
 	var err error
 	other.endpoint, err = New(o)
 	must(f.t, err)
-	other.server = httptest.NewServer(other.endpoint)
+	other.server = httptest.NewServer(routed(other.endpoint))
 	f.t.Cleanup(func() {
 		other.close()
 		other.server.Close()

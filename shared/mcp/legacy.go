@@ -56,7 +56,7 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *call) bool {
 		})
 		return false
 	}
-	s, err := e.sessions.load(c.request.Context(), id, c.principal)
+	s, err := e.sessions.load(c.request.Context(), id, c.principal, false)
 	if err != nil {
 		e.sessionFailed(w, c, err)
 		return false
@@ -95,15 +95,19 @@ func (e *Endpoint) initializeSession(w http.ResponseWriter, c *call) {
 		c.version = v
 	}
 	declared := c.param("capabilities")
-	id, err := e.sessions.create(c.request.Context(), session{
-		Workspace: c.principal.Workspace, Principal: c.principal.ID, Version: c.version,
+	s := session{
+		Workspace: c.principal.Workspace, Principal: c.principal.ID, Version: c.version, Dialect: c.dialect,
 		Payloads: declares(declared, Extension), Events: declares(declared, EventsExtension),
-	})
+	}
+	if c.session != nil { // the dialect lets a session begin without initialize
+		err = e.redeclare(c, s)
+	} else if c.session, err = e.sessions.create(c.request.Context(), s); err == nil {
+		w.Header().Set(headerSession, c.session.id)
+	}
 	if err != nil {
 		e.sessionFailed(w, c, err)
 		return
 	}
-	w.Header().Set(headerSession, id)
 	version := append(append([]byte(`"protocolVersion":"`), c.version...), '"')
 	send(w, http.StatusOK, func(b []byte) []byte {
 		return e.appendResult(b, c, result{members: [][]byte{version, e.initialize}})
@@ -160,6 +164,10 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}
+	sendBatch(w, answers)
+}
+
+func sendBatch(w http.ResponseWriter, answers []json.RawMessage) {
 	send(w, http.StatusOK, func(b []byte) []byte {
 		b = append(b, '[')
 		b = append(b, bytes.Join(rawBytes(answers), []byte(","))...)
@@ -187,15 +195,25 @@ func (e *Endpoint) answerOne(c *call) json.RawMessage {
 	return bytes.TrimSpace(kept.body.Bytes())
 }
 
-// recorder keeps a response for a batch.
+// recorder keeps a response that goes on in another form.
 type recorder struct {
 	header http.Header
+	status int // 0 until it is known
 	body   bytes.Buffer
 }
 
-func (r *recorder) Header() http.Header         { return r.header }
-func (r *recorder) WriteHeader(int)             {}
-func (r *recorder) Write(b []byte) (int, error) { return r.body.Write(b) }
+func (r *recorder) Header() http.Header { return r.header }
+
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 {
+		r.status = status
+	}
+}
+
+func (r *recorder) Write(b []byte) (int, error) {
+	r.WriteHeader(http.StatusOK)
+	return r.body.Write(b)
+}
 
 // forward hands the whole request to who serves the method.
 func (e *Endpoint) forward(w http.ResponseWriter, c *call, m method) {
@@ -203,6 +221,9 @@ func (e *Endpoint) forward(w http.ResponseWriter, c *call, m method) {
 	r.Body = io.NopCloser(bytes.NewReader(c.body))
 	r.ContentLength = int64(len(c.body))
 	r.Header.Del("Content-Length")
+	if c.dialect {
+		r.URL.Path, r.URL.RawPath = pathEndpoint, ""
+	}
 	if !c.version.modern() {
 		// The other side has no sessions; it serves the revision that was settled here.
 		r.Header.Del(headerSession)

@@ -117,9 +117,9 @@ func TestSessionExpiry(t *testing.T) {
 		defer f.close()
 		p := auth.Principal{ID: "alice", Workspace: "default"}
 		ctx := t.Context()
-		id, err := f.endpoint.sessions.create(ctx, session{Workspace: p.Workspace, Principal: p.ID, Version: V20251125})
+		made, err := f.endpoint.sessions.create(ctx, session{Workspace: p.Workspace, Principal: p.ID, Version: V20251125})
 		must(t, err)
-		load := func() (*session, error) { return f.endpoint.sessions.load(ctx, id, p) }
+		load := func() (*session, error) { return f.endpoint.sessions.load(ctx, made.id, p, false) }
 		s, err := load()
 		must(t, err)
 		must(t, f.endpoint.sessions.subscribe(ctx, s, subscribed{URI: "event://ci"}))

@@ -48,9 +48,13 @@ type outlet struct {
 	// eventID makes the SSE id of a message; nil in a listen, which has none.
 	eventID func(cursor string) string
 	// session is told of notices for a session's stream.
-	session func(context.Context) error
+	session func(context.Context, stream.Delivery) error
 	// push is set in an events/stream, which has its own notifications.
 	push *push
+	// event is the SSE name of a message, and quiet makes what keeps a quiet stream
+	// alive; the published transports have no name, and send a comment.
+	event string
+	quiet func() []byte
 }
 
 // lifetime is the context of a stream: it ends with the request, at the maximum
@@ -122,10 +126,13 @@ func (o *outlet) beat(ctx context.Context) error {
 	if o.push != nil {
 		return o.push.beat(ctx)
 	}
-	return o.write(heartbeat)
+	if o.quiet != nil {
+		return o.write(o.quiet())
+	}
+	return o.write(comment)
 }
 
-var heartbeat = sse.Append(nil, sse.Event{Comment: " "})
+var comment = sse.Append(nil, sse.Event{Comment: " "})
 
 func (o *outlet) write(b []byte) error {
 	if err := o.out.Write(b); err != nil {
@@ -162,7 +169,7 @@ func (o *outlet) deliver(ctx context.Context, d stream.Delivery) error {
 	case strings.HasPrefix(d.Topic, topicSubscriptions):
 		return o.sendState(d)
 	case o.session != nil:
-		return o.session(ctx)
+		return o.session(ctx, d)
 	}
 	return nil
 }
@@ -256,7 +263,7 @@ func (o *outlet) send(name string, members, meta func([]byte) []byte, cursor str
 		b = append(b, '}')
 	}
 	b = append(b, `}}`...)
-	e := sse.Event{Data: b}
+	e := sse.Event{Name: o.event, Data: b}
 	if o.eventID != nil {
 		e.ID = o.eventID(cursor)
 	}

@@ -47,6 +47,10 @@ func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		e.refuse(w, r, err)
 		return
 	}
+	if workspace := r.PathValue(PathWorkspace); workspace != "" {
+		e.serveDialect(w, r, p, workspace)
+		return
+	}
 	switch r.Method {
 	case http.MethodPost:
 		e.post(w, r, p)

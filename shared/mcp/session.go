@@ -2,7 +2,6 @@ package mcp
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
@@ -20,7 +19,9 @@ import (
 //   - the session itself
 //     #          how many URIs it is subscribed to
 //     stream     which of its GET streams is the newest
+//     open       in the dialect: that this stream is open
 //     u#HASH     one URI that it is subscribed to
+//     i#HASH     in the dialect: a request id that was used
 //
 // The partition is named by a hash of the id: who reads the store cannot take a
 // session over.
@@ -38,7 +39,10 @@ type session struct {
 	// Payloads and Events say which extensions the client declared.
 	Payloads bool `json:"pay,omitempty"`
 	Events   bool `json:"ev,omitempty"`
+	// Dialect is set for a session of the dialect, which is unknown elsewhere.
+	Dialect bool `json:"di,omitempty"`
 
+	id      string // known while a request is served that carries it
 	key     string // the hash of the id
 	expires time.Time
 	item    store.Item
@@ -63,7 +67,9 @@ const (
 	sortSession = "-"
 	sortCount   = "#"
 	sortStream  = "stream"
+	sortOpen    = "open"
 	sortURI     = "u#"
+	sortUsed    = "i#"
 	countURIs   = "n"
 )
 
@@ -76,20 +82,21 @@ func sessionItem(key, sort string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "s#" + key, Sort: sort}
 }
 
-// create makes a session and returns its id: 32 random bytes.
-func (s *sessions) create(ctx context.Context, sess session) (string, error) {
-	var b [32]byte
-	_, _ = rand.Read(b[:]) // never fails (Go 1.24)
-	id := base64.RawURLEncoding.EncodeToString(b[:])
+// create makes a session. Its id is 32 random bytes.
+func (s *sessions) create(ctx context.Context, sess session) (*session, error) {
+	sess.id = randomText(32)
+	sess.key = sessionKey(sess.id)
+	sess.expires = time.Now().Add(s.ttl)
 	value, _ := json.Marshal(sess) // strings and booleans
-	err := s.db.Write(ctx, store.Put(store.Item{
-		Key: sessionItem(sessionKey(id), sortSession), Value: value, Version: 1, Expires: time.Now().Add(s.ttl),
-	}, store.Absent()))
-	return id, fault.Wrap(fault.Unavailable, err, "make a session")
+	sess.item = store.Item{Key: sessionItem(sess.key, sortSession), Value: value, Version: 1, Expires: sess.expires}
+	if err := s.db.Write(ctx, store.Put(sess.item, store.Absent())); err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "make a session")
+	}
+	return &sess, nil
 }
 
 // load finds the caller's session, and lengthens its life when half of it is over.
-func (s *sessions) load(ctx context.Context, id string, p auth.Principal) (*session, error) {
+func (s *sessions) load(ctx context.Context, id string, p auth.Principal, dialect bool) (*session, error) {
 	key := sessionKey(id)
 	items, err := s.db.Get(ctx, sessionItem(key, sortSession))
 	if err != nil {
@@ -98,11 +105,11 @@ func (s *sessions) load(ctx context.Context, id string, p auth.Principal) (*sess
 	if items[0] == nil {
 		return nil, errNoSession
 	}
-	sess := &session{key: key, expires: items[0].Expires, item: *items[0]}
+	sess := &session{id: id, key: key, expires: items[0].Expires, item: *items[0]}
 	if err := json.Unmarshal(items[0].Value, sess); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "decode the session")
 	}
-	if sess.Workspace != p.Workspace || sess.Principal != p.ID {
+	if sess.Workspace != p.Workspace || sess.Principal != p.ID || sess.Dialect != dialect {
 		return nil, errNoSession
 	}
 	if time.Until(sess.expires) < s.ttl/2 {

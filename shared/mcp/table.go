@@ -16,6 +16,7 @@ type call struct {
 	principal auth.Principal
 	version   Version
 	session   *session // nil in the modern era
+	dialect   bool     // of named events, see dialect.go
 	msg       jsonrpc.Message
 	meta      json.RawMessage // of the params; nil without
 }

@@ -1,0 +1,257 @@
+package mcp
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/mcp/sse"
+)
+
+// The named-event dialect, at /mcp/{workspace}: the same methods, sessions and
+// feeds as those of the revisions with sessions, in the framing of an older
+// transport.
+//
+//	GET   event: lifecycle      streamOpened, ping while quiet, streamClosed
+//	      event: notification   what the server has to tell
+//	      event: response       answers to POSTs that carry the stream's Mcp-Session-Id
+//	POST  event: response, or JSON, or 202 and the answer on the stream
+//
+// A session begins with the first GET, or with initialize. A POST without a session
+// is served by itself. How an answer reaches a stream at another instance is told in
+// dialectresponse.go.
+
+// PathWorkspace is the wildcard of the pattern that the dialect is routed by:
+// "/mcp/{workspace}". A request without it is one of the published transports.
+const PathWorkspace = "workspace"
+
+// pathEndpoint is where who serves a forwarded request listens.
+const pathEndpoint = "/mcp"
+
+// The names of the dialect's events.
+const (
+	eventResponse     = "response"
+	eventNotification = "notification"
+	eventLifecycle    = "lifecycle"
+)
+
+// dialectVersion is the revision of a session that was not initialized: what a
+// client that names none speaks.
+const dialectVersion = V20250326
+
+// serveDialect serves a request whose caller is known.
+func (e *Endpoint) serveDialect(w http.ResponseWriter, r *http.Request, p auth.Principal, workspace string) {
+	if !e.belongs(w, r, p, workspace) {
+		return
+	}
+	switch {
+	case r.Method == http.MethodPost:
+		e.postDialect(w, r, p)
+	case r.Method == http.MethodGet && e.sessions != nil && e.options.Feeds != nil:
+		e.getDialect(w, r, p)
+	default:
+		w.Header().Set("Allow", "GET, POST")
+		e.fail(w, http.StatusMethodNotAllowed, nil, invalidRequest("the HTTP method is not allowed here"))
+	}
+}
+
+// belongs answers all who do not belong to the workspace alike. Whether it exists is not
+// looked up for them, so that the time of the answer does not tell either.
+func (e *Endpoint) belongs(w http.ResponseWriter, r *http.Request, p auth.Principal, workspace string) bool {
+	if workspace == p.Workspace {
+		_, err := e.options.Catalogs.Catalog(r.Context(), workspace)
+		if err == nil {
+			return true
+		}
+		if !fault.Is(err, fault.NotFound) {
+			c := &call{request: r, principal: p, version: dialectVersion}
+			e.sessionFailed(w, c, err)
+			return false
+		}
+	}
+	e.fail(w, http.StatusNotFound, nil, &jsonrpc.Error{Code: codeNotFound, Message: "there is no such workspace"})
+	return false
+}
+
+// postDialect serves a POST: first the messages, into a record, and then the
+// record's way to the client.
+func (e *Endpoint) postDialect(w http.ResponseWriter, r *http.Request, p auth.Principal) {
+	kept := &recorder{header: http.Header{}}
+	c, batch := e.receive(kept, r, p)
+	if c != nil && e.enterDialect(kept, c) {
+		if batch != nil {
+			e.batchDialect(kept, c, batch)
+		} else {
+			e.callDialect(kept, c)
+		}
+	}
+	if c == nil || c.session == nil || listsStream(r.Header) || !e.respond(c, kept) {
+		replay(w, r, kept)
+		return
+	}
+	w.WriteHeader(http.StatusAccepted)
+}
+
+// enterDialect finds the session of a request that names one, or answers.
+func (e *Endpoint) enterDialect(w http.ResponseWriter, c *call) bool {
+	c.dialect, c.version = true, dialectVersion
+	id := c.request.Header.Get(headerSession)
+	if id == "" || e.sessions == nil {
+		return true
+	}
+	s, err := e.sessions.load(c.request.Context(), id, c.principal, true)
+	if err != nil {
+		e.sessionFailed(w, c, err)
+		return false
+	}
+	c.session, c.version = s, s.Version
+	return true
+}
+
+// callDialect serves one message.
+func (e *Endpoint) callDialect(w http.ResponseWriter, c *call) {
+	if c.msg.Kind != jsonrpc.Request {
+		w.WriteHeader(http.StatusAccepted) // as in [Endpoint.postLegacy]
+		return
+	}
+	if c.session != nil {
+		fresh, err := e.sessions.use(c.request.Context(), c.session, c.msg.ID)
+		switch {
+		case err != nil:
+			e.sessionFailed(w, c, err)
+			return
+		case !fresh:
+			// Not on the stream, where it could be taken for the answer to the first.
+			e.fail(w, http.StatusBadRequest, c.msg.ID, invalidRequest("the request id was used before in this session"))
+			return
+		}
+	}
+	if c.msg.Method == methodInitialize {
+		e.initializeDialect(w, c)
+		return
+	}
+	m, ok := e.methods[c.msg.Method]
+	switch {
+	case !ok || !m.legacy:
+		e.fail(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
+	case c.session == nil && (c.msg.Method == methodSubscribe || c.msg.Method == methodUnsubscribe):
+		e.fail(w, http.StatusBadRequest, c.msg.ID, invalidRequest("this needs a session: open a stream, and send its Mcp-Session-Id"))
+	default:
+		c.request = c.request.Clone(c.request.Context())
+		c.request.Header.Set("Accept", "application/json") // the form of the answer is settled in replay
+		e.dispatch(w, c, m)
+	}
+}
+
+// batchDialect serves an array of messages; a response each, in their order.
+func (e *Endpoint) batchDialect(w http.ResponseWriter, c *call, parts []json.RawMessage) {
+	if len(parts) > maxBatch {
+		e.fail(w, http.StatusBadRequest, nil, invalidRequest("a batch has at most "+strconv.Itoa(maxBatch)+" messages"))
+		return
+	}
+	var answers []json.RawMessage
+	for _, raw := range parts {
+		one := *c
+		msg, bad := jsonrpc.Decode(raw)
+		one.msg, one.meta, one.body = msg, jsonrpc.Member(msg.Params, "_meta"), msg.Raw
+		kept := &recorder{header: http.Header{}}
+		switch {
+		case bad != nil:
+			e.fail(kept, http.StatusBadRequest, msg.ID, bad)
+		case msg.Kind == jsonrpc.Request && msg.Method == methodInitialize:
+			e.fail(kept, http.StatusOK, msg.ID, invalidRequest("initialize cannot be part of a batch"))
+		default:
+			e.callDialect(kept, &one)
+		}
+		if body := kept.body.Bytes(); json.Valid(body) {
+			answers = append(answers, body)
+		}
+	}
+	if len(answers) == 0 {
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	sendBatch(w, answers)
+}
+
+// initializeDialect serves initialize: it begins a session, or tells one that
+// began with a stream what the client can do.
+func (e *Endpoint) initializeDialect(w http.ResponseWriter, c *call) {
+	began := c.session == nil
+	e.initializeSession(w, c)
+	if began && c.session != nil {
+		_, err := e.sessions.use(c.request.Context(), c.session, c.msg.ID)
+		if err != nil {
+			e.log(c.request.Context(), "a request id was not recorded", err)
+		}
+	}
+}
+
+// listsStream reports whether the client asks for its answer as an event stream.
+// Unlike [accepts] it takes no wildcard for that: many clients send one without
+// thinking of streams.
+func listsStream(h http.Header) bool {
+	for _, v := range h["Accept"] {
+		for part := range strings.SplitSeq(v, ",") {
+			t, _, _ := strings.Cut(part, ";")
+			if strings.EqualFold(strings.TrimSpace(t), sse.ContentType) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// replay answers the POST with what was recorded: as events, or as it is.
+func replay(w http.ResponseWriter, r *http.Request, kept *recorder) {
+	body := kept.body.Bytes()
+	events := listsStream(r.Header) && kept.header.Get("Content-Type") == "application/json"
+	for name, values := range kept.header {
+		if name != "Content-Length" {
+			w.Header()[name] = values
+		}
+	}
+	if events {
+		body = appendResponses(nil, body, nil)
+		streamHeaders(w.Header(), r)
+	}
+	if len(body) > 0 {
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	}
+	w.WriteHeader(max(kept.status, http.StatusOK))
+	_, _ = w.Write(body) // a client that is gone is nobody's fault
+}
+
+// streamHeaders are those that the dialect wants on every event stream. Connection
+// means something in HTTP/1.1 only, and is forbidden later (RFC 9113, section 8.2.2).
+func streamHeaders(h http.Header, r *http.Request) {
+	h.Set("Content-Type", sse.ContentType)
+	h.Set("Cache-Control", "no-cache")
+	if r.ProtoMajor == 1 && r.ProtoMinor == 1 {
+		h.Set("Connection", "keep-alive")
+	}
+}
+
+// appendResponses appends the responses in a body, one or a batch, as events; id
+// makes their ids, and may be nil.
+func appendResponses(dst, body []byte, id func() string) []byte {
+	one := func(text []byte) {
+		ev := sse.Event{Name: eventResponse, Data: text}
+		if id != nil {
+			ev.ID = id()
+		}
+		dst = sse.Append(dst, ev)
+	}
+	if len(body) == 0 || body[0] != '[' {
+		one(body)
+		return dst
+	}
+	for text := range jsonrpc.Elements(body) {
+		one(text)
+	}
+	return dst
+}

@@ -1,0 +1,191 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/mcp/sse"
+	"mcpevents/shared/stream"
+)
+
+// dialectStream is the GET stream of a session in the dialect.
+type dialectStream struct {
+	sessionStream
+}
+
+// getDialect serves GET: it opens the stream of a session, which begins with it
+// unless the request names one.
+func (e *Endpoint) getDialect(w http.ResponseWriter, r *http.Request, p auth.Principal) {
+	if !accepts(r.Header, sse.ContentType) {
+		e.fail(w, http.StatusNotAcceptable, nil, invalidRequest("Accept must list text/event-stream"))
+		return
+	}
+	c := call{request: r, principal: p}
+	if !e.enterDialect(w, &c) {
+		return
+	}
+	if err := p.Require(auth.ScopeRead); err != nil {
+		e.answerFault(w, &c, method{}, err)
+		return
+	}
+	leave, ok := e.enter()
+	if !ok {
+		e.full(w, nil)
+		return
+	}
+	defer leave()
+	ctx, stop := e.lifetime(r)
+	defer stop()
+	s, err := e.openDialect(ctx, &c)
+	if err != nil {
+		if fault.Is(err, fault.Invalid) {
+			e.fail(w, http.StatusBadRequest, nil, e.translate(ctx, err, c.version, coreMethods))
+			return
+		}
+		e.sessionFailed(w, &c, err)
+		return
+	}
+	defer s.feed.Close()
+	end, err := s.hold(ctx)
+	if err != nil {
+		e.sessionFailed(w, &c, err)
+		return
+	}
+	w.Header().Set(headerSession, s.sess.id)
+	streamHeaders(w.Header(), r)
+	s.out = sse.NewWriter(w, e.options.WriteTimeout)
+	s.out.Start()
+	if err = s.begin(); err == nil {
+		err = s.run(ctx)
+	}
+	// From here on answers go to their POSTs, so that none is sent to a stream that is over.
+	end()
+	if errors.Is(err, errWriting) || r.Context().Err() != nil {
+		return
+	}
+	s.finish(err)
+}
+
+// openDialect finds or makes the session and opens its feed.
+func (e *Endpoint) openDialect(ctx context.Context, c *call) (*dialectStream, error) {
+	from := position{}
+	if c.session == nil {
+		var err error
+		if c.session, err = e.sessions.create(ctx, session{
+			Workspace: c.principal.Workspace, Principal: c.principal.ID, Version: dialectVersion, Dialect: true,
+		}); err != nil {
+			return nil, err
+		}
+		from.session = c.session.key
+	} else {
+		from.session = c.session.key
+		if last := c.request.Header.Get(headerLastEvent); last != "" && !from.parse(last) {
+			return nil, fault.New(fault.Invalid, "Last-Event-ID is not one of this session")
+		}
+	}
+	s := &dialectStream{sessionStream{outlet: outlet{
+		endpoint: e, principal: c.principal, resources: e.has(methodResources), events: c.session.Events && e.has(methodEvents),
+		payloads: c.session.Payloads, targets: map[string]target{}, event: eventNotification,
+	}, sess: c.session, position: from}}
+	s.outlet.eventID, s.outlet.session, s.quiet = s.position.next, s.notice, s.ping
+	return s, s.open(ctx)
+}
+
+// hold records that the stream is open until the function that it returns is called.
+func (s *dialectStream) hold(ctx context.Context) (end func(), err error) {
+	until, ok := ctx.Deadline() // there is one: the maximum age
+	if !ok {
+		until = time.Now().Add(s.endpoint.options.MaxAge)
+	}
+	sessions := s.endpoint.sessions
+	lease, err := sessions.opened(ctx, s.sess.key, until)
+	return func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
+		defer cancel()
+		if err := sessions.closed(ctx, s.sess.key, lease); err != nil {
+			s.endpoint.log(ctx, "the end of a stream was not recorded", err)
+		}
+	}, err
+}
+
+// lifecycle makes an event about the connection; params is a JSON object.
+func (s *dialectStream) lifecycle(method string, params any, retry time.Duration) []byte {
+	return sse.Append(nil, sse.Event{
+		Name: eventLifecycle, ID: s.position.next(s.feed.Cursor()), Retry: retry,
+		Data: jsonrpc.AppendNotification(nil, method, mustJSON(params)),
+	})
+}
+
+func timestamp() map[string]string {
+	return map[string]string{"timestamp": time.Now().UTC().Format(time.RFC3339)}
+}
+
+func (s *dialectStream) begin() error {
+	if err := s.write(s.lifecycle("streamOpened", timestamp(), 0)); err != nil {
+		return err
+	}
+	return s.tellGap()
+}
+
+func (s *dialectStream) ping() []byte { return s.lifecycle("ping", timestamp(), 0) }
+
+// closings are the reasons that streamClosed can give, by what ended the stream.
+var closings = []struct {
+	err    error
+	reason string
+}{
+	{errAge, "maxAge"},
+	{errEnding, "shutdown"},
+	{stream.ErrClosed, "shutdown"},
+	{errTaken, "superseded"},
+	{stream.ErrSlow, "tooSlow"},
+}
+
+// finish tells why the server closes.
+func (s *dialectStream) finish(why error) {
+	reason, retry := "error", reconnect
+	for _, c := range closings {
+		if errors.Is(why, c.err) {
+			reason = c.reason
+			break
+		}
+	}
+	if reason == "superseded" {
+		retry = 0 // coming back would end the newer stream
+	}
+	_ = s.write(s.lifecycle("streamClosed", map[string]string{"reason": reason}, retry)) // the stream ends either way
+}
+
+// notice takes a notice for the session: an answer to one of its POSTs, or that
+// something of the session changed.
+func (s *dialectStream) notice(ctx context.Context, d stream.Delivery) error {
+	var n responseNotice
+	if json.Unmarshal(d.Notice, &n) != nil || n.Response == nil {
+		return s.reload(ctx, d)
+	}
+	text, err := openResponse(s.sess.id, n.Response)
+	if err != nil { // not written by this program; the others are still good
+		s.endpoint.log(ctx, "an answer on its way to a stream could not be opened", err)
+		return nil
+	}
+	return s.write(appendResponses(nil, text, func() string { return s.position.next(d.Cursor) }))
+}
+
+// reload follows a change of the session, also of what its client declared.
+func (s *dialectStream) reload(ctx context.Context, d stream.Delivery) error {
+	sess, err := s.endpoint.sessions.load(ctx, s.sess.id, s.principal, true)
+	if errors.Is(err, errNoSession) {
+		return errTaken
+	}
+	if err != nil {
+		return err
+	}
+	s.payloads, s.events = sess.Payloads, sess.Events && s.endpoint.has(methodEvents)
+	return s.refresh(ctx, d)
+}
