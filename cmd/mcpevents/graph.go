@@ -37,8 +37,10 @@ type Settings struct {
 	Catalog []byte
 	// CatalogName names the file in error messages.
 	CatalogName string
-	Config      *config.Config
-	Auth        auth.Mode
+	// Workspaces have these catalogs; all others have the one above.
+	Workspaces map[string]*catalog.Catalog
+	Config     *config.Config
+	Auth       auth.Mode
 
 	Limits config.Limits
 
@@ -113,7 +115,10 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	}
 
 	e := &Embedded{db: db, queues: queues, log: s.Log, served: make(chan error, 1)}
-	catalogs := catalog.NewStatic(cat)
+	catalogs := catalog.Workspaces{Own: map[string]catalog.Source{}, Rest: catalog.NewStatic(cat)}
+	for workspace, own := range s.Workspaces {
+		catalogs.Own[workspace] = catalog.NewStatic(own)
+	}
 	log := &eventlog.Log{DB: db, Retention: s.Limits.LogRetention}
 	cursors, err := eventlog.NewSealer(secrets.Cursor)
 	if err != nil {

@@ -7,18 +7,20 @@ import (
 	"time"
 
 	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
 	"mcpevents/shared/config"
 	"mcpevents/shared/fault"
 )
 
 // ServeCmd runs the embedded server.
 type ServeCmd struct {
-	Addr    string        `default:"127.0.0.1:8080" help:"Address to listen on."`
-	Data    string        `default:"data" placeholder:"DIR|:memory:" help:"Directory of the database and the keys, or :memory: to keep nothing."`
-	Catalog string        `default:"catalog.yaml" placeholder:"FILE" help:"The event types."`
-	Config  string        `placeholder:"FILE" help:"Keys and backends."`
-	Auth    string        `default:"none" enum:"none,keys,jwt" help:"How callers are authenticated: none (loopback only), keys, jwt."`
-	Drain   time.Duration `default:"20s" help:"How long a shutdown waits for running requests and deliveries."`
+	Addr    string            `default:"127.0.0.1:8080" help:"Address to listen on."`
+	Data    string            `default:"data" placeholder:"DIR|:memory:" help:"Directory of the database and the keys, or :memory: to keep nothing."`
+	Catalog string            `default:"catalog.yaml" placeholder:"FILE" help:"The event types."`
+	Own     map[string]string `name:"workspace-catalog" placeholder:"WORKSPACE=FILE;…" help:"Event types of a workspace that does not share those of --catalog."`
+	Config  string            `placeholder:"FILE" help:"Keys and backends."`
+	Auth    string            `default:"none" enum:"none,keys,jwt" help:"How callers are authenticated: none (loopback only), keys, jwt."`
+	Drain   time.Duration     `default:"20s" help:"How long a shutdown waits for running requests and deliveries."`
 
 	config.Limits `embed:""`
 }
@@ -64,6 +66,9 @@ func (c *ServeCmd) settings() (Settings, error) {
 	s := Settings{
 		Addr: c.Addr, Data: c.Data, Catalog: src, CatalogName: c.Catalog, Auth: auth.Mode(c.Auth), Limits: c.Limits,
 	}
+	if s.Workspaces, err = readCatalogs(c.Own); err != nil {
+		return s, err
+	}
 	if s.Limits.DeliveryLog == "" {
 		s.Limits.DeliveryLog = "all"
 	}
@@ -77,4 +82,20 @@ func (c *ServeCmd) settings() (Settings, error) {
 		}
 	}
 	return s, nil
+}
+
+// readCatalogs reads the catalogs of the workspaces that have their own.
+func readCatalogs(files map[string]string) (map[string]*catalog.Catalog, error) {
+	out := map[string]*catalog.Catalog{}
+	for workspace, path := range files {
+		if !auth.ValidWorkspace(workspace) {
+			return nil, fault.New(fault.Invalid, "--workspace-catalog: %q is no name of a workspace", workspace)
+		}
+		cat, err := readCatalog(path)
+		if err != nil {
+			return nil, err
+		}
+		out[workspace] = cat
+	}
+	return out, nil
 }

@@ -141,7 +141,11 @@ func startAWS(tb testing.TB, o AWSOptions) *AWS {
 	a.Name, a.MCP, a.Events = "local AWS", stack.URL()+"/mcp", stack.URL()+"/events"
 	var config string
 	config, a.Keys = keysConfig(Callers())
-	a.apply(tb, ends.DynamoDB, config)
+	a.apply(tb, "default", filepath.Join(Root(tb), "catalog.yaml"), "--config", writeFile(tb, tb.TempDir(), "config.yaml", config))
+	Eventually(tb, Patience, "the functions use the applied catalog", func() bool {
+		list, err := a.Modern("alice").Try(tb.Context(), "resources/templates/list", nil)
+		return err == nil && list.Error == nil && strings.Contains(string(list.Body), "event://")
+	})
 	tb.Logf("local AWS is up after %v", time.Since(began))
 	return a
 }
@@ -170,25 +174,25 @@ func functions(tb testing.TB) map[string]string {
 	return binaries
 }
 
-// apply writes the catalog and the configuration as an operator does, and waits
-// until the functions have them.
-func (a *AWS) apply(tb testing.TB, dynamodb, config string) {
+// ApplyCatalog writes a catalog for a workspace as an operator does. The
+// functions have it within five seconds.
+func (a *AWS) ApplyCatalog(tb testing.TB, workspace, catalog string) {
 	tb.Helper()
-	cmd := exec.CommandContext(
-		tb.Context(), Binary(tb, "./cmd/mcpevents", false), "catalog", "apply", filepath.Join(Root(tb), "catalog.yaml"),
-		"--config", writeFile(tb, tb.TempDir(), "config.yaml", config), "--table", a.stack.Outputs()["SettingsTable"],
-	)
+	a.apply(tb, workspace, writeFile(tb, tb.TempDir(), "catalog.yaml", catalog))
+}
+
+// apply runs mcpevents catalog apply.
+func (a *AWS) apply(tb testing.TB, workspace, file string, args ...string) {
+	tb.Helper()
+	args = append([]string{"catalog", "apply", file, "--workspace", workspace, "--table", a.stack.Outputs()["SettingsTable"]}, args...)
+	cmd := exec.CommandContext(tb.Context(), Binary(tb, "./cmd/mcpevents", false), args...)
 	cmd.Env = append(
-		environment(), "AWS_ENDPOINT_URL="+dynamodb, "AWS_REGION="+awslocal.Region,
+		environment(), "AWS_ENDPOINT_URL="+endpoints(tb).DynamoDB, "AWS_REGION="+awslocal.Region,
 		"AWS_ACCESS_KEY_ID="+awslocal.AccessKey, "AWS_SECRET_ACCESS_KEY="+awslocal.SecretKey,
 	)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		tb.Fatalf("mcpevents catalog apply: %v\n%s", err, out)
 	}
-	Eventually(tb, Patience, "the functions use the applied catalog", func() bool {
-		list, err := a.Modern("alice").Try(tb.Context(), "resources/templates/list", nil)
-		return err == nil && list.Error == nil && strings.Contains(string(list.Body), "event://")
-	})
 }
 
 // Kill kills a process of a function on the way of an event or of the MCP

@@ -25,8 +25,9 @@ type Message struct {
 	Result  json.RawMessage `json:"result"`
 	Error   *RPCError       `json:"error"`
 
-	// EventID is the id of the server-sent event.
+	// EventID is the id of the server-sent event, Event its name.
 	EventID string `json:"-"`
+	Event   string `json:"-"`
 	// Raw is the message as it was sent.
 	Raw []byte `json:"-"`
 }
@@ -170,7 +171,7 @@ func (s *Stream) run(body io.ReadCloser) {
 		case len(ev.data) == 0:
 			s.primes = append(s.primes, ev.id)
 		default:
-			m := &Message{EventID: ev.id, Raw: ev.data}
+			m := &Message{EventID: ev.id, Event: ev.name, Raw: ev.data}
 			if s.err = json.Unmarshal(ev.data, m); s.err == nil {
 				s.messages = append(s.messages, m)
 			}

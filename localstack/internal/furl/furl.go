@@ -81,6 +81,9 @@ func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer resp.Body.Close()
 	w.Header().Set("X-Amzn-Requestid", resp.RequestID)
+	if r.ProtoMajor == 1 && r.ProtoMinor == 1 {
+		w.Header().Set("Connection", "keep-alive") // the front's, whatever the function says
+	}
 	if resp.FunctionError == "" && h.Mode == Stream {
 		h.stream(w, resp)
 		return
