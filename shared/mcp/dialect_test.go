@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -240,7 +242,6 @@ func TestDialectStream(t *testing.T) {
 			"an unknown session":            {alice, "GET", []string{"Mcp-Session-Id: x"}, 404},
 			"another principal's session":   {bob, "GET", []string{"Mcp-Session-Id: " + id}, 404},
 			"a session of Streamable HTTP":  {alice, "GET", []string{"Mcp-Session-Id: " + legacy}, 404},
-			"a position that is none":       {alice, "GET", []string{"Mcp-Session-Id: " + id, "Last-Event-ID: x"}, 503}, // no room is told first
 			"one more stream than there is": {alice, "GET", nil, 503},
 			"nobody":                        {"", "GET", nil, 401},
 			"another method":                {alice, "DELETE", nil, 405},
@@ -764,4 +765,43 @@ func FuzzOpenResponse(f *testing.F) {
 			t.Fatal("what nobody sealed was opened")
 		}
 	})
+}
+
+// TestDialectDocumented holds the example of docs/protocol.md to what is sent.
+func TestDialectDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/protocol.md")
+	must(t, err)
+	_, rest, _ := strings.Cut(string(doc), "```sse\n")
+	text, _, ok := strings.Cut(rest, "```")
+	if !ok {
+		t.Fatal("no example")
+	}
+	f := newFixture(t, nil)
+	req := f.request("GET", alice, "", "Accept:", "Accept: text/event-stream")
+	req.URL.Path = "/mcp/default"
+	o := f.open(req)
+	var got []sse.Event
+	got = append(got, o.event())
+	session := "Mcp-Session-Id: " + o.header.Get(headerSession)
+	f.dialect(alice, rpcText(`"1"`, methodSubscribe, `"uri":"event://ci/build-finished"`), jsonOnly, session)
+	got = append(got, o.event())
+	f.publish("event://ci/build-finished", `{"status":"passed"}`)
+	got = append(got, o.event())
+	f.close()
+	got = append(got, o.event())
+	r := sse.NewReader(strings.NewReader(text), 1<<20)
+	for i, ev := range got {
+		want, err := r.Next()
+		must(t, err)
+		if ev.Name != want.Name || (ev.ID == "") != (want.ID == "") || ev.Retry != want.Retry {
+			t.Errorf("event %d: got %+v, want %+v", i, ev, want)
+		}
+		var a, b any
+		must(t, json.Unmarshal(ev.Data, &a))
+		must(t, json.Unmarshal(bytes.ReplaceAll(want.Data, []byte(`"…"`), []byte(`"<any>"`)), &b))
+		match(t, fmt.Sprintf("event %d", i), a, b, nil)
+	}
+	if _, err := r.Next(); err != io.EOF {
+		t.Errorf("the document has more: %v", err)
+	}
 }
