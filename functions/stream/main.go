@@ -41,7 +41,8 @@ func main() {
 			},
 			ForwardRegistrar: register, ForwardDeregistrar: deregister,
 			AnonymousWebhooks: p.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(p.Limits),
-			AllowedOrigins: p.Limits.AllowedOrigins, MaxAge: p.Limits.StreamMaxAge, Heartbeat: p.Limits.Heartbeat, Logger: p.Log,
+			AllowedOrigins: p.Limits.AllowedOrigins, MaxAge: p.Limits.StreamMaxAge, Heartbeat: p.Limits.Heartbeat,
+			PollMin: p.Limits.PollMin, PollMax: p.Limits.PollMax, Logger: p.Log,
 		})
 	})
 	mux := http.NewServeMux()
