@@ -27,6 +27,7 @@ import (
 	"mcpevents/shared/webhook"
 	"mcpevents/shared/webhook/targets"
 	"mcpevents/shared/wiring"
+	"mcpevents/shared/wiring/tokens"
 )
 
 // Settings are what an embedded server is started with; the serve command fills
@@ -85,7 +86,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	if err != nil {
 		return nil, err
 	}
-	authenticator, err := authenticator(s)
+	callers, err := authenticate(s)
 	if err != nil {
 		return nil, err
 	}
@@ -175,14 +176,14 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 
 	if e.endpoint, err = mcp.New(mcp.Options{
 		Server: mcp.Implementation{Name: "mcp-events", Version: version},
-		Auth:   authenticator, Catalogs: catalogs, Lists: true, Log: log, Feeds: e.tails, Sessions: db,
+		Auth:   callers, Catalogs: catalogs, Lists: true, Log: log, Feeds: e.tails, Sessions: db,
 		Interest: func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
 			return subscription.Interested(ctx, db, log, workspace, p)
 		},
 		Subscriptions: subscriptions, Registrar: subscriptions, Deregistrar: subscriptions,
 		AnonymousWebhooks: s.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(s.Limits),
-		AllowedOrigins: s.Limits.AllowedOrigins, MaxAge: s.Limits.StreamMaxAge, Heartbeat: s.Limits.Heartbeat,
-		PollMin: s.Limits.PollMin, PollMax: s.Limits.PollMax, Logger: s.Log,
+		ResourceMetadata: callers.metadata,
+		AllowedOrigins:   s.Limits.AllowedOrigins, MaxAge: s.Limits.StreamMaxAge, Heartbeat: s.Limits.Heartbeat, Logger: s.Log,
 	}); err != nil {
 		return nil, err
 	}
@@ -190,7 +191,12 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", e.endpoint)
 	mux.Handle("/mcp/{"+mcp.PathWorkspace+"}", e.endpoint)
-	mux.Handle("/events", &publish.Handler{Service: publisher, Auth: authenticator, Guard: origins, Log: s.Log})
+	mux.Handle("/events", &publish.Handler{
+		Service: publisher, Auth: callers, Guard: origins, MetadataURL: callers.metadata, Log: s.Log,
+	})
+	if callers.mount != nil {
+		callers.mount(mux)
+	}
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write([]byte(`{"status":"ok"}` + "\n"))
@@ -225,17 +231,29 @@ func publishRate(s Settings) *publish.Rate {
 	return publish.NewRate(s.Limits.PublishRate)
 }
 
-func authenticator(s Settings) (auth.Authenticator, error) {
+// callers authenticates, and with tokens tells clients where to get them.
+type callers struct {
+	auth.Authenticator
+	metadata string
+	mount    func(*http.ServeMux)
+}
+
+func authenticate(s Settings) (callers, error) {
 	switch s.Auth {
 	case auth.ModeNone:
-		return auth.None(), nil
-	case auth.ModeKeys:
-		if s.Config == nil || len(s.Config.Keys) == 0 {
-			return nil, fault.New(fault.Invalid, "--auth keys needs a --config file with keys")
+		return callers{Authenticator: auth.None()}, nil
+	case auth.ModeJWT:
+		access, err := tokens.Authenticator(s.Limits, s.Log)
+		if err != nil {
+			return callers{}, err
 		}
-		return auth.Keys(s.Config.Keys, time.Now)
+		return callers{access, access.MetadataURL(), access.Mount}, nil
 	}
-	return nil, fault.New(fault.Unsupported, "--auth %s is not available yet; use none or keys", s.Auth)
+	if s.Config == nil || len(s.Config.Keys) == 0 {
+		return callers{}, fault.New(fault.Invalid, "--auth keys needs a --config file with keys")
+	}
+	keys, err := auth.Keys(s.Config.Keys, time.Now)
+	return callers{Authenticator: keys}, err
 }
 
 func (e *Embedded) work(ctx context.Context, c queue.Consumer, name queue.Name, h queue.Handler, o queue.ConsumeOptions) {

@@ -3,8 +3,6 @@
 package main
 
 import (
-	"net/http"
-
 	"github.com/aws/aws-lambda-go/lambda"
 
 	"mcpevents/functions/internal/boot"
@@ -20,12 +18,11 @@ func main() {
 		service.Rate = publish.NewRate(p.Limits.PublishRate)
 	}
 	inbox := &publish.Inbox{Service: service, Log: p.Log}
-	mux := http.NewServeMux()
-	mux.Handle("/events", &publish.Handler{
-		Service: service, Auth: p.Auth, Guard: auth.Guard{Origins: p.Limits.AllowedOrigins}, Log: p.Log,
-	})
-	mux.HandleFunc("GET /healthz", boot.Health)
-	lambda.Start(boot.Sources(boot.Buffered(mux), func(arn string) queue.Handler {
+	url := p.Serve(&publish.Handler{
+		Service: service, Auth: p.Auth, Guard: auth.Guard{Origins: p.Limits.AllowedOrigins},
+		MetadataURL: p.ResourceMetadata, Log: p.Log,
+	}, "/events")
+	lambda.Start(boot.Sources(boot.Buffered(url), func(arn string) queue.Handler {
 		if p.IsFrom(arn, queue.Inbox) {
 			return inbox.Handle
 		}

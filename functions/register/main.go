@@ -45,11 +45,9 @@ func main() {
 			Server: mcp.Implementation{Name: "mcp-events", Version: boot.Version},
 			Auth:   p.Auth, Catalogs: p.Catalog, Registrar: subscriptions,
 			AnonymousWebhooks: p.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(p.Limits),
-			AllowedOrigins: p.Limits.AllowedOrigins, Logger: p.Log,
+			ResourceMetadata: p.ResourceMetadata,
+			AllowedOrigins:   p.Limits.AllowedOrigins, Logger: p.Log,
 		})
 	})
-	mux := http.NewServeMux()
-	mux.Handle("/mcp", p.Handler(endpoint))
-	mux.HandleFunc("GET /healthz", boot.Health)
-	lambda.Start(boot.Buffered(mux))
+	lambda.Start(boot.Buffered(p.Serve(p.Handler(endpoint), "/mcp")))
 }

@@ -41,13 +41,9 @@ func main() {
 			},
 			ForwardRegistrar: register, ForwardDeregistrar: deregister,
 			AnonymousWebhooks: p.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(p.Limits),
-			AllowedOrigins: p.Limits.AllowedOrigins, MaxAge: p.Limits.StreamMaxAge, Heartbeat: p.Limits.Heartbeat,
-			PollMin: p.Limits.PollMin, PollMax: p.Limits.PollMax, Logger: p.Log,
+			ResourceMetadata: p.ResourceMetadata,
+			AllowedOrigins:   p.Limits.AllowedOrigins, MaxAge: p.Limits.StreamMaxAge, Heartbeat: p.Limits.Heartbeat, Logger: p.Log,
 		})
 	})
-	mux := http.NewServeMux()
-	mux.Handle("/mcp", p.Handler(endpoint))
-	mux.Handle("/mcp/{"+mcp.PathWorkspace+"}", p.Handler(endpoint))
-	mux.HandleFunc("GET /healthz", boot.Health)
-	lambdaurl.Start(mux)
+	lambdaurl.Start(p.Serve(p.Handler(endpoint), "/mcp", "/mcp/{"+mcp.PathWorkspace+"}"))
 }

@@ -10,7 +10,8 @@ import (
 )
 
 // CheckAccess holds a principal to the rule of a catalog entry: all its scopes, and
-// for every claim rule the template variable equal to the principal's claim. A
+// for every claim rule the template variable equal to the principal's claim, or to
+// one of its values if it has several. A
 // variable that is omitted (a pattern, a parent) would cover values that the principal
 // must not have, so it is refused, as is a claim that the principal lacks. The
 // anonymous principal of --auth none has no claims and passes no claim rule.
@@ -23,14 +24,14 @@ func CheckAccess(rule *catalog.Access, vars map[string]string, p Principal) erro
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(rule.Claims)) {
-		claim, held := p.Claims[rule.Claims[name]]
+		values := p.Claims[rule.Claims[name]]
 		value, given := vars[name]
 		switch {
-		case !held || claim == "":
+		case !anyText(values):
 			return fault.New(fault.Forbidden, "this needs a token with the claim %q", rule.Claims[name])
 		case !given || value == "":
 			return fault.New(fault.Forbidden, "the variable %q must be given here", name)
-		case subtle.ConstantTimeCompare([]byte(value), []byte(claim)) != 1:
+		case !slices.ContainsFunc(values, func(v string) bool { return subtle.ConstantTimeCompare([]byte(value), []byte(v)) == 1 }):
 			return fault.New(fault.Forbidden, "the variable %q must be equal to the claim %q of the token", name, rule.Claims[name])
 		}
 	}
@@ -47,9 +48,14 @@ func Visible(rule *catalog.Access, p Principal) bool {
 		return false
 	}
 	for _, claim := range rule.Claims {
-		if p.Claims[claim] == "" {
+		if !anyText(p.Claims[claim]) {
 			return false
 		}
 	}
 	return true
+}
+
+// anyText reports whether a claim says anything.
+func anyText(values []string) bool {
+	return slices.ContainsFunc(values, func(v string) bool { return v != "" })
 }

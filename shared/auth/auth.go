@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"mcpevents/shared/fault"
 )
@@ -41,8 +42,11 @@ type Principal struct {
 	Workspace string
 	// Scopes are what the caller was granted.
 	Scopes []string
-	// Claims are the text claims of the caller's token, for [CheckAccess].
-	Claims map[string]string
+	// Claims are the claims of the caller's token that are a text or several, for [CheckAccess].
+	Claims map[string][]string
+	// Expires is when the caller has to authenticate again; zero is never. A stream
+	// ends then.
+	Expires time.Time
 	// Anonymous is true for the one principal of [None], whom nobody authenticated.
 	Anonymous bool
 }
@@ -123,9 +127,10 @@ func CheckListen(addr string, mode Mode) error {
 		"--auth none is for this machine only, and %q is not a loopback address; listen on 127.0.0.1 or use --auth keys or jwt", addr)
 }
 
-// bearer takes the token of an Authorization header (RFC 6750, section 2.1). A
-// request without one, or with several, is refused; tokens are never taken from the URL.
-func bearer(h http.Header) (string, error) {
+// Bearer takes the token of an Authorization header (RFC 6750, section 2.1). A
+// request without one is [ErrNoToken]; one with several, or with a token of over 16 KiB, is
+// refused, also with fault.Unauthenticated. Tokens are never taken from the URL.
+func Bearer(h http.Header) (string, error) {
 	values := h.Values("Authorization")
 	if len(values) == 0 {
 		return "", ErrNoToken
@@ -136,7 +141,7 @@ func bearer(h http.Header) (string, error) {
 	scheme, token, _ := strings.Cut(values[0], " ")
 	token = strings.TrimSpace(token)
 	if !strings.EqualFold(scheme, "Bearer") || token == "" || strings.ContainsAny(token, " \t") || len(token) > maxToken {
-		return "", errInvalidToken
+		return "", ErrInvalidToken
 	}
 	return token, nil
 }
@@ -148,5 +153,5 @@ const maxToken = 16 << 10
 // [Challenge] names no error (RFC 6750, section 3).
 var ErrNoToken = fault.New(fault.Unauthenticated, "authentication is required")
 
-// errInvalidToken is one error for every wrong token: unknown, expired, malformed.
-var errInvalidToken = fault.New(fault.Unauthenticated, "the token is not valid")
+// ErrInvalidToken is one error for every wrong token: unknown, expired, malformed.
+var ErrInvalidToken = fault.New(fault.Unauthenticated, "the token is not valid")

@@ -78,7 +78,7 @@ func TestKeys(t *testing.T) {
 		})
 	}
 	p, _ := a.Authenticate(t.Context(), header("Bearer key-a"))
-	if !p.Has(ScopeRead, ScopeSubscribe) || p.Has(ScopePublish) || p.Claims["org"] != "acme" {
+	if !p.Has(ScopeRead, ScopeSubscribe) || p.Has(ScopePublish) || !slices.Equal(p.Claims["org"], []string{"acme"}) {
 		t.Errorf("got %+v", p)
 	}
 }
@@ -140,7 +140,8 @@ func TestRequireNamesAllMissingScopes(t *testing.T) {
 
 func TestCheckAccess(t *testing.T) {
 	rule := &catalog.Access{Scopes: []string{"github"}, Claims: map[string]string{"owner": "org"}}
-	member := Principal{Scopes: []string{"github"}, Claims: map[string]string{"org": "acme"}}
+	member := Principal{Scopes: []string{"github"}, Claims: map[string][]string{"org": {"acme"}}}
+	several := Principal{Scopes: []string{"github"}, Claims: map[string][]string{"org": {"acme", "globex"}}}
 	for name, tc := range map[string]struct {
 		rule *catalog.Access
 		vars map[string]string
@@ -154,7 +155,10 @@ func TestCheckAccess(t *testing.T) {
 		"the variable omitted":          {rule, map[string]string{"repo": "x"}, member, "must be given"},
 		"the variable empty":            {rule, map[string]string{"owner": ""}, member, "must be given"},
 		"no such claim":                 {rule, map[string]string{"owner": "acme"}, Principal{Scopes: member.Scopes}, `claim "org"`},
-		"an empty claim":                {rule, map[string]string{"owner": ""}, Principal{Scopes: member.Scopes, Claims: map[string]string{"org": ""}}, `claim "org"`},
+		"an empty claim":                {rule, map[string]string{"owner": ""}, Principal{Scopes: member.Scopes, Claims: map[string][]string{"org": {""}}}, `claim "org"`},
+		"one of several values":         {rule, map[string]string{"owner": "globex"}, several, ""},
+		"none of several values":        {rule, map[string]string{"owner": "evil"}, several, "must be equal"},
+		"no values":                     {rule, map[string]string{"owner": ""}, Principal{Scopes: member.Scopes, Claims: map[string][]string{"org": {}}}, `claim "org"`},
 		"no scope":                      {rule, map[string]string{"owner": "acme"}, Principal{Claims: member.Claims}, "scope github"},
 		"anonymous has none of a claim": {rule, map[string]string{"owner": "acme"}, Principal{Anonymous: true, Scopes: member.Scopes}, "claim"},
 	} {
@@ -185,8 +189,8 @@ func TestChallenge(t *testing.T) {
 	}{
 		"no credentials":        {ErrNoToken, "", nil, `Bearer`},
 		"no credentials, OAuth": {ErrNoToken, meta, []string{ScopeRead}, `Bearer scope="events:read", resource_metadata="` + meta + `"`},
-		"a wrong token":         {errInvalidToken, "", nil, `Bearer error="invalid_token"`},
-		"wrapped":               {fault.Wrap(fault.Internal, errInvalidToken, "x"), "", nil, `Bearer error="invalid_token"`},
+		"a wrong token":         {ErrInvalidToken, "", nil, `Bearer error="invalid_token"`},
+		"wrapped":               {fault.Wrap(fault.Internal, ErrInvalidToken, "x"), "", nil, `Bearer error="invalid_token"`},
 		"missing scopes":        {lacking, meta, []string{ScopePublish, ScopeRead}, `Bearer error="insufficient_scope", scope="events:publish events:read", resource_metadata="` + meta + `"`},
 		"another refusal":       {fault.New(fault.Forbidden, "no"), meta, nil, ``},
 		"another fault":         {fault.New(fault.Invalid, "no"), meta, nil, ``},

@@ -103,7 +103,13 @@ func hashed(x Key) (hashedKey, error) {
 	case !ValidWorkspace(x.Workspace):
 		return h, fault.New(fault.Invalid, "workspace %q is not a name of letters, digits, - and _", x.Workspace)
 	}
-	h.principal = Principal{ID: x.Principal, Workspace: x.Workspace, Scopes: slices.Clone(x.Scopes), Claims: x.Claims}
+	h.principal = Principal{ID: x.Principal, Workspace: x.Workspace, Scopes: slices.Clone(x.Scopes), Expires: x.Expires}
+	if len(x.Claims) > 0 {
+		h.principal.Claims = make(map[string][]string, len(x.Claims))
+		for name, value := range x.Claims {
+			h.principal.Claims[name] = []string{value}
+		}
+	}
 	return h, nil
 }
 
@@ -112,7 +118,7 @@ func clip64(s string) []byte { return []byte(s[:min(len(s), 64)]) }
 // Authenticate compares the hash of the token with every entry, in a time that
 // depends neither on which entry fits nor on how much of one does.
 func (k *keys) Authenticate(_ context.Context, h http.Header) (Principal, error) {
-	token, err := bearer(h)
+	token, err := Bearer(h)
 	if err != nil {
 		return Principal{}, err
 	}
@@ -123,11 +129,11 @@ func (k *keys) Authenticate(_ context.Context, h http.Header) (Principal, error)
 		found = subtle.ConstantTimeSelect(eq, i, found)
 	}
 	if found < 0 {
-		return Principal{}, errInvalidToken
+		return Principal{}, ErrInvalidToken
 	}
 	key := &k.all[found]
 	if !key.expires.IsZero() && !k.now().Before(key.expires) {
-		return Principal{}, errInvalidToken
+		return Principal{}, ErrInvalidToken
 	}
 	return key.principal, nil
 }

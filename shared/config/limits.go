@@ -38,8 +38,6 @@ type Limits struct {
 
 	StreamMaxAge time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open; the client goes on with its cursor."`
 	Heartbeat    time.Duration `name:"heartbeat" default:"15s" help:"Longest quiet of a stream."`
-	PollMin      time.Duration `name:"poll-min" default:"1s" help:"When a client of events/poll is asked to come again while there is traffic."`
-	PollMax      time.Duration `name:"poll-max" default:"30s" help:"When it is asked to come again after a long quiet."`
 
 	DefaultTTL    time.Duration `name:"default-ttl" default:"24h" help:"Life of an MCP Events subscription that asks for none."`
 	MinTTL        time.Duration `name:"min-ttl" default:"1m" help:"Shortest life of an MCP Events subscription that is granted."`
@@ -51,11 +49,19 @@ type Limits struct {
 	UnknownUnsubscribe string `name:"unknown-unsubscribe" default:"empty" help:"Answer to events/unsubscribe of an unknown subscription: empty (as ChatGPT expects) or not-found (SEP-3415)."`
 	EventCodes         string `name:"event-codes" default:"sketch" help:"Error numbers of the events methods: sketch (ChatGPT, -32011 to -32015) or sep3415 (-32023 to -32027)."`
 
-	AllowInsecureTargets bool     `name:"allow-insecure-targets" help:"Development only: http and private addresses as webhook targets, and events/subscribe without authentication."`
-	VerifiedTargets      []string `name:"verified-targets" placeholder:"URL,…" help:"URL prefixes, ending with a slash, that events/subscribe takes without a challenge."`
-	BlockedTargets       []string `name:"blocked-targets" placeholder:"HOST,…" help:"Hosts that are never webhook targets: this server's own names, for example."`
-	TargetPorts          []int64  `name:"target-ports" default:"443,8443" help:"Ports that webhook targets may have."`
-	AllowedOrigins       []string `name:"allowed-origins" placeholder:"ORIGIN,…" help:"Origins that browsers may call from."`
+	AllowInsecureTargets bool          `name:"allow-insecure-targets" help:"Development only: http and private addresses as webhook targets, and events/subscribe without authentication."`
+	VerifiedTargets      []string      `name:"verified-targets" placeholder:"URL,…" help:"URL prefixes, ending with a slash, that events/subscribe takes without a challenge."`
+	BlockedTargets       []string      `name:"blocked-targets" placeholder:"HOST,…" help:"Hosts that are never webhook targets: this server's own names, for example."`
+	TargetPorts          []int64       `name:"target-ports" default:"443,8443" help:"Ports that webhook targets may have."`
+	JWTIssuers           []string      `name:"jwt-issuer" placeholder:"URL,…" help:"Authorization servers whose tokens --auth jwt takes, spelled as in the claim iss."`
+	JWTAudience          []string      `name:"jwt-audience" placeholder:"URL,…" help:"What a token must be for. The first is the URL of the MCP endpoint as clients see it."`
+	JWTKeys              []string      `name:"jwt-jwks-url" placeholder:"URL,…" help:"URLs of the issuers' keys, in the same order. By default they are found by the issuer's metadata."`
+	JWTAlgorithms        []string      `name:"jwt-algorithms" default:"RS256,PS256,ES256,EdDSA" help:"Algorithms that tokens may be signed with."`
+	JWTPrincipal         string        `name:"jwt-principal-claim" default:"sub" help:"Claim that says who the caller is, together with the issuer."`
+	JWTWorkspace         string        `name:"jwt-workspace-claim" default:"" placeholder:"CLAIM" help:"Claim that names the caller's workspace. By default everybody is in the workspace default."`
+	JWTLeeway            time.Duration `name:"jwt-leeway" default:"30s" help:"By how much the clock of an issuer may differ; at most 1m."`
+
+	AllowedOrigins []string `name:"allowed-origins" placeholder:"ORIGIN,…" help:"Origins that browsers may call from."`
 }
 
 // DefaultLimits are the limits without any setting.
@@ -162,8 +168,6 @@ func (l Limits) Check() error {
 		{"events-timeout", l.EventsTimeout, 100 * time.Millisecond, time.Minute},
 		{"stream-max-age", l.StreamMaxAge, time.Second, 24 * time.Hour},
 		{"heartbeat", l.Heartbeat, time.Second, 30 * time.Second}, // SEP-3415 allows 30 s
-		{"poll-min", l.PollMin, 100 * time.Millisecond, time.Hour},
-		{"poll-max", l.PollMax, 100 * time.Millisecond, time.Hour},
 		{"default-ttl", l.DefaultTTL, time.Minute, 365 * 24 * time.Hour},
 		{"min-ttl", l.MinTTL, time.Second, 24 * time.Hour},
 		{"max-ttl", l.MaxTTL, time.Minute, 365 * 24 * time.Hour},
@@ -176,8 +180,6 @@ func (l Limits) Check() error {
 	switch {
 	case l.DefaultTTL > l.MaxTTL:
 		return fault.New(fault.Invalid, "--default-ttl is longer than --max-ttl")
-	case l.PollMin > l.PollMax:
-		return fault.New(fault.Invalid, "--poll-min is longer than --poll-max")
 	case l.Quota < 1 || l.Streams < 1:
 		return fault.New(fault.Invalid, "--quota and --streams must be at least 1")
 	case !(l.PublishRate >= 0): // NaN too

@@ -40,7 +40,7 @@ func (e *Endpoint) getDialect(w http.ResponseWriter, r *http.Request, p auth.Pri
 		return
 	}
 	defer leave()
-	ctx, stop := e.lifetime(r)
+	ctx, stop := e.lifetime(r, p)
 	defer stop()
 	s, err := e.openDialect(ctx, &c)
 	if err != nil {

@@ -52,7 +52,7 @@ func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal)
 		return
 	}
 	defer leave()
-	ctx, stop := e.lifetime(r)
+	ctx, stop := e.lifetime(r, p)
 	defer stop()
 	s := &sessionStream{outlet: outlet{
 		endpoint: e, principal: p, resources: e.has(methodResources), events: c.session.Events && e.has(methodEvents),

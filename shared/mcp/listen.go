@@ -39,7 +39,7 @@ func (e *Endpoint) hold(w http.ResponseWriter, c *call, open func(context.Contex
 		return nil
 	}
 	defer leave()
-	ctx, stop := e.lifetime(c.request)
+	ctx, stop := e.lifetime(c.request, c.principal)
 	defer stop()
 	o, begin, err := open(ctx)
 	if err != nil {

@@ -159,6 +159,9 @@ func (e *Endpoint) dispatch(w http.ResponseWriter, c *call, m method) {
 // answerFault answers a request that failed in its method. A lack of scopes is said by
 // HTTP as well, so that the client can ask for them (RFC 6750, section 3.1).
 func (e *Endpoint) answerFault(w http.ResponseWriter, c *call, m method, err error) {
+	if missingScopes(err) {
+		err = e.allMissing(c, m, err)
+	}
 	rpc := e.translate(c.request.Context(), err, c.version, m.family)
 	code := http.StatusOK
 	switch {

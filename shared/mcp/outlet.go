@@ -58,11 +58,14 @@ type outlet struct {
 }
 
 // lifetime is the context of a stream: it ends with the request, at the maximum
-// age, and when the endpoint closes.
-func (e *Endpoint) lifetime(r *http.Request) (context.Context, context.CancelFunc) {
+// age, when the caller's token expires, and when the endpoint closes.
+func (e *Endpoint) lifetime(r *http.Request, p auth.Principal) (context.Context, context.CancelFunc) {
 	age := e.options.MaxAge
 	if deadline, ok := r.Context().Deadline(); ok {
 		age = min(age, time.Until(deadline)-reserve)
+	}
+	if !p.Expires.IsZero() {
+		age = min(age, time.Until(p.Expires))
 	}
 	aged, stop := context.WithTimeoutCause(r.Context(), age, errAge)
 	ctx, cancel := context.WithCancelCause(aged)

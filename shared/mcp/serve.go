@@ -76,7 +76,11 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		e.fail(w, http.StatusServiceUnavailable, nil, &jsonrpc.Error{Code: codeUnavailable, Message: "the caller cannot be authenticated now"})
 		return
 	}
-	if challenge := auth.Challenge(err, e.options.ResourceMetadata, auth.ScopeRead); challenge != "" {
+	scope := auth.ScopeRead
+	if m, ok := e.methods[r.Header.Get(headerMethod)]; ok && m.scope != "" {
+		scope = m.scope // the body was not looked at
+	}
+	if challenge := auth.Challenge(err, e.options.ResourceMetadata, scope); challenge != "" {
 		w.Header().Set("WWW-Authenticate", challenge)
 	}
 	e.fail(w, code, nil, &jsonrpc.Error{Code: code, Message: fault.Public(err)})

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"mcpevents/test/identity"
 )
 
 // ServerOptions choose how the embedded server runs. The zero value is a server
@@ -20,6 +22,9 @@ import (
 type ServerOptions struct {
 	// Auth is "keys" (default) or "none".
 	Auth string
+	// Provider makes it "jwt": the server takes the provider's tokens, which become those for the server's
+	// MCP endpoint. Keys has none; a test puts tokens there by the name it gives their holder.
+	Provider *identity.Provider
 	// Callers replace [Callers].
 	Callers []Caller
 	// Guarded leaves --allow-insecure-targets away.
@@ -75,7 +80,10 @@ func NewServer(tb testing.TB, o ServerOptions) *Server {
 	}
 	config := o.Config
 	auth := o.Auth
-	if auth == "" {
+	switch {
+	case o.Provider != nil:
+		auth = "jwt"
+	case auth == "":
 		auth = "keys"
 	}
 	if auth == "keys" {
@@ -94,8 +102,12 @@ func NewServer(tb testing.TB, o ServerOptions) *Server {
 	if !o.Guarded {
 		s.args = append(s.args, "--allow-insecure-targets")
 	}
-	s.args = append(s.args, o.Args...)
 	s.Name, s.MCP, s.Events = "embedded", "http://"+s.addr+"/mcp", "http://"+s.addr+"/events"
+	if o.Provider != nil {
+		o.Provider.Audience, s.Keys = s.MCP, map[string]string{}
+		s.args = append(s.args, "--jwt-issuer", o.Provider.Issuer, "--jwt-audience", s.MCP)
+	}
+	s.args = append(s.args, o.Args...)
 	tb.Cleanup(func() {
 		if s.p != nil {
 			if err := s.p.stop(20 * time.Second); err != nil {

@@ -10,6 +10,7 @@ package boot
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"os"
 	"strings"
 	"time"
@@ -28,6 +29,7 @@ import (
 	queuesqs "mcpevents/shared/queue/sqs"
 	"mcpevents/shared/store"
 	"mcpevents/shared/store/dynamo"
+	"mcpevents/shared/wiring/tokens"
 )
 
 // Environment variables that the template sets, beside those of
@@ -60,12 +62,15 @@ type Process struct {
 	Queues  *queuesqs.Queues
 	Catalog *catalog.Stored
 	Auth    auth.Authenticator
+	// ResourceMetadata is where clients learn how to get a token; empty unless they need one.
+	ResourceMetadata string
 	// Anonymous is true without authentication.
 	Anonymous bool
 	EventLog  *eventlog.Log
 	Log       *slog.Logger
 
 	getenv func(string) string
+	mount  func(*http.ServeMux) // what is served beside the function's own; may be nil
 }
 
 // Start builds the process from the environment. On an error it ends the
@@ -113,8 +118,14 @@ func build(getenv func(string) string) (*Process, error) {
 		p.Auth, p.Anonymous = auth.None(), true
 	case auth.ModeKeys:
 		p.Auth = config.NewStored(p.DB, time.Now, log).Authenticator()
+	case auth.ModeJWT:
+		access, err := tokens.Authenticator(limits, log)
+		if err != nil {
+			return nil, err
+		}
+		p.Auth, p.ResourceMetadata, p.mount = access, access.MetadataURL(), access.Mount
 	default:
-		return nil, fault.New(fault.Invalid, "%s is %q; it can be none or keys", envAuth, mode)
+		return nil, fault.New(fault.Invalid, "%s is %q; it can be none, keys or jwt", envAuth, mode)
 	}
 	return p, nil
 }

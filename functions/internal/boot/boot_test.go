@@ -76,8 +76,10 @@ func TestAFaultyEnvironmentIsRefused(t *testing.T) {
 	}{
 		"no table":               {map[string]string{"MCPEVENTS_TABLE_LOG": ""}, "MCPEVENTS_TABLE_LOG is not set"},
 		"no queue":               {map[string]string{"MCPEVENTS_QUEUE_DEAD_URL": ""}, "MCPEVENTS_QUEUE_DEAD_URL is not set"},
-		"no authentication":      {map[string]string{envAuth: ""}, "it can be none or keys"},
-		"another authentication": {map[string]string{envAuth: "jwt"}, "it can be none or keys"},
+		"no authentication":      {map[string]string{envAuth: ""}, "it can be none, keys or jwt"},
+		"another authentication": {map[string]string{envAuth: "basic"}, "it can be none, keys or jwt"},
+		"tokens of nobody":       {map[string]string{envAuth: "jwt"}, "--jwt-issuer"},
+		"tokens for nobody":      {map[string]string{envAuth: "jwt", "MCPEVENTS_JWT_ISSUER": "https://login.example.com"}, "--jwt-audience"},
 		"a level that is none":   {map[string]string{envLogLevel: "LOUD"}, "DEBUG, INFO, WARN or ERROR"},
 		"a limit that is none":   {map[string]string{"MCPEVENTS_QUOTA": "many"}, "MCPEVENTS_QUOTA"},
 	} {

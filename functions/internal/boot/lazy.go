@@ -49,8 +49,22 @@ func (p *Process) Handler(l *Lazy[http.Handler]) http.Handler {
 	})
 }
 
-// Health answers GET /healthz: the process runs.
-func Health(w http.ResponseWriter, _ *http.Request) {
+// Serve is what a function with a URL serves: h at the paths, whether it runs at GET /healthz, and
+// with tokens where to get one.
+func (p *Process) Serve(h http.Handler, paths ...string) http.Handler {
+	mux := http.NewServeMux()
+	for _, path := range paths {
+		mux.Handle(path, h)
+	}
+	mux.HandleFunc("GET /healthz", health)
+	if p.mount != nil {
+		p.mount(mux)
+	}
+	return mux
+}
+
+// health answers GET /healthz: the process runs.
+func health(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write([]byte(`{"status":"ok"}` + "\n"))
 }

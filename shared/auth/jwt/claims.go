@@ -1,0 +1,174 @@
+package jwt
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"net/url"
+	"slices"
+	"strings"
+
+	josejwt "github.com/go-jose/go-jose/v4/jwt"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+)
+
+// claims are those of a token whose signature was verified.
+type claims struct {
+	josejwt.Claims
+	all map[string]json.RawMessage
+}
+
+// validate tells why a token with a good signature is not good here, or "".
+// The issuer is the one whose key it is signed with.
+func (a *Authenticator) validate(c *claims) string {
+	if c.Expiry == nil {
+		return "it never expires"
+	}
+	if !slices.ContainsFunc(c.Audience, a.audience) {
+		return "it is for another audience"
+	}
+	if err := c.ValidateWithLeeway(josejwt.Expected{Time: a.options.Now()}, a.options.Leeway); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// audience reports whether the value names this server.
+func (a *Authenticator) audience(value string) bool {
+	return slices.ContainsFunc(a.options.Audience, func(own string) bool {
+		return value == own || sameResource(value, own)
+	})
+}
+
+// sameResource compares two URLs as MCP's authorization chapter asks for: the
+// case of scheme and host does not matter, nor does a slash that is all of the path.
+func sameResource(a, b string) bool {
+	x, errX := url.Parse(a)
+	y, errY := url.Parse(b)
+	if errX != nil || errY != nil || x.Host == "" {
+		return false
+	}
+	return canonical(x) == canonical(y)
+}
+
+func canonical(u *url.URL) string {
+	c := *u
+	c.Scheme, c.Host = strings.ToLower(c.Scheme), strings.ToLower(c.Host)
+	if c.Path == "/" {
+		c.Path = ""
+	}
+	return c.String()
+}
+
+// principal is who the token was issued for.
+func (a *Authenticator) principal(ctx context.Context, c *claims) (auth.Principal, error) {
+	subject := c.text(a.options.PrincipalClaim)
+	if subject == "" {
+		return auth.Principal{}, a.refused(ctx, "it does not say for whom it is")
+	}
+	workspace := auth.DefaultWorkspace
+	if name := a.options.WorkspaceClaim; name != "" {
+		if workspace = c.text(name); !auth.ValidWorkspace(workspace) {
+			return auth.Principal{}, fault.New(fault.Forbidden, "the token names no workspace")
+		}
+	}
+	return auth.Principal{
+		ID:        PrincipalID(c.Issuer, a.options.PrincipalClaim, subject),
+		Workspace: workspace,
+		Scopes:    c.scopes(),
+		Claims:    c.texts(),
+		Expires:   c.Expiry.Time().Add(a.options.Leeway),
+	}, nil
+}
+
+// PrincipalID names the holder of a token within its workspace: "jwt:" and the
+// base64url SHA-256 of issuer, claim and value, each with its length before it. A
+// value is only unique at its issuer, so the issuer is part of the name; and it may be an
+// address or of any length, so it is not the name itself.
+func PrincipalID(issuer, claim, value string) string {
+	var b []byte
+	for _, part := range []string{issuer, claim, value} {
+		b = binary.AppendUvarint(b, uint64(len(part)))
+		b = append(b, part...)
+	}
+	sum := sha256.Sum256(b)
+	return "jwt:" + base64.RawURLEncoding.EncodeToString(sum[:])
+}
+
+// text is the value of a claim that is one string; else "".
+func (c *claims) text(name string) string {
+	var s string
+	if json.Unmarshal(c.all[name], &s) != nil {
+		return ""
+	}
+	return s
+}
+
+// scopes are those of scope (RFC 9068, section 2.2.3) and of scp, which some
+// servers write instead; either may be a string with spaces or an array.
+func (c *claims) scopes() []string {
+	var scopes []string
+	for _, name := range []string{"scope", "scp"} {
+		for _, text := range values(c.all[name]) {
+			for s := range strings.FieldsSeq(text) {
+				if !slices.Contains(scopes, s) {
+					scopes = append(scopes, s)
+				}
+			}
+		}
+	}
+	return scopes
+}
+
+// texts are the claims that an access rule can speak of: a string, a number, or an
+// array of these.
+func (c *claims) texts() map[string][]string {
+	out := make(map[string][]string, len(c.all))
+	for name, raw := range c.all {
+		if v := values(raw); v != nil {
+			out[name] = v
+		}
+	}
+	return out
+}
+
+// values are the texts of a string, of a number as it is written, or of an array of
+// these; nil for anything else.
+func values(raw json.RawMessage) []string {
+	if len(raw) == 0 {
+		return nil
+	}
+	if raw[0] != '[' {
+		if v, ok := value(raw); ok {
+			return []string{v}
+		}
+		return nil
+	}
+	var items []json.RawMessage
+	if json.Unmarshal(raw, &items) != nil {
+		return nil
+	}
+	var out []string
+	for _, item := range items {
+		if v, ok := value(item); ok {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+func value(raw json.RawMessage) (string, bool) {
+	switch c := raw[0]; {
+	case c == '"':
+		var s string
+		err := json.Unmarshal(raw, &s)
+		return s, err == nil
+	case c == '-' || c >= '0' && c <= '9':
+		return string(raw), true
+	}
+	return "", false
+}

@@ -1,0 +1,148 @@
+package jwt
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+
+	"mcpevents/shared/fault"
+)
+
+// Bounds of what is fetched.
+const (
+	maxDocument = 512 << 10 // bytes
+	maxKeys     = 100
+)
+
+// newClient is for the operator's authorization servers: over the proxy of the
+// environment if there is one, and without following redirects.
+func newClient() *http.Client {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.MaxIdleConns = 4
+	transport.IdleConnTimeout = 30 * time.Second
+	transport.MaxResponseHeaderBytes = 64 << 10
+	return &http.Client{
+		Transport:     transport,
+		Timeout:       patience,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// fetcher gets what an issuer publishes. Its errors are of kind fault.Internal: where
+// keys are, and what is wrong there, is for the log.
+type fetcher struct{ client *http.Client }
+
+// document gets a JSON document.
+func (f fetcher) document(ctx context.Context, url string, into any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "make the request")
+	}
+	req.Header.Set("Accept", "application/json, application/jwk-set+json")
+	resp, err := f.client.Do(req)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "get")
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fault.New(fault.Internal, "get %s: status %d", url, resp.StatusCode)
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxDocument+1))
+	switch {
+	case err != nil:
+		return fault.Wrap(fault.Internal, err, "read %s", url)
+	case len(body) > maxDocument:
+		return fault.New(fault.Internal, "%s is larger than %d bytes", url, maxDocument)
+	}
+	return fault.Wrap(fault.Internal, json.Unmarshal(body, into), "decode %s", url)
+}
+
+// keys gets a JWK set (RFC 7517, section 5). Keys that are of no use here are left out.
+func (f fetcher) keys(ctx context.Context, url string) ([]jose.JSONWebKey, error) {
+	var set struct {
+		Keys *[]json.RawMessage `json:"keys"`
+	}
+	if err := f.document(ctx, url, &set); err != nil {
+		return nil, err
+	}
+	if set.Keys == nil {
+		return nil, fault.New(fault.Internal, "%s is no set of keys", url)
+	}
+	var keys []jose.JSONWebKey
+	for _, raw := range *set.Keys {
+		var key jose.JSONWebKey
+		if json.Unmarshal(raw, &key) != nil || !forSignatures(&key) {
+			continue
+		}
+		if keys = append(keys, key); len(keys) == maxKeys {
+			break
+		}
+	}
+	return keys, nil
+}
+
+// keysURL finds the keys of an issuer by its metadata.
+func (f fetcher) keysURL(ctx context.Context, issuer string) (string, error) {
+	var failed []error
+	for _, at := range metadataURLs(issuer) {
+		var doc struct {
+			Issuer string `json:"issuer"`
+			Keys   string `json:"jwks_uri"`
+		}
+		err := f.document(ctx, at, &doc)
+		if err == nil && doc.Issuer != issuer { // RFC 8414, section 3.3
+			err = fault.New(fault.Internal, "%s is of the issuer %.200q", at, doc.Issuer)
+		}
+		if err == nil {
+			if _, bad := secureURL(doc.Keys); bad == nil {
+				return doc.Keys, nil
+			}
+			err = fault.New(fault.Internal, "%s has no jwks_uri that is https", at)
+		}
+		failed = append(failed, err)
+	}
+	return "", fault.Wrap(fault.Internal, errors.Join(failed...), "find the metadata of %s", issuer)
+}
+
+// metadataURLs are where an issuer's metadata can be, in the order of MCP's
+// authorization chapter: RFC 8414, then OpenID Connect, with the issuer's path behind the well-known
+// part, and then before it.
+func metadataURLs(issuer string) []string {
+	u, err := url.Parse(issuer)
+	if err != nil {
+		return nil // it was checked
+	}
+	path := strings.TrimSuffix(u.EscapedPath(), "/")
+	origin := u.Scheme + "://" + u.Host
+	const openID = "/.well-known/openid-configuration"
+	urls := []string{origin + "/.well-known/oauth-authorization-server" + path, origin + openID + path}
+	if path != "" {
+		urls = append(urls, origin+path+openID)
+	}
+	return urls
+}
+
+// secureURL parses a URL that is https, or http on this machine.
+func secureURL(text string) (*url.URL, error) {
+	u, err := url.Parse(text)
+	if err != nil || u.Host == "" || u.Fragment != "" || u.User != nil {
+		return nil, fault.New(fault.Invalid, "%.200q is no URL of a server", text)
+	}
+	if u.Scheme == "https" || u.Scheme == "http" && local(u.Hostname()) {
+		return u, nil
+	}
+	return nil, fault.New(fault.Invalid, "%.200q is not https", text)
+}
+
+func local(host string) bool {
+	ip := net.ParseIP(host)
+	return strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback()
+}

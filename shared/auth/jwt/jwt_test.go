@@ -1,0 +1,259 @@
+package jwt_test
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/pem"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/auth/jwt"
+	"mcpevents/shared/fault"
+	"mcpevents/test/identity"
+)
+
+const audience = "https://events.example.com/mcp"
+
+type claims = identity.Claims
+
+// world is an authenticator, its provider, and a clock that a test can move.
+type world struct {
+	*jwt.Authenticator
+	provider *identity.Provider
+	log      *strings.Builder
+	ahead    time.Duration
+}
+
+func start(t *testing.T, change func(*jwt.Options)) *world {
+	t.Helper()
+	w := &world{provider: identity.Start(t, audience), log: &strings.Builder{}}
+	o := jwt.Options{
+		Issuers: []string{w.provider.Issuer}, Audience: []string{audience}, Algorithms: []string{"RS256", "PS256", "ES256", "EdDSA"},
+		Leeway: 30 * time.Second, Now: func() time.Time { return time.Now().Add(w.ahead) },
+		Log: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	if change != nil {
+		change(&o)
+	}
+	a, err := jwt.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Authenticator = a
+	return w
+}
+
+func bearer(token string) http.Header { return http.Header{"Authorization": {"Bearer " + token}} }
+
+func (w *world) accept(t *testing.T, token string) auth.Principal {
+	t.Helper()
+	p, err := w.Authenticate(t.Context(), bearer(token))
+	if err != nil {
+		t.Fatalf("a good token is refused: %v\n%s", err, w.log)
+	}
+	return p
+}
+
+func (w *world) refuse(t *testing.T, kind fault.Kind, token string) {
+	t.Helper()
+	p, err := w.Authenticate(t.Context(), bearer(token))
+	if !fault.Is(err, kind) || p.ID != "" {
+		t.Errorf("got %+v, %v, want %v", p, err, kind)
+	}
+	if len(token) > 20 && strings.Contains(w.log.String(), token[len(token)-20:]) {
+		t.Error("a token is in the log")
+	}
+	if kind == fault.Unavailable && strings.Contains(fault.Public(err), w.provider.Issuer) {
+		t.Errorf("the caller is told %q", fault.Public(err))
+	}
+}
+
+// TestGoodTokens shows who the holder of a token is (AUT-01).
+func TestGoodTokens(t *testing.T) {
+	w := start(t, nil)
+	p := w.accept(t, w.provider.Token("alice", "events:read events:subscribe", claims{
+		"scp": []string{"github", "events:read"}, "org": "acme", "team": []any{"red", 7, true}, "tenant": 42, "nested": claims{"a": "b"},
+	}))
+	if want := jwt.PrincipalID(w.provider.Issuer, "sub", "alice"); p.ID != want || !auth.ValidPrincipal(p.ID) || p.Workspace != "default" || p.Anonymous {
+		t.Errorf("got %+v, want %s", p, want)
+	}
+	if want := []string{"events:read", "events:subscribe", "github"}; !slices.Equal(p.Scopes, want) {
+		t.Errorf("got scopes %v, want %v", p.Scopes, want)
+	}
+	for name, want := range map[string][]string{"org": {"acme"}, "team": {"red", "7"}, "tenant": {"42"}, "nested": nil} {
+		if !slices.Equal(p.Claims[name], want) {
+			t.Errorf("claim %s: got %v, want %v", name, p.Claims[name], want)
+		}
+	}
+	if until := time.Until(p.Expires); until < 5*time.Minute || until > 6*time.Minute {
+		t.Errorf("it expires in %v", until)
+	}
+	for _, alg := range []string{"RS256", "PS256", "ES256", "EdDSA"} {
+		t.Run("AUT-01 signed with "+alg, func(t *testing.T) {
+			w := start(t, nil)
+			w.provider.Rotate(identity.NewKey(t, "k", alg))
+			w.accept(t, w.provider.Token("alice", "", nil))
+		})
+	}
+	for what, token := range map[string]string{
+		"several audiences":              w.provider.Token("a", "", claims{"aud": []string{"https://other.example.com", audience}}),
+		"the audience in another case":   w.provider.Token("a", "", claims{"aud": "HTTPS://Events.Example.COM/mcp"}),
+		"the type JWT":                   w.provider.Key(0).Sign(t, claims{"typ": "JWT"}, w.provider.Claims("a", "", nil)),
+		"no type":                        w.provider.Key(0).Sign(t, claims{"typ": nil}, w.provider.Claims("a", "", nil)),
+		"no key id, one key of its kind": w.provider.Key(1).Sign(t, claims{"kid": nil}, w.provider.Claims("a", "", nil)),
+		"expired within the leeway":      w.provider.Token("a", "", claims{"exp": time.Now().Add(-20 * time.Second).Unix()}),
+		"valid from within the leeway":   w.provider.Token("a", "", claims{"nbf": time.Now().Add(20 * time.Second).Unix()}),
+	} {
+		t.Run("AUT-01 "+what, func(t *testing.T) { w.accept(t, token) })
+	}
+}
+
+// TestBadTokens shows which tokens are refused (AUT-01).
+func TestBadTokens(t *testing.T) {
+	w := start(t, nil)
+	p := w.provider
+	good := p.Token("alice", "events:read", nil)
+	w.accept(t, good)
+	parts := strings.Split(good, ".")
+	stranger := identity.NewKey(t, "rsa-1", "RS256") // with the id of a key that is trusted
+	other := identity.Start(t, audience)
+	public, err := x509.MarshalPKIXPublicKey(p.Key(0).Private.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// HS256 with what everybody can read as the secret.
+	confused := func(secret []byte) string {
+		return identity.Token(t, claims{"alg": "HS256", "kid": "rsa-1", "typ": "JWT"}, p.Claims("alice", "", nil), func(input string) []byte {
+			mac := hmac.New(sha256.New, secret)
+			mac.Write([]byte(input))
+			return mac.Sum(nil)
+		})
+	}
+	unsigned := func(alg string) string {
+		return identity.Token(t, claims{"alg": alg, "typ": "JWT"}, p.Claims("alice", "", nil), func(string) []byte { return nil })
+	}
+	// A server of the attacker's with a key that a header points to.
+	evil := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the header's URL was fetched") }))
+	defer evil.Close()
+	for what, token := range map[string]string{
+		"expired":                          p.Token("alice", "", claims{"exp": time.Now().Add(-31 * time.Second).Unix()}),
+		"without an end":                   p.Token("alice", "", claims{"exp": nil}),
+		"an end that is no number":         p.Token("alice", "", claims{"exp": "tomorrow"}),
+		"not yet valid":                    p.Token("alice", "", claims{"nbf": time.Now().Add(time.Minute).Unix()}),
+		"issued in the future":             p.Token("alice", "", claims{"iat": time.Now().Add(time.Minute).Unix()}),
+		"for another audience":             p.Token("alice", "", claims{"aud": "https://other.example.com/mcp"}),
+		"for the host of the audience":     p.Token("alice", "", claims{"aud": "https://events.example.com"}),
+		"for a path below the audience":    p.Token("alice", "", claims{"aud": audience + "/x"}),
+		"without an audience":              p.Token("alice", "", claims{"aud": nil}),
+		"for no audience":                  p.Token("alice", "", claims{"aud": []string{}}),
+		"of another issuer":                other.Token("alice", "", nil),
+		"in another issuer's name":         other.Token("alice", "", claims{"iss": p.Issuer}),
+		"issuer with a slash more":         p.Token("alice", "", claims{"iss": p.Issuer + "/"}),
+		"without an issuer":                p.Token("alice", "", claims{"iss": nil}),
+		"without a subject":                p.Token("alice", "", claims{"sub": nil}),
+		"an empty subject":                 p.Token("", "", nil),
+		"a subject that is no text":        p.Token("alice", "", claims{"sub": 7}),
+		"alg none":                         unsigned("none"),
+		"alg None":                         unsigned("None"),
+		"an allowed alg without signature": unsigned("RS256"),
+		"HS256 with the public key, PEM":   confused(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public})),
+		"HS256 with the public key, DER":   confused(public),
+		"another key of the same id":       stranger.Sign(t, nil, p.Claims("alice", "", nil)),
+		"a key of its own in the header":   stranger.Sign(t, claims{"jwk": stranger.JWK()}, p.Claims("alice", "", nil)),
+		"a key of its own alone":           stranger.Sign(t, claims{"kid": nil, "jwk": stranger.JWK()}, p.Claims("alice", "", nil)),
+		"a URL of keys in the header":      stranger.Sign(t, claims{"jku": evil.URL, "x5u": evil.URL}, p.Claims("alice", "", nil)),
+		"the key of another algorithm":     p.Key(1).Sign(t, claims{"kid": "rsa-1"}, p.Claims("alice", "", nil)),
+		"an algorithm that is not allowed": p.Key(0).Sign(t, claims{"alg": "RS512"}, p.Claims("alice", "", nil)),
+		"a critical extension":             p.Key(0).Sign(t, claims{"crit": []string{"exp2"}, "exp2": 1}, p.Claims("alice", "", nil)),
+		"an identity token":                p.Key(0).Sign(t, claims{"typ": "id+jwt"}, p.Claims("alice", "", nil)),
+		"a logout token":                   p.Key(0).Sign(t, claims{"typ": "logout+jwt"}, p.Claims("alice", "", nil)),
+		"other claims under the signature": parts[0] + "." + strings.Split(p.Token("root", "", nil), ".")[1] + "." + parts[2],
+		"a signature cut short":            good[:len(good)-4],
+		"garbage":                          "garbage",
+		"dots":                             "..",
+		"garbage in three parts":           "a.b.c",
+		"five parts, as if encrypted":      good + ".a.b",
+		"JSON":                             `{"payload":"","signatures":[]}`,
+		"claims that are no object":        identity.Encode([]byte(`{"alg":"RS256"}`)) + "." + identity.Encode([]byte(`[]`)) + ".AAAA",
+		"over long":                        p.Token("alice", "", claims{"padding": strings.Repeat("x", 16<<10)}),
+	} {
+		t.Run("AUT-01 "+what, func(t *testing.T) { w.refuse(t, fault.Unauthenticated, token) })
+	}
+	if _, err := w.Authenticate(t.Context(), http.Header{}); err != auth.ErrNoToken {
+		t.Errorf("no token: got %v", err)
+	}
+}
+
+// TestIssuersAreApart shows that a subject is one of its issuer (AUT-01, AUT-05).
+func TestIssuersAreApart(t *testing.T) {
+	second := identity.Start(t, audience)
+	w := start(t, func(o *jwt.Options) { o.Issuers = append(o.Issuers, second.Issuer) })
+	one, two := w.accept(t, w.provider.Token("alice", "", nil)), w.accept(t, second.Token("alice", "", nil))
+	if one.ID == two.ID {
+		t.Errorf("both are %s", one.ID)
+	}
+	if again := w.accept(t, w.provider.Token("alice", "events:read", nil)); again.ID != one.ID {
+		t.Errorf("got %s, then %s", one.ID, again.ID)
+	}
+	// The second issuer's key does not sign for the first.
+	w.refuse(t, fault.Unauthenticated, second.Key(0).Sign(t, nil, w.provider.Claims("alice", "", nil)))
+	if jwt.PrincipalID("a", "sub", "bc") == jwt.PrincipalID("ab", "sub", "c") {
+		t.Error("issuer and subject run into each other")
+	}
+}
+
+// TestClaimsThatAreConfigured shows the principal and workspace claims (AUT-01, AUT-05).
+func TestClaimsThatAreConfigured(t *testing.T) {
+	w := start(t, func(o *jwt.Options) { o.PrincipalClaim, o.WorkspaceClaim = "client_id", "tenant" })
+	p := w.accept(t, w.provider.Token("alice", "", claims{"tenant": "acme"}))
+	if p.Workspace != "acme" || p.ID != jwt.PrincipalID(w.provider.Issuer, "client_id", "tests") {
+		t.Errorf("got %+v", p)
+	}
+	w.refuse(t, fault.Unauthenticated, w.provider.Token("alice", "", claims{"tenant": "acme", "client_id": nil}))
+	for _, tenant := range []any{nil, "", "a/b", 7, []string{"acme"}} {
+		w.refuse(t, fault.Forbidden, w.provider.Token("alice", "", claims{"tenant": tenant}))
+	}
+}
+
+// TestSettingsAreChecked shows which settings of --auth jwt are refused (AUT-01).
+func TestSettingsAreChecked(t *testing.T) {
+	for what, change := range map[string]func(*jwt.Options){
+		"no issuer":                   func(o *jwt.Options) { o.Issuers = nil },
+		"an issuer twice":             func(o *jwt.Options) { o.Issuers = append(o.Issuers, o.Issuers...) },
+		"an issuer over http":         func(o *jwt.Options) { o.Issuers = []string{"http://login.example.com"} },
+		"an issuer with a query":      func(o *jwt.Options) { o.Issuers = []string{"https://login.example.com?a=b"} },
+		"an issuer that is no URL":    func(o *jwt.Options) { o.Issuers = []string{"login"} },
+		"no audience":                 func(o *jwt.Options) { o.Audience = nil },
+		"an audience that is no URL":  func(o *jwt.Options) { o.Audience = []string{"api"} },
+		"an audience with a fragment": func(o *jwt.Options) { o.Audience = []string{audience + "#x"} },
+		"an audience to be encoded":   func(o *jwt.Options) { o.Audience = []string{"https://x.example/{a}"} },
+		"an audience to be resolved":  func(o *jwt.Options) { o.Audience = []string{"https://x.example/../a"} },
+		"too few JWKS": func(o *jwt.Options) {
+			o.Issuers, o.JWKS = append(o.Issuers, "https://b.example"), []string{"https://a.example/keys"}
+		},
+		"JWKS over http":    func(o *jwt.Options) { o.JWKS = []string{"http://login.example.com/keys"} },
+		"no algorithm":      func(o *jwt.Options) { o.Algorithms = nil },
+		"none":              func(o *jwt.Options) { o.Algorithms = []string{"none"} },
+		"a shared secret":   func(o *jwt.Options) { o.Algorithms = []string{"RS256", "HS256"} },
+		"a long leeway":     func(o *jwt.Options) { o.Leeway = 61 * time.Second },
+		"a negative leeway": func(o *jwt.Options) { o.Leeway = -1 },
+	} {
+		t.Run("AUT-01 "+what, func(t *testing.T) {
+			o := jwt.Options{Issuers: []string{"https://login.example.com"}, Audience: []string{audience}, Algorithms: []string{"RS256"}}
+			if _, err := jwt.New(o); err != nil {
+				t.Fatal(err)
+			}
+			change(&o)
+			if _, err := jwt.New(o); !fault.Is(err, fault.Invalid) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,203 @@
+package jwt_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"mcpevents/shared/auth/jwt"
+	"mcpevents/shared/fault"
+	"mcpevents/test/identity"
+)
+
+// TestRotation shows that new keys are taken and old ones go (AUT-01).
+func TestRotation(t *testing.T) {
+	w := start(t, nil)
+	before := w.provider.Token("alice", "", nil)
+	w.accept(t, before)
+	w.provider.Rotate(identity.NewKey(t, "rsa-2", "RS256"), w.provider.Key(1))
+	after := w.provider.Token("alice", "", nil)
+	w.accept(t, before)
+	w.ahead = 5 * time.Second // a new key is looked for not more often
+	w.accept(t, after)
+	if n := w.provider.Fetches(); n != 2 {
+		t.Errorf("the keys were fetched %d times, want 2", n)
+	}
+	w.refuse(t, fault.Unauthenticated, before)
+}
+
+// TestAKeyThatWasTakenAway shows that keys are looked at again without a new one
+// being asked for (AUT-01).
+func TestAKeyThatWasTakenAway(t *testing.T) {
+	w := start(t, nil)
+	token := w.provider.Token("alice", "", claims{"exp": time.Now().Add(time.Hour).Unix()})
+	w.accept(t, token)
+	w.provider.Rotate(w.provider.Key(1))
+	w.ahead = 5*time.Minute - time.Second
+	w.accept(t, token)
+	w.ahead = 5 * time.Minute
+	w.refuse(t, fault.Unauthenticated, token)
+}
+
+// TestMadeUpKeysCostTheIssuerNothing shows that tokens with unknown keys do not
+// become as many requests (AUT-01).
+func TestMadeUpKeysCostTheIssuerNothing(t *testing.T) {
+	w := start(t, nil)
+	w.accept(t, w.provider.Token("alice", "", nil))
+	stranger := identity.NewKey(t, "", "ES256")
+	for i := range 100 {
+		w.ahead = time.Duration(i) * 100 * time.Millisecond
+		w.refuse(t, fault.Unauthenticated, stranger.Sign(t, claims{"kid": strings.Repeat("x", i+1)}, w.provider.Claims("alice", "", nil)))
+	}
+	if n := w.provider.Fetches(); n > 3 {
+		t.Errorf("100 made-up keys in 10 s made %d requests", n)
+	}
+}
+
+// TestTheProviderIsDown shows what is answered without keys, and for how long old
+// ones are used (AUT-01).
+func TestTheProviderIsDown(t *testing.T) {
+	w := start(t, nil)
+	long := claims{"exp": time.Now().Add(3 * time.Hour).Unix()}
+	token := w.provider.Token("alice", "", long)
+	w.provider.Down(true)
+	w.refuse(t, fault.Unavailable, token) // not told to be bad: nobody knows
+	w.provider.Down(false)
+	w.refuse(t, fault.Unavailable, token) // not asked again at once
+	w.ahead = 5 * time.Second
+	w.accept(t, token)
+
+	w.provider.Down(true)
+	for _, ahead := range []time.Duration{10 * time.Minute, 30 * time.Minute, time.Hour} {
+		w.ahead = ahead
+		w.accept(t, token)
+	}
+	fresh := identity.NewKey(t, "rsa-2", "RS256")
+	w.refuse(t, fault.Unavailable, fresh.Sign(t, nil, w.provider.Claims("alice", "", long))) // may be a new key
+	w.ahead = time.Hour + 5*time.Second
+	w.refuse(t, fault.Unavailable, token)
+	w.provider.Down(false)
+	w.ahead += 5 * time.Second
+	w.accept(t, token)
+}
+
+// TestOneFetchForAll shows that callers who come together make one fetch (AUT-01).
+func TestOneFetchForAll(t *testing.T) {
+	w := start(t, nil)
+	token := w.provider.Token("alice", "", nil)
+	var all, ready sync.WaitGroup
+	ready.Add(50)
+	keys := `{"keys":[` + jsonOf(t, w.provider.Key(0).JWK()) + `]}`
+	w.provider.ServeKeys(func(out http.ResponseWriter, _ *http.Request) {
+		ready.Wait() // for all callers to be there
+		_, _ = out.Write([]byte(keys))
+	})
+	for range 50 {
+		all.Go(func() {
+			ready.Done()
+			if _, err := w.Authenticate(t.Context(), bearer(token)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if n := w.provider.Fetches(); n != 1 {
+		t.Errorf("the keys were fetched %d times", n)
+	}
+}
+
+func jsonOf(t *testing.T, v any) string {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// hanging is a provider that never answers.
+type hanging struct{}
+
+func (hanging) RoundTrip(r *http.Request) (*http.Response, error) {
+	<-r.Context().Done()
+	return nil, r.Context().Err()
+}
+
+// TestAProviderThatHangs shows that a fetch is bounded in time, also for those
+// who wait for another's (AUT-01).
+func TestAProviderThatHangs(t *testing.T) {
+	key := identity.NewKey(t, "k", "RS256")
+	const issuer = "https://login.example.com"
+	synctest.Test(t, func(t *testing.T) {
+		a, err := jwt.New(jwt.Options{
+			Issuers: []string{issuer}, Audience: []string{audience}, Algorithms: []string{"RS256"},
+			Client: &http.Client{Transport: hanging{}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		token := key.Sign(t, nil, claims{"iss": issuer, "aud": audience, "sub": "alice", "exp": time.Now().Add(time.Hour).Unix()})
+		began := time.Now()
+		var all sync.WaitGroup
+		for range 3 {
+			all.Go(func() {
+				if _, err := a.Authenticate(t.Context(), bearer(token)); !fault.Is(err, fault.Unavailable) {
+					t.Errorf("got %v", err)
+				}
+			})
+		}
+		all.Wait()
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// TestWhatAProviderMayServe shows where keys are looked for, and which are taken (AUT-01).
+func TestWhatAProviderMayServe(t *testing.T) {
+	write := func(body string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(body)) }
+	}
+	for what, tc := range map[string]struct {
+		serve http.HandlerFunc
+		want  fault.Kind
+	}{
+		"no JSON":             {write("keys"), fault.Unavailable},
+		"no key set":          {write(`{}`), fault.Unavailable},
+		"no keys":             {write(`{"keys":[]}`), fault.Unauthenticated},
+		"keys that are none":  {write(`{"keys":[{"kty":"oct","kid":"rsa-1","k":"AAAA"},{"kty":"?"},7,{"kty":"RSA","kid":"rsa-1","n":"3w","e":"AQAB"}]}`), fault.Unauthenticated},
+		"more than a key set": {write(`{"keys":[],"x":"` + strings.Repeat("x", 600<<10) + `"}`), fault.Unavailable},
+		"a redirect":          {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, fault.Unavailable},
+	} {
+		t.Run("AUT-01 "+what, func(t *testing.T) {
+			w := start(t, nil)
+			token := w.provider.Token("alice", "", nil)
+			w.provider.ServeKeys(tc.serve)
+			w.refuse(t, tc.want, token)
+			w.provider.ServeKeys(nil)
+			w.ahead = 5 * time.Second
+			w.accept(t, token)
+		})
+	}
+	t.Run("AUT-01 the metadata of OpenID Connect", func(t *testing.T) {
+		w := start(t, nil)
+		w.provider.OpenID()
+		w.accept(t, w.provider.Token("alice", "", nil))
+	})
+	t.Run("AUT-01 keys at a URL that is configured", func(t *testing.T) {
+		p := identity.Start(t, audience)
+		w := start(t, func(o *jwt.Options) { o.Issuers, o.JWKS = []string{"https://login.example.com"}, []string{p.JWKS()} })
+		w.accept(t, p.Token("alice", "", claims{"iss": "https://login.example.com"}))
+	})
+	t.Run("AUT-01 metadata in another issuer's name", func(t *testing.T) {
+		w := start(t, nil)
+		issuer := w.provider.Issuer
+		w.provider.Issuer = "https://honest.example.com"
+		token := w.provider.Token("alice", "", claims{"iss": issuer})
+		w.refuse(t, fault.Unavailable, token)
+	})
+}

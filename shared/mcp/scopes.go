@@ -1,0 +1,81 @@
+package mcp
+
+import (
+	"encoding/json"
+	"slices"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/subscription"
+)
+
+// allMissing completes an error for want of scopes with all that the operation
+// lacks: the method's own, and those of every event type it is about. So a client asks its
+// user once (MCP 2026-07-28, Scope Challenge Handling).
+func (e *Endpoint) allMissing(c *call, m method, err error) error {
+	needed := e.entryScopes(c, m)
+	if m.scope != "" {
+		needed = append(needed, m.scope)
+	}
+	if all := c.principal.Require(needed...); all != nil {
+		return all
+	}
+	return err
+}
+
+// entryScopes lists the scopes of the event types that the params name, by name or
+// by URI. What is malformed or unknown needs none: it is told when the scopes are there.
+func (e *Endpoint) entryScopes(c *call, m method) []string {
+	cat, err := e.catalog(c.request.Context(), c.principal)
+	if err != nil {
+		return nil
+	}
+	var scopes []string
+	if name, ok := jsonrpc.String(c.param("name")); ok && m.family == eventsMethods {
+		if entry := cat.ByName(name); entry != nil && entry.Access != nil {
+			scopes = append(scopes, entry.Access.Scopes...)
+		}
+	}
+	uris := texts(c.param("uris"))
+	all := len(uris) > 0 // a webhook for a parent needs what each type below it needs
+	if uri, ok := jsonrpc.String(c.param("uri")); ok {
+		uris = append(uris, uri)
+	}
+	if filter := c.param("notifications"); len(filter) > 0 && filter[0] == '{' {
+		uris = append(uris, texts(jsonrpc.Member(filter, "resourceSubscriptions"))...)
+	}
+	for _, uri := range uris[:min(len(uris), subscription.MaxURIs)] {
+		scopes = append(scopes, scopesOf(cat, uri, c.principal, all)...)
+	}
+	return scopes
+}
+
+// scopesOf lists the scopes that a URI needs. In band, a parent is open to who may
+// have one of the types below it.
+func scopesOf(cat *catalog.Catalog, uri string, p auth.Principal, all bool) (scopes []string) {
+	_, access, err := subscription.Resolve(cat, uri)
+	if err != nil {
+		return nil
+	}
+	for _, a := range access {
+		rule := a.Entry.Access
+		if rule == nil || p.Has(rule.Scopes...) {
+			if !all {
+				return nil
+			}
+			continue
+		}
+		scopes = append(scopes, rule.Scopes...)
+	}
+	slices.Sort(scopes)
+	return slices.Compact(scopes)
+}
+
+// texts are the strings of an array; nil for anything else.
+func texts(raw json.RawMessage) (out []string) {
+	if len(raw) == 0 || raw[0] != '[' || json.Unmarshal(raw, &out) != nil {
+		return nil
+	}
+	return out
+}

@@ -1,0 +1,20 @@
+// Package tokens makes the authenticator of --auth jwt from the operator's
+// settings, for the embedded server and the functions. It is apart from package
+// wiring because every function authenticates, and few need what else is wired there.
+package tokens
+
+import (
+	"log/slog"
+
+	"mcpevents/shared/auth/jwt"
+	"mcpevents/shared/config"
+)
+
+// Authenticator takes the access tokens that the settings describe. Settings that
+// are missing or out of range are of kind fault.Invalid.
+func Authenticator(l config.Limits, log *slog.Logger) (*jwt.Authenticator, error) {
+	return jwt.New(jwt.Options{
+		Issuers: l.JWTIssuers, JWKS: l.JWTKeys, Audience: l.JWTAudience, Algorithms: l.JWTAlgorithms,
+		PrincipalClaim: l.JWTPrincipal, WorkspaceClaim: l.JWTWorkspace, Leeway: l.JWTLeeway, Log: log,
+	})
+}

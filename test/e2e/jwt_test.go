@@ -1,0 +1,476 @@
+//go:build unix
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/auth/extauth"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/modelcontextprotocol/go-sdk/oauthex"
+
+	"mcpevents/test/harness"
+	"mcpevents/test/identity"
+)
+
+type claims = identity.Claims
+
+// owned is a catalog in which events belong to an organisation.
+const owned = `
+events:
+  - name: repo.changed
+    uriTemplate: event://repos/{owner}/{repo}/changed
+    payloadSchema: {type: object}
+    access: {claims: {owner: org}}
+  - name: repo.secret
+    uriTemplate: event://repos/{owner}/{repo}/secret
+    payloadSchema: {type: object}
+    access: {scopes: [secrets], claims: {owner: org}}
+  - name: repo.announced
+    uriTemplate: event://repos/{owner}/{repo}/announced
+    payloadSchema: {type: object}
+  - name: scoped.thing
+    uri: event://scoped/thing
+    payloadSchema: {type: object}
+    access: {scopes: [secrets, audit]}
+`
+
+const everything = "events:read events:subscribe events:publish"
+
+func startJWT(t *testing.T, args ...string) (*harness.Server, *identity.Provider) {
+	t.Helper()
+	p := identity.Start(t, "")
+	s := harness.StartServer(t, harness.ServerOptions{Provider: p, Catalog: owned, Args: args})
+	s.Keys["publisher"] = p.Token("publisher", "events:publish", nil)
+	s.Keys["acme"] = p.Token("alice", everything, claims{"org": "acme"})
+	s.Keys["reader"] = p.Token("reader", "events:read", nil)
+	return s, p
+}
+
+// waysIn are requests that need a token, each with the scope it needs.
+func waysIn(s *harness.Server) map[string]func(t *testing.T, token string) *harness.Answer {
+	ways := map[string]func(*testing.T, string) *harness.Answer{
+		"GET /mcp events:read": func(t *testing.T, token string) *harness.Answer {
+			c := &harness.Client{URL: s.MCP, Key: token, Version: harness.Legacy, Session: "any"}
+			return c.Raw(t, http.MethodGet, "")
+		},
+		"DELETE /mcp events:read": func(t *testing.T, token string) *harness.Answer {
+			c := &harness.Client{URL: s.MCP, Key: token, Version: harness.Legacy, Session: "any"}
+			return c.Raw(t, http.MethodDelete, "")
+		},
+		"initialize events:read": func(t *testing.T, token string) *harness.Answer {
+			return (&harness.Client{URL: s.MCP, Key: token, Version: harness.Legacy}).Do(t, "initialize", object{"protocolVersion": harness.Legacy})
+		},
+		"POST /events events:publish": func(t *testing.T, token string) *harness.Answer {
+			target := harness.Target{Events: s.Events, Keys: map[string]string{"caller": token}}
+			a := target.PostEvents(t, "caller", "application/json", `{"uri":"event://scoped/thing","data":{}}`)
+			return &harness.Answer{Status: a.Status, Header: a.Header, Body: a.Body}
+		},
+	}
+	for method, way := range map[string]struct {
+		scope  string
+		params object
+	}{
+		"server/discover":                    {"events:read", nil},
+		"resources/list":                     {"events:read", nil},
+		"resources/templates/list":           {"events:read", nil},
+		"resources/read":                     {"events:read", object{"uri": "event://repos/acme/web/announced"}},
+		"subscriptions/listen":               {"events:read", object{"notifications": object{"resourceSubscriptions": []string{"event://repos"}}}},
+		"events/list":                        {"events:read", nil},
+		"events/subscribe":                   {"events:subscribe", subscription("repo.announced", nil, "http://127.0.0.1:9/", newSecret())},
+		"events/unsubscribe":                 {"events:subscribe", subscription("repo.announced", nil, "http://127.0.0.1:9/", newSecret())},
+		"resources/subscriptions/register":   {"events:subscribe", object{"uris": []string{"event://scoped/thing"}, "targetUri": "http://127.0.0.1:9/"}},
+		"resources/subscriptions/deregister": {"events:subscribe", object{"uri": "subscription://x"}},
+	} {
+		ways[method+" "+way.scope] = func(t *testing.T, token string) *harness.Answer {
+			return (&harness.Client{URL: s.MCP, Key: token, Version: harness.Modern}).Do(t, method, way.params)
+		}
+	}
+	return ways
+}
+
+// TestTokensAreNeeded shows --auth jwt from outside: what a caller without a good token
+// gets everywhere, and how it learns where to get one (AUT-01).
+func TestTokensAreNeeded(t *testing.T) {
+	t.Parallel()
+	s, p := startJWT(t)
+	now := time.Now()
+	stranger := identity.NewKey(t, "rsa-1", "RS256")
+	bad := map[string]string{
+		"expired":          p.Token("alice", everything, claims{"exp": now.Add(-time.Hour).Unix()}),
+		"not yet valid":    p.Token("alice", everything, claims{"nbf": now.Add(time.Hour).Unix()}),
+		"another audience": p.Token("alice", everything, claims{"aud": s.Base() + "/other"}),
+		"another issuer":   p.Token("alice", everything, claims{"iss": "https://other.example.com"}),
+		"no subject":       p.Token("alice", everything, claims{"sub": nil}),
+		"another key":      stranger.Sign(t, nil, p.Claims("alice", everything, nil)),
+		"alg none":         identity.Token(t, claims{"alg": "none"}, p.Claims("alice", everything, nil), func(string) []byte { return nil }),
+		"garbage":          "garbage",
+	}
+	meta := s.Base() + "/.well-known/oauth-protected-resource/mcp"
+	for way, call := range waysIn(s) {
+		what, scope, _ := cutLast(way)
+		t.Run("AUT-01 "+what+" without a token", func(t *testing.T) {
+			a := call(t, "")
+			if want := fmt.Sprintf(`Bearer scope="%s", resource_metadata="%s"`, scope, meta); a.Status != 401 || a.Header.Get("WWW-Authenticate") != want {
+				t.Errorf("status %d, WWW-Authenticate %s, want %s", a.Status, a.Header.Get("WWW-Authenticate"), want)
+			}
+		})
+		for why, token := range bad {
+			t.Run("AUT-01 "+what+" with a token: "+why, func(t *testing.T) {
+				a := call(t, token)
+				if want := fmt.Sprintf(`Bearer error="invalid_token", scope="%s", resource_metadata="%s"`, scope, meta); a.Status != 401 || a.Header.Get("WWW-Authenticate") != want {
+					t.Errorf("status %d, WWW-Authenticate %s, want %s", a.Status, a.Header.Get("WWW-Authenticate"), want)
+				}
+				if strings.HasPrefix(a.Header.Get("Content-Type"), "text/event-stream") || strings.Contains(string(a.Body), "event://") {
+					t.Errorf("answered %s %.200s", a.Header.Get("Content-Type"), a.Body)
+				}
+			})
+		}
+	}
+	t.Run("AUT-01 a token in the query is none", func(t *testing.T) {
+		c := &harness.Client{URL: s.MCP + "?access_token=" + s.Keys["acme"], Version: harness.Modern}
+		if a := c.Do(t, "resources/list", nil); a.Status != 401 || strings.Contains(a.Header.Get("WWW-Authenticate"), "error") {
+			t.Errorf("status %d, WWW-Authenticate %s", a.Status, a.Header.Get("WWW-Authenticate"))
+		}
+	})
+	t.Run("AUT-06 no token is in the log", func(t *testing.T) {
+		for _, token := range append(slices.Collect(maps.Values(bad)), s.Keys["acme"]) {
+			if len(token) > 30 && strings.Contains(s.Output(), token[len(token)-30:]) {
+				t.Error("it is")
+			}
+		}
+	})
+}
+
+func cutLast(s string) (before, after string, found bool) {
+	i := strings.LastIndexByte(s, ' ')
+	return s[:i], s[i+1:], i >= 0
+}
+
+// TestTokensLetIn shows that a good token opens every way (AUT-01).
+func TestTokensLetIn(t *testing.T) {
+	t.Parallel()
+	s, p := startJWT(t)
+	receiver := harness.NewReceiver(t)
+	alice := s.Modern("acme")
+	const uri = "event://repos/acme/web/changed"
+	t.Run("AUT-01 lists", func(t *testing.T) {
+		if n := len(alice.All(t, "events/list", "events")); n != 2 {
+			t.Errorf("%d event types are listed, want 2", n)
+		}
+		s.Keys["nowhere"] = p.Token("erin", everything, nil)
+		if n := len(s.Modern("nowhere").All(t, "events/list", "events")); n != 1 {
+			t.Errorf("%d event types are listed without the claim, want 1", n)
+		}
+	})
+	t.Run("AUT-01 publish, stream, webhooks, read", func(t *testing.T) {
+		hook, extension := receiver.Endpoint("hook"), receiver.Endpoint("extension")
+		registered := register(t, alice, hook, uri)
+		subscribe(t, alice, extension, "repo.changed", object{"owner": "acme", "repo": "web"})
+		stream := alice.Listen(t, 1, object{"resourceSubscriptions": []string{uri}}, nil)
+		legacy := s.Legacy(t, "acme", harness.Legacy)
+		legacy.Call(t, "resources/subscribe", object{"uri": uri}, nil)
+		session := legacy.Open(t, "")
+		s.Publish(t, harness.Event{ID: "e1", URI: uri, Data: object{"n": 1}})
+		hook.Wait(t, 1)
+		extension.Wait(t, 1)
+		stream.Wait(t, 1)
+		session.Wait(t, 1)
+		if a := alice.Do(t, "resources/read", object{"uri": uri}); !strings.Contains(string(a.Body), "e1") {
+			t.Errorf("read: %s", a.Body)
+		}
+		// A fresh token of the same subject is the same principal.
+		s.Keys["acme again"] = p.Token("alice", everything, claims{"org": "acme"})
+		deregister(t, s.Modern("acme again"), registered.Subscription.URI)
+	})
+	t.Run("AUT-05 another subject is somebody else", func(t *testing.T) {
+		made := register(t, alice, receiver.Endpoint("mine"), uri)
+		s.Keys["bob"] = p.Token("bob", everything, claims{"org": "acme"})
+		if a := s.Modern("bob").Do(t, "resources/subscriptions/deregister", object{"uri": made.Subscription.URI}); a.Error == nil {
+			t.Errorf("bob ended alice's subscription: %s", a.Body)
+		}
+	})
+	t.Run("AUT-01 the Go SDK's client with a token", func(t *testing.T) {
+		for _, version := range []string{harness.Modern, harness.Legacy} {
+			c := s.SDK(t, "acme", version, harness.SDKOptions{})
+			c.Follow(t, uri)
+			s.Publish(t, harness.Event{URI: uri, Data: object{}})
+			harness.Eventually(t, harness.Patience, "the update at "+version, func() bool { return len(c.Updates()) > 0 })
+		}
+	})
+}
+
+// TestTheSDKGetsATokenByItself shows that the challenges and the metadata lead the official
+// client to the provider and to every scope it needs, without being told anything (AUT-01).
+func TestTheSDKGetsATokenByItself(t *testing.T) {
+	t.Parallel()
+	s, p := startJWT(t)
+	for _, version := range []string{harness.Modern, harness.Legacy} {
+		t.Run("AUT-01 "+version, func(t *testing.T) {
+			handler, err := extauth.NewClientCredentialsHandler(&extauth.ClientCredentialsHandlerConfig{
+				Credentials: &oauthex.ClientCredentials{
+					ClientID: "robot", ClientSecretAuth: &oauthex.ClientSecretAuth{ClientSecret: identity.Secret},
+				},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			client := sdk.NewClient(&sdk.Implementation{Name: "robot", Version: "1"}, nil)
+			session, err := client.Connect(t.Context(), &sdk.StreamableClientTransport{
+				Endpoint: s.MCP, OAuthHandler: handler, DisableStandaloneSSE: true,
+			}, &sdk.ClientSessionOptions{ProtocolVersion: version})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer session.Close()
+			if _, err := session.ListResources(t.Context(), nil); err != nil {
+				t.Error(err)
+			}
+			if granted := p.Granted(); granted[len(granted)-1] != "events:read" {
+				t.Errorf("it asked for %q", granted)
+			}
+			if _, err := session.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: "event://scoped/thing"}); err != nil {
+				t.Error(err)
+			}
+			granted := strings.Fields(p.Granted()[len(p.Granted())-1])
+			if slices.Sort(granted); !slices.Equal(granted, []string{"audit", "events:read", "secrets"}) {
+				t.Errorf("it stepped up to %q", p.Granted())
+			}
+		})
+	}
+}
+
+// TestMissingScopes shows that a 403 names everything that an operation lacks (AUT-01, AUT-03).
+func TestMissingScopes(t *testing.T) {
+	t.Parallel()
+	s, p := startJWT(t)
+	s.Keys["nobody"] = p.Token("nobody", "", claims{"org": "acme"})
+	s.Keys["some"] = p.Token("some", "events:subscribe secrets", claims{"org": "acme"})
+	scoped, plain := "event://scoped/thing", "event://repos/acme/web/announced"
+	hook := "http://127.0.0.1:9/"
+	for _, tc := range []struct {
+		who, method string
+		params      object
+		want        string
+	}{
+		{"nobody", "resources/list", nil, "events:read"},
+		{"nobody", "resources/read", object{"uri": plain}, "events:read"},
+		{"nobody", "resources/read", object{"uri": scoped}, "audit events:read secrets"},
+		{"reader", "resources/read", object{"uri": scoped}, "audit secrets"},
+		{"nobody", "resources/read", object{"uri": "event://nothing/here"}, "events:read"},
+		{"nobody", "subscriptions/listen", object{"notifications": object{"resourceSubscriptions": []string{scoped}}}, "audit events:read secrets"},
+		{"nobody", "resources/subscriptions/register", object{"uris": []string{plain, scoped}, "targetUri": hook}, "audit events:subscribe secrets"},
+		{"some", "resources/subscriptions/register", object{"uris": []string{plain, scoped}, "targetUri": hook}, "audit"},
+		{"nobody", "resources/subscriptions/register", object{"uris": []string{"event://repos/acme/web/secret", scoped}, "targetUri": hook}, "audit events:subscribe secrets"},
+		{"acme", "resources/subscriptions/register", object{"uris": []string{"event://repos/acme/web/secret", scoped}, "targetUri": hook}, "audit secrets"},
+		{"nobody", "events/subscribe", subscription("scoped.thing", nil, hook, newSecret()), "audit events:subscribe secrets"},
+		{"some", "events/subscribe", subscription("scoped.thing", nil, hook, newSecret()), "audit"},
+		{"nobody", "events/list", nil, "events:read"},
+	} {
+		t.Run("AUT-01 "+tc.who+" "+tc.method+" "+tc.want, func(t *testing.T) {
+			a := s.Modern(tc.who).Do(t, tc.method, tc.params)
+			want := `Bearer error="insufficient_scope", scope="` + tc.want + `", resource_metadata="` + s.Base() + `/.well-known/oauth-protected-resource/mcp"`
+			if a.Status != http.StatusForbidden || a.Header.Get("WWW-Authenticate") != want {
+				t.Errorf("status %d, WWW-Authenticate %s\nwant %s\n%s", a.Status, a.Header.Get("WWW-Authenticate"), want, a.Body)
+			}
+		})
+	}
+	t.Run("AUT-03 POST /events", func(t *testing.T) {
+		a := s.PostEvents(t, "reader", "application/json", `{"uri":"event://scoped/thing","data":{}}`)
+		if challenge := a.Header.Get("WWW-Authenticate"); a.Status != http.StatusForbidden || !strings.Contains(challenge, `error="insufficient_scope", scope="events:publish", resource_metadata=`) {
+			t.Errorf("status %d, %s", a.Status, challenge)
+		}
+	})
+	t.Run("AUT-01 GET of a session", func(t *testing.T) {
+		c := s.Legacy(t, "nobody", harness.Legacy)
+		a := c.Raw(t, http.MethodGet, "")
+		if challenge := a.Header.Get("WWW-Authenticate"); a.Status != http.StatusForbidden || !strings.Contains(challenge, `scope="events:read"`) {
+			t.Errorf("status %d, %s", a.Status, challenge)
+		}
+	})
+}
+
+// TestResourceMetadata shows where a client learns of the authorization server (AUT-01, RFC 9728).
+func TestResourceMetadata(t *testing.T) {
+	t.Parallel()
+	s, p := startJWT(t)
+	keys := harness.StartServer(t, harness.ServerOptions{})
+	for _, path := range []string{"/.well-known/oauth-protected-resource", "/.well-known/oauth-protected-resource/mcp"} {
+		t.Run("AUT-01 "+path, func(t *testing.T) {
+			resp, err := http.Get(s.Base() + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			var doc struct {
+				Resource string
+				Servers  []string `json:"authorization_servers"`
+				Scopes   []string `json:"scopes_supported"`
+				Methods  []string `json:"bearer_methods_supported"`
+			}
+			if err := json.NewDecoder(resp.Body).Decode(&doc); err != nil || resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/json" {
+				t.Fatalf("status %d, %v, %v", resp.StatusCode, resp.Header, err)
+			}
+			if doc.Resource != s.MCP || !slices.Equal(doc.Servers, []string{p.Issuer}) || !slices.Equal(doc.Methods, []string{"header"}) ||
+				!slices.Equal(doc.Scopes, strings.Fields(everything)) {
+				t.Errorf("got %+v", doc)
+			}
+			other, err := http.Get(keys.Base() + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			other.Body.Close()
+			if other.StatusCode != http.StatusNotFound {
+				t.Errorf("with --auth keys: status %d", other.StatusCode)
+			}
+		})
+	}
+}
+
+// TestTheProviderCannotBeReached shows that a token that cannot be checked is neither
+// good nor bad (AUT-01).
+func TestTheProviderCannotBeReached(t *testing.T) {
+	t.Parallel()
+	s, p := startJWT(t)
+	p.Down(true)
+	a := s.Modern("acme").Do(t, "resources/list", nil)
+	if a.Status != http.StatusServiceUnavailable || a.Header.Get("Retry-After") == "" || a.Header.Get("WWW-Authenticate") != "" {
+		t.Errorf("POST /mcp: status %d, %v", a.Status, a.Header)
+	}
+	e := s.PostEvents(t, "acme", "application/json", `{"uri":"event://scoped/thing","data":{}}`)
+	if e.Status != http.StatusServiceUnavailable || strings.Contains(string(e.Body), p.Issuer) {
+		t.Errorf("POST /events: status %d, %s", e.Status, e.Body)
+	}
+	p.Down(false)
+	harness.Eventually(t, harness.Patience, "it is let in", func() bool { return s.Modern("acme").Do(t, "resources/list", nil).Status == 200 })
+}
+
+// TestAStreamEndsWithItsToken shows that a token that expired gets nothing more (AUT-01, AUT-04).
+func TestAStreamEndsWithItsToken(t *testing.T) {
+	t.Parallel()
+	s, p := startJWT(t, "--jwt-leeway", "0s")
+	s.Keys["short"] = p.Token("alice", everything, claims{"org": "acme", "exp": time.Now().Add(3 * time.Second).Unix()})
+	stream := s.Modern("short").Listen(t, 1, object{"resourceSubscriptions": []string{"event://repos/acme/web/changed"}}, nil)
+	select {
+	case <-stream.Ended():
+	case <-time.After(harness.Patience):
+		t.Fatal("it stays open")
+	}
+	s.Publish(t, harness.Event{URI: "event://repos/acme/web/changed", Data: object{}})
+	if n := len(stream.Updates()); n != 0 {
+		t.Errorf("%d updates came", n)
+	}
+}
+
+// TestOwners shows the access rule owner: org of a catalog with claims of tokens: who is of one
+// organisation gets nothing of another, whatever is asked for (AUT-04, AUT-05).
+func TestOwners(t *testing.T) {
+	t.Parallel()
+	s, p := startJWT(t)
+	s.Keys["both"] = p.Token("carol", everything+" secrets", claims{"org": []string{"acme", "globex"}})
+	s.Keys["number"] = p.Token("dave", everything, claims{"org": 42})
+	s.Keys["nowhere"] = p.Token("erin", everything, nil)
+	receiver := harness.NewReceiver(t)
+	const own, foreign = "event://repos/acme/web/changed", "event://repos/globex/web/changed"
+	publish := func(t *testing.T, ids string, uris ...string) {
+		for i, uri := range uris {
+			s.Publish(t, harness.Event{ID: fmt.Sprint(ids, i), URI: uri, Data: object{"of": uri}})
+		}
+	}
+	publish(t, "before", foreign, own)
+	hook := receiver.Endpoint("refused")
+
+	for _, tc := range []struct {
+		who  string
+		uris []string
+	}{
+		{"acme", []string{foreign, "event://repos/*/web/changed", "event://repos/*/*/changed", "event://repos/globex/*/changed", "event://repos/ACME/web/changed", "event://repos/acm/web/changed", "event://repos/acme%2Fx/web/changed"}},
+		{"nowhere", []string{own, foreign, "event://repos/*/web/changed"}},
+		{"number", []string{own, "event://repos/4/web/changed"}},
+		{"both", []string{"event://repos/initech/web/changed", "event://repos/*/web/changed"}},
+	} {
+		c, legacy := s.Modern(tc.who), s.Legacy(t, tc.who, harness.Legacy)
+		for _, uri := range tc.uris {
+			t.Run("AUT-04 "+tc.who+" does not get "+uri, func(t *testing.T) {
+				refused := func(a *harness.Answer) {
+					t.Helper()
+					if a.Error == nil || strings.Contains(string(a.Body), `"of"`) {
+						t.Errorf("answered %s", a.Body)
+					}
+				}
+				refused(c.Do(t, "resources/read", object{"uri": uri}))
+				refused(c.Do(t, "resources/subscriptions/register", object{"uris": []string{uri}, "targetUri": hook.URL()}))
+				refused(legacy.Do(t, "resources/subscribe", object{"uri": uri}))
+				l := c.Listen(t, 1, object{"resourceSubscriptions": []string{uri}}, nil)
+				if p := decode[struct{ Notifications map[string]any }](t, l.Next(t).Params); len(p.Notifications) != 0 {
+					t.Errorf("listen honours %v", p.Notifications)
+				}
+				owner, repo := strings.Split(uri, "/")[3], strings.Split(uri, "/")[4]
+				arguments := object{}
+				if owner != "*" {
+					arguments["owner"] = owner
+				}
+				if repo != "*" {
+					arguments["repo"] = repo
+				}
+				for _, method := range []string{"events/subscribe", "events/poll", "events/stream"} {
+					params := subscription("repo.changed", arguments, hook.URL(), newSecret())
+					if method != "events/subscribe" {
+						delete(params, "delivery")
+					}
+					refused(c.Do(t, method, params))
+				}
+			})
+		}
+	}
+
+	t.Run("AUT-04 one of several organisations, or a number", func(t *testing.T) {
+		for who, uri := range map[string]string{"both": foreign, "number": "event://repos/42/web/changed", "acme": own} {
+			hook := receiver.Endpoint("own-" + who)
+			register(t, s.Modern(who), hook, uri)
+			publish(t, who, uri)
+			hook.Wait(t, 1)
+		}
+	})
+	t.Run("AUT-04 a parent of several owners is refused as a webhook", func(t *testing.T) {
+		for _, uri := range []string{"event://repos", "event://repos/globex", "event://repos/globex/web"} {
+			a := s.Modern("acme").Do(t, "resources/subscriptions/register", object{"uris": []string{uri}, "targetUri": hook.URL()})
+			if a.Error == nil || a.Error.Code != 403 {
+				t.Errorf("%s: %s", uri, a.Body)
+			}
+		}
+	})
+	t.Run("AUT-04 in band a parent of several owners gives what is one's own or open", func(t *testing.T) {
+		c := s.Modern("acme")
+		stream := c.Listen(t, 1, object{"resourceSubscriptions": []string{"event://repos"}}, nil)
+		legacy := s.Legacy(t, "acme", harness.Legacy)
+		legacy.Call(t, "resources/subscribe", object{"uri": "event://repos"}, nil)
+		session := legacy.Open(t, "")
+		for i := range 3 {
+			publish(t, fmt.Sprint("p", i), foreign, "event://repos/acme/web/secret", "event://repos/globex/web/announced")
+		}
+		for what, got := range map[string][]*harness.Update{"listen": stream.Wait(t, 3), "session": session.Wait(t, 3)} {
+			for _, u := range got {
+				if u.URI != "event://repos/globex/web/announced" {
+					t.Errorf("%s got %s", what, u.URI)
+				}
+			}
+		}
+		a := c.Do(t, "resources/read", object{"uri": "event://repos"})
+		if body := string(a.Body); a.Error != nil || strings.Contains(body, foreign) || strings.Contains(body, "/secret") || !strings.Contains(body, "announced") {
+			t.Errorf("read: %s", body)
+		}
+	})
+	t.Run("AUT-05 nothing of another owner was delivered", func(t *testing.T) {
+		if n := len(hook.IDs()); n != 0 {
+			t.Errorf("%d webhooks came", n)
+		}
+	})
+}
