@@ -183,7 +183,8 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		Subscriptions: subscriptions, Registrar: subscriptions, Deregistrar: subscriptions,
 		AnonymousWebhooks: s.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(s.Limits),
 		ResourceMetadata: callers.metadata,
-		AllowedOrigins:   s.Limits.AllowedOrigins, MaxAge: s.Limits.StreamMaxAge, Heartbeat: s.Limits.Heartbeat, Logger: s.Log,
+		AllowedOrigins:   s.Limits.AllowedOrigins, MaxAge: s.Limits.StreamMaxAge, Heartbeat: s.Limits.Heartbeat,
+		PollMin: s.Limits.PollMin, PollMax: s.Limits.PollMax, Logger: s.Log,
 	}); err != nil {
 		return nil, err
 	}

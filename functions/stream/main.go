@@ -42,7 +42,8 @@ func main() {
 			ForwardRegistrar: register, ForwardDeregistrar: deregister,
 			AnonymousWebhooks: p.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(p.Limits),
 			ResourceMetadata: p.ResourceMetadata,
-			AllowedOrigins:   p.Limits.AllowedOrigins, MaxAge: p.Limits.StreamMaxAge, Heartbeat: p.Limits.Heartbeat, Logger: p.Log,
+			AllowedOrigins:   p.Limits.AllowedOrigins, MaxAge: p.Limits.StreamMaxAge, Heartbeat: p.Limits.Heartbeat,
+			PollMin: p.Limits.PollMin, PollMax: p.Limits.PollMax, Logger: p.Log,
 		})
 	})
 	lambdaurl.Start(p.Serve(p.Handler(endpoint), "/mcp", "/mcp/{"+mcp.PathWorkspace+"}"))

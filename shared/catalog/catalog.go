@@ -78,6 +78,8 @@ type Entry struct {
 	params   *schema
 	types    map[string]string // of the variables whose schema wants no string
 	input    json.RawMessage
+
+	arguments *schema // input
 }
 
 // Access is an entry's rule beside the general scopes.
@@ -138,5 +140,5 @@ func (e *Entry) WebhookAllowed() bool { return slices.Contains(e.Delivery, Deliv
 
 // InputSchema is the JSON Schema of the arguments that a subscription by name
 // takes (events/list, SEP-3415): the template's variables and the filters, each of
-// which is a text or a list of texts.
+// which is a value or a list of values.
 func (e *Entry) InputSchema() json.RawMessage { return e.input }

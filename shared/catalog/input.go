@@ -56,10 +56,12 @@ func (p *parser) paramsSchema(e *Entry, at *strictyaml.Node) {
 	}
 }
 
+const scalarValue = `{"type":["string","number","boolean"]}`
+
 var (
 	anyText    = json.RawMessage(`{"type":"string"}`)
-	filterText = json.RawMessage(`{"anyOf":[{"type":"string"},{"type":"array","items":{"type":"string"},"minItems":1,"maxItems":50}],` +
-		`"description":"A text that the event must have here, or a list of which it must have one; * stands for any text."}`)
+	filterText = json.RawMessage(`{"anyOf":[` + scalarValue + `,{"type":"array","items":` + scalarValue + `,"minItems":1,"maxItems":50}],` +
+		`"description":"A value that the event must have here, or a list of which it must have one; in a text, * stands for any characters."}`)
 	redactFlag = json.RawMessage(`{"type":"boolean","default":false,"description":"Leave out the members that the event type marks as sensitive."}`)
 )
 

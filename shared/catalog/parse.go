@@ -117,6 +117,7 @@ func (p *parser) entry(n *strictyaml.Node) {
 	p.payloadSchema(e, at["payloadSchema"])
 	p.paramsSchema(e, at["paramsSchema"])
 	e.input = inputSchema(e)
+	e.arguments = &schema{raw: e.input}
 	p.entries = append(p.entries, e)
 }
 

@@ -75,12 +75,37 @@ func (e *Entry) ValidateParams(vars map[string]string) error {
 		}
 		faults = validate(s, obj)
 	}
+	return e.unfit("variables", faults)
+}
+
+// ValidateArguments checks the arguments of a subscription by name, a JSON object, against
+// [Entry.InputSchema]. Errors are as those of [Entry.ValidateParams].
+func (e *Entry) ValidateArguments(arguments []byte) error {
+	if e.ParamsSchema == nil && string(arguments) == "{}" {
+		return nil // and the schema need not be compiled
+	}
+	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(arguments))
+	if err != nil {
+		return fault.New(fault.Invalid, "the arguments are not valid JSON")
+	}
+	s, err := e.arguments.compiled()
+	if err != nil {
+		return err
+	}
+	faults := checkNumbers(v, nil, 0, nil)
+	if len(faults) == 0 {
+		faults = validate(s, v)
+	}
+	return e.unfit("arguments", faults)
+}
+
+func (e *Entry) unfit(what string, faults []SchemaFault) error {
 	if len(faults) == 0 {
 		return nil
 	}
 	faults = tidyFaults(faults)
 	first := strings.TrimPrefix(faults[0].Pointer+" ", "/")
-	return fault.New(fault.Invalid, "the variables of %s do not fit: %s", e.Name,
+	return fault.New(fault.Invalid, "the %s of %s do not fit: %s", what, e.Name,
 		strings.TrimSpace(first+faults[0].Message)).With(faults)
 }
 

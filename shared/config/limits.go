@@ -38,6 +38,8 @@ type Limits struct {
 
 	StreamMaxAge time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open; the client goes on with its cursor."`
 	Heartbeat    time.Duration `name:"heartbeat" default:"15s" help:"Longest quiet of a stream."`
+	PollMin      time.Duration `name:"poll-min" default:"1s" help:"When a client of events/poll is asked to come again while there is traffic."`
+	PollMax      time.Duration `name:"poll-max" default:"30s" help:"When it is asked to come again after a long quiet."`
 
 	DefaultTTL    time.Duration `name:"default-ttl" default:"24h" help:"Life of an MCP Events subscription that asks for none."`
 	MinTTL        time.Duration `name:"min-ttl" default:"1m" help:"Shortest life of an MCP Events subscription that is granted."`
@@ -168,6 +170,8 @@ func (l Limits) Check() error {
 		{"events-timeout", l.EventsTimeout, 100 * time.Millisecond, time.Minute},
 		{"stream-max-age", l.StreamMaxAge, time.Second, 24 * time.Hour},
 		{"heartbeat", l.Heartbeat, time.Second, 30 * time.Second}, // SEP-3415 allows 30 s
+		{"poll-min", l.PollMin, 100 * time.Millisecond, time.Hour},
+		{"poll-max", l.PollMax, 100 * time.Millisecond, time.Hour},
 		{"default-ttl", l.DefaultTTL, time.Minute, 365 * 24 * time.Hour},
 		{"min-ttl", l.MinTTL, time.Second, 24 * time.Hour},
 		{"max-ttl", l.MaxTTL, time.Minute, 365 * 24 * time.Hour},
@@ -180,6 +184,8 @@ func (l Limits) Check() error {
 	switch {
 	case l.DefaultTTL > l.MaxTTL:
 		return fault.New(fault.Invalid, "--default-ttl is longer than --max-ttl")
+	case l.PollMin > l.PollMax:
+		return fault.New(fault.Invalid, "--poll-min is longer than --poll-max")
 	case l.Quota < 1 || l.Streams < 1:
 		return fault.New(fault.Invalid, "--quota and --streams must be at least 1")
 	case !(l.PublishRate >= 0): // NaN too

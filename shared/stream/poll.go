@@ -46,6 +46,10 @@ type Page struct {
 // filters let them through.
 const maxExamined = 2000
 
+// maxOpen is how many entries within the window a poll hands out: what its cursor can
+// name, less one for each partition whose next entry may share its key with one of them.
+const maxOpen = eventlog.MaxSent - eventlog.Shards
+
 // Poll reads once what lies behind a cursor, without a tail: a concrete URI by one read
 // of the store, a wildcard by one for each of its partitions. It keeps no state.
 //
@@ -223,7 +227,7 @@ func (p *poll) take(e eventlog.Entry) bool {
 	case len(p.events) >= p.request.Most, len(p.events) > 0 && p.bytes+size > p.request.Bytes:
 		p.more = true
 		return false
-	case open && p.open >= eventlog.MaxSent:
+	case open && p.open >= maxOpen:
 		p.held = true
 		return false
 	case open:

@@ -9,9 +9,9 @@ import (
 	"mcpevents/shared/subscription"
 )
 
-// begin is the position from which a reader finds what is published after a time.
+// begin is the position from which a reader finds what is published at a time or later.
 // Where writers stamp, one whose clock is behind may stamp it earlier.
-func (ts *Tails) begin(since time.Time) int64 { return since.Add(-ts.margin()).UnixMicro() }
+func (ts *Tails) begin(since time.Time) int64 { return since.Add(-ts.margin()).UnixMicro() - 1 }
 
 func (ts *Tails) margin() time.Duration {
 	if ts.Log.DB.Ordered() {

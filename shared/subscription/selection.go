@@ -41,12 +41,17 @@ func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
 			return Selection{}, err
 		}
 	}
+	if s.Arguments, err = canonicalJSON(args); err != nil {
+		return Selection{}, err
+	}
+	if err := e.ValidateArguments(s.Arguments); err != nil {
+		return Selection{}, err
+	}
 	if err := e.ValidateParams(s.Vars); err != nil {
 		return Selection{}, fault.Wrap(fault.Invalid, err, "arguments")
 	}
 	s.Pattern = ForEntry(e, s.Vars)
-	s.Arguments, err = canonicalJSON(args)
-	return s, err
+	return s, nil
 }
 
 // take reads one argument.
