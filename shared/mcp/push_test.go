@@ -1,13 +1,27 @@
 package mcp
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/stream"
 )
 
 // pushed are the params of a notification of events/stream.
 type pushed struct {
+	at     time.Time // in a bubble
 	Method string
 	Params struct {
 		EventID, Name, Timestamp string
@@ -67,4 +81,442 @@ func TestPush(t *testing.T) {
 			o.cancel()
 		}
 	})
+	t.Run("EVX-06_the_server's_end_is_a_result_with_the_id", func(t *testing.T) {
+		f := newFixture(t, nil)
+		o, _ := f.push(alice, `"x"`, "ci.deploy", `{}`, "")
+		must(t, f.endpoint.Close(t.Context()))
+		m := o.next()
+		if string(m.ID) != `"x"` || m.Result.ResultType != "complete" || string(m.Result.Meta[metaSubscription]) != `"x"` || m.Result.Meta[MetaCursor] != nil {
+			t.Errorf("got %s", m.sse.Data)
+		}
+		o.end()
+	})
+	t.Run("EVX-06_many_streams_of_a_client_one_subscription_each", func(t *testing.T) {
+		f := newFixture(t, nil)
+		a, _ := f.push(alice, "1", "ci.deploy", `{}`, "")
+		b, _ := f.push(alice, "2", "github.push", `{"owner":"acme"}`, "")
+		f.publish("event://github/other/web/push", `{"n":0}`)
+		f.publish("event://ci/deploy", `{"n":1}`)
+		f.publish("event://github/acme/web/push", `{"n":2}`)
+		if p := a.pushed(); string(p.Params.Data) != `{"n":1}` {
+			t.Errorf("got %+v", p)
+		}
+		a.cancel()
+		f.publish("event://github/acme/api/push", `{"n":3}`)
+		for _, want := range []string{`{"n":2}`, `{"n":3}`} {
+			if p := b.pushed(); string(p.Params.Data) != want || string(p.Params.Meta[metaSubscription]) != "2" {
+				t.Errorf("got %+v", p)
+			}
+		}
+	})
+	t.Run("EVX-07_resumes_in_any_mode_at_any_instance", func(t *testing.T) {
+		f := newFixture(t, nil)
+		for _, args := range []string{`{"owner":"acme","repo":"web"}`, `{"owner":"acme"}`} {
+			at, n, cursor := f, 0, ""
+			publish := func() { f.publish("event://github/acme/web/push", fmt.Sprintf(`{"n":%d}`, n)); n++ }
+			expect := func(got string, i int) {
+				t.Helper()
+				if got != fmt.Sprintf(`{"n":%d}`, i) {
+					t.Errorf("%s: got %s, want number %d", args, got, i)
+				}
+			}
+			read := 0
+			cursor = f.poll(alice, "github.push", args, "", "").Cursor
+			for range 3 {
+				for range 4 {
+					publish()
+				}
+				at = at.instance()
+				o, first := at.push(alice, "1", "github.push", args, cursor)
+				if *first.Params.Truncated {
+					t.Errorf("%s: a gap", args)
+				}
+				for range 2 { // and two stay unread
+					p := o.pushed()
+					expect(string(p.Params.Data), read)
+					cursor = p.Params.Cursor
+					read++
+				}
+				o.cancel()
+				at = at.instance()
+				p := at.poll(alice, "github.push", args, cursor, `,"maxEvents":1`)
+				expect(string(p.Events[0].Data), read)
+				read++
+				cursor = p.Cursor
+				var made struct{ Cursor string }
+				at.modern(alice, methodEventsSub, `"name":"github.push","arguments":`+args+`,"cursor":"`+cursor+`",`+callback).result(t, &made)
+				if made.Cursor == "" {
+					t.Fatal("no cursor of a webhook")
+				}
+				p = at.poll(alice, "github.push", args, made.Cursor, "")
+				expect(string(p.Events[len(p.Events)-1].Data), read)
+				read++
+				cursor = p.Cursor
+			}
+		}
+	})
+	t.Run("EVX-07_too_old_is_truncated_in_active", func(t *testing.T) {
+		f := newFixture(t, nil)
+		old := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
+		short := f.instance()
+		short.log.Retention = time.Nanosecond
+		_, first := short.push(alice, "1", "ci.deploy", `{}`, old)
+		if !*first.Params.Truncated || first.Params.Cursor == old {
+			t.Errorf("got %+v", first)
+		}
+		late := f.instance()
+		late.log.Now = func() time.Time { return time.Now().Add(time.Hour) }
+		o := late.open(late.request("POST", alice, modernBody("1", methodEventsStream, pollParams("ci.deploy", `{}`, old)+`,"maxAgeMs":60000`), modernHeaders(methodEventsStream, "")...))
+		if first = o.pushed(); !*first.Params.Truncated {
+			t.Errorf("older than maxAgeMs: %+v", first)
+		}
+	})
+	t.Run("EVX-17_what_ends_a_subscription_is_said_and_additions_end_nothing", func(t *testing.T) {
+		const had = "description: Something was deployed.\n    payloadSchema: {type: object}"
+		for _, tc := range []struct {
+			name, from, to string
+			code           int
+			data           string
+		}{
+			{"removed", "name: ci.deploy", "name: ci.rollout", -32011, `{"kind":"event"}`},
+			{"another payload", had, "description: Something was deployed.\n    payloadSchema: {type: object, required: [n]}", -32014, `{"feature":"payloadSchema","reason":"schema_changed"}`},
+			{"another URI", "uri: event://ci/deploy", "uri: event://ci/deployed", -32014, `{"feature":"inputSchema","reason":"schema_changed"}`},
+			{"no streams", had, had + "\n    delivery: [webhook]", -32014, `{"feature":"deliveryMode","value":"push"}`},
+			{"access", had, had + "\n    access: {scopes: [deployers]}", -32012, `{"reason":"Access revoked"}`},
+			{"an addition", had, "description: Something.\n    payloadSchema: {type: object, properties: {n: {type: integer}}}\n    filters: {n: /n}", 0, ``},
+		} {
+			f := newFixture(t, nil)
+			o, _ := f.push(alice, "7", "ci.deploy", `{}`, "")
+			f.catalogs.Replace(mustParse(t, strings.Replace(testCatalog, tc.from, tc.to, 1)))
+			must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
+			if tc.code == 0 {
+				f.publish("event://ci/deploy", `{"n":1}`)
+				if p := o.pushed(); p.Method != noteEventsEvent { // nor is there a list_changed: EVX-18
+					t.Errorf("%s: got %+v", tc.name, p)
+				}
+				o.cancel()
+				continue
+			}
+			p := o.pushed()
+			if p.Method != noteEventsTerminated || p.Params.Error == nil || p.Params.Error.Code != tc.code || string(p.Params.Meta[metaSubscription]) != "7" {
+				t.Fatalf("%s: got %+v", tc.name, p)
+			}
+			sameJSON(t, p.Params.Error.Data, tc.data)
+			if m := o.next(); m.Result.ResultType != "complete" || string(m.ID) != "7" {
+				t.Errorf("%s: then %s", tc.name, m.sse.Data)
+			}
+			o.end()
+		}
+	})
+	t.Run("EVX-17_the_change_is_seen_with_the_next_event_too", func(t *testing.T) {
+		f := newFixture(t, nil)
+		o, _ := f.push(alice, "1", "ci.deploy", `{}`, "")
+		f.catalogs.Replace(mustParse(t, strings.Replace(testCatalog, "payloadSchema: {type: object}", "payloadSchema: {type: object, required: [n]}", 1)))
+		f.publish("event://ci/deploy", `{"n":1}`)
+		if p := o.pushed(); p.Method != noteEventsTerminated {
+			t.Errorf("got %+v", p)
+		}
+	})
+	t.Run("EVX-06_a_failure_that_passes_is_told_and_loses_nothing", func(t *testing.T) {
+		var shaky *shakyCatalogs
+		f := newFixture(t, func(o *Options) {
+			shaky = &shakyCatalogs{Catalogs: o.Catalogs}
+			o.Catalogs = shaky
+		})
+		o, _ := f.push(alice, "1", "ci.deploy", `{}`, "")
+		shaky.fails.Store(2)
+		ev := f.publish("event://ci/deploy", `{}`)
+		for range 2 {
+			if p := o.pushed(); p.Method != noteEventsError || p.Params.Error == nil || p.Params.Error.Code != codeUnavailable || string(p.Params.Meta[metaSubscription]) != "1" {
+				t.Errorf("got %+v", p)
+			}
+		}
+		if p := o.pushed(); p.Method != noteEventsEvent || p.Params.EventID != ev.ID {
+			t.Errorf("got %+v", p)
+		}
+	})
+	t.Run("EVX-06_who_does_not_read_is_ended_and_can_come_back", func(t *testing.T) {
+		f := newEndpoint(t, func(o *Options) { o.WriteTimeout = time.Second })
+		f.server = httptest.NewUnstartedServer(f.endpoint)
+		f.server.Config.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+			_ = c.(*net.TCPConn).SetWriteBuffer(64 << 10) // so that little is under way unread
+			return ctx
+		}
+		f.server.Start()
+		t.Cleanup(func() {
+			f.close()
+			f.server.Close()
+		})
+		f.server.Client().Transport.(*http.Transport).DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := new(net.Dialer).DialContext(ctx, network, addr)
+			if err == nil {
+				_ = c.(*net.TCPConn).SetReadBuffer(64 << 10)
+			}
+			return c, err
+		}
+		slow, first := f.push(alice, "1", "ci.deploy", `{}`, "")
+		fast, _ := f.push(bob, "1", "ci.deploy", `{}`, "")
+		slow.stop() // reads no more
+		const n = 10
+		for i := range n {
+			f.publish("event://ci/deploy", fmt.Sprintf(`{"n":%d,"x":"%s"}`, i, strings.Repeat("x", 200<<10)))
+			if p := fast.pushed(); !strings.HasPrefix(string(p.Params.Data), fmt.Sprintf(`{"n":%d,`, i)) {
+				t.Fatalf("the other got %.60s, want number %d", p.Params.Data, i)
+			}
+		}
+		deadline := time.Now().Add(patience)
+		for f.endpoint.OpenStreams() > 1 {
+			if time.Now().After(deadline) {
+				t.Fatal("the slow stream is still open")
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		cursor, got := first.Params.Cursor, 0
+		for got < n {
+			p := f.poll(alice, "ci.deploy", `{}`, cursor, "")
+			for _, e := range p.Events {
+				if !strings.HasPrefix(string(e.Data), fmt.Sprintf(`{"n":%d,`, got)) {
+					t.Fatalf("got %.60s, want number %d", e.Data, got)
+				}
+				got++
+			}
+			cursor = p.Cursor
+		}
+	})
+}
+
+// shakyCatalogs fails now and then.
+type shakyCatalogs struct {
+	Catalogs
+	fails atomic.Int64
+}
+
+func (s *shakyCatalogs) Catalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
+	if s.fails.Add(-1) >= 0 {
+		return nil, fault.New(fault.Unavailable, "no answer")
+	}
+	return s.Catalogs.Catalog(ctx, workspace)
+}
+
+// TestPushClock shows the heartbeats and the looks at the caller's credentials.
+func TestPushClock(t *testing.T) {
+	serve := func(t *testing.T, change func(*Options), arguments string, during func(f *fixture)) []pushed {
+		t.Helper()
+		var out []pushed
+		synctest.Test(t, func(t *testing.T) {
+			f := newEndpointOn(t, newMemory(), change)
+			w := &written{header: http.Header{}}
+			ctx, cancel := context.WithCancel(t.Context())
+			finished := make(chan struct{})
+			req := f.request("POST", alice, modernBody("1", methodEventsStream, arguments), modernHeaders(methodEventsStream, "")...).WithContext(ctx)
+			go func() {
+				defer close(finished)
+				f.endpoint.ServeHTTP(w, req)
+			}()
+			synctest.Wait()
+			during(f)
+			synctest.Wait()
+			cancel()
+			<-finished
+			f.tails.Close()
+			at := w.times()
+			for i, m := range frames(t, w.text()) {
+				var p pushed
+				must(t, json.Unmarshal(m.sse.Data, &p))
+				p.at = at[i]
+				out = append(out, p)
+			}
+		})
+		return out
+	}
+	t.Run("EVX-06_heartbeats_with_the_cursor_whether_or_not_events_come", func(t *testing.T) {
+		got := serve(t, nil, `"name":"ci.build","arguments":{"status":"passed"}`, func(f *fixture) {
+			for i := range 200 {
+				if i < 100 {
+					f.publish("event://ci/build-finished", `{"status":"passed"}`)
+				} else { // its filter drops these
+					f.publish("event://ci/build-finished", `{"status":"failed"}`)
+				}
+				time.Sleep(time.Second)
+			}
+		})
+		last, beats, events := got[0].at, 0, 0
+		cursors := map[string]bool{}
+		for _, p := range got {
+			switch p.Method {
+			case noteEventsEvent:
+				events++
+				continue
+			case noteEventsHeartbeat:
+				beats++
+				if p.Params.Cursor == "" || cursors[p.Params.Cursor] || string(p.Params.Meta[metaSubscription]) != "1" {
+					t.Errorf("heartbeat %d: %+v", beats, p)
+				}
+				cursors[p.Params.Cursor] = true
+			}
+			if d := p.at.Sub(last); d > maxBeat {
+				t.Errorf("%v between heartbeats", d)
+			}
+			last = p.at
+		}
+		if events != 100 || beats < 6 || beats > 12 {
+			t.Errorf("%d events and %d heartbeats in 200 s", events, beats)
+		}
+	})
+	t.Run("EVX-17_revoked_credentials_end_it", func(t *testing.T) {
+		for name, change := range map[string]func(*revocable){
+			"unknown now":  func(r *revocable) { r.say(auth.Principal{}, auth.ErrNoToken) },
+			"another":      func(r *revocable) { r.say(auth.Principal{ID: "x", Workspace: "default", Scopes: auth.Scopes()}, nil) },
+			"without read": func(r *revocable) { r.say(auth.Principal{ID: "alice", Workspace: "default"}, nil) },
+		} {
+			var r *revocable
+			got := serve(t, func(o *Options) {
+				r = &revocable{Authenticator: o.Auth}
+				o.Auth = r
+			}, `"name":"ci.deploy"`, func(f *fixture) {
+				time.Sleep(time.Minute)
+				change(r)
+				time.Sleep(time.Minute)
+			})
+			var methods []string
+			for _, p := range got {
+				methods = append(methods, p.Method)
+			}
+			n := len(got) - 2
+			if n < 1 || got[n].Method != noteEventsTerminated || got[n].Params.Error.Code != SketchCodes.Forbidden {
+				t.Errorf("%s: got %v", name, methods)
+				continue
+			}
+			if d := got[n].at.Sub(got[0].at); d < time.Minute || d > 90*time.Second {
+				t.Errorf("%s: it ended after %v", name, d)
+			}
+		}
+	})
+	t.Run("EVX-17_credentials_that_cannot_be_looked_at_stay_good", func(t *testing.T) {
+		var r *revocable
+		got := serve(t, func(o *Options) {
+			r = &revocable{Authenticator: o.Auth}
+			o.Auth = r
+		}, `"name":"ci.deploy"`, func(f *fixture) {
+			r.say(auth.Principal{}, fault.New(fault.Unavailable, "no answer"))
+			time.Sleep(2 * time.Minute)
+			f.publish("event://ci/deploy", `{}`)
+			time.Sleep(time.Second)
+		})
+		if last := got[len(got)-1]; last.Method != noteEventsEvent {
+			t.Errorf("got %+v", last)
+		}
+	})
+}
+
+// revocable is an authenticator that changes its mind.
+type revocable struct {
+	auth.Authenticator
+	mind atomic.Pointer[func() (auth.Principal, error)]
+}
+
+func (r *revocable) Authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
+	if says := r.mind.Load(); says != nil {
+		return (*says)()
+	}
+	return r.Authenticator.Authenticate(ctx, h)
+}
+
+func (r *revocable) say(p auth.Principal, err error) {
+	says := func() (auth.Principal, error) { return p, err }
+	r.mind.Store(&says)
+}
+
+// TestWhatCannotBeFollowed holds for all three modes.
+func TestWhatCannotBeFollowed(t *testing.T) {
+	methods := map[string]string{methodEventsPoll: "", methodEventsStream: "", methodEventsSub: callback}
+	for _, codes := range []EventCodes{SketchCodes, ProposalCodes} {
+		f := newFixture(t, func(o *Options) { o.EventCodes = codes })
+		for _, tc := range []struct {
+			name, params string
+			code         int
+			data         string // contained
+		}{
+			{"EVX-03 unknown argument", `"name":"ci.deploy","arguments":{"color":"red"}`, -32602, `"color"`},
+			{"EVX-03 a variable that breaks its schema", `"name":"github.pull_request","arguments":{"owner":"ACME","repo":"x"}`, -32602, `owner`},
+			{"EVX-03 a variable of another type", `"name":"github.push","arguments":{"owner":7}`, -32602, `owner`},
+			{"EVX-03 an empty variable", `"name":"github.push","arguments":{"owner":""}`, -32602, `owner`},
+			{"EVX-03 a required variable is missing", `"name":"github.pull_request","arguments":{"owner":"acme"}`, -32602, `repo`},
+			{"EVX-03 a filter that is an object", `"name":"ci.build","arguments":{"status":{}}`, -32602, ``},
+			{"EVX-03 a filter that is an empty list", `"name":"ci.build","arguments":{"status":[]}`, -32602, ``},
+			{"EVX-03 nothing to redact", `"name":"ci.build","arguments":{"redact":true}`, -32602, `redact`},
+			{"EVX-03 arguments are no object", `"name":"ci.deploy","arguments":[]`, -32602, ``},
+			{"no name", `"arguments":{}`, -32602, ``},
+			{"a name that is no text", `"name":7`, -32602, ``},
+			{"maxAgeMs below 0", `"name":"ci.deploy","maxAgeMs":-1`, -32602, `maxAgeMs`},
+			{"EVX-16 no such event type", `"name":"no.such"`, codes.NotFound, `{"kind":"event"}`},
+			{"EVX-16 not for this caller", `"name":"billing.invoice"`, codes.Forbidden, ``},
+			{"EVX-03 a variable of a claim is left out", `"name":"tenant.alarm"`, codes.Forbidden, ``},
+			{"EVX-03 a variable that is not the claim", `"name":"tenant.alarm","arguments":{"org":"other"}`, codes.Forbidden, ``},
+		} {
+			for method, more := range methods {
+				params := tc.params
+				if more != "" {
+					params += "," + more
+				}
+				key := alice
+				if strings.Contains(tc.params, "tenant") {
+					key = acme
+				}
+				r := f.modern(key, method, params)
+				if r.code(t) != tc.code && r.Status != http.StatusForbidden || !strings.Contains(r.Body, tc.data) {
+					t.Errorf("%s: %s: %d %s", tc.name, method, r.Status, r.Body)
+				}
+			}
+		}
+		for method, name := range map[string]string{methodEventsPoll: "audit.entry", methodEventsStream: "audit.entry", methodEventsSub: "chat.typing"} {
+			mode := map[string]string{methodEventsPoll: "poll", methodEventsStream: "push", methodEventsSub: "webhook"}[method]
+			params := `"name":"` + name + `"`
+			if methods[method] != "" {
+				params += "," + methods[method]
+			}
+			m := f.modern(alice, method, params).rpc(t)
+			if m.Error == nil || m.Error.Code != codes.Unsupported || !strings.HasPrefix(m.Error.Message, "Unsupported") {
+				t.Errorf("EVX-02 EVX-16: %s: %+v", method, m.Error)
+				continue
+			}
+			sameJSON(t, m.Error.Data, `{"feature":"deliveryMode","value":"`+mode+`"}`)
+		}
+		for _, maxEvents := range []string{"0", "-1", "1.5", `"5"`, "[]", "1e999"} {
+			if r := f.modern(alice, methodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != -32602 {
+				t.Errorf("EVX-05: maxEvents %s: %s", maxEvents, r.Body)
+			}
+		}
+		for _, maxEvents := range []string{"1", "1e1", "500", "1000000000000"} {
+			if r := f.modern(alice, methodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != 0 {
+				t.Errorf("EVX-05: maxEvents %s: %s", maxEvents, r.Body)
+			}
+		}
+	}
+}
+
+// TestEventsListChanged: only a listen that asked is told, and its acknowledgment says so.
+func TestEventsListChanged(t *testing.T) {
+	f := newFixture(t, nil)
+	asked := f.listen(alice, "1", `{"eventsListChanged":true}`)
+	others := f.listen(alice, "2", `{"eventsListChanged":false,"resourcesListChanged":true,"toolsListChanged":true}`)
+	sameJSON(t, asked.next().Params.Notifications, `{"eventsListChanged":true}`)
+	sameJSON(t, others.next().Params.Notifications, `{"resourcesListChanged":true}`)
+	push, _ := f.push(alice, "3", "ci.deploy", `{}`, "")
+	must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
+	if m := asked.next(); m.Method != noteEventsChange || string(m.Params.Meta[metaSubscription]) != "1" {
+		t.Errorf("EVX-18: got %s", m.sse.Data)
+	}
+	if m := others.next(); m.Method != noteResourcesChange {
+		t.Errorf("EVX-18: got %s", m.sse.Data)
+	}
+	f.publish("event://ci/deploy", `{}`)
+	if p := push.pushed(); p.Method != noteEventsEvent {
+		t.Errorf("EVX-18: an events/stream was told: %+v", p)
+	}
+	select {
+	case e := <-others.events:
+		t.Errorf("EVX-18: one that did not ask was told: %s", e.Data)
+	default:
+	}
 }

@@ -23,6 +23,7 @@ type open struct {
 	status int
 	cancel context.CancelFunc
 	ended  chan struct{}
+	hold   chan struct{} // closed: nothing more is read
 }
 
 // frame is a message of a stream.
@@ -49,13 +50,19 @@ func (f *fixture) open(req *http.Request) *open {
 	f.t.Cleanup(cancel)
 	res, err := f.server.Client().Do(req.WithContext(ctx))
 	must(f.t, err)
-	o := &open{t: f.t, events: make(chan sse.Event, 100), header: res.Header, status: res.StatusCode, cancel: cancel, ended: make(chan struct{})}
+	o := &open{t: f.t, events: make(chan sse.Event, 100), header: res.Header, status: res.StatusCode, cancel: cancel, ended: make(chan struct{}), hold: make(chan struct{})}
 	go func() {
 		defer close(o.ended)
 		defer close(o.events)
 		defer res.Body.Close()
 		r := sse.NewReader(res.Body, 1<<20)
 		for {
+			select {
+			case <-o.hold:
+				<-ctx.Done()
+				return
+			default:
+			}
 			e, err := r.Next()
 			if err != nil {
 				if !errors.Is(err, io.EOF) && ctx.Err() == nil {
@@ -70,6 +77,9 @@ func (f *fixture) open(req *http.Request) *open {
 	f.t.Cleanup(cancel)
 	return o
 }
+
+// stop leaves the stream open and reads no more.
+func (o *open) stop() { close(o.hold) }
 
 // listen opens a subscriptions/listen.
 func (f *fixture) listen(key, id, filter string) *open {
