@@ -37,6 +37,7 @@ type BenchCmd struct {
 	Publishers  int           `default:"8" help:"Concurrent publishers."`
 	Payload     int           `default:"500" help:"Payload size in bytes."`
 	Latency     bool          `help:"Instead, publish one event at a time and measure until it arrives."`
+	Streams     int           `placeholder:"N" help:"Instead, open N streams and measure their memory, the CPU while quiet, and one event to all of them."`
 	Timeout     time.Duration `default:"2m" help:"Longest run."`
 	Server      string        `help:"Measure this server instead of starting one; its CPU is not known then." placeholder:"URL"`
 	Data        string        `help:"Directory for the server's database; a temporary one by default." placeholder:"DIR"`
@@ -48,14 +49,17 @@ func (c *BenchCmd) Run(g *Globals) error {
 	defer cancel()
 	receiver := newCounter()
 	defer receiver.server.Close()
-	url, pid := c.Server, 0
+	url, debug, pid := c.Server, "", 0
 	if url == "" {
 		var stop func()
 		var err error
-		if url, pid, stop, err = c.start(ctx); err != nil {
+		if url, debug, pid, stop, err = c.start(ctx); err != nil {
 			return err
 		}
 		defer stop()
+	}
+	if c.Streams > 0 {
+		return c.streams(ctx, url, debug, pid)
 	}
 	if err := c.register(ctx, url, receiver.server.URL); err != nil {
 		return err
@@ -79,32 +83,35 @@ const benchCatalog = `events:
 `
 
 // start runs this program's serve command on a free port.
-func (c *BenchCmd) start(ctx context.Context) (url string, pid int, stop func(), err error) {
+func (c *BenchCmd) start(ctx context.Context) (url, debug string, pid int, stop func(), err error) {
 	dir := c.Data
 	if dir == "" {
 		if dir, err = os.MkdirTemp("", "mcpevents-bench-"); err != nil {
-			return "", 0, nil, fault.Wrap(fault.Unavailable, err, "make a temporary directory")
+			return "", "", 0, nil, fault.Wrap(fault.Unavailable, err, "make a temporary directory")
 		}
 	}
 	catalog := filepath.Join(dir, "catalog.yaml")
 	if err := os.WriteFile(catalog, []byte(benchCatalog), 0o600); err != nil {
-		return "", 0, nil, fault.Wrap(fault.Unavailable, err, "write the catalog")
+		return "", "", 0, nil, fault.Wrap(fault.Unavailable, err, "write the catalog")
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return "", 0, nil, err
+		return "", "", 0, nil, err
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := freeAddress()
 	if err != nil {
-		return "", 0, nil, fault.Wrap(fault.Unavailable, err, "find a free port")
+		return "", "", 0, nil, err
 	}
-	addr := l.Addr().String()
-	_ = l.Close()
+	profiles, err := freeAddress()
+	if err != nil {
+		return "", "", 0, nil, err
+	}
 	cmd := exec.CommandContext(ctx, self, "--log-level", "error", "serve", "--addr", addr, "--data", dir,
-		"--catalog", catalog, "--allow-insecure-targets", "--quota", strconv.Itoa(c.Subscribers*c.URIs+10))
+		"--catalog", catalog, "--allow-insecure-targets", "--quota", strconv.Itoa(c.Subscribers*c.URIs+10),
+		"--streams", strconv.Itoa(c.Streams+10), "--debug-addr", profiles)
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
-		return "", 0, nil, fault.Wrap(fault.Unavailable, err, "start the server")
+		return "", "", 0, nil, fault.Wrap(fault.Unavailable, err, "start the server")
 	}
 	stop = func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
@@ -118,15 +125,24 @@ func (c *BenchCmd) start(ctx context.Context) (url string, pid int, stop func(),
 		resp, err := http.Get(url + "/healthz")
 		if err == nil {
 			_ = resp.Body.Close()
-			return url, cmd.Process.Pid, stop, nil
+			return url, "http://" + profiles, cmd.Process.Pid, stop, nil
 		}
 		select {
 		case <-ctx.Done():
 			stop()
-			return "", 0, nil, ctx.Err()
+			return "", "", 0, nil, ctx.Err()
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+}
+
+func freeAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", fault.Wrap(fault.Unavailable, err, "find a free port")
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String(), nil
 }
 
 func (c *BenchCmd) register(ctx context.Context, server, target string) error {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"slices"
 	"strings"
@@ -293,7 +292,7 @@ func TestListenReadsStreams(t *testing.T) {
 func TestListenGoesOnAfterADisconnect(t *testing.T) {
 	for _, revision := range []string{"2026-07-28", "2025-11-25"} {
 		t.Run(revision, func(t *testing.T) {
-			addr, data := freeAddress(t), t.TempDir()
+			addr, data := freeAddr(t), t.TempDir()
 			again := func(s *Settings) { s.Addr, s.Data = addr, data }
 			e := serve(t, again)
 			l := start(t, "listen", "--server", e.URL, "--stream", "--revision", revision, "--uri", buildURI,
@@ -320,20 +319,19 @@ func TestListenGoesOnAfterADisconnect(t *testing.T) {
 	}
 }
 
-func freeAddress(t *testing.T) string {
+func freeAddr(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := freeAddress()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	return addr
 }
 
 func TestListenSaysWhatIsWrong(t *testing.T) {
 	e := serve(t, nil)
 	strict := serve(t, func(s *Settings) { s.Limits.AllowInsecureTargets = false })
-	nobody := "http://" + freeAddress(t)
+	nobody := "http://" + freeAddr(t)
 	tests := []struct {
 		name    string
 		args    []string

@@ -20,6 +20,7 @@ type ServeCmd struct {
 	Own     map[string]string `name:"workspace-catalog" placeholder:"WORKSPACE=FILE;…" help:"Event types of a workspace that does not share those of --catalog."`
 	Config  string            `placeholder:"FILE" help:"Keys and backends."`
 	Auth    string            `default:"none" enum:"none,keys,jwt" help:"How callers are authenticated: none (loopback only), keys, jwt."`
+	Debug   string            `name:"debug-addr" placeholder:"ADDR" help:"Serve profiles (net/http/pprof) at this loopback address."`
 	Drain   time.Duration     `default:"20s" help:"How long a shutdown waits for running requests and deliveries."`
 
 	config.Limits `embed:""`
@@ -35,6 +36,11 @@ func (c *ServeCmd) Run(g *Globals) error {
 	slog.SetDefault(s.Log)
 	ctx, stop := interruptible()
 	defer stop()
+	if c.Debug != "" {
+		if err := serveDebug(ctx, c.Debug); err != nil {
+			return err
+		}
+	}
 	e, err := startEmbedded(ctx, s)
 	if err != nil {
 		return err

@@ -12,9 +12,16 @@ import (
 
 // postModern serves one message of the era without sessions.
 func (e *Endpoint) postModern(w http.ResponseWriter, c *call) {
+	if m, ok := e.admit(w, c); ok {
+		e.dispatch(w, c, m)
+	}
+}
+
+// admit finds the method of a request that passes the checks, and answers all else.
+func (e *Endpoint) admit(w http.ResponseWriter, c *call) (m method, ok bool) {
 	if c.msg.Kind == jsonrpc.Response {
 		e.fail(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "this revision has no requests to clients, and so no responses"})
-		return
+		return m, false
 	}
 	bad := c.checkVersion(e.supported())
 	if bad == nil {
@@ -23,21 +30,20 @@ func (e *Endpoint) postModern(w http.ResponseWriter, c *call) {
 	if c.msg.Kind == jsonrpc.Notification {
 		if bad != nil {
 			e.fail(w, http.StatusBadRequest, nil, bad)
-			return
+			return m, false
 		}
 		w.WriteHeader(http.StatusAccepted)
-		return
+		return m, false
 	}
 	if bad != nil {
 		e.fail(w, http.StatusBadRequest, c.msg.ID, bad)
-		return
+		return m, false
 	}
-	m, ok := e.methods[c.msg.Method]
-	if !ok || !m.modern {
+	if m, ok = e.methods[c.msg.Method]; !ok || !m.modern {
 		e.fail(w, http.StatusNotFound, c.msg.ID, unknownMethod(c.msg.Method))
-		return
+		return m, false
 	}
-	e.dispatch(w, c, m)
+	return m, true
 }
 
 func unknownMethod(name string) *jsonrpc.Error {
@@ -143,17 +149,23 @@ func (e *Endpoint) dispatch(w http.ResponseWriter, c *call, m method) {
 			e.answerFault(w, c, m, err)
 		}
 	default:
-		if !accepts(c.request.Header, "application/json") {
-			e.fail(w, http.StatusNotAcceptable, c.msg.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Accept must list application/json"})
-			return
-		}
-		r, err := m.answer(c.request.Context(), c)
-		if err != nil {
-			e.answerFault(w, c, m, err)
-			return
-		}
-		send(w, http.StatusOK, func(b []byte) []byte { return e.appendResult(b, c, r) })
+		e.answer(w, c, m)
 	}
+}
+
+// answer serves a request that is answered at once. It is apart from dispatch, on
+// whose stack streams wait.
+func (e *Endpoint) answer(w http.ResponseWriter, c *call, m method) {
+	if !accepts(c.request.Header, "application/json") {
+		e.fail(w, http.StatusNotAcceptable, c.msg.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Accept must list application/json"})
+		return
+	}
+	r, err := m.answer(c.request.Context(), c)
+	if err != nil {
+		e.answerFault(w, c, m, err)
+		return
+	}
+	send(w, http.StatusOK, func(b []byte) []byte { return e.appendResult(b, c, r) })
 }
 
 // answerFault answers a request that failed in its method. A lack of scopes is said by

@@ -85,34 +85,52 @@ func (e *Endpoint) full(w http.ResponseWriter, id json.RawMessage) {
 	})
 }
 
-// run passes on what comes until the stream ends, and returns why.
+// run passes on what comes until the stream ends, and returns why. Little is on
+// its stack while it waits: there are thousands of them.
 func (o *outlet) run(ctx context.Context) error {
 	o.wrote = time.Now()
+	quiet := time.NewTimer(o.endpoint.options.Heartbeat)
+	defer quiet.Stop()
 	for {
-		wait, cancel := context.WithDeadline(ctx, o.due())
-		d, err := o.feed.Next(wait)
-		quiet := wait.Err() != nil
-		cancel()
-		switch {
-		case err == nil:
-			if err := o.deliver(ctx, d); err != nil {
-				return err
-			}
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case !quiet && o.push == nil:
+		if err := o.pass(ctx); err != nil {
 			return err
-		case !quiet:
-			if err := o.push.recover(ctx, err); err != nil {
-				return err
-			}
 		}
-		if !time.Now().Before(o.due()) {
+		left := time.Until(o.due())
+		if left <= 0 {
 			if err := o.beat(ctx); err != nil {
 				return err
 			}
+			continue
+		}
+		quiet.Reset(left)
+		select {
+		case <-o.feed.Ready():
+		case <-quiet.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
+}
+
+// pass sends all that is there now.
+func (o *outlet) pass(ctx context.Context) error {
+	for ctx.Err() == nil {
+		d, ok, err := o.feed.Poll(ctx)
+		switch {
+		case err == nil && !ok:
+			return nil
+		case err == nil:
+			err = o.deliver(ctx, d)
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case o.push != nil:
+			err = o.push.recover(ctx, err)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return context.Cause(ctx)
 }
 
 // due is when something must be written if nothing comes before.

@@ -21,11 +21,13 @@ type Feed struct {
 	workspace string
 	sole      bool
 	wants     func(*event.Event) bool
-	in        chan *batch
-	failed    chan struct{}
+	// wake is told when there is something to hand out, or never will be again.
+	wake chan struct{}
 
-	mu     sync.Mutex // guards err and closing failed
-	err    error
+	mu  sync.Mutex
+	in  []*batch // what the tails brought and nobody took yet
+	err error
+
 	parts  map[string]*source
 	back   []*source // sources that still read their past
 	queue  []queued
@@ -56,8 +58,7 @@ type queued struct {
 func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	f := &Feed{
 		tails: ts, workspace: r.Workspace, sole: r.Sole, wants: r.Wants,
-		in: make(chan *batch, ts.Options.Buffer), failed: make(chan struct{}),
-		parts: map[string]*source{},
+		wake: make(chan struct{}, 1), parts: map[string]*source{},
 	}
 	since := r.Since
 	if since.IsZero() {
@@ -144,34 +145,47 @@ func (f *Feed) Remove(p subscription.Pattern) {
 // error when there will be none.
 func (f *Feed) Next(ctx context.Context) (Delivery, error) {
 	for {
+		if d, ok, err := f.Poll(ctx); ok || err != nil {
+			return d, err
+		}
+		select {
+		case <-f.wake:
+		case <-ctx.Done():
+			return Delivery{}, ctx.Err()
+		}
+	}
+}
+
+// Ready receives when [Feed.Poll] is to be called again after it had nothing.
+func (f *Feed) Ready() <-chan struct{} { return f.wake }
+
+// Poll is [Feed.Next] without waiting: ok is false when there is nothing now.
+func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
+	for {
 		for len(f.queue) > 0 {
 			q := f.queue[0]
-			f.queue = f.queue[1:]
+			if f.queue = f.queue[1:]; len(f.queue) == 0 {
+				f.queue = nil // a quiet stream keeps no room
+			}
 			if d, ok := f.take(q); ok {
-				return d, nil
+				return d, true, nil
 			}
 		}
 		if len(f.back) > 0 {
 			if err := f.readPast(ctx); err != nil {
-				return Delivery{}, err
+				return Delivery{}, false, err
 			}
 			continue
 		}
-		select {
-		case b := <-f.in:
-			f.enqueue(b)
-			continue
-		default:
+		f.mu.Lock()
+		in, err := f.in, f.err
+		f.in = nil
+		f.mu.Unlock()
+		if err != nil || len(in) == 0 {
+			return Delivery{}, false, err
 		}
-		select {
-		case b := <-f.in:
+		for _, b := range in {
 			f.enqueue(b)
-		case <-f.failed:
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			return Delivery{}, f.err
-		case <-ctx.Done():
-			return Delivery{}, ctx.Err()
 		}
 	}
 }
@@ -266,6 +280,7 @@ func (f *Feed) readPast(ctx context.Context) error {
 // Cursor is the position behind everything that was handed out. Any instance
 // can resume from it.
 func (f *Feed) Cursor() string {
+	f.settle()
 	at := int64(-1)
 	for _, s := range f.parts {
 		if f.sole && s.topic {
@@ -299,14 +314,38 @@ func (f *Feed) Close() {
 	}
 }
 
+// offer takes a batch from a tail. One that only moves a floor wakes nobody.
 func (f *Feed) offer(b *batch) {
-	select {
-	case f.in <- b:
-	default:
-		if len(b.entries) == 0 {
-			return // only a floor; the next one says more
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err != nil {
+		return
+	}
+	n := len(f.in)
+	if len(b.entries) > 0 {
+		if n >= f.tails.Options.Buffer {
+			f.end(ErrSlow)
+			return
 		}
-		f.fail(ErrSlow)
+		f.in = append(f.in, b)
+		f.tell()
+		return
+	}
+	for i := n - 1; i >= 0 && len(f.in[i].entries) == 0; i-- {
+		if f.in[i].part == b.part {
+			f.in[i] = b
+			return
+		}
+	}
+	if n < f.tails.Options.Buffer { // else the next one says more
+		f.in = append(f.in, b)
+	}
+}
+
+func (f *Feed) tell() {
+	select {
+	case f.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -314,8 +353,30 @@ func (f *Feed) fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.err == nil {
-		f.err = err
-		close(f.failed)
+		f.end(err)
+	}
+}
+
+// end ends the feed; f.mu is held.
+func (f *Feed) end(err error) {
+	f.err, f.in = err, nil
+	f.tell()
+}
+
+// settle moves the floors that nobody was woken for.
+func (f *Feed) settle() {
+	if len(f.queue) > 0 || len(f.back) > 0 {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for len(f.in) > 0 && len(f.in[0].entries) == 0 {
+		if s := f.parts[f.in[0].part.Name()]; s != nil {
+			s.floor = max(s.floor, f.in[0].floor)
+		}
+		if f.in = f.in[1:]; len(f.in) == 0 {
+			f.in = nil
+		}
 	}
 }
 
