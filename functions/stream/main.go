@@ -46,5 +46,5 @@ func main() {
 			PollMin: p.Limits.PollMin, PollMax: p.Limits.PollMax, Logger: p.Log,
 		})
 	})
-	lambdaurl.Start(p.Serve(p.Handler(endpoint), "/mcp", "/mcp/{"+mcp.PathWorkspace+"}"))
+	lambdaurl.Start(p.Serve(p.Handler(endpoint), "/mcp", "/mcp/{"+mcp.PathWorkspace+"}"), p.Draining(endpoint))
 }

@@ -231,6 +231,16 @@ func (s *Stack) Kill(ids ...string) string {
 	return ""
 }
 
+// Retire sends SIGTERM to all processes of the function with the logical id. They
+// get no further call.
+func (s *Stack) Retire(id string) {
+	for _, fn := range s.functions {
+		if fn.id == id {
+			fn.Retire()
+		}
+	}
+}
+
 // Outputs are the outputs of the template.
 func (s *Stack) Outputs() map[string]string { return over(s.outputs, nil) }
 

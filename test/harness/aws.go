@@ -204,6 +204,10 @@ func (a *AWS) Kill() {
 	}
 }
 
+// Retire sends SIGTERM to all processes of a function, as Lambda does before it
+// takes an instance away.
+func (a *AWS) Retire(function string) { a.stack.Retire(function) }
+
 // KillUntil kills processes at random times, perSecond of them on average, until
 // done is closed.
 func (a *AWS) KillUntil(done <-chan struct{}, perSecond float64) {

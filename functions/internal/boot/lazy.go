@@ -33,6 +33,13 @@ func (l *Lazy[T]) Get(ctx context.Context) (T, error) {
 	return l.value, nil
 }
 
+// Made returns the value if it has been made.
+func (l *Lazy[T]) Made() (value T, made bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.value, l.made
+}
+
 // Handler serves by a lazy handler. While that cannot be made it answers 503.
 func (p *Process) Handler(l *Lazy[http.Handler]) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

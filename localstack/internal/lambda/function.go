@@ -224,9 +224,13 @@ func (f *Function) assign(call *invocation) error {
 // last one is free from here on.
 func (f *Function) idled(i *instance) {
 	f.mu.Lock()
-	i.since = time.Now()
-	f.idle = append(f.idle, i)
-	f.mu.Unlock()
+	defer f.mu.Unlock()
+	select {
+	case <-i.stopping: // gets no further call
+	default:
+		i.since = time.Now()
+		f.idle = append(f.idle, i)
+	}
 }
 
 // exited forgets an instance whose process is gone.
@@ -290,6 +294,17 @@ func (f *Function) Kill(busy bool) bool {
 	targets[rand.IntN(len(targets))].kill()
 	f.stats.Kills++
 	return true
+}
+
+// Retire ends all processes as a deployment of a new version does in the end: each
+// gets SIGTERM, also at work, and no further call. New calls start new processes.
+func (f *Function) Retire() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.idle = nil
+	for i := range f.live {
+		i.stop()
+	}
 }
 
 // Close ends all processes: SIGTERM, and SIGKILL to those that stay longer than

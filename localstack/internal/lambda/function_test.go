@@ -334,6 +334,20 @@ func TestAProcessWithoutWorkEnds(t *testing.T) {
 	eventually(t, "the process is gone", func() bool { return f.Live() == 0 })
 }
 
+func TestARetiredProcessGetsSIGTERMAndNoFurtherCall(t *testing.T) {
+	mark := filepath.Join(t.TempDir(), "mark")
+	f := start(t, lambda.Config{Env: map[string]string{"TESTFN_ON_SIGTERM": mark}, Grace: 20 * time.Second})
+	before := body(t, invoke(t, f, testfn.Call{Do: "pid"}))
+	f.Retire()
+	if after := body(t, invoke(t, f, testfn.Call{Do: "pid"})); after == before {
+		t.Errorf("process %s was called again", after)
+	}
+	eventually(t, "the process ended by itself", func() bool { return f.Live() == 1 })
+	if b, err := os.ReadFile(mark); err != nil || string(b) != "terminated" {
+		t.Errorf("got %q, %v", b, err)
+	}
+}
+
 func TestCloseSendsSIGTERMAndThenSIGKILL(t *testing.T) {
 	t.Run("a process may finish in its grace", func(t *testing.T) {
 		mark := filepath.Join(t.TempDir(), "mark")

@@ -1,0 +1,68 @@
+//go:build unix
+
+package e2e
+
+import (
+	"io"
+	"testing"
+	"time"
+
+	"mcpevents/test/harness"
+)
+
+// TestDrain shows what SIGTERM does to open streams of every kind, embedded and with
+// the functions.
+func TestDrain(t *testing.T) {
+	t.Run("embedded", func(t *testing.T) {
+		s := harness.StartServer(t, harness.ServerOptions{})
+		drain(t, &s.Target, s.Stop)
+	})
+	t.Run("local AWS", func(t *testing.T) {
+		aws := harness.SharedAWS(t)
+		drain(t, &aws.Target, func() { aws.Retire("StreamFunction") })
+		t.Run("SUB-06 other instances serve on", func(t *testing.T) {
+			aws.Modern("alice").Call(t, "server/discover", nil, nil)
+		})
+	})
+}
+
+func drain(t *testing.T, s *harness.Target, terminate func()) {
+	modern, legacy, dialect := s.Modern("alice"), s.Legacy(t, "alice", harness.Legacy), s.Dialect("alice", "default")
+	legacy.Call(t, "resources/subscribe", object{"uri": "event://chat/drain/general/message"}, nil)
+	listen := modern.Listen(t, "drained", object{"resourcesListChanged": true}, nil)
+	get := legacy.Open(t, "")
+	harness.Eventually(t, harness.Patience, "the session's stream is open", func() bool { return len(get.Primes()) > 0 })
+	named := dialect.OpenDialect(t, "")
+	began := time.Now()
+	terminate()
+	for _, st := range []*harness.Stream{listen, get, named} {
+		select {
+		case <-st.Ended():
+		case <-time.After(harness.Patience):
+			t.Fatal("a stream goes on")
+		}
+		if st.Err() != io.EOF {
+			t.Errorf("a stream ended by %v", st.Err())
+		}
+	}
+	t.Logf("the streams ended after %v", time.Since(began))
+	last := func(st *harness.Stream) *harness.Message {
+		messages := st.Messages()
+		return messages[len(messages)-1]
+	}
+	t.Run("SUB-06 a listen ends with its result", func(t *testing.T) {
+		if m := last(listen); string(m.ID) != `"drained"` || m.Result == nil {
+			t.Errorf("last message: %s", m.Raw)
+		}
+	})
+	t.Run("SES-03 a session's stream ends with an id and retry", func(t *testing.T) {
+		if get.Retry() == "" || len(get.Primes()) < 2 {
+			t.Errorf("retry %q, ids %q", get.Retry(), get.Primes())
+		}
+	})
+	t.Run("SSE-02 a stream of the dialect ends with streamClosed", func(t *testing.T) {
+		if m := last(named); m.Method != "streamClosed" || string(m.Params) != `{"reason":"shutdown"}` {
+			t.Errorf("last message: %s", m.Raw)
+		}
+	})
+}
