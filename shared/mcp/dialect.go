@@ -81,15 +81,16 @@ func (e *Endpoint) belongs(w http.ResponseWriter, r *http.Request, p auth.Princi
 // record's way to the client.
 func (e *Endpoint) postDialect(w http.ResponseWriter, r *http.Request, p auth.Principal) {
 	kept := &recorder{header: http.Header{}}
-	c, batch := e.receive(kept, r, p)
-	if c != nil && e.enterDialect(kept, c) {
+	c := &call{request: r, principal: p}
+	batch, ok := e.receive(kept, c)
+	if ok && e.enterDialect(kept, c) {
 		if batch != nil {
 			e.batchDialect(kept, c, batch)
 		} else {
 			e.callDialect(kept, c)
 		}
 	}
-	if c == nil || c.session == nil || listsStream(r.Header) || !e.respond(c, kept) {
+	if !ok || c.session == nil || listsStream(r.Header) || !e.respond(c, kept) {
 		replay(w, r, kept)
 		return
 	}

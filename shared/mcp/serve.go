@@ -20,44 +20,67 @@ import (
 
 // ServeHTTP serves the endpoint. The checks come in the order of design.md
 // section 5: origin, caller, size, JSON, message, version, headers, method, params.
+//
+// A stream stays on this stack for as long as it is open. So what only the
+// beginning needs is in functions of its own, here and below.
 func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	// A panic must not end the process: under lambdaurl nobody else recovers.
-	defer func() {
-		if p := recover(); p != nil && p != http.ErrAbortHandler {
-			e.options.Logger.ErrorContext(r.Context(), "a request panicked",
-				slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
-			if w.Header().Get("Content-Type") == sse.ContentType {
-				return // the stream just ends
-			}
-			e.fail(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
-		}
-	}()
+	defer e.recovered(w, r)
+	switch c := e.caller(w, r); {
+	case c == nil: // answered
+	case r.Method == http.MethodPost && r.PathValue(PathWorkspace) == "":
+		e.post(w, c)
+	default:
+		e.route(w, c)
+	}
+}
+
+// recovered keeps a panic from ending the process: under lambdaurl nobody else
+// recovers.
+func (e *Endpoint) recovered(w http.ResponseWriter, r *http.Request) {
+	p := recover()
+	if p == nil || p == http.ErrAbortHandler {
+		return
+	}
+	e.options.Logger.ErrorContext(r.Context(), "a request panicked",
+		slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+	if w.Header().Get("Content-Type") == sse.ContentType {
+		return // the stream just ends
+	}
+	e.fail(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
+}
+
+// caller starts the call of a request that is let in, and answers all others.
+func (e *Endpoint) caller(w http.ResponseWriter, r *http.Request) *call {
 	browsers := auth.Guard{Origins: e.options.AllowedOrigins, Hosts: e.options.AllowedHosts}
 	if browsers.Check(r) != nil {
 		e.fail(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: codeForbidden, Message: "the Origin or Host header is not allowed here"})
-		return
+		return nil
 	}
 	allowOrigin(w, r)
 	if r.Method == http.MethodOptions && r.Header.Get("Origin") != "" {
 		preflight(w)
-		return
+		return nil
 	}
 	p, err := e.options.Auth.Authenticate(r.Context(), r.Header)
 	if err != nil {
 		e.refuse(w, r, err)
-		return
+		return nil
 	}
+	return &call{request: r, principal: p}
+}
+
+// route serves what is not a POST to the endpoint itself.
+func (e *Endpoint) route(w http.ResponseWriter, c *call) {
+	r := c.request
 	if workspace := r.PathValue(PathWorkspace); workspace != "" {
-		e.serveDialect(w, r, p, workspace)
+		e.serveDialect(w, r, c.principal, workspace)
 		return
 	}
 	switch r.Method {
-	case http.MethodPost:
-		e.post(w, r, p)
 	case http.MethodGet:
-		e.get(w, r, p)
+		e.get(w, r, c.principal)
 	case http.MethodDelete:
-		e.delete(w, r, p)
+		e.delete(w, r, c.principal)
 	default:
 		e.notAllowed(w)
 	}
@@ -168,12 +191,11 @@ func isJSON(contentType string) bool {
 	return err == nil && t == "application/json"
 }
 
-// post serves a POST. It stays on the stack of a listen for as long as that is
-// open, so what only the beginning needs is in [Endpoint.receive].
-func (e *Endpoint) post(w http.ResponseWriter, r *http.Request, p auth.Principal) {
-	c, batch := e.receive(w, r, p)
+// post serves a POST.
+func (e *Endpoint) post(w http.ResponseWriter, c *call) {
+	batch, ok := e.receive(w, c)
 	switch {
-	case c == nil: // answered
+	case !ok: // answered
 	case batch != nil:
 		e.batch(w, c, batch)
 	case c.modern():
@@ -183,12 +205,13 @@ func (e *Endpoint) post(w http.ResponseWriter, r *http.Request, p auth.Principal
 	}
 }
 
-// receive reads the message of a POST, or the elements of a batch. It answers
-// what cannot be read, and returns nil then.
-func (e *Endpoint) receive(w http.ResponseWriter, r *http.Request, p auth.Principal) (c *call, batch []json.RawMessage) {
-	refuse := func(status int, id []byte, rpc *jsonrpc.Error) (*call, []json.RawMessage) {
+// receive reads the message of a POST into its call, or the elements of a batch.
+// It answers what cannot be read.
+func (e *Endpoint) receive(w http.ResponseWriter, c *call) (batch []json.RawMessage, ok bool) {
+	r := c.request
+	refuse := func(status int, id []byte, rpc *jsonrpc.Error) ([]json.RawMessage, bool) {
 		e.fail(w, status, id, rpc)
-		return nil, nil
+		return nil, false
 	}
 	if !isJSON(r.Header.Get("Content-Type")) {
 		return refuse(http.StatusUnsupportedMediaType, nil, invalidRequest("Content-Type must be application/json"))
@@ -209,15 +232,15 @@ func (e *Endpoint) receive(w http.ResponseWriter, r *http.Request, p auth.Princi
 	if bad != nil {
 		return refuse(http.StatusBadRequest, nil, bad)
 	}
-	c = &call{request: r, body: body, principal: p}
+	c.body = body
 	if isBatch {
-		return c, parts
+		return parts, true
 	}
 	if c.msg, bad = jsonrpc.Decode(parts[0]); bad != nil {
 		return refuse(http.StatusBadRequest, c.msg.ID, bad)
 	}
 	c.meta = jsonrpc.Member(c.msg.Params, "_meta")
-	return c, nil
+	return nil, true
 }
 
 func invalidRequest(text string) *jsonrpc.Error {
