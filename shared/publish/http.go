@@ -23,7 +23,8 @@ import (
 //     or the binary mode, recognised by the header ce-specversion
 //
 // and answers 202 {"accepted":[{"id","uri"}]}, or an error as {"error":{"kind",
-// "message","uri"?,"faults":[{"pointer","message"}]}} with the status of [statuses].
+// "message","uri"?,"faults"?:[{"pointer","message"}],"missingScopes"?,"limit"?,"max"?}} with
+// the status of [statuses].
 // The order of checks: Origin, method, caller, scope, media type, size, JSON, events.
 type Handler struct {
 	Service *Service
@@ -171,6 +172,8 @@ type refusal struct {
 	URI     string                `json:"uri,omitempty"`
 	Faults  []catalog.SchemaFault `json:"faults,omitempty"`
 	Missing []string              `json:"missingScopes,omitempty"`
+	Limit   string                `json:"limit,omitempty"`
+	Max     float64               `json:"max,omitempty"`
 }
 
 func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
@@ -187,6 +190,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case auth.MissingScopes:
 		out.Missing = data.Scopes
 	case RetryAfter:
+		out.Limit, out.Max = data.Limit, data.Max
 		w.Header().Set("Retry-After", strconv.Itoa(data.Seconds))
 	}
 	switch kind {

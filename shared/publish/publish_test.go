@@ -233,7 +233,7 @@ func TestRate(t *testing.T) {
 		t.Errorf("AUT-07: a full request must pass: %v", err)
 	}
 	_, err := s.Accept(t.Context(), publisher, batch[:50])
-	if data, ok := fault.DataOf(err).(RetryAfter); !fault.Is(err, fault.Exhausted) || !ok || data.Seconds != 1 || !strings.Contains(err.Error(), "100 events per second") {
+	if data, ok := fault.DataOf(err).(RetryAfter); !fault.Is(err, fault.Exhausted) || !ok || data.Seconds != 1 || data.Limit != "publishRate" || data.Max != 100 || !strings.Contains(err.Error(), "100 events per second") {
 		t.Errorf("AUT-07: got %v, %+v", err, fault.DataOf(err))
 	}
 	other := publisher

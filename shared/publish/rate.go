@@ -41,9 +41,12 @@ func NewRate(perSecond float64) *Rate {
 	return &Rate{perSecond: perSecond, burst: max(2*perSecond, MaxEvents), young: map[who]*bucket{}}
 }
 
-// RetryAfter is the data of a fault.Exhausted.
+// RetryAfter is the data of a fault.Exhausted: the limit that is reached, in events per
+// second, and when to try again.
 type RetryAfter struct {
-	Seconds int `json:"retryAfterSeconds"`
+	Limit   string  `json:"limit"`
+	Max     float64 `json:"max"`
+	Seconds int     `json:"retryAfterSeconds"`
 }
 
 // take counts n events, or refuses them with fault.Exhausted and [RetryAfter].
@@ -62,7 +65,7 @@ func (r *Rate) take(p auth.Principal, n int, now time.Time) error {
 	}
 	wait := int(math.Ceil((float64(n) - b.tokens) / r.perSecond))
 	return fault.New(fault.Exhausted, "the publish rate of %g events per second is reached", r.perSecond).
-		With(RetryAfter{max(1, wait)})
+		With(RetryAfter{"publishRate", r.perSecond, max(1, wait)})
 }
 
 func (r *Rate) bucket(id who, now time.Time) *bucket {

@@ -431,6 +431,19 @@ func TestOwners(t *testing.T) {
 		}
 	}
 
+	t.Run("AUT-04 polls give one's own", func(t *testing.T) {
+		var page struct{ Cursor string }
+		arguments := object{"owner": "acme", "repo": "web"}
+		s.Modern("acme").Call(t, "events/poll", object{"name": "repo.changed", "arguments": arguments}, &page)
+		publish(t, "poll", own, foreign)
+		harness.Eventually(t, harness.Patience, "the event", func() bool {
+			a := s.Modern("acme").Do(t, "events/poll", object{"name": "repo.changed", "arguments": arguments, "cursor": page.Cursor})
+			if strings.Contains(string(a.Body), "globex") {
+				t.Errorf("a poll gave %s", a.Body)
+			}
+			return strings.Contains(string(a.Body), "poll0")
+		})
+	})
 	t.Run("AUT-04 one of several organisations, or a number", func(t *testing.T) {
 		for who, uri := range map[string]string{"both": foreign, "number": "event://repos/42/web/changed", "acme": own} {
 			hook := receiver.Endpoint("own-" + who)
@@ -472,5 +485,36 @@ func TestOwners(t *testing.T) {
 		if n := len(hook.IDs()); n != 0 {
 			t.Errorf("%d webhooks came", n)
 		}
+	})
+}
+
+// TestTheRateIsNamed shows what a publisher over its limit is told (AUT-07).
+func TestTheRateIsNamed(t *testing.T) {
+	t.Parallel()
+	s, p := startJWT(t, "--publish-rate", "1", "--quota", "1")
+	s.Keys["another"] = p.Token("another", everything, nil)
+	events := "[" + strings.TrimSuffix(strings.Repeat(`{"uri":"event://repos/acme/web/announced","data":{}},`, 1000), ",") + "]"
+	t.Run("AUT-07 publishing", func(t *testing.T) {
+		if a := s.PostEvents(t, "publisher", "application/json", events); a.Status != http.StatusAccepted {
+			t.Fatalf("status %d: %.300s", a.Status, a.Body)
+		}
+		a := s.PostEvents(t, "publisher", "application/json", events)
+		if a.Status != http.StatusTooManyRequests || a.Header.Get("Retry-After") == "" || !strings.Contains(string(a.Body), `"limit":"publishRate","max":1`) {
+			t.Errorf("status %d, Retry-After %q: %s", a.Status, a.Header.Get("Retry-After"), a.Body)
+		}
+		if a := s.PostEvents(t, "another", "application/json", events); a.Status != http.StatusAccepted {
+			t.Errorf("another principal: status %d", a.Status)
+		}
+	})
+	t.Run("AUT-07 subscriptions", func(t *testing.T) {
+		params := object{"uris": []string{"event://repos/acme/web/announced"}, "targetUri": "http://127.0.0.1:9/"}
+		s.Modern("acme").Call(t, "resources/subscriptions/register", params, nil)
+		// A fresh token is no fresh quota.
+		s.Keys["acme"] = p.Token("alice", everything, claims{"org": "acme"})
+		a := s.Modern("acme").Do(t, "resources/subscriptions/register", params)
+		if a.Error == nil || a.Error.Code != 429 || !strings.Contains(string(a.Error.Data), `"limit":"subscriptions"`) {
+			t.Errorf("got %s", a.Body)
+		}
+		s.Modern("another").Call(t, "resources/subscriptions/register", params, nil)
 	})
 }

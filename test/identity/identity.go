@@ -19,7 +19,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -75,28 +74,39 @@ func (k *Key) JWK() Claims {
 // removes one.
 func (k *Key) Sign(tb testing.TB, header, claims Claims) string {
 	tb.Helper()
+	return k.SignBytes(tb, header, encode(tb, claims))
+}
+
+// SignBytes is [Key.Sign] for a payload of any form.
+func (k *Key) SignBytes(tb testing.TB, header Claims, payload []byte) string {
+	tb.Helper()
 	full := Claims{"alg": k.Alg, "kid": k.ID, "typ": "at+jwt"}
 	for name, value := range header {
 		if full[name] = value; value == nil {
 			delete(full, name)
 		}
 	}
-	return Token(tb, full, claims, k.signature(tb))
+	return join(encode(tb, full), payload, k.signature(tb))
 }
 
 // Token puts a token together with a signature over its first two parts.
 func Token(tb testing.TB, header, claims Claims, sign func(input string) []byte) string {
 	tb.Helper()
-	var parts []string
-	for _, part := range []Claims{header, claims} {
-		b, err := json.Marshal(part)
-		if err != nil {
-			tb.Fatal(err)
-		}
-		parts = append(parts, Encode(b))
-	}
-	input := strings.Join(parts, ".")
+	return join(encode(tb, header), encode(tb, claims), sign)
+}
+
+func join(header, payload []byte, sign func(input string) []byte) string {
+	input := Encode(header) + "." + Encode(payload)
 	return input + "." + Encode(sign(input))
+}
+
+func encode(tb testing.TB, v Claims) []byte {
+	tb.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return b
 }
 
 func (k *Key) signature(tb testing.TB) func(string) []byte {

@@ -139,6 +139,10 @@ func TestBadTokens(t *testing.T) {
 	unsigned := func(alg string) string {
 		return identity.Token(t, claims{"alg": alg, "typ": "JWT"}, p.Claims("alice", "", nil), func(string) []byte { return nil })
 	}
+	twice := func(key *identity.Key, c claims) string {
+		body := jsonOf(t, c)
+		return key.SignBytes(t, nil, []byte(body[:len(body)-1]+`,"sub":"root"}`))
+	}
 	// A server of the attacker's with a key that a header points to.
 	evil := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the header's URL was fetched") }))
 	defer evil.Close()
@@ -182,6 +186,7 @@ func TestBadTokens(t *testing.T) {
 		"five parts, as if encrypted":      good + ".a.b",
 		"JSON":                             `{"payload":"","signatures":[]}`,
 		"claims that are no object":        identity.Encode([]byte(`{"alg":"RS256"}`)) + "." + identity.Encode([]byte(`[]`)) + ".AAAA",
+		"a claim twice":                    twice(p.Key(0), p.Claims("alice", "", nil)),
 		"over long":                        p.Token("alice", "", claims{"padding": strings.Repeat("x", 16<<10)}),
 	} {
 		t.Run("AUT-01 "+what, func(t *testing.T) { w.refuse(t, fault.Unauthenticated, token) })

@@ -110,7 +110,7 @@ func TestOneFetchForAll(t *testing.T) {
 	}
 }
 
-func jsonOf(t *testing.T, v any) string {
+func jsonOf(t testing.TB, v any) string {
 	t.Helper()
 	b, err := json.Marshal(v)
 	if err != nil {

@@ -1,0 +1,82 @@
+package jwt_test
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/auth/jwt"
+	"mcpevents/shared/fault"
+	"mcpevents/test/identity"
+)
+
+// authenticator is one for fuzzing and benchmarks, with the provider that it trusts.
+func authenticator(tb testing.TB) (*jwt.Authenticator, *identity.Provider) {
+	tb.Helper()
+	p := identity.Start(tb, audience)
+	a, err := jwt.New(jwt.Options{
+		Issuers: []string{p.Issuer}, Audience: []string{audience}, Algorithms: []string{"RS256", "ES256"},
+		Leeway: time.Minute, Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return a, p
+}
+
+// FuzzToken shows that a token of any form is refused in order (AUT-01).
+func FuzzToken(f *testing.F) {
+	a, p := authenticator(f)
+	f.Add(p.Token("alice", "events:read", nil))
+	f.Add("a.b.c")
+	f.Add("..")
+	f.Add(identity.Encode([]byte(`{"alg":"RS256","kid":"rsa-1","jwk":{}}`)) + "." + identity.Encode([]byte(`{"iss":"x"}`)) + ".AA")
+	f.Fuzz(func(t *testing.T, token string) {
+		who, err := a.Authenticate(t.Context(), bearer(token))
+		if err == nil && who.ID == "" || err != nil && !fault.Is(err, fault.Unauthenticated) {
+			t.Errorf("got %+v, %v", who, err)
+		}
+	})
+}
+
+// FuzzClaims shows that an issuer can sign anything, and only a token with what it
+// needs is good (AUT-01).
+func FuzzClaims(f *testing.F) {
+	a, p := authenticator(f)
+	key := p.Key(1)
+	for _, claims := range []string{
+		`{}`, `[]`, `null`, `{"iss":"` + p.Issuer + `"}`,
+		`{"iss":"` + p.Issuer + `","aud":["` + audience + `"],"sub":"a","exp":9e9,"scope":["a b",1],"org":[1,"x",null,{}]}`,
+		`{"iss":"` + p.Issuer + `","aud":"` + audience + `","sub":"a","exp":1e300}`,
+	} {
+		f.Add([]byte(claims))
+	}
+	f.Fuzz(func(t *testing.T, claims []byte) {
+		who, err := a.Authenticate(t.Context(), bearer(key.SignBytes(t, nil, claims)))
+		if err != nil {
+			if !fault.Is(err, fault.Unauthenticated) {
+				t.Errorf("got %v", err)
+			}
+			return
+		}
+		if !auth.ValidPrincipal(who.ID) || who.Workspace != auth.DefaultWorkspace || time.Until(who.Expires) < 0 {
+			t.Errorf("got %+v", who)
+		}
+	})
+}
+
+func BenchmarkAuthenticate(b *testing.B) {
+	a, p := authenticator(b)
+	for n, alg := range []string{"RS256", "ES256"} {
+		h := bearer(p.Key(n).Sign(b, nil, p.Claims("alice", "events:read events:subscribe", claims{"org": "acme"})))
+		b.Run(alg, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := a.Authenticate(b.Context(), h); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
