@@ -104,6 +104,24 @@ func (c *Client) TryListen(ctx context.Context, id any, notifications, meta map[
 	return open(req, cancel, true)
 }
 
+// Stream opens a stream by any method of the era without sessions, and waits for
+// its first message.
+func (c *Client) Stream(tb testing.TB, id any, method string, params map[string]any) *Stream {
+	tb.Helper()
+	ctx, cancel := context.WithCancel(tb.Context())
+	req, err := c.Request(ctx, method, params, id)
+	if err != nil {
+		cancel()
+		tb.Fatal(err)
+	}
+	s, err := open(req, cancel, true)
+	if err != nil {
+		tb.Fatalf("%s: %v", method, err)
+	}
+	tb.Cleanup(s.Close)
+	return s
+}
+
 // Open opens the GET stream of a legacy session, from behind lastEventID unless
 // it is empty.
 func (c *Client) Open(tb testing.TB, lastEventID string) *Stream {

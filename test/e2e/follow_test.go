@@ -1,0 +1,338 @@
+//go:build unix
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/test/harness"
+)
+
+// TestFollow shows events/poll and events/stream (SEP-3415) beside webhooks, on every
+// way to run the system.
+func TestFollow(t *testing.T) {
+	t.Run("embedded", func(t *testing.T) {
+		s := harness.StartServer(t, harness.ServerOptions{})
+		following(t, &s.Target)
+		t.Run("EVX-07 cursors survive a restart", func(t *testing.T) {
+			f := follow(t, &s.Target, "github.push", object{"owner": "restart"})
+			s.Stop()
+			s.Start()
+			s.Publish(t, push("r1", "restart", "web"))
+			if got := f.wait(t, 1); got[0].EventID != "r1" {
+				t.Errorf("got %+v", got)
+			}
+		})
+	})
+	t.Run("local AWS", func(t *testing.T) {
+		following(t, &harness.SharedAWS(t).Target)
+	})
+}
+
+func push(id, owner, repo string) harness.Event {
+	return harness.Event{
+		ID: id, URI: "event://github/" + owner + "/" + repo + "/push",
+		Data: object{"ref": "refs/heads/main", "after": strings.Repeat("0123456789", 4), "pusher": id},
+	}
+}
+
+// page is the result of events/poll.
+type page struct {
+	ResultType string
+	Events     []occurrence
+	Cursor     string
+	Truncated  bool
+	HasMore    bool
+	NextPollMs int
+}
+
+// follower polls one subscription.
+type follower struct {
+	client    *harness.Client
+	name      string
+	arguments object
+	cursor    string
+	pages     int
+	got       []occurrence
+}
+
+// follow bootstraps one.
+func follow(t *testing.T, s *harness.Target, name string, arguments object) *follower {
+	t.Helper()
+	f := &follower{client: s.Modern("alice"), name: name, arguments: arguments}
+	if p := f.poll(t, nil); len(p.Events) > 0 || p.HasMore || p.Truncated {
+		t.Fatalf("the first poll brought %+v", p)
+	}
+	return f
+}
+
+func (f *follower) poll(t *testing.T, more object) page {
+	t.Helper()
+	params := object{"name": f.name, "arguments": f.arguments, "cursor": nil}
+	if f.cursor != "" {
+		params["cursor"] = f.cursor
+	}
+	maps.Copy(params, more)
+	var p page
+	f.client.Call(t, "events/poll", params, &p)
+	if p.ResultType != "complete" || p.Cursor == "" || p.NextPollMs < 100 {
+		t.Fatalf("the result of a poll is %+v", p)
+	}
+	f.cursor = p.Cursor
+	f.got = append(f.got, p.Events...)
+	f.pages++
+	return p
+}
+
+// wait polls, a few events at a time, until n have come in all.
+func (f *follower) wait(t *testing.T, n int) []occurrence {
+	t.Helper()
+	harness.Eventually(t, harness.Patience, fmt.Sprintf("%d events of %s by polls", n, f.name), func() bool {
+		for f.poll(t, object{"maxEvents": 4}).HasMore {
+			continue
+		}
+		return len(f.got) >= n
+	})
+	return f.got
+}
+
+// note is a notification of events/stream.
+type note struct {
+	occurrence
+	Truncated *bool
+	Meta      map[string]json.RawMessage `json:"_meta"`
+}
+
+// opened opens an events/stream and checks its first message.
+func opened(t *testing.T, s *harness.Target, id any, name string, arguments object, cursor string) *harness.Stream {
+	t.Helper()
+	params := object{"name": name, "arguments": arguments}
+	if cursor != "" {
+		params["cursor"] = cursor
+	}
+	st := s.Modern("alice").Stream(t, id, "events/stream", params)
+	m := st.Next(t)
+	first := decode[note](t, m.Params)
+	if m.Method != "notifications/events/active" || first.Cursor == nil || first.Truncated == nil || *first.Truncated ||
+		!sameJSON(t, first.Meta[harness.SubscriptionID], marshal(t, id)) {
+		t.Fatalf("EVX-06: the first message is %s", m.Raw)
+	}
+	return st
+}
+
+// occurrences waits for n events of a stream.
+func occurrences(t *testing.T, st *harness.Stream, n int) (got []occurrence) {
+	t.Helper()
+	if !harness.Within(t, harness.Patience, func() bool {
+		got = nil
+		for _, m := range st.Messages() {
+			if m.Method == "notifications/events/event" {
+				got = append(got, decode[occurrence](t, m.Params))
+			}
+		}
+		return len(got) >= n
+	}) {
+		t.Fatalf("the stream brought %d events, want %d: %v", len(got), n, st.Err())
+	}
+	return got
+}
+
+func eventIDs(events []occurrence) (ids []string) {
+	for _, e := range events {
+		ids = append(ids, e.EventID)
+	}
+	return ids
+}
+
+func following(t *testing.T, s *harness.Target) {
+	receiver := harness.NewReceiver(t)
+	alice := s.Modern("alice")
+	// The system of a target may be shared: URIs and ids of this test are its own.
+	own := fmt.Sprintf("f%d", time.Now().UnixNano())
+
+	t.Run("EVX-02 the modes are listed", func(t *testing.T) {
+		for _, e := range alice.All(t, "events/list", "events") {
+			modes := fmt.Sprint(e["delivery"])
+			if e["name"] == "github.push" && modes != "[push poll webhook]" {
+				t.Errorf("delivery %s", modes)
+			}
+		}
+		session := s.Legacy(t, "alice", harness.Legacy)
+		for _, e := range session.All(t, "events/list", "events") {
+			if e["name"] == "github.push" && fmt.Sprint(e["delivery"]) != "[poll webhook]" {
+				t.Errorf("delivery in a session %v", e["delivery"])
+			}
+		}
+		var p page
+		session.Call(t, "events/poll", object{"name": "github.push"}, &p)
+		session.Refused(t, -32601, "events/stream", object{"name": "github.push"})
+	})
+
+	t.Run("EVX-05 pages bring everything once", func(t *testing.T) {
+		one := follow(t, s, "github.push", object{"owner": own, "repo": "web"})
+		all := follow(t, s, "github.push", object{"owner": own})
+		var want []string
+		for i := range 12 {
+			want = append(want, fmt.Sprintf("%s-p%d", own, i))
+			s.Publish(t, push(want[i], own, "web"))
+			s.Publish(t, push(want[i]+"-api", own, "api"))
+		}
+		if got := eventIDs(one.wait(t, 12)); !slices.Equal(got, want) {
+			t.Errorf("one repository: got %v", got)
+		}
+		got := eventIDs(all.wait(t, 24))
+		slices.Sort(got)
+		if len(got) != 24 || len(slices.Compact(got)) != 24 {
+			t.Errorf("all repositories: got %v", got)
+		}
+		for _, f := range []*follower{one, all} {
+			for range 2 {
+				if p := f.poll(t, nil); len(p.Events) > 0 || p.HasMore {
+					t.Errorf("then %+v", p)
+				}
+			}
+			if f.pages < 3 {
+				t.Errorf("only %d pages", f.pages)
+			}
+		}
+	})
+
+	t.Run("EVX-04 EVX-06 EVX-07 one event has one id in all modes, and a cursor goes on in any", func(t *testing.T) {
+		args := object{"owner": own, "repo": "modes"}
+		f := follow(t, s, "github.push", args)
+		hook := receiver.Endpoint("modes")
+		subscribe(t, alice, hook, "github.push", args)
+		st := opened(t, s, "a-"+own, "github.push", args, "")
+		id := s.Publish(t, push("", own, "modes"))[0].ID
+		polled, pushed := f.wait(t, 1)[0], occurrences(t, st, 1)[0]
+		posted := decode[occurrence](t, hook.Wait(t, 1)[0].Body)
+		for mode, occ := range map[string]occurrence{"poll": polled, "push": pushed, "webhook": posted} {
+			if occ.EventID != id || occ.Name != "github.push" || occ.Timestamp != polled.Timestamp || occ.Data["ref"] != "refs/heads/main" {
+				t.Errorf("%s: %+v, want the id %s", mode, occ, id)
+			}
+		}
+		if polled.Cursor != nil || pushed.Cursor == nil {
+			t.Errorf("cursors of a poll and a stream: %v, %v", polled.Cursor, pushed.Cursor)
+		}
+		st.Close()
+		s.Publish(t, push(own+"-2", own, "modes"))
+		s.Publish(t, push(own+"-3", own, "modes"))
+		f.wait(t, 3) // they are in the log
+		// From the stream to a poll, from there to a stream, and to a webhook.
+		next := &follower{client: alice, name: f.name, arguments: args, cursor: *pushed.Cursor}
+		if p := next.poll(t, object{"maxEvents": 1}); len(p.Events) != 1 || p.Events[0].EventID != own+"-2" || !p.HasMore {
+			t.Errorf("a poll from the stream's cursor: %+v", p)
+		}
+		st = opened(t, s, 9007199254740991, "github.push", args, next.cursor)
+		if got := eventIDs(occurrences(t, st, 1)); got[0] != own+"-3" {
+			t.Errorf("a stream from the poll's cursor: %v", got)
+		}
+		late := receiver.Endpoint("modes-late")
+		params := subscription("github.push", args, late.URL(), newSecret())
+		params["cursor"] = next.cursor
+		alice.Call(t, "events/subscribe", params, nil)
+		if got := late.Wait(t, 1)[0].ID(); got != own+"-3" {
+			t.Errorf("a webhook from the poll's cursor: %v", got)
+		}
+		occ := decode[occurrence](t, late.Deliveries()[0].Body)
+		from := &follower{client: alice, name: f.name, arguments: args, cursor: *occ.Cursor}
+		if p := from.poll(t, nil); len(p.Events) == 0 || p.Truncated || p.Events[len(p.Events)-1].EventID != own+"-3" {
+			t.Errorf("a poll from the webhook's cursor, which lies before what it came with: %+v", p)
+		}
+	})
+
+	t.Run("EVX-07 what is no cursor of this workspace is refused", func(t *testing.T) {
+		foreign := &follower{client: s.Modern("foreign"), name: "github.push"}
+		var p page
+		if a := foreign.client.Do(t, "events/poll", object{"name": "github.push"}); a.Error == nil {
+			p = decode[page](t, a.Result)
+		}
+		for _, cursor := range []any{"x", 7, "", p.Cursor + "A", p.Cursor} {
+			for _, method := range []string{"events/poll", "events/stream"} {
+				alice.Refused(t, -32602, method, object{"name": "github.push", "cursor": cursor})
+			}
+		}
+	})
+
+	t.Run("EVX-03 the same arguments select the same in every mode", func(t *testing.T) {
+		message := func(channel, user, thread string) harness.Event {
+			return harness.Event{
+				ID: own + "-" + channel + "-" + user, URI: "event://chat/" + own + "/" + channel + "/message",
+				Data: object{"id": "1", "user": user, "text": "private", "thread": thread},
+			}
+		}
+		events := []harness.Event{
+			message("general", "ann", "t1"), message("general", "bert", "t2"), message("random", "ann", "u1"), message("random", "cora", "t1"),
+		}
+		type selection struct {
+			name      string
+			arguments object
+			want      []string // channel-user
+			redacted  bool
+			follower  *follower
+			stream    *harness.Stream
+			hook      *harness.Endpoint
+		}
+		selections := []*selection{
+			{name: "all channels", arguments: object{"workspace": own}, want: []string{"general-ann", "general-bert", "random-ann", "random-cora"}},
+			{name: "variable", arguments: object{"workspace": own, "channel": "random"}, want: []string{"random-ann", "random-cora"}},
+			{name: "the other variable only", arguments: object{"channel": "general", "thread": "t*", "user": []string{"ann"}}, want: []string{"general-ann"}},
+			{name: "equality", arguments: object{"workspace": own, "user": "ann"}, want: []string{"general-ann", "random-ann"}},
+			{name: "list", arguments: object{"workspace": own, "user": []string{"bert", "cora"}}, want: []string{"general-bert", "random-cora"}},
+			{name: "glob", arguments: object{"workspace": own, "thread": "t*"}, want: []string{"general-ann", "general-bert", "random-cora"}},
+			{name: "two filters", arguments: object{"workspace": own, "thread": "t1", "user": "c*"}, want: []string{"random-cora"}},
+			{name: "redact", arguments: object{"workspace": own, "channel": "general", "redact": true}, want: []string{"general-ann", "general-bert"}, redacted: true},
+			{name: "redact and filter", arguments: object{"workspace": own, "user": "cora", "redact": true}, want: []string{"random-cora"}, redacted: true},
+		}
+		for i, x := range selections {
+			x.follower = follow(t, s, "message.created", x.arguments)
+			x.stream = opened(t, s, i, "message.created", x.arguments, "")
+			x.hook = receiver.Endpoint("select-" + strings.ReplaceAll(x.name, " ", "-"))
+			subscribe(t, alice, x.hook, "message.created", x.arguments)
+		}
+		for _, e := range events {
+			s.Publish(t, e)
+		}
+		// What everybody's channel brings last shows that nothing more comes.
+		for _, x := range selections {
+			n := len(x.want)
+			polled, pushed := x.follower.wait(t, n), occurrences(t, x.stream, n)
+			var posted []occurrence
+			for _, d := range x.hook.Wait(t, n) {
+				posted = append(posted, decode[occurrence](t, d.Body))
+			}
+			for mode, got := range map[string][]occurrence{"poll": polled, "push": pushed, "webhook": posted} {
+				var ids []string
+				for _, occ := range got {
+					ids = append(ids, strings.TrimPrefix(occ.EventID, own+"-"))
+					_, text := occ.Data["text"]
+					_, user := occ.Data["user"]
+					if text == x.redacted || user == x.redacted || occ.Data["thread"] == nil {
+						t.Errorf("%s by %s: the payload is %v", x.name, mode, occ.Data)
+					}
+				}
+				slices.Sort(ids)
+				if ids = slices.Compact(ids); !slices.Equal(ids, x.want) { // a webhook may come twice
+					t.Errorf("%s by %s: got %v, want %v", x.name, mode, ids, x.want)
+				}
+			}
+			unsubscribe(t, alice, x.hook, "message.created", x.arguments)
+		}
+	})
+
+	t.Run("EVX-06 closing one stream leaves the others open", func(t *testing.T) {
+		args := object{"owner": own, "repo": "close"}
+		a, b := opened(t, s, 1, "github.push", args, ""), opened(t, s, 2, "github.push", args, "")
+		a.Close()
+		s.Publish(t, push(own+"-close", own, "close"))
+		if got := eventIDs(occurrences(t, b, 1)); got[0] != own+"-close" {
+			t.Errorf("got %v", got)
+		}
+	})
+}
