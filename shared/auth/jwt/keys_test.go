@@ -3,6 +3,7 @@ package jwt_test
 import (
 	"encoding/json"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -170,8 +171,7 @@ func TestWhatAProviderMayServe(t *testing.T) {
 		"no key set":          {write(`{}`), fault.Unavailable},
 		"no keys":             {write(`{"keys":[]}`), fault.Unauthenticated},
 		"keys that are none":  {write(`{"keys":[{"kty":"oct","kid":"rsa-1","k":"AAAA"},{"kty":"?"},7,{"kty":"RSA","kid":"rsa-1","n":"3w","e":"AQAB"}]}`), fault.Unauthenticated},
-		"more than a key set": {write(`{"keys":[],"x":"` + strings.Repeat("x", 600<<10) + `"}`), fault.Unavailable},
-		"a redirect":          {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, fault.Unavailable},
+		"more than a key set": {write(`{"keys":[]}` + strings.Repeat(" ", 600<<10)), fault.Unavailable},
 	} {
 		t.Run("AUT-01 "+what, func(t *testing.T) {
 			w := start(t, nil)
@@ -183,6 +183,25 @@ func TestWhatAProviderMayServe(t *testing.T) {
 			w.accept(t, token)
 		})
 	}
+	t.Run("AUT-01 a redirect", func(t *testing.T) {
+		w := start(t, nil)
+		elsewhere := httptest.NewServer(write(`{"keys":[` + jsonOf(t, w.provider.Key(0).JWK()) + `]}`))
+		defer elsewhere.Close()
+		w.provider.ServeKeys(func(out http.ResponseWriter, r *http.Request) { http.Redirect(out, r, elsewhere.URL, http.StatusFound) })
+		w.refuse(t, fault.Unavailable, w.provider.Token("alice", "", nil))
+	})
+	t.Run("AUT-01 a key for another algorithm of its kind", func(t *testing.T) {
+		w := start(t, nil)
+		w.provider.Rotate(identity.NewKey(t, "k", "PS256"))
+		as := *w.provider.Key(0)
+		as.Alg = "RS256"
+		w.refuse(t, fault.Unauthenticated, as.Sign(t, nil, w.provider.Claims("alice", "", nil)))
+	})
+	t.Run("AUT-01 no key id, and several keys that it could be", func(t *testing.T) {
+		w := start(t, nil)
+		w.provider.Rotate(identity.NewKey(t, "a", "RS256"), identity.NewKey(t, "b", "RS256"))
+		w.refuse(t, fault.Unauthenticated, w.provider.Key(0).Sign(t, claims{"kid": nil}, w.provider.Claims("alice", "", nil)))
+	})
 	t.Run("AUT-01 the metadata of OpenID Connect", func(t *testing.T) {
 		w := start(t, nil)
 		w.provider.OpenID()
