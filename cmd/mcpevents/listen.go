@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,10 +20,12 @@ type ListenCmd struct {
 	Via      string   `default:"register" enum:"register,events" help:"How to ask for webhooks: register (SEP-1803, with --uri) or events (the MCP Events extension, with --name and --arg)."`
 	URI      []string `name:"uri" sep:"none" placeholder:"event://…" help:"What to receive: an event's URI, a parent of several, or a template with * for variables. May be repeated."`
 
+	Mode string `default:"webhook" enum:"webhook,poll,push" help:"How to receive with --name: ${enum}. Anything but webhook implies --via events."`
+
 	Name   string            `placeholder:"NAME" help:"With --via events: name of the event type."`
-	Arg    map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"With --via events: an argument, which binds a variable or filters. A list, an object, true or false is taken as JSON, anything else as text. May be repeated."`
+	Arg    map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"With --via events: an argument, which binds a variable or filters. A list, an object, true or false is taken as JSON, anything else as text, unless it is given as NAME:=JSON. May be repeated."`
 	TTL    time.Duration     `name:"ttl" help:"With --via events: lifetime to ask for; it is refreshed in time. By default what the server grants."`
-	Cursor string            `placeholder:"CURSOR" help:"Go on from this cursor, which an earlier run printed (--stream of 2026-07-28, --via events)."`
+	Cursor string            `placeholder:"CURSOR" help:"Go on from this cursor, which an earlier run printed (--stream of 2026-07-28, --via events in any mode)."`
 
 	Listen string `default:"127.0.0.1:0" placeholder:"HOST:PORT" help:"Address of the receiver for webhooks (${default}: any free port)."`
 	Target string `placeholder:"URL" help:"URL that the server reaches the receiver by, when it is not on this machine: that of a tunnel or a proxy."`
@@ -34,13 +37,14 @@ type ListenCmd struct {
 
 // Help is the long help of the command.
 func (c *ListenCmd) Help() string {
-	return `Registers a webhook, answers the challenge, verifies every signature, prints each event as one line of JSON, and deregisters at the end (SIGINT, SIGTERM, --count, --for). With --stream it opens a stream instead, and goes on without a gap after a disconnect.
+	return `Registers a webhook, answers the challenge, verifies every signature, prints each event as one line of JSON, and deregisters at the end (SIGINT, SIGTERM, --count, --for). With --stream it opens a stream instead, and goes on without a gap after a disconnect; so does --mode push for one event type, and --mode poll asks again and again.
 
 A server that is not run with --allow-insecure-targets only sends to public https addresses: give that of a tunnel as --target.
 
 Examples:
   mcpevents listen --uri event://ci/build-finished
   mcpevents listen --via events --name github.pull_request --arg owner=acme --arg 'action=["opened","merged"]'
+  mcpevents listen --mode poll --name incident.created --arg severity=critical
   mcpevents listen --stream --uri event://github/acme`
 }
 
@@ -70,9 +74,12 @@ func (c *ListenCmd) Run(g *Globals) error {
 		}
 	})
 	log := g.logger(g.err)
-	if c.Stream {
+	switch {
+	case c.Mode != modeWebhook:
+		err = c.occurrences(ctx, client, p, log)
+	case c.Stream:
 		err = c.follow(ctx, client, p, log)
-	} else {
+	default:
 		err = c.receive(ctx, g, client, p, log)
 	}
 	if ctx.Err() != nil && interrupted(err) {
@@ -86,8 +93,15 @@ func (c *ListenCmd) Run(g *Globals) error {
 
 // Validate refuses flags that do not go together.
 func (c *ListenCmd) Validate() error {
-	events := c.Via == "events" && !c.Stream
+	followed := c.Mode != modeWebhook // without a webhook
+	events := (c.Via == "events" || followed) && !c.Stream
 	switch {
+	case followed && (c.Stream || c.Target != "" || c.ShowSecret || c.TTL != 0):
+		return fault.New(fault.Invalid, "--mode %s does not go with --stream, nor with --target, --show-secret and --ttl, which are for webhooks", c.Mode)
+	case c.Mode == modePush && c.Revision != "2026-07-28":
+		return fault.New(fault.Invalid, "--mode push is for revision 2026-07-28")
+	case followed && c.Name == "":
+		return fault.New(fault.Invalid, "--mode %s needs --name, the name of an event type", c.Mode)
 	case events && c.Name == "":
 		return fault.New(fault.Invalid, "--via events needs --name, the name of an event type")
 	case events && len(c.URI) > 0:
@@ -111,6 +125,16 @@ func (p *printer) missing() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return max(0, p.want-p.got)
+}
+
+// occurrences follows one event type by polls or streams.
+func (c *ListenCmd) occurrences(ctx context.Context, client *mcpClient, p *printer, log *slog.Logger) error {
+	args, err := arguments(c.Arg)
+	if err != nil {
+		return err
+	}
+	o := &occurrences{client: client, name: c.Name, arguments: args, cursor: c.Cursor, log: log, event: p.print}
+	return o.run(ctx, c.Mode)
 }
 
 // follow reads a stream.
@@ -211,7 +235,8 @@ func arguments(texts map[string]string) (json.RawMessage, error) {
 	args := map[string]json.RawMessage{}
 	for name, text := range texts {
 		value := quoted(text)
-		if text == "true" || text == "false" || text != "" && (text[0] == '[' || text[0] == '{') {
+		name, asJSON := strings.CutSuffix(name, ":") // NAME:=5
+		if asJSON || text == "true" || text == "false" || text != "" && (text[0] == '[' || text[0] == '{') {
 			value = json.RawMessage(text)
 		}
 		if !json.Valid(value) {

@@ -261,6 +261,48 @@ func TestListenRefreshesInTime(t *testing.T) {
 	}
 }
 
+// EVX-05, EVX-06: a user follows an event type without a webhook.
+func TestListenFollows(t *testing.T) {
+	for _, tt := range []struct{ mode, revision string }{{"poll", "2026-07-28"}, {"poll", "2025-11-25"}, {"push", "2026-07-28"}} {
+		t.Run(tt.mode+"_"+tt.revision, func(t *testing.T) {
+			addr, data := freeAddr(t), t.TempDir()
+			settings := func(s *Settings) {
+				s.Addr, s.Data = addr, data
+				s.Limits.PollMin, s.Limits.PollMax = 100*time.Millisecond, 100*time.Millisecond
+			}
+			e := serve(t, settings)
+			args := []string{
+				"listen", "--server", e.URL, "--mode", tt.mode, "--revision", tt.revision, "--name", "github.pull_request",
+				"--arg", "owner=acme", "--arg", "action=opened", "--for", "25s", "--log-format", "text",
+			}
+			l := start(t, append(args, "--count", "2")...)
+			l.err.await(t, "following", 1)
+			publishOne(t, e.URL, "event://github/other/site/pull_request", "not-asked-for", pull)
+			publishOne(t, e.URL, "event://github/acme/site/pull_request", "filtered", closed)
+			publishOne(t, e.URL, "event://github/acme/site/pull_request", "one", pull)
+			l.out.await(t, "one", 1)
+			if tt.revision == "2026-07-28" { // the others would need a new session
+				end(t, e)
+				e = serve(t, settings)
+			}
+			publishOne(t, e.URL, "event://github/acme/site/pull_request", "two", pull)
+			if code := l.wait(); code != exitDone {
+				t.Fatalf("exit code %d: %s", code, l.err)
+			}
+			got := l.lines()
+			if len(got) != 2 || got[0].ID != "one" || got[1].ID != "two" || got[0].Via != tt.mode || got[0].Name != "github.pull_request" ||
+				got[0].Cursor == "" || string(got[0].Data) != pull {
+				t.Fatalf("printed %s", l.out)
+			}
+			publishOne(t, e.URL, "event://github/acme/site/pull_request", "three", pull)
+			l = start(t, append(args, "--count", "1", "--cursor", got[1].Cursor)...)
+			if code := l.wait(); code != exitDone || l.lines()[0].ID != "three" {
+				t.Errorf("from a cursor: exit code %d: %s%s", code, l.out, l.err)
+			}
+		})
+	}
+}
+
 func TestListenReadsStreams(t *testing.T) {
 	for _, revision := range []string{"2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"} {
 		t.Run(revision, func(t *testing.T) {
@@ -428,3 +470,15 @@ func TestCatalogCheck(t *testing.T) {
 }
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+func TestArgumentsOfTheCommandLine(t *testing.T) {
+	got, err := arguments(map[string]string{"a": "5", "b:": "5", "c": "true", "d": `["x"]`, "e:": `"y"`})
+	if want := `{"a":"5","b":5,"c":true,"d":["x"],"e":"y"}`; err != nil || string(got) != want {
+		t.Errorf("got %s, %v, want %s", got, err, want)
+	}
+	for _, bad := range []map[string]string{{"a:": "x"}, {"a": "[1"}} {
+		if _, err := arguments(bad); err == nil {
+			t.Errorf("%v was taken", bad)
+		}
+	}
+}

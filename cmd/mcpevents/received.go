@@ -11,7 +11,7 @@ import (
 
 // received is an event as it arrived, in one form for every way.
 type received struct {
-	// Via is webhook (SEP-1803), events (MCP Events) or stream.
+	// Via is webhook (SEP-1803), events (a webhook of MCP Events), poll, push or stream.
 	Via string `json:"via"`
 	// Envelope is the type of a control message of MCP Events, which is no event.
 	Envelope string `json:"envelope,omitempty"`

@@ -49,13 +49,16 @@ const (
 	noteAcknowledged    = "notifications/subscriptions/acknowledged"
 	noteUpdated         = "notifications/resources/updated"
 	noteResourcesChange = "notifications/resources/list_changed"
-	noteEventsChange    = "notifications/events/list_changed" // SEP-3415, as are those below
+	noteEventsChange    = "notifications/events/list_changed" // SEP-3415
+)
 
-	noteEventsActive     = "notifications/events/active"
-	noteEventsEvent      = "notifications/events/event"
-	noteEventsHeartbeat  = "notifications/events/heartbeat"
-	noteEventsError      = "notifications/events/error"
-	noteEventsTerminated = "notifications/events/terminated"
+// The notifications of an events/stream (SEP-3415).
+const (
+	NoteEventsActive     = "notifications/events/active"
+	NoteEventsEvent      = "notifications/events/event"
+	NoteEventsHeartbeat  = "notifications/events/heartbeat"
+	NoteEventsError      = "notifications/events/error"
+	NoteEventsTerminated = "notifications/events/terminated"
 )
 
 // mirrored names the member of params that the header Mcp-Name repeats (revision

@@ -72,7 +72,7 @@ func (e *Endpoint) openPush(ctx context.Context, c *call) (*push, error) {
 // begin confirms the subscription: the first message.
 func (p *push) begin() error {
 	p.beaten = time.Now()
-	return p.note(noteEventsActive, p.feed.Cursor(), func(b []byte) []byte {
+	return p.note(NoteEventsActive, p.feed.Cursor(), func(b []byte) []byte {
 		return strconv.AppendBool(append(b, `,"truncated":`...), p.feed.Truncated)
 	})
 }
@@ -104,9 +104,9 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	}
 	data, err := p.Data(d.Event)
 	if err != nil { // of this event only
-		return p.fail(noteEventsError, p.endpoint.translate(ctx, err, p.version, eventsMethods))
+		return p.fail(NoteEventsError, p.endpoint.translate(ctx, err, p.version, eventsMethods))
 	}
-	return p.note(noteEventsEvent, d.Cursor, func(b []byte) []byte {
+	return p.note(NoteEventsEvent, d.Cursor, func(b []byte) []byte {
 		return appendOccurrence(append(b, ','), d.Event, data)
 	})
 }
@@ -128,7 +128,7 @@ func (p *push) beat(ctx context.Context) error {
 		}
 	}
 	p.beaten = time.Now()
-	return p.note(noteEventsHeartbeat, p.feed.Cursor(), nil)
+	return p.note(NoteEventsHeartbeat, p.feed.Cursor(), nil)
 }
 
 // recover tells the client of a failure that may pass, and waits a moment. Other
@@ -137,7 +137,7 @@ func (p *push) recover(ctx context.Context, err error) error {
 	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, errWriting) {
 		return err
 	}
-	if err := p.fail(noteEventsError, p.endpoint.translate(ctx, err, p.version, eventsMethods)); err != nil {
+	if err := p.fail(NoteEventsError, p.endpoint.translate(ctx, err, p.version, eventsMethods)); err != nil {
 		return err
 	}
 	wait := time.NewTimer(recovery)
@@ -165,7 +165,7 @@ func (p *push) fail(name string, rpc *jsonrpc.Error) error {
 // terminate tells why the subscription ended, if it did.
 func (p *push) terminate(ctx context.Context, err error) {
 	if end, ok := errors.AsType[*ended](err); ok {
-		_ = p.fail(noteEventsTerminated, p.endpoint.translate(ctx, end.reason, p.version, eventsMethods)) // it ends either way
+		_ = p.fail(NoteEventsTerminated, p.endpoint.translate(ctx, end.reason, p.version, eventsMethods)) // it ends either way
 	}
 }
 

@@ -49,7 +49,7 @@ func (f *fixture) push(key, id, name, arguments, cursor string) (*open, pushed) 
 	f.t.Helper()
 	o := f.open(f.request("POST", key, modernBody(id, methodEventsStream, pollParams(name, arguments, cursor)), modernHeaders(methodEventsStream, "")...))
 	first := o.pushed()
-	if o.status != 200 || first.Method != noteEventsActive || first.Params.Cursor == "" || first.Params.Truncated == nil {
+	if o.status != 200 || first.Method != NoteEventsActive || first.Params.Cursor == "" || first.Params.Truncated == nil {
 		f.t.Fatalf("EVX-06: %d %+v", o.status, first)
 	}
 	return o, first
@@ -67,7 +67,7 @@ func TestPush(t *testing.T) {
 			for i := range 3 {
 				ev := f.publish("event://ci/deploy", fmt.Sprintf(`{"n":%d}`, i))
 				p := o.pushed()
-				if p.Method != noteEventsEvent || p.Params.EventID != ev.ID || p.Params.Name != "ci.deploy" || p.Params.Cursor == "" ||
+				if p.Method != NoteEventsEvent || p.Params.EventID != ev.ID || p.Params.Name != "ci.deploy" || p.Params.Cursor == "" ||
 					string(p.Params.Data) != fmt.Sprintf(`{"n":%d}`, i) || p.Params.Timestamp != ev.Timestamp() {
 					t.Errorf("EVX-04: got %+v", p)
 				}
@@ -191,14 +191,14 @@ func TestPush(t *testing.T) {
 			must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
 			if tc.code == 0 {
 				f.publish("event://ci/deploy", `{"n":1}`)
-				if p := o.pushed(); p.Method != noteEventsEvent { // nor is there a list_changed: EVX-18
+				if p := o.pushed(); p.Method != NoteEventsEvent { // nor is there a list_changed: EVX-18
 					t.Errorf("%s: got %+v", tc.name, p)
 				}
 				o.cancel()
 				continue
 			}
 			p := o.pushed()
-			if p.Method != noteEventsTerminated || p.Params.Error == nil || p.Params.Error.Code != tc.code || string(p.Params.Meta[metaSubscription]) != "7" {
+			if p.Method != NoteEventsTerminated || p.Params.Error == nil || p.Params.Error.Code != tc.code || string(p.Params.Meta[metaSubscription]) != "7" {
 				t.Fatalf("%s: got %+v", tc.name, p)
 			}
 			sameJSON(t, p.Params.Error.Data, tc.data)
@@ -213,7 +213,7 @@ func TestPush(t *testing.T) {
 		o, _ := f.push(alice, "1", "ci.deploy", `{}`, "")
 		f.catalogs.Replace(mustParse(t, strings.Replace(testCatalog, "payloadSchema: {type: object}", "payloadSchema: {type: object, required: [n]}", 1)))
 		f.publish("event://ci/deploy", `{"n":1}`)
-		if p := o.pushed(); p.Method != noteEventsTerminated {
+		if p := o.pushed(); p.Method != NoteEventsTerminated {
 			t.Errorf("got %+v", p)
 		}
 	})
@@ -227,11 +227,11 @@ func TestPush(t *testing.T) {
 		shaky.fails.Store(2)
 		ev := f.publish("event://ci/deploy", `{}`)
 		for range 2 {
-			if p := o.pushed(); p.Method != noteEventsError || p.Params.Error == nil || p.Params.Error.Code != codeUnavailable || string(p.Params.Meta[metaSubscription]) != "1" {
+			if p := o.pushed(); p.Method != NoteEventsError || p.Params.Error == nil || p.Params.Error.Code != codeUnavailable || string(p.Params.Meta[metaSubscription]) != "1" {
 				t.Errorf("got %+v", p)
 			}
 		}
-		if p := o.pushed(); p.Method != noteEventsEvent || p.Params.EventID != ev.ID {
+		if p := o.pushed(); p.Method != NoteEventsEvent || p.Params.EventID != ev.ID {
 			t.Errorf("got %+v", p)
 		}
 	})
@@ -344,10 +344,10 @@ func TestPushClock(t *testing.T) {
 		cursors := map[string]bool{}
 		for _, p := range got {
 			switch p.Method {
-			case noteEventsEvent:
+			case NoteEventsEvent:
 				events++
 				continue
-			case noteEventsHeartbeat:
+			case NoteEventsHeartbeat:
 				beats++
 				if p.Params.Cursor == "" || cursors[p.Params.Cursor] || string(p.Params.Meta[metaSubscription]) != "1" {
 					t.Errorf("heartbeat %d: %+v", beats, p)
@@ -383,7 +383,7 @@ func TestPushClock(t *testing.T) {
 				methods = append(methods, p.Method)
 			}
 			n := len(got) - 2
-			if n < 1 || got[n].Method != noteEventsTerminated || got[n].Params.Error.Code != SketchCodes.Forbidden {
+			if n < 1 || got[n].Method != NoteEventsTerminated || got[n].Params.Error.Code != SketchCodes.Forbidden {
 				t.Errorf("%s: got %v", name, methods)
 				continue
 			}
@@ -403,7 +403,7 @@ func TestPushClock(t *testing.T) {
 			f.publish("event://ci/deploy", `{}`)
 			time.Sleep(time.Second)
 		})
-		if last := got[len(got)-1]; last.Method != noteEventsEvent {
+		if last := got[len(got)-1]; last.Method != NoteEventsEvent {
 			t.Errorf("got %+v", last)
 		}
 	})
@@ -511,7 +511,7 @@ func TestEventsListChanged(t *testing.T) {
 		t.Errorf("EVX-18: got %s", m.sse.Data)
 	}
 	f.publish("event://ci/deploy", `{}`)
-	if p := push.pushed(); p.Method != noteEventsEvent {
+	if p := push.pushed(); p.Method != NoteEventsEvent {
 		t.Errorf("EVX-18: an events/stream was told: %+v", p)
 	}
 	select {
