@@ -363,15 +363,13 @@ func (l *Log) Latest(ctx context.Context, workspace, uri string, n int) ([]event
 // LatestBelow returns up to n of the newest events of the sub-resources of a
 // parent, oldest first, from at most [maxChildren] of them.
 func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int) ([]event.Event, error) {
-	page, err := l.DB.Query(ctx, store.Query{
-		Table: store.Log, Partition: childrenOf(workspace, parent), Limit: maxChildren,
-	})
+	children, err := l.Below(ctx, workspace, parent, maxChildren)
 	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "list the sub-resources of %s", parent)
+		return nil, err
 	}
 	var all []event.Event
-	for _, child := range page.Items {
-		es, err := l.Latest(ctx, workspace, child.Sort, n)
+	for _, child := range children {
+		es, err := l.Latest(ctx, workspace, child, n)
 		if err != nil {
 			return nil, err
 		}
@@ -382,6 +380,19 @@ func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int) 
 }
 
 const maxChildren = 50
+
+// Below lists up to n URIs below a parent, of those that had events within a
+// month, in their order.
+func (l *Log) Below(ctx context.Context, workspace, parent string, n int) (uris []string, err error) {
+	page, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: childrenOf(workspace, parent), Limit: n})
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "list the sub-resources of %s", parent)
+	}
+	for _, item := range page.Items {
+		uris = append(uris, item.Sort)
+	}
+	return uris, nil
+}
 
 func childrenOf(workspace, parent string) string { return "c#" + workspace + "#" + parent }
 

@@ -30,6 +30,8 @@ type capabilities struct {
 	Experimental map[string]any      `json:"experimental,omitempty"`
 	Extensions   map[string]any      `json:"extensions,omitempty"`
 	Resources    *resourceCapability `json:"resources,omitempty"`
+	Completions  *struct{}           `json:"completions,omitempty"`
+	Logging      *struct{}           `json:"logging,omitempty"`
 	// Events is where the design sketch of the MCP Events extension, and ChatGPT
 	// with it, look for what is now in extensions.
 	Events *eventsCapability `json:"events,omitempty"`
@@ -51,6 +53,12 @@ func (e *Endpoint) capabilities(modern bool) capabilities {
 	}
 	if e.has(methodResources) {
 		c.Resources = &resourceCapability{Events: true, Subscribe: inBand, ListChanged: inBand, Subscription: ways}
+	}
+	if e.has(methodComplete) {
+		c.Completions = &struct{}{}
+	}
+	if !modern && e.has(methodSetLevel) {
+		c.Logging = &struct{}{}
 	}
 	if len(ways) > 0 {
 		c.Extensions[Extension] = extensionSettings{Events: e.has(methodResources), Subscription: ways}

@@ -47,11 +47,17 @@ func TestCapabilities(t *testing.T) {
 			var ext map[string]json.RawMessage
 			must(t, json.Unmarshal(d.Capabilities["extensions"], &ext))
 			sameJSON(t, ext[Extension], ours)
-			for _, absent := range []string{"tools", "prompts", "logging", "completions"} {
+			for _, absent := range []string{"tools", "prompts"} {
 				if _, ok := d.Capabilities[absent]; ok {
 					t.Errorf("%s is advertised and not served", absent)
 				}
 			}
+		}
+		sameJSON(t, initialize.Capabilities["completions"], `{}`)
+		sameJSON(t, discover.Capabilities["completions"], `{}`)
+		sameJSON(t, initialize.Capabilities["logging"], `{}`)
+		if _, ok := discover.Capabilities["logging"]; ok {
+			t.Error("logging is advertised in 2026-07-28, where it is not served")
 		}
 		sameJSON(t, initialize.Capabilities["experimental"], `{"`+Extension+`":`+ours+`}`)
 		if _, ok := discover.Capabilities["experimental"]; ok {

@@ -84,6 +84,7 @@ func (e *Endpoint) postDialect(w http.ResponseWriter, r *http.Request, p auth.Pr
 	c := &call{request: r, principal: p}
 	batch, ok := e.receive(kept, c)
 	if ok && e.enterDialect(kept, c) {
+		defer c.detach()()
 		if batch != nil {
 			e.batchDialect(kept, c, batch)
 		} else {
@@ -139,7 +140,7 @@ func (e *Endpoint) callDialect(w http.ResponseWriter, c *call) {
 	switch {
 	case !ok || !m.legacy:
 		e.fail(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
-	case c.session == nil && (c.msg.Method == methodSubscribe || c.msg.Method == methodUnsubscribe):
+	case c.session == nil && m.session:
 		e.fail(w, http.StatusBadRequest, c.msg.ID, invalidRequest("this needs a session: open a stream, and send its Mcp-Session-Id"))
 	default:
 		c.request = c.request.Clone(c.request.Context())

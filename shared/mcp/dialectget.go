@@ -93,7 +93,7 @@ func (e *Endpoint) openDialect(ctx context.Context, c *call) (*dialectStream, er
 		endpoint: e, principal: c.principal, resources: e.has(methodResources), events: c.session.Events && e.has(methodEvents),
 		payloads: c.session.Payloads, targets: map[string]target{}, event: eventNotification,
 	}, sess: c.session, position: from}}
-	s.outlet.eventID, s.outlet.session, s.quiet = s.position.next, s.notice, s.ping
+	s.outlet.eventID, s.outlet.session, s.outlet.lost, s.quiet = s.position.next, s.notice, s.tellLost, s.ping
 	return s, s.open(ctx)
 }
 
@@ -167,7 +167,7 @@ func (s *dialectStream) finish(why error) {
 func (s *dialectStream) notice(ctx context.Context, d stream.Delivery) error {
 	var n responseNotice
 	if json.Unmarshal(d.Notice, &n) != nil || n.Response == nil {
-		return s.reload(ctx, d)
+		return s.refresh(ctx, d)
 	}
 	text, err := openResponse(s.sess.id, n.Response)
 	if err != nil { // not written by this program; the others are still good
@@ -175,17 +175,4 @@ func (s *dialectStream) notice(ctx context.Context, d stream.Delivery) error {
 		return nil
 	}
 	return s.write(appendResponses(nil, text, func() string { return s.position.next(d.Cursor) }))
-}
-
-// reload follows a change of the session, also of what its client declared.
-func (s *dialectStream) reload(ctx context.Context, d stream.Delivery) error {
-	sess, err := s.endpoint.sessions.load(ctx, s.sess.id, s.principal, true)
-	if errors.Is(err, errNoSession) {
-		return errTaken
-	}
-	if err != nil {
-		return err
-	}
-	s.payloads, s.events = sess.Payloads, sess.Events && s.endpoint.has(methodEvents)
-	return s.refresh(ctx, d)
 }

@@ -126,15 +126,10 @@ func (s *sessions) streaming(ctx context.Context, key string) (bool, error) {
 // and tells its stream.
 func (e *Endpoint) redeclare(c *call, s session) error {
 	ctx := c.request.Context()
-	c.session.Version, c.session.Payloads, c.session.Events = s.Version, s.Payloads, s.Events
-	item := c.session.item
-	item.Value = mustJSON(c.session)
-	item.Version++
-	if err := e.sessions.db.Write(ctx, store.Put(item, store.Exists())); err != nil {
-		if errors.Is(err, store.ErrConflict) {
-			return errNoSession
-		}
-		return fault.Wrap(fault.Unavailable, err, "write the session")
+	if err := e.sessions.change(ctx, c.session, func(now *session) {
+		now.Version, now.Payloads, now.Events = s.Version, s.Payloads, s.Events
+	}); err != nil {
+		return err
 	}
 	if e.options.Log == nil {
 		return nil

@@ -28,6 +28,7 @@ type Catalogs interface {
 // Log is what the endpoint needs of [eventlog.Log].
 type Log interface {
 	Latest(ctx context.Context, workspace, uri string, n int) ([]event.Event, error)
+	Below(ctx context.Context, workspace, parent string, n int) (uris []string, err error)
 	LatestBelow(ctx context.Context, workspace, parent string, n int) ([]event.Event, error)
 	Notify(ctx context.Context, workspace, topic string, notice json.RawMessage) error
 }

@@ -58,7 +58,7 @@ func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal)
 		endpoint: e, principal: p, resources: e.has(methodResources), events: c.session.Events && e.has(methodEvents),
 		payloads: c.session.Payloads, targets: map[string]target{},
 	}, sess: c.session, position: from}
-	s.outlet.eventID, s.outlet.session = s.position.next, s.refresh
+	s.outlet.eventID, s.outlet.session, s.outlet.lost = s.position.next, s.refresh, s.tellLost
 	if err := s.open(ctx); err != nil {
 		if fault.Is(err, fault.Invalid) {
 			e.fail(w, http.StatusBadRequest, nil, e.translate(ctx, err, c.version, coreMethods))
@@ -236,6 +236,9 @@ func (s *sessionStream) tellGap() error {
 			return err
 		}
 	}
+	if err := s.say("warning", "the log does not reach back to where the stream ended; events are missing", ""); err != nil {
+		return err
+	}
 	return s.send(noteResourcesChange, nil, nil, cursor)
 }
 
@@ -251,13 +254,14 @@ func (s *sessionStream) finish() {
 // stream, or is subscribed to other URIs.
 func (s *sessionStream) refresh(ctx context.Context, _ stream.Delivery) error {
 	e := s.endpoint
-	serves, err := e.sessions.serves(ctx, s.sess.key, s.connection)
+	sess, err := e.sessions.served(ctx, s.sess, s.connection)
 	if err != nil {
 		return err
 	}
-	if !serves {
+	if sess == nil {
 		return errTaken
 	}
+	s.sess, s.payloads, s.events = sess, sess.Payloads, sess.Events && e.has(methodEvents)
 	uris, err := e.sessions.subscriptions(ctx, s.sess.key)
 	if err != nil {
 		return err

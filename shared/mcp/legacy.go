@@ -2,11 +2,13 @@ package mcp
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
 	"strconv"
+	"time"
 
 	"mcpevents/shared/mcp/jsonrpc"
 )
@@ -22,7 +24,8 @@ func (e *Endpoint) postLegacy(w http.ResponseWriter, c *call) {
 	}
 	if c.msg.Kind != jsonrpc.Request {
 		// Nothing that a client tells or answers changes anything here: initialized is
-		// for servers that send requests of their own, and a cancelled request has been answered.
+		// for servers that send requests of their own. Requests are short, and one that
+		// is under way cannot be cancelled, which the revisions allow for.
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}
@@ -31,7 +34,24 @@ func (e *Endpoint) postLegacy(w http.ResponseWriter, c *call) {
 		e.fail(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
 		return
 	}
+	defer c.detach()()
 	e.dispatch(w, c, m)
+}
+
+// detachedFor bounds a request whose client may be gone.
+const detachedFor = time.Minute
+
+// detach lets the request go on when its client disconnects, which in these
+// revisions is no cancellation (2025-11-25, Transports, Sending Messages).
+func (c *call) detach() (stop func()) {
+	ctx := c.request.Context()
+	until := time.Now().Add(detachedFor)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Before(until) {
+		until = deadline
+	}
+	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), until)
+	c.request = c.request.WithContext(ctx)
+	return cancel
 }
 
 // enterSession finds the session and the revision of a request, or answers.
@@ -149,6 +169,7 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage
 		refuse("a batch has at most " + strconv.Itoa(maxBatch) + " messages")
 		return
 	}
+	defer c.detach()()
 	var answers []json.RawMessage
 	for _, raw := range parts {
 		one := *c

@@ -103,7 +103,7 @@ func TestSessions(t *testing.T) {
 	})
 	t.Run("SES-05_methods_that_are_not_there", func(t *testing.T) {
 		s := f.session(alice, V20251125)
-		for _, m := range []string{"logging/setLevel", "completion/complete", "tools/list", "prompts/list", methodListen, methodDiscover, "x"} {
+		for _, m := range []string{"tools/list", "tools/call", "prompts/get", "prompts/list", methodListen, methodDiscover, "x"} {
 			if r := f.legacy(alice, s, m, ""); r.Status != 200 || r.code(t) != -32601 {
 				t.Errorf("%s: %d %s", m, r.Status, r.Body)
 			}

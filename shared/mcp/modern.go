@@ -83,7 +83,7 @@ func (c *call) checkVersion(supported []Version) *jsonrpc.Error {
 			Data: map[string]any{"supported": supported, "requested": clip(version)},
 		}
 	}
-	return nil
+	return c.checkLogLevel()
 }
 
 func mismatch(format string, args ...any) *jsonrpc.Error {

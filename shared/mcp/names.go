@@ -44,11 +44,14 @@ const (
 	methodEventsStream  = "events/stream"
 	methodEventsSub     = "events/subscribe"
 	methodEventsUnsub   = "events/unsubscribe"
+	methodComplete      = "completion/complete"
+	methodSetLevel      = "logging/setLevel"
 	methodToolsCall     = "tools/call"
 	methodPromptsGet    = "prompts/get"
 	noteAcknowledged    = "notifications/subscriptions/acknowledged"
 	noteUpdated         = "notifications/resources/updated"
 	noteResourcesChange = "notifications/resources/list_changed"
+	noteMessage         = "notifications/message"
 	noteEventsChange    = "notifications/events/list_changed" // SEP-3415
 )
 
@@ -83,6 +86,7 @@ const (
 	metaVersion      = "io.modelcontextprotocol/protocolVersion"
 	metaCapabilities = "io.modelcontextprotocol/clientCapabilities"
 	metaServer       = "io.modelcontextprotocol/serverInfo"
+	metaLogLevel     = "io.modelcontextprotocol/logLevel"
 	metaSubscription = "io.modelcontextprotocol/subscriptionId"
 )
 

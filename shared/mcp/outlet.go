@@ -49,6 +49,8 @@ type outlet struct {
 	eventID func(cursor string) string
 	// session is told of notices for a session's stream.
 	session func(context.Context, stream.Delivery) error
+	// lost is told once of a URI that the catalog takes away; nil tells nobody.
+	lost func(target) error
 	// push is set in an events/stream, which has its own notifications.
 	push *push
 	// event is the SSE name of a message, and quiet makes what keeps a quiet stream
@@ -319,8 +321,16 @@ func (o *outlet) resolveAgain(ctx context.Context) error {
 		}
 		again, err := o.endpoint.resolve(ctx, cat, o.principal, t.asked)
 		if err != nil {
+			if o.lost != nil && !t.lost {
+				if err := o.lost(t); err != nil {
+					return err
+				}
+			}
+			t.lost = true
+			o.targets[uri] = t
 			continue
 		}
+		t.lost = false
 		for _, p := range again.patterns {
 			if slices.ContainsFunc(t.patterns, func(q subscription.Pattern) bool { return q.Key == p.Key }) {
 				continue

@@ -209,6 +209,8 @@ type target struct {
 	patterns   []subscription.Pattern
 	// topic is set for a subscription:// URI.
 	topic string
+	// lost is set while the catalog does not have it, or not for the caller.
+	lost bool
 }
 
 // open is the number of its parents and wildcards.

@@ -41,6 +41,8 @@ type session struct {
 	Events   bool `json:"ev,omitempty"`
 	// Dialect is set for a session of the dialect, which is unknown elsewhere.
 	Dialect bool `json:"di,omitempty"`
+	// Level is the least severity of log messages that the client wants; empty for none.
+	Level string `json:"lv,omitempty"`
 
 	id      string // known while a request is served that carries it
 	key     string // the hash of the id
@@ -105,9 +107,9 @@ func (s *sessions) load(ctx context.Context, id string, p auth.Principal, dialec
 	if items[0] == nil {
 		return nil, errNoSession
 	}
-	sess := &session{id: id, key: key, expires: items[0].Expires, item: *items[0]}
-	if err := json.Unmarshal(items[0].Value, sess); err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "decode the session")
+	sess, err := decodeSession(id, key, items[0])
+	if err != nil {
+		return nil, err
 	}
 	if sess.Workspace != p.Workspace || sess.Principal != p.ID || sess.Dialect != dialect {
 		return nil, errNoSession
@@ -243,13 +245,53 @@ func (s *sessions) takeOver(ctx context.Context, sess *session, connection strin
 	return items[0] != nil, fault.Wrap(fault.Unavailable, err, "take over the session's stream")
 }
 
-// serves reports whether the session is still there and the stream its newest.
-func (s *sessions) serves(ctx context.Context, key, connection string) (bool, error) {
-	items, err := s.db.Get(ctx, sessionItem(key, sortSession), sessionItem(key, sortStream))
+// served reads the session of an open stream anew. It returns nil when the
+// session is over or has a newer stream.
+func (s *sessions) served(ctx context.Context, sess *session, connection string) (*session, error) {
+	items, err := s.db.Get(ctx, sessionItem(sess.key, sortSession), sessionItem(sess.key, sortStream))
 	if err != nil {
-		return false, fault.Wrap(fault.Unavailable, err, "read the session")
+		return nil, fault.Wrap(fault.Unavailable, err, "read the session")
 	}
-	return items[0] != nil && items[1] != nil && string(items[1].Value) == connection, nil
+	if items[0] == nil || items[1] == nil || string(items[1].Value) != connection {
+		return nil, nil
+	}
+	return decodeSession(sess.id, sess.key, items[0])
+}
+
+func decodeSession(id, key string, item *store.Item) (*session, error) {
+	sess := &session{id: id, key: key, expires: item.Expires, item: *item}
+	return sess, fault.Wrap(fault.Internal, json.Unmarshal(item.Value, sess), "decode the session")
+}
+
+// change writes a session in another form, over whatever another request wrote
+// meanwhile.
+func (s *sessions) change(ctx context.Context, sess *session, alter func(*session)) error {
+	for range 5 {
+		items, err := s.db.Get(ctx, sessionItem(sess.key, sortSession))
+		if err != nil {
+			return fault.Wrap(fault.Unavailable, err, "read the session")
+		}
+		if items[0] == nil {
+			return errNoSession
+		}
+		now, err := decodeSession(sess.id, sess.key, items[0])
+		if err != nil {
+			return err
+		}
+		alter(now)
+		item := now.item
+		item.Value, _ = json.Marshal(now) // strings and booleans
+		item.Version++
+		err = s.db.Write(ctx, store.Put(item, store.VersionIs(now.item.Version)))
+		if err == nil {
+			*sess = *now
+			return nil
+		}
+		if !errors.Is(err, store.ErrConflict) {
+			return fault.Wrap(fault.Unavailable, err, "write the session")
+		}
+	}
+	return fault.New(fault.Unavailable, "the session is being changed by other requests")
 }
 
 // remove ends the session.

@@ -72,6 +72,8 @@ type method struct {
 	// legacy and modern say in which eras the method exists.
 	legacy, modern bool
 	family         family
+	// session is set for what changes the session that a request is part of.
+	session bool
 	// scope is needed to call it; empty for none.
 	scope string
 	// One of these serves it: answer gives a result; stream answers with a stream
@@ -97,6 +99,12 @@ func (e *Endpoint) table() map[string]method {
 		t[methodTemplates] = method{legacy: true, modern: true, scope: auth.ScopeRead, answer: e.listTemplates}
 		t[methodEvents] = method{legacy: true, modern: true, family: eventsMethods, scope: auth.ScopeRead, answer: e.listEvents}
 	}
+	if o.Lists && o.Log != nil {
+		t[methodComplete] = method{legacy: true, modern: true, scope: auth.ScopeRead, answer: e.complete}
+	}
+	if o.Feeds != nil && e.sessions != nil {
+		t[methodSetLevel] = method{legacy: true, session: true, scope: auth.ScopeRead, answer: e.setLevel}
+	}
 	if o.Log != nil {
 		t[methodRead] = method{legacy: true, modern: true, scope: auth.ScopeRead, answer: e.read}
 	}
@@ -106,8 +114,8 @@ func (e *Endpoint) table() map[string]method {
 		t[methodEventsStream] = method{modern: true, family: eventsMethods, scope: auth.ScopeRead, stream: e.eventsStream}
 		t[methodListen] = method{modern: true, scope: auth.ScopeRead, stream: e.listen}
 		if e.sessions != nil {
-			t[methodSubscribe] = method{legacy: true, scope: auth.ScopeRead, answer: e.subscribe}
-			t[methodUnsubscribe] = method{legacy: true, scope: auth.ScopeRead, answer: e.unsubscribe}
+			t[methodSubscribe] = method{legacy: true, session: true, scope: auth.ScopeRead, answer: e.subscribe}
+			t[methodUnsubscribe] = method{legacy: true, session: true, scope: auth.ScopeRead, answer: e.unsubscribe}
 		}
 	}
 	webhooks := func(core, events string, here bool, forward http.Handler, answerCore, answerEvents func(context.Context, *call) (result, error)) {

@@ -193,8 +193,32 @@ func sessions(t *testing.T, s *harness.Target) {
 			t.Errorf("a batch at 2025-03-26: status %d: %.200s", a.Status, a.Body)
 		}
 	})
-	t.Run("SES-05 ping", func(t *testing.T) {
-		s.Legacy(t, "alice", harness.Legacy).Call(t, "ping", nil, nil)
+	t.Run("SES-05 ping, log level and completion at each revision", func(t *testing.T) {
+		s.Publish(t, incident("completes", "checkout", "critical"))
+		var modern struct{ Completion struct{ Values []string } }
+		ask := object{
+			"ref":      object{"type": "ref/resource", "uri": "event://incidents/{service}/created"},
+			"argument": object{"name": "service", "value": "check"},
+		}
+		harness.Eventually(t, harness.Patience, "a completion by what happened", func() bool {
+			s.Modern("alice").Call(t, "completion/complete", ask, &modern)
+			return slices.Contains(modern.Completion.Values, "checkout")
+		})
+		for _, version := range []string{harness.Legacy, harness.Legacy2, harness.Legacy1} {
+			c := s.Legacy(t, "alice", version)
+			c.Call(t, "ping", nil, nil)
+			c.Call(t, "logging/setLevel", object{"level": "warning"}, nil)
+			c.Refused(t, -32602, "logging/setLevel", object{"level": "loud"})
+			var got struct{ Completion struct{ Values []string } }
+			c.Call(t, "completion/complete", ask, &got)
+			if !slices.Contains(got.Completion.Values, "checkout") {
+				t.Errorf("%s: completed with %q", version, got.Completion.Values)
+			}
+			if status := c.Notify(t, "notifications/cancelled", object{"requestId": 1, "reason": "test"}); status != http.StatusAccepted {
+				t.Errorf("%s: cancelled: status %d", version, status)
+			}
+		}
+		s.Modern("alice").Refused(t, -32601, "logging/setLevel", object{"level": "info"})
 	})
 }
 

@@ -1,0 +1,184 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"net/url"
+	"slices"
+	"strings"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/mcp/jsonrpc"
+)
+
+const (
+	refResource = "ref/resource"
+	// maxCompletions is the revisions' bound of one answer.
+	maxCompletions = 100
+	// maxSeen bounds the URIs of the log that are looked at for values.
+	maxSeen = 1000
+)
+
+// completion is the result of completion/complete.
+type completion struct {
+	Values  []string `json:"values"`
+	Total   int      `json:"total"`
+	HasMore bool     `json:"hasMore"`
+}
+
+// completing is what is asked to be completed: a variable of an event template.
+type completing struct {
+	entry *catalog.Entry
+	name  string
+	typed string            // what there is of the value
+	given map[string]string // the other variables, as far as they are known
+}
+
+// complete serves completion/complete: for a variable of an event template it
+// suggests what its schema lists, and what events had there.
+func (e *Endpoint) complete(ctx context.Context, c *call) (result, error) {
+	cat, err := e.catalog(ctx, c.principal)
+	if err != nil {
+		return result{}, err
+	}
+	q, err := c.completing(cat)
+	if err != nil {
+		return result{}, err
+	}
+	values := schemaValues(q)
+	if claim, ok := q.claim(); ok {
+		values = append(values, c.principal.Claims[claim]...)
+	}
+	seen, err := e.seen(ctx, c.principal, cat, q)
+	if err != nil {
+		return result{}, err
+	}
+	values = q.rank(c.principal, append(values, seen...))
+	out := completion{Values: values[:min(len(values), maxCompletions)], Total: len(values), HasMore: len(values) > maxCompletions}
+	return result{members: [][]byte{[]byte(`"completion":`), mustJSON(out)}}, nil
+}
+
+// completing reads the params. A template that the caller cannot list is unknown.
+func (c *call) completing(cat *catalog.Catalog) (q completing, err error) {
+	ref, argument := c.param("ref"), c.param("argument")
+	kind, _ := jsonrpc.String(jsonrpc.Member(ref, "type"))
+	uri, _ := jsonrpc.String(jsonrpc.Member(ref, "uri"))
+	if kind != refResource || uri == "" {
+		return q, invalidParams("ref must be of type %s and have the uri of a template; there are no prompts", refResource)
+	}
+	for _, entry := range cat.Entries() {
+		if entry.URITemplate == uri && auth.Visible(entry.Access, c.principal) {
+			q.entry = entry
+		}
+	}
+	if q.entry == nil {
+		return q, invalidParams("no event type has the template %s", clip(uri))
+	}
+	var isName, isValue bool
+	q.name, isName = jsonrpc.String(jsonrpc.Member(argument, "name"))
+	q.typed, isValue = jsonrpc.String(jsonrpc.Member(argument, "value"))
+	if !isName || !isValue {
+		return q, invalidParams("argument must have the strings name and value")
+	}
+	if !slices.Contains(q.entry.Variables(), q.name) {
+		return q, invalidParams("the template has no variable %s", clip(q.name))
+	}
+	if given := jsonrpc.Member(c.param("context"), "arguments"); given != nil && json.Unmarshal(given, &q.given) != nil {
+		return q, invalidParams("context.arguments must be an object of strings")
+	}
+	return q, nil
+}
+
+// schemaValues are the values that the schema of the variable lists.
+func schemaValues(q completing) (values []string) {
+	var schema struct {
+		Properties map[string]struct {
+			Enum  []any `json:"enum"`
+			Const any   `json:"const"`
+		} `json:"properties"`
+	}
+	if q.entry.ParamsSchema == nil || json.Unmarshal(q.entry.ParamsSchema, &schema) != nil {
+		return nil
+	}
+	p := schema.Properties[q.name]
+	for _, v := range append(p.Enum, p.Const) {
+		switch v := v.(type) {
+		case string:
+			values = append(values, v)
+		case float64, bool:
+			values = append(values, string(mustJSON(v)))
+		}
+	}
+	return values
+}
+
+// seen are the values that events had, of those that the caller may have, among
+// the first [maxSeen] URIs below what is known of the template.
+func (e *Endpoint) seen(ctx context.Context, p auth.Principal, cat *catalog.Catalog, q completing) (values []string, err error) {
+	var known []string
+	for _, s := range q.entry.Segments() {
+		segment := s.Literal
+		if s.Variable != "" {
+			value := q.given[s.Variable]
+			if s.Variable == q.name || value == "" {
+				break
+			}
+			segment = url.PathEscape(value)
+		}
+		known = append(known, segment)
+	}
+	parent, err := catalog.Canonical(catalog.Scheme + strings.Join(known, "/"))
+	if err != nil || len(known) == 0 {
+		return nil, nil // nothing can be below it
+	}
+	uris, err := e.options.Log.Below(ctx, p.Workspace, parent, maxSeen)
+	if err != nil {
+		return nil, err
+	}
+	for _, uri := range uris {
+		entry, vars, ok := cat.Match(uri)
+		if !ok || entry != q.entry || auth.CheckAccess(entry.Access, vars, p) != nil {
+			continue
+		}
+		fits := true
+		for name, value := range q.given {
+			fits = fits && (name == q.name || vars[name] == value || value == "")
+		}
+		if fits {
+			values = append(values, vars[q.name])
+		}
+	}
+	slices.Sort(values)
+	return values, nil
+}
+
+// rank keeps what goes with what was typed: first what begins with it, then what
+// has it somewhere, each once. A value that a claim decides must be one of the caller's.
+func (q completing) rank(p auth.Principal, values []string) []string {
+	typed := strings.ToLower(q.typed)
+	begin, within := []string{}, []string(nil)
+	met := map[string]bool{}
+	for _, v := range values {
+		if claim, ok := q.claim(); v == "" || met[v] || ok && !slices.Contains(p.Claims[claim], v) {
+			continue
+		}
+		met[v] = true
+		switch text := strings.ToLower(v); {
+		case strings.HasPrefix(text, typed):
+			begin = append(begin, v)
+		case strings.Contains(text, typed):
+			within = append(within, v)
+		}
+	}
+	return append(begin, within...)
+}
+
+// claim is the claim that the variable must be equal to.
+func (q completing) claim() (name string, ok bool) {
+	if q.entry.Access == nil {
+		return "", false
+	}
+	name, ok = q.entry.Access.Claims[q.name]
+	return name, ok
+}

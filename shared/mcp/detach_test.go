@@ -1,0 +1,62 @@
+package mcp
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"testing"
+	"time"
+)
+
+// TestDisconnect shows what becomes of a request whose client goes away.
+func TestDisconnect(t *testing.T) {
+	for name, tc := range map[string]struct {
+		path      string
+		cancelled bool
+	}{
+		"SES-05_is_no_cancellation_in_a_session":   {"/mcp", false},
+		"SES-05_nor_in_the_dialect":                {"/mcp/default", false},
+		"SUB-05_is_the_cancellation_in_2026-07-28": {"/mcp", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, nil)
+			arrived, gone, outcome := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+			f.endpoint.methods["slow"] = method{legacy: true, modern: true, answer: func(ctx context.Context, c *call) (result, error) {
+				close(arrived)
+				<-gone
+				select {
+				case <-ctx.Done():
+				case <-time.After(200 * time.Millisecond): // longer than the server takes to see it
+				}
+				outcome <- ctx.Err()
+				return result{}, nil
+			}}
+			headers := []string{"Mcp-Session-Id: " + f.session(alice, V20251125)}
+			body := rpcText("1", "slow", "")
+			if tc.cancelled {
+				headers, body = modernHeaders("slow", ""), modernBody("1", "slow", "")
+			}
+			if tc.path != "/mcp" {
+				headers = nil
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			req := f.request("POST", alice, body, headers...).WithContext(ctx)
+			req.URL.Path = tc.path
+			failed := make(chan error, 1)
+			go func() {
+				res, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+				if err == nil {
+					res.Body.Close()
+				}
+				failed <- err
+			}()
+			<-arrived
+			cancel()
+			<-failed
+			close(gone)
+			if err := <-outcome; errors.Is(err, context.Canceled) != tc.cancelled {
+				t.Errorf("the request's context: %v", err)
+			}
+		})
+	}
+}

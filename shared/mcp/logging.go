@@ -1,0 +1,63 @@
+package mcp
+
+import (
+	"context"
+	"slices"
+
+	"mcpevents/shared/mcp/jsonrpc"
+)
+
+// levels are the severities of RFC 5424 as MCP names them, the least first.
+var levels = []string{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
+
+// logger names the origin of our log messages to clients.
+const logger = "mcp-events"
+
+// setLevel serves logging/setLevel (up to 2025-11-25): from then on the session's
+// stream tells what a client would otherwise not notice. Without it nothing is told.
+func (e *Endpoint) setLevel(ctx context.Context, c *call) (result, error) {
+	level, err := c.required("level")
+	if err != nil {
+		return result{}, err
+	}
+	if !slices.Contains(levels, level) {
+		return result{}, invalidParams("level must be one of the severities of RFC 5424, debug to emergency")
+	}
+	if err := e.sessions.change(ctx, c.session, func(s *session) { s.Level = level }); err != nil {
+		return result{}, e.sessionFault(err)
+	}
+	return result{}, e.tellSession(ctx, c)
+}
+
+// say sends a log message, if its level is asked for.
+func (s *sessionStream) say(level, message, uri string) error {
+	if s.sess.Level == "" || slices.Index(levels, level) < slices.Index(levels, s.sess.Level) {
+		return nil
+	}
+	return s.send(noteMessage, func(b []byte) []byte {
+		b = append(b, `"level":"`+level+`","logger":"`+logger+`","data":{"message":`...)
+		b = jsonrpc.AppendString(b, message)
+		if uri != "" {
+			b = jsonrpc.AppendString(append(b, `,"uri":`...), uri)
+		}
+		return append(b, '}')
+	}, nil, s.feed.Cursor())
+}
+
+// tellLost tells that a URI brings nothing any more.
+func (s *sessionStream) tellLost(t target) error {
+	return s.say("warning", "the catalog no longer has this for you; nothing comes from it", t.asked)
+}
+
+// checkLogLevel refuses a request of 2026-07-28 that asks for log messages at a level that
+// there is not. None are sent in this revision, which deprecates them.
+func (c *call) checkLogLevel() *jsonrpc.Error {
+	raw := jsonrpc.Member(c.meta, metaLogLevel)
+	if raw == nil {
+		return nil
+	}
+	if level, ok := jsonrpc.String(raw); !ok || !slices.Contains(levels, level) {
+		return invalidParams("%s must be one of the severities of RFC 5424", metaLogLevel)
+	}
+	return nil
+}
