@@ -23,6 +23,7 @@ import (
 	queuesqlite "mcpevents/shared/queue/sqlite"
 	"mcpevents/shared/store/sqlite"
 	"mcpevents/shared/stream"
+	"mcpevents/shared/stream/lease"
 	"mcpevents/shared/subscription"
 	"mcpevents/shared/webhook"
 	"mcpevents/shared/webhook/targets"
@@ -177,6 +178,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	if e.endpoint, err = mcp.New(mcp.Options{
 		Server: mcp.Implementation{Name: "mcp-events", Version: version},
 		Auth:   callers, Catalogs: catalogs, Lists: true, Log: log, Feeds: e.tails, Sessions: db,
+		Leases: lease.NewLocal(int(s.Limits.Streams)),
 		Interest: func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
 			return subscription.Interested(ctx, db, log, workspace, p)
 		},

@@ -8,6 +8,7 @@ import (
 	"context"
 	"net/http"
 
+	"github.com/aws/aws-lambda-go/lambdacontext"
 	"github.com/aws/aws-lambda-go/lambdaurl"
 
 	"mcpevents/functions/internal/boot"
@@ -33,6 +34,7 @@ func main() {
 			Server: mcp.Implementation{Name: "mcp-events", Version: boot.Version},
 			Auth:   p.Auth, Catalogs: p.Catalog, Lists: true, Log: p.EventLog,
 			Feeds: stream.New(p.EventLog, p.DB, tokens, stream.Options{}), Sessions: p.DB,
+			Leases: wiring.SharedLeases(p.Limits, p.DB, lambdacontext.MaxConcurrency()),
 			Interest: func(ctx context.Context, workspace string, pattern subscription.Pattern) (eventlog.Interest, error) {
 				return subscription.Interested(ctx, p.DB, p.EventLog, workspace, pattern)
 			},

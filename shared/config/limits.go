@@ -23,9 +23,11 @@ func EnvName(flag string) string {
 // by flag or environment variable. The tags are read by the command line and by
 // [FromEnv], so that a function and a flag never disagree.
 type Limits struct {
-	Quota       int64   `name:"quota" default:"1000" help:"Subscriptions that a principal may have."`
-	Streams     int64   `name:"streams" default:"100" help:"Streams that a principal may have open; the oldest ends when there is one more."`
-	PublishRate float64 `name:"publish-rate" default:"1000" help:"Events per second that a principal may publish, on average; 0 is no limit. Without meaning for --auth none."`
+	Quota   int64 `name:"quota" default:"1000" help:"Subscriptions that a principal may have."`
+	Streams int64 `name:"streams" default:"100" help:"Streams that a principal may have open; the oldest ends when there is one more."`
+	// StreamConcurrency is without meaning embedded, where a stream holds no request up.
+	StreamConcurrency int64   `name:"stream-concurrency" default:"0" help:"Requests that all instances of the MCP endpoint can serve at once; open streams take at most 80 % of them. 0 is no bound. On AWS only."`
+	PublishRate       float64 `name:"publish-rate" default:"1000" help:"Events per second that a principal may publish, on average; 0 is no limit. Without meaning for --auth none."`
 
 	LogRetention    time.Duration `name:"log-retention" default:"24h" help:"How long events can be replayed and read."`
 	RecordRetention time.Duration `name:"record-retention" default:"168h" help:"How long delivery records and dead letters are kept."`
@@ -186,6 +188,8 @@ func (l Limits) Check() error {
 		return fault.New(fault.Invalid, "--default-ttl is longer than --max-ttl")
 	case l.PollMin > l.PollMax:
 		return fault.New(fault.Invalid, "--poll-min is longer than --poll-max")
+	case l.StreamConcurrency < 0:
+		return fault.New(fault.Invalid, "--stream-concurrency must not be negative")
 	case l.Quota < 1 || l.Streams < 1:
 		return fault.New(fault.Invalid, "--quota and --streams must be at least 1")
 	case !(l.PublishRate >= 0): // NaN too

@@ -34,14 +34,11 @@ func (e *Endpoint) getDialect(w http.ResponseWriter, r *http.Request, p auth.Pri
 		e.answerFault(w, &c, method{}, err)
 		return
 	}
-	leave, ok := e.enter()
-	if !ok {
-		e.full(w, nil)
+	ctx, leave := e.room(w, r, p, nil)
+	if leave == nil {
 		return
 	}
 	defer leave()
-	ctx, stop := e.lifetime(r, p)
-	defer stop()
 	s, err := e.openDialect(ctx, &c)
 	if err != nil {
 		if fault.Is(err, fault.Invalid) {
@@ -144,6 +141,7 @@ var closings = []struct {
 	{errEnding, "shutdown"},
 	{stream.ErrClosed, "shutdown"},
 	{errTaken, "superseded"},
+	{errSuperseded, "superseded"},
 	{stream.ErrSlow, "tooSlow"},
 }
 

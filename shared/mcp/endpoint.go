@@ -124,6 +124,8 @@ type Options struct {
 	WriteTimeout time.Duration
 	// MaxStreams is how many streams this process keeps open at once; 0 is no limit.
 	MaxStreams int64
+	// Leases bound the streams of a principal and of the fleet; nil bounds neither.
+	Leases Leases
 	// MaxStreamURIs is how many URIs a session or a listen may be subscribed to; 0
 	// is 200. MaxStreamPatterns is how many of them may be parents or wildcards,
 	// each of which is several partitions of the log to read; 0 is 20.
@@ -233,21 +235,6 @@ func (e *Endpoint) Close(ctx context.Context) error {
 
 // OpenStreams is the number of streams that are open now.
 func (e *Endpoint) OpenStreams() int64 { return e.open.Load() }
-
-// enter counts a stream in, or reports that there is no room for it.
-func (e *Endpoint) enter() (leave func(), ok bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.ended || e.options.MaxStreams > 0 && e.open.Load() >= e.options.MaxStreams {
-		return nil, false
-	}
-	e.open.Add(1)
-	e.streams.Add(1)
-	return func() {
-		e.open.Add(-1)
-		e.streams.Done()
-	}, true
-}
 
 func (e *Endpoint) log(ctx context.Context, msg string, err error) {
 	e.options.Logger.ErrorContext(ctx, msg, "error", err)

@@ -46,14 +46,11 @@ func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal)
 		e.fail(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Last-Event-ID is not one of this session"})
 		return
 	}
-	leave, ok := e.enter()
-	if !ok {
-		e.full(w, nil)
+	ctx, leave := e.room(w, r, p, nil)
+	if leave == nil {
 		return
 	}
 	defer leave()
-	ctx, stop := e.lifetime(r, p)
-	defer stop()
 	s := &sessionStream{outlet: outlet{
 		endpoint: e, principal: p, resources: e.has(methodResources), events: c.session.Events && e.has(methodEvents),
 		payloads: c.session.Payloads, targets: map[string]target{},

@@ -33,14 +33,11 @@ func (e *Endpoint) listen(w http.ResponseWriter, c *call) error {
 // hold keeps the response of a request open as a stream of the era without
 // sessions. open makes the outlet, and what sends its first message.
 func (e *Endpoint) hold(w http.ResponseWriter, c *call, open func(context.Context) (*outlet, func() error, error)) error {
-	leave, ok := e.enter()
-	if !ok {
-		e.full(w, c.msg.ID)
+	ctx, leave := e.room(w, c.request, c.principal, c.msg.ID)
+	if leave == nil {
 		return nil
 	}
 	defer leave()
-	ctx, stop := e.lifetime(c.request, c.principal)
-	defer stop()
 	o, begin, err := open(ctx)
 	if err != nil {
 		return err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -19,15 +18,12 @@ import (
 
 // The reasons for which the server ends a stream.
 var (
-	errAge     = errors.New("mcp: the stream reached its maximum age")
-	errEnding  = errors.New("mcp: the server is shutting down")
-	errTaken   = errors.New("mcp: the session ended or has a newer stream")
-	errWriting = errors.New("mcp: the client is gone or does not read")
+	errAge        = errors.New("mcp: the stream reached its maximum age")
+	errEnding     = errors.New("mcp: the server is shutting down")
+	errSuperseded = errors.New("mcp: the principal opened too many newer streams")
+	errTaken      = errors.New("mcp: the session ended or has a newer stream")
+	errWriting    = errors.New("mcp: the client is gone or does not read")
 )
-
-// reserve is what a stream leaves of its request's deadline: two seconds before
-// it is too late to end a stream on Lambda.
-const reserve = 5 * time.Second
 
 // outlet is one open stream of either era: what a feed hands out goes through it
 // to the client.
@@ -57,34 +53,6 @@ type outlet struct {
 	// alive; the published transports have no name, and send a comment.
 	event string
 	quiet func() []byte
-}
-
-// lifetime is the context of a stream: it ends with the request, at the maximum
-// age, when the caller's token expires, and when the endpoint closes.
-func (e *Endpoint) lifetime(r *http.Request, p auth.Principal) (context.Context, context.CancelFunc) {
-	age := e.options.MaxAge
-	if deadline, ok := r.Context().Deadline(); ok {
-		age = min(age, time.Until(deadline)-reserve)
-	}
-	if !p.Expires.IsZero() {
-		age = min(age, time.Until(p.Expires))
-	}
-	aged, stop := context.WithTimeoutCause(r.Context(), age, errAge)
-	ctx, cancel := context.WithCancelCause(aged)
-	detach := context.AfterFunc(e.ending, func() { cancel(errEnding) })
-	return ctx, func() {
-		detach()
-		cancel(nil)
-		stop()
-	}
-}
-
-// full answers a stream that there is no room for.
-func (e *Endpoint) full(w http.ResponseWriter, id json.RawMessage) {
-	w.Header().Set("Retry-After", "5")
-	e.fail(w, http.StatusServiceUnavailable, id, &jsonrpc.Error{
-		Code: codeUnavailable, Message: "no more streams can be opened here now", Data: map[string]any{"limit": "streams"},
-	})
 }
 
 // run passes on what comes until the stream ends, and returns why. Little is on

@@ -7,6 +7,8 @@ import (
 	"mcpevents/shared/config"
 	"mcpevents/shared/delivery"
 	"mcpevents/shared/mcp"
+	"mcpevents/shared/store"
+	"mcpevents/shared/stream/lease"
 	"mcpevents/shared/subscription"
 	"mcpevents/shared/webhook"
 )
@@ -21,6 +23,16 @@ func Guard(l config.Limits) *webhook.Guard {
 		g.Ports = append(g.Ports, uint16(p))
 	}
 	return g
+}
+
+// SharedLeases bound the streams of instances over one store, each of which serves
+// so many requests at once.
+func SharedLeases(l config.Limits, db store.DB, atOnce int) *lease.Shared {
+	const share = 80 // percent, so that calls always get through
+	return &lease.Shared{
+		DB: db, Max: int(l.Streams), Fleet: l.StreamConcurrency * int64(atOnce) * share / 100,
+		Life: l.StreamMaxAge, Check: l.Heartbeat,
+	}
 }
 
 // Subscriptions are the rules of subscriptions.

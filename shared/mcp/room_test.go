@@ -1,0 +1,75 @@
+package mcp
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/shared/store/sqlite"
+	"mcpevents/shared/stream/lease"
+)
+
+// keepers are both ways to bound streams: of one process, and of a fleet.
+func keepers(t *testing.T) map[string]func() Leases {
+	return map[string]func() Leases{
+		"embedded": func() Leases { return lease.NewLocal(2) },
+		"fleet": func() Leases {
+			db, err := sqlite.Open(":memory:", sqlite.Options{})
+			must(t, err)
+			t.Cleanup(func() { _ = db.Close() })
+			return &lease.Shared{DB: db, Max: 2, Fleet: 4, Life: time.Minute, Check: 10 * time.Millisecond}
+		},
+	}
+}
+
+func TestStreamsOfAPrincipal(t *testing.T) {
+	for name, leases := range keepers(t) {
+		t.Run("AUT-07 SUB-06 the oldest listen over the quota is completed: "+name, func(t *testing.T) {
+			f := newFixture(t, func(o *Options) { o.Leases = leases() })
+			var all []*open
+			for _, id := range []string{"1", "2"} {
+				l := f.listen(alice, id, `{"resourceSubscriptions":["event://ci/deploy"]}`)
+				l.next()
+				all = append(all, l)
+			}
+			other := f.listen(bob, "1", `{"resourceSubscriptions":["event://ci/deploy"]}`)
+			other.next()
+			third := f.listen(alice, "3", `{"resourceSubscriptions":["event://ci/deploy"]}`)
+			third.next()
+			if e := all[0].event(); !strings.Contains(string(e.Data), `"resultType":"complete"`) {
+				t.Errorf("the oldest got %s", e.Data)
+			}
+			all[0].end()
+			f.publish("event://ci/deploy", `{"n":1}`)
+			for _, l := range []*open{all[1], other, third} {
+				l.next().isEvent(t, "event://ci/deploy", `{"n":1}`)
+			}
+		})
+		t.Run("AUT-07 SSE-02 so is a stream of the dialect: "+name, func(t *testing.T) {
+			f := newFixture(t, func(o *Options) { o.Leases = leases() })
+			first, _ := f.dialectStream(alice)
+
+			for _, id := range []string{"1", "2"} {
+				f.listen(alice, id, `{}`).next()
+			}
+			if e := first.event(); e.Name != "lifecycle" || !strings.Contains(string(e.Data), "superseded") {
+				t.Errorf("got %s %s", e.Name, e.Data)
+			}
+		})
+	}
+	t.Run("AUT-07 a fleet without room says so, and calls get through", func(t *testing.T) {
+		f := newFixture(t, func(o *Options) { o.Leases = keepers(t)["fleet"]() })
+		for _, key := range []string{alice, bob} {
+			for _, id := range []string{"1", "2"} {
+				f.listen(key, id, `{}`).next()
+			}
+		}
+		r := f.modern(reader, methodListen, `"notifications":{}`)
+		if r.Status != 503 || r.code(t) != codeUnavailable || !strings.Contains(r.Body, `"limit":"streams"`) || r.Header.Get("Retry-After") == "" {
+			t.Errorf("%+v", r)
+		}
+		if r := f.modern(reader, methodResources, ""); r.Status != 200 {
+			t.Errorf("%+v", r)
+		}
+	})
+}

@@ -1,0 +1,56 @@
+// Package lease bounds how many streams are open: each principal's by ending its
+// oldest, so that a client that was cut off unseen does not lock itself out, and
+// those of a whole fleet by refusing more.
+//
+// [Local] knows the streams of one process and is exact. [Shared] keeps leases in
+// the store for instances that come and go; a stream learns there at its next check that
+// another took its place. Both call superseded then, once, and give a function that gives the
+// lease back, to be called once.
+package lease
+
+import (
+	"container/list"
+	"context"
+	"sync"
+
+	"mcpevents/shared/auth"
+)
+
+// Local gives leases to the streams of one process.
+type Local struct {
+	max int
+
+	mu   sync.Mutex
+	open map[string]*list.List // of superseded, oldest first, by workspace and principal
+}
+
+// NewLocal bounds the streams of each principal. Nobody is known as the
+// anonymous one, so its streams are not bounded.
+func NewLocal(most int) *Local { return &Local{max: most, open: map[string]*list.List{}} }
+
+// Take gives a lease, and takes the oldest from a principal that has too many.
+func (l *Local) Take(_ context.Context, p auth.Principal, superseded func()) (release func(), err error) {
+	if p.Anonymous {
+		return func() {}, nil
+	}
+	key := p.Workspace + "#" + p.ID
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	open := l.open[key]
+	if open == nil {
+		open = list.New()
+		l.open[key] = open
+	}
+	if open.Len() >= l.max {
+		go open.Remove(open.Front()).(func())()
+	}
+	place := open.PushBack(superseded)
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		open.Remove(place) // does nothing when it was taken
+		if open.Len() == 0 && l.open[key] == open {
+			delete(l.open, key)
+		}
+	}, nil
+}

@@ -1,0 +1,184 @@
+package lease
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// Shared gives leases to the streams of all instances over one store.
+//
+// A principal's leases are items of one partition in the order of their times:
+// whoever adds one beyond the bound deletes the oldest. The fleet's streams are
+// counted by the period in which they were opened, a period being as long as a
+// stream may last, so that what a killed instance did not count down is forgotten with
+// its period.
+type Shared struct {
+	DB store.DB
+	// Max is how many streams a principal may have open.
+	Max int
+	// Fleet is how many all may have; 0 is no bound.
+	Fleet int64
+	// Life is the longest that a stream may be open.
+	Life time.Duration
+	// Check is how often a stream looks whether it still has its lease; 0 is 15 s.
+	Check time.Duration
+	Now   func() time.Time
+}
+
+const (
+	countStreams = "n"
+	// tidying is how long giving a lease back may take, when its stream is over.
+	tidying = 2 * time.Second
+)
+
+func principalKey(p auth.Principal, sort string) store.Key {
+	return store.Key{Table: store.Sessions, Partition: "l#" + p.Workspace + "#" + p.ID, Sort: sort}
+}
+
+func periodKey(period int64) store.Key {
+	return store.Key{Table: store.Sessions, Partition: fmt.Sprintf("streams#%d", period), Sort: "-"}
+}
+
+func (s *Shared) now() time.Time {
+	if s.Now != nil {
+		return s.Now()
+	}
+	return time.Now()
+}
+
+// Take gives a lease, and takes the oldest from a principal that has too many. It
+// is a fault of kind Exhausted when the fleet has no room.
+func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error) {
+	leave, err := s.enter(ctx)
+	if err != nil || p.Anonymous {
+		return leave, err
+	}
+	now := s.now()
+	own := principalKey(p, fmt.Sprintf("%016d#%s", now.UnixMicro(), rand.Text()))
+	if err := s.place(ctx, own, now); err != nil {
+		leave()
+		return nil, err
+	}
+	stop := s.watch(own, superseded)
+	return func() {
+		stop()
+		leave()
+		s.tidy("a stream's lease was left to expire", store.Delete(own))
+	}, nil
+}
+
+// place writes a lease and deletes the oldest beyond the bound.
+func (s *Shared) place(ctx context.Context, own store.Key, now time.Time) error {
+	err := s.DB.Write(ctx, store.Put(store.Item{Key: own, Expires: now.Add(s.Life + time.Minute)}))
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "take a lease")
+	}
+	var all []string
+	q := store.Query{Table: own.Table, Partition: own.Partition, Limit: 1000}
+	for {
+		page, err := s.DB.Query(ctx, q)
+		if err != nil {
+			return fault.Wrap(fault.Unavailable, err, "read the leases")
+		}
+		for _, it := range page.Items {
+			all = append(all, it.Sort)
+		}
+		if !page.More {
+			break
+		}
+		q.After = page.Last
+	}
+	var over []store.Op
+	for _, sort := range all[:max(0, len(all)-s.Max)] {
+		over = append(over, store.Delete(store.Key{Table: own.Table, Partition: own.Partition, Sort: sort}))
+	}
+	if len(over) == 0 {
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, over...), "take over a lease")
+}
+
+// enter counts a stream of the fleet in.
+func (s *Shared) enter(ctx context.Context) (leave func(), err error) {
+	if s.Fleet == 0 {
+		return func() {}, nil
+	}
+	period := s.now().UnixMilli() / max(1, s.Life.Milliseconds())
+	this, last := periodKey(period), periodKey(period-1)
+	items, err := s.DB.Get(ctx, last)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "count the open streams")
+	}
+	room := s.Fleet
+	if items[0] != nil {
+		room -= max(0, items[0].Counts[countStreams])
+	}
+	full := fault.New(fault.Exhausted, "all %d streams of this server are in use", s.Fleet).
+		With(map[string]any{"limit": "streams", "max": s.Fleet})
+	if room < 1 {
+		return nil, full
+	}
+	count := func(n int64, limits map[string]int64) store.Op {
+		op := store.Add(this, map[string]int64{countStreams: n}, limits)
+		op.Item.Expires = time.UnixMilli((period + 3) * s.Life.Milliseconds())
+		return op
+	}
+	err = s.DB.Write(ctx, count(1, map[string]int64{countStreams: room}))
+	if errors.Is(err, store.ErrConflict) {
+		return nil, full
+	}
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "count the open streams")
+	}
+	return func() { s.tidy("a stream stays counted until its period is over", count(-1, nil)) }, nil
+}
+
+// watch looks from time to time whether a lease is still there. A store that does
+// not answer takes nothing away.
+func (s *Shared) watch(own store.Key, superseded func()) (stop func()) {
+	every := s.Check
+	if every == 0 {
+		every = 15 * time.Second
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var mu sync.Mutex
+	var timer *time.Timer
+	look := func() {
+		if items, err := s.DB.Get(ctx, own); err == nil && items[0] == nil {
+			superseded()
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if ctx.Err() == nil {
+			timer.Reset(every)
+		}
+	}
+	mu.Lock()
+	timer = time.AfterFunc(every, look)
+	mu.Unlock()
+	return func() {
+		cancel()
+		mu.Lock()
+		defer mu.Unlock()
+		timer.Stop()
+	}
+}
+
+// tidy writes what nobody waits for: all of it expires by itself.
+func (s *Shared) tidy(otherwise string, op store.Op) {
+	ctx, cancel := context.WithTimeout(context.Background(), tidying)
+	defer cancel()
+	if err := s.DB.Write(ctx, op); err != nil {
+		slog.WarnContext(ctx, otherwise, "error", err)
+	}
+}
