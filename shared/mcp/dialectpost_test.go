@@ -1,0 +1,562 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/sse"
+	"mcpevents/shared/store"
+)
+
+func TestDialectPost(t *testing.T) {
+	f := newFixture(t, nil)
+	list := rpcText(`"a"`, methodTemplates, "")
+	plain := f.dialect(alice, list, jsonOnly).Body
+	if !strings.Contains(plain, "event://github/") {
+		t.Fatal(plain)
+	}
+	t.Run("SSE-03_the_form_follows_Accept", func(t *testing.T) {
+		for _, tc := range []struct {
+			accept string
+			stream bool
+		}{
+			{"text/event-stream", true},
+			{"application/json, text/event-stream", true},
+			{"text/event-stream;q=0.5", true},
+			{"application/json", false},
+			{"*/*", false},
+			{"", false},
+		} {
+			var headers []string
+			if tc.accept != "" {
+				headers = []string{"Accept: " + tc.accept}
+			}
+			r := f.dialect(alice, list, headers...)
+			want, contentType := plain, "application/json"
+			if tc.stream {
+				want, contentType = "event: response\ndata: "+plain+"\n\n", "text/event-stream"
+				if r.Header.Get("Cache-Control") != "no-cache" || r.Header.Get("Connection") != "keep-alive" {
+					t.Errorf("%q: %v", tc.accept, r.Header)
+				}
+			}
+			if r.Status != 200 || r.Body != want || r.Header.Get("Content-Type") != contentType || r.Header.Get(headerSession) != "" {
+				t.Errorf("%q: %+v", tc.accept, r)
+			}
+		}
+	})
+	t.Run("SSE-03_on_the_open_stream_at_another_instance", func(t *testing.T) {
+		o, id := f.dialectStream(alice)
+		other := f.instance()
+		r := other.dialect(alice, list, jsonOnly, "Mcp-Session-Id: "+id)
+		if r.Status != 202 || r.Body != "" {
+			t.Fatalf("%+v", r)
+		}
+		if got := o.response(); got != plain {
+			t.Errorf("got %s", got)
+		}
+		r = other.dialect(alice, rpcText("2", "no/such", ""), "Mcp-Session-Id: "+id)
+		if got := o.response(); r.Status != 202 || !strings.Contains(got, `"id":2,"error":{"code":-32601`) {
+			t.Errorf("%d, %s", r.Status, got)
+		}
+		// It asks for the answer itself ...
+		r = other.dialect(alice, rpcText("3", "ping", ""), "Accept: text/event-stream", "Mcp-Session-Id: "+id)
+		if r.Status != 200 || r.Body != "event: response\ndata: {\"jsonrpc\":\"2.0\",\"id\":3,\"result\":{}}\n\n" {
+			t.Errorf("%+v", r)
+		}
+		// ... or the stream is over.
+		o.cancel()
+		<-o.ended
+		f.waitClosed(id)
+		r = other.dialect(alice, rpcText("4", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
+		if r.Status != 200 || r.Body != `{"jsonrpc":"2.0","id":4,"result":{}}` {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("SSE-03_an_answer_that_is_on_its_way_comes_after_a_resume", func(t *testing.T) {
+		o, id := f.dialectStream(alice)
+		f.dialect(alice, rpcText("1", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
+		last := o.event()
+		f.dialect(alice, rpcText("2", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
+		o.response()
+		o.cancel()
+		<-o.ended
+		again, _ := f.dialectStream(alice, "Mcp-Session-Id: "+id, "Last-Event-ID: "+last.ID)
+		if got := again.response(); !strings.Contains(got, `"id":2`) {
+			t.Errorf("got %s", got)
+		}
+	})
+	t.Run("SSE-03_what_does_not_fit_into_a_notice_is_the_answer_to_the_POST", func(t *testing.T) {
+		src := "events:\n"
+		for i := range 90 {
+			src += fmt.Sprintf("  - {name: big.n%d, uri: event://big/n%d, description: %q}\n", i, i, strings.Repeat("x", 3900))
+		}
+		f := newFixture(t, nil)
+		f.catalogs.Replace(mustParse(t, src))
+		o, id := f.dialectStream(alice)
+		r := f.dialect(alice, rpcText("1", methodResources, ""), jsonOnly, "Mcp-Session-Id: "+id)
+		if r.Status != 200 || len(r.Body) <= maxResponse || !json.Valid([]byte(r.Body)) {
+			t.Fatalf("status %d, %d bytes", r.Status, len(r.Body))
+		}
+		f.catalogs.Replace(mustParse(t, testCatalog))
+		r = f.dialect(alice, rpcText("2", methodResources, ""), jsonOnly, "Mcp-Session-Id: "+id)
+		if got := o.response(); r.Status != 202 || !strings.Contains(got, `"id":2`) {
+			t.Errorf("%d, %.200s", r.Status, got)
+		}
+	})
+	t.Run("SSE-03_the_largest_answer_fits_into_an_item", func(t *testing.T) {
+		o, id := f.dialectStream(alice)
+		s, err := f.endpoint.sessions.load(t.Context(), id, f.principal(alice), true)
+		must(t, err)
+		kept := &recorder{header: http.Header{}}
+		_, _ = kept.Write([]byte(`"` + strings.Repeat("x", maxResponse-2) + `"`))
+		c := &call{request: f.request("POST", alice, ""), principal: f.principal(alice), session: s}
+		if !f.endpoint.respond(c, kept) || len(o.response()) != maxResponse {
+			t.Error("it did not get to the stream")
+		}
+	})
+	t.Run("SSE-03_secrets_on_their_way_are_sealed", func(t *testing.T) {
+		o, id := f.dialectStream(alice)
+		f.dialect(alice, rpcText("1", methodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`), jsonOnly, "Mcp-Session-Id: "+id)
+		for {
+			e := o.event()
+			if e.Name != "response" {
+				continue // the list of resources changed
+			}
+			if !strings.Contains(string(e.Data), "whsec_generated") {
+				t.Errorf("got %s", e.Data)
+			}
+			break
+		}
+		key := sessionKey(id)
+		page, err := f.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#session-" + key})
+		must(t, err)
+		found := false
+		for _, it := range page.Items {
+			found = found || strings.Contains(string(it.Value), `"response"`)
+			if strings.Contains(string(it.Value), "whsec_") || strings.Contains(string(it.Value), id) {
+				t.Errorf("in the store: %s", it.Value)
+			}
+		}
+		if !found {
+			t.Error("no answer lies in the log")
+		}
+	})
+	t.Run("SSE-03_what_HTTP_has_to_say_is_said_to_the_POST", func(t *testing.T) {
+		o, id := f.dialectStream(reader)
+		r := f.dialect(reader, rpcText("1", methodRegister, `"uris":["event://ci"],"targetUri":"https://a.example/"`), jsonOnly, "Mcp-Session-Id: "+id)
+		if r.Status != 403 || !strings.Contains(r.Header.Get("WWW-Authenticate"), "events:subscribe") || r.code(t) != codeForbidden {
+			t.Errorf("%+v", r)
+		}
+		o.cancel()
+	})
+	t.Run("SSE-03_notifications_and_responses_of_clients_are_accepted", func(t *testing.T) {
+		for _, body := range []string{`{"jsonrpc":"2.0","method":"notifications/initialized"}`, `{"jsonrpc":"2.0","id":7,"result":{}}`, `[{"jsonrpc":"2.0","method":"x"}]`} {
+			if r := f.dialect(alice, body, "Accept: text/event-stream"); r.Status != 202 || r.Body != "" {
+				t.Errorf("%s: %+v", body, r)
+			}
+		}
+	})
+}
+
+func (f *fixture) principal(key string) auth.Principal {
+	f.t.Helper()
+	p, err := f.endpoint.options.Auth.Authenticate(f.t.Context(), http.Header{"Authorization": {"Bearer " + key}})
+	must(f.t, err)
+	return p
+}
+
+// waitClosed waits until no stream of the session is open.
+func (f *fixture) waitClosed(id string) {
+	f.t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		open, err := f.endpoint.sessions.streaming(f.t.Context(), sessionKey(id))
+		must(f.t, err)
+		if !open {
+			return
+		}
+		if time.Now().After(deadline) {
+			f.t.Fatal("the stream stays open")
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestDialectMessages(t *testing.T) {
+	f := newFixture(t, nil)
+	t.Run("SSE-05_what_is_no_request", func(t *testing.T) {
+		for body, want := range map[string]string{
+			``:                         `{"jsonrpc":"2.0","error":{"code":-32700}}`,
+			`{"jsonrpc":"2.0","id":1`:  `{"jsonrpc":"2.0","error":{"code":-32700}}`,
+			`"x"`:                      `{"jsonrpc":"2.0","error":{"code":-32600}}`,
+			`[]`:                       `{"jsonrpc":"2.0","error":{"code":-32600}}`,
+			`{"id":1,"method":"ping"}`: `{"jsonrpc":"2.0","id":1,"error":{"code":-32600}}`,
+			`{"jsonrpc":"1.0","id":1,"method":"ping"}`:         `{"jsonrpc":"2.0","id":1,"error":{"code":-32600}}`,
+			`{"jsonrpc":"2.0","id":null,"method":"ping"}`:      `{"jsonrpc":"2.0","error":{"code":-32600}}`,
+			`{"jsonrpc":"2.0","id":1.5,"method":"ping"}`:       `{"jsonrpc":"2.0","error":{"code":-32600}}`,
+			`{"jsonrpc":"2.0","id":{},"method":"ping"}`:        `{"jsonrpc":"2.0","error":{"code":-32600}}`,
+			`{"jsonrpc":"2.0","id":"x","method":7}`:            `{"jsonrpc":"2.0","id":"x","error":{"code":-32600}}`,
+			`{"jsonrpc":"2.0","id":1,"result":1,"error":2}`:    `{"jsonrpc":"2.0","id":1,"error":{"code":-32600}}`,
+			`{"jsonrpc":"2.0","id":1,"method":"m","result":1}`: `{"jsonrpc":"2.0","id":1,"error":{"code":-32600}}`,
+		} {
+			for _, accept := range []string{jsonOnly, "Accept: text/event-stream"} {
+				r := f.dialect(alice, body, accept)
+				text := r.Body
+				if accept != jsonOnly {
+					var ok bool
+					if text, ok = strings.CutPrefix(text, "event: response\ndata: "); !ok {
+						t.Errorf("%s: %q", body, r.Body)
+					}
+				}
+				if r.Status != 400 {
+					t.Errorf("%s: status %d", body, r.Status)
+				}
+				sameJSON(t, json.RawMessage(bare(t, text)), want)
+			}
+		}
+	})
+	t.Run("SSE-05_ids_come_back_as_they_were_and_codes_where_they_belong", func(t *testing.T) {
+		for _, id := range []string{`1`, `"1"`, `9007199254740993`, `-0`, `""`, `"\u0061"`} {
+			if r := f.dialect(alice, rpcText(id, "ping", ""), jsonOnly); r.Status != 200 || r.Body != `{"jsonrpc":"2.0","id":`+id+`,"result":{}}` {
+				t.Errorf("%s: %+v", id, r)
+			}
+		}
+		for body, want := range map[string]int{
+			rpcText("1", "no/such", ""):                      -32601,
+			rpcText("1", methodDiscover, ""):                 -32601, // not of this era
+			rpcText("1", methodRead, ""):                     -32602,
+			rpcText("1", methodRead, `"uri":"event://none"`): -32002,
+			rpcText("1", methodRegister, `"uris":[]`):        -32602,
+		} {
+			r := f.dialect(alice, body, jsonOnly)
+			if r.Status != 200 || r.code(t) != want || strings.Contains(r.Body, `"result"`) {
+				t.Errorf("%s: %+v", body, r)
+			}
+		}
+		broken := newFixture(t, nil)
+		broken.endpoint.methods["break"] = method{legacy: true, answer: func(context.Context, *call) (result, error) { panic("oh") }}
+		if r := broken.dialect(alice, rpcText("1", "break", ""), jsonOnly); r.Status != 500 || r.code(t) != -32603 {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("SSE-05_a_reused_id_is_refused_in_its_session_at_any_instance", func(t *testing.T) {
+		o, id := f.dialectStream(alice)
+		_, second := f.dialectStream(alice)
+		for _, tc := range []struct {
+			on      *fixture
+			session string
+			id      string
+			fresh   bool
+		}{
+			{f, id, `1`, true},
+			{f, id, `1`, false},
+			{f.instance(), id, `1`, false},
+			{f, id, `"1"`, true},
+			{f, id, `"a"`, true},
+			{f, id, `"\u0061"`, false},
+			{f, second, `1`, true},
+			{f, "", `1`, true},
+			{f, "", `1`, true},
+		} {
+			headers := []string{"Accept: text/event-stream"}
+			if tc.session != "" {
+				headers = append(headers, "Mcp-Session-Id: "+tc.session)
+			}
+			r := tc.on.dialect(alice, rpcText(tc.id, "ping", ""), headers...)
+			if tc.fresh != (r.Status == 200) || !tc.fresh && (r.Status != 400 || !strings.Contains(r.Body, `"id":`+tc.id+`,"error":{"code":-32600`)) {
+				t.Errorf("%s in %.4q: %+v", tc.id, tc.session, r)
+			}
+		}
+		// The refusal is not on the stream, where it would look like the answer to the first.
+		if r := f.dialect(alice, rpcText("1", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id); r.Status != 400 || r.code(t) != -32600 {
+			t.Errorf("%+v", r)
+		}
+		f.dialect(alice, rpcText("99", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
+		if got := o.response(); !strings.Contains(got, `"id":99`) {
+			t.Errorf("got %s", got)
+		}
+	})
+	t.Run("SSE-05_batches", func(t *testing.T) {
+		const three = `[{"jsonrpc":"2.0","id":1,"method":"ping"},{"jsonrpc":"2.0","method":"x"},{"jsonrpc":"2.0","id":1,"method":"ping"},7,{"jsonrpc":"2.0","id":2,"method":"initialize"}]`
+		r := f.dialect(alice, three, jsonOnly)
+		sameJSON(t, json.RawMessage(bare(t, r.Body)), `[{"jsonrpc":"2.0","id":1,"result":{}},{"jsonrpc":"2.0","id":1,"result":{}},
+			{"jsonrpc":"2.0","error":{"code":-32600}},{"jsonrpc":"2.0","id":2,"error":{"code":-32600}}]`)
+		r = f.dialect(alice, three, "Accept: text/event-stream")
+		if n := strings.Count(r.Body, "event: response\ndata: {"); n != 4 {
+			t.Errorf("%d responses: %s", n, r.Body)
+		}
+		o, id := f.dialectStream(alice)
+		if r = f.dialect(alice, three, jsonOnly, "Mcp-Session-Id: "+id); r.Status != 202 {
+			t.Fatalf("%+v", r)
+		}
+		seen := map[string]bool{}
+		for i, want := range []string{`{"jsonrpc":"2.0","id":1,"result":{}}`, `{"jsonrpc":"2.0","id":1,"error":{"code":-32600}}`, `{"jsonrpc":"2.0","error":{"code":-32600}}`, `{"jsonrpc":"2.0","id":2,"error":{"code":-32600}}`} {
+			e := o.event()
+			if e.Name != "response" || e.ID == "" || seen[e.ID] {
+				t.Errorf("event %d is %+v", i, e)
+			}
+			seen[e.ID] = true
+			sameJSON(t, json.RawMessage(bare(t, string(e.Data))), want)
+		}
+		r = f.dialect(alice, "["+strings.Repeat("{},", maxBatch)+"{}]", jsonOnly)
+		if r.Status != 400 || r.code(t) != -32600 {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("SSE-03_methods_of_a_session_need_one", func(t *testing.T) {
+		r := f.dialect(alice, rpcText("1", methodSubscribe, `"uri":"event://ci"`), jsonOnly)
+		if r.Status != 400 || r.code(t) != -32600 {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("SSE-03_a_foreign_session_is_unknown", func(t *testing.T) {
+		_, id := f.dialectStream(alice)
+		for name, r := range map[string]reply{
+			"another principal":          f.dialect(bob, rpcText("1", "ping", ""), "Mcp-Session-Id: "+id),
+			"of another workspace":       f.dialectIn("elsewhere", "POST", foreign, rpcText("1", "ping", ""), "Mcp-Session-Id: "+id),
+			"none":                       f.dialect(alice, rpcText("1", "ping", ""), "Mcp-Session-Id: x"),
+			"a session of another world": f.dialect(alice, rpcText("1", "ping", ""), "Mcp-Session-Id: "+f.session(alice, V20250326)),
+		} {
+			if r.Status != 404 || r.Body != "session not found\n" {
+				t.Errorf("%s: %+v", name, r)
+			}
+		}
+	})
+	t.Run("SSE-03_initialize_begins_a_session_or_tells_of_the_client", func(t *testing.T) {
+		const initialize = `"protocolVersion":"2025-06-18","capabilities":{"extensions":{"` + Extension + `":{},"` + EventsExtension + `":{}}},"clientInfo":{"name":"t","version":"1"}`
+		r := f.dialect(alice, rpcText("1", methodInitialize, initialize), jsonOnly)
+		id := r.Header.Get(headerSession)
+		if r.Status != 200 || id == "" || !strings.Contains(r.Body, `"protocolVersion":"2025-06-18"`) {
+			t.Fatalf("%+v", r)
+		}
+		if r := f.dialect(alice, rpcText("1", "ping", ""), "Mcp-Session-Id: "+id); r.Status != 400 {
+			t.Errorf("SSE-05: the id of initialize again: %+v", r)
+		}
+		o, again := f.dialectStream(alice, "Mcp-Session-Id: "+id)
+		if again != id {
+			t.Errorf("session %s became %s", id, again)
+		}
+		o.cancel()
+
+		o, id = f.dialectStream(alice)
+		if r := f.dialect(alice, rpcText("1", methodInitialize, initialize), jsonOnly, "Mcp-Session-Id: "+id); r.Status != 202 {
+			t.Fatalf("%+v", r)
+		}
+		if got := o.response(); !strings.Contains(got, `"protocolVersion":"2025-06-18"`) {
+			t.Errorf("got %s", got)
+		}
+		f.dialect(alice, rpcText("2", methodSubscribe, `"uri":"event://ci/deploy"`), "Accept: text/event-stream", "Mcp-Session-Id: "+id)
+		f.publish("event://ci/deploy", `{"n":1}`)
+		if m := o.notification(); string(m.Params.Meta[MetaPayload]) != `{"n":1}` {
+			t.Errorf("without the payload that the client can take: %s", m.sse.Data)
+		}
+		must(t, f.log.Notify(t.Context(), "default", "catalog", json.RawMessage(`{}`)))
+		if a, b := o.notification().Method, o.notification().Method; a != noteResourcesChange || b != noteEventsChange {
+			t.Errorf("got %s, %s", a, b)
+		}
+	})
+}
+
+// bare leaves of errors only their codes.
+func bare(t testing.TB, text string) string {
+	t.Helper()
+	var v any
+	must(t, json.Unmarshal([]byte(text), &v))
+	strip := func(v any) {
+		m, _ := v.(map[string]any)
+		if e, ok := m["error"].(map[string]any); ok {
+			if e["message"] == "" || e["message"] == nil {
+				t.Errorf("an error without a message: %s", text)
+			}
+			m["error"] = map[string]any{"code": e["code"]}
+		}
+	}
+	if list, ok := v.([]any); ok {
+		for _, it := range list {
+			strip(it)
+		}
+	} else {
+		strip(v)
+	}
+	return string(mustJSON(v))
+}
+
+func FuzzDialectPost(f *testing.F) {
+	for _, seed := range []string{
+		rpcText("1", "ping", ""), `{"jsonrpc":"2.0","id":1,"method":"resources/list"}`, "[" + rpcText("1", "ping", "") + ",7]", `{`, `[]`, "",
+		rpcText(`"\r\nevent: x"`, "ping", ""), rpcText("1", methodSubscribe, `"uri":"event://ci"`), `{"jsonrpc":"2.0","method":"x"}`,
+		rpcText("1", methodInitialize, `"protocolVersion":"2025-06-18","capabilities":{}`),
+	} {
+		f.Add(seed, "text/event-stream")
+		f.Add(seed, "application/json")
+	}
+	e := newEndpoint(f, nil)
+	f.Cleanup(e.close)
+	f.Fuzz(func(t *testing.T, body, accept string) {
+		req := httptest.NewRequestWithContext(t.Context(), "POST", "/mcp/default", strings.NewReader(body))
+		req.Header = http.Header{"Authorization": {"Bearer " + alice}, "Content-Type": {"application/json"}, "Accept": {accept}}
+		req.SetPathValue(PathWorkspace, "default")
+		w := &recorder{header: http.Header{}}
+		e.endpoint.ServeHTTP(w, req)
+		switch contentType := w.header.Get("Content-Type"); {
+		case w.status == 202 && w.body.Len() == 0:
+		case contentType == "application/json":
+			checkResponses(t, w.body.Bytes())
+		case contentType == sse.ContentType:
+			r := sse.NewReader(&w.body, 1<<20)
+			for {
+				ev, err := r.Next()
+				if err != nil {
+					break
+				}
+				if ev.Name != "response" || ev.ID != "" || ev.Retry != 0 {
+					t.Fatalf("got %+v", ev)
+				}
+				checkResponses(t, ev.Data)
+			}
+		default:
+			t.Fatalf("status %d, %v", w.status, w.header)
+		}
+	})
+}
+
+// checkResponses holds a response, or each of a batch, to the rules.
+func checkResponses(t *testing.T, text []byte) {
+	t.Helper()
+	one := func(text []byte) {
+		var m struct {
+			JSONRPC string
+			Result  json.RawMessage
+			Error   *struct {
+				Code    *int
+				Message string
+			}
+		}
+		if err := json.Unmarshal(text, &m); err != nil {
+			t.Fatalf("%q: %v", text, err)
+		}
+		if m.JSONRPC != "2.0" || (m.Result == nil) == (m.Error == nil) || m.Error != nil && (m.Error.Code == nil || m.Error.Message == "") {
+			t.Fatalf("no response: %s", text)
+		}
+	}
+	var list []json.RawMessage
+	if json.Unmarshal(text, &list) == nil {
+		for _, it := range list {
+			one(it)
+		}
+		return
+	}
+	one(text)
+}
+
+func FuzzOpenResponse(f *testing.F) {
+	f.Add("session", "other", []byte(`{}`))
+	f.Add("", "x", []byte{})
+	f.Fuzz(func(t *testing.T, session, other string, text []byte) {
+		sealed := sealResponse(session, text)
+		if got, err := openResponse(session, sealed); err != nil || !bytes.Equal(got, text) {
+			t.Fatalf("got %q, %v", got, err)
+		}
+		if _, err := openResponse(other, sealed); err == nil && other != session {
+			t.Fatal("another session opened it")
+		}
+		if _, err := openResponse(session, text); err == nil {
+			t.Fatal("what nobody sealed was opened")
+		}
+	})
+}
+
+// unwell is a store that can be told to fail.
+type unwell struct {
+	store.DB
+	down atomic.Bool
+}
+
+var errDown = fault.New(fault.Unavailable, "the store is down")
+
+func (u *unwell) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
+	if u.down.Load() {
+		return nil, errDown
+	}
+	return u.DB.Get(ctx, keys...)
+}
+
+func (u *unwell) Write(ctx context.Context, ops ...store.Op) error {
+	if u.down.Load() {
+		return errDown
+	}
+	return u.DB.Write(ctx, ops...)
+}
+
+// mute is a log that takes no notices.
+type mute struct{ Log }
+
+func (mute) Notify(context.Context, string, string, json.RawMessage) error { return errDown }
+
+func TestDialectFailures(t *testing.T) {
+	var sessions *unwell
+	f := newFixture(t, func(o *Options) {
+		sessions = &unwell{DB: o.Sessions}
+		o.Sessions = sessions
+	})
+	o, id := f.dialectStream(alice)
+	t.Run("SSE-03_an_answer_that_cannot_get_to_its_stream_is_the_answer_to_the_POST", func(t *testing.T) {
+		log := f.endpoint.options.Log
+		defer func() { f.endpoint.options.Log = log }()
+		f.endpoint.options.Log = mute{log}
+		r := f.dialect(alice, rpcText("1", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
+		if r.Status != 200 || r.Body != `{"jsonrpc":"2.0","id":1,"result":{}}` {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("SSE-03_without_the_store_sessions_are_unavailable_and_not_unknown", func(t *testing.T) {
+		sessions.down.Store(true)
+		defer sessions.down.Store(false)
+		for name, r := range map[string]reply{
+			"a POST in a session":    f.dialect(alice, rpcText("2", "ping", ""), "Mcp-Session-Id: "+id),
+			"a GET in a session":     f.dialectIn("default", "GET", alice, "", "Mcp-Session-Id: "+id),
+			"a GET that begins one":  f.dialectIn("default", "GET", alice, ""),
+			"an initialize":          f.dialect(alice, rpcText("1", methodInitialize, `"protocolVersion":"2025-06-18","capabilities":{}`), jsonOnly),
+			"a workspace by the way": f.dialectIn("nowhere", "GET", alice, ""),
+		} {
+			want := 503
+			if name == "a workspace by the way" {
+				want = 404
+			}
+			if r.Status != want || want == 503 && (r.code(t) != codeUnavailable || r.Header.Get("Retry-After") == "") {
+				t.Errorf("%s: %+v", name, r)
+			}
+		}
+		if r := f.dialect(alice, rpcText("1", "ping", ""), jsonOnly); r.Status != 200 {
+			t.Errorf("what needs no session: %+v", r)
+		}
+	})
+	t.Run("SSE-03_a_notice_that_cannot_be_opened_does_not_end_the_stream", func(t *testing.T) {
+		must(t, f.log.Notify(t.Context(), "default", "session-"+sessionKey(id), mustJSON(responseNotice{[]byte("forged")})))
+		f.dialect(alice, rpcText("3", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
+		if got := o.response(); got != `{"jsonrpc":"2.0","id":3,"result":{}}` {
+			t.Errorf("got %s", got)
+		}
+	})
+	t.Run("SSE-06_a_catalog_that_cannot_be_read_is_no_unknown_workspace", func(t *testing.T) {
+		f := newFixture(t, func(o *Options) { o.Catalogs = noCatalogs{} })
+		if r := f.dialect(alice, rpcText("1", "ping", ""), jsonOnly); r.Status != 503 {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+type noCatalogs struct{}
+
+func (noCatalogs) Catalog(context.Context, string) (*catalog.Catalog, error) { return nil, errDown }
