@@ -131,11 +131,14 @@ func TestModernMethods(t *testing.T) {
 	})
 	t.Run("SUB-10_results_have_their_type_and_caching_hints", func(t *testing.T) {
 		for method, cacheable := range map[string]bool{
-			methodDiscover: true, methodResources: true, methodTemplates: true, methodRead: true, methodEvents: false,
+			methodDiscover: true, methodResources: true, methodTemplates: true, methodRead: true, methodEvents: false, methodComplete: false,
 		} {
 			params := ""
-			if method == methodRead {
+			switch method {
+			case methodRead:
 				params = `"uri":"event://ci/deploy"`
+			case methodComplete:
+				params = ref("event://github/{owner}/{repo}/push", "repo", "")
 			}
 			var d described
 			f.modern(alice, method, params).result(t, &d)
