@@ -128,8 +128,10 @@ func dialect(t *testing.T, s *harness.Target) {
 		c := s.Dialect("alice", "default")
 		st := c.OpenDialect(t, "")
 		st.Next(t)
+		var took []time.Duration
 		for i := range 10 { // on AWS the stream keeps its instance busy: another one answers
 			id := fmt.Sprintf("r%d", i)
+			began := time.Now()
 			a := c.Raw(t, http.MethodPost, request(id, "resources/read", object{"uri": "event://ci/build-finished"}), "Accept", "application/json")
 			if a.Status != http.StatusAccepted || len(a.Body) != 0 {
 				t.Fatalf("status %d: %s", a.Status, a.Body)
@@ -138,7 +140,10 @@ func dialect(t *testing.T, s *harness.Target) {
 			if m.Event != "response" || string(m.ID) != `"`+id+`"` || m.Result == nil || m.Error != nil {
 				t.Fatalf("got %s %.300s", m.Event, m.Raw)
 			}
+			took = append(took, time.Since(began))
 		}
+		slices.Sort(took)
+		t.Logf("from the POST to the answer on the stream: median %v, longest %v", took[len(took)/2], took[len(took)-1])
 		// A method that another function serves.
 		hook := harness.NewReceiver(t).Endpoint("dialect")
 		c.Raw(t, http.MethodPost, request("w", "resources/subscriptions/register", object{"uris": []string{"event://ci/build-finished"}, "targetUri": hook.URL()}), "Accept", "application/json")
