@@ -25,7 +25,7 @@ const reconnect = time.Second
 // get serves GET: the stream of a session of the earlier revisions.
 func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal) {
 	if e.sessions == nil || e.options.Feeds == nil || Version(r.Header.Get(headerVersion)).modern() {
-		e.notAllowed(w)
+		e.notAllowed(w, r)
 		return
 	}
 	if !accepts(r.Header, sse.ContentType) {
@@ -306,7 +306,7 @@ func (s *sessionStream) drop(t target) {
 // delete serves DELETE: it ends a session and its stream.
 func (e *Endpoint) delete(w http.ResponseWriter, r *http.Request, p auth.Principal) {
 	if e.sessions == nil || Version(r.Header.Get(headerVersion)).modern() {
-		e.notAllowed(w)
+		e.notAllowed(w, r)
 		return
 	}
 	c := call{request: r, principal: p}

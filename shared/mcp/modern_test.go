@@ -106,7 +106,7 @@ func TestModernMethods(t *testing.T) {
 	}
 	for _, method := range []string{"GET", "DELETE"} {
 		t.Run("SUB-09_"+method+"_is_not_allowed", func(t *testing.T) {
-			if r := f.do(method, alice, "", "Mcp-Protocol-Version: 2026-07-28"); r.Status != http.StatusMethodNotAllowed || r.Header.Get("Allow") == "" {
+			if r := f.do(method, alice, "", "Mcp-Protocol-Version: 2026-07-28"); r.Status != http.StatusMethodNotAllowed || r.Header.Get("Allow") != "POST" {
 				t.Errorf("%d %v", r.Status, r.Header)
 			}
 		})

@@ -82,7 +82,7 @@ func (e *Endpoint) route(w http.ResponseWriter, c *call) {
 	case http.MethodDelete:
 		e.delete(w, r, c.principal)
 	default:
-		e.notAllowed(w)
+		e.notAllowed(w, r)
 	}
 }
 
@@ -109,9 +109,9 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	e.fail(w, code, nil, &jsonrpc.Error{Code: code, Message: fault.Public(err)})
 }
 
-func (e *Endpoint) notAllowed(w http.ResponseWriter) {
+func (e *Endpoint) notAllowed(w http.ResponseWriter, r *http.Request) {
 	allow := http.MethodPost
-	if e.sessions != nil {
+	if e.sessions != nil && !Version(r.Header.Get(headerVersion)).modern() {
 		allow = "GET, POST, DELETE"
 	}
 	w.Header().Set("Allow", allow)
