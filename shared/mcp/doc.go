@@ -1,5 +1,6 @@
 // Package mcp is the MCP endpoint: Streamable HTTP for the revisions 2025-03-26,
-// 2025-06-18 and 2025-11-25, which have sessions, and 2026-07-28, which has none.
+// 2025-06-18 and 2025-11-25, which have sessions, and 2026-07-28, which has none;
+// and, in the files dialect*.go, an older framing of the same at /mcp/{workspace}.
 //
 //	        ┌ checks ─────────────────────────┐   ┌ method table ┐
 //	POST ──▶│ origin, caller, size, JSON-RPC, │──▶│ resources/…  │──▶ catalog, event log

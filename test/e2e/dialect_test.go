@@ -255,6 +255,35 @@ func TestDialectEnds(t *testing.T) {
 			}
 		})
 	}
+	t.Run("SSE-03 SSE-04 what happened while the server was dead comes after a resume", func(t *testing.T) {
+		one := harness.StartServer(t, harness.ServerOptions{})
+		c := one.Dialect("alice", "default")
+		st := c.OpenDialect(t, "")
+		if a := c.Raw(t, http.MethodPost, request(1, "resources/subscribe", object{"uri": "event://github/acme"})); a.Status != http.StatusOK {
+			t.Fatalf("subscribe: %d %s", a.Status, a.Body)
+		}
+		one.Publish(t, pullRequest("k1", "acme", "api", 1))
+		last := st.Wait(t, 1)[0].SSE
+		one.Publish(t, pullRequest("k2", "acme", "api", 2))
+		one.Kill()
+		<-st.Ended()
+		one.Start()
+		one.Publish(t, pullRequest("k3", "acme", "api", 3))
+		// Nobody told that the stream ended, so its session still counts as connected.
+		if a := c.Raw(t, http.MethodPost, request(2, "ping", nil), "Accept", "application/json"); a.Status != http.StatusAccepted {
+			t.Errorf("status %d: %s", a.Status, a.Body)
+		}
+		again := c.OpenDialect(t, last)
+		if got := idsOf(again.Wait(t, 2)); !slices.Equal(got, []string{"k2", "k3"}) {
+			t.Errorf("resumed with %v", got)
+		}
+		harness.Eventually(t, harness.Patience, "the answer", func() bool {
+			return slices.ContainsFunc(again.Messages(), func(m *harness.Message) bool { return m.Event == "response" && string(m.ID) == "2" })
+		})
+		if a := c.Raw(t, http.MethodPost, request(1, "ping", nil), "Accept", "application/json"); a.Status != http.StatusBadRequest {
+			t.Errorf("SSE-05: an id from before: status %d", a.Status)
+		}
+	})
 	t.Run("SSE-02 the newest stream of a session takes over", func(t *testing.T) {
 		one := harness.StartServer(t, harness.ServerOptions{})
 		c := one.Dialect("alice", "default")
