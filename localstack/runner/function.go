@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"mcpevents/localstack/internal/access"
@@ -74,6 +75,9 @@ func (s *scope) function(r *template.Resource) (*made, error) {
 		Name: name, ARN: arn, Binary: st.binary(p.CodeUri), Env: over(env, st.opts.Env),
 		Memory: int(p.MemorySize), Timeout: time.Duration(p.Timeout) * time.Second,
 		Limit: st.unreserved, Grace: st.opts.Grace, Output: st.output, Log: st.opts.Log,
+	}
+	if m := st.opts.Managed[r.ID]; m.AtOnce > 0 {
+		cfg.Env[lambda.MaxConcurrency], cfg.Instances = strconv.Itoa(m.AtOnce), m.Instances
 	}
 	if n := p.ReservedConcurrentExecutions; n != nil {
 		cfg.Limit = lambda.NewLimit(int(*n))

@@ -30,6 +30,8 @@ type Options struct {
 	Parameters map[string]string
 	// Env is put over the environment of every function.
 	Env map[string]string
+	// Managed are the functions that run as on Lambda's managed instances, by logical id.
+	Managed map[string]Managed
 	// Region is what the functions are told; "" is AWS_REGION, or us-east-1.
 	Region string
 	// Endpoints are where the services are.
@@ -72,6 +74,10 @@ type Options struct {
 	// Log tells what the runner does; nil discards it.
 	Log *slog.Logger
 }
+
+// Managed says how a function runs on managed instances: in so many processes
+// at least, each of which takes so many invocations at once. An invocation goes to any that has room.
+type Managed struct{ Instances, AtOnce int }
 
 // DefaultRoutes show the functions of this project under one host, as a custom
 // domain would. Of these, functions that the template lacks are left out.

@@ -32,6 +32,11 @@ type AWSOptions struct {
 	// Visibility replaces the visibility timeout of all queues, for tests in which
 	// work is lost; 0 leaves the template's.
 	Visibility time.Duration
+	// Managed runs the MCP endpoint as on managed instances: several processes that take
+	// several requests at once. They are built with the race detector if the test is.
+	Managed runner.Managed
+	// Fast builds them without.
+	Fast bool
 }
 
 // AWS is the functions of template.yaml on local AWS: real binaries as processes,
@@ -128,7 +133,8 @@ func startAWS(tb testing.TB, o AWSOptions) *AWS {
 		Env:        o.Env,
 		Region:     awslocal.Region,
 		Endpoints:  runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack},
-		Binaries:   functions(tb),
+		Binaries:   functions(tb, o),
+		Managed:    map[string]runner.Managed{stream: o.Managed},
 		Visibility: o.Visibility,
 		Speed:      30, // retries that are due are looked for every two seconds
 		Progress:   a.out,
@@ -156,11 +162,14 @@ func (a *AWS) close() (denied []string) {
 	return a.stack.Denied()
 }
 
+// stream is the logical id of the function behind the MCP endpoint.
+const stream = "StreamFunction"
+
 // functions builds all functions, once per test process, and returns the
-// executables by CodeUri. They are built without the race detector: a process
-// serves one invocation at a time, and what they share with the embedded server is
+// executables by CodeUri. They are built without the race detector where a process
+// serves one invocation at a time; what they share with the embedded server is
 // looked at there.
-func functions(tb testing.TB) map[string]string {
+func functions(tb testing.TB, o AWSOptions) map[string]string {
 	tb.Helper()
 	mains, err := filepath.Glob(filepath.Join(Root(tb), "functions", "*", "main.go"))
 	if err != nil || len(mains) == 0 {
@@ -169,7 +178,7 @@ func functions(tb testing.TB) map[string]string {
 	binaries := map[string]string{}
 	for _, main := range mains {
 		uri := "functions/" + filepath.Base(filepath.Dir(main))
-		binaries[uri] = Binary(tb, "./"+uri, false)
+		binaries[uri] = Binary(tb, "./"+uri, uri == "functions/stream" && o.Managed.AtOnce > 1 && Race && !o.Fast)
 	}
 	return binaries
 }
@@ -198,8 +207,13 @@ func (a *AWS) apply(tb testing.TB, workspace, file string, args ...string) {
 // Kill kills a process of a function on the way of an event or of the MCP
 // endpoint, one that works if there is one.
 func (a *AWS) Kill() {
-	ids := []string{"PublishFunction", "FanoutFunction", "DispatchFunction", "StreamFunction"}
-	if a.stack.Kill(ids[rand.IntN(len(ids))]) != "" {
+	ids := []string{"PublishFunction", "FanoutFunction", "DispatchFunction", stream}
+	a.KillOf(ids[rand.IntN(len(ids))])
+}
+
+// KillOf kills a process of the function.
+func (a *AWS) KillOf(function string) {
+	if a.stack.Kill(function) != "" {
 		a.killed.Add(1)
 	}
 }
@@ -232,6 +246,9 @@ func (a *AWS) Requests() map[string]awsx.Counts { return a.stack.Requests() }
 
 // Invocations counts the calls of a function so far.
 func (a *AWS) Invocations(function string) int { return a.stack.Stats()[function].Invocations }
+
+// Starts counts the processes of a function so far.
+func (a *AWS) Starts(function string) int { return a.stack.Stats()[function].ColdStarts }
 
 // Registrar is a client of the function that registers webhooks, at its own URL.
 func (a *AWS) Registrar(principal string) *Client {

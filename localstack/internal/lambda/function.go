@@ -1,9 +1,12 @@
 // Package lambda runs function binaries as Lambda would: as processes that speak
 // the Runtime API, kept warm between invocations, several at once up to a limit.
 //
-//	Invoke ──▶ Function ──▶ idle instance, or a new one
+//	Invoke ──▶ Function ──▶ instance with room, or a new one
 //	                          │  process ◀── GET  invocation/next
 //	   Response ◀─────────────┘          ──▶ POST invocation/{id}/response
+//
+// A process takes one invocation at a time, or as many as [MaxConcurrency] in its
+// environment says: it is a managed instance then.
 //
 // Nothing of events, queues or HTTP fronts may enter here; they come with
 // localstack/internal/mapping, furl and schedule, which call [Function.Invoke].
@@ -16,6 +19,8 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -32,6 +37,11 @@ var ErrClosed = errors.New("lambda: the function is closed")
 // not streamed.
 const MaxPayload = 6 << 20
 
+// MaxConcurrency is the environment variable by which Lambda tells a process on
+// a managed instance how many invocations it gets at once. A value that is no number above 0
+// is 1, as in the library of the functions.
+const MaxConcurrency = "AWS_LAMBDA_MAX_CONCURRENCY"
+
 // Config describes a function.
 type Config struct {
 	// Name and ARN are how others call it.
@@ -42,7 +52,11 @@ type Config struct {
 	Env map[string]string
 	// Memory in MiB is what the function is told; it is not enforced. 0 is 128.
 	Memory int
-	// Timeout bounds an invocation, from the moment a process has taken it; 0 is 3 s.
+	// Instances is how many processes share the invocations at least, where each takes
+	// several; 0 is 1. Fewer are added to at the next invocation.
+	Instances int
+	// Timeout bounds an invocation, from the moment a process has taken it; 0 is 3 s. A
+	// process that takes several goes on with the others, and with this one.
 	Timeout time.Duration
 	// InitTimeout bounds the time from exec to the first request for an
 	// invocation; 0 is 30 s. (Lambda gives 10 s, but on machines of its own.)
@@ -68,13 +82,14 @@ func NewLimit(n int) *Limit { return &Limit{slots: make(chan struct{}, n)} }
 
 // Function is a function and its processes. Its methods may be called concurrently.
 type Function struct {
-	cfg Config
-	ctx context.Context // ends with Close
-	end context.CancelFunc
+	cfg    Config
+	atOnce int             // invocations of one process
+	ctx    context.Context // ends with Close
+	end    context.CancelFunc
 
 	mu     sync.Mutex
 	closed bool
-	idle   []*instance // the one used last is at the end
+	room   []*instance // can take an invocation; the one used last is at the end
 	live   map[*instance]struct{}
 	stats  Stats
 	wg     sync.WaitGroup
@@ -96,7 +111,10 @@ func New(cfg Config) *Function {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	f := &Function{cfg: cfg, live: map[*instance]struct{}{}}
+	f := &Function{cfg: cfg, atOnce: 1, live: map[*instance]struct{}{}}
+	if n, err := strconv.Atoi(cfg.Env[MaxConcurrency]); err == nil {
+		f.atOnce = max(n, 1)
+	}
 	f.ctx, f.end = context.WithCancel(context.Background())
 	f.wg.Go(f.reap)
 	return f
@@ -196,7 +214,7 @@ func (f *Function) acquire(ctx context.Context, wait bool) error {
 
 func (f *Function) release() { <-f.cfg.Limit.slots }
 
-// assign hands the call to the instance used last, or to a new one.
+// assign hands the call to an instance with room, or to a new one.
 func (f *Function) assign(call *invocation) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -204,12 +222,12 @@ func (f *Function) assign(call *invocation) error {
 		return ErrClosed
 	}
 	f.stats.Invocations++
-	for len(f.idle) > 0 {
-		i := f.idle[len(f.idle)-1]
-		f.idle = f.idle[:len(f.idle)-1]
+	for i := f.choose(); i != nil; i = f.choose() {
 		if i.give(call) {
+			f.taken(i)
 			return nil
 		}
+		f.full(i) // it has died
 	}
 	i, err := f.start(call)
 	if err != nil {
@@ -217,7 +235,40 @@ func (f *Function) assign(call *invocation) error {
 	}
 	f.stats.ColdStarts++
 	f.live[i] = struct{}{}
+	f.room = append(f.room, i)
+	f.taken(i)
 	return nil
+}
+
+// choose is the instance used last, or of managed instances any; nil when there
+// must be a new one.
+func (f *Function) choose() *instance {
+	switch {
+	case len(f.room) == 0 || f.atOnce > 1 && f.running() < f.cfg.Instances:
+		return nil
+	case f.atOnce > 1:
+		return f.room[rand.IntN(len(f.room))]
+	}
+	return f.room[len(f.room)-1]
+}
+
+// running counts the processes that may get further calls.
+func (f *Function) running() (n int) {
+	for i := range f.live {
+		select {
+		case <-i.stopping:
+		default:
+			n++
+		}
+	}
+	return n
+}
+
+// taken notes that an instance has one more call.
+func (f *Function) taken(i *instance) {
+	if i.taken++; i.taken == f.atOnce {
+		f.full(i)
+	}
 }
 
 // idled takes back an instance that asks for its next call. The slot of its
@@ -225,11 +276,14 @@ func (f *Function) assign(call *invocation) error {
 func (f *Function) idled(i *instance) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	i.since = time.Now()
+	if i.taken--; i.taken < f.atOnce-1 {
+		return // it has had room before
+	}
 	select {
 	case <-i.stopping: // gets no further call
 	default:
-		i.since = time.Now()
-		f.idle = append(f.idle, i)
+		f.room = append(f.room, i)
 	}
 }
 
@@ -238,15 +292,13 @@ func (f *Function) exited(i *instance) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.live, i)
-	f.unidle(i)
+	f.full(i)
 }
 
-func (f *Function) unidle(i *instance) {
-	for n, other := range f.idle {
-		if other == i {
-			f.idle = append(f.idle[:n], f.idle[n+1:]...)
-			return
-		}
+// full sees to it that an instance gets no further call.
+func (f *Function) full(i *instance) {
+	if n := slices.Index(f.room, i); n >= 0 {
+		f.room = slices.Delete(f.room, n, n+1)
 	}
 }
 
@@ -261,13 +313,13 @@ func (f *Function) reap() {
 		case now := <-tick.C:
 			f.mu.Lock()
 			var old []*instance
-			for _, i := range f.idle {
-				if now.Sub(i.since) >= f.cfg.IdleTimeout {
+			for _, i := range f.room {
+				if i.taken == 0 && now.Sub(i.since) >= f.cfg.IdleTimeout {
 					old = append(old, i)
 				}
 			}
 			for _, i := range old {
-				f.unidle(i)
+				f.full(i)
 			}
 			f.mu.Unlock()
 			for _, i := range old {
@@ -301,7 +353,7 @@ func (f *Function) Kill(busy bool) bool {
 func (f *Function) Retire() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.idle = nil
+	f.room = nil
 	for i := range f.live {
 		i.stop()
 	}

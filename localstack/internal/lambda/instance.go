@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os/exec"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -16,15 +17,15 @@ import (
 	"github.com/google/uuid"
 )
 
-// instance is one process of a function and the Runtime API that it talks to. It
-// handles one invocation at a time.
+// instance is one process of a function and the Runtime API that it talks to.
 type instance struct {
 	f        *Function
 	id       string
 	cmd      *exec.Cmd
 	server   *http.Server
 	started  time.Time
-	since    time.Time // idle since; guarded by the function's mutex
+	since    time.Time // when a call ended; guarded by the function's mutex, as is
+	taken    int       // how many calls it has
 	stopping chan struct{}
 	stopOnce sync.Once
 	gone     chan struct{} // closed when the process has exited
@@ -32,9 +33,10 @@ type instance struct {
 
 	mu       sync.Mutex
 	dead     bool
-	ready    bool        // has asked for an invocation
-	call     *invocation // given to the process, until it asks for the next
-	deadline *time.Timer
+	ready    bool                   // has asked for an invocation
+	calls    map[string]*invocation // given to the process, until it asks for as many others
+	over     []*invocation          // of them, those that it has answered to the end
+	init     *time.Timer
 	timedOut bool
 	initErr  []byte // what the process posted to init/error
 }
@@ -45,9 +47,11 @@ type invocation struct {
 	payload   []byte
 	result    chan *Response // unbuffered: a response is taken or abandoned
 	abandoned chan struct{}
-	// answered and failed are guarded by the instance's mutex: the response has
-	// begun; it was an error.
-	answered, failed bool
+	// The others are guarded by the instance's mutex. The response has begun; it was an
+	// error; it was one that was given for the process, which may still come with its own.
+	answered, failed, late bool
+	deadline               *time.Timer
+	cut                    func(error) // breaks the response off
 }
 
 // deliver hands over the response, and reports false when nobody waits any more.
@@ -69,7 +73,7 @@ func (f *Function) start(call *invocation) (*instance, error) {
 	i := &instance{
 		f: f, id: uuid.NewString()[:8],
 		stopping: make(chan struct{}), gone: make(chan struct{}),
-		work: make(chan *invocation, 1), call: call,
+		work: make(chan *invocation, f.atOnce), calls: map[string]*invocation{call.id: call},
 	}
 	i.server = &http.Server{Handler: i.routes(), ReadHeaderTimeout: time.Minute}
 	i.cmd = exec.Command(f.cfg.Binary)
@@ -82,7 +86,9 @@ func (f *Function) start(call *invocation) (*instance, error) {
 	if err := i.cmd.Start(); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	i.deadline = time.AfterFunc(f.cfg.InitTimeout, func() { i.expire(call) })
+	i.mu.Lock() // the process is there already
+	i.init = time.AfterFunc(f.cfg.InitTimeout, i.expireInit)
+	i.mu.Unlock()
 	f.cfg.Log.Debug("instance started", "function", f.cfg.Name, "instance", i.id, "pid", i.cmd.Process.Pid)
 	f.wg.Go(func() {
 		if err := i.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -95,13 +101,17 @@ func (f *Function) start(call *invocation) (*instance, error) {
 
 // environment is what Lambda sets for a process, and what the template does.
 func (f *Function) environment(i *instance, api string) []string {
+	kind := "on-demand"
+	if f.atOnce > 1 {
+		kind = "lambda-managed-instances"
+	}
 	env := []string{
 		"_HANDLER=bootstrap",
 		"AWS_EXECUTION_ENV=AWS_Lambda_provided.al2023",
 		"AWS_LAMBDA_FUNCTION_NAME=" + f.cfg.Name,
 		fmt.Sprintf("AWS_LAMBDA_FUNCTION_MEMORY_SIZE=%d", f.cfg.Memory),
 		"AWS_LAMBDA_FUNCTION_VERSION=$LATEST",
-		"AWS_LAMBDA_INITIALIZATION_TYPE=on-demand",
+		"AWS_LAMBDA_INITIALIZATION_TYPE=" + kind,
 		"AWS_LAMBDA_LOG_GROUP_NAME=/aws/lambda/" + f.cfg.Name,
 		"AWS_LAMBDA_LOG_STREAM_NAME=" + i.id,
 		"AWS_LAMBDA_RUNTIME_API=" + api,
@@ -115,22 +125,22 @@ func (f *Function) environment(i *instance, api string) []string {
 	return env
 }
 
-// give hands a call to an idle instance, and reports false if it has died.
+// give hands a call to an instance with room, and reports false if it has died.
 func (i *instance) give(call *invocation) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.dead {
 		return false
 	}
-	i.call = call
-	i.work <- call // never blocks: the instance is idle, so the buffer is empty
+	i.calls[call.id] = call
+	i.work <- call // never blocks: there is room
 	return true
 }
 
 func (i *instance) busy() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.call != nil
+	return len(i.calls) > 0
 }
 
 func (i *instance) kill() {
@@ -138,14 +148,40 @@ func (i *instance) kill() {
 	_ = i.cmd.Process.Kill()
 }
 
-// expire ends a process whose time for a call is over.
-func (i *instance) expire(call *invocation) {
+// expireInit ends a process that did not ask for work in time.
+func (i *instance) expireInit() {
 	i.mu.Lock()
-	late := i.call == call
+	late := !i.ready
 	i.timedOut = i.timedOut || late
 	i.mu.Unlock()
 	if late {
 		i.kill()
+	}
+}
+
+// expire ends the process of a call whose time is over. A managed instance goes on:
+// only the call fails.
+func (i *instance) expire(call *invocation) {
+	i.mu.Lock()
+	if i.calls[call.id] != call || slices.Contains(i.over, call) {
+		i.mu.Unlock()
+		return
+	}
+	if i.f.atOnce == 1 {
+		i.timedOut = true
+		i.mu.Unlock()
+		i.kill()
+		return
+	}
+	begun, cut := call.answered, call.cut
+	call.answered, call.failed, call.late = true, true, !begun
+	i.mu.Unlock()
+	i.f.count(func(s *Stats) { s.Errors++; s.Timeouts++ })
+	r := failure(call.id, "Sandbox.Timedout", "Task timed out after %.2f seconds", i.f.cfg.Timeout.Seconds())
+	if !begun {
+		call.deliver(r)
+	} else if cut != nil {
+		cut(errors.New("lambda: the invocation timed out"))
 	}
 }
 
@@ -166,19 +202,24 @@ func (i *instance) stop() {
 	})
 }
 
-// wait sees the process out, and fails the call that it leaves behind.
+// wait sees the process out, and fails the calls that it leaves behind.
 func (i *instance) wait(out *lines) {
 	err := i.cmd.Wait()
 	out.flush()
 	i.mu.Lock()
 	i.dead = true
-	i.deadline.Stop()
-	call, initErr, timedOut, ready := i.call, i.initErr, i.timedOut, i.ready
-	i.call = nil
-	unanswered := call != nil && !call.answered
-	reported := call != nil && call.failed
-	if unanswered {
-		call.answered = true
+	i.init.Stop()
+	calls := i.calls
+	i.calls, i.over = nil, nil
+	var unanswered []*invocation
+	for _, call := range calls {
+		if call.deadline != nil {
+			call.deadline.Stop()
+		}
+		if !call.answered {
+			call.answered = true
+			unanswered = append(unanswered, call)
+		}
 	}
 	i.mu.Unlock()
 	close(i.gone)
@@ -188,34 +229,13 @@ func (i *instance) wait(out *lines) {
 	if err != nil {
 		reason = err.Error()
 	}
-	if call != nil {
-		i.f.cfg.Log.Info("instance ended at work", "function", i.f.cfg.Name, "instance", i.id, "reason", reason, "timeout", timedOut)
-		i.f.count(func(s *Stats) {
-			if !reported {
-				s.Errors++
-			}
-			if timedOut {
-				s.Timeouts++
-			} else {
-				s.Crashes++
-			}
-		})
+	for _, call := range calls {
+		i.lost(call, reason)
 	}
-	if unanswered {
-		var r *Response
-		switch {
-		case timedOut && ready:
-			r = failure(call.id, "Sandbox.Timedout", "Task timed out after %.2f seconds", i.f.cfg.Timeout.Seconds())
-		case timedOut:
-			r = failure(call.id, "Sandbox.Timedout", "Init timed out after %.2f seconds", i.f.cfg.InitTimeout.Seconds())
-		case initErr != nil:
-			r = failed(call.id, initErr)
-		default:
-			r = failure(call.id, "Runtime.ExitError", "Runtime exited: %s", reason)
-		}
-		call.deliver(r)
+	for _, call := range unanswered {
+		call.deliver(i.obituary(call, reason))
 	}
-	if call != nil {
+	for range calls {
 		i.f.release()
 	}
 	// A response may still be on its way from the dead process to its reader.
@@ -224,6 +244,35 @@ func (i *instance) wait(out *lines) {
 	if i.server.Shutdown(ctx) != nil {
 		_ = i.server.Close()
 	}
+}
+
+// lost counts a call whose process has ended. What was given before that is not
+// changed any more: the instance is dead.
+func (i *instance) lost(call *invocation, reason string) {
+	i.f.cfg.Log.Info("instance ended at work", "function", i.f.cfg.Name, "instance", i.id, "reason", reason, "timeout", i.timedOut)
+	i.f.count(func(s *Stats) {
+		if !call.failed {
+			s.Errors++
+		}
+		if i.timedOut {
+			s.Timeouts++
+		} else {
+			s.Crashes++
+		}
+	})
+}
+
+// obituary is what the caller of a process that has ended gets.
+func (i *instance) obituary(call *invocation, reason string) *Response {
+	switch {
+	case i.timedOut && i.ready:
+		return failure(call.id, "Sandbox.Timedout", "Task timed out after %.2f seconds", i.f.cfg.Timeout.Seconds())
+	case i.timedOut:
+		return failure(call.id, "Sandbox.Timedout", "Init timed out after %.2f seconds", i.f.cfg.InitTimeout.Seconds())
+	case i.initErr != nil:
+		return failed(call.id, i.initErr)
+	}
+	return failure(call.id, "Runtime.ExitError", "Runtime exited: %s", reason)
 }
 
 // lines passes whole lines on to w, each with a prefix. It is used by one

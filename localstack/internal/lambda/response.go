@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"sync"
 )
 
 // Response is the answer of an invocation, as it is being written.
@@ -68,27 +67,15 @@ func failure(id, kind, format string, args ...any) *Response {
 	return failed(id, b)
 }
 
-// stream is the body of a response that the function is still writing.
-type stream struct {
-	request *http.Request
-	once    sync.Once
-	closed  chan struct{}
-}
-
-// Read returns what was written, as soon as it was written. The error that a
+// pass copies the body of a response as the function writes it. The error that a
 // function reports in the trailers, after it had begun, is an error here.
-func (s *stream) Read(p []byte) (int, error) {
-	n, err := s.request.Body.Read(p)
-	if errors.Is(err, io.EOF) {
-		if kind := s.request.Trailer.Get(trailerErrorType); kind != "" {
-			detail, _ := base64.StdEncoding.DecodeString(s.request.Trailer.Get(trailerErrorBody))
-			return n, fmt.Errorf("lambda: the function failed while it wrote: %s %s", kind, detail)
-		}
+func pass(w io.Writer, r *http.Request) error {
+	if _, err := io.Copy(w, r.Body); err != nil {
+		return err
 	}
-	return n, err
-}
-
-func (s *stream) Close() error {
-	s.once.Do(func() { close(s.closed) })
+	if kind := r.Trailer.Get(trailerErrorType); kind != "" {
+		detail, _ := base64.StdEncoding.DecodeString(r.Trailer.Get(trailerErrorBody))
+		return fmt.Errorf("lambda: the function failed while it wrote: %s %s", kind, detail)
+	}
 	return nil
 }

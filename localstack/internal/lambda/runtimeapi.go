@@ -45,7 +45,7 @@ func (i *instance) routes() http.Handler {
 	return mux
 }
 
-// next ends the last invocation and waits for another one.
+// next ends an invocation that was answered and waits for another one.
 func (i *instance) next(w http.ResponseWriter, r *http.Request) {
 	i.finish()
 	select {
@@ -67,30 +67,31 @@ func (i *instance) next(w http.ResponseWriter, r *http.Request) {
 func (i *instance) begin(call *invocation) time.Time {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.deadline.Stop()
-	i.deadline = time.AfterFunc(i.f.cfg.Timeout, func() { i.expire(call) })
+	call.deadline = time.AfterFunc(i.f.cfg.Timeout, func() { i.expire(call) })
 	return time.Now().Add(i.f.cfg.Timeout)
 }
 
-// finish returns the instance to the idle ones if it had a call.
+// finish ends a call that the process has answered, and gives the instance its room
+// back. Where several run at once nobody says which one a request for the next
+// follows; it matters to nobody either.
 func (i *instance) finish() {
 	i.mu.Lock()
 	if !i.ready {
 		i.ready = true
-		i.deadline.Stop()
+		i.init.Stop()
 		i.mu.Unlock()
 		i.f.started(time.Since(i.started))
 		return
 	}
-	call := i.call
-	lost := call != nil && !call.answered
-	if call == nil || i.dead || len(i.work) > 0 {
+	call := i.ending()
+	if call == nil || i.dead {
 		i.mu.Unlock()
 		return
 	}
-	i.deadline.Stop()
-	i.call = nil
+	lost := !call.answered
+	call.deadline.Stop()
 	call.answered = true
+	delete(i.calls, call.id)
 	i.mu.Unlock()
 	if lost {
 		// The runtime asks for the next without an answer to this one.
@@ -101,31 +102,67 @@ func (i *instance) finish() {
 	i.f.release()
 }
 
-// answer claims the call that the path names, once.
-func (i *instance) answer(w http.ResponseWriter, r *http.Request, failed bool) *invocation {
+// ending takes the call that a request for the next one ends: one that is over, or the
+// only one that there can be.
+func (i *instance) ending() *invocation {
+	if len(i.over) > 0 {
+		call := i.over[0]
+		i.over = i.over[1:]
+		return call
+	}
+	if i.f.atOnce == 1 && len(i.work) == 0 {
+		for _, call := range i.calls {
+			if call.deadline != nil { // begun
+				return call
+			}
+		}
+	}
+	return nil
+}
+
+// answer claims the call that the path names, once. Late is true when its caller
+// was told already that its time was over.
+func (i *instance) answer(w http.ResponseWriter, r *http.Request, failed bool) (call *invocation, late bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.dead || i.call == nil || i.call.id != r.PathValue("id") || i.call.answered {
+	call = i.calls[r.PathValue("id")]
+	if i.dead || call == nil || call.answered && !call.late {
 		reply(w, http.StatusBadRequest, functionError{Type: "InvalidRequestID", Message: "Invalid request ID"})
-		return nil
+		return nil, false
 	}
-	i.call.answered, i.call.failed = true, failed
-	return i.call
+	if late = call.late; !late {
+		call.answered, call.failed = true, failed
+	}
+	call.late = false
+	return call, late
+}
+
+// accept ends an answer.
+func (i *instance) accept(w http.ResponseWriter, call *invocation) {
+	i.mu.Lock()
+	i.over = append(i.over, call)
+	i.mu.Unlock()
+	reply(w, http.StatusAccepted, map[string]string{"status": "OK"})
 }
 
 // response passes the body on while it is being written.
 func (i *instance) response(w http.ResponseWriter, r *http.Request) {
-	call := i.answer(w, r, false)
+	call, late := i.answer(w, r, false)
 	if call == nil {
 		return
 	}
-	body := &stream{request: r, closed: make(chan struct{})}
-	if call.deliver(&Response{RequestID: call.id, ContentType: r.Header.Get("Content-Type"), Body: body}) {
-		<-body.closed
+	if !late {
+		body, written := io.Pipe()
+		i.mu.Lock()
+		call.cut = func(err error) { written.CloseWithError(err) }
+		i.mu.Unlock()
+		if call.deliver(&Response{RequestID: call.id, ContentType: r.Header.Get("Content-Type"), Body: body}) {
+			written.CloseWithError(pass(written, r))
+		}
 	}
 	// Whoever read it went away, or has read to the end; the function writes on.
 	_, _ = io.Copy(io.Discard, r.Body)
-	reply(w, http.StatusAccepted, map[string]string{"status": "OK"})
+	i.accept(w, call)
 }
 
 func (i *instance) error(w http.ResponseWriter, r *http.Request) {
@@ -134,13 +171,15 @@ func (i *instance) error(w http.ResponseWriter, r *http.Request) {
 		reply(w, http.StatusRequestEntityTooLarge, functionError{Type: "RequestEntityTooLarge", Message: "the error is too large"})
 		return
 	}
-	call := i.answer(w, r, true)
+	call, late := i.answer(w, r, true)
 	if call == nil {
 		return
 	}
-	i.f.count(func(s *Stats) { s.Errors++ })
-	call.deliver(failed(call.id, payload))
-	reply(w, http.StatusAccepted, map[string]string{"status": "OK"})
+	if !late {
+		i.f.count(func(s *Stats) { s.Errors++ })
+		call.deliver(failed(call.id, payload))
+	}
+	i.accept(w, call)
 }
 
 // initError keeps what the process says; the call fails with it when the process exits.

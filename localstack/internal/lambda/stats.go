@@ -50,9 +50,14 @@ func (f *Function) Live() int {
 	return len(f.live)
 }
 
-// Idle is the number of processes that wait for work.
-func (f *Function) Idle() int {
+// Idle is the number of processes that have no work.
+func (f *Function) Idle() (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return len(f.idle)
+	for _, i := range f.room {
+		if i.taken == 0 {
+			n++
+		}
+	}
+	return n
 }

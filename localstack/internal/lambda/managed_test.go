@@ -1,0 +1,134 @@
+package lambda_test
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"mcpevents/localstack/internal/lambda"
+	"mcpevents/localstack/internal/testfn"
+)
+
+// managed starts a function whose processes take n invocations at once.
+func managed(t *testing.T, n int, cfg lambda.Config) *lambda.Function {
+	t.Helper()
+	cfg.Env = map[string]string{lambda.MaxConcurrency: strconv.Itoa(n)}
+	return start(t, cfg)
+}
+
+// pids makes n invocations at once that are all at work together, and counts
+// them by process. The gate is open then.
+func pids(t *testing.T, f *lambda.Function, gate *testfn.Gate, n int) map[string]int {
+	t.Helper()
+	answers := make(chan string, n)
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() { answers <- body(t, invoke(t, f, testfn.Call{Do: "pid", Gate: gate.URL})) })
+	}
+	for range n {
+		gate.Arrived(t)
+	}
+	gate.Open()
+	wg.Wait()
+	close(answers)
+	counts := map[string]int{}
+	for pid := range answers {
+		counts[pid]++
+	}
+	return counts
+}
+
+func TestAManagedInstanceTakesSeveralInvocationsAtOnce(t *testing.T) {
+	f := managed(t, 4, lambda.Config{})
+	if got := pids(t, f, testfn.NewGate(t), 4); len(got) != 1 {
+		t.Errorf("four calls went to processes %v, want one", got)
+	}
+	eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
+	if got := pids(t, f, testfn.NewGate(t), 6); len(got) != 2 {
+		t.Errorf("six calls went to processes %v, want two", got)
+	}
+	eventually(t, "the processes are idle", func() bool { return f.Idle() == 2 })
+	if s := f.Stats(); s.ColdStarts != 2 || s.Invocations != 10 || s.Errors != 0 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestManagedInstancesShareTheInvocations(t *testing.T) {
+	f := managed(t, 50, lambda.Config{Instances: 3, Limit: lambda.NewLimit(100)})
+	counts := pids(t, f, testfn.NewGate(t), 60)
+	if len(counts) != 3 {
+		t.Fatalf("calls went to processes %v, want three", counts)
+	}
+	if !f.Kill(false) {
+		t.Fatal("there was no process to kill")
+	}
+	eventually(t, "the process is gone", func() bool { return f.Live() == 2 })
+	if body(t, invoke(t, f, testfn.Call{Do: "pid"})); f.Live() != 3 {
+		t.Errorf("%d processes, want three again", f.Live())
+	}
+}
+
+func TestAManagedInstanceOutlivesAnInvocationThatIsOverItsTime(t *testing.T) {
+	gate := testfn.NewGate(t)
+	f := managed(t, 3, lambda.Config{Timeout: time.Second})
+	slow := make(chan *lambda.Response, 1)
+	go func() { slow <- invoke(t, f, testfn.Call{Do: "pid", Gate: gate.URL}) }()
+	gate.Arrived(t)
+	stream := invoke(t, f, testfn.Call{Do: "stream", Gate: gate.URL, Count: 3})
+	gate.Arrived(t)
+	if r := <-slow; r.FunctionError == "" || !strings.Contains(body(t, r), "Sandbox.Timedout") {
+		t.Errorf("the caller was not told: %+v", r)
+	}
+	if b, err := stream.ReadAll(); err == nil {
+		t.Errorf("a stream over its time ended in order: %q", b)
+	}
+	before := body(t, invoke(t, f, testfn.Call{Do: "pid"}))
+	gate.Open() // the code has gone on; what it says now nobody hears
+	eventually(t, "the process is idle", func() bool { return f.Idle() == 1 })
+	if after := body(t, invoke(t, f, testfn.Call{Do: "pid"})); after != before {
+		t.Errorf("process %s was replaced by %s", before, after)
+	}
+	if s := f.Stats(); s.Timeouts != 2 || s.Errors != 2 || s.Crashes != 0 || s.ColdStarts != 1 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestAManagedInstanceThatDiesFailsAllThatItHad(t *testing.T) {
+	gate := testfn.NewGate(t)
+	f := managed(t, 5, lambda.Config{Limit: lambda.NewLimit(5)})
+	responses := make(chan *lambda.Response, 3)
+	for range 3 {
+		go func() { responses <- invoke(t, f, testfn.Call{Do: "pid", Gate: gate.URL}) }()
+	}
+	streams := []*lambda.Response{}
+	for range 2 {
+		streams = append(streams, invoke(t, f, testfn.Call{Do: "stream", Gate: gate.URL, Count: 3}))
+	}
+	for range 5 {
+		gate.Arrived(t)
+	}
+	if _, err := f.Invoke(t.Context(), lambda.Invocation{}); !errors.Is(err, lambda.ErrThrottled) {
+		t.Errorf("got error %v, want ErrThrottled", err)
+	}
+	f.Kill(true)
+	for range 3 {
+		if r := <-responses; !strings.Contains(body(t, r), "Runtime.ExitError") {
+			t.Errorf("got %+v", r)
+		}
+	}
+	for _, s := range streams {
+		if b, err := s.ReadAll(); err == nil {
+			t.Errorf("a stream of a dead process ended in order: %q", b)
+		}
+	}
+	gate.Open()
+	if got := pids(t, f, testfn.NewGate(t), 5); len(got) != 1 { // all five slots are free again
+		t.Errorf("got processes %v", got)
+	}
+	if s := f.Stats(); s.Crashes != 5 || s.ColdStarts != 2 {
+		t.Errorf("got %+v", s)
+	}
+}

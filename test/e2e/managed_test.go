@@ -1,0 +1,104 @@
+//go:build unix
+
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"testing"
+	"time"
+
+	"mcpevents/localstack/runner"
+	"mcpevents/test/harness"
+)
+
+// TestManagedInstance shows an instance of the endpoint that holds many streams at once,
+// as Lambda lets it with AWS_LAMBDA_MAX_CONCURRENCY.
+func TestManagedInstance(t *testing.T) {
+	const atOnce, room = 32, 25 // 80 % of what one instance can serve
+	aws := harness.StartAWS(t, harness.AWSOptions{
+		Managed: runner.Managed{Instances: 1, AtOnce: atOnce},
+		Env:     map[string]string{"MCPEVENTS_STREAM_CONCURRENCY": "1"},
+	})
+	uri := "event://chat/managed/general/message"
+	notifications := object{"resourceSubscriptions": []string{uri}}
+	listen := func(id any, cursor string) *harness.Stream {
+		t.Helper()
+		meta := object{}
+		if cursor != "" {
+			meta[harness.Prefix+"cursor"] = cursor
+		}
+		return aws.Modern("alice").Listen(t, id, notifications, meta)
+	}
+	// reads counts what tails ask the store within some of their polls.
+	reads := func() int {
+		before := aws.Requests()["StreamFunction"]["DynamoDB"]["Query"].Requests
+		<-time.After(3 * time.Second) // the pace of the polls is the instance's
+		return int(aws.Requests()["StreamFunction"]["DynamoDB"]["Query"].Requests - before)
+	}
+	streams := []*harness.Stream{listen(0, "")}
+	one := reads()
+	for n := 1; n < room; n++ {
+		streams = append(streams, listen(n, ""))
+	}
+
+	t.Run("SUB-12 streams of an instance share one tail", func(t *testing.T) {
+		if all := reads(); one == 0 || all > 2*one {
+			t.Errorf("%d reads for %d streams, %d for one", all, room, one)
+		} else {
+			t.Logf("%d reads for %d streams in 3 s, %d for one", all, room, one)
+		}
+		if n := aws.Starts("StreamFunction"); n != 1 {
+			t.Errorf("%d instances were started", n)
+		}
+	})
+	t.Run("AUT-07 the fleet has room for as many streams as its instances hold together", func(t *testing.T) {
+		req, err := aws.Modern("bob").Request(t.Context(), "subscriptions/listen", object{"notifications": notifications}, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if b, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
+			t.Errorf("one more was answered %s: %s", resp.Status, b)
+		}
+		aws.Modern("bob").Call(t, "server/discover", nil, nil) // calls get through
+	})
+	t.Run("SUB-01 SUB-08 every stream gets every event in its order", func(t *testing.T) {
+		for n := range 3 {
+			aws.Publish(t, messageIn("managed", fmt.Sprint("managed-", n), "general"))
+		}
+		for n, s := range streams {
+			for i, u := range s.Wait(t, 3) {
+				if want := fmt.Sprint("managed-", i); u.EventID != want || u.URI != uri {
+					t.Errorf("stream %d: number %d is %s of %s", n, i, u.EventID, u.URI)
+				}
+			}
+		}
+	})
+	t.Run("SUB-06 SUB-08 all end in order when the instance is taken away, and go on at another", func(t *testing.T) {
+		aws.Retire("StreamFunction")
+		for n, s := range streams {
+			select {
+			case <-s.Ended():
+			case <-time.After(harness.Patience):
+				t.Fatalf("stream %d goes on", n)
+			}
+			all := s.Messages()
+			if last := all[len(all)-1]; last.Result == nil || string(last.ID) != fmt.Sprint(n) {
+				t.Errorf("stream %d ended with %s", n, last.Raw)
+			}
+		}
+		aws.Publish(t, messageIn("managed", "managed-3", "general"))
+		for n, s := range streams {
+			updates := s.Updates()
+			if got := listen(n, updates[len(updates)-1].Cursor).Wait(t, 1)[0]; got.EventID != "managed-3" {
+				t.Errorf("stream %d went on with %s", n, got.EventID)
+			}
+		}
+	})
+}
