@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
@@ -14,9 +16,12 @@ import (
 	"mcpevents/shared/awsx/profile"
 	"mcpevents/shared/catalog"
 	"mcpevents/shared/config"
+	"mcpevents/shared/config/versioned"
+	"mcpevents/shared/eventlog"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/store"
 	"mcpevents/shared/store/dynamo"
+	"mcpevents/shared/stream"
 )
 
 // CatalogCmd holds the commands for catalog files.
@@ -83,13 +88,14 @@ type CatalogApplyCmd struct {
 	Config    string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Write this configuration (keys, backends) too."`
 	Workspace string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"Workspace that the catalog is for (${default})."`
 	Table     string `required:"" env:"MCPEVENTS_TABLE_SETTINGS" placeholder:"NAME" help:"The deployment's settings table: the output SettingsTable of the stack."`
+	LogTable  string `env:"MCPEVENTS_TABLE_LOG" placeholder:"NAME" help:"The deployment's log table, the output LogTable: tell connected clients of the change as soon as every function uses it. Without it they are told within a minute after."`
 }
 
 // Help is the long help of the command.
 func (c *CatalogApplyCmd) Help() string {
 	return `Checks the files, writes them as a new version, and tells what changed; a line with ! may break publishers or subscribers. Every function uses the new version within 5 seconds. Credentials and region are found as by the AWS command line; AWS_ENDPOINT_URL leads to an emulator.
 
-An embedded server (mcpevents serve) reads its catalog from the file that it was started with.`
+An embedded server (mcpevents serve) uses the file that it was started with, and follows its changes by itself.`
 }
 
 // Run implements the command.
@@ -126,15 +132,36 @@ func (c *CatalogApplyCmd) Run(g *Globals) error {
 	}
 	printChanges(g.out, applied.Changes)
 	tell(g.out, "the catalog of workspace "+c.Workspace, applied.Version, applied.Changed)
-	if c.Config == "" {
+	if c.Config != "" {
+		version, changed, err := config.Apply(ctx, db, settings)
+		if err != nil {
+			return err
+		}
+		tell(g.out, "the configuration", version, changed)
+	}
+	if !applied.Changed || c.LogTable == "" {
 		return nil
 	}
-	version, changed, err := config.Apply(ctx, db, settings)
-	if err != nil {
-		return err
+	return c.announce(ctx, g.out, db)
+}
+
+// announce waits until every function uses the catalog, and then tells of it.
+func (c *CatalogApplyCmd) announce(ctx context.Context, out io.Writer, db store.DB) error {
+	fmt.Fprintf(out, "Connected clients are told in %s, when every function uses it.\n", versioned.MaxAge)
+	log := &eventlog.Log{DB: db}
+	for {
+		waiting, err := catalog.Announce(ctx, db, time.Now(), func(ctx context.Context, workspace string, version int64) error {
+			return stream.AnnounceCatalog(ctx, log, workspace, strconv.FormatInt(version, 10))
+		})
+		if err != nil || waiting == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(versioned.MaxAge / 5):
+		}
 	}
-	tell(g.out, "the configuration", version, changed)
-	return nil
 }
 
 func tell(w io.Writer, what string, version int64, changed bool) {
@@ -145,15 +172,18 @@ func tell(w io.Writer, what string, version int64, changed bool) {
 	fmt.Fprintf(w, "Version %d of %s has the same text; nothing was written.\n", version, what)
 }
 
-// open reaches the deployment's tables, of which only one is needed.
+// open reaches the deployment's tables, of which two are needed at most.
 func (c *CatalogApplyCmd) open(ctx context.Context) (store.DB, error) {
 	cfg, err := profile.Load(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return dynamo.New(dynamodb.NewFromConfig(cfg), func(t store.Table) string {
-		if t == store.Settings {
+		switch {
+		case t == store.Settings:
 			return c.Table
+		case t == store.Log && c.LogTable != "":
+			return c.LogTable
 		}
 		return "no-" + string(t) // no other is used here
 	}), nil

@@ -67,6 +67,13 @@ type Embedded struct {
 
 	dispatcher *delivery.Dispatcher
 
+	// What [Embedded.Reload] replaces: the keys, the catalog, and those of workspaces
+	// that have their own.
+	keys      *auth.Replaceable
+	rest      *catalog.Static
+	own       map[string]*catalog.Static
+	announcer *announcer
+
 	server  *http.Server
 	stop    context.CancelFunc
 	workers sync.WaitGroup
@@ -117,9 +124,11 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	}
 
 	e := &Embedded{db: db, queues: queues, log: s.Log, served: make(chan error, 1)}
-	catalogs := catalog.Workspaces{Own: map[string]catalog.Source{}, Rest: catalog.NewStatic(cat)}
+	e.keys, e.rest, e.own = callers.keys, catalog.NewStatic(cat), map[string]*catalog.Static{}
+	catalogs := catalog.Workspaces{Own: map[string]catalog.Source{}, Rest: e.rest}
 	for workspace, own := range s.Workspaces {
-		catalogs.Own[workspace] = catalog.NewStatic(own)
+		e.own[workspace] = catalog.NewStatic(own)
+		catalogs.Own[workspace] = e.own[workspace]
 	}
 	log := &eventlog.Log{DB: db, Retention: s.Limits.LogRetention}
 	cursors, err := eventlog.NewSealer(secrets.Cursor)
@@ -127,6 +136,9 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		return nil, err
 	}
 	e.tails = stream.New(log, db, cursors, stream.Options{})
+	if e.announcer, err = newAnnouncer(ctx, db, log, catalogs, e.tails); err != nil {
+		return nil, err
+	}
 
 	listener, err := net.Listen("tcp", s.Addr)
 	if err != nil {
@@ -177,7 +189,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 
 	if e.endpoint, err = mcp.New(mcp.Options{
 		Server: mcp.Implementation{Name: "mcp-events", Version: version},
-		Auth:   callers, Catalogs: catalogs, Lists: true, Log: log, Feeds: e.tails, Sessions: db,
+		Auth:   callers, Catalogs: catalogs, Lists: true, Log: log, Feeds: e.announcer, Sessions: db,
 		Leases: lease.NewLocal(int(s.Limits.Streams)),
 		Interest: func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
 			return subscription.Interested(ctx, db, log, workspace, p)
@@ -239,6 +251,7 @@ type callers struct {
 	auth.Authenticator
 	metadata string
 	mount    func(*http.ServeMux)
+	keys     *auth.Replaceable // nil unless they are static keys
 }
 
 func authenticate(s Settings) (callers, error) {
@@ -250,13 +263,21 @@ func authenticate(s Settings) (callers, error) {
 		if err != nil {
 			return callers{}, err
 		}
-		return callers{access, access.MetadataURL(), access.Mount}, nil
+		return callers{Authenticator: access, metadata: access.MetadataURL(), mount: access.Mount}, nil
 	}
+	keys, err := staticKeys(s)
+	if err != nil {
+		return callers{}, err
+	}
+	replaceable := auth.NewReplaceable(keys)
+	return callers{Authenticator: replaceable, keys: replaceable}, nil
+}
+
+func staticKeys(s Settings) (auth.Authenticator, error) {
 	if s.Config == nil || len(s.Config.Keys) == 0 {
-		return callers{}, fault.New(fault.Invalid, "--auth keys needs a --config file with keys")
+		return nil, fault.New(fault.Invalid, "--auth keys needs a --config file with keys")
 	}
-	keys, err := auth.Keys(s.Config.Keys, time.Now)
-	return callers{Authenticator: keys}, err
+	return auth.Keys(s.Config.Keys, time.Now)
 }
 
 func (e *Embedded) work(ctx context.Context, c queue.Consumer, name queue.Name, h queue.Handler, o queue.ConsumeOptions) {

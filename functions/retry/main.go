@@ -1,13 +1,18 @@
 // Command retry is the function that runs every minute, moves due deliveries to
-// the slow queue, and removes subscriptions that expired.
+// the slow queue, removes subscriptions that expired, and announces a new catalog if
+// nobody has done it before.
 package main
 
 import (
 	"context"
+	"errors"
+	"strconv"
+	"time"
 
 	"github.com/aws/aws-lambda-go/lambda"
 
 	"mcpevents/functions/internal/boot"
+	"mcpevents/shared/catalog"
 	"mcpevents/shared/delivery"
 	"mcpevents/shared/stream"
 	"mcpevents/shared/subscription"
@@ -26,6 +31,9 @@ func main() {
 		if moved > 0 {
 			p.Log.InfoContext(ctx, "due deliveries were moved", "deliveries", moved)
 		}
-		return err
+		_, announced := catalog.Announce(ctx, p.DB, time.Now(), func(ctx context.Context, workspace string, version int64) error {
+			return stream.AnnounceCatalog(ctx, p.EventLog, workspace, strconv.FormatInt(version, 10))
+		})
+		return errors.Join(err, announced)
 	})
 }

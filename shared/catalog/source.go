@@ -30,8 +30,8 @@ func NewStatic(c *Catalog, workspaces ...string) *Static {
 	return s
 }
 
-// Replace changes the catalog for all calls that follow.
-func (s *Static) Replace(c *Catalog) { s.current.Store(c) }
+// Replace changes the catalog for all calls that follow, and returns the one before.
+func (s *Static) Replace(c *Catalog) (before *Catalog) { return s.current.Swap(c) }
 
 // Catalog returns the catalog that was set last.
 func (s *Static) Catalog(_ context.Context, workspace string) (*Catalog, error) {

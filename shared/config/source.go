@@ -21,7 +21,7 @@ func Apply(ctx context.Context, db store.DB, src []byte) (version int64, changed
 	if _, err := Parse(src); err != nil {
 		return 0, false, err
 	}
-	return versioned.Write(ctx, db, document, src)
+	return versioned.Write(ctx, db, document, src, nil)
 }
 
 // Load reads the stored configuration; an empty one when none was stored.

@@ -252,7 +252,13 @@ func (l *Log) AppendPattern(ctx context.Context, e event.Event, keys []string) e
 
 // Notify appends a notice to a topic.
 func (l *Log) Notify(ctx context.Context, workspace, topic string, notice json.RawMessage) error {
-	s := segment{V: segmentVersion, Notices: []noticeEnvelope{{ID: nonce(), Body: notice}}}
+	return l.NotifyAs(ctx, workspace, topic, nonce(), notice)
+}
+
+// NotifyAs is [Log.Notify] for a notice that more than one may append: readers take
+// those of one id that are a few seconds apart for one.
+func (l *Log) NotifyAs(ctx context.Context, workspace, topic, id string, notice json.RawMessage) error {
+	s := segment{V: segmentVersion, Notices: []noticeEnvelope{{ID: id, Body: notice}}}
 	if _, err := l.put(ctx, Topic(workspace, topic), s, 0); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "notify topic %s", topic)
 	}

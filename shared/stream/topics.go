@@ -1,12 +1,25 @@
 package stream
 
-import "encoding/base64"
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+
+	"mcpevents/shared/eventlog"
+)
 
 // The topics. A topic belongs to a workspace; its notices are JSON of the
 // package that sends them.
 
 // TopicCatalog tells that the lists of a workspace's event types changed.
 const TopicCatalog = "catalog"
+
+// AnnounceCatalog tells the streams of a workspace that its catalog changed. version
+// names the catalog that it has now.
+func AnnounceCatalog(ctx context.Context, log *eventlog.Log, workspace, version string) error {
+	notice, _ := json.Marshal(map[string]string{"version": version}) // two strings
+	return log.NotifyAs(ctx, workspace, TopicCatalog, "catalog-"+version, notice)
+}
 
 // TopicPrincipal tells what changed for one principal: its subscriptions.
 func TopicPrincipal(principal string) string {

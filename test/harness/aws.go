@@ -190,10 +190,17 @@ func (a *AWS) ApplyCatalog(tb testing.TB, workspace, catalog string) {
 	a.apply(tb, workspace, writeFile(tb, tb.TempDir(), "catalog.yaml", catalog))
 }
 
+// AnnounceCatalog is ApplyCatalog, and returns when clients were told.
+func (a *AWS) AnnounceCatalog(tb testing.TB, workspace, catalog string) {
+	tb.Helper()
+	a.apply(tb, workspace, writeFile(tb, tb.TempDir(), "catalog.yaml", catalog), "--log-table", a.stack.Outputs()["LogTable"])
+}
+
 // apply runs mcpevents catalog apply.
 func (a *AWS) apply(tb testing.TB, workspace, file string, args ...string) {
 	tb.Helper()
-	args = append([]string{"catalog", "apply", file, "--workspace", workspace, "--table", a.stack.Outputs()["SettingsTable"]}, args...)
+	outputs := a.stack.Outputs()
+	args = append([]string{"catalog", "apply", file, "--workspace", workspace, "--table", outputs["SettingsTable"]}, args...)
 	cmd := exec.CommandContext(tb.Context(), Binary(tb, "./cmd/mcpevents", false), args...)
 	cmd.Env = append(
 		environment(), "AWS_ENDPOINT_URL="+endpoints(tb).DynamoDB, "AWS_REGION="+awslocal.Region,

@@ -5,6 +5,7 @@ package harness
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -50,6 +51,7 @@ type Server struct {
 	tb     testing.TB
 	addr   string
 	binary string
+	config string // its file
 	args   []string
 	env    []string
 	p      *process
@@ -95,9 +97,9 @@ func NewServer(tb testing.TB, o ServerOptions) *Server {
 		section, s.Keys = keysConfig(callers)
 		config = section + config
 	}
+	s.config = writeFile(tb, dir, "config.yaml", config)
 	s.args = []string{
-		"serve", "--addr", s.addr, "--data", s.Data, "--catalog", catalog,
-		"--config", writeFile(tb, dir, "config.yaml", config), "--auth", auth, "--publish-rate", "0",
+		"serve", "--addr", s.addr, "--data", s.Data, "--catalog", catalog, "--config", s.config, "--auth", auth, "--publish-rate", "0",
 	}
 	if !o.Guarded {
 		s.args = append(s.args, "--allow-insecure-targets")
@@ -173,6 +175,24 @@ func (s *Server) Stop() {
 	s.tb.Helper()
 	if err := s.p.stop(20 * time.Second); err != nil {
 		s.tb.Fatalf("stop the server: %v", err)
+	}
+}
+
+// Signal sends the process a signal.
+func (s *Server) Signal(sig os.Signal) {
+	s.tb.Helper()
+	if err := s.p.cmd.Process.Signal(sig); err != nil {
+		s.tb.Fatal(err)
+	}
+}
+
+// SetCallers writes another configuration, with keys for these callers only.
+func (s *Server) SetCallers(tb testing.TB, callers []Caller) {
+	tb.Helper()
+	section, keys := keysConfig(callers)
+	maps.Copy(s.Keys, keys)
+	if err := os.WriteFile(s.config, []byte(section), 0o600); err != nil {
+		tb.Fatal(err)
 	}
 }
 

@@ -42,6 +42,7 @@ func Callers() []Caller {
 		{Principal: "reader", Scopes: []string{"events:read"}},
 		{Principal: "publisher", Scopes: []string{"events:publish"}},
 		{Principal: "foreign", Workspace: "elsewhere", Scopes: All},
+		{Principal: "operator", Workspace: "live", Scopes: All}, // whose catalog changes
 	}
 }
 

@@ -58,8 +58,9 @@ func Read(ctx context.Context, db store.DB, name string) ([]byte, int64, error) 
 
 // Write stores a document and returns its version. A text that is stored already
 // changes nothing. A text that does not fit into an item compressed is of kind
-// fault.TooLarge; a write between our read and our write is fault.Conflict.
-func Write(ctx context.Context, db store.DB, name string, src []byte) (version int64, changed bool, err error) {
+// fault.TooLarge; a write between our read and our write is fault.Conflict. What
+// also makes of the new version is written with it, all or none; it may be nil.
+func Write(ctx context.Context, db store.DB, name string, src []byte, also func(version int64) store.Op) (version int64, changed bool, err error) {
 	packed, err := pack(src)
 	if err != nil {
 		return 0, false, fault.Wrap(fault.Internal, err, "write %s", name)
@@ -76,11 +77,14 @@ func Write(ctx context.Context, db store.DB, name string, src []byte) (version i
 		cond = store.VersionIs(version)
 	}
 	version++
-	err = db.Write(
-		ctx,
+	ops := []store.Op{
 		store.Put(store.Item{Key: text(name), Value: packed, Version: version}, cond),
 		store.Put(store.Item{Key: head(name), Version: version}),
-	)
+	}
+	if also != nil {
+		ops = append(ops, also(version))
+	}
+	err = db.Write(ctx, ops...)
 	if errors.Is(err, store.ErrConflict) {
 		return 0, false, fault.New(fault.Conflict, "%s was changed by somebody else meanwhile; look at it and try again", name)
 	}

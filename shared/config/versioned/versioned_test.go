@@ -31,7 +31,7 @@ func TestWriteAndRead(t *testing.T) {
 	db := versionedtest.New()
 	testWriteAndRead(t, db)
 	db.Fail(fault.New(fault.Unavailable, "down"))
-	if _, _, err := Write(t.Context(), db, "d", []byte("x")); !fault.Is(err, fault.Unavailable) {
+	if _, _, err := Write(t.Context(), db, "d", []byte("x"), nil); !fault.Is(err, fault.Unavailable) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -47,7 +47,7 @@ func testWriteAndRead(t *testing.T, db store.DB) {
 		version int64
 		changed bool
 	}{{"one", 1, true}, {"one", 1, false}, {"two", 2, true}, {"", 3, true}} {
-		v, changed, err := Write(ctx, db, "d", []byte(step.text))
+		v, changed, err := Write(ctx, db, "d", []byte(step.text), nil)
 		if v != step.version || changed != step.changed || err != nil {
 			t.Errorf("step %d: got %d, %v, %v", i, v, changed, err)
 		}
@@ -72,7 +72,7 @@ func TestWriteRefusesWhatDoesNotFit(t *testing.T) {
 		noise[i] = letters[rng.IntN(len(letters))]
 	}
 	for name, src := range map[string][]byte{"compressed": noise, "as it is": make([]byte, MaxText+1)} {
-		if _, _, err := Write(t.Context(), versionedtest.New(), "d", src); !fault.Is(err, fault.TooLarge) {
+		if _, _, err := Write(t.Context(), versionedtest.New(), "d", src, nil); !fault.Is(err, fault.TooLarge) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
@@ -85,13 +85,13 @@ type racing struct {
 }
 
 func (r *racing) Write(ctx context.Context, ops ...store.Op) error {
-	r.once.Do(func() { _, _, _ = Write(ctx, r.Store, "d", []byte("rival")) })
+	r.once.Do(func() { _, _, _ = Write(ctx, r.Store, "d", []byte("rival"), nil) })
 	return r.Store.Write(ctx, ops...)
 }
 
 func TestWriteRefusesAConcurrentChange(t *testing.T) {
 	db := &racing{Store: versionedtest.New()}
-	if _, _, err := Write(t.Context(), db, "d", []byte("mine")); !fault.Is(err, fault.Conflict) {
+	if _, _, err := Write(t.Context(), db, "d", []byte("mine"), nil); !fault.Is(err, fault.Conflict) {
 		t.Errorf("got %v, want a conflict", err)
 	}
 	if src, _, _ := Read(t.Context(), db, "d"); string(src) != "rival" {
@@ -110,7 +110,7 @@ func cache(db store.DB) *Cache[string] {
 
 func write(t *testing.T, db store.DB, text string) {
 	t.Helper()
-	if _, _, err := Write(t.Context(), db, "d", []byte(text)); err != nil {
+	if _, _, err := Write(t.Context(), db, "d", []byte(text), nil); err != nil {
 		t.Fatal(err)
 	}
 }

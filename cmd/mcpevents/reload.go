@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/fault"
+)
+
+// settle is how long a file must not have changed before it is read: editors and
+// copying write in several steps.
+const settle = 150 * time.Millisecond
+
+// follow takes over changes of the catalog and configuration files until ctx
+// ends: when a file changes, and on SIGHUP. Files with a fault change nothing.
+func (c *ServeCmd) follow(ctx context.Context, e *Embedded, log *slog.Logger) error {
+	paths := append(slices.Collect(maps.Values(c.Own)), c.Catalog)
+	if c.Config != "" {
+		paths = append(paths, c.Config)
+	}
+	changed, err := watchFiles(ctx, paths, log)
+	if err != nil {
+		return err
+	}
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	go func() {
+		defer signal.Stop(hangup)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-changed:
+			case <-hangup:
+				log.Info("SIGHUP: reading the files again")
+			}
+			s, err := c.settings()
+			if err == nil {
+				err = e.Reload(ctx, s)
+			}
+			if err != nil && ctx.Err() == nil {
+				log.Error("changed files were not taken; what was in use stays in use", "error", err)
+			}
+		}
+	}()
+	return nil
+}
+
+// watchFiles tells when one of the files was written or replaced. It watches their
+// directories, since many programs replace a file instead of writing it.
+func watchFiles(ctx context.Context, paths []string, log *slog.Logger) (<-chan struct{}, error) {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "watch the files")
+	}
+	names := map[string]bool{}
+	for _, p := range paths {
+		path, err := filepath.Abs(p)
+		if err == nil {
+			err = watcher.Add(filepath.Dir(path))
+		}
+		if err != nil {
+			_ = watcher.Close()
+			return nil, fault.Wrap(fault.Unavailable, err, "watch %s", p)
+		}
+		names[path] = true
+	}
+	changed := make(chan struct{}, 1)
+	go func() {
+		defer func() { _ = watcher.Close() }()
+		timer := time.NewTimer(time.Hour)
+		timer.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case ev := <-watcher.Events:
+				// Mounted configuration is swapped by a link whose name begins with dots.
+				if names[ev.Name] || strings.HasPrefix(filepath.Base(ev.Name), "..") {
+					timer.Reset(settle)
+				}
+			case err := <-watcher.Errors:
+				log.Warn("watching the files failed; SIGHUP still reads them", "error", err)
+			case <-timer.C:
+				select {
+				case changed <- struct{}{}:
+				default:
+				}
+			}
+		}
+	}()
+	return changed, nil
+}
+
+// Reload takes over catalogs and keys: all of them, or none if one has a fault.
+// Open streams are told of changed catalogs.
+func (e *Embedded) Reload(ctx context.Context, s Settings) error {
+	rest, err := catalog.ParseFile(s.CatalogName, s.Catalog)
+	if err != nil {
+		return err
+	}
+	if s.Auth == auth.ModeKeys {
+		keys, err := staticKeys(s)
+		if err != nil {
+			return err
+		}
+		e.keys.Replace(keys)
+	}
+	e.replace("", e.rest, rest)
+	for workspace, own := range s.Workspaces {
+		if static := e.own[workspace]; static != nil {
+			e.replace(workspace, static, own)
+		}
+	}
+	return e.announcer.Changed(ctx)
+}
+
+// replace puts a catalog in the place of another and tells the operator what changed.
+func (e *Embedded) replace(workspace string, static *catalog.Static, next *catalog.Catalog) {
+	before := static.Replace(next)
+	if before.Fingerprint() == next.Fingerprint() {
+		return
+	}
+	e.log.Info("a changed catalog is in use", "workspace", workspace, "event_types", len(next.Entries()))
+	for _, c := range catalog.Diff(before, next) {
+		level := slog.LevelInfo
+		if c.Breaking {
+			level = slog.LevelWarn
+		}
+		e.log.Log(context.Background(), level, "catalog change", "event", c.Event, "what", c.What, "breaking", c.Breaking)
+	}
+}

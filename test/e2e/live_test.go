@@ -1,0 +1,168 @@
+//go:build unix
+
+package e2e
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"mcpevents/test/harness"
+)
+
+// The catalogs of the workspace that changes.
+const (
+	before = `
+events:
+  - {name: live.one, uri: event://live/one, payloadSchema: {type: object}}
+`
+	after = before + `
+  - {name: live.two, uri: event://live/two, payloadSchema: {type: object}}
+`
+)
+
+// TestLiveCatalog changes the catalog under connected clients, embedded and with
+// the functions.
+func TestLiveCatalog(t *testing.T) {
+	t.Run("embedded", func(t *testing.T) {
+		t.Parallel()
+		file := filepath.Join(t.TempDir(), "live.yaml")
+		put := func(t *testing.T, text string) {
+			// As editors do: a new file in the place of the old one.
+			if err := os.WriteFile(file+"~", []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Rename(file+"~", file); err != nil {
+				t.Fatal(err)
+			}
+		}
+		put(t, before)
+		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--workspace-catalog", "live=" + file}})
+		liveCatalog(t, &s.Target, func(t *testing.T) { put(t, after) })
+
+		t.Run("EVS-14 a faulty file changes nothing and is told to the operator", func(t *testing.T) {
+			put(t, after+"  - {name: live.two, uri: event://live/twice}\n")
+			harness.Eventually(t, harness.Patience, "the complaint", func() bool {
+				return strings.Contains(s.Output(), "live.yaml:") && strings.Contains(s.Output(), "stays in use")
+			})
+			if n := len(s.Modern("operator").All(t, "resources/list", "resources")); n != 2 {
+				t.Errorf("%d resources, want the 2 of the catalog in use", n)
+			}
+		})
+		t.Run("EVS-14 SIGHUP reads the files again, and a breaking change is told as one", func(t *testing.T) {
+			c := s.Modern("operator")
+			l := c.Listen(t, 1, object{"resourcesListChanged": true}, nil)
+			l.Next(t)
+			put(t, before)
+			s.Signal(syscall.SIGHUP)
+			if m := l.Next(t); m.Method != "notifications/resources/list_changed" {
+				t.Errorf("got %s", m.Raw)
+			}
+			if !strings.Contains(s.Output(), "is removed") || !strings.Contains(s.Output(), `"breaking":true`) {
+				t.Errorf("the log does not tell of a breaking change")
+			}
+		})
+		t.Run("EVS-14 SUB-08 a change while the server is down reaches who comes back", func(t *testing.T) {
+			l := s.Modern("operator").Listen(t, 1, object{"resourcesListChanged": true}, nil)
+			var cursor string
+			if err := json.Unmarshal(harness.Meta(l.Next(t).Params, harness.Prefix+"cursor"), &cursor); err != nil {
+				t.Fatal(err)
+			}
+			s.Stop()
+			put(t, after)
+			s.Start()
+			l = s.Modern("operator").Listen(t, 2, object{"resourcesListChanged": true}, object{harness.Prefix + "cursor": cursor})
+			l.Next(t)
+			if m := l.Next(t); m.Method != "notifications/resources/list_changed" {
+				t.Errorf("got %s", m.Raw)
+			}
+		})
+		t.Run("AUT-02 a key that was taken away is refused, a new one let in", func(t *testing.T) {
+			s.SetCallers(t, append(harness.SameKeys(s)[1:], harness.Caller{Principal: "newcomer", Scopes: harness.All}))
+			harness.Eventually(t, harness.Patience, "the new key", func() bool {
+				return s.Modern("newcomer").Do(t, "resources/list", nil).Status == 200
+			})
+			if a := s.Modern("alice").Do(t, "resources/list", nil); a.Status != 401 {
+				t.Errorf("status %d", a.Status)
+			}
+		})
+	})
+	t.Run("local AWS", func(t *testing.T) {
+		t.Parallel()
+		aws := harness.SharedAWS(t)
+		aws.AnnounceCatalog(t, "live", before) // and all functions use it
+		time.Sleep(3 * time.Second)            // where clocks may differ, a stream begins two seconds early
+		liveCatalog(t, &aws.Target, func(t *testing.T) { aws.AnnounceCatalog(t, "live", after) })
+	})
+}
+
+func liveCatalog(t *testing.T, s *harness.Target, change func(*testing.T)) {
+	modern, legacy := s.Modern("operator"), s.Legacy(t, "operator", harness.Legacy)
+	parent := object{"resourceSubscriptions": []string{"event://live"}}
+	all := object{"resourcesListChanged": true, "eventsListChanged": true, "resourceSubscriptions": []string{"event://live"}}
+	asked, silent := modern.Listen(t, 1, all, nil), modern.Listen(t, 2, parent, nil)
+	early := modern.Listen(t, 3, all, nil)
+	var cursor string
+	if err := json.Unmarshal(harness.Meta(early.Next(t).Params, harness.Prefix+"cursor"), &cursor); err != nil {
+		t.Fatal(err)
+	}
+	early.Close()
+	legacy.Call(t, "resources/subscribe", object{"uri": "event://live"}, nil)
+	session := legacy.Open(t, "")
+	push := modern.Stream(t, 4, "events/stream", object{"name": "live.one", "arguments": object{}})
+
+	change(t)
+	harness.Eventually(t, harness.Patience, "the new event type", func() bool {
+		return len(modern.All(t, "resources/list", "resources")) == 2
+	})
+	publish := func(id, uri string) {
+		if _, err := s.TryPublish(t.Context(), "operator", harness.Event{ID: id, URI: uri, Data: object{}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	late := modern.Listen(t, 5, all, object{harness.Prefix + "cursor": cursor})
+	for what, st := range map[string]*harness.Stream{"listen": asked, "session": session, "resumed": late} {
+		harness.Eventually(t, harness.Patience, what+" is told", func() bool { return count(st, "notifications/resources/list_changed") > 0 })
+	}
+	publish("two", "event://live/two")
+	publish("one", "event://live/one")
+
+	t.Run("EVS-14 events follow the new catalog, also for who subscribed to the parent before", func(t *testing.T) {
+		for what, st := range map[string]*harness.Stream{"listen": asked, "silent": silent, "session": session, "resumed": late} {
+			got := idsOf(st.Wait(t, 2))
+			slices.Sort(got)
+			if !slices.Equal(got, []string{"one", "two"}) {
+				t.Errorf("%s got %v", what, got)
+			}
+		}
+	})
+	t.Run("EVS-14 EVX-18 each stream that asked is told once, and nobody else", func(t *testing.T) {
+		for what, want := range map[string]struct {
+			*harness.Stream
+			resources, events int
+		}{
+			"listen": {asked, 1, 1}, "resumed": {late, 1, 1}, "session": {session, 1, 0}, "silent": {silent, 0, 0}, "events/stream": {push, 0, 0},
+		} {
+			if n, m := count(want.Stream, "notifications/resources/list_changed"), count(want.Stream, "notifications/events/list_changed"); n != want.resources || m != want.events {
+				t.Errorf("%s: %d resources/list_changed and %d events/list_changed, want %d and %d", what, n, m, want.resources, want.events)
+			}
+		}
+	})
+	t.Run("EVX-17 an additive change ends no subscription", func(t *testing.T) {
+		harness.Eventually(t, harness.Patience, "the event", func() bool { return count(push, "notifications/events/event") == 1 })
+	})
+}
+
+func count(s *harness.Stream, method string) (n int) {
+	for _, m := range s.Messages() {
+		if m.Method == method {
+			n++
+		}
+	}
+	return n
+}
