@@ -6,8 +6,10 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 )
 
@@ -114,6 +116,39 @@ func FuzzWrite(f *testing.F) {
 		}
 		if _, err := r.Next(); !errors.Is(err, io.EOF) {
 			t.Fatalf("a second event in %q", wire)
+		}
+	})
+}
+
+// FuzzRead shows that a stream of anything gives the same events however it is cut
+// into reads, none of them larger than the limit.
+func FuzzRead(f *testing.F) {
+	f.Add([]byte("event: a\ndata: b\ndata:c\r\nid: 1\rretry: 5\n\n: x\n\ndata"))
+	f.Add([]byte("\xef\xbb\xbfdata: \x00\n\nid: a\x00b\n\nretry: -1\n\n"))
+	f.Fuzz(func(t *testing.T, wire []byte) {
+		const limit = 64
+		all := func(r io.Reader) (events []Event, last error) {
+			for in := NewReader(r, limit); ; {
+				e, err := in.Next()
+				if err != nil {
+					return events, err
+				}
+				if n := len(e.Name) + len(e.ID) + len(e.Data); n > limit {
+					t.Fatalf("an event of %d bytes", n)
+				}
+				if len(events) > len(wire) {
+					t.Fatal("more events than bytes")
+				}
+				events = append(events, e)
+			}
+		}
+		whole, end := all(bytes.NewReader(wire))
+		bytewise, endBytewise := all(iotest.OneByteReader(bytes.NewReader(wire)))
+		if !reflect.DeepEqual(whole, bytewise) || !errors.Is(endBytewise, end) {
+			t.Fatalf("%+v, %v and byte by byte %+v, %v", whole, end, bytewise, endBytewise)
+		}
+		if !errors.Is(end, io.EOF) && !errors.Is(end, ErrTooLarge) {
+			t.Fatal(end)
 		}
 	})
 }
