@@ -17,6 +17,8 @@ type Reader struct {
 	r     *bufio.Reader
 	limit int
 	began bool
+	// cr is set behind a CR: an LF that follows belongs to it.
+	cr bool
 }
 
 // NewReader reads from r; an event of more than limit bytes ends it with
@@ -91,16 +93,18 @@ func (r *Reader) line(limit int) ([]byte, error) {
 				}
 			}
 		}
+		if r.cr {
+			r.cr = false
+			if c == '\n' {
+				continue
+			}
+		}
 		switch c {
 		case '\n':
 			return text, nil
 		case '\r':
 			// The LF of a CR LF may come later; waiting for it would hold an event back.
-			if r.r.Buffered() > 0 {
-				if next, err := r.r.Peek(1); err == nil && next[0] == '\n' {
-					_, _ = r.r.Discard(1)
-				}
-			}
+			r.cr = true
 			return text, nil
 		}
 		if text = append(text, c); len(text) > limit {
