@@ -1,0 +1,216 @@
+//go:build unix
+
+package e2e
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"mcpevents/test/harness"
+)
+
+// TestRawSockets treats the server to what no client should send: AUT-06, it
+// answers or closes, stays up, serves the others, and its memory stays bounded.
+func TestRawSockets(t *testing.T) {
+	t.Parallel()
+	s := harness.StartServer(t, harness.ServerOptions{Fast: true})
+	alice := s.Modern("alice")
+	bystander := alice.Listen(t, 1, object{"resourceSubscriptions": []string{"event://ci/build-finished"}}, nil)
+	before := s.PeakRSS()
+	addr := strings.TrimPrefix(s.Base(), "http://")
+	auth := "Authorization: Bearer " + s.Keys["alice"] + "\r\n"
+	post := "POST /mcp HTTP/1.1\r\nHost: " + addr + "\r\n" + auth + "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n"
+	body := `{"jsonrpc":"2.0","id":1,"method":"ping"}`
+
+	t.Run("AUT-06 malformed HTTP is refused or cut off", func(t *testing.T) {
+		for name, text := range map[string]string{
+			"noise":                           "\x00\x01\x02\xff\xfe\r\n\r\n",
+			"a request line of one word":      "POST\r\n\r\n",
+			"no version":                      "GET /mcp\r\nHost: x\r\n\r\n",
+			"a version that is none":          "GET /mcp HTTP/9.9\r\nHost: x\r\n\r\n",
+			"no host":                         "GET /mcp HTTP/1.1\r\n\r\n",
+			"two hosts":                       "GET /mcp HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+			"a header without a colon":        "GET /mcp HTTP/1.1\r\nHost: x\r\nnonsense\r\n\r\n",
+			"a space before the colon":        "GET /mcp HTTP/1.1\r\nHost: x\r\nOrigin : y\r\n\r\n",
+			"a NUL in a header":               post + "X: a\x00b\r\nContent-Length: 0\r\n\r\n",
+			"a CR in a header":                post + "X: a\rb: c\r\nContent-Length: 0\r\n\r\n",
+			"two lengths":                     post + "Content-Length: 3\r\nContent-Length: 5\r\n\r\n" + body,
+			"a negative length":               post + "Content-Length: -1\r\n\r\n" + body,
+			"a length that is no number":      post + "Content-Length: 1e3\r\n\r\n" + body,
+			"a length beyond any number":      post + "Content-Length: 99999999999999999999999\r\n\r\n" + body,
+			"a chunk size that is none":       post + "Transfer-Encoding: chunked\r\n\r\nxyz\r\n" + body,
+			"a chunk size beyond any number":  post + "Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n" + body,
+			"a transfer coding that is none":  post + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+			"a path that leaves":              "GET /../../etc/passwd HTTP/1.1\r\nHost: " + addr + "\r\n" + auth + "\r\n",
+			"a path in percent signs":         "GET /mcp/%2e%2e%2f%00 HTTP/1.1\r\nHost: " + addr + "\r\n" + auth + "\r\n",
+			"a method that is none":           "BREW /mcp HTTP/1.1\r\nHost: " + addr + "\r\n" + auth + "\r\n",
+			"HTTP/2 without having asked":     "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
+			"TLS":                             "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+			"headers without an end, closed":  post + "X: y\r\n",
+			"a body shorter than it was said": post + "Content-Length: 4000\r\n\r\n" + body,
+		} {
+			t.Run(name, func(t *testing.T) {
+				status := converse(t, addr, text)
+				if status != 0 && (status < 400 || status >= 500) && status != 501 && status != 505 && status != 307 {
+					t.Errorf("status %d", status)
+				}
+			})
+		}
+	})
+	t.Run("AUT-06 oversized headers and bodies are refused before they are read", func(t *testing.T) {
+		endless := func(unit string) string { return strings.Repeat(unit, 64<<20/len(unit)) }
+		for name, c := range map[string]struct {
+			text string
+			want int
+		}{
+			"a request line of a megabyte": {"GET /" + strings.Repeat("a", 1<<20) + " HTTP/1.1\r\nHost: x\r\n\r\n", 431},
+			"a header of 64 MiB":           {post + "X: " + endless("y"), 431},
+			"a million headers":            {post + endless("X: y\r\n"), 431},
+			"a length of a terabyte":       {post + "Content-Length: 1099511627776\r\n\r\n" + endless("x"), 413},
+			"chunks without end":           {post + "Transfer-Encoding: chunked\r\n\r\n" + endless("400\r\n"+strings.Repeat("[", 1024)+"\r\n"), 413},
+			"a key of a megabyte":          {"GET /mcp HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + strings.Repeat("k", 1<<20) + "\r\n\r\n", 431},
+		} {
+			t.Run(name, func(t *testing.T) {
+				// Who goes on sending may be cut off before it reads the answer.
+				if status := converse(t, addr, c.text); status != 0 && status != c.want {
+					t.Errorf("status %d, want %d", status, c.want)
+				}
+			})
+		}
+	})
+	t.Run("AUT-06 JSON that is hard to read is refused", func(t *testing.T) {
+		for name, text := range map[string]string{
+			"nested too deep":    `{"jsonrpc":"2.0","id":1,"method":"ping","params":` + strings.Repeat(`{"a":`, 90_000) + `1` + strings.Repeat(`}`, 90_000) + `}`,
+			"arrays without end": strings.Repeat("[", 1<<20-16),
+			"100,000 members":    `{"jsonrpc":"2.0","id":1,"method":"ping","params":{` + strings.Repeat(`"a":1,`, 100_000) + `"a":1}}`,
+			"300,000 messages":   "[" + strings.Repeat("1,", 300_000) + "1]",
+			"one long number":    `{"jsonrpc":"2.0","id":` + strings.Repeat("9", 1<<19) + `,"method":"ping"}`,
+		} {
+			t.Run(name, func(t *testing.T) {
+				status := converse(t, addr, post+fmt.Sprintf("Content-Length: %d\r\nConnection: close\r\n\r\n", len(text))+text)
+				if status < 400 || status >= 500 {
+					t.Errorf("status %d", status)
+				}
+			})
+		}
+	})
+	t.Run("AUT-06 who sends its headers drop by drop is cut off, and keeps nobody out", func(t *testing.T) {
+		const many = 300
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		late := 0
+		for range many {
+			wg.Go(func() {
+				conn, err := net.Dial("tcp", addr)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer conn.Close()
+				started := time.Now()
+				for _, c := range post + strings.Repeat("X: y\r\n", 100) {
+					_ = conn.SetReadDeadline(time.Now().Add(250 * time.Millisecond))
+					if _, err := conn.Read(make([]byte, 1)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+						return // closed
+					}
+					if _, err := conn.Write([]byte(string(c))); err != nil {
+						return
+					}
+					if time.Since(started) > 25*time.Second {
+						mu.Lock()
+						late++
+						mu.Unlock()
+						return
+					}
+				}
+			})
+		}
+		done := make(chan struct{})
+		go func() { wg.Wait(); close(done) }()
+		for open := true; open; {
+			started := time.Now()
+			if a := alice.Do(t, "resources/list", nil); a.Status != http.StatusOK {
+				t.Errorf("status %d", a.Status)
+			}
+			if took := time.Since(started); took > 5*time.Second {
+				t.Errorf("a call took %s", took)
+			}
+			select {
+			case <-done:
+				open = false
+			case <-time.After(200 * time.Millisecond):
+			}
+		}
+		if late > 0 {
+			t.Errorf("%d of %d are still being read after 25 s", late, many)
+		}
+	})
+	t.Run("AUT-06 a thousand requests in one breath are answered in order", func(t *testing.T) {
+		conn, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		one := "GET /healthz HTTP/1.1\r\nHost: " + addr + "\r\n\r\n"
+		go func() { _, _ = io.WriteString(conn, strings.Repeat(one, 1000)) }()
+		_ = conn.SetReadDeadline(time.Now().Add(harness.Patience))
+		r := bufio.NewReader(conn)
+		for i := range 1000 {
+			resp, err := http.ReadResponse(r, nil)
+			if err != nil {
+				t.Fatalf("answer %d: %v", i, err)
+			}
+			_, _ = io.Copy(io.Discard, resp.Body)
+			if resp.StatusCode != http.StatusOK {
+				t.Fatalf("answer %d: %s", i, resp.Status)
+			}
+		}
+	})
+
+	// After all of it.
+	s.Publish(t, build("after-all", 1))
+	if got := idsOf(bystander.Wait(t, 1)); len(got) != 1 || got[0] != "after-all" {
+		t.Errorf("the bystander got %v", got)
+	}
+	if grown := s.PeakRSS() - before; grown > 150<<20 {
+		t.Errorf("the server's memory grew by %d MiB", grown>>20)
+	} else {
+		t.Logf("the server's memory grew by %d MiB", grown>>20)
+	}
+}
+
+// converse sends bytes as fast as they are taken, and returns the status of the
+// answer; 0 when the server closed without one.
+func converse(t *testing.T, addr, text string) (status int) {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(harness.Patience))
+	go func() {
+		_, _ = io.WriteString(conn, text)
+		_ = conn.(*net.TCPConn).CloseWrite()
+	}()
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	switch {
+	case err == nil:
+		_ = resp.Body.Close()
+		return resp.StatusCode
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return 0
+	}
+	t.Errorf("neither an answer nor an end: %v", err)
+	return 0
+}
