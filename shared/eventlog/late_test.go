@@ -1,6 +1,7 @@
 package eventlog_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -56,5 +57,42 @@ func TestABatchThatComesAgainLateGetsANewKey(t *testing.T) {
 	}
 	if len(latest) != 1 {
 		t.Errorf("EVS-04: %d latest events, want the one", len(latest))
+	}
+}
+
+// Several writers may stamp the same microsecond. A page that ends between two
+// such events must not make the next one begin behind both.
+func TestAPageEndsBehindAWholeStamp(t *testing.T) {
+	db, err := sqlite.Open(":memory:", sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	now := time.Now()
+	log := &eventlog.Log{DB: unordered{db}, Now: func() time.Time { return now }}
+	const many = 250
+	for i := range many {
+		e := event.Event{Workspace: "default", ID: fmt.Sprint(i), URI: "event://ci/x", Data: []byte(`{}`)}
+		if err := log.AppendPattern(t.Context(), e, []string{"event://ci/**"}); err != nil {
+			t.Fatal(err)
+		}
+		if i == many/2 {
+			now = now.Add(time.Microsecond)
+		}
+	}
+	got := map[string]bool{}
+	for _, part := range eventlog.Pattern("default", "event://ci/**") {
+		for next, more := int64(0), true; more; {
+			var entries []eventlog.Entry
+			if entries, more, next, err = log.Read(t.Context(), part, next, 3); err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range entries {
+				got[e.Event.ID] = true
+			}
+		}
+	}
+	if len(got) != many {
+		t.Errorf("SUB-08 EVX-07: %d of %d events were read", len(got), many)
 	}
 }

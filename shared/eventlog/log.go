@@ -315,6 +315,9 @@ func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (en
 	if err != nil {
 		return nil, false, after, fault.Wrap(fault.Unavailable, err, "read the log")
 	}
+	if err := l.wholeStamp(ctx, p, &page); err != nil {
+		return nil, false, after, fault.Wrap(fault.Unavailable, err, "read the log")
+	}
 	next = after
 	horizon := l.now().Add(2 * MaxSkew).UnixMicro()
 	for _, item := range page.Items {
@@ -338,6 +341,26 @@ func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (en
 		}
 	}
 	return entries, page.More, next, nil
+}
+
+// wholeStamp adds to a page the items that have the stamp of its last one: several
+// writers may have stamped the same microsecond, and the next page begins behind it.
+func (l *Log) wholeStamp(ctx context.Context, p Partition, page *store.Page) error {
+	if p.single || l.DB.Ordered() || len(page.Last) < stampSize {
+		return nil
+	}
+	stamp := page.Last[:stampSize]
+	for rest := page.More; rest; {
+		more, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, After: page.Last, Until: stamp + "~", Limit: 100})
+		if err != nil {
+			return err
+		}
+		page.Items = append(page.Items, more.Items...)
+		if rest = more.More; rest {
+			page.Last = more.Last
+		}
+	}
+	return nil
 }
 
 // Latest returns up to n of the newest events of a URI, oldest first.
@@ -465,16 +488,19 @@ func decode(item store.Item) ([]Entry, error) {
 	return entries, nil
 }
 
-func sortKey(stamp int64) string { return fmt.Sprintf("%016d", stamp) }
+// stampSize is the number of digits of a stamp in a sort key.
+const stampSize = 16
+
+func sortKey(stamp int64) string { return fmt.Sprintf("%0*d", stampSize, stamp) }
 
 // afterKey is the sort key behind every item stamped at the given time.
 func afterKey(stamp int64) string { return sortKey(max(stamp, 0)) + "~" }
 
 func parseKey(sort string) (int64, error) {
-	if len(sort) < 16 {
+	if len(sort) < stampSize {
 		return 0, fault.New(fault.Internal, "log key %q is malformed", sort)
 	}
-	k, err := strconv.ParseInt(sort[:16], 10, 64)
+	k, err := strconv.ParseInt(sort[:stampSize], 10, 64)
 	if err != nil {
 		return 0, fault.Wrap(fault.Internal, err, "parse log key")
 	}

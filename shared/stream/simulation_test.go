@@ -53,7 +53,7 @@ func (m *memory) Query(_ context.Context, q store.Query) (store.Page, error) {
 		slices.Reverse(items)
 	}
 	for _, it := range items {
-		if it.Sort <= q.After {
+		if it.Sort <= q.After || q.Until != "" && it.Sort > q.Until {
 			continue
 		}
 		if len(page.Items) == min(q.Limit, 3) { // polls take several pages
