@@ -73,6 +73,7 @@ type Embedded struct {
 	rest      *catalog.Static
 	own       map[string]*catalog.Static
 	announcer *announcer
+	ender     *delivery.Ender
 
 	server  *http.Server
 	stop    context.CancelFunc
@@ -176,13 +177,14 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	}
 	deliveries := wiring.Deliveries(s.Limits, attempts, true)
 	deliveries.Patience = attemptPatience
+	e.ender = wiring.Ender(s.Limits, callers.Authenticator, db, queues, catalogs, subscriptions)
 	dispatcher := delivery.NewDispatcher(&delivery.Dispatcher{
 		DB: db, Queue: queues, Subscriptions: subscriptions, Catalog: delivery.WebhookTypes{Source: catalogs},
-		Poster: sender, Opener: opener, Gate: gate, Options: deliveries, Log: s.Log,
+		Poster: sender, Opener: opener, Ender: e.ender, Gate: gate, Options: deliveries, Log: s.Log,
 	})
 	e.dispatcher = dispatcher
 	fanout := &delivery.Fanout{DB: db, Log: log, Catalog: catalogs, Queue: queues}
-	retry := &delivery.Retry{DB: db, Queue: queues, Sweep: subscriptions.Sweep}
+	retry := &delivery.Retry{DB: db, Queue: queues, Sweep: subscriptions.Sweep, Audit: e.ender.Audit}
 	publisher := &publish.Service{Catalog: catalogs, Queue: queues, Rate: publishRate(s)}
 	inbox := &publish.Inbox{Service: publisher, Log: s.Log}
 	origins := auth.Guard{Origins: s.Limits.AllowedOrigins}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
 	"os"
@@ -105,7 +106,8 @@ func watchFiles(ctx context.Context, paths []string, log *slog.Logger) (<-chan s
 }
 
 // Reload takes over catalogs and keys: all of them, or none if one has a fault.
-// Open streams are told of changed catalogs.
+// Open streams are told of changed catalogs, and webhook subscriptions that such a
+// catalog leaves behind end.
 func (e *Embedded) Reload(ctx context.Context, s Settings) error {
 	rest, err := catalog.ParseFile(s.CatalogName, s.Catalog)
 	if err != nil {
@@ -124,7 +126,8 @@ func (e *Embedded) Reload(ctx context.Context, s Settings) error {
 			e.replace(workspace, static, own)
 		}
 	}
-	return e.announcer.Changed(ctx)
+	_, err = e.ender.Audit(ctx)
+	return errors.Join(e.announcer.Changed(ctx), err)
 }
 
 // replace puts a catalog in the place of another and tells the operator what changed.

@@ -30,7 +30,8 @@ func main() {
 	dispatcher := delivery.NewDispatcher(&delivery.Dispatcher{
 		DB: p.DB, Queue: p.Queues, Subscriptions: subscriptions, Catalog: delivery.WebhookTypes{Source: p.Catalog},
 		Poster: webhook.NewSender(webhook.Options{Guard: wiring.Guard(p.Limits), UserAgent: boot.UserAgent}),
-		Opener: opener, Options: wiring.Deliveries(p.Limits, atOnce, false), Log: p.Log,
+		Opener: opener, Ender: wiring.Ender(p.Limits, p.Auth, p.DB, p.Queues, p.Catalog, subscriptions),
+		Options: wiring.Deliveries(p.Limits, atOnce, false), Log: p.Log,
 	})
 	lambda.Start(boot.Sources(nil, func(arn string) queue.Handler {
 		switch {

@@ -1,6 +1,6 @@
 // Command retry is the function that runs every minute, moves due deliveries to
-// the slow queue, removes subscriptions that expired, and announces a new catalog if
-// nobody has done it before.
+// the slow queue, removes subscriptions that expired, ends those that a changed
+// catalog has left behind, and announces it if nobody has done that before.
 package main
 
 import (
@@ -25,7 +25,8 @@ func main() {
 		DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Options: wiring.Subscriptions(p.Limits),
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
-	retry := &delivery.Retry{DB: p.DB, Queue: p.Queues, Sweep: subscriptions.Sweep}
+	ender := wiring.Ender(p.Limits, p.Auth, p.DB, p.Queues, p.Catalog, subscriptions)
+	retry := &delivery.Retry{DB: p.DB, Queue: p.Queues, Sweep: subscriptions.Sweep, Audit: ender.Audit}
 	lambda.Start(func(ctx context.Context) error {
 		moved, err := retry.Run(ctx)
 		if moved > 0 {

@@ -36,8 +36,9 @@ type hashedKey struct {
 }
 
 type keys struct {
-	all []hashedKey
-	now func() time.Time
+	all    []hashedKey
+	byName map[name][]int // indices of all
+	now    func() time.Time
 }
 
 // MaxKeys bounds the list, for every request is compared with all of it.
@@ -57,7 +58,7 @@ func ValidWorkspace(name string) bool { return workspaceName.MatchString(name) }
 
 // Keys authenticates by static keys, sent as "Authorization: Bearer KEY". Keys that
 // are malformed or listed twice, and more than [MaxKeys], are of kind fault.Invalid.
-// The clock is time.Now when nil.
+// The clock is time.Now when nil. The authenticator is a [Directory] too.
 func Keys(list []Key, now func() time.Time) (Authenticator, error) {
 	if now == nil {
 		now = time.Now
@@ -65,7 +66,7 @@ func Keys(list []Key, now func() time.Time) (Authenticator, error) {
 	if len(list) > MaxKeys {
 		return nil, fault.New(fault.Invalid, "there are more than %d keys", MaxKeys)
 	}
-	k := &keys{now: now, all: make([]hashedKey, 0, len(list))}
+	k := &keys{now: now, all: make([]hashedKey, 0, len(list)), byName: map[name][]int{}}
 	seen := make(map[[sha256.Size]byte]bool, len(list))
 	for i, x := range list {
 		h, err := hashed(x)
@@ -76,6 +77,8 @@ func Keys(list []Key, now func() time.Time) (Authenticator, error) {
 			return nil, fault.New(fault.Invalid, "key %d: the same hash is listed twice", i+1)
 		}
 		seen[h.hash] = true
+		who := name{h.principal.Workspace, h.principal.ID}
+		k.byName[who] = append(k.byName[who], len(k.all))
 		k.all = append(k.all, h)
 	}
 	return k, nil

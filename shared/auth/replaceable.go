@@ -4,9 +4,12 @@ import (
 	"context"
 	"net/http"
 	"sync/atomic"
+
+	"mcpevents/shared/fault"
 )
 
-// Replaceable is an [Authenticator] that can be changed while it is in use.
+// Replaceable is an [Authenticator] that can be changed while it is in use. It is a
+// [Directory] if what it holds is.
 type Replaceable struct{ current atomic.Pointer[Authenticator] }
 
 // NewReplaceable begins with a.
@@ -22,4 +25,13 @@ func (r *Replaceable) Replace(a Authenticator) { r.current.Store(&a) }
 // Authenticate implements [Authenticator].
 func (r *Replaceable) Authenticate(ctx context.Context, h http.Header) (Principal, error) {
 	return (*r.current.Load()).Authenticate(ctx, h)
+}
+
+// Principals implements [Directory].
+func (r *Replaceable) Principals(ctx context.Context, workspace, id string, latest bool) ([]Principal, error) {
+	directory, ok := (*r.current.Load()).(Directory)
+	if !ok {
+		return nil, fault.New(fault.Internal, "there is no directory of principals")
+	}
+	return directory.Principals(ctx, workspace, id, latest)
 }

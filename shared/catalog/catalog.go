@@ -11,6 +11,7 @@ package catalog
 import (
 	"encoding/json"
 	"slices"
+	"sync/atomic"
 )
 
 // Limits of a catalog.
@@ -80,6 +81,8 @@ type Entry struct {
 	input    json.RawMessage
 
 	arguments *schema // input
+
+	contractID atomic.Pointer[string] // once it was asked for
 }
 
 // Access is an entry's rule beside the general scopes.

@@ -1,6 +1,13 @@
 package catalog
 
-import "slices"
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"slices"
+
+	"mcpevents/shared/fault"
+)
 
 // The parts of an event type that a subscriber relies on, as SEP-3415 names
 // them in the error that ends a subscription.
@@ -11,7 +18,8 @@ const (
 
 // Broken names the part of an event type that changed so that what a subscription was
 // made for no longer holds, by the rules of [Diff]; "" if nothing did but additions.
-// Delivery modes and access are not of it: they are looked at by themselves.
+// Delivery modes and access are not of it: they are looked at by themselves. An entry
+// of [ParseContract] will do for either.
 func Broken(before, after *Entry) (feature string) {
 	var input, payload differ
 	if before.Pattern() != after.Pattern() {
@@ -32,4 +40,59 @@ func Broken(before, after *Entry) (feature string) {
 
 func (d *differ) breaks() bool {
 	return slices.ContainsFunc(d.changes, func(c Change) bool { return c.Breaking })
+}
+
+// contract is the text of what [Broken] compares.
+type contract struct {
+	URI         string            `json:"uri,omitempty"`
+	URITemplate string            `json:"uriTemplate,omitempty"`
+	Filters     map[string]string `json:"filters,omitempty"`
+	Redact      []string          `json:"redact,omitempty"`
+	Params      json.RawMessage   `json:"params,omitempty"`
+	Payload     json.RawMessage   `json:"payload,omitempty"`
+}
+
+// Contract is what [Broken] looks at as a text, to be kept with what relies on it;
+// [ParseContract] reads it. It is at most a little larger than two schemas ([MaxSchema]).
+func (e *Entry) Contract() []byte {
+	text, _ := json.Marshal(contract{e.URI, e.URITemplate, e.Filters, e.Redact, e.ParamsSchema, e.PayloadSchema}) // JSON that was compiled
+	return text
+}
+
+// ContractID identifies [Entry.Contract]: equal ones have equal ids of 22 characters.
+func (e *Entry) ContractID() string {
+	if id := e.contractID.Load(); id != nil {
+		return *id
+	}
+	id := digest(e.Contract())
+	e.contractID.Store(&id)
+	return id
+}
+
+// Terms identifies all that decides whether a webhook subscription to the event type
+// may go on: its contract, its access rule, and whether it is delivered by webhook.
+func (e *Entry) Terms() string {
+	text, _ := json.Marshal(struct {
+		Contract string
+		Webhook  bool
+		Access   *Access
+	}{e.ContractID(), e.WebhookAllowed(), e.Access}) // texts
+	return digest(text)
+}
+
+func digest(text []byte) string {
+	sum := sha256.Sum256(text)
+	return base64.RawURLEncoding.EncodeToString(sum[:16])
+}
+
+// ParseContract makes an entry of a contract's text that is good for [Broken] alone.
+func ParseContract(text []byte) (*Entry, error) {
+	var c contract
+	if err := json.Unmarshal(text, &c); err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "decode a contract")
+	}
+	return &Entry{
+		URI: c.URI, URITemplate: c.URITemplate, Filters: c.Filters, Redact: c.Redact,
+		ParamsSchema: c.Params, PayloadSchema: c.Payload,
+	}, nil
 }

@@ -51,9 +51,28 @@ func NewStored(db store.DB, now func() time.Time, log *slog.Logger) *Stored {
 	return &Stored{versioned.NewCache(db, parseStored, now, log)}
 }
 
+// Latest is a [Source]'s catalog without the age that a cache of it may have, for
+// decisions that cannot be taken back.
+func Latest(ctx context.Context, s Source, workspace string) (*Catalog, error) {
+	if l, ok := s.(interface {
+		Latest(ctx context.Context, workspace string) (*Catalog, error)
+	}); ok {
+		return l.Latest(ctx, workspace)
+	}
+	return s.Catalog(ctx, workspace)
+}
+
+// Latest implements [Latest].
+func (s *Stored) Latest(ctx context.Context, workspace string) (*Catalog, error) {
+	return existing(s.cache.Latest(ctx, document(workspace)))
+}
+
 // Catalog returns the workspace's catalog.
 func (s *Stored) Catalog(ctx context.Context, workspace string) (*Catalog, error) {
-	c, version, err := s.cache.Get(ctx, document(workspace))
+	return existing(s.cache.Get(ctx, document(workspace)))
+}
+
+func existing(c *Catalog, version int64, err error) (*Catalog, error) {
 	if err != nil {
 		return nil, err
 	}

@@ -55,6 +55,7 @@ type Limits struct {
 
 	AllowInsecureTargets bool          `name:"allow-insecure-targets" help:"Development only: http and private addresses as webhook targets, and events/subscribe without authentication."`
 	VerifiedTargets      []string      `name:"verified-targets" placeholder:"URL,…" help:"URL prefixes, ending with a slash, that events/subscribe takes without a challenge."`
+	PlainTargets         []string      `name:"plain-targets" placeholder:"URL,…" help:"URL prefixes, ending with a slash, of targets that get no message when their subscription ends: ChatGPT's, which does not know it."`
 	BlockedTargets       []string      `name:"blocked-targets" placeholder:"HOST,…" help:"Hosts that are never webhook targets: this server's own names, for example."`
 	TargetPorts          []int64       `name:"target-ports" default:"443,8443" help:"Ports that webhook targets may have."`
 	JWTIssuers           []string      `name:"jwt-issuer" placeholder:"URL,…" help:"Authorization servers whose tokens --auth jwt takes, spelled as in the claim iss."`
@@ -209,10 +210,12 @@ func (l Limits) Check() error {
 			return fault.New(fault.Invalid, "--%s is %q; it can be %s", x.name, x.value, strings.Trim(x.a+", "+x.b+", "+x.c, ", "))
 		}
 	}
-	for _, target := range l.VerifiedTargets {
-		// Without the slash https://good.example would also mean https://good.example.evil.test.
-		if u, err := url.Parse(target); err != nil || u.Host == "" || !strings.HasSuffix(target, "/") {
-			return fault.New(fault.Invalid, "--verified-targets has %.100q, which is not a URL that ends with a slash", target)
+	for name, targets := range map[string][]string{"verified-targets": l.VerifiedTargets, "plain-targets": l.PlainTargets} {
+		for _, target := range targets {
+			// Without the slash https://good.example would also mean https://good.example.evil.test.
+			if u, err := url.Parse(target); err != nil || u.Host == "" || !strings.HasSuffix(target, "/") {
+				return fault.New(fault.Invalid, "--%s has %.100q, which is not a URL that ends with a slash", name, target)
+			}
 		}
 	}
 	for _, port := range l.TargetPorts {

@@ -41,7 +41,13 @@ type Stored struct{ cache *versioned.Cache[*current] }
 // current is a configuration with what is made from it.
 type current struct {
 	config *Config
-	keys   auth.Authenticator
+	keys   authority
+}
+
+// authority is what keys are: who calls, and who could.
+type authority interface {
+	auth.Authenticator
+	auth.Directory
 }
 
 // NewStored reads the configuration from the store. The clock is time.Now when nil,
@@ -53,7 +59,10 @@ func NewStored(db store.DB, now func() time.Time, log *slog.Logger) *Stored {
 			return nil, err
 		}
 		keys, err := auth.Keys(c.Keys, now)
-		return &current{c, keys}, err
+		if err != nil {
+			return nil, err
+		}
+		return &current{c, keys.(authority)}, nil
 	}, now, log)}
 }
 
@@ -70,7 +79,7 @@ func (s *Stored) Config(ctx context.Context) (*Config, error) {
 }
 
 // Authenticator authenticates by the keys of the stored configuration, so that a
-// key that was removed is refused within [versioned.MaxAge].
+// key that was removed is refused within [versioned.MaxAge]. It is an [auth.Directory] too.
 func (s *Stored) Authenticator() auth.Authenticator { return storedKeys{s} }
 
 type storedKeys struct{ *Stored }
@@ -84,6 +93,19 @@ func (k storedKeys) Authenticate(ctx context.Context, h http.Header) (auth.Princ
 		return noKeys.Authenticate(ctx, h)
 	}
 	return c.keys.Authenticate(ctx, h)
+}
+
+// Principals implements [auth.Directory].
+func (k storedKeys) Principals(ctx context.Context, workspace, id string, latest bool) ([]auth.Principal, error) {
+	get := k.cache.Get
+	if latest {
+		get = k.cache.Latest
+	}
+	c, version, err := get(ctx, document)
+	if err != nil || version == 0 {
+		return nil, err
+	}
+	return c.keys.Principals(ctx, workspace, id, latest)
 }
 
 var noKeys, _ = auth.Keys(nil, nil) // an empty list is valid

@@ -49,6 +49,8 @@ type chain struct {
 	Due      time.Time `json:"due,omitzero"`
 	DueAt    time.Time `json:"dueat,omitzero"`
 	Attempts []attempt `json:"a,omitempty"`
+	// Control is set for a message that is no event; Event is then its own id.
+	Control *control `json:"ctl,omitempty"`
 }
 
 // attempt is one recorded attempt: a category, never what the endpoint said.
@@ -115,12 +117,16 @@ func (c *chain) item() store.Item {
 	}
 }
 
-func (c *chain) dueEntry() store.Item {
-	task := SingleTask{
+// due is the next attempt.
+func (c *chain) due() dueEntry {
+	return dueEntry{Origin: origin(c.Target), At: c.Due.UnixMilli(), Task: SingleTask{
 		V: taskVersion, Workspace: c.Workspace, Principal: c.Principal,
 		Subscription: c.Subscription, Event: c.Event, Key: c.Key, Attempt: len(c.Attempts) + 1,
-	}
-	value, _ := json.Marshal(dueEntry{Task: task, Origin: origin(c.Target), At: c.Due.UnixMilli()})
+	}}
+}
+
+func (c *chain) dueEntry() store.Item {
+	value, _ := json.Marshal(c.due())
 	return store.Item{
 		Key: dueKey(c.Workspace, c.Subscription, c.key(), c.DueAt), Value: value, Expires: c.DueAt.Add(keptFor),
 	}
@@ -184,9 +190,7 @@ func (d *Dispatcher) writeNext(ctx context.Context, c *chain, had int64, was sto
 	if !direct {
 		return true, nil
 	}
-	var task dueEntry
-	_ = json.Unmarshal(entry.Value, &task) // just encoded
-	err = d.Queue.Send(ctx, queue.Slow, task.outgoing(max(0, due.Sub(now))))
+	err = d.Queue.Send(ctx, queue.Slow, c.due().outgoing(max(0, due.Sub(now))))
 	if err != nil {
 		// The due entry will bring it; the delivery is late, not lost.
 		d.log().WarnContext(ctx, "a retry could not be queued and waits for its due entry", "error", err)

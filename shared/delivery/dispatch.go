@@ -71,6 +71,9 @@ type Dispatcher struct {
 	Catalog       Types
 	Poster        Poster
 	Opener        Opener
+	// Ender ends subscriptions that may not go on, and its review is asked before every
+	// delivery.
+	Ender *Ender
 	// Gate is set where register runs in the same process.
 	Gate    *Gate
 	Options Options
@@ -288,9 +291,19 @@ func (d *Dispatcher) sendAll(ctx context.Context, t PageTask, subs []subscriptio
 func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.Subscriber, read time.Time, late func() bool,
 ) (notes []store.Op, done int, err error) {
 	where := origin(sub.Target.URL)
+	right, err := d.Ender.Review.Subscriber(ctx, t.Workspace, t.Pattern, sub, false)
+	if err != nil {
+		return d.over(ctx, t, sub, err)
+	}
 	for i := range t.Events {
 		e := &t.Events[i]
 		if !sub.Wants(e, d.now()) {
+			continue
+		}
+		if may, err := right.May(ctx, e); err != nil || !may {
+			if err != nil {
+				return notes, i, err
+			}
 			continue
 		}
 		if late() {
@@ -330,6 +343,23 @@ func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.S
 	return notes, len(t.Events), nil
 }
 
+// over is the result of a page for a subscriber that may not go on, as far as is known
+// here: it ends, or, if it turns out that what is known here is old, a further page looks
+// at it anew.
+func (d *Dispatcher) over(ctx context.Context, t PageTask, sub *subscription.Subscriber, err error) (notes []store.Op, done int, _ error) {
+	if _, is := errors.AsType[*subscription.Ended](err); !is {
+		return nil, 0, err
+	}
+	if sub.Until != 0 && d.now().Unix() >= sub.Until {
+		return nil, len(t.Events), nil
+	}
+	ended, err := d.Ender.End(ctx, t.Workspace, sub.Principal, sub.ID)
+	if err != nil || !ended {
+		return nil, 0, err
+	}
+	return nil, len(t.Events), nil
+}
+
 // divert turns a first attempt into a single delivery on the slow lane.
 func (d *Dispatcher) divert(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event) error {
 	now := d.now()
@@ -340,15 +370,29 @@ func (d *Dispatcher) divert(ctx context.Context, workspace string, sub *subscrip
 // errUnprepared marks the outcome of an attempt that never left.
 var errUnprepared = errors.New("delivery: the webhook could not be prepared")
 
-// attempt makes one signed POST.
+// attempt makes one signed POST of an event.
 func (d *Dispatcher) attempt(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event, n int) webhook.Outcome {
-	r := webhook.Request{
-		URL: sub.Target.URL, ID: e.ID, SubscriptionID: sub.ID, At: d.now(), Timeout: d.Options.Timeout,
-	}
+	return d.send(ctx, attempted{
+		workspace: workspace, subscription: sub.ID, target: sub.Target.URL,
+		event: e.ID, name: e.Name, published: e.Published, n: n,
+	}, func(r *webhook.Request) error { return d.fill(ctx, r, workspace, sub, e) })
+}
+
+// attempted is what an attempt is of, for whoever looks on.
+type attempted struct {
+	workspace, subscription, target, event, name string
+
+	published time.Time
+	n         int
+}
+
+// send makes one POST of a request that fill completes.
+func (d *Dispatcher) send(ctx context.Context, a attempted, fill func(*webhook.Request) error) webhook.Outcome {
+	r := webhook.Request{URL: a.target, ID: a.event, SubscriptionID: a.subscription, At: d.now(), Timeout: d.Options.Timeout}
 	var out webhook.Outcome
-	if err := d.fill(ctx, &r, workspace, sub, e); err != nil {
+	if err := fill(&r); err != nil {
 		// Not the endpoint's fault; it is retried like one that is.
-		d.log().ErrorContext(ctx, "a webhook could not be prepared", "subscription", sub.ID, "error", err)
+		d.log().ErrorContext(ctx, "a webhook could not be prepared", "subscription", a.subscription, "error", err)
 		out = webhook.Outcome{Category: webhook.ConnectionRefused, Err: errUnprepared}
 	} else {
 		out = d.Poster.Send(ctx, r)
@@ -356,10 +400,11 @@ func (d *Dispatcher) attempt(ctx context.Context, workspace string, sub *subscri
 	if out.Category == webhook.Aborted {
 		return out // we stopped, not the endpoint
 	}
-	d.health.saw(origin(sub.Target.URL), out, d.now())
-	lag := d.now().Sub(e.Published)
+	where := origin(a.target)
+	d.health.saw(where, out, d.now())
+	lag := d.now().Sub(a.published)
 	if d.Observe != nil {
-		d.Observe(Attempted{Category: out.Category, Attempt: n, Took: out.Took, Lag: lag})
+		d.Observe(Attempted{Category: out.Category, Attempt: a.n, Took: out.Took, Lag: lag})
 	}
 	if d.Options.LogDeliveries {
 		level := slog.LevelInfo
@@ -367,8 +412,8 @@ func (d *Dispatcher) attempt(ctx context.Context, workspace string, sub *subscri
 			level = slog.LevelWarn
 		}
 		d.log().LogAttrs(ctx, level, "delivery",
-			slog.String("workspace", workspace), slog.String("subscription", sub.ID), slog.String("event", e.ID),
-			slog.String("name", e.Name), slog.String("origin", origin(sub.Target.URL)), slog.Int("attempt", n), slog.Int("status", out.Status),
+			slog.String("workspace", a.workspace), slog.String("subscription", a.subscription), slog.String("event", a.event),
+			slog.String("name", a.name), slog.String("origin", where), slog.Int("attempt", a.n), slog.Int("status", out.Status),
 			slog.String("category", string(out.Category)), slog.Float64("took_ms", milliseconds(out.Took)), slog.Float64("lag_ms", milliseconds(lag)))
 	}
 	return out
@@ -391,20 +436,25 @@ func (d *Dispatcher) fill(ctx context.Context, r *webhook.Request, workspace str
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "encode the webhook")
 	}
-	if sub.Target.Type == subscription.None {
+	return d.sign(r, workspace, sub.ID, sub.Target)
+}
+
+// sign adds the keys to a request.
+func (d *Dispatcher) sign(r *webhook.Request, workspace, id string, target subscription.Target) error {
+	if target.Type == subscription.None {
 		return nil
 	}
-	binding := webhook.Binding{Workspace: workspace, Subscription: sub.ID, Target: sub.Target.URL}
-	key, err := d.Opener.Open(sub.Target.Secret, binding)
+	binding := webhook.Binding{Workspace: workspace, Subscription: id, Target: target.URL}
+	key, err := d.Opener.Open(target.Secret, binding)
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "open the secret")
 	}
 	r.Keys = [][]byte{key}
-	if sub.Target.Type == subscription.Raw {
+	if target.Type == subscription.Raw {
 		r.RawSecret = key
 	}
-	if len(sub.Target.Previous) > 0 && d.now().Unix() < sub.Target.PreviousUntil {
-		old, err := d.Opener.Open(sub.Target.Previous, binding)
+	if len(target.Previous) > 0 && d.now().Unix() < target.PreviousUntil {
+		old, err := d.Opener.Open(target.Previous, binding)
 		if err != nil {
 			return fault.Wrap(fault.Internal, err, "open the previous secret")
 		}

@@ -19,6 +19,8 @@ type Retry struct {
 	// Sweep removes subscriptions that expired in the minute or up to back
 	// minutes before; may be nil.
 	Sweep func(ctx context.Context, minute time.Time, back int) (int, error)
+	// Audit ends subscriptions that the catalog has left behind; see [Ender.Audit]. May be nil.
+	Audit func(ctx context.Context) (int, error)
 	Now   func() time.Time
 }
 
@@ -40,6 +42,14 @@ const (
 // deleted after its message was sent: a crash in between sends it twice, and the second
 // finds its attempt recorded.
 func (r *Retry) Run(ctx context.Context) (moved int, err error) {
+	moved, err = r.due(ctx)
+	if err == nil && r.Audit != nil {
+		_, err = r.Audit(ctx)
+	}
+	return moved, err
+}
+
+func (r *Retry) due(ctx context.Context) (moved int, err error) {
 	now := time.Now()
 	if r.Now != nil {
 		now = r.Now()

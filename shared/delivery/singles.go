@@ -3,6 +3,7 @@ package delivery
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"sync"
 	"time"
 
@@ -70,6 +71,9 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask) ([]store.Op, erro
 	}
 	had := items[0].Version
 	was := dueKey(c.Workspace, c.Subscription, c.key(), c.DueAt)
+	if c.Control != nil {
+		return d.tell(ctx, c, had, was)
+	}
 	read := time.Now()
 	record, err := d.Subscriptions.Lookup(ctx, t.Workspace, t.Principal, t.Subscription)
 	if err != nil {
@@ -89,6 +93,21 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask) ([]store.Op, erro
 	var e event.Event
 	if err := json.Unmarshal(items[1].Value, &e); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "decode a kept event")
+	}
+	right, err := d.Ender.Review.Subscription(ctx, record, false)
+	if _, is := errors.AsType[*subscription.Ended](err); is {
+		if _, err := d.Ender.End(ctx, t.Workspace, t.Principal, t.Subscription); err != nil {
+			return nil, err
+		}
+		return d.single(ctx, t) // it is gone, or what was known here was old
+	}
+	if err != nil {
+		return nil, err
+	}
+	if may, err := right.May(ctx, &e); err != nil {
+		return nil, err
+	} else if !may {
+		return []store.Op{store.Delete(items[0].Key), store.Delete(was)}, nil
 	}
 	select {
 	case d.slots <- struct{}{}:

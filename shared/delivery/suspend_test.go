@@ -15,9 +15,8 @@ import (
 // subscribe makes, or refreshes, a subscription of the MCP Events extension.
 func (r *rig) subscribe() *subscription.SubscribeResult {
 	r.t.Helper()
-	services := *r.services
+	services := r.service(mortal{r.db, r}, r.log)
 	services.Replay = &Replayer{Log: r.log, Queue: mortal{r.db, r}}
-	services.DB = mortal{r.db, r}
 	got, err := services.Subscribe(r.t.Context(), r.principal(), subscription.SubscribeRequest{
 		Name: "ci.build_finished", URL: "https://hooks.example.com/a", Secret: "whsec_a",
 		TTL: subscription.TTL{Asked: true, For: 7 * 24 * time.Hour},

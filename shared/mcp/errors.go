@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -121,6 +122,21 @@ func (e *Endpoint) translate(ctx context.Context, err error, v Version, f family
 		out.Data = nil
 	}
 	return out
+}
+
+// ErrorObject is the error by which the end of a subscription is told in a webhook
+// (SEP-3415, Subscription Termination), with the same code and text as on a stream.
+func (c EventCodes) ErrorObject(reason error) json.RawMessage {
+	kind := fault.KindOf(reason)
+	m := meanings[kind]
+	out := &jsonrpc.Error{Code: m.modern, Message: fault.Public(reason)}
+	if m.events != "" {
+		out.Code, out.Message = c.byName(m.events), m.events+": "+out.Message
+	}
+	if kind != fault.Internal {
+		out.Data = fault.DataOf(reason)
+	}
+	return jsonrpc.AppendErrorObject(nil, out)
 }
 
 // callbackReason finds why a client's callback endpoint was not verified: the

@@ -108,6 +108,9 @@ const (
 	MetaTruncated = Prefix + "truncated"
 	// MetaIdempotency makes a repeated registration safe.
 	MetaIdempotency = Prefix + "idempotencyKey"
+	// MetaPlain set to true in events/subscribe says that the client's endpoint is not to
+	// get the message that tells the end of the subscription.
+	MetaPlain = Prefix + "plain"
 )
 
 // The extensions in capabilities.

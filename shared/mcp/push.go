@@ -188,7 +188,7 @@ func (p *push) check(ctx context.Context, credentials bool) error {
 	chosen, err := choose(cat, p.Entry.Name, p.Arguments, p.principal, p.mode)
 	if now := cat.ByName(p.Entry.Name); now != nil && now != p.Entry {
 		if feature := catalog.Broken(p.Entry, now); feature != "" {
-			return &ended{schemaChanged(p.Entry.Name, feature)}
+			return &ended{subscription.SchemaChanged(p.Entry.Name, feature)}
 		}
 	}
 	switch kind := fault.KindOf(err); {
@@ -196,9 +196,9 @@ func (p *push) check(ctx context.Context, credentials bool) error {
 		p.Selection, p.catalog = chosen, cat
 		return nil
 	case kind == fault.Forbidden:
-		return &ended{revoked()}
+		return &ended{subscription.Revoked()}
 	case kind == fault.Invalid:
-		return &ended{schemaChanged(p.Entry.Name, catalog.FeatureInput)}
+		return &ended{subscription.SchemaChanged(p.Entry.Name, catalog.FeatureInput)}
 	case kind == fault.NotFound, kind == fault.Unsupported:
 		return &ended{err}
 	}
@@ -212,21 +212,12 @@ func (p *push) authenticate(ctx context.Context) error {
 	now, err := p.endpoint.options.Auth.Authenticate(ctx, p.header)
 	switch {
 	case fault.Is(err, fault.Unauthenticated), fault.Is(err, fault.Forbidden):
-		return &ended{revoked()}
+		return &ended{subscription.Revoked()}
 	case err != nil:
 		return nil
 	case now.ID != p.principal.ID || now.Workspace != p.principal.Workspace || !now.Has(auth.ScopeRead):
-		return &ended{revoked()}
+		return &ended{subscription.Revoked()}
 	}
 	p.principal = now
 	return nil
-}
-
-func revoked() error {
-	return fault.New(fault.Forbidden, "access was revoked").With(map[string]any{"reason": "Access revoked"})
-}
-
-func schemaChanged(name, feature string) error {
-	return fault.New(fault.Unsupported, "%s changed incompatibly", name).
-		With(map[string]any{"feature": feature, "reason": "schema_changed"})
 }

@@ -158,6 +158,11 @@ func (e *Endpoint) eventsSubscribe(ctx context.Context, c *call) (result, error)
 	if r.TTL, err = c.ttl(); err != nil {
 		return result{}, err
 	}
+	if plain := jsonrpc.Member(c.meta, MetaPlain); plain != nil {
+		if err := json.Unmarshal(plain, &r.Plain); err != nil {
+			return result{}, invalidParams("%s must be a boolean", MetaPlain)
+		}
+	}
 	made, err := e.options.Registrar.Subscribe(ctx, c.principal, r)
 	if err != nil {
 		return result{}, err

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strings"
 	"time"
 
@@ -30,6 +31,8 @@ type SubscribeRequest struct {
 	// MaxAge bounds the replay; 0 does not.
 	MaxAge time.Duration
 	TTL    TTL
+	// Plain keeps control envelopes from the client, but for the challenge.
+	Plain bool
 }
 
 // TTL is the lifetime that a client suggests.
@@ -72,8 +75,7 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 		return nil, err
 	}
 	if !entry.WebhookAllowed() {
-		return nil, fault.New(fault.Unsupported, "%s is not delivered by webhook", r.Name).
-			With(map[string]any{"feature": "deliveryMode", "value": "webhook"})
+		return nil, noWebhooks(r.Name)
 	}
 	if err := s.checkTarget(r.URL); err != nil {
 		return nil, err
@@ -108,16 +110,17 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 		EventURIs: []string{pattern.URI()}, Patterns: []Pattern{pattern},
 		Target: Target{URL: r.URL, Type: Standard, Fingerprint: fingerprint(r.Secret)},
 		Name:   r.Name, Arguments: selection.Arguments, Filters: selection.Filters, Redact: selection.Redact,
-		Created: now, Until: s.grant(now, r.TTL), State: Active,
+		Created: now, Until: s.grant(now, r.TTL), State: Active, Plain: r.Plain,
 		Cursor: s.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from}),
 	}
+	want.rely(cat, grantOf(cat, p))
 	if want.Target.Secret, err = s.seal(want, key); err != nil {
 		return nil, err
 	}
 	if r.Cursor != "" && s.Replay != nil {
 		want.Owed = from
 	}
-	have, err := s.upsert(ctx, want, r)
+	have, err := s.upsert(ctx, cat, want, r)
 	if err != nil {
 		return nil, err
 	}
@@ -162,7 +165,7 @@ func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.
 
 // upsert writes the subscription, or merges it into the one that is there, which
 // it returns unless its time was over.
-func (s *Service) upsert(ctx context.Context, want *Subscription, r SubscribeRequest) (*Subscription, error) {
+func (s *Service) upsert(ctx context.Context, cat *catalog.Catalog, want *Subscription, r SubscribeRequest) (*Subscription, error) {
 	asked := *want
 	for {
 		*want = asked // what an earlier round found is over
@@ -178,9 +181,15 @@ func (s *Service) upsert(ctx context.Context, want *Subscription, r SubscribeReq
 		}
 		expiry := s.expiryOps(want)
 		if have == nil {
-			err = s.insert(ctx, want, expiry...)
+			err = s.insert(ctx, cat, want, expiry...)
 		} else {
 			live := !s.lapsed(have)
+			if have.V < recordVersion || !maps.Equal(have.Contracts, want.Contracts) {
+				want.Created = have.Created
+				if err := s.list(ctx, cat, want); err != nil {
+					return nil, err
+				}
+			}
 			if err = s.refresh(ctx, have, want, live, r, expiry); !live {
 				have = nil
 			}

@@ -24,7 +24,11 @@ const (
 	Parent Kind = "parent"
 )
 
-const scheme = "event://"
+const (
+	scheme = "event://"
+	// parentMark ends the key of a parent.
+	parentMark = "/**"
+)
 
 // Pattern is what somebody is subscribed to. An event is matched by looking up
 // the keys it can have, never by scanning patterns.
@@ -56,7 +60,7 @@ const parentsScope = "parents"
 func entryScope(name string) string { return "entry:" + name }
 
 // URI is the pattern as a client writes it: for a parent without the mark.
-func (p Pattern) URI() string { return strings.TrimSuffix(p.Key, "/**") }
+func (p Pattern) URI() string { return strings.TrimSuffix(p.Key, parentMark) }
 
 // segments splits a canonical event URI.
 func segments(uri string) []string {
@@ -96,7 +100,7 @@ func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
 		}
 		if n := len(access) - len(patterns); n > 0 {
 			patterns = append(patterns, Pattern{
-				Kind: Parent, Key: canonical + "/**",
+				Kind: Parent, Key: canonical + parentMark,
 				Shape: Shape{Scope: parentsScope, Name: "d" + strconv.Itoa(len(segments(canonical)))},
 			})
 		}
@@ -144,7 +148,7 @@ func KeyUnder(e *catalog.Entry, vars map[string]string, uri string, s Shape) (st
 		if depth < 1 || depth >= len(segs) {
 			return "", false
 		}
-		return scheme + strings.Join(segs[:depth], "/") + "/**", true
+		return scheme + strings.Join(segs[:depth], "/") + parentMark, true
 	}
 	mask, err := strconv.ParseInt(strings.TrimPrefix(s.Name, "m"), 16, 32)
 	if err != nil {
@@ -197,8 +201,8 @@ func patternSegments(p Pattern) (segs []string, open bool) {
 // Matches reports whether an event URI matches the key of a pattern.
 func Matches(key, uri string) bool {
 	us := segments(uri)
-	parent := strings.HasSuffix(key, "/**")
-	ks := segments(strings.TrimSuffix(key, "/**"))
+	parent := strings.HasSuffix(key, parentMark)
+	ks := segments(strings.TrimSuffix(key, parentMark))
 	if parent && len(us) <= len(ks) || !parent && len(us) != len(ks) {
 		return false
 	}

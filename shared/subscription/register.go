@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/store"
 )
@@ -70,7 +71,7 @@ func (s *Service) Register(ctx context.Context, p auth.Principal, r RegisterRequ
 		return nil, fault.New(fault.Invalid, "the URIs stand for too many patterns")
 	}
 	if r.IdempotencyKey != "" {
-		if again, err := s.registerAgain(ctx, p, r); again != nil || err != nil {
+		if again, err := s.registerAgain(ctx, cat, p, r); again != nil || err != nil {
 			return again, err
 		}
 	}
@@ -80,6 +81,7 @@ func (s *Service) Register(ctx context.Context, p auth.Principal, r RegisterRequ
 		Target:  Target{URL: r.Target},
 		Created: s.now().UTC(), State: Active,
 	}
+	sub.rely(cat, grantOf(cat, p))
 	secret, err := s.freshSecret(sub)
 	if err != nil {
 		return nil, err
@@ -90,9 +92,9 @@ func (s *Service) Register(ctx context.Context, p auth.Principal, r RegisterRequ
 			Key: idempotencyKey(p, r.IdempotencyKey), Value: []byte(sub.ID), Expires: s.now().Add(24 * time.Hour),
 		}, store.Absent()))
 	}
-	switch err := s.insert(ctx, sub, extra...); {
+	switch err := s.insert(ctx, cat, sub, extra...); {
 	case errors.Is(err, store.ErrConflict) && r.IdempotencyKey != "":
-		again, err := s.registerAgain(ctx, p, r) // a concurrent repetition was first
+		again, err := s.registerAgain(ctx, cat, p, r) // a concurrent repetition was first
 		if again == nil && err == nil {
 			err = fault.New(fault.Unavailable, "the registration raced with another; try again")
 		}
@@ -106,7 +108,8 @@ func (s *Service) Register(ctx context.Context, p auth.Principal, r RegisterRequ
 
 // registerAgain answers a repeated registration: the same subscription with a
 // fresh secret, since the first answer may be lost and the secret is stored nowhere in clear.
-func (s *Service) registerAgain(ctx context.Context, p auth.Principal, r RegisterRequest) (*Registered, error) {
+// What the principal holds now counts from here on.
+func (s *Service) registerAgain(ctx context.Context, cat *catalog.Catalog, p auth.Principal, r RegisterRequest) (*Registered, error) {
 	items, err := s.DB.Get(ctx, idempotencyKey(p, r.IdempotencyKey))
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read the idempotency key")
@@ -122,6 +125,7 @@ func (s *Service) registerAgain(ctx context.Context, p auth.Principal, r Registe
 		if sub.Target.URL != r.Target || !slices.Equal(sub.EventURIs, r.URIs) {
 			return nil, fault.New(fault.Invalid, "the idempotency key belongs to a registration with other parameters")
 		}
+		sub.Grant = grantOf(cat, p)
 		previous := sub.Target
 		secret, err := s.freshSecret(sub)
 		if err != nil {

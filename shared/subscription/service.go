@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
 	"mcpevents/shared/auth"
@@ -111,6 +112,8 @@ type Service struct {
 	PrincipalTopic    func(principal string) string
 	SubscriptionTopic func(id string) string
 	Now               func() time.Time
+
+	written sync.Map // keys of items that stay as they are, by [Service.once]
 }
 
 func (s *Service) now() time.Time {
@@ -129,9 +132,12 @@ func quotaKey(workspace, principal string) store.Key {
 }
 
 // insert writes a new subscription with the extra operations given, in one
-// transaction. The counters are raised before, and lowered again when it is
-// certain that it was not written.
-func (s *Service) insert(ctx context.Context, sub *Subscription, extra ...store.Op) error {
+// transaction. It is listed before. The counters are raised before, too, and lowered again
+// when it is certain that it was not written.
+func (s *Service) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) error {
+	if err := s.list(ctx, cat, sub); err != nil {
+		return err
+	}
 	if err := s.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return err
 	}
@@ -185,11 +191,11 @@ func (s *Service) update(ctx context.Context, sub *Subscription) error {
 	return s.DB.Write(ctx, ops...)
 }
 
-// remove takes a subscription's items away. With keep, the record stays with its
-// state, so that the owner can see why it ended.
-func (s *Service) remove(ctx context.Context, sub *Subscription, keep bool) error {
+// remove takes a subscription's items away, with the extra operations given. With
+// keep, the record stays with its state, so that the owner can see why it ended.
+func (s *Service) remove(ctx context.Context, sub *Subscription, keep bool, extra ...store.Op) error {
 	was := sub.Revision
-	var ops []store.Op
+	ops := extra
 	if keep {
 		sub.Revision++
 		it := sub.encode()
@@ -217,6 +223,7 @@ func (s *Service) remove(ctx context.Context, sub *Subscription, keep bool) erro
 	if err := s.count(ctx, sub.Workspace, sub.Patterns, -1); err != nil {
 		slog.WarnContext(ctx, "subscription counters were left too high", "error", err)
 	}
+	s.unlist(ctx, sub)
 	return nil
 }
 
@@ -273,6 +280,39 @@ func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason 
 	s.notifySubscription(ctx, workspace, id, Disabled)
 	s.notifyPrincipal(ctx, workspace, principal)
 	return nil
+}
+
+// End ends a subscription if judge finds a reason in its record as it is now; an
+// [*Ended], while another error is returned. A subscription of SEP-1803 is
+// disabled, one of MCP Events is gone, in one write with what also adds. The result is
+// what ended, and nil when nothing did.
+func (s *Service) End(ctx context.Context, workspace, principal, id string,
+	judge func(*Subscription) error, also func(*Subscription, error) []store.Op,
+) (over *Subscription, err error) {
+	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+		over = nil
+		if sub == nil || sub.State == Disabled || s.lapsed(sub) {
+			return nil, nil
+		}
+		err := judge(sub)
+		end, found := errors.AsType[*Ended](err)
+		if !found {
+			return nil, err
+		}
+		over = sub
+		if sub.Origin == MCPEvents {
+			extra := also(sub, end.Reason)
+			return func(ctx context.Context, sub *Subscription) error { return s.remove(ctx, sub, false, extra...) }, nil
+		}
+		sub.State, sub.Reason = Disabled, fault.Public(end.Reason)
+		return func(ctx context.Context, sub *Subscription) error { return s.remove(ctx, sub, true) }, nil
+	})
+	if err != nil || over == nil {
+		return nil, err
+	}
+	s.notifySubscription(ctx, workspace, id, Disabled)
+	s.notifyPrincipal(ctx, workspace, principal)
+	return over, nil
 }
 
 // Suspend stops the deliveries of a subscription that fail nearly all, until a

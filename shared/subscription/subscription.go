@@ -86,7 +86,13 @@ type Subscription struct {
 	Arguments json.RawMessage `json:"args,omitempty"`
 	Filters   []Filter        `json:"f,omitempty"`
 	// Redact are JSON pointers of payload members that it does not get.
-	Redact  []string  `json:"red,omitempty"`
+	Redact []string `json:"red,omitempty"`
+	// Grant is what the principal held, Contracts what the event types were that it
+	// relies on: ids by name ([catalog.Entry.ContractID]).
+	Grant     Grant             `json:"g,omitzero"`
+	Contracts map[string]string `json:"ct,omitempty"`
+	// Plain says that the client takes no control envelopes but the challenge.
+	Plain   bool      `json:"plain,omitempty"`
 	Created time.Time `json:"c"`
 	// Until is when it ends unless it is refreshed; zero is never.
 	Until time.Time `json:"until,omitzero"`
@@ -118,6 +124,11 @@ type Subscriber struct {
 	Until     int64    `json:"until,omitempty"` // seconds since 1970
 	Cursor    string   `json:"cur,omitempty"`
 	Redact    []string `json:"red,omitempty"`
+	// Entry is the event type of the pattern, "" for a parent, and Contract what it
+	// was; Grant is as in [Subscription].
+	Entry    string `json:"e,omitempty"`
+	Contract string `json:"ct,omitempty"`
+	Grant    Grant  `json:"g,omitzero"`
 	// Suspended and Resumed are as in [Subscription].
 	Suspended int64 `json:"susp,omitempty"`
 	Resumed   int64 `json:"resd,omitempty"`
@@ -127,7 +138,8 @@ type Subscriber struct {
 }
 
 const (
-	recordVersion = 1
+	// recordVersion 1 had neither grants nor contracts, and was in no list.
+	recordVersion = 2
 	uriPrefix     = "subscription://"
 	idPrefix      = "sub_"
 )
@@ -194,6 +206,7 @@ func (s *Subscription) subscribers() []store.Item {
 	items := make([]store.Item, len(s.Patterns))
 	for i, p := range s.Patterns {
 		sub := s.Subscriber()
+		sub.Entry, sub.Contract = p.Entry, s.Contracts[p.Entry]
 		for _, earlier := range s.Patterns[:i] {
 			if Overlaps(earlier, p) {
 				sub.Skip = append(sub.Skip, earlier.Key)
@@ -207,11 +220,12 @@ func (s *Subscription) subscribers() []store.Item {
 	return items
 }
 
-// Subscriber is the subscription as a delivery needs it.
+// Subscriber is the subscription as a delivery needs it, but for what differs
+// between its patterns.
 func (s *Subscription) Subscriber() Subscriber {
 	sub := Subscriber{
 		V: recordVersion, ID: s.ID, Principal: s.Principal, Origin: s.Origin,
-		Target: s.Target, Filters: s.Filters, Cursor: s.Cursor, Redact: s.Redact, Suspended: s.Suspended, Resumed: s.Resumed,
+		Target: s.Target, Filters: s.Filters, Cursor: s.Cursor, Redact: s.Redact, Grant: s.Grant, Suspended: s.Suspended, Resumed: s.Resumed,
 	}
 	if !s.Until.IsZero() {
 		sub.Until = s.Until.Unix()

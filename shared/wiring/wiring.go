@@ -4,9 +4,12 @@
 package wiring
 
 import (
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
 	"mcpevents/shared/config"
 	"mcpevents/shared/delivery"
 	"mcpevents/shared/mcp"
+	"mcpevents/shared/queue"
 	"mcpevents/shared/store"
 	"mcpevents/shared/stream/lease"
 	"mcpevents/shared/subscription"
@@ -51,6 +54,16 @@ func Deliveries(l config.Limits, atOnce int, logEach bool) delivery.Options {
 		Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule,
 		Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout,
 		Concurrency: atOnce, Records: delivery.Records(l.DeliveryLog), LogDeliveries: logEach,
+	}
+}
+
+// Ender ends subscriptions that may not go on. Callers may be a directory of principals; if
+// not, what they were granted stands.
+func Ender(l config.Limits, callers auth.Authenticator, db store.DB, q queue.Sender, catalogs catalog.Source, subs *subscription.Service) *delivery.Ender {
+	directory, _ := callers.(auth.Directory)
+	return &delivery.Ender{
+		DB: db, Queue: q, Subscriptions: subs, ErrorObject: EventCodes(l).ErrorObject, Plain: l.PlainTargets,
+		Review: &subscription.Review{DB: db, Catalog: catalogs, Directory: directory},
 	}
 }
 

@@ -64,12 +64,37 @@ func NewCache[T any](db store.DB, parse func([]byte) (T, error), now func() time
 
 // Get returns a document and its version; the zero value and 0 when it does not exist.
 func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
+	return c.get(ctx, name, func(h *held[T], now time.Time) bool {
+		age := now.Sub(h.checked)
+		return age < RecheckAfter || h.reading != nil && age < MaxAge || now.Before(h.retry) && age < MaxStale
+	})
+}
+
+// Latest is [Cache.Get] for what must not be decided by an old document: the version
+// is read after Latest was called. While the store does not answer it fails with
+// fault.Unavailable.
+func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
+	called := c.now()
+	value, version, err := c.get(ctx, name, func(h *held[T], _ time.Time) bool { return !h.checked.Before(called) })
+	if err != nil {
+		return value, version, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h := c.holder(name)
+	if h.checked.Before(called) { // it is what was left of an earlier time
+		var zero T
+		return zero, 0, fault.New(fault.Unavailable, "%s could not be read now", name)
+	}
+	return h.value, h.version, nil
+}
+
+func (c *Cache[T]) get(ctx context.Context, name string, usable func(h *held[T], now time.Time) bool) (T, int64, error) {
 	for {
 		c.mu.Lock()
 		h := c.holder(name)
 		now := c.now()
-		age := now.Sub(h.checked)
-		fresh := age < RecheckAfter || h.reading != nil && age < MaxAge || now.Before(h.retry) && age < MaxStale
+		fresh := usable(h, now)
 		switch {
 		case fresh && !h.checked.IsZero():
 			value, version := h.value, h.version

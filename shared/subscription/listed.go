@@ -1,0 +1,153 @@
+package subscription
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// What a change of the catalog does to subscriptions is found without a scan by three
+// kinds of items, written before a subscription is:
+//
+//	k#  per scope of shapes (an event type, or parents), by subscription: its owner
+//	w#  the workspaces that have or had subscriptions
+//	c#  the contracts that subscriptions rely on, by what is in them
+//
+// After a crash an entry may be there of a subscription that is not; never the
+// other way round.
+
+func listKey(workspace, scope, id string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "k#" + workspace + "#" + scope, Sort: id}
+}
+
+func contractKey(id string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "c#" + id, Sort: "-"}
+}
+
+const workspacesPartition = "w#"
+
+func (s *Subscription) listed() []store.Key {
+	var keys []store.Key
+	for _, p := range s.Patterns {
+		if k := listKey(s.Workspace, p.Shape.Scope, s.ID); !slices.Contains(keys, k) {
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
+// list writes what a subscription is found by. An entry has the time of the
+// subscription's creation for a version, so that whoever takes away an earlier one of the
+// same id leaves it.
+func (s *Service) list(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
+	var ops []store.Op
+	for _, k := range sub.listed() {
+		ops = append(ops, store.Put(store.Item{Key: k, Value: []byte(sub.Principal), Version: sub.Created.UnixMicro()}))
+	}
+	if err := s.DB.Write(ctx, ops...); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "list the subscription")
+	}
+	if err := s.once(ctx, store.Key{Table: store.Subscriptions, Partition: workspacesPartition, Sort: sub.Workspace}, nil); err != nil {
+		return err
+	}
+	for name, id := range sub.Contracts {
+		if err := s.once(ctx, contractKey(id), cat.ByName(name).Contract); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// once writes an item that stays as it is, unless this process wrote it before.
+func (s *Service) once(ctx context.Context, k store.Key, value func() []byte) error {
+	if _, done := s.written.Load(k); done {
+		return nil
+	}
+	it := store.Item{Key: k}
+	if value != nil {
+		it.Value = value()
+	}
+	if err := s.DB.Write(ctx, store.Put(it)); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "keep what the subscription relies on")
+	}
+	s.written.Store(k, true)
+	return nil
+}
+
+// unlist takes the entries of a subscription away that is gone.
+func (s *Service) unlist(ctx context.Context, sub *Subscription) {
+	var ops []store.Op
+	for _, k := range sub.listed() {
+		ops = append(ops, store.Delete(k, store.VersionIs(sub.Created.UnixMicro())))
+	}
+	if err := s.DB.Write(ctx, ops...); err != nil && !errors.Is(err, store.ErrConflict) {
+		slog.WarnContext(ctx, "a subscription that is gone was left in the lists", "error", err)
+	}
+}
+
+// rely notes what the subscription relies on: what its principal was granted, and
+// the event types as they are.
+func (s *Subscription) rely(cat *catalog.Catalog, g Grant) {
+	s.Grant, s.Contracts = g, nil
+	for _, p := range s.Patterns {
+		if e := cat.ByName(p.Entry); e != nil {
+			if s.Contracts == nil {
+				s.Contracts = map[string]string{}
+			}
+			s.Contracts[p.Entry] = e.ContractID()
+		}
+	}
+}
+
+// Owned names a subscription and its owner.
+type Owned struct{ ID, Principal string }
+
+// Scope is where subscriptions to an event type are listed; those to parents are
+// listed in the scope of "".
+func Scope(entry string) string {
+	if entry == "" {
+		return parentsScope
+	}
+	return entryScope(entry)
+}
+
+// Listed returns the subscriptions of a scope in the order of their ids, from behind
+// after; next is "" at the end. Some may be gone.
+func (s *Service) Listed(ctx context.Context, workspace, scope, after string) (subs []Owned, next string, err error) {
+	page, err := s.DB.Query(ctx, store.Query{
+		Table: store.Subscriptions, Partition: listKey(workspace, scope, "-").Partition, After: after, Limit: 200,
+	})
+	if err != nil {
+		return nil, "", fault.Wrap(fault.Unavailable, err, "list the subscriptions to an event type")
+	}
+	for _, it := range page.Items {
+		subs = append(subs, Owned{it.Sort, string(it.Value)})
+	}
+	if page.More {
+		next = page.Last
+	}
+	return subs, next, nil
+}
+
+// Workspaces lists those in which there are or were subscriptions.
+func (s *Service) Workspaces(ctx context.Context) (names []string, err error) {
+	q := store.Query{Table: store.Subscriptions, Partition: workspacesPartition}
+	for {
+		page, err := s.DB.Query(ctx, q)
+		if err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "list the workspaces with subscriptions")
+		}
+		for _, it := range page.Items {
+			names = append(names, it.Sort)
+		}
+		if !page.More {
+			return names, nil
+		}
+		q.After = page.Last
+	}
+}

@@ -1,0 +1,226 @@
+package subscription
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/event"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// Review looks whether webhook subscriptions that were granted may go on: whether
+// their principals still have the right, and their event types are what they were. It
+// asks the store for nothing that it knows, so that it can be asked before every delivery.
+//
+// Catalog and keys that a process holds may be seconds old, older than the
+// subscription. So what speaks against one is to be looked at again by the latest before it ends.
+type Review struct {
+	DB      store.DB
+	Catalog catalog.Source
+	// Directory tells what principals may now. Without one, what they were granted stands.
+	Directory auth.Directory
+
+	mu       sync.Mutex
+	verdicts map[[2]string]string // of two contracts: what the second breaks of the first
+}
+
+// maxVerdicts bounds the memory of comparisons.
+const maxVerdicts = 10_000
+
+// Ended says that a subscription cannot go on; a fault of [Revoked], [SchemaChanged] and the like is the reason.
+type Ended struct{ Reason error }
+
+func (e *Ended) Error() string { return "the subscription ends: " + e.Reason.Error() }
+
+// part is one pattern of a subscription, as its record and its item there have it.
+type part struct{ key, entry, contract string }
+
+// Right is what a subscriber may have of the events under a pattern.
+type Right struct {
+	review    *Review
+	workspace string
+	catalog   *catalog.Catalog
+	who       []auth.Principal
+	each      bool // event by event
+}
+
+// Subscriber looks at what lies under a pattern. An error is an [*Ended], or that it
+// cannot be told now.
+func (r *Review) Subscriber(ctx context.Context, workspace, patternKey string, s *Subscriber, latest bool) (Right, error) {
+	right, err := r.right(ctx, workspace, s.Principal, s.Grant, latest)
+	if err != nil {
+		return right, err
+	}
+	right.each = strings.HasSuffix(patternKey, parentMark)
+	return right, r.pattern(ctx, right, part{patternKey, s.Entry, s.Contract})
+}
+
+// Subscription looks at all of a record. It may go on only if each of its URIs may, as
+// it was registered for all or none.
+func (r *Review) Subscription(ctx context.Context, s *Subscription, latest bool) (Right, error) {
+	right, err := r.right(ctx, s.Workspace, s.Principal, s.Grant, latest)
+	if err != nil {
+		return right, err
+	}
+	for _, p := range s.Patterns {
+		if err := r.pattern(ctx, right, part{p.Key, p.Entry, s.Contracts[p.Entry]}); err != nil {
+			return right, err
+		}
+	}
+	right.each = true
+	return right, nil
+}
+
+func (r *Review) right(ctx context.Context, workspace, principal string, g Grant, latest bool) (Right, error) {
+	right := Right{review: r, workspace: workspace}
+	var err error
+	if latest {
+		right.catalog, err = catalog.Latest(ctx, r.Catalog, workspace)
+	} else {
+		right.catalog, err = r.Catalog.Catalog(ctx, workspace)
+	}
+	if err != nil {
+		return right, fault.Wrap(fault.Unavailable, err, "read the catalog")
+	}
+	if r.Directory == nil {
+		right.who = []auth.Principal{{ID: principal, Workspace: workspace, Scopes: g.Scopes, Claims: g.Claims}}
+		return right, nil
+	}
+	right.who, err = r.Directory.Principals(ctx, workspace, principal, latest)
+	if err != nil {
+		return right, fault.Wrap(fault.Unavailable, err, "look up the principal")
+	}
+	right.who = slices.DeleteFunc(right.who, func(p auth.Principal) bool { return !p.Has(auth.ScopeSubscribe) })
+	if len(right.who) == 0 {
+		return right, &Ended{Revoked()}
+	}
+	return right, nil
+}
+
+// pattern looks at one pattern.
+func (r *Review) pattern(ctx context.Context, right Right, p part) error {
+	if uri, parent := strings.CutSuffix(p.key, parentMark); parent {
+		return right.below(uri)
+	}
+	entry := right.catalog.ByName(p.entry)
+	if p.entry == "" { // an item of the version before
+		entry, _, _ = right.catalog.MatchPattern(p.key)
+	}
+	if entry == nil {
+		return &Ended{removed(cmp.Or(p.entry, p.key))}
+	}
+	feature, err := r.broken(ctx, p.contract, entry)
+	switch {
+	case err != nil:
+		return err
+	case feature != "":
+		return &Ended{SchemaChanged(entry.Name, feature)}
+	case !entry.WebhookAllowed():
+		return &Ended{noWebhooks(entry.Name)}
+	case entry.Access == nil:
+		return nil
+	}
+	match, vars, ok := right.catalog.MatchPattern(p.key)
+	if !ok || match != entry {
+		return &Ended{SchemaChanged(entry.Name, catalog.FeatureInput)}
+	}
+	if !right.permits(entry.Access, vars) {
+		return &Ended{Revoked()}
+	}
+	return nil
+}
+
+// below looks at a parent: it goes on as long as there can be any event for it.
+func (r Right) below(uri string) error {
+	entries := r.catalog.Under(uri)
+	if len(entries) == 0 {
+		return &Ended{removed(uri)}
+	}
+	webhooks := false
+	for _, e := range entries {
+		if !e.WebhookAllowed() {
+			continue
+		}
+		webhooks = true
+		if e.Access == nil {
+			return nil
+		}
+		// Of the variables that the parent leaves open, a claim says which values there can be.
+		vars := e.BindParent(uri)
+		bound := catalog.Access{Scopes: e.Access.Scopes, Claims: maps.Clone(e.Access.Claims)}
+		maps.DeleteFunc(bound.Claims, func(name, _ string) bool { return vars[name] == "" })
+		for _, p := range r.who {
+			if auth.Visible(e.Access, p) && auth.CheckAccess(&bound, vars, p) == nil {
+				return nil
+			}
+		}
+	}
+	if !webhooks {
+		return &Ended{noWebhooks(uri)}
+	}
+	return &Ended{Revoked()}
+}
+
+func (r Right) permits(rule *catalog.Access, vars map[string]string) bool {
+	return rule == nil || slices.ContainsFunc(r.who, func(p auth.Principal) bool { return auth.CheckAccess(rule, vars, p) == nil })
+}
+
+// May reports whether the subscriber may have an event that matches its pattern. Under a
+// parent that is told for each by the rule of its type, as in band; elsewhere it is told
+// already.
+func (r Right) May(ctx context.Context, e *event.Event) (bool, error) {
+	if !r.each {
+		return true, nil
+	}
+	entry, vars, ok := r.catalog.Match(e.URI)
+	if !ok || entry.Name != e.Name { // the type may be newer than the catalog that is held
+		cat, err := catalog.Latest(ctx, r.review.Catalog, r.workspace)
+		if err != nil {
+			return false, fault.Wrap(fault.Unavailable, err, "read the catalog")
+		}
+		if entry, vars, ok = cat.Match(e.URI); !ok || entry.Name != e.Name {
+			return false, nil
+		}
+	}
+	return entry.WebhookAllowed() && r.permits(entry.Access, vars), nil
+}
+
+// broken names what an event type breaks of a contract that was kept. One that was
+// not kept, or that cannot be found, is taken to hold.
+func (r *Review) broken(ctx context.Context, id string, now *catalog.Entry) (feature string, err error) {
+	current := now.ContractID()
+	if id == "" || id == current {
+		return "", nil
+	}
+	r.mu.Lock()
+	feature, known := r.verdicts[[2]string{id, current}]
+	r.mu.Unlock()
+	if known {
+		return feature, nil
+	}
+	items, err := r.DB.Get(ctx, contractKey(id))
+	if err != nil {
+		return "", fault.Wrap(fault.Unavailable, err, "read the contract of an event type")
+	}
+	if items[0] != nil {
+		before, err := catalog.ParseContract(items[0].Value)
+		if err != nil {
+			return "", err
+		}
+		feature = catalog.Broken(before, now)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.verdicts == nil || len(r.verdicts) >= maxVerdicts {
+		r.verdicts = map[[2]string]string{}
+	}
+	r.verdicts[[2]string{id, current}] = feature
+	return feature, nil
+}
