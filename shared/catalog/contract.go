@@ -69,9 +69,18 @@ func (e *Entry) ContractID() string {
 	return id
 }
 
-// Terms identifies all that decides whether a webhook subscription to the event type
-// may go on: its contract, its access rule, and whether it is delivered by webhook.
-func (e *Entry) Terms() string {
+// Terms identify, for each event type by its name, all that decides whether a webhook
+// subscription to it may go on: its contract, its access rule, and whether it is delivered
+// by webhook.
+func (c *Catalog) Terms() map[string]string {
+	out := make(map[string]string, len(c.entries))
+	for _, e := range c.entries {
+		out[e.Name] = e.terms()
+	}
+	return out
+}
+
+func (e *Entry) terms() string {
 	text, _ := json.Marshal(struct {
 		Contract string
 		Webhook  bool

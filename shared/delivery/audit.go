@@ -2,12 +2,9 @@ package delivery
 
 import (
 	"context"
-	"encoding/json"
 	"time"
 
-	"mcpevents/shared/catalog"
 	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
 	"mcpevents/shared/subscription"
 )
 
@@ -22,21 +19,6 @@ import (
 // settleAfter is how long a catalog must have been seen before it is the one to compare
 // with.
 const settleAfter = 20 * time.Second
-
-// looked is what a workspace's catalog was when its subscriptions were last looked at.
-type looked struct {
-	V int `json:"v"`
-	// Settled is the fingerprint of the catalog with these Terms by event type.
-	Settled string            `json:"f"`
-	Terms   map[string]string `json:"t"`
-	// Seen is a newer catalog, first looked at in the second Since (since 1970).
-	Seen  string `json:"n,omitempty"`
-	Since int64  `json:"at,omitempty"`
-}
-
-func lookedKey(workspace string) store.Key {
-	return store.Key{Table: store.Deliveries, Partition: "a#" + workspace, Sort: "-"}
-}
 
 // Audit ends the subscriptions that changes of catalogs have left without what they
 // stand on, and reports how many. One that is cut off begins again.
@@ -67,44 +49,29 @@ func (e *Ender) auditOne(ctx context.Context, workspace string) (ended int, err 
 	if err != nil || e.audited[workspace] == cat.Fingerprint() {
 		return 0, err
 	}
-	items, err := e.DB.Get(ctx, lookedKey(workspace))
+	last, err := e.Subscriptions.Looked(ctx, workspace)
 	if err != nil {
 		return 0, err
 	}
-	var last looked
-	if items[0] != nil {
-		if err := json.Unmarshal(items[0].Value, &last); err != nil {
-			return 0, err
-		}
-	}
-	next := looked{V: taskVersion, Settled: last.Settled, Terms: last.Terms}
-	switch now := e.now(); {
+	next, now := last, e.now()
+	switch {
 	case last.Settled == cat.Fingerprint() && last.Seen == "":
 		e.audited[workspace] = last.Settled
 		return 0, nil
-	case items[0] == nil || last.Seen == cat.Fingerprint() && now.Unix()-last.Since >= int64(settleAfter/time.Second):
-		next.Settled, next.Terms = cat.Fingerprint(), terms(cat)
-	case last.Seen == cat.Fingerprint():
+	case last.Seen != cat.Fingerprint():
+		next.Seen, next.Since = cat.Fingerprint(), now.Unix()
+	case now.Unix()-last.Since < int64(settleAfter/time.Second):
 		return 0, nil
 	default:
-		next.Seen, next.Since = cat.Fingerprint(), now.Unix()
+		next = subscription.Looked{Settled: cat.Fingerprint(), Terms: cat.Terms()}
 	}
-	for _, scope := range concerned(last.Terms, terms(cat)) {
+	for _, scope := range concerned(last.Terms, cat.Terms()) {
 		n, err := e.auditScope(ctx, workspace, scope)
 		if ended += n; err != nil {
 			return ended, err
 		}
 	}
-	value, _ := json.Marshal(next) // texts and numbers
-	return ended, e.DB.Write(ctx, store.Put(store.Item{Key: lookedKey(workspace), Value: value}))
-}
-
-func terms(cat *catalog.Catalog) map[string]string {
-	out := make(map[string]string, len(cat.Entries()))
-	for _, e := range cat.Entries() {
-		out[e.Name] = e.Terms()
-	}
-	return out
+	return ended, e.Subscriptions.SetLooked(ctx, workspace, next)
 }
 
 // concerned lists the scopes whose subscriptions may have lost something.

@@ -177,7 +177,7 @@ func (r *rig) service(db store.DB, log *eventlog.Log) *subscription.Service {
 // ender is that of one process.
 func (r *rig) ender(m mortal, services *subscription.Service) *Ender {
 	return &Ender{
-		DB: m, Queue: m, Subscriptions: services, Now: func() time.Time { return r.now }, Log: slog.New(slog.DiscardHandler),
+		Queue: m, Subscriptions: services, Now: func() time.Time { return r.now }, Log: slog.New(slog.DiscardHandler),
 		Review:      &subscription.Review{DB: m, Catalog: r.catalogs, Directory: r.directory},
 		ErrorObject: func(reason error) json.RawMessage { return []byte(fmt.Sprintf("%q", reason)) },
 	}

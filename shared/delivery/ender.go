@@ -18,7 +18,6 @@ import (
 // Events extension by a signed envelope (SEP-3415, Subscription Termination), after which it
 // is gone. One of SEP-1803 is disabled, and its owner sees why.
 type Ender struct {
-	DB            store.DB
 	Queue         queue.Sender
 	Subscriptions Endings
 	Review        *subscription.Review
@@ -39,6 +38,8 @@ type Endings interface {
 		judge func(*subscription.Subscription) error, also func(*subscription.Subscription, error) []store.Op) (*subscription.Subscription, error)
 	Listed(ctx context.Context, workspace, scope, after string) (subs []subscription.Owned, next string, err error)
 	Workspaces(ctx context.Context) ([]string, error)
+	Looked(ctx context.Context, workspace string) (subscription.Looked, error)
+	SetLooked(ctx context.Context, workspace string, l subscription.Looked) error
 }
 
 func (e *Ender) now() time.Time {

@@ -101,7 +101,6 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 				r.directory = keys
 			}
 			plain, events := r.register("event://ci/build-finished"), r.subscribe()
-			r.audit()
 			r.change(c.change...)
 			if c.revoke {
 				keys.keys = nil

@@ -2,6 +2,7 @@ package subscription
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"slices"
@@ -11,11 +12,12 @@ import (
 	"mcpevents/shared/store"
 )
 
-// What a change of the catalog does to subscriptions is found without a scan by three
+// What a change of the catalog does to subscriptions is found without a scan by four
 // kinds of items, written before a subscription is:
 //
 //	k#  per scope of shapes (an event type, or parents), by subscription: its owner
 //	w#  the workspaces that have or had subscriptions
+//	a#  per workspace, the catalog by which its subscriptions were last looked at
 //	c#  the contracts that subscriptions rely on, by what is in them
 //
 // After a crash an entry may be there of a subscription that is not; never the
@@ -52,7 +54,12 @@ func (s *Service) list(ctx context.Context, cat *catalog.Catalog, sub *Subscript
 	if err := s.DB.Write(ctx, ops...); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "list the subscription")
 	}
-	if err := s.once(ctx, store.Key{Table: store.Subscriptions, Partition: workspacesPartition, Sort: sub.Workspace}, nil); err != nil {
+	first := func() []byte { return Looked{Settled: cat.Fingerprint(), Terms: cat.Terms()}.encode() }
+	if err := s.once(ctx, lookedKey(sub.Workspace), first); err != nil {
+		return err
+	}
+	workspace := store.Key{Table: store.Subscriptions, Partition: workspacesPartition, Sort: sub.Workspace}
+	if err := s.once(ctx, workspace, func() []byte { return nil }); err != nil {
 		return err
 	}
 	for name, id := range sub.Contracts {
@@ -63,16 +70,13 @@ func (s *Service) list(ctx context.Context, cat *catalog.Catalog, sub *Subscript
 	return nil
 }
 
-// once writes an item that stays as it is, unless this process wrote it before.
+// once writes an item unless it is there, or this process wrote it before.
 func (s *Service) once(ctx context.Context, k store.Key, value func() []byte) error {
 	if _, done := s.written.Load(k); done {
 		return nil
 	}
-	it := store.Item{Key: k}
-	if value != nil {
-		it.Value = value()
-	}
-	if err := s.DB.Write(ctx, store.Put(it)); err != nil {
+	err := s.DB.Write(ctx, store.Put(store.Item{Key: k, Value: value()}, store.Absent()))
+	if err != nil && !errors.Is(err, store.ErrConflict) {
 		return fault.Wrap(fault.Unavailable, err, "keep what the subscription relies on")
 	}
 	s.written.Store(k, true)
@@ -150,4 +154,41 @@ func (s *Service) Workspaces(ctx context.Context) (names []string, err error) {
 		}
 		q.After = page.Last
 	}
+}
+
+// Looked is the catalog by which a workspace's subscriptions were last looked at; the
+// first one is that of the first subscription.
+type Looked struct {
+	V int `json:"v"`
+	// Settled is the fingerprint of the catalog with these terms ([catalog.Catalog.Terms]).
+	Settled string            `json:"f"`
+	Terms   map[string]string `json:"t"`
+	// Seen is the fingerprint of a newer one, first looked at in the second Since (since 1970).
+	Seen  string `json:"n,omitempty"`
+	Since int64  `json:"at,omitempty"`
+}
+
+func lookedKey(workspace string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "a#" + workspace, Sort: "-"}
+}
+
+func (l Looked) encode() []byte {
+	l.V = 1
+	value, _ := json.Marshal(l) // texts and numbers
+	return value
+}
+
+// Looked reads by which catalog the subscriptions of a workspace were last looked at.
+func (s *Service) Looked(ctx context.Context, workspace string) (l Looked, err error) {
+	items, err := s.DB.Get(ctx, lookedKey(workspace))
+	if err == nil && items[0] != nil {
+		err = json.Unmarshal(items[0].Value, &l)
+	}
+	return l, fault.Wrap(fault.Unavailable, err, "read by which catalog subscriptions were looked at")
+}
+
+// SetLooked notes by which catalog they were looked at.
+func (s *Service) SetLooked(ctx context.Context, workspace string, l Looked) error {
+	err := s.DB.Write(ctx, store.Put(store.Item{Key: lookedKey(workspace), Value: l.encode()}))
+	return fault.Wrap(fault.Unavailable, err, "note by which catalog subscriptions were looked at")
 }

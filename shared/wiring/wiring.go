@@ -62,7 +62,7 @@ func Deliveries(l config.Limits, atOnce int, logEach bool) delivery.Options {
 func Ender(l config.Limits, callers auth.Authenticator, db store.DB, q queue.Sender, catalogs catalog.Source, subs *subscription.Service) *delivery.Ender {
 	directory, _ := callers.(auth.Directory)
 	return &delivery.Ender{
-		DB: db, Queue: q, Subscriptions: subs, ErrorObject: EventCodes(l).ErrorObject, Plain: l.PlainTargets,
+		Queue: q, Subscriptions: subs, ErrorObject: EventCodes(l).ErrorObject, Plain: l.PlainTargets,
 		Review: &subscription.Review{DB: db, Catalog: catalogs, Directory: directory},
 	}
 }

@@ -43,6 +43,7 @@ func Callers() []Caller {
 		{Principal: "publisher", Scopes: []string{"events:publish"}},
 		{Principal: "foreign", Workspace: "elsewhere", Scopes: All},
 		{Principal: "operator", Workspace: "live", Scopes: All}, // whose catalog changes
+		{Principal: "leaver", Workspace: "ending", Scopes: All}, // as does that of this one
 	}
 }
 

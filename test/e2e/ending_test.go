@@ -1,0 +1,200 @@
+//go:build unix
+
+package e2e
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/test/harness"
+)
+
+// The catalogs of the workspace whose subscriptions end.
+const (
+	granted = `
+events:
+  - {name: ending.kept, uri: event://ending/kept, payloadSchema: {type: object}}
+  - {name: ending.locked, uri: event://ending/locked, payloadSchema: {type: object}}
+  - {name: ending.changed, uri: event://ending/changed, payloadSchema: {type: object}}
+  - {name: ending.gone, uri: event://ending/gone, payloadSchema: {type: object}}
+`
+	takenAway = `
+events:
+  - {name: ending.kept, uri: event://ending/kept, payloadSchema: {type: object, properties: {n: {type: integer}}}}
+  - {name: ending.locked, uri: event://ending/locked, payloadSchema: {type: object}, access: {scopes: [locksmith]}}
+  - {name: ending.changed, uri: event://ending/changed, payloadSchema: {type: object, required: [n]}}
+  - {name: ending.secret, uri: event://ending/secret, payloadSchema: {type: object}, access: {scopes: [locksmith]}}
+`
+)
+
+// TestEnding changes the catalog under webhook subscriptions, embedded and with the
+// functions.
+func TestEnding(t *testing.T) {
+	t.Run("embedded", func(t *testing.T) {
+		t.Parallel()
+		file := filepath.Join(t.TempDir(), "ending.yaml")
+		put := func(t *testing.T, text string) {
+			if err := os.WriteFile(file+"~", []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Rename(file+"~", file); err != nil {
+				t.Fatal(err)
+			}
+		}
+		put(t, granted)
+		hooks := harness.NewReceiver(t)
+		plain := "http://" + hooks.Addr().String() + "/plain/"
+		s := harness.StartServer(t, harness.ServerOptions{Args: []string{
+			"--workspace-catalog", "ending=" + file, "--plain-targets", plain, "--events-retry-schedule", "0s,1s,1s",
+		}})
+		ending(t, &s.Target, func(t *testing.T) { put(t, takenAway) })
+
+		t.Run("AUT-04 EVX-17 a key that was taken away ends what was made with it", func(t *testing.T) {
+			bob, quiet, kept := hooks.Endpoint("bob"), hooks.Endpoint("plain"), hooks.Endpoint("kept")
+			subscribe(t, s.Modern("bob"), bob, "ci.build_finished", nil)
+			var r subscribed
+			secret := newSecret()
+			quiet.SetSecret(secret)
+			s.Modern("bob").Call(t, "events/subscribe", subscription("ci.build_finished", nil, plain, secret), &r)
+			subscribe(t, s.Modern("alice"), kept, "ci.build_finished", nil)
+			var others []harness.Caller
+			for _, c := range harness.SameKeys(s) {
+				if c.Principal != "bob" {
+					others = append(others, c)
+				}
+			}
+			s.SetCallers(t, others)
+			harness.Eventually(t, harness.Patience, "the key is refused", func() bool {
+				return s.Modern("bob").Do(t, "resources/list", nil).Status == 401
+			})
+			s.Publish(t, build("after", 1))
+			isEnd(t, bob.Wait(t, 1), bob.Secret(), -32012, `{"reason":"Access revoked"}`)
+			if got := kept.Wait(t, 1); got[0].ID() != "after" {
+				t.Errorf("another principal got %s", got[0].ID())
+			}
+			if n, _ := quiet.Count(); n != 0 {
+				t.Errorf("a target that wants no envelopes got %d", n)
+			}
+		})
+	})
+	t.Run("local AWS", func(t *testing.T) {
+		t.Parallel()
+		aws := harness.SharedAWS(t)
+		aws.AnnounceCatalog(t, "ending", granted) // and all functions use it
+		ending(t, &aws.Target, func(t *testing.T) { aws.AnnounceCatalog(t, "ending", takenAway) })
+	})
+}
+
+func ending(t *testing.T, s *harness.Target, change func(*testing.T)) {
+	c := s.Modern("leaver")
+	hooks := harness.NewReceiver(t)
+	ends := map[string]struct {
+		code int
+		data string
+	}{
+		"locked":  {-32012, `{"reason":"Access revoked"}`},
+		"changed": {-32014, `{"feature":"payloadSchema","reason":"schema_changed"}`},
+		"gone":    {-32011, `{"kind":"event"}`},
+	}
+	events, ids := map[string]*harness.Endpoint{}, map[string]string{}
+	for _, name := range []string{"kept", "locked", "changed", "gone"} {
+		events[name] = hooks.Endpoint(name)
+		ids[name] = subscribe(t, c, events[name], "ending."+name, nil).ID
+	}
+	standard, parent := hooks.Endpoint("standard"), hooks.Endpoint("parent")
+	registered := register(t, c, standard, "event://ending/gone", "event://ending/kept").Subscription.URI
+	register(t, c, parent, "event://ending")
+	watch := c.Listen(t, 1, object{"resourcesListChanged": true, "resourceSubscriptions": []string{registered}}, nil)
+	watch.Next(t)
+	events["locked"].Answer(func(n int, _ *harness.Delivery) harness.Reply { return harness.Reply{Status: 503 * (n & 1)} })
+
+	change(t)
+
+	t.Run("EVX-13 EVX-17 AUT-04 a signed message tells the end and why, although nothing is published", func(t *testing.T) {
+		for name, want := range ends {
+			got := events[name].Wait(t, 1)
+			isEnd(t, got, events[name].Secret(), want.code, want.data)
+			if id := got[0].Header.Get("X-MCP-Subscription-Id"); id != ids[name] {
+				t.Errorf("%s: for subscription %s, want %s", name, id, ids[name])
+			}
+		}
+	})
+	t.Run("EVX-13 it is sent again as an event is, with the same id", func(t *testing.T) {
+		got := events["locked"].WaitAttempts(t, 2)
+		if got[0].ID() != got[1].ID() || string(got[0].Body) != string(got[1].Body) {
+			t.Errorf("%s %s, then %s %s", got[0].ID(), got[0].Body, got[1].ID(), got[1].Body)
+		}
+	})
+	t.Run("EVX-17 a subscription of SEP-1803 is disabled, and its owner is told", func(t *testing.T) {
+		harness.Eventually(t, harness.Patience, "both notifications", func() bool {
+			return count(watch, "notifications/resources/updated") > 0 && count(watch, "notifications/resources/list_changed") > 0
+		})
+		var read struct{ Contents []struct{ Text string } }
+		c.Call(t, "resources/read", object{"uri": registered}, &read)
+		state := decode[struct{ State, Reason string }](t, []byte(read.Contents[0].Text))
+		if state.State != "disabled" || !strings.Contains(state.Reason, "ending.gone") {
+			t.Errorf("%+v", state)
+		}
+	})
+	t.Run("EVX-17 who subscribes again is refused for the same reason", func(t *testing.T) {
+		for name, want := range ends {
+			a := c.Do(t, "events/subscribe", subscription("ending."+name, nil, events[name].URL(), events[name].Secret()))
+			if name == "changed" { // it may be had as it is now
+				if a.Error != nil {
+					t.Errorf("%s: %v", name, a.Error)
+				}
+			} else if a.Error == nil || a.Error.Code != want.code {
+				t.Errorf("%s: %s", name, a.Body)
+			}
+		}
+	})
+	t.Run("EVX-17 AUT-04 an addition ends nothing, and a parent gets what is not restricted", func(t *testing.T) {
+		for _, uri := range []string{"event://ending/secret", "event://ending/locked", "event://ending/kept"} {
+			if _, err := s.TryPublish(t.Context(), "leaver", harness.Event{ID: uri[len("event://ending/"):], URI: uri, Data: object{"n": 1}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		events["kept"].Wait(t, 1)
+		parent.Wait(t, 1)
+		time.Sleep(time.Second) // time for what must not come
+		for _, e := range []*harness.Endpoint{events["kept"], parent} {
+			if ids := e.IDs(); len(ids) != 1 || ids["kept"] != 1 {
+				t.Errorf("%s got %v", e.Name, ids)
+			}
+		}
+		for _, e := range []*harness.Endpoint{events["locked"], events["gone"], standard} {
+			for id := range e.IDs() {
+				if !strings.HasPrefix(id, "msg_terminated_") {
+					t.Errorf("%s got %s after its end", e.Name, id)
+				}
+			}
+		}
+	})
+}
+
+// isEnd checks what arrived last: that the subscription has ended, and why.
+func isEnd(t *testing.T, got []*harness.Delivery, secret string, code int, data string) {
+	t.Helper()
+	d := got[len(got)-1]
+	if err := d.Verify(secret); err != nil {
+		t.Errorf("not signed as deliveries are: %v", err)
+	}
+	if !strings.HasPrefix(d.ID(), "msg_terminated_") || len(d.ID()) < len("msg_terminated_")+16 {
+		t.Errorf("webhook-id %q", d.ID())
+	}
+	body := decode[struct {
+		Type  string
+		Error struct {
+			Code    int
+			Message string
+			Data    json.RawMessage
+		}
+	}](t, d.Body)
+	if body.Type != "terminated" || body.Error.Code != code || body.Error.Message == "" || string(body.Error.Data) != data {
+		t.Errorf("got %s, want the code %d and the data %s", d.Body, code, data)
+	}
+}
