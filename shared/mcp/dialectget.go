@@ -62,7 +62,7 @@ func (e *Endpoint) getDialect(w http.ResponseWriter, r *http.Request, p auth.Pri
 		err = s.run(ctx)
 	}
 	// From here on answers go to their POSTs, so that none is sent to a stream that is over.
-	end()
+	e.tidy(end)
 	if errors.Is(err, errWriting) || r.Context().Err() != nil {
 		return
 	}

@@ -213,8 +213,8 @@ func New(o Options) (*Endpoint, error) {
 	return e, nil
 }
 
-// Close ends every open stream the way its revision wants, and waits for them
-// until ctx ends. New streams are refused; other requests are still served.
+// Close ends every open stream the way its revision wants, and waits for them and
+// what they leave in the store until ctx ends. New streams are refused; other requests are still served.
 func (e *Endpoint) Close(ctx context.Context) error {
 	e.mu.Lock()
 	e.ended = true

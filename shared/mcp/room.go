@@ -60,9 +60,20 @@ func (e *Endpoint) room(w http.ResponseWriter, r *http.Request, p auth.Principal
 		return nil, nil
 	}
 	return ctx, func() {
+		e.tidy(release)
 		end()
-		release()
 	}
+}
+
+// tidy does what a stream leaves behind in the store, while it is counted in. At a
+// shutdown its response does not wait for that, for on Lambda there is half a second
+// until the process is killed; [Endpoint.Close] does.
+func (e *Endpoint) tidy(f func()) {
+	if e.ending.Err() == nil {
+		f()
+		return
+	}
+	e.streams.Go(f)
 }
 
 // enter counts a stream in, or reports that there is no room for it here.
