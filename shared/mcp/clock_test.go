@@ -173,3 +173,47 @@ func frames(t *testing.T, text string) (out []frame) {
 		out = append(out, m)
 	}
 }
+
+// unordered is a store whose log has several writers and is polled, as DynamoDB's.
+type unordered struct{ *memory }
+
+func (unordered) Ordered() bool { return false }
+
+// TestUnsubscribedIsSilent publishes after an unsubscribe of which no notice has come.
+func TestUnsubscribedIsSilent(t *testing.T) {
+	for name, workspace := range map[string]string{"EVS-06_a_session's_stream": "", "SSE-04_a_stream_of_the_dialect": "default"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newEndpointOn(t, unordered{newMemory()}, nil)
+				defer f.tails.Close()
+				ctx := t.Context()
+				sess, err := f.endpoint.sessions.create(ctx, session{Workspace: "default", Principal: "alice", Version: V20251125, Dialect: workspace != ""})
+				must(t, err)
+				for _, uri := range []string{"event://ci/deploy", "event://ci/build-finished"} {
+					must(t, f.endpoint.sessions.subscribe(ctx, sess, subscribed{URI: uri}))
+				}
+				req := f.request("GET", alice, "", "Mcp-Session-Id: "+sess.id)
+				if workspace != "" {
+					req.SetPathValue(PathWorkspace, workspace)
+				}
+				w := &written{header: http.Header{}}
+				finished := make(chan struct{})
+				go func() {
+					defer close(finished)
+					f.endpoint.ServeHTTP(w, req)
+				}()
+				time.Sleep(10 * time.Second)
+				f.publish("event://ci/deploy", `{"n":1}`)
+				time.Sleep(10 * time.Second)
+				must(t, f.endpoint.sessions.unsubscribe(ctx, sess, "event://ci/deploy"))
+				f.publish("event://ci/deploy", `{"n":2}`)
+				f.publish("event://ci/build-finished", `{"n":3}`)
+				<-finished
+				text := w.text()
+				if !strings.Contains(text, `{"n":1}`) || strings.Contains(text, `{"n":2}`) || !strings.Contains(text, `{"n":3}`) {
+					t.Errorf("got %s", text)
+				}
+			})
+		})
+	}
+}

@@ -91,6 +91,7 @@ func (e *Endpoint) openDialect(ctx context.Context, c *call) (*dialectStream, er
 		payloads: c.session.Payloads, targets: map[string]target{}, event: eventNotification,
 	}, sess: c.session, position: from}}
 	s.outlet.eventID, s.outlet.session, s.outlet.lost, s.quiet = s.position.next, s.notice, s.tellLost, s.ping
+	s.outlet.wanted = e.certain(&s.sessionStream)
 	return s, s.open(ctx)
 }
 

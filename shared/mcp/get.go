@@ -16,6 +16,7 @@ import (
 	"mcpevents/shared/mcp/jsonrpc"
 	"mcpevents/shared/mcp/sse"
 	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
 )
 
 // reconnect is how long a client is asked to wait before it comes back to a
@@ -56,6 +57,7 @@ func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal)
 		payloads: c.session.Payloads, targets: map[string]target{},
 	}, sess: c.session, position: from}
 	s.outlet.eventID, s.outlet.session, s.outlet.lost = s.position.next, s.refresh, s.tellLost
+	s.outlet.wanted = e.certain(s)
 	if err := s.open(ctx); err != nil {
 		if fault.Is(err, fault.Invalid) {
 			e.fail(w, http.StatusBadRequest, nil, e.translate(ctx, err, c.version, coreMethods))
@@ -126,6 +128,7 @@ type sessionStream struct {
 	sess       *session
 	position   position
 	connection string
+	known      time.Time // when the subscriptions were read last
 }
 
 // open makes this the newest stream of its session and opens its feed. What was
@@ -251,6 +254,7 @@ func (s *sessionStream) finish() {
 // stream, or is subscribed to other URIs.
 func (s *sessionStream) refresh(ctx context.Context, _ stream.Delivery) error {
 	e := s.endpoint
+	began := time.Now()
 	sess, err := e.sessions.served(ctx, s.sess, s.connection)
 	if err != nil {
 		return err
@@ -291,7 +295,32 @@ func (s *sessionStream) refresh(ctx context.Context, _ stream.Delivery) error {
 			delete(s.targets, uri)
 		}
 	}
+	s.known = began
 	return nil
+}
+
+// certain makes sure that nothing is sent that was published after the answer to its
+// unsubscribe. Where the log is polled, an event can be read before the notice that
+// tells of it; so the subscriptions are read again, once for what was read together.
+func (e *Endpoint) certain(s *sessionStream) func(context.Context, stream.Delivery) (bool, error) {
+	if e.sessions.db.Ordered() {
+		return nil // a notice is here at once, an event only after its queue
+	}
+	return func(ctx context.Context, d stream.Delivery) (bool, error) {
+		if s.known.Before(d.Read) {
+			if err := s.refresh(ctx, d); err != nil {
+				return false, err
+			}
+		}
+		for _, t := range s.targets {
+			for _, p := range t.patterns {
+				if subscription.Matches(p.Key, d.Event.URI) {
+					return true, nil
+				}
+			}
+		}
+		return false, nil
+	}
 }
 
 func (s *sessionStream) drop(t target) {

@@ -45,6 +45,9 @@ type outlet struct {
 	eventID func(cursor string) string
 	// session is told of notices for a session's stream.
 	session func(context.Context, stream.Delivery) error
+	// wanted tells whether an event is still subscribed to, where the outlet may not
+	// know yet; nil knows.
+	wanted func(context.Context, stream.Delivery) (bool, error)
 	// lost is told once of a URI that the catalog takes away; nil tells nobody.
 	lost func(target) error
 	// push is set in an events/stream, which has its own notifications.
@@ -172,6 +175,11 @@ func (o *outlet) sendEvent(ctx context.Context, d stream.Delivery) error {
 	cat, err := o.endpoint.catalog(ctx, o.principal)
 	if err != nil {
 		return err
+	}
+	if o.wanted != nil {
+		if ok, err := o.wanted(ctx, d); !ok || err != nil {
+			return err
+		}
 	}
 	ev := d.Event
 	if !allowed(cat, o.principal, ev) || !cat.ByName(ev.Name).PushAllowed() {

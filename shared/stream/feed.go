@@ -50,6 +50,7 @@ type queued struct {
 	src   *source
 	entry eventlog.Entry
 	floor int64 // of the source once this was handed out; 0 leaves it
+	read  time.Time
 }
 
 // Open starts a feed. It returns after the interest in parents and wildcards is
@@ -224,7 +225,7 @@ func (f *Feed) take(q queued) (Delivery, bool) {
 	if q.floor > q.src.floor {
 		q.src.floor = q.floor
 	}
-	d := Delivery{Event: q.entry.Event, Cursor: f.Cursor()}
+	d := Delivery{Event: q.entry.Event, Cursor: f.Cursor(), Read: q.read}
 	if q.src.topic {
 		d.Topic, d.Notice = q.src.pattern, q.entry.Notice
 	}
@@ -240,7 +241,7 @@ func (f *Feed) enqueue(b *batch) {
 	}
 	ordered := f.tails.Log.LookBack(b.part) == 0
 	for _, e := range b.entries {
-		q := queued{src: s, entry: e}
+		q := queued{src: s, entry: e, read: b.read}
 		if ordered {
 			q.floor = e.Key
 		}
@@ -263,8 +264,9 @@ func (f *Feed) readPast(ctx context.Context) error {
 	}
 	s.past = next
 	ordered := f.tails.Log.LookBack(s.part) == 0
+	read := time.Now()
 	for _, e := range entries {
-		q := queued{src: s, entry: e}
+		q := queued{src: s, entry: e, read: read}
 		if ordered {
 			q.floor = e.Key
 		}

@@ -29,6 +29,7 @@ type batch struct {
 	part    eventlog.Partition
 	entries []eventlog.Entry
 	floor   int64 // everything with a key up to it is in this or an earlier batch
+	read    time.Time
 }
 
 func (t *tail) run(ctx context.Context) {
@@ -155,6 +156,7 @@ func prune(seen map[string]int64, from int64) {
 // spread hands a batch to every feed. A feed that cannot take it is ended with
 // its cursor intact; it never holds the others up.
 func (t *tail) spread(b *batch) {
+	b.read = time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for f := range t.feeds {

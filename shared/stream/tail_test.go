@@ -2,6 +2,7 @@ package stream_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,12 +19,12 @@ import (
 // stumbling is a store whose reads fail while it is told to.
 type stumbling struct {
 	*sqlite.DB
-	fails int
+	fails atomic.Int32
 }
 
 func (s *stumbling) Query(ctx context.Context, q store.Query) (store.Page, error) {
-	if s.fails > 0 {
-		s.fails--
+	if s.fails.Load() > 0 {
+		s.fails.Add(-1)
 		return store.Page{}, fault.New(fault.Unavailable, "no answer")
 	}
 	return s.DB.Query(ctx, q)
@@ -71,7 +72,7 @@ func TestATailReadsAgainWhatItCouldNotRead(t *testing.T) {
 			t.Fatalf("got %s before anything was published", id)
 		}
 		writer := &eventlog.Log{DB: db}
-		s.fails = 1
+		s.fails.Store(1)
 		if _, err := writer.AppendOwn(t.Context(), "default", ownPattern.Key, []event.Event{occurrence("a", ownPattern.Key)}); err != nil {
 			t.Fatal(err)
 		}

@@ -187,6 +187,8 @@ type Delivery struct {
 	Notice []byte
 	// Cursor resumes behind this delivery.
 	Cursor string
+	// Read is when this process had read it from the log.
+	Read time.Time
 }
 
 // ErrClosed ends a feed whose process is shutting down.
