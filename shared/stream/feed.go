@@ -2,6 +2,7 @@ package stream
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -250,15 +251,24 @@ func (f *Feed) enqueue(b *batch) {
 	f.queue = append(f.queue, queued{src: s, floor: b.floor})
 }
 
-// readPast reads one page of what lies between a source's start and the tail.
+// readPast reads one page of what lies between a source's start and its tail, of the
+// source that is furthest behind: the cursor, one position for all, is where that one is.
+// So whoever is cut off again and again while catching up comes further each time, and what is
+// ahead of the cursor, and would be repeated, is about a page.
 func (f *Feed) readPast(ctx context.Context) error {
-	s := f.back[0]
+	n := 0
+	for i, s := range f.back {
+		if s.past < f.back[n].past {
+			n = i
+		}
+	}
+	s := f.back[n]
 	if f.parts[s.part.Name()] != s {
-		f.back = f.back[1:]
+		f.back = slices.Delete(f.back, n, n+1)
 		return nil
 	}
 	began := f.tails.now()
-	entries, more, next, err := f.tails.Log.Read(ctx, s.part, s.past, pageSize)
+	entries, more, next, err := f.tails.Log.Read(ctx, s.part, s.past, max(minPage, pageSize/len(f.back)))
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read the past of a stream")
 	}
@@ -272,10 +282,13 @@ func (f *Feed) readPast(ctx context.Context) error {
 		}
 		f.queue = append(f.queue, q)
 	}
-	if !more {
-		f.back = f.back[1:]
-		f.queue = append(f.queue, queued{src: s, floor: began.Add(-eventlog.Window).UnixMicro()})
+	floor := began.Add(-eventlog.Window).UnixMicro()
+	if more {
+		floor = min(floor, next)
+	} else {
+		f.back = slices.Delete(f.back, n, n+1)
 	}
+	f.queue = append(f.queue, queued{src: s, floor: floor})
 	return nil
 }
 

@@ -55,8 +55,12 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// pageSize is how many log items one read asks for.
-const pageSize = 200
+// pageSize is how many log items one read asks for, or the reads of all partitions of
+// a stream that catches up together; minPage is the least of one.
+const (
+	pageSize = 200
+	minPage  = 5
+)
 
 // Tails owns the tails of a process. Make it with [New]; end it with [Tails.Close].
 type Tails struct {
