@@ -110,30 +110,12 @@ func newFlow(t *testing.T, target *harness.Target, count int) *flow {
 		})
 		f.endpoints = append(f.endpoints, e)
 	}
-	f.listen = follow(t, func(ctx context.Context, last *harness.Update) (*harness.Stream, error) {
-		meta := map[string]any{}
-		if last != nil {
-			meta[harness.Prefix+"cursor"] = last.Cursor
-		}
-		return target.Modern("bob").TryListen(ctx, "chaos", map[string]any{"resourceSubscriptions": []string{"event://chat/acme"}}, meta)
-	})
-	legacy := &harness.Client{URL: target.MCP, Key: target.Keys["bob"], Version: harness.Legacy}
-	retry(t, func(ctx context.Context) error {
-		_, err := legacy.TryInitialize(ctx)
-		return err
-	})
+	f.listen = follow(t, listening(target.Modern("bob"), "event://chat/acme"))
+	var all []string
 	for n := range uris {
-		retry(t, func(ctx context.Context) error {
-			return call(ctx, legacy, "resources/subscribe", map[string]any{"uri": uri(n)}, nil)
-		})
+		all = append(all, uri(n))
 	}
-	f.get = follow(t, func(ctx context.Context, last *harness.Update) (*harness.Stream, error) {
-		from := ""
-		if last != nil {
-			from = last.SSE
-		}
-		return legacy.TryOpen(ctx, from)
-	})
+	f.get = follow(t, session(t, target, "bob", all...))
 	return f
 }
 
@@ -213,107 +195,13 @@ func (f *flow) check(t *testing.T, patience time.Duration) {
 	}
 	for name, s := range map[string]*follower{"listen": f.listen, "GET": f.get} {
 		t.Run("SUB-08 SES-03 the stream "+name+" that resumes", func(t *testing.T) {
-			s.stop()
-			all, seen := s.updates(), map[string]bool{}
-			for _, u := range all {
-				seen[u.EventID] = true
+			want := make([]string, f.count)
+			for n := range want {
+				want[n] = id(n)
 			}
-			missing := 0
-			for n := range f.count {
-				if !seen[id(n)] {
-					missing++
-				}
-			}
-			t.Logf("%d events, %d repetitions, %d connections", len(seen), len(all)-len(seen), s.connections.Load())
-			if missing > 0 || len(seen) != f.count {
-				t.Errorf("%d events are missing, %d ids are strange", missing, len(seen)-(f.count-missing))
-			}
+			s.check(t, want)
 		})
 	}
-}
-
-// follower keeps a stream open: it resumes from the last update that it has.
-type follower struct {
-	connections atomic.Int64
-	stop        func()
-
-	mu   sync.Mutex
-	all  []*harness.Update
-	seen map[string]bool
-}
-
-func follow(t *testing.T, open func(context.Context, *harness.Update) (*harness.Stream, error)) *follower {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	f := &follower{seen: map[string]bool{}}
-	opened, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		var once sync.Once
-		pause := time.NewTicker(20 * time.Millisecond)
-		defer pause.Stop()
-		for ctx.Err() == nil {
-			stream, err := open(ctx, f.last())
-			if err == nil {
-				f.connections.Add(1)
-				once.Do(func() { close(opened) })
-				f.read(ctx, stream)
-			}
-			select {
-			case <-pause.C:
-			case <-ctx.Done():
-			}
-		}
-	}()
-	f.stop = sync.OnceFunc(func() { cancel(); <-done })
-	t.Cleanup(f.stop)
-	select {
-	case <-opened:
-	case <-time.After(harness.Patience):
-		t.Fatal("the stream does not open")
-	}
-	return f
-}
-
-// read takes over what a stream sends until it ends.
-func (f *follower) read(ctx context.Context, stream *harness.Stream) {
-	defer stream.Close()
-	n := 0
-	for {
-		more := stream.Await(ctx, n+1)
-		for _, m := range stream.From(n) {
-			n++
-			if u, err := m.Update(); err == nil {
-				f.mu.Lock()
-				f.all, f.seen[u.EventID] = append(f.all, u), true
-				f.mu.Unlock()
-			}
-		}
-		if !more {
-			return
-		}
-	}
-}
-
-func (f *follower) updates() []*harness.Update {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return append([]*harness.Update(nil), f.all...)
-}
-
-func (f *follower) last() *harness.Update {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.all) == 0 {
-		return nil
-	}
-	return f.all[len(f.all)-1]
-}
-
-func (f *follower) different() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return len(f.seen)
 }
 
 // retry repeats f until it succeeds, as a client does while the server is away.

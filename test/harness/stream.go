@@ -95,31 +95,30 @@ func (c *Client) TryListen(ctx context.Context, id any, notifications, meta map[
 	if meta != nil {
 		params["_meta"] = meta
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	req, err := c.Request(ctx, "subscriptions/listen", params, id)
-	if err != nil {
-		cancel()
-		return nil, err
-	}
-	return open(req, cancel, true)
+	return c.TryStream(ctx, id, "subscriptions/listen", params)
 }
 
 // Stream opens a stream by any method of the era without sessions, and waits for
 // its first message.
 func (c *Client) Stream(tb testing.TB, id any, method string, params map[string]any) *Stream {
 	tb.Helper()
-	ctx, cancel := context.WithCancel(tb.Context())
-	req, err := c.Request(ctx, method, params, id)
-	if err != nil {
-		cancel()
-		tb.Fatal(err)
-	}
-	s, err := open(req, cancel, true)
+	s, err := c.TryStream(tb.Context(), id, method, params)
 	if err != nil {
 		tb.Fatalf("%s: %v", method, err)
 	}
 	tb.Cleanup(s.Close)
 	return s
+}
+
+// TryStream is [Client.Stream] for tests in which the server may be down.
+func (c *Client) TryStream(ctx context.Context, id any, method string, params map[string]any) (*Stream, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	req, err := c.Request(ctx, method, params, id)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	return open(req, cancel, true)
 }
 
 // Open opens the GET stream of a legacy session, from behind lastEventID unless
@@ -307,12 +306,22 @@ func (s *Stream) Wait(tb testing.TB, n int) []*Update {
 // Await waits for at least n messages in all. It reports false when the stream
 // ended or ctx did before.
 func (s *Stream) Await(ctx context.Context, n int) bool {
+	return s.await(ctx, func() bool { return len(s.messages) >= n })
+}
+
+// AwaitPrime waits for an event without data, with which the stream of a session begins. It
+// reports false as [Stream.Await] does.
+func (s *Stream) AwaitPrime(ctx context.Context) bool {
+	return s.await(ctx, func() bool { return len(s.primes) > 0 })
+}
+
+func (s *Stream) await(ctx context.Context, come func() bool) bool {
 	for {
 		s.mu.Lock()
-		have, err, change := len(s.messages), s.err, s.change
+		have, err, change := come(), s.err, s.change
 		s.mu.Unlock()
 		switch {
-		case have >= n:
+		case have:
 			return true
 		case err != nil:
 			return false

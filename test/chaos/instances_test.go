@@ -1,0 +1,189 @@
+//go:build unix
+
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"mcpevents/localstack/runner"
+	"mcpevents/test/harness"
+)
+
+// rooms are what 10,000 messages are posted to: few of them where somebody follows a
+// wildcard, because there the log takes each message by itself.
+var rooms = []struct {
+	workspace        string
+	channels, events int // events of each channel
+}{{"acme", 5, 300}, {"globex", 17, 500}}
+
+const total = 10_000
+
+// TestInstancesBehindOneAddress has two instances of the MCP endpoint serve one store behind
+// one address. Each request goes to either at random, and one after the other is killed or
+// retired while 10,000 events flow; everybody gets every event.
+func TestInstancesBehindOneAddress(t *testing.T) {
+	aws := harness.StartAWS(t, harness.AWSOptions{
+		Managed: runner.Managed{Instances: 2, AtOnce: 64},
+		Env:     map[string]string{"MCPEVENTS_STREAM_MAX_AGE": "9s"},
+		Fast:    true,
+	})
+	began := time.Now()
+	all := messages()
+	of := func(prefixes ...string) (ids []string) {
+		for _, batch := range all {
+			for _, e := range batch {
+				if slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(e.ID, p) }) {
+					ids = append(ids, e.ID)
+				}
+			}
+		}
+		return ids
+	}
+	var one []string
+	for n := range rooms[1].channels {
+		one = append(one, channelURI("globex", n))
+	}
+	everything := append([]string{"event://chat/acme"}, one...)
+	modern := aws.Modern("alice")
+	workspace := map[string]any{"workspace": "acme"}
+	channel := func(n int) map[string]any {
+		return map[string]any{"workspace": "globex", "channel": fmt.Sprint("c", n)}
+	}
+	followers := []struct {
+		name string
+		step step
+		want []string
+	}{
+		{"SES-01 SES-02 SES-03 a session", session(t, &aws.Target, "bob", everything...), of("acme", "globex")},
+		{"SES-01 SES-03 a session of single URIs", session(t, &aws.Target, "bob", one...), of("globex")},
+		{"SUB-08 a listen", listening(modern, everything...), of("acme", "globex")},
+		{"SUB-08 a listen of one URI", listening(modern, one[0]), of("globex-c0-")},
+		{"EVX-06 a stream of one channel", pushed(modern, channel(1)), of("globex-c1-")},
+		{"EVX-06 a stream of a workspace", pushed(modern, workspace), of("acme")},
+		{"EVX-05 polls of one channel", polled(modern, channel(2)), of("globex-c2-")},
+		{"EVX-05 polls of a workspace", polled(modern, workspace), of("acme")},
+		{"EVX-07 one channel in both modes", inTurn(polled(modern, channel(3)), pushed(modern, channel(3))), of("globex-c3-")},
+		{"EVX-07 a workspace in both modes", inTurn(polled(modern, workspace), pushed(modern, workspace)), of("acme")},
+	}
+	var open []*follower
+	for _, f := range followers {
+		open = append(open, follow(t, f.step))
+	}
+
+	var accepted atomic.Int64
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		restart(t, aws, &accepted)
+	}()
+	t.Logf("%d followers after %v", len(open), time.Since(began))
+	post(t, &aws.Target, all, &accepted)
+	<-stopped
+	t.Logf("all posted after %v", time.Since(began))
+	harness.Within(t, 2*time.Minute, func() bool {
+		for n, f := range followers {
+			if open[n].different() < len(f.want) {
+				return false
+			}
+		}
+		return true
+	})
+	t.Logf("all received after %v; %d instances were killed, %d started", time.Since(began), aws.Killed(), aws.Starts(stream))
+	if aws.Killed() < 10 || aws.Starts(stream) < 2+aws.Killed() {
+		t.Errorf("too little happened to the instances")
+	}
+	for n, f := range followers {
+		t.Run(f.name, func(t *testing.T) {
+			open[n].check(t, f.want)
+			checkOrder(t, open[n].ids)
+			if open[n].connections.Load()+open[n].polls.Load() < 5 {
+				t.Error("it was hardly ever interrupted")
+			}
+		})
+	}
+}
+
+const stream = "StreamFunction"
+
+// restart kills an instance after every 500 messages, and now and then has all of them end
+// in order instead.
+func restart(t *testing.T, aws *harness.AWS, accepted *atomic.Int64) {
+	for n := 1; n < total/500; n++ {
+		harness.Within(t, 2*time.Minute, func() bool { return accepted.Load() >= int64(500*n) })
+		if n%5 == 0 {
+			aws.Retire(stream)
+		} else {
+			aws.KillOf(stream)
+		}
+	}
+}
+
+func channelURI(workspace string, n int) string {
+	return fmt.Sprintf("event://chat/%s/c%d/message", workspace, n)
+}
+
+// messages are what is posted, in batches of ten to a channel. Their ids are workspace,
+// channel and number.
+func messages() (batches [][]harness.Event) {
+	for _, room := range rooms {
+		for first := 0; first < room.events; first += 10 {
+			for c := range room.channels {
+				var batch []harness.Event
+				for n := first; n < first+10; n++ {
+					id := fmt.Sprintf("%s-c%d-%04d", room.workspace, c, n)
+					batch = append(batch, harness.Event{
+						ID: id, URI: channelURI(room.workspace, c), Data: map[string]any{"id": id, "user": "u", "text": "Hello"},
+					})
+				}
+				batches = append(batches, batch)
+			}
+		}
+	}
+	return batches
+}
+
+// post publishes four batches at once, those of a channel one after the other.
+func post(t *testing.T, target *harness.Target, batches [][]harness.Event, accepted *atomic.Int64) {
+	t.Helper()
+	var wg sync.WaitGroup
+	const lanes = 4
+	for lane := range lanes {
+		wg.Go(func() {
+			for _, batch := range batches {
+				if int(batch[0].URI[len(batch[0].URI)-len("0/message")]-'0')%lanes != lane {
+					continue
+				}
+				retry(t, func(ctx context.Context) error {
+					_, err := target.TryPublish(ctx, "publisher", batch...)
+					return err
+				})
+				accepted.Add(int64(len(batch)))
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// checkOrder asserts that the messages of each channel came in their order, apart from
+// repetitions.
+func checkOrder(t *testing.T, ids []string) {
+	t.Helper()
+	last, seen := map[string]string{}, map[string]bool{}
+	for _, id := range ids {
+		channel := id[:strings.LastIndexByte(id, '-')]
+		if !seen[id] && id < last[channel] {
+			t.Errorf("%s came after %s", id, last[channel])
+		}
+		if !seen[id] {
+			last[channel] = id
+		}
+		seen[id] = true
+	}
+}
