@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"mcpevents/shared/bounded"
 	"mcpevents/shared/fault"
 )
 
@@ -130,7 +131,7 @@ type hostLimit struct {
 	burst int
 
 	mu    sync.Mutex
-	hosts *cache[string, bucket]
+	hosts *bounded.Map[string, bucket]
 }
 
 type bucket struct {
@@ -139,14 +140,14 @@ type bucket struct {
 }
 
 func newHostLimit(burst int) *hostLimit {
-	return &hostLimit{burst: burst, hosts: newCache[string, bucket](16_384)}
+	return &hostLimit{burst: burst, hosts: bounded.NewMap[string, bucket](16_384)}
 }
 
 // take reports whether the host may be asked once more; a token comes back every second.
 func (l *hostLimit) take(host string, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b, ok := l.hosts.get(host)
+	b, ok := l.hosts.Get(host)
 	if !ok {
 		b = bucket{tokens: float64(l.burst), at: now}
 	}
@@ -156,7 +157,7 @@ func (l *hostLimit) take(host string, now time.Time) bool {
 	if granted {
 		b.tokens--
 	}
-	l.hosts.put(host, b)
+	l.hosts.Put(host, b)
 	return granted
 }
 

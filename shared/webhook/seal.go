@@ -10,6 +10,7 @@ import (
 	"github.com/tink-crypto/tink-go/v2/keyset"
 	"github.com/tink-crypto/tink-go/v2/tink"
 
+	"mcpevents/shared/bounded"
 	"mcpevents/shared/fault"
 )
 
@@ -164,7 +165,7 @@ const openCache = 65_536
 // concurrent use.
 type Opener struct {
 	dec    tink.HybridDecrypt
-	opened *cache[[sha256.Size]byte, []byte]
+	opened *bounded.Map[[sha256.Size]byte, []byte]
 }
 
 // NewOpener takes a private keyset in clear.
@@ -177,7 +178,7 @@ func NewOpener(private []byte) (*Opener, error) {
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "use the private sealing keyset")
 	}
-	return &Opener{dec: dec, opened: newCache[[sha256.Size]byte, []byte](openCache)}, nil
+	return &Opener{dec: dec, opened: bounded.NewMap[[sha256.Size]byte, []byte](openCache)}, nil
 }
 
 // Open decrypts a secret sealed for the same binding. The caller must not change
@@ -190,13 +191,13 @@ func (o *Opener) Open(sealed []byte, b Binding) ([]byte, error) {
 	h.Write(info)
 	var key [sha256.Size]byte
 	h.Sum(key[:0])
-	if secret, ok := o.opened.get(key); ok {
+	if secret, ok := o.opened.Get(key); ok {
 		return secret, nil
 	}
 	secret, err := o.dec.Decrypt(sealed, info)
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "open the secret of %s", b.Subscription)
 	}
-	o.opened.put(key, secret)
+	o.opened.Put(key, secret)
 	return secret, nil
 }

@@ -194,25 +194,3 @@ func TestOpener_Concurrent(t *testing.T) {
 	}
 	wg.Wait()
 }
-
-func TestCache(t *testing.T) {
-	c := newCache[int, int](100)
-	for i := range 10_000 {
-		c.put(i, i)
-		if n := len(c.young) + len(c.old); n > 100 {
-			t.Fatalf("holds %d of 100", n)
-		}
-		if v, ok := c.get(0); i < 40 && (!ok || v != 0) {
-			t.Fatal("forgets what is in use")
-		}
-		if i%20 == 0 {
-			c.put(1, 1)
-		}
-	}
-	if _, ok := c.get(5000); ok {
-		t.Error("remembers what was not asked for")
-	}
-	if _, ok := c.get(0); !ok {
-		t.Error("forgot what was asked for all the time")
-	}
-}

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"mcpevents/shared/bounded"
 )
 
 // Options configure a [Sender]. Zero values are the defaults.
@@ -50,7 +52,7 @@ type Sender struct {
 	identity  *Identity
 	userAgent []string
 	now       func() time.Time
-	targets   *cache[string, *url.URL]
+	targets   *bounded.Map[string, *url.URL]
 	limit     *hostLimit
 }
 
@@ -100,7 +102,7 @@ func NewSender(o Options) *Sender {
 	}
 	s := &Sender{
 		guard: o.Guard, identity: o.Identity, userAgent: []string{o.UserAgent}, now: o.Now,
-		targets: newCache[string, *url.URL](8192),
+		targets: bounded.NewMap[string, *url.URL](8192),
 		limit:   newHostLimit(o.Challenges),
 	}
 	config := &tls.Config{
@@ -299,13 +301,13 @@ func (s *Sender) header(r *Request) http.Header {
 
 // target is the checked URL of a raw one. It is shared and must not be changed.
 func (s *Sender) target(raw string) (*url.URL, *Failure) {
-	if u, ok := s.targets.get(raw); ok {
+	if u, ok := s.targets.Get(raw); ok {
 		return u, nil
 	}
 	u, reason := s.guard.check(raw)
 	if reason != "" {
 		return nil, &Failure{Blocked, "the target URL " + reason}
 	}
-	s.targets.put(raw, u)
+	s.targets.Put(raw, u)
 	return u, nil
 }

@@ -12,6 +12,7 @@ package jwt
 
 import (
 	"context"
+	"crypto/sha256"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -22,6 +23,7 @@ import (
 	josejwt "github.com/go-jose/go-jose/v4/jwt"
 
 	"mcpevents/shared/auth"
+	"mcpevents/shared/bounded"
 	"mcpevents/shared/fault"
 )
 
@@ -69,6 +71,7 @@ type Authenticator struct {
 	algorithms []jose.SignatureAlgorithm
 	issuers    map[string]*keySet
 	resource   resource
+	good       tokens
 }
 
 // New checks the options; an error is of kind fault.Invalid.
@@ -93,6 +96,7 @@ func New(o Options) (*Authenticator, error) {
 		return nil, err
 	}
 	a := &Authenticator{options: o, issuers: map[string]*keySet{}, resource: res}
+	a.good = tokens{bounded.NewMap[[sha256.Size]byte, verified](maxVerified)}
 	for _, name := range o.Algorithms {
 		a.algorithms = append(a.algorithms, jose.SignatureAlgorithm(name))
 	}
@@ -156,14 +160,21 @@ func (a *Authenticator) Authenticate(ctx context.Context, h http.Header) (auth.P
 	if err != nil {
 		return auth.Principal{}, err
 	}
-	c, err := a.verify(ctx, text)
+	if who, ok := a.good.find(text, a.options.Now()); ok {
+		return who, nil
+	}
+	c, by, err := a.verify(ctx, text)
 	if err != nil {
 		return auth.Principal{}, err
 	}
 	if reason := a.validate(c); reason != "" {
 		return auth.Principal{}, a.refused(ctx, reason)
 	}
-	return a.principal(ctx, c)
+	who, err := a.principal(ctx, c)
+	if err == nil {
+		a.good.keep(text, who, by.issuer, by.generation, a.options.Now())
+	}
+	return who, err
 }
 
 // refused is one error for every bad token; the reason is for the log alone.
@@ -175,39 +186,46 @@ func (a *Authenticator) refused(ctx context.Context, reason string) error {
 // verify reads a token, finds the keys of its issuer, and verifies the signature.
 // Nothing of a token is believed before, but what selects a key. A key that the
 // token brings itself (jwk, jku, x5c) is never looked at.
-func (a *Authenticator) verify(ctx context.Context, text string) (*claims, error) {
+func (a *Authenticator) verify(ctx context.Context, text string) (_ *claims, by signer, err error) {
 	token, err := josejwt.ParseSigned(text, a.algorithms)
 	if err != nil {
-		return nil, a.refused(ctx, "it is malformed, or its algorithm is not allowed")
+		return nil, by, a.refused(ctx, "it is malformed, or its algorithm is not allowed")
 	}
 	header := token.Headers[0]
 	if !accessToken(header) {
-		return nil, a.refused(ctx, "its type is not that of an access token")
+		return nil, by, a.refused(ctx, "its type is not that of an access token")
 	}
 	var unverified struct {
 		Issuer string `json:"iss"`
 	}
 	if token.UnsafeClaimsWithoutVerification(&unverified) != nil {
-		return nil, a.refused(ctx, "its claims are malformed")
+		return nil, by, a.refused(ctx, "its claims are malformed")
 	}
 	issuer := a.issuers[unverified.Issuer]
 	if issuer == nil {
-		return nil, a.refused(ctx, "its issuer is not configured")
+		return nil, by, a.refused(ctx, "its issuer is not configured")
 	}
+	by = signer{issuer, issuer.generation.Load()} // before the keys are looked up
 	keys, err := issuer.find(ctx, header.KeyID, jose.SignatureAlgorithm(header.Algorithm))
 	if err != nil {
-		return nil, err
+		return nil, by, err
 	}
 	for _, key := range keys {
 		c := &claims{}
 		if token.Claims(key.Key, &c.Claims, &c.all) == nil {
-			return c, nil
+			return c, by, nil
 		}
 	}
 	if len(keys) == 0 {
-		return nil, a.refused(ctx, "its issuer has no such key")
+		return nil, by, a.refused(ctx, "its issuer has no such key")
 	}
-	return nil, a.refused(ctx, "its signature or its claims are wrong")
+	return nil, by, a.refused(ctx, "its signature or its claims are wrong")
+}
+
+// signer is whose keys a token was verified by, of this generation at the least.
+type signer struct {
+	issuer     *keySet
+	generation int64
 }
 
 // accessToken tells by the header typ (RFC 9068, section 2.1). Many servers say just JWT,

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
@@ -37,6 +38,8 @@ type keySet struct {
 	fetch  fetcher
 	now    func() time.Time
 	log    *slog.Logger
+
+	generation atomic.Int64 // counts the fetches that brought keys
 
 	mu      sync.Mutex
 	keys    []jose.JSONWebKey
@@ -77,6 +80,13 @@ func (k *keySet) find(ctx context.Context, kid string, alg jose.SignatureAlgorit
 	return found, nil
 }
 
+// freshUntil is until when keys are used without looking whether they changed.
+func (k *keySet) freshUntil() time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.fetched.Add(fresh)
+}
+
 // wait waits for the fetch under way. It is called with the lock and gives it up meanwhile.
 func (k *keySet) wait(ctx context.Context) error {
 	running := k.running
@@ -111,6 +121,7 @@ func (k *keySet) refresh(ctx context.Context) {
 		k.mu.Lock()
 		if k.failed = err; err == nil {
 			k.keys, k.fetched = keys, k.tried
+			k.generation.Add(1)
 		}
 		close(k.running)
 		k.running = nil

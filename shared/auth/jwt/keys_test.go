@@ -220,3 +220,22 @@ func TestWhatAProviderMayServe(t *testing.T) {
 		w.refuse(t, fault.Unavailable, token)
 	})
 }
+
+// TestARememberedTokenIsNoBetter shows that what was found of a token is forgotten
+// when the token or a key of its issuer goes, and holds for that token alone (AUT-01).
+func TestARememberedTokenIsNoBetter(t *testing.T) {
+	w := start(t, nil)
+	short := w.provider.Token("alice", "", claims{"exp": time.Now().Add(20 * time.Second).Unix()})
+	long := w.provider.Token("bob", "", nil)
+	w.accept(t, short)
+	w.accept(t, short)
+	w.accept(t, long)
+	w.refuse(t, fault.Unauthenticated, long[:len(long)-4]+"AAAA")
+	w.refuse(t, fault.Unauthenticated, long+"A")
+	w.ahead = 51 * time.Second // 30 of which clocks may differ
+	w.refuse(t, fault.Unauthenticated, short)
+	w.accept(t, long)
+	w.provider.Rotate(identity.NewKey(t, "rsa-2", "RS256"))
+	w.accept(t, w.provider.Token("carol", "", nil)) // has the keys fetched
+	w.refuse(t, fault.Unauthenticated, long)
+}
