@@ -189,9 +189,14 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	inbox := &publish.Inbox{Service: publisher, Log: s.Log}
 	origins := auth.Guard{Origins: s.Limits.AllowedOrigins}
 
+	backends, err := wiring.Gateway(s.Config, db, secrets.Cursor, version, s.Log)
+	if err != nil {
+		return nil, err
+	}
 	if e.endpoint, err = mcp.New(mcp.Options{
-		Server: mcp.Implementation{Name: "mcp-events", Version: version},
-		Auth:   callers, Catalogs: catalogs, Lists: true, Log: log, Feeds: e.announcer, Sessions: db,
+		Gateway: backends,
+		Server:  mcp.Implementation{Name: "mcp-events", Version: version},
+		Auth:    callers, Catalogs: catalogs, Lists: true, Log: log, Feeds: e.announcer, Sessions: db,
 		Leases: lease.NewLocal(int(s.Limits.Streams)),
 		Interest: func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
 			return subscription.Interested(ctx, db, log, workspace, p)

@@ -12,6 +12,7 @@ import (
 	"mcpevents/shared/fault"
 	"mcpevents/shared/mcp"
 	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/mcp/mirror"
 	"mcpevents/shared/mcp/sse"
 )
 
@@ -169,7 +170,7 @@ func (c *mcpClient) header(method string, params map[string]any) http.Header {
 	if c.modern() && method != "" {
 		h.Set("Mcp-Method", method)
 		if uri, ok := params["uri"].(string); ok && method == "resources/read" {
-			h.Set("Mcp-Name", mcp.EncodeHeader(uri))
+			h.Set("Mcp-Name", mirror.Encode(uri))
 		}
 	}
 	return h

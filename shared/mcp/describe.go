@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 
+	"mcpevents/shared/gateway"
 	"mcpevents/shared/mcp/jsonrpc"
 )
 
@@ -30,6 +31,8 @@ type capabilities struct {
 	Experimental map[string]any      `json:"experimental,omitempty"`
 	Extensions   map[string]any      `json:"extensions,omitempty"`
 	Resources    *resourceCapability `json:"resources,omitempty"`
+	Tools        *struct{}           `json:"tools,omitempty"`
+	Prompts      *struct{}           `json:"prompts,omitempty"`
 	Completions  *struct{}           `json:"completions,omitempty"`
 	Logging      *struct{}           `json:"logging,omitempty"`
 	// Events is where the design sketch of the MCP Events extension, and ChatGPT
@@ -37,8 +40,8 @@ type capabilities struct {
 	Events *eventsCapability `json:"events,omitempty"`
 }
 
-// capabilities are what the table serves and nothing else.
-func (e *Endpoint) capabilities(modern bool) capabilities {
+// capabilities are what the table and the caller's backends serve, and nothing else.
+func (e *Endpoint) capabilities(modern bool, backends gateway.Offers) capabilities {
 	c := capabilities{Extensions: map[string]any{}}
 	inBand := e.has(methodListen)
 	if !modern {
@@ -53,6 +56,12 @@ func (e *Endpoint) capabilities(modern bool) capabilities {
 	}
 	if e.has(methodResources) {
 		c.Resources = &resourceCapability{Events: true, Subscribe: inBand, ListChanged: inBand, Subscription: ways}
+	}
+	if backends.Tools {
+		c.Tools = &struct{}{}
+	}
+	if backends.Prompts {
+		c.Prompts = &struct{}{}
 	}
 	if e.has(methodComplete) {
 		c.Completions = &struct{}{}
@@ -77,21 +86,29 @@ func (e *Endpoint) capabilities(modern bool) capabilities {
 func (e *Endpoint) describe() {
 	server := mustJSON(e.options.Server)
 	e.serverMeta = append([]byte(`"`+metaServer+`":`), server...)
-	instructions := []byte{}
-	if e.options.Instructions != "" {
-		instructions = jsonrpc.AppendString([]byte(`,"instructions":`), e.options.Instructions)
-	}
-	e.initialize = append(e.initialize, `,"capabilities":`...)
-	e.initialize = append(e.initialize, mustJSON(e.capabilities(false))...)
-	e.initialize = append(e.initialize, `,"serverInfo":`...)
-	e.initialize = append(e.initialize, server...)
-	e.initialize = append(e.initialize, instructions...)
+	e.initialize = e.describeInitialize(gateway.Offers{})
+	e.discover = e.describeDiscover(gateway.Offers{})
+}
 
-	e.discover = append(e.discover, `"supportedVersions":`...)
-	e.discover = append(e.discover, mustJSON(e.supported())...)
-	e.discover = append(e.discover, `,"capabilities":`...)
-	e.discover = append(e.discover, mustJSON(e.capabilities(true))...)
-	e.discover = append(e.discover, instructions...)
+// describeInitialize is the result of initialize behind the version.
+func (e *Endpoint) describeInitialize(backends gateway.Offers) []byte {
+	b := append([]byte(`,"capabilities":`), mustJSON(e.capabilities(false, backends))...)
+	b = append(b, `,"serverInfo":`...)
+	return e.appendInstructions(append(b, mustJSON(e.options.Server)...))
+}
+
+// describeDiscover is the result of server/discover.
+func (e *Endpoint) describeDiscover(backends gateway.Offers) []byte {
+	b := append([]byte(`"supportedVersions":`), mustJSON(e.supported())...)
+	b = append(b, `,"capabilities":`...)
+	return e.appendInstructions(append(b, mustJSON(e.capabilities(true, backends))...))
+}
+
+func (e *Endpoint) appendInstructions(b []byte) []byte {
+	if e.options.Instructions == "" {
+		return b
+	}
+	return jsonrpc.AppendString(append(b, `,"instructions":`...), e.options.Instructions)
 }
 
 // supported lists the revisions that a client may choose, newest first.
@@ -106,8 +123,12 @@ func (e *Endpoint) supported() []Version {
 // server/discover said: it changes only with a deployment.
 const discoverTTL = 60_000
 
-func (e *Endpoint) answerDiscover(context.Context, *call) (result, error) {
-	return result{members: [][]byte{e.discover}, cache: &caching{discoverTTL, public}}, nil
+func (e *Endpoint) answerDiscover(ctx context.Context, c *call) (result, error) {
+	if e.options.Gateway == nil {
+		return result{members: [][]byte{e.discover}, cache: &caching{discoverTTL, public}}, nil
+	}
+	about := e.describeDiscover(e.options.Gateway.Offers(ctx, c.principal)) // of this caller's backends
+	return result{members: [][]byte{about}, cache: &caching{discoverTTL, private}}, nil
 }
 
 // mustJSON encodes values that were made here, of types that always encode.

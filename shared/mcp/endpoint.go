@@ -99,6 +99,9 @@ type Options struct {
 	// for development only.
 	AnonymousWebhooks bool
 
+	// Gateway serves what the backends have; nil without backends.
+	Gateway Gateway
+
 	// EventCodes is [SketchCodes] when it is zero.
 	EventCodes EventCodes
 

@@ -20,6 +20,7 @@ import (
 	"mcpevents/shared/event"
 	"mcpevents/shared/eventlog"
 	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/mirror"
 	"mcpevents/shared/queue"
 	"mcpevents/shared/store"
 	"mcpevents/shared/store/sqlite"
@@ -375,7 +376,7 @@ func modernHeaders(method, params string) []string {
 		var p map[string]any
 		_ = json.Unmarshal([]byte("{"+params+"}"), &p)
 		if name, ok := p[member].(string); ok {
-			h = append(h, "Mcp-Name: "+EncodeHeader(name))
+			h = append(h, "Mcp-Name: "+mirror.Encode(name))
 		}
 	}
 	return h

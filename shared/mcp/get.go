@@ -342,6 +342,11 @@ func (e *Endpoint) delete(w http.ResponseWriter, r *http.Request, p auth.Princip
 	if !e.enterSession(w, &c) {
 		return
 	}
+	if e.options.Gateway != nil {
+		if err := e.options.Gateway.End(r.Context(), c.client()); err != nil {
+			e.log(r.Context(), "the backends were not told that a session ended", err)
+		}
+	}
 	err := e.sessions.remove(r.Context(), c.session)
 	if err == nil && e.options.Log != nil {
 		err = e.options.Log.Notify(r.Context(), p.Workspace, stream.TopicSession(c.session.key), sessionNotice)

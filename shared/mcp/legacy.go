@@ -23,10 +23,7 @@ func (e *Endpoint) postLegacy(w http.ResponseWriter, c *call) {
 		return
 	}
 	if c.msg.Kind != jsonrpc.Request {
-		// Nothing that a client tells or answers changes anything here: initialized is
-		// for servers that send requests of their own. Requests are short, and one that
-		// is under way cannot be cancelled, which the revisions allow for.
-		w.WriteHeader(http.StatusAccepted)
+		e.takeIn(w, c)
 		return
 	}
 	m, ok := e.methods[c.msg.Method]
@@ -119,6 +116,9 @@ func (e *Endpoint) initializeSession(w http.ResponseWriter, c *call) {
 		Workspace: c.principal.Workspace, Principal: c.principal.ID, Version: c.version, Dialect: c.dialect,
 		Payloads: declares(declared, Extension), Events: declares(declared, EventsExtension),
 	}
+	if e.options.Gateway != nil {
+		s.Capabilities, s.Client = declaration(declared), declaration(c.param("clientInfo"))
+	}
 	if c.session != nil { // the dialect lets a session begin without initialize
 		err = e.redeclare(c, s)
 	} else if c.session, err = e.sessions.create(c.request.Context(), s); err == nil {
@@ -129,8 +129,12 @@ func (e *Endpoint) initializeSession(w http.ResponseWriter, c *call) {
 		return
 	}
 	version := append(append([]byte(`"protocolVersion":"`), c.version...), '"')
+	about := e.initialize
+	if e.options.Gateway != nil {
+		about = e.describeInitialize(e.options.Gateway.Offers(c.request.Context(), c.principal))
+	}
 	send(w, http.StatusOK, func(b []byte) []byte {
-		return e.appendResult(b, c, result{members: [][]byte{version, e.initialize}})
+		return e.appendResult(b, c, result{members: [][]byte{version, about}})
 	})
 }
 

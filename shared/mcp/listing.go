@@ -11,6 +11,7 @@ import (
 	"mcpevents/shared/auth"
 	"mcpevents/shared/catalog"
 	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway"
 	"mcpevents/shared/mcp/jsonrpc"
 	"mcpevents/shared/subscription"
 )
@@ -138,10 +139,11 @@ func encodeEvent(entry *catalog.Entry) []byte {
 }
 
 // A list's cursor is one letter and where to go on: "c" behind the entry of that name,
-// "s" behind the subscription with that id.
+// "s" behind the subscription with that id, "b" behind the backends' entry of that name.
 const (
 	atCatalog       = 'c'
 	atSubscriptions = 's'
+	atBackends      = 'b'
 )
 
 func listCursor(kind byte, after string) []byte {
@@ -149,27 +151,33 @@ func listCursor(kind byte, after string) []byte {
 	return append(b, '"')
 }
 
-// place reads the cursor of a list request: the first entry of the page, or
-// where to go on among the subscriptions.
-func (c *call) place(at map[string]int) (first int, after string, subscriptions bool, err error) {
+// place reads the cursor of a list request: the first entry of the page, or where to go
+// on among what follows the catalog's entries.
+func (c *call) place(at map[string]int) (first int, after string, where byte, err error) {
 	token, given, err := c.text("cursor")
 	if err != nil || !given {
-		return 0, "", false, err
+		return 0, "", atCatalog, err
 	}
-	bad := invalidParams("the cursor is not one of this list")
-	raw, decodeErr := base64.RawURLEncoding.Strict().DecodeString(token)
-	if decodeErr != nil || len(raw) == 0 || len(raw) > 1024 {
-		return 0, "", false, bad
+	where, after, ok := parseCursor(token)
+	if ok && where == atCatalog {
+		var i int
+		i, ok = at[after]
+		first = i + 1
 	}
-	switch after = string(raw[1:]); raw[0] {
-	case atCatalog:
-		if i, ok := at[after]; ok {
-			return i + 1, "", false, nil
-		}
-	case atSubscriptions:
-		return 0, after, true, nil
+	if !ok {
+		return 0, "", 0, errListCursor
 	}
-	return 0, "", false, bad
+	return first, after, where, nil
+}
+
+var errListCursor = invalidParams("the cursor is not one of this list")
+
+func parseCursor(token string) (where byte, after string, ok bool) {
+	raw, err := base64.RawURLEncoding.Strict().DecodeString(token)
+	if err != nil || len(raw) == 0 || len(raw) > 1100 {
+		return 0, "", false
+	}
+	return raw[0], string(raw[1:]), bytes.IndexByte([]byte{atCatalog, atSubscriptions, atBackends}, raw[0]) >= 0
 }
 
 // page collects the entries from first on that the caller may see.
@@ -209,56 +217,119 @@ func (c *call) shared(open bool) *caching {
 }
 
 // listResources serves resources/list: the event types with a fixed URI, then
-// the caller's webhook subscriptions.
+// the caller's webhook subscriptions, then what backends have.
 func (e *Endpoint) listResources(ctx context.Context, c *call) (result, error) {
 	cat, err := e.catalog(ctx, c.principal)
 	if err != nil {
 		return result{}, err
 	}
 	l := e.listing(cat)
-	first, after, atSubs, err := c.place(l.resourceAt)
+	first, after, where, err := c.place(l.resourceAt)
 	if err != nil {
 		return result{}, err
 	}
-	pieces := [][]byte{[]byte(`"resources":[`)}
-	var n int
-	var next []byte
-	switch {
-	case atSubs:
-	case l.open && first == 0 && len(l.resources) <= e.options.PageSize:
-		n = len(l.resources)
-		pieces = append(pieces, l.firstResources)
-	default:
-		var more [][]byte
-		more, n, next = e.page(c.principal, l.open, l.resources, first)
-		pieces = append(pieces, more...)
+	page := partedPage{pieces: [][]byte{[]byte(`"resources":[`)}, room: e.options.PageSize, cache: c.shared(l.open)}
+	if where == atCatalog {
+		if l.open && first == 0 && len(l.resources) <= e.options.PageSize {
+			page.add(len(l.resources), nil, l.firstResources)
+		} else {
+			more, n, next := e.page(c.principal, l.open, l.resources, first)
+			page.add(n, next, more...)
+		}
+		after = ""
 	}
-	cache := c.shared(l.open)
 	if e.options.Subscriptions != nil {
-		// These are the caller's own, on whichever page they stand.
-		cache = &caching{0, private}
-		if room := e.options.PageSize - n; next == nil && room > 0 {
-			views, last, err := e.options.Subscriptions.List(ctx, c.principal, after, room)
-			if err != nil {
+		page.cache = &caching{0, private} // the caller's own, on whichever page they stand
+		if where != atBackends && page.goesOn(atSubscriptions) {
+			if err := e.addSubscriptions(ctx, c, &page, after); err != nil {
 				return result{}, err
 			}
-			for _, v := range views {
-				if n > 0 {
-					pieces = append(pieces, comma)
-				}
-				pieces = append(pieces, subscriptionResource(v))
-				n++
-			}
-			if last != "" {
-				next = listCursor(atSubscriptions, last)
-			}
-		} else if next == nil {
-			next = listCursor(atSubscriptions, "")
+			after = ""
 		}
-	} else if atSubs {
-		return result{}, invalidParams("the cursor is not one of this list")
+	} else if where == atSubscriptions {
+		return result{}, errListCursor
 	}
-	return result{members: append(pieces, closing, next), cache: cache}, nil
+	return e.addBackends(ctx, c, &page, gateway.Resources, where, after)
+}
+
+// partedPage is a page of a list that has several parts.
+type partedPage struct {
+	pieces [][]byte
+	n      int // entries so far
+	room   int // how many more there may be
+	next   []byte
+	cache  *caching
+}
+
+// add adds a part's pieces, which hold n entries; next is where that part goes on.
+func (p *partedPage) add(n int, next []byte, pieces ...[]byte) {
+	if n > 0 && p.n > 0 {
+		p.pieces = append(p.pieces, comma)
+	}
+	p.pieces = append(p.pieces, pieces...)
+	p.n, p.room, p.next = p.n+n, p.room-n, next
+}
+
+// goesOn reports whether another part follows on this page; if it would but there
+// is no room, it begins the next one.
+func (p *partedPage) goesOn(part byte) bool {
+	if p.next != nil {
+		return false
+	}
+	if p.room > 0 {
+		return true
+	}
+	p.next = listCursor(part, "")
+	return false
+}
+
+func (e *Endpoint) addSubscriptions(ctx context.Context, c *call, page *partedPage, after string) error {
+	views, last, err := e.options.Subscriptions.List(ctx, c.principal, after, page.room)
+	if err != nil {
+		return err
+	}
+	var pieces [][]byte
+	for i, v := range views {
+		if i > 0 {
+			pieces = append(pieces, comma)
+		}
+		pieces = append(pieces, subscriptionResource(v))
+	}
+	var next []byte
+	if last != "" {
+		next = listCursor(atSubscriptions, last)
+	}
+	page.add(len(views), next, pieces...)
+	return nil
+}
+
+// addBackends adds what backends have of a kind, and makes the result of the page.
+func (e *Endpoint) addBackends(ctx context.Context, c *call, page *partedPage, kind gateway.Kind, where byte, after string) (result, error) {
+	r := result{cache: page.cache}
+	switch {
+	case e.options.Gateway == nil && where == atBackends:
+		return r, errListCursor
+	case e.options.Gateway != nil:
+		list := e.options.Gateway.List(ctx, c.principal, kind)
+		// On all pages the same: the strictest scope and the shortest time.
+		r.cache = &caching{min(page.cache.ttl, list.TTL.Milliseconds()), private}
+		if len(list.Conflicts) > 0 {
+			r.meta = append([]byte(`"`+MetaConflicts+`":`), mustJSON(list.Conflicts)...)
+		}
+		if len(list.Entries) == 0 || !page.goesOn(atBackends) {
+			break
+		}
+		if where != atBackends {
+			after = ""
+		}
+		pieces, n, next, ok := entriesAfter(list, after, page.room)
+		if !ok {
+			return r, errListCursor
+		}
+		page.add(n, next, pieces...)
+	}
+	r.members = append(page.pieces, closing, page.next)
+	return r, nil
 }
 
 var closing = []byte("]")
@@ -284,23 +355,23 @@ func (e *Endpoint) listTemplates(ctx context.Context, c *call) (result, error) {
 		return result{}, err
 	}
 	l := e.listing(cat)
-	first, _, elsewhere, err := c.place(l.tmplAt)
+	first, after, where, err := c.place(l.tmplAt)
 	if err != nil {
 		return result{}, err
 	}
-	if elsewhere {
-		return result{}, invalidParams("the cursor is not one of this list")
+	if where == atSubscriptions {
+		return result{}, errListCursor
 	}
-	pieces := [][]byte{[]byte(`"resourceTemplates":[`)}
-	var next []byte
-	if l.open && first == 0 && len(l.templates) <= e.options.PageSize {
-		pieces = append(pieces, l.firstTemplates)
-	} else {
-		var more [][]byte
-		more, _, next = e.page(c.principal, l.open, l.templates, first)
-		pieces = append(pieces, more...)
+	page := partedPage{pieces: [][]byte{[]byte(`"resourceTemplates":[`)}, room: e.options.PageSize, cache: c.shared(l.open)}
+	if where == atCatalog {
+		if l.open && first == 0 && len(l.templates) <= e.options.PageSize {
+			page.add(len(l.templates), nil, l.firstTemplates)
+		} else {
+			more, n, next := e.page(c.principal, l.open, l.templates, first)
+			page.add(n, next, more...)
+		}
 	}
-	return result{members: append(pieces, closing, next), cache: c.shared(l.open)}, nil
+	return e.addBackends(ctx, c, &page, gateway.Templates, where, after)
 }
 
 // listEvents serves events/list (SEP-3415). An event type that this caller
@@ -311,12 +382,12 @@ func (e *Endpoint) listEvents(ctx context.Context, c *call) (result, error) {
 		return result{}, err
 	}
 	l := e.listing(cat)
-	first, _, elsewhere, err := c.place(l.eventAt)
+	first, _, where, err := c.place(l.eventAt)
 	if err != nil {
 		return result{}, err
 	}
-	if elsewhere {
-		return result{}, invalidParams("the cursor is not one of this list")
+	if where != atCatalog {
+		return result{}, errListCursor
 	}
 	pieces := [][]byte{[]byte(`"events":[`)}
 	n, last := 0, ""

@@ -26,6 +26,11 @@ func (e *Endpoint) setLevel(ctx context.Context, c *call) (result, error) {
 	if err := e.sessions.change(ctx, c.session, func(s *session) { s.Level = level }); err != nil {
 		return result{}, e.sessionFault(err)
 	}
+	if e.options.Gateway != nil {
+		if err := e.options.Gateway.SetLevel(ctx, c.client()); err != nil {
+			return result{}, err
+		}
+	}
 	return result{}, e.tellSession(ctx, c)
 }
 

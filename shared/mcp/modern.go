@@ -7,6 +7,7 @@ import (
 	"mcpevents/shared/auth"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/mcp/mirror"
 	"mcpevents/shared/mcp/sse"
 )
 
@@ -119,7 +120,7 @@ func (c *call) checkHeader(header, want string) *jsonrpc.Error {
 	got := strings.Trim(values[0], " \t")
 	if header == headerName { // the one that may be in Base64
 		var err error
-		if got, err = DecodeHeader(got); err != nil {
+		if got, err = mirror.Decode(got); err != nil {
 			return mismatch("%s is malformed", header)
 		}
 	}
@@ -134,6 +135,11 @@ func (e *Endpoint) dispatch(w http.ResponseWriter, c *call, m method) {
 	if m.scope != "" {
 		if err := c.principal.Require(m.scope); err != nil {
 			e.answerFault(w, c, m, err)
+			return
+		}
+	}
+	if m.route != nil && e.options.Gateway != nil {
+		if served := e.proxied(w, c, m); served {
 			return
 		}
 	}

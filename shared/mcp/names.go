@@ -46,11 +46,15 @@ const (
 	methodEventsUnsub   = "events/unsubscribe"
 	methodComplete      = "completion/complete"
 	methodSetLevel      = "logging/setLevel"
+	methodToolsList     = "tools/list"
 	methodToolsCall     = "tools/call"
+	methodPromptsList   = "prompts/list"
 	methodPromptsGet    = "prompts/get"
 	noteAcknowledged    = "notifications/subscriptions/acknowledged"
 	noteUpdated         = "notifications/resources/updated"
 	noteResourcesChange = "notifications/resources/list_changed"
+	noteCancelled       = "notifications/cancelled"
+	noteRootsChange     = "notifications/roots/list_changed"
 	noteMessage         = "notifications/message"
 	noteEventsChange    = "notifications/events/list_changed" // SEP-3415
 )
@@ -85,6 +89,7 @@ const (
 const (
 	metaVersion      = "io.modelcontextprotocol/protocolVersion"
 	metaCapabilities = "io.modelcontextprotocol/clientCapabilities"
+	metaClient       = "io.modelcontextprotocol/clientInfo"
 	metaServer       = "io.modelcontextprotocol/serverInfo"
 	metaLogLevel     = "io.modelcontextprotocol/logLevel"
 	metaSubscription = "io.modelcontextprotocol/subscriptionId"
@@ -106,6 +111,8 @@ const (
 	MetaPayload = Prefix + "payload"
 	// MetaTruncated says that the log no longer reached back to the cursor.
 	MetaTruncated = Prefix + "truncated"
+	// MetaConflicts lists names that more than one backend has.
+	MetaConflicts = Prefix + "conflicts"
 	// MetaIdempotency makes a repeated registration safe.
 	MetaIdempotency = Prefix + "idempotencyKey"
 	// MetaPlain set to true in events/subscribe says that the client's endpoint is not to

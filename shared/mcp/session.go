@@ -39,6 +39,9 @@ type session struct {
 	// Payloads and Events say which extensions the client declared.
 	Payloads bool `json:"pay,omitempty"`
 	Events   bool `json:"ev,omitempty"`
+	// Capabilities and Client are what the client declared, for backends.
+	Capabilities json.RawMessage `json:"cap,omitempty"`
+	Client       json.RawMessage `json:"cli,omitempty"`
 	// Dialect is set for a session of the dialect, which is unknown elsewhere.
 	Dialect bool `json:"di,omitempty"`
 	// Level is the least severity of log messages that the client wants; empty for none.

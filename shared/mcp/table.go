@@ -76,6 +76,9 @@ type method struct {
 	session bool
 	// scope is needed to call it; empty for none.
 	scope string
+	// route finds what of a backend a request is for; without one, or when it finds
+	// nothing, the request is served here.
+	route func(c *call) (to route, ok bool, err error)
 	// One of these serves it: answer gives a result; stream answers with a stream
 	// or returns an error before it wrote anything; forward gets the whole request.
 	answer  func(ctx context.Context, c *call) (result, error)
@@ -100,13 +103,13 @@ func (e *Endpoint) table() map[string]method {
 		t[methodEvents] = method{legacy: true, modern: true, family: eventsMethods, scope: auth.ScopeRead, answer: e.listEvents}
 	}
 	if o.Lists && o.Log != nil {
-		t[methodComplete] = method{legacy: true, modern: true, scope: auth.ScopeRead, answer: e.complete}
+		t[methodComplete] = method{legacy: true, modern: true, scope: auth.ScopeRead, route: e.routeComplete, answer: e.complete}
 	}
 	if o.Feeds != nil && e.sessions != nil {
 		t[methodSetLevel] = method{legacy: true, session: true, scope: auth.ScopeRead, answer: e.setLevel}
 	}
 	if o.Log != nil {
-		t[methodRead] = method{legacy: true, modern: true, scope: auth.ScopeRead, answer: e.read}
+		t[methodRead] = method{legacy: true, modern: true, scope: auth.ScopeRead, route: e.routeRead, answer: e.read}
 	}
 	if o.Feeds != nil {
 		t[methodEventsPoll] = method{legacy: true, modern: true, family: eventsMethods, scope: auth.ScopeRead, answer: e.poll}
@@ -132,6 +135,12 @@ func (e *Endpoint) table() map[string]method {
 			row.answer = answerEvents
 		}
 		t[events] = row
+	}
+	if o.Gateway != nil {
+		t[methodToolsList] = method{legacy: true, modern: true, scope: auth.ScopeRead, answer: e.listTools}
+		t[methodPromptsList] = method{legacy: true, modern: true, scope: auth.ScopeRead, answer: e.listPrompts}
+		t[methodToolsCall] = method{legacy: true, modern: true, scope: auth.ScopeRead, route: e.routeTool}
+		t[methodPromptsGet] = method{legacy: true, modern: true, scope: auth.ScopeRead, route: e.routePrompt}
 	}
 	webhooks(methodRegister, methodEventsSub, o.Registrar != nil, o.ForwardRegistrar, e.register, e.eventsSubscribe)
 	webhooks(methodDeregister, methodEventsUnsub, o.Deregistrar != nil, o.ForwardDeregistrar, e.deregister, e.eventsUnsubscribe)

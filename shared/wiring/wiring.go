@@ -4,10 +4,14 @@
 package wiring
 
 import (
+	"encoding/json"
+	"log/slog"
+
 	"mcpevents/shared/auth"
 	"mcpevents/shared/catalog"
 	"mcpevents/shared/config"
 	"mcpevents/shared/delivery"
+	"mcpevents/shared/gateway"
 	"mcpevents/shared/mcp"
 	"mcpevents/shared/queue"
 	"mcpevents/shared/store"
@@ -26,6 +30,16 @@ func Guard(l config.Limits) *webhook.Guard {
 		g.Ports = append(g.Ports, uint16(p))
 	}
 	return g
+}
+
+// Gateway reaches the backends of a configuration; nil when there are none. Key
+// authenticates what clients carry between requests.
+func Gateway(c *config.Config, db store.DB, key []byte, version string, log *slog.Logger) (mcp.Gateway, error) {
+	if c == nil || len(c.Backends) == 0 {
+		return nil, nil
+	}
+	server, _ := json.Marshal(mcp.Implementation{Name: "mcp-events", Version: version}) // two strings
+	return gateway.New(gateway.Options{Backends: c.Backends, DB: db, Server: server, Key: key, Log: log})
 }
 
 // SharedLeases bound the streams of instances over one store, each of which serves

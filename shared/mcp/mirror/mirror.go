@@ -1,4 +1,4 @@
-package mcp
+package mirror
 
 import (
 	"encoding/base64"
@@ -16,8 +16,8 @@ const (
 
 var errHeaderValue = errors.New("the header value is malformed")
 
-// EncodeHeader makes a header value of a name or a URI.
-func EncodeHeader(s string) string {
+// Encode makes a header value of a name or a URI.
+func Encode(s string) string {
 	plain := strings.Trim(s, " \t") == s && (!strings.HasPrefix(s, sentinelStart) || !strings.HasSuffix(s, sentinelEnd))
 	for i := 0; plain && i < len(s); i++ {
 		plain = headerByte(s[i])
@@ -28,8 +28,8 @@ func EncodeHeader(s string) string {
 	return sentinelStart + base64.StdEncoding.EncodeToString([]byte(s)) + sentinelEnd
 }
 
-// DecodeHeader reads what [EncodeHeader] wrote.
-func DecodeHeader(value string) (string, error) {
+// Decode reads what [Encode] wrote.
+func Decode(value string) (string, error) {
 	value = strings.Trim(value, " \t")
 	for i := 0; i < len(value); i++ {
 		if !headerByte(value[i]) {

@@ -1,0 +1,283 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/oauth2/clientcredentials"
+
+	"mcpevents/shared/config"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway/upstream"
+	"mcpevents/shared/mcp/jsonrpc"
+)
+
+// backend is one MCP server behind the gateway.
+type backend struct {
+	config.Backend
+	gateway *Gateway
+	http    *http.Client
+	fixed   http.Header
+	token   func(ctx context.Context) (string, error) // nil without OAuth
+
+	mu      sync.Mutex
+	asking  chan struct{} // closed when the one who asks is done
+	learned *learned
+	lists   map[Kind]*fetched
+}
+
+// learned is what a backend said of itself.
+type learned struct {
+	version string
+	session string // of the gateway's own session with it, in the earlier revisions
+	offers  Offers
+	at      time.Time
+}
+
+func (g *Gateway) newBackend(c config.Backend) (*backend, error) {
+	b := &backend{Backend: c, gateway: g, http: g.options.HTTP, fixed: http.Header{}, lists: map[Kind]*fetched{}}
+	for name, value := range c.Headers {
+		text, err := value.Resolve(os.LookupEnv)
+		if err != nil {
+			return nil, fault.Wrap(fault.Invalid, err, "backend %s: header %s", c.Name, name)
+		}
+		b.fixed.Set(name, text)
+	}
+	if o := c.OAuth; o != nil {
+		secret, err := o.ClientSecret.Resolve(os.LookupEnv)
+		if err != nil {
+			return nil, fault.Wrap(fault.Invalid, err, "backend %s: clientSecret", c.Name)
+		}
+		source := (&clientcredentials.Config{
+			ClientID: o.ClientID, ClientSecret: secret, TokenURL: o.TokenURL, Scopes: o.Scopes,
+		}).TokenSource(context.Background())
+		b.token = func(context.Context) (string, error) {
+			t, err := source.Token()
+			if err != nil {
+				return "", fault.Wrap(fault.Unavailable, err, "get a token for backend %s", c.Name)
+			}
+			return t.Type() + " " + t.AccessToken, nil
+		}
+	}
+	return b, nil
+}
+
+// client speaks to the backend for a caller, or for the gateway itself with an
+// empty token.
+func (b *backend) client(callerToken string) *upstream.Client {
+	return &upstream.Client{URL: b.URL, HTTP: b.http, Credentials: func(ctx context.Context, h http.Header) error {
+		for name, values := range b.fixed {
+			h[name] = values
+		}
+		switch {
+		case b.ForwardToken && callerToken != "":
+			h.Set("Authorization", callerToken)
+		case b.token != nil:
+			t, err := b.token(ctx)
+			if err != nil {
+				return err
+			}
+			h.Set("Authorization", t)
+		}
+		return nil
+	}}
+}
+
+// relearn is how long what a backend said of itself is believed.
+const relearn = 5 * time.Minute
+
+// known is what the backend said of itself, asked for at most once at a time.
+// Something older is better than nothing: with an error, it is what was known before.
+func (b *backend) known(ctx context.Context) (*learned, error) {
+	for {
+		b.mu.Lock()
+		have := b.learned
+		if have != nil && time.Since(have.at) < relearn {
+			b.mu.Unlock()
+			return have, nil
+		}
+		if b.asking == nil {
+			b.asking = make(chan struct{})
+			b.mu.Unlock()
+			return b.learn(ctx, have)
+		}
+		asking := b.asking
+		b.mu.Unlock()
+		select {
+		case <-asking:
+		case <-ctx.Done():
+			return have, fault.Wrap(fault.Unavailable, ctx.Err(), "wait for backend %s", b.Name)
+		}
+	}
+}
+
+func (b *backend) learn(ctx context.Context, have *learned) (*learned, error) {
+	now, err := b.ask(ctx)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	close(b.asking)
+	b.asking = nil
+	if err != nil {
+		return have, err
+	}
+	now.at = time.Now()
+	b.learned = now
+	return now, nil
+}
+
+// forget makes the next caller ask again, unless somebody has already.
+func (b *backend) forget(was *learned) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.learned == was {
+		b.learned = nil
+	}
+}
+
+// latestLegacy is offered to a backend that does not speak 2026-07-28.
+const latestLegacy = "2025-11-25"
+
+// ask finds out the revision and what is served: by server/discover, which only
+// 2026-07-28 has, and else by initialize.
+func (b *backend) ask(ctx context.Context) (*learned, error) {
+	c := b.client("")
+	pinned := b.ProtocolVersion
+	if pinned == config.AutoVersion || modern(pinned) {
+		got, err := b.discover(ctx, c)
+		if err == nil || modern(pinned) || fault.Is(err, fault.Unavailable) && !refused(err) {
+			return got, err
+		}
+	}
+	version := latestLegacy
+	if pinned != config.AutoVersion {
+		version = pinned
+	}
+	params, _ := json.Marshal(map[string]json.RawMessage{
+		"protocolVersion": quote(version), "capabilities": json.RawMessage(`{}`), "clientInfo": b.gateway.options.Server,
+	})
+	session, got, err := b.initialize(ctx, c, params)
+	if err != nil {
+		return nil, err
+	}
+	return &learned{version: got.version, session: session, offers: got.offers}, nil
+}
+
+// refused reports whether the backend answered, though not with what was asked for.
+func refused(err error) bool {
+	_, ok := errors.AsType[*upstream.StatusError](err)
+	return ok || errors.Is(err, errRPC)
+}
+
+var errRPC = errors.New("gateway: the backend answered with an error")
+
+func (b *backend) discover(ctx context.Context, c *upstream.Client) (*learned, error) {
+	const version = "2026-07-28"
+	params := b.meta(version, json.RawMessage(`{}`))
+	result, err := b.request(ctx, c, upstream.Request{Version: version}, "server/discover", params)
+	if err != nil {
+		return nil, err
+	}
+	// It may tell of itself in this revision and serve only others.
+	for v := range jsonrpc.Elements(jsonrpc.Member(result, "supportedVersions")) {
+		if text, _ := jsonrpc.String(v); text == version {
+			return &learned{version: version, offers: offersOf(jsonrpc.Member(result, "capabilities"))}, nil
+		}
+	}
+	return nil, fault.Wrap(fault.Unavailable, errRPC, "backend %s does not serve %s", b.Name, version)
+}
+
+// meta is params with nothing but what every request of revision 2026-07-28 has.
+func (b *backend) meta(version string, capabilities json.RawMessage) json.RawMessage {
+	out := append([]byte(`{"_meta":{"io.modelcontextprotocol/protocolVersion":`), quote(version)...)
+	out = append(append(out, `,"io.modelcontextprotocol/clientCapabilities":`...), capabilities...)
+	out = append(append(out, `,"io.modelcontextprotocol/clientInfo":`...), b.gateway.options.Server...)
+	return append(out, `}}`...)
+}
+
+type initialized struct {
+	version string
+	offers  Offers
+}
+
+// initialize begins a session of the earlier revisions.
+func (b *backend) initialize(ctx context.Context, c *upstream.Client, params json.RawMessage) (session string, got initialized, err error) {
+	body := request(json.RawMessage(`0`), "initialize", params)
+	x, err := c.Post(ctx, upstream.Request{Body: body})
+	if err != nil {
+		return "", got, err
+	}
+	defer x.Close()
+	result, err := response(x)
+	if err != nil {
+		return "", got, err
+	}
+	version, ok := jsonrpc.String(jsonrpc.Member(result, "protocolVersion"))
+	if !ok || version < "2025-03-26" || modern(version) {
+		return "", got, fault.New(fault.Unavailable, "backend %s speaks the revision %.40q", b.Name, version)
+	}
+	got = initialized{version, offersOf(jsonrpc.Member(result, "capabilities"))}
+	session = x.Session
+	note := []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+	done, err := c.Post(ctx, upstream.Request{Body: note, Version: version, Session: session})
+	if err != nil {
+		return "", got, err
+	}
+	done.Close()
+	return session, got, nil
+}
+
+func offersOf(capabilities json.RawMessage) Offers {
+	has := func(name string) bool { return jsonrpc.Member(capabilities, name) != nil }
+	return Offers{has("tools"), has("prompts"), has("resources"), has("completions"), has("logging")}
+}
+
+// request asks the backend on the gateway's own behalf and returns the result.
+func (b *backend) request(ctx context.Context, c *upstream.Client, r upstream.Request, method string, params json.RawMessage) (json.RawMessage, error) {
+	r.Body = request(json.RawMessage(`1`), method, params)
+	if modern(r.Version) {
+		r.Header = http.Header{"Mcp-Method": {method}}
+	}
+	x, err := c.Post(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	defer x.Close()
+	return response(x)
+}
+
+// response waits for the result of a request that has nothing else to say.
+func response(x *upstream.Exchange) (json.RawMessage, error) {
+	for {
+		raw, err := x.Next()
+		if _, garbage := errors.AsType[*upstream.Garbage](err); garbage {
+			continue
+		}
+		if err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "wait for a backend's answer")
+		}
+		m, ok := upstream.Read(raw)
+		switch {
+		case !ok || !m.Response():
+		case m.Error != nil:
+			return nil, fault.Wrap(fault.Unavailable, errRPC, "a backend answered with the error %s", jsonrpc.Member(m.Error, "code"))
+		default:
+			return m.Result, nil
+		}
+	}
+}
+
+func request(id json.RawMessage, method string, params json.RawMessage) []byte {
+	b := append([]byte(`{"jsonrpc":"2.0","id":`), id...)
+	b = jsonrpc.AppendString(append(b, `,"method":`...), method)
+	if params != nil {
+		b = append(append(b, `,"params":`...), params...)
+	}
+	return append(b, '}')
+}
+
+func quote(s string) json.RawMessage { return jsonrpc.AppendString(nil, s) }

@@ -1,0 +1,299 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway/upstream"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/mcp/mirror"
+)
+
+// Call is a request of a client that a backend answers.
+type Call struct {
+	Client
+	Kind Kind
+	// Name is what is called, as the client names it; Member of params holds it.
+	Name, Member string
+	Method       string
+	ID, Params   json.RawMessage
+	// Header are the mirrored headers of revision 2026-07-28.
+	Header http.Header
+	// Send takes each message for the client, the response last. An error means that
+	// the client is gone.
+	Send func(message json.RawMessage, response bool) error
+}
+
+// Has reports whether a backend of the principal has something of that name.
+func (g *Gateway) Has(ctx context.Context, c Client, kind Kind, name string) bool {
+	_, ok := g.serves(ctx, c.Principal, kind, name)
+	return ok
+}
+
+// Call finds the backend of what is called and hands its messages on until the
+// response. An error is returned only when nothing was sent that answers the request.
+func (g *Gateway) Call(ctx context.Context, c Call) error {
+	e, ok := g.serves(ctx, c.Principal, c.Kind, c.Name)
+	if !ok {
+		return unknown(kinds[c.Kind].what, c.Name)
+	}
+	ctx, cancel := context.WithTimeout(ctx, g.options.CallTimeout)
+	defer cancel()
+	known, err := e.backend.known(ctx)
+	if known == nil {
+		return err
+	}
+	x := &exchange{gateway: g, call: c, backend: e.backend, own: e.own}
+	defer x.close()
+	if modern(known.version) {
+		return x.stateless(ctx, known)
+	}
+	return x.inSession(ctx)
+}
+
+// exchange is one call under way.
+type exchange struct {
+	gateway *Gateway
+	call    Call
+	backend *backend
+	own     string // the name at the backend
+	with    backendSession
+	id      json.RawMessage // of the request at the backend
+	asked   []string        // questions that were put to the client
+}
+
+// close forgets what was asked and not answered: the call is over.
+func (x *exchange) close() { x.gateway.drop(x.asked) }
+
+// requestID is the id of a client's request at the backend. It is made of the client's own, so
+// that any instance knows it when the request is cancelled, and small enough to survive a backend that
+// reads numbers as doubles.
+func requestID(c Client, id json.RawMessage) json.RawMessage {
+	h := sha256.Sum256([]byte(c.Session + "\x00" + string(id)))
+	return strconv.AppendUint(nil, binary.BigEndian.Uint64(h[:8])>>12, 10)
+}
+
+// inSession calls a backend of the earlier revisions. A session that it has
+// forgotten is begun again, once.
+func (x *exchange) inSession(ctx context.Context) error {
+	for again := false; ; again = true {
+		var err error
+		if x.with, err = x.gateway.session(ctx, x.call.Client, x.backend); err != nil {
+			return err
+		}
+		x.id = requestID(x.call.Client, x.call.ID)
+		params := upstream.Replace(x.call.Params, x.call.Member, x.name())
+		answer, err := x.client().Post(ctx, upstream.Request{
+			Body: request(x.id, x.call.Method, params), Version: x.with.Version, Session: x.with.ID,
+		})
+		if errors.Is(err, upstream.ErrSession) && !again {
+			if err := x.gateway.dropSession(ctx, x.call.Client, x.backend); err != nil {
+				return err
+			}
+			continue
+		}
+		if err != nil {
+			return x.failed(err)
+		}
+		return x.relay(ctx, answer)
+	}
+}
+
+// stateless calls a backend of revision 2026-07-28.
+func (x *exchange) stateless(ctx context.Context, known *learned) error {
+	x.with = backendSession{Version: known.version}
+	x.id = x.call.ID
+	params := upstream.Replace(x.call.Params, x.call.Member, x.name())
+	h := http.Header{"Mcp-Method": {x.call.Method}}
+	for name, values := range x.call.Header {
+		h[name] = values
+	}
+	h["Mcp-Name"] = []string{mirror.Encode(x.own)}
+	if raw := jsonrpc.Member(params, "requestState"); raw != nil {
+		sealed, _ := jsonrpc.String(raw)
+		state, err := x.gateway.states.open(sealed, x.belongs(), time.Now())
+		if err != nil {
+			return err
+		}
+		params = upstream.Replace(params, "requestState", quote(string(state)))
+	}
+	answer, err := x.client().Post(ctx, upstream.Request{
+		Body: request(x.id, x.call.Method, params), Version: known.version, Header: h,
+	})
+	if err != nil {
+		return x.failed(err)
+	}
+	return x.relay(ctx, answer)
+}
+
+func (x *exchange) belongs() []byte {
+	return bound(x.call.Principal, x.call.Method, x.backend.Name, x.own)
+}
+
+func (x *exchange) client() *upstream.Client { return x.backend.client(x.call.Token) }
+
+// name is the value of the member that names what is called.
+func (x *exchange) name() []byte {
+	if x.call.Member == "ref" {
+		return upstream.Replace(jsonrpc.Member(x.call.Params, "ref"), "name", quote(x.own))
+	}
+	return quote(x.own)
+}
+
+func (x *exchange) failed(err error) error {
+	return &fault.Error{Kind: fault.Unavailable, Message: "backend " + x.backend.Name + " did not answer", Err: err}
+}
+
+// maxResumes bounds how often one call goes on at a backend that ends its stream.
+const maxResumes = 100
+
+// relay hands messages on until the response.
+func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
+	defer func() { answer.Close() }()
+	for resumed := 0; ; {
+		raw, err := answer.Next()
+		if garbage, ok := errors.AsType[*upstream.Garbage](err); ok {
+			x.dropped(ctx, garbage.Reason)
+			continue
+		}
+		if err != nil && answer.EventID != "" && ctx.Err() == nil && resumed < maxResumes {
+			// The backend has ended the connection, not the call (2025-11-25, Resumability).
+			resumed++
+			next, rerr := x.resume(ctx, answer.EventID)
+			if rerr != nil {
+				return x.failed(rerr)
+			}
+			answer.Close()
+			answer = next
+			continue
+		}
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				err = errors.New("gateway: the stream ended before the response")
+			}
+			return x.failed(err)
+		}
+		done, err := x.message(ctx, raw)
+		if done || err != nil {
+			return err
+		}
+	}
+}
+
+// resume goes on with a call's stream, after the pause that lets a backend end many.
+func (x *exchange) resume(ctx context.Context, last string) (*upstream.Exchange, error) {
+	select {
+	case <-time.After(time.Second):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	answer, err := x.client().Get(ctx, upstream.Request{Version: x.with.Version, Session: x.with.ID}, last)
+	if err == nil && answer.EventID == "" {
+		answer.EventID = last
+	}
+	return answer, err
+}
+
+func (x *exchange) dropped(ctx context.Context, why string) {
+	x.gateway.options.Log.WarnContext(ctx, "a message of a backend was dropped", "backend", x.backend.Name, "why", why)
+}
+
+// passed are the notifications that a backend may send within a call.
+var passed = map[string]bool{
+	"notifications/progress": true, "notifications/message": true, "notifications/elicitation/complete": true,
+	"notifications/tasks/status": true,
+}
+
+// message hands one message on.
+func (x *exchange) message(ctx context.Context, raw json.RawMessage) (done bool, err error) {
+	m, ok := upstream.Read(raw)
+	switch {
+	case !ok:
+		x.dropped(ctx, "it is no JSON-RPC message")
+	case m.Response():
+		if string(m.ID) != string(x.id) {
+			x.dropped(ctx, "it answers another request")
+			return false, nil
+		}
+		return true, x.respond(m)
+	case m.ID != nil:
+		return false, x.question(ctx, m)
+	case passed[m.Method]:
+		return false, x.call.Send(m.Raw, false)
+	default:
+		x.dropped(ctx, "its method does not belong into a call")
+	}
+	return false, nil
+}
+
+// respond hands the response on, under the client's own id.
+func (x *exchange) respond(m upstream.Message) error {
+	raw := upstream.Replace(m.Raw, "id", x.call.ID)
+	if m.Result == nil || m.Result[0] != '{' {
+		return x.call.Send(raw, true)
+	}
+	result := m.Result
+	if state := jsonrpc.Member(result, "requestState"); state != nil && modern(x.with.Version) {
+		text, ok := jsonrpc.String(state)
+		if !ok {
+			return x.failed(errors.New("gateway: the requestState is no string"))
+		}
+		result = upstream.Replace(result, "requestState", quote(x.gateway.states.seal([]byte(text), x.belongs(), time.Now())))
+	}
+	if x.call.modern() && jsonrpc.Member(result, "resultType") == nil {
+		result = insert(result, "resultType", json.RawMessage(`"complete"`))
+	}
+	return x.call.Send(upstream.Replace(raw, "result", result), true)
+}
+
+// needs is the capability that a request of a backend asks of the client.
+var needs = map[string]string{
+	"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots",
+}
+
+// question puts a backend's request to the client, or answers it here.
+func (x *exchange) question(ctx context.Context, m upstream.Message) error {
+	capability := needs[m.Method]
+	switch {
+	case m.Method == "ping":
+		return x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
+	case capability == "" || jsonrpc.Member(x.call.Capabilities, capability) == nil || x.call.modern():
+		return x.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{
+			Code: jsonrpc.MethodNotFound, Message: "the client does not support " + m.Method,
+		}))
+	}
+	id, err := x.gateway.ask(ctx, x.call.Client, x.backend, x.with, m.ID)
+	if err != nil {
+		return err
+	}
+	x.asked = append(x.asked, id)
+	return x.call.Send(upstream.Replace(m.Raw, "id", quote(id)), false)
+}
+
+// reply answers a backend's request in the client's place.
+func (x *exchange) reply(ctx context.Context, body []byte) error {
+	answer, err := x.client().Post(ctx, upstream.Request{Body: body, Version: x.with.Version, Session: x.with.ID})
+	if err != nil {
+		return x.failed(err)
+	}
+	answer.Close()
+	return nil
+}
+
+// Cancelled makes of a client's notifications/cancelled the one for the backends.
+func Cancelled(c Client, body json.RawMessage) json.RawMessage {
+	params := jsonrpc.Member(body, "params")
+	id := jsonrpc.Member(params, "requestId")
+	if id == nil {
+		return nil
+	}
+	return upstream.Replace(body, "params", upstream.Replace(params, "requestId", requestID(c, id)))
+}

@@ -1,0 +1,158 @@
+// Package gateway puts existing MCP servers, the backends, behind the endpoint.
+//
+//	client ─▶ shared/mcp ─▶ gateway ─▶ upstream ─▶ backend
+//	              ▲            │ lists: gathered, with prefixes
+//	              │            │ calls: messages handed on as they come
+//	              └── answers ─┘ by an id that the store knows
+//
+// What is handed on is the bytes that came: names get their prefix, ids are
+// exchanged, all else is untouched. Nothing that a call needs lies in one process:
+// the sessions with backends, and which request of a backend an answer belongs to,
+// are in the store, so that the answer may arrive at any instance.
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway/upstream"
+	"mcpevents/shared/store"
+)
+
+// Options configure a [Gateway].
+type Options struct {
+	Backends []config.Backend
+	DB       store.DB
+	// HTTP reaches the backends; nil is [upstream.NewHTTP].
+	HTTP *http.Client
+	// Server is what the gateway calls itself to backends: an MCP Implementation.
+	Server json.RawMessage
+	// Key authenticates what clients carry between requests: 32 bytes.
+	Key []byte
+	// ListTTL is how long a backend's list is used; 0 is 5 s.
+	ListTTL time.Duration
+	// CallTimeout bounds a call; 0 is 15 minutes.
+	CallTimeout time.Duration
+	// SessionTTL is how long a session with a backend is kept; 0 is 24 hours.
+	SessionTTL time.Duration
+	Log        *slog.Logger
+}
+
+// Gateway reaches the backends. It may be used concurrently. Make it with [New].
+type Gateway struct {
+	options  Options
+	backends []*backend
+	states   *states
+}
+
+// New makes a gateway. It reaches no backend yet.
+func New(o Options) (*Gateway, error) {
+	if o.HTTP == nil {
+		o.HTTP = upstream.NewHTTP()
+	}
+	if o.ListTTL == 0 {
+		o.ListTTL = 5 * time.Second
+	}
+	if o.CallTimeout == 0 {
+		o.CallTimeout = 15 * time.Minute
+	}
+	if o.SessionTTL == 0 {
+		o.SessionTTL = 24 * time.Hour
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	g := &Gateway{options: o}
+	var err error
+	if g.states, err = newStates(o.Key); err != nil {
+		return nil, err
+	}
+	for _, c := range o.Backends {
+		b, err := g.newBackend(c)
+		if err != nil {
+			return nil, err
+		}
+		g.backends = append(g.backends, b)
+	}
+	return g, nil
+}
+
+// Client is who calls: what a backend is told of it, and where its answers belong.
+type Client struct {
+	Principal auth.Principal
+	// Session is the key of its session in the earlier revisions; empty in 2026-07-28.
+	Session string
+	Version string
+	// Capabilities and Info are as the client sent them.
+	Capabilities, Info json.RawMessage
+	// Level is the least severity of log messages that its session asked for; empty for none.
+	Level string
+	// Token is its Authorization header, for backends that get the caller's own.
+	Token string
+}
+
+func (c Client) modern() bool { return modern(c.Version) }
+
+func modern(version string) bool { return version >= "2026-07-28" && version != config.AutoVersion }
+
+// visible are the backends that a principal may use.
+func (g *Gateway) visible(p auth.Principal) []*backend {
+	var out []*backend
+	for _, b := range g.backends {
+		if b.Workspace == p.Workspace && !slices.ContainsFunc(b.Scopes, func(s string) bool { return !p.Has(s) }) {
+			out = append(out, b)
+		}
+	}
+	return out
+}
+
+// Offers is what the backends of a principal serve.
+type Offers struct{ Tools, Prompts, Resources, Completions, Logging bool }
+
+// offerTime is how long a client that connects waits for backends to tell what
+// they serve.
+const offerTime = 2 * time.Second
+
+// Offers asks the backends of a principal what they serve. Those that cannot be
+// reached in time are counted by what they said last.
+func (g *Gateway) Offers(ctx context.Context, p auth.Principal) Offers {
+	ctx, cancel := context.WithTimeout(ctx, offerTime)
+	defer cancel()
+	var (
+		wg  sync.WaitGroup
+		mu  sync.Mutex
+		all Offers
+	)
+	for _, b := range g.visible(p) {
+		wg.Go(func() {
+			known, err := b.known(ctx)
+			if err != nil {
+				g.options.Log.WarnContext(ctx, "a backend does not tell what it serves", "backend", b.Name, "error", err)
+			}
+			if known == nil {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all.Tools = all.Tools || known.offers.Tools
+			all.Prompts = all.Prompts || known.offers.Prompts
+			all.Resources = all.Resources || known.offers.Resources
+			all.Completions = all.Completions || known.offers.Completions
+			all.Logging = all.Logging || known.offers.Logging
+		})
+	}
+	wg.Wait()
+	return all
+}
+
+func unknown(what, name string) error {
+	return fault.New(fault.Invalid, "there is no %s %.128q", what, name)
+}

@@ -1,0 +1,104 @@
+package gateway
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"strings"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway/upstream"
+	"mcpevents/shared/store"
+)
+
+// A question is a request of a backend to a client, within a call. The client
+// sees it under an id of our own that nobody can guess; what it stands for is in the
+// store, since the answer may come in at any instance. It goes when the backend has
+// taken the answer, or when the call ends.
+
+// question is the value of its item.
+type question struct {
+	Workspace string          `json:"ws"`
+	Principal string          `json:"pr"`
+	Session   string          `json:"s"` // of the client
+	Backend   string          `json:"b"`
+	With      backendSession  `json:"w"`
+	ID        json.RawMessage `json:"id"` // as the backend wrote it
+}
+
+// questionPrefix begins the ids of questions.
+const questionPrefix = "gw_"
+
+// questionLife bounds how long an answer may take.
+const questionLife = time.Hour
+
+func questionKey(id string) store.Key {
+	return store.Key{Table: store.Sessions, Partition: "q#" + id, Sort: "-"}
+}
+
+// ask keeps a backend's request and returns the id that the client is to see.
+func (g *Gateway) ask(ctx context.Context, c Client, b *backend, with backendSession, id json.RawMessage) (string, error) {
+	name := questionPrefix + rand.Text()
+	value, err := json.Marshal(question{c.Principal.Workspace, c.Principal.ID, c.Session, b.Name, with, id})
+	if err != nil {
+		return "", fault.Wrap(fault.Internal, err, "encode a backend's request")
+	}
+	err = g.options.DB.Write(ctx, store.Put(store.Item{Key: questionKey(name), Value: value, Expires: time.Now().Add(questionLife)}))
+	return name, fault.Wrap(fault.Unavailable, err, "keep a backend's request")
+}
+
+// drop forgets questions that nobody will answer any more.
+func (g *Gateway) drop(names []string) {
+	if len(names) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	ops := make([]store.Op, len(names))
+	for i, name := range names {
+		ops[i] = store.Delete(questionKey(name))
+	}
+	if err := g.options.DB.WriteAll(ctx, ops...); err != nil {
+		g.options.Log.WarnContext(ctx, "requests of a backend were left to expire", "error", err)
+	}
+}
+
+// Answer hands a client's answer, a result or an error, on to the backend that asked. An answer
+// to nothing, or to what another session was asked, is a fault of kind NotFound and changes
+// nothing; one that the backend did not take can be sent again.
+func (g *Gateway) Answer(ctx context.Context, c Client, id string, body json.RawMessage) error {
+	unknown := fault.New(fault.NotFound, "there is no request with this id to answer")
+	if !strings.HasPrefix(id, questionPrefix) || len(id) > 64 {
+		return unknown
+	}
+	items, err := g.options.DB.Get(ctx, questionKey(id))
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "find a backend's request")
+	}
+	if items[0] == nil {
+		return unknown
+	}
+	var q question
+	if err := json.Unmarshal(items[0].Value, &q); err != nil {
+		return fault.Wrap(fault.Internal, err, "decode a backend's request")
+	}
+	if q.Session != c.Session || q.Workspace != c.Principal.Workspace || q.Principal != c.Principal.ID {
+		return unknown
+	}
+	for _, b := range g.visible(c.Principal) {
+		if b.Name != q.Backend {
+			continue
+		}
+		x, err := b.client(c.Token).Post(ctx, upstream.Request{
+			Body: upstream.Replace(body, "id", q.ID), Version: q.With.Version, Session: q.With.ID,
+		})
+		if err != nil {
+			return fault.Wrap(fault.Unavailable, err, "hand an answer to backend %s", b.Name)
+		}
+		x.Close()
+		g.drop([]string{id})
+		return nil
+	}
+	return unknown
+}

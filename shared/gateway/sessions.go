@@ -1,0 +1,177 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway/upstream"
+	"mcpevents/shared/store"
+)
+
+// A session with a backend of the earlier revisions is begun by the first call
+// that needs it and kept in the store, so that every instance uses the same one. It
+// belongs to the client's session, or for clients of 2026-07-28 to the principal and what
+// the client declares.
+
+// backendSession is the value of such an item.
+type backendSession struct {
+	Version string `json:"v"`
+	ID      string `json:"id"` // may be empty: the backend is stateless
+}
+
+// holder names whose sessions with backends these are.
+func (c Client) holder() string {
+	if c.Session != "" {
+		return c.Session
+	}
+	h := sha256.New()
+	for _, part := range []string{c.Principal.Workspace, c.Principal.ID, string(c.Capabilities)} {
+		b, _ := json.Marshal(part)
+		h.Write(b)
+	}
+	return "p-" + base64.RawURLEncoding.EncodeToString(h.Sum(nil))
+}
+
+func sessionKey(holder, backend string) store.Key {
+	return store.Key{Table: store.Sessions, Partition: "g#" + holder, Sort: "b#" + backend}
+}
+
+// session finds the client's session with a backend, or begins one.
+func (g *Gateway) session(ctx context.Context, c Client, b *backend) (backendSession, error) {
+	var s backendSession
+	key := sessionKey(c.holder(), b.Name)
+	items, err := g.options.DB.Get(ctx, key)
+	if err != nil {
+		return s, fault.Wrap(fault.Unavailable, err, "read the session with a backend")
+	}
+	if items[0] != nil {
+		err := json.Unmarshal(items[0].Value, &s)
+		return s, fault.Wrap(fault.Internal, err, "decode the session with a backend")
+	}
+	if s, err = g.begin(ctx, c, b); err != nil {
+		return s, err
+	}
+	value, _ := json.Marshal(s) // strings
+	err = g.options.DB.Write(ctx, store.Put(store.Item{Key: key, Value: value, Expires: time.Now().Add(g.options.SessionTTL)}, store.Absent()))
+	if errors.Is(err, store.ErrConflict) { // another call of the client was first: one session is enough
+		g.end(ctx, b, c.Token, s)
+		return g.session(ctx, c, b)
+	}
+	return s, fault.Wrap(fault.Unavailable, err, "keep the session with a backend")
+}
+
+// begin initializes a session with what the client declared.
+func (g *Gateway) begin(ctx context.Context, c Client, b *backend) (s backendSession, err error) {
+	version := latestLegacy
+	if !c.modern() {
+		version = c.Version
+	}
+	capabilities, info := c.Capabilities, c.Info
+	if len(capabilities) == 0 {
+		capabilities = json.RawMessage(`{}`)
+	}
+	if len(info) == 0 {
+		info = g.options.Server
+	}
+	params, err := json.Marshal(map[string]json.RawMessage{
+		"protocolVersion": quote(version), "capabilities": capabilities, "clientInfo": info,
+	})
+	if err != nil {
+		return s, fault.Wrap(fault.Internal, err, "encode initialize")
+	}
+	session, got, err := b.initialize(ctx, b.client(c.Token), params)
+	s = backendSession{got.version, session}
+	if err == nil && c.Level != "" && got.offers.Logging {
+		err = g.setLevel(ctx, c, b, s)
+	}
+	return s, err
+}
+
+// setLevel asks a backend for log messages within a session.
+func (g *Gateway) setLevel(ctx context.Context, c Client, b *backend, s backendSession) error {
+	params := append(append([]byte(`{"level":`), quote(c.Level)...), '}')
+	_, err := b.request(ctx, b.client(c.Token), upstream.Request{Version: s.Version, Session: s.ID}, "logging/setLevel", params)
+	return err
+}
+
+// SetLevel tells the backends that a client has a session with which log messages
+// it asks for. Sessions that begin later are told then.
+func (g *Gateway) SetLevel(ctx context.Context, c Client) error {
+	sessions, err := g.sessions(ctx, c)
+	if err != nil {
+		return err
+	}
+	for b, s := range sessions {
+		if err := g.setLevel(ctx, c, b, s); err != nil {
+			g.options.Log.WarnContext(ctx, "a backend was not told the log level", "backend", b.Name, "error", err)
+		}
+	}
+	return nil
+}
+
+// dropSession forgets a session that the backend does not know any more.
+func (g *Gateway) dropSession(ctx context.Context, c Client, b *backend) error {
+	err := g.options.DB.Write(ctx, store.Delete(sessionKey(c.holder(), b.Name)))
+	return fault.Wrap(fault.Unavailable, err, "forget the session with a backend")
+}
+
+// end tells a backend that a session is over.
+func (g *Gateway) end(ctx context.Context, b *backend, token string, s backendSession) {
+	if s.ID == "" {
+		return
+	}
+	if err := b.client(token).Delete(ctx, upstream.Request{Version: s.Version, Session: s.ID}); err != nil {
+		g.options.Log.DebugContext(ctx, "a session with a backend was left to it", "backend", b.Name, "error", err)
+	}
+}
+
+// sessions are those that a client has with backends.
+func (g *Gateway) sessions(ctx context.Context, c Client) (map[*backend]backendSession, error) {
+	page, err := g.options.DB.Query(ctx, store.Query{Table: store.Sessions, Partition: sessionKey(c.holder(), "").Partition, Limit: 1000})
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the sessions with backends")
+	}
+	out := map[*backend]backendSession{}
+	for _, it := range page.Items {
+		for _, b := range g.visible(c.Principal) {
+			var s backendSession
+			if it.Sort == sessionKey("", b.Name).Sort && json.Unmarshal(it.Value, &s) == nil {
+				out[b] = s
+			}
+		}
+	}
+	return out, nil
+}
+
+// End ends a client's sessions with all backends.
+func (g *Gateway) End(ctx context.Context, c Client) error {
+	sessions, err := g.sessions(ctx, c)
+	for b, s := range sessions {
+		g.end(ctx, b, c.Token, s)
+		err = errors.Join(err, g.dropSession(ctx, c, b))
+	}
+	return err
+}
+
+// Tell hands a notification of a client's session on to the backends that it has a
+// session with: that it cancelled a request, that its roots changed.
+func (g *Gateway) Tell(ctx context.Context, c Client, body json.RawMessage) error {
+	sessions, err := g.sessions(ctx, c)
+	if err != nil {
+		return err
+	}
+	for b, s := range sessions {
+		x, err := b.client(c.Token).Post(ctx, upstream.Request{Body: body, Version: s.Version, Session: s.ID})
+		if err != nil {
+			g.options.Log.WarnContext(ctx, "a notification did not reach a backend", "backend", b.Name, "error", err)
+			continue
+		}
+		x.Close()
+	}
+	return nil
+}

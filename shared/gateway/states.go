@@ -1,0 +1,64 @@
+package gateway
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+)
+
+// stateLife is how long a client may take to come back with what it was asked for.
+const stateLife = time.Hour
+
+// states seals what a client carries between the rounds of a request (2026-07-28,
+// Multi Round-Trip Requests). To a backend all clients of the gateway may be one caller, so a
+// state that the backend made is bound here to the principal, the method and what is called.
+type states struct{ aead cipher.AEAD }
+
+func newStates(key []byte) (*states, error) {
+	derived, err := hkdf.Key(sha256.New, key, nil, "mcpevents gateway request state", 32)
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "derive the key of request states")
+	}
+	block, err := aes.NewCipher(derived)
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "derive the key of request states")
+	}
+	aead, err := cipher.NewGCM(block)
+	return &states{aead}, err
+}
+
+// bound is what a state belongs to.
+func bound(p auth.Principal, method, backend, name string) []byte {
+	b, _ := json.Marshal([]string{p.Workspace, p.ID, method, backend, name}) // strings
+	return b
+}
+
+func (s *states) seal(state, belongs []byte, now time.Time) string {
+	nonce := make([]byte, s.aead.NonceSize())
+	_, _ = rand.Read(nonce) // never fails (Go 1.24)
+	text := binary.BigEndian.AppendUint64(nil, uint64(now.Add(stateLife).Unix()))
+	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(nonce, nonce, append(text, state...), belongs))
+}
+
+// open is the reverse of seal. What is forged, another's or too old is a fault of kind Invalid.
+func (s *states) open(sealed string, belongs []byte, now time.Time) ([]byte, error) {
+	bad := fault.New(fault.Invalid, "requestState is not one of this request, or too old")
+	raw, err := base64.RawURLEncoding.Strict().DecodeString(sealed)
+	if err != nil || len(raw) < s.aead.NonceSize() {
+		return nil, bad
+	}
+	text, err := s.aead.Open(nil, raw[:s.aead.NonceSize()], raw[s.aead.NonceSize():], belongs)
+	if err != nil || len(text) < 8 || now.Unix() >= int64(binary.BigEndian.Uint64(text)) {
+		return nil, bad
+	}
+	return text[8:], nil
+}

@@ -1,0 +1,97 @@
+package upstream
+
+import (
+	"encoding/json"
+
+	"mcpevents/shared/mcp/jsonrpc"
+)
+
+// Message is a backend's message as far as a gateway has to know it. Unlike for
+// messages of clients, an id may be any number: it is only ever sent back.
+type Message struct {
+	ID     json.RawMessage
+	Method string
+	Result json.RawMessage
+	Error  json.RawMessage
+	Raw    json.RawMessage
+}
+
+// Read looks at a message. It reports false for what is no JSON-RPC message.
+func Read(raw json.RawMessage) (m Message, ok bool) {
+	m.Raw = raw
+	version, named := false, false
+	for key, value := range jsonrpc.Members(raw) {
+		switch string(key) {
+		case "jsonrpc":
+			version = string(value) == `"2.0"`
+		case "id":
+			if m.ID != nil || len(value) > jsonrpc.MaxID || value[0] == '{' || value[0] == '[' {
+				return m, false
+			}
+			if string(value) != "null" {
+				m.ID = value
+			}
+		case "method":
+			m.Method, named = jsonrpc.String(value)
+			if !named || m.Method == "" {
+				return m, false
+			}
+		case "result":
+			m.Result = value
+		case "error":
+			m.Error = value
+		}
+	}
+	switch {
+	case !version:
+		return m, false
+	case m.Method != "":
+		return m, m.Result == nil && m.Error == nil
+	}
+	return m, (m.Result != nil) != (m.Error != nil) && (m.ID != nil || m.Error != nil)
+}
+
+// Response reports whether the message answers a request.
+func (m Message) Response() bool { return m.Method == "" }
+
+// Replace returns the object with the value of its member name replaced; the last one
+// if there are several. All else stays as it was, byte for byte. Without the member the object
+// is returned as it is.
+func Replace(object json.RawMessage, name string, value []byte) json.RawMessage {
+	from, to := find(object, name)
+	if from < 0 {
+		return object
+	}
+	out := make([]byte, 0, len(object)-(to-from)+len(value))
+	out = append(out, object[:from]...)
+	out = append(out, value...)
+	return append(out, object[to:]...)
+}
+
+// find is where the value of a member lies.
+func find(object json.RawMessage, name string) (from, to int) {
+	from = -1
+	at := 0
+	for key, value := range jsonrpc.Members(object) {
+		// Values are parts of the object, in their order.
+		at = indexOf(object, value, at)
+		if string(key) == name {
+			from, to = at, at+len(value)
+		}
+		at += len(value)
+	}
+	return from, to
+}
+
+// indexOf is where part begins in whole, which holds it, at or behind a position.
+func indexOf(whole, part []byte, at int) int {
+	if len(part) == 0 {
+		return at
+	}
+	for i := at; i < len(whole); i++ {
+		if &whole[i] == &part[0] {
+			return i
+		}
+	}
+	return at
+}

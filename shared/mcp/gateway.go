@@ -1,0 +1,278 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/mcp/sse"
+)
+
+// Gateway reaches the backends; [gateway.Gateway] does.
+type Gateway interface {
+	Offers(ctx context.Context, p auth.Principal) gateway.Offers
+	List(ctx context.Context, p auth.Principal, kind gateway.Kind) *gateway.List
+	Has(ctx context.Context, c gateway.Client, kind gateway.Kind, name string) bool
+	Call(ctx context.Context, c gateway.Call) error
+	Answer(ctx context.Context, c gateway.Client, id string, body json.RawMessage) error
+	Tell(ctx context.Context, c gateway.Client, body json.RawMessage) error
+	SetLevel(ctx context.Context, c gateway.Client) error
+	End(ctx context.Context, c gateway.Client) error
+}
+
+// route is where in the gateway a request goes: what its member of params names.
+type route struct {
+	kind         gateway.Kind
+	name, member string
+}
+
+// maxDeclaration bounds what a session keeps of a client's capabilities and name.
+const maxDeclaration = 16 << 10
+
+// declaration is what a client said of itself, if it is an object of reasonable size.
+func declaration(raw json.RawMessage) json.RawMessage {
+	if len(raw) == 0 || raw[0] != '{' || len(raw) > maxDeclaration {
+		return nil
+	}
+	return bytes.Clone(raw)
+}
+
+// client is the caller as backends know it.
+func (c *call) client() gateway.Client {
+	out := gateway.Client{Principal: c.principal, Version: string(c.version), Token: c.request.Header.Get("Authorization")}
+	if c.session != nil {
+		out.Session, out.Capabilities, out.Info, out.Level = c.session.key, c.session.Capabilities, c.session.Client, c.session.Level
+		return out
+	}
+	out.Capabilities = jsonrpc.Member(c.meta, metaCapabilities)
+	out.Info = jsonrpc.Member(c.meta, metaClient)
+	return out
+}
+
+func (e *Endpoint) routeTool(c *call) (route, bool, error) {
+	name, err := c.required("name")
+	return route{gateway.Tools, name, "name"}, true, err
+}
+
+func (e *Endpoint) routePrompt(c *call) (route, bool, error) {
+	name, err := c.required("name")
+	return route{gateway.Prompts, name, "name"}, true, err
+}
+
+// routeRead leaves our own schemes to us.
+func (e *Endpoint) routeRead(c *call) (route, bool, error) {
+	uri, err := c.required("uri")
+	if err != nil || strings.HasPrefix(uri, subscriptionScheme) {
+		return route{}, false, err
+	}
+	to := route{gateway.Resources, uri, "uri"}
+	return to, e.options.Gateway.Has(c.request.Context(), c.client(), gateway.Resources, uri), nil
+}
+
+func (e *Endpoint) routeComplete(c *call) (route, bool, error) {
+	ref := c.param("ref")
+	if name, ok := jsonrpc.String(jsonrpc.Member(ref, "name")); ok {
+		return route{gateway.Prompts, name, "ref"}, true, nil
+	}
+	uri, _ := jsonrpc.String(jsonrpc.Member(ref, "uri"))
+	to := route{gateway.Templates, uri, "ref"}
+	return to, e.options.Gateway.Has(c.request.Context(), c.client(), gateway.Templates, uri), nil
+}
+
+// proxied serves a request that is for a backend. It reports false for one that is
+// for us.
+func (e *Endpoint) proxied(w http.ResponseWriter, c *call, m method) (served bool) {
+	to, ok, err := m.route(c)
+	if err == nil && !ok {
+		return false
+	}
+	if err == nil {
+		p := &passage{endpoint: e, w: w, c: c}
+		err = e.options.Gateway.Call(p.lifetime(), gateway.Call{
+			Client: c.client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.msg.Method,
+			ID: bytes.Clone(c.msg.ID), Params: c.msg.Params, Header: parameterHeaders(c.request.Header), Send: p.send,
+		})
+		if p.failed(err) {
+			return true
+		}
+	}
+	if err != nil {
+		e.answerFault(w, c, m, err)
+	}
+	return true
+}
+
+// parameterHeaders are those that repeat arguments of a tool (2026-07-28, Custom
+// Headers from Tool Parameters). The backend compares them.
+func parameterHeaders(h http.Header) http.Header {
+	out := http.Header{}
+	for name, values := range h {
+		if strings.HasPrefix(name, "Mcp-Param-") {
+			out[name] = values
+		}
+	}
+	return out
+}
+
+// passage is the way of a backend's messages to the client: as JSON when the response
+// comes first, else as a stream.
+type passage struct {
+	endpoint *Endpoint
+	w        http.ResponseWriter
+	c        *call
+	out      *sse.Writer
+	gone     bool
+	answered bool
+}
+
+// lifetime is the context of the call. Closing the connection cancels it in
+// 2026-07-28 and not before (2025-11-25, Transports).
+func (p *passage) lifetime() context.Context {
+	if p.c.version.modern() {
+		return p.c.request.Context()
+	}
+	return context.WithoutCancel(p.c.request.Context())
+}
+
+func (p *passage) send(message json.RawMessage, response bool) error {
+	p.answered = p.answered || response
+	h := p.c.request.Header
+	if p.out == nil && response && (accepts(h, "application/json") || !accepts(h, sse.ContentType)) {
+		status := http.StatusOK
+		if p.c.version.modern() {
+			status = statusOf(message)
+		}
+		send(p.w, status, func(b []byte) []byte { return append(b, message...) })
+		return nil
+	}
+	if !accepts(h, sse.ContentType) {
+		return nil // it did not ask to be told in between
+	}
+	if p.out == nil {
+		p.out = sse.NewWriter(p.w, p.endpoint.options.WriteTimeout)
+		p.out.Start()
+	}
+	if p.gone {
+		return nil
+	}
+	if err := p.out.Write(sse.Append(nil, sse.Event{Data: message})); err != nil {
+		if p.c.version.modern() {
+			return errors.Join(errWriting, err)
+		}
+		p.gone = true // the call goes on
+	}
+	return nil
+}
+
+// failed ends a passage that has begun with an error, and reports whether the
+// response is out.
+func (p *passage) failed(err error) bool {
+	switch {
+	case err == nil || p.answered || errors.Is(err, errWriting):
+		return true
+	case p.out == nil:
+		return false
+	}
+	rpc := p.endpoint.translate(p.c.request.Context(), err, p.c.version, coreMethods)
+	_ = p.send(jsonrpc.AppendError(nil, p.c.msg.ID, rpc), true) // the stream ends either way
+	return true
+}
+
+// statusOf is the HTTP status of a backend's response in the modern era.
+func statusOf(message json.RawMessage) int {
+	failure := jsonrpc.Member(message, "error")
+	if failure == nil {
+		return http.StatusOK
+	}
+	var code int
+	_ = json.Unmarshal(jsonrpc.Member(failure, "code"), &code) // 0 is none of those below
+	return status(&jsonrpc.Error{Code: code})
+}
+
+// takeIn serves what needs no response: notifications, and answers to what a
+// backend asked the client.
+func (e *Endpoint) takeIn(w http.ResponseWriter, c *call) {
+	if e.options.Gateway == nil {
+		// Nothing that a client tells or answers changes anything then. Requests are
+		// short, and one that is under way cannot be cancelled, which the revisions allow for.
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	ctx := c.request.Context()
+	var err error
+	switch {
+	case c.msg.Kind == jsonrpc.Response:
+		id, _ := jsonrpc.String(c.msg.ID)
+		if err = e.options.Gateway.Answer(ctx, c.client(), id, c.msg.Raw); fault.Is(err, fault.NotFound) {
+			e.fail(w, http.StatusBadRequest, nil, invalidRequest(fault.Public(err)))
+			return
+		}
+	case c.msg.Method == noteCancelled:
+		if body := gateway.Cancelled(c.client(), c.msg.Raw); body != nil {
+			err = e.options.Gateway.Tell(ctx, c.client(), body)
+		}
+	case c.msg.Method == noteRootsChange:
+		err = e.options.Gateway.Tell(ctx, c.client(), c.msg.Raw)
+	}
+	if err != nil {
+		w.Header().Set("Retry-After", "1")
+		e.fail(w, http.StatusServiceUnavailable, nil, e.translate(ctx, err, c.version, coreMethods))
+		return
+	}
+	w.WriteHeader(http.StatusAccepted)
+}
+
+func (e *Endpoint) listTools(ctx context.Context, c *call) (result, error) {
+	return e.listBackends(ctx, c, gateway.Tools, "tools")
+}
+
+func (e *Endpoint) listPrompts(ctx context.Context, c *call) (result, error) {
+	return e.listBackends(ctx, c, gateway.Prompts, "prompts")
+}
+
+// listBackends serves a list that only backends have entries of.
+func (e *Endpoint) listBackends(ctx context.Context, c *call, kind gateway.Kind, member string) (result, error) {
+	_, after, where, err := c.place(nil)
+	if err != nil {
+		return result{}, err
+	}
+	if where == atSubscriptions {
+		return result{}, errListCursor
+	}
+	page := partedPage{pieces: [][]byte{[]byte(`"` + member + `":[`)}, room: e.options.PageSize, cache: &caching{listTTL, private}}
+	return e.addBackends(ctx, c, &page, kind, where, after)
+}
+
+// entriesAfter is a page of a gathered list, from behind the entry of a name.
+func entriesAfter(list *gateway.List, after string, most int) (pieces [][]byte, n int, next []byte, ok bool) {
+	first := 0
+	if after != "" {
+		first = -1
+		for i, x := range list.Entries {
+			if x.Name == after {
+				first = i + 1
+			}
+		}
+		if first < 0 {
+			return nil, 0, nil, false
+		}
+	}
+	for _, x := range list.Entries[first:] {
+		if n == most {
+			return pieces, n, listCursor(atBackends, list.Entries[first+n-1].Name), true
+		}
+		if n > 0 {
+			pieces = append(pieces, comma)
+		}
+		pieces = append(pieces, x.JSON)
+		n++
+	}
+	return pieces, n, nil, true
+}
