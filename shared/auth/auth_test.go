@@ -241,3 +241,46 @@ func TestGuard(t *testing.T) {
 		})
 	}
 }
+
+// TestDirectory: AUT-04, AUT-02. What is known of a principal who is not calling.
+func TestDirectory(t *testing.T) {
+	now := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+	list := []Key{
+		{Principal: "alice", SHA256: strings.Repeat("a", 64), Scopes: []string{"one"}},
+		{Principal: "alice", SHA256: strings.Repeat("b", 64), Scopes: []string{"two"}, Expires: now.Add(time.Hour)},
+		{Principal: "alice", Workspace: "other", SHA256: strings.Repeat("c", 64)},
+	}
+	keys, err := Keys(list, func() time.Time { return now })
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := NewReplaceable(keys)
+	scopes := func(workspace, id string) (all []string) {
+		found, err := r.Principals(t.Context(), workspace, id, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range found {
+			all = append(all, strings.Join(p.Scopes, " "))
+		}
+		return all
+	}
+	if got := scopes("default", "alice"); !slices.Equal(got, []string{"one", "two"}) {
+		t.Errorf("alice has %q", got)
+	}
+	if got := scopes("other", "bob"); len(got) != 0 {
+		t.Errorf("bob has %q", got)
+	}
+	now = now.Add(time.Hour)
+	if got := scopes("default", "alice"); !slices.Equal(got, []string{"one"}) {
+		t.Errorf("after one key expired alice has %q", got)
+	}
+	none, err := Keys(nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Replace(none)
+	if got := scopes("default", "alice"); len(got) != 0 {
+		t.Errorf("without a key alice has %q", got)
+	}
+}

@@ -126,3 +126,41 @@ func TestDiff(t *testing.T) {
 		})
 	}
 }
+
+// TestContract: EVX-17. What is kept of an event type tells later what it breaks.
+func TestContract(t *testing.T) {
+	const base = `events: [{name: a, uriTemplate: "event://a/{x}", filters: {f: /f}, redact: [/r],
+  paramsSchema: {type: object, properties: {x: {type: string}}}, payloadSchema: {type: object, properties: {f: {type: string}}}}]`
+	entry := func(edit ...string) *Entry { return parse(t, strings.NewReplacer(edit...).Replace(base)).ByName("a") }
+	for name, c := range map[string]struct {
+		edit  []string
+		want  string
+		terms bool // are the same
+	}{
+		"the same":              {nil, "", true},
+		"a title":               {[]string{"name: a,", "name: a, title: A,"}, "", true},
+		"a filter more":         {[]string{"{f: /f}", "{f: /f, g: /g}"}, "", false},
+		"a filter less":         {[]string{"filters: {f: /f},", ""}, FeatureInput, false},
+		"another template":      {[]string{"event://a/{x}", "event://b/{x}"}, FeatureInput, false},
+		"stricter parameters":   {[]string{"{x: {type: string}}", "{x: {type: string, minLength: 3}}"}, FeatureInput, false},
+		"an optional property":  {[]string{"{f: {type: string}}", "{f: {type: string}, g: {}}"}, "", false},
+		"another property type": {[]string{"{f: {type: string}}", "{f: {type: integer}}"}, FeaturePayload, false},
+		"an access rule":        {[]string{"name: a,", "name: a, access: {scopes: [s]},"}, "", false},
+		"no webhooks":           {[]string{"name: a,", "name: a, delivery: [push],"}, "", false},
+	} {
+		before, after := entry(), entry(c.edit...)
+		kept, err := ParseContract(before.Contract())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := Broken(kept, after); got != c.want {
+			t.Errorf("%s: breaks %q, want %q", name, got, c.want)
+		}
+		if same := before.terms() == after.terms(); same != c.terms {
+			t.Errorf("%s: the terms are the same: %v", name, same)
+		}
+		if kept.ContractID() != before.ContractID() {
+			t.Errorf("%s: the kept contract has another id", name)
+		}
+	}
+}

@@ -44,6 +44,11 @@ func Callers() []Caller {
 		{Principal: "foreign", Workspace: "elsewhere", Scopes: All},
 		{Principal: "operator", Workspace: "live", Scopes: All}, // whose catalog changes
 		{Principal: "leaver", Workspace: "ending", Scopes: All}, // as does that of this one
+		{Principal: "victim", Workspace: "tenants", Scopes: All, Claims: map[string]string{"org": "acme"}},
+		{Principal: "rival", Workspace: "tenants", Scopes: All, Claims: map[string]string{"org": "evil"}},
+		{Principal: "outsider", Workspace: "outside", Scopes: All},
+		{Principal: "mute", Workspace: "tenants", Scopes: []string{"profile"}, Claims: map[string]string{"org": "acme"}},
+		{Principal: "late", Workspace: "tenants", Scopes: All, Claims: map[string]string{"org": "acme"}, Expires: "2020-01-01"},
 	}
 }
 

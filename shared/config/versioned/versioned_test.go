@@ -225,3 +225,33 @@ func TestCacheIsBounded(t *testing.T) {
 		t.Error("a document that exists went before those that do not")
 	}
 }
+
+func TestLatestIsNotFromMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := versionedtest.New()
+		write(t, db, "one")
+		c := cache(db)
+		if v, _, err := c.Get(t.Context(), "d"); v != "one" || err != nil {
+			t.Fatal(v, err)
+		}
+		write(t, db, "two")
+		time.Sleep(time.Millisecond)
+		if v, _, _ := c.Get(t.Context(), "d"); v != "one" {
+			t.Errorf("got %q from memory", v)
+		}
+		if v, _, err := c.Latest(t.Context(), "d"); v != "two" || err != nil {
+			t.Errorf("the latest is %q, %v", v, err)
+		}
+		if v, _, _ := c.Get(t.Context(), "d"); v != "two" {
+			t.Errorf("got %q from memory after the latest was read", v)
+		}
+		if v, version, err := c.Latest(t.Context(), "nothing"); v != "" || version != 0 || err != nil {
+			t.Errorf("of a document that does not exist: %q, %d, %v", v, version, err)
+		}
+		time.Sleep(time.Millisecond)
+		db.Fail(fault.New(fault.Unavailable, "down"))
+		if v, _, err := c.Latest(t.Context(), "d"); !fault.Is(err, fault.Unavailable) {
+			t.Errorf("without the store: %q, %v", v, err)
+		}
+	})
+}

@@ -1,0 +1,474 @@
+//go:build unix
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"mcpevents/test/harness"
+	"mcpevents/test/identity"
+)
+
+// TestTenants shows AUT-05: by every method and every other way in, with every kind of
+// credentials, the answer is the expected one, and no byte of another tenant's data is in any answer
+// or stream.
+func TestTenants(t *testing.T) {
+	serve := func(t *testing.T, o harness.ServerOptions) *harness.Server {
+		dir := t.TempDir()
+		for name, text := range map[string]string{"tenants": owned, "outside": granted} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			o.Args = append(o.Args, "--workspace-catalog", name+"="+filepath.Join(dir, name))
+		}
+		return harness.StartServer(t, o)
+	}
+	t.Run("embedded, tokens", func(t *testing.T) {
+		t.Parallel()
+		p := identity.Start(t, "")
+		s := serve(t, harness.ServerOptions{Provider: p, Args: []string{"--jwt-workspace-claim", "ws"}})
+		acme := claims{"org": "acme", "ws": "tenants"}
+		with := func(more claims) claims { c := maps.Clone(acme); maps.Copy(c, more); return c }
+		s.Keys["victim"] = p.Token("victim", everything, acme)
+		tenants(t, &s.Target, map[string]string{
+			"no token":        "",
+			"expired":         p.Token("victim", everything, with(claims{"exp": time.Now().Add(-time.Hour).Unix()})),
+			"wrong audience":  p.Token("victim", everything, with(claims{"aud": s.Base() + "/other"})),
+			"wrong workspace": p.Token("victim", everything, with(claims{"ws": "outside"})),
+			"other principal": p.Token("rival", everything, with(claims{"org": "evil"})),
+			"missing scope":   p.Token("mute", "profile", acme),
+		})
+	})
+	t.Run("embedded, keys", func(t *testing.T) {
+		t.Parallel()
+		s := serve(t, harness.ServerOptions{})
+		tenants(t, &s.Target, tenantKeys(&s.Target))
+	})
+	t.Run("local AWS, keys", func(t *testing.T) {
+		t.Parallel()
+		aws := harness.SharedAWS(t)
+		aws.ApplyCatalog(t, "outside", granted)
+		aws.AnnounceCatalog(t, "tenants", owned) // and all functions use both
+		tenants(t, &aws.Target, tenantKeys(&aws.Target))
+	})
+}
+
+func tenantKeys(s *harness.Target) map[string]string {
+	return map[string]string{
+		"no token": "", "expired": s.Keys["late"], "wrong workspace": s.Keys["outsider"],
+		"other principal": s.Keys["rival"], "missing scope": s.Keys["mute"],
+	}
+}
+
+// want is an expected answer: the HTTP status, and the JSON-RPC code, 0 for a result.
+type want struct{ status, code int }
+
+func (w want) String() string { return fmt.Sprintf("%d/%d", w.status, w.code) }
+
+// attack asks for what is the victim's.
+type attack struct {
+	// scope is needed for the method; empty for none.
+	scope  string
+	params object
+	// modern and legacy are what a good token of another principal of the workspace, and
+	// of a principal of another workspace, gets; nil where the method does not exist.
+	modern, legacy []want
+}
+
+var (
+	fine    = []want{{200, 0}, {200, 0}}
+	unknown = want{404, -32601}
+)
+
+// victim is a tenant with something to lose.
+type victim struct {
+	*harness.Client
+	session, named *harness.Client // of the eras before, and of the dialect
+	private        []string        // nobody else may see it
+	workspace      []string        // nobody of another workspace may see it
+	own            string          // its subscription://
+	hook, extended *harness.Endpoint
+	cursor         string
+	watch          *harness.Stream
+}
+
+const (
+	secretURI = "event://repos/acme/hidden-repo-7c1/changed"
+	publicURI = "event://repos/acme/shared-repo-93b/announced"
+)
+
+func newVictim(t *testing.T, s *harness.Target) *victim {
+	hooks := harness.NewReceiver(t)
+	v := &victim{Client: s.Modern("victim"), hook: hooks.Endpoint("hook-d41d8c"), extended: hooks.Endpoint("hook-e58a7f")}
+	v.session = s.Legacy(t, "victim", harness.Legacy)
+	v.named = s.Dialect("victim", "tenants")
+	v.own = register(t, v.Client, v.hook, secretURI).Subscription.URI
+	id := subscribe(t, v.Client, v.extended, "repo.changed", object{"owner": "acme"}).ID
+	v.session.Call(t, "resources/subscribe", object{"uri": secretURI}, nil)
+	v.session.Open(t, "")
+	v.named.OpenDialect(t, "")
+	v.watch = v.Listen(t, 1, object{"resourceSubscriptions": []string{secretURI, publicURI}}, nil)
+	v.watch.Next(t)
+	var page page
+	v.Call(t, "events/poll", object{"name": "repo.changed", "arguments": object{"owner": "acme"}, "cursor": nil}, &page)
+	v.cursor = page.Cursor
+	v.private = []string{
+		"hidden-repo-7c1", "private-payload", "private-event", v.own[len("subscription://"):], id, v.hook.Name, v.extended.Name,
+		v.session.Session, v.named.Session,
+	}
+	v.workspace = append(v.private, "shared-repo-93b", "shared-payload", "shared-event", "repo.changed", "repo.announced")
+	v.publish(t, s, 1)
+	return v
+}
+
+// publish publishes an event that is the victim's, and one that is its workspace's.
+func (v *victim) publish(t *testing.T, s *harness.Target, n int) {
+	t.Helper()
+	for kind, uri := range map[string]string{"private": secretURI, "shared": publicURI} {
+		e := harness.Event{ID: fmt.Sprintf("%s-event-%d", kind, n), URI: uri, Data: object{"text": kind + "-payload"}}
+		if _, err := s.TryPublish(t.Context(), "victim", e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	v.hook.Wait(t, n)
+	v.extended.Wait(t, n)
+	v.watch.Wait(t, 2*n)
+}
+
+// attacks has every method at least once.
+func (v *victim) attacks() map[string][]attack {
+	read, webhooks := "events:read", "events:subscribe"
+	changed := object{"name": "repo.changed", "arguments": object{"owner": "acme"}}
+	from := func(name string) object {
+		return object{"name": name, "arguments": object{}, "cursor": v.cursor}
+	}
+	return map[string][]attack{
+		"initialize":      {{params: object{"protocolVersion": harness.Legacy, "capabilities": object{}, "clientInfo": object{"name": "x", "version": "1"}}, legacy: fine}},
+		"ping":            {{legacy: fine}},
+		"server/discover": {{modern: fine}},
+		"resources/list":  {{scope: read, modern: fine, legacy: fine}}, "resources/templates/list": {{scope: read, modern: fine, legacy: fine}},
+		"events/list": {{scope: read, modern: fine, legacy: fine}},
+		"resources/read": {
+			{scope: read, params: object{"uri": v.own}, modern: []want{{400, -32602}, {400, -32602}}, legacy: []want{{200, -32002}, {200, -32002}}},
+			{scope: read, params: object{"uri": secretURI}, modern: []want{{200, 403}, {400, -32602}}, legacy: []want{{200, 403}, {200, -32002}}},
+			{scope: read, params: object{"uri": "event://repos"}, modern: []want{{200, 0}, {400, -32602}}, legacy: []want{{200, 0}, {200, -32002}}},
+		},
+		"resources/subscribe": {
+			{scope: read, params: object{"uri": v.own}, legacy: []want{{200, -32002}, {200, -32002}}},
+			{scope: read, params: object{"uri": secretURI}, legacy: []want{{200, 403}, {200, -32602}}},
+			{scope: read, params: object{"uri": "event://repos"}, legacy: []want{{200, 0}, {200, -32602}}},
+		},
+		"resources/unsubscribe": {{scope: read, params: object{"uri": v.own}, legacy: fine}},
+		"resources/subscriptions/register": {
+			{scope: webhooks, params: object{"uris": []string{secretURI}, "targetUri": v.hook.URL()}, modern: []want{{200, 403}, {400, -32602}}, legacy: []want{{200, 403}, {200, -32602}}},
+			{scope: webhooks, params: object{"uris": []string{"event://repos/acme"}, "targetUri": v.hook.URL()}, modern: []want{{200, 403}, {400, -32602}}, legacy: []want{{200, 403}, {200, -32602}}},
+		},
+		"resources/subscriptions/deregister": {
+			{scope: webhooks, params: object{"uri": v.own}, modern: []want{{400, -32602}, {400, -32602}}, legacy: []want{{200, -32002}, {200, -32002}}},
+		},
+		"events/poll": {
+			{scope: read, params: changed, modern: []want{{200, -32012}, {200, -32011}}, legacy: []want{{200, -32012}, {200, -32011}}},
+			{scope: read, params: from("ending.kept"), modern: []want{{200, -32011}, {400, -32602}}, legacy: []want{{200, -32011}, {200, -32602}}},
+			{scope: read, params: from("repo.announced"), modern: []want{{200, 0}, {200, -32011}}, legacy: []want{{200, 0}, {200, -32011}}},
+		},
+		"events/stream": {
+			{scope: read, params: changed, modern: []want{{200, -32012}, {200, -32011}}},
+			{scope: read, params: from("ending.kept"), modern: []want{{200, -32011}, {400, -32602}}},
+			{scope: read, params: from("repo.announced"), modern: []want{{200, 0}, {200, -32011}}},
+		},
+		"events/subscribe": {
+			{scope: webhooks, params: subscription("repo.changed", object{"owner": "acme"}, v.extended.URL(), newSecret()), modern: []want{{200, -32012}, {200, -32011}}, legacy: []want{{200, -32012}, {200, -32011}}},
+		},
+		"events/unsubscribe": {
+			{scope: webhooks, params: subscription("repo.changed", object{"owner": "acme"}, v.extended.URL(), v.extended.Secret()), modern: fine, legacy: fine},
+		},
+		"completion/complete": {
+			{scope: read, params: object{"ref": object{"type": "ref/resource", "uri": "event://repos/{owner}/{repo}/changed"}, "argument": object{"name": "repo", "value": ""}, "context": object{"arguments": object{"owner": "acme"}}}, modern: []want{{200, 0}, {400, -32602}}, legacy: []want{{200, 0}, {200, -32602}}},
+		},
+		"logging/setLevel": {{scope: read, params: object{"level": "debug"}, legacy: fine}},
+		"subscriptions/listen": {
+			{scope: read, params: object{"notifications": object{"resourceSubscriptions": []string{secretURI, v.own, "event://repos", "event://repos/acme"}, "resourcesListChanged": true, "eventsListChanged": true}}, modern: fine},
+			{scope: read, params: object{"notifications": object{"resourceSubscriptions": []string{"event://repos"}}, "_meta": object{harness.Prefix + "cursor": v.cursor}}, modern: []want{{200, 0}, {400, -32602}}},
+		},
+		"tools/call":  {{params: object{"name": "x"}}},
+		"prompts/get": {{params: object{"name": "x"}}},
+	}
+}
+
+// methods are those that the endpoint knows, from its source: a new one has to come
+// into the table.
+func methods(t *testing.T) (names []string) {
+	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(harness.Root(t), "shared/mcp/names.go"), nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.ValueSpec)
+		if ok && strings.HasPrefix(spec.Names[0].Name, "method") && len(spec.Values) == 1 {
+			name, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			names = append(names, name)
+		}
+		return true
+	})
+	if len(names) < 20 {
+		t.Fatalf("only %d methods were found", len(names))
+	}
+	return names
+}
+
+// heard is all that an answer or a stream brought so far.
+type heard struct {
+	what, asked string
+	limit       []string // what must not be in it
+	status      int
+	header      string
+	cancel      context.CancelFunc
+	ended       chan struct{}
+
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (h *heard) Write(b []byte) (int, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.text.Write(b)
+}
+
+func (h *heard) String() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.text.String()
+}
+
+// code is that of the answer: 0 also for a stream that has begun.
+func (h *heard) code() int {
+	text := h.String()
+	if i := strings.LastIndex(text, "data: {"); i >= 0 {
+		text, _, _ = strings.Cut(text[i+len("data: "):], "\n")
+	}
+	var m struct{ Error *harness.RPCError }
+	if json.Unmarshal([]byte(text), &m) == nil && m.Error != nil {
+		return m.Error.Code
+	}
+	return 0
+}
+
+// listenTo sends a request and listens to the answer: to its end, or to a stream until
+// the test has ended.
+func listenTo(t *testing.T, what string, req *http.Request, asked string, limit []string) *heard {
+	t.Helper()
+	h := &heard{what: what, asked: asked + req.Header.Get("Mcp-Session-Id"), limit: limit, ended: make(chan struct{})}
+	var ctx context.Context
+	ctx, h.cancel = context.WithCancel(t.Context())
+	resp, err := http.DefaultClient.Do(req.WithContext(ctx))
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+	h.status, h.header = resp.StatusCode, fmt.Sprint(resp.Header)
+	begun := make(chan struct{})
+	go func() {
+		defer close(h.ended)
+		defer resp.Body.Close()
+		first := make([]byte, 1) // a stream begins with a message
+		n, _ := io.ReadFull(resp.Body, first)
+		_, _ = h.Write(first[:n])
+		close(begun)
+		_, _ = io.Copy(h, resp.Body)
+	}()
+	enough := h.ended
+	if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
+		enough = begun
+	}
+	select {
+	case <-enough:
+	case <-time.After(harness.Patience):
+		t.Errorf("%s: no answer", what)
+	}
+	return h
+}
+
+func (h *heard) check(t *testing.T) {
+	t.Helper()
+	text := h.header + h.String()
+	for _, s := range h.limit {
+		if s != "" && strings.Contains(text, s) && !strings.Contains(h.asked, s) {
+			t.Errorf("%s: %q is in what was sent: %.600s", h.what, s, text)
+		}
+	}
+}
+
+func tenants(t *testing.T, s *harness.Target, credentials map[string]string) {
+	v := newVictim(t, s)
+	table := v.attacks()
+	var all []*heard
+	known := methods(t)
+	for name := range table {
+		if !slices.Contains(known, name) {
+			t.Errorf("%s is no method of the endpoint", name)
+		}
+	}
+	for _, who := range slices.Sorted(maps.Keys(credentials)) {
+		key := credentials[who]
+		limit := v.private
+		if who == "wrong workspace" {
+			limit = v.workspace
+		}
+		modern := &harness.Client{URL: s.MCP, Key: key, Version: harness.Modern}
+		legacy := &harness.Client{URL: s.MCP, Key: key, Version: harness.Legacy, Session: "any"}
+		authentic := who == "wrong workspace" || who == "other principal" || who == "missing scope"
+		if authentic {
+			legacy.Initialize(t)
+		}
+		for _, name := range known {
+			if len(table[name]) == 0 {
+				t.Errorf("AUT-05 %s is not in the table: add what is expected of it", name)
+			}
+			for i, a := range table[name] {
+				for _, c := range []*harness.Client{modern, legacy} {
+					era, wants := "2026", a.modern
+					if c == legacy {
+						era, wants = "2025", a.legacy
+					}
+					w := expected(who, name, a, wants, c == legacy)
+					req, err := c.Request(t.Context(), name, a.params, 1)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if name == "initialize" && c == legacy {
+						req.Header.Del("Mcp-Session-Id")
+						req.Header.Del("Mcp-Protocol-Version")
+					}
+					what := fmt.Sprintf("AUT-05 %s, %s #%d, %s", who, name, i, era)
+					h := listenTo(t, what, req, string(marshal(t, a.params)), limit)
+					if got := (want{h.status, h.code()}); got != w {
+						t.Errorf("%s: got %v, want %v: %.300s", what, got, w, h)
+					}
+					all = append(all, h)
+				}
+			}
+		}
+		for what, way := range v.otherWays(t, s, key) {
+			w := way.wants[who]
+			h := listenTo(t, "AUT-05 "+who+", "+what, way.req, way.asked, limit)
+			if h.status != w {
+				t.Errorf("AUT-05 %s, %s: status %d, want %d: %.300s", who, what, h.status, w, h)
+			}
+			all = append(all, h)
+		}
+	}
+	v.publish(t, s, 2) // and everything of the victim's still works
+	time.Sleep(1500 * time.Millisecond)
+	open, shared := 0, false
+	for _, h := range all {
+		select {
+		case <-h.ended:
+		default:
+			open++
+			shared = shared || strings.Contains(h.String(), "shared-payload")
+		}
+		h.cancel()
+		<-h.ended
+		h.check(t)
+	}
+	if open < 5 || !shared {
+		t.Errorf("%d streams were open when the victim's events came; one brought what is everybody's: %v", open, shared)
+	}
+	if a := v.session.Do(t, "ping", nil); a.Status != 200 {
+		t.Errorf("the victim's session: status %d", a.Status)
+	}
+	t.Logf("%d answers, %d of them streams that were open", len(all), open)
+}
+
+func expected(who, method string, a attack, wants []want, legacy bool) want {
+	absent := unknown
+	if legacy {
+		absent = want{200, -32601}
+	}
+	switch {
+	case who == "no token" || who == "expired" || who == "wrong audience":
+		return want{401, 401}
+	case wants == nil:
+		return absent
+	case who == "missing scope" && a.scope == "":
+		return want{200, 0}
+	case who == "missing scope" && strings.HasPrefix(method, "events/"):
+		return want{403, -32012}
+	case who == "missing scope":
+		return want{403, 403}
+	case who == "other principal":
+		return wants[0]
+	}
+	return wants[1]
+}
+
+// way is a request beside the methods, with the status for each kind of credentials.
+type way struct {
+	req   *http.Request
+	asked string
+	wants map[string]int
+}
+
+func (v *victim) otherWays(t *testing.T, s *harness.Target, key string) map[string]way {
+	request := func(method, url, body string, header ...string) *http.Request {
+		req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Accept", "application/json, text/event-stream")
+		if body != "" {
+			req.Header.Set("Content-Type", "application/json")
+		}
+		if method == http.MethodGet {
+			req.Header.Set("Accept", "text/event-stream")
+		}
+		if key != "" {
+			req.Header.Set("Authorization", "Bearer "+key)
+		}
+		for i := 0; i+1 < len(header); i += 2 {
+			req.Header.Set(header[i], header[i+1])
+		}
+		return req
+	}
+	statuses := func(mute, other, elsewhere int) map[string]int {
+		return map[string]int{
+			"no token": 401, "expired": 401, "wrong audience": 401,
+			"missing scope": mute, "other principal": other, "wrong workspace": elsewhere,
+		}
+	}
+	list := `{"jsonrpc":"2.0","id":1,"method":"resources/list","params":{}}`
+	event := fmt.Sprintf(`{"uri":%q,"data":{}}`, "event://repos/evil/web/announced")
+	theirs := []string{"Mcp-Session-Id", v.session.Session, "Mcp-Protocol-Version", harness.Legacy}
+	tenant := s.MCP + "/tenants"
+	return map[string]way{
+		"POST /events":                          {request("POST", s.Events, event), event, statuses(403, 202, 404)},
+		"GET /mcp of the victim's session":      {request("GET", s.MCP, "", theirs...), "", statuses(404, 404, 404)},
+		"POST /mcp in the victim's session":     {request("POST", s.MCP, list, theirs...), list, statuses(404, 404, 404)},
+		"DELETE /mcp of the victim's session":   {request("DELETE", s.MCP, "", theirs...), "", statuses(404, 404, 404)},
+		"GET /mcp/{workspace}":                  {request("GET", tenant, ""), "", statuses(403, 200, 404)},
+		"GET /mcp/{workspace} of its session":   {request("GET", tenant, "", "Mcp-Session-Id", v.named.Session), "", statuses(404, 404, 404)},
+		"POST /mcp/{workspace}":                 {request("POST", tenant, list, "Accept", "application/json"), list, statuses(403, 200, 404)},
+		"POST /mcp/{workspace} in its session":  {request("POST", tenant, list, "Mcp-Session-Id", v.named.Session), list, statuses(404, 404, 404)},
+		"GET /mcp/{workspace} with its last id": {request("GET", tenant, "", "Mcp-Session-Id", v.named.Session, "Last-Event-ID", v.cursor), "", statuses(404, 404, 404)},
+	}
+}
