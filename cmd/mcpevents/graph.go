@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"net"
@@ -17,6 +18,7 @@ import (
 	"mcpevents/shared/delivery"
 	"mcpevents/shared/eventlog"
 	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway"
 	"mcpevents/shared/mcp"
 	"mcpevents/shared/publish"
 	"mcpevents/shared/queue"
@@ -193,10 +195,9 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if e.endpoint, err = mcp.New(mcp.Options{
-		Gateway: backends,
-		Server:  mcp.Implementation{Name: "mcp-events", Version: version},
-		Auth:    callers, Catalogs: catalogs, Lists: true, Log: log, Feeds: e.announcer, Sessions: db,
+	endpoint := mcp.Options{
+		Server: mcp.Implementation{Name: "mcp-events", Version: version},
+		Auth:   callers, Catalogs: catalogs, Lists: true, Log: log, Feeds: e.announcer, Sessions: db,
 		Leases: lease.NewLocal(int(s.Limits.Streams)),
 		Interest: func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
 			return subscription.Interested(ctx, db, log, workspace, p)
@@ -206,7 +207,11 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		ResourceMetadata: callers.metadata,
 		AllowedOrigins:   s.Limits.AllowedOrigins, MaxAge: s.Limits.StreamMaxAge, Heartbeat: s.Limits.Heartbeat,
 		PollMin: s.Limits.PollMin, PollMax: s.Limits.PollMax, Logger: s.Log,
-	}); err != nil {
+	}
+	if backends != nil { // else Gateway must be nil as an interface, too
+		endpoint.Gateway = backends
+	}
+	if e.endpoint, err = mcp.New(endpoint); err != nil {
 		return nil, err
 	}
 
@@ -241,6 +246,12 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	e.work(ctx, queues, queue.Slow, dispatcher.Singles, queue.ConsumeOptions{Batch: 10, Concurrency: 8, Visibility: 2 * time.Minute})
 	e.work(ctx, queues, queue.Inbox, inbox.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 2, MaxReceives: 5})
 	e.workers.Go(func() { e.retryEveryMinute(ctx, retry) })
+	if backends != nil {
+		relay := &gateway.Relay{Gateway: backends, Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
+			return log.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
+		}}
+		e.workers.Go(func() { relay.Run(ctx) })
+	}
 	go func() { e.served <- e.server.Serve(listener) }()
 	return e, nil
 }

@@ -25,6 +25,8 @@ type backend struct {
 	fixed   http.Header
 	token   func(ctx context.Context) (string, error) // nil without OAuth
 
+	changed chan struct{} // receives when what is wanted of it may have changed
+
 	mu      sync.Mutex
 	asking  chan struct{} // closed when the one who asks is done
 	learned *learned
@@ -40,7 +42,7 @@ type learned struct {
 }
 
 func (g *Gateway) newBackend(c config.Backend) (*backend, error) {
-	b := &backend{Backend: c, gateway: g, http: g.options.HTTP, fixed: http.Header{}, lists: map[Kind]*fetched{}}
+	b := &backend{Backend: c, gateway: g, http: g.options.HTTP, fixed: http.Header{}, lists: map[Kind]*fetched{}, changed: make(chan struct{}, 1)}
 	for name, value := range c.Headers {
 		text, err := value.Resolve(os.LookupEnv)
 		if err != nil {
@@ -233,7 +235,15 @@ func (b *backend) initialize(ctx context.Context, c *upstream.Client, params jso
 
 func offersOf(capabilities json.RawMessage) Offers {
 	has := func(name string) bool { return jsonrpc.Member(capabilities, name) != nil }
-	return Offers{has("tools"), has("prompts"), has("resources"), has("completions"), has("logging")}
+	tells := func(name, what string) bool {
+		return string(jsonrpc.Member(jsonrpc.Member(capabilities, name), what)) == "true"
+	}
+	return Offers{
+		Tools: has("tools"), Prompts: has("prompts"), Resources: has("resources"),
+		Completions: has("completions"), Logging: has("logging"),
+		ToolsChanged: tells("tools", "listChanged"), PromptsChanged: tells("prompts", "listChanged"),
+		ResourcesChanged: tells("resources", "listChanged"), Subscribe: tells("resources", "subscribe"),
+	}
 }
 
 // request asks the backend on the gateway's own behalf and returns the result.

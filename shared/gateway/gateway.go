@@ -115,7 +115,11 @@ func (g *Gateway) visible(p auth.Principal) []*backend {
 }
 
 // Offers is what the backends of a principal serve.
-type Offers struct{ Tools, Prompts, Resources, Completions, Logging bool }
+type Offers struct {
+	Tools, Prompts, Resources, Completions, Logging bool
+	// What it tells the changes of.
+	ToolsChanged, PromptsChanged, ResourcesChanged, Subscribe bool
+}
 
 // offerTime is how long a client that connects waits for backends to tell what
 // they serve.

@@ -23,7 +23,7 @@ type extensionSettings struct {
 	Subscription []string `json:"subscription"`
 }
 
-type eventsCapability struct {
+type listCapability struct {
 	ListChanged bool `json:"listChanged"`
 }
 
@@ -31,13 +31,13 @@ type capabilities struct {
 	Experimental map[string]any      `json:"experimental,omitempty"`
 	Extensions   map[string]any      `json:"extensions,omitempty"`
 	Resources    *resourceCapability `json:"resources,omitempty"`
-	Tools        *struct{}           `json:"tools,omitempty"`
-	Prompts      *struct{}           `json:"prompts,omitempty"`
+	Tools        *listCapability     `json:"tools,omitempty"`
+	Prompts      *listCapability     `json:"prompts,omitempty"`
 	Completions  *struct{}           `json:"completions,omitempty"`
 	Logging      *struct{}           `json:"logging,omitempty"`
 	// Events is where the design sketch of the MCP Events extension, and ChatGPT
 	// with it, look for what is now in extensions.
-	Events *eventsCapability `json:"events,omitempty"`
+	Events *listCapability `json:"events,omitempty"`
 }
 
 // capabilities are what the table and the caller's backends serve, and nothing else.
@@ -58,10 +58,10 @@ func (e *Endpoint) capabilities(modern bool, backends gateway.Offers) capabiliti
 		c.Resources = &resourceCapability{Events: true, Subscribe: inBand, ListChanged: inBand, Subscription: ways}
 	}
 	if backends.Tools {
-		c.Tools = &struct{}{}
+		c.Tools = &listCapability{ListChanged: inBand}
 	}
 	if backends.Prompts {
-		c.Prompts = &struct{}{}
+		c.Prompts = &listCapability{ListChanged: inBand}
 	}
 	if e.has(methodComplete) {
 		c.Completions = &struct{}{}
@@ -76,7 +76,7 @@ func (e *Endpoint) capabilities(modern bool, backends gateway.Offers) capabiliti
 		}
 	}
 	if e.has(methodEvents) {
-		c.Events = &eventsCapability{ListChanged: inBand}
+		c.Events = &listCapability{ListChanged: inBand}
 		c.Extensions[EventsExtension] = c.Events
 	}
 	return c

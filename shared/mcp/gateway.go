@@ -7,12 +7,14 @@ import (
 	"errors"
 	"net/http"
 	"strings"
+	"time"
 
 	"mcpevents/shared/auth"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/gateway"
 	"mcpevents/shared/mcp/jsonrpc"
 	"mcpevents/shared/mcp/sse"
+	"mcpevents/shared/stream"
 )
 
 // Gateway reaches the backends; [gateway.Gateway] does.
@@ -24,6 +26,12 @@ type Gateway interface {
 	Answer(ctx context.Context, c gateway.Client, id string, body json.RawMessage) error
 	Tell(ctx context.Context, c gateway.Client, body json.RawMessage) error
 	SetLevel(ctx context.Context, c gateway.Client) error
+	// Backends names those that a principal may use, Subscribable the one that serves a URI
+	// and tells of its changes.
+	Backends(p auth.Principal) []string
+	Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool)
+	Want(ctx context.Context, w gateway.Wanted) error
+	Unwant(ctx context.Context, w gateway.Wanted) error
 	End(ctx context.Context, c gateway.Client) error
 }
 
@@ -275,4 +283,82 @@ func entriesAfter(list *gateway.List, after string, most int) (pieces [][]byte, 
 		n++
 	}
 	return pieces, n, nil, true
+}
+
+// backendTopics are those of all backends whose notifications a stream may have.
+func (o *outlet) backendTopics() (topics []string) {
+	if o.endpoint.options.Gateway == nil {
+		return nil
+	}
+	for _, name := range o.endpoint.options.Gateway.Backends(o.principal) {
+		topics = append(topics, stream.TopicBackend(name))
+	}
+	return topics
+}
+
+var topicBackends = stream.TopicBackend("")
+
+// sendBackend sends what a backend told, if the stream asked for it.
+func (o *outlet) sendBackend(d stream.Delivery) error {
+	var n gateway.Notice
+	if json.Unmarshal(d.Notice, &n) != nil {
+		return nil // of another version
+	}
+	asked := map[string]bool{
+		noteToolsChange: o.tools, notePromptsChange: o.prompts, noteResourcesChange: o.resources,
+	}
+	switch {
+	case asked[n.Method]:
+		return o.send(n.Method, nil, nil, d.Cursor)
+	case n.Method != noteUpdated:
+		return nil
+	}
+	uri, _ := jsonrpc.String(jsonrpc.Member(n.Params, "uri"))
+	t, ok := o.targets[uri]
+	if !ok || stream.TopicBackend(t.backend) != d.Topic {
+		return nil
+	}
+	var members, meta []byte
+	for key, value := range jsonrpc.Members(n.Params) {
+		if string(key) == "_meta" {
+			meta = bytes.TrimSuffix(bytes.TrimPrefix(value, []byte("{")), []byte("}"))
+			continue
+		}
+		if members != nil {
+			members = append(members, ',')
+		}
+		members = append(append(jsonrpc.AppendString(members, string(key)), ':'), value...)
+	}
+	var more func([]byte) []byte
+	if len(bytes.TrimSpace(meta)) > 0 {
+		more = func(b []byte) []byte { return append(b, meta...) }
+	}
+	return o.send(noteUpdated, func(b []byte) []byte { return append(b, members...) }, more, d.Cursor)
+}
+
+// want tells the backends of a stream's targets that somebody reads them, until
+// the function that it returns is called.
+func (o *outlet) want(ctx context.Context, holder string, until time.Time) (end func(), err error) {
+	var all []gateway.Wanted
+	end = func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
+		defer cancel()
+		for _, w := range all {
+			if err := o.endpoint.options.Gateway.Unwant(ctx, w); err != nil {
+				o.endpoint.log(ctx, "a subscription at a backend was left to expire", err)
+			}
+		}
+	}
+	for _, t := range o.targets {
+		if t.backend == "" {
+			continue
+		}
+		w := gateway.Wanted{Backend: t.backend, URI: t.uri, Holder: holder, Until: until}
+		if err := o.endpoint.options.Gateway.Want(ctx, w); err != nil {
+			end()
+			return nil, err
+		}
+		all = append(all, w)
+	}
+	return end, nil
 }

@@ -54,7 +54,7 @@ func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal)
 	defer leave()
 	s := &sessionStream{outlet: outlet{
 		endpoint: e, principal: p, resources: e.has(methodResources), events: c.session.Events && e.has(methodEvents),
-		payloads: c.session.Payloads, targets: map[string]target{},
+		tools: e.has(methodToolsList), prompts: e.has(methodPromptsList), payloads: c.session.Payloads, targets: map[string]target{},
 	}, sess: c.session, position: from}
 	s.outlet.eventID, s.outlet.session, s.outlet.lost = s.position.next, s.refresh, s.tellLost
 	s.outlet.wanted = e.certain(s)
@@ -154,7 +154,9 @@ func (s *sessionStream) open(ctx context.Context) error {
 	}
 	request := stream.Request{
 		Workspace: s.principal.Workspace, Cursor: s.position.cursor, Since: began,
-		Topics: []string{stream.TopicSession(s.sess.key), stream.TopicCatalog, stream.TopicPrincipal(s.principal.ID)},
+		Topics: append(
+			[]string{stream.TopicSession(s.sess.key), stream.TopicCatalog, stream.TopicPrincipal(s.principal.ID)}, s.backendTopics()...,
+		),
 	}
 	// The first stream of a session brings what happened since each subscription, for
 	// a client may subscribe before its stream is open. Later ones go on from their cursor or from now.

@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"strings"
+	"time"
 
 	"mcpevents/shared/catalog"
 	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway"
 	"mcpevents/shared/stream"
 	"mcpevents/shared/subscription"
 )
@@ -49,6 +51,14 @@ func (e *Endpoint) subscribe(ctx context.Context, c *call) (result, error) {
 	if err := e.sessions.subscribe(ctx, c.session, subscribed{URI: t.uri, Open: open}); err != nil {
 		return result{}, e.sessionFault(err)
 	}
+	if t.backend != "" {
+		err := e.options.Gateway.Want(ctx, gateway.Wanted{
+			Backend: t.backend, URI: t.uri, Holder: c.session.key, Until: time.Now().Add(e.options.SessionTTL),
+		})
+		if err != nil {
+			return result{}, err
+		}
+	}
 	return result{}, e.tellSession(ctx, c)
 }
 
@@ -86,7 +96,16 @@ func (e *Endpoint) unsubscribe(ctx context.Context, c *call) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	if !strings.HasPrefix(uri, subscriptionScheme) {
+	backend := ""
+	if e.options.Gateway != nil {
+		backend, _ = e.options.Gateway.Subscribable(ctx, c.principal, uri)
+	}
+	switch {
+	case backend != "":
+		if err := e.options.Gateway.Unwant(ctx, gateway.Wanted{Backend: backend, URI: uri, Holder: c.session.key}); err != nil {
+			return result{}, err
+		}
+	case !strings.HasPrefix(uri, subscriptionScheme):
 		if uri, err = catalog.CanonicalPattern(uri); err != nil {
 			return result{}, fault.Wrap(fault.Invalid, err, "unsubscribe")
 		}

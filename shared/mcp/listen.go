@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"time"
 
 	"mcpevents/shared/fault"
 	"mcpevents/shared/mcp/jsonrpc"
@@ -13,9 +14,10 @@ import (
 	"mcpevents/shared/stream"
 )
 
-// filter is what a listen asks for, and what is honoured of it. The members of
-// lists that are not served here are missing: they are never honoured.
+// filter is what a listen asks for, and what is honoured of it.
 type filter struct {
+	ToolsListChanged      bool     `json:"toolsListChanged,omitempty"`
+	PromptsListChanged    bool     `json:"promptsListChanged,omitempty"`
 	ResourcesListChanged  bool     `json:"resourcesListChanged,omitempty"`
 	EventsListChanged     bool     `json:"eventsListChanged,omitempty"`
 	ResourceSubscriptions []string `json:"resourceSubscriptions,omitempty"`
@@ -43,6 +45,11 @@ func (e *Endpoint) hold(w http.ResponseWriter, c *call, open func(context.Contex
 		return err
 	}
 	defer o.feed.Close()
+	unwant, err := o.want(ctx, randomText(16), time.Now().Add(e.options.MaxAge+time.Minute))
+	if err != nil {
+		return err
+	}
+	defer unwant()
 	// Of the request only the id is needed from here on; the body must not live as
 	// long as the stream.
 	o.subscriptionID = bytes.Clone(c.msg.ID)
@@ -124,6 +131,10 @@ func (c *call) filter() (f filter, err error) {
 				return f, invalidParams("%s must be a boolean", name)
 			}
 			switch name {
+			case "toolsListChanged":
+				f.ToolsListChanged = on
+			case "promptsListChanged":
+				f.PromptsListChanged = on
 			case "resourcesListChanged":
 				f.ResourcesListChanged = on
 			case "eventsListChanged":
@@ -160,7 +171,14 @@ func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
 	e := o.endpoint
 	o.resources = asked.ResourcesListChanged && e.has(methodResources)
 	o.events = asked.EventsListChanged && e.has(methodEvents)
-	out := filter{ResourcesListChanged: o.resources, EventsListChanged: o.events}
+	if (asked.ToolsListChanged || asked.PromptsListChanged) && e.options.Gateway != nil {
+		offers := e.options.Gateway.Offers(ctx, o.principal)
+		o.tools, o.prompts = asked.ToolsListChanged && offers.Tools, asked.PromptsListChanged && offers.Prompts
+	}
+	out := filter{
+		ToolsListChanged: o.tools, PromptsListChanged: o.prompts,
+		ResourcesListChanged: o.resources, EventsListChanged: o.events,
+	}
 	if len(asked.ResourceSubscriptions) == 0 {
 		return out, nil
 	}

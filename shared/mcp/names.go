@@ -53,6 +53,8 @@ const (
 	noteAcknowledged    = "notifications/subscriptions/acknowledged"
 	noteUpdated         = "notifications/resources/updated"
 	noteResourcesChange = "notifications/resources/list_changed"
+	noteToolsChange     = "notifications/tools/list_changed"
+	notePromptsChange   = "notifications/prompts/list_changed"
 	noteCancelled       = "notifications/cancelled"
 	noteRootsChange     = "notifications/roots/list_changed"
 	noteMessage         = "notifications/message"

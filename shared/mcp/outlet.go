@@ -36,8 +36,8 @@ type outlet struct {
 
 	targets map[string]target // by canonical URI
 	// What the client is told of, and how.
-	resources, events bool // changes of lists
-	payloads          bool // the payload in _meta, too
+	resources, events, tools, prompts bool // changes of lists
+	payloads                          bool // the payload in _meta, too
 	// subscriptionID is the id of the listen, which every message repeats; nil in
 	// the stream of a session.
 	subscriptionID json.RawMessage
@@ -162,6 +162,8 @@ func (o *outlet) deliver(ctx context.Context, d stream.Delivery) error {
 		return nil
 	case strings.HasPrefix(d.Topic, topicSubscriptions):
 		return o.sendState(d)
+	case strings.HasPrefix(d.Topic, topicBackends):
+		return o.sendBackend(d)
 	case o.session != nil:
 		return o.session(ctx, d)
 	}
@@ -292,7 +294,7 @@ func (o *outlet) resolveAgain(ctx context.Context) error {
 	}
 	since := time.Now().Add(-time.Second) // the change was a moment ago
 	for uri, t := range o.targets {
-		if t.topic != "" {
+		if t.topic != "" || t.backend != "" {
 			continue
 		}
 		again, err := o.endpoint.resolve(ctx, cat, o.principal, t.asked)
@@ -329,6 +331,14 @@ func (o *outlet) topics() []string {
 	}
 	if o.resources {
 		out = append(out, stream.TopicPrincipal(o.principal.ID))
+	}
+	if o.resources || o.tools || o.prompts {
+		return append(out, o.backendTopics()...)
+	}
+	for _, t := range o.targets {
+		if t.backend != "" {
+			out = append(out, stream.TopicBackend(t.backend))
+		}
 	}
 	return out
 }

@@ -209,6 +209,8 @@ type target struct {
 	patterns   []subscription.Pattern
 	// topic is set for a subscription:// URI.
 	topic string
+	// backend serves a URI that is not ours; the stream follows its notifications.
+	backend string
 	// lost is set while the catalog does not have it, or not for the caller.
 	lost bool
 }
@@ -242,6 +244,12 @@ func (e *Endpoint) resolve(ctx context.Context, cat *catalog.Catalog, p auth.Pri
 	}
 	patterns, access, err := subscription.Resolve(cat, uri)
 	if err != nil {
+		if e.options.Gateway != nil {
+			if name, ok := e.options.Gateway.Subscribable(ctx, p, uri); ok {
+				t.backend = name
+				return t, nil
+			}
+		}
 		return t, err
 	}
 	if access, err = permitted(p, access); err != nil {

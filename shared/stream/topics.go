@@ -31,3 +31,6 @@ func TopicSubscription(id string) string { return "subscription-" + id }
 
 // TopicSession tells what another request changed for a session's open stream.
 func TopicSession(id string) string { return "session-" + id }
+
+// TopicBackend brings the notifications of a backend of the gateway.
+func TopicBackend(name string) string { return "backend-" + name }

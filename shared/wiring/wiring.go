@@ -34,7 +34,7 @@ func Guard(l config.Limits) *webhook.Guard {
 
 // Gateway reaches the backends of a configuration; nil when there are none. Key
 // authenticates what clients carry between requests.
-func Gateway(c *config.Config, db store.DB, key []byte, version string, log *slog.Logger) (mcp.Gateway, error) {
+func Gateway(c *config.Config, db store.DB, key []byte, version string, log *slog.Logger) (*gateway.Gateway, error) {
 	if c == nil || len(c.Backends) == 0 {
 		return nil, nil
 	}

@@ -1,0 +1,459 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"maps"
+	mathrand "math/rand/v2"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway/upstream"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/store"
+)
+
+// Notice is what the log holds of a backend's notification, for all streams.
+type Notice struct {
+	Method string          `json:"m"`
+	Params json.RawMessage `json:"p,omitempty"`
+}
+
+// Announcer appends notices to a backend's topic of the log.
+type Announcer func(ctx context.Context, workspace, backend string, notice json.RawMessage) error
+
+// Relay holds one notification stream to each backend in the whole deployment, and
+// puts what comes into the log. Who holds it is decided by a lease in the store.
+type Relay struct {
+	Gateway  *Gateway
+	Announce Announcer
+	// Lease is how long a holder that died keeps others waiting; 0 is 30 s.
+	Lease time.Duration
+	// Relist is how often the lists of a backend without notifications are compared; 0 is 1 min.
+	Relist time.Duration
+}
+
+// Bounds of the pause before a backend is tried again.
+const (
+	minPause = time.Second
+	maxPause = time.Minute
+)
+
+// Run relays until ctx ends.
+func (r *Relay) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, b := range r.Gateway.backends {
+		wg.Go(func() { r.backend(ctx, b) })
+	}
+	wg.Wait()
+}
+
+func (r *Relay) lease() time.Duration {
+	if r.Lease > 0 {
+		return r.Lease
+	}
+	return 30 * time.Second
+}
+
+// backend keeps trying to hold the stream of one backend, and then its connection.
+func (r *Relay) backend(ctx context.Context, b *backend) {
+	pause := minPause
+	for ctx.Err() == nil {
+		held, release, err := r.hold(ctx, b)
+		began := time.Now()
+		if held != nil {
+			err = r.follow(held, b)
+			release()
+		}
+		if err != nil && ctx.Err() == nil {
+			r.Gateway.options.Log.WarnContext(ctx, "the notifications of a backend are interrupted", "backend", b.Name, "error", err)
+		}
+		if held == nil || time.Since(began) > maxPause {
+			pause = minPause
+		}
+		// Jitter, so that backends that died together are not called together.
+		wait := time.NewTimer(pause/2 + mathrand.N(pause/2))
+		select {
+		case <-ctx.Done():
+		case <-wait.C:
+		}
+		wait.Stop()
+		pause = min(2*pause, maxPause)
+	}
+}
+
+// hold takes the lease of a backend and keeps it until release is called. The context
+// that it returns ends when the lease is lost; it is nil while another holder has it.
+func (r *Relay) hold(ctx context.Context, b *backend) (held context.Context, release func(), err error) {
+	key := store.Key{Table: store.Sessions, Partition: "relay#" + b.Name, Sort: "-"}
+	owner := []byte(rand.Text())
+	db := r.Gateway.options.DB
+	put := func(ctx context.Context, version int64, cond store.Condition) error {
+		return db.Write(ctx, store.Put(store.Item{Key: key, Value: owner, Version: version, Expires: time.Now().Add(r.lease())}, cond))
+	}
+	// Versions of holders do not meet, so that nobody renews or gives back another's lease.
+	version := time.Now().UnixMicro()
+	if err := put(ctx, version, store.Absent()); err != nil {
+		if errors.Is(err, store.ErrConflict) {
+			return nil, nil, nil
+		}
+		return nil, nil, fault.Wrap(fault.Unavailable, err, "take the lease of a backend")
+	}
+	held, cancel := context.WithCancel(ctx)
+	renewing := make(chan struct{})
+	go func() {
+		defer close(renewing)
+		defer cancel()
+		tick := time.NewTicker(r.lease() / 3)
+		defer tick.Stop()
+		for {
+			select {
+			case <-held.Done():
+				return
+			case <-tick.C:
+			}
+			if err := put(held, version+1, store.VersionIs(version)); err != nil {
+				if held.Err() == nil {
+					r.Gateway.options.Log.WarnContext(ctx, "the lease of a backend was lost", "backend", b.Name, "error", err)
+				}
+				return
+			}
+			version++
+		}
+	}()
+	return held, func() {
+		cancel()
+		<-renewing
+		tidy, stop := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer stop()
+		_ = db.Write(tidy, store.Delete(key, store.VersionIs(version))) // else it expires
+	}, nil
+}
+
+// follow connects to a backend and relays until the connection or the lease ends. What changed
+// while nobody listened is found by comparing the lists.
+func (r *Relay) follow(ctx context.Context, b *backend) error {
+	b.mu.Lock()
+	was := b.learned
+	b.mu.Unlock()
+	b.forget(was) // it may be another since
+	known, err := b.known(ctx)
+	if err != nil {
+		return err
+	}
+	if !known.offers.Notifies() {
+		return r.compareForEver(ctx, b)
+	}
+	var stream *upstream.Exchange
+	f := &following{relay: r, backend: b, known: known, subscribed: map[string]bool{}}
+	if stream, err = f.connect(ctx); err != nil {
+		if status, ok := errors.AsType[*upstream.StatusError](err); ok && status.Status == http.StatusMethodNotAllowed {
+			return r.compareForEver(ctx, b)
+		}
+		return err
+	}
+	defer func() { f.close(stream) }()
+	// Only now: what changes after the comparison is notified.
+	if err := r.compare(ctx, b); err != nil {
+		return err
+	}
+	return f.run(ctx, stream)
+}
+
+// Notifies reports whether the backend tells of any change.
+func (o Offers) Notifies() bool {
+	return o.ToolsChanged || o.PromptsChanged || o.ResourcesChanged || o.Subscribe
+}
+
+// compareForEver stands in for notifications.
+func (r *Relay) compareForEver(ctx context.Context, b *backend) error {
+	every := r.Relist
+	if every == 0 {
+		every = time.Minute
+	}
+	for {
+		if err := r.compare(ctx, b); err != nil {
+			return err
+		}
+		wait := time.NewTimer(every)
+		select {
+		case <-ctx.Done():
+			wait.Stop()
+			return ctx.Err()
+		case <-wait.C:
+		}
+	}
+}
+
+// changes say by which notification a list's change is told.
+var changes = map[Kind]string{
+	Tools: "notifications/tools/list_changed", Prompts: "notifications/prompts/list_changed",
+	Resources: "notifications/resources/list_changed", Templates: "notifications/resources/list_changed",
+}
+
+// compare fetches the lists and tells of those that are not what they were when
+// they were compared last, by whomever.
+func (r *Relay) compare(ctx context.Context, b *backend) error {
+	r.Gateway.Stale(b.Name)
+	told := map[string]bool{}
+	for kind := range kinds {
+		list, err := b.list(ctx, Kind(kind))
+		if err != nil {
+			return err
+		}
+		h := sha256.New()
+		for _, e := range list.entries {
+			h.Write(e.JSON)
+			h.Write([]byte{'\n'})
+		}
+		sum := []byte(base64.RawURLEncoding.EncodeToString(h.Sum(nil)))
+		key := store.Key{Table: store.Sessions, Partition: "relay#" + b.Name, Sort: "list#" + kinds[kind].member}
+		items, err := r.Gateway.options.DB.Get(ctx, key)
+		if err != nil {
+			return fault.Wrap(fault.Unavailable, err, "read how a backend's list was")
+		}
+		if items[0] != nil && bytes.Equal(items[0].Value, sum) {
+			continue
+		}
+		if method := changes[Kind(kind)]; items[0] != nil && !told[method] {
+			told[method] = true
+			if err := r.announce(ctx, b, Notice{Method: method}); err != nil {
+				return err
+			}
+		}
+		if err := r.Gateway.options.DB.Write(ctx, store.Put(store.Item{Key: key, Value: sum})); err != nil {
+			return fault.Wrap(fault.Unavailable, err, "keep how a backend's list is")
+		}
+	}
+	return nil
+}
+
+func (r *Relay) announce(ctx context.Context, b *backend, n Notice) error {
+	text, err := json.Marshal(n)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "encode a backend's notification")
+	}
+	return r.Announce(ctx, b.Workspace, b.Name, text)
+}
+
+// following is one connection to a backend.
+type following struct {
+	relay      *Relay
+	backend    *backend
+	known      *learned
+	session    string
+	version    string
+	subscribed map[string]bool
+}
+
+// connect opens the stream: a GET within a session of its own, or a listen.
+func (f *following) connect(ctx context.Context) (*upstream.Exchange, error) {
+	b := f.backend
+	wanted, err := b.gateway.wanted(ctx, b.Name)
+	if err != nil {
+		return nil, err
+	}
+	f.version = f.known.version
+	if modern(f.version) {
+		f.subscribed = wanted
+		return f.listen(ctx)
+	}
+	params, _ := json.Marshal(map[string]json.RawMessage{
+		"protocolVersion": quote(f.known.version), "capabilities": json.RawMessage(`{}`), "clientInfo": b.gateway.options.Server,
+	})
+	session, got, err := b.initialize(ctx, b.client(""), params)
+	if err != nil {
+		return nil, err
+	}
+	f.session, f.version = session, got.version
+	stream, err := b.client("").Get(ctx, upstream.Request{Version: f.version, Session: session}, "")
+	if err != nil {
+		return nil, err
+	}
+	return stream, f.subscribe(ctx, wanted)
+}
+
+// listen asks for all that the backend tells of.
+func (f *following) listen(ctx context.Context) (*upstream.Exchange, error) {
+	b := f.backend
+	filter := map[string]any{
+		"toolsListChanged": f.known.offers.ToolsChanged, "promptsListChanged": f.known.offers.PromptsChanged,
+		"resourcesListChanged": f.known.offers.ResourcesChanged,
+	}
+	if len(f.subscribed) > 0 {
+		filter["resourceSubscriptions"] = slices.Sorted(maps.Keys(f.subscribed))
+	}
+	text, err := json.Marshal(filter)
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "encode a listen")
+	}
+	params := insert(b.meta(f.version, json.RawMessage(`{}`)), "notifications", text)
+	const method = "subscriptions/listen"
+	return b.client("").Post(ctx, upstream.Request{
+		Body: request(json.RawMessage(`1`), method, params), Version: f.version, Header: http.Header{"Mcp-Method": {method}},
+	})
+}
+
+// subscribe makes the session's subscriptions those that are wanted.
+func (f *following) subscribe(ctx context.Context, wanted map[string]bool) error {
+	b := f.backend
+	change := func(method, uri string) error {
+		params := append(append([]byte(`{"uri":`), quote(uri)...), '}')
+		_, err := b.request(ctx, b.client(""), upstream.Request{Version: f.version, Session: f.session}, method, params)
+		if errors.Is(err, errRPC) { // it may be gone there
+			b.gateway.options.Log.WarnContext(ctx, "a backend refused a subscription", "backend", b.Name, "method", method, "error", err)
+			return nil
+		}
+		return err
+	}
+	for uri := range wanted {
+		if !f.subscribed[uri] {
+			if err := change("resources/subscribe", uri); err != nil {
+				return err
+			}
+			f.subscribed[uri] = true
+		}
+	}
+	for uri := range f.subscribed {
+		if !wanted[uri] {
+			if err := change("resources/unsubscribe", uri); err != nil {
+				return err
+			}
+			delete(f.subscribed, uri)
+		}
+	}
+	return nil
+}
+
+func (f *following) close(stream *upstream.Exchange) {
+	stream.Close()
+	if f.session != "" {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		f.backend.gateway.end(ctx, f.backend, "", backendSession{f.version, f.session})
+	}
+}
+
+// wantedEvery is how often the subscriptions are looked at, which other instances write.
+const wantedEvery = time.Second
+
+// run hands on what comes, and follows what is wanted.
+func (f *following) run(ctx context.Context, stream *upstream.Exchange) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, 1)
+	read := func(stream *upstream.Exchange) { ended <- f.read(ctx, stream) }
+	go read(stream)
+	tick := time.NewTicker(wantedEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-ctx.Done():
+			stream.Close()
+			<-ended
+			return ctx.Err()
+		case <-f.backend.changed:
+		case <-tick.C:
+		}
+		wanted, err := f.backend.gateway.wanted(ctx, f.backend.Name)
+		if err != nil {
+			f.backend.gateway.options.Log.WarnContext(ctx, "the wanted subscriptions were not read", "error", err)
+			continue
+		}
+		if maps.Equal(wanted, f.subscribed) {
+			continue
+		}
+		if !modern(f.version) {
+			if err := f.subscribe(ctx, wanted); err != nil {
+				stream.Close()
+				<-ended
+				return err
+			}
+			continue
+		}
+		// A listen cannot be changed: the next one is open before this one ends.
+		f.subscribed = wanted
+		next, err := f.listen(ctx)
+		if err != nil {
+			stream.Close()
+			<-ended
+			return err
+		}
+		before := stream
+		stream = next
+		before.Close()
+		<-ended
+		go read(stream)
+	}
+}
+
+// read hands on the notifications of a stream until it ends.
+func (f *following) read(ctx context.Context, stream *upstream.Exchange) error {
+	b := f.backend
+	drop := func(why string) {
+		b.gateway.options.Log.WarnContext(ctx, "a message of a backend was dropped", "backend", b.Name, "why", why)
+	}
+	for {
+		raw, err := stream.Next()
+		if garbage, ok := errors.AsType[*upstream.Garbage](err); ok {
+			drop(garbage.Reason)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		m, ok := upstream.Read(raw)
+		switch {
+		case !ok:
+			drop("it is no JSON-RPC message")
+		case m.Response():
+			return errors.New("gateway: the backend ended its notifications")
+		case m.ID != nil && m.Method == "ping":
+			answer, err := b.client("").Post(ctx, upstream.Request{
+				Body: jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)), Version: f.version, Session: f.session,
+			})
+			if err == nil {
+				answer.Close()
+			}
+		case m.ID != nil:
+			drop("it asks a client outside of a call")
+		default:
+			if err := f.notification(ctx, m, drop); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// maxUpdate bounds what the log takes of one notification.
+const maxUpdate = 200 << 10
+
+func (f *following) notification(ctx context.Context, m upstream.Message, drop func(string)) error {
+	params := jsonrpc.Member(m.Raw, "params")
+	switch m.Method {
+	case changes[Tools], changes[Prompts], changes[Resources]:
+		f.relay.Gateway.Stale(f.backend.Name)
+		return f.relay.announce(ctx, f.backend, Notice{Method: m.Method})
+	case "notifications/resources/updated":
+		uri, ok := jsonrpc.String(jsonrpc.Member(params, "uri"))
+		if !ok || uri == "" || len(params) > maxUpdate {
+			drop("an update without a URI, or too large")
+			return nil
+		}
+		return f.relay.announce(ctx, f.backend, Notice{m.Method, params})
+	case "notifications/subscriptions/acknowledged", "notifications/message":
+		return nil // nothing for clients
+	}
+	drop("its method is none that is relayed")
+	return nil
+}

@@ -1,0 +1,90 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// Wanted says that a session or a stream is subscribed to a resource of a backend.
+// The relay subscribes there while anybody is.
+type Wanted struct {
+	Backend, URI string
+	// Holder is the session or stream, Until when it is over at the latest.
+	Holder string
+	Until  time.Time
+}
+
+func wantedPartition(backend string) string { return "w#" + backend }
+
+func (w Wanted) key() store.Key {
+	h := sha256.Sum256([]byte(w.URI))
+	return store.Key{Table: store.Sessions, Partition: wantedPartition(w.Backend), Sort: hex.EncodeToString(h[:]) + "#" + w.Holder}
+}
+
+// Want records a subscription. The relay acts on it within a second, embedded at once.
+func (g *Gateway) Want(ctx context.Context, w Wanted) error {
+	err := g.options.DB.Write(ctx, store.Put(store.Item{Key: w.key(), Value: []byte(w.URI), Expires: w.Until}))
+	g.kick(w.Backend)
+	return fault.Wrap(fault.Unavailable, err, "record a subscription at a backend")
+}
+
+// Unwant ends it.
+func (g *Gateway) Unwant(ctx context.Context, w Wanted) error {
+	err := g.options.DB.Write(ctx, store.Delete(w.key()))
+	g.kick(w.Backend)
+	return fault.Wrap(fault.Unavailable, err, "end a subscription at a backend")
+}
+
+// wanted are the URIs that somebody is subscribed to.
+func (g *Gateway) wanted(ctx context.Context, backend string) (map[string]bool, error) {
+	out := map[string]bool{}
+	q := store.Query{Table: store.Sessions, Partition: wantedPartition(backend), Limit: 1000}
+	for {
+		page, err := g.options.DB.Query(ctx, q)
+		if err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "read the subscriptions at a backend")
+		}
+		for _, it := range page.Items {
+			out[string(it.Value)] = true
+		}
+		if !page.More {
+			return out, nil
+		}
+		q.After = page.Last
+	}
+}
+
+func (g *Gateway) kick(name string) {
+	for _, b := range g.backends {
+		if b.Name == name {
+			select {
+			case b.changed <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// Backends names the backends that a principal may use.
+func (g *Gateway) Backends(p auth.Principal) (names []string) {
+	for _, b := range g.visible(p) {
+		names = append(names, b.Name)
+	}
+	return names
+}
+
+// Subscribable finds the backend that serves a resource and tells of its changes.
+func (g *Gateway) Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool) {
+	e, ok := g.serves(ctx, p, Resources, uri)
+	if !ok {
+		return "", false
+	}
+	known, _ := e.backend.known(ctx)
+	return e.backend.Name, known != nil && known.offers.Subscribe
+}
