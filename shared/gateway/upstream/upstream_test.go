@@ -1,0 +1,292 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/sse"
+)
+
+func serve(t *testing.T, h http.HandlerFunc) *Client {
+	t.Helper()
+	server := httptest.NewServer(h)
+	t.Cleanup(server.Close)
+	return &Client{URL: server.URL, HTTP: NewHTTP()}
+}
+
+func answer(media string, status int, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", media)
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, body)
+	}
+}
+
+func all(t *testing.T, x *Exchange) (messages []string, garbage int, err error) {
+	t.Helper()
+	defer x.Close()
+	for {
+		raw, err := x.Next()
+		if _, ok := errors.AsType[*Garbage](err); ok {
+			if garbage++; garbage > 10 {
+				t.Fatal("garbage without an end")
+			}
+			continue
+		}
+		if err != nil {
+			return messages, garbage, err
+		}
+		messages = append(messages, string(raw))
+	}
+}
+
+const result = `{"jsonrpc":"2.0","id":1,"result":{"x":9007199254740993}}`
+
+// GWN-05, GWN-15: messages come as the bytes that were sent, whichever way the backend
+// chose; what is no JSON is told apart, and the stream goes on behind it.
+func TestAnswersAreRead(t *testing.T) {
+	deep := strings.Repeat("[", 100) + strings.Repeat("]", 100)
+	for _, c := range []struct {
+		name, media, body string
+		status            int
+		want              []string
+		garbage           int
+	}{
+		{name: "JSON", media: "application/json", body: result, status: 200, want: []string{result}},
+		{name: "JSON with charset", media: "application/json; charset=utf-8", body: " " + result + " ", status: 200, want: []string{result + " "}},
+		{name: "batch", media: "application/json", body: `[{"a":1}, ` + result + `]`, status: 200, want: []string{`{"a":1}`, result}},
+		{name: "error status with a message", media: "application/json", body: `{"jsonrpc":"2.0","id":1,"error":{}}`, status: 400, want: []string{`{"jsonrpc":"2.0","id":1,"error":{}}`}},
+		{name: "accepted", media: "text/plain", body: "whatever", status: 202},
+		{name: "no content", status: 204},
+		{
+			name: "events", media: "text/event-stream", status: 200,
+			body: ": hello\n\nid: 1\ndata:\n\ndata: {\"a\":1}\n\nevent: message\nid: 2\r\ndata: {\"b\":\r\ndata: 2}\r\n\r\nevent: ping\ndata: {}\n\ndata: " + result + "\n\ndata: {\"cut\":",
+			want: []string{`{"a":1}`, "{\"b\":\n2}", result},
+		},
+		{
+			name: "garbage between", media: "text/event-stream", status: 200, garbage: 3,
+			body: "data: nonsense\n\ndata: {\"a\":\xff}\n\ndata: " + deep + "\n\ndata: " + result + "\n\n", want: []string{result},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x, err := serve(t, func(w http.ResponseWriter, r *http.Request) {
+				if c.status == 204 {
+					w.WriteHeader(c.status)
+					return
+				}
+				answer(c.media, c.status, c.body)(w, r)
+			}).Post(t.Context(), Request{Body: []byte(`{}`)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, garbage, err := all(t, x)
+			if !errors.Is(err, io.EOF) {
+				t.Errorf("it ended with %v", err)
+			}
+			if fmt.Sprint(got) != fmt.Sprint(c.want) || garbage != c.garbage {
+				t.Errorf("got %q and %d times garbage, want %q and %d", got, garbage, c.want, c.garbage)
+			}
+		})
+	}
+}
+
+// GWN-05, GWN-07, GWN-14: an answer that is none is an error that says what it is.
+func TestAnswersThatAreNone(t *testing.T) {
+	for _, c := range []struct {
+		name, media, body, session string
+		status, want               int // want is the status of a StatusError
+		gone                       bool
+	}{
+		{name: "other media type", media: "text/html", body: "<p>hello</p>", status: 200},
+		{name: "no media type", body: result, status: 200},
+		{name: "garbage", media: "application/json", body: "{", status: 200},
+		{name: "empty", media: "application/json", status: 200},
+		{name: "not allowed", media: "text/plain", status: 405, want: 405},
+		{name: "broken", media: "text/html", body: "<p>oh</p>", status: 502, want: 502},
+		{name: "broken with JSON", media: "application/json", body: "oh", status: 500, want: 500},
+		{name: "events of an error", media: "text/event-stream", body: "data: " + result + "\n\n", status: 500, want: 500},
+		{name: "not found", media: "text/plain", status: 404, want: 404},
+		{name: "session gone", media: "text/plain", status: 404, session: "s", gone: true},
+		{name: "session gone with a message", media: "application/json", body: result, status: 404, session: "s", gone: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := serve(t, func(w http.ResponseWriter, r *http.Request) {
+				if c.media == "" {
+					w.Header()["Content-Type"] = nil
+					_, _ = io.WriteString(w, c.body)
+					return
+				}
+				answer(c.media, c.status, c.body)(w, r)
+			}).Post(t.Context(), Request{Body: []byte(`{}`), Session: c.session})
+			status, ok := errors.AsType[*StatusError](err)
+			switch {
+			case err == nil:
+				t.Fatal("no error")
+			case c.gone != errors.Is(err, ErrSession):
+				t.Errorf("got %v", err)
+			case c.want != 0 && (!ok || status.Status != c.want):
+				t.Errorf("got %v, want the status %d", err, c.want)
+			case c.want == 0 && !c.gone && !fault.Is(err, fault.Unavailable):
+				t.Errorf("got %v, want one of kind unavailable", err)
+			}
+		})
+	}
+}
+
+// GWN-05: nothing that a backend sends takes more memory than the bound.
+func TestMessagesAreBounded(t *testing.T) {
+	endless := func(w http.ResponseWriter, begin string) {
+		_, _ = io.WriteString(w, begin)
+		block := strings.Repeat("x", 1<<20)
+		for range MaxMessage>>20 + 2 {
+			if _, err := io.WriteString(w, block); err != nil {
+				return
+			}
+		}
+	}
+	t.Run("JSON", func(t *testing.T) {
+		_, err := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			endless(w, `{"a":"`)
+		}).Post(t.Context(), Request{Body: []byte(`{}`)})
+		if !fault.Is(err, fault.Unavailable) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("event", func(t *testing.T) {
+		x, err := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			endless(w, "data: {\"a\":\"")
+		}).Post(t.Context(), Request{Body: []byte(`{}`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, _, err := all(t, x); !errors.Is(err, sse.ErrTooLarge) || len(got) > 0 {
+			t.Errorf("got %d messages and %v", len(got), err)
+		}
+	})
+}
+
+// GWN-19: a redirect is no way to get the credentials to another host.
+func TestRedirectsAreNotFollowed(t *testing.T) {
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		t.Errorf("the other host was asked, with %v", r.Header)
+	}))
+	defer other.Close()
+	for _, status := range []int{301, 302, 303, 307, 308} {
+		c := serve(t, func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, other.URL, status) })
+		c.Credentials = func(_ context.Context, h http.Header) error {
+			h.Set("Authorization", "Bearer secret")
+			return nil
+		}
+		_, err := c.Post(t.Context(), Request{Body: []byte(`{}`)})
+		if got, ok := errors.AsType[*StatusError](err); !ok || got.Status != status {
+			t.Errorf("%d: got %v", status, err)
+		}
+		if _, err := c.Get(t.Context(), Request{}, ""); err == nil {
+			t.Errorf("%d: a stream was opened", status)
+		}
+	}
+}
+
+// The headers of the transport are those of the revision and the session, and a
+// stream goes on where it ended.
+func TestHeaders(t *testing.T) {
+	var got http.Header
+	var method string
+	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		got, method = r.Header.Clone(), r.Method
+		w.Header().Set("Mcp-Session-Id", "made")
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "id: e7\ndata: {}\n\n")
+	})
+	x, err := c.Post(t.Context(), Request{Body: []byte(`{}`), Version: "2025-11-25", Session: "s", Header: http.Header{"Mcp-Method": {"m"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := all(t, x); !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"Mcp-Protocol-Version": "2025-11-25", "Mcp-Session-Id": "s", "Mcp-Method": "m",
+		"Accept": "application/json, text/event-stream", "Content-Type": "application/json",
+	} {
+		if got.Get(name) != want {
+			t.Errorf("%s is %q, want %q", name, got.Get(name), want)
+		}
+	}
+	if x.Session != "made" || x.EventID != "e7" || !x.Streamed {
+		t.Errorf("got session %q, event %q, streamed %v", x.Session, x.EventID, x.Streamed)
+	}
+	x, err = c.Get(t.Context(), Request{Session: "s"}, "e7")
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.Close()
+	if method != http.MethodGet || got.Get("Last-Event-Id") != "e7" || got.Get("Accept") != "text/event-stream" {
+		t.Errorf("a stream was asked for by %s with %v", method, got)
+	}
+	if err := c.Delete(t.Context(), Request{Session: "s"}); err != nil || method != http.MethodDelete {
+		t.Errorf("the session was ended by %s: %v", method, err)
+	}
+}
+
+// GWN-09: a message is there when it was sent, not when the answer is complete.
+func TestMessagesComeAtOnce(t *testing.T) {
+	next := make(chan struct{})
+	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for i := range 3 {
+			fmt.Fprintf(w, "data: {\"n\":%d}\n\n", i)
+			w.(http.Flusher).Flush()
+			select {
+			case <-next:
+			case <-r.Context().Done():
+				return
+			}
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	x, err := c.Post(ctx, Request{Body: []byte(`{}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	for i := range 3 {
+		raw, err := x.Next()
+		if want := fmt.Sprintf(`{"n":%d}`, i); err != nil || string(raw) != want {
+			t.Fatalf("got %s, %v", raw, err)
+		}
+		next <- struct{}{}
+	}
+}
+
+// GWN-14: a backend that is not there, or goes within its answer, is an error.
+func TestBackendIsGone(t *testing.T) {
+	c := &Client{URL: "http://127.0.0.1:1/", HTTP: NewHTTP()}
+	if _, err := c.Post(t.Context(), Request{}); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("got %v", err)
+	}
+	c = serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: {}\n\n")
+		w.(http.Flusher).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	x, err := c.Post(t.Context(), Request{Body: []byte(`{}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, _, err := all(t, x); err == nil || errors.Is(err, io.EOF) || len(got) != 1 {
+		t.Errorf("got %q and %v", got, err)
+	}
+}
