@@ -87,7 +87,7 @@ func (e *Endpoint) openDialect(ctx context.Context, c *call) (*dialectStream, er
 		}
 	}
 	s := &dialectStream{sessionStream{outlet: outlet{
-		endpoint: e, principal: c.principal, resources: e.has(methodResources), events: c.session.Events && e.has(methodEvents),
+		endpoint: e, principal: c.principal, header: c.request.Header, resources: e.has(methodResources), events: c.session.Events && e.has(methodEvents),
 		payloads: c.session.Payloads, targets: map[string]target{}, event: eventNotification,
 	}, sess: c.session, position: from}}
 	s.outlet.eventID, s.outlet.session, s.outlet.lost, s.quiet = s.position.next, s.notice, s.tellLost, s.ping
@@ -144,6 +144,7 @@ var closings = []struct {
 	{errTaken, "superseded"},
 	{errSuperseded, "superseded"},
 	{stream.ErrSlow, "tooSlow"},
+	{errRevoked, "revoked"},
 }
 
 // finish tells why the server closes.

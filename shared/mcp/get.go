@@ -53,7 +53,7 @@ func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal)
 	}
 	defer leave()
 	s := &sessionStream{outlet: outlet{
-		endpoint: e, principal: p, resources: e.has(methodResources), events: c.session.Events && e.has(methodEvents),
+		endpoint: e, principal: p, header: r.Header, resources: e.has(methodResources), events: c.session.Events && e.has(methodEvents),
 		tools: e.has(methodToolsList), prompts: e.has(methodPromptsList), payloads: c.session.Payloads, targets: map[string]target{},
 	}, sess: c.session, position: from}
 	s.outlet.eventID, s.outlet.session, s.outlet.lost = s.position.next, s.refresh, s.tellLost

@@ -80,7 +80,7 @@ func (e *Endpoint) openListen(ctx context.Context, c *call) (*outlet, filter, er
 		return nil, asked, err
 	}
 	o := &outlet{
-		endpoint: e, principal: c.principal,
+		endpoint: e, principal: c.principal, header: c.request.Header,
 		payloads: declares(jsonrpc.Member(c.meta, metaCapabilities), Extension),
 		targets:  map[string]target{},
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -30,6 +31,8 @@ var (
 type outlet struct {
 	endpoint  *Endpoint
 	principal auth.Principal
+	header    http.Header // of the request, with the caller's credentials
+	looked    time.Time   // at the credentials, the last time
 	feed      *stream.Feed
 	out       *sse.Writer
 	wrote     time.Time // when something was last written
@@ -62,6 +65,7 @@ type outlet struct {
 // its stack while it waits: there are thousands of them.
 func (o *outlet) run(ctx context.Context) error {
 	o.wrote = time.Now()
+	o.looked = o.wrote
 	quiet := time.NewTimer(o.endpoint.options.Heartbeat)
 	defer quiet.Stop()
 	for {
@@ -120,6 +124,9 @@ func (o *outlet) beat(ctx context.Context) error {
 	if o.push != nil {
 		return o.push.beat(ctx)
 	}
+	if err := o.look(ctx); err != nil {
+		return err
+	}
 	if o.quiet != nil {
 		return o.write(o.quiet())
 	}
@@ -138,9 +145,15 @@ func (o *outlet) write(b []byte) error {
 
 // deliver sends one delivery, if it is anything that the client is to know.
 func (o *outlet) deliver(ctx context.Context, d stream.Delivery) error {
-	switch {
-	case o.push != nil:
+	if o.push != nil {
 		return o.push.deliver(ctx, d)
+	}
+	if d.Topic == stream.TopicCatalog || o.unsure() {
+		if err := o.look(ctx); err != nil {
+			return err
+		}
+	}
+	switch {
 	case d.Event != nil:
 		return o.sendEvent(ctx, d)
 	case d.Topic == stream.TopicCatalog:

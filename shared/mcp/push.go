@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"time"
 
-	"mcpevents/shared/auth"
 	"mcpevents/shared/catalog"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/mcp/jsonrpc"
@@ -29,8 +28,7 @@ type push struct {
 	*outlet
 	wanted
 	version Version
-	header  http.Header // of the request, whose credentials are looked at again
-	beaten  time.Time   // when the last heartbeat, or active, was sent
+	beaten  time.Time // when the last heartbeat, or active, was sent
 }
 
 // ended is why a subscription ends that was granted before: access was revoked, or the event
@@ -58,8 +56,8 @@ func (e *Endpoint) openPush(ctx context.Context, c *call) (*push, error) {
 	// The body of the request must not live as long as the stream.
 	w.Arguments = bytes.Clone(w.Arguments)
 	p := &push{
-		outlet: &outlet{endpoint: e, principal: c.principal},
-		wanted: w, version: c.version, header: c.request.Header,
+		outlet: &outlet{endpoint: e, principal: c.principal, header: c.request.Header},
+		wanted: w, version: c.version,
 	}
 	p.push = p
 	p.feed, err = e.options.Feeds.Open(ctx, stream.Request{
@@ -91,7 +89,7 @@ func (p *push) note(name, cursor string, more func([]byte) []byte) error {
 // deliver sends an event, or follows a changed catalog.
 func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	for { // the event is not to be lost over a store that does not answer
-		err := p.check(ctx, d.Event == nil)
+		err := p.check(ctx, d.Event == nil || p.unsure())
 		if err == nil {
 			break
 		}
@@ -174,8 +172,8 @@ func (p *push) terminate(ctx context.Context, err error) {
 func (p *push) check(ctx context.Context, credentials bool) error {
 	before := p.principal
 	if credentials {
-		if err := p.authenticate(ctx); err != nil {
-			return err
+		if p.look(ctx) != nil {
+			return &ended{subscription.Revoked()}
 		}
 	}
 	cat, err := p.endpoint.catalog(ctx, p.principal)
@@ -204,20 +202,4 @@ func (p *push) check(ctx context.Context, credentials bool) error {
 	}
 	p.principal = before
 	return err
-}
-
-// authenticate looks at the caller's credentials again. Where that cannot be done
-// now, they are as good as they were.
-func (p *push) authenticate(ctx context.Context) error {
-	now, err := p.endpoint.options.Auth.Authenticate(ctx, p.header)
-	switch {
-	case fault.Is(err, fault.Unauthenticated), fault.Is(err, fault.Forbidden):
-		return &ended{subscription.Revoked()}
-	case err != nil:
-		return nil
-	case now.ID != p.principal.ID || now.Workspace != p.principal.Workspace || !now.Has(auth.ScopeRead):
-		return &ended{subscription.Revoked()}
-	}
-	p.principal = now
-	return nil
 }
