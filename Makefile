@@ -115,6 +115,10 @@ sam-build: $(VENV)/installed ## build the functions for deployment
 $(TESTLOG):
 	$(MAKE) test
 
+.PHONY: conformance
+conformance: prerequisites ## run the official conformance suite of MCP through the gateway, and print the scores
+	go test -count=1 -v -timeout 10m ./test/conformance | grep -v '^ *=== '
+
 .PHONY: conformance-table
 conformance-table: $(TESTLOG) ## write docs/conformance.md from the last run of the tests
 	go run ./tools/conformance -log $(TESTLOG)

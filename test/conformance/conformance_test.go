@@ -1,0 +1,80 @@
+//go:build unix
+
+package conformance
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+
+	"mcpevents/test/backend"
+	"mcpevents/test/harness"
+)
+
+func TestMain(m *testing.M) {
+	code := harness.Main(m)
+	for _, r := range reports.all {
+		r.print(os.Stdout)
+	}
+	fmt.Println()
+	for _, r := range reports.all {
+		fmt.Println(r.score())
+	}
+	if *record {
+		if err := writeBaseline(reports.all); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// reports are printed when all tests have ended.
+var reports struct {
+	sync.Mutex
+	all []*report
+}
+
+// keep keeps a report for the end.
+func keep(r *report) *report {
+	reports.Lock()
+	defer reports.Unlock()
+	reports.all = append(reports.all, r)
+	return r
+}
+
+// set is a revision, the backend that speaks it and the one that does not, and
+// what the suite asks of a server that has everything.
+type set struct {
+	revision          string
+	native, other     backend.Kind
+	scenarios, checks int
+}
+
+var sets = []set{
+	{harness.Legacy, backend.Stateful, backend.Stateless, 30, 70},
+	{harness.Modern, backend.Stateless, backend.Stateful, 37, 121},
+}
+
+// TestBackends shows that what fails through the gateway is the gateway's fault.
+func TestBackends(t *testing.T) {
+	for _, set := range sets {
+		t.Run(set.revision, func(t *testing.T) {
+			t.Parallel()
+			b := harness.StartBackend(t, set.native)
+			perfect(t, keep(run(t, "the backend alone", b.URL, set.revision)), set)
+		})
+	}
+}
+
+// perfect wants every scenario and every check.
+func perfect(t *testing.T, r *report, set set) {
+	t.Helper()
+	if passed, all := r.scenarios(); passed != set.scenarios || all != set.scenarios {
+		t.Errorf("%d of %d scenarios passed, want %d", passed, all, set.scenarios)
+	}
+	if passed, all := r.checks(); passed != set.checks || all != set.checks {
+		t.Errorf("%d of %d checks passed, want %d", passed, all, set.checks)
+	}
+}

@@ -1,0 +1,135 @@
+//go:build unix
+
+package conformance
+
+import (
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"mcpevents/test/backend"
+	"mcpevents/test/harness"
+)
+
+// The targets of the baseline.
+const (
+	embedded = "embedded"
+	localAWS = "local AWS"
+	crossed  = "embedded, over the other era"
+)
+
+// behind starts the embedded server with a backend behind it.
+func behind(t *testing.T, kind backend.Kind) *harness.Server {
+	t.Helper()
+	b := harness.StartBackend(t, kind)
+	return harness.StartServer(t, harness.ServerOptions{Auth: "none", Config: "backends:\n" + b.Config("fixtures", "", "")})
+}
+
+// complete shows the requirement once nothing of the target is in the baseline.
+func complete(t *testing.T, r *report, set set) {
+	t.Helper()
+	if len(listed(t, r)) == 0 {
+		t.Run("GWN-18 "+r.target+" "+r.revision, func(t *testing.T) { perfect(t, r, set) })
+	}
+}
+
+// TestGateway runs the suite through the embedded gateway.
+func TestGateway(t *testing.T) {
+	for _, set := range sets {
+		t.Run(set.revision, func(t *testing.T) {
+			t.Parallel()
+			r := keep(run(t, embedded, behind(t, set.native).MCP, set.revision))
+			hold(t, r)
+			complete(t, r, set)
+		})
+	}
+}
+
+// TestCrossedEras runs the suite of each era over a backend of the other.
+func TestCrossedEras(t *testing.T) {
+	for _, set := range sets {
+		t.Run(set.revision+" over "+string(set.other), func(t *testing.T) {
+			t.Parallel()
+			hold(t, keep(run(t, crossed, behind(t, set.other).MCP, set.revision)))
+		})
+	}
+}
+
+// TestLocalAWS runs the suite through the functions: one deployment, in which each
+// of two workspaces has a backend.
+func TestLocalAWS(t *testing.T) {
+	callers := map[string]string{"default": "alice", "elsewhere": "foreign"}
+	doors, config, origins := map[string]*door{}, "backends:\n", []string{}
+	for i, workspace := range slices.Sorted(maps.Keys(callers)) {
+		b := harness.StartBackend(t, sets[i].native)
+		config += b.Config(string(b.Kind), "", "    workspace: "+workspace+"\n")
+		doors[sets[i].revision] = openDoor(t, callers[workspace])
+		origins = append(origins, doors[sets[i].revision].url)
+	}
+	a := harness.StartAWS(t, harness.AWSOptions{
+		Config: config,
+		// The suite looks whether a page of the server's own origin may call it.
+		Env: map[string]string{"MCPEVENTS_ALLOWED_ORIGINS": strings.Join(origins, ",")},
+	})
+	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.ApplyCatalog(t, "elsewhere", string(catalog))
+	harness.Eventually(t, harness.Patience, "the functions use the catalog of the other workspace", func() bool {
+		list, err := a.Modern("foreign").Try(t.Context(), "resources/list", nil)
+		return err == nil && list.Error == nil
+	})
+	for _, set := range sets {
+		t.Run(set.revision, func(t *testing.T) {
+			t.Parallel()
+			r := keep(run(t, localAWS, doors[set.revision].to(t, a.Target), set.revision))
+			hold(t, r)
+			complete(t, r, set)
+		})
+	}
+}
+
+// door leads to a server with a caller's key, for the suite has none. All else
+// goes through as it is, the Host and Origin that the suite forges too.
+type door struct {
+	url, caller string
+	server      *url.URL
+	key         string
+}
+
+func openDoor(t *testing.T, caller string) *door {
+	t.Helper()
+	d := &door{caller: caller}
+	proxy := httptest.NewServer(&httputil.ReverseProxy{
+		FlushInterval: -1, // streams
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL.Scheme, r.Out.URL.Host = d.server.Scheme, d.server.Host
+			r.Out.Header.Set("Authorization", "Bearer "+d.key)
+		},
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+		},
+	})
+	t.Cleanup(proxy.Close)
+	d.url = proxy.URL
+	return d
+}
+
+// to says where it leads, and returns the URL that leads there.
+func (d *door) to(t *testing.T, target harness.Target) string {
+	t.Helper()
+	var err error
+	if d.server, err = url.Parse(target.MCP); err != nil {
+		t.Fatal(err)
+	}
+	d.key = target.Keys[d.caller]
+	return d.url + d.server.Path
+}

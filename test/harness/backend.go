@@ -1,0 +1,129 @@
+//go:build unix
+
+package harness
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"syscall"
+	"testing"
+	"time"
+
+	"mcpevents/test/backend"
+)
+
+// Backend is an MCP server as a process, to stand behind the gateway.
+type Backend struct {
+	// URL is its MCP endpoint. It stays the same over restarts.
+	URL  string
+	Kind backend.Kind
+
+	tb   testing.TB
+	base string
+	addr string
+	p    *process
+	out  *output
+}
+
+// StartBackend starts a backend of package backend, and ends it with the test.
+func StartBackend(tb testing.TB, kind backend.Kind) *Backend {
+	tb.Helper()
+	b := &Backend{Kind: kind, tb: tb, addr: freeAddr(tb), out: &output{}}
+	b.base = "http://" + b.addr
+	b.URL = b.base + "/mcp"
+	b.Start()
+	tb.Cleanup(func() {
+		if err := b.p.stop(10 * time.Second); err != nil {
+			tb.Errorf("end the %s backend: %v", kind, err)
+		}
+		keepOutput(tb, "the "+string(kind)+" backend", b.out)
+	})
+	return b
+}
+
+// Start starts it, again if it was killed: without the sessions it had.
+func (b *Backend) Start() {
+	b.tb.Helper()
+	p, err := begin(b.tb.TempDir(), nil, b.out, Binary(b.tb, "./test/backend/mcpbackend", false), "--kind", string(b.Kind), "--addr", b.addr)
+	if err != nil {
+		b.tb.Fatal(err)
+	}
+	b.p = p
+	Eventually(b.tb, Patience, "the "+string(b.Kind)+" backend answers", func() bool {
+		select {
+		case <-p.ended:
+			b.tb.Fatalf("the %s backend ended: %v\n%s", b.Kind, p.err, b.out.tail(4<<10))
+		default:
+		}
+		resp, err := plain.Get(b.base + "/healthz")
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
+}
+
+// Kill ends it with SIGKILL.
+func (b *Backend) Kill() { b.p.kill() }
+
+// Freeze lets it do nothing, its connections open, until [Backend.Thaw].
+func (b *Backend) Freeze() { _ = b.p.cmd.Process.Signal(syscall.SIGSTOP) }
+
+// Thaw is the end of [Backend.Freeze].
+func (b *Backend) Thaw() { _ = b.p.cmd.Process.Signal(syscall.SIGCONT) }
+
+// State is what it saw since it started.
+func (b *Backend) State(tb testing.TB) (s backend.State) {
+	tb.Helper()
+	resp, err := plain.Get(b.base + "/state")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(&s); err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+// ChangeList lets it announce a change of its "tools", "prompts" or "resources".
+func (b *Backend) ChangeList(tb testing.TB, list string) {
+	tb.Helper()
+	b.change(tb, "list", list)
+}
+
+// UpdateResource lets it announce a change of a resource.
+func (b *Backend) UpdateResource(tb testing.TB, uri string) {
+	tb.Helper()
+	b.change(tb, "uri", uri)
+}
+
+func (b *Backend) change(tb testing.TB, name, value string) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(tb.Context(), Patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.base+"/changed?"+url.Values{name: {value}}.Encode(), nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	resp, err := plain.Do(req)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		why, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+		tb.Fatalf("change %s %s: status %d: %s", name, value, resp.StatusCode, why)
+	}
+}
+
+// Config is its entry of config.yaml, below "backends:". The prefix may be empty;
+// more are further lines with their indentation.
+func (b *Backend) Config(name, prefix, more string) string {
+	return fmt.Sprintf("  - name: %s\n    url: %s\n    prefix: %q\n%s", name, b.URL, prefix, more)
+}
