@@ -30,17 +30,18 @@ import (
 // BenchCmd measures a server of its own: it starts one as a process, registers
 // webhooks at a receiver in this process, publishes, and reports.
 type BenchCmd struct {
-	Events      int           `default:"20000" help:"Events to publish."`
-	Subscribers int           `default:"1" help:"Webhook subscriptions per event."`
-	URIs        int           `name:"uris" default:"8" help:"Event URIs that the events are spread over."`
-	Batch       int           `default:"10" help:"Events per publish request."`
-	Publishers  int           `default:"8" help:"Concurrent publishers."`
-	Payload     int           `default:"500" help:"Payload size in bytes."`
-	Latency     bool          `help:"Instead, publish one event at a time and measure until it arrives."`
-	Streams     int           `placeholder:"N" help:"Instead, open N streams and measure their memory, the CPU while quiet, and one event to all of them."`
-	Timeout     time.Duration `default:"2m" help:"Longest run."`
-	Server      string        `help:"Measure this server instead of starting one; its CPU is not known then." placeholder:"URL"`
-	Data        string        `help:"Directory for the server's database; a temporary one by default." placeholder:"DIR"`
+	Events        int           `default:"20000" help:"Events to publish."`
+	Subscribers   int           `default:"1" help:"Webhook subscriptions per event."`
+	URIs          int           `name:"uris" default:"8" help:"Event URIs that the events are spread over."`
+	Batch         int           `default:"10" help:"Events per publish request."`
+	Publishers    int           `default:"8" help:"Concurrent publishers."`
+	Payload       int           `default:"500" help:"Payload size in bytes."`
+	Latency       bool          `help:"Instead, publish one event at a time and measure until it arrives."`
+	StreamLatency bool          `help:"Instead, publish one event at a time and measure until it is on an open listen."`
+	Streams       int           `placeholder:"N" help:"Instead, open N streams and measure their memory, the CPU while quiet, and one event to all of them."`
+	Timeout       time.Duration `default:"2m" help:"Longest run."`
+	Server        string        `help:"Measure this server instead of starting one; its CPU is not known then." placeholder:"URL"`
+	Data          string        `help:"Directory for the server's database; a temporary one by default." placeholder:"DIR"`
 }
 
 // Run implements the command.
@@ -58,7 +59,10 @@ func (c *BenchCmd) Run(g *Globals) error {
 		}
 		defer stop()
 	}
-	if c.Streams > 0 {
+	switch {
+	case c.StreamLatency:
+		return c.streamLatency(ctx, url)
+	case c.Streams > 0:
 		return c.streams(ctx, url, debug, pid)
 	}
 	if err := c.register(ctx, url, receiver.server.URL); err != nil {
@@ -98,11 +102,7 @@ func (c *BenchCmd) start(ctx context.Context) (url, debug string, pid int, stop 
 	if err != nil {
 		return "", "", 0, nil, err
 	}
-	addr, err := freeAddress()
-	if err != nil {
-		return "", "", 0, nil, err
-	}
-	profiles, err := freeAddress()
+	addr, profiles, err := freeAddresses()
 	if err != nil {
 		return "", "", 0, nil, err
 	}
@@ -125,6 +125,8 @@ func (c *BenchCmd) start(ctx context.Context) (url, debug string, pid int, stop 
 		resp, err := http.Get(url + "/healthz")
 		if err == nil {
 			_ = resp.Body.Close()
+		}
+		if err == nil && resp.StatusCode == http.StatusOK {
 			return url, "http://" + profiles, cmd.Process.Pid, stop, nil
 		}
 		select {
@@ -136,13 +138,18 @@ func (c *BenchCmd) start(ctx context.Context) (url, debug string, pid int, stop 
 	}
 }
 
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fault.Wrap(fault.Unavailable, err, "find a free port")
+// freeAddresses are two different ones.
+func freeAddresses() (one, other string, err error) {
+	var addrs []string
+	for range 2 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return "", "", fault.Wrap(fault.Unavailable, err, "find a free port")
+		}
+		defer func() { _ = l.Close() }()
+		addrs = append(addrs, l.Addr().String())
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String(), nil
+	return addrs[0], addrs[1], nil
 }
 
 func (c *BenchCmd) register(ctx context.Context, server, target string) error {
@@ -279,23 +286,28 @@ func (c *BenchCmd) throughput(ctx context.Context, g *Globals, server string, pi
 
 func (c *BenchCmd) latency(ctx context.Context, _ *Globals, server string, r *counter) error {
 	filler := c.filler()
+	return c.oneByOne(ctx, server, r.arrived, "publish to arrival", func(i int) benchEvent { return c.event(i, filler) })
+}
+
+// oneByOne publishes one event after the other and measures until each arrives.
+func (c *BenchCmd) oneByOne(ctx context.Context, server string, arrived <-chan time.Time, what string, event func(int) benchEvent) error {
 	n := min(c.Events, 2000)
 	took := make([]time.Duration, 0, n)
 	for i := range n {
-		body, _ := json.Marshal(c.event(i, filler))
+		body, _ := json.Marshal(event(i))
 		started := time.Now()
 		if _, err := benchPost(ctx, server+"/events", body, nil); err != nil {
 			return err
 		}
 		select {
-		case at := <-r.arrived:
+		case at := <-arrived:
 			took = append(took, at.Sub(started))
 		case <-ctx.Done():
 			return fault.New(fault.Unavailable, "event %d did not arrive in time", i)
 		}
 	}
 	slices.Sort(took)
-	fmt.Printf("publish to arrival, one event at a time, %d events\n", n)
+	fmt.Printf("%s, one event at a time, %d events\n", what, n)
 	fmt.Printf("p50 %s  p90 %s  p99 %s  max %s\n", took[n/2], took[n*9/10], took[n*99/100], took[n-1])
 	fmt.Printf("fdatasync of the data directory's disk: p50 %s  p99 %s\n", fsyncTime(0.5), fsyncTime(0.99))
 	return nil

@@ -97,6 +97,25 @@ func (c *BenchCmd) streams(ctx context.Context, server, debug string, pid int) e
 	return nil
 }
 
+// streamLatency opens one listen and measures how long events take to it.
+func (c *BenchCmd) streamLatency(ctx context.Context, server string) error {
+	conn, r, err := c.listen(ctx, strings.TrimPrefix(server, "http://"), 0)
+	if conn != nil {
+		defer func() { _ = conn.Close() }()
+	}
+	if err != nil {
+		return err
+	}
+	arrived := make(chan time.Time, 1)
+	go follow(r, arrived) // until the connection closes
+	filler := c.filler()
+	return c.oneByOne(ctx, server, arrived, "publish to open listen", func(i int) benchEvent {
+		e := c.event(i, filler)
+		e.URI = c.uri(0)
+		return e
+	})
+}
+
 // readers is how many of the streams listen to the first URI.
 func (c *BenchCmd) readers() int { return (c.Streams + c.URIs - 1) / c.URIs }
 

@@ -363,7 +363,7 @@ func TestListenGoesOnAfterADisconnect(t *testing.T) {
 
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	addr, err := freeAddress()
+	addr, _, err := freeAddresses()
 	if err != nil {
 		t.Fatal(err)
 	}
