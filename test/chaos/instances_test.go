@@ -21,7 +21,7 @@ import (
 var rooms = []struct {
 	workspace        string
 	channels, events int // events of each channel
-}{{"acme", 5, 300}, {"globex", 17, 500}}
+}{{"acme", 3, 300}, {"globex", 7, 1300}}
 
 const total = 10_000
 

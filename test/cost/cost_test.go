@@ -41,6 +41,9 @@ var billed = map[string]struct {
 	"DispatchFunction": {60 * time.Millisecond, 0.5},
 }
 
+// filler makes a payload about 500 B long.
+var filler = strings.Repeat("x", 450)
+
 type bill struct {
 	requests float64
 	dollars  map[string]float64
@@ -107,7 +110,6 @@ func measure(b *testing.B, a *harness.AWS, work func()) bill {
 func BenchmarkDelivery(b *testing.B) {
 	a := harness.StartAWS(b, harness.AWSOptions{})
 	r := harness.NewReceiver(b)
-	filler := strings.Repeat("x", 450)
 	event := func(uri, id string) harness.Event {
 		return harness.Event{ID: id, URI: uri, Data: map[string]any{"user": "a", "text": filler, "id": id}}
 	}
