@@ -389,16 +389,19 @@ func (l *Log) Latest(ctx context.Context, workspace, uri string, n int) ([]event
 	return out, nil
 }
 
-// LatestBelow returns up to n of the newest events of the sub-resources of a
-// parent, oldest first, from at most [maxChildren] of them.
-func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int) ([]event.Event, error) {
-	children, err := l.Below(ctx, workspace, parent, maxChildren)
+// LatestBelow returns up to n of the newest events of those sub-resources of a
+// parent that wants takes, oldest first. Of [maxKnown] sub-resources that are looked at, it
+// reads the [maxChildren] that had a first event of the day last.
+func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int, wants func(uri string) bool) ([]event.Event, error) {
+	children, err := l.below(ctx, workspace, parent, maxKnown)
 	if err != nil {
 		return nil, err
 	}
+	children = slices.DeleteFunc(children, func(it store.Item) bool { return !wants(it.Sort) })
+	slices.SortStableFunc(children, func(a, b store.Item) int { return b.Expires.Compare(a.Expires) })
 	var all []event.Event
-	for _, child := range children {
-		es, err := l.Latest(ctx, workspace, child, n)
+	for _, child := range children[:min(len(children), maxChildren)] {
+		es, err := l.Latest(ctx, workspace, child.Sort, n)
 		if err != nil {
 			return nil, err
 		}
@@ -408,19 +411,27 @@ func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int) 
 	return all[max(0, len(all)-n):], nil
 }
 
-const maxChildren = 50
+const (
+	maxKnown    = 1000
+	maxChildren = 50
+)
 
 // Below lists up to n URIs below a parent, of those that had events within a
 // month, in their order.
 func (l *Log) Below(ctx context.Context, workspace, parent string, n int) (uris []string, err error) {
+	items, err := l.below(ctx, workspace, parent, n)
+	for _, item := range items {
+		uris = append(uris, item.Sort)
+	}
+	return uris, err
+}
+
+func (l *Log) below(ctx context.Context, workspace, parent string, n int) ([]store.Item, error) {
 	page, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: childrenOf(workspace, parent), Limit: n})
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "list the sub-resources of %s", parent)
 	}
-	for _, item := range page.Items {
-		uris = append(uris, item.Sort)
-	}
-	return uris, nil
+	return page.Items, nil
 }
 
 func childrenOf(workspace, parent string) string { return "c#" + workspace + "#" + parent }

@@ -29,7 +29,7 @@ type Catalogs interface {
 type Log interface {
 	Latest(ctx context.Context, workspace, uri string, n int) ([]event.Event, error)
 	Below(ctx context.Context, workspace, parent string, n int) (uris []string, err error)
-	LatestBelow(ctx context.Context, workspace, parent string, n int) ([]event.Event, error)
+	LatestBelow(ctx context.Context, workspace, parent string, n int, wants func(uri string) bool) ([]event.Event, error)
 	Notify(ctx context.Context, workspace, topic string, notice json.RawMessage) error
 }
 

@@ -73,7 +73,7 @@ func (e *Endpoint) readEvents(ctx context.Context, p auth.Principal, uri string)
 	}
 	var found []event.Event
 	for _, pattern := range patterns {
-		events, err := e.latest(ctx, p.Workspace, pattern)
+		events, err := e.latest(ctx, cat, p, pattern)
 		if err != nil {
 			return nil, err
 		}
@@ -94,21 +94,23 @@ func (e *Endpoint) readEvents(ctx context.Context, p auth.Principal, uri string)
 	return text, fault.Wrap(fault.Internal, err, "encode the latest events of %s", uri)
 }
 
-// latest reads the newest events of a pattern. For a wildcard these are those
-// below its literal beginning that match.
-func (e *Endpoint) latest(ctx context.Context, workspace string, p subscription.Pattern) ([]event.Event, error) {
+// latest reads the newest events of a pattern that the principal may have. For a
+// wildcard they are among those below its literal beginning.
+func (e *Endpoint) latest(ctx context.Context, cat *catalog.Catalog, who auth.Principal, p subscription.Pattern) ([]event.Event, error) {
+	parent := p.URI()
 	switch p.Kind {
 	case subscription.Concrete:
-		return e.options.Log.Latest(ctx, workspace, p.URI(), maxLatest)
-	case subscription.Parent:
-		return e.options.Log.LatestBelow(ctx, workspace, p.URI(), maxLatest)
+		return e.options.Log.Latest(ctx, who.Workspace, parent, maxLatest)
+	case subscription.Wildcard:
+		parent, _, _ = strings.Cut(p.Key, "/"+catalog.Wildcard)
+		if parent+"/" == catalog.Scheme { // the first segment is the open one
+			return nil, nil
+		}
 	}
-	beginning, _, _ := strings.Cut(p.Key, "/"+catalog.Wildcard)
-	if beginning+"/" == catalog.Scheme { // the first segment is the open one
-		return nil, nil
-	}
-	events, err := e.options.Log.LatestBelow(ctx, workspace, beginning, maxLatest)
-	return slices.DeleteFunc(events, func(ev event.Event) bool { return !subscription.Matches(p.Key, ev.URI) }), err
+	return e.options.Log.LatestBelow(ctx, who.Workspace, parent, maxLatest, func(uri string) bool {
+		entry, vars, ok := cat.Match(uri)
+		return ok && subscription.Matches(p.Key, uri) && auth.CheckAccess(entry.Access, vars, who) == nil
+	})
 }
 
 // permitted keeps those event types of a resolved URI that the principal may have. It

@@ -24,6 +24,13 @@ func (f *fixture) readText(key, uri string, into any) {
 	must(f.t, json.Unmarshal([]byte(c.Contents[0].Text), into))
 }
 
+// crowded has types with different rules below one parent.
+const crowded = `
+events:
+  - {name: hub.push, uriTemplate: "event://hub/{repo}/push", payloadSchema: {type: object}}
+  - {name: hub.invoice, uriTemplate: "event://hub/{repo}/invoice", payloadSchema: {type: object}, access: {scopes: [billing]}}
+`
+
 func TestRead(t *testing.T) {
 	f := newFixture(t, nil)
 	t.Run("EVS-04_no_events_yet", func(t *testing.T) {
@@ -60,6 +67,46 @@ func TestRead(t *testing.T) {
 		f.readText(alice, "event://github/acme/*/push", &got)
 		if len(got.Events) != 1 || got.Events[0].URI != "event://github/acme/web/push" {
 			t.Errorf("got %+v", got)
+		}
+	})
+	t.Run("EVS-04_others_do_not_take_the_room", func(t *testing.T) {
+		f := newFixture(t, nil)
+		f.catalogs.Replace(mustParse(t, crowded))
+		f.publish("event://hub/web/push", `{"n":"mine"}`)
+		for i := range maxLatest + 5 {
+			f.publish("event://hub/web/invoice", fmt.Sprintf(`{"n":%d}`, i))
+		}
+		for _, tc := range []struct {
+			key, uri string
+			n        int
+		}{
+			{alice, "event://hub", 1},
+			{alice, "event://hub/web", 1},
+			{billing, "event://hub", maxLatest},
+			{billing, "event://hub/*/push", 1},
+		} {
+			var got latest
+			f.readText(tc.key, tc.uri, &got)
+			if len(got.Events) != tc.n || tc.n == 1 && string(got.Events[0].Data) != `{"n":"mine"}` {
+				t.Errorf("%s: %+v", tc.uri, got)
+			}
+		}
+	})
+	t.Run("EVS-04_the_latest_of_very_many_sub-resources", func(t *testing.T) {
+		f := newFixture(t, nil)
+		f.catalogs.Replace(mustParse(t, crowded))
+		f.log.Now = func() time.Time { return time.Now().Add(-12 * time.Hour) }
+		for i := range 60 {
+			f.publish(fmt.Sprintf("event://hub/a%d/push", i), `{}`)
+		}
+		f.log.Now = nil
+		last := f.publish("event://hub/z/push", `{}`)
+		for _, uri := range []string{"event://hub", "event://hub/*/push"} {
+			var got latest
+			f.readText(alice, uri, &got)
+			if len(got.Events) != maxLatest || got.Events[0].EventID != last.ID {
+				t.Errorf("%s: %d events, the first is %+v", uri, len(got.Events), got.Events[0])
+			}
 		}
 	})
 	s := f.session(alice, V20251125)
