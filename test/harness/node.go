@@ -4,10 +4,7 @@ package harness
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -15,7 +12,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -125,8 +121,6 @@ func majorOf(node string) int {
 }
 
 // installJS installs what the lock file pins, once for each content of it.
-// Several test processes may ask at once: one works, and the directory
-// gets its name when it is complete.
 func installJS(ctx context.Context, src string) (string, error) {
 	lock, err := os.ReadFile(filepath.Join(src, "package-lock.json"))
 	if err != nil {
@@ -136,72 +130,18 @@ func installJS(ctx context.Context, src string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return "", err
-	}
-	parent := filepath.Join(cache, "mcp-events")
-	if err := os.MkdirAll(parent, 0o755); err != nil {
-		return "", err
-	}
-	sum := sha256.Sum256(lock)
-	dir := filepath.Join(parent, "js-"+hex.EncodeToString(sum[:6]))
-	unlock, err := lockFile(ctx, filepath.Join(parent, "js.lock"))
-	if err != nil {
-		return "", err
-	}
-	defer unlock()
-	if _, err := os.Stat(dir); err == nil {
-		return dir, nil
-	}
-	temp, err := os.MkdirTemp(parent, "js-installing-")
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(temp)
-	for name, b := range map[string][]byte{"package.json": manifest, "package-lock.json": lock} {
-		if err := os.WriteFile(filepath.Join(temp, name), b, 0o644); err != nil {
-			return "", err
+	return installed(ctx, "js", lock, func(ctx context.Context, dir string) error {
+		for name, b := range map[string][]byte{"package.json": manifest, "package-lock.json": lock} {
+			if err := os.WriteFile(filepath.Join(dir, name), b, 0o644); err != nil {
+				return err
+			}
 		}
-	}
-	args := []string{"ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=2", "--fetch-timeout=60000"}
-	if path, err := exec.LookPath("node"); err == nil && majorOf(path) >= nodeMajor {
-		args = append(args, "--omit=optional")
-	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "npm", args...)
-	cmd.Dir = temp
-	cmd.WaitDelay = 5 * time.Second
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("npm ci did not get them (does the registry answer? what it said is below): %w\n%s", err, out)
-	}
-	return dir, os.Rename(temp, dir)
-}
-
-// lockFile waits for an exclusive lock on a file, which ends with the process
-// at the latest.
-func lockFile(ctx context.Context, path string) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return func() { f.Close() }, nil
+		args := []string{"ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=2", "--fetch-timeout=60000"}
+		if path, err := exec.LookPath("node"); err == nil && majorOf(path) >= nodeMajor {
+			args = append(args, "--omit=optional")
 		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) {
-			f.Close()
-			return nil, err
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			f.Close()
-			return nil, ctx.Err()
-		}
-	}
+		cmd := exec.CommandContext(ctx, "npm", args...)
+		cmd.Dir = dir
+		return runInstaller(cmd)
+	})
 }

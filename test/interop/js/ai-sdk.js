@@ -1,13 +1,11 @@
 // The AI SDK's MCP client (@ai-sdk/mcp), unmodified, with a webhook receiver of
-// its own. Speaks lines of JSON: commands {"do", ...} on standard input, what
-// happened {"step", ...} on standard output. Usage: ai-sdk.js URL KEY discover|initialize
+// its own. Usage: ai-sdk.js URL KEY discover|initialize
 
 import { createServer } from "node:http";
-import { createInterface } from "node:readline";
 import { createMCPClient, experimental_createMCPEventWebhook as createMCPEventWebhook } from "@ai-sdk/mcp";
+import { serve, tell } from "./lines.js";
 
 const [url, key, handshake] = process.argv.slice(2);
-const tell = (step, more = {}) => process.stdout.write(JSON.stringify({ step, ...more }) + "\n");
 
 // A store as the client asks for one: by its own key and by the server's id.
 const kept = new Map();
@@ -49,7 +47,7 @@ const client = await createMCPClient({
 });
 tell("connected", { version: client.initializeResult.protocolVersion });
 
-const commands = {
+await serve({
   list: async () => (await client.experimental_events.list()).events.map(({ name, delivery }) => ({ name, delivery })),
   subscribe: async ({ name, args, secret, ttlMs }) =>
     client.experimental_events.subscribe({
@@ -61,16 +59,7 @@ const commands = {
   refresh: async ({ id }) => client.experimental_events.refresh({ id }),
   unsubscribe: async ({ id }) => client.experimental_events.unsubscribe({ id }),
   resources: async () => (await client.listResources()).resources.map((r) => r.uri),
-};
-
-for await (const line of createInterface({ input: process.stdin })) {
-  const command = JSON.parse(line);
-  try {
-    tell(command.do, { result: (await commands[command.do](command)) ?? null });
-  } catch (error) {
-    tell(command.do, { error: String(error), code: error.code });
-  }
-}
+});
 await client.close();
 receiver.closeAllConnections();
 receiver.close();

@@ -1,0 +1,87 @@
+//go:build unix
+
+package harness
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// installed is a directory below the user's cache directory that fill has filled, once
+// for each content of what pins it. Several test processes may ask at once: one
+// works, and the directory gets its name when it is complete.
+func installed(ctx context.Context, name string, pins []byte, fill func(ctx context.Context, dir string) error) (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	parent := filepath.Join(cache, "mcp-events")
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(pins)
+	dir := filepath.Join(parent, name+"-"+hex.EncodeToString(sum[:6]))
+	unlock, err := lockFile(ctx, filepath.Join(parent, name+".lock"))
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if _, err := os.Stat(dir); err == nil {
+		return dir, nil
+	}
+	temp, err := os.MkdirTemp(parent, name+"-installing-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(temp)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
+	if err := fill(ctx, temp); err != nil {
+		return "", err
+	}
+	return dir, os.Rename(temp, dir)
+}
+
+// runInstaller runs a program that fetches packages.
+func runInstaller(cmd *exec.Cmd) error {
+	cmd.WaitDelay = 5 * time.Second
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s did not get packages (does the registry answer? what it said is below): %w\n%.2000s", filepath.Base(cmd.Path), err, out)
+	}
+	return nil
+}
+
+// lockFile waits for an exclusive lock on a file, which ends with the process
+// at the latest.
+func lockFile(ctx context.Context, path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			f.Close()
+			return nil, err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			f.Close()
+			return nil, ctx.Err()
+		}
+	}
+}
