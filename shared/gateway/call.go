@@ -15,6 +15,7 @@ import (
 	"mcpevents/shared/gateway/upstream"
 	"mcpevents/shared/mcp/jsonrpc"
 	"mcpevents/shared/mcp/mirror"
+	"mcpevents/shared/store"
 )
 
 // Call is a request of a client that a backend answers.
@@ -51,12 +52,25 @@ func (g *Gateway) Call(ctx context.Context, c Call) error {
 	if known == nil {
 		return err
 	}
-	x := &exchange{gateway: g, call: c, backend: e.backend, own: e.own}
+	x := &exchange{gateway: g, call: c, backend: e.backend, own: e.own, entry: e}
 	defer x.close()
-	if modern(known.version) {
-		return x.stateless(ctx, known)
+	ctx, x.stop = context.WithCancel(ctx)
+	defer x.stop()
+	if c.modern() {
+		if err := x.checkParameters(); err != nil {
+			return err
+		}
 	}
-	return x.inSession(ctx)
+	switch {
+	case c.modern() && modern(known.version):
+		return x.stateless(ctx, known)
+	case c.modern():
+		return x.inRounds(ctx)
+	case modern(known.version):
+		return x.withInputs(ctx, known)
+	}
+	x.id = requestID(c.Client, c.ID)
+	return x.inSession(ctx, x.named(c.Params))
 }
 
 // exchange is one call under way.
@@ -65,13 +79,24 @@ type exchange struct {
 	call    Call
 	backend *backend
 	own     string // the name at the backend
+	entry   Entry
 	with    backendSession
 	id      json.RawMessage // of the request at the backend
-	asked   []string        // questions that were put to the client
+	kept    []store.Key     // what the store holds of the questions to the client
+
+	// See eras.go, rounds.go and inputs.go.
+	stop      context.CancelFunc // ends the exchange at the backend
+	responded bool               // the client has its response
+	gone      bool               // the client has gone
+	token     json.RawMessage    // the progress token at the backend, where it is not the client's
+	refused   []need             // of what the backend asked, the client having no capability for it
+	rounds    rounds             // what the client was asked and answered in earlier rounds
+	pending   []upstream.Message // what it is to be asked next
+	input     json.RawMessage    // the backend's demand for input
 }
 
 // close forgets what was asked and not answered: the call is over.
-func (x *exchange) close() { x.gateway.drop(x.asked) }
+func (x *exchange) close() { x.gateway.drop(x.kept) }
 
 // requestID is the id of a client's request at the backend. It is made of the client's own, so
 // that any instance knows it when the request is cancelled, and small enough to survive a backend that
@@ -82,15 +107,13 @@ func requestID(c Client, id json.RawMessage) json.RawMessage {
 }
 
 // inSession calls a backend of the earlier revisions. A session that it has
-// forgotten is begun again, once.
-func (x *exchange) inSession(ctx context.Context) error {
+// forgotten is begun again, once. The backend is told when nobody waits for it any more.
+func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error {
 	for again := false; ; again = true {
 		var err error
 		if x.with, err = x.gateway.session(ctx, x.call.Client, x.backend); err != nil {
 			return err
 		}
-		x.id = requestID(x.call.Client, x.call.ID)
-		params := upstream.Replace(x.call.Params, x.call.Member, x.name())
 		answer, err := x.client().Post(ctx, upstream.Request{
 			Body: request(x.id, x.call.Method, params), Version: x.with.Version, Session: x.with.ID,
 		})
@@ -101,17 +124,27 @@ func (x *exchange) inSession(ctx context.Context) error {
 			continue
 		}
 		if err != nil {
-			return x.failed(err)
+			err = x.failed(err)
+		} else {
+			err = x.relay(ctx, answer)
 		}
-		return x.relay(ctx, answer)
+		if !x.responded && (ctx.Err() != nil || x.gone) {
+			x.abandon()
+		}
+		return err
 	}
 }
 
-// stateless calls a backend of revision 2026-07-28.
+// named is params with the name that the backend knows.
+func (x *exchange) named(params json.RawMessage) json.RawMessage {
+	return upstream.Replace(params, x.call.Member, x.name())
+}
+
+// stateless calls a backend of revision 2026-07-28 for a client of the same.
 func (x *exchange) stateless(ctx context.Context, known *learned) error {
 	x.with = backendSession{Version: known.version}
 	x.id = x.call.ID
-	params := upstream.Replace(x.call.Params, x.call.Member, x.name())
+	params := x.named(x.call.Params)
 	h := http.Header{"Mcp-Method": {x.call.Method}}
 	for name, values := range x.call.Header {
 		h[name] = values
@@ -135,7 +168,7 @@ func (x *exchange) stateless(ctx context.Context, known *learned) error {
 }
 
 func (x *exchange) belongs() []byte {
-	return bound(x.call.Principal, x.call.Method, x.backend.Name, x.own)
+	return bound(x.call.Principal, x.call.Method, x.backend.Name, x.own, x.digest())
 }
 
 func (x *exchange) client() *upstream.Client { return x.backend.client(x.call.Token) }
@@ -223,59 +256,51 @@ func (x *exchange) message(ctx context.Context, raw json.RawMessage) (done bool,
 			x.dropped(ctx, "it answers another request")
 			return false, nil
 		}
+		x.pending = nil // it waits for no answers any more
 		return true, x.respond(m)
 	case m.ID != nil:
 		return false, x.question(ctx, m)
 	case passed[m.Method]:
-		return false, x.call.Send(m.Raw, false)
+		if m, ok = x.fits(m); ok {
+			return false, x.send(m.Raw, false)
+		}
 	default:
 		x.dropped(ctx, "its method does not belong into a call")
 	}
 	return false, nil
 }
 
-// respond hands the response on, under the client's own id.
-func (x *exchange) respond(m upstream.Message) error {
-	raw := upstream.Replace(m.Raw, "id", x.call.ID)
-	if m.Result == nil || m.Result[0] != '{' {
-		return x.call.Send(raw, true)
-	}
-	result := m.Result
-	if state := jsonrpc.Member(result, "requestState"); state != nil && modern(x.with.Version) {
-		text, ok := jsonrpc.String(state)
-		if !ok {
-			return x.failed(errors.New("gateway: the requestState is no string"))
-		}
-		result = upstream.Replace(result, "requestState", quote(x.gateway.states.seal([]byte(text), x.belongs(), time.Now())))
-	}
-	if x.call.modern() && jsonrpc.Member(result, "resultType") == nil {
-		result = insert(result, "resultType", json.RawMessage(`"complete"`))
-	}
-	return x.call.Send(upstream.Replace(raw, "result", result), true)
-}
-
-// needs is the capability that a request of a backend asks of the client.
-var needs = map[string]string{
-	"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots",
+// send hands a message to the client.
+func (x *exchange) send(message json.RawMessage, response bool) error {
+	err := x.call.Send(message, response)
+	x.responded = x.responded || response
+	x.gone = x.gone || err != nil
+	return err
 }
 
 // question puts a backend's request to the client, or answers it here.
 func (x *exchange) question(ctx context.Context, m upstream.Message) error {
-	capability := needs[m.Method]
+	params := jsonrpc.Member(m.Raw, "params")
+	lacks := lacking(x.call.Capabilities, m.Method, params)
 	switch {
 	case m.Method == "ping":
 		return x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
-	case capability == "" || jsonrpc.Member(x.call.Capabilities, capability) == nil || x.call.modern():
+	case lacks != "" || x.call.modern() && !multiRound[x.call.Method]:
+		if lacks != "" {
+			x.refused = append(x.refused, lacks)
+		}
 		return x.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{
 			Code: jsonrpc.MethodNotFound, Message: "the client does not support " + m.Method,
 		}))
+	case x.call.modern():
+		return x.collect(ctx, m, params)
 	}
 	id, err := x.gateway.ask(ctx, x.call.Client, x.backend, x.with, m.ID)
 	if err != nil {
 		return err
 	}
-	x.asked = append(x.asked, id)
-	return x.call.Send(upstream.Replace(m.Raw, "id", quote(id)), false)
+	x.kept = append(x.kept, questionKey(id))
+	return x.send(upstream.Replace(m.Raw, "id", quote(id)), false)
 }
 
 // reply answers a backend's request in the client's place.
@@ -286,14 +311,4 @@ func (x *exchange) reply(ctx context.Context, body []byte) error {
 	}
 	answer.Close()
 	return nil
-}
-
-// Cancelled makes of a client's notifications/cancelled the one for the backends.
-func Cancelled(c Client, body json.RawMessage) json.RawMessage {
-	params := jsonrpc.Member(body, "params")
-	id := jsonrpc.Member(params, "requestId")
-	if id == nil {
-		return nil
-	}
-	return upstream.Replace(body, "params", upstream.Replace(params, "requestId", requestID(c, id)))
 }

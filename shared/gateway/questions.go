@@ -4,6 +4,9 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,7 +27,8 @@ type question struct {
 	Session   string          `json:"s"` // of the client
 	Backend   string          `json:"b"`
 	With      backendSession  `json:"w"`
-	ID        json.RawMessage `json:"id"` // as the backend wrote it
+	ID        json.RawMessage `json:"id,omitempty"` // as the backend wrote it; nothing when the call waits for the answer, see inputs.go
+	Parts     int             `json:"n,omitempty"`  // of the answer that is kept
 }
 
 // questionPrefix begins the ids of questions.
@@ -40,7 +44,7 @@ func questionKey(id string) store.Key {
 // ask keeps a backend's request and returns the id that the client is to see.
 func (g *Gateway) ask(ctx context.Context, c Client, b *backend, with backendSession, id json.RawMessage) (string, error) {
 	name := questionPrefix + rand.Text()
-	value, err := json.Marshal(question{c.Principal.Workspace, c.Principal.ID, c.Session, b.Name, with, id})
+	value, err := json.Marshal(question{c.Principal.Workspace, c.Principal.ID, c.Session, b.Name, with, id, 0})
 	if err != nil {
 		return "", fault.Wrap(fault.Internal, err, "encode a backend's request")
 	}
@@ -48,16 +52,16 @@ func (g *Gateway) ask(ctx context.Context, c Client, b *backend, with backendSes
 	return name, fault.Wrap(fault.Unavailable, err, "keep a backend's request")
 }
 
-// drop forgets questions that nobody will answer any more.
-func (g *Gateway) drop(names []string) {
-	if len(names) == 0 {
+// drop forgets questions that nobody will answer any more, and answers that were read.
+func (g *Gateway) drop(keys []store.Key) {
+	if len(keys) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	ops := make([]store.Op, len(names))
-	for i, name := range names {
-		ops[i] = store.Delete(questionKey(name))
+	ops := make([]store.Op, len(keys))
+	for i, key := range keys {
+		ops[i] = store.Delete(key)
 	}
 	if err := g.options.DB.WriteAll(ctx, ops...); err != nil {
 		g.options.Log.WarnContext(ctx, "requests of a backend were left to expire", "error", err)
@@ -90,6 +94,9 @@ func (g *Gateway) Answer(ctx context.Context, c Client, id string, body json.Raw
 		if b.Name != q.Backend {
 			continue
 		}
+		if len(q.ID) == 0 {
+			return g.keep(ctx, id, q, body)
+		}
 		x, err := b.client(c.Token).Post(ctx, upstream.Request{
 			Body: upstream.Replace(body, "id", q.ID), Version: q.With.Version, Session: q.With.ID,
 		})
@@ -97,8 +104,64 @@ func (g *Gateway) Answer(ctx context.Context, c Client, id string, body json.Raw
 			return fault.Wrap(fault.Unavailable, err, "hand an answer to backend %s", b.Name)
 		}
 		x.Close()
-		g.drop([]string{id})
+		g.drop([]store.Key{questionKey(id)})
 		return nil
 	}
 	return unknown
+}
+
+// answerPart is how much of an answer one item holds.
+const answerPart = store.MaxItem - 1<<10
+
+func partKey(id string, part int) store.Key {
+	return store.Key{Table: store.Sessions, Partition: "q#" + id, Sort: "a#" + strconv.Itoa(part)}
+}
+
+// keep stores the answer for the instance that waits for it. The first one counts.
+func (g *Gateway) keep(ctx context.Context, id string, q question, body json.RawMessage) error {
+	if q.Parts > 0 {
+		return nil // the client sent it twice
+	}
+	expires := time.Now().Add(questionLife)
+	var ops []store.Op
+	for part := range slices.Chunk(body, answerPart) {
+		ops = append(ops, store.Put(store.Item{Key: partKey(id, len(ops)), Value: part, Expires: expires}))
+	}
+	q.Parts = len(ops)
+	value, err := json.Marshal(q)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "encode a client's answer")
+	}
+	ops = append(ops, store.Put(store.Item{Key: questionKey(id), Value: value, Version: 1, Expires: expires}, store.VersionIs(0)))
+	err = g.options.DB.Write(ctx, ops...)
+	if errors.Is(err, store.ErrConflict) {
+		return nil // another answer was first, or the call is over
+	}
+	return fault.Wrap(fault.Unavailable, err, "keep a client's answer")
+}
+
+// kept is the answer to a question, or nil while there is none, and where it lies.
+func (g *Gateway) kept(ctx context.Context, id string, item *store.Item) (answer json.RawMessage, at []store.Key, err error) {
+	var q question
+	if err := json.Unmarshal(item.Value, &q); err != nil {
+		return nil, nil, fault.Wrap(fault.Internal, err, "decode a backend's request")
+	}
+	if q.Parts == 0 {
+		return nil, nil, nil
+	}
+	at = make([]store.Key, q.Parts)
+	for i := range at {
+		at[i] = partKey(id, i)
+	}
+	items, err := g.options.DB.Get(ctx, at...)
+	if err != nil {
+		return nil, nil, fault.Wrap(fault.Unavailable, err, "read a client's answer")
+	}
+	for _, it := range items {
+		if it == nil {
+			return nil, nil, fault.New(fault.Unavailable, "a client's answer is gone")
+		}
+		answer = append(answer, it.Value...)
+	}
+	return answer, at, nil
 }

@@ -15,8 +15,8 @@ import (
 
 // A session with a backend of the earlier revisions is begun by the first call
 // that needs it and kept in the store, so that every instance uses the same one. It
-// belongs to the client's session, or for clients of 2026-07-28 to the principal and what
-// the client declares.
+// belongs to the client's session, or for clients of 2026-07-28 to the principal, what
+// the client declares and the log level that it asks for, which a backend keeps per session.
 
 // backendSession is the value of such an item.
 type backendSession struct {
@@ -30,7 +30,7 @@ func (c Client) holder() string {
 		return c.Session
 	}
 	h := sha256.New()
-	for _, part := range []string{c.Principal.Workspace, c.Principal.ID, string(c.Capabilities)} {
+	for _, part := range []string{c.Principal.Workspace, c.Principal.ID, string(c.Capabilities), c.Level} {
 		b, _ := json.Marshal(part)
 		h.Write(b)
 	}
@@ -86,10 +86,13 @@ func (g *Gateway) begin(ctx context.Context, c Client, b *backend) (s backendSes
 	}
 	session, got, err := b.initialize(ctx, b.client(c.Token), params)
 	s = backendSession{got.version, session}
-	if err == nil && c.Level != "" && got.offers.Logging {
-		err = g.setLevel(ctx, c, b, s)
+	if err != nil || c.Level == "" || !got.offers.Logging {
+		return s, err
 	}
-	return s, err
+	if err := g.setLevel(ctx, c, b, s); err != nil {
+		g.options.Log.WarnContext(ctx, "a backend was not told the log level", "backend", b.Name, "error", err)
+	}
+	return s, nil
 }
 
 // setLevel asks a backend for log messages within a session.

@@ -20,7 +20,8 @@ const stateLife = time.Hour
 
 // states seals what a client carries between the rounds of a request (2026-07-28,
 // Multi Round-Trip Requests). To a backend all clients of the gateway may be one caller, so a
-// state that the backend made is bound here to the principal, the method and what is called.
+// state that the backend made is bound here to the principal, the method, what is
+// called and with which params.
 type states struct{ aead cipher.AEAD }
 
 func newStates(key []byte) (*states, error) {
@@ -36,9 +37,9 @@ func newStates(key []byte) (*states, error) {
 	return &states{aead}, err
 }
 
-// bound is what a state belongs to.
-func bound(p auth.Principal, method, backend, name string) []byte {
-	b, _ := json.Marshal([]string{p.Workspace, p.ID, method, backend, name}) // strings
+// bound is what a state belongs to; params is a digest of those of the request.
+func bound(p auth.Principal, method, backend, name, params string) []byte {
+	b, _ := json.Marshal([]string{p.Workspace, p.ID, method, backend, name, params}) // strings
 	return b
 }
 

@@ -66,7 +66,7 @@ func (e *Endpoint) capabilities(modern bool, backends gateway.Offers) capabiliti
 	if e.has(methodComplete) {
 		c.Completions = &struct{}{}
 	}
-	if !modern && e.has(methodSetLevel) {
+	if modern && backends.Logging || !modern && e.has(methodSetLevel) {
 		c.Logging = &struct{}{}
 	}
 	if len(ways) > 0 {

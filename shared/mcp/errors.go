@@ -17,6 +17,7 @@ import (
 const (
 	codeResourceNotFound   = -32002 // up to 2025-11-25; the 2026-07-28 revision uses -32602
 	codeHeaderMismatch     = -32020
+	codeMissingCapability  = -32021
 	codeUnsupportedVersion = -32022
 )
 
@@ -154,7 +155,7 @@ func status(e *jsonrpc.Error) int {
 	switch e.Code {
 	case jsonrpc.MethodNotFound:
 		return http.StatusNotFound
-	case jsonrpc.ParseError, jsonrpc.InvalidRequest, jsonrpc.InvalidParams, codeHeaderMismatch, codeUnsupportedVersion:
+	case jsonrpc.ParseError, jsonrpc.InvalidRequest, jsonrpc.InvalidParams, codeHeaderMismatch, codeMissingCapability, codeUnsupportedVersion:
 		return http.StatusBadRequest
 	}
 	return http.StatusOK

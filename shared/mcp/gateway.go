@@ -24,6 +24,7 @@ type Gateway interface {
 	Has(ctx context.Context, c gateway.Client, kind gateway.Kind, name string) bool
 	Call(ctx context.Context, c gateway.Call) error
 	Answer(ctx context.Context, c gateway.Client, id string, body json.RawMessage) error
+	Cancel(ctx context.Context, c gateway.Client, body json.RawMessage) error
 	Tell(ctx context.Context, c gateway.Client, body json.RawMessage) error
 	SetLevel(ctx context.Context, c gateway.Client) error
 	// Backends names those that a principal may use, Subscribable the one that serves a URI
@@ -61,6 +62,7 @@ func (c *call) client() gateway.Client {
 	}
 	out.Capabilities = jsonrpc.Member(c.meta, metaCapabilities)
 	out.Info = jsonrpc.Member(c.meta, metaClient)
+	out.Level, _ = jsonrpc.String(jsonrpc.Member(c.meta, metaLogLevel))
 	return out
 }
 
@@ -223,9 +225,7 @@ func (e *Endpoint) takeIn(w http.ResponseWriter, c *call) {
 			return
 		}
 	case c.msg.Method == noteCancelled:
-		if body := gateway.Cancelled(c.client(), c.msg.Raw); body != nil {
-			err = e.options.Gateway.Tell(ctx, c.client(), body)
-		}
+		err = e.options.Gateway.Cancel(ctx, c.client(), c.msg.Raw)
 	case c.msg.Method == noteRootsChange:
 		err = e.options.Gateway.Tell(ctx, c.client(), c.msg.Raw)
 	}

@@ -2,13 +2,10 @@ package mcp
 
 import (
 	"context"
-	"slices"
 
 	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/mcp/severity"
 )
-
-// levels are the severities of RFC 5424 as MCP names them, the least first.
-var levels = []string{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
 
 // logger names the origin of our log messages to clients.
 const logger = "mcp-events"
@@ -20,7 +17,7 @@ func (e *Endpoint) setLevel(ctx context.Context, c *call) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	if !slices.Contains(levels, level) {
+	if !severity.Known(level) {
 		return result{}, invalidParams("level must be one of the severities of RFC 5424, debug to emergency")
 	}
 	if err := e.sessions.change(ctx, c.session, func(s *session) { s.Level = level }); err != nil {
@@ -36,7 +33,7 @@ func (e *Endpoint) setLevel(ctx context.Context, c *call) (result, error) {
 
 // say sends a log message, if its level is asked for.
 func (s *sessionStream) say(level, message, uri string) error {
-	if s.sess.Level == "" || slices.Index(levels, level) < slices.Index(levels, s.sess.Level) {
+	if s.sess.Level == "" || !severity.AtLeast(level, s.sess.Level) {
 		return nil
 	}
 	return s.send(noteMessage, func(b []byte) []byte {
@@ -55,13 +52,13 @@ func (s *sessionStream) tellLost(t target) error {
 }
 
 // checkLogLevel refuses a request of 2026-07-28 that asks for log messages at a level that
-// there is not. None are sent in this revision, which deprecates them.
+// there is not. Only backends send some in this revision, which deprecates them.
 func (c *call) checkLogLevel() *jsonrpc.Error {
 	raw := jsonrpc.Member(c.meta, metaLogLevel)
 	if raw == nil {
 		return nil
 	}
-	if level, ok := jsonrpc.String(raw); !ok || !slices.Contains(levels, level) {
+	if level, ok := jsonrpc.String(raw); !ok || !severity.Known(level) {
 		return invalidParams("%s must be one of the severities of RFC 5424", metaLogLevel)
 	}
 	return nil

@@ -95,3 +95,19 @@ func indexOf(whole, part []byte, at int) int {
 	}
 	return at
 }
+
+// Without returns the object without the members for which out reports true. All
+// other values stay as they were, byte for byte.
+func Without(object json.RawMessage, out func(name string) bool) json.RawMessage {
+	kept := []byte{'{'}
+	for key, value := range jsonrpc.Members(object) {
+		if out(string(key)) {
+			continue
+		}
+		if len(kept) > 1 {
+			kept = append(kept, ',')
+		}
+		kept = append(append(jsonrpc.AppendString(kept, string(key)), ':'), value...)
+	}
+	return append(kept, '}')
+}

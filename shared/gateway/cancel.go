@@ -1,0 +1,98 @@
+package gateway
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"math/big"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway/upstream"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/store"
+)
+
+// A client of the earlier revisions cancels a call by a notification, which may come
+// in at another instance than the one that makes the call; one of 2026-07-28 by closing its
+// connection. To backends it is the same the other way round. So a notification goes
+// on to the backends with sessions, and leaves a mark in the store for calls to backends
+// without; and a closed connection becomes a notification.
+
+const (
+	// cancelLook is how often a call looks for its mark.
+	cancelLook = 500 * time.Millisecond
+	// cancelLife is how long a mark is kept. A call begins before it is cancelled.
+	cancelLife = time.Minute
+	// tellTime bounds the notification of a backend that nobody waits for any more.
+	tellTime = 5 * time.Second
+)
+
+var errCancelled = errors.New("gateway: the client has cancelled the call")
+
+// freshID is the id of a request at a backend that nobody else has to know. It
+// survives readers of doubles.
+func freshID() json.RawMessage {
+	n, _ := rand.Int(rand.Reader, big.NewInt(1<<53-1)) // never fails (Go 1.24)
+	return n.Append(nil, 10)
+}
+
+func cancelKey(c Client, id json.RawMessage) store.Key {
+	return store.Key{Table: store.Sessions, Partition: "c#" + c.Session, Sort: string(requestID(c, id))}
+}
+
+// Cancel passes the notifications/cancelled of a client with a session on, whichever
+// instance makes the call. One that names no request is dropped.
+func (g *Gateway) Cancel(ctx context.Context, c Client, body json.RawMessage) error {
+	params := jsonrpc.Member(body, "params")
+	id := jsonrpc.Member(params, "requestId")
+	if id == nil || len(id) > jsonrpc.MaxID {
+		return nil
+	}
+	err := g.options.DB.Write(ctx, store.Put(store.Item{Key: cancelKey(c, id), Expires: time.Now().Add(cancelLife)}))
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "note a cancellation")
+	}
+	return g.Tell(ctx, c, upstream.Replace(body, "params", upstream.Replace(params, "requestId", requestID(c, id))))
+}
+
+// watch ends the call when its client cancels it. The function that it returns ends
+// the watch, and waits for that.
+func (x *exchange) watch(ctx context.Context, cancel context.CancelCauseFunc) (end func()) {
+	ctx, stop := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		key := cancelKey(x.call.Client, x.call.ID)
+		tick := time.NewTicker(cancelLook)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			if items, err := x.gateway.options.DB.Get(ctx, key); err == nil && items[0] != nil {
+				cancel(errCancelled)
+				return
+			}
+		}
+	}()
+	return func() { stop(); <-done }
+}
+
+// abandon tells a backend with sessions that nobody waits for the response any more.
+func (x *exchange) abandon() {
+	ctx, cancel := context.WithTimeout(context.Background(), tellTime)
+	defer cancel()
+	params := append(append([]byte(`{"requestId":`), x.id...), `,"reason":"nobody waits for the response"}`...)
+	answer, err := x.client().Post(ctx, upstream.Request{
+		Body: jsonrpc.AppendNotification(nil, "notifications/cancelled", params), Version: x.with.Version, Session: x.with.ID,
+	})
+	if err != nil {
+		x.gateway.options.Log.WarnContext(ctx, "a cancellation did not reach a backend", "backend", x.backend.Name, "error", err)
+		return
+	}
+	answer.Close()
+}

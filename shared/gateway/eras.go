@@ -1,0 +1,285 @@
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"mcpevents/shared/gateway/upstream"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/mcp/mirror"
+	"mcpevents/shared/mcp/severity"
+)
+
+// Clients and backends need not be of one era. Between the revisions with sessions
+// (up to 2025-11-25) and 2026-07-28 this changes on the way:
+//
+//	                     client 2026, backend 2025     client 2025, backend 2026
+//	requests             _meta of the era goes         _meta and headers of the era come
+//	what a backend asks  rounds.go                     inputs.go
+//	results              resultType, caching come      resultType goes
+//	errors               -32002, -32042 are mapped     -32020 to -32022, -32602 are mapped
+//
+// All else is the bytes that came.
+
+// Members of _meta that only 2026-07-28 has.
+const (
+	metaPrefix       = "io.modelcontextprotocol/"
+	metaVersion      = metaPrefix + "protocolVersion"
+	metaCapabilities = metaPrefix + "clientCapabilities"
+	metaInfo         = metaPrefix + "clientInfo"
+	metaLevel        = metaPrefix + "logLevel"
+)
+
+var metaOfRequests = []string{metaVersion, metaCapabilities, metaInfo, metaLevel}
+
+// Codes of errors that one era has and the other has not.
+const (
+	codeNotFound       = -32002 // up to 2025-11-25
+	codeNeedsURL       = -32042 // 2025-11-25 only
+	codeHeaderMismatch = -32020 // these from 2026-07-28 on
+	codeNeedsMore      = -32021
+	codeVersion        = -32022
+)
+
+// multiRound are the methods that 2026-07-28 lets ask for input.
+var multiRound = map[string]bool{"tools/call": true, "prompts/get": true, "resources/read": true}
+
+// need is a capability of a client, such as "elicitation.url"; empty for none.
+type need string
+
+// lacking is what a client would have to declare to be asked this, if it did not. A method
+// that no client knows is lacking itself.
+func lacking(capabilities json.RawMessage, method string, params json.RawMessage) need {
+	switch method {
+	case "roots/list":
+		return undeclared(capabilities, "roots")
+	case "sampling/createMessage":
+		if jsonrpc.Member(params, "tools") != nil || jsonrpc.Member(params, "toolChoice") != nil {
+			return undeclared(capabilities, "sampling.tools")
+		}
+		return undeclared(capabilities, "sampling")
+	case "elicitation/create":
+		if mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode")); mode == "url" {
+			return undeclared(capabilities, "elicitation.url")
+		}
+		// Without a mode, the capability means forms (2025-11-25, Elicitation).
+		if undeclared(capabilities, "elicitation.url") == "" {
+			return undeclared(capabilities, "elicitation.form")
+		}
+		return undeclared(capabilities, "elicitation")
+	}
+	return need(method)
+}
+
+func undeclared(capabilities json.RawMessage, n need) need {
+	at := capabilities
+	for part := range strings.SplitSeq(string(n), ".") {
+		if at = jsonrpc.Member(at, part); at == nil {
+			return n
+		}
+	}
+	return ""
+}
+
+// missing is the error of a call that needs more of a client than it declared.
+func missing(backend string, needs []need) *jsonrpc.Error {
+	required := map[string]map[string]struct{}{}
+	for _, n := range needs {
+		if strings.Contains(string(n), "/") {
+			continue // no client can declare it
+		}
+		name, mode, deeper := strings.Cut(string(n), ".")
+		if required[name] == nil {
+			required[name] = map[string]struct{}{}
+		}
+		if deeper {
+			required[name][mode] = struct{}{}
+		}
+	}
+	return &jsonrpc.Error{
+		Code: codeNeedsMore, Message: "backend " + backend + " asks for what the client does not declare",
+		Data: map[string]any{"requiredCapabilities": required},
+	}
+}
+
+// fits makes of a notification within a call the one for the client. It reports false for
+// what the client did not ask for, or its revision does not have.
+func (x *exchange) fits(m upstream.Message) (upstream.Message, bool) {
+	if !x.call.modern() {
+		return m, true
+	}
+	params := jsonrpc.Member(m.Raw, "params")
+	switch m.Method {
+	case "notifications/message":
+		level, _ := jsonrpc.String(jsonrpc.Member(params, "level"))
+		return m, x.call.Level != "" && severity.AtLeast(level, x.call.Level)
+	case "notifications/progress":
+		if modern(x.with.Version) {
+			return m, true
+		}
+		if x.token == nil || string(jsonrpc.Member(params, "progressToken")) != string(x.token) {
+			return m, false
+		}
+		own := jsonrpc.Member(jsonrpc.Member(x.call.Params, "_meta"), "progressToken")
+		m.Raw = upstream.Replace(m.Raw, "params", upstream.Replace(params, "progressToken", own))
+		return m, true
+	}
+	return m, modern(x.with.Version)
+}
+
+// respond hands the response on, under the client's own id and in the form of its era.
+func (x *exchange) respond(m upstream.Message) error {
+	raw := upstream.Replace(m.Raw, "id", x.call.ID)
+	switch {
+	case m.Result == nil:
+		return x.respondError(raw, m.Error)
+	case m.Result[0] != '{':
+		return x.send(raw, true)
+	case !x.call.modern() && !modern(x.with.Version):
+		return x.send(raw, true)
+	case !x.call.modern():
+		return x.respondLegacy(raw, m.Result)
+	case !modern(x.with.Version):
+		return x.respondModern(raw, m.Result)
+	}
+	result := m.Result
+	if lacks := demanded(x.call.Capabilities, result); len(lacks) > 0 {
+		return missing(x.backend.Name, lacks)
+	}
+	if state := jsonrpc.Member(result, "requestState"); state != nil {
+		text, ok := jsonrpc.String(state)
+		if !ok {
+			return x.failed(errors.New("gateway: the requestState is no string"))
+		}
+		result = upstream.Replace(result, "requestState", quote(x.gateway.states.seal([]byte(text), x.belongs(), time.Now())))
+	}
+	if jsonrpc.Member(result, "resultType") == nil {
+		result = insert(result, "resultType", json.RawMessage(`"complete"`))
+	}
+	return x.send(upstream.Replace(raw, "result", result), true)
+}
+
+// demanded is what the client would have to declare to be asked what a result asks for.
+func demanded(capabilities, result json.RawMessage) []need {
+	var lacks []need
+	for _, request := range jsonrpc.Members(jsonrpc.Member(result, "inputRequests")) {
+		method, _ := jsonrpc.String(jsonrpc.Member(request, "method"))
+		if n := lacking(capabilities, method, jsonrpc.Member(request, "params")); n != "" && !slices.Contains(lacks, n) {
+			lacks = append(lacks, n)
+		}
+	}
+	return lacks
+}
+
+// respondModern gives the result of a backend with sessions what 2026-07-28 demands of it.
+func (x *exchange) respondModern(raw, result json.RawMessage) error {
+	if len(x.refused) > 0 && string(jsonrpc.Member(result, "isError")) == "true" {
+		return missing(x.backend.Name, x.refused)
+	}
+	result = upstream.Without(result, func(name string) bool { return name == "resultType" })
+	if x.call.Method == "resources/read" && jsonrpc.Member(result, "ttlMs") == nil {
+		result = upstream.Without(result, func(name string) bool { return name == "cacheScope" || name == "ttlMs" })
+		result = insert(insert(result, "cacheScope", json.RawMessage(`"private"`)), "ttlMs", json.RawMessage(`0`))
+	}
+	return x.send(upstream.Replace(raw, "result", insert(result, "resultType", json.RawMessage(`"complete"`))), true)
+}
+
+// respondLegacy takes off a result what only 2026-07-28 has. A demand for input is
+// kept for the next round.
+func (x *exchange) respondLegacy(raw, result json.RawMessage) error {
+	if kind, _ := jsonrpc.String(jsonrpc.Member(result, "resultType")); kind == "input_required" {
+		x.input = result
+		return nil
+	}
+	structured := jsonrpc.Member(result, "structuredContent")
+	result = upstream.Without(result, func(name string) bool {
+		// Up to 2025-11-25 it is an object; the content says the same in text.
+		return name == "resultType" || name == "structuredContent" && structured != nil && structured[0] != '{'
+	})
+	return x.send(upstream.Replace(raw, "result", result), true)
+}
+
+// respondError hands an error on, with a code that the client's revision has.
+func (x *exchange) respondError(raw, failure json.RawMessage) error {
+	var code int
+	_ = json.Unmarshal(jsonrpc.Member(failure, "code"), &code) // 0 is none of these
+	to := code
+	switch {
+	case x.call.modern() && !modern(x.with.Version):
+		if len(x.refused) > 0 {
+			return missing(x.backend.Name, x.refused)
+		}
+		switch code {
+		case codeNeedsURL:
+			return x.needsURL(failure)
+		case codeNotFound:
+			to = jsonrpc.InvalidParams
+		}
+	case !x.call.modern() && modern(x.with.Version):
+		switch code {
+		case jsonrpc.InvalidParams:
+			if x.call.Method == "resources/read" && jsonrpc.Member(jsonrpc.Member(failure, "data"), "uri") != nil {
+				to = codeNotFound
+			}
+		case codeNeedsMore:
+			to = jsonrpc.InvalidRequest
+		case codeHeaderMismatch, codeVersion:
+			// Not the client's doing: what was known of the backend is no longer so.
+			x.gateway.Stale(x.backend.Name)
+			to = jsonrpc.InternalError
+		}
+	}
+	if to != code {
+		raw = upstream.Replace(raw, "error", upstream.Replace(failure, "code", strconv.AppendInt(nil, int64(to), 10)))
+	}
+	return x.send(raw, true)
+}
+
+// legacyParams are params as a backend with sessions knows them. The progress token becomes
+// one of our own, since several clients may share the session.
+func (x *exchange) legacyParams() json.RawMessage {
+	params := upstream.Without(x.named(x.call.Params), func(name string) bool {
+		return name == "inputResponses" || name == "requestState"
+	})
+	meta := jsonrpc.Member(params, "_meta")
+	if jsonrpc.Member(meta, "progressToken") != nil {
+		x.token = quote("gw_" + string(x.id))
+		meta = upstream.Replace(meta, "progressToken", x.token)
+	}
+	meta = upstream.Without(meta, func(name string) bool { return slices.Contains(metaOfRequests, name) })
+	return upstream.Replace(params, "_meta", meta)
+}
+
+// modernParams are params as a backend of 2026-07-28 wants them.
+func (x *exchange) modernParams() json.RawMessage {
+	params := x.named(x.call.Params)
+	meta := upstream.Without(jsonrpc.Member(params, "_meta"), func(name string) bool { return slices.Contains(metaOfRequests, name) })
+	if x.call.Level != "" {
+		meta = insert(meta, metaLevel, quote(x.call.Level))
+	}
+	info := x.call.Info
+	if len(info) == 0 {
+		info = x.gateway.options.Server
+	}
+	declared := x.call.Capabilities
+	if len(declared) == 0 {
+		declared = json.RawMessage(`{}`)
+	}
+	meta = insert(insert(insert(meta, metaInfo, info), metaCapabilities, declared), metaVersion, quote(x.with.Version))
+	params = upstream.Without(params, func(name string) bool { return name == "_meta" })
+	return insert(params, "_meta", meta)
+}
+
+// modernHeader repeats what a request of 2026-07-28 has to repeat in headers.
+func (x *exchange) modernHeader() (http.Header, error) {
+	h := http.Header{"Mcp-Method": {x.call.Method}}
+	if x.call.Member != "ref" {
+		h["Mcp-Name"] = []string{mirror.Encode(x.own)}
+	}
+	return h, x.addParameters(h)
+}

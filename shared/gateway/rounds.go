@@ -1,0 +1,242 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway/upstream"
+	"mcpevents/shared/mcp/jsonrpc"
+)
+
+// A client of 2026-07-28 calls a backend that puts its questions in between, as
+// requests of its own. Such a question ends the call here: the client gets it in an
+// input_required result, and the backend is told that the call is cancelled. When the
+// client comes back with the answers, the call is made again from the beginning, and
+// the backend's questions are answered with what the client said, as long as they are the same
+// ones in the same order. A new question is the next round.
+//
+//	client            gateway                    backend
+//	  │ call ───────────▶│ call ──────────────────▶│
+//	  │                  │◀────────────── question │
+//	  │◀─ input_required │ cancelled ─────────────▶│
+//	  │ call, answer ───▶│ call ──────────────────▶│
+//	  │                  │◀────────────── question │
+//	  │                  │ answer ────────────────▶│
+//	  │◀──────── result  │◀──────────────── result │
+//
+// All that the next round needs is in the requestState, sealed. What the backend did
+// before its question it does again in each round: that is the price of a client that
+// keeps no connection.
+
+// rounds is what a requestState holds.
+type rounds struct {
+	Answered []answered `json:"a,omitempty"`
+	Asked    []asked    `json:"q,omitempty"`
+
+	used []bool // which answers the backend had in this round
+}
+
+type asked struct {
+	Key    string `json:"k"`
+	Method string `json:"m"`
+	Digest string `json:"d"` // of the params
+}
+
+type answered struct {
+	Method   string          `json:"m"`
+	Digest   string          `json:"d"`
+	Response json.RawMessage `json:"r"`
+}
+
+// Bounds of one call.
+const (
+	maxQuestions = 100
+	// gather is how long more questions are waited for that a backend puts at once.
+	gather = 30 * time.Millisecond
+)
+
+// needsURLMethod stands for the questions of error -32042, which no request of the
+// backend repeats.
+const needsURLMethod = "error/-32042"
+
+// digest is what a requestState is bound to of the params.
+func (x *exchange) digest() string {
+	return digest(upstream.Without(x.call.Params, func(name string) bool {
+		return name == "_meta" || name == "inputResponses" || name == "requestState"
+	}))
+}
+
+// digest is the same for JSON values that are equal but for the order of members and
+// how they are written.
+func digest(value json.RawMessage) string {
+	d := json.NewDecoder(strings.NewReader(string(value)))
+	d.UseNumber()
+	var v any
+	if len(value) > 0 && d.Decode(&v) == nil {
+		value, _ = json.Marshal(v) // sorts
+	}
+	h := sha256.Sum256(value)
+	return base64.RawURLEncoding.EncodeToString(h[:18])
+}
+
+// questionDigest leaves out what differs each time that a backend puts the same question:
+// the id of an elicitation, in the URL too, and _meta.
+func questionDigest(params json.RawMessage) string {
+	id, _ := jsonrpc.String(jsonrpc.Member(params, "elicitationId"))
+	params = upstream.Without(params, func(name string) bool { return name == "_meta" || name == "elicitationId" })
+	if url, ok := jsonrpc.String(jsonrpc.Member(params, "url")); ok && len(id) >= 8 {
+		params = upstream.Replace(params, "url", quote(strings.ReplaceAll(url, id, "")))
+	}
+	return digest(params)
+}
+
+// inRounds calls a backend of the earlier revisions for a client of 2026-07-28.
+func (x *exchange) inRounds(ctx context.Context) error {
+	x.id = freshID()
+	if err := x.takeUp(); err != nil {
+		return err
+	}
+	err := x.inSession(ctx, x.legacyParams())
+	if x.responded || x.gone || len(x.pending) == 0 {
+		return err
+	}
+	return x.require()
+}
+
+// takeUp reads what the client brings from the rounds before.
+func (x *exchange) takeUp() error {
+	responses := jsonrpc.Member(x.call.Params, "inputResponses")
+	if responses != nil && responses[0] != '{' {
+		return fault.New(fault.Invalid, "inputResponses must be an object")
+	}
+	raw := jsonrpc.Member(x.call.Params, "requestState")
+	if raw == nil {
+		return nil // answers to nothing are nothing
+	}
+	sealed, _ := jsonrpc.String(raw)
+	state, err := x.gateway.states.open(sealed, x.belongsToRounds(), time.Now())
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(state, &x.rounds); err != nil {
+		return fault.Wrap(fault.Internal, err, "decode a requestState")
+	}
+	for _, q := range x.rounds.Asked {
+		response := jsonrpc.Member(responses, q.Key)
+		switch {
+		case response == nil: // it is asked again
+		case response[0] != '{':
+			return fault.New(fault.Invalid, "inputResponses: %s must be an object", q.Key)
+		case q.Method == needsURLMethod:
+			if action, _ := jsonrpc.String(jsonrpc.Member(response, "action")); action != "accept" {
+				return fault.New(fault.Invalid, "the call needs what the user did not accept")
+			}
+		default:
+			x.rounds.Answered = append(x.rounds.Answered, answered{q.Method, q.Digest, response})
+		}
+	}
+	x.rounds.Asked = nil
+	x.rounds.used = make([]bool, len(x.rounds.Answered))
+	return nil
+}
+
+// belongsToRounds tells these states from those that a backend made.
+func (x *exchange) belongsToRounds() []byte { return append(x.belongs(), "rounds"...) }
+
+// collect answers a backend's question with what the client said, or keeps it for
+// the client.
+func (x *exchange) collect(ctx context.Context, m upstream.Message, params json.RawMessage) error {
+	d := questionDigest(params)
+	for i, a := range x.rounds.Answered {
+		if !x.rounds.used[i] && a.Method == m.Method && a.Digest == d {
+			x.rounds.used[i] = true
+			return x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, a.Response))
+		}
+	}
+	if len(x.rounds.Answered)+len(x.pending) >= maxQuestions {
+		return x.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{
+			Code: jsonrpc.InvalidRequest, Message: "the client is not asked more than " + strconv.Itoa(maxQuestions) + " times in one call",
+		}))
+	}
+	x.pending = append(x.pending, m)
+	if len(x.pending) == 1 {
+		time.AfterFunc(gather, x.stop)
+	}
+	return nil
+}
+
+// require asks the client for what the backend asked.
+func (x *exchange) require() error {
+	requests := []byte{'{'}
+	for _, m := range x.pending {
+		params := jsonrpc.Member(m.Raw, "params")
+		key := x.ask(m.Method, questionDigest(params))
+		requests = appendInput(requests, key, m.Method, params)
+	}
+	return x.sendRequired(append(requests, '}'))
+}
+
+// ask notes a question for the next round and returns its key.
+func (x *exchange) ask(method, digest string) string {
+	key := "input-" + strconv.Itoa(len(x.rounds.Answered)+len(x.rounds.Asked)+1)
+	x.rounds.Asked = append(x.rounds.Asked, asked{key, method, digest})
+	return key
+}
+
+// appendInput appends a member of inputRequests. Nothing tells of progress between rounds, and
+// the revision has no elicitationId.
+func appendInput(b []byte, key, method string, params json.RawMessage) []byte {
+	if len(b) > 1 {
+		b = append(b, ',')
+	}
+	b = jsonrpc.AppendString(append(jsonrpc.AppendString(b, key), `:{"method":`...), method)
+	if params != nil {
+		meta := upstream.Without(jsonrpc.Member(params, "_meta"), func(name string) bool { return name == "progressToken" })
+		params = upstream.Without(params, func(name string) bool {
+			return name == "elicitationId" || name == "_meta" && len(meta) <= len(`{}`)
+		})
+		b = append(append(b, `,"params":`...), upstream.Replace(params, "_meta", meta)...)
+	}
+	return append(b, '}')
+}
+
+// sendRequired ends a round.
+func (x *exchange) sendRequired(requests json.RawMessage) error {
+	state, err := json.Marshal(x.rounds)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "encode a requestState")
+	}
+	b := append([]byte(`{"resultType":"input_required","inputRequests":`), requests...)
+	b = append(append(b, `,"requestState":`...), quote(x.gateway.states.seal(state, x.belongsToRounds(), time.Now()))...)
+	return x.send(jsonrpc.AppendResult(nil, x.call.ID, append(b, '}')), true)
+}
+
+// needsURL makes of error -32042 the demand that the user visits its URLs.
+func (x *exchange) needsURL(failure json.RawMessage) error {
+	requests := []byte{'{'}
+	for params := range jsonrpc.Elements(jsonrpc.Member(jsonrpc.Member(failure, "data"), "elicitations")) {
+		mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode"))
+		if mode != "url" || len(x.rounds.Asked) >= maxQuestions {
+			continue
+		}
+		if n := lacking(x.call.Capabilities, "elicitation/create", params); n != "" && !slices.Contains(x.refused, n) {
+			x.refused = append(x.refused, n)
+		}
+		requests = appendInput(requests, x.ask(needsURLMethod, questionDigest(params)), "elicitation/create", params)
+	}
+	switch {
+	case len(x.refused) > 0:
+		return missing(x.backend.Name, x.refused)
+	case len(x.rounds.Asked) == 0 || !multiRound[x.call.Method]:
+		message, _ := jsonrpc.String(jsonrpc.Member(failure, "message"))
+		return &jsonrpc.Error{Code: jsonrpc.InternalError, Message: message}
+	}
+	return x.sendRequired(append(requests, '}'))
+}
