@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/oauth2"
 	"golang.org/x/oauth2/clientcredentials"
 
 	"mcpevents/shared/config"
@@ -31,6 +32,7 @@ type backend struct {
 	asking  chan struct{} // closed when the one who asks is done
 	learned *learned
 	lists   map[Kind]*fetched
+	stale   time.Time // what was begun to be fetched before is not used any more
 }
 
 // learned is what a backend said of itself.
@@ -55,9 +57,11 @@ func (g *Gateway) newBackend(c config.Backend) (*backend, error) {
 		if err != nil {
 			return nil, fault.Wrap(fault.Invalid, err, "backend %s: clientSecret", c.Name)
 		}
+		// Not by any client: the secret must not follow a redirect, nor may everybody wait for ever.
+		client := &http.Client{Transport: b.http.Transport, CheckRedirect: b.http.CheckRedirect, Timeout: g.options.AskTimeout}
 		source := (&clientcredentials.Config{
 			ClientID: o.ClientID, ClientSecret: secret, TokenURL: o.TokenURL, Scopes: o.Scopes,
-		}).TokenSource(context.Background())
+		}).TokenSource(context.WithValue(context.Background(), oauth2.HTTPClient, client))
 		b.token = func(context.Context) (string, error) {
 			t, err := source.Token()
 			if err != nil {
@@ -120,6 +124,10 @@ func (b *backend) known(ctx context.Context) (*learned, error) {
 
 func (b *backend) learn(ctx context.Context, have *learned) (*learned, error) {
 	now, err := b.ask(ctx)
+	if err == nil && have != nil {
+		// Who still uses it finds it gone, and asks for the new one.
+		defer b.gateway.end(context.WithoutCancel(ctx), b, "", backendSession{have.version, have.session})
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	close(b.asking)
@@ -136,8 +144,10 @@ func (b *backend) learn(ctx context.Context, have *learned) (*learned, error) {
 func (b *backend) forget(was *learned) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.learned == was {
-		b.learned = nil
+	if was != nil && b.learned == was {
+		old := *was
+		old.at = time.Time{}
+		b.learned = &old
 	}
 }
 
@@ -208,6 +218,8 @@ type initialized struct {
 
 // initialize begins a session of the earlier revisions.
 func (b *backend) initialize(ctx context.Context, c *upstream.Client, params json.RawMessage) (session string, got initialized, err error) {
+	ctx, cancel := context.WithTimeout(ctx, b.gateway.options.AskTimeout)
+	defer cancel()
 	body := request(json.RawMessage(`0`), "initialize", params)
 	x, err := c.Post(ctx, upstream.Request{Body: body})
 	if err != nil {
@@ -248,6 +260,8 @@ func offersOf(capabilities json.RawMessage) Offers {
 
 // request asks the backend on the gateway's own behalf and returns the result.
 func (b *backend) request(ctx context.Context, c *upstream.Client, r upstream.Request, method string, params json.RawMessage) (json.RawMessage, error) {
+	ctx, cancel := context.WithTimeout(ctx, b.gateway.options.AskTimeout)
+	defer cancel()
 	r.Body = request(json.RawMessage(`1`), method, params)
 	if modern(r.Version) {
 		r.Header = http.Header{"Mcp-Method": {method}}

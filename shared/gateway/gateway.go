@@ -39,6 +39,8 @@ type Options struct {
 	Key []byte
 	// ListTTL is how long a backend's list is used; 0 is 5 s.
 	ListTTL time.Duration
+	// AskTimeout bounds what the gateway asks a backend on its own behalf; 0 is 10 s.
+	AskTimeout time.Duration
 	// CallTimeout bounds a call; 0 is 15 minutes.
 	CallTimeout time.Duration
 	// SessionTTL is how long a session with a backend is kept; 0 is 24 hours.
@@ -60,6 +62,9 @@ func New(o Options) (*Gateway, error) {
 	}
 	if o.ListTTL == 0 {
 		o.ListTTL = 5 * time.Second
+	}
+	if o.AskTimeout == 0 {
+		o.AskTimeout = 10 * time.Second
 	}
 	if o.CallTimeout == 0 {
 		o.CallTimeout = 15 * time.Minute

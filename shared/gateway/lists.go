@@ -147,9 +147,9 @@ func (l *List) find(name string) (Entry, bool) {
 // list is the backend's list, fetched again when it is older than its time to live.
 func (b *backend) list(ctx context.Context, kind Kind) (*fetched, error) {
 	b.mu.Lock()
-	have := b.lists[kind]
+	have, stale := b.lists[kind], b.stale
 	b.mu.Unlock()
-	if have != nil && time.Since(have.at) < have.ttl {
+	if have != nil && have.at.After(stale) && time.Since(have.at) < have.ttl {
 		return have, nil
 	}
 	began := time.Now()
@@ -194,11 +194,7 @@ func (g *Gateway) Stale(name string) {
 	for _, b := range g.backends {
 		if b.Name == name {
 			b.mu.Lock()
-			for kind, l := range b.lists {
-				stale := *l // the old one is being read
-				stale.ttl = 0
-				b.lists[kind] = &stale
-			}
+			b.stale = time.Now()
 			b.mu.Unlock()
 		}
 	}

@@ -128,6 +128,8 @@ func (g *Gateway) end(ctx context.Context, b *backend, token string, s backendSe
 	if s.ID == "" {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, g.options.AskTimeout)
+	defer cancel()
 	if err := b.client(token).Delete(ctx, upstream.Request{Version: s.Version, Session: s.ID}); err != nil {
 		g.options.Log.DebugContext(ctx, "a session with a backend was left to it", "backend", b.Name, "error", err)
 	}

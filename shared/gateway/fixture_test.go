@@ -1,0 +1,431 @@
+package gateway
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config"
+	"mcpevents/shared/store"
+	"mcpevents/shared/store/sqlite"
+)
+
+// patience is how long a test waits for what should come at once.
+const patience = 20 * time.Second
+
+// got is one message that a backend received.
+type got struct {
+	Header  http.Header
+	Session string
+	Method  string          `json:"method"`
+	ID      json.RawMessage `json:"id"`
+	Params  json.RawMessage `json:"params"`
+	Result  json.RawMessage `json:"result"`
+	Error   json.RawMessage `json:"error"`
+	Raw     string
+}
+
+// turn is a request that a test answers by hand.
+type turn struct {
+	got
+	w    http.ResponseWriter
+	r    *http.Request
+	open bool
+}
+
+// write sends one event with these bytes.
+func (t *turn) write(format string, args ...any) {
+	if !t.open {
+		t.open = true
+		t.w.Header().Set("Content-Type", "text/event-stream")
+	}
+	fmt.Fprintf(t.w, "data: "+format+"\n\n", args...)
+	t.w.(http.Flusher).Flush()
+}
+
+// result answers the request.
+func (t *turn) result(text string) {
+	t.write(`{"jsonrpc":"2.0","id":%s,"result":%s}`, t.ID, text)
+}
+
+// scripted is a backend that does what a test tells it. It keeps sessions as the
+// earlier revisions have them, unless it is modern.
+type scripted struct {
+	*httptest.Server
+	modern bool
+	// supported is what it says of itself in server/discover; empty is 2026-07-28.
+	supported    string
+	capabilities string
+	stateless    bool
+	// lists answer the list methods: the result, by cursor.
+	lists func(method, cursor string) string
+	// call answers all requests that are not of the protocol itself.
+	call func(*turn)
+	// allow decides about a request; nil lets all in.
+	allow func(http.Header) bool
+	// getStatus refuses streams.
+	getStatus int
+
+	mu       sync.Mutex
+	sessions map[string]bool
+	made     int
+	seen     []got
+	streams  map[chan string]bool
+	arrived  chan got // what is no request: notifications and answers
+}
+
+func newScripted(t *testing.T, change ...func(*scripted)) *scripted {
+	t.Helper()
+	s := &scripted{
+		capabilities: `{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true,"listChanged":true},"logging":{}}`,
+		sessions:     map[string]bool{}, streams: map[chan string]bool{}, arrived: make(chan got, 1000),
+	}
+	s.lists = oneTool("t")
+	for _, c := range change {
+		c(s)
+	}
+	s.Server = httptest.NewServer(s)
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return s
+}
+
+// oneTool lists tools of these names and nothing else.
+func oneTool(names ...string) func(string, string) string {
+	return func(method, _ string) string {
+		if method != "tools/list" {
+			return emptyList(method)
+		}
+		var entries []string
+		for _, name := range names {
+			entries = append(entries, fmt.Sprintf(`{"name":%q,"inputSchema":{"type":"object"}}`, name))
+		}
+		return `{"tools":[` + strings.Join(entries, ",") + `]}`
+	}
+}
+
+func emptyList(method string) string {
+	for _, k := range kinds {
+		if k.method == method {
+			return fmt.Sprintf(`{%q:[]}`, k.member)
+		}
+	}
+	return `{}`
+}
+
+func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	session := r.Header.Get("Mcp-Session-Id")
+	s.mu.Lock()
+	known := session == "" || s.sessions[session]
+	s.mu.Unlock()
+	switch {
+	case s.allow != nil && !s.allow(r.Header):
+		w.WriteHeader(http.StatusUnauthorized)
+	case !known:
+		w.WriteHeader(http.StatusNotFound)
+	case r.Method == http.MethodDelete:
+		s.forget(session)
+	case r.Method == http.MethodGet:
+		s.stream(w, r, got{Header: r.Header.Clone(), Session: session, Method: "GET"})
+	default:
+		s.post(w, r, session)
+	}
+}
+
+func (s *scripted) post(w http.ResponseWriter, r *http.Request, session string) {
+	body, _ := io.ReadAll(r.Body)
+	m := got{Header: r.Header.Clone(), Session: session, Raw: string(body)}
+	if err := json.Unmarshal(body, &m); err != nil {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	s.mu.Lock()
+	s.seen = append(s.seen, m)
+	s.mu.Unlock()
+	if m.ID == nil || m.Method == "" {
+		s.arrived <- m
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	answer := func(text string) {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,%s}`, m.ID, text)
+	}
+	switch {
+	case m.Method == "server/discover" && (s.modern || s.supported != ""):
+		answer(`"result":{"supportedVersions":["` + cmp.Or(s.supported, "2026-07-28") + `"],"capabilities":` + s.capabilities + `}`)
+	case m.Method == "server/discover", m.Method == "initialize" && s.modern:
+		answer(`"error":{"code":-32601,"message":"no such method"}`)
+	case m.Method == "initialize":
+		var p struct{ ProtocolVersion string }
+		_ = json.Unmarshal(m.Params, &p) // a test of the gateway's own message
+		if !s.stateless {
+			w.Header().Set("Mcp-Session-Id", s.begin())
+		}
+		answer(`"result":{"protocolVersion":"` + p.ProtocolVersion + `","serverInfo":{},"capabilities":` + s.capabilities + `}`)
+	case m.Method == "subscriptions/listen":
+		s.stream(w, r, m)
+	case strings.HasSuffix(m.Method, "/list"):
+		var p struct{ Cursor string }
+		_ = json.Unmarshal(m.Params, &p)
+		s.mu.Lock()
+		lists := s.lists
+		s.mu.Unlock()
+		answer(`"result":` + lists(m.Method, p.Cursor))
+	case strings.HasPrefix(m.Method, "resources/") && strings.HasSuffix(m.Method, "subscribe"), m.Method == "logging/setLevel":
+		answer(`"result":{}`)
+	default:
+		s.call(&turn{got: m, w: w, r: r})
+	}
+}
+
+// stream is open until the client or [scripted.hangUp] ends it.
+func (s *scripted) stream(w http.ResponseWriter, r *http.Request, m got) {
+	if s.getStatus != 0 {
+		w.WriteHeader(s.getStatus)
+		return
+	}
+	messages := make(chan string, 100)
+	s.mu.Lock()
+	s.streams[messages] = true
+	if m.Method == "GET" {
+		s.seen = append(s.seen, m)
+	}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		delete(s.streams, messages)
+		s.mu.Unlock()
+	}()
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.WriteHeader(http.StatusOK)
+	w.(http.Flusher).Flush()
+	for {
+		select {
+		case text, ok := <-messages:
+			if !ok {
+				return
+			}
+			fmt.Fprintf(w, "data: %s\n\n", text)
+			w.(http.Flusher).Flush()
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// notify sends a message to all open streams and says how many they were.
+func (s *scripted) notify(text string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.streams {
+		c <- text
+	}
+	return len(s.streams)
+}
+
+// hangUp ends all open streams.
+func (s *scripted) hangUp() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.streams {
+		close(c)
+		delete(s.streams, c)
+	}
+}
+
+func (s *scripted) begin() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.made++
+	id := fmt.Sprintf("session-%d", s.made)
+	s.sessions[id] = true
+	return id
+}
+
+func (s *scripted) forget(ids ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range ids {
+		delete(s.sessions, id)
+	}
+	if len(ids) == 0 {
+		clear(s.sessions)
+	}
+}
+
+func (s *scripted) open() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.streams)
+}
+
+// list replaces the lists.
+func (s *scripted) list(lists func(method, cursor string) string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lists = lists
+}
+
+// received are the messages of a method so far.
+func (s *scripted) received(method string) (out []got) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.seen {
+		if m.Method == method {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// next waits for a notification of that method, or an answer for "".
+func (s *scripted) next(t *testing.T, method string) got {
+	t.Helper()
+	late := time.After(patience)
+	for {
+		select {
+		case m := <-s.arrived:
+			if m.Method == method {
+				return m
+			}
+		case <-late:
+			t.Fatalf("the backend got no %q", method)
+		}
+	}
+}
+
+func memory(t *testing.T) store.DB {
+	t.Helper()
+	db, err := sqlite.Open(":memory:", sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+func at(name string, s *scripted, change ...func(*config.Backend)) config.Backend {
+	b := config.Backend{Name: name, URL: s.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: config.AutoVersion}
+	for _, c := range change {
+		c(&b)
+	}
+	return b
+}
+
+func prefix(p string) func(*config.Backend) { return func(b *config.Backend) { b.Prefix = p } }
+
+// quiet is the log of tests.
+var quiet = slog.New(slog.DiscardHandler)
+
+func gatewayOver(t *testing.T, db store.DB, backends ...config.Backend) *Gateway {
+	t.Helper()
+	g, err := New(Options{
+		Backends: backends, DB: db, Server: json.RawMessage(`{"name":"gw","version":"1"}`),
+		Key: []byte("0123456789abcdef0123456789abcdef"), Log: quiet, ListTTL: time.Minute,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+var ann = auth.Principal{ID: "ann", Workspace: auth.DefaultWorkspace, Scopes: []string{"mcp"}}
+
+// legacy is a client of 2025-11-25 that can answer questions.
+func legacy(session string) Client {
+	return Client{
+		Principal: ann, Session: session, Version: "2025-11-25",
+		Capabilities: json.RawMessage(`{"elicitation":{},"sampling":{},"roots":{}}`), Info: json.RawMessage(`{"name":"c","version":"1"}`),
+	}
+}
+
+func modernClient(p auth.Principal) Client {
+	return Client{Principal: p, Version: "2026-07-28", Capabilities: json.RawMessage(`{}`)}
+}
+
+// sent is a message that the client got.
+type sent struct {
+	text     string
+	response bool
+	at       time.Time
+}
+
+// calling is a call under way, with what the client got.
+type calling struct {
+	messages chan sent
+	done     chan error
+}
+
+// start calls a tool. Params is all of params.
+func start(t *testing.T, g *Gateway, c Client, name, id, params string) *calling {
+	t.Helper()
+	x := &calling{messages: make(chan sent, 1000), done: make(chan error, 1)}
+	go func() {
+		x.done <- g.Call(t.Context(), Call{
+			Client: c, Kind: Tools, Name: name, Member: "name", Method: "tools/call",
+			ID: json.RawMessage(id), Params: json.RawMessage(params),
+			Send: func(m json.RawMessage, response bool) error {
+				x.messages <- sent{string(m), response, time.Now()}
+				return nil
+			},
+		})
+	}()
+	return x
+}
+
+// next waits for a message.
+func (x *calling) next(t *testing.T) sent {
+	t.Helper()
+	select {
+	case m := <-x.messages:
+		return m
+	case <-time.After(patience):
+		t.Fatal("no message")
+	}
+	return sent{}
+}
+
+// end waits for the end of the call.
+func (x *calling) end(t *testing.T) error {
+	t.Helper()
+	select {
+	case err := <-x.done:
+		return err
+	case <-time.After(patience):
+		t.Fatal("the call hangs")
+	}
+	return nil
+}
+
+// call calls a tool and waits for the response.
+func call(t *testing.T, g *Gateway, c Client, name string) (string, error) {
+	t.Helper()
+	x := start(t, g, c, name, "1", fmt.Sprintf(`{"name":%q,"arguments":{}}`, name))
+	if err := x.end(t); err != nil {
+		return "", err
+	}
+	return x.next(t).text, nil
+}
+
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	late := time.Now().Add(patience)
+	for !ok() {
+		if time.Now().After(late) {
+			t.Fatalf("not within %s: %s", patience, what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}

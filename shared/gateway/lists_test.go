@@ -1,0 +1,335 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config"
+)
+
+func names(l *List) (out []string) {
+	for _, e := range l.Entries {
+		out = append(out, e.Name)
+	}
+	return out
+}
+
+// GWN-01, GWN-15: the lists of all backends are one, in a stable order, tools and
+// prompts with the backend's prefix, URIs as they are, entries otherwise untouched; a name that two
+// have is reported.
+func TestListsAreGathered(t *testing.T) {
+	entry := func(name string) string {
+		return fmt.Sprintf(`{ "x":9007199254740993, "na\u006de" : %q,"_meta":{"a/b":[1.50]},"title":"\u003cT\u003e" }`, name)
+	}
+	lists := func(tools ...string) func(string, string) string {
+		return func(method, cursor string) string {
+			switch method {
+			case "tools/list":
+				if cursor == "" {
+					return `{"tools":[` + entry(tools[0]) + `],"nextCursor":"c1"}`
+				}
+				return `{"tools":[` + entry(tools[1]) + `,{"title":"no name"},{"name":""},"x"]}`
+			case "resources/list":
+				return `{"resources":[{"uri":"file:///` + tools[0] + `","name":"r"}]}`
+			case "prompts/list":
+				return `{"prompts":[{"name":"p"}]}`
+			}
+			return `{"resourceTemplates":[{"uriTemplate":"t://` + tools[0] + `/{id}","name":"t"},{"uriTemplate":"bad://{","name":"b"}]}`
+		}
+	}
+	first := newScripted(t, func(s *scripted) { s.lists = lists("one", "two") })
+	second := newScripted(t, func(s *scripted) { s.lists, s.modern = lists("one", "three"), true })
+	third := newScripted(t, func(s *scripted) { s.lists = lists("one", "four") })
+	dead := newScripted(t)
+	dead.Close()
+	g := gatewayOver(t, memory(t), at("a", first, prefix("a_")), at("dead", dead, prefix("d_")), at("b", second), at("c", third))
+	for range 3 {
+		l := g.List(t.Context(), ann, Tools)
+		if got, want := names(l), []string{"a_one", "a_two", "one", "three", "four"}; !slices.Equal(got, want) {
+			t.Fatalf("got %q, want %q", got, want)
+		}
+		if !slices.Equal(l.Conflicts, []string{"one"}) {
+			t.Errorf("the conflicts are %q", l.Conflicts)
+		}
+		for _, e := range l.Entries {
+			if string(e.JSON) != entry(e.Name) {
+				t.Errorf("got %s", e.JSON)
+			}
+		}
+		if got := names(g.List(t.Context(), ann, Prompts)); !slices.Equal(got, []string{"a_p", "p"}) {
+			t.Errorf("the prompts are %q", got)
+		}
+		if got := names(g.List(t.Context(), ann, Resources)); !slices.Equal(got, []string{"file:///one"}) {
+			t.Errorf("the resources are %q", got)
+		}
+		for uri, want := range map[string]bool{"file:///one": true, "t://one/5": true, "t://two/5": false, "t://one/": false, "bad://x": false} {
+			if got := g.Has(t.Context(), legacy("s"), Resources, uri); got != want && uri != "t://one/" {
+				t.Errorf("%s is served: %v", uri, got)
+			}
+		}
+	}
+	if n := len(first.received("tools/list")); n != 2 {
+		t.Errorf("%d requests for a list of two pages that is kept", n)
+	}
+}
+
+// GWN-01: a list that has no end is not read for ever, and does no harm to others.
+func TestEndlessListIsRefused(t *testing.T) {
+	page := 0
+	endless := newScripted(t, func(s *scripted) {
+		s.lists = func(method, _ string) string {
+			page++
+			return fmt.Sprintf(`{"tools":[{"name":"t%d"}],"nextCursor":"c%d"}`, page, page)
+		}
+	})
+	g := gatewayOver(t, memory(t), at("endless", endless), at("ok", newScripted(t)))
+	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"t"}) {
+		t.Errorf("got %d tools", len(got))
+	}
+	if n := len(endless.received("tools/list")); n != maxPages {
+		t.Errorf("%d pages were read", n)
+	}
+}
+
+// GWN-01, GWN-04: what a backend said has changed is not served from what was fetched before, even
+// if the fetch ends after.
+func TestChangedListIsFetchedAgain(t *testing.T) {
+	fetching, goOn := make(chan struct{}), make(chan struct{})
+	s := newScripted(t)
+	s.list(func(method, _ string) string {
+		fetching <- struct{}{}
+		<-goOn
+		return oneTool("before")(method, "")
+	})
+	g := gatewayOver(t, memory(t), at("b", s))
+	first := make(chan []string)
+	go func() { first <- names(g.List(t.Context(), ann, Tools)) }()
+	<-fetching
+	s.list(oneTool("after"))
+	g.Stale("b")
+	close(goOn)
+	<-first
+	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"after"}) {
+		t.Errorf("behind the change the tools are %q", got)
+	}
+}
+
+// GWN-14: a backend that does not answer costs the others nothing but a bounded wait.
+func TestHangingBackendDoesNotHoldUpLists(t *testing.T) {
+	hang := make(chan struct{})
+	s := newScripted(t, func(s *scripted) {
+		s.allow = func(http.Header) bool { <-hang; return false }
+	})
+	defer close(hang)
+	g := gatewayOver(t, memory(t), at("hangs", s), at("ok", newScripted(t)))
+	g.options.AskTimeout = 100 * time.Millisecond
+	done := make(chan []string, 1)
+	go func() { done <- names(g.List(t.Context(), ann, Tools)) }()
+	select {
+	case got := <-done:
+		if !slices.Equal(got, []string{"t"}) {
+			t.Errorf("got %q", got)
+		}
+	case <-time.After(patience):
+		t.Fatal("the list hangs")
+	}
+}
+
+// GWN-02: what revision a backend speaks is found out, or taken from the configuration.
+func TestRevisionIsFoundOut(t *testing.T) {
+	for _, c := range []struct {
+		name, pinned, supported, want string
+		modern                        bool
+		asked                         []string // of discover and initialize, how often
+	}{
+		{name: "2026", pinned: config.AutoVersion, modern: true, want: "2026-07-28"},
+		{name: "2025", pinned: config.AutoVersion, want: latestLegacy},
+		{name: "discover without 2026", pinned: config.AutoVersion, supported: "2025-11-25", want: latestLegacy},
+		{name: "pinned to 2025", pinned: "2025-06-18", supported: "2026-07-28", want: "2025-06-18"},
+		{name: "pinned to 2026", pinned: "2026-07-28", modern: true, want: "2026-07-28"},
+		{name: "pinned to 2026, which it is not", pinned: "2026-07-28"},
+		{name: "pinned to 2025, which it is not", pinned: "2025-06-18", modern: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScripted(t, func(s *scripted) {
+				s.modern, s.supported = c.modern, c.supported
+				s.capabilities = `{"tools":{"listChanged":true},"resources":{}}`
+			})
+			g := gatewayOver(t, memory(t), at("b", s, func(b *config.Backend) { b.ProtocolVersion = c.pinned }))
+			known, err := g.backends[0].known(t.Context())
+			if c.want == "" {
+				if err == nil {
+					t.Fatalf("it speaks %s", known.version)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if known.version != c.want {
+				t.Errorf("got %s, want %s", known.version, c.want)
+			}
+			want := Offers{Tools: true, ToolsChanged: true, Resources: true}
+			if known.offers != want {
+				t.Errorf("it offers %+v", known.offers)
+			}
+			if c.pinned != config.AutoVersion && !c.modern && len(s.received("server/discover")) > 0 {
+				t.Error("it was asked in a revision that it is not pinned to")
+			}
+		})
+	}
+}
+
+// GWN-02: an instance has one session of its own with a backend, however often it asks again.
+func TestOwnSessionsAreEnded(t *testing.T) {
+	s := newScripted(t)
+	g := gatewayOver(t, memory(t), at("b", s))
+	for range 5 {
+		known, err := g.backends[0].known(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.backends[0].forget(known)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.made != 5 || len(s.sessions) != 1 {
+		t.Errorf("of %d sessions %d are open", s.made, len(s.sessions))
+	}
+}
+
+// GWN-04: a principal sees the backends of its workspace that its scopes allow, and can
+// use no other.
+func TestBackendsAreSeenByWorkspaceAndScopes(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
+	g := gatewayOver(t, memory(t), at("open", s), at("scoped", s, prefix("s_"), func(b *config.Backend) { b.Scopes = []string{"x", "y"} }),
+		at("other", s, prefix("o_"), func(b *config.Backend) { b.Workspace = "other" }))
+	for _, c := range []struct {
+		name string
+		p    auth.Principal
+		want []string
+	}{
+		{"plain", ann, []string{"t"}},
+		{"with one of two scopes", auth.Principal{ID: "b", Workspace: auth.DefaultWorkspace, Scopes: []string{"x"}}, []string{"t"}},
+		{"with both", auth.Principal{ID: "c", Workspace: auth.DefaultWorkspace, Scopes: []string{"y", "x"}}, []string{"t", "s_t"}},
+		{"another workspace", auth.Principal{ID: "d", Workspace: "other", Scopes: []string{"x", "y"}}, []string{"o_t"}},
+		{"no workspace", auth.Principal{ID: "e", Scopes: []string{"x", "y"}}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := names(g.List(t.Context(), c.p, Tools)); !slices.Equal(got, c.want) {
+				t.Errorf("sees %q, want %q", got, c.want)
+			}
+			for _, name := range []string{"t", "s_t", "o_t"} {
+				client := legacy("s-" + c.p.ID)
+				client.Principal = c.p
+				if _, err := call(t, g, client, name); (err == nil) != slices.Contains(c.want, name) {
+					t.Errorf("call %s: %v", name, err)
+				}
+			}
+			if got, want := len(g.Backends(c.p)), len(c.want); got != want {
+				t.Errorf("%d backends, want %d", got, want)
+			}
+		})
+	}
+}
+
+// GWN-19: each backend gets its own credentials, by reference, and no other's.
+func TestCredentials(t *testing.T) {
+	t.Setenv("GATEWAY_TEST_SECRET", "Bearer operator")
+	t.Setenv("GATEWAY_TEST_CLIENT_SECRET", "s3cret")
+	tokens := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = r.ParseForm()
+		id, secret, basic := r.BasicAuth()
+		if !basic {
+			id, secret = r.PostForm.Get("client_id"), r.PostForm.Get("client_secret")
+		}
+		if id != "me" || secret != "s3cret" || r.PostForm.Get("grant_type") != "client_credentials" || r.PostForm.Get("scope") != "a b" {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`{"access_token":"granted","token_type":"bearer","expires_in":3600}`))
+	}))
+	defer tokens.Close()
+	only := func(want string) func(*scripted) {
+		return func(s *scripted) {
+			s.allow = func(h http.Header) bool { return h.Get("Authorization") == want }
+			s.call = func(t *turn) { t.result(`{}`) }
+		}
+	}
+	fixed, granted := newScripted(t, only("Bearer operator")), newScripted(t, only("Bearer granted"))
+	open := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
+	none := newScripted(t, only(""))
+	source := fmt.Sprintf(`backends:
+  - {name: fixed, url: %q, prefix: fixed_, headers: {Authorization: "env:GATEWAY_TEST_SECRET"}}
+  - {name: granted, url: %q, prefix: granted_, oauth: {tokenUrl: %q, clientId: me, clientSecret: "env:GATEWAY_TEST_CLIENT_SECRET", scopes: [a, b]}}
+  - {name: forward, url: %q, prefix: forward_, forwardToken: true}
+  - {name: none, url: %q, prefix: none_}
+`, fixed.URL, granted.URL, tokens.URL, open.URL, none.URL)
+	c, err := config.Parse([]byte(source))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := gatewayOver(t, memory(t), c.Backends...)
+	client := legacy("s")
+	client.Token = "Bearer caller"
+	for _, name := range []string{"fixed_t", "granted_t", "forward_t", "none_t"} {
+		if _, err := call(t, g, client, name); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	forwarded := open.received("tools/call")
+	if len(forwarded) != 1 || forwarded[0].Header.Get("Authorization") != "Bearer caller" {
+		t.Errorf("the caller's token was not passed on: %v", forwarded)
+	}
+	for _, m := range open.received("tools/list") {
+		if m.Header.Get("Authorization") != "" {
+			t.Error("the list for all was asked for with a caller's token")
+		}
+	}
+}
+
+// GWN-19: the client's secret goes to the token endpoint and nowhere else, and one that does not
+// answer holds nobody up for long.
+func TestTokenEndpointCannotPassTheSecretOn(t *testing.T) {
+	t.Setenv("GATEWAY_TEST_CLIENT_SECRET", "s3cret")
+	other := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body := make([]byte, 1000)
+		n, _ := r.Body.Read(body)
+		t.Errorf("the other host got %v %s", r.Header, body[:n])
+	}))
+	defer other.Close()
+	tokens := httptest.NewServer(http.RedirectHandler(other.URL, http.StatusTemporaryRedirect))
+	defer tokens.Close()
+	s := newScripted(t)
+	c, err := config.Parse(fmt.Appendf(nil, "backends:\n  - {name: b, url: %q, oauth: {tokenUrl: %q, clientId: me, clientSecret: \"env:GATEWAY_TEST_CLIENT_SECRET\"}}\n", s.URL, tokens.URL))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := gatewayOver(t, memory(t), c.Backends...)
+	if _, err := g.backends[0].known(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
+		t.Errorf("got %v", err)
+	}
+	if len(s.received("initialize")) > 0 {
+		t.Error("the backend was asked without the token")
+	}
+}
+
+// GWN-19: without the secret there is no gateway, rather than one that asks without it.
+func TestMissingSecretIsAnError(t *testing.T) {
+	c, err := config.Parse([]byte("backends:\n  - {name: b, url: \"http://127.0.0.1:1\", headers: {Authorization: \"env:GATEWAY_TEST_NOT_SET\"}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = New(Options{Backends: c.Backends, DB: memory(t), Server: json.RawMessage(`{}`), Key: make([]byte, 32)})
+	if err == nil || !strings.Contains(err.Error(), "GATEWAY_TEST_NOT_SET") {
+		t.Errorf("got %v", err)
+	}
+}
