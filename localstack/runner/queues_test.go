@@ -130,6 +130,7 @@ func TestManyMessagesSurviveRandomKills(t *testing.T) {
 		body := fmt.Sprintf("%c-%02d", 'a'+n%3, n)
 		want[body] = true
 		send(t, c, stack.QueueURL("Ordered"), body)
+		time.Sleep(40 * time.Millisecond) // long enough in all for several kills
 	}
 	eventually(t, "every message is handled", func() bool {
 		left := len(want)
