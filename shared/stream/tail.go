@@ -58,6 +58,11 @@ func (t *tail) run(ctx context.Context) {
 		case <-timer.C:
 		}
 		began := t.tails.now()
+		select { // after a pause of the whole process both were ready
+		case <-changed:
+			told = true
+		default:
+		}
 		if !told { // nothing was written: only time has passed
 			t.spread(&batch{part: t.part, floor: max(from, began.Add(-eventlog.Window).UnixMicro())})
 			timer.Reset(t.tails.Options.Watched)

@@ -1,0 +1,32 @@
+package subscription
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"mcpevents/shared/fault"
+)
+
+// TestArgumentsOfNoPossibleURI: AUT-06, EVX-03: they are refused before anything is
+// done with them, and are not repeated.
+func TestArgumentsOfNoPossibleURI(t *testing.T) {
+	entry := parse(t, patternCatalog).ByName("github.push")
+	for _, owner := range []string{strings.Repeat("x", 3000), strings.Repeat("%", 400), strings.Repeat("ü", 200), "..", ".", "a\x00b"} {
+		raw, _ := json.Marshal(map[string]string{"owner": owner})
+		_, err := Select(entry, raw)
+		if !fault.Is(err, fault.Invalid) || len(fault.Public(err)) > 200 {
+			t.Errorf("%.10q: %.400v", owner, err)
+		}
+	}
+	for _, owner := range []string{"*", "%2A", "a/b", "a b", "ü", "...", strings.Repeat("x", 900)} {
+		raw, _ := json.Marshal(map[string]string{"owner": owner})
+		s, err := Select(entry, raw)
+		if err != nil {
+			t.Errorf("%.10q: %v", owner, err)
+		}
+		if got := entry.Expand(map[string]string{"owner": owner, "repo": "r"}); !Matches(s.Pattern.Key, got) {
+			t.Errorf("%q does not match %q", s.Pattern.Key, got)
+		}
+	}
+}
