@@ -15,6 +15,7 @@ import (
 	"mcpevents/shared/gateway/upstream"
 	"mcpevents/shared/mcp/jsonrpc"
 	"mcpevents/shared/mcp/mirror"
+	"mcpevents/shared/mcp/sse"
 	"mcpevents/shared/store"
 )
 
@@ -45,6 +46,10 @@ func (g *Gateway) Call(ctx context.Context, c Call) error {
 	e, ok := g.serves(ctx, c.Principal, c.Kind, c.Name)
 	if !ok {
 		return unknown(kinds[c.Kind].what, c.Name)
+	}
+	if upstream.Repeats(c.Params) {
+		// The backend might read another one than is checked here.
+		return fault.New(fault.Invalid, "params have a member twice")
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.options.CallTimeout)
 	defer cancel()
@@ -197,7 +202,7 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 			x.dropped(ctx, garbage.Reason)
 			continue
 		}
-		if err != nil && answer.EventID != "" && ctx.Err() == nil && resumed < maxResumes {
+		if err != nil && answer.EventID != "" && ctx.Err() == nil && resumed < maxResumes && !errors.Is(err, sse.ErrTooLarge) {
 			// The backend has ended the connection, not the call (2025-11-25, Resumability).
 			resumed++
 			next, rerr := x.resume(ctx, answer.EventID)

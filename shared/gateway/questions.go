@@ -22,13 +22,13 @@ import (
 
 // question is the value of its item.
 type question struct {
-	Workspace string          `json:"ws"`
-	Principal string          `json:"pr"`
-	Session   string          `json:"s"` // of the client
-	Backend   string          `json:"b"`
-	With      backendSession  `json:"w"`
-	ID        json.RawMessage `json:"id,omitempty"` // as the backend wrote it; nothing when the call waits for the answer, see inputs.go
-	Parts     int             `json:"n,omitempty"`  // of the answer that is kept
+	Workspace string         `json:"ws"`
+	Principal string         `json:"pr"`
+	Session   string         `json:"s"` // of the client
+	Backend   string         `json:"b"`
+	With      backendSession `json:"w"`
+	ID        []byte         `json:"id,omitempty"` // as the backend wrote it, to the byte; nothing when the call waits for the answer, see inputs.go
+	Parts     int            `json:"n,omitempty"`  // of the answer that is kept
 }
 
 // questionPrefix begins the ids of questions.

@@ -111,3 +111,16 @@ func Without(object json.RawMessage, out func(name string) bool) json.RawMessage
 	}
 	return append(kept, '}')
 }
+
+// Repeats reports whether an object has two members of one name, which readers
+// understand differently.
+func Repeats(object json.RawMessage) bool {
+	names := map[string]bool{}
+	for key := range jsonrpc.Members(object) {
+		if names[string(key)] {
+			return true
+		}
+		names[string(key)] = true
+	}
+	return false
+}

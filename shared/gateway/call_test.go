@@ -1,0 +1,695 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// GWN-08: no session is begun before the first call; it is used by every instance, and ended
+// with the client's.
+func TestSessionIsBegunByTheFirstCallAndShared(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"by":"` + t.Session + `"}`) } })
+	db := memory(t)
+	one, two := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
+	for _, g := range []*Gateway{one, two} {
+		g.List(t.Context(), ann, Tools) // which needs a session of the gateway's own
+	}
+	own := s.made
+	first, err := call(t, one, legacy("s1"), "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.made != own+1 {
+		t.Errorf("%d sessions were begun by the first call", s.made-own)
+	}
+	second, err := call(t, two, legacy("s1"), "t")
+	if err != nil || first != second {
+		t.Errorf("another instance got %s, %v, want %s", second, err, first)
+	}
+	other, err := call(t, two, legacy("s2"), "t")
+	if err != nil || other == first {
+		t.Errorf("another client has the same session: %s, %v", other, err)
+	}
+	init := s.received("initialize")[own]
+	for _, want := range []string{`"clientInfo":{"name":"c","version":"1"}`, `"elicitation":{}`} {
+		if !strings.Contains(string(init.Params), want) {
+			t.Errorf("the backend was told %s", init.Params)
+		}
+	}
+	if err := two.End(t.Context(), legacy("s1")); err != nil {
+		t.Fatal(err)
+	}
+	third, err := call(t, one, legacy("s1"), "t")
+	if err != nil || third == first {
+		t.Errorf("behind its end the session is still used: %s, %v", third, err)
+	}
+}
+
+// GWN-08: calls of one client that come at once, at two instances, share one session.
+func TestCallsAtOnceShareOneSession(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
+	db := memory(t)
+	gateways := []*Gateway{gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))}
+	var wg sync.WaitGroup
+	for i := range 20 {
+		wg.Go(func() {
+			if _, err := call(t, gateways[i%2], legacy("s1"), "t"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	used := map[string]bool{}
+	for _, m := range s.received("tools/call") {
+		used[m.Session] = true
+	}
+	if len(used) != 1 {
+		t.Errorf("%d sessions were used", len(used))
+	}
+	if s.mu.Lock(); len(s.sessions) != 3 { // one of each instance's own
+		t.Errorf("%d sessions are open", len(s.sessions))
+	}
+	s.mu.Unlock()
+}
+
+// GWN-07, GWN-08: a session that the backend has forgotten is begun again, once.
+func TestForgottenSessionIsBegunAgain(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"by":"` + t.Session + `"}`) } })
+	g := gatewayOver(t, memory(t), at("b", s))
+	first, err := call(t, g, legacy("s1"), "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.forget()
+	again, err := call(t, g, legacy("s1"), "t")
+	if err != nil || again == first {
+		t.Fatalf("got %s, %v", again, err)
+	}
+	g.Stale("b")
+	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"t"}) {
+		t.Errorf("behind that the tools are %q", got)
+	}
+	before := len(s.received("tools/call"))
+	s.call = func(t *turn) { t.w.WriteHeader(http.StatusNotFound) }
+	if _, err := call(t, g, legacy("s1"), "t"); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("a backend that forgets every session: %v", err)
+	}
+	if n := len(s.received("tools/call")) - before; n != 2 {
+		t.Errorf("it was called %d times", n)
+	}
+}
+
+// GWN-09: progress has its token, its order and no delay.
+func TestProgressIsRelayedAtOnce(t *testing.T) {
+	const n = 50
+	left := make(chan time.Time, n)
+	s := newScripted(t, func(s *scripted) {
+		s.call = func(t *turn) {
+			for i := range n {
+				left <- time.Now()
+				t.write(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":9007199254740993,"progress":%d,"_meta":{"x":1.50}}}`, i)
+				time.Sleep(5 * time.Millisecond)
+			}
+			t.result(`{}`)
+		}
+	})
+	g := gatewayOver(t, memory(t), at("b", s))
+	x := start(t, g, legacy("s1"), "t", `"r"`, `{"name":"t","_meta":{"progressToken":9007199254740993}}`)
+	for i := range n {
+		m := x.next(t)
+		want := fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":9007199254740993,"progress":%d,"_meta":{"x":1.50}}}`, i)
+		if m.text != want {
+			t.Fatalf("got %s, want %s", m.text, want)
+		}
+		if took := m.at.Sub(<-left); took > 50*time.Millisecond {
+			t.Errorf("message %d took %s", i, took)
+		}
+	}
+	if m := x.next(t); m.text != `{"jsonrpc":"2.0","id":"r","result":{}}` || !m.response {
+		t.Errorf("the response is %s", m.text)
+	}
+	if err := x.end(t); err != nil {
+		t.Error(err)
+	}
+	if got := s.received("tools/call")[0]; string(got.Params) != `{"name":"t","_meta":{"progressToken":9007199254740993}}` {
+		t.Errorf("the backend got %s", got.Params)
+	}
+}
+
+// GWN-15: what a client sends and what it gets back is the same bytes, but for the name and the id.
+func TestMessagesSurviveBothWays(t *testing.T) {
+	const response = `{ "x-new" : 1E400,"result":{"content":[{"type":"text","text":"\u003cé\u2028>","n":0.10}],"_meta":{"a":{"b":9007199254740993}},"new":[ ]} ,"jsonrpc":"2.0", "id" : %s }`
+	for _, s := range []*scripted{newScripted(t), newScripted(t, func(s *scripted) { s.modern = true })} {
+		s.call = func(t *turn) {
+			t.w.Header().Set("Content-Type", "application/json")
+			fmt.Fprintf(t.w, response, t.ID)
+		}
+		g := gatewayOver(t, memory(t), at("b", s, prefix("p_")))
+		client, id := legacy("s1"), `12345678901234567890`
+		if s.modern {
+			client = modernClient(ann)
+		}
+		const params = `{ "arguments":{"big":123456789012345678901234567890,"f":1.0e5,"s":"\u003c"} ,"na\u006de" : %s,"unknown":[null,1]}`
+		x := start(t, g, client, "p_t", id, fmt.Sprintf(params, `"p_t"`))
+		if err := x.end(t); err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprintf(response, id)
+		if got := x.next(t).text; strings.Replace(got, `"resultType":"complete",`, "", 1) != want {
+			t.Errorf("the client got %s, want %s", got, want)
+		}
+		if got, want := string(s.received("tools/call")[0].Params), fmt.Sprintf(params, `"t"`); got != want {
+			t.Errorf("the backend got %s, want %s", got, want)
+		}
+	}
+}
+
+// GWN-05: messages that do not belong into a call are dropped, and the call goes on.
+func TestMalformedMessagesAreDropped(t *testing.T) {
+	s := newScripted(t, func(s *scripted) {
+		s.call = func(t *turn) {
+			for _, text := range []string{
+				`nonsense`, `{"jsonrpc":"1.0","method":"notifications/progress"}`, `5`, `{}`,
+				`{"jsonrpc":"2.0","id":"another","result":{"secret":1}}`,
+				`{"jsonrpc":"2.0","id":1,"id":2,"result":{}}`,
+				`{"jsonrpc":"2.0","method":"notifications/initialized"}`,
+				`{"jsonrpc":"2.0","method":"notifications/made/up","params":{}}`,
+				strings.Repeat(`[`, 500) + strings.Repeat(`]`, 500),
+			} {
+				t.write("%s", text)
+			}
+			t.write(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}`)
+			t.result(`{"ok":true}`)
+		}
+	})
+	g := gatewayOver(t, memory(t), at("b", s))
+	x := start(t, g, legacy("s1"), "t", "1", `{"name":"t"}`)
+	if err := x.end(t); err != nil {
+		t.Fatal(err)
+	}
+	if m := x.next(t); !strings.Contains(m.text, "notifications/progress") {
+		t.Errorf("got %s", m.text)
+	}
+	if m := x.next(t); m.text != `{"jsonrpc":"2.0","id":1,"result":{"ok":true}}` {
+		t.Errorf("got %s", m.text)
+	}
+}
+
+// GWN-14: a backend that goes, hangs up or talks nonsense within a call is an error of
+// that call, soon; the calls of others go on.
+func TestBackendDiesWithinACall(t *testing.T) {
+	huge := strings.Repeat("x", 9<<20)
+	for name, die := range map[string]func(*turn){
+		"cut off":            func(*turn) { panic(http.ErrAbortHandler) },
+		"stream ends":        func(*turn) {},
+		"status":             func(t *turn) { t.w.WriteHeader(http.StatusBadGateway) },
+		"media type":         func(t *turn) { t.w.Header().Set("Content-Type", "text/html") },
+		"too large":          func(t *turn) { t.write("%s", huge) },
+		"too large, with id": func(t *turn) { t.write("{}\nid: 7\n\ndata: %s", huge) },
+		"redirect":           func(t *turn) { http.Redirect(t.w, t.r, "http://127.0.0.1:1/", http.StatusTemporaryRedirect) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			goOn := make(chan struct{})
+			bad := newScripted(t, func(s *scripted) {
+				s.call = func(t *turn) {
+					if name != "status" && name != "media type" && name != "redirect" {
+						t.write(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}`)
+					}
+					die(t)
+				}
+			})
+			good := newScripted(t, func(s *scripted) {
+				s.lists = oneTool("good")
+				s.call = func(t *turn) { <-goOn; t.result(`{}`) }
+			})
+			g := gatewayOver(t, memory(t), at("bad", bad), at("good", good))
+			other := start(t, g, legacy("s2"), "good", "1", `{"name":"good"}`)
+			until(t, "the other call is at its backend", func() bool { return len(good.received("tools/call")) == 1 })
+			began := time.Now()
+			x := start(t, g, legacy("s1"), "t", "1", `{"name":"t"}`)
+			if err := x.end(t); !fault.Is(err, fault.Unavailable) {
+				t.Errorf("got %v", err)
+			}
+			if took := time.Since(began); took > 10*time.Second {
+				t.Errorf("it took %s", took)
+			}
+			close(goOn)
+			if err := other.end(t); err != nil {
+				t.Errorf("the other call: %v", err)
+			}
+		})
+	}
+}
+
+// A call is bounded in time, and goes on at a backend that ends its streams (2025-11-25, Resumability).
+func TestCallGoesOnWhereTheStreamEnded(t *testing.T) {
+	s := newScripted(t)
+	var id json.RawMessage
+	s.call = func(t *turn) {
+		id = t.ID
+		t.write("\nid: 7")
+	}
+	resumed := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet {
+			s.ServeHTTP(w, r)
+			return
+		}
+		if r.Header.Get("Last-Event-Id") != "7" {
+			t.Errorf("it goes on behind %q", r.Header.Get("Last-Event-Id"))
+		}
+		(&turn{got: got{ID: id}, w: w}).result(`{"late":true}`)
+	})
+	s.Config.Handler = resumed
+	g := gatewayOver(t, memory(t), at("b", s))
+	if text, err := call(t, g, legacy("s1"), "t"); err != nil || text != `{"jsonrpc":"2.0","id":1,"result":{"late":true}}` {
+		t.Errorf("got %s, %v", text, err)
+	}
+
+	hang := make(chan struct{})
+	defer close(hang)
+	s.call = func(*turn) { <-hang }
+	g.options.CallTimeout = 100 * time.Millisecond
+	if _, err := call(t, g, legacy("s1"), "t"); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("a call that hangs: %v", err)
+	}
+}
+
+// GWN-13: a client's cancellation reaches the backend, under the id that the request has there; in
+// 2026-07-28 the connection closes.
+func TestCancellationReachesTheBackend(t *testing.T) {
+	goOn, closed := make(chan struct{}), make(chan struct{})
+	s := newScripted(t, func(s *scripted) {
+		s.lists = oneTool("t", "u")
+		s.call = func(t *turn) {
+			if strings.Contains(string(t.Params), `"t"`) {
+				<-goOn
+			}
+			t.result(`{}`)
+		}
+	})
+	db := memory(t)
+	one, two := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
+	x := start(t, one, legacy("s1"), "t", `"r<1>"`, `{"name":"t"}`)
+	until(t, "the call is at the backend", func() bool { return len(s.received("tools/call")) == 1 })
+	body := json.RawMessage(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"r<1>","reason":"enough"}}`)
+	// Another session's request of the same id is another.
+	if _, err := call(t, two, legacy("s2"), "u"); err != nil {
+		t.Fatal(err)
+	}
+	for _, session := range []string{"s2", "s1"} {
+		if err := two.Cancel(t.Context(), legacy(session), body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	foreign := s.next(t, "notifications/cancelled")
+	if strings.Contains(string(foreign.Params), string(s.received("tools/call")[0].ID)) {
+		t.Error("two sessions' requests have the same id at the backend")
+	}
+	note := s.next(t, "notifications/cancelled")
+	if note.Session != s.received("tools/call")[0].Session {
+		t.Fatalf("it came in the session %s", note.Session)
+	}
+	want := fmt.Sprintf(`{"requestId":%s,"reason":"enough"}`, s.received("tools/call")[0].ID)
+	if string(note.Params) != want {
+		t.Errorf("got %s, want %s", note.Params, want)
+	}
+	close(goOn)
+	if err := x.end(t); err != nil {
+		t.Error(err)
+	}
+	m := newScripted(t, func(s *scripted) {
+		s.modern = true
+		s.call = func(t *turn) {
+			t.write(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}`)
+			<-t.r.Context().Done()
+			close(closed)
+		}
+	})
+	g := gatewayOver(t, memory(t), at("m", m))
+	ctx, cancel := context.WithCancel(t.Context())
+	err := g.Call(ctx, Call{
+		Client: modernClient(ann), Kind: Tools, Name: "t", Member: "name", Method: "tools/call", ID: json.RawMessage(`1`),
+		Params: json.RawMessage(`{"name":"t"}`), Send: func(json.RawMessage, bool) error { cancel(); return nil },
+	})
+	if err == nil {
+		t.Error("a cancelled call has an answer")
+	}
+	select {
+	case <-closed:
+	case <-time.After(patience):
+		t.Error("the connection to the backend stayed open")
+	}
+}
+
+// asking is a backend that asks the client once within each call, with an id of its own.
+func asking(t *testing.T, id string) *scripted {
+	return newScripted(t, func(s *scripted) {
+		answered := make(chan struct{}, 100)
+		s.call = func(t *turn) {
+			t.write(`{"jsonrpc":"2.0","id":%s,"method":"elicitation/create","params":{"message":"<ok?>","x":9007199254740993}}`, id)
+			select {
+			case <-answered:
+			case <-t.r.Context().Done():
+				return
+			case <-time.After(patience):
+			}
+			t.result(`{"done":true}`)
+		}
+		inner := s.arrived
+		s.arrived = make(chan got, 1000)
+		go func() {
+			for {
+				select {
+				case m := <-s.arrived:
+					if m.Method == "" {
+						answered <- struct{}{}
+					}
+					inner <- m
+				case <-t.Context().Done():
+					return
+				}
+			}
+		}()
+		answers[s] = inner
+	})
+}
+
+// answers are what [asking] backends got.
+var answers = map[*scripted]chan got{}
+
+func (s *scripted) answer(t *testing.T) got {
+	t.Helper()
+	for {
+		select {
+		case m := <-answers[s]:
+			if m.Method == "" {
+				return m
+			}
+		case <-time.After(patience):
+			t.Fatal("the backend got no answer")
+		}
+	}
+}
+
+// question reads what the client was asked, and its id.
+func (x *calling) question(t *testing.T) (id string, text string) {
+	t.Helper()
+	text = x.next(t).text
+	var m struct {
+		ID     string
+		Method string
+	}
+	if err := json.Unmarshal([]byte(text), &m); err != nil || m.Method != "elicitation/create" {
+		t.Fatalf("the client got %s", text)
+	}
+	return m.ID, text
+}
+
+// GWN-10, GWN-11, GWN-12: a question comes with an id that nobody can guess; whatever the answer is
+// and wherever it comes in, the backend gets it under the id as it wrote it; behind it nothing is left.
+func TestAnswersFindTheirWayBack(t *testing.T) {
+	for _, id := range []string{`7`, `"s"`, `"a\u0062<&>\u2028é"`, `9007199254740993`, `123456789012345678901234567890`, `1.50`, `-1E+2`, `0`, `""`} {
+		t.Run(id, func(t *testing.T) {
+			s := asking(t, id)
+			db := memory(t)
+			one, two := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
+			seen := map[string]bool{}
+			for _, answer := range []string{
+				`"result":{"action":"accept","content":{"n":9007199254740993,"s":"\u003c"}}`, `"result":{"action":"decline"}`,
+				`"result":{"action":"cancel"}`, `"error":{"code":-1,"message":"no <&>"}`,
+			} {
+				x := start(t, one, legacy("s1"), "t", "1", `{"name":"t"}`)
+				mine, text := x.question(t)
+				if want := `{"jsonrpc":"2.0","id":"` + mine + `","method":"elicitation/create","params":{"message":"<ok?>","x":9007199254740993}}`; text != want {
+					t.Errorf("the client was asked %s, want %s", text, want)
+				}
+				if seen[mine] || len(mine) < len(questionPrefix)+20 {
+					t.Errorf("the id is %s", mine)
+				}
+				seen[mine] = true
+				body := `{ "jsonrpc":"2.0","id":"` + mine + `",` + answer + `,"extra":1.50}`
+				if err := two.Answer(t.Context(), legacy("s1"), mine, json.RawMessage(body)); err != nil {
+					t.Fatal(err)
+				}
+				if got, want := s.answer(t).Raw, `{ "jsonrpc":"2.0","id":`+id+`,`+answer+`,"extra":1.50}`; got != want {
+					t.Errorf("the backend got %s, want %s", got, want)
+				}
+				if err := x.end(t); err != nil {
+					t.Error(err)
+				}
+				if err := two.Answer(t.Context(), legacy("s1"), mine, json.RawMessage(body)); !fault.Is(err, fault.NotFound) {
+					t.Errorf("a second answer: %v", err)
+				}
+				gone(t, db, mine)
+			}
+		})
+	}
+}
+
+func gone(t *testing.T, db store.DB, id string) {
+	t.Helper()
+	items, err := db.Get(t.Context(), questionKey(id))
+	if err != nil || items[0] != nil {
+		t.Errorf("the question is still kept: %v, %v", items[0], err)
+	}
+}
+
+// GWN-11: an answer of another session or principal, or to nothing, is refused and changes
+// nothing: the one who was asked can still answer.
+func TestForeignAnswersAreRefused(t *testing.T) {
+	s := asking(t, `1`)
+	g := gatewayOver(t, memory(t), at("b", s))
+	x := start(t, g, legacy("s1"), "t", "1", `{"name":"t"}`)
+	id, _ := x.question(t)
+	body := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"action":"accept"}}`)
+	bob, elsewhere := legacy("s1"), legacy("s1")
+	bob.Principal.ID, elsewhere.Principal.Workspace = "bob", "other"
+	for name, c := range map[string]struct {
+		client Client
+		id     string
+	}{
+		"another session": {legacy("s2"), id}, "another principal": {bob, id}, "another workspace": {elsewhere, id},
+		"unknown": {legacy("s1"), questionPrefix + "AAAAAAAAAAAAAAAAAAAAAAAAAA"}, "of another form": {legacy("s1"), "1"},
+		"empty": {legacy("s1"), ""}, "long": {legacy("s1"), questionPrefix + strings.Repeat("x", 5000)},
+	} {
+		if err := g.Answer(t.Context(), c.client, c.id, body); !fault.Is(err, fault.NotFound) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := g.Answer(t.Context(), legacy("s1"), id, body); err != nil {
+		t.Fatal(err)
+	}
+	s.answer(t)
+	if err := x.end(t); err != nil {
+		t.Error(err)
+	}
+	select {
+	case m := <-answers[s]:
+		if m.Method == "" {
+			t.Errorf("the backend got %s as well", m.Raw)
+		}
+	default:
+	}
+}
+
+// GWN-11: an answer that the backend did not take is not lost: it can be sent again.
+func TestAnswerThatDidNotArriveCanBeSentAgain(t *testing.T) {
+	s := asking(t, `1`)
+	g := gatewayOver(t, memory(t), at("b", s))
+	x := start(t, g, legacy("s1"), "t", "1", `{"name":"t"}`)
+	id, _ := x.question(t)
+	body := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"action":"accept"}}`)
+	broken := gatewayOver(t, g.options.DB, at("b", s))
+	broken.backends[0].http = &http.Client{Transport: failing{}}
+	if err := broken.Answer(t.Context(), legacy("s1"), id, body); !fault.Is(err, fault.Unavailable) {
+		t.Fatalf("got %v", err)
+	}
+	if err := g.Answer(t.Context(), legacy("s1"), id, body); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.end(t); err != nil {
+		t.Error(err)
+	}
+}
+
+type failing struct{}
+
+func (failing) RoundTrip(*http.Request) (*http.Response, error) { return nil, errors.New("cut off") }
+
+// GWN-12: with the call goes what was asked within it, however the call ends; and an entry that
+// was left expires.
+func TestQuestionsGoWithTheCall(t *testing.T) {
+	s := newScripted(t, func(s *scripted) {
+		s.call = func(t *turn) {
+			t.write(`{"jsonrpc":"2.0","id":1,"method":"roots/list"}`)
+			t.write(`{"jsonrpc":"2.0","id":2,"method":"sampling/createMessage","params":{}}`)
+			if strings.Contains(t.Raw, "die") {
+				panic(http.ErrAbortHandler)
+			}
+			t.result(`{}`)
+		}
+	})
+	db := memory(t)
+	g := gatewayOver(t, db, at("b", s))
+	for _, params := range []string{`{"name":"t"}`, `{"name":"t","x":"die"}`} {
+		x := start(t, g, legacy("s1"), "t", "1", params)
+		var ids []string
+		for range 2 {
+			var m struct{ ID string }
+			if err := json.Unmarshal([]byte(x.next(t).text), &m); err != nil {
+				t.Fatal(err)
+			}
+			ids = append(ids, m.ID)
+		}
+		_ = x.end(t)
+		for _, id := range ids {
+			gone(t, db, id)
+		}
+	}
+	id, err := g.ask(t.Context(), legacy("s1"), g.backends[0], backendSession{}, json.RawMessage(`1`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	items, err := db.Get(t.Context(), questionKey(id))
+	if err != nil || items[0] == nil || time.Until(items[0].Expires) > questionLife || time.Until(items[0].Expires) <= 0 {
+		t.Errorf("what is kept is %+v, %v", items[0], err)
+	}
+}
+
+// GWN-10, GWN-17: a client is not asked what it did not declare; the backend is told so.
+func TestClientIsNotAskedWhatItDidNotDeclare(t *testing.T) {
+	s := asking(t, `"q"`)
+	g := gatewayOver(t, memory(t), at("b", s))
+	client := legacy("s1")
+	client.Capabilities = json.RawMessage(`{"sampling":{}}`)
+	x := start(t, g, client, "t", "1", `{"name":"t"}`)
+	if m := s.answer(t); string(m.ID) != `"q"` || !strings.Contains(string(m.Error), "-32601") {
+		t.Errorf("the backend was told %s", m.Raw)
+	}
+	if m := x.next(t); !m.response {
+		t.Errorf("the client got %s", m.text)
+	}
+}
+
+// GWN-17: what a backend has a client carry is sealed: only the same principal can bring it back, to
+// the same tool, in time, and unchanged.
+func TestRequestStateIsSealed(t *testing.T) {
+	s := newScripted(t, func(s *scripted) {
+		s.modern = true
+		s.lists = oneTool("t", "u")
+		s.call = func(t *turn) {
+			if strings.Contains(string(t.Params), "requestState") {
+				t.result(`{"resultType":"complete"}`)
+				return
+			}
+			t.result(`{"resultType":"input_required","inputRequests":{},"requestState":"secret <state>"}`)
+		}
+	})
+	g := gatewayOver(t, memory(t), at("b", s))
+	text, err := call(t, g, modernClient(ann), "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m struct{ Result struct{ RequestState string } }
+	if err := json.Unmarshal([]byte(text), &m); err != nil {
+		t.Fatal(err)
+	}
+	sealed := m.Result.RequestState
+	if sealed == "" || strings.Contains(sealed, "secret") {
+		t.Fatalf("the client got %s", text)
+	}
+	come := func(c Client, tool, member string) error {
+		x := start(t, g, c, tool, "2", fmt.Sprintf(`{"name":%q,"arguments":{},%s}`, tool, member))
+		return x.end(t)
+	}
+	state := func(s string) string { return fmt.Sprintf(`"requestState":%q`, s) }
+	bob, elsewhere := ann, ann
+	bob.ID, elsewhere.Workspace = "bob", "other"
+	belongs := bound(ann, "tools/call", "b", "t", digest(json.RawMessage(`{"name":"t","arguments":{}}`)))
+	flip := []byte(sealed)
+	flip[len(flip)/2] ^= 1
+	old := g.states.seal([]byte("x"), belongs, time.Now().Add(-2*stateLife))
+	for name, err := range map[string]error{
+		"tampered":              come(modernClient(ann), "t", state(string(flip))),
+		"cut":                   come(modernClient(ann), "t", state(sealed[:len(sealed)-1])),
+		"the backend's own":     come(modernClient(ann), "t", state("secret <state>")),
+		"another principal":     come(modernClient(bob), "t", state(sealed)),
+		"another tool":          come(modernClient(ann), "u", state(sealed)),
+		"expired":               come(modernClient(ann), "t", state(old)),
+		"empty":                 come(modernClient(ann), "t", state("")),
+		"a number":              come(modernClient(ann), "t", `"requestState":5`),
+		"two, the second null":  come(modernClient(ann), "t", state("forged")+`,"requestState":null`),
+		"two, the second sound": come(modernClient(ann), "t", state("forged")+`,`+state(sealed)),
+	} {
+		if !fault.Is(err, fault.Invalid) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	if n := len(s.received("tools/call")); n != 1 {
+		t.Errorf("%d of them reached the backend", n-1)
+	}
+	if err := come(modernClient(ann), "t", state(sealed)); err != nil {
+		t.Fatal(err)
+	}
+	back := s.received("tools/call")
+	if got := string(back[len(back)-1].Params); got != `{"name":"t","arguments":{},"requestState":"secret <state>"}` {
+		t.Errorf("the backend got %s", got)
+	}
+	// Another instance with another key does not take it.
+	other, err := newStates([]byte("another key of thirty-two bytes!"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.open(sealed, belongs, time.Now()); !fault.Is(err, fault.Invalid) {
+		t.Errorf("another key opens it: %v", err)
+	}
+}
+
+// GWN-16: a session's log level is told to the backends that it has sessions with, and to those it begins later.
+func TestLogLevelIsTold(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
+	late := newScripted(t, func(s *scripted) { s.lists = oneTool("late"); s.call = func(t *turn) { t.result(`{}`) } })
+	g := gatewayOver(t, memory(t), at("b", s), at("late", late))
+	client := legacy("s1")
+	if _, err := call(t, g, client, "t"); err != nil {
+		t.Fatal(err)
+	}
+	client.Level = "error"
+	if err := g.SetLevel(t.Context(), client); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := call(t, g, client, "late"); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range []*scripted{s, late} {
+		told := b.received("logging/setLevel")
+		if len(told) != 1 || string(told[0].Params) != `{"level":"error"}` || told[0].Session != b.received("tools/call")[0].Session {
+			t.Errorf("told %v", told)
+		}
+	}
+}
+
+// An unknown name is an error of the caller, and reaches no backend.
+func TestUnknownNameIsAnError(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
+	g := gatewayOver(t, memory(t), at("b", s, prefix("p_")))
+	for _, name := range []string{"t", "p_", "p_x", ""} {
+		if _, err := call(t, g, legacy("s"), name); !fault.Is(err, fault.Invalid) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	if len(s.received("tools/call")) > 0 {
+		t.Error("the backend was called")
+	}
+}
