@@ -42,12 +42,13 @@ func cancelKey(c Client, id json.RawMessage) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "c#" + c.Session, Sort: string(requestID(c, id))}
 }
 
-// Cancel passes the notifications/cancelled of a client with a session on, whichever
-// instance makes the call. One that names no request is dropped.
+// Cancel passes the notifications/cancelled of a client with a session on, whichever instance
+// makes the call. One that names no request, or comes
+// without a session, is dropped: nobody knows whose request it means.
 func (g *Gateway) Cancel(ctx context.Context, c Client, body json.RawMessage) error {
 	params := jsonrpc.Member(body, "params")
 	id := jsonrpc.Member(params, "requestId")
-	if id == nil || len(id) > jsonrpc.MaxID {
+	if id == nil || len(id) > jsonrpc.MaxID || c.Session == "" {
 		return nil
 	}
 	err := g.options.DB.Write(ctx, store.Put(store.Item{Key: cancelKey(c, id), Expires: time.Now().Add(cancelLife)}))

@@ -210,17 +210,19 @@ func (x *exchange) respondError(raw, failure json.RawMessage) error {
 	_ = json.Unmarshal(jsonrpc.Member(failure, "code"), &code) // 0 is none of these
 	to := code
 	switch {
-	case x.call.modern() && !modern(x.with.Version):
+	case x.call.modern():
 		if len(x.refused) > 0 {
 			return missing(x.backend.Name, x.refused)
 		}
-		switch code {
-		case codeNeedsURL:
+		switch {
+		case code == codeNeedsURL && !modern(x.with.Version):
 			return x.needsURL(failure)
-		case codeNotFound:
+		case code == codeNeedsURL:
+			to = jsonrpc.InternalError
+		case code == codeNotFound:
 			to = jsonrpc.InvalidParams
 		}
-	case !x.call.modern() && modern(x.with.Version):
+	case modern(x.with.Version):
 		switch code {
 		case jsonrpc.InvalidParams:
 			if x.call.Method == "resources/read" && jsonrpc.Member(jsonrpc.Member(failure, "data"), "uri") != nil {
@@ -282,4 +284,17 @@ func (x *exchange) modernHeader() (http.Header, error) {
 		h["Mcp-Name"] = []string{mirror.Encode(x.own)}
 	}
 	return h, x.addParameters(h)
+}
+
+// For is the entry as a client of the revision can read it. Up to 2025-11-25 the output of a
+// tool is an object, and client libraries refuse the whole list for one that is not.
+func (e Entry) For(version string) json.RawMessage {
+	output := jsonrpc.Member(e.JSON, "outputSchema")
+	if output == nil || modern(version) {
+		return e.JSON
+	}
+	if kind, _ := jsonrpc.String(jsonrpc.Member(output, "type")); kind == "object" {
+		return e.JSON
+	}
+	return upstream.Without(e.JSON, func(name string) bool { return name == "outputSchema" })
 }

@@ -312,3 +312,23 @@ func TestParameterHeadersAreValidated(t *testing.T) {
 		}
 	}
 }
+
+// GWN-17: a tool whose output is no object is listed without its schema to clients of
+// revisions that have only objects; all others see the entry as it came.
+func TestOutputSchemaOfAListedTool(t *testing.T) {
+	for schema, kept := range map[string]bool{`{"type":"array"}`: false, `{"oneOf":[]}`: false, `{"type":"object","x":1.0}`: true} {
+		s := newScript(t, true, nil)
+		s.tool = `{"name":"tool","inputSchema":{"type":"object"},"outputSchema":` + schema + `,"x":1.0}`
+		e := instances(t, 1, s)[0].List(t.Context(), someone(v2025).Principal, gateway.Tools).Entries[0]
+		if got := string(e.For(v2026)); got != s.tool {
+			t.Errorf("2026-07-28: %s", got)
+		}
+		want := s.tool
+		if !kept {
+			want = `{"name":"tool","inputSchema":{"type":"object"},"x":1.0}`
+		}
+		if got := string(e.For(v2025)); got != want {
+			t.Errorf("2025-11-25: %s, want %s", got, want)
+		}
+	}
+}

@@ -259,7 +259,7 @@ func (e *Endpoint) listBackends(ctx context.Context, c *call, kind gateway.Kind,
 }
 
 // entriesAfter is a page of a gathered list, from behind the entry of a name.
-func entriesAfter(list *gateway.List, after string, most int) (pieces [][]byte, n int, next []byte, ok bool) {
+func entriesAfter(list *gateway.List, version Version, after string, most int) (pieces [][]byte, n int, next []byte, ok bool) {
 	first := 0
 	if after != "" {
 		first = -1
@@ -279,7 +279,7 @@ func entriesAfter(list *gateway.List, after string, most int) (pieces [][]byte, 
 		if n > 0 {
 			pieces = append(pieces, comma)
 		}
-		pieces = append(pieces, x.JSON)
+		pieces = append(pieces, x.For(string(version)))
 		n++
 	}
 	return pieces, n, nil, true

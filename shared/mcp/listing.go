@@ -322,7 +322,7 @@ func (e *Endpoint) addBackends(ctx context.Context, c *call, page *partedPage, k
 		if where != atBackends {
 			after = ""
 		}
-		pieces, n, next, ok := entriesAfter(list, after, page.room)
+		pieces, n, next, ok := entriesAfter(list, c.version, after, page.room)
 		if !ok {
 			return r, errListCursor
 		}

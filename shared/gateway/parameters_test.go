@@ -1,0 +1,68 @@
+package gateway
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// GWN-17: annotations count where 2026-07-28 lets them be, and make the tool unusable anywhere else.
+func TestParameterAnnotations(t *testing.T) {
+	const name = `"x-mcp-header":"Name"`
+	for _, tt := range []struct{ schema, want string }{
+		{`{"properties":{"a":{"type":"string",` + name + `}}}`, "[{Mcp-Param-Name [a] string}]"},
+		{`{"properties":{"o":{"properties":{"a":{` + name + `,"type":"integer"}}}}}`, "[{Mcp-Param-Name [o a] integer}]"},
+		{`{"properties":{"items":{"type":"boolean",` + name + `}}}`, "[{Mcp-Param-Name [items] boolean}]"},
+		{`{"properties":{"a":{"type":"string","default":"x-mcp-header"}}}`, "[]"},
+		{`{"properties":{"a":{"type":"number",` + name + `}}}`, "error"},
+		{`{"properties":{"a":{` + name + `}}}`, "error"},
+		{`{"properties":{"a":{"type":"string","x-mcp-header":""}}}`, "error"},
+		{`{"properties":{"a":{"type":"string","x-mcp-header":"a b"}}}`, "error"},
+		{`{"properties":{"a":{"type":"string","x-mcp-header":"a\r\nb"}}}`, "error"},
+		{`{"properties":{"a":{"type":"string",` + name + `},"b":{"type":"string","x-mcp-header":"nAME"}}}`, "error"},
+		{`{"properties":{"a":{"type":"array","items":{"type":"string",` + name + `}}}}`, "error"},
+		{`{"anyOf":[{"properties":{"a":{"type":"string",` + name + `}}}]}`, "error"},
+		{`{` + name + `,"type":"object"}`, "error"},
+	} {
+		list, err := parameters([]byte(`{"name":"t","inputSchema":` + tt.schema + `}`))
+		got := fmt.Sprint(list)
+		if err != nil {
+			got = "error"
+		}
+		if got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.schema, got, tt.want)
+		}
+	}
+}
+
+// GWN-17: integers of headers, in the range that 2026-07-28 allows.
+func TestIntegersOfHeaders(t *testing.T) {
+	for text, want := range map[string]string{
+		"42": "42", "-7": "-7", "42.0": "42", "4.2e1": "42", "0": "0", "9007199254740991": "9007199254740991",
+		"9007199254740992": "", "1e999999999": "", "1.5": "", "": "", "x": "", "0x10": "",
+	} {
+		n, ok := integer(text)
+		if got := fmt.Sprint(n); ok && got != want || !ok && want != "" {
+			t.Errorf("%q: %s %v, want %q", text, got, ok, want)
+		}
+	}
+}
+
+// GWN-17: a requestState is good for an hour, and for nobody else.
+func TestRequestStateExpires(t *testing.T) {
+	s, err := newStates(make([]byte, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Unix(1_800_000_000, 0)
+	sealed := s.seal([]byte("state"), []byte("alice"), now)
+	if got, err := s.open(sealed, []byte("alice"), now.Add(stateLife-time.Second)); err != nil || string(got) != "state" {
+		t.Errorf("in time: %q, %v", got, err)
+	}
+	if _, err := s.open(sealed, []byte("alice"), now.Add(stateLife)); err == nil {
+		t.Error("an hour later it is still good")
+	}
+	if _, err := s.open(sealed, []byte("bob"), now); err == nil {
+		t.Error("another may use it")
+	}
+}
