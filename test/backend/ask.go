@@ -5,9 +5,11 @@ package backend
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -79,24 +81,39 @@ func (c *call) ask(questions mcp.InputRequestMap) (mcp.InputResponseMap, error) 
 	return nil, p
 }
 
-// send puts the questions one after the other, in the order of their keys.
+// send puts all questions at once.
 func (c *call) send(questions mcp.InputRequestMap) (mcp.InputResponseMap, error) {
-	answers := mcp.InputResponseMap{}
-	for _, key := range slices.Sorted(maps.Keys(questions)) {
-		var err error
-		switch q := questions[key].(type) {
-		case *mcp.ElicitParams:
-			answers[key], err = c.session.Elicit(c, q)
-		case *mcp.CreateMessageWithToolsParams:
-			answers[key], err = c.session.CreateMessageWithTools(c, q)
-		case *mcp.ListRootsParams:
-			answers[key], err = c.session.ListRoots(c, q)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("asking for %s: %w", key, err)
-		}
+	var (
+		wg      sync.WaitGroup
+		mu      sync.Mutex
+		answers = mcp.InputResponseMap{}
+		failed  []error
+	)
+	for key, question := range questions {
+		wg.Go(func() {
+			answer, err := c.put(question)
+			mu.Lock()
+			defer mu.Unlock()
+			if answers[key] = answer; err != nil {
+				failed = append(failed, fmt.Errorf("asking for %s: %w", key, err))
+			}
+		})
 	}
-	return answers, nil
+	wg.Wait()
+	return answers, errors.Join(failed...)
+}
+
+// put puts one question to the session.
+func (c *call) put(question mcp.InputRequest) (mcp.InputResponse, error) {
+	switch q := question.(type) {
+	case *mcp.ElicitParams:
+		return c.session.Elicit(c, q)
+	case *mcp.CreateMessageWithToolsParams:
+		return c.session.CreateMessageWithTools(c, q)
+	case *mcp.ListRootsParams:
+		return c.session.ListRoots(c, q)
+	}
+	return nil, fmt.Errorf("no client is asked %T", question)
 }
 
 // can refuses questions for which the client declared no capability.
