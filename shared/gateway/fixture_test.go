@@ -80,6 +80,7 @@ type scripted struct {
 	made     int
 	seen     []got
 	streams  map[chan string]bool
+	opened   int      // streams, in all
 	arrived  chan got // what is no request: notifications and answers
 }
 
@@ -192,13 +193,17 @@ func (s *scripted) post(w http.ResponseWriter, r *http.Request, session string) 
 
 // stream is open until the client or [scripted.hangUp] ends it.
 func (s *scripted) stream(w http.ResponseWriter, r *http.Request, m got) {
-	if s.getStatus != 0 {
-		w.WriteHeader(s.getStatus)
+	s.mu.Lock()
+	refused := s.getStatus
+	s.mu.Unlock()
+	if refused != 0 {
+		w.WriteHeader(refused)
 		return
 	}
 	messages := make(chan string, 100)
 	s.mu.Lock()
 	s.streams[messages] = true
+	s.opened++
 	if m.Method == "GET" {
 		s.seen = append(s.seen, m)
 	}
@@ -245,6 +250,13 @@ func (s *scripted) hangUp() {
 	}
 }
 
+// refuse answers streams with that status from now on, or lets them open again.
+func (s *scripted) refuse(status int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.getStatus = status
+}
+
 func (s *scripted) begin() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -269,6 +281,16 @@ func (s *scripted) open() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.streams)
+}
+
+// only waits until the nth stream is open and no other.
+func (s *scripted) only(t *testing.T, n int) {
+	t.Helper()
+	until(t, fmt.Sprintf("stream %d is the only one that is open", n), func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.opened == n && len(s.streams) == 1
+	})
 }
 
 // list replaces the lists.

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -13,6 +14,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"mcpevents/shared/fault"
@@ -39,13 +41,14 @@ type Relay struct {
 	Lease time.Duration
 	// Relist is how often the lists of a backend without notifications are compared; 0 is 1 min.
 	Relist time.Duration
+	// MinPause and MaxPause bound the pause before a backend is tried again, which doubles
+	// each time; 0 are 1 s and 1 min.
+	MinPause, MaxPause time.Duration
 }
 
-// Bounds of the pause before a backend is tried again.
-const (
-	minPause = time.Second
-	maxPause = time.Minute
-)
+func (r *Relay) pauses() (least, most time.Duration) {
+	return cmp.Or(r.MinPause, time.Second), cmp.Or(r.MaxPause, time.Minute)
+}
 
 // Run relays until ctx ends.
 func (r *Relay) Run(ctx context.Context) {
@@ -65,7 +68,8 @@ func (r *Relay) lease() time.Duration {
 
 // backend keeps trying to hold the stream of one backend, and then its connection.
 func (r *Relay) backend(ctx context.Context, b *backend) {
-	pause := minPause
+	least, most := r.pauses()
+	pause := least
 	for ctx.Err() == nil {
 		held, release, err := r.hold(ctx, b)
 		began := time.Now()
@@ -76,8 +80,8 @@ func (r *Relay) backend(ctx context.Context, b *backend) {
 		if err != nil && ctx.Err() == nil {
 			r.Gateway.options.Log.WarnContext(ctx, "the notifications of a backend are interrupted", "backend", b.Name, "error", err)
 		}
-		if held == nil || time.Since(began) > maxPause {
-			pause = minPause
+		if held == nil || time.Since(began) > pause {
+			pause = least // it was not refused, it ended
 		}
 		// Jitter, so that backends that died together are not called together.
 		wait := time.NewTimer(pause/2 + mathrand.N(pause/2))
@@ -86,7 +90,7 @@ func (r *Relay) backend(ctx context.Context, b *backend) {
 		case <-wait.C:
 		}
 		wait.Stop()
-		pause = min(2*pause, maxPause)
+		pause = min(2*pause, most)
 	}
 }
 
@@ -152,17 +156,17 @@ func (r *Relay) follow(ctx context.Context, b *backend) error {
 	if !known.offers.Notifies() {
 		return r.compareForEver(ctx, b)
 	}
-	var stream *upstream.Exchange
 	f := &following{relay: r, backend: b, known: known, subscribed: map[string]bool{}}
-	if stream, err = f.connect(ctx); err != nil {
+	stream, err := f.connect(ctx)
+	defer func() { f.close(stream) }()
+	if err != nil {
 		if status, ok := errors.AsType[*upstream.StatusError](err); ok && status.Status == http.StatusMethodNotAllowed {
 			return r.compareForEver(ctx, b)
 		}
 		return err
 	}
-	defer func() { f.close(stream) }()
 	// Only now: what changes after the comparison is notified.
-	if err := r.compare(ctx, b); err != nil {
+	if err := r.compare(ctx, b, true); err != nil {
 		return err
 	}
 	return f.run(ctx, stream)
@@ -180,7 +184,7 @@ func (r *Relay) compareForEver(ctx context.Context, b *backend) error {
 		every = time.Minute
 	}
 	for {
-		if err := r.compare(ctx, b); err != nil {
+		if err := r.compare(ctx, b, true); err != nil {
 			return err
 		}
 		wait := time.NewTimer(every)
@@ -200,8 +204,8 @@ var changes = map[Kind]string{
 }
 
 // compare fetches the lists and tells of those that are not what they were when
-// they were compared last, by whomever.
-func (r *Relay) compare(ctx context.Context, b *backend) error {
+// they were compared last, by whomever. When that was told already, it only remembers.
+func (r *Relay) compare(ctx context.Context, b *backend, tell bool) error {
 	r.Gateway.Stale(b.Name)
 	told := map[string]bool{}
 	for kind := range kinds {
@@ -223,7 +227,7 @@ func (r *Relay) compare(ctx context.Context, b *backend) error {
 		if items[0] != nil && bytes.Equal(items[0].Value, sum) {
 			continue
 		}
-		if method := changes[Kind(kind)]; items[0] != nil && !told[method] {
+		if method := changes[Kind(kind)]; tell && items[0] != nil && !told[method] {
 			told[method] = true
 			if err := r.announce(ctx, b, Notice{Method: method}); err != nil {
 				return err
@@ -252,6 +256,7 @@ type following struct {
 	session    string
 	version    string
 	subscribed map[string]bool
+	changed    atomic.Bool // a list, which the store does not remember yet
 }
 
 // connect opens the stream: a GET within a session of its own, or a listen.
@@ -333,8 +338,11 @@ func (f *following) subscribe(ctx context.Context, wanted map[string]bool) error
 	return nil
 }
 
+// close gives the connection up; there may be none.
 func (f *following) close(stream *upstream.Exchange) {
-	stream.Close()
+	if stream != nil {
+		stream.Close()
+	}
 	if f.session != "" {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
@@ -364,6 +372,7 @@ func (f *following) run(ctx context.Context, stream *upstream.Exchange) error {
 			return ctx.Err()
 		case <-f.backend.changed:
 		case <-tick.C:
+			f.remember(ctx)
 		}
 		wanted, err := f.backend.gateway.wanted(ctx, f.backend.Name)
 		if err != nil {
@@ -394,6 +403,18 @@ func (f *following) run(ctx context.Context, stream *upstream.Exchange) error {
 		before.Close()
 		<-ended
 		go read(stream)
+	}
+}
+
+// remember keeps how the lists are after changes that were told, so that the next connection
+// does not tell of them again.
+func (f *following) remember(ctx context.Context) {
+	if !f.changed.Swap(false) {
+		return
+	}
+	if err := f.relay.compare(ctx, f.backend, false); err != nil {
+		f.changed.Store(true)
+		f.backend.gateway.options.Log.WarnContext(ctx, "the lists of a backend were not compared", "backend", f.backend.Name, "error", err)
 	}
 }
 
@@ -443,6 +464,7 @@ func (f *following) notification(ctx context.Context, m upstream.Message, drop f
 	switch m.Method {
 	case changes[Tools], changes[Prompts], changes[Resources]:
 		f.relay.Gateway.Stale(f.backend.Name)
+		f.changed.Store(true)
 		return f.relay.announce(ctx, f.backend, Notice{Method: m.Method})
 	case "notifications/resources/updated":
 		uri, ok := jsonrpc.String(jsonrpc.Member(params, "uri"))

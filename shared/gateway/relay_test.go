@@ -1,0 +1,425 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"mcpevents/shared/config"
+	"mcpevents/shared/store"
+)
+
+const (
+	toolsChanged = `{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`
+	// shortLease is as short as a store that counts expiry in seconds allows.
+	shortLease = 3 * time.Second
+)
+
+func updated(uri string) string {
+	return fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":%q,"x":9007199254740993}}`, uri)
+}
+
+// log collects what relays announce, as "by workspace backend method params".
+type log chan string
+
+func newLog() log { return make(log, 10000) }
+
+// relaying is a relay that runs; end ends it and waits.
+func relaying(t *testing.T, by string, g *Gateway, l log, change ...func(*Relay)) (end func()) {
+	t.Helper()
+	r := &Relay{
+		Gateway: g, Lease: shortLease, Relist: 50 * time.Millisecond, MinPause: 20 * time.Millisecond, MaxPause: 200 * time.Millisecond,
+		Announce: func(_ context.Context, workspace, backend string, notice json.RawMessage) error {
+			var n Notice
+			if err := json.Unmarshal(notice, &n); err != nil {
+				return err
+			}
+			l <- strings.TrimSpace(strings.Join([]string{by, workspace, backend, n.Method, string(n.Params)}, " "))
+			return nil
+		},
+	}
+	for _, c := range change {
+		c(r)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { r.Run(ctx); close(done) }()
+	end = func() { cancel(); <-done }
+	t.Cleanup(end)
+	return end
+}
+
+// until reads the log up to a marker that the backend sends now, and tells what came before.
+func (l log) until(t *testing.T, s *scripted) (before []string) {
+	t.Helper()
+	uri := fmt.Sprintf("mark:%d", time.Now().UnixNano())
+	until(t, "a stream is open", func() bool { return s.notify(updated(uri)) > 0 })
+	for {
+		select {
+		case text := <-l:
+			if strings.Contains(text, uri) {
+				return before
+			}
+			before = append(before, text)
+		case <-time.After(patience):
+			t.Fatalf("the mark did not come; before it %q", before)
+		}
+	}
+}
+
+// next waits for one announcement.
+func (l log) next(t *testing.T) string {
+	t.Helper()
+	select {
+	case text := <-l:
+		return text
+	case <-time.After(patience):
+		t.Fatal("nothing was announced")
+	}
+	return ""
+}
+
+// mortal is a store that a process cut off from it has.
+type mortal struct {
+	store.DB
+	dead atomic.Bool
+}
+
+func (m *mortal) Write(ctx context.Context, ops ...store.Op) error {
+	if m.dead.Load() {
+		return errors.New("cut off")
+	}
+	return m.DB.Write(ctx, ops...)
+}
+
+// GWN-03, GWN-04: one stream for the whole deployment, whose notifications come once each; when its
+// holder ends another one opens it, and when it dies too, soon after its lease; and what was told
+// before is not told again.
+func TestOneStreamForAllRelays(t *testing.T) {
+	for name, modern := range map[string]bool{"2025": false, "2026": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newScripted(t, func(s *scripted) { s.modern = modern })
+			db, l := memory(t), newLog()
+			second := &mortal{DB: db}
+			gateways := []*Gateway{gatewayOver(t, db, at("b", s)), gatewayOver(t, second, at("b", s)), gatewayOver(t, db, at("b", s))}
+			endFirst := relaying(t, "first", gateways[0], l)
+			s.only(t, 1)
+			endSecond := relaying(t, "second", gateways[1], l)
+			if got := l.until(t, s); len(got) > 0 {
+				t.Errorf("at first it is announced: %q", got)
+			}
+			was := remembered(t, db)
+			s.list(oneTool("t", "u"))
+			if n := s.notify(toolsChanged); n != 1 {
+				t.Fatalf("%d streams", n)
+			}
+			s.notify(updated("x://<1>&2"))
+			want := []string{
+				"first default b notifications/tools/list_changed",
+				`first default b notifications/resources/updated {"uri":"x://\u003c1\u003e\u00262","x":9007199254740993}`,
+			}
+			if got := l.until(t, s); !slices.Equal(got, want) {
+				t.Errorf("announced %q, want %q", got, want)
+			}
+			until(t, "the list is remembered", func() bool { return string(remembered(t, db)) != string(was) })
+
+			endFirst()
+			s.only(t, 2)
+			if got := l.until(t, s); len(got) > 0 {
+				t.Errorf("the hand-over announced %q", got)
+			}
+			s.notify(toolsChanged)
+			if got := l.next(t); got != "second default b notifications/tools/list_changed" {
+				t.Errorf("announced %q", got)
+			}
+
+			relaying(t, "third", gateways[2], l)
+			second.dead.Store(true)
+			endSecond() // its lease stays behind
+			died := time.Now()
+			s.only(t, 3)
+			if took := time.Since(died); took > shortLease+2*time.Second {
+				t.Errorf("the hand-over took %s", took)
+			}
+			l.until(t, s)
+			s.notify(updated("x://3"))
+			if got := l.next(t); !strings.HasPrefix(got, "third ") {
+				t.Errorf("announced %q", got)
+			}
+			if n := s.open(); n != 1 {
+				t.Errorf("%d streams", n)
+			}
+		})
+	}
+}
+
+// remembered is what the store keeps of the list of tools.
+func remembered(t *testing.T, db store.DB) []byte {
+	t.Helper()
+	items, err := db.Get(t.Context(), store.Key{Table: store.Sessions, Partition: "relay#b", Sort: "list#tools"})
+	if err != nil || items[0] == nil {
+		t.Fatalf("the list was not compared: %v", err)
+	}
+	return items[0].Value
+}
+
+// GWN-03: a holder that loses its lease, because it could not renew it, lets go of the stream.
+func TestStreamGoesWithTheLease(t *testing.T) {
+	t.Parallel()
+	s := newScripted(t)
+	db := &mortal{DB: memory(t)}
+	relaying(t, "r", gatewayOver(t, db, at("b", s)), newLog())
+	until(t, "the stream is open", func() bool { return s.open() == 1 })
+	db.dead.Store(true)
+	until(t, "the stream is closed", func() bool { return s.open() == 0 })
+	db.dead.Store(false)
+	until(t, "the stream is open again", func() bool { return s.open() == 1 })
+}
+
+// GWN-06: what changed while nobody listened is announced, once; what did not, is not.
+func TestMissedChangeIsAnnounced(t *testing.T) {
+	t.Parallel()
+	s := newScripted(t)
+	l := newLog()
+	relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), l)
+	l.until(t, s)
+	s.refuse(http.StatusServiceUnavailable)
+	s.hangUp()
+	s.list(func(method, cursor string) string {
+		switch method {
+		case "resources/list":
+			return `{"resources":[{"uri":"x://1","name":"new"}]}`
+		case "resources/templates/list":
+			return `{"resourceTemplates":[{"uriTemplate":"x://{id}","name":"new"}]}`
+		}
+		return oneTool("t", "u")(method, cursor)
+	})
+	s.refuse(0)
+	want := []string{"r default b notifications/tools/list_changed", "r default b notifications/resources/list_changed"}
+	for _, w := range want {
+		if got := l.next(t); got != w {
+			t.Errorf("announced %q, want %q", got, w)
+		}
+	}
+	s.only(t, 2)
+	s.hangUp()
+	s.only(t, 3)
+	if got := l.until(t, s); len(got) > 0 {
+		t.Errorf("another connection announced %q", got)
+	}
+}
+
+// GWN-06, GWN-07: a backend without a stream, or without notifications, is listed again and again.
+func TestBackendWithoutStreamIsListedAgain(t *testing.T) {
+	for name, change := range map[string]func(*scripted){
+		"405":              func(s *scripted) { s.getStatus = http.StatusMethodNotAllowed },
+		"no notifications": func(s *scripted) { s.capabilities = `{"tools":{}}` },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newScripted(t, change)
+			l := newLog()
+			relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), l)
+			until(t, "it was listed twice", func() bool { return len(s.received("tools/list")) > 1 })
+			s.list(oneTool("u"))
+			if got := l.next(t); got != "r default b notifications/tools/list_changed" {
+				t.Errorf("announced %q", got)
+			}
+			before := len(s.received("tools/list"))
+			until(t, "it was listed again", func() bool { return len(s.received("tools/list")) > before+2 })
+			if len(l) > 0 || s.open() > 0 {
+				t.Errorf("announced %q as well, %d streams", l.next(t), s.open())
+			}
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if n := len(s.sessions); n > 2 {
+				t.Errorf("%d sessions are open", n)
+			}
+		})
+	}
+}
+
+// GWN-07: a backend that refuses is tried again for ever, ever more seldom up to a bound, and soon
+// again after it was there.
+func TestPausesGrow(t *testing.T) {
+	t.Parallel()
+	s := newScripted(t, func(s *scripted) { s.getStatus = http.StatusServiceUnavailable })
+	var tries []time.Time
+	s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			s.mu.Lock()
+			tries = append(tries, time.Now())
+			s.mu.Unlock()
+		}
+		s.ServeHTTP(w, r)
+	})
+	count := func() int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(tries)
+	}
+	// Longer than a try takes: one that takes longer than the pause counts as a connection.
+	relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), newLog(), func(r *Relay) {
+		r.MinPause, r.MaxPause = 200*time.Millisecond, 800*time.Millisecond
+	})
+	until(t, "it was tried six times", func() bool { return count() >= 6 })
+	s.mu.Lock()
+	for i, pause := range []time.Duration{200, 400, 800, 800, 800} {
+		pause *= time.Millisecond
+		if gap := tries[i+1].Sub(tries[i]); gap < pause/2 || gap > 10*pause {
+			t.Errorf("between try %d and the next are %s, the pause is %s", i+1, gap, pause)
+		}
+	}
+	s.mu.Unlock()
+	s.refuse(0)
+	until(t, "the stream is open", func() bool { return s.open() == 1 })
+	n := count()
+	time.Sleep(900 * time.Millisecond) // longer than the longest pause: it was there
+	s.hangUp()
+	began := time.Now()
+	until(t, "the stream is open again", func() bool { return s.open() == 1 })
+	if took := time.Since(began); count() != n+1 || took > 700*time.Millisecond {
+		t.Errorf("behind a good connection it took %s and %d tries", took, count()-n)
+	}
+}
+
+// GWN-04: what clients want of a backend is asked for once, while anybody wants it, also of the next
+// connection; what nobody wants any more is not.
+func TestWantedSubscriptionsArePassedOn(t *testing.T) {
+	t.Parallel()
+	s := newScripted(t)
+	db, l := memory(t), newLog()
+	one, two := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
+	relaying(t, "r", one, l)
+	l.until(t, s)
+	soon := time.Now().Add(time.Hour)
+	a, b := Wanted{"b", "x://<1>", "s1", soon}, Wanted{"b", "x://<1>", "s2", soon}
+	for _, w := range []Wanted{a, b, a} {
+		if err := two.Want(t.Context(), w); err != nil { // another instance
+			t.Fatal(err)
+		}
+	}
+	until(t, "it is subscribed", func() bool { return len(s.received("resources/subscribe")) == 1 })
+	stream := s.received("GET")[0]
+	if m := s.received("resources/subscribe")[0]; m.Session != stream.Session || string(m.Params) != `{"uri":"x://<1>"}` {
+		t.Errorf("it was subscribed in session %q by %s", m.Session, m.Params)
+	}
+	if err := one.Unwant(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(wantedEvery + 200*time.Millisecond)
+	if n := len(s.received("resources/unsubscribe")); n > 0 {
+		t.Error("it was unsubscribed while somebody wants it")
+	}
+	s.hangUp()
+	until(t, "the next connection subscribes", func() bool { return len(s.received("resources/subscribe")) == 2 })
+	if m := s.received("resources/subscribe")[1]; m.Session == stream.Session {
+		t.Error("in the session that is over")
+	}
+	if err := one.Unwant(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it is unsubscribed", func() bool { return len(s.received("resources/unsubscribe")) == 1 })
+	// What was left behind ends by itself.
+	if err := two.Want(t.Context(), Wanted{"b", "x://2", "s3", time.Now().Add(2 * time.Second)}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it is subscribed", func() bool { return len(s.received("resources/subscribe")) == 3 })
+	until(t, "it is unsubscribed", func() bool { return len(s.received("resources/unsubscribe")) == 2 })
+	if n := len(s.received("resources/subscribe")); n != 3 {
+		t.Errorf("%d subscriptions", n)
+	}
+}
+
+// GWN-02, GWN-03, GWN-04: a backend of 2026-07-28 is listened to by subscriptions/listen, for the kinds
+// that it says it tells of, and the resources that somebody wants.
+func TestListenAsksForWhatThereIs(t *testing.T) {
+	t.Parallel()
+	s := newScripted(t, func(s *scripted) {
+		s.modern, s.capabilities = true, `{"tools":{"listChanged":true},"prompts":{"listChanged":false},"resources":{"subscribe":true}}`
+	})
+	g := gatewayOver(t, memory(t), at("b", s, func(b *config.Backend) { b.ProtocolVersion = "2026-07-28" }))
+	l := newLog()
+	relaying(t, "r", g, l)
+	l.until(t, s)
+	filter := func(i int) string {
+		all := s.received("subscriptions/listen")
+		if len(all) <= i {
+			return ""
+		}
+		var p struct{ Notifications json.RawMessage }
+		_ = json.Unmarshal(all[i].Params, &p)
+		if h := all[i].Header; h.Get("Mcp-Method") != "subscriptions/listen" || h.Get("Mcp-Protocol-Version") != "2026-07-28" || h.Get("Mcp-Session-Id") != "" {
+			t.Errorf("the headers are %v", h)
+		}
+		return string(p.Notifications)
+	}
+	if got, want := filter(0), `{"promptsListChanged":false,"resourcesListChanged":false,"toolsListChanged":true}`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if err := g.Want(t.Context(), Wanted{"b", "x://1", "s1", time.Now().Add(time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it listens again", func() bool { return filter(1) != "" })
+	if got := filter(1); !strings.Contains(got, `"resourceSubscriptions":["x://1"]`) {
+		t.Errorf("got %s", got)
+	}
+	s.only(t, 2)
+	if got := l.until(t, s); len(got) > 0 {
+		t.Errorf("announced %q", got)
+	}
+}
+
+// GWN-05: what does not belong on a notification stream is dropped, and what comes behind it is not.
+func TestMalformedNotificationsAreDropped(t *testing.T) {
+	t.Parallel()
+	for name, modern := range map[string]bool{"2025": false, "2026": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newScripted(t, func(s *scripted) { s.modern = modern })
+			l := newLog()
+			relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), l)
+			l.until(t, s)
+			for _, text := range []string{
+				`nonsense`, `{}`, `[]`, `5`, `{"jsonrpc":"1.0","method":"notifications/tools/list_changed"}`,
+				`{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{}}`,
+				`{"jsonrpc":"2.0","method":"notifications/resources/updated"}`,
+				`{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":7}}`,
+				`{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":""}}`,
+				`{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"x","x":"` + strings.Repeat("x", maxUpdate) + `"}}`,
+				`{"jsonrpc":"2.0","method":"notifications/made/up"}`, `{"jsonrpc":"2.0","method":"tools/call","params":{}}`,
+				`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`,
+				strings.Repeat("[", 500) + strings.Repeat("]", 500),
+			} {
+				s.notify(text)
+			}
+			if got := l.until(t, s); len(got) > 0 {
+				t.Errorf("announced %q", got)
+			}
+			if s.open() != 1 {
+				t.Errorf("%d streams", s.open())
+			}
+		})
+	}
+}
+
+// A backend that dies does not hold up the notifications of another.
+func TestBackendsAreFollowedApart(t *testing.T) {
+	t.Parallel()
+	dead, good := newScripted(t), newScripted(t)
+	dead.Close()
+	l := newLog()
+	relaying(t, "r", gatewayOver(t, memory(t), at("dead", dead), at("good", good)), l)
+	l.until(t, good)
+	good.notify(toolsChanged)
+	if got := l.next(t); got != "r default good notifications/tools/list_changed" {
+		t.Errorf("announced %q", got)
+	}
+}
