@@ -56,8 +56,9 @@ func (e *Endpoint) getDialect(w http.ResponseWriter, r *http.Request, p auth.Pri
 	}
 	w.Header().Set(headerSession, s.sess.id)
 	streamHeaders(w.Header(), r)
-	s.out = sse.NewWriter(w, e.options.WriteTimeout)
-	s.out.Start()
+	var done func() bool
+	s.out, done = e.writer(w)
+	defer done()
 	if err = s.begin(); err == nil {
 		err = s.run(ctx)
 	}

@@ -67,8 +67,9 @@ func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal)
 		return
 	}
 	defer s.feed.Close()
-	s.out = sse.NewWriter(w, e.options.WriteTimeout)
-	s.out.Start()
+	var done func() bool
+	s.out, done = e.writer(w)
+	defer done()
 	err := s.begin()
 	if err == nil {
 		err = s.run(ctx)

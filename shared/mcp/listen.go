@@ -54,8 +54,9 @@ func (e *Endpoint) hold(w http.ResponseWriter, c *call, open func(context.Contex
 	// long as the stream.
 	o.subscriptionID = bytes.Clone(c.msg.ID)
 	c.msg, c.meta, c.body = jsonrpc.Message{ID: o.subscriptionID}, nil, nil
-	o.out = sse.NewWriter(w, e.options.WriteTimeout)
-	o.out.Start()
+	var done func() bool
+	o.out, done = e.writer(w)
+	defer done()
 	if err = begin(); err == nil {
 		err = o.run(ctx)
 	}

@@ -9,6 +9,7 @@ import (
 	"mcpevents/shared/auth"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/mcp/sse"
 )
 
 // Leases bound the open streams of a principal and of all instances;
@@ -63,6 +64,17 @@ func (e *Endpoint) room(w http.ResponseWriter, r *http.Request, p auth.Principal
 		e.tidy(release)
 		end()
 	}
+}
+
+// farewell is how long a client may take for what it is sent, once the endpoint closes:
+// one that does not read must not use up the time of the others.
+const farewell = time.Second
+
+// writer begins a stream on the response. Call done when nothing more is written.
+func (e *Endpoint) writer(w http.ResponseWriter) (out *sse.Writer, done func() bool) {
+	out = sse.NewWriter(w, e.options.WriteTimeout)
+	out.Start()
+	return out, context.AfterFunc(e.ending, func() { out.Hurry(farewell) })
 }
 
 // tidy does what a stream leaves behind in the store, while it is counted in. At a

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -91,6 +92,8 @@ func line(s string) string {
 type Writer struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
+
+	mu      sync.Mutex // guards timeout, and the deadline with it
 	timeout time.Duration
 }
 
@@ -113,10 +116,8 @@ func (w *Writer) Start() {
 // Write writes what [Append] made of one or more events. An error means that the
 // other side is gone or does not read.
 func (w *Writer) Write(events []byte) error {
-	if w.timeout > 0 {
-		if err := w.control.SetWriteDeadline(time.Now().Add(w.timeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
-			return err
-		}
+	if err := w.limit(0); err != nil {
+		return err
 	}
 	if _, err := w.w.Write(events); err != nil {
 		return err
@@ -125,4 +126,26 @@ func (w *Writer) Write(events []byte) error {
 		return err
 	}
 	return nil
+}
+
+// Hurry shortens the timeout, also that of a write that is under way. It may be
+// called by another goroutine than the one that writes.
+func (w *Writer) Hurry(timeout time.Duration) { _ = w.limit(timeout) } // who writes finds out
+
+// limit gives the next write, or the one that is under way, its time. A shorter timeout
+// holds from then on; 0 leaves it.
+func (w *Writer) limit(shorter time.Duration) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if shorter > 0 && (w.timeout == 0 || shorter < w.timeout) {
+		w.timeout = shorter
+	}
+	if w.timeout == 0 {
+		return nil
+	}
+	err := w.control.SetWriteDeadline(time.Now().Add(w.timeout))
+	if errors.Is(err, http.ErrNotSupported) {
+		return nil
+	}
+	return err
 }
