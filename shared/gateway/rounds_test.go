@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -340,5 +342,49 @@ func TestClosedConnectionIsANotificationToA2025Backend(t *testing.T) {
 	}
 	if err := <-done; err == nil {
 		t.Error("the call went well")
+	}
+}
+
+// GWN-08, GWN-17: calls of one principal that have the same id and run at the same time share a
+// session with the backend and nothing else: each gets its own progress and its own result.
+func TestCallsThatShareASessionDoNotMeet(t *testing.T) {
+	const calls = 20
+	var all sync.WaitGroup
+	all.Add(calls)
+	s := newScript(t, false, func(x *exchange) {
+		all.Done()
+		all.Wait() // all are under way
+		own := jsonrpc.Member(jsonrpc.Member(x.Params, "arguments"), "n")
+		token := jsonrpc.Member(jsonrpc.Member(x.Params, "_meta"), "progressToken")
+		x.tell("notifications/progress", `{"progressToken":`+string(token)+`,"progress":`+string(own)+`}`)
+		x.result(text("%s in %s as %s", own, x.Header.Get("Mcp-Session-Id"), x.ID))
+	})
+	g := instances(t, 2, s)
+	var wg sync.WaitGroup
+	ids, sessions := make([]string, calls), make([]string, calls)
+	for i := range calls {
+		wg.Go(func() {
+			o := called(t, g[i%2], someone(v2026), fmt.Sprintf(`,"arguments":{"n":%d},"_meta":{"progressToken":"p"}`, i))
+			if want := fmt.Sprintf(`{"progressToken":"p","progress":%d}`, i); len(o.before) != 1 || string(jsonrpc.Member(o.before[0], "params")) != want {
+				t.Errorf("call %d saw %s", i, o.before)
+			}
+			if o.err != nil {
+				t.Errorf("call %d: %v", i, o.err)
+				return
+			}
+			var n int
+			if _, err := fmt.Sscanf(said(t, o), "complete:%d in %s as %s", &n, &sessions[i], &ids[i]); err != nil || n != i {
+				t.Errorf("call %d got %s", i, o.response)
+			}
+		})
+	}
+	wg.Wait()
+	slices.Sort(ids)
+	slices.Sort(sessions)
+	if n := len(slices.Compact(ids)); n != calls {
+		t.Errorf("%d ids for %d calls", n, calls)
+	}
+	if got := slices.Compact(sessions); len(got) != 1 {
+		t.Errorf("the calls were in the sessions %v", got)
 	}
 }
