@@ -388,3 +388,17 @@ func TestCallsThatShareASessionDoNotMeet(t *testing.T) {
 		t.Errorf("the calls were in the sessions %v", got)
 	}
 }
+
+// GWN-17: a backend that puts the same question twice gets the two answers in their order.
+func TestTheSameQuestionTwiceHasTwoAnswers(t *testing.T) {
+	s := newScript(t, false, func(x *exchange) {
+		a, b := x.ask("elicitation/create", form), x.ask("elicitation/create", form)
+		x.result(text("%s then %s", jsonrpc.Member(jsonrpc.Member(a, "result"), "action"), jsonrpc.Member(jsonrpc.Member(b, "result"), "action")))
+	})
+	g := instances(t, 1, s)[0]
+	first := called(t, g, someone(v2026), "").required(t)
+	second := called(t, g, someone(v2026), first.retry(`{"action":"accept"}`)).required(t)
+	if got := said(t, called(t, g, someone(v2026), second.retry(`{"action":"decline"}`))); got != `complete:"accept" then "decline"` {
+		t.Errorf("got %s", got)
+	}
+}
