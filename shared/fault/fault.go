@@ -118,11 +118,15 @@ func DataOf(err error) any {
 }
 
 // Public is the text that a caller may see: the messages of the chain that
-// have a kind other than [Internal], and nothing of a foreign cause.
+// have a kind other than [Internal], and nothing of a foreign cause. Of what is
+// [Unavailable] for a cause it says only that: the steps that led there are internal, too.
 func Public(err error) string {
 	e, ok := errors.AsType[*Error](err)
-	if !ok || e.Kind == Internal {
+	switch {
+	case !ok || e.Kind == Internal:
 		return "internal error"
+	case e.Kind == Unavailable && e.Err != nil:
+		return "this cannot be done now; try again"
 	}
 	msg := e.Message
 	for inner := e.Err; inner != nil; {
