@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -35,7 +36,7 @@ func Node(tb testing.TB) *JS { return NodeIn(tb, filepath.Join("test", "interop"
 func NodeIn(tb testing.TB, dir string) *JS {
 	tb.Helper()
 	src := filepath.Join(Root(tb), dir)
-	installed, err := installJS(tb.Context(), src)
+	installed, err := installOnce(tb.Context(), src)
 	if err != nil {
 		tb.Fatalf("install the JavaScript packages of %s: %v", dir, err)
 	}
@@ -120,6 +121,37 @@ func majorOf(node string) int {
 	return n
 }
 
+// installs are those of the test process, by directory.
+var installs struct {
+	mu  sync.Mutex
+	all map[string]install
+}
+
+// install is where packages are, or why they are not.
+type install struct {
+	dir string
+	err error
+}
+
+// installOnce is installJS, tried once in a test process: where a registry does not
+// answer, only the first test waits for it.
+func installOnce(ctx context.Context, src string) (string, error) {
+	installs.mu.Lock()
+	defer installs.mu.Unlock()
+	if i, ok := installs.all[src]; ok {
+		return i.dir, i.err
+	}
+	dir, err := installJS(ctx, src)
+	if ctx.Err() != nil { // says nothing of the registry
+		return dir, err
+	}
+	if installs.all == nil {
+		installs.all = map[string]install{}
+	}
+	installs.all[src] = install{dir, err}
+	return dir, err
+}
+
 // installJS installs what the lock file pins, once for each content of it.
 func installJS(ctx context.Context, src string) (string, error) {
 	lock, err := os.ReadFile(filepath.Join(src, "package-lock.json"))
@@ -136,7 +168,10 @@ func installJS(ctx context.Context, src string) (string, error) {
 				return err
 			}
 		}
-		args := []string{"ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=2", "--fetch-timeout=60000"}
+		args := []string{
+			"ci", "--ignore-scripts", "--no-audit", "--no-fund",
+			"--fetch-timeout=60000", "--fetch-retries=2", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000",
+		}
 		if path, err := exec.LookPath("node"); err == nil && majorOf(path) >= nodeMajor {
 			args = append(args, "--omit=optional")
 		}
