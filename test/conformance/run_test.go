@@ -39,8 +39,8 @@ type result struct {
 type flaw struct{ check, why string }
 
 // optional is a check that the suite makes only of a server that answers lists on
-// a stream. An answer in JSON is as good: 2025-11-25 and 2026-07-28, "Sending
-// Messages to the Server".
+// a stream. An answer in JSON is as good: 2025-11-25, Transports, "Sending Messages
+// to the Server"; 2026-07-28, Streamable HTTP, "Sending Messages".
 const optional = "server-sse-streams-functional"
 
 // ok wants a check, for a scenario that looked at nothing shows nothing. The suite
