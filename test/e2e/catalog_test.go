@@ -71,7 +71,7 @@ func TestDiscovery(t *testing.T) {
 				}
 			})
 			t.Run("EVS-01 what has no backend is not advertised", func(t *testing.T) {
-				for _, m := range []string{"tools", "prompts", "completions", "sampling"} {
+				for _, m := range []string{"tools", "prompts", "sampling"} {
 					if c[m] != nil {
 						t.Errorf("capabilities.%s = %s", m, c[m])
 					}

@@ -207,8 +207,10 @@ func (v *victim) attacks() map[string][]attack {
 			{scope: read, params: object{"notifications": object{"resourceSubscriptions": []string{secretURI, v.own, "event://repos", "event://repos/acme"}, "resourcesListChanged": true, "eventsListChanged": true}}, modern: fine},
 			{scope: read, params: object{"notifications": object{"resourceSubscriptions": []string{"event://repos"}}, "_meta": object{harness.Prefix + "cursor": v.cursor}}, modern: []want{{200, 0}, {400, -32602}}},
 		},
-		"tools/call":  {{params: object{"name": "x"}}},
-		"prompts/get": {{params: object{"name": "x"}}},
+		"tools/list":   {{}},
+		"tools/call":   {{params: object{"name": "x"}}},
+		"prompts/list": {{}},
+		"prompts/get":  {{params: object{"name": "x"}}},
 	}
 }
 
