@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"time"
 
 	"mcpevents/shared/fault"
@@ -32,42 +33,74 @@ func (e *Endpoint) listen(w http.ResponseWriter, c *call) error {
 	})
 }
 
+// held is an open stream of the era without sessions. What only its beginning and
+// its end need is in functions of their own: hold waits on its stack.
+type held struct {
+	*outlet
+	ctx  context.Context
+	ends []func() // in the order in which they began
+	err  error    // of the first message
+}
+
 // hold keeps the response of a request open as a stream of the era without
 // sessions. open makes the outlet, and what sends its first message.
 func (e *Endpoint) hold(w http.ResponseWriter, c *call, open func(context.Context) (*outlet, func() error, error)) error {
+	h := &held{}
+	defer h.end()
+	if started, err := e.start(h, w, c, open); !started {
+		return err
+	}
+	if h.err == nil {
+		h.err = h.run(h.ctx)
+	}
+	h.finish(c)
+	return nil
+}
+
+// start opens the stream and sends its first message.
+func (e *Endpoint) start(h *held, w http.ResponseWriter, c *call, open func(context.Context) (*outlet, func() error, error)) (started bool, err error) {
 	ctx, leave := e.room(w, c.request, c.principal, c.msg.ID)
 	if leave == nil {
-		return nil
+		return false, nil
 	}
-	defer leave()
+	h.ctx, h.ends = ctx, append(h.ends, leave)
 	o, begin, err := open(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
-	defer o.feed.Close()
+	h.outlet, h.ends = o, append(h.ends, o.feed.Close)
 	unwant, err := o.want(ctx, randomText(16), time.Now().Add(e.options.MaxAge+time.Minute))
 	if err != nil {
-		return err
+		return false, err
 	}
-	defer unwant()
+	h.ends = append(h.ends, unwant)
 	// Of the request only the id is needed from here on; the body must not live as
 	// long as the stream.
 	o.subscriptionID = bytes.Clone(c.msg.ID)
 	c.msg, c.meta, c.body = jsonrpc.Message{ID: o.subscriptionID}, nil, nil
 	var done func() bool
 	o.out, done = e.writer(w)
-	defer done()
-	if err = begin(); err == nil {
-		err = o.run(ctx)
+	h.ends = append(h.ends, func() { done() })
+	h.err = begin()
+	return true, nil
+}
+
+// end gives back what the stream held, the last first.
+func (h *held) end() {
+	for _, end := range slices.Backward(h.ends) {
+		end()
 	}
-	if errors.Is(err, errWriting) || c.request.Context().Err() != nil {
-		return nil // the client closed the stream: nothing more may be sent
+}
+
+// finish tells the client that the stream is over, unless it knows.
+func (h *held) finish(c *call) {
+	if errors.Is(h.err, errWriting) || c.request.Context().Err() != nil {
+		return // the client closed the stream: nothing more may be sent
 	}
-	if o.push != nil {
-		o.push.terminate(ctx, err)
+	if h.push != nil {
+		h.push.terminate(h.ctx, h.err)
 	}
-	o.complete(c)
-	return nil
+	h.complete(c)
 }
 
 // openListen makes out what is asked for and opens the feed of what is honoured.
