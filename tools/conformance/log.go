@@ -22,6 +22,7 @@ const (
 type test struct {
 	pkg   string // below the module
 	name  string
+	doc   string // the comment of its function
 	state state
 }
 

@@ -3,8 +3,8 @@
 //
 //	go run ./tools/conformance -requirements docs/requirements.tsv -log build/test.json -out docs/conformance.md
 //
-// A test shows a requirement when its name carries the number: TestX/WHK-02_…,
-// TestWHK02…; tests of other languages are found by their titles in the
+// A test shows a requirement when its name carries the number (TestX/WHK-02_…,
+// TestWHK02…) or the comment of its function does; tests of other languages are found by their titles in the
 // output of the Go test that runs them. A number without a test is open.
 package main
 
@@ -44,6 +44,9 @@ func run(requirements, log, out string, told io.Writer) error {
 	tests, err := readLog(lf)
 	if err != nil {
 		return fmt.Errorf("%s: %w", log, err)
+	}
+	if err := document(".", tests); err != nil {
+		return err
 	}
 	table, sum := write(groups, tests)
 	if err := os.WriteFile(out, table, 0o644); err != nil {

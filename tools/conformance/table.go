@@ -71,7 +71,11 @@ func collect(groups []group, tests []test) map[string][]shows {
 	finder := finder(groups)
 	rows := map[string][]shows{}
 	for _, t := range tests {
-		for number, name := range carried(finder, t.name) {
+		found := carried(finder, t.name)
+		for _, number := range numbers(finder, t.doc) {
+			found[number] = t.name
+		}
+		for number, name := range found {
 			label := t.pkg + " " + name
 			row := rows[number]
 			i := slices.IndexFunc(row, func(x shows) bool { return x.label == label })
