@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -150,9 +149,7 @@ func (c *CatalogApplyCmd) announce(ctx context.Context, out io.Writer, db store.
 	fmt.Fprintf(out, "Connected clients are told in %s, when every function uses it.\n", versioned.MaxAge)
 	log := &eventlog.Log{DB: db}
 	for {
-		waiting, err := catalog.Announce(ctx, db, time.Now(), func(ctx context.Context, workspace string, version int64) error {
-			return stream.AnnounceCatalog(ctx, log, workspace, strconv.FormatInt(version, 10))
-		})
+		waiting, err := catalog.Announce(ctx, db, time.Now(), stream.AnnounceStored(log))
 		if err != nil || waiting == 0 {
 			return err
 		}

@@ -6,7 +6,6 @@ package main
 import (
 	"context"
 	"errors"
-	"strconv"
 	"time"
 
 	"github.com/aws/aws-lambda-go/lambda"
@@ -32,9 +31,7 @@ func main() {
 		if moved > 0 {
 			p.Log.InfoContext(ctx, "due deliveries were moved", "deliveries", moved)
 		}
-		_, announced := catalog.Announce(ctx, p.DB, time.Now(), func(ctx context.Context, workspace string, version int64) error {
-			return stream.AnnounceCatalog(ctx, p.EventLog, workspace, strconv.FormatInt(version, 10))
-		})
+		_, announced := catalog.Announce(ctx, p.DB, time.Now(), stream.AnnounceStored(p.EventLog))
 		return errors.Join(err, announced)
 	})
 }

@@ -87,10 +87,8 @@ func (e *Endpoint) openDialect(ctx context.Context, c *call) (*dialectStream, er
 			return nil, fault.New(fault.Invalid, "Last-Event-ID is not one of this session")
 		}
 	}
-	s := &dialectStream{sessionStream{outlet: outlet{
-		endpoint: e, principal: c.principal, header: c.request.Header, resources: e.has(methodResources), events: c.session.Events && e.has(methodEvents),
-		payloads: c.session.Payloads, targets: map[string]target{}, event: eventNotification,
-	}, sess: c.session, position: from}}
+	s := &dialectStream{sessionStream{outlet: e.sessionOutlet(c), sess: c.session, position: from}}
+	s.outlet.event = eventNotification
 	s.outlet.eventID, s.outlet.session, s.outlet.lost, s.quiet = s.position.next, s.notice, s.tellLost, s.ping
 	s.outlet.wanted = e.certain(&s.sessionStream)
 	return s, s.open(ctx)

@@ -52,10 +52,7 @@ func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal)
 		return
 	}
 	defer leave()
-	s := &sessionStream{outlet: outlet{
-		endpoint: e, principal: p, header: r.Header, resources: e.has(methodResources), events: c.session.Events && e.has(methodEvents),
-		tools: e.has(methodToolsList), prompts: e.has(methodPromptsList), payloads: c.session.Payloads, targets: map[string]target{},
-	}, sess: c.session, position: from}
+	s := &sessionStream{outlet: e.sessionOutlet(&c), sess: c.session, position: from}
 	s.outlet.eventID, s.outlet.session, s.outlet.lost = s.position.next, s.refresh, s.tellLost
 	s.outlet.wanted = e.certain(s)
 	if err := s.open(ctx); err != nil {
@@ -130,6 +127,16 @@ type sessionStream struct {
 	position   position
 	connection string
 	known      time.Time // when the subscriptions were read last
+}
+
+// sessionOutlet is the outlet of a session's stream: it tells of all lists that there are.
+func (e *Endpoint) sessionOutlet(c *call) outlet {
+	return outlet{
+		endpoint: e, principal: c.principal, header: c.request.Header,
+		resources: e.has(methodResources), events: c.session.Events && e.has(methodEvents),
+		tools: e.has(methodToolsList), prompts: e.has(methodPromptsList),
+		payloads: c.session.Payloads, targets: map[string]target{},
+	}
 }
 
 // open makes this the newest stream of its session and opens its feed. What was

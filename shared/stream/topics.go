@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"strconv"
 
 	"mcpevents/shared/eventlog"
 )
@@ -31,6 +32,13 @@ func TopicSubscription(id string) string { return "subscription-" + id }
 
 // TopicSession tells what another request changed for a session's open stream.
 func TopicSession(id string) string { return "session-" + id }
+
+// AnnounceStored makes [AnnounceCatalog] what catalog.Announce tells of stored catalogs by.
+func AnnounceStored(log *eventlog.Log) func(ctx context.Context, workspace string, version int64) error {
+	return func(ctx context.Context, workspace string, version int64) error {
+		return AnnounceCatalog(ctx, log, workspace, strconv.FormatInt(version, 10))
+	}
+}
 
 // TopicBackend brings the notifications of a backend of the gateway.
 func TopicBackend(name string) string { return "backend-" + name }
