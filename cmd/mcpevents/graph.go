@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"net"
@@ -69,8 +68,9 @@ type Embedded struct {
 
 	dispatcher *delivery.Dispatcher
 
-	// What [Embedded.Reload] replaces: the keys, the catalog, and those of workspaces
-	// that have their own.
+	// What [Embedded.Reload] replaces: the backends, the keys, the catalog, and those of
+	// workspaces that have their own.
+	backends  *gateway.Gateway
 	keys      *auth.Replaceable
 	rest      *catalog.Static
 	own       map[string]*catalog.Static
@@ -191,11 +191,11 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	inbox := &publish.Inbox{Service: publisher, Log: s.Log}
 	origins := auth.Guard{Origins: s.Limits.AllowedOrigins}
 
-	backends, err := wiring.Gateway(s.Config, db, secrets.Cursor, version, s.Log)
+	e.backends, err = wiring.Gateway(gateway.Options{Backends: s.backends(), DB: db, Key: secrets.Cursor, Log: s.Log}, version)
 	if err != nil {
 		return nil, err
 	}
-	endpoint := mcp.Options{
+	e.endpoint, err = mcp.New(mcp.Options{
 		Server: mcp.Implementation{Name: "mcp-events", Version: version},
 		Auth:   callers, Catalogs: catalogs, Lists: true, Log: log, Feeds: e.announcer, Sessions: db,
 		Leases: lease.NewLocal(int(s.Limits.Streams)),
@@ -204,14 +204,11 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		},
 		Subscriptions: subscriptions, Registrar: subscriptions, Deregistrar: subscriptions,
 		AnonymousWebhooks: s.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(s.Limits),
-		ResourceMetadata: callers.metadata,
-		AllowedOrigins:   s.Limits.AllowedOrigins, MaxAge: s.Limits.StreamMaxAge, Heartbeat: s.Limits.Heartbeat,
+		ResourceMetadata: callers.metadata, Gateway: e.backends,
+		AllowedOrigins: s.Limits.AllowedOrigins, MaxAge: s.Limits.StreamMaxAge, Heartbeat: s.Limits.Heartbeat,
 		PollMin: s.Limits.PollMin, PollMax: s.Limits.PollMax, Logger: s.Log,
-	}
-	if backends != nil { // else Gateway must be nil as an interface, too
-		endpoint.Gateway = backends
-	}
-	if e.endpoint, err = mcp.New(endpoint); err != nil {
+	})
+	if err != nil {
 		return nil, err
 	}
 
@@ -246,14 +243,18 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	e.work(ctx, queues, queue.Slow, dispatcher.Singles, queue.ConsumeOptions{Batch: 10, Concurrency: 8, Visibility: 2 * time.Minute})
 	e.work(ctx, queues, queue.Inbox, inbox.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 2, MaxReceives: 5})
 	e.workers.Go(func() { e.retryEveryMinute(ctx, retry) })
-	if backends != nil {
-		relay := &gateway.Relay{Gateway: backends, Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
-			return log.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
-		}}
-		e.workers.Go(func() { relay.Run(ctx) })
-	}
+	relay := wiring.Relay(e.backends, log)
+	e.workers.Go(func() { relay.Run(ctx) })
 	go func() { e.served <- e.server.Serve(listener) }()
 	return e, nil
+}
+
+// backends are those of the configuration file, if there is one.
+func (s Settings) backends() []config.Backend {
+	if s.Config == nil {
+		return nil
+	}
+	return s.Config.Backends
 }
 
 // publishRate is nil without authentication: there is nobody to tell apart then.

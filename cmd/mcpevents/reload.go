@@ -105,7 +105,7 @@ func watchFiles(ctx context.Context, paths []string, log *slog.Logger) (<-chan s
 	return changed, nil
 }
 
-// Reload takes over catalogs and keys: all of them, or none if one has a fault.
+// Reload takes over catalogs, keys and backends: all of them, or none if one has a fault.
 // Open streams are told of changed catalogs, and webhook subscriptions that such a
 // catalog leaves behind end.
 func (e *Embedded) Reload(ctx context.Context, s Settings) error {
@@ -113,11 +113,16 @@ func (e *Embedded) Reload(ctx context.Context, s Settings) error {
 	if err != nil {
 		return err
 	}
+	var keys auth.Authenticator
 	if s.Auth == auth.ModeKeys {
-		keys, err := staticKeys(s)
-		if err != nil {
+		if keys, err = staticKeys(s); err != nil {
 			return err
 		}
+	}
+	if err := e.backends.Replace(ctx, s.backends()); err != nil {
+		return err
+	}
+	if keys != nil {
 		e.keys.Replace(keys)
 	}
 	e.replace("", e.rest, rest)

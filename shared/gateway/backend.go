@@ -5,12 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"os"
 	"sync"
 	"time"
-
-	"golang.org/x/oauth2"
-	"golang.org/x/oauth2/clientcredentials"
 
 	"mcpevents/shared/config"
 	"mcpevents/shared/fault"
@@ -23,8 +19,7 @@ type backend struct {
 	config.Backend
 	gateway *Gateway
 	http    *http.Client
-	fixed   http.Header
-	token   func(ctx context.Context) (string, error) // nil without OAuth
+	granted granted
 
 	changed chan struct{} // receives when what is wanted of it may have changed
 
@@ -43,55 +38,14 @@ type learned struct {
 	at      time.Time
 }
 
-func (g *Gateway) newBackend(c config.Backend) (*backend, error) {
-	b := &backend{Backend: c, gateway: g, http: g.options.HTTP, fixed: http.Header{}, lists: map[Kind]*fetched{}, changed: make(chan struct{}, 1)}
-	for name, value := range c.Headers {
-		text, err := value.Resolve(os.LookupEnv)
-		if err != nil {
-			return nil, fault.Wrap(fault.Invalid, err, "backend %s: header %s", c.Name, name)
-		}
-		b.fixed.Set(name, text)
-	}
-	if o := c.OAuth; o != nil {
-		secret, err := o.ClientSecret.Resolve(os.LookupEnv)
-		if err != nil {
-			return nil, fault.Wrap(fault.Invalid, err, "backend %s: clientSecret", c.Name)
-		}
-		// Not by any client: the secret must not follow a redirect, nor may everybody wait for ever.
-		client := &http.Client{Transport: b.http.Transport, CheckRedirect: b.http.CheckRedirect, Timeout: g.options.AskTimeout}
-		source := (&clientcredentials.Config{
-			ClientID: o.ClientID, ClientSecret: secret, TokenURL: o.TokenURL, Scopes: o.Scopes,
-		}).TokenSource(context.WithValue(context.Background(), oauth2.HTTPClient, client))
-		b.token = func(context.Context) (string, error) {
-			t, err := source.Token()
-			if err != nil {
-				return "", fault.Wrap(fault.Unavailable, err, "get a token for backend %s", c.Name)
-			}
-			return t.Type() + " " + t.AccessToken, nil
-		}
-	}
-	return b, nil
+func (g *Gateway) newBackend(c config.Backend) *backend {
+	return &backend{Backend: c, gateway: g, http: g.options.HTTP, lists: map[Kind]*fetched{}, changed: make(chan struct{}, 1)}
 }
 
 // client speaks to the backend for a caller, or for the gateway itself with an
 // empty token.
 func (b *backend) client(callerToken string) *upstream.Client {
-	return &upstream.Client{URL: b.URL, HTTP: b.http, Credentials: func(ctx context.Context, h http.Header) error {
-		for name, values := range b.fixed {
-			h[name] = values
-		}
-		switch {
-		case b.ForwardToken && callerToken != "":
-			h.Set("Authorization", callerToken)
-		case b.token != nil:
-			t, err := b.token(ctx)
-			if err != nil {
-				return err
-			}
-			h.Set("Authorization", t)
-		}
-		return nil
-	}}
+	return &upstream.Client{URL: b.URL, HTTP: b.http, Credentials: b.credentials(callerToken)}
 }
 
 // relearn is how long what a backend said of itself is believed.

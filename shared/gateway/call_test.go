@@ -96,7 +96,7 @@ func TestForgottenSessionIsBegunAgain(t *testing.T) {
 	if err != nil || again == first {
 		t.Fatalf("got %s, %v", again, err)
 	}
-	g.Stale("b")
+	g.backends(t.Context())[0].outdate()
 	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"t"}) {
 		t.Errorf("behind that the tools are %q", got)
 	}
@@ -511,7 +511,7 @@ func TestAnswerThatDidNotArriveCanBeSentAgain(t *testing.T) {
 	id, _ := x.question(t)
 	body := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"action":"accept"}}`)
 	broken := gatewayOver(t, g.options.DB, at("b", s))
-	broken.backends[0].http = &http.Client{Transport: failing{}}
+	broken.backends(t.Context())[0].http = &http.Client{Transport: failing{}}
 	if err := broken.Answer(t.Context(), legacy("s1"), id, body); !fault.Is(err, fault.Unavailable) {
 		t.Fatalf("got %v", err)
 	}
@@ -557,7 +557,7 @@ func TestQuestionsGoWithTheCall(t *testing.T) {
 			gone(t, db, id)
 		}
 	}
-	id, err := g.ask(t.Context(), legacy("s1"), g.backends[0], backendSession{}, json.RawMessage(`1`))
+	id, err := g.ask(t.Context(), legacy("s1"), g.backends(t.Context())[0], backendSession{}, json.RawMessage(`1`))
 	if err != nil {
 		t.Fatal(err)
 	}

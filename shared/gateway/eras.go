@@ -232,7 +232,7 @@ func (x *exchange) respondError(raw, failure json.RawMessage) error {
 			to = jsonrpc.InvalidRequest
 		case codeHeaderMismatch, codeVersion:
 			// Not the client's doing: what was known of the backend is no longer so.
-			x.gateway.Stale(x.backend.Name)
+			x.backend.outdate()
 			to = jsonrpc.InternalError
 		}
 	}

@@ -29,8 +29,15 @@ import (
 
 // Options configure a [Gateway].
 type Options struct {
+	// Backends are those to begin with; see [Gateway.Replace].
 	Backends []config.Backend
-	DB       store.DB
+	// Source tells which backends there are, and is asked at each use, in the place of
+	// Backends; nil when they change by [Gateway.Replace] only. What it returns is not changed.
+	Source func(context.Context) ([]config.Backend, error)
+	// Secrets looks up what a setting refers to; nil is the environment. It is asked for each
+	// request to a backend.
+	Secrets Secrets
+	DB      store.DB
 	// HTTP reaches the backends; nil is [upstream.NewHTTP].
 	HTTP *http.Client
 	// Server is what the gateway calls itself to backends: an MCP Implementation.
@@ -50,12 +57,16 @@ type Options struct {
 
 // Gateway reaches the backends. It may be used concurrently. Make it with [New].
 type Gateway struct {
-	options  Options
-	backends []*backend
-	states   *states
+	options Options
+	states  *states
+
+	mu   sync.Mutex
+	from []config.Backend // what set was made of
+	set  []*backend       // not changed, but replaced
 }
 
-// New makes a gateway. It reaches no backend yet.
+// New makes a gateway. It reaches no backend yet. A secret of Backends that is
+// not there is of kind fault.Invalid.
 func New(o Options) (*Gateway, error) {
 	if o.HTTP == nil {
 		o.HTTP = upstream.NewHTTP()
@@ -75,19 +86,15 @@ func New(o Options) (*Gateway, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
+	if o.Secrets == nil {
+		o.Secrets = environment
+	}
 	g := &Gateway{options: o}
 	var err error
 	if g.states, err = newStates(o.Key); err != nil {
 		return nil, err
 	}
-	for _, c := range o.Backends {
-		b, err := g.newBackend(c)
-		if err != nil {
-			return nil, err
-		}
-		g.backends = append(g.backends, b)
-	}
-	return g, nil
+	return g, g.Replace(context.Background(), o.Backends)
 }
 
 // Client is who calls: what a backend is told of it, and where its answers belong.
@@ -109,9 +116,9 @@ func (c Client) modern() bool { return modern(c.Version) }
 func modern(version string) bool { return version >= "2026-07-28" && version != config.AutoVersion }
 
 // visible are the backends that a principal may use.
-func (g *Gateway) visible(p auth.Principal) []*backend {
+func (g *Gateway) visible(ctx context.Context, p auth.Principal) []*backend {
 	var out []*backend
-	for _, b := range g.backends {
+	for _, b := range g.backends(ctx) {
 		if b.Workspace == p.Workspace && !slices.ContainsFunc(b.Scopes, func(s string) bool { return !p.Has(s) }) {
 			out = append(out, b)
 		}
@@ -140,7 +147,7 @@ func (g *Gateway) Offers(ctx context.Context, p auth.Principal) Offers {
 		mu  sync.Mutex
 		all Offers
 	)
-	for _, b := range g.visible(p) {
+	for _, b := range g.visible(ctx, p) {
 		wg.Go(func() {
 			known, err := b.known(ctx)
 			if err != nil {

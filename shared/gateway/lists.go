@@ -76,7 +76,7 @@ type fetched struct {
 // List gathers the lists of all backends that a principal may use. A backend that
 // cannot be reached gives what it had last, or nothing.
 func (g *Gateway) List(ctx context.Context, p auth.Principal, kind Kind) *List {
-	backends := g.visible(p)
+	backends := g.visible(ctx, p)
 	lists := make([]*fetched, len(backends))
 	var wg sync.WaitGroup
 	for i, b := range backends {
@@ -189,15 +189,11 @@ func (o Offers) has(kind Kind) bool {
 	return o.Resources
 }
 
-// Stale makes the next caller fetch a backend's lists again.
-func (g *Gateway) Stale(name string) {
-	for _, b := range g.backends {
-		if b.Name == name {
-			b.mu.Lock()
-			b.stale = time.Now()
-			b.mu.Unlock()
-		}
-	}
+// outdate makes the next caller fetch the lists again.
+func (b *backend) outdate() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.stale = time.Now()
 }
 
 // fetch reads all pages of a list.

@@ -113,7 +113,7 @@ func TestChangedListIsFetchedAgain(t *testing.T) {
 	go func() { first <- names(g.List(t.Context(), ann, Tools)) }()
 	<-fetching
 	s.list(oneTool("after"))
-	g.Stale("b")
+	g.backends(t.Context())[0].outdate()
 	close(goOn)
 	<-first
 	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"after"}) {
@@ -163,7 +163,7 @@ func TestRevisionIsFoundOut(t *testing.T) {
 				s.capabilities = `{"tools":{"listChanged":true},"resources":{}}`
 			})
 			g := gatewayOver(t, memory(t), at("b", s, func(b *config.Backend) { b.ProtocolVersion = c.pinned }))
-			known, err := g.backends[0].known(t.Context())
+			known, err := g.backends(t.Context())[0].known(t.Context())
 			if c.want == "" {
 				if err == nil {
 					t.Fatalf("it speaks %s", known.version)
@@ -192,11 +192,11 @@ func TestOwnSessionsAreEnded(t *testing.T) {
 	s := newScripted(t)
 	g := gatewayOver(t, memory(t), at("b", s))
 	for range 5 {
-		known, err := g.backends[0].known(t.Context())
+		known, err := g.backends(t.Context())[0].known(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		g.backends[0].forget(known)
+		g.backends(t.Context())[0].forget(known)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -233,7 +233,7 @@ func TestBackendsAreSeenByWorkspaceAndScopes(t *testing.T) {
 					t.Errorf("call %s: %v", name, err)
 				}
 			}
-			if got, want := len(g.Backends(c.p)), len(c.want); got != want {
+			if got, want := len(g.Backends(t.Context(), c.p)), len(c.want); got != want {
 				t.Errorf("%d backends, want %d", got, want)
 			}
 		})
@@ -314,7 +314,7 @@ func TestTokenEndpointCannotPassTheSecretOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := gatewayOver(t, memory(t), c.Backends...)
-	if _, err := g.backends[0].known(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
+	if _, err := g.backends(t.Context())[0].known(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
 		t.Errorf("got %v", err)
 	}
 	if len(s.received("initialize")) > 0 {

@@ -90,7 +90,7 @@ func (g *Gateway) Answer(ctx context.Context, c Client, id string, body json.Raw
 	if q.Session != c.Session || q.Workspace != c.Principal.Workspace || q.Principal != c.Principal.ID {
 		return unknown
 	}
-	for _, b := range g.visible(c.Principal) {
+	for _, b := range g.visible(ctx, c.Principal) {
 		if b.Name != q.Backend {
 			continue
 		}

@@ -50,13 +50,42 @@ func (r *Relay) pauses() (least, most time.Duration) {
 	return cmp.Or(r.MinPause, time.Second), cmp.Or(r.MaxPause, time.Minute)
 }
 
-// Run relays until ctx ends.
+// setEvery is how often the relay looks which backends there are.
+const setEvery = time.Second
+
+// Run relays until ctx ends. It follows what the gateway's backends are.
 func (r *Relay) Run(ctx context.Context) {
 	var wg sync.WaitGroup
-	for _, b := range r.Gateway.backends {
-		wg.Go(func() { r.backend(ctx, b) })
+	defer wg.Wait()
+	followed := map[*backend]context.CancelFunc{}
+	defer func() {
+		for _, stop := range followed {
+			stop()
+		}
+	}()
+	tick := time.NewTicker(setEvery)
+	defer tick.Stop()
+	for {
+		now := r.Gateway.backends(ctx)
+		for b, stop := range followed {
+			if !slices.Contains(now, b) {
+				stop()
+				delete(followed, b)
+			}
+		}
+		for _, b := range now {
+			if followed[b] == nil {
+				var one context.Context
+				one, followed[b] = context.WithCancel(ctx)
+				wg.Go(func() { r.backend(one, b) })
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
 	}
-	wg.Wait()
 }
 
 func (r *Relay) lease() time.Duration {
@@ -97,7 +126,7 @@ func (r *Relay) backend(ctx context.Context, b *backend) {
 // hold takes the lease of a backend and keeps it until release is called. The context
 // that it returns ends when the lease is lost; it is nil while another holder has it.
 func (r *Relay) hold(ctx context.Context, b *backend) (held context.Context, release func(), err error) {
-	key := store.Key{Table: store.Sessions, Partition: "relay#" + b.Name, Sort: "-"}
+	key := store.Key{Table: store.Sessions, Partition: "relay#" + b.place().String(), Sort: "-"}
 	owner := []byte(rand.Text())
 	db := r.Gateway.options.DB
 	put := func(ctx context.Context, version int64, cond store.Condition) error {
@@ -206,7 +235,7 @@ var changes = map[Kind]string{
 // compare fetches the lists and tells of those that are not what they were when
 // they were compared last, by whomever. When that was told already, it only remembers.
 func (r *Relay) compare(ctx context.Context, b *backend, tell bool) error {
-	r.Gateway.Stale(b.Name)
+	b.outdate()
 	told := map[string]bool{}
 	for kind := range kinds {
 		list, err := b.list(ctx, Kind(kind))
@@ -219,7 +248,7 @@ func (r *Relay) compare(ctx context.Context, b *backend, tell bool) error {
 			h.Write([]byte{'\n'})
 		}
 		sum := []byte(base64.RawURLEncoding.EncodeToString(h.Sum(nil)))
-		key := store.Key{Table: store.Sessions, Partition: "relay#" + b.Name, Sort: "list#" + kinds[kind].member}
+		key := store.Key{Table: store.Sessions, Partition: "relay#" + b.place().String(), Sort: "list#" + kinds[kind].member}
 		items, err := r.Gateway.options.DB.Get(ctx, key)
 		if err != nil {
 			return fault.Wrap(fault.Unavailable, err, "read how a backend's list was")
@@ -262,7 +291,7 @@ type following struct {
 // connect opens the stream: a GET within a session of its own, or a listen.
 func (f *following) connect(ctx context.Context) (*upstream.Exchange, error) {
 	b := f.backend
-	wanted, err := b.gateway.wanted(ctx, b.Name)
+	wanted, err := b.gateway.wanted(ctx, b.place())
 	if err != nil {
 		return nil, err
 	}
@@ -374,7 +403,7 @@ func (f *following) run(ctx context.Context, stream *upstream.Exchange) error {
 		case <-tick.C:
 			f.remember(ctx)
 		}
-		wanted, err := f.backend.gateway.wanted(ctx, f.backend.Name)
+		wanted, err := f.backend.gateway.wanted(ctx, f.backend.place())
 		if err != nil {
 			f.backend.gateway.options.Log.WarnContext(ctx, "the wanted subscriptions were not read", "error", err)
 			continue
@@ -463,7 +492,7 @@ func (f *following) notification(ctx context.Context, m upstream.Message, drop f
 	params := jsonrpc.Member(m.Raw, "params")
 	switch m.Method {
 	case changes[Tools], changes[Prompts], changes[Resources]:
-		f.relay.Gateway.Stale(f.backend.Name)
+		f.backend.outdate()
 		f.changed.Store(true)
 		return f.relay.announce(ctx, f.backend, Notice{Method: m.Method})
 	case "notifications/resources/updated":

@@ -164,7 +164,7 @@ func TestOneStreamForAllRelays(t *testing.T) {
 // remembered is what the store keeps of the list of tools.
 func remembered(t *testing.T, db store.DB) []byte {
 	t.Helper()
-	items, err := db.Get(t.Context(), store.Key{Table: store.Sessions, Partition: "relay#b", Sort: "list#tools"})
+	items, err := db.Get(t.Context(), store.Key{Table: store.Sessions, Partition: "relay#default#b", Sort: "list#tools"})
 	if err != nil || items[0] == nil {
 		t.Fatalf("the list was not compared: %v", err)
 	}
@@ -301,7 +301,7 @@ func TestWantedSubscriptionsArePassedOn(t *testing.T) {
 	relaying(t, "r", one, l)
 	l.until(t, s)
 	soon := time.Now().Add(time.Hour)
-	a, b := Wanted{"b", "x://<1>", "s1", soon}, Wanted{"b", "x://<1>", "s2", soon}
+	a, b := Wanted{"default", "b", "x://<1>", "s1", soon}, Wanted{"default", "b", "x://<1>", "s2", soon}
 	for _, w := range []Wanted{a, b, a} {
 		if err := two.Want(t.Context(), w); err != nil { // another instance
 			t.Fatal(err)
@@ -329,7 +329,7 @@ func TestWantedSubscriptionsArePassedOn(t *testing.T) {
 	}
 	until(t, "it is unsubscribed", func() bool { return len(s.received("resources/unsubscribe")) == 1 })
 	// What was left behind ends by itself.
-	if err := two.Want(t.Context(), Wanted{"b", "x://2", "s3", time.Now().Add(2 * time.Second)}); err != nil {
+	if err := two.Want(t.Context(), Wanted{"default", "b", "x://2", "s3", time.Now().Add(2 * time.Second)}); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "it is subscribed", func() bool { return len(s.received("resources/subscribe")) == 3 })
@@ -365,7 +365,7 @@ func TestListenAsksForWhatThereIs(t *testing.T) {
 	if got, want := filter(0), `{"promptsListChanged":false,"resourcesListChanged":false,"toolsListChanged":true}`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	if err := g.Want(t.Context(), Wanted{"b", "x://1", "s1", time.Now().Add(time.Hour)}); err != nil {
+	if err := g.Want(t.Context(), Wanted{"default", "b", "x://1", "s1", time.Now().Add(time.Hour)}); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "it listens again", func() bool { return filter(1) != "" })

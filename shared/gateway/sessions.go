@@ -143,7 +143,7 @@ func (g *Gateway) sessions(ctx context.Context, c Client) (map[*backend]backendS
 	}
 	out := map[*backend]backendSession{}
 	for _, it := range page.Items {
-		for _, b := range g.visible(c.Principal) {
+		for _, b := range g.visible(ctx, c.Principal) {
 			var s backendSession
 			if it.Sort == sessionKey("", b.Name).Sort && json.Unmarshal(it.Value, &s) == nil {
 				out[b] = s

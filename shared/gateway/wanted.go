@@ -14,37 +14,39 @@ import (
 // Wanted says that a session or a stream is subscribed to a resource of a backend.
 // The relay subscribes there while anybody is.
 type Wanted struct {
-	Backend, URI string
+	Workspace, Backend, URI string
 	// Holder is the session or stream, Until when it is over at the latest.
 	Holder string
 	Until  time.Time
 }
 
-func wantedPartition(backend string) string { return "w#" + backend }
+func wantedPartition(p place) string { return "w#" + p.String() }
+
+func (w Wanted) place() place { return place{w.Workspace, w.Backend} }
 
 func (w Wanted) key() store.Key {
 	h := sha256.Sum256([]byte(w.URI))
-	return store.Key{Table: store.Sessions, Partition: wantedPartition(w.Backend), Sort: hex.EncodeToString(h[:]) + "#" + w.Holder}
+	return store.Key{Table: store.Sessions, Partition: wantedPartition(w.place()), Sort: hex.EncodeToString(h[:]) + "#" + w.Holder}
 }
 
 // Want records a subscription. The relay acts on it within a second, embedded at once.
 func (g *Gateway) Want(ctx context.Context, w Wanted) error {
 	err := g.options.DB.Write(ctx, store.Put(store.Item{Key: w.key(), Value: []byte(w.URI), Expires: w.Until}))
-	g.kick(w.Backend)
+	g.kick(ctx, w.place())
 	return fault.Wrap(fault.Unavailable, err, "record a subscription at a backend")
 }
 
 // Unwant ends it.
 func (g *Gateway) Unwant(ctx context.Context, w Wanted) error {
 	err := g.options.DB.Write(ctx, store.Delete(w.key()))
-	g.kick(w.Backend)
+	g.kick(ctx, w.place())
 	return fault.Wrap(fault.Unavailable, err, "end a subscription at a backend")
 }
 
 // wanted are the URIs that somebody is subscribed to.
-func (g *Gateway) wanted(ctx context.Context, backend string) (map[string]bool, error) {
+func (g *Gateway) wanted(ctx context.Context, at place) (map[string]bool, error) {
 	out := map[string]bool{}
-	q := store.Query{Table: store.Sessions, Partition: wantedPartition(backend), Limit: 1000}
+	q := store.Query{Table: store.Sessions, Partition: wantedPartition(at), Limit: 1000}
 	for {
 		page, err := g.options.DB.Query(ctx, q)
 		if err != nil {
@@ -60,9 +62,9 @@ func (g *Gateway) wanted(ctx context.Context, backend string) (map[string]bool, 
 	}
 }
 
-func (g *Gateway) kick(name string) {
-	for _, b := range g.backends {
-		if b.Name == name {
+func (g *Gateway) kick(ctx context.Context, at place) {
+	for _, b := range g.backends(ctx) {
+		if b.place() == at {
 			select {
 			case b.changed <- struct{}{}:
 			default:
@@ -72,8 +74,8 @@ func (g *Gateway) kick(name string) {
 }
 
 // Backends names the backends that a principal may use.
-func (g *Gateway) Backends(p auth.Principal) (names []string) {
-	for _, b := range g.visible(p) {
+func (g *Gateway) Backends(ctx context.Context, p auth.Principal) (names []string) {
+	for _, b := range g.visible(ctx, p) {
 		names = append(names, b.Name)
 	}
 	return names

@@ -124,10 +124,11 @@ func (e *Endpoint) supported() []Version {
 const discoverTTL = 60_000
 
 func (e *Endpoint) answerDiscover(ctx context.Context, c *call) (result, error) {
-	if e.options.Gateway == nil {
+	backends := e.gateway(ctx)
+	if backends == nil {
 		return result{members: [][]byte{e.discover}, cache: &caching{discoverTTL, public}}, nil
 	}
-	about := e.describeDiscover(e.options.Gateway.Offers(ctx, c.principal)) // of this caller's backends
+	about := e.describeDiscover(backends.Offers(ctx, c.principal)) // of this caller's backends
 	return result{members: [][]byte{about}, cache: &caching{discoverTTL, private}}, nil
 }
 

@@ -136,7 +136,7 @@ func (e *Endpoint) callDialect(w http.ResponseWriter, c *call) {
 		e.initializeDialect(w, c)
 		return
 	}
-	m, ok := e.methods[c.msg.Method]
+	m, ok := e.method(c.request.Context(), c.msg.Method)
 	switch {
 	case !ok || !m.legacy:
 		e.fail(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))

@@ -19,6 +19,8 @@ import (
 
 // Gateway reaches the backends; [gateway.Gateway] does.
 type Gateway interface {
+	// Any reports whether there are backends at all, which may change at any time.
+	Any(ctx context.Context) bool
 	Offers(ctx context.Context, p auth.Principal) gateway.Offers
 	List(ctx context.Context, p auth.Principal, kind gateway.Kind) *gateway.List
 	Has(ctx context.Context, c gateway.Client, kind gateway.Kind, name string) bool
@@ -29,11 +31,20 @@ type Gateway interface {
 	SetLevel(ctx context.Context, c gateway.Client) error
 	// Backends names those that a principal may use, Subscribable the one that serves a URI
 	// and tells of its changes.
-	Backends(p auth.Principal) []string
+	Backends(ctx context.Context, p auth.Principal) []string
 	Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool)
 	Want(ctx context.Context, w gateway.Wanted) error
 	Unwant(ctx context.Context, w gateway.Wanted) error
 	End(ctx context.Context, c gateway.Client) error
+}
+
+// gateway is nil while there are no backends. Then the endpoint is what it is without a
+// gateway.
+func (e *Endpoint) gateway(ctx context.Context) Gateway {
+	if g := e.options.Gateway; g != nil && g.Any(ctx) {
+		return g
+	}
+	return nil
 }
 
 // route is where in the gateway a request goes: what its member of params names.
@@ -209,25 +220,26 @@ func statusOf(message json.RawMessage) int {
 // takeIn serves what needs no response: notifications, and answers to what a
 // backend asked the client.
 func (e *Endpoint) takeIn(w http.ResponseWriter, c *call) {
-	if e.options.Gateway == nil {
+	ctx := c.request.Context()
+	backends := e.gateway(ctx)
+	if backends == nil {
 		// Nothing that a client tells or answers changes anything then. Requests are
 		// short, and one that is under way cannot be cancelled, which the revisions allow for.
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}
-	ctx := c.request.Context()
 	var err error
 	switch {
 	case c.msg.Kind == jsonrpc.Response:
 		id, _ := jsonrpc.String(c.msg.ID)
-		if err = e.options.Gateway.Answer(ctx, c.client(), id, c.msg.Raw); fault.Is(err, fault.NotFound) {
+		if err = backends.Answer(ctx, c.client(), id, c.msg.Raw); fault.Is(err, fault.NotFound) {
 			e.fail(w, http.StatusBadRequest, nil, invalidRequest(fault.Public(err)))
 			return
 		}
 	case c.msg.Method == noteCancelled:
-		err = e.options.Gateway.Cancel(ctx, c.client(), c.msg.Raw)
+		err = backends.Cancel(ctx, c.client(), c.msg.Raw)
 	case c.msg.Method == noteRootsChange:
-		err = e.options.Gateway.Tell(ctx, c.client(), c.msg.Raw)
+		err = backends.Tell(ctx, c.client(), c.msg.Raw)
 	}
 	if err != nil {
 		w.Header().Set("Retry-After", "1")
@@ -286,11 +298,12 @@ func entriesAfter(list *gateway.List, version Version, after string, most int) (
 }
 
 // backendTopics are those of all backends whose notifications a stream may have.
-func (o *outlet) backendTopics() (topics []string) {
-	if o.endpoint.options.Gateway == nil {
+func (o *outlet) backendTopics(ctx context.Context) (topics []string) {
+	backends := o.endpoint.gateway(ctx)
+	if backends == nil {
 		return nil
 	}
-	for _, name := range o.endpoint.options.Gateway.Backends(o.principal) {
+	for _, name := range backends.Backends(ctx, o.principal) {
 		topics = append(topics, stream.TopicBackend(name))
 	}
 	return topics
@@ -353,7 +366,7 @@ func (o *outlet) want(ctx context.Context, holder string, until time.Time) (end 
 		if t.backend == "" {
 			continue
 		}
-		w := gateway.Wanted{Backend: t.backend, URI: t.uri, Holder: holder, Until: until}
+		w := gateway.Wanted{Workspace: o.principal.Workspace, Backend: t.backend, URI: t.uri, Holder: holder, Until: until}
 		if err := o.endpoint.options.Gateway.Want(ctx, w); err != nil {
 			end()
 			return nil, err

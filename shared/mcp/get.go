@@ -163,7 +163,7 @@ func (s *sessionStream) open(ctx context.Context) error {
 	request := stream.Request{
 		Workspace: s.principal.Workspace, Cursor: s.position.cursor, Since: began,
 		Topics: append(
-			[]string{stream.TopicSession(s.sess.key), stream.TopicCatalog, stream.TopicPrincipal(s.principal.ID)}, s.backendTopics()...,
+			[]string{stream.TopicSession(s.sess.key), stream.TopicCatalog, stream.TopicPrincipal(s.principal.ID)}, s.backendTopics(ctx)...,
 		),
 	}
 	// The first stream of a session brings what happened since each subscription, for
@@ -352,8 +352,8 @@ func (e *Endpoint) delete(w http.ResponseWriter, r *http.Request, p auth.Princip
 	if !e.enterSession(w, &c) {
 		return
 	}
-	if e.options.Gateway != nil {
-		if err := e.options.Gateway.End(r.Context(), c.client()); err != nil {
+	if backends := e.gateway(r.Context()); backends != nil {
+		if err := backends.End(r.Context(), c.client()); err != nil {
 			e.log(r.Context(), "the backends were not told that a session ended", err)
 		}
 	}

@@ -53,7 +53,7 @@ func (e *Endpoint) subscribe(ctx context.Context, c *call) (result, error) {
 	}
 	if t.backend != "" {
 		err := e.options.Gateway.Want(ctx, gateway.Wanted{
-			Backend: t.backend, URI: t.uri, Holder: c.session.key, Until: time.Now().Add(e.options.SessionTTL),
+			Workspace: c.principal.Workspace, Backend: t.backend, URI: t.uri, Holder: c.session.key, Until: time.Now().Add(e.options.SessionTTL),
 		})
 		if err != nil {
 			return result{}, err
@@ -97,12 +97,12 @@ func (e *Endpoint) unsubscribe(ctx context.Context, c *call) (result, error) {
 		return result{}, err
 	}
 	backend := ""
-	if e.options.Gateway != nil {
-		backend, _ = e.options.Gateway.Subscribable(ctx, c.principal, uri)
+	if backends := e.gateway(ctx); backends != nil {
+		backend, _ = backends.Subscribable(ctx, c.principal, uri)
 	}
 	switch {
 	case backend != "":
-		if err := e.options.Gateway.Unwant(ctx, gateway.Wanted{Backend: backend, URI: uri, Holder: c.session.key}); err != nil {
+		if err := e.options.Gateway.Unwant(ctx, gateway.Wanted{Workspace: c.principal.Workspace, Backend: backend, URI: uri, Holder: c.session.key}); err != nil {
 			return result{}, err
 		}
 	case !strings.HasPrefix(uri, subscriptionScheme):

@@ -26,7 +26,7 @@ func (e *Endpoint) postLegacy(w http.ResponseWriter, c *call) {
 		e.takeIn(w, c)
 		return
 	}
-	m, ok := e.methods[c.msg.Method]
+	m, ok := e.method(c.request.Context(), c.msg.Method)
 	if !ok || !m.legacy {
 		e.fail(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
 		return
@@ -130,8 +130,8 @@ func (e *Endpoint) initializeSession(w http.ResponseWriter, c *call) {
 	}
 	version := append(append([]byte(`"protocolVersion":"`), c.version...), '"')
 	about := e.initialize
-	if e.options.Gateway != nil {
-		about = e.describeInitialize(e.options.Gateway.Offers(c.request.Context(), c.principal))
+	if backends := e.gateway(c.request.Context()); backends != nil {
+		about = e.describeInitialize(backends.Offers(c.request.Context(), c.principal))
 	}
 	send(w, http.StatusOK, func(b []byte) []byte {
 		return e.appendResult(b, c, result{members: [][]byte{version, about}})
@@ -210,7 +210,7 @@ func rawBytes(raw []json.RawMessage) [][]byte {
 
 // answerOne serves a request of a batch and returns its response.
 func (e *Endpoint) answerOne(c *call) json.RawMessage {
-	m, ok := e.methods[c.msg.Method]
+	m, ok := e.method(c.request.Context(), c.msg.Method)
 	if !ok || !m.legacy || c.msg.Method == methodInitialize {
 		return jsonrpc.AppendError(nil, c.msg.ID, unknownMethod(c.msg.Method))
 	}

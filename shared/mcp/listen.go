@@ -122,7 +122,7 @@ func (e *Endpoint) openListen(ctx context.Context, c *call) (*outlet, filter, er
 	if err != nil {
 		return nil, asked, err
 	}
-	request := stream.Request{Workspace: c.principal.Workspace, Topics: o.topics(), Cursor: cursor}
+	request := stream.Request{Workspace: c.principal.Workspace, Topics: o.topics(ctx), Cursor: cursor}
 	for _, t := range o.targets {
 		request.Patterns = append(request.Patterns, t.patterns...)
 		if t.topic != "" {
@@ -205,8 +205,8 @@ func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
 	e := o.endpoint
 	o.resources = asked.ResourcesListChanged && e.has(methodResources)
 	o.events = asked.EventsListChanged && e.has(methodEvents)
-	if (asked.ToolsListChanged || asked.PromptsListChanged) && e.options.Gateway != nil {
-		offers := e.options.Gateway.Offers(ctx, o.principal)
+	if backends := e.gateway(ctx); backends != nil && (asked.ToolsListChanged || asked.PromptsListChanged) {
+		offers := backends.Offers(ctx, o.principal)
 		o.tools, o.prompts = asked.ToolsListChanged && offers.Tools, asked.PromptsListChanged && offers.Prompts
 	}
 	out := filter{

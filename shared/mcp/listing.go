@@ -306,11 +306,12 @@ func (e *Endpoint) addSubscriptions(ctx context.Context, c *call, page *partedPa
 // addBackends adds what backends have of a kind, and makes the result of the page.
 func (e *Endpoint) addBackends(ctx context.Context, c *call, page *partedPage, kind gateway.Kind, where byte, after string) (result, error) {
 	r := result{cache: page.cache}
+	backends := e.gateway(ctx)
 	switch {
-	case e.options.Gateway == nil && where == atBackends:
+	case backends == nil && where == atBackends:
 		return r, errListCursor
-	case e.options.Gateway != nil:
-		list := e.options.Gateway.List(ctx, c.principal, kind)
+	case backends != nil:
+		list := backends.List(ctx, c.principal, kind)
 		// On all pages the same: the strictest scope and the shortest time.
 		r.cache = &caching{min(page.cache.ttl, list.TTL.Milliseconds()), private}
 		if len(list.Conflicts) > 0 {

@@ -23,8 +23,8 @@ func (e *Endpoint) setLevel(ctx context.Context, c *call) (result, error) {
 	if err := e.sessions.change(ctx, c.session, func(s *session) { s.Level = level }); err != nil {
 		return result{}, e.sessionFault(err)
 	}
-	if e.options.Gateway != nil {
-		if err := e.options.Gateway.SetLevel(ctx, c.client()); err != nil {
+	if backends := e.gateway(ctx); backends != nil {
+		if err := backends.SetLevel(ctx, c.client()); err != nil {
 			return result{}, err
 		}
 	}

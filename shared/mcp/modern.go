@@ -40,7 +40,7 @@ func (e *Endpoint) admit(w http.ResponseWriter, c *call) (m method, ok bool) {
 		e.fail(w, http.StatusBadRequest, c.msg.ID, bad)
 		return m, false
 	}
-	if m, ok = e.methods[c.msg.Method]; !ok || !m.modern {
+	if m, ok = e.method(c.request.Context(), c.msg.Method); !ok || !m.modern {
 		e.fail(w, http.StatusNotFound, c.msg.ID, unknownMethod(c.msg.Method))
 		return m, false
 	}
@@ -138,7 +138,7 @@ func (e *Endpoint) dispatch(w http.ResponseWriter, c *call, m method) {
 			return
 		}
 	}
-	if m.route != nil && e.options.Gateway != nil {
+	if m.route != nil && e.gateway(c.request.Context()) != nil {
 		if served := e.proxied(w, c, m); served {
 			return
 		}

@@ -337,7 +337,7 @@ func (o *outlet) resolveAgain(ctx context.Context) error {
 }
 
 // topics lists what the outlet follows beside its targets' own.
-func (o *outlet) topics() []string {
+func (o *outlet) topics(ctx context.Context) []string {
 	var out []string
 	if o.resources || o.events || len(o.targets) > 0 {
 		out = append(out, stream.TopicCatalog)
@@ -346,7 +346,7 @@ func (o *outlet) topics() []string {
 		out = append(out, stream.TopicPrincipal(o.principal.ID))
 	}
 	if o.resources || o.tools || o.prompts {
-		return append(out, o.backendTopics()...)
+		return append(out, o.backendTopics(ctx)...)
 	}
 	for _, t := range o.targets {
 		if t.backend != "" {

@@ -246,8 +246,8 @@ func (e *Endpoint) resolve(ctx context.Context, cat *catalog.Catalog, p auth.Pri
 	}
 	patterns, access, err := subscription.Resolve(cat, uri)
 	if err != nil {
-		if e.options.Gateway != nil {
-			if name, ok := e.options.Gateway.Subscribable(ctx, p, uri); ok {
+		if backends := e.gateway(ctx); backends != nil {
+			if name, ok := backends.Subscribable(ctx, p, uri); ok {
 				t.backend = name
 				return t, nil
 			}

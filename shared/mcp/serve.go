@@ -100,7 +100,7 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		return
 	}
 	scope := auth.ScopeRead
-	if m, ok := e.methods[r.Header.Get(headerMethod)]; ok && m.scope != "" {
+	if m, ok := e.method(r.Context(), r.Header.Get(headerMethod)); ok && m.scope != "" {
 		scope = m.scope // the body was not looked at
 	}
 	if challenge := auth.Challenge(err, e.options.ResourceMetadata, scope); challenge != "" {

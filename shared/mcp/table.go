@@ -72,6 +72,8 @@ type method struct {
 	// legacy and modern say in which eras the method exists.
 	legacy, modern bool
 	family         family
+	// backends is set for what only backends serve: it is unknown while there are none.
+	backends bool
 	// session is set for what changes the session that a request is part of.
 	session bool
 	// scope is needed to call it; empty for none.
@@ -137,14 +139,22 @@ func (e *Endpoint) table() map[string]method {
 		t[events] = row
 	}
 	if o.Gateway != nil {
-		t[methodToolsList] = method{legacy: true, modern: true, scope: auth.ScopeRead, answer: e.listTools}
-		t[methodPromptsList] = method{legacy: true, modern: true, scope: auth.ScopeRead, answer: e.listPrompts}
-		t[methodToolsCall] = method{legacy: true, modern: true, scope: auth.ScopeRead, route: e.routeTool}
-		t[methodPromptsGet] = method{legacy: true, modern: true, scope: auth.ScopeRead, route: e.routePrompt}
+		t[methodToolsList] = method{legacy: true, modern: true, backends: true, scope: auth.ScopeRead, answer: e.listTools}
+		t[methodPromptsList] = method{legacy: true, modern: true, backends: true, scope: auth.ScopeRead, answer: e.listPrompts}
+		t[methodToolsCall] = method{legacy: true, modern: true, backends: true, scope: auth.ScopeRead, route: e.routeTool}
+		t[methodPromptsGet] = method{legacy: true, modern: true, backends: true, scope: auth.ScopeRead, route: e.routePrompt}
 	}
 	webhooks(methodRegister, methodEventsSub, o.Registrar != nil, o.ForwardRegistrar, e.register, e.eventsSubscribe)
 	webhooks(methodDeregister, methodEventsUnsub, o.Deregistrar != nil, o.ForwardDeregistrar, e.deregister, e.eventsUnsubscribe)
 	return t
+}
+
+// method finds the row of a method that is served now.
+func (e *Endpoint) method(ctx context.Context, name string) (m method, ok bool) {
+	if m, ok = e.methods[name]; !ok || m.backends && e.gateway(ctx) == nil {
+		return method{}, false
+	}
+	return m, true
 }
 
 func (e *Endpoint) has(name string) bool {

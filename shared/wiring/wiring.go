@@ -4,17 +4,19 @@
 package wiring
 
 import (
+	"context"
 	"encoding/json"
-	"log/slog"
 
 	"mcpevents/shared/auth"
 	"mcpevents/shared/catalog"
 	"mcpevents/shared/config"
 	"mcpevents/shared/delivery"
+	"mcpevents/shared/eventlog"
 	"mcpevents/shared/gateway"
 	"mcpevents/shared/mcp"
 	"mcpevents/shared/queue"
 	"mcpevents/shared/store"
+	"mcpevents/shared/stream"
 	"mcpevents/shared/stream/lease"
 	"mcpevents/shared/subscription"
 	"mcpevents/shared/webhook"
@@ -32,14 +34,17 @@ func Guard(l config.Limits) *webhook.Guard {
 	return g
 }
 
-// Gateway reaches the backends of a configuration; nil when there are none. Key
-// authenticates what clients carry between requests.
-func Gateway(c *config.Config, db store.DB, key []byte, version string, log *slog.Logger) (*gateway.Gateway, error) {
-	if c == nil || len(c.Backends) == 0 {
-		return nil, nil
-	}
-	server, _ := json.Marshal(mcp.Implementation{Name: "mcp-events", Version: version}) // two strings
-	return gateway.New(gateway.Options{Backends: c.Backends, DB: db, Server: server, Key: key, Log: log})
+// Gateway reaches the backends and calls itself by the product's name to them.
+func Gateway(o gateway.Options, version string) (*gateway.Gateway, error) {
+	o.Server, _ = json.Marshal(mcp.Implementation{Name: "mcp-events", Version: version}) // two strings
+	return gateway.New(o)
+}
+
+// Relay puts what the backends notify of into the log.
+func Relay(g *gateway.Gateway, log *eventlog.Log) *gateway.Relay {
+	return &gateway.Relay{Gateway: g, Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
+		return log.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
+	}}
 }
 
 // SharedLeases bound the streams of instances over one store, each of which serves

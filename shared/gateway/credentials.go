@@ -1,0 +1,104 @@
+package gateway
+
+import (
+	"context"
+	"net/http"
+	"os"
+	"sync"
+
+	"golang.org/x/oauth2"
+	"golang.org/x/oauth2/clientcredentials"
+
+	"mcpevents/shared/config"
+	"mcpevents/shared/fault"
+)
+
+// Secrets looks up what a setting of a backend refers to.
+type Secrets func(ctx context.Context, v config.Value) (string, error)
+
+func environment(_ context.Context, v config.Value) (string, error) { return v.Resolve(os.LookupEnv) }
+
+// resolve looks all secrets up, to see whether they are there.
+func (b *backend) resolve(ctx context.Context) error {
+	if err := b.authorize(ctx, http.Header{}); err != nil {
+		return err
+	}
+	if b.OAuth == nil {
+		return nil
+	}
+	_, err := b.clientSecret(ctx)
+	return err
+}
+
+// authorize adds the operator's fixed headers.
+func (b *backend) authorize(ctx context.Context, h http.Header) error {
+	for name, value := range b.Headers {
+		text, err := b.gateway.options.Secrets(ctx, value)
+		if err != nil {
+			return fault.Wrap(fault.Invalid, err, "backend %s: header %s", b.Name, name)
+		}
+		h.Set(name, text)
+	}
+	return nil
+}
+
+func (b *backend) clientSecret(ctx context.Context) (string, error) {
+	secret, err := b.gateway.options.Secrets(ctx, b.OAuth.ClientSecret)
+	return secret, fault.Wrap(fault.Invalid, err, "backend %s: clientSecret", b.Name)
+}
+
+// granted keeps the token of a backend with OAuth.
+type granted struct {
+	mu     sync.Mutex
+	secret string // that the source was made with
+	source oauth2.TokenSource
+}
+
+// token gets a token by the client's credentials, or the one that is still good.
+func (b *backend) token(ctx context.Context) (string, error) {
+	secret, err := b.clientSecret(ctx)
+	if err != nil {
+		return "", err
+	}
+	t, err := b.tokens(secret).Token()
+	if err != nil {
+		return "", fault.Wrap(fault.Unavailable, err, "get a token for backend %s", b.Name)
+	}
+	return t.Type() + " " + t.AccessToken, nil
+}
+
+// tokens makes a new source when the secret is another.
+func (b *backend) tokens(secret string) oauth2.TokenSource {
+	b.granted.mu.Lock()
+	defer b.granted.mu.Unlock()
+	if b.granted.source == nil || b.granted.secret != secret {
+		// Not by any client: the secret must not follow a redirect, nor may everybody wait for ever.
+		client := &http.Client{Transport: b.http.Transport, CheckRedirect: b.http.CheckRedirect, Timeout: b.gateway.options.AskTimeout}
+		b.granted.secret, b.granted.source = secret, (&clientcredentials.Config{
+			ClientID: b.OAuth.ClientID, ClientSecret: secret, TokenURL: b.OAuth.TokenURL, Scopes: b.OAuth.Scopes,
+		}).TokenSource(context.WithValue(context.Background(), oauth2.HTTPClient, client))
+	}
+	return b.granted.source
+}
+
+// credentials adds what a request is to carry, for a caller or for the gateway itself
+// with an empty token.
+func (b *backend) credentials(callerToken string) func(ctx context.Context, h http.Header) error {
+	return func(ctx context.Context, h http.Header) error {
+		err := b.authorize(ctx, h)
+		switch {
+		case err != nil:
+		case b.ForwardToken && callerToken != "":
+			h.Set("Authorization", callerToken)
+		case b.OAuth != nil:
+			var t string
+			if t, err = b.token(ctx); err == nil {
+				h.Set("Authorization", t)
+			}
+		}
+		if err != nil { // nothing that the caller could mend
+			return &fault.Error{Kind: fault.Unavailable, Message: "the credentials of backend " + b.Name + " cannot be had", Err: err}
+		}
+		return nil
+	}
+}

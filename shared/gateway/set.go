@@ -1,0 +1,69 @@
+package gateway
+
+import (
+	"context"
+	"reflect"
+
+	"mcpevents/shared/config"
+)
+
+// place is what tells backends apart. The same name may stand for another in
+// another workspace.
+type place struct{ workspace, name string }
+
+// String is for keys of the store: neither part has a '#'.
+func (p place) String() string { return p.workspace + "#" + p.name }
+
+func (b *backend) place() place { return place{b.Workspace, b.Name} }
+
+// Replace makes these the backends. Those that are as they were keep what was
+// learned of them; calls under way at others run to their end. If a secret is not there, of kind
+// fault.Invalid, nothing changes.
+func (g *Gateway) Replace(ctx context.Context, backends []config.Backend) error {
+	for _, c := range backends {
+		if err := g.newBackend(c).resolve(ctx); err != nil {
+			return err
+		}
+	}
+	g.replace(backends)
+	return nil
+}
+
+func (g *Gateway) replace(backends []config.Backend) []*backend {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	had := map[place]*backend{}
+	for _, b := range g.set {
+		had[b.place()] = b
+	}
+	set := make([]*backend, len(backends))
+	for i, c := range backends {
+		if set[i] = had[place{c.Workspace, c.Name}]; set[i] == nil || !reflect.DeepEqual(set[i].Backend, c) {
+			set[i] = g.newBackend(c)
+		}
+	}
+	g.from, g.set = backends, set
+	return set
+}
+
+// backends are those that there are now. While the source does not answer they stay.
+func (g *Gateway) backends(ctx context.Context) []*backend {
+	g.mu.Lock()
+	from, set := g.from, g.set
+	g.mu.Unlock()
+	if g.options.Source == nil {
+		return set
+	}
+	now, err := g.options.Source(ctx)
+	if err != nil {
+		g.options.Log.WarnContext(ctx, "the backends were not read; the last ones stay in use", "error", err)
+		return set
+	}
+	if len(now) == len(from) && (len(now) == 0 || &now[0] == &from[0]) {
+		return set
+	}
+	return g.replace(now)
+}
+
+// Any reports whether there is any backend, whoever may use it.
+func (g *Gateway) Any(ctx context.Context) bool { return len(g.backends(ctx)) > 0 }

@@ -1,0 +1,163 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config"
+)
+
+// GWN-01, GWN-03: while the process runs backends come, change and go; what stays as it was is not asked
+// again, what goes is not listed, called or listened to any more.
+func TestBackendsAreReplaced(t *testing.T) {
+	t.Parallel()
+	one, two := newScripted(t), newScripted(t)
+	two.list(oneTool("u"))
+	g := gatewayOver(t, memory(t), at("one", one))
+	relaying(t, "r", g, newLog())
+	one.only(t, 1)
+	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"t"}) {
+		t.Fatalf("at first %q", got)
+	}
+	asked := len(one.received("tools/list"))
+	if err := g.Replace(t.Context(), []config.Backend{at("two", two, prefix("x_")), at("one", one)}); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"x_u", "t"}) {
+		t.Errorf("with a second one %q", got)
+	}
+	two.only(t, 1)
+	if n := len(one.received("tools/list")); n != asked {
+		t.Errorf("the one that stayed was asked %d times more", n-asked)
+	}
+	if err := g.Replace(t.Context(), []config.Backend{at("two", two, prefix("y_"))}); err != nil {
+		t.Fatal(err)
+	}
+	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"y_u"}) {
+		t.Errorf("of the second one, changed, alone %q", got)
+	}
+	if _, err := call(t, g, legacy("s"), "t"); err == nil {
+		t.Error("a tool of the one that went was called")
+	}
+	until(t, "nobody listens to it", func() bool { return one.open() == 0 })
+	two.only(t, 2)
+	if err := g.Replace(t.Context(), nil); err != nil || g.Any(t.Context()) {
+		t.Errorf("with none there is one, %v", err)
+	}
+	until(t, "nobody listens to the other one", func() bool { return two.open() == 0 })
+}
+
+// GWN-01: with a source each use sees the backends that there are then, and the last ones while it fails.
+func TestSourceOfBackends(t *testing.T) {
+	s := newScripted(t)
+	var now atomic.Pointer[[]config.Backend]
+	g, err := New(Options{
+		DB: memory(t), Server: []byte(`{}`), Key: make([]byte, 32), Log: quiet,
+		Source: func(context.Context) ([]config.Backend, error) {
+			if p := now.Load(); p != nil {
+				return *p, nil
+			}
+			return nil, errors.New("away")
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		now  *[]config.Backend
+		want []string
+	}{
+		{"it fails at first", nil, nil},
+		{"none", &[]config.Backend{}, nil},
+		{"one", &[]config.Backend{at("b", s)}, []string{"t"}},
+		{"with a prefix", &[]config.Backend{at("b", s, prefix("p_"))}, []string{"p_t"}},
+		{"it fails", nil, []string{"p_t"}},
+		{"none again", &[]config.Backend{}, nil},
+	} {
+		now.Store(c.now)
+		if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, c.want) || g.Any(t.Context()) != (c.want != nil) {
+			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+// GWN-19: of a source, a backend whose secret is not there is left out, and the others serve; it serves
+// when the secret comes. It is never asked without.
+func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
+	open := newScripted(t)
+	locked := newScripted(t, func(s *scripted) {
+		s.allow = func(h http.Header) bool { return h.Get("Authorization") == "Bearer later" }
+	})
+	c, err := config.Parse(fmt.Appendf(nil, "backends:\n  - {name: locked, url: %q, prefix: l_, headers: {Authorization: \"env:GATEWAY_TEST_LATER\"}}\n  - {name: open, url: %q}\n", locked.URL, open.URL))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := New(Options{
+		DB: memory(t), Server: []byte(`{}`), Key: make([]byte, 32), Log: quiet,
+		Source: func(context.Context) ([]config.Backend, error) { return c.Backends, nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"t"}) {
+		t.Errorf("without the secret %q", got)
+	}
+	if n := len(locked.received("server/discover")) + len(locked.received("initialize")); n > 0 {
+		t.Error("it was asked without its credentials")
+	}
+	t.Setenv("GATEWAY_TEST_LATER", "Bearer later")
+	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"l_t", "t"}) {
+		t.Errorf("with the secret %q", got)
+	}
+	// A file with such a fault is not taken as a whole.
+	c.Backends = append(c.Backends, config.Backend{Name: "x", URL: open.URL, Workspace: "w", Headers: c.Backends[0].Headers})
+	t.Setenv("GATEWAY_TEST_LATER", "")
+	if err := g.Replace(t.Context(), c.Backends); err == nil {
+		t.Error("it was taken")
+	}
+}
+
+// GWN-03, GWN-04: two workspaces may each have a backend of the same name: each has its stream, and neither
+// hears or asks for what is the other's.
+func TestSameNameInTwoWorkspaces(t *testing.T) {
+	t.Parallel()
+	mine, theirs := newScripted(t), newScripted(t)
+	db, l := memory(t), newLog()
+	g := gatewayOver(t, db, at("b", mine), at("b", theirs, func(b *config.Backend) { b.Workspace = "other" }))
+	relaying(t, "r", g, l)
+	mine.only(t, 1)
+	theirs.only(t, 1)
+	want := Wanted{"other", "b", "x://1", "s", time.Now().Add(time.Hour)}
+	if err := g.Want(t.Context(), want); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it is subscribed", func() bool { return len(theirs.received("resources/subscribe")) == 1 })
+	if len(mine.received("resources/subscribe")) > 0 {
+		t.Error("it was subscribed at the other one, too")
+	}
+	if before := l.until(t, theirs); len(before) > 0 {
+		t.Errorf("before any change %q", before)
+	}
+	theirs.list(oneTool("t", "u"))
+	g.List(t.Context(), ann, Tools)
+	asked := len(mine.received("tools/list"))
+	theirs.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
+	if got := l.next(t); got != "r other b notifications/tools/list_changed" {
+		t.Errorf("got %q", got)
+	}
+	if got := names(g.List(t.Context(), auth.Principal{ID: "x", Workspace: "other"}, Tools)); !slices.Equal(got, []string{"t", "u"}) {
+		t.Errorf("behind the change they are %q", got)
+	}
+	g.List(t.Context(), ann, Tools)
+	if n := len(mine.received("tools/list")); n != asked {
+		t.Error("its change made the other one's list old")
+	}
+}

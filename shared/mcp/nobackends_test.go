@@ -1,0 +1,62 @@
+package mcp
+
+import (
+	"encoding/json"
+	"testing"
+
+	"mcpevents/shared/gateway"
+)
+
+// GWN-01: as long as there are no backends the endpoint is to clients what it is without a gateway.
+func TestGatewayWithoutBackends(t *testing.T) {
+	g := newEndpointGateway(t)
+	without, with := newFixture(t, nil), newFixture(t, func(o *Options) { o.Gateway = g })
+	type request struct{ method, params string }
+	modern := []request{
+		{methodDiscover, ""},
+		{methodToolsList, ""},
+		{methodToolsCall, `"name":"t","arguments":{}`},
+		{methodPromptsList, ""},
+		{methodPromptsGet, `"name":"p"`},
+		{methodResources, ""},
+		{methodTemplates, ""},
+		{methodResources, `"cursor":"Yng"`},
+		{methodRead, `"uri":"file:///x"`},
+		{methodComplete, `"ref":{"type":"ref/prompt","name":"p"},"argument":{"name":"a","value":""}`},
+	}
+	for _, r := range modern {
+		want, got := without.modern(alice, r.method, r.params), with.modern(alice, r.method, r.params)
+		if got.Status != want.Status || got.Body != want.Body {
+			t.Errorf("%s %s: %d %s, without a gateway %d %s", r.method, r.params, got.Status, got.Body, want.Status, want.Body)
+		}
+	}
+	a, b := without.session(alice, V20251125), with.session(alice, V20251125)
+	for _, r := range append(modern[1:], request{methodSubscribe, `"uri":"file:///x"`}, request{methodSetLevel, `"level":"debug"`}) {
+		want, got := without.legacy(alice, a, r.method, r.params), with.legacy(alice, b, r.method, r.params)
+		if got.Status != want.Status || got.Body != want.Body {
+			t.Errorf("in a session %s %s: %d %s, without a gateway %d %s", r.method, r.params, got.Status, got.Body, want.Status, want.Body)
+		}
+	}
+	for _, note := range []string{
+		`{"jsonrpc":"2.0","id":"gw_x","result":{}}`,
+		`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`,
+		`{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}`,
+	} {
+		want, got := without.do("POST", alice, note, "Mcp-Session-Id: "+a), with.do("POST", alice, note, "Mcp-Session-Id: "+b)
+		if got.Status != want.Status || got.Body != want.Body {
+			t.Errorf("%s: %d %s, without a gateway %d %s", note, got.Status, got.Body, want.Status, want.Body)
+		}
+	}
+	one, _ := without.describeBoth()
+	two, _ := with.describeBoth()
+	if x, y := mustJSON(one.Capabilities), mustJSON(two.Capabilities); string(x) != string(y) {
+		t.Errorf("initialize says %s, without a gateway %s", y, x)
+	}
+}
+
+func newEndpointGateway(t *testing.T) *gateway.Gateway {
+	t.Helper()
+	g, err := gateway.New(gateway.Options{Server: json.RawMessage(`{}`), Key: make([]byte, 32)})
+	must(t, err)
+	return g
+}
