@@ -23,11 +23,12 @@ type backend struct {
 
 	changed chan struct{} // receives when what is wanted of it may have changed
 
-	mu      sync.Mutex
-	asking  chan struct{} // closed when the one who asks is done
-	learned *learned
-	lists   map[Kind]*fetched
-	stale   time.Time // what was begun to be fetched before is not used any more
+	mu       sync.Mutex
+	learned  *learned
+	asking   *flight[*learned] // nil while nobody asks
+	lists    map[Kind]*fetched
+	fetching map[Kind]*flight[*fetched]
+	stale    time.Time // what was begun to be fetched before is not used any more
 }
 
 // learned is what a backend said of itself.
@@ -39,7 +40,10 @@ type learned struct {
 }
 
 func (g *Gateway) newBackend(c config.Backend) *backend {
-	return &backend{Backend: c, gateway: g, http: g.options.HTTP, lists: map[Kind]*fetched{}, changed: make(chan struct{}, 1)}
+	return &backend{
+		Backend: c, gateway: g, http: g.options.HTTP, changed: make(chan struct{}, 1),
+		lists: map[Kind]*fetched{}, fetching: map[Kind]*flight[*fetched]{},
+	}
 }
 
 // client speaks to the backend for a caller, or for the gateway itself with an
@@ -51,46 +55,52 @@ func (b *backend) client(callerToken string) *upstream.Client {
 // relearn is how long what a backend said of itself is believed.
 const relearn = 5 * time.Minute
 
-// known is what the backend said of itself, asked for at most once at a time.
+// known is what the backend said of itself, asked for by one caller at a time.
 // Something older is better than nothing: with an error, it is what was known before.
 func (b *backend) known(ctx context.Context) (*learned, error) {
 	for {
 		b.mu.Lock()
-		have := b.learned
+		have, f := b.learned, b.asking
 		if have != nil && time.Since(have.at) < relearn {
 			b.mu.Unlock()
 			return have, nil
 		}
-		if b.asking == nil {
-			b.asking = make(chan struct{})
-			b.mu.Unlock()
-			return b.learn(ctx, have)
+		first := f == nil
+		if first {
+			f = newFlight[*learned]()
+			b.asking = f
 		}
-		asking := b.asking
 		b.mu.Unlock()
-		select {
-		case <-asking:
-		case <-ctx.Done():
-			return have, fault.Wrap(fault.Unavailable, ctx.Err(), "wait for backend %s", b.Name)
+		if first {
+			now, err := f.fly(ctx, func() (*learned, error) { return b.learn(ctx, have) })
+			if err == nil && have != nil {
+				// Who still uses it finds it gone, and asks for the new one.
+				b.gateway.end(context.WithoutCancel(ctx), b, "", backendSession{have.version, have.session})
+			}
+			return now, err
+		}
+		if now, err, ok := f.wait(ctx); ok {
+			if now == nil {
+				now = have
+			}
+			return now, fault.Wrap(fault.Unavailable, err, "wait for backend %s", b.Name)
 		}
 	}
 }
 
-func (b *backend) learn(ctx context.Context, have *learned) (*learned, error) {
-	now, err := b.ask(ctx)
-	if err == nil && have != nil {
-		// Who still uses it finds it gone, and asks for the new one.
-		defer b.gateway.end(context.WithoutCancel(ctx), b, "", backendSession{have.version, have.session})
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	close(b.asking)
-	b.asking = nil
-	if err != nil {
+func (b *backend) learn(ctx context.Context, have *learned) (now *learned, err error) {
+	defer func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.asking = nil
+		if err == nil {
+			b.learned = now
+		}
+	}()
+	if now, err = b.ask(ctx); err != nil {
 		return have, err
 	}
 	now.at = time.Now()
-	b.learned = now
 	return now, nil
 }
 

@@ -44,7 +44,7 @@ type Options struct {
 	Server json.RawMessage
 	// Key authenticates what clients carry between requests: 32 bytes.
 	Key []byte
-	// ListTTL is how long a backend's list is used; 0 is 5 s.
+	// ListTTL is how long a backend's list is used at most; 0 is 5 s.
 	ListTTL time.Duration
 	// AskTimeout bounds what the gateway asks a backend on its own behalf; 0 is 10 s.
 	AskTimeout time.Duration

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/yosida95/uritemplate/v3"
@@ -37,10 +38,11 @@ var kinds = [...]struct {
 	Templates: {"resource template", "resources/templates/list", "resourceTemplates", "uriTemplate", false},
 }
 
-// Bounds of one backend's list.
+// Bounds of one backend's list; of a name in bytes.
 const (
 	maxPages   = 200
 	maxEntries = 10_000
+	maxName    = 1024
 )
 
 // Entry is one entry of a gathered list.
@@ -62,8 +64,12 @@ type List struct {
 	Entries []Entry
 	// Conflicts are names that more than one backend has; the first one serves them.
 	Conflicts []string
-	// TTL is how long it may be kept.
+	// TTL is how long a client may keep it: the shortest time that a backend gives.
 	TTL time.Duration
+	// Shared is true when every backend says that its list is the same for all callers.
+	Shared bool
+
+	parts []part // in the order of Entries
 }
 
 // fetched is a backend's list, and when it was begun to be fetched.
@@ -71,30 +77,53 @@ type fetched struct {
 	entries []Entry
 	at      time.Time
 	ttl     time.Duration
+	shared  bool
 }
 
-// List gathers the lists of all backends that a principal may use. A backend that
-// cannot be reached gives what it had last, or nothing.
+// maxTTL bounds what a backend can promise of its list.
+const maxTTL = 24 * time.Hour
+
+// List gathers the lists of all backends that a principal may use, as they are now by what
+// the backends say of their time to live. A backend that cannot be reached gives what it had last,
+// or nothing.
 func (g *Gateway) List(ctx context.Context, p auth.Principal, kind Kind) *List {
+	return g.list(ctx, p, kind, func(l *fetched) bool { return time.Since(l.at) < min(l.ttl, g.options.ListTTL) })
+}
+
+// usable is the list by which a call finds its backend: a backend whose list is for no
+// time at all is not asked for it before each call.
+func (g *Gateway) usable(ctx context.Context, p auth.Principal, kind Kind) *List {
+	return g.list(ctx, p, kind, func(l *fetched) bool { return time.Since(l.at) < g.options.ListTTL })
+}
+
+func (g *Gateway) list(ctx context.Context, p auth.Principal, kind Kind, fresh func(*fetched) bool) *List {
 	backends := g.visible(ctx, p)
 	lists := make([]*fetched, len(backends))
-	var wg sync.WaitGroup
+	out := &List{TTL: maxTTL, Shared: true}
+	var (
+		wg      sync.WaitGroup
+		failing atomic.Bool
+	)
 	for i, b := range backends {
 		wg.Go(func() {
 			var err error
-			if lists[i], err = b.list(ctx, kind); err != nil {
+			if lists[i], err = b.list(ctx, kind, fresh); err != nil {
+				failing.Store(true)
 				g.options.Log.WarnContext(ctx, "a backend's list could not be had", "backend", b.Name, "of", kinds[kind].what, "error", err)
 			}
 		})
 	}
 	wg.Wait()
-	out := &List{TTL: g.options.ListTTL}
+	if failing.Load() || len(backends) == 0 {
+		out.TTL = g.options.ListTTL
+	}
 	taken := map[string]*backend{}
 	for i, l := range lists {
+		first := len(out.Entries)
 		if l == nil {
-			continue
+			l = &fetched{ttl: maxTTL} // nobody knows
 		}
-		out.TTL = min(out.TTL, l.ttl)
+		out.TTL, out.Shared = min(out.TTL, l.ttl), out.Shared && l.shared
 		for _, e := range l.entries {
 			if first := taken[e.Name]; first != nil {
 				out.Conflicts = append(out.Conflicts, e.Name)
@@ -105,6 +134,7 @@ func (g *Gateway) List(ctx context.Context, p auth.Principal, kind Kind) *List {
 			taken[e.Name] = backends[i]
 			out.Entries = append(out.Entries, e)
 		}
+		out.parts = append(out.parts, part{backends[i].Name, first, len(out.Entries)})
 	}
 	return out
 }
@@ -112,11 +142,11 @@ func (g *Gateway) List(ctx context.Context, p auth.Principal, kind Kind) *List {
 // serves finds who serves a name: the entry of that name, or for a URI the template that
 // stands for it.
 func (g *Gateway) serves(ctx context.Context, p auth.Principal, kind Kind, name string) (Entry, bool) {
-	e, ok := g.List(ctx, p, kind).find(name)
+	e, ok := g.usable(ctx, p, kind).find(name)
 	if ok || kind != Resources {
 		return e, ok
 	}
-	for _, t := range g.List(ctx, p, Templates).Entries {
+	for _, t := range g.usable(ctx, p, Templates).Entries {
 		if t.matches != nil && t.matches(name) {
 			return Entry{Name: name, backend: t.backend, own: name}, true
 		}
@@ -144,39 +174,72 @@ func (l *List) find(name string) (Entry, bool) {
 	return Entry{}, false
 }
 
-// list is the backend's list, fetched again when it is older than its time to live.
-func (b *backend) list(ctx context.Context, kind Kind) (*fetched, error) {
-	b.mu.Lock()
-	have, stale := b.lists[kind], b.stale
-	b.mu.Unlock()
-	if have != nil && have.at.After(stale) && time.Since(have.at) < have.ttl {
-		return have, nil
-	}
-	began := time.Now()
-	known, err := b.known(ctx)
-	if err != nil {
-		return have, err
-	}
-	if !known.offers.has(kind) {
-		return &fetched{ttl: b.gateway.options.ListTTL}, nil
-	}
-	entries, err := b.fetch(ctx, known, kind)
-	if errors.Is(err, upstream.ErrSession) {
-		b.forget(known)
-		if known, err = b.known(ctx); err == nil {
-			entries, err = b.fetch(ctx, known, kind)
+// list is the backend's list, fetched by one caller at a time when the one that was fetched
+// last is not fresh any more.
+func (b *backend) list(ctx context.Context, kind Kind, fresh func(*fetched) bool) (*fetched, error) {
+	for {
+		b.mu.Lock()
+		have, f := b.lists[kind], b.fetching[kind]
+		if have != nil && have.at.After(b.stale) && fresh(have) {
+			b.mu.Unlock()
+			return have, nil
+		}
+		// What was begun before a change may end with the list from before.
+		first := f == nil || !f.began.After(b.stale)
+		if first {
+			f = newFlight[*fetched]()
+			b.fetching[kind] = f
+		}
+		b.mu.Unlock()
+		if first {
+			return f.fly(ctx, func() (*fetched, error) { return b.refresh(ctx, kind, f) })
+		}
+		if now, err, ok := f.wait(ctx); ok {
+			if now == nil {
+				now = have
+			}
+			return now, fault.Wrap(fault.Unavailable, err, "wait for the list of backend %s", b.Name)
 		}
 	}
-	if err != nil {
-		return have, err
-	}
-	now := &fetched{entries: entries, at: began, ttl: b.gateway.options.ListTTL}
+}
+
+// refresh fetches the list; with an error it is the one that was fetched before.
+func (b *backend) refresh(ctx context.Context, kind Kind, f *flight[*fetched]) (*fetched, error) {
+	now, err := b.fetchKnown(ctx, kind)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if last := b.lists[kind]; last == nil || last.at.Before(began) {
+	if b.fetching[kind] == f {
+		delete(b.fetching, kind)
+	}
+	last := b.lists[kind]
+	if err != nil {
+		return last, err
+	}
+	if now.at = f.began; last == nil || last.at.Before(now.at) {
 		b.lists[kind] = now
 	}
 	return now, nil
+}
+
+// fetchKnown fetches a list in the revision that the backend speaks. A session that it has
+// ended is begun again.
+func (b *backend) fetchKnown(ctx context.Context, kind Kind) (*fetched, error) {
+	known, err := b.known(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !known.offers.has(kind) {
+		// It adds nothing and says nothing, until it is asked again what it serves.
+		return &fetched{ttl: relearn, shared: true}, nil
+	}
+	now, err := b.fetch(ctx, known, kind)
+	if errors.Is(err, upstream.ErrSession) {
+		b.forget(known)
+		if known, err = b.known(ctx); err == nil {
+			now, err = b.fetch(ctx, known, kind)
+		}
+	}
+	return now, err
 }
 
 func (o Offers) has(kind Kind) bool {
@@ -197,9 +260,10 @@ func (b *backend) outdate() {
 }
 
 // fetch reads all pages of a list.
-func (b *backend) fetch(ctx context.Context, known *learned, kind Kind) (entries []Entry, err error) {
+func (b *backend) fetch(ctx context.Context, known *learned, kind Kind) (*fetched, error) {
 	c := b.client("")
 	k := kinds[kind]
+	out := &fetched{ttl: maxTTL, shared: !b.ForwardToken}
 	var cursor json.RawMessage
 	for range maxPages {
 		params := json.RawMessage(`{}`)
@@ -213,31 +277,60 @@ func (b *backend) fetch(ctx context.Context, known *learned, kind Kind) (entries
 		if err != nil {
 			return nil, err
 		}
+		ttl, shared := b.gateway.hints(known.version, result)
+		out.ttl, out.shared = min(out.ttl, ttl), out.shared && shared
 		for raw := range jsonrpc.Elements(jsonrpc.Member(result, k.member)) {
-			own, ok := jsonrpc.String(jsonrpc.Member(raw, k.name))
-			if !ok || own == "" || len(own) > 1024 {
+			e, ok := b.entry(kind, raw)
+			if !ok {
 				b.gateway.options.Log.WarnContext(ctx, "an entry without a name was dropped", "backend", b.Name, "of", k.what)
 				continue
 			}
-			e := Entry{Name: own, JSON: raw, backend: b, own: own}
-			if kind == Templates {
-				e.matches = matcher(own)
-			}
-			if k.prefixed && b.Prefix != "" {
-				e.Name = b.Prefix + own
-				e.JSON = upstream.Replace(raw, k.name, quote(e.Name))
-			}
-			if entries = append(entries, e); len(entries) > maxEntries {
+			if out.entries = append(out.entries, e); len(out.entries) > maxEntries {
 				return nil, fault.New(fault.Unavailable, "backend %s lists more than %d entries", b.Name, maxEntries)
 			}
 		}
 		next := jsonrpc.Member(result, "nextCursor")
-		if text, ok := jsonrpc.String(next); !ok || text == "" || string(next) == string(cursor) {
-			return entries, nil
+		// An empty one goes on since 2026-07-28 (Pagination).
+		if text, ok := jsonrpc.String(next); !ok || text == "" && !modern(known.version) || string(next) == string(cursor) {
+			return out, nil
 		}
 		cursor = next
 	}
 	return nil, fault.New(fault.Unavailable, "backend %s lists more than %d pages", b.Name, maxPages)
+}
+
+// entry is one of a backend's list, under the name that clients use.
+func (b *backend) entry(kind Kind, raw json.RawMessage) (Entry, bool) {
+	k := kinds[kind]
+	own, ok := jsonrpc.String(jsonrpc.Member(raw, k.name))
+	if !ok || own == "" || len(own) > maxName {
+		return Entry{}, false
+	}
+	e := Entry{Name: own, JSON: raw, backend: b, own: own}
+	if kind == Templates {
+		e.matches = matcher(own)
+	}
+	if k.prefixed && b.Prefix != "" {
+		e.Name = b.Prefix + own
+		e.JSON = upstream.Replace(raw, k.name, quote(e.Name))
+	}
+	return e, true
+}
+
+// hints are what a page of a list says of its caching (2026-07-28, Caching). A backend that
+// says nothing, as all of the earlier revisions, has a list for its caller alone and for as
+// long as the gateway itself uses it.
+func (g *Gateway) hints(version string, result json.RawMessage) (ttl time.Duration, shared bool) {
+	ttl = g.options.ListTTL
+	if !modern(version) {
+		return ttl, false
+	}
+	scope, _ := jsonrpc.String(jsonrpc.Member(result, "cacheScope"))
+	var ms float64
+	if raw := jsonrpc.Member(result, "ttlMs"); raw != nil && json.Unmarshal(raw, &ms) == nil {
+		ttl = time.Duration(min(max(ms, 0), float64(maxTTL.Milliseconds()))) * time.Millisecond // negative counts as 0
+	}
+	return ttl, scope == "public"
 }
 
 // insert puts a member at the beginning of an object.

@@ -238,7 +238,7 @@ func (r *Relay) compare(ctx context.Context, b *backend, tell bool) error {
 	b.outdate()
 	told := map[string]bool{}
 	for kind := range kinds {
-		list, err := b.list(ctx, Kind(kind))
+		list, err := b.list(ctx, Kind(kind), func(*fetched) bool { return true }) // fetched since, if at all
 		if err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
 	"net/http"
 	"strings"
 	"time"
@@ -259,42 +260,17 @@ func (e *Endpoint) listPrompts(ctx context.Context, c *call) (result, error) {
 
 // listBackends serves a list that only backends have entries of.
 func (e *Endpoint) listBackends(ctx context.Context, c *call, kind gateway.Kind, member string) (result, error) {
-	_, after, where, err := c.place(nil)
+	from, err := c.place(nil)
 	if err != nil {
 		return result{}, err
 	}
-	if where == atSubscriptions {
+	if from.where == atSubscriptions {
 		return result{}, errListCursor
 	}
-	page := partedPage{pieces: [][]byte{[]byte(`"` + member + `":[`)}, room: e.options.PageSize, cache: &caching{listTTL, private}}
-	return e.addBackends(ctx, c, &page, kind, where, after)
-}
-
-// entriesAfter is a page of a gathered list, from behind the entry of a name.
-func entriesAfter(list *gateway.List, version Version, after string, most int) (pieces [][]byte, n int, next []byte, ok bool) {
-	first := 0
-	if after != "" {
-		first = -1
-		for i, x := range list.Entries {
-			if x.Name == after {
-				first = i + 1
-			}
-		}
-		if first < 0 {
-			return nil, 0, nil, false
-		}
-	}
-	for _, x := range list.Entries[first:] {
-		if n == most {
-			return pieces, n, listCursor(atBackends, list.Entries[first+n-1].Name), true
-		}
-		if n > 0 {
-			pieces = append(pieces, comma)
-		}
-		pieces = append(pieces, x.For(string(version)))
-		n++
-	}
-	return pieces, n, nil, true
+	cache := c.shared(true)
+	cache.ttl = math.MaxInt64 // as long as the backends say
+	page := newPage(member, from, e.options.PageSize, cache)
+	return e.addBackends(ctx, c, &page, kind)
 }
 
 // backendTopics are those of all backends whose notifications a stream may have.

@@ -3,7 +3,6 @@ package mcp
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"slices"
 	"sync"
@@ -138,50 +137,8 @@ func encodeEvent(entry *catalog.Entry) []byte {
 	return b[1 : len(b)-1]
 }
 
-// A list's cursor is one letter and where to go on: "c" behind the entry of that name,
-// "s" behind the subscription with that id, "b" behind the backends' entry of that name.
-const (
-	atCatalog       = 'c'
-	atSubscriptions = 's'
-	atBackends      = 'b'
-)
-
-func listCursor(kind byte, after string) []byte {
-	b := append([]byte(`,"nextCursor":"`), base64.RawURLEncoding.EncodeToString(append([]byte{kind}, after...))...)
-	return append(b, '"')
-}
-
-// place reads the cursor of a list request: the first entry of the page, or where to go
-// on among what follows the catalog's entries.
-func (c *call) place(at map[string]int) (first int, after string, where byte, err error) {
-	token, given, err := c.text("cursor")
-	if err != nil || !given {
-		return 0, "", atCatalog, err
-	}
-	where, after, ok := parseCursor(token)
-	if ok && where == atCatalog {
-		var i int
-		i, ok = at[after]
-		first = i + 1
-	}
-	if !ok {
-		return 0, "", 0, errListCursor
-	}
-	return first, after, where, nil
-}
-
-var errListCursor = invalidParams("the cursor is not one of this list")
-
-func parseCursor(token string) (where byte, after string, ok bool) {
-	raw, err := base64.RawURLEncoding.Strict().DecodeString(token)
-	if err != nil || len(raw) == 0 || len(raw) > 1100 {
-		return 0, "", false
-	}
-	return raw[0], string(raw[1:]), bytes.IndexByte([]byte{atCatalog, atSubscriptions, atBackends}, raw[0]) >= 0
-}
-
 // page collects the entries from first on that the caller may see.
-func (e *Endpoint) page(p auth.Principal, open bool, entries []listed, first int) (pieces [][]byte, n int, next []byte) {
+func (e *Endpoint) page(p auth.Principal, open bool, entries []listed, first int) (pieces [][]byte, n int, next cursor) {
 	pieces = make([][]byte, 0, 2*min(len(entries), e.options.PageSize))
 	last := "" // not just the one before: its name may be none of the caller's business
 	for _, x := range entries[min(first, len(entries)):] {
@@ -189,7 +146,7 @@ func (e *Endpoint) page(p auth.Principal, open bool, entries []listed, first int
 			continue
 		}
 		if n == e.options.PageSize {
-			return pieces, n, listCursor(atCatalog, last)
+			return pieces, n, cursor{atCatalog, last}
 		}
 		if n > 0 {
 			pieces = append(pieces, comma)
@@ -198,7 +155,7 @@ func (e *Endpoint) page(p auth.Principal, open bool, entries []listed, first int
 		last = x.entry.Name
 		n++
 	}
-	return pieces, n, nil
+	return pieces, n, cursor{}
 }
 
 var comma = []byte(",")
@@ -208,9 +165,9 @@ var comma = []byte(",")
 const listTTL = 5000
 
 // shared is the scope of a result that is the same for everybody who may call.
-// Only without authentication is that everybody.
+// Only without authentication is that everybody; up to 2025-11-25 nobody is told.
 func (c *call) shared(open bool) *caching {
-	if open && c.principal.Anonymous {
+	if open && c.principal.Anonymous && c.version.modern() {
 		return &caching{listTTL, public}
 	}
 	return &caching{listTTL, private}
@@ -224,67 +181,34 @@ func (e *Endpoint) listResources(ctx context.Context, c *call) (result, error) {
 		return result{}, err
 	}
 	l := e.listing(cat)
-	first, after, where, err := c.place(l.resourceAt)
+	from, err := c.place(l.resourceAt)
 	if err != nil {
 		return result{}, err
 	}
-	page := partedPage{pieces: [][]byte{[]byte(`"resources":[`)}, room: e.options.PageSize, cache: c.shared(l.open)}
-	if where == atCatalog {
-		if l.open && first == 0 && len(l.resources) <= e.options.PageSize {
-			page.add(len(l.resources), nil, l.firstResources)
+	page := newPage("resources", from, e.options.PageSize, c.shared(l.open))
+	if from.where == atCatalog {
+		if l.open && from.first == 0 && len(l.resources) <= e.options.PageSize {
+			page.add(len(l.resources), cursor{}, l.firstResources)
 		} else {
-			more, n, next := e.page(c.principal, l.open, l.resources, first)
+			more, n, next := e.page(c.principal, l.open, l.resources, from.first)
 			page.add(n, next, more...)
 		}
-		after = ""
 	}
 	if e.options.Subscriptions != nil {
 		page.cache = &caching{0, private} // the caller's own, on whichever page they stand
-		if where != atBackends && page.goesOn(atSubscriptions) {
-			if err := e.addSubscriptions(ctx, c, &page, after); err != nil {
+		if from.where != atBackends && page.goesOn(atSubscriptions) {
+			if err := e.addSubscriptions(ctx, c, &page); err != nil {
 				return result{}, err
 			}
-			after = ""
 		}
-	} else if where == atSubscriptions {
+	} else if from.where == atSubscriptions {
 		return result{}, errListCursor
 	}
-	return e.addBackends(ctx, c, &page, gateway.Resources, where, after)
+	return e.addBackends(ctx, c, &page, gateway.Resources)
 }
 
-// partedPage is a page of a list that has several parts.
-type partedPage struct {
-	pieces [][]byte
-	n      int // entries so far
-	room   int // how many more there may be
-	next   []byte
-	cache  *caching
-}
-
-// add adds a part's pieces, which hold n entries; next is where that part goes on.
-func (p *partedPage) add(n int, next []byte, pieces ...[]byte) {
-	if n > 0 && p.n > 0 {
-		p.pieces = append(p.pieces, comma)
-	}
-	p.pieces = append(p.pieces, pieces...)
-	p.n, p.room, p.next = p.n+n, p.room-n, next
-}
-
-// goesOn reports whether another part follows on this page; if it would but there
-// is no room, it begins the next one.
-func (p *partedPage) goesOn(part byte) bool {
-	if p.next != nil {
-		return false
-	}
-	if p.room > 0 {
-		return true
-	}
-	p.next = listCursor(part, "")
-	return false
-}
-
-func (e *Endpoint) addSubscriptions(ctx context.Context, c *call, page *partedPage, after string) error {
-	views, last, err := e.options.Subscriptions.List(ctx, c.principal, after, page.room)
+func (e *Endpoint) addSubscriptions(ctx context.Context, c *call, page *partedPage) error {
+	views, last, err := e.options.Subscriptions.List(ctx, c.principal, page.behind(atSubscriptions), page.room)
 	if err != nil {
 		return err
 	}
@@ -295,45 +219,54 @@ func (e *Endpoint) addSubscriptions(ctx context.Context, c *call, page *partedPa
 		}
 		pieces = append(pieces, subscriptionResource(v))
 	}
-	var next []byte
+	var next cursor
 	if last != "" {
-		next = listCursor(atSubscriptions, last)
+		next = cursor{atSubscriptions, last}
 	}
 	page.add(len(views), next, pieces...)
 	return nil
 }
 
 // addBackends adds what backends have of a kind, and makes the result of the page.
-func (e *Endpoint) addBackends(ctx context.Context, c *call, page *partedPage, kind gateway.Kind, where byte, after string) (result, error) {
-	r := result{cache: page.cache}
+func (e *Endpoint) addBackends(ctx context.Context, c *call, page *partedPage, kind gateway.Kind) (result, error) {
 	backends := e.gateway(ctx)
-	switch {
-	case backends == nil && where == atBackends:
-		return r, errListCursor
-	case backends != nil:
-		list := backends.List(ctx, c.principal, kind)
-		// On all pages the same: the strictest scope and the shortest time.
-		r.cache = &caching{min(page.cache.ttl, list.TTL.Milliseconds()), private}
-		if len(list.Conflicts) > 0 {
-			r.meta = append([]byte(`"`+MetaConflicts+`":`), mustJSON(list.Conflicts)...)
+	if backends == nil {
+		if page.from.where == atBackends {
+			return result{}, errListCursor
 		}
-		if len(list.Entries) == 0 || !page.goesOn(atBackends) {
-			break
-		}
-		if where != atBackends {
-			after = ""
-		}
-		pieces, n, next, ok := entriesAfter(list, c.version, after, page.room)
-		if !ok {
-			return r, errListCursor
-		}
-		page.add(n, next, pieces...)
+		page.cache.ttl = min(page.cache.ttl, listTTL)
+		return page.result(nil)
 	}
-	r.members = append(page.pieces, closing, page.next)
-	return r, nil
+	list := backends.List(ctx, c.principal, kind)
+	// On all pages the same: the strictest scope and the shortest time.
+	page.cache = &caching{min(page.cache.ttl, list.TTL.Milliseconds()), page.cache.scope}
+	if !list.Shared {
+		page.cache.scope = private
+	}
+	if len(list.Entries) > 0 && page.goesOn(atBackends) {
+		entries, after, ok := list.Page(page.behind(atBackends), page.room)
+		if !ok {
+			return result{}, errListCursor
+		}
+		var pieces [][]byte
+		for i, x := range entries {
+			if i > 0 {
+				pieces = append(pieces, comma)
+			}
+			pieces = append(pieces, x.For(string(c.version)))
+		}
+		var next cursor
+		if after != "" {
+			next = cursor{atBackends, after}
+		}
+		page.add(len(entries), next, pieces...)
+	}
+	var meta []byte
+	if len(list.Conflicts) > 0 {
+		meta = append([]byte(`"`+MetaConflicts+`":`), mustJSON(list.Conflicts)...)
+	}
+	return page.result(meta)
 }
-
-var closing = []byte("]")
 
 // subscriptionResource is a webhook subscription as a resource (SEP-1803).
 func subscriptionResource(v subscription.View) []byte {
@@ -356,23 +289,23 @@ func (e *Endpoint) listTemplates(ctx context.Context, c *call) (result, error) {
 		return result{}, err
 	}
 	l := e.listing(cat)
-	first, after, where, err := c.place(l.tmplAt)
+	from, err := c.place(l.tmplAt)
 	if err != nil {
 		return result{}, err
 	}
-	if where == atSubscriptions {
+	if from.where == atSubscriptions {
 		return result{}, errListCursor
 	}
-	page := partedPage{pieces: [][]byte{[]byte(`"resourceTemplates":[`)}, room: e.options.PageSize, cache: c.shared(l.open)}
-	if where == atCatalog {
-		if l.open && first == 0 && len(l.templates) <= e.options.PageSize {
-			page.add(len(l.templates), nil, l.firstTemplates)
+	page := newPage("resourceTemplates", from, e.options.PageSize, c.shared(l.open))
+	if from.where == atCatalog {
+		if l.open && from.first == 0 && len(l.templates) <= e.options.PageSize {
+			page.add(len(l.templates), cursor{}, l.firstTemplates)
 		} else {
-			more, n, next := e.page(c.principal, l.open, l.templates, first)
+			more, n, next := e.page(c.principal, l.open, l.templates, from.first)
 			page.add(n, next, more...)
 		}
 	}
-	return e.addBackends(ctx, c, &page, gateway.Templates, where, after)
+	return e.addBackends(ctx, c, &page, gateway.Templates)
 }
 
 // listEvents serves events/list (SEP-3415). An event type that this caller
@@ -383,23 +316,23 @@ func (e *Endpoint) listEvents(ctx context.Context, c *call) (result, error) {
 		return result{}, err
 	}
 	l := e.listing(cat)
-	first, _, where, err := c.place(l.eventAt)
+	from, err := c.place(l.eventAt)
 	if err != nil {
 		return result{}, err
 	}
-	if where != atCatalog {
+	if from.where != atCatalog {
 		return result{}, errListCursor
 	}
 	pieces := [][]byte{[]byte(`"events":[`)}
 	n, last := 0, ""
 	var next []byte
-	for _, x := range l.events[min(first, len(l.events)):] {
+	for _, x := range l.events[min(from.first, len(l.events)):] {
 		modes := e.delivery(x.entry, c)
 		if len(modes) == 0 || !auth.Visible(x.entry.Access, c.principal) {
 			continue
 		}
 		if n == e.options.PageSize {
-			next = listCursor(atCatalog, last)
+			next = cursor{atCatalog, last}.member(private)
 			break
 		}
 		if n > 0 {

@@ -1,0 +1,138 @@
+package gateway
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+// GWN-01, GWN-02: however many callers want what is not known yet, a backend is asked once: what it
+// serves, and for each page of the list.
+func TestOneFetchForAllWhoWaitForIt(t *testing.T) {
+	goOn := make(chan struct{})
+	s := newScripted(t, func(s *scripted) { s.modern = true })
+	s.list(func(method, cursor string) string {
+		<-goOn
+		if cursor == "" {
+			return `{"tools":[{"name":"a"}],"nextCursor":"2"}`
+		}
+		return oneTool("b")(method, "")
+	})
+	g := gatewayOver(t, memory(t), at("b", s))
+	const callers = 30
+	var all sync.WaitGroup
+	ready := make(chan struct{}, callers)
+	for range callers {
+		all.Go(func() {
+			ready <- struct{}{}
+			if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"a", "b"}) {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+	for range callers {
+		<-ready
+	}
+	until(t, "the list is asked for", func() bool { return len(s.received("tools/list")) == 1 })
+	time.Sleep(50 * time.Millisecond) // for others to ask, if they did
+	close(goOn)
+	all.Wait()
+	if discovers, pages := len(s.received("server/discover")), len(s.received("tools/list")); discovers != 1 || pages != 2 {
+		t.Errorf("%d callers: it was asked %d times what it serves and for %d pages, want 1 and 2", callers, discovers, pages)
+	}
+}
+
+// GWN-01: a backend that answers with an error is asked once for all who wait, who have what it listed
+// before; the next caller asks again.
+func TestOneFailureForAllWhoWaitForIt(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.modern = true })
+	g := gatewayOver(t, memory(t), at("b", s))
+	g.List(t.Context(), ann, Tools)
+	goOn := make(chan struct{})
+	s.list(func(string, string) string { <-goOn; return `[` })
+	g.backends(t.Context())[0].outdate()
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() {
+			if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"t"}) {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+	until(t, "the list is asked for", func() bool { return len(s.received("tools/list")) == 2 })
+	time.Sleep(50 * time.Millisecond)
+	close(goOn)
+	all.Wait()
+	if n := len(s.received("tools/list")) - 1; n != 1 {
+		t.Errorf("20 callers asked %d times", n)
+	}
+	s.list(oneTool("u"))
+	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"u"}) {
+		t.Errorf("behind the failure: %q", got)
+	}
+}
+
+// GWN-01: the caller who happens to do the asking may leave; the others are served, and each
+// waits no longer than it wants to.
+func TestFetchOutlivesWhoBeganIt(t *testing.T) {
+	goOn := make(chan struct{})
+	s := newScripted(t, func(s *scripted) { s.modern = true })
+	s.list(func(method, _ string) string { <-goOn; return oneTool("t")(method, "") })
+	g := gatewayOver(t, memory(t), at("b", s))
+	first, leave := context.WithCancel(t.Context())
+	begun, others := make(chan struct{}), make(chan []string, 3)
+	go func() { g.List(first, ann, Tools); close(begun) }()
+	until(t, "the list is asked for", func() bool { return len(s.received("tools/list")) == 1 })
+	for range 3 {
+		go func() { others <- names(g.List(t.Context(), ann, Tools)) }()
+	}
+	short, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer stop()
+	if got := names(g.List(short, ann, Tools)); got != nil {
+		t.Errorf("got %q", got)
+	}
+	leave()
+	<-begun
+	close(goOn)
+	for range 3 {
+		select {
+		case got := <-others:
+			if !slices.Equal(got, []string{"t"}) {
+				t.Errorf("another caller got %q", got)
+			}
+		case <-time.After(patience):
+			t.Fatal("another caller hangs")
+		}
+	}
+	if n := len(s.received("tools/list")); n > 2 {
+		t.Errorf("%d requests, want one more at most", n)
+	}
+}
+
+// GWN-01: a list that may not be kept is not asked for again by each call of its tools.
+func TestCallsUseAListThatMayNotBeKept(t *testing.T) {
+	s := newScripted(t, func(s *scripted) {
+		s.modern = true
+		s.lists = func(method, _ string) string {
+			return `{"tools":[{"name":"t"}],"ttlMs":0,"cacheScope":"public"}`
+		}
+		s.call = func(t *turn) { t.result(`{"resultType":"complete"}`) }
+	})
+	g := gatewayOver(t, memory(t), at("b", s))
+	for range 3 {
+		if _, err := call(t, g, modernClient(ann), "t"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(s.received("tools/list")); n != 1 {
+		t.Errorf("three calls asked %d times for the list", n)
+	}
+	for range 3 {
+		g.List(t.Context(), ann, Tools)
+	}
+	if n := len(s.received("tools/list")); n != 4 {
+		t.Errorf("three lists asked %d times, want 3", n-1)
+	}
+}

@@ -1,0 +1,407 @@
+package mcp
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config"
+	"mcpevents/shared/gateway"
+)
+
+// lister is a backend that has nothing but lists. Each of its pages has two entries.
+type lister struct {
+	*httptest.Server
+	name   string
+	modern bool
+
+	mu    sync.Mutex
+	names []string // of the entries of each list
+	hints string   // members of each page, such as `"ttlMs":5`
+	down  bool
+	hold  chan struct{} // lists wait until it is closed; may be nil
+}
+
+func startLister(t *testing.T, name string, modern bool, entries ...string) *lister {
+	t.Helper()
+	l := &lister{name: name, modern: modern, names: entries}
+	l.Server = httptest.NewServer(l)
+	t.Cleanup(l.Close)
+	return l
+}
+
+// set changes what the backend lists.
+func (l *lister) set(change func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	change()
+}
+
+func (l *lister) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var m struct {
+		ID     json.RawMessage
+		Method string
+		Params struct{ Cursor *string }
+	}
+	if json.NewDecoder(r.Body).Decode(&m) != nil || m.ID == nil {
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	l.mu.Lock()
+	hold := l.hold
+	l.mu.Unlock()
+	if hold != nil && strings.HasSuffix(m.Method, "/list") {
+		<-hold
+	}
+	w.Header().Set("Content-Type", "application/json")
+	fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,%s}`, m.ID, l.answer(m.Method, m.Params.Cursor))
+}
+
+func (l *lister) answer(method string, cursor *string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	const capabilities = `"capabilities":{"tools":{},"prompts":{},"resources":{}}`
+	switch {
+	case l.down:
+		return `"error":{"code":-32603,"message":"down"}`
+	case method == "server/discover" && l.modern:
+		return `"result":{"supportedVersions":["2026-07-28"],` + capabilities + `}`
+	case method == "initialize" && !l.modern:
+		return `"result":{"protocolVersion":"2025-11-25","serverInfo":{},` + capabilities + `}`
+	case !strings.HasSuffix(method, "/list"):
+		return `"error":{"code":-32601,"message":"no such method"}`
+	}
+	// The empty cursor is one as good as others in 2026-07-28.
+	first, next := 0, ""
+	if cursor != nil && *cursor == "" {
+		first = 2
+	} else if cursor != nil {
+		fmt.Sscan(*cursor, &first)
+	}
+	end := min(first+2, len(l.names))
+	if end < len(l.names) {
+		next = fmt.Sprintf(`,"nextCursor":"%d"`, end)
+		if end == 2 && l.modern {
+			next = `,"nextCursor":""`
+		}
+	}
+	hints := ""
+	if l.hints != "" {
+		hints = "," + l.hints
+	}
+	var entries []string
+	for _, name := range l.names[min(first, end):end] {
+		entries = append(entries, map[string]string{
+			methodToolsList:   fmt.Sprintf(`{"name":%q,"inputSchema":{"type":"object"}}`, name),
+			methodPromptsList: fmt.Sprintf(`{"name":%q}`, name),
+			methodResources:   fmt.Sprintf(`{"name":%q,"uri":"%s://%s"}`, name, l.name, name),
+			methodTemplates:   fmt.Sprintf(`{"name":%q,"uriTemplate":"%s://%s/{id}"}`, name, l.name, name),
+		}[method])
+	}
+	member := map[string]string{
+		methodToolsList: "tools", methodPromptsList: "prompts", methodResources: "resources", methodTemplates: "resourceTemplates",
+	}[method]
+	return fmt.Sprintf(`"result":{%q:[%s]%s%s}`, member, strings.Join(entries, ","), next, hints)
+}
+
+// behindGateway is an endpoint in front of backends. Prefixes are the names with an
+// underscore, but for the backend "plain".
+func behindGateway(t *testing.T, change func(*Options), backends ...*lister) *fixture {
+	t.Helper()
+	var configured []config.Backend
+	for _, l := range backends {
+		b := config.Backend{Name: l.name, URL: l.URL, Prefix: l.name + "_", Workspace: auth.DefaultWorkspace, ProtocolVersion: config.AutoVersion}
+		if l.name == "plain" {
+			b.Prefix = ""
+		}
+		configured = append(configured, b)
+	}
+	return newFixture(t, func(o *Options) {
+		g, err := gateway.New(gateway.Options{
+			Backends: configured, DB: o.Sessions, Server: json.RawMessage(`{"name":"gw","version":"1"}`),
+			Key: bytes.Repeat([]byte{7}, 32), ListTTL: time.Millisecond, Log: slog.New(slog.DiscardHandler),
+		})
+		must(t, err)
+		o.Gateway = g
+		if change != nil {
+			change(o)
+		}
+	})
+}
+
+// wholeList is a list of the endpoint, read to its end.
+type wholeList struct {
+	names     []string
+	pages     int
+	scopes    []string
+	ttls      []int64
+	conflicts []string // of the last page
+}
+
+type backendPage struct {
+	Tools, Prompts, Resources, ResourceTemplates []struct{ Name string }
+
+	NextCursor *string
+	TTLMs      *int64
+	CacheScope string
+	Meta       struct {
+		Conflicts []string `json:"io.github.mcp-events/conflicts"`
+	} `json:"_meta"`
+}
+
+// wholeList reads a list to its end, and calls between after each page but the last.
+func (f *fixture) wholeList(t *testing.T, method, session string, between func(page int)) (out wholeList) {
+	t.Helper()
+	params := ""
+	for {
+		var p backendPage
+		r := f.listPage(method, session, params)
+		r.result(t, &p)
+		out.pages++
+		for _, entries := range [][]struct{ Name string }{p.Tools, p.Prompts, p.Resources, p.ResourceTemplates} {
+			for _, x := range entries {
+				out.names = append(out.names, x.Name)
+			}
+		}
+		out.scopes = append(out.scopes, p.CacheScope)
+		if p.TTLMs != nil {
+			out.ttls = append(out.ttls, *p.TTLMs)
+		}
+		out.conflicts = p.Meta.Conflicts
+		if p.NextCursor == nil {
+			return out
+		}
+		if out.pages > 50 {
+			t.Fatal("the list does not end")
+		}
+		if between != nil {
+			between(out.pages)
+		}
+		params = fmt.Sprintf(`"cursor":%q`, *p.NextCursor)
+	}
+}
+
+// listPage asks for a page in the era of the session, which is empty for 2026-07-28.
+func (f *fixture) listPage(method, session, params string) reply {
+	if session == "" {
+		return f.modern(alice, method, params)
+	}
+	return f.legacy(alice, session, method, params)
+}
+
+// noEvents is a catalog of one event type, which is on each list of resources before those
+// of backends.
+const noEvents = "events:\n  - {name: event, uri: \"event://e\", payloadSchema: {type: object}}\n"
+
+// GWN-01: the four lists of several backends over several pages, whatever the size of a page and the
+// revisions of client and backends: complete, in order, with the prefixes, conflicts named on each page.
+func TestListsOfBackendsOverPages(t *testing.T) {
+	first := startLister(t, "first", false, "a", "b", "c")
+	second := startLister(t, "plain", true, "first_b", "x", "y", "z", "w")
+	third := startLister(t, "third", true, "d")
+	for _, size := range []int{1, 2, 3, 7, 100} {
+		f := behindGateway(t, func(o *Options) { o.PageSize, o.Subscriptions = size, nil }, first, second, third)
+		f.catalogs.Replace(mustParse(t, noEvents))
+		for _, session := range []string{"", f.session(alice, V20251125), f.session(alice, V20250326)} {
+			for method, want := range map[string][]string{
+				methodToolsList:   {"first_a", "first_b", "first_c", "x", "y", "z", "w", "third_d"},
+				methodPromptsList: {"first_a", "first_b", "first_c", "x", "y", "z", "w", "third_d"},
+				// These have no prefix, and other URIs.
+				methodResources: {"event", "a", "b", "c", "first_b", "x", "y", "z", "w", "d"},
+				methodTemplates: {"a", "b", "c", "first_b", "x", "y", "z", "w", "d"},
+			} {
+				got := f.wholeList(t, method, session, func(int) { time.Sleep(2 * time.Millisecond) }) // each page is gathered anew
+				if !slices.Equal(got.names, want) {
+					t.Errorf("%s by pages of %d: %q, want %q", method, size, got.names, want)
+				}
+				if pages := (len(want) + size - 1) / size; got.pages != pages {
+					t.Errorf("%s by pages of %d: %d pages, want %d", method, size, got.pages, pages)
+				}
+				var conflicts []string
+				if method == methodToolsList || method == methodPromptsList {
+					conflicts = []string{"first_b"}
+				}
+				if !slices.Equal(got.conflicts, conflicts) {
+					t.Errorf("%s: the conflicts are %q, want %q", method, got.conflicts, conflicts)
+				}
+				if session != "" && len(got.ttls) > 0 {
+					t.Errorf("%s: a client of an earlier revision is told a ttl", method)
+				}
+			}
+		}
+	}
+}
+
+// GWN-01: a list that changes between two pages goes on where it was, also when the entry that the
+// cursor names is gone; what did not change is neither missing nor twice.
+func TestListThatChangesBetweenPages(t *testing.T) {
+	start := []string{"a", "b", "c", "d", "e"}
+	for _, c := range []struct {
+		name string
+		now  []string // of the first backend, from behind the second page on
+		down bool
+		want []string
+	}{
+		{name: "nothing", now: start, want: []string{"a", "b", "c", "d", "e", "x", "y"}},
+		{name: "the last that was seen is gone", now: []string{"a", "b", "c", "e"}, want: []string{"a", "b", "c", "d", "e", "x", "y"}},
+		{name: "one before", now: []string{"a", "c", "d", "e"}, want: []string{"a", "b", "c", "d", "e", "x", "y"}},
+		{name: "one comes before", now: []string{"0", "a", "b", "c", "d", "e"}, want: []string{"a", "b", "c", "d", "e", "x", "y"}},
+		{name: "one comes behind", now: []string{"a", "b", "c", "d", "e", "f"}, want: []string{"a", "b", "c", "d", "e", "f", "x", "y"}},
+		{name: "another order", now: []string{"e", "d", "c", "b", "a"}, want: []string{"a", "b", "c", "d", "c", "b", "a", "x", "y"}},
+		{name: "all are gone", now: nil, want: []string{"a", "b", "c", "d", "x", "y"}},
+		{name: "it is away", down: true, want: []string{"a", "b", "c", "d", "e", "x", "y"}},
+	} {
+		for _, kind := range []string{methodToolsList, methodPromptsList, methodResources, methodTemplates} {
+			t.Run(c.name+" "+kind, func(t *testing.T) {
+				first, second := startLister(t, "plain", true, start...), startLister(t, "second", false, "x", "y")
+				f := behindGateway(t, func(o *Options) { o.PageSize, o.Subscriptions = 2, nil }, first, second)
+				f.catalogs.Replace(mustParse(t, "events: []\n"))
+				got := f.wholeList(t, kind, "", func(page int) {
+					if page == 2 {
+						first.set(func() { first.names, first.down = c.now, c.down })
+					}
+					time.Sleep(2 * time.Millisecond)
+				})
+				for i, name := range got.names {
+					got.names[i] = strings.TrimPrefix(name, "second_")
+				}
+				if !slices.Equal(got.names, c.want) {
+					t.Errorf("got %q, want %q", got.names, c.want)
+				}
+			})
+		}
+	}
+}
+
+// GWN-01: a cursor that is none of the list is refused with -32602 in both eras.
+func TestForeignCursorsOfBackendLists(t *testing.T) {
+	f := behindGateway(t, nil, startLister(t, "first", true, "a", "b"))
+	session := f.session(alice, V20251125)
+	for _, c := range []cursor{
+		{atBackends, "gone 0 a"},
+		{atBackends, "first -1 a"},
+		{atBackends, "first x a"},
+		{atBackends, "first"},
+		{atBackends, "first 1"},
+		{atSubscriptions, "sub_1"},
+		{atCatalog, "ci.build"},
+		{'z', "a"},
+	} {
+		member := strings.TrimPrefix(string(c.member(private)), `,"nextCursor":`)
+		r := f.modern(alice, methodToolsList, `"cursor":`+member)
+		if r.Status != http.StatusBadRequest || r.code(t) != -32602 {
+			t.Errorf("%v: status %d, %s", c, r.Status, r.Body)
+		}
+		if r := f.legacy(alice, session, methodToolsList, `"cursor":`+member); r.code(t) != -32602 {
+			t.Errorf("%v in a session: %s", c, r.Body)
+		}
+	}
+}
+
+// GWN-01: ttlMs is the smallest of the backends' and cacheScope the strictest, on all pages the same.
+func TestCachingHintsOfBackendLists(t *testing.T) {
+	const long, short = `"ttlMs":60000,"cacheScope":"public"`, `"ttlMs":2500,"cacheScope":"public"`
+	for _, c := range []struct {
+		name       string
+		hints      []string // of backends of 2026-07-28; "2025" is one of 2025-11-25
+		known      bool     // callers are told apart
+		forward    bool     // the first gets the callers' tokens
+		tools      string
+		resources  string // with the event types, which everybody may see and nobody keeps longer than 5 s
+		afterwards string // of tools, when the first one says so between two pages
+	}{
+		{name: "one", hints: []string{long}, tools: "60000 public", resources: "5000 public"},
+		{name: "the smaller of two", hints: []string{long, short}, tools: "2500 public", resources: "2500 public"},
+		{name: "the stricter of two", hints: []string{long, `"ttlMs":70000,"cacheScope":"private"`}, tools: "60000 private", resources: "5000 private"},
+		{name: "none at all", hints: []string{long, `"ttlMs":0,"cacheScope":"public"`}, tools: "0 public", resources: "0 public"},
+		{name: "less than none", hints: []string{`"ttlMs":-5,"cacheScope":"public"`}, tools: "0 public", resources: "0 public"},
+		{name: "as good as for ever", hints: []string{`"ttlMs":1e300,"cacheScope":"public"`}, tools: "86400000 public", resources: "5000 public"},
+		{name: "nonsense", hints: []string{`"ttlMs":"x","cacheScope":7`}, tools: "4000 private", resources: "4000 private"},
+		{name: "not said", hints: []string{""}, tools: "4000 private", resources: "4000 private"},
+		{name: "a backend of 2025 has none", hints: []string{long, "2025"}, tools: "4000 private", resources: "4000 private"},
+		{name: "callers differ", hints: []string{long}, known: true, tools: "60000 private", resources: "5000 private"},
+		{name: "the caller's token", hints: []string{long, short}, forward: true, tools: "2500 private", resources: "2500 private"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var backends []config.Backend
+			for i, hints := range c.hints {
+				l := startLister(t, fmt.Sprintf("b%d", i), hints != "2025", "a", "b", "c")
+				if hints != "2025" {
+					l.hints = hints
+				}
+				backends = append(backends, config.Backend{
+					Name: l.name, Prefix: l.name, URL: l.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: config.AutoVersion, ForwardToken: c.forward && i == 0,
+				})
+			}
+			f := newFixture(t, func(o *Options) {
+				g, err := gateway.New(gateway.Options{
+					Backends: backends, DB: o.Sessions, Server: json.RawMessage(`{}`), Key: make([]byte, 32), ListTTL: 4 * time.Second,
+					Log: slog.New(slog.DiscardHandler),
+				})
+				must(t, err)
+				o.Gateway, o.PageSize, o.Subscriptions = g, 2, nil
+				if !c.known {
+					o.Auth = auth.None()
+				}
+			})
+			f.catalogs.Replace(mustParse(t, noEvents))
+			for method, want := range map[string]string{
+				methodToolsList: c.tools, methodPromptsList: c.tools, methodResources: c.resources, methodTemplates: c.resources,
+			} {
+				got := f.wholeList(t, method, "", nil)
+				if got.pages < 2 {
+					t.Fatalf("%s has %d page", method, got.pages)
+				}
+				for i := range got.pages {
+					if hint := fmt.Sprint(got.ttls[i], " ", got.scopes[i]); hint != want {
+						t.Errorf("%s, page %d: %s, want %s", method, i, hint, want)
+					}
+				}
+			}
+		})
+	}
+}
+
+// GWN-01: the pages of one list have one scope. A list that is not public any more when the next page
+// is asked for is to be read again from its beginning.
+func TestScopeDoesNotChangeBetweenPages(t *testing.T) {
+	l := startLister(t, "b", true, "a", "b", "c")
+	f := behindGateway(t, func(o *Options) { o.PageSize, o.Auth = 2, auth.None() }, l)
+	for _, c := range []struct {
+		before, now string
+		status      int
+		scope       string
+	}{
+		{"public", "public", 200, "public"},
+		{"private", "private", 200, "private"},
+		{"private", "public", 200, "private"},
+		{"public", "private", 400, ""},
+	} {
+		l.set(func() { l.hints = `"ttlMs":0,"cacheScope":"` + c.before + `"` })
+		var p backendPage
+		f.modern("", methodToolsList, "").result(t, &p)
+		if p.CacheScope != c.before {
+			t.Errorf("the first page is %s, want %s", p.CacheScope, c.before)
+		}
+		l.set(func() { l.hints = `"ttlMs":0,"cacheScope":"` + c.now + `"` })
+		r := f.modern("", methodToolsList, fmt.Sprintf(`"cursor":%q`, *p.NextCursor))
+		if r.Status != c.status {
+			t.Errorf("%s, then %s: %d %s", c.before, c.now, r.Status, r.Body)
+		}
+		if c.status == 200 {
+			var next backendPage
+			if r.result(t, &next); next.CacheScope != c.scope {
+				t.Errorf("%s, then %s: the second page is %s", c.before, c.now, next.CacheScope)
+			}
+		}
+	}
+}

@@ -1,0 +1,138 @@
+package mcp
+
+import (
+	"bytes"
+	"encoding/base64"
+)
+
+// cursor is where a list goes on: behind the entry of the catalog of that name, behind the
+// subscription with that id, or behind a cursor of the backends' list. The zero value is nowhere.
+type cursor struct {
+	where byte
+	after string
+}
+
+// The parts of a list. In a cursor of a list that is public the letter is a capital.
+const (
+	atCatalog       = 'c'
+	atSubscriptions = 's'
+	atBackends      = 'b'
+)
+
+// maxCursor bounds what is in a cursor, in bytes: the longest name of an entry, and more.
+const maxCursor = 1200
+
+// member is nextCursor in a result of that scope.
+func (c cursor) member(scope string) []byte {
+	where := c.where
+	if scope == public {
+		where -= 'a' - 'A'
+	}
+	b := append([]byte(`,"nextCursor":"`), base64.RawURLEncoding.EncodeToString(append([]byte{where}, c.after...))...)
+	return append(b, '"')
+}
+
+// place is where a page begins.
+type place struct {
+	cursor
+	first int // among the catalog's entries
+	// scope is that of the page before; empty for the first.
+	scope string
+}
+
+// place reads the cursor of a list request; at is where the entries of the catalog are.
+func (c *call) place(at map[string]int) (place, error) {
+	token, given, err := c.text("cursor")
+	if err != nil || !given {
+		return place{cursor: cursor{where: atCatalog}}, err
+	}
+	p, ok := parseCursor(token)
+	if ok && p.where == atCatalog {
+		p.first, ok = at[p.after]
+		p.first++
+	}
+	if !ok {
+		return place{}, errListCursor
+	}
+	return p, nil
+}
+
+var errListCursor = invalidParams("the cursor is not one of this list")
+
+func parseCursor(token string) (p place, ok bool) {
+	raw, err := base64.RawURLEncoding.Strict().DecodeString(token)
+	if err != nil || len(raw) == 0 || len(raw) > maxCursor {
+		return p, false
+	}
+	p.where, p.after, p.scope = raw[0], string(raw[1:]), private
+	if p.where < 'a' {
+		p.where += 'a' - 'A'
+		p.scope = public
+	}
+	return p, bytes.IndexByte([]byte{atCatalog, atSubscriptions, atBackends}, p.where) >= 0
+}
+
+// partedPage is a page of a list that has several parts.
+type partedPage struct {
+	from   place
+	pieces [][]byte
+	n      int // entries so far
+	room   int // how many more there may be
+	next   cursor
+	cache  *caching
+}
+
+// newPage begins a page; member names the list in the result.
+func newPage(member string, from place, room int, cache *caching) partedPage {
+	return partedPage{from: from, pieces: [][]byte{[]byte(`"` + member + `":[`)}, room: room, cache: cache}
+}
+
+// add adds a part's pieces, which hold n entries; next is where that part goes on.
+func (p *partedPage) add(n int, next cursor, pieces ...[]byte) {
+	if n > 0 && p.n > 0 {
+		p.pieces = append(p.pieces, comma)
+	}
+	p.pieces = append(p.pieces, pieces...)
+	p.n, p.room, p.next = p.n+n, p.room-n, next
+}
+
+// goesOn reports whether another part follows on this page; if it would but there
+// is no room, it begins the next one.
+func (p *partedPage) goesOn(part byte) bool {
+	if p.next != (cursor{}) {
+		return false
+	}
+	if p.room > 0 {
+		return true
+	}
+	p.next = cursor{where: part}
+	return false
+}
+
+// behind is where a part begins on this page: its beginning, unless the page begins within it.
+func (p *partedPage) behind(part byte) string {
+	if p.from.where != part {
+		return ""
+	}
+	return p.from.after
+}
+
+var closing = []byte("]")
+
+// result ends the page. All pages of a list have the same scope (2026-07-28, Caching): one that
+// is not public any more is to be read from its beginning.
+func (p *partedPage) result(meta []byte) (result, error) {
+	switch p.from.scope {
+	case public:
+		if p.cache.scope != public {
+			return result{}, errListCursor
+		}
+	case private:
+		p.cache.scope = private
+	}
+	r := result{members: append(p.pieces, closing), meta: meta, cache: p.cache}
+	if p.next != (cursor{}) {
+		r.members = append(r.members, p.next.member(p.cache.scope))
+	}
+	return r, nil
+}
