@@ -206,7 +206,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		AnonymousWebhooks: s.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(s.Limits),
 		ResourceMetadata: callers.metadata, Gateway: e.backends,
 		AllowedOrigins: s.Limits.AllowedOrigins, MaxAge: s.Limits.StreamMaxAge, Heartbeat: s.Limits.Heartbeat,
-		PollMin: s.Limits.PollMin, PollMax: s.Limits.PollMax, Logger: s.Log,
+		AnswerStreamAfter: wiring.AnswerStreamAfter(s.Limits), PollMin: s.Limits.PollMin, PollMax: s.Limits.PollMax, Logger: s.Log,
 	})
 	if err != nil {
 		return nil, err

@@ -45,7 +45,7 @@ func main() {
 			AnonymousWebhooks: p.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(p.Limits),
 			ResourceMetadata: p.ResourceMetadata,
 			AllowedOrigins:   p.Limits.AllowedOrigins, MaxAge: p.Limits.StreamMaxAge, Heartbeat: p.Limits.Heartbeat,
-			PollMin: p.Limits.PollMin, PollMax: p.Limits.PollMax, Logger: p.Log,
+			AnswerStreamAfter: wiring.AnswerStreamAfter(p.Limits), PollMin: p.Limits.PollMin, PollMax: p.Limits.PollMax, Logger: p.Log,
 		})
 	})
 	lambdaurl.Start(p.Serve(p.Handler(endpoint), "/mcp", "/mcp/{"+mcp.PathWorkspace+"}"), p.Draining(endpoint))

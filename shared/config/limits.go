@@ -38,10 +38,11 @@ type Limits struct {
 	EventsSchedule []time.Duration `name:"events-retry-schedule" default:"0s,5s,40s,150s,480s" help:"Delays before each attempt at a webhook of an MCP Events subscription."`
 	DeliveryLog    string          `name:"delivery-log" default:"" help:"Which attempts leave a record: failures, all or none. By default all when embedded, failures on AWS."`
 
-	StreamMaxAge time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open; the client goes on with its cursor."`
-	Heartbeat    time.Duration `name:"heartbeat" default:"15s" help:"Longest quiet of a stream."`
-	PollMin      time.Duration `name:"poll-min" default:"1s" help:"When a client of events/poll is asked to come again while there is traffic."`
-	PollMax      time.Duration `name:"poll-max" default:"30s" help:"When it is asked to come again after a long quiet."`
+	StreamMaxAge      time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open; the client goes on with its cursor."`
+	Heartbeat         time.Duration `name:"heartbeat" default:"15s" help:"Longest quiet of a stream."`
+	AnswerStreamAfter time.Duration `name:"answer-stream-after" default:"1s" help:"How long the answer to a list may wait for backends before it becomes a stream, so that proxies do not give it up. 0: each is a stream at once."`
+	PollMin           time.Duration `name:"poll-min" default:"1s" help:"When a client of events/poll is asked to come again while there is traffic."`
+	PollMax           time.Duration `name:"poll-max" default:"30s" help:"When it is asked to come again after a long quiet."`
 
 	DefaultTTL    time.Duration `name:"default-ttl" default:"24h" help:"Life of an MCP Events subscription that asks for none."`
 	MinTTL        time.Duration `name:"min-ttl" default:"1m" help:"Shortest life of an MCP Events subscription that is granted."`
@@ -173,6 +174,7 @@ func (l Limits) Check() error {
 		{"events-timeout", l.EventsTimeout, 100 * time.Millisecond, time.Minute},
 		{"stream-max-age", l.StreamMaxAge, time.Second, 24 * time.Hour},
 		{"heartbeat", l.Heartbeat, time.Second, 30 * time.Second}, // SEP-3415 allows 30 s
+		{"answer-stream-after", l.AnswerStreamAfter, 0, time.Hour},
 		{"poll-min", l.PollMin, 100 * time.Millisecond, time.Hour},
 		{"poll-max", l.PollMax, 100 * time.Millisecond, time.Hour},
 		{"default-ttl", l.DefaultTTL, time.Minute, 365 * 24 * time.Hour},

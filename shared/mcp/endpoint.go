@@ -121,6 +121,9 @@ type Options struct {
 	// MaxAge is how long a stream stays open; 0 is 5 minutes. A deadline of the
 	// request's context ends it 5 s before.
 	MaxAge time.Duration
+	// AnswerStreamAfter is how long the answer to a list may wait for backends before it
+	// becomes a stream; 0 is 1 s, and a negative one is not at all.
+	AnswerStreamAfter time.Duration
 	// Heartbeat is the longest quiet of a stream; 0 is 15 s.
 	Heartbeat time.Duration
 	// WriteTimeout ends a stream whose reader takes nothing for so long; 0 is 30 s.
@@ -150,6 +153,7 @@ func (o Options) withDefaults() Options {
 		}
 	}
 	set(&o.MaxAge, 5*time.Minute)
+	set(&o.AnswerStreamAfter, time.Second)
 	set(&o.Heartbeat, 15*time.Second)
 	set(&o.WriteTimeout, 30*time.Second)
 	set(&o.SessionTTL, 24*time.Hour)

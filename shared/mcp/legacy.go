@@ -174,6 +174,8 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage
 		return
 	}
 	defer c.detach()()
+	c.request = c.request.Clone(c.request.Context())
+	c.request.Header.Set("Accept", "application/json") // parts of an array cannot be streams
 	var answers []json.RawMessage
 	for _, raw := range parts {
 		one := *c

@@ -237,6 +237,7 @@ func (e *Endpoint) addBackends(ctx context.Context, c *call, page *partedPage, k
 		page.cache.ttl = min(page.cache.ttl, listTTL)
 		return page.result(nil)
 	}
+	c.waits()
 	list := backends.List(ctx, c.principal, kind)
 	// On all pages the same: the strictest scope and the shortest time.
 	page.cache = &caching{min(page.cache.ttl, list.TTL.Milliseconds()), page.cache.scope}

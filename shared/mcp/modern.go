@@ -166,6 +166,10 @@ func (e *Endpoint) answer(w http.ResponseWriter, c *call, m method) {
 		e.fail(w, http.StatusNotAcceptable, c.msg.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Accept must list application/json"})
 		return
 	}
+	if m.gathers {
+		e.answerLate(w, c, m)
+		return
+	}
 	r, err := m.answer(c.request.Context(), c)
 	if err != nil {
 		e.answerFault(w, c, m, err)

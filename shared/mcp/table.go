@@ -19,6 +19,7 @@ type call struct {
 	dialect   bool     // of named events, see dialect.go
 	msg       jsonrpc.Message
 	meta      json.RawMessage // of the params; nil without
+	waits     func()          // to be called before the answer waits for others; see [lateAnswer]
 }
 
 // param finds a member of the params; nil when it is absent or null.
@@ -74,6 +75,8 @@ type method struct {
 	family         family
 	// backends is set for what only backends serve: it is unknown while there are none.
 	backends bool
+	// gathers is set for what may have to wait for backends.
+	gathers bool
 	// session is set for what changes the session that a request is part of.
 	session bool
 	// scope is needed to call it; empty for none.
@@ -100,8 +103,8 @@ func (e *Endpoint) table() map[string]method {
 		t[methodInitialize] = method{legacy: true} // served where sessions are made
 	}
 	if o.Lists {
-		t[methodResources] = method{legacy: true, modern: true, scope: auth.ScopeRead, answer: e.listResources}
-		t[methodTemplates] = method{legacy: true, modern: true, scope: auth.ScopeRead, answer: e.listTemplates}
+		t[methodResources] = method{legacy: true, modern: true, gathers: true, scope: auth.ScopeRead, answer: e.listResources}
+		t[methodTemplates] = method{legacy: true, modern: true, gathers: true, scope: auth.ScopeRead, answer: e.listTemplates}
 		t[methodEvents] = method{legacy: true, modern: true, family: eventsMethods, scope: auth.ScopeRead, answer: e.listEvents}
 	}
 	if o.Lists && o.Log != nil {
@@ -139,8 +142,8 @@ func (e *Endpoint) table() map[string]method {
 		t[events] = row
 	}
 	if o.Gateway != nil {
-		t[methodToolsList] = method{legacy: true, modern: true, backends: true, scope: auth.ScopeRead, answer: e.listTools}
-		t[methodPromptsList] = method{legacy: true, modern: true, backends: true, scope: auth.ScopeRead, answer: e.listPrompts}
+		t[methodToolsList] = method{legacy: true, modern: true, backends: true, gathers: true, scope: auth.ScopeRead, answer: e.listTools}
+		t[methodPromptsList] = method{legacy: true, modern: true, backends: true, gathers: true, scope: auth.ScopeRead, answer: e.listPrompts}
 		t[methodToolsCall] = method{legacy: true, modern: true, backends: true, scope: auth.ScopeRead, route: e.routeTool}
 		t[methodPromptsGet] = method{legacy: true, modern: true, backends: true, scope: auth.ScopeRead, route: e.routePrompt}
 	}

@@ -6,6 +6,7 @@ package wiring
 import (
 	"context"
 	"encoding/json"
+	"time"
 
 	"mcpevents/shared/auth"
 	"mcpevents/shared/catalog"
@@ -84,6 +85,14 @@ func Ender(l config.Limits, callers auth.Authenticator, db store.DB, q queue.Sen
 		Queue: q, Subscriptions: subs, ErrorObject: EventCodes(l).ErrorObject, Plain: l.PlainTargets,
 		Review: &subscription.Review{DB: db, Catalog: catalogs, Directory: directory},
 	}
+}
+
+// AnswerStreamAfter is the option of [mcp.Options] of that name.
+func AnswerStreamAfter(l config.Limits) time.Duration {
+	if l.AnswerStreamAfter == 0 {
+		return -1 // at once
+	}
+	return l.AnswerStreamAfter
 }
 
 // EventCodes are the error numbers of the events methods.

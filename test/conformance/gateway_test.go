@@ -25,11 +25,17 @@ const (
 	crossed  = "embedded, over the other era"
 )
 
+// streamLists is the setting by which all lists are answered on streams. The suite looks at
+// such streams only where there are some.
+const streamLists = "MCPEVENTS_ANSWER_STREAM_AFTER"
+
 // behind starts the embedded server with a backend behind it.
 func behind(t *testing.T, kind backend.Kind) *harness.Server {
 	t.Helper()
 	b := harness.StartBackend(t, kind)
-	return harness.StartServer(t, harness.ServerOptions{Auth: "none", Config: "backends:\n" + b.Config("fixtures", "", "")})
+	return harness.StartServer(t, harness.ServerOptions{
+		Auth: "none", Config: "backends:\n" + b.Config("fixtures", "", ""), Env: []string{streamLists + "=0s"},
+	})
 }
 
 // complete shows the requirement once nothing of the target is in the baseline.
@@ -76,7 +82,7 @@ func TestLocalAWS(t *testing.T) {
 	a := harness.StartAWS(t, harness.AWSOptions{
 		Config: config,
 		// The suite looks whether a page of the server's own origin may call it.
-		Env: map[string]string{"MCPEVENTS_ALLOWED_ORIGINS": strings.Join(origins, ",")},
+		Env: map[string]string{"MCPEVENTS_ALLOWED_ORIGINS": strings.Join(origins, ","), streamLists: "0s"},
 	})
 	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
 	if err != nil {

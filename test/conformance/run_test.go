@@ -31,17 +31,11 @@ type result struct {
 	scenario       string
 	passed, failed int // checks
 	warned         int
-	left           bool // the check named by optional was left out
 	flaws          []flaw
 }
 
 // flaw is a check that failed or warned.
 type flaw struct{ check, why string }
-
-// optional is a check that the suite makes only of a server that answers lists on
-// a stream. An answer in JSON is as good: 2025-11-25, Transports, "Sending Messages
-// to the Server"; 2026-07-28, Streamable HTTP, "Sending Messages".
-const optional = "server-sse-streams-functional"
 
 // ok wants a check, for a scenario that looked at nothing shows nothing. The suite
 // lets warnings pass; a server that does all that it should has none.
@@ -73,26 +67,12 @@ func (r *report) checks() (passed, all int) {
 	return passed, all
 }
 
-// left counts the checks that were left out as [optional].
-func (r *report) left() (n int) {
-	for _, s := range r.results {
-		if s.left {
-			n++
-		}
-	}
-	return n
-}
-
 // score is one line.
 func (r *report) score() string {
 	scenarios, allScenarios := r.scenarios()
 	checks, allChecks := r.checks()
-	score := fmt.Sprintf("%s, %s: %d of %d scenarios, %d of %d checks",
-		r.target, r.revision, scenarios, allScenarios, checks, allChecks)
-	if r.left() > 0 {
-		score += fmt.Sprintf(" (%s is for servers that answer on streams)", optional)
-	}
-	return score + fmt.Sprintf(", %.1f s", r.took.Seconds())
+	return fmt.Sprintf("%s, %s: %d of %d scenarios, %d of %d checks, %.1f s",
+		r.target, r.revision, scenarios, allScenarios, checks, allChecks, r.took.Seconds())
 }
 
 // print writes the table of scenarios, and what failed below it.
@@ -194,7 +174,6 @@ func results(t *testing.T, dir string) map[string]result {
 			case "WARNING":
 				r.warned++
 			default: // INFO and SKIPPED do not count
-				r.left = r.left || c.ID == optional
 				continue
 			}
 			r.flaws = append(r.flaws, flaw{c.ID, strings.ToLower(c.Status) + ": " + clip(c.ErrorMessage)})
