@@ -14,6 +14,7 @@ import (
 	"mcpevents/shared/auth"
 	"mcpevents/shared/catalog"
 	"mcpevents/shared/config"
+	"mcpevents/shared/conversation"
 	"mcpevents/shared/delivery"
 	"mcpevents/shared/eventlog"
 	"mcpevents/shared/fault"
@@ -68,14 +69,17 @@ type Embedded struct {
 
 	dispatcher *delivery.Dispatcher
 
-	// What [Embedded.Reload] replaces: the backends, the keys, the catalog, and those of
-	// workspaces that have their own.
+	// What [Embedded.Reload] replaces: the backends, the keys, the catalog, those of
+	// workspaces that have their own, and the configuration for who follows it.
 	backends  *gateway.Gateway
 	keys      *auth.Replaceable
 	rest      *catalog.Static
 	own       map[string]*catalog.Static
 	announcer *announcer
 	ender     *delivery.Ender
+	config    *config.Replaceable
+
+	conversation *conversation.Service
 
 	server  *http.Server
 	stop    context.CancelFunc
@@ -195,6 +199,17 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	if err != nil {
 		return nil, err
 	}
+	e.config = config.NewReplaceable(s.Config)
+	e.conversation, err = wiring.Conversation(s.Limits, conversation.Options{
+		Source: e.config, DB: db, Key: secrets.Cursor, Backends: e.backends,
+		Catalogs: catalogs, Publisher: publish.OnBehalf{Service: publisher}, Log: s.Log,
+	})
+	if err == nil {
+		err = s.checkConversation(ctx, e.conversation, catalogs.Catalog)
+	}
+	if err != nil {
+		return nil, err
+	}
 	e.endpoint, err = mcp.New(mcp.Options{
 		Server: mcp.Implementation{Name: "mcp-events", Version: version},
 		Auth:   callers, Catalogs: catalogs, Lists: true, Log: log, Feeds: e.announcer, Sessions: db,
@@ -204,7 +219,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		},
 		Subscriptions: subscriptions, Registrar: subscriptions, Deregistrar: subscriptions,
 		AnonymousWebhooks: s.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(s.Limits),
-		ResourceMetadata: callers.metadata, Gateway: e.backends,
+		ResourceMetadata: callers.metadata, Gateway: e.backends, Conversation: e.conversation,
 		AllowedOrigins: s.Limits.AllowedOrigins, MaxAge: s.Limits.StreamMaxAge, Heartbeat: s.Limits.Heartbeat,
 		AnswerStreamAfter: wiring.AnswerStreamAfter(s.Limits), PollMin: s.Limits.PollMin, PollMax: s.Limits.PollMax, Logger: s.Log,
 	})
@@ -218,6 +233,11 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	mux.Handle("/events", &publish.Handler{
 		Service: publisher, Auth: callers, Guard: origins, MetadataURL: callers.metadata, Log: s.Log,
 	})
+	consent := &conversation.Handler{
+		Service: e.conversation, Auth: callers, Guard: origins, MetadataURL: callers.metadata, Log: s.Log,
+	}
+	mux.Handle("/consent", consent)
+	mux.Handle("/consent/{"+conversation.PathProvider+"}", consent)
 	if callers.mount != nil {
 		callers.mount(mux)
 	}
@@ -255,6 +275,25 @@ func (s Settings) backends() []config.Backend {
 		return nil
 	}
 	return s.Config.Backends
+}
+
+// checkConversation reports what speaks against the configuration's section "conversation".
+func (s Settings) checkConversation(ctx context.Context, c *conversation.Service, catalogs func(context.Context, string) (*catalog.Catalog, error)) error {
+	if s.Config == nil {
+		return nil
+	}
+	if err := c.Check(ctx, s.Config); err != nil {
+		return err
+	}
+	events := s.Config.Conversation.Events
+	if !events.Any() {
+		return nil
+	}
+	cat, err := catalogs(ctx, events.Workspace)
+	if err != nil {
+		return fault.Wrap(fault.Invalid, err, "conversation: events: the catalog of workspace %s", events.Workspace)
+	}
+	return conversation.CheckCatalog(cat, events)
 }
 
 // publishRate is nil without authentication: there is nobody to tell apart then.
@@ -334,6 +373,7 @@ func (e *Embedded) Close(ctx context.Context) error {
 	go func() {
 		e.workers.Wait()
 		e.dispatcher.Wait(ctx)
+		_ = e.conversation.Close(ctx) // that ctx ended is told below
 		e.tails.Close()
 		close(done)
 	}()

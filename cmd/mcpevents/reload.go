@@ -105,7 +105,7 @@ func watchFiles(ctx context.Context, paths []string, log *slog.Logger) (<-chan s
 	return changed, nil
 }
 
-// Reload takes over catalogs, keys and backends: all of them, or none if one has a fault.
+// Reload takes over catalogs and the configuration: all of them, or none if one has a fault.
 // Open streams are told of changed catalogs, and webhook subscriptions that such a
 // catalog leaves behind end.
 func (e *Embedded) Reload(ctx context.Context, s Settings) error {
@@ -119,9 +119,19 @@ func (e *Embedded) Reload(ctx context.Context, s Settings) error {
 			return err
 		}
 	}
+	err = s.checkConversation(ctx, e.conversation, func(_ context.Context, workspace string) (*catalog.Catalog, error) {
+		if own := s.Workspaces[workspace]; own != nil {
+			return own, nil
+		}
+		return rest, nil
+	})
+	if err != nil {
+		return err
+	}
 	if err := e.backends.Replace(ctx, s.backends()); err != nil {
 		return err
 	}
+	e.config.Replace(s.Config)
 	if keys != nil {
 		e.keys.Replace(keys)
 	}

@@ -1,5 +1,5 @@
 // Package config reads the operator's configuration: the file config.yaml (keys,
-// backends) and the limits that are flags and environment variables.
+// backends, conversation) and the limits that are flags and environment variables.
 //
 // The file is read as strictly as the catalog: every fault has its line, all are
 // told at once. Nothing here reads the environment by itself or makes a client;
@@ -31,6 +31,8 @@ type Config struct {
 	Keys []auth.Key
 	// Backends are the MCP servers behind the gateway.
 	Backends []Backend
+	// Conversation is who is told what is said in conversations; the zero value is nobody.
+	Conversation Conversation
 }
 
 // Backend is an MCP server behind the gateway.
@@ -115,6 +117,7 @@ func ParseFile(name string, src []byte) (*Config, error) {
 	}
 	f, root := strictyaml.Parse(name, src, MaxSource)
 	p := parser{file: f, config: &Config{}}
+	var talk *strictyaml.Node
 	if root != nil {
 		for _, m := range f.Members(root, "the configuration") {
 			switch m.Key {
@@ -122,9 +125,14 @@ func ParseFile(name string, src []byte) (*Config, error) {
 				p.keys(m.Value)
 			case "backends":
 				p.backends(m.Value)
+			case "conversation":
+				talk = m.Value
 			default:
-				f.Unknown(m, "the configuration", "keys", "backends")
+				f.Unknown(m, "the configuration", "keys", "backends", "conversation")
 			}
+		}
+		if talk != nil { // which may name backends
+			p.conversation(talk)
 		}
 	}
 	if err := f.Err(); err != nil {

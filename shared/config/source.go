@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"mcpevents/shared/auth"
@@ -34,6 +35,27 @@ func Load(ctx context.Context, db store.DB) (*Config, error) {
 }
 
 func parseStored(src []byte) (*Config, error) { return ParseFile("stored configuration", src) }
+
+// Replaceable is a configuration that another can take the place of.
+type Replaceable struct{ now atomic.Pointer[Config] }
+
+// NewReplaceable begins with a configuration; nil is an empty one.
+func NewReplaceable(c *Config) *Replaceable {
+	r := &Replaceable{}
+	r.Replace(c)
+	return r
+}
+
+// Config returns the configuration.
+func (r *Replaceable) Config(context.Context) (*Config, error) { return r.now.Load(), nil }
+
+// Replace puts another in its place; nil is an empty one.
+func (r *Replaceable) Replace(c *Config) {
+	if c == nil {
+		c = &Config{}
+	}
+	r.now.Store(c)
+}
 
 // Stored serves what [Apply] wrote, at most [versioned.MaxAge] old.
 type Stored struct{ cache *versioned.Cache[*current] }
@@ -66,14 +88,18 @@ func NewStored(db store.DB, now func() time.Time, log *slog.Logger) *Stored {
 	}, now, log)}
 }
 
-// Config returns the configuration; an empty one when none was stored.
+// empty is the same pointer each time, as it is of one that was stored.
+var empty = &Config{}
+
+// Config returns the configuration; an empty one when none was stored. As long as nothing
+// changed it is the same pointer.
 func (s *Stored) Config(ctx context.Context) (*Config, error) {
 	c, version, err := s.cache.Get(ctx, document)
 	if err != nil {
 		return nil, err
 	}
 	if version == 0 {
-		return &Config{}, nil
+		return empty, nil
 	}
 	return c.config, nil
 }

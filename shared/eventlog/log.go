@@ -173,6 +173,8 @@ type segment struct {
 	// Before are the ids of the events of the same batch that lie in earlier
 	// segments, so that the last segment tells all that a repeated batch has here.
 	Before []string `json:"b,omitempty"`
+
+	life time.Duration // 0 is the retention and an hour
 }
 
 type noticeEnvelope struct {
@@ -258,7 +260,17 @@ func (l *Log) Notify(ctx context.Context, workspace, topic string, notice json.R
 // NotifyAs is [Log.Notify] for a notice that more than one may append: readers take
 // those of one id that are a few seconds apart for one.
 func (l *Log) NotifyAs(ctx context.Context, workspace, topic, id string, notice json.RawMessage) error {
-	s := segment{V: segmentVersion, Notices: []noticeEnvelope{{ID: id, Body: notice}}}
+	return l.notify(ctx, workspace, topic, id, notice, 0)
+}
+
+// NotifyFor is [Log.Notify] for a notice that is of use to nobody after a while: it is
+// gone for readers then, or after the retention if that is shorter.
+func (l *Log) NotifyFor(ctx context.Context, workspace, topic string, life time.Duration, notice json.RawMessage) error {
+	return l.notify(ctx, workspace, topic, nonce(), notice, life)
+}
+
+func (l *Log) notify(ctx context.Context, workspace, topic, id string, notice json.RawMessage, life time.Duration) error {
+	s := segment{V: segmentVersion, Notices: []noticeEnvelope{{ID: id, Body: notice}}, life: life}
 	if _, err := l.put(ctx, Topic(workspace, topic), s, 0); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "notify topic %s", topic)
 	}
@@ -273,6 +285,10 @@ func (l *Log) put(ctx context.Context, p Partition, s segment, floor int64) (int
 	if err != nil {
 		return 0, err
 	}
+	life := l.retention() + time.Hour
+	if s.life > 0 {
+		life = min(life, s.life)
+	}
 	for {
 		started := time.Now() // monotonic, unlike the stamp's clock
 		stamp := max(l.now().UnixMicro(), floor) + int64(s.len())
@@ -280,7 +296,7 @@ func (l *Log) put(ctx context.Context, p Partition, s segment, floor int64) (int
 			Key:     store.Key{Table: store.Log, Partition: p.name, Sort: sortKey(stamp)},
 			Value:   value,
 			Version: int64(s.len()),
-			Expires: time.UnixMicro(stamp).Add(l.retention() + time.Hour),
+			Expires: time.UnixMicro(stamp).Add(life),
 		}
 		op := store.Put(item, store.Absent())
 		switch {

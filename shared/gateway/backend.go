@@ -219,6 +219,7 @@ func offersOf(capabilities json.RawMessage) Offers {
 		Completions: has("completions"), Logging: has("logging"),
 		ToolsChanged: tells("tools", "listChanged"), PromptsChanged: tells("prompts", "listChanged"),
 		ResourcesChanged: tells("resources", "listChanged"), Subscribe: tells("resources", "subscribe"),
+		UserMessages: tells("conversationEvents", "onUserMessage"), AssistantResponses: tells("conversationEvents", "onAssistantResponse"),
 	}
 }
 

@@ -131,6 +131,8 @@ type Offers struct {
 	Tools, Prompts, Resources, Completions, Logging bool
 	// What it tells the changes of.
 	ToolsChanged, PromptsChanged, ResourcesChanged, Subscribe bool
+	// What it asks to be told of conversations.
+	UserMessages, AssistantResponses bool
 }
 
 // offerTime is how long a client that connects waits for backends to tell what

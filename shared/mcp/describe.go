@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 
+	"mcpevents/shared/auth"
+	"mcpevents/shared/conversation"
 	"mcpevents/shared/gateway"
 	"mcpevents/shared/mcp/jsonrpc"
 )
@@ -38,10 +40,34 @@ type capabilities struct {
 	// Events is where the design sketch of the MCP Events extension, and ChatGPT
 	// with it, look for what is now in extensions.
 	Events *listCapability `json:"events,omitempty"`
+	// ConversationEvents is of the conversation events proposal.
+	ConversationEvents *conversation.Offers `json:"conversationEvents,omitempty"`
 }
 
-// capabilities are what the table and the caller's backends serve, and nothing else.
-func (e *Endpoint) capabilities(modern bool, backends gateway.Offers) capabilities {
+// offers is what is served to one caller and perhaps not to another.
+type offers struct {
+	backends     gateway.Offers
+	conversation conversation.Offers
+}
+
+// offersTo finds out what there is for a caller beside what there is for all.
+func (e *Endpoint) offersTo(ctx context.Context, p auth.Principal) (o offers) {
+	if backends := e.gateway(ctx); backends != nil {
+		o.backends = backends.Offers(ctx, p)
+	}
+	if e.options.Conversation != nil {
+		o.conversation = e.options.Conversation.Offers(ctx, p)
+	}
+	return o
+}
+
+// personal reports whether callers may be served different things.
+func (e *Endpoint) personal(ctx context.Context) bool {
+	return e.gateway(ctx) != nil || e.options.Conversation != nil && e.options.Conversation.Enabled(ctx)
+}
+
+// capabilities are what is served to a caller, and nothing else.
+func (e *Endpoint) capabilities(modern bool, to offers) capabilities {
 	c := capabilities{Extensions: map[string]any{}}
 	inBand := e.has(methodListen)
 	if !modern {
@@ -57,16 +83,16 @@ func (e *Endpoint) capabilities(modern bool, backends gateway.Offers) capabiliti
 	if e.has(methodResources) {
 		c.Resources = &resourceCapability{Events: true, Subscribe: inBand, ListChanged: inBand, Subscription: ways}
 	}
-	if backends.Tools {
+	if to.backends.Tools {
 		c.Tools = &listCapability{ListChanged: inBand}
 	}
-	if backends.Prompts {
+	if to.backends.Prompts {
 		c.Prompts = &listCapability{ListChanged: inBand}
 	}
 	if e.has(methodComplete) {
 		c.Completions = &struct{}{}
 	}
-	if modern && backends.Logging || !modern && e.has(methodSetLevel) {
+	if modern && to.backends.Logging || !modern && e.has(methodSetLevel) {
 		c.Logging = &struct{}{}
 	}
 	if len(ways) > 0 {
@@ -79,6 +105,16 @@ func (e *Endpoint) capabilities(modern bool, backends gateway.Offers) capabiliti
 		c.Events = &listCapability{ListChanged: inBand}
 		c.Extensions[EventsExtension] = c.Events
 	}
+	if to.conversation.Any() {
+		c.ConversationEvents = &to.conversation
+		c.Extensions[ConversationExtension] = c.ConversationEvents
+		if !modern {
+			if c.Experimental == nil {
+				c.Experimental = map[string]any{}
+			}
+			c.Experimental[ConversationExtension] = c.ConversationEvents
+		}
+	}
 	return c
 }
 
@@ -86,22 +122,22 @@ func (e *Endpoint) capabilities(modern bool, backends gateway.Offers) capabiliti
 func (e *Endpoint) describe() {
 	server := mustJSON(e.options.Server)
 	e.serverMeta = append([]byte(`"`+metaServer+`":`), server...)
-	e.initialize = e.describeInitialize(gateway.Offers{})
-	e.discover = e.describeDiscover(gateway.Offers{})
+	e.initialize = e.describeInitialize(offers{})
+	e.discover = e.describeDiscover(offers{})
 }
 
 // describeInitialize is the result of initialize behind the version.
-func (e *Endpoint) describeInitialize(backends gateway.Offers) []byte {
-	b := append([]byte(`,"capabilities":`), mustJSON(e.capabilities(false, backends))...)
+func (e *Endpoint) describeInitialize(to offers) []byte {
+	b := append([]byte(`,"capabilities":`), mustJSON(e.capabilities(false, to))...)
 	b = append(b, `,"serverInfo":`...)
 	return e.appendInstructions(append(b, mustJSON(e.options.Server)...))
 }
 
 // describeDiscover is the result of server/discover.
-func (e *Endpoint) describeDiscover(backends gateway.Offers) []byte {
+func (e *Endpoint) describeDiscover(to offers) []byte {
 	b := append([]byte(`"supportedVersions":`), mustJSON(e.supported())...)
 	b = append(b, `,"capabilities":`...)
-	return e.appendInstructions(append(b, mustJSON(e.capabilities(true, backends))...))
+	return e.appendInstructions(append(b, mustJSON(e.capabilities(true, to))...))
 }
 
 func (e *Endpoint) appendInstructions(b []byte) []byte {
@@ -124,11 +160,10 @@ func (e *Endpoint) supported() []Version {
 const discoverTTL = 60_000
 
 func (e *Endpoint) answerDiscover(ctx context.Context, c *call) (result, error) {
-	backends := e.gateway(ctx)
-	if backends == nil {
+	if !e.personal(ctx) {
 		return result{members: [][]byte{e.discover}, cache: &caching{discoverTTL, public}}, nil
 	}
-	about := e.describeDiscover(backends.Offers(ctx, c.principal)) // of this caller's backends
+	about := e.describeDiscover(e.offersTo(ctx, c.principal))
 	return result{members: [][]byte{about}, cache: &caching{discoverTTL, private}}, nil
 }
 

@@ -116,6 +116,10 @@ func (e *Endpoint) enterDialect(w http.ResponseWriter, c *call) bool {
 
 // callDialect serves one message.
 func (e *Endpoint) callDialect(w http.ResponseWriter, c *call) {
+	if e.hears(c) {
+		e.hear(w, c)
+		return
+	}
 	if c.msg.Kind != jsonrpc.Request {
 		w.WriteHeader(http.StatusAccepted) // as in [Endpoint.postLegacy]
 		return

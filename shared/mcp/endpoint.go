@@ -31,6 +31,7 @@ type Log interface {
 	Below(ctx context.Context, workspace, parent string, n int) (uris []string, err error)
 	LatestBelow(ctx context.Context, workspace, parent string, n int, wants func(uri string) bool) ([]event.Event, error)
 	Notify(ctx context.Context, workspace, topic string, notice json.RawMessage) error
+	NotifyFor(ctx context.Context, workspace, topic string, life time.Duration, notice json.RawMessage) error
 }
 
 // Feeds opens what a stream reads, and reads what a poll asks for; [stream.Tails] does.
@@ -101,6 +102,8 @@ type Options struct {
 
 	// Gateway serves what the backends have; nil without backends.
 	Gateway Gateway
+	// Conversation is told what is said in conversations; nil tells nobody.
+	Conversation Conversation
 
 	// EventCodes is [SketchCodes] when it is zero.
 	EventCodes EventCodes

@@ -221,9 +221,13 @@ func statusOf(message json.RawMessage) int {
 // takeIn serves what needs no response: notifications, and answers to what a
 // backend asked the client.
 func (e *Endpoint) takeIn(w http.ResponseWriter, c *call) {
+	if e.hears(c) {
+		e.hear(w, c)
+		return
+	}
 	ctx := c.request.Context()
 	backends := e.gateway(ctx)
-	if backends == nil {
+	if backends == nil || c.version.modern() {
 		// Nothing that a client tells or answers changes anything then. Requests are
 		// short, and one that is under way cannot be cancelled, which the revisions allow for.
 		w.WriteHeader(http.StatusAccepted)

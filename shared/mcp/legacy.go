@@ -130,8 +130,8 @@ func (e *Endpoint) initializeSession(w http.ResponseWriter, c *call) {
 	}
 	version := append(append([]byte(`"protocolVersion":"`), c.version...), '"')
 	about := e.initialize
-	if backends := e.gateway(c.request.Context()); backends != nil {
-		about = e.describeInitialize(backends.Offers(c.request.Context(), c.principal))
+	if e.personal(c.request.Context()) {
+		about = e.describeInitialize(e.offersTo(c.request.Context(), c.principal))
 	}
 	send(w, http.StatusOK, func(b []byte) []byte {
 		return e.appendResult(b, c, result{members: [][]byte{version, about}})
@@ -185,6 +185,10 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage
 			answers = append(answers, jsonrpc.AppendError(nil, msg.ID, bad))
 		} else if msg.Kind == jsonrpc.Request {
 			answers = append(answers, e.answerOne(&one))
+		} else if e.hears(&one) {
+			if err := e.heard(&one); err != nil {
+				answers = append(answers, jsonrpc.AppendError(nil, nil, e.translate(c.request.Context(), err, c.version, coreMethods)))
+			}
 		}
 	}
 	if len(answers) == 0 {

@@ -22,6 +22,9 @@ type filter struct {
 	ResourcesListChanged  bool     `json:"resourcesListChanged,omitempty"`
 	EventsListChanged     bool     `json:"eventsListChanged,omitempty"`
 	ResourceSubscriptions []string `json:"resourceSubscriptions,omitempty"`
+	// ConversationContext is ours: what comes of messages that the principal told by
+	// notifications.
+	ConversationContext bool `json:"conversationContext,omitempty"`
 }
 
 // listen serves subscriptions/listen (revision 2026-07-28): the response is a
@@ -159,7 +162,7 @@ func (c *call) filter() (f filter, err error) {
 	for key, value := range jsonrpc.Members(raw) {
 		name := string(key)
 		switch name {
-		case "toolsListChanged", "promptsListChanged", "resourcesListChanged", "eventsListChanged":
+		case "toolsListChanged", "promptsListChanged", "resourcesListChanged", "eventsListChanged", "conversationContext":
 			on := string(value) == "true"
 			if !on && string(value) != "false" && string(value) != "null" {
 				return f, invalidParams("%s must be a boolean", name)
@@ -173,6 +176,8 @@ func (c *call) filter() (f filter, err error) {
 				f.ResourcesListChanged = on
 			case "eventsListChanged":
 				f.EventsListChanged = on
+			case "conversationContext":
+				f.ConversationContext = on
 			}
 		case "resourceSubscriptions":
 			if string(value) == "null" {
@@ -205,13 +210,14 @@ func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
 	e := o.endpoint
 	o.resources = asked.ResourcesListChanged && e.has(methodResources)
 	o.events = asked.EventsListChanged && e.has(methodEvents)
+	o.contexts = asked.ConversationContext && e.options.Conversation != nil && e.options.Conversation.Offers(ctx, o.principal).Any()
 	if backends := e.gateway(ctx); backends != nil && (asked.ToolsListChanged || asked.PromptsListChanged) {
 		offers := backends.Offers(ctx, o.principal)
 		o.tools, o.prompts = asked.ToolsListChanged && offers.Tools, asked.PromptsListChanged && offers.Prompts
 	}
 	out := filter{
 		ToolsListChanged: o.tools, PromptsListChanged: o.prompts,
-		ResourcesListChanged: o.resources, EventsListChanged: o.events,
+		ResourcesListChanged: o.resources, EventsListChanged: o.events, ConversationContext: o.contexts,
 	}
 	if len(asked.ResourceSubscriptions) == 0 {
 		return out, nil

@@ -33,7 +33,7 @@ func (e *Endpoint) admit(w http.ResponseWriter, c *call) (m method, ok bool) {
 			e.fail(w, http.StatusBadRequest, nil, bad)
 			return m, false
 		}
-		w.WriteHeader(http.StatusAccepted)
+		e.takeIn(w, c)
 		return m, false
 	}
 	if bad != nil {
@@ -132,6 +132,10 @@ func (c *call) checkHeader(header, want string) *jsonrpc.Error {
 
 // dispatch serves a request whose method is known.
 func (e *Endpoint) dispatch(w http.ResponseWriter, c *call, m method) {
+	if m.offered != nil && !m.offered(c) {
+		e.answerFault(w, c, m, unknownMethod(c.msg.Method))
+		return
+	}
 	if m.scope != "" {
 		if err := c.principal.Require(m.scope); err != nil {
 			e.answerFault(w, c, m, err)

@@ -50,6 +50,8 @@ const (
 	methodToolsCall     = "tools/call"
 	methodPromptsList   = "prompts/list"
 	methodPromptsGet    = "prompts/get"
+	methodUserMessage   = "conversation/userMessage" // the conversation events proposal, as are those below
+	methodAssistant     = "conversation/assistantResponse"
 	noteAcknowledged    = "notifications/subscriptions/acknowledged"
 	noteUpdated         = "notifications/resources/updated"
 	noteResourcesChange = "notifications/resources/list_changed"
@@ -59,6 +61,7 @@ const (
 	noteRootsChange     = "notifications/roots/list_changed"
 	noteMessage         = "notifications/message"
 	noteEventsChange    = "notifications/events/list_changed" // SEP-3415
+	noteContext         = "conversation/context"              // to a client that told a message by a notification
 )
 
 // The notifications of an events/stream (SEP-3415).
@@ -117,6 +120,8 @@ const (
 	MetaConflicts = Prefix + "conflicts"
 	// MetaIdempotency makes a repeated registration safe.
 	MetaIdempotency = Prefix + "idempotencyKey"
+	// MetaContextCut says that a context had to be shortened.
+	MetaContextCut = Prefix + "contextCut"
 	// MetaPlain set to true in events/subscribe says that the client's endpoint is not to
 	// get the message that tells the end of the subscription.
 	MetaPlain = Prefix + "plain"
@@ -126,6 +131,8 @@ const (
 const (
 	// Extension is ours: SEP-1803 event subscriptions and what goes with them.
 	Extension = Prefix + "subscriptions"
+	// ConversationExtension repeats capabilities.conversationEvents.
+	ConversationExtension = Prefix + "conversation"
 	// EventsExtension is the MCP Events extension (SEP-3415).
 	EventsExtension = "io.modelcontextprotocol/events"
 )

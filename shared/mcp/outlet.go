@@ -40,6 +40,7 @@ type outlet struct {
 	targets map[string]target // by canonical URI
 	// What the client is told of, and how.
 	resources, events, tools, prompts bool // changes of lists
+	contexts                          bool // of messages told outside of sessions
 	payloads                          bool // the payload in _meta, too
 	// subscriptionID is the id of the listen, which every message repeats; nil in
 	// the stream of a session.
@@ -177,7 +178,12 @@ func (o *outlet) deliver(ctx context.Context, d stream.Delivery) error {
 		return o.sendState(d)
 	case strings.HasPrefix(d.Topic, topicBackends):
 		return o.sendBackend(d)
+	case strings.HasPrefix(d.Topic, topicConversations):
+		return o.sendContext(ctx, d)
 	case o.session != nil:
+		if isContext(d.Notice) {
+			return o.sendContext(ctx, d)
+		}
 		return o.session(ctx, d)
 	}
 	return nil
@@ -344,6 +350,9 @@ func (o *outlet) topics(ctx context.Context) []string {
 	}
 	if o.resources {
 		out = append(out, stream.TopicPrincipal(o.principal.ID))
+	}
+	if o.contexts {
+		out = append(out, stream.TopicConversation(o.principal.ID))
 	}
 	if o.resources || o.tools || o.prompts {
 		return append(out, o.backendTopics(ctx)...)

@@ -81,6 +81,8 @@ type method struct {
 	session bool
 	// scope is needed to call it; empty for none.
 	scope string
+	// offered tells whether it is there for the caller; nil is for everybody.
+	offered func(c *call) bool
 	// route finds what of a backend a request is for; without one, or when it finds
 	// nothing, the request is served here.
 	route func(c *call) (to route, ok bool, err error)
@@ -146,6 +148,14 @@ func (e *Endpoint) table() map[string]method {
 		t[methodPromptsList] = method{legacy: true, modern: true, backends: true, gathers: true, scope: auth.ScopeRead, answer: e.listPrompts}
 		t[methodToolsCall] = method{legacy: true, modern: true, backends: true, scope: auth.ScopeRead, route: e.routeTool}
 		t[methodPromptsGet] = method{legacy: true, modern: true, backends: true, scope: auth.ScopeRead, route: e.routePrompt}
+	}
+	if o.Conversation != nil {
+		for kind, name := range conversationMethods {
+			t[name] = method{
+				legacy: true, modern: true, scope: auth.ScopeRead, answer: e.tell,
+				offered: func(c *call) bool { return o.Conversation.Offers(c.request.Context(), c.principal).Has(kind) },
+			}
+		}
 	}
 	webhooks(methodRegister, methodEventsSub, o.Registrar != nil, o.ForwardRegistrar, e.register, e.eventsSubscribe)
 	webhooks(methodDeregister, methodEventsUnsub, o.Deregistrar != nil, o.ForwardDeregistrar, e.deregister, e.eventsUnsubscribe)

@@ -42,3 +42,9 @@ func AnnounceStored(log *eventlog.Log) func(ctx context.Context, workspace strin
 
 // TopicBackend brings the notifications of a backend of the gateway.
 func TopicBackend(name string) string { return "backend-" + name }
+
+// TopicConversation brings the context of what a principal told by notifications outside of
+// sessions.
+func TopicConversation(principal string) string {
+	return "conversation-" + base64.RawURLEncoding.EncodeToString([]byte(principal))
+}

@@ -11,6 +11,7 @@ import (
 	"mcpevents/shared/auth"
 	"mcpevents/shared/catalog"
 	"mcpevents/shared/config"
+	"mcpevents/shared/conversation"
 	"mcpevents/shared/delivery"
 	"mcpevents/shared/eventlog"
 	"mcpevents/shared/gateway"
@@ -46,6 +47,12 @@ func Relay(g *gateway.Gateway, log *eventlog.Log) *gateway.Relay {
 	return &gateway.Relay{Gateway: g, Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
 		return log.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
 	}}
+}
+
+// Conversation tells what is said in conversations to those whom the configuration names.
+func Conversation(l config.Limits, o conversation.Options) (*conversation.Service, error) {
+	o.AllowAnonymous = l.AllowInsecureTargets
+	return conversation.New(o)
 }
 
 // SharedLeases bound the streams of instances over one store, each of which serves

@@ -243,6 +243,19 @@ func (f *File) Bool(n *Node, what string) bool {
 	return b
 }
 
+// Int reads a whole number from least to most.
+func (f *File) Int(n *Node, what string, least, most int) int {
+	n = resolve(n)
+	var i int
+	switch {
+	case n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(&i) != nil:
+		f.Add(n.Line, "%s must be a whole number, not %s", what, Describe(n))
+	case i < least || i > most:
+		f.Add(n.Line, "%s is %d and must be from %d to %d", what, i, least, most)
+	}
+	return i
+}
+
 // Describe says what a node is, for messages.
 func Describe(n *Node) string {
 	n = resolve(n)

@@ -1,0 +1,244 @@
+package conversation
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+)
+
+// ScopeManage lets an operator see, give and revoke the consents of other principals of
+// the workspace.
+const ScopeManage = "consent:manage"
+
+// maxPrincipal bounds the name of a principal that an operator names.
+const maxPrincipal = 512
+
+// View is a provider as those see it who are to consent.
+type View struct {
+	Name        string `json:"name"`
+	Title       string `json:"title,omitempty"`
+	Description string `json:"description,omitempty"`
+	// Receives are the kinds of messages that it gets, with consent.
+	Receives []Kind `json:"receives"`
+	// Consent is what was said last; nil when nothing was.
+	Consent *Consent `json:"consent"`
+	// Consented is true when it gets all of Receives. After a change of where it sends to, or
+	// of what it receives, a consent that was given before does not cover it.
+	Consented bool `json:"consented"`
+}
+
+// Views lists the providers that the principal may use, with its consents.
+func (s *Service) Views(ctx context.Context, p auth.Principal) ([]View, error) {
+	now, err := s.current(ctx)
+	if err != nil {
+		return nil, err
+	}
+	given, err := s.consents.of(ctx, p.Workspace, p.ID)
+	if err != nil {
+		return nil, err
+	}
+	out := []View{}
+	for _, v := range now.visible(ctx, p) {
+		if len(v.kinds) > 0 {
+			out = append(out, view(v, given))
+		}
+	}
+	return out, nil
+}
+
+func view(v *provider, given map[string]consentItem) View {
+	out := View{Name: v.name, Title: v.title, Description: v.description, Receives: v.kinds}
+	if item, ok := given[v.name]; ok {
+		consent := item.Consent
+		out.Consent = &consent
+		out.Consented = !slices.ContainsFunc(v.kinds, func(k Kind) bool { return !item.covers(v.to, k) })
+	}
+	return out
+}
+
+// Consent gives the principal's consent to a provider, or revokes it; by is who did. Both take
+// effect before it returns. A provider that is not there is of kind fault.NotFound, unless
+// an old consent is to be revoked.
+func (s *Service) Consent(ctx context.Context, p auth.Principal, name, by string, give bool) (*View, error) {
+	now, err := s.current(ctx)
+	if err != nil {
+		return nil, err
+	}
+	given, err := s.consents.of(ctx, p.Workspace, p.ID)
+	if err != nil {
+		return nil, err
+	}
+	item, before := given[name]
+	visible := now.visible(ctx, p)
+	at := slices.IndexFunc(visible, func(v *provider) bool { return v.name == name && len(v.kinds) > 0 })
+	switch {
+	case at < 0 && (give || !before):
+		return nil, fault.New(fault.NotFound, "there is no such provider")
+	case give:
+		item = consentItem{To: visible[at].to, Consent: Consent{Kinds: visible[at].kinds}}
+	}
+	item.Principal, item.Provider = p.ID, name
+	item.Given, item.At, item.By = give, time.Now().UTC().Truncate(time.Millisecond), by
+	if err := s.consents.write(ctx, p.Workspace, item); err != nil {
+		return nil, err
+	}
+	given[name] = item
+	v := &provider{name: name}
+	if at >= 0 {
+		v = visible[at]
+	}
+	out := view(v, given)
+	return &out, nil
+}
+
+// PathProvider is the wildcard of the pattern that a provider's consent is routed by:
+// "/consent/{provider}".
+const PathProvider = "provider"
+
+// Handler serves the consents of callers:
+//
+//	GET    /consent             the providers, and what the caller said to each
+//	PUT    /consent/{provider}  gives consent
+//	DELETE /consent/{provider}  revokes it
+//
+// With ?principal=… an operator with the scope [ScopeManage] does it for another principal
+// of its workspace. Errors are {"error":{"kind","message"}} with the status of [statuses].
+type Handler struct {
+	Service *Service
+	Auth    auth.Authenticator
+	// Guard refuses what a browser sends for another site.
+	Guard auth.Guard
+	// MetadataURL is the protected resource metadata (RFC 9728) that a 401 names; may be empty.
+	MetadataURL string
+	Log         *slog.Logger
+}
+
+// statuses translates kinds of errors for HTTP.
+var statuses = map[fault.Kind]int{
+	fault.Invalid:         http.StatusBadRequest,
+	fault.NotFound:        http.StatusNotFound,
+	fault.Forbidden:       http.StatusForbidden,
+	fault.Unauthenticated: http.StatusUnauthorized,
+	fault.Unavailable:     http.StatusServiceUnavailable,
+	fault.Unsupported:     http.StatusMethodNotAllowed,
+}
+
+// ServeHTTP answers a request. A panic is answered too, and must not end the
+// process: on Lambda nobody else recovers it.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	defer func() {
+		if p := recover(); p != nil {
+			h.refuse(w, r, fault.New(fault.Internal, "panic: %v\n%s", p, debug.Stack()))
+		}
+	}()
+	out, err := h.serve(r)
+	if err != nil {
+		h.refuse(w, r, err)
+		return
+	}
+	reply(w, http.StatusOK, out)
+}
+
+func (h *Handler) serve(r *http.Request) (any, error) {
+	if err := h.Guard.Check(r); err != nil {
+		return nil, err
+	}
+	caller, err := h.Auth.Authenticate(r.Context(), r.Header)
+	if err != nil {
+		return nil, err
+	}
+	p, err := h.subject(r, caller)
+	if err != nil {
+		return nil, err
+	}
+	name := r.PathValue(PathProvider)
+	switch {
+	case r.Method == http.MethodGet && name == "":
+		if err := caller.Require(auth.ScopeRead); err != nil {
+			return nil, err
+		}
+		views, err := h.Service.Views(r.Context(), p)
+		return map[string]any{"principal": p.ID, "workspace": p.Workspace, "providers": views}, err
+	case r.Method == http.MethodPut && name != "":
+		if err := caller.Require(auth.ScopeRead); err != nil {
+			return nil, err
+		}
+		return h.Service.Consent(r.Context(), p, name, caller.ID, true)
+	case r.Method == http.MethodDelete && name != "": // which is open to whoever lost all rights
+		return h.Service.Consent(r.Context(), p, name, caller.ID, false)
+	}
+	return nil, fault.New(fault.Unsupported, "the HTTP method is not possible here")
+}
+
+// subject is the principal whose consents a request is about: the caller, or whom an
+// operator names.
+func (h *Handler) subject(r *http.Request, caller auth.Principal) (auth.Principal, error) {
+	if caller.Anonymous && !h.Service.options.AllowAnonymous {
+		return caller, fault.New(fault.Forbidden,
+			"without authentication everybody is one principal, and one would consent for all: use --auth keys or jwt, or for development --allow-insecure-targets")
+	}
+	query := r.URL.Query()
+	for name := range query {
+		if name != "principal" {
+			return caller, fault.New(fault.Invalid, "only the parameter principal is known")
+		}
+	}
+	id := query.Get("principal")
+	switch {
+	case !query.Has("principal") || id == caller.ID:
+		return caller, nil
+	case !caller.Has(ScopeManage):
+		return caller, caller.Require(ScopeManage)
+	case id == "" || len(id) > maxPrincipal || len(query["principal"]) > 1:
+		return caller, fault.New(fault.Invalid, "principal is no name of a principal")
+	}
+	// What it may use is not known; the operator's own rights stand for it. When a message
+	// comes, its own count.
+	return auth.Principal{ID: id, Workspace: caller.Workspace, Scopes: caller.Scopes, Claims: caller.Claims}, nil
+}
+
+func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	kind := fault.KindOf(err)
+	status, ok := statuses[kind]
+	if !ok {
+		status = http.StatusInternalServerError
+	}
+	switch status {
+	case http.StatusMethodNotAllowed:
+		w.Header().Set("Allow", "GET")
+		if r.PathValue(PathProvider) != "" {
+			w.Header().Set("Allow", "PUT, DELETE")
+		}
+	case http.StatusInternalServerError, http.StatusServiceUnavailable:
+		log := h.Log
+		if log == nil {
+			log = slog.Default()
+		}
+		log.ErrorContext(r.Context(), "a request about consent failed", "kind", kind.String(), "error", err)
+		w.Header().Set("Retry-After", "1")
+	}
+	if c := auth.Challenge(err, h.MetadataURL, auth.ScopeRead); c != "" {
+		w.Header().Set("WWW-Authenticate", c)
+	}
+	body := map[string]any{"kind": kind.String(), "message": fault.Public(err)}
+	if missing, ok := fault.DataOf(err).(auth.MissingScopes); ok {
+		body["missingScopes"] = missing.Scopes
+	}
+	reply(w, status, map[string]any{"error": body})
+}
+
+func reply(w http.ResponseWriter, status int, body any) {
+	b, _ := json.Marshal(body) // strings, times and truth values
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	_, _ = w.Write(b) // the caller may be gone
+}

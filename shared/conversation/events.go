@@ -1,0 +1,106 @@
+package conversation
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/config"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/publish"
+)
+
+// The URIs of the events that messages become.
+const (
+	UserMessageURI       = "event://conversation/user-message"
+	AssistantResponseURI = "event://conversation/assistant-response"
+)
+
+func uriOf(kind Kind) string {
+	if kind == AssistantResponse {
+		return AssistantResponseURI
+	}
+	return UserMessageURI
+}
+
+// CheckCatalog reports what a catalog lacks for the events of conversations: it has
+// to declare them, each with an access rule, because without one everybody who may read
+// events could read what others say.
+func CheckCatalog(cat *catalog.Catalog, e config.ConversationEvents) error {
+	for _, kind := range kinds(e.UserMessage, e.AssistantResponse) {
+		if err := checkEntry(cat, kind); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkEntry(cat *catalog.Catalog, kind Kind) error {
+	uri := uriOf(kind)
+	entry, _, ok := cat.Match(uri)
+	switch {
+	case !ok:
+		return fault.New(fault.Invalid, "conversation: events: the catalog declares no event type with the URI %s", uri)
+	case entry.Access == nil || len(entry.Access.Scopes)+len(entry.Access.Claims) == 0:
+		return fault.New(fault.Invalid, "conversation: events: the event type %s needs an access rule, for it tells what people say", entry.Name)
+	}
+	return nil
+}
+
+// eventsProvider stands for the events of conversations among the providers, so that
+// they are consented to in the same way; nil when there are none.
+func (s *Service) eventsProvider(e config.ConversationEvents) *provider {
+	told := kinds(e.UserMessage, e.AssistantResponse)
+	if len(told) == 0 {
+		return nil
+	}
+	return &provider{
+		name: config.EventsProvider, workspace: e.Workspace, kinds: told, to: destination("events"),
+		title:       "Events",
+		description: "What is said becomes an event of this server. Who is allowed to by the operator can subscribe to it.",
+		ask: func(ctx context.Context, c Caller, m *Message, _ string) (json.RawMessage, error) {
+			return json.RawMessage(`{}`), s.publish(ctx, c, m)
+		},
+	}
+}
+
+// publish makes an event of a message. What was said before is left out: it was an
+// event itself.
+func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
+	if s.options.Publisher == nil || s.options.Catalogs == nil {
+		return failure{Internal}
+	}
+	cat, err := s.options.Catalogs.Catalog(ctx, c.Principal.Workspace)
+	if err == nil {
+		err = checkEntry(cat, m.Kind)
+	}
+	if err != nil {
+		s.options.Log.ErrorContext(ctx, "a message of a conversation was not published", "error", err)
+		return failure{Refused}
+	}
+	data := jsonrpc.AppendString([]byte(`{"messageId":`), m.ID)
+	data = jsonrpc.AppendString(append(data, `,"content":`...), m.Content)
+	data = append(jsonrpc.AppendString(append(data, `,"principal":`...), c.Principal.ID), '}')
+	entry, _, _ := cat.Match(uriOf(m.Kind))
+	if entry.ValidatePayload(data) != nil { // the error would repeat of it
+		return failure{Malformed}
+	}
+	err = s.options.Publisher.Publish(ctx, c.Principal, publish.Input{URI: uriOf(m.Kind), ID: eventID(c, m), Data: data})
+	switch {
+	case err == nil:
+		return nil
+	case fault.Is(err, fault.Unavailable):
+		return failure{Unreachable}
+	}
+	return failure{Refused}
+}
+
+// eventID is the same for a message that is told again.
+func eventID(c Caller, m *Message) string {
+	b, _ := json.Marshal([]string{string(m.Kind), c.Principal.Workspace, c.Principal.ID, m.ID}) // strings
+	h := sha256.Sum256(b)
+	return "conv_" + base64.RawURLEncoding.EncodeToString(h[:])
+}

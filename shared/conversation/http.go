@@ -1,0 +1,107 @@
+package conversation
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"time"
+
+	"mcpevents/shared/config"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
+)
+
+// MaxAnswer bounds what is read of a provider's answer in bytes.
+const MaxAnswer = 256 << 10
+
+// headerMethod tells a provider which kind of message it gets, by the name that MCP has
+// for such a header.
+const headerMethod = "Mcp-Method"
+
+// NewHTTP makes a client for providers at URLs. They are the operator's, so that
+// their addresses may be private. Redirects are not followed, for credentials and the message
+// would go along, and no proxy of the environment is used.
+func NewHTTP() *http.Client {
+	return &http.Client{
+		Transport: &http.Transport{
+			DialContext:            (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
+			TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
+			TLSHandshakeTimeout:    5 * time.Second,
+			ForceAttemptHTTP2:      true,
+			DisableCompression:     true,
+			MaxIdleConnsPerHost:    32,
+			IdleConnTimeout:        90 * time.Second,
+			MaxResponseHeaderBytes: 32 << 10,
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// headers are those that the operator gave a provider.
+func (s *Service) headers(ctx context.Context, v config.Provider) (http.Header, error) {
+	h := http.Header{}
+	for name, value := range v.Headers {
+		text, err := s.options.Secrets(ctx, value)
+		if err != nil {
+			return nil, fault.Wrap(fault.Invalid, err, "provider %s: header %s", v.Name, name)
+		}
+		h.Set(name, text)
+	}
+	return h, nil
+}
+
+// askURL asks a provider at a URL: by a POST of the message's params, which it answers
+// with a context as JSON, or with 204.
+func (s *Service) askURL(v config.Provider) asker {
+	return func(ctx context.Context, _ Caller, m *Message, principal string) (json.RawMessage, error) {
+		header, err := s.headers(ctx, v)
+		if err != nil {
+			s.options.Log.ErrorContext(ctx, "a provider's header is missing", "error", err)
+			return nil, failure{Internal}
+		}
+		return post(ctx, s.options.HTTP, v.URL, header, m, principal)
+	}
+}
+
+func post(ctx context.Context, client *http.Client, url string, header http.Header, m *Message, principal string) (json.RawMessage, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(m.Params(nil)))
+	if err != nil {
+		return nil, failure{Internal}
+	}
+	req.Header = header
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", "application/json")
+	req.Header.Set(headerMethod, m.Kind.Method())
+	req.Header.Set(config.PrincipalHeader, principal)
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, failure{Unreachable}
+	}
+	defer func() { _ = resp.Body.Close() }()
+	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	switch {
+	case resp.StatusCode == http.StatusNoContent:
+		return json.RawMessage(`{}`), nil
+	case resp.StatusCode != http.StatusOK:
+		return nil, failure{Refused}
+	case media != "application/json":
+		return nil, failure{Malformed}
+	}
+	text, err := io.ReadAll(io.LimitReader(resp.Body, MaxAnswer+1))
+	switch {
+	case err != nil:
+		return nil, failure{Unreachable}
+	case len(text) > MaxAnswer:
+		return nil, failure{TooLarge}
+	}
+	parts, batch, bad := jsonrpc.Split(text)
+	if bad != nil || batch {
+		return nil, failure{Malformed}
+	}
+	return parts[0], nil
+}

@@ -1,0 +1,69 @@
+package conversation
+
+import (
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"net/url"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+)
+
+// MetaPrincipal is the _meta key by which a backend learns whose message it gets.
+const MetaPrincipal = "io.github.mcp-events/principal"
+
+// secrets are what the deployment's key is for here.
+type secrets struct {
+	names []byte
+	aead  cipher.AEAD
+}
+
+func newSecrets(key []byte) (*secrets, error) {
+	names, err := hkdf.Key(sha256.New, key, nil, "mcpevents conversation principals", 32)
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "derive the key of principals")
+	}
+	sealing, err := hkdf.Key(sha256.New, key, nil, "mcpevents conversation contexts", 32)
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "derive the key of contexts")
+	}
+	block, err := aes.NewCipher(sealing)
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "derive the key of contexts")
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(block)
+	return &secrets{names, aead}, fault.Wrap(fault.Internal, err, "derive the key of contexts")
+}
+
+// nameFor is how a provider knows a principal: always by the same name, which no
+// other provider gets, and which says nothing unless the operator wants it to.
+func (s *Service) nameFor(p *provider, who auth.Principal) string {
+	if p.plain {
+		return url.PathEscape(who.ID) // a header takes no other characters
+	}
+	text, _ := json.Marshal([]string{p.to, who.Workspace, who.ID}) // strings
+	mac := hmac.New(sha256.New, s.secrets.names)
+	mac.Write(text)
+	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+}
+
+// Seal makes a context unreadable for who reads the store, for a principal's streams.
+func (s *Service) Seal(who auth.Principal, text []byte) []byte {
+	return s.secrets.aead.Seal(nil, nil, text, owner(who))
+}
+
+// Open is the reverse of [Service.Seal].
+func (s *Service) Open(who auth.Principal, sealed []byte) ([]byte, error) {
+	text, err := s.secrets.aead.Open(nil, nil, sealed, owner(who))
+	return text, fault.Wrap(fault.Internal, err, "open a context")
+}
+
+func owner(who auth.Principal) []byte {
+	b, _ := json.Marshal([]string{who.Workspace, who.ID}) // strings
+	return b
+}

@@ -1,0 +1,285 @@
+package conversation
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/config"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway"
+	"mcpevents/shared/publish"
+	"mcpevents/shared/store"
+)
+
+// Source is the configuration as it is now. As long as nothing changed, it is the same
+// pointer.
+type Source interface {
+	Config(ctx context.Context) (*config.Config, error)
+}
+
+// Backends reaches the backends that are providers; [gateway.Gateway] does.
+type Backends interface {
+	// Backends names those that a principal may use.
+	Backends(ctx context.Context, p auth.Principal) []string
+	// Converse asks one, and returns the result.
+	Converse(ctx context.Context, c gateway.Client, backend, method string, params json.RawMessage) (json.RawMessage, error)
+}
+
+// Publisher publishes an event in the workspace of the principal whose message it is.
+type Publisher interface {
+	Publish(ctx context.Context, p auth.Principal, in publish.Input) error
+}
+
+// Options configure a [Service]. Source, DB and Key are required.
+type Options struct {
+	Source Source
+	DB     store.DB
+	// Key is 32 bytes of the deployment: it makes the names by which providers know
+	// principals, and seals contexts on their way through the log.
+	Key []byte
+	// Backends may be nil when there are none.
+	Backends Backends
+	// Catalogs and Publisher are needed for events.
+	Catalogs  catalog.Source
+	Publisher Publisher
+	// AllowAnonymous lets the one principal of --auth none consent, for everybody; for
+	// development only.
+	AllowAnonymous bool
+	// HTTP reaches providers at URLs; nil is [NewHTTP].
+	HTTP *http.Client
+	// Rest is how long a provider rests that was late too often; 0 is 30 s.
+	Rest time.Duration
+	// Secrets looks up what a setting refers to; nil is the environment. It is asked for each
+	// message to a provider at a URL.
+	Secrets gateway.Secrets
+	Log     *slog.Logger
+}
+
+// Service tells messages to those that callers consented to. It may be used
+// concurrently. Make it with [New].
+type Service struct {
+	options  Options
+	consents consents
+	secrets  *secrets
+	running  sync.WaitGroup
+
+	mu  sync.Mutex
+	set *set
+}
+
+// New makes a service. It reaches nobody yet.
+func New(o Options) (*Service, error) {
+	if o.HTTP == nil {
+		o.HTTP = NewHTTP()
+	}
+	if o.Rest == 0 {
+		o.Rest = restFor
+	}
+	if o.Secrets == nil {
+		o.Secrets = func(_ context.Context, v config.Value) (string, error) { return v.Resolve(os.LookupEnv) }
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	s := &Service{options: o, consents: consents{o.DB}}
+	var err error
+	if s.secrets, err = newSecrets(o.Key); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close waits until nothing of earlier messages is under way any more, or ctx ends. No
+// message may be told while and after it is called.
+func (s *Service) Close(ctx context.Context) error {
+	done := make(chan struct{})
+	go func() {
+		s.running.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fault.Wrap(fault.Unavailable, ctx.Err(), "wait for providers")
+	}
+}
+
+// Offers is what a caller is asked to tell.
+type Offers struct {
+	OnUserMessage       bool `json:"onUserMessage,omitempty"`
+	OnAssistantResponse bool `json:"onAssistantResponse,omitempty"`
+}
+
+// Any reports whether there is anything.
+func (o Offers) Any() bool { return o.OnUserMessage || o.OnAssistantResponse }
+
+// Has reports whether messages of the kind are asked for.
+func (o Offers) Has(kind Kind) bool {
+	return kind == UserMessage && o.OnUserMessage || kind == AssistantResponse && o.OnAssistantResponse
+}
+
+// Enabled reports whether anybody is asked to tell anything.
+func (s *Service) Enabled(ctx context.Context) bool {
+	now, err := s.current(ctx)
+	return err == nil && now.Conversation.Enabled()
+}
+
+// Check reports what speaks against a configuration, before it is taken: a secret that is
+// not there, of kind fault.Invalid.
+func (s *Service) Check(ctx context.Context, c *config.Config) error {
+	for _, v := range c.Conversation.Providers {
+		if _, err := s.headers(ctx, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Offers finds out what a principal is asked to tell: what is switched on and somebody
+// could get.
+func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
+	now, err := s.current(ctx)
+	if err != nil || p.Anonymous && !s.options.AllowAnonymous {
+		return Offers{}
+	}
+	var o Offers
+	for _, v := range now.visible(ctx, p) {
+		o.OnUserMessage = o.OnUserMessage || v.gets(UserMessage)
+		o.OnAssistantResponse = o.OnAssistantResponse || v.gets(AssistantResponse)
+	}
+	return o
+}
+
+// Tell hands a message to all that the caller consented to, and returns the context
+// that came within the budget. Whose did not is left out, logged and counted.
+func (s *Service) Tell(ctx context.Context, c Caller, m *Message) (*Context, error) {
+	now, err := s.current(ctx)
+	if err != nil {
+		return nil, err
+	}
+	told, err := s.consented(ctx, now, c.Principal, m.Kind)
+	if err != nil || len(told) == 0 {
+		return &Context{}, err
+	}
+	return merge(s.gather(ctx, now.Budget, told, c, m), now.MaxContext), nil
+}
+
+// consented are the providers to which a message of the kind may be sent now.
+func (s *Service) consented(ctx context.Context, now *set, p auth.Principal, kind Kind) ([]*provider, error) {
+	visible := slices.DeleteFunc(now.visible(ctx, p), func(v *provider) bool { return !v.gets(kind) })
+	if len(visible) == 0 || p.Anonymous && !s.options.AllowAnonymous {
+		return nil, nil
+	}
+	given, err := s.consents.of(ctx, p.Workspace, p.ID)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(visible, func(v *provider) bool { return !given[v.name].covers(v.to, kind) }), nil
+}
+
+// said is what came of asking one provider.
+type said struct {
+	who int
+	answer
+	missing Reason // empty when the answer is there
+}
+
+// gather asks all at once, and returns what is there when the budget is used up, in
+// the order of the providers.
+func (s *Service) gather(ctx context.Context, budget time.Duration, told []*provider, c Caller, m *Message) []part {
+	asked, cancel := context.WithTimeout(ctx, budget)
+	defer cancel()
+	came := make(chan said, len(told)) // so that whoever is late waits for nobody
+	for i, p := range told {
+		s.running.Go(func() {
+			a, missing := s.ask(ctx, asked, p, c, m)
+			came <- said{i, a, missing}
+		})
+	}
+	answers := make([]*said, len(told))
+	for range told {
+		select {
+		case x := <-came:
+			answers[x.who] = &x
+			continue
+		case <-asked.Done():
+		}
+		break
+	}
+	for len(came) > 0 {
+		x := <-came
+		answers[x.who] = &x
+	}
+	var parts []part
+	for i, p := range told {
+		x := answers[i]
+		if x == nil {
+			x = &said{missing: reasonOf(asked, ctx, nil)}
+		}
+		if x.missing != "" {
+			s.missed(ctx, p, x.missing)
+			continue
+		}
+		p.given.Add(1)
+		parts = append(parts, part{p.name, p.title, x.answer})
+	}
+	return parts
+}
+
+// ask asks one, unless it rests.
+func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Message) (a answer, missing Reason) {
+	raw, err := p.breaker.Execute(func() (json.RawMessage, error) {
+		raw, err := p.ask(asked, c, m, s.nameFor(p, c.Principal))
+		if err != nil {
+			return nil, failure{reasonOf(asked, ctx, err)}
+		}
+		return raw, nil
+	})
+	if err != nil {
+		return a, reasonOf(asked, ctx, err)
+	}
+	if a, err = parseAnswer(raw); err != nil {
+		return a, Malformed
+	}
+	return a, ""
+}
+
+// missed counts and logs that a provider's context is missing.
+func (s *Service) missed(ctx context.Context, p *provider, why Reason) {
+	p.miss(why)
+	level := slog.LevelWarn
+	if why == Resting || why == Abandoned {
+		level = slog.LevelDebug
+	}
+	s.options.Log.Log(ctx, level, "a provider's context is missing", "provider", p.name, "workspace", p.workspace, "reason", string(why))
+}
+
+// Counts tells, by workspace/provider, how often each gave its context, as "given", and
+// for which reasons it did not, since the process began.
+func (s *Service) Counts() map[string]map[string]int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[string]map[string]int64{}
+	if s.set == nil {
+		return out
+	}
+	for _, p := range s.set.providers {
+		c := map[string]int64{"given": p.given.Load()}
+		p.counts.mu.Lock()
+		for reason, n := range p.missing {
+			c[string(reason)] = n
+		}
+		p.counts.mu.Unlock()
+		out[p.workspace+"/"+p.name] = c
+	}
+	return out
+}

@@ -1,0 +1,115 @@
+package conversation
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway"
+)
+
+// set is what one version of the configuration makes of the providers.
+type set struct {
+	config.Conversation
+	made      *config.Config // of it
+	providers []*provider    // the most important first
+}
+
+// visible are those that a principal may use.
+func (s *set) visible(ctx context.Context, p auth.Principal) []*provider {
+	var out []*provider
+	for _, v := range s.providers {
+		if v.workspace == p.Workspace && (v.visible == nil || v.visible(ctx, p)) {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// current is what the configuration makes now.
+func (s *Service) current(ctx context.Context) (*set, error) {
+	c, err := s.options.Source.Config(ctx)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the configuration")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.set == nil || s.set.made != c {
+		s.set = s.make(c)
+	}
+	return s.set, nil
+}
+
+// make makes the providers; one that was there before keeps its breaker and counts.
+func (s *Service) make(c *config.Config) *set {
+	next := &set{made: c, Conversation: c.Conversation}
+	for _, v := range c.Conversation.Providers {
+		next.providers = append(next.providers, s.provider(c, v))
+	}
+	if p := s.eventsProvider(c.Conversation.Events); p != nil {
+		next.providers = append(next.providers, p)
+	}
+	for _, p := range next.providers {
+		p.breaker, p.counts = s.newBreaker(p), &counts{}
+		if s.set == nil {
+			continue
+		}
+		same := func(old *provider) bool { return old.workspace == p.workspace && old.name == p.name && old.to == p.to }
+		if i := slices.IndexFunc(s.set.providers, same); i >= 0 {
+			p.breaker, p.counts = s.set.providers[i].breaker, s.set.providers[i].counts
+		}
+	}
+	return next
+}
+
+func (s *Service) provider(c *config.Config, v config.Provider) *provider {
+	p := &provider{
+		name: v.Name, title: v.Title, description: v.Description, workspace: v.Workspace, plain: v.Principal,
+		kinds: kinds(c.Conversation.UserMessages, c.Conversation.AssistantResponses),
+	}
+	if v.Backend == "" {
+		p.to, p.ask = destination("url", v.URL), s.askURL(v)
+		return p
+	}
+	for _, b := range c.Backends {
+		if b.Name == v.Backend && b.Workspace == v.Workspace {
+			p.to = destination("backend", v.Backend, b.URL)
+		}
+	}
+	p.ask = s.askBackend(v.Backend)
+	p.visible = func(ctx context.Context, who auth.Principal) bool {
+		return s.options.Backends != nil && slices.Contains(s.options.Backends.Backends(ctx, who), v.Backend)
+	}
+	return p
+}
+
+func kinds(user, assistant bool) (out []Kind) {
+	if user {
+		out = append(out, UserMessage)
+	}
+	if assistant {
+		out = append(out, AssistantResponse)
+	}
+	return out
+}
+
+// askBackend asks a backend by the method that it declared a capability for.
+func (s *Service) askBackend(name string) asker {
+	return func(ctx context.Context, c Caller, m *Message, principal string) (json.RawMessage, error) {
+		meta, _ := json.Marshal(map[string]string{MetaPrincipal: principal}) // a string
+		raw, err := s.options.Backends.Converse(ctx, c.Client, name, m.Kind.Method(), m.Params(meta[1:len(meta)-1]))
+		switch {
+		case err == nil:
+			return raw, nil
+		case errors.Is(err, gateway.ErrIncapable):
+			return nil, failure{Incapable}
+		case errors.Is(err, gateway.ErrRefused):
+			return nil, failure{Refused}
+		}
+		return nil, failure{Unreachable}
+	}
+}
