@@ -211,6 +211,9 @@ func (v *victim) attacks() map[string][]attack {
 		"tools/call":   {{params: object{"name": "x"}}},
 		"prompts/list": {{}},
 		"prompts/get":  {{params: object{"name": "x"}}},
+		// Which are there only where they are switched on, see TestConversation.
+		"conversation/userMessage":       {{params: object{"messageId": "x", "content": "x"}}},
+		"conversation/assistantResponse": {{params: object{"messageId": "x", "content": "x"}}},
 	}
 }
 

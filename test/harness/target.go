@@ -34,13 +34,16 @@ type Caller struct {
 var All = []string{"events:read", "events:subscribe", "events:publish"}
 
 // Callers are those that tests speak of: alice and bob may do all, reader may
-// only read, and publisher only publish. foreign may do all in another workspace.
+// only read, and publisher only publish. auditor may have the events of conversations, steward
+// manages consents. foreign may do all in another workspace.
 func Callers() []Caller {
 	return []Caller{
 		{Principal: "alice", Scopes: All, Claims: map[string]string{"team": "red"}},
 		{Principal: "bob", Scopes: All, Claims: map[string]string{"team": "blue"}},
 		{Principal: "reader", Scopes: []string{"events:read"}},
 		{Principal: "publisher", Scopes: []string{"events:publish"}},
+		{Principal: "auditor", Scopes: []string{"events:read", "events:subscribe", "conversation"}},
+		{Principal: "steward", Scopes: []string{"events:read", "consent:manage"}},
 		{Principal: "foreign", Workspace: "elsewhere", Scopes: All},
 		{Principal: "operator", Workspace: "live", Scopes: All}, // whose catalog changes
 		{Principal: "leaver", Workspace: "ending", Scopes: All}, // as does that of this one

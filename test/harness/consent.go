@@ -1,0 +1,39 @@
+//go:build unix
+
+package harness
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// Consent sends a request about consent as the principal, "" without a key, and decodes
+// the answer into out, if that is not nil. path is what follows /consent.
+func (t *Target) Consent(tb testing.TB, principal, method, path string, out any) int {
+	tb.Helper()
+	req, err := http.NewRequestWithContext(tb.Context(), method, strings.TrimSuffix(t.MCP, "/mcp")+"/consent"+path, nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if key := t.Keys[principal]; key != "" {
+		req.Header.Set("Authorization", "Bearer "+key)
+	}
+	resp, err := callers.Do(req)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if out != nil {
+		if err := json.Unmarshal(body, out); err != nil {
+			tb.Fatalf("%s /consent%s: %v: %.300q", method, path, err, body)
+		}
+	}
+	return resp.StatusCode
+}
