@@ -27,8 +27,9 @@ type backend struct {
 	learned  *learned
 	asking   *flight[*learned] // nil while nobody asks
 	lists    map[Kind]*fetched
-	fetching map[Kind]*flight[*fetched]
+	fetching map[Kind]*fetching
 	stale    time.Time // what was begun to be fetched before is not used any more
+	rests    map[Kind]rest
 }
 
 // learned is what a backend said of itself.
@@ -42,7 +43,7 @@ type learned struct {
 func (g *Gateway) newBackend(c config.Backend) *backend {
 	return &backend{
 		Backend: c, gateway: g, http: g.options.HTTP, changed: make(chan struct{}, 1),
-		lists: map[Kind]*fetched{}, fetching: map[Kind]*flight[*fetched]{},
+		lists: map[Kind]*fetched{}, fetching: map[Kind]*fetching{}, rests: map[Kind]rest{},
 	}
 }
 

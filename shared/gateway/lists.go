@@ -78,28 +78,34 @@ type fetched struct {
 	at      time.Time
 	ttl     time.Duration
 	shared  bool
+	mark    string // that it had before
+}
+
+// fetching is a fetch under way, of a list with that mark.
+type fetching struct {
+	*flight[*fetched]
+	mark string
 }
 
 // maxTTL bounds what a backend can promise of its list.
 const maxTTL = 24 * time.Hour
 
+// missTTL is how old the list may be by which a name is said to be unknown.
+const missTTL = time.Second
+
 // List gathers the lists of all backends that a principal may use, as they are now by what
-// the backends say of their time to live. A backend that cannot be reached gives what it had last,
-// or nothing.
+// the backends say of their time to live and of their changes. A backend that cannot be reached
+// gives what it had last, or nothing.
 func (g *Gateway) List(ctx context.Context, p auth.Principal, kind Kind) *List {
-	return g.list(ctx, p, kind, func(l *fetched) bool { return time.Since(l.at) < min(l.ttl, g.options.ListTTL) })
+	return g.list(ctx, p, kind, func(l *fetched) time.Duration { return min(l.ttl, g.options.ListTTL) })
 }
 
-// usable is the list by which a call finds its backend: a backend whose list is for no
-// time at all is not asked for it before each call.
-func (g *Gateway) usable(ctx context.Context, p auth.Principal, kind Kind) *List {
-	return g.list(ctx, p, kind, func(l *fetched) bool { return time.Since(l.at) < g.options.ListTTL })
-}
-
-func (g *Gateway) list(ctx context.Context, p auth.Principal, kind Kind, fresh func(*fetched) bool) *List {
+// list gathers the lists, each used for as long as it says from when it was fetched, and
+// while its mark is the same.
+func (g *Gateway) list(ctx context.Context, p auth.Principal, kind Kind, use func(*fetched) time.Duration) *List {
 	backends := g.visible(ctx, p)
+	marks := g.marks(ctx, backends, kind)
 	lists := make([]*fetched, len(backends))
-	out := &List{TTL: maxTTL, Shared: true}
 	var (
 		wg      sync.WaitGroup
 		failing atomic.Bool
@@ -107,14 +113,63 @@ func (g *Gateway) list(ctx context.Context, p auth.Principal, kind Kind, fresh f
 	for i, b := range backends {
 		wg.Go(func() {
 			var err error
-			if lists[i], err = b.list(ctx, kind, fresh); err != nil {
+			if lists[i], err = b.list(ctx, kind, marks[i], use); err != nil {
 				failing.Store(true)
 				g.options.Log.WarnContext(ctx, "a backend's list could not be had", "backend", b.Name, "of", kinds[kind].what, "error", err)
 			}
 		})
 	}
 	wg.Wait()
-	if failing.Load() || len(backends) == 0 {
+	out := g.join(ctx, kind, backends, lists)
+	if failing.Load() {
+		out.TTL = min(out.TTL, g.options.ListTTL)
+	}
+	return out
+}
+
+// atHand are the lists that were fetched not long ago, whether they have changed since
+// or not. It reports false when one of them is not.
+func (g *Gateway) atHand(ctx context.Context, p auth.Principal, kind Kind) (*List, bool) {
+	backends := g.visible(ctx, p)
+	lists := make([]*fetched, len(backends))
+	for i, b := range backends {
+		if lists[i] = b.have(kind); lists[i] == nil {
+			return nil, false
+		}
+	}
+	return g.join(ctx, kind, backends, lists), true
+}
+
+// have is the list that was fetched last, if that is not long ago, or whatever there is while
+// the backend rests.
+func (b *backend) have(kind Kind) *fetched {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	l := b.lists[kind]
+	switch {
+	case l != nil && l.at.After(b.stale) && time.Since(l.at) < b.gateway.options.ListTTL:
+		return l
+	case !time.Now().Before(b.rests[kind].until):
+		return nil
+	case l == nil:
+		return &fetched{}
+	}
+	return l
+}
+
+// rest is what follows when a backend kept somebody waiting in vain: for as long as it did, others
+// do not wait for it too, unless it tells of a change. A backend that refuses at once is always asked.
+type rest struct {
+	until time.Time
+	mark  string
+}
+
+var errRests = fault.New(fault.Unavailable, "the backend did not answer in time a moment ago")
+
+// join makes one list of those of the backends.
+func (g *Gateway) join(ctx context.Context, kind Kind, backends []*backend, lists []*fetched) *List {
+	out := &List{TTL: maxTTL, Shared: true}
+	if len(backends) == 0 {
 		out.TTL = g.options.ListTTL
 	}
 	taken := map[string]*backend{}
@@ -140,13 +195,28 @@ func (g *Gateway) list(ctx context.Context, p auth.Principal, kind Kind, fresh f
 }
 
 // serves finds who serves a name: the entry of that name, or for a URI the template that
-// stands for it.
+// stands for it. It looks into the lists at hand; before it says that there is nobody, into those as
+// they are now.
 func (g *Gateway) serves(ctx context.Context, p auth.Principal, kind Kind, name string) (Entry, bool) {
-	e, ok := g.usable(ctx, p, kind).find(name)
-	if ok || kind != Resources {
+	if e, ok := g.find(kind, name, func(kind Kind) (*List, bool) { return g.atHand(ctx, p, kind) }); ok {
+		return e, true
+	}
+	return g.find(kind, name, func(kind Kind) (*List, bool) {
+		return g.list(ctx, p, kind, func(*fetched) time.Duration { return min(missTTL, g.options.ListTTL) }), true
+	})
+}
+
+func (g *Gateway) find(kind Kind, name string, lists func(Kind) (*List, bool)) (e Entry, ok bool) {
+	if l, have := lists(kind); !have {
+		return e, false
+	} else if e, ok = l.find(name); ok || kind != Resources {
 		return e, ok
 	}
-	for _, t := range g.usable(ctx, p, Templates).Entries {
+	l, _ := lists(Templates)
+	if l == nil {
+		return e, false
+	}
+	for _, t := range l.Entries {
 		if t.matches != nil && t.matches(name) {
 			return Entry{Name: name, backend: t.backend, own: name}, true
 		}
@@ -175,19 +245,23 @@ func (l *List) find(name string) (Entry, bool) {
 }
 
 // list is the backend's list, fetched by one caller at a time when the one that was fetched
-// last is not fresh any more.
-func (b *backend) list(ctx context.Context, kind Kind, fresh func(*fetched) bool) (*fetched, error) {
+// last is too old or has another mark.
+func (b *backend) list(ctx context.Context, kind Kind, mark string, use func(*fetched) time.Duration) (*fetched, error) {
 	for {
 		b.mu.Lock()
 		have, f := b.lists[kind], b.fetching[kind]
-		if have != nil && have.at.After(b.stale) && fresh(have) {
+		if have != nil && have.at.After(b.stale) && have.mark == mark && time.Since(have.at) < use(have) {
 			b.mu.Unlock()
 			return have, nil
 		}
+		if r := b.rests[kind]; r.mark == mark && time.Now().Before(r.until) {
+			b.mu.Unlock()
+			return have, errRests
+		}
 		// What was begun before a change may end with the list from before.
-		first := f == nil || !f.began.After(b.stale)
+		first := f == nil || !f.began.After(b.stale) || f.mark != mark
 		if first {
-			f = newFlight[*fetched]()
+			f = &fetching{flight: newFlight[*fetched](), mark: mark}
 			b.fetching[kind] = f
 		}
 		b.mu.Unlock()
@@ -204,7 +278,7 @@ func (b *backend) list(ctx context.Context, kind Kind, fresh func(*fetched) bool
 }
 
 // refresh fetches the list; with an error it is the one that was fetched before.
-func (b *backend) refresh(ctx context.Context, kind Kind, f *flight[*fetched]) (*fetched, error) {
+func (b *backend) refresh(ctx context.Context, kind Kind, f *fetching) (*fetched, error) {
 	now, err := b.fetchKnown(ctx, kind)
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -213,9 +287,13 @@ func (b *backend) refresh(ctx context.Context, kind Kind, f *flight[*fetched]) (
 	}
 	last := b.lists[kind]
 	if err != nil {
+		if took := time.Since(f.began); ctx.Err() == nil && took > b.gateway.options.AskTimeout/2 {
+			b.rests[kind] = rest{time.Now().Add(took), f.mark}
+		}
 		return last, err
 	}
-	if now.at = f.began; last == nil || last.at.Before(now.at) {
+	delete(b.rests, kind)
+	if now.at, now.mark = f.began, f.mark; last == nil || last.at.Before(now.at) {
 		b.lists[kind] = now
 	}
 	return now, nil

@@ -238,7 +238,8 @@ func (r *Relay) compare(ctx context.Context, b *backend, tell bool) error {
 	b.outdate()
 	told := map[string]bool{}
 	for kind := range kinds {
-		list, err := b.list(ctx, Kind(kind), func(*fetched) bool { return true }) // fetched since, if at all
+		mark := r.Gateway.marks(ctx, []*backend{b}, Kind(kind))[0]
+		list, err := b.list(ctx, Kind(kind), mark, func(*fetched) time.Duration { return maxTTL }) // fetched since, if at all
 		if err != nil {
 			return err
 		}
@@ -258,6 +259,9 @@ func (r *Relay) compare(ctx context.Context, b *backend, tell bool) error {
 		}
 		if method := changes[Kind(kind)]; tell && items[0] != nil && !told[method] {
 			told[method] = true
+			if err := b.mark(ctx, method); err != nil {
+				return err
+			}
 			if err := r.announce(ctx, b, Notice{Method: method}); err != nil {
 				return err
 			}
@@ -494,6 +498,9 @@ func (f *following) notification(ctx context.Context, m upstream.Message, drop f
 	case changes[Tools], changes[Prompts], changes[Resources]:
 		f.backend.outdate()
 		f.changed.Store(true)
+		if err := f.backend.mark(ctx, m.Method); err != nil {
+			return err
+		}
 		return f.relay.announce(ctx, f.backend, Notice{Method: m.Method})
 	case "notifications/resources/updated":
 		uri, ok := jsonrpc.String(jsonrpc.Member(params, "uri"))

@@ -29,6 +29,7 @@ type lister struct {
 	hints string   // members of each page, such as `"ttlMs":5`
 	down  bool
 	hold  chan struct{} // lists wait until it is closed; may be nil
+	told  chan string   // methods to notify of on the stream that listens; nil for a backend that tells nothing
 }
 
 func startLister(t *testing.T, name string, modern bool, entries ...string) *lister {
@@ -62,6 +63,20 @@ func (l *lister) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if hold != nil && strings.HasSuffix(m.Method, "/list") {
 		<-hold
 	}
+	if m.Method == methodListen && l.told != nil {
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprint(w, ": \n\n")
+		w.(http.Flusher).Flush()
+		for {
+			select {
+			case method := <-l.told:
+				fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"method\":%q}\n\n", method)
+				w.(http.Flusher).Flush()
+			case <-r.Context().Done():
+				return
+			}
+		}
+	}
 	w.Header().Set("Content-Type", "application/json")
 	fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,%s}`, m.ID, l.answer(m.Method, m.Params.Cursor))
 }
@@ -69,7 +84,10 @@ func (l *lister) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (l *lister) answer(method string, cursor *string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	const capabilities = `"capabilities":{"tools":{},"prompts":{},"resources":{}}`
+	capabilities := `"capabilities":{"tools":{},"prompts":{},"resources":{}}`
+	if l.told != nil {
+		capabilities = strings.ReplaceAll(capabilities, "{}", `{"listChanged":true}`)
+	}
 	switch {
 	case l.down:
 		return `"error":{"code":-32603,"message":"down"}`

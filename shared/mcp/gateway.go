@@ -7,15 +7,18 @@ import (
 	"errors"
 	"math"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/gateway"
 	"mcpevents/shared/mcp/jsonrpc"
 	"mcpevents/shared/mcp/sse"
 	"mcpevents/shared/stream"
+	"mcpevents/shared/subscription"
 )
 
 // Gateway reaches the backends; [gateway.Gateway] does.
@@ -94,8 +97,18 @@ func (e *Endpoint) routeRead(c *call) (route, bool, error) {
 	if err != nil || strings.HasPrefix(uri, subscriptionScheme) {
 		return route{}, false, err
 	}
-	to := route{gateway.Resources, uri, "uri"}
-	return to, e.options.Gateway.Has(c.request.Context(), c.client(), gateway.Resources, uri), nil
+	ctx := c.request.Context()
+	if cat, err := e.catalog(ctx, c.principal); err == nil && known(cat, uri) {
+		return route{}, false, nil
+	}
+	return route{gateway.Resources, uri, "uri"}, e.options.Gateway.Has(ctx, c.client(), gateway.Resources, uri), nil
+}
+
+// known reports whether a URI is one of the catalog's. Such a one is not looked for at backends,
+// as when it is subscribed to.
+func known(cat *catalog.Catalog, uri string) bool {
+	_, _, err := subscription.Resolve(cat, uri)
+	return err == nil
 }
 
 func (e *Endpoint) routeComplete(c *call) (route, bool, error) {
@@ -104,6 +117,9 @@ func (e *Endpoint) routeComplete(c *call) (route, bool, error) {
 		return route{gateway.Prompts, name, "ref"}, true, nil
 	}
 	uri, _ := jsonrpc.String(jsonrpc.Member(ref, "uri"))
+	if cat, err := e.catalog(c.request.Context(), c.principal); err == nil && slices.ContainsFunc(cat.Entries(), func(x *catalog.Entry) bool { return x.URITemplate == uri }) {
+		return route{}, false, nil
+	}
 	to := route{gateway.Templates, uri, "ref"}
 	return to, e.options.Gateway.Has(c.request.Context(), c.client(), gateway.Templates, uri), nil
 }

@@ -96,8 +96,12 @@ func (e *Endpoint) unsubscribe(ctx context.Context, c *call) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
+	cat, err := e.catalog(ctx, c.principal)
+	if err != nil {
+		return result{}, err
+	}
 	backend := ""
-	if backends := e.gateway(ctx); backends != nil {
+	if backends := e.gateway(ctx); backends != nil && !known(cat, uri) {
 		backend, _ = backends.Subscribable(ctx, c.principal, uri)
 	}
 	switch {

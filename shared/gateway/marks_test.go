@@ -1,0 +1,228 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"mcpevents/shared/store"
+)
+
+// counting counts what is read from a store.
+type counting struct {
+	store.DB
+	gets, keys, queries atomic.Int64
+	fail                atomic.Bool
+}
+
+func (c *counting) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
+	c.gets.Add(1)
+	c.keys.Add(int64(len(keys)))
+	if c.fail.Load() {
+		return nil, fmt.Errorf("cut off")
+	}
+	return c.DB.Get(ctx, keys...)
+}
+
+func (c *counting) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	c.queries.Add(1)
+	return c.DB.Query(ctx, q)
+}
+
+// reads are those that do makes.
+func (c *counting) reads(do func()) (gets, keys int64) {
+	g, k, q := c.gets.Load(), c.keys.Load(), c.queries.Load()
+	do()
+	return c.gets.Load() - g + c.queries.Load() - q, c.keys.Load() - k
+}
+
+// GWN-01, GWN-04: at an instance that has no connection to the backend, and has just fetched the
+// lists, they are the new ones as soon as the change is announced: every time, of every kind and in both
+// revisions.
+func TestListsAtOtherInstancesAreTheNewOnes(t *testing.T) {
+	for name, modern := range map[string]bool{"2025": false, "2026": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newScripted(t, func(s *scripted) {
+				s.modern = modern
+				s.capabilities = `{"tools":{"listChanged":true},"prompts":{"listChanged":true},"resources":{"listChanged":true}}`
+			})
+			var now atomic.Int64
+			s.list(func(method, _ string) string {
+				n := now.Load()
+				return map[string]string{
+					"tools/list":               fmt.Sprintf(`{"tools":[{"name":"t%d"}],"ttlMs":60000}`, n),
+					"prompts/list":             fmt.Sprintf(`{"prompts":[{"name":"p%d"}],"ttlMs":60000}`, n),
+					"resources/list":           fmt.Sprintf(`{"resources":[{"uri":"r:%d"}],"ttlMs":60000}`, n),
+					"resources/templates/list": fmt.Sprintf(`{"resourceTemplates":[{"uriTemplate":"t:%d/{x}"}],"ttlMs":60000}`, n),
+				}[method]
+			})
+			db, l := memory(t), newLog()
+			other := gatewayOver(t, db, at("b", s))
+			defer relaying(t, "holder", gatewayOver(t, db, at("b", s)), l)()
+			s.only(t, 1)
+			lists := []struct{ kind, name string }{Tools: {"tools", "t%d"}, Prompts: {"prompts", "p%d"}, Resources: {"resources", "r:%d"}, Templates: {"resources", "t:%d/{x}"}}
+			for i := range 25 {
+				for kind := range lists { // so that it has something old
+					other.List(t.Context(), ann, Kind(kind))
+				}
+				now.Add(1)
+				for _, what := range []string{"tools", "prompts", "resources"} {
+					s.notify(`{"jsonrpc":"2.0","method":"notifications/` + what + `/list_changed"}`)
+					l.next(t)
+					for kind, list := range lists {
+						if list.kind != what {
+							continue
+						}
+						want := fmt.Sprintf(list.name, now.Load())
+						if got := names(other.List(t.Context(), ann, Kind(kind))); !slices.Equal(got, []string{want}) {
+							t.Fatalf("change %d of %s: got %q, want %q", i, what, got, want)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// GWN-01: a list costs one read of the store, whatever the number of backends, and a call no more than
+// it needs for itself: none that is about lists, as long as they are at hand.
+func TestReadsOfTheStore(t *testing.T) {
+	s := newScripted(t, func(s *scripted) {
+		s.modern = true
+		s.lists = func(method, _ string) string {
+			if method == "tools/list" {
+				return `{"tools":[{"name":"t"}],"ttlMs":60000}`
+			}
+			return emptyList(method)
+		}
+		s.call = func(t *turn) { t.result(`{"resultType":"complete"}`) }
+	})
+	db := &counting{DB: memory(t)}
+	g := gatewayOver(t, db, at("a", s, prefix("a_")), at("b", s, prefix("b_")), at("c", s, prefix("c_")))
+	for i := range 3 {
+		for kind := range kinds {
+			if reads, keys := db.reads(func() { g.List(t.Context(), ann, Kind(kind)) }); reads != 1 || keys != 3 {
+				t.Errorf("list %d of %ss made %d reads of %d keys", i, kinds[kind].what, reads, keys)
+			}
+		}
+	}
+	if reads, _ := db.reads(func() {
+		if _, err := call(t, g, modernClient(ann), "b_t"); err != nil {
+			t.Fatal(err)
+		}
+	}); reads != 0 {
+		t.Errorf("a call made %d reads", reads)
+	}
+	if reads, _ := db.reads(func() {
+		if _, err := call(t, g, modernClient(ann), "nothing"); err == nil {
+			t.Fatal("what is not there was called")
+		}
+	}); reads != 1 {
+		t.Errorf("a call of what is not there made %d reads", reads)
+	}
+	if n := len(s.received("tools/list")); n != 3 {
+		t.Errorf("3 backends were asked %d times for their tools", n)
+	}
+}
+
+// GWN-01: what a backend has just begun to serve can be called at any instance, also where it was
+// not listed yet. Names that nobody has make a backend work once a second at most.
+func TestNewNamesCanBeCalledAtOtherInstances(t *testing.T) {
+	s := newScripted(t, func(s *scripted) {
+		s.capabilities = `{"tools":{"listChanged":true}}`
+		s.call = func(t *turn) { t.result(`{}`) }
+	})
+	db, l := memory(t), newLog()
+	other := gatewayOver(t, db, at("b", s))
+	defer relaying(t, "holder", gatewayOver(t, db, at("b", s)), l)()
+	s.only(t, 1)
+	for i := range 10 {
+		other.List(t.Context(), ann, Tools)
+		name := fmt.Sprintf("new%d", i)
+		s.list(oneTool(name))
+		s.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
+		l.next(t)
+		if _, err := call(t, other, legacy("s"), name); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	before := len(s.received("tools/list"))
+	began := time.Now()
+	for i := range 50 {
+		if other.Has(t.Context(), legacy("s"), Tools, fmt.Sprint("none", i)) {
+			t.Fatal("it has what nobody has")
+		}
+	}
+	if n, most := len(s.received("tools/list"))-before, 1+int(time.Since(began)/missTTL); n > most {
+		t.Errorf("50 unknown names: %d requests, want %d at most", n, most)
+	}
+}
+
+// GWN-01: while the store does not say which lists have changed, nothing old is listed, and calls go on.
+func TestListsWhileTheStoreIsAway(t *testing.T) {
+	s := newScripted(t, func(s *scripted) {
+		s.modern = true
+		s.call = func(t *turn) { t.result(`{"resultType":"complete"}`) }
+	})
+	db := &counting{DB: memory(t)}
+	g := gatewayOver(t, db, at("b", s))
+	g.List(t.Context(), ann, Tools)
+	db.fail.Store(true)
+	if _, err := call(t, g, modernClient(ann), "t"); err != nil {
+		t.Error(err)
+	}
+	s.list(oneTool("u"))
+	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"u"}) {
+		t.Errorf("got %q", got)
+	}
+	db.fail.Store(false)
+	s.list(oneTool("v"))
+	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"v"}) {
+		t.Errorf("with the store there again: got %q", got)
+	}
+}
+
+// GWN-14: a backend that does not answer is waited for by one caller, and by others only when it told of a
+// change since. Meanwhile what others have is listed, and called, at once.
+func TestHangingBackendRests(t *testing.T) {
+	hang := make(chan struct{})
+	var asked atomic.Int64
+	s := newScripted(t, func(s *scripted) {
+		s.allow = func(http.Header) bool { asked.Add(1); <-hang; return false }
+	})
+	defer close(hang)
+	ok := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
+	g := gatewayOver(t, memory(t), at("hangs", s), at("ok", ok))
+	g.options.AskTimeout = 500 * time.Millisecond
+	g.List(t.Context(), ann, Tools)
+	n := asked.Load()
+	var all sync.WaitGroup
+	for range 5 {
+		all.Go(func() {
+			if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"t"}) {
+				t.Errorf("got %q", got)
+			}
+			if _, err := call(t, g, legacy("s"), "t"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if more := asked.Load() - n; n == 0 || more > 1 {
+		t.Errorf("it was asked %d times, and then %d times", n, more)
+	}
+	if err := g.backends(t.Context())[0].mark(t.Context(), changes[Tools]); err != nil {
+		t.Fatal(err)
+	}
+	n = asked.Load()
+	g.List(t.Context(), ann, Tools)
+	if asked.Load() == n {
+		t.Error("a backend that tells of a change is not asked")
+	}
+}

@@ -1,0 +1,119 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http/httptest"
+	"slices"
+	"testing"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config"
+	"mcpevents/shared/gateway"
+	"mcpevents/shared/stream"
+)
+
+// relayed is an instance that holds the connection to a backend, and another one over the same store.
+func relayed(t *testing.T, backend config.Backend) (holder, other *fixture) {
+	t.Helper()
+	reach := func(o *Options) {
+		g, err := gateway.New(gateway.Options{
+			Backends: []config.Backend{backend}, DB: o.Sessions, Server: json.RawMessage(`{}`),
+			Key: bytes.Repeat([]byte{7}, 32), ListTTL: time.Hour, Log: slog.New(slog.DiscardHandler),
+		})
+		must(t, err)
+		o.Gateway = g
+	}
+	var held Gateway
+	holder = newFixture(t, func(o *Options) { reach(o); held = o.Gateway })
+	other = newEndpointOn(t, holder.db, reach)
+	other.server = httptest.NewServer(routed(other.endpoint))
+	t.Cleanup(func() {
+		other.close()
+		other.server.Close()
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	relay := &gateway.Relay{Gateway: held.(*gateway.Gateway), Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
+		return holder.log.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
+	}}
+	go func() { relay.Run(ctx); close(ended) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	return holder, other
+}
+
+// GWN-01, GWN-04: a change of a backend's list reaches the streams of all three kinds once, at an
+// instance that has no connection to the backend, and none of those that may not see the
+// backend; whoever asks then gets the new list, every time.
+func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
+	l := startLister(t, "b", true, "t0")
+	l.told, l.hints = make(chan string), `"ttlMs":3600000,"cacheScope":"private"`
+	_, f := relayed(t, config.Backend{
+		Name: l.name, URL: l.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: config.AutoVersion, Scopes: []string{"billing"},
+	})
+	const filter = `{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true}`
+	session := f.session(billing, V20251125)
+	streams := func(key string) map[string]*open {
+		listen := f.listen(key, "1", filter)
+		listen.next() // the acknowledgment
+		req := f.request("GET", key, "", "Accept:", "Accept: text/event-stream")
+		req.URL.Path = "/mcp/" + f.principal(key).Workspace
+		dialect := f.open(req)
+		dialect.lifecycle("streamOpened")
+		get := f.stream(key, f.session(key, V20251125), "")
+		get.event() // only an id
+		return map[string]*open{"2026": listen, "2025": get, "named events": dialect}
+	}
+	allowed := streams(billing)
+	// alice has not the scope, foreign is in another workspace.
+	refused := map[string]map[string]*open{"alice": streams(alice), "foreign": streams(foreign)}
+	kinds := []struct{ note, list string }{
+		{noteToolsChange, methodToolsList}, {notePromptsChange, methodPromptsList}, {noteResourcesChange, methodResources},
+	}
+	for i := range 10 {
+		for _, kind := range kinds {
+			name := fmt.Sprintf("t%d%s", i, kind.list[:1])
+			l.set(func() { l.names = []string{name} })
+			l.told <- kind.note
+			for era, s := range allowed {
+				if m := s.next(); m.Method != kind.note {
+					t.Fatalf("%s: got %s, want %s", era, m.sse.Data, kind.note)
+				}
+				for asked, r := range map[string]reply{
+					"2026": f.modern(billing, kind.list, ""), "2025": f.legacy(billing, session, kind.list, ""),
+				} {
+					var p backendPage
+					r.result(t, &p)
+					var got []string
+					for _, x := range slices.Concat(p.Tools, p.Prompts, p.Resources) {
+						got = append(got, x.Name)
+					}
+					if !slices.Contains(got, name) {
+						t.Fatalf("told by %s, the list of %s is %q, and not of %s", era, asked, got, name)
+					}
+				}
+			}
+		}
+	}
+	for _, workspace := range []string{auth.DefaultWorkspace, "elsewhere"} {
+		must(t, f.log.Notify(t.Context(), workspace, stream.TopicCatalog, json.RawMessage(`{}`)))
+	}
+	for who, theirs := range refused {
+		for era, s := range theirs {
+			if m := s.next(); m.Method != noteResourcesChange {
+				t.Errorf("%s, %s: got %s", who, era, m.sse.Data)
+			}
+			select {
+			case e := <-s.events:
+				if m := (frame{}); json.Unmarshal(e.Data, &m) == nil && m.Method != noteEventsChange {
+					t.Errorf("%s, %s: then got %s", who, era, e.Data)
+				}
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	}
+}
