@@ -1,9 +1,10 @@
 // Command mcpevents is the whole product on one machine, and the tool for those
-// that run it elsewhere: it serves, publishes, listens, checks and applies catalogs.
+// that run it elsewhere: it serves, publishes, listens, consents, checks and applies catalogs.
 //
 //	serve    graph.go wires the packages that the functions wire on AWS
 //	publish  sends events to POST /events
 //	listen   is a webhook receiver or the reader of a stream
+//	consent  says who gets what is said in conversations
 //	catalog  checks event types, and writes them to a deployment
 //	demo     shows one event going every way
 //	bench    measures
@@ -49,6 +50,7 @@ type CLI struct {
 	Serve   ServeCmd   `cmd:"" help:"Serve events: one process, one SQLite file."`
 	Publish PublishCmd `cmd:"" help:"Publish an event, or many."`
 	Listen  ListenCmd  `cmd:"" help:"Receive events, as webhooks or on a stream, and print each as a line of JSON."`
+	Consent ConsentCmd `cmd:"" help:"See who gets what you say in conversations, and give or revoke consent to it."`
 	Catalog CatalogCmd `cmd:"" help:"Check a catalog of event types, or write it to a deployment on AWS."`
 	Demo    DemoCmd    `cmd:"" help:"Show one event going every way, with times."`
 	Bench   BenchCmd   `cmd:"" help:"Measure throughput or latency of a server."`

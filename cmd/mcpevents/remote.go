@@ -54,7 +54,12 @@ var (
 // post sends JSON and returns the answer. A server that cannot be reached is of
 // kind fault.Unavailable; every status is an answer.
 func (r *Remote) post(ctx context.Context, url string, header http.Header, body []byte) (*http.Response, []byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	return r.call(ctx, http.MethodPost, url, header, body)
+}
+
+// call is [Remote.post] by another method.
+func (r *Remote) call(ctx context.Context, method, url string, header http.Header, body []byte) (*http.Response, []byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {
 		return nil, nil, fault.Wrap(fault.Invalid, err, "make the request")
 	}

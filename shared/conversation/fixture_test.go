@@ -1,0 +1,231 @@
+package conversation
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/config"
+	"mcpevents/shared/publish"
+	"mcpevents/shared/store"
+)
+
+// marker is in everything that is said in these tests.
+const marker = "periwinkle"
+
+// rig is a service with providers that do what a test says, in a bubble of its own time.
+type rig struct {
+	*Service
+	t       *testing.T
+	source  *config.Replaceable
+	log     *lockedBuffer
+	answers map[string]func(*http.Request) (*http.Response, error) // by the host of the URL
+
+	mu        sync.Mutex
+	asked     []string // the hosts
+	published []publish.Input
+	publish   func(context.Context) error
+}
+
+func newRig(t *testing.T, src string, change ...func(*Options)) *rig {
+	t.Helper()
+	r := &rig{t: t, log: &lockedBuffer{}, answers: map[string]func(*http.Request) (*http.Response, error){}}
+	r.source = config.NewReplaceable(parseConfig(t, src))
+	cat, err := catalog.Parse([]byte(conversationCatalog))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{
+		Source: r.source, DB: &memory{items: map[store.Key]store.Item{}}, Key: make([]byte, 32),
+		Catalogs: catalog.NewStatic(cat), Publisher: r, HTTP: &http.Client{Transport: r},
+		Log: slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	for _, c := range change {
+		c(&o)
+	}
+	if r.Service, err = New(o); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := r.Close(ctx); err != nil {
+			t.Errorf("something is still under way: %v", err)
+		}
+		if strings.Contains(r.log.String(), marker) {
+			t.Errorf("CNV-08: what was said is in the log: %s", r.log.String())
+		}
+	})
+	return r
+}
+
+const conversationCatalog = `
+events:
+  - name: conversation.user_message
+    uri: event://conversation/user-message
+    description: Said by a user.
+    payloadSchema: {type: object}
+    access: {scopes: [conversation]}
+  - name: conversation.assistant_response
+    uri: event://conversation/assistant-response
+    description: Said by an assistant.
+    payloadSchema: {type: object}
+    access: {scopes: [conversation]}
+`
+
+func parseConfig(t *testing.T, src string) *config.Config {
+	t.Helper()
+	c, err := config.Parse([]byte(src))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// RoundTrip is a provider.
+func (r *rig) RoundTrip(req *http.Request) (*http.Response, error) {
+	r.mu.Lock()
+	r.asked = append(r.asked, req.URL.Host)
+	answer := r.answers[req.URL.Host]
+	r.mu.Unlock()
+	if answer == nil {
+		r.t.Errorf("%s was asked", req.URL.Host)
+		return nil, io.EOF
+	}
+	return answer(req)
+}
+
+func (r *rig) Publish(ctx context.Context, _ auth.Principal, in publish.Input) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.published = append(r.published, in)
+	if r.publish != nil {
+		return r.publish(ctx)
+	}
+	return nil
+}
+
+// on makes a host answer.
+func (r *rig) on(host string, answer func(*http.Request) (*http.Response, error)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.answers[host] = answer
+}
+
+// calls counts how often a host was asked so far.
+func (r *rig) calls(host string) (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, h := range r.asked {
+		if h == host {
+			n++
+		}
+	}
+	return n
+}
+
+// says answers with a context after a time.
+func says(text string, after time.Duration) func(*http.Request) (*http.Response, error) {
+	return answers(http.StatusOK, "application/json", `{"context":"`+text+`"}`, after)
+}
+
+func answers(status int, media, body string, after time.Duration) func(*http.Request) (*http.Response, error) {
+	return func(req *http.Request) (*http.Response, error) {
+		select {
+		case <-time.After(after):
+		case <-req.Context().Done():
+			return nil, req.Context().Err()
+		}
+		return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {media}}, Body: io.NopCloser(strings.NewReader(body)), Request: req}, nil
+	}
+}
+
+var ann = auth.Principal{ID: "ann", Workspace: auth.DefaultWorkspace, Scopes: []string{auth.ScopeRead}}
+
+// consent gives ann's consent.
+func (r *rig) consent(names ...string) {
+	r.t.Helper()
+	for _, name := range names {
+		if _, err := r.Consent(r.t.Context(), ann, name, "ann", true); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+// tell tells a message of ann's.
+func (r *rig) tell() *Context {
+	r.t.Helper()
+	c, err := r.Tell(r.t.Context(), Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m", Content: marker})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return c
+}
+
+// memory is as much of a store as consents need, without goroutines of its own.
+type memory struct {
+	store.DB
+	mu    sync.Mutex
+	items map[store.Key]store.Item
+	fail  error
+}
+
+func (m *memory) Query(_ context.Context, q store.Query) (page store.Page, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, it := range m.items {
+		if it.Table == q.Table && it.Partition == q.Partition && !q.Eventual {
+			page.Items = append(page.Items, it)
+		}
+	}
+	slices.SortFunc(page.Items, func(a, b store.Item) int { return strings.Compare(a.Sort, b.Sort) })
+	return page, m.fail
+}
+
+func (m *memory) Write(_ context.Context, ops ...store.Op) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, op := range ops {
+		m.items[op.Item.Key] = op.Item
+	}
+	return m.fail
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func mustCatalog(t *testing.T, src string) *catalog.Catalog {
+	t.Helper()
+	cat, err := catalog.Parse([]byte(src))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cat
+}
+
+func withCatalog(cat *catalog.Catalog) func(*Options) {
+	return func(o *Options) { o.Catalogs = catalog.NewStatic(cat) }
+}

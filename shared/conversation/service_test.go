@@ -1,0 +1,397 @@
+package conversation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+const three = `
+conversation:
+  userMessages: true
+  providers:
+    - {name: fast, url: "http://fast/"}
+    - {name: slow, url: "http://slow/"}
+    - {name: bad, url: "http://bad/"}
+`
+
+// CNV-03: all are asked at once, what is there within the budget is merged, and the rest is
+// cancelled, left out, logged by name and reason, and counted.
+func TestTellWithinTheBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, three)
+		cancelled := make(chan error, 1)
+		r.on("fast", says("quick", 400*time.Millisecond))
+		r.on("slow", func(req *http.Request) (*http.Response, error) {
+			<-req.Context().Done()
+			cancelled <- req.Context().Err()
+			return nil, req.Context().Err()
+		})
+		r.on("bad", answers(http.StatusInternalServerError, "application/json", `{"context":"`+marker+`"}`, 300*time.Millisecond))
+		r.consent("fast", "slow", "bad")
+		began := time.Now()
+		got := r.tell()
+		if took := time.Since(began); took != 500*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+		if got.Text != "Context from fast:\n> quick" {
+			t.Errorf("got %q", got.Text)
+		}
+		if err := <-cancelled; !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the late one ended with %v", err)
+		}
+		for name, want := range map[string]string{"fast": "map[given:1]", "slow": "map[given:0 timeout:1]", "bad": "map[given:0 refused:1]"} {
+			if got := fmt.Sprint(r.Counts()["default/"+name]); got != want {
+				t.Errorf("%s: counted %s, want %s", name, got, want)
+			}
+		}
+		log := r.log.String()
+		for _, want := range []string{"provider=slow workspace=default reason=timeout", "provider=bad workspace=default reason=refused"} {
+			if !strings.Contains(log, want) {
+				t.Errorf("%q is not in the log: %s", want, log)
+			}
+		}
+		r.on("slow", says("now", 0))
+		r.on("bad", says("too", 0))
+		began = time.Now()
+		if got := r.tell(); strings.Count(got.Text, "Context from") != 3 || time.Since(began) != 400*time.Millisecond {
+			t.Errorf("after %v got %q", time.Since(began), got.Text)
+		}
+	})
+}
+
+// CNV-03: an answer that is no context is left out, whatever it is.
+func TestAnswersAreNotTrusted(t *testing.T) {
+	for name, tc := range map[string]struct {
+		answer func(*http.Request) (*http.Response, error)
+		reason Reason
+	}{
+		"HTML":         {answers(200, "text/html", `{}`, 0), Malformed},
+		"no JSON":      {answers(200, "application/json", marker, 0), Malformed},
+		"deep":         {answers(200, "application/json", strings.Repeat(`[`, 100)+strings.Repeat(`]`, 100), 0), Malformed},
+		"a list":       {answers(200, "application/json", `[{"context":"x"}]`, 0), Malformed},
+		"a number":     {answers(200, "application/json", `{"context":7}`, 0), Malformed},
+		"too large":    {answers(200, "application/json", `{"context":"`+strings.Repeat("x", MaxAnswer)+`"}`, 0), TooLarge},
+		"a redirect":   {answers(302, "application/json", `{"context":"x"}`, 0), Refused},
+		"an error":     {answers(400, "application/json", marker, 0), Refused},
+		"unreachable":  {func(*http.Request) (*http.Response, error) { return nil, errors.New(marker) }, Unreachable},
+		"a 204":        {answers(204, "", "", 0), ""},
+		"JSON, spaced": {answers(200, "Application/JSON; charset=utf-8", " {\"structuredContext\":null,\"context\":null} \n", 0), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, three)
+				r.on("bad", tc.answer)
+				r.consent("bad")
+				if got := r.tell(); got.Members() != nil {
+					t.Errorf("got %s", got.Members())
+				}
+				want := fmt.Sprintf("map[given:0 %s:1]", tc.reason)
+				if tc.reason == "" {
+					want = "map[given:1]"
+				}
+				if got := fmt.Sprint(r.Counts()["default/bad"]); got != want {
+					t.Errorf("counted %s, want %s", got, want)
+				}
+			})
+		})
+	}
+}
+
+// CNV-03: a caller that goes away ends the asking, and is no fault of the provider's.
+func TestACallerThatGoesAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, three)
+		r.on("slow", says("late", time.Hour))
+		r.consent("slow")
+		for range 2 * tripAfter {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			began := time.Now()
+			if _, err := r.Tell(ctx, Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m"}); err != nil || time.Since(began) != 100*time.Millisecond {
+				t.Errorf("after %v: %v", time.Since(began), err)
+			}
+			cancel()
+		}
+		if got := fmt.Sprint(r.Counts()["default/slow"]); got != "map[abandoned:10 given:0]" {
+			t.Errorf("counted %s", got)
+		}
+	})
+}
+
+// CNV-05: after five timeouts in a row a provider is not asked for a while, and nobody waits for it;
+// then one message is let through, and its answer decides.
+func TestAProviderRests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, three)
+		slow := says("back", time.Hour)
+		r.on("slow", func(req *http.Request) (*http.Response, error) { return slow(req) })
+		r.consent("slow")
+		for range tripAfter - 1 {
+			r.tell()
+		}
+		r.on("slow", says("once", 0)) // which begins the count anew
+		r.tell()
+		r.on("slow", slow)
+		for range tripAfter {
+			r.tell()
+		}
+		began := time.Now()
+		asked := r.calls("slow")
+		for range 10 {
+			r.tell()
+		}
+		if took := time.Since(began); took != 0 || r.calls("slow") != asked || asked != 2*tripAfter {
+			t.Errorf("while it rests it was asked %d times more, %d before, and callers waited %v", r.calls("slow")-asked, asked, took)
+		}
+		time.Sleep(restFor + time.Millisecond)
+		r.tell() // still late
+		r.tell()
+		if n := r.calls("slow") - asked; n != 1 {
+			t.Errorf("after its rest it was asked %d times", n)
+		}
+		time.Sleep(restFor + time.Millisecond)
+		r.on("slow", says("back", 0))
+		for range 3 {
+			if got := r.tell(); !strings.Contains(got.Text, "back") {
+				t.Errorf("got %q", got.Text)
+			}
+		}
+		if got := fmt.Sprint(r.Counts()["default/slow"]); got != "map[given:4 resting:11 timeout:10]" {
+			t.Errorf("counted %s", got)
+		}
+	})
+}
+
+// CNV-05: errors are no reason to rest; one caller's messages would silence a provider for all.
+func TestErrorsAreNoReasonToRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, three)
+		r.on("bad", answers(http.StatusBadRequest, "", "", 0))
+		r.consent("bad")
+		for range 3 * tripAfter {
+			r.tell()
+		}
+		if n := r.calls("bad"); n != 3*tripAfter {
+			t.Errorf("it was asked %d times", n)
+		}
+	})
+}
+
+// CNV-06: consent is per principal and per provider; it counts from the answer on, and no longer
+// once it is revoked; both are recorded.
+func TestConsent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, three)
+		r.on("fast", says("x", 0))
+		if got := r.tell(); got.Members() != nil || r.calls("fast") != 0 {
+			t.Error("something was sent without consent")
+		}
+		r.consent("fast")
+		for name, p := range map[string]auth.Principal{
+			"another principal": {ID: "bob", Workspace: ann.Workspace}, "another workspace": {ID: "ann", Workspace: "other"},
+		} {
+			if _, err := r.Tell(t.Context(), Caller{Principal: p}, &Message{Kind: UserMessage, ID: "m"}); err != nil || r.calls("fast") != 0 {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if r.tell(); r.calls("fast") != 1 {
+			t.Error("the consent is not in force")
+		}
+		time.Sleep(time.Hour)
+		v, err := r.Consent(t.Context(), ann, "fast", "operator", false)
+		if err != nil || v.Consented || v.Consent.Given || v.Consent.By != "operator" || !v.Consent.At.Equal(time.Now().UTC().Truncate(time.Millisecond)) {
+			t.Errorf("got %+v, %v", v, err)
+		}
+		if r.tell(); r.calls("fast") != 1 {
+			t.Error("something was sent after consent was revoked")
+		}
+		if _, err := r.Consent(t.Context(), ann, "nobody", "ann", true); !fault.Is(err, fault.NotFound) {
+			t.Errorf("got %v", err)
+		}
+		if _, err := r.Consent(t.Context(), ann, "nobody", "ann", false); !fault.Is(err, fault.NotFound) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// CNV-06: a consent is for what a provider was when it was given: not for another address under the
+// same name, nor for a kind of messages that it did not get then.
+func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, three)
+		r.on("fast", says("x", 0))
+		r.on("elsewhere", says("x", 0))
+		r.consent("fast")
+		r.source.Replace(parseConfig(t, strings.ReplaceAll(three, "http://fast/", "http://elsewhere/")))
+		r.tell()
+		views, err := r.Views(t.Context(), ann)
+		if err != nil || r.calls("elsewhere") != 0 || views[0].Name != "fast" || views[0].Consented || !views[0].Consent.Given {
+			t.Errorf("with another URL: %d calls, %+v, %v", r.calls("elsewhere"), views, err)
+		}
+		r.source.Replace(parseConfig(t, "keys: []\n"))
+		if _, err := r.Consent(t.Context(), ann, "fast", "ann", true); !fault.Is(err, fault.NotFound) {
+			t.Errorf("of a removed one: %v", err)
+		}
+		r.source.Replace(parseConfig(t, three))
+		if r.tell(); r.calls("fast") != 1 {
+			t.Error("the same one again is not the same")
+		}
+		r.source.Replace(parseConfig(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  assistantResponses: true", 1)))
+		if _, err := r.Tell(t.Context(), Caller{Principal: ann}, &Message{Kind: AssistantResponse, ID: "m"}); err != nil || r.calls("fast") != 1 {
+			t.Errorf("an assistant's response was sent: %v", err)
+		}
+		if r.tell(); r.calls("fast") != 2 {
+			t.Error("the user's messages are not covered any more")
+		}
+		r.consent("fast")
+		if _, err := r.Tell(t.Context(), Caller{Principal: ann}, &Message{Kind: AssistantResponse, ID: "m"}); err != nil || r.calls("fast") != 3 {
+			t.Errorf("with consent it was not sent: %v", err)
+		}
+	})
+}
+
+// CNV-06: while consents cannot be read, nothing is sent.
+func TestWithoutTheStoreNothingIsSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, three)
+		r.consent("fast")
+		r.options.DB.(*memory).fail = fault.New(fault.Unavailable, "down")
+		if _, err := r.Tell(t.Context(), Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m"}); !fault.Is(err, fault.Unavailable) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// CNV-06: a consent lies in a table that keeps its items, and does not expire.
+func TestConsentsAreKept(t *testing.T) {
+	r := newRig(t, three)
+	r.consent("fast")
+	for key, item := range r.options.DB.(*memory).items {
+		if key.Table != store.Subscriptions || !item.Expires.IsZero() || !strings.Contains(string(item.Value), `"pr":"ann"`) {
+			t.Errorf("got %+v: %s", key, item.Value)
+		}
+	}
+}
+
+// CNV-06: the one principal of --auth none cannot consent for everybody.
+func TestNobodyConsentsForAll(t *testing.T) {
+	nobody := ann
+	nobody.Anonymous = true
+	for _, allowed := range []bool{false, true} {
+		r := newRig(t, three, func(o *Options) { o.AllowAnonymous = allowed })
+		r.on("fast", says("x", 0))
+		r.consent("fast") // perhaps while it was allowed
+		if _, err := r.Tell(t.Context(), Caller{Principal: nobody}, &Message{Kind: UserMessage, ID: "m"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.calls("fast") == 1; got != allowed || r.Offers(t.Context(), nobody).Any() != allowed {
+			t.Errorf("allowed %v: sent %v, offered %+v", allowed, got, r.Offers(t.Context(), nobody))
+		}
+	}
+}
+
+// CNV-01: nothing is asked for unless it is switched on and somebody could get it.
+func TestOffers(t *testing.T) {
+	other := auth.Principal{ID: "ann", Workspace: "other"}
+	for src, want := range map[string]string{
+		"keys: []\n": "{false false} {false false}",
+		three:        "{true false} {false false}",
+		strings.Replace(three, "userMessages", "assistantResponses", 1):                                     "{false true} {false false}",
+		strings.Replace(three, "true", "false", 1):                                                          "{false false} {false false}",
+		"conversation: {userMessages: true}\n":                                                              "{false false} {false false}",
+		"conversation: {userMessages: true, events: {userMessage: true, workspace: other}}\n":               "{false false} {true false}",
+		strings.ReplaceAll(three, `fast/"`, `fast/", workspace: other`):                                     "{true false} {true false}",
+		"conversation: {userMessages: true, assistantResponses: true, events: {assistantResponse: true}}\n": "{false true} {false false}",
+	} {
+		r := newRig(t, src)
+		if got := fmt.Sprint(r.Offers(t.Context(), ann), " ", r.Offers(t.Context(), other)); got != want {
+			t.Errorf("%s: got %s, want %s", src, got, want)
+		}
+	}
+}
+
+// CNV-04: providers are known by their priority, not by who answers first.
+func TestPriority(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, strings.ReplaceAll(three, `bad/"`, `bad/", priority: 1`))
+		r.on("fast", says("f", 0))
+		r.on("slow", says("s", 100*time.Millisecond))
+		r.on("bad", says("b", 200*time.Millisecond))
+		r.consent("fast", "slow", "bad")
+		if got := r.tell(); got.Text != "Context from bad:\n> b\n\nContext from fast:\n> f\n\nContext from slow:\n> s" {
+			t.Errorf("got %q", got.Text)
+		}
+	})
+}
+
+// CNV-07: a message becomes one event of the caller, however often it is told, and what was said
+// before is not in it.
+func TestEvents(t *testing.T) {
+	const both = "conversation: {userMessages: true, assistantResponses: true, events: {userMessage: true, assistantResponse: true}}\n"
+	r := newRig(t, both)
+	if r.tell(); len(r.published) != 0 {
+		t.Error("an event was published without consent")
+	}
+	r.consent(config.EventsProvider)
+	said := &Message{Kind: UserMessage, ID: "m", Content: marker, History: []Turn{{"user", "before"}}}
+	tell := func(p auth.Principal, m *Message) {
+		if _, err := r.Tell(t.Context(), Caller{Principal: p}, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tell(ann, said)
+	tell(ann, said)
+	tell(ann, &Message{Kind: AssistantResponse, ID: "m", Content: marker})
+	bob := auth.Principal{ID: "bob", Workspace: ann.Workspace}
+	if _, err := r.Consent(t.Context(), bob, config.EventsProvider, "bob", true); err != nil {
+		t.Fatal(err)
+	}
+	tell(bob, said)
+	if len(r.published) != 4 {
+		t.Fatalf("%d events", len(r.published))
+	}
+	one := r.published[0]
+	if one.URI != UserMessageURI || string(one.Data) != `{"messageId":"m","content":"`+marker+`","principal":"ann"}` || one.ID != r.published[1].ID {
+		t.Errorf("got %+v and %+v", one, r.published[1])
+	}
+	if x := r.published[2]; x.URI != AssistantResponseURI || x.ID == one.ID {
+		t.Errorf("got %+v", x)
+	}
+	if r.published[3].ID == one.ID {
+		t.Error("two principals have the same event")
+	}
+	r.publish = func(context.Context) error { return fault.New(fault.Unprocessable, marker) }
+	if got := r.tell(); got.Members() != nil || r.Counts()["default/events"]["refused"] != 1 {
+		t.Errorf("got %+v, counted %v", got, r.Counts())
+	}
+}
+
+// CNV-07: the catalog has to declare the events, with an access rule.
+func TestEventsNeedARule(t *testing.T) {
+	for src, want := range map[string]string{
+		conversationCatalog: "",
+		strings.ReplaceAll(conversationCatalog, "    access: {scopes: [conversation]}\n", ""): "needs an access rule",
+		strings.ReplaceAll(conversationCatalog, "user-message", "message"):                    "declares no event type with the URI event://conversation/user-message",
+	} {
+		cat := mustCatalog(t, src)
+		err := CheckCatalog(cat, config.ConversationEvents{UserMessage: true})
+		if (err == nil) != (want == "") || err != nil && (!fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want)) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+		r := newRig(t, "conversation: {userMessages: true, events: {userMessage: true}}\n", withCatalog(cat))
+		r.consent(config.EventsProvider)
+		if r.tell(); len(r.published) == 1 != (want == "") {
+			t.Errorf("%q: %d events", want, len(r.published))
+		}
+	}
+}

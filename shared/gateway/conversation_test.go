@@ -1,0 +1,121 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"mcpevents/shared/config"
+	"mcpevents/shared/fault"
+)
+
+const said = `{"messageId":"m","content":"c","_meta":{"io.github.mcp-events/principal":"p"}}`
+
+// listener is a backend that asks for messages of conversations.
+func listener(t *testing.T, modern bool, call func(*turn)) *scripted {
+	return newScripted(t, func(s *scripted) {
+		s.modern, s.call = modern, call
+		s.capabilities = `{"conversationEvents":{"onUserMessage":true}}`
+	})
+}
+
+const tellsUser = "conversation/userMessage"
+
+// CNV-03: a backend is told by conversation/userMessage in its own revision, if it declared to want
+// that: with a session that begins lazily and is used again, or with what 2026-07-28 needs.
+func TestConverse(t *testing.T) {
+	for _, modern := range []bool{false, true} {
+		t.Run(fmt.Sprint("modern ", modern), func(t *testing.T) {
+			b := listener(t, modern, func(x *turn) {
+				x.write(`{"jsonrpc":"2.0","method":"notifications/message","params":{}}`)
+				x.result(`{"context":"known"}`)
+			})
+			g := gatewayOver(t, memory(t), at("notes", b))
+			if _, err := g.Converse(t.Context(), legacy("s"), "notes", "conversation/assistantResponse", json.RawMessage(said)); !errors.Is(err, ErrIncapable) {
+				t.Errorf("what it does not ask for: %v", err)
+			}
+			for range 2 {
+				got, err := g.Converse(t.Context(), legacy("s"), "notes", tellsUser, json.RawMessage(said))
+				if err != nil || string(got) != `{"context":"known"}` {
+					t.Fatalf("got %s, %v", got, err)
+				}
+			}
+			calls := b.received(tellsUser)
+			if len(calls) != 2 {
+				t.Fatalf("it was told %d times", len(calls))
+			}
+			var params struct {
+				MessageID, Content string
+				Meta               map[string]json.RawMessage `json:"_meta"`
+			}
+			if err := json.Unmarshal(calls[0].Params, &params); err != nil || params.MessageID != "m" || params.Content != "c" ||
+				string(params.Meta["io.github.mcp-events/principal"]) != `"p"` {
+				t.Errorf("got %s, %v", calls[0].Params, err)
+			}
+			version := string(params.Meta["io.modelcontextprotocol/protocolVersion"])
+			if modern && (version != `"2026-07-28"` || calls[0].Header.Get("Mcp-Method") != tellsUser || calls[0].Session != "") {
+				t.Errorf("got %s, %v", calls[0].Params, calls[0].Header)
+			}
+			if !modern && (version != "" || calls[0].Session == "" || calls[0].Session != calls[1].Session || string(calls[0].ID) == string(calls[1].ID)) {
+				t.Errorf("got %+v and %+v", calls[0], calls[1])
+			}
+			if !modern {
+				b.forget() // all sessions
+				if got, err := g.Converse(t.Context(), legacy("s"), "notes", tellsUser, json.RawMessage(said)); err != nil {
+					t.Errorf("with a session that is gone: %s, %v", got, err)
+				}
+			}
+		})
+	}
+}
+
+// CNV-03: a backend that is not asked for, refuses, or is another's is told apart, and nothing that it
+// or the caller said is in the error.
+func TestConverseFails(t *testing.T) {
+	refuses := listener(t, true, func(x *turn) { x.write(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"marigold"}}`, x.ID) })
+	silent := newScripted(t, func(s *scripted) { s.modern = true })
+	g := gatewayOver(t, memory(t), at("refuses", refuses), at("silent", silent), at("secret", refuses, func(b *config.Backend) { b.Scopes = []string{"more"} }))
+	for name, want := range map[string]error{"refuses": ErrRefused, "silent": ErrIncapable} {
+		if _, err := g.Converse(t.Context(), modernClient(ann), name, tellsUser, json.RawMessage(said)); err == nil || err.Error() != want.Error() {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	if _, err := g.Converse(t.Context(), modernClient(ann), "secret", tellsUser, json.RawMessage(said)); !fault.Is(err, fault.Invalid) {
+		t.Errorf("one that the caller may not use: got %v", err)
+	}
+}
+
+// CNV-03: who is late is cancelled, as its revision has it.
+func TestConverseIsCancelled(t *testing.T) {
+	for _, modern := range []bool{false, true} {
+		t.Run(fmt.Sprint("modern ", modern), func(t *testing.T) {
+			gone := make(chan struct{})
+			b := listener(t, modern, func(x *turn) {
+				x.write(`{"jsonrpc":"2.0","method":"notifications/message","params":{}}`)
+				<-x.r.Context().Done()
+				close(gone)
+			})
+			g := gatewayOver(t, memory(t), at("notes", b))
+			if _, err := g.Converse(t.Context(), legacy("s"), "notes", "conversation/assistantResponse", nil); !errors.Is(err, ErrIncapable) {
+				t.Fatal(err) // so that it is known from here on
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			if _, err := g.Converse(ctx, legacy("s"), "notes", tellsUser, json.RawMessage(said)); !fault.Is(err, fault.Unavailable) {
+				t.Errorf("got %v", err)
+			}
+			<-gone
+			if modern {
+				return
+			}
+			n := b.next(t, "notifications/cancelled")
+			var p struct{ RequestID json.RawMessage }
+			if err := json.Unmarshal(n.Params, &p); err != nil || string(p.RequestID) != string(b.received(tellsUser)[0].ID) {
+				t.Errorf("got %s, %v", n.Params, err)
+			}
+		})
+	}
+}
