@@ -114,7 +114,7 @@ func (s *dialectStream) hold(ctx context.Context) (end func(), err error) {
 // lifecycle makes an event about the connection; params is a JSON object.
 func (s *dialectStream) lifecycle(method string, params any, retry time.Duration) []byte {
 	return sse.Append(nil, sse.Event{
-		Name: eventLifecycle, ID: s.position.next(s.feed.Cursor()), Retry: retry,
+		Name: eventLifecycle, ID: s.position.next(s.resumeAt()), Retry: retry,
 		Data: jsonrpc.AppendNotification(nil, method, mustJSON(params)),
 	})
 }

@@ -224,7 +224,7 @@ func (s *sessionStream) add(ctx context.Context, t target, since time.Time) erro
 // the client can come back before anything happened.
 func (s *sessionStream) begin() error {
 	if s.sess.Version >= V20251125 {
-		if err := s.write(sse.Append(nil, sse.Event{ID: s.position.next(s.feed.Cursor()), Data: []byte{}})); err != nil {
+		if err := s.write(sse.Append(nil, sse.Event{ID: s.position.next(s.resumeAt()), Data: []byte{}})); err != nil {
 			return err
 		}
 	} else if err := s.write(comment); err != nil { // so that the headers leave
@@ -238,7 +238,7 @@ func (s *sessionStream) tellGap() error {
 	if !s.feed.Truncated {
 		return nil
 	}
-	cursor := s.feed.Cursor()
+	cursor := s.resumeAt()
 	truncated := func(b []byte) []byte { return append(b, `"`+MetaTruncated+`":true`...) }
 	for _, t := range s.targets {
 		uri := func(b []byte) []byte { return jsonrpc.AppendString(append(b, `"uri":`...), t.asked) }
@@ -256,7 +256,7 @@ func (s *sessionStream) tellGap() error {
 // id of the last frame. Before 2025-11-25 there is no such frame.
 func (s *sessionStream) finish() {
 	if s.sess.Version >= V20251125 {
-		_ = s.write(sse.Append(nil, sse.Event{ID: s.position.next(s.feed.Cursor()), Retry: reconnect, Data: []byte{}}))
+		_ = s.write(sse.Append(nil, sse.Event{ID: s.position.next(s.resumeAt()), Retry: reconnect, Data: []byte{}}))
 	}
 }
 

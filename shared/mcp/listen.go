@@ -144,12 +144,12 @@ func (o *outlet) acknowledge(honoured filter) error {
 	if o.feed.Truncated {
 		truncated = func(b []byte) []byte { return append(b, `"`+MetaTruncated+`":true`...) }
 	}
-	return o.send(noteAcknowledged, members, truncated, o.feed.Cursor())
+	return o.send(noteAcknowledged, members, truncated, o.resumeAt())
 }
 
 // complete ends a stream on the server's own account with its result.
 func (o *outlet) complete(c *call) {
-	text := o.endpoint.appendResult(nil, c, result{meta: o.appendIDs(nil, o.feed.Cursor())})
+	text := o.endpoint.appendResult(nil, c, result{meta: o.appendIDs(nil, o.resumeAt())})
 	_ = o.write(sse.Append(nil, sse.Event{Data: text})) // the stream ends either way
 }
 

@@ -1,9 +1,14 @@
 package mcp
 
 import (
+	"context"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
+
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/fault"
 )
 
 // TestWhileTheStoreIsGone: AUT-06: what the server tried is not told.
@@ -22,4 +27,54 @@ func TestWhileTheStoreIsGone(t *testing.T) {
 			t.Errorf("%s: %d %s", name, r.Status, r.Body)
 		}
 	}
+}
+
+// fickle are catalogs that sometimes cannot be read.
+type fickle struct {
+	Catalogs
+	gone atomic.Bool
+}
+
+func (c *fickle) Catalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
+	if c.gone.Load() {
+		return nil, fault.New(fault.Unavailable, "the catalog cannot be read")
+	}
+	return c.Catalogs.Catalog(ctx, workspace)
+}
+
+// TestAStreamThatFailsOverAnEventLosesNothing: SUB-08, SES-03, SSE-03: the position that a stream
+// ends with is in front of the event that it could not send.
+func TestAStreamThatFailsOverAnEventLosesNothing(t *testing.T) {
+	const uri = "event://ci/deploy"
+	const filter = `{"resourceSubscriptions":["` + uri + `"]}`
+	catalogs := &fickle{}
+	f := newFixture(t, func(o *Options) { catalogs.Catalogs, o.Catalogs = o.Catalogs, catalogs })
+	session := f.session(alice, V20251125)
+	f.follow(alice, session, uri)
+
+	l, s := f.listen(alice, "1", filter), f.stream(alice, session, "")
+	if m := l.next(); m.Method != noteAcknowledged {
+		t.Fatalf("got %s", m.sse.Data)
+	}
+	s.event()
+	f.publish(uri, `{"n":1}`)
+	l.next().isEvent(t, uri, `{"n":1}`)
+	s.next().isEvent(t, uri, `{"n":1}`)
+
+	catalogs.gone.Store(true)
+	f.publish(uri, `{"n":2}`)
+	listened, followed := l.next(), s.event()
+	catalogs.gone.Store(false)
+	if listened.Result.Meta[MetaCursor] == nil || followed.ID == "" {
+		t.Fatalf("the streams end with %s and %+v, want a position", listened.sse.Data, followed)
+	}
+
+	l = f.listenWith(alice, "2", filter, `"`+MetaCursor+`":`+string(listened.Result.Meta[MetaCursor]))
+	s = f.stream(alice, session, followed.ID)
+	if m := l.next(); m.Method != noteAcknowledged {
+		t.Fatalf("got %s", m.sse.Data)
+	}
+	s.event()
+	l.next().isEvent(t, uri, `{"n":2}`)
+	s.next().isEvent(t, uri, `{"n":2}`)
 }

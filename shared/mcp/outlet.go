@@ -36,6 +36,8 @@ type outlet struct {
 	feed      *stream.Feed
 	out       *sse.Writer
 	wrote     time.Time // when something was last written
+	reached   string    // the cursor behind the last delivery that was served
+	cut       bool      // the last delivery that the feed handed out was not served
 
 	targets map[string]target // by canonical URI
 	// What the client is told of, and how.
@@ -98,7 +100,10 @@ func (o *outlet) pass(ctx context.Context) error {
 		case err == nil && !ok:
 			return nil
 		case err == nil:
-			err = o.deliver(ctx, d)
+			if err = o.deliver(ctx, d); err == nil {
+				o.reached = d.Cursor
+			}
+			o.cut = err != nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case o.push != nil:
@@ -109,6 +114,16 @@ func (o *outlet) pass(ctx context.Context) error {
 		}
 	}
 	return context.Cause(ctx)
+}
+
+// resumeAt is the position behind what was served: the feed's, unless the stream ends
+// over a delivery, which whoever resumes must get.
+func (o *outlet) resumeAt() string {
+	if o.cut {
+		return o.reached
+	}
+	o.reached = o.feed.Cursor()
+	return o.reached
 }
 
 // due is when something must be written if nothing comes before.

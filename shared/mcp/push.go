@@ -70,7 +70,7 @@ func (e *Endpoint) openPush(ctx context.Context, c *call) (*push, error) {
 // begin confirms the subscription: the first message.
 func (p *push) begin() error {
 	p.beaten = time.Now()
-	return p.note(NoteEventsActive, p.feed.Cursor(), func(b []byte) []byte {
+	return p.note(NoteEventsActive, p.resumeAt(), func(b []byte) []byte {
 		return strconv.AppendBool(append(b, `,"truncated":`...), p.feed.Truncated)
 	})
 }
@@ -126,7 +126,7 @@ func (p *push) beat(ctx context.Context) error {
 		}
 	}
 	p.beaten = time.Now()
-	return p.note(NoteEventsHeartbeat, p.feed.Cursor(), nil)
+	return p.note(NoteEventsHeartbeat, p.resumeAt(), nil)
 }
 
 // recover tells the client of a failure that may pass, and waits a moment. Other
