@@ -40,6 +40,10 @@ test: prerequisites ## run all tests with the race detector, against real emulat
 	  [ -z "$$outer" ] || go test -race -count=1 -timeout 14m -p 1 -json $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -log $(TESTLOG)
 
+.PHONY: test-full
+test-full: ## run all tests, the large ones (kills under load, fan-out) at their full size
+	MCPEVENTS_TEST_FULL=1 $(MAKE) test
+
 # The tests install what they start (DynamoDB Local, ElasticMQ, MiniStack, npm and
 # Python packages) below the user cache directory; these programs they cannot install.
 .PHONY: prerequisites

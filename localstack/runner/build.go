@@ -22,7 +22,8 @@ func (s *Stack) binary(codeURI string) string {
 // parallelBuilds is how many compilers run at once; each uses several threads.
 const parallelBuilds = 2
 
-// build compiles the functions as the deployment does, for this machine.
+// build compiles the functions as the deployment does, for this machine; with the paths of
+// the sources, so that what was compiled before is used again.
 func (s *Stack) build(ctx context.Context) error {
 	uris := map[string]bool{}
 	var todo []string
@@ -66,7 +67,7 @@ func (s *Stack) compile(ctx context.Context, uri string) (size int64, err error)
 		return 0, err
 	}
 	out := s.binary(uri)
-	args := []string{"build", "-trimpath", "-tags", "lambda.norpc", "-o", out}
+	args := []string{"build", "-tags", "lambda.norpc", "-o", out}
 	cgo := "CGO_ENABLED=0"
 	if s.opts.Race {
 		args, cgo = append(args, "-race"), "CGO_ENABLED=1"

@@ -18,10 +18,11 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
-// TestKillEmbedded kills the server five times while 5,000 events flow to 20,000
-// deliveries, and starts it again on the same data.
+// TestKillEmbedded kills the server five times while 5,000 events (by default 2,500) flow to
+// four times as many deliveries, and starts it again on the same data.
 func TestKillEmbedded(t *testing.T) {
-	const events, kills = 5_000, 5
+	const kills = 5
+	events := harness.Size(2_500, 5_000)
 	s := harness.StartServer(t, harness.ServerOptions{Fast: true, Args: []string{"--log-level", "warn"}})
 	f := newFlow(t, &s.Target, events)
 	killed := make(chan struct{})
@@ -43,11 +44,11 @@ func TestKillEmbedded(t *testing.T) {
 	f.check(t, 2*time.Minute)
 }
 
-// TestKillFunctions has function processes killed at random while 1,000 events
-// flow through the functions on local AWS.
+// TestKillFunctions has function processes killed at random while 1,000 events (by
+// default 400) flow through the functions on local AWS.
 func TestKillFunctions(t *testing.T) {
 	aws := harness.StartAWS(t, harness.AWSOptions{Visibility: 10 * time.Second})
-	f := newFlow(t, &aws.Target, 1_000)
+	f := newFlow(t, &aws.Target, harness.Size(400, 1_000))
 	done, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)

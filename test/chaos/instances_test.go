@@ -16,18 +16,22 @@ import (
 	"mcpevents/test/harness"
 )
 
-// rooms are what 10,000 messages are posted to: few of them where somebody follows a
-// wildcard, because there the log takes each message by itself.
-var rooms = []struct {
+// room is a workspace that messages are posted to.
+type room struct {
 	workspace        string
 	channels, events int // events of each channel
-}{{"acme", 3, 300}, {"globex", 7, 1300}}
+}
 
-const total = 10_000
+// rooms are what 10,000 messages, by default 3,000, are posted to: few of them where somebody follows a
+// wildcard, because there the log takes each message by itself.
+var rooms = []room{{"acme", 3, harness.Size(80, 300)}, {"globex", 7, harness.Size(400, 1300)}}
+
+// restarts are how often an instance is killed or all end in order.
+var restarts = harness.Size(11, 19)
 
 // TestInstancesBehindOneAddress has two instances of the MCP endpoint serve one store behind
 // one address. Each request goes to either at random, and one after the other is killed or
-// retired while 10,000 events flow; everybody gets every event.
+// retired while the events flow; everybody gets every event.
 func TestInstancesBehindOneAddress(t *testing.T) {
 	aws := harness.StartAWS(t, harness.AWSOptions{
 		Managed: runner.Managed{Instances: 2, AtOnce: 64},
@@ -96,7 +100,7 @@ func TestInstancesBehindOneAddress(t *testing.T) {
 		return true
 	})
 	t.Logf("all received after %v; %d instances were killed, %d started", time.Since(began), aws.Killed(), aws.Starts(stream))
-	if aws.Killed() < 10 || aws.Starts(stream) < 2+aws.Killed() {
+	if aws.Killed() < restarts/2 || aws.Starts(stream) < 2+aws.Killed() {
 		t.Errorf("too little happened to the instances")
 	}
 	for n, f := range followers {
@@ -112,11 +116,15 @@ func TestInstancesBehindOneAddress(t *testing.T) {
 
 const stream = "StreamFunction"
 
-// restart kills an instance after every 500 messages, and now and then has all of them end
+// restart kills an instance at equal shares of the messages, and now and then has all of them end
 // in order instead.
 func restart(t *testing.T, aws *harness.AWS, accepted *atomic.Int64) {
-	for n := 1; n < total/500; n++ {
-		harness.Within(t, 2*time.Minute, func() bool { return accepted.Load() >= int64(500*n) })
+	total := 0
+	for _, r := range rooms {
+		total += r.channels * r.events
+	}
+	for n := 1; n <= restarts; n++ {
+		harness.Within(t, 2*time.Minute, func() bool { return accepted.Load() >= int64(n*total/(restarts+1)) })
 		if n%5 == 0 {
 			aws.Retire(stream)
 		} else {

@@ -9,11 +9,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 )
 
-// Main runs the tests of m, ends what they shared, removes what they built, and
-// returns the exit code:
+// Main runs the tests of m, ends what they shared, and returns the
+// exit code:
 //
 //	func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 func Main(m *testing.M) int {
@@ -25,21 +26,17 @@ func Main(m *testing.M) int {
 	if emulators.running != nil {
 		emulators.running.Close()
 	}
-	if built.dir != "" {
-		os.RemoveAll(built.dir)
-	}
 	return code
 }
 
-// built are the binaries of this test process, each linked once.
+// built are the binaries that this test process has asked for.
 var built struct {
 	mu  sync.Mutex
-	dir string
 	bin map[string]string
 }
 
 // Binary builds a main package of the module and returns the path of the
-// executable, the same one for the same arguments within a test process.
+// executable. They lie in build/test, so that the next test process links only what changed.
 func Binary(tb testing.TB, pkg string, race bool) string {
 	tb.Helper()
 	built.mu.Lock()
@@ -48,14 +45,16 @@ func Binary(tb testing.TB, pkg string, race bool) string {
 	if path, ok := built.bin[key]; ok {
 		return path
 	}
-	if built.dir == "" {
-		dir, err := os.MkdirTemp("", "mcpevents-test-")
-		if err != nil {
-			tb.Fatal(err)
-		}
-		built.dir, built.bin = dir, map[string]string{}
+	if built.bin == nil {
+		built.bin = map[string]string{}
 	}
-	path := filepath.Join(built.dir, key)
+	dir := filepath.Join(Root(tb), "build", "test")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		tb.Fatal(err)
+	}
+	unlock := lock(tb, filepath.Join(dir, "lock"))
+	defer unlock()
+	path := filepath.Join(dir, key)
 	args := []string{"build", "-o", path}
 	if race {
 		args = append(args, "-race")
@@ -67,6 +66,19 @@ func Binary(tb testing.TB, pkg string, race bool) string {
 	}
 	built.bin[key] = path
 	return path
+}
+
+// lock keeps other test processes from linking the same binary.
+func lock(tb testing.TB, name string) (unlock func()) {
+	tb.Helper()
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		tb.Fatal(err)
+	}
+	return func() { _ = f.Close() } // which gives the lock back
 }
 
 // Root is the directory of the module.

@@ -1,0 +1,20 @@
+//go:build unix
+
+package harness
+
+import "os"
+
+// FullVariable makes the tests as large as they are meant to be: make test-full.
+const FullVariable = "MCPEVENTS_TEST_FULL"
+
+// Full reports whether the large tests run at their full size.
+func Full() bool { return os.Getenv(FullVariable) != "" }
+
+// Size is how much a large test does: quick is what every change is held to in minutes,
+// full what is run by hand.
+func Size(quick, full int) int {
+	if Full() {
+		return full
+	}
+	return quick
+}
