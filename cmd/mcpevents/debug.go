@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -9,11 +10,12 @@ import (
 
 	"mcpevents/shared/auth"
 	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway"
 )
 
-// serveDebug serves net/http/pprof at an address of its own, on loopback only:
-// profiles tell what a server does, and nobody authenticates there. It ends with ctx.
-func serveDebug(ctx context.Context, addr string) error {
+// serveDebug serves net/http/pprof and the counters at an address of its own, on loopback only:
+// they tell what a server does, and nobody authenticates there. It ends with ctx.
+func serveDebug(ctx context.Context, addr string, server func() *Embedded) error {
 	if err := auth.CheckListen(addr, auth.ModeNone); err != nil {
 		return fault.Wrap(fault.Invalid, err, "--debug-addr")
 	}
@@ -27,8 +29,23 @@ func serveDebug(ctx context.Context, addr string) error {
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/vars", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(server().counters()) // a client that is gone is nobody's fault
+	})
 	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	context.AfterFunc(ctx, func() { _ = s.Close() })
 	go func() { _ = s.Serve(l) }()
 	return nil
+}
+
+// counters are what was counted since the process began; nothing while the server starts.
+func (e *Embedded) counters() map[string]any {
+	if e == nil {
+		return map[string]any{}
+	}
+	return map[string]any{
+		gateway.MetricDropped: e.backends.Dropped(),
+		"ConversationContext": e.conversation.Counts(),
+	}
 }

@@ -29,6 +29,7 @@ import (
 
 	"mcpevents/shared/auth"
 	"mcpevents/shared/config"
+	"mcpevents/shared/metric"
 )
 
 // version is set by the linker for a release.
@@ -125,7 +126,7 @@ func environment() kong.Option {
 func (g *Globals) logger(w io.Writer) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(strings.ToUpper(g.LogLevel))) // one of the enum
-	o := &slog.HandlerOptions{Level: level}
+	o := &slog.HandlerOptions{Level: level, ReplaceAttr: metric.Plain}
 	if g.LogFormat == "text" || g.LogFormat == "auto" && isTerminal(w) {
 		return slog.New(slog.NewTextHandler(w, o))
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"mcpevents/shared/auth"
@@ -36,8 +37,9 @@ func (c *ServeCmd) Run(g *Globals) error {
 	slog.SetDefault(s.Log)
 	ctx, stop := interruptible()
 	defer stop()
+	var started atomic.Pointer[Embedded]
 	if c.Debug != "" {
-		if err := serveDebug(ctx, c.Debug); err != nil {
+		if err := serveDebug(ctx, c.Debug, started.Load); err != nil {
 			return err
 		}
 	}
@@ -45,6 +47,7 @@ func (c *ServeCmd) Run(g *Globals) error {
 	if err != nil {
 		return err
 	}
+	started.Store(e)
 	if err := c.follow(ctx, e, s.Log); err != nil {
 		s.Log.Warn("changes of the files are not followed", "error", err)
 	}

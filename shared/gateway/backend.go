@@ -191,7 +191,7 @@ func (b *backend) initialize(ctx context.Context, c *upstream.Client, params jso
 		return "", got, err
 	}
 	defer x.Close()
-	result, err := response(x)
+	result, err := b.response(ctx, x)
 	if err != nil {
 		return "", got, err
 	}
@@ -237,14 +237,15 @@ func (b *backend) request(ctx context.Context, c *upstream.Client, r upstream.Re
 		return nil, err
 	}
 	defer x.Close()
-	return response(x)
+	return b.response(ctx, x)
 }
 
 // response waits for the result of a request that has nothing else to say.
-func response(x *upstream.Exchange) (json.RawMessage, error) {
+func (b *backend) response(ctx context.Context, x *upstream.Exchange) (json.RawMessage, error) {
 	for {
 		raw, err := x.Next()
 		if _, garbage := errors.AsType[*upstream.Garbage](err); garbage {
+			b.dropped(ctx, dropGarbage)
 			continue
 		}
 		if err != nil {
@@ -252,7 +253,10 @@ func response(x *upstream.Exchange) (json.RawMessage, error) {
 		}
 		m, ok := upstream.Read(raw)
 		switch {
-		case !ok || !m.Response():
+		case !ok:
+			b.dropped(ctx, dropNoMessage)
+		case !m.Response():
+			// It has things to say on the way, which are not meant for anybody here.
 		case m.Error != nil:
 			return nil, fault.Wrap(fault.Unavailable, errRPC, "a backend answered with the error %s", jsonrpc.Member(m.Error, "code"))
 		default:

@@ -198,8 +198,8 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 	defer func() { answer.Close() }()
 	for resumed := 0; ; {
 		raw, err := answer.Next()
-		if garbage, ok := errors.AsType[*upstream.Garbage](err); ok {
-			x.dropped(ctx, garbage.Reason)
+		if _, ok := errors.AsType[*upstream.Garbage](err); ok {
+			x.backend.dropped(ctx, dropGarbage)
 			continue
 		}
 		if err != nil && answer.EventID != "" && ctx.Err() == nil && resumed < maxResumes && !errors.Is(err, sse.ErrTooLarge) {
@@ -240,10 +240,6 @@ func (x *exchange) resume(ctx context.Context, last string) (*upstream.Exchange,
 	return answer, err
 }
 
-func (x *exchange) dropped(ctx context.Context, why string) {
-	x.gateway.options.Log.WarnContext(ctx, "a message of a backend was dropped", "backend", x.backend.Name, "why", why)
-}
-
 // passed are the notifications that a backend may send within a call.
 var passed = map[string]bool{
 	"notifications/progress": true, "notifications/message": true, "notifications/elicitation/complete": true,
@@ -255,10 +251,10 @@ func (x *exchange) message(ctx context.Context, raw json.RawMessage) (done bool,
 	m, ok := upstream.Read(raw)
 	switch {
 	case !ok:
-		x.dropped(ctx, "it is no JSON-RPC message")
+		x.backend.dropped(ctx, dropNoMessage)
 	case m.Response():
 		if string(m.ID) != string(x.id) {
-			x.dropped(ctx, "it answers another request")
+			x.backend.dropped(ctx, dropOther)
 			return false, nil
 		}
 		x.pending = nil // it waits for no answers any more
@@ -270,7 +266,7 @@ func (x *exchange) message(ctx context.Context, raw json.RawMessage) (done bool,
 			return false, x.send(m.Raw, false)
 		}
 	default:
-		x.dropped(ctx, "its method does not belong into a call")
+		x.backend.dropped(ctx, dropOutOfPlace)
 	}
 	return false, nil
 }

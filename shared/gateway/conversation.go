@@ -88,7 +88,7 @@ func (b *backend) converse(ctx context.Context, c Client, s backendSession, meth
 	if err == nil {
 		defer answer.Close()
 		var result json.RawMessage
-		if result, err = response(answer); err == nil {
+		if result, err = b.response(ctx, answer); err == nil {
 			return result, nil
 		}
 	}

@@ -59,6 +59,7 @@ type Options struct {
 type Gateway struct {
 	options Options
 	states  *states
+	drops   drops
 
 	mu   sync.Mutex
 	from []config.Backend // what set was made of
@@ -89,7 +90,7 @@ func New(o Options) (*Gateway, error) {
 	if o.Secrets == nil {
 		o.Secrets = environment
 	}
-	g := &Gateway{options: o}
+	g := &Gateway{options: o, drops: drops{log: o.Log, every: tellEvery, counts: map[dropped]*count{}}}
 	var err error
 	if g.states, err = newStates(o.Key); err != nil {
 		return nil, err

@@ -360,7 +360,7 @@ func (b *backend) fetch(ctx context.Context, known *learned, kind Kind) (*fetche
 		for raw := range jsonrpc.Elements(jsonrpc.Member(result, k.member)) {
 			e, ok := b.entry(kind, raw)
 			if !ok {
-				b.gateway.options.Log.WarnContext(ctx, "an entry without a name was dropped", "backend", b.Name, "of", k.what)
+				b.dropped(ctx, dropNameless)
 				continue
 			}
 			if out.entries = append(out.entries, e); len(out.entries) > maxEntries {

@@ -454,13 +454,10 @@ func (f *following) remember(ctx context.Context) {
 // read hands on the notifications of a stream until it ends.
 func (f *following) read(ctx context.Context, stream *upstream.Exchange) error {
 	b := f.backend
-	drop := func(why string) {
-		b.gateway.options.Log.WarnContext(ctx, "a message of a backend was dropped", "backend", b.Name, "why", why)
-	}
 	for {
 		raw, err := stream.Next()
-		if garbage, ok := errors.AsType[*upstream.Garbage](err); ok {
-			drop(garbage.Reason)
+		if _, ok := errors.AsType[*upstream.Garbage](err); ok {
+			b.dropped(ctx, dropGarbage)
 			continue
 		}
 		if err != nil {
@@ -469,7 +466,7 @@ func (f *following) read(ctx context.Context, stream *upstream.Exchange) error {
 		m, ok := upstream.Read(raw)
 		switch {
 		case !ok:
-			drop("it is no JSON-RPC message")
+			b.dropped(ctx, dropNoMessage)
 		case m.Response():
 			return errors.New("gateway: the backend ended its notifications")
 		case m.ID != nil && m.Method == "ping":
@@ -480,9 +477,9 @@ func (f *following) read(ctx context.Context, stream *upstream.Exchange) error {
 				answer.Close()
 			}
 		case m.ID != nil:
-			drop("it asks a client outside of a call")
+			b.dropped(ctx, dropQuestion)
 		default:
-			if err := f.notification(ctx, m, drop); err != nil {
+			if err := f.notification(ctx, m); err != nil {
 				return err
 			}
 		}
@@ -492,7 +489,7 @@ func (f *following) read(ctx context.Context, stream *upstream.Exchange) error {
 // maxUpdate bounds what the log takes of one notification.
 const maxUpdate = 200 << 10
 
-func (f *following) notification(ctx context.Context, m upstream.Message, drop func(string)) error {
+func (f *following) notification(ctx context.Context, m upstream.Message) error {
 	params := jsonrpc.Member(m.Raw, "params")
 	switch m.Method {
 	case changes[Tools], changes[Prompts], changes[Resources]:
@@ -505,13 +502,13 @@ func (f *following) notification(ctx context.Context, m upstream.Message, drop f
 	case "notifications/resources/updated":
 		uri, ok := jsonrpc.String(jsonrpc.Member(params, "uri"))
 		if !ok || uri == "" || len(params) > maxUpdate {
-			drop("an update without a URI, or too large")
+			f.backend.dropped(ctx, dropUpdate)
 			return nil
 		}
 		return f.relay.announce(ctx, f.backend, Notice{m.Method, params})
 	case "notifications/subscriptions/acknowledged", "notifications/message":
 		return nil // nothing for clients
 	}
-	drop("its method is none that is relayed")
+	f.backend.dropped(ctx, dropMethod)
 	return nil
 }

@@ -1,0 +1,63 @@
+package metric
+
+import (
+	"bytes"
+	"encoding/json"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+)
+
+// WHK-20, GWN-05: a count is a line that CloudWatch reads as a metric: the members that its
+// directive names stand on the outermost level, the dimensions as strings and the value as a number.
+func TestCountIsAMetric(t *testing.T) {
+	var out bytes.Buffer
+	slog.New(slog.NewJSONHandler(&out, nil)).Warn("dropped", Count("Dropped", 3, slog.String("backend", "b"), slog.String("reason", "r")))
+	var line map[string]any
+	if err := json.Unmarshal(out.Bytes(), &line); err != nil {
+		t.Fatal(err)
+	}
+	var about struct {
+		AWS struct {
+			Timestamp         int64
+			CloudWatchMetrics []struct {
+				Namespace  string
+				Dimensions [][]string
+				Metrics    []struct{ Name, Unit string }
+			}
+		} `json:"_aws"`
+	}
+	if err := json.Unmarshal(out.Bytes(), &about); err != nil {
+		t.Fatal(err)
+	}
+	if len(about.AWS.CloudWatchMetrics) != 1 || time.Since(time.UnixMilli(about.AWS.Timestamp)).Abs() > time.Minute {
+		t.Fatalf("got %s", out.Bytes())
+	}
+	m := about.AWS.CloudWatchMetrics[0]
+	if m.Namespace != Namespace || len(m.Metrics) != 1 || m.Metrics[0].Unit != "Count" || len(m.Dimensions) != 1 || len(m.Dimensions[0]) != 2 {
+		t.Fatalf("got %s", out.Bytes())
+	}
+	for _, name := range m.Dimensions[0] {
+		if text, ok := line[name].(string); !ok || text == "" {
+			t.Errorf("the dimension %s is %v", name, line[name])
+		}
+	}
+	if line[m.Metrics[0].Name] != 3.0 {
+		t.Errorf("the value is %v", line[m.Metrics[0].Name])
+	}
+}
+
+// WHK-20: where nobody takes metrics out of the log, the line is without what is for that.
+func TestPlain(t *testing.T) {
+	for name, handler := range map[string]func(*bytes.Buffer, *slog.HandlerOptions) slog.Handler{
+		"text": func(b *bytes.Buffer, o *slog.HandlerOptions) slog.Handler { return slog.NewTextHandler(b, o) },
+		"json": func(b *bytes.Buffer, o *slog.HandlerOptions) slog.Handler { return slog.NewJSONHandler(b, o) },
+	} {
+		var out bytes.Buffer
+		slog.New(handler(&out, &slog.HandlerOptions{ReplaceAttr: Plain})).Warn("dropped", Count("Dropped", 3, slog.String("backend", "b")))
+		if text := out.String(); strings.Contains(text, Member) || strings.Contains(text, "Metrics") || !strings.Contains(text, "Dropped") {
+			t.Errorf("%s: %s", name, text)
+		}
+	}
+}
