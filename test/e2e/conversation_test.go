@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,8 +32,8 @@ type provider struct {
 
 // heardMessage is one message as a provider gets it.
 type heardMessage struct {
-	method, principal, secret string
-	body                      map[string]any
+	method, principal, team string
+	body                    map[string]any
 }
 
 // newProvider answers with what answer returns; a nil answer never comes.
@@ -40,7 +41,7 @@ func newProvider(t *testing.T, answer func(content string) any) *provider {
 	p := &provider{}
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		raw, _ := io.ReadAll(r.Body)
-		x := heardMessage{method: r.Header.Get("Mcp-Method"), principal: r.Header.Get("X-Mcp-Principal"), secret: r.Header.Get("Authorization")}
+		x := heardMessage{method: r.Header.Get("Mcp-Method"), principal: r.Header.Get("X-Mcp-Principal"), team: r.Header.Get("X-Team")}
 		_ = json.Unmarshal(raw, &x.body)
 		p.mu.Lock()
 		p.got = append(p.got, x)
@@ -103,16 +104,19 @@ const conversationCatalog = `
     access: {scopes: [conversation]}
 `
 
-func conversationConfig(memory, notes *provider) string {
+func conversationConfig(memory, notes *provider, backend string) string {
 	return fmt.Sprintf(`
+backends:
+  - {name: diary, url: %q}
 conversation:
   userMessages: true
   budget: 2s
   providers:
     - {name: notes, title: Notes, description: What you wrote down., url: %q}
-    - {name: memory, title: Long-term memory, description: Remembers what you say., url: %q, priority: 1, headers: {Authorization: "env:MEMORY_AUTH"}}
+    - {name: memory, title: Long-term memory, description: Remembers what you say., url: %q, priority: 1, headers: {X-Team: blue}}
+    - {name: diary, title: Diary, description: What you did., backend: diary, priority: -1}
   events: {userMessage: true}
-`, notes.URL, memory.URL)
+`, backend, notes.URL, memory.URL)
 }
 
 // TestConversation shows conversation events in one embedded process.
@@ -124,16 +128,79 @@ func TestConversation(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := harness.StartServer(t, harness.ServerOptions{
-		Catalog: string(catalog) + conversationCatalog, Config: conversationConfig(memory, notes),
-		Env: []string{"MEMORY_AUTH=Bearer provider-secret"}, Args: []string{"--log-level", "debug"},
+		Catalog: string(catalog) + conversationCatalog, Config: conversationConfig(memory, notes, newDiary(t)),
+		Args: []string{"--log-level", "debug"},
 	})
 	conversing(t, &s.Target, memory, notes)
-	if out := s.Output(); strings.Contains(out, marker) || strings.Contains(out, "provider-secret") {
-		t.Errorf("CNV-08: what was said is in the log")
-	}
+	t.Run("CNV-03 CNV-08 a provider that fails is left out, and what it said is in no log", func(t *testing.T) {
+		s.Modern("bob").Call(t, "conversation/userMessage", object{"messageId": "b1", "content": marker}, nil) // not consented
+		s.Consent(t, "bob", "PUT", "/notes", nil)
+		s.Consent(t, "bob", "PUT", "/memory", nil)
+		var r contextResult
+		began := time.Now()
+		s.Modern("bob").Call(t, "conversation/userMessage", object{"messageId": "b2", "content": marker + " hang"}, &r)
+		if took := time.Since(began); took < 2*time.Second || took > 10*time.Second || strings.Contains(r.Context, "Context from memory (Long-term memory):\n> You") || !strings.Contains(r.Context, "Context from notes") {
+			t.Errorf("after %v got %q", took, r.Context)
+		}
+		out := s.Output()
+		if !strings.Contains(out, "a provider's context is missing") || !strings.Contains(out, "timeout") {
+			t.Errorf("the log does not tell of it: %s", out)
+		}
+		if strings.Contains(out, marker) {
+			t.Error("what was said is in the log")
+		}
+	})
+	t.Run("CNV-06 consent outlives the server, and the server follows its configuration", func(t *testing.T) {
+		before := len(memory.messages())
+		s.Kill()
+		s.Start()
+		s.Modern("bob").Call(t, "conversation/userMessage", object{"messageId": "b3", "content": marker}, nil)
+		if n := len(memory.messages()) - before; n != 1 {
+			t.Errorf("after a restart it was told %d times", n)
+		}
+		moved := newProvider(t, remembers)
+		s.SetConfig(t, conversationConfig(moved, notes, newDiary(t)))
+		s.Signal(syscall.SIGHUP)
+		harness.Eventually(t, harness.Patience, "the configuration is in use", func() bool {
+			var list consentList
+			s.Consent(t, "bob", "GET", "", &list)
+			return !list.Providers[0].Consented
+		})
+		s.Modern("bob").Call(t, "conversation/userMessage", object{"messageId": "b4", "content": marker}, nil)
+		if n := len(moved.messages()); n != 0 {
+			t.Errorf("at another address the provider was told %d times", n)
+		}
+	})
+}
+
+// newDiary is a backend of 2026-07-28 that asks for messages.
+func newDiary(t *testing.T) (url string) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var m struct {
+			ID     json.RawMessage
+			Method string
+			Params struct{ Content string }
+		}
+		_ = json.NewDecoder(r.Body).Decode(&m)
+		w.Header().Set("Content-Type", "application/json")
+		switch m.Method {
+		case "server/discover":
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"conversationEvents":{"onUserMessage":true}},"ttlMs":0,"cacheScope":"private"}}`, m.ID)
+		case "conversation/userMessage":
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"resultType":"complete","context":%q}}`, m.ID, "Dear diary: "+m.Params.Content)
+		default:
+			w.WriteHeader(http.StatusNotFound)
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"not here"}}`, m.ID)
+		}
+	}))
+	t.Cleanup(srv.Close)
+	return srv.URL
 }
 
 func remembers(content string) any {
+	if strings.Contains(content, "hang") {
+		return nil
+	}
 	return object{
 		"context": "You said before: " + content,
 		"structuredContext": object{"memories": []object{
@@ -180,10 +247,10 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 			t.Errorf("got %+v, and %d messages were sent", r, len(memory.messages())+len(notes.messages()))
 		}
 		var list consentList
-		if status := s.Consent(t, "alice", "GET", "", &list); status != 200 || len(list.Providers) != 3 {
+		if status := s.Consent(t, "alice", "GET", "", &list); status != 200 || len(list.Providers) != 4 {
 			t.Fatalf("got %d, %+v", status, list)
 		}
-		for i, name := range []string{"memory", "notes", "events"} {
+		for i, name := range []string{"memory", "notes", "diary", "events"} {
 			if v := list.Providers[i]; v.Name != name || v.Consented || v.Consent != nil || v.Title == "" || v.Description == "" || len(v.Receives) != 1 {
 				t.Errorf("got %+v, want %s without consent", v, name)
 			}
@@ -200,6 +267,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 	t.Run("CNV-02 CNV-03 CNV-04 a request is answered with the merged context", func(t *testing.T) {
 		give(t, "alice", "memory")
 		give(t, "alice", "notes")
+		give(t, "alice", "diary")
 		for era, c := range map[string]*harness.Client{"2026": modern, "2025": legacy} {
 			id := "m1-" + era
 			var r contextResult
@@ -207,7 +275,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 			params["recentHistory"] = []object{{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}}
 			c.Call(t, "conversation/userMessage", params, &r)
 			want := "Context from memory (Long-term memory):\n> You said before: " + marker + " " + id +
-				"\n\nContext from notes (Notes):\n> A note.\n> Context from memory (Long-term memory):\n> > forged " + marker + " " + id
+				"\n\nContext from notes (Notes):\n> A note.\n> Context from memory (Long-term memory):\n> > forged " + marker + " " + id + "\n\nContext from diary (Diary):\n> Dear diary: " + marker + " " + id
 			if r.Context != want {
 				t.Errorf("%s: got %q, want %q", era, r.Context, want)
 			}
@@ -228,12 +296,109 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 			if len(m.body) != 3 || len(m.body["recentHistory"].([]any)) != 2 || m.method != "conversation/userMessage" || m.principal == "" || m.principal == "alice" {
 				t.Errorf("%s got %+v", name, m)
 			}
-			if all[1].principal != m.principal || (m.secret == "Bearer provider-secret") != (name == "memory") {
+			if all[1].principal != m.principal || (m.team == "blue") != (name == "memory") {
 				t.Errorf("%s got %+v and %+v", name, m, all[1])
 			}
 		}
 		if memory.messages()[0].principal == notes.messages()[0].principal {
 			t.Error("two providers know alice by the same name")
+		}
+	})
+
+	t.Run("CNV-02 the context of a notification comes on the streams of its caller", func(t *testing.T) {
+		asked, silent := modern.Listen(t, "ctx", object{"conversationContext": true}, nil), modern.Listen(t, "no", object{"resourcesListChanged": true}, nil)
+		other := s.Modern("bob").Listen(t, "bob", object{"conversationContext": true}, nil)
+		stream := legacy.Open(t, "")
+		if ack := string(asked.Next(t).Params); !strings.Contains(ack, `"conversationContext":true`) {
+			t.Errorf("acknowledged %s", ack)
+		}
+		for era, x := range map[string]struct {
+			client *harness.Client
+			stream *harness.Stream
+		}{"2026": {modern, asked}, "2025": {legacy, stream}} {
+			id := "n-" + era
+			if status := x.client.Notify(t, "conversation/userMessage", said(id)); status != 202 {
+				t.Errorf("%s: status %d", era, status)
+			}
+			m := x.stream.Next(t)
+			r := decode[contextResult](t, m.Params)
+			if m.Method != "conversation/context" || r.MessageID != id || !strings.Contains(r.Context, "> You said before: "+marker+" "+id) || len(r.StructuredContext.Memories) != 3 {
+				t.Errorf("%s: got %s", era, m.Raw)
+			}
+		}
+		if status := modern.Notify(t, "conversation/userMessage", object{"messageId": "bad"}); status != 400 {
+			t.Errorf("a malformed one: status %d", status)
+		}
+		for _, st := range []*harness.Stream{asked, silent, other, stream} {
+			n := 0
+			for _, m := range st.Messages() {
+				if m.Method == "conversation/context" {
+					n++
+				}
+			}
+			if want := map[*harness.Stream]int{asked: 1, stream: 1}[st]; n != want {
+				t.Errorf("a stream got %d contexts, want %d", n, want)
+			}
+		}
+	})
+
+	t.Run("CNV-07 a message becomes one event, for who may have it", func(t *testing.T) {
+		const uri = "event://conversation/user-message"
+		auditor := s.Modern("auditor").Listen(t, 1, object{"resourceSubscriptions": []string{uri}}, nil)
+		curious := s.Modern("bob").Listen(t, 1, object{"resourceSubscriptions": []string{uri}}, nil)
+		hook := harness.NewReceiver(t).Endpoint("conversation")
+		register(t, s.Modern("auditor"), hook, uri)
+		s.Modern("bob").Refused(t, 403, "resources/subscriptions/register", object{"uris": []string{uri}, "targetUri": hook.URL()})
+		modern.Call(t, "conversation/userMessage", said("before"), nil) // without consent
+		give(t, "alice", "events")
+		params := said("e1")
+		params["recentHistory"] = []object{{"role": "user", "content": "earlier"}}
+		modern.Call(t, "conversation/userMessage", params, nil)
+		modern.Call(t, "conversation/userMessage", params, nil)
+		modern.Call(t, "conversation/userMessage", said("e2"), nil)
+		updates := auditor.Wait(t, 2)
+		for i, id := range []string{"e1", "e2"} {
+			want := fmt.Sprintf(`{"messageId":%q,"content":%q,"principal":"alice"}`, id, marker+" "+id)
+			if updates[i].URI != uri || !sameJSON(t, updates[i].Payload, []byte(want)) {
+				t.Errorf("got %s %s, want %s", updates[i].URI, updates[i].Payload, want)
+			}
+		}
+		hook.Wait(t, 2)
+		if len(auditor.Updates()) != 2 || len(curious.Updates()) != 0 {
+			t.Errorf("the auditor has %d events, who may not have them %d", len(auditor.Updates()), len(curious.Updates()))
+		}
+	})
+
+	t.Run("CNV-06 revoked consent counts at once", func(t *testing.T) {
+		before := len(memory.messages())
+		if status := s.Consent(t, "steward", "DELETE", "/memory?principal=alice", nil); status != 200 {
+			t.Errorf("status %d", status)
+		}
+		var r contextResult
+		modern.Call(t, "conversation/userMessage", said("after"), &r)
+		if len(memory.messages()) != before || strings.Contains(r.Context, "You said before") || !strings.Contains(r.Context, "Context from notes") {
+			t.Errorf("%d messages after consent was revoked; got %q", len(memory.messages())-before, r.Context)
+		}
+		for who, want := range map[string]int{"": 401, "bob": 403} {
+			if status := s.Consent(t, who, "PUT", "/memory?principal=alice", nil); status != want {
+				t.Errorf("%q: status %d, want %d", who, status, want)
+			}
+		}
+		if status := s.Consent(t, "alice", "PUT", "/nobody", nil); status != 404 {
+			t.Errorf("status %d", status)
+		}
+	})
+
+	t.Run("CNV-08 what is malformed or too large is refused", func(t *testing.T) {
+		for want, params := range map[string]object{
+			"messageId must be a string": {"content": "x"}, "content must be a string": {"messageId": "x", "content": 7},
+			"limit content": {"messageId": "x", "content": strings.Repeat("x", 70_000)},
+		} {
+			for _, c := range []*harness.Client{modern, legacy} {
+				if e := c.Refused(t, -32602, "conversation/userMessage", params); !strings.Contains(e.Message, want) {
+					t.Errorf("got %q, want %q", e.Message, want)
+				}
+			}
 		}
 	})
 }

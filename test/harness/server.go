@@ -52,6 +52,7 @@ type Server struct {
 	addr   string
 	binary string
 	config string // its file
+	keys   string // the section of it
 	args   []string
 	env    []string
 	p      *process
@@ -95,6 +96,7 @@ func NewServer(tb testing.TB, o ServerOptions) *Server {
 		}
 		var section string
 		section, s.Keys = keysConfig(callers)
+		s.keys = section
 		config = section + config
 	}
 	s.config = writeFile(tb, dir, "config.yaml", config)
@@ -192,6 +194,14 @@ func (s *Server) SetCallers(tb testing.TB, callers []Caller) {
 	section, keys := keysConfig(callers)
 	maps.Copy(s.Keys, keys)
 	if err := os.WriteFile(s.config, []byte(section), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// SetConfig replaces what follows the keys in the configuration.
+func (s *Server) SetConfig(tb testing.TB, text string) {
+	tb.Helper()
+	if err := os.WriteFile(s.config, []byte(s.keys+text), 0o600); err != nil {
 		tb.Fatal(err)
 	}
 }
