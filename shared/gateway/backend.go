@@ -228,7 +228,8 @@ func offersOf(capabilities json.RawMessage) Offers {
 func (b *backend) request(ctx context.Context, c *upstream.Client, r upstream.Request, method string, params json.RawMessage) (json.RawMessage, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.gateway.options.AskTimeout)
 	defer cancel()
-	r.Body = request(json.RawMessage(`1`), method, params)
+	// Others may ask within the same session at the same time.
+	r.Body = request(freshID(), method, params)
 	if modern(r.Version) {
 		r.Header = http.Header{"Mcp-Method": {method}}
 	}

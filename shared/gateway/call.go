@@ -148,7 +148,7 @@ func (x *exchange) named(params json.RawMessage) json.RawMessage {
 // stateless calls a backend of revision 2026-07-28 for a client of the same.
 func (x *exchange) stateless(ctx context.Context, known *learned) error {
 	x.with = backendSession{Version: known.version}
-	x.id = x.call.ID
+	x.id = freshID()
 	params := x.named(x.call.Params)
 	h := http.Header{"Mcp-Method": {x.call.Method}}
 	for name, values := range x.call.Header {

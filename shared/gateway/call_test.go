@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -186,23 +187,56 @@ func TestMalformedMessagesAreDropped(t *testing.T) {
 				`{"jsonrpc":"2.0","method":"notifications/initialized"}`,
 				`{"jsonrpc":"2.0","method":"notifications/made/up","params":{}}`,
 				strings.Repeat(`[`, 500) + strings.Repeat(`]`, 500),
+				`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":2,"progress":1}}`,
+				`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"1","progress":1}}`,
+				`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":{},"progress":1}}`,
+				`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progress":1}}`,
 			} {
 				t.write("%s", text)
 			}
-			t.write(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}`)
+			t.write(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1.0,"progress":1}}`)
 			t.result(`{"ok":true}`)
 		}
 	})
 	g := gatewayOver(t, memory(t), at("b", s))
-	x := start(t, g, legacy("s1"), "t", "1", `{"name":"t"}`)
+	x := start(t, g, legacy("s1"), "t", "1", `{"name":"t","_meta":{"progressToken":1}}`)
 	if err := x.end(t); err != nil {
 		t.Fatal(err)
 	}
-	if m := x.next(t); !strings.Contains(m.text, "notifications/progress") {
+	// The token is the client's, however the backend writes it.
+	if m := x.next(t); !strings.Contains(m.text, `"params":{"progressToken":1,"progress":1}`) {
 		t.Errorf("got %s", m.text)
 	}
 	if m := x.next(t); m.text != `{"jsonrpc":"2.0","id":1,"result":{"ok":true}}` {
 		t.Errorf("got %s", m.text)
+	}
+}
+
+// GWN-15: whatever id a client gives its request, the backend gets one that no reader of numbers
+// damages, and the client its own.
+func TestRequestIDsAreExchanged(t *testing.T) {
+	for name, modern := range map[string]bool{"2025": false, "2026": true} {
+		s := newScripted(t, func(s *scripted) {
+			s.modern = modern
+			s.call = func(t *turn) { t.result(`{}`) }
+		})
+		g := gatewayOver(t, memory(t), at("b", s))
+		for _, id := range []string{`9007199254740993`, `-1.0e400`, `"\u0041\/"`} {
+			for _, c := range []Client{legacy("s1"), modernClient(ann)} {
+				x := start(t, g, c, "t", id, `{"name":"t"}`)
+				if err := x.end(t); err != nil {
+					t.Fatal(err)
+				}
+				if got := x.next(t).text; !strings.Contains(got, `"id":`+id+`,`) {
+					t.Errorf("%s: the response to %s is %s", name, id, got)
+				}
+			}
+		}
+		for _, m := range s.received("tools/call") {
+			if n, err := strconv.ParseInt(string(m.ID), 10, 64); err != nil || n < 0 || n > 1<<53 {
+				t.Errorf("%s: the backend got the id %s", name, m.ID)
+			}
+		}
 	}
 }
 
@@ -340,7 +374,8 @@ func TestCancellationReachesTheBackend(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	err := g.Call(ctx, Call{
 		Client: modernClient(ann), Kind: Tools, Name: "t", Member: "name", Method: "tools/call", ID: json.RawMessage(`1`),
-		Params: json.RawMessage(`{"name":"t"}`), Send: func(json.RawMessage, bool) error { cancel(); return nil },
+		Params: json.RawMessage(`{"name":"t","_meta":{"progressToken":1}}`),
+		Send:   func(json.RawMessage, bool) error { cancel(); return nil },
 	})
 	if err == nil {
 		t.Error("a cancelled call has an answer")

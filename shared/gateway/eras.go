@@ -110,26 +110,53 @@ func missing(backend string, needs []need) *jsonrpc.Error {
 // fits makes of a notification within a call the one for the client. It reports false for
 // what the client did not ask for, or its revision does not have.
 func (x *exchange) fits(m upstream.Message) (upstream.Message, bool) {
-	if !x.call.modern() {
-		return m, true
-	}
 	params := jsonrpc.Member(m.Raw, "params")
-	switch m.Method {
-	case "notifications/message":
+	switch {
+	case m.Method == "notifications/progress":
+		return x.ownProgress(m, params)
+	case !x.call.modern():
+		return m, true
+	case m.Method == "notifications/message":
 		level, _ := jsonrpc.String(jsonrpc.Member(params, "level"))
 		return m, x.call.Level != "" && severity.AtLeast(level, x.call.Level)
-	case "notifications/progress":
-		if modern(x.with.Version) {
-			return m, true
-		}
-		if x.token == nil || string(jsonrpc.Member(params, "progressToken")) != string(x.token) {
-			return m, false
-		}
-		own := jsonrpc.Member(jsonrpc.Member(x.call.Params, "_meta"), "progressToken")
-		m.Raw = upstream.Replace(m.Raw, "params", upstream.Replace(params, "progressToken", own))
-		return m, true
 	}
 	return m, modern(x.with.Version)
+}
+
+// ownProgress gives a progress message the client's token, as the client wrote it. One with
+// another token is of another call, or of none.
+func (x *exchange) ownProgress(m upstream.Message, params json.RawMessage) (upstream.Message, bool) {
+	own := jsonrpc.Member(jsonrpc.Member(x.call.Params, "_meta"), "progressToken")
+	sent := own
+	if x.token != nil {
+		sent = x.token
+	}
+	got := jsonrpc.Member(params, "progressToken")
+	if own == nil || !sameToken(got, sent) {
+		return m, false
+	}
+	if string(got) != string(own) {
+		m.Raw = upstream.Replace(m.Raw, "params", upstream.Replace(params, "progressToken", own))
+	}
+	return m, true
+}
+
+// sameToken reports whether a progress token is the one that was sent, though the backend may write
+// it in another way: other escapes, or a number as a double.
+func sameToken(got, sent json.RawMessage) bool {
+	if string(got) == string(sent) {
+		return true
+	}
+	if len(got) == 0 || len(got) > jsonrpc.MaxID {
+		return false
+	}
+	if text, ok := jsonrpc.String(got); ok {
+		same, ok := jsonrpc.String(sent)
+		return ok && same == text
+	}
+	one, err := strconv.ParseFloat(string(got), 64)
+	other, err2 := strconv.ParseFloat(string(sent), 64)
+	return err == nil && err2 == nil && one == other
 }
 
 // respond hands the response on, under the client's own id and in the form of its era.

@@ -232,7 +232,7 @@ func TestCancellationIsAClosedStreamToA2026Backend(t *testing.T) {
 					x.result(`{"resultType":"input_required","inputRequests":{"q":{"method":"roots/list"}}}`)
 					return
 				}
-				x.tell("notifications/progress", `{}`)
+				x.tell("notifications/message", `{"level":"info","data":"begun"}`)
 				<-x.ctx.Done()
 				closed <- true
 			})

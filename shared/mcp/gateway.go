@@ -371,3 +371,16 @@ func (o *outlet) want(ctx context.Context, holder string, until time.Time) (end 
 	}
 	return end, nil
 }
+
+// unwantAll tells the backends of what a session was subscribed to that it is over.
+func (e *Endpoint) unwantAll(ctx context.Context, sess *session, uris []subscribed) {
+	for _, u := range uris {
+		if u.Backend == "" || e.options.Gateway == nil {
+			continue
+		}
+		w := gateway.Wanted{Workspace: sess.Workspace, Backend: u.Backend, URI: u.URI, Holder: sess.key}
+		if err := e.options.Gateway.Unwant(ctx, w); err != nil {
+			e.log(ctx, "a subscription at a backend was left to expire", err)
+		}
+	}
+}

@@ -357,7 +357,8 @@ func (e *Endpoint) delete(w http.ResponseWriter, r *http.Request, p auth.Princip
 			e.log(r.Context(), "the backends were not told that a session ended", err)
 		}
 	}
-	err := e.sessions.remove(r.Context(), c.session)
+	uris, err := e.sessions.remove(r.Context(), c.session)
+	e.unwantAll(r.Context(), c.session, uris)
 	if err == nil && e.options.Log != nil {
 		err = e.options.Log.Notify(r.Context(), p.Workspace, stream.TopicSession(c.session.key), sessionNotice)
 	}

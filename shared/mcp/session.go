@@ -59,6 +59,8 @@ type subscribed struct {
 	Since time.Time `json:"t"`
 	// Open is set for a parent or a wildcard.
 	Open bool `json:"o,omitempty"`
+	// Backend names whose resource it is, if it is one's.
+	Backend string `json:"b,omitempty"`
 }
 
 // urisPage is how many subscriptions of a session are read at once.
@@ -297,19 +299,19 @@ func (s *sessions) change(ctx context.Context, sess *session, alter func(*sessio
 	return fault.New(fault.Unavailable, "the session is being changed by other requests")
 }
 
-// remove ends the session.
-func (s *sessions) remove(ctx context.Context, sess *session) error {
+// remove ends the session and returns what it was subscribed to.
+func (s *sessions) remove(ctx context.Context, sess *session) ([]subscribed, error) {
 	// First the session itself: without it nothing can be added any more.
 	if err := s.db.Write(ctx, store.Delete(sessionItem(sess.key, sortSession))); err != nil {
-		return fault.Wrap(fault.Unavailable, err, "end the session")
+		return nil, fault.Wrap(fault.Unavailable, err, "end the session")
 	}
 	uris, err := s.subscriptions(ctx, sess.key)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	ops := []store.Op{store.Delete(sessionItem(sess.key, sortStream)), store.Delete(sessionItem(sess.key, sortCount))}
 	for _, u := range uris {
 		ops = append(ops, store.Delete(uriKey(sess.key, u.URI)))
 	}
-	return fault.Wrap(fault.Unavailable, s.db.WriteAll(ctx, ops...), "end the session")
+	return uris, fault.Wrap(fault.Unavailable, s.db.WriteAll(ctx, ops...), "end the session")
 }

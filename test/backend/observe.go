@@ -16,6 +16,8 @@ type State struct {
 	// Calls counts calls by tool, Cancelled those that the client gave up or cancelled.
 	Calls     map[string]int `json:"calls"`
 	Cancelled map[string]int `json:"cancelled"`
+	// Running are the calls that are under way; not with [Misbehaving].
+	Running int `json:"running"`
 	// Sessions are those that have begun and not ended; only with [Stateful].
 	Sessions int `json:"sessions"`
 	// Streams and Listens are the GET streams and subscriptions/listen that are open now.
@@ -108,6 +110,7 @@ func (o *observer) open(gauge func(*State) *int, n int) {
 	*gauge(&o.s) += n
 }
 
+func running(s *State) *int { return &s.Running }
 func streams(s *State) *int { return &s.Streams }
 func listens(s *State) *int { return &s.Listens }
 
@@ -134,7 +137,9 @@ func (o *observer) middleware(next mcp.MethodHandler) mcp.MethodHandler {
 		switch p := req.GetParams().(type) {
 		case *mcp.CallToolParamsRaw:
 			o.add(calls, p.Name, 1)
+			o.open(running, 1)
 			defer func() {
+				o.open(running, -1)
 				if ctx.Err() != nil {
 					o.add(cancelled, p.Name, 1)
 				}

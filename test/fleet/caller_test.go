@@ -1,0 +1,320 @@
+//go:build unix
+
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+
+	"mcpevents/shared/mcp/sse"
+	"mcpevents/test/harness"
+)
+
+// caller is a client that looks at every byte that it gets.
+type caller struct {
+	*harness.Client
+	http *http.Client
+	// choose says how a question is answered.
+	choose func() string
+	// asked is told of each question before it is answered; may be nil.
+	asked func(id string)
+}
+
+func newCaller(c *harness.Client, transport http.RoundTripper) *caller {
+	c.Capabilities = map[string]any{"elicitation": map[string]any{}, "sampling": map[string]any{}, "roots": map[string]any{}}
+	return &caller{Client: c, http: &http.Client{Transport: transport}, choose: func() string { return accept }}
+}
+
+// The ways to answer a question.
+const (
+	accept  = "accept"
+	decline = "decline"
+	cancel  = "cancel"
+	failing = "error"
+	silence = "silence"
+)
+
+// request is a call under way.
+type request struct {
+	tool, mark string
+	id, token  json.RawMessage
+	arguments  map[string]any
+}
+
+// outcome is what a call came to.
+type outcome struct {
+	messages []harness.Message // before the response, as they came
+	answers  []string          // how each question was answered
+	response *harness.Message  // nil when the stream ended without one
+	rounds   int
+	status   int
+}
+
+// result is the text of the result, or of the error.
+func (o *outcome) text() string {
+	switch {
+	case o.response == nil:
+		return ""
+	case o.response.Error != nil:
+		return o.response.Error.Error()
+	}
+	return string(o.response.Result)
+}
+
+// progress are the values of the progress messages.
+func (o *outcome) progress() (values []float64) {
+	for _, m := range o.messages {
+		if m.Method == "notifications/progress" {
+			var p struct{ Progress float64 }
+			_ = json.Unmarshal(m.Params, &p) // the test looks at the values
+			values = append(values, p.Progress)
+		}
+	}
+	return values
+}
+
+// maxRounds is when a client of 2026-07-28 gives up a backend that asks for ever more.
+const maxRounds = 12
+
+// call calls a tool until its result, through all rounds.
+func (c *caller) call(ctx context.Context, r request) (*outcome, error) {
+	o := &outcome{}
+	params := map[string]any{"name": r.tool, "arguments": r.arguments}
+	if r.token != nil {
+		params["_meta"] = map[string]any{"progressToken": r.token}
+	}
+	for ; ; o.rounds++ {
+		if err := c.once(ctx, r, params, o); err != nil || o.response == nil || o.response.Error != nil {
+			return o, err
+		}
+		var again struct {
+			ResultType    string
+			InputRequests map[string]struct {
+				Method string
+				Params json.RawMessage
+			}
+			RequestState string
+		}
+		if json.Unmarshal(o.response.Result, &again) != nil || again.ResultType != "input_required" || c.Session != "" || o.rounds == maxRounds {
+			return o, nil
+		}
+		responses := map[string]json.RawMessage{}
+		for key, q := range again.InputRequests {
+			how := c.choose()
+			if how == failing || how == silence {
+				how = decline // there are no others here
+			}
+			o.answers = append(o.answers, how)
+			responses[key] = answerTo(q.Method, how, r.mark)
+			o.messages = append(o.messages, harness.Message{Method: q.Method, Params: q.Params, Raw: q.Params})
+		}
+		params["inputResponses"], params["requestState"] = responses, again.RequestState
+	}
+}
+
+// once makes one request and reads its messages.
+func (c *caller) once(ctx context.Context, r request, params map[string]any, o *outcome) error {
+	req, err := c.Request(ctx, "tools/call", params, r.id)
+	if err != nil {
+		return err
+	}
+	o.response = nil
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	o.status = resp.StatusCode
+	if !strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			return err
+		}
+		m := &harness.Message{Raw: body}
+		if err := json.Unmarshal(body, m); err != nil {
+			return fmt.Errorf("status %d: %.300s", resp.StatusCode, body)
+		}
+		o.response = m
+		return nil
+	}
+	events := sse.NewReader(resp.Body, 32<<20)
+	for {
+		e, err := events.Next()
+		if err != nil {
+			return fmt.Errorf("behind %d messages: %w", len(o.messages), err)
+		}
+		if len(e.Data) == 0 {
+			continue
+		}
+		m := harness.Message{Raw: e.Data}
+		if err := json.Unmarshal(e.Data, &m); err != nil {
+			return fmt.Errorf("%.300s: %w", e.Data, err)
+		}
+		if m.Method == "" {
+			o.response = &m
+			return nil
+		}
+		o.messages = append(o.messages, m)
+		if len(m.ID) > 0 {
+			if err := c.reply(ctx, m, r.mark, o); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// reply answers a question that came on the stream.
+func (c *caller) reply(ctx context.Context, m harness.Message, mark string, o *outcome) error {
+	var id string
+	if err := json.Unmarshal(m.ID, &id); err != nil {
+		return fmt.Errorf("the id of a question is no string: %s", m.ID)
+	}
+	if c.asked != nil {
+		c.asked(id)
+	}
+	how := c.choose()
+	o.answers = append(o.answers, how)
+	if how == silence {
+		return nil
+	}
+	status, err := c.answer(ctx, id, m.Method, how, mark)
+	if err != nil {
+		return err
+	}
+	// 400: the backend has gone on, or asked twice under one id. 503: its session is over.
+	if status != http.StatusAccepted && status != http.StatusBadRequest && status != http.StatusServiceUnavailable {
+		return fmt.Errorf("the answer to a question got status %d", status)
+	}
+	return nil
+}
+
+// answer posts an answer and returns the status.
+func (c *caller) answer(ctx context.Context, id, method, how, mark string) (int, error) {
+	body := map[string]any{"jsonrpc": "2.0", "id": id}
+	if how == failing {
+		body["error"] = map[string]any{"code": -1, "message": mark}
+	} else {
+		body["result"] = answerTo(method, how, mark)
+	}
+	return c.post(ctx, body)
+}
+
+// post sends what gets no response.
+func (c *caller) post(ctx context.Context, body map[string]any) (int, error) {
+	text, err := json.Marshal(body)
+	if err != nil {
+		return 0, err
+	}
+	req, err := c.Request(ctx, "", nil, nil)
+	if err != nil {
+		return 0, err
+	}
+	req.Body, req.ContentLength, req.GetBody = io.NopCloser(strings.NewReader(string(text))), int64(len(text)), nil
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	_, _ = io.Copy(io.Discard, resp.Body)
+	return resp.StatusCode, nil
+}
+
+// notify sends a notification.
+func (c *caller) notify(ctx context.Context, method string, params map[string]any) error {
+	status, err := c.post(ctx, map[string]any{"jsonrpc": "2.0", "method": method, "params": params})
+	if err == nil && status != http.StatusAccepted {
+		err = fmt.Errorf("%s: status %d", method, status)
+	}
+	return err
+}
+
+// end ends the session.
+func (c *caller) end(ctx context.Context) error {
+	req, err := c.Request(ctx, "", nil, nil)
+	if err != nil {
+		return err
+	}
+	req.Method, req.Body, req.ContentLength, req.GetBody = http.MethodDelete, nil, 0, nil
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode/100 != 2 {
+		return fmt.Errorf("DELETE: status %d", resp.StatusCode)
+	}
+	return nil
+}
+
+// answerTo is the result of a question, with the mark of who answers.
+func answerTo(method, how, mark string) json.RawMessage {
+	var v any
+	switch method {
+	case "elicitation/create":
+		v = map[string]any{"action": how}
+		if how == accept {
+			v = map[string]any{"action": how, "content": map[string]any{
+				"name": mark, "username": mark, "email": mark, "color": mark, "context": mark, "ok": true,
+			}}
+		}
+	case "roots/list":
+		v = map[string]any{"roots": []any{map[string]any{"uri": "file:///" + mark}}}
+	default:
+		v = map[string]any{"role": "assistant", "model": "m", "content": map[string]any{"type": "text", "text": mark}}
+	}
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // strings
+	}
+	return text
+}
+
+// board holds the questions that clients have been asked and not answered yet, for those who
+// want to answer in their place.
+type board struct {
+	mu   sync.Mutex
+	open []string
+	seen map[string]bool
+}
+
+var errGuessable = errors.New("the id of a question can be guessed, or came twice")
+
+// put notes a question. What the id must be to be unguessable is that nothing of it repeats.
+func (b *board) put(id string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.seen == nil {
+		b.seen = map[string]bool{}
+	}
+	rest, ok := strings.CutPrefix(id, "gw_")
+	if !ok || len(rest) < 22 { // 128 bits in base64
+		return fmt.Errorf("%q: %w", id, errGuessable)
+	}
+	for _, part := range []string{rest, "head " + rest[:8], "tail " + rest[len(rest)-8:]} {
+		if b.seen[part] {
+			return fmt.Errorf("%q: %w", id, errGuessable)
+		}
+		b.seen[part] = true
+	}
+	if b.open = append(b.open, id); len(b.open) > 20 {
+		b.open = b.open[1:]
+	}
+	return nil
+}
+
+// any is one of the latest questions.
+func (b *board) any() (id string, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.open) == 0 {
+		return "", false
+	}
+	return b.open[rand.IntN(len(b.open))], true
+}

@@ -1,0 +1,271 @@
+//go:build unix
+
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/catalog"
+	"mcpevents/shared/config"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/gateway"
+	"mcpevents/shared/gateway/upstream"
+	"mcpevents/shared/mcp"
+	"mcpevents/shared/store"
+	"mcpevents/shared/store/dynamo"
+	"mcpevents/shared/store/sqlite"
+	"mcpevents/shared/stream"
+	"mcpevents/shared/stream/lease"
+	"mcpevents/shared/subscription"
+	"mcpevents/test/awslocal"
+	"mcpevents/test/harness"
+)
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+// fleetOptions choose how the instances run.
+type fleetOptions struct {
+	instances   int
+	backends    []config.Backend
+	principals  []principal
+	callTimeout time.Duration
+	dynamo      bool // the store is DynamoDB Local, else SQLite in memory
+	lease       time.Duration
+}
+
+// principal is somebody with a key.
+type principal struct{ name, workspace string }
+
+// fleet is instances over one store.
+type fleet struct {
+	harness.Target // the one address
+	ledger         *ledger
+	instances      []*instance
+	said           *said
+	front          *httptest.Server
+	ways           *http.Transport // from the address to the instances
+}
+
+// instance is one process's part of it.
+type instance struct {
+	*httptest.Server
+	store     *access
+	gateway   *gateway.Gateway
+	endpoint  *mcp.Endpoint
+	tails     *stream.Tails
+	upstream  *http.Client
+	endRelay  context.CancelFunc
+	relayDone chan struct{}
+}
+
+const fleetCatalog = "events:\n  - {name: a.b, uri: \"event://a/b\", title: T, description: D, payloadSchema: {type: object}}\n"
+
+// newFleet starts instances; their address is opened by [fleet.open].
+func newFleet(t testing.TB, o fleetOptions) *fleet {
+	t.Helper()
+	f := &fleet{ledger: newLedger(openStore(t, o.dynamo)), said: &said{}}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the instances said last:\n%s", f.said.last())
+		}
+	})
+	f.Name, f.Keys = "fleet", map[string]string{}
+	var keys []auth.Key
+	for _, p := range o.principals {
+		f.Keys[p.name] = "key-of-" + p.name
+		keys = append(keys, auth.Key{
+			Principal: p.name, Workspace: p.workspace, SHA256: harness.SHA256(f.Keys[p.name]),
+			Scopes: []string{auth.ScopeRead, auth.ScopeSubscribe},
+		})
+	}
+	allowed, err := auth.Keys(keys, nil)
+	must(t, err)
+	for range o.instances {
+		f.instances = append(f.instances, f.instance(t, o, allowed))
+	}
+	return f
+}
+
+// openStore is the one thing that the instances share.
+func openStore(t testing.TB, inDynamo bool) store.DB {
+	if !inDynamo {
+		db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
+		must(t, err)
+		t.Cleanup(func() { _ = db.Close() })
+		return db
+	}
+	emulator, err := awslocal.StartAll(t.Context(), os.Stderr, awslocal.DynamoDB)
+	must(t, err)
+	t.Cleanup(emulator.Close)
+	client := dynamodb.NewFromConfig(awslocal.Config(emulator.DynamoDB))
+	name := func(table store.Table) string { return fmt.Sprintf("fleet-%d-%s", os.Getpid(), table) }
+	must(t, dynamo.CreateTables(t.Context(), client, name))
+	return dynamo.New(client, name)
+}
+
+// instance is wired as the programs are, but for what has nothing to do with the gateway.
+func (f *fleet) instance(t testing.TB, o fleetOptions, allowed auth.Authenticator) *instance {
+	t.Helper()
+	i := &instance{store: f.ledger.open(), upstream: upstream.NewHTTP(), relayDone: make(chan struct{})}
+	cat, err := catalog.Parse([]byte(fleetCatalog))
+	must(t, err)
+	says := slog.New(slog.NewTextHandler(f.said, nil))
+	key := []byte("0123456789abcdef0123456789abcdef")
+	sealer, err := eventlog.NewSealer(key)
+	must(t, err)
+	events := &eventlog.Log{DB: i.store}
+	i.tails = stream.New(events, i.store, sealer, stream.Options{})
+	i.gateway, err = gateway.New(gateway.Options{
+		Backends: o.backends, DB: i.store, HTTP: i.upstream, Key: key, CallTimeout: o.callTimeout,
+		Server: json.RawMessage(`{"name":"fleet","version":"1"}`), Log: says,
+	})
+	must(t, err)
+	i.endpoint, err = mcp.New(mcp.Options{
+		Server: mcp.Implementation{Name: "fleet", Version: "1"}, Auth: allowed, Catalogs: catalog.NewStatic(cat),
+		Lists: true, Log: events, Feeds: i.tails, Sessions: i.store, Gateway: i.gateway,
+		Interest: func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
+			return subscription.Interested(ctx, i.store, events, workspace, p)
+		},
+		Leases: &lease.Shared{DB: i.store, Max: 1000, Life: 5 * time.Minute}, Logger: says,
+	})
+	must(t, err)
+	relay := &gateway.Relay{Gateway: i.gateway, Lease: o.lease, Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
+		return events.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
+	}}
+	ctx, end := context.WithCancel(context.WithoutCancel(t.Context()))
+	i.endRelay = end
+	go func() { relay.Run(ctx); close(i.relayDone) }()
+	i.Server = httptest.NewUnstartedServer(i.endpoint)
+	i.Config.ErrorLog = log.New(f.said, "", 0)
+	i.Start()
+	t.Cleanup(i.close)
+	return i
+}
+
+func (i *instance) close() {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	i.endRelay()
+	<-i.relayDone
+	_ = i.endpoint.Close(ctx)
+	i.CloseClientConnections()
+	i.Server.Close()
+	i.tails.Close()
+	i.upstream.CloseIdleConnections()
+}
+
+// kill lets an instance do nothing any more, as if its process were killed: what it holds in the
+// store stays, its connections are cut.
+func (i *instance) kill() {
+	i.store.cut.Store(true)
+	i.endRelay()
+	i.CloseClientConnections()
+}
+
+// open opens the one address, behind which each request goes to any instance that lives.
+func (f *fleet) open(t testing.TB) {
+	f.ways = &http.Transport{MaxIdleConnsPerHost: 64}
+	proxy := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			to, _ := url.Parse(f.any().URL)
+			r.SetURL(to)
+		},
+		Transport: f.ways, FlushInterval: -1, ErrorLog: log.New(f.said, "", 0),
+		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
+	}
+	f.front = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// A proxy that still reads the request when its answer begins may lose both.
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		proxy.ServeHTTP(w, r)
+	}))
+	f.front.Config.ErrorLog = log.New(f.said, "", 0)
+	f.front.Start()
+	f.MCP = f.front.URL + "/mcp"
+	t.Cleanup(f.shut)
+}
+
+func (f *fleet) any() *instance {
+	for {
+		if i := f.instances[rand.IntN(len(f.instances))]; !i.store.cut.Load() {
+			return i
+		}
+	}
+}
+
+// shut closes the address and all connections that clients left behind it.
+func (f *fleet) shut() {
+	f.front.CloseClientConnections()
+	f.front.Close()
+	f.ways.CloseIdleConnections()
+	for _, i := range f.instances {
+		i.upstream.CloseIdleConnections()
+	}
+}
+
+// at is the one instance as a target.
+func (f *fleet) at(n int) *harness.Target {
+	return &harness.Target{Name: fmt.Sprint("instance ", n), MCP: f.instances[n].URL + "/mcp", Keys: f.Keys}
+}
+
+// said keeps the end of a log.
+type said struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+const saidMost = 16 << 10
+
+func (s *said) Write(line []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.text = append(s.text, line...); len(s.text) > 2*saidMost {
+		s.text = append([]byte(nil), s.text[len(s.text)-saidMost:]...)
+	}
+	return len(line), nil
+}
+
+func (s *said) last() []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text[max(0, len(s.text)-saidMost):]
+}
+
+// goroutines are as many as there are when they have settled.
+func goroutines() int {
+	least := runtime.NumGoroutine()
+	for range 20 {
+		time.Sleep(50 * time.Millisecond)
+		least = min(least, runtime.NumGoroutine())
+	}
+	return least
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

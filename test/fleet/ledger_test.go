@@ -1,0 +1,104 @@
+//go:build unix
+
+package fleet
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"mcpevents/shared/store"
+)
+
+// ledger knows which sessions, calls and questions a store holds: no store can be asked for all that it
+// has.
+type ledger struct {
+	db store.DB
+
+	mu   sync.Mutex
+	live map[store.Key]bool
+}
+
+func newLedger(db store.DB) *ledger { return &ledger{db: db, live: map[store.Key]bool{}} }
+
+// open is an instance's own way to the store.
+func (l *ledger) open() *access { return &access{DB: l.db, ledger: l} }
+
+// held are the entries of the table of sessions that are there now, whose partition begins so.
+func (l *ledger) held(ctx context.Context, prefix string) (keys []store.Key, err error) {
+	l.mu.Lock()
+	for key := range l.live {
+		if strings.HasPrefix(key.Partition, prefix) {
+			keys = append(keys, key)
+		}
+	}
+	l.mu.Unlock()
+	var there []store.Key
+	for some := range slices.Chunk(keys, store.MaxGet) {
+		items, err := l.db.Get(ctx, some...)
+		if err != nil {
+			return nil, err
+		}
+		for n, it := range items {
+			if it != nil {
+				there = append(there, some[n])
+			}
+		}
+	}
+	return there, nil
+}
+
+// access counts what an instance asks the store, and can be cut off.
+type access struct {
+	store.DB
+	ledger *ledger
+	cut    atomic.Bool
+
+	reads, writes atomic.Int64
+}
+
+var errCut = errors.New("the instance is cut off")
+
+func (a *access) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
+	if a.cut.Load() {
+		return nil, errCut
+	}
+	a.reads.Add(1)
+	return a.DB.Get(ctx, keys...)
+}
+
+func (a *access) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	if a.cut.Load() {
+		return store.Page{}, errCut
+	}
+	a.reads.Add(1)
+	return a.DB.Query(ctx, q)
+}
+
+func (a *access) Write(ctx context.Context, ops ...store.Op) error {
+	return a.write(ctx, a.DB.Write, ops)
+}
+
+func (a *access) WriteAll(ctx context.Context, ops ...store.Op) error {
+	return a.write(ctx, a.DB.WriteAll, ops)
+}
+
+func (a *access) write(ctx context.Context, do func(context.Context, ...store.Op) error, ops []store.Op) error {
+	if a.cut.Load() {
+		return errCut
+	}
+	a.writes.Add(1)
+	// Before it is done, so that nothing that is there is missed; what is not there after all is
+	// found out by looking.
+	a.ledger.mu.Lock()
+	for _, op := range ops {
+		if op.Item.Table == store.Sessions && op.Kind != store.OpDelete && op.Kind != store.OpCheck {
+			a.ledger.live[op.Item.Key] = true
+		}
+	}
+	a.ledger.mu.Unlock()
+	return do(ctx, ops...)
+}
