@@ -15,6 +15,7 @@ import (
 	"mcpevents/shared/config"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/gateway"
+	"mcpevents/shared/metric"
 	"mcpevents/shared/publish"
 	"mcpevents/shared/store"
 )
@@ -253,6 +254,10 @@ func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Mess
 	return a, ""
 }
 
+// MetricMissing is the name under which missing contexts are counted, by workspace, provider
+// and reason.
+const MetricMissing = "ConversationContextMissing"
+
 // missed counts and logs that a provider's context is missing.
 func (s *Service) missed(ctx context.Context, p *provider, why Reason) {
 	p.miss(why)
@@ -260,7 +265,8 @@ func (s *Service) missed(ctx context.Context, p *provider, why Reason) {
 	if why == Resting || why == Abandoned {
 		level = slog.LevelDebug
 	}
-	s.options.Log.Log(ctx, level, "a provider's context is missing", "provider", p.name, "workspace", p.workspace, "reason", string(why))
+	s.options.Log.Log(ctx, level, "a provider's context is missing", metric.Count(MetricMissing, 1,
+		slog.String("workspace", p.workspace), slog.String("provider", p.name), slog.String("reason", string(why))))
 }
 
 // Counts tells, by workspace/provider, how often each gave its context, as "given", and

@@ -56,7 +56,7 @@ func TestTellWithinTheBudget(t *testing.T) {
 			}
 		}
 		log := r.log.String()
-		for _, want := range []string{"provider=slow workspace=default reason=timeout", "provider=bad workspace=default reason=refused"} {
+		for _, want := range []string{"workspace=default provider=slow reason=timeout ConversationContextMissing=1", "workspace=default provider=bad reason=refused ConversationContextMissing=1"} {
 			if !strings.Contains(log, want) {
 				t.Errorf("%q is not in the log: %s", want, log)
 			}
