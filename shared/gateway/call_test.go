@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -82,6 +83,83 @@ func TestCallsAtOnceShareOneSession(t *testing.T) {
 		t.Errorf("%d sessions are open", len(s.sessions))
 	}
 	s.mu.Unlock()
+}
+
+// refusal answers by a status and a JSON-RPC error, or by text.
+func refusal(status, code int, reason string) func(http.ResponseWriter) {
+	return func(w http.ResponseWriter) {
+		body := reason
+		w.Header().Set("Content-Type", "text/plain")
+		if code != 0 {
+			w.Header().Set("Content-Type", "application/json; charset=utf-8")
+			body = fmt.Sprintf(`{"jsonrpc":"2.0","error":{"code":%d,"message":%q},"id":null}`, code, reason)
+		}
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, body)
+	}
+}
+
+// GWN-07, GWN-08: that a session is not known is understood in the ways in which servers say it: calls, lists and the
+// notification stream begin another one. Other refusals are errors, and begin none.
+func TestForgottenSessionsByServersInUse(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		lost   func(http.ResponseWriter)
+		begins bool
+	}{
+		{"the revisions: 404 alone", nil, true},
+		{"Go SDK", refusal(404, 0, "session not found"), true},
+		{"Python SDK, TypeScript SDK", refusal(404, -32001, "Session not found"), true},
+		{"Python SDK of before", refusal(400, 0, "Bad Request: No valid session ID provided"), true},
+		{"examples of the TypeScript SDK", refusal(400, -32000, "Bad Request: No valid session ID provided"), true},
+		{"a new transport of the TypeScript SDK", refusal(400, -32000, "Bad Request: Server not initialized"), true},
+		{"variants of these", refusal(400, -32000, "Bad Request: Unknown Mcp-Session-Id header"), true},
+		{"Express", refusal(400, 0, "Invalid or missing session ID"), true},
+		{"another revision", refusal(400, -32000, "Bad Request: Unsupported protocol version"), false},
+		{"an error of the method", refusal(400, -32602, "the session parameter is missing"), false},
+		{"no reason", refusal(400, 0, ""), false},
+		{"not allowed", refusal(401, -32001, "session expired"), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := newScripted(t, func(s *scripted) {
+				s.lost = c.lost
+				s.call = func(t *turn) { t.result(`{}`) }
+			})
+			g := gatewayOver(t, memory(t), at("b", s))
+			if _, err := call(t, g, legacy("s"), "t"); err != nil {
+				t.Fatal(err)
+			}
+			s.forget()
+			begun := len(s.received("initialize"))
+			if _, err := call(t, g, legacy("s"), "t"); (err == nil) != c.begins {
+				t.Errorf("a call: %v", err)
+			}
+			s.list(oneTool("new"))
+			g.backends(t.Context())[0].outdate()
+			if got := names(g.List(t.Context(), ann, Tools)); slices.Equal(got, []string{"new"}) != c.begins {
+				t.Errorf("the list is %q", got)
+			}
+			want := 0
+			if c.begins {
+				want = 2 // the client's and the gateway's own
+			}
+			if n := len(s.received("initialize")) - begun; n != want {
+				t.Errorf("%d sessions were begun, want %d", n, want)
+			}
+			if !c.begins {
+				return
+			}
+			l := newLog()
+			defer relaying(t, "r", g, l)()
+			until(t, "the stream is open", func() bool { return s.open() == 1 })
+			s.forget()
+			s.hangUp()
+			until(t, "the stream is open again", func() bool { return s.open() == 1 })
+			s.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
+			l.next(t)
+		})
+	}
 }
 
 // GWN-07, GWN-08: a session that the backend has forgotten is begun again, once.

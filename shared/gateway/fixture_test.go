@@ -72,6 +72,8 @@ type scripted struct {
 	call func(*turn)
 	// allow decides about a request; nil lets all in.
 	allow func(http.Header) bool
+	// lost answers a request within a session that is not known; nil is 404.
+	lost func(http.ResponseWriter)
 	// getStatus refuses streams.
 	getStatus int
 
@@ -133,6 +135,8 @@ func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case s.allow != nil && !s.allow(r.Header):
 		w.WriteHeader(http.StatusUnauthorized)
+	case !known && s.lost != nil:
+		s.lost(w)
 	case !known:
 		w.WriteHeader(http.StatusNotFound)
 	case r.Method == http.MethodDelete:

@@ -164,6 +164,8 @@ func (x *Exchange) begin(resp *http.Response, session string) error {
 	switch {
 	case resp.StatusCode == http.StatusNotFound && session != "":
 		return ErrSession
+	case resp.StatusCode == http.StatusBadRequest && session != "" && x.sessionLost():
+		return ErrSession
 	case resp.StatusCode == http.StatusAccepted || resp.StatusCode == http.StatusNoContent:
 		return nil
 	case media == sse.ContentType && ok:
@@ -175,6 +177,35 @@ func (x *Exchange) begin(resp *http.Response, session string) error {
 		return fault.New(fault.Unavailable, "the backend answered with the media type %.100q", media)
 	}
 	return &StatusError{resp.StatusCode}
+}
+
+// maxRefusal bounds what is read of a refusal to see its reason.
+const maxRefusal = 16 << 10
+
+// sessionLost reports whether a 400 means that the session is not known any more. The revisions
+// want a 404 for that, but servers of before, and many made after the examples of the
+// official TypeScript library, look for a request's session before they know that it is missing:
+// "Bad Request: No valid session ID provided", "Bad Request: Server not initialized",
+// "Invalid or missing session ID", as an error of code -32000 or as text.
+func (x *Exchange) sessionLost() bool {
+	text, err := io.ReadAll(io.LimitReader(x.body, maxRefusal))
+	x.body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(text), x.body), x.body}
+	if err != nil {
+		return false
+	}
+	reason := string(text)
+	if json.Valid(text) {
+		failure := jsonrpc.Member(text, "error")
+		reason, _ = jsonrpc.String(jsonrpc.Member(failure, "message"))
+		if code := string(jsonrpc.Member(failure, "code")); code != "-32000" && code != "-32001" && code != "-32600" {
+			return false
+		}
+	}
+	reason = strings.ToLower(reason)
+	return strings.Contains(reason, "session") || strings.Contains(reason, "not initialized")
 }
 
 func (x *Exchange) readJSON(ok bool) error {
