@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"time"
 
 	"mcpevents/shared/fault"
 	"mcpevents/shared/gateway/upstream"
@@ -50,17 +49,23 @@ func (g *Gateway) session(ctx context.Context, c Client, b *backend) (backendSes
 		return s, fault.Wrap(fault.Unavailable, err, "read the session with a backend")
 	}
 	if items[0] != nil {
-		err := json.Unmarshal(items[0].Value, &s)
-		return s, fault.Wrap(fault.Internal, err, "decode the session with a backend")
+		if err := json.Unmarshal(items[0].Value, &s); err != nil {
+			return s, fault.Wrap(fault.Internal, err, "decode the session with a backend")
+		}
+		g.used(ctx, c, b, items[0])
+		return s, nil
 	}
 	if s, err = g.begin(ctx, c, b); err != nil {
 		return s, err
 	}
 	value, _ := json.Marshal(s) // strings
-	err = g.options.DB.Write(ctx, store.Put(store.Item{Key: key, Value: value, Expires: time.Now().Add(g.options.SessionTTL)}, store.Absent()))
+	err = g.options.DB.Write(ctx, g.keepSession(c, b, value, store.Absent())...)
 	if errors.Is(err, store.ErrConflict) { // another call of the client was first: one session is enough
 		g.end(ctx, b, c.Token, s)
 		return g.session(ctx, c, b)
+	}
+	if err == nil {
+		g.endOldest(ctx, c, b)
 	}
 	return s, fault.Wrap(fault.Unavailable, err, "keep the session with a backend")
 }
@@ -119,7 +124,7 @@ func (g *Gateway) SetLevel(ctx context.Context, c Client) error {
 
 // dropSession forgets a session that the backend does not know any more.
 func (g *Gateway) dropSession(ctx context.Context, c Client, b *backend) error {
-	err := g.options.DB.Write(ctx, store.Delete(sessionKey(c.holder(), b.Name)))
+	err := g.options.DB.WriteAll(ctx, store.Delete(sessionKey(c.holder(), b.Name)), store.Delete(c.listKey(b)))
 	return fault.Wrap(fault.Unavailable, err, "forget the session with a backend")
 }
 

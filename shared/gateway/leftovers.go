@@ -1,0 +1,105 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"slices"
+	"time"
+
+	"mcpevents/shared/store"
+)
+
+// Clients of 2026-07-28 do not end sessions, for they have none: what was begun for them at a
+// backend of the earlier revisions stays until the backend forgets it. So it is listed by
+// principal and backend, and when there are too many the one that was used least lately is ended.
+
+const (
+	// maxOfPrincipal is how many sessions a principal has with one backend, other than
+	// those of its own sessions: one for each set of capabilities and log level that its clients
+	// declare. More than a few are no clients in use.
+	maxOfPrincipal = 16
+	// usedEvery is how exactly the last use of a session is recorded, so that not every
+	// call writes.
+	usedEvery = 10 * time.Minute
+	// endTime bounds the time that a new session waits for the end of an old one.
+	endTime = 2 * time.Second
+)
+
+// listKey is where the session of a client with a backend is listed.
+func (c Client) listKey(b *backend) store.Key {
+	who, _ := json.Marshal([]string{c.Principal.Workspace, c.Principal.ID}) // strings
+	h := sha256.Sum256(who)
+	return store.Key{
+		Table: store.Sessions, Partition: "gp#" + base64.RawURLEncoding.EncodeToString(h[:]) + "#" + b.Name, Sort: c.holder(),
+	}
+}
+
+// keepSession writes the session of a client, which is there for a time from now.
+func (g *Gateway) keepSession(c Client, b *backend, value []byte, cond store.Condition) []store.Op {
+	until := time.Now().Add(g.options.SessionTTL)
+	ops := []store.Op{store.Put(store.Item{Key: sessionKey(c.holder(), b.Name), Value: value, Expires: until}, cond)}
+	if c.Session == "" {
+		ops = append(ops, store.Put(store.Item{Key: c.listKey(b), Expires: until}))
+	}
+	return ops
+}
+
+// used records that a session is used, if that was not done lately.
+func (g *Gateway) used(ctx context.Context, c Client, b *backend, it *store.Item) {
+	if time.Until(it.Expires) > g.options.SessionTTL-usedEvery {
+		return
+	}
+	err := g.options.DB.Write(ctx, g.keepSession(c, b, it.Value, store.Exists())...)
+	if err != nil { // it ends sooner
+		g.options.Log.DebugContext(ctx, "the use of a session with a backend was not recorded", "backend", b.Name, "error", err)
+	}
+}
+
+// endOldest ends sessions of the principal that it has too many of.
+func (g *Gateway) endOldest(ctx context.Context, c Client, b *backend) {
+	if c.Session != "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, endTime)
+	defer cancel()
+	own := c.listKey(b)
+	page, err := g.options.DB.Query(ctx, store.Query{Table: own.Table, Partition: own.Partition, Limit: 1000})
+	if err != nil {
+		g.options.Log.WarnContext(ctx, "a principal's sessions with a backend were not counted", "backend", b.Name, "error", err)
+		return
+	}
+	// The longest unused first; of several the new one last.
+	slices.SortStableFunc(page.Items, func(x, y store.Item) int {
+		return cmp.Or(x.Expires.Compare(y.Expires), cmp.Compare(isOwn(x, own), isOwn(y, own)))
+	})
+	for _, it := range page.Items[:max(0, len(page.Items)-maxOfPrincipal)] {
+		g.endListed(ctx, b, c.Token, it.Key)
+	}
+}
+
+func isOwn(it store.Item, own store.Key) int {
+	if it.Sort == own.Sort {
+		return 1
+	}
+	return 0
+}
+
+// endListed ends a session by its place in the list.
+func (g *Gateway) endListed(ctx context.Context, b *backend, token string, listed store.Key) {
+	key := sessionKey(listed.Sort, b.Name)
+	items, err := g.options.DB.Get(ctx, key)
+	if err == nil {
+		err = g.options.DB.WriteAll(ctx, store.Delete(key), store.Delete(listed))
+	}
+	if err != nil {
+		g.options.Log.WarnContext(ctx, "a session with a backend was left to expire", "backend", b.Name, "error", err)
+		return
+	}
+	var s backendSession
+	if items[0] != nil && json.Unmarshal(items[0].Value, &s) == nil {
+		g.end(ctx, b, token, s)
+	}
+}

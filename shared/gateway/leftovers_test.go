@@ -1,0 +1,117 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/store"
+)
+
+// declaring is a client of 2026-07-28 that declares something that others do not.
+func declaring(p auth.Principal, i int) Client {
+	c := modernClient(p)
+	c.Capabilities = json.RawMessage(fmt.Sprintf(`{"experimental":{"x":%d}}`, i))
+	return c
+}
+
+// GWN-08: however many clients of 2026-07-28 a principal has, it has a bounded number of sessions
+// with a backend of an earlier revision: the ones that were used least lately are ended, there and here,
+// and begun again when they are needed. Those of others, and of clients with sessions, stay.
+func TestSessionsOfModernClientsAreBounded(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"by":"` + t.Session + `"}`) } })
+	db := memory(t)
+	gateways := []*Gateway{gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))}
+	by := func(i int, c Client) string {
+		text, err := call(t, gateways[i%2], c, "t")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var m struct{ Result struct{ By string } }
+		if err := json.Unmarshal([]byte(text), &m); err != nil {
+			t.Fatal(err)
+		}
+		return m.Result.By
+	}
+	bob := auth.Principal{ID: "bob", Workspace: auth.DefaultWorkspace, Scopes: ann.Scopes}
+	others := map[string]Client{"bob": declaring(bob, 0), "a session": legacy("s")}
+	was := map[string]string{}
+	for name, c := range others {
+		was[name] = by(0, c)
+	}
+	first := by(0, declaring(ann, 0))
+	// It was used long ago, as the store tells it to the second.
+	for _, key := range []store.Key{sessionKey(declaring(ann, 0).holder(), "b"), declaring(ann, 0).listKey(gateways[0].backends(t.Context())[0])} {
+		items, err := db.Get(t.Context(), key)
+		if err != nil || items[0] == nil {
+			t.Fatalf("%v: %v", key, err)
+		}
+		items[0].Expires = time.Now().Add(time.Hour)
+		if err := db.Write(t.Context(), store.Put(*items[0])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const clients = 3 * maxOfPrincipal
+	for i := 1; i < clients; i++ {
+		if i == 5 { // its use is recorded
+			if again := by(1, declaring(ann, 0)); again != first {
+				t.Errorf("it is in another session, %s", again)
+			}
+		}
+		if sid := by(i, declaring(ann, i)); sid != by(i+1, declaring(ann, i)) {
+			t.Errorf("client %d has a session for each call", i)
+		}
+		s.mu.Lock()
+		n := len(s.sessions) - len(gateways) - len(others) // without the gateways' own
+		s.mu.Unlock()
+		if n > maxOfPrincipal {
+			t.Fatalf("behind client %d there are %d sessions", i, n)
+		}
+	}
+	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: declaring(ann, 0).listKey(gateways[0].backends(t.Context())[0]).Partition, Limit: 1000})
+	if err != nil || len(page.Items) != maxOfPrincipal {
+		t.Errorf("%d are listed, %v", len(page.Items), err)
+	}
+	for name, c := range others {
+		if sid := by(1, c); sid != was[name] {
+			t.Errorf("%s has another session", name)
+		}
+	}
+	if _, err := call(t, gateways[0], declaring(ann, 1), "t"); err != nil {
+		t.Errorf("a client whose session was ended: %v", err)
+	}
+}
+
+// GWN-08: a session that is in use does not expire.
+func TestUsedSessionsAreKept(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
+	db := memory(t)
+	g := gatewayOver(t, db, at("b", s))
+	for _, c := range []Client{legacy("s"), modernClient(ann)} {
+		key := sessionKey(c.holder(), "b")
+		expires := func() time.Time {
+			items, err := db.Get(t.Context(), key)
+			if err != nil || items[0] == nil {
+				t.Fatalf("%v", err)
+			}
+			return items[0].Expires
+		}
+		if _, err := call(t, g, c, "t"); err != nil {
+			t.Fatal(err)
+		}
+		fresh := expires()
+		items, _ := db.Get(t.Context(), key)
+		items[0].Expires = time.Now().Add(time.Minute)
+		if err := db.Write(t.Context(), store.Put(*items[0])); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := call(t, g, c, "t"); err != nil {
+			t.Fatal(err)
+		}
+		if now := expires(); now.Before(fresh) {
+			t.Errorf("it expires at %s, before %s", now, fresh)
+		}
+	}
+}
