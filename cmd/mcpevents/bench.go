@@ -39,9 +39,13 @@ type BenchCmd struct {
 	Latency       bool          `help:"Instead, publish one event at a time and measure until it arrives."`
 	StreamLatency bool          `help:"Instead, publish one event at a time and measure until it is on an open listen."`
 	Streams       int           `placeholder:"N" help:"Instead, open N streams and measure their memory, the CPU while quiet, and one event to all of them."`
+	Gateway       bool          `help:"Instead, put a backend behind the server, and measure what that adds to calls and progress messages, and a change of its tools to 1,000 streams."`
+	Calls         int           `default:"1000" help:"With --gateway, calls each way."`
 	Timeout       time.Duration `default:"2m" help:"Longest run."`
 	Server        string        `help:"Measure this server instead of starting one; its CPU is not known then." placeholder:"URL"`
 	Data          string        `help:"Directory for the server's database; a temporary one by default." placeholder:"DIR"`
+
+	backend string // its URL, with --gateway
 }
 
 // Run implements the command.
@@ -51,6 +55,15 @@ func (c *BenchCmd) Run(g *Globals) error {
 	receiver := newCounter()
 	defer receiver.server.Close()
 	url, debug, pid := c.Server, "", 0
+	var backend *benchBackend
+	if c.Gateway {
+		if url != "" || c.Calls < 20 {
+			return fault.New(fault.Invalid, "--gateway measures a server of its own, with 20 --calls or more")
+		}
+		backend = newBenchBackend()
+		defer backend.close()
+		c.backend = backend.server.URL + "/mcp"
+	}
 	if url == "" {
 		var stop func()
 		var err error
@@ -60,6 +73,8 @@ func (c *BenchCmd) Run(g *Globals) error {
 		defer stop()
 	}
 	switch {
+	case c.Gateway:
+		return c.gateway(ctx, g, url, backend)
 	case c.StreamLatency:
 		return c.streamLatency(ctx, url)
 	case c.Streams > 0:
@@ -106,9 +121,19 @@ func (c *BenchCmd) start(ctx context.Context) (url, debug string, pid int, stop 
 	if err != nil {
 		return "", "", 0, nil, err
 	}
-	cmd := exec.CommandContext(ctx, self, "--log-level", "error", "serve", "--addr", addr, "--data", dir,
-		"--catalog", catalog, "--allow-insecure-targets", "--quota", strconv.Itoa(c.Subscribers*c.URIs+10),
-		"--streams", strconv.Itoa(c.Streams+10), "--debug-addr", profiles)
+	args := []string{
+		"--log-level", "error", "serve", "--addr", addr, "--data", dir,
+		"--catalog", catalog, "--allow-insecure-targets", "--quota", strconv.Itoa(c.Subscribers*c.URIs + 10),
+		"--streams", strconv.Itoa(c.Streams + 10), "--debug-addr", profiles,
+	}
+	if c.backend != "" {
+		config, err := gatewayConfig(dir, c.backend)
+		if err != nil {
+			return "", "", 0, nil, err
+		}
+		args = append(args, "--config", config)
+	}
+	cmd := exec.CommandContext(ctx, self, args...)
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		return "", "", 0, nil, fault.Wrap(fault.Unavailable, err, "start the server")

@@ -121,12 +121,17 @@ func (c *BenchCmd) readers() int { return (c.Streams + c.URIs - 1) / c.URIs }
 
 // listen opens stream number i and waits for its acknowledgment.
 func (c *BenchCmd) listen(ctx context.Context, host string, i int) (net.Conn, *bufio.Reader, error) {
+	return c.listenFor(ctx, host, i, fmt.Sprintf(`{"resourceSubscriptions":[%q]}`, c.uri(i)))
+}
+
+// listenFor is listen with another filter.
+func (c *BenchCmd) listenFor(ctx context.Context, host string, i int, filter string) (net.Conn, *bufio.Reader, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", host)
 	if err != nil {
 		return nil, nil, fault.Wrap(fault.Unavailable, err, "open stream %d", i)
 	}
-	body := fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"subscriptions/listen","params":{"notifications":{"resourceSubscriptions":[%q]},"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`, i, c.uri(i))
+	body := fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"subscriptions/listen","params":{"notifications":%s,"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`, i, filter)
 	_, err = fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nAccept: application/json, text/event-stream\r\n"+
 		"MCP-Protocol-Version: 2026-07-28\r\nMcp-Method: subscriptions/listen\r\nContent-Length: %d\r\n\r\n%s", host, len(body), body)
 	if err != nil {
@@ -149,7 +154,12 @@ func (c *BenchCmd) listen(ctx context.Context, host string, i int) (net.Conn, *b
 
 // follow tells when an update arrives, until the stream ends.
 func follow(r *bufio.Reader, arrived chan<- time.Time) {
-	update := []byte("notifications/resources/updated")
+	followMethod(r, "notifications/resources/updated", arrived)
+}
+
+// followMethod tells when a message of the method arrives, until the stream ends.
+func followMethod(r *bufio.Reader, method string, arrived chan<- time.Time) {
+	update := []byte(method)
 	for {
 		line, err := r.ReadSlice('\n')
 		if bytes.Contains(line, update) {
