@@ -32,7 +32,8 @@ const modern = "2026-07-28"
 //	/state    what it saw, as the JSON of [State]
 //	/healthz  200
 //	/changed  POST announces that a list has changed (?list=tools|prompts|resources)
-//	          or that a resource has (?uri=…); not with [Misbehaving]
+//	          or that a resource has (?uri=…); with ?tool=NAME the tools have one more;
+//	          not with [Misbehaving]
 func New(kind Kind) (http.Handler, error) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) {})
@@ -104,6 +105,10 @@ func (f *fixtures) change(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	if uri := q.Get("uri"); uri != "" {
 		_ = f.server.ResourceUpdated(r.Context(), &mcp.ResourceUpdatedNotificationParams{URI: uri})
+		return
+	}
+	if name := q.Get("tool"); name != "" {
+		f.add(tool{name: name, description: "Was added while the server ran.", run: content(sentence)})
 		return
 	}
 	switch list := q.Get("list"); list {

@@ -50,6 +50,9 @@ type fleetOptions struct {
 	callTimeout time.Duration
 	dynamo      bool // the store is DynamoDB Local, else SQLite in memory
 	lease       time.Duration
+	alone       bool // nobody follows the backends
+	// first is called when the first instance runs, before the others do; may be nil.
+	first func()
 }
 
 // principal is somebody with a key.
@@ -99,8 +102,10 @@ func newFleet(t testing.TB, o fleetOptions) *fleet {
 	}
 	allowed, err := auth.Keys(keys, nil)
 	must(t, err)
-	for range o.instances {
-		f.instances = append(f.instances, f.instance(t, o, allowed))
+	for n := range o.instances {
+		if f.instances = append(f.instances, f.instance(t, o, allowed)); n == 0 && o.first != nil {
+			o.first()
+		}
 	}
 	return f
 }
@@ -153,7 +158,12 @@ func (f *fleet) instance(t testing.TB, o fleetOptions, allowed auth.Authenticato
 	}}
 	ctx, end := context.WithCancel(context.WithoutCancel(t.Context()))
 	i.endRelay = end
-	go func() { relay.Run(ctx); close(i.relayDone) }()
+	go func() {
+		defer close(i.relayDone)
+		if !o.alone {
+			relay.Run(ctx)
+		}
+	}()
 	i.Server = httptest.NewUnstartedServer(i.endpoint)
 	i.Config.ErrorLog = log.New(f.said, "", 0)
 	i.Start()

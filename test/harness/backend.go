@@ -97,6 +97,12 @@ func (b *Backend) ChangeList(tb testing.TB, list string) {
 	b.change(tb, "list", list)
 }
 
+// AddTool lets it have one more tool.
+func (b *Backend) AddTool(tb testing.TB, name string) {
+	tb.Helper()
+	b.change(tb, "tool", name)
+}
+
 // UpdateResource lets it announce a change of a resource.
 func (b *Backend) UpdateResource(tb testing.TB, uri string) {
 	tb.Helper()

@@ -1,0 +1,294 @@
+//go:build unix
+
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/shared/config"
+	"mcpevents/test/backend"
+	"mcpevents/test/harness"
+)
+
+const toolsChanged = "notifications/tools/list_changed"
+
+// pair is two instances over one store, before a backend of each era.
+type pair struct {
+	*fleet
+	backends map[string]*harness.Backend // by prefix
+}
+
+func newPair(t *testing.T) *pair {
+	t.Helper()
+	p := &pair{backends: map[string]*harness.Backend{}}
+	var all []config.Backend
+	for prefix, kind := range map[string]backend.Kind{"s25_": backend.Stateful, "s26_": backend.Stateless} {
+		b := harness.StartBackend(t, kind)
+		p.backends[prefix] = b
+		all = append(all, config.Backend{Name: prefix[:3], URL: b.URL, Prefix: prefix, Workspace: "default", ProtocolVersion: config.AutoVersion})
+	}
+	p.fleet = newFleet(t, fleetOptions{instances: 2, backends: all, principals: soakers(), callTimeout: time.Minute})
+	p.open(t)
+	harness.Eventually(t, harness.Patience, "the relay follows the backends", func() bool {
+		return p.backends["s25_"].State(t).Streams > 0 && p.backends["s26_"].State(t).Listens > 0
+	})
+	return p
+}
+
+// session is a client with a session, which can be sent to either instance.
+func (p *pair) session(t *testing.T, who string) *caller {
+	t.Helper()
+	c := newCaller(&harness.Client{URL: p.MCP, Key: p.Keys[who], Version: harness.Legacy}, http.DefaultTransport)
+	c.Initialize(t)
+	return c
+}
+
+// moved is the same client, who speaks to the one instance.
+func (p *pair) moved(c *caller, n int) *caller {
+	to := newCaller(&harness.Client{URL: p.instances[n].URL + "/mcp", Key: c.Key, Version: c.Version, Session: c.Session}, http.DefaultTransport)
+	return to
+}
+
+// TestInstances has two instances of the endpoint share a store and nothing else.
+func TestInstances(t *testing.T) {
+	p := newPair(t)
+	for prefix, b := range p.backends {
+		t.Run("GWN-04 a change reaches the streams of both instances once, "+prefix, func(t *testing.T) { p.changes(t, b) })
+		t.Run("GWN-11 GWN-12 an answer may come in at the other instance, and from no other session, "+prefix, func(t *testing.T) { p.answers(t, prefix) })
+		t.Run("GWN-13 a cancellation may come in at the other instance, "+prefix, func(t *testing.T) { p.cancels(t, prefix, b) })
+	}
+	t.Run("GWN-08 both instances use the one session with a backend", func(t *testing.T) {
+		b := p.backends["s25_"]
+		before := b.State(t).Sessions
+		c := p.session(t, "p8")
+		if got := b.State(t).Sessions; got != before {
+			t.Errorf("before the first call there are %d sessions more", got-before)
+		}
+		for n := range 6 {
+			p.echo(t, p.moved(c, n%2), "s25_")
+		}
+		if got := b.State(t).Sessions; got != before+1 {
+			t.Errorf("behind the calls there are %d sessions more", got-before)
+		}
+		must(t, c.end(t.Context()))
+		harness.Eventually(t, harness.Patience, "the session with the backend ends with the client's", func() bool {
+			return b.State(t).Sessions == before
+		})
+	})
+	t.Run("GWN-14 a backend dies within calls at both instances", p.dies)
+}
+
+func (p *pair) echo(t *testing.T, c *caller, prefix string) {
+	t.Helper()
+	r := request{tool: prefix + "test_echo", mark: "mk-echo-0-end", id: json.RawMessage(fmt.Sprint(time.Now().UnixNano())), arguments: map[string]any{"mark": "mk-echo-0-end"}}
+	o, err := c.call(t.Context(), r)
+	must(t, err)
+	if !strings.Contains(o.text(), r.mark) {
+		t.Errorf("%s has %s", r.tool, o.text())
+	}
+}
+
+func (p *pair) changes(t *testing.T, b *harness.Backend) {
+	streams := map[string]*harness.Stream{}
+	for n := range 2 {
+		at := p.at(n)
+		c := p.moved(p.session(t, fmt.Sprint("p", n)), n)
+		streams[fmt.Sprint("session at ", n)] = c.Open(t, "")
+		streams[fmt.Sprint("listen at ", n)] = at.Modern("p2").Listen(t, 1, map[string]any{"toolsListChanged": true, "promptsListChanged": true}, nil)
+	}
+	heard := func(s *harness.Stream, method string) (n int) {
+		for _, m := range s.Messages() {
+			if m.Method == method {
+				n++
+			}
+		}
+		return n
+	}
+	b.ChangeList(t, "tools")
+	for name, s := range streams {
+		harness.Eventually(t, harness.Patience, "the change reaches the "+name, func() bool { return heard(s, toolsChanged) > 0 })
+	}
+	b.ChangeList(t, "prompts") // what comes behind it shows that the first does not come again
+	for name, s := range streams {
+		harness.Eventually(t, harness.Patience, "the second change reaches the "+name, func() bool { return heard(s, "notifications/prompts/list_changed") > 0 })
+		if n := heard(s, toolsChanged); n != 1 {
+			t.Errorf("the %s was told %d times", name, n)
+		}
+	}
+}
+
+func (p *pair) answers(t *testing.T, prefix string) {
+	for _, how := range []string{accept, decline, cancel} {
+		c := p.session(t, "p3")
+		one, two := p.moved(c, 0), p.moved(c, 1)
+		thief := p.moved(p.session(t, "p3"), 1)
+		var o outcome
+		one.choose = func() string { return silence }
+		mark := "mk-" + how + "-0-end"
+		answered := 0
+		one.asked = func(id string) {
+			if status, err := thief.answer(t.Context(), id, "elicitation/create", accept, "mk-thief-0-end"); err != nil || status != http.StatusBadRequest {
+				t.Errorf("the answer of another session: status %d, %v", status, err)
+			}
+			if status, err := two.answer(t.Context(), id, "elicitation/create", how, mark); err != nil || status != http.StatusAccepted {
+				t.Errorf("the answer at the other instance: status %d, %v", status, err)
+			}
+			answered++
+		}
+		r := request{tool: prefix + "test_elicitation", mark: mark, id: json.RawMessage("1"), arguments: map[string]any{"message": mark}}
+		must(t, one.once(t.Context(), r, map[string]any{"name": r.tool, "arguments": r.arguments}, &o))
+		if want := "action=" + how; answered != 1 || !strings.Contains(o.text(), want) || strings.Contains(o.text(), "thief") || how == accept && !strings.Contains(o.text(), mark) {
+			t.Errorf("%d questions, the result is %s, want %s", answered, o.text(), want)
+		}
+		harness.Eventually(t, harness.Patience, "behind the call the store holds nothing of it", func() bool {
+			left, err := p.ledger.held(t.Context(), "q#")
+			must(t, err)
+			return len(left) == 0
+		})
+		// An answer to nothing is refused, and the session goes on.
+		if status, err := two.answer(t.Context(), "gw_AAAAAAAAAAAAAAAAAAAAAAAAAA", "elicitation/create", accept, mark); err != nil || status != http.StatusBadRequest {
+			t.Errorf("an answer to nothing: status %d, %v", status, err)
+		}
+		p.echo(t, two, prefix)
+	}
+}
+
+func (p *pair) cancels(t *testing.T, prefix string, b *harness.Backend) {
+	c := p.session(t, "p4")
+	before, calls := b.State(t).Cancelled["test_wait"], b.State(t).Calls["test_wait"]
+	ctx, stop := context.WithTimeout(t.Context(), harness.Patience)
+	defer stop()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = p.moved(c, 0).call(ctx, request{tool: prefix + "test_wait", mark: "m", id: json.RawMessage(`"<1>"`), arguments: map[string]any{}})
+	}()
+	harness.Eventually(t, harness.Patience, "the call is at the backend", func() bool { return b.State(t).Calls["test_wait"] > calls })
+	must(t, p.moved(c, 1).notify(t.Context(), "notifications/cancelled", map[string]any{"requestId": "<1>"}))
+	harness.Eventually(t, harness.Patience, "the call is cancelled at the backend", func() bool { return b.State(t).Cancelled["test_wait"] > before })
+	<-ended
+	if ctx.Err() != nil {
+		t.Error("the call did not end at the client")
+	}
+}
+
+// dies kills one backend within calls at both instances.
+func (p *pair) dies(t *testing.T) {
+	b := p.backends["s25_"]
+	calls := b.State(t).Calls["test_wait"]
+	ended := make(chan string, 4)
+	for n := range 2 {
+		for _, c := range []*caller{p.moved(p.session(t, "p5"), n), newCaller(p.at(n).Modern("p5"), http.DefaultTransport)} {
+			go func() {
+				o, err := c.call(t.Context(), request{tool: "s25_test_wait", mark: "m", id: json.RawMessage("1"), arguments: map[string]any{}})
+				if err != nil || o.response == nil || o.response.Error == nil {
+					ended <- fmt.Sprintf("%v, %s", err, o.text())
+					return
+				}
+				ended <- ""
+			}()
+		}
+	}
+	harness.Eventually(t, harness.Patience, "the calls are at the backend", func() bool { return b.State(t).Calls["test_wait"] == calls+4 })
+	b.Kill()
+	for range 4 {
+		select {
+		case wrong := <-ended:
+			if wrong != "" {
+				t.Errorf("a call at the dead backend: %s", wrong)
+			}
+		case <-time.After(harness.Patience):
+			t.Fatal("a call hangs")
+		}
+	}
+	for n := range 2 {
+		p.echo(t, p.moved(p.session(t, "p5"), n), "s26_")
+	}
+	b.Start()
+	for n := range 2 {
+		p.echo(t, p.moved(p.session(t, "p5"), n), "s25_")
+	}
+}
+
+// TestRelayIsHandedOver kills the instance that follows a backend while the backend's tools change.
+//
+// GWN-03, GWN-04, GWN-06: the other instance follows it when the lease is over. A client's stream there is told of
+// each change but those while nobody followed, of which it is told by one notification; and behind the last one the list has
+// all of them. What clients are subscribed to is subscribed to again.
+func TestRelayIsHandedOver(t *testing.T) {
+	for prefix, kind := range map[string]backend.Kind{"s25_": backend.Stateful, "s26_": backend.Stateless} {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			handOver(t, prefix, kind)
+		})
+	}
+}
+
+func handOver(t *testing.T, prefix string, kind backend.Kind) {
+	b := harness.StartBackend(t, kind)
+	following := func() bool { s := b.State(t); return s.Streams+s.Listens == 1 }
+	f := newFleet(t, fleetOptions{
+		instances: 2, principals: soakers(), lease: 3 * time.Second, // what a store of whole seconds allows
+		backends: []config.Backend{{Name: "b", URL: b.URL, Prefix: prefix, Workspace: "default", ProtocolVersion: config.AutoVersion}},
+		first:    func() { harness.Eventually(t, harness.Patience, "the first instance follows", following) },
+	})
+	c := f.at(1).Modern("p0")
+	stream := c.Listen(t, 1, map[string]any{"toolsListChanged": true, "resourceSubscriptions": []string{watched}}, nil)
+	heard := func(method string) (n int) {
+		for _, m := range stream.Messages() {
+			if m.Method == method {
+				n++
+			}
+		}
+		return n
+	}
+	updates := func() int { return heard("notifications/resources/updated") }
+	update := func() {
+		before := updates()
+		harness.Eventually(t, harness.Patience, "an update comes", func() bool {
+			b.UpdateResource(t, watched)
+			return updates() > before
+		})
+	}
+	update()
+	var added []string
+	add := func() {
+		added = append(added, fmt.Sprintf("added_%d", len(added)))
+		b.AddTool(t, added[len(added)-1])
+	}
+	for n := range 5 {
+		add()
+		harness.Eventually(t, harness.Patience, "the change is told", func() bool { return heard(toolsChanged) == n+1 })
+	}
+	f.instances[0].kill()
+	harness.Eventually(t, harness.Patience, "nobody follows", func() bool { s := b.State(t); return s.Streams+s.Listens == 0 })
+	for range 5 {
+		add()
+	}
+	harness.Eventually(t, harness.Patience, "the other instance follows", following)
+	harness.Eventually(t, harness.Patience, "it tells of what was missed", func() bool { return heard(toolsChanged) == 6 })
+	update()
+	for n := range 5 {
+		add()
+		harness.Eventually(t, harness.Patience, "the change is told", func() bool { return heard(toolsChanged) == 7+n })
+	}
+	var names []string
+	for _, x := range c.All(t, "tools/list", "tools") {
+		names = append(names, x["name"].(string))
+	}
+	for _, name := range added {
+		if !slices.Contains(names, prefix+name) {
+			t.Errorf("the list has no %s", name)
+		}
+	}
+	if n := heard(toolsChanged); n != 11 {
+		t.Errorf("of 15 changes, 5 of them while nobody followed, it was told %d times", n)
+	}
+}
