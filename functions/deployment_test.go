@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
@@ -56,13 +57,20 @@ func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 	if err != nil {
 		t.Fatal(err)
 	}
-	db := dynamo.New(dynamodb.NewFromConfig(awslocal.Config(ends.DynamoDB)), func(table store.Table) string {
-		return name + "-" + strings.ToUpper(string(table[:1])) + string(table[1:]) + "Table"
-	})
-	if _, err := catalog.Apply(t.Context(), db, auth.DefaultWorkspace, src); err != nil {
+	if _, err := catalog.Apply(t.Context(), database(t, stack), auth.DefaultWorkspace, src); err != nil {
 		t.Fatal(err)
 	}
 	return stack
+}
+
+// database is the store of a stack, as the operator's command reaches it.
+func database(t *testing.T, stack *runner.Stack) store.DB {
+	t.Helper()
+	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
+	name := strings.TrimSuffix(stack.Outputs()["SettingsTable"], "SettingsTable")
+	return dynamo.New(dynamodb.NewFromConfig(awslocal.Config(ends.DynamoDB)), func(table store.Table) string {
+		return name + strings.ToUpper(string(table[:1])) + string(table[1:]) + "Table"
+	})
 }
 
 type lines struct{ t *testing.T }
@@ -77,6 +85,7 @@ const build = `{"build":%d,"status":"passed"}`
 func TestDeployment(t *testing.T) {
 	stack := deploy(t, func(o *runner.Options) {
 		o.Env = map[string]string{"MCPEVENTS_RETRY_SCHEDULE": "0s,1s,1s", "MCPEVENTS_EVENTS_RETRY_SCHEDULE": "0s,1s,1s"}
+		o.Timeouts = map[string]time.Duration{"RelayFunction": 12 * time.Second}
 	})
 	t.Run("an event reaches a webhook and a stream", func(t *testing.T) { delivered(t, stack) })
 	t.Run("stream hands subscriptions over", func(t *testing.T) { handedOver(t, stack) })
@@ -96,6 +105,7 @@ func TestDeployment(t *testing.T) {
 			t.Errorf("%s failed %d times", id, s.Errors)
 		}
 	}
+	t.Run("a backend is served and listened to, over the deaths of relay", func(t *testing.T) { relayed(t, stack) })
 }
 
 // publish sends an event of a build and returns its id.

@@ -117,7 +117,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 		"settings are written by keys alone":                {"SettingsTable.Arn", []string{put, update, batch}, "KeysFunction"},
 		"retry takes off what it has announced":             {"SettingsTable.Arn", []string{remove}, "RetryFunction"},
 		"a subscription is never removed by stream":         {"SubscriptionsTable.Arn", []string{remove, batch}, "DeregisterFunction DispatchFunction RegisterFunction RetryFunction"},
-		"sessions are stream's":                             {"SessionsTable.Arn", nil, "StreamFunction"},
+		"sessions are stream's, and relay's its leases":     {"SessionsTable.Arn", nil, "RelayFunction StreamFunction"},
 		"stream hands over to register and to deregister":   {"RegisterFunction.Arn", nil, "StreamFunction"},
 		"nobody removes from the log, which expires by TTL": {"LogTable.Arn", []string{remove}, ""},
 	}
@@ -135,6 +135,9 @@ func TestWhoMayDoWhat(t *testing.T) {
 					if strings.Contains(text, "*") {
 						t.Errorf("%s: statement %s has a wildcard: %s", id, st.Sid, text)
 					}
+				}
+				if id == "RelayFunction" && st.Condition == nil {
+					t.Errorf("%s: statement %s is not bound to partitions", id, st.Sid)
 				}
 				if id == "StreamFunction" && slices.Contains(st.Resource, "SubscriptionsTable.Arn") && st.Condition == nil {
 					t.Errorf("%s: statement %s is not bound to partitions", id, st.Sid)

@@ -26,7 +26,15 @@ func main() {
 	register := handover.Handler{Invoke: handover.Lambda(p.AWS, p.Variable(boot.EnvRegister)), Log: p.Log}
 	deregister := handover.Handler{Invoke: handover.Lambda(p.AWS, p.Variable(boot.EnvDeregister)), Log: p.Log}
 	endpoint := boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
-		tokens, err := cursors.Sealer(ctx, p.DB)
+		key, err := cursors.Key(ctx, p.DB)
+		if err != nil {
+			return nil, err
+		}
+		tokens, err := eventlog.NewSealer(key)
+		if err != nil {
+			return nil, err
+		}
+		backends, err := p.Gateway(key)
 		if err != nil {
 			return nil, err
 		}
@@ -43,8 +51,8 @@ func main() {
 			},
 			ForwardRegistrar: register, ForwardDeregistrar: deregister,
 			AnonymousWebhooks: p.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(p.Limits),
-			ResourceMetadata: p.ResourceMetadata,
-			AllowedOrigins:   p.Limits.AllowedOrigins, MaxAge: p.Limits.StreamMaxAge, Heartbeat: p.Limits.Heartbeat,
+			ResourceMetadata: p.ResourceMetadata, Gateway: backends,
+			AllowedOrigins: p.Limits.AllowedOrigins, MaxAge: p.Limits.StreamMaxAge, Heartbeat: p.Limits.Heartbeat,
 			AnswerStreamAfter: wiring.AnswerStreamAfter(p.Limits), PollMin: p.Limits.PollMin, PollMax: p.Limits.PollMax, Logger: p.Log,
 		})
 	})

@@ -82,8 +82,12 @@ func (s *scope) function(r *template.Resource) (*made, error) {
 	if n := p.ReservedConcurrentExecutions; n != nil {
 		cfg.Limit = lambda.NewLimit(int(*n))
 	}
-	if streams := p.FunctionUrlConfig != nil && p.FunctionUrlConfig.InvokeMode == furl.Stream; st.opts.Visibility > 0 && !streams {
+	streams := p.FunctionUrlConfig != nil && p.FunctionUrlConfig.InvokeMode == furl.Stream
+	if st.opts.Visibility > 0 && !streams && len(p.Events) == 0 {
 		cfg.Timeout = min(cfg.Timeout, st.opts.Visibility/2)
+	}
+	if limit := st.opts.Timeouts[r.ID]; limit > 0 {
+		cfg.Timeout = limit
 	}
 	policy, err := access.Parse(p.Policies)
 	if err != nil {

@@ -52,10 +52,12 @@ type Options struct {
 	// Concurrency is how many invocations may run at once over all functions
 	// without a reservation; 0 is 200.
 	Concurrency int
+	// Timeouts replace the time limits of functions, by logical id.
+	Timeouts map[string]time.Duration
 	// Visibility replaces the visibility timeout of all queues, in whole seconds,
 	// so that tests of lost work need not wait for minutes. The time limit of
 	// functions is cut to half of it where it is longer, except for those with a
-	// streamed URL. 0 leaves the template's.
+	// streamed URL or a schedule. 0 leaves the template's.
 	Visibility time.Duration
 	// Speed divides the intervals of schedules; 0 is 1.
 	Speed float64

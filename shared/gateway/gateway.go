@@ -13,6 +13,7 @@ package gateway
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"log/slog"
 	"net/http"
@@ -42,7 +43,7 @@ type Options struct {
 	HTTP *http.Client
 	// Server is what the gateway calls itself to backends: an MCP Implementation.
 	Server json.RawMessage
-	// Key authenticates what clients carry between requests: 32 bytes.
+	// Key authenticates what clients carry between requests: 32 bytes; nil where there are no clients.
 	Key []byte
 	// ListTTL is how long a backend's list is used at most; 0 is 5 s.
 	ListTTL time.Duration
@@ -86,6 +87,9 @@ func New(o Options) (*Gateway, error) {
 	}
 	if o.Log == nil {
 		o.Log = slog.Default()
+	}
+	if o.Key == nil {
+		o.Key = []byte(rand.Text())
 	}
 	if o.Secrets == nil {
 		o.Secrets = environment

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
@@ -44,136 +43,125 @@ type Relay struct {
 	// MinPause and MaxPause bound the pause before a backend is tried again, which doubles
 	// each time; 0 are 1 s and 1 min.
 	MinPause, MaxPause time.Duration
+	// Until is when this process has to have ended, where its time is bounded. In the last
+	// Handover of that time others take the backends over.
+	Until    time.Time
+	Handover time.Duration
 }
 
 func (r *Relay) pauses() (least, most time.Duration) {
 	return cmp.Or(r.MinPause, time.Second), cmp.Or(r.MaxPause, time.Minute)
 }
 
+func (r *Relay) bounded() bool { return !r.Until.IsZero() }
+
+func (r *Relay) lease() time.Duration { return cmp.Or(r.Lease, 30*time.Second) }
+
 // setEvery is how often the relay looks which backends there are.
 const setEvery = time.Second
 
-// Run relays until ctx ends. It follows what the gateway's backends are.
+// follower is the work for one backend.
+type follower struct {
+	stop context.CancelFunc
+	idle atomic.Bool // somebody else has it
+}
+
+// Run relays until ctx ends, and follows what the gateway's backends are. Where its time is bounded
+// it ends as soon as there is nothing to hold: when there are no backends, or others have them.
 func (r *Relay) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	followed := map[*backend]context.CancelFunc{}
-	defer func() {
-		for _, stop := range followed {
-			stop()
-		}
-	}()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	if r.bounded() {
+		end := time.AfterFunc(time.Until(r.Until), stop)
+		defer end.Stop()
+	}
+	followed, idled := map[*backend]*follower{}, make(chan struct{}, 1)
 	tick := time.NewTicker(setEvery)
 	defer tick.Stop()
 	for {
 		now := r.Gateway.backends(ctx)
-		for b, stop := range followed {
+		for b, f := range followed {
 			if !slices.Contains(now, b) {
-				stop()
+				f.stop()
 				delete(followed, b)
 			}
 		}
+		idle := true
 		for _, b := range now {
-			if followed[b] == nil {
+			f := followed[b]
+			if f == nil {
+				f = &follower{}
+				followed[b] = f
 				var one context.Context
-				one, followed[b] = context.WithCancel(ctx)
-				wg.Go(func() { r.backend(one, b) })
+				one, f.stop = context.WithCancel(ctx)
+				wg.Go(func() { r.backend(one, b, f, idled) })
 			}
+			idle = idle && f.idle.Load()
+		}
+		if idle && r.bounded() {
+			return
 		}
 		select {
 		case <-ctx.Done():
 			return
+		case <-idled:
 		case <-tick.C:
 		}
 	}
 }
 
-func (r *Relay) lease() time.Duration {
-	if r.Lease > 0 {
-		return r.Lease
+// backend keeps trying to hold the stream of one backend.
+func (r *Relay) backend(ctx context.Context, b *backend, f *follower, idled chan<- struct{}) {
+	again, _ := r.pauses()
+	if r.bounded() {
+		again = max(r.Handover/8, 100*time.Millisecond)
 	}
-	return 30 * time.Second
+	for ctx.Err() == nil {
+		l, err := r.acquire(ctx, b)
+		if l != nil {
+			f.idle.Store(false)
+			r.keep(l)
+			l.release()
+		} else if err != nil && ctx.Err() == nil {
+			r.Gateway.options.Log.WarnContext(ctx, "who holds a backend's notifications is not known", "backend", b.Name, "error", err)
+		}
+		f.idle.Store(true)
+		select {
+		case idled <- struct{}{}:
+		default:
+		}
+		pause(ctx, again/2+mathrand.N(again/2)) // so that not all come together
+	}
 }
 
-// backend keeps trying to hold the stream of one backend, and then its connection.
-func (r *Relay) backend(ctx context.Context, b *backend) {
+// keep keeps connecting, as long as it has the lease.
+func (r *Relay) keep(l *lease) {
 	least, most := r.pauses()
-	pause := least
-	for ctx.Err() == nil {
-		held, release, err := r.hold(ctx, b)
+	for wait := least; l.ctx.Err() == nil; {
 		began := time.Now()
-		if held != nil {
-			err = r.follow(held, b)
-			release()
+		err := r.follow(l)
+		if l.follows {
+			r.Gateway.options.Log.InfoContext(l.ctx, "the notifications of a backend were not taken over", "backend", l.backend.Name, "error", err)
+			return // the holder goes on
 		}
-		if err != nil && ctx.Err() == nil {
-			r.Gateway.options.Log.WarnContext(ctx, "the notifications of a backend are interrupted", "backend", b.Name, "error", err)
+		if err != nil && l.ctx.Err() == nil {
+			r.Gateway.options.Log.WarnContext(l.ctx, "the notifications of a backend are interrupted", "backend", l.backend.Name, "error", err)
 		}
-		if held == nil || time.Since(began) > pause {
-			pause = least // it was not refused, it ended
+		if time.Since(began) > wait {
+			wait = least // it was not refused, it ended
 		}
 		// Jitter, so that backends that died together are not called together.
-		wait := time.NewTimer(pause/2 + mathrand.N(pause/2))
-		select {
-		case <-ctx.Done():
-		case <-wait.C:
-		}
-		wait.Stop()
-		pause = min(2*pause, most)
+		pause(l.ctx, wait/2+mathrand.N(wait/2))
+		wait = min(2*wait, most)
 	}
-}
-
-// hold takes the lease of a backend and keeps it until release is called. The context
-// that it returns ends when the lease is lost; it is nil while another holder has it.
-func (r *Relay) hold(ctx context.Context, b *backend) (held context.Context, release func(), err error) {
-	key := store.Key{Table: store.Sessions, Partition: "relay#" + b.place().String(), Sort: "-"}
-	owner := []byte(rand.Text())
-	db := r.Gateway.options.DB
-	put := func(ctx context.Context, version int64, cond store.Condition) error {
-		return db.Write(ctx, store.Put(store.Item{Key: key, Value: owner, Version: version, Expires: time.Now().Add(r.lease())}, cond))
-	}
-	// Versions of holders do not meet, so that nobody renews or gives back another's lease.
-	version := time.Now().UnixMicro()
-	if err := put(ctx, version, store.Absent()); err != nil {
-		if errors.Is(err, store.ErrConflict) {
-			return nil, nil, nil
-		}
-		return nil, nil, fault.Wrap(fault.Unavailable, err, "take the lease of a backend")
-	}
-	held, cancel := context.WithCancel(ctx)
-	renewing := make(chan struct{})
-	go func() {
-		defer close(renewing)
-		defer cancel()
-		tick := time.NewTicker(r.lease() / 3)
-		defer tick.Stop()
-		for {
-			select {
-			case <-held.Done():
-				return
-			case <-tick.C:
-			}
-			if err := put(held, version+1, store.VersionIs(version)); err != nil {
-				if held.Err() == nil {
-					r.Gateway.options.Log.WarnContext(ctx, "the lease of a backend was lost", "backend", b.Name, "error", err)
-				}
-				return
-			}
-			version++
-		}
-	}()
-	return held, func() {
-		cancel()
-		<-renewing
-		tidy, stop := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-		defer stop()
-		_ = db.Write(tidy, store.Delete(key, store.VersionIs(version))) // else it expires
-	}, nil
 }
 
 // follow connects to a backend and relays until the connection or the lease ends. What changed
 // while nobody listened is found by comparing the lists.
-func (r *Relay) follow(ctx context.Context, b *backend) error {
+func (r *Relay) follow(l *lease) error {
+	ctx, b := l.ctx, l.backend
 	b.mu.Lock()
 	was := b.learned
 	b.mu.Unlock()
@@ -183,21 +171,31 @@ func (r *Relay) follow(ctx context.Context, b *backend) error {
 		return err
 	}
 	if !known.offers.Notifies() {
-		return r.compareForEver(ctx, b)
+		return r.compareForEver(l)
 	}
 	f := &following{relay: r, backend: b, known: known, subscribed: map[string]bool{}}
 	stream, err := f.connect(ctx)
 	defer func() { f.close(stream) }()
 	if err != nil {
 		if status, ok := errors.AsType[*upstream.StatusError](err); ok && status.Status == http.StatusMethodNotAllowed {
-			return r.compareForEver(ctx, b)
+			return r.compareForEver(l)
 		}
 		return err
 	}
-	// Only now: what changes after the comparison is notified.
+	// Only now: who has it is not to stop before we listen, and what changes after the
+	// comparison is notified.
+	l.connected.Store(true)
+	defer l.connected.Store(false)
+	if err := l.take(ctx); err != nil {
+		return err
+	}
+	if err := f.missed(ctx, l.took); err != nil {
+		return err
+	}
 	if err := r.compare(ctx, b, true); err != nil {
 		return err
 	}
+	l.took = false // the next connection has a gap before it
 	return f.run(ctx, stream)
 }
 
@@ -207,21 +205,16 @@ func (o Offers) Notifies() bool {
 }
 
 // compareForEver stands in for notifications.
-func (r *Relay) compareForEver(ctx context.Context, b *backend) error {
-	every := r.Relist
-	if every == 0 {
-		every = time.Minute
+func (r *Relay) compareForEver(l *lease) error {
+	if err := l.take(l.ctx); err != nil {
+		return err
 	}
 	for {
-		if err := r.compare(ctx, b, true); err != nil {
+		if err := r.compare(l.ctx, l.backend, true); err != nil {
 			return err
 		}
-		wait := time.NewTimer(every)
-		select {
-		case <-ctx.Done():
-			wait.Stop()
-			return ctx.Err()
-		case <-wait.C:
+		if err := pause(l.ctx, cmp.Or(r.Relist, time.Minute)); err != nil {
+			return err
 		}
 	}
 }
@@ -249,7 +242,7 @@ func (r *Relay) compare(ctx context.Context, b *backend, tell bool) error {
 			h.Write([]byte{'\n'})
 		}
 		sum := []byte(base64.RawURLEncoding.EncodeToString(h.Sum(nil)))
-		key := store.Key{Table: store.Sessions, Partition: "relay#" + b.place().String(), Sort: "list#" + kinds[kind].member}
+		key := b.relayKey("list#" + kinds[kind].member)
 		items, err := r.Gateway.options.DB.Get(ctx, key)
 		if err != nil {
 			return fault.Wrap(fault.Unavailable, err, "read how a backend's list was")
@@ -317,6 +310,29 @@ func (f *following) connect(ctx context.Context) (*upstream.Exchange, error) {
 		return nil, err
 	}
 	return stream, f.subscribe(ctx, wanted)
+}
+
+// missed tells of an update of each resource that is subscribed to, unless somebody listened up to
+// now, or nobody ever did: which of them changed meanwhile cannot be known.
+func (f *following) missed(ctx context.Context, continued bool) error {
+	if continued || !f.known.offers.Subscribe {
+		return nil
+	}
+	db, key := f.relay.Gateway.options.DB, f.backend.relayKey("followed")
+	items, err := db.Get(ctx, key)
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "read whether a backend was listened to")
+	}
+	if items[0] == nil {
+		return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Put(store.Item{Key: key})), "keep that a backend is listened to")
+	}
+	for uri := range f.subscribed {
+		n := Notice{updatedMethod, append(append([]byte(`{"uri":`), quote(uri)...), '}')}
+		if err := f.relay.announce(ctx, f.backend, n); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // listen asks for all that the backend tells of.
@@ -408,6 +424,9 @@ func (f *following) run(ctx context.Context, stream *upstream.Exchange) error {
 			f.remember(ctx)
 		}
 		wanted, err := f.backend.gateway.wanted(ctx, f.backend.place())
+		if ctx.Err() != nil {
+			continue
+		}
 		if err != nil {
 			f.backend.gateway.options.Log.WarnContext(ctx, "the wanted subscriptions were not read", "error", err)
 			continue
@@ -437,6 +456,20 @@ func (f *following) run(ctx context.Context, stream *upstream.Exchange) error {
 		<-ended
 		go read(stream)
 	}
+}
+
+// unsettled is kept in the place of how a list is while that is not known: if nobody remembers
+// it after this change, the next one who connects tells of a change.
+var unsettled = []byte("?")
+
+func (f *following) unsettle(ctx context.Context, method string) error {
+	var ops []store.Op
+	for kind, m := range changes {
+		if m == method {
+			ops = append(ops, store.Put(store.Item{Key: f.backend.relayKey("list#" + kinds[kind].member), Value: unsettled}))
+		}
+	}
+	return fault.Wrap(fault.Unavailable, f.relay.Gateway.options.DB.WriteAll(ctx, ops...), "keep that a backend's list changes")
 }
 
 // remember keeps how the lists are after changes that were told, so that the next connection
@@ -486,6 +519,8 @@ func (f *following) read(ctx context.Context, stream *upstream.Exchange) error {
 	}
 }
 
+const updatedMethod = "notifications/resources/updated"
+
 // maxUpdate bounds what the log takes of one notification.
 const maxUpdate = 200 << 10
 
@@ -494,12 +529,15 @@ func (f *following) notification(ctx context.Context, m upstream.Message) error 
 	switch m.Method {
 	case changes[Tools], changes[Prompts], changes[Resources]:
 		f.backend.outdate()
+		if err := f.unsettle(ctx, m.Method); err != nil {
+			return err
+		}
 		f.changed.Store(true)
 		if err := f.backend.mark(ctx, m.Method); err != nil {
 			return err
 		}
 		return f.relay.announce(ctx, f.backend, Notice{Method: m.Method})
-	case "notifications/resources/updated":
+	case updatedMethod:
 		uri, ok := jsonrpc.String(jsonrpc.Member(params, "uri"))
 		if !ok || uri == "" || len(params) > maxUpdate {
 			f.backend.dropped(ctx, dropUpdate)

@@ -21,8 +21,9 @@ func TestBackendsAreReplaced(t *testing.T) {
 	one, two := newScripted(t), newScripted(t)
 	two.list(oneTool("u"))
 	g := gatewayOver(t, memory(t), at("one", one))
-	relaying(t, "r", g, newLog())
-	one.only(t, 1)
+	l := newLog()
+	relaying(t, "r", g, l)
+	l.until(t, one) // it has compared the lists
 	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"t"}) {
 		t.Fatalf("at first %q", got)
 	}

@@ -61,6 +61,7 @@ type Process struct {
 	DB      *dynamo.DB
 	Queues  *queuesqs.Queues
 	Catalog *catalog.Stored
+	Config  *config.Stored
 	Auth    auth.Authenticator
 	// ResourceMetadata is where clients learn how to get a token; empty unless they need one.
 	ResourceMetadata string
@@ -112,12 +113,13 @@ func build(getenv func(string) string) (*Process, error) {
 	p.DB = dynamo.New(dynamodb.NewFromConfig(cfg), func(t store.Table) string { return getenv(tableVariable(t)) })
 	p.Queues = queuesqs.New(sqs.NewFromConfig(cfg), func(q queue.Name) string { return getenv(queueVariable(q)) }, log)
 	p.Catalog = catalog.NewStored(p.DB, time.Now, log)
+	p.Config = config.NewStored(p.DB, time.Now, log)
 	p.EventLog = &eventlog.Log{DB: p.DB, Retention: limits.LogRetention}
 	switch mode := auth.Mode(getenv(envAuth)); mode {
 	case auth.ModeNone:
 		p.Auth, p.Anonymous = auth.None(), true
 	case auth.ModeKeys:
-		p.Auth = config.NewStored(p.DB, time.Now, log).Authenticator()
+		p.Auth = p.Config.Authenticator()
 	case auth.ModeJWT:
 		access, err := tokens.Authenticator(limits, log)
 		if err != nil {

@@ -26,8 +26,18 @@ func Create(ctx context.Context, db store.DB) error {
 	return fault.Wrap(fault.Unavailable, err, "write the cursor key")
 }
 
-// Sealer reads the key.
+// Sealer reads the key and makes a sealer with it.
 func Sealer(ctx context.Context, db store.DB) (*eventlog.Sealer, error) {
+	key, err := Key(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	return eventlog.NewSealer(key)
+}
+
+// Key reads the key. What else is handed to clients and comes back is sealed by keys that are
+// derived from it.
+func Key(ctx context.Context, db store.DB) ([]byte, error) {
 	items, err := db.Get(ctx, location)
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read the cursor key")
@@ -35,5 +45,5 @@ func Sealer(ctx context.Context, db store.DB) (*eventlog.Sealer, error) {
 	if items[0] == nil {
 		return nil, fault.New(fault.Unavailable, "the cursor key does not exist yet")
 	}
-	return eventlog.NewSealer(items[0].Value)
+	return items[0].Value, nil
 }

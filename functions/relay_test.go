@@ -1,0 +1,146 @@
+package functions_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/localstack/runner"
+	"mcpevents/shared/config"
+	"mcpevents/test/backend"
+)
+
+const watched = "test://watched-resource"
+
+// relayed shows backends that the operator configures while the functions run, what relay brings of
+// them to a stream, and that nothing is lost when its invocations follow each other or one dies.
+//
+// GWN-01, GWN-03, GWN-04, GWN-06
+func relayed(t *testing.T, stack *runner.Stack) {
+	handler, err := backend.New(backend.Stateless)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(handler)
+	defer server.Close()
+	defer server.CloseClientConnections()
+	configure := func(text string) {
+		t.Helper()
+		if _, _, err := config.Apply(t.Context(), database(t, stack), []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	listed := func(name string) bool {
+		body, header := request("tools/list", "")
+		var answer struct {
+			Result struct{ Tools []struct{ Name string } }
+		}
+		post(t, stack.URL()+"/mcp", body, header, &answer)
+		for _, tool := range answer.Result.Tools {
+			if tool.Name == name {
+				return true
+			}
+		}
+		return false
+	}
+	changed := func(query string) {
+		t.Helper()
+		post(t, server.URL+"/changed?"+query, "", nil, nil)
+	}
+	seen := func() (s backend.State) {
+		t.Helper()
+		resp, err := http.Get(server.URL + "/state")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if err := json.NewDecoder(resp.Body).Decode(&s); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	// A configuration is in use after 5 s; the rest is for a machine that is at its limit.
+	within := func(what string, since time.Time) {
+		t.Helper()
+		if took := time.Since(since); took > 10*time.Second {
+			t.Errorf("%s took %s", what, took)
+		}
+	}
+
+	began := time.Now()
+	// The backend whose secret is not there fails by itself.
+	configure(fmt.Sprintf("backends:\n  - {name: b, url: %q, prefix: b_}\n  - {name: x, url: %q, headers: {Authorization: \"env:NOT_SET\"}}\n",
+		server.URL+"/mcp", server.URL+"/mcp"))
+	eventually(t, "its tools are listed", func() bool { return listed("b_test_simple_text") })
+	within("the new configuration", began)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stream := listen(ctx, t, stack.URL(), `"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourceSubscriptions":["`+watched+`"]}`)
+	if got := wait(t, "the acknowledgement", stream); !strings.Contains(got, watched) {
+		t.Fatalf("got %s", got)
+	}
+	subscribed := func() bool { return seen().Subscribed[watched] > 0 }
+	// told waits for one notification, and for what comes behind it to come once.
+	const (
+		tools, prompts = "notifications/tools/list_changed", "notifications/prompts/list_changed"
+		update         = "notifications/resources/updated"
+	)
+	count := map[string]int{}
+	told := func(method string) {
+		t.Helper()
+		for {
+			got := wait(t, method, stream)
+			for _, m := range []string{tools, prompts, update} {
+				if strings.Contains(got, m) {
+					count[m]++
+				}
+			}
+			if strings.Contains(got, method) {
+				return
+			}
+		}
+	}
+	eventually(t, "relay has subscribed", subscribed)
+	changed("list=tools")
+	told(tools)
+	changed("uri=" + watched)
+	told(update)
+
+	listens := func() int { return seen().Requests["subscriptions/listen"] }
+	before := listens()
+	eventually(t, "another invocation has taken over", func() bool { return listens() > before })
+	eventually(t, "one listens", func() bool { return seen().Listens == 1 && subscribed() })
+	changed("uri=" + watched)
+	told(update)
+	changed("list=tools")
+	told(tools)
+	// Where the next one came late, an update is told on suspicion.
+	if count[tools] != 2 || count[prompts] > 0 || count[update] > 3 {
+		t.Errorf("over a hand-over in peace the stream was told %v, of each two", count)
+	}
+
+	eventually(t, "nobody listens", func() bool {
+		stack.Kill("RelayFunction")
+		return seen().Listens == 0
+	})
+	changed("list=prompts")
+	changed("uri=" + watched)
+	told(update) // of what may have changed while nobody listened
+	told(prompts)
+
+	began = time.Now()
+	configure("backends: []\n")
+	eventually(t, "its tools are gone", func() bool { return !listed("b_test_simple_text") })
+	within("the configuration without it", began)
+	eventually(t, "nobody listens to it", func() bool { return seen().Listens == 0 })
+	eventually(t, "relay ends at once again", func() bool {
+		start := time.Now()
+		_, err := stack.Invoke(t.Context(), "RelayFunction", []byte(`{}`))
+		return err == nil && time.Since(start) < 2*time.Second
+	})
+}

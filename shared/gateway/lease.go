@@ -1,0 +1,227 @@
+package gateway
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// Who holds the stream of a backend is said by an item of the store, which its holder
+// renews. A holder whose time is bounded says when it ends. In the last part of that time a
+// successor connects first, and takes the item over only then; the holder sees that within
+// [watchEvery] and goes. So both listen for a moment, and nothing is missed.
+
+// holding is the value of the item.
+type holding struct {
+	Owner string `json:"o"`
+	Until int64  `json:"u,omitempty"` // when the holder will end, in milliseconds since 1970; 0 is never
+	// Connected is whether the holder was connected when it wrote this.
+	Connected bool `json:"c,omitempty"`
+}
+
+// watchEvery is how often a holder in the last part of its time looks whether it has a successor.
+const watchEvery = 250 * time.Millisecond
+
+// lease is the right to hold a backend's stream, or with follows set the prospect of it.
+type lease struct {
+	relay   *Relay
+	backend *backend
+	key     store.Key
+	version int64
+	holding holding
+
+	connected atomic.Bool
+
+	// follows is set until the lease is taken over from a holder that still listens; took after that.
+	follows, took bool
+
+	ctx    context.Context // ends with the lease
+	cancel context.CancelFunc
+	done   chan struct{} // closed when it is given back or lost; nil before it is ours
+}
+
+// acquire takes the lease of a backend that nobody holds, or prepares to take it from one that
+// is about to end. It is nil while somebody else has it.
+func (r *Relay) acquire(ctx context.Context, b *backend) (*lease, error) {
+	if r.bounded() && time.Until(r.Until) < r.Handover {
+		return nil, nil // others are to have it
+	}
+	l := &lease{relay: r, backend: b, key: b.relayKey("-")}
+	l.holding.Owner = rand.Text()
+	if r.bounded() {
+		l.holding.Until = r.Until.UnixMilli()
+	}
+	l.ctx, l.cancel = context.WithCancel(ctx)
+	err := l.put(ctx, store.Absent())
+	switch {
+	case err == nil:
+		l.renew()
+		return l, nil
+	case !errors.Is(err, store.ErrConflict):
+		l.cancel()
+		return nil, fault.Wrap(fault.Unavailable, err, "take the lease of a backend")
+	}
+	l.follows = true
+	held, err := l.read(ctx)
+	if h := l.mayFollow(held); err == nil && h != nil {
+		if h.Connected {
+			return l, nil
+		}
+		// It has nothing to hand over.
+		if err = l.take(ctx); err == nil {
+			return l, nil
+		}
+	}
+	l.cancel()
+	if fault.Is(err, fault.Conflict) {
+		return nil, nil
+	}
+	return nil, err
+}
+
+func (b *backend) relayKey(what string) store.Key {
+	return store.Key{Table: store.Sessions, Partition: "relay#" + b.place().String(), Sort: what}
+}
+
+func (l *lease) put(ctx context.Context, cond store.Condition) error {
+	// Versions of holders do not meet, so that nobody renews or gives back another's lease.
+	version := time.Now().UnixMicro()
+	if l.done != nil {
+		version = l.version + 1
+	}
+	l.holding.Connected = l.connected.Load()
+	value, _ := json.Marshal(l.holding) // a string, a number and a bool
+	err := l.relay.Gateway.options.DB.Write(ctx, store.Put(store.Item{
+		Key: l.key, Value: value, Version: version, Expires: time.Now().Add(l.relay.lease()),
+	}, cond))
+	if err == nil {
+		l.version = version
+	}
+	return err
+}
+
+func (l *lease) read(ctx context.Context) (*store.Item, error) {
+	items, err := l.relay.Gateway.options.DB.Get(ctx, l.key)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read the lease of a backend")
+	}
+	return items[0], nil
+}
+
+// mayFollow is the holder if it is about to end, and before us; else nil.
+func (l *lease) mayFollow(held *store.Item) *holding {
+	h := &holding{}
+	if held == nil || !l.relay.bounded() || json.Unmarshal(held.Value, h) != nil || h.Until == 0 {
+		return nil
+	}
+	until := time.UnixMilli(h.Until)
+	if time.Until(until) >= l.relay.Handover || !until.Before(l.relay.Until) {
+		return nil
+	}
+	return h
+}
+
+// take makes the lease ours, if it is not yet. We are connected.
+func (l *lease) take(ctx context.Context) error {
+	if !l.follows {
+		return nil
+	}
+	const tries = 5 // the holder may renew between our read and our write
+	for range tries {
+		held, err := l.read(ctx)
+		if err != nil {
+			return err
+		}
+		cond, continued := store.Absent(), false
+		if held != nil {
+			h := l.mayFollow(held)
+			if h == nil {
+				break // another one was first
+			}
+			cond, continued = store.VersionIs(held.Version), h.Connected
+		}
+		switch err := l.put(ctx, cond); {
+		case err == nil:
+			l.follows, l.took = false, continued
+			l.renew()
+			return nil
+		case !errors.Is(err, store.ErrConflict):
+			return fault.Wrap(fault.Unavailable, err, "take over the lease of a backend")
+		}
+	}
+	return fault.New(fault.Conflict, "another one took the lease of backend %s over", l.backend.Name)
+}
+
+// renew keeps the lease until its context ends, and then gives it back; or ends the context
+// when somebody else has it.
+func (l *lease) renew() {
+	l.done = make(chan struct{})
+	go func() {
+		defer close(l.done)
+		defer l.cancel()
+		for renewal := time.Now().Add(l.relay.lease() / 3); ; {
+			wait := time.NewTimer(l.nextLook(renewal))
+			select {
+			case <-l.ctx.Done():
+				wait.Stop()
+				l.giveBack()
+				return
+			case <-wait.C:
+			}
+			if time.Now().Before(renewal) {
+				if held, err := l.read(l.ctx); err == nil && (held == nil || held.Version != l.version) {
+					return // it has a successor
+				}
+				continue
+			}
+			if err := l.put(l.ctx, store.VersionIs(l.version)); err != nil {
+				if l.ctx.Err() != nil {
+					continue
+				}
+				if !l.ending() {
+					l.relay.Gateway.options.Log.WarnContext(l.ctx, "the lease of a backend was lost", "backend", l.backend.Name, "error", err)
+				}
+				return
+			}
+			renewal = time.Now().Add(l.relay.lease() / 3)
+		}
+	}()
+}
+
+func (l *lease) ending() bool {
+	return l.relay.bounded() && time.Until(l.relay.Until) < l.relay.Handover
+}
+
+// nextLook is how long there is nothing to do: until the renewal or, where there may be a
+// successor, not so long.
+func (l *lease) nextLook(renewal time.Time) time.Duration {
+	wait := time.Until(renewal)
+	if !l.relay.bounded() {
+		return wait
+	}
+	if l.ending() {
+		return min(wait, watchEvery)
+	}
+	return min(wait, time.Until(l.relay.Until)-l.relay.Handover)
+}
+
+// giveBack lets others take the lease at once. What fails here expires.
+func (l *lease) giveBack() {
+	ctx, stop := context.WithTimeout(context.WithoutCancel(l.ctx), 2*time.Second)
+	defer stop()
+	_ = l.relay.Gateway.options.DB.Write(ctx, store.Delete(l.key, store.VersionIs(l.version)))
+}
+
+// release ends it.
+func (l *lease) release() {
+	l.cancel()
+	if l.done != nil {
+		<-l.done
+	}
+}
