@@ -73,8 +73,10 @@ func TestCrossedEras(t *testing.T) {
 func TestLocalAWS(t *testing.T) {
 	callers := map[string]string{"default": "alice", "elsewhere": "foreign"}
 	doors, config, origins := map[string]*door{}, "backends:\n", []string{}
+	var backends []*harness.Backend
 	for i, workspace := range slices.Sorted(maps.Keys(callers)) {
 		b := harness.StartBackend(t, sets[i].native)
+		backends = append(backends, b)
 		config += b.Config(string(b.Kind), "", "    workspace: "+workspace+"\n")
 		doors[sets[i].revision] = openDoor(t, callers[workspace])
 		origins = append(origins, doors[sets[i].revision].url)
@@ -93,6 +95,12 @@ func TestLocalAWS(t *testing.T) {
 		list, err := a.Modern("foreign").Try(t.Context(), "resources/list", nil)
 		return err == nil && list.Error == nil
 	})
+	for _, b := range backends {
+		harness.Eventually(t, harness.Patience, "relay listens to the "+string(b.Kind)+" backend", func() bool {
+			s := b.State(t)
+			return s.Streams+s.Listens > 0
+		})
+	}
 	for _, set := range sets {
 		t.Run(set.revision, func(t *testing.T) {
 			t.Parallel()
