@@ -104,7 +104,14 @@ func TestLocalAWS(t *testing.T) {
 	for _, set := range sets {
 		t.Run(set.revision, func(t *testing.T) {
 			t.Parallel()
-			r := keep(run(t, localAWS, doors[set.revision].to(t, a.Target), set.revision))
+			r := run(t, localAWS, doors[set.revision].to(t, a.Target), set.revision)
+			if known, err := readBaseline(); err == nil && len(compare(r, known)) > 0 {
+				// The suite waits a second or two for notifications, which a dozen processes on a
+				// machine at its limit do not always keep.
+				t.Logf("once more, for %q", compare(r, known))
+				r = run(t, localAWS, doors[set.revision].to(t, a.Target), set.revision)
+			}
+			keep(r)
 			hold(t, r)
 			complete(t, r, set)
 		})
