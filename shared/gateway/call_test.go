@@ -806,3 +806,37 @@ func TestUnknownNameIsAnError(t *testing.T) {
 		t.Error("the backend was called")
 	}
 }
+
+// GWN-13, GWN-14: a backend that does not even take notifications keeps them from no other one, and its
+// client does not wait for it for ever.
+func TestHangingBackendDoesNotHoldUpCancellations(t *testing.T) {
+	t.Parallel()
+	hung := make(chan struct{})
+	hanging := newScripted(t, func(s *scripted) {
+		s.call = func(r *turn) { r.result(`{}`) }
+		s.hang = func(method string) bool { return method == "notifications/cancelled" }
+	})
+	fine := newScripted(t, func(s *scripted) {
+		s.lists = oneTool("u")
+		s.call = func(r *turn) { r.result(`{}`) }
+	})
+	g := gatewayOver(t, memory(t), at("hanging", hanging), at("fine", fine))
+	for _, name := range []string{"t", "u"} {
+		if _, err := call(t, g, legacy("s"), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	go func() {
+		defer close(hung)
+		body := `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}`
+		if err := g.Cancel(t.Context(), legacy("s"), json.RawMessage(body)); err != nil {
+			t.Error(err)
+		}
+	}()
+	fine.next(t, "notifications/cancelled")
+	select {
+	case <-hung:
+	case <-time.After(tellTime + patience):
+		t.Error("the client waits for the one that hangs")
+	}
+}

@@ -74,6 +74,8 @@ type scripted struct {
 	allow func(http.Header) bool
 	// lost answers a request within a session that is not known; nil is 404.
 	lost func(http.ResponseWriter)
+	// hang tells what is never answered, of notifications and answers; nil is nothing.
+	hang func(method string) bool
 	// getStatus refuses streams.
 	getStatus int
 
@@ -160,6 +162,9 @@ func (s *scripted) post(w http.ResponseWriter, r *http.Request, session string) 
 	s.mu.Unlock()
 	if m.ID == nil || m.Method == "" {
 		s.arrived <- m
+		if s.hang != nil && s.hang(m.Method) {
+			<-r.Context().Done()
+		}
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}

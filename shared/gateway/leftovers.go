@@ -33,14 +33,14 @@ func (c Client) listKey(b *backend) store.Key {
 	who, _ := json.Marshal([]string{c.Principal.Workspace, c.Principal.ID}) // strings
 	h := sha256.Sum256(who)
 	return store.Key{
-		Table: store.Sessions, Partition: "gp#" + base64.RawURLEncoding.EncodeToString(h[:]) + "#" + b.Name, Sort: c.holder(),
+		Table: store.Sessions, Partition: "gp#" + base64.RawURLEncoding.EncodeToString(h[:]) + "#" + b.server(), Sort: c.holder(),
 	}
 }
 
 // keepSession writes the session of a client, which is there for a time from now.
 func (g *Gateway) keepSession(c Client, b *backend, value []byte, cond store.Condition) []store.Op {
 	until := time.Now().Add(g.options.SessionTTL)
-	ops := []store.Op{store.Put(store.Item{Key: sessionKey(c.holder(), b.Name), Value: value, Expires: until}, cond)}
+	ops := []store.Op{store.Put(store.Item{Key: sessionKey(c.holder(), b), Value: value, Expires: until}, cond)}
 	if c.Session == "" {
 		ops = append(ops, store.Put(store.Item{Key: c.listKey(b), Expires: until}))
 	}
@@ -89,7 +89,7 @@ func isOwn(it store.Item, own store.Key) int {
 
 // endListed ends a session by its place in the list.
 func (g *Gateway) endListed(ctx context.Context, b *backend, token string, listed store.Key) {
-	key := sessionKey(listed.Sort, b.Name)
+	key := sessionKey(listed.Sort, b)
 	items, err := g.options.DB.Get(ctx, key)
 	if err == nil {
 		err = g.options.DB.WriteAll(ctx, store.Delete(key), store.Delete(listed))

@@ -43,7 +43,8 @@ func TestSessionsOfModernClientsAreBounded(t *testing.T) {
 	}
 	first := by(0, declaring(ann, 0))
 	// It was used long ago, as the store tells it to the second.
-	for _, key := range []store.Key{sessionKey(declaring(ann, 0).holder(), "b"), declaring(ann, 0).listKey(gateways[0].backends(t.Context())[0])} {
+	b := gateways[0].backends(t.Context())[0]
+	for _, key := range []store.Key{sessionKey(declaring(ann, 0).holder(), b), declaring(ann, 0).listKey(b)} {
 		items, err := db.Get(t.Context(), key)
 		if err != nil || items[0] == nil {
 			t.Fatalf("%v: %v", key, err)
@@ -70,7 +71,7 @@ func TestSessionsOfModernClientsAreBounded(t *testing.T) {
 			t.Fatalf("behind client %d there are %d sessions", i, n)
 		}
 	}
-	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: declaring(ann, 0).listKey(gateways[0].backends(t.Context())[0]).Partition, Limit: 1000})
+	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: declaring(ann, 0).listKey(b).Partition, Limit: 1000})
 	if err != nil || len(page.Items) != maxOfPrincipal {
 		t.Errorf("%d are listed, %v", len(page.Items), err)
 	}
@@ -90,7 +91,7 @@ func TestUsedSessionsAreKept(t *testing.T) {
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
 	for _, c := range []Client{legacy("s"), modernClient(ann)} {
-		key := sessionKey(c.holder(), "b")
+		key := sessionKey(c.holder(), g.backends(t.Context())[0])
 		expires := func() time.Time {
 			items, err := db.Get(t.Context(), key)
 			if err != nil || items[0] == nil {

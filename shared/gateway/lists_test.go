@@ -3,6 +3,7 @@ package gateway
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -331,5 +332,16 @@ func TestMissingSecretIsAnError(t *testing.T) {
 	_, err = New(Options{Backends: c.Backends, DB: memory(t), Server: json.RawMessage(`{}`), Key: make([]byte, 32)})
 	if err == nil || !strings.Contains(err.Error(), "GATEWAY_TEST_NOT_SET") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// GWN-01: a cursor that a client made up is refused or leads somewhere, whatever number is in it.
+func TestCursorsThatAreMadeUp(t *testing.T) {
+	l := &List{Entries: make([]Entry, 5), parts: []part{{"a", 0, 3}, {"b", 3, 5}}}
+	for _, place := range []int{0, 1, 2, 1 << 32, math.MaxInt, math.MinInt, -1} {
+		entries, _, ok := l.Page(fmt.Sprintf("b %d gone", place), 10)
+		if ok != (place >= 0) || ok && len(entries) != 2-min(2, place) {
+			t.Errorf("%d: %d entries, %t", place, len(entries), ok)
+		}
 	}
 }

@@ -56,7 +56,7 @@ func (l *List) behind(cursor string) (int, bool) {
 				return i + 1, true
 			}
 		}
-		return min(part.first+at, part.end), true
+		return part.first + min(at, part.end-part.first), true
 	}
 	return 0, false
 }

@@ -25,7 +25,7 @@ type question struct {
 	Workspace string         `json:"ws"`
 	Principal string         `json:"pr"`
 	Session   string         `json:"s"` // of the client
-	Backend   string         `json:"b"`
+	Backend   string         `json:"b"` // by [backend.server]
 	With      backendSession `json:"w"`
 	ID        []byte         `json:"id,omitempty"` // as the backend wrote it, to the byte; nothing when the call waits for the answer, see inputs.go
 	Parts     int            `json:"n,omitempty"`  // of the answer that is kept
@@ -44,7 +44,7 @@ func questionKey(id string) store.Key {
 // ask keeps a backend's request and returns the id that the client is to see.
 func (g *Gateway) ask(ctx context.Context, c Client, b *backend, with backendSession, id json.RawMessage) (string, error) {
 	name := questionPrefix + rand.Text()
-	value, err := json.Marshal(question{c.Principal.Workspace, c.Principal.ID, c.Session, b.Name, with, id, 0})
+	value, err := json.Marshal(question{c.Principal.Workspace, c.Principal.ID, c.Session, b.server(), with, id, 0})
 	if err != nil {
 		return "", fault.Wrap(fault.Internal, err, "encode a backend's request")
 	}
@@ -91,12 +91,14 @@ func (g *Gateway) Answer(ctx context.Context, c Client, id string, body json.Raw
 		return unknown
 	}
 	for _, b := range g.visible(ctx, c.Principal) {
-		if b.Name != q.Backend {
+		if b.server() != q.Backend {
 			continue
 		}
 		if len(q.ID) == 0 {
 			return g.keep(ctx, id, q, body)
 		}
+		ctx, cancel := context.WithTimeout(ctx, g.options.AskTimeout)
+		defer cancel()
 		x, err := b.client(c.Token).Post(ctx, upstream.Request{
 			Body: upstream.Replace(body, "id", q.ID), Version: q.With.Version, Session: q.With.ID,
 		})

@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"sync"
 
 	"mcpevents/shared/fault"
 	"mcpevents/shared/gateway/upstream"
@@ -36,14 +37,24 @@ func (c Client) holder() string {
 	return "p-" + base64.RawURLEncoding.EncodeToString(h.Sum(nil))
 }
 
-func sessionKey(holder, backend string) store.Key {
-	return store.Key{Table: store.Sessions, Partition: "g#" + holder, Sort: "b#" + backend}
+// server names the backend and the server behind it. What was settled with one server is nothing
+// to another one that the operator puts behind the same name: it neither gets a session's id nor
+// an answer that was meant for the first.
+func (b *backend) server() string {
+	h := sha256.Sum256([]byte(b.URL))
+	return b.Name + "#" + base64.RawURLEncoding.EncodeToString(h[:12])
+}
+
+func sessionPartition(holder string) string { return "g#" + holder }
+
+func sessionKey(holder string, b *backend) store.Key {
+	return store.Key{Table: store.Sessions, Partition: sessionPartition(holder), Sort: "b#" + b.server()}
 }
 
 // session finds the client's session with a backend, or begins one.
 func (g *Gateway) session(ctx context.Context, c Client, b *backend) (backendSession, error) {
 	var s backendSession
-	key := sessionKey(c.holder(), b.Name)
+	key := sessionKey(c.holder(), b)
 	items, err := g.options.DB.Get(ctx, key)
 	if err != nil {
 		return s, fault.Wrap(fault.Unavailable, err, "read the session with a backend")
@@ -114,17 +125,17 @@ func (g *Gateway) SetLevel(ctx context.Context, c Client) error {
 	if err != nil {
 		return err
 	}
-	for b, s := range sessions {
+	atOnce(sessions, func(b *backend, s backendSession) {
 		if err := g.setLevel(ctx, c, b, s); err != nil {
 			g.options.Log.WarnContext(ctx, "a backend was not told the log level", "backend", b.Name, "error", err)
 		}
-	}
+	})
 	return nil
 }
 
 // dropSession forgets a session that the backend does not know any more.
 func (g *Gateway) dropSession(ctx context.Context, c Client, b *backend) error {
-	err := g.options.DB.WriteAll(ctx, store.Delete(sessionKey(c.holder(), b.Name)), store.Delete(c.listKey(b)))
+	err := g.options.DB.WriteAll(ctx, store.Delete(sessionKey(c.holder(), b)), store.Delete(c.listKey(b)))
 	return fault.Wrap(fault.Unavailable, err, "forget the session with a backend")
 }
 
@@ -142,7 +153,7 @@ func (g *Gateway) end(ctx context.Context, b *backend, token string, s backendSe
 
 // sessions are those that a client has with backends.
 func (g *Gateway) sessions(ctx context.Context, c Client) (map[*backend]backendSession, error) {
-	page, err := g.options.DB.Query(ctx, store.Query{Table: store.Sessions, Partition: sessionKey(c.holder(), "").Partition, Limit: 1000})
+	page, err := g.options.DB.Query(ctx, store.Query{Table: store.Sessions, Partition: sessionPartition(c.holder()), Limit: 1000})
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read the sessions with backends")
 	}
@@ -150,7 +161,7 @@ func (g *Gateway) sessions(ctx context.Context, c Client) (map[*backend]backendS
 	for _, it := range page.Items {
 		for _, b := range g.visible(ctx, c.Principal) {
 			var s backendSession
-			if it.Sort == sessionKey("", b.Name).Sort && json.Unmarshal(it.Value, &s) == nil {
+			if it.Sort == sessionKey("", b).Sort && json.Unmarshal(it.Value, &s) == nil {
 				out[b] = s
 			}
 		}
@@ -161,10 +172,10 @@ func (g *Gateway) sessions(ctx context.Context, c Client) (map[*backend]backendS
 // End ends a client's sessions with all backends.
 func (g *Gateway) End(ctx context.Context, c Client) error {
 	sessions, err := g.sessions(ctx, c)
-	for b, s := range sessions {
-		g.end(ctx, b, c.Token, s)
+	for b := range sessions {
 		err = errors.Join(err, g.dropSession(ctx, c, b))
 	}
+	atOnce(sessions, func(b *backend, s backendSession) { g.end(ctx, b, c.Token, s) })
 	return err
 }
 
@@ -175,13 +186,25 @@ func (g *Gateway) Tell(ctx context.Context, c Client, body json.RawMessage) erro
 	if err != nil {
 		return err
 	}
-	for b, s := range sessions {
+	atOnce(sessions, func(b *backend, s backendSession) {
+		ctx, cancel := context.WithTimeout(ctx, tellTime)
+		defer cancel()
 		x, err := b.client(c.Token).Post(ctx, upstream.Request{Body: body, Version: s.Version, Session: s.ID})
 		if err != nil {
 			g.options.Log.WarnContext(ctx, "a notification did not reach a backend", "backend", b.Name, "error", err)
-			continue
+			return
 		}
 		x.Close()
-	}
+	})
 	return nil
+}
+
+// atOnce does something with all of a client's sessions at the same time, so that a backend that hangs
+// keeps nothing from the others, and waits.
+func atOnce(sessions map[*backend]backendSession, do func(*backend, backendSession)) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for b, s := range sessions {
+		wg.Go(func() { do(b, s) })
+	}
 }

@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"mcpevents/shared/auth"
 	"mcpevents/shared/config"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
 )
 
 // GWN-01, GWN-03: while the process runs backends come, change and go; what stays as it was is not asked
@@ -160,5 +163,43 @@ func TestSameNameInTwoWorkspaces(t *testing.T) {
 	g.List(t.Context(), ann, Tools)
 	if n := len(mine.received("tools/list")); n != asked {
 		t.Error("its change made the other one's list old")
+	}
+}
+
+// GWN-08, GWN-11: what was settled with the server at one URL is not used at another one that takes its
+// place under the same name: it gets neither the session's id nor the answer to the first one's question.
+func TestAnotherServerUnderTheSameName(t *testing.T) {
+	t.Parallel()
+	ask := func(r *turn) {
+		r.write(`{"jsonrpc":"2.0","id":"secret","method":"elicitation/create","params":{"message":"?"}}`)
+		<-r.r.Context().Done()
+	}
+	one, two := newScripted(t, func(s *scripted) { s.call = ask }), newScripted(t, func(s *scripted) {
+		s.made = 100 // other names of sessions
+		s.call = func(r *turn) { r.result(`{}`) }
+	})
+	g := gatewayOver(t, memory(t), at("b", one))
+	x := start(t, g, legacy("s"), "t", "1", `{"name":"t"}`)
+	id, _ := jsonrpc.String(jsonrpc.Member([]byte(x.next(t).text), "id"))
+	had := one.received("tools/call")[0].Session
+	if err := g.Replace(t.Context(), []config.Backend{at("b", two)}); err != nil {
+		t.Fatal(err)
+	}
+	answer := fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%q,"result":{"action":"decline"}}`, id)
+	if err := g.Answer(t.Context(), legacy("s"), id, answer); !fault.Is(err, fault.NotFound) {
+		t.Errorf("the answer to a server that is gone: %v", err)
+	}
+	if _, err := call(t, g, legacy("s"), "t"); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.End(t.Context(), legacy("s")); err != nil {
+		t.Fatal(err)
+	}
+	two.mu.Lock()
+	defer two.mu.Unlock()
+	for _, m := range two.seen {
+		if m.Session == had || strings.Contains(m.Raw, "secret") {
+			t.Errorf("the new server got %s in session %q of the old one", m.Raw, m.Session)
+		}
 	}
 }
