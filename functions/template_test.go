@@ -1,6 +1,7 @@
 package functions_test
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -112,7 +113,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 		"and keys alone writes it":                          {"KeysTable.Arn", []string{put, update, remove, batch}, "KeysFunction"},
 		"publish alone sends to the events queue":           {"EventsQueue.Arn", []string{send}, "PublishFunction"},
 		"fanout alone takes from it":                        {"EventsQueue.Arn", []string{receive}, "FanoutFunction"},
-		"nobody sends to the inbox but direct senders":      {"InboxQueue.Arn", []string{send}, ""},
+		"stream sends to the inbox, as direct senders do":   {"InboxQueue.Arn", []string{send}, "StreamFunction"},
 		"dispatch alone takes deliveries":                   {"DeliveriesQueue.Arn", []string{receive}, "DispatchFunction"},
 		"settings are written by keys alone":                {"SettingsTable.Arn", []string{put, update, batch}, "KeysFunction"},
 		"retry takes off what it has announced":             {"SettingsTable.Arn", []string{remove}, "RetryFunction"},
@@ -128,6 +129,20 @@ func TestWhoMayDoWhat(t *testing.T) {
 			}
 		})
 	}
+	t.Run("CNV-06 consents are stream's, which writes nothing else beside counters", func(t *testing.T) {
+		var written []string
+		for _, p := range resources["StreamFunction"].Properties.Policies {
+			for _, st := range p.Statement {
+				if slices.Contains(st.Resource, "SubscriptionsTable.Arn") && slices.Contains(st.Action, put) {
+					keys, _ := st.Condition["ForAllValues:StringLike"].(map[string]any)
+					written = append(written, fmt.Sprint(keys["dynamodb:LeadingKeys"]))
+				}
+			}
+		}
+		if got := strings.Join(written, " "); got != "[shapes#*] [consent#*]" {
+			t.Errorf("stream writes %s", got)
+		}
+	})
 	for id, r := range resources {
 		for _, p := range r.Properties.Policies {
 			for _, st := range p.Statement {

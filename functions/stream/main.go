@@ -14,7 +14,10 @@ import (
 	"mcpevents/functions/internal/boot"
 	"mcpevents/functions/internal/cursors"
 	"mcpevents/functions/internal/handover"
+	"mcpevents/shared/auth"
+	"mcpevents/shared/conversation"
 	"mcpevents/shared/eventlog"
+	"mcpevents/shared/gateway"
 	"mcpevents/shared/mcp"
 	"mcpevents/shared/stream"
 	"mcpevents/shared/subscription"
@@ -25,8 +28,27 @@ func main() {
 	p := boot.Start()
 	register := handover.Handler{Invoke: handover.Lambda(p.AWS, p.Variable(boot.EnvRegister)), Log: p.Log}
 	deregister := handover.Handler{Invoke: handover.Lambda(p.AWS, p.Variable(boot.EnvDeregister)), Log: p.Log}
+	key := boot.NewLazy(func(ctx context.Context) ([]byte, error) { return cursors.Key(ctx, p.DB) })
+	gateways := boot.NewLazy(func(ctx context.Context) (*gateway.Gateway, error) {
+		key, err := key.Get(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return p.Gateway(key)
+	})
+	conversations := boot.NewLazy(func(ctx context.Context) (*conversation.Service, error) {
+		key, err := key.Get(ctx)
+		if err != nil {
+			return nil, err
+		}
+		backends, err := gateways.Get(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return p.Conversation(key, backends)
+	})
 	endpoint := boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
-		key, err := cursors.Key(ctx, p.DB)
+		key, err := key.Get(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -34,7 +56,11 @@ func main() {
 		if err != nil {
 			return nil, err
 		}
-		backends, err := p.Gateway(key)
+		backends, err := gateways.Get(ctx)
+		if err != nil {
+			return nil, err
+		}
+		talk, err := conversations.Get(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -51,10 +77,19 @@ func main() {
 			},
 			ForwardRegistrar: register, ForwardDeregistrar: deregister,
 			AnonymousWebhooks: p.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(p.Limits),
-			ResourceMetadata: p.ResourceMetadata, Gateway: backends,
+			ResourceMetadata: p.ResourceMetadata, Gateway: backends, Conversation: talk,
 			AllowedOrigins: p.Limits.AllowedOrigins, MaxAge: p.Limits.StreamMaxAge, Heartbeat: p.Limits.Heartbeat,
 			AnswerStreamAfter: wiring.AnswerStreamAfter(p.Limits), PollMin: p.Limits.PollMin, PollMax: p.Limits.PollMax, Logger: p.Log,
 		})
 	})
-	lambdaurl.Start(p.Serve(p.Handler(endpoint), "/mcp", "/mcp/{"+mcp.PathWorkspace+"}"), p.Draining(endpoint))
+	consent := p.Handler(boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
+		talk, err := conversations.Get(ctx)
+		return &conversation.Handler{
+			Service: talk, Auth: p.Auth, Guard: auth.Guard{Origins: p.Limits.AllowedOrigins}, MetadataURL: p.ResourceMetadata, Log: p.Log,
+		}, err
+	}))
+	mux := p.Serve(p.Handler(endpoint), "/mcp", "/mcp/{"+mcp.PathWorkspace+"}")
+	mux.Handle("/consent", consent)
+	mux.Handle("/consent/{"+conversation.PathProvider+"}", consent)
+	lambdaurl.Start(mux, p.Draining(endpoint))
 }

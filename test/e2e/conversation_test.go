@@ -123,12 +123,8 @@ conversation:
 func TestConversation(t *testing.T) {
 	t.Parallel()
 	memory, notes := newProvider(t, remembers), newProvider(t, notesOf)
-	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	s := harness.StartServer(t, harness.ServerOptions{
-		Catalog: string(catalog) + conversationCatalog, Config: conversationConfig(memory, notes, newDiary(t)),
+		Catalog: withConversation(t), Config: conversationConfig(memory, notes, newDiary(t)),
 		Args: []string{"--log-level", "debug"},
 	})
 	conversing(t, &s.Target, memory, notes)
@@ -171,6 +167,37 @@ func TestConversation(t *testing.T) {
 			t.Errorf("at another address the provider was told %d times", n)
 		}
 	})
+}
+
+// TestConversationOnLocalAWS shows the same with the functions: each stream and each message is at
+// an instance of its own.
+func TestConversationOnLocalAWS(t *testing.T) {
+	memory, notes := newProvider(t, remembers), newProvider(t, notesOf)
+	aws := harness.StartAWS(t, harness.AWSOptions{
+		Catalog: withConversation(t), Config: conversationConfig(memory, notes, newDiary(t)), Env: map[string]string{"MCPEVENTS_LOG_LEVEL": "DEBUG"},
+	})
+	conversing(t, &aws.Target, memory, notes)
+	if n := aws.Starts("StreamFunction"); n < 2 {
+		t.Errorf("CNV-02: only %d instances were there", n)
+	}
+	if strings.Contains(aws.Output(), marker) {
+		t.Error("CNV-08: what was said is in the log")
+	}
+	for _, item := range aws.Items(t) {
+		if strings.Contains(item, marker) && !strings.Contains(item, "event://conversation/user-message") {
+			t.Errorf("what was said lies in the store: %s", item)
+		}
+	}
+}
+
+// withConversation is the repository's catalog with the events of conversations.
+func withConversation(t *testing.T) string {
+	t.Helper()
+	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(catalog) + conversationCatalog
 }
 
 // newDiary is a backend of 2026-07-28 that asks for messages.

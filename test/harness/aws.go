@@ -39,6 +39,8 @@ type AWSOptions struct {
 	Fast bool
 	// Config is further text for the configuration that goes with the catalog.
 	Config string
+	// Catalog is the text of a catalog file; empty is the repository's.
+	Catalog string
 }
 
 // AWS is the functions of template.yaml on local AWS: real binaries as processes,
@@ -149,7 +151,11 @@ func startAWS(tb testing.TB, o AWSOptions) *AWS {
 	a.Name, a.MCP, a.Events = "local AWS", stack.URL()+"/mcp", stack.URL()+"/events"
 	var config string
 	config, a.Keys = keysConfig(Callers())
-	a.apply(tb, "default", filepath.Join(Root(tb), "catalog.yaml"), "--config", writeFile(tb, tb.TempDir(), "config.yaml", config+o.Config))
+	catalog := filepath.Join(Root(tb), "catalog.yaml")
+	if o.Catalog != "" {
+		catalog = writeFile(tb, tb.TempDir(), "catalog.yaml", o.Catalog)
+	}
+	a.apply(tb, "default", catalog, "--config", writeFile(tb, tb.TempDir(), "config.yaml", config+o.Config))
 	Eventually(tb, Patience, "the functions use the applied catalog", func() bool {
 		list, err := a.Modern("alice").Try(tb.Context(), "resources/templates/list", nil)
 		return err == nil && list.Error == nil && strings.Contains(string(list.Body), "event://")

@@ -4,7 +4,9 @@ import (
 	"context"
 
 	"mcpevents/shared/config"
+	"mcpevents/shared/conversation"
 	"mcpevents/shared/gateway"
+	"mcpevents/shared/publish"
 	"mcpevents/shared/wiring"
 )
 
@@ -21,4 +23,13 @@ func (p *Process) Gateway(key []byte) (*gateway.Gateway, error) {
 		},
 		DB: p.DB, Key: key, Log: p.Log,
 	}, Version)
+}
+
+// Conversation tells what is said in conversations, as the stored configuration wants it.
+// Events of it go by the inbox: only publish may send to the events queue.
+func (p *Process) Conversation(key []byte, backends *gateway.Gateway) (*conversation.Service, error) {
+	return wiring.Conversation(p.Limits, conversation.Options{
+		Source: p.Config, DB: p.DB, Key: key, Backends: backends,
+		Catalogs: p.Catalog, Publisher: publish.ByInbox{Queue: p.Queues}, Log: p.Log,
+	})
 }

@@ -58,7 +58,7 @@ func (p *Process) Handler(l *Lazy[http.Handler]) http.Handler {
 
 // Serve is what a function with a URL serves: h at the paths, whether it runs at GET /healthz, and
 // with tokens where to get one.
-func (p *Process) Serve(h http.Handler, paths ...string) http.Handler {
+func (p *Process) Serve(h http.Handler, paths ...string) *http.ServeMux {
 	mux := http.NewServeMux()
 	for _, path := range paths {
 		mux.Handle(path, h)
