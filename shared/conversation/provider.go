@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/sony/gobreaker/v2"
@@ -75,23 +73,6 @@ type provider struct {
 	visible                  func(ctx context.Context, p auth.Principal) bool
 	ask                      asker
 	breaker                  *breaker
-	*counts
-}
-
-// counts is what happened to the messages for one provider.
-type counts struct {
-	mu      sync.Mutex
-	missing map[Reason]int64
-	given   atomic.Int64
-}
-
-func (c *counts) miss(r Reason) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.missing == nil {
-		c.missing = map[Reason]int64{}
-	}
-	c.missing[r]++
 }
 
 func (p *provider) gets(kind Kind) bool { return slices.Contains(p.kinds, kind) }

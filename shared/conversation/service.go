@@ -71,6 +71,7 @@ type Service struct {
 	consents consents
 	secrets  *secrets
 	running  sync.WaitGroup
+	missing  metric.Tally
 
 	mu  sync.Mutex
 	set *set
@@ -90,7 +91,10 @@ func New(o Options) (*Service, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	s := &Service{options: o, consents: consents{o.DB}}
+	s := &Service{
+		options: o, consents: consents{o.DB},
+		missing: metric.Tally{Name: MetricMissing, Text: "contexts of a provider are missing", Log: o.Log},
+	}
 	var err error
 	if s.secrets, err = newSecrets(o.Key); err != nil {
 		return nil, err
@@ -230,7 +234,6 @@ func (s *Service) gather(ctx context.Context, budget time.Duration, told []*prov
 			s.missed(ctx, p, x.missing)
 			continue
 		}
-		p.given.Add(1)
 		parts = append(parts, part{p.name, p.title, x.answer})
 	}
 	return parts
@@ -260,32 +263,19 @@ const MetricMissing = "ConversationContextMissing"
 
 // missed counts and logs that a provider's context is missing.
 func (s *Service) missed(ctx context.Context, p *provider, why Reason) {
-	p.miss(why)
-	level := slog.LevelWarn
-	if why == Resting || why == Abandoned {
-		level = slog.LevelDebug
-	}
-	s.options.Log.Log(ctx, level, "a provider's context is missing", metric.Count(MetricMissing, 1,
-		slog.String("workspace", p.workspace), slog.String("provider", p.name), slog.String("reason", string(why))))
+	s.missing.Add(ctx, slog.String("workspace", p.workspace), slog.String("provider", p.name), slog.String("reason", string(why)))
 }
 
-// Counts tells, by workspace/provider, how often each gave its context, as "given", and
-// for which reasons it did not, since the process began.
+// Counts tells how often the context of each provider, named workspace/provider, was
+// missing since the process began, and why.
 func (s *Service) Counts() map[string]map[string]int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	out := map[string]map[string]int64{}
-	if s.set == nil {
-		return out
-	}
-	for _, p := range s.set.providers {
-		c := map[string]int64{"given": p.given.Load()}
-		p.counts.mu.Lock()
-		for reason, n := range p.missing {
-			c[string(reason)] = n
+	s.missing.Each(func(by []string, n int64) {
+		name := by[0] + "/" + by[1]
+		if out[name] == nil {
+			out[name] = map[string]int64{}
 		}
-		p.counts.mu.Unlock()
-		out[p.workspace+"/"+p.name] = c
-	}
+		out[name][by[2]] = n
+	})
 	return out
 }

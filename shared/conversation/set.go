@@ -44,7 +44,7 @@ func (s *Service) current(ctx context.Context) (*set, error) {
 	return s.set, nil
 }
 
-// make makes the providers; one that was there before keeps its breaker and counts.
+// make makes the providers; one that was there before keeps its breaker.
 func (s *Service) make(c *config.Config) *set {
 	next := &set{made: c, Conversation: c.Conversation}
 	for _, v := range c.Conversation.Providers {
@@ -54,13 +54,13 @@ func (s *Service) make(c *config.Config) *set {
 		next.providers = append(next.providers, p)
 	}
 	for _, p := range next.providers {
-		p.breaker, p.counts = s.newBreaker(p), &counts{}
+		p.breaker = s.newBreaker(p)
 		if s.set == nil {
 			continue
 		}
 		same := func(old *provider) bool { return old.workspace == p.workspace && old.name == p.name && old.to == p.to }
 		if i := slices.IndexFunc(s.set.providers, same); i >= 0 {
-			p.breaker, p.counts = s.set.providers[i].breaker, s.set.providers[i].counts
+			p.breaker = s.set.providers[i].breaker
 		}
 	}
 	return next

@@ -3,9 +3,6 @@ package gateway
 import (
 	"context"
 	"log/slog"
-	"maps"
-	"sync"
-	"time"
 
 	"mcpevents/shared/metric"
 )
@@ -26,76 +23,24 @@ const (
 	dropNameless   = "an entry of a list without a name"
 )
 
-// tellEvery is how often a line tells of what one backend had dropped for one reason: a
-// backend that sends nothing but garbage must not fill the log.
-const tellEvery = 10 * time.Second
-
-// drops counts what was dropped.
-type drops struct {
-	log   *slog.Logger
-	every time.Duration
-
-	mu     sync.Mutex
-	counts map[dropped]*count
-}
-
-type dropped struct {
-	place
-	reason string
-}
-
-// count is how many there were, how many of them a line has told of, and whether one is
-// due. A line is written at once, and then at most each [tellEvery], with all since the last.
-type count struct {
-	all, told int64
-	due       bool
+func newDrops(log *slog.Logger) *metric.Tally {
+	return &metric.Tally{Name: MetricDropped, Text: "messages of a backend were dropped", Log: log}
 }
 
 func (b *backend) dropped(ctx context.Context, reason string) {
-	b.gateway.drops.add(ctx, dropped{b.place(), reason})
-}
-
-func (d *drops) add(ctx context.Context, what dropped) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	c := d.counts[what]
-	if c == nil {
-		c = &count{}
-		d.counts[what] = c
-	}
-	if c.all++; !c.due {
-		d.tell(ctx, what, c)
-	}
-}
-
-// tell writes a line, and another one later if there is more then. The lock is held.
-func (d *drops) tell(ctx context.Context, what dropped, c *count) {
-	n := c.all - c.told
-	if c.due = n > 0; !c.due {
-		return
-	}
-	c.told = c.all
-	d.log.WarnContext(ctx, "messages of a backend were dropped", metric.Count(MetricDropped, n,
-		slog.String("workspace", what.workspace), slog.String("backend", what.name), slog.String("reason", what.reason)))
-	time.AfterFunc(d.every, func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.tell(context.Background(), what, c)
-	})
+	b.gateway.drops.Add(ctx, slog.String("workspace", b.Workspace), slog.String("backend", b.Name), slog.String("reason", reason))
 }
 
 // Dropped tells how many messages of each backend, named workspace/backend, were not handed
 // on since the process began, and why.
 func (g *Gateway) Dropped() map[string]map[string]int64 {
-	g.drops.mu.Lock()
-	defer g.drops.mu.Unlock()
 	out := map[string]map[string]int64{}
-	for what, c := range maps.All(g.drops.counts) {
-		name := what.workspace + "/" + what.name
+	g.drops.Each(func(by []string, n int64) {
+		name := by[0] + "/" + by[1]
 		if out[name] == nil {
 			out[name] = map[string]int64{}
 		}
-		out[name][what.reason] = c.all
-	}
+		out[name][by[2]] = n
+	})
 	return out
 }

@@ -81,7 +81,7 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 	good := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	j := &journal{}
 	g := gatewayOver(t, memory(t), at("bad", bad, prefix("bad_")), at("good", good, prefix("good_")))
-	g.drops.log, g.drops.every = slog.New(slog.NewJSONHandler(j, nil)), 300*time.Millisecond
+	g.drops.Log, g.drops.Every = slog.New(slog.NewJSONHandler(j, nil)), 300*time.Millisecond
 	began := time.Now()
 	var calls sync.WaitGroup
 	for i := range 3 {
@@ -108,7 +108,7 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 	}
 	until(t, "the log tells of all", func() bool { got, _ := j.dropped(t, "bad"); return maps.Equal(got, want) })
 	_, lines := j.dropped(t, "bad")
-	if most := len(want) * (2 + int(time.Since(began)/g.drops.every)); lines > most {
+	if most := len(want) * (2 + int(time.Since(began)/g.drops.Every)); lines > most {
 		t.Errorf("%d lines, want %d at most", lines, most)
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"mcpevents/shared/config"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/gateway/upstream"
+	"mcpevents/shared/metric"
 	"mcpevents/shared/store"
 )
 
@@ -60,7 +61,7 @@ type Options struct {
 type Gateway struct {
 	options Options
 	states  *states
-	drops   drops
+	drops   *metric.Tally
 
 	mu   sync.Mutex
 	from []config.Backend // what set was made of
@@ -94,7 +95,7 @@ func New(o Options) (*Gateway, error) {
 	if o.Secrets == nil {
 		o.Secrets = environment
 	}
-	g := &Gateway{options: o, drops: drops{log: o.Log, every: tellEvery, counts: map[dropped]*count{}}}
+	g := &Gateway{options: o, drops: newDrops(o.Log)}
 	var err error
 	if g.states, err = newStates(o.Key); err != nil {
 		return nil, err

@@ -139,7 +139,7 @@ func TestConversation(t *testing.T) {
 			t.Errorf("after %v got %q", took, r.Context)
 		}
 		out := s.Output()
-		if !strings.Contains(out, "a provider's context is missing") || !strings.Contains(out, "timeout") {
+		if !strings.Contains(out, "contexts of a provider are missing") || !strings.Contains(out, "timeout") {
 			t.Errorf("the log does not tell of it: %s", out)
 		}
 		if strings.Contains(out, marker) {

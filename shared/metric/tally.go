@@ -1,0 +1,89 @@
+package metric
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+)
+
+// TellEvery is how often, by default, a line tells of what goes on happening.
+const TellEvery = 10 * time.Second
+
+// Tally counts what may happen very often, by a few dimensions, and tells of it in few
+// lines: at once, and then at most each Every, with all since the last. Its zero value
+// needs Name, Text and Log. It may be used concurrently.
+type Tally struct {
+	// Name is that of the metric, Text of the line.
+	Name, Text string
+	Log        *slog.Logger
+	// Every is the least time between two lines of the same; 0 is [TellEvery].
+	Every time.Duration
+
+	mu     sync.Mutex
+	counts map[string]*tallied
+}
+
+// tallied is how many there were, how many of them a line has told of, and whether one is
+// due.
+type tallied struct {
+	by        []slog.Attr
+	all, told int64
+	due       bool
+}
+
+// Add counts one more. The values of the dimensions are texts, of which there are few.
+func (t *Tally) Add(ctx context.Context, by ...slog.Attr) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var key strings.Builder
+	for _, d := range by {
+		key.WriteString(d.Value.String())
+		key.WriteByte(0)
+	}
+	c := t.counts[key.String()]
+	if c == nil {
+		c = &tallied{by: by}
+		if t.counts == nil {
+			t.counts = map[string]*tallied{}
+		}
+		t.counts[key.String()] = c
+	}
+	if c.all++; !c.due {
+		t.tell(ctx, c)
+	}
+}
+
+// tell writes a line, and another one later if there is more then. The lock is held.
+func (t *Tally) tell(ctx context.Context, c *tallied) {
+	n := c.all - c.told
+	if c.due = n > 0; !c.due {
+		return
+	}
+	c.told = c.all
+	t.Log.WarnContext(ctx, t.Text, Count(t.Name, n, c.by...))
+	every := t.Every
+	if every == 0 {
+		every = TellEvery
+	}
+	time.AfterFunc(every, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.tell(context.Background(), c)
+	})
+}
+
+// Each calls yield with the values of the dimensions and the count of each, since the
+// process began.
+func (t *Tally) Each(yield func(values []string, n int64)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, c := range t.counts {
+		var values []string
+		for _, d := range c.by {
+			values = append(values, d.Value.String())
+		}
+		yield(values, c.all)
+	}
+}
