@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"mcpevents/shared/auth"
+	"mcpevents/shared/conversation"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/gateway"
 )
@@ -45,7 +46,7 @@ func (e *Embedded) counters() map[string]any {
 		return map[string]any{}
 	}
 	return map[string]any{
-		gateway.MetricDropped: e.backends.Dropped(),
-		"ConversationContext": e.conversation.Counts(),
+		gateway.MetricDropped:      e.backends.Dropped(),
+		conversation.MetricMissing: e.conversation.Counts(),
 	}
 }
