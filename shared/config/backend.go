@@ -74,20 +74,11 @@ func (p *parser) backend(n *strictyaml.Node) Backend {
 	return b
 }
 
-// oneCredential refuses a backend that would be sent two different Authorization headers.
+// oneCredential refuses two credentials of the operator's, which are for the gateway's own requests
+// and, without forwardToken, for those of callers.
 func (p *parser) oneCredential(n *strictyaml.Node, b Backend, say func(string) string) {
-	given := 0
-	if _, ok := b.Headers["Authorization"]; ok {
-		given++
-	}
-	if b.OAuth != nil {
-		given++
-	}
-	if b.ForwardToken {
-		given++
-	}
-	if given > 1 {
-		p.file.Add(n.Line, "%s", say("only one of an Authorization header, oauth and forwardToken is possible"))
+	if _, fixed := b.Headers["Authorization"]; fixed && b.OAuth != nil {
+		p.file.Add(n.Line, "%s", say("only one of an Authorization header and oauth is possible"))
 	}
 }
 

@@ -53,8 +53,9 @@ type Backend struct {
 	Headers map[string]Value
 	// OAuth gets tokens by client credentials; nil for none.
 	OAuth *OAuth
-	// ForwardToken passes on the caller's own token. It must be asked for by name: the
-	// backend can then act as the caller.
+	// ForwardToken passes on the caller's own token in calls. It must be asked for by name: the
+	// backend can then act as the caller. Without an Authorization header and OAuth the lists are asked
+	// for with it too.
 	ForwardToken bool
 }
 

@@ -109,7 +109,7 @@ func TestParseFaults(t *testing.T) {
 		"header injection":       {backend(`headers: {X-A: "a\r\nB: c"}`), "control characters"},
 		"oauth in clear":         {backend("oauth: {tokenUrl: 'http://id.example.com/t', clientId: a, clientSecret: env:A}"), "tokenUrl must be https"},
 		"oauth incomplete":       {backend("oauth: {tokenUrl: 'https://id.example.com/t'}"), "needs tokenUrl, clientId and clientSecret"},
-		"two credentials":        {backend("forwardToken: true", "headers: {Authorization: env:A}"), "only one of"},
+		"two credentials":        {backend("oauth: {tokenUrl: \"https://x/t\", clientId: me, clientSecret: env:S}", "headers: {Authorization: env:A}"), "only one of"},
 		"bad flag":               {backend("forwardToken: yes please"), "must be true or false"},
 		"bad workspace":          {backend("workspace: a/b"), "no name of a workspace"},
 		"bad prefix":             {backend("prefix: 'a b'"), "does not match"},

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"sync"
 	"time"
 
 	"mcpevents/shared/config"
@@ -23,13 +22,8 @@ type backend struct {
 
 	changed chan struct{} // receives when what is wanted of it may have changed
 
-	mu       sync.Mutex
-	learned  *learned
-	asking   *flight[*learned] // nil while nobody asks
-	lists    map[Kind]*fetched
-	fetching map[Kind]*fetching
-	stale    time.Time // what was begun to be fetched before is not used any more
-	rests    map[Kind]rest
+	*view // with the operator's credentials
+	views views
 }
 
 // learned is what a backend said of itself.
@@ -41,10 +35,9 @@ type learned struct {
 }
 
 func (g *Gateway) newBackend(c config.Backend) *backend {
-	return &backend{
-		Backend: c, gateway: g, http: g.options.HTTP, changed: make(chan struct{}, 1),
-		lists: map[Kind]*fetched{}, fetching: map[Kind]*fetching{}, rests: map[Kind]rest{},
-	}
+	b := &backend{Backend: c, gateway: g, http: g.options.HTTP, changed: make(chan struct{}, 1)}
+	b.view = newView(b, "")
+	return b
 }
 
 // client speaks to the backend for a caller, or for the gateway itself with an
@@ -58,25 +51,25 @@ const relearn = 5 * time.Minute
 
 // known is what the backend said of itself, asked for by one caller at a time.
 // Something older is better than nothing: with an error, it is what was known before.
-func (b *backend) known(ctx context.Context) (*learned, error) {
+func (v *view) known(ctx context.Context) (*learned, error) {
 	for {
-		b.mu.Lock()
-		have, f := b.learned, b.asking
+		v.mu.Lock()
+		have, f := v.learned, v.asking
 		if have != nil && time.Since(have.at) < relearn {
-			b.mu.Unlock()
+			v.mu.Unlock()
 			return have, nil
 		}
 		first := f == nil
 		if first {
 			f = newFlight[*learned]()
-			b.asking = f
+			v.asking = f
 		}
-		b.mu.Unlock()
+		v.mu.Unlock()
 		if first {
-			now, err := f.fly(ctx, func() (*learned, error) { return b.learn(ctx, have) })
+			now, err := f.fly(ctx, func() (*learned, error) { return v.learn(ctx, have) })
 			if err == nil && have != nil {
 				// Who still uses it finds it gone, and asks for the new one.
-				b.gateway.end(context.WithoutCancel(ctx), b, "", backendSession{have.version, have.session})
+				v.of.gateway.end(context.WithoutCancel(ctx), v.of, v.token, backendSession{have.version, have.session})
 			}
 			return now, err
 		}
@@ -84,21 +77,21 @@ func (b *backend) known(ctx context.Context) (*learned, error) {
 			if now == nil {
 				now = have
 			}
-			return now, fault.Wrap(fault.Unavailable, err, "wait for backend %s", b.Name)
+			return now, fault.Wrap(fault.Unavailable, err, "wait for backend %s", v.of.Name)
 		}
 	}
 }
 
-func (b *backend) learn(ctx context.Context, have *learned) (now *learned, err error) {
+func (v *view) learn(ctx context.Context, have *learned) (now *learned, err error) {
 	defer func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.asking = nil
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		v.asking = nil
 		if err == nil {
-			b.learned = now
+			v.learned = now
 		}
 	}()
-	if now, err = b.ask(ctx); err != nil {
+	if now, err = v.ask(ctx); err != nil {
 		return have, err
 	}
 	now.at = time.Now()
@@ -106,13 +99,13 @@ func (b *backend) learn(ctx context.Context, have *learned) (now *learned, err e
 }
 
 // forget makes the next caller ask again, unless somebody has already.
-func (b *backend) forget(was *learned) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if was != nil && b.learned == was {
+func (v *view) forget(was *learned) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if was != nil && v.learned == was {
 		old := *was
 		old.at = time.Time{}
-		b.learned = &old
+		v.learned = &old
 	}
 }
 
@@ -121,8 +114,8 @@ const latestLegacy = "2025-11-25"
 
 // ask finds out the revision and what is served: by server/discover, which only
 // 2026-07-28 has, and else by initialize.
-func (b *backend) ask(ctx context.Context) (*learned, error) {
-	c := b.client("")
+func (v *view) ask(ctx context.Context) (*learned, error) {
+	b, c := v.of, v.client()
 	pinned := b.ProtocolVersion
 	if pinned == config.AutoVersion || modern(pinned) {
 		got, err := b.discover(ctx, c)

@@ -36,14 +36,14 @@ type Call struct {
 
 // Has reports whether a backend of the principal has something of that name.
 func (g *Gateway) Has(ctx context.Context, c Client, kind Kind, name string) bool {
-	_, ok := g.serves(ctx, c.Principal, kind, name)
+	_, ok := g.serves(ctx, c, kind, name)
 	return ok
 }
 
 // Call finds the backend of what is called and hands its messages on until the
 // response. An error is returned only when nothing was sent that answers the request.
 func (g *Gateway) Call(ctx context.Context, c Call) error {
-	e, ok := g.serves(ctx, c.Principal, c.Kind, c.Name)
+	e, ok := g.serves(ctx, c.Client, c.Kind, c.Name)
 	if !ok {
 		return unknown(kinds[c.Kind].what, c.Name)
 	}
@@ -53,7 +53,7 @@ func (g *Gateway) Call(ctx context.Context, c Call) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.options.CallTimeout)
 	defer cancel()
-	known, err := e.backend.known(ctx)
+	known, err := e.backend.as(ctx, c.Client).known(ctx)
 	if known == nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func (x *exchange) belongs() []byte {
 	return bound(x.call.Principal, x.call.Method, x.backend.Name, x.own, x.digest())
 }
 
-func (x *exchange) client() *upstream.Client { return x.backend.client(x.call.Token) }
+func (x *exchange) client() *upstream.Client { return x.backend.caller(x.call.Token) }
 
 // name is the value of the member that names what is called.
 func (x *exchange) name() []byte {

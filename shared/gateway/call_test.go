@@ -25,7 +25,7 @@ func TestSessionIsBegunByTheFirstCallAndShared(t *testing.T) {
 	db := memory(t)
 	one, two := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
 	for _, g := range []*Gateway{one, two} {
-		g.List(t.Context(), ann, Tools) // which needs a session of the gateway's own
+		g.List(t.Context(), of(ann), Tools) // which needs a session of the gateway's own
 	}
 	own := s.made
 	first, err := call(t, one, legacy("s1"), "t")
@@ -137,7 +137,7 @@ func TestForgottenSessionsByServersInUse(t *testing.T) {
 			}
 			s.list(oneTool("new"))
 			g.backends(t.Context())[0].outdate()
-			if got := names(g.List(t.Context(), ann, Tools)); slices.Equal(got, []string{"new"}) != c.begins {
+			if got := names(g.List(t.Context(), of(ann), Tools)); slices.Equal(got, []string{"new"}) != c.begins {
 				t.Errorf("the list is %q", got)
 			}
 			want := 0
@@ -176,7 +176,7 @@ func TestForgottenSessionIsBegunAgain(t *testing.T) {
 		t.Fatalf("got %s, %v", again, err)
 	}
 	g.backends(t.Context())[0].outdate()
-	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"t"}) {
+	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"t"}) {
 		t.Errorf("behind that the tools are %q", got)
 	}
 	before := len(s.received("tools/call"))

@@ -36,7 +36,7 @@ func (g *Gateway) Converse(ctx context.Context, c Client, name, method string, p
 		return nil, unknown("backend", name)
 	}
 	b := visible[at]
-	known, err := b.known(ctx)
+	known, err := b.as(ctx, c).known(ctx)
 	if known == nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func (b *backend) converse(ctx context.Context, c Client, s backendSession, meth
 	if modern(s.Version) {
 		r.Header = http.Header{"Mcp-Method": {method}}
 	}
-	answer, err := b.client(c.Token).Post(ctx, r)
+	answer, err := b.caller(c.Token).Post(ctx, r)
 	if err == nil {
 		defer answer.Close()
 		var result json.RawMessage

@@ -11,6 +11,7 @@ import (
 
 	"mcpevents/shared/config"
 	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway/upstream"
 )
 
 // Secrets looks up what a setting of a backend refers to.
@@ -79,6 +80,20 @@ func (b *backend) tokens(secret string) oauth2.TokenSource {
 		}).TokenSource(context.WithValue(context.Background(), oauth2.HTTPClient, client))
 	}
 	return b.granted.source
+}
+
+// caller speaks to the backend for a caller. One that gets callers' tokens does not get the
+// operator's for a caller who has none.
+func (b *backend) caller(token string) *upstream.Client {
+	c := b.client(token)
+	if b.ForwardToken && token == "" {
+		c.Credentials = func(ctx context.Context, h http.Header) error {
+			err := b.authorize(ctx, h)
+			h.Del("Authorization")
+			return err
+		}
+	}
+	return c
 }
 
 // credentials adds what a request is to carry, for a caller or for the gateway itself

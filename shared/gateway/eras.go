@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -259,7 +260,7 @@ func (x *exchange) respondError(raw, failure json.RawMessage) error {
 			to = jsonrpc.InvalidRequest
 		case codeHeaderMismatch, codeVersion:
 			// Not the client's doing: what was known of the backend is no longer so.
-			x.backend.outdate()
+			x.backend.as(context.Background(), x.call.Client).outdate()
 			to = jsonrpc.InternalError
 		}
 	}

@@ -382,6 +382,9 @@ func legacy(session string) Client {
 	}
 }
 
+// of is a client of the principal of which nothing else matters.
+func of(p auth.Principal) Client { return Client{Principal: p} }
+
 func modernClient(p auth.Principal) Client {
 	return Client{Principal: p, Version: "2026-07-28", Capabilities: json.RawMessage(`{}`)}
 }

@@ -132,6 +132,12 @@ func (g *Gateway) visible(ctx context.Context, p auth.Principal) []*backend {
 	return out
 }
 
+// shown are those of them that show something to the client: one that is asked with callers'
+// tokens shows nothing to who has none.
+func (g *Gateway) shown(ctx context.Context, c Client) []*backend {
+	return slices.DeleteFunc(g.visible(ctx, c.Principal), func(b *backend) bool { return b.perCaller() && c.Token == "" })
+}
+
 // Offers is what the backends of a principal serve.
 type Offers struct {
 	Tools, Prompts, Resources, Completions, Logging bool
@@ -145,9 +151,9 @@ type Offers struct {
 // they serve.
 const offerTime = 2 * time.Second
 
-// Offers asks the backends of a principal what they serve. Those that cannot be
+// Offers asks the backends of a client what they serve. Those that cannot be
 // reached in time are counted by what they said last.
-func (g *Gateway) Offers(ctx context.Context, p auth.Principal) Offers {
+func (g *Gateway) Offers(ctx context.Context, c Client) Offers {
 	ctx, cancel := context.WithTimeout(ctx, offerTime)
 	defer cancel()
 	var (
@@ -155,9 +161,9 @@ func (g *Gateway) Offers(ctx context.Context, p auth.Principal) Offers {
 		mu  sync.Mutex
 		all Offers
 	)
-	for _, b := range g.visible(ctx, p) {
+	for _, b := range g.shown(ctx, c) {
 		wg.Go(func() {
-			known, err := b.known(ctx)
+			known, err := b.as(ctx, c).known(ctx)
 			if err != nil {
 				g.options.Log.WarnContext(ctx, "a backend does not tell what it serves", "backend", b.Name, "error", err)
 			}

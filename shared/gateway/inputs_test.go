@@ -319,7 +319,7 @@ func TestOutputSchemaOfAListedTool(t *testing.T) {
 	for schema, kept := range map[string]bool{`{"type":"array"}`: false, `{"oneOf":[]}`: false, `{"type":"object","x":1.0}`: true} {
 		s := newScript(t, true, nil)
 		s.tool = `{"name":"tool","inputSchema":{"type":"object"},"outputSchema":` + schema + `,"x":1.0}`
-		e := instances(t, 1, s)[0].List(t.Context(), someone(v2025).Principal, gateway.Tools).Entries[0]
+		e := instances(t, 1, s)[0].List(t.Context(), someone(v2025), gateway.Tools).Entries[0]
 		if got := string(e.For(v2026)); got != s.tool {
 			t.Errorf("2026-07-28: %s", got)
 		}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/yosida95/uritemplate/v3"
 
-	"mcpevents/shared/auth"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/gateway/upstream"
 	"mcpevents/shared/mcp/jsonrpc"
@@ -93,17 +92,17 @@ const maxTTL = 24 * time.Hour
 // missTTL is how old the list may be by which a name is said to be unknown.
 const missTTL = time.Second
 
-// List gathers the lists of all backends that a principal may use, as they are now by what
+// List gathers the lists of all backends that a client may use, as they are now by what
 // the backends say of their time to live and of their changes. A backend that cannot be reached
 // gives what it had last, or nothing.
-func (g *Gateway) List(ctx context.Context, p auth.Principal, kind Kind) *List {
-	return g.list(ctx, p, kind, func(l *fetched) time.Duration { return min(l.ttl, g.options.ListTTL) })
+func (g *Gateway) List(ctx context.Context, c Client, kind Kind) *List {
+	return g.list(ctx, c, kind, func(l *fetched) time.Duration { return min(l.ttl, g.options.ListTTL) })
 }
 
 // list gathers the lists, each used for as long as it says from when it was fetched, and
 // while its mark is the same.
-func (g *Gateway) list(ctx context.Context, p auth.Principal, kind Kind, use func(*fetched) time.Duration) *List {
-	backends := g.visible(ctx, p)
+func (g *Gateway) list(ctx context.Context, c Client, kind Kind, use func(*fetched) time.Duration) *List {
+	backends := g.shown(ctx, c)
 	marks := g.marks(ctx, backends, kind)
 	lists := make([]*fetched, len(backends))
 	var (
@@ -113,7 +112,7 @@ func (g *Gateway) list(ctx context.Context, p auth.Principal, kind Kind, use fun
 	for i, b := range backends {
 		wg.Go(func() {
 			var err error
-			if lists[i], err = b.list(ctx, kind, marks[i], use); err != nil {
+			if lists[i], err = b.as(ctx, c).list(ctx, kind, marks[i], use); err != nil {
 				failing.Store(true)
 				g.options.Log.WarnContext(ctx, "a backend's list could not be had", "backend", b.Name, "of", kinds[kind].what, "error", err)
 			}
@@ -129,11 +128,11 @@ func (g *Gateway) list(ctx context.Context, p auth.Principal, kind Kind, use fun
 
 // atHand are the lists that were fetched not long ago, whether they have changed since
 // or not. It reports false when one of them is not.
-func (g *Gateway) atHand(ctx context.Context, p auth.Principal, kind Kind) (*List, bool) {
-	backends := g.visible(ctx, p)
+func (g *Gateway) atHand(ctx context.Context, c Client, kind Kind) (*List, bool) {
+	backends := g.shown(ctx, c)
 	lists := make([]*fetched, len(backends))
 	for i, b := range backends {
-		if lists[i] = b.have(kind); lists[i] == nil {
+		if lists[i] = b.as(ctx, c).have(kind); lists[i] == nil {
 			return nil, false
 		}
 	}
@@ -142,14 +141,14 @@ func (g *Gateway) atHand(ctx context.Context, p auth.Principal, kind Kind) (*Lis
 
 // have is the list that was fetched last, if that is not long ago, or whatever there is while
 // the backend rests.
-func (b *backend) have(kind Kind) *fetched {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	l := b.lists[kind]
+func (v *view) have(kind Kind) *fetched {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	l := v.lists[kind]
 	switch {
-	case l != nil && l.at.After(b.stale) && time.Since(l.at) < b.gateway.options.ListTTL:
+	case l != nil && l.at.After(v.stale) && time.Since(l.at) < v.of.gateway.options.ListTTL:
 		return l
-	case !time.Now().Before(b.rests[kind].until):
+	case !time.Now().Before(v.rests[kind].until):
 		return nil
 	case l == nil:
 		return &fetched{}
@@ -197,12 +196,12 @@ func (g *Gateway) join(ctx context.Context, kind Kind, backends []*backend, list
 // serves finds who serves a name: the entry of that name, or for a URI the template that
 // stands for it. It looks into the lists at hand; before it says that there is nobody, into those as
 // they are now.
-func (g *Gateway) serves(ctx context.Context, p auth.Principal, kind Kind, name string) (Entry, bool) {
-	if e, ok := g.find(kind, name, func(kind Kind) (*List, bool) { return g.atHand(ctx, p, kind) }); ok {
+func (g *Gateway) serves(ctx context.Context, c Client, kind Kind, name string) (Entry, bool) {
+	if e, ok := g.find(kind, name, func(kind Kind) (*List, bool) { return g.atHand(ctx, c, kind) }); ok {
 		return e, true
 	}
 	return g.find(kind, name, func(kind Kind) (*List, bool) {
-		return g.list(ctx, p, kind, func(*fetched) time.Duration { return min(missTTL, g.options.ListTTL) }), true
+		return g.list(ctx, c, kind, func(*fetched) time.Duration { return min(missTTL, g.options.ListTTL) }), true
 	})
 }
 
@@ -246,63 +245,63 @@ func (l *List) find(name string) (Entry, bool) {
 
 // list is the backend's list, fetched by one caller at a time when the one that was fetched
 // last is too old or has another mark.
-func (b *backend) list(ctx context.Context, kind Kind, mark string, use func(*fetched) time.Duration) (*fetched, error) {
+func (v *view) list(ctx context.Context, kind Kind, mark string, use func(*fetched) time.Duration) (*fetched, error) {
 	for {
-		b.mu.Lock()
-		have, f := b.lists[kind], b.fetching[kind]
-		if have != nil && have.at.After(b.stale) && have.mark == mark && time.Since(have.at) < use(have) {
-			b.mu.Unlock()
+		v.mu.Lock()
+		have, f := v.lists[kind], v.fetching[kind]
+		if have != nil && have.at.After(v.stale) && have.mark == mark && time.Since(have.at) < use(have) {
+			v.mu.Unlock()
 			return have, nil
 		}
-		if r := b.rests[kind]; r.mark == mark && time.Now().Before(r.until) {
-			b.mu.Unlock()
+		if r := v.rests[kind]; r.mark == mark && time.Now().Before(r.until) {
+			v.mu.Unlock()
 			return have, errRests
 		}
 		// What was begun before a change may end with the list from before.
-		first := f == nil || !f.began.After(b.stale) || f.mark != mark
+		first := f == nil || !f.began.After(v.stale) || f.mark != mark
 		if first {
 			f = &fetching{flight: newFlight[*fetched](), mark: mark}
-			b.fetching[kind] = f
+			v.fetching[kind] = f
 		}
-		b.mu.Unlock()
+		v.mu.Unlock()
 		if first {
-			return f.fly(ctx, func() (*fetched, error) { return b.refresh(ctx, kind, f) })
+			return f.fly(ctx, func() (*fetched, error) { return v.refresh(ctx, kind, f) })
 		}
 		if now, err, ok := f.wait(ctx); ok {
 			if now == nil {
 				now = have
 			}
-			return now, fault.Wrap(fault.Unavailable, err, "wait for the list of backend %s", b.Name)
+			return now, fault.Wrap(fault.Unavailable, err, "wait for the list of backend %s", v.of.Name)
 		}
 	}
 }
 
 // refresh fetches the list; with an error it is the one that was fetched before.
-func (b *backend) refresh(ctx context.Context, kind Kind, f *fetching) (*fetched, error) {
-	now, err := b.fetchKnown(ctx, kind)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.fetching[kind] == f {
-		delete(b.fetching, kind)
+func (v *view) refresh(ctx context.Context, kind Kind, f *fetching) (*fetched, error) {
+	now, err := v.fetchKnown(ctx, kind)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.fetching[kind] == f {
+		delete(v.fetching, kind)
 	}
-	last := b.lists[kind]
+	last := v.lists[kind]
 	if err != nil {
-		if took := time.Since(f.began); ctx.Err() == nil && took > b.gateway.options.AskTimeout/2 {
-			b.rests[kind] = rest{time.Now().Add(took), f.mark}
+		if took := time.Since(f.began); ctx.Err() == nil && took > v.of.gateway.options.AskTimeout/2 {
+			v.rests[kind] = rest{time.Now().Add(took), f.mark}
 		}
 		return last, err
 	}
-	delete(b.rests, kind)
+	delete(v.rests, kind)
 	if now.at, now.mark = f.began, f.mark; last == nil || last.at.Before(now.at) {
-		b.lists[kind] = now
+		v.lists[kind] = now
 	}
 	return now, nil
 }
 
 // fetchKnown fetches a list in the revision that the backend speaks. A session that it has
 // ended is begun again.
-func (b *backend) fetchKnown(ctx context.Context, kind Kind) (*fetched, error) {
-	known, err := b.known(ctx)
+func (v *view) fetchKnown(ctx context.Context, kind Kind) (*fetched, error) {
+	known, err := v.known(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -310,11 +309,11 @@ func (b *backend) fetchKnown(ctx context.Context, kind Kind) (*fetched, error) {
 		// It adds nothing and says nothing, until it is asked again what it serves.
 		return &fetched{ttl: relearn, shared: true}, nil
 	}
-	now, err := b.fetch(ctx, known, kind)
+	now, err := v.fetch(ctx, known, kind)
 	if errors.Is(err, upstream.ErrSession) {
-		b.forget(known)
-		if known, err = b.known(ctx); err == nil {
-			now, err = b.fetch(ctx, known, kind)
+		v.forget(known)
+		if known, err = v.known(ctx); err == nil {
+			now, err = v.fetch(ctx, known, kind)
 		}
 	}
 	return now, err
@@ -331,15 +330,15 @@ func (o Offers) has(kind Kind) bool {
 }
 
 // outdate makes the next caller fetch the lists again.
-func (b *backend) outdate() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.stale = time.Now()
+func (v *view) outdate() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.stale = time.Now()
 }
 
 // fetch reads all pages of a list.
-func (b *backend) fetch(ctx context.Context, known *learned, kind Kind) (*fetched, error) {
-	c := b.client("")
+func (v *view) fetch(ctx context.Context, known *learned, kind Kind) (*fetched, error) {
+	b, c := v.of, v.client()
 	k := kinds[kind]
 	out := &fetched{ttl: maxTTL, shared: !b.ForwardToken}
 	var cursor json.RawMessage

@@ -52,7 +52,7 @@ func TestListsAreGathered(t *testing.T) {
 	dead.Close()
 	g := gatewayOver(t, memory(t), at("a", first, prefix("a_")), at("dead", dead, prefix("d_")), at("b", second), at("c", third))
 	for range 3 {
-		l := g.List(t.Context(), ann, Tools)
+		l := g.List(t.Context(), of(ann), Tools)
 		if got, want := names(l), []string{"a_one", "a_two", "one", "three", "four"}; !slices.Equal(got, want) {
 			t.Fatalf("got %q, want %q", got, want)
 		}
@@ -64,10 +64,10 @@ func TestListsAreGathered(t *testing.T) {
 				t.Errorf("got %s", e.JSON)
 			}
 		}
-		if got := names(g.List(t.Context(), ann, Prompts)); !slices.Equal(got, []string{"a_p", "p"}) {
+		if got := names(g.List(t.Context(), of(ann), Prompts)); !slices.Equal(got, []string{"a_p", "p"}) {
 			t.Errorf("the prompts are %q", got)
 		}
-		if got := names(g.List(t.Context(), ann, Resources)); !slices.Equal(got, []string{"file:///one"}) {
+		if got := names(g.List(t.Context(), of(ann), Resources)); !slices.Equal(got, []string{"file:///one"}) {
 			t.Errorf("the resources are %q", got)
 		}
 		for uri, want := range map[string]bool{"file:///one": true, "t://one/5": true, "t://two/5": false, "t://one/": false, "bad://x": false} {
@@ -91,7 +91,7 @@ func TestEndlessListIsRefused(t *testing.T) {
 		}
 	})
 	g := gatewayOver(t, memory(t), at("endless", endless), at("ok", newScripted(t)))
-	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"t"}) {
+	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"t"}) {
 		t.Errorf("got %d tools", len(got))
 	}
 	if n := len(endless.received("tools/list")); n != maxPages {
@@ -111,13 +111,13 @@ func TestChangedListIsFetchedAgain(t *testing.T) {
 	})
 	g := gatewayOver(t, memory(t), at("b", s))
 	first := make(chan []string)
-	go func() { first <- names(g.List(t.Context(), ann, Tools)) }()
+	go func() { first <- names(g.List(t.Context(), of(ann), Tools)) }()
 	<-fetching
 	s.list(oneTool("after"))
 	g.backends(t.Context())[0].outdate()
 	close(goOn)
 	<-first
-	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"after"}) {
+	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"after"}) {
 		t.Errorf("behind the change the tools are %q", got)
 	}
 }
@@ -132,7 +132,7 @@ func TestHangingBackendDoesNotHoldUpLists(t *testing.T) {
 	g := gatewayOver(t, memory(t), at("hangs", s), at("ok", newScripted(t)))
 	g.options.AskTimeout = 100 * time.Millisecond
 	done := make(chan []string, 1)
-	go func() { done <- names(g.List(t.Context(), ann, Tools)) }()
+	go func() { done <- names(g.List(t.Context(), of(ann), Tools)) }()
 	select {
 	case got := <-done:
 		if !slices.Equal(got, []string{"t"}) {
@@ -224,7 +224,7 @@ func TestBackendsAreSeenByWorkspaceAndScopes(t *testing.T) {
 		{"no workspace", auth.Principal{ID: "e", Scopes: []string{"x", "y"}}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := names(g.List(t.Context(), c.p, Tools)); !slices.Equal(got, c.want) {
+			if got := names(g.List(t.Context(), of(c.p), Tools)); !slices.Equal(got, c.want) {
 				t.Errorf("sees %q, want %q", got, c.want)
 			}
 			for _, name := range []string{"t", "s_t", "o_t"} {
@@ -291,8 +291,8 @@ func TestCredentials(t *testing.T) {
 		t.Errorf("the caller's token was not passed on: %v", forwarded)
 	}
 	for _, m := range open.received("tools/list") {
-		if m.Header.Get("Authorization") != "" {
-			t.Error("the list for all was asked for with a caller's token")
+		if m.Header.Get("Authorization") != "Bearer caller" {
+			t.Errorf("the caller's list was asked for with %q", m.Header.Get("Authorization"))
 		}
 	}
 }

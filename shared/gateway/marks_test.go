@@ -69,7 +69,7 @@ func TestListsAtOtherInstancesAreTheNewOnes(t *testing.T) {
 			lists := []struct{ kind, name string }{Tools: {"tools", "t%d"}, Prompts: {"prompts", "p%d"}, Resources: {"resources", "r:%d"}, Templates: {"resources", "t:%d/{x}"}}
 			for i := range 25 {
 				for kind := range lists { // so that it has something old
-					other.List(t.Context(), ann, Kind(kind))
+					other.List(t.Context(), of(ann), Kind(kind))
 				}
 				now.Add(1)
 				for _, what := range []string{"tools", "prompts", "resources"} {
@@ -80,7 +80,7 @@ func TestListsAtOtherInstancesAreTheNewOnes(t *testing.T) {
 							continue
 						}
 						want := fmt.Sprintf(list.name, now.Load())
-						if got := names(other.List(t.Context(), ann, Kind(kind))); !slices.Equal(got, []string{want}) {
+						if got := names(other.List(t.Context(), of(ann), Kind(kind))); !slices.Equal(got, []string{want}) {
 							t.Fatalf("change %d of %s: got %q, want %q", i, what, got, want)
 						}
 					}
@@ -107,7 +107,7 @@ func TestReadsOfTheStore(t *testing.T) {
 	g := gatewayOver(t, db, at("a", s, prefix("a_")), at("b", s, prefix("b_")), at("c", s, prefix("c_")))
 	for i := range 3 {
 		for kind := range kinds {
-			if reads, keys := db.reads(func() { g.List(t.Context(), ann, Kind(kind)) }); reads != 1 || keys != 3 {
+			if reads, keys := db.reads(func() { g.List(t.Context(), of(ann), Kind(kind)) }); reads != 1 || keys != 3 {
 				t.Errorf("list %d of %ss made %d reads of %d keys", i, kinds[kind].what, reads, keys)
 			}
 		}
@@ -143,7 +143,7 @@ func TestNewNamesCanBeCalledAtOtherInstances(t *testing.T) {
 	defer relaying(t, "holder", gatewayOver(t, db, at("b", s)), l)()
 	s.only(t, 1)
 	for i := range 10 {
-		other.List(t.Context(), ann, Tools)
+		other.List(t.Context(), of(ann), Tools)
 		name := fmt.Sprintf("new%d", i)
 		s.list(oneTool(name))
 		s.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
@@ -172,18 +172,18 @@ func TestListsWhileTheStoreIsAway(t *testing.T) {
 	})
 	db := &counting{DB: memory(t)}
 	g := gatewayOver(t, db, at("b", s))
-	g.List(t.Context(), ann, Tools)
+	g.List(t.Context(), of(ann), Tools)
 	db.fail.Store(true)
 	if _, err := call(t, g, modernClient(ann), "t"); err != nil {
 		t.Error(err)
 	}
 	s.list(oneTool("u"))
-	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"u"}) {
+	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"u"}) {
 		t.Errorf("got %q", got)
 	}
 	db.fail.Store(false)
 	s.list(oneTool("v"))
-	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"v"}) {
+	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"v"}) {
 		t.Errorf("with the store there again: got %q", got)
 	}
 }
@@ -200,12 +200,12 @@ func TestHangingBackendRests(t *testing.T) {
 	ok := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	g := gatewayOver(t, memory(t), at("hangs", s), at("ok", ok))
 	g.options.AskTimeout = 500 * time.Millisecond
-	g.List(t.Context(), ann, Tools)
+	g.List(t.Context(), of(ann), Tools)
 	n := asked.Load()
 	var all sync.WaitGroup
 	for range 5 {
 		all.Go(func() {
-			if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"t"}) {
+			if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"t"}) {
 				t.Errorf("got %q", got)
 			}
 			if _, err := call(t, g, legacy("s"), "t"); err != nil {
@@ -221,7 +221,7 @@ func TestHangingBackendRests(t *testing.T) {
 		t.Fatal(err)
 	}
 	n = asked.Load()
-	g.List(t.Context(), ann, Tools)
+	g.List(t.Context(), of(ann), Tools)
 	if asked.Load() == n {
 		t.Error("a backend that tells of a change is not asked")
 	}

@@ -99,7 +99,7 @@ func (g *Gateway) Answer(ctx context.Context, c Client, id string, body json.Raw
 		}
 		ctx, cancel := context.WithTimeout(ctx, g.options.AskTimeout)
 		defer cancel()
-		x, err := b.client(c.Token).Post(ctx, upstream.Request{
+		x, err := b.caller(c.Token).Post(ctx, upstream.Request{
 			Body: upstream.Replace(body, "id", q.ID), Version: q.With.Version, Session: q.With.ID,
 		})
 		if err != nil {

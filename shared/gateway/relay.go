@@ -81,7 +81,8 @@ func (r *Relay) Run(ctx context.Context) {
 	tick := time.NewTicker(setEvery)
 	defer tick.Stop()
 	for {
-		now := r.Gateway.backends(ctx)
+		// Where only callers have credentials there is nobody to listen as.
+		now := slices.DeleteFunc(slices.Clone(r.Gateway.backends(ctx)), (*backend).perCaller)
 		for b, f := range followed {
 			if !slices.Contains(now, b) {
 				f.stop()

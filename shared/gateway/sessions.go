@@ -100,7 +100,7 @@ func (g *Gateway) begin(ctx context.Context, c Client, b *backend) (s backendSes
 	if err != nil {
 		return s, fault.Wrap(fault.Internal, err, "encode initialize")
 	}
-	session, got, err := b.initialize(ctx, b.client(c.Token), params)
+	session, got, err := b.initialize(ctx, b.caller(c.Token), params)
 	s = backendSession{got.version, session}
 	if err != nil || c.Level == "" || !got.offers.Logging {
 		return s, err
@@ -114,7 +114,7 @@ func (g *Gateway) begin(ctx context.Context, c Client, b *backend) (s backendSes
 // setLevel asks a backend for log messages within a session.
 func (g *Gateway) setLevel(ctx context.Context, c Client, b *backend, s backendSession) error {
 	params := append(append([]byte(`{"level":`), quote(c.Level)...), '}')
-	_, err := b.request(ctx, b.client(c.Token), upstream.Request{Version: s.Version, Session: s.ID}, "logging/setLevel", params)
+	_, err := b.request(ctx, b.caller(c.Token), upstream.Request{Version: s.Version, Session: s.ID}, "logging/setLevel", params)
 	return err
 }
 
@@ -189,7 +189,7 @@ func (g *Gateway) Tell(ctx context.Context, c Client, body json.RawMessage) erro
 	atOnce(sessions, func(b *backend, s backendSession) {
 		ctx, cancel := context.WithTimeout(ctx, tellTime)
 		defer cancel()
-		x, err := b.client(c.Token).Post(ctx, upstream.Request{Body: body, Version: s.Version, Session: s.ID})
+		x, err := b.caller(c.Token).Post(ctx, upstream.Request{Body: body, Version: s.Version, Session: s.ID})
 		if err != nil {
 			g.options.Log.WarnContext(ctx, "a notification did not reach a backend", "backend", b.Name, "error", err)
 			return

@@ -27,14 +27,14 @@ func TestBackendsAreReplaced(t *testing.T) {
 	l := newLog()
 	relaying(t, "r", g, l)
 	l.until(t, one) // it has compared the lists
-	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"t"}) {
+	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"t"}) {
 		t.Fatalf("at first %q", got)
 	}
 	asked := len(one.received("tools/list"))
 	if err := g.Replace(t.Context(), []config.Backend{at("two", two, prefix("x_")), at("one", one)}); err != nil {
 		t.Fatal(err)
 	}
-	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"x_u", "t"}) {
+	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"x_u", "t"}) {
 		t.Errorf("with a second one %q", got)
 	}
 	two.only(t, 1)
@@ -44,7 +44,7 @@ func TestBackendsAreReplaced(t *testing.T) {
 	if err := g.Replace(t.Context(), []config.Backend{at("two", two, prefix("y_"))}); err != nil {
 		t.Fatal(err)
 	}
-	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"y_u"}) {
+	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"y_u"}) {
 		t.Errorf("of the second one, changed, alone %q", got)
 	}
 	if _, err := call(t, g, legacy("s"), "t"); err == nil {
@@ -87,7 +87,7 @@ func TestSourceOfBackends(t *testing.T) {
 		{"none again", &[]config.Backend{}, nil},
 	} {
 		now.Store(c.now)
-		if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, c.want) || g.Any(t.Context()) != (c.want != nil) {
+		if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, c.want) || g.Any(t.Context()) != (c.want != nil) {
 			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
 		}
 	}
@@ -111,14 +111,14 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"t"}) {
+	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"t"}) {
 		t.Errorf("without the secret %q", got)
 	}
 	if n := len(locked.received("server/discover")) + len(locked.received("initialize")); n > 0 {
 		t.Error("it was asked without its credentials")
 	}
 	t.Setenv("GATEWAY_TEST_LATER", "Bearer later")
-	if got := names(g.List(t.Context(), ann, Tools)); !slices.Equal(got, []string{"l_t", "t"}) {
+	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"l_t", "t"}) {
 		t.Errorf("with the secret %q", got)
 	}
 	// A file with such a fault is not taken as a whole.
@@ -151,16 +151,16 @@ func TestSameNameInTwoWorkspaces(t *testing.T) {
 		t.Errorf("before any change %q", before)
 	}
 	theirs.list(oneTool("t", "u"))
-	g.List(t.Context(), ann, Tools)
+	g.List(t.Context(), of(ann), Tools)
 	asked := len(mine.received("tools/list"))
 	theirs.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
 	if got := l.next(t); got != "r other b notifications/tools/list_changed" {
 		t.Errorf("got %q", got)
 	}
-	if got := names(g.List(t.Context(), auth.Principal{ID: "x", Workspace: "other"}, Tools)); !slices.Equal(got, []string{"t", "u"}) {
+	if got := names(g.List(t.Context(), of(auth.Principal{ID: "x", Workspace: "other"}), Tools)); !slices.Equal(got, []string{"t", "u"}) {
 		t.Errorf("behind the change they are %q", got)
 	}
-	g.List(t.Context(), ann, Tools)
+	g.List(t.Context(), of(ann), Tools)
 	if n := len(mine.received("tools/list")); n != asked {
 		t.Error("its change made the other one's list old")
 	}

@@ -83,8 +83,8 @@ func (g *Gateway) Backends(ctx context.Context, p auth.Principal) (names []strin
 
 // Subscribable finds the backend that serves a resource and tells of its changes.
 func (g *Gateway) Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool) {
-	e, ok := g.serves(ctx, p, Resources, uri)
-	if !ok {
+	e, ok := g.serves(ctx, Client{Principal: p}, Resources, uri)
+	if !ok || e.backend.perCaller() { // nobody listens there
 		return "", false
 	}
 	known, _ := e.backend.known(ctx)

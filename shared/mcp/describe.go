@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 
-	"mcpevents/shared/auth"
 	"mcpevents/shared/conversation"
 	"mcpevents/shared/gateway"
 	"mcpevents/shared/mcp/jsonrpc"
@@ -51,12 +50,12 @@ type offers struct {
 }
 
 // offersTo finds out what there is for a caller beside what there is for all.
-func (e *Endpoint) offersTo(ctx context.Context, p auth.Principal) (o offers) {
+func (e *Endpoint) offersTo(ctx context.Context, c *call) (o offers) {
 	if backends := e.gateway(ctx); backends != nil {
-		o.backends = backends.Offers(ctx, p)
+		o.backends = backends.Offers(ctx, c.client())
 	}
 	if e.options.Conversation != nil {
-		o.conversation = e.options.Conversation.Offers(ctx, p)
+		o.conversation = e.options.Conversation.Offers(ctx, c.principal)
 	}
 	return o
 }
@@ -163,7 +162,7 @@ func (e *Endpoint) answerDiscover(ctx context.Context, c *call) (result, error) 
 	if !e.personal(ctx) {
 		return result{members: [][]byte{e.discover}, cache: &caching{discoverTTL, public}}, nil
 	}
-	about := e.describeDiscover(e.offersTo(ctx, c.principal))
+	about := e.describeDiscover(e.offersTo(ctx, c))
 	return result{members: [][]byte{about}, cache: &caching{discoverTTL, private}}, nil
 }
 

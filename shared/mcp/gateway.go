@@ -25,8 +25,8 @@ import (
 type Gateway interface {
 	// Any reports whether there are backends at all, which may change at any time.
 	Any(ctx context.Context) bool
-	Offers(ctx context.Context, p auth.Principal) gateway.Offers
-	List(ctx context.Context, p auth.Principal, kind gateway.Kind) *gateway.List
+	Offers(ctx context.Context, c gateway.Client) gateway.Offers
+	List(ctx context.Context, c gateway.Client, kind gateway.Kind) *gateway.List
 	Has(ctx context.Context, c gateway.Client, kind gateway.Kind, name string) bool
 	Call(ctx context.Context, c gateway.Call) error
 	Answer(ctx context.Context, c gateway.Client, id string, body json.RawMessage) error

@@ -131,7 +131,7 @@ func (e *Endpoint) initializeSession(w http.ResponseWriter, c *call) {
 	version := append(append([]byte(`"protocolVersion":"`), c.version...), '"')
 	about := e.initialize
 	if e.personal(c.request.Context()) {
-		about = e.describeInitialize(e.offersTo(c.request.Context(), c.principal))
+		about = e.describeInitialize(e.offersTo(c.request.Context(), c))
 	}
 	send(w, http.StatusOK, func(b []byte) []byte {
 		return e.appendResult(b, c, result{members: [][]byte{version, about}})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway"
 	"mcpevents/shared/mcp/jsonrpc"
 	"mcpevents/shared/mcp/sse"
 	"mcpevents/shared/stream"
@@ -212,7 +213,7 @@ func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
 	o.events = asked.EventsListChanged && e.has(methodEvents)
 	o.contexts = asked.ConversationContext && e.options.Conversation != nil && e.options.Conversation.Offers(ctx, o.principal).Any()
 	if backends := e.gateway(ctx); backends != nil && (asked.ToolsListChanged || asked.PromptsListChanged) {
-		offers := backends.Offers(ctx, o.principal)
+		offers := backends.Offers(ctx, gateway.Client{Principal: o.principal})
 		o.tools, o.prompts = asked.ToolsListChanged && offers.Tools, asked.PromptsListChanged && offers.Prompts
 	}
 	out := filter{

@@ -238,7 +238,7 @@ func (e *Endpoint) addBackends(ctx context.Context, c *call, page *partedPage, k
 		return page.result(nil)
 	}
 	c.waits()
-	list := backends.List(ctx, c.principal, kind)
+	list := backends.List(ctx, c.client(), kind)
 	// On all pages the same: the strictest scope and the shortest time.
 	page.cache = &caching{min(page.cache.ttl, list.TTL.Milliseconds()), page.cache.scope}
 	if !list.Shared {

@@ -1,0 +1,190 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config"
+)
+
+// personal is a backend that shows each caller a tool of the name that its token says, and
+// refuses those without.
+func personal(t *testing.T, modern bool) *scripted {
+	t.Helper()
+	s := newScripted(t, func(s *scripted) {
+		s.modern = modern
+		s.allow = func(h http.Header) bool { return strings.HasPrefix(h.Get("Authorization"), "Bearer ") }
+		s.call = func(t *turn) {
+			t.result(fmt.Sprintf(`{"resultType":"complete","for":%q}`, t.Header.Get("Authorization")))
+		}
+	})
+	inner := s.Config.Handler
+	s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		who := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if r.Method == http.MethodPost {
+			// The lists of the script do not know who asks, so each answer is made under a lock.
+			personalLists.Lock()
+			defer personalLists.Unlock()
+			s.list(oneTool("of-" + who))
+		}
+		inner.ServeHTTP(w, r)
+	})
+	return s
+}
+
+var personalLists sync.Mutex
+
+func forwarded(b *config.Backend) { b.ForwardToken = true }
+
+func withToken(id, token string) Client {
+	c := legacy("s-" + id)
+	c.Principal.ID, c.Token = id, token
+	return c
+}
+
+// GWN-19, GWN-02: without credentials of the operator's, what a backend is and lists is asked for with
+// the caller's token, and nobody is shown what another was, nor may call it: not another principal, not the same with
+// another token, and nobody without one.
+func TestCallersSeeTheirOwnLists(t *testing.T) {
+	for name, modern := range map[string]bool{"2025": false, "2026": true} {
+		t.Run(name, func(t *testing.T) {
+			s := personal(t, modern)
+			g := gatewayOver(t, memory(t), at("b", s, forwarded))
+			callers := map[string]Client{
+				"alice": withToken("ann", "Bearer alice"), "bob": withToken("bob", "Bearer bob"), "alice2": withToken("ann", "Bearer alice2"),
+			}
+			var all sync.WaitGroup
+			for range 5 {
+				for token, c := range callers {
+					all.Go(func() {
+						if got := names(g.List(t.Context(), c, Tools)); !slices.Equal(got, []string{"of-" + token}) {
+							t.Errorf("%s sees %q", token, got)
+						}
+					})
+				}
+			}
+			all.Wait()
+			for token, c := range callers {
+				if !g.Offers(t.Context(), c).Tools {
+					t.Errorf("%s is not offered tools", token)
+				}
+				for other := range callers {
+					got, err := call(t, g, c, "of-"+other)
+					if (err == nil) != (token == other) || err == nil && !strings.Contains(got, `"Bearer `+token+`"`) {
+						t.Errorf("%s calls what is %s's: %s, %v", token, other, got, err)
+					}
+				}
+			}
+			for _, nobody := range []Client{withToken("ann", ""), of(ann)} {
+				if got := names(g.List(t.Context(), nobody, Tools)); len(got) > 0 {
+					t.Errorf("without a token one sees %q", got)
+				}
+				if g.Has(t.Context(), nobody, Tools, "of-alice") || g.Offers(t.Context(), nobody).Tools {
+					t.Error("without a token there is something")
+				}
+			}
+			if l := g.List(t.Context(), callers["bob"], Tools); l.Shared {
+				t.Error("a caller's own list is public")
+			}
+			for _, m := range s.seen {
+				if m.Header.Get("Authorization") == "" {
+					t.Errorf("%s was asked for without a token", m.Method)
+				}
+			}
+		})
+	}
+}
+
+// GWN-19: with credentials of the operator's too, these are for lists, and calls are made with the caller's: one
+// who has none does not call with the operator's.
+func TestOperatorListsAndCallerCalls(t *testing.T) {
+	t.Setenv("GATEWAY_TEST_SECRET", "Bearer operator")
+	s := personal(t, false)
+	source := fmt.Sprintf("backends:\n  - {name: b, url: %q, forwardToken: true, headers: {Authorization: \"env:GATEWAY_TEST_SECRET\"}}\n", s.URL)
+	c, err := config.Parse([]byte(source))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := gatewayOver(t, memory(t), c.Backends...)
+	l := newLog()
+	defer relaying(t, "r", g, l)()
+	until(t, "the stream is open", func() bool { return s.open() == 1 })
+	for _, token := range []string{"alice", "bob"} {
+		c := withToken(token, "Bearer "+token)
+		if got := names(g.List(t.Context(), c, Tools)); !slices.Equal(got, []string{"of-operator"}) {
+			t.Errorf("%s sees %q", token, got)
+		}
+		if got, err := call(t, g, c, "of-operator"); err != nil || !strings.Contains(got, `"Bearer `+token+`"`) {
+			t.Errorf("%s calls: %s, %v", token, got, err)
+		}
+	}
+	if got, err := call(t, g, withToken("eve", ""), "of-operator"); err == nil {
+		t.Errorf("without a token one calls: %s", got)
+	}
+	if g.List(t.Context(), withToken("bob", "Bearer bob"), Tools).Shared {
+		t.Error("a list of a backend that tells callers apart is public")
+	}
+	for _, m := range append(s.received("tools/call"), s.received("GET")...) {
+		if want := map[string]string{"GET": "Bearer operator"}[m.Method]; want != "" && m.Header.Get("Authorization") != want {
+			t.Errorf("%s with %q", m.Method, m.Header.Get("Authorization"))
+		}
+	}
+}
+
+// GWN-19: what is kept of callers is bounded, and the gateway's sessions with those that are left out end.
+func TestViewsAreBounded(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.capabilities = `{"tools":{}}` })
+	g := gatewayOver(t, memory(t), at("b", s, forwarded))
+	var next atomic.Int64
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for {
+				i := next.Add(1)
+				if i > maxViews+20 {
+					return
+				}
+				g.List(t.Context(), withToken(fmt.Sprint("p", i), fmt.Sprint("Bearer ", i)), Tools)
+			}
+		})
+	}
+	all.Wait()
+	b := g.backends(t.Context())[0]
+	if n := len(b.views.kept); n != maxViews {
+		t.Errorf("%d views are kept", n)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := len(s.sessions); n != maxViews || s.made != maxViews+20 {
+		t.Errorf("of %d sessions %d are open", s.made, n)
+	}
+}
+
+// GWN-19, GWN-04: at a backend without credentials of the operator's nobody listens for others, and nothing of it
+// can be subscribed to.
+func TestNobodyListensWithCallersTokens(t *testing.T) {
+	s := personal(t, false)
+	s.list(func(method, _ string) string {
+		if method == "resources/list" {
+			return `{"resources":[{"uri":"x://1","name":"x"}]}`
+		}
+		return emptyList(method)
+	})
+	other := newScripted(t)
+	g := gatewayOver(t, memory(t), at("b", s, forwarded), at("other", other))
+	l := newLog()
+	defer relaying(t, "r", g, l)()
+	until(t, "another's stream is open", func() bool { return other.open() == 1 })
+	if n := len(s.received("initialize")); n > 0 {
+		t.Errorf("it was asked %d times", n)
+	}
+	if _, ok := g.Subscribable(t.Context(), auth.Principal{ID: "ann", Workspace: auth.DefaultWorkspace}, "x://1"); ok {
+		t.Error("a caller's own resource can be subscribed to by all")
+	}
+}
