@@ -16,6 +16,7 @@ import (
 	"mcpevents/shared/catalog"
 	"mcpevents/shared/config"
 	"mcpevents/shared/config/versioned"
+	"mcpevents/shared/conversation"
 	"mcpevents/shared/eventlog"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/store"
@@ -107,7 +108,8 @@ func (c *CatalogApplyCmd) Run(g *Globals) error {
 		return fault.Wrap(fault.Invalid, err, "read the catalog")
 	}
 	// Both files are checked before either is written.
-	if _, err := catalog.ParseFile(c.File, src); err != nil {
+	cat, err := catalog.ParseFile(c.File, src)
+	if err != nil {
 		return err
 	}
 	var settings []byte
@@ -115,8 +117,14 @@ func (c *CatalogApplyCmd) Run(g *Globals) error {
 		if settings, err = os.ReadFile(c.Config); err != nil {
 			return fault.Wrap(fault.Invalid, err, "read the configuration")
 		}
-		if _, err := config.ParseFile(c.Config, settings); err != nil {
+		parsed, err := config.ParseFile(c.Config, settings)
+		if err != nil {
 			return err
+		}
+		if events := parsed.Conversation.Events; events.Workspace == c.Workspace {
+			if err := conversation.CheckCatalog(cat, events); err != nil {
+				return err
+			}
 		}
 	}
 	ctx, stop := interruptible()
