@@ -68,7 +68,7 @@ func (s *soak) official(ctx context.Context, who, version string, n int) {
 		}
 		params := &sdk.CallToolParams{Name: prefixOfSound() + b.tool, Arguments: arguments(b, mark)}
 		params.SetProgressToken(mark)
-		bounded, cancel := context.WithTimeout(s.t.Context(), callBound+slack)
+		bounded, cancel := context.WithTimeout(s.t.Context(), s.bound+slack)
 		s.calls.Add(1)
 		result, err := session.CallTool(bounded, params)
 		cancel()

@@ -32,12 +32,8 @@ const (
 	soakStoreEnv = "MCPEVENTS_SOAK_STORE" // "dynamodb" for DynamoDB Local; SQLite in memory by default
 )
 
-const (
-	// callBound is when the gateway gives a call up, slack how much later its end may reach a client on
-	// a busy machine.
-	callBound = 8 * time.Second
-	slack     = 20 * time.Second
-)
+// slack is how much later than it should a call's end may reach a client on a busy machine.
+const slack = 20 * time.Second
 
 // TestSoak has 50 clients of both eras call backends of both eras, that behave and that do not,
 // at two instances behind one address. They answer, refuse, cancel, go away, and try to answer for each other.
@@ -53,9 +49,12 @@ func TestSoak(t *testing.T) {
 		length, err = time.ParseDuration(text)
 		must(t, err)
 	}
-	s := &soak{t: t, sound: map[string]*harness.Backend{}}
+	s := &soak{t: t, sound: map[string]*harness.Backend{}, bound: 8 * time.Second}
+	if length > time.Minute {
+		s.bound = 20 * time.Second // there are always some seconds in which nothing goes on
+	}
 	s.fleet = newFleet(t, fleetOptions{
-		instances: 2, backends: s.start(), principals: soakers(), callTimeout: callBound,
+		instances: 2, backends: s.start(), principals: soakers(), callTimeout: s.bound,
 		dynamo: os.Getenv(soakStoreEnv) == "dynamodb",
 	})
 	harness.Eventually(t, harness.Patience, "the relay follows the sound backends", func() bool {
@@ -82,6 +81,7 @@ type soak struct {
 	t     *testing.T
 	fleet *fleet
 	sound map[string]*harness.Backend // by prefix
+	bound time.Duration               // when the gateway gives a call up
 	board board
 
 	calls, questions, answered, thefts    atomic.Int64
@@ -142,7 +142,7 @@ func (s *soak) load(length time.Duration) {
 	go func() { wg.Wait(); close(ended) }()
 	select {
 	case <-ended:
-	case <-time.After(length + callBound + 2*slack):
+	case <-time.After(length + s.bound + 2*slack):
 		_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
 		s.t.Fatal("a client hangs")
 	}
@@ -347,9 +347,9 @@ func (s *soak) call(c *caller, r request, b behaviour) {
 	counter, _ := s.counts.LoadOrStore(b.tool, new(atomic.Int64))
 	counter.(*atomic.Int64).Add(1)
 	s.calls.Add(1)
-	bound := callBound*(maxRounds+1) + slack // a call in rounds is as many calls
+	bound := s.bound*(maxRounds+1) + slack // a call in rounds is as many calls
 	if c.Session != "" {
-		bound = callBound + slack
+		bound = s.bound + slack
 	}
 	ctx, cancel := context.WithTimeout(s.t.Context(), bound)
 	defer cancel()
@@ -425,7 +425,7 @@ func (s *soak) giveUp(ctx context.Context, c *caller, r request) {
 	}
 	r.id = json.RawMessage(fmt.Sprintf(`"cancel-%s"`, r.mark)) // what is cancelled must not have the id of another
 	endless.(*atomic.Int64).Add(1)
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), callBound+slack)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.bound+slack)
 	defer cancel()
 	ended := make(chan error, 1)
 	began := time.Now()
@@ -515,7 +515,7 @@ func (s *soak) leftovers(before int) {
 		want := int(endless.(*atomic.Int64).Load())
 		// A cancellation may come to the backend before the request, which the protocol lets be lost.
 		var running int
-		ok := harness.Within(t, callBound+slack, func() bool {
+		ok := harness.Within(t, s.bound+slack, func() bool {
 			running = b.State(t).Running
 			return running <= want/20
 		})
@@ -536,7 +536,7 @@ func (s *soak) leftovers(before int) {
 		"l#": 0, // streams
 	} {
 		var left []string
-		ok := harness.Within(t, callBound+slack, func() bool {
+		ok := harness.Within(t, s.bound+slack, func() bool {
 			keys, err := s.fleet.ledger.held(t.Context(), prefix)
 			must(t, err)
 			left = nil
