@@ -123,7 +123,7 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 			Body: request(x.id, x.call.Method, params), Version: x.with.Version, Session: x.with.ID,
 		})
 		if errors.Is(err, upstream.ErrSession) && !again {
-			if err := x.gateway.dropSession(ctx, x.call.Client, x.backend); err != nil {
+			if err := x.gateway.dropSession(ctx, x.call.Client, x.backend, x.with); err != nil {
 				return err
 			}
 			continue

@@ -85,6 +85,28 @@ func TestCallsAtOnceShareOneSession(t *testing.T) {
 	s.mu.Unlock()
 }
 
+// GWN-08: of two calls that find a session forgotten, the second does not throw away what the first has begun anew.
+func TestNewSessionIsNotForgottenWithTheOldOne(t *testing.T) {
+	s := newScripted(t)
+	g := gatewayOver(t, memory(t), at("b", s))
+	c, b := legacy("s1"), g.backends(t.Context())[0]
+	first, err := g.session(t.Context(), c, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var next backendSession
+	for range 2 { // each of the calls
+		if err := g.dropSession(t.Context(), c, b, first); err != nil {
+			t.Fatal(err)
+		}
+		now, err := g.session(t.Context(), c, b)
+		if err != nil || now.ID == first.ID || next.ID != "" && now.ID != next.ID {
+			t.Fatalf("got %+v, %v, behind %+v and %+v", now, err, first, next)
+		}
+		next = now
+	}
+}
+
 // refusal answers by a status and a JSON-RPC error, or by text.
 func refusal(status, code int, reason string) func(http.ResponseWriter) {
 	return func(w http.ResponseWriter) {

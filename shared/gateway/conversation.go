@@ -70,7 +70,7 @@ func (g *Gateway) converseInSession(ctx context.Context, c Client, b *backend, m
 		if !errors.Is(err, upstream.ErrSession) || again {
 			return result, err
 		}
-		if err := g.dropSession(ctx, c, b); err != nil {
+		if err := g.dropSession(ctx, c, b, s); err != nil {
 			return nil, err
 		}
 	}

@@ -38,9 +38,9 @@ func (c Client) listKey(b *backend) store.Key {
 }
 
 // keepSession writes the session of a client, which is there for a time from now.
-func (g *Gateway) keepSession(c Client, b *backend, value []byte, cond store.Condition) []store.Op {
+func (g *Gateway) keepSession(c Client, b *backend, mark int64, value []byte, cond store.Condition) []store.Op {
 	until := time.Now().Add(g.options.SessionTTL)
-	ops := []store.Op{store.Put(store.Item{Key: sessionKey(c.holder(), b), Value: value, Expires: until}, cond)}
+	ops := []store.Op{store.Put(store.Item{Key: sessionKey(c.holder(), b), Value: value, Version: mark, Expires: until}, cond)}
 	if c.Session == "" {
 		ops = append(ops, store.Put(store.Item{Key: c.listKey(b), Expires: until}))
 	}
@@ -52,7 +52,7 @@ func (g *Gateway) used(ctx context.Context, c Client, b *backend, it *store.Item
 	if time.Until(it.Expires) > g.options.SessionTTL-usedEvery {
 		return
 	}
-	err := g.options.DB.Write(ctx, g.keepSession(c, b, it.Value, store.Exists())...)
+	err := g.options.DB.Write(ctx, g.keepSession(c, b, it.Version, it.Value, store.VersionIs(it.Version))...)
 	if err != nil { // it ends sooner
 		g.options.Log.DebugContext(ctx, "the use of a session with a backend was not recorded", "backend", b.Name, "error", err)
 	}

@@ -396,7 +396,7 @@ func (f *following) close(stream *upstream.Exchange) {
 	if f.session != "" {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
-		f.backend.gateway.end(ctx, f.backend, "", backendSession{f.version, f.session})
+		f.backend.gateway.end(ctx, f.backend, "", backendSession{Version: f.version, ID: f.session})
 	}
 }
 

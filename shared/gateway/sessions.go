@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	mathrand "math/rand/v2"
 	"sync"
 
 	"mcpevents/shared/fault"
@@ -22,6 +23,8 @@ import (
 type backendSession struct {
 	Version string `json:"v"`
 	ID      string `json:"id"` // may be empty: the backend is stateless
+
+	mark int64 // tells its item from one that took its place
 }
 
 // holder names whose sessions with backends these are.
@@ -60,6 +63,7 @@ func (g *Gateway) session(ctx context.Context, c Client, b *backend) (backendSes
 		return s, fault.Wrap(fault.Unavailable, err, "read the session with a backend")
 	}
 	if items[0] != nil {
+		s.mark = items[0].Version
 		if err := json.Unmarshal(items[0].Value, &s); err != nil {
 			return s, fault.Wrap(fault.Internal, err, "decode the session with a backend")
 		}
@@ -69,8 +73,9 @@ func (g *Gateway) session(ctx context.Context, c Client, b *backend) (backendSes
 	if s, err = g.begin(ctx, c, b); err != nil {
 		return s, err
 	}
+	s.mark = mathrand.Int64()
 	value, _ := json.Marshal(s) // strings
-	err = g.options.DB.Write(ctx, g.keepSession(c, b, value, store.Absent())...)
+	err = g.options.DB.Write(ctx, g.keepSession(c, b, s.mark, value, store.Absent())...)
 	if errors.Is(err, store.ErrConflict) { // another call of the client was first: one session is enough
 		g.end(ctx, b, c.Token, s)
 		return g.session(ctx, c, b)
@@ -101,7 +106,7 @@ func (g *Gateway) begin(ctx context.Context, c Client, b *backend) (s backendSes
 		return s, fault.Wrap(fault.Internal, err, "encode initialize")
 	}
 	session, got, err := b.initialize(ctx, b.caller(c.Token), params)
-	s = backendSession{got.version, session}
+	s = backendSession{Version: got.version, ID: session}
 	if err != nil || c.Level == "" || !got.offers.Logging {
 		return s, err
 	}
@@ -133,9 +138,13 @@ func (g *Gateway) SetLevel(ctx context.Context, c Client) error {
 	return nil
 }
 
-// dropSession forgets a session that the backend does not know any more.
-func (g *Gateway) dropSession(ctx context.Context, c Client, b *backend) error {
-	err := g.options.DB.WriteAll(ctx, store.Delete(sessionKey(c.holder(), b)), store.Delete(c.listKey(b)))
+// dropSession forgets a session that the backend does not know any more, unless another call has
+// begun a new one in its place.
+func (g *Gateway) dropSession(ctx context.Context, c Client, b *backend, s backendSession) error {
+	err := g.options.DB.Write(ctx, store.Delete(sessionKey(c.holder(), b), store.VersionIs(s.mark)), store.Delete(c.listKey(b)))
+	if errors.Is(err, store.ErrConflict) {
+		return nil
+	}
 	return fault.Wrap(fault.Unavailable, err, "forget the session with a backend")
 }
 
@@ -162,6 +171,7 @@ func (g *Gateway) sessions(ctx context.Context, c Client) (map[*backend]backendS
 		for _, b := range g.visible(ctx, c.Principal) {
 			var s backendSession
 			if it.Sort == sessionKey("", b).Sort && json.Unmarshal(it.Value, &s) == nil {
+				s.mark = it.Version
 				out[b] = s
 			}
 		}
@@ -172,8 +182,8 @@ func (g *Gateway) sessions(ctx context.Context, c Client) (map[*backend]backendS
 // End ends a client's sessions with all backends.
 func (g *Gateway) End(ctx context.Context, c Client) error {
 	sessions, err := g.sessions(ctx, c)
-	for b := range sessions {
-		err = errors.Join(err, g.dropSession(ctx, c, b))
+	for b, s := range sessions {
+		err = errors.Join(err, g.dropSession(ctx, c, b, s))
 	}
 	atOnce(sessions, func(b *backend, s backendSession) { g.end(ctx, b, c.Token, s) })
 	return err
