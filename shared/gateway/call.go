@@ -98,10 +98,18 @@ type exchange struct {
 	rounds    rounds             // what the client was asked and answered in earlier rounds
 	pending   []upstream.Message // what it is to be asked next
 	input     json.RawMessage    // the backend's demand for input
+	inputs    []*input           // what the client was asked for it
 }
 
 // close forgets what was asked and not answered: the call is over.
-func (x *exchange) close() { x.gateway.drop(x.kept) }
+func (x *exchange) close() {
+	x.gateway.drop(x.kept)
+	for _, in := range x.inputs {
+		if in.answer == nil {
+			x.gateway.dropLate(in.question)
+		}
+	}
+}
 
 // requestID is the id of a client's request at the backend. It is made of the client's own, so
 // that any instance knows it when the request is cancelled, and small enough to survive a backend that

@@ -702,6 +702,30 @@ func TestQuestionsGoWithTheCall(t *testing.T) {
 	}
 }
 
+// GWN-12: an answer that comes while its call ends is not left behind.
+func TestLateAnswerGoesWithTheCall(t *testing.T) {
+	s := newScripted(t)
+	db := memory(t)
+	g := gatewayOver(t, db, at("b", s))
+	id, err := g.ask(t.Context(), legacy("s1"), g.backends(t.Context())[0], backendSession{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := &exchange{gateway: g, kept: []store.Key{questionKey(id)}, inputs: []*input{{question: id}}}
+	answer := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"x":"` + strings.Repeat("x", store.MaxItem) + `"}}`)
+	if err := g.Answer(t.Context(), legacy("s1"), id, answer); err != nil {
+		t.Fatal(err)
+	}
+	x.close() // which has not looked since
+	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: questionKey(id).Partition})
+	if err != nil || len(page.Items) > 0 {
+		t.Errorf("%d items are left, %v", len(page.Items), err)
+	}
+	if err := g.Answer(t.Context(), legacy("s1"), id, answer); !fault.Is(err, fault.NotFound) {
+		t.Errorf("behind the call an answer is %v", err)
+	}
+}
+
 // GWN-10, GWN-17: a client is not asked what it did not declare; the backend is told so.
 func TestClientIsNotAskedWhatItDidNotDeclare(t *testing.T) {
 	s := asking(t, `"q"`)

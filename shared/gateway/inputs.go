@@ -110,6 +110,7 @@ func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawM
 			return nil, err
 		}
 		x.kept = append(x.kept, questionKey(in.question))
+		x.inputs = append(x.inputs, in)
 		message := legacyRequest(in, jsonrpc.Member(request, "params"))
 		if err := x.send(message, false); err != nil {
 			return nil, err

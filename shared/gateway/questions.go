@@ -68,6 +68,24 @@ func (g *Gateway) drop(keys []store.Key) {
 	}
 }
 
+// dropLate forgets an answer that came when nobody looked for it any more, just before its question
+// was dropped. Behind that none is kept.
+func (g *Gateway) dropLate(question string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	key := questionKey(question)
+	page, err := g.options.DB.Query(ctx, store.Query{Table: key.Table, Partition: key.Partition, Limit: 1000})
+	if err != nil {
+		g.options.Log.WarnContext(ctx, "an answer was left to expire", "error", err)
+		return
+	}
+	var keys []store.Key
+	for _, it := range page.Items {
+		keys = append(keys, it.Key)
+	}
+	g.drop(keys)
+}
+
 // Answer hands a client's answer, a result or an error, on to the backend that asked. An answer
 // to nothing, or to what another session was asked, is a fault of kind NotFound and changes
 // nothing; one that the backend did not take can be sent again.
