@@ -194,7 +194,12 @@ func FuzzBackendsStream(f *testing.F) {
 		before := s.asked.Load()
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		if err := r.follow(ctx, g.backends(ctx)[0]); err == nil || ctx.Err() != nil {
+		l, err := r.acquire(ctx, g.backends(ctx)[0])
+		if l == nil {
+			t.Fatal(err)
+		}
+		defer l.release()
+		if err := r.follow(l); err == nil || ctx.Err() != nil {
 			t.Errorf("a stream that ended was followed until %v: %v", ctx.Err(), err)
 		}
 		if s.asked.Load() == before {
