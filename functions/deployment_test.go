@@ -36,7 +36,7 @@ func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 	name := "t" + uuid.NewString()[:8]
 	o := runner.Options{
 		Template: "../template.yaml", Name: name, Region: awslocal.Region,
-		Endpoints:  runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack},
+		Endpoints:  runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack, SSM: ends.MiniStack},
 		Parameters: map[string]string{"Auth": "none", "AllowInsecureTargets": "true"},
 		Output:     lines{t}, Speed: 60,
 	}

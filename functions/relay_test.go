@@ -1,7 +1,9 @@
 package functions_test
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -10,17 +12,51 @@ import (
 	"testing"
 	"time"
 
+	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
+
 	"mcpevents/localstack/runner"
 	"mcpevents/shared/config"
+	"mcpevents/test/awslocal"
 	"mcpevents/test/backend"
 )
 
 const watched = "test://watched-resource"
 
+// secret puts a parameter into Parameter Store.
+func secret(t *testing.T, name, value string) {
+	t.Helper()
+	cfg := awslocal.Config(awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack).MiniStack)
+	body, err := json.Marshal(map[string]any{"Name": name, "Value": value, "Type": "SecureString", "Overwrite": true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, *cfg.BaseEndpoint+"/", bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/x-amz-json-1.1")
+	req.Header.Set("X-Amz-Target", "AmazonSSM.PutParameter")
+	credentials, err := cfg.Credentials.Retrieve(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := v4.NewSigner().SignHTTP(t.Context(), credentials, req, fmt.Sprintf("%x", sha256.Sum256(body)), "ssm", cfg.Region, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("put a parameter: status %d", resp.StatusCode)
+	}
+}
+
 // relayed shows backends that the operator configures while the functions run, what relay brings of
 // them to a stream, and that nothing is lost when its invocations follow each other or one dies.
 //
-// GWN-01, GWN-03, GWN-04, GWN-06
+// GWN-01, GWN-03, GWN-04, GWN-06, GWN-19
 func relayed(t *testing.T, stack *runner.Stack) {
 	handler, err := backend.New(backend.Stateless)
 	if err != nil {
@@ -72,12 +108,16 @@ func relayed(t *testing.T, stack *runner.Stack) {
 		}
 	}
 
+	secret(t, "/mcp-events/Test/b", "Bearer s3cret")
 	began := time.Now()
 	// The backend whose secret is not there fails by itself.
-	configure(fmt.Sprintf("backends:\n  - {name: b, url: %q, prefix: b_}\n  - {name: x, url: %q, headers: {Authorization: \"env:NOT_SET\"}}\n",
+	configure(fmt.Sprintf("backends:\n  - {name: b, url: %q, prefix: b_, headers: {Authorization: \"ssm:/mcp-events/Test/b\"}}\n  - {name: x, url: %q, headers: {Authorization: \"env:NOT_SET\"}}\n",
 		server.URL+"/mcp", server.URL+"/mcp"))
 	eventually(t, "its tools are listed", func() bool { return listed("b_test_simple_text") })
 	within("the new configuration", began)
+	if got := seen().Headers.Get("Authorization"); got != "Bearer s3cret" {
+		t.Errorf("the backend was asked with %q", got)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	stream := listen(ctx, t, stack.URL(), `"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourceSubscriptions":["`+watched+`"]}`)

@@ -31,7 +31,7 @@ type flags struct {
 	Front       string            `default:"127.0.0.1:8080" help:"Address of the front, which serves all Function URLs as one host."`
 	Route       map[string]string `mapsep:"none" placeholder:"/PATH=FUNCTION" help:"What the front serves; repeatable. Default: /=StreamFunction and /events=PublishFunction."`
 	PortBase    int               `placeholder:"PORT" help:"Port of the first Function URL; the others follow. Default: any free ones."`
-	EndpointURL string            `name:"endpoint-url" placeholder:"URL" env:"AWS_ENDPOINT_URL" help:"Where DynamoDB, SQS and KMS are. AWS_ENDPOINT_URL_DYNAMODB, _SQS and _KMS name one of them."`
+	EndpointURL string            `name:"endpoint-url" placeholder:"URL" env:"AWS_ENDPOINT_URL" help:"Where DynamoDB, SQS and KMS are. AWS_ENDPOINT_URL_DYNAMODB, _SQS, _KMS and _SSM name one of them."`
 	Concurrency int               `default:"200" help:"Invocations at once over all functions without a reservation."`
 	Visibility  time.Duration     `placeholder:"DURATION" help:"Visibility timeout of all queues instead of the template's, so that lost work comes again soon."`
 	Speed       float64           `default:"1" help:"Run schedules this many times as fast."`
@@ -87,7 +87,7 @@ func endpoints(all string) runner.Endpoints {
 		}
 		return all
 	}
-	return runner.Endpoints{DynamoDB: pick("DYNAMODB"), SQS: pick("SQS"), KMS: pick("KMS")}
+	return runner.Endpoints{DynamoDB: pick("DYNAMODB"), SQS: pick("SQS"), KMS: pick("KMS"), SSM: pick("SSM")}
 }
 
 // ready is the last thing printed before requests are taken.

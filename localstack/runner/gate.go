@@ -68,6 +68,7 @@ func (s *Stack) Denied() []string {
 func (g *gate) open() error {
 	for service, endpoint := range map[string]*string{
 		"DynamoDB": &g.stack.endpoints.DynamoDB, "SQS": &g.stack.endpoints.SQS, "KMS": &g.stack.endpoints.KMS,
+		"SSM": &g.stack.endpoints.SSM,
 	} {
 		if *endpoint == "" {
 			continue
@@ -275,6 +276,11 @@ func (g *gate) Queue(url string) string {
 
 // Key implements [access.Names]. Functions name keys by ARN.
 func (g *gate) Key(id string) string { return id }
+
+// Parameter implements [access.Names].
+func (g *gate) Parameter(name string) string {
+	return fmt.Sprintf("arn:aws:ssm:%s:%s:parameter%s", g.stack.opts.Region, account, name)
+}
 
 // meteredBody reports its length once, when it is closed.
 type meteredBody struct {

@@ -91,6 +91,7 @@ func DefaultRoutes() map[string]string {
 // environment: AWS_ENDPOINT_URL_DYNAMODB and so on, or AWS_ENDPOINT_URL.
 type Endpoints struct {
 	DynamoDB, SQS, KMS string
+	SSM                string // may be empty: secrets of backends in Parameter Store cannot be had then
 }
 
 // FromEnvironment fills empty endpoints in.
@@ -103,7 +104,7 @@ func (e Endpoints) fromEnvironment() Endpoints {
 		}
 		return ""
 	}
-	return Endpoints{DynamoDB: find(e.DynamoDB, "DYNAMODB"), SQS: find(e.SQS, "SQS"), KMS: find(e.KMS, "KMS")}
+	return Endpoints{DynamoDB: find(e.DynamoDB, "DYNAMODB"), SQS: find(e.SQS, "SQS"), KMS: find(e.KMS, "KMS"), SSM: find(e.SSM, "SSM")}
 }
 
 // account is the account number that emulators use.
@@ -188,6 +189,9 @@ func (o Options) environment(id string, e Endpoints, invoke string) map[string]s
 	}
 	if e.KMS != "" {
 		env["AWS_ENDPOINT_URL_KMS"] = e.KMS
+	}
+	if e.SSM != "" {
+		env["AWS_ENDPOINT_URL_SSM"] = e.SSM
 	}
 	for _, name := range []string{"SSL_CERT_FILE", "SSL_CERT_DIR", "GORACE", "GOCOVERDIR"} {
 		if v := os.Getenv(name); v != "" {

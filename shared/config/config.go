@@ -75,11 +75,13 @@ func ProtocolVersions() []string {
 	return []string{"2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"}
 }
 
-// Value is a setting that may be a secret: a plain text, or "env:NAME", the name of
-// an environment variable that holds it. Secrets are always references.
+// Value is a setting that may be a secret: a plain text, "env:NAME", the name of
+// an environment variable that holds it, or "ssm:/NAME", that of a parameter of SSM Parameter Store.
+// Secrets are always references.
 type Value struct {
 	text string
 	env  string
+	ssm  string
 }
 
 // Literal makes a plain value.
@@ -90,12 +92,21 @@ func (v Value) String() string {
 	if v.env != "" {
 		return "env:" + v.env
 	}
+	if v.ssm != "" {
+		return "ssm:" + v.ssm
+	}
 	return "(a plain value)"
 }
 
-// Resolve looks up a reference. An environment variable that is missing or empty
-// is of kind fault.Invalid.
+// Parameter is the name of the parameter of SSM Parameter Store that a value refers to.
+func (v Value) Parameter() (name string, ok bool) { return v.ssm, v.ssm != "" }
+
+// Resolve looks up a reference to the environment. A variable that is missing or empty
+// is of kind fault.Invalid, and so is a reference to anything else.
 func (v Value) Resolve(lookup func(string) (string, bool)) (string, error) {
+	if v.ssm != "" {
+		return "", fault.New(fault.Invalid, "%s can be looked up on AWS only; refer to an environment variable as env:NAME", v)
+	}
 	if v.env == "" {
 		return v.text, nil
 	}
@@ -292,6 +303,12 @@ func secretHeader(name string) bool {
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,127}$`)
 
+// parameterName is what SSM allows, without a version.
+var parameterName = regexp.MustCompile(`^(/[A-Za-z0-9_.-]+)+$`)
+
+// maxParameter is the length of a name that SSM allows, its ARN's beginning counted.
+const maxParameter = 900
+
 // value reads a text or a reference; a secret must be a reference.
 func (p *parser) value(n *strictyaml.Node, what string, secret bool) Value {
 	s := p.file.String(n, what)
@@ -301,9 +318,15 @@ func (p *parser) value(n *strictyaml.Node, what string, secret bool) Value {
 		}
 		return Value{env: name}
 	}
+	if name, ok := strings.CutPrefix(s, "ssm:"); ok {
+		if !parameterName.MatchString(name) || len(name) > maxParameter {
+			p.file.Add(n.Line, "%s: %q is no name of a parameter such as /mcp-events/name", what, strictyaml.Clip(name))
+		}
+		return Value{ssm: name}
+	}
 	switch {
 	case secret && s != "":
-		p.file.Add(n.Line, "%s: a secret must not stand in this file; refer to an environment variable as env:NAME", what)
+		p.file.Add(n.Line, "%s: a secret must not stand in this file; refer to an environment variable as env:NAME, or on AWS to a parameter as ssm:/NAME", what)
 		return Value{}
 	case len(s) > 8192 || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }):
 		p.file.Add(n.Line, "%s: the text is too long or has control characters", what)

@@ -105,6 +105,8 @@ func TestParseFaults(t *testing.T) {
 		"an own header":          {backend("headers: {host: x}"), "Host is set by the gateway"},
 		"a header twice":         {backend("headers: {x-a: x, X-A: y}"), "X-A is given twice"},
 		"bad header name":        {backend("headers: {'x a': x}"), "no header name"},
+		"bad parameter":          {backend("headers: {X-A: 'ssm:A'}"), "no name of a parameter"},
+		"bad parameter version":  {backend("headers: {X-A: 'ssm:/a:1'}"), "no name of a parameter"},
 		"bad reference":          {backend("headers: {X-A: 'env:A-B'}"), "no name of an environment variable"},
 		"header injection":       {backend(`headers: {X-A: "a\r\nB: c"}`), "control characters"},
 		"oauth in clear":         {backend("oauth: {tokenUrl: 'http://id.example.com/t', clientId: a, clientSecret: env:A}"), "tokenUrl must be https"},

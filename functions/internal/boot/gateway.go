@@ -3,6 +3,7 @@ package boot
 import (
 	"context"
 
+	"mcpevents/functions/internal/parameters"
 	"mcpevents/shared/config"
 	"mcpevents/shared/conversation"
 	"mcpevents/shared/gateway"
@@ -21,7 +22,8 @@ func (p *Process) Gateway(key []byte) (*gateway.Gateway, error) {
 			}
 			return c.Backends, nil
 		},
-		DB: p.DB, Key: key, Log: p.Log,
+		Secrets: parameters.New(p.AWS, p.Log).Secret,
+		DB:      p.DB, Key: key, Log: p.Log,
 	}, Version)
 }
 

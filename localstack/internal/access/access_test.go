@@ -76,6 +76,7 @@ type names struct{}
 func (names) Table(name string) (arn, key string) { return "arn:" + name, "pk" }
 func (names) Queue(url string) string             { return "arn:" + url }
 func (names) Key(id string) string                { return "arn:" + id }
+func (names) Parameter(name string) string        { return "arn:parameter" + name }
 
 func TestRequests(t *testing.T) {
 	const dynamo = "DynamoDB_20120810."

@@ -14,6 +14,8 @@ type Names interface {
 	Queue(url string) (arn string)
 	// Key is the ARN of a KMS key by its id or ARN.
 	Key(id string) (arn string)
+	// Parameter is the ARN of a parameter of SSM by its name.
+	Parameter(name string) (arn string)
 }
 
 // Requests tells what a request in the JSON protocol asks for: target is its
@@ -39,6 +41,13 @@ func Requests(target string, body []byte, names Names) ([]Request, error) {
 			return nil, fmt.Errorf("read a request to KMS: %w", err)
 		}
 		return []Request{{Action: "kms:" + operation, Resource: names.Key(in.KeyId), EncryptionContext: in.EncryptionContext}}, nil
+	}
+	if service == "AmazonSSM" {
+		var in struct{ Name string }
+		if err := json.Unmarshal(body, &in); err != nil {
+			return nil, fmt.Errorf("read a request to SSM: %w", err)
+		}
+		return []Request{{Action: "ssm:" + operation, Resource: names.Parameter(in.Name)}}, nil
 	}
 	return nil, fmt.Errorf("requests to %q are not known", target)
 }

@@ -1,0 +1,137 @@
+package parameters
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/sqs"
+
+	"mcpevents/shared/awsx"
+	"mcpevents/shared/config"
+	"mcpevents/shared/fault"
+)
+
+// reference is the value of a header in a configuration.
+func reference(t *testing.T, text string) config.Value {
+	t.Helper()
+	c, err := config.Parse([]byte("backends:\n  - {name: b, url: 'https://b.example.com/mcp', headers: {Authorization: '" + text + "'}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.Backends[0].Headers["Authorization"]
+}
+
+func started(t *testing.T, endpoint string) *Store {
+	t.Helper()
+	for name, value := range map[string]string{
+		"AWS_REGION": "eu-central-1", "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "token", "AWS_ENDPOINT_URL_SSM": endpoint,
+	} {
+		t.Setenv(name, value)
+	}
+	cfg, err := awsx.Load(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return New(cfg, slog.New(slog.DiscardHandler))
+}
+
+// GWN-19: a secret is asked for by a signed request, decrypted, and then kept for some minutes; over an
+// outage the last one serves; one that is taken away does not.
+func TestSecretsOfParameterStore(t *testing.T) {
+	var (
+		asked  atomic.Int32
+		answer atomic.Value
+	)
+	answer.Store("200 v1")
+	ssm := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		body, _ := io.ReadAll(r.Body)
+		if r.Method != http.MethodPost || r.Header.Get("X-Amz-Target") != "AmazonSSM.GetParameter" ||
+			r.Header.Get("Content-Type") != "application/x-amz-json-1.1" || r.Header.Get("X-Amz-Security-Token") != "token" {
+			t.Errorf("asked by %s %v", r.Method, r.Header)
+		}
+		if string(body) != `{"Name":"/mcp-events/b","WithDecryption":true}` {
+			t.Errorf("asked for %s", body)
+		}
+		signature := r.Header.Get("Authorization")
+		if !strings.HasPrefix(signature, "AWS4-HMAC-SHA256 Credential=AKID/") || !strings.Contains(signature, "/eu-central-1/ssm/aws4_request") || !strings.Contains(signature, "x-amz-target") {
+			t.Errorf("signed by %q", signature)
+		}
+		var status int
+		var what string
+		fmt.Sscan(answer.Load().(string), &status, &what)
+		w.WriteHeader(status)
+		if status == 200 {
+			fmt.Fprintf(w, `{"Parameter":{"Name":"/mcp-events/b","Type":"SecureString","Value":%q,"Version":1}}`, what)
+			return
+		}
+		fmt.Fprintf(w, `{"__type":%q,"message":"no"}`, what)
+	}))
+	defer ssm.Close()
+	s, v := started(t, ssm.URL), reference(t, "ssm:/mcp-events/b")
+	now := time.Now()
+	s.now = func() time.Time { return now }
+	for _, step := range []struct {
+		name, answer string
+		later        time.Duration
+		want         string
+		asked        int32
+	}{
+		{"first", "200 v1", 0, "v1", 1},
+		{"kept", "200 v2", keep - time.Second, "v1", 0},
+		{"asked for again", "200 v2", 2 * time.Second, "v2", 1},
+		{"over an outage", "500 InternalServerError", keep, "v2", tries},
+		{"which is not hammered on", "500 InternalServerError", time.Second, "v2", 0},
+		{"throttled", "400 ThrottlingException", keepFault, "v2", tries},
+		{"taken away", "400 ParameterNotFound", keepFault, "", 1},
+		{"which is not hammered on, either", "400 ParameterNotFound", time.Second, "", 0},
+		{"not ours", "400 AccessDeniedException", keepFault, "", 1},
+		{"there again", "200 v3", keepFault, "v3", 1},
+		{"a long outage", "503 x", keepStale, "", tries},
+	} {
+		before := asked.Load()
+		answer.Store(step.answer)
+		now = now.Add(step.later)
+		got, err := s.Secret(t.Context(), v)
+		if got != step.want || (err == nil) != (step.want != "") {
+			t.Errorf("%s: got %q, %v", step.name, got, err)
+		}
+		if n := asked.Load() - before; n != step.asked {
+			t.Errorf("%s: asked %d times, want %d", step.name, n, step.asked)
+		}
+		if err != nil && (strings.Contains(err.Error(), "v1") || !strings.Contains(err.Error(), "/mcp-events/b")) {
+			t.Errorf("%s: %v", step.name, err)
+		}
+	}
+}
+
+// GWN-19: references to the environment go on; embedded one to Parameter Store is refused clearly.
+func TestOtherReferences(t *testing.T) {
+	s := started(t, "http://127.0.0.1:1")
+	t.Setenv("PARAMETERS_TEST", "x")
+	if got, err := s.Secret(t.Context(), reference(t, "env:PARAMETERS_TEST")); got != "x" || err != nil {
+		t.Errorf("got %q, %v", got, err)
+	}
+	_, err := reference(t, "ssm:/a").Resolve(func(string) (string, bool) { return "x", true })
+	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "ssm:/a") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// The endpoint is where the SDK's clients find theirs.
+func TestEndpoint(t *testing.T) {
+	s := started(t, "")
+	if s.endpoint != "https://ssm.eu-central-1.amazonaws.com/" {
+		t.Errorf("got %s", s.endpoint)
+	}
+	if base := sqs.NewFromConfig(s.aws).Options().BaseEndpoint; base != nil {
+		t.Errorf("the other clients have %s", *base)
+	}
+}
