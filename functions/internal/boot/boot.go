@@ -19,6 +19,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
+	"mcpevents/functions/internal/parameters"
 	"mcpevents/shared/auth"
 	"mcpevents/shared/awsx"
 	"mcpevents/shared/catalog"
@@ -62,6 +63,7 @@ type Process struct {
 	Queues  *queuesqs.Queues
 	Catalog *catalog.Stored
 	Config  *config.Stored
+	Secrets *parameters.Store // of the configuration
 	Auth    auth.Authenticator
 	// ResourceMetadata is where clients learn how to get a token; empty unless they need one.
 	ResourceMetadata string
@@ -114,6 +116,7 @@ func build(getenv func(string) string) (*Process, error) {
 	p.Queues = queuesqs.New(sqs.NewFromConfig(cfg), func(q queue.Name) string { return getenv(queueVariable(q)) }, log)
 	p.Catalog = catalog.NewStored(p.DB, time.Now, log)
 	p.Config = config.NewStored(p.DB, time.Now, log)
+	p.Secrets = parameters.New(cfg, log)
 	p.EventLog = &eventlog.Log{DB: p.DB, Retention: limits.LogRetention}
 	switch mode := auth.Mode(getenv(envAuth)); mode {
 	case auth.ModeNone:

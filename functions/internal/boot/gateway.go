@@ -3,7 +3,6 @@ package boot
 import (
 	"context"
 
-	"mcpevents/functions/internal/parameters"
 	"mcpevents/shared/config"
 	"mcpevents/shared/conversation"
 	"mcpevents/shared/gateway"
@@ -22,7 +21,7 @@ func (p *Process) Gateway(key []byte) (*gateway.Gateway, error) {
 			}
 			return c.Backends, nil
 		},
-		Secrets: parameters.New(p.AWS, p.Log).Secret,
+		Secrets: p.Secrets.Secret,
 		DB:      p.DB, Key: key, Log: p.Log,
 	}, Version)
 }
@@ -31,7 +30,7 @@ func (p *Process) Gateway(key []byte) (*gateway.Gateway, error) {
 // Events of it go by the inbox: only publish may send to the events queue.
 func (p *Process) Conversation(key []byte, backends *gateway.Gateway) (*conversation.Service, error) {
 	return wiring.Conversation(p.Limits, conversation.Options{
-		Source: p.Config, DB: p.DB, Key: key, Backends: backends,
+		Source: p.Config, Secrets: p.Secrets.Secret, DB: p.DB, Key: key, Backends: backends,
 		Catalogs: p.Catalog, Publisher: publish.ByInbox{Queue: p.Queues}, Log: p.Log,
 	})
 }
