@@ -84,15 +84,17 @@ type scripted struct {
 	made     int
 	seen     []got
 	streams  map[chan string]bool
-	opened   int      // streams, in all
-	arrived  chan got // what is no request: notifications and answers
+	asked    map[chan string]string // the params of the open listens
+	began    func()                 // called when a stream is open at the backend; may be nil
+	opened   int                    // streams, in all
+	arrived  chan got               // what is no request: notifications and answers
 }
 
 func newScripted(t *testing.T, change ...func(*scripted)) *scripted {
 	t.Helper()
 	s := &scripted{
 		capabilities: `{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true,"listChanged":true},"logging":{}}`,
-		sessions:     map[string]bool{}, streams: map[chan string]bool{}, arrived: make(chan got, 1000),
+		sessions:     map[string]bool{}, streams: map[chan string]bool{}, asked: map[chan string]string{}, arrived: make(chan got, 1000),
 	}
 	s.lists = oneTool("t")
 	for _, c := range change {
@@ -212,7 +214,9 @@ func (s *scripted) stream(w http.ResponseWriter, r *http.Request, m got) {
 	messages := make(chan string, 100)
 	s.mu.Lock()
 	s.streams[messages] = true
+	s.asked[messages] = string(m.Params)
 	s.opened++
+	began := s.began
 	if m.Method == "GET" {
 		s.seen = append(s.seen, m)
 	}
@@ -220,8 +224,12 @@ func (s *scripted) stream(w http.ResponseWriter, r *http.Request, m got) {
 	defer func() {
 		s.mu.Lock()
 		delete(s.streams, messages)
+		delete(s.asked, messages)
 		s.mu.Unlock()
 	}()
+	if began != nil {
+		began()
+	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.WriteHeader(http.StatusOK)
 	w.(http.Flusher).Flush()
@@ -247,6 +255,17 @@ func (s *scripted) notify(text string) int {
 		c <- text
 	}
 	return len(s.streams)
+}
+
+// tell sends a message to those listens that ask for what has this in it.
+func (s *scripted) tell(asked, text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c, params := range s.asked {
+		if s.streams[c] && strings.Contains(params, asked) {
+			c <- text
+		}
+	}
 }
 
 // hangUp ends all open streams.

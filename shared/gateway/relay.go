@@ -174,7 +174,7 @@ func (r *Relay) follow(l *lease) error {
 	if !known.offers.Notifies() {
 		return r.compareForEver(l)
 	}
-	f := &following{relay: r, backend: b, known: known, subscribed: map[string]bool{}}
+	f := &following{relay: r, backend: b, known: known, subscribed: map[string]bool{}, failed: make(chan error, 1)}
 	stream, err := f.connect(ctx)
 	defer func() { f.close(stream) }()
 	if err != nil {
@@ -284,6 +284,11 @@ type following struct {
 	version    string
 	subscribed map[string]bool
 	changed    atomic.Bool // a list, which the store does not remember yet
+
+	// See listens.go.
+	further []*stream
+	reading sync.WaitGroup
+	failed  chan error
 }
 
 // connect opens the stream: a GET within a session of its own, or a listen.
@@ -296,7 +301,7 @@ func (f *following) connect(ctx context.Context) (*upstream.Exchange, error) {
 	f.version = f.known.version
 	if modern(f.version) {
 		f.subscribed = wanted
-		return f.listen(ctx)
+		return f.listen(ctx, true, wanted)
 	}
 	params, _ := json.Marshal(map[string]json.RawMessage{
 		"protocolVersion": quote(f.known.version), "capabilities": json.RawMessage(`{}`), "clientInfo": b.gateway.options.Server,
@@ -336,15 +341,15 @@ func (f *following) missed(ctx context.Context, continued bool) error {
 	return nil
 }
 
-// listen asks for all that the backend tells of.
-func (f *following) listen(ctx context.Context) (*upstream.Exchange, error) {
+// listen asks for updates of these resources, and if it is to, for changes of all lists that the backend tells of.
+func (f *following) listen(ctx context.Context, lists bool, uris map[string]bool) (*upstream.Exchange, error) {
 	b := f.backend
 	filter := map[string]any{
-		"toolsListChanged": f.known.offers.ToolsChanged, "promptsListChanged": f.known.offers.PromptsChanged,
-		"resourcesListChanged": f.known.offers.ResourcesChanged,
+		"toolsListChanged": lists && f.known.offers.ToolsChanged, "promptsListChanged": lists && f.known.offers.PromptsChanged,
+		"resourcesListChanged": lists && f.known.offers.ResourcesChanged,
 	}
-	if len(f.subscribed) > 0 {
-		filter["resourceSubscriptions"] = slices.Sorted(maps.Keys(f.subscribed))
+	if len(uris) > 0 {
+		filter["resourceSubscriptions"] = slices.Sorted(maps.Keys(uris))
 	}
 	text, err := json.Marshal(filter)
 	if err != nil {
@@ -353,7 +358,7 @@ func (f *following) listen(ctx context.Context) (*upstream.Exchange, error) {
 	params := insert(b.meta(f.version, json.RawMessage(`{}`)), "notifications", text)
 	const method = "subscriptions/listen"
 	return b.client("").Post(ctx, upstream.Request{
-		Body: request(json.RawMessage(`1`), method, params), Version: f.version, Header: http.Header{"Mcp-Method": {method}},
+		Body: request(freshID(), method, params), Version: f.version, Header: http.Header{"Mcp-Method": {method}},
 	})
 }
 
@@ -404,21 +409,24 @@ func (f *following) close(stream *upstream.Exchange) {
 const wantedEvery = time.Second
 
 // run hands on what comes, and follows what is wanted.
-func (f *following) run(ctx context.Context, stream *upstream.Exchange) error {
+func (f *following) run(ctx context.Context, x *upstream.Exchange) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	ended := make(chan error, 1)
-	read := func(stream *upstream.Exchange) { ended <- f.read(ctx, stream) }
-	go read(stream)
+	first := &stream{Exchange: x, uris: f.subscribed}
+	defer f.reading.Wait()
+	defer func() {
+		cancel()
+		for _, s := range append(f.further, first) {
+			s.end()
+		}
+	}()
+	f.start(ctx, first)
 	tick := time.NewTicker(wantedEvery)
 	defer tick.Stop()
 	for {
 		select {
-		case err := <-ended:
+		case err := <-f.failed:
 			return err
 		case <-ctx.Done():
-			stream.Close()
-			<-ended
 			return ctx.Err()
 		case <-f.backend.changed:
 		case <-tick.C:
@@ -432,30 +440,16 @@ func (f *following) run(ctx context.Context, stream *upstream.Exchange) error {
 			f.backend.gateway.options.Log.WarnContext(ctx, "the wanted subscriptions were not read", "error", err)
 			continue
 		}
-		if maps.Equal(wanted, f.subscribed) {
-			continue
+		switch {
+		case maps.Equal(wanted, f.subscribed):
+		case modern(f.version):
+			err = f.follow(ctx, first, wanted)
+		default:
+			err = f.subscribe(ctx, wanted)
 		}
-		if !modern(f.version) {
-			if err := f.subscribe(ctx, wanted); err != nil {
-				stream.Close()
-				<-ended
-				return err
-			}
-			continue
-		}
-		// A listen cannot be changed: the next one is open before this one ends.
-		f.subscribed = wanted
-		next, err := f.listen(ctx)
 		if err != nil {
-			stream.Close()
-			<-ended
 			return err
 		}
-		before := stream
-		stream = next
-		before.Close()
-		<-ended
-		go read(stream)
 	}
 }
 

@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -376,12 +378,93 @@ func TestListenAsksForWhatThereIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "it listens again", func() bool { return filter(1) != "" })
-	if got := filter(1); !strings.Contains(got, `"resourceSubscriptions":["x://1"]`) {
-		t.Errorf("got %s", got)
+	if got, want := filter(1), `{"promptsListChanged":false,"resourceSubscriptions":["x://1"],"resourcesListChanged":false,"toolsListChanged":false}`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	until(t, "both are open", func() bool { return s.open() == 2 })
+	if err := g.Unwant(t.Context(), Wanted{Workspace: "default", Backend: "b", URI: "x://1", Holder: "s1"}); err != nil {
+		t.Fatal(err)
 	}
 	s.only(t, 2)
 	if got := l.until(t, s); len(got) > 0 {
 		t.Errorf("announced %q", got)
+	}
+}
+
+// GWN-04: what a 2026 backend tells while the subscriptions change comes once: none is lost, and none is there twice because it
+// was told on two streams.
+func TestNothingComesTwiceWhileSubscriptionsChange(t *testing.T) {
+	t.Parallel()
+	s := newScripted(t, func(s *scripted) { s.modern = true })
+	g, l := gatewayOver(t, memory(t), at("b", s)), newLog()
+	want := func(uri string) {
+		if err := g.Want(t.Context(), Wanted{"default", "b", uri, "s1", time.Now().Add(time.Hour)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want("x://first")
+	relaying(t, "r", g, l)
+	s.only(t, 1)
+	until(t, "the lists are compared", func() bool { return len(s.received("resources/templates/list")) > 0 })
+	told := map[string]int{}
+	tell := func(asked, text, announced string) {
+		s.tell(asked, text)
+		told["r default b "+announced]++
+	}
+	params := func(uri string, n int) string { return fmt.Sprintf(`{"uri":%q,"n":%d}`, uri, n) }
+	update := func(uri string, n int) {
+		tell(uri, `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":`+params(uri, n)+`}`, "notifications/resources/updated "+params(uri, n))
+	}
+	var all sync.Mutex
+	n := 0
+	everything := func() {
+		all.Lock()
+		defer all.Unlock()
+		n++
+		tell(`"toolsListChanged":true`, toolsChanged, "notifications/tools/list_changed")
+		update("x://first", n)
+	}
+	s.mu.Lock()
+	s.began = everything // in the very moment when one more is open
+	s.mu.Unlock()
+	const more = 3 * maxListens
+	for i := range more {
+		uri := fmt.Sprintf("x://%d.", i)
+		want(uri)
+		until(t, "it is asked for", func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			for _, params := range s.asked {
+				if strings.Contains(params, uri) {
+					return true
+				}
+			}
+			return false
+		})
+		everything()
+	}
+	until(t, "there are few streams", func() bool { return s.open() <= 1+maxListens })
+	for i := range more {
+		all.Lock()
+		update(fmt.Sprintf("x://%d.", i), 0)
+		all.Unlock()
+	}
+	got := map[string]int{}
+	sum := func(counts map[string]int) (n int) {
+		for _, c := range counts {
+			n += c
+		}
+		return n
+	}
+	for sum(got) < sum(told) {
+		got[l.next(t)]++
+	}
+	time.Sleep(50 * time.Millisecond)
+	for len(l) > 0 {
+		got[l.next(t)]++
+	}
+	if !maps.Equal(got, told) {
+		t.Errorf("announced %v, want %v", got, told)
 	}
 }
 
