@@ -164,6 +164,8 @@ func relayed(t *testing.T, stack *runner.Stack) {
 		t.Errorf("over a hand-over in peace the stream was told %v, of each two", count)
 	}
 
+	elsewhere(t, stack)
+
 	eventually(t, "nobody listens", func() bool {
 		stack.Kill("RelayFunction")
 		return seen().Listens == 0
@@ -183,4 +185,50 @@ func relayed(t *testing.T, stack *runner.Stack) {
 		_, err := stack.Invoke(t.Context(), "RelayFunction", []byte(`{}`))
 		return err == nil && time.Since(start) < 2*time.Second
 	})
+}
+
+// elsewhere shows a question of a backend within a call, whose answer comes in at another instance: the
+// one that makes the call is busy with it. Only the session that was asked can answer.
+//
+// GWN-10, GWN-11, GWN-17
+func elsewhere(t *testing.T, stack *runner.Stack) {
+	begin := func() map[string]string {
+		header := map[string]string{"Accept": "application/json, text/event-stream"}
+		resp := post(t, stack.URL()+"/mcp", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{"elicitation":{}},"clientInfo":{"name":"t","version":"1"}}}`, header, nil)
+		header["Mcp-Session-Id"], header["Mcp-Protocol-Version"] = resp.Header.Get("Mcp-Session-Id"), "2025-11-25"
+		post(t, stack.URL()+"/mcp", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, header, nil)
+		return header
+	}
+	asked, another := begin(), begin()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, stack.URL()+"/mcp",
+		strings.NewReader(`{"jsonrpc":"2.0","id":9007199254740993,"method":"tools/call","params":{"name":"b_test_elicitation","arguments":{"message":"Who?"}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream := open(t, req, asked)
+	var question struct {
+		ID     json.RawMessage
+		Method string
+	}
+	if text := wait(t, "the question", stream); json.Unmarshal([]byte(text), &question) != nil || question.Method != "elicitation/create" {
+		t.Fatalf("got %s", text)
+	}
+	answer := func(id string, header map[string]string) int {
+		body := `{"jsonrpc":"2.0","id":` + id + `,"result":{"action":"accept","content":{"username":"ann","email":"ann@example.com"}}}`
+		return post(t, stack.URL()+"/mcp", body, header, nil).StatusCode
+	}
+	if status := answer(string(question.ID), another); status != http.StatusBadRequest {
+		t.Errorf("another session's answer: status %d", status)
+	}
+	if status := answer(`"gw_unknown"`, asked); status != http.StatusBadRequest {
+		t.Errorf("an answer to nothing: status %d", status)
+	}
+	if status := answer(string(question.ID), asked); status != http.StatusAccepted {
+		t.Errorf("the answer: status %d", status)
+	}
+	if text := wait(t, "the result", stream); !strings.Contains(text, `"id":9007199254740993`) || !strings.Contains(text, "ann@example.com") {
+		t.Errorf("got %s", text)
+	}
 }
