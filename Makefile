@@ -13,6 +13,7 @@ ADDR     ?= 127.0.0.1:8080
 PKG      ?= ./...
 TESTLOG  := build/test.json
 FUZZTIME ?= 20s
+SOAK     ?= 10m
 CACHE    ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mcp-events
 VENV     := $(CACHE)/lint-$(shell cksum < tools/lint.txt | cut -d' ' -f1)
 
@@ -96,6 +97,11 @@ bench: ## measure: the benchmarks of the packages, then the whole way of an even
 	go test -run '^$$' -bench . -benchmem ./shared/...
 	go run ./cmd/mcpevents bench
 	go run ./cmd/mcpevents bench --latency
+	go run ./cmd/mcpevents bench --gateway
+
+.PHONY: soak
+soak: ## have 50 clients call good and bad backends through two instances for SOAK (10m)
+	MCPEVENTS_SOAK=$(SOAK) go test -race -count=1 -v -run TestSoak -timeout 60m ./test/fleet
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (20s)

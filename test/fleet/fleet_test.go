@@ -66,6 +66,7 @@ type fleet struct {
 	said           *said
 	front          *httptest.Server
 	ways           *http.Transport // from the address to the instances
+	storeWays      *http.Transport // to the store, if it is reached that way
 }
 
 // instance is one process's part of it.
@@ -85,7 +86,8 @@ const fleetCatalog = "events:\n  - {name: a.b, uri: \"event://a/b\", title: T, d
 // newFleet starts instances; their address is opened by [fleet.open].
 func newFleet(t testing.TB, o fleetOptions) *fleet {
 	t.Helper()
-	f := &fleet{ledger: newLedger(openStore(t, o.dynamo)), said: &said{}}
+	f := &fleet{said: &said{}, storeWays: &http.Transport{MaxIdleConnsPerHost: 64}}
+	f.ledger = newLedger(f.openStore(t, o.dynamo))
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the instances said last:\n%s", f.said.last())
@@ -111,7 +113,7 @@ func newFleet(t testing.TB, o fleetOptions) *fleet {
 }
 
 // openStore is the one thing that the instances share.
-func openStore(t testing.TB, inDynamo bool) store.DB {
+func (f *fleet) openStore(t testing.TB, inDynamo bool) store.DB {
 	if !inDynamo {
 		db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
 		must(t, err)
@@ -121,7 +123,9 @@ func openStore(t testing.TB, inDynamo bool) store.DB {
 	emulator, err := awslocal.StartAll(t.Context(), os.Stderr, awslocal.DynamoDB)
 	must(t, err)
 	t.Cleanup(emulator.Close)
-	client := dynamodb.NewFromConfig(awslocal.Config(emulator.DynamoDB))
+	client := dynamodb.NewFromConfig(awslocal.Config(emulator.DynamoDB), func(o *dynamodb.Options) {
+		o.HTTPClient = &http.Client{Transport: f.storeWays}
+	})
 	name := func(table store.Table) string { return fmt.Sprintf("fleet-%d-%s", os.Getpid(), table) }
 	must(t, dynamo.CreateTables(t.Context(), client, name))
 	return dynamo.New(client, name)
@@ -230,6 +234,7 @@ func (f *fleet) shut() {
 	f.front.CloseClientConnections()
 	f.front.Close()
 	f.ways.CloseIdleConnections()
+	f.storeWays.CloseIdleConnections()
 	for _, i := range f.instances {
 		i.upstream.CloseIdleConnections()
 	}
