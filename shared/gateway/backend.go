@@ -20,6 +20,7 @@ type backend struct {
 	http    *http.Client
 	granted granted
 
+	pace    *pace
 	changed chan struct{} // receives when what is wanted of it may have changed
 
 	*view // with the operator's credentials
@@ -35,7 +36,7 @@ type learned struct {
 }
 
 func (g *Gateway) newBackend(c config.Backend) *backend {
-	b := &backend{Backend: c, gateway: g, http: g.options.HTTP, changed: make(chan struct{}, 1)}
+	b := &backend{Backend: c, gateway: g, http: g.options.HTTP, changed: make(chan struct{}, 1), pace: newPace()}
 	b.view = newView(b, "")
 	return b
 }

@@ -19,6 +19,7 @@ const (
 	dropOutOfPlace = "its method does not belong into a call"
 	dropQuestion   = "it asks a client outside of a call"
 	dropUpdate     = "an update without a URI, or too large"
+	dropUnasked    = "an update that nobody subscribed to"
 	dropMethod     = "its method is none that is relayed"
 	dropNameless   = "an entry of a list without a name"
 )

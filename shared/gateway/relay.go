@@ -284,6 +284,7 @@ type following struct {
 	version    string
 	subscribed map[string]bool
 	changed    atomic.Bool // a list, which the store does not remember yet
+	wanted     atomic.Pointer[map[string]bool]
 
 	// See listens.go.
 	further []*stream
@@ -298,6 +299,7 @@ func (f *following) connect(ctx context.Context) (*upstream.Exchange, error) {
 	if err != nil {
 		return nil, err
 	}
+	f.wanted.Store(&wanted)
 	f.version = f.known.version
 	if modern(f.version) {
 		f.subscribed = wanted
@@ -393,6 +395,9 @@ func (f *following) subscribe(ctx context.Context, wanted map[string]bool) error
 	return nil
 }
 
+// asks reports whether somebody is subscribed to a resource.
+func (f *following) asks(uri string) bool { return (*f.wanted.Load())[uri] }
+
 // close gives the connection up; there may be none.
 func (f *following) close(stream *upstream.Exchange) {
 	if stream != nil {
@@ -410,6 +415,11 @@ const wantedEvery = time.Second
 
 // run hands on what comes, and follows what is wanted.
 func (f *following) run(ctx context.Context, x *upstream.Exchange) error {
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		f.catchUp(ctx, true)
+	}()
 	ctx, cancel := context.WithCancel(ctx)
 	first := &stream{Exchange: x, uris: f.subscribed}
 	defer f.reading.Wait()
@@ -430,6 +440,7 @@ func (f *following) run(ctx context.Context, x *upstream.Exchange) error {
 			return ctx.Err()
 		case <-f.backend.changed:
 		case <-tick.C:
+			f.catchUp(ctx, false)
 			f.remember(ctx)
 		}
 		wanted, err := f.backend.gateway.wanted(ctx, f.backend.place())
@@ -440,6 +451,7 @@ func (f *following) run(ctx context.Context, x *upstream.Exchange) error {
 			f.backend.gateway.options.Log.WarnContext(ctx, "the wanted subscriptions were not read", "error", err)
 			continue
 		}
+		f.wanted.Store(&wanted) // before the backend may tell of it
 		switch {
 		case maps.Equal(wanted, f.subscribed):
 		case modern(f.version):
@@ -524,18 +536,22 @@ func (f *following) notification(ctx context.Context, m upstream.Message) error 
 	switch m.Method {
 	case changes[Tools], changes[Prompts], changes[Resources]:
 		f.backend.outdate()
-		if err := f.unsettle(ctx, m.Method); err != nil {
-			return err
+		if !f.backend.pace.change(m.Method) {
+			return nil
 		}
-		f.changed.Store(true)
-		if err := f.backend.mark(ctx, m.Method); err != nil {
-			return err
-		}
-		return f.relay.announce(ctx, f.backend, Notice{Method: m.Method})
+		return f.tellChange(ctx, m.Method)
 	case updatedMethod:
 		uri, ok := jsonrpc.String(jsonrpc.Member(params, "uri"))
 		if !ok || uri == "" || len(params) > maxUpdate {
 			f.backend.dropped(ctx, dropUpdate)
+			return nil
+		}
+		tell, err := f.backend.pace.update(ctx, len(params), f.asks(uri))
+		switch {
+		case err != nil:
+			return fault.Wrap(fault.Unavailable, err, "wait to tell of an update")
+		case !tell:
+			f.backend.dropped(ctx, dropUnasked)
 			return nil
 		}
 		return f.relay.announce(ctx, f.backend, Notice{m.Method, params})
@@ -544,4 +560,16 @@ func (f *following) notification(ctx context.Context, m upstream.Message) error 
 	}
 	f.backend.dropped(ctx, dropMethod)
 	return nil
+}
+
+// tellChange tells that lists have changed.
+func (f *following) tellChange(ctx context.Context, method string) error {
+	if err := f.unsettle(ctx, method); err != nil {
+		return err
+	}
+	f.changed.Store(true)
+	if err := f.backend.mark(ctx, method); err != nil {
+		return err
+	}
+	return f.relay.announce(ctx, f.backend, Notice{Method: method})
 }

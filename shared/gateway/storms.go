@@ -1,0 +1,79 @@
+package gateway
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// A backend may tell of more than anybody can use, by mistake or to harm: each notice is
+// written to the store, kept there for the retention of the log, and sent to every stream that asked. So there
+// are bounds, that a backend in its senses does not notice: changes of a list that come too fast become
+// one, updates of resources are read no faster, and those that nobody subscribed to are dropped.
+const (
+	changeRate, changeBurst   = 1, 50     // of each kind of list; in a second, and at once
+	updateRate, updateBurst   = 200, 1000 // a KiB of an update counts as one more
+	unaskedRate, unaskedBurst = 0.1, 1000 // so that nothing is lost where a subscription is on its way
+	updateUnit                = 1024
+)
+
+// pace holds the notifications of a backend back, for all its connections.
+type pace struct {
+	changes          map[string]*rate.Limiter // by method; not changed
+	updates, unasked *rate.Limiter
+
+	mu   sync.Mutex
+	held map[string]bool // methods of changes that are still to be told
+}
+
+func newPace() *pace {
+	p := &pace{
+		changes: map[string]*rate.Limiter{}, held: map[string]bool{},
+		updates: rate.NewLimiter(updateRate, updateBurst), unasked: rate.NewLimiter(unaskedRate, unaskedBurst),
+	}
+	for _, method := range changes {
+		p.changes[method] = rate.NewLimiter(changeRate, changeBurst)
+	}
+	return p
+}
+
+// change reports whether a change of a list is to be told now; if not, it is held.
+func (p *pace) change(method string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held[method] = !p.changes[method].Allow()
+	return !p.held[method]
+}
+
+// due are the changes that were held and are to be told now; at the end all that were held.
+func (p *pace) due(end bool) (methods []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for method, held := range p.held {
+		if held && (end || p.changes[method].Allow()) {
+			methods = append(methods, method)
+			p.held[method] = false
+		}
+	}
+	return methods
+}
+
+// update waits until an update of that size may be told. It reports false for one to be dropped.
+func (p *pace) update(ctx context.Context, size int, asked bool) (tell bool, err error) {
+	n := 1 + size/updateUnit
+	if asked {
+		return true, p.updates.WaitN(ctx, n)
+	}
+	return p.unasked.AllowN(time.Now(), n), nil
+}
+
+// catchUp tells of the changes that were held.
+func (f *following) catchUp(ctx context.Context, end bool) {
+	for _, method := range f.backend.pace.due(end) {
+		if err := f.tellChange(ctx, method); err != nil {
+			f.backend.gateway.options.Log.WarnContext(ctx, "a change of a backend's list was not told", "backend", f.backend.Name, "error", err)
+		}
+	}
+}

@@ -1,0 +1,59 @@
+package gateway
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/shared/mcp/jsonrpc"
+)
+
+// GWN-04, GWN-05: of a storm of notifications the log takes few: changes of a list become one, of which the
+// last is told when the storm is over, and updates that nobody subscribed to are dropped and counted.
+func TestStormsAreHeldBack(t *testing.T) {
+	t.Parallel()
+	const storm = 3000
+	s := newScripted(t)
+	g := gatewayOver(t, memory(t), at("b", s))
+	want := Wanted{"default", "b", "x://asked", "s", time.Now().Add(time.Hour)}
+	if err := g.Want(t.Context(), want); err != nil {
+		t.Fatal(err)
+	}
+	l := newLog()
+	relaying(t, "r", g, l)
+	s.only(t, 1)
+	l.until(t, s)
+	for range storm {
+		s.notify(toolsChanged)
+		s.notify(updated("x://nobody"))
+	}
+	s.list(oneTool("new"))
+	s.notify(toolsChanged)
+	s.notify(updated("x://asked"))
+	changed, unasked, asked := 0, 0, false
+	for deadline := time.After(patience); !asked; {
+		select {
+		case text := <-l:
+			asked = strings.Contains(text, "x://asked")
+			if strings.Contains(text, "tools/list_changed") {
+				changed++
+			} else if !asked {
+				unasked++
+			}
+		case <-deadline:
+			t.Fatal("the update that was asked for did not come")
+		}
+	}
+	if changed > changeBurst+20 || unasked > unaskedBurst {
+		t.Errorf("of %d each, %d changes and %d updates for nobody were told", storm, changed, unasked)
+	}
+	if n := g.Dropped()["default/b"][dropUnasked]; n != storm-int64(unasked) {
+		t.Errorf("%d updates were counted as dropped, %d told", n, unasked)
+	}
+	for !strings.Contains(l.next(t), "list_changed") { // the one that was held
+	}
+	list := g.List(t.Context(), modernClient(ann), Tools)
+	if len(list.Entries) != 1 || list.Entries[0].Name != "new" {
+		t.Errorf("then the list is %s", jsonrpc.AppendString(nil, list.Entries[0].Name))
+	}
+}
