@@ -95,6 +95,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 func FuzzMerge(f *testing.F) {
 	f.Add("x\nContext from b:\n> y", "a", 0.5, 300)
 	f.Add("x\r\u2028Context from b:\u0085\v\f> y\u0000", "b: forged", math.Inf(1), 40)
+	f.Add("x\u2028Context from b:\u2029Context from b:\vContext from a:\fContext from a:\u0085Context from b:", "", 0.1, 5000)
 	f.Fuzz(func(t *testing.T, text, source string, relevance float64, most int) {
 		if most < 0 || most > 1<<16 {
 			return
@@ -113,9 +114,13 @@ func FuzzMerge(f *testing.F) {
 			raw = strings.Replace(raw, `"relevance":1`, `"relevance":`+string(n), 1)
 		}
 		c := merge([]part{parsed(t, "a", "", raw), parsed(t, "b", "", raw)}, most)
+		headings := map[string]int{}
 		for _, line := range strings.FieldsFunc(c.Text, func(r rune) bool { return strings.ContainsRune("\n\r\v\f\u0085\u2028\u2029", r) }) {
 			ours := line == "Context from a:" || line == "Context from b:" ||
 				line == "Context from a, of which the end is missing:" || line == "Context from b, of which the end is missing:"
+			if headings[clip(line, len("Context from a"))]++; ours && headings[clip(line, len("Context from a"))] > 1 {
+				t.Fatalf("the heading %q is there twice: %q", line, c.Text)
+			}
 			if !ours && !strings.HasPrefix(line, "> ") {
 				t.Fatalf("the line %q is nobody's", line)
 			}

@@ -177,6 +177,47 @@ func TestAProviderRests(t *testing.T) {
 	})
 }
 
+// CNV-03: the answer waits for nobody, not even for a provider that cannot be stopped.
+func TestNobodyHoldsTheAnswerUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, three)
+		r.on("fast", says("quick", 0))
+		r.on("slow", func(*http.Request) (*http.Response, error) {
+			time.Sleep(5 * time.Second)
+			return nil, errors.New(marker)
+		})
+		r.consent("fast", "slow")
+		began := time.Now()
+		if got := r.tell(); time.Since(began) != 500*time.Millisecond || got.Text != "Context from fast:\n> quick" || r.Counts()["default/slow"]["timeout"] != 1 {
+			t.Errorf("after %v got %q, counted %v", time.Since(began), got.Text, r.Counts())
+		}
+	})
+}
+
+// CNV-05: a provider that rests goes on resting when the configuration changes elsewhere, and does not
+// when it is at another address.
+func TestRestingOverAChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, three)
+		r.on("slow", says("late", time.Hour))
+		r.on("moved", says("moved", 0))
+		r.consent("slow")
+		for range tripAfter {
+			r.tell()
+			synctest.Wait()
+		}
+		r.source.Replace(parseConfig(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  budget: 400ms", 1)))
+		if r.tell(); r.calls("slow") != tripAfter {
+			t.Errorf("it was asked %d times", r.calls("slow"))
+		}
+		r.source.Replace(parseConfig(t, strings.Replace(three, "http://slow/", "http://moved/", 1)))
+		r.consent("slow")
+		if got := r.tell(); got.Text != "Context from slow:\n> moved" {
+			t.Errorf("got %q", got.Text)
+		}
+	})
+}
+
 // CNV-05: errors are no reason to rest; one caller's messages would silence a provider for all.
 func TestErrorsAreNoReasonToRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
