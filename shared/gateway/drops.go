@@ -16,6 +16,7 @@ const (
 	dropGarbage    = "it is no JSON"
 	dropNoMessage  = "it is no JSON-RPC message"
 	dropOther      = "it answers another request"
+	dropProgress   = "it is the progress of another request"
 	dropOutOfPlace = "its method does not belong into a call"
 	dropQuestion   = "it asks a client outside of a call"
 	dropUpdate     = "an update without a URI, or too large"

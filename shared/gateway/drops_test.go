@@ -61,11 +61,12 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 	const each = 200
 	script := func(t *turn) {
 		for i := range each {
-			t.write(`{"jsonrpc":"2.0","id":99,"result":{}}`)                                        // another request
-			t.write(`{nonsense`)                                                                    // no JSON
-			t.write(`{"jsonrpc":"2.0","method":"notifications/%d"}`, i)                             // not within a call
-			t.write(`{"jsonrpc":"1.0","id":%d,"result":{}}`, i)                                     // no JSON-RPC
-			t.write(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info"}}`) // is handed on
+			t.write(`{"jsonrpc":"2.0","id":99,"result":{}}`)                                                           // another request
+			t.write(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"x","progress":1}}`) // another's
+			t.write(`{nonsense`)                                                                                       // no JSON
+			t.write(`{"jsonrpc":"2.0","method":"notifications/%d"}`, i)                                                // not within a call
+			t.write(`{"jsonrpc":"1.0","id":%d,"result":{}}`, i)                                                        // no JSON-RPC
+			t.write(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info"}}`)                    // is handed on
 		}
 		t.result(`{}`)
 	}
@@ -100,7 +101,7 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 	}
 	calls.Wait()
 	want := map[string]int64{
-		dropOther: 3 * each, dropGarbage: 3 * each, dropOutOfPlace: 3 * each, dropNoMessage: 3 * each,
+		dropOther: 3 * each, dropProgress: 3 * each, dropGarbage: 3 * each, dropOutOfPlace: 3 * each, dropNoMessage: 3 * each,
 		dropNameless: 2 * int64(len(bad.received("tools/list"))),
 	}
 	if got := g.Dropped(); len(got) != 1 || !maps.Equal(got["default/bad"], want) {

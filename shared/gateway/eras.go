@@ -134,6 +134,7 @@ func (x *exchange) ownProgress(m upstream.Message, params json.RawMessage) (upst
 	}
 	got := jsonrpc.Member(params, "progressToken")
 	if own == nil || !sameToken(got, sent) {
+		x.backend.dropped(context.Background(), dropProgress)
 		return m, false
 	}
 	if string(got) != string(own) {

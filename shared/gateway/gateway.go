@@ -66,6 +66,8 @@ type Gateway struct {
 	mu   sync.Mutex
 	from []config.Backend // what set was made of
 	set  []*backend       // not changed, but replaced
+
+	logged map[conflict]bool // guarded by mu
 }
 
 // New makes a gateway. It reaches no backend yet. A secret of Backends that is

@@ -181,8 +181,7 @@ func (g *Gateway) join(ctx context.Context, kind Kind, backends []*backend, list
 		for _, e := range l.entries {
 			if first := taken[e.Name]; first != nil {
 				out.Conflicts = append(out.Conflicts, e.Name)
-				g.options.Log.WarnContext(ctx, "two backends have the same name; the first serves it",
-					"of", kinds[kind].what, "first", first.Name, "second", backends[i].Name)
+				g.conflict(ctx, kind, e.Name, first, backends[i])
 				continue
 			}
 			taken[e.Name] = backends[i]
@@ -191,6 +190,31 @@ func (g *Gateway) join(ctx context.Context, kind Kind, backends []*backend, list
 		out.parts = append(out.parts, part{backends[i].Name, first, len(out.Entries)})
 	}
 	return out
+}
+
+// maxConflicts bounds the conflicts that are remembered.
+const maxConflicts = 1000
+
+// conflict logs that two backends have the same name, once: lists tell their clients each time.
+func (g *Gateway) conflict(ctx context.Context, kind Kind, name string, first, second *backend) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	what := conflict{kind, name, first.place(), second.place()}
+	if g.logged[what] {
+		return
+	}
+	if g.logged == nil || len(g.logged) >= maxConflicts {
+		g.logged = map[conflict]bool{}
+	}
+	g.logged[what] = true
+	g.options.Log.WarnContext(ctx, "two backends have the same name; the first serves it",
+		"of", kinds[kind].what, "name", name, "first", first.Name, "second", second.Name)
+}
+
+type conflict struct {
+	kind          Kind
+	name          string
+	first, second place
 }
 
 // serves finds who serves a name: the entry of that name, or for a URI the template that

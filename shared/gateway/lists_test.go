@@ -3,6 +3,7 @@ package gateway
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -78,6 +79,23 @@ func TestListsAreGathered(t *testing.T) {
 	}
 	if n := len(first.received("tools/list")); n != 2 {
 		t.Errorf("%d requests for a list of two pages that is kept", n)
+	}
+}
+
+// GWN-01: that two backends have the same name is logged, and not each time that it is listed or called.
+func TestConflictIsLoggedOnce(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
+	g := gatewayOver(t, memory(t), at("a", s), at("b", s))
+	var j journal
+	g.options.Log = slog.New(slog.NewTextHandler(&j, nil))
+	for range 5 {
+		g.List(t.Context(), of(ann), Tools)
+		if _, err := call(t, g, legacy("s"), "t"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := strings.Count(j.buf.String(), "two backends have the same name"); n != 1 {
+		t.Errorf("%d lines", n)
 	}
 }
 
