@@ -37,11 +37,14 @@ var kinds = [...]struct {
 	Templates: {"resource template", "resources/templates/list", "resourceTemplates", "uriTemplate", false},
 }
 
-// Bounds of one backend's list; of a name in bytes.
+// Bounds of one backend's list; of all its pages and of a name in bytes, of the time for all pages in
+// those for one answer.
 const (
 	maxPages   = 200
 	maxEntries = 10_000
+	maxList    = 32 << 20
 	maxName    = 1024
+	maxAsks    = 3
 )
 
 // Entry is one entry of a gathered list.
@@ -363,7 +366,10 @@ func (v *view) outdate() {
 // fetch reads all pages of a list.
 func (v *view) fetch(ctx context.Context, known *learned, kind Kind) (*fetched, error) {
 	b, c := v.of, v.client()
+	ctx, cancel := context.WithTimeout(ctx, maxAsks*b.gateway.options.AskTimeout)
+	defer cancel()
 	k := kinds[kind]
+	size := 0
 	out := &fetched{ttl: maxTTL, shared: !b.ForwardToken}
 	var cursor json.RawMessage
 	for range maxPages {
@@ -377,6 +383,9 @@ func (v *view) fetch(ctx context.Context, known *learned, kind Kind) (*fetched, 
 		result, err := b.request(ctx, c, upstream.Request{Version: known.version, Session: known.session}, k.method, params)
 		if err != nil {
 			return nil, err
+		}
+		if size += len(result); size > maxList {
+			return nil, fault.New(fault.Unavailable, "backend %s has a list of more than %d bytes", b.Name, maxList)
 		}
 		ttl, shared := b.gateway.hints(known.version, result)
 		out.ttl, out.shared = min(out.ttl, ttl), out.shared && shared

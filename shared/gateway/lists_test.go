@@ -363,3 +363,41 @@ func TestCursorsThatAreMadeUp(t *testing.T) {
 		}
 	}
 }
+
+// GWN-01, GWN-14: a backend whose list is too large, or whose pages come too slowly without an end, is left
+// out, and others do not wait for it longer than a list may take.
+func TestListsThatTakeTooMuch(t *testing.T) {
+	t.Parallel()
+	const answerTime = 200 * time.Millisecond
+	pages := func(size int, pause time.Duration) func(*scripted) {
+		n := 0
+		return func(s *scripted) {
+			s.lists = func(string, string) string {
+				n++
+				time.Sleep(pause)
+				return fmt.Sprintf(`{"tools":[{"name":"t%d","x":%q}],"nextCursor":"c%d"}`, n, strings.Repeat("x", size), n)
+			}
+		}
+	}
+	large, slow := newScripted(t, pages(6<<20, 0)), newScripted(t, pages(0, answerTime/4))
+	g := gatewayOver(t, memory(t), at("large", large), at("ok", newScripted(t)))
+	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"t"}) {
+		t.Errorf("got %d tools", len(got))
+	}
+	if n := len(large.received("tools/list")); n != maxList/(6<<20)+1 {
+		t.Errorf("%d pages of 6 MiB were read", n)
+	}
+	g = gatewayOver(t, memory(t), at("slow", slow), at("ok", newScripted(t)))
+	g.options.AskTimeout = answerTime
+	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"t"}) {
+		t.Errorf("got %q", got)
+	}
+	asked := len(slow.received("tools/list"))
+	if most := 4*maxAsks + 1; asked > most {
+		t.Errorf("%d pages were read", asked)
+	}
+	g.List(t.Context(), of(ann), Tools)
+	if n := len(slow.received("tools/list")); n != asked {
+		t.Errorf("it was asked %d times more at once", n-asked)
+	}
+}
