@@ -30,6 +30,7 @@ import (
 	"mcpevents/shared/webhook"
 	"mcpevents/shared/webhook/targets"
 	"mcpevents/shared/wiring"
+	"mcpevents/shared/wiring/sending"
 	"mcpevents/shared/wiring/tokens"
 )
 
@@ -153,7 +154,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	}
 	e.URL = "http://" + listener.Addr().String()
 
-	guard := wiring.Guard(s.Limits)
+	guard := sending.Guard(s.Limits)
 	guard.BlockedHosts = append(guard.BlockedHosts, listener.Addr().String())
 	identity, err := secrets.identity(s.Limits.ServerIdentity)
 	if err != nil {
@@ -181,9 +182,9 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		Options: wiring.Subscriptions(s.Limits), Ended: gate.Ended, Started: gate.Started,
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
-	deliveries := wiring.Deliveries(s.Limits, attempts, true)
+	deliveries := sending.Deliveries(s.Limits, attempts, true)
 	deliveries.Patience = attemptPatience
-	e.ender = wiring.Ender(s.Limits, callers.Authenticator, db, queues, catalogs, subscriptions)
+	e.ender = sending.Ender(s.Limits, callers.Authenticator, db, queues, catalogs, subscriptions)
 	dispatcher := delivery.NewDispatcher(&delivery.Dispatcher{
 		DB: db, Queue: queues, Subscriptions: subscriptions, Catalog: delivery.WebhookTypes{Source: catalogs},
 		Poster: sender, Opener: opener, Ender: e.ender, Gate: gate, Options: deliveries, Log: s.Log,

@@ -15,6 +15,7 @@ import (
 	"mcpevents/shared/subscription"
 	"mcpevents/shared/webhook"
 	"mcpevents/shared/wiring"
+	"mcpevents/shared/wiring/sending"
 )
 
 // atOnce is how many requests to endpoints a process has under way.
@@ -29,9 +30,9 @@ func main() {
 	}
 	dispatcher := delivery.NewDispatcher(&delivery.Dispatcher{
 		DB: p.DB, Queue: p.Queues, Subscriptions: subscriptions, Catalog: delivery.WebhookTypes{Source: p.Catalog},
-		Poster: webhook.NewSender(webhook.Options{Guard: wiring.Guard(p.Limits), UserAgent: boot.UserAgent}),
-		Opener: opener, Ender: wiring.Ender(p.Limits, p.Auth, p.DB, p.Queues, p.Catalog, subscriptions),
-		Options: wiring.Deliveries(p.Limits, atOnce, false), Log: p.Log,
+		Poster: webhook.NewSender(webhook.Options{Guard: sending.Guard(p.Limits), UserAgent: boot.UserAgent}),
+		Opener: opener, Ender: sending.Ender(p.Limits, p.Auth, p.DB, p.Queues, p.Catalog, subscriptions),
+		Options: sending.Deliveries(p.Limits, atOnce, false), Log: p.Log,
 	})
 	lambda.Start(boot.Sources(nil, func(arn string) queue.Handler {
 		switch {

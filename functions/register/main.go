@@ -19,11 +19,12 @@ import (
 	"mcpevents/shared/webhook"
 	"mcpevents/shared/webhook/targets"
 	"mcpevents/shared/wiring"
+	"mcpevents/shared/wiring/sending"
 )
 
 func main() {
 	p := boot.Start()
-	sender := webhook.NewSender(webhook.Options{Guard: wiring.Guard(p.Limits), UserAgent: boot.UserAgent})
+	sender := webhook.NewSender(webhook.Options{Guard: sending.Guard(p.Limits), UserAgent: boot.UserAgent})
 	endpoint := boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
 		sealer, err := sealing.Public(ctx, p.DB)
 		if err != nil {

@@ -16,6 +16,7 @@ import (
 	"mcpevents/shared/stream"
 	"mcpevents/shared/subscription"
 	"mcpevents/shared/wiring"
+	"mcpevents/shared/wiring/sending"
 )
 
 func main() {
@@ -24,7 +25,7 @@ func main() {
 		DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Options: wiring.Subscriptions(p.Limits),
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
-	ender := wiring.Ender(p.Limits, p.Auth, p.DB, p.Queues, p.Catalog, subscriptions)
+	ender := sending.Ender(p.Limits, p.Auth, p.DB, p.Queues, p.Catalog, subscriptions)
 	retry := &delivery.Retry{DB: p.DB, Queue: p.Queues, Sweep: subscriptions.Sweep, Audit: ender.Audit}
 	lambda.Start(func(ctx context.Context) error {
 		moved, err := retry.Run(ctx)

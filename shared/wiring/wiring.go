@@ -8,33 +8,16 @@ import (
 	"encoding/json"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/catalog"
 	"mcpevents/shared/config"
 	"mcpevents/shared/conversation"
-	"mcpevents/shared/delivery"
 	"mcpevents/shared/eventlog"
 	"mcpevents/shared/gateway"
 	"mcpevents/shared/mcp"
-	"mcpevents/shared/queue"
 	"mcpevents/shared/store"
 	"mcpevents/shared/stream"
 	"mcpevents/shared/stream/lease"
 	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
 )
-
-// Guard is where webhooks may go.
-func Guard(l config.Limits) *webhook.Guard {
-	g := &webhook.Guard{AllowInsecure: l.AllowInsecureTargets, BlockedHosts: l.BlockedTargets}
-	if l.AllowInsecureTargets {
-		return g // any port, as any address
-	}
-	for _, p := range l.TargetPorts {
-		g.Ports = append(g.Ports, uint16(p))
-	}
-	return g
-}
 
 // Gateway reaches the backends and calls itself by the product's name to them.
 func Gateway(o gateway.Options, version string) (*gateway.Gateway, error) {
@@ -72,25 +55,6 @@ func Subscriptions(l config.Limits) subscription.Options {
 		DefaultTTL: l.DefaultTTL, MinTTL: l.MinTTL, MaxTTL: l.MaxTTL, AllowNoExpiry: l.AllowNoExpiry,
 		VerifiedTargets: l.VerifiedTargets, AllowAnonymous: l.AllowInsecureTargets,
 		UnknownUnsubscribe: l.UnknownUnsubscribe == "not-found",
-	}
-}
-
-// Deliveries are the rules of attempts; at once is how many run at a time.
-func Deliveries(l config.Limits, atOnce int, logEach bool) delivery.Options {
-	return delivery.Options{
-		Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule,
-		Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout,
-		Concurrency: atOnce, Records: delivery.Records(l.DeliveryLog), LogDeliveries: logEach,
-	}
-}
-
-// Ender ends subscriptions that may not go on. Callers may be a directory of principals; if
-// not, what they were granted stands.
-func Ender(l config.Limits, callers auth.Authenticator, db store.DB, q queue.Sender, catalogs catalog.Source, subs *subscription.Service) *delivery.Ender {
-	directory, _ := callers.(auth.Directory)
-	return &delivery.Ender{
-		Queue: q, Subscriptions: subs, ErrorObject: EventCodes(l).ErrorObject, Plain: l.PlainTargets,
-		Review: &subscription.Review{DB: db, Catalog: catalogs, Directory: directory},
 	}
 }
 

@@ -1,7 +1,7 @@
 // Package parameters looks up the secrets of backends in SSM Parameter Store.
 //
-// The one operation that is needed is written here, signed by the SDK's signer: a client of the
-// SDK for all of SSM would bring the zip of a function that has all else over 6 MB.
+// The one operation that is needed is written here, signed by the SDK's signer, instead of
+// making every function larger by the SDK's client for all of SSM.
 package parameters
 
 import (
