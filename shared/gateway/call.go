@@ -287,6 +287,9 @@ func (x *exchange) send(message json.RawMessage, response bool) error {
 	return err
 }
 
+// maxAsked bounds how often a client with a session is asked in one call: each time is an item of the store.
+const maxAsked = 1000
+
 // question puts a backend's request to the client, or answers it here.
 func (x *exchange) question(ctx context.Context, m upstream.Message) error {
 	params := jsonrpc.Member(m.Raw, "params")
@@ -303,6 +306,10 @@ func (x *exchange) question(ctx context.Context, m upstream.Message) error {
 		}))
 	case x.call.modern():
 		return x.collect(ctx, m, params)
+	case len(x.kept) >= maxAsked:
+		return x.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{
+			Code: jsonrpc.InvalidRequest, Message: "the client is not asked more than " + strconv.Itoa(maxAsked) + " times in one call",
+		}))
 	}
 	id, err := x.gateway.ask(ctx, x.call.Client, x.backend, x.with, m.ID)
 	if err != nil {

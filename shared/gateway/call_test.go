@@ -886,3 +886,30 @@ func TestHangingBackendDoesNotHoldUpCancellations(t *testing.T) {
 		t.Error("the client waits for the one that hangs")
 	}
 }
+
+// GWN-10: a backend that asks without end is refused, and the call goes on.
+func TestEndlessQuestionsAreRefused(t *testing.T) {
+	t.Parallel()
+	s := newScripted(t, func(s *scripted) {
+		s.call = func(r *turn) {
+			for i := range maxAsked + 3 {
+				r.write(`{"jsonrpc":"2.0","id":%d,"method":"elicitation/create","params":{"message":"?"}}`, i)
+			}
+			r.result(`{}`)
+		}
+	})
+	g := gatewayOver(t, memory(t), at("b", s))
+	x := start(t, g, legacy("s"), "t", "1", `{"name":"t"}`)
+	asked := 0
+	for !x.next(t).response {
+		asked++
+	}
+	if err := x.end(t); err != nil || asked != maxAsked {
+		t.Errorf("the client was asked %d times, %v", asked, err)
+	}
+	for range 3 {
+		if m := s.next(t, ""); m.Error == nil {
+			t.Errorf("the backend got %s", m.Raw)
+		}
+	}
+}
