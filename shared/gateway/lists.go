@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -250,14 +251,20 @@ func (g *Gateway) find(kind Kind, name string, lists func(Kind) (*List, bool)) (
 	return e, false
 }
 
+// Matching takes time that grows fast with both of these, and a backend and a client can choose them.
+const (
+	maxVariables = 16
+	maxMatched   = 2048 // bytes of a URI
+)
+
 // matcher tells whether a template stands for a URI (RFC 6570). One that cannot be read
 // stands for none.
 func matcher(template string) func(uri string) bool {
 	t, err := uritemplate.New(template)
-	if err != nil {
+	if err != nil || len(t.Varnames()) > maxVariables || strings.Count(template, "{") > maxVariables {
 		return nil
 	}
-	return func(uri string) bool { return t.Match(uri) != nil }
+	return func(uri string) bool { return len(uri) <= maxMatched && t.Match(uri) != nil }
 }
 
 // find is the entry of that name.

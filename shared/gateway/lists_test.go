@@ -401,3 +401,23 @@ func TestListsThatTakeTooMuch(t *testing.T) {
 		t.Errorf("it was asked %d times more at once", n-asked)
 	}
 }
+
+// GWN-01: neither a backend's template nor a client's URI keeps the gateway busy.
+func TestCostlyTemplatesMatchNothing(t *testing.T) {
+	began := time.Now()
+	if matcher("x://"+strings.Repeat("{a*}", 200)+"z") != nil {
+		t.Error("a template with 200 expressions is matched")
+	}
+	m := matcher("x://" + strings.Repeat("{a*}", maxVariables) + "z")
+	for _, uri := range []string{"x://" + strings.Repeat("a,", 900) + "!", "x://" + strings.Repeat("a,", 1<<18) + "!"} {
+		if m(uri) {
+			t.Error("it matches")
+		}
+	}
+	if took := time.Since(began); took > patience {
+		t.Errorf("it took %s", took)
+	}
+	if !matcher("x://{a}/{b}")("x://1/2") {
+		t.Error("a plain one matches nothing")
+	}
+}
