@@ -194,8 +194,11 @@ func (x *exchange) name() []byte {
 	return quote(x.own)
 }
 
+// failed is what a caller is told of a backend's failure: not what it was, but that the call
+// may have done something.
 func (x *exchange) failed(err error) error {
-	return &fault.Error{Kind: fault.Unavailable, Message: "backend " + x.backend.Name + " did not answer", Err: err}
+	told := fault.New(fault.Unavailable, "backend %s failed; whether it did what it was asked is not known", x.backend.Name)
+	return errors.Join(told, err)
 }
 
 // maxResumes bounds how often one call goes on at a backend that ends its stream.

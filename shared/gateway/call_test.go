@@ -374,6 +374,8 @@ func TestBackendDiesWithinACall(t *testing.T) {
 			x := start(t, g, legacy("s1"), "t", "1", `{"name":"t"}`)
 			if err := x.end(t); !fault.Is(err, fault.Unavailable) {
 				t.Errorf("got %v", err)
+			} else if text := fault.Public(err); !strings.Contains(text, "backend bad") || !strings.Contains(text, "not known") {
+				t.Errorf("the caller is told %q", text)
 			}
 			if took := time.Since(began); took > 10*time.Second {
 				t.Errorf("it took %s", took)

@@ -32,6 +32,9 @@ const (
 	headerLast    = "Last-Event-Id"
 )
 
+// maxSession bounds the name of a session, which is kept, in bytes.
+const maxSession = 4096
+
 // Client sends messages to one backend. It may be used concurrently.
 type Client struct {
 	URL string
@@ -148,6 +151,10 @@ func (c *Client) do(ctx context.Context, req *http.Request, r Request) (*Exchang
 	resp, err := c.HTTP.Do(req)
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "reach the backend")
+	}
+	if len(resp.Header.Get(headerSession)) > maxSession {
+		_ = resp.Body.Close()
+		return nil, fault.New(fault.Unavailable, "the backend's session has a name of over %d bytes", maxSession)
 	}
 	x := &Exchange{Session: resp.Header.Get(headerSession), Status: resp.StatusCode, body: resp.Body}
 	if err := x.begin(resp, r.Session); err != nil {

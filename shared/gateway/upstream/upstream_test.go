@@ -161,6 +161,15 @@ func TestMessagesAreBounded(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+	t.Run("session", func(t *testing.T) {
+		_, err := serve(t, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Mcp-Session-Id", strings.Repeat("x", maxSession+1))
+			answer("application/json", http.StatusOK, `{}`)(w, r)
+		}).Post(t.Context(), Request{Body: []byte(`{}`)})
+		if !fault.Is(err, fault.Unavailable) {
+			t.Errorf("got %v", err)
+		}
+	})
 	t.Run("event", func(t *testing.T) {
 		x, err := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/event-stream")

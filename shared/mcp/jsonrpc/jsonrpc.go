@@ -10,6 +10,7 @@ package jsonrpc
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"unicode/utf8"
 )
 
@@ -64,8 +65,12 @@ type Message struct {
 	Raw json.RawMessage
 }
 
+// MaxBatch is how many messages a batch may have.
+const MaxBatch = 1000
+
 // Split checks that body is JSON in UTF-8 of bounded depth and takes a batch
-// apart. The error has code [ParseError], or [InvalidRequest] for an empty batch.
+// apart. The error has code [ParseError], or [InvalidRequest] for a batch that is empty or
+// has more than [MaxBatch] messages.
 func Split(body []byte) (elements []json.RawMessage, batch bool, err *Error) {
 	body = bytes.TrimLeft(body, " \t\r\n")
 	switch {
@@ -81,6 +86,9 @@ func Split(body []byte) (elements []json.RawMessage, batch bool, err *Error) {
 		return []json.RawMessage{body}, false, nil
 	}
 	for v := range Elements(body) {
+		if len(elements) == MaxBatch {
+			return nil, true, &Error{Code: InvalidRequest, Message: fmt.Sprintf("the batch has more than %d messages", MaxBatch)}
+		}
 		elements = append(elements, v)
 	}
 	if len(elements) == 0 {
