@@ -226,6 +226,10 @@ var changes = map[Kind]string{
 	Resources: "notifications/resources/list_changed", Templates: "notifications/resources/list_changed",
 }
 
+// rootsChanged is a notification of clients. A backend that sends it all the same is passed
+// on to clients of the revisions with sessions, as the proposal for gateways has it.
+const rootsChanged = "notifications/roots/list_changed"
+
 // compare fetches the lists and tells of those that are not what they were when
 // they were compared last, by whomever. When that was told already, it only remembers.
 func (r *Relay) compare(ctx context.Context, b *backend, tell bool) error {
@@ -540,6 +544,11 @@ func (f *following) notification(ctx context.Context, m upstream.Message) error 
 			return nil
 		}
 		return f.tellChange(ctx, m.Method)
+	case rootsChanged:
+		if !f.backend.pace.change(m.Method) {
+			return nil
+		}
+		return f.tellChange(ctx, m.Method)
 	case updatedMethod:
 		uri, ok := jsonrpc.String(jsonrpc.Member(params, "uri"))
 		if !ok || uri == "" || len(params) > maxUpdate {
@@ -564,6 +573,9 @@ func (f *following) notification(ctx context.Context, m upstream.Message) error 
 
 // tellChange tells that lists have changed.
 func (f *following) tellChange(ctx context.Context, method string) error {
+	if method == rootsChanged { // no list of ours
+		return f.relay.announce(ctx, f.backend, Notice{Method: method})
+	}
 	if err := f.unsettle(ctx, method); err != nil {
 		return err
 	}

@@ -36,6 +36,7 @@ func newPace() *pace {
 	for _, method := range changes {
 		p.changes[method] = rate.NewLimiter(changeRate, changeBurst)
 	}
+	p.changes[rootsChanged] = rate.NewLimiter(changeRate, changeBurst)
 	return p
 }
 

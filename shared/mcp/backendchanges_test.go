@@ -99,6 +99,17 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 			}
 		}
 	}
+	// GWN-04: what a backend says of roots is for the streams of sessions only.
+	l.told <- noteRootsChange
+	if m := allowed["2025"].next(); m.Method != noteRootsChange {
+		t.Fatalf("got %s, want %s", m.sse.Data, noteRootsChange)
+	}
+	l.told <- noteToolsChange
+	for era, s := range allowed {
+		if m := s.next(); m.Method != noteToolsChange {
+			t.Errorf("%s: got %s, want %s", era, m.sse.Data, noteToolsChange)
+		}
+	}
 	for _, workspace := range []string{auth.DefaultWorkspace, "elsewhere"} {
 		must(t, f.log.Notify(t.Context(), workspace, stream.TopicCatalog, json.RawMessage(`{}`)))
 	}

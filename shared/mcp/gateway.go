@@ -315,6 +315,7 @@ func (o *outlet) sendBackend(d stream.Delivery) error {
 	}
 	asked := map[string]bool{
 		noteToolsChange: o.tools, notePromptsChange: o.prompts, noteResourcesChange: o.resources,
+		noteRootsChange: o.roots,
 	}
 	switch {
 	case asked[n.Method]:

@@ -54,7 +54,7 @@ func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal)
 	defer leave()
 	s := &sessionStream{outlet: e.sessionOutlet(&c), sess: c.session, position: from}
 	s.outlet.eventID, s.outlet.session, s.outlet.lost = s.position.next, s.refresh, s.tellLost
-	s.outlet.wanted = e.certain(s)
+	s.outlet.wanted, s.outlet.roots = e.certain(s), true
 	if err := s.open(ctx); err != nil {
 		if fault.Is(err, fault.Invalid) {
 			e.fail(w, http.StatusBadRequest, nil, e.translate(ctx, err, c.version, coreMethods))

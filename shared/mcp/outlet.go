@@ -42,6 +42,7 @@ type outlet struct {
 	targets map[string]target // by canonical URI
 	// What the client is told of, and how.
 	resources, events, tools, prompts bool // changes of lists
+	roots                             bool // what backends say of them
 	contexts                          bool // of messages told outside of sessions
 	payloads                          bool // the payload in _meta, too
 	// subscriptionID is the id of the listen, which every message repeats; nil in
