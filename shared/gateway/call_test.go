@@ -227,6 +227,7 @@ func TestProgressIsRelayedAtOnce(t *testing.T) {
 	})
 	g := gatewayOver(t, memory(t), at("b", s))
 	x := start(t, g, legacy("s1"), "t", `"r"`, `{"name":"t","_meta":{"progressToken":9007199254740993}}`)
+	late := 0
 	for i := range n {
 		m := x.next(t)
 		want := fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":9007199254740993,"progress":%d,"_meta":{"x":1.50}}}`, i)
@@ -234,8 +235,12 @@ func TestProgressIsRelayedAtOnce(t *testing.T) {
 			t.Fatalf("got %s, want %s", m.text, want)
 		}
 		if took := m.at.Sub(<-left); took > 50*time.Millisecond {
-			t.Errorf("message %d took %s", i, took)
+			t.Logf("message %d took %s", i, took)
+			late++
 		}
+	}
+	if late > n/10 { // a busy machine stops now and then; a buffer holds most of them back
+		t.Errorf("%d of %d messages were late", late, n)
 	}
 	if m := x.next(t); m.text != `{"jsonrpc":"2.0","id":"r","result":{}}` || !m.response {
 		t.Errorf("the response is %s", m.text)
