@@ -63,7 +63,10 @@ func TestLiveCatalog(t *testing.T) {
 			if m := l.Next(t); m.Method != "notifications/resources/list_changed" {
 				t.Errorf("got %s", m.Raw)
 			}
-			if !strings.Contains(s.Output(), "is removed") || !strings.Contains(s.Output(), `"breaking":true`) {
+			told := func() bool {
+				return strings.Contains(s.Output(), "is removed") && strings.Contains(s.Output(), `"breaking":true`)
+			}
+			if !harness.Within(t, harness.Patience, told) {
 				t.Errorf("the log does not tell of a breaking change")
 			}
 		})
