@@ -312,7 +312,7 @@ func TestLogMetricsReactOutsideOfTheBounds(t *testing.T) {
 	quick := func(string) time.Duration { return upTo(20 * time.Millisecond) }
 	t.Run("a writer's clock runs far ahead", func(t *testing.T) {
 		got := world{
-			writers: 4, readers: 4, length: 30 * time.Second, delay: quick, readerSkew: alternate(0),
+			writers: 4, readers: 4, length: 15 * time.Second, delay: quick, readerSkew: alternate(0),
 			writerSkew: func(i int) time.Duration { return time.Duration(i/3) * 8 * time.Second },
 		}.run(t)
 		t.Logf("%+v", got)
@@ -322,7 +322,7 @@ func TestLogMetricsReactOutsideOfTheBounds(t *testing.T) {
 	})
 	t.Run("a writer's clock runs behind by more than the bounds", func(t *testing.T) {
 		got := world{
-			writers: 4, readers: 4, length: 30 * time.Second, delay: quick, readerSkew: alternate(0),
+			writers: 4, readers: 4, length: 15 * time.Second, delay: quick, readerSkew: alternate(0),
 			writerSkew: func(i int) time.Duration { return -time.Duration(i/3) * 4900 * time.Millisecond },
 		}.run(t)
 		t.Logf("%+v", got)
@@ -335,7 +335,7 @@ func TestLogMetricsReactOutsideOfTheBounds(t *testing.T) {
 	})
 	t.Run("appends take long", func(t *testing.T) {
 		got := world{
-			writers: 4, readers: 4, length: 30 * time.Second, readerSkew: alternate(0), writerSkew: alternate(0),
+			writers: 4, readers: 4, length: 15 * time.Second, readerSkew: alternate(0), writerSkew: alternate(0),
 			delay: func(string) time.Duration { return upTo(3 * time.Second) },
 		}.run(t)
 		t.Logf("%+v", got)
