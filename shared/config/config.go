@@ -247,17 +247,25 @@ func (p *parser) backends(n *strictyaml.Node) {
 		p.file.Add(n.Line, "there are more than %d backends", MaxBackends)
 		return
 	}
-	type place struct{ workspace, name string }
-	names := map[place]int{}
+	given := places{}
 	for _, it := range items {
 		b := p.backend(it)
-		at := place{b.Workspace, b.Name}
-		if line := names[at]; line > 0 && b.Name != "" {
-			p.file.Add(it.Line, "backend %s was already given in line %d", strictyaml.Clip(b.Name), line)
-		}
-		names[at] = it.Line
+		p.once(given, place{b.Workspace, b.Name}, it, "backend")
 		p.config.Backends = append(p.config.Backends, b)
 	}
+}
+
+// places are the lines in which a name of a workspace was given.
+type places map[place]int
+
+type place struct{ workspace, name string }
+
+// once refuses a second thing of the same name in a workspace.
+func (p *parser) once(given places, at place, n *strictyaml.Node, what string) {
+	if line := given[at]; line > 0 && at.name != "" {
+		p.file.Add(n.Line, "%s %s was already given in line %d", what, strictyaml.Clip(at.name), line)
+	}
+	given[at] = n.Line
 }
 
 // headerName is field-name of RFC 9110.

@@ -133,15 +133,10 @@ func (p *parser) providers(n *strictyaml.Node) {
 		p.file.Add(n.Line, "there are more than %d providers", MaxProviders)
 		return
 	}
-	type place struct{ workspace, name string }
-	names := map[place]int{}
+	given := places{}
 	for _, it := range items {
 		v := p.provider(it)
-		at := place{v.Workspace, v.Name}
-		if line := names[at]; line > 0 && v.Name != "" {
-			p.file.Add(it.Line, "provider %s was already given in line %d", strictyaml.Clip(v.Name), line)
-		}
-		names[at] = it.Line
+		p.once(given, place{v.Workspace, v.Name}, it, "provider")
 		p.config.Conversation.Providers = append(p.config.Conversation.Providers, v)
 	}
 }
