@@ -2,7 +2,6 @@ package conversation
 
 import (
 	"context"
-	"encoding/json"
 	"log/slog"
 	"net/http"
 	"runtime/debug"
@@ -11,6 +10,7 @@ import (
 
 	"mcpevents/shared/auth"
 	"mcpevents/shared/fault"
+	"mcpevents/shared/httpjson"
 )
 
 // ScopeManage lets an operator see, give and revoke the consents of other principals of
@@ -143,7 +143,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.refuse(w, r, err)
 		return
 	}
-	reply(w, http.StatusOK, out)
+	httpjson.Reply(w, http.StatusOK, out)
 }
 
 func (h *Handler) serve(r *http.Request) (any, error) {
@@ -231,14 +231,5 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if missing, ok := fault.DataOf(err).(auth.MissingScopes); ok {
 		body["missingScopes"] = missing.Scopes
 	}
-	reply(w, status, map[string]any{"error": body})
-}
-
-func reply(w http.ResponseWriter, status int, body any) {
-	b, _ := json.Marshal(body) // strings, times and truth values
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(status)
-	_, _ = w.Write(b) // the caller may be gone
+	httpjson.Reply(w, status, map[string]any{"error": body})
 }

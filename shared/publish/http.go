@@ -1,7 +1,6 @@
 package publish
 
 import (
-	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
@@ -14,6 +13,7 @@ import (
 	"mcpevents/shared/auth"
 	"mcpevents/shared/catalog"
 	"mcpevents/shared/fault"
+	"mcpevents/shared/httpjson"
 )
 
 // Handler serves POST /events. It takes
@@ -65,7 +65,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.refuse(w, r, err)
 		return
 	}
-	reply(w, http.StatusAccepted, map[string]any{"accepted": accepted})
+	httpjson.Reply(w, http.StatusAccepted, map[string]any{"accepted": accepted})
 }
 
 // errMethod is the one refusal without a kind of its own.
@@ -179,7 +179,7 @@ type refusal struct {
 func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if errors.Is(err, errMethod) {
 		w.Header().Set("Allow", http.MethodPost)
-		reply(w, http.StatusMethodNotAllowed, map[string]refusal{"error": {Kind: fault.Unsupported.String(), Message: errMethod.Error()}})
+		httpjson.Reply(w, http.StatusMethodNotAllowed, map[string]refusal{"error": {Kind: fault.Unsupported.String(), Message: errMethod.Error()}})
 		return
 	}
 	kind := fault.KindOf(err)
@@ -207,14 +207,5 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if c := auth.Challenge(err, h.MetadataURL, auth.ScopePublish); c != "" {
 		w.Header().Set("WWW-Authenticate", c)
 	}
-	reply(w, statuses[kind], map[string]refusal{"error": out})
-}
-
-func reply(w http.ResponseWriter, status int, body any) {
-	b, _ := json.Marshal(body) // strings only
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(status)
-	_, _ = w.Write(b) // the caller may be gone
+	httpjson.Reply(w, statuses[kind], map[string]refusal{"error": out})
 }
