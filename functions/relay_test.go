@@ -16,6 +16,7 @@ import (
 
 	"mcpevents/localstack/runner"
 	"mcpevents/shared/config"
+	"mcpevents/shared/config/versioned"
 	"mcpevents/test/awslocal"
 	"mcpevents/test/backend"
 )
@@ -118,6 +119,8 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	if got := seen().Headers.Get("Authorization"); got != "Bearer s3cret" {
 		t.Errorf("the backend was asked with %q", got)
 	}
+	// Another instance than the one that lists them may hold the stream.
+	time.Sleep(time.Until(began.Add(versioned.MaxAge + time.Second)))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	stream := listen(ctx, t, stack.URL(), `"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourceSubscriptions":["`+watched+`"]}`)
