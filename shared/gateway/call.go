@@ -29,6 +29,9 @@ type Call struct {
 	ID, Params   json.RawMessage
 	// Header are the mirrored headers of revision 2026-07-28.
 	Header http.Header
+	// ResponseOnly is set for a client that takes no event stream. It cannot be asked
+	// anything within the call, and whoever tries is told so at once.
+	ResponseOnly bool
 	// Send takes each message for the client, the response last. An error means that
 	// the client is gone.
 	Send func(message json.RawMessage, response bool) error
@@ -304,15 +307,13 @@ func (x *exchange) question(ctx context.Context, m upstream.Message) error {
 		if lacks != "" {
 			x.refused = append(x.refused, lacks)
 		}
-		return x.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{
-			Code: jsonrpc.MethodNotFound, Message: "the client does not support " + m.Method,
-		}))
+		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not support "+m.Method)
 	case x.call.modern():
 		return x.collect(ctx, m, params)
+	case x.call.ResponseOnly:
+		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client takes no event stream, so that it cannot be asked "+m.Method)
 	case len(x.kept) >= maxAsked:
-		return x.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{
-			Code: jsonrpc.InvalidRequest, Message: "the client is not asked more than " + strconv.Itoa(maxAsked) + " times in one call",
-		}))
+		return x.refuse(ctx, m, jsonrpc.InvalidRequest, "the client is not asked more than "+strconv.Itoa(maxAsked)+" times in one call")
 	}
 	id, err := x.gateway.ask(ctx, x.call.Client, x.backend, x.with, m.ID)
 	if err != nil {
@@ -320,6 +321,11 @@ func (x *exchange) question(ctx context.Context, m upstream.Message) error {
 	}
 	x.kept = append(x.kept, questionKey(id))
 	return x.send(upstream.Replace(m.Raw, "id", quote(id)), false)
+}
+
+// refuse answers a backend's request with an error.
+func (x *exchange) refuse(ctx context.Context, m upstream.Message, code int, why string) error {
+	return x.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{Code: code, Message: why}))
 }
 
 // reply answers a backend's request in the client's place.

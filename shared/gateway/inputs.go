@@ -99,6 +99,11 @@ func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawM
 	}
 	var inputs []*input
 	for key, request := range jsonrpc.Members(requests) {
+		if x.call.ResponseOnly {
+			return nil, &jsonrpc.Error{
+				Code: jsonrpc.InvalidRequest, Message: "backend " + x.backend.Name + " asks for input, which needs a request that accepts an event stream",
+			}
+		}
 		in := &input{key: string(key)}
 		in.method, _ = jsonrpc.String(jsonrpc.Member(request, "method"))
 		if len(inputs) == maxInputs {

@@ -161,9 +161,7 @@ func (x *exchange) collect(ctx context.Context, m upstream.Message, params json.
 		}
 	}
 	if len(x.rounds.Answered)+len(x.pending) >= maxQuestions {
-		return x.reply(ctx, jsonrpc.AppendError(nil, m.ID, &jsonrpc.Error{
-			Code: jsonrpc.InvalidRequest, Message: "the client is not asked more than " + strconv.Itoa(maxQuestions) + " times in one call",
-		}))
+		return x.refuse(ctx, m, jsonrpc.InvalidRequest, "the client is not asked more than "+strconv.Itoa(maxQuestions)+" times in one call")
 	}
 	x.pending = append(x.pending, m)
 	if len(x.pending) == 1 {

@@ -146,7 +146,7 @@ func behindGateway(t *testing.T, change func(*Options), backends ...*lister) *fi
 	return newFixture(t, func(o *Options) {
 		g, err := gateway.New(gateway.Options{
 			Backends: configured, DB: o.Sessions, Server: json.RawMessage(`{"name":"gw","version":"1"}`),
-			Key: bytes.Repeat([]byte{7}, 32), ListTTL: time.Millisecond, Log: slog.New(slog.DiscardHandler),
+			Key: bytes.Repeat([]byte{7}, 32), ListTTL: time.Millisecond, CallTimeout: patience, Log: slog.New(slog.DiscardHandler),
 		})
 		must(t, err)
 		o.Gateway = g

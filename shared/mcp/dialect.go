@@ -116,12 +116,8 @@ func (e *Endpoint) enterDialect(w http.ResponseWriter, c *call) bool {
 
 // callDialect serves one message.
 func (e *Endpoint) callDialect(w http.ResponseWriter, c *call) {
-	if e.hears(c) {
-		e.hear(w, c)
-		return
-	}
 	if c.msg.Kind != jsonrpc.Request {
-		w.WriteHeader(http.StatusAccepted) // as in [Endpoint.postLegacy]
+		e.takeIn(w, c)
 		return
 	}
 	if c.session != nil {

@@ -136,6 +136,7 @@ func (e *Endpoint) proxied(w http.ResponseWriter, c *call, m method) (served boo
 		err = e.options.Gateway.Call(p.lifetime(), gateway.Call{
 			Client: c.client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.msg.Method,
 			ID: bytes.Clone(c.msg.ID), Params: c.msg.Params, Header: parameterHeaders(c.request.Header), Send: p.send,
+			ResponseOnly: !accepts(c.request.Header, sse.ContentType),
 		})
 		if p.failed(err) {
 			return true
@@ -241,33 +242,42 @@ func (e *Endpoint) takeIn(w http.ResponseWriter, c *call) {
 		e.hear(w, c)
 		return
 	}
-	ctx := c.request.Context()
-	backends := e.gateway(ctx)
-	if backends == nil || c.version.modern() {
-		// Nothing that a client tells or answers changes anything then. Requests are
-		// short, and one that is under way cannot be cancelled, which the revisions allow for.
-		w.WriteHeader(http.StatusAccepted)
+	err := e.taken(c)
+	if refusal, ok := errors.AsType[*jsonrpc.Error](err); ok {
+		e.fail(w, http.StatusBadRequest, nil, refusal)
 		return
-	}
-	var err error
-	switch {
-	case c.msg.Kind == jsonrpc.Response:
-		id, _ := jsonrpc.String(c.msg.ID)
-		if err = backends.Answer(ctx, c.client(), id, c.msg.Raw); fault.Is(err, fault.NotFound) {
-			e.fail(w, http.StatusBadRequest, nil, invalidRequest(fault.Public(err)))
-			return
-		}
-	case c.msg.Method == noteCancelled:
-		err = backends.Cancel(ctx, c.client(), c.msg.Raw)
-	case c.msg.Method == noteRootsChange:
-		err = backends.Tell(ctx, c.client(), c.msg.Raw)
 	}
 	if err != nil {
 		w.Header().Set("Retry-After", "1")
-		e.fail(w, http.StatusServiceUnavailable, nil, e.translate(ctx, err, c.version, coreMethods))
+		e.fail(w, http.StatusServiceUnavailable, nil, e.translate(c.request.Context(), err, c.version, coreMethods))
 		return
 	}
 	w.WriteHeader(http.StatusAccepted)
+}
+
+// taken hands it on to backends. Without any, and without a session, nothing that a client tells or
+// answers changes anything: requests are short then, and one that is under way cannot be
+// cancelled, which the revisions allow for.
+func (e *Endpoint) taken(c *call) error {
+	ctx := c.request.Context()
+	backends := e.gateway(ctx)
+	if backends == nil || c.session == nil {
+		return nil
+	}
+	switch {
+	case c.msg.Kind == jsonrpc.Response:
+		id, _ := jsonrpc.String(c.msg.ID)
+		err := backends.Answer(ctx, c.client(), id, c.msg.Raw)
+		if fault.Is(err, fault.NotFound) {
+			return invalidRequest(fault.Public(err))
+		}
+		return err
+	case c.msg.Method == noteCancelled:
+		return backends.Cancel(ctx, c.client(), c.msg.Raw)
+	case c.msg.Method == noteRootsChange:
+		return backends.Tell(ctx, c.client(), c.msg.Raw)
+	}
+	return nil
 }
 
 func (e *Endpoint) listTools(ctx context.Context, c *call) (result, error) {

@@ -117,7 +117,10 @@ func (e *Endpoint) initializeSession(w http.ResponseWriter, c *call) {
 		Payloads: declares(declared, Extension), Events: declares(declared, EventsExtension),
 	}
 	if e.options.Gateway != nil {
-		s.Capabilities, s.Client = declaration(declared), declaration(c.param("clientInfo"))
+		s.Client = declaration(c.param("clientInfo"))
+		if !c.dialect { // which has no way to ask a client, whatever it could answer
+			s.Capabilities = declaration(declared)
+		}
 	}
 	if c.session != nil { // the dialect lets a session begin without initialize
 		err = e.redeclare(c, s)
@@ -185,10 +188,8 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage
 			answers = append(answers, jsonrpc.AppendError(nil, msg.ID, bad))
 		} else if msg.Kind == jsonrpc.Request {
 			answers = append(answers, e.answerOne(&one))
-		} else if e.hears(&one) {
-			if err := e.heard(&one); err != nil {
-				answers = append(answers, jsonrpc.AppendError(nil, nil, e.translate(c.request.Context(), err, c.version, coreMethods)))
-			}
+		} else if err := e.takeOne(&one); err != nil {
+			answers = append(answers, jsonrpc.AppendError(nil, nil, e.translate(c.request.Context(), err, c.version, coreMethods)))
 		}
 	}
 	if len(answers) == 0 {
@@ -224,6 +225,14 @@ func (e *Endpoint) answerOne(c *call) json.RawMessage {
 	c.body = c.msg.Raw
 	e.dispatch(kept, c, m)
 	return bytes.TrimSpace(kept.body.Bytes())
+}
+
+// takeOne serves what needs no response in a batch.
+func (e *Endpoint) takeOne(c *call) error {
+	if e.hears(c) {
+		return e.heard(c)
+	}
+	return e.taken(c)
 }
 
 // recorder keeps a response that goes on in another form.
