@@ -46,16 +46,18 @@ func (t *tail) run(ctx context.Context) {
 	seen := map[string]int64{}
 	var previous time.Time // start of the last poll
 	lastEntry, lastRenewal := start, start
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(t.tails.Options.Watched)
 	defer timer.Stop()
-	for unread := true; ; {
+	for unread, first := true, true; ; first = false {
 		told := unread || changed == nil
-		select {
-		case <-ctx.Done():
-			return
-		case <-changed:
-			told = true
-		case <-timer.C:
+		if !first {
+			select {
+			case <-ctx.Done():
+				return
+			case <-changed:
+				told = true
+			case <-timer.C:
+			}
 		}
 		began := t.tails.now()
 		select { // after a pause of the whole process both were ready

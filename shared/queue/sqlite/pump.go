@@ -20,16 +20,10 @@ const (
 // pump does for a queue what has a time: it ends visibilities, brings delayed
 // messages and those that were too many, and writes again what failed.
 func (l *line) pump() {
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(sleep)
 	defer timer.Stop()
 	var forgotten time.Time
-	for {
-		select {
-		case <-l.q.closed:
-			return
-		case <-timer.C:
-		case <-l.wake:
-		}
+	for pause := time.Duration(0); l.rest(timer, pause); {
 		l.expire(time.Now())
 		err := l.promote()
 		if e := l.load(); err == nil {
@@ -44,8 +38,31 @@ func (l *line) pump() {
 		if err != nil {
 			l.q.opts.Log.Warn("A queue cannot read its file; it tries again.", "queue", l.name, "error", err)
 		}
-		timer.Reset(l.pause(err != nil))
+		pause = l.pause(err != nil)
 	}
+}
+
+// rest waits so long, or until there is something to do; it reports false when the queue is closed.
+//
+// What is to be done at once waits for no timer: in a bubble of testing/synctest, two timers that are due when they are
+// set break the race detector (golang.org/issue/78156).
+func (l *line) rest(timer *time.Timer, pause time.Duration) bool {
+	if pause <= 0 {
+		select {
+		case <-l.q.closed:
+			return false
+		default:
+			return true
+		}
+	}
+	timer.Reset(pause)
+	select {
+	case <-l.q.closed:
+		return false
+	case <-timer.C:
+	case <-l.wake:
+	}
+	return true
 }
 
 // pause decides how long the pump may sleep.
