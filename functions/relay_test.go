@@ -17,6 +17,8 @@ import (
 	"mcpevents/localstack/runner"
 	"mcpevents/shared/config"
 	"mcpevents/shared/config/versioned"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/stream"
 	"mcpevents/test/awslocal"
 	"mcpevents/test/backend"
 )
@@ -109,6 +111,27 @@ func relayed(t *testing.T, stack *runner.Stack) {
 		}
 	}
 
+	const (
+		tools, prompts = "notifications/tools/list_changed", "notifications/prompts/list_changed"
+		update         = "notifications/resources/updated"
+	)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	early := listen(ctx, t, stack.URL(), `"notifications":{"toolsListChanged":true}`)
+	wait(t, "the acknowledgement", early)
+	// announced waits until every instance uses the configuration, which is told then.
+	announced := func() {
+		t.Helper()
+		db := database(t, stack)
+		eventually(t, "the configuration is announced", func() bool {
+			waiting, err := versioned.Announce(t.Context(), db, time.Now(), stream.AnnounceStored(&eventlog.Log{DB: db}))
+			return err == nil && waiting == 0
+		})
+		if got := wait(t, "what changed", early); !strings.Contains(got, tools) {
+			t.Errorf("a stream from before was told %s", got)
+		}
+	}
+
 	secret(t, "/mcp-events/Test/b", "Bearer s3cret")
 	began := time.Now()
 	// The backend whose secret is not there fails by itself.
@@ -119,25 +142,19 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	if got := seen().Headers.Get("Authorization"); got != "Bearer s3cret" {
 		t.Errorf("the backend was asked with %q", got)
 	}
-	// Another instance than the one that lists them may hold the stream.
-	time.Sleep(time.Until(began.Add(versioned.MaxAge + time.Second)))
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	stream := listen(ctx, t, stack.URL(), `"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourceSubscriptions":["`+watched+`"]}`)
-	if got := wait(t, "the acknowledgement", stream); !strings.Contains(got, watched) {
+	announced()
+	time.Sleep(2 * eventlog.MaxSkew) // a stream that is opened earlier may be told, too
+	listening := listen(ctx, t, stack.URL(), `"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourceSubscriptions":["`+watched+`"]}`)
+	if got := wait(t, "the acknowledgement", listening); !strings.Contains(got, watched) {
 		t.Fatalf("got %s", got)
 	}
 	subscribed := func() bool { return seen().Subscribed[watched] > 0 }
 	// told waits for one notification, and for what comes behind it to come once.
-	const (
-		tools, prompts = "notifications/tools/list_changed", "notifications/prompts/list_changed"
-		update         = "notifications/resources/updated"
-	)
 	count := map[string]int{}
 	told := func(method string) {
 		t.Helper()
 		for {
-			got := wait(t, method, stream)
+			got := wait(t, method, listening)
 			for _, m := range []string{tools, prompts, update} {
 				if strings.Contains(got, m) {
 					count[m]++
@@ -182,6 +199,10 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	configure("backends: []\n")
 	eventually(t, "its tools are gone", func() bool { return !listed("b_test_simple_text") })
 	within("the configuration without it", began)
+	for len(early) > 0 { // of what the backend changed
+		<-early
+	}
+	announced()
 	eventually(t, "nobody listens to it", func() bool { return seen().Listens == 0 })
 	eventually(t, "relay ends at once again", func() bool {
 		start := time.Now()

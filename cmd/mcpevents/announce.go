@@ -7,41 +7,74 @@ import (
 	"time"
 
 	"mcpevents/shared/catalog"
+	"mcpevents/shared/config"
 	"mcpevents/shared/eventlog"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/store"
 	"mcpevents/shared/stream"
 )
 
-// announcer tells the streams of a workspace when its catalog is another than the
-// one they were told of. What was told is kept in the store: a client that comes
+// announcer tells the streams of a workspace when its catalog, or the set of its backends, is
+// another than the one they were told of. What was told is kept in the store: a client that comes
 // back with its cursor learns of a change that was made while the server was down.
 type announcer struct {
 	*stream.Tails // what streams read
 
-	db       store.DB
-	log      *eventlog.Log
-	catalogs catalog.Source
+	db  store.DB
+	log *eventlog.Log
 
-	mu   sync.Mutex
+	mu    sync.Mutex
+	kinds []*announced
+}
+
+// announced is what streams are told the changes of.
+type announced struct {
+	partition string // of the store
+	// now has the fingerprint of a workspace's; fault.NotFound for a workspace that there is not.
+	now  func(ctx context.Context, workspace string) (string, error)
+	tell func(ctx context.Context, log *eventlog.Log, workspace, version string) error
 	told map[string]string // fingerprints by workspace
 }
 
-const toldPartition = "catalog-told"
+func newAnnouncer(ctx context.Context, db store.DB, log *eventlog.Log, catalogs catalog.Source, settings *config.Replaceable, feeds *stream.Tails) (*announcer, error) {
+	a := &announcer{db: db, log: log, Tails: feeds, kinds: []*announced{
+		{partition: "catalog-told", tell: stream.AnnounceCatalog, now: func(ctx context.Context, workspace string) (string, error) {
+			cat, err := catalogs.Catalog(ctx, workspace)
+			if err != nil {
+				return "", err
+			}
+			return cat.Fingerprint(), nil
+		}},
+		{partition: "backends-told", tell: stream.AnnounceBackends, now: func(ctx context.Context, workspace string) (string, error) {
+			c, err := settings.Config(ctx)
+			if err != nil {
+				return "", err
+			}
+			return c.Fingerprints()[workspace], nil
+		}},
+	}}
+	for _, k := range a.kinds {
+		if err := k.load(ctx, db); err != nil {
+			return nil, err
+		}
+	}
+	return a, a.Changed(ctx)
+}
 
-func newAnnouncer(ctx context.Context, db store.DB, log *eventlog.Log, catalogs catalog.Source, feeds *stream.Tails) (*announcer, error) {
-	a := &announcer{db: db, log: log, catalogs: catalogs, Tails: feeds, told: map[string]string{}}
-	q := store.Query{Table: store.Settings, Partition: toldPartition, Limit: 1000}
+// load reads what was told.
+func (k *announced) load(ctx context.Context, db store.DB) error {
+	k.told = map[string]string{}
+	q := store.Query{Table: store.Settings, Partition: k.partition, Limit: 1000}
 	for {
 		page, err := db.Query(ctx, q)
 		if err != nil {
-			return nil, fault.Wrap(fault.Unavailable, err, "read which catalogs were announced")
+			return fault.Wrap(fault.Unavailable, err, "read what was announced")
 		}
 		for _, it := range page.Items {
-			a.told[it.Sort] = string(it.Value)
+			k.told[it.Sort] = string(it.Value)
 		}
 		if !page.More {
-			return a, a.Changed(ctx)
+			return nil
 		}
 		q.After = page.Last
 	}
@@ -58,50 +91,53 @@ func (a *announcer) Open(ctx context.Context, r stream.Request) (*stream.Feed, e
 func (a *announcer) follow(ctx context.Context, workspace string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if _, known := a.told[workspace]; known {
-		return nil
-	}
-	cat, err := a.catalogs.Catalog(ctx, workspace)
-	if err != nil {
-		return err
-	}
-	return a.remember(ctx, workspace, cat.Fingerprint())
-}
-
-// remember keeps what a workspace was told. The caller holds the lock.
-func (a *announcer) remember(ctx context.Context, workspace, fingerprint string) error {
-	err := a.db.Write(ctx, store.Put(store.Item{
-		Key: store.Key{Table: store.Settings, Partition: toldPartition, Sort: workspace}, Value: []byte(fingerprint),
-	}))
-	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "keep which catalog was announced")
-	}
-	a.told[workspace] = fingerprint
-	return nil
-}
-
-// Changed tells all workspaces whose catalog is another now.
-func (a *announcer) Changed(ctx context.Context) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for workspace, told := range a.told {
-		cat, err := a.catalogs.Catalog(ctx, workspace)
-		if fault.Is(err, fault.NotFound) {
+	for _, k := range a.kinds {
+		if _, known := k.told[workspace]; known {
 			continue
 		}
+		now, err := k.now(ctx, workspace)
 		if err != nil {
 			return err
 		}
-		now := cat.Fingerprint()
-		if now == told {
-			continue
-		}
-		version := now + "-" + strconv.FormatInt(time.Now().UnixMicro(), 36) // it may come back to an older text
-		if err := stream.AnnounceCatalog(ctx, a.log, workspace, version); err != nil {
+		if err := k.remember(ctx, a.db, workspace, now); err != nil {
 			return err
 		}
-		if err := a.remember(ctx, workspace, now); err != nil {
-			return err
+	}
+	return nil
+}
+
+// remember keeps what a workspace was told. The caller holds the lock.
+func (k *announced) remember(ctx context.Context, db store.DB, workspace, fingerprint string) error {
+	err := db.Write(ctx, store.Put(store.Item{
+		Key: store.Key{Table: store.Settings, Partition: k.partition, Sort: workspace}, Value: []byte(fingerprint),
+	}))
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "keep what was announced")
+	}
+	k.told[workspace] = fingerprint
+	return nil
+}
+
+// Changed tells all workspaces that have another catalog now, or other backends.
+func (a *announcer) Changed(ctx context.Context) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, k := range a.kinds {
+		for workspace, told := range k.told {
+			now, err := k.now(ctx, workspace)
+			if fault.Is(err, fault.NotFound) || err == nil && now == told {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			version := now + "-" + strconv.FormatInt(time.Now().UnixMicro(), 36) // it may come back to an older one
+			if err := k.tell(ctx, a.log, workspace, version); err != nil {
+				return err
+			}
+			if err := k.remember(ctx, a.db, workspace, now); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

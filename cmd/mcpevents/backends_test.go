@@ -1,8 +1,10 @@
 package main
 
 import (
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -75,4 +77,66 @@ func TestReloadOfBackends(t *testing.T) {
 			t.Errorf("%s: the tools are %q", step.what, got)
 		}
 	}
+}
+
+// GWN-01, GWN-04: who listens is told of the lists that a reload changes, and who comes back with its cursor of those that
+// were changed while the server was down; the same file again tells nothing.
+func TestStreamsAreToldOfOtherBackends(t *testing.T) {
+	var now Settings
+	settings := func(s *Settings) {
+		if now.Data != "" {
+			s.Data, s.Config = now.Data, now.Config
+		}
+		now = *s
+	}
+	use := func(url string) {
+		t.Helper()
+		c, err := config.Parse([]byte("backends:\n  - {name: b, url: " + url + "}\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		now.Config = c
+	}
+	const changed = `"notifications/tools/list_changed"`
+	cursor := regexp.MustCompile(`"io.github.mcp-events/cursor":("[^"]+")`)
+	listen := func(e *Embedded, meta string) *output {
+		t.Helper()
+		body := `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{"toolsListChanged":true},` +
+			`"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}` + meta + `}}}`
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, e.URL+"/mcp", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header = http.Header{
+			"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"},
+			"Mcp-Protocol-Version": {"2026-07-28"}, "Mcp-Method": {"subscriptions/listen"},
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = resp.Body.Close() })
+		out := newOutput()
+		go func() { _, _ = io.Copy(out, resp.Body) }() // it ends with the server
+		out.await(t, "acknowledged", 1)
+		return out
+	}
+
+	e := serve(t, settings)
+	stream := listen(e, "")
+	for n, url := range []string{"http://127.0.0.1:1/mcp", "http://127.0.0.1:1/mcp", "http://127.0.0.1:1/other"} {
+		use(url)
+		if err := e.Reload(t.Context(), now); err != nil {
+			t.Fatal(err)
+		}
+		stream.await(t, changed, []int{1, 1, 2}[n])
+	}
+	seen := cursor.FindAllStringSubmatch(stream.String(), -1)
+	end(t, e)
+	if got := strings.Count(stream.String(), changed); got != 2 {
+		t.Errorf("told %d times of two changes:\n%s", got, stream)
+	}
+	use("http://127.0.0.1:1/third")
+	again := listen(serve(t, settings), `,"io.github.mcp-events/cursor":`+seen[len(seen)-1][1])
+	again.await(t, changed, 1)
 }

@@ -139,25 +139,27 @@ func (c *CatalogApplyCmd) Run(g *Globals) error {
 	}
 	printChanges(g.out, applied.Changes)
 	tell(g.out, "the catalog of workspace "+c.Workspace, applied.Version, applied.Changed)
+	changed := applied.Changed
 	if c.Config != "" {
-		version, changed, err := config.Apply(ctx, db, settings)
+		version, anew, err := config.Apply(ctx, db, settings)
 		if err != nil {
 			return err
 		}
-		tell(g.out, "the configuration", version, changed)
+		tell(g.out, "the configuration", version, anew)
+		changed = changed || anew
 	}
-	if !applied.Changed || c.LogTable == "" {
+	if !changed || c.LogTable == "" {
 		return nil
 	}
 	return c.announce(ctx, g.out, db)
 }
 
-// announce waits until every function uses the catalog, and then tells of it.
+// announce waits until every function uses what was written, and then tells of it.
 func (c *CatalogApplyCmd) announce(ctx context.Context, out io.Writer, db store.DB) error {
 	fmt.Fprintf(out, "Connected clients are told in %s, when every function uses it.\n", versioned.MaxAge)
 	log := &eventlog.Log{DB: db}
 	for {
-		waiting, err := catalog.Announce(ctx, db, time.Now(), stream.AnnounceStored(log))
+		waiting, err := versioned.Announce(ctx, db, time.Now(), stream.AnnounceStored(log))
 		if err != nil || waiting == 0 {
 			return err
 		}

@@ -144,7 +144,8 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		return nil, err
 	}
 	e.tails = stream.New(log, db, cursors, stream.Options{})
-	if e.announcer, err = newAnnouncer(ctx, db, log, catalogs, e.tails); err != nil {
+	e.config = config.NewReplaceable(s.Config)
+	if e.announcer, err = newAnnouncer(ctx, db, log, catalogs, e.config, e.tails); err != nil {
 		return nil, err
 	}
 
@@ -200,7 +201,6 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	if err != nil {
 		return nil, err
 	}
-	e.config = config.NewReplaceable(s.Config)
 	e.conversation, err = wiring.Conversation(s.Limits, conversation.Options{
 		Source: e.config, DB: db, Key: secrets.Cursor, Backends: e.backends,
 		Catalogs: catalogs, Publisher: publish.OnBehalf{Service: publisher}, Log: s.Log,

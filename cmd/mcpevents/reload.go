@@ -106,8 +106,8 @@ func watchFiles(ctx context.Context, paths []string, log *slog.Logger) (<-chan s
 }
 
 // Reload takes over catalogs and the configuration: all of them, or none if one has a fault.
-// Open streams are told of changed catalogs, and webhook subscriptions that such a
-// catalog leaves behind end.
+// Open streams are told of changed catalogs and backends, and webhook subscriptions that a
+// changed catalog leaves behind end.
 func (e *Embedded) Reload(ctx context.Context, s Settings) error {
 	rest, err := catalog.ParseFile(s.CatalogName, s.Catalog)
 	if err != nil {

@@ -1,6 +1,6 @@
 // Command retry is the function that runs every minute, moves due deliveries to
 // the slow queue, removes subscriptions that expired, ends those that a changed
-// catalog has left behind, and announces it if nobody has done that before.
+// catalog has left behind, and announces changed catalogs and backends if nobody has done that before.
 package main
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/aws/aws-lambda-go/lambda"
 
 	"mcpevents/functions/internal/boot"
-	"mcpevents/shared/catalog"
+	"mcpevents/shared/config/versioned"
 	"mcpevents/shared/delivery"
 	"mcpevents/shared/stream"
 	"mcpevents/shared/subscription"
@@ -32,7 +32,7 @@ func main() {
 		if moved > 0 {
 			p.Log.InfoContext(ctx, "due deliveries were moved", "deliveries", moved)
 		}
-		_, announced := catalog.Announce(ctx, p.DB, time.Now(), stream.AnnounceStored(p.EventLog))
+		_, announced := versioned.Announce(ctx, p.DB, time.Now(), stream.AnnounceStored(p.EventLog))
 		return errors.Join(err, announced)
 	})
 }

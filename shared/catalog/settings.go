@@ -23,8 +23,9 @@ type Applied struct {
 }
 
 // Apply checks a catalog file and stores it as the workspace's catalog, which every
-// function uses within [versioned.MaxAge]. That it changed is then to be told by [Announce]. A faulty file is of kind fault.Invalid, one that
-// does not fit into an item fault.TooLarge, a concurrent change fault.Conflict.
+// function uses within [versioned.MaxAge]. That it changed is then to be told by
+// [versioned.Announce]. A faulty file is of kind fault.Invalid, one that does not fit into an
+// item fault.TooLarge, a concurrent change fault.Conflict.
 func Apply(ctx context.Context, db store.DB, workspace string, src []byte) (Applied, error) {
 	next, err := Parse(src)
 	if err != nil {
@@ -39,8 +40,8 @@ func Apply(ctx context.Context, db store.DB, workspace string, src []byte) (Appl
 	case !fault.Is(err, fault.Invalid): // a stored text that is no catalog any more can be replaced
 		return Applied{}, err
 	}
-	version, changed, err := versioned.Write(ctx, db, document(workspace), src, func(version int64) store.Op {
-		return unannounced(workspace, version, time.Now())
+	version, changed, err := versioned.Write(ctx, db, document(workspace), src, func(version int64, _ []byte) []store.Op {
+		return versioned.Unannounced(versioned.Catalog, workspace, []string{workspace}, version, time.Now())
 	})
 	if err != nil {
 		return Applied{}, err

@@ -17,12 +17,20 @@ const document = "config"
 
 // Apply checks a configuration file and stores it, for every function to use
 // within [versioned.MaxAge]. It returns the version, from 1, and whether anything
-// changed. A faulty file is of kind fault.Invalid, a concurrent change fault.Conflict.
+// changed. That backends changed is then to be told by [versioned.Announce].
+// A faulty file is of kind fault.Invalid, a concurrent change fault.Conflict.
 func Apply(ctx context.Context, db store.DB, src []byte) (version int64, changed bool, err error) {
-	if _, err := Parse(src); err != nil {
+	next, err := Parse(src)
+	if err != nil {
 		return 0, false, err
 	}
-	return versioned.Write(ctx, db, document, src, nil)
+	return versioned.Write(ctx, db, document, src, func(version int64, old []byte) []store.Op {
+		before, err := parseStored(old)
+		if err != nil { // of another version of this program
+			before = &Config{}
+		}
+		return versioned.UnannouncedOf(versioned.Backends, changedBackends(before, next), version, time.Now())
+	})
 }
 
 // Load reads the stored configuration; an empty one when none was stored.

@@ -317,11 +317,37 @@ func (o *outlet) backendTopics(ctx context.Context) (topics []string) {
 
 var topicBackends = stream.TopicBackend("")
 
-// sendBackend sends what a backend told, if the stream asked for it.
-func (o *outlet) sendBackend(d stream.Delivery) error {
+// sendOtherBackends follows the backends that there are now, and tells that their lists are
+// others.
+func (o *outlet) sendOtherBackends(ctx context.Context, cursor string) error {
+	since := time.Now()
+	for _, topic := range o.backendTopics(ctx) {
+		o.feed.Follow(topic, since)
+	}
+	for _, list := range []struct {
+		asked bool
+		note  string
+	}{{o.tools, noteToolsChange}, {o.prompts, notePromptsChange}, {o.resources, noteResourcesChange}} {
+		if !list.asked {
+			continue
+		}
+		if err := o.send(list.note, nil, nil, cursor); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendBackend sends what a backend told, if the stream asked for it and its principal may
+// still see the backend.
+func (o *outlet) sendBackend(ctx context.Context, d stream.Delivery) error {
 	var n gateway.Notice
 	if json.Unmarshal(d.Notice, &n) != nil {
 		return nil // of another version
+	}
+	backends := o.endpoint.gateway(ctx)
+	if backends == nil || !slices.Contains(backends.Backends(ctx, o.principal), strings.TrimPrefix(d.Topic, topicBackends)) {
+		return nil
 	}
 	asked := map[string]bool{
 		noteToolsChange: o.tools, notePromptsChange: o.prompts, noteResourcesChange: o.resources,

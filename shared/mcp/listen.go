@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"mcpevents/shared/fault"
-	"mcpevents/shared/gateway"
 	"mcpevents/shared/mcp/jsonrpc"
 	"mcpevents/shared/mcp/sse"
 	"mcpevents/shared/stream"
@@ -212,10 +211,9 @@ func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
 	o.resources = asked.ResourcesListChanged && e.has(methodResources)
 	o.events = asked.EventsListChanged && e.has(methodEvents)
 	o.contexts = asked.ConversationContext && e.options.Conversation != nil && e.options.Conversation.Offers(ctx, o.principal).Any()
-	if backends := e.gateway(ctx); backends != nil && (asked.ToolsListChanged || asked.PromptsListChanged) {
-		offers := backends.Offers(ctx, gateway.Client{Principal: o.principal})
-		o.tools, o.prompts = asked.ToolsListChanged && offers.Tools, asked.PromptsListChanged && offers.Prompts
-	}
+	// There may be no backend yet: these lists are told of when one comes.
+	o.tools = asked.ToolsListChanged && e.has(methodToolsList)
+	o.prompts = asked.PromptsListChanged && e.has(methodPromptsList)
 	out := filter{
 		ToolsListChanged: o.tools, PromptsListChanged: o.prompts,
 		ResourcesListChanged: o.resources, EventsListChanged: o.events, ConversationContext: o.contexts,

@@ -173,6 +173,8 @@ func (o *outlet) deliver(ctx context.Context, d stream.Delivery) error {
 	switch {
 	case d.Event != nil:
 		return o.sendEvent(ctx, d)
+	case d.Topic == stream.TopicCatalog && stream.OfBackends(d.Notice):
+		return o.sendOtherBackends(ctx, d.Cursor)
 	case d.Topic == stream.TopicCatalog:
 		if o.resources {
 			if err := o.send(noteResourcesChange, nil, nil, d.Cursor); err != nil {
@@ -193,7 +195,7 @@ func (o *outlet) deliver(ctx context.Context, d stream.Delivery) error {
 	case strings.HasPrefix(d.Topic, topicSubscriptions):
 		return o.sendState(d)
 	case strings.HasPrefix(d.Topic, topicBackends):
-		return o.sendBackend(d)
+		return o.sendBackend(ctx, d)
 	case strings.HasPrefix(d.Topic, topicConversations):
 		return o.sendContext(ctx, d)
 	case o.session != nil:
@@ -361,7 +363,8 @@ func (o *outlet) resolveAgain(ctx context.Context) error {
 // topics lists what the outlet follows beside its targets' own.
 func (o *outlet) topics(ctx context.Context) []string {
 	var out []string
-	if o.resources || o.events || len(o.targets) > 0 {
+	lists := o.resources || o.tools || o.prompts
+	if lists || o.events || len(o.targets) > 0 {
 		out = append(out, stream.TopicCatalog)
 	}
 	if o.resources {
@@ -370,7 +373,7 @@ func (o *outlet) topics(ctx context.Context) []string {
 	if o.contexts {
 		out = append(out, stream.TopicConversation(o.principal.ID))
 	}
-	if o.resources || o.tools || o.prompts {
+	if lists {
 		return append(out, o.backendTopics(ctx)...)
 	}
 	for _, t := range o.targets {

@@ -6,13 +6,15 @@ import (
 	"encoding/json"
 	"strconv"
 
+	"mcpevents/shared/config/versioned"
 	"mcpevents/shared/eventlog"
 )
 
 // The topics. A topic belongs to a workspace; its notices are JSON of the
 // package that sends them.
 
-// TopicCatalog tells that the lists of a workspace's event types changed.
+// TopicCatalog tells that the lists of a workspace's event types changed, or that other backends
+// belong to it; [OfBackends] tells which.
 const TopicCatalog = "catalog"
 
 // AnnounceCatalog tells the streams of a workspace that its catalog changed. version
@@ -33,10 +35,31 @@ func TopicSubscription(id string) string { return "subscription-" + id }
 // TopicSession tells what another request changed for a session's open stream.
 func TopicSession(id string) string { return "session-" + id }
 
-// AnnounceStored makes [AnnounceCatalog] what catalog.Announce tells of stored catalogs by.
-func AnnounceStored(log *eventlog.Log) func(ctx context.Context, workspace string, version int64) error {
-	return func(ctx context.Context, workspace string, version int64) error {
-		return AnnounceCatalog(ctx, log, workspace, strconv.FormatInt(version, 10))
+// AnnounceBackends tells the streams of a workspace that other backends of the gateway belong to it,
+// or that one is to be asked in another way. version names those that there are now.
+func AnnounceBackends(ctx context.Context, log *eventlog.Log, workspace, version string) error {
+	notice, _ := json.Marshal(backendsNotice{version}) // a string
+	return log.NotifyAs(ctx, workspace, TopicCatalog, "backends-"+version, notice)
+}
+
+type backendsNotice struct {
+	Backends string `json:"backends"`
+}
+
+// OfBackends reports whether a notice of [TopicCatalog] is one of [AnnounceBackends].
+func OfBackends(notice json.RawMessage) bool {
+	var n backendsNotice
+	return json.Unmarshal(notice, &n) == nil && n.Backends != ""
+}
+
+// AnnounceStored is what [versioned.Announce] tells of stored documents by.
+func AnnounceStored(log *eventlog.Log) func(context.Context, versioned.Change) error {
+	return func(ctx context.Context, c versioned.Change) error {
+		announce := AnnounceCatalog
+		if c.Kind == versioned.Backends {
+			announce = AnnounceBackends
+		}
+		return announce(ctx, log, c.Workspace, strconv.FormatInt(c.Version, 10))
 	}
 }
 

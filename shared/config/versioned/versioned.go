@@ -59,8 +59,8 @@ func Read(ctx context.Context, db store.DB, name string) ([]byte, int64, error) 
 // Write stores a document and returns its version. A text that is stored already
 // changes nothing. A text that does not fit into an item compressed is of kind
 // fault.TooLarge; a write between our read and our write is fault.Conflict. What
-// also makes of the new version is written with it, all or none; it may be nil.
-func Write(ctx context.Context, db store.DB, name string, src []byte, also func(version int64) store.Op) (version int64, changed bool, err error) {
+// also makes of the new version and the text before is written with it, all or none; it may be nil.
+func Write(ctx context.Context, db store.DB, name string, src []byte, also func(version int64, old []byte) []store.Op) (version int64, changed bool, err error) {
 	packed, err := pack(src)
 	if err != nil {
 		return 0, false, fault.Wrap(fault.Internal, err, "write %s", name)
@@ -82,7 +82,7 @@ func Write(ctx context.Context, db store.DB, name string, src []byte, also func(
 		store.Put(store.Item{Key: head(name), Version: version}),
 	}
 	if also != nil {
-		ops = append(ops, also(version))
+		ops = append(ops, also(version, old)...)
 	}
 	err = db.Write(ctx, ops...)
 	if errors.Is(err, store.ErrConflict) {

@@ -1,0 +1,94 @@
+package config
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"mcpevents/shared/config/versioned"
+	"mcpevents/shared/store/sqlite"
+)
+
+// GWN-01: whatever of a backend may change what clients see of it makes other backends of its workspace, and of no other.
+func TestFingerprints(t *testing.T) {
+	const (
+		a     = "{name: a, url: 'https://a.example/mcp'}"
+		b     = "{name: b, url: 'https://b.example/mcp', workspace: other}"
+		oauth = "{name: a, url: 'https://a.example/mcp', oauth: {tokenUrl: 'https://t.example/', clientId: c, clientSecret: 'env:S'}}"
+	)
+	parse := func(backends ...string) *Config {
+		t.Helper()
+		src := "backends:\n"
+		for _, x := range backends {
+			src += "  - " + x + "\n"
+		}
+		if len(backends) == 0 {
+			src = "backends: []\n"
+		}
+		c, err := Parse([]byte(src))
+		if err != nil {
+			t.Fatalf("%s: %v", src, err)
+		}
+		return c
+	}
+	before := parse(a, b)
+	if got := parse(a, b).Fingerprints(); got["default"] != before.Fingerprints()["default"] || len(got) != 2 {
+		t.Errorf("the same backends have %v", got)
+	}
+	for _, c := range []struct {
+		what  string
+		after *Config
+		want  []string
+	}{
+		{"nothing", parse(b, a), nil},
+		{"none", parse(), []string{"default", "other"}},
+		{"one is gone", parse(a), []string{"other"}},
+		{"another workspace", parse(a, "{name: b, url: 'https://b.example/mcp', workspace: third}"), []string{"other", "third"}},
+		{"url", parse("{name: a, url: 'https://c.example/mcp'}", b), []string{"default"}},
+		{"name", parse("{name: c, url: 'https://a.example/mcp'}", b), []string{"default"}},
+		{"prefix", parse("{name: a, url: 'https://a.example/mcp', prefix: x_}", b), []string{"default"}},
+		{"scopes", parse("{name: a, url: 'https://a.example/mcp', scopes: [x]}", b), []string{"default"}},
+		{"revision", parse("{name: a, url: 'https://a.example/mcp', protocolVersion: '2025-11-25'}", b), []string{"default"}},
+		{"caller's token", parse("{name: a, url: 'https://a.example/mcp', forwardToken: true}", b), []string{"default"}},
+		{"header", parse("{name: a, url: 'https://a.example/mcp', headers: {X-Tenant: one}}", b), []string{"default"}},
+		{"reference", parse("{name: a, url: 'https://a.example/mcp', headers: {Authorization: 'env:A'}}", b), []string{"default"}},
+		{"oauth", parse(oauth, b), []string{"default"}},
+	} {
+		if got := changedBackends(before, c.after); !slices.Equal(got, c.want) {
+			t.Errorf("%s: the backends of %q changed, want %q", c.what, got, c.want)
+		}
+	}
+	one, two := parse("{name: a, url: 'https://a.example/mcp', headers: {X-Tenant: one}}"), parse("{name: a, url: 'https://a.example/mcp', headers: {X-Tenant: two}}")
+	if got := changedBackends(one, two); !slices.Equal(got, []string{"default"}) {
+		t.Errorf("the value of a header: %q", got)
+	}
+}
+
+// GWN-01: a stored configuration leaves behind which workspaces are to be told of other backends, each version
+// its own.
+func TestApplySaysWhoseBackendsChanged(t *testing.T) {
+	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	for _, src := range []string{
+		"backends:\n  - {name: a, url: 'https://a.example/mcp'}\n",
+		"# the same\nbackends:\n  - {name: a, url: 'https://a.example/mcp'}\n",
+		"backends:\n  - {name: a, url: 'https://a.example/mcp'}\n  - {name: b, url: 'https://b.example/mcp', workspace: other}\n",
+	} {
+		if _, changed, err := Apply(t.Context(), db, []byte(src)); err != nil || !changed {
+			t.Fatalf("%v, %v", changed, err)
+		}
+	}
+	told := map[versioned.Change]int{}
+	_, err = versioned.Announce(t.Context(), db, time.Now().Add(versioned.MaxAge), func(_ context.Context, c versioned.Change) error {
+		told[c]++
+		return nil
+	})
+	if err != nil || len(told) != 2 || told[versioned.Change{Kind: versioned.Backends, Workspace: "default", Version: 1}] != 1 ||
+		told[versioned.Change{Kind: versioned.Backends, Workspace: "other", Version: 3}] != 1 {
+		t.Errorf("told %v, %v", told, err)
+	}
+}

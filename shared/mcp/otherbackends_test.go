@@ -1,0 +1,97 @@
+package mcp
+
+import (
+	"encoding/json"
+	"slices"
+	"testing"
+	"time"
+
+	"mcpevents/shared/config"
+	"mcpevents/shared/gateway"
+	"mcpevents/shared/stream"
+)
+
+// GWN-01, GWN-04: streams of all three kinds that were opened while there was no backend are told of the lists of one
+// that comes and of what it tells then, and that it is gone; where the principal may not see it any
+// longer, they bring nothing of it. Who asked for no lists, and another workspace, hears nothing.
+func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
+	l := startLister(t, "b", true, "t0")
+	gw := newEndpointGateway(t)
+	f := newFixture(t, func(o *Options) { o.Gateway = gw })
+	reopen := func(cursor string) *open {
+		return f.listenWith(billing, "1", `{"toolsListChanged":true}`, `"`+MetaCursor+`":`+cursor)
+	}
+	listen := f.listen(billing, "1", `{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true}`)
+	ack := listen.next()
+	sameJSON(t, ack.Params.Notifications, `{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true}`)
+	before := string(ack.Params.Meta[MetaCursor])
+	get := f.stream(billing, f.session(billing, V20251125), "")
+	get.event() // only an id
+	req := f.request("GET", billing, "", "Accept:", "Accept: text/event-stream")
+	req.URL.Path = "/mcp/" + f.principal(billing).Workspace
+	dialect := f.open(req)
+	dialect.lifecycle("streamOpened")
+	following := map[string]*open{"2026": listen, "2025": get, "named events": dialect}
+	quiet := map[string]*open{
+		"events only": f.listen(billing, "1", `{"eventsListChanged":true}`), "another workspace": f.listen(foreign, "1", `{"toolsListChanged":true}`),
+	}
+	for _, o := range quiet {
+		o.next()
+	}
+
+	all := []string{noteToolsChange, notePromptsChange, noteResourcesChange}
+	told := func(o *open, era string, want ...string) {
+		t.Helper()
+		var got []string
+		for range want {
+			got = append(got, o.next().Method)
+		}
+		if slices.Sort(got); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+			t.Fatalf("%s: told %q, want %q", era, got, want)
+		}
+	}
+	workspace := f.principal(billing).Workspace
+	use := func(version string, backends ...config.Backend) {
+		t.Helper()
+		must(t, gw.Replace(t.Context(), backends))
+		must(t, stream.AnnounceBackends(t.Context(), f.log, workspace, version))
+	}
+	tell := func(method string) {
+		t.Helper()
+		notice, _ := json.Marshal(gateway.Notice{Method: method})
+		must(t, f.log.Notify(t.Context(), workspace, stream.TopicBackend("b"), notice))
+	}
+	b := config.Backend{Name: "b", URL: l.URL, Workspace: workspace, ProtocolVersion: config.AutoVersion, Scopes: []string{"billing"}}
+
+	use("1", b)
+	for era, o := range following {
+		told(o, era, all...)
+	}
+	tell(noteToolsChange)
+	for era, o := range following {
+		told(o, era, noteToolsChange)
+	}
+	// Whoever was away learns of it too, and follows the new one.
+	back := reopen(before)
+	back.next()
+	told(back, "resumed", noteToolsChange)
+
+	hidden := b
+	hidden.Scopes = []string{"never"}
+	use("2", hidden)
+	for era, o := range following {
+		told(o, era, all...)
+	}
+	tell(noteToolsChange)
+	use("3")
+	for era, o := range following {
+		told(o, era, all...)
+	}
+	for who, o := range quiet {
+		select {
+		case e := <-o.events:
+			t.Errorf("%s: told %s", who, e.Data)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
