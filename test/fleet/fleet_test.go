@@ -90,7 +90,7 @@ func newFleet(t testing.TB, o fleetOptions) *fleet {
 	f.ledger = newLedger(f.openStore(t, o.dynamo))
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the instances said last:\n%s", f.said.last())
+			t.Logf("the instances said last:\n%s", f.said.last(saidMost))
 		}
 	})
 	f.Name, f.Keys = "fleet", map[string]string{}
@@ -262,10 +262,11 @@ func (s *said) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-func (s *said) last() []byte {
+// last is a copy of the last bytes, at most that many.
+func (s *said) last(most int) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.text[max(0, len(s.text)-saidMost):]
+	return bytes.Clone(s.text[max(0, len(s.text)-most):])
 }
 
 // goroutines are as many as there are when they have settled.

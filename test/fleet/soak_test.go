@@ -112,10 +112,10 @@ func (s *soak) start() (all []config.Backend) {
 	return all
 }
 
-// fault reports what must not be. The first ones tell enough.
+// fault reports what must not be, and what the log has at that time. The first ones tell enough.
 func (s *soak) fault(format string, args ...any) {
 	if s.faults.Add(1) <= 20 {
-		s.t.Errorf(format, args...)
+		s.t.Errorf(format+"\nthe instances said last:\n%s", append(args, s.fleet.said.last(4<<10))...)
 	}
 }
 
