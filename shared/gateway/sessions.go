@@ -71,7 +71,7 @@ func (g *Gateway) session(ctx context.Context, c Client, b *backend) (backendSes
 		return s, nil
 	}
 	if s, err = g.begin(ctx, c, b); err != nil {
-		return s, err
+		return s, fault.Wrap(fault.Unavailable, err, "begin a session with backend %s", b.Name)
 	}
 	s.mark = mathrand.Int64()
 	value, _ := json.Marshal(s) // strings

@@ -116,7 +116,11 @@ func (e *Endpoint) translate(ctx context.Context, err error, v Version, f family
 		out.Code = e.options.EventCodes.byName(m.events)
 		out.Message = m.events + ": " + out.Message
 	}
-	if kind == fault.Internal || kind == fault.Unavailable {
+	switch {
+	case kind != fault.Internal && kind != fault.Unavailable:
+	case ctx.Err() != nil && errors.Is(err, context.Canceled): // nobody reads the answer
+		e.options.Logger.DebugContext(ctx, "a client went away", "error", err)
+	default:
 		e.log(ctx, "a request failed", err)
 	}
 	if kind == fault.Internal {

@@ -15,6 +15,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"net/url"
 	"strings"
 
 	"mcpevents/shared/fault"
@@ -48,7 +49,7 @@ type Client struct {
 // its context: a call may take long before it says anything.
 func NewHTTP() *http.Client {
 	t := http.DefaultTransport.(*http.Transport).Clone()
-	t.MaxIdleConnsPerHost = 32
+	t.MaxIdleConnsPerHost, t.IdleConnTimeout = maxResting, restTime
 	t.MaxResponseHeaderBytes = 64 << 10
 	return &http.Client{
 		Transport:     t,
@@ -148,8 +149,11 @@ func (c *Client) do(ctx context.Context, req *http.Request, r Request) (*Exchang
 			return nil, err
 		}
 	}
-	resp, err := c.HTTP.Do(req)
+	resp, err := c.send(req)
 	if err != nil {
+		if where, ok := errors.AsType[*url.Error](err); ok {
+			err = where.Err // the URL may hold a secret, and errors are logged
+		}
 		return nil, fault.Wrap(fault.Unavailable, err, "reach the backend")
 	}
 	if len(resp.Header.Get(headerSession)) > maxSession {
