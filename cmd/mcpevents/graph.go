@@ -193,7 +193,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	e.dispatcher = dispatcher
 	fanout := &delivery.Fanout{DB: db, Log: log, Catalog: catalogs, Queue: queues}
 	retry := &delivery.Retry{DB: db, Queue: queues, Sweep: subscriptions.Sweep, Audit: e.ender.Audit}
-	publisher := &publish.Service{Catalog: catalogs, Queue: queues, Rate: publishRate(s)}
+	publisher := &publish.Service{Catalog: catalogs, Queue: queues, Rate: publish.NewRate(s.Limits.PublishRate)}
 	inbox := &publish.Inbox{Service: publisher, Log: s.Log}
 	origins := auth.Guard{Origins: s.Limits.AllowedOrigins}
 
@@ -295,14 +295,6 @@ func (s Settings) checkConversation(ctx context.Context, c *conversation.Service
 		return fault.Wrap(fault.Invalid, err, "conversation: events: the catalog of workspace %s", events.Workspace)
 	}
 	return conversation.CheckCatalog(cat, events)
-}
-
-// publishRate is nil without authentication: there is nobody to tell apart then.
-func publishRate(s Settings) *publish.Rate {
-	if s.Auth == auth.ModeNone || s.Limits.PublishRate == 0 {
-		return nil
-	}
-	return publish.NewRate(s.Limits.PublishRate)
 }
 
 // callers authenticates, and with tokens tells clients where to get them.

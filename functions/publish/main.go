@@ -13,10 +13,7 @@ import (
 
 func main() {
 	p := boot.Start()
-	service := &publish.Service{Catalog: p.Catalog, Queue: p.Queues}
-	if !p.Anonymous {
-		service.Rate = publish.NewRate(p.Limits.PublishRate)
-	}
+	service := &publish.Service{Catalog: p.Catalog, Queue: p.Queues, Rate: publish.NewRate(p.Limits.PublishRate)}
 	inbox := &publish.Inbox{Service: service, Log: p.Log}
 	url := p.Serve(&publish.Handler{
 		Service: service, Auth: p.Auth, Guard: auth.Guard{Origins: p.Limits.AllowedOrigins},

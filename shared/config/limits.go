@@ -28,6 +28,7 @@ type Limits struct {
 	// StreamConcurrency is without meaning embedded, where a stream holds no request up.
 	StreamConcurrency int64   `name:"stream-concurrency" default:"0" help:"Requests that all instances of the MCP endpoint can serve at once; open streams take at most 80 % of them. 0 is no bound. On AWS only."`
 	PublishRate       float64 `name:"publish-rate" default:"1000" help:"Events per second that a principal may publish, on average; 0 is no limit. Without meaning for --auth none."`
+	ConversationRate  float64 `name:"conversation-rate" default:"10" help:"Messages of conversations per second that a principal may tell, on average; 0 is no limit. Without meaning for --auth none."`
 
 	LogRetention    time.Duration `name:"log-retention" default:"24h" help:"How long events can be replayed and read."`
 	RecordRetention time.Duration `name:"record-retention" default:"168h" help:"How long delivery records and dead letters are kept."`
@@ -197,6 +198,8 @@ func (l Limits) Check() error {
 		return fault.New(fault.Invalid, "--quota and --streams must be at least 1")
 	case !(l.PublishRate >= 0): // NaN too
 		return fault.New(fault.Invalid, "--publish-rate must not be negative")
+	case !(l.ConversationRate >= 0):
+		return fault.New(fault.Invalid, "--conversation-rate must not be negative")
 	}
 	switch l.DeliveryLog {
 	case "", "failures", "all", "none":

@@ -17,6 +17,7 @@ import (
 	"mcpevents/shared/gateway"
 	"mcpevents/shared/metric"
 	"mcpevents/shared/publish"
+	"mcpevents/shared/rate"
 	"mcpevents/shared/store"
 )
 
@@ -58,6 +59,8 @@ type Options struct {
 	HTTP *http.Client
 	// Rest is how long a provider rests that was late too often; 0 is 30 s.
 	Rest time.Duration
+	// Rate limits how many messages a principal tells; nil does not.
+	Rate *rate.Rate
 	// Secrets looks up what a setting refers to; nil is the environment. It is asked for each
 	// message to a provider at a URL.
 	Secrets gateway.Secrets
@@ -75,6 +78,15 @@ type Service struct {
 
 	mu  sync.Mutex
 	set *set
+}
+
+// minBurst is how many messages a principal may tell at once, however low its rate is.
+const minBurst = 20
+
+// NewRate limits to a number of messages per second, with bursts of two seconds' worth.
+// 0 or less is no limit: nil.
+func NewRate(perSecond float64) *rate.Rate {
+	return rate.New("conversationRate", "messages", perSecond, max(2*perSecond, minBurst))
 }
 
 // New makes a service. It reaches nobody yet.
@@ -165,8 +177,12 @@ func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 }
 
 // Tell hands a message to all that the caller consented to, and returns the context
-// that came within the budget. Whose did not is left out, logged and counted.
+// that came within the budget. Whose did not is left out, logged and counted. One more than the rate
+// allows is told to nobody: fault.Exhausted with [rate.RetryAfter].
 func (s *Service) Tell(ctx context.Context, c Caller, m *Message) (*Context, error) {
+	if err := s.options.Rate.Take(c.Principal, 1, time.Now()); err != nil {
+		return nil, err
+	}
 	now, err := s.current(ctx)
 	if err != nil {
 		return nil, err

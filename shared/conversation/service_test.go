@@ -13,6 +13,7 @@ import (
 	"mcpevents/shared/auth"
 	"mcpevents/shared/config"
 	"mcpevents/shared/fault"
+	"mcpevents/shared/rate"
 	"mcpevents/shared/store"
 )
 
@@ -440,4 +441,33 @@ func TestEventsNeedARule(t *testing.T) {
 			t.Errorf("%q: %d events", want, len(r.published))
 		}
 	}
+}
+
+// AUT-07, CNV-06: a principal that tells more than its rate is told so, and when to come again; what it
+// says goes to nobody, and others have their own.
+func TestTheRateOfAPrincipal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, three, func(o *Options) { o.Rate = NewRate(1) })
+		r.on("fast", says("x", 0))
+		r.consent("fast")
+		for range minBurst {
+			r.tell()
+		}
+		_, err := r.Tell(t.Context(), Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m", Content: marker})
+		if data := fault.DataOf(err); !fault.Is(err, fault.Exhausted) || data != (rate.RetryAfter{Limit: "conversationRate", Max: 1, Seconds: 1}) {
+			t.Errorf("got %v with %v", err, data)
+		}
+		if n := r.calls("fast"); n != minBurst {
+			t.Errorf("the provider was told %d messages", n)
+		}
+		bob := auth.Principal{ID: "bob", Workspace: ann.Workspace}
+		if _, err := r.Tell(t.Context(), Caller{Principal: bob}, &Message{Kind: UserMessage, ID: "m"}); err != nil {
+			t.Errorf("another principal: %v", err)
+		}
+		time.Sleep(time.Second)
+		r.tell()
+		if n := r.calls("fast"); n != minBurst+1 {
+			t.Errorf("a second later the provider was told %d messages", n)
+		}
+	})
 }

@@ -5,12 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"strconv"
 	"time"
 
 	"mcpevents/shared/auth"
 	"mcpevents/shared/conversation"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/mcp/jsonrpc"
+	"mcpevents/shared/rate"
 	"mcpevents/shared/stream"
 )
 
@@ -91,6 +93,11 @@ func (e *Endpoint) hear(w http.ResponseWriter, c *call) {
 	case kind == fault.Internal || kind == fault.Unavailable:
 		w.Header().Set("Retry-After", "1")
 		e.fail(w, http.StatusServiceUnavailable, nil, e.translate(c.request.Context(), err, c.version, coreMethods))
+	case kind == fault.Exhausted:
+		if after, ok := fault.DataOf(err).(rate.RetryAfter); ok {
+			w.Header().Set("Retry-After", strconv.Itoa(after.Seconds))
+		}
+		e.fail(w, http.StatusTooManyRequests, nil, e.translate(c.request.Context(), err, c.version, coreMethods))
 	default:
 		e.fail(w, http.StatusBadRequest, nil, e.translate(c.request.Context(), err, c.version, coreMethods))
 	}

@@ -15,6 +15,7 @@ import (
 	"mcpevents/shared/auth"
 	"mcpevents/shared/config"
 	"mcpevents/shared/conversation"
+	"mcpevents/shared/rate"
 	"mcpevents/shared/store"
 	"mcpevents/shared/store/sqlite"
 	"mcpevents/shared/stream"
@@ -36,7 +37,7 @@ func (k *talk) count() int {
 	return k.told
 }
 
-func newTalk(t *testing.T, db store.DB, section string) *talk {
+func newTalk(t *testing.T, db store.DB, section string, change ...func(*conversation.Options)) *talk {
 	t.Helper()
 	k := &talk{}
 	provider := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -52,9 +53,13 @@ func newTalk(t *testing.T, db store.DB, section string) *talk {
 	t.Cleanup(provider.Close)
 	c, err := config.Parse([]byte("conversation:\n  " + section + "\n  budget: 5s\n  maxContext: 1024\n  providers: [{name: echo, url: '" + provider.URL + "'}]\n"))
 	must(t, err)
-	k.Service, err = conversation.New(conversation.Options{
+	o := conversation.Options{
 		Source: config.NewReplaceable(c), DB: db, Key: bytes.Repeat([]byte{3}, 32), Log: slog.New(slog.DiscardHandler),
-	})
+	}
+	for _, f := range change {
+		f(&o)
+	}
+	k.Service, err = conversation.New(o)
 	must(t, err)
 	for _, p := range []auth.Principal{{ID: "alice", Workspace: auth.DefaultWorkspace}, {ID: "bob", Workspace: auth.DefaultWorkspace}} {
 		if !k.Enabled(t.Context()) {
@@ -309,5 +314,33 @@ func TestNotificationsThatNobodyAskedFor(t *testing.T) {
 	}
 	if r := f.notify(alice, "", methodAssistant, message("m")); r.Status != 202 || k.count() != 1 {
 		t.Errorf("got %+v, told %d times", r, k.count())
+	}
+}
+
+// AUT-07: who tells more than its rate gets a clear error: which limit, and when to come again.
+func TestMoreMessagesThanTheRate(t *testing.T) {
+	f := newFixture(t, func(o *Options) {
+		o.Conversation = newTalk(t, o.Sessions, "userMessages: true", func(o *conversation.Options) {
+			o.Rate = rate.New("conversationRate", "messages", 0.01, 1)
+		})
+	})
+	session := f.session(alice, V20251125)
+	if r := f.modern(alice, methodUserMessage, message("m1")); r.code(t) != 0 {
+		t.Fatalf("%+v", r)
+	}
+	for what, r := range map[string]reply{
+		"2026 request": f.modern(alice, methodUserMessage, message("m2")), "2025 request": f.legacy(alice, session, methodUserMessage, message("m2")),
+		"2026 notification": f.notify(alice, "", methodUserMessage, message("m2")), "2025 notification": f.notify(alice, session, methodUserMessage, message("m2")),
+	} {
+		m := r.rpc(t)
+		if m.Error == nil || m.Error.Code != codeExhausted || !strings.HasPrefix(string(m.Error.Data), `{"limit":"conversationRate","max":0.01,"retryAfterSeconds":`) {
+			t.Errorf("%s: got %+v", what, r)
+		}
+		if told := strings.Contains(what, "notification"); told != (r.Status == http.StatusTooManyRequests) || told != (r.Header.Get("Retry-After") != "") {
+			t.Errorf("%s: got %+v", what, r)
+		}
+	}
+	if r := f.modern(bob, methodUserMessage, message("m3")); r.code(t) != 0 {
+		t.Errorf("another principal: %+v", r)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"mcpevents/shared/catalog"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/httpjson"
+	"mcpevents/shared/rate"
 )
 
 // Handler serves POST /events. It takes
@@ -189,7 +190,7 @@ func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		out.URI, out.Faults = data.URI, data.Faults
 	case auth.MissingScopes:
 		out.Missing = data.Scopes
-	case RetryAfter:
+	case rate.RetryAfter:
 		out.Limit, out.Max = data.Limit, data.Max
 		w.Header().Set("Retry-After", strconv.Itoa(data.Seconds))
 	}

@@ -23,6 +23,7 @@ import (
 	"mcpevents/shared/fault"
 	"mcpevents/shared/mcp/jsonrpc"
 	"mcpevents/shared/queue"
+	"mcpevents/shared/rate"
 )
 
 // Limits of a request.
@@ -71,9 +72,15 @@ type Service struct {
 	Catalog catalog.Source
 	Queue   queue.Sender
 	// Rate limits what a principal publishes; nil does not.
-	Rate *Rate
+	Rate *rate.Rate
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
+}
+
+// NewRate limits to a number of events per second, with bursts of two seconds' worth
+// and at least one full request. 0 or less is no limit: nil.
+func NewRate(perSecond float64) *rate.Rate {
+	return rate.New("publishRate", "events", perSecond, max(2*perSecond, MaxEvents))
 }
 
 func (s *Service) now() time.Time {
@@ -115,10 +122,8 @@ func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]A
 	if err != nil {
 		return nil, err
 	}
-	if !p.Anonymous {
-		if err := s.Rate.take(p, len(in), s.now()); err != nil {
-			return nil, err
-		}
+	if err := s.Rate.Take(p, len(in), s.now()); err != nil {
+		return nil, err
 	}
 	if err := s.Queue.Send(ctx, queue.Events, out...); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "queue the events")

@@ -34,7 +34,7 @@ func Relay(g *gateway.Gateway, log *eventlog.Log) *gateway.Relay {
 
 // Conversation tells what is said in conversations to those whom the configuration names.
 func Conversation(l config.Limits, o conversation.Options) (*conversation.Service, error) {
-	o.AllowAnonymous = l.AllowInsecureTargets
+	o.AllowAnonymous, o.Rate = l.AllowInsecureTargets, conversation.NewRate(l.ConversationRate)
 	return conversation.New(o)
 }
 

@@ -1,4 +1,6 @@
-package publish
+// Package rate bounds how much a principal asks for in a time. Who counts what, and what
+// the bound is, is said by those who use it.
+package rate
 
 import (
 	"math"
@@ -9,12 +11,13 @@ import (
 	"mcpevents/shared/fault"
 )
 
-// Rate limits how many events a principal publishes on average. It counts in this
+// Rate limits how much of something a principal does on average. It counts in this
 // process only: with several instances the limit is that many times higher at
-// most, which protects the queue as well and costs no write per request.
+// most, which protects what is behind as well and costs no write per request.
 type Rate struct {
-	perSecond float64
-	burst     float64
+	name, what string
+	perSecond  float64
+	burst      float64
 
 	// Two generations bound the principals in memory: when the young one is full it
 	// becomes the old one, and who is not seen again until the next change is forgotten.
@@ -32,16 +35,16 @@ type bucket struct {
 // maxBuckets bounds a generation.
 const maxBuckets = 5_000
 
-// NewRate limits to a number of events per second, with bursts of two seconds' worth
-// and at least one full request. 0 or less is no limit: nil.
-func NewRate(perSecond float64) *Rate {
+// New limits what is counted to a number per second, with bursts. The limit's name and what is
+// counted are for the error. 0 or less per second is no limit: nil.
+func New(name, what string, perSecond, burst float64) *Rate {
 	if !(perSecond > 0) {
 		return nil
 	}
-	return &Rate{perSecond: perSecond, burst: max(2*perSecond, MaxEvents), young: map[who]*bucket{}}
+	return &Rate{name: name, what: what, perSecond: perSecond, burst: burst, young: map[who]*bucket{}}
 }
 
-// RetryAfter is the data of a fault.Exhausted: the limit that is reached, in events per
+// RetryAfter is the data of a fault.Exhausted: the limit that is reached, per
 // second, and when to try again.
 type RetryAfter struct {
 	Limit   string  `json:"limit"`
@@ -49,9 +52,10 @@ type RetryAfter struct {
 	Seconds int     `json:"retryAfterSeconds"`
 }
 
-// take counts n events, or refuses them with fault.Exhausted and [RetryAfter].
-func (r *Rate) take(p auth.Principal, n int, now time.Time) error {
-	if r == nil {
+// Take counts n, or refuses them with fault.Exhausted and [RetryAfter]. Without
+// authentication nothing is counted: there is nobody to tell apart then.
+func (r *Rate) Take(p auth.Principal, n int, now time.Time) error {
+	if r == nil || p.Anonymous {
 		return nil
 	}
 	r.mu.Lock()
@@ -64,8 +68,8 @@ func (r *Rate) take(p auth.Principal, n int, now time.Time) error {
 		return nil
 	}
 	wait := int(math.Ceil((float64(n) - b.tokens) / r.perSecond))
-	return fault.New(fault.Exhausted, "the publish rate of %g events per second is reached", r.perSecond).
-		With(RetryAfter{"publishRate", r.perSecond, max(1, wait)})
+	return fault.New(fault.Exhausted, "the limit %s of %g %s per second is reached", r.name, r.perSecond, r.what).
+		With(RetryAfter{r.name, r.perSecond, max(1, wait)})
 }
 
 func (r *Rate) bucket(id who, now time.Time) *bucket {
