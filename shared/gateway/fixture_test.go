@@ -76,6 +76,8 @@ type scripted struct {
 	lost func(http.ResponseWriter)
 	// hang tells what is never answered, of notifications and answers; nil is nothing.
 	hang func(method string) bool
+	// ends holds up the ends of sessions until it is closed; may be nil.
+	ends chan struct{}
 	// getStatus refuses streams.
 	getStatus int
 
@@ -134,7 +136,7 @@ func emptyList(method string) string {
 func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	session := r.Header.Get("Mcp-Session-Id")
 	s.mu.Lock()
-	known := session == "" || s.sessions[session]
+	known, ends := session == "" || s.sessions[session], s.ends
 	s.mu.Unlock()
 	switch {
 	case s.allow != nil && !s.allow(r.Header):
@@ -143,6 +145,8 @@ func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.lost(w)
 	case !known:
 		w.WriteHeader(http.StatusNotFound)
+	case r.Method == http.MethodDelete && ends != nil:
+		<-ends
 	case r.Method == http.MethodDelete:
 		s.forget(session)
 	case r.Method == http.MethodGet:

@@ -3,6 +3,8 @@ package gateway
 import (
 	"context"
 	"reflect"
+	"slices"
+	"sync"
 
 	"mcpevents/shared/config"
 )
@@ -25,25 +27,45 @@ func (g *Gateway) Replace(ctx context.Context, backends []config.Backend) error 
 			return err
 		}
 	}
-	g.replace(backends)
+	g.replace(ctx, backends)
 	return nil
 }
 
-func (g *Gateway) replace(backends []config.Backend) []*backend {
+// replace ends the gateway's own sessions with those that go. Sessions of clients are left to
+// the server: calls may be under way in them, at any instance, and later on the operator's secrets may
+// be another server's.
+func (g *Gateway) replace(ctx context.Context, backends []config.Backend) []*backend {
+	set, gone := g.swap(backends)
+	var wg sync.WaitGroup
+	for _, b := range gone {
+		for _, v := range b.seen() {
+			wg.Go(func() { v.leave(ctx) })
+		}
+	}
+	wg.Wait()
+	return set
+}
+
+func (g *Gateway) swap(backends []config.Backend) (set, gone []*backend) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	had := map[place]*backend{}
 	for _, b := range g.set {
 		had[b.place()] = b
 	}
-	set := make([]*backend, len(backends))
+	set = make([]*backend, len(backends))
 	for i, c := range backends {
 		if set[i] = had[place{c.Workspace, c.Name}]; set[i] == nil || !reflect.DeepEqual(set[i].Backend, c) {
 			set[i] = g.newBackend(c)
 		}
 	}
+	for _, b := range g.set {
+		if !slices.Contains(set, b) {
+			gone = append(gone, b)
+		}
+	}
 	g.from, g.set = backends, set
-	return set
+	return set, gone
 }
 
 // backends are those that there are now. While the source does not answer they stay.
@@ -62,7 +84,7 @@ func (g *Gateway) backends(ctx context.Context) []*backend {
 	if len(now) == len(from) && (len(now) == 0 || &now[0] == &from[0]) {
 		return set
 	}
-	return g.replace(now)
+	return g.replace(ctx, now)
 }
 
 // Any reports whether there is any backend, whoever may use it.

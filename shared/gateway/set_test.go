@@ -203,3 +203,39 @@ func TestAnotherServerUnderTheSameName(t *testing.T) {
 		}
 	}
 }
+
+// GWN-08: the session in which the gateway asked a backend for its lists ends when another server takes
+// its place, or it is shown in another way; those of clients go on. One that does not take the end keeps nobody for long.
+func TestOwnSessionEndsWithItsBackend(t *testing.T) {
+	t.Parallel()
+	one, two := newScripted(t), newScripted(t)
+	for _, s := range []*scripted{one, two} {
+		s.call = func(r *turn) { r.result(`{}`) }
+	}
+	g := gatewayOver(t, memory(t), at("b", one))
+	if _, err := call(t, g, legacy("s"), "t"); err != nil {
+		t.Fatal(err)
+	}
+	ofClient := one.received("tools/call")[0].Session
+	for i, next := range []config.Backend{at("b", one, prefix("p_")), at("b", two)} {
+		g.List(t.Context(), of(ann), Tools)
+		if err := g.Replace(t.Context(), []config.Backend{next}); err != nil {
+			t.Fatal(err)
+		}
+		one.mu.Lock()
+		if len(one.sessions) != 1 || !one.sessions[ofClient] {
+			t.Errorf("after change %d it has the sessions %v, want %s", i, one.sessions, ofClient)
+		}
+		one.mu.Unlock()
+	}
+	g.List(t.Context(), of(ann), Tools)
+	ends := make(chan struct{})
+	defer close(ends)
+	two.mu.Lock()
+	two.ends = ends
+	two.mu.Unlock()
+	began := time.Now()
+	if err := g.Replace(t.Context(), nil); err != nil || time.Since(began) > endTime+patience/2 {
+		t.Errorf("the one that hangs held it up for %v, %v", time.Since(began), err)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -107,6 +108,13 @@ func (vs *views) evict() *view {
 	oldest := slices.MinFunc(all, func(x, y entry) int { return cmp.Compare(x.used.UnixNano(), y.used.UnixNano()) })
 	delete(vs.kept, oldest.viewer)
 	return oldest.view
+}
+
+// seen are the views that there are of a backend.
+func (b *backend) seen() []*view {
+	b.views.mu.Lock()
+	defer b.views.mu.Unlock()
+	return append(slices.Collect(maps.Values(b.views.kept)), b.view)
 }
 
 // leave ends the session that the view was seen in.
