@@ -164,7 +164,7 @@ func sessions(t *testing.T, s *harness.Target) {
 		newer := c.Open(t, "")
 		<-older.Ended()
 		s.Publish(t, message("newest", "newest"))
-		if got := newer.NextUpdate(t).EventID; got != "newest" {
+		if got := newer.Wait(t, 1)[0].EventID; got != "newest" {
 			t.Errorf("got %s", got)
 		}
 	})

@@ -266,6 +266,16 @@ func (h *heard) String() string {
 	return h.text.String()
 }
 
+// over reports whether nothing more comes.
+func (h *heard) over() bool {
+	select {
+	case <-h.ended:
+		return true
+	default:
+		return false
+	}
+}
+
 // code is that of the answer: 0 also for a stream that has begun.
 func (h *heard) code() int {
 	text := h.String()
@@ -383,14 +393,15 @@ func tenants(t *testing.T, s *harness.Target, credentials map[string]string) {
 		}
 	}
 	v.publish(t, s, 2) // and everything of the victim's still works
-	time.Sleep(1500 * time.Millisecond)
-	open, shared := 0, false
+	began := time.Now()
+	shared := harness.Within(t, harness.Patience, func() bool {
+		return slices.ContainsFunc(all, func(h *heard) bool { return !h.over() && strings.Contains(h.String(), "shared-payload") })
+	})
+	time.Sleep(time.Until(began.Add(1500 * time.Millisecond))) // time for what must not come
+	open := 0
 	for _, h := range all {
-		select {
-		case <-h.ended:
-		default:
+		if !h.over() {
 			open++
-			shared = shared || strings.Contains(h.String(), "shared-payload")
 		}
 		h.cancel()
 		<-h.ended

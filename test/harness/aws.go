@@ -86,7 +86,7 @@ func SharedAWS(tb testing.TB) *AWS {
 		shared.aws = startAWS(tb, AWSOptions{Env: map[string]string{
 			"MCPEVENTS_RETRY_SCHEDULE":        "0s,1s,1s,1s,1s,1s",
 			"MCPEVENTS_EVENTS_RETRY_SCHEDULE": "0s,1s,1s",
-			"MCPEVENTS_EVENTS_TIMEOUT":        "2s",
+			"MCPEVENTS_EVENTS_TIMEOUT":        "4s",
 			"MCPEVENTS_MIN_TTL":               "1s",
 			"MCPEVENTS_QUOTA":                 "10000",
 		}})

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -222,15 +223,21 @@ var plain = &http.Client{
 }
 
 // freeAddr finds a free port of 127.0.0.1. The server keeps it over restarts, so
-// it cannot choose one itself.
+// it cannot choose one itself; and it is none of those that the system gives to connections, and to
+// listeners that ask for any, which may come in between.
 func freeAddr(tb testing.TB) string {
 	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
+	const first, end = 10_000, 32_000
+	for range 100 {
+		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", first+rand.IntN(end-first)))
+		if err != nil {
+			continue
+		}
+		defer l.Close()
+		return l.Addr().String()
 	}
-	defer l.Close()
-	return l.Addr().String()
+	tb.Fatal("no free port was found")
+	return ""
 }
 
 func writeFile(tb testing.TB, dir, name, text string) string {
