@@ -226,8 +226,22 @@ func TestProgressIsRelayedAtOnce(t *testing.T) {
 		}
 	})
 	g := gatewayOver(t, memory(t), at("b", s))
+	late := n
+	for try := 0; try < 3 && late > n/10; try++ { // a busy machine stops now and then; a buffer holds most of them back, every time
+		late = relayedLate(t, g, n, left)
+	}
+	if late > n/10 {
+		t.Errorf("%d of %d messages were late", late, n)
+	}
+	if got := s.received("tools/call")[0]; string(got.Params) != `{"name":"t","_meta":{"progressToken":9007199254740993}}` {
+		t.Errorf("the backend got %s", got.Params)
+	}
+}
+
+// relayedLate makes a call and counts the messages that took long, of n.
+func relayedLate(t *testing.T, g *Gateway, n int, left <-chan time.Time) (late int) {
+	t.Helper()
 	x := start(t, g, legacy("s1"), "t", `"r"`, `{"name":"t","_meta":{"progressToken":9007199254740993}}`)
-	late := 0
 	for i := range n {
 		m := x.next(t)
 		want := fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":9007199254740993,"progress":%d,"_meta":{"x":1.50}}}`, i)
@@ -239,18 +253,13 @@ func TestProgressIsRelayedAtOnce(t *testing.T) {
 			late++
 		}
 	}
-	if late > n/10 { // a busy machine stops now and then; a buffer holds most of them back
-		t.Errorf("%d of %d messages were late", late, n)
-	}
 	if m := x.next(t); m.text != `{"jsonrpc":"2.0","id":"r","result":{}}` || !m.response {
 		t.Errorf("the response is %s", m.text)
 	}
 	if err := x.end(t); err != nil {
 		t.Error(err)
 	}
-	if got := s.received("tools/call")[0]; string(got.Params) != `{"name":"t","_meta":{"progressToken":9007199254740993}}` {
-		t.Errorf("the backend got %s", got.Params)
-	}
+	return late
 }
 
 // GWN-15: what a client sends and what it gets back is the same bytes, but for the name and the id.

@@ -2,11 +2,19 @@ package gateway
 
 import (
 	"context"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 )
+
+// waiting counts the goroutines that wait for what another one does.
+func waiting() int {
+	all := make([]byte, 4<<20)
+	return strings.Count(string(all[:runtime.Stack(all, true)]), "gateway.(*flight[...]).wait(")
+}
 
 // GWN-01, GWN-02: however many callers want what is not known yet, a backend is asked once: what it
 // serves, and for each page of the list.
@@ -36,7 +44,7 @@ func TestOneFetchForAllWhoWaitForIt(t *testing.T) {
 		<-ready
 	}
 	until(t, "the list is asked for", func() bool { return len(s.received("tools/list")) == 1 })
-	time.Sleep(50 * time.Millisecond) // for others to ask, if they did
+	until(t, "the others wait", func() bool { return waiting() >= callers-1 })
 	close(goOn)
 	all.Wait()
 	if discovers, pages := len(s.received("server/discover")), len(s.received("tools/list")); discovers != 1 || pages != 2 {
@@ -62,7 +70,7 @@ func TestOneFailureForAllWhoWaitForIt(t *testing.T) {
 		})
 	}
 	until(t, "the list is asked for", func() bool { return len(s.received("tools/list")) == 2 })
-	time.Sleep(50 * time.Millisecond)
+	until(t, "the others wait", func() bool { return waiting() >= 19 })
 	close(goOn)
 	all.Wait()
 	if n := len(s.received("tools/list")) - 1; n != 1 {

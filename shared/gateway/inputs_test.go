@@ -261,13 +261,14 @@ func TestCancellationIsAClosedStreamToA2026Backend(t *testing.T) {
 			if err := g[1].Cancel(t.Context(), someone(v2025), body); err != nil {
 				t.Fatal(err)
 			}
-			if err := <-done; !fault.Is(err, fault.Conflict) || time.Since(start) > time.Second {
+			// A mark is seen within a second; the rest is for a machine that is at its limit.
+			if err := <-done; !fault.Is(err, fault.Conflict) || time.Since(start) > 10*time.Second {
 				t.Errorf("ended after %v with %v", time.Since(start), err)
 			}
 			if waiting == "for the backend" {
 				select {
 				case <-closed:
-				case <-time.After(5 * time.Second):
+				case <-time.After(20 * time.Second):
 					t.Error("the stream at the backend is still open")
 				}
 			}

@@ -191,6 +191,7 @@ func TestListsWhileTheStoreIsAway(t *testing.T) {
 // GWN-14: a backend that does not answer is waited for by one caller, and by others only when it told of a
 // change since. Meanwhile what others have is listed, and called, at once.
 func TestHangingBackendRests(t *testing.T) {
+	t.Parallel()
 	hang := make(chan struct{})
 	var asked atomic.Int64
 	s := newScripted(t, func(s *scripted) {
@@ -199,7 +200,7 @@ func TestHangingBackendRests(t *testing.T) {
 	defer close(hang)
 	ok := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	g := gatewayOver(t, memory(t), at("hangs", s), at("ok", ok))
-	g.options.AskTimeout = 500 * time.Millisecond
+	g.options.AskTimeout = 2 * time.Second
 	g.List(t.Context(), of(ann), Tools)
 	n := asked.Load()
 	var all sync.WaitGroup

@@ -279,25 +279,57 @@ func TestPausesGrow(t *testing.T) {
 	relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), newLog(), func(r *Relay) {
 		r.MinPause, r.MaxPause = 200*time.Millisecond, 800*time.Millisecond
 	})
-	until(t, "it was tried six times", func() bool { return count() >= 6 })
-	s.mu.Lock()
-	for i, pause := range []time.Duration{200, 400, 800, 800, 800} {
-		pause *= time.Millisecond
-		if gap := tries[i+1].Sub(tries[i]); gap < pause/2 || gap > 10*pause {
-			t.Errorf("between try %d and the next are %s, the pause is %s", i+1, gap, pause)
+	// grown says which pause is not as it is to be; "" if all are.
+	grown := func(pauses ...time.Duration) (wrong string) {
+		until(t, "it was tried so often", func() bool { return count() > len(pauses) })
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for i, pause := range pauses {
+			pause *= time.Millisecond
+			if gap := tries[i+1].Sub(tries[i]); gap < pause/2 || gap > 10*pause {
+				return fmt.Sprintf("between try %d and the next are %s, the pause is %s", i+1, gap, pause)
+			}
+		}
+		return ""
+	}
+	// again says what is wrong with how it comes back behind a good connection.
+	again := func() (wrong string) {
+		s.refuse(0)
+		until(t, "the stream is open", func() bool { return s.open() == 1 })
+		n := count()
+		time.Sleep(900 * time.Millisecond) // longer than the longest pause: it was there
+		s.hangUp()
+		began := time.Now()
+		until(t, "the stream is open again", func() bool { return s.open() == 1 })
+		if took := time.Since(began); count() != n+1 || took > 700*time.Millisecond {
+			return fmt.Sprintf("behind a good connection it took %s and %d tries", took, count()-n)
+		}
+		return ""
+	}
+	// On a busy machine a try may take longer than its pause; what is wrong is so every time.
+	wrong := grown(200, 400, 800, 800, 800)
+	for range 2 {
+		if wrong == "" {
+			break
+		}
+		again()
+		s.mu.Lock()
+		tries = nil
+		s.mu.Unlock()
+		s.refuse(http.StatusServiceUnavailable)
+		time.Sleep(900 * time.Millisecond)
+		s.hangUp()
+		wrong = grown(400, 800, 800, 800)
+	}
+	if wrong != "" {
+		t.Error(wrong)
+	}
+	for range 3 {
+		if wrong = again(); wrong == "" {
+			return
 		}
 	}
-	s.mu.Unlock()
-	s.refuse(0)
-	until(t, "the stream is open", func() bool { return s.open() == 1 })
-	n := count()
-	time.Sleep(900 * time.Millisecond) // longer than the longest pause: it was there
-	s.hangUp()
-	began := time.Now()
-	until(t, "the stream is open again", func() bool { return s.open() == 1 })
-	if took := time.Since(began); count() != n+1 || took > 700*time.Millisecond {
-		t.Errorf("behind a good connection it took %s and %d tries", took, count()-n)
-	}
+	t.Error(wrong)
 }
 
 // GWN-04: what clients want of a backend is asked for once, while anybody wants it, also of the next
@@ -338,10 +370,16 @@ func TestWantedSubscriptionsArePassedOn(t *testing.T) {
 	}
 	until(t, "it is unsubscribed", func() bool { return len(s.received("resources/unsubscribe")) == 1 })
 	// What was left behind ends by itself.
-	if err := two.Want(t.Context(), Wanted{"default", "b", "x://2", "s3", time.Now().Add(2 * time.Second)}); err != nil {
-		t.Fatal(err)
-	}
-	until(t, "it is subscribed", func() bool { return len(s.received("resources/subscribe")) == 3 })
+	var asked time.Time
+	until(t, "it is subscribed", func() bool {
+		if time.Since(asked) > 2*time.Second { // again, for on a busy machine it may end before it is seen
+			asked = time.Now()
+			if err := two.Want(t.Context(), Wanted{"default", "b", "x://2", "s3", asked.Add(2 * time.Second)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return len(s.received("resources/subscribe")) == 3
+	})
 	until(t, "it is unsubscribed", func() bool { return len(s.received("resources/unsubscribe")) == 2 })
 	if n := len(s.received("resources/subscribe")); n != 3 {
 		t.Errorf("%d subscriptions", n)

@@ -24,9 +24,13 @@ func TestDisconnect(t *testing.T) {
 			f.endpoint.methods["slow"] = method{legacy: true, modern: true, answer: func(ctx context.Context, c *call) (result, error) {
 				close(arrived)
 				<-gone
+				wait := 200 * time.Millisecond // longer than the server takes to see it
+				if tc.cancelled {
+					wait = patience // it has to
+				}
 				select {
 				case <-ctx.Done():
-				case <-time.After(200 * time.Millisecond): // longer than the server takes to see it
+				case <-time.After(wait):
 				}
 				outcome <- ctx.Err()
 				return result{}, nil

@@ -125,7 +125,7 @@ func routed(e *Endpoint) http.Handler {
 }
 
 func (f *fixture) close() {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	if err := f.endpoint.Close(ctx); err != nil {
 		f.t.Errorf("close the endpoint: %v", err)

@@ -132,13 +132,7 @@ func TestListen(t *testing.T) {
 			t.Fatalf("%d streams, %d tails", f.endpoint.OpenStreams(), f.tails.Running())
 		}
 		l.cancel()
-		deadline := time.Now().Add(time.Second)
-		for f.endpoint.OpenStreams() != 0 || f.tails.Running() != 0 {
-			if time.Now().After(deadline) {
-				t.Fatalf("after a second: %d streams, %d tails", f.endpoint.OpenStreams(), f.tails.Running())
-			}
-			time.Sleep(time.Millisecond)
-		}
+		f.waitFor("the end of the stream and its tails", func() bool { return f.endpoint.OpenStreams() == 0 && f.tails.Running() == 0 })
 	})
 	t.Run("SUB-06_shutdown_ends_it_with_its_result", func(t *testing.T) {
 		f := newFixture(t, nil)

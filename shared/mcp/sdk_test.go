@@ -157,7 +157,7 @@ func TestGoSDKResumes(t *testing.T) {
 				updates <- id
 			},
 		})
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 		defer cancel()
 		must(t, client.Subscribe(ctx, &sdk.SubscribeParams{URI: "event://ci/deploy"}))
 		// The server closes the stream every 300 ms, and asks to come back after a

@@ -41,7 +41,7 @@ func TestStalledReadersAtTheEnd(t *testing.T) {
 		f.publish("event://ci/deploy", fmt.Sprintf(`{"n":%d,"x":"%s"}`, i, strings.Repeat("x", 230<<10)))
 		reading.next()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // less than a write may take
 	defer cancel()
 	began := time.Now()
 	if err := f.endpoint.Close(ctx); err != nil {

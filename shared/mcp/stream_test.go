@@ -13,7 +13,7 @@ import (
 )
 
 // patience is how long a test waits for what must come.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // open is a stream that a test reads.
 type open struct {
