@@ -29,6 +29,7 @@ type lister struct {
 	hints string   // members of each page, such as `"ttlMs":5`
 	down  bool
 	hold  chan struct{} // lists wait until it is closed; may be nil
+	mute  bool          // it answers no calls
 	told  chan string   // methods to notify of on the stream that listens; nil for a backend that tells nothing
 }
 
@@ -58,8 +59,12 @@ func (l *lister) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	l.mu.Lock()
-	hold := l.hold
+	hold, mute := l.hold, l.mute && m.Method == "tools/call"
 	l.mu.Unlock()
+	if mute {
+		<-r.Context().Done()
+		return
+	}
 	if hold != nil && strings.HasSuffix(m.Method, "/list") {
 		<-hold
 	}

@@ -133,7 +133,9 @@ func (e *Endpoint) proxied(w http.ResponseWriter, c *call, m method) (served boo
 	}
 	if err == nil {
 		p := &passage{endpoint: e, w: w, c: c}
-		err = e.options.Gateway.Call(p.lifetime(), gateway.Call{
+		ctx, end := p.lifetime()
+		defer end()
+		err = e.options.Gateway.Call(ctx, gateway.Call{
 			Client: c.client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.msg.Method,
 			ID: bytes.Clone(c.msg.ID), Params: c.msg.Params, Header: parameterHeaders(c.request.Header), Send: p.send,
 			ResponseOnly: !accepts(c.request.Header, sse.ContentType),
@@ -171,13 +173,24 @@ type passage struct {
 	answered bool
 }
 
+// callReserve is what a call leaves of its invocation's deadline on Lambda: for telling the backend that
+// nobody waits any more, which takes five seconds at most, and the client that it failed.
+const callReserve = reserve + 2*time.Second
+
 // lifetime is the context of the call. Closing the connection cancels it in
-// 2026-07-28 and not before (2025-11-25, Transports).
-func (p *passage) lifetime() context.Context {
+// 2026-07-28 and not before (2025-11-25, Transports). It ends before the function is ended, which would
+// leave the client without an answer and cut off whatever else the process does.
+func (p *passage) lifetime() (ctx context.Context, end context.CancelFunc) {
+	ctx, ends := p.c.request.Context(), p.c.ends
 	if p.c.version.modern() {
-		return p.c.request.Context()
+		ends, _ = ctx.Deadline()
+	} else {
+		ctx = context.WithoutCancel(ctx)
 	}
-	return context.WithoutCancel(p.c.request.Context())
+	if ends.IsZero() {
+		return ctx, func() {}
+	}
+	return context.WithDeadline(ctx, ends.Add(-callReserve))
 }
 
 func (p *passage) send(message json.RawMessage, response bool) error {

@@ -3,6 +3,7 @@ package mcp
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -100,4 +101,27 @@ func TestLambda(t *testing.T) {
 			t.Errorf("%s, %v", body, err)
 		}
 	})
+	for _, modern := range []bool{true, false} {
+		b := startLister(t, "b", modern, "tool")
+		b.set(func() { b.mute = true })
+		f := behindGateway(t, nil, b)
+		params := `"name":"b_tool","arguments":{}`
+		for client, req := range map[string]*http.Request{
+			"2026-07-28": f.request("POST", alice, modernBody("1", "tools/call", params), modernHeaders("tools/call", params)...),
+			"a_session": f.request("POST", alice, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{`+params+`}}`,
+				"Mcp-Session-Id: "+f.session(alice, V20251125)),
+		} {
+			t.Run(fmt.Sprintf("GWN-14_a_hanging_backend_and_the_function's_deadline_%s_modern_%v", client, modern), func(t *testing.T) {
+				t.Parallel()
+				ctx, cancel := context.WithTimeout(t.Context(), callReserve+300*time.Millisecond)
+				defer cancel()
+				res, err := lambdaurl.Wrap(f.endpoint)(ctx, functionURL(req))
+				must(t, err)
+				body, err := io.ReadAll(res.Body)
+				if err != nil || !strings.Contains(string(body), `"code":503`) || ctx.Err() != nil {
+					t.Errorf("%s, %v, %v", body, err, ctx.Err())
+				}
+			})
+		}
+	}
 }

@@ -43,8 +43,8 @@ const detachedFor = time.Minute
 func (c *call) detach() (stop func()) {
 	ctx := c.request.Context()
 	until := time.Now().Add(detachedFor)
-	if deadline, ok := ctx.Deadline(); ok && deadline.Before(until) {
-		until = deadline
+	if c.ends, _ = ctx.Deadline(); !c.ends.IsZero() && c.ends.Before(until) {
+		until = c.ends
 	}
 	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), until)
 	c.request = c.request.WithContext(ctx)

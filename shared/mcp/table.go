@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"time"
 
 	"mcpevents/shared/auth"
 	"mcpevents/shared/mcp/jsonrpc"
@@ -20,6 +21,7 @@ type call struct {
 	msg       jsonrpc.Message
 	meta      json.RawMessage // of the params; nil without
 	waits     func()          // to be called before the answer waits for others; see [lateAnswer]
+	ends      time.Time       // when the function that serves it is ended; zero for a server
 }
 
 // param finds a member of the params; nil when it is absent or null.
