@@ -104,6 +104,10 @@ bench: ## measure: the benchmarks of the packages, then the whole way of an even
 soak: ## have 50 clients call good and bad backends through two instances for SOAK (10m)
 	MCPEVENTS_SOAK=$(SOAK) go test -race -count=1 -v -run TestSoak -timeout 60m ./test/fleet
 
+.PHONY: soak-aws
+soak-aws: ## the same through the functions on local AWS
+	MCPEVENTS_SOAK=$(SOAK) MCPEVENTS_SOAK_ON=aws go test -count=1 -v -run TestSoak -timeout 60m ./test/fleet
+
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (20s)
 	@for pkg in $$(go list $(PKG)); do \

@@ -261,6 +261,15 @@ func (s *Stack) Stats() map[string]lambda.Stats {
 	return out
 }
 
+// AtWork is the number of processes of the function with a logical id that serve something.
+func (s *Stack) AtWork(id string) int {
+	fn := s.function(id)
+	if fn == nil {
+		return 0
+	}
+	return fn.Live() - fn.Idle()
+}
+
 // Invoke invokes the function with a logical id and returns its response. What
 // the function reports as an error is an error.
 func (s *Stack) Invoke(ctx context.Context, id string, payload []byte) ([]byte, error) {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -62,23 +63,33 @@ func (g *Gateway) Call(ctx context.Context, c Call) error {
 	}
 	x := &exchange{gateway: g, call: c, backend: e.backend, own: e.own, entry: e}
 	defer x.close()
+	err = x.make(ctx, known)
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) && fault.Is(err, fault.Unavailable) { // whatever was under way
+		told := fault.New(fault.Unavailable, "the call to backend %s took longer than it may; whether it did what it was asked is not known", x.backend.Name)
+		return errors.Join(told, err)
+	}
+	return err
+}
+
+// make makes the call in the revisions of both sides.
+func (x *exchange) make(ctx context.Context, known *learned) error {
 	ctx, x.stop = context.WithCancel(ctx)
 	defer x.stop()
-	if c.modern() {
+	if x.call.modern() {
 		if err := x.checkParameters(); err != nil {
 			return err
 		}
 	}
 	switch {
-	case c.modern() && modern(known.version):
+	case x.call.modern() && modern(known.version):
 		return x.stateless(ctx, known)
-	case c.modern():
+	case x.call.modern():
 		return x.inRounds(ctx)
 	case modern(known.version):
 		return x.withInputs(ctx, known)
 	}
-	x.id = requestID(c.Client, c.ID)
-	return x.inSession(ctx, x.named(c.Params))
+	x.id = requestID(x.call.Client, x.call.ID)
+	return x.inSession(ctx, x.named(x.call.Params))
 }
 
 // exchange is one call under way.
@@ -201,6 +212,9 @@ func (x *exchange) name() []byte {
 // may have done something.
 func (x *exchange) failed(err error) error {
 	told := fault.New(fault.Unavailable, "backend %s failed; whether it did what it was asked is not known", x.backend.Name)
+	if kinds[x.call.Kind].prefixed { // a URI may say more than a log is to know
+		err = fmt.Errorf("%s %s: %w", x.call.Method, x.own, err)
+	}
 	return errors.Join(told, err)
 }
 

@@ -430,8 +430,10 @@ func TestCallGoesOnWhereTheStreamEnded(t *testing.T) {
 	defer close(hang)
 	s.call = func(*turn) { <-hang }
 	g.options.CallTimeout = 100 * time.Millisecond
-	if _, err := call(t, g, legacy("s1"), "t"); !fault.Is(err, fault.Unavailable) {
+	if _, err := call(t, g, legacy("s1"), "t"); !fault.Is(err, fault.Unavailable) || !strings.Contains(fault.Public(err), "longer than it may") {
 		t.Errorf("a call that hangs: %v", err)
+	} else if !strings.Contains(err.Error(), "tools/call t: ") {
+		t.Errorf("the log does not tell which call it was: %v", err)
 	}
 }
 

@@ -160,10 +160,7 @@ func (x *exchange) await(ctx context.Context, inputs []*input) error {
 		}
 		items, err := x.gateway.options.DB.Get(ctx, keys...)
 		if err != nil {
-			if ctx.Err() != nil {
-				return x.failed(err)
-			}
-			if fault.Is(err, fault.Unavailable) {
+			if fault.Is(err, fault.Unavailable) && ctx.Err() == nil {
 				continue
 			}
 			return fault.Wrap(fault.Unavailable, err, "look for the client's answers")

@@ -66,6 +66,7 @@ type fleet struct {
 	said           *said
 	front          *httptest.Server
 	ways           *http.Transport // from the address to the instances
+	before         int             // goroutines when it was opened
 	storeWays      *http.Transport // to the store, if it is reached that way
 }
 
@@ -90,7 +91,7 @@ func newFleet(t testing.TB, o fleetOptions) *fleet {
 	f.ledger = newLedger(f.openStore(t, o.dynamo))
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the instances said last:\n%s", f.said.last(saidMost))
+			t.Logf("the instances said last:\n%s", f.last(saidMost))
 		}
 	})
 	f.Name, f.Keys = "fleet", map[string]string{}
@@ -196,7 +197,8 @@ func (i *instance) kill() {
 }
 
 // open opens the one address, behind which each request goes to any instance that lives.
-func (f *fleet) open(t testing.TB) {
+func (f *fleet) open(t testing.TB) *harness.Target {
+	f.before = goroutines()
 	f.ways = &http.Transport{MaxIdleConnsPerHost: 64}
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
@@ -219,6 +221,27 @@ func (f *fleet) open(t testing.TB) {
 	f.front.Start()
 	f.MCP = f.front.URL + "/mcp"
 	t.Cleanup(f.shut)
+	return &f.Target
+}
+
+func (f *fleet) last(most int) string { return f.said.last(most) }
+
+func (f *fleet) held(ctx context.Context, prefix string) ([]store.Key, error) {
+	return f.ledger.held(ctx, prefix)
+}
+
+func (f *fleet) costs() string {
+	reads, writes := int64(0), int64(0)
+	for _, i := range f.instances {
+		reads, writes = reads+i.store.reads.Load(), writes+i.store.writes.Load()
+	}
+	return fmt.Sprintf("%d reads and %d writes of the store", reads, writes)
+}
+
+// rests counts goroutines: there are as many as before, or a few more that end by themselves.
+func (f *fleet) rests() (what string, ok bool) {
+	now := goroutines()
+	return fmt.Sprintf("%d goroutines, before the load there were %d", now, f.before), now <= f.before+8
 }
 
 func (f *fleet) any() *instance {
@@ -262,11 +285,11 @@ func (s *said) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// last is a copy of the last bytes, at most that many.
-func (s *said) last(most int) []byte {
+// last are the last bytes, at most that many.
+func (s *said) last(most int) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return bytes.Clone(s.text[max(0, len(s.text)-most):])
+	return string(s.text[max(0, len(s.text)-most):])
 }
 
 // goroutines are as many as there are when they have settled.

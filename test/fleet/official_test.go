@@ -53,7 +53,7 @@ func (s *soak) official(ctx context.Context, who, version string, n int) {
 	transport := &http.Transport{MaxIdleConnsPerHost: 16}
 	defer transport.CloseIdleConnections()
 	session, err := client.Connect(s.t.Context(), &sdk.StreamableClientTransport{
-		Endpoint: s.fleet.MCP, HTTPClient: &http.Client{Transport: authorized{s.fleet.Keys[who], transport}},
+		Endpoint: s.MCP, HTTPClient: &http.Client{Transport: authorized{s.Keys[who], transport}},
 	}, &sdk.ClientSessionOptions{ProtocolVersion: version})
 	if err != nil {
 		s.fault("the official client does not connect: %v", err)

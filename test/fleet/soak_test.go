@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"runtime/pprof"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,7 @@ import (
 	"time"
 
 	"mcpevents/shared/config"
+	"mcpevents/shared/store"
 	"mcpevents/test/backend"
 	"mcpevents/test/harness"
 )
@@ -27,13 +29,33 @@ import (
 // Settings of the soak, for runs by hand:
 //
 //	MCPEVENTS_SOAK=10m MCPEVENTS_SOAK_STORE=dynamodb go test -race -run TestSoak -timeout 20m ./test/fleet
+//	MCPEVENTS_SOAK=5m MCPEVENTS_SOAK_ON=aws go test -run TestSoak -timeout 20m ./test/fleet
 const (
 	soakTimeEnv  = "MCPEVENTS_SOAK"       // how long calls are made; 12s by default
 	soakStoreEnv = "MCPEVENTS_SOAK_STORE" // "dynamodb" for DynamoDB Local; SQLite in memory by default
+	// soakOnEnv is "aws" for the functions on local AWS, a process for each request, or "managed" for
+	// two processes that take many; by default it is two instances in the process of the test.
+	soakOnEnv      = "MCPEVENTS_SOAK_ON"
+	soakClientsEnv = "MCPEVENTS_SOAK_CLIENTS" // how many; 50 by default, 12 at least
 )
 
 // slack is how much later than it should a call's end may reach a client on a busy machine.
 const slack = 20 * time.Second
+
+// stage is what the clients of a soak call.
+type stage interface {
+	// open is the one address at which they are served, until shut.
+	open(t testing.TB) *harness.Target
+	shut()
+	// last is the end of the log, of that many bytes at most.
+	last(most int) string
+	// costs tells what was asked of the store.
+	costs() string
+	// held are the entries of the table of sessions that are there now, whose partition begins so.
+	held(ctx context.Context, prefix string) ([]store.Key, error)
+	// rests reports whether nothing goes on any more, and what does.
+	rests() (what string, ok bool)
+}
 
 // TestSoak has 50 clients of both eras call backends of both eras, that behave and that do not,
 // at two instances behind one address. They answer, refuse, cancel, go away, and try to answer for each other.
@@ -53,18 +75,24 @@ func TestSoak(t *testing.T) {
 	if length > time.Minute {
 		s.bound = 20 * time.Second // there are always some seconds in which nothing goes on
 	}
-	s.fleet = newFleet(t, fleetOptions{
-		instances: 2, backends: s.start(), principals: soakers(), callTimeout: s.bound,
-		dynamo: os.Getenv(soakStoreEnv) == "dynamodb",
-	})
+	switch on := os.Getenv(soakOnEnv); on {
+	case "":
+		s.on = newFleet(t, fleetOptions{
+			instances: 2, backends: s.start(), principals: soakers(), callTimeout: s.bound,
+			dynamo: os.Getenv(soakStoreEnv) == "dynamodb",
+		})
+	case "aws", "managed":
+		s.on = startFunctions(t, s.start(), s.bound, on == "managed")
+	default:
+		t.Fatalf("%s is %q; it can be aws or managed", soakOnEnv, on)
+	}
 	harness.Eventually(t, harness.Patience, "the relay follows the sound backends", func() bool {
 		return s.sound["s25_"].State(t).Streams > 0 && s.sound["s26_"].State(t).Listens > 0
 	})
-	before := goroutines()
-	s.fleet.open(t)
+	s.Target = s.on.open(t)
 	s.load(length)
-	s.fleet.shut()
-	s.leftovers(before)
+	s.on.shut()
+	s.leftovers()
 }
 
 // soakers are ten principals that share the backends, and one of another workspace.
@@ -78,8 +106,9 @@ func soakers() []principal {
 
 // soak is a run.
 type soak struct {
+	*harness.Target
 	t     *testing.T
-	fleet *fleet
+	on    stage
 	sound map[string]*harness.Backend // by prefix
 	bound time.Duration               // when the gateway gives a call up
 	board board
@@ -115,8 +144,19 @@ func (s *soak) start() (all []config.Backend) {
 // fault reports what must not be, and what the log has at that time. The first ones tell enough.
 func (s *soak) fault(format string, args ...any) {
 	if s.faults.Add(1) <= 20 {
-		s.t.Errorf(format+"\nthe instances said last:\n%s", append(args, s.fleet.said.last(4<<10))...)
+		s.t.Errorf(format+"\nthe instances said last:\n%s", append(args, s.on.last(4<<10))...)
 	}
+}
+
+// pairs are half of the clients that are not ten of other kinds.
+func (s *soak) pairs() int {
+	text := os.Getenv(soakClientsEnv)
+	if text == "" {
+		return 20
+	}
+	n, err := strconv.Atoi(text)
+	must(s.t, err)
+	return max(1, (n-10)/2)
 }
 
 // load runs all clients for that long, and waits for them.
@@ -126,7 +166,7 @@ func (s *soak) load(length time.Duration) {
 	var wg sync.WaitGroup
 	transport := &http.Transport{MaxIdleConnsPerHost: 64}
 	defer transport.CloseIdleConnections()
-	for n := range 20 {
+	for n := range s.pairs() {
 		who := fmt.Sprint("p", n%10)
 		wg.Go(func() { s.legacy(ctx, transport, who, n) })
 		wg.Go(func() { s.modern(ctx, transport, who, n) })
@@ -146,13 +186,9 @@ func (s *soak) load(length time.Duration) {
 		_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
 		s.t.Fatal("a client hangs")
 	}
-	reads, writes := int64(0), int64(0)
-	for _, i := range s.fleet.instances {
-		reads, writes = reads+i.store.reads.Load(), writes+i.store.writes.Load()
-	}
-	s.t.Logf("%d calls, the slowest %v; %d questions, %d answered, %d answers of others refused; %d calls cancelled, %d deserted; %d updates and %d changes on streams; %d reads and %d writes of the store",
+	s.t.Logf("%d calls, the slowest %v; %d questions, %d answered, %d answers of others refused; %d calls cancelled, %d deserted; %d updates and %d changes on streams; %s",
 		s.calls.Load(), time.Duration(s.slowest.Load()).Round(time.Millisecond), s.questions.Load(), s.answered.Load(), s.thefts.Load(),
-		s.cancelled.Load(), s.deserted.Load(), s.updates.Load(), s.changes.Load(), reads, writes)
+		s.cancelled.Load(), s.deserted.Load(), s.updates.Load(), s.changes.Load(), s.on.costs())
 	for what, n := range map[string]int64{
 		"question": s.questions.Load(), "answer of another": s.thefts.Load(), "cancellation": s.cancelled.Load(),
 		"deserted call": s.deserted.Load(), "update": s.updates.Load(), "change": s.changes.Load(),
@@ -161,7 +197,7 @@ func (s *soak) load(length time.Duration) {
 			s.t.Errorf("not one %s happened", what)
 		}
 	}
-	if os.Getenv(soakTimeEnv) != "" {
+	if length >= time.Minute {
 		for _, b := range slices.Concat(soundTools, rogueTools) {
 			if _, ok := s.counts.Load(b.tool); !ok {
 				s.t.Errorf("%s was never called", b.tool)
@@ -172,7 +208,7 @@ func (s *soak) load(length time.Duration) {
 
 // legacy is a client with a session: its stream, and one call after the other.
 func (s *soak) legacy(ctx context.Context, transport http.RoundTripper, who string, n int) {
-	c := newCaller(&harness.Client{URL: s.fleet.MCP, Key: s.fleet.Keys[who], Version: harness.Legacy}, transport)
+	c := newCaller(&harness.Client{URL: s.MCP, Key: s.Keys[who], Version: harness.Legacy}, transport)
 	if _, err := c.TryInitialize(s.t.Context()); err != nil {
 		s.fault("a client with a session: %v", err)
 		return
@@ -197,7 +233,7 @@ func (s *soak) legacy(ctx context.Context, transport http.RoundTripper, who stri
 
 // modern is a client of 2026-07-28: a listen, and one call after the other.
 func (s *soak) modern(ctx context.Context, transport http.RoundTripper, who string, n int) {
-	c := newCaller(s.fleet.Modern(who), transport)
+	c := newCaller(s.Modern(who), transport)
 	filter := map[string]any{"toolsListChanged": true}
 	subscribed := n%2 == 0
 	if subscribed {
@@ -445,7 +481,7 @@ func (s *soak) giveUp(ctx context.Context, c *caller, r request) {
 
 // thief answers the questions of others, in a session of its own.
 func (s *soak) thief(ctx context.Context, transport http.RoundTripper, who string) {
-	c := newCaller(&harness.Client{URL: s.fleet.MCP, Key: s.fleet.Keys[who], Version: harness.Legacy}, transport)
+	c := newCaller(&harness.Client{URL: s.MCP, Key: s.Keys[who], Version: harness.Legacy}, transport)
 	if _, err := c.TryInitialize(s.t.Context()); err != nil {
 		s.fault("a thief's session: %v", err)
 		return
@@ -469,7 +505,7 @@ func (s *soak) thief(ctx context.Context, transport http.RoundTripper, who strin
 
 // stranger may see none of the backends.
 func (s *soak) stranger(ctx context.Context, transport http.RoundTripper) {
-	c := newCaller(s.fleet.Modern("stranger"), transport)
+	c := newCaller(s.Modern("stranger"), transport)
 	stream, err := c.TryListen(s.t.Context(), 1, map[string]any{"toolsListChanged": true, "resourceSubscriptions": []string{watched}}, nil)
 	if err != nil {
 		s.fault("a stranger's listen: %v", err)
@@ -508,7 +544,7 @@ func (s *soak) disturb(ctx context.Context) {
 }
 
 // leftovers holds what is left behind the load to what may be.
-func (s *soak) leftovers(before int) {
+func (s *soak) leftovers() {
 	t := s.t
 	for prefix, b := range s.sound {
 		endless, _ := s.endless.LoadOrStore(prefix, new(atomic.Int64))
@@ -537,7 +573,7 @@ func (s *soak) leftovers(before int) {
 	} {
 		var left []string
 		ok := harness.Within(t, s.bound+slack, func() bool {
-			keys, err := s.fleet.ledger.held(t.Context(), prefix)
+			keys, err := s.on.held(t.Context(), prefix)
 			must(t, err)
 			left = nil
 			for _, key := range keys {
@@ -549,10 +585,10 @@ func (s *soak) leftovers(before int) {
 			t.Errorf("the store holds %d entries %s: %.1000q", len(left), prefix, left)
 		}
 	}
-	var now int
-	if !harness.Within(t, slack, func() bool { now = goroutines(); return now <= before+8 }) {
-		t.Errorf("%d goroutines, before the load there were %d", now, before)
+	var what string
+	if !harness.Within(t, s.bound+slack, func() (ok bool) { what, ok = s.on.rests(); return ok }) {
+		t.Errorf("behind the load there are %s", what)
 		_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
 	}
-	t.Logf("%d goroutines before, %d after", before, now)
+	t.Log("behind the load there are ", what)
 }

@@ -3,6 +3,7 @@
 package harness
 
 import (
+	"context"
 	crand "crypto/rand"
 	"encoding/base64"
 	"fmt"
@@ -10,17 +11,20 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
 	"mcpevents/localstack/runner"
 	"mcpevents/shared/awsx"
+	"mcpevents/shared/store"
 	"mcpevents/test/awslocal"
 )
 
@@ -41,6 +45,10 @@ type AWSOptions struct {
 	Config string
 	// Catalog is the text of a catalog file; empty is the repository's.
 	Catalog string
+	// Callers replace [Callers].
+	Callers []Caller
+	// StreamTime bounds an invocation of the MCP endpoint; 0 is as the template says.
+	StreamTime time.Duration
 }
 
 // AWS is the functions of template.yaml on local AWS: real binaries as processes,
@@ -140,6 +148,7 @@ func startAWS(tb testing.TB, o AWSOptions) *AWS {
 		Binaries:   functions(tb, o),
 		Managed:    map[string]runner.Managed{stream: o.Managed},
 		Visibility: o.Visibility,
+		Timeouts:   map[string]time.Duration{stream: o.StreamTime},
 		Speed:      30, // retries that are due are looked for every two seconds
 		Progress:   a.out,
 		Output:     a.out,
@@ -150,14 +159,19 @@ func startAWS(tb testing.TB, o AWSOptions) *AWS {
 	a.stack = stack
 	a.Name, a.MCP, a.Events = "local AWS", stack.URL()+"/mcp", stack.URL()+"/events"
 	var config string
-	config, a.Keys = keysConfig(Callers())
+	callers := o.Callers
+	if callers == nil {
+		callers = Callers()
+	}
+	somebody := callers[0].Principal
+	config, a.Keys = keysConfig(callers)
 	catalog := filepath.Join(Root(tb), "catalog.yaml")
 	if o.Catalog != "" {
 		catalog = writeFile(tb, tb.TempDir(), "catalog.yaml", o.Catalog)
 	}
 	a.apply(tb, "default", catalog, "--config", writeFile(tb, tb.TempDir(), "config.yaml", config+o.Config))
 	Eventually(tb, Patience, "the functions use the applied catalog", func() bool {
-		list, err := a.Modern("alice").Try(tb.Context(), "resources/templates/list", nil)
+		list, err := a.Modern(somebody).Try(tb.Context(), "resources/templates/list", nil)
 		return err == nil && list.Error == nil && strings.Contains(string(list.Body), "event://")
 	})
 	tb.Logf("local AWS is up after %v", time.Since(began))
@@ -271,6 +285,48 @@ func (a *AWS) Registrar(principal string) *Client {
 	c.URL = a.stack.FunctionURL("RegisterFunction") + "mcp"
 	return c
 }
+
+// Stats counts what the function of the MCP endpoint did so far.
+func (a *AWS) Stats() (invocations, failures, throttles, starts int) {
+	s := a.stack.Stats()[stream]
+	return s.Invocations, s.Errors, s.Throttles, s.ColdStarts
+}
+
+// AtWork is how many processes of the MCP endpoint serve something.
+func (a *AWS) AtWork() int { return a.stack.AtWork(stream) }
+
+// Sessions are the entries of the table of sessions that have not expired, whose partition begins so.
+func (a *AWS) Sessions(ctx context.Context, tb testing.TB, prefix string) (keys []store.Key, err error) {
+	tb.Helper()
+	db := dynamodb.NewFromConfig(awslocal.Config(endpoints(tb).DynamoDB))
+	scan := dynamodb.NewScanPaginator(db, &dynamodb.ScanInput{
+		TableName: aws.String(a.name + "-SessionsTable"), ConsistentRead: aws.Bool(true),
+		FilterExpression: aws.String("begins_with(pk, :prefix) AND (attribute_not_exists(exp) OR exp > :now)"),
+		ExpressionAttributeValues: map[string]types.AttributeValue{
+			":prefix": &types.AttributeValueMemberS{Value: prefix},
+			":now":    &types.AttributeValueMemberN{Value: strconv.FormatInt(time.Now().Unix(), 10)},
+		},
+	})
+	for scan.HasMorePages() {
+		page, err := scan.NextPage(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, item := range page.Items {
+			key := store.Key{Table: store.Sessions}
+			for name, to := range map[string]*string{"pk": &key.Partition, "sk": &key.Sort} {
+				if v, ok := item[name].(*types.AttributeValueMemberS); ok {
+					*to = v.Value
+				}
+			}
+			keys = append(keys, key)
+		}
+	}
+	return keys, nil
+}
+
+// Last is the end of what the functions wrote, of about that many bytes.
+func (a *AWS) Last(most int) string { return a.out.tail(most) }
 
 // Output is what the functions wrote so far.
 func (a *AWS) Output() string { return a.out.String() }

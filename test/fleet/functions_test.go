@@ -1,0 +1,85 @@
+//go:build unix
+
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/localstack/runner"
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config"
+	"mcpevents/shared/store"
+	"mcpevents/test/harness"
+)
+
+// functions is the stage on which the real functions serve the clients, on local AWS.
+type functions struct {
+	*harness.AWS
+	t testing.TB
+}
+
+const functionsCatalog = fleetCatalog + "  - {name: a.c, uriTemplate: \"event://a/c/{d}\", title: T, description: D, payloadSchema: {type: object}}\n"
+
+// endTime is what a call leaves of its invocation: five seconds in which the backend is told, and two in
+// which the client is.
+const endTime = 7 * time.Second
+
+// startFunctions starts the functions before the backends. Their calls take bound at most. On
+// managed instances processes serve many requests, else one each.
+func startFunctions(t testing.TB, backends []config.Backend, bound time.Duration, managed bool) *functions {
+	t.Helper()
+	text := "backends:\n"
+	for _, b := range backends {
+		text += fmt.Sprintf("  - {name: %s, url: %q, prefix: %s, protocolVersion: %q}\n", b.Name, b.URL, b.Prefix, b.ProtocolVersion)
+	}
+	var callers []harness.Caller
+	for _, p := range slices.Backward(soakers()) { // the first one is asked whether the catalog is in use
+		callers = append(callers, harness.Caller{
+			Principal: p.name, Workspace: p.workspace, Scopes: []string{auth.ScopeRead, auth.ScopeSubscribe},
+		})
+	}
+	o := harness.AWSOptions{Callers: callers, Config: text, Catalog: functionsCatalog, StreamTime: bound + endTime}
+	if managed {
+		o.Managed = runner.Managed{Instances: 2, AtOnce: 200}
+	}
+	f := &functions{AWS: harness.StartAWS(t, o), t: t}
+	f.ApplyCatalog(t, "elsewhere", functionsCatalog)
+	harness.Eventually(t, harness.Patience, "the stranger has a catalog", func() bool {
+		list, err := f.Modern("stranger").Try(t.Context(), "resources/list", nil)
+		return err == nil && list.Error == nil
+	})
+	return f
+}
+
+func (f *functions) open(testing.TB) *harness.Target { return &f.Target }
+
+func (f *functions) shut() {}
+
+func (f *functions) last(most int) string { return f.Last(most) }
+
+func (f *functions) held(ctx context.Context, prefix string) ([]store.Key, error) {
+	return f.Sessions(ctx, f.t, prefix)
+}
+
+func (f *functions) costs() string {
+	var asked []string
+	for operation, n := range f.Requests()["StreamFunction"]["DynamoDB"] {
+		asked = append(asked, fmt.Sprintf("%d %s", n.Requests, operation))
+	}
+	invocations, failures, throttles, starts := f.Stats()
+	if failures+throttles > 0 {
+		f.t.Errorf("%d invocations failed and %d were refused", failures, throttles)
+	}
+	return fmt.Sprintf("%d invocations in %d processes; requests: %s", invocations, starts, strings.Join(asked, ", "))
+}
+
+// rests is when no process serves anything: no invocation waits for a client or a backend.
+func (f *functions) rests() (what string, ok bool) {
+	n := f.AtWork()
+	return fmt.Sprintf("%d processes at work", n), n == 0
+}
