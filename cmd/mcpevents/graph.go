@@ -202,7 +202,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		return nil, err
 	}
 	e.conversation, err = wiring.Conversation(s.Limits, conversation.Options{
-		Source: e.config, DB: db, Key: secrets.Cursor, Backends: e.backends,
+		Source: e.config, DB: db, Key: secrets.Cursor, Backends: e.backends, Prepares: true,
 		Catalogs: catalogs, Publisher: publish.OnBehalf{Service: publisher}, Log: s.Log,
 	})
 	if err == nil {

@@ -33,6 +33,8 @@ type Backends interface {
 	Backends(ctx context.Context, p auth.Principal) []string
 	// Converse asks one, and returns the result.
 	Converse(ctx context.Context, c gateway.Client, backend, method string, params json.RawMessage) (json.RawMessage, error)
+	// Prepare gets one ready to be asked.
+	Prepare(ctx context.Context, c gateway.Client, backend string) error
 }
 
 // Publisher publishes an event in the workspace of the principal whose message it is.
@@ -57,6 +59,9 @@ type Options struct {
 	AllowAnonymous bool
 	// HTTP reaches providers at URLs; nil is [NewHTTP].
 	HTTP *http.Client
+	// Prepares lets a backend for which the budget was too short get ready behind the answer, so that the
+	// next message finds it so. It is of no use on Lambda, where nothing goes on there.
+	Prepares bool
 	// Rest is how long a provider rests that was late too often; 0 is 30 s.
 	Rest time.Duration
 	// Rate limits how many messages a principal tells; nil does not.
@@ -74,10 +79,13 @@ type Service struct {
 	consents consents
 	secrets  *secrets
 	running  sync.WaitGroup
+	ending   context.Context // of what goes on behind answers
+	end      context.CancelFunc
 	missing  metric.Tally
 
-	mu  sync.Mutex
-	set *set
+	mu        sync.Mutex
+	set       *set
+	preparing map[preparation]bool
 }
 
 // minBurst is how many messages a principal may tell at once, however low its rate is.
@@ -104,9 +112,10 @@ func New(o Options) (*Service, error) {
 		o.Log = slog.Default()
 	}
 	s := &Service{
-		options: o, consents: consents{o.DB},
+		options: o, consents: consents{o.DB}, preparing: map[preparation]bool{},
 		missing: metric.Tally{Name: MetricMissing, Text: "contexts of a provider are missing", Log: o.Log},
 	}
+	s.ending, s.end = context.WithCancel(context.Background())
 	var err error
 	if s.secrets, err = newSecrets(o.Key); err != nil {
 		return nil, err
@@ -117,6 +126,7 @@ func New(o Options) (*Service, error) {
 // Close waits until nothing of earlier messages is under way any more, or ctx ends. No
 // message may be told while and after it is called.
 func (s *Service) Close(ctx context.Context) error {
+	s.end()
 	done := make(chan struct{})
 	go func() {
 		s.running.Wait()

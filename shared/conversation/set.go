@@ -110,6 +110,9 @@ func (s *Service) askBackend(name string) asker {
 		case errors.Is(err, gateway.ErrRefused):
 			return nil, failure{Refused}
 		}
+		if ctx.Err() != nil {
+			s.prepare(c, name)
+		}
 		return nil, failure{Unreachable}
 	}
 }

@@ -30,13 +30,7 @@ func (o Offers) asks(method string) bool {
 // if it asks for such, and returns what it has to say to it. Nothing of either is in an
 // error. A backend with sessions gets it in the client's, which begins with it if need be.
 func (g *Gateway) Converse(ctx context.Context, c Client, name, method string, params json.RawMessage) (json.RawMessage, error) {
-	visible := g.visible(ctx, c.Principal)
-	at := slices.IndexFunc(visible, func(b *backend) bool { return b.Name == name })
-	if at < 0 {
-		return nil, unknown("backend", name)
-	}
-	b := visible[at]
-	known, err := b.as(ctx, c).known(ctx)
+	b, known, err := g.named(ctx, c, name)
 	if known == nil {
 		return nil, err
 	}
@@ -56,6 +50,30 @@ func (g *Gateway) Converse(ctx context.Context, c Client, name, method string, p
 		return nil, fault.Wrap(fault.Unavailable, err, "tell backend %s a message", name)
 	}
 	return result, nil
+}
+
+// Prepare gets a backend ready for [Gateway.Converse]: it finds out what that is, and begins the client's
+// session with it if need be.
+func (g *Gateway) Prepare(ctx context.Context, c Client, name string) error {
+	b, known, err := g.named(ctx, c, name)
+	if known == nil {
+		return err
+	}
+	if !modern(known.version) && (known.offers.UserMessages || known.offers.AssistantResponses) {
+		_, err = g.session(ctx, c, b)
+	}
+	return err
+}
+
+// named finds a backend by its name in the configuration, and what it is. Without that there is an error.
+func (g *Gateway) named(ctx context.Context, c Client, name string) (*backend, *learned, error) {
+	visible := g.visible(ctx, c.Principal)
+	at := slices.IndexFunc(visible, func(b *backend) bool { return b.Name == name })
+	if at < 0 {
+		return nil, nil, unknown("backend", name)
+	}
+	known, err := visible[at].as(ctx, c).known(ctx)
+	return visible[at], known, err
 }
 
 // converseInSession is converse with a backend of the earlier revisions. A session

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"testing"
 	"time"
 
@@ -119,5 +120,40 @@ func TestConverseIsCancelled(t *testing.T) {
 				t.Errorf("got %s, %v", n.Params, err)
 			}
 		})
+	}
+}
+
+// CNV-03: a backend to which a session takes longer to begin than a message may wait is ready for the next one,
+// once it was prepared; the session is the one that messages are told in.
+func TestPrepare(t *testing.T) {
+	const budget = 100 * time.Millisecond
+	b := listener(t, false, func(x *turn) { x.result(`{"context":"known"}`) })
+	b.allow = func(h http.Header) bool {
+		if h.Get("Mcp-Session-Id") == "" {
+			time.Sleep(3 * budget)
+		}
+		return true
+	}
+	g := gatewayOver(t, memory(t), at("notes", b))
+	converse := func(within time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		_, err := g.Converse(ctx, legacy("s"), "notes", tellsUser, json.RawMessage(said))
+		return err
+	}
+	for range 2 {
+		if err := converse(budget); !fault.Is(err, fault.Unavailable) {
+			t.Errorf("got %v", err)
+		}
+	}
+	if err := g.Prepare(t.Context(), legacy("s"), "notes"); err != nil {
+		t.Fatal(err)
+	}
+	made := len(b.received("initialize"))
+	if err := converse(patience); err != nil || len(b.received("initialize")) != made {
+		t.Errorf("prepared, got %v behind %d more sessions", err, len(b.received("initialize"))-made)
+	}
+	if err := g.Prepare(t.Context(), legacy("s"), "other"); !fault.Is(err, fault.Invalid) {
+		t.Errorf("one that is not there: %v", err)
 	}
 }

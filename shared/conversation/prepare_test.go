@@ -1,0 +1,95 @@
+package conversation
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/gateway"
+)
+
+// unready is a backend that answers when it was prepared.
+type unready struct {
+	takes    time.Duration
+	prepared atomic.Int32
+	ready    atomic.Bool
+}
+
+func (*unready) Backends(context.Context, auth.Principal) []string { return []string{"notes"} }
+
+func (b *unready) Converse(ctx context.Context, _ gateway.Client, _, _ string, _ json.RawMessage) (json.RawMessage, error) {
+	if !b.ready.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return json.RawMessage(`{"context":"x"}`), nil
+}
+
+func (b *unready) Prepare(ctx context.Context, _ gateway.Client, name string) error {
+	b.prepared.Add(1)
+	select {
+	case <-time.After(b.takes):
+		b.ready.Store(name == "notes")
+		return nil
+	case <-ctx.Done():
+		return errors.Join(ctx.Err(), errors.New("not ready"))
+	}
+}
+
+const withBackend = `
+backends: [{name: notes, url: "http://notes/"}]
+conversation:
+  userMessages: true
+  providers: [{name: notes, backend: notes}]
+`
+
+// CNV-03: a backend for which the budget was too short gets ready behind the answer, once at a time, so that a
+// later message has its context; where nothing goes on behind an answer it does not.
+func TestABackendGetsReadyBehindTheAnswer(t *testing.T) {
+	for _, prepares := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			b := &unready{takes: 2 * time.Second}
+			r := newRig(t, withBackend, func(o *Options) { o.Backends, o.Prepares = b, prepares })
+			r.consent("notes")
+			for range 2 {
+				began := time.Now()
+				if got := r.tell(); got.Text != "" || time.Since(began) != 500*time.Millisecond {
+					t.Errorf("after %v got %q", time.Since(began), got.Text)
+				}
+			}
+			time.Sleep(b.takes)
+			synctest.Wait()
+			if got := r.tell(); (got.Text != "") != prepares || (b.prepared.Load() == 1) != prepares {
+				t.Errorf("prepares %v: got %q, prepared %d times", prepares, got.Text, b.prepared.Load())
+			}
+		})
+	}
+}
+
+// CNV-03: what goes on behind answers ends with the service, and is bounded whoever asks.
+func TestPreparationsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &unready{takes: time.Hour}
+		r := newRig(t, withBackend, func(o *Options) { o.Backends, o.Prepares = b, true })
+		for i := range 2 * maxPreparing {
+			r.prepare(Caller{Principal: ann, Client: gateway.Client{Session: string(rune('a' + i))}}, "notes")
+		}
+		synctest.Wait()
+		if n := b.prepared.Load(); n != maxPreparing {
+			t.Errorf("%d at once, want %d", n, maxPreparing)
+		}
+		time.Sleep(prepareTime)
+		synctest.Wait()
+		r.prepare(Caller{Principal: ann}, "notes")
+		synctest.Wait()
+		began := time.Now()
+		if err := r.Close(t.Context()); err != nil || time.Since(began) > 0 || b.prepared.Load() != maxPreparing+1 {
+			t.Errorf("after %v and %d: %v", time.Since(began), b.prepared.Load(), err)
+		}
+	})
+}
