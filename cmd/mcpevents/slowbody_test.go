@@ -13,7 +13,7 @@ import (
 )
 
 func TestBodiesComeInTime(t *testing.T) {
-	const limit = 100 * time.Millisecond
+	const limit = 500 * time.Millisecond
 	server := httptest.NewServer(boundBodies(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/refused":
