@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
-	"runtime/debug"
 	"slices"
 	"time"
 
@@ -109,7 +108,7 @@ const PathProvider = "provider"
 //	DELETE /consent/{provider}  revokes it
 //
 // With ?principal=… an operator with the scope [ScopeManage] does it for another principal
-// of its workspace. Errors are {"error":{"kind","message"}} with the status of [statuses].
+// of its workspace. Errors are {"error":{"kind","message","missingScopes"?}}.
 type Handler struct {
 	Service *Service
 	Auth    auth.Authenticator
@@ -120,30 +119,10 @@ type Handler struct {
 	Log         *slog.Logger
 }
 
-// statuses translates kinds of errors for HTTP.
-var statuses = map[fault.Kind]int{
-	fault.Invalid:         http.StatusBadRequest,
-	fault.NotFound:        http.StatusNotFound,
-	fault.Forbidden:       http.StatusForbidden,
-	fault.Unauthenticated: http.StatusUnauthorized,
-	fault.Unavailable:     http.StatusServiceUnavailable,
-	fault.Unsupported:     http.StatusMethodNotAllowed,
-}
-
-// ServeHTTP answers a request. A panic is answered too, and must not end the
-// process: on Lambda nobody else recovers it.
+// ServeHTTP answers a request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	defer func() {
-		if p := recover(); p != nil {
-			h.refuse(w, r, fault.New(fault.Internal, "panic: %v\n%s", p, debug.Stack()))
-		}
-	}()
-	out, err := h.serve(r)
-	if err != nil {
-		h.refuse(w, r, err)
-		return
-	}
-	httpjson.Reply(w, http.StatusOK, out)
+	answers := httpjson.Answers{Scope: auth.ScopeRead, MetadataURL: h.MetadataURL, Log: h.Log}
+	answers.Serve(w, r, http.StatusOK, func() (any, error) { return h.serve(r) })
 }
 
 func (h *Handler) serve(r *http.Request) (any, error) {
@@ -174,7 +153,10 @@ func (h *Handler) serve(r *http.Request) (any, error) {
 	case r.Method == http.MethodDelete && name != "": // which is open to whoever lost all rights
 		return h.Service.Consent(r.Context(), p, name, caller.ID, false)
 	}
-	return nil, fault.New(fault.Unsupported, "the HTTP method is not possible here")
+	if name == "" {
+		return nil, httpjson.NotAllowed("GET")
+	}
+	return nil, httpjson.NotAllowed("PUT, DELETE")
 }
 
 // subject is the principal whose consents a request is about: the caller, or whom an
@@ -202,34 +184,4 @@ func (h *Handler) subject(r *http.Request, caller auth.Principal) (auth.Principa
 	// What it may use is not known; the operator's own rights stand for it. When a message
 	// comes, its own count.
 	return auth.Principal{ID: id, Workspace: caller.Workspace, Scopes: caller.Scopes, Claims: caller.Claims}, nil
-}
-
-func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
-	kind := fault.KindOf(err)
-	status, ok := statuses[kind]
-	if !ok {
-		status = http.StatusInternalServerError
-	}
-	switch status {
-	case http.StatusMethodNotAllowed:
-		w.Header().Set("Allow", "GET")
-		if r.PathValue(PathProvider) != "" {
-			w.Header().Set("Allow", "PUT, DELETE")
-		}
-	case http.StatusInternalServerError, http.StatusServiceUnavailable:
-		log := h.Log
-		if log == nil {
-			log = slog.Default()
-		}
-		log.ErrorContext(r.Context(), "a request about consent failed", "kind", kind.String(), "error", err)
-		w.Header().Set("Retry-After", "1")
-	}
-	if c := auth.Challenge(err, h.MetadataURL, auth.ScopeRead); c != "" {
-		w.Header().Set("WWW-Authenticate", c)
-	}
-	body := map[string]any{"kind": kind.String(), "message": fault.Public(err)}
-	if missing, ok := fault.DataOf(err).(auth.MissingScopes); ok {
-		body["missingScopes"] = missing.Scopes
-	}
-	httpjson.Reply(w, status, map[string]any{"error": body})
 }

@@ -443,7 +443,7 @@ func TestEventsNeedARule(t *testing.T) {
 	}
 }
 
-// AUT-07, CNV-06: a principal that tells more than its rate is told so, and when to come again; what it
+// AUT-07: a principal that tells more than its rate is told so, and when to come again; what it
 // says goes to nobody, and others have their own.
 func TestTheRateOfAPrincipal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

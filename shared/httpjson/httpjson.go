@@ -1,13 +1,113 @@
-// Package httpjson writes the answers of the HTTP interfaces beside MCP.
+// Package httpjson answers at the HTTP interfaces beside MCP, /events and /consent: with JSON,
+// which refusals and panics are as well.
 package httpjson
 
 import (
 	"encoding/json"
+	"log/slog"
 	"net/http"
+	"runtime/debug"
+	"strconv"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/rate"
 )
 
-// Reply answers with body, which must be of types that JSON has. Nobody may keep the answer.
-func Reply(w http.ResponseWriter, status int, body any) {
+// statuses translates kinds of errors for HTTP.
+var statuses = map[fault.Kind]int{
+	fault.Internal:        http.StatusInternalServerError,
+	fault.Invalid:         http.StatusBadRequest,
+	fault.NotFound:        http.StatusNotFound,
+	fault.Forbidden:       http.StatusForbidden,
+	fault.Unauthenticated: http.StatusUnauthorized,
+	fault.Exhausted:       http.StatusTooManyRequests,
+	fault.Unavailable:     http.StatusServiceUnavailable,
+	fault.Conflict:        http.StatusConflict,
+	fault.TooLarge:        http.StatusRequestEntityTooLarge,
+	fault.Unprocessable:   http.StatusUnprocessableEntity,
+	fault.Unsupported:     http.StatusUnsupportedMediaType,
+}
+
+// Answers are what an interface says besides what it is for.
+type Answers struct {
+	// Scope is what a 401 asks for.
+	Scope string
+	// MetadataURL is the protected resource metadata (RFC 9728) that a 401 names; may be empty.
+	MetadataURL string
+	// Log gets what is not the caller's fault; nil is slog.Default.
+	Log *slog.Logger
+}
+
+// Serve answers with what serve returns, or with its error: {"error":{"kind","message"}} with
+// the status of the kind, and the members of the error's data. A panic is answered too, and must not end
+// the process: on Lambda nobody else recovers it.
+func (a Answers) Serve(w http.ResponseWriter, r *http.Request, status int, serve func() (any, error)) {
+	defer func() {
+		if p := recover(); p != nil {
+			a.refuse(w, r, fault.New(fault.Internal, "panic: %v\n%s", p, debug.Stack()))
+		}
+	}()
+	body, err := serve()
+	if err != nil {
+		a.refuse(w, r, err)
+		return
+	}
+	reply(w, status, body)
+}
+
+// allowed is the data of [NotAllowed].
+type allowed struct {
+	Methods string `json:"allow"`
+}
+
+// NotAllowed refuses the method of a request where others are allowed.
+func NotAllowed(methods string) error {
+	return fault.New(fault.Unsupported, "the HTTP method is not possible here").With(allowed{methods})
+}
+
+func (a Answers) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	kind, data := fault.KindOf(err), fault.DataOf(err)
+	status := statuses[kind]
+	switch data := data.(type) {
+	case allowed:
+		status = http.StatusMethodNotAllowed
+		w.Header().Set("Allow", data.Methods)
+	case rate.RetryAfter:
+		w.Header().Set("Retry-After", strconv.Itoa(data.Seconds))
+	}
+	switch kind {
+	case fault.Internal, fault.Unavailable, fault.Conflict:
+		log := a.Log
+		if log == nil {
+			log = slog.Default()
+		}
+		log.ErrorContext(r.Context(), "a request failed", "path", r.URL.Path, "kind", kind.String(), "error", err)
+	}
+	if kind == fault.Unavailable {
+		w.Header().Set("Retry-After", "1")
+	}
+	if c := auth.Challenge(err, a.MetadataURL, a.Scope); c != "" {
+		w.Header().Set("WWW-Authenticate", c)
+	}
+	reply(w, status, map[string]json.RawMessage{"error": encode(kind, err, data)})
+}
+
+// encode is the error as the caller sees it; data of a failure of ours is not for it.
+func encode(kind fault.Kind, err error, data any) json.RawMessage {
+	b, _ := json.Marshal(struct {
+		Kind    string `json:"kind"`
+		Message string `json:"message"`
+	}{kind.String(), fault.Public(err)})
+	more, _ := json.Marshal(data) // it can be, see [fault.Error]
+	if kind == fault.Internal || len(more) <= len(`{}`) || more[0] != '{' {
+		return b
+	}
+	return append(append(b[:len(b)-1], ','), more[1:]...)
+}
+
+// reply answers with body, which must be of types that JSON has. Nobody may keep the answer.
+func reply(w http.ResponseWriter, status int, body any) {
 	b, _ := json.Marshal(body) // as said above
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")

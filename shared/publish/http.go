@@ -6,15 +6,11 @@ import (
 	"log/slog"
 	"mime"
 	"net/http"
-	"runtime/debug"
-	"strconv"
 	"strings"
 
 	"mcpevents/shared/auth"
-	"mcpevents/shared/catalog"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/httpjson"
-	"mcpevents/shared/rate"
 )
 
 // Handler serves POST /events. It takes
@@ -24,8 +20,7 @@ import (
 //     or the binary mode, recognised by the header ce-specversion
 //
 // and answers 202 {"accepted":[{"id","uri"}]}, or an error as {"error":{"kind",
-// "message","uri"?,"faults"?:[{"pointer","message"}],"missingScopes"?,"limit"?,"max"?}} with
-// the status of [statuses].
+// "message","uri"?,"faults"?:[{"pointer","message"}],"missingScopes"?,"limit"?,"max"?,"retryAfterSeconds"?}}.
 // The order of checks: Origin, method, caller, scope, media type, size, JSON, events.
 type Handler struct {
 	Service *Service
@@ -38,46 +33,21 @@ type Handler struct {
 	Log *slog.Logger
 }
 
-// statuses translates kinds of errors for HTTP.
-var statuses = map[fault.Kind]int{
-	fault.Internal:        http.StatusInternalServerError,
-	fault.Invalid:         http.StatusBadRequest,
-	fault.NotFound:        http.StatusNotFound,
-	fault.Forbidden:       http.StatusForbidden,
-	fault.Unauthenticated: http.StatusUnauthorized,
-	fault.Exhausted:       http.StatusTooManyRequests,
-	fault.Unavailable:     http.StatusServiceUnavailable,
-	fault.Conflict:        http.StatusConflict,
-	fault.TooLarge:        http.StatusRequestEntityTooLarge,
-	fault.Unprocessable:   http.StatusUnprocessableEntity,
-	fault.Unsupported:     http.StatusUnsupportedMediaType,
-}
-
-// ServeHTTP answers a request. A panic is answered too, and must not end the
-// process: on Lambda nobody else recovers it.
+// ServeHTTP answers a request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	defer func() {
-		if p := recover(); p != nil {
-			h.refuse(w, r, fault.New(fault.Internal, "panic: %v\n%s", p, debug.Stack()))
-		}
-	}()
-	accepted, err := h.publish(w, r)
-	if err != nil {
-		h.refuse(w, r, err)
-		return
-	}
-	httpjson.Reply(w, http.StatusAccepted, map[string]any{"accepted": accepted})
+	answers := httpjson.Answers{Scope: auth.ScopePublish, MetadataURL: h.MetadataURL, Log: h.Log}
+	answers.Serve(w, r, http.StatusAccepted, func() (any, error) {
+		accepted, err := h.publish(w, r)
+		return map[string]any{"accepted": accepted}, err
+	})
 }
-
-// errMethod is the one refusal without a kind of its own.
-var errMethod = errors.New("only POST is possible here")
 
 func (h *Handler) publish(w http.ResponseWriter, r *http.Request) ([]Accepted, error) {
 	if err := h.Guard.Check(r); err != nil {
 		return nil, err
 	}
 	if r.Method != http.MethodPost {
-		return nil, errMethod
+		return nil, httpjson.NotAllowed(http.MethodPost)
 	}
 	p, err := h.Auth.Authenticate(r.Context(), r.Header)
 	if err != nil {
@@ -164,49 +134,4 @@ func modeOf(h http.Header) (mode, error) {
 	}
 	return 0, fault.New(fault.Unsupported,
 		"the Content-Type must be application/json, application/cloudevents+json or application/cloudevents-batch+json, in UTF-8")
-}
-
-// refusal is the body of an error.
-type refusal struct {
-	Kind    string                `json:"kind"`
-	Message string                `json:"message"`
-	URI     string                `json:"uri,omitempty"`
-	Faults  []catalog.SchemaFault `json:"faults,omitempty"`
-	Missing []string              `json:"missingScopes,omitempty"`
-	Limit   string                `json:"limit,omitempty"`
-	Max     float64               `json:"max,omitempty"`
-}
-
-func (h *Handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
-	if errors.Is(err, errMethod) {
-		w.Header().Set("Allow", http.MethodPost)
-		httpjson.Reply(w, http.StatusMethodNotAllowed, map[string]refusal{"error": {Kind: fault.Unsupported.String(), Message: errMethod.Error()}})
-		return
-	}
-	kind := fault.KindOf(err)
-	out := refusal{Kind: kind.String(), Message: fault.Public(err)}
-	switch data := fault.DataOf(err).(type) {
-	case Refusal:
-		out.URI, out.Faults = data.URI, data.Faults
-	case auth.MissingScopes:
-		out.Missing = data.Scopes
-	case rate.RetryAfter:
-		out.Limit, out.Max = data.Limit, data.Max
-		w.Header().Set("Retry-After", strconv.Itoa(data.Seconds))
-	}
-	switch kind {
-	case fault.Internal, fault.Unavailable, fault.Conflict:
-		log := h.Log
-		if log == nil {
-			log = slog.Default()
-		}
-		log.ErrorContext(r.Context(), "events were not accepted", "kind", kind.String(), "error", err)
-		if kind == fault.Unavailable {
-			w.Header().Set("Retry-After", "1")
-		}
-	}
-	if c := auth.Challenge(err, h.MetadataURL, auth.ScopePublish); c != "" {
-		w.Header().Set("WWW-Authenticate", c)
-	}
-	httpjson.Reply(w, statuses[kind], map[string]refusal{"error": out})
 }

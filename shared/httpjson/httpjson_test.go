@@ -1,0 +1,52 @@
+package httpjson
+
+import (
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/rate"
+)
+
+// AUT-03, AUT-06, AUT-07: a refusal has the status of its kind, says what the caller can act on, and nothing of
+// what failed inside.
+func TestRefusals(t *testing.T) {
+	for name, tc := range map[string]struct {
+		serve       func() (any, error)
+		status      int
+		want        string
+		header, log string
+	}{
+		"an answer":       {func() (any, error) { return map[string]int{"n": 1}, nil }, 202, `{"n":1}`, "", ""},
+		"a fault":         {func() (any, error) { return nil, fault.New(fault.Invalid, "it is bad") }, 400, `{"error":{"kind":"invalid","message":"it is bad"}}`, "", ""},
+		"its data":        {func() (any, error) { return nil, fault.New(fault.NotFound, "no").With(map[string]int{"n": 1}) }, 404, `{"error":{"kind":"not found","message":"no","n":1}}`, "", ""},
+		"data of no name": {func() (any, error) { return nil, fault.New(fault.NotFound, "no").With([]int{1}) }, 404, `{"error":{"kind":"not found","message":"no"}}`, "", ""},
+		"a limit": {func() (any, error) {
+			return nil, fault.New(fault.Exhausted, "slow").With(rate.RetryAfter{Limit: "l", Max: 1, Seconds: 7})
+		}, 429, `{"error":{"kind":"exhausted","message":"slow","limit":"l","max":1,"retryAfterSeconds":7}}`, "Retry-After: 7", ""},
+		"a method":         {func() (any, error) { return nil, NotAllowed("PUT, DELETE") }, 405, `{"error":{"kind":"unsupported","message":"the HTTP method is not possible here","allow":"PUT, DELETE"}}`, "Allow: PUT, DELETE", ""},
+		"no service":       {func() (any, error) { return nil, fault.Wrap(fault.Unavailable, errors.New("secret"), "read") }, 503, `{"error":{"kind":"unavailable","message":"this cannot be done now; try again"}}`, "Retry-After: 1", "secret"},
+		"a fault of ours":  {func() (any, error) { return nil, fault.New(fault.Internal, "secret").With(map[string]int{"n": 1}) }, 500, `{"error":{"kind":"internal","message":"internal error"}}`, "", "secret"},
+		"an unknown error": {func() (any, error) { return nil, errors.New("secret") }, 500, `{"error":{"kind":"internal","message":"internal error"}}`, "", "secret"},
+		"a panic":          {func() (any, error) { panic("secret") }, 500, `{"error":{"kind":"internal","message":"internal error"}}`, "", "secret"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log strings.Builder
+			w := httptest.NewRecorder()
+			Answers{Log: slog.New(slog.NewTextHandler(&log, nil))}.Serve(w, httptest.NewRequest("GET", "/x", nil), http.StatusAccepted, tc.serve)
+			if w.Code != tc.status || w.Body.String() != tc.want || w.Header().Get("Cache-Control") != "no-store" {
+				t.Errorf("got %d %s", w.Code, w.Body)
+			}
+			if name, value, _ := strings.Cut(tc.header, ": "); tc.header != "" && w.Header().Get(name) != value {
+				t.Errorf("got the headers %v", w.Header())
+			}
+			if (log.Len() > 0) != (tc.log != "") || !strings.Contains(log.String(), tc.log) {
+				t.Errorf("the log has %q", log.String())
+			}
+		})
+	}
+}
