@@ -117,10 +117,12 @@ type exchange struct {
 
 // close forgets what was asked and not answered: the call is over.
 func (x *exchange) close() {
-	x.gateway.drop(x.kept)
+	ctx, cancel := context.WithTimeout(context.Background(), tidyTime)
+	defer cancel()
+	x.gateway.drop(ctx, x.kept)
 	for _, in := range x.inputs {
 		if in.answer == nil {
-			x.gateway.dropLate(in.question)
+			x.gateway.dropLate(ctx, in.question)
 		}
 	}
 }
@@ -315,6 +317,9 @@ func (x *exchange) question(ctx context.Context, m upstream.Message) error {
 	params := jsonrpc.Member(m.Raw, "params")
 	lacks := lacking(x.call.Capabilities, m.Method, params)
 	switch {
+	case modern(x.with.Version): // has no requests of servers, and so no answers to them
+		x.backend.dropped(ctx, dropOutOfPlace)
+		return nil
 	case m.Method == "ping":
 		return x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
 	case lacks != "" || x.call.modern() && !multiRound[x.call.Method]:

@@ -114,6 +114,31 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 	}
 }
 
+// GWN-05: a backend of 2026-07-28 may not send requests. Nobody is asked, it is counted, and
+// the call goes on, however long it takes then.
+func TestRequestsOfA2026BackendAreDropped(t *testing.T) {
+	s := newScripted(t, func(s *scripted) {
+		s.modern = true
+		s.call = func(t *turn) {
+			t.write(`{"jsonrpc":"2.0","id":"q","method":"elicitation/create","params":{"message":"m"}}`)
+			time.Sleep(5 * gather)
+			t.result(`{"content":[]}`)
+		}
+	})
+	g := gatewayOver(t, memory(t), at("b", s))
+	able := modernClient(ann)
+	able.Capabilities = legacy("").Capabilities
+	for n, c := range []Client{able, legacy("s1")} {
+		text, err := call(t, g, c, "t")
+		if err != nil || !strings.Contains(text, `"content":[]`) {
+			t.Errorf("client of %s: got %s, %v", c.Version, text, err)
+		}
+		if got := g.Dropped()["default/b"][dropOutOfPlace]; got != int64(n+1) {
+			t.Errorf("client of %s: %d messages were counted", c.Version, got)
+		}
+	}
+}
+
 // GWN-05: the same of what comes on the notification stream.
 func TestDroppedNotificationsAreCounted(t *testing.T) {
 	for name, modern := range map[string]bool{"2025": false, "2026": true} {

@@ -52,13 +52,14 @@ func (g *Gateway) ask(ctx context.Context, c Client, b *backend, with backendSes
 	return name, fault.Wrap(fault.Unavailable, err, "keep a backend's request")
 }
 
+// tidyTime bounds what a call does at its end to leave nothing in the store. What is left expires.
+const tidyTime = 2 * time.Second
+
 // drop forgets questions that nobody will answer any more, and answers that were read.
-func (g *Gateway) drop(keys []store.Key) {
+func (g *Gateway) drop(ctx context.Context, keys []store.Key) {
 	if len(keys) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-	defer cancel()
 	ops := make([]store.Op, len(keys))
 	for i, key := range keys {
 		ops[i] = store.Delete(key)
@@ -70,9 +71,7 @@ func (g *Gateway) drop(keys []store.Key) {
 
 // dropLate forgets an answer that came when nobody looked for it any more, just before its question
 // was dropped. Behind that none is kept.
-func (g *Gateway) dropLate(question string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-	defer cancel()
+func (g *Gateway) dropLate(ctx context.Context, question string) {
 	key := questionKey(question)
 	page, err := g.options.DB.Query(ctx, store.Query{Table: key.Table, Partition: key.Partition, Limit: 1000})
 	if err != nil {
@@ -83,7 +82,7 @@ func (g *Gateway) dropLate(question string) {
 	for _, it := range page.Items {
 		keys = append(keys, it.Key)
 	}
-	g.drop(keys)
+	g.drop(ctx, keys)
 }
 
 // Answer hands a client's answer, a result or an error, on to the backend that asked. An answer
@@ -124,7 +123,9 @@ func (g *Gateway) Answer(ctx context.Context, c Client, id string, body json.Raw
 			return fault.Wrap(fault.Unavailable, err, "hand an answer to backend %s", b.Name)
 		}
 		x.Close()
-		g.drop([]store.Key{questionKey(id)})
+		tidy, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidyTime)
+		defer cancel()
+		g.drop(tidy, []store.Key{questionKey(id)})
 		return nil
 	}
 	return unknown

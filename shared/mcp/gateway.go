@@ -174,8 +174,8 @@ type passage struct {
 }
 
 // callReserve is what a call leaves of its invocation's deadline on Lambda: for telling the backend that
-// nobody waits any more, which takes five seconds at most, and the client that it failed.
-const callReserve = reserve + 2*time.Second
+// nobody waits any more, which takes five seconds at most, for two seconds of tidying up, and for telling the client.
+const callReserve = 9 * time.Second
 
 // lifetime is the context of the call. Closing the connection cancels it in
 // 2026-07-28 and not before (2025-11-25, Transports). It ends before the function is ended, which would

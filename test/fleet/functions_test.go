@@ -25,9 +25,8 @@ type functions struct {
 
 const functionsCatalog = fleetCatalog + "  - {name: a.c, uriTemplate: \"event://a/c/{d}\", title: T, description: D, payloadSchema: {type: object}}\n"
 
-// endTime is what a call leaves of its invocation: five seconds in which the backend is told, and two in
-// which the client is.
-const endTime = 7 * time.Second
+// endTime is what a call leaves of its invocation.
+const endTime = 9 * time.Second
 
 // startFunctions starts the functions before the backends. Their calls take bound at most. On
 // managed instances processes serve many requests, else one each.
