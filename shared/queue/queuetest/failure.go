@@ -15,7 +15,7 @@ var failureCases = []testCase{
 		bad := []string{"m1", "m4", "m7"}
 		r := newRecord()
 		b.send(queue.Deliveries, texts("m", 10)...)
-		b.consume(queue.Deliveries, queue.ConsumeOptions{Visibility: b.Grain()}, func(_ context.Context, batch []queue.Message) (failed []string, err error) {
+		b.consume(queue.Deliveries, queue.ConsumeOptions{Visibility: 2 * b.Grain()}, func(_ context.Context, batch []queue.Message) (failed []string, err error) {
 			for _, m := range batch {
 				if m.Received == 1 && slices.Contains(bad, string(m.Body)) {
 					failed = append(failed, m.ID)
@@ -75,7 +75,7 @@ var failureCases = []testCase{
 			return nil, nil
 		})
 		b.send(queue.Deliveries, text("m"))
-		b.wait(r, "the second time", func() bool { return r.count("m") == 2 })
+		b.wait(r, "the second time", func() bool { return r.count("m") >= 2 })
 		if gap := times[1].Sub(times[0]); gap < b.Grain()/2 {
 			b.Errorf("it came again after %v; the timeout is %v", gap, b.Grain())
 		}
@@ -92,14 +92,14 @@ var failureCases = []testCase{
 		})
 		defer close(release)
 		b.send(queue.Deliveries, text("m"))
-		b.wait(r, "the second delivery", func() bool { return r.count("m") == 2 })
+		b.wait(r, "the second delivery", func() bool { return r.count("m") >= 2 })
 		if all := r.all(); all[1].Received < 2 {
 			b.Errorf("the second delivery counts as %d", all[1].Received)
 		}
 	}},
 	{"a_message_that_failed_often_enough_is_dead", func(b *bench) {
 		r, dead := newRecord(), newRecord()
-		b.consume(queue.Deliveries, queue.ConsumeOptions{Visibility: b.Grain(), MaxReceives: 2}, func(_ context.Context, batch []queue.Message) (failed []string, err error) {
+		b.consume(queue.Deliveries, queue.ConsumeOptions{Visibility: 2 * b.Grain(), MaxReceives: 2}, func(_ context.Context, batch []queue.Message) (failed []string, err error) {
 			r.add(batch...)
 			for _, m := range batch {
 				if string(m.Body) == "poison" {

@@ -143,7 +143,7 @@ var fifoCases = []testCase{
 	{"WHK-19_a_poison_message_dies_and_frees_its_group", func(b *bench) {
 		r, dead := newRecord(), newRecord()
 		b.send(queue.Events, ordered("g", "before"), ordered("g", "poison"), ordered("g", "after"))
-		b.consume(queue.Events, queue.ConsumeOptions{Visibility: b.Grain(), MaxReceives: 2, Batch: 1}, func(ctx context.Context, batch []queue.Message) ([]string, error) {
+		b.consume(queue.Events, queue.ConsumeOptions{Visibility: 2 * b.Grain(), MaxReceives: 2, Batch: 1}, func(ctx context.Context, batch []queue.Message) ([]string, error) {
 			r.add(batch...)
 			if string(batch[0].Body) == "poison" {
 				return []string{batch[0].ID}, nil

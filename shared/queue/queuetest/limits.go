@@ -15,7 +15,7 @@ import (
 
 // fifoPause is the visibility timeout of the case in which other groups must get
 // through before a failed message comes again.
-const fifoPause = 2 * time.Second
+const fifoPause = 3 * time.Second
 
 func (b *bench) refused(what string, q queue.Name, m queue.Outgoing, kinds ...fault.Kind) {
 	b.Helper()

@@ -22,7 +22,8 @@ import (
 type Backend interface {
 	queue.Sender
 	queue.Consumer
-	// Grain is the shortest visibility timeout that the backend keeps: a second on SQS.
+	// Grain is the shortest visibility timeout that the backend keeps: a second on SQS. On a busy machine a message may
+	// come again because its handler, or the answer to the queue, took longer.
 	Grain() time.Duration
 }
 

@@ -13,7 +13,7 @@ import (
 // backend is a [Queues] with its file.
 type backend struct{ *Queues }
 
-func (backend) Grain() time.Duration { return 50 * time.Millisecond }
+func (backend) Grain() time.Duration { return 200 * time.Millisecond }
 
 func open(t testing.TB, path string, opts Options) *Queues {
 	t.Helper()

@@ -23,6 +23,9 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }
 
+// visibility is long enough for a handler on a busy machine: what takes longer comes again.
+const visibility = 2 * time.Second
+
 var created atomic.Int64
 
 // open makes queues of the test's own at the endpoint.
@@ -42,6 +45,7 @@ func open(t testing.TB, endpoint string, counter *awsx.Counter) *Queues {
 
 // everywhere runs a test on both emulators: one of them may be kind.
 func everywhere(t *testing.T, test func(t *testing.T, q *Queues)) {
+	t.Parallel()
 	ends := awslocal.Start(t, awslocal.SQS, awslocal.MiniStack)
 	for name, endpoint := range map[string]string{"ElasticMQ": ends.SQS, "MiniStack": ends.MiniStack} {
 		t.Run(name, func(t *testing.T) {
@@ -120,7 +124,7 @@ func send(t *testing.T, q *Queues, name queue.Name, group string, bodies ...stri
 func TestAFailedMessageComesAgainAndTheOthersAreGone(t *testing.T) {
 	everywhere(t, func(t *testing.T, q *Queues) {
 		send(t, q, queue.Deliveries, "", "1", "2", "3")
-		calls := consume(t, q, queue.Deliveries, 3, map[string]int{"2": 1}, queue.ConsumeOptions{Visibility: time.Second})
+		calls := consume(t, q, queue.Deliveries, 3, map[string]int{"2": 1}, queue.ConsumeOptions{Visibility: visibility})
 		all := slices.Concat(calls...)
 		slices.Sort(all)
 		if got, want := fmt.Sprint(all), "[1*1 2*1 2*2 3*1]"; got != want {
@@ -146,7 +150,7 @@ func TestAFailedMessageHoldsItsGroupAndNoOther(t *testing.T) {
 	everywhere(t, func(t *testing.T, q *Queues) {
 		send(t, q, queue.Events, "a", "a1", "a2", "a3")
 		send(t, q, queue.Events, "b", "b1", "b2")
-		calls := consume(t, q, queue.Events, 5, map[string]int{"a2": 2}, queue.ConsumeOptions{Visibility: time.Second, Concurrency: 2})
+		calls := consume(t, q, queue.Events, 5, map[string]int{"a2": 2}, queue.ConsumeOptions{Visibility: visibility, Concurrency: 2})
 		var a, b []string
 		for _, m := range slices.Concat(calls...) {
 			if strings.HasPrefix(m, "a") {
@@ -171,7 +175,7 @@ func TestAMessageThatKeepsFailingIsADeadLetter(t *testing.T) {
 		t.Run(string(name), func(t *testing.T) {
 			everywhere(t, func(t *testing.T, q *Queues) {
 				send(t, q, name, "g", "poison", "good")
-				consume(t, q, name, 1, map[string]int{"poison": 100}, queue.ConsumeOptions{Visibility: time.Second, MaxReceives: 2, Batch: 1})
+				consume(t, q, name, 1, map[string]int{"poison": 100}, queue.ConsumeOptions{Visibility: visibility, MaxReceives: 2, Batch: 1})
 				// Where the order does not matter the good one may come first, and end the run.
 				consumeUntilDead(t, q, name)
 				calls := consume(t, q, queue.Dead, 1, nil, queue.ConsumeOptions{})
@@ -192,7 +196,7 @@ func consumeUntilDead(t *testing.T, q *Queues, name queue.Name) {
 	check := func(ctx context.Context, batch []queue.Message) ([]string, error) { return nil, errors.New("poison") }
 	ended := make(chan error, 1)
 	go func() {
-		ended <- q.Consume(ctx, name, check, queue.ConsumeOptions{Visibility: time.Second, MaxReceives: 2, Batch: 1})
+		ended <- q.Consume(ctx, name, check, queue.ConsumeOptions{Visibility: visibility, MaxReceives: 2, Batch: 1})
 	}()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -233,7 +237,7 @@ func TestAnErrorOfTheHandlerBringsTheWholeBatchAgain(t *testing.T) {
 				cancel()
 			}
 			return nil, nil
-		}, queue.ConsumeOptions{Visibility: time.Second})
+		}, queue.ConsumeOptions{Visibility: visibility})
 		if err != nil {
 			t.Fatal(err)
 		}
