@@ -14,7 +14,7 @@ import (
 )
 
 // deadline bounds waiting for something that must come.
-const deadline = 10 * time.Second
+const deadline = 30 * time.Second
 
 func stamped(b *bench, partition string, span int) store.Op {
 	op := put(b.key(store.Log, partition, store.AtCommit), fmt.Sprint(span))
