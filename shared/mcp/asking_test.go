@@ -153,6 +153,9 @@ func TestCancellationInTheDialect(t *testing.T) {
 		}
 	}()
 	id := <-a.waiting
+	if r := f.dialect(alice, `{"jsonrpc":"2.0","id":"gw_x","result":{}}`, session); r.Status != 202 {
+		t.Errorf("an answer to nothing: %+v", r)
+	}
 	if r := f.dialect(alice, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}`, session); r.Status != 202 {
 		t.Errorf("%+v", r)
 	}

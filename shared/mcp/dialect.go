@@ -116,8 +116,12 @@ func (e *Endpoint) enterDialect(w http.ResponseWriter, c *call) bool {
 
 // callDialect serves one message.
 func (e *Endpoint) callDialect(w http.ResponseWriter, c *call) {
-	if c.msg.Kind != jsonrpc.Request {
+	switch c.msg.Kind {
+	case jsonrpc.Notification:
 		e.takeIn(w, c)
+		return
+	case jsonrpc.Response: // to nothing: no client is asked here
+		w.WriteHeader(http.StatusAccepted)
 		return
 	}
 	if c.session != nil {
