@@ -35,7 +35,7 @@ func NewHTTP() *http.Client {
 			ForceAttemptHTTP2:      true,
 			DisableCompression:     true,
 			MaxIdleConnsPerHost:    32,
-			IdleConnTimeout:        90 * time.Second,
+			IdleConnTimeout:        time.Second, // before the provider closes it; also while a function is frozen
 			MaxResponseHeaderBytes: 32 << 10,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

@@ -710,13 +710,25 @@ func TestQuestionsGoWithTheCall(t *testing.T) {
 			gone(t, db, id)
 		}
 	}
-	id, err := g.ask(t.Context(), legacy("s1"), g.backends(t.Context())[0], backendSession{}, json.RawMessage(`1`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	items, err := db.Get(t.Context(), questionKey(id))
-	if err != nil || items[0] == nil || time.Until(items[0].Expires) > questionLife || time.Until(items[0].Expires) <= 0 {
-		t.Errorf("what is kept is %+v, %v", items[0], err)
+	for life, want := range map[time.Duration]time.Duration{10 * time.Minute: 10*time.Minute + 2*time.Second, 5 * time.Hour: questionLife} {
+		ctx, cancel := context.WithTimeout(t.Context(), life)
+		defer cancel()
+		id, err := g.ask(ctx, legacy("s1"), g.backends(ctx)[0], backendSession{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := g.Answer(ctx, legacy("s1"), id, json.RawMessage(`{"result":{}}`)); err != nil {
+			t.Fatal(err)
+		}
+		items, err := db.Get(t.Context(), questionKey(id), partKey(id, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, it := range items {
+			if it == nil || time.Until(it.Expires) > want || time.Until(it.Expires) < want-time.Minute {
+				t.Errorf("of a call of %v is kept %+v", life, it)
+			}
+		}
 	}
 }
 

@@ -34,8 +34,18 @@ type question struct {
 // questionPrefix begins the ids of questions.
 const questionPrefix = "gw_"
 
-// questionLife bounds how long an answer may take.
+// questionLife bounds how long an answer may take, where the call does not: no entry outlives its
+// call for long, though the process dies or cannot tidy up.
 const questionLife = time.Hour
+
+// expiry is when a question of the call with the context is forgotten.
+func expiry(ctx context.Context) time.Time {
+	until := time.Now().Add(questionLife)
+	if ends, ok := ctx.Deadline(); ok && ends.Before(until) {
+		return ends.Add(2 * time.Second) // by clocks that differ, and the store's whole seconds
+	}
+	return until
+}
 
 func questionKey(id string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "q#" + id, Sort: "-"}
@@ -48,7 +58,7 @@ func (g *Gateway) ask(ctx context.Context, c Client, b *backend, with backendSes
 	if err != nil {
 		return "", fault.Wrap(fault.Internal, err, "encode a backend's request")
 	}
-	err = g.options.DB.Write(ctx, store.Put(store.Item{Key: questionKey(name), Value: value, Expires: time.Now().Add(questionLife)}))
+	err = g.options.DB.Write(ctx, store.Put(store.Item{Key: questionKey(name), Value: value, Expires: expiry(ctx)}))
 	return name, fault.Wrap(fault.Unavailable, err, "keep a backend's request")
 }
 
@@ -112,7 +122,7 @@ func (g *Gateway) Answer(ctx context.Context, c Client, id string, body json.Raw
 			continue
 		}
 		if len(q.ID) == 0 {
-			return g.keep(ctx, id, q, body)
+			return g.keep(ctx, id, q, body, items[0].Expires)
 		}
 		ctx, cancel := context.WithTimeout(ctx, g.options.AskTimeout)
 		defer cancel()
@@ -139,11 +149,10 @@ func partKey(id string, part int) store.Key {
 }
 
 // keep stores the answer for the instance that waits for it. The first one counts.
-func (g *Gateway) keep(ctx context.Context, id string, q question, body json.RawMessage) error {
+func (g *Gateway) keep(ctx context.Context, id string, q question, body json.RawMessage, expires time.Time) error {
 	if q.Parts > 0 {
 		return nil // the client sent it twice
 	}
-	expires := time.Now().Add(questionLife)
 	var ops []store.Op
 	for part := range slices.Chunk(body, answerPart) {
 		ops = append(ops, store.Put(store.Item{Key: partKey(id, len(ops)), Value: part, Expires: expires}))
