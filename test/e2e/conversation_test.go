@@ -351,7 +351,7 @@ func conversing(t *testing.T, s *harness.Target, memory, notes *provider) {
 				t.Errorf("%s: status %d", era, status)
 			}
 			m := x.stream.Next(t)
-			for m.Method == "notifications/resources/list_changed" { // the catalog was applied a moment ago
+			for strings.HasSuffix(m.Method, "/list_changed") { // catalog and configuration were applied a moment ago
 				m = x.stream.Next(t)
 			}
 			r := decode[contextResult](t, m.Params)
