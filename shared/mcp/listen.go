@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway"
 	"mcpevents/shared/mcp/jsonrpc"
 	"mcpevents/shared/mcp/sse"
 	"mcpevents/shared/stream"
@@ -211,11 +212,15 @@ func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
 	o.resources = asked.ResourcesListChanged && e.has(methodResources)
 	o.events = asked.EventsListChanged && e.has(methodEvents)
 	o.contexts = asked.ConversationContext && e.options.Conversation != nil && e.options.Conversation.Offers(ctx, o.principal).Any()
-	// There may be no backend yet: these lists are told of when one comes.
+	// There may be no backend yet: these lists are told of when one comes, and acknowledged when one is there.
 	o.tools = asked.ToolsListChanged && e.has(methodToolsList)
 	o.prompts = asked.PromptsListChanged && e.has(methodPromptsList)
+	var offers gateway.Offers
+	if backends := e.gateway(ctx); backends != nil && (o.tools || o.prompts) {
+		offers = backends.Offers(ctx, gateway.Client{Principal: o.principal})
+	}
 	out := filter{
-		ToolsListChanged: o.tools, PromptsListChanged: o.prompts,
+		ToolsListChanged: o.tools && offers.Tools, PromptsListChanged: o.prompts && offers.Prompts,
 		ResourcesListChanged: o.resources, EventsListChanged: o.events, ConversationContext: o.contexts,
 	}
 	if len(asked.ResourceSubscriptions) == 0 {

@@ -35,10 +35,7 @@ func listening(t *testing.T, s *harness.Target) {
 			t.Fatalf("first message: %s", m.Raw)
 		}
 		p := decode[struct{ Notifications map[string]any }](t, m.Params)
-		want := object{ // of tools and prompts it is told when a backend comes
-			"toolsListChanged": true, "promptsListChanged": true, "resourcesListChanged": true,
-			"resourceSubscriptions": []string{"event://ci/build-finished", "event://github/acme"},
-		}
+		want := object{"resourcesListChanged": true, "resourceSubscriptions": []string{"event://ci/build-finished", "event://github/acme"}}
 		if !sameJSON(t, marshal(t, p.Notifications), marshal(t, want)) {
 			t.Errorf("acknowledged %v, want %v", p.Notifications, want)
 		}
