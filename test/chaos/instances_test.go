@@ -37,6 +37,9 @@ func TestInstancesBehindOneAddress(t *testing.T) {
 		Managed: runner.Managed{Instances: 2, AtOnce: 64},
 		Env:     map[string]string{"MCPEVENTS_STREAM_MAX_AGE": "9s"},
 		Fast:    true,
+		// What fanout could not write, because the machine was too busy for the store, comes again
+		// within the test. It is longer than fanout runs, which is alone with an URI until then.
+		Visibility: 30 * time.Second,
 	})
 	began := time.Now()
 	all := messages()
@@ -91,7 +94,7 @@ func TestInstancesBehindOneAddress(t *testing.T) {
 	post(t, &aws.Target, all, &accepted)
 	<-stopped
 	t.Logf("all posted after %v", time.Since(began))
-	harness.Within(t, 2*time.Minute, func() bool {
+	harness.Within(t, 3*time.Minute, func() bool {
 		for n, f := range followers {
 			if open[n].different() < len(f.want) {
 				return false
