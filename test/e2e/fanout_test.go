@@ -72,7 +72,7 @@ func fanout(t *testing.T, target *harness.Target, c *harness.Client, n int, regi
 
 	published := time.Now()
 	target.Publish(t, harness.Event{ID: "fanout", URI: uri, Data: object{"key": "k", "size": 1}})
-	if !harness.Within(t, 2*time.Minute, func() bool { _, d := hook.Count(); return d >= n }) {
+	if !harness.Within(t, 4*time.Minute, func() bool { _, d := hook.Count(); return d >= n }) {
 		all, different := hook.Count()
 		t.Fatalf("%d of %d subscriptions have the event, %d requests", different, n, all)
 	}
