@@ -253,8 +253,10 @@ func (b *backend) response(ctx context.Context, x *upstream.Exchange) (json.RawM
 		case !m.Response():
 			// It has things to say on the way, which are not meant for anybody here.
 		case m.Error != nil:
+			x.Finish()
 			return nil, fault.Wrap(fault.Unavailable, errRPC, "a backend answered with the error %s", jsonrpc.Member(m.Error, "code"))
 		default:
+			x.Finish()
 			return m.Result, nil
 		}
 	}

@@ -250,6 +250,9 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 			return x.failed(err)
 		}
 		done, err := x.message(ctx, raw)
+		if done && err == nil {
+			answer.Finish()
+		}
 		if done || err != nil {
 			return err
 		}

@@ -144,3 +144,42 @@ func lazyServer(c net.Conn, rest time.Duration) {
 		}
 	}
 }
+
+// GWN-14: a connection at which a backend answered by a stream is used again; one whose stream the backend leaves open
+// is given up soon.
+func TestConnectionBehindAStream(t *testing.T) {
+	for name, leavesOpen := range map[string]bool{"ends": false, "stays open": true} {
+		t.Run(name, func(t *testing.T) {
+			var connections atomic.Int64
+			c := serve(t, func(w http.ResponseWriter, r *http.Request) {
+				answer("text/event-stream", 200, "data: "+result+"\n\n")(w, r)
+				_ = http.NewResponseController(w).Flush()
+				if leavesOpen {
+					<-r.Context().Done()
+				}
+				time.Sleep(endTime / 10) // the end comes on its own
+			})
+			transport := c.HTTP.Transport.(*http.Transport)
+			transport.IdleConnTimeout = 0 // however long this takes
+			transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				connections.Add(1)
+				return (&net.Dialer{}).DialContext(ctx, network, addr)
+			}
+			const requests = 20
+			for range requests {
+				x, err := c.Post(t.Context(), Request{Body: []byte(`{}`)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := x.Next(); err != nil {
+					t.Fatal(err)
+				}
+				x.Finish()
+			}
+			// On a busy machine an end may come late.
+			if n := connections.Load(); leavesOpen != (n == requests) {
+				t.Errorf("%d connections for %d requests", n, requests)
+			}
+		})
+	}
+}

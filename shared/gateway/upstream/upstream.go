@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"mcpevents/shared/fault"
 	"mcpevents/shared/mcp/jsonrpc"
@@ -273,3 +274,21 @@ func (g *Garbage) Error() string { return "upstream: " + g.Reason }
 
 // Close gives the connection up. In revision 2026-07-28 that cancels the request.
 func (x *Exchange) Close() { _ = x.body.Close() }
+
+// endTime is what a backend gets to end a stream after its answer, and maxEnd bounds in bytes what it may send with
+// that.
+const (
+	endTime = 20 * time.Millisecond
+	maxEnd  = 16 << 10
+)
+
+// Finish is Close behind the answer. It sees the stream's end if that comes soon, as it does from nearly all
+// servers, so that the connection can be used again.
+func (x *Exchange) Finish() {
+	if x.events != nil {
+		late := time.AfterFunc(endTime, x.Close)
+		_, _ = io.CopyN(io.Discard, x.body, maxEnd)
+		late.Stop()
+	}
+	x.Close()
+}
