@@ -13,6 +13,7 @@ import (
 
 	"mcpevents/shared/config"
 	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway/upstream"
 	"mcpevents/shared/mcp/jsonrpc"
 )
 
@@ -35,7 +36,7 @@ func NewHTTP() *http.Client {
 			ForceAttemptHTTP2:      true,
 			DisableCompression:     true,
 			MaxIdleConnsPerHost:    32,
-			IdleConnTimeout:        time.Second, // before the provider closes it; also while a function is frozen
+			IdleConnTimeout:        upstream.RestTime,
 			MaxResponseHeaderBytes: 32 << 10,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

@@ -8,8 +8,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"mcpevents/shared/fault"
+	"mcpevents/shared/gateway/upstream"
 )
 
 // logText is a log as its operator reads it: from level info on.
@@ -43,6 +45,7 @@ func TestWhyACallFailedIsLogged(t *testing.T) {
 		session := f.session(alice, V20251125)
 		f.wholeList(t, methodToolsList, "", nil)
 		b.Close()
+		time.Sleep(upstream.RestTime) // a connection that rests would be found closed, not refused
 		for _, in := range []string{"", session} {
 			r := f.listPage("tools/call", in, `"name":"b_tool","arguments":{"private":"whisper"}`)
 			m, line := r.rpc(t), said.take()

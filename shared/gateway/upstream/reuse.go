@@ -14,9 +14,9 @@ import (
 // connection closed before it was sent is sent over another one, which net/http does for
 // GET and not for POST.
 
-// restTime is how long a connection may rest and be used again. It is below what servers in use wait for
+// RestTime is how long a connection may rest and be used again. It is below what servers in use wait for
 // before they close it: 2 s and 5 s by default. A function that was frozen does not count on what it left open.
-const restTime = time.Second
+const RestTime = time.Second
 
 // maxResting is how many connections may rest to one host.
 const maxResting = 32

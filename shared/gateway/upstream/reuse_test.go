@@ -108,7 +108,7 @@ func TestConnectionsRestForAShortTime(t *testing.T) {
 			return near, nil
 		}
 		c := &Client{URL: "http://backend.example/mcp", HTTP: &http.Client{Transport: transport}}
-		for _, rest := range []time.Duration{0, restTime / 2, 2 * time.Second, 5 * time.Second, time.Minute} {
+		for _, rest := range []time.Duration{0, RestTime / 2, 2 * time.Second, 5 * time.Second, time.Minute} {
 			time.Sleep(rest)
 			x, err := c.Post(t.Context(), Request{Body: []byte(`{}`)})
 			if err != nil {

@@ -50,7 +50,7 @@ type Client struct {
 // its context: a call may take long before it says anything.
 func NewHTTP() *http.Client {
 	t := http.DefaultTransport.(*http.Transport).Clone()
-	t.MaxIdleConnsPerHost, t.IdleConnTimeout = maxResting, restTime
+	t.MaxIdleConnsPerHost, t.IdleConnTimeout = maxResting, RestTime
 	t.MaxResponseHeaderBytes = 64 << 10
 	return &http.Client{
 		Transport:     t,
