@@ -50,7 +50,7 @@ func newAnnouncer(ctx context.Context, db store.DB, log *eventlog.Log, catalogs 
 			if err != nil {
 				return "", err
 			}
-			return c.Fingerprints()[workspace], nil
+			return c.Fingerprint(workspace), nil
 		}},
 	}}
 	for _, k := range a.kinds {

@@ -9,23 +9,23 @@ import (
 	"slices"
 )
 
-// Fingerprints names by workspace which backends belong to it and how they are asked, in their order:
-// the same ones have the same. A workspace without backends has none.
-func (c *Config) Fingerprints() map[string]string {
-	sums := map[string]hash.Hash{}
+// Fingerprint names which backends belong to a workspace and how they are asked, in their order:
+// the same ones have the same. It is empty while there are none.
+func (c *Config) Fingerprint(workspace string) string {
+	var h hash.Hash
 	for _, b := range c.Backends {
-		h := sums[b.Workspace]
+		if b.Workspace != workspace {
+			continue
+		}
 		if h == nil {
 			h = sha256.New()
-			sums[b.Workspace] = h
 		}
 		b.write(h)
 	}
-	out := map[string]string{}
-	for workspace, h := range sums {
-		out[workspace] = base64.RawURLEncoding.EncodeToString(h.Sum(nil))
+	if h == nil {
+		return ""
 	}
-	return out
+	return base64.RawURLEncoding.EncodeToString(h.Sum(nil))
 }
 
 func (b Backend) write(h hash.Hash) {
@@ -45,9 +45,12 @@ func (v Value) write(h hash.Hash) { fmt.Fprintf(h, " %q %q %q", v.text, v.env, v
 
 // changedBackends are the workspaces whose backends are not the same in both.
 func changedBackends(before, after *Config) []string {
-	was, is := before.Fingerprints(), after.Fingerprints()
-	all := maps.Clone(was)
-	maps.Copy(all, is)
-	maps.DeleteFunc(all, func(workspace, _ string) bool { return was[workspace] == is[workspace] })
-	return slices.Sorted(maps.Keys(all))
+	var all []string
+	for _, b := range slices.Concat(before.Backends, after.Backends) {
+		all = append(all, b.Workspace)
+	}
+	slices.Sort(all)
+	return slices.DeleteFunc(slices.Compact(all), func(workspace string) bool {
+		return before.Fingerprint(workspace) == after.Fingerprint(workspace)
+	})
 }

@@ -538,13 +538,10 @@ const maxUpdate = 200 << 10
 func (f *following) notification(ctx context.Context, m upstream.Message) error {
 	params := jsonrpc.Member(m.Raw, "params")
 	switch m.Method {
-	case changes[Tools], changes[Prompts], changes[Resources]:
-		f.backend.outdate()
-		if !f.backend.pace.change(m.Method) {
-			return nil
+	case changes[Tools], changes[Prompts], changes[Resources], rootsChanged:
+		if m.Method != rootsChanged { // no list of ours
+			f.backend.outdate()
 		}
-		return f.tellChange(ctx, m.Method)
-	case rootsChanged:
 		if !f.backend.pace.change(m.Method) {
 			return nil
 		}

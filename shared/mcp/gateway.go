@@ -337,18 +337,7 @@ func (o *outlet) sendOtherBackends(ctx context.Context, cursor string) error {
 	for _, topic := range o.backendTopics(ctx) {
 		o.feed.Follow(topic, since)
 	}
-	for _, list := range []struct {
-		asked bool
-		note  string
-	}{{o.tools, noteToolsChange}, {o.prompts, notePromptsChange}, {o.resources, noteResourcesChange}} {
-		if !list.asked {
-			continue
-		}
-		if err := o.send(list.note, nil, nil, cursor); err != nil {
-			return err
-		}
-	}
-	return nil
+	return o.sendChanges(cursor, noteToolsChange, notePromptsChange, noteResourcesChange)
 }
 
 // sendBackend sends what a backend told, if the stream asked for it and its principal may
@@ -362,15 +351,8 @@ func (o *outlet) sendBackend(ctx context.Context, d stream.Delivery) error {
 	if backends == nil || !slices.Contains(backends.Backends(ctx, o.principal), strings.TrimPrefix(d.Topic, topicBackends)) {
 		return nil
 	}
-	asked := map[string]bool{
-		noteToolsChange: o.tools, notePromptsChange: o.prompts, noteResourcesChange: o.resources,
-		noteRootsChange: o.roots,
-	}
-	switch {
-	case asked[n.Method]:
-		return o.send(n.Method, nil, nil, d.Cursor)
-	case n.Method != noteUpdated:
-		return nil
+	if n.Method != noteUpdated {
+		return o.sendChanges(d.Cursor, n.Method)
 	}
 	uri, _ := jsonrpc.String(jsonrpc.Member(n.Params, "uri"))
 	t, ok := o.targets[uri]

@@ -176,22 +176,12 @@ func (o *outlet) deliver(ctx context.Context, d stream.Delivery) error {
 	case d.Topic == stream.TopicCatalog && stream.OfBackends(d.Notice):
 		return o.sendOtherBackends(ctx, d.Cursor)
 	case d.Topic == stream.TopicCatalog:
-		if o.resources {
-			if err := o.send(noteResourcesChange, nil, nil, d.Cursor); err != nil {
-				return err
-			}
-		}
-		if o.events {
-			if err := o.send(noteEventsChange, nil, nil, d.Cursor); err != nil {
-				return err
-			}
+		if err := o.sendChanges(d.Cursor, noteResourcesChange, noteEventsChange); err != nil {
+			return err
 		}
 		return o.resolveAgain(ctx)
 	case d.Topic == stream.TopicPrincipal(o.principal.ID):
-		if o.resources {
-			return o.send(noteResourcesChange, nil, nil, d.Cursor)
-		}
-		return nil
+		return o.sendChanges(d.Cursor, noteResourcesChange)
 	case strings.HasPrefix(d.Topic, topicSubscriptions):
 		return o.sendState(d)
 	case strings.HasPrefix(d.Topic, topicBackends):
@@ -203,6 +193,36 @@ func (o *outlet) deliver(ctx context.Context, d stream.Delivery) error {
 			return o.sendContext(ctx, d)
 		}
 		return o.session(ctx, d)
+	}
+	return nil
+}
+
+// asks reports whether the client is told of a list's changes by this notification.
+func (o *outlet) asks(note string) bool {
+	switch note {
+	case noteResourcesChange:
+		return o.resources
+	case noteEventsChange:
+		return o.events
+	case noteToolsChange:
+		return o.tools
+	case notePromptsChange:
+		return o.prompts
+	case noteRootsChange:
+		return o.roots
+	}
+	return false
+}
+
+// sendChanges tells of those changes of lists that the client is told of.
+func (o *outlet) sendChanges(cursor string, notes ...string) error {
+	for _, note := range notes {
+		if !o.asks(note) {
+			continue
+		}
+		if err := o.send(note, nil, nil, cursor); err != nil {
+			return err
+		}
 	}
 	return nil
 }
