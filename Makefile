@@ -97,7 +97,11 @@ format: ## format the Go code
 bench: ## measure: the benchmarks of the packages, then the whole way of an event
 	go test -run '^$$' -bench . -benchmem ./shared/...
 	go run ./cmd/mcpevents bench
+	go run ./cmd/mcpevents bench --batch 10
+	go run ./cmd/mcpevents bench --rate 500 --uris 10
+	go run ./cmd/mcpevents bench --events 500 --subscribers 100
 	go run ./cmd/mcpevents bench --latency
+	go run ./cmd/mcpevents bench --events 400 --rate 40 --subscribers 19 --hang 1
 	go run ./cmd/mcpevents bench --gateway
 
 .PHONY: soak
@@ -116,7 +120,7 @@ fuzz: ## run every fuzz target for FUZZTIME (20s)
 
 # LOCAL are arguments of ./localstack. These let anybody call and send webhooks
 # anywhere, which is right for this machine only.
-LOCAL ?= -p Auth=none -p AllowInsecureTargets=true
+LOCAL ?= -p Auth=none -p AllowInsecureTargets=true -p StreamConcurrency=1000
 
 .PHONY: local-aws
 local-aws: ## run the real functions on 127.0.0.1:8080, with an emulator of AWS
@@ -127,9 +131,26 @@ local-aws: ## run the real functions on 127.0.0.1:8080, with an emulator of AWS
 	  for _ in 1 2 3 4; do read -r line <&"$${EMULATOR[0]}" || { cat build/emulator.log; exit 1; }; eval "$$line"; done; \
 	fi; go run ./localstack $(LOCAL)
 
+ARCHITECTURE ?= arm64
+
+# Never from a cache of SAM's: that looks at the function's folder and go.mod alone, and would ship an
+# old binary when only shared/ has changed. The Go compiler has a cache of its own, which knows.
 .PHONY: sam-build
 sam-build: $(VENV)/installed ## build the functions for deployment
-	GOFLAGS='"-ldflags=-s -w" -tags=lambda.norpc' CGO_ENABLED=0 $(VENV)/bin/sam build --template template.yaml
+	GOFLAGS='"-ldflags=-s -w" -tags=lambda.norpc' CGO_ENABLED=0 $(VENV)/bin/sam build --no-cached --template template.yaml --parameter-overrides Architecture=$(ARCHITECTURE)
+
+# By CloudFormation, where local-aws reads the template itself. Lambda runs the machine's own kind of code there.
+.PHONY: local-deploy
+local-deploy: ARCHITECTURE = $(if $(filter arm64 aarch64,$(shell uname -m)),arm64,x86_64)
+local-deploy: sam-build ## deploy the template to LocalStack (docs/operations.md)
+	export AWS_ENDPOINT_URL="$${AWS_ENDPOINT_URL:-http://127.0.0.1:4566}" AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test AWS_DEFAULT_REGION=us-east-1; \
+	$(VENV)/bin/sam deploy --stack-name mcp-events-local --resolve-s3 --no-confirm-changeset --capabilities CAPABILITY_IAM \
+	  --parameter-overrides Architecture=$(ARCHITECTURE) Auth=none AllowInsecureTargets=true StreamConcurrency=100
+
+# Where the pinned SAM is; for the tests.
+.PHONY: sam-path
+sam-path:
+	@echo $(VENV)/bin/sam
 
 $(TESTLOG):
 	$(MAKE) test
@@ -141,6 +162,16 @@ conformance: prerequisites ## run the official conformance suite of MCP through 
 .PHONY: conformance-table
 conformance-table: $(TESTLOG) ## write docs/conformance.md from the last run of the tests
 	go run ./tools/conformance -log $(TESTLOG)
+
+.PHONY: permissions
+permissions: ## write docs/permissions.md from template.yaml
+	go run ./tools/permissions
+
+.PHONY: permissions-check
+permissions-check: prerequisites ## run the tests on local AWS, and tell which permissions none of them uses
+	mkdir -p build; rm -f build/calls.jsonl
+	MCPEVENTS_TEST_CALLS=$(CURDIR)/build/calls.jsonl go test -count=1 -timeout 60m -p 1 ./functions ./test/e2e ./test/chaos ./test/interop
+	go run ./tools/permissions -check -calls build/calls.jsonl
 
 .PHONY: clean
 clean: ## remove what was built

@@ -3,6 +3,7 @@ package functions_test
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +16,9 @@ import (
 type list []string
 
 func (l *list) UnmarshalYAML(n *yaml.Node) error {
+	if n.Tag == "!If" { // the stack's own, or one that it adopts
+		n = n.Content[1]
+	}
 	if n.Kind == yaml.ScalarNode {
 		*l = list{n.Value}
 		return nil
@@ -37,6 +41,7 @@ type resource struct {
 				Condition map[string]any `yaml:"Condition"`
 			} `yaml:"Statement"`
 		} `yaml:"Policies"`
+		RecursiveLoop     string `yaml:"RecursiveLoop"`
 		FunctionURLConfig *struct {
 			InvokeMode string `yaml:"InvokeMode"`
 		} `yaml:"FunctionUrlConfig"`
@@ -119,7 +124,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 		"retry takes off what it has announced":             {"SettingsTable.Arn", []string{remove}, "RetryFunction"},
 		"a subscription is never removed by stream":         {"SubscriptionsTable.Arn", []string{remove, batch}, "DeregisterFunction DispatchFunction RegisterFunction RetryFunction"},
 		"sessions are stream's, and relay's its leases":     {"SessionsTable.Arn", nil, "RelayFunction StreamFunction"},
-		"stream hands over to register and to deregister":   {"RegisterFunction.Arn", nil, "StreamFunction"},
+		"stream hands over to register and to deregister":   {"RegisterFunction.Alias", nil, "StreamFunction"},
 		"secrets of backends are for who talks to them":     {"arn:${AWS::Partition}:ssm:${AWS::Region}:${AWS::AccountId}:parameter${SecretsPrefix}*", nil, "RelayFunction StreamFunction"},
 		"nobody removes from the log, which expires by TTL": {"LogTable.Arn", []string{remove}, ""},
 	}
@@ -144,6 +149,25 @@ func TestWhoMayDoWhat(t *testing.T) {
 			t.Errorf("stream writes %s", got)
 		}
 	})
+	t.Run("AWS-10 only fanout writes all of the log", func(t *testing.T) {
+		for id, r := range resources {
+			for _, p := range r.Properties.Policies {
+				for _, st := range p.Statement {
+					writes := slices.ContainsFunc(st.Action, func(a string) bool { return slices.Contains([]string{put, update, remove, batch}, a) })
+					if writes && slices.Contains(st.Resource, "LogTable.Arn") && st.Condition == nil && id != "FanoutFunction" {
+						t.Errorf("%s: statement %s is not bound to partitions", id, st.Sid)
+					}
+				}
+			}
+		}
+	})
+	t.Run("AWS-10 the table of permissions is that of the template", func(t *testing.T) {
+		cmd := exec.CommandContext(t.Context(), "go", "run", "./tools/permissions", "-check")
+		cmd.Dir = ".."
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s", out)
+		}
+	})
 	for id, r := range resources {
 		for _, p := range r.Properties.Policies {
 			for _, st := range p.Statement {
@@ -164,11 +188,33 @@ func TestWhoMayDoWhat(t *testing.T) {
 	}
 }
 
+// TestLoopDetection (AWS-03) wants RecursiveLoop: Allow for the functions that send to a queue from
+// which they are invoked, and for no other.
+func TestLoopDetection(t *testing.T) {
+	resources, _ := readTemplate(t)
+	for id, r := range resources {
+		if r.Type != "AWS::Serverless::Function" {
+			continue
+		}
+		want := ""
+		for _, m := range resources {
+			if m.Type == "AWS::Lambda::EventSourceMapping" && strings.TrimSuffix(m.Properties.FunctionName, ".Alias") == id &&
+				slices.Contains(granted(resources, m.Properties.EventSourceArn, "sqs:SendMessage"), id) {
+				want = "Allow"
+			}
+		}
+		if got := r.Properties.RecursiveLoop; got != want {
+			t.Errorf("AWS-03 %s: got RecursiveLoop %q, want %q", id, got, want)
+		}
+	}
+}
+
+// TestDataIsKept: AWS-12. Tables and keys outlive their stack, but not a first deployment that fails.
 func TestDataIsKept(t *testing.T) {
 	resources, _ := readTemplate(t)
 	tables := 0
 	for id, r := range resources {
-		if kept := r.DeletionPolicy == "Retain" && r.UpdateReplacePolicy == "Retain"; (r.Type == "AWS::DynamoDB::Table" || r.Type == "AWS::KMS::Key") && !kept {
+		if kept := r.DeletionPolicy == "RetainExceptOnCreate" && r.UpdateReplacePolicy == "Retain"; (r.Type == "AWS::DynamoDB::Table" || r.Type == "AWS::KMS::Key") && !kept {
 			t.Errorf("%s is not retained", id)
 		}
 		if r.Type != "AWS::DynamoDB::Table" {
@@ -195,7 +241,7 @@ func TestQueuesFitTheirFunctions(t *testing.T) {
 		}
 		queue := strings.TrimSuffix(r.Properties.EventSourceArn, ".Arn")
 		mapped[queue] = true
-		timeout, ok := seconds[resources[r.Properties.FunctionName].Properties.Timeout]
+		timeout, ok := seconds[resources[strings.TrimSuffix(r.Properties.FunctionName, ".Alias")].Properties.Timeout]
 		if got := resources[queue].Properties.VisibilityTimeout; !ok || got < 6*timeout {
 			t.Errorf("%s: a visibility of %d s is under six times %d s", queue, got, timeout)
 		}

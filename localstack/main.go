@@ -24,22 +24,25 @@ import (
 )
 
 type flags struct {
-	Template    string            `default:"template.yaml" help:"The deployment template."`
-	Name        string            `default:"mcpevents" help:"Stack name. A stack that starts again under its name finds its data."`
-	Parameter   map[string]string `short:"p" mapsep:"none" placeholder:"NAME=VALUE" help:"Value of a template parameter; repeatable."`
-	Env         map[string]string `short:"e" mapsep:"none" placeholder:"NAME=VALUE" help:"Environment variable of all functions, over the template's; repeatable."`
-	Front       string            `default:"127.0.0.1:8080" help:"Address of the front, which serves all Function URLs as one host."`
-	Route       map[string]string `mapsep:"none" placeholder:"/PATH=FUNCTION" help:"What the front serves; repeatable. Default: /=StreamFunction and /events=PublishFunction."`
-	PortBase    int               `placeholder:"PORT" help:"Port of the first Function URL; the others follow. Default: any free ones."`
-	EndpointURL string            `name:"endpoint-url" placeholder:"URL" env:"AWS_ENDPOINT_URL" help:"Where DynamoDB, SQS and KMS are. AWS_ENDPOINT_URL_DYNAMODB, _SQS, _KMS and _SSM name one of them."`
-	Concurrency int               `default:"200" help:"Invocations at once over all functions without a reservation."`
-	Visibility  time.Duration     `placeholder:"DURATION" help:"Visibility timeout of all queues instead of the template's, so that lost work comes again soon."`
-	Speed       float64           `default:"1" help:"Run schedules this many times as fast."`
-	Chaos       float64           `placeholder:"RATE" help:"Kill this many function processes a second, at random."`
-	Direct      bool              `help:"Let functions talk to the endpoints directly: faster, but without checking permissions or counting requests."`
-	Race        bool              `help:"Build the functions with the race detector."`
-	JSON        bool              `name:"json" help:"Print one line of JSON with the URLs when ready."`
-	Quiet       bool              `short:"q" help:"Do not print what the functions log."`
+	Template     string            `default:"template.yaml" help:"The deployment template."`
+	Name         string            `default:"mcpevents" help:"Stack name. A stack that starts again under its name finds its data."`
+	Parameter    map[string]string `short:"p" mapsep:"none" placeholder:"NAME=VALUE" help:"Value of a template parameter; repeatable."`
+	Env          map[string]string `short:"e" mapsep:"none" placeholder:"NAME=VALUE" help:"Environment variable of all functions, over the template's; repeatable."`
+	Front        string            `default:"127.0.0.1:8080" help:"Address of the front, which serves all Function URLs as one host."`
+	Route        map[string]string `mapsep:"none" placeholder:"/PATH=FUNCTION" help:"What the front serves; repeatable. Default: /=StreamFunction and /events=PublishFunction."`
+	PortBase     int               `placeholder:"PORT" help:"Port of the first Function URL; the others follow. Default: any free ones."`
+	EndpointURL  string            `name:"endpoint-url" placeholder:"URL" env:"AWS_ENDPOINT_URL" help:"Where DynamoDB, SQS and KMS are. AWS_ENDPOINT_URL_DYNAMODB, _SQS, _KMS and _SSM name one of them."`
+	Concurrency  int               `default:"200" help:"The account's quota: invocations at once over all functions."`
+	AllowLoops   bool              `help:"Turn the detection of recursive loops off."`
+	KeepHeaders  bool              `help:"Have Function URLs pass on the headers that they rename on AWS."`
+	WholeQueries bool              `help:"Leave out DynamoDB's limit of 1 MB a query where the emulator has none."`
+	Visibility   time.Duration     `placeholder:"DURATION" help:"Visibility timeout of all queues instead of the template's, so that lost work comes again soon."`
+	Speed        float64           `default:"1" help:"Run schedules this many times as fast."`
+	Chaos        float64           `placeholder:"RATE" help:"Kill this many function processes a second, at random."`
+	Direct       bool              `help:"Let functions talk to the endpoints directly: faster, but without checking permissions or counting requests."`
+	Race         bool              `help:"Build the functions with the race detector."`
+	JSON         bool              `name:"json" help:"Print one line of JSON with the URLs when ready."`
+	Quiet        bool              `short:"q" help:"Do not print what the functions log."`
 }
 
 func main() {
@@ -57,6 +60,7 @@ func (f flags) run(ctx context.Context, out, progress io.Writer) error {
 	o := runner.Options{
 		Template: f.Template, Name: f.Name, Parameters: f.Parameter, Env: f.Env, Front: f.Front, Routes: f.Route,
 		PortBase: f.PortBase, Concurrency: f.Concurrency, Visibility: f.Visibility, Speed: f.Speed, Kills: f.Chaos,
+		AllowLoops: f.AllowLoops, KeepHeaders: f.KeepHeaders, WholeQueries: f.WholeQueries,
 		Direct: f.Direct, Race: f.Race, Progress: progress, Output: progress,
 		Log: slog.New(slog.NewTextHandler(progress, nil)),
 	}

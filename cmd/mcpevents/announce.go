@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"sync"
 	"time"
 
+	"mcpevents/shared/bounded"
 	"mcpevents/shared/catalog"
 	"mcpevents/shared/config"
 	"mcpevents/shared/eventlog"
@@ -33,8 +35,12 @@ type announced struct {
 	// now has the fingerprint of a workspace's; fault.NotFound for a workspace that there is not.
 	now  func(ctx context.Context, workspace string) (string, error)
 	tell func(ctx context.Context, log *eventlog.Log, workspace, version string) error
-	told map[string]string // fingerprints by workspace
+	// kept are workspaces of which the store has a fingerprint.
+	kept *bounded.Map[string, bool]
 }
+
+// maxKept bounds the workspaces that are remembered; their names come from callers.
+const maxKept = 1024
 
 func newAnnouncer(ctx context.Context, db store.DB, log *eventlog.Log, catalogs catalog.Source, settings *config.Replaceable, feeds *stream.Tails) (*announcer, error) {
 	a := &announcer{db: db, log: log, Tails: feeds, kinds: []*announced{
@@ -54,30 +60,9 @@ func newAnnouncer(ctx context.Context, db store.DB, log *eventlog.Log, catalogs 
 		}},
 	}}
 	for _, k := range a.kinds {
-		if err := k.load(ctx, db); err != nil {
-			return nil, err
-		}
+		k.kept = bounded.NewMap[string, bool](maxKept)
 	}
 	return a, a.Changed(ctx)
-}
-
-// load reads what was told.
-func (k *announced) load(ctx context.Context, db store.DB) error {
-	k.told = map[string]string{}
-	q := store.Query{Table: store.Settings, Partition: k.partition, Limit: 1000}
-	for {
-		page, err := db.Query(ctx, q)
-		if err != nil {
-			return fault.Wrap(fault.Unavailable, err, "read what was announced")
-		}
-		for _, it := range page.Items {
-			k.told[it.Sort] = string(it.Value)
-		}
-		if !page.More {
-			return nil
-		}
-		q.After = page.Last
-	}
 }
 
 // Open opens a feed, from which on its workspace is to be told of changes.
@@ -92,30 +77,27 @@ func (a *announcer) follow(ctx context.Context, workspace string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, k := range a.kinds {
-		if _, known := k.told[workspace]; known {
+		if _, known := k.kept.Get(workspace); known {
 			continue
 		}
 		now, err := k.now(ctx, workspace)
 		if err != nil {
 			return err
 		}
-		if err := k.remember(ctx, a.db, workspace, now); err != nil {
+		if err := k.keep(ctx, a.db, workspace, now, store.Absent()); err != nil && !errors.Is(err, store.ErrConflict) {
 			return err
 		}
+		k.kept.Put(workspace, true)
 	}
 	return nil
 }
 
-// remember keeps what a workspace was told. The caller holds the lock.
-func (k *announced) remember(ctx context.Context, db store.DB, workspace, fingerprint string) error {
+// keep stores what was announced to a workspace.
+func (k *announced) keep(ctx context.Context, db store.DB, workspace, fingerprint string, cond ...store.Condition) error {
 	err := db.Write(ctx, store.Put(store.Item{
 		Key: store.Key{Table: store.Settings, Partition: k.partition, Sort: workspace}, Value: []byte(fingerprint),
-	}))
-	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "keep what was announced")
-	}
-	k.told[workspace] = fingerprint
-	return nil
+	}, cond...))
+	return fault.Wrap(fault.Unavailable, err, "keep what is announced")
 }
 
 // Changed tells all workspaces that have another catalog now, or other backends.
@@ -123,22 +105,35 @@ func (a *announcer) Changed(ctx context.Context) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, k := range a.kinds {
-		for workspace, told := range k.told {
-			now, err := k.now(ctx, workspace)
-			if fault.Is(err, fault.NotFound) || err == nil && now == told {
-				continue
-			}
+		q := store.Query{Table: store.Settings, Partition: k.partition, Limit: 1000}
+		for more := true; more; {
+			page, err := a.db.Query(ctx, q)
 			if err != nil {
-				return err
+				return fault.Wrap(fault.Unavailable, err, "read what was announced")
 			}
-			version := now + "-" + strconv.FormatInt(time.Now().UnixMicro(), 36) // it may come back to an older one
-			if err := k.tell(ctx, a.log, workspace, version); err != nil {
-				return err
+			for _, it := range page.Items {
+				if err := a.compare(ctx, k, it.Sort, string(it.Value)); err != nil {
+					return err
+				}
 			}
-			if err := k.remember(ctx, a.db, workspace, now); err != nil {
-				return err
-			}
+			q.After, more = page.Last, page.More
 		}
 	}
 	return nil
+}
+
+// compare tells a workspace of a change since what it was told last.
+func (a *announcer) compare(ctx context.Context, k *announced, workspace, last string) error {
+	now, err := k.now(ctx, workspace)
+	if fault.Is(err, fault.NotFound) || err == nil && now == last {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	version := now + "-" + strconv.FormatInt(time.Now().UnixMicro(), 36) // it may come back to an older one
+	if err := k.tell(ctx, a.log, workspace, version); err != nil {
+		return err
+	}
+	return k.keep(ctx, a.db, workspace, now)
 }

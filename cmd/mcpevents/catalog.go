@@ -57,6 +57,11 @@ func (c *CatalogCheckCmd) Run(g *Globals) error {
 	if err := w.Flush(); err != nil {
 		return fault.Wrap(fault.Internal, err, "print")
 	}
+	for _, e := range next.Entries() {
+		if e.Unordered() {
+			fmt.Fprintf(g.out, "%s gives up order: events of one URI may overtake each other, and a stream that resumes may repeat those of its last seconds.\n", e.Name)
+		}
+	}
 	fmt.Fprintf(g.out, "%s is a catalog of %d event types.\n", c.File, len(next.Entries()))
 	return nil
 }

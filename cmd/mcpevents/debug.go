@@ -46,6 +46,7 @@ func (e *Embedded) counters() map[string]any {
 		return map[string]any{}
 	}
 	return map[string]any{
+		"database":                 e.db.Engine().Stats(),
 		gateway.MetricDropped:      e.backends.Dropped(),
 		conversation.MetricMissing: e.conversation.Counts(),
 	}

@@ -2,24 +2,30 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/net/netutil"
 
 	"mcpevents/shared/auth"
 	"mcpevents/shared/catalog"
 	"mcpevents/shared/config"
 	"mcpevents/shared/conversation"
 	"mcpevents/shared/delivery"
+	"mcpevents/shared/descriptors"
 	"mcpevents/shared/eventlog"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/gateway"
 	"mcpevents/shared/mcp"
+	"mcpevents/shared/periodic"
 	"mcpevents/shared/publish"
 	"mcpevents/shared/queue"
 	queuesqlite "mcpevents/shared/queue/sqlite"
@@ -52,11 +58,29 @@ type Settings struct {
 	Log *slog.Logger
 }
 
-// attempts is how many webhooks are sent at once.
-const attempts = 256
-
-// attemptPatience is how long an attempt may keep its place among them without an answer.
-const attemptPatience = 2 * time.Second
+const (
+	// attempts is how many first attempts are made at once.
+	attempts = 256
+	// attemptPatience is how long one may keep its place among them without an answer.
+	attemptPatience = 2 * time.Second
+	// slowAttempts is how many attempts the slow lane makes at once, each for itself.
+	slowAttempts = 512
+	// slowPerEndpoint is how many of them are for one endpoint.
+	slowPerEndpoint = 8
+	// pageWorkers is how many batches of pages are in hand at once: enough that those with
+	// an endpoint that hangs leave room for the others.
+	pageWorkers = 128
+	// queueBytes bounds the bodies that a queue keeps in memory, and attemptBytes those of the
+	// attempts under way; what is more waits in the file. With large payloads each is held
+	// several times on its way.
+	queueBytes   = 16 << 20
+	attemptBytes = 32 << 20
+	// savePositions is how often the jobs of every minute write where they are, so that a
+	// server at rest syncs nothing.
+	savePositions = time.Hour
+	// maxReceives is how often a message may fail before it is a dead letter: days.
+	maxReceives = 1000
+)
 
 // Embedded is a server in this process: the functions' packages over one SQLite
 // file, with goroutines for workers.
@@ -112,24 +136,32 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 			return nil, fault.Wrap(fault.Invalid, err, "make the data directory")
 		}
 		path = filepath.Join(path, "mcpevents.db")
+		if err := checkDatabase(s.Data, path); err != nil {
+			return nil, err
+		}
 	}
+	var opened []func() // what is closed again, the last one first, if something after it fails
+	defer func() {
+		if err != nil {
+			for _, undo := range slices.Backward(opened) {
+				undo()
+			}
+		}
+	}()
 	db, err := sqlite.Open(path, sqlite.Options{})
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			_ = db.Close()
-		}
-	}()
+	opened = append(opened, func() { _ = db.Close() })
 	secrets, err := loadSecrets(s.Data)
 	if err != nil {
 		return nil, err
 	}
-	queues, err := queuesqlite.Open(db.Engine(), queuesqlite.Options{Log: s.Log})
+	queues, err := queuesqlite.Open(db.Engine(), queuesqlite.Options{Log: s.Log, MaxBytes: queueBytes})
 	if err != nil {
 		return nil, err
 	}
+	opened = append(opened, func() { _ = queues.Close() })
 
 	e := &Embedded{db: db, queues: queues, log: s.Log, served: make(chan error, 1)}
 	e.keys, e.rest, e.own = callers.keys, catalog.NewStatic(cat), map[string]*catalog.Static{}
@@ -144,6 +176,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		return nil, err
 	}
 	e.tails = stream.New(log, db, cursors, stream.Options{})
+	opened = append(opened, e.tails.Close)
 	e.config = config.NewReplaceable(s.Config)
 	if e.announcer, err = newAnnouncer(ctx, db, log, catalogs, e.config, e.tails); err != nil {
 		return nil, err
@@ -153,6 +186,8 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "listen")
 	}
+	listener = netutil.LimitListener(listener, descriptors.Accepted())
+	opened = append(opened, func() { _ = listener.Close() })
 	e.URL = "http://" + listener.Addr().String()
 
 	guard := sending.Guard(s.Limits)
@@ -162,11 +197,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		return nil, err
 	}
 	sender := webhook.NewSender(webhook.Options{Guard: guard, Identity: identity, ConnsPerHost: attempts, UserAgent: "mcp-events/" + version})
-	defer func() {
-		if err != nil {
-			sender.Close()
-		}
-	}()
+	opened = append(opened, sender.Close)
 	sealer, err := webhook.NewSealer(secrets.Public)
 	if err != nil {
 		return nil, err
@@ -177,14 +208,15 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	}
 	gate := &delivery.Gate{}
 	subscriptions := &subscription.Service{
-		DB: db, Catalog: catalogs, Log: log, Sealer: cursors,
+		SaveEvery: savePositions,
+		DB:        db, Catalog: catalogs, Log: log, Sealer: cursors,
 		Targets: targets.Targets{Sender: sender, Sealer: sealer},
-		Replay:  &delivery.Replayer{Log: log, Queue: queues},
+		Replay:  &delivery.Replayer{Log: log, Queue: queues}, Watermark: &delivery.Watermark{DB: db},
 		Options: wiring.Subscriptions(s.Limits), Ended: gate.Ended, Started: gate.Started,
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
 	deliveries := sending.Deliveries(s.Limits, attempts, true)
-	deliveries.Patience = attemptPatience
+	deliveries.Patience, deliveries.Aside, deliveries.Bytes = attemptPatience, 4*attempts, attemptBytes
 	e.ender = sending.Ender(s.Limits, callers.Authenticator, db, queues, catalogs, subscriptions)
 	dispatcher := delivery.NewDispatcher(&delivery.Dispatcher{
 		DB: db, Queue: queues, Subscriptions: subscriptions, Catalog: delivery.WebhookTypes{Source: catalogs},
@@ -192,7 +224,8 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	})
 	e.dispatcher = dispatcher
 	fanout := &delivery.Fanout{DB: db, Log: log, Catalog: catalogs, Queue: queues}
-	retry := &delivery.Retry{DB: db, Queue: queues, Sweep: subscriptions.Sweep, Audit: e.ender.Audit}
+	subscriptions.SetAside = delivery.SetAside(db, queues, time.Now, s.Log)
+	retry := &delivery.Retry{DB: db, Queue: queues, SaveEvery: savePositions, Log: s.Log}
 	publisher := &publish.Service{Catalog: catalogs, Queue: queues, Rate: publish.NewRate(s.Limits.PublishRate)}
 	inbox := &publish.Inbox{Service: publisher, Log: s.Log}
 	origins := auth.Guard{Origins: s.Limits.AllowedOrigins}
@@ -205,10 +238,11 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		Source: e.config, DB: db, Key: secrets.Cursor, Backends: e.backends, Prepares: true,
 		Catalogs: catalogs, Publisher: publish.OnBehalf{Service: publisher}, Log: s.Log,
 	})
-	if err == nil {
-		err = s.checkConversation(ctx, e.conversation, catalogs.Catalog)
-	}
 	if err != nil {
+		return nil, err
+	}
+	opened = append(opened, func() { _ = e.conversation.Close(context.WithoutCancel(ctx)) })
+	if err := s.checkConversation(ctx, e.conversation, catalogs.Catalog); err != nil {
 		return nil, err
 	}
 	e.endpoint, err = mcp.New(mcp.Options{
@@ -242,10 +276,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	if callers.mount != nil {
 		callers.mount(mux)
 	}
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write([]byte(`{"status":"ok"}` + "\n"))
-	})
+	mux.HandleFunc("GET /healthz", e.healthz)
 	mux.HandleFunc("GET /.well-known/mcp-webhook-jwks.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/jwk-set+json")
 		w.Header().Set("Cache-Control", "public, max-age=300")
@@ -259,11 +290,18 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		ErrorLog:          slog.NewLogLogger(s.Log.Handler(), slog.LevelWarn),
 	}
 	ctx, e.stop = context.WithCancel(context.WithoutCancel(ctx))
-	e.work(ctx, queues, queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4})
-	e.work(ctx, queues, queue.Deliveries, dispatcher.Pages, queue.ConsumeOptions{Batch: 10, Concurrency: 32, Visibility: 2 * time.Minute})
-	e.work(ctx, queues, queue.Slow, dispatcher.Singles, queue.ConsumeOptions{Batch: 10, Concurrency: 8, Visibility: 2 * time.Minute})
+	e.work(ctx, queues, queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4, MaxReceives: maxReceives})
+	e.work(ctx, queues, queue.Deliveries, dispatcher.Pages, queue.ConsumeOptions{
+		Batch: 10, Concurrency: pageWorkers, Visibility: 2 * time.Minute, MaxReceives: maxReceives,
+	})
+	e.work(ctx, queues, queue.Slow, dispatcher.Singles, queue.ConsumeOptions{
+		Batch: 1, Concurrency: slowAttempts, PerGroup: slowPerEndpoint, Visibility: 2 * time.Minute,
+	})
 	e.work(ctx, queues, queue.Inbox, inbox.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 2, MaxReceives: 5})
-	e.workers.Go(func() { e.retryEveryMinute(ctx, retry) })
+	e.workers.Go(func() {
+		periodic.Every(ctx, time.Minute, s.Log, periodic.Job{Name: "due retries", Run: retry.Run},
+			periodic.Job{Name: "expiry", Run: subscriptions.Sweep}, periodic.Job{Name: "audit", Run: e.ender.Audit})
+	})
 	relay := wiring.Relay(e.backends, log)
 	e.workers.Go(func() { relay.Run(ctx) })
 	go func() { e.served <- e.server.Serve(listener) }()
@@ -339,23 +377,20 @@ func (e *Embedded) work(ctx context.Context, c queue.Consumer, name queue.Name, 
 	})
 }
 
-func (e *Embedded) retryEveryMinute(ctx context.Context, r *delivery.Retry) {
-	tick := time.NewTicker(time.Minute)
-	defer tick.Stop()
-	for {
-		if _, err := r.Run(ctx); err != nil && ctx.Err() == nil {
-			e.log.Error("due deliveries were not moved", "error", err)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+// healthz answers whether the server can write what it accepts.
+func (e *Embedded) healthz(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	if err := e.db.Engine().Health(); err != nil {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		_ = json.NewEncoder(w).Encode(map[string]string{"status": "unavailable", "reason": fault.Public(err)})
+		return
 	}
+	_, _ = w.Write([]byte(`{"status":"ok"}` + "\n"))
 }
 
 // Close drains: streams get their end, running deliveries finish, and nothing
-// accepted is lost. It returns at the latest when ctx ends.
+// accepted is lost. When ctx ends first, running deliveries are cut off, which come again after the next start, and
+// Close returns some seconds later at the latest.
 func (e *Embedded) Close(ctx context.Context) error {
 	err := errors.Join(e.endpoint.Close(ctx), e.server.Shutdown(ctx))
 	if err != nil {
@@ -375,5 +410,12 @@ func (e *Embedded) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		err = errors.Join(err, ctx.Err())
 	}
-	return errors.Join(err, e.queues.Close(), e.db.Close())
+	// The queues end the contexts of what still runs and wait for it before the file is closed. Who is later still
+	// gets an error from the closed file.
+	err = errors.Join(err, e.queues.Close())
+	select {
+	case <-done:
+	case <-time.After(time.Second):
+	}
+	return errors.Join(err, e.db.Close())
 }

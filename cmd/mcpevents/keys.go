@@ -44,6 +44,23 @@ func loadSecrets(data string) (secrets, error) {
 	return s, writeSecrets(data, s)
 }
 
+// checkDatabase refuses a database that is gone or empty while its keys are there: the server would start without
+// the subscriptions and events that it holds, and nobody would know.
+func checkDatabase(data, path string) error {
+	keys := secretsPath(data)
+	if _, err := os.Stat(keys); err != nil {
+		return nil // a new directory, or reading the keys tells what is wrong
+	}
+	state := "is missing"
+	if info, err := os.Stat(path); err == nil && info.Size() > 0 {
+		return nil
+	} else if err == nil {
+		state = "is empty"
+	}
+	return fault.New(fault.Invalid, "%s %s but %s exists: restore the database from a backup, or remove both files to start anew",
+		path, state, keys)
+}
+
 func readSecrets(data string) (secrets, error) {
 	b, err := os.ReadFile(secretsPath(data))
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -363,11 +364,12 @@ func TestListenGoesOnAfterADisconnect(t *testing.T) {
 
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	addr, _, err := freeAddresses()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return addr
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
 }
 
 func TestListenSaysWhatIsWrong(t *testing.T) {
@@ -441,6 +443,7 @@ func TestCatalogCheck(t *testing.T) {
 	}
 	one := file("one.yaml", "events:\n  - {name: a.b, uri: event://a/b}\n")
 	two := file("two.yaml", "events:\n  - {name: a.c, uri: event://a/c}\n")
+	none := file("none-order.yaml", "events:\n  - {name: a.b, uri: event://a/b, order: none}\n")
 	bad := file("bad.yaml", "events:\n  - {name: a.b, uri: event://a/b, nonsense: 1}\n  - {name: a.b, uri: event://a/d}\n")
 	tests := []struct {
 		name string
@@ -449,7 +452,9 @@ func TestCatalogCheck(t *testing.T) {
 		says []string
 	}{
 		{"the_sample", []string{"../../catalog.yaml"}, exitDone, []string{"github.pull_request", "event://github/{owner}/{repo}/pull_request", "8 event types"}},
-		{"a_change", []string{two, "--against", one}, exitDone, []string{"a.c: is new", "! a.b: is removed"}},
+		{"EVX-17_a_change", []string{two, "--against", one}, exitDone, []string{"a.c: is new", "! a.b: is removed"}},
+		{"order_given_up", []string{none}, exitDone, []string{"a.b gives up order: events of one URI may overtake each other"}},
+		{"order_given_up_since", []string{none, "--against", one}, exitDone, []string{"! a.b: its order changes from uri to none"}},
 		{"no_change", []string{one, "--against", one}, exitDone, []string{"Nothing of meaning changed"}},
 		{"faults_with_their_lines", []string{bad}, exitRefused, []string{"bad.yaml:2:", "nonsense", "bad.yaml:3:"}},
 		{"a_missing_file", []string{dir + "/none.yaml"}, exitRefused, []string{"no such file"}},

@@ -11,6 +11,7 @@ import (
 	"mcpevents/shared/catalog"
 	"mcpevents/shared/config"
 	"mcpevents/shared/fault"
+	"mcpevents/shared/webhook"
 )
 
 // ServeCmd runs the embedded server.
@@ -35,6 +36,7 @@ func (c *ServeCmd) Run(g *Globals) error {
 	}
 	s.Log = g.logger(g.err)
 	slog.SetDefault(s.Log)
+	webhook.MuteTransport()
 	ctx, stop := interruptible()
 	defer stop()
 	var started atomic.Pointer[Embedded]

@@ -12,6 +12,7 @@ import (
 	"time"
 )
 
+// TestBodiesComeInTime: AUT-06. A time limit holds before parsing.
 func TestBodiesComeInTime(t *testing.T) {
 	const limit = 500 * time.Millisecond
 	server := httptest.NewServer(boundBodies(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

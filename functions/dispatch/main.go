@@ -3,6 +3,8 @@
 package main
 
 import (
+	"time"
+
 	"github.com/aws/aws-lambda-go/lambda"
 	"github.com/aws/aws-sdk-go-v2/service/kms"
 
@@ -18,23 +20,31 @@ import (
 	"mcpevents/shared/wiring/sending"
 )
 
-// atOnce is how many requests to endpoints a process has under way.
-const atOnce = 128
+const (
+	// atOnce is how many first attempts a process has under way.
+	atOnce = 128
+	// patience is how long one may keep its place without an answer. The process is frozen
+	// when its batch is done, so it is cut off then, and the slow lane makes it anew.
+	patience = 3 * time.Second
+)
 
 func main() {
-	p := boot.Start()
+	p := boot.StartWith(boot.Webhooks)
+	webhook.MuteTransport()
 	opener := &sealing.Opener{DB: p.DB, Wrapper: kmswrap.KMS{Client: kms.NewFromConfig(p.AWS), Key: p.Variable(boot.EnvKey)}}
 	subscriptions := &subscription.Service{
 		DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Options: wiring.Subscriptions(p.Limits),
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
+	deliveries := sending.Deliveries(p.Limits, atOnce, false)
+	deliveries.Patience = patience
 	dispatcher := delivery.NewDispatcher(&delivery.Dispatcher{
 		DB: p.DB, Queue: p.Queues, Subscriptions: subscriptions, Catalog: delivery.WebhookTypes{Source: p.Catalog},
 		Poster: webhook.NewSender(webhook.Options{Guard: sending.Guard(p.Limits), UserAgent: boot.UserAgent}),
 		Opener: opener, Ender: sending.Ender(p.Limits, p.Auth, p.DB, p.Queues, p.Catalog, subscriptions),
-		Options: sending.Deliveries(p.Limits, atOnce, false), Log: p.Log,
+		Options: deliveries, Log: p.Log,
 	})
-	lambda.Start(boot.Sources(nil, func(arn string) queue.Handler {
+	lambda.Start(p.Sources(nil, func(arn string) queue.Handler {
 		switch {
 		case p.IsFrom(arn, queue.Deliveries):
 			return dispatcher.Pages

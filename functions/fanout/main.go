@@ -10,7 +10,7 @@ import (
 )
 
 func main() {
-	p := boot.Start()
+	p := boot.StartWith(0)
 	fanout := &delivery.Fanout{DB: p.DB, Log: p.EventLog, Catalog: p.Catalog, Queue: p.Queues}
-	lambda.Start(boot.Batches(fanout.Handle))
+	lambda.Start(p.Batches(fanout.Handle))
 }

@@ -1,5 +1,6 @@
-// Command keys is the function of the custom resource that makes the sealing
-// keys and the cursor key once. Update and Delete do nothing: the keys outlive the stack.
+// Command keys is the function of the custom resource that checks the settings of a deployment before
+// any other function gets them, and makes the sealing keys and the cursor key once. Delete does
+// nothing: the keys outlive the stack.
 //
 // An operator rotates the sealing key by invoking it with {"rotate":"add"} and, a
 // minute or more later, with {"rotate":"promote"}.
@@ -18,37 +19,58 @@ import (
 	"mcpevents/functions/internal/cursors"
 	"mcpevents/functions/internal/sealing"
 	"mcpevents/functions/internal/sealing/kmswrap"
+	"mcpevents/shared/store"
 )
 
-// resourceID never changes, so that CloudFormation never replaces the resource.
-const resourceID = "mcpevents-sealing-keys"
-
 func main() {
-	p := boot.Start()
-	wrapper := kmswrap.KMS{Client: kms.NewFromConfig(p.AWS), Key: p.Variable(boot.EnvKey)}
-	create := cfn.LambdaWrap(func(ctx context.Context, e cfn.Event) (string, map[string]any, error) {
-		if e.RequestType != cfn.RequestCreate {
-			return resourceID, nil, nil
+	// At each event, so that a deletion never needs what the stack may have lost.
+	lambda.Start(handler(func() (store.DB, sealing.Wrapper, error) {
+		p, err := boot.Build(0)
+		if err != nil {
+			return nil, nil, err
 		}
-		return resourceID, nil, patiently(ctx, func() error {
-			if err := cursors.Create(ctx, p.DB); err != nil {
-				return err
-			}
-			return sealing.Create(ctx, p.DB, wrapper)
-		})
+		return p.DB, kmswrap.KMS{Client: kms.NewFromConfig(p.AWS), Key: p.Variable(boot.EnvKey)}, nil
+	}))
+}
+
+// opener reaches the store of the deployment, and the key that wraps the keyset.
+type opener func() (store.DB, sealing.Wrapper, error)
+
+// handler serves events of CloudFormation and the orders of an operator.
+func handler(open opener) func(context.Context, json.RawMessage) (any, error) {
+	serve := cfn.LambdaWrap(func(ctx context.Context, e cfn.Event) (string, map[string]any, error) {
+		return resourceID, map[string]any{"Fingerprint": fingerprint(e.ResourceProperties)}, change(ctx, open, e)
 	})
-	lambda.Start(func(ctx context.Context, raw json.RawMessage) (any, error) {
+	return func(ctx context.Context, raw json.RawMessage) (any, error) {
 		var order struct {
 			Rotate sealing.Step `json:"rotate"`
 		}
 		if err := json.Unmarshal(raw, &order); err == nil && order.Rotate != "" {
-			return nil, sealing.Rotate(ctx, p.DB, wrapper, order.Rotate)
+			db, wrapper, err := open()
+			if err != nil {
+				return nil, err
+			}
+			return nil, sealing.Rotate(ctx, db, wrapper, order.Rotate)
 		}
 		var event cfn.Event
 		if err := json.Unmarshal(raw, &event); err != nil {
 			return nil, err
 		}
-		return create(ctx, event)
+		return serve(ctx, event)
+	}
+}
+
+// create makes the keys that are missing.
+func create(ctx context.Context, open opener) error {
+	db, wrapper, err := open()
+	if err != nil {
+		return err
+	}
+	return patiently(ctx, func() error {
+		if err := cursors.Create(ctx, db); err != nil {
+			return err
+		}
+		return sealing.Create(ctx, db, wrapper)
 	})
 }
 

@@ -12,14 +12,14 @@ import (
 )
 
 func main() {
-	p := boot.Start()
+	p := boot.StartWith(boot.Callers)
 	service := &publish.Service{Catalog: p.Catalog, Queue: p.Queues, Rate: publish.NewRate(p.Limits.PublishRate)}
 	inbox := &publish.Inbox{Service: service, Log: p.Log}
 	url := p.Serve(&publish.Handler{
 		Service: service, Auth: p.Auth, Guard: auth.Guard{Origins: p.Limits.AllowedOrigins},
 		MetadataURL: p.ResourceMetadata, Log: p.Log,
 	}, "/events")
-	lambda.Start(boot.Sources(boot.Buffered(url), func(arn string) queue.Handler {
+	lambda.Start(p.Sources(boot.Buffered(url), func(arn string) queue.Handler {
 		if p.IsFrom(arn, queue.Inbox) {
 			return inbox.Handle
 		}

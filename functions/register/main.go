@@ -24,6 +24,7 @@ import (
 
 func main() {
 	p := boot.Start()
+	webhook.MuteTransport()
 	sender := webhook.NewSender(webhook.Options{Guard: sending.Guard(p.Limits), UserAgent: boot.UserAgent})
 	endpoint := boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
 		sealer, err := sealing.Public(ctx, p.DB)
@@ -37,7 +38,7 @@ func main() {
 		subscriptions := &subscription.Service{
 			DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Sealer: tokens,
 			Targets: targets.Targets{Sender: sender, Sealer: sealer},
-			Replay:  &delivery.Replayer{Log: p.EventLog, Queue: p.Queues},
+			Replay:  &delivery.Replayer{Log: p.EventLog, Queue: p.Queues}, Watermark: &delivery.Watermark{DB: p.DB},
 			Options: wiring.Subscriptions(p.Limits),
 
 			PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,

@@ -28,7 +28,7 @@ const (
 const lastWords = 450 * time.Millisecond
 
 func main() {
-	p := boot.Start()
+	p := boot.StartWith(0)
 	backends, err := p.Gateway(nil)
 	if err != nil {
 		p.Log.Error("the function cannot start", "error", err)

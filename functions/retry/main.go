@@ -1,11 +1,11 @@
 // Command retry is the function that runs every minute, moves due deliveries to
 // the slow queue, removes subscriptions that expired, ends those that a changed
 // catalog has left behind, and announces changed catalogs and backends if nobody has done that before.
+// None of these can hold up another.
 package main
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/aws/aws-lambda-go/lambda"
@@ -13,6 +13,7 @@ import (
 	"mcpevents/functions/internal/boot"
 	"mcpevents/shared/config/versioned"
 	"mcpevents/shared/delivery"
+	"mcpevents/shared/periodic"
 	"mcpevents/shared/stream"
 	"mcpevents/shared/subscription"
 	"mcpevents/shared/wiring"
@@ -20,19 +21,28 @@ import (
 )
 
 func main() {
-	p := boot.Start()
+	p := boot.StartWith(boot.Webhooks)
 	subscriptions := &subscription.Service{
 		DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Options: wiring.Subscriptions(p.Limits),
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
+	subscriptions.SetAside = delivery.SetAside(p.DB, p.Queues, time.Now, p.Log)
 	ender := sending.Ender(p.Limits, p.Auth, p.DB, p.Queues, p.Catalog, subscriptions)
-	retry := &delivery.Retry{DB: p.DB, Queue: p.Queues, Sweep: subscriptions.Sweep, Audit: ender.Audit}
+	retry := &delivery.Retry{DB: p.DB, Queue: p.Queues, Log: p.Log}
+	jobs := []periodic.Job{
+		{Name: "due retries", Run: retry.Run},
+		{Name: "expiry", Run: subscriptions.Sweep},
+		{Name: "audit", Run: ender.Audit},
+		{Name: "announcements", Run: func(ctx context.Context) (int, error) {
+			_, err := versioned.Announce(ctx, p.DB, time.Now(), stream.AnnounceStored(p.EventLog))
+			return 0, err
+		}},
+	}
 	lambda.Start(func(ctx context.Context) error {
-		moved, err := retry.Run(ctx)
-		if moved > 0 {
-			p.Log.InfoContext(ctx, "due deliveries were moved", "deliveries", moved)
+		each := 50 * time.Second
+		if end, ok := ctx.Deadline(); ok {
+			each = time.Until(end) - 3*time.Second // to write where they stand
 		}
-		_, announced := versioned.Announce(ctx, p.DB, time.Now(), stream.AnnounceStored(p.EventLog))
-		return errors.Join(err, announced)
+		return periodic.Round(ctx, each, p.Log, jobs...)
 	})
 }

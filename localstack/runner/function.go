@@ -30,6 +30,7 @@ type functionProperties struct {
 		Variables map[string]template.Text
 	}
 	ReservedConcurrentExecutions *template.Int
+	RecursiveLoop                string
 	FunctionUrlConfig            *struct {
 		AuthType   string
 		InvokeMode furl.Mode
@@ -43,6 +44,8 @@ type functionProperties struct {
 	Policies json.RawMessage
 
 	Description, Architectures, LoggingConfig, Tracing, Tags, EventInvokeConfig, RuntimeManagementConfig json.RawMessage
+	// A function has one version here, and nothing that moves traffic.
+	AutoPublishAlias, AutoPublishAliasAllProperties, VersionDescription, DeploymentPreference json.RawMessage
 }
 
 type scheduleEvent struct {
@@ -80,7 +83,16 @@ func (s *scope) function(r *template.Resource) (*made, error) {
 		cfg.Env[lambda.MaxConcurrency], cfg.Instances = strconv.Itoa(m.AtOnce), m.Instances
 	}
 	if n := p.ReservedConcurrentExecutions; n != nil {
+		if err := st.unreserved.Reserve(int(*n)); err != nil {
+			return nil, fmt.Errorf("resource %s: %w", r.ID, err)
+		}
 		cfg.Limit = lambda.NewLimit(int(*n))
+	}
+	switch p.RecursiveLoop {
+	case "", "Terminate", "Allow":
+		cfg.AllowLoops = st.opts.AllowLoops || p.RecursiveLoop == "Allow"
+	default:
+		return nil, fmt.Errorf("resource %s: RecursiveLoop %q is neither Allow nor Terminate", r.ID, p.RecursiveLoop)
 	}
 	streams := p.FunctionUrlConfig != nil && p.FunctionUrlConfig.InvokeMode == furl.Stream
 	if st.opts.Visibility > 0 && !streams && len(p.Events) == 0 {

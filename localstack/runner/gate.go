@@ -2,6 +2,7 @@ package runner
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -13,6 +14,7 @@ import (
 	"sync"
 
 	"mcpevents/localstack/internal/access"
+	"mcpevents/localstack/internal/lambda"
 	"mcpevents/shared/awsx"
 )
 
@@ -30,9 +32,13 @@ type gate struct {
 	tables   map[string]tableName     // by name
 	counts   map[string]awsx.Counts   // by who asked
 	denied   []string
+	calls    map[Call]bool
 }
 
-type tableName struct{ arn, key string }
+type tableName struct {
+	arn, key string
+	keys     []string // all attributes of the key
+}
 
 // maxDenied bounds the refusals that are kept.
 const maxDenied = 100
@@ -110,6 +116,9 @@ func (g *gate) proxy(service string, target *url.URL) http.Handler {
 				}
 				_ = resp.Body.Close()
 				resp.Body = io.NopCloser(bytes.NewReader(body))
+				if operation == "Query" && resp.StatusCode == http.StatusOK && !g.stack.opts.WholeQueries {
+					resp.Body = io.NopCloser(bytes.NewReader(g.page(resp, body)))
+				}
 				n.Units = consumed(body)
 				if operation == "Query" && resp.StatusCode == http.StatusOK {
 					n.Units = max(n.Units, 1) // a strong read that finds nothing; the emulator says 0
@@ -145,11 +154,19 @@ func (g *gate) proxy(service string, target *url.URL) http.Handler {
 					return
 				}
 			}
-			if service == "DynamoDB" {
+			switch service {
+			case "DynamoDB":
 				body = askForCapacity(body)
-				r.ContentLength = int64(len(body))
+			case "SQS":
+				body = traced(body, r.Header.Get(lambda.TraceHeader))
 			}
+			r.ContentLength = int64(len(body))
 			r.Body = io.NopCloser(bytes.NewReader(body))
+			if service == "DynamoDB" {
+				var table struct{ TableName string }
+				_ = json.Unmarshal(body, &table) // a request to several tables has none
+				r = r.WithContext(context.WithValue(r.Context(), tableOf{}, table.TableName))
+			}
 		}
 		pass.ServeHTTP(w, r)
 	})
@@ -196,9 +213,13 @@ func describe(r access.Request) string {
 }
 
 func (g *gate) allows(app string, r access.Request) bool {
-	g.mu.RLock()
-	defer g.mu.RUnlock()
-	return g.policies[app].Allows(r)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	sids := g.policies[app].Allowing(r)
+	for _, sid := range sids {
+		g.calls[Call{Function: app, Statement: sid, Action: r.Action, Resource: g.stack.logical(r.Resource)}] = true
+	}
+	return len(sids) > 0
 }
 
 // refuse answers as the services do, and notes it.

@@ -51,7 +51,7 @@ func (s *Stack) invokeAPI() http.Handler {
 		}
 		switch kind := r.Header.Get("X-Amz-Invocation-Type"); kind {
 		case "", "RequestResponse":
-			invokeNow(r.Context(), w, fn, payload)
+			invokeNow(r.Context(), w, fn, lambda.Invocation{Payload: payload, Trace: r.Header.Get(lambda.TraceHeader)})
 		case "DryRun":
 			w.WriteHeader(http.StatusNoContent)
 		case "Event":
@@ -61,9 +61,10 @@ func (s *Stack) invokeAPI() http.Handler {
 				refuse(w, http.StatusTooManyRequests, "TooManyRequestsException", "Rate Exceeded.")
 				return
 			}
+			trace := r.Header.Get(lambda.TraceHeader)
 			s.serving.Go(func() {
 				defer func() { <-async }()
-				s.invokeLater(fn, payload)
+				s.invokeLater(fn, lambda.Invocation{Payload: payload, Wait: true, Trace: trace})
 			})
 			w.Header().Set("X-Amzn-Requestid", uuid.NewString())
 			w.WriteHeader(http.StatusAccepted)
@@ -86,9 +87,12 @@ func (s *Stack) functionByName(name string) *function {
 	return nil
 }
 
-func invokeNow(ctx context.Context, w http.ResponseWriter, fn *function, payload []byte) {
-	resp, err := fn.Invoke(ctx, lambda.Invocation{Payload: payload})
+func invokeNow(ctx context.Context, w http.ResponseWriter, fn *function, inv lambda.Invocation) {
+	resp, err := fn.Invoke(ctx, inv)
 	switch {
+	case errors.Is(err, lambda.ErrRecursive):
+		refuse(w, http.StatusBadRequest, "RecursiveInvocationException", "the function is invoked in a recursive loop")
+		return
 	case errors.Is(err, lambda.ErrThrottled):
 		refuse(w, http.StatusTooManyRequests, "TooManyRequestsException", "Rate Exceeded.")
 		return
@@ -113,10 +117,10 @@ func invokeNow(ctx context.Context, w http.ResponseWriter, fn *function, payload
 
 // invokeLater runs an invocation of type Event. Lambda tries a failed one
 // twice more; this does not.
-func (s *Stack) invokeLater(fn *function, payload []byte) {
+func (s *Stack) invokeLater(fn *function, inv lambda.Invocation) {
 	ctx, cancel := context.WithTimeout(context.Background(), fn.Timeout()+time.Minute)
 	defer cancel()
-	resp, err := fn.Invoke(ctx, lambda.Invocation{Payload: payload, Wait: true})
+	resp, err := fn.Invoke(ctx, inv)
 	if err == nil {
 		_, err = resp.ReadAll()
 	}

@@ -50,6 +50,7 @@ func (s *scope) mapping(r *template.Resource, name string) (*made, error) {
 	case fn.Timeout() > q.visibility:
 		return nil, fmt.Errorf("the queue's visibility timeout (%v) is shorter than the function's (%v)", q.visibility, fn.Timeout())
 	}
+	opts.Patience = q.visibility
 	for _, action := range []string{"sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"} {
 		if want := (access.Request{Action: action, Resource: q.arn}); !s.stack.opts.Direct && !s.stack.gate.allows(fn.id, want) {
 			return nil, fmt.Errorf("%s %s", fn.id, describe(want)) // as when AWS creates a mapping
@@ -63,8 +64,17 @@ func (s *scope) mapping(r *template.Resource, name string) (*made, error) {
 	}
 	if p.Enabled == nil || bool(*p.Enabled) {
 		s.stack.mappings = append(s.stack.mappings, mapped{
-			fn: fn, source: mapping.Queue{Client: s.clients.SQS, URL: q.url, ARN: q.arn}, opts: opts,
+			fn: fn, opts: opts,
+			source: mapping.Queue{Client: s.clients.SQS, URL: q.url, ARN: q.arn, DeadURL: s.stack.deadURL(q)},
 		})
 	}
 	return &made{ref: name}, nil
+}
+
+// deadURL is the URL of a queue's dead letter queue, "" if it has none.
+func (s *Stack) deadURL(q *queue) string {
+	if dead := s.queueByARN(q.deadARN); dead != nil {
+		return dead.url
+	}
+	return ""
 }

@@ -49,9 +49,15 @@ type Options struct {
 	Binaries map[string]string
 	// Race builds the functions with the race detector.
 	Race bool
-	// Concurrency is how many invocations may run at once over all functions
-	// without a reservation; 0 is 200.
+	// Concurrency is the account's quota: how many invocations may run at once over all
+	// functions; 0 is 200. Functions without a reservation share what the others have not reserved.
 	Concurrency int
+	// AllowLoops turns the detection of recursive loops off for all functions.
+	AllowLoops bool
+	// KeepHeaders has Function URLs pass on the headers that they rename on AWS.
+	KeepHeaders bool
+	// WholeQueries leaves out DynamoDB's limit of 1 MB a query where the emulator has none.
+	WholeQueries bool
 	// Timeouts replace the time limits of functions, by logical id.
 	Timeouts map[string]time.Duration
 	// Visibility replaces the visibility timeout of all queues, in whole seconds,
@@ -64,8 +70,11 @@ type Options struct {
 	// Kills is how many processes a second are killed, on average.
 	Kills float64
 	// Direct lets functions talk to the endpoints directly. Nothing checks their
-	// permissions then, and [Stack.Requests] counts nothing.
+	// permissions then, [Stack.Requests] counts nothing, and chains of requests are not seen.
 	Direct bool
+	// Calls is a file to which the stack adds, when it is closed, which permissions its functions
+	// used, a line of JSON per [Call]; "" records none.
+	Calls string
 	// Grace is how long processes may go on when the stack is closed; 0 is 2 s.
 	Grace time.Duration
 	// Progress is told of every step of the start; nil discards it.

@@ -93,7 +93,7 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 		callbacks: callbacks{waiting: map[string]chan callback{}},
 	}
 	s.gate = &gate{
-		stack: s, policies: map[string]access.Policy{}, tables: map[string]tableName{}, counts: map[string]awsx.Counts{},
+		stack: s, policies: map[string]access.Policy{}, tables: map[string]tableName{}, counts: map[string]awsx.Counts{}, calls: map[Call]bool{},
 	}
 	if err := s.start(ctx); err != nil {
 		s.Close()
@@ -241,6 +241,14 @@ func (s *Stack) Retire(id string) {
 	}
 }
 
+// Deploy gives the function with the logical id another executable, as an update of its code
+// does: what runs ends with the one of before, what begins gets the new one.
+func (s *Stack) Deploy(id, binary string) {
+	if fn := s.function(id); fn != nil {
+		fn.Deploy(binary)
+	}
+}
+
 // Outputs are the outputs of the template.
 func (s *Stack) Outputs() map[string]string { return over(s.outputs, nil) }
 
@@ -324,6 +332,9 @@ func (s *Stack) Close() {
 			}
 		}
 		s.serving.Wait()
+		if err := s.record(); err != nil {
+			s.opts.Log.Warn("calls not recorded", "file", s.opts.Calls, "error", err)
+		}
 		if s.dir != "" {
 			if err := os.RemoveAll(s.dir); err != nil {
 				s.opts.Log.Warn("the built functions could not be removed", "error", err)

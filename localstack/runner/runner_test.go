@@ -82,11 +82,11 @@ func TestAFunctionMayDoWhatItsPoliciesAllow(t *testing.T) {
 		function, request string
 		allowed           bool
 	}{
-		"an action that it has":           {"BufferedFunction", `GetItem {"TableName":"` + table + `","Key":{"pk":{"S":"a"}}}`, true},
-		"an action on keys of its own":    {"BufferedFunction", `PutItem {"TableName":"` + table + `","Item":{"pk":{"S":"own#1"}}}`, true},
-		"an action on another's keys":     {"BufferedFunction", `PutItem {"TableName":"` + table + `","Item":{"pk":{"S":"other#1"}}}`, false},
-		"an action that it does not have": {"BufferedFunction", `DeleteItem {"TableName":"` + table + `","Key":{"pk":{"S":"own#1"}}}`, false},
-		"a function without policies":     {"StreamFunction", `GetItem {"TableName":"` + table + `","Key":{"pk":{"S":"a"}}}`, false},
+		"an action that it has":           {"BufferedFunction", `GetItem {"TableName":"` + table + `","Key":{"pk":{"S":"a"},"sk":{"S":"-"}}}`, true},
+		"an action on keys of its own":    {"BufferedFunction", `PutItem {"TableName":"` + table + `","Item":{"pk":{"S":"own#1"},"sk":{"S":"-"}}}`, true},
+		"an action on another's keys":     {"BufferedFunction", `PutItem {"TableName":"` + table + `","Item":{"pk":{"S":"other#1"},"sk":{"S":"-"}}}`, false},
+		"an action that it does not have": {"BufferedFunction", `DeleteItem {"TableName":"` + table + `","Key":{"pk":{"S":"own#1"},"sk":{"S":"-"}}}`, false},
+		"a function without policies":     {"StreamFunction", `GetItem {"TableName":"` + table + `","Key":{"pk":{"S":"a"},"sk":{"S":"-"}}}`, false},
 	}
 	denied := 0
 	for name, tc := range tests {

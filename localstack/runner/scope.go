@@ -32,6 +32,7 @@ type made struct {
 // queue is what mappings need of a queue.
 type queue struct {
 	url, arn   string
+	deadARN    string // of its dead letter queue; empty without one
 	fifo       bool
 	visibility time.Duration
 }
@@ -42,8 +43,14 @@ var passive = []string{
 	"AWS::Lambda::Permission", "AWS::CloudWatch::Alarm", "AWS::CloudWatch::Dashboard", "AWS::Logs::MetricFilter",
 }
 
-// Ref implements [template.Scope].
+// Ref implements [template.Scope]. SAM's Function.Alias is the function itself: here is one version of it.
 func (s *scope) Ref(id string) (string, error) {
+	if owner, ok := strings.CutSuffix(id, ".Alias"); ok && s.isFunction(owner) {
+		return s.Attr(owner, "Arn")
+	}
+	if r := s.tpl.Resource(id); r != nil && r.Type == "AWS::CloudWatch::Alarm" && len(s.chain) > 0 {
+		return s.stack.opts.Name + "-" + id, nil // for a deployment group, of which SAM makes a resource of its own
+	}
 	m, err := s.make(id)
 	if err != nil {
 		return "", err
@@ -60,6 +67,9 @@ func (s *scope) Attr(id, attribute string) (string, error) {
 		} else if owner, ok := strings.CutSuffix(id, "Role"); ok && s.isFunction(owner) && attribute == "Arn" {
 			return fmt.Sprintf("arn:aws:iam::%s:role/%s-%s", account, s.stack.opts.Name, id), nil
 		}
+	}
+	if r := s.tpl.Resource(id); r != nil && isCustom(r.Type) && attribute == "Fingerprint" && s.made[id] == nil {
+		return "local", nil // describes versions, of which here are none; the resource comes after the functions
 	}
 	m, err := s.make(id)
 	if err != nil {
@@ -133,7 +143,7 @@ func (s *scope) create(r *template.Resource) (*made, error) {
 		name := given(t.TableName, name)
 		s.stack.progress("table  %s", name)
 		arn, err := t.Create(s.ctx, s.clients, name)
-		s.stack.gate.know(name, tableName{arn: arn, key: t.PartitionKey()})
+		s.stack.gate.know(name, tableName{arn: arn, key: t.PartitionKey(), keys: t.Keys()})
 		return &made{ref: name, attributes: map[string]string{"Arn": arn}}, err
 	case r.Type == "AWS::SQS::Queue":
 		return s.queue(r, name)
@@ -182,7 +192,11 @@ func (s *scope) queue(r *template.Resource, name string) (*made, error) {
 	}
 	s.stack.gate.mu.Lock()
 	defer s.stack.gate.mu.Unlock()
-	s.stack.queues[r.ID] = &queue{url: url, arn: arn, fifo: bool(q.FifoQueue), visibility: q.Visibility()}
+	created := &queue{url: url, arn: arn, fifo: bool(q.FifoQueue), visibility: q.Visibility()}
+	if q.RedrivePolicy != nil {
+		created.deadARN = q.RedrivePolicy.DeadLetterTargetArn
+	}
+	s.stack.queues[r.ID] = created
 	return &made{ref: url, attributes: map[string]string{"Arn": arn, "QueueName": name, "QueueUrl": url}}, nil
 }
 

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"mcpevents/localstack/internal/furl"
 )
 
 // URL is the base URL of the front, without a slash at its end.
@@ -36,13 +38,16 @@ func (s *Stack) serve(addr string, h http.Handler) (net.Addr, error) {
 	return l.Addr(), nil
 }
 
-// serveURL gives a function its URL.
-func (s *Stack) serveURL(fn *function, h http.Handler) (string, error) {
+// serveURL gives a function its URL. The front, which brings back the headers that a Function URL renames
+// as a front on AWS has to, calls the function without that.
+func (s *Stack) serveURL(fn *function, h furl.Handler) (string, error) {
 	addr := "127.0.0.1:0"
 	if s.opts.PortBase > 0 {
 		addr = fmt.Sprintf("127.0.0.1:%d", s.opts.PortBase+len(s.urls))
 	}
-	at, err := s.serve(addr, h)
+	renaming := h
+	renaming.Remap = !s.opts.KeepHeaders
+	at, err := s.serve(addr, renaming)
 	if err != nil {
 		return "", err
 	}

@@ -36,6 +36,12 @@ const (
 	DeliverWebhook = "webhook" // as POST to a registered endpoint
 )
 
+// What an event type keeps of the order of its events.
+const (
+	OrderURI  = "uri"  // those of one URI come as they were published
+	OrderNone = "none" // as they come, so that one URI can have more of them a second
+)
+
 // Catalog is an immutable set of event types. It may be used concurrently.
 type Catalog struct {
 	entries     []*Entry
@@ -69,6 +75,8 @@ type Entry struct {
 	// Redact lists the JSON pointers of the payload's members that a subscription
 	// with the argument "redact": true does not get.
 	Redact []string
+	// Order is what the log keeps of the order of events: [OrderURI] or [OrderNone].
+	Order string
 	// Access says who may have the events; nil is everyone with the general scope.
 	Access *Access
 
@@ -131,6 +139,9 @@ func (e *Entry) Pattern() string {
 	}
 	return e.URITemplate
 }
+
+// Unordered reports whether the events of one URI may overtake each other.
+func (e *Entry) Unordered() bool { return e.Order == OrderNone }
 
 // PushAllowed reports whether the events may be sent on open streams.
 func (e *Entry) PushAllowed() bool { return slices.Contains(e.Delivery, DeliverPush) }

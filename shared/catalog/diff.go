@@ -69,6 +69,9 @@ func (d *differ) entry(a, b *Entry) {
 		d.add(true, "its webhook type changes from %s to %s", a.WebhookType, b.WebhookType)
 	}
 	d.list("delivery mode", a.Delivery, b.Delivery, false)
+	if a.Order != b.Order {
+		d.add(true, "its order changes from %s to %s", a.Order, b.Order)
+	}
 	d.filters(a.Filters, b.Filters)
 	d.list("redacted member", a.Redact, b.Redact, true)
 	d.access(a.Access, b.Access)

@@ -75,7 +75,7 @@ func (p *parser) catalog(root *strictyaml.Node) {
 
 var entryMembers = []string{
 	"name", "uri", "uriTemplate", "title", "description", "payloadSchema", "paramsSchema",
-	"webhookType", "delivery", "filters", "redact", "access",
+	"webhookType", "delivery", "order", "filters", "redact", "access",
 }
 
 // entry reads one event type and, if its URI is usable, places it in the trie.
@@ -111,6 +111,7 @@ func (p *parser) entry(n *strictyaml.Node) {
 	p.webhookType(e, at["webhookType"])
 	p.pattern(e, n, at["uri"], at["uriTemplate"])
 	p.delivery(e, at["delivery"])
+	p.order(e, at["order"])
 	p.filters(e, at["filters"])
 	p.redact(e, at["redact"])
 	p.access(e, at["access"])
@@ -249,6 +250,16 @@ func (p *parser) delivery(e *Entry, at *strictyaml.Node) {
 		if !slices.Contains(modes, m) {
 			p.file.Add(at.Line, "%s: unknown mode %q (known are %s)", e.say("delivery"), strictyaml.Clip(m), strings.Join(modes, ", "))
 		}
+	}
+}
+
+func (p *parser) order(e *Entry, at *strictyaml.Node) {
+	e.Order = OrderURI
+	if at == nil {
+		return
+	}
+	if e.Order = p.file.String(at, e.say("order")); e.Order != OrderURI && e.Order != OrderNone {
+		p.file.Add(at.Line, "%s: unknown order %q (known are %s, %s)", e.say("order"), strictyaml.Clip(e.Order), OrderURI, OrderNone)
 	}
 }
 

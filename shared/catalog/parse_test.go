@@ -31,6 +31,7 @@ const sample = `events:
     uri: event://ci/build-finished
     delivery: [push, poll]
     webhookType: ci.finished
+    order: none
   - name: github.star
     uriTemplate: event://github/{account}/{repo}/star
 `
@@ -64,6 +65,9 @@ func TestParseReadsAllMembers(t *testing.T) {
 	}
 	if !pr.PushAllowed() || !pr.PollAllowed() || !pr.WebhookAllowed() || ci.WebhookAllowed() || !ci.PushAllowed() {
 		t.Errorf("got delivery %v, %v", pr.Delivery, ci.Delivery)
+	}
+	if pr.Order != OrderURI || pr.Unordered() || ci.Order != OrderNone || !ci.Unordered() {
+		t.Errorf("got order %q, %q", pr.Order, ci.Order)
 	}
 	if pr.Access.Claims["owner"] != "org" || pr.Access.Scopes[0] != "github" || ci.Access != nil {
 		t.Errorf("got access %+v, %+v", pr.Access, ci.Access)
@@ -121,6 +125,7 @@ func TestParseFaults(t *testing.T) {
 		"overlap":                {"events:\n  - {name: a, uriTemplate: 'event://x/{v}'}\n  - {name: b, uri: 'event://x/y'}\n", "catalog.yaml:3: event b: uri could match the same URI as event://x/{v} of event a in line 2"},
 		"overlap crosswise":      {"events:\n  - {name: a, uriTemplate: 'event://x/{v}'}\n  - {name: b, uriTemplate: 'event://{v}/y'}\n", "could match the same URI"},
 		"unknown mode":           {entry(fixed, "delivery: [push, mail]"), `catalog.yaml:4: event a.b: delivery: unknown mode "mail"`},
+		"unknown order":          {entry(fixed, "order: fifo"), `catalog.yaml:4: event a.b: order: unknown order "fifo" (known are uri, none)`},
 		"no mode":                {entry(fixed, "delivery: []"), "delivery is empty"},
 		"mode twice":             {entry(fixed, "delivery: [push, push]"), "listed twice"},
 		"bad webhook type":       {entry(fixed, "webhookType: 'a b'"), "webhookType"},

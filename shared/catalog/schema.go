@@ -15,6 +15,7 @@ import (
 	"mcpevents/shared/config/strictyaml"
 	"mcpevents/shared/event"
 	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
 )
 
 // SchemaFault is one place where a value breaks its schema. A list of them is the
@@ -35,10 +36,10 @@ func (e *Entry) ValidatePayload(payload []byte) error {
 	if e.payload == nil {
 		return nil
 	}
-	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(payload))
-	if err != nil {
+	if !json.Valid(payload) {
 		return fault.New(fault.Invalid, "the payload is not valid JSON")
 	}
+	v := jsonrpc.Value(payload)
 	s, err := e.payload.compiled()
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"mcpevents/shared/config/versioned"
@@ -22,9 +23,29 @@ type Applied struct {
 	Changes []Change
 }
 
+// orderKept refuses a catalog that takes [OrderNone] back from an event type. Its log is spread over
+// partitions with several writers, where readers in order do not look.
+func orderKept(old, next *Catalog) error {
+	for _, e := range next.entries {
+		before := old.ByName(e.Name)
+		if before == nil || before.Pattern() != e.Pattern() {
+			at := slices.IndexFunc(old.entries, func(o *Entry) bool { return o.Pattern() == e.Pattern() })
+			if at < 0 {
+				continue
+			}
+			before = old.entries[at]
+		}
+		if before.Unordered() && !e.Unordered() {
+			return fault.New(fault.Invalid, "event %s: order cannot go back to %s while the log has its events (allowed: another URI, or remove the event type, "+
+				"wait for the retention, and add it again)", e.Name, OrderURI)
+		}
+	}
+	return nil
+}
+
 // Apply checks a catalog file and stores it as the workspace's catalog, which every
 // function uses within [versioned.MaxAge]. That it changed is then to be told by
-// [versioned.Announce]. A faulty file is of kind fault.Invalid, one that does not fit into an
+// [versioned.Announce]. A faulty file is of kind fault.Invalid, as is one that gives an event type its order back, one that does not fit into an
 // item fault.TooLarge, a concurrent change fault.Conflict.
 func Apply(ctx context.Context, db store.DB, workspace string, src []byte) (Applied, error) {
 	next, err := Parse(src)
@@ -34,6 +55,9 @@ func Apply(ctx context.Context, db store.DB, workspace string, src []byte) (Appl
 	var changes []Change
 	switch old, err := Load(ctx, db, workspace); {
 	case err == nil:
+		if err := orderKept(old, next); err != nil {
+			return Applied{}, err
+		}
 		changes = Diff(old, next)
 	case fault.Is(err, fault.NotFound):
 		changes = Diff(nil, next)

@@ -49,6 +49,33 @@ func TestApplyAndLoad(t *testing.T) {
 	}
 }
 
+// An event type may give up its order, and cannot have it back while readers may look for what was logged without.
+func TestApplyGivesNoOrderBack(t *testing.T) {
+	const ordered, unordered = "events: [{name: a, uri: 'event://a'}]", "events: [{name: a, uri: 'event://a', order: none}]"
+	for _, tc := range []struct {
+		name, before, after string
+		refused             bool
+	}{
+		{"given up", ordered, unordered, false},
+		{"kept up", unordered, unordered + "\n", false},
+		{"given back", unordered, ordered, true},
+		{"given back under another name", unordered, strings.Replace(ordered, "name: a", "name: b", 1), true},
+		{"another URI", unordered, strings.Replace(ordered, "event://a", "event://b", 1), false},
+		{"removed", unordered, "events: []", false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			db := versionedtest.New()
+			if _, err := Apply(t.Context(), db, "default", []byte(tc.before)); err != nil {
+				t.Fatal(err)
+			}
+			_, err := Apply(t.Context(), db, "default", []byte(tc.after))
+			if tc.refused != fault.Is(err, fault.Invalid) || !tc.refused && err != nil {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
 func TestStoredServesWhatWasApplied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := versionedtest.New()
@@ -82,6 +109,7 @@ func TestStatic(t *testing.T) {
 	}
 }
 
+// TestDiff: EVX-17. A change that breaks something is marked with "!", an addition with "+".
 func TestDiff(t *testing.T) {
 	schema := func(members ...string) string { return entry(append([]string{"uri: event://a"}, members...)...) }
 	base := "payloadSchema: {type: object, required: [a], properties: {a: {enum: [x, y]}}}"
@@ -94,6 +122,8 @@ func TestDiff(t *testing.T) {
 		"webhook type":         {schema(), schema("webhookType: x"), "! its webhook type changes from a.b to x"},
 		"a mode less":          {schema(), schema("delivery: [push, poll]"), "! the delivery mode webhook is removed"},
 		"a mode more":          {schema("delivery: [push, poll]"), schema(), "+ the delivery mode webhook is added"},
+		"order given up":       {schema(), schema("order: none"), "! its order changes from uri to none"},
+		"order spelled out":    {schema(), schema("order: uri"), ""},
 		"a filter more":        {schema(), schema("filters: {s: /s}"), "+ the filter s is added"},
 		"a filter moved":       {schema("filters: {s: /s}"), schema("filters: {s: /t}"), "! the filter s changes from /s to /t"},
 		"a filter less":        {schema("filters: {s: /s}"), schema(), "! the filter s is removed"},

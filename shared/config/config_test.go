@@ -198,7 +198,7 @@ func TestLimits(t *testing.T) {
 		t.Errorf("got %+v, %v", l, err)
 	}
 	for name, value := range map[string]string{
-		"QUOTA": "many", "STREAMS": "0", "PUBLISH_RATE": "NaN", "CONVERSATION_RATE": "-1", "WEBHOOK_TIMEOUT": "5", "EVENTS_TIMEOUT": "1h", "RETRY_SCHEDULE": "5s",
+		"QUOTA": "many", "STREAMS": "0", "PUBLISH_RATE": "NaN", "REGISTRATION_RATE": "-1", "CONVERSATION_RATE": "-1", "WEBHOOK_TIMEOUT": "5", "EVENTS_TIMEOUT": "1h", "RETRY_SCHEDULE": "5s",
 		"EVENTS_RETRY_SCHEDULE": "0s,1ms", "DELIVERY_LOG": "some", "HEARTBEAT": "1m", "DEFAULT_TTL": "200h", "LOG_RETENTION": "1s",
 		"MIN_TTL": "0s", "ALLOW_NO_EXPIRY": "maybe", "WEBHOOK_SECRET": "weak", "EVENT_CODES": "own", "UNKNOWN_UNSUBSCRIBE": "error",
 		"VERIFIED_TARGETS": "https://good.example", "TARGET_PORTS": "443,0",

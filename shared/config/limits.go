@@ -3,6 +3,7 @@ package config
 import (
 	"net/url"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -28,16 +29,19 @@ type Limits struct {
 	// StreamConcurrency is without meaning embedded, where a stream holds no request up.
 	StreamConcurrency int64   `name:"stream-concurrency" default:"0" help:"Requests that all instances of the MCP endpoint can serve at once; open streams take at most 80 % of them. 0 is no bound. On AWS only."`
 	PublishRate       float64 `name:"publish-rate" default:"1000" help:"Events per second that a principal may publish, on average; 0 is no limit. Without meaning for --auth none."`
+	RegistrationRate  float64 `name:"registration-rate" default:"20" help:"Registrations and refreshes of webhook subscriptions per second that a principal may make, on average; 0 is no limit. Without meaning for --auth none."`
 	ConversationRate  float64 `name:"conversation-rate" default:"10" help:"Messages of conversations per second that a principal may tell, on average; 0 is no limit. Without meaning for --auth none."`
 
 	LogRetention    time.Duration `name:"log-retention" default:"24h" help:"How long events can be replayed and read."`
 	RecordRetention time.Duration `name:"record-retention" default:"168h" help:"How long delivery records and dead letters are kept."`
 
-	WebhookTimeout time.Duration   `name:"webhook-timeout" default:"20s" help:"Bound of one attempt at a webhook."`
-	EventsTimeout  time.Duration   `name:"events-timeout" default:"10s" help:"Bound of one attempt at a webhook of an MCP Events subscription."`
-	RetrySchedule  []time.Duration `name:"retry-schedule" default:"0s,5s,5m,30m,2h,5h,10h,14h,20h,24h" help:"Delays before each attempt; the first is 0s."`
-	EventsSchedule []time.Duration `name:"events-retry-schedule" default:"0s,5s,40s,150s,480s" help:"Delays before each attempt at a webhook of an MCP Events subscription."`
-	DeliveryLog    string          `name:"delivery-log" default:"" help:"Which attempts leave a record: failures, all or none. By default all when embedded, failures on AWS."`
+	WebhookTimeout      time.Duration   `name:"webhook-timeout" default:"20s" help:"Bound of one attempt at a webhook."`
+	EventsTimeout       time.Duration   `name:"events-timeout" default:"10s" help:"Bound of one attempt at a webhook of an MCP Events subscription."`
+	RetrySchedule       []time.Duration `name:"retry-schedule" default:"0s,5s,5m,30m,2h,5h,10h,14h,20h,24h" help:"Delays before each attempt; the first is 0s."`
+	EventsSchedule      []time.Duration `name:"events-retry-schedule" default:"0s,5s,40s,150s,480s" help:"Delays before each attempt at a webhook of an MCP Events subscription."`
+	EndpointConcurrency int64           `name:"endpoint-concurrency" default:"64" help:"First attempts that one process has under way to one endpoint (a URL without its query); more wait, and then take the slow lane."`
+	EndpointRate        int64           `name:"endpoint-rate" default:"0" help:"Attempts a second to one endpoint, those of all instances together; 0 is no limit. What is over it is delivered later."`
+	DeliveryLog         string          `name:"delivery-log" default:"" help:"Which attempts leave a record: failures, all or none. By default all when embedded, failures on AWS."`
 
 	StreamMaxAge      time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open; the client goes on with its cursor."`
 	Heartbeat         time.Duration `name:"heartbeat" default:"15s" help:"Longest quiet of a stream."`
@@ -80,17 +84,21 @@ func DefaultLimits() Limits {
 	return l
 }
 
-// FromEnv reads the limits from environment variables by a function like
-// os.LookupEnv; what is missing or empty has its default. A value that cannot be
-// read, or is out of range, is of kind fault.Invalid.
-func FromEnv(lookup func(string) (string, bool)) (Limits, error) {
+// FromEnv reads the limits from environment variables, and from [EnvSettings], by a function like
+// os.LookupEnv; what is missing or empty has its default, and so have those whose names are in except. A
+// value that cannot be read, or is out of range, is of kind fault.Invalid.
+func FromEnv(lookup func(string) (string, bool), except ...string) (Limits, error) {
+	lookup, err := withSettings(lookup)
+	if err != nil {
+		return Limits{}, err
+	}
 	var l Limits
 	v := reflect.ValueOf(&l).Elem()
 	for i := range v.NumField() {
 		tag := v.Type().Field(i).Tag
 		name := EnvName(tag.Get("name"))
 		text, ok := lookup(name)
-		if !ok || text == "" {
+		if !ok || text == "" || slices.Contains(except, tag.Get("name")) {
 			text = tag.Get("default")
 		}
 		if text == "" {
@@ -198,6 +206,8 @@ func (l Limits) Check() error {
 		return fault.New(fault.Invalid, "--quota and --streams must be at least 1")
 	case !(l.PublishRate >= 0): // NaN too
 		return fault.New(fault.Invalid, "--publish-rate must not be negative")
+	case !(l.RegistrationRate >= 0):
+		return fault.New(fault.Invalid, "--registration-rate must not be negative")
 	case !(l.ConversationRate >= 0):
 		return fault.New(fault.Invalid, "--conversation-rate must not be negative")
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"mcpevents/shared/fault"
+	"mcpevents/shared/metric"
 	"mcpevents/shared/store"
 )
 
@@ -20,7 +21,10 @@ import (
 // They do not expire. A revoked one stays as the record that it was revoked. A
 // consent is for a provider as it was: for its name, where it sends to, and the kinds
 // of messages that it got. So neither a new URL nor a new kind is covered by it.
-type consents struct{ db store.DB }
+type consents struct {
+	db     store.DB
+	broken *metric.Undecodable
+}
 
 // Consent is one such record.
 type Consent struct {
@@ -72,8 +76,9 @@ func (c consents) of(ctx context.Context, workspace, principal string) (map[stri
 		}
 		for _, it := range page.Items {
 			var item consentItem
-			if err := json.Unmarshal(it.Value, &item); err != nil || item.V != consentVersion {
-				return nil, fault.New(fault.Internal, "decode a consent of version %d", item.V)
+			if json.Unmarshal(it.Value, &item) != nil || item.V != consentVersion {
+				c.broken.Add(ctx, "consent") // it is not given
+				continue
 			}
 			out[item.Provider] = item
 		}

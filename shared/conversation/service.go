@@ -112,7 +112,7 @@ func New(o Options) (*Service, error) {
 		o.Log = slog.Default()
 	}
 	s := &Service{
-		options: o, consents: consents{o.DB}, preparing: map[preparation]bool{},
+		options: o, consents: consents{o.DB, metric.NewUndecodable(o.Log)}, preparing: map[preparation]bool{},
 		missing: metric.Tally{Name: MetricMissing, Text: "contexts of a provider are missing", Log: o.Log},
 	}
 	s.ending, s.end = context.WithCancel(context.Background())

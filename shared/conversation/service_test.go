@@ -471,3 +471,29 @@ func TestTheRateOfAPrincipal(t *testing.T) {
 		}
 	})
 }
+
+// CNV-06: a consent that cannot be decoded is none: nothing is sent by it, and the others count.
+func TestAnUndecodableConsentIsNone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, three)
+		r.on("fast", says("x", 0))
+		r.on("slow", says("y", 0))
+		r.consent("fast", "slow")
+		m := r.options.DB.(*memory)
+		for key, item := range m.items {
+			if strings.HasSuffix(key.Sort, "slow") {
+				item.Value = []byte(`{"v":`)
+				m.items[key] = item
+			}
+		}
+		if _, err := r.Tell(t.Context(), Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m"}); err != nil {
+			t.Error(err)
+		}
+		if fast, slow := r.calls("fast"), r.calls("slow"); fast != 1 || slow != 0 {
+			t.Errorf("sent %d times with consent and %d without", fast, slow)
+		}
+		if got := r.consents.broken.Count("consent"); got != 1 {
+			t.Errorf("counted %d", got)
+		}
+	})
+}

@@ -2,6 +2,8 @@ package delivery
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"time"
 
 	"mcpevents/shared/fault"
@@ -21,7 +23,8 @@ import (
 const settleAfter = 20 * time.Second
 
 // Audit ends the subscriptions that changes of catalogs have left without what they
-// stand on, and reports how many. One that is cut off begins again.
+// stand on, and reports how many. One that is cut off goes on where it stood, and a
+// workspace that fails keeps no other from its turn.
 func (e *Ender) Audit(ctx context.Context) (ended int, err error) {
 	e.auditing.Lock()
 	defer e.auditing.Unlock()
@@ -32,13 +35,16 @@ func (e *Ender) Audit(ctx context.Context) (ended int, err error) {
 	if e.audited == nil {
 		e.audited = map[string]string{}
 	}
+	var errs []error
 	for _, workspace := range workspaces {
 		n, err := e.auditOne(ctx, workspace)
-		if ended += n; err != nil {
-			return ended, fault.Wrap(fault.Unavailable, err, "look at the subscriptions of workspace %s", workspace)
+		ended += n
+		if ctx.Err() != nil {
+			return ended, ctx.Err()
 		}
+		errs = append(errs, fault.Wrap(fault.Unavailable, err, "look at the subscriptions of workspace %s", workspace))
 	}
-	return ended, nil
+	return ended, errors.Join(errs...)
 }
 
 func (e *Ender) auditOne(ctx context.Context, workspace string) (ended int, err error) {
@@ -65,16 +71,28 @@ func (e *Ender) auditOne(ctx context.Context, workspace string) (ended int, err 
 	default:
 		next = subscription.Looked{Settled: cat.Fingerprint(), Terms: cat.Terms()}
 	}
+	// Where an audit was cut off counts only for one of the same step.
+	at := subscription.Place{Step: next.Settled + next.Seen}
+	if last.At.Step == at.Step {
+		at = last.At
+	}
 	for _, scope := range concerned(last.Terms, cat.Terms()) {
-		n, err := e.auditScope(ctx, workspace, scope)
+		if scope < at.Scope {
+			continue
+		}
+		if scope != at.Scope {
+			at.Scope, at.After = scope, ""
+		}
+		n, err := e.auditScope(ctx, workspace, last, &at)
 		if ended += n; err != nil {
 			return ended, err
 		}
 	}
+	next.At = subscription.Place{}
 	return ended, e.Subscriptions.SetLooked(ctx, workspace, next)
 }
 
-// concerned lists the scopes whose subscriptions may have lost something.
+// concerned lists the scopes whose subscriptions may have lost something, in order.
 func concerned(before, after map[string]string) (scopes []string) {
 	for name, t := range before {
 		if after[name] != t {
@@ -84,26 +102,40 @@ func concerned(before, after map[string]string) (scopes []string) {
 	if len(scopes) > 0 {
 		scopes = append(scopes, subscription.Scope(""))
 	}
+	slices.Sort(scopes)
 	return scopes
 }
 
-func (e *Ender) auditScope(ctx context.Context, workspace, scope string) (ended int, err error) {
-	for after := ""; ; {
-		subs, next, err := e.Subscriptions.Listed(ctx, workspace, scope, after)
+// auditScope looks at the subscriptions of a scope from a place on, and notes after each
+// page how far it came.
+func (e *Ender) auditScope(ctx context.Context, workspace string, last subscription.Looked, at *subscription.Place) (ended int, err error) {
+	var errs []error
+	for {
+		subs, next, err := e.Subscriptions.Listed(ctx, workspace, at.Scope, at.After)
 		if err != nil {
 			return ended, err
 		}
 		for _, s := range subs {
 			over, err := e.End(ctx, workspace, s.Principal, s.ID)
-			if err != nil {
-				return ended, err
-			}
-			if over {
+			switch {
+			case errors.Is(err, subscription.ErrUndecodable):
+				e.log().ErrorContext(ctx, "subscription not audited", "workspace", workspace, "subscription", s.ID, "error", err)
+			case err != nil:
+				errs = append(errs, err)
+			case over:
 				ended++
 			}
+			if ctx.Err() != nil {
+				return ended, ctx.Err()
+			}
 		}
-		if after = next; next == "" {
-			return ended, nil
+		if err := errors.Join(errs...); err != nil || next == "" {
+			return ended, err
+		}
+		at.After = next
+		last.At = *at
+		if err := e.Subscriptions.SetLooked(ctx, workspace, last); err != nil {
+			return ended, err
 		}
 	}
 }

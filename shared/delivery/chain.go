@@ -3,8 +3,6 @@ package delivery
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -43,6 +41,7 @@ type chain struct {
 	Target       string              `json:"url"`
 	State        string              `json:"st"` // pending, held or dead
 	First        time.Time           `json:"t1"`
+	Published    time.Time           `json:"pub,omitzero"` // the event, for [Watermark]
 	// Due is when the next attempt is to be made, DueAt when its due entry acts:
 	// the same when the queue cannot hold a message that long, and else a while
 	// later, as a backup of the message.
@@ -51,6 +50,8 @@ type chain struct {
 	Attempts []attempt `json:"a,omitempty"`
 	// Control is set for a message that is no event; Event is then its own id.
 	Control *control `json:"ctl,omitempty"`
+
+	made time.Time // when the next attempt was scheduled
 }
 
 // attempt is one recorded attempt: a category, never what the endpoint said.
@@ -119,8 +120,8 @@ func (c *chain) item() store.Item {
 
 // due is the next attempt.
 func (c *chain) due() dueEntry {
-	return dueEntry{Origin: origin(c.Target), At: c.Due.UnixMilli(), Task: SingleTask{
-		V: taskVersion, Workspace: c.Workspace, Principal: c.Principal,
+	return dueEntry{At: c.Due.UnixMilli(), Made: c.made.UnixMilli(), Task: SingleTask{
+		V: taskVersion, Endpoint: endpointID(c.Target), Workspace: c.Workspace, Principal: c.Principal,
 		Subscription: c.Subscription, Event: c.Event, Key: c.Key, Attempt: len(c.Attempts) + 1,
 	}}
 }
@@ -134,9 +135,10 @@ func (c *chain) dueEntry() store.Item {
 
 // dueEntry is the value of an entry in the due table.
 type dueEntry struct {
-	Task   SingleTask `json:"t"`
-	Origin string     `json:"o"`
-	At     int64      `json:"at"` // milliseconds since 1970
+	Task SingleTask `json:"t"`
+	At   int64      `json:"at"` // milliseconds since 1970
+	// Made is when the entry was written, in the same; the version before had none.
+	Made int64 `json:"made,omitempty"`
 }
 
 func decodeChain(it *store.Item) (*chain, error) {
@@ -152,6 +154,7 @@ func newChain(workspace string, sub *subscription.Subscriber, e *event.Event, no
 	return &chain{
 		V: taskVersion, Workspace: workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
 		Event: e.ID, Key: e.Key(), URI: e.URI, Name: e.Name, Target: sub.Target.URL, State: statePending, First: now,
+		Published: e.Published,
 	}
 }
 
@@ -169,7 +172,7 @@ func (d *Dispatcher) scheduleNext(ctx context.Context, c *chain, e *event.Event,
 // writeNext is scheduleNext for an event that is kept already.
 func (d *Dispatcher) writeNext(ctx context.Context, c *chain, had int64, was store.Key, due time.Time) (bool, error) {
 	now := d.now()
-	c.Due = due
+	c.Due, c.made = due, now
 	direct := due.Sub(now) <= queue.MaxDelay-backup
 	c.DueAt = due
 	if direct {
@@ -201,14 +204,7 @@ func (d *Dispatcher) writeNext(ctx context.Context, c *chain, had int64, was sto
 func (t dueEntry) outgoing(delay time.Duration) queue.Outgoing {
 	// Whole seconds, rounded up: an attempt is never early.
 	delay = (delay + time.Second - 1).Truncate(time.Second)
-	return queue.Outgoing{Body: encode(t.Task), Group: lane(t.Origin), Delay: delay}
-}
-
-// lane is an endpoint's group in the slow queue: a hash, because a group has not
-// all the characters of an origin.
-func lane(origin string) string {
-	h := sha256.Sum256([]byte(origin))
-	return base64.RawURLEncoding.EncodeToString(h[:16])
+	return queue.Outgoing{Body: encode(t.Task), Group: t.Task.endpoint(), Delay: delay}
 }
 
 func continues(had int64) store.Condition {

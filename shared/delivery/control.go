@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"net/http"
 
-	"mcpevents/shared/fault"
 	"mcpevents/shared/store"
 	"mcpevents/shared/subscription"
 	"mcpevents/shared/webhook"
@@ -20,7 +19,7 @@ type control struct {
 
 // tell makes one attempt to send the message of a chain. It is retried as an event is,
 // and leaves no trace in the end: there is nobody left to ask for it.
-func (d *Dispatcher) tell(ctx context.Context, c *chain, had int64, was store.Key) ([]store.Op, error) {
+func (d *Dispatcher) tell(ctx context.Context, c *chain, had int64, was store.Key, at poster) ([]store.Op, error) {
 	forget := []store.Op{store.Delete(chainKey(c.Workspace, c.Subscription, c.key())), store.Delete(was)}
 	// Who has subscribed again would take the old end for that of the new subscription.
 	again, err := d.Subscriptions.Lookup(ctx, c.Workspace, c.Principal, c.Subscription)
@@ -30,23 +29,21 @@ func (d *Dispatcher) tell(ctx context.Context, c *chain, had int64, was store.Ke
 	if again != nil {
 		return forget, nil
 	}
-	select {
-	case d.slots <- struct{}{}:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	defer func() { <-d.slots }()
 	now := d.now()
-	out := d.send(ctx, attempted{
-		workspace: c.Workspace, subscription: c.Subscription, target: c.Control.Target.URL,
-		event: c.Event, name: c.Name, published: c.First, n: len(c.Attempts) + 1,
-	}, func(r *webhook.Request) error {
-		r.Timeout, r.Body = d.Options.EventsTimeout, c.Control.Body
-		return d.sign(r, c.Workspace, c.Subscription, c.Control.Target)
+	out, err := at(c.Control.Target.URL, len(c.Control.Body), func() webhook.Outcome {
+		return d.send(ctx, attempted{
+			workspace: c.Workspace, subscription: c.Subscription, target: c.Control.Target.URL,
+			event: c.Event, name: c.Name, published: c.First, n: len(c.Attempts) + 1,
+		}, func(r *webhook.Request) error {
+			r.Timeout, r.Body = d.Options.EventsTimeout, c.Control.Body
+			return d.sign(ctx, r, c.Workspace, c.Subscription, c.Control.Target)
+		})
 	})
 	switch {
-	case out.Category == webhook.Aborted:
-		return nil, &fault.Error{Kind: fault.Unavailable, Message: "the attempt was broken off by us", Err: out.Err}
+	case err != nil:
+		return nil, err
+	case ours(out):
+		return nil, errOurs(out)
 	case out.Category == "":
 		return forget, nil
 	}

@@ -101,8 +101,8 @@ func (m mortal) Write(ctx context.Context, ops ...store.Op) error {
 	return m.r.step(func() error { return m.DB.Write(ctx, ops...) })
 }
 
-func (m mortal) WriteAll(ctx context.Context, ops ...store.Op) error {
-	return m.r.step(func() error { return m.DB.WriteAll(ctx, ops...) })
+func (m mortal) WriteAll(_ context.Context, ops ...store.Op) error {
+	return m.r.step(func() error { return m.DB.WriteAll(context.Background(), ops...) }) // at once, whoever is in no hurry
 }
 
 func (m mortal) Send(_ context.Context, q queue.Name, msgs ...queue.Outgoing) error {
@@ -112,7 +112,7 @@ func (m mortal) Send(_ context.Context, q queue.Name, msgs ...queue.Outgoing) er
 	return m.r.step(func() error {
 		for _, o := range msgs {
 			m.r.sent++
-			m.r.queues[q] = append(m.r.queues[q], queue.Message{ID: fmt.Sprint(m.r.sent), Outgoing: o})
+			m.r.queues[q] = append(m.r.queues[q], queue.Message{ID: fmt.Sprint(m.r.sent), Outgoing: o, Sent: m.r.now})
 		}
 		return nil
 	})
@@ -134,11 +134,13 @@ func (e endpoint) Send(_ context.Context, req webhook.Request) (out webhook.Outc
 
 type plain struct{}
 
-func (plain) Open(sealed []byte, _ webhook.Binding) ([]byte, error) { return sealed, nil }
-func (plain) Check(string) error                                    { return nil }
-func (plain) Verify(context.Context, string, string, []byte) error  { return nil }
-func (plain) ParseSecret(s string) ([]byte, error)                  { return []byte(s), nil }
-func (plain) NewSecret(subscription.SecretType) (string, []byte)    { return "secret", []byte("secret") }
+func (plain) Open(_ context.Context, sealed []byte, _ webhook.Binding) ([]byte, error) {
+	return sealed, nil
+}
+func (plain) Check(string) error                                   { return nil }
+func (plain) Verify(context.Context, string, string, []byte) error { return nil }
+func (plain) ParseSecret(s string) ([]byte, error)                 { return []byte(s), nil }
+func (plain) NewSecret(subscription.SecretType) (string, []byte)   { return "secret", []byte("secret") }
 
 func (plain) Seal(key []byte, _ subscription.Binding) ([]byte, error) {
 	return key, nil
@@ -200,7 +202,7 @@ func (r *rig) register(uris ...string) *subscription.Subscription {
 func (r *rig) process() (*Fanout, *Dispatcher, *Retry) {
 	m := mortal{r.db, r}
 	clock := func() time.Time { return r.now }
-	log := &eventlog.Log{DB: m}
+	log := &eventlog.Log{DB: m, Now: r.log.Now}
 	services := r.service(m, log)
 	d := NewDispatcher(&Dispatcher{
 		DB: m, Queue: m, Subscriptions: services, Catalog: WebhookTypes{r.catalogs}, Poster: endpoint{r}, Opener: plain{}, Ender: r.ender(m, services),
@@ -231,7 +233,6 @@ func (r *rig) run() {
 			if len(batch) == 0 {
 				continue
 			}
-			worked = true
 			r.queues[q.name] = nil
 			failed, err := q.handle(ctx, batch)
 			r.mu.Lock()
@@ -239,9 +240,13 @@ func (r *rig) run() {
 			r.mu.Unlock()
 			for _, m := range batch {
 				if died || err != nil || contains(failed, m.ID) {
+					m.Received++
 					r.queues[q.name] = append(r.queues[q.name], m)
+					continue
 				}
+				worked = true
 			}
+			worked = worked || died
 			if died {
 				r.dead, r.budget = false, 0
 				fanout, dispatch, retry = r.process()
@@ -255,7 +260,7 @@ func (r *rig) run() {
 		if n, err := retry.Run(ctx); err != nil {
 			r.dead, r.budget = false, 0
 			fanout, dispatch, retry = r.process()
-		} else if n == 0 {
+		} else if n == 0 && len(r.queues[queue.Slow])+len(r.queues[queue.Deliveries]) == 0 {
 			idle++
 		}
 	}
@@ -316,7 +321,7 @@ func TestOneChain(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			points := 0
-			for ; ; points++ {
+			for ; ; points += everyPoint {
 				r := newRig(t)
 				sub := r.register("event://ci/build-finished")
 				r.script = func(n int) webhook.Outcome {

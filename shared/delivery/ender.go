@@ -105,6 +105,6 @@ func (e *Ender) terminated(sub *subscription.Subscription, reason error) *chain 
 	return &chain{
 		V: taskVersion, Workspace: sub.Workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
 		Event: webhook.NewMessageID("terminated"), Name: sub.Name, Target: sub.Target.URL, State: statePending, First: now,
-		Due: now, DueAt: now.Add(backup), Control: &control{Body: body, Target: sub.Target},
+		Due: now, DueAt: now.Add(backup), made: now, Control: &control{Body: body, Target: sub.Target},
 	}
 }

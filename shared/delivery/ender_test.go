@@ -346,7 +346,7 @@ func TestAnOldCatalogEndsNothing(t *testing.T) {
 func TestTheEndSurvivesCrashes(t *testing.T) {
 	for _, audited := range []bool{false, true} {
 		for _, late := range []bool{false, true} {
-			for point := 1; ; point++ {
+			for point := 1; ; point += everyPoint {
 				r := newRig(t)
 				id, other := r.subscribe().ID, r.register("event://ci/build-finished").ID
 				r.audit()

@@ -2,7 +2,6 @@ package delivery
 
 import (
 	"context"
-	"encoding/json"
 	"log/slog"
 	"slices"
 	"sync"
@@ -46,30 +45,30 @@ type uriBatch struct {
 
 // Handle is the [queue.Handler] of the events queue.
 func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []string, err error) {
-	groups, poison := f.group(ctx, batch)
+	groups, poison, failed := f.group(ctx, batch)
 	if len(poison) > 0 {
 		if err := f.Queue.Send(ctx, queue.Dead, poison...); err != nil {
 			return nil, fault.Wrap(fault.Unavailable, err, "put aside events that cannot be read")
 		}
 	}
 	if len(groups) == 0 {
-		return nil, nil
+		return failed, nil
 	}
 	headers, err := f.match(ctx, groups)
 	if err != nil {
 		return nil, err
 	}
-	if f.DB.Ordered() {
-		// Log and queues are one file: together they take one commit. What fails
-		// there fails as a whole.
+	again := slices.ContainsFunc(batch, func(m queue.Message) bool { return m.Received > 1 })
+	if f.DB.Ordered() && !again {
+		// Log and queues are one file, so the log takes no longer than the first attempts.
 		var sending sync.WaitGroup
 		tasks := pageTasks(groups, headers)
-		sending.Go(func() { err = f.Queue.Send(ctx, queue.Deliveries, tasks...) })
+		sending.Go(func() { err = f.send(ctx, tasks) })
 		f.append(ctx, groups)
 		sending.Wait()
 	} else {
-		// First the log: while it does not answer, the batch comes again and again,
-		// and must not send its tasks each time.
+		// First the log: while it takes nothing, the batch comes again and again, and must
+		// not send its tasks each time.
 		f.append(ctx, groups)
 		err = f.Queue.Send(ctx, queue.Deliveries, pageTasks(groups, headers)...)
 	}
@@ -83,6 +82,15 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 		}
 	}
 	return failed, nil
+}
+
+// send queues page tasks. In one process their first attempts begin before the tasks are
+// written: the event that is not settled yet stands for them.
+func (f *Fanout) send(ctx context.Context, tasks []queue.Outgoing) error {
+	if q, ok := f.Queue.(queue.Forwarder); ok {
+		return q.Forward(ctx, queue.Deliveries, tasks...)
+	}
+	return f.Queue.Send(ctx, queue.Deliveries, tasks...)
 }
 
 // pageTasks are the tasks for all groups that did not fail.
@@ -102,14 +110,18 @@ func pageTasks(groups []*uriBatch, headers map[headerID]int) (tasks []queue.Outg
 
 // group sorts a batch by workspace and URI. What cannot be read, or belongs to no
 // event type any more, is put aside: it must not hold its group up.
-func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*uriBatch, poison []queue.Outgoing) {
+func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*uriBatch, poison []queue.Outgoing, left []string) {
 	type id struct{ workspace, uri string }
 	byURI := map[id]*uriBatch{}
 	for _, m := range batch {
 		f.Log.CheckClock(m.Sent)
-		var e event.Event
 		reason := ""
-		if err := json.Unmarshal(m.Body, &e); err != nil {
+		e, err := event.Decode(m.Body)
+		if newer(err) {
+			left = append(left, m.ID)
+			continue
+		}
+		if err != nil {
 			reason = "it is not an event of a known version"
 		}
 		g := byURI[id{e.Workspace, e.URI}]
@@ -131,12 +143,19 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*ur
 		}
 		if reason != "" {
 			slog.ErrorContext(ctx, "an event was put aside", "reason", reason, "message", m.ID)
-			poison = append(poison, queue.Outgoing{Body: m.Body})
+			poison = append(poison, queue.NewDeadLetter(queue.Events, m, reason, nil, f.now()))
 			continue
 		}
 		g.events, g.ids = append(g.events, e), append(g.ids, m.ID)
 	}
-	return groups, poison
+	return groups, poison, left
+}
+
+func (f *Fanout) now() time.Time {
+	if f.Now != nil {
+		return f.Now()
+	}
+	return time.Now()
 }
 
 type headerID struct{ workspace, key string }
@@ -145,10 +164,7 @@ type headerID struct{ workspace, key string }
 // subscribers they have: one read for the shapes and the concrete patterns, and a second
 // only where other shapes are in use.
 func (f *Fanout) match(ctx context.Context, groups []*uriBatch) (map[headerID]int, error) {
-	now := time.Now()
-	if f.Now != nil {
-		now = f.Now()
-	}
+	now := f.now()
 	var r reads
 	for _, g := range groups {
 		if g.err != nil {
@@ -208,6 +224,12 @@ func keys(g *uriBatch, shapes []subscription.Shape) (out []string) {
 // append writes each group to the log, several groups at a time. The order within
 // a URI is the order of the batch.
 func (f *Fanout) append(ctx context.Context, groups []*uriBatch) {
+	if len(groups) == 1 { // ordinary under little load
+		if groups[0].err == nil {
+			groups[0].err = f.appendOne(ctx, groups[0])
+		}
+		return
+	}
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 32)
 	for _, g := range groups {
@@ -224,24 +246,15 @@ func (f *Fanout) append(ctx context.Context, groups []*uriBatch) {
 }
 
 func (f *Fanout) appendOne(ctx context.Context, g *uriBatch) error {
-	first, err := f.Log.AppendOwn(ctx, g.workspace, g.uri, g.events)
-	if err != nil {
-		return err
+	write := f.Log.Append
+	if g.entry.Unordered() {
+		write = f.Log.AppendUnordered
 	}
-	if first {
-		if err := f.Log.RecordChild(ctx, g.workspace, g.uri); err != nil {
-			return err
-		}
+	done, err := write(ctx, g.workspace, g.uri, g.events, g.inBandKeys)
+	if err == nil && done.First {
+		err = f.Log.RecordChild(ctx, g.workspace, g.uri)
 	}
-	if len(g.inBandKeys) == 0 {
-		return nil
-	}
-	for _, e := range g.events {
-		if err := f.Log.AppendPattern(ctx, e, g.inBandKeys); err != nil {
-			return err
-		}
-	}
-	return nil
+	return err
 }
 
 // reads collects keys and reads each once.

@@ -11,7 +11,7 @@ import (
 func TestARetryHasAGroupThatQueuesTake(t *testing.T) {
 	seen := map[string]string{}
 	for _, target := range []string{"https://a.example/x", "http://127.0.0.1:9999/hook", "https://[2001:db8::1]:8443/"} {
-		group := dueEntry{Origin: origin(target)}.outgoing(time.Second).Group
+		group := dueEntry{Task: SingleTask{Endpoint: endpointID(target)}}.outgoing(time.Second).Group
 		if !regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`).MatchString(group) {
 			t.Errorf("the group of %s is %q", target, group)
 		}
@@ -20,7 +20,10 @@ func TestARetryHasAGroupThatQueuesTake(t *testing.T) {
 		}
 		seen[group] = target
 	}
-	if a, b := (dueEntry{Origin: origin("https://a.example/x")}).outgoing(0), (dueEntry{Origin: origin("https://a.example/y")}).outgoing(0); a.Group != b.Group {
-		t.Error("two paths of one origin have different groups")
+	if endpointID("https://a.example/x") == endpointID("https://a.example/y") {
+		t.Error("two paths of one origin share a group")
+	}
+	if endpointID("https://a.example/x?key=1") != endpointID("https://a.example/x?key=2") {
+		t.Error("one path with two queries has two groups")
 	}
 }

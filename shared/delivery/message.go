@@ -42,9 +42,14 @@ type PageTask struct {
 	// before anything is sent.
 	Count  int           `json:"n"`
 	Events []event.Event `json:"ev"`
+	// Hops is how many page tasks led to this one.
+	Hops int `json:"h,omitempty"`
 	// Resume asks, instead, to go on with the deliveries that a suspended
 	// subscription held back. The range is that of the subscription.
 	Resume *Resume `json:"res,omitempty"`
+
+	payloads []*subscription.Payload // of the events, shared by their subscribers
+	again    bool                    // the store failed; it comes again after a while
 }
 
 // Resume names a subscription that is served again.
@@ -66,9 +71,19 @@ type SingleTask struct {
 	// Attempt is the number of the attempt to make, from 1. The task is stale
 	// when the chain has recorded it already.
 	Attempt int `json:"n"`
+	// Endpoint is the [endpointID] of its target; a message of the version before has none.
+	Endpoint string `json:"e,omitempty"`
 }
 
 func (t SingleTask) key() string { return cmp.Or(t.Key, t.Event) }
+
+// id names the attempt.
+func (t SingleTask) id() string {
+	return fmt.Sprintf("%s#%s#%s#%d", t.Workspace, t.Subscription, t.key(), t.Attempt)
+}
+
+// endpoint is whose place an attempt takes.
+func (t SingleTask) endpoint() string { return cmp.Or(t.Endpoint, t.Subscription) }
 
 func encode(task any) []byte {
 	b, err := json.Marshal(task)
@@ -81,13 +96,23 @@ func encode(task any) []byte {
 func decodeTask[T any](body []byte, version func(T) int) (T, error) {
 	var t T
 	if err := json.Unmarshal(body, &t); err != nil {
+		if newer(err) {
+			return t, err
+		}
 		return t, fault.Wrap(fault.Invalid, err, "decode a task")
 	}
-	if v := version(t); v != taskVersion {
+	switch v := version(t); {
+	case v > taskVersion:
+		return t, fault.New(fault.Unavailable, "decode a task: version %d is newer than %d", v, taskVersion)
+	case v < 1 || v < taskVersion-1:
 		return t, fault.New(fault.Invalid, "decode a task: version %d is not known here", v)
 	}
 	return t, nil
 }
+
+// newer reports whether a message cannot be read because a newer program wrote it. It is left
+// to such a one: it comes again, however often, and is no dead letter.
+func newer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
 
 // Sizes of pages and of the tree (design: the page is the first attempt).
 const (

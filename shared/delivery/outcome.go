@@ -3,8 +3,8 @@ package delivery
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"sync"
 	"time"
@@ -22,15 +22,15 @@ import (
 func (d *Dispatcher) outcome(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event,
 	c *chain, had int64, was store.Key, out webhook.Outcome,
 ) (notes []store.Op, err error) {
-	if out.Category == webhook.Aborted {
-		return nil, &fault.Error{Kind: fault.Unavailable, Message: "the attempt was broken off by us", Err: out.Err}
+	if ours(out) {
+		return nil, errOurs(out)
 	}
 	now := d.now()
 	made := attempt{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()}
 	c.Attempts = append(c.Attempts, made)
 	if out.Category == "" {
 		notes = d.records(notes, c, made)
-		st, due := d.status.delivered(workspace, sub.ID, now)
+		st, due := d.status.delivered(workspace, sub.ID, had != 0, now)
 		if due {
 			notes = append(notes, store.Put(st.Encode(workspace, sub.ID)))
 		}
@@ -65,7 +65,7 @@ func (d *Dispatcher) outcome(ctx context.Context, workspace string, sub *subscri
 		return notes, err
 	}
 	notes = append(notes, store.Put(st.Encode(workspace, sub.ID)))
-	if sub.Origin == subscription.MCPEvents && !final && !errors.Is(out.Err, errUnprepared) {
+	if sub.Origin == subscription.MCPEvents && !final {
 		notes = append(notes, d.rates.saw(workspace, sub.ID, true, true, now)...)
 		failing, err := d.rates.failing(ctx, d.DB, workspace, sub.ID, sub.Resumed, now)
 		if err == nil && failing {
@@ -107,10 +107,15 @@ func (d *Dispatcher) records(notes []store.Op, c *chain, made attempt) []store.O
 }
 
 // statuses decides when a subscription's status is worth a write: after a
-// failure, on the first success after one, and else once a minute.
+// failure, on the first success after one, and else once a minute. One event to very many
+// would be a write for each: of more than [statusBudget] in a minute, one in [statusShare] is written. So
+// behind such an event the time of the last delivery, and the end of a failure that another
+// dispatcher saw, may show only after some more events.
 type statuses struct {
-	mu   sync.Mutex
-	seen map[string]seenStatus
+	mu     sync.Mutex
+	seen   map[string]seenStatus
+	minute int64 // since 1970, in which
+	spent  int   // so many were written that could have waited
 }
 
 type seenStatus struct {
@@ -119,8 +124,10 @@ type seenStatus struct {
 }
 
 const (
-	statusEvery = time.Minute
-	maxStatuses = 100_000
+	statusEvery  = time.Minute
+	statusBudget = 60
+	statusShare  = 16
+	maxStatuses  = 100_000
 )
 
 func (s *statuses) note(key string, v seenStatus) {
@@ -130,15 +137,29 @@ func (s *statuses) note(key string, v seenStatus) {
 	s.seen[key] = v
 }
 
-func (s *statuses) delivered(workspace, id string, now time.Time) (subscription.Status, bool) {
+// delivered reports whether a success is to be written. That of a retry always is.
+func (s *statuses) delivered(workspace, id string, retried bool, now time.Time) (subscription.Status, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := workspace + "#" + id
-	if v := s.seen[key]; !v.failing && now.Sub(v.written) < statusEvery {
+	v := s.seen[key]
+	if changed := retried || v.failing; !changed && (now.Sub(v.written) < statusEvery || !s.afford(now)) {
 		return subscription.Status{}, false
 	}
 	s.note(key, seenStatus{written: now})
 	return subscription.Status{LastDelivery: now.UTC()}, true
+}
+
+// afford reports whether another write that could wait fits into this minute.
+func (s *statuses) afford(now time.Time) bool {
+	if minute := now.Unix() / 60; minute != s.minute {
+		s.minute, s.spent = minute, 0
+	}
+	if s.spent < statusBudget {
+		s.spent++
+		return true
+	}
+	return rand.N(statusShare) == 0
 }
 
 func (s *statuses) failed(ctx context.Context, db store.DB, workspace string, sub *subscription.Subscriber, out webhook.Outcome, now time.Time) (subscription.Status, error) {

@@ -47,7 +47,7 @@ func TestAPageOfManyEventsForASlowEndpointEnds(t *testing.T) {
 		r := newRig(t)
 		sub := r.register("event://ci/build-finished")
 		_, d, _ := r.process()
-		u := &unhurried{takes: 2 * time.Second, got: map[string]int{}}
+		u := &unhurried{takes: 1500 * time.Millisecond, got: map[string]int{}}
 		d.Poster, d.Now = u, time.Now
 		events := someEvents(100, 60)
 		task := PageTask{V: taskVersion, Workspace: "default", Pattern: sub.Patterns[0].Key, Count: 1, Events: events}

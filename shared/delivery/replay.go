@@ -24,11 +24,7 @@ const MaxReplay = 5000
 func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, after int64) (truncated bool, err error) {
 	sent := 0
 	for _, p := range s.Patterns {
-		parts := []eventlog.Partition{eventlog.Own(s.Workspace, p.Key)}
-		if p.Kind != subscription.Concrete {
-			parts = eventlog.Pattern(s.Workspace, p.Key)
-		}
-		for _, part := range parts {
+		for _, part := range p.Partitions(r.Log, s.Workspace) {
 			start := after - r.Log.LookBack(part).Microseconds()
 			for more := true; more; {
 				var entries []eventlog.Entry

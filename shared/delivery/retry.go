@@ -4,125 +4,74 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"time"
 
 	"mcpevents/shared/fault"
+	"mcpevents/shared/periodic"
 	"mcpevents/shared/queue"
 	"mcpevents/shared/store"
 )
 
-// Retry moves due deliveries from the due table to the slow queue, and sweeps
-// what expired. It runs every minute.
+// Retry moves due deliveries from the due table to the slow queue. It runs every minute.
 type Retry struct {
 	DB    store.DB
 	Queue queue.Sender
-	// Sweep removes subscriptions that expired in the minute or up to back
-	// minutes before; may be nil.
-	Sweep func(ctx context.Context, minute time.Time, back int) (int, error)
-	// Audit ends subscriptions that the catalog has left behind; see [Ender.Audit]. May be nil.
-	Audit func(ctx context.Context) (int, error)
-	Now   func() time.Time
+	// SaveEvery is that of [periodic.Minutes].
+	SaveEvery time.Duration
+	Now       func() time.Time
+	// Log gets what cannot be read; nil is slog.Default.
+	Log *slog.Logger
 }
 
-var watermarkKey = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
-
-const (
-	// lookBack is how many minutes before the watermark are looked at again: an
-	// entry may be written by a slow or skewed writer just after its minute was swept.
-	lookBack = 5
-	// catchUp bounds how far a first or long delayed run goes back: as long as
-	// entries are kept, since a server may have been off for days.
-	catchUp = int(keptFor / time.Minute)
-	// stretch is after how many minutes of catching up the watermark is moved, so
-	// that a round that is cut off is not begun anew.
-	stretch = 10
+var (
+	// WatermarkKey is where the position in the due table is kept.
+	WatermarkKey = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
+	// aheadKey is where the search after the clock was set back keeps its position.
+	aheadKey = store.Key{Table: store.Deliveries, Partition: "due#ahead", Sort: "-"}
 )
+
+// longest is how far ahead of the clock that wrote it a due entry can lie.
+const longest = MaxRetryAfter*(100+Jitter*100)/100 + backup
+
+func (r *Retry) now() time.Time {
+	if r.Now != nil {
+		return r.Now()
+	}
+	return time.Now()
+}
 
 // Run does one round and reports how many deliveries it moved. An entry is
 // deleted after its message was sent: a crash in between sends it twice, and the second
 // finds its attempt recorded.
 func (r *Retry) Run(ctx context.Context) (moved int, err error) {
-	moved, err = r.due(ctx)
-	if err == nil && r.Audit != nil {
-		_, err = r.Audit(ctx)
+	now := r.now()
+	due := periodic.Minutes{
+		DB: r.DB, Key: WatermarkKey, SaveEvery: r.SaveEvery, CatchUp: keptFor, // a server may have been off for as long as entries are kept
+		Ahead: func(ctx context.Context, was time.Time) error { return r.clockSetBack(ctx, now, was) },
 	}
-	return moved, err
-}
-
-func (r *Retry) due(ctx context.Context) (moved int, err error) {
-	now := time.Now()
-	if r.Now != nil {
-		now = r.Now()
-	}
-	minute := now.Truncate(time.Minute)
-	items, err := r.DB.Get(ctx, watermarkKey)
-	if err != nil {
-		return 0, fault.Wrap(fault.Unavailable, err, "read the due table's watermark")
-	}
-	from, had := minute.Add(-time.Hour), int64(0)
-	if items[0] != nil {
-		had = items[0].Version
-		from = time.Unix(had, 0).UTC()
-	}
-	// A clock that was set back must not leave out what lies until the watermark.
-	from = earlier(from, minute).Add(-lookBack * time.Minute)
-	if oldest := minute.Add(-time.Duration(catchUp) * time.Minute); from.Before(oldest) {
-		from = oldest
-	}
-	for !from.After(minute) {
-		until := earlier(from.Add(stretch*time.Minute), minute)
-		n, err := r.minutes(ctx, from, until, now)
+	err = due.Walk(ctx, now, func(ctx context.Context, minute time.Time) error {
+		n, err := r.minute(ctx, minute, now, nil)
 		moved += n
-		if err != nil {
-			return moved, err
-		}
-		if until.Unix() != had {
-			cond := store.Absent()
-			if had != 0 {
-				cond = store.VersionIs(had)
-			}
-			had = until.Unix()
-			err := r.DB.Write(ctx, store.Put(store.Item{Key: watermarkKey, Version: had}, cond))
-			if errors.Is(err, store.ErrConflict) {
-				return moved, nil // another round is under way
-			}
-			if err != nil {
-				return moved, fault.Wrap(fault.Unavailable, err, "write the due table's watermark")
-			}
-		}
-		from = until.Add(time.Minute)
-	}
-	return moved, nil
+		return err
+	})
+	n, aheadErr := r.ahead(ctx, now)
+	return moved + n, errors.Join(err, aheadErr)
 }
 
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
+// minute moves the entries of a minute that only lets through.
+func (r *Retry) minute(ctx context.Context, minute, now time.Time, only func(dueEntry) bool) (moved int, err error) {
+	var errs []error
+	for shard := range dueShards {
+		n, err := r.move(ctx, duePartition(shard, minute), now, only)
+		moved += n
+		errs = append(errs, err)
 	}
-	return b
-}
-
-// minutes moves and sweeps what belongs to the minutes from one to another.
-func (r *Retry) minutes(ctx context.Context, from, until, now time.Time) (moved int, err error) {
-	for m := from; !m.After(until); m = m.Add(time.Minute) {
-		for shard := range dueShards {
-			n, err := r.move(ctx, duePartition(shard, m), now)
-			moved += n
-			if err != nil {
-				return moved, err
-			}
-		}
-	}
-	if r.Sweep != nil {
-		if _, err := r.Sweep(ctx, until, int(until.Sub(from)/time.Minute)); err != nil {
-			return moved, err
-		}
-	}
-	return moved, nil
+	return moved, errors.Join(errs...)
 }
 
 // move sends the entries of a partition that are due before the next round.
-func (r *Retry) move(ctx context.Context, partition string, now time.Time) (moved int, err error) {
+func (r *Retry) move(ctx context.Context, partition string, now time.Time, only func(dueEntry) bool) (moved int, err error) {
 	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for {
 		page, err := r.DB.Query(ctx, q)
@@ -131,10 +80,17 @@ func (r *Retry) move(ctx context.Context, partition string, now time.Time) (move
 		}
 		var out []queue.Outgoing
 		var del []store.Op
-		for _, it := range page.Items {
+		for i := range page.Items {
+			it := &page.Items[i]
 			var e dueEntry
 			if err := json.Unmarshal(it.Value, &e); err != nil {
-				return moved, fault.Wrap(fault.Internal, err, "decode a due entry")
+				if err := r.setAside(ctx, it, fault.Wrap(fault.Invalid, err, "the due entry cannot be decoded")); err != nil {
+					return moved, err
+				}
+				continue
+			}
+			if only != nil && !only(e) {
+				continue
 			}
 			out = append(out, e.outgoing(max(0, min(time.UnixMilli(e.At).Sub(now), time.Minute))))
 			del = append(del, store.Delete(it.Key))
@@ -153,4 +109,90 @@ func (r *Retry) move(ctx context.Context, partition string, now time.Time) (move
 		}
 		q.After = page.Last
 	}
+}
+
+func (r *Retry) setAside(ctx context.Context, it *store.Item, reason error) error {
+	log := r.Log
+	if log == nil {
+		log = slog.Default()
+	}
+	return SetAside(r.DB, r.Queue, r.now, log)(ctx, it, reason)
+}
+
+// Entries lie in the minute in which they are due. After the clock was set back, those that
+// were written before lie too far ahead: a retry in five seconds would wait for as long as
+// the clock was set back by. So the minutes in which such entries can lie are searched once.
+
+// search is what is still to be searched: the minutes from the item's version on, until
+// those in which the clock of Was could have written something.
+type search struct {
+	V     int   `json:"v"`
+	Was   int64 `json:"was"` // seconds since 1970
+	Until int64 `json:"until"`
+}
+
+// clockSetBack notes that the clock read was at the last round, and now reads now.
+func (r *Retry) clockSetBack(ctx context.Context, now, was time.Time) error {
+	items, err := r.DB.Get(ctx, aheadKey)
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "read what is to be searched after the clock was set back")
+	}
+	next := search{V: taskVersion, Was: was.Unix(), Until: was.Add(longest).Unix()}
+	if items[0] != nil {
+		var before search
+		if err := json.Unmarshal(items[0].Value, &before); err == nil {
+			if before.Was == next.Was {
+				return nil // the round that noted it could not move its position
+			}
+			next.Until = max(next.Until, before.Until) // it was set back twice
+		}
+	}
+	value, _ := json.Marshal(next)
+	err = r.DB.Write(ctx, store.Put(store.Item{
+		Key: aheadKey, Version: now.Truncate(time.Minute).Add(time.Minute).Unix(), Value: value,
+	}))
+	return fault.Wrap(fault.Unavailable, err, "note that the clock was set back")
+}
+
+// ahead goes on with the search.
+func (r *Retry) ahead(ctx context.Context, now time.Time) (moved int, err error) {
+	items, err := r.DB.Get(ctx, aheadKey)
+	if err != nil || items[0] == nil {
+		return 0, fault.Wrap(fault.Unavailable, err, "read what is to be searched after the clock was set back")
+	}
+	var s search
+	if err := json.Unmarshal(items[0].Value, &s); err != nil {
+		return 0, r.setAside(ctx, items[0], fault.Wrap(fault.Invalid, err, "the position of the search cannot be decoded"))
+	}
+	had := items[0].Version
+	for from, until := time.Unix(had, 0), time.Unix(s.Until, 0); !from.After(until); {
+		for range 60 {
+			n, err := r.minute(ctx, from, now, func(e dueEntry) bool { return e.misplaced(now) })
+			moved += n
+			if err != nil {
+				return moved, err
+			}
+			from = from.Add(time.Minute)
+		}
+		err := r.DB.Write(ctx, store.Put(store.Item{Key: aheadKey, Version: from.Unix(), Value: items[0].Value}, store.VersionIs(had)))
+		if errors.Is(err, store.ErrConflict) {
+			return moved, nil // another round searches, or the clock was set back again
+		}
+		if err != nil {
+			return moved, fault.Wrap(fault.Unavailable, err, "write how far was searched")
+		}
+		had = from.Unix()
+	}
+	err = r.DB.Write(ctx, store.Delete(aheadKey, store.VersionIs(had)))
+	if errors.Is(err, store.ErrConflict) {
+		err = nil
+	}
+	return moved, fault.Wrap(fault.Unavailable, err, "end the search")
+}
+
+// misplaced reports whether an entry was written by a clock that was ahead of this one.
+// Those of the version before do not say when they were written; one that is further
+// away than the longest delay was.
+func (e dueEntry) misplaced(now time.Time) bool {
+	return time.UnixMilli(e.Made).Sub(now) > periodic.Tolerance || time.UnixMilli(e.At).Sub(now) > longest
 }

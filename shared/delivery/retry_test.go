@@ -1,10 +1,15 @@
 package delivery
 
 import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"mcpevents/shared/queue"
+	"mcpevents/shared/store"
 	"mcpevents/shared/webhook"
 )
 
@@ -55,5 +60,162 @@ func TestRetriesSurviveAClockThatIsSetBack(t *testing.T) {
 	}
 	if n := len(r.queues[queue.Slow]); n != 1 {
 		t.Errorf("%d retries came back, want 1", n)
+	}
+}
+
+// undecodable puts an item into the due table that no version of ours wrote.
+func (r *rig) undecodable(at time.Time) store.Key {
+	r.t.Helper()
+	key := dueKey("default", "sub_broken", "evt_broken", at)
+	if err := r.db.Write(r.t.Context(), store.Put(store.Item{Key: key, Value: []byte("{broken")})); err != nil {
+		r.t.Fatal(err)
+	}
+	return key
+}
+
+// TestAnUndecodableDueEntryHoldsNothingUp: AWS-16, AWS-07.
+func TestAnUndecodableDueEntryHoldsNothingUp(t *testing.T) {
+	r := newRig(t)
+	r.round()
+	var keys []store.Key
+	for minute := range 8 { // wherever it lies, before or behind the others of its round
+		keys = append(keys, r.undecodable(r.now.Add(time.Duration(minute)*time.Minute)))
+	}
+	owed(r)
+	r.now = r.now.Add(10 * time.Minute)
+	_, _, retry := r.process()
+	if moved, err := retry.Run(t.Context()); err != nil || moved != 1 {
+		t.Errorf("AWS-16: %d retries came back, %v; want 1", moved, err)
+	}
+	items, err := r.db.Get(t.Context(), keys...)
+	if err != nil || slices.ContainsFunc(items, func(it *store.Item) bool { return it != nil }) {
+		t.Errorf("an entry is still in the way, %v", err)
+	}
+	if n := len(r.queues[queue.Dead]); n != len(keys) {
+		t.Fatalf("%d dead letters, want %d", n, len(keys))
+	}
+	l, err := queue.ParseDeadLetter(r.queues[queue.Dead][0].Body)
+	if err != nil || l.Queue != "table:deliveries" || l.Body != "{broken" || l.Reason == "" || !strings.HasPrefix(l.Message, "due#") {
+		t.Errorf("AWS-07: got %+v, %v", l, err)
+	}
+}
+
+// A clock that is set back leaves retries in minutes that will not come for as long as it was
+// set back by.
+func TestRetriesThatWereScheduledBeforeTheClockWasSetBack(t *testing.T) {
+	for name, tc := range map[string]struct {
+		back  time.Duration
+		older bool // the entry is of the version before, which does not say when it was written
+	}{
+		"an hour":                     {time.Hour, false},
+		"a day":                       {24 * time.Hour, false},
+		"a week":                      {7 * 24 * time.Hour, false},
+		"a week, of a version before": {7 * 24 * time.Hour, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.round()
+			owed(r)
+			if tc.older {
+				r.forgetWhenWritten()
+			}
+			r.now = r.now.Add(-tc.back)
+			r.round()
+			if n := len(r.queues[queue.Slow]); n != 1 {
+				t.Fatalf("%d retries came back, want 1", n)
+			}
+			r.queues[queue.Slow] = nil
+			owed2 := r.now
+			r.round()
+			if items, err := r.db.Get(t.Context(), aheadKey); err != nil || items[0] != nil || len(r.queues[queue.Slow]) > 0 {
+				t.Errorf("the search goes on after it is done: %v, %v", items, err)
+			}
+			r.now = owed2.Add(10 * time.Minute)
+			r.round()
+			if n := len(r.queues[queue.Slow]); n != 0 {
+				t.Errorf("%d retries came twice", n)
+			}
+		})
+	}
+}
+
+func TestASetBackClockLeavesWhatIsDueLater(t *testing.T) {
+	r := newRig(t)
+	r.now = r.now.Add(time.Hour)
+	r.round()
+	r.now = r.now.Add(-time.Hour)
+	owed(r) // by the clock as it is now
+	r.round()
+	if n := len(r.queues[queue.Slow]); n != 0 {
+		t.Errorf("%d retries came before they were due", n)
+	}
+}
+
+func TestASearchThatIsCutOffGoesOn(t *testing.T) {
+	r := newRig(t)
+	r.round()
+	owed(r)
+	r.now = r.now.Add(-24 * time.Hour)
+	for rounds := 1; len(r.queues[queue.Slow]) == 0; rounds++ {
+		if rounds > 40 {
+			t.Fatal("the retry does not come")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		_, _, retry := r.process()
+		retry.DB = &tiring{DB: r.db, left: 700, tired: cancel}
+		_, err := retry.Run(ctx)
+		if cancel(); err != nil && rounds == 40 {
+			t.Log(err)
+		}
+		r.now = r.now.Add(time.Minute)
+		if len(r.queues[queue.Slow]) > 0 && rounds < 3 {
+			t.Errorf("it came in round %d: the search was not cut off", rounds)
+		}
+	}
+}
+
+// tiring ends a context after some queries.
+type tiring struct {
+	store.DB
+	left  int
+	tired func()
+}
+
+func (d *tiring) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	if d.left--; d.left == 0 {
+		d.tired()
+	}
+	if ctx.Err() != nil {
+		return store.Page{}, ctx.Err()
+	}
+	return d.DB.Query(ctx, q)
+}
+
+// forgetWhenWritten makes the due entries those of the version before.
+func (r *rig) forgetWhenWritten() {
+	r.t.Helper()
+	found := 0
+	for minute := range 60 {
+		for shard := range dueShards {
+			page, err := r.db.Query(r.t.Context(), store.Query{Table: store.Deliveries, Partition: duePartition(shard, r.now.Add(time.Duration(minute)*time.Minute))})
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			for _, it := range page.Items {
+				var e dueEntry
+				if err := json.Unmarshal(it.Value, &e); err != nil {
+					r.t.Fatal(err)
+				}
+				e.Made = 0
+				it.Value, _ = json.Marshal(e)
+				if err := r.db.Write(r.t.Context(), store.Put(it)); err != nil {
+					r.t.Fatal(err)
+				}
+				found++
+			}
+		}
+	}
+	if found != 1 {
+		r.t.Fatalf("%d due entries, want 1", found)
 	}
 }

@@ -39,6 +39,14 @@ func (s Schedule) Next(attempts int, retryAfter time.Duration) (time.Duration, b
 	return max(d, min(retryAfter, MaxRetryAfter)), true
 }
 
+// total is the time from the first attempt to the last, with all jitter.
+func (s Schedule) total() (sum time.Duration) {
+	for _, d := range s {
+		sum += d
+	}
+	return time.Duration(float64(sum) * (1 + Jitter))
+}
+
 func (d *Dispatcher) schedule(o subscription.Origin) Schedule {
 	if o == subscription.MCPEvents {
 		if d.Options.EventsSchedule != nil {

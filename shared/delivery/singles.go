@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -12,67 +13,171 @@ import (
 	"mcpevents/shared/queue"
 	"mcpevents/shared/store"
 	"mcpevents/shared/subscription"
+	"mcpevents/shared/webhook"
 )
 
-// Singles is the [queue.Handler] of the slow queue.
+// Singles is the [queue.Handler] of the slow queue: further attempts, and first ones to
+// endpoints known to be slow. All of a batch run at once. A delivery whose endpoint has no place
+// for it now is not attempted: it is reported as failed and comes again after seconds,
+// which costs no write and none of its attempts.
 func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	var (
 		wg    sync.WaitGroup
 		mu    sync.Mutex
 		notes []store.Op
+		made  = map[string][]store.Op{} // the same, by attempt
 	)
+	fail := func(m queue.Message) {
+		mu.Lock()
+		defer mu.Unlock()
+		failed = append(failed, m.ID)
+	}
 	for _, m := range batch {
 		t, err := decodeTask(m.Body, func(t SingleTask) int { return t.V })
 		if err != nil {
-			d.log().ErrorContext(ctx, "a delivery task was put aside", "error", err, "message", m.ID)
-			if err := d.Queue.Send(ctx, queue.Dead, queue.Outgoing{Body: m.Body}); err != nil {
-				failed = append(failed, m.ID)
+			if !d.rejected(ctx, queue.Slow, m, err) {
+				fail(m)
 			}
 			continue
 		}
 		wg.Go(func() {
-			ops, err := d.single(ctx, t)
-			mu.Lock()
-			defer mu.Unlock()
-			notes = append(notes, ops...)
-			if err != nil {
-				d.log().ErrorContext(ctx, "a delivery failed on our side; it comes again",
-					"subscription", t.Subscription, "event", t.Event, "error", err)
-				failed = append(failed, m.ID)
+			ops, err := d.once(ctx, m, t)
+			switch {
+			case err == nil:
+				mu.Lock()
+				defer mu.Unlock()
+				notes = append(notes, ops...)
+				made[t.id()] = ops
+			case errors.Is(err, errLater):
+				fail(m)
+			case !d.failedOurselves(ctx, m, t, err):
+				fail(m)
 			}
 		})
 	}
 	wg.Wait()
 	if len(notes) > 0 {
+		ctx, cancel := finishing(ctx)
+		defer cancel()
 		if err := d.DB.WriteAll(ctx, notes...); err != nil {
-			// Among them are the ends of chains: without them a delivered event
-			// would be sent again, which is allowed, by a message that still exists.
+			// Among them are the ends of chains. The messages come again, and this process
+			// writes them then without another attempt.
+			for id, ops := range made {
+				d.unrecorded.Put(id, ops)
+			}
 			return nil, fault.Wrap(fault.Unavailable, err, "record deliveries")
 		}
 	}
 	return failed, nil
 }
 
+// errLater says that an endpoint has no place for an attempt now.
+var errLater = errors.New("delivery: the endpoint has no place for the attempt now")
+
+const (
+	// laterReceives is how often a delivery waits for its endpoint in the queue; then it
+	// waits in the due table.
+	laterReceives = 12
+	// laterDue is how long it waits there, at least; longer than a queue holds a message,
+	// so that the one entry replaces all messages.
+	laterDue = queue.MaxDelay
+)
+
+// once is inSlowLane, unless the attempt was made and could only not be recorded.
+func (d *Dispatcher) once(ctx context.Context, m queue.Message, t SingleTask) (notes []store.Op, err error) {
+	defer recovered(&err)
+	if ops, ok := d.unrecorded.Get(t.id()); ok && len(ops) > 0 {
+		return ops, nil
+	}
+	notes, err = d.inSlowLane(ctx, m, t)
+	if errors.Is(err, errLater) && m.Received >= laterReceives {
+		return nil, d.waitInDueTable(ctx, t, laterDue, nil)
+	}
+	return notes, err
+}
+
+// inSlowLane makes the attempt that a task asks for when its endpoint has a place for it.
+func (d *Dispatcher) inSlowLane(ctx context.Context, m queue.Message, t SingleTask) ([]store.Op, error) {
+	id := t.endpoint()
+	wait, ok := d.endpoints.enterSlow(id, d.now())
+	if !ok {
+		if wait < laterDue {
+			return nil, errLater
+		}
+		return nil, d.waitInDueTable(ctx, t, wait, nil)
+	}
+	var target string
+	var out webhook.Outcome
+	defer func() { d.endpoints.leaveSlow(id, target, out, d.now()) }()
+	return d.single(ctx, t, func(url string, n int, post func() webhook.Outcome) (webhook.Outcome, error) {
+		if !d.rate.allow(ctx, id, d.now()) {
+			return webhook.Outcome{}, errLater
+		}
+		held, ok := d.bytes.slow(n, d.endpoints.isOpen(id))
+		if !ok {
+			return webhook.Outcome{}, errLater
+		}
+		defer held.release()
+		target, out = url, post()
+		return out, nil
+	})
+}
+
+// waitInDueTable puts a delivery off whose endpoint has had no place for it for long. One
+// that has used up the time of its schedule ends, with the attempts that it had.
+// Failure, if not nil, is then recorded as the reason.
+func (d *Dispatcher) waitInDueTable(ctx context.Context, t SingleTask, wait time.Duration, failure *attempt) error {
+	items, err := d.DB.Get(ctx, chainKey(t.Workspace, t.Subscription, t.key()))
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "read a delivery")
+	}
+	c, err := current(items[0], t)
+	if err != nil || c == nil {
+		return err
+	}
+	now := d.now()
+	had, was := items[0].Version, dueKey(c.Workspace, c.Subscription, c.key(), c.DueAt)
+	if c.Control == nil && now.Sub(c.First) > d.schedule(c.Origin).total() {
+		if failure != nil {
+			c.Attempts = append(c.Attempts, *failure)
+		}
+		_, err := d.bury(ctx, c, nil, had, was)
+		return err
+	}
+	wait = max(wait, laterDue)
+	_, err = d.writeNext(ctx, c, had, was, now.Add(wait+rand.N(wait/5)))
+	return err
+}
+
+// current decodes the chain that a task is about; nil when the task is stale.
+func current(it *store.Item, t SingleTask) (*chain, error) {
+	if it == nil {
+		return nil, nil // delivered, or ended with its subscription
+	}
+	c, err := decodeChain(it)
+	if err != nil || c.State != statePending || len(c.Attempts)+1 != t.Attempt {
+		return nil, err
+	}
+	return c, nil
+}
+
+// poster makes an attempt with an event of n bytes, if there is room for it.
+type poster func(url string, n int, post func() webhook.Outcome) (webhook.Outcome, error)
+
 // single makes the attempt that a task asks for, unless it is stale.
-func (d *Dispatcher) single(ctx context.Context, t SingleTask) ([]store.Op, error) {
+func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]store.Op, error) {
 	items, err := d.DB.Get(ctx, chainKey(t.Workspace, t.Subscription, t.key()), bodyKey(t.Workspace, t.key()))
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a delivery")
 	}
-	if items[0] == nil {
-		return nil, nil // delivered, or ended with its subscription
-	}
-	c, err := decodeChain(items[0])
-	if err != nil {
+	c, err := current(items[0], t)
+	if err != nil || c == nil {
 		return nil, err
-	}
-	if c.State != statePending || len(c.Attempts)+1 != t.Attempt {
-		return nil, nil
 	}
 	had := items[0].Version
 	was := dueKey(c.Workspace, c.Subscription, c.key(), c.DueAt)
 	if c.Control != nil {
-		return d.tell(ctx, c, had, was)
+		return d.tell(ctx, c, had, was, at)
 	}
 	read := time.Now()
 	record, err := d.Subscriptions.Lookup(ctx, t.Workspace, t.Principal, t.Subscription)
@@ -86,7 +191,7 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask) ([]store.Op, erro
 		return nil, d.park(ctx, c, had, was)
 	}
 	if items[1] == nil {
-		d.log().WarnContext(ctx, "an event is no longer kept; its delivery ends", "subscription", t.Subscription, "event", t.Event)
+		d.log().WarnContext(ctx, "event expired before its delivery", "subscription", t.Subscription, "event", t.Event)
 		_, err := d.bury(ctx, c, nil, had, was)
 		return nil, err
 	}
@@ -99,7 +204,7 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask) ([]store.Op, erro
 		if _, err := d.Ender.End(ctx, t.Workspace, t.Principal, t.Subscription); err != nil {
 			return nil, err
 		}
-		return d.single(ctx, t) // it is gone, or what was known here was old
+		return d.single(ctx, t, at) // it is gone, or what was known here was old
 	}
 	if err != nil {
 		return nil, err
@@ -109,17 +214,18 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask) ([]store.Op, erro
 	} else if !may {
 		return []store.Op{store.Delete(items[0].Key), store.Delete(was)}, nil
 	}
-	select {
-	case d.slots <- struct{}{}:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
 	sub := record.Subscriber()
 	if !d.Gate.enter(sub.ID, read) {
-		<-d.slots
-		return d.single(ctx, t) // it has ended since, and may have been made anew
+		return d.single(ctx, t, at) // it has ended since, and may have been made anew
 	}
-	defer func() { <-d.slots }()
-	out := d.attempt(ctx, t.Workspace, &sub, &e, t.Attempt)
+	out, err := at(sub.Target.URL, len(e.Data), func() webhook.Outcome {
+		if !d.Gate.enter(sub.ID, read) {
+			return webhook.Outcome{Category: webhook.Aborted, Err: errUnserved}
+		}
+		return d.attempt(ctx, t.Workspace, &sub, &e, t.Attempt)
+	})
+	if err != nil {
+		return nil, err
+	}
 	return d.outcome(ctx, t.Workspace, &sub, &e, c, had, was, out)
 }

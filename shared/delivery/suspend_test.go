@@ -17,6 +17,7 @@ func (r *rig) subscribe() *subscription.SubscribeResult {
 	r.t.Helper()
 	services := r.service(mortal{r.db, r}, r.log)
 	services.Replay = &Replayer{Log: r.log, Queue: mortal{r.db, r}}
+	services.Watermark = &Watermark{DB: mortal{r.db, r}}
 	got, err := services.Subscribe(r.t.Context(), r.principal(), subscription.SubscribeRequest{
 		Name: "ci.build_finished", URL: "https://hooks.example.com/a", Secret: "whsec_a",
 		TTL: subscription.TTL{Asked: true, For: 7 * 24 * time.Hour},
@@ -63,7 +64,7 @@ func posted(r *rig) map[string]int {
 	return n
 }
 
-func fails(int) webhook.Outcome { return webhook.Outcome{Status: 503, Category: webhook.HTTP5xx} }
+func fails(int) webhook.Outcome { return webhook.Outcome{Status: 500, Category: webhook.HTTP5xx} }
 
 func TestSuspension(t *testing.T) {
 	t.Run("EVX-14 by rate, over 95 % of at least 100 attempts in an hour, counted by all dispatchers", func(t *testing.T) {
@@ -218,11 +219,36 @@ func TestSuspension(t *testing.T) {
 	})
 }
 
+// TestARefreshTellsOneOfThePublishedCategories: EVX-10. lastError of a subscription of MCP Events is one of six.
+func TestARefreshTellsOneOfThePublishedCategories(t *testing.T) {
+	for category, want := range map[webhook.Category]webhook.Category{
+		webhook.DNSError: webhook.ConnectionRefused, webhook.Blocked: webhook.ConnectionRefused,
+		webhook.ConnectionRefused: webhook.ConnectionRefused, webhook.Timeout: webhook.Timeout, webhook.TLSError: webhook.TLSError,
+		webhook.HTTP4xx: webhook.HTTP4xx, webhook.HTTP5xx: webhook.HTTP5xx,
+	} {
+		r := newRig(t)
+		r.subscribe()
+		r.script = func(int) webhook.Outcome { return webhook.Outcome{Category: category, RetryAfter: time.Minute} }
+		r.publish("evt_1")
+		fanout, dispatch, _ := r.process()
+		if _, err := fanout.Handle(t.Context(), r.queues[queue.Events]); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := dispatch.Pages(t.Context(), r.queues[queue.Deliveries]); err != nil {
+			t.Fatal(err)
+		}
+		st := r.subscribe().Status
+		if st.LastError != string(want) || st.FailedSince.IsZero() || !st.ThrottledUntil.Equal(r.now.Add(time.Minute).UTC()) {
+			t.Errorf("%s: %+v, want %s", category, st, want)
+		}
+	}
+}
+
 // TestSuspensionSurvivesCrashes kills a process at every step of suspending and
 // resuming: EVX-14 EVX-10, nothing is lost.
 func TestSuspensionSurvivesCrashes(t *testing.T) {
 	for _, late := range []bool{false, true} {
-		for point := 1; ; point++ {
+		for point := 1; ; point += everyPoint {
 			r := newRig(t)
 			id := r.subscribe().ID
 			r.script = fails

@@ -6,16 +6,20 @@
 package event
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
 
 	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
 )
 
 // MaxPayload is the largest payload in bytes (design: 240 KiB), so that the
@@ -47,20 +51,31 @@ type Event struct {
 	Data json.RawMessage
 }
 
-var idPattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`)
-
-// ValidID reports whether id may be used as an event id as it is.
-func ValidID(id string) bool { return idPattern.MatchString(id) }
+// ValidID reports whether id may be used as an event id as it is: [A-Za-z0-9_-]{1,128}.
+func ValidID(id string) bool {
+	for i := range len(id) {
+		switch c := id[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return 1 <= len(id) && len(id) <= 128
+}
 
 // NewID returns a fresh id, sortable by time.
 func NewID() string { return "evt_" + uuid.Must(uuid.NewV7()).String() }
 
-// ForeignID maps an identifier of another alphabet (a CloudEvents source and
+// controlPrefix begins the webhook-id of a control message (SEP-3415: msg_<type>_<random>).
+const controlPrefix = "msg_"
+
+// ForeignID maps an identifier that a publisher chose (a CloudEvents source and
 // id, which together are unique) onto an event id: the id itself when it is valid, else
 // "ce_" and the base64url SHA-256 of source and id, so that the same pair always
-// gives the same event.
+// gives the same event. An id that begins with "msg_" is hashed too: receivers
+// would take the webhook for a control message.
 func ForeignID(source, id string) string {
-	if ValidID(id) {
+	if ValidID(id) && !strings.HasPrefix(id, controlPrefix) {
 		return id
 	}
 	h := sha256.New()
@@ -75,50 +90,94 @@ func (e Event) Key() string {
 	return e.ID + "#" + base64.RawURLEncoding.EncodeToString(h[:12])
 }
 
-// messageVersion is the version of [Event.MarshalJSON]'s form. A reader takes
+// messageVersion is the version of [Event.AppendJSON]'s form. A reader takes
 // its own version and the one before.
 const messageVersion = 1
 
-type message struct {
-	V         int             `json:"v"`
-	Workspace string          `json:"ws"`
-	ID        string          `json:"id"`
-	URI       string          `json:"uri"`
-	Name      string          `json:"name"`
-	Time      int64           `json:"t"` // microseconds since 1970
-	Published int64           `json:"pub"`
-	Offset    int             `json:"tz,omitempty"` // seconds east of UTC of Time
-	Data      json.RawMessage `json:"data"`
+// AppendJSON appends the event as it travels between the stages and rests in the log. Its payload is appended as it
+// is: publish has made it compact.
+func (e Event) AppendJSON(b []byte) []byte {
+	b = slices.Grow(b, len(e.Data)+len(e.URI)+192)
+	b = append(b, `{"v":`...)
+	b = strconv.AppendInt(b, messageVersion, 10)
+	b = jsonrpc.AppendString(append(b, `,"ws":`...), e.Workspace)
+	b = jsonrpc.AppendString(append(b, `,"id":`...), e.ID)
+	b = jsonrpc.AppendString(append(b, `,"uri":`...), e.URI)
+	b = jsonrpc.AppendString(append(b, `,"name":`...), e.Name)
+	b = strconv.AppendInt(append(b, `,"t":`...), e.Time.UnixMicro(), 10) // microseconds since 1970
+	b = strconv.AppendInt(append(b, `,"pub":`...), e.Published.UnixMicro(), 10)
+	if _, offset := e.Time.Zone(); offset != 0 {
+		b = strconv.AppendInt(append(b, `,"tz":`...), int64(offset), 10) // seconds east of UTC of Time
+	}
+	b = append(b, `,"data":`...)
+	if len(e.Data) == 0 {
+		return append(b, `null}`...)
+	}
+	return append(append(b, e.Data...), '}')
 }
 
-// MarshalJSON encodes the event as it travels between the stages and rests in
-// the log.
-func (e Event) MarshalJSON() ([]byte, error) {
-	_, offset := e.Time.Zone()
-	return json.Marshal(message{
-		V: messageVersion, Workspace: e.Workspace, ID: e.ID, URI: e.URI, Name: e.Name,
-		Time: e.Time.UnixMicro(), Published: e.Published.UnixMicro(), Offset: offset, Data: e.Data,
-	})
+// MarshalJSON is [Event.AppendJSON] for encoding/json.
+func (e Event) MarshalJSON() ([]byte, error) { return e.AppendJSON(nil), nil }
+
+// Decode reads what [Event.AppendJSON] wrote.
+func Decode(b []byte) (e Event, err error) {
+	if !json.Valid(b) {
+		return Event{}, fault.New(fault.Invalid, "decode event: it is not JSON")
+	}
+	err = e.decode(b)
+	return e, err
 }
 
-// UnmarshalJSON decodes what [Event.MarshalJSON] wrote.
-func (e *Event) UnmarshalJSON(b []byte) error {
-	var m message
-	if err := json.Unmarshal(b, &m); err != nil {
-		return fault.Wrap(fault.Invalid, err, "decode event")
+// UnmarshalJSON is [Decode] for encoding/json, which has checked that b is JSON.
+func (e *Event) UnmarshalJSON(b []byte) error { return e.decode(b) }
+
+// decode reads valid JSON.
+func (e *Event) decode(b []byte) error {
+	var version, at, published, offset int64
+	var out Event
+	for key, value := range jsonrpc.Members(b) {
+		ok := true
+		switch string(key) {
+		case "v":
+			version, ok = integer(value)
+		case "ws":
+			out.Workspace, ok = jsonrpc.String(value)
+		case "id":
+			out.ID, ok = jsonrpc.String(value)
+		case "uri":
+			out.URI, ok = jsonrpc.String(value)
+		case "name":
+			out.Name, ok = jsonrpc.String(value)
+		case "t":
+			at, ok = integer(value)
+		case "pub":
+			published, ok = integer(value)
+		case "tz":
+			offset, ok = integer(value)
+		case "data":
+			out.Data = bytes.Clone(value)
+		}
+		if !ok && version <= messageVersion {
+			return fault.New(fault.Invalid, "decode event: the member %q is of another type", key)
+		}
 	}
-	if m.V != messageVersion {
-		return fault.New(fault.Invalid, "decode event: version %d is not known here", m.V)
+	switch {
+	case version > messageVersion: // a newer program reads it
+		return fault.New(fault.Unavailable, "decode event: version %d is newer than %d", version, messageVersion)
+	case version < 1:
+		return fault.New(fault.Invalid, "decode event: it has no version that is known here")
 	}
-	at := time.UnixMicro(m.Time).UTC()
-	if m.Offset != 0 {
-		at = at.In(time.FixedZone("", m.Offset))
+	out.Time, out.Published = time.UnixMicro(at).UTC(), time.UnixMicro(published).UTC()
+	if offset != 0 {
+		out.Time = out.Time.In(time.FixedZone("", int(offset)))
 	}
-	*e = Event{
-		Workspace: m.Workspace, ID: m.ID, URI: m.URI, Name: m.Name,
-		Time: at, Published: time.UnixMicro(m.Published).UTC(), Data: m.Data,
-	}
+	*e = out
 	return nil
+}
+
+func integer(value []byte) (int64, bool) {
+	n, err := strconv.ParseInt(string(value), 10, 64)
+	return n, err == nil
 }
 
 // Timestamp is the event's time as RFC 3339 with its zone.

@@ -21,10 +21,25 @@ type Cursor struct {
 	At int64
 	// Sent holds hashes of what was sent beyond At; at most [MaxSent].
 	Sent []uint64
+	// Places are positions of partitions of their own, at most [MaxPlaces]: what they say
+	// counts there, not At and Sent.
+	Places []Place
+	// Given is when At was the end of the log, in the measure of At; 0 is not known. The position of
+	// a quiet log does not age: all that comes after it was written after that time.
+	Given int64
 	// Last is when a poll last brought something, in the measure of At; 0 is not
 	// known. It only tells how soon to poll again.
 	Last int64
 }
+
+// Place is a position in one partition.
+type Place struct {
+	Partition uint64 // the hash of its name
+	At        int64
+}
+
+// MaxPlaces is how many partitions can have a position of their own in a cursor.
+const MaxPlaces = 16
 
 // MaxSent is how many entries beyond its position a cursor can name. With more,
 // a resume repeats some; it never skips any.
@@ -43,10 +58,15 @@ func NewSealer(key []byte) (*Sealer, error) {
 	return &Sealer{key: slices.Clone(key)}, nil
 }
 
-// The versions of a token: the position, and in the second Last behind it.
+// The versions of a token: the position; in the second Last after it; in the third then Given, the
+// number of places, and they.
 const (
-	tokenVersion     = 1
-	tokenVersionLast = 2
+	tokenVersion       = 1
+	tokenVersionLast   = 2
+	tokenVersionPlaces = 3
+
+	placeSize = 16
+	maxToken  = 1200 // a token with all that it can hold has 1,080 characters
 
 	macSize = 16
 )
@@ -57,9 +77,18 @@ func (s *Sealer) Seal(workspace string, c Cursor) string {
 	b := make([]byte, 0, 17+8*len(sent)+macSize)
 	b = append(b, tokenVersion)
 	b = binary.BigEndian.AppendUint64(b, uint64(c.At))
-	if c.Last != 0 {
+	if c.Last != 0 || c.Given != 0 || len(c.Places) > 0 {
 		b[0] = tokenVersionLast
 		b = binary.BigEndian.AppendUint64(b, uint64(c.Last))
+	}
+	if c.Given != 0 || len(c.Places) > 0 {
+		b[0] = tokenVersionPlaces
+		b = binary.BigEndian.AppendUint64(b, uint64(c.Given))
+		b = append(b, byte(len(c.Places)))
+		for _, p := range c.Places {
+			b = binary.BigEndian.AppendUint64(b, p.Partition)
+			b = binary.BigEndian.AppendUint64(b, uint64(p.At))
+		}
 	}
 	for _, h := range sent {
 		b = binary.BigEndian.AppendUint64(b, h)
@@ -72,11 +101,11 @@ func (s *Sealer) Seal(workspace string, c Cursor) string {
 // is a fault of kind Invalid.
 func (s *Sealer) Open(workspace, token string) (Cursor, error) {
 	bad := fault.New(fault.Invalid, "the cursor is not one of this server")
-	if len(token) > 1024 {
+	if len(token) > maxToken {
 		return Cursor{}, bad
 	}
 	b, err := base64.RawURLEncoding.Strict().DecodeString(token)
-	if err != nil || len(b) < 9+macSize || (len(b)-9-macSize)%8 != 0 {
+	if err != nil || len(b) < 9+macSize {
 		return Cursor{}, bad
 	}
 	body, mac := b[:len(b)-macSize], b[len(b)-macSize:]
@@ -85,10 +114,28 @@ func (s *Sealer) Open(workspace, token string) (Cursor, error) {
 	}
 	c := Cursor{At: int64(binary.BigEndian.Uint64(body[1:9]))}
 	rest := body[9:]
-	switch {
-	case body[0] == tokenVersionLast && len(rest) > 0:
+	if body[0] < tokenVersion || body[0] > tokenVersionPlaces {
+		return Cursor{}, bad
+	}
+	if body[0] >= tokenVersionLast {
+		if len(rest) < 8 {
+			return Cursor{}, bad
+		}
 		c.Last, rest = int64(binary.BigEndian.Uint64(rest)), rest[8:]
-	case body[0] != tokenVersion:
+	}
+	if body[0] >= tokenVersionPlaces {
+		if len(rest) < 9 || len(rest)-9 < placeSize*int(rest[8]) {
+			return Cursor{}, bad
+		}
+		c.Given, rest = int64(binary.BigEndian.Uint64(rest)), rest[8:]
+		n := int(rest[0])
+		rest = rest[1:]
+		for range n {
+			c.Places = append(c.Places, Place{binary.BigEndian.Uint64(rest), int64(binary.BigEndian.Uint64(rest[8:]))})
+			rest = rest[placeSize:]
+		}
+	}
+	if len(rest)%8 != 0 {
 		return Cursor{}, bad
 	}
 	for ; len(rest) > 0; rest = rest[8:] {
@@ -103,6 +150,24 @@ func (s *Sealer) mac(workspace string, body []byte) []byte {
 	h.Write(body)
 	return h.Sum(nil)[:macSize]
 }
+
+// From is a cursor's position in a partition.
+func (s *Sealer) From(c Cursor, p Partition) int64 {
+	if len(c.Places) > 0 {
+		hash := s.place(p)
+		for _, place := range c.Places {
+			if place.Partition == hash {
+				return place.At
+			}
+		}
+	}
+	return c.At
+}
+
+// PlaceOf is a position in a partition, for a cursor.
+func (s *Sealer) PlaceOf(p Partition, at int64) Place { return Place{s.place(p), at} }
+
+func (s *Sealer) place(p Partition) uint64 { return s.Hash("partition\x00" + p.name) }
 
 // Hash is the keyed hash by which a cursor names an entry.
 func (s *Sealer) Hash(id string) uint64 {

@@ -3,6 +3,8 @@ package eventlog
 import (
 	"bytes"
 	"encoding/base64"
+	"fmt"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -33,6 +35,32 @@ func TestCursor(t *testing.T) {
 			t.Errorf("got %+v, want %+v", got, c)
 		}
 	}
+	t.Run("EVX-07 with positions of partitions", func(t *testing.T) {
+		c := Cursor{At: 5, Given: 9, Last: 3, Sent: many[:MaxSent]}
+		for i := range MaxPlaces {
+			c.Places = append(c.Places, s.PlaceOf(Own("default", fmt.Sprint(i)), int64(100+i)))
+		}
+		token := s.Seal("default", c)
+		got, err := s.Open("default", token)
+		if err != nil || !reflect.DeepEqual(got, c) || len(token) > maxToken {
+			t.Errorf("%d bytes: got %+v, %v, want %+v", len(token), got, err, c)
+		}
+		for uri, want := range map[string]int64{"0": 100, "15": 115, "16": 5} {
+			if at := s.From(got, Own("default", uri)); at != want {
+				t.Errorf("from %d in %s, want %d", at, uri, want)
+			}
+		}
+	})
+	t.Run("EVX-07 tokens of earlier releases are read", func(t *testing.T) {
+		for token, want := range map[string]Cursor{
+			"AQAGCiQYHkAAAAAAAAAAAAEAAAAAAAAAAhknqx2JbwFlpi0bb-KbJ-A": {At: 1700000000000000, Sent: []uint64{1, 2}},
+			"AgAGCiQYHkAAAAWvMQekAAAAAAAAAAAAA4EEQYjxvzhIii6p1tEGbMs": {At: 1700000000000000, Last: 1600000000000000, Sent: []uint64{3}},
+		} {
+			if got, err := s.Open("default", token); err != nil || !reflect.DeepEqual(got, want) {
+				t.Errorf("got %+v, %v, want %+v", got, err, want)
+			}
+		}
+	})
 	token := s.Seal("default", Cursor{At: 1700000000000000, Sent: []uint64{1, 2}})
 	if len(token) > 1024 {
 		t.Errorf("a token has %d bytes", len(token))

@@ -11,8 +11,8 @@ import (
 // Interest says that somebody reads, or may come back to read, a pattern in
 // band. While it lasts fanout writes the pattern's partitions.
 type Interest struct {
-	// Since is when it began: earlier events are not in the pattern's partitions.
-	Since time.Time
+	// Since is the position at which it began: earlier events are not in the pattern's partitions.
+	Since int64
 	// Until is when it ends, unless it is renewed.
 	Until time.Time
 }
@@ -20,7 +20,7 @@ type Interest struct {
 // Reaches is the first position from which a cursor finds all events of the
 // pattern. A cursor lies up to a window before the moment it was given at, so one
 // from the time when the interest began is not a gap.
-func (in Interest) Reaches() int64 { return in.Since.Add(-Window - 2*MaxSkew).UnixMicro() }
+func (in Interest) Reaches() int64 { return in.Since - (Window + 2*MaxSkew).Microseconds() }
 
 // InterestKey is where a pattern's interest is kept.
 func InterestKey(workspace, key string) store.Key {
@@ -40,8 +40,13 @@ func (l *Log) Interested(ctx context.Context, workspace, key string) (Interest, 
 			return Interest{}, fault.Wrap(fault.Unavailable, err, "read the interest in %s", key)
 		}
 		now := l.now()
+		since := now.UnixMicro()
+		if l.DB.Ordered() {
+			since = l.DB.End()
+		}
 		until := now.Add(l.retention())
-		if it := items[0]; it != nil && ReadInterest(it).Until.After(now) {
+		ahead := func(in Interest) bool { return in.Since > since+2*MaxSkew.Microseconds() } // the clock went back
+		if it := items[0]; it != nil && ReadInterest(it).Until.After(now) && !ahead(ReadInterest(it)) {
 			in := ReadInterest(it)
 			if until.Sub(in.Until) > l.retention()/16 { // renew seldom
 				if err := l.DB.Write(ctx, store.Raise(k, untilCount, until.Unix())); err != nil {
@@ -58,11 +63,11 @@ func (l *Log) Interested(ctx context.Context, workspace, key string) (Interest, 
 		// The item outlives its interest, so that an old cursor can be told that
 		// there was a gap.
 		err = l.DB.Write(ctx, store.Put(store.Item{
-			Key: k, Version: now.UnixMicro(),
+			Key: k, Version: since,
 			Counts: map[string]int64{untilCount: until.Unix()},
 		}, cond))
 		if err == nil {
-			return Interest{Since: now, Until: until}, nil
+			return Interest{Since: since, Until: until}, nil
 		}
 		if !isConflict(err) {
 			return Interest{}, fault.Wrap(fault.Unavailable, err, "record the interest in %s", key)
@@ -75,5 +80,5 @@ func ReadInterest(it *store.Item) Interest {
 	if it == nil {
 		return Interest{}
 	}
-	return Interest{Since: time.UnixMicro(it.Version), Until: time.Unix(it.Counts[untilCount], 0)}
+	return Interest{Since: it.Version, Until: time.Unix(it.Counts[untilCount], 0)}
 }

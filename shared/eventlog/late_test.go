@@ -51,7 +51,7 @@ func TestABatchThatComesAgainLateGetsANewKey(t *testing.T) {
 	if n := len(read(passed)); n != 1 {
 		t.Errorf("SUB-08: a reader that passed the first key finds %d events, want the one", n)
 	}
-	latest, err := log.Latest(t.Context(), "default", uri, 10)
+	latest, err := log.Latest(t.Context(), "default", uri, false, 10)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,7 @@
 //
 //	own      one per event URI. Fanout is the only writer at a time, because the
 //	         events queue hands out a URI's group to one batch at a time. Keys
-//	         grow in commit order.
+//	         grow in commit order. An unordered URI has pattern partitions in place of it.
 //	pattern  one per parent or wildcard that somebody has interest in, spread
 //	         over shards, several writers at once.
 //	topic    notices of the system itself (a list changed, a subscription's
@@ -130,6 +130,10 @@ type Log struct {
 	// more than twice [MaxSkew]; Late entries that a reader saw for the first
 	// time although they lay further back than append time and skew explain.
 	Slow, Skewed, Late atomic.Int64
+	// Broken counts items that no reader can decode. They are passed over.
+	Broken atomic.Int64
+
+	broken brokenItems
 }
 
 func (l *Log) now() time.Time {
@@ -148,6 +152,47 @@ func (l *Log) retention() time.Duration {
 
 // Oldest is the oldest key that is still certain to be there.
 func (l *Log) Oldest() int64 { return l.now().Add(-l.retention()).UnixMicro() }
+
+// Reach is where a reader with a cursor starts that has a position in a partition, and whether that
+// is a gap: the log, or what the reader wants of it, reaches back to the floor only.
+func (l *Log) Reach(c Cursor, at, floor int64) (start int64, truncated bool) {
+	if max(at, c.Given) >= floor {
+		return at, false
+	}
+	if l.DB.Ordered() {
+		floor = min(floor, l.DB.End()) // the clock may be ahead of all stamps
+	}
+	return max(at, floor), true
+}
+
+// Position is from where a reader finds all that is published from now on. An ordered store
+// knows its end, whatever the clock does. Where writers stamp, one whose clock is behind
+// may stamp what comes next as much earlier.
+func (l *Log) Position() int64 {
+	if l.DB.Ordered() {
+		return l.DB.End()
+	}
+	return l.now().Add(-2*MaxSkew).UnixMicro() - 1
+}
+
+// EndOf is [Log.Position] for one event URI: not before the last that was written of it, even
+// if the clock has gone back since.
+func (l *Log) EndOf(ctx context.Context, workspace, uri string) (int64, error) {
+	at := l.Position()
+	if l.DB.Ordered() {
+		return at, nil
+	}
+	last, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: Own(workspace, uri).name, Reverse: true, Limit: 1})
+	if err != nil {
+		return 0, fault.Wrap(fault.Unavailable, err, "read the end of the log of %s", uri)
+	}
+	if len(last.Items) == 1 {
+		if key, err := parseKey(last.Items[0].Sort); err == nil {
+			at = max(at, key)
+		}
+	}
+	return at, nil
+}
 
 // LookBack is how far before its position a reader of p must read again.
 func (l *Log) LookBack(p Partition) time.Duration {
@@ -189,29 +234,64 @@ func (s segment) len() int { return len(s.Events) + len(s.Notices) }
 // maxSegment keeps a segment below the item limit with room for keys.
 const maxSegment = store.MaxItem - 4<<10
 
-// AppendOwn appends events of one URI to its own partition, in order. The caller
-// is the partition's only writer at a time. Events that the batch before wrote a
-// moment ago (it was cut off, and comes again) are left out. It reports whether
-// these may be the first events of the URI on this day (UTC).
+// Appended tells what [Log.Append] found and did.
+type Appended struct {
+	// First says that these may be the first events of the URI on this day (UTC).
+	First bool
+	// After is a position before all of these events.
+	After int64
+}
+
+// AppendOwn is [Log.Append] for a URI that no pattern in use matches.
 func (l *Log) AppendOwn(ctx context.Context, workspace, uri string, events []event.Event) (first bool, err error) {
-	p := Own(workspace, uri)
+	done, err := l.Append(ctx, workspace, uri, events, nil)
+	return done.First, err
+}
+
+// Append appends events of one URI to its own partition, in order, and to those of the
+// pattern keys given. The caller is the URI's only writer at a time. Events that the batch
+// before wrote a moment ago (it was cut off, and comes again) are left out of the partition of the
+// URI.
+//
+// An ordered store takes an event's copies in one commit and under one stamp: wherever a reader
+// of several of these partitions stands, it has had all of the copies, or none.
+func (l *Log) Append(ctx context.Context, workspace, uri string, events []event.Event, keys []string) (done Appended, err error) {
+	if done, err = l.appendTo(ctx, Own(workspace, uri), uri, events, l.copies(workspace, uri, keys)...); err != nil || l.DB.Ordered() {
+		return done, err
+	}
+	for _, e := range events {
+		if err := l.AppendPattern(ctx, e, keys); err != nil {
+			return done, err
+		}
+	}
+	return done, nil
+}
+
+// appendTo appends those events of a URI to one of its partitions that the batch before did not.
+func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []event.Event, copies ...Partition) (done Appended, err error) {
 	last, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Reverse: true, Limit: 1})
 	if err != nil {
-		return false, fault.Wrap(fault.Unavailable, err, "read the end of the log of %s", uri)
+		return done, fault.Wrap(fault.Unavailable, err, "read the end of the log of %s", uri)
 	}
+	done.After = l.Position()
+	fresh := events
 	var floor, before int64
 	var written []string // of the batch
 	if len(last.Items) == 1 {
-		s, end, err := decodeSegment(last.Items[0])
+		end, err := parseKey(last.Items[0].Sort)
 		if err != nil {
-			return false, err
+			return done, err
+		}
+		s, err := decodeSegment(last.Items[0])
+		if err != nil && err != errLater {
+			l.pass(ctx, last.Items[0], err)
 		}
 		floor, before = end, end
 		// Whoever appended the segment may have died over an append that took too
 		// long, before it could append again: then a reader may have passed it. Only
 		// a young segment is certain to lie in front of all readers.
 		young := l.DB.Ordered() || l.now().UnixMicro()-end <= SlowAppend.Microseconds()
-		events = slices.DeleteFunc(slices.Clone(events), func(e event.Event) bool {
+		fresh = slices.DeleteFunc(slices.Clone(events), func(e event.Event) bool {
 			found := young && (slices.Contains(s.Before, e.ID) ||
 				slices.ContainsFunc(s.Events, func(seen event.Event) bool { return seen.ID == e.ID }))
 			if found {
@@ -219,24 +299,41 @@ func (l *Log) AppendOwn(ctx context.Context, workspace, uri string, events []eve
 			}
 			return found
 		})
+		if len(written) > 0 { // the earlier segments of the batch lie close before this one
+			done.After = min(done.After, end-time.Minute.Microseconds())
+		}
 	}
 	again := len(written) > 0 // nobody knows how far it came the first time
 	room := maxSegment
 	for _, id := range written {
 		room -= len(id) + 3
 	}
-	for _, e := range events {
+	for _, e := range fresh {
 		room -= len(e.ID) + 3
 	}
-	for _, part := range pack(events, room) {
-		if floor, err = l.put(ctx, p, segment{V: segmentVersion, Events: part, Before: written}, floor); err != nil {
-			return false, fault.Wrap(fault.Unavailable, err, "append to the log of %s", uri)
+	for _, part := range pack(fresh, room) {
+		s := segment{V: segmentVersion, Events: part, Before: written}
+		if floor, err = l.put(ctx, p, s, floor, copies...); err != nil {
+			return done, fault.Wrap(fault.Unavailable, err, "append to the log of %s", uri)
 		}
 		for _, e := range part {
 			written = append(written, e.ID)
 		}
 	}
-	return again || day(before) != day(l.now().UnixMicro()), nil
+	done.First = again || day(before) != day(l.now().UnixMicro())
+	return done, nil
+}
+
+// copies are the partitions that take the events of a URI in the commit of its own. More than a
+// transaction holds are not used by anyone.
+func (l *Log) copies(workspace, uri string, keys []string) (parts []Partition) {
+	if !l.DB.Ordered() {
+		return nil
+	}
+	for _, key := range keys[:min(len(keys), store.MaxTransaction-1)] {
+		parts = append(parts, shard(workspace, key, shardOf(uri)))
+	}
+	return parts
 }
 
 func day(stamp int64) int64 { return stamp / (24 * time.Hour).Microseconds() }
@@ -279,8 +376,9 @@ func (l *Log) notify(ctx context.Context, workspace, topic, id string, notice js
 
 // put writes one segment and returns the key of its last entry (0 when the store
 // stamped it). An append that took too long is written again under a new key:
-// a reader may have passed the first one.
-func (l *Log) put(ctx context.Context, p Partition, s segment, floor int64) (int64, error) {
+// a reader may have passed the first one. copies are partitions that take the segment's events
+// under the same stamp, in an ordered store.
+func (l *Log) put(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error) {
 	value, err := json.Marshal(s)
 	if err != nil {
 		return 0, err
@@ -298,15 +396,13 @@ func (l *Log) put(ctx context.Context, p Partition, s segment, floor int64) (int
 			Version: int64(s.len()),
 			Expires: time.UnixMicro(stamp).Add(life),
 		}
-		op := store.Put(item, store.Absent())
-		switch {
-		case l.DB.Ordered():
-			op.Item.Sort, op.Cond, op.Span = store.AtCommit, store.Condition{}, s.len()
-			stamp = 0
-		case !p.single:
-			op.Item.Sort += "-" + nonce()
+		if l.DB.Ordered() {
+			return 0, l.DB.Write(ctx, stamped(item, s.len(), copies)...)
 		}
-		err := l.DB.Write(ctx, op)
+		if !p.single {
+			item.Sort += "-" + nonce()
+		}
+		err := l.DB.Write(ctx, store.Put(item, store.Absent()))
 		if errors.Is(err, store.ErrConflict) && p.single {
 			floor = stamp // somebody of the past holds the key; go beyond
 			continue
@@ -314,7 +410,7 @@ func (l *Log) put(ctx context.Context, p Partition, s segment, floor int64) (int
 		if err != nil {
 			return 0, err
 		}
-		if l.DB.Ordered() || time.Since(started) <= SlowAppend {
+		if time.Since(started) <= SlowAppend {
 			return stamp, nil
 		}
 		l.Slow.Add(1)
@@ -322,12 +418,30 @@ func (l *Log) put(ctx context.Context, p Partition, s segment, floor int64) (int
 	}
 }
 
+// stamped puts an item and its copies where an ordered store stamps them.
+func stamped(item store.Item, n int, copies []Partition) []store.Op {
+	item.Sort = store.AtCommit
+	op := store.Put(item)
+	op.Span = n
+	ops := []store.Op{op}
+	for _, p := range copies {
+		op.Item.Partition, op.Span = p.name, store.SameStamp
+		ops = append(ops, op)
+	}
+	return ops
+}
+
 // Read returns entries of p with keys greater than after, oldest first. It reads
-// strongly consistent, one page; next is where to go on when more is true.
+// strongly consistent, one page; next is where to go on when more is true. An ordered store is
+// read to its end as it was before: all that has a key up to next was read then.
 func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
-	page, err := l.DB.Query(ctx, store.Query{
-		Table: store.Log, Partition: p.name, After: afterKey(after), Limit: limit,
-	})
+	q := store.Query{Table: store.Log, Partition: p.name, After: afterKey(after), Limit: limit}
+	var end int64
+	if l.DB.Ordered() {
+		end = l.DB.End()
+		q.Until = sortKey(end)
+	}
+	page, err := l.DB.Query(ctx, q)
 	if err != nil {
 		return nil, false, after, fault.Wrap(fault.Unavailable, err, "read the log")
 	}
@@ -337,9 +451,12 @@ func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (en
 	next = after
 	horizon := l.now().Add(2 * MaxSkew).UnixMicro()
 	for _, item := range page.Items {
-		es, err := decode(item)
+		es, err := l.decode(ctx, item)
 		if err != nil {
 			return nil, false, after, err
+		}
+		if key, err := parseKey(item.Sort); err == nil {
+			next = max(next, key)
 		}
 		for _, e := range es {
 			if e.Key > after {
@@ -348,13 +465,15 @@ func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (en
 			if e.Key > horizon {
 				l.Skewed.Add(1)
 			}
-			next = max(next, e.Key)
 		}
 	}
 	if page.More && page.Last != "" {
 		if k, err := parseKey(page.Last); err == nil {
 			next = max(next, k)
 		}
+	}
+	if !page.More {
+		next = max(next, end)
 	}
 	return entries, page.More, next, nil
 }
@@ -380,17 +499,20 @@ func (l *Log) wholeStamp(ctx context.Context, p Partition, page *store.Page) err
 }
 
 // Latest returns up to n of the newest events of a URI, oldest first.
-func (l *Log) Latest(ctx context.Context, workspace, uri string, n int) ([]event.Event, error) {
-	page, err := l.DB.Query(ctx, store.Query{
-		Table: store.Log, Partition: Own(workspace, uri).name, Reverse: true, Limit: n,
-	})
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "read the latest events of %s", uri)
+func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool, n int) ([]event.Event, error) {
+	var items []store.Item
+	for _, p := range l.Of(workspace, uri, unordered) {
+		page, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Reverse: true, Limit: n})
+		if err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "read the latest events of %s", uri)
+		}
+		items = append(items, page.Items...)
 	}
+	slices.SortStableFunc(items, func(a, b store.Item) int { return strings.Compare(b.Sort, a.Sort) })
 	var out []event.Event
-	seen := map[string]bool{}         // a batch that came again may be there twice
-	for _, item := range page.Items { // newest segment first
-		es, err := decode(item)
+	seen := map[string]bool{}    // a batch that came again may be there twice
+	for _, item := range items { // newest segment first
+		es, err := l.decode(ctx, item)
 		if err != nil {
 			return nil, err
 		}
@@ -406,18 +528,28 @@ func (l *Log) Latest(ctx context.Context, workspace, uri string, n int) ([]event
 }
 
 // LatestBelow returns up to n of the newest events of those sub-resources of a
-// parent that wants takes, oldest first. Of [maxKnown] sub-resources that are looked at, it
-// reads the [maxChildren] that had a first event of the day last.
-func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int, wants func(uri string) bool) ([]event.Event, error) {
-	children, err := l.below(ctx, workspace, parent, maxKnown)
+// parent that wants takes, oldest first; it also says which are unordered. Of [maxKnown] sub-resources
+// that are looked at, it reads the [maxChildren] that had a first event of the day last.
+func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int, wants func(uri string) (wanted, unordered bool)) ([]event.Event, error) {
+	var children []store.Item
+	unordered := map[string]bool{}
+	err := l.below(ctx, workspace, parent, maxKnown, func(page []store.Item) {
+		children = append(children, slices.DeleteFunc(page, func(it store.Item) bool {
+			wanted, spread := wants(it.Sort)
+			if spread {
+				unordered[it.Sort] = true
+			}
+			return !wanted
+		})...)
+		slices.SortStableFunc(children, func(a, b store.Item) int { return b.Expires.Compare(a.Expires) })
+		children = children[:min(len(children), maxChildren)]
+	})
 	if err != nil {
 		return nil, err
 	}
-	children = slices.DeleteFunc(children, func(it store.Item) bool { return !wants(it.Sort) })
-	slices.SortStableFunc(children, func(a, b store.Item) int { return b.Expires.Compare(a.Expires) })
 	var all []event.Event
-	for _, child := range children[:min(len(children), maxChildren)] {
-		es, err := l.Latest(ctx, workspace, child.Sort, n)
+	for _, child := range children {
+		es, err := l.Latest(ctx, workspace, child.Sort, unordered[child.Sort], n)
 		if err != nil {
 			return nil, err
 		}
@@ -428,26 +560,35 @@ func (l *Log) LatestBelow(ctx context.Context, workspace, parent string, n int, 
 }
 
 const (
-	maxKnown    = 1000
+	maxKnown    = 10_000
 	maxChildren = 50
 )
 
 // Below lists up to n URIs below a parent, of those that had events within a
 // month, in their order.
 func (l *Log) Below(ctx context.Context, workspace, parent string, n int) (uris []string, err error) {
-	items, err := l.below(ctx, workspace, parent, n)
-	for _, item := range items {
-		uris = append(uris, item.Sort)
-	}
+	err = l.below(ctx, workspace, parent, n, func(page []store.Item) {
+		for _, item := range page {
+			uris = append(uris, item.Sort)
+		}
+	})
 	return uris, err
 }
 
-func (l *Log) below(ctx context.Context, workspace, parent string, n int) ([]store.Item, error) {
-	page, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: childrenOf(workspace, parent), Limit: n})
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "list the sub-resources of %s", parent)
+// below hands on, page by page, up to n of the items by which a parent knows its sub-resources.
+func (l *Log) below(ctx context.Context, workspace, parent string, n int, take func(page []store.Item)) error {
+	q := store.Query{Table: store.Log, Partition: childrenOf(workspace, parent)}
+	for more := true; more && n > 0; {
+		q.Limit = min(n, 1000)
+		page, err := l.DB.Query(ctx, q)
+		if err != nil {
+			return fault.Wrap(fault.Unavailable, err, "list the sub-resources of %s", parent)
+		}
+		n -= len(page.Items)
+		q.After, more = page.Last, page.More
+		take(page.Items)
 	}
-	return page.Items, nil
+	return nil
 }
 
 func childrenOf(workspace, parent string) string { return "c#" + workspace + "#" + parent }
@@ -485,34 +626,6 @@ func pack(events []event.Event, room int) [][]event.Event {
 		size += n
 	}
 	return out
-}
-
-// decodeSegment returns a segment and the key of its last entry.
-func decodeSegment(item store.Item) (s segment, last int64, err error) {
-	if err := json.Unmarshal(item.Value, &s); err != nil {
-		return s, 0, fault.Wrap(fault.Internal, err, "decode log segment %s", item.Sort)
-	}
-	if s.V != segmentVersion {
-		return s, 0, fault.New(fault.Internal, "decode log segment %s: version %d is not known here", item.Sort, s.V)
-	}
-	last, err = parseKey(item.Sort)
-	return s, last, err
-}
-
-func decode(item store.Item) ([]Entry, error) {
-	s, last, err := decodeSegment(item)
-	if err != nil {
-		return nil, err
-	}
-	first := last - int64(s.len()) + 1
-	entries := make([]Entry, 0, s.len())
-	for i := range s.Events {
-		entries = append(entries, Entry{Key: first + int64(i), Event: &s.Events[i], id: s.Events[i].Key()})
-	}
-	for i, n := range s.Notices {
-		entries = append(entries, Entry{Key: first + int64(i), NoticeID: n.ID, Notice: n.Body})
-	}
-	return entries, nil
 }
 
 // stampSize is the number of digits of a stamp in a sort key.

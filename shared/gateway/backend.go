@@ -229,6 +229,9 @@ func (b *backend) request(ctx context.Context, c *upstream.Client, r upstream.Re
 	}
 	x, err := c.Post(ctx, r)
 	if err != nil {
+		if _, ok := errors.AsType[*upstream.Garbage](err); ok {
+			b.dropped(ctx, dropGarbage)
+		}
 		return nil, err
 	}
 	defer x.Close()

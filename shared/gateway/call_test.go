@@ -845,6 +845,25 @@ func TestRequestStateIsSealed(t *testing.T) {
 	}
 }
 
+// GWN-04: that a client's own roots changed is for the backends that it has sessions with, and for no other.
+func TestChangedRootsReachTheClientsSessions(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
+	idle := newScripted(t)
+	g := gatewayOver(t, memory(t), at("b", s), at("idle", idle, prefix("idle_")))
+	for _, id := range []string{"s1", "s2"} {
+		if _, err := call(t, g, legacy(id), "t"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := g.Tell(t.Context(), legacy("s1"), json.RawMessage(`{"jsonrpc":"2.0","method":"`+rootsChanged+`"}`)); err != nil {
+		t.Fatal(err)
+	}
+	got := s.received(rootsChanged)
+	if len(got) != 1 || got[0].Session != s.received("tools/call")[0].Session || len(idle.received(rootsChanged)) != 0 {
+		t.Errorf("the backends got %v and %v", got, idle.received(rootsChanged))
+	}
+}
+
 // GWN-16: a session's log level is told to the backends that it has sessions with, and to those it begins later.
 func TestLogLevelIsTold(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/oauth2"
 	"golang.org/x/oauth2/clientcredentials"
+	"golang.org/x/sync/singleflight"
 
 	"mcpevents/shared/config"
 	"mcpevents/shared/fault"
@@ -50,6 +51,7 @@ func (b *backend) clientSecret(ctx context.Context) (string, error) {
 
 // granted keeps the token of a backend with OAuth.
 type granted struct {
+	asking singleflight.Group
 	mu     sync.Mutex
 	secret string // that the source was made with
 	source oauth2.TokenSource
@@ -61,11 +63,19 @@ func (b *backend) token(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	t, err := b.tokens(secret).Token()
-	if err != nil {
-		return "", fault.Wrap(fault.Unavailable, err, "get a token for backend %s", b.Name)
+	// All that need one wait together, each for as long as its context lets it.
+	source := b.tokens(secret)
+	asked := b.granted.asking.DoChan(secret, func() (any, error) { return source.Token() })
+	select {
+	case r := <-asked:
+		if r.Err != nil {
+			return "", fault.Wrap(fault.Unavailable, r.Err, "get a token for backend %s", b.Name)
+		}
+		t := r.Val.(*oauth2.Token)
+		return t.Type() + " " + t.AccessToken, nil
+	case <-ctx.Done():
+		return "", fault.Wrap(fault.Unavailable, ctx.Err(), "wait for a token for backend %s", b.Name)
 	}
-	return t.Type() + " " + t.AccessToken, nil
 }
 
 // tokens makes a new source when the secret is another.

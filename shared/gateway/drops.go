@@ -23,6 +23,7 @@ const (
 	dropUnasked    = "an update that nobody subscribed to"
 	dropMethod     = "its method is none that is relayed"
 	dropNameless   = "an entry of a list without a name"
+	dropControls   = "an entry of a list with control characters in its name"
 )
 
 func newDrops(log *slog.Logger) *metric.Tally {

@@ -62,6 +62,7 @@ type Gateway struct {
 	options Options
 	states  *states
 	drops   *metric.Tally
+	broken  *metric.Undecodable
 
 	mu   sync.Mutex
 	from []config.Backend // what set was made of
@@ -97,7 +98,7 @@ func New(o Options) (*Gateway, error) {
 	if o.Secrets == nil {
 		o.Secrets = environment
 	}
-	g := &Gateway{options: o, drops: newDrops(o.Log)}
+	g := &Gateway{options: o, drops: newDrops(o.Log), broken: metric.NewUndecodable(o.Log)}
 	var err error
 	if g.states, err = newStates(o.Key); err != nil {
 		return nil, err

@@ -35,6 +35,9 @@ type lease struct {
 	key     store.Key
 	version int64
 	holding holding
+	// stops is when we stop acting unless it is renewed before: long enough before others see it
+	// expire that what is under way is over by then.
+	stops time.Time
 
 	connected atomic.Bool
 
@@ -96,12 +99,13 @@ func (l *lease) put(ctx context.Context, cond store.Condition) error {
 		version = l.version + 1
 	}
 	l.holding.Connected = l.connected.Load()
-	value, _ := json.Marshal(l.holding) // a string, a number and a bool
+	value, _ := json.Marshal(l.holding)                              // a string, a number and a bool
+	expires := time.Now().Add(l.relay.lease()).Truncate(time.Second) // as the store keeps it
 	err := l.relay.Gateway.options.DB.Write(ctx, store.Put(store.Item{
-		Key: l.key, Value: value, Version: version, Expires: time.Now().Add(l.relay.lease()),
+		Key: l.key, Value: value, Version: version, Expires: expires,
 	}, cond))
 	if err == nil {
-		l.version = version
+		l.version, l.stops = version, expires.Add(-l.relay.lease()/6)
 	}
 	return err
 }
@@ -159,13 +163,14 @@ func (l *lease) take(ctx context.Context) error {
 }
 
 // renew keeps the lease until its context ends, and then gives it back; or ends the context
-// when somebody else has it.
+// when somebody else has it, or it was not renewed in time. A renewal that fails is tried again.
 func (l *lease) renew() {
 	l.done = make(chan struct{})
 	go func() {
 		defer close(l.done)
 		defer l.cancel()
-		for renewal := time.Now().Add(l.relay.lease() / 3); ; {
+		third, retry := l.relay.lease()/3, l.firstRetry()
+		for renewal := time.Now().Add(third); ; {
 			wait := time.NewTimer(l.nextLook(renewal))
 			select {
 			case <-l.ctx.Done():
@@ -175,24 +180,68 @@ func (l *lease) renew() {
 			case <-wait.C:
 			}
 			if time.Now().Before(renewal) {
-				if held, err := l.read(l.ctx); err == nil && (held == nil || held.Version != l.version) {
-					return // it has a successor
+				if l.succeeded() {
+					return
 				}
 				continue
 			}
-			if err := l.put(l.ctx, store.VersionIs(l.version)); err != nil {
-				if l.ctx.Err() != nil {
-					continue
-				}
+			log, err := l.relay.Gateway.options.Log.With("backend", l.backend.Name), l.prolong()
+			switch {
+			case err == nil:
+				renewal, retry = time.Now().Add(third), l.firstRetry()
+			case l.ctx.Err() != nil: // it is given back
+			case errors.Is(err, store.ErrConflict):
 				if !l.ending() {
-					l.relay.Gateway.options.Log.WarnContext(l.ctx, "the lease of a backend was lost", "backend", l.backend.Name, "error", err)
+					log.WarnContext(l.ctx, "lease lost: another relay has it", "error", err)
 				}
 				return
+			case !time.Now().Before(l.stops):
+				log.WarnContext(l.ctx, "lease lost: it was not renewed in time", "error", err)
+				return
+			default:
+				log.WarnContext(l.ctx, "lease renewal failed, it is tried again", "error", err)
+				renewal = time.Now().Add(min(retry, time.Until(l.stops)))
+				retry = min(2*retry, l.relay.lease()/6)
 			}
-			renewal = time.Now().Add(l.relay.lease() / 3)
 		}
 	}()
 }
+
+// prolong writes the lease anew. A write that failed may have been done all the same: then the item
+// has another version and is ours.
+func (l *lease) prolong() error {
+	ctx, stop := context.WithDeadline(l.ctx, l.stops) // a write may hang
+	defer stop()
+	err := l.put(ctx, store.VersionIs(l.version))
+	if !errors.Is(err, store.ErrConflict) {
+		return err
+	}
+	held, rerr := l.read(ctx)
+	switch {
+	case rerr != nil:
+		return rerr
+	case !l.owns(held):
+		return err
+	}
+	l.version = held.Version
+	return l.put(ctx, store.VersionIs(l.version))
+}
+
+// succeeded reports whether the lease has another owner. That nobody can tell is no.
+func (l *lease) succeeded() bool {
+	ctx, stop := context.WithDeadline(l.ctx, l.stops)
+	defer stop()
+	held, err := l.read(ctx)
+	return err == nil && !l.owns(held)
+}
+
+func (l *lease) owns(held *store.Item) bool {
+	var h holding
+	return held != nil && json.Unmarshal(held.Value, &h) == nil && h.Owner == l.holding.Owner
+}
+
+// firstRetry is the pause after the first renewal that fails; it doubles.
+func (l *lease) firstRetry() time.Duration { return l.relay.lease() / 30 }
 
 func (l *lease) ending() bool {
 	return l.relay.bounded() && time.Until(l.relay.Until) < l.relay.Handover

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
 
 	"github.com/yosida95/uritemplate/v3"
 
@@ -397,9 +398,9 @@ func (v *view) fetch(ctx context.Context, known *learned, kind Kind) (*fetched, 
 		ttl, shared := b.gateway.hints(known.version, result)
 		out.ttl, out.shared = min(out.ttl, ttl), out.shared && shared
 		for raw := range jsonrpc.Elements(jsonrpc.Member(result, k.member)) {
-			e, ok := b.entry(kind, raw)
-			if !ok {
-				b.dropped(ctx, dropNameless)
+			e, why := b.entry(kind, raw)
+			if why != "" {
+				b.dropped(ctx, why)
 				continue
 			}
 			if out.entries = append(out.entries, e); len(out.entries) > maxEntries {
@@ -416,14 +417,17 @@ func (v *view) fetch(ctx context.Context, known *learned, kind Kind) (*fetched, 
 	return nil, fault.New(fault.Unavailable, "backend %s lists more than %d pages", b.Name, maxPages)
 }
 
-// entry is one of a backend's list, under the name that clients use.
-func (b *backend) entry(kind Kind, raw json.RawMessage) (Entry, bool) {
+// entry is one of a backend's list, under the name that clients use; or why it is none.
+func (b *backend) entry(kind Kind, raw json.RawMessage) (e Entry, why string) {
 	k := kinds[kind]
 	own, ok := jsonrpc.String(jsonrpc.Member(raw, k.name))
-	if !ok || own == "" || len(own) > maxName {
-		return Entry{}, false
+	switch {
+	case !ok || own == "" || len(own) > maxName:
+		return e, dropNameless
+	case !printable(raw):
+		return e, dropControls
 	}
-	e := Entry{Name: own, JSON: raw, backend: b, own: own}
+	e = Entry{Name: own, JSON: raw, backend: b, own: own}
 	if kind == Templates {
 		e.matches = matcher(own)
 	}
@@ -431,7 +435,31 @@ func (b *backend) entry(kind Kind, raw json.RawMessage) (Entry, bool) {
 		e.Name = b.Prefix + own
 		e.JSON = upstream.Replace(raw, k.name, quote(e.Name))
 	}
-	return e, true
+	return e, ""
+}
+
+// printable reports whether what clients show or use as names in an entry of a list has no characters that steer
+// terminals or the direction of text. Readers may take another one of several members, or ignore case.
+func printable(entry json.RawMessage) bool {
+	for key, value := range jsonrpc.Members(entry) {
+		switch strings.ToLower(string(key)) {
+		case "name", "title", "uri", "uritemplate":
+			text, _ := jsonrpc.String(value)
+			if strings.ContainsFunc(text, unprintable) {
+				return false
+			}
+		case "annotations":
+			if !printable(value) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// unprintable are controls, and what stands for text that is no Unicode.
+func unprintable(r rune) bool {
+	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == unicode.ReplacementChar
 }
 
 // hints are what a page of a list says of its caching (2026-07-28, Caching). A backend that

@@ -111,8 +111,9 @@ func (g *Gateway) Answer(ctx context.Context, c Client, id string, body json.Raw
 		return unknown
 	}
 	var q question
-	if err := json.Unmarshal(items[0].Value, &q); err != nil {
-		return fault.Wrap(fault.Internal, err, "decode a backend's request")
+	if json.Unmarshal(items[0].Value, &q) != nil {
+		g.broken.Add(ctx, "request of a backend")
+		return unknown
 	}
 	if q.Session != c.Session || q.Workspace != c.Principal.Workspace || q.Principal != c.Principal.ID {
 		return unknown
@@ -173,8 +174,9 @@ func (g *Gateway) keep(ctx context.Context, id string, q question, body json.Raw
 // kept is the answer to a question, or nil while there is none, and where it lies.
 func (g *Gateway) kept(ctx context.Context, id string, item *store.Item) (answer json.RawMessage, at []store.Key, err error) {
 	var q question
-	if err := json.Unmarshal(item.Value, &q); err != nil {
-		return nil, nil, fault.Wrap(fault.Internal, err, "decode a backend's request")
+	if json.Unmarshal(item.Value, &q) != nil {
+		g.broken.Add(ctx, "request of a backend")
+		return nil, nil, fault.New(fault.Unavailable, "a request of a backend is gone")
 	}
 	if q.Parts == 0 {
 		return nil, nil, nil

@@ -256,6 +256,13 @@ func TestBackendWithoutStreamIsListedAgain(t *testing.T) {
 	}
 }
 
+// GWN-07: pauses are between 1 s and 60 s, unless that is set otherwise.
+func TestPausesByDefault(t *testing.T) {
+	if least, most := new(Relay).pauses(); least != time.Second || most != time.Minute {
+		t.Errorf("from %v to %v", least, most)
+	}
+}
+
 // GWN-07: a backend that refuses is tried again for ever, ever more seldom up to a bound, and soon
 // again after it was there.
 func TestPausesGrow(t *testing.T) {

@@ -62,20 +62,22 @@ func (g *Gateway) session(ctx context.Context, c Client, b *backend) (backendSes
 	if err != nil {
 		return s, fault.Wrap(fault.Unavailable, err, "read the session with a backend")
 	}
+	cond := store.Absent()
 	if items[0] != nil {
-		s.mark = items[0].Version
-		if err := json.Unmarshal(items[0].Value, &s); err != nil {
-			return s, fault.Wrap(fault.Internal, err, "decode the session with a backend")
+		if json.Unmarshal(items[0].Value, &s) == nil {
+			s.mark = items[0].Version
+			g.used(ctx, c, b, items[0])
+			return s, nil
 		}
-		g.used(ctx, c, b, items[0])
-		return s, nil
+		g.broken.Add(ctx, "session with a backend")
+		cond = store.VersionIs(items[0].Version)
 	}
 	if s, err = g.begin(ctx, c, b); err != nil {
 		return s, fault.Wrap(fault.Unavailable, err, "begin a session with backend %s", b.Name)
 	}
 	s.mark = mathrand.Int64()
 	value, _ := json.Marshal(s) // strings
-	err = g.options.DB.Write(ctx, g.keepSession(c, b, s.mark, value, store.Absent())...)
+	err = g.options.DB.Write(ctx, g.keepSession(c, b, s.mark, value, cond)...)
 	if errors.Is(err, store.ErrConflict) { // another call of the client was first: one session is enough
 		g.end(ctx, b, c.Token, s)
 		return g.session(ctx, c, b)

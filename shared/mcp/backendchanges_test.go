@@ -48,7 +48,7 @@ func relayed(t *testing.T, backend config.Backend) (holder, other *fixture) {
 
 // GWN-01, GWN-04: a change of a backend's list reaches the streams of all three kinds once, at an
 // instance that has no connection to the backend, and none of those that may not see the
-// backend; whoever asks then gets the new list, every time.
+// backend; whoever asks then gets the new list, every time. SUB-03: a listen that asked for one kind gets that alone.
 func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 	l := startLister(t, "b", true, "t0")
 	l.told, l.hints = make(chan string), `"ttlMs":3600000,"cacheScope":"private"`
@@ -74,11 +74,21 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 	kinds := []struct{ note, list string }{
 		{noteToolsChange, methodToolsList}, {notePromptsChange, methodPromptsList}, {noteResourcesChange, methodResources},
 	}
+	alone := map[string]*open{}
+	for kind, filter := range map[string]string{
+		noteToolsChange: `{"toolsListChanged":true}`, notePromptsChange: `{"promptsListChanged":true}`, noteResourcesChange: `{"resourcesListChanged":true}`,
+	} {
+		alone[kind] = f.listen(billing, "1", filter)
+		alone[kind].next()
+	}
 	for i := range 10 {
 		for _, kind := range kinds {
 			name := fmt.Sprintf("t%d%s", i, kind.list[:1])
 			l.set(func() { l.names = []string{name} })
 			l.told <- kind.note
+			if m := alone[kind.note].next(); m.Method != kind.note {
+				t.Fatalf("the listen for %s alone got %s", kind.note, m.sse.Data)
+			}
 			for era, s := range allowed {
 				if m := s.next(); m.Method != kind.note {
 					t.Fatalf("%s: got %s, want %s", era, m.sse.Data, kind.note)

@@ -28,9 +28,10 @@ type lister struct {
 	names []string // of the entries of each list
 	hints string   // members of each page, such as `"ttlMs":5`
 	down  bool
-	hold  chan struct{} // lists wait until it is closed; may be nil
-	mute  bool          // it answers no calls
-	told  chan string   // methods to notify of on the stream that listens; nil for a backend that tells nothing
+	hold  chan struct{}                                                    // lists wait until it is closed; may be nil
+	mute  bool                                                             // it answers no calls
+	call  func(w http.ResponseWriter, r *http.Request, id json.RawMessage) // answers calls; may be nil
+	told  chan string                                                      // methods to notify of on the stream that listens; nil for a backend that tells nothing
 }
 
 func startLister(t *testing.T, name string, modern bool, entries ...string) *lister {
@@ -59,8 +60,12 @@ func (l *lister) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	l.mu.Lock()
-	hold, mute := l.hold, l.mute && m.Method == "tools/call"
+	hold, mute, call := l.hold, l.mute && m.Method == "tools/call", l.call
 	l.mu.Unlock()
+	if call != nil && m.Method == "tools/call" {
+		call(w, r, m.ID)
+		return
+	}
 	if mute {
 		<-r.Context().Done()
 		return

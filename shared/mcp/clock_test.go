@@ -130,6 +130,28 @@ func TestStreamClock(t *testing.T) {
 			}
 		})
 	})
+	t.Run("SUB-05_what_it_held_is_free_within_a_second", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f := newEndpointOn(t, newMemory(), nil)
+			defer f.tails.Close()
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				f.endpoint.ServeHTTP(&written{header: http.Header{}}, f.request("POST", alice, modernBody("1", methodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`), modernHeaders(methodListen, "")...).WithContext(ctx))
+			}()
+			time.Sleep(time.Minute)
+			if f.endpoint.OpenStreams() != 1 || f.tails.Running() == 0 {
+				t.Errorf("%d streams, %d tails", f.endpoint.OpenStreams(), f.tails.Running())
+			}
+			cancel()
+			time.Sleep(time.Second)
+			if f.endpoint.OpenStreams() != 0 || f.tails.Running() != 0 {
+				t.Errorf("a second later %d streams, %d tails", f.endpoint.OpenStreams(), f.tails.Running())
+			}
+			<-ended
+		})
+	})
 	t.Run("SES-03_a_session's_stream_ends_with_an_id_and_retry", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f := newEndpointOn(t, newMemory(), nil)

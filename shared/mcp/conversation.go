@@ -83,7 +83,7 @@ func (e *Endpoint) hears(c *call) bool {
 // hear serves such a notification. Its answer comes when the context is on its way, for on
 // Lambda nothing goes on behind it.
 func (e *Endpoint) hear(w http.ResponseWriter, c *call) {
-	defer c.detach()()
+	defer e.detach(c)()
 	err := e.heard(c)
 	switch kind := fault.KindOf(err); {
 	case err == nil:

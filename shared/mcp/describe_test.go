@@ -73,6 +73,32 @@ func TestCapabilities(t *testing.T) {
 			sameJSON(t, d.Capabilities["events"], `{"listChanged":true}`)
 		}
 	})
+	t.Run("EVX-22_both_shapes_in_every_revision_and_a_client_that_declares_nothing_is_served", func(t *testing.T) {
+		f := newFixture(t, nil)
+		for _, v := range []Version{V20250326, V20250618, V20251125} {
+			r := f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"`+string(v)+`","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
+			var d described
+			r.result(t, &d)
+			var ext map[string]json.RawMessage
+			must(t, json.Unmarshal(d.Capabilities["extensions"], &ext))
+			sameJSON(t, ext[EventsExtension], `{"listChanged":true}`)
+			sameJSON(t, d.Capabilities["events"], `{"listChanged":true}`)
+			s := r.Header.Get(headerSession)
+			for _, m := range []string{methodEvents, methodEventsPoll, methodEventsSub, methodEventsUnsub} {
+				if r := f.legacy(alice, s, m, `"name":"ci.build",`+callback); r.Status != 200 || r.code(t) != 0 {
+					t.Errorf("%s in %s: %d %s", m, v, r.Status, r.Body)
+				}
+			}
+		}
+		for _, m := range []string{methodEvents, methodEventsPoll, methodEventsSub, methodEventsUnsub} { // clientCapabilities is {}
+			if r := f.modern(alice, m, `"name":"ci.build",`+callback); r.Status != 200 || r.code(t) != 0 {
+				t.Errorf("%s: %d %s", m, r.Status, r.Body)
+			}
+		}
+		if _, first := f.push(alice, "1", "ci.build", `{}`, ""); *first.Params.Truncated {
+			t.Errorf("got %+v", first)
+		}
+	})
 	t.Run("SUB-09_discover_names_versions_identity_and_caching", func(t *testing.T) {
 		initialize, d := newFixture(t, nil).describeBoth()
 		if want := []string{"2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"}; !slices.Equal(d.SupportedVersions, want) {

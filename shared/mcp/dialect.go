@@ -84,7 +84,7 @@ func (e *Endpoint) postDialect(w http.ResponseWriter, r *http.Request, p auth.Pr
 	c := &call{request: r, principal: p}
 	batch, ok := e.receive(kept, c)
 	if ok && e.enterDialect(kept, c) {
-		defer c.detach()()
+		defer e.detach(c)()
 		if batch != nil {
 			e.batchDialect(kept, c, batch)
 		} else {

@@ -14,6 +14,7 @@ import (
 	"mcpevents/shared/event"
 	"mcpevents/shared/eventlog"
 	"mcpevents/shared/fault"
+	"mcpevents/shared/metric"
 	"mcpevents/shared/store"
 	"mcpevents/shared/stream"
 	"mcpevents/shared/subscription"
@@ -27,11 +28,13 @@ type Catalogs interface {
 
 // Log is what the endpoint needs of [eventlog.Log].
 type Log interface {
-	Latest(ctx context.Context, workspace, uri string, n int) ([]event.Event, error)
+	Latest(ctx context.Context, workspace, uri string, unordered bool, n int) ([]event.Event, error)
 	Below(ctx context.Context, workspace, parent string, n int) (uris []string, err error)
-	LatestBelow(ctx context.Context, workspace, parent string, n int, wants func(uri string) bool) ([]event.Event, error)
+	LatestBelow(ctx context.Context, workspace, parent string, n int, wants func(uri string) (wanted, unordered bool)) ([]event.Event, error)
 	Notify(ctx context.Context, workspace, topic string, notice json.RawMessage) error
 	NotifyFor(ctx context.Context, workspace, topic string, life time.Duration, notice json.RawMessage) error
+	// Position is the end of the log, as [stream.Request] takes it.
+	Position() int64
 }
 
 // Feeds opens what a stream reads, and reads what a poll asks for; [stream.Tails] does.
@@ -201,6 +204,8 @@ type Endpoint struct {
 	ended   bool
 	ending  context.Context
 	end     context.CancelCauseFunc
+	shut    context.Context // ends requests that still run, see Close
+	cut     context.CancelFunc
 	streams sync.WaitGroup
 	open    atomic.Int64
 }
@@ -215,17 +220,23 @@ func New(o Options) (*Endpoint, error) {
 	}
 	e := &Endpoint{options: o.withDefaults()}
 	if o.Sessions != nil {
-		e.sessions = &sessions{db: o.Sessions, ttl: e.options.SessionTTL, maxURIs: e.options.MaxStreamURIs}
+		e.sessions = &sessions{db: o.Sessions, ttl: e.options.SessionTTL, maxURIs: e.options.MaxStreamURIs, broken: metric.NewUndecodable(e.options.Logger)}
 	}
 	e.ending, e.end = context.WithCancelCause(context.Background())
+	e.shut, e.cut = context.WithCancel(context.Background())
 	e.methods = e.table()
 	e.describe()
 	return e, nil
 }
 
 // Close ends every open stream the way its revision wants, and waits for them and
-// what they leave in the store until ctx ends. New streams are refused; other requests are still served.
+// what they leave in the store until ctx ends. New streams are refused; other requests are still served. Those that run
+// when ctx is about to end are answered with an error then, even after Close has returned.
 func (e *Endpoint) Close(ctx context.Context) error {
+	if deadline, ok := ctx.Deadline(); ok {
+		left := time.Until(deadline)
+		time.AfterFunc(left-min(callReserve, left/2), e.cut)
+	}
 	e.mu.Lock()
 	e.ended = true
 	e.mu.Unlock()

@@ -132,13 +132,14 @@ func (e *Endpoint) proxied(w http.ResponseWriter, c *call, m method) (served boo
 		return false
 	}
 	if err == nil {
-		p := &passage{endpoint: e, w: w, c: c}
+		p := &responseRelay{lateAnswer: e.late(w, c), c: c}
 		ctx, end := p.lifetime()
 		defer end()
+		p.waits(e.options.Heartbeat)
 		err = e.options.Gateway.Call(ctx, gateway.Call{
 			Client: c.client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.msg.Method,
 			ID: bytes.Clone(c.msg.ID), Params: c.msg.Params, Header: parameterHeaders(c.request.Header), Send: p.send,
-			ResponseOnly: !accepts(c.request.Header, sse.ContentType),
+			ResponseOnly: !p.streams,
 		})
 		if p.failed(err) {
 			return true
@@ -162,15 +163,11 @@ func parameterHeaders(h http.Header) http.Header {
 	return out
 }
 
-// passage is the way of a backend's messages to the client: as JSON when the response
-// comes first, else as a stream.
-type passage struct {
-	endpoint *Endpoint
-	w        http.ResponseWriter
-	c        *call
-	out      *sse.Writer
-	gone     bool
-	answered bool
+// responseRelay is the answer to a call: a backend's messages as they come, and comments while it is quiet. It is JSON
+// when the response comes first and soon, else a stream.
+type responseRelay struct {
+	*lateAnswer
+	c *call
 }
 
 // callReserve is what a call leaves of its invocation's deadline on Lambda: for telling the backend that
@@ -179,24 +176,67 @@ const callReserve = 9 * time.Second
 
 // lifetime is the context of the call. Closing the connection cancels it in
 // 2026-07-28 and not before (2025-11-25, Transports). It ends before the function is ended, which would
-// leave the client without an answer and cut off whatever else the process does.
-func (p *passage) lifetime() (ctx context.Context, end context.CancelFunc) {
+// leave the client without an answer and cut off whatever else the process does; and when [Endpoint.Close] lets it
+// run no longer, which the client is told at once.
+func (p *responseRelay) lifetime() (ctx context.Context, end func()) {
 	ctx, ends := p.c.request.Context(), p.c.ends
 	if p.c.version.modern() {
 		ends, _ = ctx.Deadline()
 	} else {
 		ctx = context.WithoutCancel(ctx)
 	}
+	var cancel context.CancelFunc
 	if ends.IsZero() {
-		return ctx, func() {}
+		ctx, cancel = context.WithCancel(ctx)
+	} else {
+		ctx, cancel = context.WithDeadline(ctx, ends.Add(-callReserve))
 	}
-	return context.WithDeadline(ctx, ends.Add(-callReserve))
+	stop := context.AfterFunc(p.endpoint.shut, func() {
+		p.refuse()
+		cancel()
+	})
+	return ctx, func() {
+		stop()
+		cancel()
+	}
 }
 
-func (p *passage) send(message json.RawMessage, response bool) error {
-	p.answered = p.answered || response
+// errShutdown is what a client is told of a call that the end of the server cuts off.
+var errShutdown = &jsonrpc.Error{
+	Code: codeUnavailable, Message: "the server shuts down; whether the backend did what it was asked is not known",
+}
+
+// refuse answers that the server ends, unless the response is out. The backend may take longer to be told.
+func (p *responseRelay) refuse() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over {
+		return
+	}
+	_ = p.put(jsonrpc.AppendError(nil, p.c.msg.ID, errShutdown), true) // the call ends either way
+	_ = http.NewResponseController(p.w).Flush()                        // as above
+}
+
+// send hands a message to the client.
+func (p *responseRelay) send(message json.RawMessage, response bool) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over { // refused
+		return errWriting
+	}
+	return p.put(message, response)
+}
+
+// put is send with the lock held.
+func (p *responseRelay) put(message json.RawMessage, response bool) error {
 	h := p.c.request.Header
-	if p.out == nil && response && (accepts(h, "application/json") || !accepts(h, sse.ContentType)) {
+	switch {
+	case response:
+		p.close()
+	case !p.streams:
+		return nil // it did not ask to be told in between
+	}
+	if response && p.out == nil && (accepts(h, "application/json") || !p.streams) {
 		status := http.StatusOK
 		if p.c.version.modern() {
 			status = statusOf(message)
@@ -204,37 +244,22 @@ func (p *passage) send(message json.RawMessage, response bool) error {
 		send(p.w, status, func(b []byte) []byte { return append(b, message...) })
 		return nil
 	}
-	if !accepts(h, sse.ContentType) {
-		return nil // it did not ask to be told in between
+	if err := p.write(sse.Append(nil, sse.Event{Data: message})); err != nil && p.c.version.modern() {
+		return errors.Join(errWriting, err)
 	}
-	if p.out == nil {
-		p.out = sse.NewWriter(p.w, p.endpoint.options.WriteTimeout)
-		p.out.Start()
-	}
-	if p.gone {
-		return nil
-	}
-	if err := p.out.Write(sse.Append(nil, sse.Event{Data: message})); err != nil {
-		if p.c.version.modern() {
-			return errors.Join(errWriting, err)
-		}
-		p.gone = true // the call goes on
-	}
-	return nil
+	return nil // without its client the call goes on in the earlier revisions
 }
 
-// failed ends a passage that has begun with an error, and reports whether the
+// failed ends an answer that has begun with an error, and reports whether the
 // response is out.
-func (p *passage) failed(err error) bool {
-	switch {
-	case err == nil || p.answered || errors.Is(err, errWriting):
+func (p *responseRelay) failed(err error) bool {
+	if err == nil || p.answered() || errors.Is(err, errWriting) {
+		p.stop()
 		return true
-	case p.out == nil:
-		return false
 	}
-	rpc := p.endpoint.translate(p.c.request.Context(), err, p.c.version, coreMethods)
-	_ = p.send(jsonrpc.AppendError(nil, p.c.msg.ID, rpc), true) // the stream ends either way
-	return true
+	return p.end(func(b []byte) []byte {
+		return jsonrpc.AppendError(b, p.c.msg.ID, p.endpoint.translate(p.c.request.Context(), err, p.c.version, coreMethods))
+	})
 }
 
 // statusOf is the HTTP status of a backend's response in the modern era.
@@ -333,9 +358,9 @@ var topicBackends = stream.TopicBackend("")
 // sendOtherBackends follows the backends that there are now, and tells that their lists are
 // others.
 func (o *outlet) sendOtherBackends(ctx context.Context, cursor string) error {
-	since := time.Now()
+	now := o.endpoint.options.Log.Position()
 	for _, topic := range o.backendTopics(ctx) {
-		o.feed.Follow(topic, since)
+		o.feed.Follow(topic, now)
 	}
 	return o.sendChanges(cursor, noteToolsChange, notePromptsChange, noteResourcesChange)
 }

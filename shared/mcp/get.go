@@ -143,7 +143,7 @@ func (e *Endpoint) sessionOutlet(c *call) outlet {
 // subscribed after that reaches the stream as a notice.
 func (s *sessionStream) open(ctx context.Context) error {
 	e := s.endpoint
-	began := time.Now()
+	began := e.options.Log.Position()
 	s.connection = randomText(8)
 	before, err := e.sessions.takeOver(ctx, s.sess, s.connection)
 	if err != nil {
@@ -161,7 +161,7 @@ func (s *sessionStream) open(ctx context.Context) error {
 		return err
 	}
 	request := stream.Request{
-		Workspace: s.principal.Workspace, Cursor: s.position.cursor, Since: began,
+		Workspace: s.principal.Workspace, Cursor: s.position.cursor, TopicsAfter: began,
 		Topics: append(
 			[]string{stream.TopicSession(s.sess.key), stream.TopicCatalog, stream.TopicPrincipal(s.principal.ID)}, s.backendTopics(ctx)...,
 		),
@@ -192,7 +192,7 @@ func (s *sessionStream) open(ctx context.Context) error {
 		return err
 	}
 	for _, u := range late {
-		if err := s.add(ctx, s.targets[u.URI], u.Since); err != nil {
+		if err := s.add(ctx, s.targets[u.URI], u.after()); err != nil {
 			s.feed.Close()
 			return err
 		}
@@ -207,13 +207,13 @@ func (s *sessionStream) open(ctx context.Context) error {
 	return nil
 }
 
-func (s *sessionStream) add(ctx context.Context, t target, since time.Time) error {
+func (s *sessionStream) add(ctx context.Context, t target, after int64) error {
 	if t.topic != "" {
-		s.feed.Follow(t.topic, since)
+		s.feed.Follow(t.topic, after)
 		return nil
 	}
 	for _, p := range t.patterns {
-		if err := s.feed.Add(ctx, p, since); err != nil {
+		if err := s.feed.Add(ctx, p, after); err != nil {
 			return err
 		}
 	}
@@ -294,7 +294,7 @@ func (s *sessionStream) refresh(ctx context.Context, _ stream.Delivery) error {
 			}
 			continue
 		}
-		if err := s.add(ctx, t, u.Since); err != nil {
+		if err := s.add(ctx, t, u.after()); err != nil {
 			return err
 		}
 		s.targets[u.URI] = t

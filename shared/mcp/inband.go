@@ -48,7 +48,7 @@ func (e *Endpoint) subscribe(ctx context.Context, c *call) (result, error) {
 			return result{}, err
 		}
 	}
-	if err := e.sessions.subscribe(ctx, c.session, subscribed{URI: t.uri, Open: open, Backend: t.backend}); err != nil {
+	if err := e.sessions.subscribe(ctx, c.session, subscribed{URI: t.uri, After: e.options.Log.Position(), Open: open, Backend: t.backend}); err != nil {
 		return result{}, e.sessionFault(err)
 	}
 	if t.backend != "" {

@@ -10,90 +10,112 @@ import (
 )
 
 // lateAnswer is the answer to a request that may have to wait for others. It is JSON
-// when it comes soon. Else it becomes a stream, so that nobody on the way takes the
+// when it comes soon. Else it becomes a stream, so that no proxy on the way takes the
 // connection for dead, with the response at its end. Both are answers that every client has
 // to understand (2025-11-25, Transports, "Sending Messages to the Server"; 2026-07-28, Streamable
 // HTTP, "Sending Messages").
 type lateAnswer struct {
 	endpoint *Endpoint
 	w        http.ResponseWriter
+	streams  bool // the client takes a stream
 
 	mu    sync.Mutex
-	timer *time.Timer
+	timer *time.Timer // of the next beat; nil while nothing waits
 	out   *sse.Writer // nil while it may still be JSON
-	over  bool
+	err   error       // of the last write
+	over  bool        // the response is out, or left to the handler
 }
 
-// late is the answer to a request that gathers, or nil for a client that wants no streams.
+// late is the answer to a request that may have to wait.
 func (e *Endpoint) late(w http.ResponseWriter, c *call) *lateAnswer {
-	if !accepts(c.request.Header, sse.ContentType) {
-		return nil
-	}
-	return &lateAnswer{endpoint: e, w: w}
+	return &lateAnswer{endpoint: e, w: w, streams: accepts(c.request.Header, sse.ContentType)}
 }
 
-// waits says that from now on the answer waits for others.
-func (l *lateAnswer) waits() {
-	if l == nil {
-		return
-	}
-	after := l.endpoint.options.AnswerStreamAfter
-	if after < 0 {
+// waits says that from now on the answer waits for others. It begins as a stream after that time.
+func (l *lateAnswer) waits(after time.Duration) {
+	switch {
+	case !l.streams:
+	case after < 0:
 		l.beat()
-		return
+	default:
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.timer = time.AfterFunc(after, l.beat)
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.timer = time.AfterFunc(after, l.beat)
 }
 
 // beat begins the stream, and comes again while it is quiet.
 func (l *lateAnswer) beat() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.over {
-		return
+	if !l.over {
+		_ = l.write(comment) // it is kept
+	}
+}
+
+// write writes to the stream, which it begins. The lock is held.
+func (l *lateAnswer) write(events []byte) error {
+	if l.err != nil {
+		return l.err
 	}
 	if l.out == nil {
 		l.out = sse.NewWriter(l.w, l.endpoint.options.WriteTimeout)
 		l.out.Start()
 	}
-	if l.out.Write(sse.Append(nil, sse.Event{Comment: " "})) != nil {
-		return // the client is gone
+	l.err = l.out.Write(events)
+	quiet := l.endpoint.options.Heartbeat
+	switch {
+	case l.over || l.err != nil:
+	case l.timer == nil:
+		l.timer = time.AfterFunc(quiet, l.beat)
+	default:
+		l.timer.Reset(quiet)
 	}
-	l.timer = time.AfterFunc(l.endpoint.options.Heartbeat, l.beat)
+	return l.err
 }
 
 // end ends the stream with the response that build appends to nothing, and reports
-// whether there is a stream.
+// whether there is a stream, or the response was out. If not, it is left to the handler.
 func (l *lateAnswer) end(build func([]byte) []byte) bool {
-	if !l.stop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return true
+	}
+	l.close()
+	if l.out == nil {
 		return false
 	}
-	_ = l.out.Write(sse.Append(nil, sse.Event{Data: build(nil)})) // the stream ends either way
+	_ = l.write(sse.Append(nil, sse.Event{Data: build(nil)})) // the stream ends either way
 	return true
 }
 
-// stop leaves the response to its handler, which may end then. It reports whether it
-// has become a stream.
-func (l *lateAnswer) stop() bool {
-	if l == nil {
-		return false
-	}
+func (l *lateAnswer) answered() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.over
+}
+
+// stop leaves the response to its handler, which may end then.
+func (l *lateAnswer) stop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.close()
+}
+
+// close lets no beat come any more. The lock is held.
+func (l *lateAnswer) close() {
 	l.over = true
 	if l.timer != nil {
 		l.timer.Stop()
 	}
-	return l.out != nil
 }
 
 // answerLate serves a request that may have to wait for others.
 func (e *Endpoint) answerLate(w http.ResponseWriter, c *call, m method) {
 	late := e.late(w, c)
 	defer late.stop()
-	c.waits = late.waits
+	c.waits = func() { late.waits(e.options.AnswerStreamAfter) }
 	r, err := m.answer(c.request.Context(), c)
 	if err != nil {
 		streamed := late.end(func(b []byte) []byte {

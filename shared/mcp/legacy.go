@@ -31,7 +31,7 @@ func (e *Endpoint) postLegacy(w http.ResponseWriter, c *call) {
 		e.fail(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
 		return
 	}
-	defer c.detach()()
+	defer e.detach(c)()
 	e.dispatch(w, c, m)
 }
 
@@ -39,8 +39,8 @@ func (e *Endpoint) postLegacy(w http.ResponseWriter, c *call) {
 const detachedFor = time.Minute
 
 // detach lets the request go on when its client disconnects, which in these
-// revisions is no cancellation (2025-11-25, Transports, Sending Messages).
-func (c *call) detach() (stop func()) {
+// revisions is no cancellation (2025-11-25, Transports, Sending Messages). It ends with the endpoint.
+func (e *Endpoint) detach(c *call) (stop func()) {
 	ctx := c.request.Context()
 	until := time.Now().Add(detachedFor)
 	if c.ends, _ = ctx.Deadline(); !c.ends.IsZero() && c.ends.Before(until) {
@@ -48,7 +48,11 @@ func (c *call) detach() (stop func()) {
 	}
 	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), until)
 	c.request = c.request.WithContext(ctx)
-	return cancel
+	attached := context.AfterFunc(e.shut, cancel)
+	return func() {
+		attached()
+		cancel()
+	}
 }
 
 // enterSession finds the session and the revision of a request, or answers.
@@ -176,7 +180,7 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage
 		refuse("a batch has at most " + strconv.Itoa(maxBatch) + " messages")
 		return
 	}
-	defer c.detach()()
+	defer e.detach(c)()
 	c.request = c.request.Clone(c.request.Context())
 	c.request.Header.Set("Accept", "application/json") // parts of an array cannot be streams
 	var answers []json.RawMessage

@@ -33,10 +33,10 @@ func TestInitialize(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	})
-	t.Run("SES-01_sessions_differ", func(t *testing.T) {
+	t.Run("SES-01_sessions_differ_and_cannot_be_guessed", func(t *testing.T) {
 		one, two := f.session(alice, V20251125), f.session(alice, V20251125)
-		if one == two {
-			t.Error("twice the same")
+		if one == two || len(one) < 26 { // 128 random bits, at least
+			t.Errorf("%s, then %s", one, two)
 		}
 	})
 }

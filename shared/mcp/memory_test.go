@@ -94,7 +94,9 @@ func (m *memory) apply(op store.Op) {
 	switch op.Kind {
 	case store.OpPut:
 		if it.Sort == store.AtCommit {
-			m.stamp = max(m.stamp, time.Now().UnixMicro()-1) + int64(max(op.Span, 1))
+			if op.Span != store.SameStamp {
+				m.stamp = max(m.stamp, time.Now().UnixMicro()-1) + int64(max(op.Span, 1))
+			}
 			it.Sort = fmt.Sprintf("%016d", m.stamp)
 		}
 		m.items[it.Key] = it
@@ -122,3 +124,9 @@ func (m *memory) apply(op store.Op) {
 func (m *memory) WriteAll(ctx context.Context, ops ...store.Op) error { return m.Write(ctx, ops...) }
 func (m *memory) Ordered() bool                                       { return true }
 func (m *memory) Close() error                                        { return nil }
+
+func (m *memory) End() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.stamp
+}

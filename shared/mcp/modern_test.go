@@ -54,6 +54,7 @@ func TestModernChecks(t *testing.T) {
 		{"SUB-10_name_header_differs", alice, request("1", methodRead, `"uri":"event://ci/deploy",`+meta2026), []string{version, "Mcp-Method: resources/read", "Mcp-Name: event://ci"}, 400, -32020, "1"},
 		{"SUB-10_name_header_malformed", alice, request("1", methodRead, `"uri":"event://ci/deploy",`+meta2026), []string{version, "Mcp-Method: resources/read", "Mcp-Name: =?base64?!?="}, 400, -32020, "1"},
 		{"SUB-10_name_header_of_a_method_that_is_not_served", alice, request("1", methodToolsCall, `"name":"x",`+meta2026), []string{version, "Mcp-Method: tools/call"}, 400, -32020, "1"},
+		{"SUB-10_name_header_of_a_prompt_missing", alice, request("1", "prompts/get", `"name":"x",`+meta2026), []string{version, "Mcp-Method: prompts/get"}, 400, -32020, "1"},
 		{"SUB-09_unknown_method", alice, request("1", "no/such", meta2026), []string{version, "Mcp-Method: no/such"}, 404, -32601, "1"},
 		{"SUB-09_params", alice, request("1", methodListen, meta2026), []string{version, "Mcp-Method: subscriptions/listen"}, 400, -32602, "1"},
 		{"SUB-10_name_header_in_Base64", alice, request("1", methodRead, `"uri":"event://ci/deploy",`+meta2026), []string{version, "Mcp-Method: resources/read", "Mcp-Name: =?base64?ZXZlbnQ6Ly9jaS9kZXBsb3k=?="}, 200, 0, "1"},

@@ -349,7 +349,7 @@ func (o *outlet) resolveAgain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	since := time.Now().Add(-time.Second) // the change was a moment ago
+	after := o.endpoint.options.Log.Position() - time.Second.Microseconds() // the change was a moment ago
 	for uri, t := range o.targets {
 		if t.topic != "" || t.backend != "" {
 			continue
@@ -367,10 +367,14 @@ func (o *outlet) resolveAgain(ctx context.Context) error {
 		}
 		t.lost = false
 		for _, p := range again.patterns {
-			if slices.ContainsFunc(t.patterns, func(q subscription.Pattern) bool { return q.Key == p.Key }) {
+			if slices.ContainsFunc(t.patterns, func(q subscription.Pattern) bool { return q.Key == p.Key && q.Unordered == p.Unordered }) {
 				continue
 			}
-			if err := o.feed.Add(ctx, p, since); err != nil {
+			from := after
+			if p.Unordered { // its log may have gone on elsewhere since before the change was announced
+				from -= (2 * time.Minute).Microseconds()
+			}
+			if err := o.feed.Add(ctx, p, from); err != nil {
 				return err
 			}
 			t.patterns = append(t.patterns, p)

@@ -100,16 +100,16 @@ func (e *Endpoint) latest(ctx context.Context, cat *catalog.Catalog, who auth.Pr
 	parent := p.URI()
 	switch p.Kind {
 	case subscription.Concrete:
-		return e.options.Log.Latest(ctx, who.Workspace, parent, maxLatest)
+		return e.options.Log.Latest(ctx, who.Workspace, parent, p.Unordered, maxLatest)
 	case subscription.Wildcard:
 		parent, _, _ = strings.Cut(p.Key, "/"+catalog.Wildcard)
 		if parent+"/" == catalog.Scheme { // the first segment is the open one
 			return nil, nil
 		}
 	}
-	return e.options.Log.LatestBelow(ctx, who.Workspace, parent, maxLatest, func(uri string) bool {
+	return e.options.Log.LatestBelow(ctx, who.Workspace, parent, maxLatest, func(uri string) (wanted, unordered bool) {
 		entry, vars, ok := cat.Match(uri)
-		return ok && subscription.Matches(p.Key, uri) && auth.CheckAccess(entry.Access, vars, who) == nil
+		return ok && subscription.Matches(p.Key, uri) && auth.CheckAccess(entry.Access, vars, who) == nil, ok && entry.Unordered()
 	})
 }
 

@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"mcpevents/shared/auth"
+	"mcpevents/shared/eventlog"
 	"mcpevents/shared/fault"
+	"mcpevents/shared/metric"
 	"mcpevents/shared/store"
 )
 
@@ -29,6 +31,7 @@ type sessions struct {
 	db      store.DB
 	ttl     time.Duration
 	maxURIs int
+	broken  *metric.Undecodable
 }
 
 // session is what is known of one.
@@ -55,12 +58,22 @@ type session struct {
 
 // subscribed is one URI of a session, in its canonical form.
 type subscribed struct {
-	URI   string    `json:"u"`
-	Since time.Time `json:"t"`
+	URI string `json:"u"`
+	// After is the log's position when it was subscribed. An item of an earlier release has the
+	// time instead.
+	After int64     `json:"p,omitempty"`
+	Since time.Time `json:"t,omitzero"`
 	// Open is set for a parent or a wildcard.
 	Open bool `json:"o,omitempty"`
 	// Backend names whose resource it is, if it is one's.
 	Backend string `json:"b,omitempty"`
+}
+
+func (u subscribed) after() int64 {
+	if u.Since.IsZero() {
+		return u.After
+	}
+	return u.Since.Add(-2 * eventlog.MaxSkew).UnixMicro()
 }
 
 // urisPage is how many subscriptions of a session are read at once.
@@ -112,9 +125,9 @@ func (s *sessions) load(ctx context.Context, id string, p auth.Principal, dialec
 	if items[0] == nil {
 		return nil, errNoSession
 	}
-	sess, err := decodeSession(id, key, items[0])
-	if err != nil {
-		return nil, err
+	sess := s.decode(ctx, id, key, items[0])
+	if sess == nil {
+		return nil, errNoSession
 	}
 	if sess.Workspace != p.Workspace || sess.Principal != p.ID || sess.Dialect != dialect {
 		return nil, errNoSession
@@ -161,7 +174,6 @@ func (s *sessions) touch(ctx context.Context, sess *session) error {
 
 // subscribe adds a URI to the session. Doing it twice is doing it once.
 func (s *sessions) subscribe(ctx context.Context, sess *session, u subscribed) error {
-	u.Since = time.Now()
 	value, _ := json.Marshal(u)
 	key := uriKey(sess.key, u.URI)
 	count := store.Add(sessionItem(sess.key, sortCount), map[string]int64{countURIs: 1}, map[string]int64{countURIs: int64(s.maxURIs)})
@@ -204,15 +216,21 @@ func (s *sessions) subscriptions(ctx context.Context, key string) ([]subscribed,
 	if err != nil {
 		return nil, err
 	}
+	return s.decodeURIs(ctx, items), nil
+}
+
+// decodeURIs leaves out what cannot be decoded.
+func (s *sessions) decodeURIs(ctx context.Context, items []store.Item) []subscribed {
 	out := make([]subscribed, 0, len(items))
 	for _, it := range items {
 		var u subscribed
-		if err := json.Unmarshal(it.Value, &u); err != nil {
-			return nil, fault.Wrap(fault.Internal, err, "decode the session's subscription")
+		if json.Unmarshal(it.Value, &u) != nil {
+			s.broken.Add(ctx, "subscription of a session")
+			continue
 		}
 		out = append(out, u)
 	}
-	return out, nil
+	return out
 }
 
 func (s *sessions) uris(ctx context.Context, key string) ([]store.Item, error) {
@@ -260,12 +278,17 @@ func (s *sessions) served(ctx context.Context, sess *session, connection string)
 	if items[0] == nil || items[1] == nil || string(items[1].Value) != connection {
 		return nil, nil
 	}
-	return decodeSession(sess.id, sess.key, items[0])
+	return s.decode(ctx, sess.id, sess.key, items[0]), nil
 }
 
-func decodeSession(id, key string, item *store.Item) (*session, error) {
+// decode reads a session; nil is one that cannot be read, which is as one that there is not: its client begins another.
+func (s *sessions) decode(ctx context.Context, id, key string, item *store.Item) *session {
 	sess := &session{id: id, key: key, expires: item.Expires, item: *item}
-	return sess, fault.Wrap(fault.Internal, json.Unmarshal(item.Value, sess), "decode the session")
+	if json.Unmarshal(item.Value, sess) != nil {
+		s.broken.Add(ctx, "session")
+		return nil
+	}
+	return sess
 }
 
 // change writes a session in another form, over whatever another request wrote
@@ -279,9 +302,9 @@ func (s *sessions) change(ctx context.Context, sess *session, alter func(*sessio
 		if items[0] == nil {
 			return errNoSession
 		}
-		now, err := decodeSession(sess.id, sess.key, items[0])
-		if err != nil {
-			return err
+		now := s.decode(ctx, sess.id, sess.key, items[0])
+		if now == nil {
+			return errNoSession
 		}
 		alter(now)
 		item := now.item
@@ -305,13 +328,13 @@ func (s *sessions) remove(ctx context.Context, sess *session) ([]subscribed, err
 	if err := s.db.Write(ctx, store.Delete(sessionItem(sess.key, sortSession))); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "end the session")
 	}
-	uris, err := s.subscriptions(ctx, sess.key)
+	items, err := s.uris(ctx, sess.key)
 	if err != nil {
 		return nil, err
 	}
 	ops := []store.Op{store.Delete(sessionItem(sess.key, sortStream)), store.Delete(sessionItem(sess.key, sortCount))}
-	for _, u := range uris {
-		ops = append(ops, store.Delete(uriKey(sess.key, u.URI)))
+	for _, it := range items {
+		ops = append(ops, store.Delete(it.Key))
 	}
-	return uris, fault.Wrap(fault.Unavailable, s.db.WriteAll(ctx, ops...), "end the session")
+	return s.decodeURIs(ctx, items), fault.Wrap(fault.Unavailable, s.db.WriteAll(ctx, ops...), "end the session")
 }

@@ -254,6 +254,11 @@ func TestEventsSubscribe(t *testing.T) {
 				t.Errorf("%s: %s, want %d", params, r.Body, code)
 			}
 		}
+		f.service.Options.Quota = 1
+		f.modern(alice, methodEventsSub, `"name":"ci.build",`+callback)
+		if r := f.modern(alice, methodEventsSub, `"name":"ci.deploy",`+callback); r.code(t) != -32025 {
+			t.Errorf("over the quota: %s", r.Body)
+		}
 	})
 	t.Run("EVX-08_a_known_principal_is_needed", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.Auth = auth.None() })

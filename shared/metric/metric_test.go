@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// WHK-20, GWN-05: a count is a line that CloudWatch reads as a metric: the members that its
+// GWN-05: a count is a line that CloudWatch reads as a metric: the members that its
 // directive names stand on the outermost level, the dimensions as strings and the value as a number.
 func TestCountIsAMetric(t *testing.T) {
 	var out bytes.Buffer
@@ -48,7 +48,7 @@ func TestCountIsAMetric(t *testing.T) {
 	}
 }
 
-// WHK-20: where nobody takes metrics out of the log, the line is without what is for that.
+// Where nobody takes metrics out of the log, the line is without what is for that.
 func TestPlain(t *testing.T) {
 	for name, handler := range map[string]func(*bytes.Buffer, *slog.HandlerOptions) slog.Handler{
 		"text": func(b *bytes.Buffer, o *slog.HandlerOptions) slog.Handler { return slog.NewTextHandler(b, o) },

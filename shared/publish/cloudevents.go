@@ -25,7 +25,7 @@ import (
 //  3. "subject".
 //
 // "id" becomes the event's id, by event.ForeignID with "source" if it has other
-// characters; "time" its time; "data" its payload, which must be JSON, and null
+// characters or begins with "msg_"; "time" its time; "data" its payload, which must be JSON, and null
 // when it is missing. "type", "dataschema" and other extensions are not used.
 
 // uriExtension is the extension attribute that names the event:// URI.
@@ -41,8 +41,14 @@ func (r *refused) structured(raw json.RawMessage, in *Input, workspaces bool) {
 	var ce cloudEvent
 	var base64Data json.RawMessage
 	fields := ce.fields()
+	seen := map[string]bool{}
 	for key, value := range jsonrpc.Members(raw) {
 		name := string(key)
+		if seen[name] {
+			r.add(fault.Invalid, in.at+pointerTo([]object{{name: key}}), "is given twice")
+			continue
+		}
+		seen[name] = true
 		if field := fields[name]; field != nil {
 			*field = r.optional(value, in.at+"/"+name)
 			continue

@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	"mcpevents/shared/fault"
+	"mcpevents/shared/mcp/jsonrpc"
 )
 
 // escape compacts JSON and writes some characters as \u escapes:
@@ -20,6 +21,12 @@ import (
 func escape(data json.RawMessage) (json.RawMessage, error) {
 	if !utf8.Valid(data) {
 		return nil, fault.New(fault.Invalid, "is not UTF-8")
+	}
+	if !json.Valid(data) {
+		return nil, fault.New(fault.Invalid, "is not valid JSON")
+	}
+	if !jsonrpc.Spaced(data) && !needsEscape(data) {
+		return data, nil
 	}
 	var b bytes.Buffer
 	b.Grow(len(data))
@@ -36,8 +43,8 @@ func escape(data json.RawMessage) (json.RawMessage, error) {
 }
 
 func needsEscape(b []byte) bool {
-	for _, c := range b {
-		if c == '<' || c == '>' || c == '&' || c == 0xE2 || c == 0xEF {
+	for _, c := range []byte{'<', '>', '&', 0xE2, 0xEF} {
+		if bytes.IndexByte(b, c) >= 0 {
 			return true
 		}
 	}

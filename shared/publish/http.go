@@ -1,8 +1,8 @@
 package publish
 
 import (
+	"bytes"
 	"errors"
-	"io"
 	"log/slog"
 	"mime"
 	"net/http"
@@ -38,8 +38,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answers := httpjson.Answers{Scope: auth.ScopePublish, MetadataURL: h.MetadataURL, Log: h.Log}
 	answers.Serve(w, r, http.StatusAccepted, func() (any, error) {
 		accepted, err := h.publish(w, r)
-		return map[string]any{"accepted": accepted}, err
+		return answer{accepted}, err
 	})
+}
+
+type answer struct {
+	Accepted []Accepted `json:"accepted"`
 }
 
 func (h *Handler) publish(w http.ResponseWriter, r *http.Request) ([]Accepted, error) {
@@ -63,6 +67,9 @@ func (h *Handler) publish(w http.ResponseWriter, r *http.Request) ([]Accepted, e
 	return h.Service.Accept(r.Context(), p, in)
 }
 
+// firstRead bounds what is set aside for a body on its sender's word.
+const firstRead = 64 << 10
+
 // read takes the events out of a request.
 func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
 	if enc := r.Header.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
@@ -72,7 +79,12 @@ func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
 	if err != nil {
 		return nil, err
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
+	var buf bytes.Buffer
+	if r.ContentLength > 0 { // with room for the read that finds the end
+		buf.Grow(int(min(r.ContentLength, firstRead)) + bytes.MinRead)
+	}
+	_, err = buf.ReadFrom(http.MaxBytesReader(w, r.Body, MaxBody))
+	body := buf.Bytes()
 	if err != nil {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return nil, fault.New(fault.TooLarge, "the body is larger than %d bytes", MaxBody)
@@ -117,6 +129,9 @@ const (
 // modeOf tells how the events are sent.
 func modeOf(h http.Header) (mode, error) {
 	contentType := h.Get("Content-Type")
+	if contentType == "application/json" && h.Get("Ce-Specversion") == "" { // nearly always
+		return modePlain, nil
+	}
 	media, _, err := mime.ParseMediaType(contentType)
 	switch {
 	case contentType == "" && h.Get("Ce-Specversion") != "":

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -59,6 +60,10 @@ func TestHandlerAccepts(t *testing.T) {
 		"an array":                         {`[{"uri":"event://ci/build-finished","id":"a","data":1},{"uri":"event://ci/build-finished","id":"b","data":2}]`, []string{asJSON}, `a event://ci/build-finished 1; b event://ci/build-finished 2`},
 		"an empty array":                   {`[]`, []string{asJSON}, ``},
 		"a foreign id":                     {`{"uri":"event://ci/build-finished","id":"a b","data":1}`, []string{asJSON}, event.ForeignID("", "a b") + ` event://ci/build-finished 1`},
+		"EVX-13 an id of ours":             {`[{"uri":"event://ci/build-finished","id":"msg_verification_abc","data":1},{"uri":"event://ci/build-finished","id":"MSG_1","data":2}]`, []string{asJSON}, event.ForeignID("", "msg_verification_abc") + ` event://ci/build-finished 1; MSG_1 event://ci/build-finished 2`},
+		"EVX-13 structured, an id of ours": {`{"specversion":"1.0","id":"msg_terminated_1","source":"event://ci/build-finished","type":"x"}`, []string{structured}, event.ForeignID("event://ci/build-finished", "msg_terminated_1") + ` event://ci/build-finished null`},
+		"EVX-13 binary, an id of ours":     {`1`, append(binaryMode[:2:2], "ce-id: msg_gap_1", "ce-source: event://ci/build-finished", "ce-type: x"), event.ForeignID("event://ci/build-finished", "msg_gap_1") + ` event://ci/build-finished 1`},
+		"one name in two objects":          {`{"uri":"event://ci/build-finished","id":"a","data":{"a":{"a":1},"b":[{"a":1},{"a":{}}]}}`, []string{asJSON}, `a event://ci/build-finished {"a":{"a":1},"b":[{"a":1},{"a":{}}]}`},
 		"structured":                       {ce(`,"data":{"n":1}`), []string{structured}, `1 event://ci/build-finished {"n":1}`},
 		"structured, sent as JSON":         {ce(`,"data":1`), []string{asJSON}, `1 event://ci/build-finished 1`},
 		"structured, no data":              {ce(``), []string{structured}, `1 event://ci/build-finished null`},
@@ -87,6 +92,9 @@ func TestHandlerAccepts(t *testing.T) {
 			}
 			var got []string
 			for i, e := range q.events(t) {
+				if strings.HasPrefix(e.ID, "msg_") {
+					t.Errorf("a receiver would take %s for a control message", e.ID)
+				}
 				if answer.Accepted[i] != (Accepted{e.ID, e.URI}) {
 					t.Errorf("got %+v for %s", answer.Accepted[i], e.ID)
 				}
@@ -126,6 +134,12 @@ func TestHandlerRefuses(t *testing.T) {
 		"no uri, no data":                 {`{}`, []string{asJSON}, 400, `{"pointer":"/uri","message":"is missing"},{"pointer":"/data","message":"is missing"}`},
 		"an unknown member":               {`{"uri":"event://ci/build-finished","data":1,"ID":"a"}`, []string{asJSON}, 400, `has the unknown member \"ID\"`},
 		"a member twice":                  {`{"uri":"event://ci/build-finished","data":1,"data":2}`, []string{asJSON}, 400, `{"pointer":"/data","message":"is given twice"}`},
+		"a payload's member twice":        {`{"uri":"event://ci/build-finished","data":{"a":1,"b":[{},{"x/y":{"c":1,"d":2,"\u0063":3}}]}}`, []string{asJSON}, 400, `{"pointer":"/data/b/1/x~1y/c","message":"is given twice"}`},
+		"in an array, twice":              {`[` + ok + `,{"uri":"event://ci/build-finished","data":{"":1,"":2}}]`, []string{asJSON}, 400, `{"pointer":"/1/data/","message":"is given twice"}`},
+		"structured, an attribute twice":  {`{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x","i\u0064":"2"}`, []string{structured}, 400, `{"pointer":"/id","message":"is given twice"}`},
+		"structured, a member twice":      {`{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x","data":{"a":1,"a":1}}`, []string{structured}, 400, `{"pointer":"/data/a","message":"is given twice"}`},
+		"structured, twice in Base64":     {`{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x","data_base64":"` + base64.StdEncoding.EncodeToString([]byte(`{"a":1,"a":1}`)) + `"}`, []string{structured}, 400, `{"pointer":"/data_base64/a","message":"is given twice"}`},
+		"binary, a member twice":          {`{"a":{"b":1,"b":1}}`, []string{asJSON, "ce-specversion: 1.0", "ce-id: 1", "ce-type: x", "ce-source: event://ci/build-finished"}, 400, `{"pointer":"/a/b","message":"is given twice"}`},
 		"a number as id":                  {`{"uri":"event://ci/build-finished","data":1,"id":7}`, []string{asJSON}, 400, `{"pointer":"/id","message":"must be a string"}`},
 		"an empty id":                     {`{"uri":"event://ci/build-finished","data":1,"id":""}`, []string{asJSON}, 400, `{"pointer":"/id","message":"is empty"}`},
 		"a bad time":                      {`{"uri":"event://ci/build-finished","data":1,"time":"yesterday"}`, []string{asJSON}, 400, `{"pointer":"/time","message":"is no RFC 3339 time`},
@@ -288,5 +302,40 @@ func TestCloudEventsSDK(t *testing.T) {
 			!got.Time.Equal(noon.Add(-time.Hour)) || string(got.Data) != `{"build":7,"html":"\u003cb\u003e"}` {
 			t.Errorf("event %d: got %+v %s", i, got, got.Data)
 		}
+	}
+}
+
+// quiet is a response writer that keeps nothing.
+type quiet struct{ header http.Header }
+
+func (w *quiet) Header() http.Header         { return w.header }
+func (w *quiet) WriteHeader(int)             {}
+func (w *quiet) Write(b []byte) (int, error) { return len(b), nil }
+
+// swallow is an events queue that keeps nothing.
+type swallow struct{}
+
+func (swallow) Send(context.Context, queue.Name, ...queue.Outgoing) error { return nil }
+
+// BenchmarkHandler is one publish request of 500 B of payload, without network and store.
+func BenchmarkHandler(b *testing.B) {
+	h, _ := handler(b)
+	h.Service.Queue = swallow{}
+	for _, n := range []int{1, 10} {
+		body := `{"uri":"event://github/o/r/pull_request","id":"evt_0123456789","data":{"action":"opened","text":"` + strings.Repeat("word ", 98) + `"}}`
+		if n > 1 {
+			body = "[" + strings.Repeat(body+",", n-1) + body + "]"
+		}
+		b.Run("events="+strconv.Itoa(n), func(b *testing.B) {
+			b.ReportAllocs()
+			r := httptest.NewRequest(http.MethodPost, "/events", nil)
+			r.Header.Set("Content-Type", "application/json")
+			r.ContentLength = int64(len(body))
+			w := &quiet{header: http.Header{}}
+			for b.Loop() {
+				r.Body = io.NopCloser(strings.NewReader(body))
+				h.ServeHTTP(w, r)
+			}
+		})
 	}
 }

@@ -2,14 +2,10 @@ package publish
 
 import (
 	"context"
-	"encoding/json"
 	"log/slog"
 	"strconv"
-	"time"
-	"unicode/utf8"
 
 	"mcpevents/shared/auth"
-	"mcpevents/shared/catalog"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/queue"
 )
@@ -20,34 +16,19 @@ import (
 // CloudEvent an extension attribute) names the workspace.
 //
 // A message is taken as a whole or not at all. One that can never be taken goes to
-// the dead queue with the reason, as a [DeadLetter], and stops nobody else.
+// the dead queue with the reason, as a [queue.DeadLetter], and stops nobody else.
 type Inbox struct {
 	Service *Service
 	// Workspace is that of events that name none; auth.DefaultWorkspace when empty.
 	Workspace string
-	// Log gets what was put aside; nil is slog.Default.
+	// Log gets what was dead-lettered; nil is slog.Default.
 	Log *slog.Logger
 }
-
-// DeadLetter is the body of a message on the dead queue that came from the inbox.
-type DeadLetter struct {
-	V      int                   `json:"v"`
-	Queue  queue.Name            `json:"queue"`
-	Reason string                `json:"reason"`
-	Faults []catalog.SchemaFault `json:"faults,omitempty"`
-	Sent   time.Time             `json:"sent"`
-	// Body is the message as it came; cut at its end when Truncated.
-	Body      string `json:"body"`
-	Truncated bool   `json:"truncated,omitempty"`
-}
-
-// deadLetterVersion is the version of [DeadLetter].
-const deadLetterVersion = 1
 
 // Handle is the [queue.Handler] of the inbox.
 func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []string, err error) {
 	var events, dead []queue.Outgoing
-	var taken, buried []string
+	var taken, faulty []string
 	for _, m := range messages {
 		out, err := b.prepare(ctx, m)
 		switch kind := fault.KindOf(err); {
@@ -55,26 +36,26 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 			events = append(events, out...)
 			taken = append(taken, m.ID)
 		case kind == fault.Unavailable || kind == fault.Internal: // ours: try again
-			b.log().ErrorContext(ctx, "an inbox message has to wait", "message", m.ID, "error", err)
+			b.log().ErrorContext(ctx, "inbox message failed, it comes again", "message", m.ID, "error", err)
 			failed = append(failed, m.ID)
 		default:
-			b.log().WarnContext(ctx, "an inbox message was put aside", "message", m.ID, "kind", kind.String())
-			dead = append(dead, queue.Outgoing{Body: letter(m, err)})
-			buried = append(buried, m.ID)
+			b.log().WarnContext(ctx, "inbox message dead-lettered", "message", m.ID, "kind", kind.String())
+			dead = append(dead, b.letter(m, err))
+			faulty = append(faulty, m.ID)
 		}
 	}
 	// Events first: were they to fail after the letters were sent, the letters
 	// would be sent once more; this way round nothing is.
 	if len(events) > 0 {
 		if err := b.Service.Queue.Send(ctx, queue.Events, events...); err != nil {
-			b.log().ErrorContext(ctx, "inbox messages have to wait", "messages", len(taken), "error", err)
+			b.log().ErrorContext(ctx, "inbox messages not queued, they come again", "messages", len(taken), "error", err)
 			failed = append(failed, taken...)
 		}
 	}
 	if len(dead) > 0 {
 		if err := b.Service.Queue.Send(ctx, queue.Dead, dead...); err != nil {
-			b.log().ErrorContext(ctx, "faulty inbox messages have to wait", "messages", len(buried), "error", err)
-			failed = append(failed, buried...)
+			b.log().ErrorContext(ctx, "inbox messages not dead-lettered, they come again", "messages", len(faulty), "error", err)
+			failed = append(failed, faulty...)
 		}
 	}
 	return failed, nil
@@ -141,20 +122,11 @@ func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int
 	return out, err
 }
 
-// letter is the dead letter of a message, within the size of a message.
-func letter(m queue.Message, err error) []byte {
-	l := DeadLetter{V: deadLetterVersion, Queue: queue.Inbox, Reason: fault.Public(err), Sent: m.Sent.UTC()}
-	if data, ok := fault.DataOf(err).(Refusal); ok {
-		l.Faults = data.Faults
+// letter is the dead letter of a message.
+func (b *Inbox) letter(m queue.Message, err error) queue.Outgoing {
+	var faults any
+	if data, ok := fault.DataOf(err).(Refusal); ok && len(data.Faults) > 0 {
+		faults = data.Faults
 	}
-	for size := len(m.Body); ; size /= 2 {
-		for size > 0 && size < len(m.Body) && !utf8.RuneStart(m.Body[size]) {
-			size--
-		}
-		l.Body, l.Truncated = string(m.Body[:size]), size < len(m.Body)
-		raw, _ := json.Marshal(l) // strings and a time; invalid UTF-8 is replaced
-		if raw = escapeNoncharacters(raw); len(raw) <= queue.MaxBody || size == 0 {
-			return raw
-		}
-	}
+	return queue.NewDeadLetter(queue.Inbox, m, fault.Public(err), faults, b.Service.now())
 }

@@ -32,7 +32,7 @@ func TestInboxTakesEvents(t *testing.T) {
 	failed, err := b.Handle(t.Context(), []queue.Message{
 		message("m1", `{"uri":"event://ci/build-finished","data":1}`),
 		message("m2", `[{"uri":"event://ci/build-finished","id":"x","data":2},{"uri":"event://ci/build-finished","data":3,"workspace":"other"}]`),
-		message("m3", `{"specversion":"1.0","id":"y","source":"event://ci/build-finished","type":"t","data":4,"workspace":"other"}`),
+		message("m3", `{"specversion":"1.0","id":"msg_verification_y","source":"event://ci/build-finished","type":"t","data":4,"workspace":"other"}`),
 	})
 	if len(failed) > 0 || err != nil {
 		t.Fatal(failed, err)
@@ -40,7 +40,7 @@ func TestInboxTakesEvents(t *testing.T) {
 	var got []string
 	for _, e := range q.events(t) {
 		got = append(got, e.Workspace+" "+string(e.Data))
-		if !event.ValidID(e.ID) || !e.Time.Equal(noon.Add(-time.Minute)) || !e.Published.Equal(noon) {
+		if !event.ValidID(e.ID) || strings.HasPrefix(e.ID, "msg_") || !e.Time.Equal(noon.Add(-time.Minute)) || !e.Published.Equal(noon) {
 			t.Errorf("got %+v", e)
 		}
 	}
@@ -67,10 +67,11 @@ func TestInboxGivesARepeatedMessageTheSameEvents(t *testing.T) {
 	}
 }
 
-func TestInboxPutsFaultyMessagesAside(t *testing.T) {
+func TestInboxDeadLettersFaultyMessages(t *testing.T) {
 	for name, tc := range map[string]struct{ body, reason string }{
 		"not JSON":                      {`{`, "is not valid JSON"},
 		"EVS-07 a schema fault":         {`{"uri":"event://github/a/b/pull_request","data":{"action":"x"}}`, "/data/action: must be one of"},
+		"a payload's member twice":      {`[{"uri":"event://ci/build-finished","data":{"a":[{"b":1,"b":2}]}}]`, "/0/data/a/0/b: is given twice"},
 		"an unknown URI":                {`{"uri":"event://x/y","data":1}`, "belongs to no event type"},
 		"one bad event of an array":     {`[{"uri":"event://ci/build-finished","data":1},{"uri":"event://x/y","data":1}]`, "/1/uri: belongs to no event type"},
 		"AUT-05 an unknown workspace":   {`{"uri":"event://ci/build-finished","data":1,"workspace":"nowhere"}`, "no such workspace"},
@@ -95,18 +96,43 @@ func TestInboxPutsFaultyMessagesAside(t *testing.T) {
 			if len(dead) != 1 || len(dead[0].Body) > queue.MaxBody {
 				t.Fatalf("got %d dead letters", len(dead))
 			}
-			var l DeadLetter
-			if err := json.Unmarshal(dead[0].Body, &l); err != nil {
+			l, err := queue.ParseDeadLetter(dead[0].Body)
+			if err != nil {
 				t.Fatal(err)
 			}
-			if !strings.Contains(l.Reason, tc.reason) || l.Queue != queue.Inbox || l.V != 1 || !l.Sent.Equal(noon.Add(-time.Minute)) {
-				t.Errorf("got %+v, want the reason %q", l, tc.reason)
+			if !strings.Contains(l.Reason, tc.reason) || l.Queue != queue.Inbox || l.Message != "m2" || l.Received != 1 || !l.Sent.Equal(noon.Add(-time.Minute)) || !l.Dead.Equal(noon) {
+				t.Errorf("AWS-07: got %+v, want the reason %q", l, tc.reason)
 			}
-			if valid := strings.ToValidUTF8(tc.body, "\uFFFD"); !l.Truncated && len(l.Body) != len(valid) && l.Body != valid || l.Truncated && !strings.HasPrefix(tc.body, l.Body) {
-				t.Errorf("the message is not in the letter: %.100q", l.Body)
+			if body, err := l.Content(); err != nil || string(body) != tc.body {
+				t.Errorf("the message is not in the letter: %.100q, %v", body, err)
 			}
 			if strings.ContainsAny(string(dead[0].Body), "\uFFFE\uFFFF") {
 				t.Error("the letter has characters that SQS refuses")
+			}
+		})
+	}
+}
+
+func TestADeadLetterTellsTheAttributesOfItsMessage(t *testing.T) {
+	for name, tc := range map[string]struct {
+		value string
+		want  int
+	}{
+		"AWS-07 as they came": {"orders", 1}, "not those that leave no room": {strings.Repeat("x", queue.MaxBody), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, q := inbox(t)
+			m := message("m", "{")
+			m.Attributes = map[string]string{"from": tc.value}
+			if failed, err := b.Handle(t.Context(), []queue.Message{m}); len(failed) > 0 || err != nil {
+				t.Fatal(failed, err)
+			}
+			l, err := queue.ParseDeadLetter(q.on[queue.Dead][0].Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(l.Attributes) != tc.want || l.Body != "{" || tc.want > 0 && l.Attributes["from"] != tc.value {
+				t.Errorf("got %.200v", l)
 			}
 		})
 	}
@@ -168,7 +194,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		for i, m := range out {
 			var e event.Event
-			if err := json.Unmarshal(m.Body, &e); err != nil || e.ID != accepted[i].ID || !event.ValidID(e.ID) || len(m.Body) > queue.MaxBody {
+			if err := json.Unmarshal(m.Body, &e); err != nil || e.ID != accepted[i].ID || !event.ValidID(e.ID) || strings.HasPrefix(e.ID, "msg_") || len(m.Body) > queue.MaxBody {
 				t.Fatalf("got %s, %v", m.Body, err)
 			}
 			if strings.ContainsAny(string(m.Body), "\uFFFE\uFFFF") {

@@ -3,6 +3,7 @@ package publish
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -25,6 +26,7 @@ const types = `events:
       required: [action]
       properties: {action: {enum: [opened, closed]}, number: {type: integer}}
   - {name: ci.build_finished, uri: "event://ci/build-finished"}
+  - {name: ci.line, uri: "event://ci/line", order: none}
 `
 
 // sent is a queue that keeps what is sent to it.
@@ -131,6 +133,35 @@ func TestGroupsAndDeduplication(t *testing.T) {
 	}
 }
 
+// The events of a URI without order are in several groups, and a repeated one is in the group of the first: the
+// queue drops repetitions within a group only.
+func TestAnUnorderedURIHasSeveralGroups(t *testing.T) {
+	s, q := service(t)
+	for range 2 {
+		var in []Input
+		for i := range 400 {
+			in = append(in, Input{URI: "event://ci/line", ID: fmt.Sprint(i), Data: json.RawMessage(`1`)})
+		}
+		if _, err := s.Accept(t.Context(), publisher, in); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sizes, m := map[string]int{}, q.on[queue.Events]
+	for i := range 400 {
+		if sizes[m[i].Group]++; m[i].Group != m[i+400].Group || m[i].Dedup != m[i+400].Dedup {
+			t.Fatalf("event %d and its repetition are in different groups", i)
+		}
+	}
+	if len(sizes) != groups {
+		t.Errorf("got %d groups, want %d", len(sizes), groups)
+	}
+	for _, n := range sizes {
+		if n > 2*400/groups {
+			t.Errorf("one group has %d of 400 events", n)
+		}
+	}
+}
+
 func TestAcceptRefuses(t *testing.T) {
 	good := Input{URI: "event://ci/build-finished", Data: json.RawMessage(`{}`)}
 	bad := func(change func(*Input)) Input { in := good; change(&in); return in }
@@ -220,6 +251,7 @@ func TestEscape(t *testing.T) {
 	}
 }
 
+// TestRate: AUT-07. Each principal has its own rate, and --auth none has none.
 func TestRate(t *testing.T) {
 	now := noon
 	s, q := service(t)

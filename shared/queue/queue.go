@@ -10,6 +10,7 @@ package queue
 
 import (
 	"context"
+	"math/rand/v2"
 	"time"
 )
 
@@ -66,6 +67,9 @@ type Message struct {
 	Received int
 	// Sent is when the queue took the message.
 	Sent time.Time
+	// Attributes are what a direct sender put beside the body (SQS message attributes); those that are
+	// binary are in base64. Our own messages have none.
+	Attributes map[string]string
 }
 
 // Sender puts messages on queues. Send returns when all are durable; on an error
@@ -74,8 +78,16 @@ type Sender interface {
 	Send(ctx context.Context, q Name, msgs ...Outgoing) error
 }
 
+// Forwarder is a [Sender] whose consumers are in the same process. Forward is Send for
+// messages that something durable stands for until it returns, such as the message from
+// which they follow: their handlers may begin at once, and what they accept soon is never
+// written. Forward returns when each message is durable or accepted.
+type Forwarder interface {
+	Forward(ctx context.Context, q Name, msgs ...Outgoing) error
+}
+
 // Handler handles a batch and reports the ids of the messages that failed;
-// those come again after the visibility timeout, the others are gone. On a FIFO
+// those come again after [Backoff], the others are gone. On a FIFO
 // queue a handler that fails a message fails all later ones of the same group. An
 // error fails the whole batch.
 type Handler func(ctx context.Context, batch []Message) (failed []string, err error)
@@ -86,10 +98,15 @@ type ConsumeOptions struct {
 	Batch int
 	// Concurrency is how many calls may run at once; 0 is 1.
 	Concurrency int
-	// Visibility is how long a message stays hidden after a failed or lost call; 0 is 30 s.
+	// Visibility is how long a message stays hidden after a lost call; 0 is 30 s. The call's
+	// context ends after it. While the call runs on, its messages stay hidden.
 	Visibility time.Duration
-	// MaxReceives moves a message to [Dead] after that many failures; 0 is never.
+	// MaxReceives moves a message to [Dead] after that many failures, as a [DeadLetter]; 0 is
+	// never. On a FIFO queue only the first failed message of a group has failed itself.
 	MaxReceives int
+	// PerGroup is how many messages of a group of a standard queue may be in handlers at once;
+	// 0 is any number. Messages without a group are not bounded. SQS has no such bound.
+	PerGroup int
 }
 
 // Consumer runs handlers outside of Lambda.
@@ -97,6 +114,17 @@ type Consumer interface {
 	// Consume calls h until ctx ends, then waits for running calls and returns.
 	Consume(ctx context.Context, q Name, h Handler, opts ConsumeOptions) error
 }
+
+// Backoff is how long a message waits that has failed after so many receives: a
+// second, doubled with each, at most five minutes, and up to a fifth more or less so that
+// messages that failed together do not come again together.
+func Backoff(received int) time.Duration {
+	d := min(time.Second<<min(max(received-1, 0), 9), 5*time.Minute)
+	return d - d/5 + rand.N(2*d/5+1)
+}
+
+// ReasonReceives is the reason of a message that was received [ConsumeOptions.MaxReceives] times.
+const ReasonReceives = "received too often"
 
 // Depth is the state of a queue for its operator.
 type Depth struct {

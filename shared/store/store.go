@@ -98,22 +98,33 @@ type DB interface {
 	// smaller ones. Without it writers stamp, and readers look back.
 	Ordered() bool
 
+	// End is the greatest stamp that an [DB.Ordered] store has given and announced:
+	// whatever has a stamp up to it can be read, and every later stamp is greater,
+	// whatever the clock does. 0 for other stores.
+	End() int64
+
 	Close() error
 }
 
 // AtCommit, as the sort key of a put, asks an [DB.Ordered] store for a stamp:
 // the commit's time in microseconds since 1970, as 16 decimal digits, greater
 // than every stamp given before. An operation with Span n > 1 reserves n stamps
-// and gets the last of them. Stores that are not ordered refuse it.
+// and gets the last of them; with [SameStamp] it takes the stamp of the put before it.
+// Stores that are not ordered refuse it.
 const AtCommit = "\x00commit"
+
+// SameStamp, as the [Op.Span] of a put at [AtCommit], gives it the stamp that the last
+// put at [AtCommit] before it in the same write got. It belongs to another partition.
+const SameStamp = -1
 
 // Watcher is implemented by a store that can say at once that a partition of
 // [Log] was written by this process.
 type Watcher interface {
 	// Watch returns a channel that receives after each commit to the
-	// partition of table [Log] (coalesced, never blocking the writer), and a function
-	// that ends the watch.
-	Watch(partition string) (changed <-chan struct{}, stop func())
+	// partition of table [Log] (coalesced, never blocking the writer); a function for the
+	// greatest stamp that such a commit gave while it is watched, 0 before the first; and one
+	// that ends the watch. Both know what [DB.End] covers.
+	Watch(partition string) (changed <-chan struct{}, written func() int64, stop func())
 }
 
 // Query is a range of one partition.
@@ -202,7 +213,7 @@ type Op struct {
 	Cond Condition
 	// Limits, for OpAdd, are inclusive upper bounds of the named counts after adding.
 	Limits map[string]int64
-	// Span, for a put at [AtCommit], is the number of stamps to reserve; 0 is 1.
+	// Span, for a put at [AtCommit], is the number of stamps to reserve, or [SameStamp]; 0 is 1.
 	Span int
 }
 
@@ -238,3 +249,14 @@ func one(cond []Condition) Condition {
 	}
 	return cond[0]
 }
+
+type unhurried struct{}
+
+// Unhurried marks writes that need not be waited for, such as records of what is over. A store that commits for many at
+// once answers at once, and commits them in their order with the next write of anybody, tens of milliseconds later
+// at most. Who dies before that has lost them together with all that was accepted after them. An error is
+// logged.
+func Unhurried(ctx context.Context) context.Context { return context.WithValue(ctx, unhurried{}, true) }
+
+// IsUnhurried reports whether ctx comes from [Unhurried].
+func IsUnhurried(ctx context.Context) bool { return ctx.Value(unhurried{}) != nil }

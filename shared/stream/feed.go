@@ -1,10 +1,13 @@
 package stream
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"mcpevents/shared/event"
 	"mcpevents/shared/eventlog"
@@ -22,16 +25,18 @@ type Feed struct {
 	workspace string
 	sole      bool
 	wants     func(*event.Event) bool
+	ordered   bool // the store orders all partitions; see order.go
 	// wake is told when there is something to hand out, or never will be again.
 	wake chan struct{}
 
-	mu  sync.Mutex
-	in  []*batch // what the tails brought and nobody took yet
-	err error
+	mu   sync.Mutex
+	in   []*batch // what the tails brought and was not taken yet
+	held bool     // every batch wakes: an entry waits for the others to come as far
+	err  error
 
 	parts  map[string]*source
 	back   []*source // sources that still read their past
-	queue  []queued
+	queue  []queued  // unless the store is ordered
 	sent   recent
 	resume map[uint64]struct{} // what the resumed cursor says was sent and was not met yet
 }
@@ -42,9 +47,16 @@ type source struct {
 	pattern string // the pattern's key or the topic; several patterns never share a partition
 	topic   bool
 	start   int64
-	floor   int64 // everything with a key up to it was handed out
-	past    int64 // how far the feed's own reading came
-	handed  int64 // the greatest key handed out, where keys grow in commit order
+	floor   int64  // everything with a key up to it was handed out
+	past    int64  // how far the feed's own reading came
+	handed  int64  // the greatest key handed out, where keys grow in commit order
+	place   uint64 // names a concrete URI's partition in a cursor
+
+	// Of an ordered store: what was read and not handed out; whether the tail brings the rest; and
+	// what was written last, nil if the store does not tell.
+	ahead    []queued
+	caughtUp bool
+	written  func() int64
 }
 
 type queued struct {
@@ -55,27 +67,28 @@ type queued struct {
 }
 
 // Open starts a feed. It returns after the interest in parents and wildcards is
-// recorded: every event that is published after Open returned will be handed out.
-// A cursor that is not ours is a fault of kind Invalid.
+// recorded: every event that is published after Open returned will be handed out. Without a cursor
+// it begins at the end of the log. A cursor that is not ours is a fault of kind Invalid.
 func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	f := &Feed{
-		tails: ts, workspace: r.Workspace, sole: r.Sole, wants: r.Wants,
+		tails: ts, workspace: r.Workspace, sole: r.Sole, wants: r.Wants, ordered: ts.Log.DB.Ordered(),
 		wake: make(chan struct{}, 1), parts: map[string]*source{},
 	}
-	since := r.Since
-	if since.IsZero() {
-		since = ts.now()
-	}
-	start := ts.begin(since)
-	topics := start
+	now := ts.Log.Position()
+	from := func(eventlog.Partition) int64 { return now }
+	topics := cmp.Or(r.TopicsAfter, now)
 	if r.Cursor != "" {
 		c, err := ts.Sealer.Open(r.Workspace, r.Cursor)
 		if err != nil {
 			return nil, err
 		}
-		start, f.Truncated = ts.reach(c.At, r.MaxAge)
-		if !r.Sole {
-			topics = start
+		from = func(p eventlog.Partition) int64 {
+			start, truncated := ts.reach(c, p, r.MaxAge)
+			f.Truncated = f.Truncated || truncated
+			return start
+		}
+		if !r.Sole && len(r.Topics) > 0 {
+			topics = from(eventlog.Partition{})
 		}
 		f.resume = make(map[uint64]struct{}, len(c.Sent))
 		for _, h := range c.Sent {
@@ -83,7 +96,13 @@ func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 		}
 	}
 	for _, p := range r.Patterns {
-		if err := f.add(ctx, p, start); err != nil {
+		if err := f.add(ctx, p, from); err != nil {
+			f.Close()
+			return nil, err
+		}
+	}
+	if r.Cursor == "" && !f.ordered {
+		if err := f.beginAtEnd(ctx); err != nil {
 			f.Close()
 			return nil, err
 		}
@@ -94,14 +113,16 @@ func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 	return f, nil
 }
 
-// Add subscribes the feed to a further pattern, from since on.
-func (f *Feed) Add(ctx context.Context, p subscription.Pattern, since time.Time) error {
-	return f.add(ctx, p, f.tails.begin(since))
+// Add subscribes the feed to a further pattern, from a position on (see [eventlog.Log.Position]).
+func (f *Feed) Add(ctx context.Context, p subscription.Pattern, after int64) error {
+	return f.add(ctx, p, func(eventlog.Partition) int64 { return after })
 }
 
-func (f *Feed) add(ctx context.Context, p subscription.Pattern, start int64) error {
-	if p.Kind == subscription.Concrete {
-		f.join(&source{part: eventlog.Own(f.workspace, p.Key), pattern: p.Key}, start, nil)
+func (f *Feed) add(ctx context.Context, p subscription.Pattern, from func(eventlog.Partition) int64) error {
+	parts := p.Partitions(f.tails.Log, f.workspace)
+	if len(parts) == 1 {
+		part := parts[0]
+		f.join(&source{part: part, pattern: p.Key, place: f.tails.Sealer.PlaceOf(part, 0).Partition}, from(part), nil)
 		return nil
 	}
 	renew := func(ctx context.Context) error {
@@ -112,11 +133,12 @@ func (f *Feed) add(ctx context.Context, p subscription.Pattern, start int64) err
 	if err != nil {
 		return err
 	}
-	if since := in.Reaches(); since > start {
-		f.Truncated = f.Truncated || f.resume != nil
-		start = since
-	}
-	for _, part := range eventlog.Pattern(f.workspace, p.Key) {
+	for _, part := range parts {
+		start := from(part)
+		if since := in.Reaches(); since > start && f.resume != nil {
+			f.Truncated = true
+			start = since
+		}
 		f.join(&source{part: part, pattern: p.Key}, start, renew)
 	}
 	return nil
@@ -128,8 +150,44 @@ func (f *Feed) join(s *source, start int64, renew func(context.Context) error) {
 	}
 	s.start, s.floor, s.past = start, start, start
 	f.parts[s.part.Name()] = s
-	f.tails.join(f, s.part, renew)
+	s.written = f.tails.join(f, s.part, renew)
 	f.back = append(f.back, s)
+}
+
+// maxReads is how many partitions a feed reads at once when it opens.
+const maxReads = 16
+
+// beginAtEnd takes what the log holds when the feed opens for handed out: the keys of what
+// comes after may be smaller than the clock says, or than those of what is there, when the clock
+// was set. The tails bring what is written from now on.
+func (f *Feed) beginAtEnd(ctx context.Context) error {
+	read, ctx := errgroup.WithContext(ctx)
+	read.SetLimit(maxReads)
+	var mu sync.Mutex
+	for _, s := range f.back {
+		read.Go(func() error {
+			if s.place != 0 {
+				end, err := f.tails.Log.EndOf(ctx, f.workspace, s.pattern)
+				s.start, s.floor, s.past = end, end, end
+				return err
+			}
+			for more, next := true, s.start; more; {
+				var entries []eventlog.Entry
+				var err error
+				if entries, more, next, err = f.tails.Log.Read(ctx, s.part, next, pageSize); err != nil {
+					return err
+				}
+				mu.Lock()
+				for _, e := range entries {
+					f.sent.add(e.ID(), e.Key, false)
+				}
+				mu.Unlock()
+			}
+			return nil
+		})
+	}
+	f.back = nil
+	return read.Wait()
 }
 
 // Remove ends the subscription to a pattern. What was read of it already may
@@ -163,6 +221,9 @@ func (f *Feed) Ready() <-chan struct{} { return f.wake }
 
 // Poll is [Feed.Next] without waiting: ok is false when there is nothing now.
 func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
+	if f.ordered {
+		return f.pollInOrder(ctx)
+	}
 	for {
 		for len(f.queue) > 0 {
 			q := f.queue[0]
@@ -213,7 +274,7 @@ func (f *Feed) take(q queued) (Delivery, bool) {
 	if f.wants != nil && q.entry.Event != nil && !f.wants(q.entry.Event) {
 		return Delivery{}, false
 	}
-	if !f.sent.add(id, q.entry.Key) {
+	if !f.sent.add(id, q.entry.Key, q.src.place != 0) {
 		return Delivery{}, false
 	}
 	if len(f.resume) > 0 {
@@ -295,25 +356,46 @@ func (f *Feed) readPast(ctx context.Context) error {
 // Cursor is the position behind everything that was handed out. Any instance
 // can resume from it.
 func (f *Feed) Cursor() string {
-	f.settle()
-	at := int64(-1)
+	if f.ordered {
+		_, _ = f.drain() // the next [Feed.Poll] returns the error
+	} else {
+		f.settle()
+	}
+	end := f.tails.Log.Position() // before what was written is asked
+	at, open := int64(-1), false
+	var places []eventlog.Place
 	for _, s := range f.parts {
 		if f.sole && s.topic {
 			continue
 		}
-		if at < 0 || s.floor < at {
-			at = s.floor
+		floor := s.floor
+		if f.ordered {
+			floor = s.reached(end)
+		} else if s.place != 0 {
+			places = append(places, eventlog.Place{Partition: s.place, At: floor})
+		}
+		open = open || s.place == 0 && !s.topic
+		if at < 0 || floor < at {
+			at = floor
 		}
 	}
 	// Who resumes with a further pattern must find in it what is published from now on.
-	if now := f.tails.begin(f.tails.now()); at < 0 || at > now && f.tails.margin() > 0 && !f.sole {
-		at = now
+	if at < 0 || at > end && !f.ordered && !f.sole {
+		at = end
 	}
 	c := eventlog.Cursor{At: at}
-	for _, id := range f.sent.after(at) {
+	if f.ordered && at >= end {
+		c.Given = f.tails.now().UnixMicro()
+	}
+	placed := !open && len(places) > 0 && len(places) <= eventlog.MaxPlaces
+	if placed && (len(places) > 1 || !f.sole) {
+		slices.SortFunc(places, func(a, b eventlog.Place) int { return cmp.Compare(a.Partition, b.Partition) })
+		c.Places = places
+	}
+	for _, id := range f.sent.after(at, placed) {
 		c.Sent = append(c.Sent, f.tails.Sealer.Hash(id))
 	}
-	if len(f.back) > 0 { // some of it may not have been met yet
+	if len(f.back) > 0 || len(f.queue) > 0 || f.first() != nil { // some of it may not have been met yet
 		for hash := range f.resume {
 			c.Sent = append(c.Sent, hash)
 		}
@@ -337,6 +419,9 @@ func (f *Feed) offer(b *batch) {
 		return
 	}
 	n := len(f.in)
+	if f.held {
+		f.tell()
+	}
 	if len(b.entries) > 0 {
 		if n >= f.tails.Options.Buffer {
 			f.end(ErrSlow)
@@ -398,39 +483,46 @@ func (f *Feed) settle() {
 // recent remembers what was handed out lately, oldest first: enough to drop what
 // a partition's tail, its past and overlapping partitions bring twice.
 type recent struct {
-	keys  map[string]int64
+	keys  map[string]handedOut
 	order []string
+}
+
+// handedOut is where an entry was: its key, and whether its partition has a place of its own in cursors.
+type handedOut struct {
+	key    int64
+	placed bool
 }
 
 // maxRecent bounds the memory of a feed. Duplicates are at most [eventlog.Window]
 // and a page apart; beyond this many in that time a feed repeats some.
 const maxRecent = 4096
 
-func (r *recent) add(id string, key int64) bool {
+func (r *recent) add(id string, key int64, placed bool) bool {
 	if _, ok := r.keys[id]; ok {
 		return false
 	}
 	if r.keys == nil {
-		r.keys = map[string]int64{}
+		r.keys = map[string]handedOut{}
 	}
 	if len(r.order) >= maxRecent {
 		delete(r.keys, r.order[0])
 		r.order = r.order[1:]
 	}
-	r.keys[id] = key
+	r.keys[id] = handedOut{key, placed}
 	r.order = append(r.order, id)
 	return true
 }
 
-// after lists what has a greater key, and forgets what is long behind.
-func (r *recent) after(at int64) []string {
-	for len(r.order) > 0 && r.keys[r.order[0]] < at-2*eventlog.Window.Microseconds() {
+// after lists what has a greater key, without what has a place if the cursor tells it, and forgets
+// what is long past.
+func (r *recent) after(at int64, places bool) []string {
+	for len(r.order) > 0 && r.keys[r.order[0]].key < at-2*eventlog.Window.Microseconds() {
 		delete(r.keys, r.order[0])
 		r.order = r.order[1:]
 	}
 	var ids []string
 	for _, id := range r.order {
-		if r.keys[id] > at {
+		if h := r.keys[id]; h.key > at && !(places && h.placed) {
 			if ids = append(ids, id); len(ids) > eventlog.MaxSent {
 				return ids
 			}

@@ -1,14 +1,10 @@
 package stream
 
-import (
-	"time"
+import "mcpevents/shared/eventlog"
 
-	"mcpevents/shared/eventlog"
-)
-
-// Follow adds a topic to the feed, from since on; see [Request.Topics].
-func (f *Feed) Follow(topic string, since time.Time) {
-	f.join(&source{part: eventlog.Topic(f.workspace, topic), pattern: topic, topic: true}, f.tails.begin(since), nil)
+// Follow adds a topic to the feed, from a position on; see [Request.Topics].
+func (f *Feed) Follow(topic string, after int64) {
+	f.join(&source{part: eventlog.Topic(f.workspace, topic), pattern: topic, topic: true}, after, nil)
 }
 
 // Unfollow ends what [Feed.Follow] began.

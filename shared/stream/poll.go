@@ -42,9 +42,12 @@ type Page struct {
 	Quiet time.Duration
 }
 
-// maxExamined bounds how many events one poll looks at, whether or not its
+// One poll looks at so many events, and at so many bytes of payloads, whether or not its
 // filters let them through.
-const maxExamined = 2000
+const (
+	maxExamined      = 2000
+	maxExaminedBytes = 8 << 20
+)
 
 // maxOpen is how many entries within the window a poll hands out: what its cursor can
 // name, less one for each partition whose next entry may share its key with one of them.
@@ -54,12 +57,15 @@ const maxOpen = eventlog.MaxSent - eventlog.Shards
 // of the store, a wildcard by one for each of its partitions. It keeps no state.
 //
 // Events of several partitions are merged by their keys, so that the cursor, which
-// is one position for all, moves with them. Within [eventlog.Window] of now it
-// cannot, since smaller keys may still be committed; there it names what was
+// is one position for all, moves with them. Where writers stamp, it cannot within
+// [eventlog.Window] of now, since smaller keys may still be committed; there it names what was
 // sent. What it has no room for is held back until the window has passed it.
 func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 	p := poll{tails: ts, request: r, began: ts.now(), seen: map[string]bool{}, resume: map[uint64]int64{}}
 	p.settled = p.began.Add(-eventlog.Window).UnixMicro()
+	if ts.Log.DB.Ordered() {
+		p.settled = ts.Log.Position()
+	}
 	p.lastTraffic = p.began.UnixMicro()
 	var reaches int64
 	if r.Pattern.Kind != subscription.Concrete {
@@ -70,13 +76,17 @@ func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 		reaches = in.Reaches()
 	}
 	if r.Cursor == "" {
-		return p.page(eventlog.Cursor{At: ts.begin(p.began)}), nil
+		c, err := p.fresh(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return p.page(c), nil
 	}
 	c, err := ts.Sealer.Open(r.Workspace, r.Cursor)
 	if err != nil {
 		return nil, err
 	}
-	p.start, p.truncated = ts.reach(c.At, r.MaxAge)
+	p.start, p.truncated = ts.reach(c, eventlog.Own(r.Workspace, r.Pattern.Key), r.MaxAge)
 	if reaches > p.start {
 		p.start, p.truncated = reaches, true
 	}
@@ -106,7 +116,7 @@ type poll struct {
 	settled   int64 // no key up to it will be committed any more
 	start     int64
 	truncated bool
-	exact     bool // one partition, whose keys grow in commit order
+	exact     bool // one partition, whose keys grow in commit order, or an ordered store
 
 	readers []*pollReader
 	events  []*event.Event
@@ -114,13 +124,15 @@ type poll struct {
 	seen    map[string]bool // entries by their ids
 	// resume are the hashes of what the cursor says was sent, with the key of the
 	// entry once it was met.
-	resume      map[uint64]int64
-	sent        []sentEntry // now, unless the partition is exact
-	open        int         // hashes that the next cursor may have to name
-	examined    int
-	last        int64 // the greatest key examined
-	lastTraffic int64
-	more, held  bool
+	resume   map[uint64]int64
+	sent     []sentEntry // now, unless the partition is exact
+	open     int         // hashes that the next cursor may have to name
+	examined int
+	// examinedBytes are those of the payloads examined.
+	examinedBytes int
+	last          int64 // the greatest key examined
+	lastTraffic   int64
+	more, held    bool
 }
 
 type sentEntry struct {
@@ -141,28 +153,60 @@ type pollReader struct {
 }
 
 func (p *poll) join() {
-	parts := []eventlog.Partition{eventlog.Own(p.request.Workspace, p.request.Pattern.Key)}
+	parts := p.request.Pattern.Partitions(p.tails.Log, p.request.Workspace)
 	limit := p.request.Most + 1
-	if p.request.Pattern.Kind != subscription.Concrete {
-		parts = eventlog.Pattern(p.request.Workspace, p.request.Pattern.Key)
+	if len(parts) > 1 {
 		limit = max(10, limit/4)
 	}
-	p.exact = len(parts) == 1 && p.tails.Log.LookBack(parts[0]) == 0
+	p.exact = p.tails.Log.LookBack(parts[0]) == 0 // an own partition is alone
 	for _, part := range parts {
 		p.readers = append(p.readers, &pollReader{part: part, limit: min(limit, pageSize), pos: p.start, more: true})
 	}
 }
 
+// fresh is the cursor at the end of the log. Where writers stamp, their clocks may have been set back:
+// a partition of its own ends at its last key, and of the others it names what is there.
+func (p *poll) fresh(ctx context.Context) (c eventlog.Cursor, err error) {
+	log, r := p.tails.Log, p.request
+	if len(r.Pattern.Partitions(log, r.Workspace)) == 1 || log.DB.Ordered() {
+		c.Given = p.began.UnixMicro()
+		c.At, err = log.EndOf(ctx, r.Workspace, r.Pattern.Key)
+		return c, err
+	}
+	p.start = log.Position()
+	c.At = p.start
+	p.join()
+	for more := true; more; {
+		if err := p.readAll(ctx); err != nil {
+			return c, fault.Wrap(fault.Unavailable, err, "read the end of the log")
+		}
+		more = false
+		for _, s := range p.readers {
+			for _, e := range s.ahead {
+				c.Sent = append(c.Sent, p.tails.Sealer.Hash(e.ID()))
+			}
+			s.ahead = nil
+			more = more || s.more
+		}
+	}
+	return c, nil
+}
+
+// readAll reads a page of every partition.
+func (p *poll) readAll(ctx context.Context) error {
+	errs := make([]error, len(p.readers))
+	var all sync.WaitGroup
+	for i, s := range p.readers {
+		all.Go(func() { errs[i] = p.ahead(ctx, s) })
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
 // read hands out what the readers bring, in the order of the keys, until the page is
 // full or nothing is left.
 func (p *poll) read(ctx context.Context) error {
-	errs := make([]error, len(p.readers))
-	var first sync.WaitGroup
-	for i, s := range p.readers {
-		first.Go(func() { errs[i] = p.ahead(ctx, s) })
-	}
-	first.Wait()
-	if err := errors.Join(errs...); err != nil {
+	if err := p.readAll(ctx); err != nil {
 		return err
 	}
 	for {
@@ -170,9 +214,15 @@ func (p *poll) read(ctx context.Context) error {
 		if err != nil || s == nil {
 			return err
 		}
-		if p.examined == maxExamined {
+		if p.examined == maxExamined || p.examinedBytes >= maxExaminedBytes {
 			p.more = true
 			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if e := s.ahead[0].Event; e != nil {
+			p.examinedBytes += len(e.Data)
 		}
 		if !p.take(s.ahead[0]) {
 			return nil
@@ -260,6 +310,9 @@ func (p *poll) position() eventlog.Cursor {
 		at = min(at, p.settled)
 	}
 	c := eventlog.Cursor{At: max(at, p.start)}
+	if !rest && p.tails.Log.DB.Ordered() {
+		c.Given = p.began.UnixMicro()
+	}
 	for _, s := range p.sent {
 		if s.key > c.At {
 			c.Sent = append(c.Sent, s.hash)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -58,6 +59,7 @@ func TestWhatAnEmptyPollCosts(t *testing.T) {
 		writes       int64 // of the first
 	}{
 		{ownPattern, 0, 1, 0},
+		{unorderedPattern, 0, 1, 0}, // an ordered store has one writer in any case
 		{openPattern, 2, eventlog.Shards, 2},
 	} {
 		cursor := ""
@@ -175,7 +177,7 @@ func (w pollers) run(t *testing.T) (res polledAll) {
 		var writing sync.WaitGroup
 		end := time.Now().Add(w.length)
 		for i := range instances {
-			if w.pattern.Kind == subscription.Concrete && i > 0 {
+			if w.pattern.Kind == subscription.Concrete && !w.pattern.Unordered && i > 0 {
 				break // it has one writer at a time
 			}
 			writing.Go(func() {
@@ -223,6 +225,10 @@ func (w pollers) run(t *testing.T) (res polledAll) {
 }
 
 func (w pollers) write(ctx context.Context, l *eventlog.Log, events []event.Event) error {
+	if w.pattern.Unordered {
+		_, err := l.AppendUnordered(ctx, "default", w.pattern.Key, events, nil)
+		return err
+	}
 	if w.pattern.Kind == subscription.Concrete {
 		_, err := l.AppendOwn(ctx, "default", w.pattern.Key, events)
 		return err
@@ -283,8 +289,12 @@ func TestPollsSkipNothing(t *testing.T) {
 		{"EVX-05 EVX-07 a URI, stamped by writers", pollers{newDB: likeDynamo(20 * time.Millisecond), pattern: ownPattern, burst: 100, skew: eventlog.MaxSkew}, false},
 		{"EVX-05 EVX-07 a wildcard, stamped by writers", pollers{newDB: likeDynamo(20 * time.Millisecond), pattern: openPattern, burst: 40, skew: eventlog.MaxSkew}, false},
 		{"EVX-05 EVX-07 a wildcard, slow appends", pollers{newDB: likeDynamo(1900 * time.Millisecond), pattern: openPattern, skew: eventlog.MaxSkew}, false},
+		{"an unordered URI, SQLite", pollers{newDB: sqliteStore, pattern: unorderedPattern, burst: 100}, false},
+		{"an unordered URI, stamped by writers", pollers{newDB: likeDynamo(20 * time.Millisecond), pattern: unorderedPattern, burst: 40, skew: eventlog.MaxSkew}, false},
+		{"an unordered URI, slow appends", pollers{newDB: likeDynamo(1900 * time.Millisecond), pattern: unorderedPattern, skew: eventlog.MaxSkew}, false},
+		{"an unordered URI, polls and streams, stamped by writers", pollers{newDB: likeDynamo(50 * time.Millisecond), pattern: unorderedPattern, burst: 40, streams: true, skew: eventlog.MaxSkew}, true},
 		{"EVX-07 a URI, polls and streams, SQLite", pollers{newDB: sqliteStore, pattern: ownPattern, burst: 100, streams: true}, false},
-		{"EVX-07 a wildcard, polls and streams, SQLite", pollers{newDB: sqliteStore, pattern: openPattern, streams: true}, true},
+		{"EVX-07 a wildcard, polls and streams, SQLite", pollers{newDB: sqliteStore, pattern: openPattern, burst: 100, streams: true}, false},
 		{"EVX-07 a wildcard, polls and streams, stamped by writers", pollers{newDB: likeDynamo(50 * time.Millisecond), pattern: openPattern, burst: 40, streams: true, skew: eventlog.MaxSkew}, true},
 		{"EVX-07 a URI, polls and streams, stamped by writers", pollers{newDB: likeDynamo(50 * time.Millisecond), pattern: ownPattern, streams: true, skew: eventlog.MaxSkew}, false},
 	} {
@@ -339,5 +349,45 @@ func TestAPollGoesPastWhatItDoesNotWant(t *testing.T) {
 	}
 	if polls != 3 || len(page.Events) != 1 || page.Events[0].ID != "wanted" {
 		t.Errorf("after %d polls: %+v", polls, page)
+	}
+}
+
+// EVX-05: large payloads count by their bytes, so that no poll filters for seconds.
+func TestAPollLooksAtFewLargePayloads(t *testing.T) {
+	db, sealer := embedded(t)
+	log := &eventlog.Log{DB: db}
+	tails := stream.New(log, db, sealer, stream.Options{})
+	defer tails.Close()
+	looked := 0
+	request := stream.PollRequest{
+		Workspace: "default", Pattern: ownPattern, Most: 50, Bytes: 1 << 20,
+		Wants: func(*event.Event) bool { looked++; return false },
+	}
+	page, err := tails.Poll(t.Context(), request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 100 {
+		e := occurrence(fmt.Sprint(i), ownPattern.Key)
+		e.Data = []byte(`"` + strings.Repeat("a", 200<<10) + `"`)
+		if _, err := log.AppendOwn(t.Context(), "default", ownPattern.Key, []event.Event{e}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	request.Cursor = page.Cursor
+	if page, err = tails.Poll(t.Context(), request); err != nil {
+		t.Fatal(err)
+	}
+	if looked != 41 || !page.More || len(page.Events) > 0 {
+		t.Errorf("a poll looked at %d events of 200 KiB, want 8 MiB's worth; more is %v", looked, page.More)
+	}
+	for page.More {
+		request.Cursor = page.Cursor
+		if page, err = tails.Poll(t.Context(), request); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if looked != 100 {
+		t.Errorf("all polls together looked at %d events, want 100", looked)
 	}
 }

@@ -9,26 +9,15 @@ import (
 	"mcpevents/shared/subscription"
 )
 
-// begin is the position from which a reader finds what is published at a time or later.
-// Where writers stamp, one whose clock is behind may stamp it earlier.
-func (ts *Tails) begin(since time.Time) int64 { return since.Add(-ts.margin()).UnixMicro() - 1 }
-
-func (ts *Tails) margin() time.Duration {
-	if ts.Log.DB.Ordered() {
-		return 0
-	}
-	return 2 * eventlog.MaxSkew
-}
-
-// reach is where a reader with a cursor starts, and whether that is a gap: the log
-// no longer reaches back so far, or the client wants nothing so old. A cursor lies
+// reach is where a reader with a cursor starts in a partition, and whether that is a gap: the log
+// no longer reaches back so far, or the client wants nothing so old. Where writers stamp, a cursor lies
 // up to a window before the moment it was given at, which is no gap.
-func (ts *Tails) reach(at int64, maxAge time.Duration) (start int64, truncated bool) {
+func (ts *Tails) reach(c eventlog.Cursor, p eventlog.Partition, maxAge time.Duration) (start int64, truncated bool) {
 	floor := ts.Log.Oldest()
 	if maxAge > 0 {
 		floor = max(floor, ts.now().Add(-maxAge-eventlog.Window).UnixMicro())
 	}
-	return max(at, floor), at < floor
+	return ts.Log.Reach(c, ts.Sealer.From(c, p), floor)
 }
 
 // interests remembers which patterns this process knows to be recorded as read, so that

@@ -18,7 +18,8 @@ var (
 	parentPattern = subscription.Pattern{
 		Kind: subscription.Parent, Key: "event://sim/p/**", Shape: subscription.Shape{Scope: "parents", Name: "d2"},
 	}
-	ownPattern = subscription.Pattern{Kind: subscription.Concrete, Key: "event://sim/own"}
+	ownPattern       = subscription.Pattern{Kind: subscription.Concrete, Key: "event://sim/own"}
+	unorderedPattern = subscription.Pattern{Kind: subscription.Concrete, Key: "event://sim/unordered", Unordered: true}
 )
 
 func occurrence(id, uri string) event.Event {

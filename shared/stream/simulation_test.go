@@ -27,6 +27,7 @@ type memory struct {
 }
 
 func (m *memory) Ordered() bool { return false }
+func (m *memory) End() int64    { return 0 }
 func (m *memory) Close() error  { return nil }
 
 func (m *memory) Get(_ context.Context, keys ...store.Key) ([]*store.Item, error) {

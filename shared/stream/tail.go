@@ -21,6 +21,12 @@ type tail struct {
 	feeds map[*Feed]struct{}
 
 	cancel context.CancelFunc
+
+	// How the store tells of its writes; nil if it does not.
+	changed <-chan struct{}
+	written func() int64
+	unwatch func()
+	from    int64 // the end of the log when the watch began
 }
 
 // batch is what one poll of a tail brought. It is shared by all feeds and not
@@ -34,15 +40,19 @@ type batch struct {
 
 func (t *tail) run(ctx context.Context) {
 	defer t.tails.running.Done()
-	changed, stop := t.watch()
-	defer stop()
+	changed := t.changed
+	defer t.unwatch()
 
 	log := t.tails.Log
 	lookBack := log.LookBack(t.part)
 	start := t.tails.now()
 	// What was appended before the first feed joined reaches it by its own
-	// reading; starting a window early makes sure that nothing falls between.
+	// reading; starting a window early makes sure that nothing falls between. An ordered
+	// store is read from where the watch began.
 	from := start.Add(-eventlog.Window).UnixMicro()
+	if log.DB.Ordered() {
+		from = t.from
+	}
 	seen := map[string]int64{}
 	var previous time.Time // start of the last poll
 	lastEntry, lastRenewal := start, start
@@ -66,7 +76,9 @@ func (t *tail) run(ctx context.Context) {
 		default:
 		}
 		if !told { // nothing was written: only time has passed
-			t.spread(&batch{part: t.part, floor: max(from, began.Add(-eventlog.Window).UnixMicro())})
+			if !log.DB.Ordered() { // whose feeds know better
+				t.spread(&batch{part: t.part, floor: max(from, began.Add(-eventlog.Window).UnixMicro())})
+			}
 			timer.Reset(t.tails.Options.Watched)
 			t.renewInterest(ctx, began, &lastRenewal)
 			continue
@@ -92,7 +104,9 @@ func (t *tail) run(ctx context.Context) {
 			previous = began
 			if lookBack == 0 {
 				from = max(from, last)
-				floor = max(floor, last)
+				if floor = max(floor, last); log.DB.Ordered() {
+					floor = from
+				}
 			} else {
 				from = began.Add(-lookBack).UnixMicro()
 				prune(seen, from)
@@ -171,9 +185,10 @@ func (t *tail) spread(b *batch) {
 	}
 }
 
-func (t *tail) watch() (<-chan struct{}, func()) {
+func (t *tail) watch() {
+	t.unwatch = func() {}
 	if w, ok := t.tails.Log.DB.(store.Watcher); ok {
-		return w.Watch(t.part.Name())
+		t.changed, t.written, t.unwatch = w.Watch(t.part.Name())
 	}
-	return nil, func() {}
+	t.from = t.tails.Log.Position()
 }

@@ -127,14 +127,16 @@ func (ts *Tails) pause(quiet time.Duration) time.Duration {
 	return ts.Options.BusyPoll
 }
 
-// join adds f to the tail of p, starting it if need be.
-func (ts *Tails) join(f *Feed, p eventlog.Partition, renew func(context.Context) error) {
+// join adds f to the tail of p, starting it if need be. It returns how the store tells what was
+// written to p last, or nil.
+func (ts *Tails) join(f *Feed, p eventlog.Partition, renew func(context.Context) error) (written func() int64) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	t := ts.tails[p.Name()]
 	if t == nil {
 		ctx, cancel := context.WithCancel(ts.ctx)
 		t = &tail{tails: ts, part: p, renew: renew, feeds: map[*Feed]struct{}{}, cancel: cancel}
+		t.watch()
 		ts.tails[p.Name()] = t
 		ts.running.Add(1)
 		go t.run(ctx)
@@ -142,6 +144,7 @@ func (ts *Tails) join(f *Feed, p eventlog.Partition, renew func(context.Context)
 	t.mu.Lock()
 	t.feeds[f] = struct{}{}
 	t.mu.Unlock()
+	return t.written
 }
 
 // leave takes f off the tail of p, and ends the tail with its last feed.
@@ -169,10 +172,11 @@ type Request struct {
 	Patterns []subscription.Pattern
 	// Topics are notices of the system (see the Topic functions).
 	Topics []string
-	// Cursor resumes where another feed of the workspace ended; empty starts at Since.
+	// Cursor resumes where another feed of the workspace ended; empty starts at the end of the log.
 	Cursor string
-	// Since is where a feed without a cursor starts; zero is now.
-	Since time.Time
+	// TopicsAfter is the position from which a feed without a cursor has the notices; 0 is
+	// the end of the log (see [eventlog.Log.Position]).
+	TopicsAfter int64
 	// MaxAge bounds what a cursor brings back, to within [eventlog.Window]; 0 does not.
 	MaxAge time.Duration
 	// Sole says that the cursors are for these patterns alone: what happens in

@@ -63,6 +63,9 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 	if err != nil {
 		return nil, err
 	}
+	if err := s.Options.Rate.Take(p, 1, s.now()); err != nil {
+		return nil, err
+	}
 	entry := cat.ByName(r.Name)
 	if entry == nil {
 		return nil, unknownEvent(r.Name)
@@ -84,7 +87,8 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 	if err != nil {
 		return nil, err
 	}
-	from, truncated, err := s.start(p.Workspace, r)
+	pattern := selection.Pattern
+	from, truncated, err := s.start(ctx, p.Workspace, pattern, r)
 	if err != nil {
 		return nil, err
 	}
@@ -92,17 +96,16 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 	if err := s.verify(ctx, p, r.URL, id, key); err != nil {
 		return nil, err
 	}
-	pattern := selection.Pattern
 	oldest := s.Log.Oldest()
 	if pattern.Kind != Concrete {
 		in, err := Interested(ctx, s.DB, s.Log, p.Workspace, pattern)
 		if err != nil {
 			return nil, err
 		}
-		oldest = max(oldest, in.Reaches())
-		if r.Cursor != "" && from < oldest {
-			from, truncated = oldest, true
+		if reaches := in.Reaches(); r.Cursor != "" && from < reaches {
+			from, truncated = reaches, true
 		}
+		oldest = max(oldest, in.Reaches())
 	}
 	now := s.now().UTC()
 	want := &Subscription{
@@ -118,7 +121,7 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 		return nil, err
 	}
 	if r.Cursor != "" && s.Replay != nil {
-		want.Owed = from
+		want.Owed = max(from, 1) // 0 is nothing
 	}
 	have, err := s.upsert(ctx, cat, want, r)
 	if err != nil {
@@ -127,9 +130,9 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 	out := &SubscribeResult{ID: id, RefreshBefore: want.Until, Cursor: want.Cursor, Truncated: truncated}
 	switch {
 	case want.Owed != 0:
-		if want.Owed < oldest {
+		if at, gap := s.Log.Reach(eventlog.Cursor{}, want.Owed, oldest); gap && (r.Cursor == "" || want.Owed != max(from, 1)) {
 			out.Truncated = true
-			out.Cursor = s.Sealer.Seal(p.Workspace, eventlog.Cursor{At: oldest})
+			out.Cursor = s.Sealer.Seal(p.Workspace, eventlog.Cursor{At: at})
 		}
 		more, err := s.replay(ctx, want)
 		if err != nil {
@@ -213,8 +216,10 @@ func (s *Service) refresh(ctx context.Context, have, want *Subscription, live bo
 	} else {
 		want.Target.Previous, want.Target.PreviousUntil = have.Target.Secret, s.now().Add(s.options().RotationGrace).Unix()
 	}
-	if live && r.Cursor == "" {
-		want.Cursor = have.Cursor
+	want.Replayed = have.Replayed
+	have.Patterns = want.Patterns                         // the same, as the catalog has them now
+	if live && (r.Cursor == "" || have.State == Active) { // deliveries go on: what a client polled elsewhere is not settled here
+		want.Cursor = s.advanced(ctx, have)
 	}
 	want.Resumed = have.Resumed
 	if have.State == Suspended {
@@ -246,7 +251,7 @@ func (s *Service) replay(ctx context.Context, sub *Subscription) (truncated bool
 		if sub == nil || sub.Owed != owed {
 			return nil, nil
 		}
-		sub.Owed = 0
+		sub.Owed, sub.Replayed = 0, s.now().UnixMicro()
 		return func(ctx context.Context, sub *Subscription) error {
 			was := sub.Revision
 			sub.Revision++
@@ -260,13 +265,14 @@ func (s *Service) replay(ctx context.Context, sub *Subscription) (truncated bool
 }
 
 // start finds the position to deliver from.
-func (s *Service) start(workspace string, r SubscribeRequest) (from int64, truncated bool, err error) {
-	now := s.now()
+func (s *Service) start(ctx context.Context, workspace string, pattern Pattern, r SubscribeRequest) (from int64, truncated bool, err error) {
+	own := eventlog.Own(workspace, pattern.Key)
 	if r.Cursor == "" {
-		if !s.DB.Ordered() { // a writer whose clock is behind stamps earlier
-			now = now.Add(-2 * eventlog.MaxSkew)
+		from = s.Log.Position()
+		if pattern.Kind == Concrete {
+			from, err = s.Log.EndOf(ctx, workspace, pattern.Key)
 		}
-		return now.UnixMicro(), false, nil
+		return from, false, err
 	}
 	c, err := s.Sealer.Open(workspace, r.Cursor)
 	if err != nil {
@@ -274,12 +280,10 @@ func (s *Service) start(workspace string, r SubscribeRequest) (from int64, trunc
 	}
 	floor := s.Log.Oldest()
 	if r.MaxAge > 0 {
-		floor = max(floor, now.Add(-r.MaxAge).UnixMicro())
+		floor = max(floor, s.now().Add(-r.MaxAge).UnixMicro())
 	}
-	if c.At < floor {
-		return floor, true, nil
-	}
-	return c.At, false, nil
+	from, truncated = s.Log.Reach(c, s.Sealer.From(c, own), floor)
+	return from, truncated, nil
 }
 
 // grant decides the lifetime: never longer than asked, except for the floor.

@@ -3,14 +3,24 @@ package subscription
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
+	"mcpevents/shared/bounded"
+	"mcpevents/shared/event"
 	"mcpevents/shared/fault"
 )
 
-// maxFilterValues bounds the list of a filter.
-const maxFilterValues = 50
+// Bounds of what has to be compared for one event and subscription.
+const (
+	// maxFilterValues bounds the list of a filter.
+	maxFilterValues = 50
+	// maxAllValues bounds the values of all filters together, maxGlobs those with a `*`.
+	maxAllValues = 200
+	maxGlobs     = 50
+)
 
 // newFilter takes the argument of a filter: a scalar, or a list of scalars of
 // which one must match.
@@ -32,78 +42,146 @@ func newFilter(pointer string, raw json.RawMessage) (Filter, error) {
 	return Filter{Pointer: pointer, Values: list}, nil
 }
 
-// passes reports whether a payload satisfies all filters.
-func passes(filters []Filter, payload []byte) bool {
-	d := json.NewDecoder(bytes.NewReader(payload))
-	d.UseNumber()
-	var doc any
-	if err := d.Decode(&doc); err != nil {
+// checkFilters bounds the work of all filters of a subscription.
+func checkFilters(filters []Filter) error {
+	all, globs := 0, 0
+	for _, f := range filters {
+		all += len(f.Values)
+		globs += len(f.values().globs)
+	}
+	switch {
+	case all > maxAllValues:
+		return fault.New(fault.Invalid, "the filters have %d values, %d are allowed together", all, maxAllValues)
+	case globs > maxGlobs:
+		return fault.New(fault.Invalid, "the filters have %d values with *, %d are allowed together", globs, maxGlobs)
+	}
+	return nil
+}
+
+// Payload is an event whose payload is decoded when a filter first looks at it, and then
+// at most once, however many subscribers ask. It is safe for concurrent use.
+type Payload struct {
+	Event *event.Event
+
+	decode sync.Once
+	doc    any
+	valid  bool
+}
+
+// Payloads makes one of each event.
+func Payloads(events []event.Event) []*Payload {
+	out := make([]*Payload, len(events))
+	for i := range events {
+		out[i] = &Payload{Event: &events[i]}
+	}
+	return out
+}
+
+// recentPayloads are those that streams look at now: a tail hands the same event to all of
+// them. Few, because a decoded payload may take some megabytes.
+var recentPayloads = bounded.NewMap[*event.Event, *Payload](16)
+
+// payloadOf is the payload of an event that other streams may look at, too.
+func payloadOf(e *event.Event) *Payload {
+	p, ok := recentPayloads.Get(e)
+	if !ok {
+		p = &Payload{Event: e}
+		recentPayloads.Put(e, p)
+	}
+	return p
+}
+
+// passes reports whether the payload satisfies all filters.
+func (p *Payload) passes(filters []Filter) bool {
+	if len(filters) == 0 {
+		return true
+	}
+	p.decode.Do(func() {
+		d := json.NewDecoder(bytes.NewReader(p.Event.Data))
+		d.UseNumber()
+		p.valid = d.Decode(&p.doc) == nil
+	})
+	if !p.valid {
 		return false
 	}
 	for _, f := range filters {
-		got, ok := lookup(doc, f.Pointer)
-		if !ok || !f.accepts(got) {
+		got, ok := lookup(p.doc, f.Pointer)
+		if !ok || !f.values().accept(got) {
 			return false
 		}
 	}
 	return true
 }
 
-func (f Filter) accepts(got any) bool {
+// values are those of a filter, read once for all elements of a list in a payload.
+type values struct {
+	texts   map[string]bool
+	globs   []glob
+	numbers map[float64]bool
+	digits  map[string]bool // numbers beyond float64
+	bools   map[bool]bool
+}
+
+func (f Filter) values() values {
+	v := values{texts: map[string]bool{}, numbers: map[float64]bool{}, digits: map[string]bool{}, bools: map[bool]bool{}}
 	for _, raw := range f.Values {
-		switch got := got.(type) {
-		case string:
-			var want string
-			if json.Unmarshal(raw, &want) == nil && glob(want, got) {
-				return true
+		switch raw[0] {
+		case '"':
+			var text string
+			if json.Unmarshal(raw, &text) != nil {
+				continue
 			}
-		case json.Number:
-			if got.String() == string(raw) || sameNumber(got.String(), string(raw)) {
-				return true
+			if strings.Contains(text, "*") {
+				v.globs = append(v.globs, strings.Split(text, "*"))
+			} else {
+				v.texts[text] = true
 			}
-		case bool:
-			if string(raw) == strconv.FormatBool(got) {
-				return true
-			}
-		case []any: // one of its elements
-			for _, el := range got {
-				if (Filter{Values: []json.RawMessage{raw}}).accepts(el) {
-					return true
-				}
+		case 't', 'f':
+			v.bools[raw[0] == 't'] = true
+		default:
+			v.digits[string(raw)] = true
+			if n, err := strconv.ParseFloat(string(raw), 64); err == nil {
+				v.numbers[n] = true
 			}
 		}
+	}
+	return v
+}
+
+func (v values) accept(got any) bool {
+	switch got := got.(type) {
+	case string:
+		return v.texts[got] || slices.ContainsFunc(v.globs, func(g glob) bool { return g.matches(got) })
+	case json.Number:
+		n, err := strconv.ParseFloat(got.String(), 64)
+		return v.digits[got.String()] || err == nil && v.numbers[n]
+	case bool:
+		return v.bools[got]
+	case []any: // one of its elements
+		return slices.ContainsFunc(got, v.accept)
 	}
 	return false
 }
 
-func sameNumber(a, b string) bool {
-	x, err1 := strconv.ParseFloat(a, 64)
-	y, err2 := strconv.ParseFloat(b, 64)
-	return err1 == nil && err2 == nil && x == y
-}
+// glob is a text with `*` for any characters, cut at its stars; it has at least two parts.
+type glob []string
 
-// glob matches with `*` for any characters, in time linear in both lengths but
-// for restarts at the last star.
-func glob(pattern, s string) bool {
-	if !strings.Contains(pattern, "*") {
-		return pattern == s
+// matches searches the parts one after another, each behind the one before: the first
+// place is always good enough, so nothing is read again and the time is linear.
+func (g glob) matches(s string) bool {
+	first, last := g[0], g[len(g)-1]
+	if len(s) < len(first)+len(last) || !strings.HasPrefix(s, first) || !strings.HasSuffix(s, last) {
+		return false
 	}
-	p, i, star, mark := 0, 0, -1, 0
-	for i < len(s) {
-		switch {
-		case p < len(pattern) && pattern[p] == '*':
-			star, mark = p, i
-			p++
-		case p < len(pattern) && pattern[p] == s[i]:
-			p, i = p+1, i+1
-		case star >= 0:
-			mark++
-			p, i = star+1, mark
-		default:
+	s = s[len(first) : len(s)-len(last)]
+	for _, part := range g[1 : len(g)-1] {
+		i := strings.Index(s, part)
+		if i < 0 {
 			return false
 		}
+		s = s[i+len(part):]
 	}
-	return strings.Trim(pattern[p:], "*") == ""
+	return true
 }
 
 // lookup follows a JSON pointer (RFC 6901).

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 
+	"mcpevents/shared/bounded"
 	"mcpevents/shared/catalog"
 	"mcpevents/shared/fault"
 	"mcpevents/shared/store"
@@ -72,14 +73,15 @@ func (s *Service) list(ctx context.Context, cat *catalog.Catalog, sub *Subscript
 
 // once writes an item unless it is there, or this process wrote it before.
 func (s *Service) once(ctx context.Context, k store.Key, value func() []byte) error {
-	if _, done := s.written.Load(k); done {
+	s.makeWritten.Do(func() { s.written = bounded.NewMap[store.Key, bool](maxWritten) })
+	if _, done := s.written.Get(k); done {
 		return nil
 	}
 	err := s.DB.Write(ctx, store.Put(store.Item{Key: k, Value: value()}, store.Absent()))
 	if err != nil && !errors.Is(err, store.ErrConflict) {
 		return fault.Wrap(fault.Unavailable, err, "keep what the subscription relies on")
 	}
-	s.written.Store(k, true)
+	s.written.Put(k, true)
 	return nil
 }
 
@@ -166,6 +168,16 @@ type Looked struct {
 	// Seen is the fingerprint of a newer one, first looked at in the second Since (since 1970).
 	Seen  string `json:"n,omitempty"`
 	Since int64  `json:"at,omitempty"`
+	// At is where the audit was cut off that is under way.
+	At Place `json:"place,omitzero"`
+}
+
+// Place is how far an audit came: through the scopes before Scope, and in that one through the
+// subscriptions up to After. Step says for which comparison of catalogs that counts.
+type Place struct {
+	Step  string `json:"step"`
+	Scope string `json:"scope"`
+	After string `json:"after"`
 }
 
 func lookedKey(workspace string) store.Key {

@@ -4,11 +4,16 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"mcpevents/shared/auth"
 	"mcpevents/shared/eventlog"
 	"mcpevents/shared/fault"
+	"mcpevents/shared/rate"
 	"mcpevents/shared/store"
 )
 
@@ -51,11 +56,15 @@ func TestAReplayThatWasCutOffIsMadeUpFor(t *testing.T) {
 	}
 }
 
+// TestACursorFromBeforeAPatternWasReadIsAGap: EVX-07, in the answer to a subscription.
 func TestACursorFromBeforeAPatternWasReadIsAGap(t *testing.T) {
 	f := newFixture(t, Options{})
 	r := &replays{}
 	f.Replay = r
 	f.Log.Now = f.Now
+	if err := f.Log.Notify(t.Context(), "default", "any", nil); err != nil { // so that the log has an end
+		t.Fatal(err)
+	}
 	sub := func(at time.Time) *SubscribeResult {
 		t.Helper()
 		got, err := f.subscribe(SubscribeRequest{
@@ -79,6 +88,24 @@ func TestACursorFromBeforeAPatternWasReadIsAGap(t *testing.T) {
 	}
 }
 
+// TestACursorOlderThanTheClientWantsIsAGap: EVX-07, by maxAgeMs of a subscription.
+func TestACursorOlderThanTheClientWantsIsAGap(t *testing.T) {
+	f := newFixture(t, Options{})
+	f.Replay = &replays{}
+	f.Log.Now = f.Now
+	began := f.clock
+	f.clock = f.clock.Add(time.Hour)
+	for maxAge, want := range map[time.Duration]bool{0: false, 2 * time.Hour: false, 30 * time.Minute: true} {
+		got, err := f.subscribe(SubscribeRequest{
+			Arguments: json.RawMessage(fmt.Sprintf(`{"owner":"a","repo":"r%d"}`, maxAge)), MaxAge: maxAge,
+			Cursor: f.Sealer.Seal("default", eventlog.Cursor{At: began.UnixMicro()}),
+		})
+		if err != nil || got.Truncated != want {
+			t.Errorf("a cursor of an hour ago, at most %v old: %+v, %v", maxAge, got, err)
+		}
+	}
+}
+
 func TestTheSweepComesBackForWhatEndsLaterInTheMinute(t *testing.T) {
 	f := newFixture(t, Options{Quota: 1})
 	f.clock = f.clock.Truncate(time.Minute).Add(30 * time.Second)
@@ -89,7 +116,7 @@ func TestTheSweepComesBackForWhatEndsLaterInTheMinute(t *testing.T) {
 	swept := 0
 	for _, at := range []time.Duration{-10 * time.Second, 50 * time.Second} {
 		f.clock = got.RefreshBefore.Add(at)
-		n, err := f.Sweep(t.Context(), f.clock.Truncate(time.Minute), 5)
+		n, err := f.Sweep(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,3 +155,152 @@ func TestCountersAreNeverTooLow(t *testing.T) {
 		t.Errorf("%d subscribers", n)
 	}
 }
+
+// headers are those of patterns that are stored, expired ones among them.
+func (f *fixture) headers(keys ...string) (stored []*store.Item) {
+	f.t.Helper()
+	for _, key := range keys {
+		items, err := f.db.Get(f.t.Context(), HeaderKey("default", key))
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		stored = append(stored, items[0])
+	}
+	return stored
+}
+
+func TestPatternsThatNobodyUsesLeaveNothing(t *testing.T) {
+	f := newFixture(t, Options{})
+	f.clock = time.Now()
+	const pattern = "event://github/acme/app/push"
+	register := func() string {
+		return URI(f.register(alice, RegisterRequest{URIs: []string{pattern}, Target: "https://a.example/hook"}).Subscription.ID)
+	}
+	end := func(uri string) {
+		t.Helper()
+		if err := f.Deregister(t.Context(), alice, uri); err != nil {
+			t.Fatal(err)
+		}
+	}
+	one, two := register(), register()
+	end(one)
+	if h := f.headers(pattern)[0]; HeaderCount(h) != 1 || h.Expires.Before(f.clock.AddDate(100, 0, 0)) {
+		t.Fatalf("the header of a pattern with a subscriber is %+v", h)
+	}
+	end(two)
+	h := f.headers(pattern)[0]
+	if HeaderCount(h) != 0 || h == nil || h.Expires.IsZero() || h.Expires.After(f.clock.Add(time.Hour)) {
+		t.Fatalf("the header of an empty pattern is %+v, want one that expires soon", h)
+	}
+	three := register() // before it expired
+	if h := f.headers(pattern)[0]; HeaderCount(h) != 1 || h.Expires.Before(f.clock.AddDate(100, 0, 0)) {
+		t.Errorf("the header that is used again is %+v", h)
+	}
+	f.clock = time.Now().Add(-time.Hour)
+	end(three)
+	if h := f.headers(pattern)[0]; h != nil {
+		t.Errorf("it is still there after its expiry: %+v", h)
+	}
+	f.clock = time.Now()
+	register()
+	if h := f.headers(pattern)[0]; HeaderCount(h) != 1 {
+		t.Errorf("begun anew it is %+v", h)
+	}
+}
+
+// Registrations and ends of the same pattern at once never leave a header that is too low,
+// or one that is empty and stays.
+func TestHeadersUnderConcurrentRegistrations(t *testing.T) {
+	f := newFixture(t, Options{})
+	f.clock, f.Ended = time.Now(), nil
+	const pattern = "event://github/acme/app/push"
+	var running sync.WaitGroup
+	for worker := range 8 {
+		running.Go(func() {
+			for range 20 {
+				got, err := f.Register(t.Context(), alice, RegisterRequest{URIs: []string{pattern}, Target: "https://a.example/hook"})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if h := f.headers(pattern)[0]; HeaderCount(h) < 1 {
+					t.Errorf("worker %d: the header of a pattern with a subscriber is %+v", worker, h)
+				}
+				if err := f.Deregister(t.Context(), alice, URI(got.Subscription.ID)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	running.Wait()
+	if h := f.headers(pattern)[0]; h == nil || HeaderCount(h) != 0 || h.Expires.After(f.clock.Add(time.Hour)) {
+		t.Errorf("in the end it is %+v", h)
+	}
+}
+
+// TestRegistrationsAreLimited: AUT-07.
+func TestRegistrationsAreLimited(t *testing.T) {
+	f := newFixture(t, Options{Rate: NewRate(2)})
+	register := func(p auth.Principal) error {
+		_, err := f.Register(t.Context(), p, RegisterRequest{URIs: []string{build}, Target: "https://a.example/hook"})
+		return err
+	}
+	r := SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`)}
+	for range 10 { // refreshes count
+		if _, err := f.subscribe(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 10 {
+		if err := register(alice); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := f.subscribe(r)
+	for name, err := range map[string]error{"register": register(alice), "subscribe": err} {
+		data, ok := fault.DataOf(err).(rate.RetryAfter)
+		if !fault.Is(err, fault.Exhausted) || !ok || data.Limit != "registrationRate" || data.Max != 2 || data.Seconds != 1 || !strings.Contains(err.Error(), "2 registrations per second") {
+			t.Errorf("AUT-07 %s: got %v, %+v", name, err, fault.DataOf(err))
+		}
+	}
+	if err := register(bob); err != nil {
+		t.Errorf("AUT-07: another principal has its own rate: %v", err)
+	}
+	if err := f.Unsubscribe(t.Context(), alice, "github.push", r.Arguments, "https://chat.example/cb"); err != nil {
+		t.Errorf("AUT-07: an end is never refused: %v", err)
+	}
+	f.clock = f.clock.Add(time.Second)
+	if err := register(alice); err != nil {
+		t.Errorf("AUT-07: a second later: %v", err)
+	}
+	if NewRate(0) != nil {
+		t.Error("0 is a limit")
+	}
+}
+
+func TestWhatIsKnownToBeWrittenIsBounded(t *testing.T) {
+	f := newFixture(t, Options{})
+	made := 0
+	value := func() []byte { made++; return nil }
+	key := func(i int) store.Key {
+		return store.Key{Table: store.Subscriptions, Partition: "w#", Sort: fmt.Sprint(i)}
+	}
+	for i := range maxWritten + 1 {
+		f.DB = absorbing{f.db}
+		if err := f.once(t.Context(), key(i), value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	made = 0
+	if _ = f.once(t.Context(), key(maxWritten), value); made != 0 {
+		t.Error("what was written last is written again")
+	}
+	if _ = f.once(t.Context(), key(0), value); made != 1 {
+		t.Error("what was written first is still in memory")
+	}
+}
+
+// absorbing writes nothing.
+type absorbing struct{ store.DB }
+
+func (absorbing) Write(context.Context, ...store.Op) error { return nil }

@@ -7,6 +7,7 @@ import (
 
 	"mcpevents/shared/auth"
 	"mcpevents/shared/catalog"
+	"mcpevents/shared/eventlog"
 	"mcpevents/shared/fault"
 )
 
@@ -41,6 +42,16 @@ type Pattern struct {
 	Entry string `json:"e,omitempty"`
 	// Shape is what patterns of this form have in common (see [Shape]).
 	Shape Shape `json:"s"`
+	// Unordered is true for a concrete URI of an event type that gives up order.
+	Unordered bool `json:"u,omitempty"`
+}
+
+// Partitions lists where the log has the events of the pattern.
+func (p Pattern) Partitions(log *eventlog.Log, workspace string) []eventlog.Partition {
+	if p.Kind != Concrete {
+		return eventlog.Pattern(workspace, p.Key)
+	}
+	return log.Of(workspace, p.Key, p.Unordered)
 }
 
 // Shape is the form of a pattern: of one event type, which variables are left
@@ -127,7 +138,8 @@ func ForEntry(e *catalog.Entry, vars map[string]string) Pattern {
 	}
 	return Pattern{
 		Kind: kind, Key: e.Expand(vars), Entry: e.Name,
-		Shape: Shape{Scope: entryScope(e.Name), Name: maskName(mask)},
+		Shape:     Shape{Scope: entryScope(e.Name), Name: maskName(mask)},
+		Unordered: kind == Concrete && e.Unordered(),
 	}
 }
 

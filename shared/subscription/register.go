@@ -40,6 +40,9 @@ func (s *Service) Register(ctx context.Context, p auth.Principal, r RegisterRequ
 	if err != nil {
 		return nil, err
 	}
+	if err := s.Options.Rate.Take(p, 1, s.now()); err != nil {
+		return nil, err
+	}
 	if len(r.URIs) == 0 || len(r.URIs) > MaxURIs {
 		return nil, fault.New(fault.Invalid, "uris has %d entries, 1 to %d are allowed", len(r.URIs), MaxURIs)
 	}

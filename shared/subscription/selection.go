@@ -41,6 +41,9 @@ func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
 			return Selection{}, err
 		}
 	}
+	if err := checkFilters(s.Filters); err != nil {
+		return Selection{}, fault.Wrap(fault.Invalid, err, "arguments")
+	}
 	if s.Arguments, err = canonicalJSON(args); err != nil {
 		return Selection{}, err
 	}
@@ -98,7 +101,7 @@ func (s *Selection) Allowed(p auth.Principal) error {
 
 // Wants reports whether an event of the pattern is of the type and passes the filters.
 func (s *Selection) Wants(e *event.Event) bool {
-	return e.Name == s.Entry.Name && (len(s.Filters) == 0 || passes(s.Filters, e.Data))
+	return e.Name == s.Entry.Name && (len(s.Filters) == 0 || payloadOf(e).passes(s.Filters))
 }
 
 // Data is the event's payload without what is redacted.

@@ -9,10 +9,11 @@ import (
 	"time"
 
 	"mcpevents/shared/auth"
+	"mcpevents/shared/bounded"
 	"mcpevents/shared/catalog"
-	"mcpevents/shared/event"
 	"mcpevents/shared/eventlog"
 	"mcpevents/shared/fault"
+	"mcpevents/shared/rate"
 	"mcpevents/shared/store"
 )
 
@@ -49,6 +50,13 @@ type Replayer interface {
 	Resume(ctx context.Context, s *Subscription) error
 }
 
+// Watermark tells up to where a subscription's deliveries are settled. shared/delivery implements it.
+type Watermark interface {
+	// Settled is a position in the log up to which all that was enqueued has been attempted,
+	// and nothing of the subscription waits for a retry; open reports whether anything does.
+	Settled(ctx context.Context, workspace, id string) (at int64, open bool, err error)
+}
+
 // Options are the operator's choices. Zero values are the defaults.
 type Options struct {
 	Quota int64
@@ -68,6 +76,9 @@ type Options struct {
 	// AllowAnonymous lets the anonymous principal use events/subscribe; for
 	// development only.
 	AllowAnonymous bool
+	// Rate limits how often a principal registers or subscribes; nil does not. Refreshes
+	// count: they cost as much. Ending a subscription is never refused.
+	Rate *rate.Rate
 	// UnknownUnsubscribe answers events/unsubscribe of an unknown subscription
 	// with NotFound, as SEP-3415 says, and not with an empty result.
 	UnknownUnsubscribe bool
@@ -102,18 +113,35 @@ type Service struct {
 	Sealer  *eventlog.Sealer
 	Targets Targets
 	Replay  Replayer
-	Options Options
+	// Watermark moves the cursors of deliveries; nil leaves them where they began.
+	Watermark Watermark
+	Options   Options
 	// Ended is told of every subscription that ended or was disabled, before the
 	// caller is answered; embedded, the dispatcher starts no attempt after that. May be nil.
 	Ended func(id string)
 	// Started is told of every subscription before it is written. May be nil.
 	Started func(id string)
+	// SetAside takes an item out of the way that [Service.Sweep] cannot read; without it
+	// the item stays.
+	SetAside func(ctx context.Context, it *store.Item, reason error) error
 	// Topics name where notices go; see shared/stream.
 	PrincipalTopic    func(principal string) string
 	SubscriptionTopic func(id string) string
 	Now               func() time.Time
 
-	written sync.Map // keys of items that stay as they are, by [Service.once]
+	written     *bounded.Map[store.Key, bool] // items that stay as they are, by [Service.once]
+	makeWritten sync.Once
+	// SaveEvery is that of [periodic.Minutes], for the sweep.
+	SaveEvery time.Duration
+}
+
+// maxWritten bounds what is known to be written: what is forgotten is written once more.
+const maxWritten = 10_000
+
+// NewRate limits registrations to a number per second, with bursts of ten seconds' worth. 0 or
+// less is no limit: nil.
+func NewRate(perSecond float64) *rate.Rate {
+	return rate.New("registrationRate", "registrations", perSecond, max(1, 10*perSecond))
 }
 
 func (s *Service) now() time.Time {
@@ -331,7 +359,7 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string) 
 		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
 		sub.Suspended = s.now().UnixMicro()
 		if sub.Owed == 0 {
-			sub.Owed = sub.Suspended
+			sub.Owed = max(s.Log.Position(), 1) // 0 is nothing
 		}
 		return s.update, nil
 	})
@@ -386,29 +414,41 @@ func (s *Service) permit(ctx context.Context, p auth.Principal) (*catalog.Catalo
 	return cat, nil
 }
 
-// Range returns the subscribers of a pattern within a range: one strongly
-// consistent read of at most limit items. next continues when more is true.
-func Subscribers(ctx context.Context, db store.DB, workspace, patternKey string, r Range, limit int) (subs []Subscriber, more bool, next string, err error) {
+// Found is what a read of a pattern's subscribers brought.
+type Found struct {
+	List []Subscriber
+	// More is true when the range holds further ones, from the place Last on.
+	More bool
+	Last string
+	// Broken are the places of items that cannot be decoded.
+	Broken []Range
+}
+
+// Subscribers returns the subscribers of a pattern within a range: one strongly
+// consistent read of at most limit items. An item that cannot be decoded keeps nothing
+// from the others.
+func Subscribers(ctx context.Context, db store.DB, workspace, patternKey string, r Range, limit int) (Found, error) {
 	after := r.From
 	if after == "" {
-		after = "#" // behind the header
+		after = "#" // after the header
 	}
 	page, err := db.Query(ctx, store.Query{
 		Table: store.Subscriptions, Partition: HeaderKey(workspace, patternKey).Partition,
 		After: after, Until: r.To, Limit: limit,
 	})
 	if err != nil {
-		return nil, false, "", fault.Wrap(fault.Unavailable, err, "read the subscribers of %s", patternKey)
+		return Found{}, fault.Wrap(fault.Unavailable, err, "read the subscribers of %s", patternKey)
 	}
-	subs = make([]Subscriber, 0, len(page.Items))
+	f := Found{List: make([]Subscriber, 0, len(page.Items)), More: page.More, Last: page.Last}
 	for _, it := range page.Items {
-		var sub Subscriber
-		if err := json.Unmarshal(it.Value, &sub); err != nil {
-			return nil, false, "", fault.Wrap(fault.Internal, err, "decode subscriber %s", it.Sort)
+		sub, err := decodeSubscriber(it.Value)
+		if err != nil {
+			f.Broken = append(f.Broken, At(idPrefix+it.Sort))
+			continue
 		}
-		subs = append(subs, sub)
+		f.List = append(f.List, sub)
 	}
-	return subs, page.More, page.Last, nil
+	return f, nil
 }
 
 // Served reports which of the subscribers are still there: one strongly
@@ -431,14 +471,14 @@ func Served(ctx context.Context, db store.DB, workspace, patternKey string, ids 
 
 // Wants reports whether the subscriber is to get the event by the pattern it
 // lies under: not expired, not delivered by another of its patterns, and let through by its filters.
-func (s *Subscriber) Wants(e *event.Event, now time.Time) bool {
+func (s *Subscriber) Wants(p *Payload, now time.Time) bool {
 	if s.Until != 0 && now.Unix() >= s.Until {
 		return false
 	}
 	for _, key := range s.Skip {
-		if Matches(key, e.URI) {
+		if Matches(key, p.Event.URI) {
 			return false
 		}
 	}
-	return len(s.Filters) == 0 || passes(s.Filters, e.Data)
+	return p.passes(s.Filters)
 }

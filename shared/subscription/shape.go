@@ -2,6 +2,7 @@ package subscription
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"time"
 
@@ -18,7 +19,8 @@ import (
 //
 // Both are counted up before a registration is written and down after one is
 // removed. So they may say too much after a crash, which costs a look-up, and
-// never too little, which would cost an event.
+// never too little, which would cost an event. A header that is counted down to nothing
+// expires a little later, so that patterns that nobody uses any more leave nothing behind.
 
 // ShapesKey is where the shapes of a scope are counted.
 func ShapesKey(workspace, scope string) store.Key {
@@ -73,12 +75,30 @@ func (s *Service) count(ctx context.Context, workspace string, patterns []Patter
 	}
 	for _, p := range patterns {
 		op := store.Add(HeaderKey(workspace, p.Key), map[string]int64{headerCount: n}, nil)
+		if n > 0 {
+			op.Item.Expires = headerStays
+		}
 		if err := s.DB.Write(ctx, op); err != nil {
 			return fault.Wrap(fault.Unavailable, err, "count the subscribers of a pattern")
+		}
+		if n > 0 {
+			continue
+		}
+		// This changes nothing once somebody has counted up again, which takes the expiry back.
+		empty := store.Add(op.Item.Key, map[string]int64{headerCount: 0}, map[string]int64{headerCount: 0})
+		empty.Item.Expires = s.now().Add(headerLasts)
+		if err := s.DB.Write(ctx, empty); err != nil && !errors.Is(err, store.ErrConflict) {
+			return fault.Wrap(fault.Unavailable, err, "let the header of an empty pattern expire")
 		}
 	}
 	return nil
 }
+
+// headerLasts is for how long an empty header stays; headerStays is the expiry of one that
+// is not empty: never, but as a time, because an addition without one leaves the old.
+const headerLasts = time.Minute
+
+var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // Interested records that somebody reads the pattern in band: first its shape,
 // then the pattern itself. Events published after it returned are in the pattern's

@@ -13,6 +13,7 @@ package subscription
 
 import (
 	"encoding/json"
+	"errors"
 	"strings"
 	"time"
 
@@ -100,9 +101,11 @@ type Subscription struct {
 	Cursor string `json:"cur,omitempty"`
 	// Owed is the position after which the log is still to be replayed to it;
 	// 0 when it has been, or nobody asked.
-	Owed   int64  `json:"owed,omitempty"`
-	State  State  `json:"state"`
-	Reason string `json:"why,omitempty"`
+	Owed int64 `json:"owed,omitempty"`
+	// Replayed is when it was, in microseconds since 1970: the watermark waits until that has been attempted.
+	Replayed int64  `json:"rpl,omitempty"`
+	State    State  `json:"state"`
+	Reason   string `json:"why,omitempty"`
 	// Suspended is when delivery was suspended, in microseconds since 1970; 0 when
 	// it is not. The log has what is published after it.
 	Suspended int64 `json:"susp,omitempty"`
@@ -191,10 +194,13 @@ func (s *Subscription) encode() store.Item {
 	return store.Item{Key: recordKey(s.Workspace, s.Principal, s.ID), Value: value, Version: s.Revision}
 }
 
+// ErrUndecodable is in the chain of an error about a record that cannot be read, now or later.
+var ErrUndecodable = errors.New("the item cannot be decoded")
+
 func decodeRecord(it *store.Item) (*Subscription, error) {
 	var s Subscription
 	if err := json.Unmarshal(it.Value, &s); err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "decode subscription %s", it.Sort)
+		return nil, fault.Wrap(fault.Internal, errors.Join(ErrUndecodable, err), "decode subscription %s", it.Sort)
 	}
 	s.Revision = it.Version
 	return &s, nil

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"mcpevents/shared/fault"
+	"mcpevents/shared/periodic"
 	"mcpevents/shared/store"
 )
 
@@ -43,24 +44,33 @@ func (s *Service) expiryOps(sub *Subscription) []store.Op {
 	return []store.Op{store.Put(store.Item{
 		Key:     store.Key{Table: store.Subscriptions, Sort: sub.ID, Partition: s.expiryPartition(sub)},
 		Value:   value,
-		Expires: sub.Until.Add(7 * 24 * time.Hour),
+		Expires: sub.Until.Add(expiryKept),
 	})}
 }
 
-// Sweep removes subscriptions that expired in the minute given or up to back
-// minutes before it, and reports how many.
-func (s *Service) Sweep(ctx context.Context, minute time.Time, back int) (removed int, err error) {
-	for i := 0; i <= back; i++ {
+// sweepKey is where the sweep's position is kept; the version before had none of its own.
+var (
+	sweepKey       = store.Key{Table: store.Subscriptions, Partition: "x#watermark", Sort: "-"}
+	sweepKeyBefore = store.Key{Table: store.Deliveries, Partition: "due#watermark", Sort: "-"}
+)
+
+// expiryKept is for how long after its minute an entry waits for the sweep.
+const expiryKept = 7 * 24 * time.Hour
+
+// Sweep removes subscriptions that expired since the last one, and reports how many. It
+// goes on where it was cut off.
+func (s *Service) Sweep(ctx context.Context) (removed int, err error) {
+	position := periodic.Minutes{DB: s.DB, Key: sweepKey, Before: sweepKeyBefore, CatchUp: expiryKept, SaveEvery: s.SaveEvery}
+	err = position.Walk(ctx, s.now(), func(ctx context.Context, minute time.Time) error {
+		var errs []error
 		for shard := range sweepShards {
-			part := expiryPartition(shard, minute.Add(-time.Duration(i)*time.Minute))
-			n, err := s.sweepPartition(ctx, part)
+			n, err := s.sweepPartition(ctx, expiryPartition(shard, minute))
 			removed += n
-			if err != nil {
-				return removed, err
-			}
+			errs = append(errs, err)
 		}
-	}
-	return removed, nil
+		return errors.Join(errs...)
+	})
+	return removed, err
 }
 
 func (s *Service) sweepPartition(ctx context.Context, part string) (removed int, err error) {
@@ -70,23 +80,13 @@ func (s *Service) sweepPartition(ctx context.Context, part string) (removed int,
 		if err != nil {
 			return removed, fault.Wrap(fault.Unavailable, err, "list expired subscriptions")
 		}
-		for _, it := range page.Items {
-			var e expiry
-			if err := json.Unmarshal(it.Value, &e); err != nil {
-				return removed, fault.Wrap(fault.Internal, err, "decode an expiry entry")
-			}
-			gone, later, err := s.expire(ctx, e, it.Sort, part)
+		for i := range page.Items {
+			gone, err := s.sweepOne(ctx, &page.Items[i])
 			if err != nil {
 				return removed, err
 			}
 			if gone {
 				removed++
-			}
-			if later {
-				continue
-			}
-			if err := s.DB.Write(ctx, store.Delete(it.Key)); err != nil {
-				return removed, fault.Wrap(fault.Unavailable, err, "remove an expiry entry")
 			}
 		}
 		if !page.More {
@@ -94,6 +94,30 @@ func (s *Service) sweepPartition(ctx context.Context, part string) (removed int,
 		}
 		q.After = page.Last
 	}
+}
+
+// sweepOne deals with one entry. What cannot be decoded, itself or its subscription, is
+// set aside.
+func (s *Service) sweepOne(ctx context.Context, it *store.Item) (gone bool, err error) {
+	var e expiry
+	if err := json.Unmarshal(it.Value, &e); err != nil {
+		return false, s.setAside(ctx, it, fault.Wrap(fault.Invalid, err, "the expiry entry cannot be decoded"))
+	}
+	gone, later, err := s.expire(ctx, e, it.Sort, it.Partition)
+	switch {
+	case errors.Is(err, ErrUndecodable):
+		return false, s.setAside(ctx, it, err)
+	case err != nil || later:
+		return gone, err
+	}
+	return gone, fault.Wrap(fault.Unavailable, s.DB.Write(ctx, store.Delete(it.Key)), "remove an expiry entry")
+}
+
+func (s *Service) setAside(ctx context.Context, it *store.Item, reason error) error {
+	if s.SetAside == nil {
+		return reason
+	}
+	return s.SetAside(ctx, it, reason)
 }
 
 // expire removes a subscription whose time is over. One that ends later in the

@@ -11,7 +11,8 @@ import (
 )
 
 // Status is what the deliveries of a subscription came to. Dispatch writes it:
-// on a failure, on the first success after one, and else at most once a minute.
+// on a failure, on the first success after one, and else at most once a minute, or less often
+// while it has very many to write.
 type Status struct {
 	LastDelivery time.Time `json:"last,omitzero"`
 	// LastError is a category, never anything that the endpoint said.

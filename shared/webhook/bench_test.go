@@ -166,7 +166,7 @@ func BenchmarkSealing(b *testing.B) {
 	b.Run("open again", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			_, _ = opener.Open(sealed, binding)
+			_, _ = opener.Open(b.Context(), sealed, binding)
 		}
 	})
 }

@@ -60,7 +60,7 @@ func (s *Sender) Verify(ctx context.Context, target, subscriptionID string, keys
 	if reached && s.declared(ctx, u) {
 		return nil
 	}
-	if failure.Category == Aborted {
+	if failure.Category == Aborted || failure.Category == Internal {
 		return fault.Wrap(fault.Unavailable, failure, "verify the target")
 	}
 	return &fault.Error{

@@ -2,15 +2,20 @@ package webhook
 
 import (
 	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 func TestSend_Connections(t *testing.T) {
@@ -104,6 +109,120 @@ func TestSend_Connections(t *testing.T) {
 		}
 	})
 
+	t.Run("WHK-17 HTTP/2 origins leave few connections open too, which net/http does not see to", func(t *testing.T) {
+		const bound, hosts = 8, 100
+		opened.Store(0)
+		now.Store(0)
+		most.Store(0)
+		_, s, target := serveTLS(t, func(http.ResponseWriter, *http.Request) {}, func(srv *httptest.Server, o *Options) {
+			cert, trust := certificate(t, "*.example.com", time.Now().Add(time.Hour))
+			srv.TLS = &tls.Config{Certificates: []tls.Certificate{cert}}
+			o.RootCAs, o.MaxConns = trust, bound
+			srv.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+				switch state {
+				case http.StateNew:
+					opened.Add(1)
+					most.Store(max(most.Load(), now.Add(1))) // one request at a time
+				case http.StateClosed:
+					now.Add(-1)
+				}
+			}
+		})
+		for i := range hosts {
+			o := s.Send(t.Context(), request(strings.Replace(target, "example", fmt.Sprintf("h%d.example", i), 1)))
+			if !o.OK() {
+				t.Fatal(o.Err)
+			}
+		}
+		// The server learns of a closed connection a little later than the sender.
+		if n := most.Load(); n > 3*bound {
+			t.Errorf("%d connections open at once", n)
+		}
+		if n := opened.Load(); n != hosts {
+			t.Errorf("opened %d connections", n)
+		}
+	})
+
+	t.Run("WHK-17 a request that finds no place waits within its own timeout, and the endpoint is not to blame", func(t *testing.T) {
+		const bound = 4
+		release := make(chan struct{})
+		arrived := make(chan struct{}, bound)
+		srv := serve(t, func(_ http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/hold" {
+				arrived <- struct{}{}
+				<-release
+			}
+		})
+		s := open(t, Options{MaxConns: bound, Guard: &Guard{AllowInsecure: true, Resolver: newNameServer(t, localhost).resolver()}})
+		target := func(name string) string {
+			return fmt.Sprintf("http://%s.example.com:%d", name, portOf(t, srv.URL))
+		}
+		var wg sync.WaitGroup
+		for i := range bound {
+			wg.Go(func() {
+				if o := s.Send(t.Context(), request(target("hold"+strconv.Itoa(i))+"/hold")); !o.OK() {
+					t.Errorf("got %+v", o)
+				}
+			})
+		}
+		for range bound {
+			<-arrived
+		}
+		for range 3 {
+			r := request(target("other"))
+			r.Timeout = 100 * time.Millisecond
+			if o := s.Send(t.Context(), r); o.Category != Internal || o.OK() {
+				t.Errorf("got %+v", o)
+			}
+		}
+		waiting := make(chan Outcome, 1)
+		go func() { waiting <- s.Send(t.Context(), request(target("other"))) }()
+		close(release)
+		wg.Wait()
+		if o := <-waiting; !o.OK() {
+			t.Errorf("got %+v", o)
+		}
+	})
+
+	t.Run("WHK-17 one origin takes at most half of all places", func(t *testing.T) {
+		arrived := make(chan struct{}, 20)
+		addr := raw(t, func(c net.Conn, _ <-chan struct{}) {
+			arrived <- struct{}{}
+			_, _ = io.Copy(io.Discard, c)
+		})
+		srv := serve(t, func(http.ResponseWriter, *http.Request) {})
+		s := open(t, Options{MaxConns: 8})
+		if s.transport.MaxConnsPerHost != 4 || s.transport.MaxIdleConns != 4 {
+			t.Errorf("%d connections for a host, %d idle", s.transport.MaxConnsPerHost, s.transport.MaxIdleConns)
+		}
+		var wg sync.WaitGroup
+		var timeouts, internal atomic.Int32
+		for range 20 {
+			wg.Go(func() {
+				r := request("http://" + addr)
+				r.Timeout = time.Second
+				switch s.Send(t.Context(), r).Category {
+				case Timeout:
+					timeouts.Add(1)
+				case Internal:
+					internal.Add(1)
+				}
+			})
+		}
+		for range 4 {
+			<-arrived
+		}
+		for range 20 {
+			if o := s.Send(t.Context(), request(srv.URL)); !o.OK() {
+				t.Errorf("got %+v", o)
+			}
+		}
+		wg.Wait()
+		if timeouts.Load() < 4 || internal.Load() == 0 || timeouts.Load()+internal.Load() != 20 {
+			t.Errorf("%d timeouts, %d without a connection", timeouts.Load(), internal.Load())
+		}
+	})
+
 	t.Run("a kept connection that was closed is replaced", func(t *testing.T) {
 		var conns, ids atomic.Int32
 		addr := raw(t, func(c net.Conn, _ <-chan struct{}) {
@@ -130,4 +249,34 @@ func TestSend_Connections(t *testing.T) {
 			t.Errorf("%d connections, %d requests", conns.Load(), ids.Load())
 		}
 	})
+}
+
+// countedConn counts the writes of a connection.
+type countedConn struct {
+	net.Conn
+	writes *atomic.Int64
+}
+
+func (c countedConn) Write(b []byte) (int, error) {
+	c.writes.Add(1)
+	return c.Conn.Write(b)
+}
+
+func TestAWebhookIsOneWrite(t *testing.T) {
+	s := NewSender(Options{Guard: &Guard{AllowInsecure: true}})
+	defer s.Close()
+	var writes atomic.Int64
+	s.transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		return countedConn{c, &writes}, err
+	}
+	r := Request{URL: bareReceiver(t), ID: "evt_1", SubscriptionID: "sub_1", Body: bytes.Repeat([]byte("x"), 4<<10)}
+	for range 3 {
+		if o := s.Send(t.Context(), r); !o.OK() {
+			t.Fatal(o.Err)
+		}
+	}
+	if got := writes.Load(); got != 3 {
+		t.Errorf("3 webhooks of 4 KiB took %d writes", got)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"strings"
 	"syscall"
 )
 
@@ -27,9 +28,17 @@ func (e *stageError) Unwrap() error { return e.err }
 
 // diagnose finds category and words for an error of an exchange. Parent is the
 // caller's context, without the timeout of the exchange.
-func diagnose(parent context.Context, err error) *Failure {
-	if parent.Err() != nil {
+func diagnose(parent context.Context, x *exchange, err error) *Failure {
+	switch {
+	case parent.Err() != nil:
 		return &Failure{Aborted, "the sender stopped"}
+	case errors.Is(err, errNoPlace), !x.reached.Load() && x.ctx.Err() != nil:
+		return &Failure{Internal, "no connection was free in time"}
+	case errors.Is(err, errExcess):
+		return &Failure{ConnectionRefused, errExcess.Error()}
+	}
+	if errno := ours(err); errno != 0 {
+		return &Failure{Internal, errno.Error()}
 	}
 	if b, ok := errors.AsType[blocked](err); ok {
 		return &Failure{Blocked, b.Error()}
@@ -69,6 +78,39 @@ func diagnose(parent context.Context, err error) *Failure {
 		return &Failure{ConnectionRefused, "no connection"}
 	}
 	return &Failure{ConnectionRefused, "the connection ended without a valid answer"}
+}
+
+// exhausted are the errors of a machine or a process that has no more of something.
+var exhausted = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM}
+
+// ours is the error number of a failure that is not the endpoint's, or 0.
+func ours(err error) syscall.Errno {
+	if d, ok := errors.AsType[*net.DNSError](err); ok {
+		// It keeps the text of a socket's error at most, and a resolver that cannot
+		// open its own configuration knows no name.
+		for _, errno := range exhausted {
+			if strings.HasSuffix(d.Err, errno.Error()) {
+				return errno
+			}
+		}
+		var f *os.File
+		if f, err = os.Open(os.DevNull); err == nil {
+			_ = f.Close()
+		}
+	}
+	for _, errno := range exhausted {
+		if errors.Is(err, errno) {
+			return errno
+		}
+	}
+	// No port is left. A machine without IPv6 has the same error for every IPv6
+	// address, and then it is the target that cannot be reached.
+	if o, ok := errors.AsType[*net.OpError](err); ok && errors.Is(err, syscall.EADDRNOTAVAIL) {
+		if a, ok := o.Addr.(*net.TCPAddr); ok && a.IP.To4() != nil {
+			return syscall.EADDRNOTAVAIL
+		}
+	}
+	return 0
 }
 
 func isTLS(err error) bool {

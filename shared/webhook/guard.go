@@ -2,6 +2,7 @@ package webhook
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"net/url"
@@ -105,11 +106,11 @@ func (g *Guard) check(raw string) (*url.URL, string) {
 	}
 	if port != "" {
 		if n, err = strconv.ParseUint(port, 10, 16); err != nil || n == 0 || strconv.FormatUint(n, 10) != port {
-			return nil, "has a port that is no port"
+			return nil, fmt.Sprintf("has the port %q, not a number from 1 to 65535", port)
 		}
 	}
 	if !g.portAllowed(uint16(n)) {
-		return nil, "has a port that is not allowed"
+		return nil, fmt.Sprintf("has port %d, which is not allowed (allowed: %s)", n, g.portNames())
 	}
 	if reason := g.checkHost(host, strings.HasPrefix(u.Host, "[")); reason != "" {
 		return nil, reason
@@ -150,6 +151,14 @@ func (g *Guard) portAllowed(port uint16) bool {
 		return true
 	}
 	return slices.Contains(defaultPorts, port)
+}
+
+func (g *Guard) portNames() string {
+	ports := g.Ports
+	if ports == nil {
+		ports = defaultPorts
+	}
+	return strings.Trim(strings.Join(strings.Fields(fmt.Sprint(ports)), ", "), "[]")
 }
 
 // localNames are top-level names that never lead to the public internet (RFC

@@ -1,8 +1,8 @@
 package webhook
 
 import (
+	"context"
 	"fmt"
-	"net/http"
 	"net/netip"
 	"strings"
 	"sync/atomic"
@@ -136,34 +136,42 @@ func TestGuard_Rebinding(t *testing.T) {
 	var answer atomic.Value
 	var served atomic.Int32
 	answer.Store([]netip.Addr{loopback.Addr()})
-	srv, s, target := serveTLS(t, func(http.ResponseWriter, *http.Request) { served.Add(1) })
+	secret, key := NewSecret()
+	receiver := &ReceiverHandler{
+		Secrets: Secrets(secret), Deliver: func(context.Context, Received) error { served.Add(1); return nil },
+	}
+	srv, s, target := serveTLS(t, receiver.ServeHTTP)
 	s.guard.Dialed = seen.saw
 	s.guard.Resolver = newNameServer(t, func(string) []netip.Addr { return answer.Load().([]netip.Addr) }).resolver()
 
-	if err := s.Check(target); err != nil {
-		t.Fatal(err)
-	}
-	if o := s.Send(t.Context(), request(target)); !o.OK() {
-		t.Fatal(o.Err)
-	}
-	if all := seen.take(); len(all) != 1 || all[0].Addr() != loopback.Addr() {
-		t.Fatalf("connected to %v", all)
-	}
-	for _, later := range []string{"127.0.0.2", "10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.2", "fd00:ec2::254"} {
-		answer.Store([]netip.Addr{netip.MustParseAddr(later)})
-		// A fresh sender has no kept connection to the address that was checked before.
-		if o := open(t, Options{Guard: s.guard, RootCAs: pool(srv)}).Send(t.Context(), request(target)); o.Category != Blocked {
-			t.Errorf("SRF-01 %s: got %+v", later, o)
+	webhook := request(target)
+	webhook.Keys = [][]byte{key}
+	t.Run("SRF-01 a name that is public when it registers and private when it delivers", func(t *testing.T) {
+		if err := s.Verify(t.Context(), target, "sub_1", [][]byte{key}); err != nil {
+			t.Fatal(err)
 		}
-	}
-	if all := seen.take(); len(all) > 0 || served.Load() != 1 {
-		t.Errorf("SRF-01 connected to %v, served %d", all, served.Load())
-	}
+		if o := s.Send(t.Context(), webhook); !o.OK() {
+			t.Fatal(o.Err)
+		}
+		if all := seen.take(); len(all) != 1 || all[0].Addr() != loopback.Addr() {
+			t.Fatalf("connected to %v", all)
+		}
+		for _, later := range []string{"127.0.0.2", "10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.2", "fd00:ec2::254"} {
+			answer.Store([]netip.Addr{netip.MustParseAddr(later)})
+			// A fresh sender has no kept connection to the address that was checked before.
+			if o := open(t, Options{Guard: s.guard, RootCAs: pool(srv)}).Send(t.Context(), webhook); o.Category != Blocked {
+				t.Errorf("%s: got %+v", later, o)
+			}
+		}
+		if all := seen.take(); len(all) > 0 || served.Load() != 1 {
+			t.Errorf("connected to %v, served %d", all, served.Load())
+		}
+	})
 	t.Run("SRF-01 of several addresses only those allowed are tried", func(t *testing.T) {
 		answer.Store([]netip.Addr{
 			netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("::1"), loopback.Addr(), netip.MustParseAddr("169.254.169.254"),
 		})
-		if o := open(t, Options{Guard: s.guard, RootCAs: pool(srv)}).Send(t.Context(), request(target)); !o.OK() {
+		if o := open(t, Options{Guard: s.guard, RootCAs: pool(srv)}).Send(t.Context(), webhook); !o.OK() {
 			t.Errorf("got %+v", o)
 		}
 		for _, a := range seen.take() {
@@ -180,7 +188,7 @@ func TestGuard_Rebinding(t *testing.T) {
 			}
 			return []netip.Addr{netip.MustParseAddr("127.0.0.4")}
 		}).resolver()
-		if o := open(t, Options{Guard: s.guard, RootCAs: pool(srv)}).Send(t.Context(), request(target)); o.Category != Blocked {
+		if o := open(t, Options{Guard: s.guard, RootCAs: pool(srv)}).Send(t.Context(), webhook); o.Category != Blocked {
 			t.Errorf("got %+v", o)
 		}
 		if all := seen.take(); len(all) > 0 {
@@ -219,6 +227,16 @@ func TestGuard_CheckURL(t *testing.T) {
 			t.Errorf("%s: got %v, %v; want %s", in, u, err, want)
 		}
 	}
+	t.Run("SRF-06 a refused port is named, with those that are allowed", func(t *testing.T) {
+		for target, want := range map[string]string{
+			"https://example.com:22/":    "the target URL has port 22, which is not allowed (allowed: 443, 8443)",
+			"https://example.com:65536/": `the target URL has the port "65536", not a number from 1 to 65535`,
+		} {
+			if _, err := g.CheckURL(target); err == nil || err.Error() != want {
+				t.Errorf("%s: got %v", target, err)
+			}
+		}
+	})
 	t.Run("SRF-04 the port policy can be replaced", func(t *testing.T) {
 		g := &Guard{Ports: []uint16{9443}}
 		if _, err := g.CheckURL("https://example.com/"); err == nil {

@@ -18,6 +18,11 @@ import (
 // error (SRF-05).
 func TestSend_HostileEndpoints(t *testing.T) {
 	const marker = "S3CR3T-MARKER"
+	check := baseline(t)
+	t.Cleanup(func() { // when all have ended, WHK-17
+		check()
+		rests(t)
+	})
 	writing := func(head, unit string, pause time.Duration) func(net.Conn, <-chan struct{}) {
 		return func(c net.Conn, done <-chan struct{}) {
 			r := bufio.NewReader(c)
@@ -58,6 +63,12 @@ func TestSend_HostileEndpoints(t *testing.T) {
 		"drips a body":                  {writing("HTTP/1.1 200 OK\r\nContent-Length: 16000\r\n\r\n", "x", 20*time.Millisecond), Timeout, 0},
 		"drips chunks":                  {writing("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "1\r\nx\r\n", 20*time.Millisecond), Timeout, 0},
 		"drips a failure":               {writing("HTTP/1.1 500 No\r\nContent-Length: 16000\r\n\r\n", "x", 20*time.Millisecond), Timeout, 0},
+		"drips the size of a chunk":     {writing("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "0", 20*time.Millisecond), Timeout, 0},
+		"drips an extension of a chunk": {writing("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;", "x", 20*time.Millisecond), Timeout, 0},
+		"drips trailers":                {writing("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", "X-A: b\r\n", 20*time.Millisecond), Timeout, 0},
+		"sends trailers without end":    {writing("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", "X-A: "+marker+"\r\n", 0), "", 200},
+		"sends an endless extension":    {writing("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;", big, 0), "", 200},
+		"sends tiny chunks without end": {writing("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "1;"+big[:200]+"\r\nx\r\n", 0), "", 200},
 		"drips 1xx":                     {writing("", "HTTP/1.1 103 Early Hints\r\nLink: "+marker+"\r\n\r\n", 20*time.Millisecond), Timeout, 0},
 		"floods 1xx":                    {writing("", "HTTP/1.1 103 Early Hints\r\nLink: "+marker+"\r\n\r\n", 0), ConnectionRefused, 0},
 		"floods 100":                    {writing("", "HTTP/1.1 100 Continue\r\n\r\n", 0), ConnectionRefused, 0},
@@ -124,6 +135,7 @@ func TestSend_DoesNotDecompress(t *testing.T) {
 	}
 }
 
+// TestSend_ReadsAtMostTheBound: SRF-04.
 func TestSend_ReadsAtMostTheBound(t *testing.T) {
 	wrote := make(chan int64, 1)
 	srv := serve(t, func(w http.ResponseWriter, r *http.Request) {

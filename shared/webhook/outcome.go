@@ -34,6 +34,9 @@ const (
 	// Aborted: we stopped, not the endpoint. It comes only when the context given to
 	// [Sender.Send] has ended, counts against nobody and is never shown.
 	Aborted Category = "aborted"
+	// Internal: the attempt failed for want of something of ours (descriptors, ports,
+	// memory, a free connection). It counts against no one and is never shown.
+	Internal Category = "internal"
 )
 
 // Published maps a category to the six that SEP-3415 publishes.

@@ -2,6 +2,7 @@ package webhook
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 
@@ -183,7 +184,7 @@ func NewOpener(private []byte) (*Opener, error) {
 
 // Open decrypts a secret sealed for the same binding. The caller must not change
 // the result, which is kept for the next call.
-func (o *Opener) Open(sealed []byte, b Binding) ([]byte, error) {
+func (o *Opener) Open(_ context.Context, sealed []byte, b Binding) ([]byte, error) {
 	info := b.context()
 	h := sha256.New()
 	h.Write(binary.AppendUvarint(make([]byte, 0, binary.MaxVarintLen64), uint64(len(sealed))))

@@ -52,7 +52,7 @@ func TestSealing(t *testing.T) {
 
 	t.Run("opens for its binding, also from the cache", func(t *testing.T) {
 		for range 2 {
-			got, err := o.Open(sealed, home)
+			got, err := o.Open(t.Context(), sealed, home)
 			if err != nil || !bytes.Equal(got, secret) {
 				t.Fatalf("got %x, %v", got, err)
 			}
@@ -71,7 +71,7 @@ func TestSealing(t *testing.T) {
 			{"defaul", "tsub_1", home.Target}, // the same bytes, cut elsewhere
 			{},
 		} {
-			if _, err := o.Open(sealed, b); err == nil {
+			if _, err := o.Open(t.Context(), sealed, b); err == nil {
 				t.Errorf("opens for %+v", b)
 			}
 		}
@@ -80,17 +80,17 @@ func TestSealing(t *testing.T) {
 		for i := range sealed {
 			changed := bytes.Clone(sealed)
 			changed[i] ^= 1
-			if _, err := o.Open(changed, home); err == nil {
+			if _, err := o.Open(t.Context(), changed, home); err == nil {
 				t.Errorf("byte %d", i)
 			}
 		}
-		if _, err := o.Open(nil, home); err == nil {
+		if _, err := o.Open(t.Context(), nil, home); err == nil {
 			t.Error("nothing opens")
 		}
 	})
 	t.Run("another keyset does not open it", func(t *testing.T) {
 		_, _, other := keys(t)
-		if _, err := other.Open(sealed, home); err == nil {
+		if _, err := other.Open(t.Context(), sealed, home); err == nil {
 			t.Error("it does")
 		}
 	})
@@ -100,7 +100,7 @@ func TestSealing(t *testing.T) {
 			t.Fatal(err)
 		}
 		if o, err := NewOpener(public); err == nil {
-			if _, err := o.Open(sealed, home); err == nil {
+			if _, err := o.Open(t.Context(), sealed, home); err == nil {
 				t.Error("it opens")
 			}
 		}
@@ -137,7 +137,7 @@ func TestSealing_Rotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	between := seal(t, sealer(t, public), secret, home)
-	if _, err := opener(t, before).Open(between, home); err != nil {
+	if _, err := opener(t, before).Open(t.Context(), between, home); err != nil {
 		t.Errorf("before it is promoted the new key is in use: %v", err)
 	}
 
@@ -146,12 +146,12 @@ func TestSealing_Rotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	fresh := seal(t, sealer(t, public), secret, home)
-	if _, err := opener(t, before).Open(fresh, home); err == nil {
+	if _, err := opener(t, before).Open(t.Context(), fresh, home); err == nil {
 		t.Error("after it is promoted the old key is in use")
 	}
 	for name, private := range map[string][]byte{"added": added, "promoted": after} {
 		for i, sealed := range [][]byte{old, between, fresh} {
-			if got, err := opener(t, private).Open(sealed, home); err != nil || !bytes.Equal(got, secret) {
+			if got, err := opener(t, private).Open(t.Context(), sealed, home); err != nil || !bytes.Equal(got, secret) {
 				t.Errorf("%s, %d: %v", name, i, err)
 			}
 		}
@@ -169,7 +169,7 @@ func TestSealing_Rotation(t *testing.T) {
 		if len(private) > 4096 {
 			t.Errorf("%d bytes", len(private))
 		}
-		if _, err := opener(t, private).Open(old, home); err != nil {
+		if _, err := opener(t, private).Open(t.Context(), old, home); err != nil {
 			t.Error(err)
 		}
 	})
@@ -185,7 +185,7 @@ func TestOpener_Concurrent(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			for i := range 64 {
-				got, err := o.Open(sealed[i%8], home)
+				got, err := o.Open(t.Context(), sealed[i%8], home)
 				if err != nil || string(got) != strconv.Itoa(i%8) {
 					t.Errorf("%d: %q, %v", i%8, got, err)
 				}

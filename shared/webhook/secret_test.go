@@ -11,6 +11,7 @@ import (
 	"mcpevents/shared/fault"
 )
 
+// TestParseSecret: EVX-08.
 func TestParseSecret(t *testing.T) {
 	enc := func(n int) string { return base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{0xfb}, n)) }
 	for in, want := range map[string]int{

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"mcpevents/shared/bounded"
+	"mcpevents/shared/descriptors"
 )
 
 // Options configure a [Sender]. Zero values are the defaults.
@@ -28,9 +30,13 @@ type Options struct {
 	// ConnsPerHost bounds the connections to one host and port, busy or idle (128).
 	// A request over it waits, within its own timeout.
 	ConnsPerHost int
-	// IdleConns bounds the idle connections to all hosts together (512). So the
-	// open ones are at most this and one per concurrent call of Send.
+	// IdleConns bounds the idle connections to all hosts together (512).
 	IdleConns int
+	// MaxConns bounds the open connections to all hosts together, busy or idle (by
+	// default what [descriptors.Outgoing] leaves for them). At the bound idle ones are
+	// closed; then a request waits, within its own timeout, and is [Internal]
+	// after it. ConnsPerHost and IdleConns are at most half of it.
+	MaxConns int
 	// IdleTimeout is how long an idle connection is kept (60 s).
 	IdleTimeout time.Duration
 	// Proxy is an http or https proxy that webhooks go through; nil is none, and
@@ -54,6 +60,8 @@ type Sender struct {
 	now       func() time.Time
 	targets   *bounded.Map[string, *url.URL]
 	limit     *hostLimit
+	places    *places
+	connect   func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Request is one attempt of one delivery.
@@ -88,6 +96,9 @@ func NewSender(o Options) *Sender {
 	or(&o.ConnsPerHost, 128)
 	or(&o.IdleConns, 512)
 	or(&o.Challenges, 100)
+	or(&o.MaxConns, descriptors.Outgoing())
+	o.ConnsPerHost = min(o.ConnsPerHost, max(1, o.MaxConns/2))
+	o.IdleConns = min(o.IdleConns, max(1, o.MaxConns/2))
 	if o.IdleTimeout == 0 {
 		o.IdleTimeout = time.Minute
 	}
@@ -105,6 +116,8 @@ func NewSender(o Options) *Sender {
 		targets: bounded.NewMap[string, *url.URL](8192),
 		limit:   newHostLimit(o.Challenges),
 	}
+	s.places = newPlaces(o.MaxConns, s.Close)
+	s.connect = s.bounded(s.guard.DialContext)
 	config := &tls.Config{
 		MinVersion:         tls.VersionTLS12,
 		RootCAs:            o.RootCAs,
@@ -113,7 +126,7 @@ func NewSender(o Options) *Sender {
 	}
 	s.transport = &http.Transport{
 		Proxy:       nil,
-		DialContext: s.dial,
+		DialContext: s.connect,
 		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return s.dialTLS(ctx, network, address, config)
 		},
@@ -124,6 +137,7 @@ func NewSender(o Options) *Sender {
 		MaxIdleConnsPerHost:    o.ConnsPerHost,
 		MaxIdleConns:           o.IdleConns,
 		IdleConnTimeout:        o.IdleTimeout,
+		TLSHandshakeTimeout:    connectTimeout, // through a proxy; the exchange's end does not end a dial
 		MaxResponseHeaderBytes: maxAnswerHeader,
 		WriteBufferSize:        8 << 10, // headers and an ordinary body in one write
 		HTTP2: &http.HTTP2Config{
@@ -135,7 +149,7 @@ func NewSender(o Options) *Sender {
 	if o.Proxy != nil {
 		s.transport.Proxy = http.ProxyURL(o.Proxy)
 		direct := &net.Dialer{Timeout: connectTimeout}
-		s.transport.DialContext = direct.DialContext // connects to nothing but the proxy
+		s.transport.DialContext = s.bounded(direct.DialContext) // connects to nothing but the proxy
 		s.transport.DialTLSContext = nil
 	}
 	return s
@@ -144,16 +158,8 @@ func NewSender(o Options) *Sender {
 // Close ends idle connections. Calls of Send under way are not touched.
 func (s *Sender) Close() { s.transport.CloseIdleConnections() }
 
-func (s *Sender) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	c, err := s.guard.DialContext(ctx, network, address)
-	if err != nil {
-		return nil, &stageError{stageDial, err}
-	}
-	return c, nil
-}
-
 func (s *Sender) dialTLS(ctx context.Context, network, address string, config *tls.Config) (net.Conn, error) {
-	c, err := s.dial(ctx, network, address)
+	c, err := s.connect(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}
@@ -171,10 +177,8 @@ func (s *Sender) dialTLS(ctx context.Context, network, address string, config *t
 
 var contentType = []string{"application/json"}
 
-// bodyReader is a request's body without the layers of io.NopCloser.
-type bodyReader struct{ bytes.Reader }
-
-func (*bodyReader) Close() error { return nil }
+// bodyOf is of a type that net/http knows to be in memory: only then it writes headers and body at once.
+func bodyOf(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)) }
 
 // Check refuses a target early; see [Guard.CheckURL].
 func (s *Sender) Check(target string) error {
@@ -218,17 +222,11 @@ func (s *Sender) post(parent context.Context, r *Request, keep []byte) (answer, 
 		// As final as if the endpoint had said so itself.
 		return answer{status: http.StatusRequestEntityTooLarge}, &Failure{HTTP4xx, "the body is larger than 256 KiB and was not sent"}
 	}
-	body := &bodyReader{}
-	body.Reset(r.Body)
 	req := http.Request{
 		Method: http.MethodPost, URL: target, Host: target.Host, Header: s.header(r),
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		ContentLength: int64(len(r.Body)), Body: body,
-		GetBody: func() (io.ReadCloser, error) {
-			again := &bodyReader{}
-			again.Reset(r.Body)
-			return again, nil
-		},
+		ContentLength: int64(len(r.Body)), Body: bodyOf(r.Body),
+		GetBody: func() (io.ReadCloser, error) { return bodyOf(r.Body), nil },
 	}
 	return s.exchange(parent, &req, r.Timeout, keep)
 }
@@ -240,12 +238,18 @@ func (s *Sender) exchange(parent context.Context, req *http.Request, timeout tim
 	}
 	ctx, cancel := context.WithTimeout(parent, timeout)
 	defer cancel()
+	ctx, x := follow(ctx, timeout)
+	defer x.end()
 	resp, err := s.transport.RoundTrip(req.WithContext(ctx))
 	if err != nil {
-		return answer{}, diagnose(parent, err)
+		return answer{}, diagnose(parent, x, err)
+	}
+	a := answer{status: resp.StatusCode}
+	if a.status == http.StatusSwitchingProtocols {
+		_ = resp.Body.Close() // it is the bare connection, which no context ends
+		return a, nil
 	}
 	// An end of the body within the bound leaves the connection fit for reuse; Close ends it otherwise.
-	a := answer{status: resp.StatusCode}
 	if ofStatus(a.status) != "" {
 		a.retryAfter = resp.Header.Get("Retry-After")
 	}
@@ -258,8 +262,12 @@ func (s *Sender) exchange(parent context.Context, req *http.Request, timeout tim
 		_, err = io.Copy(io.Discard, limited)
 	}
 	_ = resp.Body.Close()
-	if err != nil && ctx.Err() != nil {
-		return answer{}, diagnose(parent, ctx.Err())
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		return answer{}, diagnose(parent, x, ctx.Err())
+	case errors.Is(err, errExcess):
+		return answer{}, diagnose(parent, x, err)
 	}
 	return a, nil // a body that broke off does not undo the status
 }

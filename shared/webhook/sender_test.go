@@ -182,6 +182,7 @@ func TestSend_Headers(t *testing.T) {
 	})
 }
 
+// TestSend_Statuses: WHK-07.
 func TestSend_Statuses(t *testing.T) {
 	var status atomic.Int32
 	srv := serve(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(int(status.Load())) })
@@ -215,6 +216,7 @@ func TestSend_Statuses(t *testing.T) {
 	})
 }
 
+// TestSend_RetryAfter: WHK-09. Seconds and dates are read, and bounded to a day.
 func TestSend_RetryAfter(t *testing.T) {
 	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	for value, want := range map[string]time.Duration{
@@ -254,6 +256,7 @@ func TestSend_RetryAfter(t *testing.T) {
 	}
 }
 
+// TestSend_Redirects: WHK-07, SRF-04.
 func TestSend_Redirects(t *testing.T) {
 	var contacted atomic.Int32
 	elsewhere := serve(t, func(http.ResponseWriter, *http.Request) { contacted.Add(1) })
@@ -341,6 +344,7 @@ func TestSend_Failures(t *testing.T) {
 	})
 }
 
+// TestSend_NoProxyFromTheEnvironment: SRF-04.
 func TestSend_NoProxyFromTheEnvironment(t *testing.T) {
 	var proxied atomic.Int32
 	proxy := serve(t, func(w http.ResponseWriter, r *http.Request) { proxied.Add(1); w.WriteHeader(299) })

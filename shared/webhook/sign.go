@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 )
 
 // Sign makes the webhook-signature header: one v1 signature (HMAC-SHA256 over
@@ -29,9 +27,14 @@ func Sign(keys [][]byte, id string, at time.Time, body []byte) string {
 }
 
 func sign(key []byte, id string, at time.Time, body []byte) string {
-	wh, _ := standardwebhooks.NewWebhookRaw(key) // neither has a way to fail
-	s, _ := wh.Sign(id, at, body)
-	return s
+	m := hmac.New(sha256.New, key)
+	var scratch [256]byte
+	m.Write(preamble(scratch[:0], id, at.Unix()))
+	m.Write(body)
+	const version = "v1,"
+	b := append(scratch[:0], version...)
+	b = base64.StdEncoding.AppendEncode(b, m.Sum(scratch[128:128]))
+	return string(b)
 }
 
 // signHub is the X-Hub-Signature-256 header: HMAC-SHA256 of the body alone.
@@ -62,10 +65,13 @@ func (i *Identity) Sign(id string, at time.Time, body []byte) string {
 
 // signed is what a signature covers.
 func signed(id string, at int64, body []byte) []byte {
-	b := make([]byte, 0, len(id)+22+len(body))
+	return append(preamble(make([]byte, 0, len(id)+22+len(body)), id, at), body...)
+}
+
+// preamble is the part of it before the body.
+func preamble(b []byte, id string, at int64) []byte {
 	b = append(b, id...)
 	b = append(b, '.')
 	b = strconv.AppendInt(b, at, 10)
-	b = append(b, '.')
-	return append(b, body...)
+	return append(b, '.')
 }

@@ -2,11 +2,13 @@ package webhook
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,6 +37,9 @@ func spellings() []string {
 			fmt.Sprint(uint64(n) + 1<<32),
 			"[::ffff:" + text + "]", "[::" + text + "]", "[64:ff9b::" + text + "]",
 			fmt.Sprintf("[2002:%02x%02x:%02x%02x::]", b[0], b[1], b[2], b[3]),
+			fmt.Sprintf("[2001:0:4136:e378:8000:63bf:%02x%02x:%02x%02x]", ^b[0], ^b[1], ^b[2], ^b[3]),
+			fmt.Sprintf("[64:ff9b:1:%02x%02x:%02x:%02x00::]", b[0], b[1], b[2], b[3]),
+			fmt.Sprintf("[2606:4700::5efe:%s]", text),
 			fmt.Sprintf("[::ffff:%02x%02x:%02x%02x]", b[0], b[1], b[2], b[3]),
 			"[" + text + "]",
 			strings.ReplaceAll(text, ".", "。"), strings.ReplaceAll(text, ".", "．"), strings.ReplaceAll(text, ".", "%2e"), strings.ReplaceAll(text, ".", "%E3%80%82"),
@@ -80,54 +85,94 @@ func spellings() []string {
 	return all
 }
 
-// TestGuard_Spellings sends to every spelling, with a name server that answers
-// every name with a loopback address, and looks at what was dialled: nothing.
+// TestGuard_Spellings sends to every spelling. A name server answers every name with
+// a loopback address, on which there is a listener at a port that is allowed: nothing
+// is dialled, and nothing reaches it.
 func TestGuard_Spellings(t *testing.T) {
+	var accepted atomic.Int32
+	addr := raw(t, func(net.Conn, <-chan struct{}) { accepted.Add(1) })
+	port := portOf(t, "http://"+addr)
 	var seen dials
-	hostile := newNameServer(t, func(string) []netip.Addr { return []netip.Addr{netip.MustParseAddr("127.0.0.1")} })
+	hostile := newNameServer(t, localhost)
 	guard := &Guard{
-		Resolver: hostile.resolver(), Dialed: seen.saw,
+		Resolver: hostile.resolver(), Dialed: seen.saw, Ports: []uint16{443, 8443, port},
 		BlockedHosts: []string{"own.example.net", ".corp.example.net", "198.41.0.4"},
 	}
 	s := open(t, Options{Guard: guard})
-	all := spellings()
-	distinct := slices.Compact(slices.Sorted(slices.Values(all)))
+	distinct := slices.Compact(slices.Sorted(slices.Values(spellings())))
 	t.Logf("%d spellings", len(distinct))
 	if len(distinct) < 200 {
 		t.Errorf("SRF-03 only %d spellings", len(distinct))
 	}
-	for _, target := range distinct {
-		err := s.Check(target)
-		if !fault.Is(err, fault.Invalid) {
-			t.Errorf("SRF-03 SRF-06 %.80q is accepted: %v", target, err)
+	silent := func(t *testing.T) {
+		t.Helper()
+		for _, a := range seen.take() {
+			t.Errorf("dialled %s", a)
 		}
-		if o := s.Send(t.Context(), request(target)); o.Category != Blocked {
-			t.Errorf("SRF-03 %.80q: got %+v", target, o)
+		if n := accepted.Load(); n > 0 {
+			t.Errorf("%d connections", n)
 		}
-	}
-	if asked := hostile.names(); len(asked) > 0 {
-		t.Errorf("SRF-03 names were resolved: %v", asked)
 	}
 
-	// The boundary holds on its own: the same hosts, straight to the dialler.
-	for _, target := range distinct {
-		u, err := url.Parse(target)
-		if err != nil {
-			continue
+	t.Run("SRF-03 SRF-06 each is refused when it registers, in words that say what is wrong", func(t *testing.T) {
+		for _, target := range distinct {
+			err := s.Check(target)
+			if !fault.Is(err, fault.Invalid) || !strings.HasPrefix(err.Error(), "the target URL ") {
+				t.Errorf("%.80q: %v", target, err)
+			}
+			if err := s.Verify(t.Context(), target, "sub_1", nil); !fault.Is(err, fault.Invalid) {
+				t.Errorf("the challenge to %.80q: %v", target, err)
+			}
 		}
-		host := u.Hostname()
-		if strings.Contains(host, ":") {
-			host = "[" + host + "]"
+		silent(t)
+	})
+	t.Run("SRF-03 no delivery gets a connection, no name is resolved", func(t *testing.T) {
+		for _, target := range distinct {
+			if o := s.Send(t.Context(), request(target)); o.Category != Blocked {
+				t.Errorf("%.80q: got %+v", target, o)
+			}
 		}
-		conn, err := guard.DialContext(t.Context(), "tcp", host+":443")
-		if err == nil {
-			_ = conn.Close()
-			t.Errorf("SRF-03 %.80q: a connection", target)
+		if asked := hostile.names(); len(asked) > 0 {
+			t.Errorf("names were resolved: %v", asked)
 		}
-	}
-	for _, a := range seen.take() {
-		t.Errorf("SRF-03 connected to %s", a)
-	}
+		silent(t)
+	})
+	t.Run("SRF-03 the boundary holds on its own", func(t *testing.T) {
+		tried := 0
+		for _, target := range distinct {
+			u, err := url.Parse(target)
+			if err != nil || u.Hostname() == "" {
+				continue
+			}
+			tried++
+			host := u.Hostname()
+			if strings.Contains(host, ":") {
+				host = "[" + host + "]"
+			}
+			u.Scheme, u.Host = "http", fmt.Sprintf("%s:%d", host, port)
+			// As if the check of the URL had found nothing: through the transport,
+			s.targets.Put("unchecked", u)
+			if o := s.Send(t.Context(), request("unchecked")); o.OK() {
+				t.Errorf("%.80q: got %+v", target, o)
+			}
+			// and straight to the dialler.
+			if conn, err := guard.DialContext(t.Context(), "tcp", u.Host); err == nil {
+				_ = conn.Close()
+				t.Errorf("%.80q: a connection", target)
+			}
+		}
+		if tried < 200 {
+			t.Errorf("only %d were tried", tried)
+		}
+		silent(t)
+	})
+	t.Run("where it is allowed, the same listener is reached", func(t *testing.T) {
+		loose := open(t, Options{Guard: &Guard{AllowInsecure: true, Resolver: hostile.resolver(), Dialed: seen.saw}})
+		loose.Send(t.Context(), request(fmt.Sprintf("http://own.example.net:%d/", port)))
+		if len(seen.take()) == 0 || accepted.Load() == 0 {
+			t.Error("nothing was dialled")
+		}
+	})
 }
 
 func FuzzGuard_CheckURL(f *testing.F) {

@@ -51,7 +51,7 @@ func SharedLeases(l config.Limits, db store.DB, atOnce int) *lease.Shared {
 // Subscriptions are the rules of subscriptions.
 func Subscriptions(l config.Limits) subscription.Options {
 	return subscription.Options{
-		Quota: l.Quota, Secret: subscription.SecretType(l.WebhookSecret),
+		Quota: l.Quota, Rate: subscription.NewRate(l.RegistrationRate), Secret: subscription.SecretType(l.WebhookSecret),
 		DefaultTTL: l.DefaultTTL, MinTTL: l.MinTTL, MaxTTL: l.MaxTTL, AllowNoExpiry: l.AllowNoExpiry,
 		VerifiedTargets: l.VerifiedTargets, AllowAnonymous: l.AllowInsecureTargets,
 		UnknownUnsubscribe: l.UnknownUnsubscribe == "not-found",

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,12 +19,23 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
+// impatient settings let an endpoint that fails for seconds be served within the test.
+var impatient = map[string]string{
+	"MCPEVENTS_WEBHOOK_TIMEOUT": "4s",
+	"MCPEVENTS_RETRY_SCHEDULE":  "0s,1s,1s,2s,2s,4s,4s,8s,8s,16s,16s,32s,32s" + strings.Repeat(",64s", 7),
+}
+
 // TestKillEmbedded kills the server five times while 5,000 events (by default 2,500) flow to
-// four times as many deliveries, and starts it again on the same data.
+// four times as many deliveries, and to faulty endpoints, and starts it again on the same data.
 func TestKillEmbedded(t *testing.T) {
+	t.Parallel() // most of its time is the wait for what a crash has put off
 	const kills = 5
 	events := harness.Size(2_500, 5_000)
-	s := harness.StartServer(t, harness.ServerOptions{Fast: true, Args: []string{"--log-level", "warn"}})
+	var env []string
+	for k, v := range impatient {
+		env = append(env, k+"="+v)
+	}
+	s := harness.StartServer(t, harness.ServerOptions{Fast: true, Args: []string{"--log-level", "warn"}, Env: env})
 	f := newFlow(t, &s.Target, events)
 	killed := make(chan struct{})
 	go func() {
@@ -41,27 +53,28 @@ func TestKillEmbedded(t *testing.T) {
 	}()
 	f.publish(t)
 	<-killed
-	f.check(t, 2*time.Minute)
+	f.check(t, 4*time.Minute)
 }
 
-// TestKillFunctions has function processes killed at random while 1,000 events (by
-// default 400) flow through the functions on local AWS.
+// TestKillFunctions has function processes killed at random while 5,000 events (by
+// default 400) flow through the functions on local AWS, to faulty endpoints too.
 func TestKillFunctions(t *testing.T) {
-	aws := harness.StartAWS(t, harness.AWSOptions{Visibility: 10 * time.Second})
-	f := newFlow(t, &aws.Target, harness.Size(400, 1_000))
+	t.Parallel()
+	aws := harness.StartAWS(t, harness.AWSOptions{Visibility: 10 * time.Second, Env: impatient})
+	f := newFlow(t, &aws.Target, harness.Size(400, 5_000))
 	done, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
 		aws.KillUntil(done, 3)
 	}()
 	f.publish(t)
-	harness.Within(t, time.Minute, func() bool {
+	harness.Within(t, 5*time.Minute, func() bool {
 		return f.delivered() >= 9*f.count*len(f.endpoints)/10
 	})
 	close(done)
 	<-stopped
 	t.Logf("%d processes were killed", aws.Killed())
-	f.check(t, 3*time.Minute)
+	f.check(t, 5*time.Minute)
 }
 
 // flow is events on their way, with those that wait for them.
@@ -71,6 +84,7 @@ type flow struct {
 	accepted atomic.Int64
 
 	endpoints   []*harness.Endpoint
+	faulty      *faulty
 	listen, get *follower
 }
 
@@ -111,6 +125,7 @@ func newFlow(t *testing.T, target *harness.Target, count int) *flow {
 		})
 		f.endpoints = append(f.endpoints, e)
 	}
+	f.faulty = newFaulty(t, target)
 	f.listen = follow(t, listening(target.Modern("bob"), "event://chat/acme"))
 	var all []string
 	for n := range uris {
@@ -121,12 +136,16 @@ func newFlow(t *testing.T, target *harness.Target, count int) *flow {
 }
 
 // publish sends all events, eight at once; what is not acknowledged is sent again
-// with the same id.
+// with the same id. When half of the deliveries are made, the faulty endpoints recover.
 func (f *flow) publish(t *testing.T) {
 	t.Helper()
 	began := time.Now()
 	var next, repeated atomic.Int64
 	var wg sync.WaitGroup
+	wg.Go(func() {
+		harness.Within(t, 10*time.Minute, func() bool { return f.delivered() >= f.count*len(f.endpoints)/2 })
+		f.faulty.recover(t)
+	})
 	for range 8 {
 		wg.Go(func() {
 			for {
@@ -179,7 +198,7 @@ func (f *flow) check(t *testing.T, patience time.Duration) {
 					repetitions += got - 1
 				}
 			}
-			t.Logf("%d events, %d repetitions", len(ids), repetitions)
+			t.Logf("%d deliveries, %d lost, %d repetitions", f.count, missing, repetitions)
 			if missing > 0 || len(ids) != f.count {
 				t.Errorf("%d events are missing, %d ids are strange", missing, len(ids)-(f.count-missing))
 			}
@@ -194,6 +213,7 @@ func (f *flow) check(t *testing.T, patience time.Duration) {
 			}
 		})
 	}
+	f.faulty.check(t, f.count, patience)
 	for name, s := range map[string]*follower{"listen": f.listen, "GET": f.get} {
 		t.Run("SUB-08 SES-03 the stream "+name+" that resumes", func(t *testing.T) {
 			want := make([]string, f.count)

@@ -3,13 +3,13 @@
 // Package cost counts what AWS would bill for a delivery, with the functions of
 // template.yaml on local AWS. Requests, capacity units and invocations are counted;
 // prices are list prices of us-east-1; how long an invocation takes is assumed,
-// because a local machine does not tell. No log is in the price: the template switches off
-// the lines that Lambda writes about each invocation, and the functions log no success.
+// because a local machine does not tell, their memory is the template's. The log is what the functions
+// print: the template switches off the lines that Lambda writes about each invocation.
 package cost
 
 import (
-	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"strings"
 	"sync"
@@ -21,97 +21,34 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
-// List prices, us-east-1, in dollars (November 2026).
-const (
-	perWriteUnit  = 0.625 / 1e6
-	perReadUnit   = 0.125 / 1e6
-	perFIFO       = 0.50 / 1e6 // a request or 64 KiB of it
-	perStandard   = 0.40 / 1e6
-	perInvocation = 0.20 / 1e6
-	perGBSecond   = 0.0000133334
-)
-
-// billed is the assumed time of an invocation and its memory.
-var billed = map[string]struct {
-	time time.Duration
-	gb   float64
-}{
-	"PublishFunction":  {15 * time.Millisecond, 0.25},
-	"FanoutFunction":   {40 * time.Millisecond, 0.25},
-	"DispatchFunction": {60 * time.Millisecond, 0.5},
-}
-
-// filler makes a payload about 500 B long.
-var filler = strings.Repeat("x", 450)
-
-type bill struct {
-	requests float64
-	dollars  map[string]float64
-	detail   map[string]float64
-}
-
-func total(m map[string]float64) (sum float64) {
-	for _, v := range m {
-		sum += v
-	}
-	return sum
-}
-
-// measure counts what work costs. Receives that bring nothing are left out: they
-// are a price of time, not of events. The event source mappings ask once for each invocation of
-// fanout and dispatch, and delete once after it.
-func measure(b *testing.B, a *harness.AWS, work func()) bill {
-	b.Helper()
-	before := a.Requests()
-	calls := map[string]int{}
-	for f := range billed {
-		calls[f] = a.Invocations(f)
-	}
-	work()
-	res := bill{dollars: map[string]float64{}, detail: map[string]float64{}}
-	for app, counts := range a.Requests() {
-		if app == "runner" {
-			continue
+// words are what texts are made of: a few hundred of random letters, which compress no better
+// than people's.
+var words = func() (all []string) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 600 {
+		word := make([]byte, 2+r.IntN(8))
+		for i := range word {
+			word[i] = byte('a' + r.IntN(26))
 		}
-		for service, ops := range counts.Since(before[app]) {
-			for op, n := range ops {
-				res.requests += float64(n.Requests)
-				res.detail[strings.TrimSuffix(app, "Function")+" "+service+"."+op] += float64(n.Requests)
-				switch {
-				case service == "SQS" && app == "PublishFunction":
-					res.dollars["queues"] += float64(n.Chunks) * perFIFO
-				case service == "SQS":
-					res.dollars["queues"] += float64(n.Chunks) * perStandard
-				case strings.HasSuffix(op, "GetItem"), op == "Query":
-					res.dollars["reads"] += n.Units * perReadUnit
-				default:
-					res.dollars["writes"] += n.Units * perWriteUnit
-				}
-			}
-		}
+		all = append(all, string(word))
 	}
-	for f, per := range billed {
-		n := float64(a.Invocations(f) - calls[f])
-		res.detail[strings.TrimSuffix(f, "Function")+" invocations"] = n
-		res.dollars["functions"] += n * (perInvocation + per.time.Seconds()*per.gb*perGBSecond)
-		if f == "PublishFunction" {
-			continue
-		}
-		price := perStandard
-		if f == "FanoutFunction" {
-			price = perFIFO
-		}
-		res.requests += 2 * n
-		res.dollars["queues"] += 2 * n * price
+	return all
+}()
+
+// filler makes a payload about 500 B long, a text of its own.
+func filler() string {
+	var b strings.Builder
+	for b.Len() < 450 {
+		b.WriteString(words[rand.IntN(len(words))] + " ")
 	}
-	return res
+	return b.String()
 }
 
 func BenchmarkDelivery(b *testing.B) {
 	a := harness.StartAWS(b, harness.AWSOptions{})
 	r := harness.NewReceiver(b)
 	event := func(uri, id string) harness.Event {
-		return harness.Event{ID: id, URI: uri, Data: map[string]any{"user": "a", "text": filler, "id": id}}
+		return harness.Event{ID: id, URI: uri, Data: map[string]any{"user": "a", "text": filler(), "id": id}}
 	}
 	run := 0
 	for _, shape := range []struct {
@@ -122,8 +59,8 @@ func BenchmarkDelivery(b *testing.B) {
 		oneByOne            bool
 	}{
 		{"100 subscribers, batches of ten", 100, 40, 10, 1, 1, false},
-		{"1 subscriber, single publishes to four URIs", 1, 400, 1, 8, 4, false},
-		{"1 subscriber, single publishes to one URI", 1, 400, 1, 8, 1, false},
+		{"1 subscriber, single publishes to four URIs", 1, 1_200, 1, 8, 4, false},
+		{"1 subscriber, single publishes to one URI", 1, 1_200, 1, 8, 1, false},
 		{"1 subscriber, batches of ten", 1, 800, 10, 4, 4, false},
 		{"1 subscriber, quiet", 1, 20, 1, 1, 1, true},
 	} {
@@ -150,7 +87,8 @@ func BenchmarkDelivery(b *testing.B) {
 					return n >= want
 				})
 			}
-			got := measure(b, a, func() {
+			before := take(a)
+			func() {
 				if shape.oneByOne {
 					for n := range shape.events {
 						a.Publish(b, event(uri(n), fmt.Sprintf("cost-%d-%d", run, n)))
@@ -180,17 +118,13 @@ func BenchmarkDelivery(b *testing.B) {
 				close(jobs)
 				wg.Wait()
 				wait(shape.events * shape.subscribers)
-			})
-			deliveries := float64(shape.events * shape.subscribers)
-			b.ReportMetric(got.requests/deliveries, "requests/delivery")
-			b.ReportMetric(total(got.dollars)/deliveries*1e6, "$/million")
+			}()
+			deliveries := shape.events * shape.subscribers
+			got := since(b, a, before, deliveries, false, path...)
+			b.ReportMetric(got.requests/float64(deliveries), "requests/delivery")
+			b.ReportMetric(got.total()/float64(deliveries)*1e6, "$/million")
 			b.ReportMetric(0, "ns/op")
-			for k, v := range got.dollars {
-				got.dollars[k] = v / deliveries * 1e6
-			}
-			detail, _ := json.MarshalIndent(map[string]any{"dollars per million": got.dollars, "counts": got.detail}, "", "  ")
-			// Not by b.Logf, which cuts it off.
-			_, _ = fmt.Fprintf(os.Stderr, "%s: payload about 500 B, %d events\n%s\n", shape.name, shape.events, detail)
+			got.report(fmt.Sprintf("%s: payload about 500 B, %d events", shape.name, shape.events), float64(deliveries))
 		})
 	}
 }

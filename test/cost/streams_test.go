@@ -16,13 +16,8 @@ import (
 	"mcpevents/test/harness"
 )
 
-// polling is the function behind streams and polls. How long a poll takes is assumed; a stream is
-// billed for as long as it is open.
-const (
-	polling    = "StreamFunction"
-	pollTime   = 10 * time.Millisecond
-	pollMemory = 0.25 // GB
-)
+// polling is the function behind streams and polls. A stream is billed for as long as it is open.
+const polling = "StreamFunction"
 
 // used is what the endpoint asked of DynamoDB.
 type used struct{ requests, reads, writes float64 }
@@ -74,7 +69,7 @@ func BenchmarkStreams(b *testing.B) {
 			}
 			b.ReportMetric(open.requests, "requests/open")
 			b.ReportMetric(open.dollars()*1e6, "$/million-opens")
-			b.ReportMetric(3600*pollMemory*perGBSecond, "lambda-$/h")
+			b.ReportMetric(3600*sizes(b)[polling].gb*perGBSecond, "lambda-$/h")
 			b.ReportMetric(0, "ns/op")
 			_, _ = fmt.Fprintf(os.Stderr, "%s: open %+v, busy %+v/s, quiet %+v/s\n", name, open, busy, quiet)
 		})
@@ -111,7 +106,7 @@ func BenchmarkPolls(b *testing.B) {
 				for n := range shape.events {
 					batch = append(batch, harness.Event{
 						ID: fmt.Sprintf("%s-%d", shape.name[len(shape.name)-3:], n), URI: "event://chat/full/one/message",
-						Data: map[string]any{"id": "1", "user": "a", "text": filler},
+						Data: map[string]any{"id": "1", "user": "a", "text": filler()},
 					})
 				}
 				a.Publish(b, batch...)
@@ -126,7 +121,7 @@ func BenchmarkPolls(b *testing.B) {
 					poll(start)
 				}
 			}).per(polls)
-			lambda := float64(a.Invocations(polling)-calls) / polls * (perInvocation + pollTime.Seconds()*pollMemory*perGBSecond)
+			lambda := float64(a.Invocations(polling)-calls) / polls * sizes(b)[polling].price(assumed[polling])
 			b.ReportMetric(u.requests, "requests/poll")
 			b.ReportMetric(u.reads, "units/poll")
 			b.ReportMetric((u.dollars()+lambda)*1e6, "$/million")
@@ -154,7 +149,7 @@ func BenchmarkStreamLatency(b *testing.B) {
 			time.Sleep(time.Duration(50+rand.IntN(250)) * time.Millisecond)
 			have := len(s.Messages())
 			began := time.Now()
-			a.Publish(b, harness.Event{ID: fmt.Sprintf("%s-%d", name, n), URI: uri(n), Data: map[string]any{"id": "1", "user": "a", "text": filler}})
+			a.Publish(b, harness.Event{ID: fmt.Sprintf("%s-%d", name, n), URI: uri(n), Data: map[string]any{"id": "1", "user": "a", "text": filler()}})
 			wg.Go(func() {
 				ctx, cancel := context.WithTimeout(b.Context(), time.Minute)
 				defer cancel()

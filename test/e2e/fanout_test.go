@@ -30,7 +30,7 @@ func TestFanout(t *testing.T) {
 		aws := harness.SharedAWS(t)
 		var before map[string]awsx.Counts
 		n := harness.Size(500, 2_000)
-		fanout(t, &aws.Target, aws.Registrar("alice"), n, func() { before = aws.Requests() })
+		fanout(t, &aws.Target, aws.Modern("alice"), n, func() { before = aws.Requests() })
 		requests(t, before, aws.Requests(), n)
 	})
 }

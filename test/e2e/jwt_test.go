@@ -526,3 +526,25 @@ func TestTheRateIsNamed(t *testing.T) {
 		s.Modern("another").Call(t, "resources/subscriptions/register", params, nil)
 	})
 }
+
+// TestTheRegistrationRateIsNamed shows what a subscriber over its rate is told (AUT-07).
+func TestTheRegistrationRateIsNamed(t *testing.T) {
+	t.Parallel()
+	s, p := startJWT(t, "--registration-rate", "0.1") // a burst of one
+	s.Keys["another"] = p.Token("another", everything, nil)
+	register := object{"uris": []string{"event://repos/acme/web/announced"}, "targetUri": "http://127.0.0.1:9/"}
+	s.Modern("acme").Call(t, "resources/subscriptions/register", register, nil)
+	for method, tc := range map[string]struct {
+		params object
+		code   int
+	}{
+		"resources/subscriptions/register": {register, 429},
+		"events/subscribe":                 {subscription("repo.announced", nil, "http://127.0.0.1:9/", newSecret()), -32013},
+	} {
+		a := s.Modern("acme").Do(t, method, tc.params)
+		if a.Error == nil || a.Error.Code != tc.code || !strings.Contains(string(a.Error.Data), `"limit":"registrationRate","max":0.1,"retryAfterSeconds":`) {
+			t.Errorf("AUT-07 %s: %s", method, a.Body)
+		}
+	}
+	s.Modern("another").Call(t, "resources/subscriptions/register", register, nil)
+}

@@ -254,7 +254,7 @@ func subscribing(t *testing.T, s *harness.Target) {
 		}
 	})
 
-	t.Run("EVX-14 410 and 413 are final for that delivery, the subscription lives", func(t *testing.T) {
+	t.Run("EVX-14 WHK-08 410 and 413 are final for that delivery, the subscription lives", func(t *testing.T) {
 		hook := receiver.Endpoint("final")
 		failed := false
 		hook.Answer(func(_ int, d *harness.Delivery) harness.Reply {

@@ -3,10 +3,13 @@
 package harness
 
 import (
+	"bytes"
+	"compress/flate"
 	"context"
 	crand "crypto/rand"
 	"encoding/base64"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -139,9 +142,12 @@ func startAWS(tb testing.TB, o AWSOptions) *AWS {
 	a := &AWS{out: &output{}, name: "test-" + strings.ToLower(crand.Text()[:8])}
 	began := time.Now()
 	stack, err := runner.Start(tb.Context(), runner.Options{
-		Template:   filepath.Join(Root(tb), "template.yaml"),
-		Name:       a.name,
-		Parameters: map[string]string{"Auth": "keys", "AllowInsecureTargets": "true"},
+		Template: filepath.Join(Root(tb), "template.yaml"),
+		Name:     a.name,
+		// As for an account that has long been used.
+		Parameters: map[string]string{
+			"Auth": "keys", "AllowInsecureTargets": "true", "FanoutConcurrency": "10", "DispatchConcurrency": "10", "StreamConcurrency": "1000",
+		},
 		Env:        o.Env,
 		Region:     awslocal.Region,
 		Endpoints:  runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack},
@@ -152,6 +158,7 @@ func startAWS(tb testing.TB, o AWSOptions) *AWS {
 		Speed:      30, // retries that are due are looked for every two seconds
 		Progress:   a.out,
 		Output:     a.out,
+		Calls:      os.Getenv("MCPEVENTS_TEST_CALLS"),
 	})
 	if err != nil {
 		tb.Fatalf("start local AWS: %v\n%s", err, a.out.tail(8<<10))
@@ -279,13 +286,6 @@ func (a *AWS) Invocations(function string) int { return a.stack.Stats()[function
 // Starts counts the processes of a function so far.
 func (a *AWS) Starts(function string) int { return a.stack.Stats()[function].ColdStarts }
 
-// Registrar is a client of the function that registers webhooks, at its own URL.
-func (a *AWS) Registrar(principal string) *Client {
-	c := a.Modern(principal)
-	c.URL = a.stack.FunctionURL("RegisterFunction") + "mcp"
-	return c
-}
-
 // Stats counts what the function of the MCP endpoint did so far.
 func (a *AWS) Stats() (invocations, failures, throttles, starts int) {
 	s := a.stack.Stats()[stream]
@@ -356,6 +356,13 @@ func (a *AWS) Items(tb testing.TB) (items []string) {
 					for name, value := range item {
 						switch v := value.(type) {
 						case *types.AttributeValueMemberB:
+							if name == "z" { // compressed
+								plain, err := io.ReadAll(flate.NewReader(bytes.NewReader(v.Value)))
+								if err != nil {
+									tb.Fatal(err)
+								}
+								v.Value = plain
+							}
 							fmt.Fprintf(&b, "%s=%s %s\n", name, v.Value, base64.StdEncoding.EncodeToString(v.Value))
 						case *types.AttributeValueMemberS:
 							fmt.Fprintf(&b, "%s=%s\n", name, v.Value)

@@ -102,7 +102,7 @@ func NewServer(tb testing.TB, o ServerOptions) *Server {
 	}
 	s.config = writeFile(tb, dir, "config.yaml", config)
 	s.args = []string{
-		"serve", "--addr", s.addr, "--data", s.Data, "--catalog", catalog, "--config", s.config, "--auth", auth, "--publish-rate", "0",
+		"serve", "--addr", s.addr, "--data", s.Data, "--catalog", catalog, "--config", s.config, "--auth", auth, "--publish-rate", "0", "--registration-rate", "0",
 	}
 	if !o.Guarded {
 		s.args = append(s.args, "--allow-insecure-targets")

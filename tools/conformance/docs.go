@@ -6,8 +6,11 @@ import (
 	"go/token"
 	"io/fs"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
+
+var testName = regexp.MustCompile("^(Test|Fuzz)")
 
 // document gives the tests what their functions' comments say, which may name
 // requirements too. root is the module's directory.
@@ -27,7 +30,7 @@ func document(root string, tests []test) error {
 			return err
 		}
 		for _, decl := range file.Decls {
-			if f, ok := decl.(*ast.FuncDecl); ok && f.Recv == nil && strings.HasPrefix(f.Name.Name, "Test") {
+			if f, ok := decl.(*ast.FuncDecl); ok && f.Recv == nil && testName.MatchString(f.Name.Name) {
 				said[key{filepath.ToSlash(dir), f.Name.Name}] = f.Doc.Text()
 			}
 		}

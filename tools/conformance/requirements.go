@@ -17,8 +17,8 @@ type group struct {
 type requirement struct {
 	number string // WHK-02
 	asks   string
-	// missing says what of it is known not to be there yet; empty is nothing. Tests
-	// of the rest carry the number, so that they alone would say too much.
+	// missing says what of it the tests that carry the number do not show; empty is
+	// nothing. A requirement with something missing is never passed.
 	missing string
 }
 

@@ -39,9 +39,9 @@ func write(groups []group, tests []test) ([]byte, summary) {
 	fmt.Fprintf(&out, `# Conformance
 
 Written by `+"`make conformance-table`"+` from [requirements.tsv](requirements.tsv) and the last run of the tests;
-not to be edited. A row is *passed* when every test that carries its number passed, *in part* when
-they passed and something of it is known to be missing, *failed* when one failed or was skipped, *open* when
-no test carries it.
+not to be edited. A row is *passed* when every test that carries its number passed and they show all that it asks,
+*in part* when they passed and show only some of it, *failed* when one failed or was skipped, *open* when
+no test carries it. What the tests do not show of a row stands beside its state.
 
 %d requirements: %d passed, %d in part, %d failed, %d open.
 `, sum.total(), sum.passed, sum.partly, sum.failed, sum.open)
@@ -49,20 +49,28 @@ no test carries it.
 	return out.Bytes(), sum
 }
 
+// add counts the row and returns its state. What is missing keeps a row from being
+// passed and is shown in every other state, too.
 func (s *summary) add(r requirement, row []shows) string {
+	state := ""
 	switch {
 	case len(row) == 0:
 		s.open++
-		return "open"
+		state = "open"
 	case slices.ContainsFunc(row, func(x shows) bool { return x.state != passed }):
 		s.failed++
-		return "**failed**"
+		state = "**failed**"
 	case r.missing != "":
 		s.partly++
-		return "in part; missing: " + cell(r.missing)
+		state = "in part"
+	default:
+		s.passed++
+		return "passed"
 	}
-	s.passed++
-	return "passed"
+	if r.missing == "" {
+		return state
+	}
+	return state + "; missing: " + cell(r.missing)
 }
 
 // collect finds the tests of every number. A row names a test up to the segment

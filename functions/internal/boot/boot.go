@@ -30,7 +30,6 @@ import (
 	queuesqs "mcpevents/shared/queue/sqs"
 	"mcpevents/shared/store"
 	"mcpevents/shared/store/dynamo"
-	"mcpevents/shared/wiring/tokens"
 )
 
 // Environment variables that the template sets, beside those of
@@ -64,7 +63,8 @@ type Process struct {
 	Catalog *catalog.Stored
 	Config  *config.Stored
 	Secrets *parameters.Store // of the configuration
-	Auth    auth.Authenticator
+	// Auth is, for a function that is not called, the directory of principals, or nil.
+	Auth auth.Authenticator
 	// ResourceMetadata is where clients learn how to get a token; empty unless they need one.
 	ResourceMetadata string
 	// Anonymous is true without authentication.
@@ -78,8 +78,11 @@ type Process struct {
 
 // Start builds the process from the environment. On an error it ends the
 // process, which Lambda reports as a failed start.
-func Start() *Process {
-	p, err := build(os.Getenv)
+func Start() *Process { return StartWith(everything) }
+
+// StartWith is [Start] for a function that does not read all settings.
+func StartWith(needs Needs) *Process {
+	p, err := Build(needs)
 	if err != nil {
 		slog.Error("the function cannot start", "error", err)
 		os.Exit(1)
@@ -87,21 +90,22 @@ func Start() *Process {
 	return p
 }
 
-func build(getenv func(string) string) (*Process, error) {
-	limits, err := config.FromEnv(func(name string) (string, bool) { v := getenv(name); return v, v != "" })
+// Build is [StartWith] for a function that tells the error to its caller.
+func Build(needs Needs) (*Process, error) { return build(os.Getenv, needs) }
+
+func build(getenv func(string) string, needs Needs) (*Process, error) {
+	log, level := newLog()
+	s, err := readSettings(getenv, needs, log)
 	if err != nil {
 		return nil, err
 	}
+	level.Set(s.level)
 	cfg, err := awsx.Load(context.Background())
 	if err != nil {
 		return nil, err
 	}
-	log, err := newLog(getenv(envLogLevel))
-	if err != nil {
-		return nil, err
-	}
 	slog.SetDefault(log)
-	p := &Process{AWS: cfg, Limits: limits, Log: log, getenv: getenv}
+	p := &Process{AWS: cfg, Limits: s.limits, Log: log, getenv: getenv}
 	for _, t := range store.Tables() {
 		if getenv(tableVariable(t)) == "" {
 			return nil, fault.New(fault.Invalid, "%s is not set", tableVariable(t))
@@ -112,25 +116,19 @@ func build(getenv func(string) string) (*Process, error) {
 			return nil, fault.New(fault.Invalid, "%s is not set", queueVariable(q))
 		}
 	}
-	p.DB = dynamo.New(dynamodb.NewFromConfig(cfg), func(t store.Table) string { return getenv(tableVariable(t)) })
+	p.DB = dynamo.New(dynamodb.NewFromConfig(cfg), func(t store.Table) string { return tableName(getenv(tableVariable(t))) })
 	p.Queues = queuesqs.New(sqs.NewFromConfig(cfg), func(q queue.Name) string { return getenv(queueVariable(q)) }, log)
 	p.Catalog = catalog.NewStored(p.DB, time.Now, log)
 	p.Config = config.NewStored(p.DB, time.Now, log)
 	p.Secrets = parameters.New(cfg, log)
-	p.EventLog = &eventlog.Log{DB: p.DB, Retention: limits.LogRetention}
-	switch mode := auth.Mode(getenv(envAuth)); mode {
-	case auth.ModeNone:
-		p.Auth, p.Anonymous = auth.None(), true
-	case auth.ModeKeys:
+	p.EventLog = &eventlog.Log{DB: p.DB, Retention: s.limits.LogRetention}
+	switch {
+	case s.mode == auth.ModeKeys: // for a function that is not called, the directory of principals
 		p.Auth = p.Config.Authenticator()
-	case auth.ModeJWT:
-		access, err := tokens.Authenticator(limits, log)
-		if err != nil {
-			return nil, err
-		}
-		p.Auth, p.ResourceMetadata, p.mount = access, access.MetadataURL(), access.Mount
-	default:
-		return nil, fault.New(fault.Invalid, "%s is %q; it can be none, keys or jwt", envAuth, mode)
+	case s.mode == auth.ModeNone && needs&Callers != 0:
+		p.Auth, p.Anonymous = auth.None(), true
+	case s.access != nil:
+		p.Auth, p.ResourceMetadata, p.mount = s.access, s.access.MetadataURL(), s.access.Mount
 	}
 	return p, nil
 }
@@ -154,19 +152,17 @@ func (p *Process) IsFrom(arn string, name queue.Name) bool {
 
 func tableVariable(t store.Table) string { return envTable + strings.ToUpper(string(t)) }
 
+// tableName is the name of a table that is given by its name or, where the stack adopted it, by its ARN.
+func tableName(given string) string { return given[strings.LastIndexByte(given, '/')+1:] }
+
 func queueVariable(q queue.Name) string { return envQueue + strings.ToUpper(string(q)) + "_URL" }
 
 // newLog writes JSON as Lambda's log filter reads it: members timestamp, level
 // and message.
-func newLog(level string) (*slog.Logger, error) {
-	least := slog.LevelInfo
-	if level != "" {
-		if err := least.UnmarshalText([]byte(level)); err != nil {
-			return nil, fault.New(fault.Invalid, "%s is %q; it can be DEBUG, INFO, WARN or ERROR", envLogLevel, level)
-		}
-	}
+func newLog() (*slog.Logger, *slog.LevelVar) {
+	level := &slog.LevelVar{}
 	return slog.New(slog.NewJSONHandler(os.Stdout, &slog.HandlerOptions{
-		Level: least,
+		Level: level,
 		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
 			if len(groups) == 0 {
 				switch a.Key {
@@ -178,5 +174,5 @@ func newLog(level string) (*slog.Logger, error) {
 			}
 			return a
 		},
-	})), nil
+	})), level
 }

@@ -39,7 +39,7 @@ func started(t *testing.T, change map[string]string) (*Process, error) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "a")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "b")
 	env := environment(change)
-	return build(func(name string) string { return env[name] })
+	return build(func(name string) string { return env[name] }, everything)
 }
 
 func TestTheProcessIsBuiltFromTheEnvironment(t *testing.T) {
@@ -155,7 +155,11 @@ func TestBuffered(t *testing.T) {
 }
 
 func TestSources(t *testing.T) {
-	handle := Sources(
+	p, err := started(t, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	handle := p.Sources(
 		Buffered(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) })),
 		func(arn string) queue.Handler {
 			if arn != "mine" {
@@ -171,6 +175,7 @@ func TestSources(t *testing.T) {
 	)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
+	// None of these ARNs is a queue's, so nothing is asked of SQS.
 	batch := func(arn string) string {
 		return `{"Records":[{"messageId":"a","body":"1","eventSourceARN":"` + arn + `"},{"messageId":"b","body":"2","eventSourceARN":"` + arn + `"}]}`
 	}

@@ -9,16 +9,15 @@ import (
 
 	"mcpevents/shared/fault"
 	"mcpevents/shared/queue"
-	queuesqs "mcpevents/shared/queue/sqs"
 )
 
 // margin is what a batch leaves of its invocation's time, so that what was done
-// is reported before Lambda ends the process.
+// is reported before Lambda ends the process, and what failed comes again soon.
 const margin = 2 * time.Second
 
 // Batches is the handler of a function that reads one queue.
-func Batches(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
-	handle := queuesqs.Lambda(h)
+func (p *Process) Batches(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
+	handle := p.Queues.Lambda(h)
 	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
 		if deadline, ok := ctx.Deadline(); ok {
 			var cancel context.CancelFunc
@@ -31,7 +30,7 @@ func Batches(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQS
 
 // Sources is the handler of a function that has a URL and reads queues. The
 // handler of a batch is chosen by the ARN of its queue.
-func Sources(
+func (p *Process) Sources(
 	url func(context.Context, events.LambdaFunctionURLRequest) (events.LambdaFunctionURLResponse, error),
 	batches func(arn string) queue.Handler,
 ) func(context.Context, json.RawMessage) (any, error) {
@@ -55,7 +54,7 @@ func Sources(
 			if h == nil {
 				return nil, fault.New(fault.Invalid, "a batch of a queue that is not for this function")
 			}
-			return Batches(h)(ctx, event)
+			return p.Batches(h)(ctx, event)
 		case kind.RequestContext != nil && url != nil:
 			var event events.LambdaFunctionURLRequest
 			if err := json.Unmarshal(raw, &event); err != nil {

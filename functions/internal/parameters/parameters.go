@@ -23,6 +23,7 @@ import (
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 
 	"mcpevents/shared/awsx"
+	"mcpevents/shared/bounded"
 	"mcpevents/shared/config"
 	"mcpevents/shared/fault"
 )
@@ -50,9 +51,12 @@ type Store struct {
 	now      func() time.Time
 	log      *slog.Logger
 
-	mu   sync.Mutex
-	held map[string]*held
+	mu   sync.Mutex // for one held a parameter
+	held *bounded.Map[string, *held]
 }
+
+// maxHeld bounds the parameters that are remembered; configurations may name ever others.
+const maxHeld = 1024
 
 // held is what is known of a parameter.
 type held struct {
@@ -70,7 +74,7 @@ func New(cfg aws.Config, log *slog.Logger) *Store {
 		domain += ".cn"
 	}
 	return &Store{
-		aws: cfg, signer: v4.NewSigner(), now: time.Now, log: log, held: map[string]*held{},
+		aws: cfg, signer: v4.NewSigner(), now: time.Now, log: log, held: bounded.NewMap[string, *held](maxHeld),
 		endpoint: strings.TrimSuffix(cmp.Or(
 			os.Getenv(awsx.EnvEndpoint+"_SSM"), aws.ToString(cfg.BaseEndpoint), "https://ssm."+cfg.Region+"."+domain,
 		), "/") + "/",
@@ -85,10 +89,10 @@ func (s *Store) Secret(ctx context.Context, v config.Value) (string, error) {
 		return v.Resolve(os.LookupEnv)
 	}
 	s.mu.Lock()
-	h := s.held[name]
-	if h == nil {
+	h, ok := s.held.Get(name)
+	if !ok {
 		h = &held{}
-		s.held[name] = h // as many as there are references in the configurations of its life
+		s.held.Put(name, h)
 	}
 	s.mu.Unlock()
 	h.mu.Lock()

@@ -135,3 +135,33 @@ func TestEndpoint(t *testing.T) {
 		t.Errorf("the other clients have %s", *base)
 	}
 }
+
+// GWN-19: of ever other parameters those that are in use are remembered, and the others are not.
+func TestParametersOutOfUseAreForgotten(t *testing.T) {
+	var asked atomic.Int32
+	ssm := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		fmt.Fprint(w, `{"Parameter":{"Value":"v"}}`)
+	}))
+	defer ssm.Close()
+	s := started(t, ssm.URL)
+	look := func(from, to int) (requests int32) {
+		before := asked.Load()
+		for i := from; i < to; i++ {
+			if v, err := s.Secret(t.Context(), reference(t, fmt.Sprintf("ssm:/p/%d", i))); v != "v" || err != nil {
+				t.Fatal(v, err)
+			}
+		}
+		return asked.Load() - before
+	}
+	const n = maxHeld + maxHeld/2
+	if got := look(0, n); got != n {
+		t.Errorf("%d requests for %d parameters", got, n)
+	}
+	if got := look(n-maxHeld/4, n); got != 0 {
+		t.Errorf("%d of the last parameters were forgotten", got)
+	}
+	if got := look(0, maxHeld/4); got != maxHeld/4 {
+		t.Errorf("%d of the first %d parameters were forgotten", got, maxHeld/4)
+	}
+}

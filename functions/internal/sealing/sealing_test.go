@@ -93,7 +93,7 @@ func TestTheKeysetIsMadeOnce(t *testing.T) {
 	if !bytes.Equal(private, stored(t, db, privateKey)) || !bytes.Equal(public, stored(t, db, publicKey)) {
 		t.Error("the second time changed the keys")
 	}
-	got, err := (&Opener{DB: db, Wrapper: w}).Open(seal(t, db), binding)
+	got, err := (&Opener{DB: db, Wrapper: w}).Open(t.Context(), seal(t, db), binding)
 	if err != nil || string(got) != "secret" {
 		t.Errorf("got %q, %v", got, err)
 	}
@@ -141,7 +141,7 @@ func TestARotationOpensOldAndNew(t *testing.T) {
 		opener := &Opener{DB: db, Wrapper: w}
 		opens := func(what string, sealed []byte) {
 			t.Helper()
-			if got, err := opener.Open(sealed, binding); err != nil || string(got) != "secret" {
+			if got, err := opener.Open(t.Context(), sealed, binding); err != nil || string(got) != "secret" {
 				t.Errorf("%s: got %q, %v", what, got, err)
 			}
 		}
@@ -161,12 +161,12 @@ func TestARotationOpensOldAndNew(t *testing.T) {
 		}
 		// What nobody can open does not make it ask KMS each time.
 		for range 5 {
-			if _, err := opener.Open([]byte("rubbish"), binding); err == nil {
+			if _, err := opener.Open(t.Context(), []byte("rubbish"), binding); err == nil {
 				t.Error("rubbish was opened")
 			}
 		}
 		time.Sleep(ReloadAfter)
-		_, _ = opener.Open([]byte("rubbish"), binding)
+		_, _ = opener.Open(t.Context(), []byte("rubbish"), binding)
 		if w.unwraps != 5 {
 			t.Errorf("unwrapped %d times, want 5", w.unwraps)
 		}
@@ -177,17 +177,19 @@ func TestARotationOpensOldAndNew(t *testing.T) {
 }
 
 func TestTheOpenerTriesAgainWhenKMSWasDown(t *testing.T) {
-	db, w := open(t), &locked{}
-	if err := Create(t.Context(), db, w); err != nil {
-		t.Fatal(err)
-	}
-	opener, sealed := &Opener{DB: db, Wrapper: w}, seal(t, db)
-	w.fail = errors.New("KMS is down")
-	if _, err := opener.Open(sealed, binding); err == nil {
-		t.Error("no error")
-	}
-	w.fail = nil
-	if _, err := opener.Open(sealed, binding); err != nil {
-		t.Error(err)
-	}
+	synctest.Test(t, func(t *testing.T) { // no time passes: after a failure none is loaded for as long as that took
+		db, w := open(t), &locked{}
+		if err := Create(t.Context(), db, w); err != nil {
+			t.Fatal(err)
+		}
+		opener, sealed := &Opener{DB: db, Wrapper: w}, seal(t, db)
+		w.fail = errors.New("KMS is down")
+		if _, err := opener.Open(t.Context(), sealed, binding); err == nil {
+			t.Error("no error")
+		}
+		w.fail = nil
+		if _, err := opener.Open(t.Context(), sealed, binding); err != nil {
+			t.Error(err)
+		}
+	})
 }

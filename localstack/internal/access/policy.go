@@ -97,8 +97,16 @@ func (st statement) check() error {
 }
 
 // Allows reports whether a statement allows the request.
-func (p Policy) Allows(r Request) bool {
-	return slices.ContainsFunc(p.statements, func(st statement) bool { return st.allows(r) })
+func (p Policy) Allows(r Request) bool { return len(p.Allowing(r)) > 0 }
+
+// Allowing are the ids of the statements that allow the request.
+func (p Policy) Allowing(r Request) (sids []string) {
+	for _, st := range p.statements {
+		if st.allows(r) {
+			sids = append(sids, st.Sid)
+		}
+	}
+	return sids
 }
 
 func (st statement) allows(r Request) bool {

@@ -13,6 +13,7 @@ import (
 	"mime"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -42,10 +43,13 @@ type Invoker interface {
 //
 // Notes:
 //   - A client that goes away ends nothing: the function runs on, as on Lambda.
+//   - With Remap, headers that AWS keeps to itself come as x-amzn-Remapped-NAME.
 //   - A function error is 502 and a throttled request 429, with Lambda's bodies.
 type Handler struct {
 	Function Invoker
 	Mode     Mode
+	// Remap renames the headers that a Function URL renames.
+	Remap bool
 	// Log tells about failed requests; nil discards it.
 	Log *slog.Logger
 }
@@ -104,7 +108,7 @@ func (h Handler) buffered(w http.ResponseWriter, resp *lambda.Response) {
 		message(w, http.StatusBadGateway, "Internal Server Error")
 		return
 	}
-	header(w, out.StatusCode, out.Headers, out.Cookies)
+	h.header(w, out.StatusCode, out.Headers, out.Cookies)
 	_, _ = w.Write(body) // the client went away
 }
 
@@ -145,10 +149,10 @@ func (h Handler) stream(w http.ResponseWriter, resp *lambda.Response) {
 			message(w, http.StatusBadGateway, "Internal Server Error")
 			return
 		}
-		header(w, prelude.StatusCode, prelude.Headers, prelude.Cookies)
+		h.header(w, prelude.StatusCode, prelude.Headers, prelude.Cookies)
 		rest = begun
 	} else {
-		header(w, http.StatusOK, map[string]string{"Content-Type": resp.ContentType}, nil)
+		h.header(w, http.StatusOK, map[string]string{"Content-Type": resp.ContentType}, nil)
 	}
 	control := http.NewResponseController(w)
 	// The client sees the status before the body begins.
@@ -202,8 +206,14 @@ func readPrelude(r io.Reader) (prelude events.LambdaFunctionURLResponse, rest []
 	}
 }
 
-func header(w http.ResponseWriter, status int, headers map[string]string, cookies []string) {
+// remapped are the headers that Function URLs are known to rename, as API Gateway does.
+var remapped = []string{"Www-Authenticate", "Authorization", "Date", "Server"}
+
+func (h Handler) header(w http.ResponseWriter, status int, headers map[string]string, cookies []string) {
 	for k, v := range headers {
+		if h.Remap && slices.Contains(remapped, http.CanonicalHeaderKey(k)) {
+			k = "X-Amzn-Remapped-" + k
+		}
 		switch http.CanonicalHeaderKey(k) {
 		case "Connection", "Transfer-Encoding", "Content-Length", "Keep-Alive":
 			// belong to the connection, which is the front's

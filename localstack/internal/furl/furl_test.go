@@ -226,3 +226,29 @@ func TestARequestThatIsTooLarge(t *testing.T) {
 		t.Errorf("got status %d, want 413", resp.StatusCode)
 	}
 }
+
+func TestHeadersThatAFunctionURLRenames(t *testing.T) {
+	fn := function(func(events.LambdaFunctionURLRequest) (*lambda.Response, error) {
+		return respond("", `{"statusCode":401,"headers":{"www-authenticate":"Bearer","X-Own":"1"},"body":""}`)
+	})
+	for name, tc := range map[string]struct {
+		remap bool
+		want  string
+	}{
+		"as AWS does":        {true, "x-amzn-remapped-www-authenticate"},
+		"behind a front not": {false, "www-authenticate"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := httptest.NewServer(furl.Handler{Function: fn, Remap: tc.remap})
+			defer s.Close()
+			resp, err := http.Get(s.URL)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if resp.Header.Get(tc.want) != "Bearer" || resp.Header.Get("X-Own") != "1" || tc.remap && resp.Header.Get("Www-Authenticate") != "" {
+				t.Errorf("got headers %v", resp.Header)
+			}
+		})
+	}
+}

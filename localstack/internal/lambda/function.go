@@ -65,6 +65,9 @@ type Config struct {
 	IdleTimeout time.Duration
 	// Grace is how long a process may go on after SIGTERM; 0 is 2 s.
 	Grace time.Duration
+	// AllowLoops lets the function be invoked in a chain of requests however long
+	// (RecursiveLoop: Allow).
+	AllowLoops bool
 	// Limit is what invocations share. Functions without a reservation have one together.
 	Limit *Limit
 	// Output receives what the processes print, a line per call, from several
@@ -79,6 +82,20 @@ type Limit struct{ slots chan struct{} }
 
 // NewLimit makes a limit of n invocations.
 func NewLimit(n int) *Limit { return &Limit{slots: make(chan struct{}, n)} }
+
+// minUnreserved is how much of an account's quota cannot be reserved, unless the quota is smaller.
+const minUnreserved = 100
+
+// Reserve takes n invocations off what functions without a reservation share.
+func (l *Limit) Reserve(n int) error {
+	if left := cap(l.slots) - len(l.slots) - n; left < min(minUnreserved, cap(l.slots)) {
+		return fmt.Errorf("a reservation of %d decreases the account's unreserved concurrency below its minimum value of [%d]", n, min(minUnreserved, cap(l.slots)))
+	}
+	for range n {
+		l.slots <- struct{}{}
+	}
+	return nil
+}
 
 // Function is a function and its processes. Its methods may be called concurrently.
 type Function struct {
@@ -144,6 +161,8 @@ type Invocation struct {
 	// Wait makes [Function.Invoke] wait for a free slot instead of returning
 	// [ErrThrottled]. It does what Lambda's own pollers do with their retries.
 	Wait bool
+	// Trace is the trace header that the request or the message came with.
+	Trace string
 }
 
 // Invoke runs the function once. It returns as soon as the response begins.
@@ -158,12 +177,18 @@ func (f *Function) Invoke(ctx context.Context, inv Invocation) (*Response, error
 	if len(inv.Payload) > MaxPayload {
 		return nil, fmt.Errorf("lambda: invoke %s: the payload has more than %d bytes", f.cfg.Name, MaxPayload)
 	}
+	if f.Loops(inv.Trace) {
+		return nil, ErrRecursive
+	}
+	chain := parseTrace(inv.Trace)
+	chain.enter(f.cfg.ARN)
 	if err := f.acquire(ctx, inv.Wait); err != nil {
 		return nil, err
 	}
 	call := &invocation{
 		id:        uuid.NewString(),
 		payload:   inv.Payload,
+		trace:     chain.String(),
 		result:    make(chan *Response),
 		abandoned: make(chan struct{}),
 	}
@@ -277,7 +302,14 @@ func (f *Function) idled(i *instance) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	i.since = time.Now()
-	if i.taken--; i.taken < f.atOnce-1 {
+	i.taken--
+	switch {
+	case i.replaced:
+		if i.taken == 0 {
+			i.stop()
+		}
+		return
+	case i.taken < f.atOnce-1:
 		return // it has had room before
 	}
 	select {
@@ -356,6 +388,20 @@ func (f *Function) Retire() {
 	f.room = nil
 	for i := range f.live {
 		i.stop()
+	}
+}
+
+// Deploy makes another binary the function's code. Processes that are at work finish
+// it with the code that they have, and get no further call.
+func (f *Function) Deploy(binary string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cfg.Binary = binary
+	f.room = nil
+	for i := range f.live {
+		if i.replaced = true; i.taken == 0 {
+			i.stop()
+		}
 	}
 }
 

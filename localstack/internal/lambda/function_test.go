@@ -348,6 +348,32 @@ func TestARetiredProcessGetsSIGTERMAndNoFurtherCall(t *testing.T) {
 	}
 }
 
+func TestADeploymentEndsNoInvocation(t *testing.T) {
+	gate := testfn.NewGate(t)
+	f := start(t, lambda.Config{Limit: lambda.NewLimit(2)})
+	first := body(t, invoke(t, f, testfn.Call{Do: "pid"}))
+	eventually(t, "the process is free", func() bool { return f.Idle() == 1 })
+	during := make(chan string, 1)
+	go func() { during <- body(t, invoke(t, f, testfn.Call{Do: "pid", Gate: gate.URL})) }()
+	gate.Arrived(t)
+	bin, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Deploy(bin)
+	if got := body(t, invoke(t, f, testfn.Call{Do: "pid"})); got == first {
+		t.Error("a process of before the deployment took a further call")
+	}
+	gate.Open()
+	if got := <-during; got != first {
+		t.Errorf("the call during the deployment was answered by %s, want %s", got, first)
+	}
+	eventually(t, "the process of before is gone", func() bool { return f.Live() == 1 })
+	if s := f.Stats(); s.Errors != 0 || s.ColdStarts != 2 {
+		t.Errorf("got %+v", s)
+	}
+}
+
 func TestCloseSendsSIGTERMAndThenSIGKILL(t *testing.T) {
 	t.Run("a process may finish in its grace", func(t *testing.T) {
 		mark := filepath.Join(t.TempDir(), "mark")

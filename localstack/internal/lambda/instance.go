@@ -25,7 +25,8 @@ type instance struct {
 	server   *http.Server
 	started  time.Time
 	since    time.Time // when a call ended; guarded by the function's mutex, as is
-	taken    int       // how many calls it has
+	taken    int       // how many calls it has, and
+	replaced bool      // that it has code of before
 	stopping chan struct{}
 	stopOnce sync.Once
 	gone     chan struct{} // closed when the process has exited
@@ -45,6 +46,7 @@ type instance struct {
 type invocation struct {
 	id        string
 	payload   []byte
+	trace     string
 	result    chan *Response // unbuffered: a response is taken or abandoned
 	abandoned chan struct{}
 	// The others are guarded by the instance's mutex. The response has begun; it was an

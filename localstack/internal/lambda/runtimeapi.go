@@ -55,7 +55,7 @@ func (i *instance) next(w http.ResponseWriter, r *http.Request) {
 		h.Set(headerRequestID, call.id)
 		h.Set(headerDeadline, strconv.FormatInt(deadline.UnixMilli(), 10))
 		h.Set(headerFunctionARN, i.f.cfg.ARN)
-		h.Set(headerTraceID, "Root=1-00000000-000000000000000000000000;Sampled=0")
+		h.Set(headerTraceID, call.trace)
 		h.Set("Content-Type", "application/json")
 		_, _ = w.Write(call.payload) // a process that cannot read it ends, and wait sees that
 	case <-i.gone:

@@ -8,8 +8,9 @@ import (
 // Stats counts what a function did since it was made.
 type Stats struct {
 	// Invocations were begun; Errors ended with FunctionError, Timeouts and
-	// Crashes among them. Throttles were refused before they began.
-	Invocations, Errors, Timeouts, Crashes, Throttles int
+	// Crashes among them. Throttles were refused before they began, Recursive ones
+	// because of the chain of requests that they ended.
+	Invocations, Errors, Timeouts, Crashes, Throttles, Recursive int
 	// ColdStarts had to start a process. Kills were asked for by [Function.Kill].
 	ColdStarts, Kills int
 	// Init holds the times from exec to the first request for an invocation,

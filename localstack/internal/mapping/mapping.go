@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,12 +28,18 @@ type Source interface {
 	Receive(ctx context.Context, limit int, wait time.Duration) ([]events.SQSMessage, error)
 	// Delete removes up to 10 received messages.
 	Delete(ctx context.Context, batch []events.SQSMessage) error
+	// Bury moves a message to the queue's dead letters, if it has such a queue; else it does nothing.
+	Bury(ctx context.Context, message events.SQSMessage) error
 }
 
 // Invoker is the function.
 type Invoker interface {
 	Name() string
 	Invoke(ctx context.Context, inv lambda.Invocation) (*lambda.Response, error)
+	// Loops reports whether an invocation with a trace would be refused, and Chained how
+	// often the function was invoked in its chain.
+	Loops(trace string) bool
+	Chained(trace string) int
 }
 
 // Options are those of an event source mapping.
@@ -47,6 +54,9 @@ type Options struct {
 	// ReportFailures makes the response name the messages that failed
 	// (ReportBatchItemFailures). Without it a response accepts all.
 	ReportFailures bool
+	// Patience is how long a batch that is throttled is held on to; 0 is 30 s. Then it comes
+	// again when its visibility timeout is over.
+	Patience time.Duration
 	// Poll is how long one request waits for a message; 0 is 10 s.
 	Poll time.Duration
 	// Log tells about failed batches; nil discards it.
@@ -70,6 +80,9 @@ func Run(ctx context.Context, source Source, fn Invoker, opts Options) {
 	}
 	if opts.Concurrency == 0 {
 		opts.Concurrency = 5
+	}
+	if opts.Patience == 0 {
+		opts.Patience = 30 * time.Second
 	}
 	if opts.Poll == 0 {
 		opts.Poll = 10 * time.Second
@@ -152,21 +165,66 @@ func (m *mapping) collect(ctx context.Context) (batch []events.SQSMessage, err e
 
 // handle invokes the function with a batch and deletes what it accepted.
 func (m *mapping) handle(ctx context.Context, batch []events.SQSMessage) {
+	batch = m.breakLoops(ctx, batch)
+	if len(batch) == 0 {
+		return
+	}
 	accepted, err := m.invoke(ctx, batch)
 	if err != nil && !errors.Is(err, lambda.ErrClosed) {
 		m.opts.Log.Warn("batch failed", "function", m.fn.Name(), "messages", len(batch), "error", err)
 	} else if n := len(batch) - len(accepted); n > 0 {
 		m.opts.Log.Info("messages failed", "function", m.fn.Name(), "messages", len(batch), "failed", n)
 	}
+	m.remove(ctx, accepted)
+}
+
+// remove deletes messages.
+func (m *mapping) remove(ctx context.Context, messages []events.SQSMessage) {
 	ctx, cancel := context.WithTimeout(ctx, ackTime)
 	defer cancel()
-	for len(accepted) > 0 {
-		n := min(len(accepted), perRequest)
-		if err := m.source.Delete(ctx, accepted[:n]); err != nil {
+	for len(messages) > 0 {
+		n := min(len(messages), perRequest)
+		if err := m.source.Delete(ctx, messages[:n]); err != nil {
 			// They come again; the function must bear that on AWS too.
 			m.opts.Log.Warn("delete failed", "function", m.fn.Name(), "messages", n, "error", err)
 		}
-		accepted = accepted[n:]
+		messages = messages[n:]
+	}
+}
+
+// breakLoops takes the messages out of a batch that end too long a chain: they are dead
+// letters, or without a queue for them gone.
+func (m *mapping) breakLoops(ctx context.Context, batch []events.SQSMessage) (rest []events.SQSMessage) {
+	var broken []events.SQSMessage
+	for _, message := range batch {
+		if !m.fn.Loops(message.Attributes[lambda.AWSTraceHeader]) {
+			rest = append(rest, message)
+			continue
+		}
+		m.opts.Log.Error("recursive loop stopped", "function", m.fn.Name(), "message", message.MessageId)
+		ctx, cancel := context.WithTimeout(ctx, ackTime)
+		err := m.source.Bury(ctx, message)
+		cancel()
+		if err != nil {
+			m.opts.Log.Warn("dead letter not sent", "function", m.fn.Name(), "error", err)
+			continue // it comes again
+		}
+		broken = append(broken, message)
+	}
+	m.remove(ctx, broken)
+	return rest
+}
+
+// call invokes the function. While it is throttled it backs off and tries again.
+func (m *mapping) call(ctx context.Context, inv lambda.Invocation) (*lambda.Response, error) {
+	pause, until := 100*time.Millisecond, time.Now().Add(m.opts.Patience)
+	for {
+		resp, err := m.fn.Invoke(ctx, inv)
+		if !errors.Is(err, lambda.ErrThrottled) || time.Now().Add(pause).After(until) {
+			return resp, err
+		}
+		sleep(ctx, pause)
+		pause = min(2*pause, 5*time.Second)
 	}
 }
 
@@ -175,7 +233,11 @@ func (m *mapping) invoke(ctx context.Context, batch []events.SQSMessage) (accept
 	if err != nil {
 		return nil, fmt.Errorf("encode the batch: %w", err)
 	}
-	resp, err := m.fn.Invoke(ctx, lambda.Invocation{Payload: payload, Wait: true})
+	// The invocation goes on with the longest chain of the batch.
+	longest := slices.MaxFunc(batch, func(a, b events.SQSMessage) int {
+		return m.fn.Chained(a.Attributes[lambda.AWSTraceHeader]) - m.fn.Chained(b.Attributes[lambda.AWSTraceHeader])
+	})
+	resp, err := m.call(ctx, lambda.Invocation{Payload: payload, Trace: longest.Attributes[lambda.AWSTraceHeader]})
 	if err != nil {
 		return nil, err
 	}

@@ -25,6 +25,7 @@ type memory struct {
 	ready   []events.SQSMessage
 	sent    chan struct{} // has a value while something may be ready
 	deleted []string
+	buried  []string
 	fail    error
 }
 
@@ -86,6 +87,13 @@ func (m *memory) Delete(_ context.Context, batch []events.SQSMessage) error {
 	return nil
 }
 
+func (m *memory) Bury(_ context.Context, message events.SQSMessage) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.buried = append(m.buried, message.MessageId)
+	return nil
+}
+
 func (m *memory) gone() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -103,10 +111,12 @@ type function struct {
 
 func (f *function) Name() string { return "fn" }
 
+// Loops takes a message whose trace is long for the end of a loop.
+func (f *function) Loops(trace string) bool { return trace == "long" }
+
+func (f *function) Chained(trace string) int { return len(trace) }
+
 func (f *function) Invoke(_ context.Context, inv lambda.Invocation) (*lambda.Response, error) {
-	if !inv.Wait {
-		return nil, errors.New("a mapping waits for its turn")
-	}
 	var event events.SQSEvent
 	if err := json.Unmarshal(inv.Payload, &event); err != nil {
 		return nil, err
@@ -304,6 +314,60 @@ func TestAFailedReceiveIsTriedAgain(t *testing.T) {
 		stop()
 		if got := queue.gone(); !slices.Equal(got, []string{"a"}) {
 			t.Errorf("deleted %v, want a", got)
+		}
+	})
+}
+
+func TestAThrottledBatchIsTriedAgainForAWhile(t *testing.T) {
+	for name, tc := range map[string]struct {
+		throttles int
+		want      []string
+	}{
+		"as long as it takes":                     {6, []string{"a"}},
+		"and left to its visibility timeout then": {1000, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				queue := newMemory("a")
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				tries := 0
+				fn := &function{handle: func([]string) (string, string, error) {
+					if tries++; tries <= tc.throttles {
+						return "", "", lambda.ErrThrottled
+					}
+					return "{}", "", nil
+				}}
+				done := make(chan struct{})
+				go func() {
+					mapping.Run(ctx, queue, fn, mapping.Options{Concurrency: 2, ReportFailures: true, Patience: time.Minute})
+					close(done)
+				}()
+				time.Sleep(5 * time.Minute)
+				cancel()
+				<-done
+				if got := queue.gone(); !slices.Equal(got, tc.want) {
+					t.Errorf("got %v deleted, want %v", got, tc.want)
+				}
+				if tries > 30 {
+					t.Errorf("tried %d times in a minute: it does not back off", tries)
+				}
+			})
+		})
+	}
+}
+
+func TestAMessageAtTheEndOfALoopIsADeadLetter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		queue := newMemory("a", "b", "c")
+		queue.ready[1].Attributes = map[string]string{lambda.AWSTraceHeader: "long"}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		fn := &function{handle: func([]string) (string, string, error) { return "{}", "", nil }}
+		go mapping.Run(ctx, queue, fn, mapping.Options{Concurrency: 2})
+		time.Sleep(time.Second)
+		if got := fmt.Sprint(fn.batches, queue.buried, queue.gone()); got != "[[a c]] [b] [a b c]" {
+			t.Errorf("handled, buried and deleted %s", got)
 		}
 	})
 }

@@ -17,6 +17,8 @@ import (
 type Queue struct {
 	Client   *sqs.Client
 	URL, ARN string
+	// DeadURL is the URL of its dead letter queue; empty without one.
+	DeadURL string
 }
 
 // Receive receives messages with all their attributes.
@@ -58,6 +60,24 @@ func (q Queue) Receive(ctx context.Context, limit int, wait time.Duration) ([]ev
 		messages = append(messages, message)
 	}
 	return messages, nil
+}
+
+// Bury sends a message to the dead letter queue, with its attributes.
+func (q Queue) Bury(ctx context.Context, message events.SQSMessage) error {
+	if q.DeadURL == "" {
+		return nil
+	}
+	in := &sqs.SendMessageInput{QueueUrl: &q.DeadURL, MessageBody: &message.Body, MessageAttributes: map[string]types.MessageAttributeValue{}}
+	for name, a := range message.MessageAttributes {
+		in.MessageAttributes[name] = types.MessageAttributeValue{StringValue: a.StringValue, BinaryValue: a.BinaryValue, DataType: aws.String(a.DataType)}
+	}
+	if strings.HasSuffix(q.DeadURL, ".fifo") {
+		in.MessageGroupId, in.MessageDeduplicationId = aws.String(message.Attributes["MessageGroupId"]), &message.MessageId
+	}
+	if _, err := q.Client.SendMessage(ctx, in); err != nil {
+		return fmt.Errorf("send to %s: %w", q.DeadURL, err)
+	}
+	return nil
 }
 
 // Delete deletes messages by their receipts.

@@ -27,6 +27,14 @@ type Table struct {
 	PointInTimeRecoverySpecification, DeletionProtectionEnabled, SSESpecification, TableClass, Tags ignored
 }
 
+// Keys are the names of the key's attributes.
+func (t Table) Keys() (names []string) {
+	for _, k := range t.KeySchema {
+		names = append(names, k.AttributeName)
+	}
+	return names
+}
+
 // PartitionKey is the name of the partition key's attribute.
 func (t Table) PartitionKey() string {
 	for _, k := range t.KeySchema {

@@ -59,6 +59,7 @@ func UnannouncedOf(kind Kind, workspaces []string, version int64, now time.Time)
 // unless a crash or another announcer comes between. waiting is how many documents are too new.
 func Announce(ctx context.Context, db store.DB, now time.Time, tell func(context.Context, Change) error) (waiting int, err error) {
 	q := store.Query{Table: store.Settings, Partition: unannouncedPartition}
+	var errs []error // one that cannot be told keeps no other from its turn
 	for {
 		page, err := db.Query(ctx, q)
 		if err != nil {
@@ -67,22 +68,27 @@ func Announce(ctx context.Context, db store.DB, now time.Time, tell func(context
 		for _, it := range page.Items {
 			if now.Sub(time.UnixMilli(it.Counts[appliedAt])) < MaxAge {
 				waiting++
-				continue
-			}
-			kind, _, _ := strings.Cut(it.Sort, ":")
-			for workspace := range strings.SplitSeq(string(it.Value), "\n") {
-				if err := tell(ctx, Change{Kind(kind), workspace, it.Version}); err != nil {
-					return waiting, err
-				}
-			}
-			err := db.Write(ctx, store.Delete(it.Key, store.VersionIs(it.Version)))
-			if err != nil && !errors.Is(err, store.ErrConflict) { // a newer one waits for its turn
-				return waiting, fault.Wrap(fault.Unavailable, err, "record what was announced")
+			} else if err := announceOne(ctx, db, it, tell); err != nil {
+				errs = append(errs, err)
 			}
 		}
-		if !page.More {
-			return waiting, nil
+		if !page.More || ctx.Err() != nil {
+			return waiting, errors.Join(errs...)
 		}
 		q.After = page.Last
 	}
+}
+
+func announceOne(ctx context.Context, db store.DB, it store.Item, tell func(context.Context, Change) error) error {
+	kind, _, _ := strings.Cut(it.Sort, ":")
+	for workspace := range strings.SplitSeq(string(it.Value), "\n") {
+		if err := tell(ctx, Change{Kind(kind), workspace, it.Version}); err != nil {
+			return err
+		}
+	}
+	err := db.Write(ctx, store.Delete(it.Key, store.VersionIs(it.Version)))
+	if errors.Is(err, store.ErrConflict) { // a newer one waits for its turn
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, err, "record what was announced")
 }

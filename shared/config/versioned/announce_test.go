@@ -60,7 +60,7 @@ func TestAnnounce(t *testing.T) {
 		want    []string
 	}{
 		{MaxAge - time.Second - time.Millisecond, 3, false, nil},
-		{MaxAge - time.Millisecond, 0, true, []string{"backends a 1"}},
+		{MaxAge - time.Millisecond, 2, true, []string{"backends a 1"}}, // AWS-16: those behind it had their turn
 		{MaxAge - time.Millisecond, 2, false, []string{"backends a 1", "backends b 1"}},
 		{MaxAge, 0, false, []string{"backends c 2", "catalog a 2"}},
 		{MaxAge, 0, false, nil},

@@ -20,6 +20,8 @@ const (
 	RecheckAfter = 2 * time.Second
 	// RetryAfter spaces attempts while the store does not answer.
 	RetryAfter = time.Second
+	// readTime bounds a read.
+	readTime = MaxAge
 	// MaxStale is how long the last document is served without the store.
 	MaxStale = 5 * time.Minute
 	// maxHeld bounds the documents in memory; workspaces' names come from callers.
@@ -29,8 +31,8 @@ const (
 // Cache serves parsed documents, at most [MaxAge] old as long as the store
 // answers. There is no background work: on Lambda a process sleeps between calls,
 // and would wake up with what it knew. Instead the first caller after two seconds
-// reads the version (one small item), and the text only if that has moved;
-// the others are served meanwhile. Make it with [NewCache].
+// begins to read the version (one small item), and the text only if that has moved;
+// the others are served meanwhile. A read goes on when who began it goes away. Make it with [NewCache].
 type Cache[T any] struct {
 	db    store.DB
 	parse func(src []byte) (T, error)
@@ -47,7 +49,14 @@ type held[T any] struct {
 	version int64     // 0: there is no such document
 	checked time.Time // start of the read that found it current; zero: never read
 	retry   time.Time // not before, after a failed read
-	reading chan struct{}
+	reading *reading  // nil while nobody reads
+}
+
+// reading is a read under way, which all that need it wait for.
+type reading struct {
+	began time.Time
+	done  chan struct{}
+	err   error // set when done is closed
 }
 
 // NewCache makes a cache that turns texts into values by parse. The clock is
@@ -90,31 +99,43 @@ func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 }
 
 func (c *Cache[T]) get(ctx context.Context, name string, usable func(h *held[T], now time.Time) bool) (T, int64, error) {
+	called := c.now()
 	for {
 		c.mu.Lock()
 		h := c.holder(name)
 		now := c.now()
-		fresh := usable(h, now)
-		switch {
-		case fresh && !h.checked.IsZero():
-			value, version := h.value, h.version
-			c.mu.Unlock()
-			return value, version, nil
-		case h.reading == nil:
-			h.reading = make(chan struct{})
-			version := h.version
-			c.mu.Unlock()
-			return c.read(ctx, name, h, version, now)
+		if !h.checked.IsZero() && usable(h, now) {
+			defer c.mu.Unlock()
+			return h.value, h.version, nil
 		}
-		reading := h.reading
+		r := h.reading
+		if r == nil {
+			r = &reading{began: now, done: make(chan struct{})}
+			h.reading = r
+			go c.read(context.WithoutCancel(ctx), name, h, h.version)
+		}
 		c.mu.Unlock()
 		select {
-		case <-reading:
+		case <-r.done:
+			if r.err != nil || !r.began.Before(called) {
+				return c.outcome(h, r)
+			}
 		case <-ctx.Done():
 			var zero T
 			return zero, 0, fault.Wrap(fault.Unavailable, ctx.Err(), "wait for %s", name)
 		}
 	}
+}
+
+// outcome is what a read came to: after a failure the last document, while it may be used.
+func (c *Cache[T]) outcome(h *held[T], r *reading) (T, int64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r.err != nil && (h.checked.IsZero() || r.began.Sub(h.checked) >= MaxStale) {
+		var zero T
+		return zero, 0, r.err
+	}
+	return h.value, h.version, nil
 }
 
 // holder finds or makes the document's place. The caller holds the lock.
@@ -145,29 +166,28 @@ func (c *Cache[T]) evict() {
 	delete(c.held, victim)
 }
 
-// read looks for a new version and publishes what it found. It began at start.
-func (c *Cache[T]) read(ctx context.Context, name string, h *held[T], version int64, start time.Time) (T, int64, error) {
+// read looks for another version than the given one, and publishes what it found.
+func (c *Cache[T]) read(ctx context.Context, name string, h *held[T], version int64) {
+	ctx, cancel := context.WithTimeout(ctx, readTime)
+	defer cancel()
 	value, next, err := c.fetch(ctx, name, version)
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	close(h.reading)
-	h.reading = nil
-	if err == nil {
-		h.checked, h.retry = start, time.Time{}
+	r := h.reading
+	h.reading, r.err = nil, err
+	close(r.done)
+	switch {
+	case err == nil:
+		h.checked, h.retry = r.began, time.Time{}
 		if next != version {
 			h.value, h.version = value, next
 		}
-		return h.value, h.version, nil
+	case !h.checked.IsZero():
+		h.retry = c.now().Add(RetryAfter)
+		c.log.WarnContext(ctx, "document not read, the last one stays in use", "document", name,
+			"age", r.began.Sub(h.checked), "error", err)
 	}
-	if h.checked.IsZero() || start.Sub(h.checked) >= MaxStale {
-		var zero T
-		return zero, 0, err
-	}
-	h.retry = start.Add(RetryAfter)
-	c.log.WarnContext(ctx, "document not read, the last one stays in use", "document", name,
-		"age", start.Sub(h.checked), "error", err)
-	return h.value, h.version, nil
 }
 
 // fetch reads the document if there is another version than the given one.

@@ -188,7 +188,7 @@ func TestCacheServesOthersWhileOneReads(t *testing.T) {
 		if got, _, err := c.Get(t.Context(), "d"); got != "one" || err != nil {
 			t.Errorf("got %q, %v while another caller reads", got, err)
 		}
-		time.Sleep(MaxAge)
+		time.Sleep(MaxAge - RecheckAfter)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, _, err := c.Get(ctx, "d"); !fault.Is(err, fault.Unavailable) {

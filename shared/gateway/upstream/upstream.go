@@ -234,7 +234,7 @@ func (x *Exchange) readJSON(ok bool) error {
 		x.queued = parts
 		return nil
 	case ok:
-		return fault.New(fault.Unavailable, "the backend's answer cannot be read: %s", bad.Message)
+		return fault.Wrap(fault.Unavailable, &Garbage{bad.Message}, "read the backend's answer")
 	}
 	return &StatusError{x.Status}
 }

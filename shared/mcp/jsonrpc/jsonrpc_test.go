@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -133,7 +134,7 @@ func TestAppendString(t *testing.T) {
 func FuzzRead(f *testing.F) {
 	for _, s := range []string{
 		`{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":[1,2,{"b":"\"}"}]}}`, `[{"a":1},[],"x"]`,
-		`{"id":"\ud800","jsonrpc":"2.0"}`, `{}`, `[]`, `nul`, "{\"a\":1e5,\"b\" : -0.1 }",
+		`{"id":"\ud800","jsonrpc":"2.0"}`, `{}`, `[]`, `nul`, `{"a":[1e400,-0,true,false,null,"\\","\"]"],"a":{}} `, " [ ] ", "{\"a\":1e5,\"b\" : -0.1 }",
 	} {
 		f.Add([]byte(s))
 	}
@@ -144,6 +145,16 @@ func FuzzRead(f *testing.F) {
 		}
 		if !json.Valid(body) {
 			t.Fatal("took invalid JSON")
+		}
+		d := json.NewDecoder(bytes.NewReader(body))
+		d.UseNumber()
+		var value any
+		if err := d.Decode(&value); err == nil && !reflect.DeepEqual(value, Value(body)) {
+			t.Fatalf("the value of %s: got %#v, want %#v", body, Value(body), value)
+		}
+		var compact bytes.Buffer
+		if err := json.Compact(&compact, body); err != nil || Spaced(body) != (compact.Len() != len(body)) {
+			t.Fatalf("%q: spaced %t, compact %q", body, Spaced(body), &compact)
 		}
 		for _, p := range parts {
 			m, err := Decode(p)

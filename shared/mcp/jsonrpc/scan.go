@@ -80,6 +80,68 @@ func String(value json.RawMessage) (string, bool) {
 	return string(unquote(value)), true
 }
 
+// Value decodes valid JSON as encoding/json does into an any, but keeps numbers as [json.Number]. Of several members
+// with one name the last counts.
+func Value(b json.RawMessage) any {
+	v, _ := value(b, space(b, 0))
+	return v
+}
+
+// value decodes the value at i and returns the index after it.
+func value(b []byte, i int) (any, int) {
+	switch b[i] {
+	case '{':
+		object := map[string]any{}
+		for i = space(b, i+1); b[i] != '}'; {
+			end := skipString(b, i)
+			key := string(unquote(b[i:end]))
+			i = space(b, space(b, end)+1) // the colon
+			object[key], i = value(b, i)
+			i = next(b, i)
+		}
+		return object, i + 1
+	case '[':
+		array := []any{}
+		for i = space(b, i+1); b[i] != ']'; i = next(b, i) {
+			var v any
+			v, i = value(b, i)
+			array = append(array, v)
+		}
+		return array, i + 1
+	}
+	end := skip(b, i)
+	switch b[i] {
+	case '"':
+		return string(unquote(b[i:end])), end
+	case 't', 'f':
+		return b[i] == 't', end
+	case 'n':
+		return nil, end
+	}
+	return json.Number(b[i:end]), end
+}
+
+// next passes over the comma after a member or element that ends at i, if there is one.
+func next(b []byte, i int) int {
+	if i = space(b, i); b[i] == ',' {
+		i = space(b, i+1)
+	}
+	return i
+}
+
+// Spaced reports whether valid JSON has space between its tokens.
+func Spaced(b json.RawMessage) bool {
+	for i := 0; i < len(b); i++ {
+		switch b[i] {
+		case '"':
+			i = skipString(b, i) - 1
+		case ' ', '\n', '\t', '\r':
+			return true
+		}
+	}
+	return false
+}
+
 // Depth is how deeply arrays and objects are nested. It needs no valid JSON.
 func Depth(b []byte) int {
 	depth, deepest := 0, 0
@@ -134,14 +196,22 @@ func skip(b []byte, i int) int {
 	return i
 }
 
+// skipString is the index after the string that starts at i, in linear time whatever is escaped.
 func skipString(b []byte, i int) int {
-	for i++; i < len(b); i++ {
-		switch b[i] {
-		case '\\':
-			i++
-		case '"':
-			return i + 1
+	quote := i
+	for i++; i < len(b); {
+		if quote < i {
+			n := bytes.IndexByte(b[i:], '"')
+			if n < 0 {
+				return len(b)
+			}
+			quote = i + n
 		}
+		n := bytes.IndexByte(b[i:quote], '\\')
+		if n < 0 {
+			return quote + 1
+		}
+		i += n + 2
 	}
 	return len(b)
 }

@@ -151,10 +151,31 @@ var fifoCases = []testCase{
 			return nil, nil
 		})
 		b.consume(queue.Dead, queue.ConsumeOptions{}, dead.accept)
-		b.wait(dead, "the dead letter", func() bool { return dead.count("poison") == 1 })
+		b.wait(dead, "the dead letter", func() bool { return slices.Equal(dead.originals(), []string{"poison"}) })
 		b.wait(r, "the next message", func() bool { return r.count("after") == 1 })
 		if got, want := r.bodies(), []string{"before", "poison", "poison", "after"}; !slices.Equal(got, want) {
 			b.Errorf("got %q, want %q", got, want)
+		}
+	}},
+	{"WHK-19_what_waits_behind_a_poison_message_does_not_die_with_it", func(b *bench) {
+		r, dead := newRecord(), newRecord()
+		b.send(queue.Events, ordered("g", "poison"), ordered("g", "a"), ordered("g", "b"), ordered("other", "c"))
+		b.consume(queue.Events, queue.ConsumeOptions{Visibility: 2 * b.Grain(), MaxReceives: 2}, func(_ context.Context, batch []queue.Message) (failed []string, err error) {
+			broken := map[string]bool{}
+			for _, m := range batch {
+				if broken[m.Group] = broken[m.Group] || string(m.Body) == "poison"; broken[m.Group] {
+					failed = append(failed, m.ID)
+				} else {
+					r.add(m)
+				}
+			}
+			return failed, nil
+		})
+		b.consume(queue.Dead, queue.ConsumeOptions{}, dead.accept)
+		b.wait(r, "the others", func() bool { return r.distinct() == 3 })
+		b.wait(dead, "the dead letter", func() bool { return len(dead.bodies()) > 0 })
+		if got := dead.originals(); !slices.Equal(got, []string{"poison"}) {
+			b.Errorf("dead: %q", got)
 		}
 	}},
 }

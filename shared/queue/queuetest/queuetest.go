@@ -8,6 +8,7 @@ package queuetest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -143,6 +144,18 @@ func (r *record) bodies() []string {
 	out := make([]string, len(r.seen))
 	for i, m := range r.seen {
 		out[i] = string(m.Body)
+	}
+	return out
+}
+
+// originals are the bodies of dead letters as they were on their queue. A queue on AWS moves them as they are.
+func (r *record) originals() []string {
+	out := r.bodies()
+	for i, body := range out {
+		var l queue.DeadLetter
+		if json.Unmarshal([]byte(body), &l) == nil {
+			out[i] = l.Body
+		}
 	}
 	return out
 }

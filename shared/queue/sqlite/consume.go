@@ -9,14 +9,13 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/fault"
 	"mcpevents/shared/queue"
 )
 
 // Consume runs opts.Concurrency workers until ctx ends or the queues are closed.
 //
-// A call's context ends with the visibility timeout, not with ctx: what has
-// begun may finish. A panic in h is an error of the batch, as it would be in
+// A call's context ends with the visibility timeout or with the queues, not with ctx: what has
+// begun may finish. Its messages are its own until it returns, however late. A panic in h is an error of the batch, as it would be in
 // Lambda, where it ends only that one process. An unknown id among the failed
 // ones fails the whole batch, also as there.
 func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, opts queue.ConsumeOptions) error {
@@ -33,15 +32,21 @@ func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, 
 	if opts.Visibility <= 0 {
 		opts.Visibility = 30 * time.Second
 	}
+	ended, err := q.consumer()
+	if err != nil {
+		return err
+	}
+	defer ended()
+	calls, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(q.open, cancel)()
 	var workers sync.WaitGroup
 	for range opts.Concurrency {
-		workers.Go(func() { l.work(ctx, h, opts) })
+		workers.Go(func() { l.work(ctx, calls, h, opts) })
 	}
 	workers.Wait()
-	select {
-	case <-q.closed:
-		return fault.New(fault.Unavailable, "the queues were closed")
-	default:
+	if q.open.Err() != nil {
+		return errClosed
 	}
 	if err := l.flush(); err != nil {
 		q.opts.Log.Warn("What was accepted could not be written; it may be handed out again.", "queue", name, "error", err)
@@ -49,11 +54,12 @@ func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, 
 	return nil
 }
 
-func (l *line) work(ctx context.Context, h queue.Handler, opts queue.ConsumeOptions) {
-	for ctx.Err() == nil {
+// work takes and handles batches until ctx ends or the queues are closed; calls is the parent of their contexts.
+func (l *line) work(ctx, calls context.Context, h queue.Handler, opts queue.ConsumeOptions) {
+	for ctx.Err() == nil && l.q.open.Err() == nil {
 		f, woken := l.take(opts)
 		if f != nil {
-			l.finish(f, l.handle(ctx, h, f))
+			l.settle(f, l.handle(calls, h, f, opts.Visibility))
 			continue
 		}
 		select {
@@ -63,25 +69,27 @@ func (l *line) work(ctx context.Context, h queue.Handler, opts queue.ConsumeOpti
 			}
 		case <-ctx.Done():
 			l.stopWaiting(woken)
-		case <-l.q.closed:
+		case <-l.q.open.Done():
 			l.stopWaiting(woken)
-			return
 		}
 	}
 }
 
 func all(*message) bool { return true }
 
+func microseconds(us int64) time.Time { return time.UnixMicro(us).UTC() }
+
 func none(*message) bool { return false }
 
 // handle calls h and tells which messages failed.
-func (l *line) handle(ctx context.Context, h queue.Handler, f *flight) (failed func(*message) bool) {
-	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), f.due)
+func (l *line) handle(ctx context.Context, h queue.Handler, f *flight, limit time.Duration) (failed func(*message) bool) {
+	began := time.Now()
+	ctx, cancel := context.WithDeadline(ctx, began.Add(limit))
 	defer cancel()
 	missing := false
 	for i, m := range f.msgs {
 		to := &f.batch[i]
-		to.ID, to.Group, to.Sent = strconv.FormatInt(m.id, 10), m.group, time.UnixMicro(m.sent).UTC()
+		to.ID, to.Group, to.Sent = strconv.FormatInt(m.id, 10), m.group, microseconds(m.sent)
 		missing = missing || to.Body == nil
 	}
 	if missing {
@@ -91,6 +99,9 @@ func (l *line) handle(ctx context.Context, h queue.Handler, f *flight) (failed f
 		}
 	}
 	ids, err := l.call(ctx, h, f.batch)
+	if took := time.Since(began); took > limit {
+		l.q.opts.Log.Warn("Handler overran its time.", "queue", l.name, "messages", len(f.msgs), "took", took, "limit", limit)
+	}
 	if err != nil {
 		l.q.opts.Log.Warn("A handler failed; its messages are handed out again.", "queue", l.name, "messages", len(f.msgs), "error", err)
 		return all

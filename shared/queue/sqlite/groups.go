@@ -1,44 +1,64 @@
 package sqlite
 
-import "slices"
-
-// deque is a queue that also takes back at its front.
+// deque is a queue that also takes back at its front. It is a ring, so that either costs the same however long it is.
 type deque[T any] struct {
-	items []T
+	items []T // its length is 0 or a power of two
 	head  int
+	count int
 }
 
-func (d *deque[T]) len() int { return len(d.items) - d.head }
+func (d *deque[T]) len() int { return d.count }
+
+func (d *deque[T]) at(i int) *T { return &d.items[(d.head+i)&(len(d.items)-1)] }
+
+func (d *deque[T]) first() T { return *d.at(0) }
 
 func (d *deque[T]) push(v T) {
-	if d.head > 32 && d.head > len(d.items)/2 {
-		n := copy(d.items, d.items[d.head:])
-		clear(d.items[n:])
-		d.items, d.head = d.items[:n], 0
-	}
-	d.items = append(d.items, v)
+	d.reserve(1)
+	*d.at(d.count) = v
+	d.count++
 }
 
 func (d *deque[T]) pop() (v T) {
-	v, d.items[d.head] = d.items[d.head], v
-	if d.head++; d.head == len(d.items) {
-		d.items, d.head = d.items[:0], 0
-	}
+	v, *d.at(0) = *d.at(0), v
+	d.head++
+	d.count--
 	return v
 }
 
 // pushFront puts vs, in their order, before everything else.
 func (d *deque[T]) pushFront(vs ...T) {
-	d.items = slices.Concat(vs, d.items[d.head:])
-	d.head = 0
+	d.reserve(len(vs))
+	d.head = (d.head - len(vs)) & (len(d.items) - 1)
+	d.count += len(vs)
+	for i, v := range vs {
+		*d.at(i) = v
+	}
+}
+
+func (d *deque[T]) reserve(n int) {
+	size := max(len(d.items), 4)
+	for size < d.count+n {
+		size *= 2
+	}
+	if size == len(d.items) {
+		return
+	}
+	items := make([]T, size)
+	for i := range d.count {
+		items[i] = *d.at(i)
+	}
+	d.items, d.head = items, 0
 }
 
 // group is the ready messages of one group, in their order. A group that has any
-// is in the ring, unless its queue is FIFO and a batch holds it.
+// is in the ring, unless its queue is FIFO and a batch holds it, or it is at its bound.
 type group struct {
-	name  string
-	ready deque[*message]
-	held  bool
+	name    string
+	ready   deque[*message]
+	busy    int  // messages of a standard queue in handlers
+	held    bool // by a batch of a FIFO queue
+	bounded bool // out of the ring until one of its messages is settled
 }
 
 // ready is what can be handed out, group by group in turn: on a FIFO queue
@@ -69,25 +89,37 @@ func (r *ready) add(m *message) {
 	}
 }
 
-// available reports whether take would find anything.
+// available reports whether take might find anything.
 func (r *ready) available() bool { return r.ring.len() > 0 }
 
-// take removes up to n messages. On a FIFO queue it holds their groups, each until [ready.release].
-func (r *ready) take(n int) (batch []*message) {
+// take removes up to n messages. On a FIFO queue it holds their groups, each until [ready.release]; on a
+// standard one at most perGroup of a group are in handlers until [ready.settled], if that is not 0.
+//
+// A message that has failed before is a batch of its own, so that one that always fails takes no others with it.
+func (r *ready) take(n, perGroup int) (batch []*message) {
 	for len(batch) < n && r.available() {
-		g := r.ring.pop()
-		if r.fifo {
-			g.held = true
-			for len(batch) < n && g.ready.len() > 0 {
-				batch = append(batch, g.ready.pop())
-			}
+		g := r.ring.first()
+		if perGroup > 0 && !r.fifo && g.name != "" && g.busy >= perGroup {
+			g.bounded = true
+			r.ring.pop()
 			continue
 		}
+		again := g.ready.first().received > 0
+		if again && len(batch) > 0 {
+			break
+		}
+		r.ring.pop()
 		batch = append(batch, g.ready.pop())
-		if g.ready.len() > 0 {
+		if r.fifo {
+			g.held = true
+			for !again && len(batch) < n && g.ready.len() > 0 && g.ready.first().received == 0 {
+				batch = append(batch, g.ready.pop())
+			}
+		} else if g.busy++; g.ready.len() > 0 {
 			r.ring.push(g)
-		} else {
-			delete(r.groups, g.name)
+		}
+		if again {
+			break
 		}
 	}
 	r.count -= len(batch)
@@ -103,6 +135,17 @@ func (r *ready) putBack(name string, msgs ...*message) {
 	r.count += len(msgs)
 	if was == 0 && !g.held {
 		r.ring.push(g)
+	}
+}
+
+// settled tells that a message of a group of a standard queue has left its handler.
+func (r *ready) settled(name string) {
+	g := r.groups[name]
+	if g.busy--; g.bounded {
+		g.bounded = false
+		r.ring.push(g)
+	} else if g.busy == 0 && g.ready.len() == 0 {
+		delete(r.groups, name)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"mcpevents/shared/queue"
@@ -16,22 +17,25 @@ type line struct {
 	name queue.Name
 	sql  lineSQL
 
+	lastID atomic.Int64 // of the last message sent or forwarded
+
 	// Only the engine's writer touches these.
-	lastID   int64    // of the last message sent
 	promoted position // the delayed rows up to here were moved into memory
 	dedup    *dedup   // nil on a standard queue
 
 	mu      sync.Mutex // never held during SQL
 	ready   ready
 	waiting []chan struct{} // workers, the last one first
-	flights flights
 	hidden  hiding
 
 	// The rows without a delay up to loaded are, or were, in memory. Those beyond,
 	// up to newest, were too many: [line.load] brings them when there is room.
 	loaded, newest int64
-	resident       int // messages in memory: ready, in flight, hidden
-	bytes          int // of their bodies
+	// unloaded are messages that were forwarded: they were in memory before their rows, so
+	// [line.load] passes those over.
+	unloaded map[int64]struct{}
+	resident int // messages in memory: ready, in flight, hidden
+	bytes    int // of their bodies
 
 	nextDue int64 // of the rows still delayed, in milliseconds since 1970; 0 if there is none
 
@@ -49,7 +53,6 @@ type line struct {
 type lineSQL struct {
 	table                             string
 	insert, remove, removeRange, fail string
-	bury                              string
 	load, promote, nextDue, body      string
 	oldest                            string
 }
@@ -58,16 +61,14 @@ func newLine(q *Queues, name queue.Name) *line {
 	t := "queue_" + string(name)
 	l := &line{
 		q: q, name: name, wake: make(chan struct{}, 1),
-		ready: ready{fifo: name.FIFO(), groups: map[string]*group{}},
+		ready: ready{fifo: name.FIFO(), groups: map[string]*group{}}, unloaded: map[int64]struct{}{},
 		sql: lineSQL{
 			table:       t,
 			insert:      "INSERT INTO " + t + " (id, grp, due, received, sent, body) VALUES (?, ?, ?, 0, ?, ?)",
 			remove:      "DELETE FROM " + t + " WHERE id=?",
 			removeRange: "DELETE FROM " + t + " WHERE id BETWEEN ? AND ?",
 			fail:        "UPDATE " + t + " SET received=? WHERE id=?",
-			bury: fmt.Sprintf(`INSERT INTO queue_%s (id, grp, due, received, sent, body)
-				SELECT ?, grp, 0, 0, sent, body FROM %s WHERE id=?`, queue.Dead, t),
-			load: "SELECT id, grp, received, sent, body FROM " + t + " WHERE id > ? AND due = 0 ORDER BY id LIMIT ?",
+			load:        "SELECT id, grp, received, sent, body FROM " + t + " WHERE id > ? AND due = 0 ORDER BY id LIMIT ?",
 			promote: "SELECT id, grp, received, sent, body, due FROM " + t +
 				" WHERE due > 0 AND (due, id) > (?, ?) AND due <= ? ORDER BY due, id LIMIT ?",
 			nextDue: "SELECT due FROM " + t + " WHERE due > 0 AND (due, id) > (?, ?) ORDER BY due, id LIMIT 1",
@@ -89,12 +90,12 @@ func (l *line) setUp(tx *engine.Tx) error {
 	if err != nil {
 		return err
 	}
-	var total, delayed int64
+	var last, total, delayed int64
 	for _, read := range []struct {
 		sql string
 		to  *int64
 	}{
-		{"SELECT max(id) FROM %s", &l.lastID},
+		{"SELECT max(id) FROM %s", &last},
 		{"SELECT min(due) FROM %s WHERE due > 0", &l.nextDue},
 		{"SELECT count(*) FROM %s", &total},
 		{"SELECT count(*) FROM %s WHERE due > 0", &delayed},
@@ -103,7 +104,8 @@ func (l *line) setUp(tx *engine.Tx) error {
 			return err
 		}
 	}
-	l.total, l.delayed, l.newest = int(total), int(delayed), l.lastID
+	l.lastID.Store(last)
+	l.total, l.delayed, l.newest = int(total), int(delayed), last
 	if l.dedup != nil {
 		return l.dedup.setUp(tx)
 	}
@@ -144,7 +146,7 @@ func (l *line) enter(m *message) {
 	l.ready.add(m)
 }
 
-// leave forgets a message that is accepted or buried.
+// leave forgets a message that is accepted or dead.
 func (l *line) leave(m *message) {
 	l.resident--
 	l.bytes -= len(m.body)
@@ -173,32 +175,25 @@ func (l *line) wakeWorker() {
 type flight struct {
 	msgs        []*message
 	batch       []queue.Message // the same for the handler; their state as it was when they were taken
-	due         time.Time       // the end of its visibility
 	maxReceives int
-	index       int // in the heap; -1 when it is no longer there
 }
 
 // take returns a batch, or nil and a channel that receives when there may be one.
 func (l *line) take(opts queue.ConsumeOptions) (*flight, chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	msgs := l.ready.take(opts.Batch)
+	msgs := l.ready.take(opts.Batch, opts.PerGroup)
 	if len(msgs) == 0 {
 		woken := make(chan struct{}, 1)
 		l.waiting = append(l.waiting, woken)
 		return nil, woken
 	}
-	f := &flight{
-		msgs: msgs, batch: make([]queue.Message, len(msgs)),
-		due: time.Now().Add(opts.Visibility), maxReceives: opts.MaxReceives,
-	}
+	f := &flight{msgs: msgs, batch: make([]queue.Message, len(msgs)), maxReceives: opts.MaxReceives}
 	for i, m := range msgs {
 		m.received++
 		f.batch[i].Body, f.batch[i].Received = m.body, m.received
 	}
 	l.inFlight += len(msgs)
-	heap.Push(&l.flights, f)
-	l.kick(f.due)
 	l.wakeWorker()
 	return f, nil
 }
@@ -216,77 +211,107 @@ func (l *line) stopWaiting(woken chan struct{}) {
 	l.wakeWorker() // it was woken and will not come; somebody else shall
 }
 
-// finish settles a batch: failed says which of its messages failed. The outcome
-// of a batch whose visibility has ended comes too late and is ignored.
-func (l *line) finish(f *flight, failed func(m *message) bool) {
+// settle sorts the messages of a batch into accepted, dead, and failed, which are hidden for their back-off.
+func (l *line) settle(f *flight, failed func(*message) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if f.index < 0 {
-		return
-	}
-	heap.Remove(&l.flights, f.index)
-	l.settle(f, failed, f.due)
-}
-
-// settle sorts the messages of a batch into accepted, dead, and failed, which
-// are hidden until the given time.
-func (l *line) settle(f *flight, failed func(m *message) bool, until time.Time) {
 	l.inFlight -= len(f.msgs)
-	back := map[string][]*message(nil)
-	for _, m := range f.msgs {
-		switch {
-		case !failed(m):
-			l.accepted.ids = append(l.accepted.ids, m.id)
-			l.leave(m)
-		case f.maxReceives > 0 && m.received >= f.maxReceives && l.name != queue.Dead:
-			l.accepted.dead = append(l.accepted.dead, m)
-			l.leave(m)
-		default:
-			l.accepted.failed = append(l.accepted.failed, failure{m.id, m.received})
-			if l.bytes > l.q.opts.MaxBytes {
+	now := time.Now()
+	if l.ready.fifo {
+		l.settleGroups(f, failed, now)
+	} else {
+		for _, m := range f.msgs {
+			switch {
+			case !failed(m):
+				l.accept(m)
+			case l.fail(m, f.maxReceives):
+				l.resident-- // until it is shown: what waits must not keep others out of memory
 				l.bytes -= len(m.body)
-				m.body = nil
+				l.hide(hide{until: now.Add(queue.Backoff(m.received)), msg: m})
 			}
-			if back == nil {
-				back = map[string][]*message{}
-			}
-			if !l.ready.fifo {
-				l.hide(hide{until: until, msg: m})
-				continue
-			}
-			back[m.group] = append(back[m.group], m)
+			l.ready.settled(m.group)
 		}
 	}
-	if l.ready.fifo {
-		l.settleGroups(f, back, until)
-	}
+	l.wakeWorker()
 	l.submit()
 	if l.loaded < l.newest && l.hasRoom() {
 		l.kick(time.Time{})
 	}
 }
 
-// settleGroups frees the groups of a batch, at once or when their failed
-// messages, which go back to the front, may be handed out again.
-func (l *line) settleGroups(f *flight, back map[string][]*message, until time.Time) {
-	last := ""
-	done := map[string]bool(nil)
-	for _, m := range f.msgs {
-		if m.group == last || done[m.group] {
-			continue
-		}
-		if done == nil {
-			done = map[string]bool{}
-		}
-		last, done[m.group] = m.group, true
-		if failed := back[m.group]; len(failed) > 0 {
-			l.ready.putBack(m.group, failed...)
-			l.hide(hide{until: until, group: m.group, count: len(failed)})
-		} else {
-			l.ready.release(m.group)
+func (l *line) accept(m *message) {
+	if f := m.forwarded; f != nil {
+		m.forwarded, m.accepted = nil, true
+		f.closeOne()
+		if !m.hasRow {
+			delete(l.unloaded, m.id)
+			l.leave(m)
+			return
 		}
 	}
-	l.wakeWorker()
+	l.accepted.ids = append(l.accepted.ids, m.id)
+	l.leave(m)
+}
+
+// fail counts a failure and reports whether the message is handed out again; if not, it is dead.
+func (l *line) fail(m *message, maxReceives int) (again bool) {
+	if maxReceives > 0 && m.received >= maxReceives && l.name != queue.Dead {
+		l.accepted.dead = append(l.accepted.dead, m)
+		l.leave(m)
+		return false
+	}
+	l.accepted.failed = append(l.accepted.failed, failure{m.id, m.received})
+	l.unload(m)
+	return true
+}
+
+// unload drops the body of a message that waits if there are too many bytes.
+func (l *line) unload(m *message) {
+	if l.bytes > l.q.opts.MaxBytes && m.forwarded == nil {
+		l.bytes -= len(m.body)
+		m.body = nil
+	}
+}
+
+// settleGroups is settle for a FIFO queue. The messages of a group that failed go back to its front. The first of
+// them has failed; those after it were only in its way, so for them nothing is counted.
+func (l *line) settleGroups(f *flight, failed func(*message) bool, now time.Time) {
+	type outcome struct {
+		back  []*message
+		until time.Time // when the group is handed out again; zero while nothing of it has failed
+	}
+	groups := map[string]*outcome{}
+	for _, m := range f.msgs {
+		g := groups[m.group]
+		if g == nil {
+			g = &outcome{}
+			groups[m.group] = g
+		}
+		switch {
+		case !failed(m):
+			l.accept(m)
+		case !g.until.IsZero():
+			m.received--
+			l.unload(m)
+			g.back = append(g.back, m)
+		case l.fail(m, f.maxReceives):
+			g.back, g.until = append(g.back, m), now.Add(queue.Backoff(m.received))
+		default:
+			g.until = now
+		}
+	}
+	for name, g := range groups {
+		if len(g.back) == 0 {
+			l.ready.release(name)
+			continue
+		}
+		l.ready.putBack(name, g.back...)
+		if g.until.After(now) {
+			l.hide(hide{until: g.until, group: name, count: len(g.back)})
+		} else {
+			l.ready.release(name)
+		}
+	}
 }
 
 func (l *line) hide(h hide) {

@@ -17,14 +17,14 @@ const (
 	sleep = time.Minute
 )
 
-// pump does for a queue what has a time: it ends visibilities, brings delayed
+// pump does for a queue what has a time: it shows again what has failed, brings delayed
 // messages and those that were too many, and writes again what failed.
 func (l *line) pump() {
 	timer := time.NewTimer(sleep)
 	defer timer.Stop()
 	var forgotten time.Time
 	for pause := time.Duration(0); l.rest(timer, pause); {
-		l.expire(time.Now())
+		l.show(time.Now())
 		err := l.promote()
 		if e := l.load(); err == nil {
 			err = e
@@ -48,16 +48,11 @@ func (l *line) pump() {
 // set break the race detector (golang.org/issue/78156).
 func (l *line) rest(timer *time.Timer, pause time.Duration) bool {
 	if pause <= 0 {
-		select {
-		case <-l.q.closed:
-			return false
-		default:
-			return true
-		}
+		return l.q.open.Err() == nil
 	}
 	timer.Reset(pause)
 	select {
-	case <-l.q.closed:
+	case <-l.q.open.Done():
 		return false
 	case <-timer.C:
 	case <-l.wake:
@@ -75,9 +70,6 @@ func (l *line) pause(troubled bool) time.Duration {
 		if t.Before(next) {
 			next = t
 		}
-	}
-	if len(l.flights) > 0 {
-		at(l.flights[0].due)
 	}
 	if len(l.hidden) > 0 {
 		at(l.hidden[0].until)
@@ -98,22 +90,18 @@ func (l *line) pause(troubled bool) time.Duration {
 	return next.Sub(now)
 }
 
-// expire ends the visibility of batches and of what has failed.
-func (l *line) expire(now time.Time) {
+// show hands out again what has failed and has waited long enough.
+func (l *line) show(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.pumping = time.Time{}
-	for len(l.flights) > 0 && !l.flights[0].due.After(now) {
-		f := heap.Pop(&l.flights).(*flight)
-		l.q.opts.Log.Warn("A handler has taken longer than the visibility timeout; its messages are handed out again.",
-			"queue", l.name, "messages", len(f.msgs))
-		l.settle(f, func(*message) bool { return true }, now)
-	}
 	for len(l.hidden) > 0 && !l.hidden[0].until.After(now) {
 		h := heap.Pop(&l.hidden).(hide)
 		if l.ready.fifo {
 			l.ready.release(h.group)
 		} else {
+			l.resident++
+			l.bytes += len(h.msg.body)
 			l.ready.putBack(h.msg.group, h.msg)
 		}
 	}
@@ -228,7 +216,14 @@ func (l *line) load() error {
 			l.loaded = newest // nothing is left of what was committed before the read
 		}
 		for _, m := range msgs {
-			l.enter(m)
+			if _, here := l.unloaded[m.id]; !here {
+				l.enter(m)
+			}
+		}
+		for id := range l.unloaded {
+			if id <= l.loaded {
+				delete(l.unloaded, id) // its row is passed, or never comes
+			}
 		}
 		l.newest = max(l.newest, l.loaded) // a commit may have been read before it was published
 		l.wakeWorker()

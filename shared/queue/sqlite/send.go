@@ -86,6 +86,10 @@ type message struct {
 	body     []byte // nil: to be read from its row
 	sent     int64  // microseconds since 1970
 	received int
+
+	forwarded *forwarding // until it is a row or accepted; see [Queues.Forward]
+	hasRow    bool        // of a forwarded message
+	accepted  bool
 }
 
 // sending is a part of a Send as a job of the engine.
@@ -119,12 +123,12 @@ func (s *sending) Apply(tx *engine.Tx) error {
 			// Rounded up, and whatever the clock does behind what was promoted.
 			due = max((tx.Now.Add(m.Delay).UnixMicro()+999)/1000, l.promoted.due+1)
 		}
-		l.lastID++
+		id := l.lastID.Add(1)
 		stmt, err := tx.Stmt(l.sql.insert)
 		if err != nil {
 			return err
 		}
-		if err := stmt.Int(1, l.lastID).Text(2, m.Group).Int(3, due).Int(4, sent).Blob(5, m.Body).Exec(); err != nil {
+		if err := stmt.Int(1, id).Text(2, m.Group).Int(3, due).Int(4, sent).Blob(5, m.Body).Exec(); err != nil {
 			return err
 		}
 		if due > 0 {
@@ -134,7 +138,7 @@ func (s *sending) Apply(tx *engine.Tx) error {
 			}
 			continue
 		}
-		s.ready = append(s.ready, &message{id: l.lastID, group: m.Group, body: bytes.Clone(m.Body), sent: sent})
+		s.ready = append(s.ready, &message{id: id, group: m.Group, body: bytes.Clone(m.Body), sent: sent})
 	}
 	if len(s.fresh) > 0 {
 		return l.dedup.write(tx, s.fresh)

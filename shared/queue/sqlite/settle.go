@@ -1,8 +1,10 @@
 package sqlite
 
 import (
+	"bytes"
 	"context"
 	"slices"
+	"strconv"
 	"time"
 
 	"mcpevents/shared/queue"
@@ -54,9 +56,9 @@ func (l *line) flush() error {
 // settling writes what has been settled by the time it is applied, however many
 // batches that is.
 type settling struct {
-	line   *line
-	taken  settlement
-	buried []*message
+	line  *line
+	taken settlement
+	dead  []*message
 }
 
 func (s *settling) Apply(tx *engine.Tx) error {
@@ -78,7 +80,7 @@ func (s *settling) Apply(tx *engine.Tx) error {
 			return err
 		}
 	}
-	return s.bury(tx)
+	return s.deadLetter(tx)
 }
 
 // delete removes rows, those with neighbouring ids by one statement.
@@ -110,17 +112,33 @@ func (s *settling) delete(tx *engine.Tx) error {
 	return nil
 }
 
-// bury moves rows to the queue of the dead letters.
-func (s *settling) bury(tx *engine.Tx) error {
-	s.buried = s.buried[:0]
-	grave := s.line.q.lines[queue.Dead]
+// deadLetter moves rows to the queue of the dead letters.
+func (s *settling) deadLetter(tx *engine.Tx) error {
+	s.dead = s.dead[:0]
+	dead := s.line.q.lines[queue.Dead]
 	for _, m := range s.taken.dead {
-		stmt, err := tx.Stmt(s.line.sql.bury)
+		stmt, err := tx.Stmt(s.line.sql.body)
 		if err != nil {
 			return err
 		}
-		grave.lastID++
-		if err := stmt.Int(1, grave.lastID).Int(2, m.id).Exec(); err != nil {
+		found, err := stmt.Int(1, m.id).Step()
+		if err != nil {
+			return err
+		}
+		var body []byte
+		if found {
+			body = bytes.Clone(stmt.ColumnBlob(0))
+		}
+		stmt.Reset()
+		letter := queue.NewDeadLetter(s.line.name, queue.Message{
+			ID: strconv.FormatInt(m.id, 10), Outgoing: queue.Outgoing{Body: body, Group: m.group},
+			Received: m.received, Sent: microseconds(m.sent),
+		}, queue.ReasonReceives, nil, tx.Now)
+		if stmt, err = tx.Stmt(dead.sql.insert); err != nil {
+			return err
+		}
+		id := dead.lastID.Add(1)
+		if err := stmt.Int(1, id).Text(2, m.group).Int(3, 0).Int(4, m.sent).Blob(5, letter.Body).Exec(); err != nil {
 			return err
 		}
 		if stmt, err = tx.Stmt(s.line.sql.remove); err != nil {
@@ -129,7 +147,7 @@ func (s *settling) bury(tx *engine.Tx) error {
 		if err := stmt.Int(1, m.id).Exec(); err != nil {
 			return err
 		}
-		s.buried = append(s.buried, &message{id: grave.lastID, group: m.group, sent: m.sent})
+		s.dead = append(s.dead, &message{id: id, group: m.group, sent: m.sent})
 	}
 	return nil
 }
@@ -138,8 +156,8 @@ func (s *settling) bury(tx *engine.Tx) error {
 func (s *settling) Done(err error) {
 	l := s.line
 	if err == nil {
-		if len(s.buried) > 0 {
-			l.q.lines[queue.Dead].publish(s.buried, 0, 0)
+		if len(s.dead) > 0 {
+			l.q.lines[queue.Dead].publish(s.dead, 0, 0)
 		}
 		return
 	}

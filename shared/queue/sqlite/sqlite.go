@@ -7,7 +7,7 @@
 // memory, up to a bound, and whoever waits for one is woken at the commit.
 //
 //	Send ─▶ row ─┬─▶ ready, by group ─▶ in flight ─▶ accepted ─▶ row deleted, with the next commit
-//	             ├─▶ delayed (only a row) ▲      └─▶ failed ─▶ hidden until the visibility ends ─▶ ready,
+//	             ├─▶ delayed (only a row) ▲      └─▶ failed ─▶ hidden for its back-off ─▶ ready,
 //	             └─▶ too many (only a row)┘                    or moved to the dead letters
 //
 // What is in flight or hidden is known in memory only. A process that dies takes
@@ -20,6 +20,8 @@ package sqlite
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,7 +35,7 @@ type Options struct {
 	// Log takes what goes wrong; nil is [slog.Default].
 	Log *slog.Logger
 	// MaxReady is the number of messages of a queue that are kept in memory; 0
-	// is 65,536. A queue with more of them in handlers and waiting for their visibility hands out no others.
+	// is 65,536. A queue with more of them in handlers and waiting for their back-off hands out no others.
 	MaxReady int
 	// MaxBytes bounds the bodies of a queue that are kept in memory; 0 is 64 MiB.
 	MaxBytes int
@@ -45,9 +47,13 @@ type Queues struct {
 	opts   Options
 	lines  map[queue.Name]*line
 
-	closed  chan struct{}
+	open    context.Context // until Close
+	end     context.CancelFunc
 	once    sync.Once
-	running sync.WaitGroup
+	running sync.WaitGroup // pumps
+
+	mu        sync.Mutex
+	consumers map[chan struct{}]bool // each is closed when it has ended
 }
 
 var (
@@ -67,7 +73,8 @@ func Open(e *engine.Engine, opts Options) (*Queues, error) {
 	if opts.MaxBytes <= 0 {
 		opts.MaxBytes = 64 << 20
 	}
-	q := &Queues{engine: e, opts: opts, lines: map[queue.Name]*line{}, closed: make(chan struct{})}
+	q := &Queues{engine: e, opts: opts, lines: map[queue.Name]*line{}, consumers: map[chan struct{}]bool{}}
+	q.open, q.end = context.WithCancel(context.Background())
 	for _, name := range queue.Names() {
 		q.lines[name] = newLine(q, name)
 	}
@@ -102,7 +109,7 @@ func (q *Queues) line(name queue.Name) (*line, error) {
 }
 
 // Depth tells the state of a queue. A message that has failed and waits for its
-// visibility counts as in flight.
+// back-off counts as in flight.
 func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error) {
 	l, err := q.line(name)
 	if err != nil {
@@ -119,11 +126,18 @@ func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error
 	return d, fault.Wrap(engine.Kind(err), err, "tell the depth of %s", name)
 }
 
-// Close ends what still consumes, and writes down what was accepted.
+// closeTime is how long Close waits for handlers whose context it has ended.
+const closeTime = 5 * time.Second
+
+// Close ends what still consumes: the contexts of running calls end, and Close waits for their handlers, though not for ever. Then it
+// writes down what was accepted. What a handler reports after that is lost, and its messages are handed out again by the next process.
 func (q *Queues) Close() error {
 	var err error
 	q.once.Do(func() {
-		close(q.closed)
+		q.mu.Lock()
+		q.end()
+		q.mu.Unlock()
+		err = q.waitForConsumers()
 		q.running.Wait()
 		for _, l := range q.lines {
 			if e := l.flush(); err == nil {
@@ -132,4 +146,39 @@ func (q *Queues) Close() error {
 		}
 	})
 	return fault.Wrap(engine.Kind(err), err, "close the queues")
+}
+
+// consumer registers a consumer, for Close to wait for; it fails after Close.
+func (q *Queues) consumer() (ended func(), err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.open.Err() != nil {
+		return nil, errClosed
+	}
+	done := make(chan struct{})
+	q.consumers[done] = true
+	return func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		close(done)
+		delete(q.consumers, done)
+	}, nil
+}
+
+var errClosed = fault.New(fault.Unavailable, "the queues were closed")
+
+func (q *Queues) waitForConsumers() error {
+	q.mu.Lock()
+	all := slices.Collect(maps.Keys(q.consumers))
+	q.mu.Unlock()
+	timeout := time.NewTimer(closeTime)
+	defer timeout.Stop()
+	for i, done := range all {
+		select {
+		case <-done:
+		case <-timeout.C:
+			return fault.New(fault.Unavailable, "%d consumers still run %v after their contexts ended", len(all)-i, closeTime)
+		}
+	}
+	return nil
 }

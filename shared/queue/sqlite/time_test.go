@@ -2,9 +2,11 @@ package sqlite
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"slices"
 	"sync"
 	"testing"
@@ -97,42 +99,83 @@ func TestTimes(t *testing.T) {
 			a.want(t, "now@0s#1", "sooner@1m5s#1", "hour's third@10m0s#1", "longest@15m0s#1")
 		})
 	})
-	t.Run("a_failure_comes_again_after_the_visibility", func(t *testing.T) {
+	t.Run("AWS-05_a_failure_comes_again_after_a_growing_back-off_and_ends_as_a_dead_letter", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
-			a := arrivals{start: time.Now()}
-			defer run(q, queue.Slow, queue.ConsumeOptions{MaxReceives: 3}, func(_ context.Context, batch []queue.Message) ([]string, error) {
-				a.add(batch)
+			start := time.Now()
+			var times []time.Time
+			stop := run(q, queue.Slow, queue.ConsumeOptions{MaxReceives: 12}, func(context.Context, []queue.Message) ([]string, error) {
+				times = append(times, time.Now())
 				return nil, errors.New("no")
-			})()
-			send(t, q, queue.Slow, queue.Outgoing{Body: []byte("m"), Group: "g"})
-			time.Sleep(10 * time.Minute)
-			a.want(t, "m@0s#1", "m@30s#2", "m@1m0s#3")
+			})
+			send(t, q, queue.Slow, queue.Outgoing{Body: []byte(`m "quoted" ä`), Group: "g"})
+			time.Sleep(2 * time.Hour)
+			stop()
+			for i, want := range []time.Duration{1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300} {
+				want *= time.Second
+				if gap := times[i+1].Sub(times[i]); gap < want*4/5 || gap > want*6/5+time.Millisecond {
+					t.Errorf("after failure %d it came again in %v, want about %v", i+1, gap, want)
+				}
+			}
 			dead := make(chan queue.Message, 1)
 			defer run(q, queue.Dead, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
 				dead <- batch[0]
 				return nil, nil
 			})()
-			if m := <-dead; string(m.Body) != "m" || m.Group != "g" || !m.Sent.Equal(a.start.Truncate(time.Microsecond)) || m.Received != 1 {
-				t.Errorf("the dead letter is %+v", m)
+			m := <-dead
+			if m.Group != "g" || !m.Sent.Equal(start.Truncate(time.Microsecond)) || m.Received != 1 || len(times) != 12 {
+				t.Errorf("after %d calls the dead letter is %+v", len(times), m)
+			}
+			var l queue.DeadLetter
+			if err := json.Unmarshal(m.Body, &l); err != nil {
+				t.Fatal(err)
+			}
+			want := queue.DeadLetter{
+				V: 2, Queue: queue.Slow, Reason: queue.ReasonReceives, Message: "1", Sent: m.Sent, Dead: l.Dead, Received: 12, Group: "g", Body: `m "quoted" ä`,
+			}
+			if !reflect.DeepEqual(l, want) {
+				t.Errorf("AWS-07: the dead letter is %+v, want %+v", l, want)
 			}
 		})
 	})
-	t.Run("a_late_outcome_counts_for_nothing", func(t *testing.T) {
+	t.Run("a_call_keeps_its_messages_until_it_returns", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			a := arrivals{start: time.Now()}
 			defer run(q, queue.Slow, queue.ConsumeOptions{Concurrency: 2}, func(ctx context.Context, batch []queue.Message) ([]string, error) {
 				a.add(batch)
-				if batch[0].Received < 3 {
-					time.Sleep(40 * time.Second) // ends while the next one is at it
+				<-ctx.Done()
+				if took := time.Since(a.start); took != 30*time.Second {
+					t.Errorf("the context ended after %v, want the visibility", took)
 				}
-				if batch[0].Received == 3 && ctx.Err() != nil {
-					t.Error("the third call's context has ended")
-				}
-				return nil, nil
+				time.Sleep(time.Hour)
+				return nil, nil // late, and still the outcome
 			})()
 			send(t, q, queue.Slow, text("m", 0))
-			time.Sleep(10 * time.Minute)
-			a.want(t, "m@0s#1", "m@30s#2", "m@1m0s#3")
+			time.Sleep(3 * time.Hour)
+			a.want(t, "m@0s#1")
+			if n := rowsOf(t, q, queue.Slow); n != 0 {
+				t.Errorf("%d rows, want none", n)
+			}
+		})
+	})
+	t.Run("a_message_that_failed_with_others_comes_again_alone", func(t *testing.T) {
+		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
+			var good, bad int
+			stop := run(q, queue.Inbox, queue.ConsumeOptions{MaxReceives: 3}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				for _, m := range batch {
+					if string(m.Body) == "poison" {
+						bad++
+						panic("poison")
+					}
+				}
+				good += len(batch)
+				return nil, nil
+			})
+			send(t, q, queue.Inbox, text("a", 0), text("poison", 0), text("b", 0))
+			time.Sleep(time.Minute)
+			stop()
+			if d := depth(t, q, queue.Dead); d.Visible != 1 || good != 2 || bad != 3 {
+				t.Errorf("%d dead, want 1; %d good calls, want 2; %d bad ones, want 3", d.Visible, good, bad)
+			}
 		})
 	})
 	t.Run("a_deduplication_id_counts_for_five_minutes", func(t *testing.T) {

@@ -28,7 +28,7 @@ const (
 )
 
 // Consume polls with as many workers as there may be calls at once. A message
-// that failed is left to the visibility timeout, as by an event source mapping; one that
+// that failed comes again after [queue.Backoff], as from [Queues.Lambda]; one that
 // has failed opts.MaxReceives times is sent to [queue.Dead] and deleted here.
 //
 // A running call is not canceled when ctx ends; Consume waits for it and deletes
@@ -126,6 +126,7 @@ func (w worker) receive(ctx context.Context, want int, wait int32) ([]received, 
 		MessageSystemAttributeNames: []types.MessageSystemAttributeName{
 			attrReceived, attrSent, attrGroup, attrDedup,
 		},
+		MessageAttributeNames: []string{"All"},
 	})
 	if err != nil {
 		return nil, err
@@ -133,6 +134,9 @@ func (w worker) receive(ctx context.Context, want int, wait int32) ([]received, 
 	batch := make([]received, len(out.Messages))
 	for i, m := range out.Messages {
 		batch[i] = received{message(aws.ToString(m.MessageId), aws.ToString(m.Body), m.Attributes), m.ReceiptHandle}
+		for name, a := range m.MessageAttributes {
+			attribute(&batch[i].Message, name, a.StringValue, a.BinaryValue)
+		}
 	}
 	return batch, nil
 }
@@ -140,7 +144,7 @@ func (w worker) receive(ctx context.Context, want int, wait int32) ([]received, 
 // process handles a batch and deletes what must not come again.
 func (w worker) process(ctx context.Context, batch []received) {
 	ctx = context.WithoutCancel(ctx)
-	var done, dead []received
+	var done, dead, again []received
 	batch = slices.DeleteFunc(batch, func(m received) bool {
 		// Its last call was lost: nobody has reported the failure. In a FIFO
 		// group a message may also have waited behind another's failures.
@@ -151,14 +155,20 @@ func (w worker) process(ctx context.Context, batch []received) {
 		return lost
 	})
 	if len(batch) > 0 {
+		stop := w.hide(ctx, batch)
 		failed, exhausted := w.call(ctx, batch)
+		stop()
 		dead = append(dead, exhausted...)
 		for _, m := range batch {
-			if !failed[m.ID] {
+			switch {
+			case !failed[m.ID]:
 				done = append(done, m)
+			case !slices.ContainsFunc(exhausted, func(e received) bool { return e.ID == m.ID }):
+				again = append(again, m)
 			}
 		}
 	}
+	w.release(ctx, w.name, again)
 	if len(dead) > 0 {
 		done = append(done, w.bury(ctx, dead)...)
 	}

@@ -2,6 +2,7 @@ package sqs
 
 import (
 	"context"
+	"encoding/base64"
 	"strconv"
 	"strings"
 	"time"
@@ -13,18 +14,46 @@ import (
 )
 
 // Lambda makes a handler into a function for an event source mapping with
-// ReportBatchItemFailures.
-func Lambda(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
+// ReportBatchItemFailures. What failed is made visible after [queue.Backoff], for
+// which the function needs sqs:ChangeMessageVisibility; the mapping itself leaves it hidden for the
+// queue's visibility timeout.
+func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
 	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
 		batch := Messages(event)
 		failed, err := h(ctx, batch)
 		if err != nil {
+			q.releaseRecords(ctx, event, batch, ids(batch))
 			// Lambda counts this as an error of the function; the whole batch comes again.
 			return Response(nil), fault.Wrap(fault.Internal, err, "handling %d messages", len(batch))
 		}
 		fifo := len(event.Records) > 0 && strings.HasSuffix(event.Records[0].EventSourceARN, ".fifo")
-		return Response(complete(batch, failed, fifo)), nil
+		failed = complete(batch, failed, fifo)
+		q.releaseRecords(ctx, event, batch, failed)
+		return Response(failed), nil
 	}
+}
+
+// releaseRecords makes the failed records of an event visible again after their back-off.
+func (q *Queues) releaseRecords(ctx context.Context, event events.SQSEvent, batch []queue.Message, failed []string) {
+	if len(failed) == 0 {
+		return
+	}
+	name, ok := q.named(event.Records[0].EventSourceARN)
+	if !ok {
+		q.log.WarnContext(ctx, "failed messages wait for the visibility timeout", "messages", len(failed), "error", "their queue is not known")
+		return
+	}
+	again := make(map[string]bool, len(failed))
+	for _, id := range failed {
+		again[id] = true
+	}
+	var all []received
+	for i, m := range batch {
+		if again[m.ID] {
+			all = append(all, received{m, &event.Records[i].ReceiptHandle})
+		}
+	}
+	q.release(ctx, name, all)
 }
 
 // Messages are the records of an event, in their order.
@@ -32,6 +61,9 @@ func Messages(event events.SQSEvent) []queue.Message {
 	batch := make([]queue.Message, len(event.Records))
 	for i, r := range event.Records {
 		batch[i] = message(r.MessageId, r.Body, r.Attributes)
+		for name, a := range r.MessageAttributes {
+			attribute(&batch[i], name, a.StringValue, a.BinaryValue)
+		}
 	}
 	return batch
 }
@@ -65,6 +97,18 @@ func message(id, body string, attributes map[string]string) queue.Message {
 		m.Sent = time.UnixMilli(sent).UTC()
 	}
 	return m
+}
+
+// attribute notes a message attribute.
+func attribute(m *queue.Message, name string, text *string, binary []byte) {
+	if m.Attributes == nil {
+		m.Attributes = map[string]string{}
+	}
+	if text != nil {
+		m.Attributes[name] = *text
+	} else {
+		m.Attributes[name] = base64.StdEncoding.EncodeToString(binary)
+	}
 }
 
 // complete adds to what a handler reported: on a FIFO queue the later messages

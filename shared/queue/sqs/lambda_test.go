@@ -4,15 +4,21 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/aws/aws-lambda-go/events"
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 	"github.com/google/go-cmp/cmp"
 
+	"mcpevents/shared/awsx"
 	"mcpevents/shared/queue"
+	"mcpevents/test/awslocal"
 )
 
 func record(id, group string) events.SQSMessage {
@@ -25,18 +31,126 @@ func TestMessagesOfAnEvent(t *testing.T) {
 			MessageId: "1", Body: `{"n":1}`, Attributes: map[string]string{
 				"ApproximateReceiveCount": "3", "SentTimestamp": "1750000000123", "MessageGroupId": "g", "MessageDeduplicationId": "d",
 			},
+			MessageAttributes: map[string]events.SQSMessageAttribute{
+				"from": {DataType: "String", StringValue: aws.String("orders")}, "mark": {DataType: "Binary", BinaryValue: []byte{0xff}},
+			},
 		},
 		{MessageId: "2", Body: "{}"},
 	}})
 	want := []queue.Message{
 		{
 			ID: "1", Outgoing: queue.Outgoing{Body: []byte(`{"n":1}`), Group: "g", Dedup: "d"},
-			Received: 3, Sent: time.UnixMilli(1750000000123).UTC(),
+			Received: 3, Sent: time.UnixMilli(1750000000123).UTC(), Attributes: map[string]string{"from": "orders", "mark": "/w=="},
 		},
 		{ID: "2", Outgoing: queue.Outgoing{Body: []byte("{}")}, Received: 1},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
+// unreachable are queues that nothing answers for: what failed is reported all the same.
+func unreachable(t *testing.T) *Queues {
+	t.Helper()
+	cfg := awslocal.Config("http://127.0.0.1:1")
+	cfg.RetryMaxAttempts = 1
+	return New(sqs.NewFromConfig(cfg), func(queue.Name) string { return "http://127.0.0.1:1/0/q" }, slog.New(slog.DiscardHandler))
+}
+
+// receive takes all messages of a queue as an event source mapping gives them to a function.
+func receive(t *testing.T, q *Queues, name queue.Name, want int) (event events.SQSEvent) {
+	t.Helper()
+	url := q.urls[name]
+	deadline := time.Now().Add(30 * time.Second)
+	for len(event.Records) < want && time.Now().Before(deadline) {
+		out, err := q.client.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{
+			QueueUrl: &url, MaxNumberOfMessages: 10, VisibilityTimeout: 600, WaitTimeSeconds: 1,
+			MessageSystemAttributeNames: []types.MessageSystemAttributeName{types.MessageSystemAttributeNameAll},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range out.Messages {
+			event.Records = append(event.Records, events.SQSMessage{
+				MessageId: *m.MessageId, Body: *m.Body, ReceiptHandle: *m.ReceiptHandle, Attributes: m.Attributes,
+				EventSourceARN: "arn:aws:sqs:us-east-1:0:" + url[strings.LastIndexByte(url, '/')+1:],
+			})
+		}
+	}
+	if len(event.Records) != want {
+		t.Fatalf("received %d messages of %s, want %d", len(event.Records), name, want)
+	}
+	return event
+}
+
+// The messages are hidden for ten minutes
+// otherwise, so a second receive in this test shows that they were released.
+func TestWhatAFunctionFailedComesAgainAfterSeconds(t *testing.T) {
+	everywhere(t, func(t *testing.T, q *Queues) {
+		bodies := func(event events.SQSEvent) (all []string) {
+			for _, r := range event.Records {
+				all = append(all, r.Body)
+			}
+			return all
+		}
+		failing := func(bad ...string) queue.Handler {
+			return func(_ context.Context, batch []queue.Message) (failed []string, err error) {
+				for _, m := range batch {
+					if slices.Contains(bad, string(m.Body)) {
+						failed = append(failed, m.ID)
+					}
+				}
+				return failed, nil
+			}
+		}
+		t.Run("AWS-05 those of a batch that failed", func(t *testing.T) {
+			send(t, q, queue.Deliveries, "", "1", "2", "3")
+			event := receive(t, q, queue.Deliveries, 3)
+			if _, err := q.Lambda(failing("2"))(t.Context(), event); err != nil {
+				t.Fatal(err)
+			}
+			again := receive(t, q, queue.Deliveries, 1)
+			if got := bodies(again); got[0] != "2" || Messages(again)[0].Received != 2 {
+				t.Errorf("got %q again", got)
+			}
+		})
+		t.Run("AWS-05 a group, in its order", func(t *testing.T) {
+			send(t, q, queue.Events, "g", "g1", "g2", "g3")
+			event := receive(t, q, queue.Events, 3)
+			if _, err := q.Lambda(failing("g1"))(t.Context(), event); err != nil {
+				t.Fatal(err)
+			}
+			if got := bodies(receive(t, q, queue.Events, 3)); !slices.Equal(got, []string{"g1", "g2", "g3"}) {
+				t.Errorf("got %q again", got)
+			}
+		})
+		t.Run("AWS-05 all after an error, also when the batch has no time left", func(t *testing.T) {
+			send(t, q, queue.Slow, "", "s1", "s2")
+			event := receive(t, q, queue.Slow, 2)
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if _, err := q.Lambda(func(context.Context, []queue.Message) ([]string, error) { return nil, ctx.Err() })(ctx, event); err == nil {
+				t.Error("no error")
+			}
+			began := time.Now()
+			receive(t, q, queue.Slow, 2)
+			if took := time.Since(began); took < cutOff-time.Second {
+				t.Errorf("they came again after %v, when what was cut off may still be carried out", took)
+			}
+		})
+	})
+}
+
+func TestAFunctionThatSucceedsAsksNothingMore(t *testing.T) {
+	var counter awsx.Counter
+	q := open(t, awslocal.Start(t, awslocal.SQS).SQS, &counter)
+	send(t, q, queue.Deliveries, "", "1", "2")
+	event := receive(t, q, queue.Deliveries, 2)
+	if _, err := q.Lambda(func(context.Context, []queue.Message) ([]string, error) { return nil, nil })(t.Context(), event); err != nil {
+		t.Fatal(err)
+	}
+	if n := counter.Snapshot()["SQS"]["ChangeMessageVisibilityBatch"].Requests; n != 0 {
+		t.Errorf("asked %d times for another visibility", n)
 	}
 }
 
@@ -65,7 +179,7 @@ func TestAFunctionReportsWhatFailed(t *testing.T) {
 					event.Records[i].EventSourceARN += ".fifo"
 				}
 			}
-			got, err := Lambda(func(_ context.Context, batch []queue.Message) ([]string, error) {
+			got, err := unreachable(t).Lambda(func(_ context.Context, batch []queue.Message) ([]string, error) {
 				if len(batch) != len(records) {
 					t.Errorf("a batch of %d", len(batch))
 				}
@@ -87,7 +201,7 @@ func TestAFunctionReportsWhatFailed(t *testing.T) {
 
 func TestAnErrorOfTheHandlerFailsTheInvocation(t *testing.T) {
 	broken := errors.New("broken")
-	_, err := Lambda(func(context.Context, []queue.Message) ([]string, error) { return nil, broken })(
+	_, err := unreachable(t).Lambda(func(context.Context, []queue.Message) ([]string, error) { return nil, broken })(
 		t.Context(), events.SQSEvent{Records: []events.SQSMessage{record("1", "")}})
 	if !errors.Is(err, broken) {
 		t.Errorf("got %v, want %v", err, broken)

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
@@ -55,6 +56,16 @@ func (q *Queues) url(name queue.Name) (*string, error) {
 		return nil, fault.New(fault.Invalid, "no queue is called %q", name)
 	}
 	return &url, nil
+}
+
+// named finds the queue that an ARN is of.
+func (q *Queues) named(arn string) (queue.Name, bool) {
+	for name, url := range q.urls {
+		if url != "" && arn[strings.LastIndexByte(arn, ':')+1:] == url[strings.LastIndexByte(url, '/')+1:] {
+			return name, true
+		}
+	}
+	return "", false
 }
 
 // Depth asks SQS how full a queue is; the figures are approximate, and SQS does

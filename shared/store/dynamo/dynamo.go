@@ -73,6 +73,9 @@ func New(client *dynamodb.Client, name func(store.Table) string, opts ...Option)
 // Ordered is false: DynamoDB gives no order of commits, so writers stamp.
 func (db *DB) Ordered() bool { return false }
 
+// End is 0: writers stamp.
+func (db *DB) End() int64 { return 0 }
+
 // Close does nothing; the client has nothing to close.
 func (db *DB) Close() error { return nil }
 

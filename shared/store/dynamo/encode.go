@@ -32,7 +32,9 @@ func keyOf(key store.Key) attributes {
 func encode(item store.Item, mark []byte) attributes {
 	attrs := keyOf(item.Key)
 	attrs["v"] = number(item.Version)
-	if len(item.Value) > 0 {
+	if packed := deflate(item.Value); packed != nil {
+		attrs["z"] = &types.AttributeValueMemberB{Value: packed}
+	} else if len(item.Value) > 0 {
 		attrs["d"] = &types.AttributeValueMemberB{Value: item.Value}
 	}
 	for name, n := range item.Counts {
@@ -61,8 +63,11 @@ func decode(table store.Table, attrs attributes) (*store.Item, error) {
 				item.Sort = a.Value
 			}
 		case *types.AttributeValueMemberB:
-			if name == "d" {
+			switch name {
+			case "d":
 				item.Value = a.Value
+			case "z":
+				item.Value, err = inflate(a.Value)
 			}
 		case *types.AttributeValueMemberN:
 			err = setNumber(item, name, a.Value)

@@ -48,6 +48,9 @@ func checkWrite(ops []store.Op) error {
 			return fault.New(fault.Invalid, "raising a count stands alone in its write")
 		}
 		if op.Item.Sort == store.AtCommit {
+			if op.Span == store.SameStamp && !follows(ops[:i], op) {
+				return fault.New(fault.Invalid, "a put with the same stamp follows one of another partition")
+			}
 			continue // each gets a key of its own
 		}
 		twice := seen[op.Item.Key]
@@ -70,6 +73,9 @@ func checkBulk(op *store.Op) error {
 	if kind, _ := op.Cond.Unpack(); kind != "" || (op.Kind != store.OpPut && op.Kind != store.OpDelete) {
 		return fault.New(fault.Invalid, "writing all takes unconditional puts and deletes")
 	}
+	if op.Item.Sort == store.AtCommit && op.Span == store.SameStamp {
+		return fault.New(fault.Invalid, "writing all is no one commit, in which puts could share a stamp")
+	}
 	return checkOp(op)
 }
 
@@ -77,8 +83,22 @@ func checkOp(op *store.Op) error {
 	if err := checkTable(op.Item.Table); err != nil {
 		return err
 	}
-	if op.Item.Sort == store.AtCommit && (op.Kind != store.OpPut || op.Span < 0 || op.Span > maxSpan) {
+	if op.Item.Sort == store.AtCommit && (op.Kind != store.OpPut || op.Span < store.SameStamp || op.Span > maxSpan) {
 		return fault.New(fault.Invalid, "only a put with a span of 0 to %d can be stamped", maxSpan)
 	}
 	return op.Check()
+}
+
+// follows reports whether there is a stamp for op to share, and none of its partition before it.
+func follows(earlier []store.Op, op *store.Op) bool {
+	stamped := false
+	for i := range earlier {
+		if earlier[i].Item.Sort == store.AtCommit {
+			stamped = true
+			if earlier[i].Item.Partition == op.Item.Partition && earlier[i].Item.Table == op.Item.Table {
+				return false
+			}
+		}
+	}
+	return stamped
 }

@@ -83,6 +83,9 @@ func TestStampsNeverGoBack(t *testing.T) {
 			if got != step.want || got <= last {
 				t.Errorf("got stamp %d after %d, want %d", got, last, step.want)
 			}
+			if end := db.End(); end != got {
+				t.Errorf("the end is %d, want %d", end, got)
+			}
 			last = got
 			if step.restart {
 				mustWrite(t, db, store.Delete(store.Key{Table: store.Log, Partition: "p", Sort: fmt.Sprintf("%016d", got)}))
@@ -151,7 +154,7 @@ func TestExpiredItemsAreRemoved(t *testing.T) {
 		want  int
 	}{{59 * time.Second, 0}, {time.Second, (len(ops) + 2) / 3}, {0, 0}, {time.Hour, (len(ops) + 1) / 3}} {
 		clock.us.Add(step.after.Microseconds())
-		removed, err := db.sweep()
+		removed, err := db.sweep(context.Background())
 		if err != nil || removed != step.want {
 			t.Errorf("after another %v: removed %d, %v; want %d", step.after, removed, err, step.want)
 		}

@@ -46,8 +46,9 @@ type DB struct {
 	engine *engine.Engine
 	stamps stamps
 	watch  watchers
+	memo   memo
 
-	stop    chan struct{}
+	stop    context.CancelFunc
 	once    sync.Once
 	running sync.WaitGroup
 }
@@ -94,8 +95,10 @@ func Open(path string, opts Options) (*DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	db := &DB{engine: e, stop: make(chan struct{})}
+	ctx, stop := context.WithCancel(context.Background())
+	db := &DB{engine: e, memo: newMemo(), stop: stop}
 	if err := e.Do(context.Background(), &setup{db: db}); err != nil {
+		stop()
 		e.Close()
 		return nil, fault.Wrap(engine.Kind(err), err, "set up the store in %s", path)
 	}
@@ -103,7 +106,7 @@ func Open(path string, opts Options) (*DB, error) {
 		opts.SweepEvery = 30 * time.Second
 	}
 	if opts.SweepEvery > 0 {
-		db.running.Go(func() { db.sweeps(opts.SweepEvery) })
+		db.running.Go(func() { db.sweeps(ctx, opts.SweepEvery) })
 	}
 	return db, nil
 }
@@ -145,11 +148,14 @@ func (db *DB) Engine() *engine.Engine { return db.engine }
 // Ordered is true: there is one writer, and it stamps.
 func (db *DB) Ordered() bool { return true }
 
+// End is the last stamp that was committed; after a crash one up to a tenth of a second later.
+func (db *DB) End() int64 { return db.stamps.end.Load() }
+
 // Close ends the sweeps, commits what waits and closes the file.
 func (db *DB) Close() error {
 	var err error
 	db.once.Do(func() {
-		close(db.stop)
+		db.stop()
 		db.running.Wait()
 		// The exact last stamp, so that a restart need not assume that the whole reserve was given.
 		if stampErr := db.engine.Do(context.Background(), &settle{db: db}); stampErr != nil {
@@ -170,6 +176,10 @@ func (db *DB) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error)
 			return nil, err
 		}
 	}
+	if items, ok := db.memo.get(keys, db.engine.Now()); ok {
+		return items, ctx.Err()
+	}
+	at := db.memo.commits.Load()
 	items := make([]*store.Item, len(keys))
 	read := db.engine.Snapshot
 	if len(keys) == 1 {
@@ -189,6 +199,7 @@ func (db *DB) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error)
 	if err != nil {
 		return nil, fault.Wrap(engine.Kind(err), err, "read %d items", len(keys))
 	}
+	db.memo.keepItems(at, keys, items)
 	return items, nil
 }
 
@@ -233,6 +244,10 @@ func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	if err := checkQuery(&q); err != nil {
 		return store.Page{}, err
 	}
+	if page, ok := db.memo.query(q, db.engine.Now()); ok {
+		return page, ctx.Err()
+	}
+	at := db.memo.commits.Load()
 	var page store.Page
 	err := db.engine.Read(ctx, func(c *engine.Conn) error {
 		now := db.engine.Now().Unix()
@@ -270,6 +285,7 @@ func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	if err != nil {
 		return store.Page{}, fault.Wrap(engine.Kind(err), err, "query %s", q.Table)
 	}
+	db.memo.keepPage(at, q, page, db.engine.Now())
 	return page, nil
 }
 

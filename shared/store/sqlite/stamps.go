@@ -2,7 +2,9 @@ package sqlite
 
 import (
 	"strconv"
+	"sync/atomic"
 
+	"mcpevents/shared/store"
 	"mcpevents/shared/store/sqlite/engine"
 )
 
@@ -16,6 +18,8 @@ type stamps struct {
 	reserve int64 // the number in the file
 	written int64 // that number as changed by the transaction attempt, not yet committed
 	attempt int64
+
+	end atomic.Int64 // the largest that was committed and announced
 }
 
 // ahead is how far the file's number runs ahead of the stamps, in microseconds.
@@ -25,12 +29,16 @@ const ahead = 100_000
 func (s *stamps) load(tx *engine.Tx) error {
 	last, err := tx.Int("SELECT last FROM stamps")
 	s.last, s.reserve, s.written = last, last, last
+	s.end.Store(last)
 	return err
 }
 
-// next gives span stamps, and returns the last of them as a sort key.
+// next gives span stamps, and returns the last of them as a sort key; or the one that it
+// returned before.
 func (s *stamps) next(tx *engine.Tx, span int) (string, error) {
-	s.last = max(tx.Now.UnixMicro(), s.last+int64(max(span, 1)))
+	if span != store.SameStamp {
+		s.last = max(tx.Now.UnixMicro(), s.last+int64(max(span, 1)))
+	}
 	if s.attempt != tx.Attempt {
 		s.attempt, s.written = tx.Attempt, s.reserve
 	}

@@ -13,34 +13,37 @@ import (
 // of its own, and the writer's other work waits meanwhile.
 const sweepStep = 200
 
-// sweeps removes expired items now and then until the store is closed. Readers
-// do not see them anyway.
-func (db *DB) sweeps(every time.Duration) {
+// sweeps removes expired items now and then until ctx ends, and gives back the room that they leave. Readers do not
+// see them anyway.
+func (db *DB) sweeps(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		select {
-		case <-db.stop:
+		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		if _, err := db.sweep(); err != nil {
+		if err := db.clean(ctx); err != nil && ctx.Err() == nil {
 			slog.Warn("Expired items could not be removed; the next sweep tries again.", "error", err)
 		}
 	}
 }
 
+// clean removes what has expired, and gives back the room of it that is not used again soon.
+func (db *DB) clean(ctx context.Context) error {
+	if _, err := db.sweep(ctx); err != nil {
+		return err
+	}
+	return db.engine.Shrink(ctx)
+}
+
 // sweep removes what has expired by now, step by step, and returns how much that was.
-func (db *DB) sweep() (removed int, err error) {
+func (db *DB) sweep(ctx context.Context) (removed int, err error) {
 	for _, table := range store.Tables() {
 		for {
-			select {
-			case <-db.stop:
-				return removed, nil
-			default:
-			}
 			step := &sweepJob{sql: tables[table].sweep}
-			if err := db.engine.Do(context.Background(), step); err != nil {
+			if err := db.engine.Do(ctx, step); err != nil {
 				return removed, err
 			}
 			removed += step.removed

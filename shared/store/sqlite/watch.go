@@ -7,64 +7,89 @@ import (
 	"mcpevents/shared/store"
 )
 
-// watchers are the channels that wait for commits to partitions of the log.
+// watchers are those who wait for commits to partitions of the log.
 type watchers struct {
-	mu    sync.Mutex
-	count atomic.Int64 // so that the writer need not lock when nobody watches
-	by    map[string][]chan struct{}
+	mu sync.Mutex
+	by map[string]*watched
+}
+
+// watched is a partition of the log that is watched.
+type watched struct {
+	changed []chan struct{}
+	written atomic.Int64
 }
 
 // Watch tells of each commit to a partition of table [store.Log]. The channel is
 // never closed; stop may be called twice.
-func (db *DB) Watch(partition string) (changed <-chan struct{}, stop func()) {
+func (db *DB) Watch(partition string) (changed <-chan struct{}, written func() int64, stop func()) {
 	w := &db.watch
 	ch := make(chan struct{}, 1)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.by == nil {
-		w.by = map[string][]chan struct{}{}
+		w.by = map[string]*watched{}
 	}
-	w.by[partition] = append(w.by[partition], ch)
-	w.count.Add(1)
-	return ch, sync.OnceFunc(func() { w.remove(partition, ch) })
+	p := w.by[partition]
+	if p == nil {
+		p = &watched{}
+		w.by[partition] = p
+	}
+	p.changed = append(p.changed, ch)
+	return ch, p.written.Load, sync.OnceFunc(func() { w.remove(partition, ch) })
 }
 
 func (w *watchers) remove(partition string, ch chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	rest := w.by[partition]
-	for i, other := range rest {
+	p := w.by[partition]
+	for i, other := range p.changed {
 		if other == ch {
-			rest[i] = rest[len(rest)-1]
-			rest[len(rest)-1] = nil
-			rest = rest[:len(rest)-1]
+			last := len(p.changed) - 1
+			p.changed[i], p.changed[last] = p.changed[last], nil
+			p.changed = p.changed[:last]
 			break
 		}
 	}
-	if len(rest) == 0 {
+	if len(p.changed) == 0 {
 		delete(w.by, partition)
-	} else {
-		w.by[partition] = rest
 	}
-	w.count.Add(-1)
 }
 
-// tell announces a commit. A channel that is full has been told already.
-func (w *watchers) tell(ops []store.Op) {
-	if w.count.Load() == 0 {
-		return
-	}
+// tell announces a commit and its stamp, and moves the end. A watch begins before all of it or
+// after all of it. Whoever reads the end finds in written what it covers, and whoever
+// is told finds both. A channel that is full has been told already.
+func (w *watchers) tell(ops []store.Op, stamp int64, end *atomic.Int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if len(w.by) > 0 && stamp > 0 {
+		for i := range ops {
+			if p := w.of(&ops[i]); p != nil && ops[i].Item.Sort == store.AtCommit {
+				p.written.Store(stamp)
+			}
+		}
+	}
+	end.Store(max(end.Load(), stamp))
+	if len(w.by) == 0 {
+		return
+	}
 	for i := range ops {
-		if ops[i].Item.Table != store.Log || ops[i].Kind == store.OpCheck {
+		p := w.of(&ops[i])
+		if p == nil {
 			continue
 		}
-		for _, ch := range w.by[ops[i].Item.Partition] {
+		for _, ch := range p.changed {
 			select {
 			case ch <- struct{}{}:
 			default:
 			}
 		}
 	}
+}
+
+// of is the watched partition that an operation writes, or nil; w.mu is held.
+func (w *watchers) of(op *store.Op) *watched {
+	if op.Item.Table != store.Log || op.Kind == store.OpCheck {
+		return nil
+	}
+	return w.by[op.Item.Partition]
 }

@@ -3,6 +3,7 @@ package sqlite
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"maps"
 	"sync"
 
@@ -53,6 +54,10 @@ func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 var jobs = sync.Pool{New: func() any { return &write{} }}
 
 func (db *DB) submit(ctx context.Context, ops []store.Op) error {
+	if store.IsUnhurried(ctx) {
+		err := db.engine.Lazily(&write{db: db, ops: ops, unhurried: true})
+		return fault.Wrap(engine.Kind(err), err, "write %d items, the first to %s", len(ops), ops[0].Item.Table)
+	}
 	w := jobs.Get().(*write)
 	w.db, w.ops = db, ops
 	err := db.engine.Do(ctx, w)
@@ -71,8 +76,10 @@ type write struct {
 	db    *DB
 	ops   []store.Op
 	found []state // of the items of ops, where somebody asks; nil if nobody does
-	// stamped says that an operation has got its key from the stamps.
-	stamped bool
+	// stamp is the last that an operation has got; 0 if none asked for one.
+	stamp int64
+	// unhurried says that nobody waits for the outcome.
+	unhurried bool
 }
 
 // state is what conditions and counts need to know of an item.
@@ -117,13 +124,17 @@ func (w *write) Apply(tx *engine.Tx) error {
 
 // Done tells the watchers.
 func (w *write) Done(err error) {
+	w.db.memo.changed(w.ops)
 	if err != nil {
+		if w.unhurried {
+			slog.Warn("records lost", "items", len(w.ops), "error", err)
+		}
 		return
 	}
-	if w.stamped {
+	if w.stamp > 0 {
 		w.db.stamps.committed()
 	}
-	w.db.watch.tell(w.ops)
+	w.db.watch.tell(w.ops, w.stamp, &w.db.stamps.end)
 }
 
 func look(c *engine.Conn, key store.Key, now int64, counting bool) (state, error) {
@@ -171,11 +182,11 @@ func (w *write) apply(tx *engine.Tx, i int) error {
 	case store.OpPut:
 		sort := op.Item.Sort
 		if sort == store.AtCommit {
-			w.stamped = true
 			var err error
 			if sort, err = w.db.stamps.next(tx, op.Span); err != nil {
 				return err
 			}
+			w.stamp = w.db.stamps.last
 		}
 		return put(tx.Conn, op.Item.Key, sort, &op.Item)
 	case store.OpDelete:

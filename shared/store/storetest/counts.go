@@ -35,6 +35,33 @@ var countCases = []testCase{
 		b.write(op)
 		b.same(*b.get(key), store.Item{Key: key, Counts: map[string]int64{"a": 1}, Expires: expires})
 	}},
+	{"a_count_at_zero_expires_and_one_that_is_used_again_does_not", func(b *bench) {
+		add := func(key store.Key, n int64, limits map[string]int64, expires time.Time) store.Op {
+			op := store.Add(key, map[string]int64{"n": n}, limits)
+			op.Item.Expires = expires
+			return op
+		}
+		key, none := b.at("p", "s"), map[string]int64{"n": 0}
+		stays, soon := time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC), time.Now().Add(time.Hour)
+		b.write(add(key, 1, nil, stays))
+		b.conflicts("it is used", add(key, 0, none, soon))
+		b.write(add(key, -1, nil, time.Time{}))
+		b.write(add(key, 0, none, soon))
+		if got := b.get(key); got == nil || got.Expires.Unix() != soon.Unix() {
+			b.Errorf("at zero it is %+v, want one that expires", got)
+		}
+		b.write(add(key, 1, nil, stays))
+		if got := b.get(key); got == nil || got.Expires.Unix() != stays.Unix() || got.Counts["n"] != 1 {
+			b.Errorf("used again it is %+v", got)
+		}
+		b.write(add(key, -1, nil, time.Time{}))
+		b.write(add(key, 0, none, time.Now().Add(-time.Second)))
+		b.absent("after its expiry", key)
+		b.write(add(key, 1, nil, stays))
+		if got := b.get(key); got == nil || got.Expires.Unix() != stays.Unix() || got.Counts["n"] != 1 {
+			b.Errorf("begun anew it is %+v", got)
+		}
+	}},
 	{"a_limit_is_inclusive", func(b *bench) {
 		key, limits := b.at("p", "s"), map[string]int64{"n": 3}
 		b.write(store.Add(key, map[string]int64{"n": 2}, limits))

@@ -99,7 +99,36 @@ var commitCases = []testCase{
 		key := b.key(store.Log, "p", store.AtCommit)
 		b.refused("delete", b.db.Write(b.ctx, store.Delete(key)), fault.Invalid)
 		b.refused("add", b.db.Write(b.ctx, store.Add(key, map[string]int64{"n": 1}, nil)), fault.Invalid)
-		b.refused("a negative span", b.db.Write(b.ctx, stamped(b, "p", -1)), fault.Invalid)
+		b.refused("a negative span", b.db.Write(b.ctx, stamped(b, "p", -2)), fault.Invalid)
+		b.refused("the stamp of none", b.db.Write(b.ctx, stamped(b, "p", store.SameStamp)), fault.Invalid)
+		b.refused("the same stamp twice in a partition",
+			b.db.Write(b.ctx, stamped(b, "p", 1), stamped(b, "p", store.SameStamp)), fault.Invalid)
+	}},
+	{"copies_share_a_stamp", func(b *bench) {
+		if !b.db.Ordered() {
+			return
+		}
+		b.write(stamped(b, "p", 3), stamped(b, "q", store.SameStamp), stamped(b, "r", store.SameStamp))
+		b.write(stamped(b, "p", 1))
+		p, q, r := b.log("p"), b.log("q"), b.log("r")
+		if len(p) != 2 || len(q) != 1 || len(r) != 1 || q[0] != p[0] || r[0] != p[0] || p[1] <= p[0] {
+			b.Errorf("got %v, %v and %v", p, q, r)
+		}
+	}},
+	{"the_end_is_the_last_stamp", func(b *bench) {
+		if !b.db.Ordered() {
+			if end := b.db.End(); end != 0 {
+				b.Errorf("a store that is not ordered ends at %d", end)
+			}
+			return
+		}
+		for i := range 3 {
+			b.write(stamped(b, "p", i))
+			stamps := b.log("p")
+			if end := b.db.End(); end != stamps[i] {
+				b.Errorf("the end is %d after %v", end, stamps)
+			}
+		}
 	}},
 	{"a_reader_who_follows_misses_nothing", func(b *bench) {
 		if !b.db.Ordered() {
@@ -159,9 +188,9 @@ var watchCases = []testCase{
 		if !ok {
 			return
 		}
-		changed, stop := watcher.Watch(b.prefix + "p")
+		changed, written, stop := watcher.Watch(b.prefix + "p")
 		defer stop()
-		other, stopOther := watcher.Watch(b.prefix + "other")
+		other, _, stopOther := watcher.Watch(b.prefix + "other")
 		defer stopOther()
 		for i := range 5 {
 			b.write(put(b.key(store.Log, "p", fmt.Sprint(i)), "v"))
@@ -177,6 +206,15 @@ var watchCases = []testCase{
 		case <-time.After(deadline):
 			b.Fatal("WriteAll was not announced")
 		}
+		if b.db.Ordered() {
+			if n := written(); n != 0 {
+				b.Errorf("the partition was stamped at %d before it was", n)
+			}
+			b.write(stamped(b, "p", 1))
+			if n := written(); n == 0 || n != b.db.End() {
+				b.Errorf("the partition was stamped at %d, the end is %d", n, b.db.End())
+			}
+		}
 		select {
 		case <-other:
 			b.Error("a partition was announced that nobody wrote")
@@ -188,8 +226,8 @@ var watchCases = []testCase{
 		if !ok {
 			return
 		}
-		first, stopFirst := watcher.Watch(b.prefix + "p")
-		second, stopSecond := watcher.Watch(b.prefix + "p")
+		first, _, stopFirst := watcher.Watch(b.prefix + "p")
+		second, _, stopSecond := watcher.Watch(b.prefix + "p")
 		defer stopSecond()
 		for i := range 20 { // nobody receives; the writer must not care
 			b.write(put(b.key(store.Log, "p", fmt.Sprint(i)), "v"))

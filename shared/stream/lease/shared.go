@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -16,8 +17,9 @@ import (
 
 // Shared gives leases to the streams of all instances over one store.
 //
-// A principal's leases are items of one partition in the order of their times:
-// whoever adds one beyond the bound deletes the oldest. The fleet's streams are
+// A principal's leases are items of one partition in the order of their times, which the
+// streams renew: whoever adds one beyond the bound deletes one that is not renewed, since its stream
+// has died or never began, or else the oldest. The fleet's streams are
 // counted by the period in which they were opened, a period being as long as a
 // stream may last, so that what a killed instance did not count down is forgotten with
 // its period.
@@ -29,7 +31,7 @@ type Shared struct {
 	Fleet int64
 	// Life is the longest that a stream may be open.
 	Life time.Duration
-	// Check is how often a stream looks whether it still has its lease; 0 is 15 s.
+	// Check is how often a stream renews its lease, and learns that it has lost it; 0 is 15 s.
 	Check time.Duration
 	Now   func() time.Time
 }
@@ -38,6 +40,8 @@ const (
 	countStreams = "n"
 	// tidying is how long giving a lease back may take, when its stream is over.
 	tidying = 2 * time.Second
+	// retryAfter is the pause after a renewal that failed.
+	retryAfter = 5 * time.Second
 )
 
 func principalKey(p auth.Principal, sort string) store.Key {
@@ -63,26 +67,42 @@ func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) 
 		return leave, err
 	}
 	now := s.now()
-	own := principalKey(p, fmt.Sprintf("%016d#%s", now.UnixMicro(), rand.Text()))
-	if err := s.place(ctx, own, now); err != nil {
+	own := store.Item{
+		Key: principalKey(p, fmt.Sprintf("%016d#%s", now.UnixMicro(), rand.Text())), Expires: now.Add(s.Life + time.Minute),
+	}
+	giveBack := func() { s.tidy("a stream's lease was left to expire", store.Delete(own.Key)) }
+	if err := s.place(ctx, own); err != nil {
 		leave()
+		giveBack() // it may be written
 		return nil, err
 	}
 	stop := s.watch(own, superseded)
 	return func() {
 		stop()
 		leave()
-		s.tidy("a stream's lease was left to expire", store.Delete(own))
+		giveBack()
 	}, nil
 }
 
-// place writes a lease and deletes the oldest beyond the bound.
-func (s *Shared) place(ctx context.Context, own store.Key, now time.Time) error {
-	err := s.DB.Write(ctx, store.Put(store.Item{Key: own, Expires: now.Add(s.Life + time.Minute)}))
-	if err != nil {
+// renewed is the lease as it is written now. The version tells when, in milliseconds since 1970.
+func (s *Shared) renewed(own store.Item) store.Item {
+	own.Version = s.now().UnixMilli()
+	return own
+}
+
+// overdue reports whether a lease was not renewed when it should have been, with time for one retry.
+func (s *Shared) overdue(it store.Item) bool {
+	return s.now().Sub(time.UnixMilli(it.Version)) > s.check()+retryAfter
+}
+
+func (s *Shared) check() time.Duration { return cmp.Or(s.Check, 15*time.Second) }
+
+// place writes a lease and deletes those beyond the bound.
+func (s *Shared) place(ctx context.Context, own store.Item) error {
+	if err := s.DB.Write(ctx, store.Put(s.renewed(own))); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "take a lease")
 	}
-	var all []string
+	var live, dead []store.Op // the oldest first
 	q := store.Query{Table: own.Table, Partition: own.Partition, Limit: 1000}
 	for {
 		page, err := s.DB.Query(ctx, q)
@@ -90,21 +110,22 @@ func (s *Shared) place(ctx context.Context, own store.Key, now time.Time) error 
 			return fault.Wrap(fault.Unavailable, err, "read the leases")
 		}
 		for _, it := range page.Items {
-			all = append(all, it.Sort)
+			if s.overdue(it) {
+				dead = append(dead, store.Delete(it.Key))
+			} else {
+				live = append(live, store.Delete(it.Key))
+			}
 		}
 		if !page.More {
 			break
 		}
 		q.After = page.Last
 	}
-	var over []store.Op
-	for _, sort := range all[:max(0, len(all)-s.Max)] {
-		over = append(over, store.Delete(store.Key{Table: own.Table, Partition: own.Partition, Sort: sort}))
-	}
-	if len(over) == 0 {
+	over := len(dead) + len(live) - s.Max
+	if over <= 0 {
 		return nil
 	}
-	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, over...), "take over a lease")
+	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, append(dead, live...)[:over]...), "take over a lease")
 }
 
 // enter counts a stream of the fleet in.
@@ -142,29 +163,30 @@ func (s *Shared) enter(ctx context.Context) (leave func(), err error) {
 	return func() { s.tidy("a stream stays counted until its period is over", count(-1, nil)) }, nil
 }
 
-// watch looks from time to time whether a lease is still there. A store that does
+// watch renews a lease from time to time, and learns so that it is gone. A store that does
 // not answer takes nothing away.
-func (s *Shared) watch(own store.Key, superseded func()) (stop func()) {
-	every := s.Check
-	if every == 0 {
-		every = 15 * time.Second
-	}
+func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var mu sync.Mutex
 	var timer *time.Timer
-	look := func() {
-		if items, err := s.DB.Get(ctx, own); err == nil && items[0] == nil {
+	renew := func() {
+		next := s.check()
+		err := s.DB.Write(ctx, store.Put(s.renewed(own), store.Exists()))
+		if errors.Is(err, store.ErrConflict) {
 			superseded()
 			return
+		}
+		if err != nil {
+			next = min(next, retryAfter)
 		}
 		mu.Lock()
 		defer mu.Unlock()
 		if ctx.Err() == nil {
-			timer.Reset(every)
+			timer.Reset(next)
 		}
 	}
 	mu.Lock()
-	timer = time.AfterFunc(every, look)
+	timer = time.AfterFunc(s.check(), renew)
 	mu.Unlock()
 	return func() {
 		cancel()

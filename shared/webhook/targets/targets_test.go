@@ -41,7 +41,7 @@ func TestTargets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := opener.Open(sealed, webhook.Binding{Workspace: "w", Subscription: "s", Target: "t"})
+		got, err := opener.Open(t.Context(), sealed, webhook.Binding{Workspace: "w", Subscription: "s", Target: "t"})
 		if err != nil || !bytes.Equal(got, key) {
 			t.Errorf("%s: %v", kind, err)
 		}

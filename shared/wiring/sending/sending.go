@@ -31,6 +31,7 @@ func Deliveries(l config.Limits, atOnce int, logEach bool) delivery.Options {
 	return delivery.Options{
 		Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule,
 		Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout,
+		EndpointAtOnce: int(l.EndpointConcurrency), EndpointRate: l.EndpointRate,
 		Concurrency: atOnce, Records: delivery.Records(l.DeliveryLog), LogDeliveries: logEach,
 	}
 }

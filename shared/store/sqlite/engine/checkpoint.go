@@ -30,6 +30,7 @@ func (e *Engine) checkpoints() {
 			return
 		case <-tick.C:
 		}
+		e.probe()
 		if !e.dirty.Swap(false) {
 			continue
 		}
@@ -50,6 +51,8 @@ func (e *Engine) checkpoint() error {
 		conn := <-e.pool
 		frames, moved, err := conn.checkpoint(sqlite3.SQLITE_CHECKPOINT_PASSIVE)
 		e.pool <- conn
+		e.checkpointed.Add(1)
+		e.health.note(&e.health.checkpoint, err)
 		if err != nil || frames < e.maxFrames {
 			return err
 		}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"strconv"
 	"unsafe"
 
 	"modernc.org/libc"
@@ -11,12 +12,14 @@ import (
 //
 // It calls the transpiled SQLite directly instead of through database/sql: a
 // statement then costs no allocation and about half the time, and there are some ten
-// statements to a delivered webhook. Everything unsafe is in this file and in stmt.go.
+// statements to a delivered webhook. Everything unsafe is in this file, stmt.go and count.go.
 type Conn struct {
 	tls   *libc.TLS
 	db    uintptr
 	out   uintptr // two words where SQLite leaves what it returns by pointer
 	stmts map[string]*Stmt
+	// tables are the methods of its files, which count.
+	tables []uintptr
 }
 
 const outSize = 16
@@ -120,6 +123,16 @@ func (c *Conn) Int(sql string) (int64, error) {
 	return s.ColumnInt(0), nil
 }
 
+// setVersion writes the number that "PRAGMA user_version" reads.
+func (c *Conn) setVersion(v int64) error {
+	return c.Exec("PRAGMA user_version=" + strconv.FormatInt(v, 10))
+}
+
+// vacuum gives up to vacuumStep free pages back.
+func (c *Conn) vacuum() error {
+	return c.Exec("PRAGMA incremental_vacuum(" + strconv.Itoa(vacuumStep) + ")")
+}
+
 // Changes is the number of rows that the last statement inserted, updated or deleted.
 func (c *Conn) Changes() int { return int(sqlite3.Xsqlite3_changes(c.tls, c.db)) }
 
@@ -143,6 +156,16 @@ func (c *Conn) checkpoint(mode int32) (frames, moved int, err error) {
 	return int(counts[0]), int(counts[1]), nil
 }
 
+// reset ends every statement that is under way and the transaction, for a connection whose user did not.
+func (c *Conn) reset() {
+	for _, s := range c.stmts {
+		s.Reset()
+	}
+	if c.inTransaction() {
+		_ = c.Exec("ROLLBACK") // leaves nothing open, whatever it answers
+	}
+}
+
 func (c *Conn) close() {
 	for _, s := range c.stmts {
 		s.finalize()
@@ -152,6 +175,10 @@ func (c *Conn) close() {
 		sqlite3.Xsqlite3_close_v2(c.tls, c.db)
 		c.db = 0
 	}
+	for _, table := range c.tables {
+		libc.Xfree(c.tls, table)
+	}
+	c.tables = nil
 	if c.out != 0 {
 		libc.Xfree(c.tls, c.out)
 		c.out = 0

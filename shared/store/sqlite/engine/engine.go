@@ -57,9 +57,16 @@ type Engine struct {
 
 	lazyMu  sync.Mutex
 	lazy    []*entry
+	lazyBy  time.Time // when the first of them is to be committed; zero without any
 	lazyArm chan struct{}
 
-	dirty     atomic.Bool // written since the last checkpoint
+	dirty   atomic.Bool // written since the last checkpoint
+	health  health
+	disk    disk
+	commits atomic.Int64
+	// checkpointed counts checkpoints.
+	checkpointed atomic.Int64
+
 	maxFrames int
 	stop      chan struct{}
 	running   sync.WaitGroup
@@ -90,6 +97,10 @@ func Open(path string, opts Options) (*Engine, error) {
 	}
 	if err != nil {
 		e.closeConns()
+		if _, damaged := blames(err); damaged {
+			return nil, fault.Wrap(fault.Invalid, err,
+				"the database %[1]s is damaged; restore a backup, or move %[1]s, %[1]s-wal and %[1]s-shm away to start anew", path)
+		}
 		return nil, fault.Wrap(Kind(err), err, "open the database %s", path)
 	}
 	e.running.Go(e.write)
@@ -117,8 +128,17 @@ func (e *Engine) Read(ctx context.Context, f func(c *Conn) error) error {
 	if conn == nil {
 		return errClosed
 	}
-	defer func() { e.pool <- conn }()
-	return f(conn)
+	whole := false // f has returned
+	defer func() {
+		if !whole || conn.inTransaction() {
+			conn.reset()
+		}
+		e.pool <- conn
+	}()
+	err := f(conn)
+	whole = true
+	e.health.noteRead(err)
+	return err
 }
 
 // Snapshot is a [Engine.Read] whose statements all see the same commit.

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"time"
 )
@@ -33,8 +34,16 @@ const (
 	// maxJobs bounds a commit. What waits beyond it is the next commit's.
 	maxJobs  = 512
 	maxQueue = 1024
-	// lazyDelay is how long a job of [Engine.Lazily] waits for company.
-	lazyDelay = 2 * time.Millisecond
+	// lazyDelay is how long a job of [Engine.Lazily] waits for company. A sync that is saved is worth more than a
+	// settlement that is early.
+	lazyDelay = 50 * time.Millisecond
+	// spacing is the shortest time from commit to commit while others keep coming; enough is the number of jobs that do not
+	// wait for it.
+	spacing = 2500 * time.Microsecond
+	enough  = 16
+	// crowded is how many jobs must have come during a commit, on average, for the next one to wait for company. Where one
+	// event follows the other nobody comes, and nobody waits.
+	crowded = 1
 )
 
 // The states of an entry. Whoever moves it from waiting decides: the writer
@@ -90,15 +99,28 @@ func (e *Engine) Post(job Job) error {
 
 // Lazily submits a job that nobody waits for and that is in no hurry. It rides
 // along with the next commit, whoever causes that, or has one of its own after
-// two milliseconds. A caller has few such jobs waiting, for there is no bound.
-func (e *Engine) Lazily(job Job) error {
+// fifty milliseconds. A caller has few such jobs waiting, for there is no bound.
+func (e *Engine) Lazily(job Job) error { return e.Within(lazyDelay, job) }
+
+// Within is [Engine.Lazily] with another time after which the job has a commit of its own.
+func (e *Engine) Within(delay time.Duration, job Job) error {
+	return e.postpone(&entry{job: job}, delay)
+}
+
+func (e *Engine) postpone(en *entry, delay time.Duration) error {
 	e.gate.RLock()
 	defer e.gate.RUnlock()
 	if e.closed {
 		return errClosed
 	}
+	by := time.Now().Add(delay)
 	e.lazyMu.Lock()
-	e.lazy = append(e.lazy, &entry{job: job})
+	e.lazy = append(e.lazy, en)
+	if !e.lazyBy.IsZero() && !by.Before(e.lazyBy) {
+		e.lazyMu.Unlock()
+		return nil
+	}
+	e.lazyBy = by
 	e.lazyMu.Unlock()
 	select {
 	case e.lazyArm <- struct{}{}:
@@ -112,8 +134,18 @@ func (e *Engine) takeLazy(group []*entry) []*entry {
 	defer e.lazyMu.Unlock()
 	group = append(group, e.lazy...)
 	clear(e.lazy)
-	e.lazy = e.lazy[:0]
+	e.lazy, e.lazyBy = e.lazy[:0], time.Time{}
 	return group
+}
+
+// untilLazy is how long the first lazy job may still wait.
+func (e *Engine) untilLazy() time.Duration {
+	e.lazyMu.Lock()
+	defer e.lazyMu.Unlock()
+	if e.lazyBy.IsZero() {
+		return lazyDelay // it has ridden along already
+	}
+	return max(0, time.Until(e.lazyBy))
 }
 
 func (e *Engine) submit(ctx context.Context, en *entry) error {
@@ -137,24 +169,73 @@ func (e *Engine) write() {
 	alarm := time.NewTimer(lazyDelay)
 	defer alarm.Stop()
 	group := make([]*entry, 0, maxJobs)
+	pace := pace{timer: time.NewTimer(spacing)}
+	defer pace.timer.Stop()
 	for open := true; open; {
 		group = group[:0]
+		late := 0 // jobs that came after the group was complete, or would have without waiting
 		select {
 		case first, ok := <-e.queue:
 			if open = ok; ok {
+				runtime.Gosched() // who was about to submit comes along
 				group = e.gather(append(group, first))
+				n := len(group)
+				group = e.await(group, pace.wait())
+				late = len(group) - n
 			}
 		case <-e.lazyArm:
-			alarm.Reset(lazyDelay)
+			alarm.Reset(e.untilLazy())
 			continue
 		case <-alarm.C:
 			group = e.gather(group)
 		}
 		if group = e.takeLazy(group); len(group) > 0 {
-			e.commit(group)
+			late += e.commit(group)
+			pace.committed(late)
 			clear(group)
 		}
 	}
+}
+
+// pace decides whether a commit waits for company.
+type pace struct {
+	timer *time.Timer
+	last  time.Time // when the last commit began
+	crowd float64   // a moving average of the jobs that came during a commit
+}
+
+// wait returns what tells the end of waiting, nil for not at all.
+func (p *pace) wait() <-chan time.Time {
+	now := time.Now()
+	since := now.Sub(p.last)
+	p.last = now
+	if since > 10*spacing {
+		p.crowd = 0
+	}
+	if p.crowd < crowded || since >= spacing {
+		return nil
+	}
+	p.last = now.Add(spacing - since)
+	p.timer.Reset(spacing - since)
+	return p.timer.C
+}
+
+func (p *pace) committed(late int) { p.crowd += (float64(min(late, enough)) - p.crowd) / 8 }
+
+// await adds what comes until the end, or until it is enough.
+func (e *Engine) await(group []*entry, end <-chan time.Time) []*entry {
+	for end != nil && len(group) < enough {
+		select {
+		case next, ok := <-e.queue:
+			if !ok {
+				return group
+			}
+			group = append(group, next)
+		case <-end:
+			return group
+		}
+	}
+	return group
 }
 
 // gather adds what waits to the group.
@@ -173,7 +254,8 @@ func (e *Engine) gather(group []*entry) []*entry {
 	return group
 }
 
-func (e *Engine) commit(group []*entry) {
+// commit writes a group and answers. It returns how many jobs came meanwhile.
+func (e *Engine) commit(group []*entry) (came int) {
 	conn := e.lockWriter()
 	live := group[:0]
 	for _, en := range group {
@@ -182,6 +264,7 @@ func (e *Engine) commit(group []*entry) {
 		}
 	}
 	err := e.attempt(conn, live)
+	came = len(e.queue)
 	if err != nil && len(live) > 1 && !lasting(err) {
 		// One job has spoilt it for all. Alone, each gets what it deserves.
 		for i := range live {
@@ -191,7 +274,7 @@ func (e *Engine) commit(group []*entry) {
 		e.finish(live, err)
 	}
 	e.unlockWriter()
-	e.dirty.Store(true)
+	return came
 }
 
 // lasting reports that an error would meet each job of the group again: the
@@ -204,6 +287,16 @@ func lasting(err error) bool {
 // attempt applies jobs in one transaction. An error means that nothing of it is
 // left, nil that each entry has its own outcome.
 func (e *Engine) attempt(conn *Conn, group []*entry) (err error) {
+	written := e.disk.written.Load()
+	defer func() {
+		wrote := e.disk.written.Load() > written
+		if err != nil || wrote {
+			e.health.note(&e.health.write, err)
+		}
+		if wrote {
+			e.dirty.Store(true)
+		}
+	}()
 	if err := run(conn, "BEGIN IMMEDIATE"); err != nil {
 		return err
 	}
@@ -221,7 +314,11 @@ func (e *Engine) attempt(conn *Conn, group []*entry) (err error) {
 			return en.err
 		}
 	}
-	return run(conn, "COMMIT")
+	if err := run(conn, "COMMIT"); err != nil {
+		return err
+	}
+	e.commits.Add(1)
+	return nil
 }
 
 func run(conn *Conn, sql string) error {

@@ -2,28 +2,6 @@ package sqlite
 
 import "time"
 
-// flights are the batches in handlers, by the end of their visibility.
-type flights []*flight
-
-func (h flights) Len() int           { return len(h) }
-func (h flights) Less(i, j int) bool { return h[i].due.Before(h[j].due) }
-func (h flights) Swap(i, j int)      { h[i], h[j] = h[j], h[i]; h[i].index, h[j].index = i, j }
-
-func (h *flights) Push(x any) {
-	f := x.(*flight)
-	f.index = len(*h)
-	*h = append(*h, f)
-}
-
-func (h *flights) Pop() any {
-	last := len(*h) - 1
-	f := (*h)[last]
-	f.index = -1
-	(*h)[last] = nil
-	*h = (*h)[:last]
-	return f
-}
-
 // hide is what has failed and waits: a message of a standard queue, or a group of
 // a FIFO queue with count failed messages at its front.
 type hide struct {

@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"bytes"
@@ -22,41 +22,68 @@ import (
 	"mcpevents/shared/fault"
 )
 
-// gatewayConfig puts one backend behind the gateway twice, once in each era.
+// gatewayConfig puts one backend behind the gateway twice, once in each revision.
 func gatewayConfig(dir, backend string) (file string, err error) {
 	file = filepath.Join(dir, "config.yaml")
 	text := fmt.Sprintf("backends:\n  - {name: b25, prefix: b25_, url: %q, protocolVersion: 2025-11-25}\n  - {name: b26, prefix: b26_, url: %[1]q, protocolVersion: 2026-07-28}\n", backend)
 	return file, fault.Wrap(fault.Unavailable, os.WriteFile(file, []byte(text), 0o600), "write the configuration")
 }
 
-// gateway measures what the gateway adds to a call and to its progress messages, against the same
-// calls to the backend itself, in turn; and how long a change of the backend's tools takes to many streams.
-func (c *BenchCmd) gateway(ctx context.Context, g *Globals, server string, backend *benchBackend) error {
-	const steps = 20
-	progress := mpb.NewWithContext(ctx, mpb.WithOutput(os.Stderr), mpb.WithAutoRefresh())
-	if !g.terminal() {
-		progress = mpb.NewWithContext(ctx, mpb.WithOutput(io.Discard))
+// Gateway puts a backend behind a server and measures what the gateway adds to a call and to its progress
+// messages, against the same calls to the backend itself, in turn; and how long a change of the backend's tools
+// takes to many streams.
+func Gateway(ctx context.Context, o Options, calls int, w io.Writer) error {
+	if o.Server != "" || calls < 20 {
+		return fault.New(fault.Invalid, "--gateway measures a server of its own, with 20 --calls or more")
 	}
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	b := newBackend()
+	defer b.close()
+	dir, err := os.MkdirTemp("", "mcpevents-bench-gateway-")
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "make a temporary directory")
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	config, err := gatewayConfig(dir, b.server.URL+"/mcp")
+	if err != nil {
+		return err
+	}
+	s, err := o.start(ctx, "--config", config, "--streams", strconv.Itoa(changeStreams+10))
+	if err != nil {
+		return err
+	}
+	defer s.stop()
+	return o.gateway(ctx, s.url, b, calls, w)
+}
+
+func (o Options) gateway(ctx context.Context, server string, backend *backend, calls int, w io.Writer) error {
+	const steps = 20
+	output := o.Progress
+	if output == nil {
+		output = io.Discard
+	}
+	progress := mpb.NewWithContext(ctx, mpb.WithOutput(output), mpb.WithAutoRefresh())
 	// A progress call takes as long as many calls without.
-	bar := progress.AddBar(int64(4*c.Calls+2*c.Calls/steps+changeRounds), mpb.PrependDecorators(decor.Name("measured "), decor.CountersNoUnit("%d / %d")),
+	bar := progress.AddBar(int64(4*calls+2*calls/steps+changeRounds), mpb.PrependDecorators(decor.Name("measured "), decor.CountersNoUnit("%d / %d")),
 		mpb.AppendDecorators(decor.EwmaETA(decor.ET_STYLE_GO, 30)))
 	var report []string
 	say := func(format string, args ...any) { report = append(report, fmt.Sprintf(format, args...)) }
-	eras := []struct{ client, backend string }{
+	revisions := []struct{ client, backend string }{
 		{"2025-11-25", "2025-11-25"}, {"2026-07-28", "2026-07-28"}, {"2026-07-28", "2025-11-25"}, {"2025-11-25", "2026-07-28"},
 	}
-	say("tools/call, %d each way in turn                 direct p50, p99        gateway p50, p99       added p50, p99", c.Calls)
-	for _, era := range eras {
-		direct, err := newBenchCaller(ctx, backend.server.URL+"/mcp", era.backend, "work")
+	say("tools/call, %d each way in turn                 direct p50, p99        gateway p50, p99       added p50, p99", calls)
+	for _, revision := range revisions {
+		direct, err := newToolCaller(ctx, backend.server.URL+"/mcp", revision.backend, "work")
 		if err != nil {
 			return err
 		}
-		over, err := newBenchCaller(ctx, server+"/mcp", era.client, "b"+era.backend[2:4]+"_work")
+		over, err := newToolCaller(ctx, server+"/mcp", revision.client, "b"+revision.backend[2:4]+"_work")
 		if err != nil {
 			return err
 		}
-		before, after := make([]time.Duration, 0, c.Calls), make([]time.Duration, 0, c.Calls)
-		for n := range c.Calls + benchWarm {
+		before, after := make([]time.Duration, 0, calls), make([]time.Duration, 0, calls)
+		for n := range calls + warmCalls {
 			took, _, err := direct.call(ctx, 0)
 			if err != nil {
 				return err
@@ -65,25 +92,25 @@ func (c *BenchCmd) gateway(ctx context.Context, g *Globals, server string, backe
 			if err != nil {
 				return err
 			}
-			if n >= benchWarm {
+			if n >= warmCalls {
 				before, after = append(before, took), append(after, long)
 				bar.Increment()
 			}
 		}
-		say("  client %s, backend %s      %s", era.client, era.backend, compared(before, after))
+		say("  client %s, backend %s      %s", revision.client, revision.backend, compared(before, after))
 	}
-	say("progress message, sent to read, %d each way in turn", c.Calls/steps*steps)
-	for _, era := range eras[:2] {
-		direct, err := newBenchCaller(ctx, backend.server.URL+"/mcp", era.backend, "work")
+	say("progress message, sent to read, %d each way in turn", calls/steps*steps)
+	for _, revision := range revisions[:2] {
+		direct, err := newToolCaller(ctx, backend.server.URL+"/mcp", revision.backend, "work")
 		if err != nil {
 			return err
 		}
-		over, err := newBenchCaller(ctx, server+"/mcp", era.client, "b"+era.backend[2:4]+"_work")
+		over, err := newToolCaller(ctx, server+"/mcp", revision.client, "b"+revision.backend[2:4]+"_work")
 		if err != nil {
 			return err
 		}
 		var before, after []time.Duration
-		for range max(1, c.Calls/steps) {
+		for range max(1, calls/steps) {
 			_, some, err := direct.call(ctx, steps)
 			if err != nil {
 				return err
@@ -95,21 +122,21 @@ func (c *BenchCmd) gateway(ctx context.Context, g *Globals, server string, backe
 			before, after = append(before, some...), append(after, more...)
 			bar.Increment()
 		}
-		say("  client %s, backend %s      %s", era.client, era.backend, compared(before, after))
+		say("  client %s, backend %s      %s", revision.client, revision.backend, compared(before, after))
 	}
-	if err := c.changes(ctx, server, backend, bar, say); err != nil {
+	if err := changes(ctx, server, backend, bar, say); err != nil {
 		return err
 	}
 	bar.SetTotal(-1, true)
 	progress.Wait()
 	for _, line := range report {
-		fmt.Println(line)
+		_, _ = fmt.Fprintln(w, line)
 	}
 	return nil
 }
 
-// benchWarm is how many calls are made before those that count.
-const benchWarm = 50
+// warmCalls is how many calls are made before those that count.
+const warmCalls = 50
 
 // compared are the quantiles of both ways, and what one is over the other.
 func compared(direct, over []time.Duration) string {
@@ -122,16 +149,16 @@ func compared(direct, over []time.Duration) string {
 		q(over, .5)-q(direct, .5), q(over, .99)-q(direct, .99))
 }
 
-// benchCaller is a client of either era.
-type benchCaller struct {
+// toolCaller is a client of either revision.
+type toolCaller struct {
 	url, tool string
 	header    http.Header
 	modern    bool
 	last      int
 }
 
-func newBenchCaller(ctx context.Context, url, version, tool string) (*benchCaller, error) {
-	c := &benchCaller{url: url, tool: tool, header: http.Header{}, modern: version >= "2026-07-28"}
+func newToolCaller(ctx context.Context, url, version, tool string) (*toolCaller, error) {
+	c := &toolCaller{url: url, tool: tool, header: http.Header{}, modern: version >= "2026-07-28"}
 	c.header.Set("Content-Type", "application/json")
 	c.header.Set("Accept", "application/json, text/event-stream")
 	if c.modern {
@@ -154,18 +181,18 @@ func newBenchCaller(ctx context.Context, url, version, tool string) (*benchCalle
 	return c, err
 }
 
-func (c *benchCaller) post(ctx context.Context, body string) (*http.Response, error) {
+func (c *toolCaller) post(ctx context.Context, body string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, strings.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
 	req.Header = c.header.Clone()
-	resp, err := benchClient.Do(req)
+	resp, err := gatewayClient.Do(req)
 	return resp, fault.Wrap(fault.Unavailable, err, "call %s", c.url)
 }
 
 // call calls the tool and returns how long it took, and each of its progress messages.
-func (c *benchCaller) call(ctx context.Context, steps int) (took time.Duration, each []time.Duration, err error) {
+func (c *toolCaller) call(ctx context.Context, steps int) (took time.Duration, each []time.Duration, err error) {
 	c.last++
 	meta := `"progressToken":1`
 	if c.modern {
@@ -201,15 +228,19 @@ func (c *benchCaller) call(ctx context.Context, steps int) (took time.Duration, 
 	return took, each, nil
 }
 
-const changeRounds = 10
+const (
+	changeRounds  = 10
+	changeStreams = 1000
+)
+
+var gatewayClient = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: callTimeout}
 
 // changes opens many listens and measures how long a change of the backend's tools takes to all.
-func (c *BenchCmd) changes(ctx context.Context, server string, backend *benchBackend, bar *mpb.Bar, say func(string, ...any)) error {
-	const streams = 1000
-	arrived := make(chan time.Time, streams)
+func changes(ctx context.Context, server string, backend *backend, bar *mpb.Bar, say func(string, ...any)) error {
+	arrived := make(chan time.Time, changeStreams)
 	var opening sync.WaitGroup
 	var failed atomic.Pointer[error]
-	open := make([]net.Conn, streams)
+	open := make([]net.Conn, changeStreams)
 	defer func() {
 		for _, conn := range open {
 			if conn != nil {
@@ -222,7 +253,7 @@ func (c *BenchCmd) changes(ctx context.Context, server string, backend *benchBac
 		slots <- struct{}{}
 		opening.Go(func() {
 			defer func() { <-slots }()
-			conn, r, err := c.listenFor(ctx, strings.TrimPrefix(server, "http://"), i, `{"toolsListChanged":true}`)
+			conn, r, err := listenFor(ctx, strings.TrimPrefix(server, "http://"), i, `{"toolsListChanged":true}`)
 			open[i] = conn
 			if err != nil {
 				failed.Store(&err)
@@ -239,8 +270,8 @@ func (c *BenchCmd) changes(ctx context.Context, server string, backend *benchBac
 	for range changeRounds {
 		sent := time.Now()
 		told := backend.changed() // behind the gateway it is two backends
-		each := make([]time.Duration, 0, told*streams)
-		for range told * streams {
+		each := make([]time.Duration, 0, told*changeStreams)
+		for range told * changeStreams {
 			select {
 			case at := <-arrived:
 				each = append(each, at.Sub(sent))
@@ -255,7 +286,7 @@ func (c *BenchCmd) changes(ctx context.Context, server string, backend *benchBac
 	slices.Sort(medians)
 	slices.Sort(slowest)
 	ms := func(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
-	say("list_changed of two backends at once to %d streams each, %d rounds", streams, changeRounds)
+	say("list_changed of two backends at once to %d streams each, %d rounds", changeStreams, changeRounds)
 	say("  middle stream: median %s, slowest round %s; last stream: median %s, slowest round %s",
 		ms(medians[len(medians)/2]), ms(medians[len(medians)-1]), ms(slowest[len(slowest)/2]), ms(slowest[len(slowest)-1]))
 	return nil

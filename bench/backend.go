@@ -1,4 +1,4 @@
-package main
+package bench
 
 import (
 	"encoding/json"
@@ -9,29 +9,29 @@ import (
 	"time"
 )
 
-// benchBackend is an MCP server of both eras that does next to nothing, so that what is measured behind
+// backend is an MCP server of both revisions that does next to nothing, so that what is measured behind
 // the gateway is the gateway. Its one tool tells so much progress as it is asked to; each message
 // says when it was sent.
-type benchBackend struct {
+type backend struct {
 	server *httptest.Server
 
 	mu      sync.Mutex
 	streams map[chan struct{}]struct{}
 }
 
-func newBenchBackend() *benchBackend {
-	b := &benchBackend{streams: map[chan struct{}]struct{}{}}
+func newBackend() *backend {
+	b := &backend{streams: map[chan struct{}]struct{}{}}
 	b.server = httptest.NewServer(b)
 	return b
 }
 
-func (b *benchBackend) close() {
+func (b *backend) close() {
 	b.server.CloseClientConnections()
 	b.server.Close()
 }
 
 // changed announces a change of its tools on all streams, and tells how many there are.
-func (b *benchBackend) changed() int {
+func (b *backend) changed() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for c := range b.streams {
@@ -40,9 +40,9 @@ func (b *benchBackend) changed() int {
 	return len(b.streams)
 }
 
-const benchStep = 2 * time.Millisecond
+const progressStep = 2 * time.Millisecond
 
-func (b *benchBackend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (b *backend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var m struct {
 		ID     json.RawMessage
 		Method string
@@ -86,7 +86,7 @@ func (b *benchBackend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		w.Header().Set("Content-Type", "text/event-stream")
 		for i := range m.Params.Arguments.Steps {
-			time.Sleep(benchStep)
+			time.Sleep(progressStep)
 			_, _ = fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":%s,\"progress\":%d,\"message\":\"%d\"}}\n\n",
 				m.Params.Meta.Token, i, time.Now().UnixNano())
 			w.(http.Flusher).Flush()
@@ -96,7 +96,7 @@ func (b *benchBackend) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // stream tells of changes until the other side goes.
-func (b *benchBackend) stream(w http.ResponseWriter, r *http.Request) {
+func (b *backend) stream(w http.ResponseWriter, r *http.Request) {
 	changes := make(chan struct{}, 16)
 	b.mu.Lock()
 	b.streams[changes] = struct{}{}

@@ -1,0 +1,238 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"mcpevents/shared/fault"
+)
+
+// Adapter says how a sender of webhooks is driven. This project's own server has one too, so that all senders
+// pass through the same code.
+//
+// Texts may hold {{id}}, {{uri}}, {{n}} (the event's number) and {{payload}} (a JSON object) where an event is
+// published, and {{target}}, {{uri}} and {{n}} (the endpoint's number) where an endpoint is registered.
+// They are put in as they are.
+type Adapter struct {
+	Name    string  `yaml:"name"`
+	Publish Request `yaml:"publish"`
+	// Array says that the sender takes a JSON array of publish bodies in one request. Without it, a batch is
+	// a request for each event.
+	Array bool `yaml:"array"`
+	// Register is sent for each endpoint before the first event. Without it, they have to be registered
+	// beforehand: http://RECEIVER/endpoint/N for N from 0 to URIs × subscribers, for the URI N modulo URIs.
+	Register *Request `yaml:"register"`
+	// Secret is a JSON pointer to the endpoint's secret in the answer to Register. With it, signatures
+	// are verified as Standard Webhooks.
+	Secret   string   `yaml:"secret"`
+	Received Received `yaml:"received"`
+	// PID is the sender's process, whose CPU time and memory are measured.
+	PID int `yaml:"pid"`
+}
+
+// Request is a POST.
+type Request struct {
+	URL     string            `yaml:"url"`
+	Headers map[string]string `yaml:"headers"`
+	Body    string            `yaml:"body"`
+}
+
+// Received says where a webhook carries the id that {{id}} had: in a header or at a JSON pointer into the body.
+type Received struct {
+	Header  string `yaml:"header"`
+	Pointer string `yaml:"pointer"`
+}
+
+// ReadAdapter reads a file in YAML or JSON. Unknown members are refused.
+func ReadAdapter(file string) (Adapter, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return Adapter{}, fault.Wrap(fault.Invalid, err, "read the adapter")
+	}
+	var a Adapter
+	d := yaml.NewDecoder(bytes.NewReader(b))
+	d.KnownFields(true)
+	if err := d.Decode(&a); err != nil {
+		return Adapter{}, fault.Wrap(fault.Invalid, err, "read the adapter %s", file)
+	}
+	if a.Name == "" {
+		a.Name = file
+	}
+	return a, fault.Wrap(fault.Invalid, a.check(), "read the adapter %s", file)
+}
+
+func (a Adapter) check() error {
+	requests := []Request{a.Publish}
+	if a.Register != nil {
+		requests = append(requests, *a.Register)
+	}
+	for _, r := range requests {
+		if u, err := url.Parse(r.URL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+			return fault.New(fault.Invalid, "the URL %q is not allowed (http:// or https://)", r.URL)
+		}
+	}
+	if !strings.Contains(a.Publish.URL+a.Publish.Body+strings.Join(headerLines(a.Publish.Headers), ""), "{{id}}") {
+		return fault.New(fault.Invalid, "publish has no {{id}}, without which no webhook can be told from another")
+	}
+	if (a.Received.Header == "") == (a.Received.Pointer == "") {
+		return fault.New(fault.Invalid, "received needs one of header and pointer")
+	}
+	return nil
+}
+
+func headerLines(headers map[string]string) []string {
+	lines := []string{"Content-Type: application/json\r\n"}
+	for name, value := range headers {
+		if strings.EqualFold(name, "Content-Type") {
+			lines[0] = "Content-Type: " + value + "\r\n"
+			continue
+		}
+		lines = append(lines, name+": "+value+"\r\n")
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// template is a text with {{variables}}.
+type template []part
+
+type part struct{ text, variable string }
+
+func parseTemplate(s string) template {
+	var t template
+	for s != "" {
+		before, rest, found := strings.Cut(s, "{{")
+		variable, after, closed := strings.Cut(rest, "}}")
+		if !found || !closed {
+			return append(t, part{text: s})
+		}
+		t = append(t, part{text: before, variable: strings.TrimSpace(variable)})
+		s = after
+	}
+	return t
+}
+
+// values of the variables.
+type values struct {
+	id, uri, payload, target string
+	n                        int
+}
+
+// append writes the text with values. A variable that is unknown stays as it is.
+func (t template) append(b []byte, v values) []byte {
+	for _, p := range t {
+		b = append(b, p.text...)
+		switch p.variable {
+		case "":
+		case "id":
+			b = append(b, v.id...)
+		case "uri":
+			b = append(b, v.uri...)
+		case "payload":
+			b = append(b, v.payload...)
+		case "target":
+			b = append(b, v.target...)
+		case "n":
+			b = strconv.AppendInt(b, int64(v.n), 10)
+		default:
+			b = append(b, "{{"+p.variable+"}}"...)
+		}
+	}
+	return b
+}
+
+// request is a [Request] made ready: it is filled in for every event.
+type request struct {
+	url              template
+	fixed            *url.URL // if the URL has no variables
+	head, body       template
+	headers, content []byte // scratch
+}
+
+func (r Request) ready() *request {
+	q := &request{url: parseTemplate(r.URL), head: parseTemplate(strings.Join(headerLines(r.Headers), "")), body: parseTemplate(r.Body)}
+	if !strings.Contains(r.URL, "{{") {
+		q.fixed, _ = url.Parse(r.URL) // checked
+	}
+	return q
+}
+
+// post sends the request for one or, with array, for many.
+func (q *request) post(c *caller, array bool, all ...values) ([]byte, error) {
+	target := q.fixed
+	if target == nil {
+		u, err := url.Parse(string(q.url.append(nil, all[0])))
+		if err != nil {
+			return nil, fault.Wrap(fault.Invalid, err, "fill in the URL")
+		}
+		target = u
+	}
+	q.headers = q.head.append(q.headers[:0], all[0])
+	q.content = q.content[:0]
+	for i, v := range all {
+		if array {
+			q.content = append(q.content, "[,"[min(i, 1)])
+		}
+		q.content = q.body.append(q.content, v)
+	}
+	if array {
+		q.content = append(q.content, ']')
+	}
+	return c.post(target, q.headers, q.content)
+}
+
+// text is the string at a JSON pointer (RFC 6901); empty if there is none.
+func text(doc []byte, pointer string) string {
+	var at any
+	if json.Unmarshal(doc, &at) != nil {
+		return ""
+	}
+	for _, token := range strings.Split(pointer, "/")[1:] {
+		token = strings.NewReplacer("~1", "/", "~0", "~").Replace(token)
+		switch v := at.(type) {
+		case map[string]any:
+			at = v[token]
+		case []any:
+			i, err := strconv.Atoi(token)
+			if err != nil || i < 0 || i >= len(v) {
+				return ""
+			}
+			at = v[i]
+		default:
+			return ""
+		}
+	}
+	s, _ := at.(string)
+	return s
+}
+
+// own drives this project's server.
+func own(server, token string) Adapter {
+	headers := map[string]string{}
+	if token != "" {
+		headers["Authorization"] = "Bearer " + token
+	}
+	register := map[string]string{
+		"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "resources/subscriptions/register", "Accept": "application/json, text/event-stream",
+	}
+	for name, value := range headers {
+		register[name] = value
+	}
+	return Adapter{
+		Name:    "mcp-events",
+		Publish: Request{URL: server + "/events", Headers: headers, Body: `{"id":"{{id}}","uri":"{{uri}}","data":{{payload}}}`},
+		Array:   true,
+		Register: &Request{URL: server + "/mcp", Headers: register, Body: `{"jsonrpc":"2.0","id":1,"method":"resources/subscriptions/register",` +
+			`"params":{"uris":["{{uri}}"],"targetUri":"{{target}}","_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`},
+		Secret:   "/result/subscription/webhookSecret/key",
+		Received: Received{Header: http.CanonicalHeaderKey("webhook-id")},
+	}
+}

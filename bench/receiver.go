@@ -1,0 +1,177 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/webhook"
+)
+
+// receiver takes webhooks at /endpoint/N, and takes them without ever answering at /hang/N.
+type receiver struct {
+	listeners []net.Listener
+	running   sync.WaitGroup
+
+	mu    sync.Mutex
+	conns map[net.Conn]struct{}
+	hung  chan struct{} // closed when what hangs is let go
+
+	run atomic.Pointer[received]
+}
+
+// received is where webhooks are noted, and how their ids are found.
+type received struct {
+	*ledger
+	find Received
+}
+
+const (
+	endpointPath = "/endpoint/"
+	hangPath     = "/hang/"
+	// verifyEvery is of how many webhooks one signature is verified.
+	verifyEvery = 64
+)
+
+func newReceiver(addr string) (*receiver, error) {
+	r := &receiver{hung: make(chan struct{}), conns: map[net.Conn]struct{}{}}
+	_, err := r.listen(addr)
+	return r, err
+}
+
+// listen opens an origin and returns its URL.
+func (r *receiver) listen(addr string) (origin string, err error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return "", fault.Wrap(fault.Unavailable, err, "listen for webhooks")
+	}
+	r.listeners = append(r.listeners, l)
+	r.running.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			r.running.Go(func() { r.serve(conn) })
+		}
+	})
+	return "http://" + l.Addr().String(), nil
+}
+
+func (r *receiver) origin() string { return "http://" + r.listeners[0].Addr().String() }
+
+// close ends all connections, those that hang included.
+func (r *receiver) close() {
+	for _, l := range r.listeners {
+		_ = l.Close()
+	}
+	r.mu.Lock()
+	for conn := range r.conns {
+		_ = conn.Close()
+	}
+	r.conns = nil
+	close(r.hung)
+	r.mu.Unlock()
+	r.running.Wait()
+}
+
+// letGo closes the connections of all requests that hang, so that the sender need not wait for them to end.
+func (r *receiver) letGo() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	close(r.hung)
+	r.hung = make(chan struct{})
+}
+
+// admit keeps a connection for close to end, unless close was first.
+func (r *receiver) admit(conn net.Conn) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.conns == nil {
+		return false
+	}
+	r.conns[conn] = struct{}{}
+	return true
+}
+
+func (r *receiver) serve(conn net.Conn) {
+	defer func() { _ = conn.Close() }()
+	if !r.admit(conn) {
+		return
+	}
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.conns, conn)
+	}()
+	reader := bufio.NewReaderSize(conn, 4096)
+	var m message
+	for served := 0; ; served++ {
+		if err := m.read(reader); err != nil {
+			return
+		}
+		at := time.Now()
+		if hangs(m.start()) {
+			r.mu.Lock()
+			hung, open := r.hung, r.conns != nil
+			r.mu.Unlock()
+			if open {
+				<-hung
+			}
+			return
+		}
+		if run := r.run.Load(); run != nil {
+			run.note(&m, at, served%verifyEvery == 0)
+		}
+		if _, err := conn.Write(noContent); err != nil || m.closing {
+			return
+		}
+	}
+}
+
+var noContent = []byte("HTTP/1.1 204 No Content\r\n\r\n")
+
+func hangs(start []byte) bool {
+	_, path, _ := bytes.Cut(start, []byte(" "))
+	return bytes.HasPrefix(path, []byte(hangPath))
+}
+
+// endpointOf is N of "POST /endpoint/N HTTP/1.1".
+func endpointOf(start []byte) (int, error) {
+	_, rest, _ := bytes.Cut(start, []byte(" "))
+	path, _, _ := bytes.Cut(rest, []byte(" "))
+	number, ok := bytes.CutPrefix(path, []byte(endpointPath))
+	if !ok {
+		return 0, errors.New("not an endpoint")
+	}
+	return strconv.Atoi(string(number))
+}
+
+func (r *received) note(m *message, at time.Time, verify bool) {
+	endpoint, err := endpointOf(m.start())
+	if err != nil {
+		r.strange.Add(1)
+		return
+	}
+	id := m.header(r.find.Header)
+	if r.find.Header == "" {
+		id = []byte(text(m.body, r.find.Pointer))
+	}
+	r.arrive(id, endpoint, at)
+	if verify && endpoint < len(r.secrets) && r.secrets[endpoint] != "" && bytes.HasPrefix(id, []byte(r.prefix)) {
+		h := http.Header{}
+		h.Set(webhook.HeaderID, string(id))
+		h.Set(webhook.HeaderTimestamp, string(m.header(webhook.HeaderTimestamp)))
+		h.Set(webhook.HeaderSignature, string(m.header(webhook.HeaderSignature)))
+		if webhook.Verify(h, m.body, r.secrets[endpoint]) != nil {
+			r.forged.Add(1)
+		}
+	}
+}

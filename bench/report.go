@@ -1,0 +1,189 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"time"
+
+	"mcpevents/shared/fault"
+)
+
+// Report is what a run measured. Its JSON form is for machines to compare.
+type Report struct {
+	At      time.Time `json:"at"`
+	Shape   Shape     `json:"shape"`
+	Machine Machine   `json:"machine"`
+	Results []Result  `json:"results"`
+}
+
+// Machine is where it was measured.
+type Machine struct {
+	Go       string  `json:"go"`
+	Platform string  `json:"platform"`
+	CPUs     int     `json:"cpus"`
+	Load     float64 `json:"load"`           // average of the minute before
+	FsyncP50 float64 `json:"fsyncP50Millis"` // of 4 KiB where the database is
+	FsyncP99 float64 `json:"fsyncP99Millis"`
+}
+
+// Result is what one sender did with the shape. Times are in milliseconds.
+type Result struct {
+	Sender  string `json:"sender"`
+	Hanging int    `json:"hanging"` // endpoints beside, which count for nothing else here
+
+	Published          int     `json:"published"`
+	Delivered          int64   `json:"delivered"`
+	PublishedPerSecond float64 `json:"publishedPerSecond"`
+	DeliveredPerSecond float64 `json:"deliveredPerSecond"` // first publish to last arrival
+
+	// CPU seconds, of the sender (nil if it cannot be told) and of driver and receiver; Per10k is both
+	// for 10,000 deliveries.
+	SenderCPU       *float64 `json:"senderCPUSeconds"`
+	DriverCPU       float64  `json:"driverCPUSeconds"`
+	CPUPer10k       *float64 `json:"cpuSecondsPer10k"`
+	SenderCPUPer10k *float64 `json:"senderCPUSecondsPer10k"`
+	PeakRSS         int64    `json:"peakRSSBytes,omitempty"` // of the sender, since it began
+
+	Latency Latency `json:"latencyMillis"` // publish to arrival
+
+	CommitsPerEvent *float64 `json:"commitsPerEvent"` // nil if the sender does not tell
+	SyncsPerEvent   *float64 `json:"syncsPerEvent"`
+
+	Lost       int64 `json:"lost"` // not arrived in the time that was waited
+	Duplicates int64 `json:"duplicates"`
+	Forged     int64 `json:"forged"`  // of one signature in 64 that is verified
+	Strange    int64 `json:"strange"` // at an endpoint that did not subscribe to the event
+
+	all []time.Duration
+}
+
+// Latency are percentiles, by nearest rank.
+type Latency struct {
+	P50 float64 `json:"p50"`
+	P90 float64 `json:"p90"`
+	P99 float64 `json:"p99"`
+	Max float64 `json:"max"`
+}
+
+func newReport(o Options) Report {
+	took := fsyncTimes(o.Data)
+	m := Machine{
+		Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0),
+		FsyncP50: millis(percentile(took, 50)), FsyncP99: millis(percentile(took, 99)),
+	}
+	if b, err := os.ReadFile("/proc/loadavg"); err == nil {
+		_, _ = fmt.Sscan(string(b), &m.Load)
+	}
+	return Report{At: time.Now().UTC().Truncate(time.Second), Shape: o.Shape, Machine: m}
+}
+
+// sample is what is counted at one moment.
+type sample struct {
+	driver, sender float64
+	store          *storeCounts
+}
+
+func (p *pass) sample(ctx context.Context) sample {
+	return sample{driver: cpuSeconds(os.Getpid()), sender: cpuSeconds(p.server.pid), store: p.server.counts(ctx)}
+}
+
+func (p *pass) result(l *ledger, before, after sample, publishing time.Duration) Result {
+	all := l.latencies()
+	r := Result{
+		Sender: p.adapter.Name, Hanging: p.hanging, Published: len(l.sent), Delivered: l.arrived.Load(),
+		PublishedPerSecond: float64(len(l.sent)) / publishing.Seconds(),
+		DriverCPU:          after.driver - before.driver,
+		Latency: Latency{
+			P50: millis(percentile(all, 50)), P90: millis(percentile(all, 90)), P99: millis(percentile(all, 99)), Max: millis(percentile(all, 100)),
+		},
+		Lost: l.lost(), Duplicates: l.duplicates.Load(), Forged: l.forged.Load(), Strange: l.strange.Load(), all: all,
+	}
+	if last := time.Duration(l.last.Load()); last > 0 {
+		r.DeliveredPerSecond = float64(r.Delivered) / last.Seconds()
+	}
+	if p.server.pid != 0 && r.Delivered > 0 {
+		sender := after.sender - before.sender
+		each := 10_000 / float64(r.Delivered)
+		both, alone := (sender+r.DriverCPU)*each, sender*each
+		r.SenderCPU, r.CPUPer10k, r.SenderCPUPer10k = &sender, &both, &alone
+		r.PeakRSS = peakMemory(p.server.pid)
+	}
+	if before.store != nil && after.store != nil {
+		commits := float64(after.store.Commits-before.store.Commits) / float64(len(l.sent))
+		syncs := float64(after.store.Syncs-before.store.Syncs) / float64(len(l.sent))
+		r.CommitsPerEvent, r.SyncsPerEvent = &commits, &syncs
+	}
+	return r
+}
+
+func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// Err says what is wrong with the results, if anything is.
+func (r Report) Err() error {
+	for _, x := range r.Results {
+		if x.Lost > 0 || x.Forged > 0 || x.Strange > 0 {
+			return fault.New(fault.Unavailable, "%s: %d of %d deliveries did not arrive in time, %d signatures were wrong, %d webhooks came to the wrong endpoint",
+				x.Sender, x.Lost, x.Lost+x.Delivered, x.Forged, x.Strange)
+		}
+	}
+	return nil
+}
+
+// WriteJSON writes the report for machines.
+func (r Report) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}
+
+// ratio is how much longer the slowest hundredth takes. Deliveries that never arrive have no time.
+func ratio(with, without Result) string {
+	if with.Lost > 0 || without.Latency.P99 == 0 {
+		return "unknown: deliveries are lost"
+	}
+	return fmt.Sprintf("%.2f", with.Latency.P99/without.Latency.P99)
+}
+
+// WriteText writes the report for people.
+func (r Report) WriteText(w io.Writer) error {
+	var err error
+	say := func(format string, args ...any) {
+		if err == nil {
+			_, err = fmt.Fprintf(w, format+"\n", args...)
+		}
+	}
+	say("%s", r.Shape)
+	say("%s, %d CPUs, load %.1f, fsync p50 %.2f ms, p99 %.2f ms", r.Machine.Platform, r.Machine.CPUs, r.Machine.Load, r.Machine.FsyncP50, r.Machine.FsyncP99)
+	for i, x := range r.Results {
+		say("")
+		if x.Hanging > 0 {
+			say("%s beside %d endpoints that hang", x.Sender, x.Hanging)
+		} else {
+			say("%s", x.Sender)
+		}
+		say("  published          %.0f/s", x.PublishedPerSecond)
+		say("  delivered          %.0f/s", x.DeliveredPerSecond)
+		say("  publish → arrival  p50 %.2f ms, p90 %.2f ms, p99 %.2f ms, max %.2f ms", x.Latency.P50, x.Latency.P90, x.Latency.P99, x.Latency.Max)
+		if i > 0 && x.Hanging > 0 {
+			say("  p99 with ÷ without %s", ratio(x, r.Results[i-1]))
+		}
+		if x.CPUPer10k != nil {
+			say("  CPU                %.2f s per 10,000 deliveries: sender %.2f, driver and receiver %.2f",
+				*x.CPUPer10k, *x.SenderCPUPer10k, *x.CPUPer10k-*x.SenderCPUPer10k)
+			say("  sender peak memory %.0f MiB", float64(x.PeakRSS)/(1<<20))
+		}
+		if x.SyncsPerEvent != nil {
+			say("  store, per event   %.2f fsyncs, %.2f commits", *x.SyncsPerEvent, *x.CommitsPerEvent)
+		}
+		say("  lost               %d of %d", x.Lost, x.Lost+x.Delivered)
+		say("  duplicates         %d", x.Duplicates)
+		if x.Forged > 0 || x.Strange > 0 {
+			say("  wrong signatures   %d; webhooks at a wrong endpoint %d", x.Forged, x.Strange)
+		}
+	}
+	return err
+}

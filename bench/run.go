@@ -1,0 +1,314 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+
+	"mcpevents/shared/fault"
+)
+
+// Options say what is measured.
+type Options struct {
+	Shape
+	Serve    []string      // the program and arguments that start a server; flags are added
+	Server   string        // measure this server instead; its CPU and memory are not known then
+	Token    string        // for Server, if it wants one
+	Data     string        // directory for the server's database; a temporary one if empty
+	Receiver string        // address that receives webhooks
+	Adapters []Adapter     // other senders, measured after the server
+	Timeout  time.Duration // longest run
+	Wait     time.Duration // how long after the last publish to wait for what has not arrived
+	Progress io.Writer     // a terminal that shows progress; nil shows none
+}
+
+// Run measures the server with the shape, then each adapter. With [Shape.Hang] each is measured twice: without the
+// endpoints that hang, and beside them.
+func Run(ctx context.Context, o Options) (Report, error) {
+	report := newReport(o)
+	if err := o.check(); err != nil {
+		return report, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	r, err := newReceiver(o.Receiver)
+	if err != nil {
+		return report, err
+	}
+	defer r.close()
+	for _, a := range append([]Adapter{{}}, o.Adapters...) {
+		if err := o.measure(ctx, r, a, &report); err != nil {
+			return report, err
+		}
+	}
+	return report, nil
+}
+
+// measure measures an adapter; the zero one is this project's server.
+func (o Options) measure(ctx context.Context, r *receiver, a Adapter, report *Report) (err error) {
+	s := &server{url: o.Server, pid: a.PID}
+	if a.Name == "" {
+		if o.Server == "" {
+			if s, err = o.start(ctx); err != nil {
+				return err
+			}
+			defer s.stop()
+		}
+		a = own(s.url, o.Token)
+	}
+	p := &pass{options: o, adapter: a, server: s, receiver: r}
+	defer r.letGo()
+	if p.secrets, err = p.registerEndpoints(ctx); err != nil {
+		return err
+	}
+	if err := p.run(ctx, report); err != nil || o.Hang == 0 {
+		return err
+	}
+	if err := p.registerHanging(ctx); err != nil {
+		return err
+	}
+	p.hanging = o.Hang
+	return p.run(ctx, report)
+}
+
+// pass is one measurement of one sender.
+type pass struct {
+	options  Options
+	adapter  Adapter
+	server   *server
+	receiver *receiver
+	secrets  []string // of the endpoints
+	hanging  int
+}
+
+func (p *pass) registerEndpoints(ctx context.Context) ([]string, error) {
+	secrets := make([]string, p.options.endpoints())
+	return secrets, p.register(ctx, len(secrets), func(i int) values {
+		return values{target: p.receiver.origin() + endpointPath + strconv.Itoa(i), uri: p.options.uri(i), n: i}
+	}, func(i int, answer []byte) error {
+		if p.adapter.Secret == "" {
+			return nil
+		}
+		if secrets[i] = text(answer, p.adapter.Secret); secrets[i] == "" {
+			return fault.New(fault.Unavailable, "the answer to a registration has no secret at %s: %.300s", p.adapter.Secret, answer)
+		}
+		return nil
+	})
+}
+
+func (p *pass) registerHanging(ctx context.Context) error {
+	o := p.options
+	origins := make([]string, o.Hang)
+	for i := range origins {
+		origins[i] = p.receiver.origin()
+		if o.HangOrigin {
+			var err error
+			if origins[i], err = p.receiver.listen("127.0.0.1:0"); err != nil {
+				return err
+			}
+		}
+	}
+	return p.register(ctx, o.Hang*o.URIs, func(i int) values {
+		return values{target: origins[i/o.URIs] + hangPath + strconv.Itoa(i/o.URIs), uri: o.uri(i), n: o.endpoints() + i}
+	}, func(int, []byte) error { return nil })
+}
+
+// register registers endpoints on eight connections.
+func (p *pass) register(ctx context.Context, count int, endpoint func(int) values, answered func(int, []byte) error) error {
+	if p.adapter.Register == nil {
+		return nil
+	}
+	var next atomic.Int64
+	return together(ctx, min(8, count), func(ctx context.Context) error {
+		c := &caller{}
+		defer c.close()
+		q := p.adapter.Register.ready()
+		for ctx.Err() == nil {
+			i := int(next.Add(1)) - 1
+			if i >= count {
+				return nil
+			}
+			answer, err := q.post(c, false, endpoint(i))
+			if err != nil {
+				return fault.Wrap(fault.KindOf(err), err, "register endpoint %d", i)
+			}
+			if err := answered(i, answer); err != nil {
+				return err
+			}
+		}
+		return ctx.Err()
+	})
+}
+
+// together runs f n times at once and returns the first error, which ends the others' context.
+func together(ctx context.Context, n int, f func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			if err := f(ctx); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// trailing is how long after the last arrival the CPU is still counted: what a server puts off is part of its work.
+const trailing = 500 * time.Millisecond
+
+var runs atomic.Int64
+
+// run publishes the events, waits until they have arrived, and adds a result to the report.
+func (p *pass) run(ctx context.Context, report *Report) error {
+	o := p.options
+	l := newLedger(fmt.Sprintf("bench-%d-%d-", os.Getpid(), runs.Add(1)), o.Shape, p.secrets)
+	p.receiver.run.Store(&received{ledger: l, find: p.adapter.Received})
+	defer o.progress(ctx, p.name(), l)()
+
+	before := p.sample(ctx)
+	l.began = time.Now()
+	err := p.publish(ctx, l)
+	publishing := time.Since(l.began)
+	if err != nil {
+		return err
+	}
+	wait := time.NewTimer(o.Wait)
+	defer wait.Stop()
+	select {
+	case <-l.done:
+	case <-wait.C:
+	case <-ctx.Done():
+	}
+	select {
+	case <-time.After(trailing):
+	case <-ctx.Done():
+	}
+	p.receiver.run.Store(nil)
+	report.Results = append(report.Results, p.result(l, before, p.sample(context.WithoutCancel(ctx)), publishing))
+	return nil
+}
+
+func (p *pass) name() string {
+	if p.hanging > 0 {
+		return fmt.Sprintf("%s beside %d that hang", p.adapter.Name, p.hanging)
+	}
+	return p.adapter.Name
+}
+
+// publish sends all events.
+func (p *pass) publish(ctx context.Context, l *ledger) error {
+	o := p.options
+	payload := o.filler()
+	var next atomic.Int64
+	publishers := o.Publishers
+	if o.Latency {
+		publishers = 1
+	}
+	return together(ctx, publishers, func(ctx context.Context) error {
+		c := &caller{}
+		defer c.close()
+		q := p.adapter.Publish.ready()
+		events := make([]values, 0, o.Batch)
+		for ctx.Err() == nil {
+			from := int(next.Add(int64(o.Batch))) - o.Batch
+			if from >= o.Events {
+				return nil
+			}
+			at := time.Now()
+			if o.Rate > 0 {
+				at = o.due(l.began, from)
+				if err := until(ctx, at); err != nil {
+					return err
+				}
+			}
+			events = events[:0]
+			for n := from; n < min(from+o.Batch, o.Events); n++ {
+				events = append(events, values{id: l.id(n), uri: o.uri(n), n: n, payload: payload})
+				l.publishing(n, at)
+			}
+			if err := p.post(c, q, events); err != nil {
+				return err
+			}
+			for range len(events) * o.Subscribers {
+				if !o.Latency {
+					break
+				}
+				select {
+				case <-l.each:
+				case <-ctx.Done():
+					return fault.New(fault.Unavailable, "event %d did not arrive in time", from)
+				}
+			}
+		}
+		return ctx.Err()
+	})
+}
+
+// post publishes events in one request, or one by one if the sender takes no array.
+func (p *pass) post(c *caller, q *request, events []values) error {
+	if p.adapter.Array && len(events) > 1 {
+		_, err := q.post(c, true, events...)
+		return err
+	}
+	for i := range events {
+		if _, err := q.post(c, false, events[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func until(ctx context.Context, at time.Time) error {
+	d := time.Until(at)
+	if d <= 0 {
+		return nil
+	}
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// progress shows how much has arrived until the function that it returns is called.
+func (o Options) progress(ctx context.Context, name string, l *ledger) (stop func()) {
+	if o.Progress == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	bars := mpb.New(mpb.WithOutput(o.Progress), mpb.WithAutoRefresh())
+	bar := bars.AddBar(int64(len(l.took)), mpb.PrependDecorators(decor.Name(name+" delivered "), decor.CountersNoUnit("%d / %d")),
+		mpb.AppendDecorators(decor.AverageETA(decor.ET_STYLE_GO)))
+	var showing sync.WaitGroup
+	showing.Go(func() {
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				bar.SetCurrent(l.arrived.Load())
+			case <-ctx.Done():
+				bar.SetCurrent(l.arrived.Load())
+				bar.Abort(false) // no effect on one that is full
+				return
+			}
+		}
+	})
+	return func() {
+		cancel()
+		showing.Wait()
+		bars.Wait()
+	}
+}

@@ -1,0 +1,214 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"mcpevents/test/harness"
+)
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
+
+// options measure a few hundred events of a server that is built from here.
+func options(t *testing.T) Options {
+	t.Helper()
+	return Options{
+		Shape:    Shape{Events: 300, Batch: 1, Publishers: 4, URIs: 1, Subscribers: 1, Payload: 100},
+		Serve:    []string{harness.Binary(t, "./cmd/mcpevents", false), "--log-level", "error", "serve"},
+		Receiver: "127.0.0.1:0", Timeout: 2 * time.Minute, Wait: time.Minute,
+	}
+}
+
+func TestRunMeasuresTheServer(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		change func(*Options)
+	}{
+		{"single publishes", func(*Options) {}},
+		{"batches over URIs", func(o *Options) { o.Batch, o.URIs = 7, 3 }},
+		{"a rate", func(o *Options) { o.Rate, o.URIs = 600, 10 }},
+		{"fan-out", func(o *Options) { o.Events, o.Subscribers = 20, 30 }},
+		{"one event at a time", func(o *Options) { o.Events, o.Latency, o.Subscribers = 100, true, 2 }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			o := options(t)
+			tc.change(&o)
+			report, err := Run(t.Context(), o)
+			if err != nil || len(report.Results) != 1 {
+				t.Fatalf("got %+v, %v", report, err)
+			}
+			r := report.Results[0]
+			if r.Delivered != int64(o.deliveries()) || r.Lost != 0 || r.Duplicates != 0 || r.Forged != 0 || r.Strange != 0 {
+				t.Errorf("got %+v", r)
+			}
+			l := r.Latency
+			if l.P50 <= 0 || l.P50 > l.P90 || l.P90 > l.P99 || l.P99 > l.Max || r.CPUPer10k == nil || *r.SenderCPUPer10k <= 0 || r.PeakRSS == 0 {
+				t.Errorf("got %+v", r)
+			}
+			if rate := float64(o.Rate); rate > 0 && r.PublishedPerSecond > 1.05*rate {
+				t.Errorf("published at %.0f a second, not at %d", r.PublishedPerSecond, o.Rate)
+			}
+			if err := report.Err(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestRunMeasuresBesideEndpointsThatHang(t *testing.T) {
+	for _, elsewhere := range []bool{false, true} {
+		t.Run(fmt.Sprintf("at other origins: %t", elsewhere), func(t *testing.T) {
+			t.Parallel()
+			o := options(t)
+			o.Events, o.Subscribers, o.Hang, o.HangOrigin, o.Wait = 40, 3, 2, elsewhere, 5*time.Second
+			report, err := Run(t.Context(), o)
+			if err != nil || len(report.Results) != 2 {
+				t.Fatalf("got %+v, %v", report, err)
+			}
+			without, beside := report.Results[0], report.Results[1]
+			if without.Hanging != 0 || beside.Hanging != 2 || without.Lost != 0 || beside.Delivered+beside.Lost != int64(o.deliveries()) {
+				t.Errorf("got %+v\n%+v", without, beside)
+			}
+		})
+	}
+}
+
+// other is a sender of another make: it posts what is published to whoever registered, without waiting.
+// It sends the second event twice and the third not at all.
+type other struct {
+	mu      sync.Mutex
+	targets []string
+	seen    int
+}
+
+func (s *other) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var in struct{ Target, Msg string }
+	if json.NewDecoder(r.Body).Decode(&in) != nil || r.Header.Get("Authorization") != "Bearer x" {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.URL.Path == "/endpoints" {
+		s.targets = append(s.targets, in.Target)
+		_, _ = io.WriteString(w, `{"secret":"whsec_`+strings.Repeat("A", 43)+`="}`)
+		return
+	}
+	s.seen++
+	times := map[int]int{2: 2, 3: 0}
+	n, special := times[s.seen]
+	if !special {
+		n = 1
+	}
+	for range n {
+		for _, target := range s.targets {
+			resp, err := http.Post(target, "application/json", strings.NewReader(`{"message":{"id":"`+in.Msg+`"}}`))
+			if err == nil {
+				_ = resp.Body.Close()
+			}
+		}
+	}
+}
+
+func TestRunMeasuresAnotherSenderByTheSameReceiver(t *testing.T) {
+	sender := &other{}
+	s := httptest.NewServer(sender)
+	defer s.Close()
+	headers := map[string]string{"Authorization": "Bearer x"}
+	o := options(t)
+	o.Events, o.Batch, o.Subscribers, o.Wait = 100, 10, 2, time.Second
+	o.Adapters = []Adapter{{
+		Name:     "other",
+		Publish:  Request{URL: s.URL + "/messages?topic={{uri}}", Headers: headers, Body: `{"msg":"{{id}}","data":{{payload}}}`},
+		Register: &Request{URL: s.URL + "/endpoints", Headers: headers, Body: `{"target":"{{target}}","topic":"{{uri}}"}`},
+		Received: Received{Pointer: "/message/id"},
+	}}
+	report, err := Run(t.Context(), o)
+	if err != nil || len(report.Results) != 2 {
+		t.Fatalf("got %+v, %v", report, err)
+	}
+	ours, theirs := report.Results[0], report.Results[1]
+	if ours.Lost != 0 || ours.Duplicates != 0 || ours.Delivered != 200 {
+		t.Errorf("got %+v", ours)
+	}
+	if theirs.Sender != "other" || theirs.Lost != 2 || theirs.Duplicates != 2 || theirs.Delivered != 198 || theirs.SenderCPU != nil {
+		t.Errorf("got %+v", theirs)
+	}
+	if err := report.Err(); err == nil || !strings.Contains(err.Error(), "other: 2 of 200 deliveries did not arrive") {
+		t.Errorf("got %v", err)
+	}
+
+	// The report says so in each of its forms.
+	var out, svg, js bytes.Buffer
+	if err := errors.Join(report.WriteText(&out), report.WriteSVG(&svg), report.WriteJSON(&js)); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), "lost               2 of 200\n  duplicates         2") {
+		t.Errorf("got %s", &out)
+	}
+	var read Report
+	if err := json.Unmarshal(js.Bytes(), &read); err != nil || read.Shape != o.Shape || read.Results[1].Lost != 2 {
+		t.Errorf("got %s, %v", &js, err)
+	}
+	text := svg.String()
+	for d := xml.NewDecoder(&svg); ; {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, want := range []string{"mcp-events, ", "other, ", "2 lost", "p99.9"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the chart does not say %q", want)
+		}
+	}
+}
+
+func TestRunTellsWrongSignatures(t *testing.T) {
+	s := httptest.NewServer(&other{})
+	defer s.Close()
+	headers := map[string]string{"Authorization": "Bearer x"}
+	r, err := newReceiver("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	o := options(t)
+	o.Events, o.Publishers, o.Wait = 10, 1, 100*time.Millisecond
+	report := newReport(o)
+	a := Adapter{
+		Name: "unsigned", Publish: Request{URL: s.URL, Headers: headers, Body: `{"msg":"{{id}}"}`}, Secret: "/secret",
+		Register: &Request{URL: s.URL + "/endpoints", Headers: headers, Body: `{"target":"{{target}}"}`}, Received: Received{Pointer: "/message/id"},
+	}
+	if err := o.measure(t.Context(), r, a, &report); err != nil {
+		t.Fatal(err)
+	}
+	if report.Results[0].Forged == 0 || report.Err() == nil {
+		t.Errorf("got %+v", report.Results[0])
+	}
+}
+
+func TestRunEndsWhenPublishingFails(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) }))
+	defer s.Close()
+	o := options(t)
+	o.Server = s.URL
+	_, err := Run(context.Background(), o)
+	if err == nil || !strings.Contains(err.Error(), "429") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,81 @@
+package bench
+
+import (
+	"crypto/rand"
+	"fmt"
+	"strconv"
+	"time"
+
+	"mcpevents/shared/fault"
+)
+
+// Shape is a load: what is published, how fast, and who subscribes. A figure means nothing without it.
+type Shape struct {
+	Events      int  `json:"events"`
+	Batch       int  `json:"batch"`       // events per request
+	Publishers  int  `json:"publishers"`  // connections
+	Rate        int  `json:"rate"`        // events a second; 0 is as fast as the server takes them
+	URIs        int  `json:"uris"`        // events are spread over them in turn
+	Subscribers int  `json:"subscribers"` // for each URI
+	Payload     int  `json:"payload"`     // bytes
+	Latency     bool `json:"latency"`     // one event at a time; the next when it has arrived everywhere
+	// Hang is how many endpoints take requests and never answer. Each subscribes to every URI, at the origin
+	// of the healthy endpoints or, with HangOrigin, each at an origin of its own. They count for nothing themselves.
+	Hang       int  `json:"hang"`
+	HangOrigin bool `json:"hangOrigin"`
+}
+
+// maxDeliveries bounds what one run keeps in memory about its deliveries, four bytes each.
+const maxDeliveries = 100_000_000
+
+func (s Shape) check() error {
+	for name, n := range map[string]int{
+		"events": s.Events, "batch": s.Batch, "publishers": s.Publishers, "uris": s.URIs, "subscribers": s.Subscribers, "payload": s.Payload,
+	} {
+		if n < 1 {
+			return fault.New(fault.Invalid, "--%s %d is not allowed (at least 1)", name, n)
+		}
+	}
+	if s.Rate < 0 || s.Hang < 0 {
+		return fault.New(fault.Invalid, "--rate and --hang are not allowed to be negative")
+	}
+	if s.deliveries() > maxDeliveries {
+		return fault.New(fault.Invalid, "%d deliveries are too many (at most %d)", s.deliveries(), maxDeliveries)
+	}
+	if s.HangOrigin && s.Hang == 0 {
+		return fault.New(fault.Invalid, "--hang-origin needs --hang")
+	}
+	return nil
+}
+
+func (s Shape) deliveries() int { return s.Events * s.Subscribers }
+
+// endpoints is how many healthy endpoints there are; endpoint i subscribes to URI i modulo URIs.
+func (s Shape) endpoints() int { return s.Subscribers * s.URIs }
+
+func (s Shape) uri(i int) string { return "event://bench/" + strconv.Itoa(i%s.URIs) + "/tick" }
+
+// due is when the request with event n is to be sent.
+func (s Shape) due(started time.Time, n int) time.Time {
+	return started.Add(time.Duration(float64(n) / float64(s.Rate) * float64(time.Second)))
+}
+
+// filler is a payload of the wanted size.
+func (s Shape) filler() string {
+	b := make([]byte, max(1, (s.Payload-14)/2))
+	_, _ = rand.Read(b) // never fails (Go 1.24)
+	return fmt.Sprintf(`{"filler":"%x"}`, b)
+}
+
+// String says the shape as a person would.
+func (s Shape) String() string {
+	speed := "as fast as possible"
+	switch {
+	case s.Latency:
+		speed = "one event at a time"
+	case s.Rate > 0:
+		speed = fmt.Sprintf("%d events a second", s.Rate)
+	}
+	return fmt.Sprintf("%d events, batch %d, %d publishers, %s, %d URIs, %d subscribers each, payload %d B",
+		s.Events, s.Batch, s.Publishers, speed, s.URIs, s.Subscribers, s.Payload)
+}

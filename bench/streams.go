@@ -1,0 +1,255 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"mcpevents/shared/fault"
+)
+
+// Streams opens count listens of the shape's URIs, and measures what they cost the server while they are quiet
+// and how long one event takes to reach all.
+func Streams(ctx context.Context, o Options, count int, w io.Writer) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	s, end, err := o.target(ctx, "--streams", strconv.Itoa(count+10))
+	if err != nil {
+		return err
+	}
+	defer end()
+	return o.streams(ctx, s, count, w)
+}
+
+func (o Options) streams(ctx context.Context, s *server, count int, w io.Writer) error {
+	publisher := o.newPublisher(s)
+	defer publisher.caller.close()
+	pid, readers := s.pid, (count+o.URIs-1)/o.URIs // of the first URI
+	before := residentMemory(pid)
+	started := time.Now()
+	arrived := make(chan time.Time, count)
+	var opening sync.WaitGroup
+	var failed atomic.Pointer[error]
+	slots := make(chan struct{}, 64)
+	host := strings.TrimPrefix(s.url, "http://")
+	open := make([]net.Conn, count)
+	defer func() {
+		for _, conn := range open {
+			if conn != nil {
+				_ = conn.Close()
+			}
+		}
+	}()
+	for i := range open {
+		slots <- struct{}{}
+		opening.Go(func() {
+			defer func() { <-slots }()
+			conn, r, err := listen(ctx, host, i, o.uri(i))
+			if err != nil {
+				failed.Store(&err)
+				return
+			}
+			open[i] = conn
+			go follow(r, arrived)
+		})
+		if failed.Load() != nil {
+			break
+		}
+	}
+	opening.Wait()
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	_, _ = fmt.Fprintf(w, "streams %d, over %d URIs, opened in %s\n", count, o.URIs, time.Since(started).Round(time.Millisecond))
+
+	idle, since := cpuSeconds(pid), time.Now()
+	select {
+	case <-time.After(20 * time.Second):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	used := 100 * (cpuSeconds(pid) - idle) / time.Since(since).Seconds()
+	memory := residentMemory(pid) - before
+
+	// The first event also warms what is only needed then.
+	times := make([]time.Duration, 0, 5)
+	for n := range cap(times) {
+		published := time.Now()
+		if err := publisher.publish(n); err != nil {
+			return err
+		}
+		var last time.Time
+		for range readers {
+			select {
+			case last = <-arrived:
+			case <-ctx.Done():
+				return fault.New(fault.Unavailable, "an event did not reach every stream in time")
+			}
+		}
+		times = append(times, last.Sub(published))
+	}
+	slices.Sort(times)
+	_, _ = fmt.Fprintf(w, "server memory          %.1f KiB a stream (resident, over %.0f MiB without)\n", float64(memory)/1024/float64(count), float64(before)/(1<<20))
+	_, _ = fmt.Fprintf(w, "                       %.1f KiB a stream after the events\n", float64(residentMemory(pid)-before)/1024/float64(count))
+	_, _ = fmt.Fprintf(w, "goroutines             %s\n", goroutines(ctx, s.debug))
+	_, _ = fmt.Fprintf(w, "CPU while quiet        %.1f %% of one core, heartbeats included\n", used)
+	_, _ = fmt.Fprintf(w, "one event to %d streams: fastest %s, median %s, slowest %s\n",
+		readers, times[0].Round(time.Millisecond), times[len(times)/2].Round(time.Millisecond), times[len(times)-1].Round(time.Millisecond))
+	return nil
+}
+
+// StreamLatency opens one listen and measures how long events take to it, one at a time.
+func StreamLatency(ctx context.Context, o Options, w io.Writer) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	s, end, err := o.target(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	conn, r, err := listen(ctx, strings.TrimPrefix(s.url, "http://"), 0, o.uri(0))
+	if conn != nil {
+		defer func() { _ = conn.Close() }()
+	}
+	if err != nil {
+		return err
+	}
+	arrived := make(chan time.Time, 1)
+	go follow(r, arrived) // until the connection closes
+	publisher := o.newPublisher(s)
+	defer publisher.caller.close()
+	took := make([]time.Duration, 0, o.Events)
+	for n := range o.Events {
+		started := time.Now()
+		if err := publisher.publish(n); err != nil {
+			return err
+		}
+		select {
+		case at := <-arrived:
+			took = append(took, at.Sub(started))
+		case <-ctx.Done():
+			return fault.New(fault.Unavailable, "event %d did not arrive in time", n)
+		}
+	}
+	slices.Sort(took)
+	_, err = fmt.Fprintf(w, "publish to open listen, one event at a time, %d events\np50 %s  p90 %s  p99 %s  max %s\n",
+		o.Events, percentile(took, 50), percentile(took, 90), percentile(took, 99), percentile(took, 100))
+	return err
+}
+
+// target is the server to measure and how to leave it.
+func (o Options) target(ctx context.Context, more ...string) (s *server, end func(), err error) {
+	if o.Server != "" {
+		return &server{url: o.Server}, func() {}, nil
+	}
+	if s, err = o.start(ctx, more...); err != nil {
+		return nil, nil, err
+	}
+	return s, s.stop, nil
+}
+
+// publisher publishes events of the first URI, one at a time.
+type publisher struct {
+	caller  *caller
+	request *request
+	values  values
+	prefix  string
+}
+
+func (o Options) newPublisher(s *server) *publisher {
+	return &publisher{
+		caller: &caller{}, request: own(s.url, o.Token).Publish.ready(), values: values{uri: o.uri(0), payload: o.filler()},
+		prefix: fmt.Sprintf("bench-%d-%d-", os.Getpid(), runs.Add(1)),
+	}
+}
+
+func (p *publisher) publish(n int) error {
+	p.values.id, p.values.n = p.prefix+strconv.Itoa(n), n
+	_, err := p.request.post(p.caller, false, p.values)
+	return err
+}
+
+// listen opens stream number i and waits for its acknowledgment.
+func listen(ctx context.Context, host string, i int, uri string) (net.Conn, *bufio.Reader, error) {
+	return listenFor(ctx, host, i, fmt.Sprintf(`{"resourceSubscriptions":[%q]}`, uri))
+}
+
+// listenFor is listen with another filter.
+func listenFor(ctx context.Context, host string, i int, filter string) (net.Conn, *bufio.Reader, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", host)
+	if err != nil {
+		return nil, nil, fault.Wrap(fault.Unavailable, err, "open stream %d", i)
+	}
+	body := fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"subscriptions/listen","params":{"notifications":%s,"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`, i, filter)
+	_, err = fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nAccept: application/json, text/event-stream\r\n"+
+		"MCP-Protocol-Version: 2026-07-28\r\nMcp-Method: subscriptions/listen\r\nContent-Length: %d\r\n\r\n%s", host, len(body), body)
+	if err != nil {
+		return conn, nil, fault.Wrap(fault.Unavailable, err, "open stream %d", i)
+	}
+	r := bufio.NewReaderSize(conn, 2048)
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			return conn, nil, fault.Wrap(fault.Unavailable, err, "open stream %d", i)
+		}
+		if strings.Contains(line, "subscriptions/acknowledged") {
+			return conn, r, nil
+		}
+		if strings.HasPrefix(line, "HTTP/1.1 ") && !strings.HasPrefix(line, "HTTP/1.1 200") {
+			return conn, nil, fault.New(fault.Unavailable, "stream %d was answered %s", i, strings.TrimSpace(line))
+		}
+	}
+}
+
+// follow tells when an update arrives, until the stream ends.
+func follow(r *bufio.Reader, arrived chan<- time.Time) {
+	followMethod(r, "notifications/resources/updated", arrived)
+}
+
+// followMethod tells when a message of the method arrives, until the stream ends.
+func followMethod(r *bufio.Reader, method string, arrived chan<- time.Time) {
+	update := []byte(method)
+	for {
+		line, err := r.ReadSlice('\n')
+		if bytes.Contains(line, update) {
+			arrived <- time.Now()
+		}
+		if err != nil && err != bufio.ErrBufferFull {
+			return
+		}
+	}
+}
+
+// goroutines is how many the server runs, from its debug address.
+func goroutines(ctx context.Context, debug string) string {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, debug+"/debug/pprof/goroutine?debug=1", nil)
+	if err != nil {
+		return "unknown"
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "unknown"
+	}
+	defer func() { _ = resp.Body.Close() }()
+	head, _ := io.ReadAll(io.LimitReader(resp.Body, 64))
+	first, _, _ := strings.Cut(string(head), "\n")
+	return strings.TrimPrefix(first, "goroutine profile: total ")
+}

@@ -1,0 +1,248 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/shared/config"
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store/sqlite/engine"
+)
+
+func TestAnEmptyDatabaseBesideOldKeysIsRefused(t *testing.T) {
+	var settings Settings
+	end(t, serve(t, func(s *Settings) { settings = *s }))
+	path := filepath.Join(settings.Data, "mcpevents.db")
+	for _, step := range []struct {
+		name   string
+		damage func() error
+	}{
+		{"is empty", func() error { return os.WriteFile(path, nil, 0o600) }},
+		{"is missing", func() error { return os.Remove(path) }},
+		{"is damaged", func() error { return os.WriteFile(path, []byte(strings.Repeat("no database ", 1000)), 0o600) }},
+	} {
+		name := step.name
+		if err := step.damage(); err != nil {
+			t.Fatal(err)
+		}
+		e, err := startEmbedded(t.Context(), settings)
+		if err == nil {
+			end(t, e)
+			t.Fatalf("%s: it started", name)
+		}
+		if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "start anew") {
+			t.Errorf("%s: got %v of kind %v", name, err, fault.KindOf(err))
+		}
+	}
+	// On purpose, without the keys.
+	for _, name := range []string{path, secretsPath(settings.Data)} {
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e, err := startEmbedded(t.Context(), settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end(t, e)
+}
+
+func openDescriptors(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
+
+// A start that fails, early or late, leaves nothing behind.
+func TestAFailedStartLeavesNothingOpen(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	parsed := func(src string) *config.Config {
+		c, err := config.Parse([]byte(src))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	for name, change := range map[string]func(*Settings){
+		"keys": func(s *Settings) {
+			if err := os.WriteFile(filepath.Join(s.Data, "keys.json"), []byte("{"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(s.Data, "mcpevents.db"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"address": func(s *Settings) { s.Addr = taken.Addr().String() },
+		"backend": func(s *Settings) {
+			s.Config = parsed("backends:\n  - {name: b, url: \"http://127.0.0.1:1/mcp\", prefix: b_, headers: {Authorization: \"env:NOT_THERE\"}}\n")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var settings Settings
+			end(t, serve(t, func(s *Settings) { settings = *s })) // whatever is opened once is open now
+			change(&settings)
+			http.DefaultClient.CloseIdleConnections()
+			goroutines, files := runtime.NumGoroutine(), openDescriptors(t)
+			for range 10 {
+				if e, err := startEmbedded(t.Context(), settings); err == nil {
+					end(t, e)
+					t.Fatal("it started")
+				}
+			}
+			for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+				g, f := runtime.NumGoroutine(), openDescriptors(t)
+				if g <= goroutines && f <= files {
+					return
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("%d goroutines and %d descriptors, before %d and %d", g, f, goroutines, files)
+				}
+			}
+		})
+	}
+}
+
+// sqlJob is a job that runs a statement.
+type sqlJob string
+
+func (s sqlJob) Apply(tx *engine.Tx) error { return tx.Exec(string(s)) }
+func (sqlJob) Done(error)                  {}
+
+func TestHealthzTellsThatWritesFail(t *testing.T) {
+	e := serve(t, nil)
+	get := func() (int, string) {
+		t.Helper()
+		resp, err := http.Get(e.URL + "/healthz")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, strings.TrimSpace(string(body))
+	}
+	if code, body := get(); code != http.StatusOK || body != `{"status":"ok"}` {
+		t.Fatalf("got %d %s", code, body)
+	}
+	do := func(sql string) error { return e.db.Engine().Do(t.Context(), sqlJob(sql)) }
+	if err := do("PRAGMA max_page_count=1"); err != nil { // the disk is full
+		t.Fatal(err)
+	}
+	if err := do("CREATE TABLE x AS SELECT zeroblob(100000)"); err == nil {
+		t.Fatal("the disk is not full")
+	}
+	if code, body := get(); code != http.StatusServiceUnavailable || body != `{"reason":"the last write to the database failed","status":"unavailable"}` {
+		t.Errorf("got %d %s", code, body)
+	}
+	if err := do("PRAGMA max_page_count=1000000; CREATE TABLE x AS SELECT zeroblob(100000)"); err != nil {
+		t.Fatal(err)
+	}
+	if code, body := get(); code != http.StatusOK {
+		t.Errorf("after a write that succeeded: %d %s", code, body)
+	}
+}
+
+// A shutdown whose time is over cuts off what runs: and the delivery comes again.
+func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
+	var settings Settings
+	end(t, serve(t, func(s *Settings) { settings = *s }))
+	arrived := make(chan struct{}, 10)
+	release := make(chan struct{})
+	receiver := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		arrived <- struct{}{}
+		select {
+		case <-release:
+		case <-r.Context().Done():
+		}
+	}))
+	defer receiver.Close()
+	e, err := startEmbedded(t.Context(), settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	post := func(path, body string, headers map[string]string) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, e.URL+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		for name, value := range headers {
+			req.Header.Set(name, value)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if answer, _ := io.ReadAll(resp.Body); resp.StatusCode >= 300 || strings.Contains(string(answer), `"error"`) {
+			t.Fatalf("%s: %d %s", path, resp.StatusCode, answer)
+		}
+	}
+	post("/mcp", `{"jsonrpc":"2.0","id":1,"method":"resources/subscriptions/register","params":{"uris":["event://ci/build-finished"],"targetUri":"`+receiver.URL+`/hook","_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`,
+		map[string]string{"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "resources/subscriptions/register", "Accept": "application/json, text/event-stream"})
+	post("/events", `{"uri":"event://ci/build-finished","data":{"build":1,"status":"passed"}}`, nil)
+	<-arrived
+	http.DefaultClient.CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	if err := e.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Close: %v", err)
+	}
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("Close took %v", took)
+	}
+	settings.Log = quiet()
+	again, err := startEmbedded(t.Context(), settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end(t, again)
+	defer close(release)
+	select {
+	case <-arrived:
+	case <-time.After(patience):
+		t.Error("the delivery did not come again")
+	}
+}
+
+// A server at rest writes and syncs nothing. Once a minute it looks for due deliveries, which this test does not wait for.
+func TestAtRestNothingIsWritten(t *testing.T) {
+	e := serve(t, nil)
+	disk := func() [2]int64 {
+		s := e.db.Engine().Stats()
+		return [2]int64{s.Syncs, s.Written}
+	}
+	last, since := disk(), time.Now()
+	for start := time.Now(); time.Since(since) < 3*time.Second; time.Sleep(50 * time.Millisecond) {
+		if now := disk(); now != last {
+			last, since = now, time.Now()
+		}
+		if time.Since(start) > 20*time.Second {
+			t.Fatal("syncs and bytes written still change 20 s after the start")
+		}
+	}
+	if last[0] == 0 {
+		t.Error("not even the start was counted")
+	}
+}

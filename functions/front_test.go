@@ -1,0 +1,197 @@
+package functions_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// tree is the template as it is written.
+func tree(t *testing.T) *yaml.Node {
+	t.Helper()
+	_, text := readDeployment(t)
+	var doc yaml.Node
+	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
+		t.Fatal(err)
+	}
+	return doc.Content[0]
+}
+
+// at walks down a mapping by its keys; nil is nothing there.
+func at(n *yaml.Node, path ...string) *yaml.Node {
+	for _, key := range path {
+		if n == nil || n.Kind != yaml.MappingNode {
+			return nil
+		}
+		var found *yaml.Node
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			if n.Content[i].Value == key {
+				found = n.Content[i+1]
+			}
+		}
+		n = found
+	}
+	return n
+}
+
+func value(n *yaml.Node) string {
+	if n == nil {
+		return ""
+	}
+	return n.Value
+}
+
+// AWS-13: one host for all paths, through which streams and every method and header pass, and which
+// tells clients where to get a token.
+func TestFront(t *testing.T) {
+	config := at(tree(t), "Resources", "Front", "Properties", "DistributionConfig")
+	behaviours := append([]*yaml.Node{at(config, "DefaultCacheBehavior")}, at(config, "CacheBehaviors").Content...)
+	routes := map[string]string{}
+	for _, b := range behaviours {
+		routes[value(at(b, "PathPattern"))] = value(at(b, "TargetOriginId"))
+		var methods []string
+		for _, m := range at(b, "AllowedMethods").Content {
+			methods = append(methods, m.Value)
+		}
+		for _, m := range []string{"GET", "POST", "DELETE", "OPTIONS"} {
+			if !slices.Contains(methods, m) {
+				t.Errorf("%s does not pass", m)
+			}
+		}
+		for property, want := range map[string]string{
+			"CachePolicyId": "4135ea2d-6df8-44a3-9df3-4b5a84be39ad", "OriginRequestPolicyId": "b689b0a8-53d0-40ab-baf2-68738e2966ac",
+			"Compress": "false", "ViewerProtocolPolicy": "https-only",
+		} {
+			if got := value(at(b, property)); got != want {
+				t.Errorf("%s is %q, want %q", property, got, want)
+			}
+		}
+		if challenge := at(b, "ResponseHeadersPolicyId"); challenge == nil || challenge.Content[0].Value != "HasChallenge" || challenge.Content[1].Value != "FrontChallenge" {
+			t.Error("no challenge")
+		}
+	}
+	if len(routes) != 2 || routes[""] != "stream" || routes["/events"] != "publish" {
+		t.Errorf("got %v", routes)
+	}
+	for _, origin := range at(config, "Origins").Content {
+		domain := written(t, *at(origin, "DomainName"))
+		if function := map[string]string{"stream": "StreamFunctionUrl.FunctionUrl", "publish": "PublishFunctionUrl.FunctionUrl"}[value(at(origin, "Id"))]; !strings.Contains(domain, function) {
+			t.Errorf("%s is at %s", value(at(origin, "Id")), domain)
+		}
+		// Twice the longest quiet of a stream at least (--heartbeat is at most 30s).
+		if got := value(at(origin, "CustomOriginConfig", "OriginReadTimeout")); got != "60" {
+			t.Errorf("a response may pause for %s s", got)
+		}
+	}
+	headers := at(tree(t), "Resources", "FrontChallenge", "Properties", "ResponseHeadersPolicyConfig", "CustomHeadersConfig", "Items")
+	challenge := written(t, *headers.Content[0])
+	if !strings.Contains(challenge, "WWW-Authenticate") || !strings.Contains(challenge, `Bearer resource_metadata="https://${FrontDomain}/.well-known/oauth-protected-resource/mcp"`) {
+		t.Errorf("got %s", challenge)
+	}
+	for _, name := range []string{"McpUrl", "EventsUrl"} {
+		if got := written(t, *at(tree(t), "Outputs", name, "Value")); !strings.Contains(got, "https://${FrontDomain}/") {
+			t.Errorf("%s is %s", name, got)
+		}
+	}
+}
+
+// AWS-09: each URL is one that the outputs tell and the front serves.
+func TestNoURLIsUnused(t *testing.T) {
+	doc := tree(t)
+	outputs, front := written(t, *at(doc, "Outputs")), written(t, *at(doc, "Resources", "Front"))
+	resources := at(doc, "Resources")
+	urls := 0
+	for i := 0; i < len(resources.Content); i += 2 {
+		id := resources.Content[i].Value
+		if at(resources.Content[i+1], "Properties", "FunctionUrlConfig") == nil {
+			continue
+		}
+		urls++
+		if used := id + "Url.FunctionUrl"; !strings.Contains(outputs, used) || !strings.Contains(front, used) {
+			t.Errorf("nothing uses the URL of %s", id)
+		}
+	}
+	if urls != 2 {
+		t.Errorf("got %d URLs", urls)
+	}
+}
+
+// AWS-11: every function but keys is called by an alias, gets a new version when anything changes, and
+// goes back by both alarms, which watch all of them.
+func TestVersionsAndAliases(t *testing.T) {
+	doc := tree(t)
+	resources := at(doc, "Resources")
+	for i := 0; i < len(resources.Content); i += 2 {
+		id, r := resources.Content[i].Value, resources.Content[i+1]
+		switch value(at(r, "Type")) {
+		case "AWS::Lambda::EventSourceMapping":
+			if got := value(at(r, "Properties", "FunctionName")); !strings.HasSuffix(got, "Function.Alias") {
+				t.Errorf("%s calls %s", id, got)
+			}
+		case "AWS::Serverless::Function":
+			if id == "KeysFunction" {
+				continue // CloudFormation calls what it has just changed
+			}
+			p := at(r, "Properties")
+			if value(at(p, "AutoPublishAlias")) != "live" || value(at(p, "AutoPublishAliasAllProperties")) != "true" || value(at(p, "VersionDescription")) != "Keys.Fingerprint" {
+				t.Errorf("%s: a change may not get to the alias", id)
+			}
+			shift := at(p, "DeploymentPreference")
+			if value(at(shift, "Enabled")) != "GradualDeployment" || value(at(shift, "Type")) != "TrafficShift" || written(t, *at(shift, "Alarms")) != "[!Ref ErrorsAlarm, !Ref ThrottlesAlarm]" {
+				t.Errorf("%s: got %s", id, written(t, *shift))
+			}
+			for _, alarm := range []string{"ErrorsAlarm", "ThrottlesAlarm"} {
+				if !strings.Contains(written(t, *at(resources, alarm)), "Value: !Ref "+id+"}") {
+					t.Errorf("%s does not watch %s", alarm, id)
+				}
+			}
+		}
+	}
+}
+
+// AWS-12: wherever a table or the key is used, it is the stack's own or the one that it adopts.
+func TestAdoption(t *testing.T) {
+	doc := tree(t)
+	own := map[string]bool{}
+	resources := at(doc, "Resources")
+	for i := 0; i < len(resources.Content); i += 2 {
+		id, r := resources.Content[i].Value, resources.Content[i+1]
+		if kind := value(at(r, "Type")); kind == "AWS::DynamoDB::Table" || kind == "AWS::KMS::Key" {
+			own[id] = true
+			if got := value(at(r, "Condition")); got != "Makes"+id {
+				t.Errorf("%s is made on the condition %q", id, got)
+			}
+			if got := written(t, *at(doc, "Conditions", "Makes"+id)); got != `!Equals [!Ref `+id+`Arn, ""]` {
+				t.Errorf("Makes%s is %s", id, got)
+			}
+		}
+	}
+	if len(own) != 7 {
+		t.Errorf("got %v", own)
+	}
+	var look func(n *yaml.Node, within string)
+	look = func(n *yaml.Node, within string) {
+		if n.Tag == "!If" {
+			condition, chosen, other := n.Content[0].Value, n.Content[1], n.Content[2]
+			if id, ok := strings.CutPrefix(condition, "Makes"); ok {
+				if strings.TrimSuffix(chosen.Value, ".Arn") != id || other.Value != id+"Arn" {
+					t.Errorf("line %d: %s or %s for %s", n.Line, chosen.Value, other.Value, id)
+				}
+				return
+			}
+		}
+		if id := strings.TrimSuffix(n.Value, ".Arn"); (n.Tag == "!Ref" || n.Tag == "!GetAtt") && own[id] && within != "SealingKeyAlias" {
+			t.Errorf("line %d: %s, which may not be there", n.Line, n.Value)
+		}
+		for _, c := range n.Content {
+			look(c, within)
+		}
+	}
+	for i := 0; i < len(resources.Content); i += 2 {
+		look(resources.Content[i+1], resources.Content[i].Value)
+	}
+	look(at(doc, "Globals"), "")
+	look(at(doc, "Outputs"), "")
+}

@@ -1,0 +1,85 @@
+package boot
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"mcpevents/shared/auth"
+	"mcpevents/shared/config"
+	"mcpevents/shared/fault"
+)
+
+// broken are values that no setting of a kind can have.
+var broken = map[string]string{"MCPEVENTS_AUTH": "maybe", "MCPEVENTS_JWT_LEEWAY": "soon", "MCPEVENTS_STREAMS": "-1", "MCPEVENTS_JWT_ISSUER": "?"}
+
+// AWS-02: a function with settings that it does not need never fails for them.
+func TestAFunctionStartsWithoutWhatItDoesNotNeed(t *testing.T) {
+	started(t, nil) // the region and credentials
+	for need, names := range of {
+		for _, name := range names {
+			if !config.Names()[name] {
+				t.Errorf("%s is none of the limits", name)
+			}
+			if slices.ContainsFunc([]string{"issuer", "audience", "jwks", "claim", "origins", "targets", "algorithms"}, func(part string) bool { return strings.Contains(name, part) }) {
+				continue // any text is one
+			}
+			for _, variable := range []map[string]string{
+				{config.EnvName(name): "!"}, {config.EnvSettings: name + "=!"},
+			} {
+				env := environment(variable)
+				getenv := func(name string) string { return env[name] }
+				if _, err := build(getenv, need); !fault.Is(err, fault.Invalid) {
+					t.Errorf("who needs %v starts: %v", variable, err)
+				}
+				if _, err := build(getenv, everything&^need); err != nil {
+					t.Errorf("who does not need %v fails: %v", variable, err)
+				}
+			}
+		}
+	}
+	env := environment(broken)
+	for _, needs := range []Needs{0, Webhooks} {
+		p, err := build(func(name string) string { return env[name] }, needs)
+		if err != nil || p.Auth != nil {
+			t.Errorf("%d: got %v, %v", needs, p, err)
+		}
+	}
+	// Who ends subscriptions looks principals up.
+	env = environment(map[string]string{envAuth: "keys"})
+	p, err := build(func(name string) string { return env[name] }, Webhooks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := p.Auth.(auth.Directory); !ok {
+		t.Error("there is no directory of principals")
+	}
+}
+
+// AWS-02: what is checked before a deployment is what the functions would not start with.
+func TestCheck(t *testing.T) {
+	good := map[string]string{envAuth: "jwt", "MCPEVENTS_JWT_ISSUER": "https://login.example.com", "MCPEVENTS_JWT_AUDIENCE": "https://events.example.com/mcp"}
+	for name, tc := range map[string]struct {
+		change map[string]string
+		want   string
+	}{
+		"good":                         {nil, ""},
+		"no audience":                  {map[string]string{"MCPEVENTS_JWT_AUDIENCE": ""}, "--jwt-audience"},
+		"an issuer without TLS":        {map[string]string{"MCPEVENTS_JWT_ISSUER": "http://login.example.com"}, "https"},
+		"no mode":                      {map[string]string{envAuth: ""}, "none, keys or jwt"},
+		"a level":                      {map[string]string{envLogLevel: "LOUD"}, "DEBUG"},
+		"a retention that is too long": {map[string]string{"MCPEVENTS_LOG_RETENTION": "10000h"}, "--log-retention"},
+		"a prefix without a slash":     {map[string]string{"MCPEVENTS_PLAIN_TARGETS": "https://a.example"}, "--plain-targets"},
+		"a setting that is unknown":    {map[string]string{config.EnvSettings: "quotas=3"}, "quotas"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			env := maps.Clone(good)
+			maps.Copy(env, tc.change)
+			err := Check(func(name string) string { return env[name] })
+			if (err == nil) != (tc.want == "") || err != nil && (!fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want)) {
+				t.Errorf("got error %v, want %q in it", err, tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/aws/aws-lambda-go/cfn"
+
+	"mcpevents/functions/internal/cursors"
+	"mcpevents/functions/internal/sealing"
+	"mcpevents/shared/store"
+	"mcpevents/shared/store/sqlite"
+)
+
+// marked is a wrapper that marks what it wrapped.
+type marked struct{}
+
+func (marked) Wrap(_ context.Context, clear []byte) ([]byte, error) {
+	return append([]byte("wrapped:"), clear...), nil
+}
+
+func (marked) Unwrap(_ context.Context, wrapped []byte) ([]byte, error) {
+	clear, ok := bytes.CutPrefix(wrapped, []byte("wrapped:"))
+	if !ok {
+		return nil, errors.New("not wrapped")
+	}
+	return clear, nil
+}
+
+// stack answers the events of the resource as the deployment's function does, and returns what it
+// reported to CloudFormation.
+func stack(t *testing.T, open opener, event map[string]any) (report cfn.Response) {
+	t.Helper()
+	reports := 0
+	cloud := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		reports++
+		if err := json.NewDecoder(r.Body).Decode(&report); err != nil {
+			t.Error(err)
+		}
+	}))
+	defer cloud.Close()
+	event["ResponseURL"], event["LogicalResourceId"], event["RequestId"], event["StackId"] = cloud.URL, "Keys", "1", "s"
+	raw, err := json.Marshal(event)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = handler(open)(t.Context(), raw) // what counts is the report
+	if reports != 1 {
+		t.Fatalf("reported %d times", reports)
+	}
+	return report
+}
+
+func database(t *testing.T) (store.DB, opener) {
+	t.Helper()
+	db, err := sqlite.Open(":memory:", sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db, func() (store.DB, sealing.Wrapper, error) { return db, marked{}, nil }
+}
+
+func properties(settings any) map[string]any {
+	return map[string]any{"ServiceToken": "arn", "ServiceTimeout": "120", "Settings": settings}
+}
+
+// AWS-02: what the functions would not start with fails the resource, and with it the deployment,
+// with the reason; nothing is made.
+func TestTheResourceRefusesWrongSettings(t *testing.T) {
+	for name, tc := range map[string]struct {
+		settings any
+		want     string
+	}{
+		"no mode":              {map[string]any{}, "MCPEVENTS_AUTH"},
+		"tokens of nobody":     {map[string]any{"MCPEVENTS_AUTH": "jwt"}, "--jwt-issuer"},
+		"an issuer":            {map[string]any{"MCPEVENTS_AUTH": "jwt", "MCPEVENTS_JWT_ISSUER": "login", "MCPEVENTS_JWT_AUDIENCE": "https://e.example/mcp"}, "login"},
+		"a retention":          {map[string]any{"MCPEVENTS_AUTH": "keys", "MCPEVENTS_LOG_RETENTION": "99999h"}, "--log-retention"},
+		"a setting":            {map[string]any{"MCPEVENTS_AUTH": "keys", "MCPEVENTS_SETTINGS": "quotas=1"}, "quotas"},
+		"what is not settings": {"text", "no mapping"},
+	} {
+		for _, request := range []string{"Create", "Update"} {
+			t.Run(request+" with "+name, func(t *testing.T) {
+				db, open := database(t)
+				got := stack(t, open, map[string]any{"RequestType": request, "PhysicalResourceId": resourceID, "ResourceProperties": properties(tc.settings)})
+				if got.Status != cfn.StatusFailed || !strings.Contains(got.Reason, tc.want) || got.PhysicalResourceID != resourceID {
+					t.Errorf("got %+v, want %q in the reason", got, tc.want)
+				}
+				if _, err := cursors.Key(t.Context(), db); err == nil {
+					t.Error("keys were made")
+				}
+			})
+		}
+	}
+}
+
+// The keys are made by the first event, and by an update when the tables are others; never anew.
+func TestTheResourceMakesTheKeysOnce(t *testing.T) {
+	good := properties(map[string]any{"MCPEVENTS_AUTH": "keys", "MCPEVENTS_STREAM_CONCURRENCY": 7})
+	for _, first := range []string{"Create", "Update"} {
+		db, open := database(t)
+		var before []byte
+		for _, request := range []string{first, "Update", "Create"} {
+			if got := stack(t, open, map[string]any{"RequestType": request, "ResourceProperties": good}); got.Status != cfn.StatusSuccess || got.PhysicalResourceID != resourceID {
+				t.Fatalf("%s: got %+v", request, got)
+			}
+			key, err := cursors.Key(t.Context(), db)
+			if err != nil || before != nil && !bytes.Equal(before, key) {
+				t.Fatalf("%s: got the key %x after %x, %v", request, key, before, err)
+			}
+			before = key
+			if _, err := sealing.Public(t.Context(), db); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// A deployment that failed goes back to the one before, which may be of a version that had no settings here.
+func TestTheResourceGoesBack(t *testing.T) {
+	_, open := database(t)
+	got := stack(t, open, map[string]any{"RequestType": "Update", "ResourceProperties": map[string]any{"ServiceToken": "arn"}, "OldResourceProperties": properties(map[string]any{"MCPEVENTS_AUTH": "maybe"})})
+	if got.Status != cfn.StatusSuccess {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// AWS-02: deleting always succeeds, whatever the resource was given, and without tables.
+func TestTheResourceIsDeletedAlways(t *testing.T) {
+	gone := func() (store.DB, sealing.Wrapper, error) { return nil, nil, errors.New("there is no table") }
+	for name, given := range map[string]any{
+		"good settings":   properties(map[string]any{"MCPEVENTS_AUTH": "keys"}),
+		"broken settings": properties(map[string]any{"MCPEVENTS_AUTH": "maybe"}),
+		"no settings":     properties("text"),
+		"no properties":   nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := stack(t, gone, map[string]any{"RequestType": "Delete", "PhysicalResourceId": "whatever", "ResourceProperties": given})
+			if got.Status != cfn.StatusSuccess {
+				t.Errorf("got %+v", got)
+			}
+		})
+	}
+	if got := stack(t, gone, map[string]any{"RequestType": "Create", "ResourceProperties": properties(map[string]any{"MCPEVENTS_AUTH": "keys"})}); got.Status != cfn.StatusFailed || !strings.Contains(got.Reason, "there is no table") {
+		t.Errorf("a creation without tables: got %+v", got)
+	}
+}
+
+// AWS-11: a version of the functions is published anew when a setting is another one, and only then.
+func TestTheFingerprintIsThatOfTheSettings(t *testing.T) {
+	_, open := database(t)
+	of := func(auth, retention string) any {
+		got := stack(t, open, map[string]any{"RequestType": "Update", "ResourceProperties": properties(map[string]any{"MCPEVENTS_AUTH": auth, "MCPEVENTS_LOG_RETENTION": retention})})
+		if got.Status != cfn.StatusSuccess || got.Data["Fingerprint"] == "" {
+			t.Fatalf("got %+v", got)
+		}
+		return got.Data["Fingerprint"]
+	}
+	first := of("keys", "24h")
+	if of("keys", "24h") != first || of("none", "24h") == first || of("keys", "25h") == first {
+		t.Error("the fingerprint does not follow the settings")
+	}
+}

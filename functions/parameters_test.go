@@ -1,0 +1,329 @@
+package functions_test
+
+import (
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+
+	"mcpevents/functions/internal/boot"
+	"mcpevents/shared/config"
+)
+
+// deployment is what the tests of parameters read of template.yaml.
+type deployment struct {
+	Parameters map[string]struct {
+		Default        *string `yaml:"Default"`
+		AllowedPattern string  `yaml:"AllowedPattern"`
+	} `yaml:"Parameters"`
+	Rules map[string]struct {
+		RuleCondition yaml.Node `yaml:"RuleCondition"`
+		Assertions    []struct {
+			Assert            yaml.Node `yaml:"Assert"`
+			AssertDescription string    `yaml:"AssertDescription"`
+		} `yaml:"Assertions"`
+	} `yaml:"Rules"`
+	Globals struct {
+		Function struct {
+			Environment environmentOf `yaml:"Environment"`
+		} `yaml:"Function"`
+	} `yaml:"Globals"`
+	Resources map[string]struct {
+		Type       string `yaml:"Type"`
+		DependsOn  string `yaml:"DependsOn"`
+		Properties struct {
+			Environment                  environmentOf        `yaml:"Environment"`
+			Settings                     map[string]yaml.Node `yaml:"Settings"`
+			Version                      string               `yaml:"Version"`
+			ScalingConfig                map[string]yaml.Node `yaml:"ScalingConfig"`
+			ReservedConcurrentExecutions yaml.Node            `yaml:"ReservedConcurrentExecutions"`
+		} `yaml:"Properties"`
+	} `yaml:"Resources"`
+}
+
+type environmentOf struct {
+	Variables map[string]yaml.Node `yaml:"Variables"`
+}
+
+func readDeployment(t *testing.T) (d deployment, text string) {
+	t.Helper()
+	src, err := os.ReadFile("../template.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal(src, &d); err != nil {
+		t.Fatal(err)
+	}
+	return d, string(src)
+}
+
+// written is a value as the template has it.
+func written(t *testing.T, n yaml.Node) string {
+	t.Helper()
+	b, err := yaml.Marshal(&n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// finds reports whether a function finds its resources by a variable, which is no setting.
+func finds(variable string) bool {
+	for _, prefix := range []string{"MCPEVENTS_TABLE_", "MCPEVENTS_QUEUE_", "MCPEVENTS_KEY_ID", "MCPEVENTS_REGISTER_", "MCPEVENTS_DEREGISTER_"} {
+		if strings.HasPrefix(variable, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// given are the settings that the template gives to functions, by variable.
+func given(t *testing.T, d deployment) map[string]string {
+	t.Helper()
+	settings := map[string]string{}
+	add := func(e environmentOf) {
+		for name, value := range e.Variables {
+			if !finds(name) {
+				settings[name] = written(t, value)
+			}
+		}
+	}
+	add(d.Globals.Function.Environment)
+	for _, r := range d.Resources {
+		add(r.Properties.Environment)
+	}
+	return settings
+}
+
+func TestSettingsOfTheTemplate(t *testing.T) {
+	d, text := readDeployment(t)
+	settings := given(t, d)
+	t.Run("AWS-02 keys checks what the functions are given, before they are", func(t *testing.T) {
+		checked := map[string]string{}
+		for name, value := range d.Resources["Keys"].Properties.Settings {
+			checked[name] = written(t, value)
+		}
+		if !maps.Equal(checked, settings) {
+			t.Errorf("checked are\n%v\ngiven are\n%v", checked, settings)
+		}
+		if got := d.Resources["Keys"].Properties.Version; got != boot.Version {
+			t.Errorf("the version of the resource is %s, that of the functions %s", got, boot.Version)
+		}
+		for id, r := range d.Resources {
+			if r.Type == "AWS::Serverless::Function" && id != "KeysFunction" && r.DependsOn != "Keys" {
+				t.Errorf("%s does not wait for the check", id)
+			}
+		}
+	})
+	t.Run("AWS-09 every setting can be set", func(t *testing.T) {
+		if settings[config.EnvSettings] == "" {
+			t.Errorf("%s is not given", config.EnvSettings)
+		}
+		known := map[string]bool{config.EnvSettings: true, "MCPEVENTS_AUTH": true, "MCPEVENTS_LOG_LEVEL": true}
+		for name := range config.Names() {
+			known[config.EnvName(name)] = true
+			if settings[config.EnvName(name)] != "" {
+				continue
+			}
+			value := map[string]string{"allow-no-expiry": "true", "server-identity": "true"}[name]
+			if value == "" {
+				value = strings.Trim(defaultOf(t, name), "[]")
+			}
+			if err := boot.Check(func(v string) string {
+				return map[string]string{"MCPEVENTS_AUTH": "keys", config.EnvSettings: name + "=" + value}[v]
+			}); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		for name := range settings {
+			if !known[name] {
+				t.Errorf("no function reads %s", name)
+			}
+		}
+	})
+	t.Run("AWS-09 each parameter has a default, is used, and is in the documentation", func(t *testing.T) {
+		docs, err := os.ReadFile("../docs/operations.md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, p := range d.Parameters {
+			if p.Default == nil {
+				t.Errorf("%s has no default: a deployment asks for it", name)
+			}
+			if !regexp.MustCompile(`(!Ref ` + name + `\b|\$\{` + name + `\})`).MatchString(text) {
+				t.Errorf("nothing uses %s", name)
+			}
+			if !strings.Contains(string(docs), "`"+name+"`") {
+				t.Errorf("docs/operations.md says nothing of %s", name)
+			}
+		}
+	})
+}
+
+// defaultOf is the default of a limit, or any good value.
+func defaultOf(t *testing.T, name string) string {
+	t.Helper()
+	for _, prefix := range []string{"verified-targets", "plain-targets"} {
+		if name == prefix {
+			return "https://a.example/"
+		}
+	}
+	b, err := os.ReadFile("../shared/config/limits.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`name:"` + name + `" default:"([^"]+)"`).FindSubmatch(b)
+	if found == nil {
+		t.Fatalf("no default of %s", name)
+	}
+	return string(found[1])
+}
+
+func TestPatternsOfParameters(t *testing.T) {
+	d, _ := readDeployment(t)
+	for name, tc := range map[string]struct{ good, bad []string }{
+		"JwtIssuer":           {[]string{"", "https://login.example.com", "https://a.example/t,https://b.example", "https://a.example, https://b.example"}, []string{"login.example.com", "https://", "https://a.example,", " "}},
+		"JwtAudience":         {[]string{"", "https://e.example/mcp", "https://e.example/mcp,api"}, []string{"api", "https://e.example/mcp,,x"}},
+		"JwtJwksUrl":          {[]string{"", "https://login.example.com/keys"}, []string{"/keys"}},
+		"JwtPrincipalClaim":   {[]string{"sub", "https://a.example/id"}, []string{"", "a b"}},
+		"JwtWorkspaceClaim":   {[]string{"", "org"}, []string{"a b"}},
+		"AllowedOrigins":      {[]string{"", "https://console.example.com", "http://localhost:3000,https://b.example"}, []string{"https://console.example.com/", "console.example.com", "*"}},
+		"BlockedTargets":      {[]string{"", "events.example.com", "a.example,b.example"}, []string{"https://a.example", "a.example/", "a,,b"}},
+		"PlainTargets":        {[]string{"", "https://chatgpt.com/", "https://a.example/b/,https://c.example/"}, []string{"https://chatgpt.com", "chatgpt.com/"}},
+		"Retention":           {[]string{"24h", "90m"}, []string{"", "1d", "24", "0h"}},
+		"SecretsPrefix":       {[]string{"/mcp-events/", "/a/b/"}, []string{"", "/", "mcp-events/", "/*/"}},
+		"LogTableArn":         {[]string{"", "arn:aws:dynamodb:eu-central-1:123456789012:table/a-Log_1.x"}, []string{"a-Log", "arn:aws:dynamodb:eu-central-1:123456789012:table/a/index/b"}},
+		"SealingKeyArn":       {[]string{"", "arn:aws:kms:eu-central-1:123456789012:key/0a-1b"}, []string{"0a-1b", "arn:aws:kms:eu-central-1:123456789012:alias/x"}},
+		"FrontDomain":         {[]string{"", "events.example.com"}, []string{"https://events.example.com", "events.example.com/", "localhost"}},
+		"FrontCertificateArn": {[]string{"", "arn:aws:acm:us-east-1:123456789012:certificate/0a-1b"}, []string{"arn:aws:acm:eu-central-1:123456789012:certificate/0a-1b"}},
+		"FrontWebAclArn":      {[]string{"", "arn:aws:wafv2:us-east-1:123456789012:global/webacl/a/0a-1b"}, []string{"arn:aws:wafv2:eu-central-1:123456789012:regional/webacl/a/0a-1b"}},
+		"ExtraSettings":       {[]string{"", "quota=50", "quota=50;webhook-timeout=10s;", " quota = 50 ; target-ports=443,8443"}, []string{"quota", "quota=", "QUOTA=5", ";", "quota=5;;streams=5"}},
+	} {
+		t.Run("AWS-02 "+name, func(t *testing.T) {
+			pattern := d.Parameters[name].AllowedPattern
+			for _, value := range append(tc.good, *d.Parameters[name].Default) {
+				if !matches(pattern, value) {
+					t.Errorf("refuses %q", value)
+				}
+			}
+			for _, value := range tc.bad {
+				if matches(pattern, value) {
+					t.Errorf("takes %q", value)
+				}
+			}
+		})
+	}
+}
+
+// matches reports whether a parameter may have a value.
+func matches(pattern, value string) bool { return regexp.MustCompile(pattern).MatchString(value) }
+
+// broken evaluates the rules as CloudFormation does before it changes anything, and returns the
+// description of each assertion that does not hold.
+func broken(t *testing.T, d deployment, parameters map[string]string) (descriptions []string) {
+	t.Helper()
+	var eval func(n yaml.Node) any
+	eval = func(n yaml.Node) any {
+		args := make([]any, len(n.Content))
+		for i, c := range n.Content {
+			args[i] = eval(*c)
+		}
+		switch n.Tag {
+		case "!Ref":
+			if value, ok := parameters[n.Value]; ok {
+				return value
+			}
+			return *d.Parameters[n.Value].Default
+		case "!Equals":
+			return args[0] == args[1]
+		case "!Not":
+			return args[0] != true
+		case "!And":
+			return !slices.Contains(args, any(false))
+		case "!Or":
+			return slices.Contains(args, any(true))
+		}
+		return n.Value
+	}
+	for _, rule := range d.Rules {
+		if rule.RuleCondition.Kind != 0 && eval(rule.RuleCondition) != true {
+			continue
+		}
+		for _, a := range rule.Assertions {
+			if eval(a.Assert) != true {
+				descriptions = append(descriptions, a.AssertDescription)
+			}
+		}
+	}
+	return descriptions
+}
+
+func TestRulesOfParameters(t *testing.T) {
+	d, _ := readDeployment(t)
+	const certificate = "arn:aws:acm:us-east-1:123456789012:certificate/0a-1b"
+	const issuer, audience = "https://login.example.com", "https://events.example.com/mcp"
+	for name, tc := range map[string]struct {
+		parameters map[string]string
+		want       string
+	}{
+		"the defaults":                    {nil, ""},
+		"tokens":                          {map[string]string{"Auth": "jwt", "JwtIssuer": issuer, "JwtAudience": audience}, ""},
+		"tokens of nobody":                {map[string]string{"Auth": "jwt", "JwtAudience": audience}, "Auth=jwt needs JwtIssuer"},
+		"tokens for nobody":               {map[string]string{"Auth": "jwt", "JwtIssuer": issuer}, "Auth=jwt needs JwtAudience"},
+		"a domain":                        {map[string]string{"FrontDomain": "e.example.com", "FrontCertificateArn": certificate}, ""},
+		"a domain without a certificate":  {map[string]string{"FrontDomain": "e.example.com"}, "FrontDomain needs FrontCertificateArn"},
+		"a certificate without a domain":  {map[string]string{"FrontCertificateArn": certificate}, "are for FrontDomain"},
+		"a firewall of nothing":           {map[string]string{"FrontWebAclArn": "arn"}, "are for FrontDomain"},
+		"an issuer that is not looked at": {map[string]string{"JwtIssuer": issuer}, "are for Auth=jwt"},
+	} {
+		t.Run("AWS-02 "+name, func(t *testing.T) {
+			got := strings.Join(broken(t, d, tc.parameters), "; ")
+			if (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
+				t.Errorf("got %q, want %q in it", got, tc.want)
+			}
+		})
+	}
+}
+
+// AWS-08: with the defaults, what the queues may take at once and open streams may take fits the quota of a
+// new account, and nothing is reserved, which such an account refuses.
+func TestDefaultsFitANewAccount(t *testing.T) {
+	d, _ := readDeployment(t)
+	const quota = 10
+	number := func(name string) int {
+		n, err := strconv.Atoi(*d.Parameters[name].Default)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	sum := number("StreamConcurrency") * 80 / 100
+	mappings := 0
+	for id, r := range d.Resources {
+		if r.Type != "AWS::Lambda::EventSourceMapping" {
+			continue
+		}
+		mappings++
+		n := number(r.Properties.ScalingConfig["MaximumConcurrency"].Value)
+		if n < 2 {
+			t.Errorf("%s: Lambda takes no %d", id, n)
+		}
+		sum += n
+	}
+	if mappings != 4 || sum > quota {
+		t.Errorf("%d mappings and the streams take %d of %d", mappings, sum, quota)
+	}
+	for id, r := range d.Resources {
+		if n := r.Properties.ReservedConcurrentExecutions; n.Kind != 0 && (n.Tag != "!If" || n.Content[0].Value != "HasStreamReservation" || n.Content[2].Value != "AWS::NoValue") {
+			t.Errorf("%s reserves", id)
+		}
+	}
+	if number("StreamReservedConcurrency") != 0 {
+		t.Error("a reservation by default")
+	}
+}

@@ -1,0 +1,48 @@
+package functions_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"mcpevents/localstack/runner"
+	"mcpevents/test/awslocal"
+)
+
+// AWS-02: a deployment with settings that the functions would not start with fails, with the reason. Only
+// keys is built: no other function comes to run.
+func TestADeploymentWithWrongSettingsFails(t *testing.T) {
+	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	others := map[string]string{}
+	for _, name := range []string{"publish", "fanout", "dispatch", "retry", "register", "deregister", "stream", "relay"} {
+		others["functions/"+name] = self
+	}
+	for name, tc := range map[string]struct {
+		parameters map[string]string
+		want       string
+	}{
+		"an unknown setting": {map[string]string{"ExtraSettings": "quotas=3"}, `there is no setting "quotas"`},
+		"an issuer":          {map[string]string{"Auth": "jwt", "JwtIssuer": "http://login.example.com", "JwtAudience": "https://events.example.com/mcp"}, "not https"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stack, err := runner.Start(t.Context(), runner.Options{
+				Template: "../template.yaml", Name: "t" + uuid.NewString()[:8], Region: awslocal.Region, Parameters: tc.parameters, Binaries: others,
+				Endpoints: runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack, SSM: ends.MiniStack},
+				Output:    lines{t},
+			})
+			if err == nil {
+				stack.Close()
+				t.Fatal("it was deployed")
+			}
+			if !strings.Contains(err.Error(), "resource Keys") || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got error %v, want %q in it", err, tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,91 @@
+package functions_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// oneFunction is a template with one function, so that the test compiles no more; asked for one function of
+// several, SAM would use no cache.
+const oneFunction = `Transform: AWS::Serverless-2016-10-31
+Resources:
+  FanoutFunction:
+    Type: AWS::Serverless::Function
+    Metadata: {BuildMethod: go1.x, BuildProperties: {TrimGoPath: true}}
+    Properties: {CodeUri: functions/fanout, Handler: bootstrap, Runtime: provided.al2023, Architectures: [arm64]}
+`
+
+// What is deployed is what the sources say, also when only a package beside the function changed: by
+// the target of the Makefile, and by the settings of samconfig.toml alone.
+func TestSAMBuild(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute) // the first time it installs SAM and compiles all
+	defer cancel()
+	tree := t.TempDir()
+	for _, name := range []string{"functions", "shared", "tools"} {
+		if err := os.CopyFS(filepath.Join(tree, name), os.DirFS("../"+name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"go.mod", "go.sum", "samconfig.toml", "Makefile"} {
+		src, err := os.ReadFile("../" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(tree, name), string(src))
+	}
+	write(t, filepath.Join(tree, "template.yaml"), oneFunction)
+	run := func(name string, args ...string) {
+		t.Helper()
+		cmd := exec.CommandContext(ctx, name, args...)
+		cmd.Dir, cmd.WaitDelay = tree, 5*time.Second
+		cmd.Env = append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0", "SAM_CLI_TELEMETRY=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s %v: %v\n%s", filepath.Base(name), args, err, out)
+		}
+	}
+	built := func() []byte {
+		t.Helper()
+		b, err := os.ReadFile(filepath.Join(tree, ".aws-sam", "build", "FanoutFunction", "bootstrap"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	change := func(marker string) {
+		t.Helper()
+		write(t, filepath.Join(tree, "shared", "delivery", "marker.go"), "package delivery\n\nfunc init() { println(\""+marker+"\") }\n")
+	}
+	where, err := exec.CommandContext(ctx, "make", "-s", "-C", tree, "sam-path").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sam := string(bytes.TrimSpace(where))
+	change("the first marker")
+	run("make", "sam-build")
+	t.Run("AWS-01 make sam-build takes a change of a shared package", func(t *testing.T) {
+		change("the second marker")
+		run("make", "sam-build")
+		if !bytes.Contains(built(), []byte("the second marker")) {
+			t.Error("the binary is the one before the change")
+		}
+	})
+	t.Run("AWS-01 so does sam build", func(t *testing.T) {
+		change("the third marker")
+		run(sam, "build")
+		if !bytes.Contains(built(), []byte("the third marker")) {
+			t.Error("the binary is the one before the change")
+		}
+	})
+}
+
+func write(t *testing.T, file, content string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}

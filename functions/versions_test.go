@@ -1,0 +1,186 @@
+package functions_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+
+	"mcpevents/localstack/runner"
+	"mcpevents/test/awslocal"
+)
+
+// wayOfAnEvent are the functions that read or write its messages, in its order, and their code.
+var wayOfAnEvent = [][2]string{
+	{"PublishFunction", "publish"}, {"FanoutFunction", "fanout"}, {"DispatchFunction", "dispatch"}, {"RetryFunction", "retry"},
+}
+
+// builds are executables of the functions on the way of an event: today's, and those of a
+// next release, which writes messages of the next version and reads today's too.
+func builds(t *testing.T) (today, next map[string]string) {
+	t.Helper()
+	dir := t.TempDir()
+	replace := map[string]string{}
+	for file, constant := range map[string]string{
+		"../shared/delivery/message.go": "const taskVersion = 1",
+		"../shared/event/event.go":      "const messageVersion = 1",
+	} {
+		path, err := filepath.Abs(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		src, err := os.ReadFile(path)
+		if err != nil || strings.Count(string(src), constant+"\n") != 1 {
+			t.Fatalf("%s has no %q, %v: this test does not know how to make a next version", file, constant, err)
+		}
+		changed := filepath.Join(dir, filepath.Base(file))
+		if err := os.WriteFile(changed, []byte(strings.Replace(string(src), constant, strings.TrimSuffix(constant, "1")+"2", 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		replace[path] = changed
+	}
+	b, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(overlay, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	build := func(release string, args ...string) map[string]string {
+		out := map[string]string{}
+		for _, fn := range wayOfAnEvent {
+			path := filepath.Join(dir, release+"-"+fn[1])
+			cmd := exec.CommandContext(t.Context(), "go", append(append([]string{"build", "-tags", "lambda.norpc", "-o", path}, args...), "./"+fn[1])...)
+			if b, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("build %s: %v\n%s", fn[1], err, b)
+			}
+			out[fn[0]] = path
+		}
+		return out
+	}
+	return build("today"), build("next", "-overlay", overlay)
+}
+
+// TestDeployAndRollBackUnderTraffic (AWS-06) swaps the functions one by one while events flow, in the order
+// that leaves the most messages to a function that is too old for them. It wants every event
+// delivered and no dead letter.
+func TestDeployAndRollBackUnderTraffic(t *testing.T) {
+	today, next := builds(t)
+	stack := deploy(t, func(o *runner.Options) {
+		o.Env = map[string]string{"MCPEVENTS_RETRY_SCHEDULE": "0s,1s,1s,1s,1s"}
+		o.Binaries = map[string]string{}
+		for _, fn := range wayOfAnEvent {
+			o.Binaries["functions/"+fn[1]] = today[fn[0]]
+		}
+	})
+	var mu sync.Mutex
+	tried, done := map[string]bool{}, map[string]bool{}
+	target, hooks := endpoint(t, func(w http.ResponseWriter, r *http.Request, _ []byte) {
+		mu.Lock()
+		defer mu.Unlock()
+		id := r.Header.Get("Webhook-Id")
+		if strings.HasSuffix(id, "0") && !tried[id] { // so that retries are on their way too
+			tried[id] = true
+			w.WriteHeader(http.StatusInternalServerError)
+			return
+		}
+		done[id] = true
+	})
+	go func() {
+		for range hooks { // counted above
+		}
+	}()
+	const uris = 4
+	for n := range uris {
+		rpc(t, stack.URL(), "resources/subscriptions/register", fmt.Sprintf(`"uris":["event://chat/versions/c%d/message"],"targetUri":%q`, n, target))
+	}
+	var accepted atomic.Int64
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for n := 0; ; n++ {
+			select {
+			case <-stop:
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+			body := fmt.Sprintf(`{"uri":"event://chat/versions/c%d/message","id":"v-%d","data":{"user":"a","text":"b","id":"%d"}}`, n%uris, n, n)
+			resp, err := http.Post(stack.URL()+"/events", "application/json", strings.NewReader(body))
+			if err != nil {
+				t.Errorf("publish: %v", err)
+				return
+			}
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusAccepted {
+				t.Errorf("publish: got %d", resp.StatusCode)
+				return
+			}
+			accepted.Add(1)
+		}
+	}()
+	flow := func(events int64) {
+		t.Helper()
+		until := accepted.Load() + events
+		eventually(t, "events flow", func() bool { return accepted.Load() >= until })
+	}
+	delivered := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(done)
+	}
+	left := func(function string) int64 {
+		return stack.Requests()[function]["SQS"]["ChangeMessageVisibilityBatch"].Requests
+	}
+	flow(50)
+	for _, fn := range wayOfAnEvent { // who writes comes before who reads
+		stack.Deploy(fn[0], next[fn[0]])
+		flow(50)
+	}
+	if left("FanoutFunction") == 0 || left("DispatchFunction") == 0 {
+		t.Error("AWS-06 no message was left for a newer function: the test shows nothing")
+	}
+	for i := range wayOfAnEvent { // who reads comes before who writes
+		fn := wayOfAnEvent[len(wayOfAnEvent)-1-i]
+		stack.Deploy(fn[0], today[fn[0]])
+		flow(50)
+	}
+	close(stop)
+	<-stopped
+	total := int(accepted.Load())
+	t.Logf("%d events published, %d delivered at the end of the rollback", total, delivered())
+	// What the next release had written waits for it.
+	for _, fn := range wayOfAnEvent {
+		stack.Deploy(fn[0], next[fn[0]])
+	}
+	deadline := time.Now().Add(3 * time.Minute)
+	for delivered() < total && time.Now().Before(deadline) {
+		time.Sleep(50 * time.Millisecond)
+	}
+	if got := delivered(); got != total {
+		t.Errorf("AWS-06 %d of %d events were lost", total-got, total)
+	}
+	c := sqs.NewFromConfig(awslocal.Config(awslocal.Start(t, awslocal.SQS).SQS))
+	for _, dead := range []string{"DeadQueue", "EventsDeadQueue"} {
+		url := stack.QueueURL(dead)
+		out, err := c.GetQueueAttributes(t.Context(), &sqs.GetQueueAttributesInput{
+			QueueUrl: &url, AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameApproximateNumberOfMessages},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := out.Attributes["ApproximateNumberOfMessages"]; n != "0" {
+			t.Errorf("AWS-06 %s dead letters in %s", n, dead)
+		}
+	}
+}

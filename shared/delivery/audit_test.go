@@ -1,0 +1,85 @@
+package delivery
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"mcpevents/shared/store"
+	"mcpevents/shared/subscription"
+)
+
+// counting counts what an audit looks at, and ends its context after some.
+type counting struct {
+	*subscription.Service
+	ends, most int
+	tired      func()
+}
+
+func (c *counting) End(ctx context.Context, workspace, principal, id string,
+	judge func(*subscription.Subscription) error, also func(*subscription.Subscription, error) []store.Op,
+) (*subscription.Subscription, error) {
+	if c.ends++; c.ends == c.most {
+		c.tired()
+	}
+	return c.Service.End(ctx, workspace, principal, id, judge, also)
+}
+
+// TestAnAuditThatIsCutOffGoesOn: AWS-16. An audit has its own position.
+func TestAnAuditThatIsCutOffGoesOn(t *testing.T) {
+	r := newRig(t)
+	const all = 450 // the pages are of 200
+	for i := range all {
+		_, err := r.services.Register(t.Context(), r.principal(), subscription.RegisterRequest{
+			URIs: []string{"event://ci/build-finished"}, Target: fmt.Sprintf("https://hooks.example.com/%d", i),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.audit()
+	r.change(payload, optional) // other terms, which end nothing
+	looked, rounds := 0, 0
+	for done := false; !done; rounds++ {
+		ctx, cancel := context.WithCancel(t.Context())
+		services := &counting{Service: r.services, most: 250, tired: cancel}
+		e := r.ender(mortal{r.db, r}, r.services)
+		e.Subscriptions = services
+		_, err := e.Audit(ctx)
+		cancel()
+		looked += services.ends
+		if done = err == nil; rounds > 4 {
+			t.Fatalf("AWS-16: the audit is not done after %d rounds, it looked at %d", rounds, looked)
+		}
+	}
+	if rounds != 3 || looked > all+2*50 {
+		t.Errorf("%d rounds looked at %d of %d subscriptions", rounds, looked, all)
+	}
+}
+
+// TestAnUndecodableRecordDoesNotStopTheAudit: AWS-16.
+func TestAnUndecodableRecordDoesNotStopTheAudit(t *testing.T) {
+	r := newRig(t)
+	var ids []string
+	for range 5 {
+		ids = append(ids, r.register("event://ci/build-finished").ID)
+	}
+	r.audit()
+	for _, id := range ids[1:3] {
+		key := store.Key{Table: store.Subscriptions, Partition: "o#default#alice", Sort: id}
+		if err := r.db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte("{broken"), Version: 1}, store.Exists())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.change(buildType, restricted)
+	r.audit()
+	for _, id := range []string{ids[0], ids[3], ids[4]} {
+		if r.served(id) {
+			t.Errorf("AWS-16: %s is still served", id)
+		}
+	}
+	e := r.ender(mortal{r.db, r}, r.services)
+	if ended, err := e.Audit(t.Context()); err != nil || ended != 0 {
+		t.Errorf("the audit does not settle: %d ended, %v", ended, err)
+	}
+}

@@ -1,0 +1,48 @@
+package delivery
+
+import (
+	"encoding/json"
+	"reflect"
+	"testing"
+	"time"
+
+	"mcpevents/shared/event"
+)
+
+func TestBodies(t *testing.T) {
+	at := time.Date(2026, 11, 22, 1, 2, 3, 4000, time.FixedZone("", 5400))
+	e := event.Event{ID: "evt_1", URI: "event://ü/\u2028\"&", Name: "a.b", Time: at, Data: json.RawMessage(`{"n":12345678901234567890,"s":"\u003c"}`)}
+	empty := event.Event{ID: "evt_2", Time: at.UTC()}
+	for _, tc := range []struct {
+		name string
+		got  []byte
+		want string
+	}{
+		{"a webhook", standardBody(&e, `t"`, "sub_1"), `{"type":"t\"","timestamp":"2026-11-22T01:02:03.000004+01:30","uri":"event://ü/\u2028\"&","subscription":"subscription://sub_1","data":{"n":12345678901234567890,"s":"\u003c"}}`},
+		{"a webhook without data", standardBody(&empty, "t", "sub_1"), `{"type":"t","timestamp":"2026-11-21T23:32:03.000004Z","uri":"","subscription":"subscription://sub_1","data":null}`},
+		{"an occurrence", eventsBody(&e, `c"`), `{"eventId":"evt_1","name":"a.b","timestamp":"2026-11-22T01:02:03.000004+01:30","data":{"n":12345678901234567890,"s":"\u003c"},"cursor":"c\""}`},
+		{"an occurrence without cursor", eventsBody(&empty, ""), `{"eventId":"evt_2","name":"","timestamp":"2026-11-21T23:32:03.000004Z","data":null,"cursor":null}`},
+	} {
+		var got, want map[string]json.RawMessage
+		if err := json.Unmarshal(tc.got, &got); err != nil {
+			t.Errorf("%s: %v in %s", tc.name, err, tc.got)
+		}
+		_ = json.Unmarshal([]byte(tc.want), &want)
+		var a, b any
+		_, _ = json.Unmarshal(tc.got, &a), json.Unmarshal([]byte(tc.want), &b)
+		if !reflect.DeepEqual(a, b) || string(got["data"]) != string(want["data"]) {
+			t.Errorf("%s: got  %s\nwant %s", tc.name, tc.got, tc.want)
+		}
+	}
+}
+
+func BenchmarkStandardBody(b *testing.B) {
+	e := event.Event{ID: "evt_1", URI: "event://bench/1/tick", Name: "bench.tick", Time: time.Now(), Data: make(json.RawMessage, 500)}
+	for i := range e.Data {
+		e.Data[i] = '1'
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		standardBody(&e, "bench.tick", "sub_0123456789abcdef0123456789abcdef")
+	}
+}

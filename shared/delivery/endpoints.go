@@ -1,0 +1,396 @@
+package delivery
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"mcpevents/shared/webhook"
+)
+
+// endpoints is what this process knows of the endpoints that it posts to: which lane an
+// attempt takes, how many may run at once, and when an endpoint that hangs is tried
+// again. All of it is kept per endpoint, which is a URL without its query: the callbacks
+// of one client share an origin, and a bad one must not harm its neighbours. An origin as
+// a whole counts as failing only if it cannot be connected to, or if endpoint after
+// endpoint of it fails with no success in between.
+//
+//	   ┌────────── answers in time ───────────┐
+//	   ▼                                      │
+//	healthy ──▶ slow: first attempts take the slow lane ──▶ open: no attempt
+//	 no answer      three failures in a row,       timeout, 429,     until a time,
+//	 in time        a late success                 502, 503, 504     then one probe
+//
+// It belongs to a process: an instance learns by its own few failures, which costs less
+// than to share every outcome.
+type endpoints struct {
+	// atOnce bounds the first attempts under way to one endpoint, maxWaiting those that wait
+	// for a place at any: each keeps a place among all attempts meanwhile.
+	atOnce, maxWaiting int
+
+	mu      sync.Mutex
+	byID    map[string]*endpointState
+	origins map[string]*originState
+	waiting int
+}
+
+// endpointState is the state of one.
+type endpointState struct {
+	origin *originState
+
+	fast    int             // attempts under way in the fast lane
+	waiting []chan struct{} // for a place there, the oldest first
+	slow    int             // attempts under way in the slow lane
+	unknown int             // of these, the ones that began before the origin was known
+	hanging int             // attempts that outlived the patience of the fast lane
+
+	failures  int       // in a row
+	pauses    int       // in a row
+	slowUntil time.Time // first attempts take the slow lane
+	openUntil time.Time // no attempt before; afterwards one, until it succeeds
+	limit     int       // of attempts in the slow lane: up by one with a success, down to one by a timeout
+}
+
+// originState is what the endpoints of an origin have in common.
+type originState struct {
+	failed    map[string]struct{} // endpoints that failed since the last success of any
+	connect   int                 // failures to connect since then
+	slowUntil time.Time
+	hanging   int // attempts under way that outlived the patience of the fast lane
+	slow      int // attempts under way in the slow lane
+}
+
+const (
+	slowAfter = 3                // failures in a row
+	slowFor   = 30 * time.Second // then another delivery may try
+	// slowLatency is from when on a successful answer is a slow one. It is the patience of
+	// the fast lane, so that an endpoint that needs longer does not come back to it each time.
+	slowLatency = 2 * time.Second
+	// waitForPlace is how long a first attempt waits while its endpoint has all the
+	// attempts under way that it may have.
+	waitForPlace = 500 * time.Millisecond
+
+	hangPause    = 10 * time.Second // after a timeout, doubled with each further one
+	maxHangPause = time.Minute
+	busyPause    = 5 * time.Second // after 429, 502, 503 or 504 without Retry-After
+	maxBusyPause = 5 * time.Minute
+
+	slowAtOnce    = 4 // attempts to one endpoint in the slow lane, to begin with
+	maxSlowAtOnce = 32
+	// maxHanging bounds the attempts that go on beside their page, for one endpoint and for
+	// one origin.
+	maxHanging       = 4
+	maxOriginHanging = 32
+	// maxOriginSlow bounds the attempts of the slow lane to endpoints of one origin that are
+	// slow or fail.
+	maxOriginSlow = 64
+
+	// originAfter is how many endpoints of an origin fail before it counts as failing.
+	originAfter = 5
+	maxEndpoint = 20_000
+)
+
+// origin is scheme, host and port of a target.
+func origin(target string) string {
+	u, err := url.Parse(target)
+	if err != nil {
+		return target
+	}
+	return u.Scheme + "://" + u.Host
+}
+
+// endpointID names an endpoint: a hash of its URL without query. It is also the group of
+// its messages in the slow queue, where a group has not all the characters of a URL.
+func endpointID(target string) string {
+	if i := strings.IndexAny(target, "?#"); i >= 0 {
+		target = target[:i]
+	}
+	h := sha256.Sum256([]byte(target))
+	return base64.RawURLEncoding.EncodeToString(h[:16])
+}
+
+func (h *endpoints) get(id, target string) *endpointState {
+	e := h.byID[id]
+	if e == nil {
+		if h.byID == nil {
+			h.byID, h.origins = map[string]*endpointState{}, map[string]*originState{}
+		}
+		if len(h.byID) >= maxEndpoint {
+			h.forget()
+		}
+		e = &endpointState{limit: slowAtOnce}
+		h.byID[id] = e
+	}
+	if e.origin == nil && target != "" {
+		name := origin(target)
+		if e.origin = h.origins[name]; e.origin == nil {
+			e.origin = &originState{failed: map[string]struct{}{}}
+			h.origins[name] = e.origin
+		}
+	}
+	return e
+}
+
+// forget makes room: endpoints without an attempt under way go, healthy ones first.
+func (h *endpoints) forget() {
+	idle := func(e *endpointState) bool { return e.fast+e.slow+e.hanging+len(e.waiting) == 0 }
+	for _, all := range []bool{false, true} {
+		for id, e := range h.byID {
+			if len(h.byID) < maxEndpoint*3/4 {
+				break
+			}
+			if idle(e) && (all || e.failures == 0) {
+				delete(h.byID, id)
+			}
+		}
+	}
+	used := map[*originState]bool{}
+	for _, e := range h.byID {
+		used[e.origin] = true
+	}
+	for name, o := range h.origins {
+		if !used[o] {
+			delete(h.origins, name)
+		}
+	}
+}
+
+// enterFast takes a place for a first attempt, or reports that the delivery belongs to the
+// slow lane. When the time of a slow endpoint is over, one delivery may try, and the others wait
+// for what it finds: all at once they would hang again together.
+func (h *endpoints) enterFast(ctx context.Context, id, target string, now time.Time) bool {
+	h.mu.Lock()
+	e := h.get(id, target)
+	untils := []*time.Time{&e.origin.slowUntil, &e.slowUntil, &e.openUntil}
+	for _, until := range untils {
+		if now.Before(*until) {
+			h.mu.Unlock()
+			return false
+		}
+	}
+	for _, until := range untils {
+		if !until.IsZero() {
+			*until = now.Add(2 * slowLatency)
+		}
+	}
+	if e.fast < h.atOnce {
+		e.fast++
+		h.mu.Unlock()
+		return true
+	}
+	if h.waiting >= h.maxWaiting {
+		h.mu.Unlock()
+		return false
+	}
+	h.waiting++
+	defer func() {
+		h.mu.Lock()
+		h.waiting--
+		h.mu.Unlock()
+	}()
+	turn := make(chan struct{})
+	e.waiting = append(e.waiting, turn)
+	h.mu.Unlock()
+
+	timer := time.NewTimer(waitForPlace)
+	defer timer.Stop()
+	select {
+	case <-turn:
+		return true
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return !h.giveUp(e, turn)
+}
+
+// giveUp takes a wait for a place back, unless the place came just then.
+func (h *endpoints) giveUp(e *endpointState, turn chan struct{}) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i, other := range e.waiting {
+		if other == turn {
+			e.waiting = append(e.waiting[:i], e.waiting[i+1:]...)
+			return true
+		}
+	}
+	return false
+}
+
+// leaveFast gives the place of a first attempt back, with its outcome.
+func (h *endpoints) leaveFast(id, target string, out webhook.Outcome, now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	e := h.get(id, target)
+	e.freeFast()
+	h.learn(e, id, out, now)
+}
+
+func (e *endpointState) freeFast() {
+	if len(e.waiting) > 0 {
+		close(e.waiting[0])
+		e.waiting = e.waiting[1:]
+		return
+	}
+	e.fast--
+}
+
+// hangs takes in that a first attempt has had no answer for as long as the fast lane waits.
+// Its place is free from now on. It reports whether the attempt may go on beside its
+// page; if not, it has to be cut off.
+func (h *endpoints) hangs(id, target string, now time.Time) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	e := h.get(id, target)
+	e.freeFast()
+	if until := now.Add(slowFor); until.After(e.slowUntil) {
+		e.slowUntil = until
+	}
+	if e.hanging >= maxHanging || e.origin.hanging >= maxOriginHanging {
+		return false
+	}
+	e.hanging++
+	e.origin.hanging++
+	return true
+}
+
+// leaveHanging ends an attempt that went on beside its page.
+func (h *endpoints) leaveHanging(id, target string, out webhook.Outcome, now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	e := h.get(id, target)
+	e.hanging--
+	e.origin.hanging--
+	h.learn(e, id, out, now)
+}
+
+// enterSlow takes a place in the slow lane, or tells after what time to ask again.
+func (h *endpoints) enterSlow(id string, now time.Time) (wait time.Duration, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	e := h.get(id, "")
+	switch {
+	case now.Before(e.openUntil):
+		return e.openUntil.Sub(now), false
+	case !e.openUntil.IsZero() && e.slow+e.hanging > 0: // a probe is under way
+		return slowLatency, false
+	case e.slow+e.hanging >= e.limit:
+		return time.Second, false
+	case e.origin != nil && e.origin.slow >= maxOriginSlow && (!e.openUntil.IsZero() || now.Before(e.slowUntil)):
+		return slowLatency, false
+	}
+	e.slow++
+	if e.origin != nil {
+		e.origin.slow++
+	} else {
+		e.unknown++
+	}
+	return 0, true
+}
+
+// isOpen reports whether an endpoint is tried after a pause.
+func (h *endpoints) isOpen(id string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	e := h.byID[id]
+	return e != nil && !e.openUntil.IsZero()
+}
+
+// leaveSlow gives the place back. Target is empty when no attempt was made.
+func (h *endpoints) leaveSlow(id, target string, out webhook.Outcome, now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	e := h.get(id, target)
+	if e.slow--; e.unknown > 0 {
+		e.unknown--
+	} else {
+		e.origin.slow--
+	}
+	if target != "" {
+		h.learn(e, id, out, now)
+	}
+}
+
+// learn takes an outcome in.
+func (h *endpoints) learn(e *endpointState, id string, out webhook.Outcome, now time.Time) {
+	o := e.origin
+	if ours(out) {
+		return
+	}
+	if out.Category == "" {
+		clear(o.failed)
+		o.connect, o.slowUntil = 0, time.Time{}
+		e.failures, e.pauses, e.openUntil = 0, 0, time.Time{}
+		e.limit = min(e.limit+1, maxSlowAtOnce)
+		e.slowUntil = time.Time{}
+		if out.Took >= slowLatency {
+			e.slowUntil = now.Add(slowFor)
+		}
+		return
+	}
+	e.failures++
+	if pause := e.pause(out); pause > 0 {
+		e.openUntil = now.Add(pause)
+		e.slowUntil = later(e.slowUntil, e.openUntil)
+	}
+	if e.failures >= slowAfter {
+		e.slowUntil = later(e.slowUntil, now.Add(slowFor))
+	}
+	if len(o.failed) < originAfter {
+		o.failed[id] = struct{}{}
+	}
+	if unconnected(out) {
+		o.connect++
+	}
+	if len(o.failed) >= originAfter || o.connect >= slowAfter {
+		o.slowUntil = now.Add(slowFor)
+	}
+}
+
+// pause is for how long an endpoint is left alone after a failure. 0 leaves its deliveries to
+// their schedules.
+func (e *endpointState) pause(out webhook.Outcome) time.Duration {
+	base, most := time.Duration(0), time.Duration(0)
+	switch {
+	case out.RetryAfter > 0 && busy(out.Status):
+		return out.RetryAfter
+	case out.Category == webhook.Timeout:
+		base, most = hangPause, maxHangPause
+		e.limit = 1
+	case busy(out.Status):
+		base, most = busyPause, maxBusyPause
+		e.limit = max(1, e.limit/2)
+	default:
+		e.pauses = 0
+		return 0
+	}
+	e.pauses++
+	return min(base<<min(e.pauses-1, 10), most)
+}
+
+// busy reports whether a status asks for less, of every sender and for every event (WHK-09).
+func busy(status int) bool { return status == 429 || status == 502 || status == 503 || status == 504 }
+
+// unconnected reports whether no connection came about.
+func unconnected(out webhook.Outcome) bool {
+	switch out.Category {
+	case webhook.ConnectionRefused, webhook.DNSError, webhook.TLSError:
+		return true
+	}
+	return false
+}
+
+// ours reports whether an outcome says nothing about the endpoint.
+func ours(out webhook.Outcome) bool {
+	return out.Category == webhook.Aborted || out.Category == webhook.Internal
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}

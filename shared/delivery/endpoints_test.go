@@ -1,0 +1,160 @@
+package delivery
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"mcpevents/shared/webhook"
+)
+
+// TestEndpointPlaces: WHK-16.
+func TestEndpointPlaces(t *testing.T) {
+	const url = "https://hooks.example.com/a"
+	t.Run("WHK-16 as many wait for a place as there are places, for half a second, the oldest first", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			h := &endpoints{atOnce: 2, maxWaiting: 2}
+			enter := func() bool { return h.enterFast(t.Context(), "a", url, time.Now()) }
+			for range 2 {
+				if !enter() {
+					t.Fatal("there are two places")
+				}
+			}
+			got := make(chan string, 2)
+			for i := range 2 {
+				go func() { got <- fmt.Sprint(i, enter()) }()
+				synctest.Wait()
+			}
+			began := time.Now()
+			if enter() || time.Since(began) > 0 {
+				t.Errorf("a fifth attempt got a place or waited %v", time.Since(began))
+			}
+			h.leaveFast("a", url, webhook.Outcome{Status: 200}, time.Now())
+			if first := <-got; first != "0 true" {
+				t.Errorf("the place went to %s", first)
+			}
+			if second := <-got; second != "1 false" || time.Since(began) != waitForPlace {
+				t.Errorf("the other one: %s after %v", second, time.Since(began))
+			}
+			h.leaveFast("a", url, webhook.Outcome{Status: 200}, time.Now())
+			h.leaveFast("a", url, webhook.Outcome{Status: 200}, time.Now())
+			if e := h.byID["a"]; e.fast != 0 || len(e.waiting) != 0 {
+				t.Errorf("%d places are taken, %d wait", e.fast, len(e.waiting))
+			}
+		})
+	})
+
+	t.Run("WHK-16 what is known of endpoints is bounded; those with attempts under way stay", func(t *testing.T) {
+		h := &endpoints{atOnce: 2, maxWaiting: 2}
+		now := time.Now()
+		for i := range 3 * maxEndpoint {
+			id, url := fmt.Sprint(i), fmt.Sprintf("https://h%d.example.com/", i)
+			if !h.enterFast(t.Context(), id, url, now) {
+				t.Fatal("a new endpoint has no place")
+			}
+			if i%1000 != 0 {
+				h.leaveFast(id, url, webhook.Outcome{Status: 200}, now)
+			}
+			if len(h.byID) > maxEndpoint || len(h.origins) > maxEndpoint {
+				t.Fatalf("%d endpoints of %d origins are known", len(h.byID), len(h.origins))
+			}
+		}
+		for i := 0; i < 3*maxEndpoint; i += 1000 {
+			if e := h.byID[fmt.Sprint(i)]; e == nil || e.fast != 1 {
+				t.Fatalf("endpoint %d with an attempt under way is forgotten", i)
+			}
+		}
+	})
+}
+
+func TestAnOriginIsJudgedByItsEndpoints(t *testing.T) {
+	failed := webhook.Outcome{Status: 500, Category: webhook.HTTP5xx}
+	refused := webhook.Outcome{Category: webhook.ConnectionRefused}
+	good := webhook.Outcome{Status: 200}
+	type step struct {
+		endpoint int
+		out      webhook.Outcome
+	}
+	steps := func(out webhook.Outcome, endpoints ...int) (s []step) {
+		for _, e := range endpoints {
+			s = append(s, step{e, out})
+		}
+		return s
+	}
+	for _, c := range []struct {
+		name  string
+		steps []step
+		slow  bool // for an endpoint that nothing is known of
+	}{
+		{"WHK-16 one endpoint fails however often: its neighbours are not slow", steps(failed, 1, 1, 1, 1, 1, 1, 1, 1), false},
+		{"WHK-16 four endpoints fail", steps(failed, 1, 2, 3, 4), false},
+		{"WHK-16 five endpoints fail with no success in between", steps(failed, 1, 2, 3, 4, 5), true},
+		{"WHK-16 a success in between", append(append(steps(failed, 1, 2, 3, 4), step{6, good}), steps(failed, 5)...), false},
+		{"WHK-16 a success afterwards", append(steps(failed, 1, 2, 3, 4, 5), step{1, good}), false},
+		{"WHK-16 it cannot be connected to three times", steps(refused, 1, 1, 1), true},
+		{"WHK-16 twice, a success, once more", append(append(steps(refused, 1, 1), step{2, good}), steps(refused, 1)...), false},
+		{"WHK-16 what fails on our side says nothing", steps(webhook.Outcome{Category: webhook.Internal}, 1, 2, 3, 4, 5, 6), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := &endpoints{atOnce: 10, maxWaiting: 10}
+			urls, now := oneOrigin(10), time.Now()
+			for _, s := range c.steps {
+				h.mu.Lock()
+				id := endpointID(urls[s.endpoint])
+				e := h.get(id, urls[s.endpoint])
+				h.learn(e, id, s.out, now)
+				h.mu.Unlock()
+			}
+			if got := !h.enterFast(t.Context(), endpointID(urls[0]), urls[0], now); got != c.slow {
+				t.Errorf("a neighbour is slow: %v, want %v", got, c.slow)
+			}
+			const other = "https://other.example.com/hook"
+			if !h.enterFast(t.Context(), endpointID(other), other, now) {
+				t.Error("another origin is slow")
+			}
+		})
+	}
+}
+
+// TestAWS04OneEventToTenThousand: AWS-04. One event goes to 10,000 subscriptions of which one in a hundred hangs.
+func TestAWS04OneEventToTenThousand(t *testing.T) {
+	const count = 10_000
+	took := func(hangs bool) (last time.Duration) {
+		inWorld(t, embedded(), func(w *world) {
+			var urls, others []string
+			for i := range count {
+				urls = append(urls, fmt.Sprintf("https://h%d.example.com/hook", i))
+				if i%100 != 0 {
+					others = append(others, urls[i])
+				}
+			}
+			w.services.Options.Quota = 2 * count
+			w.to(urls...)
+			bad := map[string]bool{}
+			for i := 0; i < count; i += 100 {
+				bad[urls[i]] = hangs
+			}
+			w.answer = func(r webhook.Request) webhook.Outcome {
+				if bad[r.URL] {
+					return webhook.Outcome{Status: 200, Took: time.Hour}
+				}
+				return webhook.Outcome{Status: 200, Took: 200 * time.Millisecond}
+			}
+			at := w.send("e", 1, time.Minute)
+			for _, url := range others {
+				lags, missing := w.lags(url, at)
+				if missing > 0 {
+					t.Fatalf("hangs %v: %s has not got the event after a minute", hangs, url)
+				}
+				last = max(last, lags[0])
+			}
+		})
+		return last
+	}
+	without, with := took(false), took(true)
+	t.Logf("the others had it after %v without, %v with 1 %% that hang: %.2f ×", without, with, float64(with)/float64(without))
+	if with > without*3/2 {
+		t.Errorf("the others had it after %v with 1 %% that hang, %v without", with, without)
+	}
+}

@@ -1,0 +1,80 @@
+package delivery
+
+import (
+	"sync"
+	"time"
+)
+
+// known is a bounded set of strings; it may forget.
+type known struct {
+	mu  sync.Mutex
+	set map[string]struct{}
+}
+
+const maxKnown = 20_000
+
+func (k *known) has(s string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, ok := k.set[s]
+	return ok
+}
+
+func (k *known) add(s string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.set == nil || len(k.set) >= maxKnown {
+		k.set = map[string]struct{}{}
+	}
+	k.set[s] = struct{}{}
+}
+
+// Gate makes deregistering exact where register and dispatch share a process: no
+// attempt starts after [Gate.Ended] returned. The zero value is ready.
+type Gate struct {
+	mu    sync.RWMutex
+	ended map[string]time.Time
+}
+
+// gateFor is how long an ended subscription is remembered: far longer than a
+// page that was read before can take to be sent.
+const gateFor = 15 * time.Minute
+
+// Ended closes the gate for a subscription.
+func (g *Gate) Ended(id string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := time.Now()
+	if g.ended == nil {
+		g.ended = map[string]time.Time{}
+	}
+	if len(g.ended) > 1000 && len(g.ended)%1000 == 0 {
+		for id, at := range g.ended {
+			if now.Sub(at) > gateFor {
+				delete(g.ended, id)
+			}
+		}
+	}
+	g.ended[id] = now
+}
+
+// Started opens the gate again for a subscription that was made anew under the
+// same id.
+func (g *Gate) Started(id string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.ended, id)
+}
+
+// enter reports whether an attempt may start for a subscription that was read at
+// the given time. What was read after the end is right about it: the
+// subscription is gone, or was made anew.
+func (g *Gate) enter(id string, read time.Time) bool {
+	if g == nil {
+		return true
+	}
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	at, ended := g.ended[id]
+	return !ended || read.After(at)
+}

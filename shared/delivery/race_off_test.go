@@ -1,0 +1,6 @@
+//go:build !race
+
+package delivery
+
+// everyPoint is the distance of the crash points that are tried: all of them.
+const everyPoint = 1

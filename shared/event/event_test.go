@@ -1,0 +1,144 @@
+package event
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+)
+
+// form is the message as encoding/json sees it; those of earlier releases were written by it.
+type form struct {
+	V         int             `json:"v"`
+	Workspace string          `json:"ws"`
+	ID        string          `json:"id"`
+	URI       string          `json:"uri"`
+	Name      string          `json:"name"`
+	Time      int64           `json:"t"`
+	Published int64           `json:"pub"`
+	Offset    int             `json:"tz,omitempty"`
+	Data      json.RawMessage `json:"data"`
+}
+
+var samples = []Event{
+	{Data: json.RawMessage(`null`)},
+	{Workspace: "w", ID: "evt_1", URI: "event://a/b", Name: "a.b", Time: time.UnixMicro(1), Published: time.UnixMicro(-2), Data: json.RawMessage(`{"a":[1,"}\"",{}]}`)},
+	{Workspace: `"\`, ID: "x", URI: "event://ü/\u2028<&>\n\x00", Name: "n", Time: time.Date(2026, 11, 22, 1, 2, 3, 4000, time.FixedZone("", -5400)), Data: json.RawMessage(`"\\"`)},
+}
+
+func TestAppendJSONWritesWhatEarlierReleasesRead(t *testing.T) {
+	for _, e := range samples {
+		var got form
+		if err := json.Unmarshal(e.AppendJSON(nil), &got); err != nil {
+			t.Fatalf("%s: %v", e.AppendJSON(nil), err)
+		}
+		_, offset := e.Time.Zone()
+		want := form{messageVersion, e.Workspace, e.ID, e.URI, e.Name, e.Time.UnixMicro(), e.Published.UnixMicro(), offset, e.Data}
+		a, _ := json.Marshal(got)
+		b, _ := json.Marshal(want)
+		if !bytes.Equal(a, b) {
+			t.Errorf("got  %s\nwant %s", a, b)
+		}
+	}
+}
+
+func TestDecodeReadsWhatEarlierReleasesWrote(t *testing.T) {
+	for _, e := range samples {
+		_, offset := e.Time.Zone()
+		old, _ := json.Marshal(form{messageVersion, e.Workspace, e.ID, e.URI, e.Name, e.Time.UnixMicro(), e.Published.UnixMicro(), offset, e.Data})
+		for _, text := range [][]byte{old, e.AppendJSON(nil), []byte(" " + strings.ReplaceAll(string(old), `"v":1,`, `"new":{"v":7},"v" : 1 , `) + "\n")} {
+			got, err := Decode(text)
+			if err != nil {
+				t.Fatalf("%s: %v", text, err)
+			}
+			if got.Workspace != e.Workspace || got.ID != e.ID || got.URI != e.URI || got.Name != e.Name || string(got.Data) != string(e.Data) ||
+				!got.Time.Equal(e.Time) || got.Timestamp() != e.Timestamp() && offset != 0 || !got.Published.Equal(e.Published) {
+				t.Errorf("%s: got %+v", text, got)
+			}
+		}
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	for name, text := range map[string]string{
+		"nothing":           ``,
+		"what is cut off":   `{"v":1,"data":{"a":`,
+		"two values":        `{"v":1} {"v":1}`,
+		"another type":      `[]`,
+		"no version":        `{"id":"a","data":1}`,
+		"a later version":   `{"v":2,"data":1}`,
+		"a number as id":    `{"v":1,"id":7}`,
+		"a fraction of µs":  `{"v":1,"t":1.5}`,
+		"a text as version": `{"v":"1"}`,
+	} {
+		if e, err := Decode([]byte(text)); err == nil {
+			t.Errorf("%s: got %+v", name, e)
+		}
+	}
+}
+
+func TestDecodeKeepsNothingOfItsInput(t *testing.T) {
+	text := samples[1].AppendJSON(nil)
+	e, err := Decode(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	clear(text)
+	if string(e.Data) != string(samples[1].Data) || e.URI != samples[1].URI {
+		t.Errorf("got %+v", e)
+	}
+}
+
+// FuzzDecode holds the reader to encoding/json.
+func FuzzDecode(f *testing.F) {
+	for _, e := range samples {
+		f.Add(e.AppendJSON(nil))
+	}
+	f.Add([]byte(`{"v":1,"t":-9e3,"tz":3600,"data":null,"data":"\u0000"}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		e, err := Decode(text)
+		if err != nil {
+			return
+		}
+		var want form
+		if err := json.Unmarshal(text, &want); err != nil {
+			t.Fatalf("took %q, of which encoding/json says %v", text, err)
+		}
+		again, err := Decode(e.AppendJSON(nil))
+		if err != nil || string(again.Data) != string(e.Data) && len(e.Data) > 0 || again.ID != strings.ToValidUTF8(e.ID, "\ufffd") || !again.Time.Equal(e.Time) {
+			t.Fatalf("%q: got %+v, then %+v, %v", text, e, again, err)
+		}
+	})
+}
+
+func BenchmarkMessage(b *testing.B) {
+	e := samples[1]
+	e.Data = json.RawMessage(`{"filler":"` + strings.Repeat("x", 480) + `"}`)
+	text := e.AppendJSON(nil)
+	b.Run("marshal", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			_, _ = json.Marshal(e)
+		}
+	})
+	b.Run("append", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			e.AppendJSON(nil)
+		}
+	})
+	b.Run("unmarshal", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			var e Event
+			_ = json.Unmarshal(text, &e)
+		}
+	})
+	b.Run("decode", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			_, _ = Decode(text)
+		}
+	})
+}

@@ -1,0 +1,60 @@
+package eventlog
+
+import (
+	"context"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"mcpevents/shared/event"
+	"mcpevents/shared/fault"
+)
+
+// Of lists the partitions that hold the events of one URI: its own or, where its event type
+// gives up order, as many as a pattern has, with several writers at once. They are written without
+// interest. The own partition is one of them, for what is there from before the order was given up.
+// An ordered store has one writer in any case.
+func (l *Log) Of(workspace, uri string, unordered bool) []Partition {
+	own := Own(workspace, uri)
+	if !unordered || l.DB.Ordered() {
+		return []Partition{own}
+	}
+	own.single = false
+	return append(Pattern(workspace, uri), own)
+}
+
+// AppendUnordered is [Log.Append] for a URI whose event type gives up order; it may have several
+// writers. An event's id says which shard has it, here and under the pattern keys, so that neither the URI
+// nor a pattern is written to one partition alone.
+func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events []event.Event, keys []string) (done Appended, err error) {
+	if l.DB.Ordered() {
+		return l.Append(ctx, workspace, uri, events, keys)
+	}
+	shards := map[int][]event.Event{}
+	for _, e := range events {
+		shards[shardOf(e.ID)] = append(shards[shardOf(e.ID)], e)
+	}
+	done.After = l.Position()
+	var mu sync.Mutex
+	write, ctx := errgroup.WithContext(ctx)
+	for i, part := range shards {
+		write.Go(func() error {
+			own, err := l.appendTo(ctx, shard(workspace, uri, i), uri, part)
+			if err != nil {
+				return err
+			}
+			mu.Lock()
+			done.First, done.After = done.First || own.First, min(done.After, own.After)
+			mu.Unlock()
+			for _, key := range keys {
+				for _, events := range pack(part, maxSegment) {
+					if _, err := l.put(ctx, shard(workspace, key, i), segment{V: segmentVersion, Events: events}, 0); err != nil {
+						return fault.Wrap(fault.Unavailable, err, "append to the log of %s", key)
+					}
+				}
+			}
+			return nil
+		})
+	}
+	return done, write.Wait()
+}

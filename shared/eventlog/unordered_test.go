@@ -1,0 +1,156 @@
+package eventlog_test
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"sync"
+	"testing"
+
+	"mcpevents/shared/event"
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/store"
+	"mcpevents/shared/store/sqlite"
+)
+
+// stamping is a store whose writers stamp, as DynamoDB's, and that counts what it is asked.
+type stamping struct {
+	store.DB
+	mu         sync.Mutex
+	reads      int
+	partitions map[string]int // segments written
+}
+
+func (s *stamping) Ordered() bool { return false }
+func (s *stamping) End() int64    { return 0 }
+
+func (s *stamping) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reads++
+	return s.DB.Query(ctx, q)
+}
+
+func (s *stamping) Write(ctx context.Context, ops ...store.Op) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, op := range ops {
+		s.partitions[op.Item.Partition]++
+	}
+	return s.DB.Write(ctx, ops...)
+}
+
+func logOf(t *testing.T) (*stamping, *eventlog.Log) {
+	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	s := &stamping{DB: db, partitions: map[string]int{}}
+	return s, &eventlog.Log{DB: s}
+}
+
+func numbered(from, to int) (events []event.Event) {
+	for i := from; i < to; i++ {
+		events = append(events, event.Event{Workspace: "default", ID: fmt.Sprintf("e%d", i), URI: uri, Data: []byte(`{}`)})
+	}
+	return events
+}
+
+func read(t *testing.T, log *eventlog.Log, parts []eventlog.Partition) (ids []string) {
+	t.Helper()
+	for _, p := range parts {
+		var at int64
+		for more := true; more; {
+			var entries []eventlog.Entry
+			var err error
+			if entries, more, at, err = log.Read(t.Context(), p, at, 3); err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range entries {
+				ids = append(ids, e.Event.ID)
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// An unordered URI is written to by several at once, whose segments overlap in time; whoever reads page by
+// page gets each event once. What the log holds from the time when the URI had an order is there, too.
+func TestAnUnorderedURI(t *testing.T) {
+	db, log := logOf(t)
+	if _, err := log.AppendOwn(t.Context(), "default", uri, numbered(0, 10)); err != nil {
+		t.Fatal(err)
+	}
+	const parent = "event://ci/**"
+	var writers sync.WaitGroup
+	for i := 10; i < 210; i += 20 {
+		writers.Go(func() {
+			if _, err := log.AppendUnordered(t.Context(), "default", uri, numbered(i, i+20), []string{parent}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	writers.Wait()
+	want := []string{}
+	for _, e := range numbered(0, 210) {
+		want = append(want, e.ID)
+	}
+	slices.Sort(want)
+	if got := read(t, log, log.Of("default", uri, true)); !slices.Equal(got, want) {
+		t.Errorf("%d events are read, want 210: %v", len(got), got)
+	}
+	if got := read(t, log, eventlog.Pattern("default", parent)); len(got) != 200 {
+		t.Errorf("%d events are read of the parent, want 200", len(got))
+	}
+	if len(db.partitions) != 1+2*eventlog.Shards {
+		t.Errorf("the events are in the partitions %v", db.partitions)
+	}
+	latest, err := log.Latest(t.Context(), "default", uri, true, 5)
+	if err != nil || len(latest) != 5 {
+		t.Errorf("the latest are %v, %v", latest, err)
+	}
+}
+
+// A batch of one group costs a read and a write, as one of an ordered URI does, and one write for each
+// pattern that is read.
+func TestWhatAnUnorderedBatchCosts(t *testing.T) {
+	db, log := logOf(t)
+	var batch []event.Event
+	for _, e := range numbered(0, 1000) { // of one of 16 groups
+		if len(batch) < 10 && fnv32(e.ID)%16 == 3 {
+			batch = append(batch, e)
+		}
+	}
+	done, err := log.AppendUnordered(t.Context(), "default", uri, batch, []string{"event://ci/**"})
+	if err != nil || !done.First {
+		t.Fatalf("got %+v, %v", done, err)
+	}
+	writes := 0
+	for _, n := range db.partitions {
+		writes += n
+	}
+	if db.reads != 1 || writes != 2 {
+		t.Errorf("%d reads and %d writes, want 1 and 2", db.reads, writes)
+	}
+	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(2000, 2100), nil); err != nil || !done.First {
+		t.Errorf("shards without an event of today: got %+v, %v", done, err)
+	}
+	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(3000, 3010), nil); err != nil || done.First {
+		t.Errorf("shards with one: got %+v, %v", done, err)
+	}
+	if done, err = log.AppendUnordered(t.Context(), "default", uri, numbered(3000, 3010), nil); err != nil || !done.First {
+		t.Errorf("a batch that comes again: got %+v, %v", done, err)
+	}
+	if got := read(t, log, log.Of("default", uri, true)); len(got) != 120 {
+		t.Errorf("%d events are in the log, want 120", len(got))
+	}
+}
+
+func fnv32(s string) uint32 {
+	h := fnv.New32a()
+	h.Write([]byte(s))
+	return h.Sum32()
+}

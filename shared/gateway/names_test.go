@@ -1,0 +1,119 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"mcpevents/shared/mcp/jsonrpc"
+)
+
+// steers is what a name may not have, by the code charts of Unicode.
+func steers(r rune) bool {
+	switch {
+	case r < 0x20, 0x7f <= r && r < 0xa0: // C0, DEL, C1
+		return true
+	case r == 0x061c, r == 0x200e, r == 0x200f, 0x202a <= r && r <= 0x202e, 0x2066 <= r && r <= 0x2069:
+		return true // UAX #9, Explicit Formatting Characters
+	}
+	return r == 0xfffd
+}
+
+// GWN-05: names, URIs and titles of a backend that hold control characters or text that is no Unicode reach no client: the entry is
+// dropped and counted, the others stay.
+func TestNamesWithControlCharactersAreDropped(t *testing.T) {
+	bad := []string{`\u0000`, `\u001b[31m`, `\n`, `\t`, "\x7f", `\u0085`, "\u009b", `\u061c`, `\u200f`, `\u202e`, "\u202e", `\u2066`, `\ud800`}
+	s := newScripted(t, func(s *scripted) {
+		s.lists = func(method, _ string) string {
+			for _, k := range kinds {
+				if k.method != method {
+					continue
+				}
+				entries := []string{
+					fmt.Sprintf(`{%q:"x:good","title":"Gut \u00e4\u200d\ud83d\ude00","description":"a\n\u001bb"}`, k.name),
+					fmt.Sprintf(`{%q:"x:0","Name":"\u001b"}`, k.name),
+				}
+				for i, c := range bad {
+					entries = append(entries,
+						fmt.Sprintf(`{%q:"x:%s"}`, k.name, c),
+						fmt.Sprintf(`{%q:"x:%d","title":"t%s"}`, k.name, i, c),
+						fmt.Sprintf(`{"name":"n%s",%q:"x:%d"}`, c, k.name, i),
+						fmt.Sprintf(`{%q:"x:%d","annotations":{"title":"t%s"}}`, k.name, i, c))
+				}
+				return fmt.Sprintf(`{%q:[%s]}`, k.member, strings.Join(entries, ","))
+			}
+			return `{}`
+		}
+	})
+	for _, p := range []string{"", "p_"} {
+		g := gatewayOver(t, memory(t), at("b", s, prefix(p)))
+		dropped := int64(0)
+		for kind, k := range kinds {
+			list := g.List(t.Context(), legacy("s"), Kind(kind))
+			if len(list.Entries) != 1 || !strings.HasSuffix(list.Entries[0].Name, "x:good") {
+				t.Errorf("%s: got %d entries, %+v", k.what, len(list.Entries), list.Entries)
+			}
+			dropped += int64(4*len(bad) + 1)
+		}
+		if got := g.Dropped()["default/b"]; got[dropControls] != dropped || len(got) != 1 {
+			t.Errorf("counted %v, want %d", got, dropped)
+		}
+	}
+}
+
+// GWN-05: a list that is no UTF-8 reaches no client.
+func TestListThatIsNoUTF8(t *testing.T) {
+	s := newScripted(t, func(s *scripted) {
+		s.lists = func(method, _ string) string {
+			if method != "tools/list" {
+				return emptyList(method)
+			}
+			return "{\"tools\":[{\"name\":\"good\"},{\"name\":\"a\xffb\"},{\"name\":\"c\xc0\x9b\"}]}"
+		}
+	})
+	g := gatewayOver(t, memory(t), at("b", s))
+	if list := g.List(t.Context(), legacy("s"), Tools); len(list.Entries) != 0 {
+		t.Errorf("got %+v", list.Entries)
+	}
+	if got := g.Dropped()["default/b"]; got[dropGarbage] == 0 {
+		t.Errorf("counted %v", got)
+	}
+}
+
+// FuzzEntry holds that whatever a backend lists, no name that a reader finds in what clients get has what steers terminals or the direction
+// of text.
+func FuzzEntry(f *testing.F) {
+	for _, seed := range []string{
+		`{"name":"t","title":"T","annotations":{"title":"x"}}`, `{"uri":"x:\u001b","name":"n"}`, `{"uriTemplate":"x:{a}","NAME":"\u202e"}`,
+		`{"name":"a","name":"\u0000"}`, `{"\u006eame":"\u009b"}`, `{"name":"\ud800"}`, `{"annotations":{"title":"\u2066"},"name":"b"}`, "{\"name\":\"\x7f\"}",
+	} {
+		for kind := range kinds {
+			f.Add(uint8(kind), []byte(seed), "p_")
+		}
+	}
+	f.Fuzz(func(t *testing.T, kind uint8, text []byte, prefix string) {
+		parts, batch, bad := jsonrpc.Split(text)
+		if bad != nil || batch || int(kind) >= len(kinds) || strings.ContainsFunc(prefix, steers) {
+			return
+		}
+		b := &backend{}
+		b.Prefix = prefix
+		e, why := b.entry(Kind(kind), parts[0])
+		if why != "" {
+			return
+		}
+		var shown struct {
+			Name, Title, URI, URITemplate any
+			Annotations                   struct{ Title any }
+		}
+		if err := json.Unmarshal(e.JSON, &shown); err != nil && !json.Valid(e.JSON) {
+			t.Fatalf("%s became %s, which is no JSON", text, e.JSON)
+		}
+		for _, v := range []any{e.Name, e.own, shown.Name, shown.Title, shown.URI, shown.URITemplate, shown.Annotations.Title} {
+			if s, ok := v.(string); ok && strings.ContainsFunc(s, steers) {
+				t.Fatalf("%s became %s with %q", text, e.JSON, s)
+			}
+		}
+	})
+}

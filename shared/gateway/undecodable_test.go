@@ -1,0 +1,70 @@
+package gateway
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/shared/fault"
+	"mcpevents/shared/store"
+)
+
+// GWN-08: a session with a backend that cannot be decoded is begun again, and the call goes on.
+func TestAnUndecodableSessionWithABackend(t *testing.T) {
+	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"content":[]}`) } })
+	db := memory(t)
+	g := gatewayOver(t, db, at("b", s))
+	key := sessionKey(legacy("s1").holder(), g.set[0])
+	for range 2 {
+		damaged := store.Item{Key: key, Value: []byte(`{"v":`), Version: 7, Expires: time.Now().Add(time.Hour)}
+		if err := db.Write(t.Context(), store.Put(damaged)); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if text, err := call(t, g, legacy("s1"), "t"); err != nil || !strings.Contains(text, `"content":[]`) {
+				t.Errorf("got %s, %v", text, err)
+			}
+		}
+	}
+	if got := g.broken.Count("session with a backend"); got != 2 {
+		t.Errorf("counted %d", got)
+	}
+	if n := len(s.received("tools/call")); n != 4 {
+		t.Errorf("the backend got %d calls", n)
+	}
+}
+
+// GWN-09: an answer to a question that cannot be decoded is one to none.
+func TestAnUndecodableQuestion(t *testing.T) {
+	s := newScripted(t)
+	db := memory(t)
+	g := gatewayOver(t, db, at("b", s))
+	id, err := g.ask(t.Context(), legacy("s1"), g.set[0], backendSession{}, json.RawMessage(`1`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Write(t.Context(), store.Put(store.Item{Key: questionKey(id), Value: []byte(`[`), Expires: time.Now().Add(time.Hour)})); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Answer(t.Context(), legacy("s1"), id, json.RawMessage(`{}`)); !fault.Is(err, fault.NotFound) {
+		t.Errorf("got %v", err)
+	}
+	if got := g.broken.Count("request of a backend"); got != 1 {
+		t.Errorf("counted %d", got)
+	}
+}
+
+// GWN-03: a lease that cannot be decoded is another's until it expires, and anybody's then.
+func TestAnUndecodableLease(t *testing.T) {
+	t.Parallel()
+	s := newScripted(t)
+	db := memory(t)
+	g := gatewayOver(t, db, at("b", s))
+	key := g.set[0].relayKey("-")
+	if err := db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(`{`), Expires: time.Now().Add(2 * time.Second)})); err != nil {
+		t.Fatal(err)
+	}
+	relaying(t, "r", g, newLog())
+	until(t, "the stream is open", func() bool { return s.open() == 1 })
+}

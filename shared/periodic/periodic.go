@@ -1,0 +1,72 @@
+// Package periodic runs what has to be done every minute: due retries, expiry, audit,
+// announcements. Each job has its own time and its own position ([Minutes]), so that none
+// can hold up another. What a job does is the business of the package that has it.
+package periodic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// Job is something that is to be done again and again. One that is cut off goes on in
+// the next round where it stood.
+type Job struct {
+	Name string
+	// Run does one round and reports how many things it dealt with.
+	Run func(ctx context.Context) (done int, err error)
+}
+
+// Round runs the jobs side by side, each for at most the given time, and returns what
+// failed. A job that only ran out of time is no failure.
+func Round(ctx context.Context, each time.Duration, log *slog.Logger, jobs ...Job) error {
+	errs := make([]error, len(jobs))
+	var running sync.WaitGroup
+	for i, j := range jobs {
+		running.Go(func() { errs[i] = j.round(ctx, each, log) })
+	}
+	running.Wait()
+	return errors.Join(errs...)
+}
+
+// Every runs each job in rounds of its own until ctx ends, and waits for those that run.
+func Every(ctx context.Context, interval time.Duration, log *slog.Logger, jobs ...Job) {
+	var running sync.WaitGroup
+	for _, j := range jobs {
+		running.Go(func() {
+			tick := time.NewTicker(interval)
+			defer tick.Stop()
+			for ctx.Err() == nil {
+				_ = j.round(ctx, interval, log) // it is logged
+				select {
+				case <-ctx.Done():
+				case <-tick.C:
+				}
+			}
+		})
+	}
+	running.Wait()
+}
+
+func (j Job) round(ctx context.Context, each time.Duration, log *slog.Logger) error {
+	own, cancel := context.WithTimeout(ctx, each)
+	defer cancel()
+	done, err := j.Run(own)
+	switch {
+	case err != nil && ctx.Err() != nil: // everything ends
+		return nil
+	case err != nil && own.Err() != nil:
+		log.WarnContext(ctx, "periodic job out of time", "job", j.Name, "done", done)
+		return nil
+	case err != nil:
+		log.ErrorContext(ctx, "periodic job failed", "job", j.Name, "done", done, "error", err)
+		return fmt.Errorf("%s: %w", j.Name, err)
+	}
+	if done > 0 {
+		log.InfoContext(ctx, "periodic job done", "job", j.Name, "done", done)
+	}
+	return nil
+}

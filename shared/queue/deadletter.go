@@ -1,0 +1,142 @@
+package queue
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// DeadLetter is the body of a message on [Dead]: a message that no handler could make
+// sense of, with where it came from and why it is here.
+type DeadLetter struct {
+	V      int    `json:"v"`
+	Queue  Name   `json:"queue"`
+	Reason string `json:"reason"`
+	// Faults are details of the reason, as the handler reports them.
+	Faults json.RawMessage `json:"faults,omitempty"`
+	// Message is the id that the message had on its queue, Group its group there, and
+	// Received how many times it was received.
+	Message  string `json:"message,omitempty"`
+	Group    string `json:"group,omitempty"`
+	Received int    `json:"received,omitempty"`
+	// Attributes are those of the message, unless they take more room than there is beside the body.
+	Attributes map[string]string `json:"attributes,omitempty"`
+	// Sent is when the queue first took the message, Dead when a handler gave it up.
+	Sent time.Time `json:"sent"`
+	Dead time.Time `json:"dead,omitzero"`
+	// Body is the message as it came, in the Encoding; [DeadLetter.Content] reads it.
+	Body     string `json:"body"`
+	Encoding string `json:"encoding,omitempty"`
+	// Truncated says that Body is only the beginning of Size bytes.
+	Truncated bool `json:"truncated,omitempty"`
+	Size      int  `json:"size,omitempty"`
+}
+
+const (
+	// deadLetterVersion 1 had no message, group, received, dead, encoding and size.
+	deadLetterVersion = 2
+	// gzipBase64 is the encoding of a body that is no text, or too large as text.
+	gzipBase64 = "gzip+base64"
+	// Bounds of what a reason may take from the body's room.
+	maxReason     = 2 << 10
+	maxFaults     = 32 << 10
+	maxAttributes = 32 << 10
+)
+
+// NewDeadLetter is the letter of a message that came from a queue, as it is sent to
+// [Dead]. Faults may be nil.
+func NewDeadLetter(from Name, m Message, reason string, faults any, now time.Time) Outgoing {
+	l := DeadLetter{
+		V: deadLetterVersion, Queue: from, Reason: clip(reason, maxReason),
+		Message: m.ID, Group: m.Group, Received: m.Received, Sent: m.Sent.UTC(), Dead: now.UTC(),
+	}
+	if raw, err := json.Marshal(faults); err == nil && faults != nil && len(raw) <= maxFaults {
+		l.Faults = raw
+	}
+	size := 0
+	for name, value := range m.Attributes {
+		size += len(name) + len(value)
+	}
+	if size <= maxAttributes {
+		l.Attributes = m.Attributes
+	}
+	if utf8.Valid(m.Body) {
+		l.Body = string(m.Body)
+		if body := l.encode(); len(body) <= MaxBody {
+			return Outgoing{Body: body}
+		}
+	}
+	l.Encoding = gzipBase64
+	for size := len(m.Body); ; size = size * 3 / 4 {
+		l.Body = compressed(m.Body[:size])
+		if body := l.encode(); len(body) <= MaxBody {
+			return Outgoing{Body: body}
+		}
+		l.Truncated, l.Size = true, len(m.Body)
+	}
+}
+
+// encode is the letter within what SQS takes: it refuses U+FFFE and U+FFFF.
+func (l DeadLetter) encode() []byte {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	_ = e.Encode(l) // texts, numbers, times, and JSON that was made here
+	out := bytes.TrimSuffix(b.Bytes(), []byte("\n"))
+	out = bytes.ReplaceAll(out, []byte("\uFFFE"), []byte(`\ufffe`))
+	return bytes.ReplaceAll(out, []byte("\uFFFF"), []byte(`\uffff`))
+}
+
+// ParseDeadLetter reads the body of a message on [Dead].
+func ParseDeadLetter(body []byte) (DeadLetter, error) {
+	var l DeadLetter
+	if err := json.Unmarshal(body, &l); err != nil {
+		return l, fmt.Errorf("decode a dead letter: %w", err)
+	}
+	if l.V < 1 || l.V > deadLetterVersion {
+		return l, fmt.Errorf("decode a dead letter: version %d is not known here", l.V)
+	}
+	return l, nil
+}
+
+// Content is the body of the message as it came; its beginning when Truncated.
+func (l DeadLetter) Content() ([]byte, error) {
+	if l.Encoding == "" {
+		return []byte(l.Body), nil
+	}
+	if l.Encoding != gzipBase64 {
+		return nil, fmt.Errorf("a dead letter has the encoding %.32q, which is not known here", l.Encoding)
+	}
+	r, err := gzip.NewReader(base64.NewDecoder(base64.StdEncoding, strings.NewReader(l.Body)))
+	if err != nil {
+		return nil, fmt.Errorf("read the body of a dead letter: %w", err)
+	}
+	body, err := io.ReadAll(io.LimitReader(r, 1<<20)) // the largest that SQS takes
+	if err != nil {
+		return nil, fmt.Errorf("read the body of a dead letter: %w", err)
+	}
+	return body, nil
+}
+
+func compressed(body []byte) string {
+	var b strings.Builder
+	text := base64.NewEncoder(base64.StdEncoding, &b)
+	z := gzip.NewWriter(text)
+	_, _ = z.Write(body) // into memory
+	_ = z.Close()
+	_ = text.Close()
+	return b.String()
+}
+
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "") + "…"
+}

@@ -1,0 +1,260 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/shared/fault"
+)
+
+// filled makes a closed file with some hundred pages.
+func filled(t *testing.T) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "e.db")
+	e, err := Open(path, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	do(t, e, exec("CREATE TABLE n (i INTEGER PRIMARY KEY, s TEXT NOT NULL)"))
+	for i := range int64(300) {
+		do(t, e, insert(i, strings.Repeat("x", 3000)))
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// garbage overwrites n bytes of the file.
+func garbage(t *testing.T, path string, at int64, n int) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(rand.Uint32())
+	}
+	if _, err := f.WriteAt(b, at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestADamagedFileIsRefused(t *testing.T) {
+	for name, damage := range map[string]func(t *testing.T, path string){
+		"header": func(t *testing.T, path string) { garbage(t, path, 0, 100) },
+		"schema": func(t *testing.T, path string) { garbage(t, path, 100, 3900) },
+		"a page": func(t *testing.T, path string) { garbage(t, path, 5*4096, 64*4096) },
+		"cut": func(t *testing.T, path string) {
+			if err := os.Truncate(path, 100*4096); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filled(t)
+			damage(t, path)
+			e, err := Open(path, Options{})
+			if err == nil {
+				e.Close()
+				t.Fatal("it was opened")
+			}
+			if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "is damaged; restore a backup") {
+				t.Errorf("got %v of kind %v", err, fault.KindOf(err))
+			}
+		})
+	}
+	t.Run("nothing", func(t *testing.T) {
+		e := openAt(t, filled(t))
+		if err := e.Health(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestHealthFollowsTheLastWrite(t *testing.T) {
+	e := openTable(t)
+	pages := number(t, e, "PRAGMA page_count")
+	do(t, e, exec(fmt.Sprintf("PRAGMA max_page_count=%d", pages)))
+	if err := e.Health(); err != nil {
+		t.Fatalf("before: %v", err)
+	}
+	_ = e.Do(context.Background(), job{apply: func(*Tx) error { return errors.New("the job's own error") }})
+	_ = e.Do(context.Background(), exec("INSERT INTO nowhere VALUES (1)"))
+	if err := e.Health(); err != nil {
+		t.Fatalf("an error that is not the disk's: %v", err)
+	}
+	if err := e.Do(context.Background(), insert(1, strings.Repeat("x", 10_000))); err == nil {
+		t.Fatal("the disk is not full")
+	}
+	// An idle server finds out by itself that the disk takes writes again. Only a write tells, not an empty commit.
+	deadline := time.After(20 * time.Second)
+	if err := e.Do(context.Background(), exec("SELECT 1")); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Health(); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("after the write that failed: %v", err)
+	}
+	for e.Health() != nil {
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-deadline:
+			t.Fatalf("still %v", e.Health())
+		}
+	}
+}
+
+func TestDamageThatAReadFindsStays(t *testing.T) {
+	path := filled(t)
+	e := openAt(t, path)
+	garbage(t, path, 5*4096, 64*4096)
+	count := func() error {
+		return e.Read(context.Background(), func(c *Conn) error { _, err := c.Int("SELECT sum(length(s)) FROM n"); return err })
+	}
+	if err := count(); err == nil {
+		t.Fatal("the damaged pages were read")
+	}
+	do(t, e, insert(1000, "x"))
+	if err := e.Health(); err == nil || !strings.Contains(err.Error(), "damaged") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAPanicLeavesNoTransactionOpen(t *testing.T) {
+	for name, path := range map[string]string{"file": filepath.Join(t.TempDir(), "e.db"), "memory": Memory} {
+		t.Run(name, func(t *testing.T) {
+			e, err := Open(path, Options{Readers: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer e.Close()
+			do(t, e, exec("CREATE TABLE n (i INTEGER PRIMARY KEY, s TEXT NOT NULL)"))
+			do(t, e, insert(1, "x"))
+			do(t, e, insert(2, "x"))
+			for name, read := range map[string]func(context.Context, func(*Conn) error) error{"read": e.Read, "snapshot": e.Snapshot} {
+				func() {
+					defer func() { _ = recover() }()
+					_ = read(context.Background(), func(c *Conn) error {
+						s, err := c.Stmt("SELECT i FROM n")
+						if err != nil {
+							return err
+						}
+						if _, err := s.Step(); err != nil {
+							return err
+						}
+						panic("in the middle of the rows")
+					})
+				}()
+				// The one connection sees what is written after the panic, also in a snapshot of its own.
+				rows := number(t, e, "SELECT count(*) FROM n")
+				do(t, e, insert(10+rows, "x"))
+				err := e.Snapshot(context.Background(), func(c *Conn) error {
+					got, err := c.Int("SELECT count(*) FROM n")
+					if got != rows+1 {
+						t.Errorf("after a panic in a %s: %d rows, want %d", name, got, rows+1)
+					}
+					return err
+				})
+				if err != nil {
+					t.Errorf("after a panic in a %s: %v", name, err)
+				}
+			}
+		})
+	}
+}
+
+func size(t *testing.T, path string) int64 {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Size()
+}
+
+func TestTheFileShrinks(t *testing.T) {
+	const table = "CREATE TABLE n (i INTEGER PRIMARY KEY, s TEXT NOT NULL)"
+	fill := func(t *testing.T, e *Engine) {
+		do(t, e, job{apply: func(tx *Tx) error {
+			for i := range int64(200) {
+				if err := insert(i, strings.Repeat("x", 40_000)).apply(tx); err != nil {
+					return err
+				}
+			}
+			return nil
+		}})
+		do(t, e, exec("DELETE FROM n"))
+		if err := e.Shrink(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("new", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "e.db")
+		e := openAt(t, path)
+		do(t, e, exec(table))
+		fill(t, e)
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if got := size(t, path); got > (keepFree+100)*4096 {
+			t.Errorf("%d bytes are left of 8 million", got)
+		}
+	})
+	t.Run("of_an_earlier_release", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "e.db")
+		c, err := openConn(path, "journal_mode=WAL")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Exec(table); err != nil {
+			t.Fatal(err)
+		}
+		c.close()
+		e := openAt(t, path)
+		fill(t, e)
+		was := number(t, e, "PRAGMA page_count")
+		fill(t, e) // into the free pages
+		if got := number(t, e, "PRAGMA page_count"); got > was*11/10 {
+			t.Errorf("%d pages, then %d: free pages are not used again", was, got)
+		}
+	})
+}
+
+// A commit costs one sync and the pages that it changed; at rest nothing is written.
+func TestStats(t *testing.T) {
+	e := openAt(t, filepath.Join(t.TempDir(), "e.db"))
+	do(t, e, exec("CREATE TABLE n (i INTEGER PRIMARY KEY, s TEXT NOT NULL)"))
+	before := e.Stats()
+	for i := range int64(10) {
+		do(t, e, insert(i, "x"))
+	}
+	after := e.Stats()
+	if got := after.Commits - before.Commits; got != 10 {
+		t.Errorf("%d commits, want 10", got)
+	}
+	// The checkpoint syncs twice, and once more where the log starts over.
+	if got, most := after.Syncs-before.Syncs, 10+3*(after.Checkpoints-before.Checkpoints+1); got < 10 || got > most {
+		t.Errorf("%d syncs, want 10 to %d", got, most)
+	}
+	if got := after.Written - before.Written; got < 10*4096 || got > 100*4096 {
+		t.Errorf("%d bytes written by 10 commits of a page", got)
+	}
+	for last := e.Stats(); ; last = e.Stats() {
+		time.Sleep(2 * checkpointEvery) // a checkpoint or none
+		if e.Stats() == last {
+			break
+		}
+		if e.Stats().Checkpoints > after.Checkpoints+3 {
+			t.Fatalf("%+v, then %+v without a write", last, e.Stats())
+		}
+	}
+}

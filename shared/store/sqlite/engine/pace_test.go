@@ -1,0 +1,135 @@
+package engine
+
+import (
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// slowCommits opens an engine in a bubble, and gives a job that makes its commit last as long as a sync.
+func slowCommits(t *testing.T, test func(t *testing.T, e *Engine, sleeping Job, length time.Duration)) {
+	const length = 300 * time.Microsecond
+	synctest.Test(t, func(t *testing.T) {
+		e := openAt(t, Memory)
+		test(t, e, job{apply: func(*Tx) error { time.Sleep(length); return nil }}, length)
+	})
+}
+
+func TestACommitWaitsForCompanyOnlyWhereOthersCome(t *testing.T) {
+	t.Run("one_after_the_other", func(t *testing.T) {
+		slowCommits(t, func(t *testing.T, e *Engine, sleeping Job, length time.Duration) {
+			const n = 200
+			start := time.Now()
+			for range n {
+				do(t, e, sleeping)
+			}
+			if took := time.Since(start); took != n*length {
+				t.Errorf("%d commits took %v, want %v", n, took, n*length)
+			}
+		})
+	})
+	t.Run("many_a_second", func(t *testing.T) {
+		slowCommits(t, func(t *testing.T, e *Engine, _ Job, length time.Duration) {
+			const n, every = 2000, 300 * time.Microsecond
+			var last int64 // a commit takes its time, however many jobs it has
+			sleeping := job{apply: func(tx *Tx) error {
+				if tx.Attempt != last {
+					last = tx.Attempt
+					time.Sleep(length)
+				}
+				return nil
+			}}
+			before := e.Stats().Commits
+			var all sync.WaitGroup
+			var mu sync.Mutex
+			var longest time.Duration
+			for i := range n {
+				all.Go(func() {
+					// Pairs that overlap now and then, as requests of several clients do.
+					start := time.Now()
+					do(t, e, sleeping)
+					mu.Lock()
+					defer mu.Unlock()
+					longest = max(longest, time.Since(start))
+				})
+				time.Sleep(every / time.Duration(1+i%2*2))
+			}
+			all.Wait()
+			if got := e.Stats().Commits - before; got > n/2 {
+				t.Errorf("%d commits for %d jobs", got, n)
+			}
+			if most := 2 * (spacing + enough*length); longest > most {
+				t.Errorf("a job waited %v, want %v at most", longest, most)
+			}
+		})
+	})
+	t.Run("many_at_once", func(t *testing.T) {
+		slowCommits(t, func(t *testing.T, e *Engine, _ Job, _ time.Duration) {
+			// So many that nobody waits for more: the time is that of the commits.
+			const clients, rounds, length = 4 * enough, 20, time.Millisecond
+			first := job{apply: func(tx *Tx) error { time.Sleep(length / (4 * enough)); return nil }}
+			start := time.Now()
+			var all sync.WaitGroup
+			for range clients {
+				all.Go(func() {
+					for range rounds {
+						do(t, e, first)
+					}
+				})
+			}
+			all.Wait()
+			if took := time.Since(start); took > rounds*length*3/2+20*spacing {
+				t.Errorf("%d jobs took %v", clients*rounds, took)
+			}
+		})
+	})
+}
+
+// lazily submits a job that nobody waits for, and returns what receives at its commit.
+func lazily(t *testing.T, e *Engine, delay time.Duration) <-chan error {
+	t.Helper()
+	done := make(chan error, 1)
+	if err := e.Within(delay, job{apply: func(*Tx) error { return nil }, done: func(err error) { done <- err }}); err != nil {
+		t.Fatal(err)
+	}
+	return done
+}
+
+func TestALazyJobRidesAlong(t *testing.T) {
+	slowCommits(t, func(t *testing.T, e *Engine, sleeping Job, length time.Duration) {
+		start := time.Now()
+		<-lazily(t, e, lazyDelay)
+		if took := time.Since(start); took != lazyDelay {
+			t.Errorf("alone it took %v, want %v", took, lazyDelay)
+		}
+		// One in more of a hurry takes the others along.
+		start = time.Now()
+		first, second := lazily(t, e, lazyDelay), lazily(t, e, lazyDelay/10)
+		<-first
+		<-second
+		if took := time.Since(start); took != lazyDelay/10 {
+			t.Errorf("with one that waits %v it took %v", lazyDelay/10, took)
+		}
+		// Others that come do not put it off, and take it along.
+		start = time.Now()
+		done := lazily(t, e, lazyDelay)
+		time.Sleep(10 * time.Millisecond)
+		do(t, e, sleeping)
+		<-done
+		if took := time.Since(start); took != 10*time.Millisecond+length {
+			t.Errorf("with company it took %v", took)
+		}
+		// Ever more lazy ones wait no longer than the first.
+		start = time.Now()
+		done = lazily(t, e, lazyDelay)
+		for range 9 {
+			time.Sleep(lazyDelay / 10)
+			lazily(t, e, lazyDelay)
+		}
+		<-done
+		if took := time.Since(start); took > lazyDelay+time.Millisecond {
+			t.Errorf("ten lazy jobs took %v", took)
+		}
+	})
+}

@@ -1,0 +1,142 @@
+package stream
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/fault"
+)
+
+// An ordered store gives every entry of the log its place in one order, and copies of an event
+// one place. A feed over it hands entries out in that order, so that its position is one number,
+// after everything handed out and before everything else: a resume repeats nothing.
+//
+// The next entry is the first of what the sources have read ahead, if each of the others has been
+// read as far, or has had nothing written since it was read: the store tells.
+
+// pollInOrder is [Feed.Poll] over an ordered store.
+func (f *Feed) pollInOrder(ctx context.Context) (Delivery, bool, error) {
+	for {
+		first := f.first()
+		behind := f.furthestBack()
+		switch {
+		case behind != nil && (first == nil || behind.past < first.ahead[0].entry.Key):
+			if err := f.readAhead(ctx, behind); err != nil {
+				return Delivery{}, false, err
+			}
+			continue
+		case first != nil && f.mayFollow(first.ahead[0].entry.Key):
+			q := first.ahead[0]
+			if first.ahead = first.ahead[1:]; len(first.ahead) == 0 {
+				first.ahead = nil // a quiet stream keeps no room
+			}
+			if d, ok := f.take(q); ok {
+				return d, true, nil
+			}
+			continue
+		}
+		f.setHeld(first != nil)
+		drained, err := f.drain()
+		if err != nil || !drained {
+			return Delivery{}, false, err
+		}
+	}
+}
+
+// first is the source with the first entry read ahead, or nil.
+func (f *Feed) first() (first *source) {
+	for _, s := range f.parts {
+		if len(s.ahead) > 0 && (first == nil || s.ahead[0].entry.Key < first.ahead[0].entry.Key) {
+			first = s
+		}
+	}
+	return first
+}
+
+// furthestBack is the source that has to read its past and has come least far, or nil.
+func (f *Feed) furthestBack() (behind *source) {
+	if len(f.back) == 0 {
+		return nil
+	}
+	f.back = slices.DeleteFunc(f.back, func(s *source) bool { return f.parts[s.part.Name()] != s }) // removed
+	for _, s := range f.back {
+		if behind == nil || s.past < behind.past {
+			behind = s
+		}
+	}
+	return behind
+}
+
+// mayFollow reports whether no source can still bring an entry before the key.
+func (f *Feed) mayFollow(key int64) bool {
+	for _, s := range f.parts {
+		if len(s.ahead) == 0 && s.past < key && !(s.caughtUp && s.quiet()) {
+			return false
+		}
+	}
+	return true
+}
+
+// quiet reports that nothing was written since the source was read. It holds up to any end of
+// the log that was known before it was asked.
+func (s *source) quiet() bool { return s.written != nil && s.written() <= s.past }
+
+// readAhead reads a page of what lies between a source's start and its tail.
+func (f *Feed) readAhead(ctx context.Context, s *source) error {
+	entries, more, next, err := f.tails.Log.Read(ctx, s.part, s.past, max(minPage, pageSize/len(f.back)))
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "read the past of a stream")
+	}
+	s.bring(entries, next, time.Now())
+	if !more {
+		f.back = slices.DeleteFunc(f.back, func(other *source) bool { return other == s })
+		s.caughtUp = true
+	}
+	return nil
+}
+
+// bring adds what was read up to a position.
+func (s *source) bring(entries []eventlog.Entry, upTo int64, read time.Time) {
+	for _, e := range entries {
+		if e.Key > s.past {
+			s.ahead = append(s.ahead, queued{src: s, entry: e, read: read})
+		}
+	}
+	s.past = max(s.past, upTo)
+}
+
+// drain takes what the tails brought. What they bring to a source that still reads its
+// past is dropped: it will find it there.
+func (f *Feed) drain() (any bool, err error) {
+	f.mu.Lock()
+	in, err := f.in, f.err
+	f.in = nil
+	f.mu.Unlock()
+	for _, b := range in {
+		if s := f.parts[b.part.Name()]; s != nil && s.caughtUp {
+			s.bring(b.entries, b.floor, b.read)
+		}
+	}
+	return len(in) > 0, err
+}
+
+// setHeld says whether every batch is to wake the reader.
+func (f *Feed) setHeld(held bool) {
+	f.mu.Lock()
+	f.held = held
+	f.mu.Unlock()
+}
+
+// reached is up to where everything of the source was handed out. end is one that the log had
+// before.
+func (s *source) reached(end int64) int64 {
+	switch {
+	case len(s.ahead) > 0:
+		return s.ahead[0].entry.Key - 1
+	case s.caughtUp && s.quiet():
+		return max(s.past, end)
+	}
+	return s.past
+}

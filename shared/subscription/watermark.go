@@ -1,0 +1,67 @@
+package subscription
+
+import (
+	"context"
+	"log/slog"
+
+	"mcpevents/shared/eventlog"
+)
+
+// advanced is the cursor for the deliveries of a subscription from now on: the one it has, moved
+// to where nothing up to it is still to be delivered, as far as that is known.
+func (s *Service) advanced(ctx context.Context, sub *Subscription) string {
+	if s.Watermark == nil || sub.State != Active || sub.Owed != 0 {
+		return sub.Cursor
+	}
+	c, err := s.Sealer.Open(sub.Workspace, sub.Cursor)
+	if err == nil {
+		c, err = s.watermark(ctx, sub, c)
+	}
+	if err != nil {
+		slog.WarnContext(ctx, "watermark not moved", "subscription", sub.ID, "error", err)
+		return sub.Cursor
+	}
+	return s.Sealer.Seal(sub.Workspace, c)
+}
+
+func (s *Service) watermark(ctx context.Context, sub *Subscription, had eventlog.Cursor) (eventlog.Cursor, error) {
+	now, end := s.now(), s.Log.Position()
+	if !s.DB.Ordered() {
+		end -= eventlog.Window.Microseconds() // no key up to it will be committed any more
+	}
+	settled, open, err := s.Watermark.Settled(ctx, sub.Workspace, sub.ID)
+	if err != nil || sub.Replayed > settled && sub.Replayed != 0 {
+		return had, err
+	}
+	c := eventlog.Cursor{At: max(had.At, min(settled, end))}
+	if c.At == had.At {
+		c = had
+	}
+	if open {
+		return c, nil
+	}
+	// Nothing is open. If the log has nothing after the cursor either, then nothing is on its way:
+	// what has left the log was with dispatch for the whole retention.
+	quiet, err := s.nothingAfter(ctx, sub, c.At)
+	if err != nil || !quiet {
+		return c, err
+	}
+	return eventlog.Cursor{At: max(c.At, end), Given: now.UnixMicro()}, nil
+}
+
+// nothingAfter reports whether the log holds no event of the subscription's patterns after a position.
+func (s *Service) nothingAfter(ctx context.Context, sub *Subscription, at int64) (bool, error) {
+	for _, p := range sub.Patterns {
+		for _, part := range p.Partitions(s.Log, sub.Workspace) {
+			after := at - s.Log.LookBack(part).Microseconds()
+			for more := true; more; {
+				entries, rest, next, err := s.Log.Read(ctx, part, after, 1)
+				if err != nil || len(entries) > 0 {
+					return false, err
+				}
+				more, after = rest, next
+			}
+		}
+	}
+	return true, nil
+}

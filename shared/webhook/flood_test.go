@@ -1,0 +1,344 @@
+package webhook
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+// framed is an HTTP/2 endpoint written by frames. It hands each request's stream to
+// answer, and reports when a connection has ended and how much was written to it.
+type framed struct {
+	target string
+	ended  chan struct{} // one for each connection
+	wrote  atomic.Int64
+}
+
+func serveFrames(t *testing.T, answer func(f *http2.Framer, stream uint32) error) (*framed, *Sender) {
+	t.Helper()
+	cert, trust := certificate(t, "example.com", time.Now().Add(time.Hour))
+	config := &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2"}}
+	srv := &framed{ended: make(chan struct{}, 100)}
+	addr := raw(t, func(c net.Conn, _ <-chan struct{}) {
+		defer func() { srv.ended <- struct{}{} }()
+		srv.serve(tls.Server(&counting{c, &srv.wrote}, config), answer)
+	})
+	_, port, _ := net.SplitHostPort(addr)
+	srv.target = "https://example.com:" + port
+	return srv, open(t, Options{
+		RootCAs: trust,
+		Guard:   &Guard{AllowInsecure: true, Resolver: newNameServer(t, localhost).resolver()},
+	})
+}
+
+func (srv *framed) serve(c net.Conn, answer func(*http2.Framer, uint32) error) {
+	preface := make([]byte, len(http2.ClientPreface))
+	if _, err := io.ReadFull(c, preface); err != nil {
+		return
+	}
+	f := http2.NewFramer(c, c)
+	if f.WriteSettings() != nil {
+		return
+	}
+	var answering sync.WaitGroup
+	var turn sync.Mutex // one stream at a time: a Framer's writes are for one goroutine
+	defer answering.Wait()
+	for {
+		frame, err := f.ReadFrame()
+		if err != nil {
+			return
+		}
+		if h, ok := frame.(*http2.HeadersFrame); ok {
+			stream := h.StreamID
+			answering.Go(func() {
+				turn.Lock()
+				defer turn.Unlock()
+				_ = answer(f, stream)
+			})
+		}
+	}
+}
+
+// counting counts what is written.
+type counting struct {
+	net.Conn
+	n *atomic.Int64
+}
+
+func (c *counting) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	c.n.Add(int64(n))
+	return n, err
+}
+
+func fields(pairs ...string) []byte {
+	var buf bytes.Buffer
+	e := hpack.NewEncoder(&buf)
+	for i := 0; i < len(pairs); i += 2 {
+		_ = e.WriteField(hpack.HeaderField{Name: pairs[i], Value: pairs[i+1]})
+	}
+	return buf.Bytes()
+}
+
+// mute keeps the log of a test short.
+func mute(t *testing.T) {
+	before := log.Writer()
+	MuteTransport()
+	t.Cleanup(func() { log.SetOutput(before) })
+}
+
+// forever repeats a frame until the connection ends.
+func forever(write func() error) error {
+	for {
+		if err := write(); err != nil {
+			return err
+		}
+	}
+}
+
+func respond(f *http2.Framer, stream uint32, status string, end bool) error {
+	return f.WriteHeaders(http2.HeadersFrameParam{
+		StreamID: stream, BlockFragment: fields(":status", status), EndHeaders: true, EndStream: end,
+	})
+}
+
+// TestSend_Floods shows that an HTTP/2 endpoint that sends frames without end gets its
+// connection closed, during the attempt or after it, and that nothing is left
+// of it then: no goroutine, no descriptor, no CPU time.
+func TestSend_Floods(t *testing.T) {
+	mute(t)
+	check := baseline(t)
+	t.Cleanup(func() {
+		check()
+		rests(t)
+	})
+	for name, flood := range map[string]func(f *http2.Framer, stream uint32) error{
+		"empty DATA after a header": func(f *http2.Framer, stream uint32) error {
+			if err := respond(f, stream, "200", false); err != nil {
+				return err
+			}
+			return forever(func() error { return f.WriteData(stream, false, nil) })
+		},
+		"empty DATA after a failure": func(f *http2.Framer, stream uint32) error {
+			if err := respond(f, stream, "500", false); err != nil {
+				return err
+			}
+			return forever(func() error { return f.WriteData(stream, false, nil) })
+		},
+		"padding": func(f *http2.Framer, stream uint32) error {
+			if err := respond(f, stream, "200", false); err != nil {
+				return err
+			}
+			pad := make([]byte, 255)
+			return forever(func() error { return f.WriteDataPadded(stream, false, nil, pad) })
+		},
+		"SETTINGS": func(f *http2.Framer, _ uint32) error {
+			return forever(func() error { return f.WriteSettings() })
+		},
+		"large SETTINGS": func(f *http2.Framer, _ uint32) error {
+			var all []http2.Setting
+			for i := range 500 {
+				all = append(all, http2.Setting{ID: http2.SettingHeaderTableSize, Val: uint32(i)})
+			}
+			return forever(func() error { return f.WriteSettings(all...) })
+		},
+		"PING": func(f *http2.Framer, _ uint32) error {
+			return forever(func() error { return f.WritePing(false, [8]byte{1}) })
+		},
+		"acknowledged PING": func(f *http2.Framer, _ uint32) error {
+			return forever(func() error { return f.WritePing(true, [8]byte{1}) })
+		},
+		"empty CONTINUATION": func(f *http2.Framer, stream uint32) error {
+			err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: fields(":status", "200")})
+			if err != nil {
+				return err
+			}
+			return forever(func() error { return f.WriteContinuation(stream, false, nil) })
+		},
+		"CONTINUATION": func(f *http2.Framer, stream uint32) error {
+			err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: fields(":status", "200")})
+			if err != nil {
+				return err
+			}
+			more := fields("x-a", strings.Repeat("a", 1000))
+			return forever(func() error { return f.WriteContinuation(stream, false, more) })
+		},
+		"RST_STREAM": func(f *http2.Framer, stream uint32) error {
+			return forever(func() error { return f.WriteRSTStream(stream, http2.ErrCodeInternal) })
+		},
+		"refused streams": func(f *http2.Framer, stream uint32) error {
+			return forever(func() error { return f.WriteRSTStream(stream, http2.ErrCodeRefusedStream) })
+		},
+		"WINDOW_UPDATE": func(f *http2.Framer, stream uint32) error {
+			return forever(func() error { return f.WriteWindowUpdate(stream, 1) })
+		},
+		"PRIORITY": func(f *http2.Framer, stream uint32) error {
+			return forever(func() error { return f.WritePriority(stream, http2.PriorityParam{Weight: 1}) })
+		},
+		"unknown frames": func(f *http2.Framer, stream uint32) error {
+			return forever(func() error { return f.WriteRawFrame(0xee, 0, stream, nil) })
+		},
+		"informational answers": func(f *http2.Framer, stream uint32) error {
+			return forever(func() error { return respond(f, stream, "103", false) })
+		},
+		"trailers after the end of the answer": func(f *http2.Framer, stream uint32) error {
+			if err := respond(f, stream, "200", false); err != nil {
+				return err
+			}
+			return forever(func() error { return respond(f, stream, "200", true) })
+		},
+		"frames after the end of the answer": func(f *http2.Framer, stream uint32) error {
+			if err := respond(f, stream, "200", true); err != nil {
+				return err
+			}
+			return forever(func() error { return f.WriteSettings() })
+		},
+	} {
+		t.Run("WHK-11 WHK-17 "+name, func(t *testing.T) {
+			srv, s := serveFrames(t, flood)
+			r := request(srv.target)
+			r.Timeout = 3 * time.Second
+			before := cpu()
+			o := sendWithin(t, s, r)
+			if o.Took > r.Timeout+8*time.Second {
+				t.Errorf("WHK-11 held for %s", o.Took)
+			}
+			if answered := strings.Contains(name, "after the end"); o.OK() && !answered {
+				t.Errorf("got %+v", o)
+			}
+			select {
+			case <-srv.ended:
+			case <-time.After(20 * time.Second):
+				t.Errorf("the connection is open after %d bytes", srv.wrote.Load())
+			}
+			t.Logf("%s of CPU, the endpoint's included", cpu()-before)
+			if n := srv.wrote.Load(); n > 16<<20 { // most of it stood in the kernel's buffers
+				t.Errorf("%d bytes were taken", n)
+			}
+		})
+	}
+}
+
+// TestSend_FloodAfterSilence shows that frames which begin to come when the attempt has
+// timed out end the connection too.
+func TestSend_FloodAfterSilence(t *testing.T) {
+	begin := make(chan struct{})
+	srv, s := serveFrames(t, func(f *http2.Framer, stream uint32) error {
+		if err := respond(f, stream, "200", false); err != nil {
+			return err
+		}
+		<-begin
+		return forever(func() error { return f.WriteData(stream, false, nil) })
+	})
+	check := baseline(t)
+	r := request(srv.target)
+	r.Timeout = 200 * time.Millisecond
+	if o := s.Send(t.Context(), r); o.Category != Timeout {
+		t.Errorf("got %+v", o)
+	}
+	close(begin)
+	<-srv.ended
+	check()
+	rests(t)
+}
+
+// TestSend_SharedConnection shows that neither answers at their bounds nor paths that
+// hang cost the other requests on the same HTTP/2 connection anything.
+func TestSend_SharedConnection(t *testing.T) {
+	var opened atomic.Int32
+	var hanging sync.WaitGroup
+	_, s, target := serveTLS(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/hang" {
+			hanging.Done()
+			<-r.Context().Done()
+			return
+		}
+		w.Header().Set("X-Large", strings.Repeat("x", 24<<10))
+		w.WriteHeader(http.StatusInternalServerError)
+		_, _ = w.Write(make([]byte, 256<<10)) // sixteen times what is read of it
+	}, func(srv *httptest.Server, _ *Options) {
+		srv.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+			if state == http.StateNew {
+				opened.Add(1)
+			}
+		}
+	})
+	if o := s.Send(t.Context(), request(target)); o.Status != 500 { // settles on the protocol
+		t.Fatalf("got %+v", o)
+	}
+	var wg sync.WaitGroup
+	hanging.Add(10)
+	for range 10 {
+		wg.Go(func() {
+			r := request(target + "/hang")
+			r.Timeout = 2 * time.Second
+			if o := s.Send(t.Context(), r); o.Category != Timeout {
+				t.Errorf("WHK-17 a path that hangs: got %+v", o)
+			}
+		})
+	}
+	hanging.Wait()
+	for i := range 10 {
+		wg.Go(func() {
+			for range 10 {
+				if o := s.Send(t.Context(), request(target+"/"+strconv.Itoa(i))); o.Status != 500 {
+					t.Errorf("WHK-17 a path beside one that hangs: got %+v", o)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := opened.Load(); n != 1 {
+		t.Errorf("WHK-17 %d connections", n)
+	}
+}
+
+// TestConn_Quota is the bound itself.
+func TestConn_Quota(t *testing.T) {
+	closed := 0
+	c := &conn{Conn: endless{}, closed: func() { closed++ }, left: answerQuota}
+	read := func() (total int) {
+		for buf := make([]byte, 1000); ; {
+			n, err := c.Read(buf)
+			if err != nil {
+				if !errors.Is(err, errExcess) {
+					t.Fatal(err)
+				}
+				return total
+			}
+			total += n
+		}
+	}
+	for range 1000 { // exchanges that were used for nothing leave nothing
+		c.begin()
+		c.end()
+	}
+	c.begin()
+	c.begin()
+	if n := read(); n > 3*answerQuota || n < 3*answerQuota/2 {
+		t.Errorf("WHK-17 %d bytes were read", n)
+	}
+	_ = c.Close()
+	if closed != 1 {
+		t.Errorf("closed %d times", closed)
+	}
+}
+
+type endless struct{ net.Conn }
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+func (endless) Close() error               { return nil }

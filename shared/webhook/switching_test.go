@@ -1,0 +1,121 @@
+package webhook
+
+import (
+	"bufio"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"net"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"mcpevents/shared/fault"
+)
+
+// switching answers 101 to the first request and keeps the connection until the
+// sender ends it.
+func switching(c net.Conn) {
+	r := bufio.NewReader(c)
+	if _, err := readRequest(r, r.Discard); err != nil {
+		return
+	}
+	_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\nmore")
+	_, _ = io.Copy(io.Discard, r)
+}
+
+// TestSend_SwitchingProtocols shows that an endpoint that answers 101 keeps nothing: the
+// body of that answer is the bare connection, which no context ends.
+func TestSend_SwitchingProtocols(t *testing.T) {
+	check := baseline(t)
+	t.Cleanup(check) // after the cleanups of senders and servers
+
+	direct := func(t *testing.T) (*Sender, string) {
+		return open(t, Options{}), "http://" + raw(t, func(c net.Conn, _ <-chan struct{}) { switching(c) })
+	}
+	proxied := func(t *testing.T) (*Sender, string) {
+		u := &url.URL{Scheme: "http", Host: raw(t, func(c net.Conn, _ <-chan struct{}) { switching(c) })}
+		return open(t, Options{Proxy: u}), "http://hooks.example.com"
+	}
+	tunnelled := func(t *testing.T) (*Sender, string) {
+		cert, trust := certificate(t, "hooks.example.com", time.Now().Add(time.Hour))
+		return tunnel(t, trust, func(c net.Conn) {
+			switching(tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}}))
+		})
+	}
+	for name, start := range map[string]func(*testing.T) (*Sender, string){
+		"directly": direct, "through a proxy": proxied, "through a proxy with TLS": tunnelled,
+	} {
+		t.Run("WHK-17 "+name, func(t *testing.T) {
+			s, target := start(t)
+			check := baseline(t)
+			count := 100
+			if strings.HasPrefix(target, "https:") {
+				count = 20 // handshakes take their time with the race detector
+			}
+			var wg sync.WaitGroup
+			for range count {
+				wg.Go(func() {
+					switch o := sendWithin(t, s, request(target+"/hook")); {
+					case o.Status != 101 || o.Category != HTTP4xx || o.RetryAfter != 0:
+						t.Errorf("got %+v", o)
+					case o.Took > 8*time.Second:
+						t.Errorf("WHK-11 held for %s", o.Took)
+					}
+				})
+			}
+			wg.Wait()
+			for range 10 {
+				err := s.Verify(t.Context(), target+"/hook", "sub_1", request("").Keys)
+				if !fault.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), string(HTTP4xx)) {
+					t.Errorf("the challenge: got %v", err)
+				}
+			}
+			check() // with the sender and the server still open
+		})
+	}
+}
+
+// sendWithin fails the test if Send does not return.
+func sendWithin(t *testing.T, s *Sender, r Request) Outcome {
+	t.Helper()
+	done := make(chan Outcome, 1)
+	go func() { done <- s.Send(t.Context(), r) }()
+	select {
+	case o := <-done:
+		return o
+	case <-time.After(r.Timeout + 20*time.Second):
+		t.Error("WHK-11 Send does not return")
+		return Outcome{}
+	}
+}
+
+// tunnel is a sender with a proxy that hands each tunnel to handle.
+func tunnel(t *testing.T, trust *x509.CertPool, handle func(net.Conn)) (*Sender, string) {
+	t.Helper()
+	proxy := raw(t, func(c net.Conn, _ <-chan struct{}) {
+		r := bufio.NewReader(c)
+		if _, err := readRequest(r, r.Discard); err != nil {
+			return
+		}
+		if _, err := io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n"); err == nil {
+			handle(c)
+		}
+	})
+	return open(t, Options{RootCAs: trust, Proxy: &url.URL{Scheme: "http", Host: proxy}}), "https://hooks.example.com"
+}
+
+// TestSend_TunnelWithoutHandshake shows that a dial through a proxy ends too: it
+// outlives the exchange for which it began.
+func TestSend_TunnelWithoutHandshake(t *testing.T) {
+	s, target := tunnel(t, nil, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	check := baseline(t)
+	r := request(target)
+	r.Timeout = 100 * time.Millisecond
+	if o := s.Send(t.Context(), r); o.Category != Timeout {
+		t.Errorf("got %+v", o)
+	}
+	check()
+}

@@ -1,0 +1,230 @@
+//go:build unix
+
+package cost
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"mcpevents/shared/awsx"
+	"mcpevents/test/harness"
+)
+
+// List prices, us-east-1, in dollars (November 2026).
+const (
+	perWriteUnit  = 0.625 / 1e6
+	perReadUnit   = 0.125 / 1e6
+	perFIFO       = 0.50 / 1e6 // a request or 64 KiB of it
+	perStandard   = 0.40 / 1e6
+	perInvocation = 0.20 / 1e6
+	perGBSecond   = 0.0000133334
+	perKMS        = 0.03 / 1e4
+	perLogGB      = 0.50
+	perStoredGB   = 0.25 + 0.20 // a month, with point-in-time recovery
+)
+
+// perLine is what CloudWatch Logs adds to the bytes of a line.
+const perLine = 26
+
+// assumed is how long an invocation takes: a local machine does not tell. A delivery adds to
+// its invocation, a process to its first; connecting to an endpoint is part of that of a cold one.
+var assumed = map[string]time.Duration{
+	"PublishFunction": 15 * time.Millisecond, "FanoutFunction": 40 * time.Millisecond, "DispatchFunction": 60 * time.Millisecond,
+	polling: 10 * time.Millisecond, "RetryFunction": 50 * time.Millisecond, "RelayFunction": 50 * time.Millisecond,
+}
+
+const (
+	assumedStart     = 150 * time.Millisecond
+	assumedDelivery  = 250 * time.Microsecond
+	assumedHandshake = time.Millisecond
+)
+
+// size is what the template says of a function.
+type size struct {
+	gb    float64
+	limit time.Duration
+}
+
+// sizes reads the functions' memory and time limits from template.yaml.
+func sizes(tb testing.TB) map[string]size {
+	tb.Helper()
+	src, err := os.ReadFile(filepath.Join(harness.Root(tb), "template.yaml"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	type properties struct {
+		MemorySize int    `yaml:"MemorySize"`
+		Timeout    string `yaml:"Timeout"` // a number, or the name of a parameter
+	}
+	var tpl struct {
+		Parameters map[string]struct {
+			Default string `yaml:"Default"`
+		} `yaml:"Parameters"`
+		Globals struct {
+			Function properties `yaml:"Function"`
+		} `yaml:"Globals"`
+		Resources map[string]struct {
+			Type       string    `yaml:"Type"`
+			Properties yaml.Node `yaml:"Properties"`
+		} `yaml:"Resources"`
+	}
+	if err := yaml.Unmarshal(src, &tpl); err != nil {
+		tb.Fatal(err)
+	}
+	out := map[string]size{}
+	for id, r := range tpl.Resources {
+		if r.Type != "AWS::Serverless::Function" {
+			continue
+		}
+		p := tpl.Globals.Function
+		if err := r.Properties.Decode(&p); err != nil {
+			tb.Fatal(err)
+		}
+		if parameter, ok := tpl.Parameters[p.Timeout]; ok {
+			p.Timeout = parameter.Default
+		}
+		seconds, err := strconv.Atoi(p.Timeout)
+		if err != nil {
+			tb.Fatalf("%s: Timeout %q", id, p.Timeout)
+		}
+		out[id] = size{gb: float64(p.MemorySize) / 1024, limit: time.Duration(seconds) * time.Second}
+	}
+	return out
+}
+
+// price is what an invocation of so long costs.
+func (s size) price(took time.Duration) float64 {
+	return perInvocation + min(took, s.limit).Seconds()*s.gb*perGBSecond
+}
+
+// snapshot is what is counted, at one moment.
+type snapshot struct {
+	requests map[string]awsx.Counts
+	calls    map[string]int
+	starts   map[string]int
+	output   int
+}
+
+func take(a *harness.AWS) snapshot {
+	s := snapshot{requests: a.Requests(), calls: map[string]int{}, starts: map[string]int{}, output: len(a.Output())}
+	for f := range assumed {
+		s.calls[f], s.starts[f] = a.Invocations(f), a.Starts(f)
+	}
+	return s
+}
+
+// bill is what work costs, by what it is paid for.
+type bill struct {
+	requests   float64
+	dollars    map[string]float64
+	detail     map[string]float64
+	dispatched float64 // write units of dispatch: statuses and records
+}
+
+func (b bill) total() (sum float64) {
+	for _, v := range b.dollars {
+		sum += v
+	}
+	return sum
+}
+
+// path are the functions on the way of an event. What retry and relay ask for is a price of time, not of
+// events, and runs faster here than on AWS: see [BenchmarkIdle].
+var path = []string{"PublishFunction", "FanoutFunction", "DispatchFunction"}
+
+// since counts what work cost since a snapshot. Receives that bring nothing are left out, for they too
+// are a price of time. The event source mappings receive once for each invocation of
+// fanout and dispatch, and delete once after it.
+func since(tb testing.TB, a *harness.AWS, before snapshot, deliveries int, cold bool, functions ...string) bill {
+	tb.Helper()
+	now, limits := take(a), sizes(tb)
+	b := bill{dollars: map[string]float64{}, detail: map[string]float64{}}
+	for _, f := range functions {
+		short := strings.TrimSuffix(f, "Function")
+		for service, ops := range now.requests[f].Since(before.requests[f]) {
+			for op, n := range ops {
+				b.requests += float64(n.Requests)
+				b.detail[short+" "+service+"."+op] += float64(n.Requests)
+				switch {
+				case service == "SQS" && f == "PublishFunction":
+					b.dollars["queues"] += float64(n.Chunks) * perFIFO
+				case service == "SQS":
+					b.dollars["queues"] += float64(n.Chunks) * perStandard
+				case service == "KMS":
+					b.dollars["keys"] += float64(n.Requests) * perKMS
+				case strings.HasSuffix(op, "GetItem"), op == "Query":
+					b.dollars["reads"] += n.Units * perReadUnit
+				default:
+					b.dollars["writes"] += n.Units * perWriteUnit
+					if f == "DispatchFunction" {
+						b.dispatched += n.Units
+					}
+				}
+			}
+		}
+		calls, starts := float64(now.calls[f]-before.calls[f]), float64(now.starts[f]-before.starts[f])
+		b.detail[short+" invocations"], b.detail[short+" starts"] = calls, starts
+		b.dollars["functions"] += calls * limits[f].price(assumed[f])
+		b.dollars["cold starts"] += starts * assumedStart.Seconds() * limits[f].gb * perGBSecond
+		price := 0.0
+		switch f {
+		case "FanoutFunction":
+			price = perFIFO
+		case "DispatchFunction":
+			price = perStandard
+			each := assumedDelivery
+			if cold {
+				each += assumedHandshake
+			}
+			b.dollars["functions"] += float64(deliveries) * each.Seconds() * limits[f].gb * perGBSecond
+		}
+		if price > 0 {
+			b.requests += 2 * calls
+			b.dollars["queues"] += 2 * calls * price
+		}
+	}
+	for line := range strings.Lines(a.Output()[before.output:]) {
+		// The runner's own lines have no JSON; a function's begins after its name and process.
+		if at := strings.Index(line, " {"); at > 0 {
+			b.detail["log lines"]++
+			b.dollars["logs"] += float64(len(line)-at-1+perLine) / 1e9 * perLogGB
+		}
+	}
+	return b
+}
+
+// report prints a bill per million deliveries.
+func (b bill) report(title string, deliveries float64) {
+	var dollars, counts []string
+	for k, v := range b.dollars {
+		dollars = append(dollars, fmt.Sprintf("%s $%.3f", k, v/deliveries*1e6))
+	}
+	for k, v := range b.detail {
+		counts = append(counts, fmt.Sprintf("%s %.0f", k, v))
+	}
+	slices.Sort(dollars)
+	slices.Sort(counts)
+	// Not by b.Logf, which cuts it off.
+	_, _ = fmt.Fprintf(os.Stderr, "%s\n  per million: %s\n  counts: %s\n", title, strings.Join(dollars, ", "), strings.Join(counts, ", "))
+}
+
+// TestThePriceModelFitsTheTemplate: AWS-15.
+func TestThePriceModelFitsTheTemplate(t *testing.T) {
+	limits := sizes(t)
+	for f, took := range assumed {
+		if s, ok := limits[f]; !ok || s.gb == 0 || s.limit < took {
+			t.Errorf("AWS-15 %s: assumed %v, the template says %+v", f, took, s)
+		}
+	}
+	if got := limits["FanoutFunction"].gb; got != 0.5 {
+		t.Errorf("AWS-15 fanout is billed with %v GB: change docs/benchmarks.md with it", got)
+	}
+}

@@ -1,0 +1,260 @@
+//go:build unix
+
+package cost
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"mcpevents/shared/eventlog"
+	"mcpevents/shared/subscription"
+	"mcpevents/test/harness"
+)
+
+var update = flag.Bool("update", false, "write the tables of docs/scale.md")
+
+// Quotas of AWS as documented (November 2026).
+const (
+	partitionReads  = 3_000.0 // read units a second of one DynamoDB partition
+	partitionWrites = 1_000.0 // write units
+	groupBatch      = 10.0    // messages of a FIFO queue that a function gets at once
+)
+
+// What is not a quota: from the tables of docs/benchmarks.md, or assumed as there.
+const (
+	fanoutBatch  = 0.080 // seconds: 40 ms of fanout, and as much to receive and delete
+	publishCall  = 0.015
+	dispatchCall = 0.060
+	answer       = 0.200 // of an endpoint
+	attempts     = 128.0 // at once in a dispatcher
+	spreadGroups = 16.0  // of an unordered URI, as in shared/publish
+	logged       = 0.75  // KB of an event of 500 B in the log
+	streamPolls  = 4.0   // of the log a second, while there is traffic
+
+	// Dollars for a million deliveries, and requests for each; priceIdle is that of a million subscriptions.
+	priceWide, pricePages, priceBatches, priceSingle = 0.12, 0.06, 0.68, 1.43
+	requestsPages, requestsBatches, requestsSingle   = 0.035, 1.08, 2.26
+	priceIdle                                        = 2.13
+	million                                          = 1e6
+)
+
+// dispatched is how many deliveries one instance of dispatch makes in a second, of messages that have so many each.
+func dispatched(deliveries float64) float64 {
+	all := groupBatch * deliveries
+	return all / (dispatchCall + answer*math.Max(1, all/attempts))
+}
+
+// atOnce is how many invocations are under way at a rate.
+func atOnce(perSecond, each float64) float64 { return math.Ceil(perSecond * each) }
+
+// subscriberSize is the bytes of a usual subscriber under its pattern.
+func subscriberSize(t *testing.T) float64 {
+	t.Helper()
+	sub := subscription.Subscription{
+		V: 2, ID: "sub_" + strings.Repeat("0", 32), Principal: "https://issuer.example.com|user-0123456789", Origin: subscription.SEP1803,
+		Target: subscription.Target{URL: "https://callbacks.example.com/v1/hooks/0123456789abcdef", Type: subscription.Standard, Secret: make([]byte, 101)},
+		Until:  time.Now(),
+	}
+	value, err := json.Marshal(sub.Subscriber())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const keys = 120 // names and values of the keys, version and expiry
+	return float64(len(value)) + keys
+}
+
+// row is a line of a table.
+type row []string
+
+func table(rows ...row) string {
+	var b strings.Builder
+	for i, r := range rows {
+		b.WriteString("| " + strings.Join(r, " | ") + " |\n")
+		if i == 0 {
+			b.WriteString("|" + strings.Repeat("---|", len(r)) + "\n")
+		}
+	}
+	return b.String()
+}
+
+func number(f float64) string {
+	switch {
+	case f >= 1e6:
+		return strings.TrimSuffix(fmt.Sprintf("%.1f", f/1e6), ".0") + " million"
+	case f >= 10_000:
+		return fmt.Sprintf("%d,000", int(math.Round(f/1000)))
+	case f >= 1_000:
+		return fmt.Sprintf("%d,%03d", int(math.Round(f))/1000, int(math.Round(f))%1000)
+	}
+	return fmt.Sprintf("%.0f", f)
+}
+
+func lasts(seconds float64) string {
+	if seconds < 120 {
+		return fmt.Sprintf("%.0f s", seconds)
+	}
+	return fmt.Sprintf("%.0f min", seconds/60)
+}
+
+func dollars(f float64) string { return fmt.Sprintf("$%.2f", f) }
+
+// oneToMany is one event to a million subscriptions of one pattern.
+func oneToMany(t *testing.T) string {
+	pages, splits := tree(million)
+	size := subscriberSize(t)
+	units := math.Ceil(million / pages * size / 4096)
+	reading := partitionReads / units * million / pages // subscribers a second
+	rows := []row{{"`DispatchConcurrency`", "deliveries a second", "time", "price", "what saturates"}}
+	for _, n := range []float64{2, 20, 200} {
+		rate, limit := n*dispatched(million/pages), "dispatch"
+		if rate > reading {
+			rate, limit = reading, "reads of the pattern's partition"
+		}
+		rows = append(rows, row{number(n), number(rate), lasts(million / rate), dollars(priceWide), limit})
+	}
+	return table(rows...) + fmt.Sprintf("\n%s pages of %.0f subscribers and %s tasks that divide. A subscriber takes about %.0f bytes, a page %.0f read units: one partition gives %s\nsubscribers a second.\n",
+		number(pages), million/pages, number(splits), size, units, number(reading))
+}
+
+// daily is a hundred million deliveries a day, at their mean and at five times that.
+func daily() string {
+	const deliveries, peak = 100e6, 5.0
+	rows := []row{{"load", "deliveries a second, mean and peak", "requests a day", "price a day", "publish, fanout, dispatch at once at the peak", "URIs that are needed at the peak"}}
+	for _, l := range []struct {
+		name                         string
+		subscribers, batch           float64
+		price, requests, fanoutBatch float64
+	}{
+		{"100 subscribers an event", 100, 10, pricePages, requestsPages, groupBatch},
+		{"one subscriber, batches of ten", 1, 10, priceBatches, requestsBatches, groupBatch},
+		{"one subscriber, single publishes", 1, 1, priceSingle, requestsSingle, groupBatch},
+	} {
+		mean := deliveries / (24 * time.Hour).Seconds()
+		events := mean * peak / l.subscribers
+		each := math.Min(l.subscribers, pageTarget) // of a page
+		rows = append(rows, row{
+			l.name, number(mean) + ", " + number(mean*peak), number(deliveries * l.requests), dollars(deliveries / million * l.price),
+			fmt.Sprintf("%.0f, %.0f, %.0f", atOnce(events/l.batch, publishCall), atOnce(events/l.fanoutBatch, fanoutBatch), math.Ceil(mean*peak/dispatched(each))),
+			fmt.Sprintf("%.0f; without order %.0f", math.Ceil(events/perGroup), math.Ceil(events/(spreadGroups*perGroup))),
+		})
+	}
+	return table(rows...)
+}
+
+// perGroup is how many events of one FIFO group pass fanout in a second.
+const perGroup = groupBatch / fanoutBatch
+
+// idle is a million subscriptions to which nothing happens.
+func idle() string {
+	// In the partition of a pattern: its header, and the subscriber in a transaction. Shapes and headers are counted one by
+	// one; a header that may be empty is looked at once more.
+	const onePattern, oneShape, ending = 1 + 2, 1, 1 + 1 + 2
+	one := partitionWrites / onePattern
+	return table(
+		row{"what", "a second", "a million take", "what saturates"},
+		row{"register, all to one URI", number(one), lasts(million / one), "writes of the pattern's partition"},
+		row{"register, to many URIs of one event type", number(partitionWrites / oneShape), lasts(million / (partitionWrites / oneShape)), "the item that counts the event type's shapes"},
+		row{"deregister, all from one URI", number(partitionWrites / ending), lasts(million / (partitionWrites / ending)), "writes of the pattern's partition"},
+		row{"refresh (MCP Events) once a day, all of one URI", number(million / 86_400), "a day", fmt.Sprintf("nothing: %.0f of 1,000 write units", million/86_400*2)},
+		row{"keep, a month", "", dollars(priceIdle), "nothing"},
+	)
+}
+
+// oneURI is what passes for one URI.
+func oneURI() string {
+	rows := []row{{"`order`", "`FanoutConcurrency`", "events a second", "fanout's requests a second", "write units a second, of a partition", "what saturates"}}
+	for _, c := range []struct {
+		order   string
+		workers float64
+	}{{"uri", 2}, {"uri", 50}, {"none", 2}, {"none", 10}, {"none", 50}} {
+		groups, parts, limit := 1.0, 1.0, "the URI's one group"
+		if c.order == "none" {
+			groups, parts, limit = spreadGroups, eventlog.Shards, "16 groups"
+		}
+		if c.workers < groups {
+			limit = "`FanoutConcurrency`"
+		}
+		rate := math.Min(groups, c.workers) * perGroup
+		// A batch: a read of shapes and headers, a read of the log's end, a write of the log, a send of pages.
+		requests := rate / groupBatch * 4
+		units := rate / groupBatch * math.Ceil(groupBatch*logged) / parts
+		rows = append(rows, row{c.order, number(c.workers), number(rate), number(requests), number(units), limit})
+	}
+	again := eventlog.Window.Seconds() * 1_000 * logged / 4 * streamPolls
+	return table(rows...) + fmt.Sprintf("\nAn instance with a stream of an unordered URI at 1,000 events a second reads the last %.0f seconds again %.0f times a second: %s read units a second, so that\nthe URI's %d partitions serve %.0f instances.\n",
+		eventlog.Window.Seconds(), streamPolls, number(again), eventlog.Shards, math.Floor(eventlog.Shards*partitionReads/again))
+}
+
+// counters is why the shape counter is one item: what eight would add to a million batches that fanout reads.
+func counters() string {
+	const shards = 8
+	more := (shards - 1) * perReadUnit * million
+	return table(
+		row{"items that count a shape", "registrations a second of one event type", "more for a million single events", "of their price"},
+		row{"1", number(partitionWrites), "–", "–"},
+		row{fmt.Sprint(shards), number(shards * partitionWrites), dollars(more), fmt.Sprintf("%.0f %%", more/priceSingle*100)},
+	)
+}
+
+func TestTheScalePageIsWhatTheModelSays(t *testing.T) {
+	path := filepath.Join(harness.Root(t), "docs", "scale.md")
+	src, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(src)
+	for name, text := range map[string]string{
+		"one to a million": oneToMany(t), "a hundred million a day": daily(), "a million at rest": idle(), "one URI": oneURI(), "counters": counters(),
+	} {
+		begin, end := "<!-- generated: "+name+" -->\n", "<!-- end -->"
+		_, rest, found := strings.Cut(page, begin)
+		had, _, closed := strings.Cut(rest, end)
+		if !found || !closed {
+			t.Errorf("docs/scale.md has no place for %q", name)
+			continue
+		}
+		if had != text && !*update {
+			t.Errorf("docs/scale.md, %s: run go test ./test/cost -run Scale -update\ngot\n%s\nwant\n%s", name, had, text)
+		}
+		page = strings.Replace(page, begin+had+end, begin+text+end, 1)
+	}
+	if *update {
+		if err := os.WriteFile(path, []byte(page), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The figures that the model takes from docs/benchmarks.md are those that are there.
+func TestTheScaleModelUsesTheFiguresThatWereMeasured(t *testing.T) {
+	src, err := os.ReadFile(filepath.Join(harness.Root(t), "docs", "benchmarks.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []struct {
+		row    string
+		figure float64
+	}{
+		{"the same, to 100,000 and to 1,000,000", priceWide},
+		{"price per million deliveries, the same, warm", pricePages},
+		{"price per million, one subscriber, batches of ten", priceBatches},
+		{"| the same, to four URIs | ≤ $1.55", priceSingle},
+		{"AWS requests per delivery, 100 subscribers an event, batches of ten", requestsPages},
+		{"AWS requests per delivery, one subscriber, batches of ten", requestsBatches},
+		{"| the same, to four URIs | ≤ 2.2 ", requestsSingle},
+		{"a million subscriptions more, a month, idle", priceIdle},
+	} {
+		_, rest, _ := strings.Cut(string(src), want.row)
+		line, _, _ := strings.Cut(rest, "\n")
+		if text := strings.TrimPrefix(fmt.Sprint(want.figure), "0"); !strings.Contains(line, text) {
+			t.Errorf("docs/benchmarks.md no longer says %v of %q: %s", want.figure, want.row, line)
+		}
+	}
+}

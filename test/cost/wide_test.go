@@ -1,0 +1,135 @@
+//go:build unix
+
+package cost
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"mcpevents/test/harness"
+)
+
+// BenchmarkWideFanout counts what one event to very many subscriptions costs when all functions are cold,
+// and tells from it what it costs to send it to 100,000 and to a million.
+func BenchmarkWideFanout(b *testing.B) {
+	const n = 3_000
+	const uri = "event://storage/wide/object-created"
+	a := harness.StartAWS(b, harness.AWSOptions{Env: map[string]string{"MCPEVENTS_QUOTA": "100000"}})
+	hook := harness.NewReceiver(b).Endpoint("wide")
+	hook.Light()
+	subscribe(b, a, n, uri, hook.URL())
+	for _, f := range path {
+		a.Retire(f)
+	}
+	before := take(a)
+	began := time.Now()
+	a.Publish(b, harness.Event{ID: "wide", URI: uri, Data: map[string]any{"key": "k", "size": 1, "text": filler()}})
+	harness.Eventually(b, 4*time.Minute, "all deliveries", func() bool { _, d := hook.Count(); return d >= n })
+	took := time.Since(began)
+	got := since(b, a, before, n, true, path...)
+	got.report(fmt.Sprintf("one event to %d, cold, in %v", n, took), n)
+	b.ReportMetric(got.requests/n, "requests/delivery")
+	b.ReportMetric(got.total()/n*1e6, "$/million")
+	for _, many := range []float64{100_000, 1_000_000} {
+		b.ReportMetric(extrapolate(got, n, many)/many*1e6, fmt.Sprintf("$/million-of-one-to-%.0f", many))
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
+// What delivery does with a wide event, as in its message.go and outcome.go.
+const (
+	pageTarget   = 20.0
+	branches     = 64.0
+	pageSplit    = 40.0
+	statusShare  = 1 / 16.0
+	statusBudget = 60.0
+)
+
+// tree is into how many pages an event to so many subscriptions is divided, and by how many tasks.
+func tree(count float64) (pages, splits float64) {
+	pages = 1
+	for each := count; each > pageSplit || pages == 1; {
+		parts := min(math.Ceil(each/pageTarget), branches)
+		splits += pages
+		pages, each = pages*parts, each/parts
+	}
+	return pages, splits
+}
+
+// extrapolate is the price of one event to many subscriptions from that to n. The pages of a wider event
+// are smaller, and it takes more steps of the tree to them; of statuses, each dispatcher writes its budget a minute
+// and a share of the others. The time is that of ten dispatchers that send 100 webhooks a second each.
+func extrapolate(got bill, n, many float64) float64 {
+	// A task is sent, received and deleted in tens, and read by one query.
+	const perTask = 3*perStandard/10 + perReadUnit
+	pagesOfN, _ := tree(n)
+	pagesOfMany, splits := tree(many)
+	statuses := got.dispatched * perWriteUnit
+	rest := (got.total() - statuses) / n * many
+	rest += (pagesOfMany - pagesOfN/n*many) * perTask
+	rest += splits * perTask
+	minutes := math.Ceil(many / (10 * 100) / 60)
+	return rest + (many*statusShare+10*statusBudget*minutes)*perWriteUnit
+}
+
+// subscribe registers n webhooks for one URI at one target.
+func subscribe(b *testing.B, a *harness.AWS, n int, uri, target string) {
+	b.Helper()
+	const workers = 16
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			c := a.Modern("alice")
+			for i := w; i < n; i += workers {
+				answer, err := c.Try(b.Context(), "resources/subscriptions/register", map[string]any{"uris": []string{uri}, "targetUri": target})
+				if err == nil && answer.Error != nil {
+					err = answer.Error
+				}
+				if err != nil {
+					b.Errorf("subscription %d: %v", i, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if b.Failed() {
+		b.FailNow()
+	}
+}
+
+// BenchmarkIdle tells what a deployment costs in a month in which nothing happens, and what a million
+// subscriptions add. What is stored of one is at most what registering it sent to the table.
+func BenchmarkIdle(b *testing.B) {
+	const n = 200
+	const month = 30 * 24 * time.Hour
+	a := harness.StartAWS(b, harness.AWSOptions{})
+	before := a.Requests()["RegisterFunction"]
+	subscribe(b, a, n, "event://storage/idle/object-created", "https://example.com/hook")
+	var bytes float64
+	for _, c := range a.Requests()["RegisterFunction"].Since(before)["DynamoDB"] {
+		if c.Units > 0 {
+			bytes += float64(c.BytesOut)
+		}
+	}
+	stored := bytes / n * 1e6 / 1e9 * perStoredGB
+
+	periodic := []string{"RetryFunction", "RelayFunction"}
+	start, at := take(a), time.Now()
+	time.Sleep(time.Minute) // retry runs every two seconds here
+	got := since(b, a, start, 0, false, periodic...)
+	runs := got.detail["Retry invocations"]
+	minutely := got.total() / runs * month.Minutes()
+	// Lambda begins with five pollers a queue, each of which asks every 20 s.
+	polls := 5 * month.Seconds() / 20
+	receives := polls * (3*perStandard + perFIFO)
+	_, _ = fmt.Fprintf(os.Stderr, "idle: %.0f runs of retry in %v, %v\n", runs, time.Since(at), got.detail)
+	b.ReportMetric(minutely, "$/month-periodic")
+	b.ReportMetric(receives, "$/month-receives")
+	b.ReportMetric(stored, "$/month-per-million-subscriptions")
+	b.ReportMetric(0, "ns/op")
+}
