@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -45,6 +46,8 @@ type endpointState struct {
 	fast    int             // attempts under way in the fast lane
 	waiting []chan struct{} // for a place there, the oldest first
 	slow    int             // attempts under way in the slow lane
+	queued  []chan struct{} // for a place there, the oldest first
+	took    time.Duration   // the last attempt
 	unknown int             // of these, the ones that began before the origin was known
 	hanging int             // attempts that outlived the patience of the fast lane
 
@@ -70,8 +73,8 @@ const (
 	// slowLatency is from when on a successful answer is a slow one. It is the patience of
 	// the fast lane, so that an endpoint that needs longer does not come back to it each time.
 	slowLatency = 2 * time.Second
-	// waitForPlace is how long a first attempt waits while its endpoint has all the
-	// attempts under way that it may have.
+	// waitForPlace is how long an attempt waits while its endpoint has all the attempts
+	// under way that it may have. In the slow lane only those wait whose endpoint answers sooner.
 	waitForPlace = 500 * time.Millisecond
 
 	hangPause    = 10 * time.Second // after a timeout, doubled with each further one
@@ -137,7 +140,7 @@ func (h *endpoints) get(id, target string) *endpointState {
 
 // forget makes room: endpoints without an attempt under way go, healthy ones first.
 func (h *endpoints) forget() {
-	idle := func(e *endpointState) bool { return e.fast+e.slow+e.hanging+len(e.waiting) == 0 }
+	idle := func(e *endpointState) bool { return e.fast+e.slow+e.hanging+len(e.waiting)+len(e.queued) == 0 }
 	for _, all := range []bool{false, true} {
 		for id, e := range h.byID {
 			if len(h.byID) < maxEndpoint*3/4 {
@@ -186,37 +189,31 @@ func (h *endpoints) enterFast(ctx context.Context, id, target string, now time.T
 		h.mu.Unlock()
 		return false
 	}
-	h.waiting++
-	defer func() {
-		h.mu.Lock()
-		h.waiting--
-		h.mu.Unlock()
-	}()
-	turn := make(chan struct{})
-	e.waiting = append(e.waiting, turn)
-	h.mu.Unlock()
+	return h.await(ctx, &e.waiting)
+}
 
+// await waits in a line for a turn, and reports whether it came. The caller holds the lock;
+// it is not held while waiting, nor afterwards.
+func (h *endpoints) await(ctx context.Context, line *[]chan struct{}) bool {
+	turn := make(chan struct{})
+	*line = append(*line, turn)
+	h.waiting++
+	h.mu.Unlock()
 	timer := time.NewTimer(waitForPlace)
 	defer timer.Stop()
 	select {
 	case <-turn:
-		return true
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	return !h.giveUp(e, turn)
-}
-
-// giveUp takes a wait for a place back, unless the place came just then.
-func (h *endpoints) giveUp(e *endpointState, turn chan struct{}) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for i, other := range e.waiting {
-		if other == turn {
-			e.waiting = append(e.waiting[:i], e.waiting[i+1:]...)
-			return true
-		}
+	h.waiting--
+	i := slices.Index(*line, turn)
+	if i < 0 { // the turn came just then
+		return true
 	}
+	*line = slices.Delete(*line, i, i+1)
 	return false
 }
 
@@ -267,11 +264,21 @@ func (h *endpoints) leaveHanging(id, target string, out webhook.Outcome, now tim
 	h.learn(e, id, out, now)
 }
 
-// enterSlow takes a place in the slow lane, or tells after what time to ask again.
-func (h *endpoints) enterSlow(id string, now time.Time) (wait time.Duration, ok bool) {
+// enterSlow takes a place in the slow lane, or tells after what time to ask again. Of an endpoint
+// that answers quickly, if with failures, the next place is waited for: a delivery that is sent
+// away comes back later each time.
+func (h *endpoints) enterSlow(ctx context.Context, id string, now time.Time) (wait time.Duration, ok bool) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	e := h.get(id, "")
+	wait, ok = e.enterSlow(now)
+	if ok || !e.openUntil.IsZero() || e.took >= waitForPlace || h.waiting >= h.maxWaiting {
+		h.mu.Unlock()
+		return wait, ok
+	}
+	return wait, h.await(ctx, &e.queued)
+}
+
+func (e *endpointState) enterSlow(now time.Time) (wait time.Duration, ok bool) {
 	switch {
 	case now.Before(e.openUntil):
 		return e.openUntil.Sub(now), false
@@ -312,6 +319,13 @@ func (h *endpoints) leaveSlow(id, target string, out webhook.Outcome, now time.T
 	if target != "" {
 		h.learn(e, id, out, now)
 	}
+	for len(e.queued) > 0 {
+		if _, ok := e.enterSlow(now); !ok {
+			break
+		}
+		close(e.queued[0])
+		e.queued = e.queued[1:]
+	}
 }
 
 // learn takes an outcome in.
@@ -320,6 +334,7 @@ func (h *endpoints) learn(e *endpointState, id string, out webhook.Outcome, now 
 	if ours(out) {
 		return
 	}
+	e.took = out.Took
 	if out.Category == "" {
 		clear(o.failed)
 		o.connect, o.slowUntil = 0, time.Time{}

@@ -2,6 +2,8 @@ package delivery
 
 import (
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -66,6 +68,62 @@ func TestEndpointPlaces(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestPlacesInTheSlowLane: WHK-16.
+func TestPlacesInTheSlowLane(t *testing.T) {
+	const url = "https://hooks.example.com/a"
+	const attempts = 100
+	for _, c := range []struct {
+		name string
+		out  webhook.Outcome
+		made func(n int) bool // of the attempts, when all were handed out together once
+	}{
+		{
+			"WHK-16 an endpoint that fails at once is asked as fast as it answers, four at a time",
+			webhook.Outcome{Status: 500, Category: webhook.HTTP5xx, Took: 10 * time.Millisecond}, func(n int) bool { return n == attempts },
+		},
+		{
+			"WHK-16 one that takes a second is not waited for",
+			webhook.Outcome{Status: 500, Category: webhook.HTTP5xx, Took: time.Second}, func(n int) bool { return n == slowAtOnce },
+		},
+		{
+			"WHK-16 one that asks for less is left alone",
+			webhook.Outcome{Status: 503, Category: webhook.HTTP5xx, Took: 10 * time.Millisecond}, func(n int) bool { return n <= slowAtOnce },
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := &endpoints{atOnce: 2, maxWaiting: attempts}
+				if !h.enterFast(t.Context(), "a", url, time.Now()) {
+					t.Fatal("no place for the first")
+				}
+				h.leaveFast("a", url, c.out, time.Now())
+				time.Sleep(hangPause)
+				var made, now, most atomic.Int64
+				var running sync.WaitGroup
+				for range attempts {
+					running.Go(func() {
+						if _, ok := h.enterSlow(t.Context(), "a", time.Now()); !ok {
+							return
+						}
+						made.Add(1)
+						most.Store(max(most.Load(), now.Add(1)))
+						time.Sleep(c.out.Took)
+						now.Add(-1)
+						h.leaveSlow("a", url, c.out, time.Now())
+					})
+				}
+				running.Wait()
+				if n := int(made.Load()); !c.made(n) || most.Load() > slowAtOnce {
+					t.Errorf("%d attempts, %d at once", n, most.Load())
+				}
+				if e := h.byID["a"]; e.slow != 0 || len(e.queued) != 0 || h.waiting != 0 || e.origin.slow != 0 {
+					t.Errorf("%d places are taken, %d and %d wait", e.slow, len(e.queued), h.waiting)
+				}
+			})
+		})
+	}
 }
 
 func TestAnOriginIsJudgedByItsEndpoints(t *testing.T) {

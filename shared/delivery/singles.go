@@ -99,7 +99,7 @@ func (d *Dispatcher) once(ctx context.Context, m queue.Message, t SingleTask) (n
 // inSlowLane makes the attempt that a task asks for when its endpoint has a place for it.
 func (d *Dispatcher) inSlowLane(ctx context.Context, m queue.Message, t SingleTask) ([]store.Op, error) {
 	id := t.endpoint()
-	wait, ok := d.endpoints.enterSlow(id, d.now())
+	wait, ok := d.endpoints.enterSlow(ctx, id, d.now())
 	if !ok {
 		if wait < laterDue {
 			return nil, errLater
