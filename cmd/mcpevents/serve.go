@@ -37,6 +37,7 @@ func (c *ServeCmd) Run(g *Globals) error {
 	s.Log = g.logger(g.err)
 	slog.SetDefault(s.Log)
 	webhook.MuteTransport()
+	collectLessOften()
 	ctx, stop := interruptible()
 	defer stop()
 	var started atomic.Pointer[Embedded]

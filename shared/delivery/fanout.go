@@ -101,7 +101,7 @@ func pageTasks(groups []*uriBatch, headers map[headerID]int) (tasks []queue.Outg
 		}
 		for _, key := range g.webhookKeys {
 			for _, t := range pages(g.workspace, key, subscription.Range{}, headers[headerID{g.workspace, key}], g.events) {
-				tasks = append(tasks, queue.Outgoing{Body: encode(t)})
+				tasks = append(tasks, queue.Outgoing{Body: t.encode()})
 			}
 		}
 	}

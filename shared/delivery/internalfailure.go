@@ -47,7 +47,7 @@ func (d *Dispatcher) undecodable(ctx context.Context, t PageTask, r subscription
 	d.log().ErrorContext(ctx, "subscriber dead-lettered", "workspace", t.Workspace, "pattern", t.Pattern, "place", r.From, "error", reason)
 	var out []queue.Outgoing
 	for _, task := range pages(t.Workspace, t.Pattern, r, 1, t.Events) {
-		m := queue.Message{Outgoing: queue.Outgoing{Body: encode(task)}, Sent: d.now()}
+		m := queue.Message{Outgoing: queue.Outgoing{Body: task.encode()}, Sent: d.now()}
 		out = append(out, queue.NewDeadLetter(queue.Deliveries, m, reason, nil, d.now()))
 	}
 	return fault.Wrap(fault.Unavailable, d.Queue.Send(ctx, queue.Dead, out...), "dead-letter a subscriber that cannot be decoded")

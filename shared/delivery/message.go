@@ -41,7 +41,7 @@ type PageTask struct {
 	// Count is about how many subscribers the range holds; a large one is split
 	// before anything is sent.
 	Count  int           `json:"n"`
-	Events []event.Event `json:"ev"`
+	Events []event.Event `json:"ev,omitempty"`
 	// Hops is how many page tasks led to this one.
 	Hops int `json:"h,omitempty"`
 	// Resume asks, instead, to go on with the deliveries that a suspended
@@ -84,6 +84,12 @@ func (t SingleTask) id() string {
 
 // endpoint is whose place an attempt takes.
 func (t SingleTask) endpoint() string { return cmp.Or(t.Endpoint, t.Subscription) }
+
+func (t PageTask) encode() []byte {
+	events := t.Events
+	t.Events = nil
+	return event.AppendMember(encode(t), "ev", events)
+}
 
 func encode(task any) []byte {
 	b, err := json.Marshal(task)

@@ -36,11 +36,16 @@ func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed [
 	}
 	work, failed := d.group(ctx, batch)
 	var wg sync.WaitGroup
-	for _, p := range work {
-		wg.Go(func() {
-			defer recovered(&p.err)
-			p.err = d.page(ctx, p)
-		})
+	do := func(p *page) {
+		defer recovered(&p.err)
+		p.err = d.page(ctx, p)
+	}
+	for i, p := range work {
+		if i == len(work)-1 { // often the only one
+			do(p)
+			break
+		}
+		wg.Go(func() { do(p) })
 	}
 	wg.Wait()
 	for _, p := range work {
@@ -164,7 +169,7 @@ func (d *Dispatcher) sendPages(ctx context.Context, hops int, tasks []PageTask) 
 	out := make([]queue.Outgoing, len(tasks))
 	for i, t := range tasks {
 		t.Hops = hops
-		out[i].Body = encode(t)
+		out[i].Body = t.encode()
 		if t.again {
 			out[i].Delay = retryPage
 		}
@@ -204,7 +209,7 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 			continue
 		}
 		d.slots <- struct{}{}
-		wg.Go(func() {
+		serve := func() {
 			defer func() { <-d.slots }()
 			notes, done, err := d.guardedSendTo(ctx, p.PageTask, sub, read, late)
 			left := d.leftOf(ctx, p.PageTask, sub, done, err)
@@ -215,7 +220,12 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 			if len(left) == 0 {
 				out.subscribers[sub.ID] = true
 			}
-		})
+		}
+		if i == len(subs)-1 { // often the only one
+			serve()
+			break
+		}
+		wg.Go(serve)
 	}
 	wg.Wait()
 	return out

@@ -41,7 +41,7 @@ func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, aft
 				}
 				var out []queue.Outgoing
 				for _, t := range pages(s.Workspace, p.Key, subscription.At(s.ID), 1, events) {
-					out = append(out, queue.Outgoing{Body: encode(t)})
+					out = append(out, queue.Outgoing{Body: t.encode()})
 				}
 				if len(out) == 0 {
 					continue
@@ -62,6 +62,6 @@ func (r *Replayer) Resume(ctx context.Context, s *subscription.Subscription) err
 		V: taskVersion, Workspace: s.Workspace, Range: subscription.At(s.ID),
 		Resume: &Resume{Principal: s.Principal, Subscription: s.ID},
 	}
-	err := r.Queue.Send(ctx, queue.Deliveries, queue.Outgoing{Body: encode(task)})
+	err := r.Queue.Send(ctx, queue.Deliveries, queue.Outgoing{Body: task.encode()})
 	return fault.Wrap(fault.Unavailable, err, "resume a subscription")
 }

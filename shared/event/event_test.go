@@ -142,3 +142,24 @@ func BenchmarkMessage(b *testing.B) {
 		}
 	})
 }
+
+func TestEventsAsTheLastMember(t *testing.T) {
+	events := []Event{
+		{Workspace: "w", ID: "a\"b", URI: "event://a", Name: "n", Time: time.UnixMicro(1), Published: time.UnixMicro(2), Data: []byte(`{"x":1}`)},
+		{Workspace: "w", ID: "c", URI: "event://a", Name: "n", Time: time.UnixMicro(3), Published: time.UnixMicro(4)},
+	}
+	type task struct {
+		V      int     `json:"v"`
+		Events []Event `json:"ev"`
+	}
+	for n := range len(events) + 1 {
+		got := AppendMember([]byte(`{"v":1}`), "ev", events[:n])
+		want, err := json.Marshal(task{1, append([]Event{}, events[:n]...)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != string(want) {
+			t.Errorf("%d events:\n%s, encoding/json has\n%s", n, got, want)
+		}
+	}
+}

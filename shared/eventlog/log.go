@@ -229,6 +229,16 @@ type noticeEnvelope struct {
 
 const segmentVersion = 1
 
+func (s segment) encode() ([]byte, error) {
+	events := s.Events
+	s.Events = nil
+	value, err := json.Marshal(s)
+	if err == nil && len(events) > 0 {
+		value = event.AppendMember(value, "e", events)
+	}
+	return value, err
+}
+
 func (s segment) len() int { return len(s.Events) + len(s.Notices) }
 
 // maxSegment keeps a segment below the item limit with room for keys.
@@ -379,7 +389,7 @@ func (l *Log) notify(ctx context.Context, workspace, topic, id string, notice js
 // a reader may have passed the first one. copies are partitions that take the segment's events
 // under the same stamp, in an ordered store.
 func (l *Log) put(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error) {
-	value, err := json.Marshal(s)
+	value, err := s.encode()
 	if err != nil {
 		return 0, err
 	}
