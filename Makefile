@@ -41,7 +41,7 @@ test: prerequisites ## run all tests with the race detector, against real emulat
 	@# Three at a time, for some packages wait for emulators most of the time. The black-box tests start
 	@# servers and emulators themselves: one package at a time, after the others.
 	{ code=0; \
-	  inner=$$(go list $(PKG) | grep -v '^mcpevents/test/' || true); outer=$$(go list $(PKG) | grep '^mcpevents/test/' || true); \
+	  inner=$$(go list $(PKG) | grep -v '^github.com/mcp-events/mcpevents/test/' || true); outer=$$(go list $(PKG) | grep '^github.com/mcp-events/mcpevents/test/' || true); \
 	  [ -z "$$inner" ] || go test -race -count=1 -timeout 14m -p 3 -json $$inner || code=1; \
 	  [ -z "$$outer" ] || go test -race -count=1 -timeout 14m -p 1 -json $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -log $(TESTLOG)

@@ -1,4 +1,4 @@
-module mcpevents
+module github.com/mcp-events/mcpevents
 
 go 1.26.8
 

@@ -6,7 +6,7 @@ import (
 
 	"github.com/wcharczuk/go-chart/v2"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // percentiles of the chart, from the middle to the rarest.

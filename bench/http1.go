@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"time"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // As much HTTP/1.1 as the driver and the receiver need. net/http would be a third of what is measured: it

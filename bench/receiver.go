@@ -11,8 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // receiver takes webhooks at /endpoint/N, and takes them without ever answering at /hang/N.

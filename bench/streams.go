@@ -16,7 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Streams opens count listens of the shape's URIs, and measures what they cost the server while they are quiet

@@ -18,13 +18,13 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/google/uuid"
 
-	"mcpevents/localstack/runner"
-	"mcpevents/shared/auth"
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/dynamo"
-	"mcpevents/shared/webhook"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/dynamo"
+	"github.com/mcp-events/mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/localstack/runner"
 )
 
 // TestRetriesAreNoLoop (AWS-03) has an endpoint fail more often than Lambda lets a function be invoked

@@ -11,8 +11,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"mcpevents/functions/internal/boot"
-	"mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/shared/config"
 )
 
 // deployment is what the tests of parameters read of template.yaml.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/localstack/runner"
 )
 
 // AWS-08: with a quota of 10 and the defaults, events arrive and calls are answered while as many streams

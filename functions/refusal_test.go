@@ -7,8 +7,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"mcpevents/localstack/runner"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 // AWS-02: a deployment with settings that the functions would not start with fails, with the reason. Only

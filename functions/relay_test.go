@@ -15,13 +15,13 @@ import (
 
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 
-	"mcpevents/localstack/runner"
-	"mcpevents/shared/config"
-	"mcpevents/shared/config/versioned"
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/stream"
-	"mcpevents/test/awslocal"
-	"mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/backend"
 )
 
 const watched = "test://watched-resource"

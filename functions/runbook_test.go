@@ -11,10 +11,10 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 	"github.com/aws/aws-sdk-go-v2/service/kms"
 
-	"mcpevents/localstack/runner"
-	"mcpevents/shared/store"
-	"mcpevents/shared/webhook"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 // TestRunbook walks through docs/runbook.md: a stack adopts the tables and the key of another one. The

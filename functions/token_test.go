@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/functions/internal/handover"
-	"mcpevents/localstack/runner"
-	"mcpevents/test/identity"
+	"github.com/mcp-events/mcpevents/functions/internal/handover"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/test/identity"
 )
 
 // TestTokens shows Auth jwt of the template: each function that callers reach takes tokens

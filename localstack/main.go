@@ -19,8 +19,8 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"mcpevents/localstack/internal/lambda"
-	"mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
+	"github.com/mcp-events/mcpevents/localstack/runner"
 )
 
 type flags struct {

@@ -8,11 +8,11 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/config"
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/dynamo"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/dynamo"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }

@@ -11,9 +11,9 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcpevents/shared/config"
-	"mcpevents/shared/fault"
-	"mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/test/backend"
 )
 
 // GWN-01, GWN-19: a changed file brings backends and takes them away while the server runs; one that refers

@@ -5,8 +5,8 @@ import (
 	"os"
 	"time"
 
-	"mcpevents/bench"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/bench"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // BenchCmd measures how events get from a publisher to endpoints; package bench does the work.

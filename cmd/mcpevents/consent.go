@@ -11,8 +11,8 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"mcpevents/shared/conversation"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // ConsentCmd holds the commands for consent.

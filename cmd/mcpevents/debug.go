@@ -8,10 +8,10 @@ import (
 	"net/http/pprof"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/conversation"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway"
 )
 
 // serveDebug serves net/http/pprof and the counters at an address of its own, on loopback only:

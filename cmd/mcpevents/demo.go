@@ -12,11 +12,11 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/config"
-	"mcpevents/shared/event"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcp"
 )
 
 // DemoCmd shows what the product does, without anything having to run before.

@@ -8,7 +8,7 @@ import (
 	"io"
 	"strings"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // The exit codes.

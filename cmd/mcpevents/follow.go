@@ -11,9 +11,9 @@ import (
 	"slices"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp"
-	"mcpevents/shared/mcp/sse"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
 // follower reads the events of URIs from open streams, one after another, and

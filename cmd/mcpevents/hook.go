@@ -8,9 +8,9 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // hook is a webhook subscription of either kind.

@@ -9,8 +9,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // secrets are the keys of an embedded server, in a file that only its owner reads.

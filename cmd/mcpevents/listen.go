@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // ListenCmd receives events until it is interrupted.

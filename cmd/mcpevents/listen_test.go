@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
 )
 
 // patience bounds every wait.

@@ -27,9 +27,9 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/mattn/go-isatty"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/config"
-	"mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/metric"
 )
 
 // version is set by the linker for a release.

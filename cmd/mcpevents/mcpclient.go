@@ -9,11 +9,11 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/mcp/mirror"
-	"mcpevents/shared/mcp/sse"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/mcp/mirror"
+	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
 // mcpClient is as much of an MCP client as the commands need, for one revision.

@@ -10,9 +10,9 @@ import (
 	"net/http"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp"
-	"mcpevents/shared/mcp/sse"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
 // occurrences follows one subscription of MCP Events without a webhook, by

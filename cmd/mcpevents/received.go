@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // received is an event as it arrived, in one form for every way.

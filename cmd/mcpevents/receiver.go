@@ -11,8 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // receiver is an endpoint for webhooks in this process.

@@ -15,9 +15,9 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // settle is how long a file must not have changed before it is read: editors and

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Remote is where a server is and who calls it: the flags of every command that

@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/config"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 
 func TestAnEmptyDatabaseBesideOldKeysIsRefused(t *testing.T) {

@@ -8,11 +8,11 @@ import (
 
 	"github.com/aws/aws-lambda-go/lambda"
 
-	"mcpevents/functions/internal/boot"
-	"mcpevents/shared/mcp"
-	"mcpevents/shared/stream"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/wiring"
+	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/wiring"
 )
 
 func main() {

@@ -8,16 +8,16 @@ import (
 	"github.com/aws/aws-lambda-go/lambda"
 	"github.com/aws/aws-sdk-go-v2/service/kms"
 
-	"mcpevents/functions/internal/boot"
-	"mcpevents/functions/internal/sealing"
-	"mcpevents/functions/internal/sealing/kmswrap"
-	"mcpevents/shared/delivery"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/stream"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
-	"mcpevents/shared/wiring"
-	"mcpevents/shared/wiring/sending"
+	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/functions/internal/sealing"
+	"github.com/mcp-events/mcpevents/functions/internal/sealing/kmswrap"
+	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/wiring"
+	"github.com/mcp-events/mcpevents/shared/wiring/sending"
 )
 
 const (

@@ -15,11 +15,11 @@ import (
 	"github.com/aws/aws-lambda-go/lambda"
 	"github.com/aws/aws-sdk-go-v2/service/kms"
 
-	"mcpevents/functions/internal/boot"
-	"mcpevents/functions/internal/cursors"
-	"mcpevents/functions/internal/sealing"
-	"mcpevents/functions/internal/sealing/kmswrap"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/functions/internal/cursors"
+	"github.com/mcp-events/mcpevents/functions/internal/sealing"
+	"github.com/mcp-events/mcpevents/functions/internal/sealing/kmswrap"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 func main() {

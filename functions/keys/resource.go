@@ -9,8 +9,8 @@ import (
 
 	"github.com/aws/aws-lambda-go/cfn"
 
-	"mcpevents/functions/internal/boot"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // resourceID never changes, so that CloudFormation never replaces the resource.

@@ -12,10 +12,10 @@ import (
 
 	"github.com/aws/aws-lambda-go/cfn"
 
-	"mcpevents/functions/internal/cursors"
-	"mcpevents/functions/internal/sealing"
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/functions/internal/cursors"
+	"github.com/mcp-events/mcpevents/functions/internal/sealing"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 // marked is a wrapper that marks what it wrapped.

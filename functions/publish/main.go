@@ -5,10 +5,10 @@ package main
 import (
 	"github.com/aws/aws-lambda-go/lambda"
 
-	"mcpevents/functions/internal/boot"
-	"mcpevents/shared/auth"
-	"mcpevents/shared/publish"
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/publish"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 func main() {

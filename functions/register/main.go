@@ -9,17 +9,17 @@ import (
 
 	"github.com/aws/aws-lambda-go/lambda"
 
-	"mcpevents/functions/internal/boot"
-	"mcpevents/functions/internal/cursors"
-	"mcpevents/functions/internal/sealing"
-	"mcpevents/shared/delivery"
-	"mcpevents/shared/mcp"
-	"mcpevents/shared/stream"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
-	"mcpevents/shared/webhook/targets"
-	"mcpevents/shared/wiring"
-	"mcpevents/shared/wiring/sending"
+	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/functions/internal/cursors"
+	"github.com/mcp-events/mcpevents/functions/internal/sealing"
+	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/webhook/targets"
+	"github.com/mcp-events/mcpevents/shared/wiring"
+	"github.com/mcp-events/mcpevents/shared/wiring/sending"
 )
 
 func main() {

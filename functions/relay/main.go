@@ -10,8 +10,8 @@ import (
 
 	"github.com/aws/aws-lambda-go/lambda"
 
-	"mcpevents/functions/internal/boot"
-	"mcpevents/shared/wiring"
+	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/shared/wiring"
 )
 
 // Parts of an invocation's time: at its end the streams are closed, and in the last

@@ -10,14 +10,14 @@ import (
 
 	"github.com/aws/aws-lambda-go/lambda"
 
-	"mcpevents/functions/internal/boot"
-	"mcpevents/shared/config/versioned"
-	"mcpevents/shared/delivery"
-	"mcpevents/shared/periodic"
-	"mcpevents/shared/stream"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/wiring"
-	"mcpevents/shared/wiring/sending"
+	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/periodic"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/wiring"
+	"github.com/mcp-events/mcpevents/shared/wiring/sending"
 )
 
 func main() {

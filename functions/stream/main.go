@@ -11,17 +11,17 @@ import (
 	"github.com/aws/aws-lambda-go/lambdacontext"
 	"github.com/aws/aws-lambda-go/lambdaurl"
 
-	"mcpevents/functions/internal/boot"
-	"mcpevents/functions/internal/cursors"
-	"mcpevents/functions/internal/handover"
-	"mcpevents/shared/auth"
-	"mcpevents/shared/conversation"
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/gateway"
-	"mcpevents/shared/mcp"
-	"mcpevents/shared/stream"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/wiring"
+	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/functions/internal/cursors"
+	"github.com/mcp-events/mcpevents/functions/internal/handover"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/wiring"
 )
 
 func main() {

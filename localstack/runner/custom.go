@@ -13,8 +13,8 @@ import (
 	"github.com/aws/aws-lambda-go/cfn"
 	"github.com/google/uuid"
 
-	"mcpevents/localstack/internal/lambda"
-	"mcpevents/localstack/internal/template"
+	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
+	"github.com/mcp-events/mcpevents/localstack/internal/template"
 )
 
 func isCustom(kind string) bool {

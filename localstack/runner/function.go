@@ -7,11 +7,11 @@ import (
 	"strconv"
 	"time"
 
-	"mcpevents/localstack/internal/access"
-	"mcpevents/localstack/internal/furl"
-	"mcpevents/localstack/internal/lambda"
-	"mcpevents/localstack/internal/schedule"
-	"mcpevents/localstack/internal/template"
+	"github.com/mcp-events/mcpevents/localstack/internal/access"
+	"github.com/mcp-events/mcpevents/localstack/internal/furl"
+	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
+	"github.com/mcp-events/mcpevents/localstack/internal/schedule"
+	"github.com/mcp-events/mcpevents/localstack/internal/template"
 )
 
 const functionType = "AWS::Serverless::Function"

@@ -13,9 +13,9 @@ import (
 	"strings"
 	"sync"
 
-	"mcpevents/localstack/internal/access"
-	"mcpevents/localstack/internal/lambda"
-	"mcpevents/shared/awsx"
+	"github.com/mcp-events/mcpevents/localstack/internal/access"
+	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
+	"github.com/mcp-events/mcpevents/shared/awsx"
 )
 
 // runnerApp marks the runner's own requests: those of the event source mappings,

@@ -11,8 +11,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"mcpevents/localstack/internal/access"
-	"mcpevents/localstack/internal/lambda"
+	"github.com/mcp-events/mcpevents/localstack/internal/access"
+	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
 )
 
 // maxAsync bounds invocations of type Event that run or wait.

@@ -9,9 +9,9 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
-	"mcpevents/localstack/internal/testfn"
-	"mcpevents/localstack/runner"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 func TestALoopOfAFunctionIsStoppedUnlessItIsAllowed(t *testing.T) {

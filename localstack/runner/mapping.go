@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"time"
 
-	"mcpevents/localstack/internal/access"
-	"mcpevents/localstack/internal/mapping"
-	"mcpevents/localstack/internal/template"
+	"github.com/mcp-events/mcpevents/localstack/internal/access"
+	"github.com/mcp-events/mcpevents/localstack/internal/mapping"
+	"github.com/mcp-events/mcpevents/localstack/internal/template"
 )
 
 const mappingType = "AWS::Lambda::EventSourceMapping"

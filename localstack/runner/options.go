@@ -14,7 +14,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/kms"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
-	"mcpevents/localstack/internal/resource"
+	"github.com/mcp-events/mcpevents/localstack/internal/resource"
 )
 
 // Options shape a stack. The zero value runs template.yaml of the working

@@ -11,9 +11,9 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
-	"mcpevents/localstack/internal/testfn"
-	"mcpevents/localstack/runner"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 // onEachSQS runs a test against every implementation of SQS that people use.

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/localstack/runner"
 )
 
 // write puts a template beside the one of testdata, where its code is.

@@ -26,12 +26,12 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/localstack/internal/access"
-	"mcpevents/localstack/internal/lambda"
-	"mcpevents/localstack/internal/mapping"
-	"mcpevents/localstack/internal/schedule"
-	"mcpevents/localstack/internal/template"
-	"mcpevents/shared/awsx"
+	"github.com/mcp-events/mcpevents/localstack/internal/access"
+	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
+	"github.com/mcp-events/mcpevents/localstack/internal/mapping"
+	"github.com/mcp-events/mcpevents/localstack/internal/schedule"
+	"github.com/mcp-events/mcpevents/localstack/internal/template"
+	"github.com/mcp-events/mcpevents/shared/awsx"
 )
 
 // Stack is a template that runs. Its methods may be called concurrently.

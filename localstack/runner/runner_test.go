@@ -14,9 +14,9 @@ import (
 	awslambda "github.com/aws/aws-sdk-go-v2/service/lambda"
 	lambdatypes "github.com/aws/aws-sdk-go-v2/service/lambda/types"
 
-	"mcpevents/localstack/internal/testfn"
-	"mcpevents/localstack/runner"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 func TestAStackServesItsFunctions(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"mcpevents/localstack/internal/resource"
-	"mcpevents/localstack/internal/template"
+	"github.com/mcp-events/mcpevents/localstack/internal/resource"
+	"github.com/mcp-events/mcpevents/localstack/internal/template"
 )
 
 // scope makes the resources that the template's expressions refer to, each when

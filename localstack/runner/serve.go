@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"mcpevents/localstack/internal/furl"
+	"github.com/mcp-events/mcpevents/localstack/internal/furl"
 )
 
 // URL is the base URL of the front, without a slash at its end.

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strconv"
 
-	"mcpevents/localstack/internal/lambda"
+	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
 )
 
 // What AWS does with requests of functions and no emulator does.

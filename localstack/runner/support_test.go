@@ -24,10 +24,10 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 	"github.com/google/uuid"
 
-	"mcpevents/localstack/internal/testfn"
-	"mcpevents/localstack/runner"
-	"mcpevents/shared/awsx"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/awsx"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 // TestMain makes this binary the functions of testdata/template.yaml. What is no

@@ -5,8 +5,8 @@ import (
 	"maps"
 	"slices"
 
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // CheckAccess holds a principal to the rule of a catalog entry: all its scopes, and

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // The general scopes. Catalog entries may ask for more.

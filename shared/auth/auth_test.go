@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 func hashOf(key string) string {

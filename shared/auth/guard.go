@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Guard keeps web pages of other sites from using an endpoint through their

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Key is one static key of --auth keys. The key itself is nowhere stored, only

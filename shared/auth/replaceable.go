@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"sync/atomic"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Replaceable is an [Authenticator] that can be changed while it is in use. It is a

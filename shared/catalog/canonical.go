@@ -4,8 +4,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Scheme is the beginning of every event URI.

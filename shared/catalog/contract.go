@@ -6,7 +6,7 @@ import (
 	"encoding/json"
 	"slices"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // The parts of an event type that a subscriber relies on, as SEP-3415 names

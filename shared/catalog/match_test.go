@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 func TestCanonical(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"mcpevents/shared/config/strictyaml"
+	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
 )
 
 // Parse reads a catalog file. Every fault is found in one go: the error is of kind

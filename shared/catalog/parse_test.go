@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/shared/config/strictyaml"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // sample has an entry of each shape.

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"testing"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 func TestValidatePayload(t *testing.T) {

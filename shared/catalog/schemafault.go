@@ -11,7 +11,7 @@ import (
 	"golang.org/x/text/language"
 	"golang.org/x/text/message"
 
-	"mcpevents/shared/config/strictyaml"
+	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
 )
 
 var english = sync.OnceValue(func() *message.Printer { return message.NewPrinter(language.English) })

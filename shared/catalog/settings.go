@@ -5,9 +5,9 @@ import (
 	"slices"
 	"time"
 
-	"mcpevents/shared/config/versioned"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // document names the stored catalog of a workspace.

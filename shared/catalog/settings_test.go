@@ -7,9 +7,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/config/versioned"
-	"mcpevents/shared/config/versioned/versionedtest"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/config/versioned/versionedtest"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 func one(name string) []byte {

@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"mcpevents/shared/config/versioned"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Source serves the current catalog of a workspace. An unknown workspace is of

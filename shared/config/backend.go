@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/config/strictyaml"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
 )
 
 var (

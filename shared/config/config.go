@@ -13,9 +13,9 @@ import (
 	"strings"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/config/strictyaml"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // MaxSource is the largest configuration file in bytes.

@@ -10,10 +10,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/config/versioned"
-	"mcpevents/shared/config/versioned/versionedtest"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/config/versioned/versionedtest"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 func hashOf(key string) string {

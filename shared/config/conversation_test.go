@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 func TestParseConversation(t *testing.T) {

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 func environ(of map[string]string) func(string) (string, bool) {

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/config/versioned"
-	"mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 // GWN-01: whatever of a backend may change what clients see of it makes other backends of its workspace, and of no other.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // EnvPrefix begins the name of every environment variable of ours.

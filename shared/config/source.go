@@ -7,9 +7,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/config/versioned"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // document is the name of the stored configuration; there is one for all workspaces.

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/httpjson"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/httpjson"
 )
 
 // ScopeManage lets an operator see, give and revoke the consents of other principals of

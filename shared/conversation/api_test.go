@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth"
 )
 
 // tokens are principals by the value of the Authorization header.

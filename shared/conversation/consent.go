@@ -8,9 +8,9 @@ import (
 	"slices"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/metric"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Consents are kept by the store, in its own words:

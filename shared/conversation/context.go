@@ -9,8 +9,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // maxMemories bounds what is taken of one provider.

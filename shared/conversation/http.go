@@ -11,10 +11,10 @@ import (
 	"net/http"
 	"time"
 
-	"mcpevents/shared/config"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/gateway/upstream"
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // MaxAnswer bounds what is read of a provider's answer in bytes.

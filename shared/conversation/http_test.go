@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/config"
 )
 
 // CNV-03: a provider at a URL gets the params as they were told, the operator's headers, and by which

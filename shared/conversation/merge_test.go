@@ -7,7 +7,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 func parsed(t testing.TB, name, title, text string) part {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 func TestParse(t *testing.T) {

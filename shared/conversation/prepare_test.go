@@ -9,8 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway"
 )
 
 // unready is a backend that answers when it was prepared.

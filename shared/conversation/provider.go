@@ -9,8 +9,8 @@ import (
 
 	"github.com/sony/gobreaker/v2"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway"
 )
 
 // Reason says why a provider's context is missing.

@@ -10,8 +10,8 @@ import (
 	"encoding/json"
 	"net/url"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // MetaPrincipal is the _meta key by which a backend learns whose message it gets.

@@ -10,15 +10,15 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/config"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/gateway"
-	"mcpevents/shared/metric"
-	"mcpevents/shared/publish"
-	"mcpevents/shared/rate"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/publish"
+	"github.com/mcp-events/mcpevents/shared/rate"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Source is the configuration as it is now. As long as nothing changed, it is the same

@@ -6,10 +6,10 @@ import (
 	"errors"
 	"slices"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/config"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway"
 )
 
 // set is what one version of the configuration makes of the providers.

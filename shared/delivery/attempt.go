@@ -5,11 +5,11 @@ import (
 	"log/slog"
 	"time"
 
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/event"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // attempt makes one signed POST of an event.

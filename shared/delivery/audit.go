@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // A subscription to an event type of which nothing is published any more would wait

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"testing"
 
-	"mcpevents/shared/store"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // counting counts what an audit looks at, and ends its context after some.

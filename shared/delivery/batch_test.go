@@ -4,8 +4,8 @@ import (
 	"slices"
 	"testing"
 
-	"mcpevents/shared/queue"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 func message(id, body string) queue.Message {

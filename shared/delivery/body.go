@@ -3,9 +3,9 @@ package delivery
 import (
 	"time"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // The bodies are written without encoding/json, which would look at each byte of a payload again for each

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/event"
 )
 
 func TestBodies(t *testing.T) {

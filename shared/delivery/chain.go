@@ -9,11 +9,11 @@ import (
 	"hash/fnv"
 	"time"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/store"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // A delivery that did not succeed at once becomes a chain of attempts, kept as

@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"net/http"
 
-	"mcpevents/shared/store"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // control is, in a chain, a message about a subscription in place of an event (SEP-3415,

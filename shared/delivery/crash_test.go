@@ -11,15 +11,15 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/event"
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/sqlite"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 const testCatalog = `events:

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/store"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // TestAHealthyEndpointBesideCrowds: WHK-16. What many bad endpoints hold together (places, bytes,

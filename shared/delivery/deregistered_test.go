@@ -3,8 +3,8 @@ package delivery
 import (
 	"testing"
 
-	"mcpevents/shared/queue"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // TestNothingStartsAfterDeregistering: EVS-11. Wherever a delivery is when its subscription is

@@ -6,11 +6,11 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/bounded"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/store"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // Poster sends one signed request. shared/webhook implements it.

@@ -8,10 +8,10 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/queue"
-	"mcpevents/shared/store"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // Ender ends subscriptions that may not go on, and tells their endpoints: one of the MCP

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // endpoints is what this process knows of the endpoints that it posts to: which lane an

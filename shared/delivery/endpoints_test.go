@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // TestEndpointPlaces: WHK-16.
@@ -81,15 +81,18 @@ func TestPlacesInTheSlowLane(t *testing.T) {
 	}{
 		{
 			"WHK-16 an endpoint that fails at once is asked as fast as it answers, four at a time",
-			webhook.Outcome{Status: 500, Category: webhook.HTTP5xx, Took: 10 * time.Millisecond}, func(n int) bool { return n == attempts },
+			webhook.Outcome{Status: 500, Category: webhook.HTTP5xx, Took: 10 * time.Millisecond},
+			func(n int) bool { return n == attempts },
 		},
 		{
 			"WHK-16 one that takes a second is not waited for",
-			webhook.Outcome{Status: 500, Category: webhook.HTTP5xx, Took: time.Second}, func(n int) bool { return n == slowAtOnce },
+			webhook.Outcome{Status: 500, Category: webhook.HTTP5xx, Took: time.Second},
+			func(n int) bool { return n == slowAtOnce },
 		},
 		{
 			"WHK-16 one that asks for less is left alone",
-			webhook.Outcome{Status: 503, Category: webhook.HTTP5xx, Took: 10 * time.Millisecond}, func(n int) bool { return n <= slowAtOnce },
+			webhook.Outcome{Status: 503, Category: webhook.HTTP5xx, Took: 10 * time.Millisecond},
+			func(n int) bool { return n <= slowAtOnce },
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

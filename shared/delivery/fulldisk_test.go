@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/store/sqlite/engine"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // statement is a job of one statement.

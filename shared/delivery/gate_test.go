@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 func TestGate(t *testing.T) {

@@ -4,10 +4,10 @@ import (
 	"context"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // What fails on our side stays where it fails. A subscriber's internal error becomes

@@ -15,13 +15,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/queue"
-	queuesqlite "mcpevents/shared/queue/sqlite"
-	"mcpevents/shared/store"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // world is the embedded pipeline with its real queues, in a bubble: time passes when all

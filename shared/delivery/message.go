@@ -23,9 +23,9 @@ import (
 	"fmt"
 	"strconv"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // taskVersion is written into every message; a reader takes this and the one before.

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/store"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // TestAnOutageOfTwoDays has an endpoint fail for 48 hours in which it gets an event every

@@ -8,10 +8,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // unhurried is an endpoint that takes its time.

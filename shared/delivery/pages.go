@@ -8,11 +8,11 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/store"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // page is the work of one batch on one range of one pattern.

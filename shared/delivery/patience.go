@@ -5,10 +5,10 @@ import (
 	"errors"
 	"time"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/store"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // first makes the first attempt of a delivery, in the fast lane. An endpoint that hangs

@@ -9,9 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/queue"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // crowd is endpoints of which some hang.

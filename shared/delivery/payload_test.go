@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // A page decodes the payload of an event once, however many of its subscribers filter.

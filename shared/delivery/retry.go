@@ -7,10 +7,10 @@ import (
 	"log/slog"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/periodic"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/periodic"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Retry moves due deliveries from the due table to the slow queue. It runs every minute.

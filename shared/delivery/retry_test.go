@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/queue"
-	"mcpevents/shared/store"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // owed makes a delivery that failed and whose message was lost: only the due

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // TestARotatedSecretSignsForADay: WHK-06. The old secret signs beside the new one for the default

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"testing"
 
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // TestEventsOfOneIDAreRetriedEachByItself publishes two events of different URIs

@@ -4,7 +4,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // Schedule is the delays before each attempt; the first is 0.

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 func TestSchedules(t *testing.T) {

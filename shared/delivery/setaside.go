@@ -5,9 +5,9 @@ import (
 	"log/slog"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // SetAside returns what a periodic job does with an item that cannot be read: it becomes a

@@ -8,12 +8,12 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/store"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // Singles is the [queue.Handler] of the slow queue: further attempts, and first ones to

@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // subscribe makes, or refreshes, a subscription of the MCP Events extension.

@@ -10,11 +10,11 @@ import (
 
 	"pgregory.net/rapid"
 
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/store/sqlite"
-	"mcpevents/shared/store/sqlite/engine"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // history is a rig whose store has the clock of the test, and what happened in it.

@@ -18,8 +18,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // MaxPayload is the largest payload in bytes (design: 240 KiB), so that the

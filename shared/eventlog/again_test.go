@@ -7,11 +7,11 @@ import (
 	"slices"
 	"testing"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 const uri = "event://ci/build-finished"

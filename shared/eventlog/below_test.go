@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"testing"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 // A parent of more than a page of sub-resources knows those of the later pages too.

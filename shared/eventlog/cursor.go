@@ -8,8 +8,8 @@ import (
 	"errors"
 	"slices"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 func isConflict(err error) bool { return errors.Is(err, store.ErrConflict) }

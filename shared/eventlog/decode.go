@@ -6,9 +6,9 @@ import (
 	"log/slog"
 	"sync"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // errLater is a segment of a later release: it is whole, and whoever is of that release can read it.

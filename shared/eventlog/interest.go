@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Interest says that somebody reads, or may come back to read, a pattern in

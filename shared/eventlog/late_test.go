@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 // unordered is a store that does not stamp: like DynamoDB.

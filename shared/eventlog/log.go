@@ -33,9 +33,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Bounds of the log's clockwork (design: the log and its cursor).

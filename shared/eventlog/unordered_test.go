@@ -8,10 +8,10 @@ import (
 	"sync"
 	"testing"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 // stamping is a store whose writers stamp, as DynamoDB's, and that counts what it is asked.

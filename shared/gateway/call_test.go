@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // GWN-08: no session is begun before the first call; it is used by every instance, and ended

@@ -8,9 +8,9 @@ import (
 	"slices"
 	"strings"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/gateway/upstream"
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // What [Gateway.Converse] can come to.

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/config"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 const said = `{"messageId":"m","content":"c","_meta":{"io.github.mcp-events/principal":"p"}}`

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/oauth2/clientcredentials"
 	"golang.org/x/sync/singleflight"
 
-	"mcpevents/shared/config"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 )
 
 // Secrets looks up what a setting of a backend refers to.

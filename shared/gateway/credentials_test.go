@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/config"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // GWN-19: while a token endpoint hangs, all that need its token wait once, together, and none for longer than its own time.

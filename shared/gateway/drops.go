@@ -4,7 +4,7 @@ import (
 	"context"
 	"log/slog"
 
-	"mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/metric"
 )
 
 // MetricDropped is the name under which messages of backends that were not handed on are

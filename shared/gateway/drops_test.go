@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth"
 )
 
 // journal keeps the lines that a gateway logs about what it dropped.

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"time"
 
-	"mcpevents/shared/gateway/upstream"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/mcp/mirror"
-	"mcpevents/shared/mcp/severity"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcp/mirror"
+	"github.com/mcp-events/mcpevents/shared/mcp/severity"
 )
 
 // Clients and backends need not be of one era. Between the revisions with sessions

@@ -11,11 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/config"
-	"mcpevents/shared/gateway/upstream"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 // scribe is a backend without a network that answers calls, or streams, with whatever bytes it is told.

@@ -21,12 +21,12 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/config"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/gateway/upstream"
-	"mcpevents/shared/metric"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Options configure a [Gateway].

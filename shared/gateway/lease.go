@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Who holds the stream of a backend is said by an item of the store, which its holder

@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/config"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // faulty is a store whose writes of leases go wrong while a test wants it.

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Clients of 2026-07-28 do not end sessions, for they have none: what was begun for them at a

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // declaring is a client of 2026-07-28 that declares something that others do not.

@@ -5,7 +5,7 @@ import (
 	"maps"
 	"sync"
 
-	"mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 )
 
 // What a listen asks for cannot be changed (2026-07-28, Subscriptions). If it were replaced by another one,

@@ -5,8 +5,8 @@ import (
 	"crypto/rand"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // The mark of a backend's list is another whenever the backend is known to have changed

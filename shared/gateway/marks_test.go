@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // counting counts what is read from a store.

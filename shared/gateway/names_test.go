@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // steers is what a name may not have, by the code charts of Unicode.

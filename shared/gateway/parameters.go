@@ -7,9 +7,9 @@ import (
 	"net/http"
 	"strings"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/mcp/mirror"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcp/mirror"
 )
 
 // A tool may ask that some of its arguments are repeated in headers (2026-07-28, Custom

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/gateway/upstream"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // A question is a request of a backend to a client, within a call. The client

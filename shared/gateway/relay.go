@@ -16,10 +16,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/gateway/upstream"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Notice is what the log holds of a backend's notification, for all streams.

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/config"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 const (

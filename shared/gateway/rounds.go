@@ -10,9 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/gateway/upstream"
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // A client of 2026-07-28 calls a backend that puts its questions in between, as

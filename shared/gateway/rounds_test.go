@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/gateway"
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 func same(a, b json.RawMessage) bool {

@@ -9,9 +9,9 @@ import (
 	mathrand "math/rand/v2"
 	"sync"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/gateway/upstream"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // A session with a backend of the earlier revisions is begun by the first call

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"sync"
 
-	"mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/config"
 )
 
 // place is what tells backends apart. The same name may stand for another in

@@ -11,8 +11,8 @@ import (
 	"encoding/json"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // stateLife is how long a client may take to come back with what it was asked for.

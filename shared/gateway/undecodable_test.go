@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // GWN-08: a session with a backend that cannot be decoded is begun again, and the call goes on.

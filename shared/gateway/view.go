@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 )
 
 // view is a backend as it shows itself to those who have the same credentials: what it

@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
 )
 
 // personal is a backend that shows each caller a tool of the name that its token says, and

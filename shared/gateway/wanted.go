@@ -6,9 +6,9 @@ import (
 	"encoding/hex"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Wanted says that a session or a stream is subscribed to a resource of a backend.

@@ -9,9 +9,9 @@ import (
 	"runtime/debug"
 	"strconv"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/rate"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/rate"
 )
 
 // statuses translates kinds of errors for HTTP.

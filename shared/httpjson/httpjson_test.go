@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/rate"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/rate"
 )
 
 // AUT-03, AUT-06, AUT-07: a refusal has the status of its kind, says what the caller can act on, and nothing of

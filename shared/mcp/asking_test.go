@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // asker is a backend whose tool asks the user, and tells what came of it; or waits until it is cancelled.

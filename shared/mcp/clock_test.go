@@ -12,7 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/mcp/sse"
+	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
 // written is an in-memory response that tells when it was written to.

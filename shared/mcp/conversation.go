@@ -8,12 +8,12 @@ import (
 	"strconv"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/conversation"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/rate"
-	"mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/rate"
+	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 // Conversation is told messages, and has context to them; [conversation.Service] does.

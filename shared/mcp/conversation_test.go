@@ -12,13 +12,13 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/config"
-	"mcpevents/shared/conversation"
-	"mcpevents/shared/rate"
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/sqlite"
-	"mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/rate"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 // said is in every message of these tests.

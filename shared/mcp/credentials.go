@@ -5,8 +5,8 @@ import (
 	"errors"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // A stream lives longer than the request that it began with. So the caller's

@@ -10,8 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // opener begins a stream of all of event://ci and event://billing/invoice.

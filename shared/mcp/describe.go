@@ -4,9 +4,9 @@ import (
 	"context"
 	"encoding/json"
 
-	"mcpevents/shared/conversation"
-	"mcpevents/shared/gateway"
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // resourceCapability is capabilities.resources, with the members of SEP-1803.

@@ -6,10 +6,10 @@ import (
 	"strconv"
 	"strings"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/mcp/sse"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
 // The named-event dialect, at /mcp/{workspace}: the same methods, sessions and

@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/mcp/sse"
+	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
 const jsonOnly = "Accept: application/json"

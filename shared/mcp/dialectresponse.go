@@ -12,10 +12,10 @@ import (
 	"net/http"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/store"
-	"mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 // An answer that is to go out on the caller's open stream travels as a notice on

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
 )
 
 func TestDialectWorkspaces(t *testing.T) {

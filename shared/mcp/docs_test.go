@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/shared/mcp/sse"
-	"mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 // block finds the first block of a language behind a heading of docs/protocol.md.

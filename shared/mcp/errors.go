@@ -8,9 +8,9 @@ import (
 	"net/http"
 	"unicode/utf8"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // The codes that MCP defines beside those of JSON-RPC.

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 )
 
 // logText is a log as its operator reads it: from level info on.

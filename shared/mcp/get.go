@@ -11,12 +11,12 @@ import (
 	"strings"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/mcp/sse"
-	"mcpevents/shared/stream"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // reconnect is how long a client is asked to wait before it comes back to a

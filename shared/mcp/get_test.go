@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/stream"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 func (f *fixture) follow(key, session string, uris ...string) {

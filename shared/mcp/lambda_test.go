@@ -13,7 +13,7 @@ import (
 	"github.com/aws/aws-lambda-go/events"
 	"github.com/aws/aws-lambda-go/lambdaurl"
 
-	"mcpevents/shared/mcp/sse"
+	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
 // functionURL is the event that a Function URL makes of a request.

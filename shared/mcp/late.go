@@ -5,8 +5,8 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/mcp/sse"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
 // lateAnswer is the answer to a request that may have to wait for others. It is JSON

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/mcp/sse"
+	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
 // listRequest is a request for a list in the era of the session, which is empty for 2026-07-28.

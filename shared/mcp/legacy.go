@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"time"
 
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // postLegacy serves one message of the revisions that have sessions.

@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 func TestInitialize(t *testing.T) {

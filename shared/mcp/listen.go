@@ -9,11 +9,11 @@ import (
 	"slices"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/gateway"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/mcp/sse"
-	"mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 // filter is what a listen asks for, and what is honoured of it.

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/stream"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 func TestListen(t *testing.T) {

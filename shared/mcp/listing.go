@@ -7,12 +7,12 @@ import (
 	"slices"
 	"sync"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/gateway"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // listed is an entry of the catalog in the form of a list.

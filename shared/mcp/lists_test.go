@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 type listPage struct {

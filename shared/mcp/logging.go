@@ -3,8 +3,8 @@ package mcp
 import (
 	"context"
 
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/mcp/severity"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcp/severity"
 )
 
 // logger names the origin of our log messages to clients.

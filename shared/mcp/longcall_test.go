@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/mcp/sse"
+	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
 // slowCalls is a backend that answers calls by hand.

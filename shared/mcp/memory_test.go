@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // memory is a store for tests in a synctest bubble, where the pools that SQLite

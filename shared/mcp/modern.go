@@ -4,11 +4,11 @@ import (
 	"net/http"
 	"strings"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/mcp/mirror"
-	"mcpevents/shared/mcp/sse"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcp/mirror"
+	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
 // postModern serves one message of the era without sessions.

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"testing"
 
-	"mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway"
 )
 
 // GWN-01: as long as there are no backends the endpoint is to clients what it is without a gateway.

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/config"
-	"mcpevents/shared/gateway"
-	"mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 // GWN-01, GWN-04: streams of all three kinds that were opened while there was no backend are told of the lists of one

@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // TestWhileTheStoreIsGone: AUT-06: what the server tried is not told.

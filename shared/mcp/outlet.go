@@ -9,12 +9,12 @@ import (
 	"strings"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/event"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/mcp/sse"
-	"mcpevents/shared/stream"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // The reasons for which the server ends a stream.

@@ -6,8 +6,8 @@ import (
 	"strconv"
 	"time"
 
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 // Bounds of one page of a poll.

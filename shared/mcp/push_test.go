@@ -13,10 +13,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 // pushed are the params of a notification of events/stream.

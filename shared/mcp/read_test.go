@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 type contents struct {

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/store/sqlite"
-	"mcpevents/shared/stream/lease"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/stream/lease"
 )
 
 // keepers are both ways to bound streams: of one process, and of a fleet.

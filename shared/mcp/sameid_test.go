@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 // TestStreamsTellEventsOfOneIDApart publishes under one id to two URIs that a

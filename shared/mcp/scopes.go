@@ -4,10 +4,10 @@ import (
 	"encoding/json"
 	"slices"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // allMissing completes an error for want of scopes with all that the operation

@@ -8,11 +8,11 @@ import (
 	"errors"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/metric"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Sessions of the earlier revisions lie in the store, so that any instance

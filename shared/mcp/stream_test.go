@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/mcp/sse"
+	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
 // patience is how long a test waits for what must come.

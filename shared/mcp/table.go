@@ -6,8 +6,8 @@ import (
 	"net/http"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // call is one request on its way through the endpoint.

@@ -4,7 +4,7 @@ import (
 	"net/http"
 	"testing"
 
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // damage makes values of items of a session unreadable.

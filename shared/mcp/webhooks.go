@@ -6,9 +6,9 @@ import (
 	"strconv"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // registration is the subscription member of the answer to

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 func (f *fixture) registerOne(key, uri, target string) string {

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Minutes is the position of a job whose work lies in partitions by minute.

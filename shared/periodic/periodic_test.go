@@ -10,10 +10,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/periodic"
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/periodic"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 var quiet = slog.New(slog.DiscardHandler)

@@ -8,9 +8,9 @@ import (
 	"net/url"
 	"strings"
 
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // CloudEvents 1.0 (JSON format 1.0.2, HTTP binding 1.0.2), read by ourselves. The

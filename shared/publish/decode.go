@@ -5,9 +5,9 @@ import (
 	"strconv"
 	"time"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // envelope is how much deeper than its payload a request may be nested: an array

@@ -5,8 +5,8 @@ import (
 	"encoding/json"
 	"unicode/utf8"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // escape compacts JSON and writes some characters as \u escapes:

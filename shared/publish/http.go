@@ -8,9 +8,9 @@ import (
 	"net/http"
 	"strings"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/httpjson"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/httpjson"
 )
 
 // Handler serves POST /events. It takes

@@ -18,9 +18,9 @@ import (
 	cloudevents "github.com/cloudevents/sdk-go/v2"
 	cehttp "github.com/cloudevents/sdk-go/v2/protocol/http"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/event"
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 func handler(t testing.TB) (*Handler, *sent) {

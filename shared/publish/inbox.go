@@ -5,9 +5,9 @@ import (
 	"log/slog"
 	"strconv"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 // Inbox takes events from direct senders: whoever may send to the inbox queue (IAM

@@ -4,10 +4,10 @@ import (
 	"context"
 	"slices"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 // OnBehalf publishes what the server itself makes of something that a principal did. The

@@ -9,12 +9,12 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/event"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/rate"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/rate"
 )
 
 const types = `events:

@@ -3,8 +3,8 @@ package publish
 import (
 	"fmt"
 
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Refusal is the data of an error of [Service.Accept] and of the decoders: where

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // fewMembers is up to how many members of an object are compared one by one.

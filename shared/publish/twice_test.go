@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 func TestTwice(t *testing.T) {

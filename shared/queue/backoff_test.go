@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 // TestBackoffGrows: AWS-05. Both kinds of queues hide for so long what failed.

@@ -9,7 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 var (

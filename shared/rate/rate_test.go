@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // AUT-07: what is remembered of principals is bounded, and who is active is not forgotten among others.

@@ -3,7 +3,7 @@ package store
 import (
 	"unicode/utf8"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Bounds of keys, names and queries, the same for every adapter.

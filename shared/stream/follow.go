@@ -1,6 +1,6 @@
 package stream
 
-import "mcpevents/shared/eventlog"
+import "github.com/mcp-events/mcpevents/shared/eventlog"
 
 // Follow adds a topic to the feed, from a position on; see [Request.Topics].
 func (f *Feed) Follow(topic string, after int64) {

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // An ordered store gives every entry of the log its place in one order, and copies of an event

@@ -5,8 +5,8 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // reach is where a reader with a cursor starts in a partition, and whether that is a gap: the log

@@ -6,8 +6,8 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // tail reads one partition as it grows, for all feeds of the process that want

@@ -7,13 +7,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/sqlite"
-	"mcpevents/shared/stream"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // stumbling is a store whose reads fail while it is told to.

@@ -6,8 +6,8 @@ import (
 	"encoding/json"
 	"strconv"
 
-	"mcpevents/shared/config/versioned"
-	"mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
 )
 
 // The topics. A topic belongs to a workspace; its notices are JSON of the

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"sync"
 
-	"mcpevents/shared/bounded"
-	"mcpevents/shared/event"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Bounds of what has to be compared for one event and subscription.

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/event"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // hostile are filters of fifty values whose beginnings match everywhere in the text of

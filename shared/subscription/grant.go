@@ -3,9 +3,9 @@ package subscription
 import (
 	"maps"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Grant is what a principal held when it last made or refreshed a subscription, as

@@ -7,10 +7,10 @@ import (
 	"log/slog"
 	"slices"
 
-	"mcpevents/shared/bounded"
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // What a change of the catalog does to subscriptions is found without a scan by four

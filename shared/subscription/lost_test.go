@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/rate"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/rate"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // replays counts what is replayed, and fails while it is told to.

@@ -7,9 +7,9 @@ import (
 
 	"pgregory.net/rapid"
 
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/event"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 const patternCatalog = `events:

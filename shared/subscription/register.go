@@ -10,10 +10,10 @@ import (
 	"slices"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // RegisterRequest is resources/subscriptions/register (SEP-1803).

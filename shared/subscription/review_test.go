@@ -3,8 +3,8 @@ package subscription
 import (
 	"testing"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
 )
 
 // BenchmarkReview is what looking at a subscription costs before a delivery.

@@ -8,13 +8,13 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/bounded"
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/rate"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/rate"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Limits of subscriptions (design: limits and defaults).

@@ -8,9 +8,9 @@ import (
 	"hash/fnv"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/periodic"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/periodic"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // An expired subscription gets nothing from the second it expires, because

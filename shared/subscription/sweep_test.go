@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // subscribeFor makes subscriptions that end together.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"log/slog"
 
-	"mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
 )
 
 // advanced is the cursor for the deliveries of a subscription from now on: the one it has, moved

@@ -12,8 +12,8 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/bounded"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // verificationPrefix starts the webhook-id of a challenge (SEP-3415).

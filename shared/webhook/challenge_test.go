@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 func TestVerifyTarget(t *testing.T) {

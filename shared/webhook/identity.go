@@ -8,7 +8,7 @@ import (
 	"encoding/json"
 	"strings"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 const identityPrefix = "whsk_"

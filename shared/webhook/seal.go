@@ -11,8 +11,8 @@ import (
 	"github.com/tink-crypto/tink-go/v2/keyset"
 	"github.com/tink-crypto/tink-go/v2/tink"
 
-	"mcpevents/shared/bounded"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Secrets rest sealed with HPKE (RFC 9180: DHKEM X25519, HKDF-SHA256,

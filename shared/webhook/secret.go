@@ -5,7 +5,7 @@ import (
 	"encoding/base64"
 	"strings"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 const secretPrefix = "whsec_"

@@ -14,8 +14,8 @@ import (
 	"strings"
 	"time"
 
-	"mcpevents/shared/bounded"
-	"mcpevents/shared/descriptors"
+	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/descriptors"
 )
 
 // Options configure a [Sender]. Zero values are the defaults.

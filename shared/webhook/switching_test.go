@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // switching answers 101 to the first request and keeps the connection until the

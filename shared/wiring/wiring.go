@@ -8,15 +8,15 @@ import (
 	"encoding/json"
 	"time"
 
-	"mcpevents/shared/config"
-	"mcpevents/shared/conversation"
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/gateway"
-	"mcpevents/shared/mcp"
-	"mcpevents/shared/store"
-	"mcpevents/shared/stream"
-	"mcpevents/shared/stream/lease"
-	"mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/stream/lease"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // Gateway reaches the backends and calls itself by the product's name to them.

@@ -24,7 +24,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 
-	"mcpevents/shared/awsx"
+	"github.com/mcp-events/mcpevents/shared/awsx"
 )
 
 // Service is an emulator that can be started.

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }

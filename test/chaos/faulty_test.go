@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // faultyURI is the one that the faulty endpoints wait for: a tenth of the events.

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/localstack/runner"
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // room is a workspace that messages are posted to.

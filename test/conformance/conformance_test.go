@@ -8,8 +8,8 @@ import (
 	"sync"
 	"testing"
 
-	"mcpevents/test/backend"
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 func TestMain(m *testing.M) {

@@ -14,8 +14,8 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/test/backend"
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // The targets of the baseline.

@@ -14,8 +14,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"mcpevents/shared/awsx"
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/shared/awsx"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // List prices, us-east-1, in dollars (November 2026).

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/subscription"
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 var update = flag.Bool("update", false, "write the tables of docs/scale.md")

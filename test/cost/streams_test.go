@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/localstack/runner"
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // polling is the function behind streams and polls. A stream is billed for as long as it is open.

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // BenchmarkOneURI counts what the events of one URI ask of fanout, with an order and without, and how many batches of

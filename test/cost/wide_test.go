@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // BenchmarkWideFanout counts what one event to very many subscriptions costs when all functions are cold,

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestKeys shows --auth keys.

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestLocalAWS holds the functions to the requirements that the embedded server is

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestBadInput shows that bad input gets a clear error, that nothing of it is

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // marker is in everything that is said in these tests, and must be in no log.

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestDrain shows what SIGTERM does to open streams of every kind, embedded and with

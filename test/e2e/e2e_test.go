@@ -13,7 +13,7 @@ import (
 	"reflect"
 	"testing"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // The catalogs of the workspace whose subscriptions end.

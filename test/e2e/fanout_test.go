@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/awsx"
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/shared/awsx"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestFanout sends one event to very many webhook subscriptions.

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestFollow shows events/poll and events/stream (SEP-3415) beside webhooks, on every

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/test/backend"
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestGateway shows a backend behind the endpoint, whichever revision it and its

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestInBand shows subscriptions on streams.

@@ -16,8 +16,8 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/modelcontextprotocol/go-sdk/oauthex"
 
-	"mcpevents/test/harness"
-	"mcpevents/test/identity"
+	"github.com/mcp-events/mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/identity"
 )
 
 type claims = identity.Claims

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"testing"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestListen shows subscriptions/listen of revision 2026-07-28.

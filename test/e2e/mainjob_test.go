@@ -11,7 +11,7 @@ import (
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 type rawJSON = json.RawMessage

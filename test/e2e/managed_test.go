@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/localstack/runner"
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestManagedInstance shows an instance of the endpoint that holds many streams at once,

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestRawSockets treats the server to what no client should send: AUT-06, it

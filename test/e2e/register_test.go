@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 var subscriptionURI = regexp.MustCompile(`^subscription://[A-Za-z0-9_-]{22,}$`)

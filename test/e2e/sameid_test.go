@@ -5,7 +5,7 @@ package e2e
 import (
 	"testing"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestSameID shows two publishers that number their events from 1: the same id

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestSessions shows the sessions of the revisions up to 2025-11-25.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // occurrence is an EventOccurrence of the MCP Events extension.

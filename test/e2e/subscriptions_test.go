@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestSubscriptionResources shows subscription:// resources.

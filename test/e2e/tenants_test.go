@@ -22,8 +22,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
-	"mcpevents/test/identity"
+	"github.com/mcp-events/mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/identity"
 )
 
 // TestTenants shows AUT-05: by every method and every other way in, with every kind of

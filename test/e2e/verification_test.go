@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestVerification shows the challenge before the first delivery.

@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestWebhookRequest shows a webhook request down to its headers.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestBench has the command measure the gateway, with few calls: all that it tells of is there. How

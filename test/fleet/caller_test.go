@@ -13,8 +13,8 @@ import (
 	"strings"
 	"sync"
 
-	"mcpevents/shared/mcp/sse"
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // caller is a client that looks at every byte that it gets.

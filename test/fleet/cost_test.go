@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/config"
-	"mcpevents/test/backend"
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestStoreRequestsOfACall counts what a proxied call asks the store, without and with a question of

@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/localstack/runner"
-	"mcpevents/shared/auth"
-	"mcpevents/shared/config"
-	"mcpevents/shared/store"
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // functions is the stage on which the real functions serve the clients, on local AWS.

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/config"
-	"mcpevents/test/backend"
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 const toolsChanged = "notifications/tools/list_changed"

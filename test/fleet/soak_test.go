@@ -20,10 +20,10 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/config"
-	"mcpevents/shared/store"
-	"mcpevents/test/backend"
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // Settings of the soak, for runs by hand:

@@ -25,10 +25,10 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
-	"mcpevents/localstack/runner"
-	"mcpevents/shared/awsx"
-	"mcpevents/shared/store"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/awsx"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 // AWSOptions choose how the functions run on local AWS. The zero value is the

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/backend"
 )
 
 // Backend is an MCP server as a process, to stand behind the gateway.

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/identity"
+	"github.com/mcp-events/mcpevents/test/identity"
 )
 
 // ServerOptions choose how the embedded server runs. The zero value is a server

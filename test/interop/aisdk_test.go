@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestAISDK shows the AI SDK's MCP events client: it subscribes, is verified,

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // driver makes a client do things, and tells what happened to it.

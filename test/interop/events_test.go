@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestEvents shows poll and push of MCP Events with the two SDKs that let an application send

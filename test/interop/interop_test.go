@@ -8,7 +8,7 @@ import (
 	"os"
 	"testing"
 
-	"mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }

@@ -19,17 +19,17 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
-	"mcpevents/functions/internal/parameters"
-	"mcpevents/shared/auth"
-	"mcpevents/shared/awsx"
-	"mcpevents/shared/catalog"
-	"mcpevents/shared/config"
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/queue"
-	queuesqs "mcpevents/shared/queue/sqs"
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/dynamo"
+	"github.com/mcp-events/mcpevents/functions/internal/parameters"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/awsx"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	queuesqs "github.com/mcp-events/mcpevents/shared/queue/sqs"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/dynamo"
 )
 
 // Environment variables that the template sets, beside those of

@@ -3,11 +3,11 @@ package boot
 import (
 	"context"
 
-	"mcpevents/shared/config"
-	"mcpevents/shared/conversation"
-	"mcpevents/shared/gateway"
-	"mcpevents/shared/publish"
-	"mcpevents/shared/wiring"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/publish"
+	"github.com/mcp-events/mcpevents/shared/wiring"
 )
 
 // Gateway reaches the backends of the stored configuration. Key authenticates what

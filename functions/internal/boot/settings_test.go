@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/config"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // broken are values that no setting of a kind can have.

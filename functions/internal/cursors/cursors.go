@@ -7,9 +7,9 @@ import (
 	"crypto/rand"
 	"errors"
 
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // The partition is one of those that the template lets functions/keys write.

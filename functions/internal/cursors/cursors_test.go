@@ -4,9 +4,9 @@ import (
 	"sync"
 	"testing"
 
-	"mcpevents/shared/eventlog"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 func TestTheKeyIsMadeOnceAndSharedByAll(t *testing.T) {

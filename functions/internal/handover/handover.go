@@ -13,10 +13,10 @@ import (
 
 	"github.com/aws/aws-lambda-go/events"
 
-	"mcpevents/functions/internal/boot"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp"
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcp"
 )
 
 // Invoke calls a function and returns its response. An error that the function

@@ -13,8 +13,8 @@ import (
 
 	"github.com/aws/aws-lambda-go/events"
 
-	"mcpevents/functions/internal/boot"
-	"mcpevents/functions/internal/handover"
+	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/functions/internal/handover"
 )
 
 // function is the function that is handed to, as it runs on Lambda.

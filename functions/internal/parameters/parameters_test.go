@@ -13,9 +13,9 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
-	"mcpevents/shared/awsx"
-	"mcpevents/shared/config"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/awsx"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // reference is the value of a header in a configuration.

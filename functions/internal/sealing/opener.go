@@ -8,9 +8,9 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // ReloadAfter is how old a process's keyset may be before a secret that does not

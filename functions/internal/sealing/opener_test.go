@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // hanging is a wrapper that answers when its gate opens, or not at all.

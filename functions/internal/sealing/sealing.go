@@ -10,9 +10,9 @@ import (
 	"context"
 	"errors"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // Where the keys rest. The partition of the settings table is one of those that

@@ -10,10 +10,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/sqlite"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // locked is a wrapper that tells wrapped bytes from clear ones.

@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"mcpevents/localstack/internal/access"
+	"github.com/mcp-events/mcpevents/localstack/internal/access"
 )
 
 const policies = `[{"Statement":[

@@ -21,7 +21,7 @@ import (
 	"github.com/aws/aws-lambda-go/events"
 	"github.com/google/uuid"
 
-	"mcpevents/localstack/internal/lambda"
+	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
 )
 
 // Mode is how a Function URL returns a response.

@@ -15,8 +15,8 @@ import (
 
 	"github.com/aws/aws-lambda-go/events"
 
-	"mcpevents/localstack/internal/furl"
-	"mcpevents/localstack/internal/lambda"
+	"github.com/mcp-events/mcpevents/localstack/internal/furl"
+	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
 )
 
 // function answers every invocation with what answer returns.

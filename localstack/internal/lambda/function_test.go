@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/localstack/internal/lambda"
-	"mcpevents/localstack/internal/testfn"
+	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
+	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
 )
 
 // TestMain makes this test binary the function under test when it is started as one.

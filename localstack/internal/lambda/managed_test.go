@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/localstack/internal/lambda"
-	"mcpevents/localstack/internal/testfn"
+	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
+	"github.com/mcp-events/mcpevents/localstack/internal/testfn"
 )
 
 // managed starts a function whose processes take n invocations at once.

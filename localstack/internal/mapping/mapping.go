@@ -19,7 +19,7 @@ import (
 
 	"github.com/aws/aws-lambda-go/events"
 
-	"mcpevents/localstack/internal/lambda"
+	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
 )
 
 // Source is the queue.

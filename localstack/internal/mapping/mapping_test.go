@@ -15,8 +15,8 @@ import (
 
 	"github.com/aws/aws-lambda-go/events"
 
-	"mcpevents/localstack/internal/lambda"
-	"mcpevents/localstack/internal/mapping"
+	"github.com/mcp-events/mcpevents/localstack/internal/lambda"
+	"github.com/mcp-events/mcpevents/localstack/internal/mapping"
 )
 
 // memory is a standard queue in memory. Received messages never come back by themselves.

@@ -11,9 +11,9 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 	"github.com/google/uuid"
 
-	"mcpevents/localstack/internal/resource"
-	"mcpevents/localstack/internal/template"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/localstack/internal/resource"
+	"github.com/mcp-events/mcpevents/localstack/internal/template"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }

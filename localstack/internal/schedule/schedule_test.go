@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/localstack/internal/schedule"
+	"github.com/mcp-events/mcpevents/localstack/internal/schedule"
 )
 
 func TestParse(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"mcpevents/localstack/internal/template"
+	"github.com/mcp-events/mcpevents/localstack/internal/template"
 )
 
 // scope answers references by naming them.

@@ -12,8 +12,8 @@ import (
 
 	josejwt "github.com/go-jose/go-jose/v4/jwt"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // claims are those of a token whose signature was verified.

@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/auth/jwt"
-	"mcpevents/shared/fault"
-	"mcpevents/test/identity"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/jwt"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/test/identity"
 )
 
 // authenticator is one for fuzzing and benchmarks, with the provider that it trusts.

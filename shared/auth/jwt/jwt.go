@@ -22,9 +22,9 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	josejwt "github.com/go-jose/go-jose/v4/jwt"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/bounded"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // MaxLeeway is the most that a clock here and one of an issuer may differ.

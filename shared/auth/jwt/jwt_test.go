@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/auth/jwt"
-	"mcpevents/shared/fault"
-	"mcpevents/test/identity"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth/jwt"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/test/identity"
 )
 
 const audience = "https://events.example.com/mcp"

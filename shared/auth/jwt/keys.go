@@ -13,7 +13,7 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // How long keys are used.

@@ -10,9 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/auth/jwt"
-	"mcpevents/shared/fault"
-	"mcpevents/test/identity"
+	"github.com/mcp-events/mcpevents/shared/auth/jwt"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/test/identity"
 )
 
 // TestRotation shows that new keys are taken and old ones go (AUT-01).

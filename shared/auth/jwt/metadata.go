@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // WellKnown is the path of the protected resource metadata (RFC 9728, section 3). That of a

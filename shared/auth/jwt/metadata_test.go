@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"mcpevents/shared/auth/jwt"
+	"github.com/mcp-events/mcpevents/shared/auth/jwt"
 )
 
 // TestMetadata shows where the protected resource metadata is (AUT-01, RFC 9728).

@@ -4,8 +4,8 @@ import (
 	"crypto/sha256"
 	"time"
 
-	"mcpevents/shared/auth"
-	"mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/bounded"
 )
 
 // Verifying a token costs more than most requests that it comes with. So what was

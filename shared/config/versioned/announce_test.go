@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	. "mcpevents/shared/config/versioned"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/sqlite"
+	. "github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 // EVS-14, GWN-01: what a document changes is told when every function uses the document, once for each workspace; what

@@ -6,8 +6,8 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // MaxAge is how old a document of a [Cache] may be: what [Write] stored is in use

@@ -7,10 +7,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	. "mcpevents/shared/config/versioned"
-	"mcpevents/shared/config/versioned/versionedtest"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	. "github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/config/versioned/versionedtest"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // slow is a store that takes its time, and gives up with its caller.

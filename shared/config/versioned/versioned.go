@@ -13,8 +13,8 @@ import (
 	"errors"
 	"io"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // MaxText bounds a document's text in bytes before compression.

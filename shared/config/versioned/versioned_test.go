@@ -11,11 +11,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	. "mcpevents/shared/config/versioned"
-	"mcpevents/shared/config/versioned/versionedtest"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/sqlite"
+	. "github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/config/versioned/versionedtest"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 func TestWriteAndReadInSQLite(t *testing.T) {

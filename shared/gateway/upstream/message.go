@@ -3,7 +3,7 @@ package upstream
 import (
 	"encoding/json"
 
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // Message is a backend's message as far as a gateway has to know it. Unlike for

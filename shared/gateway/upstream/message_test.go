@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/shared/mcp/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // GWN-05, GWN-10: what is a message and what is not; an id may be any number, and is

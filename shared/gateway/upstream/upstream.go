@@ -19,9 +19,9 @@ import (
 	"strings"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp/jsonrpc"
-	"mcpevents/shared/mcp/sse"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
 // MaxMessage bounds a message of a backend in bytes.

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/mcp/sse"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
 func serve(t *testing.T, h http.HandlerFunc) *Client {

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 var deliveryCases = []testCase{

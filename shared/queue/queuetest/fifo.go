@@ -7,7 +7,7 @@ import (
 	"strings"
 	"sync"
 
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 var fifoCases = []testCase{

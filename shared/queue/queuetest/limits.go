@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 // fifoPause is the visibility timeout of the case in which other groups must get

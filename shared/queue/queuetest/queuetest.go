@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 // Backend is a set of queues under test.

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 // cpu reports the process's CPU time per operation.

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 // Consume runs opts.Concurrency workers until ctx ends or the queues are closed.

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 
 const (

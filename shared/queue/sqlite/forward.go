@@ -6,9 +6,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 
 // forwardWithin is how long a message that was forwarded may go without a row. What is

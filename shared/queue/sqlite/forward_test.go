@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 func TestForwardedMessages(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"mcpevents/shared/queue"
-	"mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 
 // line is one queue.

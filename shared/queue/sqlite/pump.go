@@ -5,7 +5,7 @@ import (
 	"context"
 	"time"
 
-	"mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 
 const (

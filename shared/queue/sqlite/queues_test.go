@@ -17,10 +17,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/queue"
-	store "mcpevents/shared/store/sqlite"
-	"mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	store "github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 
 func rowsOf(t *testing.T, q *Queues, name queue.Name) (n int64) {

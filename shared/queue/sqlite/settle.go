@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"time"
 
-	"mcpevents/shared/queue"
-	"mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 
 // retryAfter is how long a failed settlement waits to be written again.

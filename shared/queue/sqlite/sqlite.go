@@ -25,9 +25,9 @@ import (
 	"sync"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/queue"
-	"mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 
 // Options change how [Queues] work. The zero value is the default.

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/queue/queuetest"
-	store "mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/queue/queuetest"
+	store "github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 // backend is a [Queues] with its file.

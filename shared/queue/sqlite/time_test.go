@@ -13,8 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/queue"
-	store "mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	store "github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 // inBubble runs a test in its own time, with queues in memory.

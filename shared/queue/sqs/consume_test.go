@@ -15,10 +15,10 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
-	"mcpevents/shared/awsx"
-	"mcpevents/shared/fault"
-	"mcpevents/shared/queue"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/shared/awsx"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }

@@ -9,8 +9,8 @@ import (
 
 	"github.com/aws/aws-lambda-go/events"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 // Lambda makes a handler into a function for an event source mapping with

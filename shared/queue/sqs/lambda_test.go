@@ -16,9 +16,9 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 	"github.com/google/go-cmp/cmp"
 
-	"mcpevents/shared/awsx"
-	"mcpevents/shared/queue"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/shared/awsx"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 func record(id, group string) events.SQSMessage {

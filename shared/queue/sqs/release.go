@@ -10,7 +10,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 
-	"mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 // releaseTime bounds the request that makes failed messages visible again. It is

@@ -18,9 +18,9 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/queue"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 // fake is SQS as far as sending goes; it refuses entries as told.

@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/queue/queuetest"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/shared/queue/queuetest"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 func TestQueuesOnElasticMQ(t *testing.T) {

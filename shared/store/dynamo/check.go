@@ -1,8 +1,8 @@
 package dynamo
 
 import (
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // maxTotal is DynamoDB's 4 MB for a transaction, less keys and names.

@@ -6,8 +6,8 @@ import (
 	"io"
 	"sync"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // unit is what DynamoDB bills a write by.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 func TestValuesThatSaveUnitsAreCompressed(t *testing.T) {

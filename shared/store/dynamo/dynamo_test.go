@@ -17,9 +17,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 func same(t *testing.T, got, want *store.Item) {

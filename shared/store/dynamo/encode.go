@@ -10,8 +10,8 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // attributes of an item as DynamoDB has them.

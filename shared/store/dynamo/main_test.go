@@ -17,9 +17,9 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
-	"mcpevents/shared/awsx"
-	"mcpevents/shared/store"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/shared/awsx"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 func TestMain(m *testing.M) {

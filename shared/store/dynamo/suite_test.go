@@ -5,9 +5,9 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/storetest"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/storetest"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 func TestStoreOnDynamoDBLocal(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
 
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // CreateTables makes the tables that [New] expects and waits for them; those

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // cpu reports the process's CPU time per operation, which says more than the

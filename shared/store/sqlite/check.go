@@ -1,8 +1,8 @@
 package sqlite
 
 import (
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // maxSpan is the most stamps that one put can reserve.

@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"mcpevents/shared/bounded"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // memo keeps what was read from [store.Subscriptions] until the next commit that changes that table. Every event is

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 
 func TestMemo(t *testing.T) {

@@ -4,8 +4,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/storetest"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/storetest"
 )
 
 func open(t testing.TB, path string, opts Options) *DB {

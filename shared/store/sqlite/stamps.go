@@ -4,8 +4,8 @@ import (
 	"strconv"
 	"sync/atomic"
 
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 
 // stamps gives the sort keys of [store.AtCommit]. Only the engine's writer calls it.

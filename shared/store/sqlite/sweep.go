@@ -5,8 +5,8 @@ import (
 	"log/slog"
 	"time"
 
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 
 // sweepStep is the number of items that one step removes. Each may lie on a page

@@ -4,7 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // watchers are those who wait for commits to partitions of the log.

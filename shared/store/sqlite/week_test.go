@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/sqlite/engine"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 
 // A week with an event every 18 seconds to one subscriber, the log kept for a day and records for two, and one hour in

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 var itemCases = []testCase{

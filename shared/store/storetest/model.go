@@ -9,7 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // model is the contract of package store in its simplest form. It keeps no

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // mixed are sort keys whose order differs between bytes, letters and numbers.

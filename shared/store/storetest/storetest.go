@@ -13,8 +13,8 @@ import (
 	"slices"
 	"testing"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Run holds the stores that open returns to the contract of package store. open

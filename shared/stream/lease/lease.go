@@ -13,7 +13,7 @@ import (
 	"context"
 	"sync"
 
-	"mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/auth"
 )
 
 // Local gives leases to the streams of one process.

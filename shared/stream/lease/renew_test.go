@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mcpevents/shared/store"
-	"mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 // cut is the store as an instance sees it that is killed, or cut off, after some calls.

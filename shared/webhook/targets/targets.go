@@ -5,8 +5,8 @@ package targets
 import (
 	"context"
 
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // Targets implements [subscription.Targets].

@@ -5,9 +5,9 @@ import (
 	"net/http/httptest"
 	"testing"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/subscription"
-	"mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 func TestTargets(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"time"
 
-	"mcpevents/test/backend"
+	"github.com/mcp-events/mcpevents/test/backend"
 )
 
 func main() {

@@ -6,9 +6,9 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/kms"
 
-	"mcpevents/functions/internal/sealing/kmswrap"
-	"mcpevents/shared/fault"
-	"mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/functions/internal/sealing/kmswrap"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }

@@ -7,8 +7,8 @@ import (
 	"context"
 	"sync"
 
-	"mcpevents/shared/fault"
-	"mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Store keeps items in memory. Methods that documents do not need panic.

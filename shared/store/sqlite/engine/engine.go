@@ -23,7 +23,7 @@ import (
 
 	sqlite3 "modernc.org/sqlite/lib"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Memory, as a path, keeps everything in memory. Nothing of it outlives the engine.

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // job is a [Job] of functions.

@@ -7,7 +7,7 @@ import (
 
 	sqlite3 "modernc.org/sqlite/lib"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Error is what SQLite said. SQL is the statement without its parameters.

@@ -7,7 +7,7 @@ import (
 
 	sqlite3 "modernc.org/sqlite/lib"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 func (e *Engine) openMemory() (err error) {

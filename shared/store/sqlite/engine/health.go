@@ -8,7 +8,7 @@ import (
 
 	sqlite3 "modernc.org/sqlite/lib"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // health is what the last write, the last checkpoint and all reads have told of the file.

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // filled makes a closed file with some hundred pages.
