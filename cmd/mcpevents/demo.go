@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/event"
@@ -60,7 +61,7 @@ func (c *DemoCmd) Run(g *Globals) error {
 	d := &demo{out: g.out, log: log, began: time.Now(), arrived: make(chan arrival, 16)}
 	limits := config.DefaultLimits()
 	limits.AllowInsecureTargets = true // the receivers are on this machine
-	server, err := startEmbedded(ctx, Settings{
+	srv, err := server.New(ctx, server.Options{
 		Addr: "127.0.0.1:0", Data: dir, Catalog: src, CatalogName: c.Catalog, Auth: auth.ModeNone,
 		Limits: limits, Log: log,
 	})
@@ -70,10 +71,10 @@ func (c *DemoCmd) Run(g *Globals) error {
 	defer func() {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
-		_ = server.Close(last) // its data goes with it
+		_ = srv.Shutdown(last) // its data goes with it
 	}()
-	d.say("server", "serving %s and %s/events, one SQLite file in %s", server.URL+"/mcp", server.URL, dir)
-	d.remote = Remote{Server: server.URL}
+	d.say("server", "serving %s and %s/events, one SQLite file in %s", srv.URL+"/mcp", srv.URL, dir)
+	d.remote = Remote{Server: srv.URL}
 	err = d.run(ctx)
 	if ctx.Err() != nil && interrupted(err) {
 		return fault.New(fault.Unavailable, "the demo did not end within %s", c.Timeout)

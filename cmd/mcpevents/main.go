@@ -32,9 +32,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/metric"
 )
 
-// version is set by the linker for a release.
-var version = "0.1.0-dev"
-
 // Globals are the flags of every command.
 type Globals struct {
 	LogLevel  string `default:"info" enum:"debug,info,warn,error" env:"MCPEVENTS_LOG_LEVEL" help:"Least level of what is logged: ${enum}."`

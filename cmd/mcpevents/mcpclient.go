@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/mcp-events/mcpevents/shared/app"
+
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp"
@@ -38,7 +40,7 @@ func (c *mcpClient) modern() bool { return c.version >= mcp.V20260728 }
 
 // implementation is the clientInfo that servers see.
 func implementation() map[string]string {
-	return map[string]string{"name": "mcpevents", "version": version}
+	return map[string]string{"name": "mcpevents", "version": app.Version}
 }
 
 // begin opens a session where the revision has them.
@@ -179,7 +181,7 @@ func (c *mcpClient) header(method string, params map[string]any) http.Header {
 // stream sends a request whose answer is a stream.
 func (c *mcpClient) stream(ctx context.Context, req *http.Request) (io.ReadCloser, error) {
 	c.remote.authorize(req.Header)
-	req.Header.Set("User-Agent", "mcp-events-cli/"+version)
+	req.Header.Set("User-Agent", "mcp-events-cli/"+app.Version)
 	resp, err := streams.Do(req)
 	if err != nil {
 		return nil, unreachable(ctx, err)

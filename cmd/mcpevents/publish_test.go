@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/app"
 )
 
 // eventsServer answers POST /events with what its answers say, in turn, and
@@ -270,7 +272,7 @@ func TestEveryFlagHasAVariable(t *testing.T) {
 
 func TestTheVersionIsPrinted(t *testing.T) {
 	code, out, _ := command(t, "", "version")
-	if want := fmt.Sprintf("mcpevents %s", version); code != exitDone || !strings.HasPrefix(out, want) {
+	if want := fmt.Sprintf("mcpevents %s", app.Version); code != exitDone || !strings.HasPrefix(out, want) {
 		t.Errorf("exit code %d, got %q, want %q…", code, out, want)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/app"
+
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
@@ -67,7 +69,7 @@ func (r *Remote) call(ctx context.Context, method, url string, header http.Heade
 		req.Header[name] = values
 	}
 	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("User-Agent", "mcp-events-cli/"+version)
+	req.Header.Set("User-Agent", "mcp-events-cli/"+app.Version)
 	r.authorize(req.Header)
 	resp, err := calls.Do(req)
 	if err != nil {
