@@ -133,10 +133,15 @@ func (f *forwarding) Done(err error) {
 			m.forwarded, f.err = nil, err
 			f.closeOne()
 		}
-		if l.loaded == l.newest {
-			l.newest = max(l.newest, m.id)
-			l.loaded = l.newest
-			delete(l.unloaded, m.id)
-		}
+		l.pass(m)
+	}
+}
+
+// pass notes that a message is in memory whose row [line.load] has not come to: where all before it are, it need not.
+func (l *line) pass(m *message) {
+	if l.loaded == l.newest {
+		l.newest = max(l.newest, m.id)
+		l.loaded = l.newest
+		delete(l.unloaded, m.id)
 	}
 }

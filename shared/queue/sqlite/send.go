@@ -120,8 +120,7 @@ func (s *sending) Apply(tx *engine.Tx) error {
 		}
 		due := int64(0)
 		if m.Delay > 0 {
-			// Rounded up, and whatever the clock does behind what was promoted.
-			due = max((tx.Now.Add(m.Delay).UnixMicro()+999)/1000, l.promoted.due+1)
+			due = (tx.Now.Add(m.Delay).UnixMicro() + 999) / 1000
 		}
 		id := l.lastID.Add(1)
 		stmt, err := tx.Stmt(l.sql.insert)
