@@ -130,7 +130,7 @@ func (f *forwarding) Done(err error) {
 	defer l.mu.Unlock()
 	for _, m := range f.msgs {
 		if m.forwarded != nil {
-			m.forwarded, f.err = nil, err
+			m.forwarded, m.bare, f.err = nil, err != nil, err
 			f.closeOne()
 		}
 		l.pass(m)

@@ -266,7 +266,7 @@ func (l *line) fail(m *message, maxReceives int) (again bool) {
 
 // unload drops the body of a message that waits if there are too many bytes.
 func (l *line) unload(m *message) {
-	if l.bytes > l.q.opts.MaxBytes && m.forwarded == nil {
+	if l.bytes > l.q.opts.MaxBytes && m.forwarded == nil && !m.bare {
 		l.bytes -= len(m.body)
 		m.body = nil
 	}

@@ -90,6 +90,7 @@ type message struct {
 	forwarded *forwarding // until it is a row or accepted; see [Queues.Forward]
 	hasRow    bool        // of a forwarded message
 	accepted  bool
+	bare      bool // its row could not be written
 }
 
 // sending is a part of a Send as a job of the engine.
