@@ -228,7 +228,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	retry := &delivery.Retry{DB: db, Queue: queues, SaveEvery: savePositions, Log: s.Log}
 	publisher := &publish.Service{Catalog: catalogs, Queue: queues, Rate: publish.NewRate(s.Limits.PublishRate)}
 	inbox := &publish.Inbox{Service: publisher, Log: s.Log}
-	origins := auth.Guard{Origins: s.Limits.AllowedOrigins}
+	origins := auth.NewGuard(s.Limits.AllowedOrigins, s.Limits.AllowedHosts, s.Log)
 
 	e.backends, err = wiring.Gateway(gateway.Options{Backends: s.backends(), DB: db, Key: secrets.Cursor, Log: s.Log}, version)
 	if err != nil {
@@ -255,7 +255,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		Subscriptions: subscriptions, Registrar: subscriptions, Deregistrar: subscriptions,
 		AnonymousWebhooks: s.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(s.Limits),
 		ResourceMetadata: callers.metadata, Gateway: e.backends, Conversation: e.conversation,
-		AllowedOrigins: s.Limits.AllowedOrigins, MaxAge: s.Limits.StreamMaxAge, Heartbeat: s.Limits.Heartbeat,
+		AllowedOrigins: s.Limits.AllowedOrigins, AllowedHosts: s.Limits.AllowedHosts, MaxAge: s.Limits.StreamMaxAge, Heartbeat: s.Limits.Heartbeat,
 		AnswerStreamAfter: wiring.AnswerStreamAfter(s.Limits), PollMin: s.Limits.PollMin, PollMax: s.Limits.PollMax, Logger: s.Log,
 	})
 	if err != nil {
