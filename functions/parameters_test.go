@@ -174,6 +174,9 @@ func defaultOf(t *testing.T, name string) string {
 			return "https://a.example/"
 		}
 	}
+	if name == "allowed-hosts" {
+		return "a.example"
+	}
 	b, err := os.ReadFile("../shared/config/limits.go")
 	if err != nil {
 		t.Fatal(err)

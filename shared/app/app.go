@@ -49,5 +49,7 @@ type Core struct {
 	ResourceMetadata string
 }
 
-// Origins are whose requests from browsers are served.
-func (c *Core) Origins() auth.Guard { return auth.Guard{Origins: c.Limits.AllowedOrigins} }
+// Guard keeps pages of other sites out of an endpoint.
+func (c *Core) Guard() auth.Guard {
+	return auth.NewGuard(c.Limits.AllowedOrigins, c.Limits.AllowedHosts, c.Log)
+}

@@ -24,7 +24,7 @@ func (c *Core) Endpoint() mcp.Options {
 	return mcp.Options{
 		Server: implementation(), Auth: c.Auth, Catalogs: c.Catalogs, ResourceMetadata: c.ResourceMetadata,
 		AnonymousWebhooks: c.Limits.AllowInsecureTargets, EventCodes: EventCodes(c.Limits),
-		AllowedOrigins: c.Limits.AllowedOrigins, Logger: c.Log,
+		AllowedOrigins: c.Limits.AllowedOrigins, AllowedHosts: c.Limits.AllowedHosts, Logger: c.Log,
 	}
 }
 
@@ -77,7 +77,7 @@ func (c *Core) Conversation(o conversation.Options) (*conversation.Service, erro
 
 // Consent serves /consent.
 func (c *Core) Consent(s *conversation.Service) *conversation.Handler {
-	return &conversation.Handler{Service: s, Auth: c.Auth, Guard: c.Origins(), MetadataURL: c.ResourceMetadata, Log: c.Log}
+	return &conversation.Handler{Service: s, Auth: c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, Log: c.Log}
 }
 
 // answerStreamAfter is the option of [mcp.Options] of that name.

@@ -9,7 +9,7 @@ import (
 func (c *Core) Publish() (*publish.Service, *publish.Handler, *publish.Inbox) {
 	service := &publish.Service{Catalog: c.Catalogs, Queue: c.Queues, Rate: publish.NewRate(c.Limits.PublishRate)}
 	handler := &publish.Handler{
-		Service: service, Auth: c.Auth, Guard: c.Origins(), MetadataURL: c.ResourceMetadata, Log: c.Log,
+		Service: service, Auth: c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, Log: c.Log,
 	}
 	return service, handler, &publish.Inbox{Service: service, Log: c.Log}
 }

@@ -178,7 +178,8 @@ func (r *Relay) follow(l *lease) error {
 	stream, err := f.connect(ctx)
 	defer func() { f.close(stream) }()
 	if err != nil {
-		if status, ok := errors.AsType[*upstream.StatusError](err); ok && status.Status == http.StatusMethodNotAllowed {
+		if status, ok := errors.AsType[*upstream.StatusError](err); ok && slices.Contains(noStream, status.Status) {
+			r.Gateway.options.Log.InfoContext(ctx, "backend has no notification stream, its lists are compared", "backend", b.Name, "status", status.Status)
 			return r.compareForEver(l)
 		}
 		return err
@@ -199,6 +200,10 @@ func (r *Relay) follow(l *lease) error {
 	l.took = false // the next connection has a gap before it
 	return f.run(ctx, stream)
 }
+
+// noStream are the answers to a GET by which a backend tells that it has no stream: that of the revisions,
+// and those of servers that serve nothing but POST.
+var noStream = []int{http.StatusMethodNotAllowed, http.StatusNotFound, http.StatusNotImplemented}
 
 // Notifies reports whether the backend tells of any change.
 func (o Offers) Notifies() bool {
@@ -320,6 +325,10 @@ func (f *following) connect(ctx context.Context) (*upstream.Exchange, error) {
 	stream, err := b.client("").Get(ctx, upstream.Request{Version: f.version, Session: session}, "")
 	if err != nil {
 		return nil, err
+	}
+	if stream.Status >= http.StatusBadRequest { // with a reason in JSON
+		stream.Close()
+		return nil, &upstream.StatusError{Status: stream.Status}
 	}
 	return stream, f.subscribe(ctx, wanted)
 }

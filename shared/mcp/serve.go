@@ -51,9 +51,8 @@ func (e *Endpoint) recovered(w http.ResponseWriter, r *http.Request) {
 
 // caller starts the call of a request that is let in, and answers all others.
 func (e *Endpoint) caller(w http.ResponseWriter, r *http.Request) *call {
-	browsers := auth.Guard{Origins: e.options.AllowedOrigins, Hosts: e.options.AllowedHosts}
-	if browsers.Check(r) != nil {
-		e.fail(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: codeForbidden, Message: "the Origin or Host header is not allowed here"})
+	if err := e.guard.Check(r); err != nil {
+		e.fail(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: codeForbidden, Message: fault.Public(err)})
 		return nil
 	}
 	allowOrigin(w, r)
