@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // DemoCmd shows what the product does, without anything having to run before.
@@ -136,7 +136,7 @@ func (d *demo) run(ctx context.Context) error {
 	defer running.Wait()
 	defer stop()
 
-	client, err := newMCPClient(&d.remote, string(mcp.V20260728))
+	client, err := newMCPClient(&d.remote, string(mcpspec.V20260728))
 	if err != nil {
 		return err
 	}
@@ -234,9 +234,9 @@ func (d *demo) taker(way string) func(received) error {
 }
 
 func (d *demo) follower(way string) (*follower, error) {
-	version := mcp.V20260728
+	version := mcpspec.V20260728
 	if way == wayLegacy {
-		version = mcp.V20251125
+		version = mcpspec.V20251125
 	}
 	client, err := newMCPClient(&d.remote, string(version))
 	if err != nil {

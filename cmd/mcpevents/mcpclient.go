@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp"
-	"github.com/mcp-events/mcpevents/shared/mcp/mirror"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
@@ -22,7 +22,7 @@ import (
 type mcpClient struct {
 	remote  *Remote
 	url     string
-	version mcp.Version
+	version mcpspec.Version
 	session string // of the revisions that have sessions
 	seq     atomic.Int64
 }
@@ -32,11 +32,11 @@ func newMCPClient(r *Remote, version string) (*mcpClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &mcpClient{remote: r, url: url, version: mcp.Version(version)}, nil
+	return &mcpClient{remote: r, url: url, version: mcpspec.Version(version)}, nil
 }
 
 // modern reports whether the revision has no sessions.
-func (c *mcpClient) modern() bool { return c.version >= mcp.V20260728 }
+func (c *mcpClient) modern() bool { return c.version >= mcpspec.V20260728 }
 
 // implementation is the clientInfo that servers see.
 func implementation() map[string]string {
@@ -172,7 +172,7 @@ func (c *mcpClient) header(method string, params map[string]any) http.Header {
 	if c.modern() && method != "" {
 		h.Set("Mcp-Method", method)
 		if uri, ok := params["uri"].(string); ok && method == "resources/read" {
-			h.Set("Mcp-Name", mirror.Encode(uri))
+			h.Set("Mcp-Name", mcpspec.EncodeHeader(uri))
 		}
 	}
 	return h

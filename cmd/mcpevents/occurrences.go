@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
@@ -194,17 +194,17 @@ func (o *occurrences) message(data []byte) error {
 		return m.Error.fault(http.StatusOK)
 	}
 	switch m.Method {
-	case mcp.NoteEventsActive:
+	case mcpspec.NoteEventsActive:
 		o.opened(modePush, m.Params.Truncated)
-	case mcp.NoteEventsEvent:
+	case mcpspec.NoteEventsEvent:
 		if err := o.print(modePush, m.Params); err != nil {
 			return err
 		}
-	case mcp.NoteEventsError:
+	case mcpspec.NoteEventsError:
 		if m.Params.Error != nil {
 			o.log.Warn("the server has difficulties, and goes on", "error", m.Params.Error.fault(http.StatusOK))
 		}
-	case mcp.NoteEventsTerminated:
+	case mcpspec.NoteEventsTerminated:
 		if m.Params.Error == nil {
 			return fault.New(fault.Forbidden, "the server ended the subscription")
 		}
