@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/server"
 )
 
 // A proxy on the same machine passes on the Host that its callers named.
@@ -12,7 +14,7 @@ func TestTheHostOfAProxy(t *testing.T) {
 	var g Globals
 	log := newOutput()
 	g.LogLevel, g.LogFormat = "info", "json"
-	e := serve(t, func(s *Settings) {
+	e := serve(t, func(s *server.Options) {
 		s.Log = g.logger(log)
 		s.Limits.AllowedHosts = []string{"mcp.example.com", "other.example.com:8443"}
 	})
