@@ -13,9 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // patience bounds every wait.
@@ -128,11 +130,11 @@ func (b *background) wait() int {
 }
 
 // lines decodes what was printed.
-func (b *background) lines() []received {
+func (b *background) lines() []client.Event {
 	b.t.Helper()
-	var all []received
+	var all []client.Event
 	for line := range strings.Lines(b.out.String()) {
-		var r received
+		var r client.Event
 		if err := json.Unmarshal([]byte(line), &r); err != nil {
 			b.t.Fatalf("printed a line that is not JSON: %v: %s", err, line)
 		}
@@ -158,14 +160,14 @@ const (
 // subscriptions lists the subscription:// resources of the server.
 func subscriptions(t *testing.T, server string) (uris []string) {
 	t.Helper()
-	client, err := newMCPClient(&Remote{Server: server}, "2026-07-28")
+	caller, err := client.New(client.Server{URL: server}, mcpspec.V20260728)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var result struct {
 		Resources []struct{ URI string }
 	}
-	if err := client.call(t.Context(), "resources/list", nil, &result); err != nil {
+	if err := caller.Call(t.Context(), "resources/list", nil, &result); err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range result.Resources {

@@ -1,7 +1,7 @@
 // Command mcpevents is the whole product on one machine, and the tool for those
 // that run it elsewhere: it serves, publishes, listens, consents, checks and applies catalogs.
 //
-//	serve    graph.go wires the packages that the functions wire on AWS
+//	serve    starts package server, which wires what the functions wire on AWS
 //	publish  sends events to POST /events
 //	listen   is a webhook receiver or the reader of a stream
 //	consent  says who gets what is said in conversations

@@ -24,3 +24,6 @@ func (c *VersionCmd) Run(g *Globals) error {
 	_, err := fmt.Fprintf(g.out, "mcpevents %s%s %s %s/%s\n", app.Version, revision, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return err
 }
+
+// agent is what this program calls itself to servers.
+func agent() string { return "mcp-events-cli/" + app.Version }
