@@ -120,12 +120,12 @@ func TestForwardedMessages(t *testing.T) {
 					t.Errorf("%s came %d times", body, n)
 				}
 			}
-			l := q.lines[queue.Deliveries]
+			mq := q.queues[queue.Deliveries]
 			n := rowsOf(t, q, queue.Deliveries)
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			if n != 0 || len(l.unloaded) != 0 {
-				t.Errorf("%d rows are left, %d are remembered", n, len(l.unloaded))
+			mq.mu.Lock()
+			defer mq.mu.Unlock()
+			if n != 0 || len(mq.unloaded) != 0 {
+				t.Errorf("%d rows are left, %d are remembered", n, len(mq.unloaded))
 			}
 		})
 	})
