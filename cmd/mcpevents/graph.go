@@ -101,7 +101,7 @@ type Embedded struct {
 	rest      *catalog.Static
 	own       map[string]*catalog.Static
 	announcer *announcer
-	ender     *delivery.Ender
+	ender     *delivery.Terminator
 	config    *config.Replaceable
 
 	conversation *conversation.Service
@@ -216,15 +216,15 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
 	deliveries := sending.Deliveries(s.Limits, attempts, true)
-	deliveries.Patience, deliveries.Aside, deliveries.Bytes = attemptPatience, 4*attempts, attemptBytes
-	e.ender = sending.Ender(s.Limits, callers.Authenticator, db, queues, catalogs, subscriptions)
+	deliveries.Patience, deliveries.Detached, deliveries.Bytes = attemptPatience, 4*attempts, attemptBytes
+	e.ender = sending.Terminator(s.Limits, callers.Authenticator, db, queues, catalogs, subscriptions)
 	dispatcher := delivery.NewDispatcher(&delivery.Dispatcher{
 		DB: db, Queue: queues, Subscriptions: subscriptions, Catalog: delivery.WebhookTypes{Source: catalogs},
-		Poster: sender, Opener: opener, Ender: e.ender, Gate: gate, Options: deliveries, Log: s.Log,
+		Poster: sender, Opener: opener, Terminator: e.ender, Gate: gate, Options: deliveries, Log: s.Log,
 	})
 	e.dispatcher = dispatcher
 	fanout := &delivery.Fanout{DB: db, Log: log, Catalog: catalogs, Queue: queues}
-	subscriptions.SetAside = delivery.SetAside(db, queues, time.Now, s.Log)
+	subscriptions.DeadLetter = delivery.DeadLetterItem(db, queues, time.Now, s.Log)
 	retry := &delivery.Retry{DB: db, Queue: queues, SaveEvery: savePositions, Log: s.Log}
 	publisher := &publish.Service{Catalog: catalogs, Queue: queues, Rate: publish.NewRate(s.Limits.PublishRate)}
 	inbox := &publish.Inbox{Service: publisher, Log: s.Log}

@@ -41,7 +41,7 @@ func main() {
 	dispatcher := delivery.NewDispatcher(&delivery.Dispatcher{
 		DB: p.DB, Queue: p.Queues, Subscriptions: subscriptions, Catalog: delivery.WebhookTypes{Source: p.Catalog},
 		Poster: webhook.NewSender(webhook.Options{Guard: sending.Guard(p.Limits), UserAgent: boot.UserAgent}),
-		Opener: opener, Ender: sending.Ender(p.Limits, p.Auth, p.DB, p.Queues, p.Catalog, subscriptions),
+		Opener: opener, Terminator: sending.Terminator(p.Limits, p.Auth, p.DB, p.Queues, p.Catalog, subscriptions),
 		Options: deliveries, Log: p.Log,
 	})
 	lambda.Start(p.Sources(nil, func(arn string) queue.Handler {

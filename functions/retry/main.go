@@ -26,8 +26,8 @@ func main() {
 		DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Options: wiring.Subscriptions(p.Limits),
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
-	subscriptions.SetAside = delivery.SetAside(p.DB, p.Queues, time.Now, p.Log)
-	ender := sending.Ender(p.Limits, p.Auth, p.DB, p.Queues, p.Catalog, subscriptions)
+	subscriptions.DeadLetter = delivery.DeadLetterItem(p.DB, p.Queues, time.Now, p.Log)
+	ender := sending.Terminator(p.Limits, p.Auth, p.DB, p.Queues, p.Catalog, subscriptions)
 	retry := &delivery.Retry{DB: p.DB, Queue: p.Queues, Log: p.Log}
 	jobs := []periodic.Job{
 		{Name: "due retries", Run: retry.Run},

@@ -38,9 +38,9 @@ func Deliveries(l config.Limits, atOnce int, logEach bool) delivery.Options {
 
 // Ender ends subscriptions that may not go on. Callers may be a directory of principals; if
 // not, what they were granted stands.
-func Ender(l config.Limits, callers auth.Authenticator, db store.DB, q queue.Sender, catalogs catalog.Source, subs *subscription.Service) *delivery.Ender {
+func Terminator(l config.Limits, callers auth.Authenticator, db store.DB, q queue.Sender, catalogs catalog.Source, subs *subscription.Service) *delivery.Terminator {
 	directory, _ := callers.(auth.Directory)
-	return &delivery.Ender{
+	return &delivery.Terminator{
 		Queue: q, Subscriptions: subs, ErrorObject: wiring.EventCodes(l).ErrorObject, Plain: l.PlainTargets,
 		Review: &subscription.Review{DB: db, Catalog: catalogs, Directory: directory},
 	}
