@@ -43,12 +43,12 @@ func (f *follower) run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, errSessionGone):
-			f.log.Warn("the session has ended; beginning a new one, from now on")
+			f.log.Warn("session ended, starting a new one")
 			f.client.session, f.last = "", ""
 		case err != nil && !again(err):
 			return err
 		case err != nil:
-			f.log.Warn("the stream broke off; connecting again", "error", err)
+			f.log.Warn("stream interrupted, reconnecting", "error", err)
 		}
 		if err := pause(ctx, failures, f.retry); err != nil {
 			return nil
@@ -166,7 +166,7 @@ func (f *follower) message(data []byte) error {
 		} `json:"params"`
 	}
 	if err := json.Unmarshal(data, &m); err != nil {
-		f.log.Warn("a message of the stream is not JSON", "error", err)
+		f.log.Warn("invalid stream message", "error", err)
 		return nil
 	}
 	if m.Error != nil {
@@ -185,7 +185,7 @@ func (f *follower) message(data []byte) error {
 			}
 		}
 		if string(m.Params.Meta[mcp.MetaTruncated]) == "true" {
-			f.log.Warn("the log does not reach back to where this left off; events are missing here")
+			f.log.Warn("events missing after resume")
 		}
 		if f.opened != nil {
 			f.opened()

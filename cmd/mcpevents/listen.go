@@ -141,7 +141,7 @@ func (c *ListenCmd) occurrences(ctx context.Context, client *mcpClient, p *print
 func (c *ListenCmd) follow(ctx context.Context, client *mcpClient, p *printer, log *slog.Logger) error {
 	f := &follower{
 		client: client, uris: c.URI, cursor: c.Cursor, log: log, event: p.print,
-		opened: func() { log.Info("the stream is open", "revision", c.Revision, "uris", c.URI) },
+		opened: func() { log.Info("stream open", "revision", c.Revision, "uris", c.URI) },
 	}
 	err := f.run(ctx)
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
@@ -180,9 +180,9 @@ func (c *ListenCmd) receive(ctx context.Context, g *Globals, client *mcpClient, 
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
 		if err := s.end(last); err != nil && !fault.Is(err, fault.NotFound) {
-			log.Warn("the subscription was not ended", "subscription", s.id(), "error", err)
+			log.Warn("subscription not ended", "subscription", s.id(), "error", err)
 		} else if s.id() != "" {
-			log.Info("the subscription is ended", "subscription", s.id())
+			log.Info("subscription ended", "subscription", s.id())
 		}
 		client.end(last)
 	}()
@@ -217,11 +217,11 @@ func (c *ListenCmd) keep(ctx context.Context, s hook, r *receiver, log *slog.Log
 			return nil
 		case err == nil:
 			failures = 0
-			log.Debug("the subscription is refreshed", "subscription", s.id())
+			log.Debug("subscription refreshed", "subscription", s.id())
 		case !again(err):
 			return err
 		default:
-			log.Warn("the subscription was not refreshed; trying again", "error", err)
+			log.Warn("subscription not refreshed", "error", err)
 			if err := pause(ctx, failures, 0); err != nil {
 				return nil
 			}

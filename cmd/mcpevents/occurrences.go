@@ -67,7 +67,7 @@ func (o *occurrences) run(ctx context.Context, mode string) error {
 		case err != nil && !again(err):
 			return err
 		case err != nil:
-			o.log.Warn("trying again", "mode", mode, "error", err)
+			o.log.Warn("request failed, retrying", "mode", mode, "error", err)
 			err = pause(ctx, failures, 0)
 			failures++
 		default:
@@ -133,7 +133,7 @@ func (o *occurrences) poll(ctx context.Context) (time.Duration, error) {
 
 func (o *occurrences) opened(mode string, truncated bool) {
 	if truncated {
-		o.log.Warn("the log does not reach back to where this left off; events are missing here")
+		o.log.Warn("events missing after resume")
 	}
 	if !o.begun || mode == modePush {
 		o.log.Info("following", "mode", mode, "name", o.name)
@@ -187,7 +187,7 @@ func (o *occurrences) message(data []byte) error {
 		Error  *rpcError  `json:"error"`
 	}
 	if err := json.Unmarshal(data, &m); err != nil {
-		o.log.Warn("a message of the stream is not what it should be", "error", err)
+		o.log.Warn("invalid stream message", "error", err)
 		return nil
 	}
 	if m.Error != nil {
@@ -202,7 +202,7 @@ func (o *occurrences) message(data []byte) error {
 		}
 	case mcp.NoteEventsError:
 		if m.Params.Error != nil {
-			o.log.Warn("the server has difficulties, and goes on", "error", m.Params.Error.fault(http.StatusOK))
+			o.log.Warn("server reported an error", "error", m.Params.Error.fault(http.StatusOK))
 		}
 	case mcp.NoteEventsTerminated:
 		if m.Params.Error == nil {

@@ -62,7 +62,7 @@ func startReceiver(addr, via string, take func(received) error, log *slog.Logger
 			s := &statusWriter{ResponseWriter: w, status: http.StatusOK}
 			verifying.ServeHTTP(s, req)
 			if s.status >= 400 {
-				log.Warn("a request was refused", "status", s.status, "id", req.Header.Get(webhook.HeaderID), "from", req.RemoteAddr)
+				log.Warn("request refused", "status", s.status, "id", req.Header.Get(webhook.HeaderID), "from", req.RemoteAddr)
 			}
 		}),
 	}
@@ -160,7 +160,7 @@ func (r *receiver) deliver(w webhook.Received, verified bool) error {
 		Data      json.RawMessage `json:"data"`
 	}
 	if err := json.Unmarshal(w.Body, &body); err != nil {
-		r.log.Warn("a webhook is not JSON", "id", w.ID)
+		r.log.Warn("webhook is not JSON", "id", w.ID)
 		out.Data = quoted(string(w.Body))
 		return r.take(out)
 	}

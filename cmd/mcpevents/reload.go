@@ -45,14 +45,14 @@ func (c *ServeCmd) follow(ctx context.Context, e *Embedded, log *slog.Logger) er
 				return
 			case <-changed:
 			case <-hangup:
-				log.Info("SIGHUP: reading the files again")
+				log.Info("SIGHUP received")
 			}
 			s, err := c.settings()
 			if err == nil {
 				err = e.Reload(ctx, s)
 			}
 			if err != nil && ctx.Err() == nil {
-				log.Error("changed files were not taken; what was in use stays in use", "error", err)
+				log.Error("reload failed", "error", err)
 			}
 		}
 	}()
@@ -93,7 +93,7 @@ func watchFiles(ctx context.Context, paths []string, log *slog.Logger) (<-chan s
 					timer.Reset(settle)
 				}
 			case err := <-watcher.Errors:
-				log.Warn("watching the files failed; SIGHUP still reads them", "error", err)
+				log.Warn("file watch failed", "error", err)
 			case <-timer.C:
 				select {
 				case changed <- struct{}{}:
@@ -151,7 +151,7 @@ func (e *Embedded) replace(workspace string, static *catalog.Static, next *catal
 	if before.Fingerprint() == next.Fingerprint() {
 		return
 	}
-	e.log.Info("a changed catalog is in use", "workspace", workspace, "event_types", len(next.Entries()))
+	e.log.Info("catalog reloaded", "workspace", workspace, "event_types", len(next.Entries()))
 	for _, c := range catalog.Diff(before, next) {
 		level := slog.LevelInfo
 		if c.Breaking {
