@@ -63,7 +63,7 @@ func (o *Follower) Run(ctx context.Context, mode string) error {
 		case err != nil && !Again(err):
 			return err
 		case err != nil:
-			o.Log.Warn("trying again", "mode", mode, "error", err)
+			o.Log.Warn("request failed, retrying", "mode", mode, "error", err)
 			err = Pause(ctx, failures, 0)
 			failures++
 		default:
@@ -129,7 +129,7 @@ func (o *Follower) poll(ctx context.Context) (time.Duration, error) {
 
 func (o *Follower) opened(mode string, truncated bool) {
 	if truncated {
-		o.Log.Warn("the log does not reach back to where this left off; events are missing here")
+		o.Log.Warn("events missing after resume")
 	}
 	if !o.begun || mode == mcpspec.ModePush {
 		o.Log.Info("following", "mode", mode, "name", o.Name)
@@ -186,7 +186,7 @@ func (o *Follower) message(data []byte) error {
 		Error  *rpcError  `json:"error"`
 	}
 	if err := json.Unmarshal(data, &m); err != nil {
-		o.Log.Warn("a message of the stream is not what it should be", "error", err)
+		o.Log.Warn("invalid stream message", "error", err)
 		return nil
 	}
 	if m.Error != nil {
@@ -201,7 +201,7 @@ func (o *Follower) message(data []byte) error {
 		}
 	case mcpspec.NoteEventsError:
 		if m.Params.Error != nil {
-			o.Log.Warn("the server has difficulties, and goes on", "error", m.Params.Error.fault(http.StatusOK))
+			o.Log.Warn("server reported an error", "error", m.Params.Error.fault(http.StatusOK))
 		}
 	case mcpspec.NoteEventsTerminated:
 		if m.Params.Error == nil {

@@ -64,7 +64,7 @@ func NewReceiver(addr, via string, take func(Event) error, log *slog.Logger) (*R
 			s := &statusWriter{ResponseWriter: w, status: http.StatusOK}
 			verifying.ServeHTTP(s, req)
 			if s.status >= 400 {
-				log.Warn("a request was refused", "status", s.status, "id", req.Header.Get(webhook.HeaderID), "from", req.RemoteAddr)
+				log.Warn("request refused", "status", s.status, "id", req.Header.Get(webhook.HeaderID), "from", req.RemoteAddr)
 			}
 		}),
 	}
@@ -163,7 +163,7 @@ func (r *Receiver) deliver(w webhook.Received, verified bool) error {
 		Data      json.RawMessage `json:"data"`
 	}
 	if err := json.Unmarshal(w.Body, &body); err != nil {
-		r.log.Warn("a webhook is not JSON", "id", w.ID)
+		r.log.Warn("webhook is not JSON", "id", w.ID)
 		out.Data, _ = json.Marshal(string(w.Body)) // a text
 		return r.take(out)
 	}

@@ -44,12 +44,12 @@ func (f *Stream) Run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, errSessionGone):
-			f.Log.Warn("the session has ended; beginning a new one, from now on")
+			f.Log.Warn("session ended, starting a new one")
 			f.Client.session, f.last = "", ""
 		case err != nil && !Again(err):
 			return err
 		case err != nil:
-			f.Log.Warn("the stream broke off; connecting again", "error", err)
+			f.Log.Warn("stream interrupted, reconnecting", "error", err)
 		}
 		if err := Pause(ctx, failures, f.retry); err != nil {
 			return nil
@@ -167,7 +167,7 @@ func (f *Stream) message(data []byte) error {
 		} `json:"params"`
 	}
 	if err := json.Unmarshal(data, &m); err != nil {
-		f.Log.Warn("a message of the stream is not JSON", "error", err)
+		f.Log.Warn("invalid stream message", "error", err)
 		return nil
 	}
 	if m.Error != nil {
@@ -186,7 +186,7 @@ func (f *Stream) message(data []byte) error {
 			}
 		}
 		if string(m.Params.Meta[mcp.MetaTruncated]) == "true" {
-			f.Log.Warn("the log does not reach back to where this left off; events are missing here")
+			f.Log.Warn("events missing after resume")
 		}
 		if f.Opened != nil {
 			f.Opened()

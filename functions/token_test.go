@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/functions/internal/handover"
+	"github.com/mcp-events/mcpevents/functions/internal/forward"
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
@@ -63,11 +63,11 @@ func TestTokens(t *testing.T) {
 		if url := stack.FunctionURL(id); url != "" {
 			t.Errorf("%s can be reached at %s", id, url)
 		}
-		forward := httptest.NewServer(handover.Handler{Log: slog.New(slog.DiscardHandler), Invoke: func(ctx context.Context, payload []byte) ([]byte, error) {
+		forwarder := httptest.NewServer(forward.Handler{Log: slog.New(slog.DiscardHandler), Invoke: func(ctx context.Context, payload []byte) ([]byte, error) {
 			return stack.Invoke(ctx, id, payload)
 		}})
-		t.Cleanup(forward.Close)
-		urls[name] = forward.URL + "/mcp"
+		t.Cleanup(forwarder.Close)
+		urls[name] = forwarder.URL + "/mcp"
 	}
 	methods := map[string]string{
 		"stream": "resources/list", "register": "resources/subscriptions/register", "deregister": "resources/subscriptions/deregister",

@@ -48,7 +48,7 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 			s.replace(workspace, static, own)
 		}
 	}
-	_, err = s.ender.Audit(ctx)
+	_, err = s.terminator.Audit(ctx)
 	return errors.Join(s.announcer.Changed(ctx), err)
 }
 
@@ -58,7 +58,7 @@ func (s *Server) replace(workspace string, static *catalog.Static, next *catalog
 	if before.Fingerprint() == next.Fingerprint() {
 		return
 	}
-	s.core.Log.Info("a changed catalog is in use", "workspace", workspace, "event_types", len(next.Entries()))
+	s.core.Log.Info("catalog reloaded", "workspace", workspace, "event_types", len(next.Entries()))
 	for _, c := range catalog.Diff(before, next) {
 		level := slog.LevelInfo
 		if c.Breaking {

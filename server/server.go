@@ -104,7 +104,7 @@ type Server struct {
 	rest         *catalog.Static
 	own          map[string]*catalog.Static
 	announcer    *announcer
-	ender        *delivery.Ender
+	terminator   *delivery.Terminator
 	config       *config.Replaceable
 	conversation *conversation.Service
 
@@ -274,11 +274,11 @@ func (s *Server) build(ctx context.Context, o Options, keys secrets, cursors *ev
 	gate := &delivery.Gate{}
 	subs := webhooks.Register(&s.core, sender, sealer, cursors)
 	subs.SaveEvery, subs.Ended, subs.Started = savePositions, gate.Ended, gate.Started
-	s.ender = webhooks.Ender(&s.core, subs)
+	s.terminator = webhooks.Terminator(&s.core, subs)
 	options := webhooks.Deliveries(s.core.Limits)
-	options.Concurrency, options.Patience, options.Aside, options.Bytes = attempts, attemptPatience, 4*attempts, attemptBytes
+	options.Concurrency, options.Patience, options.Detached, options.Bytes = attempts, attemptPatience, 4*attempts, attemptBytes
 	options.LogDeliveries = true
-	s.dispatcher = webhooks.Dispatch(&s.core, subs, s.ender, sender, opener, gate, options)
+	s.dispatcher = webhooks.Dispatch(&s.core, subs, s.terminator, sender, opener, gate, options)
 	retry := webhooks.Retry(&s.core, subs)
 	retry.SaveEvery = savePositions
 	publisher, publishing, inbox := s.core.Publish()

@@ -143,7 +143,7 @@ func (c *ListenCmd) occurrences(ctx context.Context, caller *client.Client, p *p
 func (c *ListenCmd) follow(ctx context.Context, caller *client.Client, p *printer, log *slog.Logger) error {
 	f := &client.Stream{
 		Client: caller, URIs: c.URI, Cursor: c.Cursor, Log: log, Event: p.print,
-		Opened: func() { log.Info("the stream is open", "revision", c.Revision, "uris", c.URI) },
+		Opened: func() { log.Info("stream open", "revision", c.Revision, "uris", c.URI) },
 	}
 	err := f.Run(ctx)
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
@@ -185,9 +185,9 @@ func (c *ListenCmd) receive(ctx context.Context, g *Globals, caller *client.Clie
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
 		if err := s.End(last); err != nil && !fault.Is(err, fault.NotFound) {
-			log.Warn("the subscription was not ended", "subscription", s.ID(), "error", err)
+			log.Warn("subscription not ended", "subscription", s.ID(), "error", err)
 		} else if s.ID() != "" {
-			log.Info("the subscription is ended", "subscription", s.ID())
+			log.Info("subscription ended", "subscription", s.ID())
 		}
 		caller.End(last)
 	}()
@@ -222,11 +222,11 @@ func (c *ListenCmd) keep(ctx context.Context, s client.Webhook, r *client.Receiv
 			return nil
 		case err == nil:
 			failures = 0
-			log.Debug("the subscription is refreshed", "subscription", s.ID())
+			log.Debug("subscription refreshed", "subscription", s.ID())
 		case !client.Again(err):
 			return err
 		default:
-			log.Warn("the subscription was not refreshed; trying again", "error", err)
+			log.Warn("subscription not refreshed", "error", err)
 			if err := client.Pause(ctx, failures, 0); err != nil {
 				return nil
 			}

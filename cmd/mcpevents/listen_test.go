@@ -258,7 +258,7 @@ func TestListenRefreshesInTime(t *testing.T) {
 	e := serve(t, func(s *server.Options) { s.Limits.MinTTL = time.Second })
 	l := start(t, "listen", "--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--ttl", "1500ms",
 		"--log-level", "debug", "--log-format", "text", "--count", "1", "--for", "25s")
-	l.err.await(t, "the subscription is refreshed", 3)
+	l.err.await(t, "subscription refreshed", 3)
 	publishOne(t, e.URL, buildURI, "late", build)
 	if code := l.wait(); code != exitDone {
 		t.Fatalf("exit code %d: %s", code, l.err)
@@ -313,7 +313,7 @@ func TestListenReadsStreams(t *testing.T) {
 			e := serve(t, nil)
 			l := start(t, "listen", "--server", e.URL, "--stream", "--revision", revision,
 				"--uri", "event://github/acme", "--uri", buildURI, "--count", "2", "--for", "20s", "--log-format", "text")
-			l.err.await(t, "the stream is open", 1)
+			l.err.await(t, "stream open", 1)
 			publishOne(t, e.URL, buildURI, "one", build)
 			publishOne(t, e.URL, "event://github/acme/site/pull_request", "two", pull)
 			if code := l.wait(); code != exitDone {
@@ -343,13 +343,13 @@ func TestListenGoesOnAfterADisconnect(t *testing.T) {
 			e := serve(t, again)
 			l := start(t, "listen", "--server", e.URL, "--stream", "--revision", revision, "--uri", buildURI,
 				"--count", "3", "--for", "25s", "--log-format", "text")
-			l.err.await(t, "the stream is open", 1)
+			l.err.await(t, "stream open", 1)
 			publishOne(t, e.URL, buildURI, "before", build)
 			l.out.await(t, "before", 1)
 			end(t, e)
 			e = serve(t, again)
 			publishOne(t, e.URL, buildURI, "between", build)
-			l.err.await(t, "the stream is open", 2)
+			l.err.await(t, "stream open", 2)
 			publishOne(t, e.URL, buildURI, "after", build)
 			if code := l.wait(); code != exitDone {
 				t.Fatalf("exit code %d: %s%s", code, l.err, l.out)

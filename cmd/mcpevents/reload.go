@@ -43,14 +43,14 @@ func (c *ServeCmd) follow(ctx context.Context, e *server.Server, log *slog.Logge
 				return
 			case <-changed:
 			case <-hangup:
-				log.Info("SIGHUP: reading the files again")
+				log.Info("SIGHUP received")
 			}
 			s, err := c.settings()
 			if err == nil {
 				err = e.Reload(ctx, s)
 			}
 			if err != nil && ctx.Err() == nil {
-				log.Error("changed files were not taken; what was in use stays in use", "error", err)
+				log.Error("reload failed", "error", err)
 			}
 		}
 	}()
@@ -91,7 +91,7 @@ func watchFiles(ctx context.Context, paths []string, log *slog.Logger) (<-chan s
 					timer.Reset(settle)
 				}
 			case err := <-watcher.Errors:
-				log.Warn("watching the files failed; SIGHUP still reads them", "error", err)
+				log.Warn("file watch failed", "error", err)
 			case <-timer.C:
 				select {
 				case changed <- struct{}{}:

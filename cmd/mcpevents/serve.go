@@ -53,11 +53,11 @@ func (c *ServeCmd) Run(g *Globals) error {
 	}
 	started.Store(e)
 	if err := c.follow(ctx, e, s.Log); err != nil {
-		s.Log.Warn("changes of the files are not followed", "error", err)
+		s.Log.Warn("file watch failed", "error", err)
 	}
 	s.Log.Info("serving", "mcp", e.URL+"/mcp", "events", e.URL+"/events", "data", s.Data, "auth", string(s.Auth))
 	if s.Limits.AllowInsecureTargets {
-		s.Log.Warn("webhooks may go to http and private addresses; this is for development only")
+		s.Log.Warn("insecure webhook targets allowed")
 	}
 	select {
 	case <-ctx.Done():

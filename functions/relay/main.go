@@ -30,7 +30,7 @@ func main() {
 	p := boot.StartWith(0)
 	backends, err := p.Gateway(nil)
 	if err != nil {
-		p.Log.Error("the function cannot start", "error", err)
+		p.Log.Error("function start failed", "error", err)
 		os.Exit(1)
 	}
 	ending, end := context.WithCancel(context.Background())

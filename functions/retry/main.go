@@ -23,7 +23,7 @@ func main() {
 	jobs := []periodic.Job{
 		{Name: "due retries", Run: webhooks.Retry(&p.Core, subscriptions).Run},
 		{Name: "expiry", Run: subscriptions.Sweep},
-		{Name: "audit", Run: webhooks.Ender(&p.Core, subscriptions).Audit},
+		{Name: "audit", Run: webhooks.Terminator(&p.Core, subscriptions).Audit},
 		{Name: "announcements", Run: func(ctx context.Context) (int, error) {
 			_, err := versioned.Announce(ctx, p.DB, time.Now(), stream.AnnounceStored(p.EventLog))
 			return 0, err

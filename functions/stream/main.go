@@ -13,7 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/functions/internal/cursors"
-	"github.com/mcp-events/mcpevents/functions/internal/handover"
+	"github.com/mcp-events/mcpevents/functions/internal/forward"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/gateway"
@@ -23,8 +23,8 @@ import (
 
 func main() {
 	p := boot.Start()
-	register := handover.Handler{Invoke: handover.Lambda(p.AWS, p.Variable(boot.EnvRegister)), Log: p.Log}
-	deregister := handover.Handler{Invoke: handover.Lambda(p.AWS, p.Variable(boot.EnvDeregister)), Log: p.Log}
+	register := forward.Handler{Invoke: forward.Lambda(p.AWS, p.Variable(boot.EnvRegister)), Log: p.Log}
+	deregister := forward.Handler{Invoke: forward.Lambda(p.AWS, p.Variable(boot.EnvDeregister)), Log: p.Log}
 	key := boot.NewLazy(func(ctx context.Context) ([]byte, error) { return cursors.Key(ctx, p.DB) })
 	gateways := boot.NewLazy(func(ctx context.Context) (*gateway.Gateway, error) {
 		key, err := key.Get(ctx)

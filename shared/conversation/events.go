@@ -78,7 +78,7 @@ func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
 		err = checkEntry(cat, m.Kind)
 	}
 	if err != nil {
-		s.options.Log.ErrorContext(ctx, "a message of a conversation was not published", "error", err)
+		s.options.Log.ErrorContext(ctx, "conversation message not published", "error", err)
 		return failure{Refused}
 	}
 	data := jsonrpc.AppendString([]byte(`{"messageId":`), m.ID)

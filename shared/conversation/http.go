@@ -62,7 +62,7 @@ func (s *Service) askURL(v config.Provider) asker {
 	return func(ctx context.Context, _ Caller, m *Message, principal string) (json.RawMessage, error) {
 		header, err := s.headers(ctx, v)
 		if err != nil {
-			s.options.Log.ErrorContext(ctx, "a provider's header is missing", "error", err)
+			s.options.Log.ErrorContext(ctx, "provider header missing", "error", err)
 			return nil, failure{Internal}
 		}
 		return post(ctx, s.options.HTTP, v.URL, header, m, principal)

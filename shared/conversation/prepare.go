@@ -33,7 +33,7 @@ func (s *Service) prepare(c Caller, backend string) {
 		ctx, cancel := context.WithTimeout(s.ending, prepareTime)
 		defer cancel()
 		if err := s.options.Backends.Prepare(ctx, c.Client, backend); err != nil {
-			s.options.Log.WarnContext(ctx, "a provider does not get ready", "workspace", this.workspace, "provider", backend, "error", err)
+			s.options.Log.WarnContext(ctx, "provider not ready", "workspace", this.workspace, "provider", backend, "error", err)
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -102,7 +102,7 @@ func (s *Service) newBreaker(p *provider) *breaker {
 			return f.reason == Abandoned
 		},
 		OnStateChange: func(_ string, from, to gobreaker.State) {
-			s.options.Log.Info("a provider of context rests or is tried again",
+			s.options.Log.Info("provider state changed",
 				"provider", p.name, "workspace", p.workspace, "from", from.String(), "to", to.String())
 		},
 	})

@@ -113,7 +113,7 @@ func New(o Options) (*Service, error) {
 	}
 	s := &Service{
 		options: o, consents: consents{o.DB, metric.NewUndecodable(o.Log)}, preparing: map[preparation]bool{},
-		missing: metric.Tally{Name: MetricMissing, Text: "contexts of a provider are missing", Log: o.Log},
+		missing: metric.Tally{Name: MetricMissing, Text: "provider context missing", Log: o.Log},
 	}
 	s.ending, s.end = context.WithCancel(context.Background())
 	var err error

@@ -196,18 +196,18 @@ func TestWHK16AnInternalOutcomeUsesNoAttempt(t *testing.T) {
 	r := newRig(t)
 	sub := r.registerAt(1)[0]
 	recorded := func() int {
-		items, err := r.db.Get(t.Context(), chainKey("default", sub.ID, r.keyOf("evt_1")))
+		items, err := r.db.Get(t.Context(), deliveryKey("default", sub.ID, r.keyOf("evt_1")))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if items[0] == nil {
 			return 0
 		}
-		c, err := decodeChain(items[0])
+		del, err := decodeDelivery(items[0])
 		if err != nil {
 			t.Fatal(err)
 		}
-		return len(c.Attempts)
+		return len(del.Attempts)
 	}
 	// Fast lane: posts 1 to 3 fail on our side. Post 4 fails. Slow lane: 5 to 7 on our side, 8 succeeds.
 	wants := []int{0, 0, 0, 0, 1, 1, 1, 1}
@@ -254,8 +254,8 @@ func TestWHK16AnInternalOutcomeUsesNoAttempt(t *testing.T) {
 	if len(r.posts) != len(wants) {
 		t.Errorf("%d posts, want %d", len(r.posts), len(wants))
 	}
-	if st := r.chainState(sub.ID, "evt_1"); st != "none" {
-		t.Errorf("a chain is left %s", st)
+	if st := r.deliveryState(sub.ID, "evt_1"); st != "none" {
+		t.Errorf("a delivery is left %s", st)
 	}
 }
 

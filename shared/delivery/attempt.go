@@ -20,7 +20,7 @@ func (d *Dispatcher) attempt(ctx context.Context, workspace string, sub *subscri
 	}, func(r *webhook.Request) error { return d.fill(ctx, r, workspace, sub, e) })
 }
 
-// attempted is what an attempt is of, for whoever looks on.
+// attempted describes an attempt for logs and metrics.
 type attempted struct {
 	workspace, subscription, target, event, name string
 
@@ -28,7 +28,7 @@ type attempted struct {
 	n         int
 }
 
-// send makes one POST of a request that fill completes. What fails on our side has the
+// send makes one POST of a request that fill completes. An internal failure has the
 // category [webhook.Internal].
 func (d *Dispatcher) send(ctx context.Context, a attempted, fill func(*webhook.Request) error) (out webhook.Outcome) {
 	defer func() {
@@ -41,7 +41,7 @@ func (d *Dispatcher) send(ctx context.Context, a attempted, fill func(*webhook.R
 		return webhook.Outcome{Category: webhook.Internal, Err: err}
 	}
 	out = d.Poster.Send(ctx, r)
-	if ours(out) {
+	if internal(out) {
 		return out
 	}
 	lag := d.now().Sub(a.published)
@@ -53,7 +53,7 @@ func (d *Dispatcher) send(ctx context.Context, a attempted, fill func(*webhook.R
 		if out.Category != "" {
 			level = slog.LevelWarn
 		}
-		d.log().LogAttrs(ctx, level, "delivery",
+		d.log().LogAttrs(ctx, level, "delivery attempt",
 			slog.String("workspace", a.workspace), slog.String("subscription", a.subscription), slog.String("event", a.event),
 			slog.String("name", a.name), slog.String("origin", origin(a.target)), slog.Int("attempt", a.n), slog.Int("status", out.Status),
 			slog.String("category", string(out.Category)), slog.Float64("took_ms", milliseconds(out.Took)), slog.Float64("lag_ms", milliseconds(lag)))

@@ -10,22 +10,22 @@ import (
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-// A subscription to an event type of which nothing is published any more would wait
-// for its end for ever: dispatch never comes by. So, once a minute, the catalog of
-// every workspace with subscriptions is compared with the one that was last looked at, and
-// where an event type is gone or has other terms, all its subscriptions are looked at.
+// A delivery finds out when a subscription may not go on. Without events there is no delivery,
+// so once a minute an audit compares the catalog of every workspace that has subscriptions with
+// the one that was audited last, and checks all subscriptions to event types that are gone or
+// have other terms.
 //
-// A change is looked at twice, some time apart: others may go by the old catalog for
-// [versioned.MaxAge], and subscribe somebody to what is gone.
+// A change is audited twice, some time apart: other processes may use the old catalog for
+// [versioned.MaxAge], and accept subscriptions to an event type that is gone.
 
 // settleAfter is how long a catalog must have been seen before it is the one to compare
 // with.
 const settleAfter = 20 * time.Second
 
-// Audit ends the subscriptions that changes of catalogs have left without what they
-// stand on, and reports how many. One that is cut off goes on where it stood, and a
-// workspace that fails keeps no other from its turn.
-func (e *Ender) Audit(ctx context.Context) (ended int, err error) {
+// Audit terminates the subscriptions that may not go on after a change of the catalog, and
+// reports how many. An audit that is interrupted goes on where it stopped, and a workspace
+// that fails does not stop the others.
+func (e *Terminator) Audit(ctx context.Context) (ended int, err error) {
 	e.auditing.Lock()
 	defer e.auditing.Unlock()
 	workspaces, err := e.Subscriptions.Workspaces(ctx)
@@ -42,20 +42,20 @@ func (e *Ender) Audit(ctx context.Context) (ended int, err error) {
 		if ctx.Err() != nil {
 			return ended, ctx.Err()
 		}
-		errs = append(errs, fault.Wrap(fault.Unavailable, err, "look at the subscriptions of workspace %s", workspace))
+		errs = append(errs, fault.Wrap(fault.Unavailable, err, "audit the subscriptions of workspace %s", workspace))
 	}
 	return ended, errors.Join(errs...)
 }
 
-func (e *Ender) auditOne(ctx context.Context, workspace string) (ended int, err error) {
+func (e *Terminator) auditOne(ctx context.Context, workspace string) (ended int, err error) {
 	cat, err := e.Review.Catalog.Catalog(ctx, workspace)
 	if fault.Is(err, fault.NotFound) {
-		return 0, nil // it can neither publish nor deliver
+		return 0, nil // a workspace without a catalog neither publishes nor delivers
 	}
 	if err != nil || e.audited[workspace] == cat.Fingerprint() {
 		return 0, err
 	}
-	last, err := e.Subscriptions.Looked(ctx, workspace)
+	last, err := e.Subscriptions.AuditState(ctx, workspace)
 	if err != nil {
 		return 0, err
 	}
@@ -69,10 +69,10 @@ func (e *Ender) auditOne(ctx context.Context, workspace string) (ended int, err 
 	case now.Unix()-last.Since < int64(settleAfter/time.Second):
 		return 0, nil
 	default:
-		next = subscription.Looked{Settled: cat.Fingerprint(), Terms: cat.Terms()}
+		next = subscription.AuditState{Settled: cat.Fingerprint(), Terms: cat.Terms()}
 	}
-	// Where an audit was cut off counts only for one of the same step.
-	at := subscription.Place{Step: next.Settled + next.Seen}
+	// The position of an interrupted audit counts only for the same step.
+	at := subscription.AuditPosition{Step: next.Settled + next.Seen}
 	if last.At.Step == at.Step {
 		at = last.At
 	}
@@ -88,8 +88,8 @@ func (e *Ender) auditOne(ctx context.Context, workspace string) (ended int, err 
 			return ended, err
 		}
 	}
-	next.At = subscription.Place{}
-	return ended, e.Subscriptions.SetLooked(ctx, workspace, next)
+	next.At = subscription.AuditPosition{}
+	return ended, e.Subscriptions.SetAuditState(ctx, workspace, next)
 }
 
 // concerned lists the scopes whose subscriptions may have lost something, in order.
@@ -106,9 +106,9 @@ func concerned(before, after map[string]string) (scopes []string) {
 	return scopes
 }
 
-// auditScope looks at the subscriptions of a scope from a place on, and notes after each
-// page how far it came.
-func (e *Ender) auditScope(ctx context.Context, workspace string, last subscription.Looked, at *subscription.Place) (ended int, err error) {
+// auditScope checks the subscriptions of a scope from a position on, and saves the position
+// after each page.
+func (e *Terminator) auditScope(ctx context.Context, workspace string, last subscription.AuditState, at *subscription.AuditPosition) (ended int, err error) {
 	var errs []error
 	for {
 		subs, next, err := e.Subscriptions.Listed(ctx, workspace, at.Scope, at.After)
@@ -116,13 +116,13 @@ func (e *Ender) auditScope(ctx context.Context, workspace string, last subscript
 			return ended, err
 		}
 		for _, s := range subs {
-			over, err := e.End(ctx, workspace, s.Principal, s.ID)
+			terminated, err := e.Terminate(ctx, workspace, s.Principal, s.ID)
 			switch {
 			case errors.Is(err, subscription.ErrUndecodable):
 				e.log().ErrorContext(ctx, "subscription not audited", "workspace", workspace, "subscription", s.ID, "error", err)
 			case err != nil:
 				errs = append(errs, err)
-			case over:
+			case terminated:
 				ended++
 			}
 			if ctx.Err() != nil {
@@ -134,7 +134,7 @@ func (e *Ender) auditScope(ctx context.Context, workspace string, last subscript
 		}
 		at.After = next
 		last.At = *at
-		if err := e.Subscriptions.SetLooked(ctx, workspace, last); err != nil {
+		if err := e.Subscriptions.SetAuditState(ctx, workspace, last); err != nil {
 			return ended, err
 		}
 	}

@@ -16,13 +16,13 @@ type counting struct {
 	tired      func()
 }
 
-func (c *counting) End(ctx context.Context, workspace, principal, id string,
+func (c *counting) Terminate(ctx context.Context, workspace, principal, id string,
 	judge func(*subscription.Subscription) error, also func(*subscription.Subscription, error) []store.Op,
 ) (*subscription.Subscription, error) {
 	if c.ends++; c.ends == c.most {
 		c.tired()
 	}
-	return c.Service.End(ctx, workspace, principal, id, judge, also)
+	return c.Service.Terminate(ctx, workspace, principal, id, judge, also)
 }
 
 // TestAnAuditThatIsCutOffGoesOn: AWS-16. An audit has its own position.
@@ -43,7 +43,7 @@ func TestAnAuditThatIsCutOffGoesOn(t *testing.T) {
 	for done := false; !done; rounds++ {
 		ctx, cancel := context.WithCancel(t.Context())
 		services := &counting{Service: r.services, most: 250, tired: cancel}
-		e := r.ender(mortal{r.db, r}, r.services)
+		e := r.terminator(mortal{r.db, r}, r.services)
 		e.Subscriptions = services
 		_, err := e.Audit(ctx)
 		cancel()
@@ -78,7 +78,7 @@ func TestAnUndecodableRecordDoesNotStopTheAudit(t *testing.T) {
 			t.Errorf("AWS-16: %s is still served", id)
 		}
 	}
-	e := r.ender(mortal{r.db, r}, r.services)
+	e := r.terminator(mortal{r.db, r}, r.services)
 	if ended, err := e.Audit(t.Context()); err != nil || ended != 0 {
 		t.Errorf("the audit does not settle: %d ended, %v", ended, err)
 	}

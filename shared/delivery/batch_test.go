@@ -28,7 +28,7 @@ func (r *rig) originsOfDead(want ...queue.Name) {
 }
 
 func TestBatches(t *testing.T) {
-	t.Run("WHK-19 events that cannot be read are put aside, the others of the batch go on", func(t *testing.T) {
+	t.Run("WHK-19 events that cannot be read are dead-lettered, the others of the batch go on", func(t *testing.T) {
 		r := newRig(t)
 		r.register("event://ci/build-finished")
 		r.publish("evt_1")

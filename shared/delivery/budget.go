@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// budgets bound the memory of the bodies under way: of each attempt its event and its
-// webhook. Half is for first attempts, a quarter for further ones to endpoints in good
-// health, and a quarter for those to endpoints that hang, which hold it for long. So large
+// budgets bound the memory of the bodies in flight: for each attempt its event and its
+// webhook. Half is for first attempts, a quarter for further ones to healthy endpoints, and a
+// quarter for those to endpoints that hang, which keep it for long. So large
 // bodies for a slow endpoint take nothing from the others.
 type budgets struct {
 	pages, singles, hanging *semaphore.Weighted
@@ -25,7 +25,7 @@ func newBudgets(total int64) budgets {
 	return budgets{semaphore.NewWeighted(most[0]), semaphore.NewWeighted(most[1]), semaphore.NewWeighted(most[2]), most}
 }
 
-// share is what an attempt holds of a budget.
+// share is an attempt's part of a budget.
 type share struct {
 	mu     sync.Mutex
 	of     *semaphore.Weighted
@@ -46,7 +46,7 @@ func (b *budgets) fast(n int) *share {
 	return &share{of: b.pages, weight: weight}
 }
 
-// hang moves what a first attempt holds to the budget of those that hang, if it fits there.
+// hang moves the share of a first attempt to the budget of those that hang, if it fits there.
 func (b *budgets) hang(s *share) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,7 +59,7 @@ func (b *budgets) hang(s *share) bool {
 	return true
 }
 
-// slow gets room for a further attempt, or reports that there is none now.
+// slow takes a share for a further attempt, or reports that none is left.
 func (b *budgets) slow(n int, hangs bool) (held *share, ok bool) {
 	of, most := b.singles, b.most[1]
 	if hangs {

@@ -10,19 +10,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
-// control is, in a chain, a message about a subscription in place of an event (SEP-3415,
-// Non-event webhook bodies). The subscription may be gone, so it holds where it goes.
+// control is the message of a delivery that carries no event but says something about its
+// subscription (SEP-3415, Non-event webhook bodies). It holds the target, because the
+// subscription may be gone.
 type control struct {
 	Body   json.RawMessage     `json:"b"`
 	Target subscription.Target `json:"t"`
 }
 
-// tell makes one attempt to send the message of a chain. It is retried as an event is,
-// and leaves no trace in the end: there is nobody left to ask for it.
-func (d *Dispatcher) tell(ctx context.Context, c *chain, had int64, was store.Key, at poster) ([]store.Op, error) {
-	forget := []store.Op{store.Delete(chainKey(c.Workspace, c.Subscription, c.key())), store.Delete(was)}
-	// Who has subscribed again would take the old end for that of the new subscription.
-	again, err := d.Subscriptions.Lookup(ctx, c.Workspace, c.Principal, c.Subscription)
+// sendNotice makes one attempt to send the message of a delivery. It is retried as an event
+// is, and leaves no dead letter: no owner is left who could ask for it.
+func (d *Dispatcher) sendNotice(ctx context.Context, del *delivery, had int64, was store.Key, at poster) ([]store.Op, error) {
+	forget := []store.Op{store.Delete(deliveryKey(del.Workspace, del.Subscription, del.key())), store.Delete(was)}
+	// A client that has subscribed again would take the notice for the new subscription's.
+	again, err := d.Subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
 	if err != nil {
 		return nil, err
 	}
@@ -30,29 +31,29 @@ func (d *Dispatcher) tell(ctx context.Context, c *chain, had int64, was store.Ke
 		return forget, nil
 	}
 	now := d.now()
-	out, err := at(c.Control.Target.URL, len(c.Control.Body), func() webhook.Outcome {
+	out, err := at(del.Control.Target.URL, len(del.Control.Body), func() webhook.Outcome {
 		return d.send(ctx, attempted{
-			workspace: c.Workspace, subscription: c.Subscription, target: c.Control.Target.URL,
-			event: c.Event, name: c.Name, published: c.First, n: len(c.Attempts) + 1,
+			workspace: del.Workspace, subscription: del.Subscription, target: del.Control.Target.URL,
+			event: del.Event, name: del.Name, published: del.First, n: len(del.Attempts) + 1,
 		}, func(r *webhook.Request) error {
-			r.Timeout, r.Body = d.Options.EventsTimeout, c.Control.Body
-			return d.sign(ctx, r, c.Workspace, c.Subscription, c.Control.Target)
+			r.Timeout, r.Body = d.Options.EventsTimeout, del.Control.Body
+			return d.sign(ctx, r, del.Workspace, del.Subscription, del.Control.Target)
 		})
 	})
 	switch {
 	case err != nil:
 		return nil, err
-	case ours(out):
-		return nil, errOurs(out)
+	case internal(out):
+		return nil, internalError(out)
 	case out.Category == "":
 		return forget, nil
 	}
-	c.Attempts = append(c.Attempts, attempt{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()})
-	wait, more := d.schedule(c.Origin).Next(len(c.Attempts), out.RetryAfter)
+	del.Attempts = append(del.Attempts, attempt{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()})
+	wait, more := d.schedule(del.Origin).Next(len(del.Attempts), out.RetryAfter)
 	if !more || out.Status == http.StatusGone || out.Status == http.StatusRequestEntityTooLarge {
-		d.log().WarnContext(ctx, "an endpoint could not be told of the end of its subscription", "subscription", c.Subscription, "category", out.Category)
+		d.log().WarnContext(ctx, "termination notice undeliverable", "subscription", del.Subscription, "category", out.Category)
 		return forget, nil
 	}
-	_, err = d.writeNext(ctx, c, had, was, now.Add(wait))
+	_, err = d.writeNext(ctx, del, had, was, now.Add(wait))
 	return nil, err
 }

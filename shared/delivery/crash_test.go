@@ -176,9 +176,9 @@ func (r *rig) service(db store.DB, log *eventlog.Log) *subscription.Service {
 	}
 }
 
-// ender is that of one process.
-func (r *rig) ender(m mortal, services *subscription.Service) *Ender {
-	return &Ender{
+// terminator is that of one process.
+func (r *rig) terminator(m mortal, services *subscription.Service) *Terminator {
+	return &Terminator{
 		Queue: m, Subscriptions: services, Now: func() time.Time { return r.now }, Log: slog.New(slog.DiscardHandler),
 		Review:      &subscription.Review{DB: m, Catalog: r.catalogs, Directory: r.directory},
 		ErrorObject: func(reason error) json.RawMessage { return []byte(fmt.Sprintf("%q", reason)) },
@@ -205,7 +205,7 @@ func (r *rig) process() (*Fanout, *Dispatcher, *Retry) {
 	log := &eventlog.Log{DB: m, Now: r.log.Now}
 	services := r.service(m, log)
 	d := NewDispatcher(&Dispatcher{
-		DB: m, Queue: m, Subscriptions: services, Catalog: WebhookTypes{r.catalogs}, Poster: endpoint{r}, Opener: plain{}, Ender: r.ender(m, services),
+		DB: m, Queue: m, Subscriptions: services, Catalog: WebhookTypes{r.catalogs}, Poster: endpoint{r}, Opener: plain{}, Terminator: r.terminator(m, services),
 		Now: clock, Options: Options{Records: RecordAll}, Log: slog.New(slog.DiscardHandler),
 	})
 	return &Fanout{DB: m, Log: log, Catalog: r.catalogs, Queue: m}, d, &Retry{DB: m, Queue: m, Now: clock}
@@ -295,19 +295,19 @@ func (r *rig) publishTo(uri, name, id string) {
 }
 
 // left counts items of the deliveries table by the first letters of their partition.
-func (r *rig) chainState(sub, eventID string) string {
-	items, err := r.db.Get(r.t.Context(), chainKey("default", sub, event.Event{ID: eventID, URI: "event://ci/build-finished"}.Key()))
+func (r *rig) deliveryState(sub, eventID string) string {
+	items, err := r.db.Get(r.t.Context(), deliveryKey("default", sub, event.Event{ID: eventID, URI: "event://ci/build-finished"}.Key()))
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	if items[0] == nil {
 		return "none"
 	}
-	c, err := decodeChain(items[0])
+	del, err := decodeDelivery(items[0])
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	return c.State
+	return del.State
 }
 
 // TestOneChain kills a process at every single step of the pipeline, before the
@@ -339,15 +339,15 @@ func TestOneChain(t *testing.T) {
 					t.Fatalf("death at step %d: the event did not arrive, %d posts", points+1, len(r.posts))
 				}
 				if extra > 1 {
-					t.Fatalf("death at step %d: %d posts beyond the %d of one chain", points+1, extra, fails+1)
+					t.Fatalf("death at step %d: %d posts beyond the %d of one delivery", points+1, extra, fails+1)
 				}
 				for _, p := range r.posts {
 					if p.ID != "evt_1" {
 						t.Fatalf("death at step %d: webhook-id %q", points+1, p.ID)
 					}
 				}
-				if st := r.chainState(sub.ID, "evt_1"); st != "none" {
-					t.Fatalf("death at step %d: a chain is left %s", points+1, st)
+				if st := r.deliveryState(sub.ID, "evt_1"); st != "none" {
+					t.Fatalf("death at step %d: a delivery is left %s", points+1, st)
 				}
 				if survived {
 					break

@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
-// TestAHealthyEndpointBesideCrowds: WHK-16. What many bad endpoints hold together (places, bytes,
+// TestAHealthyEndpointBesideCrowds: WHK-16. What many bad endpoints hold together (slots, bytes,
 // workers of the slow lane) is bounded, so that a healthy one is served as without them.
 func TestAHealthyEndpointBesideCrowds(t *testing.T) {
 	const (

@@ -39,13 +39,13 @@ type Options struct {
 	Timeout, EventsTimeout time.Duration
 	// Concurrency is how many attempts run at once in this process (128).
 	Concurrency int
-	// Patience is how long an attempt may keep its place in the fast lane without an
-	// answer. Then the delivery is the slow lane's. 0 waits to the end.
+	// Patience is how long an attempt may keep its slot in the fast lane without an
+	// answer. Then the delivery belongs to the slow lane. 0 waits to the end.
 	Patience time.Duration
-	// Aside is how many attempts may go on beside their page after that; the others are cut
-	// off and made anew in the slow lane. 0 suits a process that is frozen when its batch is
-	// done.
-	Aside int
+	// Detached is how many attempts may go on without their page after that; the others are
+	// canceled and made anew in the slow lane. 0 suits a process that is frozen when its batch
+	// is done.
+	Detached int
 	// EndpointAtOnce bounds the first attempts under way to one endpoint (64).
 	EndpointAtOnce int
 	// EndpointRate bounds the attempts a second to one endpoint, those of all processes
@@ -78,33 +78,33 @@ type Dispatcher struct {
 	Catalog       Types
 	Poster        Poster
 	Opener        Opener
-	// Ender ends subscriptions that may not go on, and its review is asked before every
+	// Terminator ends subscriptions that may not go on, and its review is asked before every
 	// delivery.
-	Ender *Ender
+	Terminator *Terminator
 	// Gate is set where register runs in the same process.
 	Gate    *Gate
 	Options Options
 	Now     func() time.Time
 	Log     *slog.Logger
-	// Observe is told of every attempt; may be nil.
+	// Observe gets every attempt; may be nil.
 	Observe func(Attempted)
 
-	slots     chan struct{}
-	aside     chan struct{}  // attempts that go on beside their page
-	beside    sync.WaitGroup // their goroutines
-	bytes     budgets
-	endpoints endpoints
-	rate      *endpointRates
-	handled   *bounded.Map[string, map[string]bool] // of pages that failed: subscribers that are done, by message
+	slots         chan struct{}
+	detachedSlots chan struct{}  // one for each attempt that goes on without its page
+	attempts      sync.WaitGroup // under way
+	bytes         budgets
+	endpoints     endpoints
+	rate          *endpointRates
+	handled       *bounded.Map[string, map[string]bool] // of pages that failed: subscribers that are done, by message
 	// unrecorded is what could not be written of attempts of the slow lane, by [SingleTask.id].
 	unrecorded *bounded.Map[string, []store.Op]
-	stored     known
+	stored     *bounded.Map[string, bool] // events whose bodies are stored, by workspace and key
 	status     statuses
 	rates      rates
-	pace       pace
+	progress   progress
 }
 
-// Types tells the webhook type of an event type.
+// Types finds the webhook type of an event type.
 type Types interface {
 	WebhookType(ctx context.Context, workspace, name string) string
 }
@@ -118,8 +118,11 @@ type Attempted struct {
 	Lag time.Duration
 }
 
-// maxHandled bounds the failed pages of which a dispatcher knows who is done.
+// maxHandled bounds the failed pages of which a dispatcher knows the subscribers that are done.
 const maxHandled = 1000
+
+// maxStored bounds the events of which a dispatcher knows that their bodies are stored.
+const maxStored = 20_000
 
 // NewDispatcher makes d ready to use, with the defaults of what is zero, and
 // returns it.
@@ -143,12 +146,14 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 		d.Options.Bytes = 64 << 20
 	}
 	d.slots = make(chan struct{}, d.Options.Concurrency)
-	d.aside = make(chan struct{}, d.Options.Aside)
+	d.detachedSlots = make(chan struct{}, d.Options.Detached)
 	d.bytes = newBudgets(d.Options.Bytes)
 	d.endpoints.atOnce = max(1, min(d.Options.EndpointAtOnce, d.Options.Concurrency/4))
 	d.endpoints.maxWaiting = max(1, d.Options.Concurrency/8)
 	d.unrecorded = bounded.NewMap[string, []store.Op](maxHandled)
 	d.rate = newEndpointRates(d.DB, d.Options.EndpointRate, d.now)
+	d.stored = bounded.NewMap[string, bool](maxStored)
+	d.status.seen = bounded.NewMap[string, seenStatus](maxStatuses)
 	d.handled = bounded.NewMap[string, map[string]bool](maxHandled)
 	return d
 }

@@ -13,24 +13,25 @@ import (
 )
 
 // endpointRates bound the attempts a second to one endpoint, those of all processes
-// together, without a write per attempt: a process takes a part of a second's attempts at
-// once, by one conditional write, and what it does not use of them is lost. So the bound holds
-// exactly, and up to a part per process may go unused.
+// together, without a write per attempt: a process leases several of a second's tokens
+// by one conditional write, and those that it does not use are lost. So the bound holds
+// exactly, and up to one lease per process may go unused. A limiter of x/time/rate knows one
+// process only.
 type endpointRates struct {
 	db    store.DB
 	limit int64 // a second; 0 is none
 	now   func() time.Time
 
 	mu   sync.Mutex
-	byID map[string]*lot
+	byID map[string]*tokenLease
 }
 
 func newEndpointRates(db store.DB, limit int64, now func() time.Time) *endpointRates {
 	return &endpointRates{db: db, limit: limit, now: now}
 }
 
-// lot is what a process holds of one endpoint's attempts.
-type lot struct {
+// tokenLease is a process's share of one endpoint's attempts.
+type tokenLease struct {
 	lease *semaphore.Weighted // one write at a time
 
 	second int64 // since 1970
@@ -39,8 +40,8 @@ type lot struct {
 	next   time.Time // for the next delivery that has to wait
 }
 
-// parts is into how many lots a second's attempts are cut.
-const parts = 4
+// leasesPerSecond is into how many leases a second's attempts are cut.
+const leasesPerSecond = 4
 
 // allow takes one attempt. Where the store does not answer it allows: a bound on what an
 // endpoint gets must not keep it from getting anything.
@@ -62,7 +63,7 @@ func (r *endpointRates) allow(ctx context.Context, id string) bool {
 	if ok, known := r.take(id, now); known { // by whoever was before us
 		return ok
 	}
-	n := max(1, r.limit/parts)
+	n := max(1, r.limit/leasesPerSecond)
 	op := store.Add(store.Key{
 		Table: store.Deliveries, Partition: "t#" + id, Sort: fmt.Sprint(now.Unix()),
 	}, map[string]int64{"n": n}, map[string]int64{"n": r.limit})
@@ -70,56 +71,56 @@ func (r *endpointRates) allow(ctx context.Context, id string) bool {
 	err := r.db.Write(ctx, op)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l := r.get(id)
-	l.second, l.left, l.spent = now.Unix(), n-1, false
+	t := r.get(id)
+	t.second, t.left, t.spent = now.Unix(), n-1, false
 	if errors.Is(err, store.ErrConflict) {
-		l.left, l.spent = 0, true
+		t.left, t.spent = 0, true
 		return false
 	}
 	return true
 }
 
-func (r *endpointRates) get(id string) *lot {
-	l := r.byID[id]
-	if l == nil {
+func (r *endpointRates) get(id string) *tokenLease {
+	t := r.byID[id]
+	if t == nil {
 		if r.byID == nil || len(r.byID) >= maxEndpoint {
-			r.byID = map[string]*lot{} // what was held is lost
+			r.byID = map[string]*tokenLease{} // the leases are lost
 		}
-		l = &lot{lease: semaphore.NewWeighted(1)}
-		r.byID[id] = l
+		t = &tokenLease{lease: semaphore.NewWeighted(1)}
+		r.byID[id] = t
 	}
-	return l
+	return t
 }
 
-// take uses what is held; known is false when the store has to be asked.
+// take uses a token of the lease; known is false when the store has to be asked.
 func (r *endpointRates) take(id string, now time.Time) (ok, known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l := r.get(id)
+	t := r.get(id)
 	switch {
-	case l.second != now.Unix():
+	case t.second != now.Unix():
 		return false, false
-	case l.left > 0:
-		l.left--
+	case t.left > 0:
+		t.left--
 		return true, true
 	}
-	return false, l.spent
+	return false, t.spent
 }
 
-// delay is how long a delivery that found no room waits: they come again one by one, at the pace of
-// the endpoint.
+// delay is how long a delivery over the rate waits: they are redelivered one by one, at the
+// endpoint's rate.
 func (r *endpointRates) delay(id string, now time.Time) time.Duration {
 	if r.limit == 0 {
 		return 0
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l := r.get(id)
-	l.next = later(l.next, now).Add(time.Second / time.Duration(r.limit))
-	return l.next.Sub(now)
+	t := r.get(id)
+	t.next = later(t.next, now).Add(time.Second / time.Duration(r.limit))
+	return t.next.Sub(now)
 }
 
-// awaited reports whether deliveries wait for room already: a first attempt comes after them.
+// awaited reports whether earlier deliveries wait for the rate: a first attempt comes after them.
 func (r *endpointRates) awaited(id string, now time.Time) bool {
 	if r.limit == 0 {
 		return false

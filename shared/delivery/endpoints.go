@@ -30,7 +30,7 @@ import (
 // than to share every outcome.
 type endpoints struct {
 	// atOnce bounds the first attempts under way to one endpoint, maxWaiting those that wait
-	// for a place at any: each keeps a place among all attempts meanwhile.
+	// for a slot of any: each takes one of the process's slots meanwhile.
 	atOnce, maxWaiting int
 
 	mu      sync.Mutex
@@ -44,9 +44,9 @@ type endpointState struct {
 	origin *originState
 
 	fast    int             // attempts under way in the fast lane
-	waiting []chan struct{} // for a place there, the oldest first
+	waiting []chan struct{} // for a slot there, the oldest first
 	slow    int             // attempts under way in the slow lane
-	queued  []chan struct{} // for a place there, the oldest first
+	queued  []chan struct{} // for a slot there, the oldest first
 	took    time.Duration   // the last attempt
 	unknown int             // of these, the ones that began before the origin was known
 	hanging int             // attempts that outlived the patience of the fast lane
@@ -73,9 +73,9 @@ const (
 	// slowLatency is from when on a successful answer is a slow one. It is the patience of
 	// the fast lane, so that an endpoint that needs longer does not come back to it each time.
 	slowLatency = 2 * time.Second
-	// waitForPlace is how long an attempt waits while its endpoint has all the attempts
+	// slotWait is how long an attempt waits while its endpoint has all the attempts
 	// under way that it may have. In the slow lane only those wait whose endpoint answers sooner.
-	waitForPlace = 500 * time.Millisecond
+	slotWait = 500 * time.Millisecond
 
 	hangPause    = 10 * time.Second // after a timeout, doubled with each further one
 	maxHangPause = time.Minute
@@ -84,8 +84,7 @@ const (
 
 	slowAtOnce    = 4 // attempts to one endpoint in the slow lane, to begin with
 	maxSlowAtOnce = 32
-	// maxHanging bounds the attempts that go on beside their page, for one endpoint and for
-	// one origin.
+	// maxHanging bounds the detached attempts, for one endpoint and for one origin.
 	maxHanging       = 4
 	maxOriginHanging = 32
 	// maxOriginSlow bounds the attempts of the slow lane to endpoints of one origin that are
@@ -138,7 +137,7 @@ func (h *endpoints) get(id, target string) *endpointState {
 	return e
 }
 
-// forget makes room: endpoints without an attempt under way go, healthy ones first.
+// forget bounds the map: endpoints without an attempt under way go, healthy ones first.
 func (h *endpoints) forget() {
 	idle := func(e *endpointState) bool { return e.fast+e.slow+e.hanging+len(e.waiting)+len(e.queued) == 0 }
 	for _, all := range []bool{false, true} {
@@ -162,9 +161,9 @@ func (h *endpoints) forget() {
 	}
 }
 
-// enterFast takes a place for a first attempt, or reports that the delivery belongs to the
-// slow lane. When the time of a slow endpoint is over, one delivery may try, and the others wait
-// for what it finds: all at once they would hang again together.
+// enterFast takes a slot for a first attempt, or reports that the delivery belongs to the
+// slow lane. When the time of a slow endpoint has passed, one delivery is the probe, and the
+// others wait for its outcome: all at once they would hang again together.
 func (h *endpoints) enterFast(ctx context.Context, id, target string, now time.Time) bool {
 	h.mu.Lock()
 	e := h.get(id, target)
@@ -192,14 +191,14 @@ func (h *endpoints) enterFast(ctx context.Context, id, target string, now time.T
 	return h.await(ctx, &e.waiting)
 }
 
-// await waits in a line for a turn, and reports whether it came. The caller holds the lock;
-// it is not held while waiting, nor afterwards.
-func (h *endpoints) await(ctx context.Context, line *[]chan struct{}) bool {
+// await waits for a slot, and reports whether it came. It is called with the lock, and
+// returns without it.
+func (h *endpoints) await(ctx context.Context, waiting *[]chan struct{}) bool {
 	turn := make(chan struct{})
-	*line = append(*line, turn)
+	*waiting = append(*waiting, turn)
 	h.waiting++
 	h.mu.Unlock()
-	timer := time.NewTimer(waitForPlace)
+	timer := time.NewTimer(slotWait)
 	defer timer.Stop()
 	select {
 	case <-turn:
@@ -209,21 +208,21 @@ func (h *endpoints) await(ctx context.Context, line *[]chan struct{}) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.waiting--
-	i := slices.Index(*line, turn)
+	i := slices.Index(*waiting, turn)
 	if i < 0 { // the turn came just then
 		return true
 	}
-	*line = slices.Delete(*line, i, i+1)
+	*waiting = slices.Delete(*waiting, i, i+1)
 	return false
 }
 
-// leaveFast gives the place of a first attempt back, with its outcome.
+// leaveFast frees the slot of a first attempt, with its outcome.
 func (h *endpoints) leaveFast(id, target string, out webhook.Outcome, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	e := h.get(id, target)
 	e.freeFast()
-	h.learn(e, id, out, now)
+	h.record(e, id, out, now)
 }
 
 func (e *endpointState) freeFast() {
@@ -235,10 +234,10 @@ func (e *endpointState) freeFast() {
 	e.fast--
 }
 
-// hangs takes in that a first attempt has had no answer for as long as the fast lane waits.
-// Its place is free from now on. It reports whether the attempt may go on beside its
-// page; if not, it has to be cut off.
-func (h *endpoints) hangs(id, target string, now time.Time) bool {
+// outlivesPatience records that a first attempt has had no answer for as long as the fast lane
+// waits, and frees its slot. It reports whether the attempt may go on without its page; if not,
+// it has to be canceled.
+func (h *endpoints) outlivesPatience(id, target string, now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	e := h.get(id, target)
@@ -254,24 +253,24 @@ func (h *endpoints) hangs(id, target string, now time.Time) bool {
 	return true
 }
 
-// leaveHanging ends an attempt that went on beside its page.
+// leaveHanging frees the slot of a detached attempt.
 func (h *endpoints) leaveHanging(id, target string, out webhook.Outcome, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	e := h.get(id, target)
 	e.hanging--
 	e.origin.hanging--
-	h.learn(e, id, out, now)
+	h.record(e, id, out, now)
 }
 
-// enterSlow takes a place in the slow lane, or tells after what time to ask again. Of an endpoint
-// that answers quickly, if with failures, the next place is waited for: a delivery that is sent
+// enterSlow takes a slot in the slow lane, or returns after what time to ask again. For an endpoint
+// that answers quickly, if with failures, it waits for the next slot: a delivery that is sent
 // away comes back later each time.
 func (h *endpoints) enterSlow(ctx context.Context, id string, now time.Time) (wait time.Duration, ok bool) {
 	h.mu.Lock()
 	e := h.get(id, "")
 	wait, ok = e.enterSlow(now)
-	if ok || !e.openUntil.IsZero() || e.took >= waitForPlace || h.waiting >= h.maxWaiting {
+	if ok || !e.openUntil.IsZero() || e.took >= slotWait || h.waiting >= h.maxWaiting {
 		h.mu.Unlock()
 		return wait, ok
 	}
@@ -306,7 +305,7 @@ func (h *endpoints) isOpen(id string) bool {
 	return e != nil && !e.openUntil.IsZero()
 }
 
-// leaveSlow gives the place back. Target is empty when no attempt was made.
+// leaveSlow frees a slot. Target is empty when no attempt was made.
 func (h *endpoints) leaveSlow(id, target string, out webhook.Outcome, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -317,7 +316,7 @@ func (h *endpoints) leaveSlow(id, target string, out webhook.Outcome, now time.T
 		e.origin.slow--
 	}
 	if target != "" {
-		h.learn(e, id, out, now)
+		h.record(e, id, out, now)
 	}
 	for len(e.queued) > 0 {
 		if _, ok := e.enterSlow(now); !ok {
@@ -328,10 +327,10 @@ func (h *endpoints) leaveSlow(id, target string, out webhook.Outcome, now time.T
 	}
 }
 
-// learn takes an outcome in.
-func (h *endpoints) learn(e *endpointState, id string, out webhook.Outcome, now time.Time) {
+// record updates the state by an outcome.
+func (h *endpoints) record(e *endpointState, id string, out webhook.Outcome, now time.Time) {
 	o := e.origin
-	if ours(out) {
+	if internal(out) {
 		return
 	}
 	e.took = out.Took
@@ -365,7 +364,7 @@ func (h *endpoints) learn(e *endpointState, id string, out webhook.Outcome, now 
 	}
 }
 
-// pause is for how long an endpoint is left alone after a failure. 0 leaves its deliveries to
+// pause is how long an endpoint gets no attempt after a failure. With 0 its deliveries follow
 // their schedules.
 func (e *endpointState) pause(out webhook.Outcome) time.Duration {
 	base, most := time.Duration(0), time.Duration(0)
@@ -389,7 +388,7 @@ func (e *endpointState) pause(out webhook.Outcome) time.Duration {
 // busy reports whether a status asks for less, of every sender and for every event (WHK-09).
 func busy(status int) bool { return status == 429 || status == 502 || status == 503 || status == 504 }
 
-// unconnected reports whether no connection came about.
+// unconnected reports whether no connection was made.
 func unconnected(out webhook.Outcome) bool {
 	switch out.Category {
 	case webhook.ConnectionRefused, webhook.DNSError, webhook.TLSError:
@@ -398,8 +397,8 @@ func unconnected(out webhook.Outcome) bool {
 	return false
 }
 
-// ours reports whether an outcome says nothing about the endpoint.
-func ours(out webhook.Outcome) bool {
+// internal reports whether an outcome says nothing about the endpoint.
+func internal(out webhook.Outcome) bool {
 	return out.Category == webhook.Aborted || out.Category == webhook.Internal
 }
 

@@ -14,7 +14,7 @@ import (
 // TestEndpointPlaces: WHK-16.
 func TestEndpointPlaces(t *testing.T) {
 	const url = "https://hooks.example.com/a"
-	t.Run("WHK-16 as many wait for a place as there are places, for half a second, the oldest first", func(t *testing.T) {
+	t.Run("WHK-16 as many wait for a slot as there are slots, for half a second, the oldest first", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			h := &endpoints{atOnce: 2, maxWaiting: 2}
 			enter := func() bool { return h.enterFast(t.Context(), "a", url, time.Now()) }
@@ -30,13 +30,13 @@ func TestEndpointPlaces(t *testing.T) {
 			}
 			began := time.Now()
 			if enter() || time.Since(began) > 0 {
-				t.Errorf("a fifth attempt got a place or waited %v", time.Since(began))
+				t.Errorf("a fifth attempt got a slot or waited %v", time.Since(began))
 			}
 			h.leaveFast("a", url, webhook.Outcome{Status: 200}, time.Now())
 			if first := <-got; first != "0 true" {
-				t.Errorf("the place went to %s", first)
+				t.Errorf("the slot went to %s", first)
 			}
-			if second := <-got; second != "1 false" || time.Since(began) != waitForPlace {
+			if second := <-got; second != "1 false" || time.Since(began) != slotWait {
 				t.Errorf("the other one: %s after %v", second, time.Since(began))
 			}
 			h.leaveFast("a", url, webhook.Outcome{Status: 200}, time.Now())
@@ -53,7 +53,7 @@ func TestEndpointPlaces(t *testing.T) {
 		for i := range 3 * maxEndpoint {
 			id, url := fmt.Sprint(i), fmt.Sprintf("https://h%d.example.com/", i)
 			if !h.enterFast(t.Context(), id, url, now) {
-				t.Fatal("a new endpoint has no place")
+				t.Fatal("a new endpoint has no slot")
 			}
 			if i%1000 != 0 {
 				h.leaveFast(id, url, webhook.Outcome{Status: 200}, now)
@@ -99,7 +99,7 @@ func TestPlacesInTheSlowLane(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := &endpoints{atOnce: 2, maxWaiting: attempts}
 				if !h.enterFast(t.Context(), "a", url, time.Now()) {
-					t.Fatal("no place for the first")
+					t.Fatal("no slot for the first")
 				}
 				h.leaveFast("a", url, c.out, time.Now())
 				time.Sleep(hangPause)
@@ -164,7 +164,7 @@ func TestAnOriginIsJudgedByItsEndpoints(t *testing.T) {
 				h.mu.Lock()
 				id := endpointID(urls[s.endpoint])
 				e := h.get(id, urls[s.endpoint])
-				h.learn(e, id, s.out, now)
+				h.record(e, id, s.out, now)
 				h.mu.Unlock()
 			}
 			if got := !h.enterFast(t.Context(), endpointID(urls[0]), urls[0], now); got != c.slow {

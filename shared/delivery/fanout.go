@@ -19,8 +19,8 @@ import (
 // Fanout takes accepted events, appends them to the log, and sends page tasks to
 // the subscribers of every pattern that they match.
 //
-// A batch that is cut off and comes again finds its events in the log and leaves
-// them there; its page tasks may be sent twice.
+// A batch that is redelivered finds its events in the log and leaves them there; its page
+// tasks may be sent twice.
 type Fanout struct {
 	DB      store.DB
 	Log     *eventlog.Log
@@ -39,7 +39,7 @@ type uriBatch struct {
 	ids            []string // of the messages
 
 	webhookKeys []string // patterns with subscribers
-	inBandKeys  []string // patterns that somebody reads
+	inBandKeys  []string // patterns with readers
 	err         error
 }
 
@@ -48,7 +48,7 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 	groups, poison, failed := f.group(ctx, batch)
 	if len(poison) > 0 {
 		if err := f.Queue.Send(ctx, queue.Dead, poison...); err != nil {
-			return nil, fault.Wrap(fault.Unavailable, err, "put aside events that cannot be read")
+			return nil, fault.Wrap(fault.Unavailable, err, "dead-letter events that cannot be decoded")
 		}
 	}
 	if len(groups) == 0 {
@@ -67,7 +67,7 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 		f.append(ctx, groups)
 		sending.Wait()
 	} else {
-		// First the log: while it takes nothing, the batch comes again and again, and must
+		// First the log: while it fails, the batch is redelivered again and again, and must
 		// not send its tasks each time.
 		f.append(ctx, groups)
 		err = f.Queue.Send(ctx, queue.Deliveries, pageTasks(groups, headers)...)
@@ -77,7 +77,7 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 	}
 	for _, g := range groups {
 		if g.err != nil {
-			slog.ErrorContext(ctx, "fanout failed; the events stay queued", "uri", g.uri, "events", len(g.events), "error", g.err)
+			slog.ErrorContext(ctx, "fanout failed", "uri", g.uri, "events", len(g.events), "error", g.err)
 			failed = append(failed, g.ids...)
 		}
 	}
@@ -108,8 +108,8 @@ func pageTasks(groups []*uriBatch, headers map[headerID]int) (tasks []queue.Outg
 	return tasks
 }
 
-// group sorts a batch by workspace and URI. What cannot be read, or belongs to no
-// event type any more, is put aside: it must not hold its group up.
+// group sorts a batch by workspace and URI. An event that cannot be decoded, or has no event
+// type any more, is dead-lettered: it must not block its group.
 func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*uriBatch, poison []queue.Outgoing, left []string) {
 	type id struct{ workspace, uri string }
 	byURI := map[id]*uriBatch{}
@@ -122,7 +122,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*ur
 			continue
 		}
 		if err != nil {
-			reason = "it is not an event of a known version"
+			reason = "the message is no event of a known version"
 		}
 		g := byURI[id{e.Workspace, e.URI}]
 		if reason == "" && g == nil {
@@ -131,7 +131,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*ur
 				if entry, vars, ok := cat.Match(e.URI); ok {
 					g = &uriBatch{workspace: e.Workspace, uri: e.URI, entry: entry, vars: vars}
 				} else {
-					reason = "its URI belongs to no event type of the catalog"
+					reason = "the URI matches no event type of the catalog"
 				}
 			} else {
 				g = &uriBatch{workspace: e.Workspace, uri: e.URI, err: err}
@@ -142,7 +142,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*ur
 			}
 		}
 		if reason != "" {
-			slog.ErrorContext(ctx, "an event was put aside", "reason", reason, "message", m.ID)
+			slog.ErrorContext(ctx, "event dead-lettered", "message", m.ID, "reason", reason)
 			poison = append(poison, queue.NewDeadLetter(queue.Events, m, reason, nil, f.now()))
 			continue
 		}

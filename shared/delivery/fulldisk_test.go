@@ -54,7 +54,7 @@ func TestAFullDisk(t *testing.T) {
 			var down atomic.Bool
 			down.Store(true)
 			w.answer = func(r webhook.Request) webhook.Outcome {
-				if r.URL == urls[0] && down.Load() { // its chains need room
+				if r.URL == urls[0] && down.Load() { // its deliveries need space
 					return webhook.Outcome{Status: 500, Category: webhook.HTTP5xx, Took: 10 * time.Millisecond}
 				}
 				return webhook.Outcome{Status: 200, Took: 10 * time.Millisecond}

@@ -5,30 +5,6 @@ import (
 	"time"
 )
 
-// known is a bounded set of strings; it may forget.
-type known struct {
-	mu  sync.Mutex
-	set map[string]struct{}
-}
-
-const maxKnown = 20_000
-
-func (k *known) has(s string) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	_, ok := k.set[s]
-	return ok
-}
-
-func (k *known) add(s string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.set == nil || len(k.set) >= maxKnown {
-		k.set = map[string]struct{}{}
-	}
-	k.set[s] = struct{}{}
-}
-
 // Gate makes deregistering exact where register and dispatch share a process: no
 // attempt starts after [Gate.Ended] returned. The zero value is ready.
 type Gate struct {

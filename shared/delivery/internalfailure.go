@@ -10,41 +10,41 @@ import (
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
-// What fails on our side stays where it fails. A subscriber's internal error becomes
-// single deliveries, which wait in the slow lane and use up none of their attempts. When
-// the time of their schedule is over they are dead letters of the subscription, under the
-// category internal. What cannot be decoded at all is a dead letter of its queue. Either can
-// be sent again when its cause is gone, and neither holds up or repeats anything else.
+// An internal failure concerns one subscriber only. Its deliveries become single deliveries,
+// which wait in the slow lane and use up none of their attempts. When the time of their
+// schedule has passed, they are dead letters of the subscription, with the category internal. A
+// message that cannot be decoded is a dead letter of its queue. Both can be redriven when the
+// cause is mended, and neither delays or repeats anything else.
 
 const (
-	// maxHops bounds the pages that follow from one another because an endpoint takes its
-	// time; what is left then goes to the slow lane.
+	// maxHops bounds the page tasks that follow from one another because an endpoint is
+	// slow; the remaining events then go to the slow lane.
 	maxHops = 64
-	// retryPage is how long a page waits for what of it could not even be made single deliveries,
-	// because the store failed.
+	// retryPage is the delay of a page task whose events could not even become single
+	// deliveries, because the store failed.
 	retryPage = 30 * time.Second
 )
 
-// rejected deals with a message that could not be decoded, and reports whether it is done
-// with. One of a newer version is left for a newer process.
+// rejected dead-letters a message that cannot be decoded, and reports whether it did. A message
+// of a newer version stays in its queue for a newer process.
 func (d *Dispatcher) rejected(ctx context.Context, q queue.Name, m queue.Message, reason error) bool {
 	if newer(reason) {
-		d.log().WarnContext(ctx, "message of a newer version left", "queue", q, "message", m.ID)
+		d.log().WarnContext(ctx, "newer message left in queue", "queue", q, "message", m.ID)
 		return false
 	}
 	d.log().ErrorContext(ctx, "message dead-lettered", "queue", q, "message", m.ID, "error", reason)
 	err := d.Queue.Send(ctx, queue.Dead, queue.NewDeadLetter(q, m, fault.Public(reason), nil, d.now()))
 	if err != nil {
-		d.log().ErrorContext(ctx, "dead letter not queued", "queue", q, "message", m.ID, "error", err)
+		d.log().ErrorContext(ctx, "dead letter not sent", "queue", q, "message", m.ID, "error", err)
 	}
 	return err == nil
 }
 
-// undecodable makes the part of a page for a subscriber whose item cannot be decoded a
-// dead letter.
+// undecodable dead-letters the part of a page that belongs to a subscriber whose item cannot be
+// decoded.
 func (d *Dispatcher) undecodable(ctx context.Context, t PageTask, r subscription.Range) error {
 	const reason = "the subscriber's item cannot be decoded"
-	d.log().ErrorContext(ctx, "subscriber dead-lettered", "workspace", t.Workspace, "pattern", t.Pattern, "place", r.From, "error", reason)
+	d.log().ErrorContext(ctx, "subscriber dead-lettered", "workspace", t.Workspace, "pattern", t.Pattern, "position", r.From, "error", reason)
 	var out []queue.Outgoing
 	for _, task := range pages(t.Workspace, t.Pattern, r, 1, t.Events) {
 		m := queue.Message{Outgoing: queue.Outgoing{Body: task.encode()}, Sent: d.now()}
@@ -53,19 +53,19 @@ func (d *Dispatcher) undecodable(ctx context.Context, t PageTask, r subscription
 	return fault.Wrap(fault.Unavailable, d.Queue.Send(ctx, queue.Dead, out...), "dead-letter a subscriber that cannot be decoded")
 }
 
-// leftOf deals with what a page did not do for one subscriber, the events from number done
-// on. After an error they become single deliveries; what was only late is left for another page, and so is
-// what could not be written.
-func (d *Dispatcher) leftOf(ctx context.Context, t PageTask, sub *subscription.Subscriber, done int, err error) []PageTask {
+// remaining returns page tasks for the events that a page did not send to one subscriber, those
+// from index done on. After an error they become single deliveries instead, and only those that
+// could not be written are left.
+func (d *Dispatcher) remaining(ctx context.Context, t PageTask, sub *subscription.Subscriber, done int, err error) []PageTask {
 	if err != nil {
 		ctx, cancel := finishing(ctx)
 		defer cancel()
-		d.log().WarnContext(ctx, "delivery failed on our side", "workspace", t.Workspace, "subscription", sub.ID, "error", err)
+		d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", sub.ID, "error", err)
 		for ; done < len(t.Events); done++ {
 			if !sub.Wants(t.payloads[done], d.now()) {
 				continue
 			}
-			if err := d.divert(ctx, t.Workspace, sub, &t.Events[done]); err != nil {
+			if err := d.toSlowLane(ctx, t.Workspace, sub, &t.Events[done]); err != nil {
 				break
 			}
 		}
@@ -75,15 +75,15 @@ func (d *Dispatcher) leftOf(ctx context.Context, t PageTask, sub *subscription.S
 	}
 	tasks := pages(t.Workspace, t.Pattern, subscription.At(sub.ID), 1, t.Events[done:])
 	for i := range tasks {
-		tasks[i].again = err != nil
+		tasks[i].retried = err != nil
 	}
 	return tasks
 }
 
-// failedOurselves decides what becomes of a delivery that failed on our side: it comes again by the
-// queue, then by the due table.
-func (d *Dispatcher) failedOurselves(ctx context.Context, m queue.Message, t SingleTask, reason error) (done bool) {
-	d.log().WarnContext(ctx, "delivery failed on our side", "workspace", t.Workspace, "subscription", t.Subscription,
+// failedInternally retries a delivery after an internal failure: first by the queue, then by the
+// due table.
+func (d *Dispatcher) failedInternally(ctx context.Context, m queue.Message, t SingleTask, reason error) (done bool) {
+	d.log().WarnContext(ctx, "internal delivery failure", "workspace", t.Workspace, "subscription", t.Subscription,
 		"event", t.Event, "receives", m.Received, "error", reason)
 	if m.Received < laterReceives {
 		return false
@@ -95,7 +95,7 @@ func (d *Dispatcher) failedOurselves(ctx context.Context, m queue.Message, t Sin
 	return err == nil
 }
 
-// errOurs is the error of an attempt that failed on our side: it does not count.
-func errOurs(out webhook.Outcome) error {
-	return &fault.Error{Kind: fault.Unavailable, Message: "the attempt failed on our side", Err: out.Err}
+// internalError is the error of an attempt that failed internally: it does not count.
+func internalError(out webhook.Outcome) error {
+	return &fault.Error{Kind: fault.Unavailable, Message: "the attempt failed internally", Err: out.Err}
 }

@@ -89,14 +89,14 @@ func inWorld(t *testing.T, options Options, do func(w *world)) {
 		w.queued = queues
 		services := &subscription.Service{DB: w.db, Catalog: w.catalogs, Log: w.log, Sealer: w.sealer, Targets: plain{}}
 		w.services.Now = time.Now
-		ender := &Ender{
+		terminator := &Terminator{
 			Queue: queues, Subscriptions: services, Log: slog.New(slog.DiscardHandler),
 			Review:      &subscription.Review{DB: w.db, Catalog: w.catalogs},
 			ErrorObject: func(error) json.RawMessage { return []byte(`"x"`) },
 		}
 		w.d = NewDispatcher(&Dispatcher{
 			DB: w.db, Queue: queues, Subscriptions: services, Catalog: WebhookTypes{w.catalogs}, Poster: w, Opener: plain{},
-			Ender: ender, Gate: &Gate{}, Options: options, Log: slog.New(slog.DiscardHandler),
+			Terminator: terminator, Gate: &Gate{}, Options: options, Log: slog.New(slog.DiscardHandler),
 		})
 		fanout := &Fanout{DB: w.db, Log: &eventlog.Log{DB: w.db}, Catalog: w.catalogs, Queue: queues}
 		w.retry = &Retry{DB: w.db, Queue: queues}
@@ -194,7 +194,7 @@ func (w *world) mostTo(url string) int {
 	return w.most[url]
 }
 
-func embedded() Options { return Options{Concurrency: 256, Patience: 2 * time.Second, Aside: 1024} }
+func embedded() Options { return Options{Concurrency: 256, Patience: 2 * time.Second, Detached: 1024} }
 
 // oneOrigin are endpoints of one origin, as all callbacks of ChatGPT are.
 func oneOrigin(n int) (urls []string) {
@@ -460,9 +460,9 @@ func TestInternalFailuresStayWhereTheyHappen(t *testing.T) {
 					t.Fatal(err)
 				}
 				for _, it := range page.Items {
-					c, err := decodeChain(&it)
-					if err != nil || c.Target != urls[3] || c.Attempts[len(c.Attempts)-1].Category != string(webhook.Internal) {
-						t.Errorf("a dead letter %+v, %v", c, err)
+					del, err := decodeDelivery(&it)
+					if err != nil || del.Target != urls[3] || del.Attempts[len(del.Attempts)-1].Category != string(webhook.Internal) {
+						t.Errorf("a dead letter %+v, %v", del, err)
 					}
 					dead++
 				}

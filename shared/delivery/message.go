@@ -9,12 +9,12 @@
 //	                                        │ failed, or endpoint known to be slow
 //	                                        ▼
 //	               slow queue ─────▶ [Dispatcher.Singles] ─▶ POST
-//	                   ▲                    │ due later than the queue can hold it
+//	                   ▲                    │ due later than the queue can delay it
 //	                   └──── [Retry] ◀── due table
 //
-// Everything after the events queue may run twice, at any instance, and be cut
-// off at any instruction. What keeps that harmless is told where it is done: in
-// chain.go for retries, in fanout.go for the log.
+// Everything after the events queue may run twice, at any instance, and be stop
+// at any instruction. Why that is harmless stands where it is done: in
+// delivery.go for retries, in fanout.go for the log.
 package delivery
 
 import (
@@ -44,16 +44,16 @@ type PageTask struct {
 	Events []event.Event `json:"ev,omitempty"`
 	// Hops is how many page tasks led to this one.
 	Hops int `json:"h,omitempty"`
-	// Resume asks, instead, to go on with the deliveries that a suspended
-	// subscription held back. The range is that of the subscription.
-	Resume *Resume `json:"res,omitempty"`
+	// Reactivation asks, instead, for the deliveries that were suspended with a
+	// subscription. The range is that of the subscription.
+	Reactivation *Reactivation `json:"res,omitempty"`
 
 	payloads []*subscription.Payload // of the events, shared by their subscribers
-	again    bool                    // the store failed; it comes again after a while
+	retried  bool                    // the store failed; it is sent with a delay
 }
 
-// Resume names a subscription that is served again.
-type Resume struct {
+// Reactivation names a subscription that is active again.
+type Reactivation struct {
 	Principal    string `json:"pr"`
 	Subscription string `json:"sub"`
 }
@@ -69,7 +69,7 @@ type SingleTask struct {
 	// when a delivery was found by the event's id.
 	Key string `json:"k,omitempty"`
 	// Attempt is the number of the attempt to make, from 1. The task is stale
-	// when the chain has recorded it already.
+	// when the delivery has recorded it already.
 	Attempt int `json:"n"`
 	// Endpoint is the [endpointID] of its target; a message of the version before has none.
 	Endpoint string `json:"e,omitempty"`
@@ -82,7 +82,7 @@ func (t SingleTask) id() string {
 	return fmt.Sprintf("%s#%s#%s#%d", t.Workspace, t.Subscription, t.key(), t.Attempt)
 }
 
-// endpoint is whose place an attempt takes.
+// endpoint is whose slot an attempt takes.
 func (t SingleTask) endpoint() string { return cmp.Or(t.Endpoint, t.Subscription) }
 
 func (t PageTask) encode() []byte {
@@ -111,13 +111,13 @@ func decodeTask[T any](body []byte, version func(T) int) (T, error) {
 	case v > taskVersion:
 		return t, fault.New(fault.Unavailable, "decode a task: version %d is newer than %d", v, taskVersion)
 	case v < 1 || v < taskVersion-1:
-		return t, fault.New(fault.Invalid, "decode a task: version %d is not known here", v)
+		return t, fault.New(fault.Invalid, "decode a task: version %d is not supported (supported: %d)", v, taskVersion)
 	}
 	return t, nil
 }
 
-// newer reports whether a message cannot be read because a newer program wrote it. It is left
-// to such a one: it comes again, however often, and is no dead letter.
+// newer reports whether a message cannot be decoded because a newer program wrote it. It stays
+// in its queue, is redelivered however often, and is never dead-lettered.
 func newer(err error) bool { return fault.KindOf(err) == fault.Unavailable }
 
 // Sizes of pages and of the tree (design: the page is the first attempt).

@@ -215,7 +215,7 @@ func (w *world) attemptsTo(url string) (n int) {
 }
 
 // dead are the dead letters of all subscriptions.
-func (w *world) dead(t *testing.T) (dead []*chain) {
+func (w *world) dead(t *testing.T) (dead []*delivery) {
 	t.Helper()
 	subs, _, err := w.services.List(w.t.Context(), w.principal(), "", 1000)
 	if err != nil {
@@ -227,11 +227,11 @@ func (w *world) dead(t *testing.T) (dead []*chain) {
 			t.Fatal(err)
 		}
 		for _, it := range page.Items {
-			c, err := decodeChain(&it)
+			del, err := decodeDelivery(&it)
 			if err != nil {
 				t.Fatal(err)
 			}
-			dead = append(dead, c)
+			dead = append(dead, del)
 		}
 	}
 	return dead

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -16,31 +17,31 @@ import (
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
-// outcome records an attempt. On success it returns what is to be noted with the
-// rest of the page; a failure is recorded at once, with what follows from it. had and was are the
-// chain's version and due entry so far, zero for a first attempt.
+// outcome records an attempt. The writes of a success are returned, to be made with the
+// rest of the page; a failure is written at once, with what follows from it. had and was are the
+// delivery's version and due entry so far, zero for a first attempt.
 func (d *Dispatcher) outcome(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event,
-	c *chain, had int64, was store.Key, out webhook.Outcome,
+	del *delivery, had int64, was store.Key, out webhook.Outcome,
 ) (notes []store.Op, err error) {
-	if ours(out) {
-		return nil, errOurs(out)
+	if internal(out) {
+		return nil, internalError(out)
 	}
 	now := d.now()
 	made := attempt{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()}
-	c.Attempts = append(c.Attempts, made)
+	del.Attempts = append(del.Attempts, made)
 	if out.Category == "" {
-		notes = d.records(notes, c, made)
+		notes = d.records(notes, del, made)
 		st, due := d.status.delivered(workspace, sub.ID, had != 0, now)
 		if due {
 			notes = append(notes, store.Put(st.Encode(workspace, sub.ID)))
 		}
 		if sub.Origin == subscription.MCPEvents {
-			notes = append(notes, d.rates.saw(workspace, sub.ID, false, due, now)...)
+			notes = append(notes, d.rates.count(workspace, sub.ID, false, due, now)...)
 		}
 		if had == 0 {
 			return notes, nil
 		}
-		notes = append(notes, store.Delete(chainKey(workspace, sub.ID, c.key())))
+		notes = append(notes, store.Delete(deliveryKey(workspace, sub.ID, del.key())))
 		if was != (store.Key{}) {
 			notes = append(notes, store.Delete(was))
 		}
@@ -49,34 +50,34 @@ func (d *Dispatcher) outcome(ctx context.Context, workspace string, sub *subscri
 
 	gone := out.Status == http.StatusGone
 	final := gone || out.Status == http.StatusRequestEntityTooLarge
-	wait, again := d.schedule(sub.Origin).Next(len(c.Attempts), out.RetryAfter)
+	wait, again := d.schedule(sub.Origin).Next(len(del.Attempts), out.RetryAfter)
 	var mine bool
 	if again && !final {
-		mine, err = d.scheduleNext(ctx, c, e, had, was, now.Add(wait))
+		mine, err = d.scheduleNext(ctx, del, e, had, was, now.Add(wait))
 	} else {
-		mine, err = d.bury(ctx, c, e, had, was)
+		mine, err = d.deadLetter(ctx, del, e, had, was)
 	}
 	if err != nil || !mine {
 		return notes, err
 	}
-	notes = d.records(notes, c, made)
+	notes = d.records(notes, del, made)
 	st, err := d.status.failed(ctx, d.DB, workspace, sub, out, now)
 	if err != nil {
 		return notes, err
 	}
 	notes = append(notes, store.Put(st.Encode(workspace, sub.ID)))
 	if sub.Origin == subscription.MCPEvents && !final {
-		notes = append(notes, d.rates.saw(workspace, sub.ID, true, true, now)...)
+		notes = append(notes, d.rates.count(workspace, sub.ID, true, true, now)...)
 		failing, err := d.rates.failing(ctx, d.DB, workspace, sub.ID, sub.Resumed, now)
 		if err == nil && failing {
 			err = d.Subscriptions.Suspend(ctx, workspace, sub.Principal, sub.ID)
 		}
 		if err != nil { // the next failure will see it
-			d.log().WarnContext(ctx, "a failing subscription was not suspended", "subscription", sub.ID, "error", err)
+			d.log().WarnContext(ctx, "subscription not suspended", "subscription", sub.ID, "error", err)
 		}
 	}
 	if gone && sub.Origin == subscription.SEP1803 {
-		// 410: the endpoint wants no more, ever (Standard Webhooks).
+		// 410 Gone: the endpoint wants no further webhooks (Standard Webhooks).
 		if err := d.Subscriptions.Disable(ctx, workspace, sub.Principal, sub.ID, "the endpoint answered 410 Gone"); err != nil {
 			return notes, err
 		}
@@ -84,7 +85,7 @@ func (d *Dispatcher) outcome(ctx context.Context, workspace string, sub *subscri
 	return notes, nil
 }
 
-func (d *Dispatcher) records(notes []store.Op, c *chain, made attempt) []store.Op {
+func (d *Dispatcher) records(notes []store.Op, del *delivery, made attempt) []store.Op {
 	switch {
 	case d.Options.Records == RecordNone:
 		return notes
@@ -96,11 +97,11 @@ func (d *Dispatcher) records(notes []store.Op, c *chain, made attempt) []store.O
 		Event   string `json:"ev"`
 		Attempt int    `json:"n"`
 		attempt
-	}{taskVersion, c.Event, len(c.Attempts), made})
+	}{taskVersion, del.Event, len(del.Attempts), made})
 	return append(notes, store.Put(store.Item{
 		Key: store.Key{
-			Table: store.Deliveries, Partition: "r#" + c.Workspace + "#" + c.Subscription,
-			Sort: fmt.Sprintf("%016d#%s#%d", made.At.UnixMicro(), c.Event, len(c.Attempts)),
+			Table: store.Deliveries, Partition: "r#" + del.Workspace + "#" + del.Subscription,
+			Sort: fmt.Sprintf("%016d#%s#%d", made.At.UnixMicro(), del.Event, len(del.Attempts)),
 		},
 		Value: value, Expires: made.At.Add(keptFor),
 	}))
@@ -109,11 +110,12 @@ func (d *Dispatcher) records(notes []store.Op, c *chain, made attempt) []store.O
 // statuses decides when a subscription's status is worth a write: after a
 // failure, on the first success after one, and else once a minute. One event to very many
 // would be a write for each: of more than [statusBudget] in a minute, one in [statusShare] is written. So
-// behind such an event the time of the last delivery, and the end of a failure that another
+// after such an event the time of the last delivery, and the end of a failure that another
 // dispatcher saw, may show only after some more events.
 type statuses struct {
+	seen *bounded.Map[string, seenStatus]
+
 	mu     sync.Mutex
-	seen   map[string]seenStatus
 	minute int64 // since 1970, in which
 	spent  int   // so many were written that could have waited
 }
@@ -130,23 +132,16 @@ const (
 	maxStatuses  = 100_000
 )
 
-func (s *statuses) note(key string, v seenStatus) {
-	if s.seen == nil || len(s.seen) >= maxStatuses {
-		s.seen = map[string]seenStatus{}
-	}
-	s.seen[key] = v
-}
-
 // delivered reports whether a success is to be written. That of a retry always is.
 func (s *statuses) delivered(workspace, id string, retried bool, now time.Time) (subscription.Status, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := workspace + "#" + id
-	v := s.seen[key]
+	v, _ := s.seen.Get(key)
 	if changed := retried || v.failing; !changed && (now.Sub(v.written) < statusEvery || !s.afford(now)) {
 		return subscription.Status{}, false
 	}
-	s.note(key, seenStatus{written: now})
+	s.seen.Put(key, seenStatus{written: now})
 	return subscription.Status{LastDelivery: now.UTC()}, true
 }
 
@@ -181,8 +176,6 @@ func (s *statuses) failed(ctx context.Context, db store.DB, workspace string, su
 	if out.RetryAfter > 0 {
 		st.ThrottledUntil = now.Add(out.RetryAfter).UTC()
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.note(workspace+"#"+sub.ID, seenStatus{written: now, failing: true})
+	s.seen.Put(workspace+"#"+sub.ID, seenStatus{written: now, failing: true})
 	return st, nil
 }

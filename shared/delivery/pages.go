@@ -19,7 +19,7 @@ import (
 type page struct {
 	PageTask
 	messages []string
-	// done are the subscribers that an earlier receive of the message has dealt with.
+	// done are the subscribers that an earlier receive of the message has served.
 	done map[string]bool
 	err  error
 }
@@ -28,10 +28,10 @@ type page struct {
 // the same range share one read of its subscribers.
 //
 // A page fails as a whole only where nothing was sent, or where what is left of it cannot
-// be queued. Then this process remembers which subscribers are done, and the page does not
-// repeat their webhooks when it comes again.
+// be queued. Then this process remembers which subscribers are done, and their webhooks are
+// not repeated when the page is redelivered.
 func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed []string, err error) {
-	if err := d.pace.late(ctx, d.DB, batch, d.now()); err != nil {
+	if err := d.progress.late(ctx, d.DB, batch, d.now()); err != nil {
 		return nil, err
 	}
 	work, failed := d.group(ctx, batch)
@@ -55,7 +55,7 @@ func (d *Dispatcher) Pages(ctx context.Context, batch []queue.Message) (failed [
 		}
 	}
 	if len(failed) == 0 {
-		d.pace.atWork(ctx, d.DB, batch, d.now())
+		d.progress.atWork(ctx, d.DB, batch, d.now())
 	}
 	return failed, nil
 }
@@ -78,10 +78,10 @@ func (d *Dispatcher) group(ctx context.Context, batch []queue.Message) (work []*
 		done, again := d.handled.Get(m.ID)
 		id := rangeID{t.Workspace, t.Pattern, t.Range}
 		p := byRange[id]
-		if p == nil || t.Resume != nil || again {
+		if p == nil || t.Reactivation != nil || again {
 			p = &page{PageTask: t, done: done}
 			p.Events = nil
-			if t.Resume == nil && !again {
+			if t.Reactivation == nil && !again {
 				byRange[id] = p
 			}
 			work = append(work, p)
@@ -97,8 +97,8 @@ func (d *Dispatcher) group(ctx context.Context, batch []queue.Message) (work []*
 // too many.
 func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	t := p.PageTask
-	if t.Resume != nil {
-		return d.resume(ctx, t.Workspace, *t.Resume)
+	if t.Reactivation != nil {
+		return d.reactivateBacklog(ctx, t.Workspace, *t.Reactivation)
 	}
 	if t.Count > pageSplit {
 		if parts := pages(t.Workspace, t.Pattern, t.Range, t.Count, t.Events); len(parts) > 1 {
@@ -112,8 +112,8 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	}
 	done := d.sendAll(ctx, p, found.List, read)
 
-	// What is left of the page is queued once the rest of it is done. The batch may have
-	// come to its end by now.
+	// The remaining tasks are queued after everything else is done. The batch may have
+	// ended by now.
 	ctx, cancel := finishing(ctx)
 	defer cancel()
 	if len(done.ops) > 0 {
@@ -128,9 +128,9 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 		done.left = append(done.left, pages(t.Workspace, t.Pattern, rest, 1, t.Events)...)
 	}
 	err = d.sendPages(ctx, t.Hops+1, done.left)
-	for _, place := range found.Broken {
+	for _, position := range found.Broken {
 		if err == nil {
-			err = d.undecodable(ctx, t, place)
+			err = d.undecodable(ctx, t, position)
 		}
 	}
 	if err != nil {
@@ -144,14 +144,14 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 // finishTime bounds what is written after the deliveries of a batch.
 const finishTime = 10 * time.Second
 
-// finishing is a context for what has to be written although the batch may have ended.
+// finishing is a context for writes that must happen even if the batch has ended.
 func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), finishTime)
 }
 
 // lastStart is until when a page may start attempts, so that those it has
-// started end before its batch does: an endpoint that takes its time over many
-// events would else have the page cut off, and sent again from its start, for ever.
+// started end before its batch does: a slow endpoint with many
+// events would otherwise have the page canceled and redelivered from its start, for ever.
 func (d *Dispatcher) lastStart(ctx context.Context) (at time.Time, ok bool) {
 	end, ok := ctx.Deadline()
 	if !ok {
@@ -170,27 +170,27 @@ func (d *Dispatcher) sendPages(ctx context.Context, hops int, tasks []PageTask) 
 	for i, t := range tasks {
 		t.Hops = hops
 		out[i].Body = t.encode()
-		if t.again {
+		if t.retried {
 			out[i].Delay = retryPage
 		}
 	}
 	return fault.Wrap(fault.Unavailable, d.Queue.Send(ctx, queue.Deliveries, out...), "send page tasks")
 }
 
-// stale is the age from which a page's read is not trusted any more: on AWS no
+// stale is the age from which the subscribers of a page are read again: on AWS no
 // attempt starts more than a second after deregister has answered.
 const stale = 800 * time.Millisecond
 
-// sent is what came of a page.
+// sent is the result of a page.
 type sent struct {
 	ops         []store.Op      // to write
-	left        []PageTask      // for what was not done
+	left        []PageTask      // for the remaining events
 	subscribers map[string]bool // the ones that are done
 }
 
 // sendAll makes the first attempts of a page: subscribers in parallel, the
 // events of one subscriber in order. It returns when all outcomes are recorded. Where
-// one subscriber fails on our side, it alone is left.
+// one subscriber fails internally, only that one is left.
 func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.Subscriber, read time.Time) sent {
 	var (
 		wg  sync.WaitGroup
@@ -212,7 +212,7 @@ func (d *Dispatcher) sendAll(ctx context.Context, p *page, subs []subscription.S
 		serve := func() {
 			defer func() { <-d.slots }()
 			notes, done, err := d.guardedSendTo(ctx, p.PageTask, sub, read, late)
-			left := d.leftOf(ctx, p.PageTask, sub, done, err)
+			left := d.remaining(ctx, p.PageTask, sub, done, err)
 			mu.Lock()
 			defer mu.Unlock()
 			out.ops = append(out.ops, notes...)
@@ -249,12 +249,12 @@ func recovered(err *error) {
 func panicked(p any) error { return fmt.Errorf("panic: %v\n%s", p, debug.Stack()) }
 
 // sendTo makes the first attempts for one subscriber and returns the records to
-// write. The events from number done on are left to another page.
+// write. The events from index done on are left to another page.
 func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.Subscriber, read time.Time, late func() bool,
 ) (notes []store.Op, done int, err error) {
-	right, err := d.Ender.Review.Subscriber(ctx, t.Workspace, t.Pattern, sub, false)
+	right, err := d.Terminator.Review.Subscriber(ctx, t.Workspace, t.Pattern, sub, false)
 	if err != nil {
-		return d.over(ctx, t, sub, err)
+		return d.terminate(ctx, t, sub, err)
 	}
 	for i := range t.Events {
 		e := &t.Events[i]
@@ -274,13 +274,13 @@ func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.S
 			if t.Hops < maxHops {
 				return notes, i, nil
 			}
-			if err := d.divert(ctx, t.Workspace, sub, e); err != nil { // ends the row of pages
+			if err := d.toSlowLane(ctx, t.Workspace, sub, e); err != nil { // no further page
 				return notes, i, err
 			}
 			continue
 		}
 		if sub.Suspended != 0 {
-			if err := d.hold(ctx, t.Workspace, sub, e); err != nil {
+			if err := d.addToBacklog(ctx, t.Workspace, sub, e); err != nil {
 				return notes, i, err
 			}
 			continue
@@ -296,17 +296,17 @@ func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.S
 			}
 		}
 		if !d.Gate.enter(sub.ID, read) {
-			return notes, i, nil // another page will see whether it was made anew
+			return notes, i, nil // another page sees whether it was created anew
 		}
-		note, err := d.first(ctx, t.Workspace, sub, e, func() bool {
+		note, err := d.firstAttempt(ctx, t.Workspace, sub, e, func() bool {
 			if d.Gate == nil {
-				return time.Since(read) <= stale+waitForPlace
+				return time.Since(read) <= stale+slotWait
 			}
 			return d.Gate.enter(sub.ID, read)
 		})
 		notes = append(notes, note...)
-		if errors.Is(err, errUnserved) {
-			return notes, i, nil // another page will see
+		if errors.Is(err, errMaybeEnded) {
+			return notes, i, nil // another page sees
 		}
 		if err != nil {
 			return notes, i, err
@@ -315,22 +315,21 @@ func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.S
 	return notes, len(t.Events), nil
 }
 
-// over is the result of a page for a subscriber that may not go on, as far as is known
-// here: it ends, or, if it turns out that what is known here is old, a further page looks
-// at it anew.
-func (d *Dispatcher) over(ctx context.Context, t PageTask, sub *subscription.Subscriber, err error) (notes []store.Op, done int, _ error) {
-	if _, is := errors.AsType[*subscription.Ended](err); !is {
+// terminate is sendTo for a subscriber that may not go on by the catalog of this process: it
+// is terminated, or, if that catalog turns out to be old, left to a further page.
+func (d *Dispatcher) terminate(ctx context.Context, t PageTask, sub *subscription.Subscriber, err error) (notes []store.Op, done int, _ error) {
+	if _, is := errors.AsType[*subscription.Terminated](err); !is {
 		return nil, 0, err
 	}
 	if sub.Until != 0 && d.now().Unix() >= sub.Until {
 		return nil, len(t.Events), nil
 	}
-	ended, err := d.Ender.End(ctx, t.Workspace, sub.Principal, sub.ID)
+	ended, err := d.Terminator.Terminate(ctx, t.Workspace, sub.Principal, sub.ID)
 	if err != nil {
 		return nil, 0, err
 	}
 	if !ended && t.Hops >= maxHops {
-		return nil, 0, fault.New(fault.Unavailable, "what is known here of the subscription stays old")
+		return nil, 0, fault.New(fault.Unavailable, "the catalog in this process is still older than the subscription")
 	}
 	if !ended {
 		return nil, 0, nil
@@ -338,9 +337,9 @@ func (d *Dispatcher) over(ctx context.Context, t PageTask, sub *subscription.Sub
 	return nil, len(t.Events), nil
 }
 
-// divert turns a first attempt into a single delivery on the slow lane.
-func (d *Dispatcher) divert(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event) error {
+// toSlowLane turns a first attempt into a single delivery in the slow lane.
+func (d *Dispatcher) toSlowLane(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event) error {
 	now := d.now()
-	_, err := d.scheduleNext(ctx, newChain(workspace, sub, e, now), e, 0, store.Key{}, now.Add(d.rate.delay(endpointID(sub.Target.URL), now)))
+	_, err := d.scheduleNext(ctx, newDelivery(workspace, sub, e, now), e, 0, store.Key{}, now.Add(d.rate.delay(endpointID(sub.Target.URL), now)))
 	return err
 }

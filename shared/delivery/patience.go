@@ -11,41 +11,41 @@ import (
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
-// first makes the first attempt of a delivery, in the fast lane. An endpoint that hangs
-// would keep the page, its place among the attempts and with that all others until the
-// timeout. So after [Options.Patience] the delivery is the slow lane's. The attempt goes on
-// beside its page if few do: the delivery becomes a chain of which nothing is recorded
-// yet, due when the attempt must have ended, and the attempt's outcome continues it. If
-// the process dies, the chain is there; if the attempt ends, the chain's message is stale. Other
-// attempts are cut off and made anew in the slow lane, which the endpoint may see as a repetition.
+// firstAttempt makes the first attempt of a delivery, in the fast lane. An endpoint that hangs
+// would block the page, and with it all other subscribers, until the timeout. So after
+// [Options.Patience] the delivery belongs to the slow lane. A few attempts may go on detached
+// from their page: the delivery is stored without an attempt, due when the attempt must have
+// ended, and the outcome then replaces it. If the process dies, the stored delivery is
+// retried; if the attempt ends, its message is stale. All other attempts are canceled and made
+// anew in the slow lane, which the endpoint may see as a repetition.
 //
-// May is asked when nothing is left to wait for: [errUnserved] is the result if it says no.
-func (d *Dispatcher) first(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event, may func() bool) ([]store.Op, error) {
+// May is asked last, right before the POST: the result is [errMaybeEnded] if it says no.
+func (d *Dispatcher) firstAttempt(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event, may func() bool) ([]store.Op, error) {
 	target := sub.Target.URL
 	id := endpointID(target)
 	if d.rate.awaited(id, d.now()) || !d.rate.allow(ctx, id) || !d.endpoints.enterFast(ctx, id, target, d.now()) {
-		return nil, d.divert(ctx, workspace, sub, e)
+		return nil, d.toSlowLane(ctx, workspace, sub, e)
 	}
-	c := newChain(workspace, sub, e, d.now())
+	del := newDelivery(workspace, sub, e, d.now())
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	together := context.AfterFunc(ctx, cancel)
-	defer together()
+	stop := context.AfterFunc(ctx, cancel)
+	defer stop()
 	held := d.bytes.fast(len(e.Data))
 	if !may() {
 		cancel()
 		held.release()
 		d.endpoints.leaveFast(id, target, webhook.Outcome{Category: webhook.Aborted}, d.now())
-		return nil, errUnserved
+		return nil, errMaybeEnded
 	}
 	if d.Options.Patience == 0 {
 		defer cancel()
 		out := d.attempt(own, workspace, sub, e, 1)
 		held.release()
 		d.endpoints.leaveFast(id, target, out, d.now())
-		return d.outcome(ctx, workspace, sub, e, c, 0, store.Key{}, out)
+		return d.outcome(ctx, workspace, sub, e, del, 0, store.Key{}, out)
 	}
 	answer := make(chan webhook.Outcome, 1)
-	d.beside.Go(func() {
+	d.attempts.Go(func() {
 		answer <- d.attempt(own, workspace, sub, e, 1)
 		held.release()
 	})
@@ -55,17 +55,17 @@ func (d *Dispatcher) first(ctx context.Context, workspace string, sub *subscript
 	case out := <-answer:
 		cancel()
 		d.endpoints.leaveFast(id, target, out, d.now())
-		return d.outcome(ctx, workspace, sub, e, c, 0, store.Key{}, out)
+		return d.outcome(ctx, workspace, sub, e, del, 0, store.Key{}, out)
 	case <-patience.C:
 	}
-	mayGoOn := d.endpoints.hangs(id, target, d.now())
-	if mayGoOn && d.goAside(ctx, c, e, held) {
-		d.beside.Go(func() {
-			defer func() { <-d.aside }()
+	mayGoOn := d.endpoints.outlivesPatience(id, target, d.now())
+	if mayGoOn && d.detach(ctx, del, e, held) {
+		d.attempts.Go(func() {
+			defer func() { <-d.detachedSlots }()
 			defer cancel()
 			out := <-answer
 			d.endpoints.leaveHanging(id, target, out, d.now())
-			d.continued(own, workspace, *sub, *e, c, out)
+			d.recordDetached(own, workspace, *sub, *e, del, out)
 		})
 		return nil, nil
 	}
@@ -74,53 +74,53 @@ func (d *Dispatcher) first(ctx context.Context, workspace string, sub *subscript
 	if mayGoOn {
 		d.endpoints.leaveHanging(id, target, out, d.now())
 	}
-	if ours(out) && ctx.Err() == nil {
-		return nil, d.divert(ctx, workspace, sub, e)
+	if internal(out) && ctx.Err() == nil {
+		return nil, d.toSlowLane(ctx, workspace, sub, e)
 	}
-	return d.outcome(ctx, workspace, sub, e, c, 0, store.Key{}, out) // the answer came just then
+	return d.outcome(ctx, workspace, sub, e, del, 0, store.Key{}, out) // the answer came just then
 }
 
 // errUnserved says that a subscription may have ended since its page was read.
-var errUnserved = errors.New("delivery: the subscription may have ended")
+var errMaybeEnded = errors.New("delivery: the subscription may have ended")
 
-// goAside gets a place for an attempt that goes on beside its page, moves what it holds to
-// the budget of those that hang, and writes the chain that its outcome continues.
-func (d *Dispatcher) goAside(ctx context.Context, c *chain, e *event.Event, held *share) bool {
+// detach lets an attempt outlive its page: it takes a slot, moves the attempt's bytes to the
+// budget of hanging ones, and writes the delivery that its outcome will replace.
+func (d *Dispatcher) detach(ctx context.Context, del *delivery, e *event.Event, held *share) bool {
 	select {
-	case d.aside <- struct{}{}:
+	case d.detachedSlots <- struct{}{}:
 	default:
 		return false
 	}
 	if !d.bytes.hang(held) {
-		<-d.aside
+		<-d.detachedSlots
 		return false
 	}
 	due := d.now().Add(max(d.Options.Timeout, d.Options.EventsTimeout))
-	mine, err := d.scheduleNext(ctx, c, e, 0, store.Key{}, due)
+	mine, err := d.scheduleNext(ctx, del, e, 0, store.Key{}, due)
 	if err != nil || !mine {
-		<-d.aside
+		<-d.detachedSlots
 		return false
 	}
 	return true
 }
 
-// continued records the outcome of an attempt that went on beside its page.
-func (d *Dispatcher) continued(ctx context.Context, workspace string, sub subscription.Subscriber, e event.Event, c *chain, out webhook.Outcome) {
-	notes, err := d.outcome(ctx, workspace, &sub, &e, c, c.item().Version, dueKey(c.Workspace, c.Subscription, c.key(), c.DueAt), out)
+// recordDetached records the outcome of a detached attempt.
+func (d *Dispatcher) recordDetached(ctx context.Context, workspace string, sub subscription.Subscriber, e event.Event, del *delivery, out webhook.Outcome) {
+	notes, err := d.outcome(ctx, workspace, &sub, &e, del, del.item().Version, dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt), out)
 	if err == nil && len(notes) > 0 {
 		err = d.DB.WriteAll(ctx, notes...)
 	}
 	if err != nil {
-		d.log().WarnContext(ctx, "outcome lost; the attempt is made again when it is due",
+		d.log().WarnContext(ctx, "attempt outcome lost",
 			"subscription", sub.ID, "event", e.ID, "error", err)
 	}
 }
 
-// Wait returns when no attempt goes on beside its page, or ctx ends.
+// Wait returns when no detached attempt is left, or ctx ends.
 func (d *Dispatcher) Wait(ctx context.Context) {
 	done := make(chan struct{})
 	go func() {
-		d.beside.Wait()
+		d.attempts.Wait()
 		close(done)
 	}()
 	select {

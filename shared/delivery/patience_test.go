@@ -55,7 +55,7 @@ func TestEndpointsThatHangDoNotHoldOthersUp(t *testing.T) {
 		_, d, _ := r.process()
 		d.Options.Concurrency, d.Options.Patience = 4, 2*time.Second
 		d = NewDispatcher(&Dispatcher{
-			DB: d.DB, Queue: d.Queue, Subscriptions: d.Subscriptions, Catalog: d.Catalog, Opener: d.Opener, Ender: d.Ender,
+			DB: d.DB, Queue: d.Queue, Subscriptions: d.Subscriptions, Catalog: d.Catalog, Opener: d.Opener, Terminator: d.Terminator,
 			Options: d.Options, Log: d.Log, Poster: &crowd{got: map[string]int{}},
 		})
 		task := PageTask{V: taskVersion, Workspace: "default", Pattern: key, Count: 12, Events: someEvents(3, 60)}

@@ -18,7 +18,7 @@ import (
 // failure over the last hour, not by a count (SEP-3415, webhook event delivery). All
 // dispatchers share the rate without sharing a counter: each writes what it
 // saw in a minute as an item of its own beside the subscription's status, in
-// batches that are written anyway, and whoever records a failure adds them up.
+// batches that are written anyway, and the one that records a failure adds them up.
 //
 // Failures are written at once. Successes are not worth a write each: a
 // dispatcher writes them with the status, at the latest when they have doubled.
@@ -81,9 +81,9 @@ func (r *rates) get(workspace, id string, now time.Time) *tally {
 	return t
 }
 
-// saw takes an attempt in, and returns the writes that are due: all after a
+// count counts an attempt, and returns the writes that are due: all after a
 // failure or when flush is set, none or all after a success.
-func (r *rates) saw(workspace, id string, failed, flush bool, now time.Time) (due []store.Op) {
+func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (due []store.Op) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	t := r.get(workspace, id, now)

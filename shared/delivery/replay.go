@@ -16,7 +16,7 @@ type Replayer struct {
 	Queue queue.Sender
 }
 
-// MaxReplay bounds one replay; a client with a longer gap is told so.
+// MaxReplay bounds one replay; a client with a longer gap gets truncated.
 const MaxReplay = 5000
 
 // Replay implements [subscription.Replayer]: it enqueues the events of the
@@ -55,13 +55,13 @@ func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, aft
 	return false, nil
 }
 
-// Resume implements [subscription.Replayer]: dispatch goes on with what it held
-// back while the subscription was suspended.
-func (r *Replayer) Resume(ctx context.Context, s *subscription.Subscription) error {
+// Reactivate implements [subscription.Replayer]: dispatch makes the deliveries that were
+// suspended with the subscription.
+func (r *Replayer) Reactivate(ctx context.Context, s *subscription.Subscription) error {
 	task := PageTask{
 		V: taskVersion, Workspace: s.Workspace, Range: subscription.At(s.ID),
-		Resume: &Resume{Principal: s.Principal, Subscription: s.ID},
+		Reactivation: &Reactivation{Principal: s.Principal, Subscription: s.ID},
 	}
 	err := r.Queue.Send(ctx, queue.Deliveries, queue.Outgoing{Body: task.encode()})
-	return fault.Wrap(fault.Unavailable, err, "resume a subscription")
+	return fault.Wrap(fault.Unavailable, err, "reactivate the deliveries of a subscription")
 }

@@ -20,7 +20,7 @@ type Retry struct {
 	// SaveEvery is that of [periodic.Minutes].
 	SaveEvery time.Duration
 	Now       func() time.Time
-	// Log gets what cannot be read; nil is slog.Default.
+	// Log gets items that cannot be decoded; nil is slog.Default.
 	Log *slog.Logger
 }
 
@@ -43,7 +43,7 @@ func (r *Retry) now() time.Time {
 
 // Run does one round and reports how many deliveries it moved. An entry is
 // deleted after its message was sent: a crash in between sends it twice, and the second
-// finds its attempt recorded.
+// message is stale.
 func (r *Retry) Run(ctx context.Context) (moved int, err error) {
 	now := r.now()
 	due := periodic.Minutes{
@@ -84,7 +84,7 @@ func (r *Retry) move(ctx context.Context, partition string, now time.Time, only 
 			it := &page.Items[i]
 			var e dueEntry
 			if err := json.Unmarshal(it.Value, &e); err != nil {
-				if err := r.setAside(ctx, it, fault.Wrap(fault.Invalid, err, "the due entry cannot be decoded")); err != nil {
+				if err := r.deadLetter(ctx, it, fault.Wrap(fault.Invalid, err, "the due entry cannot be decoded")); err != nil {
 					return moved, err
 				}
 				continue
@@ -111,12 +111,12 @@ func (r *Retry) move(ctx context.Context, partition string, now time.Time, only 
 	}
 }
 
-func (r *Retry) setAside(ctx context.Context, it *store.Item, reason error) error {
+func (r *Retry) deadLetter(ctx context.Context, it *store.Item, reason error) error {
 	log := r.Log
 	if log == nil {
 		log = slog.Default()
 	}
-	return SetAside(r.DB, r.Queue, r.now, log)(ctx, it, reason)
+	return DeadLetterItem(r.DB, r.Queue, r.now, log)(ctx, it, reason)
 }
 
 // Entries lie in the minute in which they are due. After the clock was set back, those that
@@ -135,7 +135,7 @@ type search struct {
 func (r *Retry) clockSetBack(ctx context.Context, now, was time.Time) error {
 	items, err := r.DB.Get(ctx, aheadKey)
 	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "read what is to be searched after the clock was set back")
+		return fault.Wrap(fault.Unavailable, err, "read the position of the search after a clock change")
 	}
 	next := search{V: taskVersion, Was: was.Unix(), Until: was.Add(longest).Unix()}
 	if items[0] != nil {
@@ -158,11 +158,11 @@ func (r *Retry) clockSetBack(ctx context.Context, now, was time.Time) error {
 func (r *Retry) ahead(ctx context.Context, now time.Time) (moved int, err error) {
 	items, err := r.DB.Get(ctx, aheadKey)
 	if err != nil || items[0] == nil {
-		return 0, fault.Wrap(fault.Unavailable, err, "read what is to be searched after the clock was set back")
+		return 0, fault.Wrap(fault.Unavailable, err, "read the position of the search after a clock change")
 	}
 	var s search
 	if err := json.Unmarshal(items[0].Value, &s); err != nil {
-		return 0, r.setAside(ctx, items[0], fault.Wrap(fault.Invalid, err, "the position of the search cannot be decoded"))
+		return 0, r.deadLetter(ctx, items[0], fault.Wrap(fault.Invalid, err, "the position of the search after a clock change cannot be decoded"))
 	}
 	had := items[0].Version
 	for from, until := time.Unix(had, 0), time.Unix(s.Until, 0); !from.After(until); {
@@ -179,7 +179,7 @@ func (r *Retry) ahead(ctx context.Context, now time.Time) (moved int, err error)
 			return moved, nil // another round searches, or the clock was set back again
 		}
 		if err != nil {
-			return moved, fault.Wrap(fault.Unavailable, err, "write how far was searched")
+			return moved, fault.Wrap(fault.Unavailable, err, "save the position of the search after a clock change")
 		}
 		had = from.Unix()
 	}
@@ -187,7 +187,7 @@ func (r *Retry) ahead(ctx context.Context, now time.Time) (moved int, err error)
 	if errors.Is(err, store.ErrConflict) {
 		err = nil
 	}
-	return moved, fault.Wrap(fault.Unavailable, err, "end the search")
+	return moved, fault.Wrap(fault.Unavailable, err, "end the search after a clock change")
 }
 
 // misplaced reports whether an entry was written by a clock that was ahead of this one.

@@ -52,12 +52,12 @@ func TestEventsOfOneIDAreRetriedEachByItself(t *testing.T) {
 // TestTasksWithoutKeyAreRead retries a delivery that was written when deliveries
 // were found by the event's id.
 func TestTasksWithoutKeyAreRead(t *testing.T) {
-	c := &chain{Workspace: "default", Subscription: "sub_1", Event: "1", Target: "https://hooks.example.com/a"}
-	if got := c.item().Key; got != chainKey("default", "sub_1", "1") {
-		t.Errorf("the chain lies at %v", got)
+	del := &delivery{Workspace: "default", Subscription: "sub_1", Event: "1", Target: "https://hooks.example.com/a"}
+	if got := del.item().Key; got != deliveryKey("default", "sub_1", "1") {
+		t.Errorf("the delivery lies at %v", got)
 	}
 	var due dueEntry
-	if err := json.Unmarshal(c.dueEntry().Value, &due); err != nil {
+	if err := json.Unmarshal(del.dueEntry().Value, &due); err != nil {
 		t.Fatal(err)
 	}
 	if due.Task.key() != "1" {

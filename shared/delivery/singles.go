@@ -17,8 +17,8 @@ import (
 )
 
 // Singles is the [queue.Handler] of the slow queue: further attempts, and first ones to
-// endpoints known to be slow. All of a batch run at once. A delivery whose endpoint has no place
-// for it now is not attempted: it is reported as failed and comes again after seconds,
+// endpoints known to be slow. All of a batch run at once. A delivery whose endpoint has no free
+// slot is not attempted: it is reported as failed and redelivered after seconds,
 // which costs no write and none of its attempts.
 func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	var (
@@ -48,9 +48,9 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 				defer mu.Unlock()
 				notes = append(notes, ops...)
 				made[t.id()] = ops
-			case errors.Is(err, errLater):
+			case errors.Is(err, errNoSlot):
 				fail(m)
-			case !d.failedOurselves(ctx, m, t, err):
+			case !d.failedInternally(ctx, m, t, err):
 				fail(m)
 			}
 		})
@@ -60,8 +60,8 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 		ctx, cancel := finishing(ctx)
 		defer cancel()
 		if err := d.DB.WriteAll(ctx, notes...); err != nil {
-			// Among them are the ends of chains. The messages come again, and this process
-			// writes them then without another attempt.
+			// Among them are ends of deliveries. The messages are redelivered, and this process
+			// then writes them without another attempt.
 			for id, ops := range made {
 				d.unrecorded.Put(id, ops)
 			}
@@ -71,14 +71,14 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 	return failed, nil
 }
 
-// errLater says that an endpoint has no place for an attempt now.
-var errLater = errors.New("delivery: the endpoint has no place for the attempt now")
+// errLater says that an endpoint has no free slot for an attempt.
+var errNoSlot = errors.New("delivery: the endpoint has no free slot")
 
 const (
-	// laterReceives is how often a delivery waits for its endpoint in the queue; then it
+	// laterReceives is how often a delivery waits for its endpoint in the queue; afterwards it
 	// waits in the due table.
 	laterReceives = 12
-	// laterDue is how long it waits there, at least; longer than a queue holds a message,
+	// laterDue is how long it waits there, at least; longer than a queue delays a message,
 	// so that the one entry replaces all messages.
 	laterDue = queue.MaxDelay
 )
@@ -90,19 +90,19 @@ func (d *Dispatcher) once(ctx context.Context, m queue.Message, t SingleTask) (n
 		return ops, nil
 	}
 	notes, err = d.inSlowLane(ctx, m, t)
-	if errors.Is(err, errLater) && m.Received >= laterReceives {
+	if errors.Is(err, errNoSlot) && m.Received >= laterReceives {
 		return nil, d.waitInDueTable(ctx, t, laterDue, nil)
 	}
 	return notes, err
 }
 
-// inSlowLane makes the attempt that a task asks for when its endpoint has a place for it.
+// inSlowLane makes the attempt that a task asks for if its endpoint has a free slot.
 func (d *Dispatcher) inSlowLane(ctx context.Context, m queue.Message, t SingleTask) ([]store.Op, error) {
 	id := t.endpoint()
 	wait, ok := d.endpoints.enterSlow(ctx, id, d.now())
 	if !ok {
 		if wait < laterDue {
-			return nil, errLater
+			return nil, errNoSlot
 		}
 		return nil, d.waitInDueTable(ctx, t, wait, nil)
 	}
@@ -111,11 +111,11 @@ func (d *Dispatcher) inSlowLane(ctx context.Context, m queue.Message, t SingleTa
 	defer func() { d.endpoints.leaveSlow(id, target, out, d.now()) }()
 	return d.single(ctx, t, func(url string, n int, post func() webhook.Outcome) (webhook.Outcome, error) {
 		if !d.rate.allow(ctx, id) {
-			return webhook.Outcome{}, errLater
+			return webhook.Outcome{}, errNoSlot
 		}
 		held, ok := d.bytes.slow(n, d.endpoints.isOpen(id))
 		if !ok {
-			return webhook.Outcome{}, errLater
+			return webhook.Outcome{}, errNoSlot
 		}
 		defer held.release()
 		target, out = url, post()
@@ -123,61 +123,61 @@ func (d *Dispatcher) inSlowLane(ctx context.Context, m queue.Message, t SingleTa
 	})
 }
 
-// waitInDueTable puts a delivery off whose endpoint has had no place for it for long. One
-// that has used up the time of its schedule ends, with the attempts that it had.
-// Failure, if not nil, is then recorded as the reason.
+// waitInDueTable postpones a delivery whose endpoint has had no free slot for long. When the
+// time of its schedule has passed, it is dead-lettered with the attempts that it had.
+// Failure, if not nil, is then recorded as the last one.
 func (d *Dispatcher) waitInDueTable(ctx context.Context, t SingleTask, wait time.Duration, failure *attempt) error {
-	items, err := d.DB.Get(ctx, chainKey(t.Workspace, t.Subscription, t.key()))
+	items, err := d.DB.Get(ctx, deliveryKey(t.Workspace, t.Subscription, t.key()))
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read a delivery")
 	}
-	c, err := current(items[0], t)
-	if err != nil || c == nil {
+	del, err := current(items[0], t)
+	if err != nil || del == nil {
 		return err
 	}
 	now := d.now()
-	had, was := items[0].Version, dueKey(c.Workspace, c.Subscription, c.key(), c.DueAt)
-	if c.Control == nil && now.Sub(c.First) > d.schedule(c.Origin).total() {
+	had, was := items[0].Version, dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt)
+	if del.Control == nil && now.Sub(del.First) > d.schedule(del.Origin).total() {
 		if failure != nil {
-			c.Attempts = append(c.Attempts, *failure)
+			del.Attempts = append(del.Attempts, *failure)
 		}
-		_, err := d.bury(ctx, c, nil, had, was)
+		_, err := d.deadLetter(ctx, del, nil, had, was)
 		return err
 	}
 	wait = max(wait, laterDue)
-	_, err = d.writeNext(ctx, c, had, was, now.Add(wait+rand.N(wait/5)))
+	_, err = d.writeNext(ctx, del, had, was, now.Add(wait+rand.N(wait/5)))
 	return err
 }
 
-// current decodes the chain that a task is about; nil when the task is stale.
-func current(it *store.Item, t SingleTask) (*chain, error) {
+// current decodes the delivery that a task is for; nil when the task is stale.
+func current(it *store.Item, t SingleTask) (*delivery, error) {
 	if it == nil {
 		return nil, nil // delivered, or ended with its subscription
 	}
-	c, err := decodeChain(it)
-	if err != nil || c.State != statePending || len(c.Attempts)+1 != t.Attempt {
+	del, err := decodeDelivery(it)
+	if err != nil || del.State != statePending || len(del.Attempts)+1 != t.Attempt {
 		return nil, err
 	}
-	return c, nil
+	return del, nil
 }
 
-// poster makes an attempt with an event of n bytes, if there is room for it.
+// poster makes an attempt with an event of n bytes, if the memory budget allows it.
 type poster func(url string, n int, post func() webhook.Outcome) (webhook.Outcome, error)
 
 // single makes the attempt that a task asks for, unless it is stale.
 func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]store.Op, error) {
-	items, err := d.DB.Get(ctx, chainKey(t.Workspace, t.Subscription, t.key()), bodyKey(t.Workspace, t.key()))
+	items, err := d.DB.Get(ctx, deliveryKey(t.Workspace, t.Subscription, t.key()), bodyKey(t.Workspace, t.key()))
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a delivery")
 	}
-	c, err := current(items[0], t)
-	if err != nil || c == nil {
+	del, err := current(items[0], t)
+	if err != nil || del == nil {
 		return nil, err
 	}
 	had := items[0].Version
-	was := dueKey(c.Workspace, c.Subscription, c.key(), c.DueAt)
-	if c.Control != nil {
-		return d.tell(ctx, c, had, was, at)
+	was := dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt)
+	if del.Control != nil {
+		return d.sendNotice(ctx, del, had, was, at)
 	}
 	read := time.Now()
 	record, err := d.Subscriptions.Lookup(ctx, t.Workspace, t.Principal, t.Subscription)
@@ -188,23 +188,23 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 		return []store.Op{store.Delete(items[0].Key), store.Delete(was)}, nil
 	}
 	if record.State == subscription.Suspended {
-		return nil, d.park(ctx, c, had, was)
+		return nil, d.suspend(ctx, del, had, was)
 	}
 	if items[1] == nil {
-		d.log().WarnContext(ctx, "event expired before its delivery", "subscription", t.Subscription, "event", t.Event)
-		_, err := d.bury(ctx, c, nil, had, was)
+		d.log().WarnContext(ctx, "event expired before delivery", "subscription", t.Subscription, "event", t.Event)
+		_, err := d.deadLetter(ctx, del, nil, had, was)
 		return nil, err
 	}
 	var e event.Event
 	if err := json.Unmarshal(items[1].Value, &e); err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "decode a kept event")
+		return nil, fault.Wrap(fault.Internal, err, "decode a stored event")
 	}
-	right, err := d.Ender.Review.Subscription(ctx, record, false)
-	if _, is := errors.AsType[*subscription.Ended](err); is {
-		if _, err := d.Ender.End(ctx, t.Workspace, t.Principal, t.Subscription); err != nil {
+	right, err := d.Terminator.Review.Subscription(ctx, record, false)
+	if _, is := errors.AsType[*subscription.Terminated](err); is {
+		if _, err := d.Terminator.Terminate(ctx, t.Workspace, t.Principal, t.Subscription); err != nil {
 			return nil, err
 		}
-		return d.single(ctx, t, at) // it is gone, or what was known here was old
+		return d.single(ctx, t, at) // it is gone, or the catalog here was old
 	}
 	if err != nil {
 		return nil, err
@@ -216,16 +216,16 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 	}
 	sub := record.Subscriber()
 	if !d.Gate.enter(sub.ID, read) {
-		return d.single(ctx, t, at) // it has ended since, and may have been made anew
+		return d.single(ctx, t, at) // it has ended since, and may have been created anew
 	}
 	out, err := at(sub.Target.URL, len(e.Data), func() webhook.Outcome {
 		if !d.Gate.enter(sub.ID, read) {
-			return webhook.Outcome{Category: webhook.Aborted, Err: errUnserved}
+			return webhook.Outcome{Category: webhook.Aborted, Err: errMaybeEnded}
 		}
 		return d.attempt(ctx, t.Workspace, &sub, &e, t.Attempt)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return d.outcome(ctx, t.Workspace, &sub, &e, c, had, was, out)
+	return d.outcome(ctx, t.Workspace, &sub, &e, del, had, was, out)
 }

@@ -4,11 +4,13 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/bounded"
 )
 
 // TestStatusesOfOneEventToVeryMany: AWS-15. Statuses of a wide fan-out are bounded.
 func TestStatusesOfOneEventToVeryMany(t *testing.T) {
-	var s statuses
+	s := statuses{seen: bounded.NewMap[string, seenStatus](maxStatuses)}
 	at := time.Unix(1_800_000_000, 0)
 	written := func(id string, retried bool, now time.Time) bool {
 		_, due := s.delivered("default", id, retried, now)
@@ -32,7 +34,7 @@ func TestStatusesOfOneEventToVeryMany(t *testing.T) {
 	if !written("retried", true, at) {
 		t.Error("the success of a retry was not written")
 	}
-	s.note("default#failing", seenStatus{written: at, failing: true})
+	s.seen.Put("default#failing", seenStatus{written: at, failing: true})
 	if !written("failing", false, at) {
 		t.Error("the success after a failure was not written")
 	}

@@ -12,33 +12,33 @@ import (
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-// While a subscription is suspended its deliveries stand still, without using
-// up their retries (SEP-3415, webhook event delivery): a chain that comes due is held, as
+// While a subscription is suspended its deliveries form a backlog, without using
+// up their retries (SEP-3415, webhook event delivery): a delivery that comes due is suspended, as
 // its item alone, without a due entry. An event that was published before the suspension
-// and is dispatched after it is held, too; later ones are in the log. A refresh
-// first makes the subscription active, then has the held chains go on and the log
-// replayed. Who holds a chain looks at the subscription again afterwards, so that
+// and is dispatched after it joins the backlog, too; later ones are in the log. A refresh
+// first makes the subscription active, then reactivates the backlog and replays the
+// log. Whoever suspends a delivery reads the subscription again afterwards, so that
 // one of the two sees the other.
 
-// stateHeld is the state of a chain that stands still.
-const stateHeld = "held"
+// stateSuspended is the state of a delivery in the backlog.
+const stateSuspended = "held"
 
-// hold keeps an event back from a suspended subscriber.
-func (d *Dispatcher) hold(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event) error {
+// addToBacklog suspends the delivery of an event to a suspended subscriber.
+func (d *Dispatcher) addToBacklog(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event) error {
 	if e.Published.After(time.UnixMicro(sub.Suspended).Add(2 * eventlog.MaxSkew)) {
 		return nil // the replay brings it
 	}
-	c := newChain(workspace, sub, e, d.now())
-	if err := d.storeBody(ctx, e, c.key()); err != nil {
+	del := newDelivery(workspace, sub, e, d.now())
+	if err := d.storeBody(ctx, e, del.key()); err != nil {
 		return err
 	}
-	return d.park(ctx, c, 0, store.Key{})
+	return d.suspend(ctx, del, 0, store.Key{})
 }
 
-// park writes a chain as held; was is its due entry so far.
-func (d *Dispatcher) park(ctx context.Context, c *chain, had int64, was store.Key) error {
-	c.State, c.Due, c.DueAt = stateHeld, time.Time{}, time.Time{}
-	ops := []store.Op{store.Put(c.item(), continues(had))}
+// suspend puts a delivery into the backlog; was is its due entry so far.
+func (d *Dispatcher) suspend(ctx context.Context, del *delivery, had int64, was store.Key) error {
+	del.State, del.Due, del.DueAt = stateSuspended, time.Time{}, time.Time{}
+	ops := []store.Op{store.Put(del.item(), continues(had))}
 	if was != (store.Key{}) {
 		ops = append(ops, store.Delete(was))
 	}
@@ -47,43 +47,43 @@ func (d *Dispatcher) park(ctx context.Context, c *chain, had int64, was store.Ke
 		return nil // it went on elsewhere
 	}
 	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "hold a delivery")
+		return fault.Wrap(fault.Unavailable, err, "suspend a delivery")
 	}
-	record, err := d.Subscriptions.Lookup(ctx, c.Workspace, c.Principal, c.Subscription)
+	record, err := d.Subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
 	if err != nil || record == nil || record.State == subscription.Suspended {
 		return err
 	}
-	return d.release(ctx, c)
+	return d.reactivate(ctx, del)
 }
 
-// release lets a held chain go on where it stood.
-func (d *Dispatcher) release(ctx context.Context, c *chain) error {
-	c.State = statePending
-	_, err := d.writeNext(ctx, c, c.item().Version, store.Key{}, d.now())
+// reactivate schedules the next attempt of a suspended delivery.
+func (d *Dispatcher) reactivate(ctx context.Context, del *delivery) error {
+	del.State = statePending
+	_, err := d.writeNext(ctx, del, del.item().Version, store.Key{}, d.now())
 	return err
 }
 
-// resume releases what was held back for a subscription that is served again.
-func (d *Dispatcher) resume(ctx context.Context, workspace string, r Resume) error {
+// reactivateBacklog reactivates all suspended deliveries of a subscription.
+func (d *Dispatcher) reactivateBacklog(ctx context.Context, workspace string, r Reactivation) error {
 	record, err := d.Subscriptions.Lookup(ctx, workspace, r.Principal, r.Subscription)
 	if err != nil || record == nil || record.State == subscription.Suspended {
 		return err
 	}
-	q := store.Query{Table: store.Deliveries, Partition: chainKey(workspace, r.Subscription, "").Partition}
+	q := store.Query{Table: store.Deliveries, Partition: deliveryKey(workspace, r.Subscription, "").Partition}
 	for {
 		page, err := d.DB.Query(ctx, q)
 		if err != nil {
-			return fault.Wrap(fault.Unavailable, err, "list the deliveries that were held back")
+			return fault.Wrap(fault.Unavailable, err, "list the suspended deliveries")
 		}
 		for i := range page.Items {
-			c, err := decodeChain(&page.Items[i])
+			del, err := decodeDelivery(&page.Items[i])
 			if err != nil {
 				return err
 			}
-			if c.State != stateHeld {
+			if del.State != stateSuspended {
 				continue
 			}
-			if err := d.release(ctx, c); err != nil {
+			if err := d.reactivate(ctx, del); err != nil {
 				return err
 			}
 		}

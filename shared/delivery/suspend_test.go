@@ -104,7 +104,7 @@ func TestSuspension(t *testing.T) {
 					}
 					d := all[i%len(all)]
 					e := &event.Event{Workspace: "default", ID: fmt.Sprint("e", i), URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{}`)}
-					notes, err := d.outcome(t.Context(), "default", &sub, e, newChain("default", &sub, e, r.now), 0, dueKey("", "", "", r.now), out)
+					notes, err := d.outcome(t.Context(), "default", &sub, e, newDelivery("default", &sub, e, r.now), 0, dueKey("", "", "", r.now), out)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -156,8 +156,8 @@ func TestSuspension(t *testing.T) {
 		if n := len(r.posts); n != before {
 			t.Fatalf("%d posts, want the %d before the suspension", n, before)
 		}
-		if st := r.chainState(id, "before"); st != stateHeld {
-			t.Fatalf("the delivery is %s, not held", st)
+		if st := r.deliveryState(id, "before"); st != stateSuspended {
+			t.Fatalf("the delivery is %s, not suspended", st)
 		}
 		r.publish("meanwhile")
 		r.run()
@@ -176,12 +176,12 @@ func TestSuspension(t *testing.T) {
 		if n := posted(r); n["before"] != before+1 || n["meanwhile"] != 1 {
 			t.Errorf("posts: %v", n)
 		}
-		if st := r.chainState(id, "before"); st != "none" {
-			t.Errorf("a chain is left %s", st)
+		if st := r.deliveryState(id, "before"); st != "none" {
+			t.Errorf("a delivery is left %s", st)
 		}
 	})
 
-	t.Run("EVX-14 an event that was under way when delivery was suspended is held", func(t *testing.T) {
+	t.Run("EVX-14 an event that was under way when delivery was suspended joins the backlog", func(t *testing.T) {
 		r := newRig(t)
 		id := r.subscribe().ID
 		r.publish("waiting")
@@ -273,8 +273,8 @@ func TestSuspensionSurvivesCrashes(t *testing.T) {
 				text, _ := json.Marshal(n)
 				t.Fatalf("death at step %d (late %v): posts %s", point, late, text)
 			}
-			if st := r.chainState(id, "before"); st != "none" {
-				t.Fatalf("death at step %d (late %v): a chain is left %s", point, late, st)
+			if st := r.deliveryState(id, "before"); st != "none" {
+				t.Fatalf("death at step %d (late %v): a delivery is left %s", point, late, st)
 			}
 			if survived {
 				if point < 15 {

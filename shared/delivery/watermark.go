@@ -15,13 +15,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-// Watermark tells up to where the deliveries of a subscription are settled: acknowledged, or
-// abandoned as a dead letter. Two things are not:
+// Watermark finds the position up to which the deliveries of a subscription are settled:
+// acknowledged, or dead letters. Two kinds are not:
 //
-//   - what no first attempt was made of yet. A success leaves no item that could be asked, so
-//     this is a bound: of what was sent to dispatch dwell before dispatch was last seen at
-//     work, all has been attempted, or dispatch met it late and wrote that down first.
-//   - what waits for a retry, or is held while the subscription is suspended. These are items.
+//   - those without a first attempt. A success leaves no item that could be asked, so
+//     this is a bound: everything that was sent to dispatch [dwell] before dispatch last recorded
+//     progress has been attempted, or dispatch received it late and recorded that first.
+//   - those that wait for a retry, or are suspended with their subscription. These are items.
 //
 // Positions are in the log's measure: an event's key is at least the time at which it was published,
 // less what two clocks may be apart.
@@ -30,23 +30,23 @@ type Watermark struct {
 }
 
 const (
-	// dwell is how long dispatch may leave a page alone although it is at work: the time until
+	// dwell is how long a page may stay queued although dispatch makes progress: the time until
 	// it is late, three steps of the tree, and a visibility timeout after each.
 	dwell = 30 * time.Minute
-	// lateAfter is the age of a page from which dispatch writes down that it met it.
+	// lateAfter is the age of a page from which dispatch records it as late.
 	lateAfter = 5 * time.Minute
-	// paceEvery is how often a process writes down that it is at work, if it is.
-	paceEvery = time.Minute
+	// progressEvery is how often a process records progress, if it makes any.
+	progressEvery = time.Minute
 
 	latePartition = "w#late"
 	countAt       = "at"
-	// maxOpen bounds how many deliveries are looked through.
+	// maxOpen bounds how many deliveries are read.
 	maxOpen = 1000
 )
 
-var paceKey = store.Key{Table: store.Deliveries, Partition: "w#pace", Sort: "-"}
+var progressKey = store.Key{Table: store.Deliveries, Partition: "w#pace", Sort: "-"}
 
-// position is before the key of what was published at a time.
+// position lies before the key of an event that was published at that time.
 func position(published time.Time) int64 {
 	return published.Add(-2*eventlog.MaxSkew).UnixMicro() - 1
 }
@@ -58,23 +58,23 @@ func (w *Watermark) Settled(ctx context.Context, workspace, id string) (at int64
 		return 0, false, err
 	}
 	// After that, so that what failed in between is seen here.
-	q := store.Query{Table: store.Deliveries, Partition: chainKey(workspace, id, "").Partition}
+	q := store.Query{Table: store.Deliveries, Partition: deliveryKey(workspace, id, "").Partition}
 	for seen := 0; ; {
 		page, err := w.DB.Query(ctx, q)
 		if err != nil {
 			return 0, false, fault.Wrap(fault.Unavailable, err, "list the open deliveries of a subscription")
 		}
 		for i := range page.Items {
-			c, err := decodeChain(&page.Items[i])
+			del, err := decodeDelivery(&page.Items[i])
 			if err != nil {
 				return 0, true, nil // it may be any
 			}
-			if c.State == stateDead || c.Control != nil {
+			if del.State == stateDead || del.Control != nil {
 				continue
 			}
-			published := c.Published
+			published := del.Published
 			if published.IsZero() { // of an earlier release
-				published = c.First.Add(-dwell)
+				published = del.First.Add(-dwell)
 			}
 			at, open = min(at, position(published)), true
 		}
@@ -89,12 +89,12 @@ func (w *Watermark) Settled(ctx context.Context, workspace, id string) (at int64
 }
 
 // attempted is a position up to which every page has had its attempts; 0 is not known. A delivery
-// to the subscription also shows that dispatch was at work, the first attempt or a retry of it: half an
+// to the subscription also shows progress of dispatch, by its first attempt or a retry: half an
 // hour earlier at most.
 func (w *Watermark) attempted(ctx context.Context, workspace, id string) (at int64, err error) {
-	items, err := w.DB.Get(ctx, paceKey, subscription.StatusKey(workspace, id))
+	items, err := w.DB.Get(ctx, progressKey, subscription.StatusKey(workspace, id))
 	if err != nil {
-		return 0, fault.Wrap(fault.Unavailable, err, "read when dispatch was at work")
+		return 0, fault.Wrap(fault.Unavailable, err, "read the progress of dispatch")
 	}
 	if items[0] != nil {
 		at = items[0].Counts[countAt] - dwell.Microseconds()
@@ -114,11 +114,11 @@ func (w *Watermark) attempted(ctx context.Context, workspace, id string) (at int
 		}
 		if len(late.Items) > 0 { // the first is the earliest
 			first := late.Items[0].Sort
-			held, err := strconv.ParseInt(first[:min(16, len(first))], 10, 64)
+			key, err := strconv.ParseInt(first[:min(16, len(first))], 10, 64)
 			if err != nil {
 				return 0, nil
 			}
-			return min(at, held), nil
+			return min(at, key), nil
 		}
 		if !late.More {
 			return at, nil
@@ -127,14 +127,14 @@ func (w *Watermark) attempted(ctx context.Context, workspace, id string) (at int
 	}
 }
 
-// pace is what a process knows of what it wrote for [Watermark].
-type pace struct {
+// progress is when this process last wrote for [Watermark].
+type progress struct {
 	mu      sync.Mutex
 	written time.Time
 }
 
-// late writes down which pages of a batch are late, before anything is attempted of them.
-func (p *pace) late(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) error {
+// late records which pages of a batch are late, before their attempts.
+func (p *progress) late(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) error {
 	for _, m := range batch {
 		if m.Sent.IsZero() || now.Sub(m.Sent) <= lateAfter {
 			continue
@@ -159,21 +159,21 @@ func (p *pace) late(ctx context.Context, db store.DB, batch []queue.Message, now
 	return nil
 }
 
-// atWork writes down, once a minute and not in the first one, that young pages are attempted. It is
-// of no harm when that fails: the watermark waits.
-func (p *pace) atWork(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) {
+// atWork records, once a minute and not in the first one, that young pages are attempted. A
+// failure is harmless: the watermark waits.
+func (p *progress) atWork(ctx context.Context, db store.DB, batch []queue.Message, now time.Time) {
 	for _, m := range batch {
 		if now.Sub(m.Sent) > lateAfter {
 			return
 		}
 	}
 	p.mu.Lock()
-	due := !p.written.IsZero() && now.Sub(p.written) >= paceEvery
+	due := !p.written.IsZero() && now.Sub(p.written) >= progressEvery
 	if due || p.written.IsZero() || now.Before(p.written) {
 		p.written = now
 	}
 	p.mu.Unlock()
 	if due {
-		_ = db.Write(ctx, store.Raise(paceKey, countAt, now.UnixMicro()))
+		_ = db.Write(ctx, store.Raise(progressKey, countAt, now.UnixMicro()))
 	}
 }

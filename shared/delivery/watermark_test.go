@@ -144,8 +144,8 @@ func (h *history) skipped(cursor string) string {
 		return err.Error()
 	}
 	for _, e := range entries {
-		if id := e.Event.ID; e.Key <= c.At && !h.acked[id] && h.chainState(h.id, id) != "dead" {
-			return fmt.Sprintf("%s at %d, cursor at %d, its delivery is %s", id, e.Key, c.At, h.chainState(h.id, id))
+		if id := e.Event.ID; e.Key <= c.At && !h.acked[id] && h.deliveryState(h.id, id) != "dead" {
+			return fmt.Sprintf("%s at %d, cursor at %d, its delivery is %s", id, e.Key, c.At, h.deliveryState(h.id, id))
 		}
 	}
 	return ""

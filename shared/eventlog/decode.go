@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
-	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -77,26 +76,12 @@ func salvage(item store.Item, last int64) (entries []Entry) {
 	return entries
 }
 
-// brokenItems remembers which items were counted and logged.
-type brokenItems struct {
-	mu   sync.Mutex
-	seen map[store.Key]struct{}
-}
-
-const maxBroken = 1000
-
 // pass counts and logs, once, an item that cannot be decoded.
 func (l *Log) pass(ctx context.Context, item store.Item, err error) {
-	b := &l.broken
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if _, known := b.seen[item.Key]; known {
+	if _, known := l.broken.Get(item.Key); known {
 		return
 	}
-	if b.seen == nil || len(b.seen) >= maxBroken {
-		b.seen = map[store.Key]struct{}{}
-	}
-	b.seen[item.Key] = struct{}{}
+	l.broken.Put(item.Key, true)
 	l.Broken.Add(1)
 	slog.ErrorContext(ctx, "log item skipped", "partition", item.Partition, "key", item.Sort, "error", err)
 }

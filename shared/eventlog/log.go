@@ -33,6 +33,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -133,7 +134,7 @@ type Log struct {
 	// Broken counts items that no reader can decode. They are passed over.
 	Broken atomic.Int64
 
-	broken brokenItems
+	broken bounded.Map[store.Key, bool] // items that were counted and logged
 }
 
 func (l *Log) now() time.Time {

@@ -82,7 +82,7 @@ func (a Answers) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		if log == nil {
 			log = slog.Default()
 		}
-		log.ErrorContext(r.Context(), "a request failed", "path", r.URL.Path, "kind", kind.String(), "error", err)
+		log.ErrorContext(r.Context(), "request failed", "path", r.URL.Path, "kind", kind.String(), "error", err)
 	}
 	if kind == fault.Unavailable {
 		w.Header().Set("Retry-After", "1")

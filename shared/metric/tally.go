@@ -8,29 +8,29 @@ import (
 	"time"
 )
 
-// TellEvery is how often, by default, a line tells of what goes on happening.
-const TellEvery = 10 * time.Second
+// LogEvery is the default of [Tally.Every].
+const LogEvery = 10 * time.Second
 
-// Tally counts what may happen very often, by a few dimensions, and tells of it in few
-// lines: at once, and then at most each Every, with all since the last. Its zero value
+// Tally counts what may happen very often, by a few dimensions, and logs it in few
+// lines: at once, and then at most once per Every, with the count since the last line. Its zero value
 // needs Name, Text and Log. It may be used concurrently.
 type Tally struct {
 	// Name is that of the metric, Text of the line.
 	Name, Text string
 	Log        *slog.Logger
-	// Every is the least time between two lines of the same; 0 is [TellEvery].
+	// Every is the least time between two lines of the same; 0 is [LogEvery].
 	Every time.Duration
 
 	mu     sync.Mutex
 	counts map[string]*tallied
 }
 
-// tallied is how many there were, how many of them a line has told of, and whether one is
+// tallied is how many were counted, how many of them are in a line, and whether one is
 // due.
 type tallied struct {
-	by        []slog.Attr
-	all, told int64
-	due       bool
+	by          []slog.Attr
+	all, logged int64
+	due         bool
 }
 
 // Add counts one more. The values of the dimensions are texts, of which there are few.
@@ -51,26 +51,26 @@ func (t *Tally) Add(ctx context.Context, by ...slog.Attr) {
 		t.counts[key.String()] = c
 	}
 	if c.all++; !c.due {
-		t.tell(ctx, c)
+		t.write(ctx, c)
 	}
 }
 
-// tell writes a line, and another one later if there is more then. The lock is held.
-func (t *Tally) tell(ctx context.Context, c *tallied) {
-	n := c.all - c.told
+// write writes a line, and another one later if more were counted by then. The lock is held.
+func (t *Tally) write(ctx context.Context, c *tallied) {
+	n := c.all - c.logged
 	if c.due = n > 0; !c.due {
 		return
 	}
-	c.told = c.all
+	c.logged = c.all
 	t.Log.WarnContext(ctx, t.Text, Count(t.Name, n, c.by...))
 	every := t.Every
 	if every == 0 {
-		every = TellEvery
+		every = LogEvery
 	}
 	time.AfterFunc(every, func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.tell(context.Background(), c)
+		t.write(context.Background(), c)
 	})
 }
 

@@ -40,7 +40,7 @@ func TestTally(t *testing.T) {
 		spill(100, "kitchen", "cat")
 		spill(1, "kitchen", "dog")
 		wants("where=kitchen why=cat Spills=1", "where=kitchen why=dog Spills=1")
-		time.Sleep(TellEvery - time.Second)
+		time.Sleep(LogEvery - time.Second)
 		spill(1, "kitchen", "cat")
 		wants()
 		time.Sleep(2 * time.Second)

@@ -13,7 +13,7 @@ type Undecodable struct{ tally Tally }
 
 // NewUndecodable makes one that tells the log.
 func NewUndecodable(log *slog.Logger) *Undecodable {
-	return &Undecodable{Tally{Name: MetricUndecodable, Text: "item not decoded, it is treated as absent", Log: log}}
+	return &Undecodable{Tally{Name: MetricUndecodable, Text: "stored item undecodable", Log: log}}
 }
 
 // Add counts one more of its kind, of which there are few.

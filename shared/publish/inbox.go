@@ -36,7 +36,7 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 			events = append(events, out...)
 			taken = append(taken, m.ID)
 		case kind == fault.Unavailable || kind == fault.Internal: // ours: try again
-			b.log().ErrorContext(ctx, "inbox message failed, it comes again", "message", m.ID, "error", err)
+			b.log().ErrorContext(ctx, "inbox message failed", "message", m.ID, "error", err)
 			failed = append(failed, m.ID)
 		default:
 			b.log().WarnContext(ctx, "inbox message dead-lettered", "message", m.ID, "kind", kind.String())
@@ -48,13 +48,13 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 	// would be sent once more; this way round nothing is.
 	if len(events) > 0 {
 		if err := b.Service.Queue.Send(ctx, queue.Events, events...); err != nil {
-			b.log().ErrorContext(ctx, "inbox messages not queued, they come again", "messages", len(taken), "error", err)
+			b.log().ErrorContext(ctx, "inbox messages not queued", "messages", len(taken), "error", err)
 			failed = append(failed, taken...)
 		}
 	}
 	if len(dead) > 0 {
 		if err := b.Service.Queue.Send(ctx, queue.Dead, dead...); err != nil {
-			b.log().ErrorContext(ctx, "inbox messages not dead-lettered, they come again", "messages", len(faulty), "error", err)
+			b.log().ErrorContext(ctx, "inbox messages not dead-lettered", "messages", len(faulty), "error", err)
 			failed = append(failed, faulty...)
 		}
 	}

@@ -24,7 +24,7 @@ const (
 	Subscriptions Table = "subscriptions"
 	// Log holds the event log, its interest items and the latest events per URI.
 	Log Table = "log"
-	// Deliveries holds delivery chains, stored bodies, due entries, records, dead letters.
+	// Deliveries holds failed deliveries, stored bodies, due entries, records, dead letters.
 	Deliveries Table = "deliveries"
 	// Sessions holds MCP sessions, their subscriptions and stream leases.
 	Sessions Table = "sessions"

@@ -90,7 +90,7 @@ func (t *tail) run(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			slog.WarnContext(ctx, "tail could not read the log", "error", err)
+			slog.WarnContext(ctx, "tail read failed", "error", err)
 			wait = t.tails.Options.IdlePoll
 		default:
 			if len(fresh) > 0 {
@@ -138,7 +138,7 @@ func (t *tail) renewInterest(ctx context.Context, now time.Time, last *time.Time
 	}
 	*last = now
 	if err := t.renew(ctx); err != nil {
-		slog.WarnContext(ctx, "tail could not renew its interest", "error", err)
+		slog.WarnContext(ctx, "interest not renewed", "error", err)
 	}
 }
 

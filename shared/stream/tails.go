@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -76,7 +77,8 @@ type Tails struct {
 	mu    sync.Mutex
 	tails map[string]*tail
 
-	interests interests
+	// interests are the patterns that the store has as read, so that not each poll has to ask.
+	interests bounded.Map[string, eventlog.Interest]
 }
 
 // New makes the tails of a process over its log. Sealer seals the cursors.

@@ -241,7 +241,7 @@ func (s *Service) refresh(ctx context.Context, have, want *Subscription, live bo
 // nothing more. Whoever is cut off in between and subscribes again gets it then.
 func (s *Service) replay(ctx context.Context, sub *Subscription) (truncated bool, err error) {
 	owed := sub.Owed
-	if err := s.Replay.Resume(ctx, sub); err != nil {
+	if err := s.Replay.Reactivate(ctx, sub); err != nil {
 		return false, err
 	}
 	if truncated, err = s.Replay.Replay(ctx, sub, owed); err != nil {
@@ -259,7 +259,7 @@ func (s *Service) replay(ctx context.Context, sub *Subscription) (truncated bool
 		}, nil
 	})
 	if err != nil {
-		slog.WarnContext(ctx, "a replay will be repeated at the next refresh", "subscription", sub.ID, "error", err)
+		slog.WarnContext(ctx, "replay position not saved", "subscription", sub.ID, "error", err)
 	}
 	return truncated, nil
 }

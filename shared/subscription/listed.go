@@ -18,7 +18,7 @@ import (
 //
 //	k#  per scope of shapes (an event type, or parents), by subscription: its owner
 //	w#  the workspaces that have or had subscriptions
-//	a#  per workspace, the catalog by which its subscriptions were last looked at
+//	a#  per workspace, the catalog of the last audit of its subscriptions
 //	c#  the contracts that subscriptions rely on, by what is in them
 //
 // After a crash an entry may be there of a subscription that is not; never the
@@ -44,9 +44,8 @@ func (s *Subscription) listed() []store.Key {
 	return keys
 }
 
-// list writes what a subscription is found by. An entry has the time of the
-// subscription's creation for a version, so that whoever takes away an earlier one of the
-// same id leaves it.
+// list writes the entries of a subscription. Their version is the time of its creation, so
+// that the removal of an earlier subscription with the same id does not delete them.
 func (s *Service) list(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
 	var ops []store.Op
 	for _, k := range sub.listed() {
@@ -55,8 +54,8 @@ func (s *Service) list(ctx context.Context, cat *catalog.Catalog, sub *Subscript
 	if err := s.DB.Write(ctx, ops...); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "list the subscription")
 	}
-	first := func() []byte { return Looked{Settled: cat.Fingerprint(), Terms: cat.Terms()}.encode() }
-	if err := s.once(ctx, lookedKey(sub.Workspace), first); err != nil {
+	first := func() []byte { return AuditState{Settled: cat.Fingerprint(), Terms: cat.Terms()}.encode() }
+	if err := s.once(ctx, auditStateKey(sub.Workspace), first); err != nil {
 		return err
 	}
 	workspace := store.Key{Table: store.Subscriptions, Partition: workspacesPartition, Sort: sub.Workspace}
@@ -79,20 +78,20 @@ func (s *Service) once(ctx context.Context, k store.Key, value func() []byte) er
 	}
 	err := s.DB.Write(ctx, store.Put(store.Item{Key: k, Value: value()}, store.Absent()))
 	if err != nil && !errors.Is(err, store.ErrConflict) {
-		return fault.Wrap(fault.Unavailable, err, "keep what the subscription relies on")
+		return fault.Wrap(fault.Unavailable, err, "store the contract of a subscription")
 	}
 	s.written.Put(k, true)
 	return nil
 }
 
-// unlist takes the entries of a subscription away that is gone.
+// unlist deletes the entries of a subscription.
 func (s *Service) unlist(ctx context.Context, sub *Subscription) {
 	var ops []store.Op
 	for _, k := range sub.listed() {
 		ops = append(ops, store.Delete(k, store.VersionIs(sub.Created.UnixMicro())))
 	}
 	if err := s.DB.Write(ctx, ops...); err != nil && !errors.Is(err, store.ErrConflict) {
-		slog.WarnContext(ctx, "a subscription that is gone was left in the lists", "error", err)
+		slog.WarnContext(ctx, "subscription list entries not deleted", "error", err)
 	}
 }
 
@@ -122,7 +121,7 @@ func Scope(entry string) string {
 	return entryScope(entry)
 }
 
-// Listed returns the subscriptions of a scope in the order of their ids, from behind
+// Listed returns the subscriptions of a scope in the order of their ids, those that follow
 // after; next is "" at the end. Some may be gone.
 func (s *Service) Listed(ctx context.Context, workspace, scope, after string) (subs []Owned, next string, err error) {
 	page, err := s.DB.Query(ctx, store.Query{
@@ -158,49 +157,49 @@ func (s *Service) Workspaces(ctx context.Context) (names []string, err error) {
 	}
 }
 
-// Looked is the catalog by which a workspace's subscriptions were last looked at; the
+// AuditState is the catalog against which a workspace's subscriptions were last audited; the
 // first one is that of the first subscription.
-type Looked struct {
+type AuditState struct {
 	V int `json:"v"`
 	// Settled is the fingerprint of the catalog with these terms ([catalog.Catalog.Terms]).
 	Settled string            `json:"f"`
 	Terms   map[string]string `json:"t"`
-	// Seen is the fingerprint of a newer one, first looked at in the second Since (since 1970).
+	// Seen is the fingerprint of a newer one, first seen in the second Since (since 1970).
 	Seen  string `json:"n,omitempty"`
 	Since int64  `json:"at,omitempty"`
-	// At is where the audit was cut off that is under way.
-	At Place `json:"place,omitzero"`
+	// At is where an audit that is not complete was interrupted.
+	At AuditPosition `json:"place,omitzero"`
 }
 
-// Place is how far an audit came: through the scopes before Scope, and in that one through the
+// AuditPosition is how far an audit came: through the scopes before Scope, and in that one through the
 // subscriptions up to After. Step says for which comparison of catalogs that counts.
-type Place struct {
+type AuditPosition struct {
 	Step  string `json:"step"`
 	Scope string `json:"scope"`
 	After string `json:"after"`
 }
 
-func lookedKey(workspace string) store.Key {
+func auditStateKey(workspace string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "a#" + workspace, Sort: "-"}
 }
 
-func (l Looked) encode() []byte {
+func (l AuditState) encode() []byte {
 	l.V = 1
 	value, _ := json.Marshal(l) // texts and numbers
 	return value
 }
 
-// Looked reads by which catalog the subscriptions of a workspace were last looked at.
-func (s *Service) Looked(ctx context.Context, workspace string) (l Looked, err error) {
-	items, err := s.DB.Get(ctx, lookedKey(workspace))
+// AuditState reads the state of the last audit of a workspace.
+func (s *Service) AuditState(ctx context.Context, workspace string) (l AuditState, err error) {
+	items, err := s.DB.Get(ctx, auditStateKey(workspace))
 	if err == nil && items[0] != nil {
 		err = json.Unmarshal(items[0].Value, &l)
 	}
-	return l, fault.Wrap(fault.Unavailable, err, "read by which catalog subscriptions were looked at")
+	return l, fault.Wrap(fault.Unavailable, err, "read the state of the last audit")
 }
 
-// SetLooked notes by which catalog they were looked at.
-func (s *Service) SetLooked(ctx context.Context, workspace string, l Looked) error {
-	err := s.DB.Write(ctx, store.Put(store.Item{Key: lookedKey(workspace), Value: l.encode()}))
-	return fault.Wrap(fault.Unavailable, err, "note by which catalog subscriptions were looked at")
+// SetAuditState writes it.
+func (s *Service) SetAuditState(ctx context.Context, workspace string, l AuditState) error {
+	err := s.DB.Write(ctx, store.Put(store.Item{Key: auditStateKey(workspace), Value: l.encode()}))
+	return fault.Wrap(fault.Unavailable, err, "write the state of an audit")
 }

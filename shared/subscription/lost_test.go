@@ -24,7 +24,7 @@ type replays struct {
 	err     error
 }
 
-func (r *replays) Resume(context.Context, *Subscription) error {
+func (r *replays) Reactivate(context.Context, *Subscription) error {
 	r.resumed++
 	return nil
 }

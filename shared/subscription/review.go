@@ -6,38 +6,34 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// Review looks whether webhook subscriptions that were granted may go on: whether
+// Review checks whether webhook subscriptions that were granted may go on: whether
 // their principals still have the right, and their event types are what they were. It
-// asks the store for nothing that it knows, so that it can be asked before every delivery.
+// caches what it reads, so that it can be asked before every delivery.
 //
-// Catalog and keys that a process holds may be seconds old, older than the
-// subscription. So what speaks against one is to be looked at again by the latest before it ends.
+// The cached catalog and keys may be seconds old, older than the subscription. So a
+// subscription is terminated only after a second check against the latest.
 type Review struct {
 	DB      store.DB
 	Catalog catalog.Source
-	// Directory tells what principals may now. Without one, what they were granted stands.
+	// Directory knows the present rights of principals. Without one, what they were granted stands.
 	Directory auth.Directory
 
-	mu       sync.Mutex
-	verdicts map[[2]string]string // of two contracts: what the second breaks of the first
+	verdicts bounded.Map[[2]string, string] // of two contracts: the feature that the second breaks
 }
 
-// maxVerdicts bounds the memory of comparisons.
-const maxVerdicts = 10_000
+// Terminated says that a subscription may not go on; a fault of [Revoked], [SchemaChanged] and the like is the reason.
+type Terminated struct{ Reason error }
 
-// Ended says that a subscription cannot go on; a fault of [Revoked], [SchemaChanged] and the like is the reason.
-type Ended struct{ Reason error }
-
-func (e *Ended) Error() string { return "the subscription ends: " + e.Reason.Error() }
+func (e *Terminated) Error() string { return "subscription terminated: " + e.Reason.Error() }
 
 // part is one pattern of a subscription, as its record and its item there have it.
 type part struct{ key, entry, contract string }
@@ -51,8 +47,8 @@ type Right struct {
 	each      bool // event by event
 }
 
-// Subscriber looks at what lies under a pattern. An error is an [*Ended], or that it
-// cannot be told now.
+// Subscriber checks the item under a pattern. An error is an [*Terminated], or
+// says that the check failed.
 func (r *Review) Subscriber(ctx context.Context, workspace, patternKey string, s *Subscriber, latest bool) (Right, error) {
 	right, err := r.right(ctx, workspace, s.Principal, s.Grant, latest)
 	if err != nil {
@@ -99,7 +95,7 @@ func (r *Review) right(ctx context.Context, workspace, principal string, g Grant
 	}
 	right.who = slices.DeleteFunc(right.who, func(p auth.Principal) bool { return !p.Has(auth.ScopeSubscribe) })
 	if len(right.who) == 0 {
-		return right, &Ended{Revoked()}
+		return right, &Terminated{Revoked()}
 	}
 	return right, nil
 }
@@ -114,34 +110,34 @@ func (r *Review) pattern(ctx context.Context, right Right, p part) error {
 		entry, _, _ = right.catalog.MatchPattern(p.key)
 	}
 	if entry == nil {
-		return &Ended{removed(cmp.Or(p.entry, p.key))}
+		return &Terminated{removed(cmp.Or(p.entry, p.key))}
 	}
 	feature, err := r.broken(ctx, p.contract, entry)
 	switch {
 	case err != nil:
 		return err
 	case feature != "":
-		return &Ended{SchemaChanged(entry.Name, feature)}
+		return &Terminated{SchemaChanged(entry.Name, feature)}
 	case !entry.WebhookAllowed():
-		return &Ended{noWebhooks(entry.Name)}
+		return &Terminated{noWebhooks(entry.Name)}
 	case entry.Access == nil:
 		return nil
 	}
 	match, vars, ok := right.catalog.MatchPattern(p.key)
 	if !ok || match != entry {
-		return &Ended{SchemaChanged(entry.Name, catalog.FeatureInput)}
+		return &Terminated{SchemaChanged(entry.Name, catalog.FeatureInput)}
 	}
 	if !right.permits(entry.Access, vars) {
-		return &Ended{Revoked()}
+		return &Terminated{Revoked()}
 	}
 	return nil
 }
 
-// below looks at a parent: it goes on as long as there can be any event for it.
+// below checks a parent: it goes on as long as there can be any event for it.
 func (r Right) below(uri string) error {
 	entries := r.catalog.Under(uri)
 	if len(entries) == 0 {
-		return &Ended{removed(uri)}
+		return &Terminated{removed(uri)}
 	}
 	webhooks := false
 	for _, e := range entries {
@@ -163,9 +159,9 @@ func (r Right) below(uri string) error {
 		}
 	}
 	if !webhooks {
-		return &Ended{noWebhooks(uri)}
+		return &Terminated{noWebhooks(uri)}
 	}
-	return &Ended{Revoked()}
+	return &Terminated{Revoked()}
 }
 
 func (r Right) permits(rule *catalog.Access, vars map[string]string) bool {
@@ -173,7 +169,7 @@ func (r Right) permits(rule *catalog.Access, vars map[string]string) bool {
 }
 
 // May reports whether the subscriber may have an event that matches its pattern. Under a
-// parent that is told for each by the rule of its type, as in band; elsewhere it is told
+// parent the rule of each event's type decides, as in band; elsewhere it has been decided
 // already.
 func (r Right) May(ctx context.Context, e *event.Event) (bool, error) {
 	if !r.each {
@@ -199,10 +195,7 @@ func (r *Review) broken(ctx context.Context, id string, now *catalog.Entry) (fea
 	if id == "" || id == current {
 		return "", nil
 	}
-	r.mu.Lock()
-	feature, known := r.verdicts[[2]string{id, current}]
-	r.mu.Unlock()
-	if known {
+	if feature, known := r.verdicts.Get([2]string{id, current}); known {
 		return feature, nil
 	}
 	items, err := r.DB.Get(ctx, contractKey(id))
@@ -216,11 +209,6 @@ func (r *Review) broken(ctx context.Context, id string, now *catalog.Entry) (fea
 		}
 		feature = catalog.Broken(before, now)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.verdicts == nil || len(r.verdicts) >= maxVerdicts {
-		r.verdicts = map[[2]string]string{}
-	}
-	r.verdicts[[2]string{id, current}] = feature
+	r.verdicts.Put([2]string{id, current}, feature)
 	return feature, nil
 }

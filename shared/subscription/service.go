@@ -45,12 +45,11 @@ type Replayer interface {
 	// Replay enqueues the events of the subscription's patterns with keys after
 	// the given one. Truncated reports that there were more than it replays.
 	Replay(ctx context.Context, s *Subscription, after int64) (truncated bool, err error)
-	// Resume has the deliveries go on that were held back while the subscription
-	// was suspended.
-	Resume(ctx context.Context, s *Subscription) error
+	// Reactivate makes the deliveries that were suspended with the subscription.
+	Reactivate(ctx context.Context, s *Subscription) error
 }
 
-// Watermark tells up to where a subscription's deliveries are settled. shared/delivery implements it.
+// Watermark finds the position up to which a subscription's deliveries are settled. shared/delivery implements it.
 type Watermark interface {
 	// Settled is a position in the log up to which all that was enqueued has been attempted,
 	// and nothing of the subscription waits for a retry; open reports whether anything does.
@@ -116,15 +115,15 @@ type Service struct {
 	// Watermark moves the cursors of deliveries; nil leaves them where they began.
 	Watermark Watermark
 	Options   Options
-	// Ended is told of every subscription that ended or was disabled, before the
+	// Ended is called for every subscription that ended or was disabled, before the
 	// caller is answered; embedded, the dispatcher starts no attempt after that. May be nil.
 	Ended func(id string)
-	// Started is told of every subscription before it is written. May be nil.
+	// Started is called for every subscription before it is written. May be nil.
 	Started func(id string)
-	// SetAside takes an item out of the way that [Service.Sweep] cannot read; without it
+	// DeadLetter dead-letters an item that [Service.Sweep] cannot decode; without it
 	// the item stays.
-	SetAside func(ctx context.Context, it *store.Item, reason error) error
-	// Topics name where notices go; see shared/stream.
+	DeadLetter func(ctx context.Context, it *store.Item, reason error) error
+	// The topics that notices go to; see shared/stream.
 	PrincipalTopic    func(principal string) string
 	SubscriptionTopic func(id string) string
 	Now               func() time.Time
@@ -188,14 +187,14 @@ func (s *Service) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscri
 	if kind := fault.KindOf(err); !errors.Is(err, store.ErrConflict) && (kind == fault.Unavailable || kind == fault.Internal) {
 		// It may have been written all the same: then the counters are right, and
 		// lowering them would hide the subscription from fanout.
-		slog.WarnContext(ctx, "subscription counters may be too high", "error", err)
+		slog.WarnContext(ctx, "subscription counters uncertain", "error", err)
 		return fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
 	// The caller may be gone; the counters must not be left behind for that.
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if uerr := s.count(undo, sub.Workspace, sub.Patterns, -1); uerr != nil {
-		slog.WarnContext(ctx, "subscription counters were left too high", "error", uerr)
+		slog.WarnContext(ctx, "subscription counters too high", "error", uerr)
 	}
 	if !errors.Is(err, store.ErrConflict) {
 		return fault.Wrap(fault.Unavailable, err, "write the subscription")
@@ -249,7 +248,7 @@ func (s *Service) remove(ctx context.Context, sub *Subscription, keep bool, extr
 		return nil
 	}
 	if err := s.count(ctx, sub.Workspace, sub.Patterns, -1); err != nil {
-		slog.WarnContext(ctx, "subscription counters were left too high", "error", err)
+		slog.WarnContext(ctx, "subscription counters too high", "error", err)
 	}
 	s.unlist(ctx, sub)
 	return nil
@@ -310,24 +309,24 @@ func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason 
 	return nil
 }
 
-// End ends a subscription if judge finds a reason in its record as it is now; an
-// [*Ended], while another error is returned. A subscription of SEP-1803 is
+// Terminate ends a subscription if judge returns a [*Terminated] for its present record; any
+// other error is returned. A subscription of SEP-1803 is
 // disabled, one of MCP Events is gone, in one write with what also adds. The result is
-// what ended, and nil when nothing did.
-func (s *Service) End(ctx context.Context, workspace, principal, id string,
+// the subscription that ended, or nil.
+func (s *Service) Terminate(ctx context.Context, workspace, principal, id string,
 	judge func(*Subscription) error, also func(*Subscription, error) []store.Op,
-) (over *Subscription, err error) {
+) (ended *Subscription, err error) {
 	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
-		over = nil
+		ended = nil
 		if sub == nil || sub.State == Disabled || s.lapsed(sub) {
 			return nil, nil
 		}
 		err := judge(sub)
-		end, found := errors.AsType[*Ended](err)
+		end, found := errors.AsType[*Terminated](err)
 		if !found {
 			return nil, err
 		}
-		over = sub
+		ended = sub
 		if sub.Origin == MCPEvents {
 			extra := also(sub, end.Reason)
 			return func(ctx context.Context, sub *Subscription) error { return s.remove(ctx, sub, false, extra...) }, nil
@@ -335,12 +334,12 @@ func (s *Service) End(ctx context.Context, workspace, principal, id string,
 		sub.State, sub.Reason = Disabled, fault.Public(end.Reason)
 		return func(ctx context.Context, sub *Subscription) error { return s.remove(ctx, sub, true) }, nil
 	})
-	if err != nil || over == nil {
+	if err != nil || ended == nil {
 		return nil, err
 	}
 	s.notifySubscription(ctx, workspace, id, Disabled)
 	s.notifyPrincipal(ctx, workspace, principal)
-	return over, nil
+	return ended, nil
 }
 
 // Suspend stops the deliveries of a subscription that fail nearly all, until a
@@ -388,7 +387,7 @@ func (s *Service) notifyPrincipal(ctx context.Context, workspace, principal stri
 	}
 	notice, _ := json.Marshal(map[string]string{"changed": "subscriptions"})
 	if err := s.Log.Notify(ctx, workspace, s.PrincipalTopic(principal), notice); err != nil {
-		slog.WarnContext(ctx, "a change of subscriptions was not announced", "error", err)
+		slog.WarnContext(ctx, "subscription change not announced", "error", err)
 	}
 }
 
@@ -398,7 +397,7 @@ func (s *Service) notifySubscription(ctx context.Context, workspace, id string, 
 	}
 	notice, _ := json.Marshal(map[string]any{"uri": URI(id), "state": state})
 	if err := s.Log.Notify(ctx, workspace, s.SubscriptionTopic(id), notice); err != nil {
-		slog.WarnContext(ctx, "a change of a subscription was not announced", "error", err)
+		slog.WarnContext(ctx, "subscription change not announced", "error", err)
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// An expired subscription gets nothing from the second it expires, because
-// readers look at the time. The sweep takes its items away and counts down. It
+// An expired subscription gets nothing from the second of its expiry on, because
+// readers compare the time. The sweep deletes its items and counts down. It
 // finds them by entries in the minute of their expiry, spread over shards.
 
 const sweepShards = 4
@@ -58,7 +58,7 @@ var (
 const expiryKept = 7 * 24 * time.Hour
 
 // Sweep removes subscriptions that expired since the last one, and reports how many. It
-// goes on where it was cut off.
+// goes on where it was interrupted.
 func (s *Service) Sweep(ctx context.Context) (removed int, err error) {
 	position := periodic.Minutes{DB: s.DB, Key: sweepKey, Before: sweepKeyBefore, CatchUp: expiryKept, SaveEvery: s.SaveEvery}
 	err = position.Walk(ctx, s.now(), func(ctx context.Context, minute time.Time) error {
@@ -96,28 +96,28 @@ func (s *Service) sweepPartition(ctx context.Context, part string) (removed int,
 	}
 }
 
-// sweepOne deals with one entry. What cannot be decoded, itself or its subscription, is
-// set aside.
+// sweepOne handles one entry. What cannot be decoded, itself or its subscription, is
+// dead-lettered.
 func (s *Service) sweepOne(ctx context.Context, it *store.Item) (gone bool, err error) {
 	var e expiry
 	if err := json.Unmarshal(it.Value, &e); err != nil {
-		return false, s.setAside(ctx, it, fault.Wrap(fault.Invalid, err, "the expiry entry cannot be decoded"))
+		return false, s.deadLetter(ctx, it, fault.Wrap(fault.Invalid, err, "the expiry entry cannot be decoded"))
 	}
 	gone, later, err := s.expire(ctx, e, it.Sort, it.Partition)
 	switch {
 	case errors.Is(err, ErrUndecodable):
-		return false, s.setAside(ctx, it, err)
+		return false, s.deadLetter(ctx, it, err)
 	case err != nil || later:
 		return gone, err
 	}
 	return gone, fault.Wrap(fault.Unavailable, s.DB.Write(ctx, store.Delete(it.Key)), "remove an expiry entry")
 }
 
-func (s *Service) setAside(ctx context.Context, it *store.Item, reason error) error {
-	if s.SetAside == nil {
+func (s *Service) deadLetter(ctx context.Context, it *store.Item, reason error) error {
+	if s.DeadLetter == nil {
 		return reason
 	}
-	return s.SetAside(ctx, it, reason)
+	return s.DeadLetter(ctx, it, reason)
 }
 
 // expire removes a subscription whose time is over. One that ends later in the

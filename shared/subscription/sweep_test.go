@@ -30,7 +30,7 @@ func (f *fixture) subscribeFor(ttl time.Duration, n int) (ids []string, until ti
 func TestWhatCannotBeDecodedDoesNotStopTheSweep(t *testing.T) {
 	f := newFixture(t, Options{})
 	var aside []string
-	f.SetAside = func(ctx context.Context, it *store.Item, reason error) error {
+	f.DeadLetter = func(ctx context.Context, it *store.Item, reason error) error {
 		aside = append(aside, it.Sort)
 		return f.db.Write(ctx, store.Delete(it.Key))
 	}

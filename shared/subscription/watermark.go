@@ -18,7 +18,7 @@ func (s *Service) advanced(ctx context.Context, sub *Subscription) string {
 		c, err = s.watermark(ctx, sub, c)
 	}
 	if err != nil {
-		slog.WarnContext(ctx, "watermark not moved", "subscription", sub.ID, "error", err)
+		slog.WarnContext(ctx, "cursor not advanced", "subscription", sub.ID, "error", err)
 		return sub.Cursor
 	}
 	return s.Sealer.Seal(sub.Workspace, c)

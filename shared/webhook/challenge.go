@@ -9,10 +9,8 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
@@ -48,9 +46,9 @@ func (s *Sender) Verify(ctx context.Context, target, subscriptionID string, keys
 	if err != nil {
 		return err
 	}
-	if !s.limit.take(u.Hostname(), s.now()) {
+	if !s.verifications.Get(u.Hostname()).AllowN(s.now(), 1) {
 		return fault.New(fault.Exhausted, "too many verifications of this host; try again later").
-			With(map[string]any{"limit": "verificationsPerHost", "max": s.limit.burst})
+			With(map[string]any{"limit": "verificationsPerHost", "max": s.burst})
 	}
 	failure := s.challenge(ctx, target, subscriptionID, keys)
 	if failure == nil {
@@ -123,42 +121,6 @@ func (s *Sender) declared(ctx context.Context, target *url.URL) bool {
 		}
 	}
 	return false
-}
-
-// hostLimit is a token bucket per host, so that registrations cannot make an
-// amplifier of us (SRF-07). It is kept per process.
-type hostLimit struct {
-	burst int
-
-	mu    sync.Mutex
-	hosts *bounded.Map[string, bucket]
-}
-
-type bucket struct {
-	tokens float64
-	at     time.Time
-}
-
-func newHostLimit(burst int) *hostLimit {
-	return &hostLimit{burst: burst, hosts: bounded.NewMap[string, bucket](16_384)}
-}
-
-// take reports whether the host may be asked once more; a token comes back every second.
-func (l *hostLimit) take(host string, now time.Time) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	b, ok := l.hosts.Get(host)
-	if !ok {
-		b = bucket{tokens: float64(l.burst), at: now}
-	}
-	b.tokens = min(float64(l.burst), b.tokens+max(0, now.Sub(b.at).Seconds()))
-	b.at = now
-	granted := b.tokens >= 1
-	if granted {
-		b.tokens--
-	}
-	l.hosts.Put(host, b)
-	return granted
 }
 
 // NewMessageID makes the webhook-id of a control envelope: msg_TYPE_RANDOM (SEP-3415).

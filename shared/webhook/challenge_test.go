@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -170,34 +169,6 @@ func TestVerifyTarget_Declared(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestHostLimit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newHostLimit(2)
-		granted := func(host string, tries int) (n int) {
-			for range tries {
-				if l.take(host, time.Now()) {
-					n++
-				}
-			}
-			return n
-		}
-		if n := granted("a", 3); n != 2 {
-			t.Errorf("a burst of %d", n)
-		}
-		if n := granted("b", 1); n != 1 {
-			t.Error("one host's use counts for another")
-		}
-		time.Sleep(time.Second)
-		if n := granted("a", 2); n != 1 {
-			t.Errorf("%d came back in a second", n)
-		}
-		time.Sleep(time.Hour)
-		if n := granted("a", 3); n != 2 {
-			t.Errorf("after an hour a burst of %d", n)
-		}
-	})
 }
 
 func TestReceiverHandler(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/descriptors"
+	"github.com/mcp-events/mcpevents/shared/rate"
 )
 
 // Options configure a [Sender]. Zero values are the defaults.
@@ -53,15 +54,16 @@ type Options struct {
 // Sender posts webhooks. It is safe for concurrent use; connections are reused
 // over calls, by HTTP/2 where the endpoint offers it.
 type Sender struct {
-	guard     *Guard
-	transport *http.Transport
-	identity  *Identity
-	userAgent []string
-	now       func() time.Time
-	targets   *bounded.Map[string, *url.URL]
-	limit     *hostLimit
-	places    *places
-	connect   func(ctx context.Context, network, address string) (net.Conn, error)
+	guard         *Guard
+	transport     *http.Transport
+	identity      *Identity
+	userAgent     []string
+	now           func() time.Time
+	targets       *bounded.Map[string, *url.URL]
+	verifications *rate.Keyed[string] // per host, so that registrations cannot make an amplifier of us (SRF-07)
+	burst         int                 // of them
+	places        *places
+	connect       func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Request is one attempt of one delivery.
@@ -113,8 +115,8 @@ func NewSender(o Options) *Sender {
 	}
 	s := &Sender{
 		guard: o.Guard, identity: o.Identity, userAgent: []string{o.UserAgent}, now: o.Now,
-		targets: bounded.NewMap[string, *url.URL](8192),
-		limit:   newHostLimit(o.Challenges),
+		targets:       bounded.NewMap[string, *url.URL](8192),
+		verifications: rate.NewKeyed[string](1, o.Challenges, 16_384), burst: o.Challenges,
 	}
 	s.places = newPlaces(o.MaxConns, s.Close)
 	s.connect = s.bounded(s.guard.DialContext)

@@ -140,7 +140,7 @@ func TestConversation(t *testing.T) {
 			t.Errorf("after %v got %q", took, r.Context)
 		}
 		told := func() bool { // what a process writes comes a moment later
-			return strings.Contains(s.Output(), "contexts of a provider are missing") && strings.Contains(s.Output(), "timeout")
+			return strings.Contains(s.Output(), "provider context missing") && strings.Contains(s.Output(), "timeout")
 		}
 		if !harness.Within(t, harness.Patience, told) {
 			t.Errorf("the log does not tell of it: %s", s.Output())

@@ -71,7 +71,7 @@ func Start() *Process { return StartWith(everything) }
 func StartWith(needs Needs) *Process {
 	p, err := Build(needs)
 	if err != nil {
-		slog.Error("the function cannot start", "error", err)
+		slog.Error("function start failed", "error", err)
 		os.Exit(1)
 	}
 	return p
@@ -127,7 +127,7 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 func (p *Process) Variable(name string) string {
 	v := p.getenv(name)
 	if v == "" {
-		p.Log.Error("the function cannot start", "error", name+" is not set")
+		p.Log.Error("function start failed", "error", name+" is not set")
 		os.Exit(1)
 	}
 	return v

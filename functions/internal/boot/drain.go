@@ -37,6 +37,6 @@ func (p *Process) drain(l *Lazy[http.Handler]) {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
 	if err := streams.Close(ctx); err != nil {
-		p.Log.Warn("streams did not end in time", "error", err)
+		p.Log.Warn("stream drain timed out", "error", err)
 	}
 }

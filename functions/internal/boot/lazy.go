@@ -45,7 +45,7 @@ func (p *Process) Handler(l *Lazy[http.Handler]) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h, err := l.Get(r.Context())
 		if err != nil {
-			p.Log.ErrorContext(r.Context(), "the function is not ready", "error", err)
+			p.Log.ErrorContext(r.Context(), "function not ready", "error", err)
 			w.Header().Set("Retry-After", "1")
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(http.StatusServiceUnavailable)

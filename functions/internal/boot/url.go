@@ -30,7 +30,7 @@ func Buffered(h http.Handler) func(context.Context, events.LambdaFunctionURLRequ
 func serve(w *recorder, r *http.Request, h http.Handler) {
 	defer func() {
 		if p := recover(); p != nil {
-			slog.ErrorContext(r.Context(), "a request panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+			slog.ErrorContext(r.Context(), "request panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
 			*w = recorder{header: http.Header{}, status: http.StatusInternalServerError}
 		}
 	}()

@@ -109,7 +109,7 @@ func (s *Store) Secret(ctx context.Context, v config.Value) (string, error) {
 		}
 	}
 	if fault.Is(h.err, fault.Unavailable) && !h.at.IsZero() && now.Sub(h.at) < keepStale {
-		s.log.WarnContext(ctx, "a parameter was not read, the last value stays in use", "parameter", name, "error", h.err)
+		s.log.WarnContext(ctx, "parameter not read", "parameter", name, "error", h.err)
 		return h.value, nil
 	}
 	return "", fault.Wrap(fault.Invalid, h.err, "read the parameter %s, which the configuration refers to", name)

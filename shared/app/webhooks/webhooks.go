@@ -54,29 +54,29 @@ func Deliveries(l config.Limits) delivery.Options {
 	}
 }
 
-// Ender ends subscriptions that may not go on. [app.Core.Auth] may be a directory of principals; if
+// Terminator ends subscriptions that may not go on. [app.Core.Auth] may be a directory of principals; if
 // not, what they were granted stands.
-func Ender(c *app.Core, subs *subscription.Service) *delivery.Ender {
+func Terminator(c *app.Core, subs *subscription.Service) *delivery.Terminator {
 	directory, _ := c.Auth.(auth.Directory)
-	return &delivery.Ender{
+	return &delivery.Terminator{
 		Queue: c.Queues, Subscriptions: subs, ErrorObject: app.EventCodes(c.Limits).ErrorObject, Plain: c.Limits.PlainTargets,
 		Review: &subscription.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory},
 	}
 }
 
 // Dispatch signs and POSTs. Gate is nil where subscriptions end in another process.
-func Dispatch(c *app.Core, subs *subscription.Service, ender *delivery.Ender, sender delivery.Poster, opener delivery.Opener,
+func Dispatch(c *app.Core, subs *subscription.Service, terminator *delivery.Terminator, sender delivery.Poster, opener delivery.Opener,
 	gate *delivery.Gate, options delivery.Options,
 ) *delivery.Dispatcher {
 	return delivery.NewDispatcher(&delivery.Dispatcher{
 		DB: c.DB, Queue: c.Queues, Subscriptions: subs, Catalog: delivery.WebhookTypes{Source: c.Catalogs},
-		Poster: sender, Opener: opener, Ender: ender, Gate: gate, Options: options, Log: c.Log,
+		Poster: sender, Opener: opener, Terminator: terminator, Gate: gate, Options: options, Log: c.Log,
 	})
 }
 
 // Retry moves what is due to the slow lane. It has subs dead-letter what it cannot read when it
 // removes what has expired.
 func Retry(c *app.Core, subs *subscription.Service) *delivery.Retry {
-	subs.SetAside = delivery.SetAside(c.DB, c.Queues, time.Now, c.Log)
+	subs.DeadLetter = delivery.DeadLetterItem(c.DB, c.Queues, time.Now, c.Log)
 	return &delivery.Retry{DB: c.DB, Queue: c.Queues, Log: c.Log}
 }

@@ -179,7 +179,7 @@ func (a *Authenticator) Authenticate(ctx context.Context, h http.Header) (auth.P
 
 // refused is one error for every bad token; the reason is for the log alone.
 func (a *Authenticator) refused(ctx context.Context, reason string) error {
-	a.options.Log.DebugContext(ctx, "a token was refused", "reason", reason)
+	a.options.Log.DebugContext(ctx, "token refused", "reason", reason)
 	return auth.ErrInvalidToken
 }
 

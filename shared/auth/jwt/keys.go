@@ -127,7 +127,7 @@ func (k *keySet) refresh(ctx context.Context) {
 		k.running = nil
 	}()
 	if keys, err = k.load(fetching); err != nil {
-		k.log.WarnContext(ctx, "the keys of an issuer could not be fetched", "issuer", k.issuer, "error", err)
+		k.log.WarnContext(ctx, "issuer keys not fetched", "issuer", k.issuer, "error", err)
 	}
 }
 

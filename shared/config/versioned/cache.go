@@ -185,7 +185,7 @@ func (c *Cache[T]) read(ctx context.Context, name string, h *held[T], version in
 		}
 	case !h.checked.IsZero():
 		h.retry = c.now().Add(RetryAfter)
-		c.log.WarnContext(ctx, "document not read, the last one stays in use", "document", name,
+		c.log.WarnContext(ctx, "document not read", "document", name,
 			"age", r.began.Sub(h.checked), "error", err)
 	}
 }

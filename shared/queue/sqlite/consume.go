@@ -15,11 +15,11 @@ import (
 // Consume runs opts.Concurrency workers until ctx ends or the queues are closed.
 //
 // A call's context ends with the visibility timeout or with the queues, not with ctx: what has
-// begun may finish. Its messages are its own until it returns, however late. A panic in h is an error of the batch, as it would be in
+// begun may finish. Its messages stay in flight until it returns, however late. A panic in h is an error of the batch, as it would be in
 // Lambda, where it ends only that one process. An unknown id among the failed
 // ones fails the whole batch, also as there.
 func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, opts queue.ConsumeOptions) error {
-	l, err := q.line(name)
+	mq, err := q.queue(name)
 	if err != nil {
 		return err
 	}
@@ -42,35 +42,35 @@ func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, 
 	defer context.AfterFunc(q.open, cancel)()
 	var workers sync.WaitGroup
 	for range opts.Concurrency {
-		workers.Go(func() { l.work(ctx, calls, h, opts) })
+		workers.Go(func() { mq.work(ctx, calls, h, opts) })
 	}
 	workers.Wait()
 	if q.open.Err() != nil {
 		return errClosed
 	}
-	if err := l.flush(); err != nil {
-		q.opts.Log.Warn("What was accepted could not be written; it may be handed out again.", "queue", name, "error", err)
+	if err := mq.flush(); err != nil {
+		q.opts.Log.Warn("queue acknowledgements not written", "queue", name, "error", err)
 	}
 	return nil
 }
 
 // work takes and handles batches until ctx ends or the queues are closed; calls is the parent of their contexts.
-func (l *line) work(ctx, calls context.Context, h queue.Handler, opts queue.ConsumeOptions) {
-	for ctx.Err() == nil && l.q.open.Err() == nil {
-		f, woken := l.take(opts)
+func (mq *memoryQueue) work(ctx, calls context.Context, h queue.Handler, opts queue.ConsumeOptions) {
+	for ctx.Err() == nil && mq.q.open.Err() == nil {
+		f, woken := mq.take(opts)
 		if f != nil {
-			l.settle(f, l.handle(calls, h, f, opts.Visibility))
+			mq.settle(f, mq.handle(calls, h, f, opts.Visibility))
 			continue
 		}
 		select {
 		case <-woken:
 			if ctx.Err() != nil {
-				l.stopWaiting(woken) // what it was woken for is another's now
+				mq.stopWaiting(woken) // another worker takes the message
 			}
 		case <-ctx.Done():
-			l.stopWaiting(woken)
-		case <-l.q.open.Done():
-			l.stopWaiting(woken)
+			mq.stopWaiting(woken)
+		case <-mq.q.open.Done():
+			mq.stopWaiting(woken)
 		}
 	}
 }
@@ -81,8 +81,8 @@ func microseconds(us int64) time.Time { return time.UnixMicro(us).UTC() }
 
 func none(*message) bool { return false }
 
-// handle calls h and tells which messages failed.
-func (l *line) handle(ctx context.Context, h queue.Handler, f *flight, limit time.Duration) (failed func(*message) bool) {
+// handle calls h and returns which messages failed.
+func (mq *memoryQueue) handle(ctx context.Context, h queue.Handler, f *batch, limit time.Duration) (failed func(*message) bool) {
 	began := time.Now()
 	ctx, cancel := context.WithDeadline(ctx, began.Add(limit))
 	defer cancel()
@@ -93,17 +93,17 @@ func (l *line) handle(ctx context.Context, h queue.Handler, f *flight, limit tim
 		missing = missing || to.Body == nil
 	}
 	if missing {
-		if err := l.bodies(ctx, f); err != nil {
-			l.q.opts.Log.Warn("Messages could not be read; they are handed out again.", "queue", l.name, "messages", len(f.msgs), "error", err)
+		if err := mq.bodies(ctx, f); err != nil {
+			mq.q.opts.Log.Warn("queue message bodies unreadable", "queue", mq.name, "messages", len(f.msgs), "error", err)
 			return all
 		}
 	}
-	ids, err := l.call(ctx, h, f.batch)
+	ids, err := mq.call(ctx, h, f.batch)
 	if took := time.Since(began); took > limit {
-		l.q.opts.Log.Warn("Handler overran its time.", "queue", l.name, "messages", len(f.msgs), "took", took, "limit", limit)
+		mq.q.opts.Log.Warn("handler overran its time", "queue", mq.name, "messages", len(f.msgs), "took", took, "limit", limit)
 	}
 	if err != nil {
-		l.q.opts.Log.Warn("A handler failed; its messages are handed out again.", "queue", l.name, "messages", len(f.msgs), "error", err)
+		mq.q.opts.Log.Warn("handler failed", "queue", mq.name, "messages", len(f.msgs), "error", err)
 		return all
 	}
 	if len(ids) == 0 {
@@ -112,7 +112,7 @@ func (l *line) handle(ctx context.Context, h queue.Handler, f *flight, limit tim
 	bad := make(map[int64]bool, len(ids))
 	for _, id := range ids {
 		if !slices.ContainsFunc(f.batch, func(m queue.Message) bool { return m.ID == id }) {
-			l.q.opts.Log.Error("A handler reports a message that it was not given; the batch is handed out again.", "queue", l.name, "id", id)
+			mq.q.opts.Log.Error("handler reported unknown message", "queue", mq.name, "message", id)
 			return all
 		}
 		n, _ := strconv.ParseInt(id, 10, 64) // it is one of ours
@@ -121,7 +121,7 @@ func (l *line) handle(ctx context.Context, h queue.Handler, f *flight, limit tim
 	return func(m *message) bool { return bad[m.id] }
 }
 
-func (l *line) call(ctx context.Context, h queue.Handler, batch []queue.Message) (failed []string, err error) {
+func (mq *memoryQueue) call(ctx context.Context, h queue.Handler, batch []queue.Message) (failed []string, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())

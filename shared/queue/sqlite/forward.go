@@ -15,25 +15,25 @@ import (
 // accepted before, or before any other commit, never gets one.
 const forwardWithin = 10 * time.Millisecond
 
-// forwarding is messages that are handed out before they are written. Their sender waits
+// forwarding is messages that are delivered before they are written. Their sender waits
 // until each is one or the other: a row, or accepted.
 //
 //	Forward ─▶ ready ─▶ handler ─▶ accepted: no row
 //	    └─▶ job of the engine, soon: a row for each that is not accepted yet
 type forwarding struct {
-	line *line
-	msgs []*message
-	open atomic.Int64 // messages that are neither
-	err  error
-	done chan struct{}
+	queue *memoryQueue
+	msgs  []*message
+	open  atomic.Int64 // messages that are neither
+	err   error
+	done  chan struct{}
 }
 
 var _ queue.Forwarder = (*Queues)(nil)
 
-// Forward implements [queue.Forwarder]. Messages with a delay, of a FIFO queue, or beyond
-// what fits into memory are sent.
+// Forward implements [queue.Forwarder]. It sends messages with a delay, those of a FIFO queue,
+// and those that do not fit into memory.
 func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
-	l, err := q.line(name)
+	mq, err := q.queue(name)
 	if err != nil {
 		return err
 	}
@@ -48,8 +48,8 @@ func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Out
 	if len(msgs) == 0 {
 		return ctx.Err()
 	}
-	f := &forwarding{line: l, done: make(chan struct{})}
-	if !plain || !l.forward(f, msgs, size) {
+	f := &forwarding{queue: mq, done: make(chan struct{})}
+	if !plain || !mq.forward(f, msgs, size) {
 		return q.Send(ctx, name, msgs...)
 	}
 	if err := q.engine.Within(forwardWithin, f); err != nil {
@@ -63,25 +63,25 @@ func (q *Queues) Forward(ctx context.Context, name queue.Name, msgs ...queue.Out
 	}
 }
 
-// forward makes messages ready that have no row, and reports false where they do not fit.
-func (l *line) forward(f *forwarding, msgs []queue.Outgoing, size int) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.loaded != l.newest || l.resident+len(msgs) > l.q.opts.MaxReady || l.bytes+size > l.q.opts.MaxBytes {
+// forward makes messages ready that have no row, and reports false if they do not fit.
+func (mq *memoryQueue) forward(f *forwarding, msgs []queue.Outgoing, size int) bool {
+	mq.mu.Lock()
+	defer mq.mu.Unlock()
+	if mq.loaded != mq.newest || mq.resident+len(msgs) > mq.q.opts.MaxReady || mq.bytes+size > mq.q.opts.MaxBytes {
 		return false
 	}
-	sent := l.q.engine.Now().UnixMicro()
+	sent := mq.q.engine.Now().UnixMicro()
 	f.open.Store(int64(len(msgs)))
 	for i := range msgs {
 		m := &message{
-			id: l.lastID.Add(1), group: msgs[i].Group, body: bytes.Clone(msgs[i].Body), sent: sent, forwarded: f,
+			id: mq.lastID.Add(1), group: msgs[i].Group, body: bytes.Clone(msgs[i].Body), sent: sent, forwarded: f,
 		}
 		f.msgs = append(f.msgs, m)
-		l.unloaded[m.id] = struct{}{}
-		l.total++
-		l.enter(m)
+		mq.unloaded[m.id] = struct{}{}
+		mq.total++
+		mq.add(m)
 	}
-	l.wakeWorker()
+	mq.wakeWorker()
 	return true
 }
 
@@ -94,16 +94,16 @@ func (f *forwarding) closeOne() {
 
 // Apply writes the messages that are not accepted yet.
 func (f *forwarding) Apply(tx *engine.Tx) error {
-	l := f.line
+	mq := f.queue
 	for _, m := range f.msgs {
-		l.mu.Lock()
+		mq.mu.Lock()
 		accepted, received, body := m.accepted, m.received, m.body
 		m.hasRow = !accepted
-		l.mu.Unlock()
+		mq.mu.Unlock()
 		if accepted {
 			continue
 		}
-		stmt, err := tx.Stmt(l.sql.insert)
+		stmt, err := tx.Stmt(mq.sql.insert)
 		if err != nil {
 			return err
 		}
@@ -111,7 +111,7 @@ func (f *forwarding) Apply(tx *engine.Tx) error {
 			return err
 		}
 		if received > 1 {
-			if stmt, err = tx.Stmt(l.sql.fail); err != nil {
+			if stmt, err = tx.Stmt(mq.sql.fail); err != nil {
 				return err
 			}
 			if err := stmt.Int(1, int64(received)).Int(2, m.id).Exec(); err != nil {
@@ -125,23 +125,23 @@ func (f *forwarding) Apply(tx *engine.Tx) error {
 // Done answers the sender. What could not be written is handled all the same, and then
 // again when its sender repeats it.
 func (f *forwarding) Done(err error) {
-	l := f.line
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	mq := f.queue
+	mq.mu.Lock()
+	defer mq.mu.Unlock()
 	for _, m := range f.msgs {
 		if m.forwarded != nil {
 			m.forwarded, m.bare, f.err = nil, err != nil, err
 			f.closeOne()
 		}
-		l.pass(m)
+		mq.pass(m)
 	}
 }
 
-// pass notes that a message is in memory whose row [line.load] has not come to: where all before it are, it need not.
-func (l *line) pass(m *message) {
-	if l.loaded == l.newest {
-		l.newest = max(l.newest, m.id)
-		l.loaded = l.newest
-		delete(l.unloaded, m.id)
+// pass notes that a message is in memory whose row [memoryQueue.load] has not come to: where all before it are, it need not.
+func (mq *memoryQueue) pass(m *message) {
+	if mq.loaded == mq.newest {
+		mq.newest = max(mq.newest, m.id)
+		mq.loaded = mq.newest
+		delete(mq.unloaded, m.id)
 	}
 }

@@ -91,8 +91,8 @@ func TestForwardedMessages(t *testing.T) {
 	})
 	t.Run("what could not be written keeps its body, also as a dead letter", func(t *testing.T) {
 		inBubble(t, Options{MaxBytes: 10}, func(t *testing.T, q *Queues) {
-			l := q.lines[queue.Deliveries]
-			f := &forwarding{line: l, done: make(chan struct{})}
+			l := q.queues[queue.Deliveries]
+			f := &forwarding{queue: l, done: make(chan struct{})}
 			if !l.forward(f, []queue.Outgoing{{Body: []byte("forwarded")}}, 9) {
 				t.Fatal("it does not fit")
 			}
@@ -158,12 +158,12 @@ func TestForwardedMessages(t *testing.T) {
 					t.Errorf("%s came %d times", body, n)
 				}
 			}
-			l := q.lines[queue.Deliveries]
+			mq := q.queues[queue.Deliveries]
 			n := rowsOf(t, q, queue.Deliveries)
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			if n != 0 || len(l.unloaded) != 0 {
-				t.Errorf("%d rows are left, %d are remembered", n, len(l.unloaded))
+			mq.mu.Lock()
+			defer mq.mu.Unlock()
+			if n != 0 || len(mq.unloaded) != 0 {
+				t.Errorf("%d rows are left, %d are remembered", n, len(mq.unloaded))
 			}
 		})
 	})

@@ -52,16 +52,16 @@ func (d *deque[T]) reserve(n int) {
 }
 
 // group is the ready messages of one group, in their order. A group that has any
-// is in the ring, unless its queue is FIFO and a batch holds it, or it is at its bound.
+// is in the ring, unless its queue is FIFO and a batch locks it, or it is at its bound.
 type group struct {
 	name    string
 	ready   deque[*message]
 	busy    int  // messages of a standard queue in handlers
-	held    bool // by a batch of a FIFO queue
+	locked  bool // by a batch of a FIFO queue
 	bounded bool // out of the ring until one of its messages is settled
 }
 
-// ready is what can be handed out, group by group in turn: on a FIFO queue
+// ready is the messages that can be delivered, group by group in turn: on a FIFO queue
 // because the order within each is kept, on a standard one so that a group with
 // many messages does not keep the others waiting.
 type ready struct {
@@ -84,7 +84,7 @@ func (r *ready) add(m *message) {
 	g := r.group(m.group)
 	g.ready.push(m)
 	r.count++
-	if g.ready.len() == 1 && !g.held {
+	if g.ready.len() == 1 && !g.locked {
 		r.ring.push(g)
 	}
 }
@@ -92,7 +92,7 @@ func (r *ready) add(m *message) {
 // available reports whether take might find anything.
 func (r *ready) available() bool { return r.ring.len() > 0 }
 
-// take removes up to n messages. On a FIFO queue it holds their groups, each until [ready.release]; on a
+// take removes up to n messages. On a FIFO queue it locks their groups, each until [ready.unlock]; on a
 // standard one at most perGroup of a group are in handlers until [ready.settled], if that is not 0.
 //
 // A message that has failed before is a batch of its own, so that one that always fails takes no others with it.
@@ -111,7 +111,7 @@ func (r *ready) take(n, perGroup int) (batch []*message) {
 		r.ring.pop()
 		batch = append(batch, g.ready.pop())
 		if r.fifo {
-			g.held = true
+			g.locked = true
 			for !again && len(batch) < n && g.ready.len() > 0 && g.ready.first().received == 0 {
 				batch = append(batch, g.ready.pop())
 			}
@@ -126,19 +126,19 @@ func (r *ready) take(n, perGroup int) (batch []*message) {
 	return batch
 }
 
-// putBack returns messages of one group to its front. On a FIFO queue the group is
-// held and stays so.
-func (r *ready) putBack(name string, msgs ...*message) {
+// pushFront returns messages of one group to its front. On a FIFO queue the group
+// stays locked.
+func (r *ready) pushFront(name string, msgs ...*message) {
 	g := r.group(name)
 	was := g.ready.len()
 	g.ready.pushFront(msgs...)
 	r.count += len(msgs)
-	if was == 0 && !g.held {
+	if was == 0 && !g.locked {
 		r.ring.push(g)
 	}
 }
 
-// settled tells that a message of a group of a standard queue has left its handler.
+// settled is called when a message of a group of a standard queue has left its handler.
 func (r *ready) settled(name string) {
 	g := r.groups[name]
 	if g.busy--; g.bounded {
@@ -149,13 +149,13 @@ func (r *ready) settled(name string) {
 	}
 }
 
-// release lets a group of a FIFO queue be taken from again.
-func (r *ready) release(name string) {
+// unlock lets a group of a FIFO queue be taken from again.
+func (r *ready) unlock(name string) {
 	g := r.groups[name]
 	if g == nil {
 		return
 	}
-	g.held = false
+	g.locked = false
 	if g.ready.len() > 0 {
 		r.ring.push(g)
 	} else {

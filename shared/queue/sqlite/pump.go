@@ -18,28 +18,28 @@ const (
 	sleep = time.Minute
 )
 
-// pump does for a queue what has a time: it shows again what has failed, brings delayed
-// messages and those that were too many, and writes again what failed.
-func (l *line) pump() {
+// pump is the timer of a queue: it ends back-offs, reads delayed messages that are due and those
+// that memory had no space for, and retries writes that failed.
+func (mq *memoryQueue) pump() {
 	timer := time.NewTimer(sleep)
 	defer timer.Stop()
 	var forgotten time.Time
-	for pause := time.Duration(0); l.rest(timer, pause); {
-		l.show(time.Now())
-		err := l.promote()
-		if e := l.load(); err == nil {
+	for pause := time.Duration(0); mq.rest(timer, pause); {
+		mq.endBackoffs(time.Now())
+		err := mq.promote()
+		if e := mq.load(); err == nil {
 			err = e
 		}
-		if l.dedup != nil && time.Since(forgotten) >= sleep {
+		if mq.dedup != nil && time.Since(forgotten) >= sleep {
 			forgotten = time.Now()
-			if e := l.dedup.forget(l.q.engine); err == nil {
+			if e := mq.dedup.forget(mq.q.engine); err == nil {
 				err = e
 			}
 		}
 		if err != nil {
-			l.q.opts.Log.Warn("A queue cannot read its file; it tries again.", "queue", l.name, "error", err)
+			mq.q.opts.Log.Warn("queue read failed", "queue", mq.name, "error", err)
 		}
-		pause = l.pause(err != nil)
+		pause = mq.pause(err != nil)
 	}
 }
 
@@ -47,24 +47,24 @@ func (l *line) pump() {
 //
 // What is to be done at once waits for no timer: in a bubble of testing/synctest, two timers that are due when they are
 // set break the race detector (golang.org/issue/78156).
-func (l *line) rest(timer *time.Timer, pause time.Duration) bool {
+func (mq *memoryQueue) rest(timer *time.Timer, pause time.Duration) bool {
 	if pause <= 0 {
-		return l.q.open.Err() == nil
+		return mq.q.open.Err() == nil
 	}
 	timer.Reset(pause)
 	select {
-	case <-l.q.open.Done():
+	case <-mq.q.open.Done():
 		return false
 	case <-timer.C:
-	case <-l.wake:
+	case <-mq.wake:
 	}
 	return true
 }
 
 // pause decides how long the pump may sleep.
-func (l *line) pause(troubled bool) time.Duration {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (mq *memoryQueue) pause(troubled bool) time.Duration {
+	mq.mu.Lock()
+	defer mq.mu.Unlock()
 	now := time.Now()
 	next := now.Add(sleep)
 	at := func(t time.Time) {
@@ -72,58 +72,58 @@ func (l *line) pause(troubled bool) time.Duration {
 			next = t
 		}
 	}
-	if len(l.hidden) > 0 {
-		at(l.hidden[0].until)
+	if len(mq.backoffs) > 0 {
+		at(mq.backoffs[0].until)
 	}
-	if !l.retry.IsZero() {
-		at(l.retry)
+	if !mq.retry.IsZero() {
+		at(mq.retry)
 	}
-	if l.nextDue > 0 && l.resident < l.q.opts.MaxReady {
-		at(now.Add(l.wait(l.nextDue)))
+	if mq.nextDue > 0 && mq.resident < mq.q.opts.MaxReady {
+		at(now.Add(mq.wait(mq.nextDue)))
 	}
-	if l.loaded < l.newest && l.hasRoom() {
+	if mq.loaded < mq.newest && mq.hasRoom() {
 		at(now)
 	}
 	if troubled {
 		next = now.Add(retryAfter)
 	}
-	l.pumping = next
+	mq.pumping = next
 	return next.Sub(now)
 }
 
-// show hands out again what has failed and has waited long enough.
-func (l *line) show(now time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.pumping = time.Time{}
-	for len(l.hidden) > 0 && !l.hidden[0].until.After(now) {
-		h := heap.Pop(&l.hidden).(hide)
-		if l.ready.fifo {
-			l.ready.release(h.group)
+// endBackoffs makes failed messages ready whose back-off has passed.
+func (mq *memoryQueue) endBackoffs(now time.Time) {
+	mq.mu.Lock()
+	defer mq.mu.Unlock()
+	mq.pumping = time.Time{}
+	for len(mq.backoffs) > 0 && !mq.backoffs[0].until.After(now) {
+		h := heap.Pop(&mq.backoffs).(backoff)
+		if mq.ready.fifo {
+			mq.ready.unlock(h.group)
 		} else {
-			l.resident++
-			l.bytes += len(h.msg.body)
-			l.ready.putBack(h.msg.group, h.msg)
+			mq.resident++
+			mq.bytes += len(h.msg.body)
+			mq.ready.pushFront(h.msg.group, h.msg)
 		}
 	}
-	if !l.retry.IsZero() && !l.retry.After(now) {
-		l.retry = time.Time{}
-		l.submit()
+	if !mq.retry.IsZero() && !mq.retry.After(now) {
+		mq.retry = time.Time{}
+		mq.submit()
 	}
-	l.wakeWorker()
+	mq.wakeWorker()
 }
 
-// promote brings delayed messages whose time has come.
-func (l *line) promote() error {
+// promote reads delayed messages that are due.
+func (mq *memoryQueue) promote() error {
 	for {
-		l.mu.Lock()
-		room := min(l.q.opts.MaxReady-l.resident, readStep)
-		due := l.nextDue > 0 && l.wait(l.nextDue) <= 0
-		l.mu.Unlock()
+		mq.mu.Lock()
+		room := min(mq.q.opts.MaxReady-mq.resident, readStep)
+		due := mq.nextDue > 0 && mq.wait(mq.nextDue) <= 0
+		mq.mu.Unlock()
 		if !due || room <= 0 {
 			return nil
 		}
-		if err := l.q.engine.Do(context.Background(), &promotion{line: l, room: room}); err != nil {
+		if err := mq.q.engine.Do(context.Background(), &promotion{queue: mq, room: room}); err != nil {
 			return err
 		}
 	}
@@ -131,8 +131,8 @@ func (l *line) promote() error {
 
 // promotion makes the delayed rows that are due ordinary ones.
 type promotion struct {
-	line *line
-	room int
+	queue *memoryQueue
+	room  int
 
 	msgs    []*message
 	nextDue int64
@@ -141,7 +141,7 @@ type promotion struct {
 func (p *promotion) Apply(tx *engine.Tx) error {
 	p.msgs = nil
 	for _, due := range [][2]int64{{0, tx.Now.UnixMilli()}, {tx.Now.Add(longest).UnixMilli(), math.MaxInt64}} {
-		s, err := tx.Stmt(p.line.sql.promote)
+		s, err := tx.Stmt(p.queue.sql.promote)
 		if err != nil {
 			return err
 		}
@@ -152,7 +152,7 @@ func (p *promotion) Apply(tx *engine.Tx) error {
 		p.msgs = append(p.msgs, msgs...)
 	}
 	for _, m := range p.msgs {
-		s, err := tx.Stmt(p.line.sql.show)
+		s, err := tx.Stmt(p.queue.sql.show)
 		if err != nil {
 			return err
 		}
@@ -160,7 +160,7 @@ func (p *promotion) Apply(tx *engine.Tx) error {
 			return err
 		}
 	}
-	s, err := tx.Stmt(p.line.sql.nextDue)
+	s, err := tx.Stmt(p.queue.sql.nextDue)
 	if err != nil {
 		return err
 	}
@@ -176,37 +176,37 @@ func (p *promotion) Done(err error) {
 	if err != nil {
 		return
 	}
-	l := p.line
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.nextDue = p.nextDue
-	l.delayed -= len(p.msgs)
+	mq := p.queue
+	mq.mu.Lock()
+	defer mq.mu.Unlock()
+	mq.nextDue = p.nextDue
+	mq.delayed -= len(p.msgs)
 	for _, m := range p.msgs {
-		if m.id > l.loaded {
-			l.unloaded[m.id] = struct{}{}
+		if m.id > mq.loaded {
+			mq.unloaded[m.id] = struct{}{}
 		}
-		l.enter(m)
-		l.pass(m)
+		mq.add(m)
+		mq.pass(m)
 	}
-	l.wakeWorker()
+	mq.wakeWorker()
 }
 
-// load brings messages that were too many, in their order, while there is room.
-func (l *line) load() error {
+// load reads messages that memory had no space for, in their order, while it has some.
+func (mq *memoryQueue) load() error {
 	for {
-		l.mu.Lock()
-		if l.loaded >= l.newest || !l.hasRoom() {
-			l.mu.Unlock()
+		mq.mu.Lock()
+		if mq.loaded >= mq.newest || !mq.hasRoom() {
+			mq.mu.Unlock()
 			return nil
 		}
-		after, newest := l.loaded, l.newest
-		room := min(l.q.opts.MaxReady-l.resident, readStep)
-		l.mu.Unlock()
+		after, newest := mq.loaded, mq.newest
+		room := min(mq.q.opts.MaxReady-mq.resident, readStep)
+		mq.mu.Unlock()
 
 		var msgs []*message
 		last := after
-		err := l.q.engine.Read(context.Background(), func(c *engine.Conn) error {
-			s, err := c.Stmt(l.sql.load)
+		err := mq.q.engine.Read(context.Background(), func(c *engine.Conn) error {
+			s, err := c.Stmt(mq.sql.load)
 			if err != nil {
 				return err
 			}
@@ -216,24 +216,24 @@ func (l *line) load() error {
 		if err != nil {
 			return err
 		}
-		l.mu.Lock()
-		l.loaded = last
+		mq.mu.Lock()
+		mq.loaded = last
 		if len(msgs) == 0 {
-			l.loaded = newest // nothing is left of what was committed before the read
+			mq.loaded = newest // nothing is left of what was committed before the read
 		}
 		for _, m := range msgs {
-			if _, here := l.unloaded[m.id]; !here {
-				l.enter(m)
+			if _, here := mq.unloaded[m.id]; !here {
+				mq.add(m)
 			}
 		}
-		for id := range l.unloaded {
-			if id <= l.loaded {
-				delete(l.unloaded, id) // its row is passed, or never comes
+		for id := range mq.unloaded {
+			if id <= mq.loaded {
+				delete(mq.unloaded, id) // its row is passed, or never comes
 			}
 		}
-		l.newest = max(l.newest, l.loaded) // a commit may have been read before it was published
-		l.wakeWorker()
-		l.mu.Unlock()
+		mq.newest = max(mq.newest, mq.loaded) // a commit may have been read before it was published
+		mq.wakeWorker()
+		mq.mu.Unlock()
 	}
 }
 
@@ -255,16 +255,16 @@ func rows(s *engine.Stmt, each func()) (msgs []*message, err error) {
 	return msgs, nil
 }
 
-// bodies reads the bodies that are not in memory. A row that is gone, which
-// nothing but a hand in the file explains, has none.
-func (l *line) bodies(ctx context.Context, f *flight) error {
-	return l.q.engine.Read(ctx, func(c *engine.Conn) error {
+// bodies reads the bodies that are not in memory. A row that is gone, because the file was
+// edited by hand, has none.
+func (mq *memoryQueue) bodies(ctx context.Context, f *batch) error {
+	return mq.q.engine.Read(ctx, func(c *engine.Conn) error {
 		for i, m := range f.msgs {
 			to := &f.batch[i]
 			if to.Body != nil {
 				continue
 			}
-			s, err := c.Stmt(l.sql.body)
+			s, err := c.Stmt(mq.sql.body)
 			if err != nil {
 				return err
 			}

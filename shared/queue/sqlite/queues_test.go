@@ -26,7 +26,7 @@ import (
 func rowsOf(t *testing.T, q *Queues, name queue.Name) (n int64) {
 	t.Helper()
 	err := q.engine.Read(context.Background(), func(c *engine.Conn) (err error) {
-		n, err = c.Int("SELECT count(*) FROM " + q.lines[name].sql.table)
+		n, err = c.Int("SELECT count(*) FROM " + q.queues[name].sql.table)
 		return err
 	})
 	if err != nil {
@@ -126,11 +126,11 @@ func TestAGroupAtItsBoundIsPassedOver(t *testing.T) {
 		if want := 20 + hanging*(each+1); done != want {
 			t.Errorf("%d calls, want %d", done, want)
 		}
-		l := q.lines[queue.Slow]
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if len(l.ready.groups) != 0 {
-			t.Errorf("%d groups left", len(l.ready.groups))
+		mq := q.queues[queue.Slow]
+		mq.mu.Lock()
+		defer mq.mu.Unlock()
+		if len(mq.ready.groups) != 0 {
+			t.Errorf("%d groups left", len(mq.ready.groups))
 		}
 	})
 }
@@ -228,15 +228,15 @@ func TestTheMemoryIsBounded(t *testing.T) {
 	for name, opts := range map[string]Options{"messages": {MaxReady: 50}, "bytes": {MaxBytes: 10_000}} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, opts, func(t *testing.T, q *Queues) {
-				l := q.lines[queue.Events]
+				mq := q.queues[queue.Events]
 				check := func() {
-					l.mu.Lock()
-					defer l.mu.Unlock()
-					if opts.MaxReady > 0 && l.resident > opts.MaxReady {
-						t.Errorf("%d messages in memory", l.resident)
+					mq.mu.Lock()
+					defer mq.mu.Unlock()
+					if opts.MaxReady > 0 && mq.resident > opts.MaxReady {
+						t.Errorf("%d messages in memory", mq.resident)
 					}
-					if slack := 12 << 10; opts.MaxBytes > 0 && l.bytes > opts.MaxBytes+readStep*30+slack {
-						t.Errorf("%d bytes in memory", l.bytes)
+					if slack := 12 << 10; opts.MaxBytes > 0 && mq.bytes > opts.MaxBytes+readStep*30+slack {
+						t.Errorf("%d bytes in memory", mq.bytes)
 					}
 				}
 				var msgs []queue.Outgoing
@@ -280,10 +280,10 @@ func TestTheMemoryIsBounded(t *testing.T) {
 				if !slices.Equal(got, want) {
 					t.Errorf("%d messages came, want %d, each once", len(got), len(want))
 				}
-				l.mu.Lock()
-				defer l.mu.Unlock()
-				if l.resident != 0 || l.bytes != 0 || len(l.ready.groups) != 0 || l.total != 0 {
-					t.Errorf("left over: %d messages, %d bytes, %d groups", l.resident, l.bytes, len(l.ready.groups))
+				mq.mu.Lock()
+				defer mq.mu.Unlock()
+				if mq.resident != 0 || mq.bytes != 0 || len(mq.ready.groups) != 0 || mq.total != 0 {
+					t.Errorf("left over: %d messages, %d bytes, %d groups", mq.resident, mq.bytes, len(mq.ready.groups))
 				}
 			})
 		})

@@ -22,7 +22,7 @@ const (
 
 // Send writes the messages in their order, in one transaction unless they are many.
 func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
-	l, err := q.line(name)
+	mq, err := q.queue(name)
 	if err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 		for size := 0; n < min(len(msgs), maxSend) && size < maxSendBytes; n++ {
 			size += len(msgs[n].Body)
 		}
-		if err := q.engine.Do(ctx, &sending{line: l, msgs: msgs[:n]}); err != nil {
+		if err := q.engine.Do(ctx, &sending{queue: mq, msgs: msgs[:n]}); err != nil {
 			return fault.Wrap(engine.Kind(err), err, "send %d messages to %s", len(msgs), name)
 		}
 		msgs = msgs[n:]
@@ -47,17 +47,17 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 	return nil
 }
 
-// check holds a message to what package queue says of it.
+// check checks a message against the limits of package queue.
 func check(name queue.Name, m *queue.Outgoing) error {
 	switch {
 	case len(m.Body) == 0 || !utf8.Valid(m.Body):
-		return fault.New(fault.Invalid, "a message for %s must be UTF-8 text and not empty", name)
+		return fault.New(fault.Invalid, "a message for %s is empty or not UTF-8", name)
 	case len(m.Body) > queue.MaxBody:
-		return fault.New(fault.TooLarge, "a message for %s of %d bytes; %d are the most", name, len(m.Body), queue.MaxBody)
+		return fault.New(fault.TooLarge, "a message for %s has %d bytes (at most %d)", name, len(m.Body), queue.MaxBody)
 	case !word(m.Group) || !word(m.Dedup):
-		return fault.New(fault.Invalid, "group and deduplication id of a message for %s are at most %d of [A-Za-z0-9_-]", name, maxWord)
+		return fault.New(fault.Invalid, "group or deduplication id of a message for %s is invalid (allowed: up to %d characters of [A-Za-z0-9_-])", name, maxWord)
 	case m.Delay < 0 || m.Delay > queue.MaxDelay:
-		return fault.New(fault.Invalid, "a message for %s is delayed by 0 to %v, not %v", name, queue.MaxDelay, m.Delay)
+		return fault.New(fault.Invalid, "delay %v of a message for %s is not allowed (allowed: 0 to %v)", m.Delay, name, queue.MaxDelay)
 	case name.FIFO() && m.Group == "":
 		return fault.New(fault.Invalid, "a message for %s needs a group", name)
 	case name.FIFO() && m.Delay != 0:
@@ -95,8 +95,8 @@ type message struct {
 
 // sending is a part of a Send as a job of the engine.
 type sending struct {
-	line *line
-	msgs []queue.Outgoing
+	queue *memoryQueue
+	msgs  []queue.Outgoing
 
 	ready   []*message
 	delayed int
@@ -106,7 +106,7 @@ type sending struct {
 }
 
 func (s *sending) Apply(tx *engine.Tx) error {
-	l := s.line
+	mq := s.queue
 	s.ready, s.fresh, s.delayed, s.due = s.ready[:0], s.fresh[:0], 0, 0
 	s.at = tx.Now
 	sent := tx.Now.UnixMicro()
@@ -114,7 +114,7 @@ func (s *sending) Apply(tx *engine.Tx) error {
 		m := &s.msgs[i]
 		if m.Dedup != "" {
 			id := digestOf(m.Dedup)
-			if !l.dedup.claim(tx, id) {
+			if !mq.dedup.claim(tx, id) {
 				continue
 			}
 			s.fresh = append(s.fresh, id)
@@ -123,8 +123,8 @@ func (s *sending) Apply(tx *engine.Tx) error {
 		if m.Delay > 0 {
 			due = (tx.Now.Add(m.Delay).UnixMicro() + 999) / 1000
 		}
-		id := l.lastID.Add(1)
-		stmt, err := tx.Stmt(l.sql.insert)
+		id := mq.lastID.Add(1)
+		stmt, err := tx.Stmt(mq.sql.insert)
 		if err != nil {
 			return err
 		}
@@ -141,18 +141,18 @@ func (s *sending) Apply(tx *engine.Tx) error {
 		s.ready = append(s.ready, &message{id: id, group: m.Group, body: bytes.Clone(m.Body), sent: sent})
 	}
 	if len(s.fresh) > 0 {
-		return l.dedup.write(tx, s.fresh)
+		return mq.dedup.write(tx, s.fresh)
 	}
 	return nil
 }
 
-// Done hands the messages on, now that they are on the disk.
+// Done publishes the messages after their commit.
 func (s *sending) Done(err error) {
 	if err != nil {
 		return
 	}
 	if len(s.fresh) > 0 {
-		s.line.dedup.add(s.fresh, s.at)
+		s.queue.dedup.add(s.fresh, s.at)
 	}
-	s.line.publish(s.ready, s.delayed, s.due)
+	s.queue.publish(s.ready, s.delayed, s.due)
 }

@@ -14,7 +14,7 @@ import (
 // retryAfter is how long a failed settlement waits to be written again.
 const retryAfter = time.Second
 
-// settlement is what handlers have decided and the file does not know yet.
+// settlement is the results of handlers that are not written yet.
 type settlement struct {
 	ids    []int64    // accepted: to be deleted
 	dead   []*message // to be moved to the dead letters
@@ -39,40 +39,40 @@ func (s *settlement) append(other *settlement) {
 }
 
 // submit has the settlement written soon. It needs no commit of its own: until
-// it is written, the worst that a crash does is to hand those messages out again.
-func (l *line) submit() {
-	if l.settling || l.accepted.empty() || !l.retry.IsZero() {
+// it is written, a crash only delivers those messages again.
+func (mq *memoryQueue) submit() {
+	if mq.settling || mq.accepted.empty() || !mq.retry.IsZero() {
 		return
 	}
-	// After Close the engine refuses; what is lost then is handed out again too.
-	l.settling = l.q.engine.Lazily(&settling{line: l}) == nil
+	// After Close the engine refuses; those messages are delivered again too.
+	mq.settling = mq.q.engine.Lazily(&settling{queue: mq}) == nil
 }
 
 // flush writes the settlement and everything before it, now.
-func (l *line) flush() error {
-	return l.q.engine.Do(context.Background(), &settling{line: l})
+func (mq *memoryQueue) flush() error {
+	return mq.q.engine.Do(context.Background(), &settling{queue: mq})
 }
 
 // settling writes what has been settled by the time it is applied, however many
 // batches that is.
 type settling struct {
-	line  *line
+	queue *memoryQueue
 	taken settlement
 	dead  []*message
 }
 
 func (s *settling) Apply(tx *engine.Tx) error {
-	l := s.line
-	l.mu.Lock()
-	s.taken.append(&l.accepted)
-	l.settling = false
-	l.mu.Unlock()
+	mq := s.queue
+	mq.mu.Lock()
+	s.taken.append(&mq.accepted)
+	mq.settling = false
+	mq.mu.Unlock()
 
 	if err := s.delete(tx); err != nil {
 		return err
 	}
 	for _, f := range s.taken.failed {
-		stmt, err := tx.Stmt(l.sql.fail)
+		stmt, err := tx.Stmt(mq.sql.fail)
 		if err != nil {
 			return err
 		}
@@ -92,9 +92,9 @@ func (s *settling) delete(tx *engine.Tx) error {
 		for n < len(ids) && ids[n] == ids[n-1]+1 {
 			n++
 		}
-		sql := s.line.sql.remove
+		sql := s.queue.sql.remove
 		if n > 1 {
-			sql = s.line.sql.removeRange
+			sql = s.queue.sql.removeRange
 		}
 		stmt, err := tx.Stmt(sql)
 		if err != nil {
@@ -115,9 +115,9 @@ func (s *settling) delete(tx *engine.Tx) error {
 // deadLetter moves rows to the queue of the dead letters.
 func (s *settling) deadLetter(tx *engine.Tx) error {
 	s.dead = s.dead[:0]
-	dead := s.line.q.lines[queue.Dead]
+	dead := s.queue.q.queues[queue.Dead]
 	for _, m := range s.taken.dead {
-		stmt, err := tx.Stmt(s.line.sql.body)
+		stmt, err := tx.Stmt(s.queue.sql.body)
 		if err != nil {
 			return err
 		}
@@ -130,7 +130,7 @@ func (s *settling) deadLetter(tx *engine.Tx) error {
 			body = bytes.Clone(stmt.ColumnBlob(0))
 		}
 		stmt.Reset()
-		letter := queue.NewDeadLetter(s.line.name, queue.Message{
+		letter := queue.NewDeadLetter(s.queue.name, queue.Message{
 			ID: strconv.FormatInt(m.id, 10), Outgoing: queue.Outgoing{Body: body, Group: m.group},
 			Received: m.received, Sent: microseconds(m.sent),
 		}, queue.ReasonReceives, nil, tx.Now)
@@ -141,7 +141,7 @@ func (s *settling) deadLetter(tx *engine.Tx) error {
 		if err := stmt.Int(1, id).Text(2, m.group).Int(3, 0).Int(4, m.sent).Blob(5, letter.Body).Exec(); err != nil {
 			return err
 		}
-		if stmt, err = tx.Stmt(s.line.sql.remove); err != nil {
+		if stmt, err = tx.Stmt(s.queue.sql.remove); err != nil {
 			return err
 		}
 		if err := stmt.Int(1, m.id).Exec(); err != nil {
@@ -154,17 +154,17 @@ func (s *settling) deadLetter(tx *engine.Tx) error {
 
 // Done puts back what could not be written.
 func (s *settling) Done(err error) {
-	l := s.line
+	mq := s.queue
 	if err == nil {
 		if len(s.dead) > 0 {
-			l.q.lines[queue.Dead].publish(s.dead, 0, 0)
+			mq.q.queues[queue.Dead].publish(s.dead, 0, 0)
 		}
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.accepted.append(&s.taken)
-	l.settling = false // where no transaction began, it was not applied
-	l.retry = time.Now().Add(retryAfter)
-	l.kick(l.retry)
+	mq.mu.Lock()
+	defer mq.mu.Unlock()
+	mq.accepted.append(&s.taken)
+	mq.settling = false // where no transaction began, it was not applied
+	mq.retry = time.Now().Add(retryAfter)
+	mq.wakePump(mq.retry)
 }

@@ -7,14 +7,14 @@
 // memory, up to a bound, and whoever waits for one is woken at the commit.
 //
 //	Send ─▶ row ─┬─▶ ready, by group ─▶ in flight ─▶ accepted ─▶ row deleted, with the next commit
-//	             ├─▶ delayed (only a row) ▲      └─▶ failed ─▶ hidden for its back-off ─▶ ready,
+//	             ├─▶ delayed (only a row) ▲      └─▶ failed ─▶ waits for its back-off ─▶ ready,
 //	             └─▶ too many (only a row)┘                    or moved to the dead letters
 //
-// What is in flight or hidden is known in memory only. A process that dies takes
+// Which messages are in flight or wait for their back-off is known in memory only. A process that dies takes
 // that knowledge with it, and the next one hands those messages out again.
 //
 // The semantics are those of an SQS queue with an event source mapping; the
-// suite in queue/queuetest tells them. No message is looked into here.
+// suite in queue/queuetest defines them. Message bodies are opaque here.
 package sqlite
 
 import (
@@ -32,10 +32,10 @@ import (
 
 // Options change how [Queues] work. The zero value is the default.
 type Options struct {
-	// Log takes what goes wrong; nil is [slog.Default].
+	// Log gets failures; nil is [slog.Default].
 	Log *slog.Logger
 	// MaxReady is the number of messages of a queue that are kept in memory; 0
-	// is 65,536. A queue with more of them in handlers and waiting for their back-off hands out no others.
+	// is 65,536. A queue with more of them in handlers and waiting for their back-off delivers no others.
 	MaxReady int
 	// MaxBytes bounds the bodies of a queue that are kept in memory; 0 is 64 MiB.
 	MaxBytes int
@@ -45,7 +45,7 @@ type Options struct {
 type Queues struct {
 	engine *engine.Engine
 	opts   Options
-	lines  map[queue.Name]*line
+	queues map[queue.Name]*memoryQueue
 
 	open    context.Context // until Close
 	end     context.CancelFunc
@@ -73,16 +73,16 @@ func Open(e *engine.Engine, opts Options) (*Queues, error) {
 	if opts.MaxBytes <= 0 {
 		opts.MaxBytes = 64 << 20
 	}
-	q := &Queues{engine: e, opts: opts, lines: map[queue.Name]*line{}, consumers: map[chan struct{}]bool{}}
+	q := &Queues{engine: e, opts: opts, queues: map[queue.Name]*memoryQueue{}, consumers: map[chan struct{}]bool{}}
 	q.open, q.end = context.WithCancel(context.Background())
 	for _, name := range queue.Names() {
-		q.lines[name] = newLine(q, name)
+		q.queues[name] = newMemoryQueue(q, name)
 	}
 	if err := e.Do(context.Background(), setup{q}); err != nil {
 		return nil, fault.Wrap(engine.Kind(err), err, "open the queues")
 	}
-	for _, l := range q.lines {
-		q.running.Go(l.pump)
+	for _, mq := range q.queues {
+		q.running.Go(mq.pump)
 	}
 	return q, nil
 }
@@ -91,8 +91,8 @@ func Open(e *engine.Engine, opts Options) (*Queues, error) {
 type setup struct{ q *Queues }
 
 func (s setup) Apply(tx *engine.Tx) error {
-	for _, l := range s.q.lines {
-		if err := l.setUp(tx); err != nil {
+	for _, mq := range s.q.queues {
+		if err := mq.setUp(tx); err != nil {
 			return err
 		}
 	}
@@ -101,36 +101,36 @@ func (s setup) Apply(tx *engine.Tx) error {
 
 func (setup) Done(error) {}
 
-func (q *Queues) line(name queue.Name) (*line, error) {
-	if l := q.lines[name]; l != nil {
-		return l, nil
+func (q *Queues) queue(name queue.Name) (*memoryQueue, error) {
+	if mq := q.queues[name]; mq != nil {
+		return mq, nil
 	}
-	return nil, fault.New(fault.Invalid, "there is no queue %q", name)
+	return nil, fault.New(fault.Invalid, "unknown queue %q (queues: %s)", name, queue.Names())
 }
 
-// Depth tells the state of a queue. A message that has failed and waits for its
+// Depth returns the state of a queue. A message that has failed and waits for its
 // back-off counts as in flight.
 func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error) {
-	l, err := q.line(name)
+	mq, err := q.queue(name)
 	if err != nil {
 		return queue.Depth{}, err
 	}
-	d := l.depth()
+	d := mq.depth()
 	err = q.engine.Read(ctx, func(c *engine.Conn) error {
-		sent, err := c.Int(l.sql.oldest)
+		sent, err := c.Int(mq.sql.oldest)
 		if sent > 0 && d.Visible+d.InFlight+d.Delayed > 0 {
 			d.Oldest = time.UnixMicro(sent).UTC()
 		}
 		return err
 	})
-	return d, fault.Wrap(engine.Kind(err), err, "tell the depth of %s", name)
+	return d, fault.Wrap(engine.Kind(err), err, "read the depth of %s", name)
 }
 
 // closeTime is how long Close waits for handlers whose context it has ended.
 const closeTime = 5 * time.Second
 
 // Close ends what still consumes: the contexts of running calls end, and Close waits for their handlers, though not for ever. Then it
-// writes down what was accepted. What a handler reports after that is lost, and its messages are handed out again by the next process.
+// writes down what was accepted. What a handler reports after that is lost, and the next process delivers its messages again.
 func (q *Queues) Close() error {
 	var err error
 	q.once.Do(func() {
@@ -139,8 +139,8 @@ func (q *Queues) Close() error {
 		q.mu.Unlock()
 		err = q.waitForConsumers()
 		q.running.Wait()
-		for _, l := range q.lines {
-			if e := l.flush(); err == nil {
+		for _, mq := range q.queues {
+			if e := mq.flush(); err == nil {
 				err = e
 			}
 		}

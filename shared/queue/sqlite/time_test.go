@@ -196,13 +196,13 @@ func TestTimes(t *testing.T) {
 	t.Run("a_settlement_whose_transaction_did_not_begin_is_written_later", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) { return nil, nil })()
-			l := q.lines[queue.Slow]
-			l.mu.Lock()
-			l.settling = true // a job is on its way, and finds the file locked by somebody else
-			l.mu.Unlock()
+			mq := q.queues[queue.Slow]
+			mq.mu.Lock()
+			mq.settling = true // a job is on its way, and finds the file locked by somebody else
+			mq.mu.Unlock()
 			send(t, q, queue.Slow, text("m", 0))
 			synctest.Wait()
-			(&settling{line: l}).Done(errors.New("the database is locked"))
+			(&settling{queue: mq}).Done(errors.New("the database is locked"))
 			time.Sleep(retryAfter + time.Second)
 			if n := rowsOf(t, q, queue.Slow); n != 0 {
 				t.Errorf("%d rows, want none", n)
@@ -212,17 +212,17 @@ func TestTimes(t *testing.T) {
 	t.Run("a_settlement_that_could_not_be_written_is_written_later", func(t *testing.T) {
 		inBubble(t, Options{}, func(t *testing.T, q *Queues) {
 			defer run(q, queue.Slow, queue.ConsumeOptions{}, func(context.Context, []queue.Message) ([]string, error) { return nil, nil })()
-			l := q.lines[queue.Slow]
-			l.mu.Lock()
-			l.settling = true // as if a job were on its way
-			l.mu.Unlock()
+			mq := q.queues[queue.Slow]
+			mq.mu.Lock()
+			mq.settling = true // as if a job were on its way
+			mq.mu.Unlock()
 			send(t, q, queue.Slow, text("m", 0))
 			synctest.Wait()
-			job := &settling{line: l}
-			l.mu.Lock()
-			job.taken.append(&l.accepted)
-			l.settling = false
-			l.mu.Unlock()
+			job := &settling{queue: mq}
+			mq.mu.Lock()
+			job.taken.append(&mq.accepted)
+			mq.settling = false
+			mq.mu.Unlock()
 			if len(job.taken.ids) != 1 {
 				t.Fatalf("%d messages to delete, want 1", len(job.taken.ids))
 			}

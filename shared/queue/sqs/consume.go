@@ -20,15 +20,15 @@ const (
 	defaultBatch      = 10
 	defaultVisibility = 30 * time.Second
 	// pollSeconds is how long a receive waits for a first message. It is not
-	// broken off when consuming ends, or what it takes just then would stay
-	// hidden; so it is short.
+	// canceled when consuming ends, or the messages that it takes just then would stay
+	// invisible; so it is short.
 	pollSeconds = 1
 	// finishTime bounds requests that go on after consuming has ended.
 	finishTime = 10 * time.Second
 )
 
 // Consume polls with as many workers as there may be calls at once. A message
-// that failed comes again after [queue.Backoff], as from [Queues.Lambda]; one that
+// that failed is redelivered after [queue.Backoff], as from [Queues.Lambda]; one that
 // has failed opts.MaxReceives times is sent to [queue.Dead] and deleted here.
 //
 // A running call is not canceled when ctx ends; Consume waits for it and deletes
@@ -141,13 +141,13 @@ func (w worker) receive(ctx context.Context, want int, wait int32) ([]received, 
 	return batch, nil
 }
 
-// process handles a batch and deletes what must not come again.
+// process handles a batch and deletes what must not be redelivered.
 func (w worker) process(ctx context.Context, batch []received) {
 	ctx = context.WithoutCancel(ctx)
 	var done, dead, again []received
 	batch = slices.DeleteFunc(batch, func(m received) bool {
-		// Its last call was lost: nobody has reported the failure. In a FIFO
-		// group a message may also have waited behind another's failures.
+		// Its last call was lost, and the failure was not reported. In a FIFO
+		// group a message may also have waited for another's failures.
 		lost := w.opts.MaxReceives > 0 && m.Received > w.opts.MaxReceives && !w.name.FIFO()
 		if lost {
 			dead = append(dead, m)
@@ -155,7 +155,7 @@ func (w worker) process(ctx context.Context, batch []received) {
 		return lost
 	})
 	if len(batch) > 0 {
-		stop := w.hide(ctx, batch)
+		stop := w.keepInFlight(ctx, batch)
 		failed, exhausted := w.call(ctx, batch)
 		stop()
 		dead = append(dead, exhausted...)
@@ -168,12 +168,12 @@ func (w worker) process(ctx context.Context, batch []received) {
 			}
 		}
 	}
-	w.release(ctx, w.name, again)
+	w.backOff(ctx, w.name, again)
 	if len(dead) > 0 {
-		done = append(done, w.bury(ctx, dead)...)
+		done = append(done, w.deadLetter(ctx, dead)...)
 	}
 	if err := w.remove(ctx, done); err != nil {
-		w.log.Warn("handled messages will come again", "queue", w.name, "messages", len(done), "error", err)
+		w.log.Warn("handled messages not deleted", "queue", w.name, "messages", len(done), "error", err)
 	}
 }
 
@@ -185,7 +185,7 @@ func (w worker) call(ctx context.Context, batch []received) (failed map[string]b
 	}
 	reported, err := w.handle(ctx, messages)
 	if err != nil {
-		w.log.Warn("a batch failed", "queue", w.name, "messages", len(batch), "error", err)
+		w.log.Warn("handler failed", "queue", w.name, "messages", len(batch), "error", err)
 		reported = ids(messages)
 	}
 	failed = map[string]bool{}
@@ -207,8 +207,8 @@ func (w worker) call(ctx context.Context, batch []received) (failed map[string]b
 	return failed, exhausted
 }
 
-// bury sends messages to the dead letters and returns those that arrived there.
-func (w worker) bury(ctx context.Context, dead []received) []received {
+// deadLetter sends messages to the dead queue and returns those that were sent.
+func (w worker) deadLetter(ctx context.Context, dead []received) []received {
 	if w.name == queue.Dead {
 		return nil
 	}
@@ -219,7 +219,7 @@ func (w worker) bury(ctx context.Context, dead []received) []received {
 	ctx, cancel := context.WithTimeout(ctx, finishTime)
 	defer cancel()
 	if err := w.Send(ctx, queue.Dead, out...); err != nil {
-		w.log.Warn("dead letters stay in their queue", "queue", w.name, "messages", len(dead), "error", err)
+		w.log.Warn("dead letters not sent", "queue", w.name, "messages", len(dead), "error", err)
 		return nil
 	}
 	return dead

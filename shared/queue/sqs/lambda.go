@@ -15,32 +15,32 @@ import (
 
 // Lambda makes a handler into a function for an event source mapping with
 // ReportBatchItemFailures. What failed is made visible after [queue.Backoff], for
-// which the function needs sqs:ChangeMessageVisibility; the mapping itself leaves it hidden for the
+// which the function needs sqs:ChangeMessageVisibility; the mapping itself leaves it invisible for the
 // queue's visibility timeout.
 func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
 	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
 		batch := Messages(event)
 		failed, err := h(ctx, batch)
 		if err != nil {
-			q.releaseRecords(ctx, event, batch, ids(batch))
-			// Lambda counts this as an error of the function; the whole batch comes again.
+			q.backOffRecords(ctx, event, batch, ids(batch))
+			// Lambda counts this as an error of the function; the whole batch is redelivered.
 			return Response(nil), fault.Wrap(fault.Internal, err, "handling %d messages", len(batch))
 		}
 		fifo := len(event.Records) > 0 && strings.HasSuffix(event.Records[0].EventSourceARN, ".fifo")
 		failed = complete(batch, failed, fifo)
-		q.releaseRecords(ctx, event, batch, failed)
+		q.backOffRecords(ctx, event, batch, failed)
 		return Response(failed), nil
 	}
 }
 
-// releaseRecords makes the failed records of an event visible again after their back-off.
-func (q *Queues) releaseRecords(ctx context.Context, event events.SQSEvent, batch []queue.Message, failed []string) {
+// backOffRecords makes the failed records of an event visible after their back-off.
+func (q *Queues) backOffRecords(ctx context.Context, event events.SQSEvent, batch []queue.Message, failed []string) {
 	if len(failed) == 0 {
 		return
 	}
 	name, ok := q.named(event.Records[0].EventSourceARN)
 	if !ok {
-		q.log.WarnContext(ctx, "failed messages wait for the visibility timeout", "messages", len(failed), "error", "their queue is not known")
+		q.log.WarnContext(ctx, "back-off not set", "messages", len(failed), "error", "unknown queue "+event.Records[0].EventSourceARN)
 		return
 	}
 	again := make(map[string]bool, len(failed))
@@ -53,7 +53,7 @@ func (q *Queues) releaseRecords(ctx context.Context, event events.SQSEvent, batc
 			all = append(all, received{m, &event.Records[i].ReceiptHandle})
 		}
 	}
-	q.release(ctx, name, all)
+	q.backOff(ctx, name, all)
 }
 
 // Messages are the records of an event, in their order.

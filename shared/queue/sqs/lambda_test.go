@@ -84,7 +84,7 @@ func receive(t *testing.T, q *Queues, name queue.Name, want int) (event events.S
 }
 
 // The messages are hidden for ten minutes
-// otherwise, so a second receive in this test shows that they were released.
+// otherwise, so a second receive in this test shows that they became visible.
 func TestWhatAFunctionFailedComesAgainAfterSeconds(t *testing.T) {
 	everywhere(t, func(t *testing.T, q *Queues) {
 		bodies := func(event events.SQSEvent) (all []string) {
@@ -134,7 +134,7 @@ func TestWhatAFunctionFailedComesAgainAfterSeconds(t *testing.T) {
 			}
 			began := time.Now()
 			receive(t, q, queue.Slow, 2)
-			if took := time.Since(began); took < cutOff-time.Second {
+			if took := time.Since(began); took < canceledBackOff-time.Second {
 				t.Errorf("they came again after %v, when what was cut off may still be carried out", took)
 			}
 		})

@@ -40,8 +40,8 @@ var (
 	_ queue.Consumer = (*Queues)(nil)
 )
 
-// New returns the queues at the URLs that url gives. What goes wrong while
-// consuming, where nobody waits for an error, goes to log.
+// New returns the queues at the URLs that url gives. Failures while
+// consuming, which no caller sees, go to log.
 func New(client *sqs.Client, url func(queue.Name) string, log *slog.Logger) *Queues {
 	q := &Queues{client: client, urls: map[queue.Name]string{}, log: log}
 	for _, name := range queue.Names() {
@@ -53,7 +53,7 @@ func New(client *sqs.Client, url func(queue.Name) string, log *slog.Logger) *Que
 func (q *Queues) url(name queue.Name) (*string, error) {
 	url := q.urls[name]
 	if url == "" {
-		return nil, fault.New(fault.Invalid, "no queue is called %q", name)
+		return nil, fault.New(fault.Invalid, "unknown queue %q (queues: %s)", name, queue.Names())
 	}
 	return &url, nil
 }
@@ -75,10 +75,10 @@ func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error
 	if err != nil {
 		return queue.Depth{}, err
 	}
-	const visible, hidden, delayed = types.QueueAttributeNameApproximateNumberOfMessages,
+	const visible, invisible, delayed = types.QueueAttributeNameApproximateNumberOfMessages,
 		types.QueueAttributeNameApproximateNumberOfMessagesNotVisible, types.QueueAttributeNameApproximateNumberOfMessagesDelayed
 	out, err := q.client.GetQueueAttributes(ctx, &sqs.GetQueueAttributesInput{
-		QueueUrl: url, AttributeNames: []types.QueueAttributeName{visible, hidden, delayed},
+		QueueUrl: url, AttributeNames: []types.QueueAttributeName{visible, invisible, delayed},
 	})
 	if err != nil {
 		return queue.Depth{}, failure(err, "asking for the depth of %s", name)
@@ -87,7 +87,7 @@ func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error
 		n, _ := strconv.Atoi(out.Attributes[string(name)])
 		return n
 	}
-	return queue.Depth{Visible: count(visible), InFlight: count(hidden), Delayed: count(delayed)}, nil
+	return queue.Depth{Visible: count(visible), InFlight: count(invisible), Delayed: count(delayed)}, nil
 }
 
 // failure wraps an error that leaves the package.

@@ -159,7 +159,7 @@ func (db *DB) Close() error {
 		db.running.Wait()
 		// The exact last stamp, so that a restart need not assume that the whole reserve was given.
 		if stampErr := db.engine.Do(context.Background(), &settle{db: db}); stampErr != nil {
-			slog.Warn("The last stamp could not be written; the next start begins after the reserved ones.", "error", stampErr)
+			slog.Warn("last stamp not written", "error", stampErr)
 		}
 		err = db.engine.Close()
 	})

@@ -25,7 +25,7 @@ func (db *DB) sweeps(ctx context.Context, every time.Duration) {
 		case <-tick.C:
 		}
 		if err := db.clean(ctx); err != nil && ctx.Err() == nil {
-			slog.Warn("Expired items could not be removed; the next sweep tries again.", "error", err)
+			slog.Warn("expired items not deleted", "error", err)
 		}
 	}
 }

@@ -127,7 +127,7 @@ func (w *write) Done(err error) {
 	w.db.memo.changed(w.ops)
 	if err != nil {
 		if w.unhurried {
-			slog.Warn("records lost", "items", len(w.ops), "error", err)
+			slog.Warn("delivery records lost", "records", len(w.ops), "error", err)
 		}
 		return
 	}

@@ -70,7 +70,7 @@ func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) 
 	own := store.Item{
 		Key: principalKey(p, fmt.Sprintf("%016d#%s", now.UnixMicro(), rand.Text())), Expires: now.Add(s.Life + time.Minute),
 	}
-	giveBack := func() { s.tidy("a stream's lease was left to expire", store.Delete(own.Key)) }
+	giveBack := func() { s.tidy("lease", store.Delete(own.Key)) }
 	if err := s.place(ctx, own); err != nil {
 		leave()
 		giveBack() // it may be written
@@ -160,7 +160,7 @@ func (s *Shared) enter(ctx context.Context) (leave func(), err error) {
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "count the open streams")
 	}
-	return func() { s.tidy("a stream stays counted until its period is over", count(-1, nil)) }, nil
+	return func() { s.tidy("count", count(-1, nil)) }, nil
 }
 
 // watch renews a lease from time to time, and learns so that it is gone. A store that does
@@ -196,11 +196,12 @@ func (s *Shared) watch(own store.Item, superseded func()) (stop func()) {
 	}
 }
 
-// tidy writes what nobody waits for: all of it expires by itself.
-func (s *Shared) tidy(otherwise string, op store.Op) {
+// tidy deletes the lease of a stream that has ended, or its part in a count. No caller waits for
+// it: both expire by themselves.
+func (s *Shared) tidy(what string, op store.Op) {
 	ctx, cancel := context.WithTimeout(context.Background(), tidying)
 	defer cancel()
 	if err := s.DB.Write(ctx, op); err != nil {
-		slog.WarnContext(ctx, otherwise, "error", err)
+		slog.WarnContext(ctx, "stream slot not released", "item", what, "error", err)
 	}
 }

@@ -42,7 +42,7 @@ func (e *Engine) checkpoints() {
 }
 
 func warnCheckpoint(err error) {
-	slog.Warn("The write-ahead log could not be moved into the database file.", "error", err)
+	slog.Warn("checkpoint failed", "error", err)
 }
 
 func (e *Engine) checkpoint() error {

@@ -60,9 +60,9 @@ func (h *health) note(to *error, err error) {
 	defer h.mu.Unlock()
 	switch {
 	case err != nil && *to == nil:
-		slog.Error("Database write failed.", "error", err)
+		slog.Error("database write failed", "error", err)
 	case err == nil && *to != nil:
-		slog.Info("Database writes succeed again.")
+		slog.Info("database writes succeed again")
 	}
 	*to = err
 }
@@ -78,7 +78,7 @@ func (h *health) damage(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.damaged == nil {
-		slog.Error("Database damaged.", "error", err)
+		slog.Error("database damaged", "error", err)
 	}
 	h.damaged = err
 }

@@ -37,15 +37,15 @@ const (
 func (r *rig) audit() {
 	r.t.Helper()
 	for range 2 { // the second settles
-		if _, err := r.ender(mortal{r.db, r}, r.services).Audit(r.t.Context()); err != nil {
+		if _, err := r.terminator(mortal{r.db, r}, r.services).Audit(r.t.Context()); err != nil {
 			r.t.Fatal(err)
 		}
 		r.now = r.now.Add(30 * time.Second) // before what is lost is brought back
 	}
 }
 
-// told are the ids and bodies of the messages that a subscription has ended.
-func (r *rig) told() (ids map[string]int, bodies []string) {
+// notices are the ids and bodies of the messages that a subscription has ended.
+func (r *rig) notices() (ids map[string]int, bodies []string) {
 	ids = map[string]int{}
 	for _, p := range r.posts {
 		if strings.HasPrefix(p.ID, "msg_terminated_") {
@@ -112,7 +112,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 			}
 			r.run()
 			if c.survives {
-				ids, _ := r.told()
+				ids, _ := r.notices()
 				if want := map[bool]int{true: 2}[c.publish]; !r.served(plain.ID) || !r.served(events.ID) || len(ids) != 0 || posted(r)["evt_1"] != want {
 					t.Errorf("posts %v; want the event at both, and no end", posted(r))
 				}
@@ -121,7 +121,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 			if n := posted(r)["evt_1"]; n != 0 {
 				t.Errorf("the event was sent %d times", n)
 			}
-			ids, bodies := r.told()
+			ids, bodies := r.notices()
 			if len(r.posts) != 1 || len(ids) != 1 {
 				t.Fatalf("posts %v, want one message", posted(r))
 			}
@@ -130,7 +130,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 				Error string
 			}
 			if err := json.Unmarshal([]byte(bodies[0]), &body); err != nil || body.Type != "terminated" || body.Error != c.reason {
-				t.Errorf("told %s, want %q", bodies[0], c.reason)
+				t.Errorf("sent %s, want %q", bodies[0], c.reason)
 			}
 			p := r.posts[0]
 			if p.SubscriptionID != events.ID || p.URL != "https://hooks.example.com/a" || len(p.Keys) != 1 || string(p.Keys[0]) != "whsec_a" {
@@ -175,8 +175,8 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 		before := len(r.posts)
 		r.change(buildType, restricted)
 		r.run()
-		if n := posted(r)["evt_1"]; n != before || r.served(sub.ID) || r.chainState(sub.ID, "evt_1") != "none" {
-			t.Errorf("sent %d times, served %v, the chain is %s", n, r.served(sub.ID), r.chainState(sub.ID, "evt_1"))
+		if n := posted(r)["evt_1"]; n != before || r.served(sub.ID) || r.deliveryState(sub.ID, "evt_1") != "none" {
+			t.Errorf("sent %d times, served %v, the delivery is %s", n, r.served(sub.ID), r.deliveryState(sub.ID, "evt_1"))
 		}
 	})
 
@@ -188,7 +188,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 		r.change(payload, required)
 		r.audit()
 		r.run()
-		ids, _ := r.told()
+		ids, _ := r.notices()
 		if len(ids) != 1 || len(r.posts) != len(EventsSchedule) || r.served(id) {
 			t.Errorf("posts %v, want %d of one message", posted(r), len(EventsSchedule))
 		}
@@ -221,12 +221,12 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.change(payload, required)
-			e := r.ender(mortal{r.db, r}, r.services)
+			e := r.terminator(mortal{r.db, r}, r.services)
 			if by == "operator" {
 				e.Plain = []string{"https://other.example.com/", "https://hooks.example.com/"}
 			}
-			if over, err := e.End(t.Context(), "default", "alice", made.ID); !over || err != nil {
-				t.Fatal(over, err)
+			if ended, err := e.Terminate(t.Context(), "default", "alice", made.ID); !ended || err != nil {
+				t.Fatal(ended, err)
 			}
 			r.run()
 			if len(r.posts) != 0 || r.served(made.ID) {
@@ -285,15 +285,15 @@ func TestAParentIsNarrowed(t *testing.T) {
 }
 
 // aged is a catalog of which a process holds an old version until it asks for the latest.
-type aged struct{ held, latest *catalog.Static }
+type aged struct{ cached, latest *catalog.Static }
 
 func (a *aged) Catalog(ctx context.Context, w string) (*catalog.Catalog, error) {
-	return a.held.Catalog(ctx, w)
+	return a.cached.Catalog(ctx, w)
 }
 
 func (a *aged) Latest(ctx context.Context, w string) (*catalog.Catalog, error) {
 	cat, err := a.latest.Catalog(ctx, w)
-	a.held.Replace(cat)
+	a.cached.Replace(cat)
 	return cat, err
 }
 
@@ -301,9 +301,9 @@ func (a *aged) Latest(ctx context.Context, w string) (*catalog.Catalog, error) {
 // again by the latest catalog.
 func TestAnOldCatalogEndsNothing(t *testing.T) {
 	for name, newer := range map[string]string{
-		"its type is newer than the catalog that is held":             strings.Replace(testCatalog, "ci.build_finished", "ci.renamed", 1),
-		"its type has less in the catalog that is held":               strings.Replace(testCatalog, buildType, pushOnly, 1),
-		"its rule was another in the catalog that is held":            strings.Replace(testCatalog, buildType, restricted, 1),
+		"its type is newer than the cached catalog":                   strings.Replace(testCatalog, "ci.build_finished", "ci.renamed", 1),
+		"its type has less in the cached catalog":                     strings.Replace(testCatalog, buildType, pushOnly, 1),
+		"its rule was another in the cached catalog":                  strings.Replace(testCatalog, buildType, restricted, 1),
 		"its schema was another, not compatible with that of the new": strings.Replace(testCatalog, payload, optional, 1),
 	} {
 		t.Run("EVX-17 "+name, func(t *testing.T) {
@@ -315,7 +315,7 @@ func TestAnOldCatalogEndsNothing(t *testing.T) {
 			one, all := r.register("event://ci/build-finished"), r.register("event://ci")
 			fanout, d, _ := r.process()
 			a := &aged{catalog.NewStatic(old), r.catalogs.(*catalog.Static)}
-			d.Ender.Review.Catalog = a
+			d.Terminator.Review.Catalog = a
 			r.publish("evt_1")
 			if failed, err := fanout.Handle(t.Context(), r.queues[queue.Events]); len(failed) > 0 || err != nil {
 				t.Fatal(failed, err)
@@ -360,7 +360,7 @@ func TestTheEndSurvivesCrashes(t *testing.T) {
 				r.budget, r.late = point, late
 				if audited {
 					for range 3 {
-						e := r.ender(mortal{r.db, r}, r.service(mortal{r.db, r}, r.log))
+						e := r.terminator(mortal{r.db, r}, r.service(mortal{r.db, r}, r.log))
 						_, err := e.Audit(t.Context())
 						if died := r.dead; err != nil && !died {
 							t.Fatal(err)
@@ -375,7 +375,7 @@ func TestTheEndSurvivesCrashes(t *testing.T) {
 				r.run()
 				survived := r.budget > 0
 				r.dead, r.budget = false, 0
-				ids, _ := r.told()
+				ids, _ := r.notices()
 				// Two attempts; the death, and a due entry that comes with its message, repeat one each.
 				if len(ids) != 1 || len(r.posts) < 2 || len(r.posts) > 4 {
 					t.Fatalf("death at step %d (late %v, audited %v): posts %v", point, late, audited, posted(r))

@@ -1,7 +1,7 @@
-// Package handover lets one function serve an HTTP request by another: the whole
+// Package forward lets one function serve an HTTP request by another: the whole
 // request goes there as the event of a Function URL, credentials included, and
 // its response comes back as it is.
-package handover
+package forward
 
 import (
 	"context"
@@ -23,7 +23,7 @@ import (
 // reports is an error.
 type Invoke func(ctx context.Context, payload []byte) ([]byte, error)
 
-// Handler hands requests over. What cannot be served there is answered as
+// Handler forwards requests. A request that the other function cannot serve is answered as
 // temporarily unavailable.
 type Handler struct {
 	Invoke Invoke
@@ -42,7 +42,7 @@ func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	response, decoded, err := h.serve(r, body)
 	if err != nil {
-		h.Log.ErrorContext(r.Context(), "a request could not be handed over", "error", err)
+		h.Log.ErrorContext(r.Context(), "request not forwarded", "error", err)
 		var message jsonrpc.Message
 		if m, bad := jsonrpc.Decode(body); bad == nil {
 			message = m

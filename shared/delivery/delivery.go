@@ -16,19 +16,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-// A delivery that did not succeed at once becomes a chain of attempts, kept as
-// one item per (subscription, event). The rules that keep it one chain:
+// A delivery that does not succeed at once is kept as one item per (subscription, event), with
+// its attempts. The rules that keep it from being attempted twice at the same time:
 //
 //   - Its version is the number of attempts recorded plus one. An outcome is
-//     written only over the version it continues, so of two workers that made
+//     written only over the version it follows, so of two workers that made
 //     the same attempt one records it, and only that one schedules the next.
 //   - The item and its due entry are written in one transaction, before the
 //     message for the next attempt is sent. A worker that dies in between loses
-//     the message, not the chain: the due entry brings it back.
-//   - A message whose attempt is not the chain's next one is stale and dropped.
+//     the message, not the delivery: the due entry brings it back.
+//   - A message whose attempt is not the delivery's next one is stale and dropped.
 
-// chain is the value of a delivery's item.
-type chain struct {
+// delivery is the value of its item.
+type delivery struct {
 	V            int                 `json:"v"`
 	Workspace    string              `json:"ws"`
 	Principal    string              `json:"pr"`
@@ -39,16 +39,16 @@ type chain struct {
 	URI          string              `json:"uri"`
 	Name         string              `json:"name"`
 	Target       string              `json:"url"`
-	State        string              `json:"st"` // pending, held or dead
+	State        string              `json:"st"` // one of the state constants
 	First        time.Time           `json:"t1"`
 	Published    time.Time           `json:"pub,omitzero"` // the event, for [Watermark]
 	// Due is when the next attempt is to be made, DueAt when its due entry acts:
-	// the same when the queue cannot hold a message that long, and else a while
+	// the same when the queue cannot delay a message that long, and else a while
 	// later, as a backup of the message.
 	Due      time.Time `json:"due,omitzero"`
 	DueAt    time.Time `json:"dueat,omitzero"`
 	Attempts []attempt `json:"a,omitempty"`
-	// Control is set for a message that is no event; Event is then its own id.
+	// Control is set for a message that carries no event; Event is then its own id.
 	Control *control `json:"ctl,omitempty"`
 
 	made time.Time // when the next attempt was scheduled
@@ -74,9 +74,9 @@ const (
 	dueShards = 8
 )
 
-func (c *chain) key() string { return cmp.Or(c.Key, c.Event) }
+func (del *delivery) key() string { return cmp.Or(del.Key, del.Event) }
 
-func chainKey(workspace, sub, eventKey string) store.Key {
+func deliveryKey(workspace, sub, eventKey string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "d#" + workspace + "#" + sub, Sort: eventKey}
 }
 
@@ -109,27 +109,27 @@ func dueKey(workspace, sub, eventKey string, at time.Time) store.Key {
 	}
 }
 
-func (c *chain) item() store.Item {
-	value, _ := json.Marshal(c) // times, strings and numbers
+func (del *delivery) item() store.Item {
+	value, _ := json.Marshal(del) // times, strings and numbers
 	return store.Item{
-		Key:   chainKey(c.Workspace, c.Subscription, c.key()),
-		Value: value, Version: int64(len(c.Attempts)) + 1,
-		Expires: c.First.Add(5*24*time.Hour + keptFor),
+		Key:   deliveryKey(del.Workspace, del.Subscription, del.key()),
+		Value: value, Version: int64(len(del.Attempts)) + 1,
+		Expires: del.First.Add(5*24*time.Hour + keptFor),
 	}
 }
 
 // due is the next attempt.
-func (c *chain) due() dueEntry {
-	return dueEntry{At: c.Due.UnixMilli(), Made: c.made.UnixMilli(), Task: SingleTask{
-		V: taskVersion, Endpoint: endpointID(c.Target), Workspace: c.Workspace, Principal: c.Principal,
-		Subscription: c.Subscription, Event: c.Event, Key: c.Key, Attempt: len(c.Attempts) + 1,
+func (del *delivery) due() dueEntry {
+	return dueEntry{At: del.Due.UnixMilli(), Made: del.made.UnixMilli(), Task: SingleTask{
+		V: taskVersion, Endpoint: endpointID(del.Target), Workspace: del.Workspace, Principal: del.Principal,
+		Subscription: del.Subscription, Event: del.Event, Key: del.Key, Attempt: len(del.Attempts) + 1,
 	}}
 }
 
-func (c *chain) dueEntry() store.Item {
-	value, _ := json.Marshal(c.due())
+func (del *delivery) dueEntry() store.Item {
+	value, _ := json.Marshal(del.due())
 	return store.Item{
-		Key: dueKey(c.Workspace, c.Subscription, c.key(), c.DueAt), Value: value, Expires: c.DueAt.Add(keptFor),
+		Key: dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt), Value: value, Expires: del.DueAt.Add(keptFor),
 	}
 }
 
@@ -141,45 +141,45 @@ type dueEntry struct {
 	Made int64 `json:"made,omitempty"`
 }
 
-func decodeChain(it *store.Item) (*chain, error) {
-	var c chain
-	if err := json.Unmarshal(it.Value, &c); err != nil {
+func decodeDelivery(it *store.Item) (*delivery, error) {
+	var del delivery
+	if err := json.Unmarshal(it.Value, &del); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "decode a delivery")
 	}
-	return &c, nil
+	return &del, nil
 }
 
-// newChain starts the record of a delivery that did not succeed at once.
-func newChain(workspace string, sub *subscription.Subscriber, e *event.Event, now time.Time) *chain {
-	return &chain{
+// newDelivery is a delivery without attempts.
+func newDelivery(workspace string, sub *subscription.Subscriber, e *event.Event, now time.Time) *delivery {
+	return &delivery{
 		V: taskVersion, Workspace: workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
 		Event: e.ID, Key: e.Key(), URI: e.URI, Name: e.Name, Target: sub.Target.URL, State: statePending, First: now,
 		Published: e.Published,
 	}
 }
 
-// scheduleNext writes the chain with its next attempt due at the given time, and
-// sends the message for it if the queue can hold it that long. had is the
-// version that the chain continues, 0 for a new one. It reports false when another
+// scheduleNext writes the delivery with its next attempt due at the given time, and
+// sends the message for it if the queue can delay it that long. had is the
+// version that it replaces, 0 for a new delivery. It reports false when another
 // worker had recorded this attempt already.
-func (d *Dispatcher) scheduleNext(ctx context.Context, c *chain, e *event.Event, had int64, was store.Key, due time.Time) (bool, error) {
-	if err := d.storeBody(ctx, e, c.key()); err != nil {
+func (d *Dispatcher) scheduleNext(ctx context.Context, del *delivery, e *event.Event, had int64, was store.Key, due time.Time) (bool, error) {
+	if err := d.storeBody(ctx, e, del.key()); err != nil {
 		return false, err
 	}
-	return d.writeNext(ctx, c, had, was, due)
+	return d.writeNext(ctx, del, had, was, due)
 }
 
-// writeNext is scheduleNext for an event that is kept already.
-func (d *Dispatcher) writeNext(ctx context.Context, c *chain, had int64, was store.Key, due time.Time) (bool, error) {
+// writeNext is scheduleNext for an event that is stored already.
+func (d *Dispatcher) writeNext(ctx context.Context, del *delivery, had int64, was store.Key, due time.Time) (bool, error) {
 	now := d.now()
-	c.Due, c.made = due, now
+	del.Due, del.made = due, now
 	direct := due.Sub(now) <= queue.MaxDelay-backup
-	c.DueAt = due
+	del.DueAt = due
 	if direct {
-		c.DueAt = due.Add(backup)
+		del.DueAt = due.Add(backup)
 	}
-	entry := c.dueEntry()
-	ops := []store.Op{store.Put(c.item(), continues(had)), store.Put(entry)}
+	entry := del.dueEntry()
+	ops := []store.Op{store.Put(del.item(), continues(had)), store.Put(entry)}
 	if was != (store.Key{}) && was != entry.Key {
 		ops = append(ops, store.Delete(was))
 	}
@@ -193,10 +193,10 @@ func (d *Dispatcher) writeNext(ctx context.Context, c *chain, had int64, was sto
 	if !direct {
 		return true, nil
 	}
-	err = d.Queue.Send(ctx, queue.Slow, c.due().outgoing(max(0, due.Sub(now))))
+	err = d.Queue.Send(ctx, queue.Slow, del.due().outgoing(max(0, due.Sub(now))))
 	if err != nil {
-		// The due entry will bring it; the delivery is late, not lost.
-		d.log().WarnContext(ctx, "a retry could not be queued and waits for its due entry", "error", err)
+		// The due entry brings it back: the delivery is late, not lost.
+		d.log().WarnContext(ctx, "retry postponed", "subscription", del.Subscription, "event", del.Event, "error", err)
 	}
 	return true, nil
 }
@@ -214,18 +214,18 @@ func continues(had int64) store.Condition {
 	return store.VersionIs(had)
 }
 
-// bury ends a chain without success: a dead letter, kept for a week.
-func (d *Dispatcher) bury(ctx context.Context, c *chain, e *event.Event, had int64, was store.Key) (bool, error) {
+// deadLetter gives a delivery up: it is a dead letter now, kept for a week.
+func (d *Dispatcher) deadLetter(ctx context.Context, del *delivery, e *event.Event, had int64, was store.Key) (bool, error) {
 	if e != nil {
-		if err := d.storeBody(ctx, e, c.key()); err != nil {
+		if err := d.storeBody(ctx, e, del.key()); err != nil {
 			return false, err
 		}
 	}
 	now := d.now()
-	c.State, c.Due = stateDead, time.Time{}
-	it := c.item()
+	del.State, del.Due = stateDead, time.Time{}
+	it := del.item()
 	letter := store.Item{
-		Key: deadKey(c.Workspace, c.Subscription, c.key(), now), Value: it.Value, Expires: now.Add(keptFor),
+		Key: deadKey(del.Workspace, del.Subscription, del.key(), now), Value: it.Value, Expires: now.Add(keptFor),
 	}
 	ops := []store.Op{store.Put(it, continues(had)), store.Put(letter)}
 	if was != (store.Key{}) {
@@ -238,10 +238,10 @@ func (d *Dispatcher) bury(ctx context.Context, c *chain, e *event.Event, had int
 	return true, fault.Wrap(fault.Unavailable, err, "record a dead letter")
 }
 
-// storeBody keeps the event for the retries: once, at its first failure, however
-// many subscribers fail.
+// storeBody stores the event for its retries: once, at its first failure, for all
+// subscribers.
 func (d *Dispatcher) storeBody(ctx context.Context, e *event.Event, key string) error {
-	if d.stored.has(e.Workspace + "#" + key) {
+	if _, stored := d.stored.Get(e.Workspace + "#" + key); stored {
 		return nil
 	}
 	value, err := json.Marshal(e)
@@ -252,8 +252,8 @@ func (d *Dispatcher) storeBody(ctx context.Context, e *event.Event, key string) 
 		Key: bodyKey(e.Workspace, key), Value: value, Expires: d.now().Add(5*24*time.Hour + keptFor),
 	}, store.Absent()))
 	if err != nil && !errors.Is(err, store.ErrConflict) {
-		return fault.Wrap(fault.Unavailable, err, "keep the event for its retries")
+		return fault.Wrap(fault.Unavailable, err, "store the event for its retries")
 	}
-	d.stored.add(e.Workspace + "#" + key)
+	d.stored.Put(e.Workspace+"#"+key, true)
 	return nil
 }

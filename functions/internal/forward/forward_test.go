@@ -1,4 +1,4 @@
-package handover_test
+package forward_test
 
 import (
 	"context"
@@ -14,11 +14,11 @@ import (
 	"github.com/aws/aws-lambda-go/events"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
-	"github.com/mcp-events/mcpevents/functions/internal/handover"
+	"github.com/mcp-events/mcpevents/functions/internal/forward"
 )
 
 // function is the function that is handed to, as it runs on Lambda.
-func function(h http.HandlerFunc) handover.Invoke {
+func function(h http.HandlerFunc) forward.Invoke {
 	serve := boot.Buffered(h)
 	return func(ctx context.Context, payload []byte) ([]byte, error) {
 		var event events.LambdaFunctionURLRequest
@@ -33,8 +33,8 @@ func function(h http.HandlerFunc) handover.Invoke {
 	}
 }
 
-func serve(invoke handover.Invoke, body string) *httptest.ResponseRecorder {
-	h := handover.Handler{Invoke: invoke, Log: slog.New(slog.DiscardHandler)}
+func serve(invoke forward.Invoke, body string) *httptest.ResponseRecorder {
+	h := forward.Handler{Invoke: invoke, Log: slog.New(slog.DiscardHandler)}
 	r := httptest.NewRequest("POST", "https://example.com/mcp", strings.NewReader(body))
 	r.Header.Set("Authorization", "Bearer token")
 	r.Header.Set("Mcp-Protocol-Version", "2026-07-28")
@@ -63,7 +63,7 @@ func TestTheWholeRequestAndResponseAreHandedOver(t *testing.T) {
 
 func TestAFunctionThatCannotServeIsUnavailable(t *testing.T) {
 	const body = `{"jsonrpc":"2.0","id":"seven","method":"m"}`
-	for name, invoke := range map[string]handover.Invoke{
+	for name, invoke := range map[string]forward.Invoke{
 		"it cannot be invoked": func(context.Context, []byte) ([]byte, error) { return nil, errors.New("secret") },
 		"it answers rubbish":   func(context.Context, []byte) ([]byte, error) { return []byte("?"), nil },
 		"it answers no status": func(context.Context, []byte) ([]byte, error) { return []byte(`{}`), nil },

@@ -1,0 +1,114 @@
+package delivery
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
+)
+
+// Terminator ends subscriptions that may not go on. An endpoint of the MCP Events extension
+// gets a signed termination notice (SEP-3415, Subscription Termination), and the subscription
+// is deleted. A SEP-1803 subscription is disabled, and its owner sees why.
+type Terminator struct {
+	Queue         queue.Sender
+	Subscriptions Terminable
+	Review        *subscription.Review
+	// ErrorObject is the error member of a termination notice: code, message and data.
+	ErrorObject func(reason error) json.RawMessage
+	// Plain are prefixes of target URLs that get no notices.
+	Plain []string
+	Now   func() time.Time
+	Log   *slog.Logger
+
+	auditing sync.Mutex
+	audited  map[string]string // fingerprints of catalogs, by workspace
+}
+
+// Terminable is what a terminator asks of subscriptions. [subscription.Service] implements it.
+type Terminable interface {
+	Terminate(ctx context.Context, workspace, principal, id string,
+		judge func(*subscription.Subscription) error, also func(*subscription.Subscription, error) []store.Op) (*subscription.Subscription, error)
+	Listed(ctx context.Context, workspace, scope, after string) (subs []subscription.Owned, next string, err error)
+	Workspaces(ctx context.Context) ([]string, error)
+	AuditState(ctx context.Context, workspace string) (subscription.AuditState, error)
+	SetAuditState(ctx context.Context, workspace string, l subscription.AuditState) error
+}
+
+func (e *Terminator) now() time.Time {
+	if e.Now != nil {
+		return e.Now()
+	}
+	return time.Now()
+}
+
+func (e *Terminator) log() *slog.Logger {
+	if e.Log != nil {
+		return e.Log
+	}
+	return slog.Default()
+}
+
+// Terminate checks a subscription against the latest catalog and keys, and ends it if it may
+// not go on. The deletion and the due entry of its termination notice are one write, so that
+// a crash loses neither.
+func (e *Terminator) Terminate(ctx context.Context, workspace, principal, id string) (ended bool, err error) {
+	var (
+		notice *delivery
+		reason error
+	)
+	judge := func(sub *subscription.Subscription) error {
+		_, err := e.Review.Subscription(ctx, sub, true)
+		return err
+	}
+	sub, err := e.Subscriptions.Terminate(ctx, workspace, principal, id, judge, func(sub *subscription.Subscription, why error) []store.Op {
+		reason = why
+		if notice = nil; sub.Plain || e.plain(sub.Target.URL) {
+			return nil
+		}
+		notice = e.notice(sub, reason)
+		return []store.Op{store.Put(notice.item(), store.Absent()), store.Put(notice.dueEntry())}
+	})
+	if err != nil || sub == nil {
+		return false, err
+	}
+	e.log().InfoContext(ctx, "subscription terminated", "workspace", workspace, "subscription", id, "reason", reason, "notice", notice != nil)
+	if notice == nil {
+		return true, nil
+	}
+	if err := e.Queue.Send(ctx, queue.Slow, notice.due().outgoing(0)); err != nil {
+		// The due entry brings it back.
+		e.log().WarnContext(ctx, "termination notice postponed", "subscription", id, "error", err)
+	}
+	return true, nil
+}
+
+func (e *Terminator) plain(url string) bool {
+	for _, prefix := range e.Plain {
+		if strings.HasPrefix(url, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// notice is the delivery of a termination notice.
+func (e *Terminator) notice(sub *subscription.Subscription, reason error) *delivery {
+	body, _ := json.Marshal(struct { // its error member is JSON already
+		Type  string          `json:"type"`
+		Error json.RawMessage `json:"error"`
+	}{"terminated", e.ErrorObject(reason)})
+	now := e.now()
+	return &delivery{
+		V: taskVersion, Workspace: sub.Workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
+		Event: webhook.NewMessageID("terminated"), Name: sub.Name, Target: sub.Target.URL, State: statePending, First: now,
+		Due: now, DueAt: now.Add(backup), made: now, Control: &control{Body: body, Target: sub.Target},
+	}
+}

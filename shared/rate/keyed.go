@@ -1,0 +1,36 @@
+package rate
+
+import (
+	"sync"
+
+	"golang.org/x/time/rate"
+
+	"github.com/mcp-events/mcpevents/shared/bounded"
+)
+
+// Keyed is a token bucket for each of a bounded number of keys. The buckets of keys that are
+// in use stay; one that was forgotten is full again.
+type Keyed[K comparable] struct {
+	perSecond rate.Limit
+	burst     int
+
+	mu    sync.Mutex // a key has one bucket
+	byKey *bounded.Map[K, *rate.Limiter]
+}
+
+// NewKeyed makes token buckets for at most bound keys.
+func NewKeyed[K comparable](perSecond float64, burst, bound int) *Keyed[K] {
+	return &Keyed[K]{perSecond: rate.Limit(perSecond), burst: burst, byKey: bounded.NewMap[K, *rate.Limiter](bound)}
+}
+
+// Get returns the bucket of a key.
+func (l *Keyed[K]) Get(k K) *rate.Limiter {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	bucket, ok := l.byKey.Get(k)
+	if !ok {
+		bucket = rate.NewLimiter(l.perSecond, l.burst)
+		l.byKey.Put(k, bucket)
+	}
+	return bucket
+}

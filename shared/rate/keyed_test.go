@@ -1,0 +1,35 @@
+package rate
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestKeyedBuckets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewKeyed[string](1, 2, 100)
+		granted := func(host string, tries int) (n int) {
+			for range tries {
+				if l.Get(host).Allow() {
+					n++
+				}
+			}
+			return n
+		}
+		if n := granted("a", 3); n != 2 {
+			t.Errorf("a burst of %d", n)
+		}
+		if n := granted("b", 1); n != 1 {
+			t.Error("the use of one key counts for another")
+		}
+		time.Sleep(time.Second)
+		if n := granted("a", 2); n != 1 {
+			t.Errorf("%d came back in a second", n)
+		}
+		time.Sleep(time.Hour)
+		if n := granted("a", 3); n != 2 {
+			t.Errorf("after an hour a burst of %d", n)
+		}
+	})
+}

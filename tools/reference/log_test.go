@@ -1,0 +1,238 @@
+// Package reference checks that pages of docs/reference are complete.
+package reference
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const (
+	root = "../.."
+	page = root + "/docs/reference/log-and-metrics.md"
+)
+
+// levels are the methods of a logger, and the levels of their lines.
+var levels = map[string]string{
+	"Debug": "debug", "DebugContext": "debug", "Info": "info", "InfoContext": "info",
+	"Warn": "warn", "WarnContext": "warn", "Error": "error", "ErrorContext": "error",
+	"Log": "", "LogAttrs": "", // their level is a variable
+}
+
+// TestTheLogReferenceIsComplete: Whoever sees a log line finds it in the reference, and whatever
+// is in the reference can be seen in a log.
+func TestTheLogReferenceIsComplete(t *testing.T) {
+	found := messages(t)
+	listed := rows(t, "## Log messages")
+	for message, level := range found {
+		row, ok := listed[message]
+		if !ok {
+			t.Errorf("%s: no row for the log message %q", page, message)
+			continue
+		}
+		if !strings.Contains(row[0], level) {
+			t.Errorf("%s: %q has level %q, in the code it is %q", page, message, row[0], level)
+		}
+	}
+	for _, message := range slices.Sorted(maps.Keys(listed)) {
+		if _, ok := found[message]; !ok {
+			t.Errorf("%s: the code has no log message %q", page, message)
+		}
+	}
+	if len(found) < 50 {
+		t.Errorf("found %d log messages only: the search is broken", len(found))
+	}
+}
+
+// TestTheMetricsReferenceIsComplete: The metrics are the constants called Metric….
+func TestTheMetricsReferenceIsComplete(t *testing.T) {
+	found := map[string]bool{}
+	for _, f := range sources(t) {
+		ast.Inspect(f.file, func(n ast.Node) bool {
+			spec, ok := n.(*ast.ValueSpec)
+			if !ok {
+				return true
+			}
+			for i, name := range spec.Names {
+				if strings.HasPrefix(name.Name, "Metric") && i < len(spec.Values) {
+					if text, ok := literal(spec.Values[i]); ok {
+						found[text] = true
+					}
+				}
+			}
+			return true
+		})
+	}
+	listed := rows(t, "## Metrics")
+	if got, want := slices.Sorted(maps.Keys(listed)), slices.Sorted(maps.Keys(found)); !slices.Equal(got, want) {
+		t.Errorf("%s lists the metrics %q, the code has %q", page, got, want)
+	}
+}
+
+// rows are the rows of the first table below a heading, by the text in their first cell.
+func rows(t *testing.T, heading string) map[string][]string {
+	t.Helper()
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, ok := strings.Cut(string(text), heading+"\n")
+	if !ok {
+		t.Fatalf("%s has no section %q", page, heading)
+	}
+	if i := strings.Index(section, "\n## "); i >= 0 {
+		section = section[:i]
+	}
+	all := map[string][]string{}
+	first := regexp.MustCompile("^\\| `([^`]+)` \\|")
+	for line := range strings.Lines(section) {
+		m := first.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		if _, twice := all[m[1]]; twice {
+			t.Errorf("%s lists %q twice", page, m[1])
+		}
+		cells := strings.Split(strings.TrimSpace(line), " | ")
+		for _, cell := range cells[1:] {
+			if strings.Trim(cell, "| ") == "" {
+				t.Errorf("%s: the row of %q has an empty cell", page, m[1])
+			}
+		}
+		all[m[1]] = cells[1:]
+	}
+	return all
+}
+
+// messages are the log messages of the product's code with their levels.
+func messages(t *testing.T) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	add := func(message, level string) {
+		if had, ok := found[message]; ok && had != level {
+			level = "" // both are listed
+		}
+		found[message] = level
+	}
+	for _, f := range sources(t) {
+		for _, decl := range f.file.Decls {
+			fn, _ := decl.(*ast.FuncDecl)
+			passesOn := fn != nil && takesMessage(fn)
+			ast.Inspect(decl, func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.CompositeLit: // a metric.Tally logs its Text
+					if sel, ok := n.Type.(*ast.SelectorExpr); ok && sel.Sel.Name == "Tally" || isIdent(n.Type, "Tally") {
+						for _, e := range n.Elts {
+							if kv, ok := e.(*ast.KeyValueExpr); ok && isIdent(kv.Key, "Text") {
+								text, _ := literal(kv.Value)
+								add(text, "warn")
+							}
+						}
+					}
+				case *ast.CallExpr:
+					sel, ok := n.Fun.(*ast.SelectorExpr)
+					if !ok {
+						return true
+					}
+					level, isLogger := levels[sel.Sel.Name]
+					switch {
+					case isLogger && logger(sel.X):
+					case sel.Sel.Name == "log" && len(n.Args) > 1: // a method that takes the message
+						level = "error"
+					default:
+						return true
+					}
+					at := 0 // of the message among the arguments
+					switch {
+					case sel.Sel.Name == "Log" || sel.Sel.Name == "LogAttrs":
+						at = 2
+					case strings.HasSuffix(sel.Sel.Name, "Context") || sel.Sel.Name == "log":
+						at = 1
+					}
+					if at >= len(n.Args) {
+						return true
+					}
+					if text, ok := literal(n.Args[at]); ok {
+						add(text, level)
+					} else if !passesOn {
+						t.Errorf("%s: the log message is not constant", f.fset.Position(n.Pos()))
+					}
+				}
+				return true
+			})
+		}
+	}
+	return found
+}
+
+// takesMessage reports whether a function logs a message of its caller's: the method log of a
+// type, and the lines of a metric.Tally.
+func takesMessage(fn *ast.FuncDecl) bool {
+	return fn.Recv != nil && (fn.Name.Name == "log" || fn.Name.Name == "write")
+}
+
+// logger reports whether an expression is a logger, by its name.
+func logger(x ast.Expr) bool {
+	switch x := x.(type) {
+	case *ast.Ident:
+		return x.Name == "slog" || strings.HasSuffix(strings.ToLower(x.Name), "log")
+	case *ast.SelectorExpr:
+		return slices.Contains([]string{"log", "Log", "Logger", "logger"}, x.Sel.Name)
+	case *ast.CallExpr:
+		return logger(x.Fun)
+	}
+	return false
+}
+
+func isIdent(x ast.Expr, name string) bool {
+	id, ok := x.(*ast.Ident)
+	return ok && id.Name == name
+}
+
+func literal(x ast.Expr) (string, bool) {
+	lit, ok := x.(*ast.BasicLit)
+	if !ok || lit.Kind != token.STRING {
+		return "", false
+	}
+	text, err := strconv.Unquote(lit.Value)
+	return text, err == nil
+}
+
+type source struct {
+	fset *token.FileSet
+	file *ast.File
+}
+
+// sources parses the code of the product: what runs on AWS and embedded, and the command line.
+func sources(t *testing.T) (all []source) {
+	t.Helper()
+	for _, dir := range []string{"shared", "functions", "cmd", "server", "client"} {
+		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, d fs.DirEntry, err error) error {
+			switch {
+			case err != nil:
+				return err
+			case d.IsDir() && strings.HasSuffix(d.Name(), "test"): // suites, such as queuetest
+				return filepath.SkipDir
+			case filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go"):
+				return nil
+			}
+			fset := token.NewFileSet()
+			file, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
+			all = append(all, source{fset, file})
+			return err
+		})
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
