@@ -69,8 +69,11 @@ func run(template, out string, check bool, calls string) error {
 	page := render(functions)
 	if check {
 		have, err := os.ReadFile(out)
-		if err != nil || !bytes.Equal(have, page) {
-			return fmt.Errorf("%s is not what %s says (make permissions): %w", out, template, err)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(have, page) {
+			return fmt.Errorf("%s is not what %s says (make permissions)", out, template)
 		}
 	} else if err := os.WriteFile(out, page, 0o644); err != nil {
 		return err
@@ -82,22 +85,30 @@ func run(template, out string, check bool, calls string) error {
 	if err != nil {
 		return err
 	}
-	unused := 0
+	never := unused(functions, used)
+	for _, p := range never {
+		fmt.Printf("no test uses: %s %s: %s on %s\n", p.function, p.statement, p.action, p.resource)
+	}
+	if len(never) > 0 {
+		return fmt.Errorf("%d permissions are granted and not used by any test", len(never))
+	}
+	return nil
+}
+
+// unused are the permissions that no recorded call needed.
+func unused(functions map[string][]statement, used map[permission]bool) (never []permission) {
 	for _, id := range sorted(functions) {
 		for _, p := range permissions(id, functions[id]) {
+			call := p
 			if strings.HasPrefix(p.resource, "arn:") || p.resource == "SealingKey" {
-				p.resource = "" // named otherwise when it is called
+				call.resource = "" // named otherwise when it is called
 			}
-			if !used[p] && !used[p.alike()] && !byPoller(p) {
-				unused++
-				fmt.Printf("no test uses: %s %s: %s on %s\n", p.function, p.statement, p.action, p.resource)
+			if !used[call] && !used[call.alike()] && !byPoller(p) {
+				never = append(never, p)
 			}
 		}
 	}
-	if unused > 0 {
-		return fmt.Errorf("%d permissions are granted and not used by any test", unused)
-	}
-	return nil
+	return never
 }
 
 // byPoller are the requests that Lambda sends for a function's event source mapping.
