@@ -286,6 +286,9 @@ func (a *AWS) Invocations(function string) int { return a.stack.Stats()[function
 // Starts counts the processes of a function so far.
 func (a *AWS) Starts(function string) int { return a.stack.Stats()[function].ColdStarts }
 
+// Stopped counts the invocations of a function that Lambda's loop detection refused.
+func (a *AWS) Stopped(function string) int { return a.stack.Stats()[function].Recursive }
+
 // Stats counts what the function of the MCP endpoint did so far.
 func (a *AWS) Stats() (invocations, failures, throttles, starts int) {
 	s := a.stack.Stats()[stream]

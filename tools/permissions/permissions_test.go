@@ -24,6 +24,23 @@ func TestPermissions(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+	t.Run("AWS-10 a reason is given for what is granted", func(t *testing.T) {
+		functions, err := read(template)
+		if err != nil {
+			t.Fatal(err)
+		}
+		granted := map[permission]bool{}
+		for id, statements := range functions {
+			for _, p := range permissions(id, statements) {
+				granted[p] = true
+			}
+		}
+		for p := range rare {
+			if !granted[p] {
+				t.Errorf("%+v is not granted", p)
+			}
+		}
+	})
 	t.Run("AWS-10 what is granted and not called is told", func(t *testing.T) {
 		functions, err := read(template)
 		if err != nil {
