@@ -65,7 +65,7 @@ func oneHangs(t *testing.T, aws *harness.AWS) {
 		}
 		if !harness.Within(t, 2*time.Minute, func() bool { return len(missing()) == 0 }) {
 			lost := missing()
-			t.Fatalf("%s: %d of %d webhooks to healthy endpoints are missing: %.3q …", name, len(lost), events*len(healthy), lost)
+			t.Fatalf("%s: %d of %d webhooks to healthy endpoints are missing: %q …", name, len(lost), events*len(healthy), lost[:min(3, len(lost))])
 		}
 		for _, hook := range healthy {
 			for _, d := range hook.Deliveries() {
