@@ -3,7 +3,6 @@ package functions_test
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -159,13 +158,6 @@ func TestWhoMayDoWhat(t *testing.T) {
 					}
 				}
 			}
-		}
-	})
-	t.Run("AWS-10 the table of permissions is that of the template", func(t *testing.T) {
-		cmd := exec.CommandContext(t.Context(), "go", "run", "./tools/permissions", "-check")
-		cmd.Dir = ".."
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("%s", out)
 		}
 	})
 	for id, r := range resources {

@@ -110,11 +110,11 @@ type snapshot struct {
 	requests map[string]awsx.Counts
 	calls    map[string]int
 	starts   map[string]int
-	output   int
+	output   string
 }
 
 func take(a *harness.AWS) snapshot {
-	s := snapshot{requests: a.Requests(), calls: map[string]int{}, starts: map[string]int{}, output: len(a.Output())}
+	s := snapshot{requests: a.Requests(), calls: map[string]int{}, starts: map[string]int{}, output: a.Output()}
 	for f := range assumed {
 		s.calls[f], s.starts[f] = a.Invocations(f), a.Starts(f)
 	}
@@ -145,7 +145,11 @@ var path = []string{"PublishFunction", "FanoutFunction", "DispatchFunction"}
 // fanout and dispatch, and delete once after it.
 func since(tb testing.TB, a *harness.AWS, before snapshot, deliveries int, cold bool, functions ...string) bill {
 	tb.Helper()
-	now, limits := take(a), sizes(tb)
+	return between(before, take(a), sizes(tb), deliveries, cold, functions...)
+}
+
+// between is since for two snapshots.
+func between(before, now snapshot, limits map[string]size, deliveries int, cold bool, functions ...string) bill {
 	b := bill{dollars: map[string]float64{}, detail: map[string]float64{}}
 	for _, f := range functions {
 		short := strings.TrimSuffix(f, "Function")
@@ -191,7 +195,7 @@ func since(tb testing.TB, a *harness.AWS, before snapshot, deliveries int, cold 
 			b.dollars["queues"] += 2 * calls * price
 		}
 	}
-	for line := range strings.Lines(a.Output()[before.output:]) {
+	for line := range strings.Lines(now.output[len(before.output):]) {
 		// The runner's own lines have no JSON; a function's begins after its name and process.
 		if at := strings.Index(line, " {"); at > 0 {
 			b.detail["log lines"]++

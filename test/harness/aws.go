@@ -52,6 +52,8 @@ type AWSOptions struct {
 	Callers []Caller
 	// StreamTime bounds an invocation of the MCP endpoint; 0 is as the template says.
 	StreamTime time.Duration
+	// DispatchTime bounds an invocation of dispatch; 0 is as the template says.
+	DispatchTime time.Duration
 }
 
 // AWS is the functions of template.yaml on local AWS: real binaries as processes,
@@ -154,7 +156,7 @@ func startAWS(tb testing.TB, o AWSOptions) *AWS {
 		Binaries:   functions(tb, o),
 		Managed:    map[string]runner.Managed{stream: o.Managed},
 		Visibility: o.Visibility,
-		Timeouts:   map[string]time.Duration{stream: o.StreamTime},
+		Timeouts:   map[string]time.Duration{stream: o.StreamTime, "DispatchFunction": o.DispatchTime},
 		Speed:      30, // retries that are due are looked for every two seconds
 		Progress:   a.out,
 		Output:     a.out,
@@ -285,6 +287,9 @@ func (a *AWS) Invocations(function string) int { return a.stack.Stats()[function
 
 // Starts counts the processes of a function so far.
 func (a *AWS) Starts(function string) int { return a.stack.Stats()[function].ColdStarts }
+
+// Stopped counts the invocations of a function that Lambda's loop detection refused.
+func (a *AWS) Stopped(function string) int { return a.stack.Stats()[function].Recursive }
 
 // Stats counts what the function of the MCP endpoint did so far.
 func (a *AWS) Stats() (invocations, failures, throttles, starts int) {

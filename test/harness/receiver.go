@@ -105,6 +105,8 @@ type Reply struct {
 	Body   string
 	// Hang holds the request until the sender or the test has gone.
 	Hang bool
+	// After is how long the answer takes.
+	After time.Duration
 }
 
 // Endpoint is one webhook target.
@@ -267,6 +269,17 @@ func (e *Endpoint) reply(w http.ResponseWriter, req *http.Request, r Reply) {
 		case <-e.done:
 		}
 		return
+	}
+	if r.After > 0 {
+		timer := time.NewTimer(r.After)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-req.Context().Done():
+			return
+		case <-e.done:
+			return
+		}
 	}
 	for k, v := range r.Header {
 		w.Header().Set(k, v)

@@ -1,0 +1,172 @@
+//go:build unix
+
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/awsx"
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// timeout is how long an attempt may take, by default.
+const timeout = 20 * time.Second
+
+// TestHangingEndpointsOnAWS has the functions send to endpoints of one origin, some of which hang.
+func TestHangingEndpointsOnAWS(t *testing.T) {
+	aws := harness.StartAWS(t, harness.AWSOptions{Env: map[string]string{"MCPEVENTS_QUOTA": "100000"}})
+	t.Run("WHK-16 one of twenty endpoints of an origin hangs, and the others get all events", func(t *testing.T) {
+		oneHangs(t, aws)
+	})
+	t.Run("AWS-04 one in a hundred endpoints of a wide fan-out hangs, and the others are served once each", func(t *testing.T) {
+		oneInAHundredHangs(t, aws)
+	})
+}
+
+// oneHangs publishes the same load before an endpoint hangs and while it does.
+func oneHangs(t *testing.T, aws *harness.AWS) {
+	const uri = "event://storage/twenty/object-created" // no other test's
+	const n = 20
+	receiver := harness.NewReceiver(t)
+	var hooks []*harness.Endpoint
+	var targets []string
+	for i := range n {
+		hooks = append(hooks, receiver.Endpoint(fmt.Sprint("hook-", i)))
+		targets = append(targets, hooks[i].URL())
+	}
+	webhooks(t, aws, uri, targets)
+	healthy, hanging := hooks[1:], hooks[0]
+
+	events := harness.Size(40, 400)
+	load := func(name string) (lags []time.Duration) {
+		sent := map[string]time.Time{}
+		pace := time.NewTicker(50 * time.Millisecond)
+		defer pace.Stop()
+		for i := range events {
+			id := fmt.Sprint(name, "-", i)
+			sent[id] = time.Now()
+			aws.Publish(t, harness.Event{ID: id, URI: uri, Data: object{"key": "k", "size": i}})
+			<-pace.C
+		}
+		missing := func() (lost []string) {
+			for _, hook := range healthy {
+				ids := hook.IDs()
+				for id := range sent {
+					if ids[id] == 0 {
+						lost = append(lost, hook.Name+" "+id)
+					}
+				}
+			}
+			return lost
+		}
+		if !harness.Within(t, 2*time.Minute, func() bool { return len(missing()) == 0 }) {
+			lost := missing()
+			t.Fatalf("%s: %d of %d webhooks to healthy endpoints are missing: %q …", name, len(lost), events*len(healthy), lost[:min(3, len(lost))])
+		}
+		for _, hook := range healthy {
+			for _, d := range hook.Deliveries() {
+				if at, ok := sent[d.ID()]; ok {
+					lags = append(lags, d.At.Sub(at))
+				}
+			}
+		}
+		if more := len(lags) - events*len(healthy); more > 0 {
+			t.Errorf("%s: %d webhooks came again", name, more)
+		}
+		slices.Sort(lags)
+		return lags
+	}
+	load("warm")
+	without := load("without")
+	hanging.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Hang: true} })
+	with := load("with")
+	p99 := func(lags []time.Duration) time.Duration { return lags[len(lags)*99/100] }
+	t.Logf("%d events to %d endpoints: p99 %v without, %v while another one of their origin hangs, ratio %.2f; lost 0",
+		events, len(healthy), p99(without), p99(with), p99(with).Seconds()/p99(without).Seconds())
+	if got := with[len(with)-1]; got >= timeout {
+		t.Errorf("a healthy endpoint waited %v, as long as the hanging one may take", got)
+	}
+	if all, _ := hanging.Count(); all < 2*events+1 {
+		t.Errorf("%d requests at the hanging endpoint: it was not tried", all)
+	}
+}
+
+// oneInAHundredHangs sends an event to all, and another one while some hang.
+func oneInAHundredHangs(t *testing.T, aws *harness.AWS) {
+	const uri = "event://storage/hundred/object-created" // no other test's
+	n := harness.Size(500, 2_000)
+	receiver := harness.NewReceiver(t)
+	healthy, hanging := receiver.Endpoint("healthy"), receiver.Endpoint("hanging")
+	healthy.Light()
+	var targets []string
+	for i := range n {
+		hook := healthy
+		if i%100 == 50 {
+			hook = hanging
+		}
+		targets = append(targets, fmt.Sprint(hook.URL(), "/", i))
+	}
+	webhooks(t, aws, uri, targets)
+
+	well := n - n/100
+	sent, want := 0, 0
+	send := func(name string) (time.Duration, map[string]awsx.Counts) {
+		before, began := aws.Requests(), time.Now()
+		sent, want = sent+1, want+well
+		aws.Publish(t, harness.Event{ID: name, URI: uri, Data: object{"key": "k", "size": 1}})
+		harness.Eventually(t, 2*time.Minute, name+": all healthy endpoints have the event", func() bool { got, _ := healthy.Count(); return got >= want })
+		took := time.Since(began)
+		t.Logf("%s: %d of %d in %v, %.0f a second", name, well, n, took, float64(well)/took.Seconds())
+		return took, before
+	}
+	send("warm")
+	without, before := send("without")
+	requests(t, before, aws.Requests(), n)
+	hanging.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Hang: true} })
+	with, before := send("with")
+	requests(t, before, aws.Requests(), n)
+	t.Logf("throughput while 1 %% hang ÷ without: %.2f", without.Seconds()/with.Seconds())
+	if with >= timeout {
+		t.Errorf("the healthy ones were done after %v, as long as a hanging one may take", with)
+	}
+	tried := 3 * (n / 100)
+	harness.Eventually(t, time.Minute, "each hanging endpoint was tried", func() bool { got, _ := hanging.Count(); return got >= tried })
+	for id, got := range healthy.IDs() {
+		if got != sent {
+			t.Errorf("%s got %d webhooks of %d events", id, got, sent)
+		}
+	}
+	if _, got := healthy.Count(); got != well {
+		t.Errorf("%d subscriptions were served, want %d", got, well)
+	}
+}
+
+// webhooks registers a webhook for each target.
+func webhooks(t *testing.T, aws *harness.AWS, uri string, targets []string) {
+	t.Helper()
+	const workers = 16
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			c := aws.Modern("alice")
+			for i := w; i < len(targets); i += workers {
+				a, err := c.Try(t.Context(), "resources/subscriptions/register", object{"uris": []string{uri}, "targetUri": targets[i]})
+				if err == nil && a.Error != nil {
+					err = a.Error
+				}
+				if err != nil {
+					t.Errorf("subscription %d: %v", i, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+}

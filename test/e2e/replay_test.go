@@ -1,0 +1,77 @@
+//go:build unix
+
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// TestReplayOnAWS (AWS-03) has a subscription ask for what it missed, at an endpoint that takes its time: page tasks
+// follow from page tasks, further than the 16 invocations after which Lambda stops a loop. An invocation ends early, so
+// that they follow soon.
+func TestReplayOnAWS(t *testing.T) {
+	aws := harness.StartAWS(t, harness.AWSOptions{DispatchTime: 4 * time.Second})
+	const uri = "event://deploy/production/missed/finished"
+	args := object{"environment": "production", "service": "missed"}
+	alice := aws.Modern("alice")
+	hook := harness.NewReceiver(t).Endpoint("slow")
+	deployed := func(id string) harness.Event {
+		return harness.Event{ID: id, URI: uri, Data: object{"version": id, "outcome": "succeeded"}}
+	}
+	subscribe(t, alice, hook, "deploy.finished", args)
+	aws.Publish(t, deployed("first"))
+	cursor := decode[occurrence](t, hook.Wait(t, 1)[0].Body).Cursor
+	unsubscribe(t, alice, hook, "deploy.finished", args)
+
+	events := harness.Size(500, 4_990) // a replay is of 5,000 at most
+	var missed []string
+	for len(missed) < events {
+		var batch []harness.Event
+		for range min(50, events-len(missed)) {
+			id := fmt.Sprint("missed-", len(missed))
+			missed, batch = append(missed, id), append(batch, deployed(id))
+		}
+		aws.Publish(t, batch...)
+	}
+	harness.Eventually(t, 2*time.Minute, "all events are in the log", func() bool {
+		var r contents
+		alice.Call(t, "resources/read", object{"uri": uri}, &r)
+		return len(r.Contents) > 0 && strings.Contains(r.Contents[0].Text, `"`+missed[events-1]+`"`) // of one URI, they come in order
+	})
+
+	hook.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{After: 100 * time.Millisecond} })
+	params := subscription("deploy.finished", args, hook.URL(), hook.Secret())
+	params["cursor"] = cursor
+	began, before := time.Now(), aws.Requests()
+	var again subscribed
+	alice.Call(t, "events/subscribe", params, &again)
+	if again.Truncated {
+		t.Error("the replay is truncated")
+	}
+	lost := func() (ids []string) {
+		got := hook.IDs()
+		for _, id := range missed {
+			if got[id] == 0 {
+				ids = append(ids, id)
+			}
+		}
+		return ids
+	}
+	if !harness.Within(t, time.Duration(harness.Size(4, 8))*time.Minute, func() bool { return len(lost()) == 0 }) {
+		ids := lost()
+		t.Errorf("%d of %d events are missing: %q …", len(ids), events, ids[:min(3, len(ids))])
+	}
+	all, different := hook.Count()
+	t.Logf("%d events replayed in %v, %d repetitions", events, time.Since(began), all-different)
+	requests(t, before, aws.Requests(), events)
+	for _, f := range []string{"RegisterFunction", "DispatchFunction"} {
+		if n := aws.Stopped(f); n > 0 {
+			t.Errorf("AWS-03 %d invocations of %s were stopped", n, f)
+		}
+	}
+}

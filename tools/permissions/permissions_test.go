@@ -1,0 +1,80 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const template = "../../template.yaml"
+
+func TestPermissions(t *testing.T) {
+	t.Run("AWS-10 the page is what the template says", func(t *testing.T) {
+		if err := run(template, "../../docs/permissions.md", true, ""); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("AWS-10 a page of another template is told", func(t *testing.T) {
+		page := filepath.Join(t.TempDir(), "permissions.md")
+		if err := os.WriteFile(page, []byte("# Permissions\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := run(template, page, true, ""); err == nil || !strings.Contains(err.Error(), "make permissions") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("AWS-10 a reason is given for what is granted", func(t *testing.T) {
+		functions, err := read(template)
+		if err != nil {
+			t.Fatal(err)
+		}
+		granted := map[permission]bool{}
+		for id, statements := range functions {
+			for _, p := range permissions(id, statements) {
+				granted[p] = true
+			}
+		}
+		for p := range rare {
+			if !granted[p] {
+				t.Errorf("%+v is not granted", p)
+			}
+		}
+	})
+	t.Run("AWS-10 what is granted and not called is told", func(t *testing.T) {
+		functions, err := read(template)
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls := []string{
+			`{"function":"KeysFunction","statement":"WriteWrappedKeyset","action":"dynamodb:PutItem","resource":"KeysTable"}`,
+			`{"function":"KeysFunction","statement":"WrapKeyset","action":"kms:Encrypt","resource":"arn:aws:kms:us-east-1:000000000000:key/1"}`,
+		}
+		file := filepath.Join(t.TempDir(), "calls.jsonl")
+		if err := os.WriteFile(file, []byte(strings.Join(calls, "\n")+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		used, err := recorded(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		told := map[permission]bool{}
+		for _, p := range unused(functions, used) {
+			told[p] = true
+		}
+		for p, want := range map[permission]bool{
+			{"KeysFunction", "WriteWrappedKeyset", "dynamodb:PutItem", "KeysTable"}:     false,
+			{"KeysFunction", "WriteWrappedKeyset", "dynamodb:GetItem", "KeysTable"}:     true,
+			{"KeysFunction", "WrapKeyset", "kms:Encrypt", "SealingKey"}:                 false,
+			{"KeysFunction", "WrapKeyset", "kms:Decrypt", "SealingKey"}:                 true,
+			{"PublishFunction", "TakeFromInbox", "sqs:DeleteMessage", "InboxQueue"}:     false, // Lambda's
+			{"PublishFunction", "SendEvents", "sqs:SendMessage", "EventsQueue"}:         true,
+			{"FanoutFunction", "AppendToLog", "dynamodb:BatchWriteItem", "LogTable"}:    true,
+			{"DispatchFunction", "SendPagesAndRetries", "sqs:SendMessage", "SlowQueue"}: true,
+		} {
+			if told[p] != want {
+				t.Errorf("%+v: told %v, want %v", p, told[p], want)
+			}
+		}
+	})
+}
