@@ -46,6 +46,11 @@ test: prerequisites ## run all tests with the race detector, against real emulat
 	  [ -z "$$outer" ] || go test -race -count=1 -timeout 14m -p 1 -json $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -log $(TESTLOG)
 
+.PHONY: check
+check: ## vet, and run the tests that need no emulator, without the race detector: for while one works
+	go vet ./...
+	go test $$(go list -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | cut -d' ' -f1)
+
 .PHONY: test-full
 test-full: ## run all tests, the large ones (kills under load, fan-out) at their full size
 	MCPEVENTS_TEST_FULL=1 $(MAKE) test

@@ -12,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/config"
 )
 
@@ -111,8 +112,8 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 		if !maps.Equal(checked, settings) {
 			t.Errorf("checked are\n%v\ngiven are\n%v", checked, settings)
 		}
-		if got := d.Resources["Keys"].Properties.Version; got != boot.Version {
-			t.Errorf("the version of the resource is %s, that of the functions %s", got, boot.Version)
+		if got := d.Resources["Keys"].Properties.Version; got != app.Version {
+			t.Errorf("the version of the resource is %s, that of the functions %s", got, app.Version)
 		}
 		for id, r := range d.Resources {
 			if r.Type == "AWS::Serverless::Function" && id != "KeysFunction" && r.DependsOn != "Keys" {
@@ -172,6 +173,9 @@ func defaultOf(t *testing.T, name string) string {
 		if name == prefix {
 			return "https://a.example/"
 		}
+	}
+	if name == "allowed-hosts" {
+		return "a.example"
 	}
 	b, err := os.ReadFile("../shared/config/limits.go")
 	if err != nil {

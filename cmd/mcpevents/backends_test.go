@@ -11,6 +11,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/test/backend"
@@ -23,11 +24,11 @@ func TestReloadOfBackends(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewServer(handler)
-	t.Cleanup(server.Close)
-	t.Cleanup(server.CloseClientConnections)
-	var now Settings
-	e := serve(t, func(s *Settings) { now = *s })
+	upstream := httptest.NewServer(handler)
+	t.Cleanup(upstream.Close)
+	t.Cleanup(upstream.CloseClientConnections)
+	var now server.Options
+	e := serve(t, func(s *server.Options) { now = *s })
 	reload := func(src string) error {
 		t.Helper()
 		c, err := config.Parse([]byte(src))
@@ -56,7 +57,7 @@ func TestReloadOfBackends(t *testing.T) {
 		return names
 	}
 	const name = "test_simple_text"
-	entry := "  - {name: b, url: " + server.URL + "/mcp, prefix: b_}\n"
+	entry := "  - {name: b, url: " + upstream.URL + "/mcp, prefix: b_}\n"
 	for _, step := range []struct {
 		what, config string
 		want         string
@@ -64,8 +65,8 @@ func TestReloadOfBackends(t *testing.T) {
 		{"none", "", ""},
 		{"one", "backends:\n" + entry, "b_" + name},
 		{"another prefix", "backends:\n" + strings.Replace(entry, "b_", "c_", 1), "c_" + name},
-		{"a secret that is not there", "backends:\n  - {name: x, url: " + server.URL + "/mcp, headers: {Authorization: 'env:BACKENDS_TEST_NOT_SET'}}\n", "c_" + name},
-		{"a secret of AWS", "backends:\n  - {name: x, url: " + server.URL + "/mcp, headers: {Authorization: 'ssm:/a'}}\n", "c_" + name},
+		{"a secret that is not there", "backends:\n  - {name: x, url: " + upstream.URL + "/mcp, headers: {Authorization: 'env:BACKENDS_TEST_NOT_SET'}}\n", "c_" + name},
+		{"a secret of AWS", "backends:\n  - {name: x, url: " + upstream.URL + "/mcp, headers: {Authorization: 'ssm:/a'}}\n", "c_" + name},
 		{"none again", "backends: []\n", ""},
 	} {
 		err := reload(step.config)
@@ -82,8 +83,8 @@ func TestReloadOfBackends(t *testing.T) {
 // GWN-01, GWN-04: who listens is told of the lists that a reload changes, and who comes back with its cursor of those that
 // were changed while the server was down; the same file again tells nothing.
 func TestStreamsAreToldOfOtherBackends(t *testing.T) {
-	var now Settings
-	settings := func(s *Settings) {
+	var now server.Options
+	settings := func(s *server.Options) {
 		if now.Data != "" {
 			s.Data, s.Config = now.Data, now.Config
 		}
@@ -99,7 +100,7 @@ func TestStreamsAreToldOfOtherBackends(t *testing.T) {
 	}
 	const changed = `"notifications/tools/list_changed"`
 	cursor := regexp.MustCompile(`"io.github.mcp-events/cursor":("[^"]+")`)
-	listen := func(e *Embedded, meta string) *output {
+	listen := func(e *server.Server, meta string) *output {
 		t.Helper()
 		body := `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{"toolsListChanged":true},` +
 			`"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}` + meta + `}}}`

@@ -11,6 +11,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
@@ -92,14 +93,14 @@ func (c *consentFlags) ask(method, provider string, out any) error {
 	}
 	ctx, stop := interruptible()
 	defer stop()
-	resp, body, err := c.call(ctx, method, at, nil, nil)
+	resp, body, err := c.server().Do(ctx, method, at, nil, nil)
 	switch {
 	case interrupted(err):
 		return context.Canceled
 	case err != nil:
 		return err
 	case resp.StatusCode != http.StatusOK:
-		return refusal(resp, body)
+		return client.Refusal(resp, body)
 	case json.Unmarshal(body, out) != nil:
 		return fault.New(fault.Unavailable, "the server's answer cannot be read")
 	}
@@ -108,7 +109,7 @@ func (c *consentFlags) ask(method, provider string, out any) error {
 
 // url is that of consent, beside /mcp.
 func (c *consentFlags) url(provider string) (string, error) {
-	text, err := c.endpoint("/mcp")
+	text, err := c.server().Endpoint("/mcp")
 	if err != nil {
 		return "", err
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -25,12 +26,12 @@ events:
 // CNV-07: a server whose catalog does not say who may have the events of conversations does not start,
 // and one that runs does not take such a catalog or configuration.
 func TestConversationNeedsARule(t *testing.T) {
-	settings := func(catalog, src string) Settings {
+	settings := func(catalog, src string) server.Options {
 		c, err := config.Parse([]byte(src))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return Settings{
+		return server.Options{
 			Addr: "127.0.0.1:0", Data: ":memory:", Catalog: []byte(catalog), CatalogName: "catalog.yaml", Config: c,
 			Auth: auth.ModeNone, Limits: config.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
 		}
@@ -46,19 +47,19 @@ func TestConversationNeedsARule(t *testing.T) {
 		"no workspace": {ruled, "conversation: {userMessages: true, events: {userMessage: true, workspace: other}}\n", ""},
 	}
 	for name, tc := range faults {
-		e, err := startEmbedded(t.Context(), settings(tc.catalog, tc.config))
+		e, err := server.New(t.Context(), settings(tc.catalog, tc.config))
 		if err == nil {
-			e.Close(t.Context())
+			e.Shutdown(t.Context())
 		}
 		if (err == nil) != (tc.want == "") || err != nil && (!fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want)) {
 			t.Errorf("%s: got %v, want %q", name, err, tc.want)
 		}
 	}
-	e, err := startEmbedded(t.Context(), settings(ruled, events))
+	e, err := server.New(t.Context(), settings(ruled, events))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer e.Close(t.Context())
+	defer e.Shutdown(t.Context())
 	for name, tc := range faults {
 		if err := e.Reload(t.Context(), settings(tc.catalog, tc.config)); (err == nil) != (tc.want == "") {
 			t.Errorf("%s: reloaded with %v", name, err)

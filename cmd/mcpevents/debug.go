@@ -8,15 +8,14 @@ import (
 	"net/http/pprof"
 	"time"
 
+	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/gateway"
 )
 
 // serveDebug serves net/http/pprof and the counters at an address of its own, on loopback only:
 // they tell what a server does, and nobody authenticates there. It ends with ctx.
-func serveDebug(ctx context.Context, addr string, server func() *Embedded) error {
+func serveDebug(ctx context.Context, addr string, started func() *server.Server) error {
 	if err := auth.CheckListen(addr, auth.ModeNone); err != nil {
 		return fault.Wrap(fault.Invalid, err, "--debug-addr")
 	}
@@ -32,7 +31,7 @@ func serveDebug(ctx context.Context, addr string, server func() *Embedded) error
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/vars", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(server().counters()) // a client that is gone is nobody's fault
+		_ = json.NewEncoder(w).Encode(counters(started())) // a client that is gone is nobody's fault
 	})
 	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	context.AfterFunc(ctx, func() { _ = s.Close() })
@@ -40,14 +39,10 @@ func serveDebug(ctx context.Context, addr string, server func() *Embedded) error
 	return nil
 }
 
-// counters are what was counted since the process began; nothing while the server starts.
-func (e *Embedded) counters() map[string]any {
-	if e == nil {
+// counters are those of a server; none while it starts.
+func counters(s *server.Server) map[string]any {
+	if s == nil {
 		return map[string]any{}
 	}
-	return map[string]any{
-		"database":                 e.db.Engine().Stats(),
-		gateway.MetricDropped:      e.backends.Dropped(),
-		conversation.MetricMissing: e.conversation.Counts(),
-	}
+	return s.Counters()
 }

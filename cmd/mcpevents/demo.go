@@ -12,11 +12,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // DemoCmd shows what the product does, without anything having to run before.
@@ -60,7 +62,7 @@ func (c *DemoCmd) Run(g *Globals) error {
 	d := &demo{out: g.out, log: log, began: time.Now(), arrived: make(chan arrival, 16)}
 	limits := config.DefaultLimits()
 	limits.AllowInsecureTargets = true // the receivers are on this machine
-	server, err := startEmbedded(ctx, Settings{
+	srv, err := server.New(ctx, server.Options{
 		Addr: "127.0.0.1:0", Data: dir, Catalog: src, CatalogName: c.Catalog, Auth: auth.ModeNone,
 		Limits: limits, Log: log,
 	})
@@ -70,10 +72,10 @@ func (c *DemoCmd) Run(g *Globals) error {
 	defer func() {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
-		_ = server.Close(last) // its data goes with it
+		_ = srv.Shutdown(last) // its data goes with it
 	}()
-	d.say("server", "serving %s and %s/events, one SQLite file in %s", server.URL+"/mcp", server.URL, dir)
-	d.remote = Remote{Server: server.URL}
+	d.say("server", "serving %s and %s/events, one SQLite file in %s", srv.URL+"/mcp", srv.URL, dir)
+	d.remote = client.Server{URL: srv.URL, Agent: agent()}
 	err = d.run(ctx)
 	if ctx.Err() != nil && interrupted(err) {
 		return fault.New(fault.Unavailable, "the demo did not end within %s", c.Timeout)
@@ -85,7 +87,7 @@ func (c *DemoCmd) Run(g *Globals) error {
 type demo struct {
 	out    io.Writer
 	log    *slog.Logger
-	remote Remote
+	remote client.Server
 	began  time.Time
 
 	arrived   chan arrival
@@ -97,7 +99,7 @@ type demo struct {
 type arrival struct {
 	way string
 	at  time.Time
-	ev  received
+	ev  client.Event
 }
 
 // say tells a step with its time: since the event was published, or before that
@@ -135,12 +137,12 @@ func (d *demo) run(ctx context.Context) error {
 	defer running.Wait()
 	defer stop()
 
-	client, err := newMCPClient(&d.remote, string(mcp.V20260728))
+	caller, err := client.New(d.remote, mcpspec.V20260728)
 	if err != nil {
 		return err
 	}
 	d.title("Subscribing, in four ways")
-	hooks, endHooks, err := d.hooks(ctx, client)
+	hooks, endHooks, err := d.hooks(ctx, caller)
 	defer endHooks()
 	if err != nil {
 		return err
@@ -152,9 +154,9 @@ func (d *demo) run(ctx context.Context) error {
 			return err
 		}
 		open := make(chan struct{})
-		f.opened = sync.OnceFunc(func() { close(open) })
+		f.Opened = sync.OnceFunc(func() { close(open) })
 		running.Go(func() {
-			if err := f.run(ctx); err != nil {
+			if err := f.Run(ctx); err != nil {
 				failed <- err
 			}
 		})
@@ -176,54 +178,53 @@ func (d *demo) run(ctx context.Context) error {
 	}
 	d.title("Ending")
 	for _, h := range hooks {
-		if err := h.end(ctx); err != nil {
+		if err := h.End(ctx); err != nil {
 			return err
 		}
-		d.say("ended", "%s", h.id())
+		d.say("ended", "%s", h.ID())
 	}
 	d.title("One event, published once, reached two webhooks and two streams.")
 	return nil
 }
 
 // hooks registers the two webhooks.
-func (d *demo) hooks(ctx context.Context, client *mcpClient) (hooks []hook, end func(), err error) {
-	var receivers []*receiver
+func (d *demo) hooks(ctx context.Context, caller *client.Client) (hooks []client.Webhook, end func(), err error) {
+	var receivers []*client.Receiver
 	end = func() {
 		for _, r := range receivers {
-			r.close()
+			r.Close()
 		}
 	}
 	for _, way := range []string{wayRegister, wayEvents} {
 		via := map[string]string{wayRegister: "register", wayEvents: "events"}[way]
-		r, err := startReceiver("127.0.0.1:0", via, d.taker(way), d.log)
+		r, err := client.NewReceiver("127.0.0.1:0", via, d.taker(way), d.log)
 		if err != nil {
 			return nil, end, err
 		}
 		receivers = append(receivers, r)
-		var h hook = &registration{client: client, uris: []string{demoURI}, target: r.url}
+		var h client.Webhook = &client.Registration{Client: caller, URIs: []string{demoURI}, Target: r.URL}
 		if via == "events" {
-			h, err = newEventsSubscription(client, demoName, map[string]string{"owner": "acme", "action": "opened"}, r.url, 0, "")
-			if err != nil {
-				return nil, end, err
+			h = &client.EventsSubscription{
+				Client: caller, Name: demoName, Arguments: json.RawMessage(`{"owner":"acme","action":"opened"}`), Target: r.URL, Key: client.NewSecret(),
 			}
 		}
-		if err := h.begin(ctx, r); err != nil {
+		if err := h.Begin(ctx, r); err != nil {
 			return nil, end, err
 		}
 		hooks = append(hooks, h)
 		if via == "events" {
 			d.say(way, "events/subscribe %s owner=acme action=opened", demoName)
-			d.say("", "challenge answered at %s, subscription %s", r.url, h.id())
+			d.say("", "challenge answered at %s, subscription %s", r.URL, h.ID())
 		} else {
 			d.say(way, "resources/subscriptions/register %s", demoURI)
-			d.say("", "for %s, as %s", r.url, h.id())
+			d.say("", "for %s, as %s", r.URL, h.ID())
 		}
 	}
 	return hooks, end, nil
 }
 
-func (d *demo) taker(way string) func(received) error {
-	return func(r received) error {
+func (d *demo) taker(way string) func(client.Event) error {
+	return func(r client.Event) error {
 		select {
 		case d.arrived <- arrival{way, time.Now(), r}:
 		default: // more than one event's worth; the demo has ended or is about to say so
@@ -232,21 +233,21 @@ func (d *demo) taker(way string) func(received) error {
 	}
 }
 
-func (d *demo) follower(way string) (*follower, error) {
-	version := mcp.V20260728
+func (d *demo) follower(way string) (*client.Stream, error) {
+	version := mcpspec.V20260728
 	if way == wayLegacy {
-		version = mcp.V20251125
+		version = mcpspec.V20251125
 	}
-	client, err := newMCPClient(&d.remote, string(version))
+	caller, err := client.New(d.remote, version)
 	if err != nil {
 		return nil, err
 	}
-	return &follower{client: client, uris: []string{demoParent}, log: d.log, event: d.taker(way)}, nil
+	return &client.Stream{Client: caller, URIs: []string{demoParent}, Log: d.log, Event: d.taker(way)}, nil
 }
 
 func (d *demo) publish(ctx context.Context, id string) error {
 	d.title("Publishing one event")
-	url, err := d.remote.endpoint("/events")
+	url, err := d.remote.Endpoint("/events")
 	if err != nil {
 		return err
 	}
@@ -257,12 +258,12 @@ func (d *demo) publish(ctx context.Context, id string) error {
 	d.mu.Lock()
 	d.published = time.Now()
 	d.mu.Unlock()
-	resp, answer, err := d.remote.post(ctx, url, nil, body)
+	resp, answer, err := d.remote.Post(ctx, url, nil, body)
 	if err != nil {
 		return err
 	}
 	if resp.StatusCode != 202 {
-		return refusal(resp, answer)
+		return client.Refusal(resp, answer)
 	}
 	d.say("POST /events", "202, accepted and safe on disk: %s", id)
 	return nil
@@ -293,7 +294,7 @@ func (d *demo) await(ctx context.Context, id string, failed <-chan error) error 
 }
 
 // account says what arrived.
-func account(r received) string {
+func account(r client.Event) string {
 	var action struct {
 		Action string `json:"action"`
 	}

@@ -9,7 +9,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // ListenCmd receives events until it is interrupted.
@@ -50,7 +52,7 @@ Examples:
 
 // Run implements the command.
 func (c *ListenCmd) Run(g *Globals) error {
-	client, err := newMCPClient(&c.Remote, c.Revision)
+	caller, err := client.New(c.Remote.server(), mcpspec.Version(c.Revision))
 	if err != nil {
 		return err
 	}
@@ -75,12 +77,12 @@ func (c *ListenCmd) Run(g *Globals) error {
 	})
 	log := g.logger(g.err)
 	switch {
-	case c.Mode != modeWebhook:
-		err = c.occurrences(ctx, client, p, log)
+	case c.Mode != mcpspec.ModeWebhook:
+		err = c.occurrences(ctx, caller, p, log)
 	case c.Stream:
-		err = c.follow(ctx, client, p, log)
+		err = c.follow(ctx, caller, p, log)
 	default:
-		err = c.receive(ctx, g, client, p, log)
+		err = c.receive(ctx, g, caller, p, log)
 	}
 	if ctx.Err() != nil && interrupted(err) {
 		err = nil
@@ -93,12 +95,12 @@ func (c *ListenCmd) Run(g *Globals) error {
 
 // Validate refuses flags that do not go together.
 func (c *ListenCmd) Validate() error {
-	followed := c.Mode != modeWebhook // without a webhook
+	followed := c.Mode != mcpspec.ModeWebhook // without a webhook
 	events := (c.Via == "events" || followed) && !c.Stream
 	switch {
 	case followed && (c.Stream || c.Target != "" || c.ShowSecret || c.TTL != 0):
 		return fault.New(fault.Invalid, "--mode %s does not go with --stream, nor with --target, --show-secret and --ttl, which are for webhooks", c.Mode)
-	case c.Mode == modePush && c.Revision != "2026-07-28":
+	case c.Mode == mcpspec.ModePush && c.Revision != "2026-07-28":
 		return fault.New(fault.Invalid, "--mode push is for revision 2026-07-28")
 	case followed && c.Name == "":
 		return fault.New(fault.Invalid, "--mode %s needs --name, the name of an event type", c.Mode)
@@ -128,25 +130,25 @@ func (p *printer) missing() int {
 }
 
 // occurrences follows one event type by polls or streams.
-func (c *ListenCmd) occurrences(ctx context.Context, client *mcpClient, p *printer, log *slog.Logger) error {
+func (c *ListenCmd) occurrences(ctx context.Context, caller *client.Client, p *printer, log *slog.Logger) error {
 	args, err := arguments(c.Arg)
 	if err != nil {
 		return err
 	}
-	o := &occurrences{client: client, name: c.Name, arguments: args, cursor: c.Cursor, log: log, event: p.print}
-	return o.run(ctx, c.Mode)
+	f := &client.Follower{Client: caller, Name: c.Name, Arguments: args, Cursor: c.Cursor, Log: log, Event: p.print}
+	return f.Run(ctx, c.Mode)
 }
 
 // follow reads a stream.
-func (c *ListenCmd) follow(ctx context.Context, client *mcpClient, p *printer, log *slog.Logger) error {
-	f := &follower{
-		client: client, uris: c.URI, cursor: c.Cursor, log: log, event: p.print,
-		opened: func() { log.Info("the stream is open", "revision", c.Revision, "uris", c.URI) },
+func (c *ListenCmd) follow(ctx context.Context, caller *client.Client, p *printer, log *slog.Logger) error {
+	f := &client.Stream{
+		Client: caller, URIs: c.URI, Cursor: c.Cursor, Log: log, Event: p.print,
+		Opened: func() { log.Info("the stream is open", "revision", c.Revision, "uris", c.URI) },
 	}
-	err := f.run(ctx)
+	err := f.Run(ctx)
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
-	client.end(last)
+	caller.End(last)
 	return err
 }
 
@@ -154,24 +156,27 @@ func (c *ListenCmd) follow(ctx context.Context, client *mcpClient, p *printer, l
 const endTimeout = 5 * time.Second
 
 // receive runs a webhook receiver and the subscription that feeds it.
-func (c *ListenCmd) receive(ctx context.Context, g *Globals, client *mcpClient, p *printer, log *slog.Logger) error {
-	r, err := startReceiver(c.Listen, c.Via, p.print, log)
+func (c *ListenCmd) receive(ctx context.Context, g *Globals, caller *client.Client, p *printer, log *slog.Logger) error {
+	r, err := client.NewReceiver(c.Listen, c.Via, p.print, log)
 	if err != nil {
 		return err
 	}
-	defer r.close()
+	defer r.Close()
 	target := c.Target
 	if target == "" {
-		target = r.url
+		target = r.URL
 	}
-	if err := client.begin(ctx); err != nil {
+	if err := caller.Begin(ctx); err != nil {
 		return err
 	}
-	var s hook = &registration{client: client, uris: c.URI, target: target}
+	var s client.Webhook = &client.Registration{Client: caller, URIs: c.URI, Target: target}
 	if c.Via == "events" {
-		s, err = newEventsSubscription(client, c.Name, c.Arg, target, c.TTL, c.Cursor)
+		args, err := arguments(c.Arg)
 		if err != nil {
 			return err
+		}
+		s = &client.EventsSubscription{
+			Client: caller, Name: c.Name, Arguments: args, Target: target, TTL: c.TTL, Cursor: c.Cursor, Key: client.NewSecret(),
 		}
 	}
 	// The server may already know a registration whose answer we do not: it is
@@ -179,50 +184,50 @@ func (c *ListenCmd) receive(ctx context.Context, g *Globals, client *mcpClient, 
 	defer func() {
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
-		if err := s.end(last); err != nil && !fault.Is(err, fault.NotFound) {
-			log.Warn("the subscription was not ended", "subscription", s.id(), "error", err)
-		} else if s.id() != "" {
-			log.Info("the subscription is ended", "subscription", s.id())
+		if err := s.End(last); err != nil && !fault.Is(err, fault.NotFound) {
+			log.Warn("the subscription was not ended", "subscription", s.ID(), "error", err)
+		} else if s.ID() != "" {
+			log.Info("the subscription is ended", "subscription", s.ID())
 		}
-		client.end(last)
+		caller.End(last)
 	}()
-	if err := s.begin(ctx, r); err != nil {
+	if err := s.Begin(ctx, r); err != nil {
 		return err
 	}
-	log.Info("receiving webhooks", "via", c.Via, "subscription", s.id(), "target", target)
+	log.Info("receiving webhooks", "via", c.Via, "subscription", s.ID(), "target", target)
 	if c.ShowSecret {
-		fmt.Fprintln(g.err, "secret:", s.secret())
+		fmt.Fprintln(g.err, "secret:", s.Secret())
 	}
 	return c.keep(ctx, s, r, log)
 }
 
 // keep refreshes a subscription that has a lifetime, until ctx ends.
-func (c *ListenCmd) keep(ctx context.Context, s hook, r *receiver, log *slog.Logger) error {
+func (c *ListenCmd) keep(ctx context.Context, s client.Webhook, r *client.Receiver, log *slog.Logger) error {
 	failures := 0
 	for {
 		var due <-chan time.Time
-		if at := s.refreshAt(); !at.IsZero() {
+		if at := s.RefreshAt(); !at.IsZero() {
 			due = time.After(time.Until(at))
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-r.failed:
+		case err := <-r.Failed:
 			return err
 		case <-due:
 		}
-		err := s.refresh(ctx, r.lastCursor())
+		err := s.Refresh(ctx, r.LastCursor())
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err == nil:
 			failures = 0
-			log.Debug("the subscription is refreshed", "subscription", s.id())
-		case !again(err):
+			log.Debug("the subscription is refreshed", "subscription", s.ID())
+		case !client.Again(err):
 			return err
 		default:
 			log.Warn("the subscription was not refreshed; trying again", "error", err)
-			if err := pause(ctx, failures, 0); err != nil {
+			if err := client.Pause(ctx, failures, 0); err != nil {
 				return nil
 			}
 			failures++

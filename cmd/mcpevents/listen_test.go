@@ -13,21 +13,24 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // patience bounds every wait.
 const patience = 30 * time.Second
 
 // serve starts an embedded server with the sample catalog, and ends it with the test.
-func serve(t *testing.T, change func(*Settings)) *Embedded {
+func serve(t *testing.T, change func(*server.Options)) *server.Server {
 	t.Helper()
 	src, err := os.ReadFile("../../catalog.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := Settings{
+	s := server.Options{
 		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: src, CatalogName: "catalog.yaml", Auth: auth.ModeNone,
 		Limits: config.DefaultLimits(), Log: quiet(),
 	}
@@ -35,7 +38,7 @@ func serve(t *testing.T, change func(*Settings)) *Embedded {
 	if change != nil {
 		change(&s)
 	}
-	e, err := startEmbedded(t.Context(), s)
+	e, err := server.New(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,14 +48,14 @@ func serve(t *testing.T, change func(*Settings)) *Embedded {
 
 var ends sync.Map // servers that were ended
 
-func end(t *testing.T, e *Embedded) {
+func end(t *testing.T, e *server.Server) {
 	t.Helper()
 	if _, done := ends.LoadOrStore(e, true); done {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if err := e.Close(ctx); err != nil {
+	if err := e.Shutdown(ctx); err != nil {
 		t.Errorf("end the server: %v", err)
 	}
 }
@@ -127,11 +130,11 @@ func (b *background) wait() int {
 }
 
 // lines decodes what was printed.
-func (b *background) lines() []received {
+func (b *background) lines() []client.Event {
 	b.t.Helper()
-	var all []received
+	var all []client.Event
 	for line := range strings.Lines(b.out.String()) {
-		var r received
+		var r client.Event
 		if err := json.Unmarshal([]byte(line), &r); err != nil {
 			b.t.Fatalf("printed a line that is not JSON: %v: %s", err, line)
 		}
@@ -157,14 +160,14 @@ const (
 // subscriptions lists the subscription:// resources of the server.
 func subscriptions(t *testing.T, server string) (uris []string) {
 	t.Helper()
-	client, err := newMCPClient(&Remote{Server: server}, "2026-07-28")
+	caller, err := client.New(client.Server{URL: server}, mcpspec.V20260728)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var result struct {
 		Resources []struct{ URI string }
 	}
-	if err := client.call(t.Context(), "resources/list", nil, &result); err != nil {
+	if err := caller.Call(t.Context(), "resources/list", nil, &result); err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range result.Resources {
@@ -237,7 +240,7 @@ func TestListenShowsTheSecretWhenAsked(t *testing.T) {
 func TestListenTakesOtherSecrets(t *testing.T) {
 	for _, secret := range []string{"raw", "none"} {
 		t.Run(secret, func(t *testing.T) {
-			e := serve(t, func(s *Settings) { s.Limits.WebhookSecret = secret })
+			e := serve(t, func(s *server.Options) { s.Limits.WebhookSecret = secret })
 			l := start(t, "listen", "--server", e.URL, "--uri", buildURI, "--count", "1", "--for", "20s", "--log-format", "text")
 			l.err.await(t, "receiving webhooks", 1)
 			publishOne(t, e.URL, buildURI, "b", build)
@@ -252,7 +255,7 @@ func TestListenTakesOtherSecrets(t *testing.T) {
 }
 
 func TestListenRefreshesInTime(t *testing.T) {
-	e := serve(t, func(s *Settings) { s.Limits.MinTTL = time.Second })
+	e := serve(t, func(s *server.Options) { s.Limits.MinTTL = time.Second })
 	l := start(t, "listen", "--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--ttl", "1500ms",
 		"--log-level", "debug", "--log-format", "text", "--count", "1", "--for", "25s")
 	l.err.await(t, "the subscription is refreshed", 3)
@@ -267,7 +270,7 @@ func TestListenFollows(t *testing.T) {
 	for _, tt := range []struct{ mode, revision string }{{"poll", "2026-07-28"}, {"poll", "2025-11-25"}, {"push", "2026-07-28"}} {
 		t.Run(tt.mode+"_"+tt.revision, func(t *testing.T) {
 			addr, data := freeAddr(t), t.TempDir()
-			settings := func(s *Settings) {
+			settings := func(s *server.Options) {
 				s.Addr, s.Data = addr, data
 				s.Limits.PollMin, s.Limits.PollMax = 100*time.Millisecond, 100*time.Millisecond
 			}
@@ -336,7 +339,7 @@ func TestListenGoesOnAfterADisconnect(t *testing.T) {
 	for _, revision := range []string{"2026-07-28", "2025-11-25"} {
 		t.Run(revision, func(t *testing.T) {
 			addr, data := freeAddr(t), t.TempDir()
-			again := func(s *Settings) { s.Addr, s.Data = addr, data }
+			again := func(s *server.Options) { s.Addr, s.Data = addr, data }
 			e := serve(t, again)
 			l := start(t, "listen", "--server", e.URL, "--stream", "--revision", revision, "--uri", buildURI,
 				"--count", "3", "--for", "25s", "--log-format", "text")
@@ -374,7 +377,7 @@ func freeAddr(t *testing.T) string {
 
 func TestListenSaysWhatIsWrong(t *testing.T) {
 	e := serve(t, nil)
-	strict := serve(t, func(s *Settings) { s.Limits.AllowInsecureTargets = false })
+	strict := serve(t, func(s *server.Options) { s.Limits.AllowInsecureTargets = false })
 	nobody := "http://" + freeAddr(t)
 	tests := []struct {
 		name    string

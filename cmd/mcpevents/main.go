@@ -1,7 +1,7 @@
 // Command mcpevents is the whole product on one machine, and the tool for those
 // that run it elsewhere: it serves, publishes, listens, consents, checks and applies catalogs.
 //
-//	serve    graph.go wires the packages that the functions wire on AWS
+//	serve    starts package server, which wires what the functions wire on AWS
 //	publish  sends events to POST /events
 //	listen   is a webhook receiver or the reader of a stream
 //	consent  says who gets what is said in conversations
@@ -31,9 +31,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/metric"
 )
-
-// version is set by the linker for a release.
-var version = "0.1.0-dev"
 
 // Globals are the flags of every command.
 type Globals struct {

@@ -12,6 +12,7 @@ import (
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 
+	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/publish"
@@ -56,7 +57,7 @@ func (c *PublishCmd) Validate() error {
 
 // Run implements the command.
 func (c *PublishCmd) Run(g *Globals) error {
-	url, err := c.endpoint("/events")
+	url, err := c.server().Endpoint("/events")
 	if err != nil {
 		return err
 	}
@@ -228,7 +229,7 @@ type acceptedEvent struct {
 // send tries until there is an answer that is worth nothing to repeat.
 func (p *publication) send(ctx context.Context, body []byte) ([]acceptedEvent, error) {
 	for try := 0; ; try++ {
-		resp, b, err := p.cmd.post(ctx, p.url, nil, body)
+		resp, b, err := p.cmd.server().Post(ctx, p.url, nil, body)
 		if err == nil {
 			if resp.StatusCode >= 200 && resp.StatusCode <= 299 {
 				var answer struct {
@@ -237,12 +238,12 @@ func (p *publication) send(ctx context.Context, body []byte) ([]acceptedEvent, e
 				err := json.Unmarshal(b, &answer)
 				return answer.Accepted, fault.Wrap(fault.Unavailable, err, "read the server's answer")
 			}
-			err = refusal(resp, b)
+			err = client.Refusal(resp, b)
 		}
-		if !again(err) || try+1 >= p.cmd.Tries {
+		if !client.Again(err) || try+1 >= p.cmd.Tries {
 			return nil, err
 		}
-		if err := pause(ctx, try, retryAfter(resp)); err != nil {
+		if err := client.Pause(ctx, try, client.RetryAfter(resp)); err != nil {
 			return nil, err
 		}
 	}

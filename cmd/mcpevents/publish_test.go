@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/app"
 )
 
 // eventsServer answers POST /events with what its answers say, in turn, and
@@ -180,7 +182,7 @@ func TestPublishSaysWhatIsWrong(t *testing.T) {
 		{name: "a_number_without_uri", args: []string{"--data", `1`}, code: exitRefused, message: "give --uri"},
 		{name: "one_id_for_two_events", args: []string{"--uri", "event://a/b", "--data", `1 2`, "--id", "x"}, code: exitRefused, message: "--id is for one event"},
 		{name: "a_missing_file", args: []string{"--data", "@/does/not/exist"}, code: exitRefused, message: "no such file"},
-		{name: "a_server_that_is_no_url", args: []string{"--server", "localhost:1", "--data", "1"}, code: exitRefused, message: "--server must be a URL"},
+		{name: "a_server_that_is_no_url", args: []string{"--server", "localhost:1", "--data", "1"}, code: exitRefused, message: "is no URL of a server"},
 		{name: "nothing_to_publish", args: nil, code: exitUsage, message: "--data"},
 		{name: "a_batch_of_nothing", args: []string{"--data", "1", "--batch", "0"}, code: exitUsage, message: "--batch"},
 		{name: "an_unknown_flag", args: []string{"--nonsense"}, code: exitUsage, message: "--nonsense"},
@@ -270,7 +272,7 @@ func TestEveryFlagHasAVariable(t *testing.T) {
 
 func TestTheVersionIsPrinted(t *testing.T) {
 	code, out, _ := command(t, "", "version")
-	if want := fmt.Sprintf("mcpevents %s", version); code != exitDone || !strings.HasPrefix(out, want) {
+	if want := fmt.Sprintf("mcpevents %s", app.Version); code != exitDone || !strings.HasPrefix(out, want) {
 		t.Errorf("exit code %d, got %q, want %q…", code, out, want)
 	}
 }

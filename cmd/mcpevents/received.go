@@ -4,32 +4,10 @@ import (
 	"encoding/json"
 	"io"
 	"sync"
-	"time"
 
+	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
-
-// received is an event as it arrived, in one form for every way.
-type received struct {
-	// Via is webhook (SEP-1803), events (a webhook of MCP Events), poll, push or stream.
-	Via string `json:"via"`
-	// Envelope is the type of a control message of MCP Events, which is no event.
-	Envelope string `json:"envelope,omitempty"`
-	// ID is the event's id, which is the webhook-id.
-	ID           string `json:"id,omitempty"`
-	Name         string `json:"name,omitempty"`
-	URI          string `json:"uri,omitempty"`
-	Time         string `json:"time,omitempty"`
-	Subscription string `json:"subscription,omitempty"`
-	// Repeat is true when an event with this id arrived before.
-	Repeat bool `json:"repeat,omitempty"`
-	// Verified tells of webhooks whether a signature was checked. It is false only
-	// where the server sends unsigned ones.
-	Verified *bool           `json:"verified,omitempty"`
-	Received time.Time       `json:"received"`
-	Cursor   string          `json:"cursor,omitempty"`
-	Data     json.RawMessage `json:"data"`
-}
 
 // printer prints what arrives, one line each, and knows how much is wanted.
 type printer struct {
@@ -52,7 +30,7 @@ func newPrinter(out io.Writer, want int) *printer {
 }
 
 // print prints one; repetitions do not count.
-func (p *printer) print(r received) error {
+func (p *printer) print(r client.Event) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if r.ID != "" {

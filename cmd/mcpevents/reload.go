@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"maps"
 	"os"
@@ -15,8 +14,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
@@ -26,7 +24,7 @@ const settle = 150 * time.Millisecond
 
 // follow takes over changes of the catalog and configuration files until ctx
 // ends: when a file changes, and on SIGHUP. Files with a fault change nothing.
-func (c *ServeCmd) follow(ctx context.Context, e *Embedded, log *slog.Logger) error {
+func (c *ServeCmd) follow(ctx context.Context, e *server.Server, log *slog.Logger) error {
 	paths := append(slices.Collect(maps.Values(c.Own)), c.Catalog)
 	if c.Config != "" {
 		paths = append(paths, c.Config)
@@ -103,60 +101,4 @@ func watchFiles(ctx context.Context, paths []string, log *slog.Logger) (<-chan s
 		}
 	}()
 	return changed, nil
-}
-
-// Reload takes over catalogs and the configuration: all of them, or none if one has a fault.
-// Open streams are told of changed catalogs and backends, and webhook subscriptions that a
-// changed catalog leaves behind end.
-func (e *Embedded) Reload(ctx context.Context, s Settings) error {
-	rest, err := catalog.ParseFile(s.CatalogName, s.Catalog)
-	if err != nil {
-		return err
-	}
-	var keys auth.Authenticator
-	if s.Auth == auth.ModeKeys {
-		if keys, err = staticKeys(s); err != nil {
-			return err
-		}
-	}
-	err = s.checkConversation(ctx, e.conversation, func(_ context.Context, workspace string) (*catalog.Catalog, error) {
-		if own := s.Workspaces[workspace]; own != nil {
-			return own, nil
-		}
-		return rest, nil
-	})
-	if err != nil {
-		return err
-	}
-	if err := e.backends.Replace(ctx, s.backends()); err != nil {
-		return err
-	}
-	e.config.Replace(s.Config)
-	if keys != nil {
-		e.keys.Replace(keys)
-	}
-	e.replace("", e.rest, rest)
-	for workspace, own := range s.Workspaces {
-		if static := e.own[workspace]; static != nil {
-			e.replace(workspace, static, own)
-		}
-	}
-	_, err = e.ender.Audit(ctx)
-	return errors.Join(e.announcer.Changed(ctx), err)
-}
-
-// replace puts a catalog in the place of another and tells the operator what changed.
-func (e *Embedded) replace(workspace string, static *catalog.Static, next *catalog.Catalog) {
-	before := static.Replace(next)
-	if before.Fingerprint() == next.Fingerprint() {
-		return
-	}
-	e.log.Info("a changed catalog is in use", "workspace", workspace, "event_types", len(next.Entries()))
-	for _, c := range catalog.Diff(before, next) {
-		level := slog.LevelInfo
-		if c.Breaking {
-			level = slog.LevelWarn
-		}
-		e.log.Log(context.Background(), level, "catalog change", "event", c.Event, "what", c.What, "breaking", c.Breaking)
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
@@ -40,13 +41,13 @@ func (c *ServeCmd) Run(g *Globals) error {
 	collectLessOften()
 	ctx, stop := interruptible()
 	defer stop()
-	var started atomic.Pointer[Embedded]
+	var started atomic.Pointer[server.Server]
 	if c.Debug != "" {
 		if err := serveDebug(ctx, c.Debug, started.Load); err != nil {
 			return err
 		}
 	}
-	e, err := startEmbedded(ctx, s)
+	e, err := server.New(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -60,25 +61,25 @@ func (c *ServeCmd) Run(g *Globals) error {
 	}
 	select {
 	case <-ctx.Done():
-	case err := <-e.served:
+	case err := <-e.Served():
 		return fault.Wrap(fault.Unavailable, err, "serve")
 	}
 	s.Log.Info("draining", "for", c.Drain)
 	drain, cancel := context.WithTimeout(context.Background(), c.Drain)
 	defer cancel()
-	return e.Close(drain)
+	return e.Shutdown(drain)
 }
 
 // settings checks the flags and reads the files.
-func (c *ServeCmd) settings() (Settings, error) {
+func (c *ServeCmd) settings() (server.Options, error) {
 	if err := c.Check(); err != nil {
-		return Settings{}, err
+		return server.Options{}, err
 	}
 	src, err := os.ReadFile(c.Catalog)
 	if err != nil {
-		return Settings{}, fault.Wrap(fault.Invalid, err, "read the catalog")
+		return server.Options{}, fault.Wrap(fault.Invalid, err, "read the catalog")
 	}
-	s := Settings{
+	s := server.Options{
 		Addr: c.Addr, Data: c.Data, Catalog: src, CatalogName: c.Catalog, Auth: auth.Mode(c.Auth), Limits: c.Limits,
 	}
 	if s.Workspaces, err = readCatalogs(c.Own); err != nil {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+
+	"github.com/mcp-events/mcpevents/shared/app"
 )
 
 // VersionCmd prints what this program is.
@@ -19,6 +21,9 @@ func (c *VersionCmd) Run(g *Globals) error {
 			}
 		}
 	}
-	_, err := fmt.Fprintf(g.out, "mcpevents %s%s %s %s/%s\n", version, revision, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	_, err := fmt.Fprintf(g.out, "mcpevents %s%s %s %s/%s\n", app.Version, revision, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return err
 }
+
+// agent is what this program calls itself to servers.
+func agent() string { return "mcp-events-cli/" + app.Version }

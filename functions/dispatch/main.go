@@ -11,13 +11,10 @@ import (
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/functions/internal/sealing"
 	"github.com/mcp-events/mcpevents/functions/internal/sealing/kmswrap"
-	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/queue"
-	"github.com/mcp-events/mcpevents/shared/stream"
-	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
-	"github.com/mcp-events/mcpevents/shared/wiring"
-	"github.com/mcp-events/mcpevents/shared/wiring/sending"
 )
 
 const (
@@ -32,18 +29,11 @@ func main() {
 	p := boot.StartWith(boot.Webhooks)
 	webhook.MuteTransport()
 	opener := &sealing.Opener{DB: p.DB, Wrapper: kmswrap.KMS{Client: kms.NewFromConfig(p.AWS), Key: p.Variable(boot.EnvKey)}}
-	subscriptions := &subscription.Service{
-		DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Options: wiring.Subscriptions(p.Limits),
-		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
-	}
-	deliveries := sending.Deliveries(p.Limits, atOnce, false)
-	deliveries.Patience = patience
-	dispatcher := delivery.NewDispatcher(&delivery.Dispatcher{
-		DB: p.DB, Queue: p.Queues, Subscriptions: subscriptions, Catalog: delivery.WebhookTypes{Source: p.Catalog},
-		Poster: webhook.NewSender(webhook.Options{Guard: sending.Guard(p.Limits), UserAgent: boot.UserAgent}),
-		Opener: opener, Ender: sending.Ender(p.Limits, p.Auth, p.DB, p.Queues, p.Catalog, subscriptions),
-		Options: deliveries, Log: p.Log,
-	})
+	sender := webhook.NewSender(webhook.Options{Guard: webhooks.Guard(&p.Core), UserAgent: app.UserAgent()})
+	subscriptions := p.Subscriptions()
+	options := webhooks.Deliveries(p.Limits)
+	options.Concurrency, options.Patience = atOnce, patience
+	dispatcher := webhooks.Dispatch(&p.Core, subscriptions, webhooks.Ender(&p.Core, subscriptions), sender, opener, nil, options)
 	lambda.Start(p.Sources(nil, func(arn string) queue.Handler {
 		switch {
 		case p.IsFrom(arn, queue.Deliveries):

@@ -6,11 +6,10 @@ import (
 	"github.com/aws/aws-lambda-go/lambda"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
-	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 )
 
 func main() {
 	p := boot.StartWith(0)
-	fanout := &delivery.Fanout{DB: p.DB, Log: p.EventLog, Catalog: p.Catalog, Queue: p.Queues}
-	lambda.Start(p.Batches(fanout.Handle))
+	lambda.Start(p.Batches(webhooks.Fanout(&p.Core).Handle))
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/aws/aws-lambda-go/lambda"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
-	"github.com/mcp-events/mcpevents/shared/wiring"
 )
 
 // Parts of an invocation's time: at its end the streams are closed, and in the last
@@ -43,7 +42,7 @@ func main() {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(ending, cancel)()
-		relay := wiring.Relay(backends, p.EventLog)
+		relay := p.Relay(backends)
 		if deadline, ok := ctx.Deadline(); ok {
 			life := time.Until(deadline)
 			relay.Until, relay.Handover = deadline.Add(-life/closing), life/handover

@@ -11,28 +11,19 @@ import (
 	"github.com/aws/aws-lambda-go/lambda"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/config/versioned"
-	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/stream"
-	"github.com/mcp-events/mcpevents/shared/subscription"
-	"github.com/mcp-events/mcpevents/shared/wiring"
-	"github.com/mcp-events/mcpevents/shared/wiring/sending"
 )
 
 func main() {
 	p := boot.StartWith(boot.Webhooks)
-	subscriptions := &subscription.Service{
-		DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Options: wiring.Subscriptions(p.Limits),
-		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
-	}
-	subscriptions.SetAside = delivery.SetAside(p.DB, p.Queues, time.Now, p.Log)
-	ender := sending.Ender(p.Limits, p.Auth, p.DB, p.Queues, p.Catalog, subscriptions)
-	retry := &delivery.Retry{DB: p.DB, Queue: p.Queues, Log: p.Log}
+	subscriptions := p.Subscriptions()
 	jobs := []periodic.Job{
-		{Name: "due retries", Run: retry.Run},
+		{Name: "due retries", Run: webhooks.Retry(&p.Core, subscriptions).Run},
 		{Name: "expiry", Run: subscriptions.Sweep},
-		{Name: "audit", Run: ender.Audit},
+		{Name: "audit", Run: webhooks.Ender(&p.Core, subscriptions).Audit},
 		{Name: "announcements", Run: func(ctx context.Context) (int, error) {
 			_, err := versioned.Announce(ctx, p.DB, time.Now(), stream.AnnounceStored(p.EventLog))
 			return 0, err

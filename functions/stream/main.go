@@ -14,14 +14,11 @@ import (
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/functions/internal/cursors"
 	"github.com/mcp-events/mcpevents/functions/internal/handover"
-	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/stream"
-	"github.com/mcp-events/mcpevents/shared/subscription"
-	"github.com/mcp-events/mcpevents/shared/wiring"
 )
 
 func main() {
@@ -64,29 +61,14 @@ func main() {
 		if err != nil {
 			return nil, err
 		}
-		return mcp.New(mcp.Options{
-			Server: mcp.Implementation{Name: "mcp-events", Version: boot.Version},
-			Auth:   p.Auth, Catalogs: p.Catalog, Lists: true, Log: p.EventLog,
-			Feeds: stream.New(p.EventLog, p.DB, tokens, stream.Options{}), Sessions: p.DB,
-			Leases: wiring.SharedLeases(p.Limits, p.DB, lambdacontext.MaxConcurrency()),
-			Interest: func(ctx context.Context, workspace string, pattern subscription.Pattern) (eventlog.Interest, error) {
-				return subscription.Interested(ctx, p.DB, p.EventLog, workspace, pattern)
-			},
-			Subscriptions: &subscription.Service{
-				DB: p.DB, Catalog: p.Catalog, Log: p.EventLog, Options: wiring.Subscriptions(p.Limits),
-			},
-			ForwardRegistrar: register, ForwardDeregistrar: deregister,
-			AnonymousWebhooks: p.Limits.AllowInsecureTargets, EventCodes: wiring.EventCodes(p.Limits),
-			ResourceMetadata: p.ResourceMetadata, Gateway: backends, Conversation: talk,
-			AllowedOrigins: p.Limits.AllowedOrigins, MaxAge: p.Limits.StreamMaxAge, Heartbeat: p.Limits.Heartbeat,
-			AnswerStreamAfter: wiring.AnswerStreamAfter(p.Limits), PollMin: p.Limits.PollMin, PollMax: p.Limits.PollMax, Logger: p.Log,
-		})
+		options := p.Stream(stream.New(p.EventLog, p.DB, tokens, stream.Options{}), p.SharedLeases(lambdacontext.MaxConcurrency()),
+			p.Subscriptions(), backends, talk)
+		options.ForwardRegistrar, options.ForwardDeregistrar = register, deregister
+		return mcp.New(options)
 	})
 	consent := p.Handler(boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
 		talk, err := conversations.Get(ctx)
-		return &conversation.Handler{
-			Service: talk, Auth: p.Auth, Guard: auth.Guard{Origins: p.Limits.AllowedOrigins}, MetadataURL: p.ResourceMetadata, Log: p.Log,
-		}, err
+		return p.Consent(talk), err
 	}))
 	mux := p.Serve(p.Handler(endpoint), "/mcp", "/mcp/{"+mcp.PathWorkspace+"}")
 	mux.Handle("/consent", consent)

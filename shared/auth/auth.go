@@ -25,6 +25,10 @@ const (
 	ScopePublish   = "events:publish"   // publish
 )
 
+// ScopeManage lets an operator see, give and revoke the consents of other principals of
+// the workspace. It is no general one: nobody has it unless it is granted.
+const ScopeManage = "consent:manage"
+
 // Scopes lists the general scopes in a stable order.
 func Scopes() []string { return []string{ScopeRead, ScopeSubscribe, ScopePublish} }
 

@@ -1,23 +1,37 @@
 package auth
 
 import (
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
 
+	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Guard keeps web pages of other sites from using an endpoint through their
 // visitor's browser. The zero value lets in callers that are no browsers, and on a
-// loopback address pages of this machine.
+// loopback address pages of this machine. [NewGuard] makes one that logs.
 type Guard struct {
 	// Origins may be sent by browsers, as "https://console.example.com".
 	Origins []string
-	// Hosts may stand in Host on a loopback address, beside its own names.
+	// Hosts may stand in Host on a loopback address, beside its own names: those that a
+	// proxy on this machine passes on. One without a port is allowed with any.
 	Hosts []string
+
+	log    *slog.Logger
+	logged *bounded.Map[string, bool]
+}
+
+// maxLoggedHosts bounds the refused hosts that are remembered; callers choose them.
+const maxLoggedHosts = 64
+
+// NewGuard makes a guard that logs each host that it refuses once.
+func NewGuard(origins, hosts []string, log *slog.Logger) Guard {
+	return Guard{Origins: origins, Hosts: hosts, log: log, logged: bounded.NewMap[string, bool](maxLoggedHosts)}
 }
 
 // Check refuses a request with an Origin that is not allowed, and one that came in
@@ -25,8 +39,9 @@ type Guard struct {
 // fault.Forbidden.
 func (g Guard) Check(r *http.Request) error {
 	local := onLoopback(r)
-	if local && !loopbackHost(r.Host) && !slices.Contains(g.Hosts, r.Host) {
-		return fault.New(fault.Forbidden, "the Host of the request is not allowed here")
+	if local && !loopbackHost(r.Host) && !g.knows(r.Host) {
+		g.logHost(r)
+		return fault.New(fault.Forbidden, "the Host %q is not allowed here; a server behind a proxy allows it by --allowed-hosts", clip(r.Host))
 	}
 	origin := r.Header.Get("Origin")
 	if origin == "" || slices.Contains(g.Origins, origin) {
@@ -35,7 +50,38 @@ func (g Guard) Check(r *http.Request) error {
 	if u, err := url.Parse(origin); err == nil && local && u.Host != "" && loopbackHost(u.Host) {
 		return nil
 	}
-	return fault.New(fault.Forbidden, "the Origin of the request is not allowed here")
+	return fault.New(fault.Forbidden, "the Origin %q is not allowed here; --allowed-origins allows it", clip(origin))
+}
+
+func (g Guard) knows(host string) bool {
+	name := host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		name = h
+	}
+	return slices.ContainsFunc(g.Hosts, func(allowed string) bool {
+		return strings.EqualFold(allowed, host) || strings.EqualFold(allowed, name)
+	})
+}
+
+func (g Guard) logHost(r *http.Request) {
+	if g.log == nil {
+		return
+	}
+	host := clip(r.Host)
+	if _, known := g.logged.Get(host); known {
+		return
+	}
+	g.logged.Put(host, true)
+	g.log.WarnContext(r.Context(), "host refused", "host", host, "path", r.URL.Path, "allow_by", "--allowed-hosts")
+}
+
+// clip keeps what a caller sent short.
+func clip(s string) string {
+	const limit = 128
+	if len(s) <= limit {
+		return s
+	}
+	return s[:limit] + "…"
 }
 
 // onLoopback reports whether the request came in on a loopback address. Without

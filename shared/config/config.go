@@ -197,6 +197,7 @@ func (p *parser) key(n *strictyaml.Node) auth.Key {
 			k.Workspace = p.file.String(m.Value, "workspace")
 		case "scopes":
 			k.Scopes = p.scopes(m.Value, "scopes")
+			p.misspelt(m.Value, k.Scopes)
 		case "sha256":
 			k.SHA256 = p.file.String(m.Value, "sha256")
 		case "expires":
@@ -216,6 +217,49 @@ func (p *parser) key(n *strictyaml.Node) auth.Key {
 		}
 	}
 	return k
+}
+
+// misspelt finds scopes of a key that are meant to be ones of ours. All others are for the catalog
+// and the backends to ask for.
+func (p *parser) misspelt(n *strictyaml.Node, scopes []string) {
+	known := append(auth.Scopes(), auth.ScopeManage)
+	for _, s := range scopes {
+		if slices.Contains(known, s) {
+			continue
+		}
+		ours := strings.HasPrefix(strings.ToLower(s), "events:")
+		if ours || slices.ContainsFunc(known, func(k string) bool { return distance(strings.ToLower(s), k) <= maxMisspelt }) {
+			p.file.Add(n.Line, "scopes: %q is not known (known: %s, and what event types and backends ask for)", strictyaml.Clip(s), strings.Join(known, ", "))
+		}
+	}
+}
+
+// maxMisspelt is how many edits away from a scope of ours a text is taken for it.
+const maxMisspelt = 2
+
+// distance is the number of letters to insert, remove or replace between two texts (Levenshtein).
+func distance(a, b string) int {
+	if d := len(a) - len(b); d > maxMisspelt || -d > maxMisspelt { // far enough, and a may be long
+		return maxMisspelt + 1
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			above := row[j+1]
+			if a[i] == b[j] {
+				row[j+1] = diagonal
+			} else {
+				row[j+1] = 1 + min(diagonal, above, row[j])
+			}
+			diagonal = above
+		}
+	}
+	return row[len(b)]
 }
 
 func (p *parser) scopes(n *strictyaml.Node, what string) []string {

@@ -27,7 +27,7 @@ keys:
   - {principal: alice, workspace: default, scopes: [events:read, events:subscribe], sha256: %s}
   - principal: bob
     workspace: other
-    scopes: [events:publish]
+    scopes: [events:publish, consent:manage, tickets, read]
     sha256: %s
     expires: 2027-01-31
     claims: {org: acme}
@@ -94,6 +94,9 @@ func TestParseFaults(t *testing.T) {
 		"AUT-02 same hash":       {"keys:\n  - {principal: a, sha256: " + hashOf("a") + "}\n  - {principal: b, sha256: " + hashOf("a") + "}\n", "config.yaml:3: a key: the same sha256 was already given in line 2"},
 		"AUT-02 bad expiry":      {key("expires: soon"), `expires: "soon" is no time`},
 		"AUT-02 bad scope":       {key("scopes: ['a b']"), "no OAuth scope"},
+		"AUT-02 misspelt scope":  {key("scopes: [events:raed]"), `config.yaml:4: scopes: "events:raed" is not known (known: events:read, events:subscribe, events:publish, consent:manage, and`},
+		"AUT-02 misspelt prefix": {key("scopes: [event:publish]"), `"event:publish" is not known`},
+		"AUT-02 other case":      {key("scopes: [Events:Read]"), `"Events:Read" is not known`},
 		"no name":                {"backends:\n  - {url: 'http://x/mcp'}\n", "config.yaml:2: a backend has no name"},
 		"no url":                 {"backends:\n  - {name: a}\n", "config.yaml:2: backend a: url is missing"},
 		"two of a name":          {"backends:\n  - {name: a, url: 'http://x'}\n  - {name: a, url: 'http://y'}\n", "config.yaml:3: backend a was already given in line 2"},

@@ -73,6 +73,7 @@ type Limits struct {
 	JWTLeeway            time.Duration `name:"jwt-leeway" default:"30s" help:"By how much the clock of an issuer may differ; at most 1m."`
 
 	AllowedOrigins []string `name:"allowed-origins" placeholder:"ORIGIN,…" help:"Origins that browsers may call from."`
+	AllowedHosts   []string `name:"allowed-hosts" placeholder:"HOST,…" help:"Hosts that requests may name on a loopback address: those that a proxy on the same machine passes on. Embedded only."`
 }
 
 // DefaultLimits are the limits without any setting.

@@ -12,10 +12,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/httpjson"
 )
 
-// ScopeManage lets an operator see, give and revoke the consents of other principals of
-// the workspace.
-const ScopeManage = "consent:manage"
-
 // maxPrincipal bounds the name of a principal that an operator names.
 const maxPrincipal = 512
 
@@ -107,7 +103,7 @@ const PathProvider = "provider"
 //	PUT    /consent/{provider}  gives consent
 //	DELETE /consent/{provider}  revokes it
 //
-// With ?principal=… an operator with the scope [ScopeManage] does it for another principal
+// With ?principal=… an operator with the scope [auth.ScopeManage] does it for another principal
 // of its workspace. Errors are {"error":{"kind","message","missingScopes"?}}.
 type Handler struct {
 	Service *Service
@@ -176,8 +172,8 @@ func (h *Handler) subject(r *http.Request, caller auth.Principal) (auth.Principa
 	switch {
 	case !query.Has("principal") || id == caller.ID:
 		return caller, nil
-	case !caller.Has(ScopeManage):
-		return caller, caller.Require(ScopeManage)
+	case !caller.Has(auth.ScopeManage):
+		return caller, caller.Require(auth.ScopeManage)
 	case id == "" || len(id) > maxPrincipal || len(query["principal"]) > 1:
 		return caller, fault.New(fault.Invalid, "principal is no name of a principal")
 	}

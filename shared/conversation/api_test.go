@@ -33,8 +33,8 @@ func newAPI(t *testing.T, change ...func(*Options)) *apiRig {
 	h := &Handler{Service: a.Service, MetadataURL: "https://x.example/meta", Log: a.options.Log, Auth: tokens{
 		"ann": ann, "bob": {ID: "bob", Workspace: ann.Workspace, Scopes: []string{auth.ScopeRead}},
 		"bare":     {ID: "ann", Workspace: ann.Workspace},
-		"operator": {ID: "op", Workspace: ann.Workspace, Scopes: []string{auth.ScopeRead, ScopeManage}},
-		"foreign":  {ID: "op", Workspace: "other", Scopes: []string{auth.ScopeRead, ScopeManage}},
+		"operator": {ID: "op", Workspace: ann.Workspace, Scopes: []string{auth.ScopeRead, auth.ScopeManage}},
+		"foreign":  {ID: "op", Workspace: "other", Scopes: []string{auth.ScopeRead, auth.ScopeManage}},
 		"nobody":   {ID: "anonymous", Workspace: ann.Workspace, Scopes: auth.Scopes(), Anonymous: true},
 	}}
 	a.mux.Handle("/consent", h)

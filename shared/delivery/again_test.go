@@ -311,7 +311,7 @@ func TestEndpointRates(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRig(t)
 			const limit = 20
-			two := []*endpointRates{newEndpointRates(r.db, limit), newEndpointRates(r.db, limit)}
+			two := []*endpointRates{newEndpointRates(r.db, limit, time.Now), newEndpointRates(r.db, limit, time.Now)}
 			var mu sync.Mutex
 			perSecond := map[int64]int{}
 			var wg sync.WaitGroup
@@ -319,7 +319,7 @@ func TestEndpointRates(t *testing.T) {
 				wg.Go(func() {
 					for range 500 {
 						now := time.Now()
-						if two[i%2].allow(t.Context(), "one", now) {
+						if two[i%2].allow(t.Context(), "one") {
 							mu.Lock()
 							perSecond[now.Unix()]++
 							mu.Unlock()

@@ -148,7 +148,7 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 	d.endpoints.atOnce = max(1, min(d.Options.EndpointAtOnce, d.Options.Concurrency/4))
 	d.endpoints.maxWaiting = max(1, d.Options.Concurrency/8)
 	d.unrecorded = bounded.NewMap[string, []store.Op](maxHandled)
-	d.rate = newEndpointRates(d.DB, d.Options.EndpointRate)
+	d.rate = newEndpointRates(d.DB, d.Options.EndpointRate, d.now)
 	d.handled = bounded.NewMap[string, map[string]bool](maxHandled)
 	return d
 }

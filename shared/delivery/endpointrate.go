@@ -19,19 +19,20 @@ import (
 type endpointRates struct {
 	db    store.DB
 	limit int64 // a second; 0 is none
-
-	lease *semaphore.Weighted // one write at a time
+	now   func() time.Time
 
 	mu   sync.Mutex
 	byID map[string]*lot
 }
 
-func newEndpointRates(db store.DB, limit int64) *endpointRates {
-	return &endpointRates{db: db, limit: limit, lease: semaphore.NewWeighted(1)}
+func newEndpointRates(db store.DB, limit int64, now func() time.Time) *endpointRates {
+	return &endpointRates{db: db, limit: limit, now: now}
 }
 
 // lot is what a process holds of one endpoint's attempts.
 type lot struct {
+	lease *semaphore.Weighted // one write at a time
+
 	second int64 // since 1970
 	left   int64
 	spent  bool      // nothing is left of the second anywhere
@@ -43,17 +44,21 @@ const parts = 4
 
 // allow takes one attempt. Where the store does not answer it allows: a bound on what an
 // endpoint gets must not keep it from getting anything.
-func (r *endpointRates) allow(ctx context.Context, id string, now time.Time) bool {
+func (r *endpointRates) allow(ctx context.Context, id string) bool {
 	if r.limit == 0 {
 		return true
 	}
-	if ok, known := r.take(id, now); known {
+	if ok, known := r.take(id, r.now()); known {
 		return ok
 	}
-	if r.lease.Acquire(ctx, 1) != nil {
+	r.mu.Lock()
+	lease := r.get(id).lease
+	r.mu.Unlock()
+	if lease.Acquire(ctx, 1) != nil {
 		return true // the attempt will find that its time is over
 	}
-	defer r.lease.Release(1)
+	defer lease.Release(1)
+	now := r.now()                           // it may have waited for a slow store
 	if ok, known := r.take(id, now); known { // by whoever was before us
 		return ok
 	}
@@ -80,7 +85,7 @@ func (r *endpointRates) get(id string) *lot {
 		if r.byID == nil || len(r.byID) >= maxEndpoint {
 			r.byID = map[string]*lot{} // what was held is lost
 		}
-		l = &lot{}
+		l = &lot{lease: semaphore.NewWeighted(1)}
 		r.byID[id] = l
 	}
 	return l

@@ -23,7 +23,7 @@ import (
 func (d *Dispatcher) first(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event, may func() bool) ([]store.Op, error) {
 	target := sub.Target.URL
 	id := endpointID(target)
-	if d.rate.awaited(id, d.now()) || !d.rate.allow(ctx, id, d.now()) || !d.endpoints.enterFast(ctx, id, target, d.now()) {
+	if d.rate.awaited(id, d.now()) || !d.rate.allow(ctx, id) || !d.endpoints.enterFast(ctx, id, target, d.now()) {
 		return nil, d.divert(ctx, workspace, sub, e)
 	}
 	c := newChain(workspace, sub, e, d.now())

@@ -110,7 +110,7 @@ func (d *Dispatcher) inSlowLane(ctx context.Context, m queue.Message, t SingleTa
 	var out webhook.Outcome
 	defer func() { d.endpoints.leaveSlow(id, target, out, d.now()) }()
 	return d.single(ctx, t, func(url string, n int, post func() webhook.Outcome) (webhook.Outcome, error) {
-		if !d.rate.allow(ctx, id, d.now()) {
+		if !d.rate.allow(ctx, id) {
 			return webhook.Outcome{}, errLater
 		}
 		held, ok := d.bytes.slow(n, d.endpoints.isOpen(id))

@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // backend is one MCP server behind the gateway.
@@ -110,21 +111,18 @@ func (v *view) forget(was *learned) {
 	}
 }
 
-// latestLegacy is offered to a backend that does not speak 2026-07-28.
-const latestLegacy = "2025-11-25"
-
 // ask finds out the revision and what is served: by server/discover, which only
 // 2026-07-28 has, and else by initialize.
 func (v *view) ask(ctx context.Context) (*learned, error) {
 	b, c := v.of, v.client()
 	pinned := b.ProtocolVersion
-	if pinned == config.AutoVersion || modern(pinned) {
+	if pinned == config.AutoVersion || stateless(pinned) {
 		got, err := b.discover(ctx, c)
-		if err == nil || modern(pinned) || fault.Is(err, fault.Unavailable) && !refused(err) {
+		if err == nil || stateless(pinned) || fault.Is(err, fault.Unavailable) && !refused(err) {
 			return got, err
 		}
 	}
-	version := latestLegacy
+	version := string(mcpspec.LatestSessionBased)
 	if pinned != config.AutoVersion {
 		version = pinned
 	}
@@ -147,9 +145,9 @@ func refused(err error) bool {
 var errRPC = errors.New("gateway: the backend answered with an error")
 
 func (b *backend) discover(ctx context.Context, c *upstream.Client) (*learned, error) {
-	const version = "2026-07-28"
+	const version = string(mcpspec.V20260728)
 	params := b.meta(version, json.RawMessage(`{}`))
-	result, err := b.request(ctx, c, upstream.Request{Version: version}, "server/discover", params)
+	result, err := b.request(ctx, c, upstream.Request{Version: version}, mcpspec.MethodDiscover, params)
 	if err != nil {
 		return nil, err
 	}
@@ -164,9 +162,9 @@ func (b *backend) discover(ctx context.Context, c *upstream.Client) (*learned, e
 
 // meta is params with nothing but what every request of revision 2026-07-28 has.
 func (b *backend) meta(version string, capabilities json.RawMessage) json.RawMessage {
-	out := append([]byte(`{"_meta":{"io.modelcontextprotocol/protocolVersion":`), quote(version)...)
-	out = append(append(out, `,"io.modelcontextprotocol/clientCapabilities":`...), capabilities...)
-	out = append(append(out, `,"io.modelcontextprotocol/clientInfo":`...), b.gateway.options.Server...)
+	out := append([]byte(`{"_meta":{"`+mcpspec.MetaVersion+`":`), quote(version)...)
+	out = append(append(out, `,"`+mcpspec.MetaCapabilities+`":`...), capabilities...)
+	out = append(append(out, `,"`+mcpspec.MetaClient+`":`...), b.gateway.options.Server...)
 	return append(out, `}}`...)
 }
 
@@ -179,7 +177,7 @@ type initialized struct {
 func (b *backend) initialize(ctx context.Context, c *upstream.Client, params json.RawMessage) (session string, got initialized, err error) {
 	ctx, cancel := context.WithTimeout(ctx, b.gateway.options.AskTimeout)
 	defer cancel()
-	body := request(json.RawMessage(`0`), "initialize", params)
+	body := request(json.RawMessage(`0`), mcpspec.MethodInitialize, params)
 	x, err := c.Post(ctx, upstream.Request{Body: body})
 	if err != nil {
 		return "", got, err
@@ -190,12 +188,12 @@ func (b *backend) initialize(ctx context.Context, c *upstream.Client, params jso
 		return "", got, err
 	}
 	version, ok := jsonrpc.String(jsonrpc.Member(result, "protocolVersion"))
-	if !ok || version < "2025-03-26" || modern(version) {
+	if !ok || version < string(mcpspec.V20250326) || stateless(version) {
 		return "", got, fault.New(fault.Unavailable, "backend %s speaks the revision %.40q", b.Name, version)
 	}
 	got = initialized{version, offersOf(jsonrpc.Member(result, "capabilities"))}
 	session = x.Session
-	note := []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+	note := jsonrpc.AppendNotification(nil, mcpspec.NoteInitialized, nil)
 	done, err := c.Post(ctx, upstream.Request{Body: note, Version: version, Session: session})
 	if err != nil {
 		return "", got, err
@@ -224,8 +222,8 @@ func (b *backend) request(ctx context.Context, c *upstream.Client, r upstream.Re
 	defer cancel()
 	// Others may ask within the same session at the same time.
 	r.Body = request(freshID(), method, params)
-	if modern(r.Version) {
-		r.Header = http.Header{"Mcp-Method": {method}}
+	if stateless(r.Version) {
+		r.Header = http.Header{mcpspec.HeaderMethod: {method}}
 	}
 	x, err := c.Post(ctx, r)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcp/mirror"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
@@ -75,17 +75,17 @@ func (g *Gateway) Call(ctx context.Context, c Call) error {
 func (x *exchange) make(ctx context.Context, known *learned) error {
 	ctx, x.stop = context.WithCancel(ctx)
 	defer x.stop()
-	if x.call.modern() {
+	if x.call.stateless() {
 		if err := x.checkParameters(); err != nil {
 			return err
 		}
 	}
 	switch {
-	case x.call.modern() && modern(known.version):
-		return x.stateless(ctx, known)
-	case x.call.modern():
+	case x.call.stateless() && stateless(known.version):
+		return x.callStateless(ctx, known)
+	case x.call.stateless():
 		return x.inRounds(ctx)
-	case modern(known.version):
+	case stateless(known.version):
 		return x.withInputs(ctx, known)
 	}
 	x.id = requestID(x.call.Client, x.call.ID)
@@ -169,16 +169,16 @@ func (x *exchange) named(params json.RawMessage) json.RawMessage {
 	return upstream.Replace(params, x.call.Member, x.name())
 }
 
-// stateless calls a backend of revision 2026-07-28 for a client of the same.
-func (x *exchange) stateless(ctx context.Context, known *learned) error {
+// callStateless calls a backend of revision 2026-07-28 for a client of the same.
+func (x *exchange) callStateless(ctx context.Context, known *learned) error {
 	x.with = backendSession{Version: known.version}
 	x.id = freshID()
 	params := x.named(x.call.Params)
-	h := http.Header{"Mcp-Method": {x.call.Method}}
+	h := http.Header{mcpspec.HeaderMethod: {x.call.Method}}
 	for name, values := range x.call.Header {
 		h[name] = values
 	}
-	h["Mcp-Name"] = []string{mirror.Encode(x.own)}
+	h[mcpspec.HeaderName] = []string{mcpspec.EncodeHeader(x.own)}
 	if raw := jsonrpc.Member(params, "requestState"); raw != nil {
 		sealed, _ := jsonrpc.String(raw)
 		state, err := x.gateway.states.open(sealed, x.belongs(), time.Now())
@@ -275,8 +275,8 @@ func (x *exchange) resume(ctx context.Context, last string) (*upstream.Exchange,
 
 // passed are the notifications that a backend may send within a call.
 var passed = map[string]bool{
-	"notifications/progress": true, "notifications/message": true, "notifications/elicitation/complete": true,
-	"notifications/tasks/status": true,
+	mcpspec.NoteProgress: true, mcpspec.NoteMessage: true, mcpspec.NoteElicited: true,
+	mcpspec.NoteTaskStatus: true,
 }
 
 // message hands one message on.
@@ -320,17 +320,17 @@ func (x *exchange) question(ctx context.Context, m upstream.Message) error {
 	params := jsonrpc.Member(m.Raw, "params")
 	lacks := lacking(x.call.Capabilities, m.Method, params)
 	switch {
-	case modern(x.with.Version): // has no requests of servers, and so no answers to them
+	case stateless(x.with.Version): // has no requests of servers, and so no answers to them
 		x.backend.dropped(ctx, dropOutOfPlace)
 		return nil
 	case m.Method == "ping":
 		return x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
-	case lacks != "" || x.call.modern() && !multiRound[x.call.Method]:
+	case lacks != "" || x.call.stateless() && !multiRound[x.call.Method]:
 		if lacks != "" {
 			x.refused = append(x.refused, lacks)
 		}
 		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not support "+m.Method)
-	case x.call.modern():
+	case x.call.stateless():
 		return x.collect(ctx, m, params)
 	case x.call.ResponseOnly:
 		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client takes no event stream, so that it cannot be asked "+m.Method)

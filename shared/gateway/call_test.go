@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -855,12 +856,12 @@ func TestChangedRootsReachTheClientsSessions(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := g.Tell(t.Context(), legacy("s1"), json.RawMessage(`{"jsonrpc":"2.0","method":"`+rootsChanged+`"}`)); err != nil {
+	if err := g.Tell(t.Context(), legacy("s1"), json.RawMessage(`{"jsonrpc":"2.0","method":"`+mcpspec.NoteRootsChange+`"}`)); err != nil {
 		t.Fatal(err)
 	}
-	got := s.received(rootsChanged)
-	if len(got) != 1 || got[0].Session != s.received("tools/call")[0].Session || len(idle.received(rootsChanged)) != 0 {
-		t.Errorf("the backends got %v and %v", got, idle.received(rootsChanged))
+	got := s.received(mcpspec.NoteRootsChange)
+	if len(got) != 1 || got[0].Session != s.received("tools/call")[0].Session || len(idle.received(mcpspec.NoteRootsChange)) != 0 {
+		t.Errorf("the backends got %v and %v", got, idle.received(mcpspec.NoteRootsChange))
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -89,7 +90,7 @@ func (x *exchange) abandon() {
 	defer cancel()
 	params := append(append([]byte(`{"requestId":`), x.id...), `,"reason":"nobody waits for the response"}`...)
 	answer, err := x.client().Post(ctx, upstream.Request{
-		Body: jsonrpc.AppendNotification(nil, "notifications/cancelled", params), Version: x.with.Version, Session: x.with.ID,
+		Body: jsonrpc.AppendNotification(nil, mcpspec.NoteCancelled, params), Version: x.with.Version, Session: x.with.ID,
 	})
 	if err != nil {
 		x.gateway.options.Log.WarnContext(ctx, "a cancellation did not reach a backend", "backend", x.backend.Name, "error", err)

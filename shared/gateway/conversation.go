@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // What [Gateway.Converse] can come to.
@@ -23,7 +24,7 @@ var (
 
 // asks reports whether a backend asks for the messages that a method tells.
 func (o Offers) asks(method string) bool {
-	return method == "conversation/userMessage" && o.UserMessages || method == "conversation/assistantResponse" && o.AssistantResponses
+	return method == mcpspec.MethodUserMessage && o.UserMessages || method == mcpspec.MethodAssistant && o.AssistantResponses
 }
 
 // Converse tells a backend, named as in the configuration, a message of a conversation,
@@ -38,7 +39,7 @@ func (g *Gateway) Converse(ctx context.Context, c Client, name, method string, p
 		return nil, ErrIncapable
 	}
 	var result json.RawMessage
-	if modern(known.version) {
+	if stateless(known.version) {
 		result, err = b.converse(ctx, c, backendSession{Version: known.version}, method, b.withMeta(known.version, params))
 	} else {
 		result, err = g.converseInSession(ctx, c, b, method, params)
@@ -59,7 +60,7 @@ func (g *Gateway) Prepare(ctx context.Context, c Client, name string) error {
 	if known == nil {
 		return err
 	}
-	if !modern(known.version) && (known.offers.UserMessages || known.offers.AssistantResponses) {
+	if !stateless(known.version) && (known.offers.UserMessages || known.offers.AssistantResponses) {
 		_, err = g.session(ctx, c, b)
 	}
 	return err
@@ -99,8 +100,8 @@ func (g *Gateway) converseInSession(ctx context.Context, c Client, b *backend, m
 func (b *backend) converse(ctx context.Context, c Client, s backendSession, method string, params json.RawMessage) (json.RawMessage, error) {
 	id := freshID()
 	r := upstream.Request{Body: request(id, method, params), Version: s.Version, Session: s.ID}
-	if modern(s.Version) {
-		r.Header = http.Header{"Mcp-Method": {method}}
+	if stateless(s.Version) {
+		r.Header = http.Header{mcpspec.HeaderMethod: {method}}
 	}
 	answer, err := b.caller(c.Token).Post(ctx, r)
 	if err == nil {
@@ -110,7 +111,7 @@ func (b *backend) converse(ctx context.Context, c Client, s backendSession, meth
 			return result, nil
 		}
 	}
-	if ctx.Err() != nil && !modern(s.Version) {
+	if ctx.Err() != nil && !stateless(s.Version) {
 		x := &exchange{gateway: b.gateway, call: Call{Client: c}, backend: b, with: s, id: id}
 		x.abandon()
 	}

@@ -12,8 +12,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcp/mirror"
-	"github.com/mcp-events/mcpevents/shared/mcp/severity"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // Clients and backends need not be of one era. Between the revisions with sessions
@@ -27,28 +26,11 @@ import (
 //
 // All else is the bytes that came.
 
-// Members of _meta that only 2026-07-28 has.
-const (
-	metaPrefix       = "io.modelcontextprotocol/"
-	metaVersion      = metaPrefix + "protocolVersion"
-	metaCapabilities = metaPrefix + "clientCapabilities"
-	metaInfo         = metaPrefix + "clientInfo"
-	metaLevel        = metaPrefix + "logLevel"
-)
-
-var metaOfRequests = []string{metaVersion, metaCapabilities, metaInfo, metaLevel}
-
-// Codes of errors that one era has and the other has not.
-const (
-	codeNotFound       = -32002 // up to 2025-11-25
-	codeNeedsURL       = -32042 // 2025-11-25 only
-	codeHeaderMismatch = -32020 // these from 2026-07-28 on
-	codeNeedsMore      = -32021
-	codeVersion        = -32022
-)
+// metaOfRequests are the members of _meta that only 2026-07-28 has.
+var metaOfRequests = []string{mcpspec.MetaVersion, mcpspec.MetaCapabilities, mcpspec.MetaClient, mcpspec.MetaLogLevel}
 
 // multiRound are the methods that 2026-07-28 lets ask for input.
-var multiRound = map[string]bool{"tools/call": true, "prompts/get": true, "resources/read": true}
+var multiRound = map[string]bool{mcpspec.MethodToolsCall: true, mcpspec.MethodPromptsGet: true, mcpspec.MethodRead: true}
 
 // need is a capability of a client, such as "elicitation.url"; empty for none.
 type need string
@@ -57,14 +39,14 @@ type need string
 // that no client knows is lacking itself.
 func lacking(capabilities json.RawMessage, method string, params json.RawMessage) need {
 	switch method {
-	case "roots/list":
+	case mcpspec.MethodRoots:
 		return undeclared(capabilities, "roots")
-	case "sampling/createMessage":
+	case mcpspec.MethodSample:
 		if jsonrpc.Member(params, "tools") != nil || jsonrpc.Member(params, "toolChoice") != nil {
 			return undeclared(capabilities, "sampling.tools")
 		}
 		return undeclared(capabilities, "sampling")
-	case "elicitation/create":
+	case mcpspec.MethodElicit:
 		if mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode")); mode == "url" {
 			return undeclared(capabilities, "elicitation.url")
 		}
@@ -103,7 +85,7 @@ func missing(backend string, needs []need) *jsonrpc.Error {
 		}
 	}
 	return &jsonrpc.Error{
-		Code: codeNeedsMore, Message: "backend " + backend + " asks for what the client does not declare",
+		Code: mcpspec.CodeMissingCapability, Message: "backend " + backend + " asks for what the client does not declare",
 		Data: map[string]any{"requiredCapabilities": required},
 	}
 }
@@ -113,15 +95,15 @@ func missing(backend string, needs []need) *jsonrpc.Error {
 func (x *exchange) fits(m upstream.Message) (upstream.Message, bool) {
 	params := jsonrpc.Member(m.Raw, "params")
 	switch {
-	case m.Method == "notifications/progress":
+	case m.Method == mcpspec.NoteProgress:
 		return x.ownProgress(m, params)
-	case !x.call.modern():
+	case !x.call.stateless():
 		return m, true
-	case m.Method == "notifications/message":
+	case m.Method == mcpspec.NoteMessage:
 		level, _ := jsonrpc.String(jsonrpc.Member(params, "level"))
-		return m, x.call.Level != "" && severity.AtLeast(level, x.call.Level)
+		return m, x.call.Level != "" && mcpspec.SevereAs(level, x.call.Level)
 	}
-	return m, modern(x.with.Version)
+	return m, stateless(x.with.Version)
 }
 
 // ownProgress gives a progress message the client's token, as the client wrote it. One with
@@ -169,11 +151,11 @@ func (x *exchange) respond(m upstream.Message) error {
 		return x.respondError(raw, m.Error)
 	case m.Result[0] != '{':
 		return x.send(raw, true)
-	case !x.call.modern() && !modern(x.with.Version):
+	case !x.call.stateless() && !stateless(x.with.Version):
 		return x.send(raw, true)
-	case !x.call.modern():
+	case !x.call.stateless():
 		return x.respondLegacy(raw, m.Result)
-	case !modern(x.with.Version):
+	case !stateless(x.with.Version):
 		return x.respondModern(raw, m.Result)
 	}
 	result := m.Result
@@ -211,7 +193,7 @@ func (x *exchange) respondModern(raw, result json.RawMessage) error {
 		return missing(x.backend.Name, x.refused)
 	}
 	result = upstream.Without(result, func(name string) bool { return name == "resultType" })
-	if x.call.Method == "resources/read" && jsonrpc.Member(result, "ttlMs") == nil {
+	if x.call.Method == mcpspec.MethodRead && jsonrpc.Member(result, "ttlMs") == nil {
 		result = upstream.Without(result, func(name string) bool { return name == "cacheScope" || name == "ttlMs" })
 		result = insert(insert(result, "cacheScope", json.RawMessage(`"private"`)), "ttlMs", json.RawMessage(`0`))
 	}
@@ -239,27 +221,27 @@ func (x *exchange) respondError(raw, failure json.RawMessage) error {
 	_ = json.Unmarshal(jsonrpc.Member(failure, "code"), &code) // 0 is none of these
 	to := code
 	switch {
-	case x.call.modern():
+	case x.call.stateless():
 		if len(x.refused) > 0 {
 			return missing(x.backend.Name, x.refused)
 		}
 		switch {
-		case code == codeNeedsURL && !modern(x.with.Version):
+		case code == mcpspec.CodeNeedsURL && !stateless(x.with.Version):
 			return x.needsURL(failure)
-		case code == codeNeedsURL:
+		case code == mcpspec.CodeNeedsURL:
 			to = jsonrpc.InternalError
-		case code == codeNotFound:
+		case code == mcpspec.CodeResourceNotFound:
 			to = jsonrpc.InvalidParams
 		}
-	case modern(x.with.Version):
+	case stateless(x.with.Version):
 		switch code {
 		case jsonrpc.InvalidParams:
-			if x.call.Method == "resources/read" && jsonrpc.Member(jsonrpc.Member(failure, "data"), "uri") != nil {
-				to = codeNotFound
+			if x.call.Method == mcpspec.MethodRead && jsonrpc.Member(jsonrpc.Member(failure, "data"), "uri") != nil {
+				to = mcpspec.CodeResourceNotFound
 			}
-		case codeNeedsMore:
+		case mcpspec.CodeMissingCapability:
 			to = jsonrpc.InvalidRequest
-		case codeHeaderMismatch, codeVersion:
+		case mcpspec.CodeHeaderMismatch, mcpspec.CodeUnsupportedVersion:
 			// Not the client's doing: what was known of the backend is no longer so.
 			x.backend.as(context.Background(), x.call.Client).outdate()
 			to = jsonrpc.InternalError
@@ -291,7 +273,7 @@ func (x *exchange) modernParams() json.RawMessage {
 	params := x.named(x.call.Params)
 	meta := upstream.Without(jsonrpc.Member(params, "_meta"), func(name string) bool { return slices.Contains(metaOfRequests, name) })
 	if x.call.Level != "" {
-		meta = insert(meta, metaLevel, quote(x.call.Level))
+		meta = insert(meta, mcpspec.MetaLogLevel, quote(x.call.Level))
 	}
 	info := x.call.Info
 	if len(info) == 0 {
@@ -301,16 +283,16 @@ func (x *exchange) modernParams() json.RawMessage {
 	if len(declared) == 0 {
 		declared = json.RawMessage(`{}`)
 	}
-	meta = insert(insert(insert(meta, metaInfo, info), metaCapabilities, declared), metaVersion, quote(x.with.Version))
+	meta = insert(insert(insert(meta, mcpspec.MetaClient, info), mcpspec.MetaCapabilities, declared), mcpspec.MetaVersion, quote(x.with.Version))
 	params = upstream.Without(params, func(name string) bool { return name == "_meta" })
 	return insert(params, "_meta", meta)
 }
 
 // modernHeader repeats what a request of 2026-07-28 has to repeat in headers.
 func (x *exchange) modernHeader() (http.Header, error) {
-	h := http.Header{"Mcp-Method": {x.call.Method}}
+	h := http.Header{mcpspec.HeaderMethod: {x.call.Method}}
 	if x.call.Member != "ref" {
-		h["Mcp-Name"] = []string{mirror.Encode(x.own)}
+		h[mcpspec.HeaderName] = []string{mcpspec.EncodeHeader(x.own)}
 	}
 	return h, x.addParameters(h)
 }
@@ -319,7 +301,7 @@ func (x *exchange) modernHeader() (http.Header, error) {
 // tool is an object, and client libraries refuse the whole list for one that is not.
 func (e Entry) For(version string) json.RawMessage {
 	output := jsonrpc.Member(e.JSON, "outputSchema")
-	if output == nil || modern(version) {
+	if output == nil || stateless(version) {
 		return e.JSON
 	}
 	if kind, _ := jsonrpc.String(jsonrpc.Member(output, "type")); kind == "object" {

@@ -25,6 +25,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
@@ -120,9 +121,12 @@ type Client struct {
 	Token string
 }
 
-func (c Client) modern() bool { return modern(c.Version) }
+func (c Client) stateless() bool { return stateless(c.Version) }
 
-func modern(version string) bool { return version >= "2026-07-28" && version != config.AutoVersion }
+// stateless reports whether a revision, as a setting or the wire names it, has no sessions.
+func stateless(version string) bool {
+	return version != config.AutoVersion && mcpspec.Version(version).Stateless()
+}
 
 // visible are the backends that a principal may use.
 func (g *Gateway) visible(ctx context.Context, p auth.Principal) []*backend {

@@ -10,6 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -197,7 +198,7 @@ func (x *exchange) responses(inputs []*input) (json.RawMessage, error) {
 	for i, in := range inputs {
 		result := jsonrpc.Member(in.answer, "result")
 		if failure := jsonrpc.Member(in.answer, "error"); failure != nil || result == nil {
-			if in.method != "elicitation/create" {
+			if in.method != mcpspec.MethodElicit {
 				return nil, x.refusal(failure)
 			}
 			result = json.RawMessage(`{"action":"cancel"}`)

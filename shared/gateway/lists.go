@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // Kind is what a list is of.
@@ -33,10 +34,10 @@ var kinds = [...]struct {
 	what, method, member, name string
 	prefixed                   bool
 }{
-	Tools:     {"tool", "tools/list", "tools", "name", true},
-	Prompts:   {"prompt", "prompts/list", "prompts", "name", true},
-	Resources: {"resource", "resources/list", "resources", "uri", false},
-	Templates: {"resource template", "resources/templates/list", "resourceTemplates", "uriTemplate", false},
+	Tools:     {"tool", mcpspec.MethodToolsList, "tools", "name", true},
+	Prompts:   {"prompt", mcpspec.MethodPromptsList, "prompts", "name", true},
+	Resources: {"resource", mcpspec.MethodResources, "resources", "uri", false},
+	Templates: {"resource template", mcpspec.MethodTemplates, "resourceTemplates", "uriTemplate", false},
 }
 
 // Bounds of one backend's list; of all its pages and of a name in bytes, of the time for all pages in
@@ -382,7 +383,7 @@ func (v *view) fetch(ctx context.Context, known *learned, kind Kind) (*fetched, 
 	var cursor json.RawMessage
 	for range maxPages {
 		params := json.RawMessage(`{}`)
-		if modern(known.version) {
+		if stateless(known.version) {
 			params = b.meta(known.version, json.RawMessage(`{}`))
 		}
 		if cursor != nil {
@@ -409,7 +410,7 @@ func (v *view) fetch(ctx context.Context, known *learned, kind Kind) (*fetched, 
 		}
 		next := jsonrpc.Member(result, "nextCursor")
 		// An empty one goes on since 2026-07-28 (Pagination).
-		if text, ok := jsonrpc.String(next); !ok || text == "" && !modern(known.version) || string(next) == string(cursor) {
+		if text, ok := jsonrpc.String(next); !ok || text == "" && !stateless(known.version) || string(next) == string(cursor) {
 			return out, nil
 		}
 		cursor = next
@@ -467,7 +468,7 @@ func unprintable(r rune) bool {
 // long as the gateway itself uses it.
 func (g *Gateway) hints(version string, result json.RawMessage) (ttl time.Duration, shared bool) {
 	ttl = g.options.ListTTL
-	if !modern(version) {
+	if !stateless(version) {
 		return ttl, false
 	}
 	scope, _ := jsonrpc.String(jsonrpc.Member(result, "cacheScope"))

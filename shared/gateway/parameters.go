@@ -9,7 +9,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcp/mirror"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // A tool may ask that some of its arguments are repeated in headers (2026-07-28, Custom
@@ -17,8 +17,7 @@ import (
 // revision, and writes them for clients of the earlier ones.
 
 const (
-	annotation      = "x-mcp-header"
-	parameterPrefix = "Mcp-Param-"
+	annotation = "x-mcp-header"
 )
 
 // parameter is an argument that a header repeats.
@@ -71,7 +70,7 @@ func annotated(schema json.RawMessage, path []string, out *[]parameter) error {
 			if !token(name) || kind != "string" && kind != "integer" && kind != "boolean" {
 				return errAnnotation
 			}
-			*out = append(*out, parameter{http.CanonicalHeaderKey(parameterPrefix + name), path, kind})
+			*out = append(*out, parameter{http.CanonicalHeaderKey(mcpspec.HeaderParameter + name), path, kind})
 		case string(keyword) == "properties":
 			for name, property := range jsonrpc.Members(value) {
 				below := append(path[:len(path):len(path)], string(name))
@@ -135,7 +134,7 @@ func integer(s string) (*big.Int, bool) {
 
 // checkParameters compares the headers of a client's request with its arguments.
 func (x *exchange) checkParameters() error {
-	if x.call.Method != "tools/call" {
+	if x.call.Method != mcpspec.MethodToolsCall {
 		return nil
 	}
 	list, err := parameters(x.entry.JSON)
@@ -150,14 +149,14 @@ func (x *exchange) checkParameters() error {
 			continue
 		}
 		if !expected || len(values) != 1 || !p.equal(values[0], want) {
-			return &jsonrpc.Error{Code: codeHeaderMismatch, Message: "Header mismatch: " + p.header + " does not repeat its argument"}
+			return &jsonrpc.Error{Code: mcpspec.CodeHeaderMismatch, Message: "Header mismatch: " + p.header + " does not repeat its argument"}
 		}
 	}
 	return nil
 }
 
 func (p parameter) equal(header, want string) bool {
-	got, err := mirror.Decode(header)
+	got, err := mcpspec.DecodeHeader(header)
 	if err != nil {
 		return false
 	}
@@ -170,7 +169,7 @@ func (p parameter) equal(header, want string) bool {
 
 // addParameters repeats the arguments in headers.
 func (x *exchange) addParameters(h http.Header) error {
-	if x.call.Method != "tools/call" {
+	if x.call.Method != mcpspec.MethodToolsCall {
 		return nil
 	}
 	list, err := parameters(x.entry.JSON)
@@ -180,7 +179,7 @@ func (x *exchange) addParameters(h http.Header) error {
 	arguments := jsonrpc.Member(x.call.Params, "arguments")
 	for _, p := range list {
 		if text, ok := p.text(arguments); ok {
-			h[p.header] = []string{mirror.Encode(text)}
+			h[p.header] = []string{mcpspec.EncodeHeader(text)}
 		}
 	}
 	return nil

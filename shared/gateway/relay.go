@@ -19,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -178,7 +179,8 @@ func (r *Relay) follow(l *lease) error {
 	stream, err := f.connect(ctx)
 	defer func() { f.close(stream) }()
 	if err != nil {
-		if status, ok := errors.AsType[*upstream.StatusError](err); ok && status.Status == http.StatusMethodNotAllowed {
+		if status, ok := errors.AsType[*upstream.StatusError](err); ok && slices.Contains(noStream, status.Status) {
+			r.Gateway.options.Log.InfoContext(ctx, "backend has no notification stream, its lists are compared", "backend", b.Name, "status", status.Status)
 			return r.compareForEver(l)
 		}
 		return err
@@ -199,6 +201,10 @@ func (r *Relay) follow(l *lease) error {
 	l.took = false // the next connection has a gap before it
 	return f.run(ctx, stream)
 }
+
+// noStream are the answers to a GET by which a backend tells that it has no stream: that of the revisions,
+// and those of servers that serve nothing but POST.
+var noStream = []int{http.StatusMethodNotAllowed, http.StatusNotFound, http.StatusNotImplemented}
 
 // Notifies reports whether the backend tells of any change.
 func (o Offers) Notifies() bool {
@@ -222,13 +228,9 @@ func (r *Relay) compareForEver(l *lease) error {
 
 // changes say by which notification a list's change is told.
 var changes = map[Kind]string{
-	Tools: "notifications/tools/list_changed", Prompts: "notifications/prompts/list_changed",
-	Resources: "notifications/resources/list_changed", Templates: "notifications/resources/list_changed",
+	Tools: mcpspec.NoteToolsChange, Prompts: mcpspec.NotePromptsChange,
+	Resources: mcpspec.NoteResourcesChange, Templates: mcpspec.NoteResourcesChange,
 }
-
-// rootsChanged is a notification of clients. A backend that sends it all the same is passed
-// on to clients of the revisions with sessions, as the proposal for gateways has it.
-const rootsChanged = "notifications/roots/list_changed"
 
 // compare fetches the lists and tells of those that are not what they were when
 // they were compared last, by whomever. When that was told already, it only remembers.
@@ -305,7 +307,7 @@ func (f *following) connect(ctx context.Context) (*upstream.Exchange, error) {
 	}
 	f.wanted.Store(&wanted)
 	f.version = f.known.version
-	if modern(f.version) {
+	if stateless(f.version) {
 		f.subscribed = wanted
 		return f.listen(ctx, true, wanted)
 	}
@@ -320,6 +322,10 @@ func (f *following) connect(ctx context.Context) (*upstream.Exchange, error) {
 	stream, err := b.client("").Get(ctx, upstream.Request{Version: f.version, Session: session}, "")
 	if err != nil {
 		return nil, err
+	}
+	if stream.Status >= http.StatusBadRequest { // with a reason in JSON
+		stream.Close()
+		return nil, &upstream.StatusError{Status: stream.Status}
 	}
 	return stream, f.subscribe(ctx, wanted)
 }
@@ -339,7 +345,7 @@ func (f *following) missed(ctx context.Context, continued bool) error {
 		return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Put(store.Item{Key: key})), "keep that a backend is listened to")
 	}
 	for uri := range f.subscribed {
-		n := Notice{updatedMethod, append(append([]byte(`{"uri":`), quote(uri)...), '}')}
+		n := Notice{mcpspec.NoteUpdated, append(append([]byte(`{"uri":`), quote(uri)...), '}')}
 		if err := f.relay.announce(ctx, f.backend, n); err != nil {
 			return err
 		}
@@ -362,9 +368,9 @@ func (f *following) listen(ctx context.Context, lists bool, uris map[string]bool
 		return nil, fault.Wrap(fault.Internal, err, "encode a listen")
 	}
 	params := insert(b.meta(f.version, json.RawMessage(`{}`)), "notifications", text)
-	const method = "subscriptions/listen"
+	const method = mcpspec.MethodListen
 	return b.client("").Post(ctx, upstream.Request{
-		Body: request(freshID(), method, params), Version: f.version, Header: http.Header{"Mcp-Method": {method}},
+		Body: request(freshID(), method, params), Version: f.version, Header: http.Header{mcpspec.HeaderMethod: {method}},
 	})
 }
 
@@ -382,7 +388,7 @@ func (f *following) subscribe(ctx context.Context, wanted map[string]bool) error
 	}
 	for uri := range wanted {
 		if !f.subscribed[uri] {
-			if err := change("resources/subscribe", uri); err != nil {
+			if err := change(mcpspec.MethodSubscribe, uri); err != nil {
 				return err
 			}
 			f.subscribed[uri] = true
@@ -390,7 +396,7 @@ func (f *following) subscribe(ctx context.Context, wanted map[string]bool) error
 	}
 	for uri := range f.subscribed {
 		if !wanted[uri] {
-			if err := change("resources/unsubscribe", uri); err != nil {
+			if err := change(mcpspec.MethodUnsubscribe, uri); err != nil {
 				return err
 			}
 			delete(f.subscribed, uri)
@@ -458,7 +464,7 @@ func (f *following) run(ctx context.Context, x *upstream.Exchange) error {
 		f.wanted.Store(&wanted) // before the backend may tell of it
 		switch {
 		case maps.Equal(wanted, f.subscribed):
-		case modern(f.version):
+		case stateless(f.version):
 			err = f.follow(ctx, first, wanted)
 		default:
 			err = f.subscribe(ctx, wanted)
@@ -530,23 +536,23 @@ func (f *following) read(ctx context.Context, stream *upstream.Exchange) error {
 	}
 }
 
-const updatedMethod = "notifications/resources/updated"
-
 // maxUpdate bounds what the log takes of one notification.
 const maxUpdate = 200 << 10
 
 func (f *following) notification(ctx context.Context, m upstream.Message) error {
 	params := jsonrpc.Member(m.Raw, "params")
 	switch m.Method {
-	case changes[Tools], changes[Prompts], changes[Resources], rootsChanged:
-		if m.Method != rootsChanged { // no list of ours
+	// The last is a notification of clients. A backend that sends it all the same is passed on to clients of
+	// the session-based revisions, as the proposal for gateways has it.
+	case changes[Tools], changes[Prompts], changes[Resources], mcpspec.NoteRootsChange:
+		if m.Method != mcpspec.NoteRootsChange { // no list of ours
 			f.backend.outdate()
 		}
 		if !f.backend.pace.change(m.Method) {
 			return nil
 		}
 		return f.tellChange(ctx, m.Method)
-	case updatedMethod:
+	case mcpspec.NoteUpdated:
 		uri, ok := jsonrpc.String(jsonrpc.Member(params, "uri"))
 		if !ok || uri == "" || len(params) > maxUpdate {
 			f.backend.dropped(ctx, dropUpdate)
@@ -561,7 +567,7 @@ func (f *following) notification(ctx context.Context, m upstream.Message) error 
 			return nil
 		}
 		return f.relay.announce(ctx, f.backend, Notice{m.Method, params})
-	case "notifications/subscriptions/acknowledged", "notifications/message":
+	case mcpspec.NoteAcknowledged, mcpspec.NoteMessage:
 		return nil // nothing for clients
 	}
 	f.backend.dropped(ctx, dropMethod)
@@ -570,7 +576,7 @@ func (f *following) notification(ctx context.Context, m upstream.Message) error 
 
 // tellChange tells that lists have changed.
 func (f *following) tellChange(ctx context.Context, method string) error {
-	if method == rootsChanged { // no list of ours
+	if method == mcpspec.NoteRootsChange { // no list of ours
 		return f.relay.announce(ctx, f.backend, Notice{Method: method})
 	}
 	if err := f.unsettle(ctx, method); err != nil {

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -254,6 +256,63 @@ func TestBackendWithoutStreamIsListedAgain(t *testing.T) {
 			}
 		})
 	}
+}
+
+// GWN-07: a server that serves nothing but POST is no reason for warnings.
+func TestBackendWithoutGETIsNoWarning(t *testing.T) {
+	const refusal = `{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Method not allowed."}}`
+	for name, answer := range map[string]func(http.ResponseWriter){
+		"404": func(w http.ResponseWriter) { http.Error(w, "Cannot GET /mcp", http.StatusNotFound) },
+		"405 with a reason": func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusMethodNotAllowed)
+			_, _ = w.Write([]byte(refusal))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newScripted(t, func(s *scripted) { s.stateless = true })
+			noGET := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodGet {
+					answer(w)
+					return
+				}
+				s.ServeHTTP(w, r)
+			}))
+			t.Cleanup(noGET.Close)
+			g := gatewayOver(t, memory(t), at("b", s, func(b *config.Backend) { b.URL = noGET.URL }))
+			var lines records
+			g.options.Log = slog.New(&lines)
+			relaying(t, "r", g, newLog())
+			until(t, "its lists were compared again and again", func() bool { return len(s.received("tools/list")) > 4 })
+			lines.mu.Lock()
+			defer lines.mu.Unlock()
+			if lines.warnings > 0 || lines.all > 1 {
+				t.Errorf("%d lines, %d of them warnings; want one at most", lines.all, lines.warnings)
+			}
+		})
+	}
+}
+
+// records counts what is logged.
+type records struct {
+	mu            sync.Mutex
+	all, warnings int
+}
+
+func (r *records) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelInfo }
+
+func (r *records) WithAttrs([]slog.Attr) slog.Handler { return r }
+func (r *records) WithGroup(string) slog.Handler      { return r }
+
+func (r *records) Handle(_ context.Context, line slog.Record) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all++
+	if line.Level >= slog.LevelWarn {
+		r.warnings++
+	}
+	return nil
 }
 
 // GWN-07: pauses are between 1 s and 60 s, unless that is set otherwise.

@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // A client of 2026-07-28 calls a backend that puts its questions in between, as
@@ -224,10 +225,10 @@ func (x *exchange) needsURL(failure json.RawMessage) error {
 		if mode != "url" || len(x.rounds.Asked) >= maxQuestions {
 			continue
 		}
-		if n := lacking(x.call.Capabilities, "elicitation/create", params); n != "" && !slices.Contains(x.refused, n) {
+		if n := lacking(x.call.Capabilities, mcpspec.MethodElicit, params); n != "" && !slices.Contains(x.refused, n) {
 			x.refused = append(x.refused, n)
 		}
-		requests = appendInput(requests, x.ask(needsURLMethod, questionDigest(params)), "elicitation/create", params)
+		requests = appendInput(requests, x.ask(needsURLMethod, questionDigest(params)), mcpspec.MethodElicit, params)
 	}
 	switch {
 	case len(x.refused) > 0:

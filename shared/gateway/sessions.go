@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -90,8 +91,8 @@ func (g *Gateway) session(ctx context.Context, c Client, b *backend) (backendSes
 
 // begin initializes a session with what the client declared.
 func (g *Gateway) begin(ctx context.Context, c Client, b *backend) (s backendSession, err error) {
-	version := latestLegacy
-	if !c.modern() {
+	version := string(mcpspec.LatestSessionBased)
+	if !c.stateless() {
 		version = c.Version
 	}
 	capabilities, info := c.Capabilities, c.Info
@@ -121,7 +122,7 @@ func (g *Gateway) begin(ctx context.Context, c Client, b *backend) (s backendSes
 // setLevel asks a backend for log messages within a session.
 func (g *Gateway) setLevel(ctx context.Context, c Client, b *backend, s backendSession) error {
 	params := append(append([]byte(`{"level":`), quote(c.Level)...), '}')
-	_, err := b.request(ctx, b.caller(c.Token), upstream.Request{Version: s.Version, Session: s.ID}, "logging/setLevel", params)
+	_, err := b.request(ctx, b.caller(c.Token), upstream.Request{Version: s.Version, Session: s.ID}, mcpspec.MethodSetLevel, params)
 	return err
 }
 

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"golang.org/x/time/rate"
 )
 
@@ -36,7 +37,7 @@ func newPace() *pace {
 	for _, method := range changes {
 		p.changes[method] = rate.NewLimiter(changeRate, changeBurst)
 	}
-	p.changes[rootsChanged] = rate.NewLimiter(changeRate, changeBurst)
+	p.changes[mcpspec.NoteRootsChange] = rate.NewLimiter(changeRate, changeBurst)
 	return p
 }
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // asker is a backend whose tool asks the user, and tells what came of it; or waits until it is cancelled.
@@ -74,30 +75,30 @@ func (a *asker) call(w http.ResponseWriter, r *http.Request, id json.RawMessage)
 }
 
 // capable begins a session of a client that could answer, in one of the two transports.
-func capable(do func(key, body string, headers ...string) reply, v Version) (session string) {
+func capable(do func(key, body string, headers ...string) reply, v mcpspec.Version) (session string) {
 	r := do(alice, `{"jsonrpc":"2.0","id":"i","method":"initialize","params":{"protocolVersion":"`+string(v)+
 		`","capabilities":{"elicitation":{}},"clientInfo":{"name":"t","version":"1"}}}`, jsonOnly)
-	return r.Header.Get(headerSession)
+	return r.Header.Get(mcpspec.HeaderSession)
 }
 
 // GWN-10, GWN-14: within a call whose client takes no event stream nobody can be asked. So a backend of the earlier
 // revisions gets an error for its question and goes on, and a call to one of 2026-07-28 ends; neither waits.
 func TestNobodyIsAskedWithoutAStream(t *testing.T) {
-	call := rpcText("1", methodToolsCall, `"name":"b_ask","arguments":{}`)
+	call := rpcText("1", mcpspec.MethodToolsCall, `"name":"b_ask","arguments":{}`)
 	for _, modern := range []bool{false, true} {
 		f := behindGateway(t, nil, startAsker(t, modern).lister)
 		streamable := func(key, body string, headers ...string) reply { return f.do("POST", key, body, headers...) }
 		for name, ask := range map[string]func() reply{
 			"JSON only": func() reply {
-				return streamable(alice, call, "Accept:", jsonOnly, "Mcp-Session-Id: "+capable(streamable, V20251125))
+				return streamable(alice, call, "Accept:", jsonOnly, "Mcp-Session-Id: "+capable(streamable, mcpspec.V20251125))
 			},
 			"a batch": func() reply {
-				r := streamable(alice, "["+call+"]", "Mcp-Session-Id: "+capable(streamable, V20250326))
+				r := streamable(alice, "["+call+"]", "Mcp-Session-Id: "+capable(streamable, mcpspec.V20250326))
 				r.Body = strings.Trim(r.Body, "[]")
 				return r
 			},
 			"the dialect": func() reply {
-				return f.dialect(alice, call, jsonOnly, "Mcp-Session-Id: "+capable(f.dialect, V20250618))
+				return f.dialect(alice, call, jsonOnly, "Mcp-Session-Id: "+capable(f.dialect, mcpspec.V20250618))
 			},
 		} {
 			r := ask()
@@ -122,8 +123,8 @@ func TestNobodyIsAskedWithoutAStream(t *testing.T) {
 func TestAnswersInABatch(t *testing.T) {
 	f := behindGateway(t, nil, startAsker(t, false).lister)
 	streamable := func(key, body string, headers ...string) reply { return f.do("POST", key, body, headers...) }
-	session := "Mcp-Session-Id: " + capable(streamable, V20250326)
-	o := f.open(f.request("POST", alice, rpcText("1", methodToolsCall, `"name":"b_ask","arguments":{}`), session))
+	session := "Mcp-Session-Id: " + capable(streamable, mcpspec.V20250326)
+	o := f.open(f.request("POST", alice, rpcText("1", mcpspec.MethodToolsCall, `"name":"b_ask","arguments":{}`), session))
 	id := o.next().ID
 	r := streamable(alice, `[{"jsonrpc":"2.0","id":"gw_other","result":{}},{"jsonrpc":"2.0","id":`+string(id)+`,"result":{"action":"decline"}}]`, session)
 	if r.Status != 200 || strings.Count(r.Body, `"error"`) != 1 {
@@ -141,8 +142,8 @@ func TestAnswersInABatch(t *testing.T) {
 func TestCancellationInTheDialect(t *testing.T) {
 	a := startAsker(t, false)
 	f := behindGateway(t, nil, a.lister)
-	session := "Mcp-Session-Id: " + capable(f.dialect, V20250618)
-	req := f.request("POST", alice, rpcText("7", methodToolsCall, `"name":"b_ask","arguments":{"wait":true}`), session)
+	session := "Mcp-Session-Id: " + capable(f.dialect, mcpspec.V20250618)
+	req := f.request("POST", alice, rpcText("7", mcpspec.MethodToolsCall, `"name":"b_ask","arguments":{"wait":true}`), session)
 	req.URL.Path = "/mcp/default"
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})

@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -56,7 +57,7 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 		Name: l.name, URL: l.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: config.AutoVersion, Scopes: []string{"billing"},
 	})
 	const filter = `{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true}`
-	session := f.session(billing, V20251125)
+	session := f.session(billing, mcpspec.V20251125)
 	streams := func(key string) map[string]*open {
 		listen := f.listen(key, "1", filter)
 		listen.next() // the acknowledgment
@@ -64,7 +65,7 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 		req.URL.Path = "/mcp/" + f.principal(key).Workspace
 		dialect := f.open(req)
 		dialect.lifecycle("streamOpened")
-		get := f.stream(key, f.session(key, V20251125), "")
+		get := f.stream(key, f.session(key, mcpspec.V20251125), "")
 		get.event() // only an id
 		return map[string]*open{"2026": listen, "2025": get, "named events": dialect}
 	}
@@ -72,11 +73,11 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 	// alice has not the scope, foreign is in another workspace.
 	refused := map[string]map[string]*open{"alice": streams(alice), "foreign": streams(foreign)}
 	kinds := []struct{ note, list string }{
-		{noteToolsChange, methodToolsList}, {notePromptsChange, methodPromptsList}, {noteResourcesChange, methodResources},
+		{mcpspec.NoteToolsChange, mcpspec.MethodToolsList}, {mcpspec.NotePromptsChange, mcpspec.MethodPromptsList}, {mcpspec.NoteResourcesChange, mcpspec.MethodResources},
 	}
 	alone := map[string]*open{}
 	for kind, filter := range map[string]string{
-		noteToolsChange: `{"toolsListChanged":true}`, notePromptsChange: `{"promptsListChanged":true}`, noteResourcesChange: `{"resourcesListChanged":true}`,
+		mcpspec.NoteToolsChange: `{"toolsListChanged":true}`, mcpspec.NotePromptsChange: `{"promptsListChanged":true}`, mcpspec.NoteResourcesChange: `{"resourcesListChanged":true}`,
 	} {
 		alone[kind] = f.listen(billing, "1", filter)
 		alone[kind].next()
@@ -110,14 +111,14 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 		}
 	}
 	// GWN-04: what a backend says of roots is for the streams of sessions only.
-	l.told <- noteRootsChange
-	if m := allowed["2025"].next(); m.Method != noteRootsChange {
-		t.Fatalf("got %s, want %s", m.sse.Data, noteRootsChange)
+	l.told <- mcpspec.NoteRootsChange
+	if m := allowed["2025"].next(); m.Method != mcpspec.NoteRootsChange {
+		t.Fatalf("got %s, want %s", m.sse.Data, mcpspec.NoteRootsChange)
 	}
-	l.told <- noteToolsChange
+	l.told <- mcpspec.NoteToolsChange
 	for era, s := range allowed {
-		if m := s.next(); m.Method != noteToolsChange {
-			t.Errorf("%s: got %s, want %s", era, m.sse.Data, noteToolsChange)
+		if m := s.next(); m.Method != mcpspec.NoteToolsChange {
+			t.Errorf("%s: got %s, want %s", era, m.sse.Data, mcpspec.NoteToolsChange)
 		}
 	}
 	for _, workspace := range []string{auth.DefaultWorkspace, "elsewhere"} {
@@ -125,12 +126,12 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 	}
 	for who, theirs := range refused {
 		for era, s := range theirs {
-			if m := s.next(); m.Method != noteResourcesChange {
+			if m := s.next(); m.Method != mcpspec.NoteResourcesChange {
 				t.Errorf("%s, %s: got %s", who, era, m.sse.Data)
 			}
 			select {
 			case e := <-s.events:
-				if m := (frame{}); json.Unmarshal(e.Data, &m) == nil && m.Method != noteEventsChange {
+				if m := (frame{}); json.Unmarshal(e.Data, &m) == nil && m.Method != mcpspec.NoteEventsChange {
 					t.Errorf("%s, %s: then got %s", who, era, e.Data)
 				}
 			case <-time.After(50 * time.Millisecond):

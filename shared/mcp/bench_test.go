@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -76,11 +77,11 @@ func BenchmarkResourcesList(b *testing.B) {
 				}
 				e, err := New(o)
 				must(b, err)
-				body := []byte(modernBody("1", methodResources, ""))
+				body := []byte(modernBody("1", mcpspec.MethodResources, ""))
 				header := http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
 				if era == "2026" {
-					header.Set(headerVersion, "2026-07-28")
-					header.Set(headerMethod, methodResources)
+					header.Set(mcpspec.HeaderVersion, "2026-07-28")
+					header.Set(mcpspec.HeaderMethod, mcpspec.MethodResources)
 				} else {
 					body = []byte(`{"jsonrpc":"2.0","id":1,"method":"resources/list","params":{}}`)
 				}

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
@@ -53,8 +54,8 @@ func inBubble(t *testing.T, change func(*Options), serve func(f *fixture, w *wri
 		finished := make(chan struct{})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		body := modernBody("1", methodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`)
-		req := f.request("POST", alice, body, modernHeaders(methodListen, "")...).WithContext(ctx)
+		body := modernBody("1", mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`)
+		req := f.request("POST", alice, body, modernHeaders(mcpspec.MethodListen, "")...).WithContext(ctx)
 		go func() {
 			defer close(finished)
 			f.endpoint.ServeHTTP(w, req)
@@ -111,7 +112,7 @@ func TestStreamClock(t *testing.T) {
 			defer cancel()
 			w := &written{header: http.Header{}}
 			began := time.Now()
-			f.endpoint.ServeHTTP(w, f.request("POST", alice, modernBody("1", methodListen, `"notifications":{}`), modernHeaders(methodListen, "")...).WithContext(ctx))
+			f.endpoint.ServeHTTP(w, f.request("POST", alice, modernBody("1", mcpspec.MethodListen, `"notifications":{}`), modernHeaders(mcpspec.MethodListen, "")...).WithContext(ctx))
 			if d := time.Since(began); d != 55*time.Second || !strings.Contains(w.text(), `"resultType":"complete"`) {
 				t.Errorf("after %v: %s", d, w.text())
 			}
@@ -124,7 +125,7 @@ func TestStreamClock(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			w := &written{header: http.Header{}}
 			time.AfterFunc(time.Second, cancel)
-			f.endpoint.ServeHTTP(w, f.request("POST", alice, modernBody("1", methodListen, `"notifications":{}`), modernHeaders(methodListen, "")...).WithContext(ctx))
+			f.endpoint.ServeHTTP(w, f.request("POST", alice, modernBody("1", mcpspec.MethodListen, `"notifications":{}`), modernHeaders(mcpspec.MethodListen, "")...).WithContext(ctx))
 			if strings.Contains(w.text(), `"result"`) {
 				t.Errorf("got %s", w.text())
 			}
@@ -138,7 +139,7 @@ func TestStreamClock(t *testing.T) {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				f.endpoint.ServeHTTP(&written{header: http.Header{}}, f.request("POST", alice, modernBody("1", methodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`), modernHeaders(methodListen, "")...).WithContext(ctx))
+				f.endpoint.ServeHTTP(&written{header: http.Header{}}, f.request("POST", alice, modernBody("1", mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`), modernHeaders(mcpspec.MethodListen, "")...).WithContext(ctx))
 			}()
 			time.Sleep(time.Minute)
 			if f.endpoint.OpenStreams() != 1 || f.tails.Running() == 0 {
@@ -156,7 +157,7 @@ func TestStreamClock(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f := newEndpointOn(t, newMemory(), nil)
 			defer f.tails.Close()
-			for v, ends := range map[Version]bool{V20251125: true, V20250618: false} {
+			for v, ends := range map[mcpspec.Version]bool{mcpspec.V20251125: true, mcpspec.V20250618: false} {
 				sess, err := f.endpoint.sessions.create(t.Context(), session{Workspace: "default", Principal: "alice", Version: v})
 				must(t, err)
 				w := &written{header: http.Header{}}
@@ -209,7 +210,7 @@ func TestUnsubscribedIsSilent(t *testing.T) {
 				f := newEndpointOn(t, unordered{newMemory()}, nil)
 				defer f.tails.Close()
 				ctx := t.Context()
-				sess, err := f.endpoint.sessions.create(ctx, session{Workspace: "default", Principal: "alice", Version: V20251125, Dialect: workspace != ""})
+				sess, err := f.endpoint.sessions.create(ctx, session{Workspace: "default", Principal: "alice", Version: mcpspec.V20251125, Dialect: workspace != ""})
 				must(t, err)
 				for _, uri := range []string{"event://ci/deploy", "event://ci/build-finished"} {
 					must(t, f.endpoint.sessions.subscribe(ctx, sess, subscribed{URI: uri}))

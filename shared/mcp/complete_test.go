@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 const completable = `
@@ -53,8 +55,8 @@ func TestComplete(t *testing.T) {
 		"a scope that the caller has":            {billing, ref("event://billing/{plan}", "plan", ""), []string{"gold"}},
 	} {
 		t.Run("SES-05_"+strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
-			session := f.session(tc.key, V20251125)
-			for _, r := range []reply{f.modern(tc.key, methodComplete, tc.params), f.legacy(tc.key, session, methodComplete, tc.params)} {
+			session := f.session(tc.key, mcpspec.V20251125)
+			for _, r := range []reply{f.modern(tc.key, mcpspec.MethodComplete, tc.params), f.legacy(tc.key, session, mcpspec.MethodComplete, tc.params)} {
 				var got struct{ Completion completion }
 				r.result(t, &got)
 				if !slices.Equal(got.Completion.Values, tc.want) || got.Completion.Total != len(tc.want) || got.Completion.HasMore || got.Completion.Values == nil {
@@ -75,7 +77,7 @@ func TestComplete(t *testing.T) {
 		"a context that is no text":         {alice, ref(deployTemplate, "stage", "") + `,"context":{"arguments":{"service":[]}}`},
 	} {
 		t.Run("SES-05_refuses_"+strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
-			if r := f.modern(tc.key, methodComplete, tc.params); r.code(t) != -32602 {
+			if r := f.modern(tc.key, mcpspec.MethodComplete, tc.params); r.code(t) != -32602 {
 				t.Errorf("got %s", r.Body)
 			}
 		})
@@ -85,7 +87,7 @@ func TestComplete(t *testing.T) {
 			f.publish(fmt.Sprintf("event://deploy/staging/s%03d/finished", i), `{}`)
 		}
 		var got struct{ Completion completion }
-		f.modern(alice, methodComplete, ref(deployTemplate, "service", "s")).result(t, &got)
+		f.modern(alice, mcpspec.MethodComplete, ref(deployTemplate, "service", "s")).result(t, &got)
 		if c := got.Completion; len(c.Values) != 100 || c.Total != 120 || !c.HasMore {
 			t.Errorf("%d values of %d, more: %v", len(c.Values), c.Total, c.HasMore)
 		}
@@ -95,7 +97,7 @@ func TestComplete(t *testing.T) {
 func TestSetLevel(t *testing.T) {
 	setLevel := func(f *fixture, s, level string) {
 		t.Helper()
-		if r := f.legacy(alice, s, methodSetLevel, `"level":"`+level+`"`); r.Body != `{"jsonrpc":"2.0","id":1,"result":{}}` {
+		if r := f.legacy(alice, s, mcpspec.MethodSetLevel, `"level":"`+level+`"`); r.Body != `{"jsonrpc":"2.0","id":1,"result":{}}` {
 			t.Fatalf("%s: %s", level, r.Body)
 		}
 	}
@@ -109,20 +111,20 @@ func TestSetLevel(t *testing.T) {
 		changes := 0
 		for done := false; !done || changes < 1; { // topics and events have no common order
 			switch m := g.next(); m.Method {
-			case noteUpdated:
+			case mcpspec.NoteUpdated:
 				done = true
-			case noteResourcesChange:
+			case mcpspec.NoteResourcesChange:
 				changes++
-			case noteMessage:
+			case mcpspec.NoteMessage:
 				warnings = append(warnings, g.paramsOf(m))
 			}
 		}
 		must(t, f.log.Notify(t.Context(), "default", "catalog", json.RawMessage(`{}`)))
 		for {
 			m := g.next()
-			if m.Method == noteMessage {
+			if m.Method == mcpspec.NoteMessage {
 				warnings = append(warnings, g.paramsOf(m))
-			} else if m.Method == noteResourcesChange {
+			} else if m.Method == mcpspec.NoteResourcesChange {
 				if changes++; changes == 2 {
 					return warnings
 				}
@@ -132,7 +134,7 @@ func TestSetLevel(t *testing.T) {
 	for level, want := range map[string]int{"": 0, "debug": 1, "warning": 1, "error": 0} {
 		t.Run("SES-05_what_is_told_at_level_"+level, func(t *testing.T) {
 			f := newFixture(t, nil)
-			s := f.session(alice, V20251125)
+			s := f.session(alice, mcpspec.V20251125)
 			f.follow(alice, s, "event://ci/build-finished", "event://ci/deploy")
 			if level != "" {
 				setLevel(f.instance(), s, "alert")
@@ -151,7 +153,7 @@ func TestSetLevel(t *testing.T) {
 	}
 	t.Run("SES-05_an_open_stream_follows_the_level", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, V20250326)
+		s := f.session(alice, mcpspec.V20250326)
 		f.follow(alice, s, "event://ci/build-finished", "event://ci/deploy")
 		g := f.stream(alice, s, "")
 		setLevel(f, s, "info")
@@ -163,15 +165,15 @@ func TestSetLevel(t *testing.T) {
 	})
 	t.Run("SES-05_levels_that_there_are_not", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, V20250618)
+		s := f.session(alice, mcpspec.V20250618)
 		for _, params := range []string{``, `"level":"loud"`, `"level":"INFO"`, `"level":3`} {
-			if r := f.legacy(alice, s, methodSetLevel, params); r.code(t) != -32602 {
+			if r := f.legacy(alice, s, mcpspec.MethodSetLevel, params); r.code(t) != -32602 {
 				t.Errorf("%s: %s", params, r.Body)
 			}
 		}
 		for level, code := range map[string]int{`"info"`: 0, `"loud"`: -32602, `7`: -32602} {
-			body := strings.Replace(modernBody("1", methodDiscover, ""), `"_meta":{`, `"_meta":{"`+metaLogLevel+`":`+level+`,`, 1)
-			if r := f.do("POST", alice, body, modernHeaders(methodDiscover, "")...); r.code(t) != code || code != 0 && r.Status != 400 {
+			body := strings.Replace(modernBody("1", mcpspec.MethodDiscover, ""), `"_meta":{`, `"_meta":{"`+mcpspec.MetaLogLevel+`":`+level+`,`, 1)
+			if r := f.do("POST", alice, body, modernHeaders(mcpspec.MethodDiscover, "")...); r.code(t) != code || code != 0 && r.Status != 400 {
 				t.Errorf("2026-07-28, %s: %+v", level, r)
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
@@ -33,7 +34,7 @@ type Conversation interface {
 // conversation/context: to a session on its GET stream, and outside of sessions on every listen
 // of the principal that asked for it.
 var conversationMethods = map[conversation.Kind]string{
-	conversation.UserMessage: methodUserMessage, conversation.AssistantResponse: methodAssistant,
+	conversation.UserMessage: mcpspec.MethodUserMessage, conversation.AssistantResponse: mcpspec.MethodAssistant,
 }
 
 // kind is which kind of message a call tells; empty for other methods.
@@ -156,5 +157,5 @@ func (o *outlet) sendContext(ctx context.Context, d stream.Delivery) error {
 	if n.Cut {
 		meta = func(b []byte) []byte { return append(b, metaCut...) }
 	}
-	return o.send(noteContext, func(b []byte) []byte { return append(b, text...) }, meta, d.Cursor)
+	return o.send(mcpspec.NoteContext, func(b []byte) []byte { return append(b, text...) }, meta, d.Cursor)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
@@ -117,7 +118,7 @@ func (o *open) context() (p contextParams) {
 		if e := o.event(); len(e.Data) > 0 {
 			must(o.t, json.Unmarshal(e.Data, &m))
 		}
-		if m.Method == noteContext {
+		if m.Method == mcpspec.NoteContext {
 			must(o.t, json.Unmarshal(m.Params, &p))
 			return p
 		}
@@ -134,7 +135,7 @@ func TestConversationCapability(t *testing.T) {
 	} {
 		_, f, _ := talking(t, section)
 		init := f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
-		for era, r := range map[string]reply{"2026": f.modern(alice, methodDiscover, ""), "2025": init, "elsewhere": f.modern(foreign, methodDiscover, "")} {
+		for era, r := range map[string]reply{"2026": f.modern(alice, mcpspec.MethodDiscover, ""), "2025": init, "elsewhere": f.modern(foreign, mcpspec.MethodDiscover, "")} {
 			var got struct {
 				CacheScope   string
 				Capabilities struct {
@@ -154,7 +155,7 @@ func TestConversationCapability(t *testing.T) {
 				t.Errorf("%s: the cache scope is %s", section, got.CacheScope)
 			}
 		}
-		for name, there := range map[string]bool{methodUserMessage: strings.Contains(want, "User"), methodAssistant: strings.Contains(want, "Assistant")} {
+		for name, there := range map[string]bool{mcpspec.MethodUserMessage: strings.Contains(want, "User"), mcpspec.MethodAssistant: strings.Contains(want, "Assistant")} {
 			r := f.modern(alice, name, message("m"))
 			if got := r.code(t) != -32601; got != there || r.Status == 404 == there {
 				t.Errorf("%s: %s is there: %v, %+v", section, name, got, r)
@@ -174,17 +175,17 @@ func TestContextOnListens(t *testing.T) {
 			t.Errorf("acknowledged %s", ack.Params.Notifications)
 		}
 	}
-	if r := one.notify(alice, "", methodUserMessage, message("m1")); r.Status != 202 || r.Body != "" {
+	if r := one.notify(alice, "", mcpspec.MethodUserMessage, message("m1")); r.Status != 202 || r.Body != "" {
 		t.Errorf("got %+v", r)
 	}
 	for o, id := range map[*open]string{first: `"a"`, second: `2`} {
 		p := o.context()
-		if p.MessageID != "m1" || p.Context != "Context from echo:\n> "+said+" m1" || string(p.Meta[metaSubscription]) != id || p.Meta[MetaCursor] == nil {
+		if p.MessageID != "m1" || p.Context != "Context from echo:\n> "+said+" m1" || string(p.Meta[mcpspec.MetaSubscription]) != id || p.Meta[MetaCursor] == nil {
 			t.Errorf("got %+v", p)
 		}
 	}
 	// What comes behind it shows that nothing came before.
-	one.notify(bob, "", methodUserMessage, message("m2"))
+	one.notify(bob, "", mcpspec.MethodUserMessage, message("m2"))
 	if p := other.context(); p.MessageID != "m2" {
 		t.Errorf("bob got %+v", p)
 	}
@@ -192,8 +193,8 @@ func TestContextOnListens(t *testing.T) {
 		t.Errorf("the provider was told %d times", n)
 	}
 	// A long one is cut, and says so.
-	one.notify(alice, "", methodUserMessage, `"messageId":"m3","content":"`+strings.Repeat("long ", 1000)+`"`)
-	if p := first.context(); p.MessageID != "m3" || len(p.Context) > 1024 || string(p.Meta[MetaContextCut]) != "true" || string(p.Meta[metaSubscription]) != `"a"` {
+	one.notify(alice, "", mcpspec.MethodUserMessage, `"messageId":"m3","content":"`+strings.Repeat("long ", 1000)+`"`)
+	if p := first.context(); p.MessageID != "m3" || len(p.Context) > 1024 || string(p.Meta[MetaContextCut]) != "true" || string(p.Meta[mcpspec.MetaSubscription]) != `"a"` {
 		t.Errorf("got %+v", p)
 	}
 	select {
@@ -206,23 +207,23 @@ func TestContextOnListens(t *testing.T) {
 // CNV-02: in a session the context comes on its GET stream, wherever that is open; also behind a
 // gap, by the id of the last event. Other sessions of the principal get nothing.
 func TestContextInSessions(t *testing.T) {
-	for _, v := range []Version{V20250326, V20250618, V20251125} {
+	for _, v := range []mcpspec.Version{mcpspec.V20250326, mcpspec.V20250618, mcpspec.V20251125} {
 		t.Run(string(v), func(t *testing.T) {
 			_, one, two := talking(t, "userMessages: true")
 			session, another := one.session(alice, v), one.session(alice, v)
 			o, foreign := two.stream(alice, session, ""), two.stream(alice, another, "")
-			if r := one.notify(alice, session, methodUserMessage, message("m1")); r.Status != 202 {
+			if r := one.notify(alice, session, mcpspec.MethodUserMessage, message("m1")); r.Status != 202 {
 				t.Errorf("got %+v", r)
 			}
 			if p := o.context(); p.MessageID != "m1" || p.Context != "Context from echo:\n> "+said+" m1" {
 				t.Errorf("got %+v", p)
 			}
-			two.notify(alice, another, methodUserMessage, message("m2"))
+			two.notify(alice, another, mcpspec.MethodUserMessage, message("m2"))
 			if p := foreign.context(); p.MessageID != "m2" {
 				t.Errorf("another session got %+v", p)
 			}
-			if v == V20250326 {
-				batch := `[{"jsonrpc":"2.0","method":"` + methodUserMessage + `","params":{` + message("m3") + `}},{"jsonrpc":"2.0","id":1,"method":"ping"}]`
+			if v == mcpspec.V20250326 {
+				batch := `[{"jsonrpc":"2.0","method":"` + mcpspec.MethodUserMessage + `","params":{` + message("m3") + `}},{"jsonrpc":"2.0","id":1,"method":"ping"}]`
 				if r := one.do("POST", alice, batch, "Mcp-Session-Id: "+session); r.Status != 200 || !strings.Contains(r.Body, `"id":1`) {
 					t.Errorf("got %+v", r)
 				}
@@ -239,12 +240,12 @@ func TestContextInSessions(t *testing.T) {
 // CNV-02: a context that came while a stream was cut off is there when it goes on.
 func TestContextBehindAGap(t *testing.T) {
 	_, one, two := talking(t, "userMessages: true")
-	session := one.session(alice, V20251125)
+	session := one.session(alice, mcpspec.V20251125)
 	o := one.stream(alice, session, "")
 	last := o.event().ID
 	o.cancel()
 	<-o.ended
-	two.notify(alice, session, methodUserMessage, message("m1"))
+	two.notify(alice, session, mcpspec.MethodUserMessage, message("m1"))
 	if p := two.stream(alice, session, last).context(); p.MessageID != "m1" {
 		t.Errorf("got %+v", p)
 	}
@@ -256,8 +257,8 @@ func TestContextInTheDialect(t *testing.T) {
 	req := one.request("GET", alice, "", "Accept:", "Accept: text/event-stream")
 	req.URL.Path = "/mcp/default"
 	o := one.open(req)
-	post := two.request("POST", alice, `{"jsonrpc":"2.0","method":"`+methodUserMessage+`","params":{`+message("m1")+`}}`,
-		"Mcp-Session-Id: "+o.header.Get(headerSession))
+	post := two.request("POST", alice, `{"jsonrpc":"2.0","method":"`+mcpspec.MethodUserMessage+`","params":{`+message("m1")+`}}`,
+		"Mcp-Session-Id: "+o.header.Get(mcpspec.HeaderSession))
 	post.URL.Path = "/mcp/default"
 	if r := two.answer(post); r.Status != 202 {
 		t.Errorf("got %+v", r)
@@ -271,7 +272,7 @@ func TestContextInTheDialect(t *testing.T) {
 // stream is sealed, and not for long.
 func TestContextWithoutAStream(t *testing.T) {
 	_, one, _ := talking(t, "userMessages: true")
-	if r := one.notify(alice, "", methodUserMessage, message("m1")); r.Status != 202 {
+	if r := one.notify(alice, "", mcpspec.MethodUserMessage, message("m1")); r.Status != 202 {
 		t.Errorf("got %+v", r)
 	}
 	page, err := one.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#" + stream.TopicConversation("alice")})
@@ -285,12 +286,12 @@ func TestContextWithoutAStream(t *testing.T) {
 // not read is refused.
 func TestMalformedMessages(t *testing.T) {
 	k, f, _ := talking(t, "userMessages: true")
-	session := f.session(alice, V20251125)
+	session := f.session(alice, mcpspec.V20251125)
 	long := `"messageId":"m","content":"` + strings.Repeat("x", conversation.MaxContent+1) + `"`
 	for params, want := range map[string]string{`"content":"` + said + `"`: "messageId", `"messageId":"` + said + `","content":{}`: "content", long: "limit content of 65536"} {
 		for what, r := range map[string]reply{
-			"2026 request": f.modern(alice, methodUserMessage, params), "2025 request": f.legacy(alice, session, methodUserMessage, params),
-			"2026 notification": f.notify(alice, "", methodUserMessage, params), "2025 notification": f.notify(alice, session, methodUserMessage, params),
+			"2026 request": f.modern(alice, mcpspec.MethodUserMessage, params), "2025 request": f.legacy(alice, session, mcpspec.MethodUserMessage, params),
+			"2026 notification": f.notify(alice, "", mcpspec.MethodUserMessage, params), "2025 notification": f.notify(alice, session, mcpspec.MethodUserMessage, params),
 		} {
 			m := r.rpc(t)
 			if m.Error == nil || m.Error.Code != -32602 || !strings.Contains(m.Error.Message, want) || strings.Contains(r.Body, said) {
@@ -309,10 +310,10 @@ func TestMalformedMessages(t *testing.T) {
 // CNV-01: without the capability a message told by a notification goes nowhere, as any that is unknown.
 func TestNotificationsThatNobodyAskedFor(t *testing.T) {
 	k, f, _ := talking(t, "assistantResponses: true")
-	if r := f.notify(alice, "", methodUserMessage, message("m")); r.Status != 202 || k.count() != 0 {
+	if r := f.notify(alice, "", mcpspec.MethodUserMessage, message("m")); r.Status != 202 || k.count() != 0 {
 		t.Errorf("got %+v, told %d times", r, k.count())
 	}
-	if r := f.notify(alice, "", methodAssistant, message("m")); r.Status != 202 || k.count() != 1 {
+	if r := f.notify(alice, "", mcpspec.MethodAssistant, message("m")); r.Status != 202 || k.count() != 1 {
 		t.Errorf("got %+v, told %d times", r, k.count())
 	}
 }
@@ -324,13 +325,13 @@ func TestMoreMessagesThanTheRate(t *testing.T) {
 			o.Rate = rate.New("conversationRate", "messages", 0.01, 1)
 		})
 	})
-	session := f.session(alice, V20251125)
-	if r := f.modern(alice, methodUserMessage, message("m1")); r.code(t) != 0 {
+	session := f.session(alice, mcpspec.V20251125)
+	if r := f.modern(alice, mcpspec.MethodUserMessage, message("m1")); r.code(t) != 0 {
 		t.Fatalf("%+v", r)
 	}
 	for what, r := range map[string]reply{
-		"2026 request": f.modern(alice, methodUserMessage, message("m2")), "2025 request": f.legacy(alice, session, methodUserMessage, message("m2")),
-		"2026 notification": f.notify(alice, "", methodUserMessage, message("m2")), "2025 notification": f.notify(alice, session, methodUserMessage, message("m2")),
+		"2026 request": f.modern(alice, mcpspec.MethodUserMessage, message("m2")), "2025 request": f.legacy(alice, session, mcpspec.MethodUserMessage, message("m2")),
+		"2026 notification": f.notify(alice, "", mcpspec.MethodUserMessage, message("m2")), "2025 notification": f.notify(alice, session, mcpspec.MethodUserMessage, message("m2")),
 	} {
 		m := r.rpc(t)
 		if m.Error == nil || m.Error.Code != codeExhausted || !strings.HasPrefix(string(m.Error.Data), `{"limit":"conversationRate","max":0.01,"retryAfterSeconds":`) {
@@ -340,7 +341,7 @@ func TestMoreMessagesThanTheRate(t *testing.T) {
 			t.Errorf("%s: got %+v", what, r)
 		}
 	}
-	if r := f.modern(bob, methodUserMessage, message("m3")); r.code(t) != 0 {
+	if r := f.modern(bob, mcpspec.MethodUserMessage, message("m3")); r.code(t) != 0 {
 		t.Errorf("another principal: %+v", r)
 	}
 }

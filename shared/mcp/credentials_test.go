@@ -12,6 +12,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // opener begins a stream of all of event://ci and event://billing/invoice.
@@ -22,11 +23,11 @@ type opener struct {
 
 var openers = map[string]opener{
 	"listen": {func(_ *testing.T, f *fixture, _ http.Handler) *http.Request {
-		body := modernBody("1", methodListen, `"notifications":{"resourceSubscriptions":["event://ci","event://billing/invoice"]}`)
-		return f.request("POST", billing, body, modernHeaders(methodListen, "")...)
+		body := modernBody("1", mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci","event://billing/invoice"]}`)
+		return f.request("POST", billing, body, modernHeaders(mcpspec.MethodListen, "")...)
 	}, `"resultType":"complete"`},
 	"GET": {func(t *testing.T, f *fixture, h http.Handler) *http.Request {
-		session := served(t, h, f.request("POST", billing, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}`)).Header().Get(headerSession)
+		session := served(t, h, f.request("POST", billing, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}`)).Header().Get(mcpspec.HeaderSession)
 		for _, uri := range []string{"event://ci", "event://billing/invoice"} {
 			served(t, h, f.request("POST", billing, `{"jsonrpc":"2.0","id":1,"method":"resources/subscribe","params":{"uri":"`+uri+`"}}`, "Mcp-Session-Id: "+session))
 		}
@@ -38,7 +39,7 @@ var openers = map[string]opener{
 			r.URL.Path += "/default"
 			return r
 		}
-		session := served(t, h, at("POST", `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-03-26","capabilities":{}}}`)).Header().Get(headerSession)
+		session := served(t, h, at("POST", `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-03-26","capabilities":{}}}`)).Header().Get(mcpspec.HeaderSession)
 		for i, uri := range []string{"event://ci", "event://billing/invoice"} {
 			served(t, h, at("POST", `{"jsonrpc":"2.0","id":`+strconv.Itoa(i+1)+`,"method":"resources/subscribe","params":{"uri":"`+uri+`"}}`, "Mcp-Session-Id: "+session))
 		}

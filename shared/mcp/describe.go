@@ -7,6 +7,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // resourceCapability is capabilities.resources, with the members of SEP-1803.
@@ -68,18 +69,18 @@ func (e *Endpoint) personal(ctx context.Context) bool {
 // capabilities are what is served to a caller, and nothing else.
 func (e *Endpoint) capabilities(modern bool, to offers) capabilities {
 	c := capabilities{Extensions: map[string]any{}}
-	inBand := e.has(methodListen)
+	inBand := e.has(mcpspec.MethodListen)
 	if !modern {
-		inBand = e.has(methodSubscribe)
+		inBand = e.has(mcpspec.MethodSubscribe)
 	}
 	var ways []string
 	if inBand {
 		ways = append(ways, "notification")
 	}
-	if e.has(methodRegister) {
+	if e.has(mcpspec.MethodRegister) {
 		ways = append(ways, "webhook")
 	}
-	if e.has(methodResources) {
+	if e.has(mcpspec.MethodResources) {
 		c.Resources = &resourceCapability{Events: true, Subscribe: inBand, ListChanged: inBand, Subscription: ways}
 	}
 	if to.backends.Tools {
@@ -88,21 +89,21 @@ func (e *Endpoint) capabilities(modern bool, to offers) capabilities {
 	if to.backends.Prompts {
 		c.Prompts = &listCapability{ListChanged: inBand}
 	}
-	if e.has(methodComplete) {
+	if e.has(mcpspec.MethodComplete) {
 		c.Completions = &struct{}{}
 	}
-	if modern && to.backends.Logging || !modern && e.has(methodSetLevel) {
+	if modern && to.backends.Logging || !modern && e.has(mcpspec.MethodSetLevel) {
 		c.Logging = &struct{}{}
 	}
 	if len(ways) > 0 {
-		c.Extensions[Extension] = extensionSettings{Events: e.has(methodResources), Subscription: ways}
+		c.Extensions[Extension] = extensionSettings{Events: e.has(mcpspec.MethodResources), Subscription: ways}
 		if !modern {
 			c.Experimental = map[string]any{Extension: c.Extensions[Extension]}
 		}
 	}
-	if e.has(methodEvents) {
+	if e.has(mcpspec.MethodEvents) {
 		c.Events = &listCapability{ListChanged: inBand}
-		c.Extensions[EventsExtension] = c.Events
+		c.Extensions[mcpspec.EventsExtension] = c.Events
 	}
 	if to.conversation.Any() {
 		c.ConversationEvents = &to.conversation
@@ -120,7 +121,7 @@ func (e *Endpoint) capabilities(modern bool, to offers) capabilities {
 // describe encodes what does not change while the endpoint lives.
 func (e *Endpoint) describe() {
 	server := mustJSON(e.options.Server)
-	e.serverMeta = append([]byte(`"`+metaServer+`":`), server...)
+	e.serverMeta = append([]byte(`"`+mcpspec.MetaServer+`":`), server...)
 	e.initialize = e.describeInitialize(offers{})
 	e.discover = e.describeDiscover(offers{})
 }
@@ -147,11 +148,11 @@ func (e *Endpoint) appendInstructions(b []byte) []byte {
 }
 
 // supported lists the revisions that a client may choose, newest first.
-func (e *Endpoint) supported() []Version {
+func (e *Endpoint) supported() []mcpspec.Version {
 	if e.sessions == nil {
-		return []Version{V20260728}
+		return []mcpspec.Version{mcpspec.V20260728}
 	}
-	return versions
+	return mcpspec.Versions
 }
 
 // discoverTTL is how long, in milliseconds, a client may keep what

@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // described is what initialize and server/discover say.
@@ -25,7 +27,7 @@ func (f *fixture) describeBoth() (initialize, discover described) {
 	f.t.Helper()
 	f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`).
 		result(f.t, &initialize)
-	f.modern(alice, methodDiscover, "").result(f.t, &discover)
+	f.modern(alice, mcpspec.MethodDiscover, "").result(f.t, &discover)
 	return initialize, discover
 }
 
@@ -69,28 +71,28 @@ func TestCapabilities(t *testing.T) {
 		for _, d := range []described{initialize, discover} {
 			var ext map[string]json.RawMessage
 			must(t, json.Unmarshal(d.Capabilities["extensions"], &ext))
-			sameJSON(t, ext[EventsExtension], `{"listChanged":true}`)
+			sameJSON(t, ext[mcpspec.EventsExtension], `{"listChanged":true}`)
 			sameJSON(t, d.Capabilities["events"], `{"listChanged":true}`)
 		}
 	})
 	t.Run("EVX-22_both_shapes_in_every_revision_and_a_client_that_declares_nothing_is_served", func(t *testing.T) {
 		f := newFixture(t, nil)
-		for _, v := range []Version{V20250326, V20250618, V20251125} {
+		for _, v := range []mcpspec.Version{mcpspec.V20250326, mcpspec.V20250618, mcpspec.V20251125} {
 			r := f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"`+string(v)+`","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
 			var d described
 			r.result(t, &d)
 			var ext map[string]json.RawMessage
 			must(t, json.Unmarshal(d.Capabilities["extensions"], &ext))
-			sameJSON(t, ext[EventsExtension], `{"listChanged":true}`)
+			sameJSON(t, ext[mcpspec.EventsExtension], `{"listChanged":true}`)
 			sameJSON(t, d.Capabilities["events"], `{"listChanged":true}`)
-			s := r.Header.Get(headerSession)
-			for _, m := range []string{methodEvents, methodEventsPoll, methodEventsSub, methodEventsUnsub} {
+			s := r.Header.Get(mcpspec.HeaderSession)
+			for _, m := range []string{mcpspec.MethodEvents, mcpspec.MethodEventsPoll, mcpspec.MethodEventsSub, mcpspec.MethodEventsUnsub} {
 				if r := f.legacy(alice, s, m, `"name":"ci.build",`+callback); r.Status != 200 || r.code(t) != 0 {
 					t.Errorf("%s in %s: %d %s", m, v, r.Status, r.Body)
 				}
 			}
 		}
-		for _, m := range []string{methodEvents, methodEventsPoll, methodEventsSub, methodEventsUnsub} { // clientCapabilities is {}
+		for _, m := range []string{mcpspec.MethodEvents, mcpspec.MethodEventsPoll, mcpspec.MethodEventsSub, mcpspec.MethodEventsUnsub} { // clientCapabilities is {}
 			if r := f.modern(alice, m, `"name":"ci.build",`+callback); r.Status != 200 || r.code(t) != 0 {
 				t.Errorf("%s: %d %s", m, r.Status, r.Body)
 			}
@@ -104,7 +106,7 @@ func TestCapabilities(t *testing.T) {
 		if want := []string{"2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"}; !slices.Equal(d.SupportedVersions, want) {
 			t.Errorf("supportedVersions %v", d.SupportedVersions)
 		}
-		sameJSON(t, d.Meta[metaServer], `{"name":"mcp-events","version":"1.2.3"}`)
+		sameJSON(t, d.Meta[mcpspec.MetaServer], `{"name":"mcp-events","version":"1.2.3"}`)
 		if d.ResultType != "complete" || d.TTLMs == nil || d.CacheScope != public || d.Instructions == "" {
 			t.Errorf("got %+v", d)
 		}
@@ -127,13 +129,13 @@ func TestSwitchedOff(t *testing.T) {
 		{
 			name:     "no streams",
 			change:   func(o *Options) { o.Feeds = nil },
-			unknown:  []string{methodListen, methodSubscribe, methodUnsubscribe, methodEventsPoll, methodEventsStream},
+			unknown:  []string{mcpspec.MethodListen, mcpspec.MethodSubscribe, mcpspec.MethodUnsubscribe, mcpspec.MethodEventsPoll, mcpspec.MethodEventsStream},
 			resource: `{"events":true,"subscription":["webhook"]}`, events: `{"listChanged":false}`,
 		},
 		{
 			name:     "no webhooks",
 			change:   func(o *Options) { o.Registrar, o.Deregistrar, o.Subscriptions = nil, nil, nil },
-			unknown:  []string{methodRegister, methodDeregister, methodEventsSub, methodEventsUnsub},
+			unknown:  []string{mcpspec.MethodRegister, mcpspec.MethodDeregister, mcpspec.MethodEventsSub, mcpspec.MethodEventsUnsub},
 			resource: `{"events":true,"subscribe":true,"listChanged":true,"subscription":["notification"]}`, events: `{"listChanged":true}`,
 		},
 		{
@@ -142,8 +144,8 @@ func TestSwitchedOff(t *testing.T) {
 				*o = Options{Auth: o.Auth, Catalogs: o.Catalogs, Registrar: o.Registrar, Logger: o.Logger}
 			},
 			unknown: []string{
-				methodListen, methodSubscribe, methodDeregister, methodEventsUnsub, methodResources, methodTemplates,
-				methodRead, methodEvents, methodInitialize,
+				mcpspec.MethodListen, mcpspec.MethodSubscribe, mcpspec.MethodDeregister, mcpspec.MethodEventsUnsub, mcpspec.MethodResources, mcpspec.MethodTemplates,
+				mcpspec.MethodRead, mcpspec.MethodEvents, mcpspec.MethodInitialize,
 			},
 		},
 	} {
@@ -155,7 +157,7 @@ func TestSwitchedOff(t *testing.T) {
 				}
 			}
 			var d described
-			f.modern(alice, methodDiscover, "").result(t, &d)
+			f.modern(alice, mcpspec.MethodDiscover, "").result(t, &d)
 			if tc.resource == "" {
 				if d.Capabilities["resources"] != nil || d.Capabilities["events"] != nil {
 					t.Errorf("got %s", d.Capabilities)
@@ -164,7 +166,7 @@ func TestSwitchedOff(t *testing.T) {
 			}
 			sameJSON(t, d.Capabilities["resources"], tc.resource)
 			sameJSON(t, d.Capabilities["events"], tc.events)
-			s := f.session(alice, V20251125)
+			s := f.session(alice, mcpspec.V20251125)
 			for _, m := range tc.unknown {
 				if r := f.legacy(alice, s, m, ""); r.code(t) != -32601 || r.Status != http.StatusOK {
 					t.Errorf("%s in 2025-11-25: %d %s", m, r.Status, r.Body)

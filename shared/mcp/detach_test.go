@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // TestDisconnect shows what becomes of a request whose client goes away.
@@ -35,7 +37,7 @@ func TestDisconnect(t *testing.T) {
 				outcome <- ctx.Err()
 				return result{}, nil
 			}}
-			headers := []string{"Mcp-Session-Id: " + f.session(alice, V20251125)}
+			headers := []string{"Mcp-Session-Id: " + f.session(alice, mcpspec.V20251125)}
 			body := rpcText("1", "slow", "")
 			if tc.cancelled {
 				headers, body = modernHeaders("slow", ""), modernBody("1", "slow", "")

@@ -9,6 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
@@ -41,7 +42,7 @@ const (
 
 // dialectVersion is the revision of a session that was not initialized: what a
 // client that names none speaks.
-const dialectVersion = V20250326
+const dialectVersion = mcpspec.V20250326
 
 // serveDialect serves a request whose caller is known.
 func (e *Endpoint) serveDialect(w http.ResponseWriter, r *http.Request, p auth.Principal, workspace string) {
@@ -101,7 +102,7 @@ func (e *Endpoint) postDialect(w http.ResponseWriter, r *http.Request, p auth.Pr
 // enterDialect finds the session of a request that names one, or answers.
 func (e *Endpoint) enterDialect(w http.ResponseWriter, c *call) bool {
 	c.dialect, c.version = true, dialectVersion
-	id := c.request.Header.Get(headerSession)
+	id := c.request.Header.Get(mcpspec.HeaderSession)
 	if id == "" || e.sessions == nil {
 		return true
 	}
@@ -136,7 +137,7 @@ func (e *Endpoint) callDialect(w http.ResponseWriter, c *call) {
 			return
 		}
 	}
-	if c.msg.Method == methodInitialize {
+	if c.msg.Method == mcpspec.MethodInitialize {
 		e.initializeDialect(w, c)
 		return
 	}
@@ -168,7 +169,7 @@ func (e *Endpoint) batchDialect(w http.ResponseWriter, c *call, parts []json.Raw
 		switch {
 		case bad != nil:
 			e.fail(kept, http.StatusBadRequest, msg.ID, bad)
-		case msg.Kind == jsonrpc.Request && msg.Method == methodInitialize:
+		case msg.Kind == jsonrpc.Request && msg.Method == mcpspec.MethodInitialize:
 			e.fail(kept, http.StatusOK, msg.ID, invalidRequest("initialize cannot be part of a batch"))
 		default:
 			e.callDialect(kept, &one)

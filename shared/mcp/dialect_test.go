@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
@@ -43,7 +44,7 @@ func (f *fixture) dialectStream(key string, headers ...string) (o *open, session
 		f.t.Fatalf("GET: %d", o.status)
 	}
 	o.lifecycle("streamOpened")
-	return o, o.header.Get(headerSession)
+	return o, o.header.Get(mcpspec.HeaderSession)
 }
 
 // lifecycle is the next event, which must be of this kind, and its params.
@@ -98,7 +99,7 @@ func TestDialectStream(t *testing.T) {
 				t.Errorf("%d, %s: %q, want %q", o.status, name, got, want)
 			}
 		}
-		if id := o.header.Get(headerSession); len(id) < 43 {
+		if id := o.header.Get(mcpspec.HeaderSession); len(id) < 43 {
 			t.Errorf("session %q", id)
 		}
 		at, err := time.Parse(time.RFC3339, o.lifecycle("streamOpened")["timestamp"])
@@ -183,7 +184,7 @@ func TestDialectStream(t *testing.T) {
 		o, id := f.dialectStream(alice)
 		other, otherID := f.dialectStream(alice)
 		subscribe := func(id, uri string) {
-			r := f.dialect(alice, rpcText("1", methodSubscribe, `"uri":"`+uri+`"`), "Accept: text/event-stream", "Mcp-Session-Id: "+id)
+			r := f.dialect(alice, rpcText("1", mcpspec.MethodSubscribe, `"uri":"`+uri+`"`), "Accept: text/event-stream", "Mcp-Session-Id: "+id)
 			if r.Status != 200 || r.Body != "event: response\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n" {
 				t.Fatalf("%+v", r)
 			}
@@ -198,7 +199,7 @@ func TestDialectStream(t *testing.T) {
 		other.notification().isEvent(t, "event://ci/deploy", `{"n":2}`)
 		must(t, f.log.Notify(t.Context(), "default", "catalog", json.RawMessage(`{}`)))
 		for _, s := range []*open{o, other} {
-			if m := s.notification(); m.Method != noteResourcesChange {
+			if m := s.notification(); m.Method != mcpspec.NoteResourcesChange {
 				t.Errorf("got %s", m.sse.Data)
 			}
 		}
@@ -206,7 +207,7 @@ func TestDialectStream(t *testing.T) {
 	t.Run("SSE-04_resumes_from_the_last_event_id_at_another_instance", func(t *testing.T) {
 		f := newFixture(t, nil)
 		o, id := f.dialectStream(alice)
-		f.dialect(alice, rpcText("1", methodSubscribe, `"uri":"event://ci/deploy"`), "Accept: text/event-stream", "Mcp-Session-Id: "+id)
+		f.dialect(alice, rpcText("1", mcpspec.MethodSubscribe, `"uri":"event://ci/deploy"`), "Accept: text/event-stream", "Mcp-Session-Id: "+id)
 		f.waitTargets(1)
 		f.publish("event://ci/deploy", `{"n":1}`)
 		last := o.notification().sse.ID
@@ -226,7 +227,7 @@ func TestDialectStream(t *testing.T) {
 	})
 	t.Run("SSE-01_bad_requests", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.MaxStreams = 1 })
-		legacy := f.session(alice, V20251125)
+		legacy := f.session(alice, mcpspec.V20251125)
 		o, id := f.dialectStream(alice)
 		for name, tc := range map[string]struct {
 			key, method string
@@ -267,8 +268,8 @@ func TestDialectDocumented(t *testing.T) {
 	o := f.open(req)
 	var got []sse.Event
 	got = append(got, o.event())
-	session := "Mcp-Session-Id: " + o.header.Get(headerSession)
-	f.dialect(alice, rpcText(`"1"`, methodSubscribe, `"uri":"event://ci/build-finished"`), jsonOnly, session)
+	session := "Mcp-Session-Id: " + o.header.Get(mcpspec.HeaderSession)
+	f.dialect(alice, rpcText(`"1"`, mcpspec.MethodSubscribe, `"uri":"event://ci/build-finished"`), jsonOnly, session)
 	got = append(got, o.event())
 	f.publish("event://ci/build-finished", `{"status":"passed"}`)
 	got = append(got, o.event())

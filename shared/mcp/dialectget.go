@@ -10,6 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
@@ -54,7 +55,7 @@ func (e *Endpoint) getDialect(w http.ResponseWriter, r *http.Request, p auth.Pri
 		e.sessionFailed(w, &c, err)
 		return
 	}
-	w.Header().Set(headerSession, s.sess.id)
+	w.Header().Set(mcpspec.HeaderSession, s.sess.id)
 	streamHeaders(w.Header(), r)
 	var done func() bool
 	s.out, done = e.writer(w)
@@ -83,7 +84,7 @@ func (e *Endpoint) openDialect(ctx context.Context, c *call) (*dialectStream, er
 		from.session = c.session.key
 	} else {
 		from.session = c.session.key
-		if last := c.request.Header.Get(headerLastEvent); last != "" && !from.parse(last) {
+		if last := c.request.Header.Get(mcpspec.HeaderLastEvent); last != "" && !from.parse(last) {
 			return nil, fault.New(fault.Invalid, "Last-Event-ID is not one of this session")
 		}
 	}

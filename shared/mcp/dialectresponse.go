@@ -14,6 +14,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
@@ -38,7 +39,7 @@ type responseNotice struct {
 // everything that HTTP has a status for, and of what has no body.
 func (e *Endpoint) respond(c *call, kept *recorder) bool {
 	body := kept.body.Bytes()
-	if kept.status != http.StatusOK || len(body) == 0 || len(body) > maxResponse || kept.header.Get(headerSession) != "" {
+	if kept.status != http.StatusOK || len(body) == 0 || len(body) > maxResponse || kept.header.Get(mcpspec.HeaderSession) != "" {
 		return false
 	}
 	ctx := c.request.Context()

@@ -10,7 +10,7 @@
 //
 // A method is in the table when something serves it, here or behind a
 // [http.Handler] that the whole request is handed to; what is not in the table is
-// not advertised and answers as unknown. Messages are read by mcp/jsonrpc and
-// streams written by mcp/sse. What a subscription or an event is does not enter
+// not advertised and answers as unknown. Messages are read by jsonrpc and
+// streams written by sse. What a subscription or an event is does not enter
 // here: see shared/subscription, shared/eventlog and shared/stream.
 package mcp

@@ -114,7 +114,7 @@ type Options struct {
 	// AllowedOrigins may be sent by browsers. Requests without an Origin pass; on
 	// a loopback address so do loopback origins.
 	AllowedOrigins []string
-	// AllowedHosts may stand in Host on a loopback address, beside its own names.
+	// AllowedHosts may stand in Host on a loopback address, beside its own names: those of a proxy.
 	AllowedHosts []string
 	// ResourceMetadata is the URL of the protected resource metadata (RFC 9728)
 	// that a 401 names; empty for none.
@@ -191,6 +191,7 @@ func (o Options) withDefaults() Options {
 // [Endpoint.Close].
 type Endpoint struct {
 	options  Options
+	guard    auth.Guard
 	methods  map[string]method
 	sessions *sessions
 	lists    listings
@@ -219,6 +220,7 @@ func New(o Options) (*Endpoint, error) {
 		return nil, fault.New(fault.Internal, "make the MCP endpoint: Feeds need Log and Interest")
 	}
 	e := &Endpoint{options: o.withDefaults()}
+	e.guard = auth.NewGuard(o.AllowedOrigins, o.AllowedHosts, e.options.Logger)
 	if o.Sessions != nil {
 		e.sessions = &sessions{db: o.Sessions, ttl: e.options.SessionTTL, maxURIs: e.options.MaxStreamURIs, broken: metric.NewUndecodable(e.options.Logger)}
 	}

@@ -11,14 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-)
-
-// The codes that MCP defines beside those of JSON-RPC.
-const (
-	codeResourceNotFound   = -32002 // up to 2025-11-25; the 2026-07-28 revision uses -32602
-	codeHeaderMismatch     = -32020
-	codeMissingCapability  = -32021
-	codeUnsupportedVersion = -32022
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // Codes of our own. The specification asks new ones to lie outside of
@@ -65,7 +58,7 @@ type meaning struct {
 var meanings = map[fault.Kind]meaning{
 	fault.Internal:        {jsonrpc.InternalError, jsonrpc.InternalError, ""},
 	fault.Invalid:         {jsonrpc.InvalidParams, jsonrpc.InvalidParams, ""},
-	fault.NotFound:        {codeResourceNotFound, jsonrpc.InvalidParams, "NotFound"},
+	fault.NotFound:        {mcpspec.CodeResourceNotFound, jsonrpc.InvalidParams, "NotFound"},
 	fault.Forbidden:       {codeForbidden, codeForbidden, "Forbidden"},
 	fault.Unauthenticated: {codeUnauthenticated, codeUnauthenticated, "Forbidden"},
 	fault.Exhausted:       {codeExhausted, codeExhausted, "ResourceExhausted"},
@@ -92,7 +85,7 @@ func (c EventCodes) byName(name string) int {
 
 // translate makes a JSON-RPC error of what a handler returned. One that is a
 // JSON-RPC error already stays.
-func (e *Endpoint) translate(ctx context.Context, err error, v Version, f family) *jsonrpc.Error {
+func (e *Endpoint) translate(ctx context.Context, err error, v mcpspec.Version, f family) *jsonrpc.Error {
 	if rpc, ok := errors.AsType[*jsonrpc.Error](err); ok {
 		return rpc
 	}
@@ -109,7 +102,7 @@ func (e *Endpoint) translate(ctx context.Context, err error, v Version, f family
 	}
 	m := meanings[kind]
 	out := &jsonrpc.Error{Code: m.modern, Message: fault.Public(err), Data: data}
-	if !v.modern() {
+	if !v.Stateless() {
 		out.Code = m.legacy
 	}
 	if f == eventsMethods && m.events != "" {
@@ -159,7 +152,7 @@ func status(e *jsonrpc.Error) int {
 	switch e.Code {
 	case jsonrpc.MethodNotFound:
 		return http.StatusNotFound
-	case jsonrpc.ParseError, jsonrpc.InvalidRequest, jsonrpc.InvalidParams, codeHeaderMismatch, codeMissingCapability, codeUnsupportedVersion:
+	case jsonrpc.ParseError, jsonrpc.InvalidRequest, jsonrpc.InvalidParams, mcpspec.CodeHeaderMismatch, mcpspec.CodeMissingCapability, mcpspec.CodeUnsupportedVersion:
 		return http.StatusBadRequest
 	}
 	return http.StatusOK

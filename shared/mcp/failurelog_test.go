@@ -12,6 +12,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // logText is a log as its operator reads it: from level info on.
@@ -42,8 +43,8 @@ func TestWhyACallFailedIsLogged(t *testing.T) {
 		b.URL += "/?key=hush"
 		said := &logText{}
 		f := behindGateway(t, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(said, nil)) }, b)
-		session := f.session(alice, V20251125)
-		f.wholeList(t, methodToolsList, "", nil)
+		session := f.session(alice, mcpspec.V20251125)
+		f.wholeList(t, mcpspec.MethodToolsList, "", nil)
 		b.Close()
 		time.Sleep(upstream.RestTime) // a connection that rests would be found closed, not refused
 		for _, in := range []string{"", session} {
@@ -66,11 +67,11 @@ func TestClientsThatWentAwayAreNoFailures(t *testing.T) {
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	why := fault.Wrap(fault.Unavailable, fmt.Errorf("exchange: %w", context.Canceled), "reach a backend")
-	f.endpoint.translate(gone, why, V20260728, coreMethods)
+	f.endpoint.translate(gone, why, mcpspec.V20260728, coreMethods)
 	if line := said.take(); line != "" {
 		t.Errorf("the log has %q", line)
 	}
-	f.endpoint.translate(t.Context(), why, V20260728, coreMethods)
+	f.endpoint.translate(t.Context(), why, mcpspec.V20260728, coreMethods)
 	if line := said.take(); !strings.Contains(line, "context canceled") {
 		t.Errorf("of a client that waits the log has %q", line)
 	}

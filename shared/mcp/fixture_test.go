@@ -20,7 +20,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/mcp/mirror"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
@@ -372,11 +372,11 @@ func modernBody(id, method, params string) string {
 
 func modernHeaders(method, params string) []string {
 	h := []string{"Mcp-Protocol-Version: 2026-07-28", "Mcp-Method: " + method}
-	if member := mirrored[method]; member != "" {
+	if member := mcpspec.Mirrored[method]; member != "" {
 		var p map[string]any
 		_ = json.Unmarshal([]byte("{"+params+"}"), &p)
 		if name, ok := p[member].(string); ok {
-			h = append(h, "Mcp-Name: "+mirror.Encode(name))
+			h = append(h, "Mcp-Name: "+mcpspec.EncodeHeader(name))
 		}
 	}
 	return h
@@ -389,11 +389,11 @@ func (f *fixture) modern(key, method, params string) reply {
 }
 
 // session begins one at the revision and returns its id.
-func (f *fixture) session(key string, v Version) string {
+func (f *fixture) session(key string, v mcpspec.Version) string {
 	f.t.Helper()
 	r := f.do("POST", key, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"`+string(v)+
 		`","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
-	id := r.Header.Get(headerSession)
+	id := r.Header.Get(mcpspec.HeaderSession)
 	if r.Status != 200 || id == "" {
 		f.t.Fatalf("initialize: %+v", r)
 	}

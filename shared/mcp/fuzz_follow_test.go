@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // FuzzFollow sends any params to events/poll and events/stream: they are answered in
@@ -35,7 +37,7 @@ func FuzzFollow(f *testing.F) {
 			}
 			params = "{" + meta + rest
 		}
-		for _, method := range []string{methodEventsPoll, methodEventsStream} {
+		for _, method := range []string{mcpspec.MethodEventsPoll, mcpspec.MethodEventsStream} {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 			w := &written{header: http.Header{}}
 			body := `{"jsonrpc":"2.0","id":1,"method":"` + method + `","params":` + params + `}`
@@ -58,7 +60,7 @@ func FuzzFollow(f *testing.F) {
 			switch {
 			case m.Error != nil && (m.Error.Code == -32603 || m.Error.Code == 0):
 				t.Errorf("%s %s: %s", method, params, text)
-			case m.Error == nil && m.Result == nil && m.Method != NoteEventsActive:
+			case m.Error == nil && m.Result == nil && m.Method != mcpspec.NoteEventsActive:
 				t.Errorf("%s %s: %s", method, params, text)
 			}
 		}

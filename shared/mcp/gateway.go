@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -75,9 +76,9 @@ func (c *call) client() gateway.Client {
 		out.Session, out.Capabilities, out.Info, out.Level = c.session.key, c.session.Capabilities, c.session.Client, c.session.Level
 		return out
 	}
-	out.Capabilities = jsonrpc.Member(c.meta, metaCapabilities)
-	out.Info = jsonrpc.Member(c.meta, metaClient)
-	out.Level, _ = jsonrpc.String(jsonrpc.Member(c.meta, metaLogLevel))
+	out.Capabilities = jsonrpc.Member(c.meta, mcpspec.MetaCapabilities)
+	out.Info = jsonrpc.Member(c.meta, mcpspec.MetaClient)
+	out.Level, _ = jsonrpc.String(jsonrpc.Member(c.meta, mcpspec.MetaLogLevel))
 	return out
 }
 
@@ -180,7 +181,7 @@ const callReserve = 9 * time.Second
 // run no longer, which the client is told at once.
 func (p *responseRelay) lifetime() (ctx context.Context, end func()) {
 	ctx, ends := p.c.request.Context(), p.c.ends
-	if p.c.version.modern() {
+	if p.c.version.Stateless() {
 		ends, _ = ctx.Deadline()
 	} else {
 		ctx = context.WithoutCancel(ctx)
@@ -238,13 +239,13 @@ func (p *responseRelay) put(message json.RawMessage, response bool) error {
 	}
 	if response && p.out == nil && (accepts(h, "application/json") || !p.streams) {
 		status := http.StatusOK
-		if p.c.version.modern() {
+		if p.c.version.Stateless() {
 			status = statusOf(message)
 		}
 		send(p.w, status, func(b []byte) []byte { return append(b, message...) })
 		return nil
 	}
-	if err := p.write(sse.Append(nil, sse.Event{Data: message})); err != nil && p.c.version.modern() {
+	if err := p.write(sse.Append(nil, sse.Event{Data: message})); err != nil && p.c.version.Stateless() {
 		return errors.Join(errWriting, err)
 	}
 	return nil // without its client the call goes on in the earlier revisions
@@ -310,9 +311,9 @@ func (e *Endpoint) taken(c *call) error {
 			return invalidRequest(fault.Public(err))
 		}
 		return err
-	case c.msg.Method == noteCancelled:
+	case c.msg.Method == mcpspec.NoteCancelled:
 		return backends.Cancel(ctx, c.client(), c.msg.Raw)
-	case c.msg.Method == noteRootsChange:
+	case c.msg.Method == mcpspec.NoteRootsChange:
 		return backends.Tell(ctx, c.client(), c.msg.Raw)
 	}
 	return nil
@@ -362,7 +363,7 @@ func (o *outlet) sendOtherBackends(ctx context.Context, cursor string) error {
 	for _, topic := range o.backendTopics(ctx) {
 		o.feed.Follow(topic, now)
 	}
-	return o.sendChanges(cursor, noteToolsChange, notePromptsChange, noteResourcesChange)
+	return o.sendChanges(cursor, mcpspec.NoteToolsChange, mcpspec.NotePromptsChange, mcpspec.NoteResourcesChange)
 }
 
 // sendBackend sends what a backend told, if the stream asked for it and its principal may
@@ -376,7 +377,7 @@ func (o *outlet) sendBackend(ctx context.Context, d stream.Delivery) error {
 	if backends == nil || !slices.Contains(backends.Backends(ctx, o.principal), strings.TrimPrefix(d.Topic, topicBackends)) {
 		return nil
 	}
-	if n.Method != noteUpdated {
+	if n.Method != mcpspec.NoteUpdated {
 		return o.sendChanges(d.Cursor, n.Method)
 	}
 	uri, _ := jsonrpc.String(jsonrpc.Member(n.Params, "uri"))
@@ -399,7 +400,7 @@ func (o *outlet) sendBackend(ctx context.Context, d stream.Delivery) error {
 	if len(bytes.TrimSpace(meta)) > 0 {
 		more = func(b []byte) []byte { return append(b, meta...) }
 	}
-	return o.send(noteUpdated, func(b []byte) []byte { return append(b, members...) }, more, d.Cursor)
+	return o.send(mcpspec.NoteUpdated, func(b []byte) []byte { return append(b, members...) }, more, d.Cursor)
 }
 
 // want tells the backends of a stream's targets that somebody reads them, until

@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -25,7 +26,7 @@ const reconnect = time.Second
 
 // get serves GET: the stream of a session of the earlier revisions.
 func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal) {
-	if e.sessions == nil || e.options.Feeds == nil || Version(r.Header.Get(headerVersion)).modern() {
+	if e.sessions == nil || e.options.Feeds == nil || mcpspec.Version(r.Header.Get(mcpspec.HeaderVersion)).Stateless() {
 		e.notAllowed(w, r)
 		return
 	}
@@ -42,7 +43,7 @@ func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal)
 		return
 	}
 	from := position{session: c.session.key}
-	last := r.Header.Get(headerLastEvent)
+	last := r.Header.Get(mcpspec.HeaderLastEvent)
 	if last != "" && !from.parse(last) {
 		e.fail(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Last-Event-ID is not one of this session"})
 		return
@@ -133,8 +134,8 @@ type sessionStream struct {
 func (e *Endpoint) sessionOutlet(c *call) outlet {
 	return outlet{
 		endpoint: e, principal: c.principal, header: c.request.Header,
-		resources: e.has(methodResources), events: c.session.Events && e.has(methodEvents),
-		tools: e.has(methodToolsList), prompts: e.has(methodPromptsList),
+		resources: e.has(mcpspec.MethodResources), events: c.session.Events && e.has(mcpspec.MethodEvents),
+		tools: e.has(mcpspec.MethodToolsList), prompts: e.has(mcpspec.MethodPromptsList),
 		payloads: c.session.Payloads, targets: map[string]target{},
 	}
 }
@@ -223,7 +224,7 @@ func (s *sessionStream) add(ctx context.Context, t target, after int64) error {
 // begin writes the first frames: from 2025-11-25 on an event that is only an id, from which
 // the client can come back before anything happened.
 func (s *sessionStream) begin() error {
-	if s.sess.Version >= V20251125 {
+	if s.sess.Version >= mcpspec.V20251125 {
 		if err := s.write(sse.Append(nil, sse.Event{ID: s.position.next(s.resumeAt()), Data: []byte{}})); err != nil {
 			return err
 		}
@@ -242,20 +243,20 @@ func (s *sessionStream) tellGap() error {
 	truncated := func(b []byte) []byte { return append(b, `"`+MetaTruncated+`":true`...) }
 	for _, t := range s.targets {
 		uri := func(b []byte) []byte { return jsonrpc.AppendString(append(b, `"uri":`...), t.asked) }
-		if err := s.send(noteUpdated, uri, truncated, cursor); err != nil {
+		if err := s.send(mcpspec.NoteUpdated, uri, truncated, cursor); err != nil {
 			return err
 		}
 	}
 	if err := s.say("warning", "the log does not reach back to where the stream ended; events are missing", ""); err != nil {
 		return err
 	}
-	return s.send(noteResourcesChange, nil, nil, cursor)
+	return s.send(mcpspec.NoteResourcesChange, nil, nil, cursor)
 }
 
 // finish ends the connection, not the stream: the client may come back with the
 // id of the last frame. Before 2025-11-25 there is no such frame.
 func (s *sessionStream) finish() {
-	if s.sess.Version >= V20251125 {
+	if s.sess.Version >= mcpspec.V20251125 {
 		_ = s.write(sse.Append(nil, sse.Event{ID: s.position.next(s.resumeAt()), Retry: reconnect, Data: []byte{}}))
 	}
 }
@@ -272,7 +273,7 @@ func (s *sessionStream) refresh(ctx context.Context, _ stream.Delivery) error {
 	if sess == nil {
 		return errTaken
 	}
-	s.sess, s.payloads, s.events = sess, sess.Payloads, sess.Events && e.has(methodEvents)
+	s.sess, s.payloads, s.events = sess, sess.Payloads, sess.Events && e.has(mcpspec.MethodEvents)
 	uris, err := e.sessions.subscriptions(ctx, s.sess.key)
 	if err != nil {
 		return err
@@ -344,7 +345,7 @@ func (s *sessionStream) drop(t target) {
 
 // delete serves DELETE: it ends a session and its stream.
 func (e *Endpoint) delete(w http.ResponseWriter, r *http.Request, p auth.Principal) {
-	if e.sessions == nil || Version(r.Header.Get(headerVersion)).modern() {
+	if e.sessions == nil || mcpspec.Version(r.Header.Get(mcpspec.HeaderVersion)).Stateless() {
 		e.notAllowed(w, r)
 		return
 	}

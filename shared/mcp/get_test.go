@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -17,7 +18,7 @@ import (
 func (f *fixture) follow(key, session string, uris ...string) {
 	f.t.Helper()
 	for _, uri := range uris {
-		if r := f.legacy(key, session, methodSubscribe, `"uri":"`+uri+`"`); r.code(f.t) != 0 {
+		if r := f.legacy(key, session, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(f.t) != 0 {
 			f.t.Fatalf("subscribe to %s: %s", uri, r.Body)
 		}
 	}
@@ -26,20 +27,20 @@ func (f *fixture) follow(key, session string, uris ...string) {
 // isEvent checks that the message is the event.
 func (m frame) isEvent(t testing.TB, uri, payload string) {
 	t.Helper()
-	if m.Method != noteUpdated || m.Params.URI != uri || string(m.Params.Payload) != payload {
+	if m.Method != mcpspec.NoteUpdated || m.Params.URI != uri || string(m.Params.Payload) != payload {
 		t.Fatalf("got %s %s %s, want %s %s", m.Method, m.Params.URI, m.Params.Payload, uri, payload)
 	}
 }
 
 func TestSubscribe(t *testing.T) {
 	f := newFixture(t, nil)
-	s := f.session(alice, V20251125)
+	s := f.session(alice, mcpspec.V20251125)
 	for _, uri := range []string{
 		"event://ci/build-finished", "event://ci", "event://github/acme", "event://github/acme/web/push", "event://github/acme/*/push",
 		"EVENT://ci/build-finished", "event://chat",
 	} {
 		t.Run("EVS-05_accepts_"+uri, func(t *testing.T) {
-			for _, m := range []string{methodSubscribe, methodSubscribe, methodUnsubscribe, methodUnsubscribe} {
+			for _, m := range []string{mcpspec.MethodSubscribe, mcpspec.MethodSubscribe, mcpspec.MethodUnsubscribe, mcpspec.MethodUnsubscribe} {
 				r := f.legacy(alice, s, m, `"uri":"`+uri+`"`)
 				if r.Body != `{"jsonrpc":"2.0","id":1,"result":{}}` {
 					t.Errorf("%s: %s", m, r.Body)
@@ -57,7 +58,7 @@ func TestSubscribe(t *testing.T) {
 		"event://audit/entry":                    "stream",
 	} {
 		t.Run("EVS-05_refuses_"+uri, func(t *testing.T) {
-			m := f.legacy(alice, s, methodSubscribe, `"uri":"`+uri+`"`).rpc(t)
+			m := f.legacy(alice, s, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`).rpc(t)
 			if m.Error == nil || m.Error.Code != -32602 || !strings.Contains(m.Error.Message, names) {
 				t.Errorf("got %+v, want the fault named (%q)", m.Error, names)
 			}
@@ -65,28 +66,28 @@ func TestSubscribe(t *testing.T) {
 	}
 	t.Run("AUT-04_refuses_what_the_caller_may_not_have", func(t *testing.T) {
 		for _, uri := range []string{"event://billing/invoice", "event://tenant/acme/alarm", "event://billing"} {
-			if r := f.legacy(alice, s, methodSubscribe, `"uri":"`+uri+`"`); r.code(t) != codeForbidden {
+			if r := f.legacy(alice, s, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(t) != codeForbidden {
 				t.Errorf("%s: %s", uri, r.Body)
 			}
 		}
 	})
 	t.Run("AUT-07_bounded", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.MaxStreamURIs, o.MaxStreamPatterns = 10, 3 })
-		s := f.session(alice, V20251125)
+		s := f.session(alice, mcpspec.V20251125)
 		for i := range 10 {
 			f.follow(alice, s, fmt.Sprintf("event://github/acme/%d/push", i))
 		}
-		m := f.legacy(alice, s, methodSubscribe, `"uri":"event://ci"`).rpc(t)
+		m := f.legacy(alice, s, mcpspec.MethodSubscribe, `"uri":"event://ci"`).rpc(t)
 		if m.Error == nil || m.Error.Code != codeExhausted {
 			t.Fatalf("got %+v", m.Error)
 		}
 		sameJSON(t, m.Error.Data, `{"limit":"streamURIs","max":10}`)
-		f.legacy(alice, s, methodUnsubscribe, `"uri":"event://github/acme/7/push"`)
+		f.legacy(alice, s, mcpspec.MethodUnsubscribe, `"uri":"event://github/acme/7/push"`)
 		f.follow(alice, s, "event://ci", "event://github/acme/8/push")
 
-		s = f.session(alice, V20251125)
+		s = f.session(alice, mcpspec.V20251125)
 		f.follow(alice, s, "event://ci", "event://github", "event://github/acme", "event://github/acme")
-		m = f.legacy(alice, s, methodSubscribe, `"uri":"event://chat"`).rpc(t)
+		m = f.legacy(alice, s, mcpspec.MethodSubscribe, `"uri":"event://chat"`).rpc(t)
 		if m.Error == nil || m.Error.Code != codeExhausted {
 			t.Fatalf("got %+v", m.Error)
 		}
@@ -98,7 +99,7 @@ func TestSubscribe(t *testing.T) {
 func TestSessionStream(t *testing.T) {
 	t.Run("EVS-06_each_matching_event_and_no_other", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, V20251125)
+		s := f.session(alice, mcpspec.V20251125)
 		f.follow(alice, s, "event://ci/build-finished")
 		g := f.stream(alice, s, "")
 		if g.status != 200 || g.header.Get("Content-Type") != "text/event-stream" || g.header.Get("X-Accel-Buffering") != "no" || g.header.Get("Cache-Control") != "no-cache" {
@@ -114,7 +115,7 @@ func TestSessionStream(t *testing.T) {
 		for key, want := range map[string]string{MetaEventID: ev.ID, MetaTime: ev.Timestamp()} {
 			sameJSON(t, m.Params.Meta[key], `"`+want+`"`)
 		}
-		if m.Params.Meta[MetaCursor] == nil || m.Params.Meta[MetaPayload] != nil || m.Params.Meta[metaSubscription] != nil || m.sse.ID == "" {
+		if m.Params.Meta[MetaCursor] == nil || m.Params.Meta[MetaPayload] != nil || m.Params.Meta[mcpspec.MetaSubscription] != nil || m.sse.ID == "" {
 			t.Errorf("got %s", m.sse.Data)
 		}
 		f.publishIn("elsewhere", "event://ci/build-finished", `{"status":"theirs"}`)
@@ -123,7 +124,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("EVS-13_a_parent_and_overlapping_subscriptions_send_once", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, V20251125)
+		s := f.session(alice, mcpspec.V20251125)
 		g := f.stream(alice, s, "")
 		g.event()
 		f.follow(alice, s, "event://github", "event://github/acme", "event://github/acme/web/push", "event://github/acme/*/push")
@@ -144,13 +145,13 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("EVS-06_not_after_unsubscribe", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, V20251125)
+		s := f.session(alice, mcpspec.V20251125)
 		f.follow(alice, s, "event://ci/build-finished", "event://ci/deploy")
 		g := f.stream(alice, s, "")
 		g.event()
 		f.publish("event://ci/deploy", `{"n":1}`)
 		g.next().isEvent(t, "event://ci/deploy", `{"n":1}`)
-		if r := f.legacy(alice, s, methodUnsubscribe, `"uri":"event://ci/deploy"`); r.code(t) != 0 {
+		if r := f.legacy(alice, s, mcpspec.MethodUnsubscribe, `"uri":"event://ci/deploy"`); r.code(t) != 0 {
 			t.Fatal(r.Body)
 		}
 		f.waitTargets(1)
@@ -160,7 +161,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("SES-02_subscriptions_made_at_another_instance", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, V20250618)
+		s := f.session(alice, mcpspec.V20250618)
 		g := f.stream(alice, s, "")
 		other := f.instance()
 		other.follow(alice, s, "event://ci/build-finished", "event://github/acme")
@@ -171,7 +172,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("SES-02_what_was_published_before_the_first_stream", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, V20251125)
+		s := f.session(alice, mcpspec.V20251125)
 		f.publish("event://ci/deploy", `{"n":0}`)
 		f.follow(alice, s, "event://ci/deploy")
 		f.publish("event://ci/deploy", `{"n":1}`)
@@ -181,20 +182,20 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("SES-02_list_changed", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, V20251125)
+		s := f.session(alice, mcpspec.V20251125)
 		g := f.stream(alice, s, "")
 		g.event()
 		f.registerOne(bob, "event://ci/deploy", "https://b.example/") // bob's own business
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
-		if m := g.next(); m.Method != noteResourcesChange {
+		if m := g.next(); m.Method != mcpspec.NoteResourcesChange {
 			t.Errorf("EVS-12: got %s", m.sse.Data)
 		}
-		f.modern(alice, methodDeregister, `"uri":"`+uri+`"`)
-		if m := g.next(); m.Method != noteResourcesChange {
+		f.modern(alice, mcpspec.MethodDeregister, `"uri":"`+uri+`"`)
+		if m := g.next(); m.Method != mcpspec.NoteResourcesChange {
 			t.Errorf("EVS-12: got %s", m.sse.Data)
 		}
 		must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
-		if m := g.next(); m.Method != noteResourcesChange {
+		if m := g.next(); m.Method != mcpspec.NoteResourcesChange {
 			t.Errorf("EVS-14: got %s", m.sse.Data)
 		}
 		f.follow(alice, s, "event://ci/deploy")
@@ -203,37 +204,37 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("EVX-01_events_list_changed_for_who_declares_the_extension", func(t *testing.T) {
 		f := newFixture(t, nil)
-		r := f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{"extensions":{"`+EventsExtension+`":{}}}}}`)
-		g := f.stream(alice, r.Header.Get(headerSession), "")
+		r := f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{"extensions":{"`+mcpspec.EventsExtension+`":{}}}}}`)
+		g := f.stream(alice, r.Header.Get(mcpspec.HeaderSession), "")
 		g.event()
 		must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
-		if a, b := g.next(), g.next(); a.Method != noteResourcesChange || b.Method != noteEventsChange {
+		if a, b := g.next(), g.next(); a.Method != mcpspec.NoteResourcesChange || b.Method != mcpspec.NoteEventsChange {
 			t.Errorf("got %s, %s", a.Method, b.Method)
 		}
 	})
 	t.Run("EVS-12_a_change_of_state", func(t *testing.T) {
 		f := newFixture(t, nil)
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
-		s := f.session(alice, V20251125)
+		s := f.session(alice, mcpspec.V20251125)
 		g := f.stream(alice, s, "")
 		g.event()
 		f.follow(alice, s, uri)
-		if r := f.legacy(bob, f.session(bob, V20251125), methodSubscribe, `"uri":"`+uri+`"`); r.code(t) != -32002 {
+		if r := f.legacy(bob, f.session(bob, mcpspec.V20251125), mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(t) != -32002 {
 			t.Errorf("bob: %s", r.Body)
 		}
 		id, _ := subscription.ParseURI(uri)
 		must(t, f.service.Disable(t.Context(), "default", "alice", id, "gone"))
 		for range 2 { // the list changed, too; either may come first
-			if m := g.next(); m.Method == noteUpdated {
+			if m := g.next(); m.Method == mcpspec.NoteUpdated {
 				m.isEvent(t, uri, `{"state":"disabled"}`)
-			} else if m.Method != noteResourcesChange {
+			} else if m.Method != mcpspec.NoteResourcesChange {
 				t.Errorf("got %s", m.sse.Data)
 			}
 		}
 	})
 	t.Run("SES-04_the_newest_stream_takes_over", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, V20251125)
+		s := f.session(alice, mcpspec.V20251125)
 		f.follow(alice, s, "event://ci/deploy")
 		first := f.stream(alice, s, "")
 		first.event()
@@ -245,7 +246,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("SES-01_DELETE_ends_the_stream", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, V20251125)
+		s := f.session(alice, mcpspec.V20251125)
 		g := f.stream(alice, s, "")
 		g.event()
 		if r := f.instance().do("DELETE", alice, "", "Mcp-Session-Id: "+s); r.Status != 204 {
@@ -255,7 +256,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("SES-03_no_priming_event_before_2025-11-25", func(t *testing.T) {
 		f := newFixture(t, nil)
-		for _, v := range []Version{V20250326, V20250618} {
+		for _, v := range []mcpspec.Version{mcpspec.V20250326, mcpspec.V20250618} {
 			s := f.session(alice, v)
 			f.follow(alice, s, "event://ci/deploy")
 			g := f.stream(alice, s, "")
@@ -270,7 +271,7 @@ func TestSessionStream(t *testing.T) {
 	t.Run("payloads_in_meta_for_who_declares_the_extension", func(t *testing.T) {
 		f := newFixture(t, nil)
 		r := f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{"experimental":{"`+Extension+`":{}}}}}`)
-		s := r.Header.Get(headerSession)
+		s := r.Header.Get(mcpspec.HeaderSession)
 		f.follow(alice, s, "event://ci/deploy")
 		g := f.stream(alice, s, "")
 		g.event()
@@ -282,7 +283,7 @@ func TestSessionStream(t *testing.T) {
 func TestResume(t *testing.T) {
 	t.Run("SES-03_at_another_instance_with_nothing_lost_or_repeated", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, V20251125)
+		s := f.session(alice, mcpspec.V20251125)
 		f.follow(alice, s, "event://ci/deploy", "event://github/acme")
 		g := f.stream(alice, s, "")
 		last := g.event().ID
@@ -325,7 +326,7 @@ func TestResume(t *testing.T) {
 	})
 	t.Run("SES-03_an_id_of_another_session_is_refused", func(t *testing.T) {
 		f := newFixture(t, nil)
-		one, two := f.session(alice, V20251125), f.session(alice, V20251125)
+		one, two := f.session(alice, mcpspec.V20251125), f.session(alice, mcpspec.V20251125)
 		id := f.stream(alice, one, "").event().ID
 		if r := f.do("GET", alice, "", "Mcp-Session-Id: "+two, "Last-Event-ID: "+id); r.Status != 400 {
 			t.Errorf("%+v", r)
@@ -338,7 +339,7 @@ func TestResume(t *testing.T) {
 	})
 	t.Run("SES-03_a_gap_is_said", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, V20251125)
+		s := f.session(alice, mcpspec.V20251125)
 		f.follow(alice, s, "event://ci/deploy")
 		g := f.stream(alice, s, "")
 		last := g.event().ID
@@ -347,10 +348,10 @@ func TestResume(t *testing.T) {
 		g = f.stream(alice, s, last)
 		g.event()
 		m := g.next()
-		if m.Method != noteUpdated || m.Params.URI != "event://ci/deploy" || string(m.Params.Meta[MetaTruncated]) != "true" || m.Params.Payload != nil {
+		if m.Method != mcpspec.NoteUpdated || m.Params.URI != "event://ci/deploy" || string(m.Params.Meta[MetaTruncated]) != "true" || m.Params.Payload != nil {
 			t.Errorf("got %s", m.sse.Data)
 		}
-		if m := g.next(); m.Method != noteResourcesChange {
+		if m := g.next(); m.Method != mcpspec.NoteResourcesChange {
 			t.Errorf("got %s", m.sse.Data)
 		}
 	})

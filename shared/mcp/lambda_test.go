@@ -13,6 +13,7 @@ import (
 	"github.com/aws/aws-lambda-go/events"
 	"github.com/aws/aws-lambda-go/lambdaurl"
 
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
@@ -42,7 +43,7 @@ func TestLambda(t *testing.T) {
 	defer cancel()
 
 	t.Run("SUB-09_an_answer", func(t *testing.T) {
-		res, err := invoke(ctx, functionURL(f.request("POST", alice, modernBody("1", methodDiscover, ""), modernHeaders(methodDiscover, "")...)))
+		res, err := invoke(ctx, functionURL(f.request("POST", alice, modernBody("1", mcpspec.MethodDiscover, ""), modernHeaders(mcpspec.MethodDiscover, "")...)))
 		must(t, err)
 		body, err := io.ReadAll(res.Body)
 		must(t, err)
@@ -51,7 +52,7 @@ func TestLambda(t *testing.T) {
 		}
 	})
 	t.Run("SUB-01_a_listen", func(t *testing.T) {
-		req := f.request("POST", alice, modernBody("1", methodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`), modernHeaders(methodListen, "")...)
+		req := f.request("POST", alice, modernBody("1", mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`), modernHeaders(mcpspec.MethodListen, "")...)
 		res, err := invoke(ctx, functionURL(req))
 		must(t, err)
 		if res.StatusCode != 200 || res.Headers["Content-Type"] != sse.ContentType || res.Headers["X-Accel-Buffering"] != "no" {
@@ -64,7 +65,7 @@ func TestLambda(t *testing.T) {
 			must(t, json.Unmarshal(e.Data, &m))
 			return m
 		}
-		if m := next(); m.Method != noteAcknowledged {
+		if m := next(); m.Method != mcpspec.NoteAcknowledged {
 			t.Errorf("got %s", m.Method)
 		}
 		f.publish("event://ci/deploy", `{"n":1}`)
@@ -83,7 +84,7 @@ func TestLambda(t *testing.T) {
 	t.Run("a_panic_does_not_end_the_process", func(t *testing.T) {
 		f := newEndpoint(t, func(o *Options) { o.Catalogs = broken{} })
 		defer f.close()
-		res, err := lambdaurl.Wrap(f.endpoint)(ctx, functionURL(f.request("POST", alice, modernBody("1", methodResources, ""), modernHeaders(methodResources, "")...)))
+		res, err := lambdaurl.Wrap(f.endpoint)(ctx, functionURL(f.request("POST", alice, modernBody("1", mcpspec.MethodResources, ""), modernHeaders(mcpspec.MethodResources, "")...)))
 		must(t, err)
 		if _, err := io.Copy(io.Discard, res.Body); err != nil || res.StatusCode != 500 {
 			t.Errorf("%d, %v", res.StatusCode, err)
@@ -94,7 +95,7 @@ func TestLambda(t *testing.T) {
 		defer f.close()
 		ctx, cancel := context.WithTimeout(ctx, reserve+200*time.Millisecond)
 		defer cancel()
-		res, err := lambdaurl.Wrap(f.endpoint)(ctx, functionURL(f.request("POST", alice, modernBody("1", methodListen, `"notifications":{}`), modernHeaders(methodListen, "")...)))
+		res, err := lambdaurl.Wrap(f.endpoint)(ctx, functionURL(f.request("POST", alice, modernBody("1", mcpspec.MethodListen, `"notifications":{}`), modernHeaders(mcpspec.MethodListen, "")...)))
 		must(t, err)
 		body, err := io.ReadAll(res.Body)
 		if err != nil || !strings.Contains(string(body), `"resultType":"complete"`) || ctx.Err() != nil {
@@ -109,7 +110,7 @@ func TestLambda(t *testing.T) {
 		for client, req := range map[string]*http.Request{
 			"2026-07-28": f.request("POST", alice, modernBody("1", "tools/call", params), modernHeaders("tools/call", params)...),
 			"a_session": f.request("POST", alice, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{`+params+`}}`,
-				"Mcp-Session-Id: "+f.session(alice, V20251125)),
+				"Mcp-Session-Id: "+f.session(alice, mcpspec.V20251125)),
 		} {
 			t.Run(fmt.Sprintf("GWN-14_a_hanging_backend_and_the_function's_deadline_%s_modern_%v", client, modern), func(t *testing.T) {
 				t.Parallel()

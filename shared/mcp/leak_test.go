@@ -3,6 +3,8 @@ package mcp
 import (
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // TestNoLeak gives everybody else the URI of alice's subscription and lets them
@@ -10,17 +12,17 @@ import (
 func TestNoLeak(t *testing.T) {
 	f := newFixture(t, nil)
 	uri := f.registerOne(alice, "event://ci/deploy", "https://alice.example/")
-	f.modern(alice, methodEventsSub, `"name":"ci.build",`+callback)
+	f.modern(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
 	f.publish("event://ci/deploy", `{"of":"alice"}`)
 	for _, key := range []string{bob, foreign} {
-		s := f.session(key, V20251125)
+		s := f.session(key, mcpspec.V20251125)
 		for name, try := range map[string]func() string{
-			methodResources:   func() string { return f.modern(key, methodResources, "").Body },
-			methodRead:        func() string { return f.modern(key, methodRead, `"uri":"`+uri+`"`).Body },
-			methodDeregister:  func() string { return f.modern(key, methodDeregister, `"uri":"`+uri+`"`).Body },
-			methodEventsUnsub: func() string { return f.modern(key, methodEventsUnsub, `"name":"ci.build",`+callback).Body },
-			methodSubscribe:   func() string { return f.legacy(key, s, methodSubscribe, `"uri":"`+uri+`"`).Body },
-			methodListen: func() string {
+			mcpspec.MethodResources:   func() string { return f.modern(key, mcpspec.MethodResources, "").Body },
+			mcpspec.MethodRead:        func() string { return f.modern(key, mcpspec.MethodRead, `"uri":"`+uri+`"`).Body },
+			mcpspec.MethodDeregister:  func() string { return f.modern(key, mcpspec.MethodDeregister, `"uri":"`+uri+`"`).Body },
+			mcpspec.MethodEventsUnsub: func() string { return f.modern(key, mcpspec.MethodEventsUnsub, `"name":"ci.build",`+callback).Body },
+			mcpspec.MethodSubscribe:   func() string { return f.legacy(key, s, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`).Body },
+			mcpspec.MethodListen: func() string {
 				l := f.listen(key, "1", `{"resourceSubscriptions":["`+uri+`"]}`)
 				defer l.cancel()
 				return string(l.next().sse.Data)
@@ -34,13 +36,13 @@ func TestNoLeak(t *testing.T) {
 						t.Errorf("%s in %s", secret, got)
 					}
 				}
-				if (name == methodResources || name == methodListen) && strings.Contains(got, uri) {
+				if (name == mcpspec.MethodResources || name == mcpspec.MethodListen) && strings.Contains(got, uri) {
 					t.Errorf("the subscription shows in %s", got)
 				}
 			})
 		}
 	}
-	if names, _ := f.all(alice, methodResources); len(names) != 6 {
+	if names, _ := f.all(alice, mcpspec.MethodResources); len(names) != 6 {
 		t.Errorf("alice has lost something: %v", names)
 	}
 }

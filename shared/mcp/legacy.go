@@ -11,11 +11,12 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // postLegacy serves one message of the revisions that have sessions.
 func (e *Endpoint) postLegacy(w http.ResponseWriter, c *call) {
-	if c.msg.Kind == jsonrpc.Request && c.msg.Method == methodInitialize {
+	if c.msg.Kind == jsonrpc.Request && c.msg.Method == mcpspec.MethodInitialize {
 		e.initializeSession(w, c)
 		return
 	}
@@ -57,9 +58,9 @@ func (e *Endpoint) detach(c *call) (stop func()) {
 
 // enterSession finds the session and the revision of a request, or answers.
 func (e *Endpoint) enterSession(w http.ResponseWriter, c *call) bool {
-	c.version = V20250326 // what a client without the header speaks
-	if header := c.request.Header.Get(headerVersion); header != "" {
-		if c.version = Version(header); !c.version.known() || len(c.request.Header[headerVersion]) > 1 {
+	c.version = mcpspec.V20250326 // what a client without the header speaks
+	if header := c.request.Header.Get(mcpspec.HeaderVersion); header != "" {
+		if c.version = mcpspec.Version(header); !c.version.Known() || len(c.request.Header[mcpspec.HeaderVersion]) > 1 {
 			e.fail(w, http.StatusBadRequest, c.msg.ID, &jsonrpc.Error{
 				Code: jsonrpc.InvalidRequest, Message: "Bad Request: unsupported protocol version",
 				Data: map[string]any{"supported": e.supported(), "requested": clip(header)},
@@ -70,7 +71,7 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *call) bool {
 	if e.sessions == nil {
 		return true
 	}
-	id := c.request.Header.Get(headerSession)
+	id := c.request.Header.Get(mcpspec.HeaderSession)
 	if id == "" {
 		e.fail(w, http.StatusBadRequest, c.msg.ID, &jsonrpc.Error{
 			Code: jsonrpc.InvalidRequest, Message: "Bad Request: the header Mcp-Session-Id is missing; begin with initialize",
@@ -101,7 +102,7 @@ func (e *Endpoint) sessionFailed(w http.ResponseWriter, c *call, err error) {
 // initializeSession serves initialize: it settles the revision and makes the
 // session.
 func (e *Endpoint) initializeSession(w http.ResponseWriter, c *call) {
-	c.version = latestLegacy
+	c.version = mcpspec.LatestSessionBased
 	if e.sessions == nil {
 		e.fail(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
 		return
@@ -112,13 +113,13 @@ func (e *Endpoint) initializeSession(w http.ResponseWriter, c *call) {
 		return
 	}
 	// One that we do not serve in this era is answered with the latest that we do.
-	if v := Version(asked); v.known() && !v.modern() {
+	if v := mcpspec.Version(asked); v.Known() && !v.Stateless() {
 		c.version = v
 	}
 	declared := c.param("capabilities")
 	s := session{
 		Workspace: c.principal.Workspace, Principal: c.principal.ID, Version: c.version, Dialect: c.dialect,
-		Payloads: declares(declared, Extension), Events: declares(declared, EventsExtension),
+		Payloads: declares(declared, Extension), Events: declares(declared, mcpspec.EventsExtension),
 	}
 	if e.options.Gateway != nil {
 		s.Client = declaration(c.param("clientInfo"))
@@ -129,7 +130,7 @@ func (e *Endpoint) initializeSession(w http.ResponseWriter, c *call) {
 	if c.session != nil { // the dialect lets a session begin without initialize
 		err = e.redeclare(c, s)
 	} else if c.session, err = e.sessions.create(c.request.Context(), s); err == nil {
-		w.Header().Set(headerSession, c.session.id)
+		w.Header().Set(mcpspec.HeaderSession, c.session.id)
 	}
 	if err != nil {
 		e.sessionFailed(w, c, err)
@@ -165,7 +166,7 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage
 	refuse := func(text string) {
 		e.fail(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: text})
 	}
-	if Version(c.request.Header.Get(headerVersion)).modern() {
+	if mcpspec.Version(c.request.Header.Get(mcpspec.HeaderVersion)).Stateless() {
 		refuse("this revision has no batches")
 		return
 	}
@@ -173,7 +174,7 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage
 		return
 	}
 	switch {
-	case c.version != V20250326:
+	case c.version != mcpspec.V20250326:
 		refuse("this revision has no batches")
 		return
 	case len(parts) > maxBatch:
@@ -222,7 +223,7 @@ func rawBytes(raw []json.RawMessage) [][]byte {
 // answerOne serves a request of a batch and returns its response.
 func (e *Endpoint) answerOne(c *call) json.RawMessage {
 	m, ok := e.method(c.request.Context(), c.msg.Method)
-	if !ok || !m.legacy || c.msg.Method == methodInitialize {
+	if !ok || !m.legacy || c.msg.Method == mcpspec.MethodInitialize {
 		return jsonrpc.AppendError(nil, c.msg.ID, unknownMethod(c.msg.Method))
 	}
 	kept := &recorder{header: http.Header{}}
@@ -268,10 +269,10 @@ func (e *Endpoint) forward(w http.ResponseWriter, c *call, m method) {
 	if c.dialect {
 		r.URL.Path, r.URL.RawPath = pathEndpoint, ""
 	}
-	if !c.version.modern() {
+	if !c.version.Stateless() {
 		// The other side has no sessions; it serves the revision that was settled here.
-		r.Header.Del(headerSession)
-		r.Header.Set(headerVersion, string(c.version))
+		r.Header.Del(mcpspec.HeaderSession)
+		r.Header.Set(mcpspec.HeaderVersion, string(c.version))
 	}
 	m.forward.ServeHTTP(w, r)
 }

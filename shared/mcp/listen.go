@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
@@ -119,7 +120,7 @@ func (e *Endpoint) openListen(ctx context.Context, c *call) (*outlet, filter, er
 	}
 	o := &outlet{
 		endpoint: e, principal: c.principal, header: c.request.Header,
-		payloads: declares(jsonrpc.Member(c.meta, metaCapabilities), Extension),
+		payloads: declares(jsonrpc.Member(c.meta, mcpspec.MetaCapabilities), Extension),
 		targets:  map[string]target{},
 	}
 	honoured, err := o.honour(ctx, asked)
@@ -145,7 +146,7 @@ func (o *outlet) acknowledge(honoured filter) error {
 	if o.feed.Truncated {
 		truncated = func(b []byte) []byte { return append(b, `"`+MetaTruncated+`":true`...) }
 	}
-	return o.send(noteAcknowledged, members, truncated, o.resumeAt())
+	return o.send(mcpspec.NoteAcknowledged, members, truncated, o.resumeAt())
 }
 
 // complete ends a stream on the server's own account with its result.
@@ -209,12 +210,12 @@ func (c *call) cursor() (string, error) {
 // URI that is unknown, or not the caller's to have, is left out.
 func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
 	e := o.endpoint
-	o.resources = asked.ResourcesListChanged && e.has(methodResources)
-	o.events = asked.EventsListChanged && e.has(methodEvents)
+	o.resources = asked.ResourcesListChanged && e.has(mcpspec.MethodResources)
+	o.events = asked.EventsListChanged && e.has(mcpspec.MethodEvents)
 	o.contexts = asked.ConversationContext && e.options.Conversation != nil && e.options.Conversation.Offers(ctx, o.principal).Any()
 	// There may be no backend yet: these lists are told of when one comes, and acknowledged when one is there.
-	o.tools = asked.ToolsListChanged && e.has(methodToolsList)
-	o.prompts = asked.PromptsListChanged && e.has(methodPromptsList)
+	o.tools = asked.ToolsListChanged && e.has(mcpspec.MethodToolsList)
+	o.prompts = asked.PromptsListChanged && e.has(mcpspec.MethodPromptsList)
 	var offers gateway.Offers
 	if backends := e.gateway(ctx); backends != nil && (o.tools || o.prompts) {
 		offers = backends.Offers(ctx, gateway.Client{Principal: o.principal})

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -25,7 +26,7 @@ func TestListen(t *testing.T) {
 		} {
 			l := f.listen(alice, "1", filter)
 			m := l.next()
-			if l.status != 200 || m.Method != noteAcknowledged {
+			if l.status != 200 || m.Method != mcpspec.NoteAcknowledged {
 				t.Fatalf("%d %s", l.status, m.sse.Data)
 			}
 			sameJSON(t, m.Params.Notifications, want)
@@ -41,7 +42,7 @@ func TestListen(t *testing.T) {
 			must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
 			frames = append(frames, l.next(), l.next())
 			for _, m := range frames {
-				if got := string(m.Params.Meta[metaSubscription]); got != id {
+				if got := string(m.Params.Meta[mcpspec.MetaSubscription]); got != id {
 					t.Errorf("%s: subscription id %s, want %s", m.Method, got, id)
 				}
 				if m.Params.Meta[MetaCursor] == nil {
@@ -51,7 +52,7 @@ func TestListen(t *testing.T) {
 					t.Errorf("SUB-10: %s has an SSE id or retry", m.Method)
 				}
 			}
-			if frames[2].Method != noteResourcesChange || frames[3].Method != noteEventsChange {
+			if frames[2].Method != mcpspec.NoteResourcesChange || frames[3].Method != mcpspec.NoteEventsChange {
 				t.Errorf("got %s, %s", frames[2].Method, frames[3].Method)
 			}
 			l.cancel()
@@ -61,12 +62,12 @@ func TestListen(t *testing.T) {
 		f := newFixture(t, nil)
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
 		for filter, want := range map[string][]string{
-			`{"resourcesListChanged":true}`:                           {noteResourcesChange, noteResourcesChange},
-			`{"eventsListChanged":true}`:                              {noteEventsChange},
-			`{"resourceSubscriptions":["event://ci/build-finished"]}`: {noteUpdated},
-			`{"resourceSubscriptions":["` + uri + `"]}`:               {noteUpdated},
+			`{"resourcesListChanged":true}`:                           {mcpspec.NoteResourcesChange, mcpspec.NoteResourcesChange},
+			`{"eventsListChanged":true}`:                              {mcpspec.NoteEventsChange},
+			`{"resourceSubscriptions":["event://ci/build-finished"]}`: {mcpspec.NoteUpdated},
+			`{"resourceSubscriptions":["` + uri + `"]}`:               {mcpspec.NoteUpdated},
 			`{"resourcesListChanged":true,"eventsListChanged":true,"resourceSubscriptions":["event://ci","` + uri + `"]}`: {
-				noteResourcesChange, noteEventsChange, noteResourcesChange, noteUpdated, noteUpdated, noteUpdated,
+				mcpspec.NoteResourcesChange, mcpspec.NoteEventsChange, mcpspec.NoteResourcesChange, mcpspec.NoteUpdated, mcpspec.NoteUpdated, mcpspec.NoteUpdated,
 			},
 			`{"toolsListChanged":true,"promptsListChanged":true}`: nil,
 		} {
@@ -140,19 +141,19 @@ func TestListen(t *testing.T) {
 		l.next()
 		must(t, f.endpoint.Close(t.Context()))
 		m := l.next()
-		if string(m.ID) != `"x"` || m.Result.ResultType != "complete" || string(m.Result.Meta[metaSubscription]) != `"x"` ||
-			m.Result.Meta[MetaCursor] == nil || m.Result.Meta[metaServer] == nil {
+		if string(m.ID) != `"x"` || m.Result.ResultType != "complete" || string(m.Result.Meta[mcpspec.MetaSubscription]) != `"x"` ||
+			m.Result.Meta[MetaCursor] == nil || m.Result.Meta[mcpspec.MetaServer] == nil {
 			t.Errorf("got %s", m.sse.Data)
 		}
 		l.end()
-		r := f.modern(alice, methodListen, `"notifications":{}`)
+		r := f.modern(alice, mcpspec.MethodListen, `"notifications":{}`)
 		if r.Status != http.StatusServiceUnavailable || r.Header.Get("Retry-After") == "" {
 			t.Errorf("a new one: %+v", r)
 		}
 	})
 	t.Run("SUB-07_headers", func(t *testing.T) {
 		l := newFixture(t, nil).listen(alice, "1", `{}`)
-		for name, want := range map[string]string{"Content-Type": "text/event-stream", "X-Accel-Buffering": "no", "Cache-Control": "no-cache", headerSession: ""} {
+		for name, want := range map[string]string{"Content-Type": "text/event-stream", "X-Accel-Buffering": "no", "Cache-Control": "no-cache", mcpspec.HeaderSession: ""} {
 			if got := l.header.Get(name); got != want {
 				t.Errorf("%s: %q, want %q", name, got, want)
 			}
@@ -198,7 +199,7 @@ func TestListen(t *testing.T) {
 		l.cancel()
 		f.log.Retention = time.Nanosecond
 		m := f.listenWith(alice, "1", `{"resourceSubscriptions":["event://ci/deploy"]}`, `"`+MetaCursor+`":`+cursor).next()
-		if m.Method != noteAcknowledged || string(m.Params.Meta[MetaTruncated]) != "true" {
+		if m.Method != mcpspec.NoteAcknowledged || string(m.Params.Meta[MetaTruncated]) != "true" {
 			t.Errorf("got %s", m.sse.Data)
 		}
 	})
@@ -210,7 +211,7 @@ func TestListen(t *testing.T) {
 		"URIs_no_texts":      `"notifications":{"resourceSubscriptions":[1]}`,
 	} {
 		t.Run("SUB-09_"+name, func(t *testing.T) {
-			if r := newFixture(t, nil).modern(alice, methodListen, params); r.Status != 400 || r.code(t) != -32602 {
+			if r := newFixture(t, nil).modern(alice, mcpspec.MethodListen, params); r.Status != 400 || r.code(t) != -32602 {
 				t.Errorf("%d %s", r.Status, r.Body)
 			}
 		})
@@ -220,8 +221,8 @@ func TestListen(t *testing.T) {
 		l := f.listen(foreign, "1", `{}`)
 		theirs := string(l.next().Params.Meta[MetaCursor])
 		for _, cursor := range []string{`"x"`, `7`, `""`, `"` + strings.Repeat("A", 44) + `"`, theirs} {
-			body := strings.Replace(modernBody("1", methodListen, `"notifications":{}`), `"_meta":{`, `"_meta":{"`+MetaCursor+`":`+cursor+`,`, 1)
-			if r := f.do("POST", alice, body, modernHeaders(methodListen, "")...); r.Status != 400 || r.code(t) != -32602 {
+			body := strings.Replace(modernBody("1", mcpspec.MethodListen, `"notifications":{}`), `"_meta":{`, `"_meta":{"`+MetaCursor+`":`+cursor+`,`, 1)
+			if r := f.do("POST", alice, body, modernHeaders(mcpspec.MethodListen, "")...); r.Status != 400 || r.code(t) != -32602 {
 				t.Errorf("%s: %d %s", cursor, r.Status, r.Body)
 			}
 		}
@@ -229,7 +230,7 @@ func TestListen(t *testing.T) {
 	t.Run("AUT-07_streams_are_bounded", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.MaxStreams = 1 })
 		f.listen(alice, "1", `{}`).next()
-		r := f.modern(alice, methodListen, `"notifications":{}`)
+		r := f.modern(alice, mcpspec.MethodListen, `"notifications":{}`)
 		if r.Status != 503 || r.code(t) != codeUnavailable || r.Header.Get("Retry-After") == "" {
 			t.Errorf("%+v", r)
 		}
@@ -238,7 +239,7 @@ func TestListen(t *testing.T) {
 			`"event://ci/deploy","event://ci/deploy","event://ci/deploy","event://ci/deploy"`: "streamURIs",
 			`"event://ci","event://github"`: "streamPatterns",
 		} {
-			r := f.modern(alice, methodListen, `"notifications":{"resourceSubscriptions":[`+uris+`]}`)
+			r := f.modern(alice, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":[`+uris+`]}`)
 			if r.code(t) != codeExhausted || !strings.Contains(r.Body, limit) {
 				t.Errorf("%+v", r)
 			}
@@ -250,7 +251,7 @@ func TestListen(t *testing.T) {
 		l.next()
 		f.catalogs.Replace(mustParse(t, strings.Replace(testCatalog, "event://ci/build-finished", "event://ci/deploy/step", 1)))
 		must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
-		if m := l.next(); m.Method != noteResourcesChange {
+		if m := l.next(); m.Method != mcpspec.NoteResourcesChange {
 			t.Fatalf("got %s", m.sse.Data)
 		}
 		f.waitShape("event://ci/deploy")

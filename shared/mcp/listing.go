@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -167,7 +168,7 @@ const listTTL = 5000
 // shared is the scope of a result that is the same for everybody who may call.
 // Only without authentication is that everybody; up to 2025-11-25 nobody is told.
 func (c *call) shared(open bool) *caching {
-	if open && c.principal.Anonymous && c.version.modern() {
+	if open && c.principal.Anonymous && c.version.Stateless() {
 		return &caching{listTTL, public}
 	}
 	return &caching{listTTL, private}
@@ -351,15 +352,15 @@ func (e *Endpoint) listEvents(ctx context.Context, c *call) (result, error) {
 func (e *Endpoint) delivery(entry *catalog.Entry, c *call) []string {
 	p := c.principal
 	var modes []string
-	if entry.PushAllowed() && e.has(methodEventsStream) && c.version.modern() && p.Has(auth.ScopeRead) {
-		modes = append(modes, modePush)
+	if entry.PushAllowed() && e.has(mcpspec.MethodEventsStream) && c.version.Stateless() && p.Has(auth.ScopeRead) {
+		modes = append(modes, mcpspec.ModePush)
 	}
-	if entry.PollAllowed() && e.has(methodEventsPoll) && p.Has(auth.ScopeRead) {
-		modes = append(modes, modePoll)
+	if entry.PollAllowed() && e.has(mcpspec.MethodEventsPoll) && p.Has(auth.ScopeRead) {
+		modes = append(modes, mcpspec.ModePoll)
 	}
-	if entry.WebhookAllowed() && e.has(methodEventsSub) && p.Has(auth.ScopeSubscribe) &&
+	if entry.WebhookAllowed() && e.has(mcpspec.MethodEventsSub) && p.Has(auth.ScopeSubscribe) &&
 		(!p.Anonymous || e.options.AnonymousWebhooks) {
-		modes = append(modes, modeWebhook)
+		modes = append(modes, mcpspec.ModeWebhook)
 	}
 	return slices.Clip(modes)
 }

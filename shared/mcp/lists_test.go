@@ -10,6 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -50,7 +51,7 @@ func TestListResources(t *testing.T) {
 	f := newFixture(t, nil)
 	t.Run("EVS-02_fixed_event_types_with_their_schema", func(t *testing.T) {
 		var p listPage
-		f.modern(alice, methodResources, "").result(t, &p)
+		f.modern(alice, mcpspec.MethodResources, "").result(t, &p)
 		want := `{"uri":"event://ci/build-finished","name":"ci.build","title":"Build finished","description":"A build came to its end.",
 			"mimeType":"application/json","_meta":{"webhookType":"ci.build",
 			"eventSchema":{"type":"object","required":["status"],"properties":{"status":{"type":"string"}}}}}`
@@ -58,31 +59,31 @@ func TestListResources(t *testing.T) {
 		sameJSON(t, got, want)
 	})
 	t.Run("EVS-02_in_both_eras_the_same", func(t *testing.T) {
-		s := f.session(alice, V20250618)
+		s := f.session(alice, mcpspec.V20250618)
 		var old listPage
-		r := f.legacy(alice, s, methodResources, "")
+		r := f.legacy(alice, s, mcpspec.MethodResources, "")
 		r.result(t, &old)
 		var names []string
 		for _, x := range old.Resources {
 			names = append(names, x["name"].(string))
 		}
-		modern, _ := f.all(alice, methodResources)
+		modern, _ := f.all(alice, mcpspec.MethodResources)
 		if !slices.Equal(names, modern) || strings.Contains(r.Body, "resultType") || strings.Contains(r.Body, "ttlMs") {
 			t.Errorf("%v, %v: %s", names, modern, r.Body)
 		}
 	})
 	t.Run("AUT-04_only_what_the_caller_may_see", func(t *testing.T) {
 		open := []string{"ci.build", "ci.deploy", "audit.entry", "chat.typing"}
-		if names, _ := f.all(alice, methodResources); !slices.Equal(names, open) {
+		if names, _ := f.all(alice, mcpspec.MethodResources); !slices.Equal(names, open) {
 			t.Errorf("alice sees %v", names)
 		}
-		if names, _ := f.all(billing, methodResources); !slices.Equal(names, []string{"ci.build", "ci.deploy", "billing.invoice", "audit.entry", "chat.typing"}) {
+		if names, _ := f.all(billing, mcpspec.MethodResources); !slices.Equal(names, []string{"ci.build", "ci.deploy", "billing.invoice", "audit.entry", "chat.typing"}) {
 			t.Errorf("billing sees %v", names)
 		}
 	})
 	t.Run("EVS-02_a_foreign_cursor_is_refused", func(t *testing.T) {
 		for _, cursor := range []string{`"x"`, `"!"`, `""`, `7`, `"Y25vLnN1Y2g"`} {
-			if r := f.modern(alice, methodResources, `"cursor":`+cursor); r.Status != 400 || r.code(t) != -32602 {
+			if r := f.modern(alice, mcpspec.MethodResources, `"cursor":`+cursor); r.Status != 400 || r.code(t) != -32602 {
 				t.Errorf("%s: %d %s", cursor, r.Status, r.Body)
 			}
 		}
@@ -93,7 +94,7 @@ func TestListTemplates(t *testing.T) {
 	f := newFixture(t, nil)
 	t.Run("EVS-03_templates_with_their_schemas", func(t *testing.T) {
 		var p listPage
-		f.modern(alice, methodTemplates, "").result(t, &p)
+		f.modern(alice, mcpspec.MethodTemplates, "").result(t, &p)
 		got, _ := json.Marshal(p.ResourceTemplates[0])
 		sameJSON(t, got, `{"uriTemplate":"event://github/{owner}/{repo}/pull_request","name":"github.pull_request","title":"Pull request changed",
 			"description":"A pull request changed.","mimeType":"application/json","_meta":{"webhookType":"github.pr","eventSchema":{"type":"object"},
@@ -103,10 +104,10 @@ func TestListTemplates(t *testing.T) {
 			"paramsSchema":{"type":"object","properties":{"owner":{"type":"string"},"repo":{"type":"string"}},"required":["owner","repo"]}}`)
 	})
 	t.Run("AUT-04_by_claim", func(t *testing.T) {
-		if names, _ := f.all(alice, methodTemplates); !slices.Equal(names, []string{"github.pull_request", "github.push"}) {
+		if names, _ := f.all(alice, mcpspec.MethodTemplates); !slices.Equal(names, []string{"github.pull_request", "github.push"}) {
 			t.Errorf("alice sees %v", names)
 		}
-		if names, _ := f.all(acme, methodTemplates); !slices.Equal(names, []string{"github.pull_request", "github.push", "tenant.alarm"}) {
+		if names, _ := f.all(acme, mcpspec.MethodTemplates); !slices.Equal(names, []string{"github.pull_request", "github.push", "tenant.alarm"}) {
 			t.Errorf("acme sees %v", names)
 		}
 	})
@@ -116,7 +117,7 @@ func TestListEvents(t *testing.T) {
 	f := newFixture(t, nil)
 	t.Run("EVX-02_event_types_with_their_schemas", func(t *testing.T) {
 		var p listPage
-		f.modern(alice, methodEvents, "").result(t, &p)
+		f.modern(alice, mcpspec.MethodEvents, "").result(t, &p)
 		got, _ := json.Marshal(p.Events[0])
 		var entry struct {
 			Name, Description          string
@@ -139,7 +140,7 @@ func TestListEvents(t *testing.T) {
 			acme:    {"ci.build", "ci.deploy", "github.pull_request", "github.push", "tenant.alarm", "audit.entry", "chat.typing"},
 			reader:  {"ci.build", "ci.deploy", "github.pull_request", "github.push", "chat.typing"}, // webhooks need a scope
 		} {
-			if names, _ := f.all(key, methodEvents); !slices.Equal(names, want) {
+			if names, _ := f.all(key, mcpspec.MethodEvents); !slices.Equal(names, want) {
 				t.Errorf("%s sees %v", key, names)
 			}
 		}
@@ -170,7 +171,7 @@ func TestListEvents(t *testing.T) {
 			f := newFixture(t, tc.change)
 			session := ""
 			if tc.session {
-				session = f.session(tc.key, V20251125)
+				session = f.session(tc.key, mcpspec.V20251125)
 			}
 			got := f.delivery(tc.key, session)
 			for name, modes := range tc.want {
@@ -192,9 +193,9 @@ func (f *fixture) delivery(key, session string) map[string]string {
 		}
 	}
 	if session == "" {
-		f.modern(key, methodEvents, "").result(f.t, &p)
+		f.modern(key, mcpspec.MethodEvents, "").result(f.t, &p)
 	} else {
-		f.legacy(key, session, methodEvents, "").result(f.t, &p)
+		f.legacy(key, session, mcpspec.MethodEvents, "").result(f.t, &p)
 	}
 	modes := map[string]string{}
 	for _, e := range p.Events {
@@ -251,7 +252,7 @@ func TestPagination(t *testing.T) {
 				f := newFixture(t, func(o *Options) {
 					o.PageSize, o.Catalogs, o.Subscriptions = size, catalog.NewStatic(cat), counted{subs, "alice"}
 				})
-				names, pages := f.all(alice, methodResources)
+				names, pages := f.all(alice, mcpspec.MethodResources)
 				for _, p := range pages {
 					if len(p.Resources) > size {
 						t.Errorf("a page of %d", len(p.Resources))
@@ -267,11 +268,11 @@ func TestPagination(t *testing.T) {
 				if !slices.Equal(names, wanted) {
 					t.Errorf("got %v", names)
 				}
-				events, _ := f.all(alice, methodEvents)
+				events, _ := f.all(alice, mcpspec.MethodEvents)
 				if !slices.Equal(events, want) {
 					t.Errorf("EVX-02: got %v", events)
 				}
-				if got, _ := f.all(bob, methodResources); !slices.Equal(got, want) {
+				if got, _ := f.all(bob, mcpspec.MethodResources); !slices.Equal(got, want) {
 					t.Errorf("bob sees %v", got)
 				}
 			})
@@ -297,11 +298,11 @@ func TestCacheScope(t *testing.T) {
 				tc.change(o)
 			})
 			var p listPage
-			f.modern(alice, methodTemplates, "").result(t, &p)
+			f.modern(alice, mcpspec.MethodTemplates, "").result(t, &p)
 			if p.CacheScope != tc.want {
 				t.Errorf("templates are %s", p.CacheScope)
 			}
-			f.modern(alice, methodResources, "").result(t, &p)
+			f.modern(alice, mcpspec.MethodResources, "").result(t, &p)
 			if p.CacheScope != private {
 				t.Errorf("resources, which hold the caller's subscriptions, are %s", p.CacheScope)
 			}

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcp/severity"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // logger names the origin of our log messages to clients.
@@ -17,7 +17,7 @@ func (e *Endpoint) setLevel(ctx context.Context, c *call) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	if !severity.Known(level) {
+	if !mcpspec.KnownSeverity(level) {
 		return result{}, invalidParams("level must be one of the severities of RFC 5424, debug to emergency")
 	}
 	if err := e.sessions.change(ctx, c.session, func(s *session) { s.Level = level }); err != nil {
@@ -33,10 +33,10 @@ func (e *Endpoint) setLevel(ctx context.Context, c *call) (result, error) {
 
 // say sends a log message, if its level is asked for.
 func (s *sessionStream) say(level, message, uri string) error {
-	if s.sess.Level == "" || !severity.AtLeast(level, s.sess.Level) {
+	if s.sess.Level == "" || !mcpspec.SevereAs(level, s.sess.Level) {
 		return nil
 	}
-	return s.send(noteMessage, func(b []byte) []byte {
+	return s.send(mcpspec.NoteMessage, func(b []byte) []byte {
 		b = append(b, `"level":"`+level+`","logger":"`+logger+`","data":{"message":`...)
 		b = jsonrpc.AppendString(b, message)
 		if uri != "" {
@@ -54,12 +54,12 @@ func (s *sessionStream) tellLost(t target) error {
 // checkLogLevel refuses a request of 2026-07-28 that asks for log messages at a level that
 // there is not. Only backends send some in this revision, which deprecates them.
 func (c *call) checkLogLevel() *jsonrpc.Error {
-	raw := jsonrpc.Member(c.meta, metaLogLevel)
+	raw := jsonrpc.Member(c.meta, mcpspec.MetaLogLevel)
 	if raw == nil {
 		return nil
 	}
-	if level, ok := jsonrpc.String(raw); !ok || !severity.Known(level) {
-		return invalidParams("%s must be one of the severities of RFC 5424", metaLogLevel)
+	if level, ok := jsonrpc.String(raw); !ok || !mcpspec.KnownSeverity(level) {
+		return invalidParams("%s must be one of the severities of RFC 5424", mcpspec.MetaLogLevel)
 	}
 	return nil
 }

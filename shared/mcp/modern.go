@@ -7,7 +7,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcp/mirror"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
@@ -53,9 +53,9 @@ func unknownMethod(name string) *jsonrpc.Error {
 
 // checkVersion checks that header and _meta name the same known revision, and
 // that _meta has what it must. A notification has to have neither.
-func (c *call) checkVersion(supported []Version) *jsonrpc.Error {
-	headers := c.request.Header[headerVersion]
-	raw := jsonrpc.Member(c.meta, metaVersion)
+func (c *call) checkVersion(supported []mcpspec.Version) *jsonrpc.Error {
+	headers := c.request.Header[mcpspec.HeaderVersion]
+	raw := jsonrpc.Member(c.meta, mcpspec.MetaVersion)
 	version, isText := jsonrpc.String(raw)
 	switch {
 	case len(headers) > 1:
@@ -63,24 +63,24 @@ func (c *call) checkVersion(supported []Version) *jsonrpc.Error {
 	case len(headers) == 0 && c.msg.Kind == jsonrpc.Request:
 		return mismatch("%s is missing", "MCP-Protocol-Version")
 	case raw == nil && c.msg.Kind == jsonrpc.Request:
-		return invalidParams("_meta must name %s", metaVersion)
+		return invalidParams("_meta must name %s", mcpspec.MetaVersion)
 	case raw != nil && !isText:
-		return invalidParams("%s must be a string", metaVersion)
+		return invalidParams("%s must be a string", mcpspec.MetaVersion)
 	case raw != nil && len(headers) == 1 && headers[0] != version:
 		return mismatch("MCP-Protocol-Version is %q and _meta names %q", clip(headers[0]), clip(version))
 	}
 	if c.msg.Kind == jsonrpc.Request {
-		if declared := jsonrpc.Member(c.meta, metaCapabilities); len(declared) == 0 || declared[0] != '{' {
-			return invalidParams("_meta must have the object %s", metaCapabilities)
+		if declared := jsonrpc.Member(c.meta, mcpspec.MetaCapabilities); len(declared) == 0 || declared[0] != '{' {
+			return invalidParams("_meta must have the object %s", mcpspec.MetaCapabilities)
 		}
 	}
 	if len(headers) == 1 {
 		version = headers[0]
 	}
-	if c.version = Version(version); c.version != V20260728 {
-		c.version = V20260728 // the form of the answer
+	if c.version = mcpspec.Version(version); c.version != mcpspec.V20260728 {
+		c.version = mcpspec.V20260728 // the form of the answer
 		return &jsonrpc.Error{
-			Code: codeUnsupportedVersion, Message: "Unsupported protocol version",
+			Code: mcpspec.CodeUnsupportedVersion, Message: "Unsupported protocol version",
 			Data: map[string]any{"supported": supported, "requested": clip(version)},
 		}
 	}
@@ -89,22 +89,22 @@ func (c *call) checkVersion(supported []Version) *jsonrpc.Error {
 
 func mismatch(format string, args ...any) *jsonrpc.Error {
 	bad := invalidParams("Header mismatch: "+format, args...)
-	bad.Code = codeHeaderMismatch
+	bad.Code = mcpspec.CodeHeaderMismatch
 	return bad
 }
 
 // checkHeaders checks that Mcp-Method and Mcp-Name repeat the body. On a
 // notification they need not be there.
 func (c *call) checkHeaders() *jsonrpc.Error {
-	if bad := c.checkHeader(headerMethod, c.msg.Method); bad != nil {
+	if bad := c.checkHeader(mcpspec.HeaderMethod, c.msg.Method); bad != nil {
 		return bad
 	}
-	member, ok := mirrored[c.msg.Method]
+	member, ok := mcpspec.Mirrored[c.msg.Method]
 	if !ok {
 		return nil
 	}
 	name, _ := jsonrpc.String(c.param(member))
-	return c.checkHeader(headerName, name)
+	return c.checkHeader(mcpspec.HeaderName, name)
 }
 
 func (c *call) checkHeader(header, want string) *jsonrpc.Error {
@@ -118,9 +118,9 @@ func (c *call) checkHeader(header, want string) *jsonrpc.Error {
 		return mismatch("%s was sent more than once", header)
 	}
 	got := strings.Trim(values[0], " \t")
-	if header == headerName { // the one that may be in Base64
+	if header == mcpspec.HeaderName { // the one that may be in Base64
 		var err error
-		if got, err = mirror.Decode(got); err != nil {
+		if got, err = mcpspec.DecodeHeader(got); err != nil {
 			return mismatch("%s is malformed", header)
 		}
 	}
@@ -194,7 +194,7 @@ func (e *Endpoint) answerFault(w http.ResponseWriter, c *call, m method, err err
 	case fault.Is(err, fault.Forbidden) && missingScopes(err):
 		code = http.StatusForbidden
 		w.Header().Set("WWW-Authenticate", auth.Challenge(err, e.options.ResourceMetadata))
-	case c.version.modern():
+	case c.version.Stateless():
 		code = status(rpc)
 	}
 	e.fail(w, code, c.msg.ID, rpc)

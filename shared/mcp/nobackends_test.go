@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // GWN-01: as long as there are no backends the endpoint is to clients what it is without a gateway.
@@ -13,16 +14,16 @@ func TestGatewayWithoutBackends(t *testing.T) {
 	without, with := newFixture(t, nil), newFixture(t, func(o *Options) { o.Gateway = g })
 	type request struct{ method, params string }
 	modern := []request{
-		{methodDiscover, ""},
-		{methodToolsList, ""},
-		{methodToolsCall, `"name":"t","arguments":{}`},
-		{methodPromptsList, ""},
-		{methodPromptsGet, `"name":"p"`},
-		{methodResources, ""},
-		{methodTemplates, ""},
-		{methodResources, `"cursor":"Yng"`},
-		{methodRead, `"uri":"file:///x"`},
-		{methodComplete, `"ref":{"type":"ref/prompt","name":"p"},"argument":{"name":"a","value":""}`},
+		{mcpspec.MethodDiscover, ""},
+		{mcpspec.MethodToolsList, ""},
+		{mcpspec.MethodToolsCall, `"name":"t","arguments":{}`},
+		{mcpspec.MethodPromptsList, ""},
+		{mcpspec.MethodPromptsGet, `"name":"p"`},
+		{mcpspec.MethodResources, ""},
+		{mcpspec.MethodTemplates, ""},
+		{mcpspec.MethodResources, `"cursor":"Yng"`},
+		{mcpspec.MethodRead, `"uri":"file:///x"`},
+		{mcpspec.MethodComplete, `"ref":{"type":"ref/prompt","name":"p"},"argument":{"name":"a","value":""}`},
 	}
 	for _, r := range modern {
 		want, got := without.modern(alice, r.method, r.params), with.modern(alice, r.method, r.params)
@@ -30,8 +31,8 @@ func TestGatewayWithoutBackends(t *testing.T) {
 			t.Errorf("%s %s: %d %s, without a gateway %d %s", r.method, r.params, got.Status, got.Body, want.Status, want.Body)
 		}
 	}
-	a, b := without.session(alice, V20251125), with.session(alice, V20251125)
-	for _, r := range append(modern[1:], request{methodSubscribe, `"uri":"file:///x"`}, request{methodSetLevel, `"level":"debug"`}) {
+	a, b := without.session(alice, mcpspec.V20251125), with.session(alice, mcpspec.V20251125)
+	for _, r := range append(modern[1:], request{mcpspec.MethodSubscribe, `"uri":"file:///x"`}, request{mcpspec.MethodSetLevel, `"level":"debug"`}) {
 		want, got := without.legacy(alice, a, r.method, r.params), with.legacy(alice, b, r.method, r.params)
 		if got.Status != want.Status || got.Body != want.Body {
 			t.Errorf("in a session %s %s: %d %s, without a gateway %d %s", r.method, r.params, got.Status, got.Body, want.Status, want.Body)

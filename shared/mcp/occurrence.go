@@ -10,6 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -69,7 +70,7 @@ func choose(cat *catalog.Catalog, name string, arguments json.RawMessage, p auth
 	if err := s.Allowed(p); err != nil {
 		return s, err
 	}
-	if mode == modePoll && !entry.PollAllowed() || mode == modePush && !entry.PushAllowed() {
+	if mode == mcpspec.ModePoll && !entry.PollAllowed() || mode == mcpspec.ModePush && !entry.PushAllowed() {
 		return s, unsupportedMode(name, mode)
 	}
 	return s, nil

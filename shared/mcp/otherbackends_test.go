@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -25,7 +26,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	ack := listen.next()
 	sameJSON(t, ack.Params.Notifications, `{"resourcesListChanged":true}`) // what there is now
 	before := string(ack.Params.Meta[MetaCursor])
-	get := f.stream(billing, f.session(billing, V20251125), "")
+	get := f.stream(billing, f.session(billing, mcpspec.V20251125), "")
 	get.event() // only an id
 	req := f.request("GET", billing, "", "Accept:", "Accept: text/event-stream")
 	req.URL.Path = "/mcp/" + f.principal(billing).Workspace
@@ -39,7 +40,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 		o.next()
 	}
 
-	all := []string{noteToolsChange, notePromptsChange, noteResourcesChange}
+	all := []string{mcpspec.NoteToolsChange, mcpspec.NotePromptsChange, mcpspec.NoteResourcesChange}
 	told := func(o *open, era string, want ...string) {
 		t.Helper()
 		var got []string
@@ -67,14 +68,14 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	for era, o := range following {
 		told(o, era, all...)
 	}
-	tell(noteToolsChange)
+	tell(mcpspec.NoteToolsChange)
 	for era, o := range following {
-		told(o, era, noteToolsChange)
+		told(o, era, mcpspec.NoteToolsChange)
 	}
 	// Whoever was away learns of it too, and follows the new one.
 	back := reopen(before)
 	back.next()
-	told(back, "resumed", noteToolsChange)
+	told(back, "resumed", mcpspec.NoteToolsChange)
 
 	hidden := b
 	hidden.Scopes = []string{"never"}
@@ -82,7 +83,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	for era, o := range following {
 		told(o, era, all...)
 	}
-	tell(noteToolsChange)
+	tell(mcpspec.NoteToolsChange)
 	use("3")
 	for era, o := range following {
 		told(o, era, all...)

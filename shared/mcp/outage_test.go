@@ -9,6 +9,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // TestWhileTheStoreIsGone: AUT-06: what the server tried is not told.
@@ -16,11 +17,11 @@ func TestWhileTheStoreIsGone(t *testing.T) {
 	f := newFixture(t, nil)
 	must(t, f.db.(io.Closer).Close())
 	for name, r := range map[string]reply{
-		"read":       f.modern(alice, methodRead, `"uri":"event://ci/deploy"`),
-		"poll":       f.modern(alice, methodEventsPoll, `"name":"github.push","arguments":{"owner":"acme"}`),
-		"listen":     f.modern(alice, methodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`),
+		"read":       f.modern(alice, mcpspec.MethodRead, `"uri":"event://ci/deploy"`),
+		"poll":       f.modern(alice, mcpspec.MethodEventsPoll, `"name":"github.push","arguments":{"owner":"acme"}`),
+		"listen":     f.modern(alice, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`),
 		"initialize": f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}`),
-		"a session":  f.legacy(alice, "some", methodPing, ""),
+		"a session":  f.legacy(alice, "some", mcpspec.MethodPing, ""),
 	} {
 		m := r.rpc(t)
 		if m.Error == nil || m.Error.Code != codeUnavailable || m.Error.Message != "this cannot be done now; try again" || strings.Contains(r.Body, "data") {
@@ -49,11 +50,11 @@ func TestAStreamThatFailsOverAnEventLosesNothing(t *testing.T) {
 	const filter = `{"resourceSubscriptions":["` + uri + `"]}`
 	catalogs := &fickle{}
 	f := newFixture(t, func(o *Options) { catalogs.Catalogs, o.Catalogs = o.Catalogs, catalogs })
-	session := f.session(alice, V20251125)
+	session := f.session(alice, mcpspec.V20251125)
 	f.follow(alice, session, uri)
 
 	l, s := f.listen(alice, "1", filter), f.stream(alice, session, "")
-	if m := l.next(); m.Method != noteAcknowledged {
+	if m := l.next(); m.Method != mcpspec.NoteAcknowledged {
 		t.Fatalf("got %s", m.sse.Data)
 	}
 	s.event()
@@ -71,7 +72,7 @@ func TestAStreamThatFailsOverAnEventLosesNothing(t *testing.T) {
 
 	l = f.listenWith(alice, "2", filter, `"`+MetaCursor+`":`+string(listened.Result.Meta[MetaCursor]))
 	s = f.stream(alice, session, followed.ID)
-	if m := l.next(); m.Method != noteAcknowledged {
+	if m := l.next(); m.Method != mcpspec.NoteAcknowledged {
 		t.Fatalf("got %s", m.sse.Data)
 	}
 	s.event()

@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -176,12 +177,12 @@ func (o *outlet) deliver(ctx context.Context, d stream.Delivery) error {
 	case d.Topic == stream.TopicCatalog && stream.OfBackends(d.Notice):
 		return o.sendOtherBackends(ctx, d.Cursor)
 	case d.Topic == stream.TopicCatalog:
-		if err := o.sendChanges(d.Cursor, noteResourcesChange, noteEventsChange); err != nil {
+		if err := o.sendChanges(d.Cursor, mcpspec.NoteResourcesChange, mcpspec.NoteEventsChange); err != nil {
 			return err
 		}
 		return o.resolveAgain(ctx)
 	case d.Topic == stream.TopicPrincipal(o.principal.ID):
-		return o.sendChanges(d.Cursor, noteResourcesChange)
+		return o.sendChanges(d.Cursor, mcpspec.NoteResourcesChange)
 	case strings.HasPrefix(d.Topic, topicSubscriptions):
 		return o.sendState(d)
 	case strings.HasPrefix(d.Topic, topicBackends):
@@ -200,15 +201,15 @@ func (o *outlet) deliver(ctx context.Context, d stream.Delivery) error {
 // asks reports whether the client is told of a list's changes by this notification.
 func (o *outlet) asks(note string) bool {
 	switch note {
-	case noteResourcesChange:
+	case mcpspec.NoteResourcesChange:
 		return o.resources
-	case noteEventsChange:
+	case mcpspec.NoteEventsChange:
 		return o.events
-	case noteToolsChange:
+	case mcpspec.NoteToolsChange:
 		return o.tools
-	case notePromptsChange:
+	case mcpspec.NotePromptsChange:
 		return o.prompts
-	case noteRootsChange:
+	case mcpspec.NoteRootsChange:
 		return o.roots
 	}
 	return false
@@ -249,7 +250,7 @@ func (o *outlet) sendEvent(ctx context.Context, d stream.Delivery) error {
 		b = append(b, `,"payload":`...)
 		return append(b, ev.Data...)
 	}
-	return o.send(noteUpdated, members, func(b []byte) []byte { return o.eventMeta(b, ev) }, d.Cursor)
+	return o.send(mcpspec.NoteUpdated, members, func(b []byte) []byte { return o.eventMeta(b, ev) }, d.Cursor)
 }
 
 func (o *outlet) eventMeta(b []byte, ev *event.Event) []byte {
@@ -272,7 +273,7 @@ func (o *outlet) sendState(d stream.Delivery) error {
 			State string `json:"state"`
 		}
 		_ = json.Unmarshal(d.Notice, &notice) // ours; without a state the client reads it
-		return o.send(noteUpdated, func(b []byte) []byte {
+		return o.send(mcpspec.NoteUpdated, func(b []byte) []byte {
 			b = jsonrpc.AppendString(append(b, `"uri":`...), t.asked)
 			if notice.State != "" {
 				b = jsonrpc.AppendString(append(b, `,"payload":{"state":`...), notice.State)
@@ -311,7 +312,7 @@ func (o *outlet) send(name string, members, meta func([]byte) []byte, cursor str
 			if meta != nil {
 				b = append(b, ',')
 			}
-		} else if name == noteUpdated && cursor != "" && meta != nil {
+		} else if name == mcpspec.NoteUpdated && cursor != "" && meta != nil {
 			b = jsonrpc.AppendString(append(b, `"`+MetaCursor+`":`...), cursor)
 			b = append(b, ',')
 		}
@@ -333,7 +334,7 @@ func (o *outlet) send(name string, members, meta func([]byte) []byte, cursor str
 // appendIDs appends what every message of a listen or an events/stream carries in
 // _meta. The latter has its cursors in params.
 func (o *outlet) appendIDs(b []byte, cursor string) []byte {
-	b = append(b, `"`+metaSubscription+`":`...)
+	b = append(b, `"`+mcpspec.MetaSubscription+`":`...)
 	b = append(b, o.subscriptionID...)
 	if o.push != nil {
 		return b

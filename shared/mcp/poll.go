@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -23,7 +24,7 @@ const quietShare = 4
 
 // poll serves events/poll (SEP-3415). It keeps nothing between two polls.
 func (e *Endpoint) poll(ctx context.Context, c *call) (result, error) {
-	w, err := e.wanted(ctx, c, modePoll)
+	w, err := e.wanted(ctx, c, mcpspec.ModePoll)
 	if err != nil {
 		return result{}, err
 	}

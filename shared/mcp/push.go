@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -27,7 +28,7 @@ const recovery = time.Second
 type push struct {
 	*outlet
 	wanted
-	version Version
+	version mcpspec.Version
 	beaten  time.Time // when the last heartbeat, or active, was sent
 }
 
@@ -49,7 +50,7 @@ func (e *Endpoint) eventsStream(w http.ResponseWriter, c *call) error {
 }
 
 func (e *Endpoint) openPush(ctx context.Context, c *call) (*push, error) {
-	w, err := e.wanted(ctx, c, modePush)
+	w, err := e.wanted(ctx, c, mcpspec.ModePush)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +71,7 @@ func (e *Endpoint) openPush(ctx context.Context, c *call) (*push, error) {
 // begin confirms the subscription: the first message.
 func (p *push) begin() error {
 	p.beaten = time.Now()
-	return p.note(NoteEventsActive, p.resumeAt(), func(b []byte) []byte {
+	return p.note(mcpspec.NoteEventsActive, p.resumeAt(), func(b []byte) []byte {
 		return strconv.AppendBool(append(b, `,"truncated":`...), p.feed.Truncated)
 	})
 }
@@ -102,9 +103,9 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	}
 	data, err := p.Data(d.Event)
 	if err != nil { // of this event only
-		return p.fail(NoteEventsError, p.endpoint.translate(ctx, err, p.version, eventsMethods))
+		return p.fail(mcpspec.NoteEventsError, p.endpoint.translate(ctx, err, p.version, eventsMethods))
 	}
-	return p.note(NoteEventsEvent, d.Cursor, func(b []byte) []byte {
+	return p.note(mcpspec.NoteEventsEvent, d.Cursor, func(b []byte) []byte {
 		return appendOccurrence(append(b, ','), d.Event, data)
 	})
 }
@@ -126,7 +127,7 @@ func (p *push) beat(ctx context.Context) error {
 		}
 	}
 	p.beaten = time.Now()
-	return p.note(NoteEventsHeartbeat, p.resumeAt(), nil)
+	return p.note(mcpspec.NoteEventsHeartbeat, p.resumeAt(), nil)
 }
 
 // recover tells the client of a failure that may pass, and waits a moment. Other
@@ -135,7 +136,7 @@ func (p *push) recover(ctx context.Context, err error) error {
 	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, errWriting) {
 		return err
 	}
-	if err := p.fail(NoteEventsError, p.endpoint.translate(ctx, err, p.version, eventsMethods)); err != nil {
+	if err := p.fail(mcpspec.NoteEventsError, p.endpoint.translate(ctx, err, p.version, eventsMethods)); err != nil {
 		return err
 	}
 	wait := time.NewTimer(recovery)
@@ -163,7 +164,7 @@ func (p *push) fail(name string, rpc *jsonrpc.Error) error {
 // terminate tells why the subscription ended, if it did.
 func (p *push) terminate(ctx context.Context, err error) {
 	if end, ok := errors.AsType[*ended](err); ok {
-		_ = p.fail(NoteEventsTerminated, p.endpoint.translate(ctx, end.reason, p.version, eventsMethods)) // it ends either way
+		_ = p.fail(mcpspec.NoteEventsTerminated, p.endpoint.translate(ctx, end.reason, p.version, eventsMethods)) // it ends either way
 	}
 }
 

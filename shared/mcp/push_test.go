@@ -16,6 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -47,9 +48,9 @@ func (o *open) pushed() pushed {
 // push opens an events/stream and reads its first message.
 func (f *fixture) push(key, id, name, arguments, cursor string) (*open, pushed) {
 	f.t.Helper()
-	o := f.open(f.request("POST", key, modernBody(id, methodEventsStream, pollParams(name, arguments, cursor)), modernHeaders(methodEventsStream, "")...))
+	o := f.open(f.request("POST", key, modernBody(id, mcpspec.MethodEventsStream, pollParams(name, arguments, cursor)), modernHeaders(mcpspec.MethodEventsStream, "")...))
 	first := o.pushed()
-	if o.status != 200 || first.Method != NoteEventsActive || first.Params.Cursor == "" || first.Params.Truncated == nil {
+	if o.status != 200 || first.Method != mcpspec.NoteEventsActive || first.Params.Cursor == "" || first.Params.Truncated == nil {
 		f.t.Fatalf("EVX-06: %d %+v", o.status, first)
 	}
 	return o, first
@@ -67,14 +68,14 @@ func TestPush(t *testing.T) {
 			for i := range 3 {
 				ev := f.publish("event://ci/deploy", fmt.Sprintf(`{"n":%d}`, i))
 				p := o.pushed()
-				if p.Method != NoteEventsEvent || p.Params.EventID != ev.ID || p.Params.Name != "ci.deploy" || p.Params.Cursor == "" ||
+				if p.Method != mcpspec.NoteEventsEvent || p.Params.EventID != ev.ID || p.Params.Name != "ci.deploy" || p.Params.Cursor == "" ||
 					string(p.Params.Data) != fmt.Sprintf(`{"n":%d}`, i) || p.Params.Timestamp != ev.Timestamp() {
 					t.Errorf("EVX-04: got %+v", p)
 				}
 				frames = append(frames, p)
 			}
 			for _, p := range frames {
-				if got := string(p.Params.Meta[metaSubscription]); got != id || len(p.Params.Meta) != 1 {
+				if got := string(p.Params.Meta[mcpspec.MetaSubscription]); got != id || len(p.Params.Meta) != 1 {
 					t.Errorf("%s: _meta is %v, want the id %s", p.Method, p.Params.Meta, id)
 				}
 			}
@@ -86,7 +87,7 @@ func TestPush(t *testing.T) {
 		o, _ := f.push(alice, `"x"`, "ci.deploy", `{}`, "")
 		must(t, f.endpoint.Close(t.Context()))
 		m := o.next()
-		if string(m.ID) != `"x"` || m.Result.ResultType != "complete" || string(m.Result.Meta[metaSubscription]) != `"x"` || m.Result.Meta[MetaCursor] != nil {
+		if string(m.ID) != `"x"` || m.Result.ResultType != "complete" || string(m.Result.Meta[mcpspec.MetaSubscription]) != `"x"` || m.Result.Meta[MetaCursor] != nil {
 			t.Errorf("got %s", m.sse.Data)
 		}
 		o.end()
@@ -106,7 +107,7 @@ func TestPush(t *testing.T) {
 			if i == 1 { // events of two URIs have no order
 				f.publish("event://github/acme/api/push", want)
 			}
-			if p := b.pushed(); string(p.Params.Data) != want || string(p.Params.Meta[metaSubscription]) != "2" {
+			if p := b.pushed(); string(p.Params.Data) != want || string(p.Params.Meta[mcpspec.MetaSubscription]) != "2" {
 				t.Errorf("got %+v", p)
 			}
 		}
@@ -146,7 +147,7 @@ func TestPush(t *testing.T) {
 				read++
 				cursor = p.Cursor
 				var made struct{ Cursor string }
-				at.modern(alice, methodEventsSub, `"name":"github.push","arguments":`+args+`,"cursor":"`+cursor+`",`+callback).result(t, &made)
+				at.modern(alice, mcpspec.MethodEventsSub, `"name":"github.push","arguments":`+args+`,"cursor":"`+cursor+`",`+callback).result(t, &made)
 				if made.Cursor == "" {
 					t.Fatal("no cursor of a webhook")
 				}
@@ -168,7 +169,7 @@ func TestPush(t *testing.T) {
 		}
 		late := f.instance()
 		late.log.Now = func() time.Time { return time.Now().Add(time.Hour) }
-		o := late.open(late.request("POST", alice, modernBody("1", methodEventsStream, pollParams("ci.deploy", `{}`, old)+`,"maxAgeMs":60000`), modernHeaders(methodEventsStream, "")...))
+		o := late.open(late.request("POST", alice, modernBody("1", mcpspec.MethodEventsStream, pollParams("ci.deploy", `{}`, old)+`,"maxAgeMs":60000`), modernHeaders(mcpspec.MethodEventsStream, "")...))
 		if first = o.pushed(); !*first.Params.Truncated {
 			t.Errorf("older than maxAgeMs: %+v", first)
 		}
@@ -193,14 +194,14 @@ func TestPush(t *testing.T) {
 			must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
 			if tc.code == 0 {
 				f.publish("event://ci/deploy", `{"n":1}`)
-				if p := o.pushed(); p.Method != NoteEventsEvent { // nor is there a list_changed: EVX-18
+				if p := o.pushed(); p.Method != mcpspec.NoteEventsEvent { // nor is there a list_changed: EVX-18
 					t.Errorf("%s: got %+v", tc.name, p)
 				}
 				o.cancel()
 				continue
 			}
 			p := o.pushed()
-			if p.Method != NoteEventsTerminated || p.Params.Error == nil || p.Params.Error.Code != tc.code || string(p.Params.Meta[metaSubscription]) != "7" {
+			if p.Method != mcpspec.NoteEventsTerminated || p.Params.Error == nil || p.Params.Error.Code != tc.code || string(p.Params.Meta[mcpspec.MetaSubscription]) != "7" {
 				t.Fatalf("%s: got %+v", tc.name, p)
 			}
 			sameJSON(t, p.Params.Error.Data, tc.data)
@@ -215,7 +216,7 @@ func TestPush(t *testing.T) {
 		o, _ := f.push(alice, "1", "ci.deploy", `{}`, "")
 		f.catalogs.Replace(mustParse(t, strings.Replace(testCatalog, "payloadSchema: {type: object}", "payloadSchema: {type: object, required: [n]}", 1)))
 		f.publish("event://ci/deploy", `{"n":1}`)
-		if p := o.pushed(); p.Method != NoteEventsTerminated {
+		if p := o.pushed(); p.Method != mcpspec.NoteEventsTerminated {
 			t.Errorf("got %+v", p)
 		}
 	})
@@ -229,11 +230,11 @@ func TestPush(t *testing.T) {
 		shaky.fails.Store(2)
 		ev := f.publish("event://ci/deploy", `{}`)
 		for range 2 {
-			if p := o.pushed(); p.Method != NoteEventsError || p.Params.Error == nil || p.Params.Error.Code != codeUnavailable || string(p.Params.Meta[metaSubscription]) != "1" {
+			if p := o.pushed(); p.Method != mcpspec.NoteEventsError || p.Params.Error == nil || p.Params.Error.Code != codeUnavailable || string(p.Params.Meta[mcpspec.MetaSubscription]) != "1" {
 				t.Errorf("got %+v", p)
 			}
 		}
-		if p := o.pushed(); p.Method != NoteEventsEvent || p.Params.EventID != ev.ID {
+		if p := o.pushed(); p.Method != mcpspec.NoteEventsEvent || p.Params.EventID != ev.ID {
 			t.Errorf("got %+v", p)
 		}
 	})
@@ -310,7 +311,7 @@ func TestPushClock(t *testing.T) {
 			w := &written{header: http.Header{}}
 			ctx, cancel := context.WithCancel(t.Context())
 			finished := make(chan struct{})
-			req := f.request("POST", alice, modernBody("1", methodEventsStream, arguments), modernHeaders(methodEventsStream, "")...).WithContext(ctx)
+			req := f.request("POST", alice, modernBody("1", mcpspec.MethodEventsStream, arguments), modernHeaders(mcpspec.MethodEventsStream, "")...).WithContext(ctx)
 			go func() {
 				defer close(finished)
 				f.endpoint.ServeHTTP(w, req)
@@ -346,12 +347,12 @@ func TestPushClock(t *testing.T) {
 		cursors := map[string]bool{}
 		for _, p := range got {
 			switch p.Method {
-			case NoteEventsEvent:
+			case mcpspec.NoteEventsEvent:
 				events++
 				continue
-			case NoteEventsHeartbeat:
+			case mcpspec.NoteEventsHeartbeat:
 				beats++
-				if p.Params.Cursor == "" || cursors[p.Params.Cursor] || string(p.Params.Meta[metaSubscription]) != "1" {
+				if p.Params.Cursor == "" || cursors[p.Params.Cursor] || string(p.Params.Meta[mcpspec.MetaSubscription]) != "1" {
 					t.Errorf("heartbeat %d: %+v", beats, p)
 				}
 				cursors[p.Params.Cursor] = true
@@ -385,7 +386,7 @@ func TestPushClock(t *testing.T) {
 				methods = append(methods, p.Method)
 			}
 			n := len(got) - 2
-			if n < 1 || got[n].Method != NoteEventsTerminated || got[n].Params.Error.Code != SketchCodes.Forbidden {
+			if n < 1 || got[n].Method != mcpspec.NoteEventsTerminated || got[n].Params.Error.Code != SketchCodes.Forbidden {
 				t.Errorf("%s: got %v", name, methods)
 				continue
 			}
@@ -405,7 +406,7 @@ func TestPushClock(t *testing.T) {
 			f.publish("event://ci/deploy", `{}`)
 			time.Sleep(time.Second)
 		})
-		if last := got[len(got)-1]; last.Method != NoteEventsEvent {
+		if last := got[len(got)-1]; last.Method != mcpspec.NoteEventsEvent {
 			t.Errorf("got %+v", last)
 		}
 	})
@@ -431,7 +432,7 @@ func (r *revocable) say(p auth.Principal, err error) {
 
 // TestWhatCannotBeFollowed holds for all three modes.
 func TestWhatCannotBeFollowed(t *testing.T) {
-	methods := map[string]string{methodEventsPoll: "", methodEventsStream: "", methodEventsSub: callback}
+	methods := map[string]string{mcpspec.MethodEventsPoll: "", mcpspec.MethodEventsStream: "", mcpspec.MethodEventsSub: callback}
 	for _, codes := range []EventCodes{SketchCodes, ProposalCodes} {
 		f := newFixture(t, func(o *Options) { o.EventCodes = codes })
 		for _, tc := range []struct {
@@ -471,8 +472,8 @@ func TestWhatCannotBeFollowed(t *testing.T) {
 				}
 			}
 		}
-		for method, name := range map[string]string{methodEventsPoll: "audit.entry", methodEventsStream: "audit.entry", methodEventsSub: "chat.typing"} {
-			mode := map[string]string{methodEventsPoll: "poll", methodEventsStream: "push", methodEventsSub: "webhook"}[method]
+		for method, name := range map[string]string{mcpspec.MethodEventsPoll: "audit.entry", mcpspec.MethodEventsStream: "audit.entry", mcpspec.MethodEventsSub: "chat.typing"} {
+			mode := map[string]string{mcpspec.MethodEventsPoll: "poll", mcpspec.MethodEventsStream: "push", mcpspec.MethodEventsSub: "webhook"}[method]
 			params := `"name":"` + name + `"`
 			if methods[method] != "" {
 				params += "," + methods[method]
@@ -485,12 +486,12 @@ func TestWhatCannotBeFollowed(t *testing.T) {
 			sameJSON(t, m.Error.Data, `{"feature":"deliveryMode","value":"`+mode+`"}`)
 		}
 		for _, maxEvents := range []string{"0", "-1", "1.5", `"5"`, "[]", "1e999"} {
-			if r := f.modern(alice, methodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != -32602 {
+			if r := f.modern(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != -32602 {
 				t.Errorf("EVX-05: maxEvents %s: %s", maxEvents, r.Body)
 			}
 		}
 		for _, maxEvents := range []string{"1", "1e1", "500", "1000000000000"} {
-			if r := f.modern(alice, methodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != 0 {
+			if r := f.modern(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != 0 {
 				t.Errorf("EVX-05: maxEvents %s: %s", maxEvents, r.Body)
 			}
 		}
@@ -506,14 +507,14 @@ func TestEventsListChanged(t *testing.T) {
 	sameJSON(t, others.next().Params.Notifications, `{"resourcesListChanged":true}`)
 	push, _ := f.push(alice, "3", "ci.deploy", `{}`, "")
 	must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
-	if m := asked.next(); m.Method != noteEventsChange || string(m.Params.Meta[metaSubscription]) != "1" {
+	if m := asked.next(); m.Method != mcpspec.NoteEventsChange || string(m.Params.Meta[mcpspec.MetaSubscription]) != "1" {
 		t.Errorf("EVX-18: got %s", m.sse.Data)
 	}
-	if m := others.next(); m.Method != noteResourcesChange {
+	if m := others.next(); m.Method != mcpspec.NoteResourcesChange {
 		t.Errorf("EVX-18: got %s", m.sse.Data)
 	}
 	f.publish("event://ci/deploy", `{}`)
-	if p := push.pushed(); p.Method != NoteEventsEvent {
+	if p := push.pushed(); p.Method != mcpspec.NoteEventsEvent {
 		t.Errorf("EVX-18: an events/stream was told: %+v", p)
 	}
 	select {

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/stream/lease"
 )
@@ -64,11 +65,11 @@ func TestStreamsOfAPrincipal(t *testing.T) {
 				f.listen(key, id, `{}`).next()
 			}
 		}
-		r := f.modern(reader, methodListen, `"notifications":{}`)
+		r := f.modern(reader, mcpspec.MethodListen, `"notifications":{}`)
 		if r.Status != 503 || r.code(t) != codeUnavailable || !strings.Contains(r.Body, `"limit":"streams"`) || r.Header.Get("Retry-After") == "" {
 			t.Errorf("%+v", r)
 		}
-		if r := f.modern(reader, methodResources, ""); r.Status != 200 {
+		if r := f.modern(reader, mcpspec.MethodResources, ""); r.Status != 200 {
 			t.Errorf("%+v", r)
 		}
 	})

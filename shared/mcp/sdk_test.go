@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
@@ -43,7 +44,7 @@ func (f *fixture) connect(key, version string, options *sdk.ClientOptions) *sdk.
 // TestGoSDK judges the endpoint by the official Go client, which knows nothing
 // of events (EVS-15).
 func TestGoSDK(t *testing.T) {
-	for _, v := range []Version{V20250326, V20250618, V20251125, V20260728} {
+	for _, v := range []mcpspec.Version{mcpspec.V20250326, mcpspec.V20250618, mcpspec.V20251125, mcpspec.V20260728} {
 		t.Run("EVS-15_SES-06_at_"+string(v), func(t *testing.T) {
 			f := newFixture(t, nil)
 			updates, changes := make(chan *sdk.ResourceUpdatedNotificationParams, 20), make(chan struct{}, 20)
@@ -59,7 +60,7 @@ func TestGoSDK(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 
-			if err := client.Ping(ctx, nil); v.modern() != (err != nil) {
+			if err := client.Ping(ctx, nil); v.Stateless() != (err != nil) {
 				t.Errorf("ping: %v", err)
 			}
 			if r := client.InitializeResult(); r.Capabilities.Resources == nil || !r.Capabilities.Resources.Subscribe || !r.Capabilities.Resources.ListChanged ||
@@ -87,7 +88,7 @@ func TestGoSDK(t *testing.T) {
 			for _, uri := range []string{"event://ci/build-finished", "event://github/acme"} {
 				must(t, client.Subscribe(ctx, &sdk.SubscribeParams{URI: uri}))
 			}
-			if v.modern() { // Subscribe does not wait for the acknowledgment
+			if v.Stateless() { // Subscribe does not wait for the acknowledgment
 				f.waitFor("listens", func() bool { return f.endpoint.OpenStreams() == 3 && f.tails.Running() >= before+9 })
 			}
 			f.publish("event://ci/build-finished", `{"status":"ok"}`)

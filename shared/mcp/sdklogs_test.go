@@ -7,12 +7,13 @@ import (
 	"encoding/json"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
 // TestGoSDKLogs lets the official client ask for log messages.
 func TestGoSDKLogs(t *testing.T) {
-	for _, v := range []Version{V20250326, V20250618, V20251125} {
+	for _, v := range []mcpspec.Version{mcpspec.V20250326, mcpspec.V20250618, mcpspec.V20251125} {
 		t.Run("SES-05_at_"+string(v), func(t *testing.T) {
 			f := newFixture(t, nil)
 			messages := make(chan *sdk.LoggingMessageParams, 20)

@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
@@ -51,9 +52,8 @@ func (e *Endpoint) recovered(w http.ResponseWriter, r *http.Request) {
 
 // caller starts the call of a request that is let in, and answers all others.
 func (e *Endpoint) caller(w http.ResponseWriter, r *http.Request) *call {
-	browsers := auth.Guard{Origins: e.options.AllowedOrigins, Hosts: e.options.AllowedHosts}
-	if browsers.Check(r) != nil {
-		e.fail(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: codeForbidden, Message: "the Origin or Host header is not allowed here"})
+	if err := e.guard.Check(r); err != nil {
+		e.fail(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: codeForbidden, Message: fault.Public(err)})
 		return nil
 	}
 	allowOrigin(w, r)
@@ -100,7 +100,7 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		return
 	}
 	scope := auth.ScopeRead
-	if m, ok := e.method(r.Context(), r.Header.Get(headerMethod)); ok && m.scope != "" {
+	if m, ok := e.method(r.Context(), r.Header.Get(mcpspec.HeaderMethod)); ok && m.scope != "" {
 		scope = m.scope // the body was not looked at
 	}
 	if challenge := auth.Challenge(err, e.options.ResourceMetadata, scope); challenge != "" {
@@ -111,7 +111,7 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 
 func (e *Endpoint) notAllowed(w http.ResponseWriter, r *http.Request) {
 	allow := http.MethodPost
-	if e.sessions != nil && !Version(r.Header.Get(headerVersion)).modern() {
+	if e.sessions != nil && !mcpspec.Version(r.Header.Get(mcpspec.HeaderVersion)).Stateless() {
 		allow = "GET, POST, DELETE"
 	}
 	w.Header().Set("Allow", allow)
@@ -249,14 +249,14 @@ func invalidRequest(text string) *jsonrpc.Error {
 
 // modern tells the era of a message: by its version header, or by _meta.
 func (c *call) modern() bool {
-	return Version(c.request.Header.Get(headerVersion)).modern() || namesModern(c.meta)
+	return mcpspec.Version(c.request.Header.Get(mcpspec.HeaderVersion)).Stateless() || namesModern(c.meta)
 }
 
 // namesModern reports whether _meta names a protocol version, other than one of
 // those that have sessions: a client of these may say more than it must.
 func namesModern(meta []byte) bool {
-	v, ok := jsonrpc.String(jsonrpc.Member(meta, metaVersion))
-	return ok && (Version(v).modern() || !Version(v).known())
+	v, ok := jsonrpc.String(jsonrpc.Member(meta, mcpspec.MetaVersion))
+	return ok && (mcpspec.Version(v).Stateless() || !mcpspec.Version(v).Known())
 }
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 4096); return &b }}
@@ -293,7 +293,7 @@ func (e *Endpoint) appendResult(b []byte, c *call, r result) []byte {
 			b = append(b, ',')
 		}
 	}
-	if c.version.modern() {
+	if c.version.Stateless() {
 		b = append(b, `"resultType":"complete"`...)
 	}
 	for i, piece := range r.members {
@@ -302,7 +302,7 @@ func (e *Endpoint) appendResult(b []byte, c *call, r result) []byte {
 		}
 		b = append(b, piece...)
 	}
-	if c.version.modern() && r.cache != nil {
+	if c.version.Stateless() && r.cache != nil {
 		b = append(b, `,"ttlMs":`...)
 		b = strconv.AppendInt(b, r.cache.ttl, 10)
 		b = append(b, `,"cacheScope":"`...)
@@ -310,7 +310,7 @@ func (e *Endpoint) appendResult(b []byte, c *call, r result) []byte {
 		b = append(b, '"')
 	}
 	switch {
-	case c.version.modern():
+	case c.version.Stateless():
 		b = append(b, `,"_meta":{`...)
 		b = append(b, e.serverMeta...)
 		if len(r.meta) > 0 {

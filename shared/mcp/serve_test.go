@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 func TestCallers(t *testing.T) {
@@ -25,14 +26,14 @@ func TestCallers(t *testing.T) {
 		}
 	})
 	t.Run("AUT-01_403_names_the_missing_scopes", func(t *testing.T) {
-		r := f.modern(reader, methodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
+		r := f.modern(reader, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
 		if got := r.Header.Get("WWW-Authenticate"); r.Status != 403 || !strings.Contains(got, `error="insufficient_scope"`) || !strings.Contains(got, `scope="events:subscribe"`) {
 			t.Errorf("%d, %q", r.Status, got)
 		}
 		if r.code(t) != codeForbidden {
 			t.Error(r.Body)
 		}
-		r = f.modern(alice, methodRead, `"uri":"event://billing/invoice"`)
+		r = f.modern(alice, mcpspec.MethodRead, `"uri":"event://billing/invoice"`)
 		if got := r.Header.Get("WWW-Authenticate"); r.Status != 403 || !strings.Contains(got, `scope="billing"`) {
 			t.Errorf("%d, %q", r.Status, got)
 		}
@@ -60,7 +61,7 @@ func TestOrigins(t *testing.T) {
 		{"", "mcp.example", 200},
 	} {
 		t.Run("AUT-06_"+tc.origin+"_"+tc.host, func(t *testing.T) {
-			req := f.request("POST", alice, modernBody("1", methodDiscover, ""), modernHeaders(methodDiscover, "")...)
+			req := f.request("POST", alice, modernBody("1", mcpspec.MethodDiscover, ""), modernHeaders(mcpspec.MethodDiscover, "")...)
 			if tc.origin != "" {
 				req.Header.Set("Origin", tc.origin)
 			}
@@ -89,7 +90,7 @@ func TestOrigins(t *testing.T) {
 
 func TestMediaTypes(t *testing.T) {
 	f := newFixture(t, nil)
-	body, headers := modernBody("1", methodDiscover, ""), modernHeaders(methodDiscover, "")
+	body, headers := modernBody("1", mcpspec.MethodDiscover, ""), modernHeaders(mcpspec.MethodDiscover, "")
 	for _, tc := range []struct {
 		name   string
 		header []string
@@ -111,7 +112,7 @@ func TestMediaTypes(t *testing.T) {
 		})
 	}
 	t.Run("SES-04_listen needs a stream", func(t *testing.T) {
-		r := f.do("POST", alice, modernBody("1", methodListen, `"notifications":{}`), append(modernHeaders(methodListen, ""), "Accept:", "Accept: application/json")...)
+		r := f.do("POST", alice, modernBody("1", mcpspec.MethodListen, `"notifications":{}`), append(modernHeaders(mcpspec.MethodListen, ""), "Accept:", "Accept: application/json")...)
 		if r.Status != 406 {
 			t.Errorf("%d %s", r.Status, r.Body)
 		}
@@ -149,7 +150,7 @@ func TestFailures(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := newFixture(t, func(o *Options) { o.Catalogs = broken{tc.err} })
-			r := f.modern(alice, methodResources, "")
+			r := f.modern(alice, mcpspec.MethodResources, "")
 			if r.Status != tc.status || r.code(t) != tc.code || strings.Contains(r.Body, "secret") {
 				t.Errorf("%d %s", r.Status, r.Body)
 			}
@@ -157,7 +158,7 @@ func TestFailures(t *testing.T) {
 	}
 	t.Run("the caller cannot be told now", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.Auth = broken{fault.New(fault.Unavailable, "secret detail")} })
-		if r := f.modern(alice, methodPing, ""); r.Status != 503 || r.Header.Get("Retry-After") == "" || strings.Contains(r.Body, "secret") {
+		if r := f.modern(alice, mcpspec.MethodPing, ""); r.Status != 503 || r.Header.Get("Retry-After") == "" || strings.Contains(r.Body, "secret") {
 			t.Errorf("%d %s", r.Status, r.Body)
 		}
 	})
@@ -172,11 +173,11 @@ func TestBodyOfUnknownLength(t *testing.T) {
 	f := newEndpoint(t, nil)
 	defer f.close()
 	for body, status := range map[string]int{
-		modernBody("1", methodDiscover, ""):                    200,
+		modernBody("1", mcpspec.MethodDiscover, ""):            200,
 		`{"jsonrpc":"2.0",` + strings.Repeat(" ", 1<<20) + `}`: 413,
 		"": 400,
 	} {
-		req := f.request("POST", alice, body, modernHeaders(methodDiscover, "")...)
+		req := f.request("POST", alice, body, modernHeaders(mcpspec.MethodDiscover, "")...)
 		req.ContentLength = -1
 		rec := httptest.NewRecorder()
 		f.endpoint.ServeHTTP(rec, req)

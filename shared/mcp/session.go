@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
@@ -36,9 +37,9 @@ type sessions struct {
 
 // session is what is known of one.
 type session struct {
-	Workspace string  `json:"ws"`
-	Principal string  `json:"pr"`
-	Version   Version `json:"ver"`
+	Workspace string          `json:"ws"`
+	Principal string          `json:"pr"`
+	Version   mcpspec.Version `json:"ver"`
 	// Payloads and Events say which extensions the client declared.
 	Payloads bool `json:"pay,omitempty"`
 	Events   bool `json:"ev,omitempty"`

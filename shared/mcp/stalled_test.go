@@ -8,17 +8,19 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // TestStalledReadersAtTheEnd closes an endpoint while clients take nothing of what they
 // are sent.
 func TestStalledReadersAtTheEnd(t *testing.T) {
 	f := newFixture(t, nil)
-	session := f.session(bob, V20251125)
-	f.legacy(bob, session, methodSubscribe, `"uri":"event://ci/deploy"`)
+	session := f.session(bob, mcpspec.V20251125)
+	f.legacy(bob, session, mcpspec.MethodSubscribe, `"uri":"event://ci/deploy"`)
 	requests := map[string]*http.Request{
-		"listen": f.request("POST", alice, modernBody("1", methodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`), modernHeaders(methodListen, "")...),
-		"push":   f.request("POST", reader, modernBody("1", methodEventsStream, `"name":"ci.deploy"`), modernHeaders(methodEventsStream, "")...),
+		"listen": f.request("POST", alice, modernBody("1", mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`), modernHeaders(mcpspec.MethodListen, "")...),
+		"push":   f.request("POST", reader, modernBody("1", mcpspec.MethodEventsStream, `"name":"ci.deploy"`), modernHeaders(mcpspec.MethodEventsStream, "")...),
 		"GET":    f.request("GET", bob, "", "Mcp-Session-Id: "+session),
 	}
 	for _, r := range requests {

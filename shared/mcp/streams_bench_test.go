@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // counter is a response that counts the events written to it.
@@ -40,9 +42,9 @@ func BenchmarkOpenStreams(b *testing.B) {
 	var events atomic.Int64
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	body := modernBody("1", methodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`)
+	body := modernBody("1", mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`)
 	for range streams {
-		req := f.request("POST", alice, body, modernHeaders(methodListen, "")...).WithContext(ctx)
+		req := f.request("POST", alice, body, modernHeaders(mcpspec.MethodListen, "")...).WithContext(ctx)
 		wg.Go(func() { f.endpoint.ServeHTTP(&counter{http.Header{}, &events}, req) })
 	}
 	reach := func(n int64) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // call is one request on its way through the endpoint.
@@ -15,7 +16,7 @@ type call struct {
 	request   *http.Request
 	body      []byte // of the whole HTTP request
 	principal auth.Principal
-	version   Version
+	version   mcpspec.Version
 	session   *session // nil in the modern era
 	dialect   bool     // of named events, see dialect.go
 	msg       jsonrpc.Message
@@ -100,34 +101,34 @@ type method struct {
 func (e *Endpoint) table() map[string]method {
 	o := e.options
 	t := map[string]method{
-		methodPing:     {legacy: true, answer: empty},
-		methodDiscover: {modern: true, answer: e.answerDiscover},
+		mcpspec.MethodPing:     {legacy: true, answer: empty},
+		mcpspec.MethodDiscover: {modern: true, answer: e.answerDiscover},
 	}
 	if e.sessions != nil {
-		t[methodInitialize] = method{legacy: true} // served where sessions are made
+		t[mcpspec.MethodInitialize] = method{legacy: true} // served where sessions are made
 	}
 	if o.Lists {
-		t[methodResources] = method{legacy: true, modern: true, gathers: true, scope: auth.ScopeRead, answer: e.listResources}
-		t[methodTemplates] = method{legacy: true, modern: true, gathers: true, scope: auth.ScopeRead, answer: e.listTemplates}
-		t[methodEvents] = method{legacy: true, modern: true, family: eventsMethods, scope: auth.ScopeRead, answer: e.listEvents}
+		t[mcpspec.MethodResources] = method{legacy: true, modern: true, gathers: true, scope: auth.ScopeRead, answer: e.listResources}
+		t[mcpspec.MethodTemplates] = method{legacy: true, modern: true, gathers: true, scope: auth.ScopeRead, answer: e.listTemplates}
+		t[mcpspec.MethodEvents] = method{legacy: true, modern: true, family: eventsMethods, scope: auth.ScopeRead, answer: e.listEvents}
 	}
 	if o.Lists && o.Log != nil {
-		t[methodComplete] = method{legacy: true, modern: true, scope: auth.ScopeRead, route: e.routeComplete, answer: e.complete}
+		t[mcpspec.MethodComplete] = method{legacy: true, modern: true, scope: auth.ScopeRead, route: e.routeComplete, answer: e.complete}
 	}
 	if o.Feeds != nil && e.sessions != nil {
-		t[methodSetLevel] = method{legacy: true, session: true, scope: auth.ScopeRead, answer: e.setLevel}
+		t[mcpspec.MethodSetLevel] = method{legacy: true, session: true, scope: auth.ScopeRead, answer: e.setLevel}
 	}
 	if o.Log != nil {
-		t[methodRead] = method{legacy: true, modern: true, scope: auth.ScopeRead, route: e.routeRead, answer: e.read}
+		t[mcpspec.MethodRead] = method{legacy: true, modern: true, scope: auth.ScopeRead, route: e.routeRead, answer: e.read}
 	}
 	if o.Feeds != nil {
-		t[methodEventsPoll] = method{legacy: true, modern: true, family: eventsMethods, scope: auth.ScopeRead, answer: e.poll}
+		t[mcpspec.MethodEventsPoll] = method{legacy: true, modern: true, family: eventsMethods, scope: auth.ScopeRead, answer: e.poll}
 		// A client of a revision with sessions could not end it: closing is not cancelling there.
-		t[methodEventsStream] = method{modern: true, family: eventsMethods, scope: auth.ScopeRead, stream: e.eventsStream}
-		t[methodListen] = method{modern: true, scope: auth.ScopeRead, stream: e.listen}
+		t[mcpspec.MethodEventsStream] = method{modern: true, family: eventsMethods, scope: auth.ScopeRead, stream: e.eventsStream}
+		t[mcpspec.MethodListen] = method{modern: true, scope: auth.ScopeRead, stream: e.listen}
 		if e.sessions != nil {
-			t[methodSubscribe] = method{legacy: true, session: true, scope: auth.ScopeRead, answer: e.subscribe}
-			t[methodUnsubscribe] = method{legacy: true, session: true, scope: auth.ScopeRead, answer: e.unsubscribe}
+			t[mcpspec.MethodSubscribe] = method{legacy: true, session: true, scope: auth.ScopeRead, answer: e.subscribe}
+			t[mcpspec.MethodUnsubscribe] = method{legacy: true, session: true, scope: auth.ScopeRead, answer: e.unsubscribe}
 		}
 	}
 	webhooks := func(core, events string, here bool, forward http.Handler, answerCore, answerEvents func(context.Context, *call) (result, error)) {
@@ -146,10 +147,10 @@ func (e *Endpoint) table() map[string]method {
 		t[events] = row
 	}
 	if o.Gateway != nil {
-		t[methodToolsList] = method{legacy: true, modern: true, backends: true, gathers: true, scope: auth.ScopeRead, answer: e.listTools}
-		t[methodPromptsList] = method{legacy: true, modern: true, backends: true, gathers: true, scope: auth.ScopeRead, answer: e.listPrompts}
-		t[methodToolsCall] = method{legacy: true, modern: true, backends: true, scope: auth.ScopeRead, route: e.routeTool}
-		t[methodPromptsGet] = method{legacy: true, modern: true, backends: true, scope: auth.ScopeRead, route: e.routePrompt}
+		t[mcpspec.MethodToolsList] = method{legacy: true, modern: true, backends: true, gathers: true, scope: auth.ScopeRead, answer: e.listTools}
+		t[mcpspec.MethodPromptsList] = method{legacy: true, modern: true, backends: true, gathers: true, scope: auth.ScopeRead, answer: e.listPrompts}
+		t[mcpspec.MethodToolsCall] = method{legacy: true, modern: true, backends: true, scope: auth.ScopeRead, route: e.routeTool}
+		t[mcpspec.MethodPromptsGet] = method{legacy: true, modern: true, backends: true, scope: auth.ScopeRead, route: e.routePrompt}
 	}
 	if o.Conversation != nil {
 		for kind, name := range conversationMethods {
@@ -159,8 +160,8 @@ func (e *Endpoint) table() map[string]method {
 			}
 		}
 	}
-	webhooks(methodRegister, methodEventsSub, o.Registrar != nil, o.ForwardRegistrar, e.register, e.eventsSubscribe)
-	webhooks(methodDeregister, methodEventsUnsub, o.Deregistrar != nil, o.ForwardDeregistrar, e.deregister, e.eventsUnsubscribe)
+	webhooks(mcpspec.MethodRegister, mcpspec.MethodEventsSub, o.Registrar != nil, o.ForwardRegistrar, e.register, e.eventsSubscribe)
+	webhooks(mcpspec.MethodDeregister, mcpspec.MethodEventsUnsub, o.Deregistrar != nil, o.ForwardDeregistrar, e.deregister, e.eventsUnsubscribe)
 	return t
 }
 

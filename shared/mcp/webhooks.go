@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -99,7 +100,7 @@ func (c *call) delivery() (url, secret string, err error) {
 	if v := jsonrpc.Member(raw, "mode"); v != nil {
 		if mode, ok := jsonrpc.String(v); !ok {
 			return "", "", invalidParams("delivery.mode must be a string")
-		} else if mode != modeWebhook {
+		} else if mode != mcpspec.ModeWebhook {
 			return "", "", fault.New(fault.Unsupported, "events/subscribe delivers by webhook only").
 				With(map[string]any{"feature": "deliveryMode", "value": clip(mode)})
 		}

@@ -10,13 +10,14 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 func (f *fixture) registerOne(key, uri, target string) string {
 	f.t.Helper()
 	var got struct{ Subscription struct{ URI string } }
-	f.modern(key, methodRegister, `"uris":["`+uri+`"],"targetUri":"`+target+`"`).result(f.t, &got)
+	f.modern(key, mcpspec.MethodRegister, `"uris":["`+uri+`"],"targetUri":"`+target+`"`).result(f.t, &got)
 	if !strings.HasPrefix(got.Subscription.URI, "subscription://") {
 		f.t.Fatalf("got %+v", got)
 	}
@@ -25,11 +26,11 @@ func (f *fixture) registerOne(key, uri, target string) string {
 
 func TestRegister(t *testing.T) {
 	f := newFixture(t, nil)
-	s := f.session(alice, V20250326)
+	s := f.session(alice, mcpspec.V20250326)
 	t.Run("EVS-08_answer", func(t *testing.T) {
 		for _, r := range []reply{
-			f.modern(alice, methodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`),
-			f.legacy(alice, s, methodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`),
+			f.modern(alice, mcpspec.MethodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`),
+			f.legacy(alice, s, mcpspec.MethodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`),
 		} {
 			var got struct{ Subscription map[string]json.RawMessage }
 			r.result(t, &got)
@@ -49,11 +50,11 @@ func TestRegister(t *testing.T) {
 		"http_target":   `"uris":["event://ci/deploy"],"targetUri":"http://a.example/"`,
 	} {
 		t.Run("EVS-08_all_or_nothing_"+name, func(t *testing.T) {
-			before, _ := f.all(alice, methodResources)
-			if r := f.modern(alice, methodRegister, params); r.Status != 400 || r.code(t) != -32602 {
+			before, _ := f.all(alice, mcpspec.MethodResources)
+			if r := f.modern(alice, mcpspec.MethodRegister, params); r.Status != 400 || r.code(t) != -32602 {
 				t.Errorf("%d %s", r.Status, r.Body)
 			}
-			if after, _ := f.all(alice, methodResources); len(after) != len(before) {
+			if after, _ := f.all(alice, mcpspec.MethodResources); len(after) != len(before) {
 				t.Error("a subscription was made")
 			}
 		})
@@ -65,7 +66,7 @@ func TestRegister(t *testing.T) {
 		} {
 			f.service.Options.Secret = kind
 			var got struct{ Subscription map[string]json.RawMessage }
-			f.modern(alice, methodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/x"`).result(t, &got)
+			f.modern(alice, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/x"`).result(t, &got)
 			sameJSON(t, got.Subscription["webhookSecret"], want)
 		}
 		f.service.Options.Secret = ""
@@ -73,7 +74,7 @@ func TestRegister(t *testing.T) {
 	t.Run("EVS-12_is_listed_for_its_owner_only", func(t *testing.T) {
 		uri := f.registerOne(bob, "event://ci/deploy", "https://b.example/")
 		for key, want := range map[string]bool{bob: true, alice: false, foreign: false} {
-			_, pages := f.all(key, methodResources)
+			_, pages := f.all(key, mcpspec.MethodResources)
 			found := false
 			for _, x := range pages[0].Resources {
 				found = found || x["uri"] == uri
@@ -84,11 +85,11 @@ func TestRegister(t *testing.T) {
 		}
 	})
 	t.Run("idempotency_key", func(t *testing.T) {
-		body := strings.Replace(modernBody("1", methodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://i.example/"`),
+		body := strings.Replace(modernBody("1", mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://i.example/"`),
 			`"_meta":{`, `"_meta":{"`+MetaIdempotency+`":"k1",`, 1)
 		var first, second struct{ Subscription struct{ URI string } }
-		f.do("POST", alice, body, modernHeaders(methodRegister, "")...).result(t, &first)
-		f.do("POST", alice, body, modernHeaders(methodRegister, "")...).result(t, &second)
+		f.do("POST", alice, body, modernHeaders(mcpspec.MethodRegister, "")...).result(t, &first)
+		f.do("POST", alice, body, modernHeaders(mcpspec.MethodRegister, "")...).result(t, &second)
 		if first != second || first.Subscription.URI == "" {
 			t.Errorf("%v, %v", first, second)
 		}
@@ -97,25 +98,25 @@ func TestRegister(t *testing.T) {
 
 func TestDeregister(t *testing.T) {
 	f := newFixture(t, nil)
-	s := f.session(alice, V20251125)
+	s := f.session(alice, mcpspec.V20251125)
 	t.Run("EVS-11_ends_the_caller's_subscription", func(t *testing.T) {
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
 		var got map[string]json.RawMessage
-		f.legacy(alice, s, methodDeregister, `"uri":"`+uri+`"`).result(t, &got)
+		f.legacy(alice, s, mcpspec.MethodDeregister, `"uri":"`+uri+`"`).result(t, &got)
 		if len(got) != 0 {
 			t.Errorf("got %s", got)
 		}
-		if r := f.modern(alice, methodRead, `"uri":"`+uri+`"`); r.code(t) != -32602 {
+		if r := f.modern(alice, mcpspec.MethodRead, `"uri":"`+uri+`"`); r.code(t) != -32602 {
 			t.Error(r.Body)
 		}
 	})
 	t.Run("EVS-11_unknown_malformed_and_not_owned_answer_alike", func(t *testing.T) {
 		owned := f.registerOne(bob, "event://ci/deploy", "https://b.example/")
 		gone := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
-		f.modern(alice, methodDeregister, `"uri":"`+gone+`"`)
+		f.modern(alice, mcpspec.MethodDeregister, `"uri":"`+gone+`"`)
 		for _, era := range []func(uri string) reply{
-			func(uri string) reply { return f.modern(alice, methodDeregister, `"uri":"`+uri+`"`) },
-			func(uri string) reply { return f.legacy(alice, s, methodDeregister, `"uri":"`+uri+`"`) },
+			func(uri string) reply { return f.modern(alice, mcpspec.MethodDeregister, `"uri":"`+uri+`"`) },
+			func(uri string) reply { return f.legacy(alice, s, mcpspec.MethodDeregister, `"uri":"`+uri+`"`) },
 		} {
 			var same string
 			for _, uri := range []string{owned, gone, "subscription://x", "event://ci/deploy", "nonsense"} {
@@ -147,7 +148,7 @@ func TestEventsSubscribe(t *testing.T) {
 	}
 	subscribe := func(t *testing.T, params string) (a answer) {
 		t.Helper()
-		f.modern(alice, methodEventsSub, params).result(t, &a)
+		f.modern(alice, mcpspec.MethodEventsSub, params).result(t, &a)
 		return a
 	}
 	t.Run("EVX-08_answer_and_idempotency", func(t *testing.T) {
@@ -160,9 +161,9 @@ func TestEventsSubscribe(t *testing.T) {
 		if at, err := time.Parse(time.RFC3339, *a.RefreshBefore); err != nil || at.Location() != time.UTC {
 			t.Errorf("refreshBefore %s: %v", *a.RefreshBefore, err)
 		}
-		s := f.session(alice, V20251125)
+		s := f.session(alice, mcpspec.V20251125)
 		var old answer
-		f.legacy(alice, s, methodEventsSub, `"name":"ci.build",`+callback).result(t, &old)
+		f.legacy(alice, s, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback).result(t, &old)
 		if old.ID != c.ID || old.ResultType != "" {
 			t.Errorf("in 2025-11-25: %+v", old)
 		}
@@ -218,7 +219,7 @@ func TestEventsSubscribe(t *testing.T) {
 		"EVX-07_cursor_no_text":       {`"name":"ci.build","cursor":7,` + callback, -32602, ``},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := f.modern(alice, methodEventsSub, tc.params)
+			r := f.modern(alice, mcpspec.MethodEventsSub, tc.params)
 			m := r.rpc(t)
 			if m.Error == nil || m.Error.Code != tc.code {
 				t.Fatalf("%d %s", r.Status, r.Body)
@@ -234,8 +235,8 @@ func TestEventsSubscribe(t *testing.T) {
 	t.Run("EVX-16_limits_name_the_limit", func(t *testing.T) {
 		f := newFixture(t, nil)
 		f.service.Options.Quota = 1
-		f.modern(alice, methodEventsSub, `"name":"ci.build",`+callback)
-		m := f.modern(alice, methodEventsSub, `"name":"ci.deploy",`+callback).rpc(t)
+		f.modern(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
+		m := f.modern(alice, mcpspec.MethodEventsSub, `"name":"ci.deploy",`+callback).rpc(t)
 		if m.Error == nil || m.Error.Code != -32013 {
 			t.Fatalf("got %+v", m)
 		}
@@ -250,19 +251,19 @@ func TestEventsSubscribe(t *testing.T) {
 			`"name":"ci.build","delivery":{"mode":"webhook","url":"https://unverified.example/","secret":"whsec_x"}`: -32027,
 			`"name":"ci.build","delivery":{"mode":"webhook","url":"http://a.example/","secret":"whsec_x"}`:           -32602,
 		} {
-			if r := f.modern(alice, methodEventsSub, params); r.code(t) != code {
+			if r := f.modern(alice, mcpspec.MethodEventsSub, params); r.code(t) != code {
 				t.Errorf("%s: %s, want %d", params, r.Body, code)
 			}
 		}
 		f.service.Options.Quota = 1
-		f.modern(alice, methodEventsSub, `"name":"ci.build",`+callback)
-		if r := f.modern(alice, methodEventsSub, `"name":"ci.deploy",`+callback); r.code(t) != -32025 {
+		f.modern(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
+		if r := f.modern(alice, mcpspec.MethodEventsSub, `"name":"ci.deploy",`+callback); r.code(t) != -32025 {
 			t.Errorf("over the quota: %s", r.Body)
 		}
 	})
 	t.Run("EVX-08_a_known_principal_is_needed", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.Auth = auth.None() })
-		for _, m := range []string{methodEventsSub, methodEventsUnsub} {
+		for _, m := range []string{mcpspec.MethodEventsSub, mcpspec.MethodEventsUnsub} {
 			if r := f.modern("", m, `"name":"ci.build",`+callback); r.code(t) != -32012 {
 				t.Errorf("%s: %s", m, r.Body)
 			}
@@ -274,21 +275,21 @@ func TestEventsUnsubscribe(t *testing.T) {
 	f := newFixture(t, nil)
 	const target = `"name":"ci.build","arguments":{},"delivery":{"mode":"webhook","url":"https://a.example/hook"}`
 	t.Run("EVX-15_by_the_same_key_and_idempotent", func(t *testing.T) {
-		f.modern(alice, methodEventsSub, `"name":"ci.build",`+callback)
+		f.modern(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
 		for range 2 {
 			var got struct{ ResultType string }
-			f.modern(alice, methodEventsUnsub, target).result(t, &got)
+			f.modern(alice, mcpspec.MethodEventsUnsub, target).result(t, &got)
 			if got.ResultType != "complete" {
 				t.Errorf("got %+v", got)
 			}
 		}
-		if names, _ := f.all(alice, methodResources); strings.Contains(strings.Join(names, " "), "sub_") {
+		if names, _ := f.all(alice, mcpspec.MethodResources); strings.Contains(strings.Join(names, " "), "sub_") {
 			t.Errorf("still there: %v", names)
 		}
 	})
 	t.Run("EVX-15_unknown_is_NotFound_where_that_is_configured", func(t *testing.T) {
 		f.service.Options.UnknownUnsubscribe = true
-		m := f.modern(alice, methodEventsUnsub, target).rpc(t)
+		m := f.modern(alice, mcpspec.MethodEventsUnsub, target).rpc(t)
 		if m.Error == nil || m.Error.Code != -32011 || !strings.HasPrefix(m.Error.Message, "NotFound") {
 			t.Fatalf("got %+v", m.Error)
 		}
@@ -296,9 +297,9 @@ func TestEventsUnsubscribe(t *testing.T) {
 	})
 	t.Run("EVX-15_not_another's", func(t *testing.T) {
 		f.service.Options.UnknownUnsubscribe = false
-		f.modern(alice, methodEventsSub, `"name":"ci.build",`+callback)
-		f.modern(bob, methodEventsUnsub, target)
-		if names, _ := f.all(alice, methodResources); !strings.Contains(strings.Join(names, " "), "sub_") {
+		f.modern(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
+		f.modern(bob, mcpspec.MethodEventsUnsub, target)
+		if names, _ := f.all(alice, mcpspec.MethodResources); !strings.Contains(strings.Join(names, " "), "sub_") {
 			t.Errorf("it is gone: %v", names)
 		}
 	})
@@ -310,7 +311,7 @@ func TestForward(t *testing.T) {
 	var forwarded []string
 	note := func(h http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			forwarded = append(forwarded, r.Header.Get("Authorization")+" "+r.Header.Get(headerSession)+" "+r.Header.Get(headerVersion))
+			forwarded = append(forwarded, r.Header.Get("Authorization")+" "+r.Header.Get(mcpspec.HeaderSession)+" "+r.Header.Get(mcpspec.HeaderVersion))
 			h.ServeHTTP(w, r)
 		})
 	}
@@ -324,11 +325,11 @@ func TestForward(t *testing.T) {
 	})
 	t.Run("EVS-08_both_eras", func(t *testing.T) {
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
-		if r := f.modern(alice, methodDeregister, `"uri":"`+uri+`"`); r.code(t) != 0 {
+		if r := f.modern(alice, mcpspec.MethodDeregister, `"uri":"`+uri+`"`); r.code(t) != 0 {
 			t.Error(r.Body)
 		}
-		s := f.session(alice, V20250618)
-		r := f.legacy(alice, s, methodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
+		s := f.session(alice, mcpspec.V20250618)
+		r := f.legacy(alice, s, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
 		if r.code(t) != 0 || strings.Contains(r.Body, "resultType") {
 			t.Error(r.Body)
 		}
@@ -336,19 +337,19 @@ func TestForward(t *testing.T) {
 		if got := forwarded[len(forwarded)-1]; got != want {
 			t.Errorf("forwarded %q, want %q", got, want)
 		}
-		if r := f.modern(alice, methodEventsSub, `"name":"no.such",`+callback); r.code(t) != -32011 {
+		if r := f.modern(alice, mcpspec.MethodEventsSub, `"name":"no.such",`+callback); r.code(t) != -32011 {
 			t.Error(r.Body)
 		}
 	})
 	t.Run("EVS-01_what_is_forwarded_is_advertised", func(t *testing.T) {
 		var d described
-		f.modern(alice, methodDiscover, "").result(t, &d)
+		f.modern(alice, mcpspec.MethodDiscover, "").result(t, &d)
 		if !strings.Contains(string(d.Capabilities["resources"]), "webhook") {
 			t.Errorf("got %s", d.Capabilities["resources"])
 		}
 	})
 	t.Run("a_batch_gets_each_its_answer", func(t *testing.T) {
-		s := f.session(alice, V20250326)
+		s := f.session(alice, mcpspec.V20250326)
 		r := f.do("POST", alice, `[{"jsonrpc":"2.0","id":1,"method":"ping"},
 			{"jsonrpc":"2.0","id":2,"method":"resources/subscriptions/register","params":{"uris":["event://ci/deploy"],"targetUri":"https://a.example/"}}]`,
 			"Mcp-Session-Id: "+s)
@@ -360,7 +361,7 @@ func TestForward(t *testing.T) {
 	})
 	t.Run("no_scope_goes_no_further", func(t *testing.T) {
 		before := len(forwarded)
-		if r := f.modern(reader, methodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`); r.Status != 403 || len(forwarded) != before {
+		if r := f.modern(reader, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`); r.Status != 403 || len(forwarded) != before {
 			t.Errorf("%d, forwarded %d", r.Status, len(forwarded)-before)
 		}
 	})
@@ -380,8 +381,8 @@ func (stuck) Subscribe(context.Context, auth.Principal, subscription.SubscribeRe
 func TestUnavailable(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Registrar = stuck{} })
 	for _, r := range []reply{
-		f.modern(alice, methodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`),
-		f.modern(alice, methodEventsSub, `"name":"ci.build",`+callback),
+		f.modern(alice, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`),
+		f.modern(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback),
 	} {
 		if r.code(t) != codeUnavailable {
 			t.Error(r.Body)

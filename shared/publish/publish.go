@@ -16,7 +16,9 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"hash/fnv"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -184,6 +186,8 @@ func (r *refused) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	uri, err := catalog.Canonical(in.URI)
 	if err != nil {
 		r.add(fault.Invalid, in.at+"/uri", "%s", fault.Public(err))
+	} else if strings.Contains(in.URI, catalog.Wildcard) && slices.Contains(strings.Split(uri, "/"), escapedWildcard) {
+		r.add(fault.Invalid, in.at+"/uri", "is a pattern: %q stands for any value there, and an event needs a concrete URI", catalog.Wildcard)
 	}
 	id := in.ID
 	switch {
@@ -216,6 +220,9 @@ func (r *refused) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	}
 	return event.Event{ID: id, URI: uri, Name: entry.Name, Data: data}, r.count == before
 }
+
+// escapedWildcard is the segment that [catalog.Canonical] makes of one that stands for any value.
+const escapedWildcard = "%2A"
 
 // normal checks a payload and gives it the form in which it travels: compact, and
 // with what other parties cannot bear written as an escape.

@@ -180,7 +180,7 @@ func TestAcceptRefuses(t *testing.T) {
 		"EVS-07 a variable breaks its schema": {publisher, []Input{{URI: "event://github/ACME/x/pull_request", Data: json.RawMessage(`{"action":"opened"}`)}}, fault.Unprocessable, "/uri: the variables of"},
 		"an unknown URI":                      {publisher, []Input{bad(func(in *Input) { in.URI = "event://ci/x" })}, fault.NotFound, "belongs to no event type"},
 		"a URI that is none":                  {publisher, []Input{bad(func(in *Input) { in.URI = "http://x" })}, fault.Invalid, "/uri: the event URI does not begin"},
-		"a pattern":                           {publisher, []Input{bad(func(in *Input) { in.URI = "event://github/*/x/pull_request" })}, fault.Unprocessable, "the variables of"},
+		"EVS-07 a pattern":                    {publisher, []Input{bad(func(in *Input) { in.URI = "event://github/*/x/pull_request" })}, fault.Invalid, `is a pattern: "*"`},
 		"a parent":                            {publisher, []Input{bad(func(in *Input) { in.URI = "event://ci" })}, fault.NotFound, "belongs to no"},
 		"no payload":                          {publisher, []Input{bad(func(in *Input) { in.Data = nil })}, fault.Invalid, "is missing"},
 		"broken JSON":                         {publisher, []Input{bad(func(in *Input) { in.Data = json.RawMessage(`{`) })}, fault.Invalid, "is not valid JSON"},

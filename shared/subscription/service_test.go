@@ -461,6 +461,21 @@ func TestSubscribe(t *testing.T) {
 			t.Errorf("%d challenges, want one that failed and one that did not", len(f.outside.verified))
 		}
 	})
+	t.Run("EVX-12 a malformed secret is refused where the endpoint is verified already", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		r := SubscribeRequest{Arguments: args(`{"owner":"a"}`)}
+		if _, err := f.subscribe(r); err != nil {
+			t.Fatal(err)
+		}
+		r.Secret = "hunter2"
+		if _, err := f.subscribe(r); !fault.Is(err, fault.Invalid) {
+			t.Errorf("a refresh: %v", err)
+		}
+		r.Arguments = args(`{"owner":"b"}`)
+		if _, err := f.subscribe(r); !fault.Is(err, fault.Invalid) {
+			t.Errorf("another subscription: %v", err)
+		}
+	})
 	t.Run("EVX-12 a verification lapses in its time", func(t *testing.T) {
 		for name, tc := range map[string]struct{ verified, want time.Duration }{"by default": {0, 24 * time.Hour}, "as configured": {time.Hour, time.Hour}} {
 			f := newFixture(t, Options{VerificationTTL: tc.verified})

@@ -33,7 +33,7 @@ var levels = map[string]struct {
 // logTable makes the page of all log messages. Only constant texts are found, which is what a log line should begin with.
 func logTable(root string) ([]byte, error) {
 	var all []message
-	for _, dir := range []string{"shared", "functions", "cmd"} {
+	for _, dir := range []string{"server", "client", "shared", "functions", "cmd"} {
 		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || strings.HasSuffix(filepath.Dir(path), "test") {
 				return err

@@ -26,6 +26,8 @@ func TestEachKindOfFaultIsFound(t *testing.T) {
 		"docs/other.md":    "# Other page\n\n## A `code` heading, twice\n",
 		"docs/page.md":     "",
 		"functions/f/x.go": "package f\n",
+		"server/s.go":      "package server\n",
+		"client/c.go":      "package client\n",
 		"cmd/c/c.go":       "package c\n",
 	} {
 		path := filepath.Join(root, name)

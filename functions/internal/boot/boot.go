@@ -20,6 +20,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
 	"github.com/mcp-events/mcpevents/functions/internal/parameters"
+	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/awsx"
 	"github.com/mcp-events/mcpevents/shared/catalog"
@@ -48,30 +49,16 @@ const (
 	EnvDeregister = "MCPEVENTS_DEREGISTER_FUNCTION"
 )
 
-// UserAgent names the product to webhook endpoints and MCP clients.
-const UserAgent = "mcp-events/" + Version
-
-// Version is the product's.
-const Version = "0.1.0"
-
 // Process is what a function's process holds.
 type Process struct {
+	app.Core
 	AWS     aws.Config
-	Limits  config.Limits
-	DB      *dynamo.DB
-	Queues  *queuesqs.Queues
-	Catalog *catalog.Stored
 	Config  *config.Stored
 	Secrets *parameters.Store // of the configuration
-	// Auth is, for a function that is not called, the directory of principals, or nil.
-	Auth auth.Authenticator
-	// ResourceMetadata is where clients learn how to get a token; empty unless they need one.
-	ResourceMetadata string
 	// Anonymous is true without authentication.
 	Anonymous bool
-	EventLog  *eventlog.Log
-	Log       *slog.Logger
 
+	queues *queuesqs.Queues
 	getenv func(string) string
 	mount  func(*http.ServeMux) // what is served beside the function's own; may be nil
 }
@@ -105,7 +92,7 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 		return nil, err
 	}
 	slog.SetDefault(log)
-	p := &Process{AWS: cfg, Limits: s.limits, Log: log, getenv: getenv}
+	p := &Process{AWS: cfg, getenv: getenv}
 	for _, t := range store.Tables() {
 		if getenv(tableVariable(t)) == "" {
 			return nil, fault.New(fault.Invalid, "%s is not set", tableVariable(t))
@@ -116,12 +103,14 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 			return nil, fault.New(fault.Invalid, "%s is not set", queueVariable(q))
 		}
 	}
-	p.DB = dynamo.New(dynamodb.NewFromConfig(cfg), func(t store.Table) string { return tableName(getenv(tableVariable(t))) })
-	p.Queues = queuesqs.New(sqs.NewFromConfig(cfg), func(q queue.Name) string { return getenv(queueVariable(q)) }, log)
-	p.Catalog = catalog.NewStored(p.DB, time.Now, log)
-	p.Config = config.NewStored(p.DB, time.Now, log)
+	db := dynamo.New(dynamodb.NewFromConfig(cfg), func(t store.Table) string { return tableName(getenv(tableVariable(t))) })
+	p.queues = queuesqs.New(sqs.NewFromConfig(cfg), func(q queue.Name) string { return getenv(queueVariable(q)) }, log)
+	p.Config = config.NewStored(db, time.Now, log)
 	p.Secrets = parameters.New(cfg, log)
-	p.EventLog = &eventlog.Log{DB: p.DB, Retention: s.limits.LogRetention}
+	p.Core = app.Core{
+		DB: db, Queues: p.queues, Catalogs: catalog.NewStored(db, time.Now, log),
+		EventLog: &eventlog.Log{DB: db, Retention: s.limits.LogRetention}, Limits: s.limits, Log: log,
+	}
 	switch {
 	case s.mode == auth.ModeKeys: // for a function that is not called, the directory of principals
 		p.Auth = p.Config.Authenticator()

@@ -7,13 +7,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/publish"
-	"github.com/mcp-events/mcpevents/shared/wiring"
 )
 
 // Gateway reaches the backends of the stored configuration. Key authenticates what
 // clients carry between requests; nil where there are none.
 func (p *Process) Gateway(key []byte) (*gateway.Gateway, error) {
-	return wiring.Gateway(gateway.Options{
+	return p.Core.Gateway(gateway.Options{
 		Source: func(ctx context.Context) ([]config.Backend, error) {
 			c, err := p.Config.Config(ctx)
 			if err != nil {
@@ -21,16 +20,14 @@ func (p *Process) Gateway(key []byte) (*gateway.Gateway, error) {
 			}
 			return c.Backends, nil
 		},
-		Secrets: p.Secrets.Secret,
-		DB:      p.DB, Key: key, Log: p.Log,
-	}, Version)
+		Secrets: p.Secrets.Secret, Key: key,
+	})
 }
 
 // Conversation tells what is said in conversations, as the stored configuration wants it.
 // Events of it go by the inbox: only publish may send to the events queue.
 func (p *Process) Conversation(key []byte, backends *gateway.Gateway) (*conversation.Service, error) {
-	return wiring.Conversation(p.Limits, conversation.Options{
-		Source: p.Config, Secrets: p.Secrets.Secret, DB: p.DB, Key: key, Backends: backends,
-		Catalogs: p.Catalog, Publisher: publish.ByInbox{Queue: p.Queues}, Log: p.Log,
+	return p.Core.Conversation(conversation.Options{
+		Source: p.Config, Secrets: p.Secrets.Secret, Key: key, Backends: backends, Publisher: publish.ByInbox{Queue: p.Queues},
 	})
 }

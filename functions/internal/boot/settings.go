@@ -4,11 +4,11 @@ import (
 	"log/slog"
 	"slices"
 
+	"github.com/mcp-events/mcpevents/shared/app/tokens"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/auth/jwt"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/wiring/tokens"
 )
 
 // Needs are the settings that a function reads beside those that all read. What it does not need keeps

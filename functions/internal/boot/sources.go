@@ -17,7 +17,7 @@ const margin = 2 * time.Second
 
 // Batches is the handler of a function that reads one queue.
 func (p *Process) Batches(h queue.Handler) func(context.Context, events.SQSEvent) (events.SQSEventResponse, error) {
-	handle := p.Queues.Lambda(h)
+	handle := p.queues.Lambda(h)
 	return func(ctx context.Context, event events.SQSEvent) (events.SQSEventResponse, error) {
 		if deadline, ok := ctx.Deadline(); ok {
 			var cancel context.CancelFunc

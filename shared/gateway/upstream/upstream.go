@@ -21,18 +21,12 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
 // MaxMessage bounds a message of a backend in bytes.
 const MaxMessage = 8 << 20
-
-// The headers of the transport.
-const (
-	headerVersion = "Mcp-Protocol-Version"
-	headerSession = "Mcp-Session-Id"
-	headerLast    = "Last-Event-Id"
-)
 
 // maxSession bounds the name of a session, which is kept, in bytes.
 const maxSession = 4096
@@ -117,7 +111,7 @@ func (c *Client) Get(ctx context.Context, r Request, lastEventID string) (*Excha
 	}
 	req.Header.Set("Accept", sse.ContentType)
 	if lastEventID != "" {
-		req.Header.Set(headerLast, lastEventID)
+		req.Header.Set(mcpspec.HeaderLastEvent, lastEventID)
 	}
 	return c.do(ctx, req, r)
 }
@@ -140,10 +134,10 @@ func (c *Client) do(ctx context.Context, req *http.Request, r Request) (*Exchang
 		req.Header[name] = values
 	}
 	if r.Version != "" {
-		req.Header.Set(headerVersion, r.Version)
+		req.Header.Set(mcpspec.HeaderVersion, r.Version)
 	}
 	if r.Session != "" {
-		req.Header.Set(headerSession, r.Session)
+		req.Header.Set(mcpspec.HeaderSession, r.Session)
 	}
 	if c.Credentials != nil {
 		if err := c.Credentials(ctx, req.Header); err != nil {
@@ -157,11 +151,11 @@ func (c *Client) do(ctx context.Context, req *http.Request, r Request) (*Exchang
 		}
 		return nil, fault.Wrap(fault.Unavailable, err, "reach the backend")
 	}
-	if len(resp.Header.Get(headerSession)) > maxSession {
+	if len(resp.Header.Get(mcpspec.HeaderSession)) > maxSession {
 		_ = resp.Body.Close()
 		return nil, fault.New(fault.Unavailable, "the backend's session has a name of over %d bytes", maxSession)
 	}
-	x := &Exchange{Session: resp.Header.Get(headerSession), Status: resp.StatusCode, body: resp.Body}
+	x := &Exchange{Session: resp.Header.Get(mcpspec.HeaderSession), Status: resp.StatusCode, body: resp.Body}
 	if err := x.begin(resp, r.Session); err != nil {
 		x.Close()
 		return nil, err

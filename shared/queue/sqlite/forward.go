@@ -130,13 +130,18 @@ func (f *forwarding) Done(err error) {
 	defer l.mu.Unlock()
 	for _, m := range f.msgs {
 		if m.forwarded != nil {
-			m.forwarded, f.err = nil, err
+			m.forwarded, m.bare, f.err = nil, err != nil, err
 			f.closeOne()
 		}
-		if l.loaded == l.newest {
-			l.newest = max(l.newest, m.id)
-			l.loaded = l.newest
-			delete(l.unloaded, m.id)
-		}
+		l.pass(m)
+	}
+}
+
+// pass notes that a message is in memory whose row [line.load] has not come to: where all before it are, it need not.
+func (l *line) pass(m *message) {
+	if l.loaded == l.newest {
+		l.newest = max(l.newest, m.id)
+		l.loaded = l.newest
+		delete(l.unloaded, m.id)
 	}
 }

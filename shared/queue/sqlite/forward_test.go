@@ -2,7 +2,10 @@ package sqlite
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -83,6 +86,41 @@ func TestForwardedMessages(t *testing.T) {
 			time.Sleep(time.Second)
 			if n := rowsOf(t, q, queue.Deliveries); n != 0 {
 				t.Errorf("%d rows are left", n)
+			}
+		})
+	})
+	t.Run("what could not be written keeps its body, also as a dead letter", func(t *testing.T) {
+		inBubble(t, Options{MaxBytes: 10}, func(t *testing.T, q *Queues) {
+			l := q.lines[queue.Deliveries]
+			f := &forwarding{line: l, done: make(chan struct{})}
+			if !l.forward(f, []queue.Outgoing{{Body: []byte("forwarded")}}, 9) {
+				t.Fatal("it does not fit")
+			}
+			f.Done(errors.New("disk full"))
+			send(t, q, queue.Deliveries, queue.Outgoing{Body: []byte("another")}) // more than fits
+			var bodies []string
+			stop := run(q, queue.Deliveries, queue.ConsumeOptions{MaxReceives: 2}, func(_ context.Context, batch []queue.Message) (failed []string, _ error) {
+				for _, m := range batch {
+					if string(m.Body) != "another" {
+						bodies = append(bodies, string(m.Body))
+						failed = append(failed, m.ID)
+					}
+				}
+				return failed, nil
+			})
+			time.Sleep(time.Minute)
+			stop()
+			if !slices.Equal(bodies, []string{"forwarded", "forwarded"}) {
+				t.Errorf("the handler got %q", bodies)
+			}
+			var letter queue.DeadLetter
+			stop = run(q, queue.Dead, queue.ConsumeOptions{}, func(_ context.Context, batch []queue.Message) ([]string, error) {
+				return nil, json.Unmarshal(batch[0].Body, &letter)
+			})
+			time.Sleep(time.Minute)
+			stop()
+			if letter.Body != "forwarded" {
+				t.Errorf("the dead letter holds %q", letter.Body)
 			}
 		})
 	})

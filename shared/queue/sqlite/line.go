@@ -19,9 +19,7 @@ type line struct {
 
 	lastID atomic.Int64 // of the last message sent or forwarded
 
-	// Only the engine's writer touches these.
-	promoted position // the delayed rows up to here were moved into memory
-	dedup    *dedup   // nil on a standard queue
+	dedup *dedup // nil on a standard queue; only the engine's writer touches it
 
 	mu      sync.Mutex // never held during SQL
 	ready   ready
@@ -31,8 +29,8 @@ type line struct {
 	// The rows without a delay up to loaded are, or were, in memory. Those beyond,
 	// up to newest, were too many: [line.load] brings them when there is room.
 	loaded, newest int64
-	// unloaded are messages that were forwarded: they were in memory before their rows, so
-	// [line.load] passes those over.
+	// unloaded are messages that were forwarded or delayed: they are in memory before [line.load] comes
+	// to their rows, so it passes those over.
 	unloaded map[int64]struct{}
 	resident int // messages in memory: ready, in flight, hidden
 	bytes    int // of their bodies
@@ -53,7 +51,8 @@ type line struct {
 type lineSQL struct {
 	table                             string
 	insert, remove, removeRange, fail string
-	load, promote, nextDue, body      string
+	load, promote, show, nextDue      string
+	body                              string
 	oldest                            string
 }
 
@@ -69,11 +68,11 @@ func newLine(q *Queues, name queue.Name) *line {
 			removeRange: "DELETE FROM " + t + " WHERE id BETWEEN ? AND ?",
 			fail:        "UPDATE " + t + " SET received=? WHERE id=?",
 			load:        "SELECT id, grp, received, sent, body FROM " + t + " WHERE id > ? AND due = 0 ORDER BY id LIMIT ?",
-			promote: "SELECT id, grp, received, sent, body, due FROM " + t +
-				" WHERE due > 0 AND (due, id) > (?, ?) AND due <= ? ORDER BY due, id LIMIT ?",
-			nextDue: "SELECT due FROM " + t + " WHERE due > 0 AND (due, id) > (?, ?) ORDER BY due, id LIMIT 1",
-			body:    "SELECT body FROM " + t + " WHERE id=?",
-			oldest:  "SELECT sent FROM " + t + " ORDER BY id LIMIT 1",
+			promote:     "SELECT id, grp, received, sent, body FROM " + t + " WHERE due > 0 AND due > ? AND due <= ? ORDER BY due, id LIMIT ?",
+			show:        "UPDATE " + t + " SET due=0 WHERE id=?",
+			nextDue:     "SELECT min(due) FROM " + t + " WHERE due > 0",
+			body:        "SELECT body FROM " + t + " WHERE id=?",
+			oldest:      "SELECT sent FROM " + t + " ORDER BY id LIMIT 1",
 		},
 	}
 	if name.FIFO() {
@@ -121,7 +120,7 @@ func (l *line) publish(msgs []*message, delayed int, due int64) {
 		l.delayed += delayed
 		if l.nextDue == 0 || due < l.nextDue {
 			l.nextDue = due
-			l.kick(time.UnixMilli(due))
+			l.kick(time.Now().Add(l.wait(due)))
 		}
 	}
 	for _, m := range msgs {
@@ -267,7 +266,7 @@ func (l *line) fail(m *message, maxReceives int) (again bool) {
 
 // unload drops the body of a message that waits if there are too many bytes.
 func (l *line) unload(m *message) {
-	if l.bytes > l.q.opts.MaxBytes && m.forwarded == nil {
+	if l.bytes > l.q.opts.MaxBytes && m.forwarded == nil && !m.bare {
 		l.bytes -= len(m.body)
 		m.body = nil
 	}
@@ -317,6 +316,19 @@ func (l *line) settleGroups(f *flight, failed func(*message) bool, now time.Time
 func (l *line) hide(h hide) {
 	heap.Push(&l.hidden, h)
 	l.kick(h.until)
+}
+
+// longest is how far ahead a delayed row can be due, with a clock that is corrected a little. What is
+// further away was written before the clock was set back, and is due now.
+const longest = queue.MaxDelay + time.Minute
+
+// wait is how long it is until a delayed row is due.
+func (l *line) wait(due int64) time.Duration {
+	wait := time.UnixMilli(due).Sub(l.q.engine.Now())
+	if wait > longest {
+		return 0
+	}
+	return wait
 }
 
 // kick makes the pump look at the given time at the latest.

@@ -3,6 +3,7 @@ package sqlite
 import (
 	"container/heap"
 	"context"
+	"math"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
@@ -78,7 +79,7 @@ func (l *line) pause(troubled bool) time.Duration {
 		at(l.retry)
 	}
 	if l.nextDue > 0 && l.resident < l.q.opts.MaxReady {
-		at(time.UnixMilli(l.nextDue))
+		at(now.Add(l.wait(l.nextDue)))
 	}
 	if l.loaded < l.newest && l.hasRoom() {
 		at(now)
@@ -117,7 +118,7 @@ func (l *line) promote() error {
 	for {
 		l.mu.Lock()
 		room := min(l.q.opts.MaxReady-l.resident, readStep)
-		due := l.nextDue > 0 && l.nextDue <= time.Now().UnixMilli()
+		due := l.nextDue > 0 && l.wait(l.nextDue) <= 0
 		l.mu.Unlock()
 		if !due || room <= 0 {
 			return nil
@@ -128,45 +129,47 @@ func (l *line) promote() error {
 	}
 }
 
-// promotion reads the delayed rows that are due. It is a job of the writer
-// because only there it is certain that no row with an earlier time is still to
-// be committed, so that one position in their order tells which have been read.
+// promotion makes the delayed rows that are due ordinary ones.
 type promotion struct {
 	line *line
 	room int
 
 	msgs    []*message
-	at      position
 	nextDue int64
 }
 
-// position is a place in the order of the delayed rows.
-type position struct {
-	due int64 // milliseconds since 1970
-	id  int64
-}
-
 func (p *promotion) Apply(tx *engine.Tx) error {
-	p.at = p.line.promoted
-	s, err := tx.Stmt(p.line.sql.promote)
-	if err != nil {
-		return err
+	p.msgs = nil
+	for _, due := range [][2]int64{{0, tx.Now.UnixMilli()}, {tx.Now.Add(longest).UnixMilli(), math.MaxInt64}} {
+		s, err := tx.Stmt(p.line.sql.promote)
+		if err != nil {
+			return err
+		}
+		msgs, err := rows(s.Int(1, due[0]).Int(2, due[1]).Int(3, int64(p.room-len(p.msgs))), func() {})
+		if err != nil {
+			return err
+		}
+		p.msgs = append(p.msgs, msgs...)
 	}
-	s.Int(1, p.at.due).Int(2, p.at.id).Int(3, tx.Now.UnixMilli()).Int(4, int64(p.room))
-	p.msgs, err = rows(s, func() { p.at = position{s.ColumnInt(5), s.ColumnInt(0)} })
-	if err != nil {
-		return err
+	for _, m := range p.msgs {
+		s, err := tx.Stmt(p.line.sql.show)
+		if err != nil {
+			return err
+		}
+		if err := s.Int(1, m.id).Exec(); err != nil {
+			return err
+		}
 	}
-	if s, err = tx.Stmt(p.line.sql.nextDue); err != nil {
+	s, err := tx.Stmt(p.line.sql.nextDue)
+	if err != nil {
 		return err
 	}
 	defer s.Reset()
-	p.nextDue = 0
-	row, err := s.Int(1, p.at.due).Int(2, p.at.id).Step()
-	if row {
-		p.nextDue = s.ColumnInt(0)
+	if _, err = s.Step(); err != nil {
+		return err
 	}
-	return err
+	p.nextDue = s.ColumnInt(0) // of none, 0
+	return nil
 }
 
 func (p *promotion) Done(err error) {
@@ -174,13 +177,16 @@ func (p *promotion) Done(err error) {
 		return
 	}
 	l := p.line
-	l.promoted = p.at
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.nextDue = p.nextDue
 	l.delayed -= len(p.msgs)
 	for _, m := range p.msgs {
+		if m.id > l.loaded {
+			l.unloaded[m.id] = struct{}{}
+		}
 		l.enter(m)
+		l.pass(m)
 	}
 	l.wakeWorker()
 }

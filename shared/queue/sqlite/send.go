@@ -90,6 +90,7 @@ type message struct {
 	forwarded *forwarding // until it is a row or accepted; see [Queues.Forward]
 	hasRow    bool        // of a forwarded message
 	accepted  bool
+	bare      bool // its row could not be written
 }
 
 // sending is a part of a Send as a job of the engine.
@@ -120,8 +121,7 @@ func (s *sending) Apply(tx *engine.Tx) error {
 		}
 		due := int64(0)
 		if m.Delay > 0 {
-			// Rounded up, and whatever the clock does behind what was promoted.
-			due = max((tx.Now.Add(m.Delay).UnixMicro()+999)/1000, l.promoted.due+1)
+			due = (tx.Now.Add(m.Delay).UnixMicro() + 999) / 1000
 		}
 		id := l.lastID.Add(1)
 		stmt, err := tx.Stmt(l.sql.insert)

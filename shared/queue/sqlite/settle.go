@@ -125,7 +125,7 @@ func (s *settling) deadLetter(tx *engine.Tx) error {
 		if err != nil {
 			return err
 		}
-		var body []byte
+		body := m.body
 		if found {
 			body = bytes.Clone(stmt.ColumnBlob(0))
 		}

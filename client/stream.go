@@ -1,4 +1,4 @@
-package main
+package client
 
 import (
 	"bytes"
@@ -16,41 +16,42 @@ import (
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
-// follower reads the events of URIs from open streams, one after another, and
+// Stream reads the events of URIs from open streams, one after another, and
 // goes on where the last one ended.
-type follower struct {
-	client *mcpClient
-	uris   []string
-	log    *slog.Logger
-	// event is told of each event; its error ends the follower.
-	event func(received) error
-	// opened is told of each stream that is open; may be nil.
-	opened func()
+type Stream struct {
+	Client *Client
+	URIs   []string
+	// Cursor is where a stream of revision 2026-07-28 goes on; empty is from now on.
+	Cursor string
+	Log    *slog.Logger
+	// Event handles each event; its error ends the stream.
+	Event func(Event) error
+	// Opened is called when a stream is open; may be nil.
+	Opened func()
 
-	cursor string        // revision 2026-07-28: where the next stream goes on
-	last   string        // the earlier ones: Last-Event-ID
-	retry  time.Duration // what the server asked for
+	last  string        // Last-Event-ID, of the session-based revisions
+	retry time.Duration // what the server asked for
 }
 
 // maxStreamEvent bounds an event of a stream in bytes.
 const maxStreamEvent = 4 << 20
 
-// run follows until ctx ends or a fault that trying again does not mend.
-func (f *follower) run(ctx context.Context) error {
+// Run follows until ctx ends or a fault that trying again does not mend.
+func (f *Stream) Run(ctx context.Context) error {
 	for failures := 0; ; failures++ {
 		err := f.once(ctx, &failures)
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, errSessionGone):
-			f.log.Warn("the session has ended; beginning a new one, from now on")
-			f.client.session, f.last = "", ""
-		case err != nil && !again(err):
+			f.Log.Warn("the session has ended; beginning a new one, from now on")
+			f.Client.session, f.last = "", ""
+		case err != nil && !Again(err):
 			return err
 		case err != nil:
-			f.log.Warn("the stream broke off; connecting again", "error", err)
+			f.Log.Warn("the stream broke off; connecting again", "error", err)
 		}
-		if err := pause(ctx, failures, f.retry); err != nil {
+		if err := Pause(ctx, failures, f.retry); err != nil {
 			return nil
 		}
 	}
@@ -59,20 +60,20 @@ func (f *follower) run(ctx context.Context) error {
 var errSessionGone = fault.New(fault.NotFound, "the session has ended")
 
 // prepare makes the session and its subscriptions, where the revision has them.
-func (f *follower) prepare(ctx context.Context) (err error) {
-	if f.client.modern() || f.client.session != "" {
+func (f *Stream) prepare(ctx context.Context) (err error) {
+	if f.Client.modern() || f.Client.session != "" {
 		return nil
 	}
 	defer func() {
 		if err != nil {
-			f.client.session = ""
+			f.Client.session = ""
 		}
 	}()
-	if err := f.client.begin(ctx); err != nil {
+	if err := f.Client.Begin(ctx); err != nil {
 		return err
 	}
-	for _, uri := range f.uris {
-		if err := f.client.call(ctx, "resources/subscribe", map[string]any{"uri": uri}, nil); err != nil {
+	for _, uri := range f.URIs {
+		if err := f.Client.Call(ctx, "resources/subscribe", map[string]any{"uri": uri}, nil); err != nil {
 			return err
 		}
 	}
@@ -81,7 +82,7 @@ func (f *follower) prepare(ctx context.Context) (err error) {
 
 // once opens a stream and reads it to its end. It sets failures to 0 when the
 // stream is open.
-func (f *follower) once(ctx context.Context, failures *int) error {
+func (f *Stream) once(ctx context.Context, failures *int) error {
 	if err := f.prepare(ctx); err != nil {
 		return err
 	}
@@ -89,17 +90,17 @@ func (f *follower) once(ctx context.Context, failures *int) error {
 	if err != nil {
 		return err
 	}
-	body, err := f.client.stream(ctx, req)
+	body, err := f.Client.stream(ctx, req)
 	if err != nil {
-		if !f.client.modern() && fault.Is(err, fault.NotFound) {
+		if !f.Client.modern() && fault.Is(err, fault.NotFound) {
 			return errSessionGone
 		}
 		return err
 	}
 	defer func() { _ = body.Close() }()
 	*failures = 0
-	if !f.client.modern() && f.opened != nil {
-		f.opened()
+	if !f.Client.modern() && f.Opened != nil {
+		f.Opened()
 	}
 	events := sse.NewReader(body, maxStreamEvent)
 	for {
@@ -124,8 +125,8 @@ func (f *follower) once(ctx context.Context, failures *int) error {
 	}
 }
 
-func (f *follower) request(ctx context.Context) (*http.Request, error) {
-	c := f.client
+func (f *Stream) request(ctx context.Context) (*http.Request, error) {
+	c := f.Client
 	if !c.modern() {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url, nil)
 		if err != nil {
@@ -138,9 +139,9 @@ func (f *follower) request(ctx context.Context) (*http.Request, error) {
 		return req, nil
 	}
 	const method = "subscriptions/listen"
-	params := map[string]any{"notifications": map[string]any{"resourceSubscriptions": f.uris}}
-	if f.cursor != "" {
-		params["_meta"] = map[string]any{mcp.MetaCursor: f.cursor}
+	params := map[string]any{"notifications": map[string]any{"resourceSubscriptions": f.URIs}}
+	if f.Cursor != "" {
+		params["_meta"] = map[string]any{mcp.MetaCursor: f.Cursor}
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(c.request(method, params)))
 	if err != nil {
@@ -152,7 +153,7 @@ func (f *follower) request(ctx context.Context) (*http.Request, error) {
 }
 
 // message handles one JSON-RPC message of the stream.
-func (f *follower) message(data []byte) error {
+func (f *Stream) message(data []byte) error {
 	var m struct {
 		Method string    `json:"method"`
 		Error  *rpcError `json:"error"`
@@ -166,7 +167,7 @@ func (f *follower) message(data []byte) error {
 		} `json:"params"`
 	}
 	if err := json.Unmarshal(data, &m); err != nil {
-		f.log.Warn("a message of the stream is not JSON", "error", err)
+		f.Log.Warn("a message of the stream is not JSON", "error", err)
 		return nil
 	}
 	if m.Error != nil {
@@ -179,19 +180,19 @@ func (f *follower) message(data []byte) error {
 	}
 	switch m.Method {
 	case "notifications/subscriptions/acknowledged":
-		for _, uri := range f.uris {
+		for _, uri := range f.URIs {
 			if !slices.Contains(m.Params.Notifications.URIs, uri) {
 				return fault.New(fault.NotFound, "the server does not know %s, or does not show it to this caller", uri)
 			}
 		}
 		if string(m.Params.Meta[mcp.MetaTruncated]) == "true" {
-			f.log.Warn("the log does not reach back to where this left off; events are missing here")
+			f.Log.Warn("the log does not reach back to where this left off; events are missing here")
 		}
-		if f.opened != nil {
-			f.opened()
+		if f.Opened != nil {
+			f.Opened()
 		}
 	case "notifications/resources/updated":
-		err := f.event(received{
+		err := f.Event(Event{
 			Via: "stream", ID: meta(mcp.MetaEventID), URI: m.Params.URI, Time: meta(mcp.MetaTime),
 			Cursor: meta(mcp.MetaCursor), Received: time.Now(), Data: m.Params.Payload,
 		})
@@ -200,7 +201,7 @@ func (f *follower) message(data []byte) error {
 		}
 	}
 	if cursor := meta(mcp.MetaCursor); cursor != "" {
-		f.cursor = cursor
+		f.Cursor = cursor
 	}
 	return nil
 }

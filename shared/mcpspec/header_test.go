@@ -1,4 +1,4 @@
-package mirror
+package mcpspec
 
 import (
 	"strings"
@@ -17,19 +17,19 @@ func TestHeaderValues(t *testing.T) {
 		"event://ci/{x}?a b\tc": "event://ci/{x}?a b\tc",
 		"":                      "",
 	} {
-		if got := Encode(plain); got != encoded {
-			t.Errorf("Encode(%q) = %q, want %q", plain, got, encoded)
+		if got := EncodeHeader(plain); got != encoded {
+			t.Errorf("EncodeHeader(%q) = %q, want %q", plain, got, encoded)
 		}
-		if got, err := Decode("  " + encoded + "\t"); err != nil || got != plain {
-			t.Errorf("Decode(%q) = %q, %v", encoded, got, err)
+		if got, err := DecodeHeader("  " + encoded + "\t"); err != nil || got != plain {
+			t.Errorf("DecodeHeader(%q) = %q, %v", encoded, got, err)
 		}
 	}
 	for _, bad := range []string{"=?base64?SGVsbG8?=", "=?base64?!!!!?=", "=?base64?/w==?=", "caf\xc3\xa9", "a\x7fb"} {
-		if got, err := Decode(bad); err == nil {
-			t.Errorf("Decode(%q) = %q, want an error", bad, got)
+		if got, err := DecodeHeader(bad); err == nil {
+			t.Errorf("DecodeHeader(%q) = %q, want an error", bad, got)
 		}
 	}
-	if got, err := Decode("=?BASE64?SGk=?="); err != nil || got != "=?BASE64?SGk=?=" {
+	if got, err := DecodeHeader("=?BASE64?SGk=?="); err != nil || got != "=?BASE64?SGk=?=" {
 		t.Errorf("the marks are case-sensitive: got %q, %v", got, err)
 	}
 }
@@ -39,17 +39,17 @@ func FuzzHeader(f *testing.F) {
 	f.Add("=?base64??=")
 	f.Add("世界 ")
 	f.Fuzz(func(t *testing.T, s string) {
-		if back, err := Decode(s); err == nil && !utf8.ValidString(back) {
+		if back, err := DecodeHeader(s); err == nil && !utf8.ValidString(back) {
 			t.Fatalf("%q came out of %q", back, s)
 		}
 		if !utf8.ValidString(s) {
 			return
 		}
-		e := Encode(s)
+		e := EncodeHeader(s)
 		if strings.ContainsAny(e, "\r\n\x00") {
 			t.Fatalf("%q cannot stand in a header", e)
 		}
-		if back, err := Decode(e); err != nil || back != s {
+		if back, err := DecodeHeader(e); err != nil || back != s {
 			t.Fatalf("%q came back as %q, %v", s, back, err)
 		}
 	})

@@ -1,4 +1,4 @@
-package main
+package client
 
 import (
 	"bytes"
@@ -11,20 +11,22 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
-// occurrences follows one subscription of MCP Events without a webhook, by
+// Follower follows one subscription of MCP Events without a webhook, by
 // polls or by streams, and goes on from its cursor.
-type occurrences struct {
-	client    *mcpClient
-	name      string
-	arguments json.RawMessage
-	cursor    string
-	log       *slog.Logger
-	event     func(received) error
-	begun     bool // the first answer came
+type Follower struct {
+	Client    *Client
+	Name      string          // of the event type
+	Arguments json.RawMessage // an object
+	Cursor    string          // where it goes on; empty is from now on
+	Log       *slog.Logger
+	Event     func(Event) error // its error ends the follower
+	Opened    func()            // called when it has begun to follow; may be nil
+
+	begun bool // the first answer came
 }
 
 // occurrence is an EventOccurrence (SEP-3415), or the params of a notification
@@ -39,24 +41,18 @@ type occurrence struct {
 	Error     *rpcError       `json:"error"`
 }
 
-const (
-	modeWebhook = "webhook"
-	modePoll    = "poll"
-	modePush    = "push"
-)
-
-// run follows until ctx ends or a fault that trying again does not mend.
-func (o *occurrences) run(ctx context.Context, mode string) error {
-	if err := persist(ctx, func() error { return o.client.begin(ctx) }); err != nil {
+// Run follows until ctx ends or a fault that trying again does not mend.
+func (o *Follower) Run(ctx context.Context, mode string) error {
+	if err := persist(ctx, func() error { return o.Client.Begin(ctx) }); err != nil {
 		return err
 	}
 	defer func() {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
 		defer cancel()
-		o.client.end(last)
+		o.Client.End(last)
 	}()
 	once := o.poll
-	if mode == modePush {
+	if mode == mcpspec.ModePush {
 		once = o.stream
 	}
 	for failures := 0; ; {
@@ -64,11 +60,11 @@ func (o *occurrences) run(ctx context.Context, mode string) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case err != nil && !again(err):
+		case err != nil && !Again(err):
 			return err
 		case err != nil:
-			o.log.Warn("trying again", "mode", mode, "error", err)
-			err = pause(ctx, failures, 0)
+			o.Log.Warn("trying again", "mode", mode, "error", err)
+			err = Pause(ctx, failures, 0)
 			failures++
 		default:
 			failures = 0
@@ -92,10 +88,10 @@ func sleep(ctx context.Context, d time.Duration) error {
 }
 
 // params are those of both methods.
-func (o *occurrences) params() map[string]any {
-	params := map[string]any{"name": o.name, "arguments": o.arguments, "cursor": nil}
-	if o.cursor != "" {
-		params["cursor"] = o.cursor
+func (o *Follower) params() map[string]any {
+	params := map[string]any{"name": o.Name, "arguments": o.Arguments, "cursor": nil}
+	if o.Cursor != "" {
+		params["cursor"] = o.Cursor
 	}
 	return params
 }
@@ -104,7 +100,7 @@ func (o *occurrences) params() map[string]any {
 const leastPoll = 100 * time.Millisecond
 
 // poll polls once, and returns when to poll again.
-func (o *occurrences) poll(ctx context.Context) (time.Duration, error) {
+func (o *Follower) poll(ctx context.Context) (time.Duration, error) {
 	var page struct {
 		Events     []occurrence `json:"events"`
 		Cursor     string       `json:"cursor"`
@@ -112,52 +108,55 @@ func (o *occurrences) poll(ctx context.Context) (time.Duration, error) {
 		HasMore    bool         `json:"hasMore"`
 		NextPollMs int64        `json:"nextPollMs"`
 	}
-	if err := o.client.call(ctx, "events/poll", o.params(), &page); err != nil {
+	if err := o.Client.Call(ctx, "events/poll", o.params(), &page); err != nil {
 		return 0, err
 	}
-	o.opened(modePoll, page.Truncated)
+	o.opened(mcpspec.ModePoll, page.Truncated)
 	for i, e := range page.Events {
 		if i == len(page.Events)-1 {
 			e.Cursor = page.Cursor // what came before it cannot be told apart by a cursor
 		}
-		if err := o.print(modePoll, e); err != nil {
+		if err := o.print(mcpspec.ModePoll, e); err != nil {
 			return 0, err
 		}
 	}
-	o.cursor = page.Cursor
+	o.Cursor = page.Cursor
 	if page.HasMore {
 		return 0, nil
 	}
 	return min(max(time.Duration(page.NextPollMs)*time.Millisecond, leastPoll), time.Hour), nil
 }
 
-func (o *occurrences) opened(mode string, truncated bool) {
+func (o *Follower) opened(mode string, truncated bool) {
 	if truncated {
-		o.log.Warn("the log does not reach back to where this left off; events are missing here")
+		o.Log.Warn("the log does not reach back to where this left off; events are missing here")
 	}
-	if !o.begun || mode == modePush {
-		o.log.Info("following", "mode", mode, "name", o.name)
+	if !o.begun || mode == mcpspec.ModePush {
+		o.Log.Info("following", "mode", mode, "name", o.Name)
+	}
+	if !o.begun && o.Opened != nil {
+		o.Opened()
 	}
 	o.begun = true
 }
 
-func (o *occurrences) print(mode string, e occurrence) error {
-	return o.event(received{
+func (o *Follower) print(mode string, e occurrence) error {
+	return o.Event(Event{
 		Via: mode, ID: e.EventID, Name: e.Name, Time: e.Timestamp, Cursor: e.Cursor, Received: time.Now(), Data: e.Data,
 	})
 }
 
 // stream opens a stream and reads it to its end.
-func (o *occurrences) stream(ctx context.Context) (time.Duration, error) {
+func (o *Follower) stream(ctx context.Context) (time.Duration, error) {
 	const method = "events/stream"
 	params := o.params()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, o.client.url, bytes.NewReader(o.client.request(method, params)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, o.Client.url, bytes.NewReader(o.Client.request(method, params)))
 	if err != nil {
 		return 0, err
 	}
-	req.Header = o.client.header(method, params)
+	req.Header = o.Client.header(method, params)
 	req.Header.Set("Content-Type", "application/json")
-	body, err := o.client.stream(ctx, req)
+	body, err := o.Client.stream(ctx, req)
 	if err != nil {
 		return 0, err
 	}
@@ -180,38 +179,38 @@ func (o *occurrences) stream(ctx context.Context) (time.Duration, error) {
 }
 
 // message handles one message of a stream.
-func (o *occurrences) message(data []byte) error {
+func (o *Follower) message(data []byte) error {
 	var m struct {
 		Method string     `json:"method"`
 		Params occurrence `json:"params"`
 		Error  *rpcError  `json:"error"`
 	}
 	if err := json.Unmarshal(data, &m); err != nil {
-		o.log.Warn("a message of the stream is not what it should be", "error", err)
+		o.Log.Warn("a message of the stream is not what it should be", "error", err)
 		return nil
 	}
 	if m.Error != nil {
 		return m.Error.fault(http.StatusOK)
 	}
 	switch m.Method {
-	case mcp.NoteEventsActive:
-		o.opened(modePush, m.Params.Truncated)
-	case mcp.NoteEventsEvent:
-		if err := o.print(modePush, m.Params); err != nil {
+	case mcpspec.NoteEventsActive:
+		o.opened(mcpspec.ModePush, m.Params.Truncated)
+	case mcpspec.NoteEventsEvent:
+		if err := o.print(mcpspec.ModePush, m.Params); err != nil {
 			return err
 		}
-	case mcp.NoteEventsError:
+	case mcpspec.NoteEventsError:
 		if m.Params.Error != nil {
-			o.log.Warn("the server has difficulties, and goes on", "error", m.Params.Error.fault(http.StatusOK))
+			o.Log.Warn("the server has difficulties, and goes on", "error", m.Params.Error.fault(http.StatusOK))
 		}
-	case mcp.NoteEventsTerminated:
+	case mcpspec.NoteEventsTerminated:
 		if m.Params.Error == nil {
 			return fault.New(fault.Forbidden, "the server ended the subscription")
 		}
 		return m.Params.Error.fault(http.StatusOK)
 	}
 	if m.Params.Cursor != "" {
-		o.cursor = m.Params.Cursor
+		o.Cursor = m.Params.Cursor
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package main
+package client
 
 import (
 	"context"
@@ -12,37 +12,40 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp"
-	"github.com/mcp-events/mcpevents/shared/mcp/mirror"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
-// mcpClient is as much of an MCP client as the commands need, for one revision.
-type mcpClient struct {
-	remote  *Remote
+// Client is as much of an MCP client as events need, for one revision of the protocol. Its methods may
+// be called concurrently once [Client.Begin] has returned.
+type Client struct {
+	server  Server
 	url     string
-	version mcp.Version
+	version mcpspec.Version
 	session string // of the revisions that have sessions
 	seq     atomic.Int64
 }
 
-func newMCPClient(r *Remote, version string) (*mcpClient, error) {
-	url, err := r.endpoint("/mcp")
+// New makes a client of a server, which it does not call yet.
+func New(s Server, version mcpspec.Version) (*Client, error) {
+	url, err := s.Endpoint("/mcp")
 	if err != nil {
 		return nil, err
 	}
-	return &mcpClient{remote: r, url: url, version: mcp.Version(version)}, nil
+	return &Client{server: s, url: url, version: version}, nil
 }
 
 // modern reports whether the revision has no sessions.
-func (c *mcpClient) modern() bool { return c.version >= mcp.V20260728 }
+func (c *Client) modern() bool { return c.version >= mcpspec.V20260728 }
 
 // implementation is the clientInfo that servers see.
-func implementation() map[string]string {
-	return map[string]string{"name": "mcpevents", "version": version}
+func (c *Client) implementation() map[string]string {
+	name, version, _ := strings.Cut(c.server.Agent, "/")
+	return map[string]string{"name": name, "version": version}
 }
 
-// begin opens a session where the revision has them.
-func (c *mcpClient) begin(ctx context.Context) error {
+// Begin opens a session where the revision has them.
+func (c *Client) Begin(ctx context.Context) error {
 	if c.modern() {
 		return nil
 	}
@@ -51,7 +54,7 @@ func (c *mcpClient) begin(ctx context.Context) error {
 		ProtocolVersion string `json:"protocolVersion"`
 	}
 	header, err := c.exchange(ctx, "initialize", map[string]any{
-		"protocolVersion": c.version, "capabilities": map[string]any{}, "clientInfo": implementation(),
+		"protocolVersion": c.version, "capabilities": map[string]any{}, "clientInfo": c.implementation(),
 	}, &result)
 	if err != nil {
 		return err
@@ -61,15 +64,15 @@ func (c *mcpClient) begin(ctx context.Context) error {
 	}
 	c.session = header.Get("Mcp-Session-Id")
 	body := []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
-	resp, b, err := c.remote.post(ctx, c.url, c.header("notifications/initialized", nil), body)
+	resp, b, err := c.server.Post(ctx, c.url, c.header("notifications/initialized", nil), body)
 	if err == nil && resp.StatusCode >= 300 {
-		err = refusal(resp, b)
+		err = Refusal(resp, b)
 	}
 	return err
 }
 
-// end ends the session, if there is one. The server forgets it by itself, too.
-func (c *mcpClient) end(ctx context.Context) {
+// End ends the session, if there is one. The server forgets it by itself, too.
+func (c *Client) End(ctx context.Context) {
 	if c.session == "" {
 		return
 	}
@@ -78,20 +81,20 @@ func (c *mcpClient) end(ctx context.Context) {
 		return
 	}
 	req.Header = c.header("", nil)
-	c.remote.authorize(req.Header)
+	c.server.authorize(req.Header)
 	if resp, err := calls.Do(req); err == nil {
 		_ = resp.Body.Close()
 	}
 }
 
-// call sends a request and decodes its result; result may be nil.
-func (c *mcpClient) call(ctx context.Context, method string, params map[string]any, result any) error {
+// Call sends a request and decodes its result; result may be nil.
+func (c *Client) Call(ctx context.Context, method string, params map[string]any, result any) error {
 	_, err := c.exchange(ctx, method, params, result)
 	return err
 }
 
-func (c *mcpClient) exchange(ctx context.Context, method string, params map[string]any, result any) (http.Header, error) {
-	resp, body, err := c.remote.post(ctx, c.url, c.header(method, params), c.request(method, params))
+func (c *Client) exchange(ctx context.Context, method string, params map[string]any, result any) (http.Header, error) {
+	resp, body, err := c.server.Post(ctx, c.url, c.header(method, params), c.request(method, params))
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +109,7 @@ func (c *mcpClient) exchange(ctx context.Context, method string, params map[stri
 	}
 	if err := json.Unmarshal(body, &answer); err != nil || answer.Result == nil && answer.Error == nil {
 		if resp.StatusCode >= 300 {
-			return nil, fault.Wrap(fault.Internal, refusal(resp, body), "%s", method)
+			return nil, fault.Wrap(fault.Internal, Refusal(resp, body), "%s", method)
 		}
 		return nil, fault.New(fault.Unavailable, "%s: the server's answer is no JSON-RPC response", method)
 	}
@@ -137,7 +140,7 @@ func lastMessage(stream []byte) ([]byte, error) {
 }
 
 // request encodes a request, with the _meta that revision 2026-07-28 requires.
-func (c *mcpClient) request(method string, params map[string]any) []byte {
+func (c *Client) request(method string, params map[string]any) []byte {
 	if params == nil {
 		params = map[string]any{}
 	}
@@ -147,7 +150,7 @@ func (c *mcpClient) request(method string, params map[string]any) []byte {
 			meta = map[string]any{}
 		}
 		meta["io.modelcontextprotocol/protocolVersion"] = c.version
-		meta["io.modelcontextprotocol/clientInfo"] = implementation()
+		meta["io.modelcontextprotocol/clientInfo"] = c.implementation()
 		meta["io.modelcontextprotocol/clientCapabilities"] = map[string]any{}
 		params["_meta"] = meta
 	}
@@ -158,7 +161,7 @@ func (c *mcpClient) request(method string, params map[string]any) []byte {
 	return b
 }
 
-func (c *mcpClient) header(method string, params map[string]any) http.Header {
+func (c *Client) header(method string, params map[string]any) http.Header {
 	h := http.Header{}
 	h.Set("Accept", "application/json, "+sse.ContentType)
 	if c.modern() || c.session != "" {
@@ -170,16 +173,16 @@ func (c *mcpClient) header(method string, params map[string]any) http.Header {
 	if c.modern() && method != "" {
 		h.Set("Mcp-Method", method)
 		if uri, ok := params["uri"].(string); ok && method == "resources/read" {
-			h.Set("Mcp-Name", mirror.Encode(uri))
+			h.Set("Mcp-Name", mcpspec.EncodeHeader(uri))
 		}
 	}
 	return h
 }
 
 // stream sends a request whose answer is a stream.
-func (c *mcpClient) stream(ctx context.Context, req *http.Request) (io.ReadCloser, error) {
-	c.remote.authorize(req.Header)
-	req.Header.Set("User-Agent", "mcp-events-cli/"+version)
+func (c *Client) stream(ctx context.Context, req *http.Request) (io.ReadCloser, error) {
+	c.server.authorize(req.Header)
+	req.Header.Set("User-Agent", c.server.Agent)
 	resp, err := streams.Do(req)
 	if err != nil {
 		return nil, unreachable(ctx, err)
@@ -189,7 +192,7 @@ func (c *mcpClient) stream(ctx context.Context, req *http.Request) (io.ReadClose
 	}
 	defer func() { _ = resp.Body.Close() }()
 	b, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-	return nil, refusal(resp, b)
+	return nil, Refusal(resp, b)
 }
 
 // rpcError is a JSON-RPC error.

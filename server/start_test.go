@@ -1,4 +1,4 @@
-package main
+package server
 
 import (
 	"context"
@@ -20,8 +20,8 @@ import (
 )
 
 func TestAnEmptyDatabaseBesideOldKeysIsRefused(t *testing.T) {
-	var settings Settings
-	end(t, serve(t, func(s *Settings) { settings = *s }))
+	var settings Options
+	end(t, serve(t, func(s *Options) { settings = *s }))
 	path := filepath.Join(settings.Data, "mcpevents.db")
 	for _, step := range []struct {
 		name   string
@@ -35,7 +35,7 @@ func TestAnEmptyDatabaseBesideOldKeysIsRefused(t *testing.T) {
 		if err := step.damage(); err != nil {
 			t.Fatal(err)
 		}
-		e, err := startEmbedded(t.Context(), settings)
+		e, err := New(t.Context(), settings)
 		if err == nil {
 			end(t, e)
 			t.Fatalf("%s: it started", name)
@@ -50,7 +50,7 @@ func TestAnEmptyDatabaseBesideOldKeysIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	e, err := startEmbedded(t.Context(), settings)
+	e, err := New(t.Context(), settings)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,8 +80,8 @@ func TestAFailedStartLeavesNothingOpen(t *testing.T) {
 		}
 		return c
 	}
-	for name, change := range map[string]func(*Settings){
-		"keys": func(s *Settings) {
+	for name, change := range map[string]func(*Options){
+		"keys": func(s *Options) {
 			if err := os.WriteFile(filepath.Join(s.Data, "keys.json"), []byte("{"), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -89,19 +89,19 @@ func TestAFailedStartLeavesNothingOpen(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		"address": func(s *Settings) { s.Addr = taken.Addr().String() },
-		"backend": func(s *Settings) {
+		"address": func(s *Options) { s.Addr = taken.Addr().String() },
+		"backend": func(s *Options) {
 			s.Config = parsed("backends:\n  - {name: b, url: \"http://127.0.0.1:1/mcp\", prefix: b_, headers: {Authorization: \"env:NOT_THERE\"}}\n")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var settings Settings
-			end(t, serve(t, func(s *Settings) { settings = *s })) // whatever is opened once is open now
+			var settings Options
+			end(t, serve(t, func(s *Options) { settings = *s })) // whatever is opened once is open now
 			change(&settings)
 			http.DefaultClient.CloseIdleConnections()
 			goroutines, files := runtime.NumGoroutine(), openDescriptors(t)
 			for range 10 {
-				if e, err := startEmbedded(t.Context(), settings); err == nil {
+				if e, err := New(t.Context(), settings); err == nil {
 					end(t, e)
 					t.Fatal("it started")
 				}
@@ -163,8 +163,8 @@ func TestHealthzTellsThatWritesFail(t *testing.T) {
 
 // A shutdown whose time is over cuts off what runs: and the delivery comes again.
 func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
-	var settings Settings
-	end(t, serve(t, func(s *Settings) { settings = *s }))
+	var settings Options
+	end(t, serve(t, func(s *Options) { settings = *s }))
 	arrived := make(chan struct{}, 10)
 	release := make(chan struct{})
 	receiver := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -175,7 +175,7 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 		}
 	}))
 	defer receiver.Close()
-	e, err := startEmbedded(t.Context(), settings)
+	e, err := New(t.Context(), settings)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,14 +206,14 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 	defer cancel()
 	start := time.Now()
-	if err := e.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+	if err := e.Shutdown(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Close: %v", err)
 	}
 	if took := time.Since(start); took > 10*time.Second {
 		t.Errorf("Close took %v", took)
 	}
 	settings.Log = quiet()
-	again, err := startEmbedded(t.Context(), settings)
+	again, err := New(t.Context(), settings)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package mirror
+package mcpspec
 
 import (
 	"encoding/base64"
@@ -6,6 +6,26 @@ import (
 	"strings"
 	"unicode/utf8"
 )
+
+// The HTTP headers of the transport, in the canonical form of [http.Header].
+const (
+	HeaderVersion   = "Mcp-Protocol-Version"
+	HeaderMethod    = "Mcp-Method"
+	HeaderName      = "Mcp-Name"
+	HeaderSession   = "Mcp-Session-Id"
+	HeaderLastEvent = "Last-Event-Id"
+	// HeaderParameter begins the names of those that repeat arguments of a tool (2026-07-28,
+	// Custom Headers from Tool Parameters).
+	HeaderParameter = "Mcp-Param-"
+)
+
+// Mirrored names the member of params that [HeaderName] repeats (revision
+// 2026-07-28, Standard Request Headers).
+var Mirrored = map[string]string{
+	MethodToolsCall:  "name",
+	MethodPromptsGet: "name",
+	MethodRead:       "uri",
+}
 
 // Values of Mcp-Name that are no plain ASCII travel in Base64 between these
 // marks (revision 2026-07-28, Value Encoding).
@@ -16,8 +36,8 @@ const (
 
 var errHeaderValue = errors.New("the header value is malformed")
 
-// Encode makes a header value of a name or a URI.
-func Encode(s string) string {
+// EncodeHeader makes a header value of a name or a URI.
+func EncodeHeader(s string) string {
 	plain := strings.Trim(s, " \t") == s && (!strings.HasPrefix(s, sentinelStart) || !strings.HasSuffix(s, sentinelEnd))
 	for i := 0; plain && i < len(s); i++ {
 		plain = headerByte(s[i])
@@ -28,8 +48,8 @@ func Encode(s string) string {
 	return sentinelStart + base64.StdEncoding.EncodeToString([]byte(s)) + sentinelEnd
 }
 
-// Decode reads what [Encode] wrote.
-func Decode(value string) (string, error) {
+// DecodeHeader reads what [EncodeHeader] wrote.
+func DecodeHeader(value string) (string, error) {
 	value = strings.Trim(value, " \t")
 	for i := 0; i < len(value); i++ {
 		if !headerByte(value[i]) {

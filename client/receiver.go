@@ -1,4 +1,4 @@
-package main
+package client
 
 import (
 	"context"
@@ -15,13 +15,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
-// receiver is an endpoint for webhooks in this process.
-type receiver struct {
-	url    string
-	failed chan error // the server's own end
+// Receiver is an endpoint for webhooks in this process.
+type Receiver struct {
+	// URL is where it listens.
+	URL string
+	// Failed receives the error that ended it, if one does.
+	Failed chan error
 
 	via    string
-	take   func(received) error
+	take   func(Event) error
 	log    *slog.Logger
 	server *http.Server
 
@@ -34,14 +36,14 @@ type receiver struct {
 	cursor string
 }
 
-// startReceiver listens and hands what arrives, verified, to take.
-func startReceiver(addr, via string, take func(received) error, log *slog.Logger) (*receiver, error) {
+// NewReceiver listens and hands what arrives, verified, to take. Via is [ViaRegister] or [ViaEvents].
+func NewReceiver(addr, via string, take func(Event) error, log *slog.Logger) (*Receiver, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "listen for webhooks")
 	}
-	r := &receiver{
-		url: "http://" + l.Addr().String() + "/", failed: make(chan error, 1), via: via, take: take, log: log,
+	r := &Receiver{
+		URL: "http://" + l.Addr().String() + "/", Failed: make(chan error, 1), via: via, take: take, log: log,
 		ready: make(chan struct{}), closed: make(chan struct{}), served: make(chan struct{}),
 	}
 	verifying := &webhook.ReceiverHandler{
@@ -69,7 +71,7 @@ func startReceiver(addr, via string, take func(received) error, log *slog.Logger
 	go func() {
 		defer close(r.served)
 		if err := r.server.Serve(l); err != http.ErrServerClosed {
-			r.failed <- fault.Wrap(fault.Unavailable, err, "receive webhooks")
+			r.Failed <- fault.Wrap(fault.Unavailable, err, "receive webhooks")
 		}
 	}()
 	return r, nil
@@ -79,7 +81,7 @@ func startReceiver(addr, via string, take func(received) error, log *slog.Logger
 // that it overtook; with a 503 it would only come again seconds later.
 const awaitSecret = 10 * time.Second
 
-func (r *receiver) await(ctx context.Context) bool {
+func (r *Receiver) await(ctx context.Context) bool {
 	select {
 	case <-r.ready:
 		return true
@@ -98,7 +100,7 @@ func (r *receiver) await(ctx context.Context) bool {
 }
 
 // secret says what webhooks are signed with.
-func (r *receiver) secret(key string) {
+func (r *Receiver) secret(key string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.key = key
@@ -106,24 +108,25 @@ func (r *receiver) secret(key string) {
 }
 
 // unsigned says that the server does not sign: its operator has chosen so.
-func (r *receiver) unsigned() { r.secret("") }
+func (r *Receiver) unsigned() { r.secret("") }
 
-func (r *receiver) secretNow() string {
+func (r *Receiver) secretNow() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.key
 }
 
-// lastCursor is the newest cursor that came with a webhook.
-func (r *receiver) lastCursor() string {
+// LastCursor is the newest cursor that came with a webhook.
+func (r *Receiver) LastCursor() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.cursor
 }
 
-func (r *receiver) close() {
+// Close ends it.
+func (r *Receiver) Close() {
 	close(r.closed)
-	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
 	if r.server.Shutdown(ctx) != nil {
 		_ = r.server.Close()
@@ -131,7 +134,7 @@ func (r *receiver) close() {
 	<-r.served
 }
 
-func (r *receiver) serveUnsigned(w http.ResponseWriter, req *http.Request) {
+func (r *Receiver) serveUnsigned(w http.ResponseWriter, req *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, webhook.DefaultMaxReceived))
 	if err != nil || req.Method != http.MethodPost {
 		http.Error(w, "POST webhooks here", http.StatusBadRequest)
@@ -148,8 +151,8 @@ func (r *receiver) serveUnsigned(w http.ResponseWriter, req *http.Request) {
 }
 
 // deliver reads the body of either kind of webhook.
-func (r *receiver) deliver(w webhook.Received, verified bool) error {
-	out := received{Via: "webhook", ID: w.ID, Subscription: w.Subscription, Verified: &verified, Received: time.Now()}
+func (r *Receiver) deliver(w webhook.Received, verified bool) error {
+	out := Event{Via: "webhook", ID: w.ID, Subscription: w.Subscription, Verified: &verified, Received: time.Now()}
 	var body struct {
 		Type      string          `json:"type"` // SEP-1803, and control envelopes
 		URI       string          `json:"uri"`
@@ -161,11 +164,11 @@ func (r *receiver) deliver(w webhook.Received, verified bool) error {
 	}
 	if err := json.Unmarshal(w.Body, &body); err != nil {
 		r.log.Warn("a webhook is not JSON", "id", w.ID)
-		out.Data = quoted(string(w.Body))
+		out.Data, _ = json.Marshal(string(w.Body)) // a text
 		return r.take(out)
 	}
 	out.Time, out.Data, out.Name, out.URI = body.Timestamp, body.Data, body.Type, body.URI
-	if r.via == "events" {
+	if r.via == ViaEvents {
 		out.Via, out.Name = "events", body.Name
 		if body.Cursor != nil {
 			out.Cursor = *body.Cursor
@@ -191,3 +194,6 @@ func (s *statusWriter) WriteHeader(status int) {
 	s.status = status
 	s.ResponseWriter.WriteHeader(status)
 }
+
+// drainTime bounds the end of a receiver.
+const drainTime = 5 * time.Second

@@ -1,6 +1,6 @@
 // Package tokens makes the authenticator of --auth jwt from the operator's
 // settings, for the embedded server and the functions. It is apart from package
-// wiring because every function authenticates, and few need what else is wired there.
+// app because every function authenticates, and few need what else is put together there.
 package tokens
 
 import (

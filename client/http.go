@@ -1,0 +1,182 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+)
+
+// Server is where a server is and who calls it.
+type Server struct {
+	// URL is the server's, as https://events.example.com; with a path, that of the one endpoint that is used.
+	URL string
+	// Key is sent as Authorization: Bearer; empty sends none.
+	Key string
+	// Agent names the program in User-Agent and, before a slash, in clientInfo.
+	Agent string
+}
+
+// Endpoint is the URL of /events or /mcp: the server's with the path, unless it
+// has a path of its own already.
+func (s Server) Endpoint(path string) (string, error) {
+	u, err := url.Parse(s.URL)
+	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		return "", fault.New(fault.Invalid, "%.200q is no URL of a server, such as http://127.0.0.1:8080", s.URL)
+	}
+	if strings.Trim(u.Path, "/") == "" {
+		u.Path = path
+	}
+	return u.String(), nil
+}
+
+func (s Server) authorize(h http.Header) {
+	if s.Key != "" {
+		h.Set("Authorization", "Bearer "+s.Key)
+	}
+}
+
+// maxAnswer bounds an answer in bytes; a page of a list may hold large schemas.
+const maxAnswer = 8 << 20
+
+// calls answer within a minute; streams have a client without a limit.
+var (
+	calls   = &http.Client{Timeout: time.Minute}
+	streams = &http.Client{}
+)
+
+// Post sends JSON and returns the answer. A server that cannot be reached is of
+// kind fault.Unavailable; every status is an answer.
+func (s Server) Post(ctx context.Context, url string, header http.Header, body []byte) (*http.Response, []byte, error) {
+	return s.Do(ctx, http.MethodPost, url, header, body)
+}
+
+// Do is [Server.Post] by another method.
+func (s Server) Do(ctx context.Context, method, url string, header http.Header, body []byte) (*http.Response, []byte, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
+	if err != nil {
+		return nil, nil, fault.Wrap(fault.Invalid, err, "make the request")
+	}
+	for name, values := range header {
+		req.Header[name] = values
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("User-Agent", s.Agent)
+	s.authorize(req.Header)
+	resp, err := calls.Do(req)
+	if err != nil {
+		return nil, nil, unreachable(ctx, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return nil, nil, unreachable(ctx, err)
+	}
+	return resp, b, nil
+}
+
+func unreachable(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fault.Wrap(fault.Unavailable, err, "call the server")
+}
+
+// Refusal turns an answer that is an error into one of ours. It reads the error
+// body of POST /events and that of JSON-RPC, and shows anything else as it came.
+func Refusal(resp *http.Response, body []byte) error {
+	f := &fault.Error{Kind: kindOfStatus(resp.StatusCode), Message: strings.ToLower(http.StatusText(resp.StatusCode))}
+	var answer struct {
+		Error json.RawMessage `json:"error"`
+	}
+	var detail struct {
+		Message string          `json:"message"`
+		URI     string          `json:"uri"`    // of POST /events
+		Faults  json.RawMessage `json:"faults"` // of POST /events
+		Data    json.RawMessage `json:"data"`   // of JSON-RPC
+	}
+	switch {
+	case json.Unmarshal(body, &answer) == nil && json.Unmarshal(answer.Error, &detail) == nil && detail.Message != "":
+		f.Message = detail.Message
+		if detail.URI != "" && !strings.Contains(f.Message, detail.URI) {
+			f.Message += " (" + detail.URI + ")"
+		}
+		if detail.Faults != nil {
+			f.Data = detail.Faults
+		} else if detail.Data != nil {
+			f.Data = detail.Data
+		}
+	case len(bytes.TrimSpace(body)) > 0:
+		f.Message = fmt.Sprintf("%s: %.500s", f.Message, bytes.TrimSpace(body))
+	}
+	f.Message = fmt.Sprintf("the server refused (%d): %s", resp.StatusCode, f.Message)
+	return f
+}
+
+func kindOfStatus(status int) fault.Kind {
+	switch status {
+	case http.StatusUnauthorized:
+		return fault.Unauthenticated
+	case http.StatusForbidden:
+		return fault.Forbidden
+	case http.StatusNotFound:
+		return fault.NotFound
+	case http.StatusConflict:
+		return fault.Conflict
+	case http.StatusRequestEntityTooLarge:
+		return fault.TooLarge
+	case http.StatusUnprocessableEntity:
+		return fault.Unprocessable
+	case http.StatusTooManyRequests:
+		return fault.Exhausted
+	}
+	if status >= 500 {
+		return fault.Unavailable
+	}
+	return fault.Invalid
+}
+
+// Again reports whether a request that came to this may be repeated.
+func Again(err error) bool {
+	return fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Exhausted)
+}
+
+// Pauses between repetitions: doubled each time, with jitter.
+const (
+	firstPause = 500 * time.Millisecond
+	maxPause   = 30 * time.Second
+)
+
+// Pause waits before repetition n, from 0, or as long as the server asked for.
+func Pause(ctx context.Context, n int, asked time.Duration) error {
+	d := min(firstPause<<min(n, 10), maxPause)
+	d = max(d/2+rand.N(d/2), min(asked, 10*maxPause))
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func RetryAfter(resp *http.Response) time.Duration {
+	if resp == nil {
+		return 0
+	}
+	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
+	if err != nil || seconds < 0 || seconds > 3600 {
+		return 0
+	}
+	return time.Duration(seconds) * time.Second
+}

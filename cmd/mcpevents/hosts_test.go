@@ -1,0 +1,60 @@
+package main
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/server"
+)
+
+// A proxy on the same machine passes on the Host that its callers named.
+func TestTheHostOfAProxy(t *testing.T) {
+	var g Globals
+	log := newOutput()
+	g.LogLevel, g.LogFormat = "info", "json"
+	e := serve(t, func(s *server.Options) {
+		s.Log = g.logger(log)
+		s.Limits.AllowedHosts = []string{"mcp.example.com", "other.example.com:8443"}
+	})
+	post := func(path, host string) (int, string) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, e.URL+path, strings.NewReader(`{}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = host
+		req.Header.Set("Content-Type", "application/json")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(body)
+	}
+	for _, path := range []string{"/mcp", "/events", "/consent"} {
+		for _, host := range []string{"mcp.example.com", "MCP.example.com:444", "other.example.com:8443"} {
+			if status, body := post(path, host); status == http.StatusForbidden {
+				t.Errorf("%s of %s: %s", path, host, body)
+			}
+		}
+		for range 2 {
+			status, body := post(path, "evil.example.com")
+			if status != http.StatusForbidden || !strings.Contains(body, "evil.example.com") || !strings.Contains(body, "--allowed-hosts") {
+				t.Errorf("%s: got %d %s", path, status, body)
+			}
+		}
+		if status, _ := post(path, "other.example.com"); status != http.StatusForbidden {
+			t.Errorf("%s: another port than the one that is allowed: %d", path, status)
+		}
+	}
+	text := log.String()
+	if n := strings.Count(text, `"host":"evil.example.com"`); n < 1 || n > 3 { // each path logs for itself
+		t.Errorf("logged %d times:\n%s", n, text)
+	}
+}

@@ -1,0 +1,124 @@
+package server
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/webhook"
+)
+
+// secrets are the keys of an embedded server, in a file that only its owner reads.
+type secrets struct {
+	Private []byte `json:"private"` // Tink keyset that opens webhook secrets
+	Public  []byte `json:"public"`  // Tink keyset that seals them
+	Cursor  []byte `json:"cursor"`  // authenticates stream cursors
+	// Identity signs webhooks as this server's (v1a), beside the subscription's secret.
+	Identity string `json:"identity"`
+}
+
+func secretsPath(data string) string { return filepath.Join(data, "keys.json") }
+
+// loadSecrets reads the keys of the data directory, or makes them the first time.
+func loadSecrets(data string) (secrets, error) {
+	if data != ":memory:" {
+		s, err := readSecrets(data)
+		if err == nil || !errors.Is(err, fs.ErrNotExist) {
+			return s, err
+		}
+	}
+	private, public, err := webhook.GenerateKeyset()
+	if err != nil {
+		return secrets{}, err
+	}
+	s := secrets{Private: private, Public: public, Cursor: make([]byte, 32), Identity: webhook.GenerateIdentity()}
+	_, _ = rand.Read(s.Cursor) // never fails (Go 1.24)
+	if data == ":memory:" {
+		return s, nil
+	}
+	return s, writeSecrets(data, s)
+}
+
+// checkDatabase refuses a database that is gone or empty while its keys are there: the server would start without
+// the subscriptions and events that it holds, and nobody would know.
+func checkDatabase(data, path string) error {
+	keys := secretsPath(data)
+	if _, err := os.Stat(keys); err != nil {
+		return nil // a new directory, or reading the keys tells what is wrong
+	}
+	state := "is missing"
+	if info, err := os.Stat(path); err == nil && info.Size() > 0 {
+		return nil
+	} else if err == nil {
+		state = "is empty"
+	}
+	return fault.New(fault.Invalid, "%s %s but %s exists: restore the database from a backup, or remove both files to start anew",
+		path, state, keys)
+}
+
+func readSecrets(data string) (secrets, error) {
+	b, err := os.ReadFile(secretsPath(data))
+	if err != nil {
+		return secrets{}, fault.Wrap(fault.Invalid, err, "read the keys")
+	}
+	var s secrets
+	if err := json.Unmarshal(b, &s); err != nil || len(s.Private) == 0 || len(s.Public) == 0 {
+		return s, fault.New(fault.Invalid, "%s is damaged; without it no stored secret can be opened", secretsPath(data))
+	}
+	return s, nil
+}
+
+// writeSecrets replaces the file whole or not at all: a half-written one would
+// lock every stored secret.
+func writeSecrets(data string, s secrets) (err error) {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "encode the keys")
+	}
+	f, err := os.CreateTemp(data, "keys-*.json") // mode 0600
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "write the keys")
+	}
+	defer func() { _ = os.Remove(f.Name()) }() // fails after the rename, as it should
+	_, err = f.Write(b)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), secretsPath(data))
+	}
+	return fault.Wrap(fault.Unavailable, err, "write the keys")
+}
+
+// identity is what signs v1a, nil unless it is switched on.
+func (s secrets) identity(on bool) (*webhook.Identity, error) {
+	if !on {
+		return nil, nil
+	}
+	key, err := webhook.ParseIdentity(s.Identity)
+	if err != nil {
+		return nil, err
+	}
+	return webhook.NewIdentity(key), nil
+}
+
+// RotateKeys adds a key to the sealing keyset of a data directory and makes it the one that seals;
+// the old ones still open what they sealed. A server that uses the directory must be restarted.
+// One process both seals and opens here, so the two steps that a fleet takes one after the
+// other are one.
+func RotateKeys(data string) error {
+	s, err := readSecrets(data)
+	if err != nil {
+		return err
+	}
+	added, err := webhook.AddKey(s.Private)
+	if err != nil {
+		return err
+	}
+	if s.Private, s.Public, err = webhook.PromoteKey(added); err != nil {
+		return err
+	}
+	return writeSecrets(data, s)
+}

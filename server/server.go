@@ -1,0 +1,395 @@
+// Package server is the whole product in one process: the endpoint for MCP clients, the one for
+// publishers, and all work on deliveries, over one SQLite file. The command serve is a few lines
+// on it, and so is a program that brings events to its own MCP server:
+//
+//	s, err := server.New(ctx, server.Options{Data: "data", Catalog: catalog, Limits: server.DefaultLimits()})
+//	…
+//	http.Handle("/mcp", s.Handler())
+//	s.Publish(ctx, "default", server.Event{URI: "event://orders/42/shipped", Data: data})
+//	…
+//	s.Shutdown(ctx)
+//
+// The parts are those of the functions on AWS (package app puts them together); here goroutines
+// run them. One process may use a data directory at a time.
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/net/netutil"
+
+	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/shared/app/tokens"
+	"github.com/mcp-events/mcpevents/shared/app/webhooks"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/descriptors"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/publish"
+	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/stream/lease"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
+)
+
+// Options are what a server is started with.
+type Options struct {
+	// Addr is the address to listen on. It is loopback with [auth.ModeNone]. Empty listens
+	// nowhere: the program serves [Server.Handler] itself, and answers for who can reach it.
+	Addr string
+	// Data is the directory of the database and the keys, which is made if it is not there.
+	// ":memory:" keeps nothing.
+	Data string
+	// Catalog declares the event types, in YAML; CatalogName names the file in error messages.
+	Catalog     []byte
+	CatalogName string
+	// Workspaces have these catalogs; all others have the one above.
+	Workspaces map[string]*catalog.Catalog
+	// Config holds keys and backends; nil is none.
+	Config *config.Config
+	// Auth is how callers are authenticated; empty is [auth.ModeNone].
+	Auth auth.Mode
+	// Limits are all other settings, as the flags of serve; see [DefaultLimits].
+	Limits config.Limits
+	// Log is [slog.Default] if it is nil.
+	Log *slog.Logger
+}
+
+// DefaultLimits are the values that the flags of serve have by default.
+func DefaultLimits() config.Limits { return config.DefaultLimits() }
+
+// Event is an event to publish; see [publish.Input].
+type Event = publish.Input
+
+// Accepted says what became of an event: its id, and its URI in canonical form.
+type Accepted = publish.Accepted
+
+// Server runs from [New] to [Server.Shutdown]. Its methods may be called concurrently.
+type Server struct {
+	// URL is where it listens, without a path; empty if it does not.
+	URL string
+
+	core       app.Core
+	db         *sqlite.DB
+	queues     *queuesqlite.Queues
+	tails      *stream.Tails
+	publisher  *publish.Service
+	dispatcher *delivery.Dispatcher
+	endpoint   *mcp.Endpoint
+	handler    http.Handler
+	listening  *http.Server // nil if it does not
+	served     chan error
+
+	// What [Server.Reload] replaces: the backends, the keys, the catalog, those of
+	// workspaces that have their own, and the configuration for who follows it.
+	backends     *gateway.Gateway
+	keys         *auth.Replaceable // nil unless callers have keys
+	rest         *catalog.Static
+	own          map[string]*catalog.Static
+	announcer    *announcer
+	ender        *delivery.Ender
+	config       *config.Replaceable
+	conversation *conversation.Service
+
+	stop    context.CancelFunc
+	workers sync.WaitGroup
+	undo    []func() // closes what was opened, if a later step of the start fails
+}
+
+// New starts a server. It returns when requests are accepted, which does not end with ctx. What
+// is missing or out of range in the options or in the data directory is of kind fault.Invalid.
+func New(ctx context.Context, o Options) (_ *Server, err error) {
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	if o.Auth == "" {
+		o.Auth = auth.ModeNone
+	}
+	if o.Addr != "" {
+		if err := auth.CheckListen(o.Addr, o.Auth); err != nil {
+			return nil, err
+		}
+	}
+	cat, err := catalog.ParseFile(o.CatalogName, o.Catalog)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 1)}
+	mount, err := s.authenticate(o)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			for _, undo := range slices.Backward(s.undo) {
+				undo()
+			}
+		}
+	}()
+	keys, err := s.open(o)
+	if err != nil {
+		return nil, err
+	}
+	s.follow(cat, o)
+	cursors, err := eventlog.NewSealer(keys.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	s.tails = stream.New(s.core.EventLog, s.db, cursors, stream.Options{})
+	s.undo = append(s.undo, s.tails.Close)
+	if s.announcer, err = newAnnouncer(ctx, s.db, s.core.EventLog, s.core.Catalogs, s.config, s.tails); err != nil {
+		return nil, err
+	}
+	listener, err := s.listen(o.Addr)
+	if err != nil {
+		return nil, err
+	}
+	roles, err := s.build(ctx, o, keys, cursors, listener)
+	if err != nil {
+		return nil, err
+	}
+	if mount != nil {
+		mount(roles.mux)
+	}
+	s.handler = boundBodies(roles.mux, bodyTime)
+	s.run(ctx, roles)
+	if listener != nil {
+		s.listening = &http.Server{
+			Handler:           s.handler,
+			ReadHeaderTimeout: 10 * time.Second,
+			IdleTimeout:       2 * time.Minute,
+			MaxHeaderBytes:    32 << 10,
+			ErrorLog:          slog.NewLogLogger(s.core.Log.Handler(), slog.LevelWarn),
+		}
+		go func() { s.served <- s.listening.Serve(listener) }()
+	}
+	return s, nil
+}
+
+// open opens the store and the queues, and reads or makes the keys.
+func (s *Server) open(o Options) (secrets, error) {
+	path := o.Data
+	if path != ":memory:" {
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			return secrets{}, fault.Wrap(fault.Invalid, err, "make the data directory")
+		}
+		path = filepath.Join(path, "mcpevents.db")
+		if err := checkDatabase(o.Data, path); err != nil {
+			return secrets{}, err
+		}
+	}
+	var err error
+	if s.db, err = sqlite.Open(path, sqlite.Options{}); err != nil {
+		return secrets{}, err
+	}
+	s.undo = append(s.undo, func() { _ = s.db.Close() })
+	keys, err := loadSecrets(o.Data)
+	if err != nil {
+		return keys, err
+	}
+	if s.queues, err = queuesqlite.Open(s.db.Engine(), queuesqlite.Options{Log: s.core.Log, MaxBytes: queueBytes}); err != nil {
+		return keys, err
+	}
+	s.undo = append(s.undo, func() { _ = s.queues.Close() })
+	s.core.DB, s.core.Queues = s.db, s.queues
+	s.core.EventLog = &eventlog.Log{DB: s.db, Retention: s.core.Limits.LogRetention}
+	return keys, nil
+}
+
+// follow begins with the catalogs and the configuration of the start.
+func (s *Server) follow(cat *catalog.Catalog, o Options) {
+	s.rest, s.own = catalog.NewStatic(cat), map[string]*catalog.Static{}
+	catalogs := catalog.Workspaces{Own: map[string]catalog.Source{}, Rest: s.rest}
+	for workspace, own := range o.Workspaces {
+		s.own[workspace] = catalog.NewStatic(own)
+		catalogs.Own[workspace] = s.own[workspace]
+	}
+	s.core.Catalogs = catalogs
+	s.config = config.NewReplaceable(o.Config)
+}
+
+// listen begins to listen, if there is an address.
+func (s *Server) listen(addr string) (net.Listener, error) {
+	if addr == "" {
+		return nil, nil
+	}
+	listener, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "listen")
+	}
+	listener = netutil.LimitListener(listener, descriptors.Accepted())
+	s.undo = append(s.undo, func() { _ = listener.Close() })
+	s.URL = "http://" + listener.Addr().String()
+	return listener, nil
+}
+
+// roles are what runs.
+type roles struct {
+	mux    *http.ServeMux
+	fanout *delivery.Fanout
+	inbox  *publish.Inbox
+	retry  *delivery.Retry
+	subs   *subscription.Service
+	relay  *gateway.Relay
+}
+
+// build makes all roles.
+func (s *Server) build(ctx context.Context, o Options, keys secrets, cursors *eventlog.Sealer, listener net.Listener) (roles, error) {
+	guard := webhooks.Guard(&s.core)
+	if listener != nil {
+		guard.BlockedHosts = append(guard.BlockedHosts, listener.Addr().String())
+	}
+	identity, err := keys.identity(s.core.Limits.ServerIdentity)
+	if err != nil {
+		return roles{}, err
+	}
+	sender := webhook.NewSender(webhook.Options{Guard: guard, Identity: identity, ConnsPerHost: attempts, UserAgent: app.UserAgent()})
+	s.undo = append(s.undo, sender.Close)
+	sealer, err := webhook.NewSealer(keys.Public)
+	if err != nil {
+		return roles{}, err
+	}
+	opener, err := webhook.NewOpener(keys.Private)
+	if err != nil {
+		return roles{}, err
+	}
+
+	gate := &delivery.Gate{}
+	subs := webhooks.Register(&s.core, sender, sealer, cursors)
+	subs.SaveEvery, subs.Ended, subs.Started = savePositions, gate.Ended, gate.Started
+	s.ender = webhooks.Ender(&s.core, subs)
+	options := webhooks.Deliveries(s.core.Limits)
+	options.Concurrency, options.Patience, options.Aside, options.Bytes = attempts, attemptPatience, 4*attempts, attemptBytes
+	options.LogDeliveries = true
+	s.dispatcher = webhooks.Dispatch(&s.core, subs, s.ender, sender, opener, gate, options)
+	retry := webhooks.Retry(&s.core, subs)
+	retry.SaveEvery = savePositions
+	publisher, publishing, inbox := s.core.Publish()
+	s.publisher = publisher
+
+	if s.backends, err = s.core.Gateway(gateway.Options{Backends: backends(o.Config), Key: keys.Cursor}); err != nil {
+		return roles{}, err
+	}
+	s.conversation, err = s.core.Conversation(conversation.Options{
+		Source: s.config, Key: keys.Cursor, Backends: s.backends, Prepares: true, Publisher: publish.OnBehalf{Service: publisher},
+	})
+	if err != nil {
+		return roles{}, err
+	}
+	s.undo = append(s.undo, func() { _ = s.conversation.Close(context.WithoutCancel(ctx)) })
+	if err := checkConversation(ctx, o.Config, s.conversation, s.core.Catalogs.Catalog); err != nil {
+		return roles{}, err
+	}
+	endpoint := s.core.Stream(s.announcer, lease.NewLocal(int(s.core.Limits.Streams)), subs, s.backends, s.conversation)
+	endpoint.Registrar, endpoint.Deregistrar = subs, subs
+	if s.endpoint, err = mcp.New(endpoint); err != nil {
+		return roles{}, err
+	}
+	return roles{
+		mux: s.routes(publishing, identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, subs: subs, relay: s.core.Relay(s.backends),
+	}, nil
+}
+
+// authenticate chooses who may call. Mount, if not nil, adds where clients learn how to get a token.
+func (s *Server) authenticate(o Options) (mount func(*http.ServeMux), err error) {
+	switch o.Auth {
+	case auth.ModeNone:
+		s.core.Auth = auth.None()
+	case auth.ModeJWT:
+		access, err := tokens.Authenticator(o.Limits, s.core.Log)
+		if err != nil {
+			return nil, err
+		}
+		s.core.Auth, s.core.ResourceMetadata = access, access.MetadataURL()
+		return access.Mount, nil
+	default:
+		keys, err := staticKeys(o.Config)
+		if err != nil {
+			return nil, err
+		}
+		s.keys = auth.NewReplaceable(keys)
+		s.core.Auth = s.keys
+	}
+	return nil, nil
+}
+
+func staticKeys(c *config.Config) (auth.Authenticator, error) {
+	if c == nil || len(c.Keys) == 0 {
+		return nil, fault.New(fault.Invalid, "--auth keys needs a --config file with keys")
+	}
+	return auth.Keys(c.Keys, time.Now)
+}
+
+// Handler serves /mcp, /events, /consent, /healthz and what is below /.well-known.
+func (s *Server) Handler() http.Handler { return s.handler }
+
+// Publish publishes events in a workspace, as POST /events does for a caller who may; the
+// workspace of a server without authentication is "default". It returns when they are on disk;
+// for the kinds of its errors see [publish.Service.Accept].
+func (s *Server) Publish(ctx context.Context, workspace string, events ...Event) ([]Accepted, error) {
+	return s.publisher.Accept(ctx, auth.Principal{Workspace: workspace, ID: "server", Scopes: []string{auth.ScopePublish}}, events)
+}
+
+// Served receives the error that ended the listener, if one does before [Server.Shutdown].
+func (s *Server) Served() <-chan error { return s.served }
+
+// Counters are what was counted since the start, for whoever looks for a fault.
+func (s *Server) Counters() map[string]any {
+	return map[string]any{
+		"database":                 s.db.Engine().Stats(),
+		gateway.MetricDropped:      s.backends.Dropped(),
+		conversation.MetricMissing: s.conversation.Counts(),
+	}
+}
+
+// Shutdown drains: streams get their end, running deliveries finish, and nothing
+// accepted is lost. When ctx ends first, running deliveries are cut off, which come again after the next start, and
+// Shutdown returns some seconds later at the latest.
+func (s *Server) Shutdown(ctx context.Context) error {
+	err := s.endpoint.Close(ctx)
+	if s.listening != nil {
+		stopped := s.listening.Shutdown(ctx)
+		if err = errors.Join(err, stopped); err != nil {
+			_ = s.listening.Close()
+		}
+	}
+	s.stop()
+	done := make(chan struct{})
+	go func() {
+		s.workers.Wait()
+		s.dispatcher.Wait(ctx)
+		_ = s.conversation.Close(ctx) // that ctx ended is reported below
+		s.tails.Close()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		err = errors.Join(err, ctx.Err())
+	}
+	// The queues end the contexts of what still runs and wait for it before the file is closed. Who is later still
+	// gets an error from the closed file.
+	err = errors.Join(err, s.queues.Close())
+	select {
+	case <-done:
+	case <-time.After(time.Second):
+	}
+	return errors.Join(err, s.db.Close())
+}

@@ -1,0 +1,55 @@
+// Package app is the graph, built once for all modes: [Core] is what every role shares, and
+// each role has a constructor. The embedded server (package server) starts all roles in one
+// process; a function starts one.
+//
+//	role        constructor                      a function                 embedded
+//	publish     [Core.Publish]                   functions/publish          POST /events, inbox queue
+//	fanout      webhooks.Fanout                  functions/fanout           events queue
+//	dispatch    webhooks.Dispatch                functions/dispatch         deliveries queue, slow lane
+//	retry       webhooks.Retry                   functions/retry            every minute
+//	register    webhooks.Register                functions/register         /mcp
+//	deregister  [Core.Subscriptions]             functions/deregister       /mcp
+//	stream      [Core.Stream], [Core.Endpoint]   functions/stream           /mcp
+//	relay       [Core.Relay]                     functions/relay            one goroutine
+//
+// It reads no environment and makes no client: functions/internal/boot and package server do,
+// and fill a Core. Rules of the domain do not enter here either; this package only puts
+// together what others are.
+package app
+
+import (
+	"log/slog"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+)
+
+// Version is the product's, as it calls itself to clients, backends and endpoints. The linker sets it for a release.
+var Version = "0.1.0"
+
+// UserAgent names the product to webhook endpoints and backends.
+func UserAgent() string { return "mcp-events/" + Version }
+
+// Core is what the roles share. All fields but Auth and ResourceMetadata are needed.
+type Core struct {
+	DB       store.DB
+	Queues   queue.Sender
+	Catalogs catalog.Source
+	EventLog *eventlog.Log
+	Limits   config.Limits
+	Log      *slog.Logger
+	// Auth authenticates callers. For a role that is not called it is the directory of
+	// principals, or nil.
+	Auth auth.Authenticator
+	// ResourceMetadata is where clients learn how to get a token; empty unless they need one.
+	ResourceMetadata string
+}
+
+// Guard keeps pages of other sites out of an endpoint.
+func (c *Core) Guard() auth.Guard {
+	return auth.NewGuard(c.Limits.AllowedOrigins, c.Limits.AllowedHosts, c.Log)
+}

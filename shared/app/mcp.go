@@ -1,0 +1,97 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/stream/lease"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+)
+
+func implementation() mcp.Implementation {
+	return mcp.Implementation{Name: "mcp-events", Version: Version}
+}
+
+// Endpoint are the options of an MCP endpoint that serves nothing yet: the role adds its methods.
+func (c *Core) Endpoint() mcp.Options {
+	return mcp.Options{
+		Server: implementation(), Auth: c.Auth, Catalogs: c.Catalogs, ResourceMetadata: c.ResourceMetadata,
+		AnonymousWebhooks: c.Limits.AllowInsecureTargets, EventCodes: EventCodes(c.Limits),
+		AllowedOrigins: c.Limits.AllowedOrigins, AllowedHosts: c.Limits.AllowedHosts, Logger: c.Log,
+	}
+}
+
+// Stream are the options of the endpoint that lists, reads, streams and polls, and relays for the
+// backends. How subscriptions are made and end is added by who can.
+func (c *Core) Stream(feeds mcp.Feeds, leases mcp.Leases, subs *subscription.Service, backends *gateway.Gateway, talk *conversation.Service) mcp.Options {
+	o, l := c.Endpoint(), c.Limits
+	o.Lists, o.Log, o.Feeds, o.Sessions, o.Leases = true, c.EventLog, feeds, c.DB, leases
+	o.Interest = func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
+		return subscription.Interested(ctx, c.DB, c.EventLog, workspace, p)
+	}
+	o.Subscriptions, o.Gateway, o.Conversation = subs, backends, talk
+	o.MaxAge, o.Heartbeat, o.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, answerStreamAfter(l)
+	o.PollMin, o.PollMax = l.PollMin, l.PollMax
+	return o
+}
+
+// SharedLeases bound the streams of instances over one store, each of which serves
+// so many requests at once.
+func (c *Core) SharedLeases(atOnce int) *lease.Shared {
+	const share = 80 // percent, so that calls always get through
+	l := c.Limits
+	return &lease.Shared{
+		DB: c.DB, Max: int(l.Streams), Fleet: l.StreamConcurrency * int64(atOnce) * share / 100,
+		Life: l.StreamMaxAge, Check: l.Heartbeat,
+	}
+}
+
+// Gateway reaches the backends, and calls itself by the product's name to them. The options say
+// where they are found and how secrets are looked up.
+func (c *Core) Gateway(o gateway.Options) (*gateway.Gateway, error) {
+	o.Server, _ = json.Marshal(implementation()) // two strings
+	o.DB, o.Log = c.DB, c.Log
+	return gateway.New(o)
+}
+
+// Relay puts what the backends notify of into the log.
+func (c *Core) Relay(g *gateway.Gateway) *gateway.Relay {
+	return &gateway.Relay{Gateway: g, Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
+		return c.EventLog.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
+	}}
+}
+
+// Conversation passes what is said in conversations on to those whom the configuration names.
+func (c *Core) Conversation(o conversation.Options) (*conversation.Service, error) {
+	o.DB, o.Catalogs, o.Log = c.DB, c.Catalogs, c.Log
+	o.AllowAnonymous, o.Rate = c.Limits.AllowInsecureTargets, conversation.NewRate(c.Limits.ConversationRate)
+	return conversation.New(o)
+}
+
+// Consent serves /consent.
+func (c *Core) Consent(s *conversation.Service) *conversation.Handler {
+	return &conversation.Handler{Service: s, Auth: c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, Log: c.Log}
+}
+
+// answerStreamAfter is the option of [mcp.Options] of that name.
+func answerStreamAfter(l config.Limits) time.Duration {
+	if l.AnswerStreamAfter == 0 {
+		return -1 // at once
+	}
+	return l.AnswerStreamAfter
+}
+
+// EventCodes are the error numbers of the events methods.
+func EventCodes(l config.Limits) mcp.EventCodes {
+	if l.EventCodes == "sep3415" {
+		return mcp.ProposalCodes
+	}
+	return mcp.SketchCodes
+}

@@ -1,0 +1,82 @@
+// Package webhooks has the constructors of the roles on the way from an event to its webhooks. It is
+// apart from package app for what it brings: the functions without webhooks are a third smaller.
+package webhooks
+
+import (
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
+	"github.com/mcp-events/mcpevents/shared/webhook/targets"
+)
+
+// Fanout appends accepted events to the log and finds who wants them.
+func Fanout(c *app.Core) *delivery.Fanout {
+	return &delivery.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues}
+}
+
+// Guard is where webhooks may go.
+func Guard(c *app.Core) *webhook.Guard {
+	l := c.Limits
+	g := &webhook.Guard{AllowInsecure: l.AllowInsecureTargets, BlockedHosts: l.BlockedTargets}
+	if l.AllowInsecureTargets {
+		return g // any port, as any address
+	}
+	for _, p := range l.TargetPorts {
+		g.Ports = append(g.Ports, uint16(p))
+	}
+	return g
+}
+
+// Register is [app.Core.Subscriptions] of those who make subscriptions: sender verifies endpoints, sealer seals their
+// secrets, and cursors their cursors.
+func Register(c *app.Core, sender *webhook.Sender, sealer *webhook.Sealer, cursors *eventlog.Sealer) *subscription.Service {
+	s := c.Subscriptions()
+	s.Sealer = cursors
+	s.Targets = targets.Targets{Sender: sender, Sealer: sealer}
+	s.Replay = &delivery.Replayer{Log: c.EventLog, Queue: c.Queues}
+	s.Watermark = &delivery.Watermark{DB: c.DB}
+	return s
+}
+
+// Deliveries are the rules of attempts, as the operator set them.
+func Deliveries(l config.Limits) delivery.Options {
+	return delivery.Options{
+		Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule,
+		Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout,
+		EndpointAtOnce: int(l.EndpointConcurrency), EndpointRate: l.EndpointRate,
+		Records: delivery.Records(l.DeliveryLog),
+	}
+}
+
+// Ender ends subscriptions that may not go on. [app.Core.Auth] may be a directory of principals; if
+// not, what they were granted stands.
+func Ender(c *app.Core, subs *subscription.Service) *delivery.Ender {
+	directory, _ := c.Auth.(auth.Directory)
+	return &delivery.Ender{
+		Queue: c.Queues, Subscriptions: subs, ErrorObject: app.EventCodes(c.Limits).ErrorObject, Plain: c.Limits.PlainTargets,
+		Review: &subscription.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory},
+	}
+}
+
+// Dispatch signs and POSTs. Gate is nil where subscriptions end in another process.
+func Dispatch(c *app.Core, subs *subscription.Service, ender *delivery.Ender, sender delivery.Poster, opener delivery.Opener,
+	gate *delivery.Gate, options delivery.Options,
+) *delivery.Dispatcher {
+	return delivery.NewDispatcher(&delivery.Dispatcher{
+		DB: c.DB, Queue: c.Queues, Subscriptions: subs, Catalog: delivery.WebhookTypes{Source: c.Catalogs},
+		Poster: sender, Opener: opener, Ender: ender, Gate: gate, Options: options, Log: c.Log,
+	})
+}
+
+// Retry moves what is due to the slow lane. It has subs dead-letter what it cannot read when it
+// removes what has expired.
+func Retry(c *app.Core, subs *subscription.Service) *delivery.Retry {
+	subs.SetAside = delivery.SetAside(c.DB, c.Queues, time.Now, c.Log)
+	return &delivery.Retry{DB: c.DB, Queue: c.Queues, Log: c.Log}
+}

@@ -1,0 +1,123 @@
+// Package mcpspec has the words of the Model Context Protocol: revisions, methods, headers,
+// _meta keys, error codes and levels of log messages.
+//
+// Both sides of the server use it: shared/mcp, which speaks to clients, and shared/gateway,
+// which speaks to backends. What a method does does not enter here, nor what is ours.
+package mcpspec
+
+import "slices"
+
+// Version is a protocol revision. Revisions are dates, so their order is that of
+// the text.
+type Version string
+
+// The revisions that this server speaks. Up to 2025-11-25 they are session-based; 2026-07-28 is stateless.
+const (
+	V20250326 Version = "2025-03-26"
+	V20250618 Version = "2025-06-18"
+	V20251125 Version = "2025-11-25"
+	V20260728 Version = "2026-07-28"
+)
+
+// Versions lists them, newest first.
+var Versions = []Version{V20260728, V20251125, V20250618, V20250326}
+
+// LatestSessionBased is offered to who does not say which of the session-based revisions it speaks.
+const LatestSessionBased = V20251125
+
+// Stateless reports whether the revision has no sessions.
+func (v Version) Stateless() bool { return v >= V20260728 }
+
+// Known reports whether this server speaks the revision.
+func (v Version) Known() bool { return slices.Contains(Versions, v) }
+
+// The methods.
+const (
+	MethodInitialize   = "initialize"
+	MethodPing         = "ping"
+	MethodDiscover     = "server/discover"
+	MethodListen       = "subscriptions/listen"
+	MethodResources    = "resources/list"
+	MethodTemplates    = "resources/templates/list"
+	MethodRead         = "resources/read"
+	MethodSubscribe    = "resources/subscribe"
+	MethodUnsubscribe  = "resources/unsubscribe"
+	MethodRegister     = "resources/subscriptions/register"   // SEP-1803
+	MethodDeregister   = "resources/subscriptions/deregister" // SEP-1803
+	MethodEvents       = "events/list"                        // SEP-3415, as are those below
+	MethodEventsPoll   = "events/poll"
+	MethodEventsStream = "events/stream"
+	MethodEventsSub    = "events/subscribe"
+	MethodEventsUnsub  = "events/unsubscribe"
+	MethodComplete     = "completion/complete"
+	MethodSetLevel     = "logging/setLevel"
+	MethodToolsList    = "tools/list"
+	MethodToolsCall    = "tools/call"
+	MethodPromptsList  = "prompts/list"
+	MethodPromptsGet   = "prompts/get"
+	MethodUserMessage  = "conversation/userMessage" // the conversation events proposal, as is the next
+	MethodAssistant    = "conversation/assistantResponse"
+)
+
+// What servers ask of clients.
+const (
+	MethodElicit = "elicitation/create"
+	MethodSample = "sampling/createMessage"
+	MethodRoots  = "roots/list"
+)
+
+// The notifications.
+const (
+	NoteInitialized     = "notifications/initialized"
+	NoteAcknowledged    = "notifications/subscriptions/acknowledged"
+	NoteUpdated         = "notifications/resources/updated"
+	NoteResourcesChange = "notifications/resources/list_changed"
+	NoteToolsChange     = "notifications/tools/list_changed"
+	NotePromptsChange   = "notifications/prompts/list_changed"
+	NoteRootsChange     = "notifications/roots/list_changed"
+	NoteCancelled       = "notifications/cancelled"
+	NoteProgress        = "notifications/progress"
+	NoteMessage         = "notifications/message"
+	NoteElicited        = "notifications/elicitation/complete"
+	NoteTaskStatus      = "notifications/tasks/status"
+	NoteEventsChange    = "notifications/events/list_changed" // SEP-3415
+	NoteContext         = "conversation/context"              // to a client that sent a message as a notification
+)
+
+// The notifications of an events/stream (SEP-3415).
+const (
+	NoteEventsActive     = "notifications/events/active"
+	NoteEventsEvent      = "notifications/events/event"
+	NoteEventsHeartbeat  = "notifications/events/heartbeat"
+	NoteEventsError      = "notifications/events/error"
+	NoteEventsTerminated = "notifications/events/terminated"
+)
+
+// The _meta keys that the specification reserves.
+const (
+	MetaVersion      = "io.modelcontextprotocol/protocolVersion"
+	MetaCapabilities = "io.modelcontextprotocol/clientCapabilities"
+	MetaClient       = "io.modelcontextprotocol/clientInfo"
+	MetaServer       = "io.modelcontextprotocol/serverInfo"
+	MetaLogLevel     = "io.modelcontextprotocol/logLevel"
+	MetaSubscription = "io.modelcontextprotocol/subscriptionId"
+)
+
+// EventsExtension is the MCP Events extension (SEP-3415) in capabilities.
+const EventsExtension = "io.modelcontextprotocol/events"
+
+// Delivery modes of the MCP Events extension.
+const (
+	ModePush    = "push"
+	ModePoll    = "poll"
+	ModeWebhook = "webhook"
+)
+
+// The error codes that MCP defines beside those of JSON-RPC.
+const (
+	CodeResourceNotFound   = -32002 // up to 2025-11-25; 2026-07-28 uses -32602
+	CodeNeedsURL           = -32042 // 2025-11-25 only: the user has to visit URLs first
+	CodeHeaderMismatch     = -32020 // this and those below from 2026-07-28 on
+	CodeMissingCapability  = -32021
+	CodeUnsupportedVersion = -32022
+)
