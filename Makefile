@@ -65,7 +65,7 @@ prerequisites:
 	  echo "make test needs, and does not find:$$missing (see \"Prerequisites\" in README.md)" >&2; exit 1; fi
 
 .PHONY: lint
-lint: lint-go lint-vulnerabilities lint-template ## check form, correctness, known vulnerabilities and the template
+lint: lint-go lint-docs lint-vulnerabilities lint-template ## check form, correctness, documentation, known vulnerabilities and the template
 
 .PHONY: lint-go
 lint-go:
@@ -73,6 +73,11 @@ lint-go:
 	go run $(STATICCHECK) ./...
 	@unformatted=$$(go run $(GOFUMPT) -l .); if [ -n "$$unformatted" ]; then \
 	  echo "not formatted by gofumpt (make format):"; echo "$$unformatted"; exit 1; fi
+
+.PHONY: lint-docs
+lint-docs:
+	go run ./tools/docs
+	go test -count=1 -run '^TestTheCommandsOfThePagesParse$$|^TestTheSettingsAreDocumented$$' ./cmd/mcpevents
 
 # Without the vulnerability database, which is on the network, there is nothing to
 # compare with: that is told and is no failure. Everything else is one.
@@ -147,7 +152,7 @@ sam-build: $(VENV)/installed ## build the functions for deployment
 # By CloudFormation, where local-aws reads the template itself. Lambda runs the machine's own kind of code there.
 .PHONY: local-deploy
 local-deploy: ARCHITECTURE = $(if $(filter arm64 aarch64,$(shell uname -m)),arm64,x86_64)
-local-deploy: sam-build ## deploy the template to LocalStack (docs/operations.md)
+local-deploy: sam-build ## deploy the template to LocalStack (docs/how-to/deploy-to-aws.md)
 	export AWS_ENDPOINT_URL="$${AWS_ENDPOINT_URL:-http://127.0.0.1:4566}" AWS_ACCESS_KEY_ID=test AWS_SECRET_ACCESS_KEY=test AWS_DEFAULT_REGION=us-east-1; \
 	$(VENV)/bin/sam deploy --stack-name mcp-events-local --resolve-s3 --no-confirm-changeset --capabilities CAPABILITY_IAM \
 	  --parameter-overrides Architecture=$(ARCHITECTURE) Auth=none AllowInsecureTargets=true StreamConcurrency=100
@@ -167,6 +172,10 @@ conformance: prerequisites ## run the official conformance suite of MCP through 
 .PHONY: conformance-table
 conformance-table: $(TESTLOG) ## write docs/conformance.md from the last run of the tests
 	go run ./tools/conformance -log $(TESTLOG)
+
+.PHONY: log-table
+log-table: ## write docs/reference/logs.md from the code
+	go run ./tools/docs -write
 
 .PHONY: permissions
 permissions: ## write docs/permissions.md from template.yaml

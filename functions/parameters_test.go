@@ -148,7 +148,7 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 		}
 	})
 	t.Run("AWS-09 each parameter has a default, is used, and is in the documentation", func(t *testing.T) {
-		docs, err := os.ReadFile("../docs/operations.md")
+		docs, err := os.ReadFile("../docs/reference/settings.md")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -160,7 +160,7 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 				t.Errorf("nothing uses %s", name)
 			}
 			if !strings.Contains(string(docs), "`"+name+"`") {
-				t.Errorf("docs/operations.md says nothing of %s", name)
+				t.Errorf("docs/reference/settings.md says nothing of %s", name)
 			}
 		}
 	})

@@ -48,8 +48,8 @@ func TestANewAccount(t *testing.T) {
 // TestTheQuotaIsDocumented: AWS-08. The README tells how to look the quota up, and leads to how to ask for more.
 func TestTheQuotaIsDocumented(t *testing.T) {
 	for file, commands := range map[string][]string{
-		"../README.md":          {"aws lambda get-account-settings", "docs/operations.md#concurrency"},
-		"../docs/operations.md": {"# Concurrency", "aws service-quotas request-service-quota-increase", "StreamConcurrency"},
+		"../README.md":                    {"aws lambda get-account-settings", "docs/how-to/deploy-to-aws.md#concurrency"},
+		"../docs/how-to/deploy-to-aws.md": {"# Concurrency", "aws service-quotas request-service-quota-increase", "StreamConcurrency"},
 	} {
 		text, err := os.ReadFile(file)
 		if err != nil {

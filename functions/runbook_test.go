@@ -17,7 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
-// TestRunbook walks through docs/runbook.md: a stack adopts the tables and the key of another one. The
+// TestRunbook walks through docs/how-to/restore-on-aws.md: a stack adopts the tables and the key of another one. The
 // emulator of DynamoDB has no backups, so copies stand in for restored tables.
 func TestRunbook(t *testing.T) {
 	old := deploy(t, nil)
@@ -123,14 +123,14 @@ func restored(t *testing.T, db *dynamodb.Client, from, to string) (arn string) {
 
 // The runbook names what there is.
 func TestTheRunbookNamesParameters(t *testing.T) {
-	text, err := os.ReadFile("../docs/runbook.md")
+	text, err := os.ReadFile("../docs/how-to/restore-on-aws.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	d, _ := readDeployment(t)
 	for name := range d.Parameters {
 		if (strings.HasSuffix(name, "TableArn") || name == "SealingKeyArn") && !strings.Contains(string(text), "`"+name+"`") {
-			t.Errorf("docs/runbook.md says nothing of %s", name)
+			t.Errorf("docs/how-to/restore-on-aws.md says nothing of %s", name)
 		}
 	}
 }

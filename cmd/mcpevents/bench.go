@@ -24,7 +24,7 @@ type BenchCmd struct {
 
 	JSON    string   `placeholder:"FILE" help:"Write the results as JSON (- is the standard output)."`
 	SVG     string   `placeholder:"FILE" help:"Draw how long the deliveries took."`
-	Adapter []string `placeholder:"FILE" help:"Measure another sender afterwards with the same receiver. The file (YAML or JSON) says how it is driven; docs/benchmarks.md has an example."`
+	Adapter []string `placeholder:"FILE" help:"Measure another sender afterwards with the same receiver. The file (YAML or JSON) says how it is driven; docs/explanation/benchmarks.md has an example."`
 
 	Server   string        `placeholder:"URL" help:"Measure this server instead of starting one; its CPU and memory are not known then."`
 	Key      string        `help:"With --server, the key or token of a principal that may publish and subscribe."`

@@ -2,22 +2,25 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/mcp-events/mcpevents/tools/docs/page"
 )
 
-// TestTheSettingsAreDocumented holds docs/operations.md to the flags of serve.
+// TestTheSettingsAreDocumented holds docs/reference/settings.md to the flags of serve.
 func TestTheSettingsAreDocumented(t *testing.T) {
 	var cli CLI
 	parser, err := kong.New(&cli, environment(), kong.Vars{"workspace": "default"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, err := os.ReadFile("../../docs/operations.md")
+	doc, err := os.ReadFile("../../docs/reference/settings.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,4 +61,105 @@ func TestTheSettingsAreDocumented(t *testing.T) {
 			t.Errorf("--%s is in the table of settings and is no flag of serve", name)
 		}
 	}
+}
+
+// TestTheCommandsOfThePagesParse: each command line of mcpevents in a page, in a block of commands or in the text,
+// has subcommands, flags and values that there are. Nothing is run.
+func TestTheCommandsOfThePagesParse(t *testing.T) {
+	var pages []string
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "localstack/*.md"} {
+		names, err := filepath.Glob("../../" + pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages = append(pages, names...)
+	}
+	seen := 0
+	for _, name := range pages {
+		if base := filepath.Base(name); base == "CHANGELOG.md" || base == "permissions.md" {
+			continue // tells of what was; is generated, and quotes what only begins like a command
+		}
+		p, err := page.Read(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var lines []string
+		for _, b := range p.Blocks {
+			if l := b.Language(); l == "" || l == "sh" || l == "ini" {
+				lines = append(lines, b.Commands()...)
+			}
+		}
+		src, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole := len(lines) // what follows is only mentioned, and may lack what it needs
+		for _, m := range regexp.MustCompile("`(mcpevents [^`\n]+)`").FindAllStringSubmatch(string(src), -1) {
+			lines = append(lines, m[1])
+		}
+		for i, line := range lines {
+			for _, args := range commandLines(line) {
+				seen++
+				var cli CLI
+				parser, err := kong.New(&cli, environment(), kong.Vars{"workspace": "default"}, kong.Exit(func(int) {}))
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, err = parser.Parse(args)
+				if err != nil && (i < whole || !regexp.MustCompile(`missing flags|expected one of|expected "<|is needed|got "EOL"`).MatchString(err.Error())) {
+					t.Errorf("%s: mcpevents %s: %v", name, strings.Join(args, " "), err)
+				}
+			}
+		}
+	}
+	if seen < 40 {
+		t.Errorf("%d command lines were found; there are more", seen)
+	}
+}
+
+// commandLines are the arguments of each call of mcpevents in a line of shell.
+func commandLines(line string) (all [][]string) {
+	for _, command := range regexp.MustCompile(`\s(?:\||&&|>|2>|<)\s|;\s`).Split(line, -1) {
+		words := shellWords(command)
+		at := slices.IndexFunc(words, func(w string) bool {
+			return w == "mcpevents" || strings.HasSuffix(w, "bin/mcpevents") || w == "./cmd/mcpevents"
+		})
+		// Not an argument of something else, such as cp or go install.
+		if at < 0 || at > 0 && !strings.HasPrefix(words[0], "ExecStart=") && words[at-1] != "run" && !strings.Contains(words[at-1], "=") {
+			continue
+		}
+		if args := words[at+1:]; len(args) > 0 && args[len(args)-1] != "…" {
+			all = append(all, args)
+		}
+	}
+	return all
+}
+
+// shellWords divides a line as a shell does, quotes included and expansions left out.
+func shellWords(line string) (words []string) {
+	line = strings.TrimPrefix(strings.TrimSpace(line), "ExecStart=")
+	var word strings.Builder
+	quote, begun := rune(0), false
+	for _, r := range line {
+		switch {
+		case quote != 0 && r == quote:
+			quote = 0
+		case quote == 0 && (r == '\'' || r == '"'):
+			quote, begun = r, true
+		case quote == 0 && (r == ' ' || r == '\t' || r == '\n'):
+			if begun {
+				words, begun = append(words, word.String()), false
+				word.Reset()
+			}
+		case quote == 0 && r == '#' && !begun:
+			return words
+		default:
+			begun = true
+			word.WriteRune(r)
+		}
+	}
+	if begun {
+		words = append(words, word.String())
+	}
+	return words
 }

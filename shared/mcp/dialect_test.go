@@ -253,9 +253,9 @@ func TestDialectStream(t *testing.T) {
 	})
 }
 
-// TestDialectDocumented holds the example of docs/protocol.md to what is sent.
+// TestDialectDocumented holds the example of docs/reference/protocol.md to what is sent.
 func TestDialectDocumented(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/protocol.md")
+	doc, err := os.ReadFile("../../docs/reference/protocol.md")
 	must(t, err)
 	_, rest, _ := strings.Cut(string(doc), "```sse\n")
 	text, _, ok := strings.Cut(rest, "```")

@@ -12,10 +12,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
-// block finds the first block of a language behind a heading of docs/protocol.md.
+// block finds the first block of a language behind a heading of docs/reference/protocol.md.
 func block(t *testing.T, heading, language string, n int) string {
 	t.Helper()
-	doc, err := os.ReadFile("../../docs/protocol.md")
+	doc, err := os.ReadFile("../../docs/reference/protocol.md")
 	must(t, err)
 	_, rest, _ := strings.Cut(string(doc), "\n### "+heading+"\n")
 	text, ok := "", false
@@ -24,7 +24,7 @@ func block(t *testing.T, heading, language string, n int) string {
 		text, rest, ok = strings.Cut(rest, "```")
 	}
 	if !ok {
-		t.Fatalf("docs/protocol.md: no %s %d under %s", language, n, heading)
+		t.Fatalf("docs/reference/protocol.md: no %s %d under %s", language, n, heading)
 	}
 	return text
 }
@@ -60,7 +60,7 @@ func blank(v any) {
 }
 
 // TestFollowingDocumented holds the examples of polls and streams in
-// docs/protocol.md to what is served: EVX-05, EVX-06.
+// docs/reference/protocol.md to what is served: EVX-05, EVX-06.
 func TestFollowingDocumented(t *testing.T) {
 	f := newFixture(t, nil)
 	meta := `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}},`
@@ -98,6 +98,6 @@ func TestFollowingDocumented(t *testing.T) {
 		sameButNamed(t, ev.Data, want.Data)
 	}
 	if extra, err := r.Next(); err == nil {
-		t.Errorf("docs/protocol.md shows more: %s", extra.Data)
+		t.Errorf("docs/reference/protocol.md shows more: %s", extra.Data)
 	}
 }

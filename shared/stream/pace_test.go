@@ -17,7 +17,7 @@ import (
 // SUB-11: from the log to the stream, on the clock of the test: at once where the store
 // tells of its writes; where it is polled within 250 ms while there is traffic, and
 // within a second after a quiet minute. What else an event has to pass is measured, see
-// docs/benchmarks.md.
+// docs/explanation/benchmarks.md.
 func TestHowLongAnEventWaitsForItsStream(t *testing.T) {
 	polled := func(*testing.T) store.DB {
 		return &memory{items: map[string][]store.Item{}, delay: func(string) time.Duration { return 0 }}

@@ -18,7 +18,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-var update = flag.Bool("update", false, "write the tables of docs/scale.md")
+var update = flag.Bool("update", false, "write the tables of docs/explanation/scale.md")
 
 // Quotas of AWS as documented (November 2026).
 const (
@@ -27,7 +27,7 @@ const (
 	groupBatch      = 10.0    // messages of a FIFO queue that a function gets at once
 )
 
-// What is not a quota: from the tables of docs/benchmarks.md, or assumed as there.
+// What is not a quota: from the tables of docs/explanation/benchmarks.md, or assumed as there.
 const (
 	fanoutBatch  = 0.080 // seconds: 40 ms of fanout, and as much to receive and delete
 	publishCall  = 0.015
@@ -204,7 +204,7 @@ func counters() string {
 }
 
 func TestTheScalePageIsWhatTheModelSays(t *testing.T) {
-	path := filepath.Join(harness.Root(t), "docs", "scale.md")
+	path := filepath.Join(harness.Root(t), "docs", "explanation", "scale.md")
 	src, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -217,11 +217,11 @@ func TestTheScalePageIsWhatTheModelSays(t *testing.T) {
 		_, rest, found := strings.Cut(page, begin)
 		had, _, closed := strings.Cut(rest, end)
 		if !found || !closed {
-			t.Errorf("docs/scale.md has no place for %q", name)
+			t.Errorf("docs/explanation/scale.md has no place for %q", name)
 			continue
 		}
 		if had != text && !*update {
-			t.Errorf("docs/scale.md, %s: run go test ./test/cost -run Scale -update\ngot\n%s\nwant\n%s", name, had, text)
+			t.Errorf("docs/explanation/scale.md, %s: run go test ./test/cost -run Scale -update\ngot\n%s\nwant\n%s", name, had, text)
 		}
 		page = strings.Replace(page, begin+had+end, begin+text+end, 1)
 	}
@@ -232,9 +232,9 @@ func TestTheScalePageIsWhatTheModelSays(t *testing.T) {
 	}
 }
 
-// The figures that the model takes from docs/benchmarks.md are those that are there.
+// The figures that the model takes from docs/explanation/benchmarks.md are those that are there.
 func TestTheScaleModelUsesTheFiguresThatWereMeasured(t *testing.T) {
-	src, err := os.ReadFile(filepath.Join(harness.Root(t), "docs", "benchmarks.md"))
+	src, err := os.ReadFile(filepath.Join(harness.Root(t), "docs", "explanation", "benchmarks.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ func TestTheScaleModelUsesTheFiguresThatWereMeasured(t *testing.T) {
 		_, rest, _ := strings.Cut(string(src), want.row)
 		line, _, _ := strings.Cut(rest, "\n")
 		if text := strings.TrimPrefix(fmt.Sprint(want.figure), "0"); !strings.Contains(line, text) {
-			t.Errorf("docs/benchmarks.md no longer says %v of %q: %s", want.figure, want.row, line)
+			t.Errorf("docs/explanation/benchmarks.md no longer says %v of %q: %s", want.figure, want.row, line)
 		}
 	}
 }

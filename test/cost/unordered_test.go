@@ -12,7 +12,7 @@ import (
 )
 
 // BenchmarkOneURI counts what the events of one URI ask of fanout, with an order and without, and how many batches of
-// the URI are worked on at once. docs/scale.md computes from it.
+// the URI are worked on at once. docs/explanation/scale.md computes from it.
 func BenchmarkOneURI(b *testing.B) {
 	a := harness.StartAWS(b, harness.AWSOptions{Catalog: `events:
   - {name: ordered, uriTemplate: "event://ordered/{source}"}

@@ -15,7 +15,7 @@ import (
 )
 
 // TestStoreRequestsOfACall counts what a proxied call asks the store, without and with a question of
-// the backend. docs/gateway.md has the numbers.
+// the backend. docs/reference/gateway.md has the numbers.
 func TestStoreRequestsOfACall(t *testing.T) {
 	var all []config.Backend
 	for prefix, kind := range map[string]backend.Kind{"s25_": backend.Stateful, "s26_": backend.Stateless} {

@@ -1,0 +1,271 @@
+//go:build unix
+
+// Package docs_test runs the commands of README.md and the tutorial as a reader would: in a
+// copy of the files under version control, in one shell a page, against a server that the page starts.
+//
+// The words behind the language of a block say how it runs:
+//
+//	sh             to its end
+//	sh background  beside what follows, until the end of the page
+//	sh dry-run     only looked at: what make would do
+//	text output    (or json) is what the commands so far have printed; … stands for anything
+package docs_test
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/tools/docs/page"
+)
+
+// patience bounds every step, of which some compile, and patienceToPrint what has only to arrive.
+const (
+	patience        = 3 * time.Minute
+	patienceToPrint = 30 * time.Second
+)
+
+func TestTheCommandsOfThePagesWork(t *testing.T) {
+	for _, name := range []string{"README.md", "docs/tutorial.md"} {
+		t.Run(name, func(t *testing.T) {
+			p, err := page.Read(filepath.Join(harness.Root(t), name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := openShell(t, clone(t))
+			ran := 0
+			for _, b := range p.Blocks {
+				at := fmt.Sprintf("%s:%d", name, b.Line)
+				switch {
+				case b.Is("output"):
+					s.expect(at, b.Text)
+				case b.Language() != "sh":
+				case b.Is("background"):
+					s.background(at, b)
+					ran++
+				case b.Is("dry-run"):
+					s.run(at, strings.ReplaceAll(b.Text, "make ", "make -n "))
+				default:
+					s.run(at, b.Text)
+					ran++
+				}
+			}
+			if ran < 5 {
+				t.Errorf("%s has only %d blocks of commands", name, ran)
+			}
+		})
+	}
+}
+
+// clone copies what is under version control, as it is in the working tree.
+func clone(t *testing.T) string {
+	root, dir := harness.Root(t), t.TempDir()
+	list := exec.CommandContext(t.Context(), "git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+	list.Dir = root
+	names, err := list.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range strings.SplitSeq(strings.TrimRight(string(names), "\x00"), "\x00") {
+		b, err := os.ReadFile(filepath.Join(root, name))
+		if os.IsNotExist(err) {
+			continue // deleted, and not committed yet
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(to, b, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// shell is a bash that runs the blocks of a page.
+type shell struct {
+	t     *testing.T
+	in    io.Writer
+	done  chan string // the marks behind the blocks
+	out   *transcript
+	ports *strings.Replacer
+	steps int
+}
+
+// openShell starts it, with the installed binary first in PATH.
+func openShell(t *testing.T, dir string) *shell {
+	t.Helper()
+	main, second, receiver := freePort(t), freePort(t), freePort(t)
+	bin := t.TempDir()
+	cmd := exec.Command("bash", "-eu", "-o", "pipefail")
+	cmd.Dir = dir
+	for _, kv := range os.Environ() {
+		if !strings.HasPrefix(kv, "MCPEVENTS_") && !strings.HasPrefix(kv, "AWS_") &&
+			!strings.HasPrefix(kv, "MAKE") && !strings.HasPrefix(kv, "GOFLAGS=") { // what make adds twice is compiled anew
+			cmd.Env = append(cmd.Env, kv)
+		}
+	}
+	// The pages name the default port, which may be taken here.
+	address := "127.0.0.1:" + main
+	cmd.Env = append(cmd.Env, "GOBIN="+bin, "PATH="+bin+":"+os.Getenv("PATH"), "ADDR="+address,
+		"MCPEVENTS_ADDR="+address, "MCPEVENTS_SERVER=http://"+address)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that what it started ends with it
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = cmd.Stdout
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	s := &shell{
+		t: t, in: in, done: make(chan string), out: &transcript{},
+		ports: strings.NewReplacer("127.0.0.1:8080", address, "127.0.0.1:8081", "127.0.0.1:"+second, "127.0.0.1:9999", "127.0.0.1:"+receiver),
+	}
+	stopped := make(chan struct{})
+	go func() {
+		defer close(s.done)
+		lines := bufio.NewReader(out)
+		for {
+			line, err := lines.ReadString('\n')
+			if before, number, marked := strings.Cut(line, mark); marked {
+				s.out.add(before)
+				select {
+				case s.done <- strings.TrimSpace(number):
+				case <-stopped:
+				}
+			} else {
+				s.out.add(line)
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		close(stopped)
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
+		ended := make(chan struct{})
+		go func() { _ = cmd.Wait(); close(ended) }()
+		select {
+		case <-ended:
+		case <-time.After(30 * time.Second):
+			t.Error("the commands of the page did not end after SIGTERM")
+		}
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		if t.Failed() {
+			t.Logf("printed:\n%s", s.out.text())
+		}
+	})
+	return s
+}
+
+const mark = "\x01end of step "
+
+// run runs a block and waits for its end.
+func (s *shell) run(at, commands string) {
+	s.t.Helper()
+	s.steps++
+	fmt.Fprintf(s.in, "%s\nprintf '\\001end of step %d\\n'\n", s.ports.Replace(commands), s.steps)
+	select {
+	case number, open := <-s.done:
+		if !open {
+			s.t.Fatalf("%s: a command failed", at)
+		}
+		if number != fmt.Sprint(s.steps) {
+			s.t.Fatalf("%s: got the end of step %s, want %d", at, number, s.steps)
+		}
+	case <-time.After(patience):
+		s.t.Fatalf("%s: not done within %s", at, patience)
+	}
+}
+
+// background starts a block and waits until it works: a server listens, a listener has said
+// that its subscription stands.
+func (s *shell) background(at string, b page.Block) {
+	s.t.Helper()
+	ready := `"msg":"receiving webhooks"`
+	if strings.Contains(b.Text, "make run") || strings.Contains(b.Text, "serve") {
+		ready = `"msg":"serving"`
+	}
+	before := strings.Count(s.out.text(), ready)
+	s.run(at, "{\n"+strings.TrimRight(b.Text, "\n")+"\n} </dev/null &")
+	s.await(at, ready, patience, func(text string) bool { return strings.Count(text, ready) > before })
+}
+
+// expect waits until the output of a page has been printed.
+func (s *shell) expect(at, want string) {
+	s.t.Helper()
+	var parts []string
+	for part := range strings.SplitSeq(s.ports.Replace(want), "…") {
+		words := strings.Fields(part)
+		for i, w := range words {
+			words[i] = regexp.QuoteMeta(w)
+		}
+		quoted := strings.Join(words, `\s+`)
+		parts = append(parts, quoted)
+	}
+	pattern := regexp.MustCompile(`(?s)` + strings.Join(parts, `.*?`))
+	s.await(at, want, patienceToPrint, pattern.MatchString)
+}
+
+func (s *shell) await(at, want string, within time.Duration, printed func(string) bool) {
+	s.t.Helper()
+	deadline := time.Now().Add(within)
+	for !printed(s.out.text()) {
+		if time.Now().After(deadline) {
+			s.t.Fatalf("%s: not printed within %s:\n%s", at, within, want)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// transcript is all that was printed.
+type transcript struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (o *transcript) add(text string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.b.WriteString(text)
+}
+
+func (o *transcript) text() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}

@@ -1,0 +1,190 @@
+// Command docs checks the documentation, and writes the table of log messages.
+//
+//	go run ./tools/docs          links, anchors, make targets, paths of the repository, log messages
+//	go run ./tools/docs -write   write docs/reference/logs.md from the code
+//
+// Whether the commands of the pages are commands of mcpevents is a test of cmd/mcpevents;
+// whether those of the tutorial work is one of test/docs.
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/mcp-events/mcpevents/tools/docs/page"
+)
+
+const logs = "docs/reference/logs.md"
+
+func main() {
+	root := flag.String("root", ".", "the repository")
+	write := flag.Bool("write", false, "write "+logs)
+	flag.Parse()
+	faults, err := run(*root, *write)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "docs:", err)
+		os.Exit(1)
+	}
+	for _, f := range faults {
+		fmt.Println(f)
+	}
+	if len(faults) > 0 {
+		os.Exit(1)
+	}
+}
+
+func run(root string, write bool) ([]string, error) {
+	table, err := logTable(root)
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(root, logs)
+	if write {
+		return nil, os.WriteFile(path, table, 0o644)
+	}
+	have, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var faults []string
+	if !bytes.Equal(have, table) {
+		faults = append(faults, logs+": does not have the log messages of the code: run make log-table")
+	}
+	names, err := tracked(root)
+	if err != nil {
+		return nil, err
+	}
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		return nil, err
+	}
+	c := checker{root: root, targets: targets(string(makefile)), pages: map[string]*page.Page{}}
+	for _, name := range names {
+		if err := c.page(name); err != nil {
+			return nil, err
+		}
+	}
+	return append(faults, c.faults...), nil
+}
+
+// tracked are the pages under version control, and those about to be.
+func tracked(root string) ([]string, error) {
+	cmd := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "*.md")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("list the pages: %w", err)
+	}
+	var names []string
+	for name := range strings.FieldsSeq(string(out)) {
+		if _, err := os.Stat(filepath.Join(root, name)); err == nil {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// targets are those of the Makefile.
+func targets(makefile string) []string {
+	var all []string
+	for _, m := range regexp.MustCompile(`(?m)^([a-z][a-z-]*):`).FindAllStringSubmatch(makefile, -1) {
+		all = append(all, m[1])
+	}
+	return all
+}
+
+type checker struct {
+	root    string
+	targets []string
+	pages   map[string]*page.Page
+	faults  []string
+}
+
+func (c *checker) fault(name string, line int, format string, args ...any) {
+	c.faults = append(c.faults, fmt.Sprintf("%s:%d: %s", name, line, fmt.Sprintf(format, args...)))
+}
+
+func (c *checker) read(name string) (*page.Page, error) {
+	if p := c.pages[name]; p != nil {
+		return p, nil
+	}
+	p, err := page.Read(filepath.Join(c.root, name))
+	c.pages[name] = p
+	return p, err
+}
+
+// makes finds make targets in running text and in commands.
+var makes = regexp.MustCompile("(?m)(?:^|`|&& |; )make ([a-z][a-z-]*)")
+
+// places finds paths of the repository that stand as code.
+var places = regexp.MustCompile("`((?:bench|cmd|docs|examples|functions|localstack|shared|test|tools)/[A-Za-z0-9_./-]*[A-Za-z0-9_])`")
+
+func (c *checker) page(name string) error {
+	p, err := c.read(name)
+	if err != nil {
+		return err
+	}
+	for _, l := range p.Links {
+		if err := c.link(name, l); err != nil {
+			return err
+		}
+	}
+	src, err := os.ReadFile(filepath.Join(c.root, name))
+	if err != nil {
+		return err
+	}
+	n := 0
+	for line := range strings.Lines(string(src)) {
+		n++
+		for _, m := range makes.FindAllStringSubmatch(line, -1) {
+			if !slices.Contains(c.targets, m[1]) {
+				c.fault(name, n, "the Makefile has no target %s", m[1])
+			}
+		}
+		if name == "CHANGELOG.md" { // tells of what was
+			continue
+		}
+		for _, m := range places.FindAllStringSubmatch(line, -1) {
+			if strings.HasPrefix(m[1], "tools/") && slices.Contains([]string{"list", "call"}, m[1][len("tools/"):]) {
+				continue // methods of MCP
+			}
+			if _, err := os.Stat(filepath.Join(c.root, m[1])); err != nil {
+				c.fault(name, n, "there is no %s", m[1])
+			}
+		}
+	}
+	return nil
+}
+
+func (c *checker) link(name string, l page.Link) error {
+	if strings.Contains(l.To, "://") || strings.HasPrefix(l.To, "mailto:") {
+		return nil // what others have is not checked
+	}
+	to, anchor, _ := strings.Cut(l.To, "#")
+	target := name
+	if to != "" {
+		target = filepath.Join(filepath.Dir(name), to)
+	}
+	if _, err := os.Stat(filepath.Join(c.root, target)); err != nil {
+		c.fault(name, l.Line, "there is no %s", l.To)
+		return nil
+	}
+	if anchor == "" {
+		return nil
+	}
+	p, err := c.read(target)
+	if err != nil {
+		return err
+	}
+	if !p.Anchors[anchor] {
+		c.fault(name, l.Line, "%s has no heading #%s", target, anchor)
+	}
+	return nil
+}

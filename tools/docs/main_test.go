@@ -1,0 +1,95 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestTheDocumentationHasNoFaults(t *testing.T) {
+	faults, err := run("../..", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range faults {
+		t.Error(f)
+	}
+}
+
+func TestEachKindOfFaultIsFound(t *testing.T) {
+	root := t.TempDir()
+	for name, text := range map[string]string{
+		"Makefile":         "run: ## serve\n\ttrue\n",
+		"shared/a/a.go":    "package a\n\nfunc f() {\n\tlog.Warn(\"delivery failed\", \"event\", 1)\n\tcounter := Tally{Text: \"items dropped\"}\n}\n",
+		"docs/other.md":    "# Other page\n\n## A `code` heading, twice\n",
+		"docs/page.md":     "",
+		"functions/f/x.go": "package f\n",
+		"server/s.go":      "package server\n",
+		"client/c.go":      "package client\n",
+		"cmd/c/c.go":       "package c\n",
+	} {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := exec.CommandContext(t.Context(), "git", "-C", root, "init", "--quiet").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := os.MkdirAll(filepath.Join(root, "docs", "reference"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := run(root, true); err != nil {
+		t.Fatal(err)
+	}
+	table, err := os.ReadFile(filepath.Join(root, logs))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"| delivery failed | warn | `event` | `shared/a` |", "| items dropped | warn |  | `shared/a` |"} {
+		if !strings.Contains(string(table), want) {
+			t.Errorf("the table lacks %s:\n%s", want, table)
+		}
+	}
+	for _, tc := range []struct{ text, want string }{
+		{"[a](other.md#a-code-heading-twice) `make run` `shared/a/a.go` [b](https://example.com/nowhere)", ""},
+		{"[a](gone.md)", "docs/page.md:1: there is no gone.md"},
+		{"\n[a](other.md#gone)", "docs/page.md:2: docs/other.md has no heading #gone"},
+		{"[a](#gone)", "docs/page.md:1: docs/page.md has no heading #gone"},
+		{"![a](gone.svg)", "docs/page.md:1: there is no gone.svg"},
+		{"```\nmake gone\n```", "docs/page.md:2: the Makefile has no target gone"},
+		{"run `make gone`", "docs/page.md:1: the Makefile has no target gone"},
+		{"see `shared/gone.go`", "docs/page.md:1: there is no shared/gone.go"},
+	} {
+		if err := os.WriteFile(filepath.Join(root, "docs/page.md"), []byte(tc.text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, logs), table, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		faults, err := run(root, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, f := range faults {
+			if strings.HasPrefix(f, "docs/page.md") {
+				got = append(got, f)
+			}
+		}
+		if strings.Join(got, "\n") != tc.want {
+			t.Errorf("%q: got %q, want %q", tc.text, got, tc.want)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(root, logs), []byte("# Log messages\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if faults, err := run(root, false); err != nil || len(faults) == 0 || !strings.HasPrefix(faults[0], logs) {
+		t.Errorf("an old table of log messages: got %q, %v", faults, err)
+	}
+}

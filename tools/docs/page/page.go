@@ -1,0 +1,124 @@
+// Package page reads the Markdown of the documentation as its checks need it: headings,
+// links and fenced blocks. It knows the Markdown that is used here, not all there is.
+package page
+
+import (
+	"os"
+	"regexp"
+	"strings"
+)
+
+// Page is a file of Markdown.
+type Page struct {
+	Path   string
+	Blocks []Block
+	Links  []Link
+	// Anchors are what a link may name after the #.
+	Anchors map[string]bool
+}
+
+// Block is what stands between two fences.
+type Block struct {
+	// Info is the text after the opening fence: the language, and words for the tests.
+	Info string
+	Text string
+	Line int
+}
+
+// Language is the first word of the block's info.
+func (b Block) Language() string {
+	language, _, _ := strings.Cut(b.Info, " ")
+	return language
+}
+
+// Is reports whether a word stands behind the language.
+func (b Block) Is(word string) bool {
+	_, words, _ := strings.Cut(b.Info, " ")
+	for w := range strings.FieldsSeq(words) {
+		if w == word {
+			return true
+		}
+	}
+	return false
+}
+
+// Link is the destination of an inline link.
+type Link struct {
+	To   string
+	Line int
+}
+
+var (
+	links = regexp.MustCompile(`\]\(([^()\s]+)\)|\bsrc="([^"]+)"`)
+	code  = regexp.MustCompile("`[^`]*`")
+	// dropped is what GitHub leaves out of an anchor.
+	dropped = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
+	text    = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
+)
+
+// Read reads a file.
+func Read(path string) (*Page, error) {
+	src, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	p := &Page{Path: path, Anchors: map[string]bool{}}
+	var block *Block
+	for n, line := range strings.Split(string(src), "\n") {
+		info, fence := strings.CutPrefix(strings.TrimLeft(line, " "), "```")
+		switch {
+		case block != nil && fence:
+			p.Blocks, block = append(p.Blocks, *block), nil
+		case block != nil:
+			block.Text += line + "\n"
+		case fence:
+			block = &Block{Info: info, Line: n + 1}
+		default:
+			if title := strings.TrimLeft(line, "#"); title != line && strings.HasPrefix(title, " ") {
+				p.Anchors[Anchor(title)] = true
+			}
+			for _, m := range links.FindAllStringSubmatch(code.ReplaceAllString(line, "``"), -1) {
+				p.Links = append(p.Links, Link{To: m[1] + m[2], Line: n + 1})
+			}
+		}
+	}
+	return p, nil
+}
+
+// Anchor is the name that GitHub gives a heading.
+func Anchor(title string) string {
+	title = text.ReplaceAllString(strings.TrimSpace(title), "$1")
+	return strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(title), ""), " ", "-")
+}
+
+// Commands are the lines of a block of shell, with continued lines joined and comments
+// and the texts of here-documents left out.
+func (b Block) Commands() []string {
+	var all []string
+	var open, until string
+	for line := range strings.Lines(b.Text) {
+		line = strings.TrimRight(line, "\n")
+		if until != "" {
+			if strings.TrimSpace(line) == until {
+				until = ""
+			}
+			continue
+		}
+		if open += strings.TrimSpace(line); strings.HasSuffix(open, `\`) {
+			open = strings.TrimSuffix(open, `\`)
+			continue
+		}
+		if strings.Count(open, "'")%2 == 1 { // a quoted text goes on
+			open += "\n"
+			continue
+		}
+		if m := regexp.MustCompile(`<<-?'?(\w+)'?`).FindStringSubmatch(open); m != nil {
+			until = m[1]
+		}
+		if open != "" && !strings.HasPrefix(open, "#") {
+			all = append(all, open)
+		}
+		open = ""
+	}
+	return all
+}
