@@ -109,7 +109,7 @@ func BenchmarkSendEvent(b *testing.B) {
 	e, err := New(Options{Auth: static{}, Catalogs: catalog.NewStatic(mustParse(b, testCatalog)), Lists: true})
 	must(b, err)
 	w := &sink{header: http.Header{}}
-	o := &outlet{endpoint: e, subscriptionID: []byte("1"), out: sse.NewWriter(w, 0)}
+	o := &outlet{streams: e.streams, subscriptionID: []byte("1"), out: sse.NewWriter(w, 0)}
 	d := stream.Delivery{
 		Event:  &event.Event{ID: event.NewID(), Name: "ci.deploy", URI: "event://ci/deploy", Data: []byte(`{"n":1,"text":"` + strings.Repeat("x", 500) + `"}`)},
 		Cursor: strings.Repeat("c", 50),

@@ -8,7 +8,9 @@
 //	GET  ──▶│ session                         │   │ …/listen     │──▶ feed ──▶ stream
 //	        └─────────────────────────────────┘   └──────────────┘
 //
-// A method is in the table when something serves it, here or behind a
+// [Endpoint] has the checks, the table and the dispatch. What serves a method is a small type
+// with its own dependencies (lists, reads, webhooks, sessionMethods, calls, streams, …), wrapped by
+// the way in which it answers (table.go). A method is in the table when something serves it, here or behind a
 // [http.Handler] that the whole request is handed to; what is not in the table is
 // not advertised and answers as unknown. Messages are read by jsonrpc and
 // streams written by sse. What a subscription or an event is does not enter

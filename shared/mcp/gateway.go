@@ -43,13 +43,25 @@ type Gateway interface {
 	End(ctx context.Context, c gateway.Client) error
 }
 
-// gateway is nil while there are no backends. Then the endpoint is what it is without a
+// backends are those behind the gateway, if there is one.
+type backends struct{ all Gateway }
+
+// now is nil while there are no backends. Then the endpoint is what it is without a
 // gateway.
-func (e *Endpoint) gateway(ctx context.Context) Gateway {
-	if g := e.options.Gateway; g != nil && g.Any(ctx) {
-		return g
+func (b backends) now(ctx context.Context) Gateway {
+	if b.all != nil && b.all.Any(ctx) {
+		return b.all
 	}
 	return nil
+}
+
+// calls hands requests, and what clients notify and answer, on to backends.
+type calls struct {
+	backends backends
+	catalogs catalogs
+	faults   faults
+	timing   timing
+	shut     context.Context // ends calls that still run, see [Endpoint.Close]
 }
 
 // route is where in the gateway a request goes: what its member of params names.
@@ -82,27 +94,27 @@ func (c *call) client() gateway.Client {
 	return out
 }
 
-func (e *Endpoint) routeTool(c *call) (route, bool, error) {
+func routeTool(c *call) (route, bool, error) {
 	name, err := c.required("name")
 	return route{gateway.Tools, name, "name"}, true, err
 }
 
-func (e *Endpoint) routePrompt(c *call) (route, bool, error) {
+func routePrompt(c *call) (route, bool, error) {
 	name, err := c.required("name")
 	return route{gateway.Prompts, name, "name"}, true, err
 }
 
 // routeRead leaves our own schemes to us.
-func (e *Endpoint) routeRead(c *call) (route, bool, error) {
+func (h *calls) routeRead(c *call) (route, bool, error) {
 	uri, err := c.required("uri")
 	if err != nil || strings.HasPrefix(uri, subscriptionScheme) {
 		return route{}, false, err
 	}
 	ctx := c.request.Context()
-	if cat, err := e.catalog(ctx, c.principal); err == nil && known(cat, uri) {
+	if cat, err := h.catalogs.of(ctx, c.principal); err == nil && known(cat, uri) {
 		return route{}, false, nil
 	}
-	return route{gateway.Resources, uri, "uri"}, e.options.Gateway.Has(ctx, c.client(), gateway.Resources, uri), nil
+	return route{gateway.Resources, uri, "uri"}, h.backends.all.Has(ctx, c.client(), gateway.Resources, uri), nil
 }
 
 // known reports whether a URI is one of the catalog's. Such a one is not looked for at backends,
@@ -112,44 +124,60 @@ func known(cat *catalog.Catalog, uri string) bool {
 	return err == nil
 }
 
-func (e *Endpoint) routeComplete(c *call) (route, bool, error) {
+func (h *calls) routeComplete(c *call) (route, bool, error) {
 	ref := c.param("ref")
 	if name, ok := jsonrpc.String(jsonrpc.Member(ref, "name")); ok {
 		return route{gateway.Prompts, name, "ref"}, true, nil
 	}
 	uri, _ := jsonrpc.String(jsonrpc.Member(ref, "uri"))
-	if cat, err := e.catalog(c.request.Context(), c.principal); err == nil && slices.ContainsFunc(cat.Entries(), func(x *catalog.Entry) bool { return x.URITemplate == uri }) {
+	if cat, err := h.catalogs.of(c.request.Context(), c.principal); err == nil && slices.ContainsFunc(cat.Entries(), func(x *catalog.Entry) bool { return x.URITemplate == uri }) {
 		return route{}, false, nil
 	}
 	to := route{gateway.Templates, uri, "ref"}
-	return to, e.options.Gateway.Has(c.request.Context(), c.client(), gateway.Templates, uri), nil
+	return to, h.backends.all.Has(c.request.Context(), c.client(), gateway.Templates, uri), nil
 }
 
-// proxied serves a request that is for a backend. It reports false for one that is
-// for us.
-func (e *Endpoint) proxied(w http.ResponseWriter, c *call, m method) (served bool) {
-	to, ok, err := m.route(c)
-	if err == nil && !ok {
-		return false
-	}
-	if err == nil {
-		p := &responseRelay{lateAnswer: e.late(w, c), c: c}
-		ctx, end := p.lifetime()
-		defer end()
-		p.waits(e.options.Heartbeat)
-		err = e.options.Gateway.Call(ctx, gateway.Call{
-			Client: c.client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.msg.Method,
-			ID: bytes.Clone(c.msg.ID), Params: c.msg.Params, Header: parameterHeaders(c.request.Header), Send: p.send,
-			ResponseOnly: !p.streams,
-		})
-		if p.failed(err) {
-			return true
+// router finds what of a backend a request is for. Without ok it is for nothing of theirs.
+type router func(c *call) (to route, ok bool, err error)
+
+// proxying serves what backends have, and leaves the rest to here, which may be nil.
+type proxying struct {
+	calls *calls
+	route router
+	here  handler
+}
+
+func (h proxying) serve(w http.ResponseWriter, c *call) error {
+	if h.calls.backends.now(c.request.Context()) != nil {
+		to, ok, err := h.route(c)
+		if err != nil {
+			return err
+		}
+		if ok {
+			return h.calls.serve(w, c, to)
 		}
 	}
-	if err != nil {
-		e.answerFault(w, c, m, err)
+	if h.here == nil {
+		return unknownMethod(c.msg.Method)
 	}
-	return true
+	return h.here.serve(w, c)
+}
+
+// serve calls what a backend has and relays its answer.
+func (h *calls) serve(w http.ResponseWriter, c *call, to route) error {
+	p := &responseRelay{lateAnswer: h.timing.late(w, c), calls: h, c: c}
+	ctx, end := p.lifetime()
+	defer end()
+	p.waits(h.timing.heartbeat)
+	err := h.backends.all.Call(ctx, gateway.Call{
+		Client: c.client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.msg.Method,
+		ID: bytes.Clone(c.msg.ID), Params: c.msg.Params, Header: parameterHeaders(c.request.Header), Send: p.send,
+		ResponseOnly: !p.streams,
+	})
+	if p.failed(err) {
+		return nil
+	}
+	return err
 }
 
 // parameterHeaders are those that repeat arguments of a tool (2026-07-28, Custom
@@ -168,7 +196,8 @@ func parameterHeaders(h http.Header) http.Header {
 // when the response comes first and soon, else a stream.
 type responseRelay struct {
 	*lateAnswer
-	c *call
+	calls *calls
+	c     *call
 }
 
 // callReserve is what a call leaves of its invocation's deadline on Lambda: for telling the backend that
@@ -192,7 +221,7 @@ func (p *responseRelay) lifetime() (ctx context.Context, end func()) {
 	} else {
 		ctx, cancel = context.WithDeadline(ctx, ends.Add(-callReserve))
 	}
-	stop := context.AfterFunc(p.endpoint.shut, func() {
+	stop := context.AfterFunc(p.calls.shut, func() {
 		p.refuse()
 		cancel()
 	})
@@ -259,7 +288,7 @@ func (p *responseRelay) failed(err error) bool {
 		return true
 	}
 	return p.end(func(b []byte) []byte {
-		return jsonrpc.AppendError(b, p.c.msg.ID, p.endpoint.translate(p.c.request.Context(), err, p.c.version, coreMethods))
+		return jsonrpc.AppendError(b, p.c.msg.ID, p.calls.faults.translate(p.c.request.Context(), err, p.c.version, coreMethods))
 	})
 }
 
@@ -277,29 +306,30 @@ func statusOf(message json.RawMessage) int {
 // takeIn serves what needs no response: notifications, and answers to what a
 // backend asked the client.
 func (e *Endpoint) takeIn(w http.ResponseWriter, c *call) {
-	if e.hears(c) {
-		e.hear(w, c)
+	if e.conversations.handles(c) {
+		defer c.detach(e.shut)()
+		e.conversations.accept(w, c)
 		return
 	}
-	err := e.taken(c)
+	err := e.calls.handle(c)
 	if refusal, ok := errors.AsType[*jsonrpc.Error](err); ok {
-		e.fail(w, http.StatusBadRequest, nil, refusal)
+		sendError(w, http.StatusBadRequest, nil, refusal)
 		return
 	}
 	if err != nil {
 		w.Header().Set("Retry-After", "1")
-		e.fail(w, http.StatusServiceUnavailable, nil, e.translate(c.request.Context(), err, c.version, coreMethods))
+		sendError(w, http.StatusServiceUnavailable, nil, e.faults.translate(c.request.Context(), err, c.version, coreMethods))
 		return
 	}
 	w.WriteHeader(http.StatusAccepted)
 }
 
-// taken hands it on to backends. Without any, and without a session, nothing that a client tells or
+// handle hands it on to backends. Without any, and without a session, nothing that a client tells or
 // answers changes anything: requests are short then, and one that is under way cannot be
 // cancelled, which the revisions allow for.
-func (e *Endpoint) taken(c *call) error {
+func (h *calls) handle(c *call) error {
 	ctx := c.request.Context()
-	backends := e.gateway(ctx)
+	backends := h.backends.now(ctx)
 	if backends == nil || c.session == nil {
 		return nil
 	}
@@ -319,16 +349,16 @@ func (e *Endpoint) taken(c *call) error {
 	return nil
 }
 
-func (e *Endpoint) listTools(ctx context.Context, c *call) (result, error) {
-	return e.listBackends(ctx, c, gateway.Tools, "tools")
+func (h *lists) listTools(ctx context.Context, c *call) (result, error) {
+	return h.listBackends(ctx, c, gateway.Tools, "tools")
 }
 
-func (e *Endpoint) listPrompts(ctx context.Context, c *call) (result, error) {
-	return e.listBackends(ctx, c, gateway.Prompts, "prompts")
+func (h *lists) listPrompts(ctx context.Context, c *call) (result, error) {
+	return h.listBackends(ctx, c, gateway.Prompts, "prompts")
 }
 
 // listBackends serves a list that only backends have entries of.
-func (e *Endpoint) listBackends(ctx context.Context, c *call, kind gateway.Kind, member string) (result, error) {
+func (h *lists) listBackends(ctx context.Context, c *call, kind gateway.Kind, member string) (result, error) {
 	from, err := c.place(nil)
 	if err != nil {
 		return result{}, err
@@ -338,13 +368,13 @@ func (e *Endpoint) listBackends(ctx context.Context, c *call, kind gateway.Kind,
 	}
 	cache := c.shared(true)
 	cache.ttl = math.MaxInt64 // as long as the backends say
-	page := newPage(member, from, e.options.PageSize, cache)
-	return e.addBackends(ctx, c, &page, kind)
+	page := newPage(member, from, h.pageSize, cache)
+	return h.addBackends(ctx, c, &page, kind)
 }
 
 // backendTopics are those of all backends whose notifications a stream may have.
 func (o *outlet) backendTopics(ctx context.Context) (topics []string) {
-	backends := o.endpoint.gateway(ctx)
+	backends := o.streams.backends.now(ctx)
 	if backends == nil {
 		return nil
 	}
@@ -359,7 +389,7 @@ var topicBackends = stream.TopicBackend("")
 // sendOtherBackends follows the backends that there are now, and tells that their lists are
 // others.
 func (o *outlet) sendOtherBackends(ctx context.Context, cursor string) error {
-	now := o.endpoint.options.Log.Position()
+	now := o.streams.log.Position()
 	for _, topic := range o.backendTopics(ctx) {
 		o.feed.Follow(topic, now)
 	}
@@ -373,7 +403,7 @@ func (o *outlet) sendBackend(ctx context.Context, d stream.Delivery) error {
 	if json.Unmarshal(d.Notice, &n) != nil {
 		return nil // of another version
 	}
-	backends := o.endpoint.gateway(ctx)
+	backends := o.streams.backends.now(ctx)
 	if backends == nil || !slices.Contains(backends.Backends(ctx, o.principal), strings.TrimPrefix(d.Topic, topicBackends)) {
 		return nil
 	}
@@ -411,8 +441,8 @@ func (o *outlet) want(ctx context.Context, holder string, until time.Time) (end 
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
 		defer cancel()
 		for _, w := range all {
-			if err := o.endpoint.options.Gateway.Unwant(ctx, w); err != nil {
-				o.endpoint.log(ctx, "a subscription at a backend was left to expire", err)
+			if err := o.streams.backends.all.Unwant(ctx, w); err != nil {
+				o.streams.faults.log(ctx, "a subscription at a backend was left to expire", err)
 			}
 		}
 	}
@@ -421,7 +451,7 @@ func (o *outlet) want(ctx context.Context, holder string, until time.Time) (end 
 			continue
 		}
 		w := gateway.Wanted{Workspace: o.principal.Workspace, Backend: t.backend, URI: t.uri, Holder: holder, Until: until}
-		if err := o.endpoint.options.Gateway.Want(ctx, w); err != nil {
+		if err := o.streams.backends.all.Want(ctx, w); err != nil {
 			end()
 			return nil, err
 		}
@@ -431,14 +461,14 @@ func (o *outlet) want(ctx context.Context, holder string, until time.Time) (end 
 }
 
 // unwantAll tells the backends of what a session was subscribed to that it is over.
-func (e *Endpoint) unwantAll(ctx context.Context, sess *session, uris []subscribed) {
+func (h *sessionMethods) unwantAll(ctx context.Context, sess *session, uris []subscribed) {
 	for _, u := range uris {
-		if u.Backend == "" || e.options.Gateway == nil {
+		if u.Backend == "" || h.backends.all == nil {
 			continue
 		}
 		w := gateway.Wanted{Workspace: sess.Workspace, Backend: u.Backend, URI: u.URI, Holder: sess.key}
-		if err := e.options.Gateway.Unwant(ctx, w); err != nil {
-			e.log(ctx, "a subscription at a backend was left to expire", err)
+		if err := h.backends.all.Unwant(ctx, w); err != nil {
+			h.faults.log(ctx, "a subscription at a backend was left to expire", err)
 		}
 	}
 }

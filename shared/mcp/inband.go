@@ -19,24 +19,39 @@ var topicSubscription = stream.TopicSubscription
 // the store again.
 var sessionNotice = json.RawMessage(`{"changed":true}`)
 
+// sessionMethods serve what begins, changes and ends sessions.
+type sessionMethods struct {
+	sessions    *sessions
+	catalogs    catalogs
+	targets     *targets
+	interest    Interest
+	log         Log
+	backends    backends
+	about       *description
+	replies     *replies
+	faults      faults
+	maxPatterns int
+	ttl         time.Duration
+}
+
 // subscribe serves resources/subscribe. Every event that is published after its
 // answer is sent on the session's stream.
-func (e *Endpoint) subscribe(ctx context.Context, c *call) (result, error) {
+func (h *sessionMethods) subscribe(ctx context.Context, c *call) (result, error) {
 	uri, err := c.required("uri")
 	if err != nil {
 		return result{}, err
 	}
-	cat, err := e.catalog(ctx, c.principal)
+	cat, err := h.catalogs.of(ctx, c.principal)
 	if err != nil {
 		return result{}, err
 	}
-	t, err := e.resolve(ctx, cat, c.principal, uri)
+	t, err := h.targets.resolve(ctx, cat, c.principal, uri)
 	if err != nil {
 		return result{}, err
 	}
 	open := t.open() > 0
 	if open {
-		if err := e.admitOpen(ctx, c.session, t); err != nil {
+		if err := h.admitOpen(ctx, c.session, t); err != nil {
 			return result{}, err
 		}
 	}
@@ -44,27 +59,27 @@ func (e *Endpoint) subscribe(ctx context.Context, c *call) (result, error) {
 		if p.Kind == subscription.Concrete {
 			continue
 		}
-		if _, err := e.options.Interest(ctx, c.principal.Workspace, p); err != nil {
+		if _, err := h.interest(ctx, c.principal.Workspace, p); err != nil {
 			return result{}, err
 		}
 	}
-	if err := e.sessions.subscribe(ctx, c.session, subscribed{URI: t.uri, After: e.options.Log.Position(), Open: open, Backend: t.backend}); err != nil {
-		return result{}, e.sessionFault(err)
+	if err := h.sessions.subscribe(ctx, c.session, subscribed{URI: t.uri, After: h.log.Position(), Open: open, Backend: t.backend}); err != nil {
+		return result{}, sessionFault(err)
 	}
 	if t.backend != "" {
-		err := e.options.Gateway.Want(ctx, gateway.Wanted{
-			Workspace: c.principal.Workspace, Backend: t.backend, URI: t.uri, Holder: c.session.key, Until: time.Now().Add(e.options.SessionTTL),
+		err := h.backends.all.Want(ctx, gateway.Wanted{
+			Workspace: c.principal.Workspace, Backend: t.backend, URI: t.uri, Holder: c.session.key, Until: time.Now().Add(h.ttl),
 		})
 		if err != nil {
 			return result{}, err
 		}
 	}
-	return result{}, e.tellSession(ctx, c)
+	return result{}, h.notify(ctx, c)
 }
 
 // admitOpen holds a session to its number of parents and wildcards.
-func (e *Endpoint) admitOpen(ctx context.Context, sess *session, t target) error {
-	uris, err := e.sessions.subscriptions(ctx, sess.key)
+func (h *sessionMethods) admitOpen(ctx context.Context, sess *session, t target) error {
+	uris, err := h.sessions.subscriptions(ctx, sess.key)
 	if err != nil {
 		return err
 	}
@@ -77,8 +92,8 @@ func (e *Endpoint) admitOpen(ctx context.Context, sess *session, t target) error
 			n++
 		}
 	}
-	if n >= e.options.MaxStreamPatterns {
-		return limitReached("streamPatterns", e.options.MaxStreamPatterns)
+	if n >= h.maxPatterns {
+		return limitReached("streamPatterns", h.maxPatterns)
 	}
 	return nil
 }
@@ -91,22 +106,22 @@ func limitReached(name string, most int) error {
 
 // unsubscribe serves resources/unsubscribe. Ending what is not there is no
 // fault, but the URI must be one that could be.
-func (e *Endpoint) unsubscribe(ctx context.Context, c *call) (result, error) {
+func (h *sessionMethods) unsubscribe(ctx context.Context, c *call) (result, error) {
 	uri, err := c.required("uri")
 	if err != nil {
 		return result{}, err
 	}
-	cat, err := e.catalog(ctx, c.principal)
+	cat, err := h.catalogs.of(ctx, c.principal)
 	if err != nil {
 		return result{}, err
 	}
 	backend := ""
-	if backends := e.gateway(ctx); backends != nil && !known(cat, uri) {
+	if backends := h.backends.now(ctx); backends != nil && !known(cat, uri) {
 		backend, _ = backends.Subscribable(ctx, c.principal, uri)
 	}
 	switch {
 	case backend != "":
-		if err := e.options.Gateway.Unwant(ctx, gateway.Wanted{Workspace: c.principal.Workspace, Backend: backend, URI: uri, Holder: c.session.key}); err != nil {
+		if err := h.backends.all.Unwant(ctx, gateway.Wanted{Workspace: c.principal.Workspace, Backend: backend, URI: uri, Holder: c.session.key}); err != nil {
 			return result{}, err
 		}
 	case !strings.HasPrefix(uri, subscriptionScheme):
@@ -114,18 +129,18 @@ func (e *Endpoint) unsubscribe(ctx context.Context, c *call) (result, error) {
 			return result{}, fault.Wrap(fault.Invalid, err, "unsubscribe")
 		}
 	}
-	if err := e.sessions.unsubscribe(ctx, c.session, uri); err != nil {
+	if err := h.sessions.unsubscribe(ctx, c.session, uri); err != nil {
 		return result{}, err
 	}
-	return result{}, e.tellSession(ctx, c)
+	return result{}, h.notify(ctx, c)
 }
 
-func (e *Endpoint) tellSession(ctx context.Context, c *call) error {
-	return e.options.Log.Notify(ctx, c.principal.Workspace, stream.TopicSession(c.session.key), sessionNotice)
+func (h *sessionMethods) notify(ctx context.Context, c *call) error {
+	return h.log.Notify(ctx, c.principal.Workspace, stream.TopicSession(c.session.key), sessionNotice)
 }
 
 // sessionFault is a session that ended while it was used.
-func (e *Endpoint) sessionFault(err error) error {
+func sessionFault(err error) error {
 	if err == errNoSession {
 		return fault.New(fault.NotFound, "the session has ended")
 	}

@@ -31,9 +31,9 @@ type filter struct {
 
 // listen serves subscriptions/listen (revision 2026-07-28): the response is a
 // stream that stays open.
-func (e *Endpoint) listen(w http.ResponseWriter, c *call) error {
-	return e.hold(w, c, func(ctx context.Context) (*outlet, func() error, error) {
-		o, honoured, err := e.openListen(ctx, c)
+func (st *streams) listen(w http.ResponseWriter, c *call) error {
+	return st.hold(w, c, func(ctx context.Context) (*outlet, func() error, error) {
+		o, honoured, err := st.openListen(ctx, c)
 		return o, func() error { return o.acknowledge(honoured) }, err
 	})
 }
@@ -49,10 +49,10 @@ type held struct {
 
 // hold keeps the response of a request open as a stream of the era without
 // sessions. open makes the outlet, and what sends its first message.
-func (e *Endpoint) hold(w http.ResponseWriter, c *call, open func(context.Context) (*outlet, func() error, error)) error {
+func (st *streams) hold(w http.ResponseWriter, c *call, open func(context.Context) (*outlet, func() error, error)) error {
 	h := &held{}
 	defer h.end()
-	if started, err := e.start(h, w, c, open); !started {
+	if started, err := st.start(h, w, c, open); !started {
 		return err
 	}
 	if h.err == nil {
@@ -63,8 +63,8 @@ func (e *Endpoint) hold(w http.ResponseWriter, c *call, open func(context.Contex
 }
 
 // start opens the stream and sends its first message.
-func (e *Endpoint) start(h *held, w http.ResponseWriter, c *call, open func(context.Context) (*outlet, func() error, error)) (started bool, err error) {
-	ctx, leave := e.room(w, c.request, c.principal, c.msg.ID)
+func (st *streams) start(h *held, w http.ResponseWriter, c *call, open func(context.Context) (*outlet, func() error, error)) (started bool, err error) {
+	ctx, leave := st.admission.admit(w, c.request, c.principal, c.msg.ID)
 	if leave == nil {
 		return false, nil
 	}
@@ -74,7 +74,7 @@ func (e *Endpoint) start(h *held, w http.ResponseWriter, c *call, open func(cont
 		return false, err
 	}
 	h.outlet, h.ends = o, append(h.ends, o.feed.Close)
-	unwant, err := o.want(ctx, randomText(16), time.Now().Add(e.options.MaxAge+time.Minute))
+	unwant, err := o.want(ctx, randomText(16), time.Now().Add(st.maxAge+time.Minute))
 	if err != nil {
 		return false, err
 	}
@@ -84,7 +84,7 @@ func (e *Endpoint) start(h *held, w http.ResponseWriter, c *call, open func(cont
 	o.subscriptionID = bytes.Clone(c.msg.ID)
 	c.msg, c.meta, c.body = jsonrpc.Message{ID: o.subscriptionID}, nil, nil
 	var done func() bool
-	o.out, done = e.writer(w)
+	o.out, done = st.admission.writer(w)
 	h.ends = append(h.ends, func() { done() })
 	h.err = begin()
 	return true, nil
@@ -109,7 +109,7 @@ func (h *held) finish(c *call) {
 }
 
 // openListen makes out what is asked for and opens the feed of what is honoured.
-func (e *Endpoint) openListen(ctx context.Context, c *call) (*outlet, filter, error) {
+func (st *streams) openListen(ctx context.Context, c *call) (*outlet, filter, error) {
 	asked, err := c.filter()
 	if err != nil {
 		return nil, asked, err
@@ -119,7 +119,7 @@ func (e *Endpoint) openListen(ctx context.Context, c *call) (*outlet, filter, er
 		return nil, asked, err
 	}
 	o := &outlet{
-		endpoint: e, principal: c.principal, header: c.request.Header,
+		streams: st, principal: c.principal, header: c.request.Header,
 		payloads: declares(jsonrpc.Member(c.meta, mcpspec.MetaCapabilities), Extension),
 		targets:  map[string]target{},
 	}
@@ -134,7 +134,7 @@ func (e *Endpoint) openListen(ctx context.Context, c *call) (*outlet, filter, er
 			request.Topics = append(request.Topics, t.topic)
 		}
 	}
-	o.feed, err = e.options.Feeds.Open(ctx, request)
+	o.feed, err = st.feeds.Open(ctx, request)
 	return o, honoured, err
 }
 
@@ -151,7 +151,7 @@ func (o *outlet) acknowledge(honoured filter) error {
 
 // complete ends a stream on the server's own account with its result.
 func (o *outlet) complete(c *call) {
-	text := o.endpoint.appendResult(nil, c, result{meta: o.appendIDs(nil, o.resumeAt())})
+	text := o.streams.replies.appendResult(nil, c, result{meta: o.appendIDs(nil, o.resumeAt())})
 	_ = o.write(sse.Append(nil, sse.Event{Data: text})) // the stream ends either way
 }
 
@@ -209,15 +209,14 @@ func (c *call) cursor() (string, error) {
 // honour takes of what was asked for what is served here and open to the caller. A
 // URI that is unknown, or not the caller's to have, is left out.
 func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
-	e := o.endpoint
-	o.resources = asked.ResourcesListChanged && e.has(mcpspec.MethodResources)
-	o.events = asked.EventsListChanged && e.has(mcpspec.MethodEvents)
-	o.contexts = asked.ConversationContext && e.options.Conversation != nil && e.options.Conversation.Offers(ctx, o.principal).Any()
+	o.resources = asked.ResourcesListChanged && o.streams.methods.has(mcpspec.MethodResources)
+	o.events = asked.EventsListChanged && o.streams.methods.has(mcpspec.MethodEvents)
+	o.contexts = asked.ConversationContext && o.streams.conversation != nil && o.streams.conversation.Offers(ctx, o.principal).Any()
 	// There may be no backend yet: these lists are told of when one comes, and acknowledged when one is there.
-	o.tools = asked.ToolsListChanged && e.has(mcpspec.MethodToolsList)
-	o.prompts = asked.PromptsListChanged && e.has(mcpspec.MethodPromptsList)
+	o.tools = asked.ToolsListChanged && o.streams.methods.has(mcpspec.MethodToolsList)
+	o.prompts = asked.PromptsListChanged && o.streams.methods.has(mcpspec.MethodPromptsList)
 	var offers gateway.Offers
-	if backends := e.gateway(ctx); backends != nil && (o.tools || o.prompts) {
+	if backends := o.streams.backends.now(ctx); backends != nil && (o.tools || o.prompts) {
 		offers = backends.Offers(ctx, gateway.Client{Principal: o.principal})
 	}
 	out := filter{
@@ -227,16 +226,16 @@ func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
 	if len(asked.ResourceSubscriptions) == 0 {
 		return out, nil
 	}
-	if most := e.options.MaxStreamURIs; len(asked.ResourceSubscriptions) > most {
+	if most := o.streams.maxURIs; len(asked.ResourceSubscriptions) > most {
 		return out, limitReached("streamURIs", most)
 	}
-	cat, err := e.catalog(ctx, o.principal)
+	cat, err := o.streams.catalogs.of(ctx, o.principal)
 	if err != nil {
 		return out, err
 	}
 	open := 0
 	for _, uri := range asked.ResourceSubscriptions {
-		t, err := e.resolve(ctx, cat, o.principal, uri)
+		t, err := o.streams.targets.resolve(ctx, cat, o.principal, uri)
 		switch kind := fault.KindOf(err); {
 		case err == nil:
 		case kind == fault.Internal || kind == fault.Unavailable:
@@ -247,8 +246,8 @@ func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
 		if _, twice := o.targets[t.uri]; twice {
 			continue
 		}
-		if open += t.open(); open > e.options.MaxStreamPatterns {
-			return out, limitReached("streamPatterns", e.options.MaxStreamPatterns)
+		if open += t.open(); open > o.streams.maxPatterns {
+			return out, limitReached("streamPatterns", o.streams.maxPatterns)
 		}
 		o.targets[t.uri] = t
 		out.ResourceSubscriptions = append(out.ResourceSubscriptions, uri)

@@ -26,7 +26,7 @@ type wanted struct {
 
 // wanted reads the params that poll and stream share, and checks the caller's
 // right to what they ask for.
-func (e *Endpoint) wanted(ctx context.Context, c *call, mode string) (w wanted, err error) {
+func (cs catalogs) wanted(ctx context.Context, c *call, mode string) (w wanted, err error) {
 	name, err := c.required("name")
 	if err != nil {
 		return w, err
@@ -49,7 +49,7 @@ func (e *Endpoint) wanted(ctx context.Context, c *call, mode string) (w wanted, 
 		w.maxAge = 1 // nothing old at all, where 0 would be no bound
 	}
 	w.mode = mode
-	if w.catalog, err = e.catalog(ctx, c.principal); err != nil {
+	if w.catalog, err = cs.of(ctx, c.principal); err != nil {
 		return w, err
 	}
 	w.Selection, err = choose(w.catalog, name, arguments, c.principal, mode)

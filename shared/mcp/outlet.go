@@ -27,10 +27,30 @@ var (
 	errWriting    = errors.New("mcp: the client is gone or does not read")
 )
 
+// streams opens the streams, and knows what all of them need.
+type streams struct {
+	admission    *admission
+	auth         auth.Authenticator
+	catalogs     catalogs
+	targets      *targets
+	backends     backends
+	methods      methodTable
+	sessions     *sessions
+	log          Log
+	feeds        Feeds
+	conversation Conversation
+	replies      *replies
+	faults       faults
+	timing       timing
+	maxAge       time.Duration
+	// How many URIs a stream may have, and how many of them parents and wildcards.
+	maxURIs, maxPatterns int
+}
+
 // outlet is one open stream of either era: what a feed hands out goes through it
 // to the client.
 type outlet struct {
-	endpoint  *Endpoint
+	streams   *streams
 	principal auth.Principal
 	header    http.Header // of the request, with the caller's credentials
 	looked    time.Time   // at the credentials, the last time
@@ -71,7 +91,7 @@ type outlet struct {
 func (o *outlet) run(ctx context.Context) error {
 	o.wrote = time.Now()
 	o.looked = o.wrote
-	quiet := time.NewTimer(o.endpoint.options.Heartbeat)
+	quiet := time.NewTimer(o.streams.timing.heartbeat)
 	defer quiet.Stop()
 	for {
 		if err := o.pass(ctx); err != nil {
@@ -130,7 +150,7 @@ func (o *outlet) resumeAt() string {
 
 // due is when something must be written if nothing comes before.
 func (o *outlet) due() time.Time {
-	due := o.wrote.Add(o.endpoint.options.Heartbeat)
+	due := o.wrote.Add(o.streams.timing.heartbeat)
 	if o.push != nil {
 		return o.push.due(due)
 	}
@@ -232,7 +252,7 @@ var topicSubscriptions = stream.TopicSubscription("")
 
 // sendEvent sends an event, unless the catalog as it is now lets it through no longer.
 func (o *outlet) sendEvent(ctx context.Context, d stream.Delivery) error {
-	cat, err := o.endpoint.catalog(ctx, o.principal)
+	cat, err := o.streams.catalogs.of(ctx, o.principal)
 	if err != nil {
 		return err
 	}
@@ -346,16 +366,16 @@ func (o *outlet) appendIDs(b []byte, cursor string) []byte {
 // resolveAgain adds what a changed catalog makes of the URIs: one may have become
 // the parent of a new event type. What is gone from the catalog stays and brings nothing.
 func (o *outlet) resolveAgain(ctx context.Context) error {
-	cat, err := o.endpoint.catalog(ctx, o.principal)
+	cat, err := o.streams.catalogs.of(ctx, o.principal)
 	if err != nil {
 		return err
 	}
-	after := o.endpoint.options.Log.Position() - time.Second.Microseconds() // the change was a moment ago
+	after := o.streams.log.Position() - time.Second.Microseconds() // the change was a moment ago
 	for uri, t := range o.targets {
 		if t.topic != "" || t.backend != "" {
 			continue
 		}
-		again, err := o.endpoint.resolve(ctx, cat, o.principal, t.asked)
+		again, err := o.streams.targets.resolve(ctx, cat, o.principal, t.asked)
 		if err != nil {
 			if o.lost != nil && !t.lost {
 				if err := o.lost(t); err != nil {

@@ -39,9 +39,9 @@ type ended struct{ reason error }
 func (e *ended) Error() string { return "mcp: the subscription ends: " + e.reason.Error() }
 
 // eventsStream serves events/stream (SEP-3415).
-func (e *Endpoint) eventsStream(w http.ResponseWriter, c *call) error {
-	return e.hold(w, c, func(ctx context.Context) (*outlet, func() error, error) {
-		p, err := e.openPush(ctx, c)
+func (st *streams) eventsStream(w http.ResponseWriter, c *call) error {
+	return st.hold(w, c, func(ctx context.Context) (*outlet, func() error, error) {
+		p, err := st.openPush(ctx, c)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -49,19 +49,19 @@ func (e *Endpoint) eventsStream(w http.ResponseWriter, c *call) error {
 	})
 }
 
-func (e *Endpoint) openPush(ctx context.Context, c *call) (*push, error) {
-	w, err := e.wanted(ctx, c, mcpspec.ModePush)
+func (st *streams) openPush(ctx context.Context, c *call) (*push, error) {
+	w, err := st.catalogs.wanted(ctx, c, mcpspec.ModePush)
 	if err != nil {
 		return nil, err
 	}
 	// The body of the request must not live as long as the stream.
 	w.Arguments = bytes.Clone(w.Arguments)
 	p := &push{
-		outlet: &outlet{endpoint: e, principal: c.principal, header: c.request.Header},
+		outlet: &outlet{streams: st, principal: c.principal, header: c.request.Header},
 		wanted: w, version: c.version,
 	}
 	p.push = p
-	p.feed, err = e.options.Feeds.Open(ctx, stream.Request{
+	p.feed, err = st.feeds.Open(ctx, stream.Request{
 		Workspace: c.principal.Workspace, Patterns: []subscription.Pattern{w.Pattern}, Topics: []string{stream.TopicCatalog},
 		Cursor: w.cursor, MaxAge: w.maxAge, Sole: true, Wants: p.Wants,
 	})
@@ -103,7 +103,7 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	}
 	data, err := p.Data(d.Event)
 	if err != nil { // of this event only
-		return p.fail(mcpspec.NoteEventsError, p.endpoint.translate(ctx, err, p.version, eventsMethods))
+		return p.fail(mcpspec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, eventsMethods))
 	}
 	return p.note(mcpspec.NoteEventsEvent, d.Cursor, func(b []byte) []byte {
 		return appendOccurrence(append(b, ','), d.Event, data)
@@ -136,7 +136,7 @@ func (p *push) recover(ctx context.Context, err error) error {
 	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, errWriting) {
 		return err
 	}
-	if err := p.fail(mcpspec.NoteEventsError, p.endpoint.translate(ctx, err, p.version, eventsMethods)); err != nil {
+	if err := p.fail(mcpspec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, eventsMethods)); err != nil {
 		return err
 	}
 	wait := time.NewTimer(recovery)
@@ -164,7 +164,7 @@ func (p *push) fail(name string, rpc *jsonrpc.Error) error {
 // terminate tells why the subscription ended, if it did.
 func (p *push) terminate(ctx context.Context, err error) {
 	if end, ok := errors.AsType[*ended](err); ok {
-		_ = p.fail(mcpspec.NoteEventsTerminated, p.endpoint.translate(ctx, end.reason, p.version, eventsMethods)) // it ends either way
+		_ = p.fail(mcpspec.NoteEventsTerminated, p.streams.faults.translate(ctx, end.reason, p.version, eventsMethods)) // it ends either way
 	}
 }
 
@@ -177,7 +177,7 @@ func (p *push) check(ctx context.Context, credentials bool) error {
 			return &ended{subscription.Revoked()}
 		}
 	}
-	cat, err := p.endpoint.catalog(ctx, p.principal)
+	cat, err := p.streams.catalogs.of(ctx, p.principal)
 	if err != nil {
 		return err
 	}

@@ -47,14 +47,14 @@ func (e *Endpoint) recovered(w http.ResponseWriter, r *http.Request) {
 	if w.Header().Get("Content-Type") == sse.ContentType {
 		return // the stream just ends
 	}
-	e.fail(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
+	sendError(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
 }
 
 // caller starts the call of a request that is let in, and answers all others.
 func (e *Endpoint) caller(w http.ResponseWriter, r *http.Request) *call {
 	browsers := auth.Guard{Origins: e.options.AllowedOrigins, Hosts: e.options.AllowedHosts}
 	if browsers.Check(r) != nil {
-		e.fail(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: codeForbidden, Message: "the Origin or Host header is not allowed here"})
+		sendError(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: codeForbidden, Message: "the Origin or Host header is not allowed here"})
 		return nil
 	}
 	allowOrigin(w, r)
@@ -74,7 +74,7 @@ func (e *Endpoint) caller(w http.ResponseWriter, r *http.Request) *call {
 func (e *Endpoint) route(w http.ResponseWriter, c *call) {
 	r := c.request
 	if workspace := r.PathValue(PathWorkspace); workspace != "" {
-		e.serveDialect(w, r, c.principal, workspace)
+		dialect{e}.serve(w, r, c.principal, workspace)
 		return
 	}
 	switch r.Method {
@@ -95,9 +95,9 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case fault.Forbidden:
 		code = http.StatusForbidden
 	default:
-		e.log(r.Context(), "a caller could not be authenticated", err)
+		e.faults.log(r.Context(), "a caller could not be authenticated", err)
 		w.Header().Set("Retry-After", "5")
-		e.fail(w, http.StatusServiceUnavailable, nil, &jsonrpc.Error{Code: codeUnavailable, Message: "the caller cannot be authenticated now"})
+		sendError(w, http.StatusServiceUnavailable, nil, &jsonrpc.Error{Code: codeUnavailable, Message: "the caller cannot be authenticated now"})
 		return
 	}
 	scope := auth.ScopeRead
@@ -107,7 +107,7 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if challenge := auth.Challenge(err, e.options.ResourceMetadata, scope); challenge != "" {
 		w.Header().Set("WWW-Authenticate", challenge)
 	}
-	e.fail(w, code, nil, &jsonrpc.Error{Code: code, Message: fault.Public(err)})
+	sendError(w, code, nil, &jsonrpc.Error{Code: code, Message: fault.Public(err)})
 }
 
 func (e *Endpoint) notAllowed(w http.ResponseWriter, r *http.Request) {
@@ -116,7 +116,7 @@ func (e *Endpoint) notAllowed(w http.ResponseWriter, r *http.Request) {
 		allow = "GET, POST, DELETE"
 	}
 	w.Header().Set("Allow", allow)
-	e.fail(w, http.StatusMethodNotAllowed, nil, invalidRequest("the HTTP method is not allowed here"))
+	sendError(w, http.StatusMethodNotAllowed, nil, invalidRequest("the HTTP method is not allowed here"))
 }
 
 // allowOrigin lets the page that a browser's request names read the answer; the
@@ -211,7 +211,7 @@ func (e *Endpoint) post(w http.ResponseWriter, c *call) {
 func (e *Endpoint) receive(w http.ResponseWriter, c *call) (batch []json.RawMessage, ok bool) {
 	r := c.request
 	refuse := func(status int, id []byte, rpc *jsonrpc.Error) ([]json.RawMessage, bool) {
-		e.fail(w, status, id, rpc)
+		sendError(w, status, id, rpc)
 		return nil, false
 	}
 	if !isJSON(r.Header.Get("Content-Type")) {
@@ -278,13 +278,21 @@ func send(w http.ResponseWriter, status int, build func([]byte) []byte) {
 
 var jsonType = []string{"application/json"}
 
-// fail answers with a JSON-RPC error.
-func (e *Endpoint) fail(w http.ResponseWriter, status int, id []byte, rpc *jsonrpc.Error) {
+// sendError answers with a JSON-RPC error.
+func sendError(w http.ResponseWriter, status int, id []byte, rpc *jsonrpc.Error) {
 	send(w, status, func(b []byte) []byte { return jsonrpc.AppendError(b, id, rpc) })
 }
 
+// replies writes the responses of methods.
+type replies struct {
+	faults   faults
+	catalogs catalogs
+	metadata string // see [Options.ResourceMetadata]
+	server   []byte // the _meta member that stands in every result of the stateless revisions, encoded once
+}
+
 // appendResult appends the response of a method in the form of its era.
-func (e *Endpoint) appendResult(b []byte, c *call, r result) []byte {
+func (r *replies) appendResult(b []byte, c *call, res result) []byte {
 	b = append(b, `{"jsonrpc":"2.0","id":`...)
 	b = append(b, c.msg.ID...)
 	b = append(b, `,"result":{`...)
@@ -297,32 +305,32 @@ func (e *Endpoint) appendResult(b []byte, c *call, r result) []byte {
 	if c.version.Stateless() {
 		b = append(b, `"resultType":"complete"`...)
 	}
-	for i, piece := range r.members {
+	for i, piece := range res.members {
 		if i == 0 {
 			comma()
 		}
 		b = append(b, piece...)
 	}
-	if c.version.Stateless() && r.cache != nil {
+	if c.version.Stateless() && res.cache != nil {
 		b = append(b, `,"ttlMs":`...)
-		b = strconv.AppendInt(b, r.cache.ttl, 10)
+		b = strconv.AppendInt(b, res.cache.ttl, 10)
 		b = append(b, `,"cacheScope":"`...)
-		b = append(b, r.cache.scope...)
+		b = append(b, res.cache.scope...)
 		b = append(b, '"')
 	}
 	switch {
 	case c.version.Stateless():
 		b = append(b, `,"_meta":{`...)
-		b = append(b, e.serverMeta...)
-		if len(r.meta) > 0 {
+		b = append(b, r.server...)
+		if len(res.meta) > 0 {
 			b = append(b, ',')
-			b = append(b, r.meta...)
+			b = append(b, res.meta...)
 		}
 		b = append(b, '}')
-	case len(r.meta) > 0:
+	case len(res.meta) > 0:
 		comma()
 		b = append(b, `"_meta":{`...)
-		b = append(b, r.meta...)
+		b = append(b, res.meta...)
 		b = append(b, '}')
 	}
 	return append(b, `}}`...)
