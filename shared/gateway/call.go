@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
@@ -108,7 +109,7 @@ type exchange struct {
 	responded bool               // the client has its response
 	gone      bool               // the client has gone
 	token     json.RawMessage    // the progress token at the backend, where it is not the client's
-	refused   []need             // of what the backend asked, the client having no capability for it
+	refused   []translate.Need   // of what the backend asked, the client having no capability for it
 	rounds    rounds             // what the client was asked and answered in earlier rounds
 	pending   []upstream.Message // what it is to be asked next
 	input     json.RawMessage    // the backend's demand for input
@@ -318,14 +319,14 @@ const maxAsked = 1000
 // question puts a backend's request to the client, or answers it here.
 func (x *exchange) question(ctx context.Context, m upstream.Message) error {
 	params := jsonrpc.Member(m.Raw, "params")
-	lacks := lacking(x.call.Capabilities, m.Method, params)
+	lacks := translate.Lacking(x.call.Capabilities, m.Method, params)
 	switch {
 	case stateless(x.with.Version): // has no requests of servers, and so no answers to them
 		x.backend.dropped(ctx, dropOutOfPlace)
 		return nil
 	case m.Method == "ping":
 		return x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
-	case lacks != "" || x.call.stateless() && !multiRound[x.call.Method]:
+	case lacks != "" || x.call.stateless() && !translate.MultiRound[x.call.Method]:
 		if lacks != "" {
 			x.refused = append(x.refused, lacks)
 		}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
@@ -806,7 +807,7 @@ func TestRequestStateIsSealed(t *testing.T) {
 	state := func(s string) string { return fmt.Sprintf(`"requestState":%q`, s) }
 	bob, elsewhere := ann, ann
 	bob.ID, elsewhere.Workspace = "bob", "other"
-	belongs := bound(ann, "tools/call", "b", "t", digest(json.RawMessage(`{"name":"t","arguments":{}}`)))
+	belongs := bound(ann, "tools/call", "b", "t", translate.Digest(json.RawMessage(`{"name":"t","arguments":{}}`)))
 	flip := []byte(sealed)
 	flip[len(flip)/2] ^= 1
 	old := g.states.seal([]byte("x"), belongs, time.Now().Add(-2*stateLife))

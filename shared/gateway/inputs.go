@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
@@ -37,8 +38,8 @@ func (x *exchange) withInputs(ctx context.Context, known *learned) error {
 	defer cancel(nil)
 	defer x.watch(ctx, cancel)()
 	x.with = backendSession{Version: known.version}
-	params := x.modernParams()
-	header, err := x.modernHeader()
+	params := x.statelessParams()
+	header, err := x.statelessHeader()
 	if err != nil {
 		return err
 	}
@@ -67,7 +68,7 @@ func (x *exchange) withInputs(ctx context.Context, known *learned) error {
 
 // supply asks the client for what the backend wants and returns the params of the next round.
 func (x *exchange) supply(ctx context.Context, params json.RawMessage) (json.RawMessage, error) {
-	if !multiRound[x.call.Method] {
+	if !translate.MultiRound[x.call.Method] {
 		return nil, x.failed(errors.New("gateway: it asks for input where the revision does not let it"))
 	}
 	responses, err := x.put(ctx, jsonrpc.Member(x.input, "inputRequests"))
@@ -76,10 +77,10 @@ func (x *exchange) supply(ctx context.Context, params json.RawMessage) (json.Raw
 	}
 	params = upstream.Without(params, func(name string) bool { return name == "inputResponses" || name == "requestState" })
 	if state := jsonrpc.Member(x.input, "requestState"); state != nil {
-		params = insert(params, "requestState", state)
+		params = upstream.Insert(params, "requestState", state)
 	}
 	if responses != nil {
-		params = insert(params, "inputResponses", responses)
+		params = upstream.Insert(params, "inputResponses", responses)
 	}
 	return params, nil
 }
@@ -93,8 +94,8 @@ type input struct {
 
 // put puts the requests to the client and waits for all answers.
 func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawMessage, error) {
-	if lacks := demanded(x.call.Capabilities, x.input); len(lacks) > 0 {
-		e := missing(x.backend.Name, lacks)
+	if lacks := translate.Demanded(x.call.Capabilities, x.input); len(lacks) > 0 {
+		e := translate.Missing(x.backend.Name, lacks)
 		e.Code = jsonrpc.InvalidRequest
 		return nil, e
 	}
@@ -138,7 +139,7 @@ func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawM
 // elicitation by URL one more.
 func legacyRequest(in *input, params json.RawMessage) json.RawMessage {
 	if mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode")); mode == "url" && jsonrpc.Member(params, "elicitationId") == nil {
-		params = insert(params, "elicitationId", quote(in.question))
+		params = upstream.Insert(params, "elicitationId", quote(in.question))
 	}
 	return request(quote(in.question), in.method, params)
 }

@@ -387,7 +387,7 @@ func (v *view) fetch(ctx context.Context, known *learned, kind Kind) (*fetched, 
 			params = b.meta(known.version, json.RawMessage(`{}`))
 		}
 		if cursor != nil {
-			params = insert(params, "cursor", cursor)
+			params = upstream.Insert(params, "cursor", cursor)
 		}
 		result, err := b.request(ctx, c, upstream.Request{Version: known.version, Session: known.session}, k.method, params)
 		if err != nil {
@@ -477,15 +477,4 @@ func (g *Gateway) hints(version string, result json.RawMessage) (ttl time.Durati
 		ttl = time.Duration(min(max(ms, 0), float64(maxTTL.Milliseconds()))) * time.Millisecond // negative counts as 0
 	}
 	return ttl, scope == "public"
-}
-
-// insert puts a member at the beginning of an object.
-func insert(object json.RawMessage, name string, value json.RawMessage) json.RawMessage {
-	out := jsonrpc.AppendString([]byte{'{'}, name)
-	out = append(append(out, ':'), value...)
-	rest := object[1:]
-	if len(rest) > 0 && rest[0] != '}' {
-		out = append(out, ',')
-	}
-	return append(out, rest...)
 }

@@ -358,7 +358,7 @@ func (f *following) listen(ctx context.Context, lists bool, uris map[string]bool
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "encode a listen")
 	}
-	params := insert(b.meta(f.version, json.RawMessage(`{}`)), "notifications", text)
+	params := upstream.Insert(b.meta(f.version, json.RawMessage(`{}`)), "notifications", text)
 	const method = mcpspec.MethodListen
 	return b.client("").Post(ctx, upstream.Request{
 		Body: request(freshID(), method, params), Version: f.version, Header: http.Header{mcpspec.HeaderMethod: {method}},

@@ -2,15 +2,13 @@ package gateway
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
 	"encoding/json"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
@@ -69,33 +67,9 @@ const needsURLMethod = "error/-32042"
 
 // digest is what a requestState is bound to of the params.
 func (x *exchange) digest() string {
-	return digest(upstream.Without(x.call.Params, func(name string) bool {
+	return translate.Digest(upstream.Without(x.call.Params, func(name string) bool {
 		return name == "_meta" || name == "inputResponses" || name == "requestState"
 	}))
-}
-
-// digest is the same for JSON values that are equal but for the order of members and
-// how they are written.
-func digest(value json.RawMessage) string {
-	d := json.NewDecoder(strings.NewReader(string(value)))
-	d.UseNumber()
-	var v any
-	if len(value) > 0 && d.Decode(&v) == nil {
-		value, _ = json.Marshal(v) // sorts
-	}
-	h := sha256.Sum256(value)
-	return base64.RawURLEncoding.EncodeToString(h[:18])
-}
-
-// questionDigest leaves out what differs each time that a backend puts the same question:
-// the id of an elicitation, in the URL too, and _meta.
-func questionDigest(params json.RawMessage) string {
-	id, _ := jsonrpc.String(jsonrpc.Member(params, "elicitationId"))
-	params = upstream.Without(params, func(name string) bool { return name == "_meta" || name == "elicitationId" })
-	if url, ok := jsonrpc.String(jsonrpc.Member(params, "url")); ok && len(id) >= 8 {
-		params = upstream.Replace(params, "url", quote(strings.ReplaceAll(url, id, "")))
-	}
-	return digest(params)
 }
 
 // inRounds calls a backend of the earlier revisions for a client of 2026-07-28.
@@ -104,7 +78,7 @@ func (x *exchange) inRounds(ctx context.Context) error {
 	if err := x.takeUp(); err != nil {
 		return err
 	}
-	err := x.inSession(ctx, x.legacyParams())
+	err := x.inSession(ctx, x.sessionBasedParams())
 	if x.responded || x.gone || len(x.pending) == 0 {
 		return err
 	}
@@ -154,7 +128,7 @@ func (x *exchange) belongsToRounds() []byte { return append(x.belongs(), "rounds
 // collect answers a backend's question with what the client said, or keeps it for
 // the client.
 func (x *exchange) collect(ctx context.Context, m upstream.Message, params json.RawMessage) error {
-	d := questionDigest(params)
+	d := translate.QuestionDigest(params)
 	for i, a := range x.rounds.Answered {
 		if !x.rounds.used[i] && a.Method == m.Method && a.Digest == d {
 			x.rounds.used[i] = true
@@ -176,8 +150,8 @@ func (x *exchange) require() error {
 	requests := []byte{'{'}
 	for _, m := range x.pending {
 		params := jsonrpc.Member(m.Raw, "params")
-		key := x.ask(m.Method, questionDigest(params))
-		requests = appendInput(requests, key, m.Method, params)
+		key := x.ask(m.Method, translate.QuestionDigest(params))
+		requests = translate.AppendInput(requests, key, m.Method, params)
 	}
 	return x.sendRequired(append(requests, '}'))
 }
@@ -187,23 +161,6 @@ func (x *exchange) ask(method, digest string) string {
 	key := "input-" + strconv.Itoa(len(x.rounds.Answered)+len(x.rounds.Asked)+1)
 	x.rounds.Asked = append(x.rounds.Asked, asked{key, method, digest})
 	return key
-}
-
-// appendInput appends a member of inputRequests. Nothing tells of progress between rounds, and
-// the revision has no elicitationId.
-func appendInput(b []byte, key, method string, params json.RawMessage) []byte {
-	if len(b) > 1 {
-		b = append(b, ',')
-	}
-	b = jsonrpc.AppendString(append(jsonrpc.AppendString(b, key), `:{"method":`...), method)
-	if params != nil {
-		meta := upstream.Without(jsonrpc.Member(params, "_meta"), func(name string) bool { return name == "progressToken" })
-		params = upstream.Without(params, func(name string) bool {
-			return name == "elicitationId" || name == "_meta" && len(meta) <= len(`{}`)
-		})
-		b = append(append(b, `,"params":`...), upstream.Replace(params, "_meta", meta)...)
-	}
-	return append(b, '}')
 }
 
 // sendRequired ends a round.
@@ -225,15 +182,15 @@ func (x *exchange) needsURL(failure json.RawMessage) error {
 		if mode != "url" || len(x.rounds.Asked) >= maxQuestions {
 			continue
 		}
-		if n := lacking(x.call.Capabilities, mcpspec.MethodElicit, params); n != "" && !slices.Contains(x.refused, n) {
+		if n := translate.Lacking(x.call.Capabilities, mcpspec.MethodElicit, params); n != "" && !slices.Contains(x.refused, n) {
 			x.refused = append(x.refused, n)
 		}
-		requests = appendInput(requests, x.ask(needsURLMethod, questionDigest(params)), mcpspec.MethodElicit, params)
+		requests = translate.AppendInput(requests, x.ask(needsURLMethod, translate.QuestionDigest(params)), mcpspec.MethodElicit, params)
 	}
 	switch {
 	case len(x.refused) > 0:
-		return missing(x.backend.Name, x.refused)
-	case len(x.rounds.Asked) == 0 || !multiRound[x.call.Method]:
+		return translate.Missing(x.backend.Name, x.refused)
+	case len(x.rounds.Asked) == 0 || !translate.MultiRound[x.call.Method]:
 		message, _ := jsonrpc.String(jsonrpc.Member(failure, "message"))
 		return &jsonrpc.Error{Code: jsonrpc.InternalError, Message: message}
 	}
