@@ -71,7 +71,7 @@ func (v *view) known(ctx context.Context) (*learned, error) {
 			now, err := f.fly(ctx, func() (*learned, error) { return v.learn(ctx, have) })
 			if err == nil && have != nil {
 				// Who still uses it finds it gone, and asks for the new one.
-				v.of.gateway.end(context.WithoutCancel(ctx), v.of, v.token, backendSession{Version: have.version, ID: have.session})
+				v.of.gateway.sessions.end(context.WithoutCancel(ctx), v.of, v.token, backendSession{Version: have.version, ID: have.session})
 			}
 			return now, err
 		}

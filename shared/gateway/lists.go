@@ -79,17 +79,17 @@ type List struct {
 
 // fetched is a backend's list, and when it was begun to be fetched.
 type fetched struct {
-	entries []Entry
-	at      time.Time
-	ttl     time.Duration
-	shared  bool
-	mark    string // that it had before
+	entries     []Entry
+	at          time.Time
+	ttl         time.Duration
+	shared      bool
+	listVersion string // that it had before
 }
 
-// fetching is a fetch under way, of a list with that mark.
+// fetching is a fetch under way, of a list with that list version.
 type fetching struct {
 	*flight[*fetched]
-	mark string
+	listVersion string
 }
 
 // maxTTL bounds what a backend can promise of its list.
@@ -106,10 +106,10 @@ func (g *Gateway) List(ctx context.Context, c Client, kind Kind) *List {
 }
 
 // list gathers the lists, each used for as long as it says from when it was fetched, and
-// while its mark is the same.
+// while its list version is the same.
 func (g *Gateway) list(ctx context.Context, c Client, kind Kind, use func(*fetched) time.Duration) *List {
 	backends := g.shown(ctx, c)
-	marks := g.marks(ctx, backends, kind)
+	versions := g.listVersions(ctx, backends, kind)
 	lists := make([]*fetched, len(backends))
 	var (
 		wg      sync.WaitGroup
@@ -118,7 +118,7 @@ func (g *Gateway) list(ctx context.Context, c Client, kind Kind, use func(*fetch
 	for i, b := range backends {
 		wg.Go(func() {
 			var err error
-			if lists[i], err = b.as(ctx, c).list(ctx, kind, marks[i], use); err != nil {
+			if lists[i], err = b.as(ctx, c).list(ctx, kind, versions[i], use); err != nil {
 				failing.Store(true)
 				g.options.Log.WarnContext(ctx, "a backend's list could not be had", "backend", b.Name, "of", kinds[kind].what, "error", err)
 			}
@@ -165,8 +165,8 @@ func (v *view) have(kind Kind) *fetched {
 // rest is what follows when a backend kept somebody waiting in vain: for as long as it did, others
 // do not wait for it too, unless it tells of a change. A backend that refuses at once is always asked.
 type rest struct {
-	until time.Time
-	mark  string
+	until       time.Time
+	listVersion string
 }
 
 var errRests = fault.New(fault.Unavailable, "the backend did not answer in time a moment ago")
@@ -280,23 +280,23 @@ func (l *List) find(name string) (Entry, bool) {
 }
 
 // list is the backend's list, fetched by one caller at a time when the one that was fetched
-// last is too old or has another mark.
-func (v *view) list(ctx context.Context, kind Kind, mark string, use func(*fetched) time.Duration) (*fetched, error) {
+// last is too old or has another list version.
+func (v *view) list(ctx context.Context, kind Kind, listVersion string, use func(*fetched) time.Duration) (*fetched, error) {
 	for {
 		v.mu.Lock()
 		have, f := v.lists[kind], v.fetching[kind]
-		if have != nil && have.at.After(v.stale) && have.mark == mark && time.Since(have.at) < use(have) {
+		if have != nil && have.at.After(v.stale) && have.listVersion == listVersion && time.Since(have.at) < use(have) {
 			v.mu.Unlock()
 			return have, nil
 		}
-		if r := v.rests[kind]; r.mark == mark && time.Now().Before(r.until) {
+		if r := v.rests[kind]; r.listVersion == listVersion && time.Now().Before(r.until) {
 			v.mu.Unlock()
 			return have, errRests
 		}
 		// What was begun before a change may end with the list from before.
-		first := f == nil || !f.began.After(v.stale) || f.mark != mark
+		first := f == nil || !f.began.After(v.stale) || f.listVersion != listVersion
 		if first {
-			f = &fetching{flight: newFlight[*fetched](), mark: mark}
+			f = &fetching{flight: newFlight[*fetched](), listVersion: listVersion}
 			v.fetching[kind] = f
 		}
 		v.mu.Unlock()
@@ -323,12 +323,12 @@ func (v *view) refresh(ctx context.Context, kind Kind, f *fetching) (*fetched, e
 	last := v.lists[kind]
 	if err != nil {
 		if took := time.Since(f.began); ctx.Err() == nil && took > v.of.gateway.options.AskTimeout/2 {
-			v.rests[kind] = rest{time.Now().Add(took), f.mark}
+			v.rests[kind] = rest{time.Now().Add(took), f.listVersion}
 		}
 		return last, err
 	}
 	delete(v.rests, kind)
-	if now.at, now.mark = f.began, f.mark; last == nil || last.at.Before(now.at) {
+	if now.at, now.listVersion = f.began, f.listVersion; last == nil || last.at.Before(now.at) {
 		v.lists[kind] = now
 	}
 	return now, nil

@@ -9,18 +9,18 @@ import (
 )
 
 // checkParameters compares the headers of a client's request with its arguments.
-func (x *exchange) checkParameters() error {
-	if x.call.Method != mcpspec.MethodToolsCall {
+func (c Call) checkParameters(tool Entry) error {
+	if c.Method != mcpspec.MethodToolsCall {
 		return nil
 	}
-	list, err := translate.Parameters(x.entry.JSON)
+	list, err := translate.Parameters(tool.JSON)
 	if err != nil {
 		return nil // no client may use such a tool, and the backend has the last word
 	}
-	arguments := jsonrpc.Member(x.call.Params, "arguments")
+	arguments := jsonrpc.Member(c.Params, "arguments")
 	for _, p := range list {
 		want, expected := p.Text(arguments)
-		values := x.call.Header[p.Header]
+		values := c.Header[p.Header]
 		if !expected && len(values) == 0 {
 			continue
 		}
@@ -32,15 +32,15 @@ func (x *exchange) checkParameters() error {
 }
 
 // addParameters repeats the arguments in headers.
-func (x *exchange) addParameters(h http.Header) error {
-	if x.call.Method != mcpspec.MethodToolsCall {
+func (c Call) addParameters(tool Entry, h http.Header) error {
+	if c.Method != mcpspec.MethodToolsCall {
 		return nil
 	}
-	list, err := translate.Parameters(x.entry.JSON)
+	list, err := translate.Parameters(tool.JSON)
 	if err != nil {
 		return err
 	}
-	arguments := jsonrpc.Member(x.call.Params, "arguments")
+	arguments := jsonrpc.Member(c.Params, "arguments")
 	for _, p := range list {
 		if text, ok := p.Text(arguments); ok {
 			h[p.Header] = []string{mcpspec.EncodeHeader(text)}

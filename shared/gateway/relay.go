@@ -233,8 +233,8 @@ func (r *Relay) compare(ctx context.Context, b *backend, tell bool) error {
 	b.outdate()
 	told := map[string]bool{}
 	for kind := range kinds {
-		mark := r.Gateway.marks(ctx, []*backend{b}, Kind(kind))[0]
-		list, err := b.list(ctx, Kind(kind), mark, func(*fetched) time.Duration { return maxTTL }) // fetched since, if at all
+		listVersion := r.Gateway.listVersions(ctx, []*backend{b}, Kind(kind))[0]
+		list, err := b.list(ctx, Kind(kind), listVersion, func(*fetched) time.Duration { return maxTTL }) // fetched since, if at all
 		if err != nil {
 			return err
 		}
@@ -254,7 +254,7 @@ func (r *Relay) compare(ctx context.Context, b *backend, tell bool) error {
 		}
 		if method := changes[Kind(kind)]; tell && items[0] != nil && !told[method] {
 			told[method] = true
-			if err := b.mark(ctx, method); err != nil {
+			if err := b.changeListVersion(ctx, method); err != nil {
 				return err
 			}
 			if err := r.announce(ctx, b, Notice{Method: method}); err != nil {
@@ -407,7 +407,7 @@ func (f *following) close(stream *upstream.Exchange) {
 	if f.session != "" {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
-		f.backend.gateway.end(ctx, f.backend, "", backendSession{Version: f.version, ID: f.session})
+		f.backend.gateway.sessions.end(ctx, f.backend, "", backendSession{Version: f.version, ID: f.session})
 	}
 }
 
@@ -518,7 +518,7 @@ func (f *following) read(ctx context.Context, stream *upstream.Exchange) error {
 				answer.Close()
 			}
 		case m.ID != nil:
-			b.dropped(ctx, dropQuestion)
+			b.dropped(ctx, dropElicitation)
 		default:
 			if err := f.notification(ctx, m); err != nil {
 				return err
@@ -574,7 +574,7 @@ func (f *following) tellChange(ctx context.Context, method string) error {
 		return err
 	}
 	f.changed.Store(true)
-	if err := f.backend.mark(ctx, method); err != nil {
+	if err := f.backend.changeListVersion(ctx, method); err != nil {
 		return err
 	}
 	return f.relay.announce(ctx, f.backend, Notice{Method: method})

@@ -14,24 +14,24 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
-// A client of 2026-07-28 calls a backend that puts its questions in between, as
-// requests of its own. Such a question ends the call here: the client gets it in an
+// A client of 2026-07-28 calls a backend that puts its elicitations in between, as
+// requests of its own. Such an elicitation ends the call here: the client gets it in an
 // input_required result, and the backend is told that the call is cancelled. When the
 // client comes back with the answers, the call is made again from the beginning, and
-// the backend's questions are answered with what the client said, as long as they are the same
-// ones in the same order. A new question is the next round.
+// the backend's elicitations are answered with what the client said, as long as they are the same
+// ones in the same order. A new elicitation is the next round.
 //
 //	client            gateway                    backend
 //	  │ call ───────────▶│ call ──────────────────▶│
-//	  │                  │◀────────────── question │
+//	  │                  │◀─────────── elicitation │
 //	  │◀─ input_required │ cancelled ─────────────▶│
 //	  │ call, answer ───▶│ call ──────────────────▶│
-//	  │                  │◀────────────── question │
+//	  │                  │◀─────────── elicitation │
 //	  │                  │ answer ────────────────▶│
 //	  │◀──────── result  │◀──────────────── result │
 //
 // All that the next round needs is in the requestState, sealed. What the backend did
-// before its question it does again in each round: that is the price of a client that
+// before its elicitation it does again in each round: that is the price of a client that
 // keeps no connection.
 
 // rounds is what a requestState holds.
@@ -56,18 +56,18 @@ type answered struct {
 
 // Bounds of one call.
 const (
-	maxQuestions = 100
-	// gather is how long more questions are waited for that a backend puts at once.
+	maxElicitations = 100
+	// gather is how long more elicitations are waited for that a backend puts at once.
 	gather = 30 * time.Millisecond
 )
 
-// needsURLMethod stands for the questions of error -32042, which no request of the
+// needsURLMethod stands for the elicitations of error -32042, which no request of the
 // backend repeats.
 const needsURLMethod = "error/-32042"
 
 // digest is what a requestState is bound to of the params.
-func (x *exchange) digest() string {
-	return translate.Digest(upstream.Without(x.call.Params, func(name string) bool {
+func (c Call) digest() string {
+	return translate.Digest(upstream.Without(c.Params, func(name string) bool {
 		return name == "_meta" || name == "inputResponses" || name == "requestState"
 	}))
 }
@@ -125,7 +125,7 @@ func (x *exchange) takeUp() error {
 // belongsToRounds tells these states from those that a backend made.
 func (x *exchange) belongsToRounds() []byte { return append(x.belongs(), "rounds"...) }
 
-// collect answers a backend's question with what the client said, or keeps it for
+// collect answers a backend's elicitation with what the client said, or keeps it for
 // the client.
 func (x *exchange) collect(ctx context.Context, m upstream.Message, params json.RawMessage) error {
 	d := translate.QuestionDigest(params)
@@ -135,8 +135,8 @@ func (x *exchange) collect(ctx context.Context, m upstream.Message, params json.
 			return x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, a.Response))
 		}
 	}
-	if len(x.rounds.Answered)+len(x.pending) >= maxQuestions {
-		return x.refuse(ctx, m, jsonrpc.InvalidRequest, "the client is not asked more than "+strconv.Itoa(maxQuestions)+" times in one call")
+	if len(x.rounds.Answered)+len(x.pending) >= maxElicitations {
+		return x.refuse(ctx, m, jsonrpc.InvalidRequest, "the client is not asked more than "+strconv.Itoa(maxElicitations)+" times in one call")
 	}
 	x.pending = append(x.pending, m)
 	if len(x.pending) == 1 {
@@ -156,7 +156,7 @@ func (x *exchange) require() error {
 	return x.sendRequired(append(requests, '}'))
 }
 
-// ask notes a question for the next round and returns its key.
+// ask notes an elicitation for the next round and returns its key.
 func (x *exchange) ask(method, digest string) string {
 	key := "input-" + strconv.Itoa(len(x.rounds.Answered)+len(x.rounds.Asked)+1)
 	x.rounds.Asked = append(x.rounds.Asked, asked{key, method, digest})
@@ -179,7 +179,7 @@ func (x *exchange) needsURL(failure json.RawMessage) error {
 	requests := []byte{'{'}
 	for params := range jsonrpc.Elements(jsonrpc.Member(jsonrpc.Member(failure, "data"), "elicitations")) {
 		mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode"))
-		if mode != "url" || len(x.rounds.Asked) >= maxQuestions {
+		if mode != "url" || len(x.rounds.Asked) >= maxElicitations {
 			continue
 		}
 		if n := translate.Lacking(x.call.Capabilities, mcpspec.MethodElicit, params); n != "" && !slices.Contains(x.refused, n) {

@@ -15,7 +15,7 @@ import (
 
 // Clients and backends need not speak revisions of one kind. What changes on the way is in
 // package translate; here is what needs the call: what a backend asks the client in between (see
-// rounds.go and inputs.go) and which of its messages are for the client.
+// rounds.go and inputrounds.go) and which of its messages are for the client.
 
 // fits makes of a notification within a call the one for the client. It reports false for
 // what the client did not ask for, or its revision does not have.
@@ -107,7 +107,7 @@ func (x *exchange) respondError(raw, failure json.RawMessage) error {
 // sessionBasedParams are params as a backend with sessions knows them.
 func (x *exchange) sessionBasedParams() json.RawMessage {
 	token := quote("gw_" + string(x.id))
-	params, replaced := translate.ToSessionBased(x.named(x.call.Params), token)
+	params, replaced := translate.ToSessionBased(x.call.withName(x.own, x.call.Params), token)
 	if replaced {
 		x.token = token
 	}
@@ -123,7 +123,7 @@ func (x *exchange) statelessParams() json.RawMessage {
 	if len(c.Capabilities) == 0 {
 		c.Capabilities = json.RawMessage(`{}`)
 	}
-	return translate.ToStateless(x.named(x.call.Params), mcpspec.Version(x.with.Version), c)
+	return translate.ToStateless(x.call.withName(x.own, x.call.Params), mcpspec.Version(x.with.Version), c)
 }
 
 // statelessHeader repeats what a request of 2026-07-28 has to repeat in headers.
@@ -132,7 +132,7 @@ func (x *exchange) statelessHeader() (http.Header, error) {
 	if x.call.Member != "ref" {
 		h[mcpspec.HeaderName] = []string{mcpspec.EncodeHeader(x.own)}
 	}
-	return h, x.addParameters(h)
+	return h, x.call.addParameters(x.entry, h)
 }
 
 // For is the entry as a client of the revision can read it.

@@ -88,7 +88,7 @@ func (x *exchange) supply(ctx context.Context, params json.RawMessage) (json.Raw
 // input is one request of a round.
 type input struct {
 	key, method string
-	question    string // its id at the client
+	id          string // that the client sees
 	answer      json.RawMessage
 }
 
@@ -113,10 +113,10 @@ func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawM
 		}
 		inputs = append(inputs, in)
 		var err error
-		if in.question, err = x.gateway.ask(ctx, x.call.Client, x.backend, x.with, nil); err != nil {
+		if in.id, err = x.gateway.elicitations.ask(ctx, x.call.Client, x.backend, x.with, nil); err != nil {
 			return nil, err
 		}
-		x.kept = append(x.kept, questionKey(in.question))
+		x.kept = append(x.kept, elicitationKey(in.id))
 		x.inputs = append(x.inputs, in)
 		message := legacyRequest(in, jsonrpc.Member(request, "params"))
 		if err := x.send(message, false); err != nil {
@@ -139,12 +139,12 @@ func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawM
 // elicitation by URL one more.
 func legacyRequest(in *input, params json.RawMessage) json.RawMessage {
 	if mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode")); mode == "url" && jsonrpc.Member(params, "elicitationId") == nil {
-		params = upstream.Insert(params, "elicitationId", quote(in.question))
+		params = upstream.Insert(params, "elicitationId", quote(in.id))
 	}
-	return request(quote(in.question), in.method, params)
+	return request(quote(in.id), in.method, params)
 }
 
-// await waits until all questions have their answers.
+// await waits until all elicitations have their answers.
 func (x *exchange) await(ctx context.Context, inputs []*input) error {
 	for wait := firstLook; ; wait = min(wait*3/2, lastLook) {
 		if err := pause(ctx, wait); err != nil {
@@ -154,7 +154,7 @@ func (x *exchange) await(ctx context.Context, inputs []*input) error {
 		var keys []store.Key
 		for _, in := range inputs {
 			if in.answer == nil {
-				open, keys = append(open, in), append(keys, questionKey(in.question))
+				open, keys = append(open, in), append(keys, elicitationKey(in.id))
 			}
 		}
 		if len(open) == 0 {
@@ -172,7 +172,7 @@ func (x *exchange) await(ctx context.Context, inputs []*input) error {
 				return x.failed(errors.New("gateway: the client did not answer in time"))
 			}
 			var at []store.Key
-			if open[i].answer, at, err = x.gateway.kept(ctx, open[i].question, it); err != nil {
+			if open[i].answer, at, err = x.gateway.elicitations.kept(ctx, open[i].id, it); err != nil {
 				return err
 			}
 			x.kept = append(x.kept, at...)
