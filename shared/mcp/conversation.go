@@ -150,7 +150,7 @@ func (h *conversations) handle(c *call) error {
 var topicConversations = stream.TopicConversation("")
 
 // sendContext sends a context to who told the message.
-func (o *outlet) sendContext(ctx context.Context, d stream.Delivery) error {
+func (o *streamWriter) sendContext(ctx context.Context, d stream.Delivery) error {
 	var n contextNotice
 	if json.Unmarshal(d.Notice, &n) != nil || o.streams.conversation == nil {
 		return nil // of another version

@@ -88,10 +88,8 @@ func (d dialect) open(ctx context.Context, c *call) (*dialectStream, error) {
 			return nil, fault.New(fault.Invalid, "Last-Event-ID is not one of this session")
 		}
 	}
-	s := &dialectStream{sessionStream{outlet: d.endpoint.streams.sessionOutlet(c), sess: c.session, position: from}}
-	s.outlet.event = eventNotification
-	s.outlet.eventID, s.outlet.session, s.outlet.lost, s.quiet = s.position.next, s.notice, s.tellLost, s.ping
-	s.outlet.wanted = d.endpoint.streams.certain(&s.sessionStream)
+	s := &dialectStream{sessionStream{streamWriter: d.endpoint.streams.sessionWriter(c), sess: c.session, position: from}}
+	s.framing = s
 	return s, s.open(ctx)
 }
 
@@ -131,7 +129,28 @@ func (s *dialectStream) begin() error {
 	return s.tellGap()
 }
 
-func (s *dialectStream) ping() []byte { return s.lifecycle("ping", timestamp(), 0) }
+func (s *dialectStream) heartbeat(ctx context.Context) error {
+	if err := s.look(ctx); err != nil {
+		return err
+	}
+	return s.write(s.lifecycle("ping", timestamp(), 0))
+}
+
+func (s *dialectStream) event(cursor string) sse.Event {
+	return sse.Event{Name: eventNotification, ID: s.position.next(cursor)}
+}
+
+// deliver is that of other sessions, but for answers to POSTs.
+func (s *dialectStream) deliver(ctx context.Context, d stream.Delivery) error {
+	var n responseNotice
+	if d.Topic != stream.TopicSession(s.sess.key) || json.Unmarshal(d.Notice, &n) != nil || n.Response == nil {
+		return s.sessionStream.deliver(ctx, d)
+	}
+	if err := s.verify(ctx, d); err != nil {
+		return err
+	}
+	return s.respond(ctx, n, d.Cursor)
+}
 
 // closings are the reasons that streamClosed can give, by what ended the stream.
 var closings = []struct {
@@ -162,17 +181,12 @@ func (s *dialectStream) finish(why error) {
 	_ = s.write(s.lifecycle("streamClosed", map[string]string{"reason": reason}, retry)) // the stream ends either way
 }
 
-// notice takes a notice for the session: an answer to one of its POSTs, or that
-// something of the session changed.
-func (s *dialectStream) notice(ctx context.Context, d stream.Delivery) error {
-	var n responseNotice
-	if json.Unmarshal(d.Notice, &n) != nil || n.Response == nil {
-		return s.refresh(ctx, d)
-	}
+// respond sends an answer to one of the session's POSTs.
+func (s *dialectStream) respond(ctx context.Context, n responseNotice, cursor string) error {
 	text, err := openResponse(s.sess.id, n.Response)
 	if err != nil { // not written by this program; the others are still good
 		s.streams.faults.log(ctx, "an answer on its way to a stream could not be opened", err)
 		return nil
 	}
-	return s.write(appendResponses(nil, text, func() string { return s.position.next(d.Cursor) }))
+	return s.write(appendResponses(nil, text, func() string { return s.position.next(cursor) }))
 }

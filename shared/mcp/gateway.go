@@ -373,7 +373,7 @@ func (h *lists) listBackends(ctx context.Context, c *call, kind gateway.Kind, me
 }
 
 // backendTopics are those of all backends whose notifications a stream may have.
-func (o *outlet) backendTopics(ctx context.Context) (topics []string) {
+func (o *streamWriter) backendTopics(ctx context.Context) (topics []string) {
 	backends := o.streams.backends.now(ctx)
 	if backends == nil {
 		return nil
@@ -388,7 +388,7 @@ var topicBackends = stream.TopicBackend("")
 
 // sendOtherBackends follows the backends that there are now, and tells that their lists are
 // others.
-func (o *outlet) sendOtherBackends(ctx context.Context, cursor string) error {
+func (o *streamWriter) sendOtherBackends(ctx context.Context, cursor string) error {
 	now := o.streams.log.Position()
 	for _, topic := range o.backendTopics(ctx) {
 		o.feed.Follow(topic, now)
@@ -398,7 +398,7 @@ func (o *outlet) sendOtherBackends(ctx context.Context, cursor string) error {
 
 // sendBackend sends what a backend told, if the stream asked for it and its principal may
 // still see the backend.
-func (o *outlet) sendBackend(ctx context.Context, d stream.Delivery) error {
+func (o *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error {
 	var n gateway.Notice
 	if json.Unmarshal(d.Notice, &n) != nil {
 		return nil // of another version
@@ -435,7 +435,7 @@ func (o *outlet) sendBackend(ctx context.Context, d stream.Delivery) error {
 
 // want tells the backends of a stream's targets that somebody reads them, until
 // the function that it returns is called.
-func (o *outlet) want(ctx context.Context, holder string, until time.Time) (end func(), err error) {
+func (o *streamWriter) want(ctx context.Context, holder string, until time.Time) (end func(), err error) {
 	var all []gateway.Wanted
 	end = func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)

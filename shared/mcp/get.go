@@ -53,9 +53,8 @@ func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal)
 		return
 	}
 	defer leave()
-	s := &sessionStream{outlet: e.streams.sessionOutlet(&c), sess: c.session, position: from}
-	s.outlet.eventID, s.outlet.session, s.outlet.lost = s.position.next, s.refresh, s.tellLost
-	s.outlet.wanted, s.outlet.roots = e.streams.certain(s), true
+	s := &sessionStream{streamWriter: e.streams.sessionWriter(&c), sess: c.session, position: from}
+	s.framing, s.roots = s, true
 	if err := s.open(ctx); err != nil {
 		if fault.Is(err, fault.Invalid) {
 			sendError(w, http.StatusBadRequest, nil, e.faults.translate(ctx, err, c.version, coreMethods))
@@ -123,22 +122,53 @@ func randomText(n int) string {
 
 // sessionStream is the GET stream of a session.
 type sessionStream struct {
-	outlet
+	streamWriter
 	sess       *session
 	position   position
 	connection string
 	known      time.Time // when the subscriptions were read last
 }
 
-// sessionOutlet is the outlet of a session's stream: it tells of all lists that there are.
-func (st *streams) sessionOutlet(c *call) outlet {
-	return outlet{
+// sessionWriter is the stream writer of a session's stream: it tells of all lists that there are.
+func (st *streams) sessionWriter(c *call) streamWriter {
+	return streamWriter{
 		streams: st, principal: c.principal, header: c.request.Header,
 		resources: st.methods.has(mcpspec.MethodResources), events: c.session.Events && st.methods.has(mcpspec.MethodEvents),
 		tools: st.methods.has(mcpspec.MethodToolsList), prompts: st.methods.has(mcpspec.MethodPromptsList),
 		payloads: c.session.Payloads, targets: map[string]target{},
 	}
 }
+
+// deliver sends a delivery, or follows what other requests did to the session.
+func (s *sessionStream) deliver(ctx context.Context, d stream.Delivery) error {
+	if err := s.verify(ctx, d); err != nil {
+		return err
+	}
+	switch {
+	case d.Event != nil:
+		if ok, err := s.certain(ctx, d); !ok || err != nil {
+			return err
+		}
+	case d.Topic == stream.TopicSession(s.sess.key) && isContext(d.Notice):
+		return s.sendContext(ctx, d)
+	case d.Topic == stream.TopicSession(s.sess.key):
+		return s.refresh(ctx)
+	}
+	return s.notify(ctx, d)
+}
+
+func (s *sessionStream) due(quiet time.Time) time.Time { return quiet }
+
+func (s *sessionStream) heartbeat(ctx context.Context) error {
+	if err := s.look(ctx); err != nil {
+		return err
+	}
+	return s.write(comment)
+}
+
+func (s *sessionStream) failed(_ context.Context, err error) error { return err }
+
+func (s *sessionStream) event(cursor string) sse.Event { return sse.Event{ID: s.position.next(cursor)} }
 
 // open makes this the newest stream of its session and opens its feed. What was
 // subscribed after that reaches the stream as a notice.
@@ -262,7 +292,7 @@ func (s *sessionStream) finish() {
 
 // refresh follows what other requests did to the session: it ended, has a newer
 // stream, or is subscribed to other URIs.
-func (s *sessionStream) refresh(ctx context.Context, _ stream.Delivery) error {
+func (s *sessionStream) refresh(ctx context.Context) error {
 	began := time.Now()
 	sess, err := s.streams.sessions.served(ctx, s.sess, s.connection)
 	if err != nil {
@@ -311,25 +341,23 @@ func (s *sessionStream) refresh(ctx context.Context, _ stream.Delivery) error {
 // certain makes sure that nothing is sent that was published after the answer to its
 // unsubscribe. Where the log is polled, an event can be read before the notice that
 // tells of it; so the subscriptions are read again, once for what was read together.
-func (st *streams) certain(s *sessionStream) func(context.Context, stream.Delivery) (bool, error) {
-	if st.sessions.db.Ordered() {
-		return nil // a notice is here at once, an event only after its queue
+func (s *sessionStream) certain(ctx context.Context, d stream.Delivery) (bool, error) {
+	if s.streams.sessions.db.Ordered() {
+		return true, nil // a notice is here at once, an event only after its queue
 	}
-	return func(ctx context.Context, d stream.Delivery) (bool, error) {
-		if s.known.Before(d.Read) {
-			if err := s.refresh(ctx, d); err != nil {
-				return false, err
+	if s.known.Before(d.Read) {
+		if err := s.refresh(ctx); err != nil {
+			return false, err
+		}
+	}
+	for _, t := range s.targets {
+		for _, p := range t.patterns {
+			if subscription.Matches(p.Key, d.Event.URI) {
+				return true, nil
 			}
 		}
-		for _, t := range s.targets {
-			for _, p := range t.patterns {
-				if subscription.Matches(p.Key, d.Event.URI) {
-					return true, nil
-				}
-			}
-		}
-		return false, nil
 	}
+	return false, nil
 }
 
 func (s *sessionStream) drop(t target) {

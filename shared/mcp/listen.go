@@ -32,24 +32,42 @@ type filter struct {
 // listen serves subscriptions/listen (revision 2026-07-28): the response is a
 // stream that stays open.
 func (st *streams) listen(w http.ResponseWriter, c *call) error {
-	return st.hold(w, c, func(ctx context.Context) (*outlet, func() error, error) {
+	return st.hold(w, c, func(ctx context.Context) (*streamWriter, response, error) {
 		o, honoured, err := st.openListen(ctx, c)
-		return o, func() error { return o.acknowledge(honoured) }, err
+		return o, listening{o, honoured}, err
 	})
 }
+
+// response is the first and the last message of a stream that answers a request.
+type response interface {
+	begin() error
+	// end tells why the stream ends, if the client is to know, and returns the cursor of its result; empty for none.
+	end(ctx context.Context, why error) (cursor string)
+}
+
+// listening is a listen as a response.
+type listening struct {
+	*streamWriter
+	honoured filter
+}
+
+func (l listening) begin() error { return l.acknowledge(l.honoured) }
+
+func (l listening) end(context.Context, error) string { return l.resumeAt() }
 
 // held is an open stream of the era without sessions. What only its beginning and
 // its end need is in functions of their own: hold waits on its stack.
 type held struct {
-	*outlet
-	ctx  context.Context
-	ends []func() // in the order in which they began
-	err  error    // of the first message
+	*streamWriter
+	response response
+	ctx      context.Context
+	ends     []func() // in the order in which they began
+	err      error    // of the first message
 }
 
 // hold keeps the response of a request open as a stream of the era without
-// sessions. open makes the outlet, and what sends its first message.
-func (st *streams) hold(w http.ResponseWriter, c *call, open func(context.Context) (*outlet, func() error, error)) error {
+// sessions. open makes the stream writer, and what its first and last messages are.
+func (st *streams) hold(w http.ResponseWriter, c *call, open func(context.Context) (*streamWriter, response, error)) error {
 	h := &held{}
 	defer h.end()
 	if started, err := st.start(h, w, c, open); !started {
@@ -63,17 +81,17 @@ func (st *streams) hold(w http.ResponseWriter, c *call, open func(context.Contex
 }
 
 // start opens the stream and sends its first message.
-func (st *streams) start(h *held, w http.ResponseWriter, c *call, open func(context.Context) (*outlet, func() error, error)) (started bool, err error) {
+func (st *streams) start(h *held, w http.ResponseWriter, c *call, open func(context.Context) (*streamWriter, response, error)) (started bool, err error) {
 	ctx, leave := st.admission.admit(w, c.request, c.principal, c.msg.ID)
 	if leave == nil {
 		return false, nil
 	}
 	h.ctx, h.ends = ctx, append(h.ends, leave)
-	o, begin, err := open(ctx)
+	o, r, err := open(ctx)
 	if err != nil {
 		return false, err
 	}
-	h.outlet, h.ends = o, append(h.ends, o.feed.Close)
+	h.streamWriter, h.response, h.ends = o, r, append(h.ends, o.feed.Close)
 	unwant, err := o.want(ctx, randomText(16), time.Now().Add(st.maxAge+time.Minute))
 	if err != nil {
 		return false, err
@@ -86,7 +104,7 @@ func (st *streams) start(h *held, w http.ResponseWriter, c *call, open func(cont
 	var done func() bool
 	o.out, done = st.admission.writer(w)
 	h.ends = append(h.ends, func() { done() })
-	h.err = begin()
+	h.err = r.begin()
 	return true, nil
 }
 
@@ -102,14 +120,11 @@ func (h *held) finish(c *call) {
 	if errors.Is(h.err, errWriting) || c.request.Context().Err() != nil {
 		return // the client closed the stream: nothing more may be sent
 	}
-	if h.push != nil {
-		h.push.terminate(h.ctx, h.err)
-	}
-	h.complete(c)
+	h.complete(c, h.response.end(h.ctx, h.err))
 }
 
 // openListen makes out what is asked for and opens the feed of what is honoured.
-func (st *streams) openListen(ctx context.Context, c *call) (*outlet, filter, error) {
+func (st *streams) openListen(ctx context.Context, c *call) (*streamWriter, filter, error) {
 	asked, err := c.filter()
 	if err != nil {
 		return nil, asked, err
@@ -118,11 +133,12 @@ func (st *streams) openListen(ctx context.Context, c *call) (*outlet, filter, er
 	if err != nil {
 		return nil, asked, err
 	}
-	o := &outlet{
+	o := &streamWriter{
 		streams: st, principal: c.principal, header: c.request.Header,
 		payloads: declares(jsonrpc.Member(c.meta, mcpspec.MetaCapabilities), Extension),
 		targets:  map[string]target{},
 	}
+	o.framing = plain{o}
 	honoured, err := o.honour(ctx, asked)
 	if err != nil {
 		return nil, asked, err
@@ -140,7 +156,7 @@ func (st *streams) openListen(ctx context.Context, c *call) (*outlet, filter, er
 
 // acknowledge sends the first message: what is honoured, and whether the log
 // still reached back to the cursor.
-func (o *outlet) acknowledge(honoured filter) error {
+func (o *streamWriter) acknowledge(honoured filter) error {
 	members := func(b []byte) []byte { return append(append(b, `"notifications":`...), mustJSON(honoured)...) }
 	var truncated func([]byte) []byte
 	if o.feed.Truncated {
@@ -150,8 +166,8 @@ func (o *outlet) acknowledge(honoured filter) error {
 }
 
 // complete ends a stream on the server's own account with its result.
-func (o *outlet) complete(c *call) {
-	text := o.streams.replies.appendResult(nil, c, result{meta: o.appendIDs(nil, o.resumeAt())})
+func (o *streamWriter) complete(c *call, cursor string) {
+	text := o.streams.replies.appendResult(nil, c, result{meta: o.appendIDs(nil, cursor)})
 	_ = o.write(sse.Append(nil, sse.Event{Data: text})) // the stream ends either way
 }
 
@@ -208,7 +224,7 @@ func (c *call) cursor() (string, error) {
 
 // honour takes of what was asked for what is served here and open to the caller. A
 // URI that is unknown, or not the caller's to have, is left out.
-func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
+func (o *streamWriter) honour(ctx context.Context, asked filter) (filter, error) {
 	o.resources = asked.ResourcesListChanged && o.streams.methods.has(mcpspec.MethodResources)
 	o.events = asked.EventsListChanged && o.streams.methods.has(mcpspec.MethodEvents)
 	o.contexts = asked.ConversationContext && o.streams.conversation != nil && o.streams.conversation.Offers(ctx, o.principal).Any()

@@ -46,8 +46,8 @@ func (s *sessionStream) say(level, message, uri string) error {
 	}, nil, s.feed.Cursor())
 }
 
-// tellLost tells that a URI brings nothing any more.
-func (s *sessionStream) tellLost(t target) error {
+// lost tells that a URI brings nothing any more.
+func (s *sessionStream) lost(t target) error {
 	return s.say("warning", "the catalog no longer has this for you; nothing comes from it", t.asked)
 }
 
