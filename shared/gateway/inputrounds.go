@@ -118,7 +118,7 @@ func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawM
 		}
 		x.kept = append(x.kept, elicitationKey(in.id))
 		x.inputs = append(x.inputs, in)
-		message := legacyRequest(in, jsonrpc.Member(request, "params"))
+		message := sessionRequest(in, jsonrpc.Member(request, "params"))
 		if err := x.send(message, false); err != nil {
 			return nil, err
 		}
@@ -135,9 +135,9 @@ func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawM
 	return x.responses(inputs)
 }
 
-// legacyRequest is a request as clients with sessions know it: it has an id, and an
+// sessionRequest is a request as clients with sessions know it: it has an id, and an
 // elicitation by URL one more.
-func legacyRequest(in *input, params json.RawMessage) json.RawMessage {
+func sessionRequest(in *input, params json.RawMessage) json.RawMessage {
 	if mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode")); mode == "url" && jsonrpc.Member(params, "elicitationId") == nil {
 		params = upstream.Insert(params, "elicitationId", quote(in.id))
 	}

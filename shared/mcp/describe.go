@@ -80,10 +80,10 @@ func (d *description) personal(ctx context.Context) bool {
 }
 
 // capabilities are what is served to a caller, and nothing else.
-func (d *description) capabilities(modern bool, to offers) capabilities {
+func (d *description) capabilities(stateless bool, to offers) capabilities {
 	c := capabilities{Extensions: map[string]any{}}
 	inBand := d.methods.has(mcpspec.MethodListen)
-	if !modern {
+	if !stateless {
 		inBand = d.methods.has(mcpspec.MethodSubscribe)
 	}
 	var ways []string
@@ -105,12 +105,12 @@ func (d *description) capabilities(modern bool, to offers) capabilities {
 	if d.methods.has(mcpspec.MethodComplete) {
 		c.Completions = &struct{}{}
 	}
-	if modern && to.backends.Logging || !modern && d.methods.has(mcpspec.MethodSetLevel) {
+	if stateless && to.backends.Logging || !stateless && d.methods.has(mcpspec.MethodSetLevel) {
 		c.Logging = &struct{}{}
 	}
 	if len(ways) > 0 {
 		c.Extensions[Extension] = extensionSettings{Events: d.methods.has(mcpspec.MethodResources), Subscription: ways}
-		if !modern {
+		if !stateless {
 			c.Experimental = map[string]any{Extension: c.Extensions[Extension]}
 		}
 	}
@@ -121,7 +121,7 @@ func (d *description) capabilities(modern bool, to offers) capabilities {
 	if to.conversation.Any() {
 		c.ConversationEvents = &to.conversation
 		c.Extensions[ConversationExtension] = c.ConversationEvents
-		if !modern {
+		if !stateless {
 			if c.Experimental == nil {
 				c.Experimental = map[string]any{}
 			}

@@ -4,7 +4,7 @@
 //
 //	        ┌ checks ─────────────────────────┐   ┌ method table ┐
 //	POST ──▶│ origin, caller, size, JSON-RPC, │──▶│ resources/…  │──▶ catalog, event log
-//	        │ era, version, headers           │   │ events/…     │──▶ subscriptions
+//	        │ version, headers                │   │ events/…     │──▶ subscriptions
 //	GET  ──▶│ session                         │   │ …/listen     │──▶ feed ──▶ stream
 //	        └─────────────────────────────────┘   └──────────────┘
 //

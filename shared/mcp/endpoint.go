@@ -82,7 +82,7 @@ type Options struct {
 
 	// Lists serves resources/list, resources/templates/list and events/list.
 	Lists bool
-	// Log serves resources/read, Feeds the streams of both eras and the polls.
+	// Log serves resources/read, Feeds the streams of all revisions and the polls.
 	Log      Log
 	Feeds    Feeds
 	Interest Interest

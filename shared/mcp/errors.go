@@ -156,7 +156,7 @@ func callbackReason(data any) (string, bool) {
 	return reason, ok
 }
 
-// status is the HTTP status of a response in the modern era. Only where the
+// status is the HTTP status of a response in the stateless revisions. Only where the
 // revision demands one does an error have another than 200: it is an answer of the method,
 // not of the transport.
 func status(e *jsonrpc.Error) int {

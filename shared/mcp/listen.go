@@ -55,7 +55,7 @@ func (l listening) begin() error { return l.acknowledge(l.honoured) }
 
 func (l listening) end(context.Context, error) string { return l.resumeAt() }
 
-// held is an open stream of the era without sessions. What only its beginning and
+// held is an open stream of the stateless revisions. What only its beginning and
 // its end need is in functions of their own: hold waits on its stack.
 type held struct {
 	*streamWriter
@@ -65,8 +65,7 @@ type held struct {
 	err      error    // of the first message
 }
 
-// hold keeps the response of a request open as a stream of the era without
-// sessions. open makes the stream writer, and what its first and last messages are.
+// hold keeps the response of a request open as a stream of the stateless revisions. open makes the stream writer, and what its first and last messages are.
 func (st *streams) hold(w http.ResponseWriter, c *call, open func(context.Context) (*streamWriter, response, error)) error {
 	h := &held{}
 	defer h.end()

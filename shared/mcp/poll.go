@@ -31,7 +31,7 @@ type polls struct {
 
 // poll serves events/poll (SEP-3415). It keeps nothing between two polls.
 func (h *polls) poll(ctx context.Context, c *call) (result, error) {
-	w, err := h.catalogs.wanted(ctx, c, mcpspec.ModePoll)
+	w, err := h.catalogs.selected(ctx, c, mcpspec.ModePoll)
 	if err != nil {
 		return result{}, err
 	}

@@ -27,7 +27,7 @@ const recovery = time.Second
 // push is the framing of an events/stream: one subscription, in the notifications of SEP-3415.
 type push struct {
 	*streamWriter
-	wanted
+	selected
 	version mcpspec.Version
 	beaten  time.Time // when the last heartbeat, or active, was sent
 }
@@ -50,7 +50,7 @@ func (st *streams) eventsStream(w http.ResponseWriter, c *call) error {
 }
 
 func (st *streams) openPush(ctx context.Context, c *call) (*push, error) {
-	w, err := st.catalogs.wanted(ctx, c, mcpspec.ModePush)
+	w, err := st.catalogs.selected(ctx, c, mcpspec.ModePush)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (st *streams) openPush(ctx context.Context, c *call) (*push, error) {
 	w.Arguments = bytes.Clone(w.Arguments)
 	p := &push{
 		streamWriter: &streamWriter{streams: st, principal: c.principal, header: c.request.Header},
-		wanted:       w, version: c.version,
+		selected:     w, version: c.version,
 	}
 	p.framing = p
 	p.feed, err = st.feeds.Open(ctx, stream.Request{

@@ -199,10 +199,10 @@ func (e *Endpoint) post(w http.ResponseWriter, c *call) {
 	case !ok: // answered
 	case batch != nil:
 		e.batch(w, c, batch)
-	case c.modern():
-		e.postModern(w, c)
+	case c.stateless():
+		e.postStateless(w, c)
 	default:
-		e.postLegacy(w, c)
+		e.postSessionBased(w, c)
 	}
 }
 
@@ -248,14 +248,14 @@ func invalidRequest(text string) *jsonrpc.Error {
 	return &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: text}
 }
 
-// modern tells the era of a message: by its version header, or by _meta.
-func (c *call) modern() bool {
-	return mcpspec.Version(c.request.Header.Get(mcpspec.HeaderVersion)).Stateless() || namesModern(c.meta)
+// stateless tells whether a message is of the stateless revisions: by its version header, or by _meta.
+func (c *call) stateless() bool {
+	return mcpspec.Version(c.request.Header.Get(mcpspec.HeaderVersion)).Stateless() || namesStateless(c.meta)
 }
 
-// namesModern reports whether _meta names a protocol version, other than one of
+// namesStateless reports whether _meta names a protocol version, other than one of
 // those that have sessions: a client of these may say more than it must.
-func namesModern(meta []byte) bool {
+func namesStateless(meta []byte) bool {
 	v, ok := jsonrpc.String(jsonrpc.Member(meta, mcpspec.MetaVersion))
 	return ok && (mcpspec.Version(v).Stateless() || !mcpspec.Version(v).Known())
 }
@@ -291,7 +291,7 @@ type replies struct {
 	server   []byte // the _meta member that stands in every result of the stateless revisions, encoded once
 }
 
-// appendResult appends the response of a method in the form of its era.
+// appendResult appends the response of a method in the form of its revision.
 func (r *replies) appendResult(b []byte, c *call, res result) []byte {
 	b = append(b, `{"jsonrpc":"2.0","id":`...)
 	b = append(b, c.msg.ID...)

@@ -27,26 +27,6 @@ var (
 	errWriting    = errors.New("mcp: the client is gone or does not read")
 )
 
-// streams opens the streams, and knows what all of them need.
-type streams struct {
-	admission    *admission
-	auth         auth.Authenticator
-	catalogs     catalogs
-	targets      *targets
-	backends     backends
-	methods      methodTable
-	sessions     *sessions
-	log          Log
-	feeds        Feeds
-	conversation Conversation
-	replies      *replies
-	faults       faults
-	timing       timing
-	maxAge       time.Duration
-	// How many URIs a stream may have, and how many of them parents and wildcards.
-	maxURIs, maxPatterns int
-}
-
 // streamWriter is one open stream: what a feed hands out goes through it
 // to the client.
 type streamWriter struct {

@@ -20,7 +20,7 @@ type call struct {
 	body      []byte // of the whole HTTP request
 	principal auth.Principal
 	version   mcpspec.Version
-	session   *session // nil in the modern era
+	session   *session // nil in the stateless revisions
 	dialect   bool     // of named events, see dialect.go
 	msg       jsonrpc.Message
 	meta      json.RawMessage // of the params; nil without
@@ -53,7 +53,7 @@ func (c *call) required(name string) (string, error) {
 	return value, err
 }
 
-// result is what a method answers, in the parts that both eras share.
+// result is what a method answers, in the parts that all revisions share.
 type result struct {
 	// members are the result's members without the braces; the pieces are joined.
 	members [][]byte

@@ -13,8 +13,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
-// postLegacy serves one message of the revisions that have sessions.
-func (e *Endpoint) postLegacy(w http.ResponseWriter, c *call) {
+// postSessionBased serves one message of the revisions that have sessions.
+func (e *Endpoint) postSessionBased(w http.ResponseWriter, c *call) {
 	if c.msg.Kind == jsonrpc.Request && c.msg.Method == mcpspec.MethodInitialize {
 		e.session.initialize(w, c)
 		return
@@ -96,53 +96,6 @@ func (r *replies) sessionFailed(w http.ResponseWriter, c *call, err error) {
 	rpc := r.faults.translate(c.request.Context(), err, c.version, coreMethods)
 	w.Header().Set("Retry-After", "1")
 	sendError(w, http.StatusServiceUnavailable, c.msg.ID, rpc)
-}
-
-// initialize serves initialize: it settles the revision and makes the
-// session.
-func (h *sessionMethods) initialize(w http.ResponseWriter, c *call) {
-	c.version = mcpspec.LatestSessionBased
-	if h.sessions == nil {
-		sendError(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
-		return
-	}
-	asked, err := c.required("protocolVersion")
-	if err != nil {
-		h.replies.fault(w, c, method{}, err)
-		return
-	}
-	// One that we do not serve in this era is answered with the latest that we do.
-	if v := mcpspec.Version(asked); v.Known() && !v.Stateless() {
-		c.version = v
-	}
-	declared := c.param("capabilities")
-	s := session{
-		Workspace: c.principal.Workspace, Principal: c.principal.ID, Version: c.version, Dialect: c.dialect,
-		Payloads: declares(declared, Extension), Events: declares(declared, mcpspec.EventsExtension),
-	}
-	if h.backends.all != nil {
-		s.Client = declaration(c.param("clientInfo"))
-		if !c.dialect { // which has no way to ask a client, whatever it could answer
-			s.Capabilities = declaration(declared)
-		}
-	}
-	if c.session != nil { // the dialect lets a session begin without initialize
-		err = h.redeclare(c, s)
-	} else if c.session, err = h.sessions.create(c.request.Context(), s); err == nil {
-		w.Header().Set(mcpspec.HeaderSession, c.session.id)
-	}
-	if err != nil {
-		h.replies.sessionFailed(w, c, err)
-		return
-	}
-	version := append(append([]byte(`"protocolVersion":"`), c.version...), '"')
-	about := h.about.initialize
-	if h.about.personal(c.request.Context()) {
-		about = h.about.describeInitialize(h.about.offersTo(c.request.Context(), c))
-	}
-	send(w, http.StatusOK, func(b []byte) []byte {
-		return h.replies.appendResult(b, c, result{members: [][]byte{version, about}})
-	})
 }
 
 // declares reports whether a client's capabilities name the extension; up to

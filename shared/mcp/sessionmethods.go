@@ -3,12 +3,14 @@ package mcp
 import (
 	"context"
 	"encoding/json"
+	"net/http"
 	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -145,4 +147,64 @@ func sessionFault(err error) error {
 		return fault.New(fault.NotFound, "the session has ended")
 	}
 	return err
+}
+
+// unwantAll tells the backends of what a session was subscribed to that it is over.
+func (h *sessionMethods) unwantAll(ctx context.Context, sess *session, uris []subscribed) {
+	for _, u := range uris {
+		if u.Backend == "" || h.backends.all == nil {
+			continue
+		}
+		w := gateway.Wanted{Workspace: sess.Workspace, Backend: u.Backend, URI: u.URI, Holder: sess.key}
+		if err := h.backends.all.Unwant(ctx, w); err != nil {
+			h.faults.log(ctx, "a subscription at a backend was left to expire", err)
+		}
+	}
+}
+
+// initialize serves initialize: it settles the revision and makes the
+// session.
+func (h *sessionMethods) initialize(w http.ResponseWriter, c *call) {
+	c.version = mcpspec.LatestSessionBased
+	if h.sessions == nil {
+		sendError(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
+		return
+	}
+	asked, err := c.required("protocolVersion")
+	if err != nil {
+		h.replies.fault(w, c, method{}, err)
+		return
+	}
+	// One that is not session-based, or that we do not know, is answered with the latest that we do.
+	if v := mcpspec.Version(asked); v.Known() && !v.Stateless() {
+		c.version = v
+	}
+	declared := c.param("capabilities")
+	s := session{
+		Workspace: c.principal.Workspace, Principal: c.principal.ID, Version: c.version, Dialect: c.dialect,
+		Payloads: declares(declared, Extension), Events: declares(declared, mcpspec.EventsExtension),
+	}
+	if h.backends.all != nil {
+		s.Client = declaration(c.param("clientInfo"))
+		if !c.dialect { // which has no way to ask a client, whatever it could answer
+			s.Capabilities = declaration(declared)
+		}
+	}
+	if c.session != nil { // the dialect lets a session begin without initialize
+		err = h.redeclare(c, s)
+	} else if c.session, err = h.sessions.create(c.request.Context(), s); err == nil {
+		w.Header().Set(mcpspec.HeaderSession, c.session.id)
+	}
+	if err != nil {
+		h.replies.sessionFailed(w, c, err)
+		return
+	}
+	version := append(append([]byte(`"protocolVersion":"`), c.version...), '"')
+	about := h.about.initialize
+	if h.about.personal(c.request.Context()) {
+		about = h.about.describeInitialize(h.about.offersTo(c.request.Context(), c))
+	}
+	send(w, http.StatusOK, func(b []byte) []byte {
+		return h.replies.appendResult(b, c, result{members: [][]byte{version, about}})
+	})
 }

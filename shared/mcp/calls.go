@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
@@ -17,8 +16,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/sse"
-	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -192,117 +189,6 @@ func parameterHeaders(h http.Header) http.Header {
 	return out
 }
 
-// responseRelay is the answer to a call: a backend's messages as they come, and comments while it is quiet. It is JSON
-// when the response comes first and soon, else a stream.
-type responseRelay struct {
-	*lateAnswer
-	calls *calls
-	c     *call
-}
-
-// callReserve is what a call leaves of its invocation's deadline on Lambda: for telling the backend that
-// nobody waits any more, which takes five seconds at most, for two seconds of tidying up, and for telling the client.
-const callReserve = 9 * time.Second
-
-// lifetime is the context of the call. Closing the connection cancels it in
-// 2026-07-28 and not before (2025-11-25, Transports). It ends before the function is ended, which would
-// leave the client without an answer and cut off whatever else the process does; and when [Endpoint.Close] lets it
-// run no longer, which the client is told at once.
-func (p *responseRelay) lifetime() (ctx context.Context, end func()) {
-	ctx, ends := p.c.request.Context(), p.c.ends
-	if p.c.version.Stateless() {
-		ends, _ = ctx.Deadline()
-	} else {
-		ctx = context.WithoutCancel(ctx)
-	}
-	var cancel context.CancelFunc
-	if ends.IsZero() {
-		ctx, cancel = context.WithCancel(ctx)
-	} else {
-		ctx, cancel = context.WithDeadline(ctx, ends.Add(-callReserve))
-	}
-	stop := context.AfterFunc(p.calls.shut, func() {
-		p.refuse()
-		cancel()
-	})
-	return ctx, func() {
-		stop()
-		cancel()
-	}
-}
-
-// errShutdown is what a client is told of a call that the end of the server cuts off.
-var errShutdown = &jsonrpc.Error{
-	Code: codeUnavailable, Message: "the server shuts down; whether the backend did what it was asked is not known",
-}
-
-// refuse answers that the server ends, unless the response is out. The backend may take longer to be told.
-func (p *responseRelay) refuse() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.over {
-		return
-	}
-	_ = p.put(jsonrpc.AppendError(nil, p.c.msg.ID, errShutdown), true) // the call ends either way
-	_ = http.NewResponseController(p.w).Flush()                        // as above
-}
-
-// send hands a message to the client.
-func (p *responseRelay) send(message json.RawMessage, response bool) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.over { // refused
-		return errWriting
-	}
-	return p.put(message, response)
-}
-
-// put is send with the lock held.
-func (p *responseRelay) put(message json.RawMessage, response bool) error {
-	h := p.c.request.Header
-	switch {
-	case response:
-		p.close()
-	case !p.streams:
-		return nil // it did not ask to be told in between
-	}
-	if response && p.out == nil && (accepts(h, "application/json") || !p.streams) {
-		status := http.StatusOK
-		if p.c.version.Stateless() {
-			status = statusOf(message)
-		}
-		send(p.w, status, func(b []byte) []byte { return append(b, message...) })
-		return nil
-	}
-	if err := p.write(sse.Append(nil, sse.Event{Data: message})); err != nil && p.c.version.Stateless() {
-		return errors.Join(errWriting, err)
-	}
-	return nil // without its client the call goes on in the earlier revisions
-}
-
-// failed ends an answer that has begun with an error, and reports whether the
-// response is out.
-func (p *responseRelay) failed(err error) bool {
-	if err == nil || p.answered() || errors.Is(err, errWriting) {
-		p.stop()
-		return true
-	}
-	return p.end(func(b []byte) []byte {
-		return jsonrpc.AppendError(b, p.c.msg.ID, p.calls.faults.translate(p.c.request.Context(), err, p.c.version, coreMethods))
-	})
-}
-
-// statusOf is the HTTP status of a backend's response in the modern era.
-func statusOf(message json.RawMessage) int {
-	failure := jsonrpc.Member(message, "error")
-	if failure == nil {
-		return http.StatusOK
-	}
-	var code int
-	_ = json.Unmarshal(jsonrpc.Member(failure, "code"), &code) // 0 is none of those below
-	return status(&jsonrpc.Error{Code: code})
-}
-
 // takeIn serves what needs no response: notifications, and answers to what a
 // backend asked the client.
 func (e *Endpoint) takeIn(w http.ResponseWriter, c *call) {
@@ -370,105 +256,4 @@ func (h *lists) listBackends(ctx context.Context, c *call, kind gateway.Kind, me
 	cache.ttl = math.MaxInt64 // as long as the backends say
 	page := newPage(member, from, h.pageSize, cache)
 	return h.addBackends(ctx, c, &page, kind)
-}
-
-// backendTopics are those of all backends whose notifications a stream may have.
-func (o *streamWriter) backendTopics(ctx context.Context) (topics []string) {
-	backends := o.streams.backends.now(ctx)
-	if backends == nil {
-		return nil
-	}
-	for _, name := range backends.Backends(ctx, o.principal) {
-		topics = append(topics, stream.TopicBackend(name))
-	}
-	return topics
-}
-
-var topicBackends = stream.TopicBackend("")
-
-// sendOtherBackends follows the backends that there are now, and tells that their lists are
-// others.
-func (o *streamWriter) sendOtherBackends(ctx context.Context, cursor string) error {
-	now := o.streams.log.Position()
-	for _, topic := range o.backendTopics(ctx) {
-		o.feed.Follow(topic, now)
-	}
-	return o.sendChanges(cursor, mcpspec.NoteToolsChange, mcpspec.NotePromptsChange, mcpspec.NoteResourcesChange)
-}
-
-// sendBackend sends what a backend told, if the stream asked for it and its principal may
-// still see the backend.
-func (o *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error {
-	var n gateway.Notice
-	if json.Unmarshal(d.Notice, &n) != nil {
-		return nil // of another version
-	}
-	backends := o.streams.backends.now(ctx)
-	if backends == nil || !slices.Contains(backends.Backends(ctx, o.principal), strings.TrimPrefix(d.Topic, topicBackends)) {
-		return nil
-	}
-	if n.Method != mcpspec.NoteUpdated {
-		return o.sendChanges(d.Cursor, n.Method)
-	}
-	uri, _ := jsonrpc.String(jsonrpc.Member(n.Params, "uri"))
-	t, ok := o.targets[uri]
-	if !ok || stream.TopicBackend(t.backend) != d.Topic {
-		return nil
-	}
-	var members, meta []byte
-	for key, value := range jsonrpc.Members(n.Params) {
-		if string(key) == "_meta" {
-			meta = bytes.TrimSuffix(bytes.TrimPrefix(value, []byte("{")), []byte("}"))
-			continue
-		}
-		if members != nil {
-			members = append(members, ',')
-		}
-		members = append(append(jsonrpc.AppendString(members, string(key)), ':'), value...)
-	}
-	var more func([]byte) []byte
-	if len(bytes.TrimSpace(meta)) > 0 {
-		more = func(b []byte) []byte { return append(b, meta...) }
-	}
-	return o.send(mcpspec.NoteUpdated, func(b []byte) []byte { return append(b, members...) }, more, d.Cursor)
-}
-
-// want tells the backends of a stream's targets that somebody reads them, until
-// the function that it returns is called.
-func (o *streamWriter) want(ctx context.Context, holder string, until time.Time) (end func(), err error) {
-	var all []gateway.Wanted
-	end = func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
-		defer cancel()
-		for _, w := range all {
-			if err := o.streams.backends.all.Unwant(ctx, w); err != nil {
-				o.streams.faults.log(ctx, "a subscription at a backend was left to expire", err)
-			}
-		}
-	}
-	for _, t := range o.targets {
-		if t.backend == "" {
-			continue
-		}
-		w := gateway.Wanted{Workspace: o.principal.Workspace, Backend: t.backend, URI: t.uri, Holder: holder, Until: until}
-		if err := o.streams.backends.all.Want(ctx, w); err != nil {
-			end()
-			return nil, err
-		}
-		all = append(all, w)
-	}
-	return end, nil
-}
-
-// unwantAll tells the backends of what a session was subscribed to that it is over.
-func (h *sessionMethods) unwantAll(ctx context.Context, sess *session, uris []subscribed) {
-	for _, u := range uris {
-		if u.Backend == "" || h.backends.all == nil {
-			continue
-		}
-		w := gateway.Wanted{Workspace: sess.Workspace, Backend: u.Backend, URI: u.URI, Holder: sess.key}
-		if err := h.backends.all.Unwant(ctx, w); err != nil {
-			h.faults.log(ctx, "a subscription at a backend was left to expire", err)
-		}
-	}
 }

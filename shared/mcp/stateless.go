@@ -10,8 +10,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
-// postModern serves one message of the era without sessions.
-func (e *Endpoint) postModern(w http.ResponseWriter, c *call) {
+// postStateless serves one message of the stateless revisions.
+func (e *Endpoint) postStateless(w http.ResponseWriter, c *call) {
 	if m, ok := e.admit(w, c); ok {
 		e.dispatch(w, c, m)
 	}
