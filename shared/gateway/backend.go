@@ -21,8 +21,8 @@ type backend struct {
 	http    *http.Client
 	granted granted
 
-	pace    *pace
-	changed chan struct{} // receives when what is wanted of it may have changed
+	throttle *throttle
+	changed  chan struct{} // receives when what is wanted of it may have changed
 
 	*view // with the operator's credentials
 	views views
@@ -37,7 +37,7 @@ type learned struct {
 }
 
 func (g *Gateway) newBackend(c config.Backend) *backend {
-	b := &backend{Backend: c, gateway: g, http: g.options.HTTP, changed: make(chan struct{}, 1), pace: newPace()}
+	b := &backend{Backend: c, gateway: g, http: g.options.HTTP, changed: make(chan struct{}, 1), throttle: newThrottle()}
 	b.view = newView(b, "")
 	return b
 }

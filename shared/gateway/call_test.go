@@ -857,7 +857,7 @@ func TestChangedRootsReachTheClientsSessions(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := g.Tell(t.Context(), legacy("s1"), json.RawMessage(`{"jsonrpc":"2.0","method":"`+mcpspec.NoteRootsChange+`"}`)); err != nil {
+	if err := g.Notify(t.Context(), legacy("s1"), json.RawMessage(`{"jsonrpc":"2.0","method":"`+mcpspec.NoteRootsChange+`"}`)); err != nil {
 		t.Fatal(err)
 	}
 	got := s.received(mcpspec.NoteRootsChange)
@@ -933,7 +933,7 @@ func TestHangingBackendDoesNotHoldUpCancellations(t *testing.T) {
 	fine.next(t, "notifications/cancelled")
 	select {
 	case <-hung:
-	case <-time.After(tellTime + patience):
+	case <-time.After(notifyTime + patience):
 		t.Error("the client waits for the one that hangs")
 	}
 }

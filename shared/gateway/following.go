@@ -262,7 +262,7 @@ func (f *following) read(ctx context.Context, stream *upstream.Exchange) error {
 		case m.ID != nil:
 			b.dropped(ctx, dropElicitation)
 		default:
-			if err := f.notification(ctx, m); err != nil {
+			if err := f.handle(ctx, m); err != nil {
 				return err
 			}
 		}
@@ -272,7 +272,7 @@ func (f *following) read(ctx context.Context, stream *upstream.Exchange) error {
 // maxUpdate bounds what the log takes of one notification.
 const maxUpdate = 200 << 10
 
-func (f *following) notification(ctx context.Context, m upstream.Message) error {
+func (f *following) handle(ctx context.Context, m upstream.Message) error {
 	params := jsonrpc.Member(m.Raw, "params")
 	switch m.Method {
 	// The last is a notification of clients. A backend that sends it all the same is passed on to clients of
@@ -281,17 +281,17 @@ func (f *following) notification(ctx context.Context, m upstream.Message) error 
 		if m.Method != mcpspec.NoteRootsChange { // no list of ours
 			f.backend.outdate()
 		}
-		if !f.backend.pace.change(m.Method) {
+		if !f.backend.throttle.change(m.Method) {
 			return nil
 		}
-		return f.tellChange(ctx, m.Method)
+		return f.notifyChange(ctx, m.Method)
 	case mcpspec.NoteUpdated:
 		uri, ok := jsonrpc.String(jsonrpc.Member(params, "uri"))
 		if !ok || uri == "" || len(params) > maxUpdate {
 			f.backend.dropped(ctx, dropUpdate)
 			return nil
 		}
-		tell, err := f.backend.pace.update(ctx, len(params), f.asks(uri))
+		tell, err := f.backend.throttle.update(ctx, len(params), f.asks(uri))
 		switch {
 		case err != nil:
 			return fault.Wrap(fault.Unavailable, err, "wait to tell of an update")
@@ -307,8 +307,8 @@ func (f *following) notification(ctx context.Context, m upstream.Message) error 
 	return nil
 }
 
-// tellChange tells that lists have changed.
-func (f *following) tellChange(ctx context.Context, method string) error {
+// notifyChange tells that lists have changed.
+func (f *following) notifyChange(ctx context.Context, method string) error {
 	if method == mcpspec.NoteRootsChange { // no list of ours
 		return f.relay.announce(ctx, f.backend, Notice{Method: method})
 	}

@@ -6,7 +6,7 @@
 //	              └── answers ─┘ by an id that the store knows
 //
 // What is handed on is the bytes that came: names get their prefix, ids are
-// exchanged, all else is untouched. Nothing that a call needs lies in one process:
+// exchanged, and what differs between revisions is translated (package translate); all else is untouched. Nothing that a call needs lies in one process:
 // the sessions with backends, and which request of a backend an answer belongs to,
 // are in the store, so that the answer may arrive at any instance.
 package gateway

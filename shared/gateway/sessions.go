@@ -204,15 +204,15 @@ func (g *Gateway) End(ctx context.Context, c Client) error {
 	return err
 }
 
-// Tell hands a notification of a client's session on to the backends that it has a
+// Notify hands a notification of a client's session on to the backends that it has a
 // session with: that it cancelled a request, that its roots changed.
-func (g *Gateway) Tell(ctx context.Context, c Client, body json.RawMessage) error {
+func (g *Gateway) Notify(ctx context.Context, c Client, body json.RawMessage) error {
 	sessions, err := g.sessionsOf(ctx, c)
 	if err != nil {
 		return err
 	}
 	atOnce(sessions, func(b *backend, s backendSession) {
-		ctx, cancel := context.WithTimeout(ctx, tellTime)
+		ctx, cancel := context.WithTimeout(ctx, notifyTime)
 		defer cancel()
 		x, err := b.caller(c.Token).Post(ctx, upstream.Request{Body: body, Version: s.Version, Session: s.ID})
 		if err != nil {

@@ -78,12 +78,12 @@ func (o *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error
 // want tells the backends of a stream's targets that somebody reads them, until
 // the function that it returns is called.
 func (o *streamWriter) want(ctx context.Context, holder string, until time.Time) (end func(), err error) {
-	var all []gateway.Wanted
+	var all []gateway.Subscription
 	end = func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
 		defer cancel()
 		for _, w := range all {
-			if err := o.streams.backends.all.Unwant(ctx, w); err != nil {
+			if err := o.streams.backends.all.Unsubscribe(ctx, w); err != nil {
 				o.streams.faults.log(ctx, "a subscription at a backend was left to expire", err)
 			}
 		}
@@ -92,8 +92,8 @@ func (o *streamWriter) want(ctx context.Context, holder string, until time.Time)
 		if t.backend == "" {
 			continue
 		}
-		w := gateway.Wanted{Workspace: o.principal.Workspace, Backend: t.backend, URI: t.uri, Holder: holder, Until: until}
-		if err := o.streams.backends.all.Want(ctx, w); err != nil {
+		w := gateway.Subscription{Workspace: o.principal.Workspace, Backend: t.backend, URI: t.uri, Holder: holder, Until: until}
+		if err := o.streams.backends.all.Subscribe(ctx, w); err != nil {
 			end()
 			return nil, err
 		}

@@ -29,14 +29,14 @@ type Gateway interface {
 	Call(ctx context.Context, c gateway.Call) error
 	Answer(ctx context.Context, c gateway.Client, id string, body json.RawMessage) error
 	Cancel(ctx context.Context, c gateway.Client, body json.RawMessage) error
-	Tell(ctx context.Context, c gateway.Client, body json.RawMessage) error
+	Notify(ctx context.Context, c gateway.Client, body json.RawMessage) error
 	SetLevel(ctx context.Context, c gateway.Client) error
 	// Backends names those that a principal may use, Subscribable the one that serves a URI
 	// and tells of its changes.
 	Backends(ctx context.Context, p auth.Principal) []string
 	Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool)
-	Want(ctx context.Context, w gateway.Wanted) error
-	Unwant(ctx context.Context, w gateway.Wanted) error
+	Subscribe(ctx context.Context, w gateway.Subscription) error
+	Unsubscribe(ctx context.Context, w gateway.Subscription) error
 	End(ctx context.Context, c gateway.Client) error
 }
 
@@ -230,7 +230,7 @@ func (h *calls) handle(c *call) error {
 	case c.msg.Method == mcpspec.NoteCancelled:
 		return backends.Cancel(ctx, c.client(), c.msg.Raw)
 	case c.msg.Method == mcpspec.NoteRootsChange:
-		return backends.Tell(ctx, c.client(), c.msg.Raw)
+		return backends.Notify(ctx, c.client(), c.msg.Raw)
 	}
 	return nil
 }

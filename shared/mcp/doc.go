@@ -15,4 +15,8 @@
 // not advertised and answers as unknown. Messages are read by jsonrpc and
 // streams written by sse. What a subscription or an event is does not enter
 // here: see shared/subscription, shared/eventlog and shared/stream.
+//
+// A tools/call goes [Endpoint.ServeHTTP], post, postSessionBased or postStateless, dispatch, proxying and
+// calls here; then gateway.Gateway.Call and its exchange; and back through responseRelay. A listen goes to streams.hold,
+// and stays in streamWriter.run until it ends; what tells the kinds of streams apart is their framing.
 package mcp

@@ -385,7 +385,7 @@ func (e *Endpoint) delete(w http.ResponseWriter, r *http.Request, p auth.Princip
 		}
 	}
 	uris, err := e.sessions.remove(r.Context(), c.session)
-	e.session.unwantAll(r.Context(), c.session, uris)
+	e.session.unsubscribeAll(r.Context(), c.session, uris)
 	if err == nil && e.options.Log != nil {
 		err = e.options.Log.Notify(r.Context(), p.Workspace, stream.TopicSession(c.session.key), sessionNotice)
 	}

@@ -69,7 +69,7 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *call) (result, error)
 		return result{}, sessionFault(err)
 	}
 	if t.backend != "" {
-		err := h.backends.all.Want(ctx, gateway.Wanted{
+		err := h.backends.all.Subscribe(ctx, gateway.Subscription{
 			Workspace: c.principal.Workspace, Backend: t.backend, URI: t.uri, Holder: c.session.key, Until: time.Now().Add(h.ttl),
 		})
 		if err != nil {
@@ -123,7 +123,7 @@ func (h *sessionMethods) unsubscribe(ctx context.Context, c *call) (result, erro
 	}
 	switch {
 	case backend != "":
-		if err := h.backends.all.Unwant(ctx, gateway.Wanted{Workspace: c.principal.Workspace, Backend: backend, URI: uri, Holder: c.session.key}); err != nil {
+		if err := h.backends.all.Unsubscribe(ctx, gateway.Subscription{Workspace: c.principal.Workspace, Backend: backend, URI: uri, Holder: c.session.key}); err != nil {
 			return result{}, err
 		}
 	case !strings.HasPrefix(uri, subscriptionScheme):
@@ -149,14 +149,14 @@ func sessionFault(err error) error {
 	return err
 }
 
-// unwantAll tells the backends of what a session was subscribed to that it is over.
-func (h *sessionMethods) unwantAll(ctx context.Context, sess *session, uris []subscribed) {
+// unsubscribeAll tells the backends of what a session was subscribed to that it is over.
+func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session, uris []subscribed) {
 	for _, u := range uris {
 		if u.Backend == "" || h.backends.all == nil {
 			continue
 		}
-		w := gateway.Wanted{Workspace: sess.Workspace, Backend: u.Backend, URI: u.URI, Holder: sess.key}
-		if err := h.backends.all.Unwant(ctx, w); err != nil {
+		w := gateway.Subscription{Workspace: sess.Workspace, Backend: u.Backend, URI: u.URI, Holder: sess.key}
+		if err := h.backends.all.Unsubscribe(ctx, w); err != nil {
 			h.faults.log(ctx, "a subscription at a backend was left to expire", err)
 		}
 	}
