@@ -21,8 +21,8 @@ type backend struct {
 	http    *http.Client
 	granted granted
 
-	pace    *pace
-	changed chan struct{} // receives when what is wanted of it may have changed
+	throttle *throttle
+	changed  chan struct{} // receives when what is wanted of it may have changed
 
 	*view // with the operator's credentials
 	views views
@@ -37,7 +37,7 @@ type learned struct {
 }
 
 func (g *Gateway) newBackend(c config.Backend) *backend {
-	b := &backend{Backend: c, gateway: g, http: g.options.HTTP, changed: make(chan struct{}, 1), pace: newPace()}
+	b := &backend{Backend: c, gateway: g, http: g.options.HTTP, changed: make(chan struct{}, 1), throttle: newThrottle()}
 	b.view = newView(b, "")
 	return b
 }
@@ -71,7 +71,7 @@ func (v *view) known(ctx context.Context) (*learned, error) {
 			now, err := f.fly(ctx, func() (*learned, error) { return v.learn(ctx, have) })
 			if err == nil && have != nil {
 				// Who still uses it finds it gone, and asks for the new one.
-				v.of.gateway.end(context.WithoutCancel(ctx), v.of, v.token, backendSession{Version: have.version, ID: have.session})
+				v.of.gateway.sessions.end(context.WithoutCancel(ctx), v.of, v.token, backendSession{Version: have.version, ID: have.session})
 			}
 			return now, err
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
@@ -76,7 +77,7 @@ func (x *exchange) make(ctx context.Context, known *learned) error {
 	ctx, x.stop = context.WithCancel(ctx)
 	defer x.stop()
 	if x.call.stateless() {
-		if err := x.checkParameters(); err != nil {
+		if err := x.call.checkParameters(x.entry); err != nil {
 			return err
 		}
 	}
@@ -89,7 +90,7 @@ func (x *exchange) make(ctx context.Context, known *learned) error {
 		return x.withInputs(ctx, known)
 	}
 	x.id = requestID(x.call.Client, x.call.ID)
-	return x.inSession(ctx, x.named(x.call.Params))
+	return x.inSession(ctx, x.call.withName(x.own, x.call.Params))
 }
 
 // exchange is one call under way.
@@ -101,14 +102,14 @@ type exchange struct {
 	entry   Entry
 	with    backendSession
 	id      json.RawMessage // of the request at the backend
-	kept    []store.Key     // what the store holds of the questions to the client
+	kept    []store.Key     // what the store holds of the elicitations to the client
 
-	// See eras.go, rounds.go and inputs.go.
+	// See revisions.go, rounds.go and inputrounds.go.
 	stop      context.CancelFunc // ends the exchange at the backend
 	responded bool               // the client has its response
 	gone      bool               // the client has gone
 	token     json.RawMessage    // the progress token at the backend, where it is not the client's
-	refused   []need             // of what the backend asked, the client having no capability for it
+	refused   []translate.Need   // of what the backend asked, the client having no capability for it
 	rounds    rounds             // what the client was asked and answered in earlier rounds
 	pending   []upstream.Message // what it is to be asked next
 	input     json.RawMessage    // the backend's demand for input
@@ -119,10 +120,10 @@ type exchange struct {
 func (x *exchange) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), tidyTime)
 	defer cancel()
-	x.gateway.drop(ctx, x.kept)
+	x.gateway.elicitations.drop(ctx, x.kept)
 	for _, in := range x.inputs {
 		if in.answer == nil {
-			x.gateway.dropLate(ctx, in.question)
+			x.gateway.elicitations.dropLate(ctx, in.id)
 		}
 	}
 }
@@ -140,14 +141,14 @@ func requestID(c Client, id json.RawMessage) json.RawMessage {
 func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error {
 	for again := false; ; again = true {
 		var err error
-		if x.with, err = x.gateway.session(ctx, x.call.Client, x.backend); err != nil {
+		if x.with, err = x.gateway.sessions.of(ctx, x.call.Client, x.backend); err != nil {
 			return err
 		}
 		answer, err := x.client().Post(ctx, upstream.Request{
 			Body: request(x.id, x.call.Method, params), Version: x.with.Version, Session: x.with.ID,
 		})
 		if errors.Is(err, upstream.ErrSession) && !again {
-			if err := x.gateway.dropSession(ctx, x.call.Client, x.backend, x.with); err != nil {
+			if err := x.gateway.sessions.forget(ctx, x.call.Client, x.backend, x.with); err != nil {
 				return err
 			}
 			continue
@@ -164,16 +165,16 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 	}
 }
 
-// named is params with the name that the backend knows.
-func (x *exchange) named(params json.RawMessage) json.RawMessage {
-	return upstream.Replace(params, x.call.Member, x.name())
+// withName is params with the name that the backend knows.
+func (c Call) withName(own string, params json.RawMessage) json.RawMessage {
+	return upstream.Replace(params, c.Member, c.nameAs(own))
 }
 
 // callStateless calls a backend of revision 2026-07-28 for a client of the same.
 func (x *exchange) callStateless(ctx context.Context, known *learned) error {
 	x.with = backendSession{Version: known.version}
 	x.id = freshID()
-	params := x.named(x.call.Params)
+	params := x.call.withName(x.own, x.call.Params)
 	h := http.Header{mcpspec.HeaderMethod: {x.call.Method}}
 	for name, values := range x.call.Header {
 		h[name] = values
@@ -197,17 +198,17 @@ func (x *exchange) callStateless(ctx context.Context, known *learned) error {
 }
 
 func (x *exchange) belongs() []byte {
-	return bound(x.call.Principal, x.call.Method, x.backend.Name, x.own, x.digest())
+	return bound(x.call.Principal, x.call.Method, x.backend.Name, x.own, x.call.digest())
 }
 
 func (x *exchange) client() *upstream.Client { return x.backend.caller(x.call.Token) }
 
-// name is the value of the member that names what is called.
-func (x *exchange) name() []byte {
-	if x.call.Member == "ref" {
-		return upstream.Replace(jsonrpc.Member(x.call.Params, "ref"), "name", quote(x.own))
+// nameAs is the value of the member that names what is called.
+func (c Call) nameAs(own string) []byte {
+	if c.Member == "ref" {
+		return upstream.Replace(jsonrpc.Member(c.Params, "ref"), "name", quote(own))
 	}
-	return quote(x.own)
+	return quote(own)
 }
 
 // failed is what a caller is told of a backend's failure: not what it was, but that the call
@@ -293,7 +294,7 @@ func (x *exchange) message(ctx context.Context, raw json.RawMessage) (done bool,
 		x.pending = nil // it waits for no answers any more
 		return true, x.respond(m)
 	case m.ID != nil:
-		return false, x.question(ctx, m)
+		return false, x.elicit(ctx, m)
 	case passed[m.Method]:
 		if m, ok = x.fits(m); ok {
 			return false, x.send(m.Raw, false)
@@ -315,17 +316,17 @@ func (x *exchange) send(message json.RawMessage, response bool) error {
 // maxAsked bounds how often a client with a session is asked in one call: each time is an item of the store.
 const maxAsked = 1000
 
-// question puts a backend's request to the client, or answers it here.
-func (x *exchange) question(ctx context.Context, m upstream.Message) error {
+// elicit puts a backend's request to the client, or answers it here.
+func (x *exchange) elicit(ctx context.Context, m upstream.Message) error {
 	params := jsonrpc.Member(m.Raw, "params")
-	lacks := lacking(x.call.Capabilities, m.Method, params)
+	lacks := translate.Lacking(x.call.Capabilities, m.Method, params)
 	switch {
 	case stateless(x.with.Version): // has no requests of servers, and so no answers to them
 		x.backend.dropped(ctx, dropOutOfPlace)
 		return nil
 	case m.Method == "ping":
 		return x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
-	case lacks != "" || x.call.stateless() && !multiRound[x.call.Method]:
+	case lacks != "" || x.call.stateless() && !translate.MultiRound[x.call.Method]:
 		if lacks != "" {
 			x.refused = append(x.refused, lacks)
 		}
@@ -337,11 +338,11 @@ func (x *exchange) question(ctx context.Context, m upstream.Message) error {
 	case len(x.kept) >= maxAsked:
 		return x.refuse(ctx, m, jsonrpc.InvalidRequest, "the client is not asked more than "+strconv.Itoa(maxAsked)+" times in one call")
 	}
-	id, err := x.gateway.ask(ctx, x.call.Client, x.backend, x.with, m.ID)
+	id, err := x.gateway.elicitations.ask(ctx, x.call.Client, x.backend, x.with, m.ID)
 	if err != nil {
 		return err
 	}
-	x.kept = append(x.kept, questionKey(id))
+	x.kept = append(x.kept, elicitationKey(id))
 	return x.send(upstream.Replace(m.Raw, "id", quote(id)), false)
 }
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
@@ -91,16 +92,16 @@ func TestNewSessionIsNotForgottenWithTheOldOne(t *testing.T) {
 	s := newScripted(t)
 	g := gatewayOver(t, memory(t), at("b", s))
 	c, b := legacy("s1"), g.backends(t.Context())[0]
-	first, err := g.session(t.Context(), c, b)
+	first, err := g.sessions.of(t.Context(), c, b)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var next backendSession
 	for range 2 { // each of the calls
-		if err := g.dropSession(t.Context(), c, b, first); err != nil {
+		if err := g.sessions.forget(t.Context(), c, b, first); err != nil {
 			t.Fatal(err)
 		}
-		now, err := g.session(t.Context(), c, b)
+		now, err := g.sessions.of(t.Context(), c, b)
 		if err != nil || now.ID == first.ID || next.ID != "" && now.ID != next.ID {
 			t.Fatalf("got %+v, %v, behind %+v and %+v", now, err, first, next)
 		}
@@ -588,7 +589,7 @@ func TestAnswersFindTheirWayBack(t *testing.T) {
 				if want := `{"jsonrpc":"2.0","id":"` + mine + `","method":"elicitation/create","params":{"message":"<ok?>","x":9007199254740993}}`; text != want {
 					t.Errorf("the client was asked %s, want %s", text, want)
 				}
-				if seen[mine] || len(mine) < len(questionPrefix)+20 {
+				if seen[mine] || len(mine) < len(elicitationPrefix)+20 {
 					t.Errorf("the id is %s", mine)
 				}
 				seen[mine] = true
@@ -613,7 +614,7 @@ func TestAnswersFindTheirWayBack(t *testing.T) {
 
 func gone(t *testing.T, db store.DB, id string) {
 	t.Helper()
-	items, err := db.Get(t.Context(), questionKey(id))
+	items, err := db.Get(t.Context(), elicitationKey(id))
 	if err != nil || items[0] != nil {
 		t.Errorf("the question is still kept: %v, %v", items[0], err)
 	}
@@ -634,8 +635,8 @@ func TestForeignAnswersAreRefused(t *testing.T) {
 		id     string
 	}{
 		"another session": {legacy("s2"), id}, "another principal": {bob, id}, "another workspace": {elsewhere, id},
-		"unknown": {legacy("s1"), questionPrefix + "AAAAAAAAAAAAAAAAAAAAAAAAAA"}, "of another form": {legacy("s1"), "1"},
-		"empty": {legacy("s1"), ""}, "long": {legacy("s1"), questionPrefix + strings.Repeat("x", 5000)},
+		"unknown": {legacy("s1"), elicitationPrefix + "AAAAAAAAAAAAAAAAAAAAAAAAAA"}, "of another form": {legacy("s1"), "1"},
+		"empty": {legacy("s1"), ""}, "long": {legacy("s1"), elicitationPrefix + strings.Repeat("x", 5000)},
 	} {
 		if err := g.Answer(t.Context(), c.client, c.id, body); !fault.Is(err, fault.NotFound) {
 			t.Errorf("%s: %v", name, err)
@@ -711,17 +712,17 @@ func TestQuestionsGoWithTheCall(t *testing.T) {
 			gone(t, db, id)
 		}
 	}
-	for life, want := range map[time.Duration]time.Duration{10 * time.Minute: 10*time.Minute + 2*time.Second, 5 * time.Hour: questionLife} {
+	for life, want := range map[time.Duration]time.Duration{10 * time.Minute: 10*time.Minute + 2*time.Second, 5 * time.Hour: elicitationLife} {
 		ctx, cancel := context.WithTimeout(t.Context(), life)
 		defer cancel()
-		id, err := g.ask(ctx, legacy("s1"), g.backends(ctx)[0], backendSession{}, nil)
+		id, err := g.elicitations.ask(ctx, legacy("s1"), g.backends(ctx)[0], backendSession{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := g.Answer(ctx, legacy("s1"), id, json.RawMessage(`{"result":{}}`)); err != nil {
 			t.Fatal(err)
 		}
-		items, err := db.Get(t.Context(), questionKey(id), partKey(id, 0))
+		items, err := db.Get(t.Context(), elicitationKey(id), partKey(id, 0))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -738,17 +739,17 @@ func TestLateAnswerGoesWithTheCall(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	id, err := g.ask(t.Context(), legacy("s1"), g.backends(t.Context())[0], backendSession{}, nil)
+	id, err := g.elicitations.ask(t.Context(), legacy("s1"), g.backends(t.Context())[0], backendSession{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := &exchange{gateway: g, kept: []store.Key{questionKey(id)}, inputs: []*input{{question: id}}}
+	x := &exchange{gateway: g, kept: []store.Key{elicitationKey(id)}, inputs: []*input{{id: id}}}
 	answer := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"x":"` + strings.Repeat("x", store.MaxItem) + `"}}`)
 	if err := g.Answer(t.Context(), legacy("s1"), id, answer); err != nil {
 		t.Fatal(err)
 	}
 	x.close() // which has not looked since
-	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: questionKey(id).Partition})
+	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: elicitationKey(id).Partition})
 	if err != nil || len(page.Items) > 0 {
 		t.Errorf("%d items are left, %v", len(page.Items), err)
 	}
@@ -806,7 +807,7 @@ func TestRequestStateIsSealed(t *testing.T) {
 	state := func(s string) string { return fmt.Sprintf(`"requestState":%q`, s) }
 	bob, elsewhere := ann, ann
 	bob.ID, elsewhere.Workspace = "bob", "other"
-	belongs := bound(ann, "tools/call", "b", "t", digest(json.RawMessage(`{"name":"t","arguments":{}}`)))
+	belongs := bound(ann, "tools/call", "b", "t", translate.Digest(json.RawMessage(`{"name":"t","arguments":{}}`)))
 	flip := []byte(sealed)
 	flip[len(flip)/2] ^= 1
 	old := g.states.seal([]byte("x"), belongs, time.Now().Add(-2*stateLife))
@@ -856,7 +857,7 @@ func TestChangedRootsReachTheClientsSessions(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := g.Tell(t.Context(), legacy("s1"), json.RawMessage(`{"jsonrpc":"2.0","method":"`+mcpspec.NoteRootsChange+`"}`)); err != nil {
+	if err := g.Notify(t.Context(), legacy("s1"), json.RawMessage(`{"jsonrpc":"2.0","method":"`+mcpspec.NoteRootsChange+`"}`)); err != nil {
 		t.Fatal(err)
 	}
 	got := s.received(mcpspec.NoteRootsChange)
@@ -932,7 +933,7 @@ func TestHangingBackendDoesNotHoldUpCancellations(t *testing.T) {
 	fine.next(t, "notifications/cancelled")
 	select {
 	case <-hung:
-	case <-time.After(tellTime + patience):
+	case <-time.After(notifyTime + patience):
 		t.Error("the client waits for the one that hangs")
 	}
 }

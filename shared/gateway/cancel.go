@@ -26,8 +26,8 @@ const (
 	cancelLook = 500 * time.Millisecond
 	// cancelLife is how long a mark is kept. A call begins before it is cancelled.
 	cancelLife = time.Minute
-	// tellTime bounds the notification of a backend that nobody waits for any more.
-	tellTime = 5 * time.Second
+	// notifyTime bounds the notification of a backend that nobody waits for any more.
+	notifyTime = 5 * time.Second
 )
 
 var errCancelled = errors.New("gateway: the client has cancelled the call")
@@ -56,7 +56,7 @@ func (g *Gateway) Cancel(ctx context.Context, c Client, body json.RawMessage) er
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "note a cancellation")
 	}
-	return g.Tell(ctx, c, upstream.Replace(body, "params", upstream.Replace(params, "requestId", requestID(c, id))))
+	return g.Notify(ctx, c, upstream.Replace(body, "params", upstream.Replace(params, "requestId", requestID(c, id))))
 }
 
 // watch ends the call when its client cancels it. The function that it returns ends
@@ -86,7 +86,7 @@ func (x *exchange) watch(ctx context.Context, cancel context.CancelCauseFunc) (e
 
 // abandon tells a backend with sessions that nobody waits for the response any more.
 func (x *exchange) abandon() {
-	ctx, cancel := context.WithTimeout(context.Background(), tellTime)
+	ctx, cancel := context.WithTimeout(context.Background(), notifyTime)
 	defer cancel()
 	params := append(append([]byte(`{"requestId":`), x.id...), `,"reason":"nobody waits for the response"}`...)
 	answer, err := x.client().Post(ctx, upstream.Request{

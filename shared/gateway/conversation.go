@@ -61,7 +61,7 @@ func (g *Gateway) Prepare(ctx context.Context, c Client, name string) error {
 		return err
 	}
 	if !stateless(known.version) && (known.offers.UserMessages || known.offers.AssistantResponses) {
-		_, err = g.session(ctx, c, b)
+		_, err = g.sessions.of(ctx, c, b)
 	}
 	return err
 }
@@ -81,7 +81,7 @@ func (g *Gateway) named(ctx context.Context, c Client, name string) (*backend, *
 // that it has forgotten is begun again, once.
 func (g *Gateway) converseInSession(ctx context.Context, c Client, b *backend, method string, params json.RawMessage) (json.RawMessage, error) {
 	for again := false; ; again = true {
-		s, err := g.session(ctx, c, b)
+		s, err := g.sessions.of(ctx, c, b)
 		if err != nil {
 			return nil, err
 		}
@@ -89,7 +89,7 @@ func (g *Gateway) converseInSession(ctx context.Context, c Client, b *backend, m
 		if !errors.Is(err, upstream.ErrSession) || again {
 			return result, err
 		}
-		if err := g.dropSession(ctx, c, b, s); err != nil {
+		if err := g.sessions.forget(ctx, c, b, s); err != nil {
 			return nil, err
 		}
 	}

@@ -13,17 +13,17 @@ const MetricDropped = "GatewayMessagesDropped"
 
 // Why a message of a backend was not handed on. There are few, since they are counted by.
 const (
-	dropGarbage    = "it is no JSON"
-	dropNoMessage  = "it is no JSON-RPC message"
-	dropOther      = "it answers another request"
-	dropProgress   = "it is the progress of another request"
-	dropOutOfPlace = "its method does not belong into a call"
-	dropQuestion   = "it asks a client outside of a call"
-	dropUpdate     = "an update without a URI, or too large"
-	dropUnasked    = "an update that nobody subscribed to"
-	dropMethod     = "its method is none that is relayed"
-	dropNameless   = "an entry of a list without a name"
-	dropControls   = "an entry of a list with control characters in its name"
+	dropGarbage     = "it is no JSON"
+	dropNoMessage   = "it is no JSON-RPC message"
+	dropOther       = "it answers another request"
+	dropProgress    = "it is the progress of another request"
+	dropOutOfPlace  = "its method does not belong into a call"
+	dropElicitation = "it asks a client outside of a call"
+	dropUpdate      = "an update without a URI, or too large"
+	dropUnasked     = "an update that nobody subscribed to"
+	dropMethod      = "its method is none that is relayed"
+	dropNameless    = "an entry of a list without a name"
+	dropControls    = "an entry of a list with control characters in its name"
 )
 
 func newDrops(log *slog.Logger) *metric.Tally {

@@ -157,7 +157,7 @@ func TestDroppedNotificationsAreCounted(t *testing.T) {
 				s.notify(`{"jsonrpc":"2.0","method":"notifications/progress"}`)
 				s.notify(`{"jsonrpc":"2.0","method":"notifications/message"}`) // for nobody, and no fault
 			}
-			want := map[string]int64{dropGarbage: 2 * each, dropQuestion: each, dropUpdate: each, dropMethod: each}
+			want := map[string]int64{dropGarbage: 2 * each, dropElicitation: each, dropUpdate: each, dropMethod: each}
 			until(t, "all are counted", func() bool { return maps.Equal(g.Dropped()["default/b"], want) })
 		})
 	}

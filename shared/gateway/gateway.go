@@ -6,7 +6,7 @@
 //	              └── answers ─┘ by an id that the store knows
 //
 // What is handed on is the bytes that came: names get their prefix, ids are
-// exchanged, all else is untouched. Nothing that a call needs lies in one process:
+// exchanged, and what differs between revisions is translated (package translate); all else is untouched. Nothing that a call needs lies in one process:
 // the sessions with backends, and which request of a backend an answer belongs to,
 // are in the store, so that the answer may arrive at any instance.
 package gateway
@@ -65,6 +65,9 @@ type Gateway struct {
 	drops   *metric.Tally
 	broken  *metric.Undecodable
 
+	sessions     *sessions
+	elicitations *elicitations
+
 	mu   sync.Mutex
 	from []config.Backend // what set was made of
 	set  []*backend       // not changed, but replaced
@@ -100,6 +103,8 @@ func New(o Options) (*Gateway, error) {
 		o.Secrets = environment
 	}
 	g := &Gateway{options: o, drops: newDrops(o.Log), broken: metric.NewUndecodable(o.Log)}
+	g.sessions = &sessions{db: o.DB, log: o.Log, server: o.Server, ttl: o.SessionTTL, askTimeout: o.AskTimeout, broken: g.broken}
+	g.elicitations = &elicitations{o.DB, o.Log, g.broken}
 	var err error
 	if g.states, err = newStates(o.Key); err != nil {
 		return nil, err

@@ -49,8 +49,8 @@ func TestHandover(t *testing.T) {
 			s := newScripted(t, func(s *scripted) { s.modern = modern })
 			db, l := memory(t), newLog()
 			gateways := func() *Gateway { return gatewayOver(t, db, at("b", s)) }
-			want := Wanted{"default", "b", "x://1", "s", time.Now().Add(time.Hour)}
-			if err := gateways().Want(t.Context(), want); err != nil {
+			want := Subscription{"default", "b", "x://1", "s", time.Now().Add(time.Hour)}
+			if err := gateways().Subscribe(t.Context(), want); err != nil {
 				t.Fatal(err)
 			}
 			began := time.Now()
@@ -127,10 +127,10 @@ func TestGapIsTold(t *testing.T) {
 	t.Parallel()
 	s := newScripted(t)
 	db, l := memory(t), newLog()
-	want := Wanted{"default", "b", "x://1", "s", time.Now().Add(time.Hour)}
+	want := Subscription{"default", "b", "x://1", "s", time.Now().Add(time.Hour)}
 	dies := &mortal{DB: db}
 	g := gatewayOver(t, dies, at("b", s))
-	if err := g.Want(t.Context(), want); err != nil {
+	if err := g.Subscribe(t.Context(), want); err != nil {
 		t.Fatal(err)
 	}
 	end := relaying(t, "first", g, l)

@@ -3,18 +3,14 @@ package gateway
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
-	"unicode"
 
 	"github.com/yosida95/uritemplate/v3"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
@@ -79,17 +75,17 @@ type List struct {
 
 // fetched is a backend's list, and when it was begun to be fetched.
 type fetched struct {
-	entries []Entry
-	at      time.Time
-	ttl     time.Duration
-	shared  bool
-	mark    string // that it had before
+	entries     []Entry
+	at          time.Time
+	ttl         time.Duration
+	shared      bool
+	listVersion string // that it had before
 }
 
-// fetching is a fetch under way, of a list with that mark.
+// fetching is a fetch under way, of a list with that list version.
 type fetching struct {
 	*flight[*fetched]
-	mark string
+	listVersion string
 }
 
 // maxTTL bounds what a backend can promise of its list.
@@ -106,10 +102,10 @@ func (g *Gateway) List(ctx context.Context, c Client, kind Kind) *List {
 }
 
 // list gathers the lists, each used for as long as it says from when it was fetched, and
-// while its mark is the same.
+// while its list version is the same.
 func (g *Gateway) list(ctx context.Context, c Client, kind Kind, use func(*fetched) time.Duration) *List {
 	backends := g.shown(ctx, c)
-	marks := g.marks(ctx, backends, kind)
+	versions := g.listVersions(ctx, backends, kind)
 	lists := make([]*fetched, len(backends))
 	var (
 		wg      sync.WaitGroup
@@ -118,7 +114,7 @@ func (g *Gateway) list(ctx context.Context, c Client, kind Kind, use func(*fetch
 	for i, b := range backends {
 		wg.Go(func() {
 			var err error
-			if lists[i], err = b.as(ctx, c).list(ctx, kind, marks[i], use); err != nil {
+			if lists[i], err = b.as(ctx, c).list(ctx, kind, versions[i], use); err != nil {
 				failing.Store(true)
 				g.options.Log.WarnContext(ctx, "a backend's list could not be had", "backend", b.Name, "of", kinds[kind].what, "error", err)
 			}
@@ -165,8 +161,8 @@ func (v *view) have(kind Kind) *fetched {
 // rest is what follows when a backend kept somebody waiting in vain: for as long as it did, others
 // do not wait for it too, unless it tells of a change. A backend that refuses at once is always asked.
 type rest struct {
-	until time.Time
-	mark  string
+	until       time.Time
+	listVersion string
 }
 
 var errRests = fault.New(fault.Unavailable, "the backend did not answer in time a moment ago")
@@ -277,215 +273,4 @@ func (l *List) find(name string) (Entry, bool) {
 		}
 	}
 	return Entry{}, false
-}
-
-// list is the backend's list, fetched by one caller at a time when the one that was fetched
-// last is too old or has another mark.
-func (v *view) list(ctx context.Context, kind Kind, mark string, use func(*fetched) time.Duration) (*fetched, error) {
-	for {
-		v.mu.Lock()
-		have, f := v.lists[kind], v.fetching[kind]
-		if have != nil && have.at.After(v.stale) && have.mark == mark && time.Since(have.at) < use(have) {
-			v.mu.Unlock()
-			return have, nil
-		}
-		if r := v.rests[kind]; r.mark == mark && time.Now().Before(r.until) {
-			v.mu.Unlock()
-			return have, errRests
-		}
-		// What was begun before a change may end with the list from before.
-		first := f == nil || !f.began.After(v.stale) || f.mark != mark
-		if first {
-			f = &fetching{flight: newFlight[*fetched](), mark: mark}
-			v.fetching[kind] = f
-		}
-		v.mu.Unlock()
-		if first {
-			return f.fly(ctx, func() (*fetched, error) { return v.refresh(ctx, kind, f) })
-		}
-		if now, err, ok := f.wait(ctx); ok {
-			if now == nil {
-				now = have
-			}
-			return now, fault.Wrap(fault.Unavailable, err, "wait for the list of backend %s", v.of.Name)
-		}
-	}
-}
-
-// refresh fetches the list; with an error it is the one that was fetched before.
-func (v *view) refresh(ctx context.Context, kind Kind, f *fetching) (*fetched, error) {
-	now, err := v.fetchKnown(ctx, kind)
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.fetching[kind] == f {
-		delete(v.fetching, kind)
-	}
-	last := v.lists[kind]
-	if err != nil {
-		if took := time.Since(f.began); ctx.Err() == nil && took > v.of.gateway.options.AskTimeout/2 {
-			v.rests[kind] = rest{time.Now().Add(took), f.mark}
-		}
-		return last, err
-	}
-	delete(v.rests, kind)
-	if now.at, now.mark = f.began, f.mark; last == nil || last.at.Before(now.at) {
-		v.lists[kind] = now
-	}
-	return now, nil
-}
-
-// fetchKnown fetches a list in the revision that the backend speaks. A session that it has
-// ended is begun again.
-func (v *view) fetchKnown(ctx context.Context, kind Kind) (*fetched, error) {
-	known, err := v.known(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if !known.offers.has(kind) {
-		// It adds nothing and says nothing, until it is asked again what it serves.
-		return &fetched{ttl: relearn, shared: true}, nil
-	}
-	now, err := v.fetch(ctx, known, kind)
-	if errors.Is(err, upstream.ErrSession) {
-		v.forget(known)
-		if known, err = v.known(ctx); err == nil {
-			now, err = v.fetch(ctx, known, kind)
-		}
-	}
-	return now, err
-}
-
-func (o Offers) has(kind Kind) bool {
-	switch kind {
-	case Tools:
-		return o.Tools
-	case Prompts:
-		return o.Prompts
-	}
-	return o.Resources
-}
-
-// outdate makes the next caller fetch the lists again.
-func (v *view) outdate() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.stale = time.Now()
-}
-
-// fetch reads all pages of a list.
-func (v *view) fetch(ctx context.Context, known *learned, kind Kind) (*fetched, error) {
-	b, c := v.of, v.client()
-	ctx, cancel := context.WithTimeout(ctx, maxAsks*b.gateway.options.AskTimeout)
-	defer cancel()
-	k := kinds[kind]
-	size := 0
-	out := &fetched{ttl: maxTTL, shared: !b.ForwardToken}
-	var cursor json.RawMessage
-	for range maxPages {
-		params := json.RawMessage(`{}`)
-		if stateless(known.version) {
-			params = b.meta(known.version, json.RawMessage(`{}`))
-		}
-		if cursor != nil {
-			params = insert(params, "cursor", cursor)
-		}
-		result, err := b.request(ctx, c, upstream.Request{Version: known.version, Session: known.session}, k.method, params)
-		if err != nil {
-			return nil, err
-		}
-		if size += len(result); size > maxList {
-			return nil, fault.New(fault.Unavailable, "backend %s has a list of more than %d bytes", b.Name, maxList)
-		}
-		ttl, shared := b.gateway.hints(known.version, result)
-		out.ttl, out.shared = min(out.ttl, ttl), out.shared && shared
-		for raw := range jsonrpc.Elements(jsonrpc.Member(result, k.member)) {
-			e, why := b.entry(kind, raw)
-			if why != "" {
-				b.dropped(ctx, why)
-				continue
-			}
-			if out.entries = append(out.entries, e); len(out.entries) > maxEntries {
-				return nil, fault.New(fault.Unavailable, "backend %s lists more than %d entries", b.Name, maxEntries)
-			}
-		}
-		next := jsonrpc.Member(result, "nextCursor")
-		// An empty one goes on since 2026-07-28 (Pagination).
-		if text, ok := jsonrpc.String(next); !ok || text == "" && !stateless(known.version) || string(next) == string(cursor) {
-			return out, nil
-		}
-		cursor = next
-	}
-	return nil, fault.New(fault.Unavailable, "backend %s lists more than %d pages", b.Name, maxPages)
-}
-
-// entry is one of a backend's list, under the name that clients use; or why it is none.
-func (b *backend) entry(kind Kind, raw json.RawMessage) (e Entry, why string) {
-	k := kinds[kind]
-	own, ok := jsonrpc.String(jsonrpc.Member(raw, k.name))
-	switch {
-	case !ok || own == "" || len(own) > maxName:
-		return e, dropNameless
-	case !printable(raw):
-		return e, dropControls
-	}
-	e = Entry{Name: own, JSON: raw, backend: b, own: own}
-	if kind == Templates {
-		e.matches = matcher(own)
-	}
-	if k.prefixed && b.Prefix != "" {
-		e.Name = b.Prefix + own
-		e.JSON = upstream.Replace(raw, k.name, quote(e.Name))
-	}
-	return e, ""
-}
-
-// printable reports whether what clients show or use as names in an entry of a list has no characters that steer
-// terminals or the direction of text. Readers may take another one of several members, or ignore case.
-func printable(entry json.RawMessage) bool {
-	for key, value := range jsonrpc.Members(entry) {
-		switch strings.ToLower(string(key)) {
-		case "name", "title", "uri", "uritemplate":
-			text, _ := jsonrpc.String(value)
-			if strings.ContainsFunc(text, unprintable) {
-				return false
-			}
-		case "annotations":
-			if !printable(value) {
-				return false
-			}
-		}
-	}
-	return true
-}
-
-// unprintable are controls, and what stands for text that is no Unicode.
-func unprintable(r rune) bool {
-	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == unicode.ReplacementChar
-}
-
-// hints are what a page of a list says of its caching (2026-07-28, Caching). A backend that
-// says nothing, as all of the earlier revisions, has a list for its caller alone and for as
-// long as the gateway itself uses it.
-func (g *Gateway) hints(version string, result json.RawMessage) (ttl time.Duration, shared bool) {
-	ttl = g.options.ListTTL
-	if !stateless(version) {
-		return ttl, false
-	}
-	scope, _ := jsonrpc.String(jsonrpc.Member(result, "cacheScope"))
-	var ms float64
-	if raw := jsonrpc.Member(result, "ttlMs"); raw != nil && json.Unmarshal(raw, &ms) == nil {
-		ttl = time.Duration(min(max(ms, 0), float64(maxTTL.Milliseconds()))) * time.Millisecond // negative counts as 0
-	}
-	return ttl, scope == "public"
-}
-
-// insert puts a member at the beginning of an object.
-func insert(object json.RawMessage, name string, value json.RawMessage) json.RawMessage {
-	out := jsonrpc.AppendString([]byte{'{'}, name)
-	out = append(append(out, ':'), value...)
-	rest := object[1:]
-	if len(rest) > 0 && rest[0] != '}' {
-		out = append(out, ',')
-	}
-	return append(out, rest...)
 }

@@ -1,185 +1,49 @@
 package gateway
 
 import (
-	"bytes"
-	"encoding/json"
-	"math/big"
 	"net/http"
-	"strings"
 
-	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
-// A tool may ask that some of its arguments are repeated in headers (2026-07-28, Custom
-// Headers from Tool Parameters). The gateway compares them for clients of that
-// revision, and writes them for clients of the earlier ones.
-
-const (
-	annotation = "x-mcp-header"
-)
-
-// parameter is an argument that a header repeats.
-type parameter struct {
-	header string // canonical
-	path   []string
-	kind   string // string, integer or boolean
-}
-
-var errAnnotation = fault.New(fault.Invalid, "the definition of the tool has "+annotation+" where it must not be")
-
-// parameters reads the annotations of a tool's definition.
-func parameters(tool json.RawMessage) ([]parameter, error) {
-	if !bytes.Contains(tool, []byte(annotation)) {
-		return nil, nil
-	}
-	var out []parameter
-	if err := annotated(jsonrpc.Member(tool, "inputSchema"), nil, &out); err != nil {
-		return nil, err
-	}
-	seen := map[string]bool{}
-	for _, p := range out {
-		if seen[p.header] {
-			return nil, errAnnotation
-		}
-		seen[p.header] = true
-	}
-	return out, nil
-}
-
-// applied are the keywords whose subschemas describe the same arguments or parts of
-// them; an annotation below one of them, or of a keyword like it, is an error.
-var applied = map[string]bool{
-	"items": true, "prefixItems": true, "contains": true, "additionalProperties": true, "patternProperties": true,
-	"oneOf": true, "anyOf": true, "allOf": true, "not": true, "if": true, "then": true, "else": true,
-	"dependentSchemas": true, "$defs": true, "definitions": true, "additionalItems": true, "unevaluatedProperties": true,
-}
-
-// annotated collects the annotations of an object schema's properties.
-func annotated(schema json.RawMessage, path []string, out *[]parameter) error {
-	for keyword, value := range jsonrpc.Members(schema) {
-		switch {
-		case applied[string(keyword)] && bytes.Contains(value, []byte(`"`+annotation+`"`)):
-			return errAnnotation
-		case string(keyword) == annotation && len(path) == 0:
-			return errAnnotation
-		case string(keyword) == annotation:
-			name, _ := jsonrpc.String(value)
-			kind, _ := jsonrpc.String(jsonrpc.Member(schema, "type"))
-			if !token(name) || kind != "string" && kind != "integer" && kind != "boolean" {
-				return errAnnotation
-			}
-			*out = append(*out, parameter{http.CanonicalHeaderKey(mcpspec.HeaderParameter + name), path, kind})
-		case string(keyword) == "properties":
-			for name, property := range jsonrpc.Members(value) {
-				below := append(path[:len(path):len(path)], string(name))
-				if err := annotated(property, below, out); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// token reports whether a header may have the name (RFC 9110, section 5.6.2).
-func token(s string) bool {
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		if (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') && !strings.ContainsRune("!#$%&'*+-.^_`|~", rune(c)) {
-			return false
-		}
-	}
-	return s != ""
-}
-
-// text is what a header has to say of the arguments. It reports false when it has
-// to be left out.
-func (p parameter) text(arguments json.RawMessage) (string, bool) {
-	at := arguments
-	for _, name := range p.path {
-		if at = jsonrpc.Member(at, name); at == nil {
-			return "", false
-		}
-	}
-	switch p.kind {
-	case "string":
-		return jsonrpc.String(at)
-	case "boolean":
-		return string(at), string(at) == "true" || string(at) == "false"
-	}
-	n, ok := integer(string(at))
-	if !ok {
-		return "", false
-	}
-	return n.String(), true
-}
-
-// maxSafe is the largest integer of a header (2026-07-28: that of JavaScript).
-const maxSafe = 1<<53 - 1
-
-// integer reads a number that is one, however it is written.
-func integer(s string) (*big.Int, bool) {
-	if len(s) > 64 {
-		return nil, false
-	}
-	f, _, err := big.ParseFloat(s, 10, 128, big.ToZero)
-	if err != nil || !f.IsInt() || f.MantExp(nil) > 64 {
-		return nil, false
-	}
-	n, _ := f.Int(nil)
-	return n, n.CmpAbs(big.NewInt(maxSafe)) <= 0
-}
-
 // checkParameters compares the headers of a client's request with its arguments.
-func (x *exchange) checkParameters() error {
-	if x.call.Method != mcpspec.MethodToolsCall {
+func (c Call) checkParameters(tool Entry) error {
+	if c.Method != mcpspec.MethodToolsCall {
 		return nil
 	}
-	list, err := parameters(x.entry.JSON)
+	list, err := translate.Parameters(tool.JSON)
 	if err != nil {
 		return nil // no client may use such a tool, and the backend has the last word
 	}
-	arguments := jsonrpc.Member(x.call.Params, "arguments")
+	arguments := jsonrpc.Member(c.Params, "arguments")
 	for _, p := range list {
-		want, expected := p.text(arguments)
-		values := x.call.Header[p.header]
+		want, expected := p.Text(arguments)
+		values := c.Header[p.Header]
 		if !expected && len(values) == 0 {
 			continue
 		}
-		if !expected || len(values) != 1 || !p.equal(values[0], want) {
-			return &jsonrpc.Error{Code: mcpspec.CodeHeaderMismatch, Message: "Header mismatch: " + p.header + " does not repeat its argument"}
+		if !expected || len(values) != 1 || !p.Equal(values[0], want) {
+			return &jsonrpc.Error{Code: mcpspec.CodeHeaderMismatch, Message: "Header mismatch: " + p.Header + " does not repeat its argument"}
 		}
 	}
 	return nil
 }
 
-func (p parameter) equal(header, want string) bool {
-	got, err := mcpspec.DecodeHeader(header)
-	if err != nil {
-		return false
-	}
-	if p.kind != "integer" {
-		return got == want
-	}
-	n, ok := integer(got)
-	return ok && n.String() == want
-}
-
 // addParameters repeats the arguments in headers.
-func (x *exchange) addParameters(h http.Header) error {
-	if x.call.Method != mcpspec.MethodToolsCall {
+func (c Call) addParameters(tool Entry, h http.Header) error {
+	if c.Method != mcpspec.MethodToolsCall {
 		return nil
 	}
-	list, err := parameters(x.entry.JSON)
+	list, err := translate.Parameters(tool.JSON)
 	if err != nil {
 		return err
 	}
-	arguments := jsonrpc.Member(x.call.Params, "arguments")
+	arguments := jsonrpc.Member(c.Params, "arguments")
 	for _, p := range list {
-		if text, ok := p.text(arguments); ok {
-			h[p.header] = []string{mcpspec.EncodeHeader(text)}
+		if text, ok := p.Text(arguments); ok {
+			h[p.Header] = []string{mcpspec.EncodeHeader(text)}
 		}
 	}
 	return nil

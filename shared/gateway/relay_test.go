@@ -408,9 +408,9 @@ func TestWantedSubscriptionsArePassedOn(t *testing.T) {
 	relaying(t, "r", one, l)
 	l.until(t, s)
 	soon := time.Now().Add(time.Hour)
-	a, b := Wanted{"default", "b", "x://<1>", "s1", soon}, Wanted{"default", "b", "x://<1>", "s2", soon}
-	for _, w := range []Wanted{a, b, a} {
-		if err := two.Want(t.Context(), w); err != nil { // another instance
+	a, b := Subscription{"default", "b", "x://<1>", "s1", soon}, Subscription{"default", "b", "x://<1>", "s2", soon}
+	for _, w := range []Subscription{a, b, a} {
+		if err := two.Subscribe(t.Context(), w); err != nil { // another instance
 			t.Fatal(err)
 		}
 	}
@@ -419,7 +419,7 @@ func TestWantedSubscriptionsArePassedOn(t *testing.T) {
 	if m := s.received("resources/subscribe")[0]; m.Session != stream.Session || string(m.Params) != `{"uri":"x://<1>"}` {
 		t.Errorf("it was subscribed in session %q by %s", m.Session, m.Params)
 	}
-	if err := one.Unwant(t.Context(), a); err != nil {
+	if err := one.Unsubscribe(t.Context(), a); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(wantedEvery + 200*time.Millisecond)
@@ -431,7 +431,7 @@ func TestWantedSubscriptionsArePassedOn(t *testing.T) {
 	if m := s.received("resources/subscribe")[1]; m.Session == stream.Session {
 		t.Error("in the session that is over")
 	}
-	if err := one.Unwant(t.Context(), b); err != nil {
+	if err := one.Unsubscribe(t.Context(), b); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "it is unsubscribed", func() bool { return len(s.received("resources/unsubscribe")) == 1 })
@@ -440,7 +440,7 @@ func TestWantedSubscriptionsArePassedOn(t *testing.T) {
 	until(t, "it is subscribed", func() bool {
 		if time.Since(asked) > 2*time.Second { // again, for on a busy machine it may end before it is seen
 			asked = time.Now()
-			if err := two.Want(t.Context(), Wanted{"default", "b", "x://2", "s3", asked.Add(2 * time.Second)}); err != nil {
+			if err := two.Subscribe(t.Context(), Subscription{"default", "b", "x://2", "s3", asked.Add(2 * time.Second)}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -478,7 +478,7 @@ func TestListenAsksForWhatThereIs(t *testing.T) {
 	if got, want := filter(0), `{"promptsListChanged":false,"resourcesListChanged":false,"toolsListChanged":true}`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	if err := g.Want(t.Context(), Wanted{"default", "b", "x://1", "s1", time.Now().Add(time.Hour)}); err != nil {
+	if err := g.Subscribe(t.Context(), Subscription{"default", "b", "x://1", "s1", time.Now().Add(time.Hour)}); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "it listens again", func() bool { return filter(1) != "" })
@@ -486,7 +486,7 @@ func TestListenAsksForWhatThereIs(t *testing.T) {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	until(t, "both are open", func() bool { return s.open() == 2 })
-	if err := g.Unwant(t.Context(), Wanted{Workspace: "default", Backend: "b", URI: "x://1", Holder: "s1"}); err != nil {
+	if err := g.Unsubscribe(t.Context(), Subscription{Workspace: "default", Backend: "b", URI: "x://1", Holder: "s1"}); err != nil {
 		t.Fatal(err)
 	}
 	s.only(t, 2)
@@ -502,7 +502,7 @@ func TestNothingComesTwiceWhileSubscriptionsChange(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.modern = true })
 	g, l := gatewayOver(t, memory(t), at("b", s)), newLog()
 	want := func(uri string) {
-		if err := g.Want(t.Context(), Wanted{"default", "b", uri, "s1", time.Now().Add(time.Hour)}); err != nil {
+		if err := g.Subscribe(t.Context(), Subscription{"default", "b", uri, "s1", time.Now().Add(time.Hour)}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -2,38 +2,36 @@ package gateway
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
 	"encoding/json"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
-// A client of 2026-07-28 calls a backend that puts its questions in between, as
-// requests of its own. Such a question ends the call here: the client gets it in an
+// A client of 2026-07-28 calls a backend that puts its elicitations in between, as
+// requests of its own. Such an elicitation ends the call here: the client gets it in an
 // input_required result, and the backend is told that the call is cancelled. When the
 // client comes back with the answers, the call is made again from the beginning, and
-// the backend's questions are answered with what the client said, as long as they are the same
-// ones in the same order. A new question is the next round.
+// the backend's elicitations are answered with what the client said, as long as they are the same
+// ones in the same order. A new elicitation is the next round.
 //
 //	client            gateway                    backend
 //	  │ call ───────────▶│ call ──────────────────▶│
-//	  │                  │◀────────────── question │
+//	  │                  │◀─────────── elicitation │
 //	  │◀─ input_required │ cancelled ─────────────▶│
 //	  │ call, answer ───▶│ call ──────────────────▶│
-//	  │                  │◀────────────── question │
+//	  │                  │◀─────────── elicitation │
 //	  │                  │ answer ────────────────▶│
 //	  │◀──────── result  │◀──────────────── result │
 //
 // All that the next round needs is in the requestState, sealed. What the backend did
-// before its question it does again in each round: that is the price of a client that
+// before its elicitation it does again in each round: that is the price of a client that
 // keeps no connection.
 
 // rounds is what a requestState holds.
@@ -58,44 +56,20 @@ type answered struct {
 
 // Bounds of one call.
 const (
-	maxQuestions = 100
-	// gather is how long more questions are waited for that a backend puts at once.
+	maxElicitations = 100
+	// gather is how long more elicitations are waited for that a backend puts at once.
 	gather = 30 * time.Millisecond
 )
 
-// needsURLMethod stands for the questions of error -32042, which no request of the
+// needsURLMethod stands for the elicitations of error -32042, which no request of the
 // backend repeats.
 const needsURLMethod = "error/-32042"
 
 // digest is what a requestState is bound to of the params.
-func (x *exchange) digest() string {
-	return digest(upstream.Without(x.call.Params, func(name string) bool {
+func (c Call) digest() string {
+	return translate.Digest(upstream.Without(c.Params, func(name string) bool {
 		return name == "_meta" || name == "inputResponses" || name == "requestState"
 	}))
-}
-
-// digest is the same for JSON values that are equal but for the order of members and
-// how they are written.
-func digest(value json.RawMessage) string {
-	d := json.NewDecoder(strings.NewReader(string(value)))
-	d.UseNumber()
-	var v any
-	if len(value) > 0 && d.Decode(&v) == nil {
-		value, _ = json.Marshal(v) // sorts
-	}
-	h := sha256.Sum256(value)
-	return base64.RawURLEncoding.EncodeToString(h[:18])
-}
-
-// questionDigest leaves out what differs each time that a backend puts the same question:
-// the id of an elicitation, in the URL too, and _meta.
-func questionDigest(params json.RawMessage) string {
-	id, _ := jsonrpc.String(jsonrpc.Member(params, "elicitationId"))
-	params = upstream.Without(params, func(name string) bool { return name == "_meta" || name == "elicitationId" })
-	if url, ok := jsonrpc.String(jsonrpc.Member(params, "url")); ok && len(id) >= 8 {
-		params = upstream.Replace(params, "url", quote(strings.ReplaceAll(url, id, "")))
-	}
-	return digest(params)
 }
 
 // inRounds calls a backend of the earlier revisions for a client of 2026-07-28.
@@ -104,7 +78,7 @@ func (x *exchange) inRounds(ctx context.Context) error {
 	if err := x.takeUp(); err != nil {
 		return err
 	}
-	err := x.inSession(ctx, x.legacyParams())
+	err := x.inSession(ctx, x.sessionBasedParams())
 	if x.responded || x.gone || len(x.pending) == 0 {
 		return err
 	}
@@ -151,18 +125,18 @@ func (x *exchange) takeUp() error {
 // belongsToRounds tells these states from those that a backend made.
 func (x *exchange) belongsToRounds() []byte { return append(x.belongs(), "rounds"...) }
 
-// collect answers a backend's question with what the client said, or keeps it for
+// collect answers a backend's elicitation with what the client said, or keeps it for
 // the client.
 func (x *exchange) collect(ctx context.Context, m upstream.Message, params json.RawMessage) error {
-	d := questionDigest(params)
+	d := translate.QuestionDigest(params)
 	for i, a := range x.rounds.Answered {
 		if !x.rounds.used[i] && a.Method == m.Method && a.Digest == d {
 			x.rounds.used[i] = true
 			return x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, a.Response))
 		}
 	}
-	if len(x.rounds.Answered)+len(x.pending) >= maxQuestions {
-		return x.refuse(ctx, m, jsonrpc.InvalidRequest, "the client is not asked more than "+strconv.Itoa(maxQuestions)+" times in one call")
+	if len(x.rounds.Answered)+len(x.pending) >= maxElicitations {
+		return x.refuse(ctx, m, jsonrpc.InvalidRequest, "the client is not asked more than "+strconv.Itoa(maxElicitations)+" times in one call")
 	}
 	x.pending = append(x.pending, m)
 	if len(x.pending) == 1 {
@@ -176,34 +150,17 @@ func (x *exchange) require() error {
 	requests := []byte{'{'}
 	for _, m := range x.pending {
 		params := jsonrpc.Member(m.Raw, "params")
-		key := x.ask(m.Method, questionDigest(params))
-		requests = appendInput(requests, key, m.Method, params)
+		key := x.ask(m.Method, translate.QuestionDigest(params))
+		requests = translate.AppendInput(requests, key, m.Method, params)
 	}
 	return x.sendRequired(append(requests, '}'))
 }
 
-// ask notes a question for the next round and returns its key.
+// ask notes an elicitation for the next round and returns its key.
 func (x *exchange) ask(method, digest string) string {
 	key := "input-" + strconv.Itoa(len(x.rounds.Answered)+len(x.rounds.Asked)+1)
 	x.rounds.Asked = append(x.rounds.Asked, asked{key, method, digest})
 	return key
-}
-
-// appendInput appends a member of inputRequests. Nothing tells of progress between rounds, and
-// the revision has no elicitationId.
-func appendInput(b []byte, key, method string, params json.RawMessage) []byte {
-	if len(b) > 1 {
-		b = append(b, ',')
-	}
-	b = jsonrpc.AppendString(append(jsonrpc.AppendString(b, key), `:{"method":`...), method)
-	if params != nil {
-		meta := upstream.Without(jsonrpc.Member(params, "_meta"), func(name string) bool { return name == "progressToken" })
-		params = upstream.Without(params, func(name string) bool {
-			return name == "elicitationId" || name == "_meta" && len(meta) <= len(`{}`)
-		})
-		b = append(append(b, `,"params":`...), upstream.Replace(params, "_meta", meta)...)
-	}
-	return append(b, '}')
 }
 
 // sendRequired ends a round.
@@ -222,18 +179,18 @@ func (x *exchange) needsURL(failure json.RawMessage) error {
 	requests := []byte{'{'}
 	for params := range jsonrpc.Elements(jsonrpc.Member(jsonrpc.Member(failure, "data"), "elicitations")) {
 		mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode"))
-		if mode != "url" || len(x.rounds.Asked) >= maxQuestions {
+		if mode != "url" || len(x.rounds.Asked) >= maxElicitations {
 			continue
 		}
-		if n := lacking(x.call.Capabilities, mcpspec.MethodElicit, params); n != "" && !slices.Contains(x.refused, n) {
+		if n := translate.Lacking(x.call.Capabilities, mcpspec.MethodElicit, params); n != "" && !slices.Contains(x.refused, n) {
 			x.refused = append(x.refused, n)
 		}
-		requests = appendInput(requests, x.ask(needsURLMethod, questionDigest(params)), mcpspec.MethodElicit, params)
+		requests = translate.AppendInput(requests, x.ask(needsURLMethod, translate.QuestionDigest(params)), mcpspec.MethodElicit, params)
 	}
 	switch {
 	case len(x.refused) > 0:
-		return missing(x.backend.Name, x.refused)
-	case len(x.rounds.Asked) == 0 || !multiRound[x.call.Method]:
+		return translate.Missing(x.backend.Name, x.refused)
+	case len(x.rounds.Asked) == 0 || !translate.MultiRound[x.call.Method]:
 		message, _ := jsonrpc.String(jsonrpc.Member(failure, "message"))
 		return &jsonrpc.Error{Code: jsonrpc.InternalError, Message: message}
 	}

@@ -6,12 +6,15 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	mathrand "math/rand/v2"
 	"sync"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -25,7 +28,16 @@ type backendSession struct {
 	Version string `json:"v"`
 	ID      string `json:"id"` // may be empty: the backend is stateless
 
-	mark int64 // tells its item from one that took its place
+	itemVersion int64 // tells its item from one that took its place
+}
+
+// sessions are those that clients, and the gateway itself, have with backends.
+type sessions struct {
+	db              store.DB
+	log             *slog.Logger
+	server          json.RawMessage // see [Options.Server]
+	ttl, askTimeout time.Duration
+	broken          *metric.Undecodable
 }
 
 // holder names whose sessions with backends these are.
@@ -55,42 +67,42 @@ func sessionKey(holder string, b *backend) store.Key {
 	return store.Key{Table: store.Sessions, Partition: sessionPartition(holder), Sort: "b#" + b.server()}
 }
 
-// session finds the client's session with a backend, or begins one.
-func (g *Gateway) session(ctx context.Context, c Client, b *backend) (backendSession, error) {
+// of finds the client's session with a backend, or begins one.
+func (ss *sessions) of(ctx context.Context, c Client, b *backend) (backendSession, error) {
 	var s backendSession
 	key := sessionKey(c.holder(), b)
-	items, err := g.options.DB.Get(ctx, key)
+	items, err := ss.db.Get(ctx, key)
 	if err != nil {
 		return s, fault.Wrap(fault.Unavailable, err, "read the session with a backend")
 	}
 	cond := store.Absent()
 	if items[0] != nil {
 		if json.Unmarshal(items[0].Value, &s) == nil {
-			s.mark = items[0].Version
-			g.used(ctx, c, b, items[0])
+			s.itemVersion = items[0].Version
+			ss.used(ctx, c, b, items[0])
 			return s, nil
 		}
-		g.broken.Add(ctx, "session with a backend")
+		ss.broken.Add(ctx, "session with a backend")
 		cond = store.VersionIs(items[0].Version)
 	}
-	if s, err = g.begin(ctx, c, b); err != nil {
+	if s, err = ss.begin(ctx, c, b); err != nil {
 		return s, fault.Wrap(fault.Unavailable, err, "begin a session with backend %s", b.Name)
 	}
-	s.mark = mathrand.Int64()
+	s.itemVersion = mathrand.Int64()
 	value, _ := json.Marshal(s) // strings
-	err = g.options.DB.Write(ctx, g.keepSession(c, b, s.mark, value, cond)...)
+	err = ss.db.Write(ctx, ss.put(c, b, s.itemVersion, value, cond)...)
 	if errors.Is(err, store.ErrConflict) { // another call of the client was first: one session is enough
-		g.end(ctx, b, c.Token, s)
-		return g.session(ctx, c, b)
+		ss.end(ctx, b, c.Token, s)
+		return ss.of(ctx, c, b)
 	}
 	if err == nil {
-		g.endOldest(ctx, c, b)
+		ss.endOldest(ctx, c, b)
 	}
 	return s, fault.Wrap(fault.Unavailable, err, "keep the session with a backend")
 }
 
 // begin initializes a session with what the client declared.
-func (g *Gateway) begin(ctx context.Context, c Client, b *backend) (s backendSession, err error) {
+func (ss *sessions) begin(ctx context.Context, c Client, b *backend) (s backendSession, err error) {
 	version := string(mcpspec.LatestSessionBased)
 	if !c.stateless() {
 		version = c.Version
@@ -100,7 +112,7 @@ func (g *Gateway) begin(ctx context.Context, c Client, b *backend) (s backendSes
 		capabilities = json.RawMessage(`{}`)
 	}
 	if len(info) == 0 {
-		info = g.options.Server
+		info = ss.server
 	}
 	params, err := json.Marshal(map[string]json.RawMessage{
 		"protocolVersion": quote(version), "capabilities": capabilities, "clientInfo": info,
@@ -113,14 +125,14 @@ func (g *Gateway) begin(ctx context.Context, c Client, b *backend) (s backendSes
 	if err != nil || c.Level == "" || !got.offers.Logging {
 		return s, err
 	}
-	if err := g.setLevel(ctx, c, b, s); err != nil {
-		g.options.Log.WarnContext(ctx, "a backend was not told the log level", "backend", b.Name, "error", err)
+	if err := ss.setLevel(ctx, c, b, s); err != nil {
+		ss.log.WarnContext(ctx, "a backend was not told the log level", "backend", b.Name, "error", err)
 	}
 	return s, nil
 }
 
 // setLevel asks a backend for log messages within a session.
-func (g *Gateway) setLevel(ctx context.Context, c Client, b *backend, s backendSession) error {
+func (ss *sessions) setLevel(ctx context.Context, c Client, b *backend, s backendSession) error {
 	params := append(append([]byte(`{"level":`), quote(c.Level)...), '}')
 	_, err := b.request(ctx, b.caller(c.Token), upstream.Request{Version: s.Version, Session: s.ID}, mcpspec.MethodSetLevel, params)
 	return err
@@ -129,22 +141,22 @@ func (g *Gateway) setLevel(ctx context.Context, c Client, b *backend, s backendS
 // SetLevel tells the backends that a client has a session with which log messages
 // it asks for. Sessions that begin later are told then.
 func (g *Gateway) SetLevel(ctx context.Context, c Client) error {
-	sessions, err := g.sessions(ctx, c)
+	sessions, err := g.sessionsOf(ctx, c)
 	if err != nil {
 		return err
 	}
 	atOnce(sessions, func(b *backend, s backendSession) {
-		if err := g.setLevel(ctx, c, b, s); err != nil {
+		if err := g.sessions.setLevel(ctx, c, b, s); err != nil {
 			g.options.Log.WarnContext(ctx, "a backend was not told the log level", "backend", b.Name, "error", err)
 		}
 	})
 	return nil
 }
 
-// dropSession forgets a session that the backend does not know any more, unless another call has
+// forget forgets a session that the backend does not know any more, unless another call has
 // begun a new one in its place.
-func (g *Gateway) dropSession(ctx context.Context, c Client, b *backend, s backendSession) error {
-	err := g.options.DB.Write(ctx, store.Delete(sessionKey(c.holder(), b), store.VersionIs(s.mark)), store.Delete(c.listKey(b)))
+func (ss *sessions) forget(ctx context.Context, c Client, b *backend, s backendSession) error {
+	err := ss.db.Write(ctx, store.Delete(sessionKey(c.holder(), b), store.VersionIs(s.itemVersion)), store.Delete(c.listKey(b)))
 	if errors.Is(err, store.ErrConflict) {
 		return nil
 	}
@@ -152,19 +164,19 @@ func (g *Gateway) dropSession(ctx context.Context, c Client, b *backend, s backe
 }
 
 // end tells a backend that a session is over.
-func (g *Gateway) end(ctx context.Context, b *backend, token string, s backendSession) {
+func (ss *sessions) end(ctx context.Context, b *backend, token string, s backendSession) {
 	if s.ID == "" {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, g.options.AskTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ss.askTimeout)
 	defer cancel()
 	if err := b.client(token).Delete(ctx, upstream.Request{Version: s.Version, Session: s.ID}); err != nil {
-		g.options.Log.DebugContext(ctx, "a session with a backend was left to it", "backend", b.Name, "error", err)
+		ss.log.DebugContext(ctx, "a session with a backend was left to it", "backend", b.Name, "error", err)
 	}
 }
 
-// sessions are those that a client has with backends.
-func (g *Gateway) sessions(ctx context.Context, c Client) (map[*backend]backendSession, error) {
+// sessionsOf are those that a client has with backends.
+func (g *Gateway) sessionsOf(ctx context.Context, c Client) (map[*backend]backendSession, error) {
 	page, err := g.options.DB.Query(ctx, store.Query{Table: store.Sessions, Partition: sessionPartition(c.holder()), Limit: 1000})
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read the sessions with backends")
@@ -174,7 +186,7 @@ func (g *Gateway) sessions(ctx context.Context, c Client) (map[*backend]backendS
 		for _, b := range g.visible(ctx, c.Principal) {
 			var s backendSession
 			if it.Sort == sessionKey("", b).Sort && json.Unmarshal(it.Value, &s) == nil {
-				s.mark = it.Version
+				s.itemVersion = it.Version
 				out[b] = s
 			}
 		}
@@ -184,23 +196,23 @@ func (g *Gateway) sessions(ctx context.Context, c Client) (map[*backend]backendS
 
 // End ends a client's sessions with all backends.
 func (g *Gateway) End(ctx context.Context, c Client) error {
-	sessions, err := g.sessions(ctx, c)
+	sessions, err := g.sessionsOf(ctx, c)
 	for b, s := range sessions {
-		err = errors.Join(err, g.dropSession(ctx, c, b, s))
+		err = errors.Join(err, g.sessions.forget(ctx, c, b, s))
 	}
-	atOnce(sessions, func(b *backend, s backendSession) { g.end(ctx, b, c.Token, s) })
+	atOnce(sessions, func(b *backend, s backendSession) { g.sessions.end(ctx, b, c.Token, s) })
 	return err
 }
 
-// Tell hands a notification of a client's session on to the backends that it has a
+// Notify hands a notification of a client's session on to the backends that it has a
 // session with: that it cancelled a request, that its roots changed.
-func (g *Gateway) Tell(ctx context.Context, c Client, body json.RawMessage) error {
-	sessions, err := g.sessions(ctx, c)
+func (g *Gateway) Notify(ctx context.Context, c Client, body json.RawMessage) error {
+	sessions, err := g.sessionsOf(ctx, c)
 	if err != nil {
 		return err
 	}
 	atOnce(sessions, func(b *backend, s backendSession) {
-		ctx, cancel := context.WithTimeout(ctx, tellTime)
+		ctx, cancel := context.WithTimeout(ctx, notifyTime)
 		defer cancel()
 		x, err := b.caller(c.Token).Post(ctx, upstream.Request{Body: body, Version: s.Version, Session: s.ID})
 		if err != nil {

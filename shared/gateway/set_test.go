@@ -139,8 +139,8 @@ func TestSameNameInTwoWorkspaces(t *testing.T) {
 	relaying(t, "r", g, l)
 	mine.only(t, 1)
 	theirs.only(t, 1)
-	want := Wanted{"other", "b", "x://1", "s", time.Now().Add(time.Hour)}
-	if err := g.Want(t.Context(), want); err != nil {
+	want := Subscription{"other", "b", "x://1", "s", time.Now().Add(time.Hour)}
+	if err := g.Subscribe(t.Context(), want); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "it is subscribed", func() bool { return len(theirs.received("resources/subscribe")) == 1 })

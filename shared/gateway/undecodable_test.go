@@ -40,11 +40,11 @@ func TestAnUndecodableQuestion(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	id, err := g.ask(t.Context(), legacy("s1"), g.set[0], backendSession{}, json.RawMessage(`1`))
+	id, err := g.elicitations.ask(t.Context(), legacy("s1"), g.set[0], backendSession{}, json.RawMessage(`1`))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := db.Write(t.Context(), store.Put(store.Item{Key: questionKey(id), Value: []byte(`[`), Expires: time.Now().Add(time.Hour)})); err != nil {
+	if err := db.Write(t.Context(), store.Put(store.Item{Key: elicitationKey(id), Value: []byte(`[`), Expires: time.Now().Add(time.Hour)})); err != nil {
 		t.Fatal(err)
 	}
 	if err := g.Answer(t.Context(), legacy("s1"), id, json.RawMessage(`{}`)); !fault.Is(err, fault.NotFound) {

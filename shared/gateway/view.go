@@ -127,5 +127,5 @@ func (v *view) leave(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
 	defer cancel()
-	v.of.gateway.end(ctx, v.of, v.token, backendSession{Version: known.version, ID: known.session})
+	v.of.gateway.sessions.end(ctx, v.of, v.token, backendSession{Version: known.version, ID: known.session})
 }

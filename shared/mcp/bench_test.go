@@ -109,14 +109,15 @@ func BenchmarkSendEvent(b *testing.B) {
 	e, err := New(Options{Auth: static{}, Catalogs: catalog.NewStatic(mustParse(b, testCatalog)), Lists: true})
 	must(b, err)
 	w := &sink{header: http.Header{}}
-	o := &outlet{endpoint: e, subscriptionID: []byte("1"), out: sse.NewWriter(w, 0)}
+	o := &streamWriter{streams: e.streams, subscriptionID: []byte("1"), out: sse.NewWriter(w, 0)}
+	o.framing = plain{o}
 	d := stream.Delivery{
 		Event:  &event.Event{ID: event.NewID(), Name: "ci.deploy", URI: "event://ci/deploy", Data: []byte(`{"n":1,"text":"` + strings.Repeat("x", 500) + `"}`)},
 		Cursor: strings.Repeat("c", 50),
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := o.deliver(context.Background(), d); err != nil {
+		if err := o.framing.deliver(context.Background(), d); err != nil {
 			b.Fatal(err)
 		}
 	}

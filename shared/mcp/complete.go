@@ -35,10 +35,16 @@ type completing struct {
 	given map[string]string // the other variables, as far as they are known
 }
 
+// completions serves completion/complete.
+type completions struct {
+	catalogs catalogs
+	log      Log
+}
+
 // complete serves completion/complete: for a variable of an event template it
 // suggests what its schema lists, and what events had there.
-func (e *Endpoint) complete(ctx context.Context, c *call) (result, error) {
-	cat, err := e.catalog(ctx, c.principal)
+func (h *completions) complete(ctx context.Context, c *call) (result, error) {
+	cat, err := h.catalogs.of(ctx, c.principal)
 	if err != nil {
 		return result{}, err
 	}
@@ -50,7 +56,7 @@ func (e *Endpoint) complete(ctx context.Context, c *call) (result, error) {
 	if claim, ok := q.claim(); ok {
 		values = append(values, c.principal.Claims[claim]...)
 	}
-	seen, err := e.seen(ctx, c.principal, cat, q)
+	seen, err := h.seen(ctx, c.principal, cat, q)
 	if err != nil {
 		return result{}, err
 	}
@@ -115,7 +121,7 @@ func schemaValues(q completing) (values []string) {
 
 // seen are the values that events had, of those that the caller may have, among
 // the first [maxSeen] URIs below what is known of the template.
-func (e *Endpoint) seen(ctx context.Context, p auth.Principal, cat *catalog.Catalog, q completing) (values []string, err error) {
+func (h *completions) seen(ctx context.Context, p auth.Principal, cat *catalog.Catalog, q completing) (values []string, err error) {
 	var known []string
 	for _, s := range q.entry.Segments() {
 		segment := s.Literal
@@ -132,7 +138,7 @@ func (e *Endpoint) seen(ctx context.Context, p auth.Principal, cat *catalog.Cata
 	if err != nil || len(known) == 0 {
 		return nil, nil // nothing can be below it
 	}
-	uris, err := e.options.Log.Below(ctx, p.Workspace, parent, maxSeen)
+	uris, err := h.log.Below(ctx, p.Workspace, parent, maxSeen)
 	if err != nil {
 		return nil, err
 	}

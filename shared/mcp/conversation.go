@@ -28,6 +28,14 @@ type Conversation interface {
 	Open(p auth.Principal, sealed []byte) ([]byte, error)
 }
 
+// conversations hands on what clients say in conversations.
+type conversations struct {
+	conversation Conversation
+	log          Log
+	replies      *replies
+	faults       faults
+}
+
 // conversationMethods are the methods that tell a message. The proposal has them as
 // notifications whose answer is a "response"; which a notification cannot have. So as a
 // request it is answered with its context, and as a notification the context comes as
@@ -50,8 +58,8 @@ func (c *call) kind() conversation.Kind {
 const metaCut = `"` + MetaContextCut + `":true`
 
 // tell serves a message that is told by a request.
-func (e *Endpoint) tell(ctx context.Context, c *call) (result, error) {
-	told, _, err := e.context(ctx, c)
+func (h *conversations) tell(ctx context.Context, c *call) (result, error) {
+	told, _, err := h.context(ctx, c)
 	if err != nil {
 		return result{}, err
 	}
@@ -66,41 +74,40 @@ func (e *Endpoint) tell(ctx context.Context, c *call) (result, error) {
 }
 
 // context reads the message and gathers the context to it.
-func (e *Endpoint) context(ctx context.Context, c *call) (*conversation.Context, *conversation.Message, error) {
+func (h *conversations) context(ctx context.Context, c *call) (*conversation.Context, *conversation.Message, error) {
 	m, err := conversation.Parse(c.kind(), c.msg.Params)
 	if err != nil {
 		return nil, nil, err
 	}
-	told, err := e.options.Conversation.Tell(ctx, conversation.Caller{Principal: c.principal, Client: c.client()}, m)
+	told, err := h.conversation.Tell(ctx, conversation.Caller{Principal: c.principal, Client: c.client()}, m)
 	return told, m, err
 }
 
-// hears reports whether a message of a conversation is told by a notification.
-func (e *Endpoint) hears(c *call) bool {
-	return c.msg.Kind == jsonrpc.Notification && c.kind() != "" && e.options.Conversation != nil &&
-		e.options.Conversation.Offers(c.request.Context(), c.principal).Has(c.kind())
+// handles reports whether a message of a conversation is told by a notification.
+func (h *conversations) handles(c *call) bool {
+	return c.msg.Kind == jsonrpc.Notification && c.kind() != "" && h.conversation != nil &&
+		h.conversation.Offers(c.request.Context(), c.principal).Has(c.kind())
 }
 
-// hear serves such a notification. Its answer comes when the context is on its way, for on
+// accept serves such a notification. Its answer comes when the context is on its way, for on
 // Lambda nothing goes on behind it.
-func (e *Endpoint) hear(w http.ResponseWriter, c *call) {
-	defer e.detach(c)()
-	err := e.heard(c)
+func (h *conversations) accept(w http.ResponseWriter, c *call) {
+	err := h.handle(c)
 	switch kind := fault.KindOf(err); {
 	case err == nil:
 		w.WriteHeader(http.StatusAccepted)
 	case kind == fault.Forbidden:
-		e.answerFault(w, c, method{scope: auth.ScopeRead}, err)
+		h.replies.fault(w, c, method{scope: auth.ScopeRead}, err)
 	case kind == fault.Internal || kind == fault.Unavailable:
 		w.Header().Set("Retry-After", "1")
-		e.fail(w, http.StatusServiceUnavailable, nil, e.translate(c.request.Context(), err, c.version, coreMethods))
+		sendError(w, http.StatusServiceUnavailable, nil, h.faults.translate(c.request.Context(), err, c.version, coreMethods))
 	case kind == fault.Exhausted:
 		if after, ok := fault.DataOf(err).(rate.RetryAfter); ok {
 			w.Header().Set("Retry-After", strconv.Itoa(after.Seconds))
 		}
-		e.fail(w, http.StatusTooManyRequests, nil, e.translate(c.request.Context(), err, c.version, coreMethods))
+		sendError(w, http.StatusTooManyRequests, nil, h.faults.translate(c.request.Context(), err, c.version, coreMethods))
 	default:
-		e.fail(w, http.StatusBadRequest, nil, e.translate(c.request.Context(), err, c.version, coreMethods))
+		sendError(w, http.StatusBadRequest, nil, h.faults.translate(c.request.Context(), err, c.version, coreMethods))
 	}
 }
 
@@ -118,14 +125,14 @@ var contextPrefix = []byte(`{"context":`)
 
 func isContext(notice json.RawMessage) bool { return bytes.HasPrefix(notice, contextPrefix) }
 
-// heard gathers the context of a message told by a notification, and sends it on its way.
-func (e *Endpoint) heard(c *call) error {
+// handle gathers the context of a message told by a notification, and sends it on its way.
+func (h *conversations) handle(c *call) error {
 	if err := c.principal.Require(auth.ScopeRead); err != nil {
 		return err
 	}
 	ctx := c.request.Context()
-	told, m, err := e.context(ctx, c)
-	if err != nil || e.options.Log == nil {
+	told, m, err := h.context(ctx, c)
+	if err != nil || h.log == nil {
 		return err
 	}
 	params := jsonrpc.AppendString([]byte(`"messageId":`), m.ID)
@@ -136,21 +143,21 @@ func (e *Endpoint) heard(c *call) error {
 	if c.session != nil {
 		topic = stream.TopicSession(c.session.key)
 	}
-	notice := contextNotice{e.options.Conversation.Seal(c.principal, params), told.Cut}
-	return e.options.Log.NotifyFor(ctx, c.principal.Workspace, topic, contextLife, mustJSON(notice))
+	notice := contextNotice{h.conversation.Seal(c.principal, params), told.Cut}
+	return h.log.NotifyFor(ctx, c.principal.Workspace, topic, contextLife, mustJSON(notice))
 }
 
 var topicConversations = stream.TopicConversation("")
 
 // sendContext sends a context to who told the message.
-func (o *outlet) sendContext(ctx context.Context, d stream.Delivery) error {
+func (o *streamWriter) sendContext(ctx context.Context, d stream.Delivery) error {
 	var n contextNotice
-	if json.Unmarshal(d.Notice, &n) != nil || o.endpoint.options.Conversation == nil {
+	if json.Unmarshal(d.Notice, &n) != nil || o.streams.conversation == nil {
 		return nil // of another version
 	}
-	text, err := o.endpoint.options.Conversation.Open(o.principal, n.Context)
+	text, err := o.streams.conversation.Open(o.principal, n.Context)
 	if err != nil { // not written by this program; the others are still good
-		o.endpoint.log(ctx, "a context on its way to a stream could not be opened", err)
+		o.streams.faults.log(ctx, "a context on its way to a stream could not be opened", err)
 		return nil
 	}
 	var meta func([]byte) []byte

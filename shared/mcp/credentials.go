@@ -17,13 +17,13 @@ import (
 var errRevoked = errors.New("mcp: the caller's credentials are not good any more")
 
 // unsure reports whether the last look at the credentials is too long ago to send an event.
-func (o *outlet) unsure() bool { return time.Since(o.looked) >= o.endpoint.options.Heartbeat }
+func (o *streamWriter) unsure() bool { return time.Since(o.looked) >= o.streams.timing.heartbeat }
 
 // look takes over what the caller's credentials are worth now, or fails with
 // [errRevoked]. Where that cannot be told now, they are as good as they were.
-func (o *outlet) look(ctx context.Context) error {
+func (o *streamWriter) look(ctx context.Context) error {
 	o.looked = time.Now()
-	now, err := o.endpoint.options.Auth.Authenticate(ctx, o.header)
+	now, err := o.streams.auth.Authenticate(ctx, o.header)
 	switch {
 	case fault.Is(err, fault.Unauthenticated), fault.Is(err, fault.Forbidden):
 		return errRevoked

@@ -50,37 +50,50 @@ type offers struct {
 	conversation conversation.Offers
 }
 
+// description is what the endpoint says of itself.
+type description struct {
+	server       Implementation
+	instructions string
+	methods      methodTable
+	sessions     *sessions
+	backends     backends
+	conversation Conversation
+
+	// Encoded once: what initialize and server/discover say where all callers are served the same.
+	initialize, discover []byte
+}
+
 // offersTo finds out what there is for a caller beside what there is for all.
-func (e *Endpoint) offersTo(ctx context.Context, c *call) (o offers) {
-	if backends := e.gateway(ctx); backends != nil {
+func (d *description) offersTo(ctx context.Context, c *call) (o offers) {
+	if backends := d.backends.now(ctx); backends != nil {
 		o.backends = backends.Offers(ctx, c.client())
 	}
-	if e.options.Conversation != nil {
-		o.conversation = e.options.Conversation.Offers(ctx, c.principal)
+	if d.conversation != nil {
+		o.conversation = d.conversation.Offers(ctx, c.principal)
 	}
 	return o
 }
 
 // personal reports whether callers may be served different things.
-func (e *Endpoint) personal(ctx context.Context) bool {
-	return e.gateway(ctx) != nil || e.options.Conversation != nil && e.options.Conversation.Enabled(ctx)
+func (d *description) personal(ctx context.Context) bool {
+	return d.backends.now(ctx) != nil || d.conversation != nil && d.conversation.Enabled(ctx)
 }
 
 // capabilities are what is served to a caller, and nothing else.
-func (e *Endpoint) capabilities(modern bool, to offers) capabilities {
+func (d *description) capabilities(stateless bool, to offers) capabilities {
 	c := capabilities{Extensions: map[string]any{}}
-	inBand := e.has(mcpspec.MethodListen)
-	if !modern {
-		inBand = e.has(mcpspec.MethodSubscribe)
+	inBand := d.methods.has(mcpspec.MethodListen)
+	if !stateless {
+		inBand = d.methods.has(mcpspec.MethodSubscribe)
 	}
 	var ways []string
 	if inBand {
 		ways = append(ways, "notification")
 	}
-	if e.has(mcpspec.MethodRegister) {
+	if d.methods.has(mcpspec.MethodRegister) {
 		ways = append(ways, "webhook")
 	}
-	if e.has(mcpspec.MethodResources) {
+	if d.methods.has(mcpspec.MethodResources) {
 		c.Resources = &resourceCapability{Events: true, Subscribe: inBand, ListChanged: inBand, Subscription: ways}
 	}
 	if to.backends.Tools {
@@ -89,26 +102,26 @@ func (e *Endpoint) capabilities(modern bool, to offers) capabilities {
 	if to.backends.Prompts {
 		c.Prompts = &listCapability{ListChanged: inBand}
 	}
-	if e.has(mcpspec.MethodComplete) {
+	if d.methods.has(mcpspec.MethodComplete) {
 		c.Completions = &struct{}{}
 	}
-	if modern && to.backends.Logging || !modern && e.has(mcpspec.MethodSetLevel) {
+	if stateless && to.backends.Logging || !stateless && d.methods.has(mcpspec.MethodSetLevel) {
 		c.Logging = &struct{}{}
 	}
 	if len(ways) > 0 {
-		c.Extensions[Extension] = extensionSettings{Events: e.has(mcpspec.MethodResources), Subscription: ways}
-		if !modern {
+		c.Extensions[Extension] = extensionSettings{Events: d.methods.has(mcpspec.MethodResources), Subscription: ways}
+		if !stateless {
 			c.Experimental = map[string]any{Extension: c.Extensions[Extension]}
 		}
 	}
-	if e.has(mcpspec.MethodEvents) {
+	if d.methods.has(mcpspec.MethodEvents) {
 		c.Events = &listCapability{ListChanged: inBand}
 		c.Extensions[mcpspec.EventsExtension] = c.Events
 	}
 	if to.conversation.Any() {
 		c.ConversationEvents = &to.conversation
 		c.Extensions[ConversationExtension] = c.ConversationEvents
-		if !modern {
+		if !stateless {
 			if c.Experimental == nil {
 				c.Experimental = map[string]any{}
 			}
@@ -119,37 +132,35 @@ func (e *Endpoint) capabilities(modern bool, to offers) capabilities {
 }
 
 // describe encodes what does not change while the endpoint lives.
-func (e *Endpoint) describe() {
-	server := mustJSON(e.options.Server)
-	e.serverMeta = append([]byte(`"`+mcpspec.MetaServer+`":`), server...)
-	e.initialize = e.describeInitialize(offers{})
-	e.discover = e.describeDiscover(offers{})
+func (d *description) describe() {
+	d.initialize = d.describeInitialize(offers{})
+	d.discover = d.describeDiscover(offers{})
 }
 
 // describeInitialize is the result of initialize behind the version.
-func (e *Endpoint) describeInitialize(to offers) []byte {
-	b := append([]byte(`,"capabilities":`), mustJSON(e.capabilities(false, to))...)
+func (d *description) describeInitialize(to offers) []byte {
+	b := append([]byte(`,"capabilities":`), mustJSON(d.capabilities(false, to))...)
 	b = append(b, `,"serverInfo":`...)
-	return e.appendInstructions(append(b, mustJSON(e.options.Server)...))
+	return d.appendInstructions(append(b, mustJSON(d.server)...))
 }
 
 // describeDiscover is the result of server/discover.
-func (e *Endpoint) describeDiscover(to offers) []byte {
-	b := append([]byte(`"supportedVersions":`), mustJSON(e.supported())...)
+func (d *description) describeDiscover(to offers) []byte {
+	b := append([]byte(`"supportedVersions":`), mustJSON(d.supported())...)
 	b = append(b, `,"capabilities":`...)
-	return e.appendInstructions(append(b, mustJSON(e.capabilities(true, to))...))
+	return d.appendInstructions(append(b, mustJSON(d.capabilities(true, to))...))
 }
 
-func (e *Endpoint) appendInstructions(b []byte) []byte {
-	if e.options.Instructions == "" {
+func (d *description) appendInstructions(b []byte) []byte {
+	if d.instructions == "" {
 		return b
 	}
-	return jsonrpc.AppendString(append(b, `,"instructions":`...), e.options.Instructions)
+	return jsonrpc.AppendString(append(b, `,"instructions":`...), d.instructions)
 }
 
 // supported lists the revisions that a client may choose, newest first.
-func (e *Endpoint) supported() []mcpspec.Version {
-	if e.sessions == nil {
+func (d *description) supported() []mcpspec.Version {
+	if d.sessions == nil {
 		return []mcpspec.Version{mcpspec.V20260728}
 	}
 	return mcpspec.Versions
@@ -159,11 +170,11 @@ func (e *Endpoint) supported() []mcpspec.Version {
 // server/discover said: it changes only with a deployment.
 const discoverTTL = 60_000
 
-func (e *Endpoint) answerDiscover(ctx context.Context, c *call) (result, error) {
-	if !e.personal(ctx) {
-		return result{members: [][]byte{e.discover}, cache: &caching{discoverTTL, public}}, nil
+func (d *description) answerDiscover(ctx context.Context, c *call) (result, error) {
+	if !d.personal(ctx) {
+		return result{members: [][]byte{d.discover}, cache: &caching{discoverTTL, public}}, nil
 	}
-	about := e.describeDiscover(e.offersTo(ctx, c))
+	about := d.describeDiscover(d.offersTo(ctx, c))
 	return result{members: [][]byte{about}, cache: &caching{discoverTTL, private}}, nil
 }
 

@@ -44,120 +44,123 @@ const (
 // client that names none speaks.
 const dialectVersion = mcpspec.V20250326
 
-// serveDialect serves a request whose caller is known.
-func (e *Endpoint) serveDialect(w http.ResponseWriter, r *http.Request, p auth.Principal, workspace string) {
-	if !e.belongs(w, r, p, workspace) {
+// dialect serves it, with the endpoint's sessions, methods and streams.
+type dialect struct{ endpoint *Endpoint }
+
+// serve serves a request whose caller is known.
+func (d dialect) serve(w http.ResponseWriter, r *http.Request, p auth.Principal, workspace string) {
+	if !d.belongs(w, r, p, workspace) {
 		return
 	}
 	switch {
 	case r.Method == http.MethodPost:
-		e.postDialect(w, r, p)
-	case r.Method == http.MethodGet && e.sessions != nil && e.options.Feeds != nil:
-		e.getDialect(w, r, p)
+		d.post(w, r, p)
+	case r.Method == http.MethodGet && d.endpoint.sessions != nil && d.endpoint.options.Feeds != nil:
+		d.get(w, r, p)
 	default:
 		w.Header().Set("Allow", "GET, POST")
-		e.fail(w, http.StatusMethodNotAllowed, nil, invalidRequest("the HTTP method is not allowed here"))
+		sendError(w, http.StatusMethodNotAllowed, nil, invalidRequest("the HTTP method is not allowed here"))
 	}
 }
 
 // belongs answers all who do not belong to the workspace alike. Whether it exists is not
 // looked up for them, so that the time of the answer does not tell either.
-func (e *Endpoint) belongs(w http.ResponseWriter, r *http.Request, p auth.Principal, workspace string) bool {
+func (d dialect) belongs(w http.ResponseWriter, r *http.Request, p auth.Principal, workspace string) bool {
 	if workspace == p.Workspace {
-		_, err := e.options.Catalogs.Catalog(r.Context(), workspace)
+		_, err := d.endpoint.options.Catalogs.Catalog(r.Context(), workspace)
 		if err == nil {
 			return true
 		}
 		if !fault.Is(err, fault.NotFound) {
 			c := &call{request: r, principal: p, version: dialectVersion}
-			e.sessionFailed(w, c, err)
+			d.endpoint.replies.sessionFailed(w, c, err)
 			return false
 		}
 	}
-	e.fail(w, http.StatusNotFound, nil, &jsonrpc.Error{Code: codeNotFound, Message: "there is no such workspace"})
+	sendError(w, http.StatusNotFound, nil, &jsonrpc.Error{Code: codeNotFound, Message: "there is no such workspace"})
 	return false
 }
 
-// postDialect serves a POST: first the messages, into a record, and then the
+// post serves a POST: first the messages, into a record, and then the
 // record's way to the client.
-func (e *Endpoint) postDialect(w http.ResponseWriter, r *http.Request, p auth.Principal) {
+func (d dialect) post(w http.ResponseWriter, r *http.Request, p auth.Principal) {
 	kept := &recorder{header: http.Header{}}
 	c := &call{request: r, principal: p}
-	batch, ok := e.receive(kept, c)
-	if ok && e.enterDialect(kept, c) {
-		defer e.detach(c)()
+	batch, ok := d.endpoint.receive(kept, c)
+	if ok && d.enter(kept, c) {
+		defer c.detach(d.endpoint.shut)()
 		if batch != nil {
-			e.batchDialect(kept, c, batch)
+			d.batch(kept, c, batch)
 		} else {
-			e.callDialect(kept, c)
+			d.call(kept, c)
 		}
 	}
-	if !ok || c.session == nil || listsStream(r.Header) || !e.respond(c, kept) {
+	if !ok || c.session == nil || listsStream(r.Header) || !d.respond(c, kept) {
 		replay(w, r, kept)
 		return
 	}
 	w.WriteHeader(http.StatusAccepted)
 }
 
-// enterDialect finds the session of a request that names one, or answers.
-func (e *Endpoint) enterDialect(w http.ResponseWriter, c *call) bool {
+// enter finds the session of a request that names one, or answers.
+func (d dialect) enter(w http.ResponseWriter, c *call) bool {
 	c.dialect, c.version = true, dialectVersion
 	id := c.request.Header.Get(mcpspec.HeaderSession)
-	if id == "" || e.sessions == nil {
+	if id == "" || d.endpoint.sessions == nil {
 		return true
 	}
-	s, err := e.sessions.load(c.request.Context(), id, c.principal, true)
+	s, err := d.endpoint.sessions.load(c.request.Context(), id, c.principal, true)
 	if err != nil {
-		e.sessionFailed(w, c, err)
+		d.endpoint.replies.sessionFailed(w, c, err)
 		return false
 	}
 	c.session, c.version = s, s.Version
 	return true
 }
 
-// callDialect serves one message.
-func (e *Endpoint) callDialect(w http.ResponseWriter, c *call) {
+// call serves one message.
+func (d dialect) call(w http.ResponseWriter, c *call) {
 	switch c.msg.Kind {
 	case jsonrpc.Notification:
-		e.takeIn(w, c)
+		d.endpoint.takeIn(w, c)
 		return
 	case jsonrpc.Response: // to nothing: no client is asked here
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}
 	if c.session != nil {
-		fresh, err := e.sessions.use(c.request.Context(), c.session, c.msg.ID)
+		fresh, err := d.endpoint.sessions.use(c.request.Context(), c.session, c.msg.ID)
 		switch {
 		case err != nil:
-			e.sessionFailed(w, c, err)
+			d.endpoint.replies.sessionFailed(w, c, err)
 			return
 		case !fresh:
 			// Not on the stream, where it could be taken for the answer to the first.
-			e.fail(w, http.StatusBadRequest, c.msg.ID, invalidRequest("the request id was used before in this session"))
+			sendError(w, http.StatusBadRequest, c.msg.ID, invalidRequest("the request id was used before in this session"))
 			return
 		}
 	}
 	if c.msg.Method == mcpspec.MethodInitialize {
-		e.initializeDialect(w, c)
+		d.initialize(w, c)
 		return
 	}
-	m, ok := e.method(c.request.Context(), c.msg.Method)
+	m, ok := d.endpoint.method(c.request.Context(), c.msg.Method)
 	switch {
-	case !ok || !m.legacy:
-		e.fail(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
+	case !ok || !m.sessionBased:
+		sendError(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
 	case c.session == nil && m.session:
-		e.fail(w, http.StatusBadRequest, c.msg.ID, invalidRequest("this needs a session: open a stream, and send its Mcp-Session-Id"))
+		sendError(w, http.StatusBadRequest, c.msg.ID, invalidRequest("this needs a session: open a stream, and send its Mcp-Session-Id"))
 	default:
 		c.request = c.request.Clone(c.request.Context())
 		c.request.Header.Set("Accept", "application/json") // the form of the answer is settled in replay
-		e.dispatch(w, c, m)
+		d.endpoint.dispatch(w, c, m)
 	}
 }
 
-// batchDialect serves an array of messages; a response each, in their order.
-func (e *Endpoint) batchDialect(w http.ResponseWriter, c *call, parts []json.RawMessage) {
+// batch serves an array of messages; a response each, in their order.
+func (d dialect) batch(w http.ResponseWriter, c *call, parts []json.RawMessage) {
 	if len(parts) > maxBatch {
-		e.fail(w, http.StatusBadRequest, nil, invalidRequest("a batch has at most "+strconv.Itoa(maxBatch)+" messages"))
+		sendError(w, http.StatusBadRequest, nil, invalidRequest("a batch has at most "+strconv.Itoa(maxBatch)+" messages"))
 		return
 	}
 	var answers []json.RawMessage
@@ -168,11 +171,11 @@ func (e *Endpoint) batchDialect(w http.ResponseWriter, c *call, parts []json.Raw
 		kept := &recorder{header: http.Header{}}
 		switch {
 		case bad != nil:
-			e.fail(kept, http.StatusBadRequest, msg.ID, bad)
+			sendError(kept, http.StatusBadRequest, msg.ID, bad)
 		case msg.Kind == jsonrpc.Request && msg.Method == mcpspec.MethodInitialize:
-			e.fail(kept, http.StatusOK, msg.ID, invalidRequest("initialize cannot be part of a batch"))
+			sendError(kept, http.StatusOK, msg.ID, invalidRequest("initialize cannot be part of a batch"))
 		default:
-			e.callDialect(kept, &one)
+			d.call(kept, &one)
 		}
 		if body := kept.body.Bytes(); json.Valid(body) {
 			answers = append(answers, body)
@@ -185,15 +188,15 @@ func (e *Endpoint) batchDialect(w http.ResponseWriter, c *call, parts []json.Raw
 	sendBatch(w, answers)
 }
 
-// initializeDialect serves initialize: it begins a session, or tells one that
+// initialize serves initialize: it begins a session, or tells one that
 // began with a stream what the client can do.
-func (e *Endpoint) initializeDialect(w http.ResponseWriter, c *call) {
+func (d dialect) initialize(w http.ResponseWriter, c *call) {
 	began := c.session == nil
-	e.initializeSession(w, c)
+	d.endpoint.session.initialize(w, c)
 	if began && c.session != nil {
-		_, err := e.sessions.use(c.request.Context(), c.session, c.msg.ID)
+		_, err := d.endpoint.sessions.use(c.request.Context(), c.session, c.msg.ID)
 		if err != nil {
-			e.log(c.request.Context(), "a request id was not recorded", err)
+			d.endpoint.faults.log(c.request.Context(), "a request id was not recorded", err)
 		}
 	}
 }

@@ -20,63 +20,63 @@ type dialectStream struct {
 	sessionStream
 }
 
-// getDialect serves GET: it opens the stream of a session, which begins with it
+// get serves GET: it opens the stream of a session, which begins with it
 // unless the request names one.
-func (e *Endpoint) getDialect(w http.ResponseWriter, r *http.Request, p auth.Principal) {
+func (d dialect) get(w http.ResponseWriter, r *http.Request, p auth.Principal) {
 	if !accepts(r.Header, sse.ContentType) {
-		e.fail(w, http.StatusNotAcceptable, nil, invalidRequest("Accept must list text/event-stream"))
+		sendError(w, http.StatusNotAcceptable, nil, invalidRequest("Accept must list text/event-stream"))
 		return
 	}
 	c := call{request: r, principal: p}
-	if !e.enterDialect(w, &c) {
+	if !d.enter(w, &c) {
 		return
 	}
 	if err := p.Require(auth.ScopeRead); err != nil {
-		e.answerFault(w, &c, method{}, err)
+		d.endpoint.replies.fault(w, &c, method{}, err)
 		return
 	}
-	ctx, leave := e.room(w, r, p, nil)
+	ctx, leave := d.endpoint.admission.admit(w, r, p, nil)
 	if leave == nil {
 		return
 	}
 	defer leave()
-	s, err := e.openDialect(ctx, &c)
+	s, err := d.open(ctx, &c)
 	if err != nil {
 		if fault.Is(err, fault.Invalid) {
-			e.fail(w, http.StatusBadRequest, nil, e.translate(ctx, err, c.version, coreMethods))
+			sendError(w, http.StatusBadRequest, nil, d.endpoint.faults.translate(ctx, err, c.version, coreMethods))
 			return
 		}
-		e.sessionFailed(w, &c, err)
+		d.endpoint.replies.sessionFailed(w, &c, err)
 		return
 	}
 	defer s.feed.Close()
 	end, err := s.hold(ctx)
 	if err != nil {
-		e.sessionFailed(w, &c, err)
+		d.endpoint.replies.sessionFailed(w, &c, err)
 		return
 	}
 	w.Header().Set(mcpspec.HeaderSession, s.sess.id)
 	streamHeaders(w.Header(), r)
 	var done func() bool
-	s.out, done = e.writer(w)
+	s.out, done = d.endpoint.admission.writer(w)
 	defer done()
 	if err = s.begin(); err == nil {
 		err = s.run(ctx)
 	}
 	// From here on answers go to their POSTs, so that none is sent to a stream that is over.
-	e.tidy(end)
+	d.endpoint.admission.tidy(end)
 	if errors.Is(err, errWriting) || r.Context().Err() != nil {
 		return
 	}
 	s.finish(err)
 }
 
-// openDialect finds or makes the session and opens its feed.
-func (e *Endpoint) openDialect(ctx context.Context, c *call) (*dialectStream, error) {
+// open finds or makes the session and opens its feed.
+func (d dialect) open(ctx context.Context, c *call) (*dialectStream, error) {
 	from := position{}
 	if c.session == nil {
 		var err error
-		if c.session, err = e.sessions.create(ctx, session{
+		if c.session, err = d.endpoint.sessions.create(ctx, session{
 			Workspace: c.principal.Workspace, Principal: c.principal.ID, Version: dialectVersion, Dialect: true,
 		}); err != nil {
 			return nil, err
@@ -88,10 +88,8 @@ func (e *Endpoint) openDialect(ctx context.Context, c *call) (*dialectStream, er
 			return nil, fault.New(fault.Invalid, "Last-Event-ID is not one of this session")
 		}
 	}
-	s := &dialectStream{sessionStream{outlet: e.sessionOutlet(c), sess: c.session, position: from}}
-	s.outlet.event = eventNotification
-	s.outlet.eventID, s.outlet.session, s.outlet.lost, s.quiet = s.position.next, s.notice, s.tellLost, s.ping
-	s.outlet.wanted = e.certain(&s.sessionStream)
+	s := &dialectStream{sessionStream{streamWriter: d.endpoint.streams.sessionWriter(c), sess: c.session, position: from}}
+	s.framing = s
 	return s, s.open(ctx)
 }
 
@@ -99,15 +97,15 @@ func (e *Endpoint) openDialect(ctx context.Context, c *call) (*dialectStream, er
 func (s *dialectStream) hold(ctx context.Context) (end func(), err error) {
 	until, ok := ctx.Deadline() // there is one: the maximum age
 	if !ok {
-		until = time.Now().Add(s.endpoint.options.MaxAge)
+		until = time.Now().Add(s.streams.maxAge)
 	}
-	sessions := s.endpoint.sessions
+	sessions := s.streams.sessions
 	lease, err := sessions.opened(ctx, s.sess.key, until)
 	return func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
 		defer cancel()
 		if err := sessions.closed(ctx, s.sess.key, lease); err != nil {
-			s.endpoint.log(ctx, "the end of a stream was not recorded", err)
+			s.streams.faults.log(ctx, "the end of a stream was not recorded", err)
 		}
 	}, err
 }
@@ -131,7 +129,28 @@ func (s *dialectStream) begin() error {
 	return s.tellGap()
 }
 
-func (s *dialectStream) ping() []byte { return s.lifecycle("ping", timestamp(), 0) }
+func (s *dialectStream) heartbeat(ctx context.Context) error {
+	if err := s.look(ctx); err != nil {
+		return err
+	}
+	return s.write(s.lifecycle("ping", timestamp(), 0))
+}
+
+func (s *dialectStream) event(cursor string) sse.Event {
+	return sse.Event{Name: eventNotification, ID: s.position.next(cursor)}
+}
+
+// deliver is that of other sessions, but for answers to POSTs.
+func (s *dialectStream) deliver(ctx context.Context, d stream.Delivery) error {
+	var n responseNotice
+	if d.Topic != stream.TopicSession(s.sess.key) || json.Unmarshal(d.Notice, &n) != nil || n.Response == nil {
+		return s.sessionStream.deliver(ctx, d)
+	}
+	if err := s.verify(ctx, d); err != nil {
+		return err
+	}
+	return s.respond(ctx, n, d.Cursor)
+}
 
 // closings are the reasons that streamClosed can give, by what ended the stream.
 var closings = []struct {
@@ -162,17 +181,12 @@ func (s *dialectStream) finish(why error) {
 	_ = s.write(s.lifecycle("streamClosed", map[string]string{"reason": reason}, retry)) // the stream ends either way
 }
 
-// notice takes a notice for the session: an answer to one of its POSTs, or that
-// something of the session changed.
-func (s *dialectStream) notice(ctx context.Context, d stream.Delivery) error {
-	var n responseNotice
-	if json.Unmarshal(d.Notice, &n) != nil || n.Response == nil {
-		return s.refresh(ctx, d)
-	}
+// respond sends an answer to one of the session's POSTs.
+func (s *dialectStream) respond(ctx context.Context, n responseNotice, cursor string) error {
 	text, err := openResponse(s.sess.id, n.Response)
 	if err != nil { // not written by this program; the others are still good
-		s.endpoint.log(ctx, "an answer on its way to a stream could not be opened", err)
+		s.streams.faults.log(ctx, "an answer on its way to a stream could not be opened", err)
 		return nil
 	}
-	return s.write(appendResponses(nil, text, func() string { return s.position.next(d.Cursor) }))
+	return s.write(appendResponses(nil, text, func() string { return s.position.next(cursor) }))
 }

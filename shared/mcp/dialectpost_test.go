@@ -122,7 +122,7 @@ func TestDialectPost(t *testing.T) {
 		kept := &recorder{header: http.Header{}}
 		_, _ = kept.Write([]byte(`"` + strings.Repeat("x", maxResponse-2) + `"`))
 		c := &call{request: f.request("POST", alice, ""), principal: f.principal(alice), session: s}
-		if !f.endpoint.respond(c, kept) || len(o.response()) != maxResponse {
+		if !(dialect{f.endpoint}).respond(c, kept) || len(o.response()) != maxResponse {
 			t.Error("it did not get to the stream")
 		}
 	})
@@ -246,7 +246,7 @@ func TestDialectMessages(t *testing.T) {
 			}
 		}
 		broken := newFixture(t, nil)
-		broken.endpoint.methods["break"] = method{legacy: true, answer: func(context.Context, *call) (result, error) { panic("oh") }}
+		broken.endpoint.methods["break"] = method{sessionBased: true, handler: answering{broken.endpoint.replies, func(context.Context, *call) (result, error) { panic("oh") }}}
 		if r := broken.dialect(alice, rpcText("1", "break", ""), jsonOnly); r.Status != 500 || r.code(t) != -32603 {
 			t.Errorf("%+v", r)
 		}

@@ -37,23 +37,23 @@ type responseNotice struct {
 // respond sends what was recorded to the open stream of the session. It reports
 // whether it did; if not, the POST has to be answered. That is so as well of
 // everything that HTTP has a status for, and of what has no body.
-func (e *Endpoint) respond(c *call, kept *recorder) bool {
+func (d dialect) respond(c *call, kept *recorder) bool {
 	body := kept.body.Bytes()
 	if kept.status != http.StatusOK || len(body) == 0 || len(body) > maxResponse || kept.header.Get(mcpspec.HeaderSession) != "" {
 		return false
 	}
 	ctx := c.request.Context()
-	open, err := e.sessions.streaming(ctx, c.session.key)
+	open, err := d.endpoint.sessions.streaming(ctx, c.session.key)
 	if err != nil {
-		e.log(ctx, "an open stream was not found; the answer goes to the POST", err)
+		d.endpoint.faults.log(ctx, "an open stream was not found; the answer goes to the POST", err)
 	}
 	if !open {
 		return false
 	}
-	err = e.options.Log.Notify(ctx, c.principal.Workspace, stream.TopicSession(c.session.key),
+	err = d.endpoint.options.Log.Notify(ctx, c.principal.Workspace, stream.TopicSession(c.session.key),
 		mustJSON(responseNotice{sealResponse(c.session.id, body)}))
 	if err != nil {
-		e.log(ctx, "an answer did not get to its stream; it goes to the POST", err)
+		d.endpoint.faults.log(ctx, "an answer did not get to its stream; it goes to the POST", err)
 	}
 	return err == nil
 }
@@ -125,15 +125,15 @@ func (s *sessions) streaming(ctx context.Context, key string) (bool, error) {
 
 // redeclare writes what the client of a session declared by a later initialize,
 // and tells its stream.
-func (e *Endpoint) redeclare(c *call, s session) error {
+func (h *sessionMethods) redeclare(c *call, s session) error {
 	ctx := c.request.Context()
-	if err := e.sessions.change(ctx, c.session, func(now *session) {
+	if err := h.sessions.change(ctx, c.session, func(now *session) {
 		now.Version, now.Payloads, now.Events = s.Version, s.Payloads, s.Events
 	}); err != nil {
 		return err
 	}
-	if e.options.Log == nil {
+	if h.log == nil {
 		return nil
 	}
-	return e.tellSession(ctx, c)
+	return h.notify(ctx, c)
 }

@@ -4,13 +4,19 @@
 //
 //	        ┌ checks ─────────────────────────┐   ┌ method table ┐
 //	POST ──▶│ origin, caller, size, JSON-RPC, │──▶│ resources/…  │──▶ catalog, event log
-//	        │ era, version, headers           │   │ events/…     │──▶ subscriptions
+//	        │ version, headers                │   │ events/…     │──▶ subscriptions
 //	GET  ──▶│ session                         │   │ …/listen     │──▶ feed ──▶ stream
 //	        └─────────────────────────────────┘   └──────────────┘
 //
-// A method is in the table when something serves it, here or behind a
+// [Endpoint] has the checks, the table and the dispatch. What serves a method is a small type
+// with its own dependencies (lists, reads, webhooks, sessionMethods, calls, streams, …), wrapped by
+// the way in which it answers (table.go). A method is in the table when something serves it, here or behind a
 // [http.Handler] that the whole request is handed to; what is not in the table is
 // not advertised and answers as unknown. Messages are read by jsonrpc and
 // streams written by sse. What a subscription or an event is does not enter
 // here: see shared/subscription, shared/eventlog and shared/stream.
+//
+// A tools/call goes [Endpoint.ServeHTTP], post, postSessionBased or postStateless, dispatch, proxying and
+// calls here; then gateway.Gateway.Call and its exchange; and back through responseRelay. A listen goes to streams.hold,
+// and stays in streamWriter.run until it ends; what tells the kinds of streams apart is their framing.
 package mcp

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -14,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -83,7 +82,7 @@ type Options struct {
 
 	// Lists serves resources/list, resources/templates/list and events/list.
 	Lists bool
-	// Log serves resources/read, Feeds the streams of both eras and the polls.
+	// Log serves resources/read, Feeds the streams of all revisions and the polls.
 	Log      Log
 	Feeds    Feeds
 	Interest Interest
@@ -192,23 +191,23 @@ func (o Options) withDefaults() Options {
 type Endpoint struct {
 	options  Options
 	guard    auth.Guard
-	methods  map[string]method
-	sessions *sessions
-	lists    listings
+	methods  methodTable
+	sessions *sessions // nil without those of [Options]
+	catalogs catalogs
+	backends backends
+	faults   faults
+	replies  *replies
+	about    *description
 
-	// Encoded once: what initialize and server/discover say, and the _meta member
-	// that stands in every modern result.
-	initialize, discover []byte
-	serverMeta           []byte
+	// What serves the methods and the streams.
+	calls         *calls
+	session       *sessionMethods
+	conversations *conversations
+	streams       *streams
+	admission     *admission
 
-	mu      sync.Mutex // guards ended against streams.Add
-	ended   bool
-	ending  context.Context
-	end     context.CancelCauseFunc
-	shut    context.Context // ends requests that still run, see Close
-	cut     context.CancelFunc
-	streams sync.WaitGroup
-	open    atomic.Int64
+	shut context.Context // ends requests that still run, see Close
+	cut  context.CancelFunc
 }
 
 // New makes an endpoint.
@@ -219,15 +218,42 @@ func New(o Options) (*Endpoint, error) {
 	if o.Feeds != nil && (o.Log == nil || o.Interest == nil) {
 		return nil, fault.New(fault.Internal, "make the MCP endpoint: Feeds need Log and Interest")
 	}
-	e := &Endpoint{options: o.withDefaults()}
-	e.guard = auth.NewGuard(o.AllowedOrigins, o.AllowedHosts, e.options.Logger)
-	if o.Sessions != nil {
-		e.sessions = &sessions{db: o.Sessions, ttl: e.options.SessionTTL, maxURIs: e.options.MaxStreamURIs, broken: metric.NewUndecodable(e.options.Logger)}
+	o = o.withDefaults()
+	e := &Endpoint{
+		options: o, guard: auth.NewGuard(o.AllowedOrigins, o.AllowedHosts, o.Logger), methods: methodTable{}, catalogs: catalogs{o.Catalogs}, backends: backends{o.Gateway},
+		faults: faults{o.EventCodes, o.Logger},
 	}
-	e.ending, e.end = context.WithCancelCause(context.Background())
+	if o.Sessions != nil {
+		e.sessions = &sessions{db: o.Sessions, ttl: o.SessionTTL, maxURIs: o.MaxStreamURIs, broken: metric.NewUndecodable(o.Logger)}
+	}
 	e.shut, e.cut = context.WithCancel(context.Background())
-	e.methods = e.table()
-	e.describe()
+	e.admission = &admission{maxAge: o.MaxAge, writeTimeout: o.WriteTimeout, maxStreams: o.MaxStreams, leases: o.Leases, faults: e.faults}
+	e.admission.ending, e.admission.end = context.WithCancelCause(context.Background())
+	e.replies = &replies{
+		faults: e.faults, catalogs: e.catalogs, metadata: o.ResourceMetadata,
+		server: append([]byte(`"`+mcpspec.MetaServer+`":`), mustJSON(o.Server)...),
+	}
+	e.about = &description{
+		server: o.Server, instructions: o.Instructions, methods: e.methods, sessions: e.sessions, backends: e.backends, conversation: o.Conversation,
+	}
+	timing := timing{heartbeat: o.Heartbeat, answerAfter: o.AnswerStreamAfter, writeTimeout: o.WriteTimeout}
+	targets := &targets{o.Subscriptions, e.backends}
+	e.calls = &calls{e.backends, e.catalogs, e.faults, timing, e.shut}
+	e.session = &sessionMethods{
+		sessions: e.sessions, catalogs: e.catalogs, targets: targets, interest: o.Interest, log: o.Log, backends: e.backends,
+		about: e.about, replies: e.replies, faults: e.faults, maxPatterns: o.MaxStreamPatterns, ttl: o.SessionTTL,
+	}
+	e.conversations = &conversations{o.Conversation, o.Log, e.replies, e.faults}
+	e.streams = &streams{
+		admission: e.admission, auth: o.Auth, catalogs: e.catalogs, targets: targets, backends: e.backends, methods: e.methods,
+		sessions: e.sessions, log: o.Log, feeds: o.Feeds, conversation: o.Conversation, replies: e.replies, faults: e.faults,
+		timing: timing, maxAge: o.MaxAge, maxURIs: o.MaxStreamURIs, maxPatterns: o.MaxStreamPatterns,
+	}
+	e.table(&lists{
+		catalogs: e.catalogs, subscriptions: o.Subscriptions, backends: e.backends, methods: e.methods,
+		pageSize: o.PageSize, anonymous: o.AnonymousWebhooks,
+	})
+	e.about.describe()
 	return e, nil
 }
 
@@ -239,26 +265,8 @@ func (e *Endpoint) Close(ctx context.Context) error {
 		left := time.Until(deadline)
 		time.AfterFunc(left-min(callReserve, left/2), e.cut)
 	}
-	e.mu.Lock()
-	e.ended = true
-	e.mu.Unlock()
-	e.end(errEnding)
-	done := make(chan struct{})
-	go func() {
-		e.streams.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return fault.Wrap(fault.Unavailable, ctx.Err(), "wait for the open streams to end")
-	}
+	return e.admission.close(ctx)
 }
 
 // OpenStreams is the number of streams that are open now.
-func (e *Endpoint) OpenStreams() int64 { return e.open.Load() }
-
-func (e *Endpoint) log(ctx context.Context, msg string, err error) {
-	e.options.Logger.ErrorContext(ctx, msg, "error", err)
-}
+func (e *Endpoint) OpenStreams() int64 { return e.admission.open.Load() }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"unicode/utf8"
 
@@ -50,8 +51,8 @@ const (
 
 // meaning is what a fault becomes on the wire.
 type meaning struct {
-	legacy, modern int
-	events         string // its name in the MCP Events extension; empty is as in core
+	sessionBased, stateless int
+	events                  string // its name in the MCP Events extension; empty is as in core
 }
 
 // meanings translates kinds of faults: the one table for all methods.
@@ -83,38 +84,48 @@ func (c EventCodes) byName(name string) int {
 	return c.CallbackEndpointError
 }
 
+// faults translates errors for clients, and logs those that are ours.
+type faults struct {
+	codes  EventCodes
+	logger *slog.Logger
+}
+
+func (f faults) log(ctx context.Context, msg string, err error) {
+	f.logger.ErrorContext(ctx, msg, "error", err)
+}
+
 // translate makes a JSON-RPC error of what a handler returned. One that is a
 // JSON-RPC error already stays.
-func (e *Endpoint) translate(ctx context.Context, err error, v mcpspec.Version, f family) *jsonrpc.Error {
+func (f faults) translate(ctx context.Context, err error, v mcpspec.Version, of family) *jsonrpc.Error {
 	if rpc, ok := errors.AsType[*jsonrpc.Error](err); ok {
 		return rpc
 	}
 	data := fault.DataOf(err)
 	kind := fault.KindOf(err)
-	if f == eventsMethods && kind == fault.Unavailable {
+	if of == eventsMethods && kind == fault.Unavailable {
 		if reason, ok := callbackReason(data); ok {
 			return &jsonrpc.Error{
-				Code:    e.options.EventCodes.CallbackEndpointError,
+				Code:    f.codes.CallbackEndpointError,
 				Message: "CallbackEndpointError: the callback endpoint was not verified",
 				Data:    map[string]string{"reason": reason},
 			}
 		}
 	}
 	m := meanings[kind]
-	out := &jsonrpc.Error{Code: m.modern, Message: fault.Public(err), Data: data}
+	out := &jsonrpc.Error{Code: m.stateless, Message: fault.Public(err), Data: data}
 	if !v.Stateless() {
-		out.Code = m.legacy
+		out.Code = m.sessionBased
 	}
-	if f == eventsMethods && m.events != "" {
-		out.Code = e.options.EventCodes.byName(m.events)
+	if of == eventsMethods && m.events != "" {
+		out.Code = f.codes.byName(m.events)
 		out.Message = m.events + ": " + out.Message
 	}
 	switch {
 	case kind != fault.Internal && kind != fault.Unavailable:
 	case ctx.Err() != nil && errors.Is(err, context.Canceled): // nobody reads the answer
-		e.options.Logger.DebugContext(ctx, "a client went away", "error", err)
+		f.logger.DebugContext(ctx, "a client went away", "error", err)
 	default:
-		e.log(ctx, "a request failed", err)
+		f.log(ctx, "a request failed", err)
 	}
 	if kind == fault.Internal {
 		out.Data = nil
@@ -127,7 +138,7 @@ func (e *Endpoint) translate(ctx context.Context, err error, v mcpspec.Version, 
 func (c EventCodes) ErrorObject(reason error) json.RawMessage {
 	kind := fault.KindOf(reason)
 	m := meanings[kind]
-	out := &jsonrpc.Error{Code: m.modern, Message: fault.Public(reason)}
+	out := &jsonrpc.Error{Code: m.stateless, Message: fault.Public(reason)}
 	if m.events != "" {
 		out.Code, out.Message = c.byName(m.events), m.events+": "+out.Message
 	}
@@ -145,7 +156,7 @@ func callbackReason(data any) (string, bool) {
 	return reason, ok
 }
 
-// status is the HTTP status of a response in the modern era. Only where the
+// status is the HTTP status of a response in the stateless revisions. Only where the
 // revision demands one does an error have another than 200: it is an answer of the method,
 // not of the transport.
 func status(e *jsonrpc.Error) int {

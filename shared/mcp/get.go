@@ -31,7 +31,7 @@ func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal)
 		return
 	}
 	if !accepts(r.Header, sse.ContentType) {
-		e.fail(w, http.StatusNotAcceptable, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Accept must list text/event-stream"})
+		sendError(w, http.StatusNotAcceptable, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Accept must list text/event-stream"})
 		return
 	}
 	c := call{request: r, principal: p}
@@ -39,34 +39,33 @@ func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal)
 		return
 	}
 	if err := p.Require(auth.ScopeRead); err != nil {
-		e.answerFault(w, &c, method{}, err)
+		e.replies.fault(w, &c, method{}, err)
 		return
 	}
 	from := position{session: c.session.key}
 	last := r.Header.Get(mcpspec.HeaderLastEvent)
 	if last != "" && !from.parse(last) {
-		e.fail(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Last-Event-ID is not one of this session"})
+		sendError(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Last-Event-ID is not one of this session"})
 		return
 	}
-	ctx, leave := e.room(w, r, p, nil)
+	ctx, leave := e.admission.admit(w, r, p, nil)
 	if leave == nil {
 		return
 	}
 	defer leave()
-	s := &sessionStream{outlet: e.sessionOutlet(&c), sess: c.session, position: from}
-	s.outlet.eventID, s.outlet.session, s.outlet.lost = s.position.next, s.refresh, s.tellLost
-	s.outlet.wanted, s.outlet.roots = e.certain(s), true
+	s := &sessionStream{streamWriter: e.streams.sessionWriter(&c), sess: c.session, position: from}
+	s.framing, s.roots = s, true
 	if err := s.open(ctx); err != nil {
 		if fault.Is(err, fault.Invalid) {
-			e.fail(w, http.StatusBadRequest, nil, e.translate(ctx, err, c.version, coreMethods))
+			sendError(w, http.StatusBadRequest, nil, e.faults.translate(ctx, err, c.version, coreMethods))
 			return
 		}
-		e.sessionFailed(w, &c, err)
+		e.replies.sessionFailed(w, &c, err)
 		return
 	}
 	defer s.feed.Close()
 	var done func() bool
-	s.out, done = e.writer(w)
+	s.out, done = e.admission.writer(w)
 	defer done()
 	err := s.begin()
 	if err == nil {
@@ -123,41 +122,71 @@ func randomText(n int) string {
 
 // sessionStream is the GET stream of a session.
 type sessionStream struct {
-	outlet
+	streamWriter
 	sess       *session
 	position   position
 	connection string
 	known      time.Time // when the subscriptions were read last
 }
 
-// sessionOutlet is the outlet of a session's stream: it tells of all lists that there are.
-func (e *Endpoint) sessionOutlet(c *call) outlet {
-	return outlet{
-		endpoint: e, principal: c.principal, header: c.request.Header,
-		resources: e.has(mcpspec.MethodResources), events: c.session.Events && e.has(mcpspec.MethodEvents),
-		tools: e.has(mcpspec.MethodToolsList), prompts: e.has(mcpspec.MethodPromptsList),
+// sessionWriter is the stream writer of a session's stream: it tells of all lists that there are.
+func (st *streams) sessionWriter(c *call) streamWriter {
+	return streamWriter{
+		streams: st, principal: c.principal, header: c.request.Header,
+		resources: st.methods.has(mcpspec.MethodResources), events: c.session.Events && st.methods.has(mcpspec.MethodEvents),
+		tools: st.methods.has(mcpspec.MethodToolsList), prompts: st.methods.has(mcpspec.MethodPromptsList),
 		payloads: c.session.Payloads, targets: map[string]target{},
 	}
 }
 
+// deliver sends a delivery, or follows what other requests did to the session.
+func (s *sessionStream) deliver(ctx context.Context, d stream.Delivery) error {
+	if err := s.verify(ctx, d); err != nil {
+		return err
+	}
+	switch {
+	case d.Event != nil:
+		if ok, err := s.certain(ctx, d); !ok || err != nil {
+			return err
+		}
+	case d.Topic == stream.TopicSession(s.sess.key) && isContext(d.Notice):
+		return s.sendContext(ctx, d)
+	case d.Topic == stream.TopicSession(s.sess.key):
+		return s.refresh(ctx)
+	}
+	return s.notify(ctx, d)
+}
+
+func (s *sessionStream) due(quiet time.Time) time.Time { return quiet }
+
+func (s *sessionStream) heartbeat(ctx context.Context) error {
+	if err := s.look(ctx); err != nil {
+		return err
+	}
+	return s.write(comment)
+}
+
+func (s *sessionStream) failed(_ context.Context, err error) error { return err }
+
+func (s *sessionStream) event(cursor string) sse.Event { return sse.Event{ID: s.position.next(cursor)} }
+
 // open makes this the newest stream of its session and opens its feed. What was
 // subscribed after that reaches the stream as a notice.
 func (s *sessionStream) open(ctx context.Context) error {
-	e := s.endpoint
-	began := e.options.Log.Position()
+	began := s.streams.log.Position()
 	s.connection = randomText(8)
-	before, err := e.sessions.takeOver(ctx, s.sess, s.connection)
+	before, err := s.streams.sessions.takeOver(ctx, s.sess, s.connection)
 	if err != nil {
 		return err
 	}
 	if s.position.nonce == "" {
 		s.position.nonce = streamNonce(randomText(8), s.sess.key)
 	}
-	uris, err := e.sessions.subscriptions(ctx, s.sess.key)
+	uris, err := s.streams.sessions.subscriptions(ctx, s.sess.key)
 	if err != nil {
 		return err
 	}
-	cat, err := e.catalog(ctx, s.principal)
+	cat, err := s.streams.catalogs.of(ctx, s.principal)
 	if err != nil {
 		return err
 	}
@@ -172,7 +201,7 @@ func (s *sessionStream) open(ctx context.Context) error {
 	first := !before && s.position.cursor == ""
 	var late []subscribed
 	for _, u := range uris {
-		t, err := e.resolve(ctx, cat, s.principal, u.URI)
+		t, err := s.streams.targets.resolve(ctx, cat, s.principal, u.URI)
 		if err != nil {
 			if fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Internal) {
 				return err
@@ -189,7 +218,7 @@ func (s *sessionStream) open(ctx context.Context) error {
 			request.Topics = append(request.Topics, t.topic)
 		}
 	}
-	if s.feed, err = e.options.Feeds.Open(ctx, request); err != nil {
+	if s.feed, err = s.streams.feeds.Open(ctx, request); err != nil {
 		return err
 	}
 	for _, u := range late {
@@ -200,7 +229,7 @@ func (s *sessionStream) open(ctx context.Context) error {
 	}
 	// Tell the stream that was the newest before; its own notice does nothing.
 	if before {
-		if err := e.options.Log.Notify(ctx, s.principal.Workspace, stream.TopicSession(s.sess.key), sessionNotice); err != nil {
+		if err := s.streams.log.Notify(ctx, s.principal.Workspace, stream.TopicSession(s.sess.key), sessionNotice); err != nil {
 			s.feed.Close()
 			return err
 		}
@@ -263,22 +292,21 @@ func (s *sessionStream) finish() {
 
 // refresh follows what other requests did to the session: it ended, has a newer
 // stream, or is subscribed to other URIs.
-func (s *sessionStream) refresh(ctx context.Context, _ stream.Delivery) error {
-	e := s.endpoint
+func (s *sessionStream) refresh(ctx context.Context) error {
 	began := time.Now()
-	sess, err := e.sessions.served(ctx, s.sess, s.connection)
+	sess, err := s.streams.sessions.served(ctx, s.sess, s.connection)
 	if err != nil {
 		return err
 	}
 	if sess == nil {
 		return errTaken
 	}
-	s.sess, s.payloads, s.events = sess, sess.Payloads, sess.Events && e.has(mcpspec.MethodEvents)
-	uris, err := e.sessions.subscriptions(ctx, s.sess.key)
+	s.sess, s.payloads, s.events = sess, sess.Payloads, sess.Events && s.streams.methods.has(mcpspec.MethodEvents)
+	uris, err := s.streams.sessions.subscriptions(ctx, s.sess.key)
 	if err != nil {
 		return err
 	}
-	cat, err := e.catalog(ctx, s.principal)
+	cat, err := s.streams.catalogs.of(ctx, s.principal)
 	if err != nil {
 		return err
 	}
@@ -288,7 +316,7 @@ func (s *sessionStream) refresh(ctx context.Context, _ stream.Delivery) error {
 		if _, has := s.targets[u.URI]; has {
 			continue
 		}
-		t, err := e.resolve(ctx, cat, s.principal, u.URI)
+		t, err := s.streams.targets.resolve(ctx, cat, s.principal, u.URI)
 		if err != nil {
 			if fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Internal) {
 				return err
@@ -313,25 +341,23 @@ func (s *sessionStream) refresh(ctx context.Context, _ stream.Delivery) error {
 // certain makes sure that nothing is sent that was published after the answer to its
 // unsubscribe. Where the log is polled, an event can be read before the notice that
 // tells of it; so the subscriptions are read again, once for what was read together.
-func (e *Endpoint) certain(s *sessionStream) func(context.Context, stream.Delivery) (bool, error) {
-	if e.sessions.db.Ordered() {
-		return nil // a notice is here at once, an event only after its queue
+func (s *sessionStream) certain(ctx context.Context, d stream.Delivery) (bool, error) {
+	if s.streams.sessions.db.Ordered() {
+		return true, nil // a notice is here at once, an event only after its queue
 	}
-	return func(ctx context.Context, d stream.Delivery) (bool, error) {
-		if s.known.Before(d.Read) {
-			if err := s.refresh(ctx, d); err != nil {
-				return false, err
+	if s.known.Before(d.Read) {
+		if err := s.refresh(ctx); err != nil {
+			return false, err
+		}
+	}
+	for _, t := range s.targets {
+		for _, p := range t.patterns {
+			if subscription.Matches(p.Key, d.Event.URI) {
+				return true, nil
 			}
 		}
-		for _, t := range s.targets {
-			for _, p := range t.patterns {
-				if subscription.Matches(p.Key, d.Event.URI) {
-					return true, nil
-				}
-			}
-		}
-		return false, nil
 	}
+	return false, nil
 }
 
 func (s *sessionStream) drop(t target) {
@@ -353,18 +379,18 @@ func (e *Endpoint) delete(w http.ResponseWriter, r *http.Request, p auth.Princip
 	if !e.enterSession(w, &c) {
 		return
 	}
-	if backends := e.gateway(r.Context()); backends != nil {
+	if backends := e.backends.now(r.Context()); backends != nil {
 		if err := backends.End(r.Context(), c.client()); err != nil {
-			e.log(r.Context(), "the backends were not told that a session ended", err)
+			e.faults.log(r.Context(), "the backends were not told that a session ended", err)
 		}
 	}
 	uris, err := e.sessions.remove(r.Context(), c.session)
-	e.unwantAll(r.Context(), c.session, uris)
+	e.session.unsubscribeAll(r.Context(), c.session, uris)
 	if err == nil && e.options.Log != nil {
 		err = e.options.Log.Notify(r.Context(), p.Workspace, stream.TopicSession(c.session.key), sessionNotice)
 	}
 	if err != nil {
-		e.sessionFailed(w, &c, err)
+		e.replies.sessionFailed(w, &c, err)
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)

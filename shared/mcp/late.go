@@ -5,9 +5,15 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
+
+// timing is how long streams and answers may be quiet.
+type timing struct {
+	heartbeat    time.Duration // the longest quiet of a stream
+	answerAfter  time.Duration // after which an answer that waits becomes a stream
+	writeTimeout time.Duration
+}
 
 // lateAnswer is the answer to a request that may have to wait for others. It is JSON
 // when it comes soon. Else it becomes a stream, so that no proxy on the way takes the
@@ -15,9 +21,9 @@ import (
 // to understand (2025-11-25, Transports, "Sending Messages to the Server"; 2026-07-28, Streamable
 // HTTP, "Sending Messages").
 type lateAnswer struct {
-	endpoint *Endpoint
-	w        http.ResponseWriter
-	streams  bool // the client takes a stream
+	timing  timing
+	w       http.ResponseWriter
+	streams bool // the client takes a stream
 
 	mu    sync.Mutex
 	timer *time.Timer // of the next beat; nil while nothing waits
@@ -27,8 +33,8 @@ type lateAnswer struct {
 }
 
 // late is the answer to a request that may have to wait.
-func (e *Endpoint) late(w http.ResponseWriter, c *call) *lateAnswer {
-	return &lateAnswer{endpoint: e, w: w, streams: accepts(c.request.Header, sse.ContentType)}
+func (t timing) late(w http.ResponseWriter, c *call) *lateAnswer {
+	return &lateAnswer{timing: t, w: w, streams: accepts(c.request.Header, sse.ContentType)}
 }
 
 // waits says that from now on the answer waits for others. It begins as a stream after that time.
@@ -59,11 +65,11 @@ func (l *lateAnswer) write(events []byte) error {
 		return l.err
 	}
 	if l.out == nil {
-		l.out = sse.NewWriter(l.w, l.endpoint.options.WriteTimeout)
+		l.out = sse.NewWriter(l.w, l.timing.writeTimeout)
 		l.out.Start()
 	}
 	l.err = l.out.Write(events)
-	quiet := l.endpoint.options.Heartbeat
+	quiet := l.timing.heartbeat
 	switch {
 	case l.over || l.err != nil:
 	case l.timer == nil:
@@ -108,26 +114,5 @@ func (l *lateAnswer) close() {
 	l.over = true
 	if l.timer != nil {
 		l.timer.Stop()
-	}
-}
-
-// answerLate serves a request that may have to wait for others.
-func (e *Endpoint) answerLate(w http.ResponseWriter, c *call, m method) {
-	late := e.late(w, c)
-	defer late.stop()
-	c.waits = func() { late.waits(e.options.AnswerStreamAfter) }
-	r, err := m.answer(c.request.Context(), c)
-	if err != nil {
-		streamed := late.end(func(b []byte) []byte {
-			return jsonrpc.AppendError(b, c.msg.ID, e.translate(c.request.Context(), err, c.version, m.family))
-		})
-		if !streamed {
-			e.answerFault(w, c, m, err)
-		}
-		return
-	}
-	build := func(b []byte) []byte { return e.appendResult(b, c, r) }
-	if !late.end(build) {
-		send(w, http.StatusOK, build)
 	}
 }

@@ -31,28 +31,45 @@ type filter struct {
 
 // listen serves subscriptions/listen (revision 2026-07-28): the response is a
 // stream that stays open.
-func (e *Endpoint) listen(w http.ResponseWriter, c *call) error {
-	return e.hold(w, c, func(ctx context.Context) (*outlet, func() error, error) {
-		o, honoured, err := e.openListen(ctx, c)
-		return o, func() error { return o.acknowledge(honoured) }, err
+func (st *streams) listen(w http.ResponseWriter, c *call) error {
+	return st.hold(w, c, func(ctx context.Context) (*streamWriter, response, error) {
+		o, honoured, err := st.openListen(ctx, c)
+		return o, listening{o, honoured}, err
 	})
 }
 
-// held is an open stream of the era without sessions. What only its beginning and
-// its end need is in functions of their own: hold waits on its stack.
-type held struct {
-	*outlet
-	ctx  context.Context
-	ends []func() // in the order in which they began
-	err  error    // of the first message
+// response is the first and the last message of a stream that answers a request.
+type response interface {
+	begin() error
+	// end tells why the stream ends, if the client is to know, and returns the cursor of its result; empty for none.
+	end(ctx context.Context, why error) (cursor string)
 }
 
-// hold keeps the response of a request open as a stream of the era without
-// sessions. open makes the outlet, and what sends its first message.
-func (e *Endpoint) hold(w http.ResponseWriter, c *call, open func(context.Context) (*outlet, func() error, error)) error {
+// listening is a listen as a response.
+type listening struct {
+	*streamWriter
+	honoured filter
+}
+
+func (l listening) begin() error { return l.acknowledge(l.honoured) }
+
+func (l listening) end(context.Context, error) string { return l.resumeAt() }
+
+// held is an open stream of the stateless revisions. What only its beginning and
+// its end need is in functions of their own: hold waits on its stack.
+type held struct {
+	*streamWriter
+	response response
+	ctx      context.Context
+	ends     []func() // in the order in which they began
+	err      error    // of the first message
+}
+
+// hold keeps the response of a request open as a stream of the stateless revisions. open makes the stream writer, and what its first and last messages are.
+func (st *streams) hold(w http.ResponseWriter, c *call, open func(context.Context) (*streamWriter, response, error)) error {
 	h := &held{}
 	defer h.end()
-	if started, err := e.start(h, w, c, open); !started {
+	if started, err := st.start(h, w, c, open); !started {
 		return err
 	}
 	if h.err == nil {
@@ -63,18 +80,18 @@ func (e *Endpoint) hold(w http.ResponseWriter, c *call, open func(context.Contex
 }
 
 // start opens the stream and sends its first message.
-func (e *Endpoint) start(h *held, w http.ResponseWriter, c *call, open func(context.Context) (*outlet, func() error, error)) (started bool, err error) {
-	ctx, leave := e.room(w, c.request, c.principal, c.msg.ID)
+func (st *streams) start(h *held, w http.ResponseWriter, c *call, open func(context.Context) (*streamWriter, response, error)) (started bool, err error) {
+	ctx, leave := st.admission.admit(w, c.request, c.principal, c.msg.ID)
 	if leave == nil {
 		return false, nil
 	}
 	h.ctx, h.ends = ctx, append(h.ends, leave)
-	o, begin, err := open(ctx)
+	o, r, err := open(ctx)
 	if err != nil {
 		return false, err
 	}
-	h.outlet, h.ends = o, append(h.ends, o.feed.Close)
-	unwant, err := o.want(ctx, randomText(16), time.Now().Add(e.options.MaxAge+time.Minute))
+	h.streamWriter, h.response, h.ends = o, r, append(h.ends, o.feed.Close)
+	unwant, err := o.want(ctx, randomText(16), time.Now().Add(st.maxAge+time.Minute))
 	if err != nil {
 		return false, err
 	}
@@ -84,9 +101,9 @@ func (e *Endpoint) start(h *held, w http.ResponseWriter, c *call, open func(cont
 	o.subscriptionID = bytes.Clone(c.msg.ID)
 	c.msg, c.meta, c.body = jsonrpc.Message{ID: o.subscriptionID}, nil, nil
 	var done func() bool
-	o.out, done = e.writer(w)
+	o.out, done = st.admission.writer(w)
 	h.ends = append(h.ends, func() { done() })
-	h.err = begin()
+	h.err = r.begin()
 	return true, nil
 }
 
@@ -102,14 +119,11 @@ func (h *held) finish(c *call) {
 	if errors.Is(h.err, errWriting) || c.request.Context().Err() != nil {
 		return // the client closed the stream: nothing more may be sent
 	}
-	if h.push != nil {
-		h.push.terminate(h.ctx, h.err)
-	}
-	h.complete(c)
+	h.complete(c, h.response.end(h.ctx, h.err))
 }
 
 // openListen makes out what is asked for and opens the feed of what is honoured.
-func (e *Endpoint) openListen(ctx context.Context, c *call) (*outlet, filter, error) {
+func (st *streams) openListen(ctx context.Context, c *call) (*streamWriter, filter, error) {
 	asked, err := c.filter()
 	if err != nil {
 		return nil, asked, err
@@ -118,11 +132,12 @@ func (e *Endpoint) openListen(ctx context.Context, c *call) (*outlet, filter, er
 	if err != nil {
 		return nil, asked, err
 	}
-	o := &outlet{
-		endpoint: e, principal: c.principal, header: c.request.Header,
+	o := &streamWriter{
+		streams: st, principal: c.principal, header: c.request.Header,
 		payloads: declares(jsonrpc.Member(c.meta, mcpspec.MetaCapabilities), Extension),
 		targets:  map[string]target{},
 	}
+	o.framing = plain{o}
 	honoured, err := o.honour(ctx, asked)
 	if err != nil {
 		return nil, asked, err
@@ -134,13 +149,13 @@ func (e *Endpoint) openListen(ctx context.Context, c *call) (*outlet, filter, er
 			request.Topics = append(request.Topics, t.topic)
 		}
 	}
-	o.feed, err = e.options.Feeds.Open(ctx, request)
+	o.feed, err = st.feeds.Open(ctx, request)
 	return o, honoured, err
 }
 
 // acknowledge sends the first message: what is honoured, and whether the log
 // still reached back to the cursor.
-func (o *outlet) acknowledge(honoured filter) error {
+func (o *streamWriter) acknowledge(honoured filter) error {
 	members := func(b []byte) []byte { return append(append(b, `"notifications":`...), mustJSON(honoured)...) }
 	var truncated func([]byte) []byte
 	if o.feed.Truncated {
@@ -150,8 +165,8 @@ func (o *outlet) acknowledge(honoured filter) error {
 }
 
 // complete ends a stream on the server's own account with its result.
-func (o *outlet) complete(c *call) {
-	text := o.endpoint.appendResult(nil, c, result{meta: o.appendIDs(nil, o.resumeAt())})
+func (o *streamWriter) complete(c *call, cursor string) {
+	text := o.streams.replies.appendResult(nil, c, result{meta: o.appendIDs(nil, cursor)})
 	_ = o.write(sse.Append(nil, sse.Event{Data: text})) // the stream ends either way
 }
 
@@ -208,16 +223,15 @@ func (c *call) cursor() (string, error) {
 
 // honour takes of what was asked for what is served here and open to the caller. A
 // URI that is unknown, or not the caller's to have, is left out.
-func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
-	e := o.endpoint
-	o.resources = asked.ResourcesListChanged && e.has(mcpspec.MethodResources)
-	o.events = asked.EventsListChanged && e.has(mcpspec.MethodEvents)
-	o.contexts = asked.ConversationContext && e.options.Conversation != nil && e.options.Conversation.Offers(ctx, o.principal).Any()
+func (o *streamWriter) honour(ctx context.Context, asked filter) (filter, error) {
+	o.resources = asked.ResourcesListChanged && o.streams.methods.has(mcpspec.MethodResources)
+	o.events = asked.EventsListChanged && o.streams.methods.has(mcpspec.MethodEvents)
+	o.contexts = asked.ConversationContext && o.streams.conversation != nil && o.streams.conversation.Offers(ctx, o.principal).Any()
 	// There may be no backend yet: these lists are told of when one comes, and acknowledged when one is there.
-	o.tools = asked.ToolsListChanged && e.has(mcpspec.MethodToolsList)
-	o.prompts = asked.PromptsListChanged && e.has(mcpspec.MethodPromptsList)
+	o.tools = asked.ToolsListChanged && o.streams.methods.has(mcpspec.MethodToolsList)
+	o.prompts = asked.PromptsListChanged && o.streams.methods.has(mcpspec.MethodPromptsList)
 	var offers gateway.Offers
-	if backends := e.gateway(ctx); backends != nil && (o.tools || o.prompts) {
+	if backends := o.streams.backends.now(ctx); backends != nil && (o.tools || o.prompts) {
 		offers = backends.Offers(ctx, gateway.Client{Principal: o.principal})
 	}
 	out := filter{
@@ -227,16 +241,16 @@ func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
 	if len(asked.ResourceSubscriptions) == 0 {
 		return out, nil
 	}
-	if most := e.options.MaxStreamURIs; len(asked.ResourceSubscriptions) > most {
+	if most := o.streams.maxURIs; len(asked.ResourceSubscriptions) > most {
 		return out, limitReached("streamURIs", most)
 	}
-	cat, err := e.catalog(ctx, o.principal)
+	cat, err := o.streams.catalogs.of(ctx, o.principal)
 	if err != nil {
 		return out, err
 	}
 	open := 0
 	for _, uri := range asked.ResourceSubscriptions {
-		t, err := e.resolve(ctx, cat, o.principal, uri)
+		t, err := o.streams.targets.resolve(ctx, cat, o.principal, uri)
 		switch kind := fault.KindOf(err); {
 		case err == nil:
 		case kind == fault.Internal || kind == fault.Unavailable:
@@ -247,8 +261,8 @@ func (o *outlet) honour(ctx context.Context, asked filter) (filter, error) {
 		if _, twice := o.targets[t.uri]; twice {
 			continue
 		}
-		if open += t.open(); open > e.options.MaxStreamPatterns {
-			return out, limitReached("streamPatterns", e.options.MaxStreamPatterns)
+		if open += t.open(); open > o.streams.maxPatterns {
+			return out, limitReached("streamPatterns", o.streams.maxPatterns)
 		}
 		o.targets[t.uri] = t
 		out.ResourceSubscriptions = append(out.ResourceSubscriptions, uri)

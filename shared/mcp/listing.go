@@ -9,7 +9,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
@@ -33,26 +32,34 @@ type listing struct {
 	resourceAt, tmplAt, eventAt map[string]int
 }
 
-// listings keeps the encoded catalogs: one per workspace at most, and dropped all
-// together when there are too many, since a catalog that changed is never asked for again.
-type listings struct {
+// lists serves the lists.
+type lists struct {
+	catalogs      catalogs
+	subscriptions Subscriptions
+	backends      backends
+	methods       methodTable
+	pageSize      int
+	anonymous     bool // see [Options.AnonymousWebhooks]
+
+	// The encoded catalogs: one per workspace at most, and dropped all
+	// together when there are too many, since a catalog that changed is never asked for again.
 	mu   sync.Mutex
 	kept map[*catalog.Catalog]*listing
 }
 
 const maxListings = 256
 
-func (e *Endpoint) listing(cat *catalog.Catalog) *listing {
-	e.lists.mu.Lock()
-	defer e.lists.mu.Unlock()
-	if l := e.lists.kept[cat]; l != nil {
+func (h *lists) listing(cat *catalog.Catalog) *listing {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if l := h.kept[cat]; l != nil {
 		return l
 	}
-	if e.lists.kept == nil || len(e.lists.kept) >= maxListings {
-		e.lists.kept = map[*catalog.Catalog]*listing{}
+	if h.kept == nil || len(h.kept) >= maxListings {
+		h.kept = map[*catalog.Catalog]*listing{}
 	}
-	l := encodeCatalog(cat, e.options.PageSize)
-	e.lists.kept[cat] = l
+	l := encodeCatalog(cat, h.pageSize)
+	h.kept[cat] = l
 	return l
 }
 
@@ -139,14 +146,14 @@ func encodeEvent(entry *catalog.Entry) []byte {
 }
 
 // page collects the entries from first on that the caller may see.
-func (e *Endpoint) page(p auth.Principal, open bool, entries []listed, first int) (pieces [][]byte, n int, next cursor) {
-	pieces = make([][]byte, 0, 2*min(len(entries), e.options.PageSize))
+func (h *lists) page(p auth.Principal, open bool, entries []listed, first int) (pieces [][]byte, n int, next cursor) {
+	pieces = make([][]byte, 0, 2*min(len(entries), h.pageSize))
 	last := "" // not just the one before: its name may be none of the caller's business
 	for _, x := range entries[min(first, len(entries)):] {
 		if !open && !auth.Visible(x.entry.Access, p) {
 			continue
 		}
-		if n == e.options.PageSize {
+		if n == h.pageSize {
 			return pieces, n, cursor{atCatalog, last}
 		}
 		if n > 0 {
@@ -176,40 +183,40 @@ func (c *call) shared(open bool) *caching {
 
 // listResources serves resources/list: the event types with a fixed URI, then
 // the caller's webhook subscriptions, then what backends have.
-func (e *Endpoint) listResources(ctx context.Context, c *call) (result, error) {
-	cat, err := e.catalog(ctx, c.principal)
+func (h *lists) listResources(ctx context.Context, c *call) (result, error) {
+	cat, err := h.catalogs.of(ctx, c.principal)
 	if err != nil {
 		return result{}, err
 	}
-	l := e.listing(cat)
+	l := h.listing(cat)
 	from, err := c.place(l.resourceAt)
 	if err != nil {
 		return result{}, err
 	}
-	page := newPage("resources", from, e.options.PageSize, c.shared(l.open))
+	page := newPage("resources", from, h.pageSize, c.shared(l.open))
 	if from.where == atCatalog {
-		if l.open && from.first == 0 && len(l.resources) <= e.options.PageSize {
+		if l.open && from.first == 0 && len(l.resources) <= h.pageSize {
 			page.add(len(l.resources), cursor{}, l.firstResources)
 		} else {
-			more, n, next := e.page(c.principal, l.open, l.resources, from.first)
+			more, n, next := h.page(c.principal, l.open, l.resources, from.first)
 			page.add(n, next, more...)
 		}
 	}
-	if e.options.Subscriptions != nil {
+	if h.subscriptions != nil {
 		page.cache = &caching{0, private} // the caller's own, on whichever page they stand
 		if from.where != atBackends && page.goesOn(atSubscriptions) {
-			if err := e.addSubscriptions(ctx, c, &page); err != nil {
+			if err := h.addSubscriptions(ctx, c, &page); err != nil {
 				return result{}, err
 			}
 		}
 	} else if from.where == atSubscriptions {
 		return result{}, errListCursor
 	}
-	return e.addBackends(ctx, c, &page, gateway.Resources)
+	return h.addBackends(ctx, c, &page, gateway.Resources)
 }
 
-func (e *Endpoint) addSubscriptions(ctx context.Context, c *call, page *partedPage) error {
-	views, last, err := e.options.Subscriptions.List(ctx, c.principal, page.behind(atSubscriptions), page.room)
+func (h *lists) addSubscriptions(ctx context.Context, c *call, page *partedPage) error {
+	views, last, err := h.subscriptions.List(ctx, c.principal, page.behind(atSubscriptions), page.room)
 	if err != nil {
 		return err
 	}
@@ -229,8 +236,8 @@ func (e *Endpoint) addSubscriptions(ctx context.Context, c *call, page *partedPa
 }
 
 // addBackends adds what backends have of a kind, and makes the result of the page.
-func (e *Endpoint) addBackends(ctx context.Context, c *call, page *partedPage, kind gateway.Kind) (result, error) {
-	backends := e.gateway(ctx)
+func (h *lists) addBackends(ctx context.Context, c *call, page *partedPage, kind gateway.Kind) (result, error) {
+	backends := h.backends.now(ctx)
 	if backends == nil {
 		if page.from.where == atBackends {
 			return result{}, errListCursor
@@ -285,12 +292,12 @@ func subscriptionResource(v subscription.View) []byte {
 }
 
 // listTemplates serves resources/templates/list.
-func (e *Endpoint) listTemplates(ctx context.Context, c *call) (result, error) {
-	cat, err := e.catalog(ctx, c.principal)
+func (h *lists) listTemplates(ctx context.Context, c *call) (result, error) {
+	cat, err := h.catalogs.of(ctx, c.principal)
 	if err != nil {
 		return result{}, err
 	}
-	l := e.listing(cat)
+	l := h.listing(cat)
 	from, err := c.place(l.tmplAt)
 	if err != nil {
 		return result{}, err
@@ -298,26 +305,26 @@ func (e *Endpoint) listTemplates(ctx context.Context, c *call) (result, error) {
 	if from.where == atSubscriptions {
 		return result{}, errListCursor
 	}
-	page := newPage("resourceTemplates", from, e.options.PageSize, c.shared(l.open))
+	page := newPage("resourceTemplates", from, h.pageSize, c.shared(l.open))
 	if from.where == atCatalog {
-		if l.open && from.first == 0 && len(l.templates) <= e.options.PageSize {
+		if l.open && from.first == 0 && len(l.templates) <= h.pageSize {
 			page.add(len(l.templates), cursor{}, l.firstTemplates)
 		} else {
-			more, n, next := e.page(c.principal, l.open, l.templates, from.first)
+			more, n, next := h.page(c.principal, l.open, l.templates, from.first)
 			page.add(n, next, more...)
 		}
 	}
-	return e.addBackends(ctx, c, &page, gateway.Templates)
+	return h.addBackends(ctx, c, &page, gateway.Templates)
 }
 
 // listEvents serves events/list (SEP-3415). An event type that this caller
 // cannot have in any mode is left out.
-func (e *Endpoint) listEvents(ctx context.Context, c *call) (result, error) {
-	cat, err := e.catalog(ctx, c.principal)
+func (h *lists) listEvents(ctx context.Context, c *call) (result, error) {
+	cat, err := h.catalogs.of(ctx, c.principal)
 	if err != nil {
 		return result{}, err
 	}
-	l := e.listing(cat)
+	l := h.listing(cat)
 	from, err := c.place(l.eventAt)
 	if err != nil {
 		return result{}, err
@@ -329,11 +336,11 @@ func (e *Endpoint) listEvents(ctx context.Context, c *call) (result, error) {
 	n, last := 0, ""
 	var next []byte
 	for _, x := range l.events[min(from.first, len(l.events)):] {
-		modes := e.delivery(x.entry, c)
+		modes := h.modes(x.entry, c)
 		if len(modes) == 0 || !auth.Visible(x.entry.Access, c.principal) {
 			continue
 		}
-		if n == e.options.PageSize {
+		if n == h.pageSize {
 			next = cursor{atCatalog, last}.member(private)
 			break
 		}
@@ -347,25 +354,20 @@ func (e *Endpoint) listEvents(ctx context.Context, c *call) (result, error) {
 	return result{members: append(pieces, closing, next)}, nil
 }
 
-// delivery lists the modes in which the caller can have an event type here, in the
+// modes lists the modes in which the caller can have an event type here, in the
 // revision that it speaks.
-func (e *Endpoint) delivery(entry *catalog.Entry, c *call) []string {
+func (h *lists) modes(entry *catalog.Entry, c *call) []string {
 	p := c.principal
 	var modes []string
-	if entry.PushAllowed() && e.has(mcpspec.MethodEventsStream) && c.version.Stateless() && p.Has(auth.ScopeRead) {
+	if entry.PushAllowed() && h.methods.has(mcpspec.MethodEventsStream) && c.version.Stateless() && p.Has(auth.ScopeRead) {
 		modes = append(modes, mcpspec.ModePush)
 	}
-	if entry.PollAllowed() && e.has(mcpspec.MethodEventsPoll) && p.Has(auth.ScopeRead) {
+	if entry.PollAllowed() && h.methods.has(mcpspec.MethodEventsPoll) && p.Has(auth.ScopeRead) {
 		modes = append(modes, mcpspec.ModePoll)
 	}
-	if entry.WebhookAllowed() && e.has(mcpspec.MethodEventsSub) && p.Has(auth.ScopeSubscribe) &&
-		(!p.Anonymous || e.options.AnonymousWebhooks) {
+	if entry.WebhookAllowed() && h.methods.has(mcpspec.MethodEventsSub) && p.Has(auth.ScopeSubscribe) &&
+		(!p.Anonymous || h.anonymous) {
 		modes = append(modes, mcpspec.ModeWebhook)
 	}
 	return slices.Clip(modes)
-}
-
-func (e *Endpoint) catalog(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
-	cat, err := e.options.Catalogs.Catalog(ctx, p.Workspace)
-	return cat, fault.Wrap(fault.Unavailable, err, "read the catalog")
 }

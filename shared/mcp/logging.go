@@ -12,7 +12,7 @@ const logger = "mcp-events"
 
 // setLevel serves logging/setLevel (up to 2025-11-25): from then on the session's
 // stream tells what a client would otherwise not notice. Without it nothing is told.
-func (e *Endpoint) setLevel(ctx context.Context, c *call) (result, error) {
+func (h *sessionMethods) setLevel(ctx context.Context, c *call) (result, error) {
 	level, err := c.required("level")
 	if err != nil {
 		return result{}, err
@@ -20,15 +20,15 @@ func (e *Endpoint) setLevel(ctx context.Context, c *call) (result, error) {
 	if !mcpspec.KnownSeverity(level) {
 		return result{}, invalidParams("level must be one of the severities of RFC 5424, debug to emergency")
 	}
-	if err := e.sessions.change(ctx, c.session, func(s *session) { s.Level = level }); err != nil {
-		return result{}, e.sessionFault(err)
+	if err := h.sessions.change(ctx, c.session, func(s *session) { s.Level = level }); err != nil {
+		return result{}, sessionFault(err)
 	}
-	if backends := e.gateway(ctx); backends != nil {
+	if backends := h.backends.now(ctx); backends != nil {
 		if err := backends.SetLevel(ctx, c.client()); err != nil {
 			return result{}, err
 		}
 	}
-	return result{}, e.tellSession(ctx, c)
+	return result{}, h.notify(ctx, c)
 }
 
 // say sends a log message, if its level is asked for.
@@ -46,8 +46,8 @@ func (s *sessionStream) say(level, message, uri string) error {
 	}, nil, s.feed.Cursor())
 }
 
-// tellLost tells that a URI brings nothing any more.
-func (s *sessionStream) tellLost(t target) error {
+// lost tells that a URI brings nothing any more.
+func (s *sessionStream) lost(t target) error {
 	return s.say("warning", "the catalog no longer has this for you; nothing comes from it", t.asked)
 }
 

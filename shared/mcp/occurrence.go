@@ -14,9 +14,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-// wanted is the subscription that events/poll and events/stream carry in
+// selected is the subscription that events/poll and events/stream carry in
 // their params (SEP-3415).
-type wanted struct {
+type selected struct {
 	subscription.Selection
 	catalog *catalog.Catalog
 	mode    string
@@ -24,9 +24,9 @@ type wanted struct {
 	maxAge  time.Duration // 0 is no bound
 }
 
-// wanted reads the params that poll and stream share, and checks the caller's
+// selected reads the params that poll and stream share, and checks the caller's
 // right to what they ask for.
-func (e *Endpoint) wanted(ctx context.Context, c *call, mode string) (w wanted, err error) {
+func (cs catalogs) selected(ctx context.Context, c *call, mode string) (w selected, err error) {
 	name, err := c.required("name")
 	if err != nil {
 		return w, err
@@ -49,7 +49,7 @@ func (e *Endpoint) wanted(ctx context.Context, c *call, mode string) (w wanted, 
 		w.maxAge = 1 // nothing old at all, where 0 would be no bound
 	}
 	w.mode = mode
-	if w.catalog, err = e.catalog(ctx, c.principal); err != nil {
+	if w.catalog, err = cs.of(ctx, c.principal); err != nil {
 		return w, err
 	}
 	w.Selection, err = choose(w.catalog, name, arguments, c.principal, mode)

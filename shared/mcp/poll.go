@@ -22,9 +22,16 @@ const (
 // next poll: after a minute of quiet, a quarter of a minute.
 const quietShare = 4
 
+// polls serves events/poll.
+type polls struct {
+	catalogs    catalogs
+	feeds       Feeds
+	least, most time.Duration // bounds of the time until the next poll
+}
+
 // poll serves events/poll (SEP-3415). It keeps nothing between two polls.
-func (e *Endpoint) poll(ctx context.Context, c *call) (result, error) {
-	w, err := e.wanted(ctx, c, mcpspec.ModePoll)
+func (h *polls) poll(ctx context.Context, c *call) (result, error) {
+	w, err := h.catalogs.selected(ctx, c, mcpspec.ModePoll)
 	if err != nil {
 		return result{}, err
 	}
@@ -32,7 +39,7 @@ func (e *Endpoint) poll(ctx context.Context, c *call) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	page, err := e.options.Feeds.Poll(ctx, stream.PollRequest{
+	page, err := h.feeds.Poll(ctx, stream.PollRequest{
 		Workspace: c.principal.Workspace, Pattern: w.Pattern, Cursor: w.cursor, MaxAge: w.maxAge,
 		Wants: w.Wants, Most: most, Bytes: maxPollBytes,
 	})
@@ -54,13 +61,13 @@ func (e *Endpoint) poll(ctx context.Context, c *call) (result, error) {
 	b = jsonrpc.AppendString(append(b, `],"cursor":`...), page.Cursor)
 	b = strconv.AppendBool(append(b, `,"truncated":`...), page.Truncated)
 	b = strconv.AppendBool(append(b, `,"hasMore":`...), page.More)
-	b = strconv.AppendInt(append(b, `,"nextPollMs":`...), e.nextPoll(page.Quiet).Milliseconds(), 10)
+	b = strconv.AppendInt(append(b, `,"nextPollMs":`...), h.nextPoll(page.Quiet).Milliseconds(), 10)
 	return result{members: [][]byte{b}}, nil
 }
 
 // nextPoll is when to come again: soon after traffic, later the longer it was quiet.
-func (e *Endpoint) nextPoll(quiet time.Duration) time.Duration {
-	return min(max(quiet/quietShare, e.options.PollMin), e.options.PollMax)
+func (h *polls) nextPoll(quiet time.Duration) time.Duration {
+	return min(max(quiet/quietShare, h.least), h.most)
 }
 
 // maxEvents reads how many events a client wants at most.

@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -23,11 +24,10 @@ const maxBeat = 30 * time.Second
 // recovery is how long a stream waits before it tries again what failed.
 const recovery = time.Second
 
-// push is what an outlet is told by when it serves events/stream: one
-// subscription, in the notifications of SEP-3415.
+// push is the framing of an events/stream: one subscription, in the notifications of SEP-3415.
 type push struct {
-	*outlet
-	wanted
+	*streamWriter
+	selected
 	version mcpspec.Version
 	beaten  time.Time // when the last heartbeat, or active, was sent
 }
@@ -39,29 +39,29 @@ type ended struct{ reason error }
 func (e *ended) Error() string { return "mcp: the subscription ends: " + e.reason.Error() }
 
 // eventsStream serves events/stream (SEP-3415).
-func (e *Endpoint) eventsStream(w http.ResponseWriter, c *call) error {
-	return e.hold(w, c, func(ctx context.Context) (*outlet, func() error, error) {
-		p, err := e.openPush(ctx, c)
+func (st *streams) eventsStream(w http.ResponseWriter, c *call) error {
+	return st.hold(w, c, func(ctx context.Context) (*streamWriter, response, error) {
+		p, err := st.openPush(ctx, c)
 		if err != nil {
 			return nil, nil, err
 		}
-		return p.outlet, p.begin, nil
+		return p.streamWriter, p, nil
 	})
 }
 
-func (e *Endpoint) openPush(ctx context.Context, c *call) (*push, error) {
-	w, err := e.wanted(ctx, c, mcpspec.ModePush)
+func (st *streams) openPush(ctx context.Context, c *call) (*push, error) {
+	w, err := st.catalogs.selected(ctx, c, mcpspec.ModePush)
 	if err != nil {
 		return nil, err
 	}
 	// The body of the request must not live as long as the stream.
 	w.Arguments = bytes.Clone(w.Arguments)
 	p := &push{
-		outlet: &outlet{endpoint: e, principal: c.principal, header: c.request.Header},
-		wanted: w, version: c.version,
+		streamWriter: &streamWriter{streams: st, principal: c.principal, header: c.request.Header},
+		selected:     w, version: c.version,
 	}
-	p.push = p
-	p.feed, err = e.options.Feeds.Open(ctx, stream.Request{
+	p.framing = p
+	p.feed, err = st.feeds.Open(ctx, stream.Request{
 		Workspace: c.principal.Workspace, Patterns: []subscription.Pattern{w.Pattern}, Topics: []string{stream.TopicCatalog},
 		Cursor: w.cursor, MaxAge: w.maxAge, Sole: true, Wants: p.Wants,
 	})
@@ -94,7 +94,7 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 		if err == nil {
 			break
 		}
-		if err := p.recover(ctx, err); err != nil {
+		if err := p.failed(ctx, err); err != nil {
 			return err
 		}
 	}
@@ -103,7 +103,7 @@ func (p *push) deliver(ctx context.Context, d stream.Delivery) error {
 	}
 	data, err := p.Data(d.Event)
 	if err != nil { // of this event only
-		return p.fail(mcpspec.NoteEventsError, p.endpoint.translate(ctx, err, p.version, eventsMethods))
+		return p.fail(mcpspec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, eventsMethods))
 	}
 	return p.note(mcpspec.NoteEventsEvent, d.Cursor, func(b []byte) []byte {
 		return appendOccurrence(append(b, ','), d.Event, data)
@@ -118,11 +118,11 @@ func (p *push) due(quiet time.Time) time.Time {
 	return quiet
 }
 
-// beat sends a heartbeat. Each is also a time to look whether the subscriber may still
+// heartbeat sends one. Each is also a time to look whether the subscriber may still
 // have the events.
-func (p *push) beat(ctx context.Context) error {
+func (p *push) heartbeat(ctx context.Context) error {
 	if err := p.check(ctx, true); err != nil {
-		if err = p.recover(ctx, err); err != nil {
+		if err = p.failed(ctx, err); err != nil {
 			return err
 		}
 	}
@@ -130,13 +130,13 @@ func (p *push) beat(ctx context.Context) error {
 	return p.note(mcpspec.NoteEventsHeartbeat, p.resumeAt(), nil)
 }
 
-// recover tells the client of a failure that may pass, and waits a moment. Other
+// failed tells the client of a failure that may pass, and waits a moment. Other
 // failures it returns.
-func (p *push) recover(ctx context.Context, err error) error {
+func (p *push) failed(ctx context.Context, err error) error {
 	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, errWriting) {
 		return err
 	}
-	if err := p.fail(mcpspec.NoteEventsError, p.endpoint.translate(ctx, err, p.version, eventsMethods)); err != nil {
+	if err := p.fail(mcpspec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, eventsMethods)); err != nil {
 		return err
 	}
 	wait := time.NewTimer(recovery)
@@ -161,11 +161,16 @@ func (p *push) fail(name string, rpc *jsonrpc.Error) error {
 	}, nil, "")
 }
 
-// terminate tells why the subscription ended, if it did.
-func (p *push) terminate(ctx context.Context, err error) {
-	if end, ok := errors.AsType[*ended](err); ok {
-		_ = p.fail(mcpspec.NoteEventsTerminated, p.endpoint.translate(ctx, end.reason, p.version, eventsMethods)) // it ends either way
+func (*push) event(string) sse.Event { return sse.Event{} }
+
+func (*push) lost(target) error { return nil } // check tells the end of the subscription
+
+// end tells why the subscription ended, if it did. The cursor was in the notifications.
+func (p *push) end(ctx context.Context, why error) (cursor string) {
+	if end, ok := errors.AsType[*ended](why); ok {
+		_ = p.fail(mcpspec.NoteEventsTerminated, p.streams.faults.translate(ctx, end.reason, p.version, eventsMethods)) // it ends either way
 	}
+	return ""
 }
 
 // check holds the subscription to the catalog as it is now, and to the caller's
@@ -177,7 +182,7 @@ func (p *push) check(ctx context.Context, credentials bool) error {
 			return &ended{subscription.Revoked()}
 		}
 	}
-	cat, err := p.endpoint.catalog(ctx, p.principal)
+	cat, err := p.streams.catalogs.of(ctx, p.principal)
 	if err != nil {
 		return err
 	}

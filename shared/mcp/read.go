@@ -23,18 +23,25 @@ const (
 
 const subscriptionScheme = "subscription://"
 
+// reads serves resources/read.
+type reads struct {
+	catalogs      catalogs
+	log           Log
+	subscriptions Subscriptions
+}
+
 // read serves resources/read: the latest events of an event URI or of all below
 // it, or the state of one of the caller's subscriptions.
-func (e *Endpoint) read(ctx context.Context, c *call) (result, error) {
+func (h *reads) read(ctx context.Context, c *call) (result, error) {
 	uri, err := c.required("uri")
 	if err != nil {
 		return result{}, err
 	}
 	var text []byte
 	if strings.HasPrefix(uri, subscriptionScheme) {
-		text, err = e.readSubscription(ctx, c.principal, uri)
+		text, err = h.readSubscription(ctx, c.principal, uri)
 	} else {
-		text, err = e.readEvents(ctx, c.principal, uri)
+		text, err = h.readEvents(ctx, c.principal, uri)
 	}
 	if err != nil {
 		return result{}, err
@@ -59,8 +66,8 @@ type latestEvent struct {
 	Data      json.RawMessage `json:"data"`
 }
 
-func (e *Endpoint) readEvents(ctx context.Context, p auth.Principal, uri string) ([]byte, error) {
-	cat, err := e.catalog(ctx, p)
+func (h *reads) readEvents(ctx context.Context, p auth.Principal, uri string) ([]byte, error) {
+	cat, err := h.catalogs.of(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +80,7 @@ func (e *Endpoint) readEvents(ctx context.Context, p auth.Principal, uri string)
 	}
 	var found []event.Event
 	for _, pattern := range patterns {
-		events, err := e.latest(ctx, cat, p, pattern)
+		events, err := h.latest(ctx, cat, p, pattern)
 		if err != nil {
 			return nil, err
 		}
@@ -96,18 +103,18 @@ func (e *Endpoint) readEvents(ctx context.Context, p auth.Principal, uri string)
 
 // latest reads the newest events of a pattern that the principal may have. For a
 // wildcard they are among those below its literal beginning.
-func (e *Endpoint) latest(ctx context.Context, cat *catalog.Catalog, who auth.Principal, p subscription.Pattern) ([]event.Event, error) {
+func (h *reads) latest(ctx context.Context, cat *catalog.Catalog, who auth.Principal, p subscription.Pattern) ([]event.Event, error) {
 	parent := p.URI()
 	switch p.Kind {
 	case subscription.Concrete:
-		return e.options.Log.Latest(ctx, who.Workspace, parent, p.Unordered, maxLatest)
+		return h.log.Latest(ctx, who.Workspace, parent, p.Unordered, maxLatest)
 	case subscription.Wildcard:
 		parent, _, _ = strings.Cut(p.Key, "/"+catalog.Wildcard)
 		if parent+"/" == catalog.Scheme { // the first segment is the open one
 			return nil, nil
 		}
 	}
-	return e.options.Log.LatestBelow(ctx, who.Workspace, parent, maxLatest, func(uri string) (wanted, unordered bool) {
+	return h.log.LatestBelow(ctx, who.Workspace, parent, maxLatest, func(uri string) (wanted, unordered bool) {
 		entry, vars, ok := cat.Match(uri)
 		return ok && subscription.Matches(p.Key, uri) && auth.CheckAccess(entry.Access, vars, who) == nil, ok && entry.Unordered()
 	})
@@ -176,11 +183,11 @@ func newDeliveryStatus(active bool, s subscription.Status) *deliveryStatus {
 	return out
 }
 
-func (e *Endpoint) readSubscription(ctx context.Context, p auth.Principal, uri string) ([]byte, error) {
-	if e.options.Subscriptions == nil {
+func (h *reads) readSubscription(ctx context.Context, p auth.Principal, uri string) ([]byte, error) {
+	if h.subscriptions == nil {
 		return nil, notFound(uri)
 	}
-	v, err := e.options.Subscriptions.Read(ctx, p, uri)
+	v, err := h.subscriptions.Read(ctx, p, uri)
 	if fault.Is(err, fault.NotFound) {
 		return nil, notFound(uri)
 	}
@@ -202,64 +209,4 @@ func instant(t time.Time) *time.Time {
 	}
 	t = t.UTC()
 	return &t
-}
-
-// target is a URI that a stream is subscribed to, made out.
-type target struct {
-	// uri is the canonical form, asked what the client wrote.
-	uri, asked string
-	patterns   []subscription.Pattern
-	// topic is set for a subscription:// URI.
-	topic string
-	// backend serves a URI that is not ours; the stream follows its notifications.
-	backend string
-	// lost is set while the catalog does not have it, or not for the caller.
-	lost bool
-}
-
-// open is the number of its parents and wildcards.
-func (t target) open() (n int) {
-	for _, p := range t.patterns {
-		if p.Kind != subscription.Concrete {
-			n++
-		}
-	}
-	return n
-}
-
-// resolve makes out a URI for a stream. Faults name what is wrong with it.
-func (e *Endpoint) resolve(ctx context.Context, cat *catalog.Catalog, p auth.Principal, uri string) (target, error) {
-	t := target{uri: uri, asked: uri}
-	if strings.HasPrefix(uri, subscriptionScheme) {
-		if e.options.Subscriptions == nil {
-			return t, notFound(uri)
-		}
-		v, err := e.options.Subscriptions.Read(ctx, p, uri)
-		if err != nil {
-			if fault.Is(err, fault.NotFound) {
-				err = notFound(uri)
-			}
-			return t, err
-		}
-		t.topic = topicSubscription(v.ID)
-		return t, nil
-	}
-	patterns, access, err := subscription.Resolve(cat, uri)
-	if err != nil {
-		if backends := e.gateway(ctx); backends != nil {
-			if name, ok := backends.Subscribable(ctx, p, uri); ok {
-				t.backend = name
-				return t, nil
-			}
-		}
-		return t, err
-	}
-	if access, err = permitted(p, access); err != nil {
-		return t, err
-	}
-	if !slices.ContainsFunc(access, func(a subscription.Access) bool { return a.Entry.PushAllowed() }) {
-		return t, fault.New(fault.Invalid, "%s is not delivered on streams", clip(uri)).With(map[string]any{"uri": clip(uri)})
-	}
-	t.uri, t.patterns = patterns[0].URI(), patterns
-	return t, nil
 }

@@ -13,8 +13,8 @@ import (
 // allMissing completes an error for want of scopes with all that the operation
 // lacks: the method's own, and those of every event type it is about. So a client asks its
 // user once (MCP 2026-07-28, Scope Challenge Handling).
-func (e *Endpoint) allMissing(c *call, m method, err error) error {
-	needed := e.entryScopes(c, m)
+func (r *replies) allMissing(c *call, m method, err error) error {
+	needed := r.entryScopes(c, m)
 	if m.scope != "" {
 		needed = append(needed, m.scope)
 	}
@@ -26,8 +26,8 @@ func (e *Endpoint) allMissing(c *call, m method, err error) error {
 
 // entryScopes lists the scopes of the event types that the params name, by name or
 // by URI. What is malformed or unknown needs none: it is told when the scopes are there.
-func (e *Endpoint) entryScopes(c *call, m method) []string {
-	cat, err := e.catalog(c.request.Context(), c.principal)
+func (r *replies) entryScopes(c *call, m method) []string {
+	cat, err := r.catalogs.of(c.request.Context(), c.principal)
 	if err != nil {
 		return nil
 	}

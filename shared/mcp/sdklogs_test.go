@@ -7,8 +7,9 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // TestGoSDKLogs lets the official client ask for log messages.

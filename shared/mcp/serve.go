@@ -47,13 +47,13 @@ func (e *Endpoint) recovered(w http.ResponseWriter, r *http.Request) {
 	if w.Header().Get("Content-Type") == sse.ContentType {
 		return // the stream just ends
 	}
-	e.fail(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
+	sendError(w, http.StatusInternalServerError, nil, &jsonrpc.Error{Code: jsonrpc.InternalError, Message: "internal error"})
 }
 
 // caller starts the call of a request that is let in, and answers all others.
 func (e *Endpoint) caller(w http.ResponseWriter, r *http.Request) *call {
 	if err := e.guard.Check(r); err != nil {
-		e.fail(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: codeForbidden, Message: fault.Public(err)})
+		sendError(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: codeForbidden, Message: fault.Public(err)})
 		return nil
 	}
 	allowOrigin(w, r)
@@ -73,7 +73,7 @@ func (e *Endpoint) caller(w http.ResponseWriter, r *http.Request) *call {
 func (e *Endpoint) route(w http.ResponseWriter, c *call) {
 	r := c.request
 	if workspace := r.PathValue(PathWorkspace); workspace != "" {
-		e.serveDialect(w, r, c.principal, workspace)
+		dialect{e}.serve(w, r, c.principal, workspace)
 		return
 	}
 	switch r.Method {
@@ -94,9 +94,9 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case fault.Forbidden:
 		code = http.StatusForbidden
 	default:
-		e.log(r.Context(), "a caller could not be authenticated", err)
+		e.faults.log(r.Context(), "a caller could not be authenticated", err)
 		w.Header().Set("Retry-After", "5")
-		e.fail(w, http.StatusServiceUnavailable, nil, &jsonrpc.Error{Code: codeUnavailable, Message: "the caller cannot be authenticated now"})
+		sendError(w, http.StatusServiceUnavailable, nil, &jsonrpc.Error{Code: codeUnavailable, Message: "the caller cannot be authenticated now"})
 		return
 	}
 	scope := auth.ScopeRead
@@ -106,7 +106,7 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if challenge := auth.Challenge(err, e.options.ResourceMetadata, scope); challenge != "" {
 		w.Header().Set("WWW-Authenticate", challenge)
 	}
-	e.fail(w, code, nil, &jsonrpc.Error{Code: code, Message: fault.Public(err)})
+	sendError(w, code, nil, &jsonrpc.Error{Code: code, Message: fault.Public(err)})
 }
 
 func (e *Endpoint) notAllowed(w http.ResponseWriter, r *http.Request) {
@@ -115,7 +115,7 @@ func (e *Endpoint) notAllowed(w http.ResponseWriter, r *http.Request) {
 		allow = "GET, POST, DELETE"
 	}
 	w.Header().Set("Allow", allow)
-	e.fail(w, http.StatusMethodNotAllowed, nil, invalidRequest("the HTTP method is not allowed here"))
+	sendError(w, http.StatusMethodNotAllowed, nil, invalidRequest("the HTTP method is not allowed here"))
 }
 
 // allowOrigin lets the page that a browser's request names read the answer; the
@@ -198,10 +198,10 @@ func (e *Endpoint) post(w http.ResponseWriter, c *call) {
 	case !ok: // answered
 	case batch != nil:
 		e.batch(w, c, batch)
-	case c.modern():
-		e.postModern(w, c)
+	case c.stateless():
+		e.postStateless(w, c)
 	default:
-		e.postLegacy(w, c)
+		e.postSessionBased(w, c)
 	}
 }
 
@@ -210,7 +210,7 @@ func (e *Endpoint) post(w http.ResponseWriter, c *call) {
 func (e *Endpoint) receive(w http.ResponseWriter, c *call) (batch []json.RawMessage, ok bool) {
 	r := c.request
 	refuse := func(status int, id []byte, rpc *jsonrpc.Error) ([]json.RawMessage, bool) {
-		e.fail(w, status, id, rpc)
+		sendError(w, status, id, rpc)
 		return nil, false
 	}
 	if !isJSON(r.Header.Get("Content-Type")) {
@@ -247,14 +247,14 @@ func invalidRequest(text string) *jsonrpc.Error {
 	return &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: text}
 }
 
-// modern tells the era of a message: by its version header, or by _meta.
-func (c *call) modern() bool {
-	return mcpspec.Version(c.request.Header.Get(mcpspec.HeaderVersion)).Stateless() || namesModern(c.meta)
+// stateless tells whether a message is of the stateless revisions: by its version header, or by _meta.
+func (c *call) stateless() bool {
+	return mcpspec.Version(c.request.Header.Get(mcpspec.HeaderVersion)).Stateless() || namesStateless(c.meta)
 }
 
-// namesModern reports whether _meta names a protocol version, other than one of
+// namesStateless reports whether _meta names a protocol version, other than one of
 // those that have sessions: a client of these may say more than it must.
-func namesModern(meta []byte) bool {
+func namesStateless(meta []byte) bool {
 	v, ok := jsonrpc.String(jsonrpc.Member(meta, mcpspec.MetaVersion))
 	return ok && (mcpspec.Version(v).Stateless() || !mcpspec.Version(v).Known())
 }
@@ -277,13 +277,21 @@ func send(w http.ResponseWriter, status int, build func([]byte) []byte) {
 
 var jsonType = []string{"application/json"}
 
-// fail answers with a JSON-RPC error.
-func (e *Endpoint) fail(w http.ResponseWriter, status int, id []byte, rpc *jsonrpc.Error) {
+// sendError answers with a JSON-RPC error.
+func sendError(w http.ResponseWriter, status int, id []byte, rpc *jsonrpc.Error) {
 	send(w, status, func(b []byte) []byte { return jsonrpc.AppendError(b, id, rpc) })
 }
 
-// appendResult appends the response of a method in the form of its era.
-func (e *Endpoint) appendResult(b []byte, c *call, r result) []byte {
+// replies writes the responses of methods.
+type replies struct {
+	faults   faults
+	catalogs catalogs
+	metadata string // see [Options.ResourceMetadata]
+	server   []byte // the _meta member that stands in every result of the stateless revisions, encoded once
+}
+
+// appendResult appends the response of a method in the form of its revision.
+func (r *replies) appendResult(b []byte, c *call, res result) []byte {
 	b = append(b, `{"jsonrpc":"2.0","id":`...)
 	b = append(b, c.msg.ID...)
 	b = append(b, `,"result":{`...)
@@ -296,32 +304,32 @@ func (e *Endpoint) appendResult(b []byte, c *call, r result) []byte {
 	if c.version.Stateless() {
 		b = append(b, `"resultType":"complete"`...)
 	}
-	for i, piece := range r.members {
+	for i, piece := range res.members {
 		if i == 0 {
 			comma()
 		}
 		b = append(b, piece...)
 	}
-	if c.version.Stateless() && r.cache != nil {
+	if c.version.Stateless() && res.cache != nil {
 		b = append(b, `,"ttlMs":`...)
-		b = strconv.AppendInt(b, r.cache.ttl, 10)
+		b = strconv.AppendInt(b, res.cache.ttl, 10)
 		b = append(b, `,"cacheScope":"`...)
-		b = append(b, r.cache.scope...)
+		b = append(b, res.cache.scope...)
 		b = append(b, '"')
 	}
 	switch {
 	case c.version.Stateless():
 		b = append(b, `,"_meta":{`...)
-		b = append(b, e.serverMeta...)
-		if len(r.meta) > 0 {
+		b = append(b, r.server...)
+		if len(res.meta) > 0 {
 			b = append(b, ',')
-			b = append(b, r.meta...)
+			b = append(b, res.meta...)
 		}
 		b = append(b, '}')
-	case len(r.meta) > 0:
+	case len(res.meta) > 0:
 		comma()
 		b = append(b, `"_meta":{`...)
-		b = append(b, r.meta...)
+		b = append(b, res.meta...)
 		b = append(b, '}')
 	}
 	return append(b, `}}`...)

@@ -1,14 +1,17 @@
 package mcp
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
 // call is one request on its way through the endpoint.
@@ -17,7 +20,7 @@ type call struct {
 	body      []byte // of the whole HTTP request
 	principal auth.Principal
 	version   mcpspec.Version
-	session   *session // nil in the modern era
+	session   *session // nil in the stateless revisions
 	dialect   bool     // of named events, see dialect.go
 	msg       jsonrpc.Message
 	meta      json.RawMessage // of the params; nil without
@@ -50,7 +53,7 @@ func (c *call) required(name string) (string, error) {
 	return value, err
 }
 
-// result is what a method answers, in the parts that both eras share.
+// result is what a method answers, in the parts that all revisions share.
 type result struct {
 	// members are the result's members without the braces; the pieces are joined.
 	members [][]byte
@@ -71,111 +74,219 @@ const (
 	private = "private"
 )
 
+// handler serves a method for one call. An error is returned only while nothing was written.
+type handler interface {
+	serve(w http.ResponseWriter, c *call) error
+}
+
 // method is a row of the table.
 type method struct {
-	// legacy and modern say in which eras the method exists.
-	legacy, modern bool
-	family         family
+	// sessionBased and stateless say in which revisions the method exists.
+	sessionBased, stateless bool
+	family                  family
 	// backends is set for what only backends serve: it is unknown while there are none.
 	backends bool
-	// gathers is set for what may have to wait for backends.
-	gathers bool
 	// session is set for what changes the session that a request is part of.
 	session bool
 	// scope is needed to call it; empty for none.
 	scope string
 	// offered tells whether it is there for the caller; nil is for everybody.
 	offered func(c *call) bool
-	// route finds what of a backend a request is for; without one, or when it finds
-	// nothing, the request is served here.
-	route func(c *call) (to route, ok bool, err error)
-	// One of these serves it: answer gives a result; stream answers with a stream
-	// or returns an error before it wrote anything; forward gets the whole request.
-	answer  func(ctx context.Context, c *call) (result, error)
-	stream  func(w http.ResponseWriter, c *call) error
-	forward http.Handler
+	handler handler
 }
 
-// table lists what this endpoint serves. A method that nothing serves is not in
-// it, so that it is neither advertised nor known.
-func (e *Endpoint) table() map[string]method {
-	o := e.options
-	t := map[string]method{
-		mcpspec.MethodPing:     {legacy: true, answer: empty},
-		mcpspec.MethodDiscover: {modern: true, answer: e.answerDiscover},
+// permits checks what must hold before the method is served.
+func (m method) permits(c *call) error {
+	if m.offered != nil && !m.offered(c) {
+		return unknownMethod(c.msg.Method)
 	}
+	if m.scope != "" {
+		return c.principal.Require(m.scope)
+	}
+	return nil
+}
+
+// methodTable lists what this endpoint serves, by name. A method that nothing serves is not in
+// it, so that it is neither advertised nor known.
+type methodTable map[string]method
+
+func (t methodTable) has(name string) bool {
+	_, ok := t[name]
+	return ok
+}
+
+// answering serves a method whose result is there at once.
+type answering struct {
+	replies *replies
+	answer  func(ctx context.Context, c *call) (result, error)
+}
+
+func (h answering) serve(w http.ResponseWriter, c *call) error {
+	if !h.accepted(w, c) {
+		return nil
+	}
+	r, err := h.answer(c.request.Context(), c)
+	if err != nil {
+		return err
+	}
+	send(w, http.StatusOK, func(b []byte) []byte { return h.replies.appendResult(b, c, r) })
+	return nil
+}
+
+func (h answering) accepted(w http.ResponseWriter, c *call) bool {
+	if accepts(c.request.Header, "application/json") {
+		return true
+	}
+	sendError(w, http.StatusNotAcceptable, c.msg.ID, invalidRequest("Accept must list application/json"))
+	return false
+}
+
+// gathering serves a method whose result may have to wait for backends.
+type gathering struct {
+	answering
+	timing timing
+}
+
+func (h gathering) serve(w http.ResponseWriter, c *call) error {
+	if !h.accepted(w, c) {
+		return nil
+	}
+	late := h.timing.late(w, c)
+	defer late.stop()
+	c.waits = func() { late.waits(h.timing.answerAfter) }
+	r, err := h.answer(c.request.Context(), c)
+	if err != nil {
+		streamed := late.end(func(b []byte) []byte {
+			return jsonrpc.AppendError(b, c.msg.ID, h.replies.faults.translate(c.request.Context(), err, c.version, coreMethods))
+		})
+		if streamed {
+			return nil
+		}
+		return err
+	}
+	build := func(b []byte) []byte { return h.replies.appendResult(b, c, r) }
+	if !late.end(build) {
+		send(w, http.StatusOK, build)
+	}
+	return nil
+}
+
+// streaming serves a method that answers with a stream.
+type streaming func(w http.ResponseWriter, c *call) error
+
+func (h streaming) serve(w http.ResponseWriter, c *call) error {
+	if !accepts(c.request.Header, sse.ContentType) {
+		sendError(w, http.StatusNotAcceptable, c.msg.ID, invalidRequest("Accept must list text/event-stream"))
+		return nil
+	}
+	return h(w, c)
+}
+
+// forwarding hands the whole request to who serves the method.
+type forwarding struct{ to http.Handler }
+
+func (h forwarding) serve(w http.ResponseWriter, c *call) error {
+	r := c.request.Clone(c.request.Context())
+	r.Body = io.NopCloser(bytes.NewReader(c.body))
+	r.ContentLength = int64(len(c.body))
+	r.Header.Del("Content-Length")
+	if c.dialect {
+		r.URL.Path, r.URL.RawPath = pathEndpoint, ""
+	}
+	if !c.version.Stateless() {
+		// The other side has no sessions; it serves the revision that was settled here.
+		r.Header.Del(mcpspec.HeaderSession)
+		r.Header.Set(mcpspec.HeaderVersion, string(c.version))
+	}
+	h.to.ServeHTTP(w, r)
+	return nil
+}
+
+// table lists what serves each method.
+func (e *Endpoint) table(lists *lists) {
+	o, t := e.options, e.methods
+	answer := func(f func(context.Context, *call) (result, error)) handler { return answering{e.replies, f} }
+	gather := func(f func(context.Context, *call) (result, error)) handler {
+		return gathering{answering{e.replies, f}, e.calls.timing}
+	}
+	toBackend := func(r router, here handler) handler { return proxying{e.calls, r, here} }
+	t[mcpspec.MethodPing] = method{sessionBased: true, handler: answer(empty)}
+	t[mcpspec.MethodDiscover] = method{stateless: true, handler: answer(e.about.answerDiscover)}
 	if e.sessions != nil {
-		t[mcpspec.MethodInitialize] = method{legacy: true} // served where sessions are made
+		t[mcpspec.MethodInitialize] = method{sessionBased: true} // served where sessions are made
 	}
 	if o.Lists {
-		t[mcpspec.MethodResources] = method{legacy: true, modern: true, gathers: true, scope: auth.ScopeRead, answer: e.listResources}
-		t[mcpspec.MethodTemplates] = method{legacy: true, modern: true, gathers: true, scope: auth.ScopeRead, answer: e.listTemplates}
-		t[mcpspec.MethodEvents] = method{legacy: true, modern: true, family: eventsMethods, scope: auth.ScopeRead, answer: e.listEvents}
+		t[mcpspec.MethodResources] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: gather(lists.listResources)}
+		t[mcpspec.MethodTemplates] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: gather(lists.listTemplates)}
+		t[mcpspec.MethodEvents] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(lists.listEvents)}
 	}
 	if o.Lists && o.Log != nil {
-		t[mcpspec.MethodComplete] = method{legacy: true, modern: true, scope: auth.ScopeRead, route: e.routeComplete, answer: e.complete}
+		h := &completions{e.catalogs, o.Log}
+		t[mcpspec.MethodComplete] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeComplete, answer(h.complete))}
 	}
 	if o.Feeds != nil && e.sessions != nil {
-		t[mcpspec.MethodSetLevel] = method{legacy: true, session: true, scope: auth.ScopeRead, answer: e.setLevel}
+		t[mcpspec.MethodSetLevel] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.setLevel)}
 	}
 	if o.Log != nil {
-		t[mcpspec.MethodRead] = method{legacy: true, modern: true, scope: auth.ScopeRead, route: e.routeRead, answer: e.read}
+		h := &reads{e.catalogs, o.Log, o.Subscriptions}
+		t[mcpspec.MethodRead] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeRead, answer(h.read))}
 	}
 	if o.Feeds != nil {
-		t[mcpspec.MethodEventsPoll] = method{legacy: true, modern: true, family: eventsMethods, scope: auth.ScopeRead, answer: e.poll}
+		h := &polls{e.catalogs, o.Feeds, o.PollMin, o.PollMax}
+		t[mcpspec.MethodEventsPoll] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(h.poll)}
 		// A client of a revision with sessions could not end it: closing is not cancelling there.
-		t[mcpspec.MethodEventsStream] = method{modern: true, family: eventsMethods, scope: auth.ScopeRead, stream: e.eventsStream}
-		t[mcpspec.MethodListen] = method{modern: true, scope: auth.ScopeRead, stream: e.listen}
+		t[mcpspec.MethodEventsStream] = method{stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: streaming(e.streams.eventsStream)}
+		t[mcpspec.MethodListen] = method{stateless: true, scope: auth.ScopeRead, handler: streaming(e.streams.listen)}
 		if e.sessions != nil {
-			t[mcpspec.MethodSubscribe] = method{legacy: true, session: true, scope: auth.ScopeRead, answer: e.subscribe}
-			t[mcpspec.MethodUnsubscribe] = method{legacy: true, session: true, scope: auth.ScopeRead, answer: e.unsubscribe}
+			t[mcpspec.MethodSubscribe] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.subscribe)}
+			t[mcpspec.MethodUnsubscribe] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.unsubscribe)}
 		}
-	}
-	webhooks := func(core, events string, here bool, forward http.Handler, answerCore, answerEvents func(context.Context, *call) (result, error)) {
-		if forward == nil && !here {
-			return
-		}
-		row := method{legacy: true, modern: true, scope: auth.ScopeSubscribe, forward: forward}
-		if forward == nil {
-			row.answer = answerCore
-		}
-		t[core] = row
-		row.family = eventsMethods
-		if forward == nil {
-			row.answer = answerEvents
-		}
-		t[events] = row
 	}
 	if o.Gateway != nil {
-		t[mcpspec.MethodToolsList] = method{legacy: true, modern: true, backends: true, gathers: true, scope: auth.ScopeRead, answer: e.listTools}
-		t[mcpspec.MethodPromptsList] = method{legacy: true, modern: true, backends: true, gathers: true, scope: auth.ScopeRead, answer: e.listPrompts}
-		t[mcpspec.MethodToolsCall] = method{legacy: true, modern: true, backends: true, scope: auth.ScopeRead, route: e.routeTool}
-		t[mcpspec.MethodPromptsGet] = method{legacy: true, modern: true, backends: true, scope: auth.ScopeRead, route: e.routePrompt}
+		t[mcpspec.MethodToolsList] = method{sessionBased: true, stateless: true, backends: true, scope: auth.ScopeRead, handler: gather(lists.listTools)}
+		t[mcpspec.MethodPromptsList] = method{sessionBased: true, stateless: true, backends: true, scope: auth.ScopeRead, handler: gather(lists.listPrompts)}
+		t[mcpspec.MethodToolsCall] = method{sessionBased: true, stateless: true, backends: true, scope: auth.ScopeRead, handler: toBackend(routeTool, nil)}
+		t[mcpspec.MethodPromptsGet] = method{sessionBased: true, stateless: true, backends: true, scope: auth.ScopeRead, handler: toBackend(routePrompt, nil)}
 	}
 	if o.Conversation != nil {
 		for kind, name := range conversationMethods {
 			t[name] = method{
-				legacy: true, modern: true, scope: auth.ScopeRead, answer: e.tell,
+				sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(e.conversations.tell),
 				offered: func(c *call) bool { return o.Conversation.Offers(c.request.Context(), c.principal).Has(kind) },
 			}
 		}
 	}
-	webhooks(mcpspec.MethodRegister, mcpspec.MethodEventsSub, o.Registrar != nil, o.ForwardRegistrar, e.register, e.eventsSubscribe)
-	webhooks(mcpspec.MethodDeregister, mcpspec.MethodEventsUnsub, o.Deregistrar != nil, o.ForwardDeregistrar, e.deregister, e.eventsUnsubscribe)
-	return t
+	e.webhookMethods(answer)
+}
+
+// webhookMethods are served here or by who gets the whole request.
+func (e *Endpoint) webhookMethods(answer func(func(context.Context, *call) (result, error)) handler) {
+	o := e.options
+	h := &webhooks{o.Registrar, o.Deregistrar, o.AnonymousWebhooks}
+	add := func(name string, f family, here bool, forward http.Handler, serve func(context.Context, *call) (result, error)) {
+		row := method{sessionBased: true, stateless: true, family: f, scope: auth.ScopeSubscribe}
+		switch {
+		case forward != nil:
+			row.handler = forwarding{forward}
+		case here:
+			row.handler = answer(serve)
+		default:
+			return
+		}
+		e.methods[name] = row
+	}
+	add(mcpspec.MethodRegister, coreMethods, o.Registrar != nil, o.ForwardRegistrar, h.register)
+	add(mcpspec.MethodEventsSub, eventsMethods, o.Registrar != nil, o.ForwardRegistrar, h.eventsSubscribe)
+	add(mcpspec.MethodDeregister, coreMethods, o.Deregistrar != nil, o.ForwardDeregistrar, h.deregister)
+	add(mcpspec.MethodEventsUnsub, eventsMethods, o.Deregistrar != nil, o.ForwardDeregistrar, h.eventsUnsubscribe)
 }
 
 // method finds the row of a method that is served now.
 func (e *Endpoint) method(ctx context.Context, name string) (m method, ok bool) {
-	if m, ok = e.methods[name]; !ok || m.backends && e.gateway(ctx) == nil {
+	if m, ok = e.methods[name]; !ok || m.backends && e.backends.now(ctx) == nil {
 		return method{}, false
 	}
 	return m, true
-}
-
-func (e *Endpoint) has(name string) bool {
-	_, ok := e.methods[name]
-	return ok
 }
 
 func empty(context.Context, *call) (result, error) { return result{}, nil }

@@ -28,8 +28,15 @@ type webhookSecret struct {
 	Value string                  `json:"value,omitempty"`
 }
 
+// webhooks serves the methods that make and end webhook subscriptions.
+type webhooks struct {
+	registrar   Registrar
+	deregistrar Deregistrar
+	anonymous   bool // see [Options.AnonymousWebhooks]
+}
+
 // register serves resources/subscriptions/register.
-func (e *Endpoint) register(ctx context.Context, c *call) (result, error) {
+func (h *webhooks) register(ctx context.Context, c *call) (result, error) {
 	var r subscription.RegisterRequest
 	raw := c.param("uris")
 	if raw == nil || json.Unmarshal(raw, &r.URIs) != nil {
@@ -45,7 +52,7 @@ func (e *Endpoint) register(ctx context.Context, c *call) (result, error) {
 			return result{}, invalidParams("%s must be a string", MetaIdempotency)
 		}
 	}
-	made, err := e.options.Registrar.Register(ctx, c.principal, r)
+	made, err := h.registrar.Register(ctx, c.principal, r)
 	if err != nil {
 		return result{}, err
 	}
@@ -65,12 +72,12 @@ func (e *Endpoint) register(ctx context.Context, c *call) (result, error) {
 
 // deregister serves resources/subscriptions/deregister. Unknown, malformed and
 // other principals' URIs get the same answer.
-func (e *Endpoint) deregister(ctx context.Context, c *call) (result, error) {
+func (h *webhooks) deregister(ctx context.Context, c *call) (result, error) {
 	uri, err := c.required("uri")
 	if err != nil {
 		return result{}, err
 	}
-	err = e.options.Deregistrar.Deregister(ctx, c.principal, uri)
+	err = h.deregistrar.Deregister(ctx, c.principal, uri)
 	if fault.Is(err, fault.NotFound) {
 		err = notFound(uri)
 	}
@@ -128,8 +135,8 @@ type subscribedEvents struct {
 }
 
 // eventsSubscribe serves events/subscribe (SEP-3415).
-func (e *Endpoint) eventsSubscribe(ctx context.Context, c *call) (result, error) {
-	if err := e.known(c); err != nil {
+func (h *webhooks) eventsSubscribe(ctx context.Context, c *call) (result, error) {
+	if err := h.known(c); err != nil {
 		return result{}, err
 	}
 	var r subscription.SubscribeRequest
@@ -164,7 +171,7 @@ func (e *Endpoint) eventsSubscribe(ctx context.Context, c *call) (result, error)
 			return result{}, invalidParams("%s must be a boolean", MetaPlain)
 		}
 	}
-	made, err := e.options.Registrar.Subscribe(ctx, c.principal, r)
+	made, err := h.registrar.Subscribe(ctx, c.principal, r)
 	if err != nil {
 		return result{}, err
 	}
@@ -184,8 +191,8 @@ func (e *Endpoint) eventsSubscribe(ctx context.Context, c *call) (result, error)
 }
 
 // eventsUnsubscribe serves events/unsubscribe (SEP-3415).
-func (e *Endpoint) eventsUnsubscribe(ctx context.Context, c *call) (result, error) {
-	if err := e.known(c); err != nil {
+func (h *webhooks) eventsUnsubscribe(ctx context.Context, c *call) (result, error) {
+	if err := h.known(c); err != nil {
 		return result{}, err
 	}
 	name, err := c.required("name")
@@ -200,13 +207,13 @@ func (e *Endpoint) eventsUnsubscribe(ctx context.Context, c *call) (result, erro
 	if err != nil {
 		return result{}, err
 	}
-	return result{}, e.options.Deregistrar.Unsubscribe(ctx, c.principal, name, arguments, url)
+	return result{}, h.deregistrar.Unsubscribe(ctx, c.principal, name, arguments, url)
 }
 
 // known refuses a caller whom nobody authenticated: anybody could end or take
 // over anybody's subscription by guessing what it is made of.
-func (e *Endpoint) known(c *call) error {
-	if c.principal.Anonymous && !e.options.AnonymousWebhooks {
+func (h *webhooks) known(c *call) error {
+	if c.principal.Anonymous && !h.anonymous {
 		return fault.New(fault.Forbidden, "an authenticated principal is needed")
 	}
 	return nil

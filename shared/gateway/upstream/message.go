@@ -124,3 +124,14 @@ func Repeats(object json.RawMessage) bool {
 	}
 	return false
 }
+
+// Insert puts a member at the beginning of an object.
+func Insert(object json.RawMessage, name string, value json.RawMessage) json.RawMessage {
+	out := jsonrpc.AppendString([]byte{'{'}, name)
+	out = append(append(out, ':'), value...)
+	rest := object[1:]
+	if len(rest) > 0 && rest[0] != '}' {
+		out = append(out, ',')
+	}
+	return append(out, rest...)
+}

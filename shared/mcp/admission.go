@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -22,17 +24,51 @@ type Leases interface {
 // it is too late to end a stream on Lambda.
 const reserve = 5 * time.Second
 
-// room finds room for a stream. The context that it returns is the stream's: it ends
+// admission lets streams in, counts them, and ends them.
+type admission struct {
+	maxAge, writeTimeout time.Duration
+	maxStreams           int64
+	leases               Leases
+	faults               faults
+
+	mu      sync.Mutex // guards ended against streams.Add
+	ended   bool
+	ending  context.Context
+	end     context.CancelCauseFunc
+	streams sync.WaitGroup
+	open    atomic.Int64
+}
+
+// close ends every stream and waits for them, and for what they leave in the store, until ctx ends.
+func (a *admission) close(ctx context.Context) error {
+	a.mu.Lock()
+	a.ended = true
+	a.mu.Unlock()
+	a.end(errEnding)
+	done := make(chan struct{})
+	go func() {
+		a.streams.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fault.Wrap(fault.Unavailable, ctx.Err(), "wait for the open streams to end")
+	}
+}
+
+// admit lets a stream in. The context that it returns is the stream's: it ends
 // with the request, at the maximum age, when the caller's token expires, when a
 // newer stream takes its place, and when the endpoint closes. Without room the request
 // is answered and leave is nil.
-func (e *Endpoint) room(w http.ResponseWriter, r *http.Request, p auth.Principal, id json.RawMessage) (ctx context.Context, leave func()) {
-	out, ok := e.enter()
+func (a *admission) admit(w http.ResponseWriter, r *http.Request, p auth.Principal, id json.RawMessage) (ctx context.Context, leave func()) {
+	out, ok := a.enter()
 	if !ok {
-		e.full(w, id)
+		full(w, id)
 		return nil, nil
 	}
-	age := e.options.MaxAge
+	age := a.maxAge
 	if deadline, ok := r.Context().Deadline(); ok {
 		age = min(age, time.Until(deadline)-reserve)
 	}
@@ -41,27 +77,27 @@ func (e *Endpoint) room(w http.ResponseWriter, r *http.Request, p auth.Principal
 	}
 	aged, stop := context.WithTimeoutCause(r.Context(), age, errAge)
 	ctx, cancel := context.WithCancelCause(aged)
-	detach := context.AfterFunc(e.ending, func() { cancel(errEnding) })
+	detach := context.AfterFunc(a.ending, func() { cancel(errEnding) })
 	end := func() {
 		detach()
 		cancel(nil)
 		stop()
 		out()
 	}
-	if e.options.Leases == nil {
+	if a.leases == nil {
 		return ctx, end
 	}
-	release, err := e.options.Leases.Take(ctx, p, func() { cancel(errSuperseded) })
+	release, err := a.leases.Take(ctx, p, func() { cancel(errSuperseded) })
 	if err != nil {
 		end()
 		if !fault.Is(err, fault.Exhausted) {
-			e.log(r.Context(), "a stream got no lease", err)
+			a.faults.log(r.Context(), "a stream got no lease", err)
 		}
-		e.full(w, id)
+		full(w, id)
 		return nil, nil
 	}
 	return ctx, func() {
-		e.tidy(release)
+		a.tidy(release)
 		end()
 	}
 }
@@ -71,42 +107,42 @@ func (e *Endpoint) room(w http.ResponseWriter, r *http.Request, p auth.Principal
 const farewell = time.Second
 
 // writer begins a stream on the response. Call done when nothing more is written.
-func (e *Endpoint) writer(w http.ResponseWriter) (out *sse.Writer, done func() bool) {
-	out = sse.NewWriter(w, e.options.WriteTimeout)
+func (a *admission) writer(w http.ResponseWriter) (out *sse.Writer, done func() bool) {
+	out = sse.NewWriter(w, a.writeTimeout)
 	out.Start()
-	return out, context.AfterFunc(e.ending, func() { out.Hurry(farewell) })
+	return out, context.AfterFunc(a.ending, func() { out.Hurry(farewell) })
 }
 
 // tidy does what a stream leaves behind in the store, while it is counted in. At a
 // shutdown its response does not wait for that, for on Lambda there is half a second
 // until the process is killed; [Endpoint.Close] does.
-func (e *Endpoint) tidy(f func()) {
-	if e.ending.Err() == nil {
+func (a *admission) tidy(f func()) {
+	if a.ending.Err() == nil {
 		f()
 		return
 	}
-	e.streams.Go(f)
+	a.streams.Go(f)
 }
 
 // enter counts a stream in, or reports that there is no room for it here.
-func (e *Endpoint) enter() (leave func(), ok bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.ended || e.options.MaxStreams > 0 && e.open.Load() >= e.options.MaxStreams {
+func (a *admission) enter() (leave func(), ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ended || a.maxStreams > 0 && a.open.Load() >= a.maxStreams {
 		return nil, false
 	}
-	e.open.Add(1)
-	e.streams.Add(1)
+	a.open.Add(1)
+	a.streams.Add(1)
 	return func() {
-		e.open.Add(-1)
-		e.streams.Done()
+		a.open.Add(-1)
+		a.streams.Done()
 	}, true
 }
 
 // full answers a stream that there is no room for.
-func (e *Endpoint) full(w http.ResponseWriter, id json.RawMessage) {
+func full(w http.ResponseWriter, id json.RawMessage) {
 	w.Header().Set("Retry-After", "5")
-	e.fail(w, http.StatusServiceUnavailable, id, &jsonrpc.Error{
+	sendError(w, http.StatusServiceUnavailable, id, &jsonrpc.Error{
 		Code: codeUnavailable, Message: "no more streams can be opened here now", Data: map[string]any{"limit": "streams"},
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
 	"strconv"
 	"time"
@@ -14,10 +13,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
-// postLegacy serves one message of the revisions that have sessions.
-func (e *Endpoint) postLegacy(w http.ResponseWriter, c *call) {
+// postSessionBased serves one message of the revisions that have sessions.
+func (e *Endpoint) postSessionBased(w http.ResponseWriter, c *call) {
 	if c.msg.Kind == jsonrpc.Request && c.msg.Method == mcpspec.MethodInitialize {
-		e.initializeSession(w, c)
+		e.session.initialize(w, c)
 		return
 	}
 	if !e.enterSession(w, c) {
@@ -28,11 +27,11 @@ func (e *Endpoint) postLegacy(w http.ResponseWriter, c *call) {
 		return
 	}
 	m, ok := e.method(c.request.Context(), c.msg.Method)
-	if !ok || !m.legacy {
-		e.fail(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
+	if !ok || !m.sessionBased {
+		sendError(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
 		return
 	}
-	defer e.detach(c)()
+	defer c.detach(e.shut)()
 	e.dispatch(w, c, m)
 }
 
@@ -41,7 +40,7 @@ const detachedFor = time.Minute
 
 // detach lets the request go on when its client disconnects, which in these
 // revisions is no cancellation (2025-11-25, Transports, Sending Messages). It ends with the endpoint.
-func (e *Endpoint) detach(c *call) (stop func()) {
+func (c *call) detach(shut context.Context) (stop func()) {
 	ctx := c.request.Context()
 	until := time.Now().Add(detachedFor)
 	if c.ends, _ = ctx.Deadline(); !c.ends.IsZero() && c.ends.Before(until) {
@@ -49,7 +48,7 @@ func (e *Endpoint) detach(c *call) (stop func()) {
 	}
 	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), until)
 	c.request = c.request.WithContext(ctx)
-	attached := context.AfterFunc(e.shut, cancel)
+	attached := context.AfterFunc(shut, cancel)
 	return func() {
 		attached()
 		cancel()
@@ -61,9 +60,9 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *call) bool {
 	c.version = mcpspec.V20250326 // what a client without the header speaks
 	if header := c.request.Header.Get(mcpspec.HeaderVersion); header != "" {
 		if c.version = mcpspec.Version(header); !c.version.Known() || len(c.request.Header[mcpspec.HeaderVersion]) > 1 {
-			e.fail(w, http.StatusBadRequest, c.msg.ID, &jsonrpc.Error{
+			sendError(w, http.StatusBadRequest, c.msg.ID, &jsonrpc.Error{
 				Code: jsonrpc.InvalidRequest, Message: "Bad Request: unsupported protocol version",
-				Data: map[string]any{"supported": e.supported(), "requested": clip(header)},
+				Data: map[string]any{"supported": e.about.supported(), "requested": clip(header)},
 			})
 			return false
 		}
@@ -73,14 +72,14 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *call) bool {
 	}
 	id := c.request.Header.Get(mcpspec.HeaderSession)
 	if id == "" {
-		e.fail(w, http.StatusBadRequest, c.msg.ID, &jsonrpc.Error{
+		sendError(w, http.StatusBadRequest, c.msg.ID, &jsonrpc.Error{
 			Code: jsonrpc.InvalidRequest, Message: "Bad Request: the header Mcp-Session-Id is missing; begin with initialize",
 		})
 		return false
 	}
 	s, err := e.sessions.load(c.request.Context(), id, c.principal, false)
 	if err != nil {
-		e.sessionFailed(w, c, err)
+		e.replies.sessionFailed(w, c, err)
 		return false
 	}
 	c.session, c.version = s, s.Version
@@ -89,61 +88,14 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *call) bool {
 
 // sessionFailed answers a request whose session could not be had. A 404 has no
 // JSON-RPC body: clients take the status alone as the sign to initialize again.
-func (e *Endpoint) sessionFailed(w http.ResponseWriter, c *call, err error) {
+func (r *replies) sessionFailed(w http.ResponseWriter, c *call, err error) {
 	if errors.Is(err, errNoSession) {
 		http.Error(w, "session not found", http.StatusNotFound)
 		return
 	}
-	rpc := e.translate(c.request.Context(), err, c.version, coreMethods)
+	rpc := r.faults.translate(c.request.Context(), err, c.version, coreMethods)
 	w.Header().Set("Retry-After", "1")
-	e.fail(w, http.StatusServiceUnavailable, c.msg.ID, rpc)
-}
-
-// initializeSession serves initialize: it settles the revision and makes the
-// session.
-func (e *Endpoint) initializeSession(w http.ResponseWriter, c *call) {
-	c.version = mcpspec.LatestSessionBased
-	if e.sessions == nil {
-		e.fail(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
-		return
-	}
-	asked, err := c.required("protocolVersion")
-	if err != nil {
-		e.answerFault(w, c, method{}, err)
-		return
-	}
-	// One that we do not serve in this era is answered with the latest that we do.
-	if v := mcpspec.Version(asked); v.Known() && !v.Stateless() {
-		c.version = v
-	}
-	declared := c.param("capabilities")
-	s := session{
-		Workspace: c.principal.Workspace, Principal: c.principal.ID, Version: c.version, Dialect: c.dialect,
-		Payloads: declares(declared, Extension), Events: declares(declared, mcpspec.EventsExtension),
-	}
-	if e.options.Gateway != nil {
-		s.Client = declaration(c.param("clientInfo"))
-		if !c.dialect { // which has no way to ask a client, whatever it could answer
-			s.Capabilities = declaration(declared)
-		}
-	}
-	if c.session != nil { // the dialect lets a session begin without initialize
-		err = e.redeclare(c, s)
-	} else if c.session, err = e.sessions.create(c.request.Context(), s); err == nil {
-		w.Header().Set(mcpspec.HeaderSession, c.session.id)
-	}
-	if err != nil {
-		e.sessionFailed(w, c, err)
-		return
-	}
-	version := append(append([]byte(`"protocolVersion":"`), c.version...), '"')
-	about := e.initialize
-	if e.personal(c.request.Context()) {
-		about = e.describeInitialize(e.offersTo(c.request.Context(), c))
-	}
-	send(w, http.StatusOK, func(b []byte) []byte {
-		return e.appendResult(b, c, result{members: [][]byte{version, about}})
-	})
+	sendError(w, http.StatusServiceUnavailable, c.msg.ID, rpc)
 }
 
 // declares reports whether a client's capabilities name the extension; up to
@@ -164,7 +116,7 @@ const maxBatch = 50
 // since.
 func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage) {
 	refuse := func(text string) {
-		e.fail(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: text})
+		sendError(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: text})
 	}
 	if mcpspec.Version(c.request.Header.Get(mcpspec.HeaderVersion)).Stateless() {
 		refuse("this revision has no batches")
@@ -181,7 +133,7 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage
 		refuse("a batch has at most " + strconv.Itoa(maxBatch) + " messages")
 		return
 	}
-	defer e.detach(c)()
+	defer c.detach(e.shut)()
 	c.request = c.request.Clone(c.request.Context())
 	c.request.Header.Set("Accept", "application/json") // parts of an array cannot be streams
 	var answers []json.RawMessage
@@ -194,7 +146,7 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage
 		} else if msg.Kind == jsonrpc.Request {
 			answers = append(answers, e.answerOne(&one))
 		} else if err := e.takeOne(&one); err != nil {
-			answers = append(answers, jsonrpc.AppendError(nil, nil, e.translate(c.request.Context(), err, c.version, coreMethods)))
+			answers = append(answers, jsonrpc.AppendError(nil, nil, e.faults.translate(c.request.Context(), err, c.version, coreMethods)))
 		}
 	}
 	if len(answers) == 0 {
@@ -223,7 +175,7 @@ func rawBytes(raw []json.RawMessage) [][]byte {
 // answerOne serves a request of a batch and returns its response.
 func (e *Endpoint) answerOne(c *call) json.RawMessage {
 	m, ok := e.method(c.request.Context(), c.msg.Method)
-	if !ok || !m.legacy || c.msg.Method == mcpspec.MethodInitialize {
+	if !ok || !m.sessionBased || c.msg.Method == mcpspec.MethodInitialize {
 		return jsonrpc.AppendError(nil, c.msg.ID, unknownMethod(c.msg.Method))
 	}
 	kept := &recorder{header: http.Header{}}
@@ -234,10 +186,10 @@ func (e *Endpoint) answerOne(c *call) json.RawMessage {
 
 // takeOne serves what needs no response in a batch.
 func (e *Endpoint) takeOne(c *call) error {
-	if e.hears(c) {
-		return e.heard(c)
+	if e.conversations.handles(c) {
+		return e.conversations.handle(c)
 	}
-	return e.taken(c)
+	return e.calls.handle(c)
 }
 
 // recorder keeps a response that goes on in another form.
@@ -258,23 +210,6 @@ func (r *recorder) WriteHeader(status int) {
 func (r *recorder) Write(b []byte) (int, error) {
 	r.WriteHeader(http.StatusOK)
 	return r.body.Write(b)
-}
-
-// forward hands the whole request to who serves the method.
-func (e *Endpoint) forward(w http.ResponseWriter, c *call, m method) {
-	r := c.request.Clone(c.request.Context())
-	r.Body = io.NopCloser(bytes.NewReader(c.body))
-	r.ContentLength = int64(len(c.body))
-	r.Header.Del("Content-Length")
-	if c.dialect {
-		r.URL.Path, r.URL.RawPath = pathEndpoint, ""
-	}
-	if !c.version.Stateless() {
-		// The other side has no sessions; it serves the revision that was settled here.
-		r.Header.Del(mcpspec.HeaderSession)
-		r.Header.Set(mcpspec.HeaderVersion, string(c.version))
-	}
-	m.forward.ServeHTTP(w, r)
 }
 
 // Unreachable answers a forwarded request whose service cannot be reached.

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,61 +13,69 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// A question is a request of a backend to a client, within a call. The client
+// An elicitation is a request of a backend to a client, within a call. The client
 // sees it under an id of our own that nobody can guess; what it stands for is in the
 // store, since the answer may come in at any instance. It goes when the backend has
 // taken the answer, or when the call ends.
 
-// question is the value of its item.
-type question struct {
+// elicitation is the value of its item.
+type elicitation struct {
 	Workspace string         `json:"ws"`
 	Principal string         `json:"pr"`
 	Session   string         `json:"s"` // of the client
 	Backend   string         `json:"b"` // by [backend.server]
 	With      backendSession `json:"w"`
-	ID        []byte         `json:"id,omitempty"` // as the backend wrote it, to the byte; nothing when the call waits for the answer, see inputs.go
+	ID        []byte         `json:"id,omitempty"` // as the backend wrote it, to the byte; nothing when the call waits for the answer, see inputrounds.go
 	Parts     int            `json:"n,omitempty"`  // of the answer that is kept
 }
 
-// questionPrefix begins the ids of questions.
-const questionPrefix = "gw_"
+// elicitations are those that are open.
+type elicitations struct {
+	db     store.DB
+	log    *slog.Logger
+	broken *metric.Undecodable
+}
 
-// questionLife bounds how long an answer may take, where the call does not: no entry outlives its
+// elicitationPrefix begins the ids of elicitations.
+const elicitationPrefix = "gw_"
+
+// elicitationLife bounds how long an answer may take, where the call does not: no entry outlives its
 // call for long, though the process dies or cannot tidy up.
-const questionLife = time.Hour
+const elicitationLife = time.Hour
 
-// expiry is when a question of the call with the context is forgotten.
+// expiry is when an elicitation of the call with the context is forgotten.
 func expiry(ctx context.Context) time.Time {
-	until := time.Now().Add(questionLife)
+	until := time.Now().Add(elicitationLife)
 	if ends, ok := ctx.Deadline(); ok && ends.Before(until) {
 		return ends.Add(2 * time.Second) // by clocks that differ, and the store's whole seconds
 	}
 	return until
 }
 
-func questionKey(id string) store.Key {
+func elicitationKey(id string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "q#" + id, Sort: "-"}
 }
 
 // ask keeps a backend's request and returns the id that the client is to see.
-func (g *Gateway) ask(ctx context.Context, c Client, b *backend, with backendSession, id json.RawMessage) (string, error) {
-	name := questionPrefix + rand.Text()
-	value, err := json.Marshal(question{c.Principal.Workspace, c.Principal.ID, c.Session, b.server(), with, id, 0})
+func (es *elicitations) ask(ctx context.Context, c Client, b *backend, with backendSession, id json.RawMessage) (string, error) {
+	name := elicitationPrefix + rand.Text()
+	value, err := json.Marshal(elicitation{c.Principal.Workspace, c.Principal.ID, c.Session, b.server(), with, id, 0})
 	if err != nil {
 		return "", fault.Wrap(fault.Internal, err, "encode a backend's request")
 	}
-	err = g.options.DB.Write(ctx, store.Put(store.Item{Key: questionKey(name), Value: value, Expires: expiry(ctx)}))
+	err = es.db.Write(ctx, store.Put(store.Item{Key: elicitationKey(name), Value: value, Expires: expiry(ctx)}))
 	return name, fault.Wrap(fault.Unavailable, err, "keep a backend's request")
 }
 
 // tidyTime bounds what a call does at its end to leave nothing in the store. What is left expires.
 const tidyTime = 2 * time.Second
 
-// drop forgets questions that nobody will answer any more, and answers that were read.
-func (g *Gateway) drop(ctx context.Context, keys []store.Key) {
+// drop forgets elicitations that nobody will answer any more, and answers that were read.
+func (es *elicitations) drop(ctx context.Context, keys []store.Key) {
 	if len(keys) == 0 {
 		return
 	}
@@ -74,25 +83,25 @@ func (g *Gateway) drop(ctx context.Context, keys []store.Key) {
 	for i, key := range keys {
 		ops[i] = store.Delete(key)
 	}
-	if err := g.options.DB.WriteAll(ctx, ops...); err != nil {
-		g.options.Log.WarnContext(ctx, "requests of a backend were left to expire", "error", err)
+	if err := es.db.WriteAll(ctx, ops...); err != nil {
+		es.log.WarnContext(ctx, "requests of a backend were left to expire", "error", err)
 	}
 }
 
-// dropLate forgets an answer that came when nobody looked for it any more, just before its question
+// dropLate forgets an answer that came when nobody looked for it any more, just before its elicitation
 // was dropped. Behind that none is kept.
-func (g *Gateway) dropLate(ctx context.Context, question string) {
-	key := questionKey(question)
-	page, err := g.options.DB.Query(ctx, store.Query{Table: key.Table, Partition: key.Partition, Limit: 1000})
+func (es *elicitations) dropLate(ctx context.Context, id string) {
+	key := elicitationKey(id)
+	page, err := es.db.Query(ctx, store.Query{Table: key.Table, Partition: key.Partition, Limit: 1000})
 	if err != nil {
-		g.options.Log.WarnContext(ctx, "an answer was left to expire", "error", err)
+		es.log.WarnContext(ctx, "an answer was left to expire", "error", err)
 		return
 	}
 	var keys []store.Key
 	for _, it := range page.Items {
 		keys = append(keys, it.Key)
 	}
-	g.drop(ctx, keys)
+	es.drop(ctx, keys)
 }
 
 // Answer hands a client's answer, a result or an error, on to the backend that asked. An answer
@@ -100,17 +109,17 @@ func (g *Gateway) dropLate(ctx context.Context, question string) {
 // nothing; one that the backend did not take can be sent again.
 func (g *Gateway) Answer(ctx context.Context, c Client, id string, body json.RawMessage) error {
 	unknown := fault.New(fault.NotFound, "there is no request with this id to answer")
-	if !strings.HasPrefix(id, questionPrefix) || len(id) > 64 {
+	if !strings.HasPrefix(id, elicitationPrefix) || len(id) > 64 {
 		return unknown
 	}
-	items, err := g.options.DB.Get(ctx, questionKey(id))
+	items, err := g.options.DB.Get(ctx, elicitationKey(id))
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "find a backend's request")
 	}
 	if items[0] == nil {
 		return unknown
 	}
-	var q question
+	var q elicitation
 	if json.Unmarshal(items[0].Value, &q) != nil {
 		g.broken.Add(ctx, "request of a backend")
 		return unknown
@@ -123,7 +132,7 @@ func (g *Gateway) Answer(ctx context.Context, c Client, id string, body json.Raw
 			continue
 		}
 		if len(q.ID) == 0 {
-			return g.keep(ctx, id, q, body, items[0].Expires)
+			return g.elicitations.keep(ctx, id, q, body, items[0].Expires)
 		}
 		ctx, cancel := context.WithTimeout(ctx, g.options.AskTimeout)
 		defer cancel()
@@ -136,7 +145,7 @@ func (g *Gateway) Answer(ctx context.Context, c Client, id string, body json.Raw
 		x.Close()
 		tidy, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidyTime)
 		defer cancel()
-		g.drop(tidy, []store.Key{questionKey(id)})
+		g.elicitations.drop(tidy, []store.Key{elicitationKey(id)})
 		return nil
 	}
 	return unknown
@@ -150,7 +159,7 @@ func partKey(id string, part int) store.Key {
 }
 
 // keep stores the answer for the instance that waits for it. The first one counts.
-func (g *Gateway) keep(ctx context.Context, id string, q question, body json.RawMessage, expires time.Time) error {
+func (es *elicitations) keep(ctx context.Context, id string, q elicitation, body json.RawMessage, expires time.Time) error {
 	if q.Parts > 0 {
 		return nil // the client sent it twice
 	}
@@ -163,19 +172,19 @@ func (g *Gateway) keep(ctx context.Context, id string, q question, body json.Raw
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "encode a client's answer")
 	}
-	ops = append(ops, store.Put(store.Item{Key: questionKey(id), Value: value, Version: 1, Expires: expires}, store.VersionIs(0)))
-	err = g.options.DB.Write(ctx, ops...)
+	ops = append(ops, store.Put(store.Item{Key: elicitationKey(id), Value: value, Version: 1, Expires: expires}, store.VersionIs(0)))
+	err = es.db.Write(ctx, ops...)
 	if errors.Is(err, store.ErrConflict) {
 		return nil // another answer was first, or the call is over
 	}
 	return fault.Wrap(fault.Unavailable, err, "keep a client's answer")
 }
 
-// kept is the answer to a question, or nil while there is none, and where it lies.
-func (g *Gateway) kept(ctx context.Context, id string, item *store.Item) (answer json.RawMessage, at []store.Key, err error) {
-	var q question
+// kept is the answer to an elicitation, or nil while there is none, and where it lies.
+func (es *elicitations) kept(ctx context.Context, id string, item *store.Item) (answer json.RawMessage, at []store.Key, err error) {
+	var q elicitation
 	if json.Unmarshal(item.Value, &q) != nil {
-		g.broken.Add(ctx, "request of a backend")
+		es.broken.Add(ctx, "request of a backend")
 		return nil, nil, fault.New(fault.Unavailable, "a request of a backend is gone")
 	}
 	if q.Parts == 0 {
@@ -185,7 +194,7 @@ func (g *Gateway) kept(ctx context.Context, id string, item *store.Item) (answer
 	for i := range at {
 		at[i] = partKey(id, i)
 	}
-	items, err := g.options.DB.Get(ctx, at...)
+	items, err := es.db.Get(ctx, at...)
 	if err != nil {
 		return nil, nil, fault.Wrap(fault.Unavailable, err, "read a client's answer")
 	}

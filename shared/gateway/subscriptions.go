@@ -11,9 +11,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// Wanted says that a session or a stream is subscribed to a resource of a backend.
+// Subscription says that a session or a stream is subscribed to a resource of a backend.
 // The relay subscribes there while anybody is.
-type Wanted struct {
+type Subscription struct {
 	Workspace, Backend, URI string
 	// Holder is the session or stream, Until when it is over at the latest.
 	Holder string
@@ -22,22 +22,22 @@ type Wanted struct {
 
 func wantedPartition(p place) string { return "w#" + p.String() }
 
-func (w Wanted) place() place { return place{w.Workspace, w.Backend} }
+func (w Subscription) place() place { return place{w.Workspace, w.Backend} }
 
-func (w Wanted) key() store.Key {
+func (w Subscription) key() store.Key {
 	h := sha256.Sum256([]byte(w.URI))
 	return store.Key{Table: store.Sessions, Partition: wantedPartition(w.place()), Sort: hex.EncodeToString(h[:]) + "#" + w.Holder}
 }
 
-// Want records a subscription. The relay acts on it within a second, embedded at once.
-func (g *Gateway) Want(ctx context.Context, w Wanted) error {
+// Subscribe records a subscription. The relay acts on it within a second, embedded at once.
+func (g *Gateway) Subscribe(ctx context.Context, w Subscription) error {
 	err := g.options.DB.Write(ctx, store.Put(store.Item{Key: w.key(), Value: []byte(w.URI), Expires: w.Until}))
 	g.kick(ctx, w.place())
 	return fault.Wrap(fault.Unavailable, err, "record a subscription at a backend")
 }
 
-// Unwant ends it.
-func (g *Gateway) Unwant(ctx context.Context, w Wanted) error {
+// Unsubscribe ends it.
+func (g *Gateway) Unsubscribe(ctx context.Context, w Subscription) error {
 	err := g.options.DB.Write(ctx, store.Delete(w.key()))
 	g.kick(ctx, w.place())
 	return fault.Wrap(fault.Unavailable, err, "end a subscription at a backend")

@@ -37,10 +37,10 @@ func (c Client) listKey(b *backend) store.Key {
 	}
 }
 
-// keepSession writes the session of a client, which is there for a time from now.
-func (g *Gateway) keepSession(c Client, b *backend, mark int64, value []byte, cond store.Condition) []store.Op {
-	until := time.Now().Add(g.options.SessionTTL)
-	ops := []store.Op{store.Put(store.Item{Key: sessionKey(c.holder(), b), Value: value, Version: mark, Expires: until}, cond)}
+// put writes the session of a client, which is there for a time from now.
+func (ss *sessions) put(c Client, b *backend, itemVersion int64, value []byte, cond store.Condition) []store.Op {
+	until := time.Now().Add(ss.ttl)
+	ops := []store.Op{store.Put(store.Item{Key: sessionKey(c.holder(), b), Value: value, Version: itemVersion, Expires: until}, cond)}
 	if c.Session == "" {
 		ops = append(ops, store.Put(store.Item{Key: c.listKey(b), Expires: until}))
 	}
@@ -48,27 +48,27 @@ func (g *Gateway) keepSession(c Client, b *backend, mark int64, value []byte, co
 }
 
 // used records that a session is used, if that was not done lately.
-func (g *Gateway) used(ctx context.Context, c Client, b *backend, it *store.Item) {
-	if time.Until(it.Expires) > g.options.SessionTTL-usedEvery {
+func (ss *sessions) used(ctx context.Context, c Client, b *backend, it *store.Item) {
+	if time.Until(it.Expires) > ss.ttl-usedEvery {
 		return
 	}
-	err := g.options.DB.Write(ctx, g.keepSession(c, b, it.Version, it.Value, store.VersionIs(it.Version))...)
+	err := ss.db.Write(ctx, ss.put(c, b, it.Version, it.Value, store.VersionIs(it.Version))...)
 	if err != nil { // it ends sooner
-		g.options.Log.DebugContext(ctx, "the use of a session with a backend was not recorded", "backend", b.Name, "error", err)
+		ss.log.DebugContext(ctx, "the use of a session with a backend was not recorded", "backend", b.Name, "error", err)
 	}
 }
 
 // endOldest ends sessions of the principal that it has too many of.
-func (g *Gateway) endOldest(ctx context.Context, c Client, b *backend) {
+func (ss *sessions) endOldest(ctx context.Context, c Client, b *backend) {
 	if c.Session != "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()
 	own := c.listKey(b)
-	page, err := g.options.DB.Query(ctx, store.Query{Table: own.Table, Partition: own.Partition, Limit: 1000})
+	page, err := ss.db.Query(ctx, store.Query{Table: own.Table, Partition: own.Partition, Limit: 1000})
 	if err != nil {
-		g.options.Log.WarnContext(ctx, "a principal's sessions with a backend were not counted", "backend", b.Name, "error", err)
+		ss.log.WarnContext(ctx, "a principal's sessions with a backend were not counted", "backend", b.Name, "error", err)
 		return
 	}
 	// The longest unused first; of several the new one last.
@@ -76,7 +76,7 @@ func (g *Gateway) endOldest(ctx context.Context, c Client, b *backend) {
 		return cmp.Or(x.Expires.Compare(y.Expires), cmp.Compare(isOwn(x, own), isOwn(y, own)))
 	})
 	for _, it := range page.Items[:max(0, len(page.Items)-maxOfPrincipal)] {
-		g.endListed(ctx, b, c.Token, it.Key)
+		ss.endListed(ctx, b, c.Token, it.Key)
 	}
 }
 
@@ -88,18 +88,18 @@ func isOwn(it store.Item, own store.Key) int {
 }
 
 // endListed ends a session by its place in the list.
-func (g *Gateway) endListed(ctx context.Context, b *backend, token string, listed store.Key) {
+func (ss *sessions) endListed(ctx context.Context, b *backend, token string, listed store.Key) {
 	key := sessionKey(listed.Sort, b)
-	items, err := g.options.DB.Get(ctx, key)
+	items, err := ss.db.Get(ctx, key)
 	if err == nil {
-		err = g.options.DB.WriteAll(ctx, store.Delete(key), store.Delete(listed))
+		err = ss.db.WriteAll(ctx, store.Delete(key), store.Delete(listed))
 	}
 	if err != nil {
-		g.options.Log.WarnContext(ctx, "a session with a backend was left to expire", "backend", b.Name, "error", err)
+		ss.log.WarnContext(ctx, "a session with a backend was left to expire", "backend", b.Name, "error", err)
 		return
 	}
 	var s backendSession
 	if items[0] != nil && json.Unmarshal(items[0].Value, &s) == nil {
-		g.end(ctx, b, token, s)
+		ss.end(ctx, b, token, s)
 	}
 }

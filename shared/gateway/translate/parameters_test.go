@@ -1,9 +1,8 @@
-package gateway
+package translate
 
 import (
 	"fmt"
 	"testing"
-	"time"
 )
 
 // GWN-17: annotations count where 2026-07-28 lets them be, and make the tool unusable anywhere else.
@@ -24,7 +23,7 @@ func TestParameterAnnotations(t *testing.T) {
 		{`{"anyOf":[{"properties":{"a":{"type":"string",` + name + `}}}]}`, "error"},
 		{`{` + name + `,"type":"object"}`, "error"},
 	} {
-		list, err := parameters([]byte(`{"name":"t","inputSchema":` + tt.schema + `}`))
+		list, err := Parameters([]byte(`{"name":"t","inputSchema":` + tt.schema + `}`))
 		got := fmt.Sprint(list)
 		if err != nil {
 			got = "error"
@@ -45,24 +44,5 @@ func TestIntegersOfHeaders(t *testing.T) {
 		if got := fmt.Sprint(n); ok && got != want || !ok && want != "" {
 			t.Errorf("%q: %s %v, want %q", text, got, ok, want)
 		}
-	}
-}
-
-// GWN-17: a requestState is good for an hour, and for nobody else.
-func TestRequestStateExpires(t *testing.T) {
-	s, err := newStates(make([]byte, 32))
-	if err != nil {
-		t.Fatal(err)
-	}
-	now := time.Unix(1_800_000_000, 0)
-	sealed := s.seal([]byte("state"), []byte("alice"), now)
-	if got, err := s.open(sealed, []byte("alice"), now.Add(stateLife-time.Second)); err != nil || string(got) != "state" {
-		t.Errorf("in time: %q, %v", got, err)
-	}
-	if _, err := s.open(sealed, []byte("alice"), now.Add(stateLife)); err == nil {
-		t.Error("an hour later it is still good")
-	}
-	if _, err := s.open(sealed, []byte("bob"), now); err == nil {
-		t.Error("another may use it")
 	}
 }

@@ -27,10 +27,10 @@ var (
 	errWriting    = errors.New("mcp: the client is gone or does not read")
 )
 
-// outlet is one open stream of either era: what a feed hands out goes through it
+// streamWriter is one open stream: what a feed hands out goes through it
 // to the client.
-type outlet struct {
-	endpoint  *Endpoint
+type streamWriter struct {
+	streams   *streams
 	principal auth.Principal
 	header    http.Header // of the request, with the caller's credentials
 	looked    time.Time   // at the credentials, the last time
@@ -49,37 +49,23 @@ type outlet struct {
 	// subscriptionID is the id of the listen, which every message repeats; nil in
 	// the stream of a session.
 	subscriptionID json.RawMessage
-	// eventID makes the SSE id of a message; nil in a listen, which has none.
-	eventID func(cursor string) string
-	// session is told of notices for a session's stream.
-	session func(context.Context, stream.Delivery) error
-	// wanted tells whether an event is still subscribed to, where the outlet may not
-	// know yet; nil knows.
-	wanted func(context.Context, stream.Delivery) (bool, error)
-	// lost is told once of a URI that the catalog takes away; nil tells nobody.
-	lost func(target) error
-	// push is set in an events/stream, which has its own notifications.
-	push *push
-	// event is the SSE name of a message, and quiet makes what keeps a quiet stream
-	// alive; the published transports have no name, and send a comment.
-	event string
-	quiet func() []byte
+	framing        framing
 }
 
 // run passes on what comes until the stream ends, and returns why. Little is on
 // its stack while it waits: there are thousands of them.
-func (o *outlet) run(ctx context.Context) error {
+func (o *streamWriter) run(ctx context.Context) error {
 	o.wrote = time.Now()
 	o.looked = o.wrote
-	quiet := time.NewTimer(o.endpoint.options.Heartbeat)
+	quiet := time.NewTimer(o.streams.timing.heartbeat)
 	defer quiet.Stop()
 	for {
 		if err := o.pass(ctx); err != nil {
 			return err
 		}
-		left := time.Until(o.due())
+		left := time.Until(o.framing.due(o.wrote.Add(o.streams.timing.heartbeat)))
 		if left <= 0 {
-			if err := o.beat(ctx); err != nil {
+			if err := o.framing.heartbeat(ctx); err != nil {
 				return err
 			}
 			continue
@@ -95,21 +81,21 @@ func (o *outlet) run(ctx context.Context) error {
 }
 
 // pass sends all that is there now.
-func (o *outlet) pass(ctx context.Context) error {
+func (o *streamWriter) pass(ctx context.Context) error {
 	for ctx.Err() == nil {
 		d, ok, err := o.feed.Poll(ctx)
 		switch {
 		case err == nil && !ok:
 			return nil
 		case err == nil:
-			if err = o.deliver(ctx, d); err == nil {
+			if err = o.framing.deliver(ctx, d); err == nil {
 				o.reached = d.Cursor
 			}
 			o.cut = err != nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case o.push != nil:
-			err = o.push.recover(ctx, err)
+		default:
+			err = o.framing.failed(ctx, err)
 		}
 		if err != nil {
 			return err
@@ -120,7 +106,7 @@ func (o *outlet) pass(ctx context.Context) error {
 
 // resumeAt is the position behind what was served: the feed's, unless the stream ends
 // over a delivery, which whoever resumes must get.
-func (o *outlet) resumeAt() string {
+func (o *streamWriter) resumeAt() string {
 	if o.cut {
 		return o.reached
 	}
@@ -128,32 +114,9 @@ func (o *outlet) resumeAt() string {
 	return o.reached
 }
 
-// due is when something must be written if nothing comes before.
-func (o *outlet) due() time.Time {
-	due := o.wrote.Add(o.endpoint.options.Heartbeat)
-	if o.push != nil {
-		return o.push.due(due)
-	}
-	return due
-}
-
-// beat keeps a quiet stream alive.
-func (o *outlet) beat(ctx context.Context) error {
-	if o.push != nil {
-		return o.push.beat(ctx)
-	}
-	if err := o.look(ctx); err != nil {
-		return err
-	}
-	if o.quiet != nil {
-		return o.write(o.quiet())
-	}
-	return o.write(comment)
-}
-
 var comment = sse.Append(nil, sse.Event{Comment: " "})
 
-func (o *outlet) write(b []byte) error {
+func (o *streamWriter) write(b []byte) error {
 	if err := o.out.Write(b); err != nil {
 		return errors.Join(errWriting, err)
 	}
@@ -161,16 +124,16 @@ func (o *outlet) write(b []byte) error {
 	return nil
 }
 
-// deliver sends one delivery, if it is anything that the client is to know.
-func (o *outlet) deliver(ctx context.Context, d stream.Delivery) error {
-	if o.push != nil {
-		return o.push.deliver(ctx, d)
-	}
+// verify looks at the caller's credentials again, if it is time to.
+func (o *streamWriter) verify(ctx context.Context, d stream.Delivery) error {
 	if d.Topic == stream.TopicCatalog || o.unsure() {
-		if err := o.look(ctx); err != nil {
-			return err
-		}
+		return o.look(ctx)
 	}
+	return nil
+}
+
+// notify sends what all streams but an events/stream tell alike.
+func (o *streamWriter) notify(ctx context.Context, d stream.Delivery) error {
 	switch {
 	case d.Event != nil:
 		return o.sendEvent(ctx, d)
@@ -189,17 +152,12 @@ func (o *outlet) deliver(ctx context.Context, d stream.Delivery) error {
 		return o.sendBackend(ctx, d)
 	case strings.HasPrefix(d.Topic, topicConversations):
 		return o.sendContext(ctx, d)
-	case o.session != nil:
-		if isContext(d.Notice) {
-			return o.sendContext(ctx, d)
-		}
-		return o.session(ctx, d)
 	}
 	return nil
 }
 
 // asks reports whether the client is told of a list's changes by this notification.
-func (o *outlet) asks(note string) bool {
+func (o *streamWriter) asks(note string) bool {
 	switch note {
 	case mcpspec.NoteResourcesChange:
 		return o.resources
@@ -216,7 +174,7 @@ func (o *outlet) asks(note string) bool {
 }
 
 // sendChanges tells of those changes of lists that the client is told of.
-func (o *outlet) sendChanges(cursor string, notes ...string) error {
+func (o *streamWriter) sendChanges(cursor string, notes ...string) error {
 	for _, note := range notes {
 		if !o.asks(note) {
 			continue
@@ -231,15 +189,10 @@ func (o *outlet) sendChanges(cursor string, notes ...string) error {
 var topicSubscriptions = stream.TopicSubscription("")
 
 // sendEvent sends an event, unless the catalog as it is now lets it through no longer.
-func (o *outlet) sendEvent(ctx context.Context, d stream.Delivery) error {
-	cat, err := o.endpoint.catalog(ctx, o.principal)
+func (o *streamWriter) sendEvent(ctx context.Context, d stream.Delivery) error {
+	cat, err := o.streams.catalogs.of(ctx, o.principal)
 	if err != nil {
 		return err
-	}
-	if o.wanted != nil {
-		if ok, err := o.wanted(ctx, d); !ok || err != nil {
-			return err
-		}
 	}
 	ev := d.Event
 	if !allowed(cat, o.principal, ev) || !cat.ByName(ev.Name).PushAllowed() {
@@ -253,7 +206,7 @@ func (o *outlet) sendEvent(ctx context.Context, d stream.Delivery) error {
 	return o.send(mcpspec.NoteUpdated, members, func(b []byte) []byte { return o.eventMeta(b, ev) }, d.Cursor)
 }
 
-func (o *outlet) eventMeta(b []byte, ev *event.Event) []byte {
+func (o *streamWriter) eventMeta(b []byte, ev *event.Event) []byte {
 	b = jsonrpc.AppendString(append(b, `"`+MetaEventID+`":`...), ev.ID)
 	b = jsonrpc.AppendString(append(b, `,"`+MetaTime+`":`...), ev.Timestamp())
 	if o.payloads {
@@ -264,7 +217,7 @@ func (o *outlet) eventMeta(b []byte, ev *event.Event) []byte {
 }
 
 // sendState tells that the state of a subscription changed.
-func (o *outlet) sendState(d stream.Delivery) error {
+func (o *streamWriter) sendState(d stream.Delivery) error {
 	for _, t := range o.targets {
 		if t.topic != d.Topic {
 			continue
@@ -287,7 +240,7 @@ func (o *outlet) sendState(d stream.Delivery) error {
 
 // send writes a notification. members and meta append members of params and of
 // its _meta without braces; nil appends none.
-func (o *outlet) send(name string, members, meta func([]byte) []byte, cursor string) error {
+func (o *streamWriter) send(name string, members, meta func([]byte) []byte, cursor string) error {
 	text, wire := buffers.Get().(*[]byte), buffers.Get().(*[]byte)
 	defer func() {
 		for _, b := range []*[]byte{text, wire} {
@@ -322,21 +275,19 @@ func (o *outlet) send(name string, members, meta func([]byte) []byte, cursor str
 		b = append(b, '}')
 	}
 	b = append(b, `}}`...)
-	e := sse.Event{Name: o.event, Data: b}
-	if o.eventID != nil {
-		e.ID = o.eventID(cursor)
-	}
+	e := o.framing.event(cursor)
+	e.Data = b
 	*text = b
 	*wire = sse.Append((*wire)[:0], e)
 	return o.write(*wire)
 }
 
 // appendIDs appends what every message of a listen or an events/stream carries in
-// _meta. The latter has its cursors in params.
-func (o *outlet) appendIDs(b []byte, cursor string) []byte {
+// _meta. The latter has its cursors in params, and gives none.
+func (o *streamWriter) appendIDs(b []byte, cursor string) []byte {
 	b = append(b, `"`+mcpspec.MetaSubscription+`":`...)
 	b = append(b, o.subscriptionID...)
-	if o.push != nil {
+	if cursor == "" {
 		return b
 	}
 	b = append(b, `,"`+MetaCursor+`":`...)
@@ -345,20 +296,20 @@ func (o *outlet) appendIDs(b []byte, cursor string) []byte {
 
 // resolveAgain adds what a changed catalog makes of the URIs: one may have become
 // the parent of a new event type. What is gone from the catalog stays and brings nothing.
-func (o *outlet) resolveAgain(ctx context.Context) error {
-	cat, err := o.endpoint.catalog(ctx, o.principal)
+func (o *streamWriter) resolveAgain(ctx context.Context) error {
+	cat, err := o.streams.catalogs.of(ctx, o.principal)
 	if err != nil {
 		return err
 	}
-	after := o.endpoint.options.Log.Position() - time.Second.Microseconds() // the change was a moment ago
+	after := o.streams.log.Position() - time.Second.Microseconds() // the change was a moment ago
 	for uri, t := range o.targets {
 		if t.topic != "" || t.backend != "" {
 			continue
 		}
-		again, err := o.endpoint.resolve(ctx, cat, o.principal, t.asked)
+		again, err := o.streams.targets.resolve(ctx, cat, o.principal, t.asked)
 		if err != nil {
-			if o.lost != nil && !t.lost {
-				if err := o.lost(t); err != nil {
+			if !t.lost {
+				if err := o.framing.lost(t); err != nil {
 					return err
 				}
 			}
@@ -385,8 +336,8 @@ func (o *outlet) resolveAgain(ctx context.Context) error {
 	return nil
 }
 
-// topics lists what the outlet follows beside its targets' own.
-func (o *outlet) topics(ctx context.Context) []string {
+// topics lists what the stream writer follows beside its targets' own.
+func (o *streamWriter) topics(ctx context.Context) []string {
 	var out []string
 	lists := o.resources || o.tools || o.prompts
 	if lists || o.events || len(o.targets) > 0 {

@@ -8,11 +8,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
-// postModern serves one message of the era without sessions.
-func (e *Endpoint) postModern(w http.ResponseWriter, c *call) {
+// postStateless serves one message of the stateless revisions.
+func (e *Endpoint) postStateless(w http.ResponseWriter, c *call) {
 	if m, ok := e.admit(w, c); ok {
 		e.dispatch(w, c, m)
 	}
@@ -21,27 +20,27 @@ func (e *Endpoint) postModern(w http.ResponseWriter, c *call) {
 // admit finds the method of a request that passes the checks, and answers all else.
 func (e *Endpoint) admit(w http.ResponseWriter, c *call) (m method, ok bool) {
 	if c.msg.Kind == jsonrpc.Response {
-		e.fail(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "this revision has no requests to clients, and so no responses"})
+		sendError(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "this revision has no requests to clients, and so no responses"})
 		return m, false
 	}
-	bad := c.checkVersion(e.supported())
+	bad := c.checkVersion(e.about.supported())
 	if bad == nil {
 		bad = c.checkHeaders()
 	}
 	if c.msg.Kind == jsonrpc.Notification {
 		if bad != nil {
-			e.fail(w, http.StatusBadRequest, nil, bad)
+			sendError(w, http.StatusBadRequest, nil, bad)
 			return m, false
 		}
 		e.takeIn(w, c)
 		return m, false
 	}
 	if bad != nil {
-		e.fail(w, http.StatusBadRequest, c.msg.ID, bad)
+		sendError(w, http.StatusBadRequest, c.msg.ID, bad)
 		return m, false
 	}
-	if m, ok = e.method(c.request.Context(), c.msg.Method); !ok || !m.modern {
-		e.fail(w, http.StatusNotFound, c.msg.ID, unknownMethod(c.msg.Method))
+	if m, ok = e.method(c.request.Context(), c.msg.Method); !ok || !m.stateless {
+		sendError(w, http.StatusNotFound, c.msg.ID, unknownMethod(c.msg.Method))
 		return m, false
 	}
 	return m, true
@@ -132,70 +131,29 @@ func (c *call) checkHeader(header, want string) *jsonrpc.Error {
 
 // dispatch serves a request whose method is known.
 func (e *Endpoint) dispatch(w http.ResponseWriter, c *call, m method) {
-	if m.offered != nil && !m.offered(c) {
-		e.answerFault(w, c, m, unknownMethod(c.msg.Method))
-		return
+	err := m.permits(c)
+	if err == nil {
+		err = m.handler.serve(w, c)
 	}
-	if m.scope != "" {
-		if err := c.principal.Require(m.scope); err != nil {
-			e.answerFault(w, c, m, err)
-			return
-		}
-	}
-	if m.route != nil && e.gateway(c.request.Context()) != nil {
-		if served := e.proxied(w, c, m); served {
-			return
-		}
-	}
-	switch {
-	case m.forward != nil:
-		e.forward(w, c, m)
-	case m.stream != nil:
-		if !accepts(c.request.Header, sse.ContentType) {
-			e.fail(w, http.StatusNotAcceptable, c.msg.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Accept must list text/event-stream"})
-			return
-		}
-		if err := m.stream(w, c); err != nil {
-			e.answerFault(w, c, m, err)
-		}
-	default:
-		e.answer(w, c, m)
-	}
-}
-
-// answer serves a request that is answered at once. It is apart from dispatch, on
-// whose stack streams wait.
-func (e *Endpoint) answer(w http.ResponseWriter, c *call, m method) {
-	if !accepts(c.request.Header, "application/json") {
-		e.fail(w, http.StatusNotAcceptable, c.msg.ID, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Accept must list application/json"})
-		return
-	}
-	if m.gathers {
-		e.answerLate(w, c, m)
-		return
-	}
-	r, err := m.answer(c.request.Context(), c)
 	if err != nil {
-		e.answerFault(w, c, m, err)
-		return
+		e.replies.fault(w, c, m, err)
 	}
-	send(w, http.StatusOK, func(b []byte) []byte { return e.appendResult(b, c, r) })
 }
 
-// answerFault answers a request that failed in its method. A lack of scopes is said by
+// fault answers a request that failed in its method. A lack of scopes is said by
 // HTTP as well, so that the client can ask for them (RFC 6750, section 3.1).
-func (e *Endpoint) answerFault(w http.ResponseWriter, c *call, m method, err error) {
+func (r *replies) fault(w http.ResponseWriter, c *call, m method, err error) {
 	if missingScopes(err) {
-		err = e.allMissing(c, m, err)
+		err = r.allMissing(c, m, err)
 	}
-	rpc := e.translate(c.request.Context(), err, c.version, m.family)
+	rpc := r.faults.translate(c.request.Context(), err, c.version, m.family)
 	code := http.StatusOK
 	switch {
 	case fault.Is(err, fault.Forbidden) && missingScopes(err):
 		code = http.StatusForbidden
-		w.Header().Set("WWW-Authenticate", auth.Challenge(err, e.options.ResourceMetadata))
+		w.Header().Set("WWW-Authenticate", auth.Challenge(err, r.metadata))
 	case c.version.Stateless():
 		code = status(rpc)
 	}
-	e.fail(w, code, c.msg.ID, rpc)
+	sendError(w, code, c.msg.ID, rpc)
 }

@@ -15,8 +15,8 @@ func TestStormsAreHeldBack(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
 	g, other := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
-	want := Wanted{"default", "b", "x://asked", "s", time.Now().Add(time.Hour)}
-	if err := g.Want(t.Context(), want); err != nil {
+	want := Subscription{"default", "b", "x://asked", "s", time.Now().Add(time.Hour)}
+	if err := g.Subscribe(t.Context(), want); err != nil {
 		t.Fatal(err)
 	}
 	l := newLog()

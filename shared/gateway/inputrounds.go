@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
@@ -37,8 +38,8 @@ func (x *exchange) withInputs(ctx context.Context, known *learned) error {
 	defer cancel(nil)
 	defer x.watch(ctx, cancel)()
 	x.with = backendSession{Version: known.version}
-	params := x.modernParams()
-	header, err := x.modernHeader()
+	params := x.statelessParams()
+	header, err := x.statelessHeader()
 	if err != nil {
 		return err
 	}
@@ -67,7 +68,7 @@ func (x *exchange) withInputs(ctx context.Context, known *learned) error {
 
 // supply asks the client for what the backend wants and returns the params of the next round.
 func (x *exchange) supply(ctx context.Context, params json.RawMessage) (json.RawMessage, error) {
-	if !multiRound[x.call.Method] {
+	if !translate.MultiRound[x.call.Method] {
 		return nil, x.failed(errors.New("gateway: it asks for input where the revision does not let it"))
 	}
 	responses, err := x.put(ctx, jsonrpc.Member(x.input, "inputRequests"))
@@ -76,10 +77,10 @@ func (x *exchange) supply(ctx context.Context, params json.RawMessage) (json.Raw
 	}
 	params = upstream.Without(params, func(name string) bool { return name == "inputResponses" || name == "requestState" })
 	if state := jsonrpc.Member(x.input, "requestState"); state != nil {
-		params = insert(params, "requestState", state)
+		params = upstream.Insert(params, "requestState", state)
 	}
 	if responses != nil {
-		params = insert(params, "inputResponses", responses)
+		params = upstream.Insert(params, "inputResponses", responses)
 	}
 	return params, nil
 }
@@ -87,14 +88,14 @@ func (x *exchange) supply(ctx context.Context, params json.RawMessage) (json.Raw
 // input is one request of a round.
 type input struct {
 	key, method string
-	question    string // its id at the client
+	id          string // that the client sees
 	answer      json.RawMessage
 }
 
 // put puts the requests to the client and waits for all answers.
 func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawMessage, error) {
-	if lacks := demanded(x.call.Capabilities, x.input); len(lacks) > 0 {
-		e := missing(x.backend.Name, lacks)
+	if lacks := translate.Demanded(x.call.Capabilities, x.input); len(lacks) > 0 {
+		e := translate.Missing(x.backend.Name, lacks)
 		e.Code = jsonrpc.InvalidRequest
 		return nil, e
 	}
@@ -112,12 +113,12 @@ func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawM
 		}
 		inputs = append(inputs, in)
 		var err error
-		if in.question, err = x.gateway.ask(ctx, x.call.Client, x.backend, x.with, nil); err != nil {
+		if in.id, err = x.gateway.elicitations.ask(ctx, x.call.Client, x.backend, x.with, nil); err != nil {
 			return nil, err
 		}
-		x.kept = append(x.kept, questionKey(in.question))
+		x.kept = append(x.kept, elicitationKey(in.id))
 		x.inputs = append(x.inputs, in)
-		message := legacyRequest(in, jsonrpc.Member(request, "params"))
+		message := sessionRequest(in, jsonrpc.Member(request, "params"))
 		if err := x.send(message, false); err != nil {
 			return nil, err
 		}
@@ -134,16 +135,16 @@ func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawM
 	return x.responses(inputs)
 }
 
-// legacyRequest is a request as clients with sessions know it: it has an id, and an
+// sessionRequest is a request as clients with sessions know it: it has an id, and an
 // elicitation by URL one more.
-func legacyRequest(in *input, params json.RawMessage) json.RawMessage {
+func sessionRequest(in *input, params json.RawMessage) json.RawMessage {
 	if mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode")); mode == "url" && jsonrpc.Member(params, "elicitationId") == nil {
-		params = insert(params, "elicitationId", quote(in.question))
+		params = upstream.Insert(params, "elicitationId", quote(in.id))
 	}
-	return request(quote(in.question), in.method, params)
+	return request(quote(in.id), in.method, params)
 }
 
-// await waits until all questions have their answers.
+// await waits until all elicitations have their answers.
 func (x *exchange) await(ctx context.Context, inputs []*input) error {
 	for wait := firstLook; ; wait = min(wait*3/2, lastLook) {
 		if err := pause(ctx, wait); err != nil {
@@ -153,7 +154,7 @@ func (x *exchange) await(ctx context.Context, inputs []*input) error {
 		var keys []store.Key
 		for _, in := range inputs {
 			if in.answer == nil {
-				open, keys = append(open, in), append(keys, questionKey(in.question))
+				open, keys = append(open, in), append(keys, elicitationKey(in.id))
 			}
 		}
 		if len(open) == 0 {
@@ -171,7 +172,7 @@ func (x *exchange) await(ctx context.Context, inputs []*input) error {
 				return x.failed(errors.New("gateway: the client did not answer in time"))
 			}
 			var at []store.Key
-			if open[i].answer, at, err = x.gateway.kept(ctx, open[i].question, it); err != nil {
+			if open[i].answer, at, err = x.gateway.elicitations.kept(ctx, open[i].id, it); err != nil {
 				return err
 			}
 			x.kept = append(x.kept, at...)

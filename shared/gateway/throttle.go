@@ -5,8 +5,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"golang.org/x/time/rate"
+
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // A backend may tell of more than anybody can use, by mistake or to harm: each notice is
@@ -20,8 +21,8 @@ const (
 	updateUnit                = 1024
 )
 
-// pace holds the notifications of a backend back, for all its connections.
-type pace struct {
+// throttle holds the notifications of a backend back, for all its connections.
+type throttle struct {
 	changes          map[string]*rate.Limiter // by method; not changed
 	updates, unasked *rate.Limiter
 
@@ -29,8 +30,8 @@ type pace struct {
 	held map[string]bool // methods of changes that are still to be told
 }
 
-func newPace() *pace {
-	p := &pace{
+func newThrottle() *throttle {
+	p := &throttle{
 		changes: map[string]*rate.Limiter{}, held: map[string]bool{},
 		updates: rate.NewLimiter(updateRate, updateBurst), unasked: rate.NewLimiter(unaskedRate, unaskedBurst),
 	}
@@ -42,7 +43,7 @@ func newPace() *pace {
 }
 
 // change reports whether a change of a list is to be told now; if not, it is held.
-func (p *pace) change(method string) bool {
+func (p *throttle) change(method string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.held[method] = !p.changes[method].Allow()
@@ -50,7 +51,7 @@ func (p *pace) change(method string) bool {
 }
 
 // due are the changes that were held and are to be told now; at the end all that were held.
-func (p *pace) due(end bool) (methods []string) {
+func (p *throttle) due(end bool) (methods []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for method, held := range p.held {
@@ -63,7 +64,7 @@ func (p *pace) due(end bool) (methods []string) {
 }
 
 // update waits until an update of that size may be told. It reports false for one to be dropped.
-func (p *pace) update(ctx context.Context, size int, asked bool) (tell bool, err error) {
+func (p *throttle) update(ctx context.Context, size int, asked bool) (tell bool, err error) {
 	n := 1 + size/updateUnit
 	if asked {
 		return true, p.updates.WaitN(ctx, n)
@@ -73,8 +74,8 @@ func (p *pace) update(ctx context.Context, size int, asked bool) (tell bool, err
 
 // catchUp tells of the changes that were held.
 func (f *following) catchUp(ctx context.Context, end bool) {
-	for _, method := range f.backend.pace.due(end) {
-		if err := f.tellChange(ctx, method); err != nil {
+	for _, method := range f.backend.throttle.due(end) {
+		if err := f.notifyChange(ctx, method); err != nil {
 			f.backend.gateway.options.Log.WarnContext(ctx, "a change of a backend's list was not told", "backend", f.backend.Name, "error", err)
 		}
 	}

@@ -9,36 +9,36 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// The mark of a backend's list is another whenever the backend is known to have changed
+// The list version of a backend's list is another whenever the backend is known to have changed
 // it. It is in the store before anybody is told of the change, so that whoever was told and asks,
 // at whatever instance, gets what is listed now: an instance uses what it has fetched
-// only while the mark is the one that it read before.
+// only while the list version is the one that it read before.
 
-// markLife is how long a mark is kept: longer than any list is used. Without it a list is as one whose mark
+// listVersionLife is how long a list version is kept: longer than any list is used. Without it a list is as one whose list version
 // has changed.
-const markLife = time.Hour
+const listVersionLife = time.Hour
 
-// markKey is of the lists whose change is told by that notification.
-func (b *backend) markKey(method string) store.Key {
+// listVersionKey is of the lists whose change is told by that notification.
+func (b *backend) listVersionKey(method string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + b.place().String(), Sort: "mark#" + method}
 }
 
-// mark records that lists have changed.
-func (b *backend) mark(ctx context.Context, method string) error {
+// changeListVersion records that lists have changed.
+func (b *backend) changeListVersion(ctx context.Context, method string) error {
 	err := b.gateway.options.DB.Write(ctx, store.Put(store.Item{
-		Key: b.markKey(method), Value: []byte(rand.Text()), Expires: time.Now().Add(max(markLife, 2*b.gateway.options.ListTTL)),
+		Key: b.listVersionKey(method), Value: []byte(rand.Text()), Expires: time.Now().Add(max(listVersionLife, 2*b.gateway.options.ListTTL)),
 	}))
 	return fault.Wrap(fault.Unavailable, err, "record that a backend's list has changed")
 }
 
-// marks reads the marks of the backends' lists of a kind, in one read for up to
+// listVersions reads the versions of the backends' lists of a kind, in one read for up to
 // [store.MaxGet] of them. One that cannot be read is like no other, so that nothing old is used.
-func (g *Gateway) marks(ctx context.Context, backends []*backend, kind Kind) []string {
+func (g *Gateway) listVersions(ctx context.Context, backends []*backend, kind Kind) []string {
 	out := make([]string, len(backends))
 	for first := 0; first < len(backends); first += store.MaxGet {
 		var keys []store.Key
 		for _, b := range backends[first:min(first+store.MaxGet, len(backends))] {
-			keys = append(keys, b.markKey(changes[kind]))
+			keys = append(keys, b.listVersionKey(changes[kind]))
 		}
 		items, err := g.options.DB.Get(ctx, keys...)
 		if err != nil {

@@ -1,0 +1,146 @@
+package translate
+
+import (
+	"bytes"
+	"encoding/json"
+	"math/big"
+	"net/http"
+	"strings"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
+// A tool may ask that some of its arguments are repeated in headers (2026-07-28, Custom
+// Headers from Tool Parameters). The gateway compares them for clients of that
+// revision, and writes them for clients of the earlier ones.
+
+const (
+	annotation = "x-mcp-header"
+)
+
+// Parameter is an argument that a header repeats.
+type Parameter struct {
+	Header string // canonical
+	path   []string
+	kind   string // string, integer or boolean
+}
+
+var errAnnotation = fault.New(fault.Invalid, "the definition of the tool has "+annotation+" where it must not be")
+
+// Parameters reads the annotations of a tool's definition.
+func Parameters(tool json.RawMessage) ([]Parameter, error) {
+	if !bytes.Contains(tool, []byte(annotation)) {
+		return nil, nil
+	}
+	var out []Parameter
+	if err := annotated(jsonrpc.Member(tool, "inputSchema"), nil, &out); err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{}
+	for _, p := range out {
+		if seen[p.Header] {
+			return nil, errAnnotation
+		}
+		seen[p.Header] = true
+	}
+	return out, nil
+}
+
+// applied are the keywords whose subschemas describe the same arguments or parts of
+// them; an annotation below one of them, or of a keyword like it, is an error.
+var applied = map[string]bool{
+	"items": true, "prefixItems": true, "contains": true, "additionalProperties": true, "patternProperties": true,
+	"oneOf": true, "anyOf": true, "allOf": true, "not": true, "if": true, "then": true, "else": true,
+	"dependentSchemas": true, "$defs": true, "definitions": true, "additionalItems": true, "unevaluatedProperties": true,
+}
+
+// annotated collects the annotations of an object schema's properties.
+func annotated(schema json.RawMessage, path []string, out *[]Parameter) error {
+	for keyword, value := range jsonrpc.Members(schema) {
+		switch {
+		case applied[string(keyword)] && bytes.Contains(value, []byte(`"`+annotation+`"`)):
+			return errAnnotation
+		case string(keyword) == annotation && len(path) == 0:
+			return errAnnotation
+		case string(keyword) == annotation:
+			name, _ := jsonrpc.String(value)
+			kind, _ := jsonrpc.String(jsonrpc.Member(schema, "type"))
+			if !token(name) || kind != "string" && kind != "integer" && kind != "boolean" {
+				return errAnnotation
+			}
+			*out = append(*out, Parameter{http.CanonicalHeaderKey(mcpspec.HeaderParameter + name), path, kind})
+		case string(keyword) == "properties":
+			for name, property := range jsonrpc.Members(value) {
+				below := append(path[:len(path):len(path)], string(name))
+				if err := annotated(property, below, out); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// token reports whether a header may have the name (RFC 9110, section 5.6.2).
+func token(s string) bool {
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') && !strings.ContainsRune("!#$%&'*+-.^_`|~", rune(c)) {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// Text is what a header has to say of the arguments. It reports false when it has
+// to be left out.
+func (p Parameter) Text(arguments json.RawMessage) (string, bool) {
+	at := arguments
+	for _, name := range p.path {
+		if at = jsonrpc.Member(at, name); at == nil {
+			return "", false
+		}
+	}
+	switch p.kind {
+	case "string":
+		return jsonrpc.String(at)
+	case "boolean":
+		return string(at), string(at) == "true" || string(at) == "false"
+	}
+	n, ok := integer(string(at))
+	if !ok {
+		return "", false
+	}
+	return n.String(), true
+}
+
+// maxSafe is the largest integer of a header (2026-07-28: that of JavaScript).
+const maxSafe = 1<<53 - 1
+
+// integer reads a number that is one, however it is written.
+func integer(s string) (*big.Int, bool) {
+	if len(s) > 64 {
+		return nil, false
+	}
+	f, _, err := big.ParseFloat(s, 10, 128, big.ToZero)
+	if err != nil || !f.IsInt() || f.MantExp(nil) > 64 {
+		return nil, false
+	}
+	n, _ := f.Int(nil)
+	return n, n.CmpAbs(big.NewInt(maxSafe)) <= 0
+}
+
+// Equal reports whether a header says what [Parameter.Text] wants.
+func (p Parameter) Equal(header, want string) bool {
+	got, err := mcpspec.DecodeHeader(header)
+	if err != nil {
+		return false
+	}
+	if p.kind != "integer" {
+		return got == want
+	}
+	n, ok := integer(got)
+	return ok && n.String() == want
+}

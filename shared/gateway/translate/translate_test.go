@@ -1,0 +1,194 @@
+package translate
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
+// kind names a way by what is translated on it.
+func (w Way) kind() string {
+	name := func(v mcpspec.Version) string {
+		if v == mcpspec.V20260728 {
+			return "2026"
+		}
+		return "2025"
+	}
+	return name(w.Client) + " to " + name(w.Backend)
+}
+
+// everyWay calls check for each pair of revisions.
+func everyWay(t *testing.T, check func(t *testing.T, w Way)) {
+	t.Helper()
+	for _, client := range mcpspec.Versions {
+		for _, backend := range mcpspec.Versions {
+			w := Way{client, backend}
+			t.Run(fmt.Sprintf("client %s, backend %s", client, backend), func(t *testing.T) { check(t, w) })
+		}
+	}
+}
+
+// GWN-17: every pair of revisions has the error codes that the client's revision defines.
+func TestErrorCodes(t *testing.T) {
+	const uri = `{"uri":"file:///x"}`
+	for _, tt := range []struct {
+		name, method, data string
+		code               int
+		want               map[string]int // by kind of way; the others keep the code
+	}{
+		{"a resource that is not there", mcpspec.MethodRead, uri, mcpspec.CodeResourceNotFound, map[string]int{
+			"2026 to 2025": jsonrpc.InvalidParams, "2026 to 2026": jsonrpc.InvalidParams,
+		}},
+		{"a resource that is not there, in 2026", mcpspec.MethodRead, uri, jsonrpc.InvalidParams, map[string]int{
+			"2025 to 2026": mcpspec.CodeResourceNotFound,
+		}},
+		{"bad params of a resource", mcpspec.MethodRead, `{}`, jsonrpc.InvalidParams, nil},
+		{"bad params of a tool", mcpspec.MethodToolsCall, uri, jsonrpc.InvalidParams, nil},
+		{"URLs to visit", mcpspec.MethodToolsCall, `{}`, mcpspec.CodeNeedsURL, map[string]int{"2026 to 2026": jsonrpc.InternalError}},
+		{"a capability is missing", mcpspec.MethodToolsCall, `{}`, mcpspec.CodeMissingCapability, map[string]int{
+			"2025 to 2026": jsonrpc.InvalidRequest,
+		}},
+		{"headers", mcpspec.MethodToolsCall, `{}`, mcpspec.CodeHeaderMismatch, map[string]int{"2025 to 2026": jsonrpc.InternalError}},
+		{"version", mcpspec.MethodToolsCall, `{}`, mcpspec.CodeUnsupportedVersion, map[string]int{"2025 to 2026": jsonrpc.InternalError}},
+		{"the backend's own", mcpspec.MethodToolsCall, `{}`, -32050, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			everyWay(t, func(t *testing.T, w Way) {
+				want, mapped := tt.want[w.kind()]
+				if !mapped {
+					want = tt.code
+				}
+				response := func(code int) string {
+					return fmt.Sprintf(`{"jsonrpc":"2.0","id":7,"error":{"code":%d,"message":"m","data":%s,"x":1e3}}`, code, tt.data)
+				}
+				got, had := w.Error(tt.method, json.RawMessage(response(tt.code)))
+				if string(got) != response(want) || had != tt.code {
+					t.Errorf("got %s and %d, want %s and %d", got, had, response(want), tt.code)
+				}
+			})
+		})
+	}
+}
+
+// GWN-17: every pair of revisions has results with the members that the client's revision demands, and no others.
+func TestResults(t *testing.T) {
+	for _, tt := range []struct {
+		name, method, in string
+		want             map[string]string // by kind of way; the others keep the bytes
+	}{
+		{"of 2025", mcpspec.MethodToolsCall, `{"content":[],"n":12345678901234567890}`, map[string]string{
+			"2026 to 2025": `{"resultType":"complete","content":[],"n":12345678901234567890}`,
+			"2026 to 2026": `{"resultType":"complete","content":[],"n":12345678901234567890}`,
+			"2025 to 2026": `{"content":[],"n":12345678901234567890}`,
+		}},
+		{"of 2026", mcpspec.MethodToolsCall, `{"resultType":"complete","content":[]}`, map[string]string{
+			"2025 to 2026": `{"content":[]}`,
+		}},
+		{"a foreign resultType of a backend that has none", mcpspec.MethodToolsCall, `{"resultType":"mine","content":[]}`, map[string]string{
+			"2026 to 2025": `{"resultType":"complete","content":[]}`,
+			"2025 to 2026": `{"content":[]}`,
+		}},
+		{"structured content that is an object", mcpspec.MethodToolsCall, `{"resultType":"complete","structuredContent":{"a":1}}`, map[string]string{
+			"2025 to 2026": `{"structuredContent":{"a":1}}`,
+		}},
+		{"structured content that is none", mcpspec.MethodToolsCall, `{"resultType":"complete","structuredContent":[1]}`, map[string]string{
+			"2025 to 2026": `{}`,
+		}},
+		{"a resource without hints of caching", mcpspec.MethodRead, `{"contents":[]}`, map[string]string{
+			"2026 to 2025": `{"resultType":"complete","ttlMs":0,"cacheScope":"private","contents":[]}`,
+			"2026 to 2026": `{"resultType":"complete","contents":[]}`,
+			"2025 to 2026": `{"contents":[]}`,
+		}},
+		{"a resource with hints of caching", mcpspec.MethodRead, `{"contents":[],"ttlMs":5,"cacheScope":"public"}`, map[string]string{
+			"2026 to 2025": `{"resultType":"complete","contents":[],"ttlMs":5,"cacheScope":"public"}`,
+			"2026 to 2026": `{"resultType":"complete","contents":[],"ttlMs":5,"cacheScope":"public"}`,
+			"2025 to 2026": `{"contents":[],"ttlMs":5,"cacheScope":"public"}`,
+		}},
+		{"no object", mcpspec.MethodToolsCall, `[1]`, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			everyWay(t, func(t *testing.T, w Way) {
+				want, changed := tt.want[w.kind()]
+				if !changed {
+					// With the 2026 backend that completes nothing, or two of 2025.
+					want = tt.in
+				}
+				if got := w.Result(tt.method, json.RawMessage(tt.in)); string(got) != want {
+					t.Errorf("got %s, want %s", got, want)
+				}
+			})
+		})
+	}
+}
+
+// GWN-17: params of 2026-07-28 lose what only that revision has, and get back what it demands.
+func TestParams(t *testing.T) {
+	const (
+		plain   = `{"name":"t","_meta":{"progressToken":1,"mine":true},"arguments":{"n":1e2}}`
+		ofRound = `{"name":"t","_meta":{"progressToken":1,"` + mcpspec.MetaVersion + `":"2026-07-28","` + mcpspec.MetaCapabilities + `":{},"` +
+			mcpspec.MetaClient + `":{},"` + mcpspec.MetaLogLevel + `":"info","mine":true},"inputResponses":{},"requestState":"s","arguments":{"n":1e2}}`
+	)
+	got, replaced := ToSessionBased(json.RawMessage(ofRound), json.RawMessage(`"gw_1"`))
+	if want := `{"name":"t","_meta":{"progressToken":"gw_1","mine":true},"arguments":{"n":1e2}}`; string(got) != want || !replaced {
+		t.Errorf("for a session-based backend: %s, %v; want %s", got, replaced, want)
+	}
+	if got, replaced = ToSessionBased(json.RawMessage(`{"name":"t"}`), json.RawMessage(`"gw_1"`)); string(got) != `{"name":"t"}` || replaced {
+		t.Errorf("without _meta: %s, %v", got, replaced)
+	}
+	got = ToStateless(json.RawMessage(plain), mcpspec.V20260728, Client{Info: json.RawMessage(`{"name":"c"}`), Capabilities: json.RawMessage(`{"roots":{}}`), Level: "info"})
+	want := `{"_meta":{"` + mcpspec.MetaVersion + `":"2026-07-28","` + mcpspec.MetaCapabilities + `":{"roots":{}},"` + mcpspec.MetaClient + `":{"name":"c"},"` +
+		mcpspec.MetaLogLevel + `":"info","progressToken":1,"mine":true},"name":"t","arguments":{"n":1e2}}`
+	if string(got) != want {
+		t.Errorf("for a stateless backend:\n%s, want\n%s", got, want)
+	}
+	// What a client forged of these members does not get through.
+	forged := ToStateless(json.RawMessage(`{"_meta":{"`+mcpspec.MetaVersion+`":"1999"}}`), mcpspec.V20260728, Client{Info: json.RawMessage(`{}`), Capabilities: json.RawMessage(`{}`)})
+	if v, _ := jsonrpc.String(jsonrpc.Member(jsonrpc.Member(forged, "_meta"), mcpspec.MetaVersion)); v != string(mcpspec.V20260728) {
+		t.Errorf("got %s", forged)
+	}
+}
+
+// GWN-17: up to 2025-11-25 a tool's output is an object.
+func TestTools(t *testing.T) {
+	for _, tt := range []struct{ in, sessionBased string }{
+		{`{"name":"t"}`, `{"name":"t"}`},
+		{`{"name":"t","outputSchema":{"type":"object"}}`, `{"name":"t","outputSchema":{"type":"object"}}`},
+		{`{"name":"t","outputSchema":{"type":"array"}}`, `{"name":"t"}`},
+		{`{"name":"t","outputSchema":{}}`, `{"name":"t"}`},
+	} {
+		for _, v := range mcpspec.Versions {
+			want := tt.sessionBased
+			if v == mcpspec.V20260728 {
+				want = tt.in
+			}
+			if got := Tool(json.RawMessage(tt.in), v); string(got) != want {
+				t.Errorf("%s for %s: %s, want %s", tt.in, v, got, want)
+			}
+		}
+	}
+}
+
+// GWN-17: a client is asked only what it declares, in the terms of both kinds of revisions.
+func TestLacking(t *testing.T) {
+	for _, tt := range []struct {
+		capabilities, method, params string
+		want                         Need
+	}{
+		{`{}`, mcpspec.MethodRoots, `{}`, "roots"},
+		{`{"roots":{}}`, mcpspec.MethodRoots, `{}`, ""},
+		{`{"sampling":{}}`, mcpspec.MethodSample, `{}`, ""},
+		{`{"sampling":{}}`, mcpspec.MethodSample, `{"tools":[]}`, "sampling.tools"},
+		{`{"elicitation":{}}`, mcpspec.MethodElicit, `{}`, ""},
+		{`{"elicitation":{}}`, mcpspec.MethodElicit, `{"mode":"url"}`, "elicitation.url"},
+		{`{"elicitation":{"url":{}}}`, mcpspec.MethodElicit, `{"mode":"url"}`, ""},
+		{`{"elicitation":{"url":{}}}`, mcpspec.MethodElicit, `{"mode":"form"}`, "elicitation.form"},
+		{`{}`, "no/such", `{}`, "no/such"},
+	} {
+		if got := Lacking(json.RawMessage(tt.capabilities), tt.method, json.RawMessage(tt.params)); got != tt.want {
+			t.Errorf("%s with %s, %s: %q, want %q", tt.method, tt.capabilities, tt.params, got, tt.want)
+		}
+	}
+}

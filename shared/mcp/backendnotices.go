@@ -1,0 +1,103 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/stream"
+)
+
+// backendTopics are those of all backends whose notifications a stream may have.
+func (o *streamWriter) backendTopics(ctx context.Context) (topics []string) {
+	backends := o.streams.backends.now(ctx)
+	if backends == nil {
+		return nil
+	}
+	for _, name := range backends.Backends(ctx, o.principal) {
+		topics = append(topics, stream.TopicBackend(name))
+	}
+	return topics
+}
+
+var topicBackends = stream.TopicBackend("")
+
+// sendOtherBackends follows the backends that there are now, and tells that their lists are
+// others.
+func (o *streamWriter) sendOtherBackends(ctx context.Context, cursor string) error {
+	now := o.streams.log.Position()
+	for _, topic := range o.backendTopics(ctx) {
+		o.feed.Follow(topic, now)
+	}
+	return o.sendChanges(cursor, mcpspec.NoteToolsChange, mcpspec.NotePromptsChange, mcpspec.NoteResourcesChange)
+}
+
+// sendBackend sends what a backend told, if the stream asked for it and its principal may
+// still see the backend.
+func (o *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error {
+	var n gateway.Notice
+	if json.Unmarshal(d.Notice, &n) != nil {
+		return nil // of another version
+	}
+	backends := o.streams.backends.now(ctx)
+	if backends == nil || !slices.Contains(backends.Backends(ctx, o.principal), strings.TrimPrefix(d.Topic, topicBackends)) {
+		return nil
+	}
+	if n.Method != mcpspec.NoteUpdated {
+		return o.sendChanges(d.Cursor, n.Method)
+	}
+	uri, _ := jsonrpc.String(jsonrpc.Member(n.Params, "uri"))
+	t, ok := o.targets[uri]
+	if !ok || stream.TopicBackend(t.backend) != d.Topic {
+		return nil
+	}
+	var members, meta []byte
+	for key, value := range jsonrpc.Members(n.Params) {
+		if string(key) == "_meta" {
+			meta = bytes.TrimSuffix(bytes.TrimPrefix(value, []byte("{")), []byte("}"))
+			continue
+		}
+		if members != nil {
+			members = append(members, ',')
+		}
+		members = append(append(jsonrpc.AppendString(members, string(key)), ':'), value...)
+	}
+	var more func([]byte) []byte
+	if len(bytes.TrimSpace(meta)) > 0 {
+		more = func(b []byte) []byte { return append(b, meta...) }
+	}
+	return o.send(mcpspec.NoteUpdated, func(b []byte) []byte { return append(b, members...) }, more, d.Cursor)
+}
+
+// want tells the backends of a stream's targets that somebody reads them, until
+// the function that it returns is called.
+func (o *streamWriter) want(ctx context.Context, holder string, until time.Time) (end func(), err error) {
+	var all []gateway.Subscription
+	end = func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
+		defer cancel()
+		for _, w := range all {
+			if err := o.streams.backends.all.Unsubscribe(ctx, w); err != nil {
+				o.streams.faults.log(ctx, "a subscription at a backend was left to expire", err)
+			}
+		}
+	}
+	for _, t := range o.targets {
+		if t.backend == "" {
+			continue
+		}
+		w := gateway.Subscription{Workspace: o.principal.Workspace, Backend: t.backend, URI: t.uri, Holder: holder, Until: until}
+		if err := o.streams.backends.all.Subscribe(ctx, w); err != nil {
+			end()
+			return nil, err
+		}
+		all = append(all, w)
+	}
+	return end, nil
+}

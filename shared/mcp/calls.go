@@ -1,0 +1,259 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+)
+
+// Gateway reaches the backends; [gateway.Gateway] does.
+type Gateway interface {
+	// Any reports whether there are backends at all, which may change at any time.
+	Any(ctx context.Context) bool
+	Offers(ctx context.Context, c gateway.Client) gateway.Offers
+	List(ctx context.Context, c gateway.Client, kind gateway.Kind) *gateway.List
+	Has(ctx context.Context, c gateway.Client, kind gateway.Kind, name string) bool
+	Call(ctx context.Context, c gateway.Call) error
+	Answer(ctx context.Context, c gateway.Client, id string, body json.RawMessage) error
+	Cancel(ctx context.Context, c gateway.Client, body json.RawMessage) error
+	Notify(ctx context.Context, c gateway.Client, body json.RawMessage) error
+	SetLevel(ctx context.Context, c gateway.Client) error
+	// Backends names those that a principal may use, Subscribable the one that serves a URI
+	// and tells of its changes.
+	Backends(ctx context.Context, p auth.Principal) []string
+	Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool)
+	Subscribe(ctx context.Context, w gateway.Subscription) error
+	Unsubscribe(ctx context.Context, w gateway.Subscription) error
+	End(ctx context.Context, c gateway.Client) error
+}
+
+// backends are those behind the gateway, if there is one.
+type backends struct{ all Gateway }
+
+// now is nil while there are no backends. Then the endpoint is what it is without a
+// gateway.
+func (b backends) now(ctx context.Context) Gateway {
+	if b.all != nil && b.all.Any(ctx) {
+		return b.all
+	}
+	return nil
+}
+
+// calls hands requests, and what clients notify and answer, on to backends.
+type calls struct {
+	backends backends
+	catalogs catalogs
+	faults   faults
+	timing   timing
+	shut     context.Context // ends calls that still run, see [Endpoint.Close]
+}
+
+// route is where in the gateway a request goes: what its member of params names.
+type route struct {
+	kind         gateway.Kind
+	name, member string
+}
+
+// maxDeclaration bounds what a session keeps of a client's capabilities and name.
+const maxDeclaration = 16 << 10
+
+// declaration is what a client said of itself, if it is an object of reasonable size.
+func declaration(raw json.RawMessage) json.RawMessage {
+	if len(raw) == 0 || raw[0] != '{' || len(raw) > maxDeclaration {
+		return nil
+	}
+	return bytes.Clone(raw)
+}
+
+// client is the caller as backends know it.
+func (c *call) client() gateway.Client {
+	out := gateway.Client{Principal: c.principal, Version: string(c.version), Token: c.request.Header.Get("Authorization")}
+	if c.session != nil {
+		out.Session, out.Capabilities, out.Info, out.Level = c.session.key, c.session.Capabilities, c.session.Client, c.session.Level
+		return out
+	}
+	out.Capabilities = jsonrpc.Member(c.meta, mcpspec.MetaCapabilities)
+	out.Info = jsonrpc.Member(c.meta, mcpspec.MetaClient)
+	out.Level, _ = jsonrpc.String(jsonrpc.Member(c.meta, mcpspec.MetaLogLevel))
+	return out
+}
+
+func routeTool(c *call) (route, bool, error) {
+	name, err := c.required("name")
+	return route{gateway.Tools, name, "name"}, true, err
+}
+
+func routePrompt(c *call) (route, bool, error) {
+	name, err := c.required("name")
+	return route{gateway.Prompts, name, "name"}, true, err
+}
+
+// routeRead leaves our own schemes to us.
+func (h *calls) routeRead(c *call) (route, bool, error) {
+	uri, err := c.required("uri")
+	if err != nil || strings.HasPrefix(uri, subscriptionScheme) {
+		return route{}, false, err
+	}
+	ctx := c.request.Context()
+	if cat, err := h.catalogs.of(ctx, c.principal); err == nil && known(cat, uri) {
+		return route{}, false, nil
+	}
+	return route{gateway.Resources, uri, "uri"}, h.backends.all.Has(ctx, c.client(), gateway.Resources, uri), nil
+}
+
+// known reports whether a URI is one of the catalog's. Such a one is not looked for at backends,
+// as when it is subscribed to.
+func known(cat *catalog.Catalog, uri string) bool {
+	_, _, err := subscription.Resolve(cat, uri)
+	return err == nil
+}
+
+func (h *calls) routeComplete(c *call) (route, bool, error) {
+	ref := c.param("ref")
+	if name, ok := jsonrpc.String(jsonrpc.Member(ref, "name")); ok {
+		return route{gateway.Prompts, name, "ref"}, true, nil
+	}
+	uri, _ := jsonrpc.String(jsonrpc.Member(ref, "uri"))
+	if cat, err := h.catalogs.of(c.request.Context(), c.principal); err == nil && slices.ContainsFunc(cat.Entries(), func(x *catalog.Entry) bool { return x.URITemplate == uri }) {
+		return route{}, false, nil
+	}
+	to := route{gateway.Templates, uri, "ref"}
+	return to, h.backends.all.Has(c.request.Context(), c.client(), gateway.Templates, uri), nil
+}
+
+// router finds what of a backend a request is for. Without ok it is for nothing of theirs.
+type router func(c *call) (to route, ok bool, err error)
+
+// proxying serves what backends have, and leaves the rest to here, which may be nil.
+type proxying struct {
+	calls *calls
+	route router
+	here  handler
+}
+
+func (h proxying) serve(w http.ResponseWriter, c *call) error {
+	if h.calls.backends.now(c.request.Context()) != nil {
+		to, ok, err := h.route(c)
+		if err != nil {
+			return err
+		}
+		if ok {
+			return h.calls.serve(w, c, to)
+		}
+	}
+	if h.here == nil {
+		return unknownMethod(c.msg.Method)
+	}
+	return h.here.serve(w, c)
+}
+
+// serve calls what a backend has and relays its answer.
+func (h *calls) serve(w http.ResponseWriter, c *call, to route) error {
+	p := &responseRelay{lateAnswer: h.timing.late(w, c), calls: h, c: c}
+	ctx, end := p.lifetime()
+	defer end()
+	p.waits(h.timing.heartbeat)
+	err := h.backends.all.Call(ctx, gateway.Call{
+		Client: c.client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.msg.Method,
+		ID: bytes.Clone(c.msg.ID), Params: c.msg.Params, Header: parameterHeaders(c.request.Header), Send: p.send,
+		ResponseOnly: !p.streams,
+	})
+	if p.failed(err) {
+		return nil
+	}
+	return err
+}
+
+// parameterHeaders are those that repeat arguments of a tool (2026-07-28, Custom
+// Headers from Tool Parameters). The backend compares them.
+func parameterHeaders(h http.Header) http.Header {
+	out := http.Header{}
+	for name, values := range h {
+		if strings.HasPrefix(name, "Mcp-Param-") {
+			out[name] = values
+		}
+	}
+	return out
+}
+
+// takeIn serves what needs no response: notifications, and answers to what a
+// backend asked the client.
+func (e *Endpoint) takeIn(w http.ResponseWriter, c *call) {
+	if e.conversations.handles(c) {
+		defer c.detach(e.shut)()
+		e.conversations.accept(w, c)
+		return
+	}
+	err := e.calls.handle(c)
+	if refusal, ok := errors.AsType[*jsonrpc.Error](err); ok {
+		sendError(w, http.StatusBadRequest, nil, refusal)
+		return
+	}
+	if err != nil {
+		w.Header().Set("Retry-After", "1")
+		sendError(w, http.StatusServiceUnavailable, nil, e.faults.translate(c.request.Context(), err, c.version, coreMethods))
+		return
+	}
+	w.WriteHeader(http.StatusAccepted)
+}
+
+// handle hands it on to backends. Without any, and without a session, nothing that a client tells or
+// answers changes anything: requests are short then, and one that is under way cannot be
+// cancelled, which the revisions allow for.
+func (h *calls) handle(c *call) error {
+	ctx := c.request.Context()
+	backends := h.backends.now(ctx)
+	if backends == nil || c.session == nil {
+		return nil
+	}
+	switch {
+	case c.msg.Kind == jsonrpc.Response:
+		id, _ := jsonrpc.String(c.msg.ID)
+		err := backends.Answer(ctx, c.client(), id, c.msg.Raw)
+		if fault.Is(err, fault.NotFound) {
+			return invalidRequest(fault.Public(err))
+		}
+		return err
+	case c.msg.Method == mcpspec.NoteCancelled:
+		return backends.Cancel(ctx, c.client(), c.msg.Raw)
+	case c.msg.Method == mcpspec.NoteRootsChange:
+		return backends.Notify(ctx, c.client(), c.msg.Raw)
+	}
+	return nil
+}
+
+func (h *lists) listTools(ctx context.Context, c *call) (result, error) {
+	return h.listBackends(ctx, c, gateway.Tools, "tools")
+}
+
+func (h *lists) listPrompts(ctx context.Context, c *call) (result, error) {
+	return h.listBackends(ctx, c, gateway.Prompts, "prompts")
+}
+
+// listBackends serves a list that only backends have entries of.
+func (h *lists) listBackends(ctx context.Context, c *call, kind gateway.Kind, member string) (result, error) {
+	from, err := c.place(nil)
+	if err != nil {
+		return result{}, err
+	}
+	if from.where == atSubscriptions {
+		return result{}, errListCursor
+	}
+	cache := c.shared(true)
+	cache.ttl = math.MaxInt64 // as long as the backends say
+	page := newPage(member, from, h.pageSize, cache)
+	return h.addBackends(ctx, c, &page, kind)
+}

@@ -1,0 +1,51 @@
+package mcp
+
+import (
+	"context"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/stream"
+)
+
+// framing is what tells the kinds of streams apart: the listen, the events/stream, the stream of a
+// session and that of the dialect. The loop is [streamWriter.run] for all.
+type framing interface {
+	// deliver sends one delivery, if it is anything that the client is to know.
+	deliver(ctx context.Context, d stream.Delivery) error
+	// due is when something must be written if nothing comes: at quiet, or before.
+	due(quiet time.Time) time.Time
+	// heartbeat keeps a quiet stream alive.
+	heartbeat(ctx context.Context) error
+	// failed takes an error of the feed. With nil the stream goes on.
+	failed(ctx context.Context, err error) error
+	// event is what an event has beside the message, which stands behind the cursor.
+	event(cursor string) sse.Event
+	// lost is told once of a URI that the catalog takes away.
+	lost(t target) error
+}
+
+// plain is the framing of a listen.
+type plain struct{ *streamWriter }
+
+func (p plain) deliver(ctx context.Context, d stream.Delivery) error {
+	if err := p.verify(ctx, d); err != nil {
+		return err
+	}
+	return p.notify(ctx, d)
+}
+
+func (plain) due(quiet time.Time) time.Time { return quiet }
+
+func (p plain) heartbeat(ctx context.Context) error {
+	if err := p.look(ctx); err != nil {
+		return err
+	}
+	return p.write(comment)
+}
+
+func (plain) failed(_ context.Context, err error) error { return err }
+
+func (plain) event(string) sse.Event { return sse.Event{} }
+
+func (plain) lost(target) error { return nil }

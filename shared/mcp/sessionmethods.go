@@ -1,0 +1,210 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+)
+
+var topicSubscription = stream.TopicSubscription
+
+// sessionNotice tells the open stream of a session, wherever it is, to look at
+// the store again.
+var sessionNotice = json.RawMessage(`{"changed":true}`)
+
+// sessionMethods serve what begins, changes and ends sessions.
+type sessionMethods struct {
+	sessions    *sessions
+	catalogs    catalogs
+	targets     *targets
+	interest    Interest
+	log         Log
+	backends    backends
+	about       *description
+	replies     *replies
+	faults      faults
+	maxPatterns int
+	ttl         time.Duration
+}
+
+// subscribe serves resources/subscribe. Every event that is published after its
+// answer is sent on the session's stream.
+func (h *sessionMethods) subscribe(ctx context.Context, c *call) (result, error) {
+	uri, err := c.required("uri")
+	if err != nil {
+		return result{}, err
+	}
+	cat, err := h.catalogs.of(ctx, c.principal)
+	if err != nil {
+		return result{}, err
+	}
+	t, err := h.targets.resolve(ctx, cat, c.principal, uri)
+	if err != nil {
+		return result{}, err
+	}
+	open := t.open() > 0
+	if open {
+		if err := h.admitOpen(ctx, c.session, t); err != nil {
+			return result{}, err
+		}
+	}
+	for _, p := range t.patterns {
+		if p.Kind == subscription.Concrete {
+			continue
+		}
+		if _, err := h.interest(ctx, c.principal.Workspace, p); err != nil {
+			return result{}, err
+		}
+	}
+	if err := h.sessions.subscribe(ctx, c.session, subscribed{URI: t.uri, After: h.log.Position(), Open: open, Backend: t.backend}); err != nil {
+		return result{}, sessionFault(err)
+	}
+	if t.backend != "" {
+		err := h.backends.all.Subscribe(ctx, gateway.Subscription{
+			Workspace: c.principal.Workspace, Backend: t.backend, URI: t.uri, Holder: c.session.key, Until: time.Now().Add(h.ttl),
+		})
+		if err != nil {
+			return result{}, err
+		}
+	}
+	return result{}, h.notify(ctx, c)
+}
+
+// admitOpen holds a session to its number of parents and wildcards.
+func (h *sessionMethods) admitOpen(ctx context.Context, sess *session, t target) error {
+	uris, err := h.sessions.subscriptions(ctx, sess.key)
+	if err != nil {
+		return err
+	}
+	n := 0
+	for _, u := range uris {
+		if u.URI == t.uri {
+			return nil
+		}
+		if u.Open {
+			n++
+		}
+	}
+	if n >= h.maxPatterns {
+		return limitReached("streamPatterns", h.maxPatterns)
+	}
+	return nil
+}
+
+// limitReached names the limit that a request would go over.
+func limitReached(name string, most int) error {
+	return fault.New(fault.Exhausted, "the limit %s of %d is reached", name, most).
+		With(map[string]any{"limit": name, "max": most})
+}
+
+// unsubscribe serves resources/unsubscribe. Ending what is not there is no
+// fault, but the URI must be one that could be.
+func (h *sessionMethods) unsubscribe(ctx context.Context, c *call) (result, error) {
+	uri, err := c.required("uri")
+	if err != nil {
+		return result{}, err
+	}
+	cat, err := h.catalogs.of(ctx, c.principal)
+	if err != nil {
+		return result{}, err
+	}
+	backend := ""
+	if backends := h.backends.now(ctx); backends != nil && !known(cat, uri) {
+		backend, _ = backends.Subscribable(ctx, c.principal, uri)
+	}
+	switch {
+	case backend != "":
+		if err := h.backends.all.Unsubscribe(ctx, gateway.Subscription{Workspace: c.principal.Workspace, Backend: backend, URI: uri, Holder: c.session.key}); err != nil {
+			return result{}, err
+		}
+	case !strings.HasPrefix(uri, subscriptionScheme):
+		if uri, err = catalog.CanonicalPattern(uri); err != nil {
+			return result{}, fault.Wrap(fault.Invalid, err, "unsubscribe")
+		}
+	}
+	if err := h.sessions.unsubscribe(ctx, c.session, uri); err != nil {
+		return result{}, err
+	}
+	return result{}, h.notify(ctx, c)
+}
+
+func (h *sessionMethods) notify(ctx context.Context, c *call) error {
+	return h.log.Notify(ctx, c.principal.Workspace, stream.TopicSession(c.session.key), sessionNotice)
+}
+
+// sessionFault is a session that ended while it was used.
+func sessionFault(err error) error {
+	if err == errNoSession {
+		return fault.New(fault.NotFound, "the session has ended")
+	}
+	return err
+}
+
+// unsubscribeAll tells the backends of what a session was subscribed to that it is over.
+func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session, uris []subscribed) {
+	for _, u := range uris {
+		if u.Backend == "" || h.backends.all == nil {
+			continue
+		}
+		w := gateway.Subscription{Workspace: sess.Workspace, Backend: u.Backend, URI: u.URI, Holder: sess.key}
+		if err := h.backends.all.Unsubscribe(ctx, w); err != nil {
+			h.faults.log(ctx, "a subscription at a backend was left to expire", err)
+		}
+	}
+}
+
+// initialize serves initialize: it settles the revision and makes the
+// session.
+func (h *sessionMethods) initialize(w http.ResponseWriter, c *call) {
+	c.version = mcpspec.LatestSessionBased
+	if h.sessions == nil {
+		sendError(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
+		return
+	}
+	asked, err := c.required("protocolVersion")
+	if err != nil {
+		h.replies.fault(w, c, method{}, err)
+		return
+	}
+	// One that is not session-based, or that we do not know, is answered with the latest that we do.
+	if v := mcpspec.Version(asked); v.Known() && !v.Stateless() {
+		c.version = v
+	}
+	declared := c.param("capabilities")
+	s := session{
+		Workspace: c.principal.Workspace, Principal: c.principal.ID, Version: c.version, Dialect: c.dialect,
+		Payloads: declares(declared, Extension), Events: declares(declared, mcpspec.EventsExtension),
+	}
+	if h.backends.all != nil {
+		s.Client = declaration(c.param("clientInfo"))
+		if !c.dialect { // which has no way to ask a client, whatever it could answer
+			s.Capabilities = declaration(declared)
+		}
+	}
+	if c.session != nil { // the dialect lets a session begin without initialize
+		err = h.redeclare(c, s)
+	} else if c.session, err = h.sessions.create(c.request.Context(), s); err == nil {
+		w.Header().Set(mcpspec.HeaderSession, c.session.id)
+	}
+	if err != nil {
+		h.replies.sessionFailed(w, c, err)
+		return
+	}
+	version := append(append([]byte(`"protocolVersion":"`), c.version...), '"')
+	about := h.about.initialize
+	if h.about.personal(c.request.Context()) {
+		about = h.about.describeInitialize(h.about.offersTo(c.request.Context(), c))
+	}
+	send(w, http.StatusOK, func(b []byte) []byte {
+		return h.replies.appendResult(b, c, result{members: [][]byte{version, about}})
+	})
+}

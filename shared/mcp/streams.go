@@ -1,0 +1,27 @@
+package mcp
+
+import (
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+)
+
+// streams opens the streams, and knows what all of them need.
+type streams struct {
+	admission    *admission
+	auth         auth.Authenticator
+	catalogs     catalogs
+	targets      *targets
+	backends     backends
+	methods      methodTable
+	sessions     *sessions
+	log          Log
+	feeds        Feeds
+	conversation Conversation
+	replies      *replies
+	faults       faults
+	timing       timing
+	maxAge       time.Duration
+	// How many URIs a stream may have, and how many of them parents and wildcards.
+	maxURIs, maxPatterns int
+}

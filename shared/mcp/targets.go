@@ -1,0 +1,86 @@
+package mcp
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+)
+
+// catalogs finds the catalog of a principal's workspace.
+type catalogs struct{ source Catalogs }
+
+func (cs catalogs) of(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
+	cat, err := cs.source.Catalog(ctx, p.Workspace)
+	return cat, fault.Wrap(fault.Unavailable, err, "read the catalog")
+}
+
+// targets makes out what the URIs of streams stand for.
+type targets struct {
+	subscriptions Subscriptions
+	backends      backends
+}
+
+// target is a URI that a stream is subscribed to, made out.
+type target struct {
+	// uri is the canonical form, asked what the client wrote.
+	uri, asked string
+	patterns   []subscription.Pattern
+	// topic is set for a subscription:// URI.
+	topic string
+	// backend serves a URI that is not ours; the stream follows its notifications.
+	backend string
+	// lost is set while the catalog does not have it, or not for the caller.
+	lost bool
+}
+
+// open is the number of its parents and wildcards.
+func (t target) open() (n int) {
+	for _, p := range t.patterns {
+		if p.Kind != subscription.Concrete {
+			n++
+		}
+	}
+	return n
+}
+
+// resolve makes out a URI for a stream. Faults name what is wrong with it.
+func (ts *targets) resolve(ctx context.Context, cat *catalog.Catalog, p auth.Principal, uri string) (target, error) {
+	t := target{uri: uri, asked: uri}
+	if strings.HasPrefix(uri, subscriptionScheme) {
+		if ts.subscriptions == nil {
+			return t, notFound(uri)
+		}
+		v, err := ts.subscriptions.Read(ctx, p, uri)
+		if err != nil {
+			if fault.Is(err, fault.NotFound) {
+				err = notFound(uri)
+			}
+			return t, err
+		}
+		t.topic = topicSubscription(v.ID)
+		return t, nil
+	}
+	patterns, access, err := subscription.Resolve(cat, uri)
+	if err != nil {
+		if backends := ts.backends.now(ctx); backends != nil {
+			if name, ok := backends.Subscribable(ctx, p, uri); ok {
+				t.backend = name
+				return t, nil
+			}
+		}
+		return t, err
+	}
+	if access, err = permitted(p, access); err != nil {
+		return t, err
+	}
+	if !slices.ContainsFunc(access, func(a subscription.Access) bool { return a.Entry.PushAllowed() }) {
+		return t, fault.New(fault.Invalid, "%s is not delivered on streams", clip(uri)).With(map[string]any{"uri": clip(uri)})
+	}
+	t.uri, t.patterns = patterns[0].URI(), patterns
+	return t, nil
+}
