@@ -44,9 +44,32 @@ func loadSecrets(data string) (secrets, error) {
 	return s, writeSecrets(data, s)
 }
 
-// checkDatabase refuses a database that is gone or empty while its keys are there: the server would start without
+// checkWritable tells of a data directory that cannot be written in its own words; SQLite's are
+// "unable to open database file".
+func checkWritable(data string) error {
+	probe, err := os.CreateTemp(data, "write-*")
+	if err != nil {
+		return fault.New(fault.Invalid, "the data directory %s cannot be written: %v", data, reason(err))
+	}
+	_ = probe.Close()
+	_ = os.Remove(probe.Name())
+	return nil
+}
+
+// reason is an error of a file without its name.
+func reason(err error) error {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return e.Err
+	}
+	return err
+}
+
+// checkDatabase refuses a data directory that cannot be written, and a database that is gone or empty while its keys are there: the server would start without
 // the subscriptions and events that it holds, and nobody would know.
 func checkDatabase(data, path string) error {
+	if err := checkWritable(data); err != nil {
+		return err
+	}
 	keys := secretsPath(data)
 	if _, err := os.Stat(keys); err != nil {
 		return nil // a new directory, or reading the keys tells what is wrong
