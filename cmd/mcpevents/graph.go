@@ -153,7 +153,7 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 		return nil, err
 	}
 	opened = append(opened, func() { _ = db.Close() })
-	secrets, err := loadSecrets(s.Data)
+	secrets, err := loadSecrets(ctx, s.Data, db)
 	if err != nil {
 		return nil, err
 	}
