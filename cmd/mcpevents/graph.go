@@ -52,6 +52,8 @@ type Settings struct {
 	Workspaces map[string]*catalog.Catalog
 	Config     *config.Config
 	Auth       auth.Mode
+	// AllowBreaking lets changed catalogs end live subscriptions.
+	AllowBreaking bool
 
 	Limits config.Limits
 
@@ -218,6 +220,10 @@ func startEmbedded(ctx context.Context, s Settings) (_ *Embedded, err error) {
 	deliveries := sending.Deliveries(s.Limits, attempts, true)
 	deliveries.Patience, deliveries.Aside, deliveries.Bytes = attemptPatience, 4*attempts, attemptBytes
 	e.ender = sending.Ender(s.Limits, callers.Authenticator, db, queues, catalogs, subscriptions)
+	e.ender.Log = s.Log
+	if err := s.checkBreaking(ctx, e.ender, catalogs); err != nil {
+		return nil, err
+	}
 	dispatcher := delivery.NewDispatcher(&delivery.Dispatcher{
 		DB: db, Queue: queues, Subscriptions: subscriptions, Catalog: delivery.WebhookTypes{Source: catalogs},
 		Poster: sender, Opener: opener, Ender: e.ender, Gate: gate, Options: deliveries, Log: s.Log,

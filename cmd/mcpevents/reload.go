@@ -17,6 +17,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
@@ -128,9 +129,17 @@ func (e *Embedded) Reload(ctx context.Context, s Settings) error {
 	if err != nil {
 		return err
 	}
+	next := catalog.Workspaces{Own: map[string]catalog.Source{}, Rest: catalog.NewStatic(rest)}
+	for workspace, own := range s.Workspaces {
+		next.Own[workspace] = catalog.NewStatic(own)
+	}
+	if err := s.checkBreaking(ctx, e.ender, next); err != nil {
+		return err
+	}
 	if err := e.backends.Replace(ctx, s.backends()); err != nil {
 		return err
 	}
+	e.log.Info("files reloaded", "catalog_changed", e.changes(rest, s.Workspaces), "event_types", len(rest.Entries()), "backends", len(s.backends()))
 	e.config.Replace(s.Config)
 	if keys != nil {
 		e.keys.Replace(keys)
@@ -143,6 +152,32 @@ func (e *Embedded) Reload(ctx context.Context, s Settings) error {
 	}
 	_, err = e.ender.Audit(ctx)
 	return errors.Join(e.announcer.Changed(ctx), err)
+}
+
+// checkBreaking refuses catalogs that would end live subscriptions, unless that is confirmed.
+func (s Settings) checkBreaking(ctx context.Context, ender *delivery.Ender, next catalog.Source) error {
+	if s.AllowBreaking {
+		return nil
+	}
+	endings, err := ender.Endings(ctx, next)
+	if err != nil {
+		return err
+	}
+	return delivery.Breaking(endings)
+}
+
+// changes reports whether one of the catalogs is another than that in use.
+func (e *Embedded) changes(rest *catalog.Catalog, own map[string]*catalog.Catalog) bool {
+	differs := func(static *catalog.Static, next *catalog.Catalog) bool {
+		now, err := static.Catalog(context.Background(), "")
+		return err == nil && now.Fingerprint() != next.Fingerprint()
+	}
+	for workspace, next := range own {
+		if static := e.own[workspace]; static != nil && differs(static, next) {
+			return true
+		}
+	}
+	return differs(e.rest, rest)
 }
 
 // replace puts a catalog in the place of another and tells the operator what changed.

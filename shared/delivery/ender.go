@@ -61,9 +61,10 @@ func (e *Ender) log() *slog.Logger {
 // dies after it leaves a due entry.
 func (e *Ender) End(ctx context.Context, workspace, principal, id string) (ended bool, err error) {
 	var farewell *chain
+	var why error
 	judge := func(sub *subscription.Subscription) error {
-		_, err := e.Review.Subscription(ctx, sub, true)
-		return err
+		_, why = e.Review.Subscription(ctx, sub, true)
+		return why
 	}
 	over, err := e.Subscriptions.End(ctx, workspace, principal, id, judge, func(sub *subscription.Subscription, reason error) []store.Op {
 		if farewell = nil; sub.Plain || e.plain(sub.Target.URL) {
@@ -75,7 +76,7 @@ func (e *Ender) End(ctx context.Context, workspace, principal, id string) (ended
 	if err != nil || over == nil {
 		return false, err
 	}
-	e.log().InfoContext(ctx, "a subscription may not go on and has ended", "workspace", workspace, "subscription", id, "told", farewell != nil)
+	e.log().InfoContext(ctx, "a subscription may not go on and has ended", "workspace", workspace, "subscription", id, "told", farewell != nil, "reason", why)
 	if farewell == nil {
 		return true, nil
 	}
