@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -22,7 +23,7 @@ type Ending struct {
 }
 
 // Endings looks which subscriptions other catalogs would end, and ends none. Those that end by the
-// catalogs in use are left out.
+// catalogs in use or for want of a key are left out.
 func (e *Ender) Endings(ctx context.Context, next catalog.Source) ([]Ending, error) {
 	workspaces, err := e.Subscriptions.Workspaces(ctx)
 	if err != nil {
@@ -57,6 +58,9 @@ func (e *Ender) endingsOf(ctx context.Context, workspace string, next catalog.So
 		var now, then *subscription.Ended
 		_, err := after.Subscription(ctx, sub, false)
 		if !errors.As(err, &then) {
+			return err
+		}
+		if gone, err := e.gone(ctx, sub); gone || err != nil { // by the keys, whatever the catalog
 			return err
 		}
 		if same, err := e.sameCatalog(ctx, workspace, cat); err != nil {
@@ -97,6 +101,18 @@ func (e *Ender) endingsOf(ctx context.Context, workspace string, next catalog.So
 	}
 	slices.SortFunc(out, func(a, b Ending) int { return cmp.Compare(a.Reason, b.Reason) })
 	return out, nil
+}
+
+// gone reports whether a subscription's principal has no key that lets it subscribe.
+func (e *Ender) gone(ctx context.Context, sub *subscription.Subscription) (bool, error) {
+	if e.Review.Directory == nil {
+		return false, nil
+	}
+	who, err := e.Review.Directory.Principals(ctx, sub.Workspace, sub.Principal, false)
+	if err != nil {
+		return false, fault.Wrap(fault.Unavailable, err, "look up the principal")
+	}
+	return !slices.ContainsFunc(who, func(p auth.Principal) bool { return p.Has(auth.ScopeSubscribe) }), nil
 }
 
 // sameCatalog reports whether a catalog is in use already, as at the start of a server.
