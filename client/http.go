@@ -2,11 +2,13 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"mime"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -35,6 +37,13 @@ func (s Server) Endpoint(path string) (string, error) {
 	}
 	if strings.Trim(u.Path, "/") == "" {
 		u.Path = path
+	}
+	for _, other := range []string{"/mcp", "/events"} {
+		if other != path && strings.HasSuffix(strings.TrimSuffix(u.Path, "/"), other) {
+			right := *u
+			right.Path = strings.TrimSuffix(strings.TrimSuffix(u.Path, "/"), other) + path
+			return "", fault.New(fault.Invalid, "the server is given by the URL of %s, and this command needs that of %s: %s", other, path, right.Redacted())
+		}
 	}
 	return u.String(), nil
 }
@@ -92,7 +101,7 @@ func unreachable(ctx context.Context, err error) error {
 }
 
 // Refusal turns an answer that is an error into one of ours. It reads the error
-// body of POST /events and that of JSON-RPC, and shows anything else as it came.
+// body of POST /events and that of JSON-RPC, and shows the first line of a short text.
 func Refusal(resp *http.Response, body []byte) error {
 	f := &fault.Error{Kind: kindOfStatus(resp.StatusCode), Message: strings.ToLower(http.StatusText(resp.StatusCode))}
 	var answer struct {
@@ -115,11 +124,32 @@ func Refusal(resp *http.Response, body []byte) error {
 		} else if detail.Data != nil {
 			f.Data = detail.Data
 		}
+	case stranger(resp, body):
+		return Strange(resp, f.Kind)
 	case len(bytes.TrimSpace(body)) > 0:
-		f.Message = fmt.Sprintf("%s: %.500s", f.Message, bytes.TrimSpace(body))
+		line, _, _ := bytes.Cut(bytes.TrimSpace(body), []byte("\n"))
+		f.Message = fmt.Sprintf("%s: %.200s", f.Message, line)
 	}
 	f.Message = fmt.Sprintf("the server refused (%d): %s", resp.StatusCode, f.Message)
 	return f
+}
+
+// stranger reports whether an answer is a page for people, or says that there is nothing at the URL, in a form
+// that is not ours.
+func stranger(resp *http.Response, body []byte) bool {
+	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	switch {
+	case media == "text/html", bytes.HasPrefix(bytes.TrimSpace(body), []byte("<")):
+		return true
+	}
+	return resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed
+}
+
+// Strange is the error of an answer by something else than a server of ours.
+func Strange(resp *http.Response, kind fault.Kind) error {
+	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	return fault.New(kind, "%s answered %s with %s, which no server of mcp-events does; is --server right?",
+		resp.Request.URL.Redacted(), resp.Status, cmp.Or(media, "no media type"))
 }
 
 func kindOfStatus(status int) fault.Kind {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,8 @@ import (
 	"path/filepath"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -23,29 +26,124 @@ type secrets struct {
 
 func secretsPath(data string) string { return filepath.Join(data, "keys.json") }
 
-// loadSecrets reads the keys of the data directory, or makes them the first time.
-func loadSecrets(data string) (secrets, error) {
-	if data != ":memory:" {
-		s, err := readSecrets(data)
-		if err == nil || !errors.Is(err, fs.ErrNotExist) {
+// loadSecrets reads the keys of the data directory, or makes them the first time. It refuses a database
+// whose secrets they do not open.
+func loadSecrets(ctx context.Context, data string, db store.DB) (secrets, error) {
+	if data == ":memory:" {
+		return newSecrets()
+	}
+	s, err := readSecrets(data)
+	missing := errors.Is(err, fs.ErrNotExist)
+	if missing {
+		s, err = newSecrets()
+	}
+	if err != nil {
+		return s, err
+	}
+	sealed, err := checkSealed(ctx, db, s, missing)
+	switch {
+	case fault.Is(err, fault.Conflict) && missing:
+		return s, fault.New(fault.Invalid, "%[1]s is missing but the database in %[2]s has secrets of webhooks that only its keys open: "+
+			"restore %[1]s from a backup, or remove the database to start anew", secretsPath(data), data)
+	case fault.Is(err, fault.Conflict):
+		return s, fault.New(fault.Invalid, "%[1]s has other keys than those that sealed the secrets of webhooks in the database in %[2]s: "+
+			"restore both from the same backup", secretsPath(data), data)
+	case err != nil:
+		return s, err
+	}
+	if missing {
+		if err := writeSecrets(data, s); err != nil {
 			return s, err
 		}
 	}
+	if sealed {
+		return s, nil
+	}
+	return s, markSealed(ctx, db, s)
+}
+
+// What is sealed under sealedKey opens with the keys that the secrets in the database are sealed with; only
+// the keys are in a file of their own.
+var (
+	sealedKey     = store.Key{Table: store.Settings, Partition: "keys", Sort: "-"}
+	sealedBinding = webhook.Binding{Subscription: "keys.json"}
+)
+
+// checkSealed reports whether the database has a mark that the keys open. If they do not, or are new
+// beside subscriptions of before, it is of kind fault.Conflict. Where there never were subscriptions
+// any keys will do.
+func checkSealed(ctx context.Context, db store.DB, s secrets, fresh bool) (sealed bool, err error) {
+	items, err := db.Get(ctx, sealedKey)
+	if err != nil {
+		return false, fault.Wrap(fault.Unavailable, err, "read what the keys open")
+	}
+	if items[0] == nil && !fresh { // a database of a version before
+		return false, nil
+	}
+	if items[0] != nil {
+		opener, err := webhook.NewOpener(s.Private)
+		if err != nil {
+			return false, err
+		}
+		if _, err := opener.Open(ctx, items[0].Value, sealedBinding); err == nil {
+			return true, nil
+		}
+	}
+	workspaces, err := (&subscription.Service{DB: db}).Workspaces(ctx)
+	if err != nil || len(workspaces) == 0 {
+		return false, err
+	}
+	return false, fault.New(fault.Conflict, "the keys do not open what is sealed")
+}
+
+func markSealed(ctx context.Context, db store.DB, s secrets) error {
+	sealer, err := webhook.NewSealer(s.Public)
+	if err != nil {
+		return err
+	}
+	mark, err := sealer.Seal([]byte("mcpevents"), sealedBinding)
+	if err != nil {
+		return err
+	}
+	return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Put(store.Item{Key: sealedKey, Value: mark})), "keep what the keys open")
+}
+
+func newSecrets() (secrets, error) {
 	private, public, err := webhook.GenerateKeyset()
 	if err != nil {
 		return secrets{}, err
 	}
 	s := secrets{Private: private, Public: public, Cursor: make([]byte, 32), Identity: webhook.GenerateIdentity()}
 	_, _ = rand.Read(s.Cursor) // never fails (Go 1.24)
-	if data == ":memory:" {
-		return s, nil
-	}
-	return s, writeSecrets(data, s)
+	return s, nil
 }
 
-// checkDatabase refuses a database that is gone or empty while its keys are there: the server would start without
+// checkWritable tells of a data directory that cannot be written in its own words; SQLite's are
+// "unable to open database file".
+func checkWritable(data string) error {
+	probe, err := os.CreateTemp(data, "write-*")
+	if err != nil {
+		return fault.New(fault.Invalid, "the data directory %s cannot be written: %v", data, reason(err))
+	}
+	_ = probe.Close()
+	_ = os.Remove(probe.Name())
+	return nil
+}
+
+// reason is an error of a file without its name.
+func reason(err error) error {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return e.Err
+	}
+	return err
+}
+
+// checkDatabase refuses a data directory that cannot be written, and a database that is gone or empty while its keys are there: the server would start without
 // the subscriptions and events that it holds, and nobody would know.
 func checkDatabase(data, path string) error {
+	if err := checkWritable(data); err != nil {
+		return err
+	}
 	keys := secretsPath(data)
 	if _, err := os.Stat(keys); err != nil {
 		return nil // a new directory, or reading the keys tells what is wrong

@@ -9,6 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
@@ -35,9 +36,17 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	next := catalog.Workspaces{Own: map[string]catalog.Source{}, Rest: catalog.NewStatic(rest)}
+	for workspace, own := range o.Workspaces {
+		next.Own[workspace] = catalog.NewStatic(own)
+	}
+	if err := o.checkBreaking(ctx, s.terminator, next); err != nil {
+		return err
+	}
 	if err := s.backends.Replace(ctx, backends(o.Config)); err != nil {
 		return err
 	}
+	s.core.Log.Info("files reloaded", "catalog_changed", s.changes(rest, o.Workspaces), "event_types", len(rest.Entries()), "backends", len(backends(o.Config)))
 	s.config.Replace(o.Config)
 	if keys != nil {
 		s.keys.Replace(keys)
@@ -50,6 +59,32 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 	}
 	_, err = s.terminator.Audit(ctx)
 	return errors.Join(s.announcer.Changed(ctx), err)
+}
+
+// checkBreaking refuses catalogs that would end live subscriptions, unless that is confirmed.
+func (o Options) checkBreaking(ctx context.Context, terminator *delivery.Terminator, next catalog.Source) error {
+	if o.AllowBreaking {
+		return nil
+	}
+	endings, err := terminator.Endings(ctx, next)
+	if err != nil {
+		return err
+	}
+	return delivery.Breaking(endings)
+}
+
+// changes reports whether one of the catalogs is another than that in use.
+func (s *Server) changes(rest *catalog.Catalog, own map[string]*catalog.Catalog) bool {
+	differs := func(static *catalog.Static, next *catalog.Catalog) bool {
+		now, err := static.Catalog(context.Background(), "")
+		return err == nil && now.Fingerprint() != next.Fingerprint()
+	}
+	for workspace, next := range own {
+		if static := s.own[workspace]; static != nil && differs(static, next) {
+			return true
+		}
+	}
+	return differs(s.rest, rest)
 }
 
 // replace puts a catalog in the place of another and tells the operator what changed.

@@ -66,6 +66,8 @@ type Options struct {
 	Config *config.Config
 	// Auth is how callers are authenticated; empty is [auth.ModeNone].
 	Auth auth.Mode
+	// AllowBreaking lets changed catalogs end live subscriptions; without it they are refused.
+	AllowBreaking bool
 	// Limits are all other settings, as the flags of serve; see [DefaultLimits].
 	Limits config.Limits
 	// Log is [slog.Default] if it is nil.
@@ -143,7 +145,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 			}
 		}
 	}()
-	keys, err := s.open(o)
+	keys, err := s.open(ctx, o)
 	if err != nil {
 		return nil, err
 	}
@@ -184,7 +186,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 }
 
 // open opens the store and the queues, and reads or makes the keys.
-func (s *Server) open(o Options) (secrets, error) {
+func (s *Server) open(ctx context.Context, o Options) (secrets, error) {
 	path := o.Data
 	if path != ":memory:" {
 		if err := os.MkdirAll(path, 0o700); err != nil {
@@ -200,7 +202,7 @@ func (s *Server) open(o Options) (secrets, error) {
 		return secrets{}, err
 	}
 	s.undo = append(s.undo, func() { _ = s.db.Close() })
-	keys, err := loadSecrets(o.Data)
+	keys, err := loadSecrets(ctx, o.Data, s.db)
 	if err != nil {
 		return keys, err
 	}
@@ -275,6 +277,9 @@ func (s *Server) build(ctx context.Context, o Options, keys secrets, cursors *ev
 	subs := webhooks.Register(&s.core, sender, sealer, cursors)
 	subs.SaveEvery, subs.Ended, subs.Started = savePositions, gate.Ended, gate.Started
 	s.terminator = webhooks.Terminator(&s.core, subs)
+	if err := o.checkBreaking(ctx, s.terminator, s.core.Catalogs); err != nil {
+		return roles{}, err
+	}
 	options := webhooks.Deliveries(s.core.Limits)
 	options.Concurrency, options.Patience, options.Detached, options.Bytes = attempts, attemptPatience, 4*attempts, attemptBytes
 	options.LogDeliveries = true

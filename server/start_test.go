@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
@@ -55,6 +56,26 @@ func TestAnEmptyDatabaseBesideOldKeysIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	end(t, e)
+}
+
+func TestADataDirectoryThatCannotBeWrittenIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o555); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := os.CreateTemp(dir, "x"); err == nil { // by root
+		_ = f.Close()
+		dir = "/proc/self"
+	}
+	s := Options{Addr: "127.0.0.1:0", Data: dir, Catalog: []byte("events:\n  - {name: a.b, uri: event://a/b}\n"), CatalogName: "catalog.yaml", Auth: auth.ModeNone, Limits: config.DefaultLimits(), Log: quiet()}
+	e, err := New(t.Context(), s)
+	if err == nil {
+		end(t, e)
+		t.Fatal("it started")
+	}
+	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "the data directory "+dir+" cannot be written") {
+		t.Error(err)
+	}
 }
 
 func openDescriptors(t *testing.T) int {

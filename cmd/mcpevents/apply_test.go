@@ -69,4 +69,16 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 	if stored, err := catalog.Load(t.Context(), db, "default"); err != nil || stored.ByName("a.b") != nil {
 		t.Errorf("a catalog was written beside a faulty configuration: %v", err)
 	}
+
+	// A catalog by which subscriptions end has to be confirmed.
+	code, _, errs = command(t, "", "catalog", "apply", other)
+	if code != exitRefused || !strings.Contains(errs, "ci.build_finished (it is removed)") || !strings.Contains(errs, "--allow-breaking") {
+		t.Errorf("breaking: exit code %d: %s", code, errs)
+	}
+	if stored, err := catalog.Load(t.Context(), db, "default"); err != nil || stored.ByName("a.b") != nil {
+		t.Errorf("a breaking catalog was written: %v", err)
+	}
+	if code, out, errs = command(t, "", "catalog", "apply", "--allow-breaking", other); code != exitDone || !strings.Contains(out, "Version 2 of the catalog") {
+		t.Errorf("confirmed: exit code %d: %s%s", code, out, errs)
+	}
 }

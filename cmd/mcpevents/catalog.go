@@ -33,7 +33,7 @@ type CatalogCmd struct {
 // CatalogCheckCmd checks a file and says what is in it.
 type CatalogCheckCmd struct {
 	File    string `arg:"" default:"catalog.yaml" help:"The catalog."`
-	Against string `placeholder:"FILE" help:"An older catalog: tell what changed since, and what of it may break publishers or subscribers."`
+	Against string `placeholder:"FILE" help:"An older catalog: tell what changed since, what of it may break publishers or subscribers, and which subscriptions end."`
 }
 
 // Run implements the command.
@@ -48,6 +48,9 @@ func (c *CatalogCheckCmd) Run(g *Globals) error {
 			return err
 		}
 		printChanges(g.out, catalog.Diff(before, next))
+		for _, end := range catalog.Ends(before, next) {
+			fmt.Fprintf(g.out, "Webhook subscriptions to %s end: %s.\n", end.Event, end.What)
+		}
 		return nil
 	}
 	w := tabwriter.NewWriter(g.out, 0, 0, 2, ' ', 0)
@@ -89,11 +92,12 @@ func printChanges(w io.Writer, changes []catalog.Change) {
 
 // CatalogApplyCmd writes the catalog into the settings table of a deployment.
 type CatalogApplyCmd struct {
-	File      string `arg:"" default:"catalog.yaml" help:"The catalog."`
-	Config    string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Write this configuration (keys, backends) too."`
-	Workspace string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"Workspace that the catalog is for (${default})."`
-	Table     string `required:"" env:"MCPEVENTS_TABLE_SETTINGS" placeholder:"NAME" help:"The deployment's settings table: the output SettingsTable of the stack."`
-	LogTable  string `env:"MCPEVENTS_TABLE_LOG" placeholder:"NAME" help:"The deployment's log table, the output LogTable: tell connected clients of the change as soon as every function uses it. Without it they are told within a minute after."`
+	File          string `arg:"" default:"catalog.yaml" help:"The catalog."`
+	Config        string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Write this configuration (keys, backends) too."`
+	Workspace     string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"Workspace that the catalog is for (${default})."`
+	Table         string `required:"" env:"MCPEVENTS_TABLE_SETTINGS" placeholder:"NAME" help:"The deployment's settings table: the output SettingsTable of the stack."`
+	AllowBreaking bool   `help:"Write the catalog although webhook subscriptions end by it."`
+	LogTable      string `env:"MCPEVENTS_TABLE_LOG" placeholder:"NAME" help:"The deployment's log table, the output LogTable: tell connected clients of the change as soon as every function uses it. Without it they are told within a minute after."`
 }
 
 // Help is the long help of the command.
@@ -138,6 +142,9 @@ func (c *CatalogApplyCmd) Run(g *Globals) error {
 	if err != nil {
 		return err
 	}
+	if err := c.checkBreaking(ctx, db, cat); err != nil {
+		return err
+	}
 	applied, err := catalog.Apply(ctx, db, c.Workspace, src)
 	if err != nil {
 		return err
@@ -157,6 +164,28 @@ func (c *CatalogApplyCmd) Run(g *Globals) error {
 		return nil
 	}
 	return c.announce(ctx, g.out, db)
+}
+
+// checkBreaking refuses a catalog by which subscriptions end, unless that is confirmed.
+func (c *CatalogApplyCmd) checkBreaking(ctx context.Context, db store.DB, next *catalog.Catalog) error {
+	if c.AllowBreaking {
+		return nil
+	}
+	before, err := catalog.Load(ctx, db, c.Workspace)
+	if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Invalid) {
+		return nil // the first one, or in place of what is no catalog any more
+	}
+	if err != nil {
+		return err
+	}
+	var why []string
+	for _, end := range catalog.Ends(before, next) {
+		why = append(why, end.Event+" ("+end.What+")")
+	}
+	if len(why) == 0 {
+		return nil
+	}
+	return fault.New(fault.Invalid, "the changed catalog would end webhook subscriptions to %s; --allow-breaking writes it all the same", strings.Join(why, ", "))
 }
 
 // announce waits until every function uses what was written, and then tells of it.

@@ -60,12 +60,18 @@ func printData(w io.Writer, data any) {
 	if err != nil {
 		return
 	}
-	var faults []struct{ Pointer, Message *string }
+	var faults []struct {
+		Pointer, Message *string
+		Line             *int
+	}
 	if json.Unmarshal(b, &faults) != nil || len(faults) == 0 {
 		if text := string(b); text != "null" && text != "{}" && text != "[]" {
 			fmt.Fprintf(w, "  %s\n", text)
 		}
 		return
+	}
+	if faults[0].Line != nil {
+		return // of a file, whose faults are the message itself
 	}
 	for _, f := range faults {
 		if f.Pointer == nil || f.Message == nil {

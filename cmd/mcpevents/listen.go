@@ -19,7 +19,7 @@ type ListenCmd struct {
 	Remote
 	Stream   bool     `help:"Read a stream instead of receiving webhooks."`
 	Revision string   `default:"2026-07-28" enum:"2025-03-26,2025-06-18,2025-11-25,2026-07-28" help:"Revision of MCP to speak: ${enum}."`
-	Via      string   `default:"register" enum:"register,events" help:"How to ask for webhooks: register (SEP-1803, with --uri) or events (the MCP Events extension, with --name and --arg)."`
+	Via      string   `default:"register" enum:"register,events" help:"How to ask for webhooks: register (SEP-1803, with --uri) or events (the MCP Events extension, with --name and --arg). --name alone means events."`
 	URI      []string `name:"uri" sep:"none" placeholder:"event://…" help:"What to receive: an event's URI, a parent of several, or a template with * for variables. May be repeated."`
 
 	Mode string `default:"webhook" enum:"webhook,poll,push" help:"How to receive with --name: ${enum}. Anything but webhook implies --via events."`
@@ -45,7 +45,7 @@ A server that is not run with --allow-insecure-targets only sends to public http
 
 Examples:
   mcpevents listen --uri event://ci/build-finished
-  mcpevents listen --via events --name github.pull_request --arg owner=acme --arg 'action=["opened","merged"]'
+  mcpevents listen --name github.pull_request --arg owner=acme --arg 'action=["opened","merged"]'
   mcpevents listen --mode poll --name incident.created --arg severity=critical
   mcpevents listen --stream --uri event://github/acme`
 }
@@ -93,9 +93,12 @@ func (c *ListenCmd) Run(g *Globals) error {
 	return err
 }
 
-// Validate refuses flags that do not go together.
+// Validate refuses flags that do not go together, and takes --name alone for --via events.
 func (c *ListenCmd) Validate() error {
-	followed := c.Mode != mcpspec.ModeWebhook // without a webhook
+	followed := c.Mode != mcpspec.ModeWebhook         // without a webhook
+	if c.Name != "" && len(c.URI) == 0 && !c.Stream { // an event type has a name in the extension alone
+		c.Via = client.ViaEvents
+	}
 	events := (c.Via == "events" || followed) && !c.Stream
 	switch {
 	case followed && (c.Stream || c.Target != "" || c.ShowSecret || c.TTL != 0):
@@ -108,10 +111,14 @@ func (c *ListenCmd) Validate() error {
 		return fault.New(fault.Invalid, "--via events needs --name, the name of an event type")
 	case events && len(c.URI) > 0:
 		return fault.New(fault.Invalid, "--via events takes --name and --arg, not --uri")
+	case c.Stream && c.Name != "":
+		return fault.New(fault.Invalid, "--stream takes --uri, not --name; the stream of an event type is --mode push --name %s", c.Name)
 	case !events && len(c.URI) == 0:
-		return fault.New(fault.Invalid, "--uri is needed: what to receive")
-	case !events && (c.Name != "" || len(c.Arg) > 0 || c.TTL != 0):
-		return fault.New(fault.Invalid, "--name, --arg and --ttl are for --via events")
+		return fault.New(fault.Invalid, "what to receive is missing: --uri, or the --name of an event type")
+	case !events && c.Name != "":
+		return fault.New(fault.Invalid, "--uri and --name do not go together: --name is an event type of the MCP Events extension (--via events)")
+	case !events && (len(c.Arg) > 0 || c.TTL != 0):
+		return fault.New(fault.Invalid, "--arg and --ttl are for --via events")
 	case c.Cursor != "" && !events && (!c.Stream || c.Revision != "2026-07-28"):
 		return fault.New(fault.Invalid, "--cursor is for --via events, and for --stream of revision 2026-07-28")
 	case c.Stream && (c.Target != "" || c.ShowSecret):

@@ -4,9 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/vbauerster/mpb/v8"
@@ -68,7 +71,7 @@ func (c *PublishCmd) Run(g *Globals) error {
 	defer func() { _ = source.Close() }()
 	ctx, stop := interruptible()
 	defer stop()
-	p := &publication{cmd: c, url: url, out: g.out}
+	p := &publication{cmd: c, url: url, out: g.out, notes: g.err}
 	bar := newBar(g, size)
 	err = p.all(ctx, bar.reader(source))
 	bar.finish()
@@ -102,6 +105,7 @@ type publication struct {
 	cmd      *PublishCmd
 	url      string
 	out      io.Writer
+	notes    io.Writer
 	batch    []item
 	bytes    int
 	read     int // values
@@ -226,27 +230,55 @@ type acceptedEvent struct {
 	URI string `json:"uri"`
 }
 
+// silence is after how long without an answer it is said what is waited for.
+const silence = time.Second
+
 // send tries until there is an answer that is worth nothing to repeat.
 func (p *publication) send(ctx context.Context, body []byte) ([]acceptedEvent, error) {
 	for try := 0; ; try++ {
-		resp, b, err := p.cmd.server().Post(ctx, p.url, nil, body)
-		if err == nil {
-			if resp.StatusCode >= 200 && resp.StatusCode <= 299 {
-				var answer struct {
-					Accepted []acceptedEvent `json:"accepted"`
-				}
-				err := json.Unmarshal(b, &answer)
-				return answer.Accepted, fault.Wrap(fault.Unavailable, err, "read the server's answer")
-			}
-			err = client.Refusal(resp, b)
+		answer, resp, err := p.once(ctx, body)
+		if err == nil || !client.Again(err) || try+1 >= p.cmd.Tries || ctx.Err() != nil {
+			return answer, err
 		}
-		if !client.Again(err) || try+1 >= p.cmd.Tries {
-			return nil, err
-		}
+		fmt.Fprintf(p.notes, "mcpevents: %v; trying again (try %d of %d)\n", err, try+2, p.cmd.Tries)
 		if err := client.Pause(ctx, try, client.RetryAfter(resp)); err != nil {
 			return nil, err
 		}
 	}
+}
+
+// once sends a request.
+func (p *publication) once(ctx context.Context, body []byte) ([]acceptedEvent, *http.Response, error) {
+	done, waiting := make(chan struct{}), sync.WaitGroup{}
+	waiting.Go(func() {
+		timer := time.NewTimer(silence)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			fmt.Fprintf(p.notes, "mcpevents: waiting for an answer of %s\n", p.cmd.Server)
+		case <-done:
+		}
+	})
+	resp, b, err := p.cmd.server().Post(ctx, p.url, nil, body)
+	close(done)
+	waiting.Wait()
+	if err != nil {
+		return nil, nil, err
+	}
+	var answer struct {
+		RPC      string          `json:"jsonrpc"` // of an MCP endpoint
+		Accepted []acceptedEvent `json:"accepted"`
+	}
+	err = json.Unmarshal(b, &answer)
+	switch {
+	case answer.RPC != "":
+		return nil, resp, fault.New(fault.Invalid, "%s is an MCP endpoint; publish needs the URL of /events", resp.Request.URL.Redacted())
+	case resp.StatusCode < 200 || resp.StatusCode > 299:
+		return nil, resp, client.Refusal(resp, b)
+	case err != nil || answer.Accepted == nil:
+		return nil, resp, client.Strange(resp, fault.Invalid)
+	}
+	return answer.Accepted, resp, nil
 }
 
 // bar shows progress on a terminal when there is much to read; else it is nil.

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 
+	"time"
+
 	"github.com/mcp-events/mcpevents/shared/app"
 )
 
@@ -170,7 +172,25 @@ func TestPublishSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			name: "an_answer_of_somebody_else", args: []string{"--uri", "event://a/b", "--data", `{}`},
-			answer: answer(400, "<html>proxy says no</html>"), code: exitRefused, message: "proxy says no",
+			answer: answer(400, "<html>proxy says no</html>"), code: exitRefused,
+			message: "answered 400 Bad Request with text/html, which no server of mcp-events does; is --server right?\n",
+		},
+		{
+			name: "a_text_of_somebody_else", args: []string{"--uri", "event://a/b", "--data", `{}`},
+			answer: answer(404, "404 page not found"), code: exitRefused, message: "answered 404 Not Found with text/plain",
+		},
+		{
+			name: "a_page_of_somebody_else", args: []string{"--uri", "event://a/b", "--data", `{}`},
+			answer: answer(200, "<html>welcome</html>"), code: exitRefused, message: "answered 200 OK with text/html",
+		},
+		{
+			name: "an_MCP_endpoint", args: []string{"--uri", "event://a/b", "--data", `{}`},
+			answer: answer(400, `{"jsonrpc":"2.0","error":{"code":-32600,"message":"jsonrpc must be \"2.0\""}}`), code: exitRefused,
+			message: "/events is an MCP endpoint; publish needs the URL of /events\n",
+		},
+		{
+			name: "the_URL_of_the_MCP_endpoint", args: []string{"--server", "https://x.example/a/mcp", "--uri", "event://a/b", "--data", `{}`}, code: exitRefused,
+			message: "--server is the URL of /mcp, and this command needs that of /events: https://x.example/a/events\n",
 		},
 		{
 			name: "a_server_that_stays_unavailable", args: []string{"--uri", "event://a/b", "--data", `{}`, "--tries", "1"},
@@ -205,6 +225,27 @@ func TestPublishSaysWhatIsWrong(t *testing.T) {
 				t.Errorf("sent %q", s.bodies)
 			}
 		})
+	}
+}
+
+// Whoever waits is told why, at once.
+func TestPublishTellsThatItTriesAgain(t *testing.T) {
+	nobody := httptest.NewServer(nil)
+	nobody.Close()
+	start := time.Now()
+	code, _, errs := command(t, "", "publish", "--server", nobody.URL, "--uri", "event://a/b", "--data", "1", "--tries", "2")
+	if code != exitUnavailable || !strings.Contains(errs, "connection refused; trying again (try 2 of 2)\n") {
+		t.Errorf("exit code %d after %v: %s", code, time.Since(start), errs)
+	}
+	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		time.Sleep(silence + 200*time.Millisecond)
+		accept(w, body)
+	}))
+	defer slow.Close()
+	code, _, errs = command(t, "", "publish", "--server", slow.URL, "--uri", "event://a/b", "--data", "1")
+	if code != exitDone || errs != "mcpevents: waiting for an answer of "+slow.URL+"\n" {
+		t.Errorf("exit code %d: %s", code, errs)
 	}
 }
 

@@ -38,6 +38,37 @@ func Broken(before, after *Entry) (feature string) {
 	return ""
 }
 
+// Ends lists the event types whose webhook subscriptions a changed catalog ends, all of them or
+// those of some principals, and why. Either catalog may be nil.
+func Ends(before, after *Catalog) []Change {
+	if before == nil {
+		return nil
+	}
+	var d differ
+	for _, old := range before.entries {
+		d.name = old.Name
+		var e *Entry
+		if after != nil {
+			e = after.ByName(old.Name)
+		}
+		switch {
+		case !old.WebhookAllowed():
+		case e == nil:
+			d.add(true, "it is removed")
+		case Broken(old, e) != "":
+			d.add(true, "its %s changes incompatibly", Broken(old, e))
+		case !e.WebhookAllowed():
+			d.add(true, "it is not delivered by webhook any more")
+		default:
+			access := differ{}
+			if access.access(old.Access, e.Access); access.breaks() {
+				d.add(true, "its access needs more, which not every subscriber may have")
+			}
+		}
+	}
+	return d.changes
+}
+
 func (d *differ) breaks() bool {
 	return slices.ContainsFunc(d.changes, func(c Change) bool { return c.Breaking })
 }

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 
 	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
 	"github.com/mcp-events/mcpevents/shared/event"
@@ -282,7 +284,7 @@ func (p *parser) schema(e *Entry, member string, at *strictyaml.Node) (json.RawM
 func (p *parser) schemaError(e *Entry, member string, at *strictyaml.Node, err error) {
 	if sv, ok := errors.AsType[*jsonschema.SchemaValidationError](err); ok {
 		if ve, ok := errors.AsType[*jsonschema.ValidationError](sv.Err); ok {
-			faults := tidyFaults(collect(ve, nil))
+			faults := tidyFaults(collect(meant(ve), nil))
 			for _, x := range faults[:min(len(faults), 5)] {
 				tokens, _ := parsePointer(x.Pointer)
 				p.file.Add(strictyaml.Line(at, tokens), "%s is no JSON Schema: %s", e.say(member),
@@ -303,6 +305,40 @@ func (p *parser) schemaError(e *Entry, member string, at *strictyaml.Node, err e
 		}
 	}
 	p.file.Add(line, "%s is no JSON Schema: %s", e.say(member), clipMessage(err.Error()))
+}
+
+// meant is an error of the meta-schema with that alternative alone that the author most likely
+// meant: the one that failed deepest inside, or else not for the type of the value as a whole.
+func meant(ve *jsonschema.ValidationError) *jsonschema.ValidationError {
+	if _, ok := ve.ErrorKind.(*kind.AnyOf); ok && len(ve.Causes) > 0 {
+		return meant(slices.MaxFunc(ve.Causes, func(a, b *jsonschema.ValidationError) int {
+			depthA, kindA := closest(a)
+			depthB, kindB := closest(b)
+			return cmp.Or(cmp.Compare(depthA, depthB), cmp.Compare(kindA, kindB))
+		}))
+	}
+	out := *ve
+	out.Causes = make([]*jsonschema.ValidationError, len(ve.Causes))
+	for i, c := range ve.Causes {
+		out.Causes[i] = meant(c)
+	}
+	return &out
+}
+
+// closest tells how deep the deepest leaf of an error lies, and 1 if that is not about a type.
+func closest(ve *jsonschema.ValidationError) (depth, other int) {
+	if len(ve.Causes) == 0 {
+		if _, ok := ve.ErrorKind.(*kind.Type); !ok {
+			other = 1
+		}
+		return len(ve.InstanceLocation), other
+	}
+	for _, c := range ve.Causes {
+		if d, o := closest(c); d > depth || d == depth && o > other {
+			depth, other = d, o
+		}
+	}
+	return depth, other
 }
 
 // refLine finds the reference that leads to a URL.

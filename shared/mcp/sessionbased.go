@@ -71,7 +71,15 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *call) bool {
 		return true
 	}
 	id := c.request.Header.Get(mcpspec.HeaderSession)
-	if id == "" {
+	switch {
+	case id == "" && c.request.Header.Get(mcpspec.HeaderVersion) == "":
+		sendError(w, http.StatusBadRequest, c.msg.ID, &jsonrpc.Error{
+			Code: jsonrpc.InvalidRequest, Message: "Bad Request: the header MCP-Protocol-Version is missing: send " + string(mcpspec.V20260728) +
+				", or begin a session of an earlier revision with initialize",
+			Data: map[string]any{"supported": e.about.supported()},
+		})
+		return false
+	case id == "":
 		sendError(w, http.StatusBadRequest, c.msg.ID, &jsonrpc.Error{
 			Code: jsonrpc.InvalidRequest, Message: "Bad Request: the header Mcp-Session-Id is missing; begin with initialize",
 		})

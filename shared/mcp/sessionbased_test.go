@@ -173,3 +173,15 @@ func TestBatches(t *testing.T) {
 		}
 	})
 }
+
+// Who sends neither header is told of the version first: a client of the stateless revision has no session to send.
+func TestAMissingVersionIsNotAMissingSession(t *testing.T) {
+	f := newFixture(t, nil)
+	const list = `{"jsonrpc":"2.0","id":1,"method":"resources/list"}`
+	if r := f.do("POST", alice, list); r.Status != 400 || !strings.Contains(r.Body, "the header MCP-Protocol-Version is missing: send 2026-07-28") || strings.Contains(r.Body, "Mcp-Session-Id") {
+		t.Errorf("without any header: %d %s", r.Status, r.Body)
+	}
+	if r := f.do("POST", alice, list, "Mcp-Protocol-Version: 2025-11-25"); r.Status != 400 || !strings.Contains(r.Body, "the header Mcp-Session-Id is missing") {
+		t.Errorf("without a session: %d %s", r.Status, r.Body)
+	}
+}

@@ -84,6 +84,8 @@ func (g *Guard) check(raw string) (*url.URL, string) {
 	}
 	switch {
 	case u.Scheme == "https", u.Scheme == "http" && g.AllowInsecure:
+	case u.Scheme == "http":
+		return nil, "is not https; for development only, a server that is run with --allow-insecure-targets takes http"
 	default:
 		return nil, "is not https"
 	}

@@ -49,7 +49,7 @@ func TestEnding(t *testing.T) {
 		hooks := harness.NewReceiver(t)
 		plain := "http://" + hooks.Addr().String() + "/plain/"
 		s := harness.StartServer(t, harness.ServerOptions{Args: []string{
-			"--workspace-catalog", "ending=" + file, "--plain-targets", plain, "--events-retry-schedule", "0s,1s,1s",
+			"--workspace-catalog", "ending=" + file, "--plain-targets", plain, "--events-retry-schedule", "0s,1s,1s", "--allow-breaking",
 		}})
 		ending(t, &s.Target, func(t *testing.T) { put(t, takenAway) })
 

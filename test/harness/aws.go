@@ -231,7 +231,7 @@ func (a *AWS) AnnounceCatalog(tb testing.TB, workspace, catalog string) {
 func (a *AWS) apply(tb testing.TB, workspace, file string, args ...string) {
 	tb.Helper()
 	outputs := a.stack.Outputs()
-	args = append([]string{"catalog", "apply", file, "--workspace", workspace, "--table", outputs["SettingsTable"]}, args...)
+	args = append([]string{"catalog", "apply", file, "--workspace", workspace, "--table", outputs["SettingsTable"], "--allow-breaking"}, args...)
 	cmd := exec.CommandContext(tb.Context(), Binary(tb, "./cmd/mcpevents", false), args...)
 	cmd.Env = append(
 		environment(), "AWS_ENDPOINT_URL="+endpoints(tb).DynamoDB, "AWS_REGION="+awslocal.Region,

@@ -59,7 +59,7 @@ func Deliveries(l config.Limits) delivery.Options {
 func Terminator(c *app.Core, subs *subscription.Service) *delivery.Terminator {
 	directory, _ := c.Auth.(auth.Directory)
 	return &delivery.Terminator{
-		Queue: c.Queues, Subscriptions: subs, ErrorObject: app.EventCodes(c.Limits).ErrorObject, Plain: c.Limits.PlainTargets,
+		Queue: c.Queues, Subscriptions: subs, ErrorObject: app.EventCodes(c.Limits).ErrorObject, Plain: c.Limits.PlainTargets, Log: c.Log,
 		Review: &subscription.Review{DB: c.DB, Catalog: c.Catalogs, Directory: directory},
 	}
 }

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
+// One more required member ends the webhook subscriptions to an event type: that is refused, by a reload and
+// by a start, until it is confirmed.
+func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
+	var settings server.Options
+	log := newOutput()
+	e := serve(t, func(s *server.Options) {
+		s.Log = (&Globals{LogLevel: "info", LogFormat: "json"}).logger(log)
+		settings = *s
+	})
+	before := settings.Catalog
+	with := func(old, next string) []byte {
+		t.Helper()
+		changed := bytes.Replace(before, []byte(old), []byte(next), 1)
+		if bytes.Equal(changed, before) {
+			t.Fatalf("the catalog has no %q", old)
+		}
+		return changed
+	}
+	breaking := with("required: [build, status]", "required: [build, status, branch]")
+	use := func(src []byte) error {
+		settings.Catalog = src
+		return e.Reload(t.Context(), settings)
+	}
+	if err := use(breaking); err != nil {
+		t.Fatalf("without subscriptions: %v", err)
+	}
+	if err := use(before); err != nil {
+		t.Fatal(err)
+	}
+	registerHook(t, e)
+	const want = "1 live webhook subscriptions: 1 in workspace default because ci.build_finished changed incompatibly; --allow-breaking lets it"
+	if err := use(breaking); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) {
+		t.Fatalf("got %v", err)
+	}
+	if err := use(with("description: A build", "description: Any build")); err != nil {
+		t.Errorf("a change that ends nothing: %v", err)
+	}
+	if n := strings.Count(log.String(), `"msg":"files reloaded","catalog_changed":true`); n != 3 {
+		t.Errorf("%d reloads are logged, want 3:\n%s", n, log)
+	}
+	end(t, e)
+	settings.Catalog = breaking
+	refused, err := server.New(t.Context(), settings)
+	if err == nil {
+		end(t, refused)
+		t.Fatal("it started")
+	}
+	if !strings.Contains(err.Error(), want) {
+		t.Error(err)
+	}
+	settings.Catalog = before
+	again, err := server.New(t.Context(), settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer end(t, again)
+	settings.Catalog, settings.AllowBreaking = breaking, true
+	if err := again.Reload(t.Context(), settings); err != nil {
+		t.Fatal(err)
+	}
+	log.await(t, "ci.build_finished changed incompatibly", 1)
+}
+
+func TestCatalogCheckTellsWhichSubscriptionsEnd(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte("events:\n"+text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	old := write("old.yaml", `  - {name: a.gone, uri: event://a/gone}
+  - {name: a.strict, uri: event://a/strict, payloadSchema: {type: object, properties: {x: {}}}}
+  - {name: a.streams, uri: event://a/streams}
+  - {name: a.locked, uri: event://a/locked}
+  - {name: a.same, uri: event://a/same}
+  - {name: a.push, uri: event://a/push, delivery: [push]}
+`)
+	next := write("next.yaml", `  - {name: a.strict, uri: event://a/strict, payloadSchema: {type: object, required: [x], properties: {x: {}}}}
+  - {name: a.streams, uri: event://a/streams, delivery: [push, poll]}
+  - {name: a.locked, uri: event://a/locked, access: {scopes: [keys]}}
+  - {name: a.same, uri: event://a/same, title: The same}
+`)
+	code, out, errs := command(t, "", "catalog", "check", next, "--against", old)
+	if code != exitDone || strings.Count(out, "Webhook subscriptions to") != 4 {
+		t.Fatalf("exit code %d: %s%s", code, out, errs)
+	}
+	for _, want := range []string{
+		"Webhook subscriptions to a.gone end: it is removed.\n",
+		"Webhook subscriptions to a.strict end: its payloadSchema changes incompatibly.\n",
+		"Webhook subscriptions to a.streams end: it is not delivered by webhook any more.\n",
+		"Webhook subscriptions to a.locked end: its access needs more, which not every subscriber may have.\n",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing in\n%s", want, out)
+		}
+	}
+}
+
+// registerHook registers a webhook of SEP-1803 at a server.
+func registerHook(t *testing.T, e *server.Server) {
+	t.Helper()
+	c, err := client.New(client.Server{URL: e.URL}, mcpspec.V20260728)
+	if err == nil {
+		err = c.Call(t.Context(), mcpspec.MethodRegister, map[string]any{
+			"uris": []string{"event://ci/build-finished"}, "targetUri": "http://127.0.0.1:9/hook",
+		}, nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
