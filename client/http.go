@@ -42,7 +42,7 @@ func (s Server) Endpoint(path string) (string, error) {
 		if other != path && strings.HasSuffix(strings.TrimSuffix(u.Path, "/"), other) {
 			right := *u
 			right.Path = strings.TrimSuffix(strings.TrimSuffix(u.Path, "/"), other) + path
-			return "", fault.New(fault.Invalid, "the server is given by the URL of %s, and this command needs that of %s: %s", other, path, right.Redacted())
+			return "", fault.New(fault.Invalid, "the server's URL is that of %s, and that of %s is needed: %s", other, path, right.Redacted())
 		}
 	}
 	return u.String(), nil

@@ -190,7 +190,7 @@ func TestPublishSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			name: "the_URL_of_the_MCP_endpoint", args: []string{"--server", "https://x.example/a/mcp", "--uri", "event://a/b", "--data", `{}`}, code: exitRefused,
-			message: "--server is the URL of /mcp, and this command needs that of /events: https://x.example/a/events\n",
+			message: "the server's URL is that of /mcp, and that of /events is needed: https://x.example/a/events\n",
 		},
 		{
 			name: "a_server_that_stays_unavailable", args: []string{"--uri", "event://a/b", "--data", `{}`, "--tries", "1"},

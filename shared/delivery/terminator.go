@@ -65,15 +65,14 @@ func (e *Terminator) Terminate(ctx context.Context, workspace, principal, id str
 		reason error
 	)
 	judge := func(sub *subscription.Subscription) error {
-		_, err := e.Review.Subscription(ctx, sub, true)
-		return err
+		_, reason = e.Review.Subscription(ctx, sub, true)
+		return reason
 	}
 	sub, err := e.Subscriptions.Terminate(ctx, workspace, principal, id, judge, func(sub *subscription.Subscription, why error) []store.Op {
-		reason = why
 		if notice = nil; sub.Plain || e.plain(sub.Target.URL) {
 			return nil
 		}
-		notice = e.notice(sub, reason)
+		notice = e.notice(sub, why)
 		return []store.Op{store.Put(notice.item(), store.Absent()), store.Put(notice.dueEntry())}
 	})
 	if err != nil || sub == nil {
