@@ -67,7 +67,7 @@ func (s *registration) begin(ctx context.Context, r *receiver) error {
 		return nil
 	}
 	if s.key == "" {
-		return fault.New(fault.Unavailable, "the server's answer holds no secret")
+		return fault.New(fault.Unavailable, "the server's response has no secret")
 	}
 	r.secret(s.key)
 	return nil
