@@ -86,7 +86,7 @@ func TestParseFaults(t *testing.T) {
 	}
 	for name, tc := range map[string]struct{ src, want string }{
 		"unknown section":        {"keys: []\nbackend: []\n", `config.yaml:2: the configuration: unknown member "backend"`},
-		"keys is not a list":        {"keys: {a: b}\n", `config.yaml:1: "keys" must be a list`},
+		"keys is not a list":     {"keys: {a: b}\n", `config.yaml:1: "keys" must be a list`},
 		"AUT-02 unknown member":  {key("role: admin"), `config.yaml:4: a key: unknown member "role"`},
 		"AUT-02 a plain key":     {"keys:\n  - {principal: a, key: hunter2}\n", `unknown member "key"`},
 		"AUT-02 short hash":      {"keys:\n  - {principal: a, sha256: abcd}\n", "config.yaml:2: a key: sha256 is not 64"},

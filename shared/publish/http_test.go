@@ -156,7 +156,7 @@ func TestHandlerRefuses(t *testing.T) {
 		"CloudEvents in another format":   {`x`, []string{"Content-Type: application/cloudevents+avro", "ce-specversion: 1.0"}, 415, ``},
 		"compressed":                      {ok, []string{asJSON, "Content-Encoding: gzip"}, 415, `compressed`},
 		"structured, an array":            {`[]`, []string{structured}, 400, `not a CloudEvent`},
-		"structured, not a CloudEvent":       {ok, []string{structured}, 400, `specversion is missing`},
+		"structured, not a CloudEvent":    {ok, []string{structured}, 400, `specversion is missing`},
 		"a batch, an object":              {`{}`, []string{"Content-Type: application/cloudevents-batch+json"}, 400, `not a batch`},
 		"a batch with another":            {`[` + ok + `]`, []string{"Content-Type: application/cloudevents-batch+json"}, 400, `/0: is not a CloudEvent`},
 		"structured, another version":     {`{"specversion":"0.3","id":"1","source":"event://ci/build-finished","type":"x"}`, []string{structured}, 400, `{"pointer":"/specversion","message":"must be 1.0"}`},

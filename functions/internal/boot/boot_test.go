@@ -135,8 +135,8 @@ func TestBuffered(t *testing.T) {
 		body   string
 		base64 bool
 	}{
-		"a panic is a 500 and no more":    {"/panic", http.StatusInternalServerError, "", false},
-		"a handler that writes nothing":   {"/nothing", http.StatusOK, "", false},
+		"a panic is a 500 and no more":         {"/panic", http.StatusInternalServerError, "", false},
+		"a handler that writes nothing":        {"/nothing", http.StatusOK, "", false},
 		"a body that is not a string is coded": {"/binary", http.StatusOK, "/wA=", true},
 	} {
 		t.Run(name, func(t *testing.T) {
