@@ -111,7 +111,7 @@ func (c *Client) exchange(ctx context.Context, method string, params map[string]
 		if resp.StatusCode >= 300 {
 			return nil, fault.Wrap(fault.Internal, Refusal(resp, body), "%s", method)
 		}
-		return nil, fault.New(fault.Unavailable, "%s: the server's answer is no JSON-RPC response", method)
+		return nil, fault.New(fault.Unavailable, "%s: the server's response is not JSON-RPC", method)
 	}
 	if answer.Error != nil {
 		return nil, fault.Wrap(fault.Internal, answer.Error.fault(resp.StatusCode), "%s", method)

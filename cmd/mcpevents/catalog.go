@@ -110,7 +110,7 @@ An embedded server (mcpevents serve) uses the file that it was started with, and
 // Run implements the command.
 func (c *CatalogApplyCmd) Run(g *Globals) error {
 	if !auth.ValidWorkspace(c.Workspace) {
-		return fault.New(fault.Invalid, "%q is no name of a workspace", c.Workspace)
+		return fault.New(fault.Invalid, "%q is not the name of a workspace", c.Workspace)
 	}
 	src, err := os.ReadFile(c.File)
 	if err != nil {

@@ -102,7 +102,7 @@ func (c *consentFlags) ask(method, provider string, out any) error {
 	case resp.StatusCode != http.StatusOK:
 		return client.Refusal(resp, body)
 	case json.Unmarshal(body, out) != nil:
-		return fault.New(fault.Unavailable, "the server's answer cannot be read")
+		return fault.New(fault.Unavailable, "the server's response cannot be read")
 	}
 	return nil
 }

@@ -17,7 +17,7 @@ func TestConsentCommands(t *testing.T) {
 		switch {
 		case strings.HasSuffix(r.URL.Path, "/none"):
 			w.WriteHeader(http.StatusNotFound)
-			_, _ = w.Write([]byte(`{"error":{"kind":"not found","message":"there is no such provider"}}`))
+			_, _ = w.Write([]byte(`{"error":{"kind":"not found","message":"unknown provider"}}`))
 		case r.Method == http.MethodGet:
 			_, _ = w.Write([]byte(`{"providers":[` + view + `,{"name":"events","receives":["userMessage"],"consent":null}]}`))
 		default:
@@ -32,7 +32,7 @@ func TestConsentCommands(t *testing.T) {
 		{"list --server " + s.URL, "GET /consent Bearer k", "memory  userMessage  consent, 2026-11-22T01:02:03Z by ann  Memory: Remembers.\nevents  userMessage  no consent", 0},
 		{"give memory --server " + s.URL + "/mcp", "PUT /consent/memory Bearer k", "memory  userMessage  consent", 0},
 		{"revoke memory --principal bob --server " + s.URL + "/base/mcp", "DELETE /base/consent/memory?principal=bob Bearer k", "memory", 0},
-		{"give none --server " + s.URL, "PUT /consent/none Bearer k", "there is no such provider", 3},
+		{"give none --server " + s.URL, "PUT /consent/none Bearer k", "unknown provider", 3},
 	} {
 		asked = nil
 		var out bytes.Buffer

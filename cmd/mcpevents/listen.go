@@ -252,7 +252,7 @@ func arguments(texts map[string]string) (json.RawMessage, error) {
 			value = json.RawMessage(text)
 		}
 		if !json.Valid(value) {
-			return nil, fault.New(fault.Invalid, "--arg %s: the value looks like JSON and is none", name)
+			return nil, fault.New(fault.Invalid, "--arg %s: the value begins like JSON but is not valid JSON", name)
 		}
 		args[name] = value
 	}

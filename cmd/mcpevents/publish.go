@@ -151,7 +151,7 @@ func (p *publication) items(value json.RawMessage) ([]item, error) {
 			value = append(append(json.RawMessage{'['}, value...), ']')
 		}
 		if err := json.Unmarshal(value, &items); err != nil {
-			return nil, fault.New(fault.Invalid, "value %d of the data is no event, nor a list of events; give --uri when it is a payload", p.read)
+			return nil, fault.New(fault.Invalid, "value %d of the data is neither an event nor a list of events (give --uri if it is a payload)", p.read)
 		}
 	}
 	if c.ID != "" && (p.read > 1 || len(items) > 1) {

@@ -108,7 +108,7 @@ func readCatalogs(files map[string]string) (map[string]*catalog.Catalog, error) 
 	out := map[string]*catalog.Catalog{}
 	for workspace, path := range files {
 		if !auth.ValidWorkspace(workspace) {
-			return nil, fault.New(fault.Invalid, "--workspace-catalog: %q is no name of a workspace", workspace)
+			return nil, fault.New(fault.Invalid, "--workspace-catalog: %q is not the name of a workspace", workspace)
 		}
 		cat, err := readCatalog(path)
 		if err != nil {

@@ -40,7 +40,7 @@ func checkSettings(properties map[string]any) error {
 	}
 	settings, ok := given.(map[string]any)
 	if !ok {
-		return fault.New(fault.Invalid, "the property %s is no mapping", settingsProperty)
+		return fault.New(fault.Invalid, "the property %s is not a mapping", settingsProperty)
 	}
 	return boot.Check(func(name string) string {
 		value, ok := settings[name]

@@ -83,7 +83,7 @@ func TestTheResourceRefusesWrongSettings(t *testing.T) {
 		"an issuer":            {map[string]any{"MCPEVENTS_AUTH": "jwt", "MCPEVENTS_JWT_ISSUER": "login", "MCPEVENTS_JWT_AUDIENCE": "https://e.example/mcp"}, "login"},
 		"a retention":          {map[string]any{"MCPEVENTS_AUTH": "keys", "MCPEVENTS_LOG_RETENTION": "99999h"}, "--log-retention"},
 		"a setting":            {map[string]any{"MCPEVENTS_AUTH": "keys", "MCPEVENTS_SETTINGS": "quotas=1"}, "quotas"},
-		"what is not settings": {"text", "no mapping"},
+		"what is not settings": {"text", "not a mapping"},
 	} {
 		for _, request := range []string{"Create", "Update"} {
 			t.Run(request+" with "+name, func(t *testing.T) {

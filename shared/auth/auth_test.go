@@ -94,7 +94,7 @@ func TestKeysAreChecked(t *testing.T) {
 		"no hexadecimal":  {[]Key{{Principal: "a", SHA256: strings.Repeat("z", 64)}}, "key 1: sha256"},
 		"no principal":    {[]Key{{SHA256: good}}, "key 1: principal"},
 		"bad principal":   {[]Key{{Principal: "a b", SHA256: good}}, "key 1: principal"},
-		"taken principal": {[]Key{{Principal: "anonymous", SHA256: good}}, "taken by --auth none"},
+		"taken principal": {[]Key{{Principal: "anonymous", SHA256: good}}, "reserved for --auth none"},
 		"bad workspace":   {[]Key{{Principal: "a", Workspace: "a/b", SHA256: good}}, "key 1: workspace"},
 		"twice":           {[]Key{{Principal: "a", SHA256: good}, {Principal: "b", SHA256: strings.ToUpper(good)}}, "key 2: the same hash"},
 		"too many":        {make([]Key, MaxKeys+1), "more than"},

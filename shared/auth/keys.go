@@ -102,7 +102,7 @@ func hashed(x Key) (hashedKey, error) {
 	case !ValidPrincipal(x.Principal):
 		return h, fault.New(fault.Invalid, "principal %q is not a name of letters, digits and ._@:|/-", x.Principal)
 	case x.Principal == AnonymousID:
-		return h, fault.New(fault.Invalid, "principal %q is taken by --auth none", x.Principal)
+		return h, fault.New(fault.Invalid, "principal %q is reserved for --auth none", x.Principal)
 	case !ValidWorkspace(x.Workspace):
 		return h, fault.New(fault.Invalid, "workspace %q is not a name of letters, digits, - and _", x.Workspace)
 	}

@@ -31,7 +31,7 @@ func (r *Replaceable) Authenticate(ctx context.Context, h http.Header) (Principa
 func (r *Replaceable) Principals(ctx context.Context, workspace, id string, latest bool) ([]Principal, error) {
 	directory, ok := (*r.current.Load()).(Directory)
 	if !ok {
-		return nil, fault.New(fault.Internal, "there is no directory of principals")
+		return nil, fault.New(fault.Internal, "no directory of principals is configured")
 	}
 	return directory.Principals(ctx, workspace, id, latest)
 }

@@ -51,7 +51,7 @@ func (p *parser) paramsSchema(e *Entry, at *strictyaml.Node) {
 	for _, name := range shape.Required {
 		if !slices.Contains(e.vars, name) {
 			p.file.Add(strictyaml.Line(at, []string{"required"}),
-				"%s: the required %q is no variable of the template", e.say("paramsSchema"), strictyaml.Clip(name))
+				"%s: the required %q is not a variable of the template", e.say("paramsSchema"), strictyaml.Clip(name))
 		}
 	}
 }

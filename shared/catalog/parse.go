@@ -248,7 +248,7 @@ func (p *parser) delivery(e *Entry, at *strictyaml.Node) {
 	}
 	for _, m := range e.Delivery {
 		if !slices.Contains(modes, m) {
-			p.file.Add(at.Line, "%s: unknown mode %q (known are %s)", e.say("delivery"), strictyaml.Clip(m), strings.Join(modes, ", "))
+			p.file.Add(at.Line, "%s: unknown mode %q (allowed: %s)", e.say("delivery"), strictyaml.Clip(m), strings.Join(modes, ", "))
 		}
 	}
 }
@@ -259,7 +259,7 @@ func (p *parser) order(e *Entry, at *strictyaml.Node) {
 		return
 	}
 	if e.Order = p.file.String(at, e.say("order")); e.Order != OrderURI && e.Order != OrderNone {
-		p.file.Add(at.Line, "%s: unknown order %q (known are %s, %s)", e.say("order"), strictyaml.Clip(e.Order), OrderURI, OrderNone)
+		p.file.Add(at.Line, "%s: unknown order %q (allowed: %s, %s)", e.say("order"), strictyaml.Clip(e.Order), OrderURI, OrderNone)
 	}
 }
 
@@ -287,7 +287,7 @@ func (p *parser) filters(e *Entry, at *strictyaml.Node) {
 		case m.Key == redactArgument:
 			p.file.Add(m.Line, "%s: the name %q is taken by the redact argument", e.say("filters"), m.Key)
 		case !ok && pointer != "":
-			p.file.Add(m.Line, "%s: %q is no JSON pointer to a member (RFC 6901)", e.say("filters"), strictyaml.Clip(pointer))
+			p.file.Add(m.Line, "%s: %q is not a JSON pointer to a member (RFC 6901)", e.say("filters"), strictyaml.Clip(pointer))
 		case pointer == "" && m.Value.Value == "":
 			p.file.Add(m.Line, "%s: the JSON pointer of %q is empty", e.say("filters"), m.Key)
 		}
@@ -305,7 +305,7 @@ func (p *parser) redact(e *Entry, at *strictyaml.Node) {
 	}
 	for _, pointer := range e.Redact {
 		if _, ok := parsePointer(pointer); !ok {
-			p.file.Add(at.Line, "%s: %q is no JSON pointer to a member (RFC 6901)", e.say("redact"), strictyaml.Clip(pointer))
+			p.file.Add(at.Line, "%s: %q is not a JSON pointer to a member (RFC 6901)", e.say("redact"), strictyaml.Clip(pointer))
 		}
 	}
 }
@@ -321,7 +321,7 @@ func (p *parser) access(e *Entry, at *strictyaml.Node) {
 			e.Access.Scopes = p.file.Strings(m.Value, e.say("access scopes"))
 			for _, s := range e.Access.Scopes {
 				if !scopeToken.MatchString(s) {
-					p.file.Add(m.Line, "%s: %q is no OAuth scope", e.say("access scopes"), strictyaml.Clip(s))
+					p.file.Add(m.Line, "%s: %q is not an OAuth scope", e.say("access scopes"), strictyaml.Clip(s))
 				}
 			}
 		case "claims":
@@ -341,7 +341,7 @@ func (p *parser) claims(e *Entry, at *strictyaml.Node) map[string]string {
 		claim := p.file.String(m.Value, e.say("access claims"))
 		switch {
 		case !slices.Contains(e.vars, m.Key):
-			p.file.Add(m.Line, "%s: %q is no variable of the template", e.say("access claims"), strictyaml.Clip(m.Key))
+			p.file.Add(m.Line, "%s: %q is not a variable of the template", e.say("access claims"), strictyaml.Clip(m.Key))
 		case claim == "" && m.Value.Value == "" || len(claim) > 128:
 			p.file.Add(m.Line, "%s: the claim for %q must be named, in at most 128 bytes", e.say("access claims"), m.Key)
 		}

@@ -66,7 +66,7 @@ func (e *Entry) ValidateParams(vars map[string]string) error {
 	var faults []SchemaFault
 	for k, v := range vars {
 		if !slices.Contains(e.vars, k) {
-			faults = append(faults, SchemaFault{pointerOf([]string{k}), "is no variable of this event type"})
+			faults = append(faults, SchemaFault{pointerOf([]string{k}), "is not a variable of this event type"})
 			continue
 		}
 		obj[k] = e.coerce(k, v)
@@ -287,7 +287,7 @@ func (p *parser) schemaError(e *Entry, member string, at *strictyaml.Node, err e
 			faults := tidyFaults(collect(meant(ve), nil))
 			for _, x := range faults[:min(len(faults), 5)] {
 				tokens, _ := parsePointer(x.Pointer)
-				p.file.Add(strictyaml.Line(at, tokens), "%s is no JSON Schema: %s", e.say(member),
+				p.file.Add(strictyaml.Line(at, tokens), "%s is not a JSON Schema: %s", e.say(member),
 					strings.TrimSpace(x.Pointer+" "+x.Message))
 			}
 			return
@@ -304,7 +304,7 @@ func (p *parser) schemaError(e *Entry, member string, at *strictyaml.Node, err e
 			line = strictyaml.Line(at, tokens)
 		}
 	}
-	p.file.Add(line, "%s is no JSON Schema: %s", e.say(member), clipMessage(err.Error()))
+	p.file.Add(line, "%s is not a JSON Schema: %s", e.say(member), clipMessage(err.Error()))
 }
 
 // meant is an error of the meta-schema with that alternative alone that the author most likely

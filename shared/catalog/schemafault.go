@@ -35,7 +35,7 @@ func faultsOf(ve *jsonschema.ValidationError) []SchemaFault {
 	case *kind.AdditionalProperties:
 		out := make([]SchemaFault, 0, len(k.Properties))
 		for _, prop := range k.Properties[:min(len(k.Properties), maxSchemaFaults)] {
-			out = append(out, SchemaFault{at + pointerOf([]string{prop}), "is not a member that the schema knows"})
+			out = append(out, SchemaFault{at + pointerOf([]string{prop}), "is not a member of the schema"})
 		}
 		return out
 	case *kind.Type:

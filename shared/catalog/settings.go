@@ -89,4 +89,4 @@ func Load(ctx context.Context, db store.DB, workspace string) (*Catalog, error) 
 // parseStored reads a text that [Apply] has checked.
 func parseStored(src []byte) (*Catalog, error) { return parseFile("stored catalog", src, true) }
 
-var errNoCatalog = fault.New(fault.NotFound, "there is no such workspace, or it has no catalog")
+var errNoCatalog = fault.New(fault.NotFound, "unknown workspace, or a workspace without a catalog")

@@ -21,7 +21,7 @@ func parseTemplate(s string) ([]Segment, error) {
 		return nil, fault.New(fault.Invalid, "is longer than %d bytes", event.MaxURI)
 	}
 	if _, err := uritemplate.New(s); err != nil {
-		return nil, fault.New(fault.Invalid, "is no URI template of RFC 6570: %s",
+		return nil, fault.New(fault.Invalid, "is not a URI template (RFC 6570): %s",
 			strings.TrimPrefix(err.Error(), "uritemplate:"))
 	}
 	if err := onlySimple(s); err != nil {

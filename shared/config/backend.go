@@ -44,7 +44,7 @@ func (p *parser) backend(n *strictyaml.Node) Backend {
 		case "workspace":
 			b.Workspace = p.file.String(m.Value, say("workspace"))
 			if b.Workspace != "" && !auth.ValidWorkspace(b.Workspace) {
-				p.file.Add(m.Line, "%s: %q is no name of a workspace", say("workspace"), strictyaml.Clip(b.Workspace))
+				p.file.Add(m.Line, "%s: %q is not the name of a workspace", say("workspace"), strictyaml.Clip(b.Workspace))
 			}
 		case "scopes":
 			b.Scopes = p.scopes(m.Value, say("scopes"))
@@ -99,7 +99,7 @@ func (p *parser) url(n *strictyaml.Node, what string) string {
 	u, err := url.Parse(s)
 	switch {
 	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || len(s) > 2048:
-		p.file.Add(n.Line, "%s: %q is no http or https URL", what, strictyaml.Clip(s))
+		p.file.Add(n.Line, "%s: %q is not an http or https URL", what, strictyaml.Clip(s))
 	case u.User != nil:
 		p.file.Add(n.Line, "%s must not hold a password; use headers", what)
 	case u.Fragment != "":

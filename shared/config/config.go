@@ -266,7 +266,7 @@ func (p *parser) scopes(n *strictyaml.Node, what string) []string {
 	scopes := p.file.Strings(n, what)
 	for _, s := range scopes {
 		if s == "" || strings.ContainsAny(s, " \t\"\\") {
-			p.file.Add(n.Line, "%s: %q is no OAuth scope", what, strictyaml.Clip(s))
+			p.file.Add(n.Line, "%s: %q is not an OAuth scope", what, strictyaml.Clip(s))
 		}
 	}
 	return scopes
@@ -280,7 +280,7 @@ func (p *parser) time(n *strictyaml.Node) time.Time {
 		}
 	}
 	if s != "" {
-		p.file.Add(n.Line, "expires: %q is no time such as 2027-01-31T00:00:00Z or date such as 2027-01-31 (UTC)", strictyaml.Clip(s))
+		p.file.Add(n.Line, "expires: %q is not a time such as 2027-01-31T00:00:00Z or date such as 2027-01-31 (UTC)", strictyaml.Clip(s))
 	}
 	return time.Time{}
 }
@@ -328,7 +328,7 @@ func (p *parser) headers(n *strictyaml.Node, what string) map[string]Value {
 		_, twice := out[name]
 		switch {
 		case !headerName.MatchString(m.Key):
-			p.file.Add(m.Line, "%s: %q is no header name", what, strictyaml.Clip(m.Key))
+			p.file.Add(m.Line, "%s: %q is not a header name", what, strictyaml.Clip(m.Key))
 			continue
 		case slices.Contains(ownHeaders, name):
 			p.file.Add(m.Line, "%s: %s is set by the gateway", what, name)
@@ -366,13 +366,13 @@ func (p *parser) value(n *strictyaml.Node, what string, secret bool) Value {
 	s := p.file.String(n, what)
 	if name, ok := strings.CutPrefix(s, "env:"); ok {
 		if !envName.MatchString(name) {
-			p.file.Add(n.Line, "%s: %q is no name of an environment variable", what, strictyaml.Clip(name))
+			p.file.Add(n.Line, "%s: %q is not the name of an environment variable", what, strictyaml.Clip(name))
 		}
 		return Value{env: name}
 	}
 	if name, ok := strings.CutPrefix(s, "ssm:"); ok {
 		if !parameterName.MatchString(name) || len(name) > maxParameter {
-			p.file.Add(n.Line, "%s: %q is no name of a parameter such as /mcp-events/name", what, strictyaml.Clip(name))
+			p.file.Add(n.Line, "%s: %q is not the name of a parameter such as /mcp-events/name", what, strictyaml.Clip(name))
 		}
 		return Value{ssm: name}
 	}

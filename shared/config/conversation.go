@@ -200,7 +200,7 @@ func (p *parser) reachable(n *strictyaml.Node, v Provider, say func(string) stri
 	case backend && has(n, "headers"):
 		p.file.Add(n.Line, "%s", say("headers are those of the backend"))
 	case backend && !known:
-		p.file.Add(n.Line, "%s %s is none of the workspace %s", say("backend"), strictyaml.Clip(v.Backend), strictyaml.Clip(v.Workspace))
+		p.file.Add(n.Line, "%s %s does not belong to the workspace %s", say("backend"), strictyaml.Clip(v.Backend), strictyaml.Clip(v.Workspace))
 	case identity:
 		p.file.Add(n.Line, "%s", say("header "+PrincipalHeader+" is set by the gateway"))
 	}
@@ -218,7 +218,7 @@ func has(n *strictyaml.Node, member string) bool {
 func (p *parser) workspace(n *strictyaml.Node, what string) string {
 	s := p.file.String(n, what)
 	if s != "" && !auth.ValidWorkspace(s) {
-		p.file.Add(n.Line, "%s: %q is no name of a workspace", what, strictyaml.Clip(s))
+		p.file.Add(n.Line, "%s: %q is not the name of a workspace", what, strictyaml.Clip(s))
 	}
 	return s
 }
@@ -241,7 +241,7 @@ func (p *parser) duration(n *strictyaml.Node, what string, least, most time.Dura
 	s := p.file.String(n, what)
 	d, err := time.ParseDuration(s)
 	if s != "" && (err != nil || d < least || d > most) {
-		p.file.Add(n.Line, "%s: %q is no time from %v to %v, such as 500ms", what, strictyaml.Clip(s), least, most)
+		p.file.Add(n.Line, "%s: %q is not a duration from %v to %v, such as 500ms", what, strictyaml.Clip(s), least, most)
 	}
 	return d
 }

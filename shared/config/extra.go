@@ -30,7 +30,7 @@ func withSettings(lookup func(string) (string, bool)) (func(string) (string, boo
 		case !ok || value == "":
 			return nil, fault.New(fault.Invalid, "%s: %.100q is not NAME=VALUE, such as quota=50", EnvSettings, part)
 		case !known[name]:
-			return nil, fault.New(fault.Invalid, "%s: there is no setting %.100q", EnvSettings, name)
+			return nil, fault.New(fault.Invalid, "%s: unknown setting %.100q", EnvSettings, name)
 		case given[EnvName(name)] != "":
 			return nil, fault.New(fault.Invalid, "%s: %s is there twice", EnvSettings, name)
 		case set && own != "":

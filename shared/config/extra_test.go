@@ -23,7 +23,7 @@ func TestSettingsInOneVariable(t *testing.T) {
 	for text, want := range map[string]string{
 		"quota":               `"quota" is not NAME=VALUE`,
 		"quota=":              `"quota=" is not NAME=VALUE`,
-		"quotas=5":            `there is no setting "quotas"`,
+		"quotas=5":            `unknown setting "quotas"`,
 		"quota=5;quota=6":     "quota is there twice",
 		"quota=many":          "MCPEVENTS_QUOTA",
 		"quota=0":             "--quota",

@@ -30,7 +30,7 @@ type Limits struct {
 	StreamConcurrency int64   `name:"stream-concurrency" default:"0" help:"Requests that all instances of the MCP endpoint can serve at once; open streams take at most 80 % of them. 0 is no bound. On AWS only."`
 	PublishRate       float64 `name:"publish-rate" default:"1000" help:"Events per second that a principal may publish, on average; 0 is no limit. Without meaning for --auth none."`
 	RegistrationRate  float64 `name:"registration-rate" default:"20" help:"Registrations and refreshes of webhook subscriptions per second that a principal may make, on average; 0 is no limit. Without meaning for --auth none."`
-	ConversationRate  float64 `name:"conversation-rate" default:"10" help:"Messages of conversations per second that a principal may tell, on average; 0 is no limit. Without meaning for --auth none."`
+	ConversationRate  float64 `name:"conversation-rate" default:"10" help:"Messages of conversations per second that a principal may send, on average; 0 is no limit. Without meaning for --auth none."`
 
 	LogRetention    time.Duration `name:"log-retention" default:"24h" help:"How long events can be replayed and read."`
 	RecordRetention time.Duration `name:"record-retention" default:"168h" help:"How long delivery records and dead letters are kept."`
@@ -215,7 +215,7 @@ func (l Limits) Check() error {
 	switch l.DeliveryLog {
 	case "", "failures", "all", "none":
 	default:
-		return fault.New(fault.Invalid, "--delivery-log is %q; it can be failures, all or none", l.DeliveryLog)
+		return fault.New(fault.Invalid, "--delivery-log %q is not allowed (allowed: failures, all, none)", l.DeliveryLog)
 	}
 	for _, x := range []struct{ name, value, a, b, c string }{
 		{"webhook-secret", l.WebhookSecret, "standard", "raw", "none"},
@@ -236,7 +236,7 @@ func (l Limits) Check() error {
 	}
 	for _, port := range l.TargetPorts {
 		if port < 1 || port > 65535 {
-			return fault.New(fault.Invalid, "--target-ports has %d, which is no port", port)
+			return fault.New(fault.Invalid, "--target-ports %d is not allowed (allowed: 1 to 65535)", port)
 		}
 	}
 	if err := checkSchedule("retry-schedule", l.RetrySchedule); err != nil {

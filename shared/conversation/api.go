@@ -75,7 +75,7 @@ func (s *Service) Consent(ctx context.Context, p auth.Principal, name, by string
 	at := slices.IndexFunc(visible, func(v *provider) bool { return v.name == name && len(v.kinds) > 0 })
 	switch {
 	case at < 0 && (give || !before):
-		return nil, fault.New(fault.NotFound, "there is no such provider")
+		return nil, fault.New(fault.NotFound, "unknown provider")
 	case give:
 		item = consentItem{To: visible[at].to, Consent: Consent{Kinds: visible[at].kinds}}
 	}
@@ -165,7 +165,7 @@ func (h *Handler) subject(r *http.Request, caller auth.Principal) (auth.Principa
 	query := r.URL.Query()
 	for name := range query {
 		if name != "principal" {
-			return caller, fault.New(fault.Invalid, "only the parameter principal is known")
+			return caller, fault.New(fault.Invalid, "unknown query parameter (allowed: principal)")
 		}
 	}
 	id := query.Get("principal")
@@ -175,7 +175,7 @@ func (h *Handler) subject(r *http.Request, caller auth.Principal) (auth.Principa
 	case !caller.Has(auth.ScopeManage):
 		return caller, caller.Require(auth.ScopeManage)
 	case id == "" || len(id) > maxPrincipal || len(query["principal"]) > 1:
-		return caller, fault.New(fault.Invalid, "principal is no name of a principal")
+		return caller, fault.New(fault.Invalid, "principal is empty, too long or given twice")
 	}
 	// What it may use is not known; the operator's own rights stand for it. When a message
 	// comes, its own count.

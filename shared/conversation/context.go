@@ -67,7 +67,7 @@ type answer struct {
 	cut      bool
 }
 
-var errMalformed = fault.New(fault.Unprocessable, "it is no context")
+var errMalformed = fault.New(fault.Unprocessable, "the value is not a context")
 
 // parseAnswer reads what a provider answered: valid JSON that is not to be trusted
 // in any other way. A memory without content or without a finite relevance is passed over.
@@ -122,7 +122,7 @@ func parseMemory(raw json.RawMessage) (m Memory, ok bool) {
 // maxSource bounds the source that a provider names, in bytes.
 const maxSource = 200
 
-// clean makes one kind of line break out of all, and takes off what is no text.
+// clean makes one kind of line break out of all, and takes off what is not a string.
 func clean(s string) string {
 	s = strings.ReplaceAll(s, "\r\n", "\n")
 	s = strings.Map(func(r rune) rune {

@@ -45,7 +45,7 @@ func checkEntry(cat *catalog.Catalog, kind Kind) error {
 	case !ok:
 		return fault.New(fault.Invalid, "conversation: events: the catalog declares no event type with the URI %s", uri)
 	case entry.Access == nil || len(entry.Access.Scopes)+len(entry.Access.Claims) == 0:
-		return fault.New(fault.Invalid, "conversation: events: the event type %s needs an access rule, for it tells what people say", entry.Name)
+		return fault.New(fault.Invalid, "conversation: events: the event type %s needs an access rule, because it carries what people say", entry.Name)
 	}
 	return nil
 }

@@ -92,7 +92,7 @@ func text(object json.RawMessage, name string, most int) (string, error) {
 	case !ok:
 		return "", fault.New(fault.Invalid, "%s must be a string", name)
 	case !utf8.ValidString(s):
-		return "", fault.New(fault.Invalid, "%s is no valid Unicode", name)
+		return "", fault.New(fault.Invalid, "%s is not valid UTF-8", name)
 	case len(s) > most:
 		return "", tooLarge(name, most)
 	}

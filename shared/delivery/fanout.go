@@ -122,7 +122,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*ur
 			continue
 		}
 		if err != nil {
-			reason = "the message is no event of a known version"
+			reason = "the message is not an event of a known version"
 		}
 		g := byURI[id{e.Workspace, e.URI}]
 		if reason == "" && g == nil {

@@ -178,7 +178,7 @@ func (e *Event) decode(b []byte) error {
 	case version > messageVersion: // a newer program reads it
 		return fault.New(fault.Unavailable, "decode event: version %d is newer than %d", version, messageVersion)
 	case version < 1:
-		return fault.New(fault.Invalid, "decode event: it has no version that is known here")
+		return fault.New(fault.Invalid, "decode event: unknown version")
 	}
 	out.Time, out.Published = time.UnixMicro(at).UTC(), time.UnixMicro(published).UTC()
 	if offset != 0 {

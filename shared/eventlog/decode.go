@@ -21,7 +21,7 @@ func decodeSegment(item store.Item) (s segment, err error) {
 		return segment{}, errLater
 	}
 	if s.V != segmentVersion {
-		return segment{}, fault.New(fault.Internal, "decode log segment %s: version %d is not known here", item.Sort, s.V)
+		return segment{}, fault.New(fault.Internal, "decode log segment %s: unknown version %d", item.Sort, s.V)
 	}
 	return s, nil
 }

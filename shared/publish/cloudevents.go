@@ -85,7 +85,7 @@ func (r *refused) decodeBase64(value json.RawMessage, in *Input) {
 	case in.Data != nil:
 		r.add(fault.Invalid, in.dataAt, "is given beside data")
 	case !ok || err != nil:
-		r.add(fault.Invalid, in.dataAt, "is no Base64 text")
+		r.add(fault.Invalid, in.dataAt, "is not Base64")
 	}
 	in.Data = data
 }

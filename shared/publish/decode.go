@@ -35,7 +35,7 @@ func decode(body []byte, workspaces bool) ([]Input, error) {
 	case '[':
 		for e := range jsonrpc.Elements(body) {
 			if len(in) == MaxEvents {
-				return nil, fault.New(fault.TooLarge, "a request may hold %d events", MaxEvents)
+				return nil, fault.New(fault.TooLarge, "too many events in a request (at most %d)", MaxEvents)
 			}
 			in = append(in, r.event(e, "/"+strconv.Itoa(len(in)), workspaces))
 		}
@@ -107,10 +107,10 @@ func (r *refused) event(raw json.RawMessage, at string, workspaces bool) Input {
 
 func (r *refused) unknownMember(at, name string) {
 	if len(name) > 64 {
-		r.add(fault.Invalid, at, "has an unknown member; known are uri, data, id and time")
+		r.add(fault.Invalid, at, "has an unknown member (allowed: uri, data, id, time)")
 		return
 	}
-	r.add(fault.Invalid, at, "has the unknown member %q; known are uri, data, id and time", name)
+	r.add(fault.Invalid, at, "has the unknown member %q (allowed: uri, data, id, time)", name)
 }
 
 // text reads a string that is not empty.
@@ -138,7 +138,7 @@ func (r *refused) time(s, at string) time.Time {
 	}
 	t, err := time.Parse(time.RFC3339, s)
 	if err != nil || t.IsZero() {
-		r.add(fault.Invalid, at, "is no RFC 3339 time such as 2026-11-21T09:30:00Z")
+		r.add(fault.Invalid, at, "is not an RFC 3339 time such as 2026-11-21T09:30:00Z")
 	}
 	return t
 }

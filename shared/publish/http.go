@@ -89,7 +89,7 @@ func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return nil, fault.New(fault.TooLarge, "the body is larger than %d bytes", MaxBody)
 		}
-		return nil, fault.New(fault.Invalid, "the body could not be read to its end")
+		return nil, fault.New(fault.Invalid, "the body ended early")
 	}
 	if mode == modeBinary {
 		var refused refused
@@ -99,9 +99,9 @@ func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
 	}
 	switch c := first(body); {
 	case mode == modeStructured && c != '{':
-		return nil, fault.New(fault.Invalid, "the body is no CloudEvent in JSON")
+		return nil, fault.New(fault.Invalid, "the body is not a CloudEvent in JSON")
 	case mode == modeBatch && c != '[':
-		return nil, fault.New(fault.Invalid, "the body is no batch of CloudEvents in JSON")
+		return nil, fault.New(fault.Invalid, "the body is not a batch of CloudEvents in JSON")
 	}
 	in, err := decode(body, false)
 	if err != nil {
@@ -110,7 +110,7 @@ func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
 	if mode == modeStructured || mode == modeBatch {
 		for i := range in {
 			if !in[i].cloud {
-				return nil, fault.New(fault.Invalid, "%s", describe(in[i].at, "is no CloudEvent: specversion is missing"))
+				return nil, fault.New(fault.Invalid, "%s", describe(in[i].at, "is not a CloudEvent: specversion is missing"))
 			}
 		}
 	}

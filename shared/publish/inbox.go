@@ -102,7 +102,7 @@ func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int
 		workspace = auth.DefaultWorkspace
 	}
 	if !auth.ValidWorkspace(workspace) {
-		return nil, fault.New(fault.Invalid, "%s", describe(in[0].at+"/workspace", "is no name of a workspace"))
+		return nil, fault.New(fault.Invalid, "%s", describe(in[0].at+"/workspace", "is not the name of a workspace"))
 	}
 	cat, err := b.Service.Catalog.Catalog(ctx, workspace)
 	if err != nil {

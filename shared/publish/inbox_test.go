@@ -74,8 +74,8 @@ func TestInboxDeadLettersFaultyMessages(t *testing.T) {
 		"a payload's member twice":      {`[{"uri":"event://ci/build-finished","data":{"a":[{"b":1,"b":2}]}}]`, "/0/data/a/0/b: is given twice"},
 		"an unknown URI":                {`{"uri":"event://x/y","data":1}`, "belongs to no event type"},
 		"one bad event of an array":     {`[{"uri":"event://ci/build-finished","data":1},{"uri":"event://x/y","data":1}]`, "/1/uri: belongs to no event type"},
-		"AUT-05 an unknown workspace":   {`{"uri":"event://ci/build-finished","data":1,"workspace":"nowhere"}`, "no such workspace"},
-		"AUT-05 a forbidden workspace":  {`{"uri":"event://ci/build-finished","data":1,"workspace":"a/../b"}`, "no name of a workspace"},
+		"AUT-05 an unknown workspace":   {`{"uri":"event://ci/build-finished","data":1,"workspace":"nowhere"}`, "unknown workspace"},
+		"AUT-05 a forbidden workspace":  {`{"uri":"event://ci/build-finished","data":1,"workspace":"a/../b"}`, "not the name of a workspace"},
 		"a message of control codes":    {"\x00\x01\xff", "is not valid JSON"},
 		"a message that is a full load": {strings.Repeat("\uFFFF", queue.MaxBody/3), "is not valid JSON"},
 	} {

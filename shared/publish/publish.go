@@ -113,7 +113,7 @@ func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]A
 		return nil, err
 	}
 	if len(in) > MaxEvents {
-		return nil, fault.New(fault.TooLarge, "a request may hold %d events, not %d", MaxEvents, len(in))
+		return nil, fault.New(fault.TooLarge, "a request with %d events (at most %d)", len(in), MaxEvents)
 	}
 	if len(in) == 0 {
 		return []Accepted{}, nil
@@ -238,7 +238,7 @@ func normal(data json.RawMessage) (json.RawMessage, error) {
 		return nil, err
 	}
 	if len(data) > event.MaxPayload {
-		return nil, fault.New(fault.TooLarge, "is a payload of %d bytes as it travels; at most %d are possible", len(data), event.MaxPayload)
+		return nil, fault.New(fault.TooLarge, "has %d bytes when escaped (at most %d)", len(data), event.MaxPayload)
 	}
 	return data, nil
 }

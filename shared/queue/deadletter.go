@@ -41,7 +41,7 @@ type DeadLetter struct {
 const (
 	// deadLetterVersion 1 had no message, group, received, dead, encoding and size.
 	deadLetterVersion = 2
-	// gzipBase64 is the encoding of a body that is no text, or too large as text.
+	// gzipBase64 is the encoding of a body that is not a string, or too large as text.
 	gzipBase64 = "gzip+base64"
 	// Bounds of what a reason may take from the body's room.
 	maxReason     = 2 << 10
@@ -100,7 +100,7 @@ func ParseDeadLetter(body []byte) (DeadLetter, error) {
 		return l, fmt.Errorf("decode a dead letter: %w", err)
 	}
 	if l.V < 1 || l.V > deadLetterVersion {
-		return l, fmt.Errorf("decode a dead letter: version %d is not known here", l.V)
+		return l, fmt.Errorf("decode a dead letter: unknown version %d", l.V)
 	}
 	return l, nil
 }
@@ -111,7 +111,7 @@ func (l DeadLetter) Content() ([]byte, error) {
 		return []byte(l.Body), nil
 	}
 	if l.Encoding != gzipBase64 {
-		return nil, fmt.Errorf("a dead letter has the encoding %.32q, which is not known here", l.Encoding)
+		return nil, fmt.Errorf("a dead letter has the unknown encoding %.32q", l.Encoding)
 	}
 	r, err := gzip.NewReader(base64.NewDecoder(base64.StdEncoding, strings.NewReader(l.Body)))
 	if err != nil {

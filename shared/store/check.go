@@ -52,12 +52,12 @@ func (op *Op) Check() error {
 		return err
 	}
 	if len(op.Item.Value) > MaxItem {
-		return fault.New(fault.TooLarge, "an item of %s of %d bytes; %d are the most", op.Item.Table, len(op.Item.Value), MaxItem)
+		return fault.New(fault.TooLarge, "an item of %s has %d bytes (at most %d)", op.Item.Table, len(op.Item.Value), MaxItem)
 	}
 	for _, counts := range [...]map[string]int64{op.Item.Counts, op.Limits} {
 		for name := range counts {
 			if !countName(name) {
-				return fault.New(fault.Invalid, "%q is no name for a count", name)
+				return fault.New(fault.Invalid, "%q is not the name of a count", name)
 			}
 		}
 	}
@@ -72,7 +72,7 @@ func (op *Op) Check() error {
 			return fault.New(fault.Invalid, "a check needs a condition")
 		}
 	default:
-		return fault.New(fault.Invalid, "%d is no operation", op.Kind)
+		return fault.New(fault.Invalid, "unknown operation %d", op.Kind)
 	}
 	return nil
 }

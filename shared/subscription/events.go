@@ -154,7 +154,7 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 }
 
 func unknownEvent(name string) error {
-	return fault.New(fault.NotFound, "there is no event type %.128q", name).With(map[string]any{"kind": "event"})
+	return fault.New(fault.NotFound, "unknown event type %.128q", name).With(map[string]any{"kind": "event"})
 }
 
 // permitEvents adds to permit that a principal must be known: without one, anybody

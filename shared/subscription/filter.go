@@ -35,7 +35,7 @@ func newFilter(pointer string, raw json.RawMessage) (Filter, error) {
 	for i, v := range list {
 		v = bytes.TrimSpace(v)
 		if len(v) == 0 || len(v) > 512 || v[0] == '{' || v[0] == '[' || string(v) == "null" {
-			return Filter{}, fault.New(fault.Invalid, "a filter's value is a string, a number or a boolean of at most 512 bytes")
+			return Filter{}, fault.New(fault.Invalid, "a filter value is not allowed (allowed: a string, number or boolean of up to 512 bytes)")
 		}
 		list[i] = v
 	}

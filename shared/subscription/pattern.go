@@ -117,7 +117,7 @@ func Resolve(cat *catalog.Catalog, uri string) ([]Pattern, []Access, error) {
 		}
 	}
 	if len(patterns) == 0 {
-		return nil, nil, fault.New(fault.Invalid, "no event type has the URI %.200q, and none lies below it", canonical).
+		return nil, nil, fault.New(fault.Invalid, "unknown URI %.200q: no event type has it or a URI below it", canonical).
 			With(map[string]any{"uri": canonical})
 	}
 	return patterns, access, nil

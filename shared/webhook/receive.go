@@ -42,7 +42,7 @@ func Verify(h http.Header, body []byte, secrets ...string) error {
 			return fault.New(fault.Unauthenticated, "verify the webhook: %s", reason(err))
 		}
 	}
-	return fault.New(fault.Unauthenticated, "verify the webhook: no signature is by a known secret")
+	return fault.New(fault.Unauthenticated, "verify the webhook: no signature matches a known secret")
 }
 
 func reason(err error) string {
@@ -80,7 +80,7 @@ func VerifyIdentity(h http.Header, body []byte, keys ...ed25519.PublicKey) error
 			}
 		}
 	}
-	return fault.New(fault.Unauthenticated, "verify the webhook's identity: no v1a signature is by a known key")
+	return fault.New(fault.Unauthenticated, "verify the webhook's identity: no v1a signature matches a known key")
 }
 
 // Received is a verified webhook.

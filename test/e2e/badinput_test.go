@@ -34,7 +34,7 @@ func TestBadInput(t *testing.T) {
 		{name: "an empty body", body: ``, want: 400},
 		{name: "data missing", body: `{"uri":"event://ci/build-finished"}`, want: 400, says: []string{"data"}},
 		{name: "an unknown member", body: `{"uri":"event://ci/build-finished","data":{"build":1,"status":"passed"},"prio":1}`, want: 400, says: []string{"prio"}},
-		{name: "an id that is no text", body: `{"id":7,"uri":"event://ci/build-finished","data":{"build":1,"status":"passed"}}`, want: 400, says: []string{"id"}},
+		{name: "an id that is not a string", body: `{"id":7,"uri":"event://ci/build-finished","data":{"build":1,"status":"passed"}}`, want: 400, says: []string{"id"}},
 		{name: "a time that is none", body: `{"time":"yesterday","uri":"event://ci/build-finished","data":{"build":1,"status":"passed"}}`, want: 400, says: []string{"time"}},
 		{name: "EVS-07 wrong schema", body: `{"uri":"event://ci/build-finished","data":{"build":0,"status":"unknown"}}`, want: 422, says: []string{"/build", "/status", "pointer"}},
 		{name: "EVS-07 a required member is missing", body: `{"uri":"event://ci/build-finished","data":{"build":1}}`, want: 422, says: []string{"status", "pointer"}},

@@ -76,8 +76,8 @@ func TestAFaultyEnvironmentIsRefused(t *testing.T) {
 	}{
 		"no table":               {map[string]string{"MCPEVENTS_TABLE_LOG": ""}, "MCPEVENTS_TABLE_LOG is not set"},
 		"no queue":               {map[string]string{"MCPEVENTS_QUEUE_DEAD_URL": ""}, "MCPEVENTS_QUEUE_DEAD_URL is not set"},
-		"no authentication":      {map[string]string{envAuth: ""}, "it can be none, keys or jwt"},
-		"another authentication": {map[string]string{envAuth: "basic"}, "it can be none, keys or jwt"},
+		"no authentication":      {map[string]string{envAuth: ""}, "allowed: none, keys, jwt"},
+		"another authentication": {map[string]string{envAuth: "basic"}, "allowed: none, keys, jwt"},
 		"tokens of nobody":       {map[string]string{envAuth: "jwt"}, "--jwt-issuer"},
 		"tokens for nobody":      {map[string]string{envAuth: "jwt", "MCPEVENTS_JWT_ISSUER": "https://login.example.com"}, "--jwt-audience"},
 		"a level that is none":   {map[string]string{envLogLevel: "LOUD"}, "DEBUG, INFO, WARN or ERROR"},
@@ -135,9 +135,9 @@ func TestBuffered(t *testing.T) {
 		body   string
 		base64 bool
 	}{
-		"a panic is a 500 and no more":    {"/panic", http.StatusInternalServerError, "", false},
-		"a handler that writes nothing":   {"/nothing", http.StatusOK, "", false},
-		"a body that is no text is coded": {"/binary", http.StatusOK, "/wA=", true},
+		"a panic is a 500 and no more":         {"/panic", http.StatusInternalServerError, "", false},
+		"a handler that writes nothing":        {"/nothing", http.StatusOK, "", false},
+		"a body that is not a string is coded": {"/binary", http.StatusOK, "/wA=", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := serve(t.Context(), Event(httptest.NewRequest("GET", "https://example.com"+tc.path, nil), nil))

@@ -77,7 +77,7 @@ func readSettings(getenv func(string) string, needs Needs, log *slog.Logger) (s 
 	case auth.ModeJWT:
 		s.access, err = tokens.Authenticator(s.limits, log)
 	default:
-		err = fault.New(fault.Invalid, "%s is %q; it can be none, keys or jwt", envAuth, s.mode)
+		err = fault.New(fault.Invalid, "%s=%q is not allowed (allowed: none, keys, jwt)", envAuth, s.mode)
 	}
 	return s, err
 }

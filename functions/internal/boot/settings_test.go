@@ -53,7 +53,7 @@ func TestAFunctionStartsWithoutWhatItDoesNotNeed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := p.Auth.(auth.Directory); !ok {
-		t.Error("there is no directory of principals")
+		t.Error("no directory of principals is configured")
 	}
 }
 
@@ -67,7 +67,7 @@ func TestCheck(t *testing.T) {
 		"good":                         {nil, ""},
 		"no audience":                  {map[string]string{"MCPEVENTS_JWT_AUDIENCE": ""}, "--jwt-audience"},
 		"an issuer without TLS":        {map[string]string{"MCPEVENTS_JWT_ISSUER": "http://login.example.com"}, "https"},
-		"no mode":                      {map[string]string{envAuth: ""}, "none, keys or jwt"},
+		"no mode":                      {map[string]string{envAuth: ""}, "none, keys, jwt"},
 		"a level":                      {map[string]string{envLogLevel: "LOUD"}, "DEBUG"},
 		"a retention that is too long": {map[string]string{"MCPEVENTS_LOG_RETENTION": "10000h"}, "--log-retention"},
 		"a prefix without a slash":     {map[string]string{"MCPEVENTS_PLAIN_TARGETS": "https://a.example"}, "--plain-targets"},

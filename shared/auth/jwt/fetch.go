@@ -74,7 +74,7 @@ func (f fetcher) keys(ctx context.Context, url string) ([]jose.JSONWebKey, error
 		return nil, err
 	}
 	if set.Keys == nil {
-		return nil, fault.New(fault.Internal, "%s is no set of keys", url)
+		return nil, fault.New(fault.Internal, "%s is not a JSON Web Key Set", url)
 	}
 	var keys []jose.JSONWebKey
 	for _, raw := range *set.Keys {
@@ -105,7 +105,7 @@ func (f fetcher) keysURL(ctx context.Context, issuer string) (string, error) {
 			if _, bad := secureURL(doc.Keys); bad == nil {
 				return doc.Keys, nil
 			}
-			err = fault.New(fault.Internal, "%s has no jwks_uri that is https", at)
+			err = fault.New(fault.Internal, "%s has no jwks_uri with https", at)
 		}
 		failed = append(failed, err)
 	}
@@ -134,7 +134,7 @@ func metadataURLs(issuer string) []string {
 func secureURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Host == "" || u.Fragment != "" || u.User != nil {
-		return nil, fault.New(fault.Invalid, "%.200q is no URL of a server", text)
+		return nil, fault.New(fault.Invalid, "%.200q is not the URL of a server", text)
 	}
 	if u.Scheme == "https" || u.Scheme == "http" && local(u.Hostname()) {
 		return u, nil

@@ -163,7 +163,7 @@ func TestBadTokens(t *testing.T) {
 		"without an issuer":                p.Token("alice", "", claims{"iss": nil}),
 		"without a subject":                p.Token("alice", "", claims{"sub": nil}),
 		"an empty subject":                 p.Token("", "", nil),
-		"a subject that is no text":        p.Token("alice", "", claims{"sub": 7}),
+		"a subject that is not a string":   p.Token("alice", "", claims{"sub": 7}),
 		"alg none":                         unsigned("none"),
 		"alg None":                         unsigned("None"),
 		"an allowed alg without signature": unsigned("RS256"),

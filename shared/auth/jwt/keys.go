@@ -75,7 +75,7 @@ func (k *keySet) find(ctx context.Context, kid string, alg jose.SignatureAlgorit
 		found = k.match(kid, alg)
 	}
 	if len(found) == 0 && k.failed != nil {
-		return nil, fault.Wrap(fault.Unavailable, k.failed, "the keys of the authorization server cannot be fetched now")
+		return nil, fault.Wrap(fault.Unavailable, k.failed, "the keys of the authorization server cannot be fetched at the moment")
 	}
 	return found, nil
 }

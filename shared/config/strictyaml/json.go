@@ -99,13 +99,13 @@ func (w *jsonWriter) scalar(n *Node) bool {
 	case "!!bool":
 		var b bool
 		if err := n.Decode(&b); err != nil {
-			return w.fail(n.Line, "%q is no truth value", Clip(n.Value))
+			return w.fail(n.Line, "%q is not a boolean", Clip(n.Value))
 		}
 		w.out = strconv.AppendBool(w.out, b)
 	case "!!int":
 		i, ok := new(big.Int).SetString(strings.TrimPrefix(n.Value, "+"), 0)
 		if !ok || len(n.Value) > 100 {
-			return w.fail(n.Line, "%q is no integer", Clip(n.Value))
+			return w.fail(n.Line, "%q is not an integer", Clip(n.Value))
 		}
 		w.out = i.Append(w.out, 10)
 	case "!!float":
@@ -115,7 +115,7 @@ func (w *jsonWriter) scalar(n *Node) bool {
 		}
 		var x float64
 		if err := n.Decode(&x); err != nil || math.IsInf(x, 0) || math.IsNaN(x) {
-			return w.fail(n.Line, "%q is no number in JSON", Clip(n.Value))
+			return w.fail(n.Line, "%q is not a JSON number", Clip(n.Value))
 		}
 		w.out = strconv.AppendFloat(w.out, x, 'g', -1, 64)
 	default:

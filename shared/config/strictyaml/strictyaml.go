@@ -147,8 +147,8 @@ type Member struct {
 	Value *Node
 }
 
-// Members lists a mapping in the order of the file. A node that is no mapping, a
-// duplicate key, a merge key, and a key that is no text are faults; what names
+// Members lists a mapping in the order of the file. A node that is not a mapping, a
+// duplicate key, a merge key, and a key that is not a string are faults; what names
 // the node in messages ("entry github.push").
 func (f *File) Members(n *Node, what string) []Member {
 	n = resolve(n)
@@ -190,7 +190,7 @@ func badKey(key *Node) string {
 
 // Unknown reports a member that the file format does not have.
 func (f *File) Unknown(m Member, what string, known ...string) {
-	f.Add(m.Line, "%s: unknown member %q (known are %s)", what, Clip(m.Key), strings.Join(known, ", "))
+	f.Add(m.Line, "%s: unknown member %q (allowed: %s)", what, Clip(m.Key), strings.Join(known, ", "))
 }
 
 // Items lists a sequence. A node of another kind is a fault.

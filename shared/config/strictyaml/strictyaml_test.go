@@ -34,7 +34,7 @@ func TestJSON(t *testing.T) {
 		}
 	}
 	for in, want := range map[string]string{
-		"a: .nan":          "x.yaml:1: x: \".nan\" is no number in JSON",
+		"a: .nan":          "x.yaml:1: x: \".nan\" is not a JSON number",
 		"a: !!binary aGk=": "not possible in JSON",
 		"b: 1\na: 1\nb: 2": `x.yaml:3: x: member "b" was already given in line 1`,
 		"true: 1":          "must be quoted",

@@ -93,7 +93,7 @@ func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	h := c.holder(name)
 	if h.checked.Before(called) { // it is what was left of an earlier time
 		var zero T
-		return zero, 0, fault.New(fault.Unavailable, "%s could not be read now", name)
+		return zero, 0, fault.New(fault.Unavailable, "%s cannot be read at the moment", name)
 	}
 	return h.value, h.version, nil
 }

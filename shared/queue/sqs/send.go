@@ -59,13 +59,13 @@ func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequest
 	}
 	switch {
 	case len(body) == 0 || !utf8.Valid(body) || refused(body) >= 0:
-		return e, fault.New(fault.Invalid, "a message for %s must be UTF-8 text that XML 1.0 can hold, and not empty", name)
+		return e, fault.New(fault.Invalid, "a message for %s is empty or has characters that XML 1.0 lacks", name)
 	case len(body) > queue.MaxBody:
-		return e, fault.New(fault.TooLarge, "a message for %s of %d bytes; %d are the most", name, len(body), queue.MaxBody)
+		return e, fault.New(fault.TooLarge, "a message for %s has %d bytes (at most %d)", name, len(body), queue.MaxBody)
 	case !word(msg.Group):
-		return e, fault.New(fault.Invalid, "the group of a message for %s is at most 128 of [A-Za-z0-9_-]", name)
+		return e, fault.New(fault.Invalid, "the group of a message for %s is invalid (allowed: up to 128 characters of [A-Za-z0-9_-])", name)
 	case !printable(msg.Dedup):
-		return e, fault.New(fault.Invalid, "the deduplication id of a message for %s is at most 128 of ASCII without spaces", name)
+		return e, fault.New(fault.Invalid, "the deduplication id of a message for %s is invalid (allowed: up to 128 ASCII characters without spaces)", name)
 	case msg.Delay < 0 || msg.Delay > queue.MaxDelay:
 		return e, fault.New(fault.Invalid, "a message for %s is delayed by 0 to %v, not %v", name, queue.MaxDelay, msg.Delay)
 	}

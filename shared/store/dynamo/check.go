@@ -12,7 +12,7 @@ const maxTotal = 3900 << 10
 // as it does in the other adapter, and not in DynamoDB's words.
 func checkOps(ops []store.Op) error {
 	if len(ops) > store.MaxTransaction {
-		return fault.New(fault.Invalid, "a write of %d operations; %d are the most", len(ops), store.MaxTransaction)
+		return fault.New(fault.Invalid, "a write of %d operations (at most %d)", len(ops), store.MaxTransaction)
 	}
 	seen := make(map[store.Key]bool, len(ops))
 	total := 0
@@ -30,7 +30,7 @@ func checkOps(ops []store.Op) error {
 		total += len(op.Item.Value)
 	}
 	if total > maxTotal {
-		return fault.New(fault.TooLarge, "a write of %d bytes; %d are the most", total, maxTotal)
+		return fault.New(fault.TooLarge, "a write of %d bytes (at most %d)", total, maxTotal)
 	}
 	return nil
 }

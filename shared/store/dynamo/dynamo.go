@@ -82,7 +82,7 @@ func (db *DB) Close() error { return nil }
 // Get is one GetItem for one key and BatchGetItem for more.
 func (db *DB) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
 	if len(keys) > store.MaxGet {
-		return nil, fault.New(fault.Invalid, "reading %d items at once; %d are the most", len(keys), store.MaxGet)
+		return nil, fault.New(fault.Invalid, "a read of %d items (at most %d)", len(keys), store.MaxGet)
 	}
 	found := make(map[store.Key]*store.Item, len(keys))
 	for _, key := range keys {

@@ -10,7 +10,7 @@ const maxSpan = 1 << 20
 
 func checkTable(t store.Table) error {
 	if tables[t] == nil {
-		return fault.New(fault.Invalid, "there is no table %q", t)
+		return fault.New(fault.Invalid, "unknown table %q", t)
 	}
 	return nil
 }
@@ -33,7 +33,7 @@ func checkQuery(q *store.Query) error {
 // checkWrite holds a transaction to the limits of package store.
 func checkWrite(ops []store.Op) error {
 	if len(ops) > store.MaxTransaction {
-		return fault.New(fault.Invalid, "a write of %d operations; %d are the most", len(ops), store.MaxTransaction)
+		return fault.New(fault.Invalid, "a write of %d operations (at most %d)", len(ops), store.MaxTransaction)
 	}
 	var seen map[store.Key]bool
 	if len(ops) > 4 { // for fewer, comparing each with each is quicker
@@ -49,7 +49,7 @@ func checkWrite(ops []store.Op) error {
 		}
 		if op.Item.Sort == store.AtCommit {
 			if op.Span == store.SameStamp && !follows(ops[:i], op) {
-				return fault.New(fault.Invalid, "a put with the same stamp follows one of another partition")
+				return fault.New(fault.Invalid, "puts that share a stamp must be of one partition")
 			}
 			continue // each gets a key of its own
 		}
@@ -74,7 +74,7 @@ func checkBulk(op *store.Op) error {
 		return fault.New(fault.Invalid, "writing all takes unconditional puts and deletes")
 	}
 	if op.Item.Sort == store.AtCommit && op.Span == store.SameStamp {
-		return fault.New(fault.Invalid, "writing all is no one commit, in which puts could share a stamp")
+		return fault.New(fault.Invalid, "puts cannot share a stamp in WriteAll, which makes several commits")
 	}
 	return checkOp(op)
 }

@@ -120,7 +120,7 @@ func (s *setup) Apply(tx *engine.Tx) error {
 		return err
 	}
 	if version > schemaVersion {
-		return fault.New(fault.Unsupported, "the file has layout %d of a later release; this one knows %d", version, schemaVersion)
+		return fault.New(fault.Unsupported, "the database has schema version %d of a later release (supported: up to %d)", version, schemaVersion)
 	}
 	if version == schemaVersion {
 		return s.db.stamps.load(tx)
@@ -169,7 +169,7 @@ func (db *DB) Close() error {
 // Get reads all keys from one commit.
 func (db *DB) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
 	if len(keys) > store.MaxGet {
-		return nil, fault.New(fault.Invalid, "reading %d items at once; %d are the most", len(keys), store.MaxGet)
+		return nil, fault.New(fault.Invalid, "a read of %d items (at most %d)", len(keys), store.MaxGet)
 	}
 	for _, key := range keys {
 		if err := checkKey(key); err != nil {
