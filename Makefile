@@ -173,10 +173,6 @@ conformance: prerequisites ## run the official conformance suite of MCP through 
 conformance-table: $(TESTLOG) ## write docs/conformance.md from the last run of the tests
 	go run ./tools/conformance -log $(TESTLOG)
 
-.PHONY: log-table
-log-table: ## write docs/reference/logs.md from the code
-	go run ./tools/docs -write
-
 .PHONY: permissions
 permissions: ## write docs/permissions.md from template.yaml
 	go run ./tools/permissions

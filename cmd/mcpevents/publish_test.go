@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/app"

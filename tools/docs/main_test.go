@@ -9,7 +9,7 @@ import (
 )
 
 func TestTheDocumentationHasNoFaults(t *testing.T) {
-	faults, err := run("../..", false)
+	faults, err := run("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,7 +22,7 @@ func TestEachKindOfFaultIsFound(t *testing.T) {
 	root := t.TempDir()
 	for name, text := range map[string]string{
 		"Makefile":         "run: ## serve\n\ttrue\n",
-		"shared/a/a.go":    "package a\n\nfunc f() {\n\tlog.Warn(\"delivery failed\", \"event\", 1)\n\tcounter := Tally{Text: \"items dropped\"}\n}\n",
+		"shared/a/a.go":    "package a\n",
 		"docs/other.md":    "# Other page\n\n## A `code` heading, twice\n",
 		"docs/page.md":     "",
 		"functions/f/x.go": "package f\n",
@@ -41,21 +41,6 @@ func TestEachKindOfFaultIsFound(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), "git", "-C", root, "init", "--quiet").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if err := os.MkdirAll(filepath.Join(root, "docs", "reference"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := run(root, true); err != nil {
-		t.Fatal(err)
-	}
-	table, err := os.ReadFile(filepath.Join(root, logs))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"| delivery failed | warn | `event` | `shared/a` |", "| items dropped | warn |  | `shared/a` |"} {
-		if !strings.Contains(string(table), want) {
-			t.Errorf("the table lacks %s:\n%s", want, table)
-		}
-	}
 	for _, tc := range []struct{ text, want string }{
 		{"[a](other.md#a-code-heading-twice) `make run` `shared/a/a.go` [b](https://example.com/nowhere)", ""},
 		{"[a](gone.md)", "docs/page.md:1: there is no gone.md"},
@@ -69,10 +54,7 @@ func TestEachKindOfFaultIsFound(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(root, "docs/page.md"), []byte(tc.text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(root, logs), table, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		faults, err := run(root, false)
+		faults, err := run(root)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -85,11 +67,5 @@ func TestEachKindOfFaultIsFound(t *testing.T) {
 		if strings.Join(got, "\n") != tc.want {
 			t.Errorf("%q: got %q, want %q", tc.text, got, tc.want)
 		}
-	}
-	if err := os.WriteFile(filepath.Join(root, logs), []byte("# Log messages\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if faults, err := run(root, false); err != nil || len(faults) == 0 || !strings.HasPrefix(faults[0], logs) {
-		t.Errorf("an old table of log messages: got %q, %v", faults, err)
 	}
 }

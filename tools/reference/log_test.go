@@ -17,8 +17,9 @@ import (
 )
 
 const (
-	root = "../.."
-	page = root + "/docs/reference/log-and-metrics.md"
+	root       = "../.."
+	logPage    = root + "/docs/reference/logs.md"
+	metricPage = root + "/docs/reference/metrics.md"
 )
 
 // levels are the methods of a logger, and the levels of their lines.
@@ -32,20 +33,20 @@ var levels = map[string]string{
 // is in the reference can be seen in a log.
 func TestTheLogReferenceIsComplete(t *testing.T) {
 	found := messages(t)
-	listed := rows(t, "## Log messages")
+	listed := rows(t, logPage, "## Log messages")
 	for message, level := range found {
 		row, ok := listed[message]
 		if !ok {
-			t.Errorf("%s: no row for the log message %q", page, message)
+			t.Errorf("%s: no row for the log message %q", logPage, message)
 			continue
 		}
 		if !strings.Contains(row[0], level) {
-			t.Errorf("%s: %q has level %q, in the code it is %q", page, message, row[0], level)
+			t.Errorf("%s: %q has level %q, in the code it is %q", logPage, message, row[0], level)
 		}
 	}
 	for _, message := range slices.Sorted(maps.Keys(listed)) {
 		if _, ok := found[message]; !ok {
-			t.Errorf("%s: the code has no log message %q", page, message)
+			t.Errorf("%s: the code has no log message %q", logPage, message)
 		}
 	}
 	if len(found) < 50 {
@@ -72,14 +73,14 @@ func TestTheMetricsReferenceIsComplete(t *testing.T) {
 			return true
 		})
 	}
-	listed := rows(t, "## Metrics")
+	listed := rows(t, metricPage, "# Metrics")
 	if got, want := slices.Sorted(maps.Keys(listed)), slices.Sorted(maps.Keys(found)); !slices.Equal(got, want) {
-		t.Errorf("%s lists the metrics %q, the code has %q", page, got, want)
+		t.Errorf("%s lists the metrics %q, the code has %q", metricPage, got, want)
 	}
 }
 
-// rows are the rows of the first table below a heading, by the text in their first cell.
-func rows(t *testing.T, heading string) map[string][]string {
+// rows are the rows of the tables below a heading of a page, by the text in their first cell.
+func rows(t *testing.T, page, heading string) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile(page)
 	if err != nil {
