@@ -27,7 +27,7 @@ func TestADeploymentWithWrongSettingsFails(t *testing.T) {
 		parameters map[string]string
 		want       string
 	}{
-		"an unknown setting": {map[string]string{"ExtraSettings": "quotas=3"}, `there is no setting "quotas"`},
+		"an unknown setting": {map[string]string{"ExtraSettings": "quotas=3"}, `unknown setting "quotas"`},
 		"an issuer":          {map[string]string{"Auth": "jwt", "JwtIssuer": "http://login.example.com", "JwtAudience": "https://events.example.com/mcp"}, "not https"},
 	} {
 		t.Run(name, func(t *testing.T) {

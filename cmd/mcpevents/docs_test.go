@@ -106,7 +106,7 @@ func TestTheCommandsOfThePagesParse(t *testing.T) {
 					t.Fatal(err)
 				}
 				_, err = parser.Parse(args)
-				if err != nil && (i < whole || !regexp.MustCompile(`missing flags|expected one of|expected "<|is needed|got "EOL"`).MatchString(err.Error())) {
+				if err != nil && (i < whole || !regexp.MustCompile(`missing flags|expected one of|expected "<|is needed|is missing|got "EOL"`).MatchString(err.Error())) {
 					t.Errorf("%s: mcpevents %s: %v", name, strings.Join(args, " "), err)
 				}
 			}

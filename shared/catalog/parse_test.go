@@ -239,13 +239,13 @@ func TestTheSampleCatalogIsValid(t *testing.T) {
 // A word of a schema that is misspelt is one fault, not one for each alternative that it could have meant.
 func TestAMisspeltTypeIsOneFault(t *testing.T) {
 	for schema, want := range map[string]string{
-		"{type: objct}":                            `catalog.yaml:4: event a.b: payloadSchema is no JSON Schema: /type must be one of "array", "boolean", "integer", "null", "number", "object", "string"`,
+		"{type: objct}":                            `catalog.yaml:4: event a.b: payloadSchema is not a JSON Schema: /type must be one of "array", "boolean", "integer", "null", "number", "object", "string"`,
 		"{properties: {n: {type: objct}}}":         "/properties/n/type must be one of",
 		"{properties: {n: {type: [string, nul]}}}": "/properties/n/type/1 must be one of",
 		"{type: 7}": "/type must be",
 	} {
 		_, err := Parse([]byte("events:\n  - name: a.b\n    uri: event://a/b\n    payloadSchema: " + schema + "\n"))
-		if err == nil || !strings.Contains(err.Error(), want) || strings.Count(err.Error(), "no JSON Schema") != 1 {
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Count(err.Error(), "not a JSON Schema") != 1 {
 			t.Errorf("%s: got\n%v\nwant one fault with\n%s", schema, err, want)
 		}
 	}

@@ -60,7 +60,7 @@ func (cs catalogs) selected(ctx context.Context, c *call, mode string) (w select
 func choose(cat *catalog.Catalog, name string, arguments json.RawMessage, p auth.Principal, mode string) (subscription.Selection, error) {
 	entry := cat.ByName(name)
 	if entry == nil {
-		return subscription.Selection{}, fault.New(fault.NotFound, "there is no event type %.128q", name).
+		return subscription.Selection{}, fault.New(fault.NotFound, "unknown event type %.128q", name).
 			With(map[string]any{"kind": "event"})
 	}
 	s, err := subscription.Select(entry, arguments)
