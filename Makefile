@@ -12,6 +12,8 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 ADDR     ?= 127.0.0.1:8080
 PKG      ?= ./...
 TESTLOG  := build/test.json
+# Tests of shared/delivery/simulation_test.go, which run without the race detector.
+SIMULATIONS := ^(TestAnOutageOfTwoDays|TestAHealthyEndpointBesideCrowds|TestAWS04OneEventToTenThousand|TestTheWatermarkSkipsNothing)$$
 FUZZTIME ?= 20s
 SOAK     ?= 10m
 CACHE    ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mcp-events
@@ -43,6 +45,7 @@ test: prerequisites ## run all tests with the race detector, against real emulat
 	{ code=0; \
 	  inner=$$(go list $(PKG) | grep -v '^github.com/mcp-events/mcpevents/test/' || true); outer=$$(go list $(PKG) | grep '^github.com/mcp-events/mcpevents/test/' || true); \
 	  [ -z "$$inner" ] || go test -race -count=1 -timeout 14m -p 3 -json $$inner || code=1; \
+	  case "$$inner" in *shared/delivery*) go test -count=1 -timeout 14m -json -run '$(SIMULATIONS)' ./shared/delivery || code=1;; esac; \
 	  [ -z "$$outer" ] || go test -race -count=1 -timeout 14m -p 1 -json $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -log $(TESTLOG)
 

@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
@@ -149,95 +147,6 @@ func (h *history) skipped(cursor string) string {
 		}
 	}
 	return ""
-}
-
-// EVX-11: whatever fails, is retried, given up or suspended, and whichever process dies, the cursor
-// of a webhook or of a refresh never skips an event that is neither acknowledged nor abandoned;
-// and when all is calm again it has moved.
-func TestTheWatermarkSkipsNothing(t *testing.T) {
-	moved, deaths := 0, 0
-	rapid.Check(t, func(rt *rapid.T) {
-		h := newHistory(t, rapid.Uint64().Draw(rt, "seed"))
-		published := 0
-		check := func(cursor string) {
-			if what := h.skipped(cursor); what != "" {
-				rt.Fatalf("the cursor skips %s", what)
-			}
-		}
-		for range rapid.IntRange(30, 100).Draw(rt, "steps") {
-			budget := 0
-			if rapid.IntRange(0, 3).Draw(rt, "dies") == 0 {
-				budget = rapid.IntRange(1, 12).Draw(rt, "after")
-				deaths++
-			}
-			switch rapid.IntRange(0, 15).Draw(rt, "step") {
-			case 0, 1:
-				for range rapid.IntRange(1, 3).Draw(rt, "events") {
-					h.publish(fmt.Sprint("e-", published))
-					published++
-				}
-			case 2, 3:
-				h.handleSome(queue.Events, budget)
-			case 4, 5, 12, 13:
-				h.handleSome(queue.Deliveries, budget)
-			case 6:
-				h.handleSome(queue.Slow, budget)
-			case 7:
-				h.retryDue(budget)
-			case 8, 14:
-				// While there is time, the queues are worked at: the bound of the watermark.
-				h.all = true
-				h.handleSome(queue.Events, 0)
-				h.handleSome(queue.Deliveries, 0)
-				h.all = false
-				h.wait(rapid.SampledFrom([]time.Duration{time.Second, time.Minute, 6 * time.Minute, 20 * time.Minute, 2 * time.Hour, 2 * time.Hour}).Draw(rt, "time"))
-			case 9:
-				h.fails = rapid.SampledFrom([]int{0, 30, 70}).Draw(rt, "fails")
-			case 10, 15:
-				if got := h.subscribe(); got != nil {
-					check(got.Cursor)
-				}
-			case 11:
-				if rapid.IntRange(0, 5).Draw(rt, "suspend") == 0 {
-					if err := h.services.Suspend(t.Context(), "default", "alice", h.id); err != nil {
-						rt.Fatal(err)
-					}
-				}
-			}
-			if h.body != "" {
-				check(h.body)
-			}
-		}
-		h.fails = 0
-		calm := func() {
-			for range 40 {
-				for _, q := range []queue.Name{queue.Events, queue.Deliveries, queue.Slow} {
-					h.handleSome(q, 0)
-				}
-				h.wait(time.Minute)
-				h.retryDue(0)
-			}
-		}
-		h.subscribe()
-		calm()
-		h.wait(2 * time.Hour)
-		end := h.log.Position()
-		h.publish("last")
-		calm()
-		got := h.subscribe()
-		check(got.Cursor)
-		c, err := h.sealer.Open("default", got.Cursor)
-		if err != nil {
-			rt.Fatal(err)
-		}
-		if c.At < end {
-			rt.Fatalf("the cursor is at %d although all up to %d was delivered long ago", c.At, end)
-		}
-		moved++
-	})
-	if moved == 0 || deaths == 0 {
-		t.Errorf("%d histories, %d deaths", moved, deaths)
-	}
 }
 
 // EVX-11: a client that was away for hours after days of events resumes without a gap from the
