@@ -48,7 +48,7 @@ func TestLiveCatalog(t *testing.T) {
 		t.Run("EVS-14 a faulty file changes nothing and is told to the operator", func(t *testing.T) {
 			put(t, after+"  - {name: live.two, uri: event://live/twice}\n")
 			harness.Eventually(t, harness.Patience, "the complaint", func() bool {
-				return strings.Contains(s.Output(), "live.yaml:") && strings.Contains(s.Output(), "stays in use")
+				return strings.Contains(s.Output(), "live.yaml:") && strings.Contains(s.Output(), "reload failed")
 			})
 			if n := len(s.Modern("operator").All(t, "resources/list", "resources")); n != 2 {
 				t.Errorf("%d resources, want the 2 of the catalog in use", n)
