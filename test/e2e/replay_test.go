@@ -28,7 +28,7 @@ func TestReplayOnAWS(t *testing.T) {
 	cursor := decode[occurrence](t, hook.Wait(t, 1)[0].Body).Cursor
 	unsubscribe(t, alice, hook, "deploy.finished", args)
 
-	events := harness.Size(500, 4_990) // a replay is of 5,000 at most
+	events := harness.Size(250, 4_990) // a replay is of 5,000 at most
 	var missed []string
 	for len(missed) < events {
 		var batch []harness.Event
