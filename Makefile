@@ -44,9 +44,9 @@ test: prerequisites ## run all tests with the race detector, against real emulat
 	@# servers and emulators themselves: one package at a time, after the others.
 	{ code=0; \
 	  inner=$$(go list $(PKG) | grep -v '^github.com/mcp-events/mcpevents/test/' || true); outer=$$(go list $(PKG) | grep '^github.com/mcp-events/mcpevents/test/' || true); \
-	  [ -z "$$inner" ] || go test -race -count=1 -timeout 14m -p 3 -json $$inner || code=1; \
+	  [ -z "$$inner" ] || go test -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
 	  case "$$inner" in *shared/delivery*) go test -count=1 -timeout 14m -json -run '$(SIMULATIONS)' ./shared/delivery || code=1;; esac; \
-	  [ -z "$$outer" ] || go test -race -count=1 -timeout 14m -p 1 -json $$outer || code=1; \
+	  [ -z "$$outer" ] || go test -race -count=1 -timeout 25m -p 1 -json $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -log $(TESTLOG)
 
 .PHONY: check
