@@ -30,80 +30,80 @@ func TestTheTable(t *testing.T) {
 		},
 		{
 			name: "a_number_in_a_subtest_counts_and_deeper_subtests_fold_into_it",
-			log: `{"Action":"run","Package":"m/shared/a","Test":"TestX"}
-{"Action":"run","Package":"m/shared/a","Test":"TestX/ABC-01_is_so"}
-{"Action":"run","Package":"m/shared/a","Test":"TestX/ABC-01_is_so/case"}
-{"Action":"pass","Package":"m/shared/a","Test":"TestX/ABC-01_is_so/case"}
-{"Action":"pass","Package":"m/shared/a","Test":"TestX/ABC-01_is_so"}
-{"Action":"pass","Package":"m/shared/a","Test":"TestX"}
+			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/shared/a","Test":"TestX"}
+{"Action":"run","Package":"github.com/mcp-events/mcpevents/shared/a","Test":"TestX/ABC-01_is_so"}
+{"Action":"run","Package":"github.com/mcp-events/mcpevents/shared/a","Test":"TestX/ABC-01_is_so/case"}
+{"Action":"pass","Package":"github.com/mcp-events/mcpevents/shared/a","Test":"TestX/ABC-01_is_so/case"}
+{"Action":"pass","Package":"github.com/mcp-events/mcpevents/shared/a","Test":"TestX/ABC-01_is_so"}
+{"Action":"pass","Package":"github.com/mcp-events/mcpevents/shared/a","Test":"TestX"}
 `,
 			want: []string{"| ABC-01 | One. | shared/a `TestX/ABC-01_is_so` | passed |", "1 passed"},
 			not:  []string{"case"},
 		},
 		{
 			name: "a_number_in_the_name_of_a_function",
-			log: `{"Action":"run","Package":"m/a","Test":"TestABC02AndXYZ_01"}
-{"Action":"pass","Package":"m/a","Test":"TestABC02AndXYZ_01"}
+			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestABC02AndXYZ_01"}
+{"Action":"pass","Package":"github.com/mcp-events/mcpevents/a","Test":"TestABC02AndXYZ_01"}
 `,
 			want: []string{"a `TestABC02AndXYZ_01` | passed |", "2 passed"},
 		},
 		{
 			name: "several_numbers_in_one_segment",
-			log: `{"Action":"run","Package":"m/a","Test":"TestX/ABC-01,ABC-02_both"}
-{"Action":"pass","Package":"m/a","Test":"TestX/ABC-01,ABC-02_both"}
+			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01,ABC-02_both"}
+{"Action":"pass","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01,ABC-02_both"}
 `,
 			want: []string{"2 passed"},
 		},
 		{
 			name: "what_is_missing_is_never_passed",
-			log: `{"Action":"run","Package":"m/a","Test":"TestX/XYZ-02_the_other_half"}
-{"Action":"pass","Package":"m/a","Test":"TestX/XYZ-02_the_other_half"}
+			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/XYZ-02_the_other_half"}
+{"Action":"pass","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/XYZ-02_the_other_half"}
 `,
 			want: []string{"| in part; missing: half of it |", "0 passed, 1 in part, 0 failed, 3 open"},
 			not:  []string{"| passed |"},
 		},
 		{
 			name: "what_is_missing_is_shown_beside_a_failure",
-			log: `{"Action":"run","Package":"m/a","Test":"TestX/XYZ-02_the_other_half"}
-{"Action":"fail","Package":"m/a","Test":"TestX/XYZ-02_the_other_half"}
+			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/XYZ-02_the_other_half"}
+{"Action":"fail","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/XYZ-02_the_other_half"}
 `,
 			want: []string{"| **failed**; missing: half of it |", "0 passed, 0 in part, 1 failed"},
 		},
 		{
 			name: "a_row_whose_test_was_renamed_away_is_open_whatever_is_missing",
-			log: `{"Action":"run","Package":"m/a","Test":"TestX/the_other_half"}
-{"Action":"pass","Package":"m/a","Test":"TestX/the_other_half"}
+			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/the_other_half"}
+{"Action":"pass","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/the_other_half"}
 `,
 			want: []string{"| XYZ-02 | Four. |  | open; missing: half of it |", "0 passed, 0 in part, 0 failed, 4 open"},
 		},
 		{
 			name: "one_failure_fails_the_row",
-			log: `{"Action":"run","Package":"m/a","Test":"TestX/ABC-01_good"}
-{"Action":"pass","Package":"m/a","Test":"TestX/ABC-01_good"}
-{"Action":"run","Package":"m/a","Test":"TestX/ABC-01_bad"}
-{"Action":"fail","Package":"m/a","Test":"TestX/ABC-01_bad"}
+			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_good"}
+{"Action":"pass","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_good"}
+{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_bad"}
+{"Action":"fail","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_bad"}
 `,
 			want: []string{"`TestX/ABC-01_bad` (failed)", "| **failed** |"},
 		},
 		{
 			name: "a_test_that_never_ended_failed",
-			log:  `{"Action":"run","Package":"m/a","Test":"TestX/ABC-01_hangs"}` + "\n",
+			log:  `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_hangs"}` + "\n",
 			want: []string{"(failed)"},
 		},
 		{
 			name: "a_skipped_test_shows_nothing",
-			log: `{"Action":"run","Package":"m/a","Test":"TestX/ABC-01_later"}
-{"Action":"skip","Package":"m/a","Test":"TestX/ABC-01_later"}
+			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_later"}
+{"Action":"skip","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_later"}
 `,
 			want: []string{"(skipped)", "| **failed** |"},
 		},
 		{
 			name: "tests_of_other_languages_are_found_in_the_output",
-			log: `{"Action":"run","Package":"m/test","Test":"TestJS"}
-{"Action":"output","Package":"m/test","Test":"TestJS","Output":"    js_test.go:9: ok 1 - ABC-01 a/b verified\n"}
-{"Action":"output","Package":"m/test","Test":"TestJS","Output":"\u001b[32m✔ ABC-02 verified (12.5ms)\u001b[39m\n"}
-{"Action":"output","Package":"m/test","Test":"TestJS","Output":"test_x.py::test_XYZ_01_verified FAILED  [ 50%]\n"}
-{"Action":"pass","Package":"m/test","Test":"TestJS"}
+			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/test","Test":"TestJS"}
+{"Action":"output","Package":"github.com/mcp-events/mcpevents/test","Test":"TestJS","Output":"    js_test.go:9: ok 1 - ABC-01 a/b verified\n"}
+{"Action":"output","Package":"github.com/mcp-events/mcpevents/test","Test":"TestJS","Output":"\u001b[32m✔ ABC-02 verified (12.5ms)\u001b[39m\n"}
+{"Action":"output","Package":"github.com/mcp-events/mcpevents/test","Test":"TestJS","Output":"test_x.py::test_XYZ_01_verified FAILED  [ 50%]\n"}
+{"Action":"pass","Package":"github.com/mcp-events/mcpevents/test","Test":"TestJS"}
 `,
 			want: []string{
 				"test `TestJS: ABC-01 a/b verified` | passed |", "test `TestJS: ABC-02 verified` | passed |",
@@ -112,8 +112,8 @@ func TestTheTable(t *testing.T) {
 		},
 		{
 			name: "other_words_are_no_numbers",
-			log: `{"Action":"run","Package":"m/a","Test":"TestXABC-01/ABC-011"}
-{"Action":"pass","Package":"m/a","Test":"TestXABC-01/ABC-011"}
+			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestXABC-01/ABC-011"}
+{"Action":"pass","Package":"github.com/mcp-events/mcpevents/a","Test":"TestXABC-01/ABC-011"}
 `,
 			want: []string{"4 open"},
 		},

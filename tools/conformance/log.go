@@ -9,6 +9,9 @@ import (
 	"strings"
 )
 
+// module is the path of the module, with a slash.
+const module = "github.com/mcp-events/mcpevents/"
+
 // state is how a test ended. The order is that of severity.
 type state int
 
@@ -66,9 +69,9 @@ func readLog(r io.Reader) ([]test, error) {
 }
 
 func short(pkg string) string {
-	_, rest, ok := strings.Cut(pkg, "/")
+	rest, ok := strings.CutPrefix(pkg, module)
 	if !ok {
-		return "."
+		return pkg
 	}
 	return rest
 }
