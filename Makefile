@@ -13,7 +13,7 @@ ADDR     ?= 127.0.0.1:8080
 PKG      ?= ./...
 TESTLOG  := build/test.json
 # Tests of shared/delivery/simulation_test.go, which run without the race detector.
-SIMULATIONS := ^(TestAnOutageOfTwoDays|TestAHealthyEndpointBesideCrowds|TestAWS04OneEventToTenThousand|TestTheWatermarkSkipsNothing)$$
+SIMULATIONS := ^($(shell sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' shared/delivery/simulation_test.go | paste -sd '|'))$$
 FUZZTIME ?= 20s
 SOAK     ?= 10m
 CACHE    ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mcp-events

@@ -76,17 +76,6 @@ func (o *Follower) Run(ctx context.Context, mode string) error {
 	}
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
 // params are those of both methods.
 func (o *Follower) params() map[string]any {
 	params := map[string]any{"name": o.Name, "arguments": o.Arguments, "cursor": nil}

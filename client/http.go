@@ -190,6 +190,10 @@ const (
 func Pause(ctx context.Context, n int, asked time.Duration) error {
 	d := min(firstPause<<min(n, 10), maxPause)
 	d = max(d/2+rand.N(d/2), min(asked, 10*maxPause))
+	return sleep(ctx, d)
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -200,6 +204,7 @@ func Pause(ctx context.Context, n int, asked time.Duration) error {
 	}
 }
 
+// RetryAfter is how long a response asks to wait, in whole seconds up to an hour; 0 if it does not.
 func RetryAfter(resp *http.Response) time.Duration {
 	if resp == nil {
 		return 0

@@ -183,7 +183,7 @@ func (s *EventsSubscription) Secret() string { return s.Key }
 const maxTries = 5
 
 // persist repeats what may be repeated. When the time for it ends, what failed
-// last is told.
+// last is the error.
 func persist(ctx context.Context, do func() error) error {
 	var last error
 	for try := 0; ; try++ {

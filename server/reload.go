@@ -27,18 +27,12 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 			return err
 		}
 	}
-	err = checkConversation(ctx, o.Config, s.conversation, func(_ context.Context, workspace string) (*catalog.Catalog, error) {
-		if own := o.Workspaces[workspace]; own != nil {
-			return own, nil
-		}
-		return rest, nil
-	})
-	if err != nil {
-		return err
-	}
 	next := catalog.Workspaces{Own: map[string]catalog.Source{}, Rest: catalog.NewStatic(rest)}
 	for workspace, own := range o.Workspaces {
 		next.Own[workspace] = catalog.NewStatic(own)
+	}
+	if err := checkConversation(ctx, o.Config, s.conversation, next.Catalog); err != nil {
+		return err
 	}
 	if err := o.checkBreaking(ctx, s.terminator, next); err != nil {
 		return err

@@ -26,7 +26,7 @@ import (
 
 // CatalogCmd holds the commands for catalog files.
 type CatalogCmd struct {
-	Check CatalogCheckCmd `cmd:"" help:"Check a catalog file; every fault is told with its line."`
+	Check CatalogCheckCmd `cmd:"" help:"Check a catalog file; reports every fault with its line."`
 	Apply CatalogApplyCmd `cmd:"" help:"Write a catalog, and a configuration, to a deployment on AWS."`
 }
 
@@ -97,7 +97,7 @@ type CatalogApplyCmd struct {
 	Workspace     string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"Workspace that the catalog is for (${default})."`
 	Table         string `required:"" env:"MCPEVENTS_TABLE_SETTINGS" placeholder:"NAME" help:"The deployment's settings table: the output SettingsTable of the stack."`
 	AllowBreaking bool   `help:"Write the catalog although webhook subscriptions end by it."`
-	LogTable      string `env:"MCPEVENTS_TABLE_LOG" placeholder:"NAME" help:"The deployment's log table, the output LogTable: tell connected clients of the change as soon as every function uses it. Without it they are told within a minute after."`
+	LogTable      string `env:"MCPEVENTS_TABLE_LOG" placeholder:"NAME" help:"The deployment's log table, the output LogTable: notify connected clients of the change as soon as every function uses it. Without it they are notified within a minute after."`
 }
 
 // Help is the long help of the command.

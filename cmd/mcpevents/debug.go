@@ -31,7 +31,7 @@ func serveDebug(ctx context.Context, addr string, started func() *server.Server)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/vars", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(counters(started())) // a client that is gone is nobody's fault
+		_ = json.NewEncoder(w).Encode(counters(started())) // the client may be gone
 	})
 	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	context.AfterFunc(ctx, func() { _ = s.Close() })

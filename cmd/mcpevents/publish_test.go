@@ -227,12 +227,12 @@ func TestPublishSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// Whoever waits is told why, at once.
+// A caller who waits is shown the reason at once.
 func TestPublishTellsThatItTriesAgain(t *testing.T) {
-	nobody := httptest.NewServer(nil)
-	nobody.Close()
+	stopped := httptest.NewServer(nil)
+	stopped.Close()
 	start := time.Now()
-	code, _, errs := command(t, "", "publish", "--server", nobody.URL, "--uri", "event://a/b", "--data", "1", "--tries", "2")
+	code, _, errs := command(t, "", "publish", "--server", stopped.URL, "--uri", "event://a/b", "--data", "1", "--tries", "2")
 	if code != exitUnavailable || !strings.Contains(errs, "connection refused; trying again (try 2 of 2)\n") {
 		t.Errorf("exit code %d after %v: %s", code, time.Since(start), errs)
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-// Subscriptions reads, ends and expires subscriptions. [Core.Register] makes them as well.
+// Subscriptions reads, ends and expires subscriptions. Register of package webhooks makes them as well.
 func (c *Core) Subscriptions() *subscription.Service {
 	return &subscription.Service{
 		DB: c.DB, Catalog: c.Catalogs, Log: c.EventLog, Options: rules(c.Limits),
