@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -51,8 +51,8 @@ func (s *Registration) Begin(ctx context.Context, r *Receiver) error {
 		} `json:"subscription"`
 	}
 	err := persist(ctx, func() error {
-		return s.Client.Call(ctx, "resources/subscriptions/register", map[string]any{
-			"uris": s.URIs, "targetUri": s.Target, "_meta": map[string]any{mcp.MetaIdempotency: idempotency},
+		return s.Client.Call(ctx, mcpspec.MethodRegister, map[string]any{
+			"uris": s.URIs, "targetUri": s.Target, "_meta": map[string]any{metaIdempotency: idempotency},
 		}, &result)
 	})
 	if err != nil {
@@ -77,7 +77,7 @@ func (s *Registration) End(ctx context.Context) error {
 	if s.uri == "" {
 		return nil
 	}
-	return s.Client.Call(ctx, "resources/subscriptions/deregister", map[string]any{"uri": s.uri}, nil)
+	return s.Client.Call(ctx, mcpspec.MethodDeregister, map[string]any{"uri": s.uri}, nil)
 }
 
 func (s *Registration) Refresh(context.Context, string) error { return nil }
@@ -128,7 +128,7 @@ func (s *EventsSubscription) subscribe(ctx context.Context, cursor string) error
 		RefreshBefore *time.Time `json:"refreshBefore"`
 	}
 	began := time.Now()
-	if err := s.Client.Call(ctx, "events/subscribe", params, &result); err != nil {
+	if err := s.Client.Call(ctx, mcpspec.MethodEventsSub, params, &result); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -166,7 +166,7 @@ func (s *EventsSubscription) End(ctx context.Context) error {
 	if s.ID() == "" {
 		return nil
 	}
-	return s.Client.Call(ctx, "events/unsubscribe", map[string]any{
+	return s.Client.Call(ctx, mcpspec.MethodEventsUnsub, map[string]any{
 		"name": s.Name, "arguments": s.Arguments, "delivery": map[string]any{"mode": "webhook", "url": s.Target},
 	}, nil)
 }

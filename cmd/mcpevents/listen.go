@@ -1,12 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
@@ -63,18 +63,9 @@ func (c *ListenCmd) Run(g *Globals) error {
 		ctx, cancel = context.WithTimeout(ctx, c.For)
 		defer cancel()
 	}
-	p := newPrinter(g.out, c.Count)
 	ctx, full := context.WithCancel(ctx)
-	var watching sync.WaitGroup
-	defer watching.Wait()
 	defer full()
-	watching.Go(func() {
-		select {
-		case <-p.full:
-			full()
-		case <-ctx.Done():
-		}
-	})
+	p := newPrinter(g.out, c.Count, full)
 	log := g.logger(g.err)
 	switch {
 	case c.Mode != mcpspec.ModeWebhook:
@@ -129,13 +120,6 @@ func (c *ListenCmd) Validate() error {
 	return nil
 }
 
-// missing is how many events are still wanted.
-func (p *printer) missing() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return max(0, p.want-p.got)
-}
-
 // occurrences follows one event type by polls or streams.
 func (c *ListenCmd) occurrences(ctx context.Context, caller *client.Client, p *printer, log *slog.Logger) error {
 	args, err := arguments(c.Arg)
@@ -152,104 +136,43 @@ func (c *ListenCmd) follow(ctx context.Context, caller *client.Client, p *printe
 		Client: caller, URIs: c.URI, Cursor: c.Cursor, Log: log, Event: p.print,
 		Opened: func() { log.Info("stream open", "revision", c.Revision, "uris", c.URI) },
 	}
-	err := f.Run(ctx)
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
-	defer cancel()
-	caller.End(last)
-	return err
+	return f.Run(ctx)
 }
-
-// endTimeout bounds what is done after an interrupt.
-const endTimeout = 5 * time.Second
 
 // receive runs a webhook receiver and the subscription that feeds it.
 func (c *ListenCmd) receive(ctx context.Context, g *Globals, caller *client.Client, p *printer, log *slog.Logger) error {
+	args, err := arguments(c.Arg)
+	if err != nil {
+		return err
+	}
 	r, err := client.NewReceiver(c.Listen, c.Via, p.print, log)
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	target := c.Target
-	if target == "" {
-		target = r.URL
-	}
-	if err := caller.Begin(ctx); err != nil {
-		return err
-	}
+	target := cmp.Or(c.Target, r.URL)
 	var s client.Webhook = &client.Registration{Client: caller, URIs: c.URI, Target: target}
-	if c.Via == "events" {
-		args, err := arguments(c.Arg)
-		if err != nil {
-			return err
-		}
+	if c.Via == client.ViaEvents {
 		s = &client.EventsSubscription{
 			Client: caller, Name: c.Name, Arguments: args, Target: target, TTL: c.TTL, Cursor: c.Cursor, Key: client.NewSecret(),
 		}
 	}
-	// The server may already know a registration whose answer we do not: it is
-	// ended in any case.
-	defer func() {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
-		defer cancel()
-		if err := s.End(last); err != nil && !fault.Is(err, fault.NotFound) {
-			log.Warn("subscription not ended", "subscription", s.ID(), "error", err)
-		} else if s.ID() != "" {
-			log.Info("subscription ended", "subscription", s.ID())
+	return client.Hold(ctx, caller, s, r, func() {
+		log.Info("receiving webhooks", "via", c.Via, "subscription", s.ID(), "target", target)
+		if c.ShowSecret {
+			fmt.Fprintln(g.err, "secret:", s.Secret())
 		}
-		caller.End(last)
-	}()
-	if err := s.Begin(ctx, r); err != nil {
-		return err
-	}
-	log.Info("receiving webhooks", "via", c.Via, "subscription", s.ID(), "target", target)
-	if c.ShowSecret {
-		fmt.Fprintln(g.err, "secret:", s.Secret())
-	}
-	return c.keep(ctx, s, r, log)
-}
-
-// keep refreshes a subscription that has a lifetime, until ctx ends.
-func (c *ListenCmd) keep(ctx context.Context, s client.Webhook, r *client.Receiver, log *slog.Logger) error {
-	failures := 0
-	for {
-		var due <-chan time.Time
-		if at := s.RefreshAt(); !at.IsZero() {
-			due = time.After(time.Until(at))
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case err := <-r.Failed:
-			return err
-		case <-due:
-		}
-		err := s.Refresh(ctx, r.LastCursor())
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err == nil:
-			failures = 0
-			log.Debug("subscription refreshed", "subscription", s.ID())
-		case !client.Again(err):
-			return err
-		default:
-			log.Warn("subscription not refreshed", "error", err)
-			if err := client.Pause(ctx, failures, 0); err != nil {
-				return nil
-			}
-			failures++
-		}
-	}
+	}, log)
 }
 
 // arguments turns the texts of --arg into JSON.
 func arguments(texts map[string]string) (json.RawMessage, error) {
 	args := map[string]json.RawMessage{}
 	for name, text := range texts {
-		value := quoted(text)
+		value, _ := json.Marshal(text)               // a string
 		name, asJSON := strings.CutSuffix(name, ":") // NAME:=5
 		if asJSON || text == "true" || text == "false" || text != "" && (text[0] == '[' || text[0] == '{') {
-			value = json.RawMessage(text)
+			value = []byte(text)
 		}
 		if !json.Valid(value) {
 			return nil, fault.New(fault.Invalid, "--arg %s: the value begins like JSON but is not valid JSON", name)

@@ -427,7 +427,7 @@ func TestTheDemoShowsAllWays(t *testing.T) {
 	if code != exitDone {
 		t.Fatalf("exit code %d: %s%s", code, out, errs)
 	}
-	for _, way := range []string{wayRegister, wayEvents, wayModern, wayLegacy} {
+	for _, way := range []string{"webhook, SEP-1803", "webhook, Events", "stream 2026-07-28", "stream 2025-11-25"} {
 		if !strings.Contains(out, way) {
 			t.Errorf("%q is not shown:\n%s", way, out)
 		}

@@ -238,7 +238,7 @@ func TestPublishTellsThatItTriesAgain(t *testing.T) {
 	}
 	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		time.Sleep(silence + 200*time.Millisecond)
+		time.Sleep(1200 * time.Millisecond) // a second without an answer is said
 		accept(w, body)
 	}))
 	defer slow.Close()

@@ -40,12 +40,12 @@ func (c *ServeCmd) Run(g *Globals) error {
 	s.Log = g.logger(g.err)
 	slog.SetDefault(s.Log)
 	webhook.MuteTransport()
-	collectLessOften()
+	server.CollectLessOften()
 	ctx, stop := interruptible()
 	defer stop()
 	var started atomic.Pointer[server.Server]
 	if c.Debug != "" {
-		if err := serveDebug(ctx, c.Debug, started.Load); err != nil {
+		if err := server.ServeDebug(ctx, c.Debug, started.Load); err != nil {
 			return err
 		}
 	}
