@@ -403,7 +403,7 @@ func TestListenSaysWhatIsWrong(t *testing.T) {
 		{"a_name_without_via", []string{"--server", e.URL, "--name", "no.such"}, exitRefused, `unknown event type "no.such"`},
 		{"a_name_and_a_uri", []string{"--name", "x", "--uri", buildURI}, exitUsage, "--uri and --name do not go together"},
 		{"a_stream_of_a_name", []string{"--stream", "--name", "x"}, exitUsage, "--mode push --name x"},
-		{"the_URL_of_events", []string{"--server", e.URL + "/events", "--uri", buildURI}, exitRefused, "that of /mcp is needed: " + e.URL + "/mcp"},
+		{"the_URL_of_events", []string{"--server", e.URL + "/events", "--uri", buildURI}, exitRefused, "this needs that of /mcp: " + e.URL + "/mcp"},
 		{"events_without_a_name", []string{"--via", "events"}, exitUsage, "--name"},
 		{"events_with_a_uri", []string{"--via", "events", "--name", "x", "--uri", buildURI}, exitUsage, "not --uri"},
 		{"a_stream_with_a_target", []string{"--stream", "--uri", buildURI, "--target", "https://x"}, exitUsage, "--target"},

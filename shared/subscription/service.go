@@ -33,7 +33,7 @@ type Targets interface {
 	Verify(ctx context.Context, url, subscriptionID string, key []byte) error
 	// ParseSecret decodes a client's whsec_ secret; a fault of kind Invalid.
 	ParseSecret(secret string) ([]byte, error)
-	// NewSecret makes a secret: what the client is told, and the key it stands for.
+	// NewSecret makes a secret: what the client gets, and the key it stands for.
 	NewSecret(t SecretType) (secret string, key []byte)
 	// Seal encrypts a key for storage.
 	Seal(key []byte, b Binding) ([]byte, error)

@@ -8,13 +8,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// Found is what a read of a pattern's subscribers brought.
+// Found is the result of reading a pattern's subscribers.
 type Found struct {
 	List []Subscriber
-	// More is true when the range holds further ones, from the place Last on.
+	// More is true when the range holds further ones, after the key Last.
 	More bool
 	Last string
-	// Broken are the places of items that cannot be decoded.
+	// Broken are the ranges of items that cannot be decoded.
 	Broken []Range
 }
 

@@ -49,7 +49,7 @@ func (s *Service) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscri
 		slog.WarnContext(ctx, "subscription counters uncertain", "error", err)
 		return fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
-	// The caller may be gone; the counters must not be left behind for that.
+	// The caller may be gone; the counters must not stay raised because of that.
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	if uerr := s.count(undo, sub.Workspace, sub.Patterns, -1); uerr != nil {
