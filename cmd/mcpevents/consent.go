@@ -14,14 +14,14 @@ import (
 // ConsentCmd holds the commands for consent.
 type ConsentCmd struct {
 	List   ConsentListCmd   `cmd:"" help:"List the providers, what each gets, and whether it has consent."`
-	Give   ConsentGiveCmd   `cmd:"" help:"Consent that a provider gets what is said in conversations."`
+	Give   ConsentGiveCmd   `cmd:"" help:"Allow a provider to get what is said in conversations."`
 	Revoke ConsentRevokeCmd `cmd:"" help:"Revoke consent. The provider gets nothing from then on."`
 }
 
 // consentFlags are those of every command for consent.
 type consentFlags struct {
 	Remote
-	Principal string `placeholder:"NAME" help:"For this principal of the workspace, which needs the scope consent:manage; without it, for the one whose key it is."`
+	Principal string `placeholder:"NAME" help:"Act for this principal of the workspace; the key needs the scope consent:manage. By default the principal of the key."`
 }
 
 // ConsentListCmd lists providers.

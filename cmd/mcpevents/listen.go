@@ -25,15 +25,15 @@ type ListenCmd struct {
 	Mode string `default:"webhook" enum:"webhook,poll,push" help:"How to receive with --name: ${enum}. Anything but webhook implies --via events."`
 
 	Name   string            `placeholder:"NAME" help:"With --via events: name of the event type."`
-	Arg    map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"With --via events: an argument, which binds a variable or filters. A list, an object, true or false is taken as JSON, anything else as text, unless it is given as NAME:=JSON. May be repeated."`
-	TTL    time.Duration     `name:"ttl" help:"With --via events: lifetime to ask for; it is refreshed in time. By default what the server grants."`
-	Cursor string            `placeholder:"CURSOR" help:"Go on from this cursor, which an earlier run printed (--stream of 2026-07-28, --via events in any mode)."`
+	Arg    map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"With --via events: an argument, which binds a variable or filters. A list, an object, true and false are read as JSON, anything else as text; NAME:=JSON always reads JSON. May be repeated."`
+	TTL    time.Duration     `name:"ttl" help:"With --via events: lifetime to ask for; it is refreshed in time. By default the server decides."`
+	Cursor string            `placeholder:"CURSOR" help:"Continue from this cursor, which an earlier run printed (--stream of 2026-07-28, --via events in any mode)."`
 
 	Listen string `default:"127.0.0.1:0" placeholder:"HOST:PORT" help:"Address of the receiver for webhooks (${default}: any free port)."`
-	Target string `placeholder:"URL" help:"URL that the server reaches the receiver by, when it is not on this machine: that of a tunnel or a proxy."`
+	Target string `placeholder:"URL" help:"URL at which the server reaches the receiver, such as that of a tunnel. By default the address of --listen, for a server on this machine."`
 
-	Count      int           `placeholder:"N" help:"End after so many events."`
-	For        time.Duration `placeholder:"TIME" help:"End after so long. With --count, ending before the count is reached is a failure (exit code 5)."`
+	Count      int           `placeholder:"N" help:"End after N events."`
+	For        time.Duration `placeholder:"TIME" help:"End after this time. With --count, it is a failure (exit code 5) if the count is not reached by then."`
 	ShowSecret bool          `help:"Print the webhook's secret to standard error."`
 }
 

@@ -37,7 +37,7 @@ var ErrClosed = errors.New("lambda: the function is closed")
 // not streamed.
 const MaxPayload = 6 << 20
 
-// MaxConcurrency is the environment variable by which Lambda tells a process on
+// MaxConcurrency is the environment variable in which Lambda gives a process on
 // a managed instance how many invocations it gets at once. A value that is no number above 0
 // is 1, as in the library of the functions.
 const MaxConcurrency = "AWS_LAMBDA_MAX_CONCURRENCY"
@@ -50,7 +50,7 @@ type Config struct {
 	Binary string
 	// Env is its whole environment, but for what Lambda adds.
 	Env map[string]string
-	// Memory in MiB is what the function is told; it is not enforced. 0 is 128.
+	// Memory in MiB is in the function's environment; it is not enforced. 0 is 128.
 	Memory int
 	// Instances is how many processes share the invocations at least, where each takes
 	// several; 0 is 1. Fewer are added to at the next invocation.
@@ -73,7 +73,7 @@ type Config struct {
 	// Output receives what the processes print, a line per call, from several
 	// goroutines at once; nil discards it.
 	Output io.Writer
-	// Log tells about the life of processes; nil discards it.
+	// Log is of the life of processes; nil discards it.
 	Log *slog.Logger
 }
 
@@ -169,7 +169,7 @@ type Invocation struct {
 //
 // Notes:
 //   - The caller closes the response's body, and may do so early.
-//   - When ctx ends, Invoke returns, and the invocation runs on: as on Lambda, nobody tells
+//   - When ctx ends, Invoke returns, and the invocation runs on: as on Lambda, nothing tells
 //     the function that its caller went away.
 //   - A failure of the function (an error it reports, a crash, a timeout) is no
 //     error of Invoke but a [Response] that has FunctionError.
