@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -18,6 +19,10 @@ import (
 // Client is as much of an MCP client as events need, for one revision of the protocol. Its methods may
 // be called concurrently once [Client.Begin] has returned.
 type Client struct {
+	// Log gets a line for each request that is sent again because the server did not answer; nil
+	// discards it.
+	Log *slog.Logger
+
 	server  Server
 	url     string
 	version mcpspec.Version

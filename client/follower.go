@@ -44,7 +44,7 @@ type occurrence struct {
 // Run follows until ctx ends or a fault that trying again does not mend.
 func (o *Follower) Run(ctx context.Context, mode string) error {
 	defer o.Client.endSession(ctx)
-	if err := persist(ctx, func() error { return o.Client.Begin(ctx) }); err != nil {
+	if err := o.Client.persist(ctx, func() error { return o.Client.Begin(ctx) }); err != nil {
 		return err
 	}
 	once := o.poll

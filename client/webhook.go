@@ -50,7 +50,7 @@ func (s *Registration) Begin(ctx context.Context, r *Receiver) error {
 			} `json:"webhookSecret"`
 		} `json:"subscription"`
 	}
-	err := persist(ctx, func() error {
+	err := s.Client.persist(ctx, func() error {
 		return s.Client.Call(ctx, mcpspec.MethodRegister, map[string]any{
 			"uris": s.URIs, "targetUri": s.Target, "_meta": map[string]any{metaIdempotency: idempotency},
 		}, &result)
@@ -109,7 +109,7 @@ func NewSecret() string {
 
 func (s *EventsSubscription) Begin(ctx context.Context, r *Receiver) error {
 	r.secret(s.Key) // the challenge comes before the answer
-	return persist(ctx, func() error { return s.subscribe(ctx, s.Cursor) })
+	return s.Client.persist(ctx, func() error { return s.subscribe(ctx, s.Cursor) })
 }
 
 func (s *EventsSubscription) subscribe(ctx context.Context, cursor string) error {
@@ -184,7 +184,7 @@ const maxTries = 5
 
 // persist repeats what may be repeated. When the time for it ends, what failed
 // last is the error.
-func persist(ctx context.Context, do func() error) error {
+func (c *Client) persist(ctx context.Context, do func() error) error {
 	var last error
 	for try := 0; ; try++ {
 		err := do()
@@ -195,6 +195,9 @@ func persist(ctx context.Context, do func() error) error {
 			return err
 		}
 		last = err
+		if c.Log != nil {
+			c.Log.Warn("request failed, retrying", "try", try+2, "of", maxTries, "error", err)
+		}
 		if stop := Pause(ctx, try, 0); errors.Is(stop, context.DeadlineExceeded) {
 			return last
 		} else if stop != nil {

@@ -67,6 +67,7 @@ func (c *ListenCmd) Run(g *Globals) error {
 	defer full()
 	p := newPrinter(g.out, c.Count, full)
 	log := g.logger(g.err)
+	caller.Log = log
 	switch {
 	case c.Mode != mcpspec.ModeWebhook:
 		err = c.occurrences(ctx, caller, p, log)

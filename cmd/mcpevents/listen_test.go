@@ -396,6 +396,7 @@ func TestListenSaysWhatIsWrong(t *testing.T) {
 		}, exitRefused, "CallbackEndpointError"},
 		{"an_anonymous_subscriber", []string{"--server", strict.URL, "--via", "events", "--name", "ci.build_finished"}, exitDenied, "authenticated"},
 		{"a_server_that_is_not_there", []string{"--server", nobody, "--uri", buildURI, "--for", "200ms"}, exitUnavailable, "call the server"},
+		{"a_server_that_is_not_there_yet", []string{"--server", nobody, "--uri", buildURI, "--for", "200ms", "--log-format", "text"}, exitUnavailable, `msg="request failed, retrying" try=2 of=5`},
 		{"too_few_events", []string{"--server", e.URL, "--uri", buildURI, "--count", "1", "--for", "300ms"}, exitUnavailable, "1 of 1 events did not arrive"},
 		{"a_bad_cursor", []string{"--server", e.URL, "--stream", "--uri", buildURI, "--cursor", "nonsense"}, exitRefused, "cursor"},
 		{"nothing_to_listen_to", nil, exitUsage, "--uri, or the --name"},

@@ -155,6 +155,11 @@ func TestPublishSaysWhatIsWrong(t *testing.T) {
 			code:   exitRefused, message: "mcpevents: the server refused (422): /data: number is missing\n  /data: number is missing\n  /data/x: is not a string\n",
 		},
 		{
+			name: "one_fault_is_said_once", args: []string{"--uri", "event://a/b", "--data", `{}`},
+			answer: answer(422, `{"error":{"kind":"unprocessable","message":"/data: number is missing","faults":[{"pointer":"/data","message":"number is missing"}]}}`),
+			code:   exitRefused, message: "mcpevents: the server refused (422): /data: number is missing\n$",
+		},
+		{
 			name: "an_unknown_uri", args: []string{"--uri", "event://a/b", "--data", `{}`},
 			answer: answer(404, `{"error":{"kind":"not found","message":"belongs to no event type","uri":"event://a/b"}}`),
 			code:   exitRefused, message: "belongs to no event type (event://a/b)",
@@ -214,7 +219,7 @@ func TestPublishSaysWhatIsWrong(t *testing.T) {
 			}
 			args := append([]string{"publish", "--server", s.URL}, tt.args...)
 			code, out, errs := command(t, "", args...)
-			if code != tt.code || !strings.Contains(errs, tt.message) {
+			if code != tt.code || !strings.Contains(errs+"$", tt.message) { // $ is the end of what it says
 				t.Errorf("exit code %d, want %d:\n%s\nwant it to say %q", code, tt.code, errs, tt.message)
 			}
 			if out != "" {
