@@ -37,26 +37,41 @@ run: ## serve the sample catalog on 127.0.0.1:8080 (development: any webhook tar
 build: ## build the command line into bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/mcpevents ./cmd/mcpevents
 
+# Tests of minutes, which make test leaves to make test-full; it fails if one of them is not there.
+LATER := TestSAMBuild TestDeployAndRollBackUnderTraffic TestRetriesAreNoLoop TestKillFunctions \
+  TestInstancesBehindOneAddress TestReplayOnAWS TestHangingEndpointsOnAWS TestManagedInstance
+empty :=
+LATERS := ^($(subst $(empty) ,|,$(strip $(LATER))))$$
+
+# The black-box tests start servers and emulators, and look at the time: two packages at once, after
+# the others, and the longest first. Of the others more, for some wait for emulators most of the time.
+INNER = $$(go list $(PKG) | grep -v '^github.com/mcp-events/mcpevents/\(test/\|functions$$\)' || true)
+OUTER = $$(go list $(PKG) | grep '^github.com/mcp-events/mcpevents/\(test/\|functions$$\)' | awk '{print /e2e|functions|chaos|interop/ ? 1 : 2, $$0}' | sort -s -k1,1 | cut -d' ' -f2 || true)
+
+# The race detector needs cgo, and what is shipped has none. Without both a package is compiled once for
+# its tests, the servers and the functions that they start.
 .PHONY: test
-test: prerequisites ## run all tests with the race detector, against real emulators (PKG=./shared/… for a part)
-	go vet $(PKG)
-	@# Three at a time, for some packages wait for emulators most of the time. The black-box tests start
-	@# servers and emulators themselves: one package at a time, after the others.
-	{ code=0; \
-	  inner=$$(go list $(PKG) | grep -v '^github.com/mcp-events/mcpevents/test/' || true); outer=$$(go list $(PKG) | grep '^github.com/mcp-events/mcpevents/test/' || true); \
-	  [ -z "$$inner" ] || go test -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
-	  case "$$inner" in *shared/delivery*) go test -count=1 -timeout 14m -json -run '$(SIMULATIONS)' ./shared/delivery || code=1;; esac; \
-	  [ -z "$$outer" ] || go test -race -count=1 -timeout 25m -p 1 -json $$outer || code=1; \
-	  exit $$code; } | go run ./tools/testview -log $(TESTLOG)
+test: prerequisites ## run the tests, against real emulators (PKG=./shared/… for a part)
+	{ code=0; inner=$(INNER); outer=$(OUTER); export CGO_ENABLED=0; \
+	  [ -z "$$inner" ] || go test -vet=all -count=1 -timeout 10m -p 4 -json $$inner || code=1; \
+	  [ -z "$$outer" ] || go test -vet=all -count=1 -timeout 10m -p 2 -json -skip '$(LATERS)' $$outer || code=1; \
+	  exit $$code; } | go run ./tools/testview -left '$(LATER)'
 
 .PHONY: check
-check: ## vet, and run the tests that need no emulator, without the race detector: for while one works
-	go vet ./...
-	go test $$(go list -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | cut -d' ' -f1)
+check: ## vet, and run the tests that need no emulator: for while one works
+	CGO_ENABLED=0 go test -vet=all $$(go list -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | cut -d' ' -f1)
 
 .PHONY: test-full
-test-full: ## run all tests, the large ones (kills under load, fan-out) at their full size
-	MCPEVENTS_TEST_FULL=1 $(MAKE) test
+test-full: prerequisites ## run all tests with the race detector; the simulations of days without it
+	{ code=0; inner=$(INNER); outer=$(OUTER); \
+	  [ -z "$$inner" ] || go test -vet=off -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
+	  case "$$inner" in *shared/delivery*) CGO_ENABLED=0 go test -count=1 -timeout 14m -json -run '$(SIMULATIONS)' ./shared/delivery || code=1;; esac; \
+	  [ -z "$$outer" ] || go test -vet=off -race -count=1 -timeout 25m -p 2 -json $$outer || code=1; \
+	  exit $$code; } | go run ./tools/testview -log $(TESTLOG) $(if $(filter ./...,$(PKG)),-with '$(LATER)')
+
+.PHONY: test-release
+test-release: ## run all tests as make test-full does, the large ones (kills under load, fan-out) at their full size
+	MCPEVENTS_TEST_FULL=1 $(MAKE) test-full
 
 # The tests install what they start (DynamoDB Local, ElasticMQ, MiniStack, npm and
 # Python packages) below the user cache directory; these programs they cannot install.
@@ -65,7 +80,7 @@ prerequisites:
 	@missing=; for program in go gcc git java javac mvn node npm python3; do \
 	  command -v $$program >/dev/null || missing="$$missing $$program"; done; \
 	if [ -n "$$missing" ]; then \
-	  echo "make test needs, and does not find:$$missing (see \"Prerequisites\" in README.md)" >&2; exit 1; fi
+	  echo "the tests need, and this machine lacks:$$missing (see \"Prerequisites\" in README.md)" >&2; exit 1; fi
 
 .PHONY: lint
 lint: lint-go lint-docs lint-vulnerabilities lint-template ## check form, correctness, documentation, known vulnerabilities and the template
@@ -166,14 +181,14 @@ sam-path:
 	@echo $(VENV)/bin/sam
 
 $(TESTLOG):
-	$(MAKE) test
+	$(MAKE) test-full
 
 .PHONY: conformance
 conformance: prerequisites ## run the official conformance suite of MCP through the gateway, and print the scores
 	go test -count=1 -v -timeout 10m ./test/conformance | grep -v '^ *=== '
 
 .PHONY: conformance-table
-conformance-table: $(TESTLOG) ## write docs/conformance.md from the last run of the tests
+conformance-table: $(TESTLOG) ## write docs/conformance.md from the last make test-full
 	go run ./tools/conformance -log $(TESTLOG)
 
 .PHONY: permissions
