@@ -54,7 +54,7 @@ OUTER = $$(go list $(PKG) | grep '^github.com/mcp-events/mcpevents/\(test/\|func
 test: prerequisites ## run the tests, against real emulators (PKG=./shared/… for a part)
 	{ code=0; inner=$(INNER); outer=$(OUTER); export CGO_ENABLED=0; \
 	  [ -z "$$inner" ] || go test -vet=all -count=1 -timeout 10m -p 4 -json $$inner || code=1; \
-	  [ -z "$$outer" ] || go test -vet=all -count=1 -timeout 10m -p 2 -json -skip '$(LATERS)' $$outer || code=1; \
+	  [ -z "$$outer" ] || go test -vet=all -count=1 -timeout 10m -p 2 -parallel 4 -json -skip '$(LATERS)' $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -left '$(LATER)'
 
 .PHONY: check
@@ -66,7 +66,7 @@ test-full: prerequisites ## run all tests with the race detector; the simulation
 	{ code=0; inner=$(INNER); outer=$(OUTER); \
 	  [ -z "$$inner" ] || go test -vet=off -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
 	  case "$$inner" in *shared/delivery*) CGO_ENABLED=0 go test -count=1 -timeout 14m -json -run '$(SIMULATIONS)' ./shared/delivery || code=1;; esac; \
-	  [ -z "$$outer" ] || go test -vet=off -race -count=1 -timeout 25m -p 2 -json $$outer || code=1; \
+	  [ -z "$$outer" ] || go test -vet=off -race -count=1 -timeout 25m -p 2 -parallel 4 -json $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -log $(TESTLOG) $(if $(filter ./...,$(PKG)),-with '$(LATER)')
 
 .PHONY: test-release
