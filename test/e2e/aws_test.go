@@ -14,7 +14,6 @@ import (
 // TestLocalAWS holds the functions to the requirements that the embedded server is
 // held to, by the same tests. Each request may be served by another instance.
 func TestLocalAWS(t *testing.T) {
-	t.Parallel() // with tests of other servers and of other workspaces
 	aws := harness.SharedAWS(t)
 	t.Run("resources", func(t *testing.T) { subscriptionResources(t, &aws.Target) })
 	t.Run("read", func(t *testing.T) { reading(t, &aws.Target) })
