@@ -37,9 +37,9 @@ run: ## serve the sample catalog on 127.0.0.1:8080 (development: any webhook tar
 build: ## build the command line into bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/mcpevents ./cmd/mcpevents
 
-# Tests of minutes, which make test leaves to make test-full; it fails if one of them is not there.
-LATER := TestSAMBuild TestDeployAndRollBackUnderTraffic TestRetriesAreNoLoop TestKillFunctions \
-  TestInstancesBehindOneAddress TestReplayOnAWS TestHangingEndpointsOnAWS TestManagedInstance
+# Tests that take long, which make test leaves to make test-full; that one fails if one of them is not there.
+LATER := TestSAMBuild TestDeployAndRollBackUnderTraffic TestRetriesAreNoLoop TestKillFunctions TestInstancesBehindOneAddress \
+  TestRequirementsOnLocalAWS TestConversationOnLocalAWS TestReplayOnAWS TestHangingEndpointsOnAWS TestManagedInstance TestSoak
 empty :=
 LATERS := ^($(subst $(empty) ,|,$(strip $(LATER))))$$
 
@@ -53,13 +53,13 @@ OUTER = $$(go list $(PKG) | grep '^github.com/mcp-events/mcpevents/\(test/\|func
 .PHONY: test
 test: prerequisites ## run the tests, against real emulators (PKG=./shared/… for a part)
 	{ code=0; inner=$(INNER); outer=$(OUTER); export CGO_ENABLED=0; \
-	  [ -z "$$inner" ] || go test -vet=all -count=1 -timeout 10m -p 4 -json $$inner || code=1; \
+	  [ -z "$$inner" ] || go test -vet=all -count=1 -timeout 10m -p 4 -json -skip '$(LATERS)' $$inner || code=1; \
 	  [ -z "$$outer" ] || go test -vet=all -count=1 -timeout 10m -p 2 -parallel 4 -json -skip '$(LATERS)' $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -left '$(LATER)'
 
 .PHONY: check
-check: ## vet, and run the tests that need no emulator: for while one works
-	CGO_ENABLED=0 go test -vet=all $$(go list -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | cut -d' ' -f1)
+check: ## vet, and run the tests that need no emulator, but for simulations of days: for while one works
+	CGO_ENABLED=0 go test -vet=all -skip '$(SIMULATIONS)' $$(go list -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | cut -d' ' -f1)
 
 .PHONY: test-full
 test-full: prerequisites ## run all tests with the race detector; the simulations of days without it
