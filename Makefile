@@ -25,6 +25,10 @@ export SAM_CLI_TELEMETRY := 0
 # pointers take longer than all of its work, and would find no fault of ours.
 export GOFLAGS := $(GOFLAGS) -gcflags=modernc.org/...=-d=checkptr=0
 
+# What is shipped has no cgo; only the race detector needs it. With one setting for tests, linters, servers
+# and functions a package is compiled once for all of them.
+export CGO_ENABLED := 0
+
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -35,7 +39,7 @@ run: ## serve the sample catalog on 127.0.0.1:8080 (development: any webhook tar
 
 .PHONY: build
 build: ## build the command line into bin/
-	CGO_ENABLED=0 go build -trimpath -o bin/mcpevents ./cmd/mcpevents
+	go build -trimpath -o bin/mcpevents ./cmd/mcpevents
 
 # Tests that take long, which make test leaves to make test-full; that one fails if one of them is not there.
 LATER := TestSAMBuild TestDeployAndRollBackUnderTraffic TestRetriesAreNoLoop TestKillFunctions TestInstancesBehindOneAddress \
@@ -48,25 +52,24 @@ LATERS := ^($(subst $(empty) ,|,$(strip $(LATER))))$$
 INNER = $$(go list $(PKG) | grep -v '^github.com/mcp-events/mcpevents/\(test/\|functions$$\)' || true)
 OUTER = $$(go list $(PKG) | grep '^github.com/mcp-events/mcpevents/\(test/\|functions$$\)' | awk '{print /e2e|functions|chaos|interop/ ? 1 : 2, $$0}' | sort -s -k1,1 | cut -d' ' -f2 || true)
 
-# The race detector needs cgo, and what is shipped has none. Without both a package is compiled once for
-# its tests, the servers and the functions that they start.
 .PHONY: test
 test: prerequisites ## run the tests, against real emulators (PKG=./shared/… for a part)
-	{ code=0; inner=$(INNER); outer=$(OUTER); export CGO_ENABLED=0; \
-	  [ -z "$$inner" ] || go test -vet=all -count=1 -timeout 10m -p 4 -json -skip '$(LATERS)' $$inner || code=1; \
-	  [ -z "$$outer" ] || go test -vet=all -count=1 -timeout 10m -p 2 -parallel 4 -json -skip '$(LATERS)' $$outer || code=1; \
+	{ code=0; inner=$(INNER); outer=$(OUTER); \
+	  [ -z "$$inner" ] || go test -vet=all -count=1 -timeout 20m -p 4 -json -skip '$(LATERS)' $$inner || code=1; \
+	  [ -z "$$outer" ] || go test -vet=all -count=1 -timeout 20m -p 2 -parallel 4 -json -skip '$(LATERS)' $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -left '$(LATER)'
 
 .PHONY: check
 check: ## vet, and run the tests that need no emulator, but for simulations of days: for while one works
-	CGO_ENABLED=0 go test -vet=all -skip '$(SIMULATIONS)' $$(go list -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | cut -d' ' -f1)
+	go test -vet=all -skip '$(SIMULATIONS)' $$(go list -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | cut -d' ' -f1)
+	@echo "left to make test: what needs emulators, and $(words $(subst |, ,$(SIMULATIONS))) simulations"
 
 .PHONY: test-full
 test-full: prerequisites ## run all tests with the race detector; the simulations of days without it
 	{ code=0; inner=$(INNER); outer=$(OUTER); \
-	  [ -z "$$inner" ] || go test -vet=off -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
-	  case "$$inner" in *shared/delivery*) CGO_ENABLED=0 go test -count=1 -timeout 14m -json -run '$(SIMULATIONS)' ./shared/delivery || code=1;; esac; \
-	  [ -z "$$outer" ] || go test -vet=off -race -count=1 -timeout 25m -p 2 -parallel 4 -json $$outer || code=1; \
+	  [ -z "$$inner" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
+	  case "$$inner" in *shared/delivery*) go test -vet=off -count=1 -timeout 14m -json -run '$(SIMULATIONS)' ./shared/delivery || code=1;; esac; \
+	  [ -z "$$outer" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 2 -parallel 4 -json $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -log $(TESTLOG) $(if $(filter ./...,$(PKG)),-with '$(LATER)')
 
 .PHONY: test-release
@@ -134,7 +137,7 @@ bench: ## measure: the benchmarks of the packages, then the whole way of an even
 
 .PHONY: soak
 soak: ## have 50 clients call good and bad backends through two instances for SOAK (10m)
-	MCPEVENTS_SOAK=$(SOAK) go test -race -count=1 -v -run TestSoak -timeout 60m ./test/fleet
+	MCPEVENTS_SOAK=$(SOAK) CGO_ENABLED=1 go test -race -count=1 -v -run TestSoak -timeout 60m ./test/fleet
 
 .PHONY: soak-aws
 soak-aws: ## the same through the functions on local AWS
@@ -165,7 +168,7 @@ ARCHITECTURE ?= arm64
 # old binary when only shared/ has changed. The Go compiler has a cache of its own, which knows.
 .PHONY: sam-build
 sam-build: $(VENV)/installed ## build the functions for deployment
-	GOFLAGS='"-ldflags=-s -w" -tags=lambda.norpc' CGO_ENABLED=0 $(VENV)/bin/sam build --no-cached --template template.yaml --parameter-overrides Architecture=$(ARCHITECTURE)
+	GOFLAGS='"-ldflags=-s -w" -tags=lambda.norpc' $(VENV)/bin/sam build --no-cached --template template.yaml --parameter-overrides Architecture=$(ARCHITECTURE)
 
 # By CloudFormation, where local-aws reads the template itself. Lambda runs the machine's own kind of code there.
 .PHONY: local-deploy
