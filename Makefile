@@ -49,27 +49,32 @@ LATERS := ^($(subst $(empty) ,|,$(strip $(LATER))))$$
 
 # The black-box tests start servers and emulators, and look at the time: two packages at once, after
 # the others, and the longest first. Of the others more, for some wait for emulators most of the time.
-INNER = $$(go list $(PKG) | grep -v '^github.com/mcp-events/mcpevents/\(test/\|functions$$\)' || true)
-OUTER = $$(go list $(PKG) | grep '^github.com/mcp-events/mcpevents/\(test/\|functions$$\)' | awk '{print /e2e|functions|chaos|interop/ ? 1 : 2, $$0}' | sort -s -k1,1 | cut -d' ' -f2 || true)
+# fleet and backend have in their own process what they test.
+INNER = $$(go list $(PKG) | grep -v '/mcpevents/\(test/\|functions$$\)' || true)
+FLEET = $$(go list $(PKG) | grep '/mcpevents/test/\(fleet\|backend\)$$' || true)
+OUTER = $$(go list $(PKG) | grep '/mcpevents/\(test/[^fb]\|functions$$\)' | awk '{print /e2e|functions|chaos|interop/ ? 1 : 2, $$0}' | sort -s -k1,1 | cut -d' ' -f2 || true)
 
 .PHONY: test
 test: prerequisites ## run the tests, against real emulators (PKG=./shared/… for a part)
-	{ code=0; inner=$(INNER); outer=$(OUTER); \
+	{ code=0; inner="$(INNER)"; outer="$(OUTER) $(FLEET)"; \
 	  [ -z "$$inner" ] || go test -vet=all -count=1 -timeout 20m -p 4 -json -skip '$(LATERS)' $$inner || code=1; \
-	  [ -z "$$outer" ] || go test -vet=all -count=1 -timeout 20m -p 2 -parallel 4 -json -skip '$(LATERS)' $$outer || code=1; \
+	  [ "$$outer" = " " ] || go test -vet=all -count=1 -timeout 20m -p 2 -parallel 4 -json -skip '$(LATERS)' $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -left '$(LATER)'
 
 .PHONY: check
 check: ## vet, and run the tests that need no emulator, but for simulations of days: for while one works
-	go test -vet=all -skip '$(SIMULATIONS)' $$(go list -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | cut -d' ' -f1)
+	go test -vet=all -p 4 -skip '$(SIMULATIONS)' $$(go list -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | cut -d' ' -f1)
 	@echo "left to make test: what needs emulators, and $(words $(subst |, ,$(SIMULATIONS))) simulations"
 
+# With the race detector: all code but the functions, which serve one request at a time and share theirs
+# with the server, and the processes of the black-box tests themselves, which are clients of a server that is built with it.
 .PHONY: test-full
-test-full: prerequisites ## run all tests with the race detector; the simulations of days without it
-	{ code=0; inner=$(INNER); outer=$(OUTER); \
+test-full: prerequisites ## run all tests, with the race detector but for simulations of days
+	{ code=0; inner="$(INNER)"; fleet="$(FLEET)"; outer="$(OUTER)"; \
 	  [ -z "$$inner" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
 	  case "$$inner" in *shared/delivery*) go test -vet=off -count=1 -timeout 14m -json -run '$(SIMULATIONS)' ./shared/delivery || code=1;; esac; \
-	  [ -z "$$outer" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 2 -parallel 4 -json $$outer || code=1; \
+	  [ -z "$$fleet" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 1 -json $$fleet || code=1; \
+	  [ -z "$$outer" ] || MCPEVENTS_TEST_RACE=1 go test -vet=off -count=1 -timeout 25m -p 2 -parallel 4 -json $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -log $(TESTLOG) $(if $(filter ./...,$(PKG)),-with '$(LATER)')
 
 .PHONY: test-release

@@ -40,7 +40,7 @@ type AWSOptions struct {
 	// work is lost; 0 leaves the template's.
 	Visibility time.Duration
 	// Managed runs the MCP endpoint as on managed instances: several processes that take
-	// several requests at once. They are built with the race detector if the test is.
+	// several requests at once. They are built with the race detector as [RaceVariable] says.
 	Managed runner.Managed
 	// Fast builds them without.
 	Fast bool
@@ -200,7 +200,7 @@ const stream = "StreamFunction"
 func binaries(tb testing.TB, o AWSOptions) map[string]string {
 	tb.Helper()
 	all := Functions(tb)
-	if o.Managed.AtOnce > 1 && Race && !o.Fast {
+	if o.Managed.AtOnce > 1 && race() && !o.Fast {
 		all["functions/stream"] = Binary(tb, "./functions/stream", true)
 	}
 	return all

@@ -30,6 +30,12 @@ func Main(m *testing.M) int {
 	return code
 }
 
+// RaceVariable has servers built with the race detector: make test-full. The processes of the black-box
+// tests themselves are clients, which have nothing to show by it.
+const RaceVariable = "MCPEVENTS_TEST_RACE"
+
+func race() bool { return os.Getenv(RaceVariable) != "" }
+
 // built are the binaries that this test process has asked for.
 var built struct {
 	mu  sync.Mutex
