@@ -203,6 +203,12 @@ func (c *Client) stream(ctx context.Context, req *http.Request) (io.ReadCloser, 
 	}
 	defer func() { _ = resp.Body.Close() }()
 	b, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	var answer struct {
+		Error *rpcError `json:"error"`
+	}
+	if resp.StatusCode == http.StatusOK && json.Unmarshal(b, &answer) == nil && answer.Error != nil {
+		return nil, answer.Error.fault(resp.StatusCode)
+	}
 	return nil, Refusal(resp, b)
 }
 

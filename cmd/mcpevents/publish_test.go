@@ -241,16 +241,29 @@ func TestPublishTellsThatItTriesAgain(t *testing.T) {
 	if code != exitUnavailable || !strings.Contains(errs, "connection refused; trying again (try 2 of 2)\n") {
 		t.Errorf("exit code %d after %v: %s", code, time.Since(start), errs)
 	}
+	said := &notice{written: make(chan struct{})}
 	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		time.Sleep(1200 * time.Millisecond) // a second without an answer is said
+		<-said.written
 		accept(w, body)
 	}))
 	defer slow.Close()
-	code, _, errs = command(t, "", "publish", "--server", slow.URL, "--uri", "event://a/b", "--data", "1")
-	if code != exitDone || errs != "mcpevents: waiting for an answer of "+slow.URL+"\n" {
-		t.Errorf("exit code %d: %s", code, errs)
+	code = run([]string{"publish", "--server", slow.URL, "--uri", "event://a/b", "--data", "1"}, strings.NewReader(""), io.Discard, said)
+	if got := said.String(); code != exitDone || got != "mcpevents: waiting for an answer of "+slow.URL+"\n" {
+		t.Errorf("exit code %d: %s", code, got)
 	}
+}
+
+// notice is a text that tells when it has begun.
+type notice struct {
+	strings.Builder
+	once    sync.Once
+	written chan struct{}
+}
+
+func (n *notice) Write(p []byte) (int, error) {
+	defer n.once.Do(func() { close(n.written) })
+	return n.Builder.Write(p)
 }
 
 func TestPublishTriesAgainWithTheSameIDs(t *testing.T) {
