@@ -15,10 +15,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/awsx/profile"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/dynamo"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -190,17 +190,17 @@ func (c *CatalogApplyCmd) checkBreaking(ctx context.Context, db store.DB, next *
 
 // announce waits until every function uses what was written, and then tells of it.
 func (c *CatalogApplyCmd) announce(ctx context.Context, out io.Writer, db store.DB) error {
-	fmt.Fprintf(out, "Connected clients are told in %s, when every function uses it.\n", versioned.MaxAge)
+	fmt.Fprintf(out, "Connected clients are told in %s, when every function uses it.\n", settings.MaxAge)
 	log := &eventlog.Log{DB: db}
 	for {
-		waiting, err := versioned.Announce(ctx, db, time.Now(), stream.AnnounceStored(log))
+		waiting, err := settings.Announce(ctx, db, time.Now(), stream.AnnounceStored(log))
 		if err != nil || waiting == 0 {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(versioned.MaxAge / 5):
+		case <-time.After(settings.MaxAge / 5):
 		}
 	}
 }

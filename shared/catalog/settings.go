@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -44,8 +44,8 @@ func orderKept(old, next *Catalog) error {
 }
 
 // Apply checks a catalog file and stores it as the workspace's catalog, which every
-// function uses within [versioned.MaxAge]. That it changed is then to be told by
-// [versioned.Announce]. A faulty file is of kind fault.Invalid, as is one that gives an event type its order back, one that does not fit into an
+// function uses within [settings.MaxAge]. That it changed is then to be told by
+// [settings.Announce]. A faulty file is of kind fault.Invalid, as is one that gives an event type its order back, one that does not fit into an
 // item fault.TooLarge, a concurrent change fault.Conflict.
 func Apply(ctx context.Context, db store.DB, workspace string, src []byte) (Applied, error) {
 	next, err := Parse(src)
@@ -64,8 +64,8 @@ func Apply(ctx context.Context, db store.DB, workspace string, src []byte) (Appl
 	case !fault.Is(err, fault.Invalid): // a stored text that is no catalog any more can be replaced
 		return Applied{}, err
 	}
-	version, changed, err := versioned.Write(ctx, db, document(workspace), src, func(version int64, _ []byte) []store.Op {
-		return versioned.Unannounced(versioned.Catalog, workspace, []string{workspace}, version, time.Now())
+	version, changed, err := settings.Write(ctx, db, document(workspace), src, func(version int64, _ []byte) []store.Op {
+		return settings.Unannounced(settings.Catalog, workspace, []string{workspace}, version, time.Now())
 	})
 	if err != nil {
 		return Applied{}, err
@@ -76,7 +76,7 @@ func Apply(ctx context.Context, db store.DB, workspace string, src []byte) (Appl
 // Load reads the workspace's catalog. A workspace without one is of kind
 // fault.NotFound.
 func Load(ctx context.Context, db store.DB, workspace string) (*Catalog, error) {
-	src, version, err := versioned.Read(ctx, db, document(workspace))
+	src, version, err := settings.Read(ctx, db, document(workspace))
 	if err != nil {
 		return nil, err
 	}

@@ -7,9 +7,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
-	"github.com/mcp-events/mcpevents/shared/config/versioned/versionedtest"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/settings"
+	"github.com/mcp-events/mcpevents/shared/settings/settingstest"
 )
 
 func one(name string) []byte {
@@ -17,7 +17,7 @@ func one(name string) []byte {
 }
 
 func TestApplyAndLoad(t *testing.T) {
-	db := versionedtest.New()
+	db := settingstest.New()
 	ctx := t.Context()
 	if _, err := Load(ctx, db, "default"); !fault.Is(err, fault.NotFound) {
 		t.Errorf("got %v before anything was applied", err)
@@ -64,7 +64,7 @@ func TestApplyGivesNoOrderBack(t *testing.T) {
 		{"removed", unordered, "events: []", false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			db := versionedtest.New()
+			db := settingstest.New()
 			if _, err := Apply(t.Context(), db, "default", []byte(tc.before)); err != nil {
 				t.Fatal(err)
 			}
@@ -78,7 +78,7 @@ func TestApplyGivesNoOrderBack(t *testing.T) {
 
 func TestStoredServesWhatWasApplied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db := versionedtest.New()
+		db := settingstest.New()
 		src := NewStored(db, nil, nil)
 		if _, err := src.Catalog(t.Context(), "default"); !fault.Is(err, fault.NotFound) {
 			t.Errorf("got %v without a catalog", err)
@@ -87,7 +87,7 @@ func TestStoredServesWhatWasApplied(t *testing.T) {
 			if _, err := Apply(t.Context(), db, "default", one(name)); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(versioned.MaxAge)
+			time.Sleep(settings.MaxAge)
 			if c, err := src.Catalog(t.Context(), "default"); err != nil || c.ByName(name) == nil {
 				t.Errorf("EVS-14: the catalog with %s is not seen after MaxAge: %v", name, err)
 			}

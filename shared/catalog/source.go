@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -42,13 +42,13 @@ func (s *Static) Catalog(_ context.Context, workspace string) (*Catalog, error) 
 }
 
 // Stored is a [Source] that serves what [Apply] wrote, at most
-// [versioned.MaxAge] old.
-type Stored struct{ cache *versioned.Cache[*Catalog] }
+// [settings.MaxAge] old.
+type Stored struct{ cache *settings.Cache[*Catalog] }
 
 // NewStored makes a source over the store. The clock is time.Now when nil, the
 // log slog.Default.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger) *Stored {
-	return &Stored{versioned.NewCache(db, parseStored, now, log)}
+	return &Stored{settings.NewCache(db, parseStored, now, log)}
 }
 
 // Latest is a [Source]'s catalog without the age that a cache of it may have, for

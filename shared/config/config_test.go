@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
-	"github.com/mcp-events/mcpevents/shared/config/versioned/versionedtest"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/settings"
+	"github.com/mcp-events/mcpevents/shared/settings/settingstest"
 )
 
 func hashOf(key string) string {
@@ -133,7 +133,7 @@ func TestParseFaults(t *testing.T) {
 
 func TestStoredKeysAreRevokedWithinMaxAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db := versionedtest.New()
+		db := settingstest.New()
 		stored := NewStored(db, nil, nil)
 		caller := func(key string) string {
 			p, err := stored.Authenticator().Authenticate(t.Context(), http.Header{"Authorization": {"Bearer " + key}})
@@ -150,7 +150,7 @@ func TestStoredKeysAreRevokedWithinMaxAge(t *testing.T) {
 			if v, changed, err := Apply(t.Context(), db, []byte(src)); v == 0 || !changed || err != nil {
 				t.Fatal(v, changed, err)
 			}
-			time.Sleep(versioned.MaxAge)
+			time.Sleep(settings.MaxAge)
 			if got := caller(name); got != name {
 				t.Errorf("AUT-02: the key of %s gives %q", name, got)
 			}
@@ -168,7 +168,7 @@ func TestStoredKeysAreRevokedWithinMaxAge(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	if c, err := Load(t.Context(), versionedtest.New()); err != nil || len(c.Keys) != 0 {
+	if c, err := Load(t.Context(), settingstest.New()); err != nil || len(c.Keys) != 0 {
 		t.Errorf("an empty store: got %+v, %v", c, err)
 	}
 }

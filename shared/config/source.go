@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -16,26 +16,26 @@ import (
 const document = "config"
 
 // Apply checks a configuration file and stores it, for every function to use
-// within [versioned.MaxAge]. It returns the version, from 1, and whether anything
-// changed. That backends changed is then to be told by [versioned.Announce].
+// within [settings.MaxAge]. It returns the version, from 1, and whether anything
+// changed. That backends changed is then to be told by [settings.Announce].
 // A faulty file is of kind fault.Invalid, a concurrent change fault.Conflict.
 func Apply(ctx context.Context, db store.DB, src []byte) (version int64, changed bool, err error) {
 	next, err := Parse(src)
 	if err != nil {
 		return 0, false, err
 	}
-	return versioned.Write(ctx, db, document, src, func(version int64, old []byte) []store.Op {
+	return settings.Write(ctx, db, document, src, func(version int64, old []byte) []store.Op {
 		before, err := parseStored(old)
 		if err != nil { // of another version of this program
 			before = &Config{}
 		}
-		return versioned.UnannouncedOf(versioned.Backends, changedBackends(before, next), version, time.Now())
+		return settings.UnannouncedOf(settings.Backends, changedBackends(before, next), version, time.Now())
 	})
 }
 
 // Load reads the stored configuration; an empty one when none was stored.
 func Load(ctx context.Context, db store.DB) (*Config, error) {
-	src, _, err := versioned.Read(ctx, db, document)
+	src, _, err := settings.Read(ctx, db, document)
 	if err != nil {
 		return nil, err
 	}
@@ -65,8 +65,8 @@ func (r *Replaceable) Replace(c *Config) {
 	r.now.Store(c)
 }
 
-// Stored serves what [Apply] wrote, at most [versioned.MaxAge] old.
-type Stored struct{ cache *versioned.Cache[*current] }
+// Stored serves what [Apply] wrote, at most [settings.MaxAge] old.
+type Stored struct{ cache *settings.Cache[*current] }
 
 // current is a configuration with what is made from it.
 type current struct {
@@ -83,7 +83,7 @@ type authority interface {
 // NewStored reads the configuration from the store. The clock is time.Now when nil,
 // the log slog.Default.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger) *Stored {
-	return &Stored{versioned.NewCache(db, func(src []byte) (*current, error) {
+	return &Stored{settings.NewCache(db, func(src []byte) (*current, error) {
 		c, err := parseStored(src)
 		if err != nil {
 			return nil, err
@@ -113,7 +113,7 @@ func (s *Stored) Config(ctx context.Context) (*Config, error) {
 }
 
 // Authenticator authenticates by the keys of the stored configuration, so that a
-// key that was removed is refused within [versioned.MaxAge]. It is an [auth.Directory] too.
+// key that was removed is refused within [settings.MaxAge]. It is an [auth.Directory] too.
 func (s *Stored) Authenticator() auth.Authenticator { return storedKeys{s} }
 
 type storedKeys struct{ *Stored }

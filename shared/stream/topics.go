@@ -6,8 +6,8 @@ import (
 	"encoding/json"
 	"strconv"
 
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/settings"
 )
 
 // The topics. A topic belongs to a workspace; its notices are JSON of the
@@ -52,11 +52,11 @@ func OfBackends(notice json.RawMessage) bool {
 	return json.Unmarshal(notice, &n) == nil && n.Backends != ""
 }
 
-// AnnounceStored is what [versioned.Announce] tells of stored documents by.
-func AnnounceStored(log *eventlog.Log) func(context.Context, versioned.Change) error {
-	return func(ctx context.Context, c versioned.Change) error {
+// AnnounceStored is what [settings.Announce] tells of stored documents by.
+func AnnounceStored(log *eventlog.Log) func(context.Context, settings.Change) error {
+	return func(ctx context.Context, c settings.Change) error {
 		announce := AnnounceCatalog
-		if c.Kind == versioned.Backends {
+		if c.Kind == settings.Backends {
 			announce = AnnounceBackends
 		}
 		return announce(ctx, log, c.Workspace, strconv.FormatInt(c.Version, 10))

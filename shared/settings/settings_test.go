@@ -1,4 +1,4 @@
-package versioned_test
+package settings_test
 
 import (
 	"context"
@@ -11,9 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	. "github.com/mcp-events/mcpevents/shared/config/versioned"
-	"github.com/mcp-events/mcpevents/shared/config/versioned/versionedtest"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	. "github.com/mcp-events/mcpevents/shared/settings"
+	"github.com/mcp-events/mcpevents/shared/settings/settingstest"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
@@ -28,7 +28,7 @@ func TestWriteAndReadInSQLite(t *testing.T) {
 }
 
 func TestWriteAndRead(t *testing.T) {
-	db := versionedtest.New()
+	db := settingstest.New()
 	testWriteAndRead(t, db)
 	db.Fail(fault.New(fault.Unavailable, "down"))
 	if _, _, err := Write(t.Context(), db, "d", []byte("x"), nil); !fault.Is(err, fault.Unavailable) {
@@ -72,7 +72,7 @@ func TestWriteRefusesWhatDoesNotFit(t *testing.T) {
 		noise[i] = letters[rng.IntN(len(letters))]
 	}
 	for name, src := range map[string][]byte{"compressed": noise, "as it is": make([]byte, MaxText+1)} {
-		if _, _, err := Write(t.Context(), versionedtest.New(), "d", src, nil); !fault.Is(err, fault.TooLarge) {
+		if _, _, err := Write(t.Context(), settingstest.New(), "d", src, nil); !fault.Is(err, fault.TooLarge) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
@@ -80,7 +80,7 @@ func TestWriteRefusesWhatDoesNotFit(t *testing.T) {
 
 // racing lets a rival write between the read and the write of another.
 type racing struct {
-	*versionedtest.Store
+	*settingstest.Store
 	once sync.Once
 }
 
@@ -90,7 +90,7 @@ func (r *racing) Write(ctx context.Context, ops ...store.Op) error {
 }
 
 func TestWriteRefusesAConcurrentChange(t *testing.T) {
-	db := &racing{Store: versionedtest.New()}
+	db := &racing{Store: settingstest.New()}
 	if _, _, err := Write(t.Context(), db, "d", []byte("mine"), nil); !fault.Is(err, fault.Conflict) {
 		t.Errorf("got %v, want a conflict", err)
 	}
@@ -117,7 +117,7 @@ func write(t *testing.T, db store.DB, text string) {
 
 func TestCacheFollowsTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db := versionedtest.New()
+		db := settingstest.New()
 		c := cache(db)
 		wants := func(text string, version int64) {
 			t.Helper()
@@ -172,7 +172,7 @@ func TestCacheFollowsTheStore(t *testing.T) {
 
 func TestCacheServesOthersWhileOneReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db := versionedtest.New()
+		db := settingstest.New()
 		write(t, db, "one")
 		c := cache(db)
 		if _, _, err := c.Get(t.Context(), "d"); err != nil {
@@ -199,7 +199,7 @@ func TestCacheServesOthersWhileOneReads(t *testing.T) {
 }
 
 func TestCacheDoesNotServeWhatItCannotParse(t *testing.T) {
-	db := versionedtest.New()
+	db := settingstest.New()
 	write(t, db, "bad")
 	if _, _, err := cache(db).Get(t.Context(), "d"); !fault.Is(err, fault.Internal) || err == nil {
 		t.Errorf("got %v", err)
@@ -207,7 +207,7 @@ func TestCacheDoesNotServeWhatItCannotParse(t *testing.T) {
 }
 
 func TestCacheIsBounded(t *testing.T) {
-	db := versionedtest.New()
+	db := settingstest.New()
 	write(t, db, "one")
 	c := cache(db)
 	_, _, _ = c.Get(t.Context(), "d")
@@ -228,7 +228,7 @@ func TestCacheIsBounded(t *testing.T) {
 
 func TestLatestIsNotFromMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db := versionedtest.New()
+		db := settingstest.New()
 		write(t, db, "one")
 		c := cache(db)
 		if v, _, err := c.Get(t.Context(), "d"); v != "one" || err != nil {

@@ -1,10 +1,10 @@
-// Package versioned keeps an operator's file (the catalog, the configuration) in
+// Package settings keeps an operator's file (the catalog, the configuration) in
 // the store, so that every function sees the same one.
 //
 // A document is two items: a small head with the version, which readers
 // poll, and the compressed text, which they read when the version has moved. What
 // the text means is the business of shared/catalog and shared/config.
-package versioned
+package settings
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-package versioned_test
+package settings_test
 
 import (
 	"context"
@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/mcp-events/mcpevents/shared/config/versioned"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	. "github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )

@@ -1,4 +1,4 @@
-package versioned
+package settings
 
 import (
 	"context"

@@ -1,7 +1,7 @@
-// Package versionedtest has a store for the tests of documents, with switches for
+// Package settingstest has a store for the tests of documents, with switches for
 // what a real store cannot be made to do: fail, and wait. It does no more than
-// shared/config/versioned needs.
-package versionedtest
+// shared/settings needs.
+package settingstest
 
 import (
 	"context"
