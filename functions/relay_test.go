@@ -71,7 +71,11 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	defer server.CloseClientConnections()
 	configure := func(text string) {
 		t.Helper()
-		if _, _, err := config.Apply(t.Context(), database(t, stack), []byte(text)); err != nil {
+		c, err := config.Parse([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := config.Apply(t.Context(), database(t, stack), c); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -78,12 +78,12 @@ func TestApplySaysWhoseBackendsChanged(t *testing.T) {
 		"# the same\nbackends:\n  - {name: a, url: 'https://a.example/mcp'}\n",
 		"backends:\n  - {name: a, url: 'https://a.example/mcp'}\n  - {name: b, url: 'https://b.example/mcp', workspace: other}\n",
 	} {
-		if _, changed, err := Apply(t.Context(), db, []byte(src)); err != nil || !changed {
+		if _, changed, err := Apply(t.Context(), db, parsed(t, src)); err != nil || !changed {
 			t.Fatalf("%v, %v", changed, err)
 		}
 	}
 	told := map[settings.Change]int{}
-	_, err = settings.Announce(t.Context(), db, time.Now().Add(settings.MaxAge), func(_ context.Context, c settings.Change) error {
+	_, err = settings.Announce(t.Context(), db, time.Time{}, func(_ context.Context, c settings.Change) error {
 		told[c]++
 		return nil
 	})

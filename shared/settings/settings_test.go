@@ -100,7 +100,7 @@ func TestWriteRefusesAConcurrentChange(t *testing.T) {
 }
 
 func cache(db store.DB) *Cache[string] {
-	return NewCache(db, func(src []byte) (string, error) {
+	return NewCache(db, "", func(src []byte) (string, error) {
 		if strings.HasPrefix(string(src), "bad") {
 			return "", fault.New(fault.Invalid, "bad")
 		}

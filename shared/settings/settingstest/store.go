@@ -50,6 +50,9 @@ func (s *Store) Reads(sort string) int {
 	return n
 }
 
+// Ordered is [store.DB.Ordered]: it is like DynamoDB.
+func (s *Store) Ordered() bool { return false }
+
 // Get is [store.DB.Get].
 func (s *Store) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
 	s.mu.Lock()
