@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -10,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/settings/settingstest"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 func one(name string) []byte {
@@ -188,6 +190,51 @@ func TestContract(t *testing.T) {
 		}
 		if kept.ContractID() != before.ContractID() {
 			t.Errorf("%s: the kept contract has another id", name)
+		}
+	}
+}
+
+// SSE-06: a workspace has its own catalog, and without one that which is shared; one that is removed counts its versions on.
+func TestSharedCatalog(t *testing.T) {
+	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	src := NewStored(db, nil, nil)
+	for _, step := range []struct {
+		workspace, name string
+		version         int64
+		own, other      string
+		names           []string
+	}{
+		{Shared, "shared", 1, "shared", "shared", []string{Shared}},
+		{"own", "own", 1, "own", "shared", []string{Shared, "own"}},
+		{Shared, "later", 2, "own", "later", []string{Shared, "own"}},
+		{"own", "", 2, "later", "later", []string{Shared}},
+		{"own", "own", 3, "own", "later", []string{Shared, "own"}},
+	} {
+		var next *Catalog
+		if step.name != "" {
+			next = parse(t, string(one(step.name)))
+		}
+		a, err := Apply(t.Context(), db, step.workspace, next)
+		if err != nil || a.Version != step.version || !a.Changed {
+			t.Fatalf("%+v: %+v, %v", step, a, err)
+		}
+		src.Written()
+		for workspace, want := range map[string]string{"own": step.own, "other": step.other} {
+			c, err := src.Catalog(t.Context(), workspace)
+			stored, failed := Load(t.Context(), db, workspace)
+			if err != nil || failed != nil || c.ByName(want) == nil || stored.ByName(want) == nil {
+				t.Errorf("%+v: %s has not %s: %v, %v", step, workspace, want, err, failed)
+			}
+			if src.Shares(t.Context(), workspace) != (want == step.other) {
+				t.Errorf("%+v: whether %s shares is wrong", step, workspace)
+			}
+		}
+		if names, err := Names(t.Context(), db); err != nil || !slices.Equal(names, step.names) {
+			t.Errorf("%+v: %q, %v", step, names, err)
 		}
 	}
 }

@@ -255,3 +255,64 @@ func TestLatestIsNotFromMemory(t *testing.T) {
 		}
 	})
 }
+
+// The only process over a store uses what it wrote at once, and reads nothing again until it writes.
+func TestWhoIsToldOfWritesReadsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := settingstest.New()
+		c := cache(db)
+		for _, text := range []string{"one", "two"} {
+			write(t, db, text)
+			c.Written()
+			db.Reads("head")
+			for range 3 {
+				for _, get := range []func(context.Context, string) (string, int64, error){c.Get, c.Latest} {
+					if v, _, err := get(t.Context(), "d"); v != text || err != nil {
+						t.Errorf("got %q, %v, want %q", v, err, text)
+					}
+				}
+				time.Sleep(2 * MaxStale)
+			}
+			if n := db.Reads("head"); n != 1 {
+				t.Errorf("%d reads, want 1", n)
+			}
+		}
+	})
+}
+
+// late answers the first read only when its gate is closed, by what there was before.
+type late struct {
+	*settingstest.Store
+	once sync.Once
+	gate chan struct{}
+}
+
+func (s *late) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
+	items, err := s.Store.Get(ctx, keys...)
+	s.once.Do(func() { <-s.gate })
+	return items, err
+}
+
+// A read that began before a write does not hide it.
+func TestWrittenDuringARead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := &late{Store: settingstest.New(), gate: make(chan struct{})}
+		c := cache(db)
+		write(t, db.Store, "one")
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if _, _, err := c.Latest(t.Context(), "d"); err != nil {
+				t.Error(err)
+			}
+		}()
+		synctest.Wait()
+		write(t, db.Store, "two")
+		c.Written()
+		close(db.gate)
+		<-done
+		if v, _, err := c.Get(t.Context(), "d"); v != "two" || err != nil {
+			t.Errorf("got %q, %v", v, err)
+		}
+	})
+}
