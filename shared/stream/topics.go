@@ -6,8 +6,9 @@ import (
 	"encoding/json"
 	"strconv"
 
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/settings"
 )
 
 // The topics. A topic belongs to a workspace; its notices are JSON of the
@@ -21,7 +22,16 @@ const TopicCatalog = "catalog"
 // names the catalog that it has now.
 func AnnounceCatalog(ctx context.Context, log *eventlog.Log, workspace, version string) error {
 	notice, _ := json.Marshal(map[string]string{"version": version}) // two strings
-	return log.NotifyAs(ctx, workspace, TopicCatalog, "catalog-"+version, notice)
+	return log.NotifyAs(ctx, workspace, TopicCatalog, "catalog-"+workspace+"-"+version, notice)
+}
+
+// topics are the partitions of a topic: the catalog that a workspace shares with others is announced once for all.
+func (ts *Tails) topics(ctx context.Context, workspace, topic string) []eventlog.Partition {
+	out := []eventlog.Partition{eventlog.Topic(workspace, topic)}
+	if topic == TopicCatalog && ts.Options.Shares != nil && ts.Options.Shares(ctx, workspace) {
+		out = append(out, eventlog.Topic(catalog.Shared, topic))
+	}
+	return out
 }
 
 // TopicPrincipal tells what changed for one principal: its subscriptions.
@@ -52,11 +62,11 @@ func OfBackends(notice json.RawMessage) bool {
 	return json.Unmarshal(notice, &n) == nil && n.Backends != ""
 }
 
-// AnnounceStored is what [versioned.Announce] tells of stored documents by.
-func AnnounceStored(log *eventlog.Log) func(context.Context, versioned.Change) error {
-	return func(ctx context.Context, c versioned.Change) error {
+// AnnounceStored is what [settings.Announce] tells of stored documents by.
+func AnnounceStored(log *eventlog.Log) func(context.Context, settings.Change) error {
+	return func(ctx context.Context, c settings.Change) error {
 		announce := AnnounceCatalog
-		if c.Kind == versioned.Backends {
+		if c.Kind == settings.Backends {
 			announce = AnnounceBackends
 		}
 		return announce(ctx, log, c.Workspace, strconv.FormatInt(c.Version, 10))

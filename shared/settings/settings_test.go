@@ -1,4 +1,4 @@
-package versioned_test
+package settings_test
 
 import (
 	"context"
@@ -11,9 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	. "github.com/mcp-events/mcpevents/shared/config/versioned"
-	"github.com/mcp-events/mcpevents/shared/config/versioned/versionedtest"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	. "github.com/mcp-events/mcpevents/shared/settings"
+	"github.com/mcp-events/mcpevents/shared/settings/settingstest"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
@@ -28,7 +28,7 @@ func TestWriteAndReadInSQLite(t *testing.T) {
 }
 
 func TestWriteAndRead(t *testing.T) {
-	db := versionedtest.New()
+	db := settingstest.New()
 	testWriteAndRead(t, db)
 	db.Fail(fault.New(fault.Unavailable, "down"))
 	if _, _, err := Write(t.Context(), db, "d", []byte("x"), nil); !fault.Is(err, fault.Unavailable) {
@@ -72,7 +72,7 @@ func TestWriteRefusesWhatDoesNotFit(t *testing.T) {
 		noise[i] = letters[rng.IntN(len(letters))]
 	}
 	for name, src := range map[string][]byte{"compressed": noise, "as it is": make([]byte, MaxText+1)} {
-		if _, _, err := Write(t.Context(), versionedtest.New(), "d", src, nil); !fault.Is(err, fault.TooLarge) {
+		if _, _, err := Write(t.Context(), settingstest.New(), "d", src, nil); !fault.Is(err, fault.TooLarge) {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
@@ -80,7 +80,7 @@ func TestWriteRefusesWhatDoesNotFit(t *testing.T) {
 
 // racing lets a rival write between the read and the write of another.
 type racing struct {
-	*versionedtest.Store
+	*settingstest.Store
 	once sync.Once
 }
 
@@ -90,7 +90,7 @@ func (r *racing) Write(ctx context.Context, ops ...store.Op) error {
 }
 
 func TestWriteRefusesAConcurrentChange(t *testing.T) {
-	db := &racing{Store: versionedtest.New()}
+	db := &racing{Store: settingstest.New()}
 	if _, _, err := Write(t.Context(), db, "d", []byte("mine"), nil); !fault.Is(err, fault.Conflict) {
 		t.Errorf("got %v, want a conflict", err)
 	}
@@ -100,7 +100,7 @@ func TestWriteRefusesAConcurrentChange(t *testing.T) {
 }
 
 func cache(db store.DB) *Cache[string] {
-	return NewCache(db, func(src []byte) (string, error) {
+	return NewCache(db, "", func(src []byte) (string, error) {
 		if strings.HasPrefix(string(src), "bad") {
 			return "", fault.New(fault.Invalid, "bad")
 		}
@@ -117,7 +117,7 @@ func write(t *testing.T, db store.DB, text string) {
 
 func TestCacheFollowsTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db := versionedtest.New()
+		db := settingstest.New()
 		c := cache(db)
 		wants := func(text string, version int64) {
 			t.Helper()
@@ -172,7 +172,7 @@ func TestCacheFollowsTheStore(t *testing.T) {
 
 func TestCacheServesOthersWhileOneReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db := versionedtest.New()
+		db := settingstest.New()
 		write(t, db, "one")
 		c := cache(db)
 		if _, _, err := c.Get(t.Context(), "d"); err != nil {
@@ -199,7 +199,7 @@ func TestCacheServesOthersWhileOneReads(t *testing.T) {
 }
 
 func TestCacheDoesNotServeWhatItCannotParse(t *testing.T) {
-	db := versionedtest.New()
+	db := settingstest.New()
 	write(t, db, "bad")
 	if _, _, err := cache(db).Get(t.Context(), "d"); !fault.Is(err, fault.Internal) || err == nil {
 		t.Errorf("got %v", err)
@@ -207,7 +207,7 @@ func TestCacheDoesNotServeWhatItCannotParse(t *testing.T) {
 }
 
 func TestCacheIsBounded(t *testing.T) {
-	db := versionedtest.New()
+	db := settingstest.New()
 	write(t, db, "one")
 	c := cache(db)
 	_, _, _ = c.Get(t.Context(), "d")
@@ -228,7 +228,7 @@ func TestCacheIsBounded(t *testing.T) {
 
 func TestLatestIsNotFromMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db := versionedtest.New()
+		db := settingstest.New()
 		write(t, db, "one")
 		c := cache(db)
 		if v, _, err := c.Get(t.Context(), "d"); v != "one" || err != nil {
@@ -252,6 +252,67 @@ func TestLatestIsNotFromMemory(t *testing.T) {
 		db.Fail(fault.New(fault.Unavailable, "down"))
 		if v, _, err := c.Latest(t.Context(), "d"); !fault.Is(err, fault.Unavailable) {
 			t.Errorf("without the store: %q, %v", v, err)
+		}
+	})
+}
+
+// The only process over a store uses what it wrote at once, and reads nothing again until it writes.
+func TestWhoIsToldOfWritesReadsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := settingstest.New()
+		c := cache(db)
+		for _, text := range []string{"one", "two"} {
+			write(t, db, text)
+			c.Written()
+			db.Reads("head")
+			for range 3 {
+				for _, get := range []func(context.Context, string) (string, int64, error){c.Get, c.Latest} {
+					if v, _, err := get(t.Context(), "d"); v != text || err != nil {
+						t.Errorf("got %q, %v, want %q", v, err, text)
+					}
+				}
+				time.Sleep(2 * MaxStale)
+			}
+			if n := db.Reads("head"); n != 1 {
+				t.Errorf("%d reads, want 1", n)
+			}
+		}
+	})
+}
+
+// late answers the first read only when its gate is closed, by what there was before.
+type late struct {
+	*settingstest.Store
+	once sync.Once
+	gate chan struct{}
+}
+
+func (s *late) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
+	items, err := s.Store.Get(ctx, keys...)
+	s.once.Do(func() { <-s.gate })
+	return items, err
+}
+
+// A read that began before a write does not hide it.
+func TestWrittenDuringARead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := &late{Store: settingstest.New(), gate: make(chan struct{})}
+		c := cache(db)
+		write(t, db.Store, "one")
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if _, _, err := c.Latest(t.Context(), "d"); err != nil {
+				t.Error(err)
+			}
+		}()
+		synctest.Wait()
+		write(t, db.Store, "two")
+		c.Written()
+		close(db.gate)
+		<-done
+		if v, _, err := c.Get(t.Context(), "d"); v != "two" || err != nil {
+			t.Errorf("got %q, %v", v, err)
 		}
 	})
 }

@@ -1,4 +1,4 @@
-package versioned_test
+package settings_test
 
 import (
 	"context"
@@ -7,15 +7,15 @@ import (
 	"testing/synctest"
 	"time"
 
-	. "github.com/mcp-events/mcpevents/shared/config/versioned"
-	"github.com/mcp-events/mcpevents/shared/config/versioned/versionedtest"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	. "github.com/mcp-events/mcpevents/shared/settings"
+	"github.com/mcp-events/mcpevents/shared/settings/settingstest"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // slow is a store that takes its time, and gives up with its caller.
 type slow struct {
-	*versionedtest.Store
+	*settingstest.Store
 	takes time.Duration
 }
 
@@ -31,7 +31,7 @@ func (s *slow) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error
 // What was written is in use for all after MaxAge, though there are callers all the time that begin to look for it and go away.
 func TestCallersThatGoAwayHideNothingFromOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db := &slow{versionedtest.New(), 50 * time.Millisecond}
+		db := &slow{settingstest.New(), 50 * time.Millisecond}
 		c := cache(db)
 		write(t, db, "one")
 		if got, _, err := c.Get(t.Context(), "d"); got != "one" || err != nil {
@@ -72,7 +72,7 @@ func TestCallersThatGoAwayHideNothingFromOthers(t *testing.T) {
 // Reads that are slow are used, and those that hang end.
 func TestASlowStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db := &slow{versionedtest.New(), MaxAge / 4}
+		db := &slow{settingstest.New(), MaxAge / 4}
 		c := cache(db)
 		write(t, db, "one")
 		began := time.Now()

@@ -1,4 +1,4 @@
-package versioned_test
+package settings_test
 
 import (
 	"context"
@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/mcp-events/mcpevents/shared/config/versioned"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	. "github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
@@ -65,7 +65,7 @@ func TestAnnounce(t *testing.T) {
 		{MaxAge, 0, false, []string{"backends c 2", "catalog a 2"}},
 		{MaxAge, 0, false, nil},
 	} {
-		waiting, err := Announce(t.Context(), db, now.Add(step.at), tell)
+		waiting, err := Announce(t.Context(), db, now.Add(step.at-MaxAge), tell)
 		if slices.Sort(told); waiting != step.waiting || (err != nil) != step.fails || !slices.Equal(told, step.want) {
 			t.Errorf("after %s: %d wait, told %q, %v; want %d, %q", step.at, waiting, told, err, step.waiting, step.want)
 		}

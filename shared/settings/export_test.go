@@ -1,4 +1,4 @@
-package versioned
+package settings
 
 // Len is the number of documents in memory.
 func (c *Cache[T]) Len() int {

@@ -1,7 +1,7 @@
-// Package versionedtest has a store for the tests of documents, with switches for
+// Package settingstest has a store for the tests of documents, with switches for
 // what a real store cannot be made to do: fail, and wait. It does no more than
-// shared/config/versioned needs.
-package versionedtest
+// shared/settings needs.
+package settingstest
 
 import (
 	"context"
@@ -49,6 +49,9 @@ func (s *Store) Reads(sort string) int {
 	delete(s.reads, sort)
 	return n
 }
+
+// Ordered is [store.DB.Ordered]: it is like DynamoDB.
+func (s *Store) Ordered() bool { return false }
 
 // Get is [store.DB.Get].
 func (s *Store) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {

@@ -1,4 +1,4 @@
-package versioned
+package settings
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// What a document changes for clients is announced to them only when every function uses the
+// What a document changes for clients is announced to them only when every process uses the
 // document, so that who asks for a list after the announcement gets the new one at any
 // instance. Until then an item beside the documents says that it is still to be
 // done; it is written with the document, so that no crash loses it.
@@ -55,9 +55,10 @@ func UnannouncedOf(kind Kind, workspaces []string, version int64, now time.Time)
 	return Unannounced(kind, strconv.FormatInt(version, 10), workspaces, version, now)
 }
 
-// Announce tells of the changes that were stored at least [MaxAge] before now, each once
-// unless a crash or another announcer comes between. waiting is how many documents are too new.
-func Announce(ctx context.Context, db store.DB, now time.Time, tell func(context.Context, Change) error) (waiting int, err error) {
+// Announce tells of the changes that were stored up to a time, each once unless a crash or another
+// announcer comes between: those that every process uses, as after [MaxAge]. The zero time is for the only
+// process, which uses all of them. waiting is how many documents are too new.
+func Announce(ctx context.Context, db store.DB, until time.Time, tell func(context.Context, Change) error) (waiting int, err error) {
 	q := store.Query{Table: store.Settings, Partition: unannouncedPartition}
 	var errs []error // one that cannot be told keeps no other from its turn
 	for {
@@ -66,7 +67,7 @@ func Announce(ctx context.Context, db store.DB, now time.Time, tell func(context
 			return waiting, fault.Wrap(fault.Unavailable, err, "read what is to be announced")
 		}
 		for _, it := range page.Items {
-			if now.Sub(time.UnixMilli(it.Counts[appliedAt])) < MaxAge {
+			if !until.IsZero() && time.UnixMilli(it.Counts[appliedAt]).After(until) {
 				waiting++
 			} else if err := announceOne(ctx, db, it, tell); err != nil {
 				errs = append(errs, err)

@@ -1,4 +1,4 @@
-package versioned
+package settings
 
 import (
 	"context"
@@ -32,15 +32,18 @@ const (
 // answers. There is no background work: on Lambda a process sleeps between calls,
 // and would wake up with what it knew. Instead the first caller after two seconds
 // begins to read the version (one small item), and the text only if that has moved;
-// the others are served meanwhile. A read goes on when who began it goes away. Make it with [NewCache].
+// the others are served meanwhile. A read goes on when who began it goes away. The only
+// process over a store tells the cache of its writes instead, by [Cache.Written]. Make it with [NewCache].
 type Cache[T any] struct {
 	db    store.DB
+	kind  string // what the documents' names begin with
 	parse func(src []byte) (T, error)
 	now   func() time.Time
 	log   *slog.Logger
 
 	mu   sync.Mutex
 	held map[string]*held[T]
+	told bool // of all writes
 }
 
 // held is a document in memory. Its fields are guarded by Cache.mu.
@@ -59,20 +62,42 @@ type reading struct {
 	err   error // set when done is closed
 }
 
-// NewCache makes a cache that turns texts into values by parse. The clock is
-// time.Now when nil, the log slog.Default.
-func NewCache[T any](db store.DB, parse func([]byte) (T, error), now func() time.Time, log *slog.Logger) *Cache[T] {
+// NewCache makes a cache of the documents whose names begin with kind, which is left out where they are
+// asked for. Parse turns texts into values. The clock is time.Now when nil, the log slog.Default.
+func NewCache[T any](db store.DB, kind string, parse func([]byte) (T, error), now func() time.Time, log *slog.Logger) *Cache[T] {
 	if now == nil {
 		now = time.Now
 	}
 	if log == nil {
 		log = slog.Default()
 	}
-	return &Cache[T]{db: db, parse: parse, now: now, log: log, held: map[string]*held[T]{}}
+	return &Cache[T]{db: db, kind: kind, parse: parse, now: now, log: log, held: map[string]*held[T]{}}
+}
+
+// Written forgets all documents, since some were written. A process that calls it is the only one that writes, and
+// calls it after each write: from now on a document is read once and used until the next call.
+func (c *Cache[T]) Written() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.told = true
+	c.held = map[string]*held[T]{} // a read under way answers those who wait for it, and nobody later
+}
+
+// known is a document that is in memory and cannot have changed.
+func (c *Cache[T]) known(name string) (value T, version int64, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if h := c.held[name]; c.told && h != nil && !h.checked.IsZero() {
+		return h.value, h.version, true
+	}
+	return value, 0, false
 }
 
 // Get returns a document and its version; the zero value and 0 when it does not exist.
 func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
+	if value, version, ok := c.known(name); ok {
+		return value, version, nil
+	}
 	return c.get(ctx, name, func(h *held[T], now time.Time) bool {
 		age := now.Sub(h.checked)
 		return age < RecheckAfter || h.reading != nil && age < MaxAge || now.Before(h.retry) && age < MaxStale
@@ -83,6 +108,9 @@ func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
 // is read after Latest was called. While the store does not answer it fails with
 // fault.Unavailable.
 func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
+	if value, version, ok := c.known(name); ok {
+		return value, version, nil
+	}
 	called := c.now()
 	value, version, err := c.get(ctx, name, func(h *held[T], _ time.Time) bool { return !h.checked.Before(called) })
 	if err != nil {
@@ -90,12 +118,15 @@ func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	h := c.holder(name)
-	if h.checked.Before(called) { // it is what was left of an earlier time
+	switch h := c.holder(name); {
+	case c.told: // as soon as it was called
+		return value, version, nil
+	case h.checked.Before(called): // it is what was left of an earlier time
 		var zero T
-		return zero, 0, fault.New(fault.Unavailable, "%s cannot be read at the moment", name)
+		return zero, 0, fault.New(fault.Unavailable, "%s%s cannot be read at the moment", c.kind, name)
+	default:
+		return h.value, h.version, nil
 	}
-	return h.value, h.version, nil
 }
 
 func (c *Cache[T]) get(ctx context.Context, name string, usable func(h *held[T], now time.Time) bool) (T, int64, error) {
@@ -122,7 +153,7 @@ func (c *Cache[T]) get(ctx context.Context, name string, usable func(h *held[T],
 			}
 		case <-ctx.Done():
 			var zero T
-			return zero, 0, fault.Wrap(fault.Unavailable, ctx.Err(), "wait for %s", name)
+			return zero, 0, fault.Wrap(fault.Unavailable, ctx.Err(), "wait for %s%s", c.kind, name)
 		}
 	}
 }
@@ -170,7 +201,8 @@ func (c *Cache[T]) evict() {
 func (c *Cache[T]) read(ctx context.Context, name string, h *held[T], version int64) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
-	value, next, err := c.fetch(ctx, name, version)
+	document := c.kind + name
+	value, next, err := c.fetch(ctx, document, version)
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -185,7 +217,7 @@ func (c *Cache[T]) read(ctx context.Context, name string, h *held[T], version in
 		}
 	case !h.checked.IsZero():
 		h.retry = c.now().Add(RetryAfter)
-		c.log.WarnContext(ctx, "document not read", "document", name,
+		c.log.WarnContext(ctx, "document not read", "document", document,
 			"age", r.began.Sub(h.checked), "error", err)
 	}
 }

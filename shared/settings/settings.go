@@ -1,10 +1,15 @@
-// Package versioned keeps an operator's file (the catalog, the configuration) in
-// the store, so that every function sees the same one.
+// Package settings keeps an operator's files (the catalogs, the configuration) in
+// the store, so that every process sees the same ones: the functions on AWS, and the
+// roles of an embedded server.
+//
+//	files ──▶ apply.Apply ──▶ store ──▶ Cache ──▶ catalog.Stored, config.Stored ──▶ all roles
+//	          checks, Write     └─────▶ Announce ──▶ streams
 //
 // A document is two items: a small head with the version, which readers
 // poll, and the compressed text, which they read when the version has moved. What
-// the text means is the business of shared/catalog and shared/config.
-package versioned
+// the text means is the business of shared/catalog and shared/config; what speaks
+// against a change is that of shared/settings/apply.
+package settings
 
 import (
 	"bytes"
@@ -57,14 +62,10 @@ func Read(ctx context.Context, db store.DB, name string) ([]byte, int64, error) 
 }
 
 // Write stores a document and returns its version. A text that is stored already
-// changes nothing. A text that does not fit into an item compressed is of kind
+// changes nothing. An empty text takes the place of a document that is removed, so that its versions go on. A text that does not fit into an item compressed is of kind
 // fault.TooLarge; a write between our read and our write is fault.Conflict. What
 // also makes of the new version and the text before is written with it, all or none; it may be nil.
 func Write(ctx context.Context, db store.DB, name string, src []byte, also func(version int64, old []byte) []store.Op) (version int64, changed bool, err error) {
-	packed, err := pack(src)
-	if err != nil {
-		return 0, false, fault.Wrap(fault.Internal, err, "write %s", name)
-	}
 	old, version, err := Read(ctx, db, name)
 	if err != nil {
 		return 0, false, err
@@ -75,6 +76,10 @@ func Write(ctx context.Context, db store.DB, name string, src []byte, also func(
 			return version, false, nil
 		}
 		cond = store.VersionIs(version)
+	}
+	packed, err := pack(src)
+	if err != nil {
+		return 0, false, fault.Wrap(fault.Internal, err, "write %s", name)
 	}
 	version++
 	ops := []store.Op{
