@@ -127,7 +127,7 @@ func (v *view) ask(ctx context.Context) (*learned, error) {
 		version = pinned
 	}
 	params, _ := json.Marshal(map[string]json.RawMessage{
-		"protocolVersion": quote(version), "capabilities": json.RawMessage(`{}`), "clientInfo": b.gateway.options.Server,
+		"protocolVersion": jsonrpc.Quote(version), "capabilities": json.RawMessage(`{}`), "clientInfo": b.gateway.options.Server,
 	})
 	session, got, err := b.initialize(ctx, c, params)
 	if err != nil {
@@ -162,7 +162,7 @@ func (b *backend) discover(ctx context.Context, c *upstream.Client) (*learned, e
 
 // meta is params with nothing but what every request of revision 2026-07-28 has.
 func (b *backend) meta(version string, capabilities json.RawMessage) json.RawMessage {
-	out := append([]byte(`{"_meta":{"`+mcpspec.MetaVersion+`":`), quote(version)...)
+	out := append([]byte(`{"_meta":{"`+mcpspec.MetaVersion+`":`), jsonrpc.Quote(version)...)
 	out = append(append(out, `,"`+mcpspec.MetaCapabilities+`":`...), capabilities...)
 	out = append(append(out, `,"`+mcpspec.MetaClient+`":`...), b.gateway.options.Server...)
 	return append(out, `}}`...)
@@ -177,7 +177,7 @@ type initialized struct {
 func (b *backend) initialize(ctx context.Context, c *upstream.Client, params json.RawMessage) (session string, got initialized, err error) {
 	ctx, cancel := context.WithTimeout(ctx, b.gateway.options.AskTimeout)
 	defer cancel()
-	body := request(json.RawMessage(`0`), mcpspec.MethodInitialize, params)
+	body := jsonrpc.AppendRequest(nil, json.RawMessage(`0`), mcpspec.MethodInitialize, params)
 	x, err := c.Post(ctx, upstream.Request{Body: body})
 	if err != nil {
 		return "", got, err
@@ -221,7 +221,7 @@ func (b *backend) request(ctx context.Context, c *upstream.Client, r upstream.Re
 	ctx, cancel := context.WithTimeout(ctx, b.gateway.options.AskTimeout)
 	defer cancel()
 	// Others may ask within the same session at the same time.
-	r.Body = request(freshID(), method, params)
+	r.Body = jsonrpc.AppendRequest(nil, freshID(), method, params)
 	if stateless(r.Version) {
 		r.Header = http.Header{mcpspec.HeaderMethod: {method}}
 	}
@@ -262,14 +262,3 @@ func (b *backend) response(ctx context.Context, x *upstream.Exchange) (json.RawM
 		}
 	}
 }
-
-func request(id json.RawMessage, method string, params json.RawMessage) []byte {
-	b := append([]byte(`{"jsonrpc":"2.0","id":`), id...)
-	b = jsonrpc.AppendString(append(b, `,"method":`...), method)
-	if params != nil {
-		b = append(append(b, `,"params":`...), params...)
-	}
-	return append(b, '}')
-}
-
-func quote(s string) json.RawMessage { return jsonrpc.AppendString(nil, s) }

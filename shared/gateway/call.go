@@ -52,7 +52,7 @@ func (g *Gateway) Call(ctx context.Context, c Call) error {
 	if !ok {
 		return unknown(kinds[c.Kind].what, c.Name)
 	}
-	if upstream.Repeats(c.Params) {
+	if jsonrpc.Repeats(c.Params) {
 		// The backend might read another one than is checked here.
 		return fault.New(fault.Invalid, "params have a member twice")
 	}
@@ -145,7 +145,7 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 			return err
 		}
 		answer, err := x.client().Post(ctx, upstream.Request{
-			Body: request(x.id, x.call.Method, params), Version: x.with.Version, Session: x.with.ID,
+			Body: jsonrpc.AppendRequest(nil, x.id, x.call.Method, params), Version: x.with.Version, Session: x.with.ID,
 		})
 		if errors.Is(err, upstream.ErrSession) && !again {
 			if err := x.gateway.sessions.forget(ctx, x.call.Client, x.backend, x.with); err != nil {
@@ -167,7 +167,7 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 
 // withName is params with the name that the backend knows.
 func (c Call) withName(own string, params json.RawMessage) json.RawMessage {
-	return upstream.Replace(params, c.Member, c.nameAs(own))
+	return jsonrpc.Replace(params, c.Member, c.nameAs(own))
 }
 
 // callStateless calls a backend of revision 2026-07-28 for a client of the same.
@@ -186,10 +186,10 @@ func (x *exchange) callStateless(ctx context.Context, known *learned) error {
 		if err != nil {
 			return err
 		}
-		params = upstream.Replace(params, "requestState", quote(string(state)))
+		params = jsonrpc.Replace(params, "requestState", jsonrpc.Quote(string(state)))
 	}
 	answer, err := x.client().Post(ctx, upstream.Request{
-		Body: request(x.id, x.call.Method, params), Version: known.version, Header: h,
+		Body: jsonrpc.AppendRequest(nil, x.id, x.call.Method, params), Version: known.version, Header: h,
 	})
 	if err != nil {
 		return x.failed(err)
@@ -206,9 +206,9 @@ func (x *exchange) client() *upstream.Client { return x.backend.caller(x.call.To
 // nameAs is the value of the member that names what is called.
 func (c Call) nameAs(own string) []byte {
 	if c.Member == "ref" {
-		return upstream.Replace(jsonrpc.Member(c.Params, "ref"), "name", quote(own))
+		return jsonrpc.Replace(jsonrpc.Member(c.Params, "ref"), "name", jsonrpc.Quote(own))
 	}
-	return quote(own)
+	return jsonrpc.Quote(own)
 }
 
 // failed is what a caller is told of a backend's failure: not what it was, but that the call
@@ -343,7 +343,7 @@ func (x *exchange) elicit(ctx context.Context, m upstream.Message) error {
 		return err
 	}
 	x.kept = append(x.kept, elicitationKey(id))
-	return x.send(upstream.Replace(m.Raw, "id", quote(id)), false)
+	return x.send(jsonrpc.Replace(m.Raw, "id", jsonrpc.Quote(id)), false)
 }
 
 // refuse answers a backend's request with an error.

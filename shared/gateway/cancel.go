@@ -56,7 +56,7 @@ func (g *Gateway) Cancel(ctx context.Context, c Client, body json.RawMessage) er
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "note a cancellation")
 	}
-	return g.Notify(ctx, c, upstream.Replace(body, "params", upstream.Replace(params, "requestId", requestID(c, id))))
+	return g.Notify(ctx, c, jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "requestId", requestID(c, id))))
 }
 
 // watch ends the call when its client cancels it. The function that it returns ends

@@ -99,7 +99,7 @@ func (g *Gateway) converseInSession(ctx context.Context, c Client, b *backend, m
 // notification, without by the end of the connection.
 func (b *backend) converse(ctx context.Context, c Client, s backendSession, method string, params json.RawMessage) (json.RawMessage, error) {
 	id := freshID()
-	r := upstream.Request{Body: request(id, method, params), Version: s.Version, Session: s.ID}
+	r := upstream.Request{Body: jsonrpc.AppendRequest(nil, id, method, params), Version: s.Version, Session: s.ID}
 	if stateless(s.Version) {
 		r.Header = http.Header{mcpspec.HeaderMethod: {method}}
 	}
@@ -126,5 +126,5 @@ func (b *backend) withMeta(version string, params json.RawMessage) json.RawMessa
 	if given != "" {
 		own = strings.TrimSuffix(own, "}") + "," + given + "}"
 	}
-	return upstream.Replace(params, "_meta", []byte(own))
+	return jsonrpc.Replace(params, "_meta", []byte(own))
 }

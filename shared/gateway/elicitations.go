@@ -13,6 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
@@ -137,7 +138,7 @@ func (g *Gateway) Answer(ctx context.Context, c Client, id string, body json.Raw
 		ctx, cancel := context.WithTimeout(ctx, g.options.AskTimeout)
 		defer cancel()
 		x, err := b.caller(c.Token).Post(ctx, upstream.Request{
-			Body: upstream.Replace(body, "id", q.ID), Version: q.With.Version, Session: q.With.ID,
+			Body: jsonrpc.Replace(body, "id", q.ID), Version: q.With.Version, Session: q.With.ID,
 		})
 		if err != nil {
 			return fault.Wrap(fault.Unavailable, err, "hand an answer to backend %s", b.Name)

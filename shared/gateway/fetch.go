@@ -121,7 +121,7 @@ func (v *view) fetch(ctx context.Context, known *learned, kind Kind) (*fetched, 
 			params = b.meta(known.version, json.RawMessage(`{}`))
 		}
 		if cursor != nil {
-			params = upstream.Insert(params, "cursor", cursor)
+			params = jsonrpc.Insert(params, "cursor", cursor)
 		}
 		result, err := b.request(ctx, c, upstream.Request{Version: known.version, Session: known.session}, k.method, params)
 		if err != nil {
@@ -168,7 +168,7 @@ func (b *backend) entry(kind Kind, raw json.RawMessage) (e Entry, why string) {
 	}
 	if k.prefixed && b.Prefix != "" {
 		e.Name = b.Prefix + own
-		e.JSON = upstream.Replace(raw, k.name, quote(e.Name))
+		e.JSON = jsonrpc.Replace(raw, k.name, jsonrpc.Quote(e.Name))
 	}
 	return e, ""
 }

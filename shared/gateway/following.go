@@ -49,7 +49,7 @@ func (f *following) connect(ctx context.Context) (*upstream.Exchange, error) {
 		return f.listen(ctx, true, wanted)
 	}
 	params, _ := json.Marshal(map[string]json.RawMessage{
-		"protocolVersion": quote(f.known.version), "capabilities": json.RawMessage(`{}`), "clientInfo": b.gateway.options.Server,
+		"protocolVersion": jsonrpc.Quote(f.known.version), "capabilities": json.RawMessage(`{}`), "clientInfo": b.gateway.options.Server,
 	})
 	session, got, err := b.initialize(ctx, b.client(""), params)
 	if err != nil {
@@ -82,7 +82,7 @@ func (f *following) missed(ctx context.Context, continued bool) error {
 		return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Put(store.Item{Key: key})), "keep that a backend is listened to")
 	}
 	for uri := range f.subscribed {
-		n := Notice{mcpspec.NoteUpdated, append(append([]byte(`{"uri":`), quote(uri)...), '}')}
+		n := Notice{mcpspec.NoteUpdated, append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')}
 		if err := f.relay.announce(ctx, f.backend, n); err != nil {
 			return err
 		}
@@ -104,10 +104,10 @@ func (f *following) listen(ctx context.Context, lists bool, uris map[string]bool
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "encode a listen")
 	}
-	params := upstream.Insert(b.meta(f.version, json.RawMessage(`{}`)), "notifications", text)
+	params := jsonrpc.Insert(b.meta(f.version, json.RawMessage(`{}`)), "notifications", text)
 	const method = mcpspec.MethodListen
 	return b.client("").Post(ctx, upstream.Request{
-		Body: request(freshID(), method, params), Version: f.version, Header: http.Header{mcpspec.HeaderMethod: {method}},
+		Body: jsonrpc.AppendRequest(nil, freshID(), method, params), Version: f.version, Header: http.Header{mcpspec.HeaderMethod: {method}},
 	})
 }
 
@@ -115,7 +115,7 @@ func (f *following) listen(ctx context.Context, lists bool, uris map[string]bool
 func (f *following) subscribe(ctx context.Context, wanted map[string]bool) error {
 	b := f.backend
 	change := func(method, uri string) error {
-		params := append(append([]byte(`{"uri":`), quote(uri)...), '}')
+		params := append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')
 		_, err := b.request(ctx, b.client(""), upstream.Request{Version: f.version, Session: f.session}, method, params)
 		if errors.Is(err, errRPC) { // it may be gone there
 			b.gateway.options.Log.WarnContext(ctx, "a backend refused a subscription", "backend", b.Name, "method", method, "error", err)

@@ -46,7 +46,7 @@ func (x *exchange) withInputs(ctx context.Context, known *learned) error {
 	for range maxRounds {
 		x.id, x.input = freshID(), nil
 		answer, err := x.client().Post(ctx, upstream.Request{
-			Body: request(x.id, x.call.Method, params), Version: known.version, Header: header,
+			Body: jsonrpc.AppendRequest(nil, x.id, x.call.Method, params), Version: known.version, Header: header,
 		})
 		if err == nil {
 			err = x.relay(ctx, answer)
@@ -75,12 +75,12 @@ func (x *exchange) supply(ctx context.Context, params json.RawMessage) (json.Raw
 	if err != nil || x.responded {
 		return nil, err
 	}
-	params = upstream.Without(params, func(name string) bool { return name == "inputResponses" || name == "requestState" })
+	params = jsonrpc.Without(params, func(name string) bool { return name == "inputResponses" || name == "requestState" })
 	if state := jsonrpc.Member(x.input, "requestState"); state != nil {
-		params = upstream.Insert(params, "requestState", state)
+		params = jsonrpc.Insert(params, "requestState", state)
 	}
 	if responses != nil {
-		params = upstream.Insert(params, "inputResponses", responses)
+		params = jsonrpc.Insert(params, "inputResponses", responses)
 	}
 	return params, nil
 }
@@ -139,9 +139,9 @@ func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawM
 // elicitation by URL one more.
 func sessionRequest(in *input, params json.RawMessage) json.RawMessage {
 	if mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode")); mode == "url" && jsonrpc.Member(params, "elicitationId") == nil {
-		params = upstream.Insert(params, "elicitationId", quote(in.id))
+		params = jsonrpc.Insert(params, "elicitationId", jsonrpc.Quote(in.id))
 	}
-	return request(quote(in.id), in.method, params)
+	return jsonrpc.AppendRequest(nil, jsonrpc.Quote(in.id), in.method, params)
 }
 
 // await waits until all elicitations have their answers.

@@ -47,7 +47,7 @@ func (x *exchange) ownProgress(m upstream.Message, params json.RawMessage) (upst
 		return m, false
 	}
 	if string(got) != string(own) {
-		m.Raw = upstream.Replace(m.Raw, "params", upstream.Replace(params, "progressToken", own))
+		m.Raw = jsonrpc.Replace(m.Raw, "params", jsonrpc.Replace(params, "progressToken", own))
 	}
 	return m, true
 }
@@ -59,7 +59,7 @@ func (x *exchange) way() translate.Way {
 
 // respond hands the response on, under the client's own id and in the form of its revision.
 func (x *exchange) respond(m upstream.Message) error {
-	raw := upstream.Replace(m.Raw, "id", x.call.ID)
+	raw := jsonrpc.Replace(m.Raw, "id", x.call.ID)
 	if m.Result == nil {
 		return x.respondError(raw, m.Error)
 	}
@@ -81,10 +81,10 @@ func (x *exchange) respond(m upstream.Message) error {
 			if !ok {
 				return x.failed(errors.New("gateway: the requestState is no string"))
 			}
-			result = upstream.Replace(result, "requestState", quote(x.gateway.states.seal([]byte(text), x.belongs(), time.Now())))
+			result = jsonrpc.Replace(result, "requestState", jsonrpc.Quote(x.gateway.states.seal([]byte(text), x.belongs(), time.Now())))
 		}
 	}
-	return x.send(upstream.Replace(raw, "result", way.Result(x.call.Method, result)), true)
+	return x.send(jsonrpc.Replace(raw, "result", way.Result(x.call.Method, result)), true)
 }
 
 // respondError hands an error on, with a code that the client's revision has.
@@ -106,7 +106,7 @@ func (x *exchange) respondError(raw, failure json.RawMessage) error {
 
 // sessionBasedParams are params as a backend with sessions knows them.
 func (x *exchange) sessionBasedParams() json.RawMessage {
-	token := quote("gw_" + string(x.id))
+	token := jsonrpc.Quote("gw_" + string(x.id))
 	params, replaced := translate.ToSessionBased(x.call.withName(x.own, x.call.Params), token)
 	if replaced {
 		x.token = token

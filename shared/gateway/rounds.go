@@ -67,7 +67,7 @@ const needsURLMethod = "error/-32042"
 
 // digest is what a requestState is bound to of the params.
 func (c Call) digest() string {
-	return translate.Digest(upstream.Without(c.Params, func(name string) bool {
+	return translate.Digest(jsonrpc.Without(c.Params, func(name string) bool {
 		return name == "_meta" || name == "inputResponses" || name == "requestState"
 	}))
 }
@@ -170,7 +170,7 @@ func (x *exchange) sendRequired(requests json.RawMessage) error {
 		return fault.Wrap(fault.Internal, err, "encode a requestState")
 	}
 	b := append([]byte(`{"resultType":"input_required","inputRequests":`), requests...)
-	b = append(append(b, `,"requestState":`...), quote(x.gateway.states.seal(state, x.belongsToRounds(), time.Now()))...)
+	b = append(append(b, `,"requestState":`...), jsonrpc.Quote(x.gateway.states.seal(state, x.belongsToRounds(), time.Now()))...)
 	return x.send(jsonrpc.AppendResult(nil, x.call.ID, append(b, '}')), true)
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -115,7 +116,7 @@ func (ss *sessions) begin(ctx context.Context, c Client, b *backend) (s backendS
 		info = ss.server
 	}
 	params, err := json.Marshal(map[string]json.RawMessage{
-		"protocolVersion": quote(version), "capabilities": capabilities, "clientInfo": info,
+		"protocolVersion": jsonrpc.Quote(version), "capabilities": capabilities, "clientInfo": info,
 	})
 	if err != nil {
 		return s, fault.Wrap(fault.Internal, err, "encode initialize")
@@ -133,7 +134,7 @@ func (ss *sessions) begin(ctx context.Context, c Client, b *backend) (s backendS
 
 // setLevel asks a backend for log messages within a session.
 func (ss *sessions) setLevel(ctx context.Context, c Client, b *backend, s backendSession) error {
-	params := append(append([]byte(`{"level":`), quote(c.Level)...), '}')
+	params := append(append([]byte(`{"level":`), jsonrpc.Quote(c.Level)...), '}')
 	_, err := b.request(ctx, b.caller(c.Token), upstream.Request{Version: s.Version, Session: s.ID}, mcpspec.MethodSetLevel, params)
 	return err
 }
