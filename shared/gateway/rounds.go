@@ -65,16 +65,9 @@ const (
 // backend repeats.
 const needsURLMethod = "error/-32042"
 
-// digest is what a requestState is bound to of the params.
-func (c Call) digest() string {
-	return translate.Digest(jsonrpc.Without(c.Params, func(name string) bool {
-		return name == "_meta" || name == "inputResponses" || name == "requestState"
-	}))
-}
-
 // inRounds calls a backend of the earlier revisions for a client of 2026-07-28.
 func (x *exchange) inRounds(ctx context.Context) error {
-	x.id = freshID()
+	x.id = upstream.FreshID()
 	if err := x.takeUp(); err != nil {
 		return err
 	}
@@ -189,7 +182,7 @@ func (x *exchange) needsURL(failure json.RawMessage) error {
 	}
 	switch {
 	case len(x.refused) > 0:
-		return translate.Missing(x.backend.Name, x.refused)
+		return translate.Missing(x.entry.Backend, x.refused)
 	case len(x.rounds.Asked) == 0 || !translate.MultiRound[x.call.Method]:
 		message, _ := jsonrpc.String(jsonrpc.Member(failure, "message"))
 		return &jsonrpc.Error{Code: jsonrpc.InternalError, Message: message}

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -41,7 +41,7 @@ func (o *streamWriter) sendOtherBackends(ctx context.Context, cursor string) err
 // sendBackend sends what a backend told, if the stream asked for it and its principal may
 // still see the backend.
 func (o *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error {
-	var n gateway.Notice
+	var n api.Notice
 	if json.Unmarshal(d.Notice, &n) != nil {
 		return nil // of another version
 	}
@@ -78,13 +78,13 @@ func (o *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error
 // want tells the backends of a stream's targets that somebody reads them, until
 // the function that it returns is called.
 func (o *streamWriter) want(ctx context.Context, holder string, until time.Time) (end func(), err error) {
-	var all []gateway.Subscription
+	var all []api.Subscription
 	end = func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
 		defer cancel()
 		for _, w := range all {
 			if err := o.streams.backends.all.Unsubscribe(ctx, w); err != nil {
-				o.streams.faults.log(ctx, "a subscription at a backend was left to expire", err)
+				o.streams.faults.log(ctx, "backend subscription left to expire", err)
 			}
 		}
 	}
@@ -92,7 +92,7 @@ func (o *streamWriter) want(ctx context.Context, holder string, until time.Time)
 		if t.backend == "" {
 			continue
 		}
-		w := gateway.Subscription{Workspace: o.principal.Workspace, Backend: t.backend, URI: t.uri, Holder: holder, Until: until}
+		w := api.Subscription{Place: api.Place{Workspace: o.principal.Workspace, Backend: t.backend}, URI: t.uri, Holder: holder, Until: until}
 		if err := o.streams.backends.all.Subscribe(ctx, w); err != nil {
 			end()
 			return nil, err

@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -23,21 +23,21 @@ import (
 type Gateway interface {
 	// Any reports whether there are backends at all, which may change at any time.
 	Any(ctx context.Context) bool
-	Offers(ctx context.Context, c gateway.Client) gateway.Offers
-	List(ctx context.Context, c gateway.Client, kind gateway.Kind) *gateway.List
-	Has(ctx context.Context, c gateway.Client, kind gateway.Kind, name string) bool
-	Call(ctx context.Context, c gateway.Call) error
-	Answer(ctx context.Context, c gateway.Client, id string, body json.RawMessage) error
-	Cancel(ctx context.Context, c gateway.Client, body json.RawMessage) error
-	Notify(ctx context.Context, c gateway.Client, body json.RawMessage) error
-	SetLevel(ctx context.Context, c gateway.Client) error
+	Capabilities(ctx context.Context, c api.Client) api.Capabilities
+	List(ctx context.Context, c api.Client, kind api.Kind) *api.List
+	Has(ctx context.Context, c api.Client, kind api.Kind, name string) bool
+	Call(ctx context.Context, c api.Call) error
+	Answer(ctx context.Context, c api.Client, id string, body json.RawMessage) error
+	Cancel(ctx context.Context, c api.Client, body json.RawMessage) error
+	Notify(ctx context.Context, c api.Client, body json.RawMessage) error
+	SetLevel(ctx context.Context, c api.Client) error
 	// Backends names those that a principal may use, Subscribable the one that serves a URI
 	// and tells of its changes.
 	Backends(ctx context.Context, p auth.Principal) []string
 	Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool)
-	Subscribe(ctx context.Context, w gateway.Subscription) error
-	Unsubscribe(ctx context.Context, w gateway.Subscription) error
-	End(ctx context.Context, c gateway.Client) error
+	Subscribe(ctx context.Context, w api.Subscription) error
+	Unsubscribe(ctx context.Context, w api.Subscription) error
+	End(ctx context.Context, c api.Client) error
 }
 
 // backends are those behind the gateway, if there is one.
@@ -63,7 +63,7 @@ type calls struct {
 
 // route is where in the gateway a request goes: what its member of params names.
 type route struct {
-	kind         gateway.Kind
+	kind         api.Kind
 	name, member string
 }
 
@@ -79,8 +79,8 @@ func declaration(raw json.RawMessage) json.RawMessage {
 }
 
 // client is the caller as backends know it.
-func (c *call) client() gateway.Client {
-	out := gateway.Client{Principal: c.principal, Version: string(c.version), Token: c.request.Header.Get("Authorization")}
+func (c *call) client() api.Client {
+	out := api.Client{Principal: c.principal, Version: c.version, Token: c.request.Header.Get("Authorization")}
 	if c.session != nil {
 		out.Session, out.Capabilities, out.Info, out.Level = c.session.key, c.session.Capabilities, c.session.Client, c.session.Level
 		return out
@@ -93,12 +93,12 @@ func (c *call) client() gateway.Client {
 
 func routeTool(c *call) (route, bool, error) {
 	name, err := c.required("name")
-	return route{gateway.Tools, name, "name"}, true, err
+	return route{api.Tools, name, "name"}, true, err
 }
 
 func routePrompt(c *call) (route, bool, error) {
 	name, err := c.required("name")
-	return route{gateway.Prompts, name, "name"}, true, err
+	return route{api.Prompts, name, "name"}, true, err
 }
 
 // routeRead leaves our own schemes to us.
@@ -111,7 +111,7 @@ func (h *calls) routeRead(c *call) (route, bool, error) {
 	if cat, err := h.catalogs.of(ctx, c.principal); err == nil && known(cat, uri) {
 		return route{}, false, nil
 	}
-	return route{gateway.Resources, uri, "uri"}, h.backends.all.Has(ctx, c.client(), gateway.Resources, uri), nil
+	return route{api.Resources, uri, "uri"}, h.backends.all.Has(ctx, c.client(), api.Resources, uri), nil
 }
 
 // known reports whether a URI is one of the catalog's. Such a one is not looked for at backends,
@@ -124,14 +124,14 @@ func known(cat *catalog.Catalog, uri string) bool {
 func (h *calls) routeComplete(c *call) (route, bool, error) {
 	ref := c.param("ref")
 	if name, ok := jsonrpc.String(jsonrpc.Member(ref, "name")); ok {
-		return route{gateway.Prompts, name, "ref"}, true, nil
+		return route{api.Prompts, name, "ref"}, true, nil
 	}
 	uri, _ := jsonrpc.String(jsonrpc.Member(ref, "uri"))
 	if cat, err := h.catalogs.of(c.request.Context(), c.principal); err == nil && slices.ContainsFunc(cat.Entries(), func(x *catalog.Entry) bool { return x.URITemplate == uri }) {
 		return route{}, false, nil
 	}
-	to := route{gateway.Templates, uri, "ref"}
-	return to, h.backends.all.Has(c.request.Context(), c.client(), gateway.Templates, uri), nil
+	to := route{api.Templates, uri, "ref"}
+	return to, h.backends.all.Has(c.request.Context(), c.client(), api.Templates, uri), nil
 }
 
 // router finds what of a backend a request is for. Without ok it is for nothing of theirs.
@@ -166,7 +166,7 @@ func (h *calls) serve(w http.ResponseWriter, c *call, to route) error {
 	ctx, end := p.lifetime()
 	defer end()
 	p.waits(h.timing.heartbeat)
-	err := h.backends.all.Call(ctx, gateway.Call{
+	err := h.backends.all.Call(ctx, api.Call{
 		Client: c.client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.msg.Method,
 		ID: bytes.Clone(c.msg.ID), Params: c.msg.Params, Header: parameterHeaders(c.request.Header), Send: p.send,
 		ResponseOnly: !p.streams,
@@ -236,15 +236,15 @@ func (h *calls) handle(c *call) error {
 }
 
 func (h *lists) listTools(ctx context.Context, c *call) (result, error) {
-	return h.listBackends(ctx, c, gateway.Tools, "tools")
+	return h.listBackends(ctx, c, api.Tools, "tools")
 }
 
 func (h *lists) listPrompts(ctx context.Context, c *call) (result, error) {
-	return h.listBackends(ctx, c, gateway.Prompts, "prompts")
+	return h.listBackends(ctx, c, api.Prompts, "prompts")
 }
 
 // listBackends serves a list that only backends have entries of.
-func (h *lists) listBackends(ctx context.Context, c *call, kind gateway.Kind, member string) (result, error) {
+func (h *lists) listBackends(ctx context.Context, c *call, kind api.Kind, member string) (result, error) {
 	from, err := c.place(nil)
 	if err != nil {
 		return result{}, err

@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 
 	"github.com/mcp-events/mcpevents/shared/conversation"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
@@ -46,7 +46,7 @@ type capabilities struct {
 
 // offers is what is served to one caller and perhaps not to another.
 type offers struct {
-	backends     gateway.Offers
+	backends     api.Capabilities
 	conversation conversation.Offers
 }
 
@@ -66,7 +66,7 @@ type description struct {
 // offersTo finds out what there is for a caller beside what there is for all.
 func (d *description) offersTo(ctx context.Context, c *call) (o offers) {
 	if backends := d.backends.now(ctx); backends != nil {
-		o.backends = backends.Offers(ctx, c.client())
+		o.backends = backends.Capabilities(ctx, c.client())
 	}
 	if d.conversation != nil {
 		o.conversation = d.conversation.Offers(ctx, c.principal)

@@ -196,7 +196,7 @@ func (d dialect) initialize(w http.ResponseWriter, c *call) {
 	if began && c.session != nil {
 		_, err := d.endpoint.sessions.use(c.request.Context(), c.session, c.msg.ID)
 		if err != nil {
-			d.endpoint.faults.log(c.request.Context(), "a request id was not recorded", err)
+			d.endpoint.faults.log(c.request.Context(), "request id not recorded", err)
 		}
 	}
 }

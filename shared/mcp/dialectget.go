@@ -105,7 +105,7 @@ func (s *dialectStream) hold(ctx context.Context) (end func(), err error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
 		defer cancel()
 		if err := sessions.closed(ctx, s.sess.key, lease); err != nil {
-			s.streams.faults.log(ctx, "the end of a stream was not recorded", err)
+			s.streams.faults.log(ctx, "end of stream not recorded", err)
 		}
 	}, err
 }
@@ -185,7 +185,7 @@ func (s *dialectStream) finish(why error) {
 func (s *dialectStream) respond(ctx context.Context, n responseNotice, cursor string) error {
 	text, err := openResponse(s.sess.id, n.Response)
 	if err != nil { // not written by this program; the others are still good
-		s.streams.faults.log(ctx, "an answer on its way to a stream could not be opened", err)
+		s.streams.faults.log(ctx, "sealed answer not opened", err)
 		return nil
 	}
 	return s.write(appendResponses(nil, text, func() string { return s.position.next(cursor) }))

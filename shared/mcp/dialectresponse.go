@@ -45,7 +45,7 @@ func (d dialect) respond(c *call, kept *recorder) bool {
 	ctx := c.request.Context()
 	open, err := d.endpoint.sessions.streaming(ctx, c.session.key)
 	if err != nil {
-		d.endpoint.faults.log(ctx, "an open stream was not found; the answer goes to the POST", err)
+		d.endpoint.faults.log(ctx, "open stream not found, the answer goes to the POST", err)
 	}
 	if !open {
 		return false
@@ -53,7 +53,7 @@ func (d dialect) respond(c *call, kept *recorder) bool {
 	err = d.endpoint.options.Log.Notify(ctx, c.principal.Workspace, stream.TopicSession(c.session.key),
 		mustJSON(responseNotice{sealResponse(c.session.id, body)}))
 	if err != nil {
-		d.endpoint.faults.log(ctx, "an answer did not get to its stream; it goes to the POST", err)
+		d.endpoint.faults.log(ctx, "answer not sent to its stream, it goes to the POST", err)
 	}
 	return err == nil
 }

@@ -381,7 +381,7 @@ func (e *Endpoint) delete(w http.ResponseWriter, r *http.Request, p auth.Princip
 	}
 	if backends := e.backends.now(r.Context()); backends != nil {
 		if err := backends.End(r.Context(), c.client()); err != nil {
-			e.faults.log(r.Context(), "the backends were not told that a session ended", err)
+			e.faults.log(r.Context(), "backend sessions left to expire", err)
 		}
 	}
 	uris, err := e.sessions.remove(r.Context(), c.session)

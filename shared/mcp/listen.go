@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
@@ -230,9 +230,9 @@ func (o *streamWriter) honour(ctx context.Context, asked filter) (filter, error)
 	// There may be no backend yet: these lists are told of when one comes, and acknowledged when one is there.
 	o.tools = asked.ToolsListChanged && o.streams.methods.has(mcpspec.MethodToolsList)
 	o.prompts = asked.PromptsListChanged && o.streams.methods.has(mcpspec.MethodPromptsList)
-	var offers gateway.Offers
+	var offers api.Capabilities
 	if backends := o.streams.backends.now(ctx); backends != nil && (o.tools || o.prompts) {
-		offers = backends.Offers(ctx, gateway.Client{Principal: o.principal})
+		offers = backends.Capabilities(ctx, api.Client{Principal: o.principal})
 	}
 	out := filter{
 		ToolsListChanged: o.tools && offers.Tools, PromptsListChanged: o.prompts && offers.Prompts,

@@ -9,7 +9,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -212,7 +212,7 @@ func (h *lists) listResources(ctx context.Context, c *call) (result, error) {
 	} else if from.where == atSubscriptions {
 		return result{}, errListCursor
 	}
-	return h.addBackends(ctx, c, &page, gateway.Resources)
+	return h.addBackends(ctx, c, &page, api.Resources)
 }
 
 func (h *lists) addSubscriptions(ctx context.Context, c *call, page *partedPage) error {
@@ -236,7 +236,7 @@ func (h *lists) addSubscriptions(ctx context.Context, c *call, page *partedPage)
 }
 
 // addBackends adds what backends have of a kind, and makes the result of the page.
-func (h *lists) addBackends(ctx context.Context, c *call, page *partedPage, kind gateway.Kind) (result, error) {
+func (h *lists) addBackends(ctx context.Context, c *call, page *partedPage, kind api.Kind) (result, error) {
 	backends := h.backends.now(ctx)
 	if backends == nil {
 		if page.from.where == atBackends {
@@ -262,7 +262,7 @@ func (h *lists) addBackends(ctx context.Context, c *call, page *partedPage, kind
 			if i > 0 {
 				pieces = append(pieces, comma)
 			}
-			pieces = append(pieces, x.For(string(c.version)))
+			pieces = append(pieces, x.For(c.version))
 		}
 		var next cursor
 		if after != "" {
@@ -314,7 +314,7 @@ func (h *lists) listTemplates(ctx context.Context, c *call) (result, error) {
 			page.add(n, next, more...)
 		}
 	}
-	return h.addBackends(ctx, c, &page, gateway.Templates)
+	return h.addBackends(ctx, c, &page, api.Templates)
 }
 
 // listEvents serves events/list (SEP-3415). An event type that this caller

@@ -42,7 +42,7 @@ func (e *Endpoint) recovered(w http.ResponseWriter, r *http.Request) {
 	if p == nil || p == http.ErrAbortHandler {
 		return
 	}
-	e.options.Logger.ErrorContext(r.Context(), "a request panicked",
+	e.options.Logger.ErrorContext(r.Context(), "MCP request panicked",
 		slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
 	if w.Header().Get("Content-Type") == sse.ContentType {
 		return // the stream just ends
@@ -94,7 +94,7 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case fault.Forbidden:
 		code = http.StatusForbidden
 	default:
-		e.faults.log(r.Context(), "a caller could not be authenticated", err)
+		e.faults.log(r.Context(), "caller authentication failed", err)
 		w.Header().Set("Retry-After", "5")
 		sendError(w, http.StatusServiceUnavailable, nil, &jsonrpc.Error{Code: codeUnavailable, Message: "the caller cannot be authenticated now"})
 		return

@@ -9,7 +9,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -69,9 +69,7 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *call) (result, error)
 		return result{}, sessionFault(err)
 	}
 	if t.backend != "" {
-		err := h.backends.all.Subscribe(ctx, gateway.Subscription{
-			Workspace: c.principal.Workspace, Backend: t.backend, URI: t.uri, Holder: c.session.key, Until: time.Now().Add(h.ttl),
-		})
+		err := h.backends.all.Subscribe(ctx, api.Subscription{Place: api.Place{Workspace: c.principal.Workspace, Backend: t.backend}, URI: t.uri, Holder: c.session.key, Until: time.Now().Add(h.ttl)})
 		if err != nil {
 			return result{}, err
 		}
@@ -123,7 +121,7 @@ func (h *sessionMethods) unsubscribe(ctx context.Context, c *call) (result, erro
 	}
 	switch {
 	case backend != "":
-		if err := h.backends.all.Unsubscribe(ctx, gateway.Subscription{Workspace: c.principal.Workspace, Backend: backend, URI: uri, Holder: c.session.key}); err != nil {
+		if err := h.backends.all.Unsubscribe(ctx, api.Subscription{Place: api.Place{Workspace: c.principal.Workspace, Backend: backend}, URI: uri, Holder: c.session.key}); err != nil {
 			return result{}, err
 		}
 	case !strings.HasPrefix(uri, subscriptionScheme):
@@ -155,9 +153,9 @@ func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session, uris
 		if u.Backend == "" || h.backends.all == nil {
 			continue
 		}
-		w := gateway.Subscription{Workspace: sess.Workspace, Backend: u.Backend, URI: u.URI, Holder: sess.key}
+		w := api.Subscription{Place: api.Place{Workspace: sess.Workspace, Backend: u.Backend}, URI: u.URI, Holder: sess.key}
 		if err := h.backends.all.Unsubscribe(ctx, w); err != nil {
-			h.faults.log(ctx, "a subscription at a backend was left to expire", err)
+			h.faults.log(ctx, "backend subscription left to expire", err)
 		}
 	}
 }
