@@ -16,11 +16,10 @@ import (
 
 // backendTopics are those of all backends whose notifications a stream may have.
 func (o *streamWriter) backendTopics(ctx context.Context) (topics []string) {
-	backends := o.streams.backends.now(ctx)
-	if backends == nil {
+	if !o.streams.backends.Any(ctx) {
 		return nil
 	}
-	for _, name := range backends.Backends(ctx, o.principal) {
+	for _, name := range o.streams.backends.Backends(ctx, o.principal) {
 		topics = append(topics, stream.TopicBackend(name))
 	}
 	return topics
@@ -45,8 +44,8 @@ func (o *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error
 	if json.Unmarshal(d.Notice, &n) != nil {
 		return nil // of another version
 	}
-	backends := o.streams.backends.now(ctx)
-	if backends == nil || !slices.Contains(backends.Backends(ctx, o.principal), strings.TrimPrefix(d.Topic, topicBackends)) {
+	backends := o.streams.backends
+	if !backends.Any(ctx) || !slices.Contains(backends.Backends(ctx, o.principal), strings.TrimPrefix(d.Topic, topicBackends)) {
 		return nil
 	}
 	if n.Method != mcpspec.NoteUpdated {
@@ -83,7 +82,7 @@ func (o *streamWriter) want(ctx context.Context, holder string, until time.Time)
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
 		defer cancel()
 		for _, w := range all {
-			if err := o.streams.backends.all.Unsubscribe(ctx, w); err != nil {
+			if err := o.streams.backends.Unsubscribe(ctx, w); err != nil {
 				o.streams.faults.log(ctx, "backend subscription left to expire", err)
 			}
 		}
@@ -93,7 +92,7 @@ func (o *streamWriter) want(ctx context.Context, holder string, until time.Time)
 			continue
 		}
 		w := api.Subscription{Place: api.Place{Workspace: o.principal.Workspace, Backend: t.backend}, URI: t.uri, Holder: holder, Until: until}
-		if err := o.streams.backends.all.Subscribe(ctx, w); err != nil {
+		if err := o.streams.backends.Subscribe(ctx, w); err != nil {
 			end()
 			return nil, err
 		}

@@ -144,16 +144,13 @@ func (d dialect) call(w http.ResponseWriter, c *call) {
 		d.initialize(w, c)
 		return
 	}
-	m, ok := d.endpoint.method(c.request.Context(), c.msg.Method)
-	switch {
-	case !ok || !m.sessionBased:
-		sendError(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
-	case c.session == nil && m.session:
+	switch m, ok := d.endpoint.method(c.request.Context(), c.msg.Method); {
+	case ok && c.session == nil && m.session:
 		sendError(w, http.StatusBadRequest, c.msg.ID, invalidRequest("this needs a session: open a stream, and send its Mcp-Session-Id"))
 	default:
 		c.request = c.request.Clone(c.request.Context())
 		c.request.Header.Set("Accept", "application/json") // the form of the answer is settled in replay
-		d.endpoint.dispatch(w, c, m)
+		d.endpoint.dispatch(w, c)
 	}
 }
 

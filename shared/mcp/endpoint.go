@@ -194,7 +194,7 @@ type Endpoint struct {
 	methods  methodTable
 	sessions *sessions // nil without those of [Options]
 	catalogs catalogs
-	backends backends
+	backends Gateway
 	faults   faults
 	replies  *replies
 	about    *description
@@ -220,8 +220,11 @@ func New(o Options) (*Endpoint, error) {
 	}
 	o = o.withDefaults()
 	e := &Endpoint{
-		options: o, guard: auth.NewGuard(o.AllowedOrigins, o.AllowedHosts, o.Logger), methods: methodTable{}, catalogs: catalogs{o.Catalogs}, backends: backends{o.Gateway},
+		options: o, guard: auth.NewGuard(o.AllowedOrigins, o.AllowedHosts, o.Logger), methods: methodTable{}, catalogs: catalogs{o.Catalogs}, backends: o.Gateway,
 		faults: faults{o.EventCodes, o.Logger},
+	}
+	if e.backends == nil {
+		e.backends = noGateway{}
 	}
 	if o.Sessions != nil {
 		e.sessions = &sessions{db: o.Sessions, ttl: o.SessionTTL, maxURIs: o.MaxStreamURIs, broken: metric.NewUndecodable(o.Logger)}

@@ -379,8 +379,8 @@ func (e *Endpoint) delete(w http.ResponseWriter, r *http.Request, p auth.Princip
 	if !e.enterSession(w, &c) {
 		return
 	}
-	if backends := e.backends.now(r.Context()); backends != nil {
-		if err := backends.End(r.Context(), c.client()); err != nil {
+	if e.backends.Any(r.Context()) {
+		if err := e.backends.End(r.Context(), c.client()); err != nil {
 			e.faults.log(r.Context(), "backend sessions left to expire", err)
 		}
 	}

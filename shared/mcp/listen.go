@@ -231,7 +231,7 @@ func (o *streamWriter) honour(ctx context.Context, asked filter) (filter, error)
 	o.tools = asked.ToolsListChanged && o.streams.methods.has(mcpspec.MethodToolsList)
 	o.prompts = asked.PromptsListChanged && o.streams.methods.has(mcpspec.MethodPromptsList)
 	var offers api.Capabilities
-	if backends := o.streams.backends.now(ctx); backends != nil && (o.tools || o.prompts) {
+	if backends := o.streams.backends; (o.tools || o.prompts) && backends.Any(ctx) {
 		offers = backends.Capabilities(ctx, api.Client{Principal: o.principal})
 	}
 	out := filter{

@@ -23,8 +23,8 @@ func (h *sessionMethods) setLevel(ctx context.Context, c *call) (result, error) 
 	if err := h.sessions.change(ctx, c.session, func(s *session) { s.Level = level }); err != nil {
 		return result{}, sessionFault(err)
 	}
-	if backends := h.backends.now(ctx); backends != nil {
-		if err := backends.SetLevel(ctx, c.client()); err != nil {
+	if h.backends.Any(ctx) {
+		if err := h.backends.SetLevel(ctx, c.client()); err != nil {
 			return result{}, err
 		}
 	}

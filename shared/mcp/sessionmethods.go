@@ -28,7 +28,7 @@ type sessionMethods struct {
 	targets     *targets
 	interest    Interest
 	log         Log
-	backends    backends
+	backends    Gateway
 	about       *description
 	replies     *replies
 	faults      faults
@@ -69,7 +69,7 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *call) (result, error)
 		return result{}, sessionFault(err)
 	}
 	if t.backend != "" {
-		err := h.backends.all.Subscribe(ctx, api.Subscription{Place: api.Place{Workspace: c.principal.Workspace, Backend: t.backend}, URI: t.uri, Holder: c.session.key, Until: time.Now().Add(h.ttl)})
+		err := h.backends.Subscribe(ctx, api.Subscription{Place: api.Place{Workspace: c.principal.Workspace, Backend: t.backend}, URI: t.uri, Holder: c.session.key, Until: time.Now().Add(h.ttl)})
 		if err != nil {
 			return result{}, err
 		}
@@ -116,12 +116,12 @@ func (h *sessionMethods) unsubscribe(ctx context.Context, c *call) (result, erro
 		return result{}, err
 	}
 	backend := ""
-	if backends := h.backends.now(ctx); backends != nil && !known(cat, uri) {
-		backend, _ = backends.Subscribable(ctx, c.principal, uri)
+	if h.backends.Any(ctx) && !known(cat, uri) {
+		backend, _ = h.backends.Subscribable(ctx, c.principal, uri)
 	}
 	switch {
 	case backend != "":
-		if err := h.backends.all.Unsubscribe(ctx, api.Subscription{Place: api.Place{Workspace: c.principal.Workspace, Backend: backend}, URI: uri, Holder: c.session.key}); err != nil {
+		if err := h.backends.Unsubscribe(ctx, api.Subscription{Place: api.Place{Workspace: c.principal.Workspace, Backend: backend}, URI: uri, Holder: c.session.key}); err != nil {
 			return result{}, err
 		}
 	case !strings.HasPrefix(uri, subscriptionScheme):
@@ -150,11 +150,11 @@ func sessionFault(err error) error {
 // unsubscribeAll tells the backends of what a session was subscribed to that it is over.
 func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session, uris []subscribed) {
 	for _, u := range uris {
-		if u.Backend == "" || h.backends.all == nil {
+		if u.Backend == "" || h.backends == (noGateway{}) {
 			continue
 		}
 		w := api.Subscription{Place: api.Place{Workspace: sess.Workspace, Backend: u.Backend}, URI: u.URI, Holder: sess.key}
-		if err := h.backends.all.Unsubscribe(ctx, w); err != nil {
+		if err := h.backends.Unsubscribe(ctx, w); err != nil {
 			h.faults.log(ctx, "backend subscription left to expire", err)
 		}
 	}
@@ -182,7 +182,7 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *call) {
 		Workspace: c.principal.Workspace, Principal: c.principal.ID, Version: c.version, Dialect: c.dialect,
 		Payloads: declares(declared, Extension), Events: declares(declared, mcpspec.EventsExtension),
 	}
-	if h.backends.all != nil {
+	if h.backends != (noGateway{}) {
 		s.Client = declaration(c.param("clientInfo"))
 		if !c.dialect { // which has no way to ask a client, whatever it could answer
 			s.Capabilities = declaration(declared)

@@ -12,7 +12,7 @@ type streams struct {
 	auth         auth.Authenticator
 	catalogs     catalogs
 	targets      *targets
-	backends     backends
+	backends     Gateway
 	methods      methodTable
 	sessions     *sessions
 	log          Log
