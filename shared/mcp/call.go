@@ -7,6 +7,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
@@ -16,8 +17,8 @@ type call struct {
 	body      []byte // of the whole HTTP request
 	principal auth.Principal
 	version   mcpspec.Version
-	session   *session // nil in the stateless revisions
-	dialect   bool     // of named events, see dialect.go
+	session   *session.Session // nil in the stateless revisions
+	dialect   bool             // of named events, see dialect.go
 	msg       jsonrpc.Message
 	meta      json.RawMessage // of the params; nil without
 	waits     func()          // to be called before the answer waits for others; see [lateAnswer]

@@ -47,7 +47,7 @@ func declaration(raw json.RawMessage) json.RawMessage {
 func (c *call) client() api.Client {
 	out := api.Client{Principal: c.principal, Version: c.version, Token: c.request.Header.Get("Authorization")}
 	if c.session != nil {
-		out.Session, out.Capabilities, out.Info, out.Level = c.session.key, c.session.Capabilities, c.session.Client, c.session.Level
+		out.Session, out.Capabilities, out.Info, out.Level = c.session.Key, c.session.Capabilities, c.session.Client, c.session.Level
 		return out
 	}
 	out.Capabilities = jsonrpc.Member(c.meta, mcpspec.MetaCapabilities)

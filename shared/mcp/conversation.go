@@ -141,7 +141,7 @@ func (h *conversations) handle(c *call) error {
 	}
 	topic := stream.TopicConversation(c.principal.ID)
 	if c.session != nil {
-		topic = stream.TopicSession(c.session.key)
+		topic = stream.TopicSession(c.session.Key)
 	}
 	notice := contextNotice{h.conversation.Seal(c.principal, params), told.Cut}
 	return h.log.NotifyFor(ctx, c.principal.Workspace, topic, contextLife, mustJSON(notice))

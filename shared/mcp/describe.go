@@ -7,6 +7,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
@@ -55,7 +56,7 @@ type description struct {
 	server       Implementation
 	instructions string
 	methods      methodTable
-	sessions     *sessions
+	sessions     *session.Store
 	backends     Gateway
 	conversation Conversation
 

@@ -109,7 +109,7 @@ func (d dialect) enter(w http.ResponseWriter, c *call) bool {
 	if id == "" || d.endpoint.sessions == nil {
 		return true
 	}
-	s, err := d.endpoint.sessions.load(c.request.Context(), id, c.principal, true)
+	s, err := d.endpoint.sessions.Load(c.request.Context(), id, c.principal, true)
 	if err != nil {
 		d.endpoint.replies.sessionFailed(w, c, err)
 		return false
@@ -129,7 +129,7 @@ func (d dialect) call(w http.ResponseWriter, c *call) {
 		return
 	}
 	if c.session != nil {
-		fresh, err := d.endpoint.sessions.use(c.request.Context(), c.session, c.msg.ID)
+		fresh, err := d.endpoint.sessions.Use(c.request.Context(), c.session, c.msg.ID)
 		switch {
 		case err != nil:
 			d.endpoint.replies.sessionFailed(w, c, err)
@@ -191,7 +191,7 @@ func (d dialect) initialize(w http.ResponseWriter, c *call) {
 	began := c.session == nil
 	d.endpoint.session.initialize(w, c)
 	if began && c.session != nil {
-		_, err := d.endpoint.sessions.use(c.request.Context(), c.session, c.msg.ID)
+		_, err := d.endpoint.sessions.Use(c.request.Context(), c.session, c.msg.ID)
 		if err != nil {
 			d.endpoint.faults.log(c.request.Context(), "request id not recorded", err)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -192,7 +193,7 @@ type Endpoint struct {
 	options  Options
 	guard    auth.Guard
 	methods  methodTable
-	sessions *sessions // nil without those of [Options]
+	sessions *session.Store // nil without those of [Options]
 	catalogs catalogs
 	backends Gateway
 	faults   faults
@@ -227,7 +228,7 @@ func New(o Options) (*Endpoint, error) {
 		e.backends = noGateway{}
 	}
 	if o.Sessions != nil {
-		e.sessions = &sessions{db: o.Sessions, ttl: o.SessionTTL, maxURIs: o.MaxStreamURIs, broken: metric.NewUndecodable(o.Logger)}
+		e.sessions = &session.Store{DB: o.Sessions, TTL: o.SessionTTL, MaxURIs: o.MaxStreamURIs, Broken: metric.NewUndecodable(o.Logger)}
 	}
 	e.shut, e.cut = context.WithCancel(context.Background())
 	e.admission = &admission{maxAge: o.MaxAge, writeTimeout: o.WriteTimeout, maxStreams: o.MaxStreams, leases: o.Leases, faults: e.faults}

@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -242,7 +243,7 @@ func (o *streamWriter) honour(ctx context.Context, asked filter) (filter, error)
 		return out, nil
 	}
 	if most := o.streams.maxURIs; len(asked.ResourceSubscriptions) > most {
-		return out, limitReached("streamURIs", most)
+		return out, session.LimitReached("streamURIs", most)
 	}
 	cat, err := o.streams.catalogs.of(ctx, o.principal)
 	if err != nil {
@@ -262,7 +263,7 @@ func (o *streamWriter) honour(ctx context.Context, asked filter) (filter, error)
 			continue
 		}
 		if open += t.open(); open > o.streams.maxPatterns {
-			return out, limitReached("streamPatterns", o.streams.maxPatterns)
+			return out, session.LimitReached("streamPatterns", o.streams.maxPatterns)
 		}
 		o.targets[t.uri] = t
 		out.ResourceSubscriptions = append(out.ResourceSubscriptions, uri)

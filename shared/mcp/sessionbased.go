@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
@@ -79,7 +80,7 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *call) bool {
 		})
 		return false
 	}
-	s, err := e.sessions.load(c.request.Context(), id, c.principal, false)
+	s, err := e.sessions.Load(c.request.Context(), id, c.principal, false)
 	if err != nil {
 		e.replies.sessionFailed(w, c, err)
 		return false
@@ -91,7 +92,7 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *call) bool {
 // sessionFailed answers a request whose session could not be had. A 404 has no
 // JSON-RPC body: clients take the status alone as the sign to initialize again.
 func (r *replies) sessionFailed(w http.ResponseWriter, c *call, err error) {
-	if errors.Is(err, errNoSession) {
+	if errors.Is(err, session.ErrNone) {
 		http.Error(w, "session not found", http.StatusNotFound)
 		return
 	}
