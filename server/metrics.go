@@ -11,6 +11,7 @@ import (
 	otelprom "go.opentelemetry.io/otel/exporters/prometheus"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 
+	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -59,9 +60,7 @@ func (s *Server) measure() error {
 		watch(metric.StreamsOpen, func(context.Context) ([]metric.Reading, error) {
 			return metric.One(float64(s.endpoint.OpenStreams())), nil
 		}),
-		watch(metric.EndpointsFailing, func(context.Context) ([]metric.Reading, error) {
-			return metric.One(float64(s.dispatcher.Failing())), nil
-		}),
+		webhooks.WatchEndpoints(&s.core, s.dispatcher),
 	)
 }
 

@@ -149,10 +149,14 @@ func TestMetrics(t *testing.T) {
 	t.Run("OPS-12 who may not operate sees none", func(t *testing.T) {
 		s := serve(t, func(o *Options) {
 			o.Auth = auth.ModeKeys
-			o.Config = &config.Config{Keys: []auth.Key{
-				{Principal: "alice", Workspace: auth.DefaultWorkspace, Scopes: auth.Scopes(), SHA256: hash("alice-key")},
-				{Principal: "op", Workspace: auth.DefaultWorkspace, Scopes: []string{auth.ScopeOperate}, SHA256: hash("op-key")},
-			}}
+			var err error
+			o.Config, err = config.ParseFile("config.yaml", fmt.Appendf(nil, `keys:
+  - {principal: alice, scopes: ["events:read", "events:subscribe", "events:publish"], sha256: %s}
+  - {principal: op, scopes: ["events:operate"], sha256: %s}
+`, hash("alice-key"), hash("op-key")))
+			if err != nil {
+				t.Fatal(err)
+			}
 		})
 		for key, want := range map[string]int{"": http.StatusUnauthorized, "alice-key": http.StatusForbidden, "op-key": http.StatusOK} {
 			r, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+"/metrics", nil)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"os"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/kms"
@@ -33,6 +34,10 @@ func main() {
 	options := webhooks.Deliveries(p.Limits)
 	options.Concurrency, options.Patience = atOnce, patience
 	dispatcher := webhooks.Dispatch(&p.Core, subscriptions, webhooks.Terminator(&p.Core, subscriptions), sender, opener, nil, options)
+	if err := webhooks.WatchEndpoints(&p.Core, dispatcher); err != nil {
+		p.Log.Error("function start failed", "error", err)
+		os.Exit(1)
+	}
 	p.Start(p.Sources(nil, func(arn string) queue.Handler {
 		switch {
 		case p.IsFrom(arn, queue.Deliveries):

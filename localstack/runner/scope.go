@@ -40,7 +40,7 @@ type queue struct {
 // Types that change nothing here: permissions are not checked, logs go to the output.
 var passive = []string{
 	"AWS::Logs::LogGroup", "AWS::IAM::Role", "AWS::IAM::Policy", "AWS::IAM::ManagedPolicy", "AWS::SQS::QueuePolicy",
-	"AWS::Lambda::Permission", "AWS::CloudWatch::Alarm", "AWS::CloudWatch::Dashboard", "AWS::Logs::MetricFilter",
+	"AWS::Lambda::Permission", "AWS::CloudWatch::Alarm", "AWS::CloudWatch::Dashboard", "AWS::SNS::Topic", "AWS::Logs::MetricFilter",
 }
 
 // Ref implements [template.Scope]. SAM's Function.Alias is the function itself: here is one version of it.

@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/metric"
 )
 
 const (
@@ -54,7 +56,7 @@ func TestTheLogReferenceIsComplete(t *testing.T) {
 	}
 }
 
-// TestTheMetricsReferenceIsComplete: The metrics are the constants called Metric….
+// TestTheMetricsReferenceIsComplete: The metrics are those of [metric.Table], and the constants called Metric….
 func TestTheMetricsReferenceIsComplete(t *testing.T) {
 	found := map[string]bool{}
 	for _, f := range sources(t) {
@@ -73,7 +75,11 @@ func TestTheMetricsReferenceIsComplete(t *testing.T) {
 			return true
 		})
 	}
+	for _, d := range metric.Table {
+		found[d.Name] = true
+	}
 	listed := rows(t, metricPage, "# Metrics")
+	maps.Copy(listed, rows(t, metricPage, "## Counted by log lines"))
 	if got, want := slices.Sorted(maps.Keys(listed)), slices.Sorted(maps.Keys(found)); !slices.Equal(got, want) {
 		t.Errorf("%s lists the metrics %q, the code has %q", metricPage, got, want)
 	}

@@ -1,0 +1,92 @@
+package functions_test
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/queue"
+)
+
+// alarms are those of the template, as they are written there.
+func alarms(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	resources := at(tree(t), "Resources")
+	for i := 0; i < len(resources.Content); i += 2 {
+		if r := resources.Content[i+1]; value(at(r, "Type")) == "AWS::CloudWatch::Alarm" {
+			all[resources.Content[i].Value] = strings.Join(strings.Fields(written(t, *at(r, "Properties"))), " ")
+		}
+	}
+	return all
+}
+
+func TestAlarms(t *testing.T) {
+	all := alarms(t)
+	t.Run("OPS-14 the runbook has a heading for each alarm, and for nothing else", func(t *testing.T) {
+		page, err := os.ReadFile("../docs/runbook.md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var headings, names []string
+		for _, section := range strings.Split(string(page), "\n## ")[1:] {
+			name, text, _ := strings.Cut(section, "\n")
+			headings = append(headings, name)
+			for _, part := range []string{"**Means:**", "**Look:**", "**Do:**"} {
+				if !strings.Contains(text, part) {
+					t.Errorf("%s lacks %s", name, part)
+				}
+			}
+		}
+		for name := range all {
+			names = append(names, name)
+		}
+		slices.Sort(headings)
+		slices.Sort(names)
+		if !slices.Equal(headings, names) {
+			t.Errorf("the runbook has %q, the template %q", headings, names)
+		}
+	})
+	t.Run("OPS-14 each alarm reaches the topic or the address", func(t *testing.T) {
+		for name, alarm := range all {
+			for _, member := range []string{"AlarmActions", "OKActions"} {
+				if !strings.Contains(alarm, member+": !If [HasAlarmTopic, [!Ref AlarmTopicArn], !If [HasAlarmEmail, [!Ref AlarmTopic], !Ref AWS::NoValue]]") {
+					t.Errorf("%s has no %s", name, member)
+				}
+			}
+		}
+	})
+	t.Run("OPS-14 WHK-20 each queue, and what may go wrong, has an alarm", func(t *testing.T) {
+		text := ""
+		for _, alarm := range all {
+			text += alarm
+		}
+		for _, q := range []string{"InboxQueue", "EventsQueue", "DeliveriesQueue", "SlowQueue", "DeadQueue", "EventsDeadQueue"} {
+			if !strings.Contains(text, "!GetAtt "+q+".QueueName") {
+				t.Errorf("no alarm looks at %s (%d queues)", q, len(queue.Names()))
+			}
+		}
+		for _, name := range []string{
+			metric.DeadLetters, metric.EndpointsFailing, metric.FirstAttemptLag, metric.LogClockSkew, metric.LogLateEntries,
+			"Errors", "Throttles", "RecursiveInvocationsDropped", "ConcurrentExecutions", "ApproximateAgeOfOldestMessage",
+		} {
+			if !strings.Contains(text, "MetricName: "+name) {
+				t.Errorf("no alarm looks at %s", name)
+			}
+		}
+	})
+	t.Run("OPS-14 no alarm or chart looks at a metric that is none of ours", func(t *testing.T) {
+		source, err := os.ReadFile("../template.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range regexp.MustCompile(`mcpevents_[a-z_]+`).FindAllString(string(source), -1) {
+			if !slices.ContainsFunc(metric.Table, func(d metric.Definition) bool { return d.Name == name }) {
+				t.Errorf("the template names %s", name)
+			}
+		}
+	})
+}
