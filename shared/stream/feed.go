@@ -102,7 +102,9 @@ func (ts *Tails) Open(ctx context.Context, r Request) (*Feed, error) {
 		}
 	}
 	for _, t := range r.Topics {
-		f.join(&source{part: eventlog.Topic(r.Workspace, t), pattern: t, topic: true}, topics, nil)
+		for _, p := range ts.topics(ctx, r.Workspace, t) {
+			f.join(&source{part: p, pattern: t, topic: true}, topics, nil)
+		}
 	}
 	return f, nil
 }

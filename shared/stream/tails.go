@@ -32,6 +32,8 @@ type Options struct {
 	Watched time.Duration
 	// Renew is how often the interest in a pattern is renewed (1 h, or an eighth of a shorter retention).
 	Renew time.Duration
+	// Shares reports whether a workspace has the catalog of [catalog.Shared]; nil is none.
+	Shares func(ctx context.Context, workspace string) bool
 	// Buffer is how many unread batches a feed may have before it is ended (256).
 	Buffer int
 }

@@ -6,8 +6,9 @@ import (
 	"encoding/json"
 	"strconv"
 
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/settings"
 )
 
 // The topics. A topic belongs to a workspace. The package that notifies it defines the JSON of its notices.
@@ -18,7 +19,16 @@ const TopicCatalog = "catalog"
 // AnnounceCatalog notifies the streams of a workspace that its catalog changed. version is that of the new catalog.
 func AnnounceCatalog(ctx context.Context, log *eventlog.Log, workspace, version string) error {
 	notice, _ := json.Marshal(map[string]string{"version": version}) // two strings
-	return log.NotifyAs(ctx, workspace, TopicCatalog, "catalog-"+version, notice)
+	return log.NotifyAs(ctx, workspace, TopicCatalog, "catalog-"+workspace+"-"+version, notice)
+}
+
+// topics are the partitions of a topic: the catalog that a workspace shares with others is announced once for all.
+func (ts *Tails) topics(ctx context.Context, workspace, topic string) []eventlog.Partition {
+	out := []eventlog.Partition{eventlog.Topic(workspace, topic)}
+	if topic == TopicCatalog && ts.Options.Shares != nil && ts.Options.Shares(ctx, workspace) {
+		out = append(out, eventlog.Topic(catalog.Shared, topic))
+	}
+	return out
 }
 
 // TopicPrincipal says that the subscriptions of a principal changed.
@@ -49,11 +59,11 @@ func OfBackends(notice json.RawMessage) bool {
 	return json.Unmarshal(notice, &n) == nil && n.Backends != ""
 }
 
-// AnnounceStored is the announcement of stored documents for [versioned.Announce].
-func AnnounceStored(log *eventlog.Log) func(context.Context, versioned.Change) error {
-	return func(ctx context.Context, c versioned.Change) error {
+// AnnounceStored is the announcement of stored documents for [settings.Announce].
+func AnnounceStored(log *eventlog.Log) func(context.Context, settings.Change) error {
+	return func(ctx context.Context, c settings.Change) error {
 		announce := AnnounceCatalog
-		if c.Kind == versioned.Backends {
+		if c.Kind == settings.Backends {
 			announce = AnnounceBackends
 		}
 		return announce(ctx, log, c.Workspace, strconv.FormatInt(c.Version, 10))
