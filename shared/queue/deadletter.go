@@ -12,13 +12,12 @@ import (
 	"unicode/utf8"
 )
 
-// DeadLetter is the body of a message on [Dead]: a message that no handler could make
-// sense of, with where it came from and why it is here.
+// DeadLetter is the body of a message on [Dead]: a message that no handler could handle, with its queue and the reason.
 type DeadLetter struct {
 	V      int    `json:"v"`
 	Queue  Name   `json:"queue"`
 	Reason string `json:"reason"`
-	// Faults are details of the reason, as the handler reports them.
+	// Faults are details of the reason, from the handler.
 	Faults json.RawMessage `json:"faults,omitempty"`
 	// Message is the id that the message had on its queue, Group its group there, and
 	// Received how many times it was received.
@@ -27,7 +26,7 @@ type DeadLetter struct {
 	Received int    `json:"received,omitempty"`
 	// Attributes are those of the message, unless they take more room than there is beside the body.
 	Attributes map[string]string `json:"attributes,omitempty"`
-	// Sent is when the queue first took the message, Dead when a handler gave it up.
+	// Sent is when the queue first took the message, Dead when it was dead-lettered.
 	Sent time.Time `json:"sent"`
 	Dead time.Time `json:"dead,omitzero"`
 	// Body is the message as it came, in the Encoding; [DeadLetter.Content] reads it.
@@ -49,8 +48,7 @@ const (
 	maxAttributes = 32 << 10
 )
 
-// NewDeadLetter is the letter of a message that came from a queue, as it is sent to
-// [Dead]. Faults may be nil.
+// NewDeadLetter makes the message for [Dead] of a message that came from a queue. Faults may be nil.
 func NewDeadLetter(from Name, m Message, reason string, faults any, now time.Time) Outgoing {
 	l := DeadLetter{
 		V: deadLetterVersion, Queue: from, Reason: clip(reason, maxReason),
@@ -82,7 +80,7 @@ func NewDeadLetter(from Name, m Message, reason string, faults any, now time.Tim
 	}
 }
 
-// encode is the letter within what SQS takes: it refuses U+FFFE and U+FFFF.
+// encode writes the dead letter as SQS takes it, without U+FFFE and U+FFFF.
 func (l DeadLetter) encode() []byte {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

@@ -1,11 +1,9 @@
-// Package queue is the transport between the stages of the pipeline: messages
-// are sent, handled in batches, and redelivered until their handler has accepted
-// them.
+// Package queue is the transport between the stages of the pipeline. Messages are sent, handled in batches, and
+// redelivered until their handler has accepted them.
 //
-// A stage is a [Handler]. On AWS an event source mapping calls it, embedded a
-// [Consumer]'s workers do, with the same batches and the same partial failures.
-// The adapters queue/sqs and queue/sqlite pass queue/queuetest. What a message
-// means is the business of the package that sends it.
+// A stage is a [Handler]. On AWS an event source mapping calls it, embedded the workers of a [Consumer], with the same
+// batches and the same partial failures. The adapters queue/sqs and queue/sqlite pass queue/queuetest. Only the package
+// that sends a message knows what it means.
 package queue
 
 import (
@@ -27,7 +25,7 @@ const (
 	Deliveries Name = "deliveries"
 	// Slow takes single deliveries: retries and endpoints known to be slow. Standard, fair.
 	Slow Name = "slow"
-	// Dead takes messages that no handler could make sense of. Standard.
+	// Dead takes messages that no handler can handle. Standard.
 	Dead Name = "dead"
 )
 
@@ -39,8 +37,7 @@ func Names() []Name { return []Name{Inbox, Events, Deliveries, Slow, Dead} }
 
 // Limits of a message (SQS).
 const (
-	// MaxBody is the largest body in bytes. SQS takes 1 MiB; some emulators and
-	// other consumers stop at 256 KiB, and so do we.
+	// MaxBody is the largest body in bytes. SQS takes 1 MiB, but some emulators and other consumers only 256 KiB.
 	MaxBody = 256 << 10
 	// MaxDelay is the longest delay of a message on a standard queue.
 	MaxDelay = 15 * time.Minute
@@ -67,8 +64,8 @@ type Message struct {
 	Received int
 	// Sent is when the queue took the message.
 	Sent time.Time
-	// Attributes are what a direct sender put beside the body (SQS message attributes); those that are
-	// binary are in base64. Our own messages have none.
+	// Attributes are the SQS message attributes of a direct sender; binary ones are in base64. Our own messages have
+	// none.
 	Attributes map[string]string
 }
 
@@ -78,18 +75,16 @@ type Sender interface {
 	Send(ctx context.Context, q Name, msgs ...Outgoing) error
 }
 
-// Forwarder is a [Sender] whose consumers are in the same process. Forward is Send for
-// messages that something durable stands for until it returns, such as the message from
-// which they follow: their handlers may begin at once, and what they accept soon is never
-// written. Forward returns when each message is durable or accepted.
+// Forwarder is a [Sender] whose consumers are in the same process. Forward is Send for messages that can be made again
+// until it returns, for example from the message that caused them. Their handlers may begin at once, and messages that
+// are accepted soon are never written. Forward returns when each message is durable or accepted.
 type Forwarder interface {
 	Forward(ctx context.Context, q Name, msgs ...Outgoing) error
 }
 
-// Handler handles a batch and reports the ids of the messages that failed;
-// those come again after [Backoff], the others are gone. On a FIFO
-// queue a handler that fails a message fails all later ones of the same group. An
-// error fails the whole batch.
+// Handler handles a batch and returns the ids of the messages that failed. Those are redelivered after [Backoff], the
+// others are deleted. On a FIFO queue a handler that fails a message fails all later ones of the same group. An error
+// fails the whole batch.
 type Handler func(ctx context.Context, batch []Message) (failed []string, err error)
 
 // ConsumeOptions shape batches as an event source mapping would.
@@ -98,8 +93,8 @@ type ConsumeOptions struct {
 	Batch int
 	// Concurrency is how many calls may run at once; 0 is 1.
 	Concurrency int
-	// Visibility is how long a message stays hidden after a lost call; 0 is 30 s. The call's
-	// context ends after it. While the call runs on, its messages stay hidden.
+	// Visibility is how long the messages of a lost call stay in flight; 0 is 30 s. The context of the call ends after
+	// it. While the call continues, its messages stay in flight.
 	Visibility time.Duration
 	// MaxReceives moves a message to [Dead] after that many failures, as a [DeadLetter]; 0 is
 	// never. On a FIFO queue only the first failed message of a group has failed itself.
@@ -115,9 +110,8 @@ type Consumer interface {
 	Consume(ctx context.Context, q Name, h Handler, opts ConsumeOptions) error
 }
 
-// Backoff is how long a message waits that has failed after so many receives: a
-// second, doubled with each, at most five minutes, and up to a fifth more or less so that
-// messages that failed together do not come again together.
+// Backoff is how long a failed message waits after so many receives: a second, doubled with each, at most five minutes.
+// It is up to a fifth more or less, so that messages that failed together are not redelivered together.
 func Backoff(received int) time.Duration {
 	d := min(time.Second<<min(max(received-1, 0), 9), 5*time.Minute)
 	return d - d/5 + rand.N(2*d/5+1)

@@ -15,44 +15,43 @@ const (
 	defaultLimit = 100
 )
 
-// Check holds a key to its bounds; adapters call it.
+// Check checks a key against its bounds. Adapters call it.
 func (k Key) Check() error {
 	switch {
 	case k.Table == "":
 		return fault.New(fault.Invalid, "an item needs a table")
 	case k.Partition == "" || len(k.Partition) > maxPartition || !utf8.ValidString(k.Partition):
-		return fault.New(fault.Invalid, "a partition key of %s must be UTF-8 of 1 to %d bytes, not %d", k.Table, maxPartition, len(k.Partition))
+		return fault.New(fault.Invalid, "a partition key of %s has to be UTF-8 of 1 to %d bytes, not of %d", k.Table, maxPartition, len(k.Partition))
 	case k.Sort == "" || len(k.Sort) > maxSort || !utf8.ValidString(k.Sort):
-		return fault.New(fault.Invalid, "a sort key of %s must be UTF-8 of 1 to %d bytes, not %d", k.Table, maxSort, len(k.Sort))
+		return fault.New(fault.Invalid, "a sort key of %s has to be UTF-8 of 1 to %d bytes, not of %d", k.Table, maxSort, len(k.Sort))
 	}
 	return nil
 }
 
-// Check holds a query to its bounds and fills in the default limit; adapters
-// call it.
+// Check checks a query against its bounds and fills in the default limit. Adapters call it.
 func (q *Query) Check() error {
 	if q.Limit == 0 {
 		q.Limit = defaultLimit
 	}
 	if q.Limit < 1 || q.Limit > maxLimit {
-		return fault.New(fault.Invalid, "a query's limit is 1 to %d, not %d", maxLimit, q.Limit)
+		return fault.New(fault.Invalid, "query limit %d is not allowed (allowed: 1 to %d)", q.Limit, maxLimit)
 	}
 	for _, bound := range [...]string{q.After, q.Until, q.Before} {
 		if len(bound) > maxSort || !utf8.ValidString(bound) {
-			return fault.New(fault.Invalid, "a bound of a query must be UTF-8 of at most %d bytes", maxSort)
+			return fault.New(fault.Invalid, "a bound of a query has to be UTF-8 of up to %d bytes", maxSort)
 		}
 	}
 	return Key{Table: q.Table, Partition: q.Partition, Sort: "-"}.Check()
 }
 
-// Check holds an operation to the bounds of its item and the rules of its kind;
-// adapters call it, and check [AtCommit] themselves.
+// Check checks an operation against the bounds of its item and the rules of its kind. Adapters call it, and check
+// [AtCommit] themselves.
 func (op *Op) Check() error {
 	if err := op.Item.Key.Check(); err != nil {
 		return err
 	}
 	if len(op.Item.Value) > MaxItem {
-		return fault.New(fault.TooLarge, "an item of %s has %d bytes (at most %d)", op.Item.Table, len(op.Item.Value), MaxItem)
+		return fault.New(fault.TooLarge, "an item of %s has %d bytes (allowed: up to %d)", op.Item.Table, len(op.Item.Value), MaxItem)
 	}
 	for _, counts := range [...]map[string]int64{op.Item.Counts, op.Limits} {
 		for name := range counts {

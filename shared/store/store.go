@@ -1,11 +1,9 @@
-// Package store is the one durable state under every mode: items in named
-// tables, addressed by a partition and a sort key, read strongly consistent and
-// written under conditions, singly or as one transaction.
+// Package store is the durable state of every mode. It has items in named tables, with a partition and a sort key.
+// Reads are strongly consistent. Writes have conditions and may form a transaction.
 //
-// That is the part of DynamoDB that the system needs, and no more. The packages
-// that own a concept (subscription, delivery, stream, …) lay their items out on
-// it once; the adapters store/dynamo and store/sqlite know nothing of them.
-// Both pass store/storetest. No domain type enters here.
+// This is the part of DynamoDB that the system needs, and no more. Each package that owns a concept (subscription,
+// delivery, stream, …) defines its items once. The adapters store/dynamo and store/sqlite know nothing of them, and
+// both pass store/storetest. No domain type enters here.
 package store
 
 import (
@@ -39,7 +37,7 @@ func Tables() []Table {
 	return []Table{Subscriptions, Log, Deliveries, Sessions, Settings, Keys}
 }
 
-// Limits that both adapters enforce, so that what works embedded works on AWS.
+// Limits of both adapters, so that what works embedded works on AWS.
 const (
 	// MaxItem is the size in bytes of an item's value (DynamoDB: 400 KB an item).
 	MaxItem = 380 << 10
@@ -56,7 +54,7 @@ type Key struct {
 	Sort      string // not empty, at most 512 bytes; ordered bytewise
 }
 
-// Item is a stored value and what conditions can be written about.
+// Item is a stored value with the fields that conditions test.
 type Item struct {
 	Key
 	// Value is opaque to the store; nil and empty are the same.
@@ -70,11 +68,11 @@ type Item struct {
 	Expires time.Time
 }
 
-// ErrConflict is returned by [DB.Write] when a condition did not hold. Nothing was written.
+// ErrConflict is returned by [DB.Write] when a condition does not hold. Nothing is written.
 var ErrConflict = errors.New("store: condition not met")
 
-// DB is a store. Its methods may be called concurrently. Errors other than
-// [ErrConflict] are of kind fault.Unavailable when trying again may help.
+// DB is a store. Its methods may be called concurrently. Errors other than [ErrConflict] have the kind fault.Unavailable
+// when a retry may help.
 type DB interface {
 	// Get reads up to [MaxGet] items of any tables, strongly consistent. The
 	// result has the order of keys; an absent or expired item is nil.
@@ -93,14 +91,12 @@ type DB interface {
 	// order and without atomicity; an error means that some may not be applied.
 	WriteAll(ctx context.Context, ops ...Op) error
 
-	// Ordered reports whether the store stamps [AtCommit] sort keys itself, in
-	// the order of commits, so that a reader who has seen a key has seen all
-	// smaller ones. Without it writers stamp, and readers look back.
+	// Ordered reports whether the store itself stamps [AtCommit] sort keys, in the order of commits. Then a reader
+	// that has seen a key has seen all smaller ones. Otherwise writers stamp, and readers look back.
 	Ordered() bool
 
-	// End is the greatest stamp that an [DB.Ordered] store has given and announced:
-	// whatever has a stamp up to it can be read, and every later stamp is greater,
-	// whatever the clock does. 0 for other stores.
+	// End is the greatest stamp that an [DB.Ordered] store has committed. Every item with a stamp up to it can be
+	// read, and every later stamp is greater, whatever the clock does. It is 0 for other stores.
 	End() int64
 
 	Close() error
@@ -113,17 +109,15 @@ type DB interface {
 // Stores that are not ordered refuse it.
 const AtCommit = "\x00commit"
 
-// SameStamp, as the [Op.Span] of a put at [AtCommit], gives it the stamp that the last
-// put at [AtCommit] before it in the same write got. It belongs to another partition.
+// SameStamp, as the [Op.Span] of a put at [AtCommit], gives it the stamp of the last put at [AtCommit] before it in the
+// same write. The two are of different partitions.
 const SameStamp = -1
 
-// Watcher is implemented by a store that can say at once that a partition of
-// [Log] was written by this process.
+// Watcher is a store that notifies this process at once of its own writes to a partition of [Log].
 type Watcher interface {
-	// Watch returns a channel that receives after each commit to the
-	// partition of table [Log] (coalesced, never blocking the writer); a function for the
-	// greatest stamp that such a commit gave while it is watched, 0 before the first; and one
-	// that ends the watch. Both know what [DB.End] covers.
+	// Watch returns a channel that receives after commits to the partition of table [Log]. Several commits may
+	// coalesce, and the writer never waits. written returns the greatest stamp of such a commit since the watch
+	// began, 0 before the first. stop ends the watch. The channel and written know every commit up to [DB.End].
 	Watch(partition string) (changed <-chan struct{}, written func() int64, stop func())
 }
 
@@ -131,9 +125,8 @@ type Watcher interface {
 type Query struct {
 	Table     Table
 	Partition string
-	// After and Until bound the sort key: After exclusive, Until inclusive;
-	// empty is unbounded. With Reverse, items come from Until downwards, and a further
-	// page is asked for with Before.
+	// After and Until bound the sort key: After exclusive, Until inclusive; empty is unbounded. With Reverse, items
+	// come from Until downwards, and Before asks for the next page.
 	After, Until string
 	// Before bounds the sort key from above, exclusively; empty is unbounded.
 	Before string
@@ -147,9 +140,8 @@ type Query struct {
 // Page is a part of a query's answer.
 type Page struct {
 	Items []Item
-	// More is true when the range may hold further items after the last one read;
-	// Last is the sort key to go on from (as After, or as Before in reverse). Last
-	// may lie beyond the last item when expired items were passed over.
+	// More is true when there may be more items in the range. Last is the sort key to continue from, as After or, in
+	// reverse, as Before. It may be past the last item when expired items were skipped.
 	More bool
 	Last string
 }
@@ -179,8 +171,7 @@ func Exists() Condition { return Condition{kind: condExists} }
 // VersionIs holds when the item exists with exactly this version.
 func VersionIs(v int64) Condition { return Condition{kind: condVersion, version: v} }
 
-// Unpack tells an adapter what the condition asks. At most one result is
-// meaningful: version only when kind is "version".
+// Unpack returns the parts of a condition for an adapter. version is set only when kind is "version".
 func (c Condition) Unpack() (kind string, version int64) {
 	switch c.kind {
 	case condAbsent:
@@ -238,7 +229,7 @@ func Raise(key Key, name string, value int64) Op {
 	return Op{Kind: OpRaise, Item: Item{Key: key, Counts: map[string]int64{name: value}}}
 }
 
-// Check writes nothing and only holds the transaction to its condition.
+// Check writes nothing. The transaction fails unless its condition holds.
 func Check(key Key, cond Condition) Op {
 	return Op{Kind: OpCheck, Item: Item{Key: key}, Cond: cond}
 }
@@ -252,10 +243,9 @@ func one(cond []Condition) Condition {
 
 type unhurried struct{}
 
-// Unhurried marks writes that need not be waited for, such as records of what is over. A store that commits for many at
-// once answers at once, and commits them in their order with the next write of anybody, tens of milliseconds later
-// at most. Who dies before that has lost them together with all that was accepted after them. An error is
-// logged.
+// Unhurried marks writes that nothing has to wait for, such as delivery records. A store with group commit answers at
+// once and commits them in their order with the next write, at most tens of milliseconds later. A process that dies
+// before that loses them, and everything that it accepted after them. An error is logged.
 func Unhurried(ctx context.Context) context.Context { return context.WithValue(ctx, unhurried{}, true) }
 
 // IsUnhurried reports whether ctx comes from [Unhurried].

@@ -1,5 +1,4 @@
-// Package queuetest is what every adapter of [queue.Sender] and [queue.Consumer]
-// promises, as one suite.
+// Package queuetest is the suite that every adapter of [queue.Sender] and [queue.Consumer] passes.
 //
 // An adapter's test calls [Run] with a function that opens its queues, empty
 // and under all names of [queue.Names]. Cases run in parallel, each on queues of its own,
@@ -28,9 +27,8 @@ type Backend interface {
 	Grain() time.Duration
 }
 
-// Run holds the queues that open returns to the contract of package queue. open
-// is called once per case and returns empty queues that nobody else uses; it
-// closes what it opened by t.Cleanup.
+// Run tests the queues that open returns against the contract of package queue. open is called once for each case and
+// returns empty queues that no other case uses. It closes what it opened by t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) Backend) {
 	for _, group := range []struct {
 		name  string

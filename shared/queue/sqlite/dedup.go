@@ -14,10 +14,9 @@ const (
 	dedupWindow = 5 * time.Minute
 	// dedupSpan is the time that one generation of ids takes in.
 	dedupSpan = dedupWindow / 2
-	// maxDedup bounds the ids in memory, at about 50 bytes each. The oldest
-	// generation is forgotten early when there are more.
+	// maxDedup bounds the ids in memory, at about 50 bytes each. With more, the oldest generation is forgotten early.
 	maxDedup = 1 << 22
-	// dedupStep is the number of rows that one job forgets.
+	// dedupStep is the number of rows that one job deletes.
 	dedupStep = 1000
 )
 
@@ -79,8 +78,7 @@ func (d *dedup) setUp(tx *engine.Tx) error {
 	}
 }
 
-// claim reports whether the id is new in the window, and takes it for the
-// transaction if so. Other sends of the same transaction know it at once.
+// claim reports whether the id is new in the window. If so, other sends of the same transaction already see it.
 func (d *dedup) claim(tx *engine.Tx, id digest) bool {
 	if d.attempt != tx.Attempt {
 		d.attempt = tx.Attempt

@@ -11,12 +11,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 
-// forwardWithin is how long a message that was forwarded may go without a row. What is
-// accepted before, or before any other commit, never gets one.
+// forwardWithin is the longest time that a forwarded message has no row. A message that is accepted before that, and
+// before any other commit, never gets one.
 const forwardWithin = 10 * time.Millisecond
 
-// forwarding is messages that are delivered before they are written. Their sender waits
-// until each is one or the other: a row, or accepted.
+// forwarding holds messages that are delivered before they are written. Their sender waits until each is a row or
+// accepted.
 //
 //	Forward ─▶ ready ─▶ handler ─▶ accepted: no row
 //	    └─▶ job of the engine, soon: a row for each that is not accepted yet
@@ -122,8 +122,8 @@ func (f *forwarding) Apply(tx *engine.Tx) error {
 	return nil
 }
 
-// Done answers the sender. What could not be written is handled all the same, and then
-// again when its sender repeats it.
+// Done answers the sender. Messages that could not be written are handled all the same, and again when the sender
+// repeats them.
 func (f *forwarding) Done(err error) {
 	mq := f.queue
 	mq.mu.Lock()
@@ -137,7 +137,8 @@ func (f *forwarding) Done(err error) {
 	}
 }
 
-// pass notes that a message is in memory whose row [memoryQueue.load] has not come to: where all before it are, it need not.
+// pass records a message in memory whose row [memoryQueue.load] has not read. If all rows before it are in memory too,
+// load need not read it.
 func (mq *memoryQueue) pass(m *message) {
 	if mq.loaded == mq.newest {
 		mq.newest = max(mq.newest, m.id)

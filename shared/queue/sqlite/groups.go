@@ -1,6 +1,6 @@
 package sqlite
 
-// deque is a queue that also takes back at its front. It is a ring, so that either costs the same however long it is.
+// deque is a queue with a front that also takes values back. It is a ring, so that both ends cost the same at any length.
 type deque[T any] struct {
 	items []T // its length is 0 or a power of two
 	head  int
@@ -61,9 +61,8 @@ type group struct {
 	bounded bool // out of the ring until one of its messages is settled
 }
 
-// ready is the messages that can be delivered, group by group in turn: on a FIFO queue
-// because the order within each is kept, on a standard one so that a group with
-// many messages does not keep the others waiting.
+// ready holds the messages that can be delivered, by group, each group in turn. A FIFO queue keeps the order within a
+// group. On a standard queue, a group with many messages does not delay the others.
 type ready struct {
 	fifo   bool
 	groups map[string]*group
@@ -89,13 +88,13 @@ func (r *ready) add(m *message) {
 	}
 }
 
-// available reports whether take might find anything.
+// available reports that take may find a message.
 func (r *ready) available() bool { return r.ring.len() > 0 }
 
 // take removes up to n messages. On a FIFO queue it locks their groups, each until [ready.unlock]; on a
 // standard one at most perGroup of a group are in handlers until [ready.settled], if that is not 0.
 //
-// A message that has failed before is a batch of its own, so that one that always fails takes no others with it.
+// A message that failed before is a batch of its own, so that a message that always fails fails no others.
 func (r *ready) take(n, perGroup int) (batch []*message) {
 	for len(batch) < n && r.available() {
 		g := r.ring.first()

@@ -21,16 +21,16 @@ type memoryQueue struct {
 
 	dedup *dedup // nil on a standard queue; only the engine's writer touches it
 
-	mu       sync.Mutex // never held during SQL
+	mu       sync.Mutex // not held during SQL
 	ready    ready
 	waiting  []chan struct{} // workers, the last one first
 	backoffs backoffHeap
 
-	// The rows without a delay up to loaded are, or were, in memory. Those beyond,
-	// up to newest, were too many: [memoryQueue.load] reads them when memory allows.
+	// The rows without a delay up to loaded are, or were, in memory. Those after it, up to newest, were too many:
+	// [memoryQueue.load] reads them when there is room.
 	loaded, newest int64
-	// unloaded are messages that were forwarded or delayed: they are in memory before [memoryQueue.load] comes
-	// to their rows, so it passes those over.
+	// unloaded are forwarded and delayed messages that were in memory before [memoryQueue.load] read their rows. It
+	// skips those rows.
 	unloaded map[int64]struct{}
 	resident int // messages in memory: ready, in flight, in back-off
 	bytes    int // of their bodies
@@ -111,7 +111,7 @@ func (mq *memoryQueue) setUp(tx *engine.Tx) error {
 	return nil
 }
 
-// publish takes over messages that have been committed, in the order of their ids.
+// publish adds messages after their commit, in the order of their ids.
 func (mq *memoryQueue) publish(msgs []*message, delayed int, due int64) {
 	mq.mu.Lock()
 	defer mq.mu.Unlock()
@@ -152,7 +152,7 @@ func (mq *memoryQueue) forget(m *message) {
 	mq.total--
 }
 
-// hasRoom reports whether memory allows to load further messages.
+// hasRoom reports that memory has room for more messages.
 func (mq *memoryQueue) hasRoom() bool {
 	if mq.ready.count == 0 {
 		return mq.resident < mq.q.opts.MaxReady
@@ -160,8 +160,8 @@ func (mq *memoryQueue) hasRoom() bool {
 	return mq.resident <= mq.q.opts.MaxReady/2 && mq.bytes <= mq.q.opts.MaxBytes/2
 }
 
-// wakeWorker wakes one worker if any message is ready. That one wakes the
-// next if it leaves any, so that batches fill before workers multiply.
+// wakeWorker wakes one worker if a message is ready. That worker wakes the next if it leaves some, so that batches fill
+// before more workers run.
 func (mq *memoryQueue) wakeWorker() {
 	if n := len(mq.waiting); n > 0 && mq.ready.available() {
 		mq.waiting[n-1] <- struct{}{}
@@ -224,7 +224,7 @@ func (mq *memoryQueue) settle(f *batch, failed func(*message) bool) {
 			case !failed(m):
 				mq.accept(m)
 			case mq.fail(m, f.maxReceives):
-				mq.resident-- // until its back-off ends: a waiting message must not keep others out of memory
+				mq.resident-- // until its back-off ends, so that it does not keep others out of memory
 				mq.bytes -= len(m.body)
 				mq.backOff(backoff{until: now.Add(queue.Backoff(m.received)), msg: m})
 			}
@@ -318,8 +318,8 @@ func (mq *memoryQueue) backOff(h backoff) {
 	mq.wakePump(h.until)
 }
 
-// longest is how far ahead a delayed row can be due, with a clock that is corrected a little. What is
-// further away was written before the clock was set back, and is due now.
+// longest is the longest time until a delayed row is due, with a reserve for small corrections of the clock. A row that is
+// due later was written before the clock was set back, and is due now.
 const longest = queue.MaxDelay + time.Minute
 
 // wait is how long it is until a delayed row is due.

@@ -10,11 +10,11 @@ import (
 )
 
 const (
-	// readStep and readBytes bound what one look into the file brings into memory.
+	// readStep and readBytes bound what one read of the file brings into memory.
 	readStep  = 500
 	readBytes = 8 << 20
-	// sleep is how long the pump sleeps when it knows of nothing to come. It also
-	// is how often old deduplication ids are removed from the file.
+	// sleep is how long the pump sleeps when nothing is due. It is also how often old deduplication ids are removed
+	// from the file.
 	sleep = time.Minute
 )
 
@@ -43,10 +43,10 @@ func (mq *memoryQueue) pump() {
 	}
 }
 
-// rest waits so long, or until there is something to do; it reports false when the queue is closed.
+// rest waits for a time, or until there is something to do. It reports false when the queue is closed.
 //
-// What is to be done at once waits for no timer: in a bubble of testing/synctest, two timers that are due when they are
-// set break the race detector (golang.org/issue/78156).
+// It uses no timer for a time of 0: in a bubble of testing/synctest, two timers that are due when they are set break the
+// race detector (golang.org/issue/78156).
 func (mq *memoryQueue) rest(timer *time.Timer, pause time.Duration) bool {
 	if pause <= 0 {
 		return mq.q.open.Err() == nil
@@ -191,7 +191,7 @@ func (p *promotion) Done(err error) {
 	mq.wakeWorker()
 }
 
-// load reads messages that memory had no space for, in their order, while it has some.
+// load reads messages that had no room in memory, in their order, while there is room.
 func (mq *memoryQueue) load() error {
 	for {
 		mq.mu.Lock()
@@ -219,7 +219,7 @@ func (mq *memoryQueue) load() error {
 		mq.mu.Lock()
 		mq.loaded = last
 		if len(msgs) == 0 {
-			mq.loaded = newest // nothing is left of what was committed before the read
+			mq.loaded = newest // everything that was committed before the read is in memory
 		}
 		for _, m := range msgs {
 			if _, here := mq.unloaded[m.id]; !here {
@@ -237,7 +237,7 @@ func (mq *memoryQueue) load() error {
 	}
 }
 
-// rows reads messages until they are many bytes.
+// rows reads messages until they have many bytes.
 func rows(s *engine.Stmt, each func()) (msgs []*message, err error) {
 	defer s.Reset()
 	for size := 0; size < readBytes; {
@@ -255,8 +255,7 @@ func rows(s *engine.Stmt, each func()) (msgs []*message, err error) {
 	return msgs, nil
 }
 
-// bodies reads the bodies that are not in memory. A row that is gone, because the file was
-// edited by hand, has none.
+// bodies reads the bodies that are not in memory. A row that was deleted by hand has none.
 func (mq *memoryQueue) bodies(ctx context.Context, f *batch) error {
 	return mq.q.engine.Read(ctx, func(c *engine.Conn) error {
 		for i, m := range f.msgs {

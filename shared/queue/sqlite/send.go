@@ -12,8 +12,7 @@ import (
 )
 
 const (
-	// maxSend and maxSendBytes bound what goes into one transaction, so that a
-	// large send does not keep others waiting.
+	// maxSend and maxSendBytes bound one transaction, so that other writes do not wait long for a large send.
 	maxSend      = 250
 	maxSendBytes = 4 << 20
 	// maxWord is the length of a group or a deduplication id.
@@ -53,7 +52,7 @@ func check(name queue.Name, m *queue.Outgoing) error {
 	case len(m.Body) == 0 || !utf8.Valid(m.Body):
 		return fault.New(fault.Invalid, "a message for %s is empty or not UTF-8", name)
 	case len(m.Body) > queue.MaxBody:
-		return fault.New(fault.TooLarge, "a message for %s has %d bytes (at most %d)", name, len(m.Body), queue.MaxBody)
+		return fault.New(fault.TooLarge, "a message for %s has %d bytes (allowed: up to %d)", name, len(m.Body), queue.MaxBody)
 	case !word(m.Group) || !word(m.Dedup):
 		return fault.New(fault.Invalid, "group or deduplication id of a message for %s is invalid (allowed: up to %d characters of [A-Za-z0-9_-])", name, maxWord)
 	case m.Delay < 0 || m.Delay > queue.MaxDelay:

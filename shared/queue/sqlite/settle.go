@@ -14,10 +14,10 @@ import (
 // retryAfter is how long a failed settlement waits to be written again.
 const retryAfter = time.Second
 
-// settlement is the results of handlers that are not written yet.
+// settlement holds results of handlers that are not written yet.
 type settlement struct {
 	ids    []int64    // accepted: to be deleted
-	dead   []*message // to be moved to the dead letters
+	dead   []*message // to be dead-lettered
 	failed []failure
 }
 
@@ -38,8 +38,8 @@ func (s *settlement) append(other *settlement) {
 	other.ids, other.dead, other.failed = other.ids[:0], other.dead[:0], other.failed[:0]
 }
 
-// submit has the settlement written soon. It needs no commit of its own: until
-// it is written, a crash only delivers those messages again.
+// submit has the settlement written with the next commit. It needs none of its own: a crash before that only delivers
+// those messages again.
 func (mq *memoryQueue) submit() {
 	if mq.settling || mq.accepted.empty() || !mq.retry.IsZero() {
 		return
@@ -53,8 +53,7 @@ func (mq *memoryQueue) flush() error {
 	return mq.q.engine.Do(context.Background(), &settling{queue: mq})
 }
 
-// settling writes what has been settled by the time it is applied, however many
-// batches that is.
+// settling writes everything that is settled when the job is applied, of any number of batches.
 type settling struct {
 	queue *memoryQueue
 	taken settlement
@@ -112,7 +111,7 @@ func (s *settling) delete(tx *engine.Tx) error {
 	return nil
 }
 
-// deadLetter moves rows to the queue of the dead letters.
+// deadLetter moves rows to the dead-letter queue.
 func (s *settling) deadLetter(tx *engine.Tx) error {
 	s.dead = s.dead[:0]
 	dead := s.queue.q.queues[queue.Dead]
@@ -152,7 +151,7 @@ func (s *settling) deadLetter(tx *engine.Tx) error {
 	return nil
 }
 
-// Done puts back what could not be written.
+// Done keeps what could not be written, for the next try.
 func (s *settling) Done(err error) {
 	mq := s.queue
 	if err == nil {

@@ -1,20 +1,19 @@
 // Package sqlite keeps the queues of the embedded mode in the store's SQLite
 // file, and runs their handlers in this process.
 //
-// A message is a row from before Send returns until its handler has accepted it;
-// sends share their commits with everything else that is written (package
-// engine). Handing out needs no SQL: the messages that are next also lie in
-// memory, up to a bound, and whoever waits for one is woken at the commit.
+// A message is a row from before Send returns until its handler has accepted it. Sends share their commits with all
+// other writes (package engine). Delivering needs no SQL: the next messages are also in memory, up to a bound, and the
+// commit wakes the workers that wait.
 //
 //	Send ─▶ row ─┬─▶ ready, by group ─▶ in flight ─▶ accepted ─▶ row deleted, with the next commit
 //	             ├─▶ delayed (only a row) ▲      └─▶ failed ─▶ waits for its back-off ─▶ ready,
 //	             └─▶ too many (only a row)┘                    or moved to the dead letters
 //
-// Which messages are in flight or wait for their back-off is known in memory only. A process that dies takes
-// that knowledge with it, and the next one hands those messages out again.
+// Only memory knows which messages are in flight or wait for their back-off. After a crash the next process delivers
+// those messages again.
 //
-// The semantics are those of an SQS queue with an event source mapping; the
-// suite in queue/queuetest defines them. Message bodies are opaque here.
+// The semantics are those of an SQS queue with an event source mapping; queue/queuetest defines them. Message bodies are
+// opaque here.
 package sqlite
 
 import (
@@ -34,8 +33,8 @@ import (
 type Options struct {
 	// Log gets failures; nil is [slog.Default].
 	Log *slog.Logger
-	// MaxReady is the number of messages of a queue that are kept in memory; 0
-	// is 65,536. A queue with more of them in handlers and waiting for their back-off delivers no others.
+	// MaxReady is the number of messages of a queue that are kept in memory; 0 is 65,536. A queue that has as many in
+	// flight or in back-off delivers no others.
 	MaxReady int
 	// MaxBytes bounds the bodies of a queue that are kept in memory; 0 is 64 MiB.
 	MaxBytes int
@@ -63,8 +62,7 @@ var (
 	_ queue.Consumer = (*Queues)(nil)
 )
 
-// Open opens the queues in the file of e. Every message that was not accepted
-// before is there again.
+// Open opens the queues in the file of e, with every message that was not accepted before.
 func Open(e *engine.Engine, opts Options) (*Queues, error) {
 	if opts.Log == nil {
 		opts.Log = slog.Default()
@@ -110,8 +108,7 @@ func (q *Queues) queue(name queue.Name) (*memoryQueue, error) {
 	return nil, fault.New(fault.Invalid, "unknown queue %q (queues: %s)", name, queue.Names())
 }
 
-// Depth returns the state of a queue. A message that has failed and waits for its
-// back-off counts as in flight.
+// Depth returns the state of a queue. A failed message that waits for its back-off counts as in flight.
 func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error) {
 	mq, err := q.queue(name)
 	if err != nil {
@@ -131,8 +128,8 @@ func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error
 // closeTime is how long Close waits for handlers whose context it has ended.
 const closeTime = 5 * time.Second
 
-// Close ends what still consumes: the contexts of running calls end, and Close waits for their handlers, though not for ever. Then it
-// writes down what was accepted. What a handler reports after that is lost, and the next process delivers its messages again.
+// Close ends the contexts of running calls and waits for their handlers, for a bounded time. Then it writes what was
+// accepted. What a handler reports after that is lost, and the next process delivers its messages again.
 func (q *Queues) Close() error {
 	var err error
 	q.once.Do(func() {

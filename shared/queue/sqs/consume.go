@@ -19,9 +19,8 @@ import (
 const (
 	defaultBatch      = 10
 	defaultVisibility = 30 * time.Second
-	// pollSeconds is how long a receive waits for a first message. It is not
-	// canceled when consuming ends, or the messages that it takes just then would stay
-	// invisible; so it is short.
+	// pollSeconds is how long a receive waits for a first message. It is short, because a receive is not canceled when
+	// consuming ends: messages that it takes just then would stay in flight.
 	pollSeconds = 1
 	// finishTime bounds requests that go on after consuming has ended.
 	finishTime = 10 * time.Second
@@ -64,7 +63,7 @@ func (q *Queues) Consume(ctx context.Context, name queue.Name, h queue.Handler, 
 	return nil
 }
 
-// worker polls one queue and calls its handler; a value serves all goroutines.
+// worker polls one queue and calls its handler. All goroutines share one value.
 type worker struct {
 	*Queues
 	name   queue.Name

@@ -24,7 +24,7 @@ func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) 
 		if err != nil {
 			q.backOffRecords(ctx, event, batch, ids(batch))
 			// Lambda counts this as an error of the function; the whole batch is redelivered.
-			return Response(nil), fault.Wrap(fault.Internal, err, "handling %d messages", len(batch))
+			return Response(nil), fault.Wrap(fault.Internal, err, "handle %d messages", len(batch))
 		}
 		fifo := len(event.Records) > 0 && strings.HasSuffix(event.Records[0].EventSourceARN, ".fifo")
 		failed = complete(batch, failed, fifo)
@@ -68,8 +68,8 @@ func Messages(event events.SQSEvent) []queue.Message {
 	return batch
 }
 
-// Response names the failed messages. It never marshals them as null, which AWS
-// takes for success and emulators for an error.
+// Response names the failed messages. It never marshals them as null, which is a success for AWS and an error for
+// emulators.
 func Response(failed []string) events.SQSEventResponse {
 	r := events.SQSEventResponse{BatchItemFailures: make([]events.SQSBatchItemFailure, len(failed))}
 	for i, id := range failed {

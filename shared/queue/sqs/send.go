@@ -26,13 +26,11 @@ const (
 	maxParallel = 8
 )
 
-// Send is SendMessage for one message and SendMessageBatch for more, in as few
-// requests as they fit. What SQS does not take of a batch is sent again. A body
-// that is JSON is sent as [Safe] makes it; another one that SQS refuses is invalid.
+// Send is SendMessage for one message and SendMessageBatch for more, in as few requests as possible. Entries of a batch
+// that SQS does not take are sent again. A JSON body is sent as [Safe] makes it. Another body that SQS refuses is invalid.
 //
-// On a FIFO queue the batches follow one another. If SQS refuses one entry for a
-// passing reason and takes a later one of the same group, the first comes after
-// it: SQS offers nothing better to whoever sends in batches.
+// On a FIFO queue the batches are sent one after the other. If SQS refuses one entry for a passing reason and takes a
+// later one of the same group, the first one comes after it. SQS has no way to prevent that for batches.
 func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoing) error {
 	url, err := q.url(name)
 	if err != nil {
@@ -61,13 +59,13 @@ func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequest
 	case len(body) == 0 || !utf8.Valid(body) || refused(body) >= 0:
 		return e, fault.New(fault.Invalid, "a message for %s is empty or has characters that XML 1.0 lacks", name)
 	case len(body) > queue.MaxBody:
-		return e, fault.New(fault.TooLarge, "a message for %s has %d bytes (at most %d)", name, len(body), queue.MaxBody)
+		return e, fault.New(fault.TooLarge, "a message for %s has %d bytes (allowed: up to %d)", name, len(body), queue.MaxBody)
 	case !word(msg.Group):
 		return e, fault.New(fault.Invalid, "the group of a message for %s is invalid (allowed: up to 128 characters of [A-Za-z0-9_-])", name)
 	case !printable(msg.Dedup):
 		return e, fault.New(fault.Invalid, "the deduplication id of a message for %s is invalid (allowed: up to 128 ASCII characters without spaces)", name)
 	case msg.Delay < 0 || msg.Delay > queue.MaxDelay:
-		return e, fault.New(fault.Invalid, "a message for %s is delayed by 0 to %v, not %v", name, queue.MaxDelay, msg.Delay)
+		return e, fault.New(fault.Invalid, "delay %v of a message for %s is not allowed (allowed: 0 to %v)", msg.Delay, name, queue.MaxDelay)
 	}
 	e.MessageBody = aws.String(string(body))
 	if msg.Group != "" {
@@ -179,7 +177,7 @@ func (q *Queues) sendBatch(ctx context.Context, url *string, batch []types.SendM
 			return err
 		}
 		if try+1 == maxTries {
-			return fault.New(fault.Unavailable, "%d messages were not taken", len(batch))
+			return fault.New(fault.Unavailable, "SQS did not take %d messages", len(batch))
 		}
 		if err := pause(ctx, try); err != nil {
 			return err

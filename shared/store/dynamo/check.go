@@ -8,11 +8,11 @@ import (
 // maxTotal is DynamoDB's 4 MB for a transaction, less keys and names.
 const maxTotal = 3900 << 10
 
-// checkOps holds a write to the limits of package store, so that it fails here
-// as it does in the other adapter, and not in DynamoDB's words.
+// checkOps checks a write against the limits of package store, so that it fails as in the other adapter and not with
+// an error of DynamoDB.
 func checkOps(ops []store.Op) error {
 	if len(ops) > store.MaxTransaction {
-		return fault.New(fault.Invalid, "a write of %d operations (at most %d)", len(ops), store.MaxTransaction)
+		return fault.New(fault.Invalid, "the write has %d operations (allowed: up to %d)", len(ops), store.MaxTransaction)
 	}
 	seen := make(map[store.Key]bool, len(ops))
 	total := 0
@@ -21,16 +21,16 @@ func checkOps(ops []store.Op) error {
 			return err
 		}
 		if seen[op.Item.Key] {
-			return fault.New(fault.Invalid, "an item of %s occurs twice in a write", op.Item.Table)
+			return fault.New(fault.Invalid, "the write has an item of %s twice", op.Item.Table)
 		}
 		seen[op.Item.Key] = true
 		if op.Kind == store.OpRaise && len(ops) > 1 {
-			return fault.New(fault.Invalid, "raising a count stands alone in its write")
+			return fault.New(fault.Invalid, "a write that raises a count has only that operation")
 		}
 		total += len(op.Item.Value)
 	}
 	if total > maxTotal {
-		return fault.New(fault.TooLarge, "a write of %d bytes (at most %d)", total, maxTotal)
+		return fault.New(fault.TooLarge, "the write has %d bytes (allowed: up to %d)", total, maxTotal)
 	}
 	return nil
 }

@@ -15,18 +15,14 @@
 //
 // # A lost answer is no conflict
 //
-// The SDK repeats a request whose answer did not arrive. If the first one was
-// applied, the condition of the second fails on our own write. A transaction
-// carries a ClientRequestToken for that. A single put or count carries a random
-// mark in attribute t instead, at no extra cost: a failed condition on an item
-// with our mark is a success, and a count is not added twice, unless somebody
-// else has counted in between; so a count is lowered in a transaction. A delete leaves no
-// trace: when a conditional delete was repeated after a lost answer and finds
-// nothing, it is taken for done, although somebody else may have been the one. Where
-// that difference matters, delete within a transaction.
+// The SDK repeats a request whose answer did not arrive. If the first one was applied, the condition of the second
+// fails on our own write. A transaction carries a ClientRequestToken against that. A single put or count carries a
+// random mark in attribute t instead, at no extra cost. A failed condition on an item with our mark is a success, and a
+// count is not added twice unless another writer has counted in between. So a count is lowered in a transaction. A
+// delete leaves no trace: when a conditional delete is repeated after a lost answer and finds nothing, it counts as
+// done, although another writer may have deleted the item. Where that matters, delete within a transaction.
 //
-// Domain types do not enter here; see the doc comment of package store for
-// where they are. The suite in store/storetest is what this package promises.
+// Domain types do not enter here; package store says where they are. store/storetest holds the promises.
 package dynamo
 
 import (
@@ -82,7 +78,7 @@ func (db *DB) Close() error { return nil }
 // Get is one GetItem for one key and BatchGetItem for more.
 func (db *DB) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
 	if len(keys) > store.MaxGet {
-		return nil, fault.New(fault.Invalid, "a read of %d items (at most %d)", len(keys), store.MaxGet)
+		return nil, fault.New(fault.Invalid, "the read has %d keys (allowed: up to %d)", len(keys), store.MaxGet)
 	}
 	found := make(map[store.Key]*store.Item, len(keys))
 	for _, key := range keys {

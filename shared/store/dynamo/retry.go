@@ -87,7 +87,7 @@ func kindOf(err error) fault.Kind {
 
 // attempts watches the tries that the SDK makes of one call.
 type attempts struct {
-	// lost is true after a try of which nobody knows whether it was applied.
+	// lost is true after a try that may have been applied.
 	lost bool
 }
 

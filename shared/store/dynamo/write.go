@@ -64,10 +64,9 @@ func (db *DB) writeOne(ctx context.Context, op store.Op) error {
 	}
 }
 
-// lowers reports that a count is to become less. The mark of an addition is
-// that of the last one, so between a lost answer and its repetition another's may take its
-// place, and it is added twice. Too much is harmless where counts tell where to
-// look; too little hides something. So lowering costs a transaction.
+// lowers reports that a count becomes less. An item keeps only the mark of its last addition. If another writer adds
+// between a lost answer and its repetition, the repetition is counted twice. Counts say where to look: one that is too
+// high costs a look, one that is too low hides an item. So only lowering costs a transaction.
 func lowers(op store.Op) bool {
 	for _, n := range op.Item.Counts {
 		if n < 0 {
@@ -140,8 +139,7 @@ func (db *DB) delete(ctx context.Context, op store.Op) error {
 	return err
 }
 
-// add updates the counts of a living or absent item; one that has expired is
-// begun anew, so that nothing of it comes back.
+// add updates the counts of an item that lives or is absent. It replaces an expired item.
 func (db *DB) add(ctx context.Context, op store.Op) error {
 	mark := newMark()
 	pause := newPause()
@@ -230,8 +228,7 @@ func (db *DB) update(ctx context.Context, op store.Op, e *expression, update str
 	return nil, err
 }
 
-// begin puts an item that only counts in the place of one that has expired. It
-// is not done when the item lives again.
+// begin replaces an expired item by one that only counts. It does nothing when the item lives again.
 func (db *DB) begin(ctx context.Context, op store.Op, mark []byte) (done bool, err error) {
 	e := newExpression()
 	_, err = db.client.PutItem(ctx, &dynamodb.PutItemInput{
@@ -282,7 +279,7 @@ func (db *DB) WriteAll(ctx context.Context, ops ...store.Op) error {
 			return err
 		}
 		if kind, _ := op.Cond.Unpack(); kind != "" || (op.Kind != store.OpPut && op.Kind != store.OpDelete) {
-			return fault.New(fault.Invalid, "writing all takes unconditional puts and deletes")
+			return fault.New(fault.Invalid, "WriteAll allows only puts and deletes without a condition")
 		}
 		r := request{table: db.names[op.Item.Table]}
 		if op.Kind == store.OpPut {

@@ -30,10 +30,10 @@ func checkQuery(q *store.Query) error {
 	return checkTable(q.Table)
 }
 
-// checkWrite holds a transaction to the limits of package store.
+// checkWrite checks a transaction against the limits of package store.
 func checkWrite(ops []store.Op) error {
 	if len(ops) > store.MaxTransaction {
-		return fault.New(fault.Invalid, "a write of %d operations (at most %d)", len(ops), store.MaxTransaction)
+		return fault.New(fault.Invalid, "the write has %d operations (allowed: up to %d)", len(ops), store.MaxTransaction)
 	}
 	var seen map[store.Key]bool
 	if len(ops) > 4 { // for fewer, comparing each with each is quicker
@@ -45,11 +45,11 @@ func checkWrite(ops []store.Op) error {
 			return err
 		}
 		if op.Kind == store.OpRaise && len(ops) > 1 {
-			return fault.New(fault.Invalid, "raising a count stands alone in its write")
+			return fault.New(fault.Invalid, "a write that raises a count has only that operation")
 		}
 		if op.Item.Sort == store.AtCommit {
 			if op.Span == store.SameStamp && !follows(ops[:i], op) {
-				return fault.New(fault.Invalid, "puts that share a stamp must be of one partition")
+				return fault.New(fault.Invalid, "puts that share a stamp have to be of different partitions")
 			}
 			continue // each gets a key of its own
 		}
@@ -62,19 +62,19 @@ func checkWrite(ops []store.Op) error {
 			}
 		}
 		if twice {
-			return fault.New(fault.Invalid, "an item of %s occurs twice in a write", op.Item.Table)
+			return fault.New(fault.Invalid, "the write has an item of %s twice", op.Item.Table)
 		}
 	}
 	return nil
 }
 
-// checkBulk holds an operation of [DB.WriteAll] to what that takes.
+// checkBulk checks an operation of [DB.WriteAll].
 func checkBulk(op *store.Op) error {
 	if kind, _ := op.Cond.Unpack(); kind != "" || (op.Kind != store.OpPut && op.Kind != store.OpDelete) {
-		return fault.New(fault.Invalid, "writing all takes unconditional puts and deletes")
+		return fault.New(fault.Invalid, "WriteAll allows only puts and deletes without a condition")
 	}
 	if op.Item.Sort == store.AtCommit && op.Span == store.SameStamp {
-		return fault.New(fault.Invalid, "puts cannot share a stamp in WriteAll, which makes several commits")
+		return fault.New(fault.Invalid, "puts cannot share a stamp in WriteAll, which has several commits")
 	}
 	return checkOp(op)
 }
@@ -84,12 +84,12 @@ func checkOp(op *store.Op) error {
 		return err
 	}
 	if op.Item.Sort == store.AtCommit && (op.Kind != store.OpPut || op.Span < store.SameStamp || op.Span > maxSpan) {
-		return fault.New(fault.Invalid, "only a put with a span of 0 to %d can be stamped", maxSpan)
+		return fault.New(fault.Invalid, "only a put with a span of 0 to %d gets a stamp", maxSpan)
 	}
 	return op.Check()
 }
 
-// follows reports whether there is a stamp for op to share, and none of its partition before it.
+// follows reports that an earlier operation has a stamp for op to share, and that none of them is of its partition.
 func follows(earlier []store.Op, op *store.Op) bool {
 	stamped := false
 	for i := range earlier {

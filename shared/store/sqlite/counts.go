@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// encodeCounts writes counts as "name=1,other=-2"; names cannot hold either sign.
+// encodeCounts writes counts as "name=1,other=-2". Names have neither of the two signs.
 func encodeCounts(counts map[string]int64) string {
 	if len(counts) == 0 {
 		return ""
@@ -35,7 +35,7 @@ func decodeCounts(text string) map[string]int64 {
 		name, digits, _ := strings.Cut(pair, "=")
 		n, err := strconv.ParseInt(digits, 10, 64)
 		if err != nil {
-			continue // somebody else has written here
+			continue // not written by [encodeCounts]
 		}
 		counts[name] = n
 	}

@@ -11,10 +11,10 @@ import (
 )
 
 // memo keeps what was read from [store.Subscriptions] until the next commit that changes that table. Every event is
-// looked up there, twice, and it changes only when somebody registers.
+// looked up there twice, and only registrations change it.
 //
-// The writer counts such commits before it answers them, so nobody who has been answered is shown an older state. A
-// read that a commit overtakes is kept under the count of before, under which none finds it afterwards.
+// The writer counts such commits before it answers them, so a caller that got its answer never reads an older state. A
+// read that is older than a commit is kept under the count before it, where no later read finds it.
 type memo struct {
 	commits atomic.Uint64
 	items   *bounded.Map[store.Key, keptItem]
@@ -23,7 +23,7 @@ type memo struct {
 
 type keptItem struct {
 	at   uint64
-	item *store.Item // nil: there is none
+	item *store.Item // nil: there is no such item
 }
 
 type keptPage struct {
@@ -41,7 +41,7 @@ func newMemo() memo {
 	return memo{items: bounded.NewMap[store.Key, keptItem](4096), pages: bounded.NewMap[store.Query, keptPage](512)}
 }
 
-// changed is told of the operations of a transaction, whatever became of it.
+// changed counts a transaction that may have changed the table, whatever its outcome.
 func (m *memo) changed(ops []store.Op) {
 	for i := range ops {
 		if ops[i].Item.Table == store.Subscriptions && ops[i].Kind != store.OpCheck {

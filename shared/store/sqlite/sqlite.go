@@ -9,13 +9,11 @@
 //	exp   seconds since 1970, 0 is never
 //	val   value
 //
-// A table clustered by its key (WITHOUT ROWID) was measured and refused: items of
-// several hundred bytes at scattered keys cost it twice the CPU, because every
-// put splits and rewrites pages that hold only a few items each.
+// A table clustered by its key (WITHOUT ROWID) was measured and refused. Items of several hundred bytes at scattered
+// keys cost it twice the CPU, because every put splits and rewrites pages of a few items each.
 //
-// The file and its one writer are package engine's, which the queues of
-// queue/sqlite share. This package is ordered: it stamps [store.AtCommit] in its
-// writer, and it tells watchers of the log at the commit. It passes store/storetest.
+// Package engine has the file and its one writer; the queues of queue/sqlite share them. This store is ordered: it
+// stamps [store.AtCommit] in the writer, and it notifies watchers of the log at the commit. It passes store/storetest.
 package sqlite
 
 import (
@@ -112,7 +110,7 @@ func Open(path string, opts Options) (*DB, error) {
 	return db, nil
 }
 
-// setup creates the tables and reads where the stamps have got to.
+// setup creates the tables and reads the last stamp.
 type setup struct{ db *DB }
 
 func (s *setup) Apply(tx *engine.Tx) error {
@@ -149,7 +147,7 @@ func (db *DB) Engine() *engine.Engine { return db.engine }
 // Ordered is true: there is one writer, and it stamps.
 func (db *DB) Ordered() bool { return true }
 
-// End is the last stamp that was committed; after a crash one up to a tenth of a second later.
+// End is the last stamp that was committed. After a crash it is up to a tenth of a second later.
 func (db *DB) End() int64 { return db.stamps.end.Load() }
 
 // Close ends the sweeps, commits what waits and closes the file.
@@ -158,7 +156,7 @@ func (db *DB) Close() error {
 	db.once.Do(func() {
 		db.stop()
 		db.running.Wait()
-		// The exact last stamp, so that a restart need not assume that the whole reserve was given.
+		// With the exact last stamp, a restart need not assume that the whole reserve was used.
 		if stampErr := db.engine.Do(context.Background(), &settle{db: db}); stampErr != nil {
 			slog.Warn("last stamp not written", "error", stampErr)
 		}
@@ -170,7 +168,7 @@ func (db *DB) Close() error {
 // Get reads all keys from one commit.
 func (db *DB) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, error) {
 	if len(keys) > store.MaxGet {
-		return nil, fault.New(fault.Invalid, "a read of %d items (at most %d)", len(keys), store.MaxGet)
+		return nil, fault.New(fault.Invalid, "the read has %d keys (allowed: up to %d)", len(keys), store.MaxGet)
 	}
 	for _, key := range keys {
 		if err := checkKey(key); err != nil {
@@ -221,8 +219,7 @@ func get(c *engine.Conn, key store.Key, now int64) (*store.Item, error) {
 	return item, nil
 }
 
-// scan reads the columns ver, exp, counts, val from the given one on. It reports
-// false for an item that has expired.
+// scan reads the columns ver, exp, counts and val, the first of which is given. It reports false for an expired item.
 func scan(s *engine.Stmt, column int, now int64, item *store.Item) bool {
 	if exp := s.ColumnInt(column + 1); exp != 0 {
 		if exp <= now {
@@ -239,8 +236,7 @@ func scan(s *engine.Stmt, column int, now int64, item *store.Item) bool {
 // maxPage is the size of the values at which a page ends, as in DynamoDB.
 const maxPage = 1 << 20
 
-// Query reads one page. The items it passes over because they have expired count
-// for the limit, so that no page takes long.
+// Query reads one page. Expired items count for the limit, so that no page takes long.
 func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 	if err := checkQuery(&q); err != nil {
 		return store.Page{}, err

@@ -8,22 +8,21 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 
-// stamps gives the sort keys of [store.AtCommit]. Only the engine's writer calls it.
+// stamps makes the sort keys of [store.AtCommit]. Only the writer of the engine calls it.
 //
-// A stamp is never given twice and none is smaller than an earlier one, whatever
-// the clock does and over restarts. To that end the file holds a number that no
-// given stamp exceeds. It is written ahead, so that not each commit has to.
+// Each stamp is greater than every earlier one, whatever the clock does, and after a restart too. For that the file
+// holds a reserve: a number that no stamp exceeds. It is ahead of the stamps, so that not every commit writes it.
 type stamps struct {
-	last    int64 // the largest given
-	reserve int64 // the number in the file
-	written int64 // that number as changed by the transaction attempt, not yet committed
+	last    int64 // the greatest so far
+	reserve int64 // in the file
+	written int64 // the reserve as the current transaction has changed it
 	attempt int64
 
-	end atomic.Int64 // the largest that was committed and announced
+	end atomic.Int64 // the greatest that was committed
 }
 
-// ahead is how far the file's number runs ahead of the stamps, in microseconds.
-// After a crash the first stamps may be as much in the future.
+// ahead is how far the reserve is ahead of the stamps, in microseconds. After a crash the first stamps may be as far in
+// the future.
 const ahead = 100_000
 
 func (s *stamps) load(tx *engine.Tx) error {
@@ -33,8 +32,7 @@ func (s *stamps) load(tx *engine.Tx) error {
 	return err
 }
 
-// next gives span stamps, and returns the last of them as a sort key; or the one that it
-// returned before.
+// next makes span stamps and returns the last as a sort key. For [store.SameStamp] it returns the last one again.
 func (s *stamps) next(tx *engine.Tx, span int) (string, error) {
 	if span != store.SameStamp {
 		s.last = max(tx.Now.UnixMicro(), s.last+int64(max(span, 1)))
@@ -63,7 +61,7 @@ func (s *stamps) store(tx *engine.Tx, reserve int64) error {
 	return stmt.Int(1, reserve).Exec()
 }
 
-// committed tells that the transaction of the last [stamps.next] has been committed.
+// committed is called after the commit of the last [stamps.next].
 func (s *stamps) committed() { s.reserve = s.written }
 
 // settle writes the exact last stamp when the store is closed.

@@ -9,12 +9,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 
-// sweepStep is the number of items that one step removes. Each may lie on a page
-// of its own, and the writer's other work waits meanwhile.
+// sweepStep is the number of items that one step removes. Each may be on a page of its own, and other writes wait for
+// the step.
 const sweepStep = 200
 
-// sweeps removes expired items now and then until ctx ends, and gives back the room that they leave. Readers do not
-// see them anyway.
+// sweeps removes expired items from time to time until ctx ends, and gives their room back to the file system. Readers
+// do not see them in any case.
 func (db *DB) sweeps(ctx context.Context, every time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -30,7 +30,7 @@ func (db *DB) sweeps(ctx context.Context, every time.Duration) {
 	}
 }
 
-// clean removes what has expired, and gives back the room of it that is not used again soon.
+// clean removes expired items, and gives back the room that is not used again soon.
 func (db *DB) clean(ctx context.Context) error {
 	if _, err := db.sweep(ctx); err != nil {
 		return err
@@ -38,7 +38,7 @@ func (db *DB) clean(ctx context.Context) error {
 	return db.engine.Shrink(ctx)
 }
 
-// sweep removes what has expired by now, step by step, and returns how much that was.
+// sweep removes expired items step by step and returns their number.
 func (db *DB) sweep(ctx context.Context) (removed int, err error) {
 	for _, table := range store.Tables() {
 		for {

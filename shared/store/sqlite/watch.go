@@ -7,7 +7,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// watchers are those who wait for commits to partitions of the log.
+// watchers wait for commits to partitions of the log.
 type watchers struct {
 	mu sync.Mutex
 	by map[string]*watched
@@ -19,8 +19,7 @@ type watched struct {
 	written atomic.Int64
 }
 
-// Watch tells of each commit to a partition of table [store.Log]. The channel is
-// never closed; stop may be called twice.
+// Watch implements [store.Watcher]. The channel is never closed; stop may be called twice.
 func (db *DB) Watch(partition string) (changed <-chan struct{}, written func() int64, stop func()) {
 	w := &db.watch
 	ch := make(chan struct{}, 1)
@@ -55,10 +54,10 @@ func (w *watchers) remove(partition string, ch chan struct{}) {
 	}
 }
 
-// tell announces a commit and its stamp, and moves the end. A watch begins before all of it or
-// after all of it. Whoever reads the end finds in written what it covers, and whoever
-// is told finds both. A channel that is full has been told already.
-func (w *watchers) tell(ops []store.Op, stamp int64, end *atomic.Int64) {
+// notify announces a commit and its stamp, and moves the end. A watch begins before or after all of it. A watcher that
+// reads the end finds every stamp up to it in written; one that the channel notifies finds both. A full channel has a
+// notification already.
+func (w *watchers) notify(ops []store.Op, stamp int64, end *atomic.Int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.by) > 0 && stamp > 0 {

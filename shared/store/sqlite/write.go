@@ -24,8 +24,7 @@ func (db *DB) Write(ctx context.Context, ops ...store.Op) error {
 	return db.submit(ctx, ops)
 }
 
-// bulk is the number of operations that [DB.WriteAll] puts into one job: few
-// enough that others are not kept waiting.
+// bulk is the number of operations that [DB.WriteAll] puts into one job, so few that other writes do not wait long.
 const bulk = 250
 
 // WriteAll applies the operations in their order, in jobs of bulk.
@@ -62,7 +61,7 @@ func (db *DB) submit(ctx context.Context, ops []store.Op) error {
 	w.db, w.ops = db, ops
 	err := db.engine.Do(ctx, w)
 	if err != nil && !errors.Is(err, store.ErrConflict) {
-		// The writer may still hold a job that was given up, so it is not used again.
+		// The writer may still have a job whose caller gave up, so it is not reused.
 		return fault.Wrap(engine.Kind(err), err, "write %d items, the first to %s", len(ops), ops[0].Item.Table)
 	}
 	*w = write{}
@@ -75,10 +74,10 @@ func (db *DB) submit(ctx context.Context, ops []store.Op) error {
 type write struct {
 	db    *DB
 	ops   []store.Op
-	found []state // of the items of ops, where somebody asks; nil if nobody does
-	// stamp is the last that an operation has got; 0 if none asked for one.
+	found []state // of the items whose operations have conditions or counts; nil if none has
+	// stamp is the last stamp of an operation; 0 if none has one.
 	stamp int64
-	// unhurried says that nobody waits for the outcome.
+	// unhurried says that no caller waits for the outcome.
 	unhurried bool
 }
 
@@ -122,7 +121,7 @@ func (w *write) Apply(tx *engine.Tx) error {
 	return nil
 }
 
-// Done tells the watchers.
+// Done notifies the watchers.
 func (w *write) Done(err error) {
 	w.db.memo.changed(w.ops)
 	if err != nil {
@@ -134,7 +133,7 @@ func (w *write) Done(err error) {
 	if w.stamp > 0 {
 		w.db.stamps.committed()
 	}
-	w.db.watch.tell(w.ops, w.stamp, &w.db.stamps.end)
+	w.db.watch.notify(w.ops, w.stamp, &w.db.stamps.end)
 }
 
 func look(c *engine.Conn, key store.Key, now int64, counting bool) (state, error) {
@@ -218,7 +217,7 @@ func seconds(item *store.Item) int64 {
 	return max(item.Expires.Unix(), 1)
 }
 
-// count adds to or raises counts of an item. One that has expired begins anew.
+// count adds to or raises counts of an item. It replaces an expired item.
 func count(c *engine.Conn, op *store.Op, found *state) error {
 	counts := maps.Clone(found.counts)
 	if counts == nil {

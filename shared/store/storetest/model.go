@@ -12,8 +12,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// model is the contract of package store in its simplest form. It keeps no
-// expired items, since nobody can tell them from absent ones.
+// model is the contract of package store in its simplest form. It keeps no expired items, because readers cannot tell
+// them from absent ones.
 type model map[store.Key]store.Item
 
 // apply is [store.DB.Write]: it reports false, and changes nothing, on a conflict.

@@ -229,7 +229,7 @@ var watchCases = []testCase{
 		first, _, stopFirst := watcher.Watch(b.prefix + "p")
 		second, _, stopSecond := watcher.Watch(b.prefix + "p")
 		defer stopSecond()
-		for i := range 20 { // nobody receives; the writer must not care
+		for i := range 20 { // no one receives, and the writer does not wait
 			b.write(put(b.key(store.Log, "p", fmt.Sprint(i)), "v"))
 		}
 		for _, ch := range []<-chan struct{}{first, second} {

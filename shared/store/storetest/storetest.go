@@ -1,4 +1,4 @@
-// Package storetest is what every adapter of [store.DB] promises, as one suite.
+// Package storetest is the suite that every adapter of [store.DB] passes.
 //
 // An adapter's test calls [Run] with a function that opens its store. The suite
 // takes nothing for granted about what the store holds already: each case works
@@ -17,9 +17,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// Run holds the stores that open returns to the contract of package store. open
-// is called once per case, from the case's test, and may return the same store
-// every time; it closes what it opened by t.Cleanup.
+// Run tests the stores that open returns against the contract of package store. open is called once for each case, from
+// its test, and may return the same store every time. It closes what it opened by t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) store.DB) {
 	for _, group := range []struct {
 		name  string
@@ -150,8 +149,8 @@ func (b *bench) absent(what string, keys ...store.Key) {
 	}
 }
 
-// pages reads a query to its end and returns the sort keys page by page. It also
-// holds every page to the rules of [store.Page].
+// pages reads a query to its end and returns the sort keys page by page. It also checks each page against the rules of
+// [store.Page].
 func (b *bench) pages(q store.Query) (all []store.Item, pages int) {
 	b.Helper()
 	limit := q.Limit

@@ -10,10 +10,10 @@ const (
 	// checkpointEvery is how often the log is moved into the file. Long enough
 	// that a page written by many commits is moved once, short enough that the log stays small.
 	checkpointEvery = 500 * time.Millisecond
-	// maxFrames is the length of the log, in pages of 4 KiB, at which it has to
-	// start over. While there are always readers it would not do so by itself.
+	// maxFrames is the length of the log, in pages of 4 KiB, at which it has to start over. With readers at all times
+	// it would not do so by itself.
 	maxFrames = 8192
-	// fewFrames is how much of the log may be left for the pause in which it starts over.
+	// fewFrames is how much of the log may be left to move while writer and readers pause.
 	fewFrames = 256
 )
 
@@ -61,8 +61,8 @@ func (e *Engine) checkpoint() error {
 	return e.Post(startOver{e})
 }
 
-// startOver is a job that makes the log start over. It stops the writer, by
-// being done by it, and the readers, by taking their connections.
+// startOver is a job that makes the log start over. The writer runs it and so pauses; the readers pause because it takes
+// their connections.
 type startOver struct{ e *Engine }
 
 func (startOver) Apply(*Tx) error { return nil }

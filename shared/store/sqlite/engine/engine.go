@@ -1,17 +1,15 @@
 // Package engine is one SQLite file with one writer, for the adapters that keep
 // their state in it: the store (store/sqlite) and the queues (queue/sqlite).
 //
-// Whatever is written passes through one goroutine, which puts all that waits
-// into one transaction: a group commit. The file is synced to the disk with
-// every commit (WAL, synchronous=FULL), but a sync is shared by everybody who
-// came while the one before was under way; so is the rewriting of pages.
+// One goroutine writes. It puts all jobs that wait into one transaction: a group commit. Every commit syncs the file to
+// the disk (WAL, synchronous=FULL), and all jobs that came during the commit before share that sync and the rewriting
+// of pages.
 //
 //	Do, Post ──▶ queue of jobs ──▶ writer: BEGIN, job, job, job, COMMIT ──▶ answers
-//	Read     ──▶ pool of connections, each with the last commit before its eyes
-//	             checkpointer: moves the log into the file, beside the writer
+//	Read     ──▶ pool of connections, each of which sees the last commit
+//	             checkpoints: move the log into the file, beside the writer
 //
-// The file belongs to one process at a time. No table is known here and no domain type enters.
-// Go on in shared/store/sqlite.
+// The file belongs to one process at a time. Tables and domain types do not appear here. Go on in shared/store/sqlite.
 package engine
 
 import (
@@ -49,8 +47,7 @@ type Engine struct {
 	gate   sync.RWMutex // held for reading while a job is handed over
 	closed bool
 	queue  chan *entry
-	// entries are used again. They are this engine's own, because their channels
-	// must not leave the bubble of a test that has its own time.
+	// entries are reused. Each engine has its own, because their channels cannot leave the synctest bubble of a test.
 	entries sync.Pool
 
 	lazyMu  sync.Mutex
@@ -111,8 +108,8 @@ func Open(path string, opts Options) (*Engine, error) {
 // Now is the engine's clock.
 func (e *Engine) Now() time.Time { return e.now() }
 
-// Read calls f with a connection that sees every commit answered before. f must
-// not write, nor keep the connection.
+// Read calls f with a connection that sees every commit that was answered before. f does not write or keep the
+// connection.
 func (e *Engine) Read(ctx context.Context, f func(c *Conn) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -153,7 +150,7 @@ func (e *Engine) Snapshot(ctx context.Context, f func(c *Conn) error) error {
 	})
 }
 
-// inMemory tells that one connection does everything, in turn.
+// inMemory reports that one connection does everything, in turn.
 func (e *Engine) inMemory() bool { return e.lock == nil }
 
 func (e *Engine) lockWriter() *Conn {
@@ -182,7 +179,7 @@ func (e *Engine) Close() error {
 	close(e.stop)
 	e.running.Wait()
 
-	// Readers finish; a nil in their place refuses those who come later.
+	// Readers finish. Later ones get nil from the closed pool and are refused.
 	conns := make([]*Conn, cap(e.pool))
 	for i := range conns {
 		conns[i] = <-e.pool

@@ -38,17 +38,15 @@ func isBusy(err error) bool {
 // errClosed is returned for work that arrives after [Engine.Close].
 var errClosed = fault.New(fault.Unavailable, "the database is closed")
 
-// transient are the primary result codes that may pass by themselves, or once
-// somebody has made room on the disk.
+// transient are the primary result codes of errors that may pass by themselves, or when the disk has room again.
 var transient = map[sqlite.ResultCode]bool{
 	sqlite.ResultBusy: true, sqlite.ResultLocked: true, sqlite.ResultFull: true,
 	sqlite.ResultIOErr: true, sqlite.ResultNoMem: true, sqlite.ResultInterrupt: true,
 	sqlite.ResultCantOpen: true, sqlite.ResultReadOnly: true, sqlite.ResultProtocol: true,
 }
 
-// Kind is what an error of this package means to a caller: fault.Unavailable
-// when the same call may succeed later, as with a full disk, a lock or a call
-// whose context ended.
+// Kind is the kind of an error of this package. It is fault.Unavailable when the same call may succeed later: the disk is
+// full, the file locked, or the context of the call ended.
 func Kind(err error) fault.Kind {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return fault.Unavailable

@@ -50,18 +50,18 @@ func (e *Engine) openFile(path string, opts Options) (err error) {
 	return nil
 }
 
-// maxQuickCheck is the size of a file up to which all of it is checked at the start; that takes up to 0.2 s.
+// maxQuickCheck is the size up to which the whole file is checked at the start. That takes up to 0.2 s.
 const maxQuickCheck = 32 << 20
 
-// intact looks for damage: in a small file everywhere, in a large one at its length and its schema. What it does not find
-// is found when it is read, see [Engine.Health].
+// intact looks for damage: in a small file everywhere, in a large one only at its length and schema. Reads find other
+// damage; see [Engine.Health].
 func intact(c *Conn, path string, noLog bool) error {
 	if _, err := c.Int("SELECT count(*) FROM sqlite_schema"); err != nil {
 		return err
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "look at the file")
+		return fault.Wrap(fault.Unavailable, err, "read the size of the file")
 	}
 	pages, err := c.Int("PRAGMA page_count")
 	if err != nil {
@@ -91,8 +91,8 @@ func intact(c *Conn, path string, noLog bool) error {
 	return nil
 }
 
-// create makes an empty file that only its owner can read, for it will hold
-// sealed secrets and payloads. SQLite gives its companions the same mode.
+// create makes an empty file that only its owner can read, because it will hold sealed secrets and payloads. SQLite gives
+// the log and the shared memory beside it the same mode.
 func create(path string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if os.IsExist(err) {
@@ -104,8 +104,8 @@ func create(path string) error {
 	return f.Close()
 }
 
-// acquire locks the file for this engine by keeping a transaction open in a
-// database beside it, which the system ends with the process, however that ends.
+// acquire locks the file for this engine: it keeps a transaction open in a database beside it. The system ends that with
+// the process, however the process ends.
 func acquire(path string) (*Conn, error) {
 	c, err := openConn(path, "busy_timeout=0", "locking_mode=EXCLUSIVE")
 	if err != nil {
@@ -121,7 +121,7 @@ func acquire(path string) (*Conn, error) {
 	return c, nil
 }
 
-// closeConns is for an engine that did not come to run.
+// closeConns closes the connections of an engine that could not start.
 func (e *Engine) closeConns() {
 	for _, c := range []*Conn{e.writer, e.lock} {
 		if c != nil {

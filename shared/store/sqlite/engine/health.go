@@ -11,7 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
-// health is what the last write, the last checkpoint and all reads have told of the file.
+// health holds what the last write, the last checkpoint and all reads found wrong with the file.
 type health struct {
 	mu         sync.Mutex
 	damaged    error // for as long as the engine is open
@@ -19,8 +19,9 @@ type health struct {
 	checkpoint error
 }
 
-// Health is nil unless the last write or checkpoint failed for the file's or the disk's sake, or the file is damaged. The
-// cause is in the log. While writes fail the engine tries one of its own every half second, so that an idle server recovers too.
+// Health is an error if the last write or checkpoint failed because of the file or the disk, or if the file is damaged.
+// The log has the cause. While writes fail, the engine tries one of its own every half second, so that an idle server
+// recovers too.
 func (e *Engine) Health() error {
 	h := &e.health
 	h.mu.Lock()
@@ -36,7 +37,7 @@ func (e *Engine) Health() error {
 	return nil
 }
 
-// blames reports that an error speaks of the file or its disk, not of a statement.
+// blames reports that an error is about the file or its disk, not about a statement.
 func blames(err error) (is, damaged bool) {
 	se, ok := errors.AsType[*Error](err)
 	if !ok {
@@ -47,7 +48,7 @@ func blames(err error) (is, damaged bool) {
 	return damaged || transient[primary] && primary != sqlite.ResultInterrupt, damaged
 }
 
-// note takes down the outcome of a write or a checkpoint.
+// note records the outcome of a write or a checkpoint.
 func (h *health) note(to *error, err error) {
 	is, damaged := blames(err)
 	if err != nil && !is {
@@ -67,7 +68,7 @@ func (h *health) note(to *error, err error) {
 	*to = err
 }
 
-// noteRead takes down damage that a read has found.
+// noteRead records damage that a read found.
 func (h *health) noteRead(err error) {
 	if _, damaged := blames(err); damaged {
 		h.damage(err)
@@ -89,7 +90,7 @@ func (h *health) writing() bool {
 	return h.write == nil
 }
 
-// probe is a write that changes nothing and reaches the disk nevertheless.
+// probe is a write that changes nothing but reaches the disk.
 type probe struct{}
 
 func (probe) Apply(tx *Tx) error {
@@ -104,6 +105,6 @@ func (probe) Done(error) {}
 
 func (e *Engine) probe() {
 	if !e.health.writing() {
-		_ = e.Do(context.Background(), probe{}) // the health takes note of it
+		_ = e.Do(context.Background(), probe{}) // the writer notes the outcome
 	}
 }

@@ -6,9 +6,9 @@ import (
 )
 
 const (
-	// vacuumStep is how many free pages one job gives back; others are written between two of them.
+	// vacuumStep is how many free pages one job gives back.
 	vacuumStep = 128
-	// vacuumPause is how long the writer has for others after each.
+	// vacuumPause is how long the writer has for other jobs after each.
 	vacuumPause = 10 * time.Millisecond
 	// keepFree is how many free pages stay in any case.
 	keepFree = 256
@@ -17,8 +17,8 @@ const (
 // Shrink gives free pages back to the file system, in small steps, while more than a quarter of the file is free:
 // fewer than that are soon used again. It ends with ctx.
 //
-// A file that an earlier release made cannot shrink until somebody has run "PRAGMA auto_vacuum=2; VACUUM" on it while no server
-// was. Until then its free pages are used again only.
+// A file of an earlier release cannot shrink before "PRAGMA auto_vacuum=2; VACUUM" has run on it, while no server runs.
+// Until then its free pages are only used again.
 func (e *Engine) Shrink(ctx context.Context) error {
 	for ctx.Err() == nil {
 		step := &vacuum{}

@@ -11,13 +11,12 @@ import (
 // Job is work for the writer. One goroutine calls both methods, for one job at a
 // time, so that jobs may share state without locks.
 type Job interface {
-	// Apply does the work within a transaction that it shares with other jobs.
-	// It is called again when that transaction fails and its jobs are repeated
-	// one by one. An error that is an [*Error] fails the whole transaction; a job that
-	// returns any other error must not have written anything.
+	// Apply does the work within a transaction that it shares with other jobs. If that transaction fails, its jobs
+	// are repeated one by one, and Apply is called again. An [*Error] fails the whole transaction. A job that
+	// returns any other error has written nothing.
 	Apply(tx *Tx) error
-	// Done is told the outcome: nil after the commit, else the job has left no
-	// trace. It must be quick and must not submit jobs.
+	// Done gets the outcome: nil after the commit, otherwise nothing of the job is written. It returns quickly and
+	// submits no jobs.
 	Done(err error)
 }
 
@@ -31,23 +30,22 @@ type Tx struct {
 }
 
 const (
-	// maxJobs bounds a commit. What waits beyond it is the next commit's.
+	// maxJobs bounds a commit. Other jobs wait for the next one.
 	maxJobs  = 512
 	maxQueue = 1024
-	// lazyDelay is how long a job of [Engine.Lazily] waits for company. A sync that is saved is worth more than a
-	// settlement that is early.
+	// lazyDelay is how long a job of [Engine.Lazily] waits for another commit to share. A saved sync is worth more
+	// than an early acknowledgement.
 	lazyDelay = 50 * time.Millisecond
-	// spacing is the shortest time from commit to commit while others keep coming; enough is the number of jobs that do not
-	// wait for it.
+	// spacing is the shortest time between two commits while many jobs come. A commit of enough jobs does not wait
+	// for it.
 	spacing = 2500 * time.Microsecond
 	enough  = 16
-	// crowded is how many jobs must have come during a commit, on average, for the next one to wait for company. Where one
-	// event follows the other nobody comes, and nobody waits.
+	// crowded is how many jobs have to come during a commit, on average, before the next one waits for spacing. Where
+	// one event follows the other no job comes meanwhile, and none waits.
 	crowded = 1
 )
 
-// The states of an entry. Whoever moves it from waiting decides: the writer
-// that takes it or the caller that gives up.
+// The states of an entry. Either the writer takes it or its caller gives up, whichever is first.
 const (
 	waiting int32 = iota
 	taken
@@ -58,12 +56,11 @@ type entry struct {
 	job   Job
 	err   error
 	state atomic.Int32
-	done  chan struct{} // nil if nobody waits; else receives after the outcome
+	done  chan struct{} // receives after the outcome; nil if no caller waits
 }
 
-// Do submits a job and waits for its commit. When ctx ends before the writer has
-// taken the job, the job is dropped, without [Job.Done], and the error is ctx's; after that
-// moment Do waits for the outcome, so that it never leaves a doubt.
+// Do submits a job and waits for its commit. If ctx ends before the writer has taken the job, Do drops it, without
+// [Job.Done], and returns the error of ctx. Once the job is taken, Do waits for the outcome, so that it is always known.
 func (e *Engine) Do(ctx context.Context, job Job) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -81,7 +78,7 @@ func (e *Engine) Do(ctx context.Context, job Job) error {
 	case <-en.done:
 	case <-ctx.Done():
 		if en.state.CompareAndSwap(waiting, abandoned) {
-			return ctx.Err() // the writer still holds the entry
+			return ctx.Err() // the writer still has the entry
 		}
 		<-en.done
 	}
@@ -91,15 +88,14 @@ func (e *Engine) Do(ctx context.Context, job Job) error {
 	return err
 }
 
-// Post submits a job without waiting for it. It blocks while very many jobs wait. A
-// job that comes after [Engine.Close] is refused and not told.
+// Post submits a job without waiting for it. It blocks while very many jobs wait. After [Engine.Close] it refuses the
+// job, without [Job.Done].
 func (e *Engine) Post(job Job) error {
 	return e.submit(context.Background(), &entry{job: job})
 }
 
-// Lazily submits a job that nobody waits for and that is in no hurry. It rides
-// along with the next commit, whoever causes that, or has one of its own after
-// fifty milliseconds. A caller has few such jobs waiting, for there is no bound.
+// Lazily submits a job that no caller waits for. It shares the next commit, or has one of its own after fifty
+// milliseconds. There is no bound for such jobs, so a caller has few of them.
 func (e *Engine) Lazily(job Job) error { return e.Within(lazyDelay, job) }
 
 // Within is [Engine.Lazily] with another time after which the job has a commit of its own.
@@ -143,7 +139,7 @@ func (e *Engine) untilLazy() time.Duration {
 	e.lazyMu.Lock()
 	defer e.lazyMu.Unlock()
 	if e.lazyBy.IsZero() {
-		return lazyDelay // it has ridden along already
+		return lazyDelay // it was part of another commit already
 	}
 	return max(0, time.Until(e.lazyBy))
 }
@@ -162,9 +158,8 @@ func (e *Engine) submit(ctx context.Context, en *entry) error {
 	}
 }
 
-// write is the writer: it takes what waits, commits it, answers, and so on until
-// the queue is closed and empty. While a commit is on its way to the disk, the next
-// group gathers.
+// write is the writer. It takes the jobs that wait, commits them, answers, and repeats that until the queue is closed
+// and empty. While a commit is written to the disk, the next group gathers.
 func (e *Engine) write() {
 	alarm := time.NewTimer(lazyDelay)
 	defer alarm.Stop()
@@ -177,7 +172,7 @@ func (e *Engine) write() {
 		select {
 		case first, ok := <-e.queue:
 			if open = ok; ok {
-				runtime.Gosched() // who was about to submit comes along
+				runtime.Gosched() // jobs that are about to be submitted join
 				group = e.gather(append(group, first))
 				n := len(group)
 				group = e.await(group, pace.wait())
@@ -197,14 +192,14 @@ func (e *Engine) write() {
 	}
 }
 
-// pace decides whether a commit waits for company.
+// pace decides whether a commit waits for more jobs.
 type pace struct {
 	timer *time.Timer
 	last  time.Time // when the last commit began
 	crowd float64   // a moving average of the jobs that came during a commit
 }
 
-// wait returns what tells the end of waiting, nil for not at all.
+// wait returns a channel that receives when the commit may begin; nil if it need not wait.
 func (p *pace) wait() <-chan time.Time {
 	now := time.Now()
 	since := now.Sub(p.last)
@@ -222,7 +217,7 @@ func (p *pace) wait() <-chan time.Time {
 
 func (p *pace) committed(late int) { p.crowd += (float64(min(late, enough)) - p.crowd) / 8 }
 
-// await adds what comes until the end, or until it is enough.
+// await adds jobs to the group until the end, or until there are enough.
 func (e *Engine) await(group []*entry, end <-chan time.Time) []*entry {
 	for end != nil && len(group) < enough {
 		select {
@@ -238,7 +233,7 @@ func (e *Engine) await(group []*entry, end <-chan time.Time) []*entry {
 	return group
 }
 
-// gather adds what waits to the group.
+// gather adds the jobs that wait to the group.
 func (e *Engine) gather(group []*entry) []*entry {
 	for len(group) < maxJobs {
 		select {
@@ -266,7 +261,7 @@ func (e *Engine) commit(group []*entry) (came int) {
 	err := e.attempt(conn, live)
 	came = len(e.queue)
 	if err != nil && len(live) > 1 && !lasting(err) {
-		// One job has spoilt it for all. Alone, each gets what it deserves.
+		// One job failed the transaction of all. Alone, each has its own outcome.
 		for i := range live {
 			e.finish(live[i:i+1], e.attempt(conn, live[i:i+1]))
 		}
@@ -277,15 +272,13 @@ func (e *Engine) commit(group []*entry) (came int) {
 	return came
 }
 
-// lasting reports that an error would meet each job of the group again: the
-// disk is full, the file locked.
+// lasting reports that every job of the group would fail with the error again: the disk is full, the file locked.
 func lasting(err error) bool {
 	se, ok := errors.AsType[*Error](err)
 	return ok && transient[se.Code.ToPrimary()]
 }
 
-// attempt applies jobs in one transaction. An error means that nothing of it is
-// left, nil that each entry has its own outcome.
+// attempt applies jobs in one transaction. On an error nothing is written; otherwise each entry has its own outcome.
 func (e *Engine) attempt(conn *Conn, group []*entry) (err error) {
 	written := e.disk.written.Load()
 	defer func() {
@@ -302,7 +295,7 @@ func (e *Engine) attempt(conn *Conn, group []*entry) (err error) {
 	}
 	defer func() {
 		if err != nil && conn.inTransaction() {
-			_ = run(conn, "ROLLBACK") // what matters is the error that led here
+			_ = run(conn, "ROLLBACK") // the error that is returned matters more
 		}
 	}()
 	tx := &e.tx
