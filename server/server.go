@@ -39,6 +39,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/publish"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
@@ -235,7 +236,7 @@ type roles struct {
 	inbox  *publish.Inbox
 	retry  *delivery.Retry
 	subs   *subscription.Service
-	relay  *gateway.Relay
+	relay  *relay.Relay
 }
 
 // build makes all roles.

@@ -9,6 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/stream/lease"
@@ -62,10 +63,19 @@ func (c *Core) Gateway(o gateway.Options) (*gateway.Gateway, error) {
 }
 
 // Relay puts what the backends notify of into the log.
-func (c *Core) Relay(g *gateway.Gateway) *gateway.Relay {
-	return &gateway.Relay{Gateway: g, Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
-		return c.EventLog.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
-	}}
+func (c *Core) Relay(g *gateway.Gateway) *relay.Relay {
+	return &relay.Relay{
+		Backends: func(ctx context.Context) (all []relay.Backend) {
+			for _, b := range g.Followed(ctx) {
+				all = append(all, b)
+			}
+			return all
+		},
+		Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
+			return c.EventLog.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
+		},
+		DB: c.DB, Log: c.Log,
+	}
 }
 
 // Conversation passes what is said in conversations on to those whom the configuration names.

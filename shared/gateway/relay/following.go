@@ -1,4 +1,4 @@
-package gateway
+package relay
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
@@ -20,14 +21,14 @@ import (
 
 // following is one connection to a backend.
 type following struct {
-	relay      *Relay
-	backend    *backend
-	known      *learned
-	session    string
-	version    string
-	subscribed map[string]bool
-	changed    atomic.Bool // a list, which the store does not remember yet
-	wanted     atomic.Pointer[map[string]bool]
+	*follower
+	relay        *Relay
+	capabilities api.Capabilities
+	version      mcpspec.Version
+	session      string
+	subscribed   map[string]bool
+	changed      atomic.Bool // a list, which the store does not remember yet
+	wanted       atomic.Pointer[map[string]bool]
 
 	// See listens.go.
 	further []*stream
@@ -37,26 +38,22 @@ type following struct {
 
 // connect opens the stream: a GET within a session of its own, or a listen.
 func (f *following) connect(ctx context.Context) (*upstream.Exchange, error) {
-	b := f.backend
-	wanted, err := b.gateway.wanted(ctx, b.place())
+	c := f.Client()
+	wanted, err := f.Wanted(ctx)
 	if err != nil {
 		return nil, err
 	}
 	f.wanted.Store(&wanted)
-	f.version = f.known.version
-	if stateless(f.version) {
+	if f.version.Stateless() {
 		f.subscribed = wanted
 		return f.listen(ctx, true, wanted)
 	}
-	params, _ := json.Marshal(map[string]json.RawMessage{
-		"protocolVersion": quote(f.known.version), "capabilities": json.RawMessage(`{}`), "clientInfo": b.gateway.options.Server,
-	})
-	session, got, err := b.initialize(ctx, b.client(""), params)
+	got, err := c.Initialize(ctx, upstream.Declared{Version: f.version})
 	if err != nil {
 		return nil, err
 	}
-	f.session, f.version = session, got.version
-	stream, err := b.client("").Get(ctx, upstream.Request{Version: f.version, Session: session}, "")
+	f.session, f.version = got.Session, got.Version
+	stream, err := c.Get(ctx, upstream.Request{Version: f.version, Session: f.session}, "")
 	if err != nil {
 		return nil, err
 	}
@@ -67,13 +64,13 @@ func (f *following) connect(ctx context.Context) (*upstream.Exchange, error) {
 	return stream, f.subscribe(ctx, wanted)
 }
 
-// missed tells of an update of each resource that is subscribed to, unless somebody listened up to
-// now, or nobody ever did: which of them changed meanwhile cannot be known.
+// missed announces an update of each resource that is subscribed to, unless a relay listened up to
+// now, or none ever did: which of them changed meanwhile cannot be known.
 func (f *following) missed(ctx context.Context, continued bool) error {
-	if continued || !f.known.offers.Subscribe {
+	if continued || !f.capabilities.Subscribe {
 		return nil
 	}
-	db, key := f.relay.Gateway.options.DB, f.backend.relayKey("followed")
+	db, key := f.relay.DB, key(f, "followed")
 	items, err := db.Get(ctx, key)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read whether a backend was listened to")
@@ -82,20 +79,20 @@ func (f *following) missed(ctx context.Context, continued bool) error {
 		return fault.Wrap(fault.Unavailable, db.Write(ctx, store.Put(store.Item{Key: key})), "keep that a backend is listened to")
 	}
 	for uri := range f.subscribed {
-		n := Notice{mcpspec.NoteUpdated, append(append([]byte(`{"uri":`), quote(uri)...), '}')}
-		if err := f.relay.announce(ctx, f.backend, n); err != nil {
+		n := api.Notice{Method: mcpspec.NoteUpdated, Params: append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')}
+		if err := f.relay.announce(ctx, f, n); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// listen asks for updates of these resources, and if it is to, for changes of all lists that the backend tells of.
+// listen asks for updates of these resources, and if it is to, for changes of all lists that the backend notifies of.
 func (f *following) listen(ctx context.Context, lists bool, uris map[string]bool) (*upstream.Exchange, error) {
-	b := f.backend
+	c := f.Client()
 	filter := map[string]any{
-		"toolsListChanged": lists && f.known.offers.ToolsChanged, "promptsListChanged": lists && f.known.offers.PromptsChanged,
-		"resourcesListChanged": lists && f.known.offers.ResourcesChanged,
+		"toolsListChanged": lists && f.capabilities.ToolsChanged, "promptsListChanged": lists && f.capabilities.PromptsChanged,
+		"resourcesListChanged": lists && f.capabilities.ResourcesChanged,
 	}
 	if len(uris) > 0 {
 		filter["resourceSubscriptions"] = slices.Sorted(maps.Keys(uris))
@@ -104,21 +101,20 @@ func (f *following) listen(ctx context.Context, lists bool, uris map[string]bool
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "encode a listen")
 	}
-	params := upstream.Insert(b.meta(f.version, json.RawMessage(`{}`)), "notifications", text)
+	params := jsonrpc.Insert(c.Meta(f.version), "notifications", text)
 	const method = mcpspec.MethodListen
-	return b.client("").Post(ctx, upstream.Request{
-		Body: request(freshID(), method, params), Version: f.version, Header: http.Header{mcpspec.HeaderMethod: {method}},
+	return c.Post(ctx, upstream.Request{
+		Body: jsonrpc.AppendRequest(nil, upstream.FreshID(), method, params), Version: f.version, Header: http.Header{mcpspec.HeaderMethod: {method}},
 	})
 }
 
 // subscribe makes the session's subscriptions those that are wanted.
 func (f *following) subscribe(ctx context.Context, wanted map[string]bool) error {
-	b := f.backend
 	change := func(method, uri string) error {
-		params := append(append([]byte(`{"uri":`), quote(uri)...), '}')
-		_, err := b.request(ctx, b.client(""), upstream.Request{Version: f.version, Session: f.session}, method, params)
-		if errors.Is(err, errRPC) { // it may be gone there
-			b.gateway.options.Log.WarnContext(ctx, "a backend refused a subscription", "backend", b.Name, "method", method, "error", err)
+		params := append(append([]byte(`{"uri":`), jsonrpc.Quote(uri)...), '}')
+		_, err := f.Client().Ask(ctx, upstream.Request{Version: f.version, Session: f.session}, method, params)
+		if errors.Is(err, upstream.ErrAnswer) { // it may be gone there
+			f.relay.log(f).WarnContext(ctx, "backend refused subscription", "method", method, "error", err)
 			return nil
 		}
 		return err
@@ -142,7 +138,7 @@ func (f *following) subscribe(ctx context.Context, wanted map[string]bool) error
 	return nil
 }
 
-// asks reports whether somebody is subscribed to a resource.
+// asks reports whether a client is subscribed to a resource.
 func (f *following) asks(uri string) bool { return (*f.wanted.Load())[uri] }
 
 // close gives the connection up; there may be none.
@@ -150,10 +146,10 @@ func (f *following) close(stream *upstream.Exchange) {
 	if stream != nil {
 		stream.Close()
 	}
-	if f.session != "" {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-		defer cancel()
-		f.backend.gateway.sessions.end(ctx, f.backend, "", backendSession{Version: f.version, ID: f.session})
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	if err := f.Client().End(ctx, f.version, f.session); err != nil {
+		f.relay.log(f).DebugContext(ctx, "backend session not ended", "error", err)
 	}
 }
 
@@ -185,23 +181,23 @@ func (f *following) run(ctx context.Context, x *upstream.Exchange) error {
 			return err
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-f.backend.changed:
+		case <-f.Changed():
 		case <-tick.C:
 			f.catchUp(ctx, false)
 			f.remember(ctx)
 		}
-		wanted, err := f.backend.gateway.wanted(ctx, f.backend.place())
+		wanted, err := f.Wanted(ctx)
 		if ctx.Err() != nil {
 			continue
 		}
 		if err != nil {
-			f.backend.gateway.options.Log.WarnContext(ctx, "the wanted subscriptions were not read", "error", err)
+			f.relay.log(f).WarnContext(ctx, "wanted subscriptions not read", "error", err)
 			continue
 		}
 		f.wanted.Store(&wanted) // before the backend may tell of it
 		switch {
 		case maps.Equal(wanted, f.subscribed):
-		case stateless(f.version):
+		case f.version.Stateless():
 			err = f.follow(ctx, first, wanted)
 		default:
 			err = f.subscribe(ctx, wanted)
@@ -212,59 +208,52 @@ func (f *following) run(ctx context.Context, x *upstream.Exchange) error {
 	}
 }
 
-// unsettled is kept in the place of how a list is while that is not known: if nobody remembers
-// it after this change, the next one who connects tells of a change.
+// unsettled is kept in the place of how a list is while that is not known: if no relay remembers
+// it after this change, the next one that connects announces a change.
 var unsettled = []byte("?")
 
 func (f *following) unsettle(ctx context.Context, method string) error {
 	var ops []store.Op
-	for kind, m := range changes {
-		if m == method {
-			ops = append(ops, store.Put(store.Item{Key: f.backend.relayKey("list#" + kinds[kind].member), Value: unsettled}))
+	for _, kind := range api.Kinds {
+		if kind.Changed() == method {
+			ops = append(ops, store.Put(store.Item{Key: listKey(f, kind), Value: unsettled}))
 		}
 	}
-	return fault.Wrap(fault.Unavailable, f.relay.Gateway.options.DB.WriteAll(ctx, ops...), "keep that a backend's list changes")
+	return fault.Wrap(fault.Unavailable, f.relay.DB.WriteAll(ctx, ops...), "keep that a backend's list changes")
 }
 
-// remember keeps how the lists are after changes that were told, so that the next connection
-// does not tell of them again.
+// remember keeps how the lists are after changes that were announced, so that the next connection
+// does not announce them again.
 func (f *following) remember(ctx context.Context) {
 	if !f.changed.Swap(false) {
 		return
 	}
-	if err := f.relay.compare(ctx, f.backend, false); err != nil {
+	if err := f.relay.compare(ctx, f, false); err != nil {
 		f.changed.Store(true)
-		f.backend.gateway.options.Log.WarnContext(ctx, "the lists of a backend were not compared", "backend", f.backend.Name, "error", err)
+		f.relay.log(f).WarnContext(ctx, "backend lists not compared", "error", err)
 	}
 }
 
 // read hands on the notifications of a stream until it ends.
 func (f *following) read(ctx context.Context, stream *upstream.Exchange) error {
-	b := f.backend
+	c := f.Client()
 	for {
-		raw, err := stream.Next()
-		if _, ok := errors.AsType[*upstream.Garbage](err); ok {
-			b.dropped(ctx, dropGarbage)
-			continue
-		}
+		m, err := stream.Next(ctx)
 		if err != nil {
 			return err
 		}
-		m, ok := upstream.Read(raw)
 		switch {
-		case !ok:
-			b.dropped(ctx, dropNoMessage)
 		case m.Response():
 			return errors.New("gateway: the backend ended its notifications")
 		case m.ID != nil && m.Method == "ping":
-			answer, err := b.client("").Post(ctx, upstream.Request{
+			answer, err := c.Post(ctx, upstream.Request{
 				Body: jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)), Version: f.version, Session: f.session,
 			})
 			if err == nil {
 				answer.Close()
 			}
 		case m.ID != nil:
-			b.dropped(ctx, dropElicitation)
+			c.Dropped(ctx, dropElicitation)
 		default:
 			if err := f.handle(ctx, m); err != nil {
 				return err
@@ -272,6 +261,14 @@ func (f *following) read(ctx context.Context, stream *upstream.Exchange) error {
 		}
 	}
 }
+
+// Why the relay does not hand on what a backend sends; see [upstream.Client.Dropped].
+const (
+	dropElicitation = "it asks a client outside of a call"
+	dropUpdate      = "an update without a URI, or too large"
+	dropUnasked     = "an update that no client subscribed to"
+	dropMethod      = "its method is none that is relayed"
+)
 
 // maxUpdate bounds what the log takes of one notification.
 const maxUpdate = 200 << 10
@@ -281,47 +278,47 @@ func (f *following) handle(ctx context.Context, m upstream.Message) error {
 	switch m.Method {
 	// The last is a notification of clients. A backend that sends it all the same is passed on to clients of
 	// the session-based revisions, as the proposal for gateways has it.
-	case changes[Tools], changes[Prompts], changes[Resources], mcpspec.NoteRootsChange:
+	case mcpspec.NoteToolsChange, mcpspec.NotePromptsChange, mcpspec.NoteResourcesChange, mcpspec.NoteRootsChange:
 		if m.Method != mcpspec.NoteRootsChange { // no list of ours
-			f.backend.outdate()
+			f.Outdate()
 		}
-		if !f.backend.throttle.change(m.Method) {
+		if !f.throttle.change(m.Method) {
 			return nil
 		}
-		return f.notifyChange(ctx, m.Method)
+		return f.announceChange(ctx, m.Method)
 	case mcpspec.NoteUpdated:
 		uri, ok := jsonrpc.String(jsonrpc.Member(params, "uri"))
 		if !ok || uri == "" || len(params) > maxUpdate {
-			f.backend.dropped(ctx, dropUpdate)
+			f.Client().Dropped(ctx, dropUpdate)
 			return nil
 		}
-		tell, err := f.backend.throttle.update(ctx, len(params), f.asks(uri))
+		announce, err := f.throttle.update(ctx, len(params), f.asks(uri))
 		switch {
 		case err != nil:
-			return fault.Wrap(fault.Unavailable, err, "wait to tell of an update")
-		case !tell:
-			f.backend.dropped(ctx, dropUnasked)
+			return fault.Wrap(fault.Unavailable, err, "wait to announce an update")
+		case !announce:
+			f.Client().Dropped(ctx, dropUnasked)
 			return nil
 		}
-		return f.relay.announce(ctx, f.backend, Notice{m.Method, params})
+		return f.relay.announce(ctx, f, api.Notice{Method: m.Method, Params: params})
 	case mcpspec.NoteAcknowledged, mcpspec.NoteMessage:
 		return nil // nothing for clients
 	}
-	f.backend.dropped(ctx, dropMethod)
+	f.Client().Dropped(ctx, dropMethod)
 	return nil
 }
 
-// notifyChange tells that lists have changed.
-func (f *following) notifyChange(ctx context.Context, method string) error {
+// announceChange announces that lists have changed.
+func (f *following) announceChange(ctx context.Context, method string) error {
 	if method == mcpspec.NoteRootsChange { // no list of ours
-		return f.relay.announce(ctx, f.backend, Notice{Method: method})
+		return f.relay.announce(ctx, f, api.Notice{Method: method})
 	}
 	if err := f.unsettle(ctx, method); err != nil {
 		return err
 	}
 	f.changed.Store(true)
-	if err := f.backend.changeListVersion(ctx, method); err != nil {
+	if err := f.ChangeListVersion(ctx, method); err != nil {
 		return err
 	}
-	return f.relay.announce(ctx, f.backend, Notice{Method: method})
+	return f.relay.announce(ctx, f, api.Notice{Method: method})
 }

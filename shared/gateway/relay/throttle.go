@@ -1,4 +1,4 @@
-package gateway
+package relay
 
 import (
 	"context"
@@ -7,13 +7,14 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
-// A backend may tell of more than anybody can use, by mistake or to harm: each notice is
+// A backend may notify of more than clients can use, by mistake or to harm: each notice is
 // written to the store, kept there for the retention of the log, and sent to every stream that asked. So there
-// are bounds, that a backend in its senses does not notice: changes of a list that come too fast become
-// one, updates of resources are read no faster, and those that nobody subscribed to are dropped.
+// are bounds, that no well-behaved backend reaches: changes of a list that come too fast are coalesced into
+// one, updates of resources are read no faster, and those that no client subscribed to are dropped.
 const (
 	changeRate, changeBurst   = 1, 50     // of each kind of list; in a second, and at once
 	updateRate, updateBurst   = 200, 1000 // a KiB of an update counts as one more
@@ -27,7 +28,7 @@ type throttle struct {
 	updates, unasked *rate.Limiter
 
 	mu   sync.Mutex
-	held map[string]bool // methods of changes that are still to be told
+	held map[string]bool // methods of changes that are still to be announced
 }
 
 func newThrottle() *throttle {
@@ -35,14 +36,14 @@ func newThrottle() *throttle {
 		changes: map[string]*rate.Limiter{}, held: map[string]bool{},
 		updates: rate.NewLimiter(updateRate, updateBurst), unasked: rate.NewLimiter(unaskedRate, unaskedBurst),
 	}
-	for _, method := range changes {
-		p.changes[method] = rate.NewLimiter(changeRate, changeBurst)
+	for _, kind := range api.Kinds {
+		p.changes[kind.Changed()] = rate.NewLimiter(changeRate, changeBurst)
 	}
 	p.changes[mcpspec.NoteRootsChange] = rate.NewLimiter(changeRate, changeBurst)
 	return p
 }
 
-// change reports whether a change of a list is to be told now; if not, it is held.
+// change reports whether a change of a list is to be announced now; if not, it is held.
 func (p *throttle) change(method string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -50,7 +51,7 @@ func (p *throttle) change(method string) bool {
 	return !p.held[method]
 }
 
-// due are the changes that were held and are to be told now; at the end all that were held.
+// due are the changes that were held and are to be announced now; at the end all that were held.
 func (p *throttle) due(end bool) (methods []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -63,8 +64,8 @@ func (p *throttle) due(end bool) (methods []string) {
 	return methods
 }
 
-// update waits until an update of that size may be told. It reports false for one to be dropped.
-func (p *throttle) update(ctx context.Context, size int, asked bool) (tell bool, err error) {
+// update waits until an update of that size may be announced. It reports false for one to be dropped.
+func (p *throttle) update(ctx context.Context, size int, asked bool) (announce bool, err error) {
 	n := 1 + size/updateUnit
 	if asked {
 		return true, p.updates.WaitN(ctx, n)
@@ -72,11 +73,11 @@ func (p *throttle) update(ctx context.Context, size int, asked bool) (tell bool,
 	return p.unasked.AllowN(time.Now(), n), nil
 }
 
-// catchUp tells of the changes that were held.
+// catchUp announces the changes that were held.
 func (f *following) catchUp(ctx context.Context, end bool) {
-	for _, method := range f.backend.throttle.due(end) {
-		if err := f.notifyChange(ctx, method); err != nil {
-			f.backend.gateway.options.Log.WarnContext(ctx, "a change of a backend's list was not told", "backend", f.backend.Name, "error", err)
+	for _, method := range f.throttle.due(end) {
+		if err := f.announceChange(ctx, method); err != nil {
+			f.relay.log(f).WarnContext(ctx, "list change not announced", "error", err)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package gateway
+package relay
 
 import (
 	"context"
@@ -9,11 +9,11 @@ import (
 )
 
 // What a listen asks for cannot be changed (2026-07-28, Subscriptions). If it were replaced by another one,
-// what comes while both are open would come twice, and nothing in a notification tells that it is the same. So
+// what comes while both are open would come twice, and nothing in a notification shows that it is the same. So
 // what is wanted later is asked for by further listens, beside the first, and no two ask for the same.
 
 // maxListens is how many further ones there may be. Then one takes their place; an update of
-// a resource in that very moment may be told twice, rather than not at all.
+// a resource in that very moment may come twice, rather than not at all.
 const maxListens = 8
 
 // stream is one that is read.

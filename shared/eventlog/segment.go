@@ -4,13 +4,64 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// errLater is a segment of a later release: it is whole, and whoever is of that release can read it.
+// segment is the value of a log item: entries that were written together. Its key is that of the last entry; the
+// others have the keys just before.
+type segment struct {
+	V       int              `json:"v"`
+	Events  []event.Event    `json:"e,omitempty"`
+	Notices []noticeEnvelope `json:"n,omitempty"`
+	// Before are the ids of the events of the same batch in earlier segments. So the last segment names all events
+	// of a batch that comes again.
+	Before []string `json:"b,omitempty"`
+
+	life time.Duration // 0 is the retention plus an hour
+}
+
+type noticeEnvelope struct {
+	ID   string          `json:"id"`
+	Body json.RawMessage `json:"b"`
+}
+
+const segmentVersion = 1
+
+func (s segment) encode() ([]byte, error) {
+	events := s.Events
+	s.Events = nil
+	value, err := json.Marshal(s)
+	if err == nil && len(events) > 0 {
+		value = event.AppendMember(value, "e", events)
+	}
+	return value, err
+}
+
+func (s segment) len() int { return len(s.Events) + len(s.Notices) }
+
+// maxSegment keeps a segment under the limit of an item, with room for keys.
+const maxSegment = store.MaxItem - 4<<10
+
+// pack divides events into segments of at most room bytes.
+func pack(events []event.Event, room int) [][]event.Event {
+	var out [][]event.Event
+	size := 0
+	for i, e := range events {
+		n := len(e.Data) + len(e.URI) + 512
+		if i == 0 || size+n > room {
+			out, size = append(out, nil), 0
+		}
+		out[len(out)-1] = append(out[len(out)-1], e)
+		size += n
+	}
+	return out
+}
+
+// errLater is returned for a segment of a later release, which that release can read.
 var errLater = fault.New(fault.Unavailable, "a segment of the log is of a later release")
 
 func decodeSegment(item store.Item) (s segment, err error) {
@@ -26,8 +77,8 @@ func decodeSegment(item store.Item) (s segment, err error) {
 	return s, nil
 }
 
-// decode returns the entries of an item. One that cannot be decoded has none: it must not stop
-// its readers for ever.
+// decode returns the entries of an item. An item that cannot be decoded has none, so that it does not stop its
+// readers for ever.
 func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	last, err := parseKey(item.Sort)
 	if err != nil {
@@ -42,7 +93,7 @@ func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 		l.pass(ctx, item, err)
 		return salvage(item, last), nil
 	}
-	// Where several write, their segments' keys would mingle if each entry had its own.
+	// With several writers, entries with keys of their own would mix with those of other segments.
 	first, step := last-int64(s.len())+1, int64(1)
 	if len(item.Sort) > stampSize {
 		first, step = last, 0
@@ -57,7 +108,7 @@ func (l *Log) decode(ctx context.Context, item store.Item) ([]Entry, error) {
 	return entries, nil
 }
 
-// salvage returns those events of a broken segment that are whole.
+// salvage returns the events of a broken segment that can be decoded.
 func salvage(item store.Item, last int64) (entries []Entry) {
 	var s struct {
 		V      int               `json:"v"`

@@ -1,15 +1,17 @@
-package gateway
+package relay
 
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 // faulty is a store whose writes of leases go wrong while a test wants it.
@@ -48,6 +50,11 @@ func (f *faulty) set(fault func(n int, write func() error) error) {
 	f.fault, f.writes = fault, 0
 }
 
+// named is a backend of which only the name matters.
+type named struct{ Backend }
+
+func (named) Place() api.Place { return api.Place{Workspace: "default", Backend: "b"} }
+
 // GWN-03: a lease is kept over renewals that fail for a shorter time than it lasts. One that cannot be renewed is
 // given up before others can see it expire.
 func TestRenewalsAreTriedAgain(t *testing.T) {
@@ -79,19 +86,22 @@ func TestRenewalsAreTriedAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				db := memory(t)
-				store := &faulty{DB: db}
-				relay := func(g *Gateway) *Relay { return &Relay{Gateway: g, Lease: 30 * time.Second} }
-				backend := config.Backend{Name: "b", URL: "http://127.0.0.1:1", Workspace: "default", ProtocolVersion: config.AutoVersion}
-				first, second := relay(gatewayOver(t, store, backend)), relay(gatewayOver(t, db, backend))
-				held, err := first.acquire(t.Context(), first.Gateway.set[0])
+				db, err := sqlite.Open(":memory:", sqlite.Options{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = db.Close() }()
+				store, backend := &faulty{DB: db}, &follower{Backend: named{}}
+				first := &Relay{DB: store, Log: slog.New(slog.DiscardHandler), Lease: 30 * time.Second}
+				second := &Relay{DB: db, Log: first.Log, Lease: first.Lease}
+				held, err := first.acquire(t.Context(), backend)
 				if held == nil || err != nil {
 					t.Fatalf("got %v, %v", held, err)
 				}
 				defer held.release()
 				store.set(tc.fault)
 				for began := time.Now(); time.Since(began) < 2*time.Minute && held.ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
-					rival, err := second.acquire(t.Context(), second.Gateway.set[0])
+					rival, err := second.acquire(t.Context(), backend)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -114,5 +124,12 @@ func TestRenewalsAreTriedAgain(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// GWN-07: pauses are between 1 s and 60 s, unless that is set otherwise.
+func TestPausesByDefault(t *testing.T) {
+	if least, most := new(Relay).pauses(); least != time.Second || most != time.Minute {
+		t.Errorf("from %v to %v", least, most)
 	}
 }

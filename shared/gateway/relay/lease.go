@@ -1,4 +1,4 @@
-package gateway
+package relay
 
 import (
 	"context"
@@ -31,7 +31,7 @@ const watchEvery = 250 * time.Millisecond
 // lease is the right to hold a backend's stream, or with follows set the prospect of it.
 type lease struct {
 	relay   *Relay
-	backend *backend
+	backend *follower
 	key     store.Key
 	version int64
 	holding holding
@@ -49,13 +49,13 @@ type lease struct {
 	done   chan struct{} // closed when it is given back or lost; nil before it is ours
 }
 
-// acquire takes the lease of a backend that nobody holds, or prepares to take it from one that
-// is about to end. It is nil while somebody else has it.
-func (r *Relay) acquire(ctx context.Context, b *backend) (*lease, error) {
+// acquire takes the lease of a backend that no relay holds, or prepares to take it from one that
+// is about to end. It is nil while another one has it.
+func (r *Relay) acquire(ctx context.Context, b *follower) (*lease, error) {
 	if r.bounded() && time.Until(r.Until) < r.Handover {
 		return nil, nil // others are to have it
 	}
-	l := &lease{relay: r, backend: b, key: b.relayKey("-")}
+	l := &lease{relay: r, backend: b, key: key(b, "-")}
 	l.holding.Owner = rand.Text()
 	if r.bounded() {
 		l.holding.Until = r.Until.UnixMilli()
@@ -88,12 +88,8 @@ func (r *Relay) acquire(ctx context.Context, b *backend) (*lease, error) {
 	return nil, err
 }
 
-func (b *backend) relayKey(what string) store.Key {
-	return store.Key{Table: store.Sessions, Partition: "relay#" + b.place().String(), Sort: what}
-}
-
 func (l *lease) put(ctx context.Context, cond store.Condition) error {
-	// Versions of holders do not meet, so that nobody renews or gives back another's lease.
+	// Versions of holders do not meet, so that none renews or gives back another's lease.
 	version := time.Now().UnixMicro()
 	if l.done != nil {
 		version = l.version + 1
@@ -101,7 +97,7 @@ func (l *lease) put(ctx context.Context, cond store.Condition) error {
 	l.holding.Connected = l.connected.Load()
 	value, _ := json.Marshal(l.holding)                              // a string, a number and a bool
 	expires := time.Now().Add(l.relay.lease()).Truncate(time.Second) // as the store keeps it
-	err := l.relay.Gateway.options.DB.Write(ctx, store.Put(store.Item{
+	err := l.relay.DB.Write(ctx, store.Put(store.Item{
 		Key: l.key, Value: value, Version: version, Expires: expires,
 	}, cond))
 	if err == nil {
@@ -111,7 +107,7 @@ func (l *lease) put(ctx context.Context, cond store.Condition) error {
 }
 
 func (l *lease) read(ctx context.Context) (*store.Item, error) {
-	items, err := l.relay.Gateway.options.DB.Get(ctx, l.key)
+	items, err := l.relay.DB.Get(ctx, l.key)
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read the lease of a backend")
 	}
@@ -159,11 +155,11 @@ func (l *lease) take(ctx context.Context) error {
 			return fault.Wrap(fault.Unavailable, err, "take over the lease of a backend")
 		}
 	}
-	return fault.New(fault.Conflict, "another one took the lease of backend %s over", l.backend.Name)
+	return fault.New(fault.Conflict, "another one took the lease of backend %s over", l.backend.Place().Backend)
 }
 
 // renew keeps the lease until its context ends, and then gives it back; or ends the context
-// when somebody else has it, or it was not renewed in time. A renewal that fails is tried again.
+// when another relay has it, or it was not renewed in time. A renewal that fails is tried again.
 func (l *lease) renew() {
 	l.done = make(chan struct{})
 	go func() {
@@ -185,7 +181,7 @@ func (l *lease) renew() {
 				}
 				continue
 			}
-			log, err := l.relay.Gateway.options.Log.With("backend", l.backend.Name), l.prolong()
+			log, err := l.relay.Log.With("backend", l.backend.Place().Backend), l.prolong()
 			switch {
 			case err == nil:
 				renewal, retry = time.Now().Add(third), l.firstRetry()
@@ -227,7 +223,7 @@ func (l *lease) prolong() error {
 	return l.put(ctx, store.VersionIs(l.version))
 }
 
-// succeeded reports whether the lease has another owner. That nobody can tell is no.
+// succeeded reports whether the lease has another owner. When that cannot be read it has not.
 func (l *lease) succeeded() bool {
 	ctx, stop := context.WithDeadline(l.ctx, l.stops)
 	defer stop()
@@ -264,7 +260,7 @@ func (l *lease) nextLook(renewal time.Time) time.Duration {
 func (l *lease) giveBack() {
 	ctx, stop := context.WithTimeout(context.WithoutCancel(l.ctx), 2*time.Second)
 	defer stop()
-	_ = l.relay.Gateway.options.DB.Write(ctx, store.Delete(l.key, store.VersionIs(l.version)))
+	_ = l.relay.DB.Write(ctx, store.Delete(l.key, store.VersionIs(l.version)))
 }
 
 // release ends it.

@@ -1,10 +1,3 @@
-// Package upstream speaks MCP with a backend, in any of its revisions, without
-// taking messages apart: what a backend sends is handed on as the bytes that
-// came, one message at a time, as soon as it came.
-//
-// Everything that a backend sends is untrusted: messages are bounded in size and
-// depth, redirects are not followed, and an answer of another media type is an
-// error. What the messages mean is the business of shared/gateway.
 package upstream
 
 import (
@@ -15,53 +8,13 @@ import (
 	"io"
 	"mime"
 	"net/http"
-	"net/url"
 	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
-
-// MaxMessage bounds a message of a backend in bytes.
-const MaxMessage = 8 << 20
-
-// maxSession bounds the name of a session, which is kept, in bytes.
-const maxSession = 4096
-
-// Client sends messages to one backend. It may be used concurrently.
-type Client struct {
-	URL string
-	// HTTP must not follow redirects: credentials would go along. [NewHTTP] makes one.
-	HTTP *http.Client
-	// Credentials are added to each request; may be nil.
-	Credentials func(ctx context.Context, h http.Header) error
-}
-
-// NewHTTP makes a client for backends. Nothing bounds the time of an exchange but
-// its context: a call may take long before it says anything.
-func NewHTTP() *http.Client {
-	t := http.DefaultTransport.(*http.Transport).Clone()
-	t.MaxIdleConnsPerHost, t.IdleConnTimeout = maxResting, RestTime
-	t.MaxResponseHeaderBytes = 64 << 10
-	return &http.Client{
-		Transport:     t,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
-}
-
-// Request is one message to a backend.
-type Request struct {
-	Body []byte
-	// Version is the revision that is spoken; empty before it is settled.
-	Version string
-	// Session is the session of an earlier revision.
-	Session string
-	// Header are further headers, the mirrored ones of revision 2026-07-28.
-	Header http.Header
-}
 
 // ErrSession reports that the backend does not know the session any more.
 var ErrSession = errors.New("upstream: the backend has ended the session")
@@ -85,82 +38,10 @@ type Exchange struct {
 	// EventID and Retry are those of the last event that had them.
 	EventID string
 
-	body   io.ReadCloser
-	events *sse.Reader
-	queued []json.RawMessage
-}
-
-// Post sends a message. A status other than success without a JSON-RPC message is
-// a [StatusError], or [ErrSession]; a backend that cannot be reached is a fault of kind Unavailable.
-func (c *Client) Post(ctx context.Context, r Request) (*Exchange, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL, bytes.NewReader(r.Body))
-	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "make a request to a backend")
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Accept", "application/json, text/event-stream")
-	return c.do(ctx, req, r)
-}
-
-// Get opens a notification stream of the earlier revisions, or goes on with one
-// from an event's id.
-func (c *Client) Get(ctx context.Context, r Request, lastEventID string) (*Exchange, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL, nil)
-	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "make a request to a backend")
-	}
-	req.Header.Set("Accept", sse.ContentType)
-	if lastEventID != "" {
-		req.Header.Set(mcpspec.HeaderLastEvent, lastEventID)
-	}
-	return c.do(ctx, req, r)
-}
-
-// Delete ends a session of the earlier revisions.
-func (c *Client) Delete(ctx context.Context, r Request) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, c.URL, nil)
-	if err != nil {
-		return fault.Wrap(fault.Internal, err, "make a request to a backend")
-	}
-	x, err := c.do(ctx, req, r)
-	if err == nil {
-		x.Close()
-	}
-	return err
-}
-
-func (c *Client) do(ctx context.Context, req *http.Request, r Request) (*Exchange, error) {
-	for name, values := range r.Header {
-		req.Header[name] = values
-	}
-	if r.Version != "" {
-		req.Header.Set(mcpspec.HeaderVersion, r.Version)
-	}
-	if r.Session != "" {
-		req.Header.Set(mcpspec.HeaderSession, r.Session)
-	}
-	if c.Credentials != nil {
-		if err := c.Credentials(ctx, req.Header); err != nil {
-			return nil, err
-		}
-	}
-	resp, err := c.send(req)
-	if err != nil {
-		if where, ok := errors.AsType[*url.Error](err); ok {
-			err = where.Err // the URL may hold a secret, and errors are logged
-		}
-		return nil, fault.Wrap(fault.Unavailable, err, "reach the backend")
-	}
-	if len(resp.Header.Get(mcpspec.HeaderSession)) > maxSession {
-		_ = resp.Body.Close()
-		return nil, fault.New(fault.Unavailable, "the backend's session has a name of over %d bytes", maxSession)
-	}
-	x := &Exchange{Session: resp.Header.Get(mcpspec.HeaderSession), Status: resp.StatusCode, body: resp.Body}
-	if err := x.begin(resp, r.Session); err != nil {
-		x.Close()
-		return nil, err
-	}
-	return x, nil
+	body    io.ReadCloser
+	events  *sse.Reader
+	queued  []json.RawMessage
+	dropped func(ctx context.Context, reason string) // see [Client.Dropped]
 }
 
 // begin makes the body readable, or finds that there is no message in it.
@@ -233,9 +114,39 @@ func (x *Exchange) readJSON(ok bool) error {
 	return &StatusError{x.Status}
 }
 
-// Next waits for the next message. It is checked to be JSON of bounded depth and
-// nothing else. At the end the error is io.EOF.
-func (x *Exchange) Next() (json.RawMessage, error) {
+// Why what came is no message; see [Client.Dropped].
+const (
+	NotJSON    = "it is no JSON"
+	NotMessage = "it is no JSON-RPC message"
+)
+
+// Next waits for the next message. What is none is dropped. At the end the error is io.EOF.
+func (x *Exchange) Next(ctx context.Context) (Message, error) {
+	for {
+		raw, err := x.next()
+		if _, ok := errors.AsType[*Garbage](err); ok {
+			x.drop(ctx, NotJSON)
+			continue
+		}
+		if err != nil {
+			return Message{}, err
+		}
+		if m, ok := Read(raw); ok {
+			return m, nil
+		}
+		x.drop(ctx, NotMessage)
+	}
+}
+
+func (x *Exchange) drop(ctx context.Context, reason string) {
+	if x.dropped != nil {
+		x.dropped(ctx, reason)
+	}
+}
+
+// next waits for the next text. It is checked to be JSON of bounded depth and
+// nothing else.
+func (x *Exchange) next() (json.RawMessage, error) {
 	for len(x.queued) == 0 {
 		if x.events == nil {
 			return nil, io.EOF
@@ -261,7 +172,7 @@ func (x *Exchange) Next() (json.RawMessage, error) {
 	return next, nil
 }
 
-// Garbage is a message that is not to be handed on. The exchange goes on behind it.
+// Garbage is what is no JSON. The exchange goes on after it.
 type Garbage struct{ Reason string }
 
 func (g *Garbage) Error() string { return "upstream: " + g.Reason }
@@ -276,7 +187,7 @@ const (
 	maxEnd  = 16 << 10
 )
 
-// Finish is Close behind the answer. It sees the stream's end if that comes soon, as it does from nearly all
+// Finish is Close after the answer. It sees the stream's end if that comes soon, as it does from nearly all
 // servers, so that the connection can be used again.
 func (x *Exchange) Finish() {
 	if x.events != nil {
@@ -286,3 +197,51 @@ func (x *Exchange) Finish() {
 	}
 	x.Close()
 }
+
+// Message is a backend's message as far as a gateway has to know it. Unlike for
+// messages of clients, an id may be any number: it is only ever sent back.
+type Message struct {
+	ID     json.RawMessage
+	Method string
+	Result json.RawMessage
+	Error  json.RawMessage
+	Raw    json.RawMessage
+}
+
+// Read looks at a message. It reports false for what is no JSON-RPC message.
+func Read(raw json.RawMessage) (m Message, ok bool) {
+	m.Raw = raw
+	version, named := false, false
+	for key, value := range jsonrpc.Members(raw) {
+		switch string(key) {
+		case "jsonrpc":
+			version = string(value) == `"2.0"`
+		case "id":
+			if m.ID != nil || len(value) > jsonrpc.MaxID || value[0] == '{' || value[0] == '[' {
+				return m, false
+			}
+			if string(value) != "null" {
+				m.ID = value
+			}
+		case "method":
+			m.Method, named = jsonrpc.String(value)
+			if !named || m.Method == "" {
+				return m, false
+			}
+		case "result":
+			m.Result = value
+		case "error":
+			m.Error = value
+		}
+	}
+	switch {
+	case !version:
+		return m, false
+	case m.Method != "":
+		return m, m.Result == nil && m.Error == nil
+	}
+	return m, (m.Result != nil) != (m.Error != nil) && (m.ID != nil || m.Error != nil)
+}
+
+// Response reports whether the message answers a request.
+func (m Message) Response() bool { return m.Method == "" }
