@@ -1,6 +1,7 @@
 package main
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,10 +9,16 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
+	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/shared/app/webhooks"
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/dynamo"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/webhook"
 	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
@@ -78,7 +85,58 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 	if stored, err := catalog.Load(t.Context(), db, "default"); err != nil || stored.ByName("a.b") != nil {
 		t.Errorf("a breaking catalog was written: %v", err)
 	}
+	// Where subscriptions can be read, only one that ends some has to, and they are counted.
+	check := func(args ...string) string {
+		t.Helper()
+		code, out, errs := command(t, "", append([]string{"catalog", "check", other, "--against", name(store.Settings)}, args...)...)
+		if code != exitDone {
+			t.Errorf("check: exit code %d: %s", code, errs)
+		}
+		return out
+	}
+	if out := check(); !strings.Contains(out, "! ci.build_finished: is removed") || !strings.Contains(out, "Webhook subscriptions to ci.build_finished end: it is removed.") {
+		t.Errorf("check without subscriptions: %s", out)
+	}
+	t.Setenv("MCPEVENTS_TABLE_SUBSCRIPTIONS", name(store.Subscriptions))
+	if out := check(); !strings.Contains(out, "No live webhook subscription ends.") {
+		t.Errorf("check with none: %s", out)
+	}
+	subscribed(t, db)
+	if out := check(); !strings.Contains(out, "1 live webhook subscriptions end because the event type ci.build_finished was removed.") {
+		t.Errorf("check with one: %s", out)
+	}
+	code, _, errs = command(t, "", "catalog", "apply", other)
+	if code != exitRefused || !strings.Contains(errs, "would end 1 live webhook subscriptions: 1 in workspace default because the event type ci.build_finished was removed") {
+		t.Errorf("one that ends: exit code %d: %s", code, errs)
+	}
+	if code, _, errs = command(t, "", "catalog", "check", other, "--against", "none.yaml"); code != exitRefused || !strings.Contains(errs, "there is no file none.yaml") {
+		t.Errorf("against no file: exit code %d: %s", code, errs)
+	}
 	if code, out, errs = command(t, "", "catalog", "apply", "--allow-breaking", other); code != exitDone || !strings.Contains(out, "Version 2 of the catalog") {
 		t.Errorf("confirmed: exit code %d: %s%s", code, out, errs)
+	}
+}
+
+// subscribed makes a webhook subscription to the sample catalog's event type.
+func subscribed(t *testing.T, db store.DB) {
+	t.Helper()
+	guard := &webhook.Guard{AllowInsecure: true}
+	_, public, err := webhook.GenerateKeyset()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sealer, err := webhook.NewSealer(public)
+	if err != nil {
+		t.Fatal(err)
+	}
+	core := app.Core{
+		DB: db, Catalogs: catalog.NewStored(db, nil, nil), EventLog: &eventlog.Log{DB: db},
+		Limits: config.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
+	}
+	subs := webhooks.Register(&core, webhook.NewSender(webhook.Options{Guard: guard}), sealer, nil)
+	who := auth.Principal{ID: "alice", Workspace: auth.DefaultWorkspace, Scopes: []string{auth.ScopeRead, auth.ScopeSubscribe}}
+	_, err = subs.Register(t.Context(), who, subscription.RegisterRequest{URIs: []string{"event://ci/build-finished"}, Target: "http://127.0.0.1:9/hook"})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
