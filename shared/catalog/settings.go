@@ -44,7 +44,7 @@ func orderKept(old, next *Catalog) error {
 }
 
 // Apply checks a catalog file and stores it as the workspace's catalog, which every
-// function uses within [versioned.MaxAge]. That it changed is then to be told by
+// function uses within [versioned.MaxAge]. The change is then announced by
 // [versioned.Announce]. A faulty file is of kind fault.Invalid, as is one that gives an event type its order back, one that does not fit into an
 // item fault.TooLarge, a concurrent change fault.Conflict.
 func Apply(ctx context.Context, db store.DB, workspace string, src []byte) (Applied, error) {

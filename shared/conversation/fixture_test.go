@@ -166,7 +166,7 @@ func (r *rig) consent(names ...string) {
 // tell tells a message of ann's.
 func (r *rig) tell() *Context {
 	r.t.Helper()
-	c, err := r.Tell(r.t.Context(), Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m", Content: marker})
+	c, err := r.Forward(r.t.Context(), Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m", Content: marker})
 	if err != nil {
 		r.t.Fatal(err)
 	}

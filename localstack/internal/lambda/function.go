@@ -109,7 +109,7 @@ type Invocation struct {
 //
 // Notes:
 //   - The caller closes the response's body, and may do so early.
-//   - When ctx ends, Invoke returns, and the invocation runs on: as on Lambda, nobody tells
+//   - When ctx ends, Invoke returns, and the invocation runs on: as on Lambda, nothing tells
 //     the function that its caller went away.
 //   - A failure of the function (an error it reports, a crash, a timeout) is no
 //     error of Invoke but a [Response] that has FunctionError.

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
@@ -15,18 +16,15 @@ type printer struct {
 	out  io.Writer
 	want int // 0 is no end
 	got  int
-	full chan struct{} // closed when got reaches want
-
-	// seen are the last ids, oldest first.
-	seen  map[string]bool
-	order []string
+	full func() // called when got reaches want
+	seen *bounded.Map[string, struct{}]
 }
 
 // maxSeen bounds what a repetition is recognised by.
 const maxSeen = 100_000
 
-func newPrinter(out io.Writer, want int) *printer {
-	return &printer{out: out, want: want, full: make(chan struct{}), seen: map[string]bool{}}
+func newPrinter(out io.Writer, want int, full func()) *printer {
+	return &printer{out: out, want: want, full: full, seen: bounded.NewMap[string, struct{}](maxSeen)}
 }
 
 // print prints one; repetitions do not count.
@@ -35,14 +33,8 @@ func (p *printer) print(r client.Event) error {
 	defer p.mu.Unlock()
 	if r.ID != "" {
 		key := r.Via + r.Subscription + r.ID
-		r.Repeat = p.seen[key]
-		if !r.Repeat {
-			p.seen[key] = true
-			if p.order = append(p.order, key); len(p.order) > maxSeen {
-				delete(p.seen, p.order[0])
-				p.order = p.order[1:]
-			}
-		}
+		_, r.Repeat = p.seen.Get(key)
+		p.seen.Put(key, struct{}{})
 	}
 	if len(r.Data) == 0 {
 		r.Data = json.RawMessage("null")
@@ -58,7 +50,14 @@ func (p *printer) print(r client.Event) error {
 		return nil
 	}
 	if p.got++; p.got == p.want {
-		close(p.full)
+		p.full()
 	}
 	return nil
+}
+
+// missing is how many events are still wanted.
+func (p *printer) missing() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return max(0, p.want-p.got)
 }

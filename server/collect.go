@@ -1,4 +1,4 @@
-package main
+package server
 
 import (
 	"math"
@@ -16,9 +16,10 @@ const (
 	maxPercent = 800
 )
 
-// collectLessOften has the garbage collector run when the heap has grown by [heapReserve] or has
-// doubled, whichever is later, unless the operator has set GOGC or GOMEMLIMIT.
-func collectLessOften() {
+// CollectLessOften has the garbage collector run when the heap has grown by [heapReserve] or has
+// doubled, whichever is later, unless the operator has set GOGC or GOMEMLIMIT. It is for a program that
+// is a server and little else.
+func CollectLessOften() {
 	if os.Getenv("GOGC") != "" || os.Getenv("GOMEMLIMIT") != "" {
 		return
 	}

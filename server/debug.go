@@ -1,4 +1,4 @@
-package main
+package server
 
 import (
 	"context"
@@ -8,14 +8,14 @@ import (
 	"net/http/pprof"
 	"time"
 
-	"github.com/mcp-events/mcpevents/server"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
-// serveDebug serves net/http/pprof and the counters at an address of its own, on loopback only:
-// they tell what a server does, and nobody authenticates there. It ends with ctx.
-func serveDebug(ctx context.Context, addr string, started func() *server.Server) error {
+// ServeDebug serves net/http/pprof and [Server.Counters] at an address of its own, on loopback only:
+// they tell what a server does, and no caller is authenticated there. Started returns the server, or nil
+// while it starts. ServeDebug returns at once; what it serves ends with ctx.
+func ServeDebug(ctx context.Context, addr string, started func() *Server) error {
 	if err := auth.CheckListen(addr, auth.ModeNone); err != nil {
 		return fault.Wrap(fault.Invalid, err, "--debug-addr")
 	}
@@ -40,7 +40,7 @@ func serveDebug(ctx context.Context, addr string, started func() *server.Server)
 }
 
 // counters are those of a server; none while it starts.
-func counters(s *server.Server) map[string]any {
+func counters(s *Server) map[string]any {
 	if s == nil {
 		return map[string]any{}
 	}
