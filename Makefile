@@ -58,7 +58,7 @@ OUTER = $$(go list $(PKG) | grep '/mcpevents/\(test/[^fb]\|functions$$\)' | awk 
 
 .PHONY: test
 test: prerequisites ## run the tests, against real emulators (PKG=./shared/… for a part)
-	{ code=0; inner="$(INNER)"; outer="$(OUTER) $(FLEET)"; \
+	@{ code=0; inner="$(INNER)"; outer="$(OUTER) $(FLEET)"; \
 	  [ -z "$$inner" ] || go test -vet=all -count=1 -timeout 20m -p 4 -json -skip '$(LATERS)' $$inner || code=1; \
 	  [ "$$outer" = " " ] || go test -vet=all -count=1 -timeout 20m -p 2 -parallel 4 -json -skip '$(LATERS)' $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -left '$(LATER)'
@@ -72,12 +72,12 @@ check: ## vet, and run the tests that need no emulator, but for simulations: for
 # with the server, and the processes of the black-box tests themselves, which are clients of a server that is built with it.
 .PHONY: test-full
 test-full: prerequisites ## run all tests, with the race detector but for simulations of days
-	{ code=0; inner="$(INNER)"; fleet="$(FLEET)"; outer="$(OUTER)"; \
+	@{ code=0; inner="$(INNER)"; fleet="$(FLEET)"; outer="$(OUTER)"; \
 	  [ -z "$$inner" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
 	  case "$$inner" in *shared/delivery*) go test -vet=off -count=1 -timeout 14m -json -run '$(SIMULATIONS)' ./shared/delivery || code=1;; esac; \
 	  [ -z "$$fleet" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 1 -json $$fleet || code=1; \
 	  [ -z "$$outer" ] || MCPEVENTS_TEST_RACE=1 go test -vet=off -count=1 -timeout 25m -p 2 -parallel 4 -json $$outer || code=1; \
-	  exit $$code; } | go run ./tools/testview -log $(TESTLOG) $(if $(filter ./...,$(PKG)),-with '$(LATER)')
+	  exit $$code; } | go run ./tools/testview $(if $(filter ./...,$(PKG)),-log $(TESTLOG) -with '$(LATER)')
 
 .PHONY: test-release
 test-release: ## run all tests as make test-full does, the large ones (kills under load, fan-out) at their full size
