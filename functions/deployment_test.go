@@ -59,7 +59,11 @@ func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := catalog.Apply(t.Context(), database(t, stack), auth.DefaultWorkspace, src); err != nil {
+	cat, err := catalog.Parse(src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := catalog.Apply(t.Context(), database(t, stack), auth.DefaultWorkspace, cat); err != nil {
 		t.Fatal(err)
 	}
 	return stack

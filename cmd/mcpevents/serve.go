@@ -91,16 +91,20 @@ func (c *ServeCmd) settings() (server.Options, error) {
 	if s.Limits.DeliveryLog == "" {
 		s.Limits.DeliveryLog = "all"
 	}
-	if c.Config != "" {
-		src, err := os.ReadFile(c.Config)
-		if err != nil {
-			return s, fault.Wrap(fault.Invalid, err, "read the configuration")
-		}
-		if s.Config, err = config.ParseFile(c.Config, src); err != nil {
-			return s, err
-		}
+	s.Config, err = readConfig(c.Config)
+	return s, err
+}
+
+// readConfig reads a configuration, if there is one.
+func readConfig(path string) (*config.Config, error) {
+	if path == "" {
+		return nil, nil
 	}
-	return s, nil
+	src, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, err, "read the configuration")
+	}
+	return config.ParseFile(path, src)
 }
 
 // readCatalogs reads the catalogs of the workspaces that have their own.

@@ -10,7 +10,7 @@ import (
 	"github.com/sony/gobreaker/v2"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
 // Reason says why a provider's context is missing.
@@ -56,7 +56,7 @@ func reasonOf(asked, asker context.Context, err error) Reason {
 type Caller struct {
 	Principal auth.Principal
 	// Client is the caller as backends know it.
-	Client gateway.Client
+	Client api.Client
 }
 
 // asker hands a message to one of those that may get it, who knows the caller by the

@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/publish"
 	"github.com/mcp-events/mcpevents/shared/rate"
@@ -32,9 +32,9 @@ type Backends interface {
 	// Backends names those that a principal may use.
 	Backends(ctx context.Context, p auth.Principal) []string
 	// Converse asks one, and returns the result.
-	Converse(ctx context.Context, c gateway.Client, backend, method string, params json.RawMessage) (json.RawMessage, error)
+	Converse(ctx context.Context, c api.Client, backend, method string, params json.RawMessage) (json.RawMessage, error)
 	// Prepare gets one ready to be asked.
-	Prepare(ctx context.Context, c gateway.Client, backend string) error
+	Prepare(ctx context.Context, c api.Client, backend string) error
 }
 
 // Publisher publishes an event in the workspace of the principal whose message it is.
@@ -68,7 +68,7 @@ type Options struct {
 	Rate *rate.Rate
 	// Secrets looks up what a setting refers to; nil is the environment. It is asked for each
 	// message to a provider at a URL.
-	Secrets gateway.Secrets
+	Secrets func(ctx context.Context, v config.Value) (string, error)
 	Log     *slog.Logger
 }
 

@@ -207,11 +207,11 @@ func TestRestingOverAChange(t *testing.T) {
 			r.tell()
 			synctest.Wait()
 		}
-		r.source.Replace(parseConfig(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  budget: 400ms", 1)))
+		r.source.Store(parseConfig(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  budget: 400ms", 1)))
 		if r.tell(); r.calls("slow") != tripAfter {
 			t.Errorf("it was asked %d times", r.calls("slow"))
 		}
-		r.source.Replace(parseConfig(t, strings.Replace(three, "http://slow/", "http://moved/", 1)))
+		r.source.Store(parseConfig(t, strings.Replace(three, "http://slow/", "http://moved/", 1)))
 		r.consent("slow")
 		if got := r.tell(); got.Text != "Context from slow:\n> moved" {
 			t.Errorf("got %q", got.Text)
@@ -279,21 +279,21 @@ func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
 		r.on("fast", says("x", 0))
 		r.on("elsewhere", says("x", 0))
 		r.consent("fast")
-		r.source.Replace(parseConfig(t, strings.ReplaceAll(three, "http://fast/", "http://elsewhere/")))
+		r.source.Store(parseConfig(t, strings.ReplaceAll(three, "http://fast/", "http://elsewhere/")))
 		r.tell()
 		views, err := r.Views(t.Context(), ann)
 		if err != nil || r.calls("elsewhere") != 0 || views[0].Name != "fast" || views[0].Consented || !views[0].Consent.Given {
 			t.Errorf("with another URL: %d calls, %+v, %v", r.calls("elsewhere"), views, err)
 		}
-		r.source.Replace(parseConfig(t, "keys: []\n"))
+		r.source.Store(parseConfig(t, "keys: []\n"))
 		if _, err := r.Consent(t.Context(), ann, "fast", "ann", true); !fault.Is(err, fault.NotFound) {
 			t.Errorf("of a removed one: %v", err)
 		}
-		r.source.Replace(parseConfig(t, three))
+		r.source.Store(parseConfig(t, three))
 		if r.tell(); r.calls("fast") != 1 {
 			t.Error("the same one again is not the same")
 		}
-		r.source.Replace(parseConfig(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  assistantResponses: true", 1)))
+		r.source.Store(parseConfig(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  assistantResponses: true", 1)))
 		if _, err := r.Forward(t.Context(), Caller{Principal: ann}, &Message{Kind: AssistantResponse, ID: "m"}); err != nil || r.calls("fast") != 1 {
 			t.Errorf("an assistant's response was sent: %v", err)
 		}

@@ -141,7 +141,7 @@ func (h *conversations) handle(c *call) error {
 	}
 	topic := stream.TopicConversation(c.principal.ID)
 	if c.session != nil {
-		topic = stream.TopicSession(c.session.key)
+		topic = stream.TopicSession(c.session.Key)
 	}
 	notice := contextNotice{h.conversation.Seal(c.principal, params), told.Cut}
 	return h.log.NotifyFor(ctx, c.principal.Workspace, topic, contextLife, mustJSON(notice))
@@ -157,7 +157,7 @@ func (o *streamWriter) sendContext(ctx context.Context, d stream.Delivery) error
 	}
 	text, err := o.streams.conversation.Open(o.principal, n.Context)
 	if err != nil { // not written by this program; the others are still good
-		o.streams.faults.log(ctx, "a context on its way to a stream could not be opened", err)
+		o.streams.faults.log(ctx, "sealed context not opened", err)
 		return nil
 	}
 	var meta func([]byte) []byte

@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -116,7 +117,7 @@ func TestDialectPost(t *testing.T) {
 	})
 	t.Run("SSE-03_the_largest_answer_fits_into_an_item", func(t *testing.T) {
 		o, id := f.dialectStream(alice)
-		s, err := f.endpoint.sessions.load(t.Context(), id, f.principal(alice), true)
+		s, err := f.endpoint.sessions.Load(t.Context(), id, f.principal(alice), true)
 		must(t, err)
 		kept := &recorder{header: http.Header{}}
 		_, _ = kept.Write([]byte(`"` + strings.Repeat("x", maxResponse-2) + `"`))
@@ -138,7 +139,7 @@ func TestDialectPost(t *testing.T) {
 			}
 			break
 		}
-		key := sessionKey(id)
+		key := session.Key(id)
 		page, err := f.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#session-" + key})
 		must(t, err)
 		found := false
@@ -180,7 +181,7 @@ func (f *fixture) principal(key string) auth.Principal {
 func (f *fixture) waitClosed(id string) {
 	f.t.Helper()
 	f.waitFor("the end of the stream", func() bool {
-		open, err := f.endpoint.sessions.streaming(f.t.Context(), sessionKey(id))
+		open, err := f.endpoint.sessions.Streaming(f.t.Context(), session.Key(id))
 		must(f.t, err)
 		return !open
 	})
@@ -536,7 +537,7 @@ func TestDialectFailures(t *testing.T) {
 		}
 	})
 	t.Run("SSE-03_a_notice_that_cannot_be_opened_does_not_end_the_stream", func(t *testing.T) {
-		must(t, f.log.Notify(t.Context(), "default", "session-"+sessionKey(id), mustJSON(responseNotice{[]byte("forged")})))
+		must(t, f.log.Notify(t.Context(), "default", "session-"+session.Key(id), mustJSON(responseNotice{[]byte("forged")})))
 		f.dialect(alice, rpcText("3", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
 		if got := o.response(); got != `{"jsonrpc":"2.0","id":3,"result":{}}` {
 			t.Errorf("got %s", got)

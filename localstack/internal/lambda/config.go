@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// MaxConcurrency is the environment variable by which Lambda tells a process on
+// MaxConcurrency is the environment variable in which Lambda gives a process on
 // a managed instance how many invocations it gets at once. A value that is no number above 0
 // is 1, as in the library of the functions.
 const MaxConcurrency = "AWS_LAMBDA_MAX_CONCURRENCY"
@@ -20,7 +20,7 @@ type Config struct {
 	Binary string
 	// Env is its whole environment, but for what Lambda adds.
 	Env map[string]string
-	// Memory in MiB is what the function is told; it is not enforced. 0 is 128.
+	// Memory in MiB is in the function's environment; it is not enforced. 0 is 128.
 	Memory int
 	// Instances is how many processes share the invocations at least, where each takes
 	// several; 0 is 1. Fewer are added to at the next invocation.
@@ -43,7 +43,7 @@ type Config struct {
 	// Output receives what the processes print, a line per call, from several
 	// goroutines at once; nil discards it.
 	Output io.Writer
-	// Log tells about the life of processes; nil discards it.
+	// Log is of the life of processes; nil discards it.
 	Log *slog.Logger
 }
 
