@@ -19,13 +19,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
-// metrics are what GET /metrics answers. The readers of [Options] get the same.
-type metrics struct {
+// meters are what GET /metrics answers. The readers of [Options] get the same.
+type meters struct {
 	provider *sdk.MeterProvider
 	scrape   http.Handler
 }
 
-func newMetrics(readers []sdk.Reader) (*metrics, error) {
+func newMetrics(readers []sdk.Reader) (*meters, error) {
 	registry := prometheus.NewRegistry()
 	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutTargetInfo(), otelprom.WithoutScopeInfo())
 	if err != nil {
@@ -35,7 +35,7 @@ func newMetrics(readers []sdk.Reader) (*metrics, error) {
 	for _, r := range readers {
 		options = append(options, sdk.WithReader(r))
 	}
-	return &metrics{sdk.NewMeterProvider(options...), promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true})}, nil
+	return &meters{sdk.NewMeterProvider(options...), promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true})}, nil
 }
 
 // measure has the metrics read that the server's parts know.

@@ -103,7 +103,7 @@ type Server struct {
 	dispatcher *delivery.Dispatcher
 	endpoint   *mcp.Endpoint
 	handler    http.Handler
-	metrics    *metrics
+	metrics    *meters
 	listening  *http.Server // nil if it does not
 	served     chan error
 
