@@ -12,8 +12,10 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 ADDR     ?= 127.0.0.1:8080
 PKG      ?= ./...
 TESTLOG  := build/test.json
-# Tests of shared/delivery/simulation_test.go, which run without the race detector.
-SIMULATIONS := ^($(shell sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' shared/delivery/simulation_test.go | paste -sd '|'))$$
+# The tests of some files, as a pattern. The simulations of deliveries run without the race detector.
+tests_of = ^($(shell sed -n 's/^func \(Test[A-Za-z0-9_]*\).*/\1/p' $(1) | paste -sd '|'))$$
+SIMULATIONS := $(call tests_of,shared/delivery/simulation_test.go)
+ALL_SIMULATIONS := $(call tests_of,shared/*/simulation_test.go)
 FUZZTIME ?= 20s
 SOAK     ?= 10m
 CACHE    ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mcp-events
@@ -56,26 +58,26 @@ OUTER = $$(go list $(PKG) | grep '/mcpevents/\(test/[^fb]\|functions$$\)' | awk 
 
 .PHONY: test
 test: prerequisites ## run the tests, against real emulators (PKG=./shared/… for a part)
-	{ code=0; inner="$(INNER)"; outer="$(OUTER) $(FLEET)"; \
+	@{ code=0; inner="$(INNER)"; outer="$(OUTER) $(FLEET)"; \
 	  [ -z "$$inner" ] || go test -vet=all -count=1 -timeout 20m -p 4 -json -skip '$(LATERS)' $$inner || code=1; \
 	  [ "$$outer" = " " ] || go test -vet=all -count=1 -timeout 20m -p 2 -parallel 4 -json -skip '$(LATERS)' $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -left '$(LATER)'
 
 .PHONY: check
-check: ## vet, and run the tests that need no emulator, but for simulations of days: for while one works
-	go test -vet=all -p 4 -skip '$(SIMULATIONS)' $$(go list -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | cut -d' ' -f1)
-	@echo "left to make test: what needs emulators, and $(words $(subst |, ,$(SIMULATIONS))) simulations"
+check: ## vet, and run the tests that need no emulator, but for simulations: for while one works
+	go test -vet=all -p 6 -skip '$(ALL_SIMULATIONS)' $$(go list -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | cut -d' ' -f1)
+	@echo "left to make test: what needs emulators, and $(words $(subst |, ,$(ALL_SIMULATIONS))) simulations"
 
 # With the race detector: all code but the functions, which serve one request at a time and share theirs
 # with the server, and the processes of the black-box tests themselves, which are clients of a server that is built with it.
 .PHONY: test-full
 test-full: prerequisites ## run all tests, with the race detector but for simulations of days
-	{ code=0; inner="$(INNER)"; fleet="$(FLEET)"; outer="$(OUTER)"; \
+	@{ code=0; inner="$(INNER)"; fleet="$(FLEET)"; outer="$(OUTER)"; \
 	  [ -z "$$inner" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
 	  case "$$inner" in *shared/delivery*) go test -vet=off -count=1 -timeout 14m -json -run '$(SIMULATIONS)' ./shared/delivery || code=1;; esac; \
 	  [ -z "$$fleet" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 1 -json $$fleet || code=1; \
 	  [ -z "$$outer" ] || MCPEVENTS_TEST_RACE=1 go test -vet=off -count=1 -timeout 25m -p 2 -parallel 4 -json $$outer || code=1; \
-	  exit $$code; } | go run ./tools/testview -log $(TESTLOG) $(if $(filter ./...,$(PKG)),-with '$(LATER)')
+	  exit $$code; } | go run ./tools/testview $(if $(filter ./...,$(PKG)),-log $(TESTLOG) -with '$(LATER)')
 
 .PHONY: test-release
 test-release: ## run all tests as make test-full does, the large ones (kills under load, fan-out) at their full size

@@ -111,7 +111,7 @@ func TestInstancesBehindOneAddress(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			open[n].check(t, f.want)
 			checkOrder(t, open[n].ids)
-			if polls := strings.Contains(f.name, "EVX-05"); !polls && open[n].connections.Load() < 5 {
+			if polls := strings.Contains(f.name, "EVX-05"); !polls && open[n].connections.Load() < 3 { // the client pauses before it connects again
 				t.Error("it was hardly ever interrupted")
 			}
 		})
