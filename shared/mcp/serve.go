@@ -52,7 +52,7 @@ func (e *Endpoint) recovered(w http.ResponseWriter, r *http.Request) {
 
 // caller starts the call of a request that is let in, and answers all others.
 func (e *Endpoint) caller(w http.ResponseWriter, r *http.Request) *call {
-	if err := e.guard.Check(r); err != nil {
+	if err := e.options.Guard.Check(r); err != nil {
 		sendError(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: codeForbidden, Message: fault.Public(err)})
 		return nil
 	}

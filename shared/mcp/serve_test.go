@@ -42,7 +42,7 @@ func TestCallers(t *testing.T) {
 
 func TestOrigins(t *testing.T) {
 	f := newFixture(t, func(o *Options) {
-		o.AllowedOrigins, o.AllowedHosts = []string{"https://app.example"}, []string{"mcp.example"}
+		o.Guard = auth.Guard{Origins: []string{"https://app.example"}, Hosts: []string{"mcp.example"}}
 	})
 	for _, tc := range []struct {
 		origin, host string
