@@ -43,7 +43,7 @@ type Feeds interface {
 	Poll(ctx context.Context, r stream.PollRequest) (*stream.Page, error)
 }
 
-// Interest records that somebody reads a pattern in band, so that its events get
+// Interest records that a client reads a pattern in band, so that its events get
 // into the log from then on; [subscription.Interested] does.
 type Interest func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error)
 
@@ -105,7 +105,7 @@ type Options struct {
 
 	// Gateway serves what the backends have; nil without backends.
 	Gateway Gateway
-	// Conversation is told what is said in conversations; nil tells nobody.
+	// Conversation handles what is said in conversations; nil is none.
 	Conversation Conversation
 
 	// EventCodes is [SketchCodes] when it is zero.
