@@ -96,7 +96,7 @@ func TestConflictIsLoggedOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := strings.Count(j.buf.String(), "two backends have the same name"); n != 1 {
+	if n := strings.Count(j.buf.String(), "backend names conflict"); n != 1 {
 		t.Errorf("%d lines", n)
 	}
 }
