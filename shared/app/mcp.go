@@ -54,11 +54,11 @@ func (c *Core) SharedLeases(atOnce int) *lease.Shared {
 	}
 }
 
-// Gateway reaches the backends, and calls itself by the product's name to them. The options say
-// where they are found and how secrets are looked up.
+// Gateway reaches the backends of the configuration, and calls itself by the product's name to them. The
+// options say how secrets are looked up.
 func (c *Core) Gateway(o gateway.Options) (*gateway.Gateway, error) {
 	o.Server, _ = json.Marshal(implementation()) // two strings
-	o.DB, o.Log = c.DB, c.Log
+	o.DB, o.Log, o.Source = c.DB, c.Log, c.Config.Backends
 	return gateway.New(o)
 }
 
@@ -80,7 +80,7 @@ func (c *Core) Relay(g *gateway.Gateway) *relay.Relay {
 
 // Conversation passes what is said in conversations on to those whom the configuration names.
 func (c *Core) Conversation(o conversation.Options) (*conversation.Service, error) {
-	o.DB, o.Catalogs, o.Log = c.DB, c.Catalogs, c.Log
+	o.DB, o.Catalogs, o.Source, o.Log = c.DB, c.Catalogs, c.Config, c.Log
 	o.AllowAnonymous, o.Rate = c.Limits.AllowInsecureTargets, conversation.NewRate(c.Limits.ConversationRate)
 	return conversation.New(o)
 }

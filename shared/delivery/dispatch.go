@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -43,7 +44,7 @@ type Options struct {
 	// answer. Then the delivery belongs to the slow lane. 0 waits to the end.
 	Patience time.Duration
 	// Detached is how many attempts may go on without their page after that; the others are
-	// canceled and made anew in the slow lane. 0 suits a process that is frozen when its batch
+	// canceled and made again in the slow lane. 0 suits a process that is frozen when its batch
 	// is done.
 	Detached int
 	// EndpointAtOnce bounds the first attempts under way to one endpoint (64).
@@ -86,8 +87,8 @@ type Dispatcher struct {
 	Options Options
 	Now     func() time.Time
 	Log     *slog.Logger
-	// Observe gets every attempt; may be nil.
-	Observe func(Attempted)
+	// Metrics counts attempts and dead letters; may be nil.
+	Metrics *metric.Set
 
 	slots         chan struct{}
 	detachedSlots chan struct{}  // one for each attempt that goes on without its page
@@ -107,15 +108,6 @@ type Dispatcher struct {
 // Types finds the webhook type of an event type.
 type Types interface {
 	WebhookType(ctx context.Context, workspace, name string) string
-}
-
-// Attempted is an attempt as metrics see it.
-type Attempted struct {
-	Category webhook.Category
-	Attempt  int
-	Took     time.Duration
-	// Lag is from publishing to the end of a first attempt.
-	Lag time.Duration
 }
 
 // maxHandled bounds the failed pages of which a dispatcher knows the subscribers that are done.

@@ -17,12 +17,20 @@ func (b *backend) place() api.Place { return api.Place{Workspace: b.Workspace, B
 // known of them; calls under way at others run to their end. If a secret is not there, of kind
 // fault.Invalid, nothing changes.
 func (g *Gateway) Replace(ctx context.Context, backends []config.Backend) error {
+	if err := g.Check(ctx, backends); err != nil {
+		return err
+	}
+	g.replace(ctx, backends)
+	return nil
+}
+
+// Check looks whether all secrets of backends are there; that they are not is of kind fault.Invalid.
+func (g *Gateway) Check(ctx context.Context, backends []config.Backend) error {
 	for _, c := range backends {
 		if err := g.newBackend(c).resolve(ctx); err != nil {
 			return err
 		}
 	}
-	g.replace(ctx, backends)
 	return nil
 }
 

@@ -22,7 +22,7 @@ type Conversation interface {
 	// Enabled reports whether any principal is asked for messages, Offers for which of them one is.
 	Enabled(ctx context.Context) bool
 	Offers(ctx context.Context, p auth.Principal) conversation.Offers
-	Tell(ctx context.Context, c conversation.Caller, m *conversation.Message) (*conversation.Context, error)
+	Forward(ctx context.Context, c conversation.Caller, m *conversation.Message) (*conversation.Context, error)
 	// Seal and Open keep a context from who reads the store.
 	Seal(p auth.Principal, text []byte) []byte
 	Open(p auth.Principal, sealed []byte) ([]byte, error)
@@ -79,7 +79,7 @@ func (h *conversations) context(ctx context.Context, c *call) (*conversation.Con
 	if err != nil {
 		return nil, nil, err
 	}
-	found, err := h.conversation.Tell(ctx, conversation.Caller{Principal: c.principal, Client: c.client()}, m)
+	found, err := h.conversation.Forward(ctx, conversation.Caller{Principal: c.principal, Client: c.client()}, m)
 	return found, m, err
 }
 

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
@@ -181,18 +180,11 @@ func (f *fixture) principal(key string) auth.Principal {
 // waitClosed waits until no stream of the session is open.
 func (f *fixture) waitClosed(id string) {
 	f.t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
+	f.waitFor("the end of the stream", func() bool {
 		open, err := f.endpoint.sessions.Streaming(f.t.Context(), session.Key(id))
 		must(f.t, err)
-		if !open {
-			return
-		}
-		if time.Now().After(deadline) {
-			f.t.Fatal("the stream stays open")
-		}
-		time.Sleep(time.Millisecond)
-	}
+		return !open
+	})
 }
 
 func TestDialectMessages(t *testing.T) {
