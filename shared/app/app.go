@@ -19,6 +19,7 @@ package app
 
 import (
 	"log/slog"
+	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
@@ -51,9 +52,14 @@ type Core struct {
 	Auth auth.Authenticator
 	// ResourceMetadata is where clients learn how to get a token; empty unless they need one.
 	ResourceMetadata string
+
+	guardOnce sync.Once
+	guard     auth.Guard
 }
 
-// Guard keeps pages of other sites out of an endpoint.
+// Guard keeps pages of other sites out of the endpoints. It is one for all of them, so that it logs a
+// host that it refuses once.
 func (c *Core) Guard() auth.Guard {
-	return auth.NewGuard(c.Limits.AllowedOrigins, c.Limits.AllowedHosts, c.Log)
+	c.guardOnce.Do(func() { c.guard = auth.NewGuard(c.Limits.AllowedOrigins, c.Limits.AllowedHosts, c.Log) })
+	return c.guard
 }

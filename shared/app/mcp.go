@@ -25,7 +25,7 @@ func (c *Core) Endpoint() mcp.Options {
 	return mcp.Options{
 		Server: implementation(), Auth: c.Auth, Catalogs: c.Catalogs, ResourceMetadata: c.ResourceMetadata,
 		AnonymousWebhooks: c.Limits.AllowInsecureTargets, EventCodes: EventCodes(c.Limits),
-		AllowedOrigins: c.Limits.AllowedOrigins, AllowedHosts: c.Limits.AllowedHosts, Logger: c.Log,
+		Guard: c.Guard(), Logger: c.Log,
 	}
 }
 

@@ -114,7 +114,7 @@ func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error 
 			err = x.relay(ctx, answer)
 		}
 		if !x.responded && (ctx.Err() != nil || x.gone) {
-			x.abandon()
+			x.backend().abandon(x.client, x.with, x.id)
 		}
 		return err
 	}

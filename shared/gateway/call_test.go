@@ -31,31 +31,31 @@ func TestSessionIsBegunByTheFirstCallAndShared(t *testing.T) {
 		g.List(t.Context(), of(ann), api.Tools) // which needs a session of the gateway's own
 	}
 	own := s.made
-	first, err := call(t, one, legacy("s1"), "t")
+	first, err := call(t, one, sessionBased("s1"), "t")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if s.made != own+1 {
 		t.Errorf("%d sessions were begun by the first call", s.made-own)
 	}
-	second, err := call(t, two, legacy("s1"), "t")
+	second, err := call(t, two, sessionBased("s1"), "t")
 	if err != nil || first != second {
 		t.Errorf("another instance got %s, %v, want %s", second, err, first)
 	}
-	other, err := call(t, two, legacy("s2"), "t")
+	other, err := call(t, two, sessionBased("s2"), "t")
 	if err != nil || other == first {
 		t.Errorf("another client has the same session: %s, %v", other, err)
 	}
 	init := s.received("initialize")[own]
 	for _, want := range []string{`"clientInfo":{"name":"c","version":"1"}`, `"elicitation":{}`} {
 		if !strings.Contains(string(init.Params), want) {
-			t.Errorf("the backend was told %s", init.Params)
+			t.Errorf("the backend got %s", init.Params)
 		}
 	}
-	if err := two.End(t.Context(), legacy("s1")); err != nil {
+	if err := two.End(t.Context(), sessionBased("s1")); err != nil {
 		t.Fatal(err)
 	}
-	third, err := call(t, one, legacy("s1"), "t")
+	third, err := call(t, one, sessionBased("s1"), "t")
 	if err != nil || third == first {
 		t.Errorf("behind its end the session is still used: %s, %v", third, err)
 	}
@@ -69,7 +69,7 @@ func TestCallsAtOnceShareOneSession(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 20 {
 		wg.Go(func() {
-			if _, err := call(t, gateways[i%2], legacy("s1"), "t"); err != nil {
+			if _, err := call(t, gateways[i%2], sessionBased("s1"), "t"); err != nil {
 				t.Error(err)
 			}
 		})
@@ -92,7 +92,7 @@ func TestCallsAtOnceShareOneSession(t *testing.T) {
 func TestNewSessionIsNotForgottenWithTheOldOne(t *testing.T) {
 	s := newScripted(t)
 	g := gatewayOver(t, memory(t), at("b", s))
-	c, b := legacy("s1"), g.backends(t.Context())[0]
+	c, b := sessionBased("s1"), g.backends(t.Context())[0]
 	first, err := g.sessions.of(t.Context(), c, b)
 	if err != nil {
 		t.Fatal(err)
@@ -152,12 +152,12 @@ func TestForgottenSessionsByServersInUse(t *testing.T) {
 				s.call = func(t *turn) { t.result(`{}`) }
 			})
 			g := gatewayOver(t, memory(t), at("b", s))
-			if _, err := call(t, g, legacy("s"), "t"); err != nil {
+			if _, err := call(t, g, sessionBased("s"), "t"); err != nil {
 				t.Fatal(err)
 			}
 			s.forget()
 			begun := len(s.received("initialize"))
-			if _, err := call(t, g, legacy("s"), "t"); (err == nil) != c.begins {
+			if _, err := call(t, g, sessionBased("s"), "t"); (err == nil) != c.begins {
 				t.Errorf("a call: %v", err)
 			}
 			s.list(oneTool("new"))
@@ -191,12 +191,12 @@ func TestForgottenSessionsByServersInUse(t *testing.T) {
 func TestForgottenSessionIsBegunAgain(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"by":"` + t.Session + `"}`) } })
 	g := gatewayOver(t, memory(t), at("b", s))
-	first, err := call(t, g, legacy("s1"), "t")
+	first, err := call(t, g, sessionBased("s1"), "t")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.forget()
-	again, err := call(t, g, legacy("s1"), "t")
+	again, err := call(t, g, sessionBased("s1"), "t")
 	if err != nil || again == first {
 		t.Fatalf("got %s, %v", again, err)
 	}
@@ -206,7 +206,7 @@ func TestForgottenSessionIsBegunAgain(t *testing.T) {
 	}
 	before := len(s.received("tools/call"))
 	s.call = func(t *turn) { t.w.WriteHeader(http.StatusNotFound) }
-	if _, err := call(t, g, legacy("s1"), "t"); !fault.Is(err, fault.Unavailable) {
+	if _, err := call(t, g, sessionBased("s1"), "t"); !fault.Is(err, fault.Unavailable) {
 		t.Errorf("a backend that forgets every session: %v", err)
 	}
 	if n := len(s.received("tools/call")) - before; n != 2 {
@@ -244,7 +244,7 @@ func TestProgressIsRelayedAtOnce(t *testing.T) {
 // relayedLate makes a call and counts the messages that took long, of n.
 func relayedLate(t *testing.T, g *Gateway, n int, left <-chan time.Time) (late int) {
 	t.Helper()
-	x := start(t, g, legacy("s1"), "t", `"r"`, `{"name":"t","_meta":{"progressToken":9007199254740993}}`)
+	x := start(t, g, sessionBased("s1"), "t", `"r"`, `{"name":"t","_meta":{"progressToken":9007199254740993}}`)
 	for i := range n {
 		m := x.next(t)
 		want := fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":9007199254740993,"progress":%d,"_meta":{"x":1.50}}}`, i)
@@ -268,15 +268,15 @@ func relayedLate(t *testing.T, g *Gateway, n int, left <-chan time.Time) (late i
 // GWN-15: what a client sends and what it gets back is the same bytes, but for the name and the id.
 func TestMessagesSurviveBothWays(t *testing.T) {
 	const response = `{ "x-new" : 1E400,"result":{"content":[{"type":"text","text":"\u003cé\u2028>","n":0.10}],"_meta":{"a":{"b":9007199254740993}},"new":[ ]} ,"jsonrpc":"2.0", "id" : %s }`
-	for _, s := range []*scripted{newScripted(t), newScripted(t, func(s *scripted) { s.modern = true })} {
+	for _, s := range []*scripted{newScripted(t), newScripted(t, func(s *scripted) { s.stateless = true })} {
 		s.call = func(t *turn) {
 			t.w.Header().Set("Content-Type", "application/json")
 			fmt.Fprintf(t.w, response, t.ID)
 		}
 		g := gatewayOver(t, memory(t), at("b", s, prefix("p_")))
-		client, id := legacy("s1"), `12345678901234567890`
-		if s.modern {
-			client = modernClient(ann)
+		client, id := sessionBased("s1"), `12345678901234567890`
+		if s.stateless {
+			client = statelessClient(ann)
 		}
 		const params = `{ "arguments":{"big":123456789012345678901234567890,"f":1.0e5,"s":"\u003c"} ,"na\u006de" : %s,"unknown":[null,1]}`
 		x := start(t, g, client, "p_t", id, fmt.Sprintf(params, `"p_t"`))
@@ -316,7 +316,7 @@ func TestMalformedMessagesAreDropped(t *testing.T) {
 		}
 	})
 	g := gatewayOver(t, memory(t), at("b", s))
-	x := start(t, g, legacy("s1"), "t", "1", `{"name":"t","_meta":{"progressToken":1}}`)
+	x := start(t, g, sessionBased("s1"), "t", "1", `{"name":"t","_meta":{"progressToken":1}}`)
 	if err := x.end(t); err != nil {
 		t.Fatal(err)
 	}
@@ -332,14 +332,14 @@ func TestMalformedMessagesAreDropped(t *testing.T) {
 // GWN-15: whatever id a client gives its request, the backend gets one that no reader of numbers
 // damages, and the client its own.
 func TestRequestIDsAreExchanged(t *testing.T) {
-	for name, modern := range map[string]bool{"2025": false, "2026": true} {
+	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		s := newScripted(t, func(s *scripted) {
-			s.modern = modern
+			s.stateless = stateless
 			s.call = func(t *turn) { t.result(`{}`) }
 		})
 		g := gatewayOver(t, memory(t), at("b", s))
 		for _, id := range []string{`9007199254740993`, `-1.0e400`, `"\u0041\/"`} {
-			for _, c := range []api.Client{legacy("s1"), modernClient(ann)} {
+			for _, c := range []api.Client{sessionBased("s1"), statelessClient(ann)} {
 				x := start(t, g, c, "t", id, `{"name":"t"}`)
 				if err := x.end(t); err != nil {
 					t.Fatal(err)
@@ -385,14 +385,14 @@ func TestBackendDiesWithinACall(t *testing.T) {
 				s.call = func(t *turn) { <-goOn; t.result(`{}`) }
 			})
 			g := gatewayOver(t, memory(t), at("bad", bad), at("good", good))
-			other := start(t, g, legacy("s2"), "good", "1", `{"name":"good"}`)
+			other := start(t, g, sessionBased("s2"), "good", "1", `{"name":"good"}`)
 			until(t, "the other call is at its backend", func() bool { return len(good.received("tools/call")) == 1 })
 			began := time.Now()
-			x := start(t, g, legacy("s1"), "t", "1", `{"name":"t"}`)
+			x := start(t, g, sessionBased("s1"), "t", "1", `{"name":"t"}`)
 			if err := x.end(t); !fault.Is(err, fault.Unavailable) {
 				t.Errorf("got %v", err)
 			} else if text := fault.Public(err); !strings.Contains(text, "backend bad") || !strings.Contains(text, "not known") {
-				t.Errorf("the caller is told %q", text)
+				t.Errorf("the caller got %q", text)
 			}
 			if took := time.Since(began); took > 10*time.Second {
 				t.Errorf("it took %s", took)
@@ -425,7 +425,7 @@ func TestCallGoesOnWhereTheStreamEnded(t *testing.T) {
 	})
 	s.Config.Handler = resumed
 	g := gatewayOver(t, memory(t), at("b", s))
-	if text, err := call(t, g, legacy("s1"), "t"); err != nil || text != `{"jsonrpc":"2.0","id":1,"result":{"late":true}}` {
+	if text, err := call(t, g, sessionBased("s1"), "t"); err != nil || text != `{"jsonrpc":"2.0","id":1,"result":{"late":true}}` {
 		t.Errorf("got %s, %v", text, err)
 	}
 
@@ -433,7 +433,7 @@ func TestCallGoesOnWhereTheStreamEnded(t *testing.T) {
 	defer close(hang)
 	s.call = func(*turn) { <-hang }
 	g.options.CallTimeout = 100 * time.Millisecond
-	if _, err := call(t, g, legacy("s1"), "t"); !fault.Is(err, fault.Unavailable) || !strings.Contains(fault.Public(err), "longer than it may") {
+	if _, err := call(t, g, sessionBased("s1"), "t"); !fault.Is(err, fault.Unavailable) || !strings.Contains(fault.Public(err), "longer than it may") {
 		t.Errorf("a call that hangs: %v", err)
 	} else if !strings.Contains(err.Error(), "tools/call t: ") {
 		t.Errorf("the log does not tell which call it was: %v", err)
@@ -455,15 +455,15 @@ func TestCancellationReachesTheBackend(t *testing.T) {
 	})
 	db := memory(t)
 	one, two := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
-	x := start(t, one, legacy("s1"), "t", `"r<1>"`, `{"name":"t"}`)
+	x := start(t, one, sessionBased("s1"), "t", `"r<1>"`, `{"name":"t"}`)
 	until(t, "the call is at the backend", func() bool { return len(s.received("tools/call")) == 1 })
 	body := json.RawMessage(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"r<1>","reason":"enough"}}`)
 	// Another session's request of the same id is another.
-	if _, err := call(t, two, legacy("s2"), "u"); err != nil {
+	if _, err := call(t, two, sessionBased("s2"), "u"); err != nil {
 		t.Fatal(err)
 	}
 	for _, session := range []string{"s2", "s1"} {
-		if err := two.Cancel(t.Context(), legacy(session), body); err != nil {
+		if err := two.Cancel(t.Context(), sessionBased(session), body); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -484,7 +484,7 @@ func TestCancellationReachesTheBackend(t *testing.T) {
 		t.Error(err)
 	}
 	m := newScripted(t, func(s *scripted) {
-		s.modern = true
+		s.stateless = true
 		s.call = func(t *turn) {
 			t.write(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}`)
 			<-t.r.Context().Done()
@@ -494,7 +494,7 @@ func TestCancellationReachesTheBackend(t *testing.T) {
 	g := gatewayOver(t, memory(t), at("m", m))
 	ctx, cancel := context.WithCancel(t.Context())
 	err := g.Call(ctx, api.Call{
-		Client: modernClient(ann), Kind: api.Tools, Name: "t", Member: "name", Method: "tools/call", ID: json.RawMessage(`1`),
+		Client: statelessClient(ann), Kind: api.Tools, Name: "t", Member: "name", Method: "tools/call", ID: json.RawMessage(`1`),
 		Params: json.RawMessage(`{"name":"t","_meta":{"progressToken":1}}`),
 		Send:   func(json.RawMessage, bool) error { cancel(); return nil },
 	})
@@ -585,7 +585,7 @@ func TestAnswersFindTheirWayBack(t *testing.T) {
 				`"result":{"action":"accept","content":{"n":9007199254740993,"s":"\u003c"}}`, `"result":{"action":"decline"}`,
 				`"result":{"action":"cancel"}`, `"error":{"code":-1,"message":"no <&>"}`,
 			} {
-				x := start(t, one, legacy("s1"), "t", "1", `{"name":"t"}`)
+				x := start(t, one, sessionBased("s1"), "t", "1", `{"name":"t"}`)
 				mine, text := x.question(t)
 				if want := `{"jsonrpc":"2.0","id":"` + mine + `","method":"elicitation/create","params":{"message":"<ok?>","x":9007199254740993}}`; text != want {
 					t.Errorf("the client was asked %s, want %s", text, want)
@@ -595,7 +595,7 @@ func TestAnswersFindTheirWayBack(t *testing.T) {
 				}
 				seen[mine] = true
 				body := `{ "jsonrpc":"2.0","id":"` + mine + `",` + answer + `,"extra":1.50}`
-				if err := two.Answer(t.Context(), legacy("s1"), mine, json.RawMessage(body)); err != nil {
+				if err := two.Answer(t.Context(), sessionBased("s1"), mine, json.RawMessage(body)); err != nil {
 					t.Fatal(err)
 				}
 				if got, want := s.answer(t).Raw, `{ "jsonrpc":"2.0","id":`+id+`,`+answer+`,"extra":1.50}`; got != want {
@@ -604,7 +604,7 @@ func TestAnswersFindTheirWayBack(t *testing.T) {
 				if err := x.end(t); err != nil {
 					t.Error(err)
 				}
-				if err := two.Answer(t.Context(), legacy("s1"), mine, json.RawMessage(body)); !fault.Is(err, fault.NotFound) {
+				if err := two.Answer(t.Context(), sessionBased("s1"), mine, json.RawMessage(body)); !fault.Is(err, fault.NotFound) {
 					t.Errorf("a second answer: %v", err)
 				}
 				gone(t, db, mine)
@@ -626,24 +626,24 @@ func gone(t *testing.T, db store.DB, id string) {
 func TestForeignAnswersAreRefused(t *testing.T) {
 	s := asking(t, `1`)
 	g := gatewayOver(t, memory(t), at("b", s))
-	x := start(t, g, legacy("s1"), "t", "1", `{"name":"t"}`)
+	x := start(t, g, sessionBased("s1"), "t", "1", `{"name":"t"}`)
 	id, _ := x.question(t)
 	body := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"action":"accept"}}`)
-	bob, elsewhere := legacy("s1"), legacy("s1")
+	bob, elsewhere := sessionBased("s1"), sessionBased("s1")
 	bob.Principal.ID, elsewhere.Principal.Workspace = "bob", "other"
 	for name, c := range map[string]struct {
 		client api.Client
 		id     string
 	}{
-		"another session": {legacy("s2"), id}, "another principal": {bob, id}, "another workspace": {elsewhere, id},
-		"unknown": {legacy("s1"), elicitationPrefix + "AAAAAAAAAAAAAAAAAAAAAAAAAA"}, "of another form": {legacy("s1"), "1"},
-		"empty": {legacy("s1"), ""}, "long": {legacy("s1"), elicitationPrefix + strings.Repeat("x", 5000)},
+		"another session": {sessionBased("s2"), id}, "another principal": {bob, id}, "another workspace": {elsewhere, id},
+		"unknown": {sessionBased("s1"), elicitationPrefix + "AAAAAAAAAAAAAAAAAAAAAAAAAA"}, "of another form": {sessionBased("s1"), "1"},
+		"empty": {sessionBased("s1"), ""}, "long": {sessionBased("s1"), elicitationPrefix + strings.Repeat("x", 5000)},
 	} {
 		if err := g.Answer(t.Context(), c.client, c.id, body); !fault.Is(err, fault.NotFound) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := g.Answer(t.Context(), legacy("s1"), id, body); err != nil {
+	if err := g.Answer(t.Context(), sessionBased("s1"), id, body); err != nil {
 		t.Fatal(err)
 	}
 	s.answer(t)
@@ -663,15 +663,15 @@ func TestForeignAnswersAreRefused(t *testing.T) {
 func TestAnswerThatDidNotArriveCanBeSentAgain(t *testing.T) {
 	s := asking(t, `1`)
 	g := gatewayOver(t, memory(t), at("b", s))
-	x := start(t, g, legacy("s1"), "t", "1", `{"name":"t"}`)
+	x := start(t, g, sessionBased("s1"), "t", "1", `{"name":"t"}`)
 	id, _ := x.question(t)
 	body := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"action":"accept"}}`)
 	broken := gatewayOver(t, g.options.DB, at("b", s))
 	broken.backends(t.Context())[0].own.HTTP = &http.Client{Transport: failing{}}
-	if err := broken.Answer(t.Context(), legacy("s1"), id, body); !fault.Is(err, fault.Unavailable) {
+	if err := broken.Answer(t.Context(), sessionBased("s1"), id, body); !fault.Is(err, fault.Unavailable) {
 		t.Fatalf("got %v", err)
 	}
-	if err := g.Answer(t.Context(), legacy("s1"), id, body); err != nil {
+	if err := g.Answer(t.Context(), sessionBased("s1"), id, body); err != nil {
 		t.Fatal(err)
 	}
 	if err := x.end(t); err != nil {
@@ -699,7 +699,7 @@ func TestQuestionsGoWithTheCall(t *testing.T) {
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
 	for _, params := range []string{`{"name":"t"}`, `{"name":"t","x":"die"}`} {
-		x := start(t, g, legacy("s1"), "t", "1", params)
+		x := start(t, g, sessionBased("s1"), "t", "1", params)
 		var ids []string
 		for range 2 {
 			var m struct{ ID string }
@@ -716,11 +716,11 @@ func TestQuestionsGoWithTheCall(t *testing.T) {
 	for life, want := range map[time.Duration]time.Duration{10 * time.Minute: 10*time.Minute + 2*time.Second, 5 * time.Hour: elicitationLife} {
 		ctx, cancel := context.WithTimeout(t.Context(), life)
 		defer cancel()
-		id, err := g.elicitations.ask(ctx, legacy("s1"), g.backends(ctx)[0], backendSession{}, nil)
+		id, err := g.elicitations.ask(ctx, sessionBased("s1"), g.backends(ctx)[0], backendSession{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := g.Answer(ctx, legacy("s1"), id, json.RawMessage(`{"result":{}}`)); err != nil {
+		if err := g.Answer(ctx, sessionBased("s1"), id, json.RawMessage(`{"result":{}}`)); err != nil {
 			t.Fatal(err)
 		}
 		items, err := db.Get(t.Context(), elicitationKey(id), partKey(id, 0))
@@ -740,13 +740,13 @@ func TestLateAnswerGoesWithTheCall(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	id, err := g.elicitations.ask(t.Context(), legacy("s1"), g.backends(t.Context())[0], backendSession{}, nil)
+	id, err := g.elicitations.ask(t.Context(), sessionBased("s1"), g.backends(t.Context())[0], backendSession{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	x := &exchange{gateway: g, kept: []store.Key{elicitationKey(id)}, inputs: []*input{{id: id}}}
 	answer := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"x":"` + strings.Repeat("x", store.MaxItem) + `"}}`)
-	if err := g.Answer(t.Context(), legacy("s1"), id, answer); err != nil {
+	if err := g.Answer(t.Context(), sessionBased("s1"), id, answer); err != nil {
 		t.Fatal(err)
 	}
 	x.close() // which has not looked since
@@ -754,7 +754,7 @@ func TestLateAnswerGoesWithTheCall(t *testing.T) {
 	if err != nil || len(page.Items) > 0 {
 		t.Errorf("%d items are left, %v", len(page.Items), err)
 	}
-	if err := g.Answer(t.Context(), legacy("s1"), id, answer); !fault.Is(err, fault.NotFound) {
+	if err := g.Answer(t.Context(), sessionBased("s1"), id, answer); !fault.Is(err, fault.NotFound) {
 		t.Errorf("behind the call an answer is %v", err)
 	}
 }
@@ -763,11 +763,11 @@ func TestLateAnswerGoesWithTheCall(t *testing.T) {
 func TestClientIsNotAskedWhatItDidNotDeclare(t *testing.T) {
 	s := asking(t, `"q"`)
 	g := gatewayOver(t, memory(t), at("b", s))
-	client := legacy("s1")
+	client := sessionBased("s1")
 	client.Capabilities = json.RawMessage(`{"sampling":{}}`)
 	x := start(t, g, client, "t", "1", `{"name":"t"}`)
 	if m := s.answer(t); string(m.ID) != `"q"` || !strings.Contains(string(m.Error), "-32601") {
-		t.Errorf("the backend was told %s", m.Raw)
+		t.Errorf("the backend got %s", m.Raw)
 	}
 	if m := x.next(t); !m.response {
 		t.Errorf("the client got %s", m.text)
@@ -778,7 +778,7 @@ func TestClientIsNotAskedWhatItDidNotDeclare(t *testing.T) {
 // the same tool, in time, and unchanged.
 func TestRequestStateIsSealed(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
-		s.modern = true
+		s.stateless = true
 		s.lists = oneTool("t", "u")
 		s.call = func(t *turn) {
 			if strings.Contains(string(t.Params), "requestState") {
@@ -789,7 +789,7 @@ func TestRequestStateIsSealed(t *testing.T) {
 		}
 	})
 	g := gatewayOver(t, memory(t), at("b", s))
-	text, err := call(t, g, modernClient(ann), "t")
+	text, err := call(t, g, statelessClient(ann), "t")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -813,16 +813,16 @@ func TestRequestStateIsSealed(t *testing.T) {
 	flip[len(flip)/2] ^= 1
 	old := g.states.seal([]byte("x"), belongs, time.Now().Add(-2*stateLife))
 	for name, err := range map[string]error{
-		"tampered":              come(modernClient(ann), "t", state(string(flip))),
-		"cut":                   come(modernClient(ann), "t", state(sealed[:len(sealed)-1])),
-		"the backend's own":     come(modernClient(ann), "t", state("secret <state>")),
-		"another principal":     come(modernClient(bob), "t", state(sealed)),
-		"another tool":          come(modernClient(ann), "u", state(sealed)),
-		"expired":               come(modernClient(ann), "t", state(old)),
-		"empty":                 come(modernClient(ann), "t", state("")),
-		"a number":              come(modernClient(ann), "t", `"requestState":5`),
-		"two, the second null":  come(modernClient(ann), "t", state("forged")+`,"requestState":null`),
-		"two, the second sound": come(modernClient(ann), "t", state("forged")+`,`+state(sealed)),
+		"tampered":              come(statelessClient(ann), "t", state(string(flip))),
+		"cut":                   come(statelessClient(ann), "t", state(sealed[:len(sealed)-1])),
+		"the backend's own":     come(statelessClient(ann), "t", state("secret <state>")),
+		"another principal":     come(statelessClient(bob), "t", state(sealed)),
+		"another tool":          come(statelessClient(ann), "u", state(sealed)),
+		"expired":               come(statelessClient(ann), "t", state(old)),
+		"empty":                 come(statelessClient(ann), "t", state("")),
+		"a number":              come(statelessClient(ann), "t", `"requestState":5`),
+		"two, the second null":  come(statelessClient(ann), "t", state("forged")+`,"requestState":null`),
+		"two, the second sound": come(statelessClient(ann), "t", state("forged")+`,`+state(sealed)),
 	} {
 		if !fault.Is(err, fault.Invalid) {
 			t.Errorf("%s: got %v", name, err)
@@ -831,7 +831,7 @@ func TestRequestStateIsSealed(t *testing.T) {
 	if n := len(s.received("tools/call")); n != 1 {
 		t.Errorf("%d of them reached the backend", n-1)
 	}
-	if err := come(modernClient(ann), "t", state(sealed)); err != nil {
+	if err := come(statelessClient(ann), "t", state(sealed)); err != nil {
 		t.Fatal(err)
 	}
 	back := s.received("tools/call")
@@ -854,11 +854,11 @@ func TestChangedRootsReachTheClientsSessions(t *testing.T) {
 	idle := newScripted(t)
 	g := gatewayOver(t, memory(t), at("b", s), at("idle", idle, prefix("idle_")))
 	for _, id := range []string{"s1", "s2"} {
-		if _, err := call(t, g, legacy(id), "t"); err != nil {
+		if _, err := call(t, g, sessionBased(id), "t"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := g.Notify(t.Context(), legacy("s1"), json.RawMessage(`{"jsonrpc":"2.0","method":"`+mcpspec.NoteRootsChange+`"}`)); err != nil {
+	if err := g.Notify(t.Context(), sessionBased("s1"), json.RawMessage(`{"jsonrpc":"2.0","method":"`+mcpspec.NoteRootsChange+`"}`)); err != nil {
 		t.Fatal(err)
 	}
 	got := s.received(mcpspec.NoteRootsChange)
@@ -872,7 +872,7 @@ func TestLogLevelIsTold(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	late := newScripted(t, func(s *scripted) { s.lists = oneTool("late"); s.call = func(t *turn) { t.result(`{}`) } })
 	g := gatewayOver(t, memory(t), at("b", s), at("late", late))
-	client := legacy("s1")
+	client := sessionBased("s1")
 	if _, err := call(t, g, client, "t"); err != nil {
 		t.Fatal(err)
 	}
@@ -884,9 +884,9 @@ func TestLogLevelIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, b := range []*scripted{s, late} {
-		told := b.received("logging/setLevel")
-		if len(told) != 1 || string(told[0].Params) != `{"level":"error"}` || told[0].Session != b.received("tools/call")[0].Session {
-			t.Errorf("told %v", told)
+		notified := b.received("logging/setLevel")
+		if len(notified) != 1 || string(notified[0].Params) != `{"level":"error"}` || notified[0].Session != b.received("tools/call")[0].Session {
+			t.Errorf("got %v", notified)
 		}
 	}
 }
@@ -896,7 +896,7 @@ func TestUnknownNameIsAnError(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	g := gatewayOver(t, memory(t), at("b", s, prefix("p_")))
 	for _, name := range []string{"t", "p_", "p_x", ""} {
-		if _, err := call(t, g, legacy("s"), name); !fault.Is(err, fault.Invalid) {
+		if _, err := call(t, g, sessionBased("s"), name); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
@@ -920,14 +920,14 @@ func TestHangingBackendDoesNotHoldUpCancellations(t *testing.T) {
 	})
 	g := gatewayOver(t, memory(t), at("hanging", hanging), at("fine", fine))
 	for _, name := range []string{"t", "u"} {
-		if _, err := call(t, g, legacy("s"), name); err != nil {
+		if _, err := call(t, g, sessionBased("s"), name); err != nil {
 			t.Fatal(err)
 		}
 	}
 	go func() {
 		defer close(hung)
 		body := `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}`
-		if err := g.Cancel(t.Context(), legacy("s"), json.RawMessage(body)); err != nil {
+		if err := g.Cancel(t.Context(), sessionBased("s"), json.RawMessage(body)); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -951,7 +951,7 @@ func TestEndlessQuestionsAreRefused(t *testing.T) {
 		}
 	})
 	g := gatewayOver(t, memory(t), at("b", s))
-	x := start(t, g, legacy("s"), "t", "1", `{"name":"t"}`)
+	x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t"}`)
 	asked := 0
 	for !x.next(t).response {
 		asked++

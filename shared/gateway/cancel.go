@@ -77,8 +77,6 @@ func (x *exchange) watch(ctx context.Context, cancel context.CancelCauseFunc) (e
 }
 
 // abandon notifies a backend with sessions that the client does not wait for the response any more.
-func (x *exchange) abandon() { x.backend().abandon(x.client, x.with, x.id) }
-
 func (b *backend) abandon(c *upstream.Client, s backendSession, id json.RawMessage) {
 	ctx, cancel := context.WithTimeout(context.Background(), notifyTime)
 	defer cancel()

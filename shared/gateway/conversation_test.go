@@ -17,9 +17,9 @@ import (
 const said = `{"messageId":"m","content":"c","_meta":{"io.github.mcp-events/principal":"p"}}`
 
 // listener is a backend that asks for messages of conversations.
-func listener(t *testing.T, modern bool, call func(*turn)) *scripted {
+func listener(t *testing.T, stateless bool, call func(*turn)) *scripted {
 	return newScripted(t, func(s *scripted) {
-		s.modern, s.call = modern, call
+		s.stateless, s.call = stateless, call
 		s.capabilities = `{"conversationEvents":{"onUserMessage":true}}`
 	})
 }
@@ -29,18 +29,18 @@ const tellsUser = "conversation/userMessage"
 // CNV-03: a backend is told by conversation/userMessage in its own revision, if it declared to want
 // that: with a session that begins lazily and is used again, or with what 2026-07-28 needs.
 func TestConverse(t *testing.T) {
-	for _, modern := range []bool{false, true} {
-		t.Run(fmt.Sprint("modern ", modern), func(t *testing.T) {
-			b := listener(t, modern, func(x *turn) {
+	for _, stateless := range []bool{false, true} {
+		t.Run(fmt.Sprint("stateless ", stateless), func(t *testing.T) {
+			b := listener(t, stateless, func(x *turn) {
 				x.write(`{"jsonrpc":"2.0","method":"notifications/message","params":{}}`)
 				x.result(`{"context":"known"}`)
 			})
 			g := gatewayOver(t, memory(t), at("notes", b))
-			if _, err := g.Converse(t.Context(), legacy("s"), "notes", "conversation/assistantResponse", json.RawMessage(said)); !errors.Is(err, api.ErrIncapable) {
+			if _, err := g.Converse(t.Context(), sessionBased("s"), "notes", "conversation/assistantResponse", json.RawMessage(said)); !errors.Is(err, api.ErrIncapable) {
 				t.Errorf("what it does not ask for: %v", err)
 			}
 			for range 2 {
-				got, err := g.Converse(t.Context(), legacy("s"), "notes", tellsUser, json.RawMessage(said))
+				got, err := g.Converse(t.Context(), sessionBased("s"), "notes", tellsUser, json.RawMessage(said))
 				if err != nil || string(got) != `{"context":"known"}` {
 					t.Fatalf("got %s, %v", got, err)
 				}
@@ -58,15 +58,15 @@ func TestConverse(t *testing.T) {
 				t.Errorf("got %s, %v", calls[0].Params, err)
 			}
 			version := string(params.Meta["io.modelcontextprotocol/protocolVersion"])
-			if modern && (version != `"2026-07-28"` || calls[0].Header.Get("Mcp-Method") != tellsUser || calls[0].Session != "") {
+			if stateless && (version != `"2026-07-28"` || calls[0].Header.Get("Mcp-Method") != tellsUser || calls[0].Session != "") {
 				t.Errorf("got %s, %v", calls[0].Params, calls[0].Header)
 			}
-			if !modern && (version != "" || calls[0].Session == "" || calls[0].Session != calls[1].Session || string(calls[0].ID) == string(calls[1].ID)) {
+			if !stateless && (version != "" || calls[0].Session == "" || calls[0].Session != calls[1].Session || string(calls[0].ID) == string(calls[1].ID)) {
 				t.Errorf("got %+v and %+v", calls[0], calls[1])
 			}
-			if !modern {
+			if !stateless {
 				b.forget() // all sessions
-				if got, err := g.Converse(t.Context(), legacy("s"), "notes", tellsUser, json.RawMessage(said)); err != nil {
+				if got, err := g.Converse(t.Context(), sessionBased("s"), "notes", tellsUser, json.RawMessage(said)); err != nil {
 					t.Errorf("with a session that is gone: %s, %v", got, err)
 				}
 			}
@@ -78,41 +78,41 @@ func TestConverse(t *testing.T) {
 // or the caller said is in the error.
 func TestConverseFails(t *testing.T) {
 	refuses := listener(t, true, func(x *turn) { x.write(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"marigold"}}`, x.ID) })
-	silent := newScripted(t, func(s *scripted) { s.modern = true })
+	silent := newScripted(t, func(s *scripted) { s.stateless = true })
 	g := gatewayOver(t, memory(t), at("refuses", refuses), at("silent", silent), at("secret", refuses, func(b *config.Backend) { b.Scopes = []string{"more"} }))
 	for name, want := range map[string]error{"refuses": api.ErrRefused, "silent": api.ErrIncapable} {
-		if _, err := g.Converse(t.Context(), modernClient(ann), name, tellsUser, json.RawMessage(said)); err == nil || err.Error() != want.Error() {
+		if _, err := g.Converse(t.Context(), statelessClient(ann), name, tellsUser, json.RawMessage(said)); err == nil || err.Error() != want.Error() {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}
-	if _, err := g.Converse(t.Context(), modernClient(ann), "secret", tellsUser, json.RawMessage(said)); !fault.Is(err, fault.Invalid) {
+	if _, err := g.Converse(t.Context(), statelessClient(ann), "secret", tellsUser, json.RawMessage(said)); !fault.Is(err, fault.Invalid) {
 		t.Errorf("one that the caller may not use: got %v", err)
 	}
 }
 
 // CNV-03: who is late is cancelled, as its revision has it.
 func TestConverseIsCancelled(t *testing.T) {
-	for _, modern := range []bool{false, true} {
-		t.Run(fmt.Sprint("modern ", modern), func(t *testing.T) {
+	for _, stateless := range []bool{false, true} {
+		t.Run(fmt.Sprint("stateless ", stateless), func(t *testing.T) {
 			gone := make(chan struct{})
-			b := listener(t, modern, func(x *turn) {
+			b := listener(t, stateless, func(x *turn) {
 				x.write(`{"jsonrpc":"2.0","method":"notifications/message","params":{}}`)
 				<-x.r.Context().Done()
 				close(gone)
 			})
 			g := gatewayOver(t, memory(t), at("notes", b))
-			if _, err := g.Converse(t.Context(), legacy("s"), "notes", "conversation/assistantResponse", nil); !errors.Is(err, api.ErrIncapable) {
+			if _, err := g.Converse(t.Context(), sessionBased("s"), "notes", "conversation/assistantResponse", nil); !errors.Is(err, api.ErrIncapable) {
 				t.Fatal(err) // so that it is known from here on
 			}
 			for wait := 300 * time.Millisecond; len(b.received(tellsUser)) == 0; wait *= 2 { // a busy machine may need longer
 				ctx, cancel := context.WithTimeout(t.Context(), wait)
 				defer cancel()
-				if _, err := g.Converse(ctx, legacy("s"), "notes", tellsUser, json.RawMessage(said)); !fault.Is(err, fault.Unavailable) {
+				if _, err := g.Converse(ctx, sessionBased("s"), "notes", tellsUser, json.RawMessage(said)); !fault.Is(err, fault.Unavailable) {
 					t.Errorf("got %v", err)
 				}
 			}
 			<-gone
-			if modern {
+			if stateless {
 				return
 			}
 			n := b.next(t, "notifications/cancelled")
@@ -139,7 +139,7 @@ func TestPrepare(t *testing.T) {
 	converse := func(within time.Duration) error {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
-		_, err := g.Converse(ctx, legacy("s"), "notes", tellsUser, json.RawMessage(said))
+		_, err := g.Converse(ctx, sessionBased("s"), "notes", tellsUser, json.RawMessage(said))
 		return err
 	}
 	for range 2 {
@@ -147,14 +147,14 @@ func TestPrepare(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	if err := g.Prepare(t.Context(), legacy("s"), "notes"); err != nil {
+	if err := g.Prepare(t.Context(), sessionBased("s"), "notes"); err != nil {
 		t.Fatal(err)
 	}
 	made := len(b.received("initialize"))
 	if err := converse(patience); err != nil || len(b.received("initialize")) != made {
 		t.Errorf("prepared, got %v behind %d more sessions", err, len(b.received("initialize"))-made)
 	}
-	if err := g.Prepare(t.Context(), legacy("s"), "other"); !fault.Is(err, fault.Invalid) {
+	if err := g.Prepare(t.Context(), sessionBased("s"), "other"); !fault.Is(err, fault.Invalid) {
 		t.Errorf("one that is not there: %v", err)
 	}
 }

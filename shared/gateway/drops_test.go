@@ -89,7 +89,7 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 	var calls sync.WaitGroup
 	for i := range 3 {
 		calls.Go(func() {
-			x := start(t, g, legacy(fmt.Sprint("s", i)), "bad_t", "1", `{"name":"bad_t"}`)
+			x := start(t, g, sessionBased(fmt.Sprint("s", i)), "bad_t", "1", `{"name":"bad_t"}`)
 			if err := x.end(t); err != nil {
 				t.Error(err)
 			}
@@ -97,7 +97,7 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 				t.Errorf("the client got %d messages, want %d", n, each+1)
 			}
 		})
-		if _, err := call(t, g, legacy(fmt.Sprint("s", i)), "good_t"); err != nil {
+		if _, err := call(t, g, sessionBased(fmt.Sprint("s", i)), "good_t"); err != nil {
 			t.Error(err)
 		}
 	}
@@ -120,7 +120,7 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 // the call goes on, however long it takes then.
 func TestRequestsOfA2026BackendAreDropped(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
-		s.modern = true
+		s.stateless = true
 		s.call = func(t *turn) {
 			t.write(`{"jsonrpc":"2.0","id":"q","method":"elicitation/create","params":{"message":"m"}}`)
 			time.Sleep(5 * gather)
@@ -128,9 +128,9 @@ func TestRequestsOfA2026BackendAreDropped(t *testing.T) {
 		}
 	})
 	g := gatewayOver(t, memory(t), at("b", s))
-	able := modernClient(ann)
-	able.Capabilities = legacy("").Capabilities
-	for n, c := range []api.Client{able, legacy("s1")} {
+	able := statelessClient(ann)
+	able.Capabilities = sessionBased("").Capabilities
+	for n, c := range []api.Client{able, sessionBased("s1")} {
 		text, err := call(t, g, c, "t")
 		if err != nil || !strings.Contains(text, `"content":[]`) {
 			t.Errorf("client of %s: got %s, %v", c.Version, text, err)
@@ -143,9 +143,9 @@ func TestRequestsOfA2026BackendAreDropped(t *testing.T) {
 
 // GWN-05: the same of what comes on the notification stream.
 func TestDroppedNotificationsAreCounted(t *testing.T) {
-	for name, modern := range map[string]bool{"2025": false, "2026": true} {
+	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		t.Run(name, func(t *testing.T) {
-			s := newScripted(t, func(s *scripted) { s.modern = modern })
+			s := newScripted(t, func(s *scripted) { s.stateless = stateless })
 			l := newLog()
 			g := gatewayOver(t, memory(t), at("b", s))
 			defer relaying(t, "holder", g, l)()

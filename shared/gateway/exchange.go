@@ -131,18 +131,13 @@ func (x *exchange) ownProgress(m upstream.Message, params json.RawMessage) (upst
 	return m, true
 }
 
-// way is between the revisions of both sides.
-func (x *exchange) way() translate.Way {
-	return translate.Way{Client: x.call.Version, Backend: x.with.Version}
-}
-
 // respond hands the response on, under the client's own id and in the form of its revision.
 func (x *exchange) respond(m upstream.Message) error {
 	raw := jsonrpc.Replace(m.Raw, "id", x.call.ID)
 	if m.Result == nil {
 		return x.respondError(raw, m.Error)
 	}
-	result, way := m.Result, x.way()
+	result, way := m.Result, translate.Way{Client: x.call.Version, Backend: x.with.Version}
 	switch {
 	case !way.Client.Stateless() && !way.Backend.Stateless():
 		return x.send(raw, true)
@@ -170,7 +165,7 @@ func (x *exchange) respond(m upstream.Message) error {
 
 // respondError hands an error on, with a code that the client's revision has.
 func (x *exchange) respondError(raw, failure json.RawMessage) error {
-	way := x.way()
+	way := translate.Way{Client: x.call.Version, Backend: x.with.Version}
 	if way.Client.Stateless() && len(x.refused) > 0 {
 		return translate.Missing(x.entry.Backend, x.refused)
 	}

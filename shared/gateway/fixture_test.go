@@ -59,14 +59,14 @@ func (t *turn) result(text string) {
 }
 
 // scripted is a backend that does what a test tells it. It keeps sessions as the
-// earlier revisions have them, unless it is modern.
+// earlier revisions have them, unless it is stateless.
 type scripted struct {
 	*httptest.Server
-	modern bool
+	stateless bool
 	// supported is what it says of itself in server/discover; empty is 2026-07-28.
 	supported    string
 	capabilities string
-	stateless    bool
+	noSession    bool
 	// lists answer the list methods: the result, by cursor.
 	lists func(method, cursor string) string
 	// call answers all requests that are not of the protocol itself.
@@ -180,14 +180,14 @@ func (s *scripted) post(w http.ResponseWriter, r *http.Request, session string) 
 		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,%s}`, m.ID, text)
 	}
 	switch {
-	case m.Method == "server/discover" && (s.modern || s.supported != ""):
+	case m.Method == "server/discover" && (s.stateless || s.supported != ""):
 		answer(`"result":{"supportedVersions":["` + cmp.Or(s.supported, "2026-07-28") + `"],"capabilities":` + s.capabilities + `}`)
-	case m.Method == "server/discover", m.Method == "initialize" && s.modern:
+	case m.Method == "server/discover", m.Method == "initialize" && s.stateless:
 		answer(`"error":{"code":-32601,"message":"no such method"}`)
 	case m.Method == "initialize":
 		var p struct{ ProtocolVersion string }
 		_ = json.Unmarshal(m.Params, &p) // a test of the gateway's own message
-		if !s.stateless {
+		if !s.noSession {
 			w.Header().Set("Mcp-Session-Id", s.begin())
 		}
 		answer(`"result":{"protocolVersion":"` + p.ProtocolVersion + `","serverInfo":{},"capabilities":` + s.capabilities + `}`)
@@ -398,8 +398,8 @@ func gatewayOver(t *testing.T, db store.DB, backends ...config.Backend) *Gateway
 
 var ann = auth.Principal{ID: "ann", Workspace: auth.DefaultWorkspace, Scopes: []string{"mcp"}}
 
-// legacy is a client of 2025-11-25 that can answer questions.
-func legacy(session string) api.Client {
+// sessionBased is a client of 2025-11-25 that can answer questions.
+func sessionBased(session string) api.Client {
 	return api.Client{
 		Principal: ann, Session: session, Version: "2025-11-25",
 		Capabilities: json.RawMessage(`{"elicitation":{},"sampling":{},"roots":{}}`), Info: json.RawMessage(`{"name":"c","version":"1"}`),
@@ -409,7 +409,7 @@ func legacy(session string) api.Client {
 // of is a client of the principal of which nothing else matters.
 func of(p auth.Principal) api.Client { return api.Client{Principal: p} }
 
-func modernClient(p auth.Principal) api.Client {
+func statelessClient(p auth.Principal) api.Client {
 	return api.Client{Principal: p, Version: "2026-07-28", Capabilities: json.RawMessage(`{}`)}
 }
 

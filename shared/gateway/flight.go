@@ -22,7 +22,7 @@ func newFlight[T any]() *flight[T] {
 	return &flight[T]{began: time.Now(), done: make(chan struct{}), left: true}
 }
 
-// fly does it. Nobody waits any more behind it, even if do panics.
+// fly does it. No caller waits after that, even if do panics.
 func (f *flight[T]) fly(ctx context.Context, do func() (T, error)) (T, error) {
 	defer close(f.done)
 	f.value, f.err = do()

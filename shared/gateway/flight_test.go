@@ -22,7 +22,7 @@ func waiting() int {
 // serves, and for each page of the list.
 func TestOneFetchForAllWhoWaitForIt(t *testing.T) {
 	goOn := make(chan struct{})
-	s := newScripted(t, func(s *scripted) { s.modern = true })
+	s := newScripted(t, func(s *scripted) { s.stateless = true })
 	s.list(func(method, cursor string) string {
 		<-goOn
 		if cursor == "" {
@@ -57,7 +57,7 @@ func TestOneFetchForAllWhoWaitForIt(t *testing.T) {
 // GWN-01: a backend that answers with an error is asked once for all who wait, who have what it listed
 // before; the next caller asks again.
 func TestOneFailureForAllWhoWaitForIt(t *testing.T) {
-	s := newScripted(t, func(s *scripted) { s.modern = true })
+	s := newScripted(t, func(s *scripted) { s.stateless = true })
 	g := gatewayOver(t, memory(t), at("b", s))
 	g.List(t.Context(), of(ann), api.Tools)
 	goOn := make(chan struct{})
@@ -88,7 +88,7 @@ func TestOneFailureForAllWhoWaitForIt(t *testing.T) {
 // waits no longer than it wants to.
 func TestFetchOutlivesWhoBeganIt(t *testing.T) {
 	goOn := make(chan struct{})
-	s := newScripted(t, func(s *scripted) { s.modern = true })
+	s := newScripted(t, func(s *scripted) { s.stateless = true })
 	s.list(func(method, _ string) string { <-goOn; return oneTool("t")(method, "") })
 	g := gatewayOver(t, memory(t), at("b", s))
 	first, leave := context.WithCancel(t.Context())
@@ -124,7 +124,7 @@ func TestFetchOutlivesWhoBeganIt(t *testing.T) {
 // GWN-01: a list that may not be kept is not asked for again by each call of its tools.
 func TestCallsUseAListThatMayNotBeKept(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
-		s.modern = true
+		s.stateless = true
 		s.lists = func(method, _ string) string {
 			return `{"tools":[{"name":"t"}],"ttlMs":0,"cacheScope":"public"}`
 		}
@@ -132,7 +132,7 @@ func TestCallsUseAListThatMayNotBeKept(t *testing.T) {
 	})
 	g := gatewayOver(t, memory(t), at("b", s))
 	for range 3 {
-		if _, err := call(t, g, modernClient(ann), "t"); err != nil {
+		if _, err := call(t, g, statelessClient(ann), "t"); err != nil {
 			t.Fatal(err)
 		}
 	}

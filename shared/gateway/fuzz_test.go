@@ -22,16 +22,16 @@ import (
 // scribe is a backend without a network that answers calls, or streams, with whatever bytes it is told.
 // "$ID" and "$TOKEN" stand for those of the request.
 type scribe struct {
-	modern bool
-	media  string
-	text   []byte
-	asked  atomic.Int64 // GET streams and listens
+	stateless bool
+	media     string
+	text      []byte
+	asked     atomic.Int64 // GET streams and listens
 }
 
 func (s *scribe) RoundTrip(r *http.Request) (*http.Response, error) {
 	answer := func(status int, media, text string) (*http.Response, error) {
 		h := http.Header{"Content-Type": {media}}
-		if !s.modern {
+		if !s.stateless {
 			h.Set("Mcp-Session-Id", "s")
 		}
 		return &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(strings.NewReader(text)), Request: r}, nil
@@ -61,7 +61,7 @@ func (s *scribe) RoundTrip(r *http.Request) (*http.Response, error) {
 		return answer(http.StatusOK, s.media, strings.ReplaceAll(string(s.text), "$ID", id))
 	case r.Method == http.MethodDelete || id == "" || m.Method == "":
 		return answer(http.StatusAccepted, "", "")
-	case m.Method == "server/discover" && s.modern:
+	case m.Method == "server/discover" && s.stateless:
 		return answer(200, "application/json", `{"jsonrpc":"2.0","id":`+id+`,"result":{"supportedVersions":["2026-07-28"],"capabilities":`+capabilities+`}}`)
 	case m.Method == "initialize":
 		return answer(200, "application/json", `{"jsonrpc":"2.0","id":`+id+`,"result":{"protocolVersion":"2025-11-25","capabilities":`+capabilities+`}}`)
@@ -80,7 +80,7 @@ func (s *scribe) behind(f *testing.F) *Gateway {
 	}
 	f.Cleanup(func() { _ = db.Close() })
 	version := "2025-11-25"
-	if s.modern {
+	if s.stateless {
 		version = "2026-07-28"
 	}
 	g, err := New(Options{
@@ -114,7 +114,7 @@ var seeds = []string{
 // time; what the client gets is JSON-RPC, one response at the most, under its own id and after all else,
 // and progress with its own token.
 func FuzzBackendsAnswer(f *testing.F) {
-	scribes := []*scribe{{}, {modern: true}}
+	scribes := []*scribe{{}, {stateless: true}}
 	gateways := []*Gateway{scribes[0].behind(f), scribes[1].behind(f)}
 	for i, seed := range seeds {
 		for way := range byte(8) {
@@ -124,9 +124,9 @@ func FuzzBackendsAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, way byte, text []byte, token bool) {
 		s := scribes[way&1]
 		s.text, s.media = text, mediaTypes[way>>1&1]
-		c := legacy("s1")
+		c := sessionBased("s1")
 		if way>>2&1 == 1 {
-			c = modernClient(ann)
+			c = statelessClient(ann)
 			c.Capabilities = json.RawMessage(`{"elicitation":{"form":{},"url":{}},"sampling":{},"roots":{}}`)
 		}
 		params := `{"name":"t"}`
@@ -165,15 +165,15 @@ func FuzzBackendsAnswer(f *testing.F) {
 // FuzzBackendsStream has a backend send any bytes on its stream of notifications. GWN-05: nothing but changes and
 // updates with a URI is announced, and the relay goes on.
 func FuzzBackendsStream(f *testing.F) {
-	scribes := []*scribe{{}, {modern: true}}
+	scribes := []*scribe{{}, {stateless: true}}
 	gateways := []*Gateway{scribes[0].behind(f), scribes[1].behind(f)}
 	for _, seed := range seeds {
 		f.Add(false, []byte(seed))
 		f.Add(true, []byte(seed))
 	}
-	f.Fuzz(func(t *testing.T, modern bool, text []byte) {
+	f.Fuzz(func(t *testing.T, stateless bool, text []byte) {
 		n := 0
-		if modern {
+		if stateless {
 			n = 1
 		}
 		s, g := scribes[n], gateways[n]

@@ -33,7 +33,7 @@ import (
 type Options struct {
 	// Backends are those to begin with; see [Gateway.Replace].
 	Backends []config.Backend
-	// Source tells which backends there are, and is asked at each use, in the place of
+	// Source has the backends that there are, and is asked at each use, in the place of
 	// Backends; nil when they change by [Gateway.Replace] only. What it returns is not changed.
 	Source func(context.Context) ([]config.Backend, error)
 	// Secrets looks up what a setting refers to; nil is the environment. It is asked for each

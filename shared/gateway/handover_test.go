@@ -46,10 +46,10 @@ func running(t *testing.T, by string, g *Gateway, l log, change func(*relay.Rela
 // next one listens before it stops. Of updates that come all the time none is lost, and the changes of
 // lists before it are not told again. One that comes when nothing is to be had goes at once.
 func TestHandover(t *testing.T) {
-	for name, modern := range map[string]bool{"2025": false, "2026": true} {
+	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newScripted(t, func(s *scripted) { s.modern = modern })
+			s := newScripted(t, func(s *scripted) { s.stateless = stateless })
 			db, l := memory(t), newLog()
 			gateways := func() *Gateway { return gatewayOver(t, db, at("b", s)) }
 			want := api.Subscription{Place: api.Place{Workspace: "default", Backend: "b"}, URI: "x://1", Holder: "s", Until: time.Now().Add(time.Hour)}

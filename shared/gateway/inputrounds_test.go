@@ -280,9 +280,9 @@ func TestCancellationIsAClosedStreamToA2026Backend(t *testing.T) {
 // GWN-17: the headers by which a client of 2026-07-28 repeats arguments are compared with them,
 // whatever revision the backend speaks.
 func TestParameterHeadersAreValidated(t *testing.T) {
-	for _, modern := range []bool{true, false} {
+	for _, stateless := range []bool{true, false} {
 		var got http.Header
-		s := newScript(t, modern, func(x *exchange) {
+		s := newScript(t, stateless, func(x *exchange) {
 			got = x.Header
 			x.result(`{"content":[]}`)
 		})
@@ -306,9 +306,9 @@ func TestParameterHeadersAreValidated(t *testing.T) {
 			o := called(t, g, someone(v2026), `,"arguments":`+tt.arguments, func(c *api.Call) { c.Header = tt.header })
 			code, _ := o.code(t)
 			if tt.ok && o.response == nil || !tt.ok && code != -32020 {
-				t.Errorf("modern %v: %s with %v: %v %s", modern, tt.arguments, tt.header, o.err, o.response)
+				t.Errorf("stateless %v: %s with %v: %v %s", stateless, tt.arguments, tt.header, o.err, o.response)
 			}
-			if tt.ok && modern && got.Get("Mcp-Param-Region") != tt.header.Get("Mcp-Param-Region") {
+			if tt.ok && stateless && got.Get("Mcp-Param-Region") != tt.header.Get("Mcp-Param-Region") {
 				t.Errorf("passed on: %v", got)
 			}
 		}

@@ -49,7 +49,7 @@ func TestListsAreGathered(t *testing.T) {
 		}
 	}
 	first := newScripted(t, func(s *scripted) { s.lists = lists("one", "two") })
-	second := newScripted(t, func(s *scripted) { s.lists, s.modern = lists("one", "three"), true })
+	second := newScripted(t, func(s *scripted) { s.lists, s.stateless = lists("one", "three"), true })
 	third := newScripted(t, func(s *scripted) { s.lists = lists("one", "four") })
 	dead := newScripted(t)
 	dead.Close()
@@ -74,7 +74,7 @@ func TestListsAreGathered(t *testing.T) {
 			t.Errorf("the resources are %q", got)
 		}
 		for uri, want := range map[string]bool{"file:///one": true, "t://one/5": true, "t://two/5": false, "t://one/": false, "bad://x": false} {
-			if got := g.Has(t.Context(), legacy("s"), api.Resources, uri); got != want && uri != "t://one/" {
+			if got := g.Has(t.Context(), sessionBased("s"), api.Resources, uri); got != want && uri != "t://one/" {
 				t.Errorf("%s is served: %v", uri, got)
 			}
 		}
@@ -92,11 +92,11 @@ func TestConflictIsLoggedOnce(t *testing.T) {
 	g.options.Log = slog.New(slog.NewTextHandler(&j, nil))
 	for range 5 {
 		g.List(t.Context(), of(ann), api.Tools)
-		if _, err := call(t, g, legacy("s"), "t"); err != nil {
+		if _, err := call(t, g, sessionBased("s"), "t"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if n := strings.Count(j.buf.String(), "two backends have the same name"); n != 1 {
+	if n := strings.Count(j.buf.String(), "backend names conflict"); n != 1 {
 		t.Errorf("%d lines", n)
 	}
 }
@@ -168,20 +168,20 @@ func TestHangingBackendDoesNotHoldUpLists(t *testing.T) {
 func TestRevisionIsFoundOut(t *testing.T) {
 	for _, c := range []struct {
 		name, pinned, supported, want string
-		modern                        bool
+		stateless                     bool
 		asked                         []string // of discover and initialize, how often
 	}{
-		{name: "2026", pinned: config.AutoVersion, modern: true, want: "2026-07-28"},
+		{name: "2026", pinned: config.AutoVersion, stateless: true, want: "2026-07-28"},
 		{name: "2025", pinned: config.AutoVersion, want: string(mcpspec.LatestSessionBased)},
 		{name: "discover without 2026", pinned: config.AutoVersion, supported: "2025-11-25", want: string(mcpspec.LatestSessionBased)},
 		{name: "pinned to 2025", pinned: "2025-06-18", supported: "2026-07-28", want: "2025-06-18"},
-		{name: "pinned to 2026", pinned: "2026-07-28", modern: true, want: "2026-07-28"},
+		{name: "pinned to 2026", pinned: "2026-07-28", stateless: true, want: "2026-07-28"},
 		{name: "pinned to 2026, which it is not", pinned: "2026-07-28"},
-		{name: "pinned to 2025, which it is not", pinned: "2025-06-18", modern: true},
+		{name: "pinned to 2025, which it is not", pinned: "2025-06-18", stateless: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newScripted(t, func(s *scripted) {
-				s.modern, s.supported = c.modern, c.supported
+				s.stateless, s.supported = c.stateless, c.supported
 				s.capabilities = `{"tools":{"listChanged":true},"resources":{}}`
 			})
 			g := gatewayOver(t, memory(t), at("b", s, func(b *config.Backend) { b.ProtocolVersion = c.pinned }))
@@ -202,7 +202,7 @@ func TestRevisionIsFoundOut(t *testing.T) {
 			if known.Capabilities != want {
 				t.Errorf("it offers %+v", known.Capabilities)
 			}
-			if c.pinned != config.AutoVersion && !c.modern && len(s.received("server/discover")) > 0 {
+			if c.pinned != config.AutoVersion && !c.stateless && len(s.received("server/discover")) > 0 {
 				t.Error("it was asked in a revision that it is not pinned to")
 			}
 		})
@@ -249,7 +249,7 @@ func TestBackendsAreSeenByWorkspaceAndScopes(t *testing.T) {
 				t.Errorf("sees %q, want %q", got, c.want)
 			}
 			for _, name := range []string{"t", "s_t", "o_t"} {
-				client := legacy("s-" + c.p.ID)
+				client := sessionBased("s-" + c.p.ID)
 				client.Principal = c.p
 				if _, err := call(t, g, client, name); (err == nil) != slices.Contains(c.want, name) {
 					t.Errorf("call %s: %v", name, err)
@@ -300,7 +300,7 @@ func TestCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := gatewayOver(t, memory(t), c.Backends...)
-	client := legacy("s")
+	client := sessionBased("s")
 	client.Token = "Bearer caller"
 	for _, name := range []string{"fixed_t", "granted_t", "forward_t", "none_t"} {
 		if _, err := call(t, g, client, name); err != nil {

@@ -19,7 +19,7 @@ import (
 // has changed.
 const listVersionLife = time.Hour
 
-// listVersionKey is of the lists whose change is told by that notification.
+// listVersionKey is of the lists whose change that notification is of.
 func (b *backend) listVersionKey(method string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "relay#" + b.place().String(), Sort: "mark#" + method}
 }

@@ -46,11 +46,11 @@ func (c *counting) reads(do func()) (gets, keys int64) {
 // lists, they are the new ones as soon as the change is announced: every time, of every kind and in both
 // revisions.
 func TestListsAtOtherInstancesAreTheNewOnes(t *testing.T) {
-	for name, modern := range map[string]bool{"2025": false, "2026": true} {
+	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newScripted(t, func(s *scripted) {
-				s.modern = modern
+				s.stateless = stateless
 				s.capabilities = `{"tools":{"listChanged":true},"prompts":{"listChanged":true},"resources":{"listChanged":true}}`
 			})
 			var now atomic.Int64
@@ -95,7 +95,7 @@ func TestListsAtOtherInstancesAreTheNewOnes(t *testing.T) {
 // it needs for itself: none that is about lists, as long as they are at hand.
 func TestReadsOfTheStore(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
-		s.modern = true
+		s.stateless = true
 		s.lists = func(method, _ string) string {
 			if method == "tools/list" {
 				return `{"tools":[{"name":"t"}],"ttlMs":60000}`
@@ -114,14 +114,14 @@ func TestReadsOfTheStore(t *testing.T) {
 		}
 	}
 	if reads, _ := db.reads(func() {
-		if _, err := call(t, g, modernClient(ann), "b_t"); err != nil {
+		if _, err := call(t, g, statelessClient(ann), "b_t"); err != nil {
 			t.Fatal(err)
 		}
 	}); reads != 0 {
 		t.Errorf("a call made %d reads", reads)
 	}
 	if reads, _ := db.reads(func() {
-		if _, err := call(t, g, modernClient(ann), "nothing"); err == nil {
+		if _, err := call(t, g, statelessClient(ann), "nothing"); err == nil {
 			t.Fatal("what is not there was called")
 		}
 	}); reads != 1 {
@@ -149,14 +149,14 @@ func TestNewNamesCanBeCalledAtOtherInstances(t *testing.T) {
 		s.list(oneTool(name))
 		s.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
 		l.next(t)
-		if _, err := call(t, other, legacy("s"), name); err != nil {
+		if _, err := call(t, other, sessionBased("s"), name); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 	}
 	before := len(s.received("tools/list"))
 	began := time.Now()
 	for i := range 50 {
-		if other.Has(t.Context(), legacy("s"), api.Tools, fmt.Sprint("none", i)) {
+		if other.Has(t.Context(), sessionBased("s"), api.Tools, fmt.Sprint("none", i)) {
 			t.Fatal("it has what nobody has")
 		}
 	}
@@ -168,14 +168,14 @@ func TestNewNamesCanBeCalledAtOtherInstances(t *testing.T) {
 // GWN-01: while the store does not say which lists have changed, nothing old is listed, and calls go on.
 func TestListsWhileTheStoreIsAway(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
-		s.modern = true
+		s.stateless = true
 		s.call = func(t *turn) { t.result(`{"resultType":"complete"}`) }
 	})
 	db := &counting{DB: memory(t)}
 	g := gatewayOver(t, db, at("b", s))
 	g.List(t.Context(), of(ann), api.Tools)
 	db.fail.Store(true)
-	if _, err := call(t, g, modernClient(ann), "t"); err != nil {
+	if _, err := call(t, g, statelessClient(ann), "t"); err != nil {
 		t.Error(err)
 	}
 	s.list(oneTool("u"))
@@ -210,7 +210,7 @@ func TestHangingBackendRests(t *testing.T) {
 			if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
 				t.Errorf("got %q", got)
 			}
-			if _, err := call(t, g, legacy("s"), "t"); err != nil {
+			if _, err := call(t, g, sessionBased("s"), "t"); err != nil {
 				t.Error(err)
 			}
 		})

@@ -52,7 +52,7 @@ func TestNamesWithControlCharactersAreDropped(t *testing.T) {
 		g := gatewayOver(t, memory(t), at("b", s, prefix(p)))
 		dropped := int64(0)
 		for _, k := range api.Kinds {
-			list := g.List(t.Context(), legacy("s"), k)
+			list := g.List(t.Context(), sessionBased("s"), k)
 			if len(list.Entries) != 1 || !strings.HasSuffix(list.Entries[0].Name, "x:good") {
 				t.Errorf("%s: got %d entries, %+v", k, len(list.Entries), list.Entries)
 			}
@@ -75,7 +75,7 @@ func TestListThatIsNoUTF8(t *testing.T) {
 		}
 	})
 	g := gatewayOver(t, memory(t), at("b", s))
-	if list := g.List(t.Context(), legacy("s"), api.Tools); len(list.Entries) != 0 {
+	if list := g.List(t.Context(), sessionBased("s"), api.Tools); len(list.Entries) != 0 {
 		t.Errorf("got %+v", list.Entries)
 	}
 	if got := g.Dropped()["default/b"]; got[upstream.NotJSON] == 0 {

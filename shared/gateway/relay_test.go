@@ -121,10 +121,10 @@ func (m *mortal) Write(ctx context.Context, ops ...store.Op) error {
 // holder ends another one opens it, and when it dies too, soon after its lease; and what was told
 // before is not told again.
 func TestOneStreamForAllRelays(t *testing.T) {
-	for name, modern := range map[string]bool{"2025": false, "2026": true} {
+	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newScripted(t, func(s *scripted) { s.modern = modern })
+			s := newScripted(t, func(s *scripted) { s.stateless = stateless })
 			db, l := memory(t), newLog()
 			second := &mortal{DB: db}
 			gateways := []*Gateway{gatewayOver(t, db, at("b", s)), gatewayOver(t, second, at("b", s)), gatewayOver(t, db, at("b", s))}
@@ -281,7 +281,7 @@ func TestBackendWithoutGETIsNoWarning(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newScripted(t, func(s *scripted) { s.stateless = true })
+			s := newScripted(t, func(s *scripted) { s.noSession = true })
 			noGET := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.Method == http.MethodGet {
 					answer(w)
@@ -460,7 +460,7 @@ func TestWantedSubscriptionsArePassedOn(t *testing.T) {
 func TestListenAsksForWhatThereIs(t *testing.T) {
 	t.Parallel()
 	s := newScripted(t, func(s *scripted) {
-		s.modern, s.capabilities = true, `{"tools":{"listChanged":true},"prompts":{"listChanged":false},"resources":{"subscribe":true}}`
+		s.stateless, s.capabilities = true, `{"tools":{"listChanged":true},"prompts":{"listChanged":false},"resources":{"subscribe":true}}`
 	})
 	g := gatewayOver(t, memory(t), at("b", s, func(b *config.Backend) { b.ProtocolVersion = "2026-07-28" }))
 	l := newLog()
@@ -502,7 +502,7 @@ func TestListenAsksForWhatThereIs(t *testing.T) {
 // was told on two streams.
 func TestNothingComesTwiceWhileSubscriptionsChange(t *testing.T) {
 	t.Parallel()
-	s := newScripted(t, func(s *scripted) { s.modern = true })
+	s := newScripted(t, func(s *scripted) { s.stateless = true })
 	g, l := gatewayOver(t, memory(t), at("b", s)), newLog()
 	want := func(uri string) {
 		if err := g.Subscribe(t.Context(), api.Subscription{Place: api.Place{Workspace: "default", Backend: "b"}, URI: uri, Holder: "s1", Until: time.Now().Add(time.Hour)}); err != nil {
@@ -513,10 +513,10 @@ func TestNothingComesTwiceWhileSubscriptionsChange(t *testing.T) {
 	relaying(t, "r", g, l)
 	s.only(t, 1)
 	until(t, "the lists are compared", func() bool { return len(s.received("resources/templates/list")) > 0 })
-	told := map[string]int{}
+	notified := map[string]int{}
 	tell := func(asked, text, announced string) {
 		s.tell(asked, text)
-		told["r default b "+announced]++
+		notified["r default b "+announced]++
 	}
 	params := func(uri string, n int) string { return fmt.Sprintf(`{"uri":%q,"n":%d}`, uri, n) }
 	update := func(uri string, n int) {
@@ -563,24 +563,24 @@ func TestNothingComesTwiceWhileSubscriptionsChange(t *testing.T) {
 		}
 		return n
 	}
-	for sum(got) < sum(told) {
+	for sum(got) < sum(notified) {
 		got[l.next(t)]++
 	}
 	time.Sleep(50 * time.Millisecond)
 	for len(l) > 0 {
 		got[l.next(t)]++
 	}
-	if !maps.Equal(got, told) {
-		t.Errorf("announced %v, want %v", got, told)
+	if !maps.Equal(got, notified) {
+		t.Errorf("announced %v, want %v", got, notified)
 	}
 }
 
 // GWN-05: what does not belong on a notification stream is dropped, and what comes behind it is not.
 func TestMalformedNotificationsAreDropped(t *testing.T) {
 	t.Parallel()
-	for name, modern := range map[string]bool{"2025": false, "2026": true} {
+	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		t.Run(name, func(t *testing.T) {
-			s := newScripted(t, func(s *scripted) { s.modern = modern })
+			s := newScripted(t, func(s *scripted) { s.stateless = stateless })
 			l := newLog()
 			relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), l)
 			l.until(t, s)

@@ -16,7 +16,7 @@ import (
 
 // A client of 2026-07-28 calls a backend that puts its elicitations in between, as
 // requests of its own. Such an elicitation ends the call here: the client gets it in an
-// input_required result, and the backend is told that the call is cancelled. When the
+// input_required result, and the backend is notified that the call is cancelled. When the
 // client comes back with the answers, the call is made again from the beginning, and
 // the backend's elicitations are answered with what the client said, as long as they are the same
 // ones in the same order. A new elicitation is the next round.
@@ -115,7 +115,7 @@ func (x *exchange) takeUp() error {
 	return nil
 }
 
-// belongsToRounds tells these states from those that a backend made.
+// belongsToRounds distinguishes these states from those that a backend made.
 func (x *exchange) belongsToRounds() []byte { return append(x.belongs(), "rounds"...) }
 
 // collect answers a backend's elicitation with what the client said, or keeps it for

@@ -32,13 +32,13 @@ type script struct {
 	// tool is the definition of the tool.
 	tool string
 
-	t       *testing.T
-	modern  bool
-	mu      sync.Mutex
-	answers map[string]chan json.RawMessage // by the JSON of the id
-	got     []json.RawMessage               // messages that are no call
-	heard   chan json.RawMessage            // notifications/cancelled
-	calls   []json.RawMessage
+	t         *testing.T
+	stateless bool
+	mu        sync.Mutex
+	answers   map[string]chan json.RawMessage // by the JSON of the id
+	got       []json.RawMessage               // messages that are no call
+	heard     chan json.RawMessage            // notifications/cancelled
+	calls     []json.RawMessage
 }
 
 // exchange is one call at the script.
@@ -52,9 +52,9 @@ type exchange struct {
 	asked  int
 }
 
-func newScript(t *testing.T, modern bool, call func(*exchange)) *script {
+func newScript(t *testing.T, stateless bool, call func(*exchange)) *script {
 	s := &script{
-		t: t, modern: modern, call: call, tool: `{"name":"tool","inputSchema":{"type":"object"}}`,
+		t: t, stateless: stateless, call: call, tool: `{"name":"tool","inputSchema":{"type":"object"}}`,
 		answers: map[string]chan json.RawMessage{}, heard: make(chan json.RawMessage, 10),
 	}
 	server := httptest.NewServer(s)
@@ -75,9 +75,9 @@ func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Method != http.MethodPost:
 		w.WriteHeader(http.StatusMethodNotAllowed)
-	case method == "server/discover" && s.modern:
+	case method == "server/discover" && s.stateless:
 		answer(`{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":` + capabilities + `,"ttlMs":0,"cacheScope":"private"}`)
-	case method == "initialize" && !s.modern:
+	case method == "initialize" && !s.stateless:
 		s.note(body)
 		w.Header().Set("Mcp-Session-Id", fmt.Sprintf("session-%d", s.count("initialize")))
 		answer(`{"protocolVersion":"2025-11-25","serverInfo":{"name":"script","version":"1"},"capabilities":` + capabilities + `}`)
@@ -89,7 +89,7 @@ func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(`{"resources":[{"uri":"test://resource","name":"resource"}]}`)
 	case method == "resources/templates/list":
 		answer(`{"resourceTemplates":[]}`)
-	case method == "logging/setLevel" && !s.modern:
+	case method == "logging/setLevel" && !s.stateless:
 		s.note(body)
 		answer(`{}`)
 	case method == "tools/call" || method == "prompts/get" || method == "resources/read":

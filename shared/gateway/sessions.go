@@ -30,7 +30,7 @@ type backendSession struct {
 	Version mcpspec.Version `json:"v"`
 	ID      string          `json:"id"` // may be empty: the backend is stateless
 
-	itemVersion int64 // tells its item from one that took its place
+	itemVersion int64 // distinguishes its item from one that took its place
 }
 
 // sessions are those that clients, and the gateway itself, have with backends.
@@ -54,7 +54,7 @@ func holder(c api.Client) string {
 	return "p-" + base64.RawURLEncoding.EncodeToString(h.Sum(nil))
 }
 
-// server names the backend and the server behind it. What was settled with one server is nothing
+// server names the backend and the server at its URL. What was settled with one server is nothing
 // to another one that the operator puts behind the same name: it neither gets a session's id nor
 // an answer that was meant for the first.
 func (b *backend) server() string {

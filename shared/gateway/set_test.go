@@ -48,7 +48,7 @@ func TestBackendsAreReplaced(t *testing.T) {
 	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"y_u"}) {
 		t.Errorf("of the second one, changed, alone %q", got)
 	}
-	if _, err := call(t, g, legacy("s"), "t"); err == nil {
+	if _, err := call(t, g, sessionBased("s"), "t"); err == nil {
 		t.Error("a tool of the one that went was called")
 	}
 	until(t, "nobody listens to it", func() bool { return one.open() == 0 })
@@ -180,20 +180,20 @@ func TestAnotherServerUnderTheSameName(t *testing.T) {
 		s.call = func(r *turn) { r.result(`{}`) }
 	})
 	g := gatewayOver(t, memory(t), at("b", one))
-	x := start(t, g, legacy("s"), "t", "1", `{"name":"t"}`)
+	x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t"}`)
 	id, _ := jsonrpc.String(jsonrpc.Member([]byte(x.next(t).text), "id"))
 	had := one.received("tools/call")[0].Session
 	if err := g.Replace(t.Context(), []config.Backend{at("b", two)}); err != nil {
 		t.Fatal(err)
 	}
 	answer := fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%q,"result":{"action":"decline"}}`, id)
-	if err := g.Answer(t.Context(), legacy("s"), id, answer); !fault.Is(err, fault.NotFound) {
+	if err := g.Answer(t.Context(), sessionBased("s"), id, answer); !fault.Is(err, fault.NotFound) {
 		t.Errorf("the answer to a server that is gone: %v", err)
 	}
-	if _, err := call(t, g, legacy("s"), "t"); err != nil {
+	if _, err := call(t, g, sessionBased("s"), "t"); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.End(t.Context(), legacy("s")); err != nil {
+	if err := g.End(t.Context(), sessionBased("s")); err != nil {
 		t.Fatal(err)
 	}
 	two.mu.Lock()
@@ -214,7 +214,7 @@ func TestOwnSessionEndsWithItsBackend(t *testing.T) {
 		s.call = func(r *turn) { r.result(`{}`) }
 	}
 	g := gatewayOver(t, memory(t), at("b", one))
-	if _, err := call(t, g, legacy("s"), "t"); err != nil {
+	if _, err := call(t, g, sessionBased("s"), "t"); err != nil {
 		t.Fatal(err)
 	}
 	ofClient := one.received("tools/call")[0].Session

@@ -13,7 +13,7 @@ import (
 
 // declaring is a client of 2026-07-28 that declares something that others do not.
 func declaring(p auth.Principal, i int) api.Client {
-	c := modernClient(p)
+	c := statelessClient(p)
 	c.Capabilities = json.RawMessage(fmt.Sprintf(`{"experimental":{"x":%d}}`, i))
 	return c
 }
@@ -37,7 +37,7 @@ func TestSessionsOfModernClientsAreBounded(t *testing.T) {
 		return m.Result.By
 	}
 	bob := auth.Principal{ID: "bob", Workspace: auth.DefaultWorkspace, Scopes: ann.Scopes}
-	others := map[string]api.Client{"bob": declaring(bob, 0), "a session": legacy("s")}
+	others := map[string]api.Client{"bob": declaring(bob, 0), "a session": sessionBased("s")}
 	was := map[string]string{}
 	for name, c := range others {
 		was[name] = by(0, c)
@@ -91,7 +91,7 @@ func TestUsedSessionsAreKept(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	for _, c := range []api.Client{legacy("s"), modernClient(ann)} {
+	for _, c := range []api.Client{sessionBased("s"), statelessClient(ann)} {
 		key := sessionKey(holder(c), g.backends(t.Context())[0])
 		expires := func() time.Time {
 			items, err := db.Get(t.Context(), key)

@@ -9,11 +9,11 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
-// GWN-04, GWN-05: of a storm of notifications the log takes few: changes of a list become one, of which the
-// last is told when the storm is over, and updates that nobody subscribed to are dropped and counted.
-func TestStormsAreHeldBack(t *testing.T) {
+// GWN-04, GWN-05: of a flood of notifications the log takes few: changes of a list become one, of which the
+// last is told when the flood is over, and updates that nobody subscribed to are dropped and counted.
+func TestFloodsAreThrottled(t *testing.T) {
 	t.Parallel()
-	const storm = 3000
+	const flood = 3000
 	s := newScripted(t)
 	db := memory(t)
 	g, other := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
@@ -25,8 +25,8 @@ func TestStormsAreHeldBack(t *testing.T) {
 	relaying(t, "r", g, l)
 	s.only(t, 1)
 	l.until(t, s)
-	other.List(t.Context(), modernClient(ann), api.Tools)
-	for range storm {
+	other.List(t.Context(), statelessClient(ann), api.Tools)
+	for range flood {
 		s.notify(toolsChanged)
 		s.notify(updated("x://nobody"))
 	}
@@ -48,13 +48,13 @@ func TestStormsAreHeldBack(t *testing.T) {
 		}
 	}
 	if changed > 50+20 || unasked > 1000 {
-		t.Errorf("of %d each, %d changes and %d updates for nobody were told", storm, changed, unasked)
+		t.Errorf("of %d each, %d changes and %d updates for nobody were told", flood, changed, unasked)
 	}
-	if n := g.Dropped()["default/b"]["an update that no client subscribed to"]; n != storm-int64(unasked) {
+	if n := g.Dropped()["default/b"]["an update that no client subscribed to"]; n != flood-int64(unasked) {
 		t.Errorf("%d updates were counted as dropped, %d told", n, unasked)
 	}
 	// The last one is held, unless it came in the very moment in which one more was allowed.
-	for !slices.Equal(names(other.List(t.Context(), modernClient(ann), api.Tools)), []string{"new"}) {
+	for !slices.Equal(names(other.List(t.Context(), statelessClient(ann), api.Tools)), []string{"new"}) {
 		for !strings.Contains(l.next(t), "list_changed") {
 		}
 	}

@@ -15,14 +15,14 @@ func TestAnUndecodableSessionWithABackend(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"content":[]}`) } })
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	key := sessionKey(holder(legacy("s1")), g.set[0])
+	key := sessionKey(holder(sessionBased("s1")), g.set[0])
 	for range 2 {
 		damaged := store.Item{Key: key, Value: []byte(`{"v":`), Version: 7, Expires: time.Now().Add(time.Hour)}
 		if err := db.Write(t.Context(), store.Put(damaged)); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 {
-			if text, err := call(t, g, legacy("s1"), "t"); err != nil || !strings.Contains(text, `"content":[]`) {
+			if text, err := call(t, g, sessionBased("s1"), "t"); err != nil || !strings.Contains(text, `"content":[]`) {
 				t.Errorf("got %s, %v", text, err)
 			}
 		}
@@ -40,14 +40,14 @@ func TestAnUndecodableQuestion(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	id, err := g.elicitations.ask(t.Context(), legacy("s1"), g.set[0], backendSession{}, json.RawMessage(`1`))
+	id, err := g.elicitations.ask(t.Context(), sessionBased("s1"), g.set[0], backendSession{}, json.RawMessage(`1`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := db.Write(t.Context(), store.Put(store.Item{Key: elicitationKey(id), Value: []byte(`[`), Expires: time.Now().Add(time.Hour)})); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.Answer(t.Context(), legacy("s1"), id, json.RawMessage(`{}`)); !fault.Is(err, fault.NotFound) {
+	if err := g.Answer(t.Context(), sessionBased("s1"), id, json.RawMessage(`{}`)); !fault.Is(err, fault.NotFound) {
 		t.Errorf("got %v", err)
 	}
 	if got := g.broken.Count("request of a backend"); got != 1 {

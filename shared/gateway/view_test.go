@@ -16,10 +16,10 @@ import (
 
 // personal is a backend that shows each caller a tool of the name that its token says, and
 // refuses those without.
-func personal(t *testing.T, modern bool) *scripted {
+func personal(t *testing.T, stateless bool) *scripted {
 	t.Helper()
 	s := newScripted(t, func(s *scripted) {
-		s.modern = modern
+		s.stateless = stateless
 		s.allow = func(h http.Header) bool { return strings.HasPrefix(h.Get("Authorization"), "Bearer ") }
 		s.call = func(t *turn) {
 			t.result(fmt.Sprintf(`{"resultType":"complete","for":%q}`, t.Header.Get("Authorization")))
@@ -44,7 +44,7 @@ var personalLists sync.Mutex
 func forwarded(b *config.Backend) { b.ForwardToken = true }
 
 func withToken(id, token string) api.Client {
-	c := legacy("s-" + id)
+	c := sessionBased("s-" + id)
 	c.Principal.ID, c.Token = id, token
 	return c
 }
@@ -53,9 +53,9 @@ func withToken(id, token string) api.Client {
 // the caller's token, and nobody is shown what another was, nor may call it: not another principal, not the same with
 // another token, and nobody without one.
 func TestCallersSeeTheirOwnLists(t *testing.T) {
-	for name, modern := range map[string]bool{"2025": false, "2026": true} {
+	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		t.Run(name, func(t *testing.T) {
-			s := personal(t, modern)
+			s := personal(t, stateless)
 			g := gatewayOver(t, memory(t), at("b", s, forwarded))
 			callers := map[string]api.Client{
 				"alice": withToken("ann", "Bearer alice"), "bob": withToken("bob", "Bearer bob"), "alice2": withToken("ann", "Bearer alice2"),

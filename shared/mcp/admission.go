@@ -102,18 +102,18 @@ func (a *admission) admit(w http.ResponseWriter, r *http.Request, p auth.Princip
 	}
 }
 
-// farewell is how long a client may take for what it is sent, once the endpoint closes:
+// endTime is how long a client may take for what it is sent, once the endpoint closes:
 // one that does not read must not use up the time of the others.
-const farewell = time.Second
+const endTime = time.Second
 
 // writer begins a stream on the response. Call done when nothing more is written.
 func (a *admission) writer(w http.ResponseWriter) (out *sse.Writer, done func() bool) {
 	out = sse.NewWriter(w, a.writeTimeout)
 	out.Start()
-	return out, context.AfterFunc(a.ending, func() { out.Hurry(farewell) })
+	return out, context.AfterFunc(a.ending, func() { out.Hurry(endTime) })
 }
 
-// tidy does what a stream leaves behind in the store, while it is counted in. At a
+// tidy does what a stream leaves to do in the store, while it is counted in. At a
 // shutdown its response does not wait for that, for on Lambda there is half a second
 // until the process is killed; [Endpoint.Close] does.
 func (a *admission) tidy(f func()) {

@@ -65,11 +65,11 @@ func TestStreamsOfAPrincipal(t *testing.T) {
 				f.listen(key, id, `{}`).next()
 			}
 		}
-		r := f.modern(reader, mcpspec.MethodListen, `"notifications":{}`)
+		r := f.stateless(reader, mcpspec.MethodListen, `"notifications":{}`)
 		if r.Status != 503 || r.code(t) != codeUnavailable || !strings.Contains(r.Body, `"limit":"streams"`) || r.Header.Get("Retry-After") == "" {
 			t.Errorf("%+v", r)
 		}
-		if r := f.modern(reader, mcpspec.MethodResources, ""); r.Status != 200 {
+		if r := f.stateless(reader, mcpspec.MethodResources, ""); r.Status != 200 {
 			t.Errorf("%+v", r)
 		}
 	})

@@ -26,10 +26,10 @@ type asker struct {
 
 const question = `"method":"elicitation/create","params":{"message":"Name?","requestedSchema":{"type":"object","properties":{}}}`
 
-func startAsker(t *testing.T, modern bool) *asker {
+func startAsker(t *testing.T, stateless bool) *asker {
 	t.Helper()
 	a := &asker{
-		lister: startLister(t, "b", modern, "ask"), answers: make(chan json.RawMessage, 1),
+		lister: startLister(t, "b", stateless, "ask"), answers: make(chan json.RawMessage, 1),
 		waiting: make(chan json.RawMessage, 1), cancelled: make(chan json.RawMessage, 1),
 	}
 	a.lister.Server = httptest.NewServer(a)
@@ -59,7 +59,7 @@ func (a *asker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *asker) call(w http.ResponseWriter, r *http.Request, id json.RawMessage) {
-	if a.modern {
+	if a.stateless {
 		w.Header().Set("Content-Type", "application/json")
 		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"resultType":"input_required","inputRequests":{"name":{%s}}}}`, id, question)
 		return
@@ -85,8 +85,8 @@ func capable(do func(key, body string, headers ...string) reply, v mcpspec.Versi
 // revisions gets an error for its question and goes on, and a call to one of 2026-07-28 ends; neither waits.
 func TestNobodyIsAskedWithoutAStream(t *testing.T) {
 	call := rpcText("1", mcpspec.MethodToolsCall, `"name":"b_ask","arguments":{}`)
-	for _, modern := range []bool{false, true} {
-		f := behindGateway(t, nil, startAsker(t, modern).lister)
+	for _, stateless := range []bool{false, true} {
+		f := behindGateway(t, nil, startAsker(t, stateless).lister)
 		streamable := func(key, body string, headers ...string) reply { return f.do("POST", key, body, headers...) }
 		for name, ask := range map[string]func() reply{
 			"JSON only": func() reply {
@@ -103,12 +103,12 @@ func TestNobodyIsAskedWithoutAStream(t *testing.T) {
 		} {
 			r := ask()
 			if r.Status != 200 {
-				t.Errorf("%s, 2026 %v: %+v", name, modern, r)
+				t.Errorf("%s, 2026 %v: %+v", name, stateless, r)
 			}
 			var got struct {
 				StructuredContent struct{ Error *struct{ Code int } }
 			}
-			if modern {
+			if stateless {
 				if r.code(t) != jsonrpc.InvalidRequest {
 					t.Errorf("%s: the call ended with %s", name, r.Body)
 				}

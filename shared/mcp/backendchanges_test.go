@@ -62,7 +62,7 @@ func relayed(t *testing.T, backend config.Backend) (holder, other *fixture) {
 // backend; whoever asks then gets the new list, every time. SUB-03: a listen that asked for one kind gets that alone.
 func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 	l := startLister(t, "b", true, "t0")
-	l.told, l.hints = make(chan string), `"ttlMs":3600000,"cacheScope":"private"`
+	l.notified, l.hints = make(chan string), `"ttlMs":3600000,"cacheScope":"private"`
 	_, f := relayed(t, config.Backend{
 		Name: l.name, URL: l.URL, Workspace: auth.DefaultWorkspace, ProtocolVersion: config.AutoVersion, Scopes: []string{"billing"},
 	})
@@ -96,16 +96,16 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 		for _, kind := range kinds {
 			name := fmt.Sprintf("t%d%s", i, kind.list[:1])
 			l.set(func() { l.names = []string{name} })
-			l.told <- kind.note
+			l.notified <- kind.note
 			if m := alone[kind.note].next(); m.Method != kind.note {
 				t.Fatalf("the listen for %s alone got %s", kind.note, m.sse.Data)
 			}
-			for era, s := range allowed {
+			for revision, s := range allowed {
 				if m := s.next(); m.Method != kind.note {
-					t.Fatalf("%s: got %s, want %s", era, m.sse.Data, kind.note)
+					t.Fatalf("%s: got %s, want %s", revision, m.sse.Data, kind.note)
 				}
 				for asked, r := range map[string]reply{
-					"2026": f.modern(billing, kind.list, ""), "2025": f.legacy(billing, session, kind.list, ""),
+					"2026": f.stateless(billing, kind.list, ""), "2025": f.sessionBased(billing, session, kind.list, ""),
 				} {
 					var p backendPage
 					r.result(t, &p)
@@ -114,35 +114,35 @@ func TestChangesReachWhoMaySeeTheBackend(t *testing.T) {
 						got = append(got, x.Name)
 					}
 					if !slices.Contains(got, name) {
-						t.Fatalf("told by %s, the list of %s is %q, and not of %s", era, asked, got, name)
+						t.Fatalf("told by %s, the list of %s is %q, and not of %s", revision, asked, got, name)
 					}
 				}
 			}
 		}
 	}
 	// GWN-04: what a backend says of roots is for the streams of sessions only.
-	l.told <- mcpspec.NoteRootsChange
+	l.notified <- mcpspec.NoteRootsChange
 	if m := allowed["2025"].next(); m.Method != mcpspec.NoteRootsChange {
 		t.Fatalf("got %s, want %s", m.sse.Data, mcpspec.NoteRootsChange)
 	}
-	l.told <- mcpspec.NoteToolsChange
-	for era, s := range allowed {
+	l.notified <- mcpspec.NoteToolsChange
+	for revision, s := range allowed {
 		if m := s.next(); m.Method != mcpspec.NoteToolsChange {
-			t.Errorf("%s: got %s, want %s", era, m.sse.Data, mcpspec.NoteToolsChange)
+			t.Errorf("%s: got %s, want %s", revision, m.sse.Data, mcpspec.NoteToolsChange)
 		}
 	}
 	for _, workspace := range []string{auth.DefaultWorkspace, "elsewhere"} {
 		must(t, f.log.Notify(t.Context(), workspace, stream.TopicCatalog, json.RawMessage(`{}`)))
 	}
 	for who, theirs := range refused {
-		for era, s := range theirs {
+		for revision, s := range theirs {
 			if m := s.next(); m.Method != mcpspec.NoteResourcesChange {
-				t.Errorf("%s, %s: got %s", who, era, m.sse.Data)
+				t.Errorf("%s, %s: got %s", who, revision, m.sse.Data)
 			}
 			select {
 			case e := <-s.events:
 				if m := (frame{}); json.Unmarshal(e.Data, &m) == nil && m.Method != mcpspec.NoteEventsChange {
-					t.Errorf("%s, %s: then got %s", who, era, e.Data)
+					t.Errorf("%s, %s: then got %s", who, revision, e.Data)
 				}
 			case <-time.After(50 * time.Millisecond):
 			}

@@ -22,22 +22,22 @@ import (
 // lister is a backend that has nothing but lists. Each of its pages has two entries.
 type lister struct {
 	*httptest.Server
-	name   string
-	modern bool
+	name      string
+	stateless bool
 
-	mu    sync.Mutex
-	names []string // of the entries of each list
-	hints string   // members of each page, such as `"ttlMs":5`
-	down  bool
-	hold  chan struct{}                                                    // lists wait until it is closed; may be nil
-	mute  bool                                                             // it answers no calls
-	call  func(w http.ResponseWriter, r *http.Request, id json.RawMessage) // answers calls; may be nil
-	told  chan string                                                      // methods to notify of on the stream that listens; nil for a backend that tells nothing
+	mu       sync.Mutex
+	names    []string // of the entries of each list
+	hints    string   // members of each page, such as `"ttlMs":5`
+	down     bool
+	hold     chan struct{}                                                    // lists wait until it is closed; may be nil
+	mute     bool                                                             // it answers no calls
+	call     func(w http.ResponseWriter, r *http.Request, id json.RawMessage) // answers calls; may be nil
+	notified chan string                                                      // methods to notify of on the stream that listens; nil for a backend that tells nothing
 }
 
-func startLister(t *testing.T, name string, modern bool, entries ...string) *lister {
+func startLister(t *testing.T, name string, stateless bool, entries ...string) *lister {
 	t.Helper()
-	l := &lister{name: name, modern: modern, names: entries}
+	l := &lister{name: name, stateless: stateless, names: entries}
 	l.Server = httptest.NewServer(l)
 	t.Cleanup(l.Close)
 	return l
@@ -74,13 +74,13 @@ func (l *lister) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if hold != nil && strings.HasSuffix(m.Method, "/list") {
 		<-hold
 	}
-	if m.Method == mcpspec.MethodListen && l.told != nil {
+	if m.Method == mcpspec.MethodListen && l.notified != nil {
 		w.Header().Set("Content-Type", "text/event-stream")
 		fmt.Fprint(w, ": \n\n")
 		w.(http.Flusher).Flush()
 		for {
 			select {
-			case method := <-l.told:
+			case method := <-l.notified:
 				fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"method\":%q}\n\n", method)
 				w.(http.Flusher).Flush()
 			case <-r.Context().Done():
@@ -96,15 +96,15 @@ func (l *lister) answer(method string, cursor *string) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	capabilities := `"capabilities":{"tools":{},"prompts":{},"resources":{}}`
-	if l.told != nil {
+	if l.notified != nil {
 		capabilities = strings.ReplaceAll(capabilities, "{}", `{"listChanged":true}`)
 	}
 	switch {
 	case l.down:
 		return `"error":{"code":-32603,"message":"down"}`
-	case method == "server/discover" && l.modern:
+	case method == "server/discover" && l.stateless:
 		return `"result":{"supportedVersions":["2026-07-28"],` + capabilities + `}`
-	case method == "initialize" && !l.modern:
+	case method == "initialize" && !l.stateless:
 		return `"result":{"protocolVersion":"2025-11-25","serverInfo":{},` + capabilities + `}`
 	case !strings.HasSuffix(method, "/list"):
 		return `"error":{"code":-32601,"message":"no such method"}`
@@ -119,7 +119,7 @@ func (l *lister) answer(method string, cursor *string) string {
 	end := min(first+2, len(l.names))
 	if end < len(l.names) {
 		next = fmt.Sprintf(`,"nextCursor":"%d"`, end)
-		if end == 2 && l.modern {
+		if end == 2 && l.stateless {
 			next = `,"nextCursor":""`
 		}
 	}
@@ -219,12 +219,12 @@ func (f *fixture) wholeList(t *testing.T, method, session string, between func(p
 	}
 }
 
-// listPage asks for a page in the era of the session, which is empty for 2026-07-28.
+// listPage asks for a page in the revision of the session, which is empty for 2026-07-28.
 func (f *fixture) listPage(method, session, params string) reply {
 	if session == "" {
-		return f.modern(alice, method, params)
+		return f.stateless(alice, method, params)
 	}
-	return f.legacy(alice, session, method, params)
+	return f.sessionBased(alice, session, method, params)
 }
 
 // noEvents is a catalog of one event type, which is on each list of resources before those
@@ -311,7 +311,7 @@ func TestListThatChangesBetweenPages(t *testing.T) {
 	}
 }
 
-// GWN-01: a cursor that is none of the list is refused with -32602 in both eras.
+// GWN-01: a cursor that is none of the list is refused with -32602 in both revisions.
 func TestForeignCursorsOfBackendLists(t *testing.T) {
 	f := behindGateway(t, nil, startLister(t, "first", true, "a", "b"))
 	session := f.session(alice, mcpspec.V20251125)
@@ -326,11 +326,11 @@ func TestForeignCursorsOfBackendLists(t *testing.T) {
 		{'z', "a"},
 	} {
 		member := strings.TrimPrefix(string(c.member(private)), `,"nextCursor":`)
-		r := f.modern(alice, mcpspec.MethodToolsList, `"cursor":`+member)
+		r := f.stateless(alice, mcpspec.MethodToolsList, `"cursor":`+member)
 		if r.Status != http.StatusBadRequest || r.code(t) != -32602 {
 			t.Errorf("%v: status %d, %s", c, r.Status, r.Body)
 		}
-		if r := f.legacy(alice, session, mcpspec.MethodToolsList, `"cursor":`+member); r.code(t) != -32602 {
+		if r := f.sessionBased(alice, session, mcpspec.MethodToolsList, `"cursor":`+member); r.code(t) != -32602 {
 			t.Errorf("%v in a session: %s", c, r.Body)
 		}
 	}
@@ -417,12 +417,12 @@ func TestScopeDoesNotChangeBetweenPages(t *testing.T) {
 	} {
 		l.set(func() { l.hints = `"ttlMs":0,"cacheScope":"` + c.before + `"` })
 		var p backendPage
-		f.modern("", mcpspec.MethodToolsList, "").result(t, &p)
+		f.stateless("", mcpspec.MethodToolsList, "").result(t, &p)
 		if p.CacheScope != c.before {
 			t.Errorf("the first page is %s, want %s", p.CacheScope, c.before)
 		}
 		l.set(func() { l.hints = `"ttlMs":0,"cacheScope":"` + c.now + `"` })
-		r := f.modern("", mcpspec.MethodToolsList, fmt.Sprintf(`"cursor":%q`, *p.NextCursor))
+		r := f.stateless("", mcpspec.MethodToolsList, fmt.Sprintf(`"cursor":%q`, *p.NextCursor))
 		if r.Status != c.status {
 			t.Errorf("%s, then %s: %d %s", c.before, c.now, r.Status, r.Body)
 		}

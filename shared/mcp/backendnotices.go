@@ -27,7 +27,7 @@ func (o *streamWriter) backendTopics(ctx context.Context) (topics []string) {
 
 var topicBackends = stream.TopicBackend("")
 
-// sendOtherBackends follows the backends that there are now, and tells that their lists are
+// sendOtherBackends follows the backends that there are now, and notifies that their lists are
 // others.
 func (o *streamWriter) sendOtherBackends(ctx context.Context, cursor string) error {
 	now := o.streams.log.Position()
@@ -37,7 +37,7 @@ func (o *streamWriter) sendOtherBackends(ctx context.Context, cursor string) err
 	return o.sendChanges(cursor, mcpspec.NoteToolsChange, mcpspec.NotePromptsChange, mcpspec.NoteResourcesChange)
 }
 
-// sendBackend sends what a backend told, if the stream asked for it and its principal may
+// sendBackend sends what a backend notified of, if the stream asked for it and its principal may
 // still see the backend.
 func (o *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error {
 	var n api.Notice
@@ -74,7 +74,7 @@ func (o *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error
 	return o.send(mcpspec.NoteUpdated, func(b []byte) []byte { return append(b, members...) }, more, d.Cursor)
 }
 
-// want tells the backends of a stream's targets that somebody reads them, until
+// want subscribes at the backends of a stream's targets, until
 // the function that it returns is called.
 func (o *streamWriter) want(ctx context.Context, holder string, until time.Time) (end func(), err error) {
 	var all []api.Subscription

@@ -68,8 +68,8 @@ func BenchmarkResourcesList(b *testing.B) {
 		entries int
 		access  bool
 	}{{5, false}, {50, false}, {50, true}, {100, false}} {
-		for _, era := range []string{"2026", "2025"} {
-			b.Run(fmt.Sprintf("entries=%d/access=%v/%s", bc.entries, bc.access, era), func(b *testing.B) {
+		for _, revision := range []string{"2026", "2025"} {
+			b.Run(fmt.Sprintf("entries=%d/access=%v/%s", bc.entries, bc.access, revision), func(b *testing.B) {
 				p := principalOfBench
 				o := Options{
 					Server: Implementation{Name: "mcp-events", Version: "1"}, Auth: static{p}, Lists: true, Subscriptions: none{},
@@ -79,7 +79,7 @@ func BenchmarkResourcesList(b *testing.B) {
 				must(b, err)
 				body := []byte(modernBody("1", mcpspec.MethodResources, ""))
 				header := http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
-				if era == "2026" {
+				if revision == "2026" {
 					header.Set(mcpspec.HeaderVersion, "2026-07-28")
 					header.Set(mcpspec.HeaderMethod, mcpspec.MethodResources)
 				} else {

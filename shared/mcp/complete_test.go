@@ -56,7 +56,7 @@ func TestComplete(t *testing.T) {
 	} {
 		t.Run("SES-05_"+strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
 			session := f.session(tc.key, mcpspec.V20251125)
-			for _, r := range []reply{f.modern(tc.key, mcpspec.MethodComplete, tc.params), f.legacy(tc.key, session, mcpspec.MethodComplete, tc.params)} {
+			for _, r := range []reply{f.stateless(tc.key, mcpspec.MethodComplete, tc.params), f.sessionBased(tc.key, session, mcpspec.MethodComplete, tc.params)} {
 				var got struct{ Completion completion }
 				r.result(t, &got)
 				if !slices.Equal(got.Completion.Values, tc.want) || got.Completion.Total != len(tc.want) || got.Completion.HasMore || got.Completion.Values == nil {
@@ -77,7 +77,7 @@ func TestComplete(t *testing.T) {
 		"a context that is no text":         {alice, ref(deployTemplate, "stage", "") + `,"context":{"arguments":{"service":[]}}`},
 	} {
 		t.Run("SES-05_refuses_"+strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
-			if r := f.modern(tc.key, mcpspec.MethodComplete, tc.params); r.code(t) != -32602 {
+			if r := f.stateless(tc.key, mcpspec.MethodComplete, tc.params); r.code(t) != -32602 {
 				t.Errorf("got %s", r.Body)
 			}
 		})
@@ -87,7 +87,7 @@ func TestComplete(t *testing.T) {
 			f.publish(fmt.Sprintf("event://deploy/staging/s%03d/finished", i), `{}`)
 		}
 		var got struct{ Completion completion }
-		f.modern(alice, mcpspec.MethodComplete, ref(deployTemplate, "service", "s")).result(t, &got)
+		f.stateless(alice, mcpspec.MethodComplete, ref(deployTemplate, "service", "s")).result(t, &got)
 		if c := got.Completion; len(c.Values) != 100 || c.Total != 120 || !c.HasMore {
 			t.Errorf("%d values of %d, more: %v", len(c.Values), c.Total, c.HasMore)
 		}
@@ -97,7 +97,7 @@ func TestComplete(t *testing.T) {
 func TestSetLevel(t *testing.T) {
 	setLevel := func(f *fixture, s, level string) {
 		t.Helper()
-		if r := f.legacy(alice, s, mcpspec.MethodSetLevel, `"level":"`+level+`"`); r.Body != `{"jsonrpc":"2.0","id":1,"result":{}}` {
+		if r := f.sessionBased(alice, s, mcpspec.MethodSetLevel, `"level":"`+level+`"`); r.Body != `{"jsonrpc":"2.0","id":1,"result":{}}` {
 			t.Fatalf("%s: %s", level, r.Body)
 		}
 	}
@@ -167,7 +167,7 @@ func TestSetLevel(t *testing.T) {
 		f := newFixture(t, nil)
 		s := f.session(alice, mcpspec.V20250618)
 		for _, params := range []string{``, `"level":"loud"`, `"level":"INFO"`, `"level":3`} {
-			if r := f.legacy(alice, s, mcpspec.MethodSetLevel, params); r.code(t) != -32602 {
+			if r := f.sessionBased(alice, s, mcpspec.MethodSetLevel, params); r.code(t) != -32602 {
 				t.Errorf("%s: %s", params, r.Body)
 			}
 		}

@@ -17,9 +17,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
-// Conversation is told messages, and has context to them; [conversation.Service] does.
+// Conversation handles messages, and has context to them; [conversation.Service] does.
 type Conversation interface {
-	// Enabled reports whether anybody is asked to tell anything, Offers what a principal is.
+	// Enabled reports whether any principal is asked for messages, Offers for which of them one is.
 	Enabled(ctx context.Context) bool
 	Offers(ctx context.Context, p auth.Principal) conversation.Offers
 	Forward(ctx context.Context, c conversation.Caller, m *conversation.Message) (*conversation.Context, error)
@@ -36,7 +36,7 @@ type conversations struct {
 	faults       faults
 }
 
-// conversationMethods are the methods that tell a message. The proposal has them as
+// conversationMethods are the methods of a message. The proposal has them as
 // notifications whose answer is a "response"; which a notification cannot have. So as a
 // request it is answered with its context, and as a notification the context comes as
 // conversation/context: to a session on its GET stream, and outside of sessions on every listen
@@ -45,7 +45,7 @@ var conversationMethods = map[conversation.Kind]string{
 	conversation.UserMessage: mcpspec.MethodUserMessage, conversation.AssistantResponse: mcpspec.MethodAssistant,
 }
 
-// kind is which kind of message a call tells; empty for other methods.
+// kind is which kind of message a call has; empty for other methods.
 func (c *call) kind() conversation.Kind {
 	for kind, name := range conversationMethods {
 		if name == c.msg.Method {
@@ -57,17 +57,17 @@ func (c *call) kind() conversation.Kind {
 
 const metaCut = `"` + MetaContextCut + `":true`
 
-// tell serves a message that is told by a request.
-func (h *conversations) tell(ctx context.Context, c *call) (result, error) {
-	told, _, err := h.context(ctx, c)
+// answer serves a message that comes as a request.
+func (h *conversations) answer(ctx context.Context, c *call) (result, error) {
+	found, _, err := h.context(ctx, c)
 	if err != nil {
 		return result{}, err
 	}
 	var r result
-	if members := told.Members(); members != nil {
+	if members := found.Members(); members != nil {
 		r.members = [][]byte{members}
 	}
-	if told.Cut {
+	if found.Cut {
 		r.meta = []byte(metaCut)
 	}
 	return r, nil
@@ -79,18 +79,18 @@ func (h *conversations) context(ctx context.Context, c *call) (*conversation.Con
 	if err != nil {
 		return nil, nil, err
 	}
-	told, err := h.conversation.Forward(ctx, conversation.Caller{Principal: c.principal, Client: c.client()}, m)
-	return told, m, err
+	found, err := h.conversation.Forward(ctx, conversation.Caller{Principal: c.principal, Client: c.client()}, m)
+	return found, m, err
 }
 
-// handles reports whether a message of a conversation is told by a notification.
+// handles reports whether a message of a conversation comes as a notification.
 func (h *conversations) handles(c *call) bool {
 	return c.msg.Kind == jsonrpc.Notification && c.kind() != "" && h.conversation != nil &&
 		h.conversation.Offers(c.request.Context(), c.principal).Has(c.kind())
 }
 
 // accept serves such a notification. Its answer comes when the context is on its way, for on
-// Lambda nothing goes on behind it.
+// Lambda nothing goes on after it.
 func (h *conversations) accept(w http.ResponseWriter, c *call) {
 	err := h.handle(c)
 	switch kind := fault.KindOf(err); {
@@ -125,31 +125,31 @@ var contextPrefix = []byte(`{"context":`)
 
 func isContext(notice json.RawMessage) bool { return bytes.HasPrefix(notice, contextPrefix) }
 
-// handle gathers the context of a message told by a notification, and sends it on its way.
+// handle gathers the context of a message that came as a notification, and sends it on its way.
 func (h *conversations) handle(c *call) error {
 	if err := c.principal.Require(auth.ScopeRead); err != nil {
 		return err
 	}
 	ctx := c.request.Context()
-	told, m, err := h.context(ctx, c)
+	found, m, err := h.context(ctx, c)
 	if err != nil || h.log == nil {
 		return err
 	}
 	params := jsonrpc.AppendString([]byte(`"messageId":`), m.ID)
-	if members := told.Members(); members != nil {
+	if members := found.Members(); members != nil {
 		params = append(append(params, ','), members...)
 	}
 	topic := stream.TopicConversation(c.principal.ID)
 	if c.session != nil {
 		topic = stream.TopicSession(c.session.Key)
 	}
-	notice := contextNotice{h.conversation.Seal(c.principal, params), told.Cut}
+	notice := contextNotice{h.conversation.Seal(c.principal, params), found.Cut}
 	return h.log.NotifyFor(ctx, c.principal.Workspace, topic, contextLife, mustJSON(notice))
 }
 
 var topicConversations = stream.TopicConversation("")
 
-// sendContext sends a context to who told the message.
+// sendContext sends a context to who sent the message.
 func (o *streamWriter) sendContext(ctx context.Context, d stream.Delivery) error {
 	var n contextNotice
 	if json.Unmarshal(d.Notice, &n) != nil || o.streams.conversation == nil {

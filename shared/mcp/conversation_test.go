@@ -29,8 +29,8 @@ const said = "larkspur"
 // talk is a service with one provider, which repeats what it is told.
 type talk struct {
 	*conversation.Service
-	mu   sync.Mutex
-	told int
+	mu    sync.Mutex
+	asked int
 }
 
 // configured is a configuration that stays.
@@ -41,7 +41,7 @@ func (c configured) Config(context.Context) (*config.Config, error) { return c.c
 func (k *talk) count() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.told
+	return k.asked
 }
 
 func newTalk(t *testing.T, db store.DB, section string, change ...func(*conversation.Options)) *talk {
@@ -52,7 +52,7 @@ func newTalk(t *testing.T, db store.DB, section string, change ...func(*conversa
 		body, _ := io.ReadAll(r.Body)
 		_ = json.Unmarshal(body, &m)
 		k.mu.Lock()
-		k.told++
+		k.asked++
 		k.mu.Unlock()
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(map[string]string{"context": m.Content})
@@ -141,7 +141,7 @@ func TestConversationCapability(t *testing.T) {
 	} {
 		_, f, _ := talking(t, section)
 		init := f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
-		for era, r := range map[string]reply{"2026": f.modern(alice, mcpspec.MethodDiscover, ""), "2025": init, "elsewhere": f.modern(foreign, mcpspec.MethodDiscover, "")} {
+		for revision, r := range map[string]reply{"2026": f.stateless(alice, mcpspec.MethodDiscover, ""), "2025": init, "elsewhere": f.stateless(foreign, mcpspec.MethodDiscover, "")} {
 			var got struct {
 				CacheScope   string
 				Capabilities struct {
@@ -151,18 +151,18 @@ func TestConversationCapability(t *testing.T) {
 			}
 			r.result(t, &got)
 			expected := want
-			if era == "elsewhere" {
+			if revision == "elsewhere" {
 				expected = "" // nobody there could be told anything
 			}
 			if string(got.Capabilities.ConversationEvents) != expected || string(got.Capabilities.Extensions[ConversationExtension]) != expected {
-				t.Errorf("%s, %s: got %s, want %s", section, era, got.Capabilities.ConversationEvents, expected)
+				t.Errorf("%s, %s: got %s, want %s", section, revision, got.Capabilities.ConversationEvents, expected)
 			}
-			if era == "2026" && (got.CacheScope == private) != (want != "") {
+			if revision == "2026" && (got.CacheScope == private) != (want != "") {
 				t.Errorf("%s: the cache scope is %s", section, got.CacheScope)
 			}
 		}
 		for name, there := range map[string]bool{mcpspec.MethodUserMessage: strings.Contains(want, "User"), mcpspec.MethodAssistant: strings.Contains(want, "Assistant")} {
-			r := f.modern(alice, name, message("m"))
+			r := f.stateless(alice, name, message("m"))
 			if got := r.code(t) != -32601; got != there || r.Status == 404 == there {
 				t.Errorf("%s: %s is there: %v, %+v", section, name, got, r)
 			}
@@ -196,7 +196,7 @@ func TestContextOnListens(t *testing.T) {
 		t.Errorf("bob got %+v", p)
 	}
 	if n := k.count(); n != 2 {
-		t.Errorf("the provider was told %d times", n)
+		t.Errorf("the provider was asked %d times", n)
 	}
 	// A long one is cut, and says so.
 	one.notify(alice, "", mcpspec.MethodUserMessage, `"messageId":"m3","content":"`+strings.Repeat("long ", 1000)+`"`)
@@ -296,7 +296,7 @@ func TestMalformedMessages(t *testing.T) {
 	long := `"messageId":"m","content":"` + strings.Repeat("x", conversation.MaxContent+1) + `"`
 	for params, want := range map[string]string{`"content":"` + said + `"`: "messageId", `"messageId":"` + said + `","content":{}`: "content", long: "limit content of 65536"} {
 		for what, r := range map[string]reply{
-			"2026 request": f.modern(alice, mcpspec.MethodUserMessage, params), "2025 request": f.legacy(alice, session, mcpspec.MethodUserMessage, params),
+			"2026 request": f.stateless(alice, mcpspec.MethodUserMessage, params), "2025 request": f.sessionBased(alice, session, mcpspec.MethodUserMessage, params),
 			"2026 notification": f.notify(alice, "", mcpspec.MethodUserMessage, params), "2025 notification": f.notify(alice, session, mcpspec.MethodUserMessage, params),
 		} {
 			m := r.rpc(t)
@@ -309,7 +309,7 @@ func TestMalformedMessages(t *testing.T) {
 		}
 	}
 	if n := k.count(); n != 0 {
-		t.Errorf("the provider was told %d times", n)
+		t.Errorf("the provider was asked %d times", n)
 	}
 }
 
@@ -332,22 +332,22 @@ func TestMoreMessagesThanTheRate(t *testing.T) {
 		})
 	})
 	session := f.session(alice, mcpspec.V20251125)
-	if r := f.modern(alice, mcpspec.MethodUserMessage, message("m1")); r.code(t) != 0 {
+	if r := f.stateless(alice, mcpspec.MethodUserMessage, message("m1")); r.code(t) != 0 {
 		t.Fatalf("%+v", r)
 	}
 	for what, r := range map[string]reply{
-		"2026 request": f.modern(alice, mcpspec.MethodUserMessage, message("m2")), "2025 request": f.legacy(alice, session, mcpspec.MethodUserMessage, message("m2")),
+		"2026 request": f.stateless(alice, mcpspec.MethodUserMessage, message("m2")), "2025 request": f.sessionBased(alice, session, mcpspec.MethodUserMessage, message("m2")),
 		"2026 notification": f.notify(alice, "", mcpspec.MethodUserMessage, message("m2")), "2025 notification": f.notify(alice, session, mcpspec.MethodUserMessage, message("m2")),
 	} {
 		m := r.rpc(t)
 		if m.Error == nil || m.Error.Code != codeExhausted || !strings.HasPrefix(string(m.Error.Data), `{"limit":"conversationRate","max":0.01,"retryAfterSeconds":`) {
 			t.Errorf("%s: got %+v", what, r)
 		}
-		if told := strings.Contains(what, "notification"); told != (r.Status == http.StatusTooManyRequests) || told != (r.Header.Get("Retry-After") != "") {
+		if notified := strings.Contains(what, "notification"); notified != (r.Status == http.StatusTooManyRequests) || notified != (r.Header.Get("Retry-After") != "") {
 			t.Errorf("%s: got %+v", what, r)
 		}
 	}
-	if r := f.modern(bob, mcpspec.MethodUserMessage, message("m3")); r.code(t) != 0 {
+	if r := f.stateless(bob, mcpspec.MethodUserMessage, message("m3")); r.code(t) != 0 {
 		t.Errorf("another principal: %+v", r)
 	}
 }

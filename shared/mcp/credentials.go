@@ -20,7 +20,7 @@ var errRevoked = errors.New("mcp: the caller's credentials are not good any more
 func (o *streamWriter) unsure() bool { return time.Since(o.looked) >= o.streams.timing.heartbeat }
 
 // look takes over what the caller's credentials are worth now, or fails with
-// [errRevoked]. Where that cannot be told now, they are as good as they were.
+// [errRevoked]. Where that is not known now, they are as good as they were.
 func (o *streamWriter) look(ctx context.Context) error {
 	o.looked = time.Now()
 	now, err := o.streams.auth.Authenticate(ctx, o.header)

@@ -138,7 +138,7 @@ func (d *description) describe() {
 	d.discover = d.describeDiscover(offers{})
 }
 
-// describeInitialize is the result of initialize behind the version.
+// describeInitialize is the result of initialize after the version.
 func (d *description) describeInitialize(to offers) []byte {
 	b := append([]byte(`,"capabilities":`), mustJSON(d.capabilities(false, to))...)
 	b = append(b, `,"serverInfo":`...)

@@ -27,7 +27,7 @@ func (f *fixture) describeBoth() (initialize, discover described) {
 	f.t.Helper()
 	f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`).
 		result(f.t, &initialize)
-	f.modern(alice, mcpspec.MethodDiscover, "").result(f.t, &discover)
+	f.stateless(alice, mcpspec.MethodDiscover, "").result(f.t, &discover)
 	return initialize, discover
 }
 
@@ -87,13 +87,13 @@ func TestCapabilities(t *testing.T) {
 			sameJSON(t, d.Capabilities["events"], `{"listChanged":true}`)
 			s := r.Header.Get(mcpspec.HeaderSession)
 			for _, m := range []string{mcpspec.MethodEvents, mcpspec.MethodEventsPoll, mcpspec.MethodEventsSub, mcpspec.MethodEventsUnsub} {
-				if r := f.legacy(alice, s, m, `"name":"ci.build",`+callback); r.Status != 200 || r.code(t) != 0 {
+				if r := f.sessionBased(alice, s, m, `"name":"ci.build",`+callback); r.Status != 200 || r.code(t) != 0 {
 					t.Errorf("%s in %s: %d %s", m, v, r.Status, r.Body)
 				}
 			}
 		}
 		for _, m := range []string{mcpspec.MethodEvents, mcpspec.MethodEventsPoll, mcpspec.MethodEventsSub, mcpspec.MethodEventsUnsub} { // clientCapabilities is {}
-			if r := f.modern(alice, m, `"name":"ci.build",`+callback); r.Status != 200 || r.code(t) != 0 {
+			if r := f.stateless(alice, m, `"name":"ci.build",`+callback); r.Status != 200 || r.code(t) != 0 {
 				t.Errorf("%s: %d %s", m, r.Status, r.Body)
 			}
 		}
@@ -152,12 +152,12 @@ func TestSwitchedOff(t *testing.T) {
 		t.Run("EVS-01_"+tc.name, func(t *testing.T) {
 			f := newFixture(t, tc.change)
 			for _, m := range tc.unknown {
-				if r := f.modern(alice, m, `"uri":"event://x"`); r.code(t) != -32601 || r.Status != http.StatusNotFound {
+				if r := f.stateless(alice, m, `"uri":"event://x"`); r.code(t) != -32601 || r.Status != http.StatusNotFound {
 					t.Errorf("%s in 2026-07-28: %d %s", m, r.Status, r.Body)
 				}
 			}
 			var d described
-			f.modern(alice, mcpspec.MethodDiscover, "").result(t, &d)
+			f.stateless(alice, mcpspec.MethodDiscover, "").result(t, &d)
 			if tc.resource == "" {
 				if d.Capabilities["resources"] != nil || d.Capabilities["events"] != nil {
 					t.Errorf("got %s", d.Capabilities)
@@ -168,7 +168,7 @@ func TestSwitchedOff(t *testing.T) {
 			sameJSON(t, d.Capabilities["events"], tc.events)
 			s := f.session(alice, mcpspec.V20251125)
 			for _, m := range tc.unknown {
-				if r := f.legacy(alice, s, m, ""); r.code(t) != -32601 || r.Status != http.StatusOK {
+				if r := f.sessionBased(alice, s, m, ""); r.code(t) != -32601 || r.Status != http.StatusOK {
 					t.Errorf("%s in 2025-11-25: %d %s", m, r.Status, r.Body)
 				}
 			}

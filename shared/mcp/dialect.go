@@ -18,12 +18,12 @@ import (
 // transport.
 //
 //	GET   event: lifecycle      streamOpened, ping while quiet, streamClosed
-//	      event: notification   what the server has to tell
+//	      event: notification   notifications
 //	      event: response       answers to POSTs that carry the stream's Mcp-Session-Id
 //	POST  event: response, or JSON, or 202 and the answer on the stream
 //
 // A session begins with the first GET, or with initialize. A POST without a session
-// is served by itself. How an answer reaches a stream at another instance is told in
+// is served by itself. How an answer reaches a stream at another instance is in
 // dialectresponse.go.
 
 // PathWorkspace is the wildcard of the pattern that the dialect is routed by:
@@ -64,7 +64,7 @@ func (d dialect) serve(w http.ResponseWriter, r *http.Request, p auth.Principal,
 }
 
 // belongs answers all who do not belong to the workspace alike. Whether it exists is not
-// looked up for them, so that the time of the answer does not tell either.
+// looked up for them, so that the time of the answer does not show it either.
 func (d dialect) belongs(w http.ResponseWriter, r *http.Request, p auth.Principal, workspace string) bool {
 	if workspace == p.Workspace {
 		_, err := d.endpoint.options.Catalogs.Catalog(r.Context(), workspace)
@@ -185,7 +185,7 @@ func (d dialect) batch(w http.ResponseWriter, c *call, parts []json.RawMessage) 
 	sendBatch(w, answers)
 }
 
-// initialize serves initialize: it begins a session, or tells one that
+// initialize serves initialize: it begins a session, or changes one that
 // began with a stream what the client can do.
 func (d dialect) initialize(w http.ResponseWriter, c *call) {
 	began := c.session == nil
@@ -230,7 +230,7 @@ func replay(w http.ResponseWriter, r *http.Request, kept *recorder) {
 		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	}
 	w.WriteHeader(max(kept.status, http.StatusOK))
-	_, _ = w.Write(body) // a client that is gone is nobody's fault
+	_, _ = w.Write(body) // a client that is gone is no fault
 }
 
 // streamHeaders are those that the dialect wants on every event stream. Connection

@@ -227,7 +227,7 @@ func TestDialectStream(t *testing.T) {
 	})
 	t.Run("SSE-01_bad_requests", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.MaxStreams = 1 })
-		legacy := f.session(alice, mcpspec.V20251125)
+		sessionBased := f.session(alice, mcpspec.V20251125)
 		o, id := f.dialectStream(alice)
 		for name, tc := range map[string]struct {
 			key, method string
@@ -237,7 +237,7 @@ func TestDialectStream(t *testing.T) {
 			"another media type":            {alice, "GET", []string{jsonOnly}, 406},
 			"an unknown session":            {alice, "GET", []string{"Mcp-Session-Id: x"}, 404},
 			"another principal's session":   {bob, "GET", []string{"Mcp-Session-Id: " + id}, 404},
-			"a session of Streamable HTTP":  {alice, "GET", []string{"Mcp-Session-Id: " + legacy}, 404},
+			"a session of Streamable HTTP":  {alice, "GET", []string{"Mcp-Session-Id: " + sessionBased}, 404},
 			"one more stream than there is": {alice, "GET", nil, 503},
 			"nobody":                        {"", "GET", nil, 401},
 			"another method":                {alice, "DELETE", nil, 405},

@@ -167,7 +167,7 @@ var closings = []struct {
 	{errRevoked, "revoked"},
 }
 
-// finish tells why the server closes.
+// finish notifies why the server closes.
 func (s *dialectStream) finish(why error) {
 	reason, retry := "error", reconnect
 	for _, c := range closings {

@@ -228,7 +228,7 @@ func TestDialectMessages(t *testing.T) {
 		}
 		for body, want := range map[string]int{
 			rpcText("1", "no/such", ""):                              -32601,
-			rpcText("1", mcpspec.MethodDiscover, ""):                 -32601, // not of this era
+			rpcText("1", mcpspec.MethodDiscover, ""):                 -32601, // not of this revision
 			rpcText("1", mcpspec.MethodRead, ""):                     -32602,
 			rpcText("1", mcpspec.MethodRead, `"uri":"event://none"`): -32002,
 			rpcText("1", mcpspec.MethodRegister, `"uris":[]`):        -32602,

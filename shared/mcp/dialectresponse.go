@@ -72,7 +72,7 @@ func openResponse(session string, sealed []byte) ([]byte, error) {
 }
 
 // redeclare writes what the client of a session declared by a later initialize,
-// and tells its stream.
+// and notifies its stream.
 func (h *sessionMethods) redeclare(c *call, s session.Session) error {
 	ctx := c.request.Context()
 	if err := h.sessions.Change(ctx, c.session, func(now *session.Session) {

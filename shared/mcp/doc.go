@@ -10,13 +10,13 @@
 //
 // [Endpoint] has the checks, the table and the dispatch. What serves a method is a small type
 // with its own dependencies (lists, reads, webhooks, sessionMethods, calls, streams, …), wrapped by
-// the way in which it answers (table.go). A method is in the table when something serves it, here or behind a
+// the way in which it answers (table.go). A method is in the table when something serves it, here or by a
 // [http.Handler] that the whole request is handed to; what is not in the table is
 // not advertised and answers as unknown. Messages are read by jsonrpc and
 // streams written by sse. What a subscription or an event is does not enter
-// here: see shared/subscription, shared/eventlog and shared/stream.
+// here: see shared/subscription, shared/eventlog and shared/stream. Nor does the gateway: [Gateway] is what
+// is needed of it, with the data of gateway/api. Sessions are kept by package session, below.
 //
-// A tools/call goes [Endpoint.ServeHTTP], post, postSessionBased or postStateless, dispatch, proxying and
-// calls here; then gateway.Gateway.Call and its exchange; and back through responseRelay. A listen goes to streams.hold,
-// and stays in streamWriter.run until it ends; what tells the kinds of streams apart is their framing.
+// The way of a tools/call is in docs/explanation/architecture.md. A listen goes to streams.hold,
+// and stays in streamWriter.run until it ends; what differs between the kinds of streams is their framing.
 package mcp

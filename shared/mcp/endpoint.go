@@ -43,7 +43,7 @@ type Feeds interface {
 	Poll(ctx context.Context, r stream.PollRequest) (*stream.Page, error)
 }
 
-// Interest records that somebody reads a pattern in band, so that its events get
+// Interest records that a client reads a pattern in band, so that its events get
 // into the log from then on; [subscription.Interested] does.
 type Interest func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error)
 
@@ -105,17 +105,14 @@ type Options struct {
 
 	// Gateway serves what the backends have; nil without backends.
 	Gateway Gateway
-	// Conversation is told what is said in conversations; nil tells nobody.
+	// Conversation handles what is said in conversations; nil is none.
 	Conversation Conversation
 
 	// EventCodes is [SketchCodes] when it is zero.
 	EventCodes EventCodes
 
-	// AllowedOrigins may be sent by browsers. Requests without an Origin pass; on
-	// a loopback address so do loopback origins.
-	AllowedOrigins []string
-	// AllowedHosts may stand in Host on a loopback address, beside its own names: those of a proxy.
-	AllowedHosts []string
+	// Guard keeps pages of other sites out.
+	Guard auth.Guard
 	// ResourceMetadata is the URL of the protected resource metadata (RFC 9728)
 	// that a 401 names; empty for none.
 	ResourceMetadata string
@@ -191,7 +188,6 @@ func (o Options) withDefaults() Options {
 // [Endpoint.Close].
 type Endpoint struct {
 	options  Options
-	guard    auth.Guard
 	methods  methodTable
 	sessions *session.Store // nil without those of [Options]
 	catalogs catalogs
@@ -221,7 +217,7 @@ func New(o Options) (*Endpoint, error) {
 	}
 	o = o.withDefaults()
 	e := &Endpoint{
-		options: o, guard: auth.NewGuard(o.AllowedOrigins, o.AllowedHosts, o.Logger), methods: methodTable{}, catalogs: catalogs{o.Catalogs}, backends: o.Gateway,
+		options: o, methods: methodTable{}, catalogs: catalogs{o.Catalogs}, backends: o.Gateway,
 		faults: faults{o.EventCodes, o.Logger},
 	}
 	if e.backends == nil {

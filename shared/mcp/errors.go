@@ -122,7 +122,7 @@ func (f faults) translate(ctx context.Context, err error, v mcpspec.Version, of 
 	}
 	switch {
 	case kind != fault.Internal && kind != fault.Unavailable:
-	case ctx.Err() != nil && errors.Is(err, context.Canceled): // nobody reads the answer
+	case ctx.Err() != nil && errors.Is(err, context.Canceled): // no client reads the answer
 		f.logger.DebugContext(ctx, "client went away", "error", err)
 	default:
 		f.log(ctx, "MCP request failed", err)
@@ -133,7 +133,7 @@ func (f faults) translate(ctx context.Context, err error, v mcpspec.Version, of 
 	return out
 }
 
-// ErrorObject is the error by which the end of a subscription is told in a webhook
+// ErrorObject is the error by which the end of a subscription is notified in a webhook
 // (SEP-3415, Subscription Termination), with the same code and text as on a stream.
 func (c EventCodes) ErrorObject(reason error) json.RawMessage {
 	kind := fault.KindOf(reason)

@@ -38,8 +38,8 @@ func (l *logText) take() string {
 // GWN-14: whoever is told that a backend failed is not told why; the log is, without what
 // was sent and without what the backend's URL may hold.
 func TestWhyACallFailedIsLogged(t *testing.T) {
-	for _, modern := range []bool{true, false} {
-		b := startLister(t, "b", modern, "tool")
+	for _, stateless := range []bool{true, false} {
+		b := startLister(t, "b", stateless, "tool")
 		b.URL += "/?key=hush"
 		said := &logText{}
 		f := behindGateway(t, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(said, nil)) }, b)
@@ -51,10 +51,10 @@ func TestWhyACallFailedIsLogged(t *testing.T) {
 			r := f.listPage("tools/call", in, `"name":"b_tool","arguments":{"private":"whisper"}`)
 			m, line := r.rpc(t), said.take()
 			if m.Error == nil || m.Error.Code != codeUnavailable || strings.Contains(r.Body, "refused") {
-				t.Errorf("modern backend %v, session %q: %d %s", modern, in, r.Status, r.Body)
+				t.Errorf("stateless backend %v, session %q: %d %s", stateless, in, r.Status, r.Body)
 			}
 			if strings.Count(line, "\n") != 1 || !strings.Contains(line, "backend b") || !strings.Contains(line, "connection refused") || strings.Contains(line, "hush") || strings.Contains(line, "whisper") {
-				t.Errorf("modern backend %v, session %q: the log has %q", modern, in, line)
+				t.Errorf("stateless backend %v, session %q: the log has %q", stateless, in, line)
 			}
 		}
 	}

@@ -387,8 +387,8 @@ func modernHeaders(method, params string) []string {
 	return h
 }
 
-// modern calls a method of 2026-07-28.
-func (f *fixture) modern(key, method, params string) reply {
+// stateless calls a method of 2026-07-28.
+func (f *fixture) stateless(key, method, params string) reply {
 	f.t.Helper()
 	return f.do("POST", key, modernBody("1", method, params), modernHeaders(method, params)...)
 }
@@ -405,8 +405,8 @@ func (f *fixture) session(key string, v mcpspec.Version) string {
 	return id
 }
 
-// legacy calls a method within a session.
-func (f *fixture) legacy(key, session, method, params string) reply {
+// sessionBased calls a method within a session.
+func (f *fixture) sessionBased(key, session, method, params string) reply {
 	f.t.Helper()
 	return f.do("POST", key, `{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":{`+params+`}}`, "Mcp-Session-Id: "+session)
 }

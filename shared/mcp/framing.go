@@ -8,7 +8,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
-// framing is what tells the kinds of streams apart: the listen, the events/stream, the stream of a
+// framing is what differs between the kinds of streams: the listen, the events/stream, the stream of a
 // session and that of the dialect. The loop is [streamWriter.run] for all.
 type framing interface {
 	// deliver sends one delivery, if it is anything that the client is to know.
@@ -19,9 +19,9 @@ type framing interface {
 	heartbeat(ctx context.Context) error
 	// failed takes an error of the feed. With nil the stream goes on.
 	failed(ctx context.Context, err error) error
-	// event is what an event has beside the message, which stands behind the cursor.
+	// event is what an event has beside the message that the cursor is of.
 	event(cursor string) sse.Event
-	// lost is told once of a URI that the catalog takes away.
+	// lost gets once a URI that the catalog takes away.
 	lost(t target) error
 }
 

@@ -86,7 +86,7 @@ func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal)
 // the session, so that an id of another session is refused. The sequence makes
 // ids unique where two cursors are equal.
 type position struct {
-	session  string // its key, which nobody outside knows
+	session  string // its key, which is known here alone
 	nonce    string
 	sequence uint64
 	cursor   string // where the last connection ended; empty on a new stream
@@ -130,7 +130,7 @@ type sessionStream struct {
 	known      time.Time // when the subscriptions were read last
 }
 
-// sessionWriter is the stream writer of a session's stream: it tells of all lists that there are.
+// sessionWriter is the stream writer of a session's stream: it notifies of all lists that there are.
 func (st *streams) sessionWriter(c *call) streamWriter {
 	return streamWriter{
 		streams: st, principal: c.principal, header: c.request.Header,
@@ -341,7 +341,7 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 
 // certain makes sure that nothing is sent that was published after the answer to its
 // unsubscribe. Where the log is polled, an event can be read before the notice that
-// tells of it; so the subscriptions are read again, once for what was read together.
+// says so; so the subscriptions are read again, once for what was read together.
 func (s *sessionStream) certain(ctx context.Context, d stream.Delivery) (bool, error) {
 	if s.streams.sessions.DB.Ordered() {
 		return true, nil // a notice is here at once, an event only after its queue

@@ -18,7 +18,7 @@ import (
 func (f *fixture) follow(key, session string, uris ...string) {
 	f.t.Helper()
 	for _, uri := range uris {
-		if r := f.legacy(key, session, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(f.t) != 0 {
+		if r := f.sessionBased(key, session, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(f.t) != 0 {
 			f.t.Fatalf("subscribe to %s: %s", uri, r.Body)
 		}
 	}
@@ -41,7 +41,7 @@ func TestSubscribe(t *testing.T) {
 	} {
 		t.Run("EVS-05_accepts_"+uri, func(t *testing.T) {
 			for _, m := range []string{mcpspec.MethodSubscribe, mcpspec.MethodSubscribe, mcpspec.MethodUnsubscribe, mcpspec.MethodUnsubscribe} {
-				r := f.legacy(alice, s, m, `"uri":"`+uri+`"`)
+				r := f.sessionBased(alice, s, m, `"uri":"`+uri+`"`)
 				if r.Body != `{"jsonrpc":"2.0","id":1,"result":{}}` {
 					t.Errorf("%s: %s", m, r.Body)
 				}
@@ -58,7 +58,7 @@ func TestSubscribe(t *testing.T) {
 		"event://audit/entry":                    "stream",
 	} {
 		t.Run("EVS-05_refuses_"+uri, func(t *testing.T) {
-			m := f.legacy(alice, s, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`).rpc(t)
+			m := f.sessionBased(alice, s, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`).rpc(t)
 			if m.Error == nil || m.Error.Code != -32602 || !strings.Contains(m.Error.Message, names) {
 				t.Errorf("got %+v, want the fault named (%q)", m.Error, names)
 			}
@@ -66,7 +66,7 @@ func TestSubscribe(t *testing.T) {
 	}
 	t.Run("AUT-04_refuses_what_the_caller_may_not_have", func(t *testing.T) {
 		for _, uri := range []string{"event://billing/invoice", "event://tenant/acme/alarm", "event://billing"} {
-			if r := f.legacy(alice, s, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(t) != codeForbidden {
+			if r := f.sessionBased(alice, s, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(t) != codeForbidden {
 				t.Errorf("%s: %s", uri, r.Body)
 			}
 		}
@@ -77,17 +77,17 @@ func TestSubscribe(t *testing.T) {
 		for i := range 10 {
 			f.follow(alice, s, fmt.Sprintf("event://github/acme/%d/push", i))
 		}
-		m := f.legacy(alice, s, mcpspec.MethodSubscribe, `"uri":"event://ci"`).rpc(t)
+		m := f.sessionBased(alice, s, mcpspec.MethodSubscribe, `"uri":"event://ci"`).rpc(t)
 		if m.Error == nil || m.Error.Code != codeExhausted {
 			t.Fatalf("got %+v", m.Error)
 		}
 		sameJSON(t, m.Error.Data, `{"limit":"streamURIs","max":10}`)
-		f.legacy(alice, s, mcpspec.MethodUnsubscribe, `"uri":"event://github/acme/7/push"`)
+		f.sessionBased(alice, s, mcpspec.MethodUnsubscribe, `"uri":"event://github/acme/7/push"`)
 		f.follow(alice, s, "event://ci", "event://github/acme/8/push")
 
 		s = f.session(alice, mcpspec.V20251125)
 		f.follow(alice, s, "event://ci", "event://github", "event://github/acme", "event://github/acme")
-		m = f.legacy(alice, s, mcpspec.MethodSubscribe, `"uri":"event://chat"`).rpc(t)
+		m = f.sessionBased(alice, s, mcpspec.MethodSubscribe, `"uri":"event://chat"`).rpc(t)
 		if m.Error == nil || m.Error.Code != codeExhausted {
 			t.Fatalf("got %+v", m.Error)
 		}
@@ -151,7 +151,7 @@ func TestSessionStream(t *testing.T) {
 		g.event()
 		f.publish("event://ci/deploy", `{"n":1}`)
 		g.next().isEvent(t, "event://ci/deploy", `{"n":1}`)
-		if r := f.legacy(alice, s, mcpspec.MethodUnsubscribe, `"uri":"event://ci/deploy"`); r.code(t) != 0 {
+		if r := f.sessionBased(alice, s, mcpspec.MethodUnsubscribe, `"uri":"event://ci/deploy"`); r.code(t) != 0 {
 			t.Fatal(r.Body)
 		}
 		f.waitTargets(1)
@@ -190,7 +190,7 @@ func TestSessionStream(t *testing.T) {
 		if m := g.next(); m.Method != mcpspec.NoteResourcesChange {
 			t.Errorf("EVS-12: got %s", m.sse.Data)
 		}
-		f.modern(alice, mcpspec.MethodDeregister, `"uri":"`+uri+`"`)
+		f.stateless(alice, mcpspec.MethodDeregister, `"uri":"`+uri+`"`)
 		if m := g.next(); m.Method != mcpspec.NoteResourcesChange {
 			t.Errorf("EVS-12: got %s", m.sse.Data)
 		}
@@ -219,7 +219,7 @@ func TestSessionStream(t *testing.T) {
 		g := f.stream(alice, s, "")
 		g.event()
 		f.follow(alice, s, uri)
-		if r := f.legacy(bob, f.session(bob, mcpspec.V20251125), mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(t) != -32002 {
+		if r := f.sessionBased(bob, f.session(bob, mcpspec.V20251125), mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(t) != -32002 {
 			t.Errorf("bob: %s", r.Body)
 		}
 		id, _ := subscription.ParseURI(uri)

@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
-// listRequest is a request for a list in the era of the session, which is empty for 2026-07-28.
+// listRequest is a request for a list in the revision of the session, which is empty for 2026-07-28.
 func (f *fixture) listRequest(method, session, params string, headers ...string) *http.Request {
 	if session == "" {
 		return f.request("POST", alice, modernBody("1", method, params), append(modernHeaders(method, params), headers...)...)
@@ -93,20 +93,20 @@ func TestListsThatAreStreamsAtOnce(t *testing.T) {
 	l := startLister(t, "b", true, "a", "b", "c")
 	f := behindGateway(t, func(o *Options) { o.AnswerStreamAfter, o.PageSize = -1, 2 }, l)
 	session := f.session(alice, mcpspec.V20251125)
-	for _, era := range []string{"", session} {
+	for _, revision := range []string{"", session} {
 		for _, method := range listMethods {
-			streamed(t, f.answer(f.listRequest(method, era, ""))).rpc(t)
-			if r := f.answer(f.listRequest(method, era, "", "Accept:", "Accept: application/json")); r.Status != 200 || r.rpc(t).Error != nil {
+			streamed(t, f.answer(f.listRequest(method, revision, ""))).rpc(t)
+			if r := f.answer(f.listRequest(method, revision, "", "Accept:", "Accept: application/json")); r.Status != 200 || r.rpc(t).Error != nil {
 				t.Errorf("%s without streams: %d %s", method, r.Status, r.Body)
 			}
-			r := f.answer(f.listRequest(method, era, `"cursor":"!"`))
-			if want := map[bool]int{true: 400, false: 200}[era == ""]; r.Status != want || r.code(t) != -32602 {
+			r := f.answer(f.listRequest(method, revision, `"cursor":"!"`))
+			if want := map[bool]int{true: 400, false: 200}[revision == ""]; r.Status != want || r.code(t) != -32602 {
 				t.Errorf("%s, no cursor: %d %s", method, r.Status, r.Body)
 			}
 		}
 		gone := strings.TrimPrefix(string(cursor{atBackends, "gone 0 a"}.member(private)), ",")
 		gone = strings.Replace(gone, "nextCursor", "cursor", 1)
-		if r := streamed(t, f.answer(f.listRequest(mcpspec.MethodToolsList, era, gone))); r.code(t) != -32602 {
+		if r := streamed(t, f.answer(f.listRequest(mcpspec.MethodToolsList, revision, gone))); r.code(t) != -32602 {
 			t.Errorf("a cursor of a backend that is gone: %s", r.Body)
 		}
 	}

@@ -12,16 +12,16 @@ import (
 func TestNoLeak(t *testing.T) {
 	f := newFixture(t, nil)
 	uri := f.registerOne(alice, "event://ci/deploy", "https://alice.example/")
-	f.modern(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
+	f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
 	f.publish("event://ci/deploy", `{"of":"alice"}`)
 	for _, key := range []string{bob, foreign} {
 		s := f.session(key, mcpspec.V20251125)
 		for name, try := range map[string]func() string{
-			mcpspec.MethodResources:   func() string { return f.modern(key, mcpspec.MethodResources, "").Body },
-			mcpspec.MethodRead:        func() string { return f.modern(key, mcpspec.MethodRead, `"uri":"`+uri+`"`).Body },
-			mcpspec.MethodDeregister:  func() string { return f.modern(key, mcpspec.MethodDeregister, `"uri":"`+uri+`"`).Body },
-			mcpspec.MethodEventsUnsub: func() string { return f.modern(key, mcpspec.MethodEventsUnsub, `"name":"ci.build",`+callback).Body },
-			mcpspec.MethodSubscribe:   func() string { return f.legacy(key, s, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`).Body },
+			mcpspec.MethodResources:   func() string { return f.stateless(key, mcpspec.MethodResources, "").Body },
+			mcpspec.MethodRead:        func() string { return f.stateless(key, mcpspec.MethodRead, `"uri":"`+uri+`"`).Body },
+			mcpspec.MethodDeregister:  func() string { return f.stateless(key, mcpspec.MethodDeregister, `"uri":"`+uri+`"`).Body },
+			mcpspec.MethodEventsUnsub: func() string { return f.stateless(key, mcpspec.MethodEventsUnsub, `"name":"ci.build",`+callback).Body },
+			mcpspec.MethodSubscribe:   func() string { return f.sessionBased(key, s, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`).Body },
 			mcpspec.MethodListen: func() string {
 				l := f.listen(key, "1", `{"resourceSubscriptions":["`+uri+`"]}`)
 				defer l.cancel()

@@ -25,7 +25,7 @@ type filter struct {
 	ResourcesListChanged  bool     `json:"resourcesListChanged,omitempty"`
 	EventsListChanged     bool     `json:"eventsListChanged,omitempty"`
 	ResourceSubscriptions []string `json:"resourceSubscriptions,omitempty"`
-	// ConversationContext is ours: what comes of messages that the principal told by
+	// ConversationContext is ours: what comes of messages that the principal sent by
 	// notifications.
 	ConversationContext bool `json:"conversationContext,omitempty"`
 }
@@ -42,7 +42,7 @@ func (st *streams) listen(w http.ResponseWriter, c *call) error {
 // response is the first and the last message of a stream that answers a request.
 type response interface {
 	begin() error
-	// end tells why the stream ends, if the client is to know, and returns the cursor of its result; empty for none.
+	// end sends why the stream ends, if the client is to know, and returns the cursor of its result; empty for none.
 	end(ctx context.Context, why error) (cursor string)
 }
 
@@ -115,7 +115,7 @@ func (h *held) end() {
 	}
 }
 
-// finish tells the client that the stream is over, unless it knows.
+// finish answers that the stream is over, unless it knows.
 func (h *held) finish(c *call) {
 	if errors.Is(h.err, errWriting) || c.request.Context().Err() != nil {
 		return // the client closed the stream: nothing more may be sent
@@ -228,7 +228,7 @@ func (o *streamWriter) honour(ctx context.Context, asked filter) (filter, error)
 	o.resources = asked.ResourcesListChanged && o.streams.methods.has(mcpspec.MethodResources)
 	o.events = asked.EventsListChanged && o.streams.methods.has(mcpspec.MethodEvents)
 	o.contexts = asked.ConversationContext && o.streams.conversation != nil && o.streams.conversation.Offers(ctx, o.principal).Any()
-	// There may be no backend yet: these lists are told of when one comes, and acknowledged when one is there.
+	// There may be no backend yet: these lists are notified of when one comes, and acknowledged when one is there.
 	o.tools = asked.ToolsListChanged && o.streams.methods.has(mcpspec.MethodToolsList)
 	o.prompts = asked.PromptsListChanged && o.streams.methods.has(mcpspec.MethodPromptsList)
 	var offers api.Capabilities

@@ -146,7 +146,7 @@ func TestListen(t *testing.T) {
 			t.Errorf("got %s", m.sse.Data)
 		}
 		l.end()
-		r := f.modern(alice, mcpspec.MethodListen, `"notifications":{}`)
+		r := f.stateless(alice, mcpspec.MethodListen, `"notifications":{}`)
 		if r.Status != http.StatusServiceUnavailable || r.Header.Get("Retry-After") == "" {
 			t.Errorf("a new one: %+v", r)
 		}
@@ -211,7 +211,7 @@ func TestListen(t *testing.T) {
 		"URIs_no_texts":      `"notifications":{"resourceSubscriptions":[1]}`,
 	} {
 		t.Run("SUB-09_"+name, func(t *testing.T) {
-			if r := newFixture(t, nil).modern(alice, mcpspec.MethodListen, params); r.Status != 400 || r.code(t) != -32602 {
+			if r := newFixture(t, nil).stateless(alice, mcpspec.MethodListen, params); r.Status != 400 || r.code(t) != -32602 {
 				t.Errorf("%d %s", r.Status, r.Body)
 			}
 		})
@@ -230,7 +230,7 @@ func TestListen(t *testing.T) {
 	t.Run("AUT-07_streams_are_bounded", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.MaxStreams = 1 })
 		f.listen(alice, "1", `{}`).next()
-		r := f.modern(alice, mcpspec.MethodListen, `"notifications":{}`)
+		r := f.stateless(alice, mcpspec.MethodListen, `"notifications":{}`)
 		if r.Status != 503 || r.code(t) != codeUnavailable || r.Header.Get("Retry-After") == "" {
 			t.Errorf("%+v", r)
 		}
@@ -239,7 +239,7 @@ func TestListen(t *testing.T) {
 			`"event://ci/deploy","event://ci/deploy","event://ci/deploy","event://ci/deploy"`: "streamURIs",
 			`"event://ci","event://github"`: "streamPatterns",
 		} {
-			r := f.modern(alice, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":[`+uris+`]}`)
+			r := f.stateless(alice, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":[`+uris+`]}`)
 			if r.code(t) != codeExhausted || !strings.Contains(r.Body, limit) {
 				t.Errorf("%+v", r)
 			}

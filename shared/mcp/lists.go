@@ -73,7 +73,7 @@ var comma = []byte(",")
 const listTTL = 5000
 
 // shared is the scope of a result that is the same for everybody who may call.
-// Only without authentication is that everybody; up to 2025-11-25 nobody is told.
+// Only without authentication is that everyone; up to 2025-11-25 no hint is sent.
 func (c *call) shared(open bool) *caching {
 	if open && c.principal.Anonymous && c.version.Stateless() {
 		return &caching{listTTL, public}
@@ -116,7 +116,7 @@ func (h *lists) listResources(ctx context.Context, c *call) (result, error) {
 }
 
 func (h *lists) addSubscriptions(ctx context.Context, c *call, page *partedPage) error {
-	views, last, err := h.subscriptions.List(ctx, c.principal, page.behind(atSubscriptions), page.room)
+	views, last, err := h.subscriptions.List(ctx, c.principal, page.after(atSubscriptions), page.room)
 	if err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func (h *lists) addBackends(ctx context.Context, c *call, page *partedPage, kind
 		page.cache.scope = private
 	}
 	if len(list.Entries) > 0 && page.goesOn(atBackends) {
-		entries, after, ok := list.Page(page.behind(atBackends), page.room)
+		entries, after, ok := list.Page(page.after(atBackends), page.room)
 		if !ok {
 			return result{}, errListCursor
 		}

@@ -32,7 +32,7 @@ func (f *fixture) all(key, method string) (names []string, pages []listPage) {
 	params := ""
 	for {
 		var p listPage
-		f.modern(key, method, params).result(f.t, &p)
+		f.stateless(key, method, params).result(f.t, &p)
 		pages = append(pages, p)
 		for _, x := range p.entries() {
 			names = append(names, x["name"].(string))
@@ -51,7 +51,7 @@ func TestListResources(t *testing.T) {
 	f := newFixture(t, nil)
 	t.Run("EVS-02_fixed_event_types_with_their_schema", func(t *testing.T) {
 		var p listPage
-		f.modern(alice, mcpspec.MethodResources, "").result(t, &p)
+		f.stateless(alice, mcpspec.MethodResources, "").result(t, &p)
 		want := `{"uri":"event://ci/build-finished","name":"ci.build","title":"Build finished","description":"A build came to its end.",
 			"mimeType":"application/json","_meta":{"webhookType":"ci.build",
 			"eventSchema":{"type":"object","required":["status"],"properties":{"status":{"type":"string"}}}}}`
@@ -61,15 +61,15 @@ func TestListResources(t *testing.T) {
 	t.Run("EVS-02_in_both_eras_the_same", func(t *testing.T) {
 		s := f.session(alice, mcpspec.V20250618)
 		var old listPage
-		r := f.legacy(alice, s, mcpspec.MethodResources, "")
+		r := f.sessionBased(alice, s, mcpspec.MethodResources, "")
 		r.result(t, &old)
 		var names []string
 		for _, x := range old.Resources {
 			names = append(names, x["name"].(string))
 		}
-		modern, _ := f.all(alice, mcpspec.MethodResources)
-		if !slices.Equal(names, modern) || strings.Contains(r.Body, "resultType") || strings.Contains(r.Body, "ttlMs") {
-			t.Errorf("%v, %v: %s", names, modern, r.Body)
+		stateless, _ := f.all(alice, mcpspec.MethodResources)
+		if !slices.Equal(names, stateless) || strings.Contains(r.Body, "resultType") || strings.Contains(r.Body, "ttlMs") {
+			t.Errorf("%v, %v: %s", names, stateless, r.Body)
 		}
 	})
 	t.Run("AUT-04_only_what_the_caller_may_see", func(t *testing.T) {
@@ -83,7 +83,7 @@ func TestListResources(t *testing.T) {
 	})
 	t.Run("EVS-02_a_foreign_cursor_is_refused", func(t *testing.T) {
 		for _, cursor := range []string{`"x"`, `"!"`, `""`, `7`, `"Y25vLnN1Y2g"`} {
-			if r := f.modern(alice, mcpspec.MethodResources, `"cursor":`+cursor); r.Status != 400 || r.code(t) != -32602 {
+			if r := f.stateless(alice, mcpspec.MethodResources, `"cursor":`+cursor); r.Status != 400 || r.code(t) != -32602 {
 				t.Errorf("%s: %d %s", cursor, r.Status, r.Body)
 			}
 		}
@@ -94,7 +94,7 @@ func TestListTemplates(t *testing.T) {
 	f := newFixture(t, nil)
 	t.Run("EVS-03_templates_with_their_schemas", func(t *testing.T) {
 		var p listPage
-		f.modern(alice, mcpspec.MethodTemplates, "").result(t, &p)
+		f.stateless(alice, mcpspec.MethodTemplates, "").result(t, &p)
 		got, _ := json.Marshal(p.ResourceTemplates[0])
 		sameJSON(t, got, `{"uriTemplate":"event://github/{owner}/{repo}/pull_request","name":"github.pull_request","title":"Pull request changed",
 			"description":"A pull request changed.","mimeType":"application/json","_meta":{"webhookType":"github.pr","eventSchema":{"type":"object"},
@@ -117,7 +117,7 @@ func TestListEvents(t *testing.T) {
 	f := newFixture(t, nil)
 	t.Run("EVX-02_event_types_with_their_schemas", func(t *testing.T) {
 		var p listPage
-		f.modern(alice, mcpspec.MethodEvents, "").result(t, &p)
+		f.stateless(alice, mcpspec.MethodEvents, "").result(t, &p)
 		got, _ := json.Marshal(p.Events[0])
 		var entry struct {
 			Name, Description          string
@@ -193,9 +193,9 @@ func (f *fixture) delivery(key, session string) map[string]string {
 		}
 	}
 	if session == "" {
-		f.modern(key, mcpspec.MethodEvents, "").result(f.t, &p)
+		f.stateless(key, mcpspec.MethodEvents, "").result(f.t, &p)
 	} else {
-		f.legacy(key, session, mcpspec.MethodEvents, "").result(f.t, &p)
+		f.sessionBased(key, session, mcpspec.MethodEvents, "").result(f.t, &p)
 	}
 	modes := map[string]string{}
 	for _, e := range p.Events {
@@ -298,11 +298,11 @@ func TestCacheScope(t *testing.T) {
 				tc.change(o)
 			})
 			var p listPage
-			f.modern(alice, mcpspec.MethodTemplates, "").result(t, &p)
+			f.stateless(alice, mcpspec.MethodTemplates, "").result(t, &p)
 			if p.CacheScope != tc.want {
 				t.Errorf("templates are %s", p.CacheScope)
 			}
-			f.modern(alice, mcpspec.MethodResources, "").result(t, &p)
+			f.stateless(alice, mcpspec.MethodResources, "").result(t, &p)
 			if p.CacheScope != private {
 				t.Errorf("resources, which hold the caller's subscriptions, are %s", p.CacheScope)
 			}

@@ -12,7 +12,7 @@ import (
 const logger = "mcp-events"
 
 // setLevel serves logging/setLevel (up to 2025-11-25): from then on the session's
-// stream tells what a client would otherwise not notice. Without it nothing is told.
+// stream logs what a client would otherwise not notice. Without it nothing is logged there.
 func (h *sessionMethods) setLevel(ctx context.Context, c *call) (result, error) {
 	level, err := c.required("level")
 	if err != nil {
@@ -47,7 +47,7 @@ func (s *sessionStream) say(level, message, uri string) error {
 	}, nil, s.feed.Cursor())
 }
 
-// lost tells that a URI brings nothing any more.
+// lost logs that a URI brings nothing any more.
 func (s *sessionStream) lost(t target) error {
 	return s.say("warning", "the catalog no longer has this for you; nothing comes from it", t.asked)
 }

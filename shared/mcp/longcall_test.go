@@ -27,9 +27,9 @@ type slowCall struct {
 	gone     chan struct{} // closed when the gateway has given up
 }
 
-func startSlowCalls(t *testing.T, modern bool) *slowCalls {
+func startSlowCalls(t *testing.T, stateless bool) *slowCalls {
 	t.Helper()
-	s := &slowCalls{lister: startLister(t, "b", modern, "tool"), calls: make(chan slowCall, 1)}
+	s := &slowCalls{lister: startLister(t, "b", stateless, "tool"), calls: make(chan slowCall, 1)}
 	s.set(func() {
 		s.call = func(w http.ResponseWriter, r *http.Request, id json.RawMessage) {
 			c := slowCall{make(chan struct{}), make(chan struct{}), make(chan struct{})}
@@ -56,7 +56,7 @@ func startSlowCalls(t *testing.T, modern bool) *slowCalls {
 
 const callTool = `"name":"b_tool","arguments":{},"_meta":{"io.modelcontextprotocol/logLevel":"info"}`
 
-// callRequests are calls of the backend's tool by clients of both eras.
+// callRequests are calls of the backend's tool by clients of both revisions.
 func callRequests(f *fixture, accept string) map[string]*http.Request {
 	headers := append(modernHeaders("tools/call", callTool), "Accept:", "Accept: "+accept)
 	body := strings.Replace(modernBody("1", "tools/call", `"name":"b_tool","arguments":{}`), `"_meta":{`, `"_meta":{"io.modelcontextprotocol/logLevel":"info",`, 1)
@@ -72,11 +72,11 @@ const both = "application/json, text/event-stream"
 // GWN-02, SUB-07: while a call is quiet for longer than a heartbeat its client gets comments, before the backend's first
 // message and after it. One that takes no streams gets JSON, however long it takes.
 func TestLongCallsAreKeptAlive(t *testing.T) {
-	for _, modern := range []bool{true, false} {
-		b := startSlowCalls(t, modern)
+	for _, stateless := range []bool{true, false} {
+		b := startSlowCalls(t, stateless)
 		f := behindGateway(t, func(o *Options) { o.Heartbeat = 5 * time.Millisecond }, b.lister)
 		for client, req := range callRequests(f, both) {
-			t.Run(fmt.Sprintf("%s, backend of 2026 %v", client, modern), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s, backend of 2026 %v", client, stateless), func(t *testing.T) {
 				res, err := f.server.Client().Do(req)
 				must(t, err)
 				defer res.Body.Close()
@@ -115,7 +115,7 @@ func TestLongCallsAreKeptAlive(t *testing.T) {
 			})
 		}
 		for client, req := range callRequests(f, "application/json") {
-			t.Run(fmt.Sprintf("%s without streams, backend of 2026 %v", client, modern), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s without streams, backend of 2026 %v", client, stateless), func(t *testing.T) {
 				go func() {
 					c := <-b.calls
 					c.progress <- struct{}{}
@@ -134,12 +134,12 @@ func TestLongCallsAreKeptAlive(t *testing.T) {
 // SUB-06, GWN-14: calls that run when the endpoint closes go on, for as long as there is time to tell their clients and the backend. Then
 // the client gets an error, and the backend's work is given up, whether the client is of a revision with sessions or not.
 func TestCallsEndWithTheEndpoint(t *testing.T) {
-	for _, modern := range []bool{true, false} {
+	for _, stateless := range []bool{true, false} {
 		for _, accept := range []string{both, "application/json"} {
 			for _, client := range []string{"2026-07-28", "a session"} {
-				t.Run(fmt.Sprintf("%s, %s, backend of 2026 %v", client, accept, modern), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s, %s, backend of 2026 %v", client, accept, stateless), func(t *testing.T) {
 					t.Parallel()
-					b := startSlowCalls(t, modern)
+					b := startSlowCalls(t, stateless)
 					f := behindGateway(t, nil, b.lister)
 					ends, runs := callRequests(f, accept)[client], callRequests(f, accept)[client]
 					answers := make(chan reply, 1)

@@ -8,7 +8,7 @@ const (
 	// MetaCursor is a position in the log: on every notification of a listen,
 	// and in the request of a later one that goes on from there.
 	MetaCursor = Prefix + "cursor"
-	// MetaEventID, MetaTime and MetaPayload tell of the event behind
+	// MetaEventID, MetaTime and MetaPayload are of the event of
 	// notifications/resources/updated. The payload is there only for clients that
 	// declare [Extension]; for all it is in params.
 	MetaEventID = Prefix + "eventId"
@@ -23,7 +23,7 @@ const (
 	// MetaContextCut says that a context had to be shortened.
 	MetaContextCut = Prefix + "contextCut"
 	// MetaPlain set to true in events/subscribe says that the client's endpoint is not to
-	// get the message that tells the end of the subscription.
+	// get the notification of the end of the subscription.
 	MetaPlain = Prefix + "plain"
 )
 

@@ -13,7 +13,7 @@ func TestGatewayWithoutBackends(t *testing.T) {
 	g := newEndpointGateway(t)
 	without, with := newFixture(t, nil), newFixture(t, func(o *Options) { o.Gateway = g })
 	type request struct{ method, params string }
-	modern := []request{
+	stateless := []request{
 		{mcpspec.MethodDiscover, ""},
 		{mcpspec.MethodToolsList, ""},
 		{mcpspec.MethodToolsCall, `"name":"t","arguments":{}`},
@@ -25,15 +25,15 @@ func TestGatewayWithoutBackends(t *testing.T) {
 		{mcpspec.MethodRead, `"uri":"file:///x"`},
 		{mcpspec.MethodComplete, `"ref":{"type":"ref/prompt","name":"p"},"argument":{"name":"a","value":""}`},
 	}
-	for _, r := range modern {
-		want, got := without.modern(alice, r.method, r.params), with.modern(alice, r.method, r.params)
+	for _, r := range stateless {
+		want, got := without.stateless(alice, r.method, r.params), with.stateless(alice, r.method, r.params)
 		if got.Status != want.Status || got.Body != want.Body {
 			t.Errorf("%s %s: %d %s, without a gateway %d %s", r.method, r.params, got.Status, got.Body, want.Status, want.Body)
 		}
 	}
 	a, b := without.session(alice, mcpspec.V20251125), with.session(alice, mcpspec.V20251125)
-	for _, r := range append(modern[1:], request{mcpspec.MethodSubscribe, `"uri":"file:///x"`}, request{mcpspec.MethodSetLevel, `"level":"debug"`}) {
-		want, got := without.legacy(alice, a, r.method, r.params), with.legacy(alice, b, r.method, r.params)
+	for _, r := range append(stateless[1:], request{mcpspec.MethodSubscribe, `"uri":"file:///x"`}, request{mcpspec.MethodSetLevel, `"level":"debug"`}) {
+		want, got := without.sessionBased(alice, a, r.method, r.params), with.sessionBased(alice, b, r.method, r.params)
 		if got.Status != want.Status || got.Body != want.Body {
 			t.Errorf("in a session %s %s: %d %s, without a gateway %d %s", r.method, r.params, got.Status, got.Body, want.Status, want.Body)
 		}

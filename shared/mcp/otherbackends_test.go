@@ -41,14 +41,14 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	}
 
 	all := []string{mcpspec.NoteToolsChange, mcpspec.NotePromptsChange, mcpspec.NoteResourcesChange}
-	told := func(o *open, era string, want ...string) {
+	notified := func(o *open, revision string, want ...string) {
 		t.Helper()
 		var got []string
 		for range want {
 			got = append(got, o.next().Method)
 		}
 		if slices.Sort(got); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
-			t.Fatalf("%s: told %q, want %q", era, got, want)
+			t.Fatalf("%s: told %q, want %q", revision, got, want)
 		}
 	}
 	workspace := f.principal(billing).Workspace
@@ -65,28 +65,28 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	b := config.Backend{Name: "b", URL: l.URL, Workspace: workspace, ProtocolVersion: config.AutoVersion, Scopes: []string{"billing"}}
 
 	use("1", b)
-	for era, o := range following {
-		told(o, era, all...)
+	for revision, o := range following {
+		notified(o, revision, all...)
 	}
 	tell(mcpspec.NoteToolsChange)
-	for era, o := range following {
-		told(o, era, mcpspec.NoteToolsChange)
+	for revision, o := range following {
+		notified(o, revision, mcpspec.NoteToolsChange)
 	}
 	// Whoever was away learns of it too, and follows the new one.
 	back := reopen(before)
 	back.next()
-	told(back, "resumed", mcpspec.NoteToolsChange)
+	notified(back, "resumed", mcpspec.NoteToolsChange)
 
 	hidden := b
 	hidden.Scopes = []string{"never"}
 	use("2", hidden)
-	for era, o := range following {
-		told(o, era, all...)
+	for revision, o := range following {
+		notified(o, revision, all...)
 	}
 	tell(mcpspec.NoteToolsChange)
 	use("3")
-	for era, o := range following {
-		told(o, era, all...)
+	for revision, o := range following {
+		notified(o, revision, all...)
 	}
 	for who, o := range quiet {
 		select {

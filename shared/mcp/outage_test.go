@@ -17,11 +17,11 @@ func TestWhileTheStoreIsGone(t *testing.T) {
 	f := newFixture(t, nil)
 	must(t, f.db.(io.Closer).Close())
 	for name, r := range map[string]reply{
-		"read":       f.modern(alice, mcpspec.MethodRead, `"uri":"event://ci/deploy"`),
-		"poll":       f.modern(alice, mcpspec.MethodEventsPoll, `"name":"github.push","arguments":{"owner":"acme"}`),
-		"listen":     f.modern(alice, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`),
+		"read":       f.stateless(alice, mcpspec.MethodRead, `"uri":"event://ci/deploy"`),
+		"poll":       f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"github.push","arguments":{"owner":"acme"}`),
+		"listen":     f.stateless(alice, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`),
 		"initialize": f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}`),
-		"a session":  f.legacy(alice, "some", mcpspec.MethodPing, ""),
+		"a session":  f.sessionBased(alice, "some", mcpspec.MethodPing, ""),
 	} {
 		m := r.rpc(t)
 		if m.Error == nil || m.Error.Code != codeUnavailable || m.Error.Message != "this cannot be done now; try again" || strings.Contains(r.Body, "data") {

@@ -5,8 +5,8 @@ import (
 	"encoding/base64"
 )
 
-// cursor is where a list goes on: behind the entry of the catalog of that name, behind the
-// subscription with that id, or behind a cursor of the backends' list. The zero value is nowhere.
+// cursor is where a list goes on: after the entry of the catalog of that name, after the
+// subscription with that id, or after a cursor of the backends' list. The zero value is nowhere.
 type cursor struct {
 	where byte
 	after string
@@ -109,8 +109,8 @@ func (p *partedPage) goesOn(part byte) bool {
 	return false
 }
 
-// behind is where a part begins on this page: its beginning, unless the page begins within it.
-func (p *partedPage) behind(part byte) string {
+// after is where a part begins on this page: its beginning, unless the page begins within it.
+func (p *partedPage) after(part byte) string {
 	if p.from.where != part {
 		return ""
 	}

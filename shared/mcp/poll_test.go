@@ -37,7 +37,7 @@ func (p *polled) data() (out []string) {
 func (f *fixture) poll(key, name, arguments, cursor, more string) polled {
 	f.t.Helper()
 	var p polled
-	f.modern(key, mcpspec.MethodEventsPoll, pollParams(name, arguments, cursor)+more).result(f.t, &p)
+	f.stateless(key, mcpspec.MethodEventsPoll, pollParams(name, arguments, cursor)+more).result(f.t, &p)
 	if p.ResultType != "complete" || p.Cursor == "" || p.Truncated == nil || p.HasMore == nil || p.NextPollMs == nil {
 		f.t.Fatalf("EVX-05 EVX-18: a member is missing: %+v", p)
 	}
@@ -62,7 +62,7 @@ func TestPoll(t *testing.T) {
 			t.Errorf("got %+v", first)
 		}
 		var absent polled // EVX-04: an absent member is null
-		f.modern(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy"`).result(t, &absent)
+		f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy"`).result(t, &absent)
 		ev := f.publish("event://ci/deploy", `{"n":2}`)
 		for _, cursor := range []string{first.Cursor, absent.Cursor} {
 			p := f.poll(alice, "ci.deploy", `null`, cursor, `,"maxAgeMs":null,"maxEvents":null`)
@@ -160,7 +160,7 @@ func TestPoll(t *testing.T) {
 		own := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
 		for _, cursor := range []string{`"x"`, `7`, `""`, `{}`, `"` + theirs + `"`, `"` + strings.ToUpper(own) + `"`, `"` + strings.Repeat("A", 5000) + `"`} {
 			for method, mode := range map[string]string{mcpspec.MethodEventsPoll: "", mcpspec.MethodEventsStream: ""} {
-				if r := f.modern(alice, method, `"name":"ci.deploy","cursor":`+cursor+mode); r.Status != 400 || r.code(t) != -32602 {
+				if r := f.stateless(alice, method, `"name":"ci.deploy","cursor":`+cursor+mode); r.Status != 400 || r.code(t) != -32602 {
 					t.Errorf("%s %s: %d %s", method, cursor, r.Status, r.Body)
 				}
 			}
@@ -191,13 +191,13 @@ func TestPoll(t *testing.T) {
 		for _, v := range []mcpspec.Version{mcpspec.V20250326, mcpspec.V20250618, mcpspec.V20251125} {
 			s := f.session(alice, v)
 			var p polled
-			f.legacy(alice, s, mcpspec.MethodEventsPoll, `"name":"ci.deploy"`).result(t, &p)
+			f.sessionBased(alice, s, mcpspec.MethodEventsPoll, `"name":"ci.deploy"`).result(t, &p)
 			f.publish("event://ci/deploy", `{"n":1}`)
-			f.legacy(alice, s, mcpspec.MethodEventsPoll, pollParams("ci.deploy", `{}`, p.Cursor)).result(t, &p)
+			f.sessionBased(alice, s, mcpspec.MethodEventsPoll, pollParams("ci.deploy", `{}`, p.Cursor)).result(t, &p)
 			if len(p.Events) != 1 || p.ResultType != "" {
 				t.Errorf("%s: %+v", v, p)
 			}
-			if r := f.legacy(alice, s, mcpspec.MethodEventsStream, `"name":"ci.deploy"`); r.code(t) != -32601 {
+			if r := f.sessionBased(alice, s, mcpspec.MethodEventsStream, `"name":"ci.deploy"`); r.code(t) != -32601 {
 				t.Errorf("EVX-06: %s: %s", v, r.Body)
 			}
 		}
@@ -209,11 +209,11 @@ func TestPoll(t *testing.T) {
 			f.catalogs.Replace(mustParse(t, strings.Replace(testCatalog, from, to, 1)))
 		}
 		change("    description: Something was deployed.", "    description: Something was deployed.\n    access: {scopes: [deployers]}")
-		if r := f.modern(alice, mcpspec.MethodEventsPoll, pollParams("ci.deploy", `{}`, cursor)); r.Status != http.StatusForbidden || r.code(t) != -32012 {
+		if r := f.stateless(alice, mcpspec.MethodEventsPoll, pollParams("ci.deploy", `{}`, cursor)); r.Status != http.StatusForbidden || r.code(t) != -32012 {
 			t.Errorf("%d %s", r.Status, r.Body)
 		}
 		change("name: ci.deploy", "name: ci.rollout")
-		r := f.modern(alice, mcpspec.MethodEventsPoll, pollParams("ci.deploy", `{}`, cursor))
+		r := f.stateless(alice, mcpspec.MethodEventsPoll, pollParams("ci.deploy", `{}`, cursor))
 		if m := r.rpc(t); m.Error == nil || m.Error.Code != -32011 {
 			t.Errorf("%s", r.Body)
 		} else {

@@ -130,7 +130,7 @@ func (p *push) heartbeat(ctx context.Context) error {
 	return p.note(mcpspec.NoteEventsHeartbeat, p.resumeAt(), nil)
 }
 
-// failed tells the client of a failure that may pass, and waits a moment. Other
+// failed notifies the client of a failure that may pass, and waits a moment. Other
 // failures it returns.
 func (p *push) failed(ctx context.Context, err error) error {
 	if !fault.Is(err, fault.Unavailable) || errors.Is(err, stream.ErrClosed) || errors.Is(err, errWriting) {
@@ -163,9 +163,9 @@ func (p *push) fail(name string, rpc *jsonrpc.Error) error {
 
 func (*push) event(string) sse.Event { return sse.Event{} }
 
-func (*push) lost(target) error { return nil } // check tells the end of the subscription
+func (*push) lost(target) error { return nil } // check ends the subscription
 
-// end tells why the subscription ended, if it did. The cursor was in the notifications.
+// end notifies why the subscription ended, if it did. The cursor was in the notifications.
 func (p *push) end(ctx context.Context, why error) (cursor string) {
 	if end, ok := errors.AsType[*ended](why); ok {
 		_ = p.fail(mcpspec.NoteEventsTerminated, p.streams.faults.translate(ctx, end.reason, p.version, eventsMethods)) // it ends either way

@@ -147,7 +147,7 @@ func TestPush(t *testing.T) {
 				read++
 				cursor = p.Cursor
 				var made struct{ Cursor string }
-				at.modern(alice, mcpspec.MethodEventsSub, `"name":"github.push","arguments":`+args+`,"cursor":"`+cursor+`",`+callback).result(t, &made)
+				at.stateless(alice, mcpspec.MethodEventsSub, `"name":"github.push","arguments":`+args+`,"cursor":"`+cursor+`",`+callback).result(t, &made)
 				if made.Cursor == "" {
 					t.Fatal("no cursor of a webhook")
 				}
@@ -460,7 +460,7 @@ func TestWhatCannotBeFollowed(t *testing.T) {
 				if strings.Contains(tc.params, "tenant") {
 					key = acme
 				}
-				r := f.modern(key, method, params)
+				r := f.stateless(key, method, params)
 				if r.code(t) != tc.code && r.Status != http.StatusForbidden || !strings.Contains(r.Body, tc.data) {
 					t.Errorf("%s: %s: %d %s", tc.name, method, r.Status, r.Body)
 				}
@@ -472,7 +472,7 @@ func TestWhatCannotBeFollowed(t *testing.T) {
 			if methods[method] != "" {
 				params += "," + methods[method]
 			}
-			m := f.modern(alice, method, params).rpc(t)
+			m := f.stateless(alice, method, params).rpc(t)
 			if m.Error == nil || m.Error.Code != codes.Unsupported || !strings.HasPrefix(m.Error.Message, "Unsupported") {
 				t.Errorf("EVX-02 EVX-16: %s: %+v", method, m.Error)
 				continue
@@ -480,12 +480,12 @@ func TestWhatCannotBeFollowed(t *testing.T) {
 			sameJSON(t, m.Error.Data, `{"feature":"deliveryMode","value":"`+mode+`"}`)
 		}
 		for _, maxEvents := range []string{"0", "-1", "1.5", `"5"`, "[]", "1e999"} {
-			if r := f.modern(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != -32602 {
+			if r := f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != -32602 {
 				t.Errorf("EVX-05: maxEvents %s: %s", maxEvents, r.Body)
 			}
 		}
 		for _, maxEvents := range []string{"1", "1e1", "500", "1000000000000"} {
-			if r := f.modern(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != 0 {
+			if r := f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != 0 {
 				t.Errorf("EVX-05: maxEvents %s: %s", maxEvents, r.Body)
 			}
 		}

@@ -73,7 +73,7 @@ func (h *reads) readEvents(ctx context.Context, p auth.Principal, uri string) ([
 	}
 	patterns, access, err := subscription.Resolve(cat, uri)
 	if err != nil {
-		return nil, notFound(uri) // the reason would tell what is known under other URIs
+		return nil, notFound(uri) // the reason would show what is known under other URIs
 	}
 	if _, err := permitted(p, access); err != nil {
 		return nil, err
@@ -161,7 +161,7 @@ type subscriptionState struct {
 	Delivery      *deliveryStatus `json:"deliveryStatus"`
 }
 
-// deliveryStatus is how SEP-3415 tells what became of deliveries. In the answer to a
+// deliveryStatus is how SEP-3415 shows what became of deliveries. In the answer to a
 // refresh, Active is false when the refresh ended a suspension.
 type deliveryStatus struct {
 	Active         bool       `json:"active"`

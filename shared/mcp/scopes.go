@@ -25,7 +25,7 @@ func (r *replies) allMissing(c *call, m method, err error) error {
 }
 
 // entryScopes lists the scopes of the event types that the params name, by name or
-// by URI. What is malformed or unknown needs none: it is told when the scopes are there.
+// by URI. What is malformed or unknown needs none: its error comes when the scopes are there.
 func (r *replies) entryScopes(c *call, m method) []string {
 	cat, err := r.catalogs.of(c.request.Context(), c.principal)
 	if err != nil {

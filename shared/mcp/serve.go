@@ -35,7 +35,7 @@ func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// recovered keeps a panic from ending the process: under lambdaurl nobody else
+// recovered keeps a panic from ending the process: under lambdaurl nothing else
 // recovers.
 func (e *Endpoint) recovered(w http.ResponseWriter, r *http.Request) {
 	p := recover()
@@ -52,7 +52,7 @@ func (e *Endpoint) recovered(w http.ResponseWriter, r *http.Request) {
 
 // caller starts the call of a request that is let in, and answers all others.
 func (e *Endpoint) caller(w http.ResponseWriter, r *http.Request) *call {
-	if err := e.guard.Check(r); err != nil {
+	if err := e.options.Guard.Check(r); err != nil {
 		sendError(w, http.StatusForbidden, nil, &jsonrpc.Error{Code: codeForbidden, Message: fault.Public(err)})
 		return nil
 	}
@@ -247,7 +247,7 @@ func invalidRequest(text string) *jsonrpc.Error {
 	return &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: text}
 }
 
-// stateless tells whether a message is of the stateless revisions: by its version header, or by _meta.
+// stateless reports whether a message is of the stateless revisions: by its version header, or by _meta.
 func (c *call) stateless() bool {
 	return mcpspec.Version(c.request.Header.Get(mcpspec.HeaderVersion)).Stateless() || namesStateless(c.meta)
 }
@@ -269,7 +269,7 @@ func send(w http.ResponseWriter, status int, build func([]byte) []byte) {
 	h["Content-Type"] = jsonType
 	h.Set("Content-Length", strconv.Itoa(len(*buf)))
 	w.WriteHeader(status)
-	_, _ = w.Write(*buf) // a client that is gone is nobody's fault
+	_, _ = w.Write(*buf) // a client that is gone is no fault
 	if cap(*buf) <= 1<<20 {
 		buffers.Put(buf)
 	}

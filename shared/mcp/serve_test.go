@@ -26,14 +26,14 @@ func TestCallers(t *testing.T) {
 		}
 	})
 	t.Run("AUT-01_403_names_the_missing_scopes", func(t *testing.T) {
-		r := f.modern(reader, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
+		r := f.stateless(reader, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
 		if got := r.Header.Get("WWW-Authenticate"); r.Status != 403 || !strings.Contains(got, `error="insufficient_scope"`) || !strings.Contains(got, `scope="events:subscribe"`) {
 			t.Errorf("%d, %q", r.Status, got)
 		}
 		if r.code(t) != codeForbidden {
 			t.Error(r.Body)
 		}
-		r = f.modern(alice, mcpspec.MethodRead, `"uri":"event://billing/invoice"`)
+		r = f.stateless(alice, mcpspec.MethodRead, `"uri":"event://billing/invoice"`)
 		if got := r.Header.Get("WWW-Authenticate"); r.Status != 403 || !strings.Contains(got, `scope="billing"`) {
 			t.Errorf("%d, %q", r.Status, got)
 		}
@@ -42,7 +42,7 @@ func TestCallers(t *testing.T) {
 
 func TestOrigins(t *testing.T) {
 	f := newFixture(t, func(o *Options) {
-		o.AllowedOrigins, o.AllowedHosts = []string{"https://app.example"}, []string{"mcp.example"}
+		o.Guard = auth.Guard{Origins: []string{"https://app.example"}, Hosts: []string{"mcp.example"}}
 	})
 	for _, tc := range []struct {
 		origin, host string
@@ -150,15 +150,15 @@ func TestFailures(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := newFixture(t, func(o *Options) { o.Catalogs = broken{tc.err} })
-			r := f.modern(alice, mcpspec.MethodResources, "")
+			r := f.stateless(alice, mcpspec.MethodResources, "")
 			if r.Status != tc.status || r.code(t) != tc.code || strings.Contains(r.Body, "secret") {
 				t.Errorf("%d %s", r.Status, r.Body)
 			}
 		})
 	}
-	t.Run("the caller cannot be told now", func(t *testing.T) {
+	t.Run("the caller is not known now", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.Auth = broken{fault.New(fault.Unavailable, "secret detail")} })
-		if r := f.modern(alice, mcpspec.MethodPing, ""); r.Status != 503 || r.Header.Get("Retry-After") == "" || strings.Contains(r.Body, "secret") {
+		if r := f.stateless(alice, mcpspec.MethodPing, ""); r.Status != 503 || r.Header.Get("Retry-After") == "" || strings.Contains(r.Body, "secret") {
 			t.Errorf("%d %s", r.Status, r.Body)
 		}
 	})

@@ -99,14 +99,14 @@ func TestSessions(t *testing.T) {
 		must(t, err)
 		f.server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { other.ServeHTTP(w, r) })
 		defer func() { f.server.Config.Handler = f.endpoint }()
-		if r := f.legacy(alice, s, mcpspec.MethodPing, ""); r.Status != 200 {
+		if r := f.sessionBased(alice, s, mcpspec.MethodPing, ""); r.Status != 200 {
 			t.Errorf("%+v", r)
 		}
 	})
 	t.Run("SES-05_methods_that_are_not_there", func(t *testing.T) {
 		s := f.session(alice, mcpspec.V20251125)
 		for _, m := range []string{"tools/list", "tools/call", "prompts/get", "prompts/list", mcpspec.MethodListen, mcpspec.MethodDiscover, "x"} {
-			if r := f.legacy(alice, s, m, ""); r.Status != 200 || r.code(t) != -32601 {
+			if r := f.sessionBased(alice, s, m, ""); r.Status != 200 || r.code(t) != -32601 {
 				t.Errorf("%s: %d %s", m, r.Status, r.Body)
 			}
 		}

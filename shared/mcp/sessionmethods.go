@@ -18,7 +18,7 @@ import (
 
 var topicSubscription = stream.TopicSubscription
 
-// sessionNotice tells the open stream of a session, wherever it is, to look at
+// sessionNotice makes the open stream of a session, wherever it is, look at
 // the store again.
 var sessionNotice = json.RawMessage(`{"changed":true}`)
 
@@ -142,7 +142,7 @@ func sessionFault(err error) error {
 	return err
 }
 
-// unsubscribeAll tells the backends of what a session was subscribed to that it is over.
+// unsubscribeAll ends at the backends what a session was subscribed to.
 func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session.Session, uris []session.URI) {
 	for _, u := range uris {
 		if u.Backend == "" || h.backends == (noGateway{}) {

@@ -17,7 +17,7 @@ import (
 func TestStalledReadersAtTheEnd(t *testing.T) {
 	f := newFixture(t, nil)
 	session := f.session(bob, mcpspec.V20251125)
-	f.legacy(bob, session, mcpspec.MethodSubscribe, `"uri":"event://ci/deploy"`)
+	f.sessionBased(bob, session, mcpspec.MethodSubscribe, `"uri":"event://ci/deploy"`)
 	requests := map[string]*http.Request{
 		"listen": f.request("POST", alice, modernBody("1", mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`), modernHeaders(mcpspec.MethodListen, "")...),
 		"push":   f.request("POST", reader, modernBody("1", mcpspec.MethodEventsStream, `"name":"ci.deploy"`), modernHeaders(mcpspec.MethodEventsStream, "")...),

@@ -85,7 +85,7 @@ func TestUnsupportedVersion(t *testing.T) {
 	t.Run("SUB-09_names_the_versions_that_discover_names", func(t *testing.T) {
 		f := newFixture(t, nil)
 		var d described
-		f.modern(alice, mcpspec.MethodDiscover, "").result(t, &d)
+		f.stateless(alice, mcpspec.MethodDiscover, "").result(t, &d)
 		m := f.do("POST", alice, strings.ReplaceAll(modernBody("1", mcpspec.MethodDiscover, ""), "2026-07-28", "2031-01-01"), "Mcp-Protocol-Version: 2031-01-01").rpc(t)
 		var data struct {
 			Supported []string
@@ -102,7 +102,7 @@ func TestModernMethods(t *testing.T) {
 	f := newFixture(t, nil)
 	for _, m := range []string{mcpspec.MethodInitialize, mcpspec.MethodPing, "logging/setLevel", mcpspec.MethodSubscribe, mcpspec.MethodUnsubscribe, "notifications/initialized"} {
 		t.Run("SUB-09_"+strings.ReplaceAll(m, "/", "_")+"_is_unknown", func(t *testing.T) {
-			if r := f.modern(alice, m, `"uri":"event://ci/deploy"`); r.Status != http.StatusNotFound || r.code(t) != -32601 {
+			if r := f.stateless(alice, m, `"uri":"event://ci/deploy"`); r.Status != http.StatusNotFound || r.code(t) != -32601 {
 				t.Errorf("%d %s", r.Status, r.Body)
 			}
 		})
@@ -144,7 +144,7 @@ func TestModernMethods(t *testing.T) {
 				params = ref("event://github/{owner}/{repo}/push", "repo", "")
 			}
 			var d described
-			f.modern(alice, method, params).result(t, &d)
+			f.stateless(alice, method, params).result(t, &d)
 			if d.ResultType != "complete" || (d.TTLMs != nil) != cacheable || (d.CacheScope != "") != cacheable || d.Meta[mcpspec.MetaServer] == nil {
 				t.Errorf("%s: %+v", method, d)
 			}

@@ -37,14 +37,14 @@ type streamWriter struct {
 	feed      *stream.Feed
 	out       *sse.Writer
 	wrote     time.Time // when something was last written
-	reached   string    // the cursor behind the last delivery that was served
+	reached   string    // the cursor after the last delivery that was served
 	cut       bool      // the last delivery that the feed handed out was not served
 
 	targets map[string]target // by canonical URI
-	// What the client is told of, and how.
+	// What the client is notified of, and how.
 	resources, events, tools, prompts bool // changes of lists
 	roots                             bool // what backends say of them
-	contexts                          bool // of messages told outside of sessions
+	contexts                          bool // of messages handled outside of sessions
 	payloads                          bool // the payload in _meta, too
 	// subscriptionID is the id of the listen, which every message repeats; nil in
 	// the stream of a session.
@@ -104,7 +104,7 @@ func (o *streamWriter) pass(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// resumeAt is the position behind what was served: the feed's, unless the stream ends
+// resumeAt is the position after what was served: the feed's, unless the stream ends
 // over a delivery, which whoever resumes must get.
 func (o *streamWriter) resumeAt() string {
 	if o.cut {
@@ -132,7 +132,7 @@ func (o *streamWriter) verify(ctx context.Context, d stream.Delivery) error {
 	return nil
 }
 
-// notify sends what all streams but an events/stream tell alike.
+// notify sends what is the same on all streams but an events/stream.
 func (o *streamWriter) notify(ctx context.Context, d stream.Delivery) error {
 	switch {
 	case d.Event != nil:
@@ -156,7 +156,7 @@ func (o *streamWriter) notify(ctx context.Context, d stream.Delivery) error {
 	return nil
 }
 
-// asks reports whether the client is told of a list's changes by this notification.
+// asks reports whether the client is notified of a list's changes by this notification.
 func (o *streamWriter) asks(note string) bool {
 	switch note {
 	case mcpspec.NoteResourcesChange:
@@ -173,7 +173,7 @@ func (o *streamWriter) asks(note string) bool {
 	return false
 }
 
-// sendChanges tells of those changes of lists that the client is told of.
+// sendChanges notifies of those changes of lists that the client asked for.
 func (o *streamWriter) sendChanges(cursor string, notes ...string) error {
 	for _, note := range notes {
 		if !o.asks(note) {
@@ -216,7 +216,7 @@ func (o *streamWriter) eventMeta(b []byte, ev *event.Event) []byte {
 	return b
 }
 
-// sendState tells that the state of a subscription changed.
+// sendState notifies that the state of a subscription changed.
 func (o *streamWriter) sendState(d stream.Delivery) error {
 	for _, t := range o.targets {
 		if t.topic != d.Topic {

@@ -49,7 +49,7 @@ type method struct {
 	session bool
 	// scope is needed to call it; empty for none.
 	scope string
-	// offered tells whether it is there for the caller; nil is for everybody.
+	// offered reports whether it is there for the caller; nil is for everyone.
 	offered func(c *call) bool
 	handler handler
 }
@@ -210,7 +210,7 @@ func (e *Endpoint) table(lists *lists) {
 	if o.Conversation != nil {
 		for kind, name := range conversationMethods {
 			t[name] = method{
-				sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(e.conversations.tell),
+				sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(e.conversations.answer),
 				offered: func(c *call) bool { return o.Conversation.Offers(c.request.Context(), c.principal).Has(kind) },
 			}
 		}

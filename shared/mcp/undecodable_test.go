@@ -37,7 +37,7 @@ func TestAnUndecodableSessionIsNone(t *testing.T) {
 		t.Fatalf("%d items were damaged", n)
 	}
 	for range 3 {
-		if r := f.legacy(alice, bad, mcpspec.MethodResources, ""); r.Status != http.StatusNotFound {
+		if r := f.sessionBased(alice, bad, mcpspec.MethodResources, ""); r.Status != http.StatusNotFound {
 			t.Errorf("the damaged session: %d %s", r.Status, r.Body)
 		}
 	}
@@ -45,7 +45,7 @@ func TestAnUndecodableSessionIsNone(t *testing.T) {
 		t.Errorf("counted %d", got)
 	}
 	for what, id := range map[string]string{"another": good, "a new one": f.session(alice, mcpspec.V20251125)} {
-		if r := f.legacy(alice, id, mcpspec.MethodResources, ""); r.Status != 200 {
+		if r := f.sessionBased(alice, id, mcpspec.MethodResources, ""); r.Status != 200 {
 			t.Errorf("%s: %d %s", what, r.Status, r.Body)
 		}
 	}
@@ -56,7 +56,7 @@ func TestAnUndecodableSubscriptionOfASession(t *testing.T) {
 	f := newFixture(t, nil)
 	id := f.session(alice, mcpspec.V20251125)
 	for _, uri := range []string{"event://ci/deploy", "event://ci/build-finished"} {
-		if r := f.legacy(alice, id, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.Status != 200 || r.rpc(t).Error != nil {
+		if r := f.sessionBased(alice, id, mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.Status != 200 || r.rpc(t).Error != nil {
 			t.Fatalf("%+v", r)
 		}
 	}

@@ -210,8 +210,8 @@ func (h *webhooks) eventsUnsubscribe(ctx context.Context, c *call) (result, erro
 	return result{}, h.deregistrar.Unsubscribe(ctx, c.principal, name, arguments, url)
 }
 
-// known refuses a caller whom nobody authenticated: anybody could end or take
-// over anybody's subscription by guessing what it is made of.
+// known refuses a caller who is not authenticated: such a caller could end or take
+// over any subscription by guessing what it is made of.
 func (h *webhooks) known(c *call) error {
 	if c.principal.Anonymous && !h.anonymous {
 		return fault.New(fault.Forbidden, "an authenticated principal is needed")
@@ -219,7 +219,7 @@ func (h *webhooks) known(c *call) error {
 	return nil
 }
 
-// ttl tells an absent ttlMs, which asks for the default, from null, which asks
+// ttl distinguishes an absent ttlMs, which asks for the default, from null, which asks
 // for no expiry.
 func (c *call) ttl() (subscription.TTL, error) {
 	for key, value := range jsonrpc.Members(c.msg.Params) {

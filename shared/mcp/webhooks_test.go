@@ -17,7 +17,7 @@ import (
 func (f *fixture) registerOne(key, uri, target string) string {
 	f.t.Helper()
 	var got struct{ Subscription struct{ URI string } }
-	f.modern(key, mcpspec.MethodRegister, `"uris":["`+uri+`"],"targetUri":"`+target+`"`).result(f.t, &got)
+	f.stateless(key, mcpspec.MethodRegister, `"uris":["`+uri+`"],"targetUri":"`+target+`"`).result(f.t, &got)
 	if !strings.HasPrefix(got.Subscription.URI, "subscription://") {
 		f.t.Fatalf("got %+v", got)
 	}
@@ -29,8 +29,8 @@ func TestRegister(t *testing.T) {
 	s := f.session(alice, mcpspec.V20250326)
 	t.Run("EVS-08_answer", func(t *testing.T) {
 		for _, r := range []reply{
-			f.modern(alice, mcpspec.MethodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`),
-			f.legacy(alice, s, mcpspec.MethodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`),
+			f.stateless(alice, mcpspec.MethodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`),
+			f.sessionBased(alice, s, mcpspec.MethodRegister, `"uris":["event://ci/deploy","event://github/acme"],"targetUri":"https://a.example/x"`),
 		} {
 			var got struct{ Subscription map[string]json.RawMessage }
 			r.result(t, &got)
@@ -51,7 +51,7 @@ func TestRegister(t *testing.T) {
 	} {
 		t.Run("EVS-08_all_or_nothing_"+name, func(t *testing.T) {
 			before, _ := f.all(alice, mcpspec.MethodResources)
-			if r := f.modern(alice, mcpspec.MethodRegister, params); r.Status != 400 || r.code(t) != -32602 {
+			if r := f.stateless(alice, mcpspec.MethodRegister, params); r.Status != 400 || r.code(t) != -32602 {
 				t.Errorf("%d %s", r.Status, r.Body)
 			}
 			if after, _ := f.all(alice, mcpspec.MethodResources); len(after) != len(before) {
@@ -66,7 +66,7 @@ func TestRegister(t *testing.T) {
 		} {
 			f.service.Options.Secret = kind
 			var got struct{ Subscription map[string]json.RawMessage }
-			f.modern(alice, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/x"`).result(t, &got)
+			f.stateless(alice, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/x"`).result(t, &got)
 			sameJSON(t, got.Subscription["webhookSecret"], want)
 		}
 		f.service.Options.Secret = ""
@@ -102,25 +102,25 @@ func TestDeregister(t *testing.T) {
 	t.Run("EVS-11_ends_the_caller's_subscription", func(t *testing.T) {
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
 		var got map[string]json.RawMessage
-		f.legacy(alice, s, mcpspec.MethodDeregister, `"uri":"`+uri+`"`).result(t, &got)
+		f.sessionBased(alice, s, mcpspec.MethodDeregister, `"uri":"`+uri+`"`).result(t, &got)
 		if len(got) != 0 {
 			t.Errorf("got %s", got)
 		}
-		if r := f.modern(alice, mcpspec.MethodRead, `"uri":"`+uri+`"`); r.code(t) != -32602 {
+		if r := f.stateless(alice, mcpspec.MethodRead, `"uri":"`+uri+`"`); r.code(t) != -32602 {
 			t.Error(r.Body)
 		}
 	})
 	t.Run("EVS-11_unknown_malformed_and_not_owned_answer_alike", func(t *testing.T) {
 		owned := f.registerOne(bob, "event://ci/deploy", "https://b.example/")
 		gone := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
-		f.modern(alice, mcpspec.MethodDeregister, `"uri":"`+gone+`"`)
-		for _, era := range []func(uri string) reply{
-			func(uri string) reply { return f.modern(alice, mcpspec.MethodDeregister, `"uri":"`+uri+`"`) },
-			func(uri string) reply { return f.legacy(alice, s, mcpspec.MethodDeregister, `"uri":"`+uri+`"`) },
+		f.stateless(alice, mcpspec.MethodDeregister, `"uri":"`+gone+`"`)
+		for _, revision := range []func(uri string) reply{
+			func(uri string) reply { return f.stateless(alice, mcpspec.MethodDeregister, `"uri":"`+uri+`"`) },
+			func(uri string) reply { return f.sessionBased(alice, s, mcpspec.MethodDeregister, `"uri":"`+uri+`"`) },
 		} {
 			var same string
 			for _, uri := range []string{owned, gone, "subscription://x", "event://ci/deploy", "nonsense"} {
-				r := era(uri)
+				r := revision(uri)
 				body := strings.Replace(r.Body, uri, "URI", 1)
 				if same == "" {
 					same = body
@@ -148,7 +148,7 @@ func TestEventsSubscribe(t *testing.T) {
 	}
 	subscribe := func(t *testing.T, params string) (a answer) {
 		t.Helper()
-		f.modern(alice, mcpspec.MethodEventsSub, params).result(t, &a)
+		f.stateless(alice, mcpspec.MethodEventsSub, params).result(t, &a)
 		return a
 	}
 	t.Run("EVX-08_answer_and_idempotency", func(t *testing.T) {
@@ -163,7 +163,7 @@ func TestEventsSubscribe(t *testing.T) {
 		}
 		s := f.session(alice, mcpspec.V20251125)
 		var old answer
-		f.legacy(alice, s, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback).result(t, &old)
+		f.sessionBased(alice, s, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback).result(t, &old)
 		if old.ID != c.ID || old.ResultType != "" {
 			t.Errorf("in 2025-11-25: %+v", old)
 		}
@@ -219,7 +219,7 @@ func TestEventsSubscribe(t *testing.T) {
 		"EVX-07_cursor_no_text":       {`"name":"ci.build","cursor":7,` + callback, -32602, ``},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := f.modern(alice, mcpspec.MethodEventsSub, tc.params)
+			r := f.stateless(alice, mcpspec.MethodEventsSub, tc.params)
 			m := r.rpc(t)
 			if m.Error == nil || m.Error.Code != tc.code {
 				t.Fatalf("%d %s", r.Status, r.Body)
@@ -235,8 +235,8 @@ func TestEventsSubscribe(t *testing.T) {
 	t.Run("EVX-16_limits_name_the_limit", func(t *testing.T) {
 		f := newFixture(t, nil)
 		f.service.Options.Quota = 1
-		f.modern(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
-		m := f.modern(alice, mcpspec.MethodEventsSub, `"name":"ci.deploy",`+callback).rpc(t)
+		f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
+		m := f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.deploy",`+callback).rpc(t)
 		if m.Error == nil || m.Error.Code != -32013 {
 			t.Fatalf("got %+v", m)
 		}
@@ -251,20 +251,20 @@ func TestEventsSubscribe(t *testing.T) {
 			`"name":"ci.build","delivery":{"mode":"webhook","url":"https://unverified.example/","secret":"whsec_x"}`: -32027,
 			`"name":"ci.build","delivery":{"mode":"webhook","url":"http://a.example/","secret":"whsec_x"}`:           -32602,
 		} {
-			if r := f.modern(alice, mcpspec.MethodEventsSub, params); r.code(t) != code {
+			if r := f.stateless(alice, mcpspec.MethodEventsSub, params); r.code(t) != code {
 				t.Errorf("%s: %s, want %d", params, r.Body, code)
 			}
 		}
 		f.service.Options.Quota = 1
-		f.modern(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
-		if r := f.modern(alice, mcpspec.MethodEventsSub, `"name":"ci.deploy",`+callback); r.code(t) != -32025 {
+		f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
+		if r := f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.deploy",`+callback); r.code(t) != -32025 {
 			t.Errorf("over the quota: %s", r.Body)
 		}
 	})
 	t.Run("EVX-08_a_known_principal_is_needed", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.Auth = auth.None() })
 		for _, m := range []string{mcpspec.MethodEventsSub, mcpspec.MethodEventsUnsub} {
-			if r := f.modern("", m, `"name":"ci.build",`+callback); r.code(t) != -32012 {
+			if r := f.stateless("", m, `"name":"ci.build",`+callback); r.code(t) != -32012 {
 				t.Errorf("%s: %s", m, r.Body)
 			}
 		}
@@ -275,10 +275,10 @@ func TestEventsUnsubscribe(t *testing.T) {
 	f := newFixture(t, nil)
 	const target = `"name":"ci.build","arguments":{},"delivery":{"mode":"webhook","url":"https://a.example/hook"}`
 	t.Run("EVX-15_by_the_same_key_and_idempotent", func(t *testing.T) {
-		f.modern(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
+		f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
 		for range 2 {
 			var got struct{ ResultType string }
-			f.modern(alice, mcpspec.MethodEventsUnsub, target).result(t, &got)
+			f.stateless(alice, mcpspec.MethodEventsUnsub, target).result(t, &got)
 			if got.ResultType != "complete" {
 				t.Errorf("got %+v", got)
 			}
@@ -289,7 +289,7 @@ func TestEventsUnsubscribe(t *testing.T) {
 	})
 	t.Run("EVX-15_unknown_is_NotFound_where_that_is_configured", func(t *testing.T) {
 		f.service.Options.UnknownUnsubscribe = true
-		m := f.modern(alice, mcpspec.MethodEventsUnsub, target).rpc(t)
+		m := f.stateless(alice, mcpspec.MethodEventsUnsub, target).rpc(t)
 		if m.Error == nil || m.Error.Code != -32011 || !strings.HasPrefix(m.Error.Message, "NotFound") {
 			t.Fatalf("got %+v", m.Error)
 		}
@@ -297,8 +297,8 @@ func TestEventsUnsubscribe(t *testing.T) {
 	})
 	t.Run("EVX-15_not_another's", func(t *testing.T) {
 		f.service.Options.UnknownUnsubscribe = false
-		f.modern(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
-		f.modern(bob, mcpspec.MethodEventsUnsub, target)
+		f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
+		f.stateless(bob, mcpspec.MethodEventsUnsub, target)
 		if names, _ := f.all(alice, mcpspec.MethodResources); !strings.Contains(strings.Join(names, " "), "sub_") {
 			t.Errorf("it is gone: %v", names)
 		}
@@ -325,11 +325,11 @@ func TestForward(t *testing.T) {
 	})
 	t.Run("EVS-08_both_eras", func(t *testing.T) {
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
-		if r := f.modern(alice, mcpspec.MethodDeregister, `"uri":"`+uri+`"`); r.code(t) != 0 {
+		if r := f.stateless(alice, mcpspec.MethodDeregister, `"uri":"`+uri+`"`); r.code(t) != 0 {
 			t.Error(r.Body)
 		}
 		s := f.session(alice, mcpspec.V20250618)
-		r := f.legacy(alice, s, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
+		r := f.sessionBased(alice, s, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`)
 		if r.code(t) != 0 || strings.Contains(r.Body, "resultType") {
 			t.Error(r.Body)
 		}
@@ -337,13 +337,13 @@ func TestForward(t *testing.T) {
 		if got := forwarded[len(forwarded)-1]; got != want {
 			t.Errorf("forwarded %q, want %q", got, want)
 		}
-		if r := f.modern(alice, mcpspec.MethodEventsSub, `"name":"no.such",`+callback); r.code(t) != -32011 {
+		if r := f.stateless(alice, mcpspec.MethodEventsSub, `"name":"no.such",`+callback); r.code(t) != -32011 {
 			t.Error(r.Body)
 		}
 	})
 	t.Run("EVS-01_what_is_forwarded_is_advertised", func(t *testing.T) {
 		var d described
-		f.modern(alice, mcpspec.MethodDiscover, "").result(t, &d)
+		f.stateless(alice, mcpspec.MethodDiscover, "").result(t, &d)
 		if !strings.Contains(string(d.Capabilities["resources"]), "webhook") {
 			t.Errorf("got %s", d.Capabilities["resources"])
 		}
@@ -361,7 +361,7 @@ func TestForward(t *testing.T) {
 	})
 	t.Run("no_scope_goes_no_further", func(t *testing.T) {
 		before := len(forwarded)
-		if r := f.modern(reader, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`); r.Status != 403 || len(forwarded) != before {
+		if r := f.stateless(reader, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`); r.Status != 403 || len(forwarded) != before {
 			t.Errorf("%d, forwarded %d", r.Status, len(forwarded)-before)
 		}
 	})
@@ -381,8 +381,8 @@ func (stuck) Subscribe(context.Context, auth.Principal, subscription.SubscribeRe
 func TestUnavailable(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Registrar = stuck{} })
 	for _, r := range []reply{
-		f.modern(alice, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`),
-		f.modern(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback),
+		f.stateless(alice, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`),
+		f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback),
 	} {
 		if r.code(t) != codeUnavailable {
 			t.Error(r.Body)

@@ -16,7 +16,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
-// Client is who calls: what a backend is told of it, and where its answers belong.
+// Client is who calls: what a backend gets of it, and where its answers belong.
 type Client struct {
 	Principal auth.Principal
 	// Session is the key of its session in the session-based revisions; empty in 2026-07-28.
@@ -73,7 +73,7 @@ type Call struct {
 	Send func(message json.RawMessage, response bool) error
 }
 
-// Place is what tells backends apart. The same name may stand for another in
+// Place distinguishes backends. The same name may stand for another in
 // another workspace.
 type Place struct{ Workspace, Backend string }
 

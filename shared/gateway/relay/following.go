@@ -194,7 +194,7 @@ func (f *following) run(ctx context.Context, x *upstream.Exchange) error {
 			f.relay.log(f).WarnContext(ctx, "wanted subscriptions not read", "error", err)
 			continue
 		}
-		f.wanted.Store(&wanted) // before the backend may tell of it
+		f.wanted.Store(&wanted) // before the backend may notify of it
 		switch {
 		case maps.Equal(wanted, f.subscribed):
 		case f.version.Stateless():

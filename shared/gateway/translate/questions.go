@@ -33,7 +33,7 @@ func QuestionDigest(params json.RawMessage) string {
 	return Digest(params)
 }
 
-// AppendInput appends a member of inputRequests. Nothing tells of progress between rounds, and
+// AppendInput appends a member of inputRequests. Nothing notifies of progress between rounds, and
 // the revision has no elicitationId.
 func AppendInput(b []byte, key, method string, params json.RawMessage) []byte {
 	if len(b) > 1 {

@@ -184,7 +184,7 @@ type way struct {
 func (w *way) trace() *httptrace.ClientTrace {
 	return &httptrace.ClientTrace{
 		GotConn: func(to httptrace.GotConnInfo) {
-			// HTTP/2 tells by itself what was not served, and net/http repeats it.
+			// HTTP/2 says by itself what was not served, and net/http repeats it.
 			over, ok := to.Conn.(*tls.Conn)
 			w.reused.Store(to.Reused && !(ok && over.ConnectionState().NegotiatedProtocol == "h2"))
 			w.sent.Store(false)

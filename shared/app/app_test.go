@@ -1,0 +1,33 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+)
+
+// AUT-06: a host that is refused is logged once for all endpoints, not once for each.
+func TestOneGuardForAllEndpoints(t *testing.T) {
+	var out bytes.Buffer
+	core := &Core{Log: slog.New(slog.NewTextHandler(&out, nil))}
+	_, publishing, _ := core.Publish()
+	r := httptest.NewRequest(http.MethodPost, "http://proxy.example/mcp", nil)
+	r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}))
+	for name, err := range map[string]error{
+		"/mcp": core.Endpoint().Guard.Check(r), "/events": publishing.Guard.Check(r), "/consent": core.Consent(nil).Guard.Check(r),
+	} {
+		if !fault.Is(err, fault.Forbidden) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	if n := strings.Count(out.String(), "host refused"); n != 1 {
+		t.Errorf("logged %d times: %s", n, out.String())
+	}
+}
