@@ -62,7 +62,7 @@ test-full: ## run all tests, the large ones (kills under load, fan-out) at their
 # Python packages) below the user cache directory; these programs they cannot install.
 .PHONY: prerequisites
 prerequisites:
-	@missing=; for program in go gcc git java javac jq mvn node npm python3; do \
+	@missing=; for program in go gcc git java javac mvn node npm python3; do \
 	  command -v $$program >/dev/null || missing="$$missing $$program"; done; \
 	if [ -n "$$missing" ]; then \
 	  echo "make test needs, and does not find:$$missing (see \"Prerequisites\" in README.md)" >&2; exit 1; fi

@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -96,26 +95,6 @@ func Start(t testing.TB, services ...Service) Endpoints {
 		t.Fatalf("awslocal: %v", err)
 	}
 	return ends
-}
-
-// CommandLine returns a directory with the AWS command line, and the variables that lead it to base, one
-// of the [Endpoints].
-func CommandLine(t testing.TB, base string) (bin string, env []string) {
-	t.Helper()
-	dir, err := install(t.Context(), os.Stderr, awscli)
-	if err != nil {
-		t.Fatalf("awslocal: %v", err)
-	}
-	// The scripts of a virtual environment name the directory that it was made in.
-	bin = t.TempDir()
-	script := "#!/bin/sh\nexec '" + filepath.Join(dir, "venv", "bin", "python") + "' -m awscli \"$@\"\n"
-	if err := os.WriteFile(filepath.Join(bin, "aws"), []byte(script), 0o755); err != nil {
-		t.Fatalf("awslocal: %v", err)
-	}
-	return bin, []string{
-		"AWS_ENDPOINT_URL=" + base, "AWS_REGION=" + Region, "AWS_ACCESS_KEY_ID=" + AccessKey, "AWS_SECRET_ACCESS_KEY=" + SecretKey,
-		"AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null", "AWS_EC2_METADATA_DISABLED=true",
-	}
 }
 
 // Main runs the tests of m, ends what they started, and returns the exit code:

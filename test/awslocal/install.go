@@ -42,9 +42,6 @@ var kinds = map[Service]kind{
 	MiniStack: {env: EnvMiniStack, folder: "ministack", identity: "requirements.txt", origin: "PyPI, 50 MB", build: buildPython, launch: launchMiniStack},
 }
 
-// awscli is no service: it is what operators call them by.
-var awscli = kind{folder: "awscli", identity: "requirements.txt", origin: "PyPI, 15 MB", build: buildPython}
-
 // install returns the directory in which k is installed, installing it where
 // that has not been done. Several processes may ask at once: a lock lets one of
 // them work, and a directory only gets its name when it is complete.
