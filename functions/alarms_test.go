@@ -53,7 +53,7 @@ func TestAlarms(t *testing.T) {
 	t.Run("OPS-14 each alarm reaches the topic or the address", func(t *testing.T) {
 		for name, alarm := range all {
 			for _, member := range []string{"AlarmActions", "OKActions"} {
-				if !strings.Contains(alarm, member+": !If [HasAlarmTopic, [!Ref AlarmTopicArn], !If [HasAlarmEmail, [!Ref AlarmTopic], !Ref AWS::NoValue]]") {
+				if !strings.Contains(alarm, member+": !If [HasAlarmTopic, [!Ref AlarmTopicArn], !If [HasAlarmEmail, [!Ref AlarmTopic], !Ref 'AWS::NoValue']]") {
 					t.Errorf("%s has no %s", name, member)
 				}
 			}
