@@ -29,6 +29,10 @@ const (
 // the workspace. It is no general one: nobody has it unless it is granted.
 const ScopeManage = "consent:manage"
 
+// ScopeOperate lets an operator see and steer all of the workspace: the admin API. It is no
+// general one either, so that clients do not ask for it with the others.
+const ScopeOperate = "events:operate"
+
 // Scopes lists the general scopes in a stable order.
 func Scopes() []string { return []string{ScopeRead, ScopeSubscribe, ScopePublish} }
 
@@ -95,10 +99,10 @@ type Authenticator interface {
 type none struct{ principal Principal }
 
 // None authenticates nobody: whoever calls is the principal "anonymous" of the
-// default workspace with all general scopes. It must not listen to the
+// default workspace with all general scopes, and its operator. It must not listen to the
 // network; see [CheckListen].
 func None() Authenticator {
-	return none{Principal{ID: AnonymousID, Workspace: DefaultWorkspace, Scopes: Scopes(), Anonymous: true}}
+	return none{Principal{ID: AnonymousID, Workspace: DefaultWorkspace, Scopes: append(Scopes(), ScopeOperate), Anonymous: true}}
 }
 
 func (n none) Authenticate(context.Context, http.Header) (Principal, error) { return n.principal, nil }

@@ -222,7 +222,7 @@ func (p *parser) key(n *strictyaml.Node) auth.Key {
 // misspelt finds scopes of a key that are meant to be ones of ours. All others are for the catalog
 // and the backends to ask for.
 func (p *parser) misspelt(n *strictyaml.Node, scopes []string) {
-	known := append(auth.Scopes(), auth.ScopeManage)
+	known := append(auth.Scopes(), auth.ScopeManage, auth.ScopeOperate)
 	for _, s := range scopes {
 		if slices.Contains(known, s) {
 			continue

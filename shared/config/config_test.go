@@ -94,7 +94,7 @@ func TestParseFaults(t *testing.T) {
 		"AUT-02 same hash":       {"keys:\n  - {principal: a, sha256: " + hashOf("a") + "}\n  - {principal: b, sha256: " + hashOf("a") + "}\n", "config.yaml:3: a key: the same sha256 was already given in line 2"},
 		"AUT-02 bad expiry":      {key("expires: soon"), `expires: "soon" is not a time`},
 		"AUT-02 bad scope":       {key("scopes: ['a b']"), "not an OAuth scope"},
-		"AUT-02 misspelt scope":  {key("scopes: [events:raed]"), `config.yaml:4: scopes: "events:raed" is not known (known: events:read, events:subscribe, events:publish, consent:manage, and`},
+		"AUT-02 misspelt scope":  {key("scopes: [events:raed]"), `config.yaml:4: scopes: "events:raed" is not known (known: events:read, events:subscribe, events:publish, consent:manage, events:operate, and`},
 		"AUT-02 misspelt prefix": {key("scopes: [event:publish]"), `"event:publish" is not known`},
 		"AUT-02 other case":      {key("scopes: [Events:Read]"), `"Events:Read" is not known`},
 		"no name":                {"backends:\n  - {url: 'http://x/mcp'}\n", "config.yaml:2: a backend has no name"},
