@@ -33,7 +33,7 @@ func main() {
 	subscriptions := p.Subscriptions()
 	options := webhooks.Deliveries(p.Limits)
 	options.Concurrency, options.Patience = atOnce, patience
-	dispatcher := webhooks.Dispatch(&p.Core, subscriptions, webhooks.Terminator(&p.Core, subscriptions), sender, opener, nil, options)
+	dispatcher := webhooks.Dispatch(&p.Core, subscriptions, webhooks.Terminator(&p.Core, subscriptions), sender, opener, nil, webhooks.Switches(&p.Core, false), options)
 	lambda.Start(p.Sources(nil, func(arn string) queue.Handler {
 		switch {
 		case p.IsFrom(arn, queue.Deliveries):

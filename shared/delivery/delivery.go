@@ -74,8 +74,8 @@ type attempt struct {
 const (
 	statePending = "pending"
 	stateDead    = "dead"
-	// keptFor is how long dead letters and records stay (design: 7 days).
-	keptFor = 7 * 24 * time.Hour
+	// KeptFor is how long dead letters and records stay (design: 7 days).
+	KeptFor = 7 * 24 * time.Hour
 	// backup is how long after its time a due entry brings back a retry whose
 	// message was lost.
 	backup = 2 * time.Minute
@@ -120,9 +120,9 @@ func dueKey(workspace, sub, eventKey string, at time.Time) store.Key {
 
 func (del *delivery) item() store.Item {
 	value, _ := json.Marshal(del) // times, strings and numbers
-	expires := del.First.Add(5*24*time.Hour + keptFor)
+	expires := del.First.Add(5*24*time.Hour + KeptFor)
 	if !del.ParkedAt.IsZero() {
-		expires = del.ParkedAt.Add(switches.Kept + 5*24*time.Hour + keptFor)
+		expires = del.ParkedAt.Add(switches.Kept + 5*24*time.Hour + KeptFor)
 	}
 	return store.Item{
 		Key:   deliveryKey(del.Workspace, del.Subscription, del.key()),
@@ -142,7 +142,7 @@ func (del *delivery) due() dueEntry {
 func (del *delivery) dueEntry() store.Item {
 	value, _ := json.Marshal(del.due())
 	return store.Item{
-		Key: dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt), Value: value, Expires: del.DueAt.Add(keptFor),
+		Key: dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt), Value: value, Expires: del.DueAt.Add(KeptFor),
 	}
 }
 
@@ -239,7 +239,7 @@ func (d *Dispatcher) deadLetter(ctx context.Context, del *delivery, e *event.Eve
 	it := del.item()
 	ops := []store.Op{store.Put(it, continues(had))}
 	for _, key := range del.letterKeys(now) {
-		ops = append(ops, store.Put(store.Item{Key: key, Value: it.Value, Version: now.UnixMicro(), Expires: now.Add(keptFor)}))
+		ops = append(ops, store.Put(store.Item{Key: key, Value: it.Value, Version: now.UnixMicro(), Expires: now.Add(KeptFor)}))
 	}
 	if was != (store.Key{}) {
 		ops = append(ops, store.Delete(was))
@@ -262,7 +262,7 @@ func (d *Dispatcher) storeBody(ctx context.Context, e *event.Event, key string) 
 		return fault.Wrap(fault.Internal, err, "encode the event")
 	}
 	err = d.DB.Write(ctx, store.Put(store.Item{
-		Key: bodyKey(e.Workspace, key), Value: value, Expires: d.now().Add(5*24*time.Hour + keptFor),
+		Key: bodyKey(e.Workspace, key), Value: value, Expires: d.now().Add(5*24*time.Hour + KeptFor),
 	}, store.Absent()))
 	if err != nil && !errors.Is(err, store.ErrConflict) {
 		return fault.Wrap(fault.Unavailable, err, "store the event for its retries")

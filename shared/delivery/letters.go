@@ -217,7 +217,7 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 		gone = append(gone, store.Delete(key))
 	}
 	body := *items[1]
-	body.Expires = now.Add(5*24*time.Hour + keptFor) // from now on, as for any delivery
+	body.Expires = now.Add(5*24*time.Hour + KeptFor) // from now on, as for any delivery
 	gone = append(gone, store.Put(body))
 	del.State, del.First, del.Base, del.Target = statePending, now, len(del.Attempts), sub.Target.URL
 	return o.d.writeNext(ctx, del, had, store.Key{}, now.Add(delay), gone...)

@@ -58,7 +58,7 @@ func (d *Dispatcher) parkedInstead(ctx context.Context, del *delivery, sub *subs
 	}
 	now := d.now()
 	if e != nil {
-		if err := d.keepBody(ctx, e, del.key(), now.Add(switches.Kept+5*24*time.Hour+keptFor)); err != nil {
+		if err := d.keepBody(ctx, e, del.key(), now.Add(switches.Kept+5*24*time.Hour+KeptFor)); err != nil {
 			return false, err
 		}
 	}

@@ -88,7 +88,7 @@ func (d *Dispatcher) records(notes []store.Op, del *delivery, made attempt) []st
 	stamp := fmt.Sprintf("%016d#", made.At.UnixMicro())
 	put := func(partition, sort string, value []byte) {
 		notes = append(notes, store.Put(store.Item{
-			Key: store.Key{Table: store.Deliveries, Partition: partition, Sort: stamp + sort}, Value: value, Expires: made.At.Add(keptFor),
+			Key: store.Key{Table: store.Deliveries, Partition: partition, Sort: stamp + sort}, Value: value, Expires: made.At.Add(KeptFor),
 		}))
 	}
 	put(bySubscription(del.Workspace, del.Subscription), fmt.Sprintf("%s#%d", del.Event, len(del.Attempts)), value)

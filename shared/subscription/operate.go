@@ -254,3 +254,37 @@ func (s *Subscription) PausedSince() time.Time {
 	}
 	return time.UnixMicro(s.Paused).UTC()
 }
+
+// CountStates counts the subscriptions of a workspace by their state, each up to most. Entries of
+// subscriptions that are gone may be among them.
+func (s *Service) CountStates(ctx context.Context, workspace string, most int) (map[State]int, error) {
+	counts := map[State]int{}
+	all := 0
+	for _, state := range []State{Paused, Suspended, Disabled, ""} {
+		q := store.Query{Table: store.Subscriptions, Partition: stateKey(workspace, state, "-").Partition, Limit: most, Eventual: true}
+		if state == "" {
+			q.Partition = indexKey(workspace, "-").Partition
+		}
+		n := 0
+		for more := true; more && n < most; {
+			page, err := s.DB.Query(ctx, q)
+			if err != nil {
+				return nil, fault.Wrap(fault.Unavailable, err, "count the subscriptions")
+			}
+			n += len(page.Items)
+			q.After, more = page.Last, page.More
+		}
+		if n = min(n, most); state == "" {
+			all = n
+			continue
+		}
+		counts[state] = n
+	}
+	counts[Active] = max(0, all-counts[Paused]-counts[Suspended])
+	return counts, nil
+}
+
+// Covers reports whether the subscription is for a URI, by one of its patterns.
+func (s *Subscription) Covers(uri string) bool {
+	return slices.ContainsFunc(s.Patterns, func(p Pattern) bool { return Matches(p.Key, uri) })
+}

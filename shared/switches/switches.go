@@ -57,9 +57,13 @@ func Event(name string) Name      { return Name("event/" + name) }
 func Origin(origin string) Name   { return Name("origin/" + origin) }
 func Subscription(id string) Name { return Name(subscriptionOf + id) }
 
-// Parse reads a name; a fault of kind Invalid says what names there are.
+// Parse reads a name; a fault of kind Invalid says what names there are. Whoever makes one slash of two in a
+// path, as some proxies do, means the same origin.
 func Parse(text string) (Name, error) {
 	kind, rest, _ := strings.Cut(text, "/")
+	if scheme, host, cut := strings.Cut(rest, ":/"); kind == "origin" && cut {
+		text = "origin/" + scheme + "://" + strings.TrimPrefix(host, "/")
+	}
 	ok := text == string(All) || rest != "" && (kind == "event" || kind == "origin" || kind == "subscription")
 	if !ok || len(text) > maxName {
 		return "", fault.New(fault.Invalid, "%.100q is not a switch (allowed: all, event/NAME, origin/ORIGIN, subscription/ID)", text)
@@ -174,18 +178,20 @@ func (s *Set) Pause(ctx context.Context, workspace string, sw Switch) error {
 	return fault.Wrap(fault.Unavailable, err, "pause")
 }
 
-// ResumeOps are the writes that resume; they conflict if that is not paused.
+// ResumeOps are the writes that resume, for who writes more with them.
 func (s *Set) ResumeOps(workspace string, n Name) []store.Op {
 	value, _ := json.Marshal(resumed{version, workspace, n, s.now().UTC()})
 	return []store.Op{
-		store.Delete(key(workspace, n), store.Exists()),
+		store.Delete(key(workspace, n)),
 		store.Put(store.Item{Key: resumedKey(workspace, n), Value: value, Expires: s.now().Add(Kept)}),
 	}
 }
 
 // Resume resumes; false if it was not paused. [Set.Release] brings back what waits.
 func (s *Set) Resume(ctx context.Context, workspace string, n Name) (bool, error) {
-	err := s.DB.Write(ctx, s.ResumeOps(workspace, n)...)
+	ops := s.ResumeOps(workspace, n)
+	ops[0].Cond = store.Exists()
+	err := s.DB.Write(ctx, ops...)
 	s.forget(workspace)
 	if errors.Is(err, store.ErrConflict) {
 		return false, nil
