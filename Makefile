@@ -25,6 +25,10 @@ export SAM_CLI_TELEMETRY := 0
 # pointers take longer than all of its work, and would find no fault of ours.
 export GOFLAGS := $(GOFLAGS) -gcflags=modernc.org/...=-d=checkptr=0
 
+# What is shipped has no cgo; only the race detector needs it. With one setting for tests, linters, servers
+# and functions a package is compiled once for all of them.
+export CGO_ENABLED := 0
+
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -35,28 +39,47 @@ run: ## serve the sample catalog on 127.0.0.1:8080 (development: any webhook tar
 
 .PHONY: build
 build: ## build the command line into bin/
-	CGO_ENABLED=0 go build -trimpath -o bin/mcpevents ./cmd/mcpevents
+	go build -trimpath -o bin/mcpevents ./cmd/mcpevents
+
+# Tests that take long, which make test leaves to make test-full; that one fails if one of them is not there.
+LATER := TestSAMBuild TestDeployAndRollBackUnderTraffic TestRetriesAreNoLoop TestKillFunctions TestInstancesBehindOneAddress \
+  TestRequirementsOnLocalAWS TestConversationOnLocalAWS TestReplayOnAWS TestHangingEndpointsOnAWS TestManagedInstance TestSoak
+empty :=
+LATERS := ^($(subst $(empty) ,|,$(strip $(LATER))))$$
+
+# The black-box tests start servers and emulators, and look at the time: two packages at once, after
+# the others, and the longest first. Of the others more, for some wait for emulators most of the time.
+# fleet and backend have in their own process what they test.
+INNER = $$(go list $(PKG) | grep -v '/mcpevents/\(test/\|functions$$\)' || true)
+FLEET = $$(go list $(PKG) | grep '/mcpevents/test/\(fleet\|backend\)$$' || true)
+OUTER = $$(go list $(PKG) | grep '/mcpevents/\(test/[^fb]\|functions$$\)' | awk '{print /e2e|functions|chaos|interop/ ? 1 : 2, $$0}' | sort -s -k1,1 | cut -d' ' -f2 || true)
 
 .PHONY: test
-test: prerequisites ## run all tests with the race detector, against real emulators (PKG=./shared/… for a part)
-	go vet $(PKG)
-	@# Three at a time, for some packages wait for emulators most of the time. The black-box tests start
-	@# servers and emulators themselves: one package at a time, after the others.
-	{ code=0; \
-	  inner=$$(go list $(PKG) | grep -v '^github.com/mcp-events/mcpevents/test/' || true); outer=$$(go list $(PKG) | grep '^github.com/mcp-events/mcpevents/test/' || true); \
-	  [ -z "$$inner" ] || go test -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
-	  case "$$inner" in *shared/delivery*) go test -count=1 -timeout 14m -json -run '$(SIMULATIONS)' ./shared/delivery || code=1;; esac; \
-	  [ -z "$$outer" ] || go test -race -count=1 -timeout 25m -p 1 -json $$outer || code=1; \
-	  exit $$code; } | go run ./tools/testview -log $(TESTLOG)
+test: prerequisites ## run the tests, against real emulators (PKG=./shared/… for a part)
+	{ code=0; inner="$(INNER)"; outer="$(OUTER) $(FLEET)"; \
+	  [ -z "$$inner" ] || go test -vet=all -count=1 -timeout 20m -p 4 -json -skip '$(LATERS)' $$inner || code=1; \
+	  [ "$$outer" = " " ] || go test -vet=all -count=1 -timeout 20m -p 2 -parallel 4 -json -skip '$(LATERS)' $$outer || code=1; \
+	  exit $$code; } | go run ./tools/testview -left '$(LATER)'
 
 .PHONY: check
-check: ## vet, and run the tests that need no emulator, without the race detector: for while one works
-	go vet ./...
-	go test $$(go list -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | cut -d' ' -f1)
+check: ## vet, and run the tests that need no emulator, but for simulations of days: for while one works
+	go test -vet=all -p 4 -skip '$(SIMULATIONS)' $$(go list -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | cut -d' ' -f1)
+	@echo "left to make test: what needs emulators, and $(words $(subst |, ,$(SIMULATIONS))) simulations"
 
+# With the race detector: all code but the functions, which serve one request at a time and share theirs
+# with the server, and the processes of the black-box tests themselves, which are clients of a server that is built with it.
 .PHONY: test-full
-test-full: ## run all tests, the large ones (kills under load, fan-out) at their full size
-	MCPEVENTS_TEST_FULL=1 $(MAKE) test
+test-full: prerequisites ## run all tests, with the race detector but for simulations of days
+	{ code=0; inner="$(INNER)"; fleet="$(FLEET)"; outer="$(OUTER)"; \
+	  [ -z "$$inner" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
+	  case "$$inner" in *shared/delivery*) go test -vet=off -count=1 -timeout 14m -json -run '$(SIMULATIONS)' ./shared/delivery || code=1;; esac; \
+	  [ -z "$$fleet" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 1 -json $$fleet || code=1; \
+	  [ -z "$$outer" ] || MCPEVENTS_TEST_RACE=1 go test -vet=off -count=1 -timeout 25m -p 2 -parallel 4 -json $$outer || code=1; \
+	  exit $$code; } | go run ./tools/testview -log $(TESTLOG) $(if $(filter ./...,$(PKG)),-with '$(LATER)')
+
+.PHONY: test-release
+test-release: ## run all tests as make test-full does, the large ones (kills under load, fan-out) at their full size
+	MCPEVENTS_TEST_FULL=1 $(MAKE) test-full
 
 # The tests install what they start (DynamoDB Local, ElasticMQ, MiniStack, npm and
 # Python packages) below the user cache directory; these programs they cannot install.
@@ -65,7 +88,7 @@ prerequisites:
 	@missing=; for program in go gcc git java javac mvn node npm python3; do \
 	  command -v $$program >/dev/null || missing="$$missing $$program"; done; \
 	if [ -n "$$missing" ]; then \
-	  echo "make test needs, and does not find:$$missing (see \"Prerequisites\" in README.md)" >&2; exit 1; fi
+	  echo "the tests need, and this machine lacks:$$missing (see \"Prerequisites\" in README.md)" >&2; exit 1; fi
 
 .PHONY: lint
 lint: lint-go lint-docs lint-vulnerabilities lint-template ## check form, correctness, documentation, known vulnerabilities and the template
@@ -119,7 +142,7 @@ bench: ## measure: the benchmarks of the packages, then the whole way of an even
 
 .PHONY: soak
 soak: ## have 50 clients call good and bad backends through two instances for SOAK (10m)
-	MCPEVENTS_SOAK=$(SOAK) go test -race -count=1 -v -run TestSoak -timeout 60m ./test/fleet
+	MCPEVENTS_SOAK=$(SOAK) CGO_ENABLED=1 go test -race -count=1 -v -run TestSoak -timeout 60m ./test/fleet
 
 .PHONY: soak-aws
 soak-aws: ## the same through the functions on local AWS
@@ -150,7 +173,7 @@ ARCHITECTURE ?= arm64
 # old binary when only shared/ has changed. The Go compiler has a cache of its own, which knows.
 .PHONY: sam-build
 sam-build: $(VENV)/installed ## build the functions for deployment
-	GOFLAGS='"-ldflags=-s -w" -tags=lambda.norpc' CGO_ENABLED=0 $(VENV)/bin/sam build --no-cached --template template.yaml --parameter-overrides Architecture=$(ARCHITECTURE)
+	GOFLAGS='"-ldflags=-s -w" -tags=lambda.norpc' $(VENV)/bin/sam build --no-cached --template template.yaml --parameter-overrides Architecture=$(ARCHITECTURE)
 
 # By CloudFormation, where local-aws reads the template itself. Lambda runs the machine's own kind of code there.
 .PHONY: local-deploy
@@ -166,14 +189,14 @@ sam-path:
 	@echo $(VENV)/bin/sam
 
 $(TESTLOG):
-	$(MAKE) test
+	$(MAKE) test-full
 
 .PHONY: conformance
 conformance: prerequisites ## run the official conformance suite of MCP through the gateway, and print the scores
 	go test -count=1 -v -timeout 10m ./test/conformance | grep -v '^ *=== '
 
 .PHONY: conformance-table
-conformance-table: $(TESTLOG) ## write docs/conformance.md from the last run of the tests
+conformance-table: $(TESTLOG) ## write docs/conformance.md from the last make test-full
 	go run ./tools/conformance -log $(TESTLOG)
 
 .PHONY: permissions

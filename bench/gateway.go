@@ -16,10 +16,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/vbauerster/mpb/v8"
-	"github.com/vbauerster/mpb/v8/decor"
-
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/progress"
 )
 
 // gatewayConfig puts one backend behind the gateway twice, once in each revision.
@@ -54,20 +52,19 @@ func Gateway(ctx context.Context, o Options, calls int, w io.Writer) error {
 		return err
 	}
 	defer s.stop()
-	return o.gateway(ctx, s.url, b, calls, w)
+	report, err := o.gateway(ctx, s.url, b, calls)
+	for _, line := range report {
+		_, _ = fmt.Fprintln(w, line)
+	}
+	return err
 }
 
-func (o Options) gateway(ctx context.Context, server string, backend *backend, calls int, w io.Writer) error {
+// gateway measures, and returns the lines of the report.
+func (o Options) gateway(ctx context.Context, server string, backend *backend, calls int) (report []string, err error) {
 	const steps = 20
-	output := o.Progress
-	if output == nil {
-		output = io.Discard
-	}
-	progress := mpb.NewWithContext(ctx, mpb.WithOutput(output), mpb.WithAutoRefresh())
+	var done atomic.Int64
 	// A progress call takes as long as many calls without.
-	bar := progress.AddBar(int64(4*calls+2*calls/steps+changeRounds), mpb.PrependDecorators(decor.Name("measured "), decor.CountersNoUnit("%d / %d")),
-		mpb.AppendDecorators(decor.EwmaETA(decor.ET_STYLE_GO, 30)))
-	var report []string
+	defer progress.Count(o.Progress, "measured", int64(4*calls+2*(calls/steps)+changeRounds), done.Load)()
 	say := func(format string, args ...any) { report = append(report, fmt.Sprintf(format, args...)) }
 	revisions := []struct{ client, backend string }{
 		{"2025-11-25", "2025-11-25"}, {"2026-07-28", "2026-07-28"}, {"2026-07-28", "2025-11-25"}, {"2025-11-25", "2026-07-28"},
@@ -76,25 +73,25 @@ func (o Options) gateway(ctx context.Context, server string, backend *backend, c
 	for _, revision := range revisions {
 		direct, err := newToolCaller(ctx, backend.server.URL+"/mcp", revision.backend, "work")
 		if err != nil {
-			return err
+			return nil, err
 		}
 		over, err := newToolCaller(ctx, server+"/mcp", revision.client, "b"+revision.backend[2:4]+"_work")
 		if err != nil {
-			return err
+			return nil, err
 		}
 		before, after := make([]time.Duration, 0, calls), make([]time.Duration, 0, calls)
 		for n := range calls + warmCalls {
 			took, _, err := direct.call(ctx, 0)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			long, _, err := over.call(ctx, 0)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			if n >= warmCalls {
 				before, after = append(before, took), append(after, long)
-				bar.Increment()
+				done.Add(1)
 			}
 		}
 		say("  client %s, backend %s      %s", revision.client, revision.backend, compared(before, after))
@@ -103,36 +100,31 @@ func (o Options) gateway(ctx context.Context, server string, backend *backend, c
 	for _, revision := range revisions[:2] {
 		direct, err := newToolCaller(ctx, backend.server.URL+"/mcp", revision.backend, "work")
 		if err != nil {
-			return err
+			return nil, err
 		}
 		over, err := newToolCaller(ctx, server+"/mcp", revision.client, "b"+revision.backend[2:4]+"_work")
 		if err != nil {
-			return err
+			return nil, err
 		}
 		var before, after []time.Duration
 		for range max(1, calls/steps) {
 			_, some, err := direct.call(ctx, steps)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			_, more, err := over.call(ctx, steps)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			before, after = append(before, some...), append(after, more...)
-			bar.Increment()
+			done.Add(1)
 		}
 		say("  client %s, backend %s      %s", revision.client, revision.backend, compared(before, after))
 	}
-	if err := changes(ctx, server, backend, bar, say); err != nil {
-		return err
+	if err := changes(ctx, server, backend, &done, say); err != nil {
+		return nil, err
 	}
-	bar.SetTotal(-1, true)
-	progress.Wait()
-	for _, line := range report {
-		_, _ = fmt.Fprintln(w, line)
-	}
-	return nil
+	return report, nil
 }
 
 // warmCalls is how many calls are made before those that count.
@@ -236,7 +228,7 @@ const (
 var gatewayClient = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: callTimeout}
 
 // changes opens many listens and measures how long a change of the backend's tools takes to all.
-func changes(ctx context.Context, server string, backend *backend, bar *mpb.Bar, say func(string, ...any)) error {
+func changes(ctx context.Context, server string, backend *backend, done *atomic.Int64, say func(string, ...any)) error {
 	arrived := make(chan time.Time, changeStreams)
 	var opening sync.WaitGroup
 	var failed atomic.Pointer[error]
@@ -281,7 +273,7 @@ func changes(ctx context.Context, server string, backend *backend, bar *mpb.Bar,
 		}
 		slices.Sort(each)
 		medians, slowest = append(medians, each[len(each)/2]), append(slowest, each[len(each)-1])
-		bar.Increment()
+		done.Add(1)
 	}
 	slices.Sort(medians)
 	slices.Sort(slowest)

@@ -10,10 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/vbauerster/mpb/v8"
-	"github.com/vbauerster/mpb/v8/decor"
-
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/progress"
 )
 
 // Options say what is measured.
@@ -174,7 +172,7 @@ func (p *pass) run(ctx context.Context, report *Report) error {
 	o := p.options
 	l := newLedger(fmt.Sprintf("bench-%d-%d-", os.Getpid(), runs.Add(1)), o.Shape, p.secrets)
 	p.receiver.run.Store(&received{ledger: l, find: p.adapter.Received})
-	defer o.progress(ctx, p.name(), l)()
+	defer progress.Count(o.Progress, p.name()+" delivered", int64(len(l.took)), l.arrived.Load)()
 
 	before := p.sample(ctx)
 	l.began = time.Now()
@@ -279,36 +277,5 @@ func until(ctx context.Context, at time.Time) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
-	}
-}
-
-// progress shows how much has arrived until the function that it returns is called.
-func (o Options) progress(ctx context.Context, name string, l *ledger) (stop func()) {
-	if o.Progress == nil {
-		return func() {}
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	bars := mpb.New(mpb.WithOutput(o.Progress), mpb.WithAutoRefresh())
-	bar := bars.AddBar(int64(len(l.took)), mpb.PrependDecorators(decor.Name(name+" delivered "), decor.CountersNoUnit("%d / %d")),
-		mpb.AppendDecorators(decor.AverageETA(decor.ET_STYLE_GO)))
-	var showing sync.WaitGroup
-	showing.Go(func() {
-		tick := time.NewTicker(100 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			select {
-			case <-tick.C:
-				bar.SetCurrent(l.arrived.Load())
-			case <-ctx.Done():
-				bar.SetCurrent(l.arrived.Load())
-				bar.Abort(false) // no effect on one that is full
-				return
-			}
-		}
-	})
-	return func() {
-		cancel()
-		showing.Wait()
-		bars.Wait()
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/progress"
 )
 
 // Streams opens count listens of the shape's URIs, and measures what they cost the server while they are quiet
@@ -35,6 +36,9 @@ func Streams(ctx context.Context, o Options, count int, w io.Writer) error {
 	return o.streams(ctx, s, count, w)
 }
 
+// quiet is how long the CPU of quiet streams is measured.
+const quiet = 20 * time.Second
+
 func (o Options) streams(ctx context.Context, s *server, count int, w io.Writer) error {
 	publisher := o.newPublisher(s)
 	defer publisher.caller.close()
@@ -44,6 +48,8 @@ func (o Options) streams(ctx context.Context, s *server, count int, w io.Writer)
 	arrived := make(chan time.Time, count)
 	var opening sync.WaitGroup
 	var failed atomic.Pointer[error]
+	var opened atomic.Int64
+	shown := progress.Count(o.Progress, "streams opened", int64(count), opened.Load)
 	slots := make(chan struct{}, 64)
 	host := strings.TrimPrefix(s.url, "http://")
 	open := make([]net.Conn, count)
@@ -64,6 +70,7 @@ func (o Options) streams(ctx context.Context, s *server, count int, w io.Writer)
 				return
 			}
 			open[i] = conn
+			opened.Add(1)
 			go follow(r, arrived)
 		})
 		if failed.Load() != nil {
@@ -71,16 +78,18 @@ func (o Options) streams(ctx context.Context, s *server, count int, w io.Writer)
 		}
 	}
 	opening.Wait()
+	shown()
 	if err := failed.Load(); err != nil {
 		return *err
 	}
 	_, _ = fmt.Fprintf(w, "streams %d, over %d URIs, opened in %s\n", count, o.URIs, time.Since(started).Round(time.Millisecond))
 
 	idle, since := cpuSeconds(pid), time.Now()
-	select {
-	case <-time.After(20 * time.Second):
-	case <-ctx.Done():
-		return ctx.Err()
+	shown = progress.Count(o.Progress, "seconds quiet", int64(quiet.Seconds()), func() int64 { return int64(time.Since(since).Seconds()) })
+	err := until(ctx, since.Add(quiet))
+	shown()
+	if err != nil {
+		return err
 	}
 	used := 100 * (cpuSeconds(pid) - idle) / time.Since(since).Seconds()
 	memory := residentMemory(pid) - before
@@ -135,23 +144,35 @@ func StreamLatency(ctx context.Context, o Options, w io.Writer) error {
 	go follow(r, arrived) // until the connection closes
 	publisher := o.newPublisher(s)
 	defer publisher.caller.close()
-	took := make([]time.Duration, 0, o.Events)
-	for n := range o.Events {
-		started := time.Now()
-		if err := publisher.publish(n); err != nil {
-			return err
-		}
-		select {
-		case at := <-arrived:
-			took = append(took, at.Sub(started))
-		case <-ctx.Done():
-			return fault.New(fault.Unavailable, "event %d did not arrive in time", n)
-		}
+	took, err := o.latencies(ctx, publisher, arrived)
+	if err != nil {
+		return err
 	}
 	slices.Sort(took)
 	_, err = fmt.Fprintf(w, "publish to open listen, one event at a time, %d events\np50 %s  p90 %s  p99 %s  max %s\n",
 		o.Events, percentile(took, 50), percentile(took, 90), percentile(took, 99), percentile(took, 100))
 	return err
+}
+
+// latencies publishes the events one at a time, and returns how long each took to arrive.
+func (o Options) latencies(ctx context.Context, p *publisher, arrived <-chan time.Time) ([]time.Duration, error) {
+	took := make([]time.Duration, 0, o.Events)
+	var count atomic.Int64
+	defer progress.Count(o.Progress, "events arrived", int64(o.Events), count.Load)()
+	for n := range o.Events {
+		started := time.Now()
+		if err := p.publish(n); err != nil {
+			return nil, err
+		}
+		select {
+		case at := <-arrived:
+			took = append(took, at.Sub(started))
+			count.Add(1)
+		case <-ctx.Done():
+			return nil, fault.New(fault.Unavailable, "event %d did not arrive in time", n)
+		}
+	}
+	return took, nil
 }
 
 // target is the server to measure and how to leave it.

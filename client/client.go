@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync/atomic"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
@@ -19,6 +19,10 @@ import (
 // Client is as much of an MCP client as events need, for one revision of the protocol. Its methods may
 // be called concurrently once [Client.Begin] has returned.
 type Client struct {
+	// Log gets a line for each request that is sent again because the server did not answer; nil
+	// discards it.
+	Log *slog.Logger
+
 	server  Server
 	url     string
 	version mcpspec.Version
@@ -35,8 +39,8 @@ func New(s Server, version mcpspec.Version) (*Client, error) {
 	return &Client{server: s, url: url, version: version}, nil
 }
 
-// modern reports whether the revision has no sessions.
-func (c *Client) modern() bool { return c.version >= mcpspec.V20260728 }
+// stateless reports whether the revision has no sessions.
+func (c *Client) stateless() bool { return c.version.Stateless() }
 
 // implementation is the clientInfo that servers see.
 func (c *Client) implementation() map[string]string {
@@ -46,14 +50,14 @@ func (c *Client) implementation() map[string]string {
 
 // Begin opens a session where the revision has them.
 func (c *Client) Begin(ctx context.Context) error {
-	if c.modern() {
+	if c.stateless() {
 		return nil
 	}
 	c.session = ""
 	var result struct {
 		ProtocolVersion string `json:"protocolVersion"`
 	}
-	header, err := c.exchange(ctx, "initialize", map[string]any{
+	header, err := c.exchange(ctx, mcpspec.MethodInitialize, map[string]any{
 		"protocolVersion": c.version, "capabilities": map[string]any{}, "clientInfo": c.implementation(),
 	}, &result)
 	if err != nil {
@@ -64,7 +68,7 @@ func (c *Client) Begin(ctx context.Context) error {
 	}
 	c.session = header.Get("Mcp-Session-Id")
 	body := []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
-	resp, b, err := c.server.Post(ctx, c.url, c.header("notifications/initialized", nil), body)
+	resp, b, err := c.server.Post(ctx, c.url, c.header(mcpspec.NoteInitialized, nil), body)
 	if err == nil && resp.StatusCode >= 300 {
 		err = Refusal(resp, b)
 	}
@@ -85,6 +89,13 @@ func (c *Client) End(ctx context.Context) {
 	if resp, err := calls.Do(req); err == nil {
 		_ = resp.Body.Close()
 	}
+}
+
+// endSession is [Client.End] when ctx may have ended already.
+func (c *Client) endSession(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
+	defer cancel()
+	c.End(ctx)
 }
 
 // Call sends a request and decodes its result; result may be nil.
@@ -144,14 +155,14 @@ func (c *Client) request(method string, params map[string]any) []byte {
 	if params == nil {
 		params = map[string]any{}
 	}
-	if c.modern() {
+	if c.stateless() {
 		meta, _ := params["_meta"].(map[string]any)
 		if meta == nil {
 			meta = map[string]any{}
 		}
-		meta["io.modelcontextprotocol/protocolVersion"] = c.version
-		meta["io.modelcontextprotocol/clientInfo"] = c.implementation()
-		meta["io.modelcontextprotocol/clientCapabilities"] = map[string]any{}
+		meta[mcpspec.MetaVersion] = c.version
+		meta[mcpspec.MetaClient] = c.implementation()
+		meta[mcpspec.MetaCapabilities] = map[string]any{}
 		params["_meta"] = meta
 	}
 	b, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": c.seq.Add(1), "method": method, "params": params})
@@ -164,15 +175,15 @@ func (c *Client) request(method string, params map[string]any) []byte {
 func (c *Client) header(method string, params map[string]any) http.Header {
 	h := http.Header{}
 	h.Set("Accept", "application/json, "+sse.ContentType)
-	if c.modern() || c.session != "" {
+	if c.stateless() || c.session != "" {
 		h.Set("Mcp-Protocol-Version", string(c.version))
 	}
 	if c.session != "" {
 		h.Set("Mcp-Session-Id", c.session)
 	}
-	if c.modern() && method != "" {
+	if c.stateless() && method != "" {
 		h.Set("Mcp-Method", method)
-		if uri, ok := params["uri"].(string); ok && method == "resources/read" {
+		if uri, ok := params["uri"].(string); ok && method == mcpspec.MethodRead {
 			h.Set("Mcp-Name", mcpspec.EncodeHeader(uri))
 		}
 	}
@@ -192,6 +203,12 @@ func (c *Client) stream(ctx context.Context, req *http.Request) (io.ReadCloser, 
 	}
 	defer func() { _ = resp.Body.Close() }()
 	b, _ := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	var answer struct {
+		Error *rpcError `json:"error"`
+	}
+	if resp.StatusCode == http.StatusOK && json.Unmarshal(b, &answer) == nil && answer.Error != nil {
+		return nil, answer.Error.fault(resp.StatusCode)
+	}
 	return nil, Refusal(resp, b)
 }
 
@@ -213,13 +230,13 @@ func (e *rpcError) fault(status int) error {
 
 func (e *rpcError) kind(status int) fault.Kind {
 	switch e.Code {
-	case mcp.SketchCodes.NotFound, mcp.ProposalCodes.NotFound, -32002:
+	case sketchNotFound, proposalNotFound, mcpspec.CodeResourceNotFound:
 		return fault.NotFound
-	case mcp.SketchCodes.Forbidden, mcp.ProposalCodes.Forbidden:
+	case sketchForbidden, proposalForbidden:
 		return fault.Forbidden
-	case mcp.SketchCodes.ResourceExhausted, mcp.ProposalCodes.ResourceExhausted:
+	case sketchExhausted, proposalExhausted:
 		return fault.Exhausted
-	case mcp.SketchCodes.Unsupported, mcp.ProposalCodes.Unsupported, jsonrpc.MethodNotFound:
+	case sketchUnsupported, proposalUnsupported, jsonrpc.MethodNotFound:
 		return fault.Unsupported
 	case jsonrpc.InternalError:
 		return fault.Unavailable

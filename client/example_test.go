@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
@@ -116,4 +117,26 @@ func Example_follower() {
 	// Output:
 	// push 2 2
 	// enough
+}
+
+func ExamplePublisher() {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	s, end, err := serve(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer end()
+	publisher := client.Publisher{
+		Server: client.Server{URL: s.URL, Agent: "example/1"}, URI: "event://orders/42/shipped", ID: "1",
+		Accepted: func(events []client.Accepted) error {
+			fmt.Println(events)
+			return nil
+		},
+	}
+	if err := publisher.Publish(ctx, strings.NewReader(`{"carrier":"DHL"}`)); err != nil {
+		fmt.Println(err)
+	}
+	// Output: [{1 event://orders/42/shipped}]
 }

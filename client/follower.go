@@ -43,14 +43,10 @@ type occurrence struct {
 
 // Run follows until ctx ends or a fault that trying again does not mend.
 func (o *Follower) Run(ctx context.Context, mode string) error {
-	if err := persist(ctx, func() error { return o.Client.Begin(ctx) }); err != nil {
+	defer o.Client.endSession(ctx)
+	if err := o.Client.persist(ctx, func() error { return o.Client.Begin(ctx) }); err != nil {
 		return err
 	}
-	defer func() {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
-		defer cancel()
-		o.Client.End(last)
-	}()
 	once := o.poll
 	if mode == mcpspec.ModePush {
 		once = o.stream
@@ -97,7 +93,7 @@ func (o *Follower) poll(ctx context.Context) (time.Duration, error) {
 		HasMore    bool         `json:"hasMore"`
 		NextPollMs int64        `json:"nextPollMs"`
 	}
-	if err := o.Client.Call(ctx, "events/poll", o.params(), &page); err != nil {
+	if err := o.Client.Call(ctx, mcpspec.MethodEventsPoll, o.params(), &page); err != nil {
 		return 0, err
 	}
 	o.opened(mcpspec.ModePoll, page.Truncated)
@@ -137,7 +133,7 @@ func (o *Follower) print(mode string, e occurrence) error {
 
 // stream opens a stream and reads it to its end.
 func (o *Follower) stream(ctx context.Context) (time.Duration, error) {
-	const method = "events/stream"
+	const method = mcpspec.MethodEventsStream
 	params := o.params()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, o.Client.url, bytes.NewReader(o.Client.request(method, params)))
 	if err != nil {

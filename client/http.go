@@ -33,7 +33,7 @@ type Server struct {
 func (s Server) Endpoint(path string) (string, error) {
 	u, err := url.Parse(s.URL)
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
-		return "", fault.New(fault.Invalid, "%.200q is no URL of a server, such as http://127.0.0.1:8080", s.URL)
+		return "", fault.New(fault.Invalid, "%.200q is not the URL of a server (allowed: http or https, such as http://127.0.0.1:8080)", s.URL)
 	}
 	if strings.Trim(u.Path, "/") == "" {
 		u.Path = path
@@ -42,7 +42,7 @@ func (s Server) Endpoint(path string) (string, error) {
 		if other != path && strings.HasSuffix(strings.TrimSuffix(u.Path, "/"), other) {
 			right := *u
 			right.Path = strings.TrimSuffix(strings.TrimSuffix(u.Path, "/"), other) + path
-			return "", fault.New(fault.Invalid, "the server's URL is that of %s, and that of %s is needed: %s", other, path, right.Redacted())
+			return "", fault.New(fault.Invalid, "the server's URL ends with %s, but this needs that of %s: %s", other, path, right.Redacted())
 		}
 	}
 	return u.String(), nil

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
@@ -36,8 +36,10 @@ type Stream struct {
 // maxStreamEvent bounds an event of a stream in bytes.
 const maxStreamEvent = 4 << 20
 
-// Run follows until ctx ends or a fault that trying again does not mend.
+// Run follows until ctx ends or a fault that trying again does not mend. Then it ends the session, if
+// there is one.
 func (f *Stream) Run(ctx context.Context) error {
+	defer f.Client.endSession(ctx)
 	for failures := 0; ; failures++ {
 		err := f.once(ctx, &failures)
 		switch {
@@ -61,7 +63,7 @@ var errSessionGone = fault.New(fault.NotFound, "the session has ended")
 
 // prepare makes the session and its subscriptions, where the revision has them.
 func (f *Stream) prepare(ctx context.Context) (err error) {
-	if f.Client.modern() || f.Client.session != "" {
+	if f.Client.stateless() || f.Client.session != "" {
 		return nil
 	}
 	defer func() {
@@ -73,7 +75,7 @@ func (f *Stream) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	for _, uri := range f.URIs {
-		if err := f.Client.Call(ctx, "resources/subscribe", map[string]any{"uri": uri}, nil); err != nil {
+		if err := f.Client.Call(ctx, mcpspec.MethodSubscribe, map[string]any{"uri": uri}, nil); err != nil {
 			return err
 		}
 	}
@@ -92,14 +94,14 @@ func (f *Stream) once(ctx context.Context, failures *int) error {
 	}
 	body, err := f.Client.stream(ctx, req)
 	if err != nil {
-		if !f.Client.modern() && fault.Is(err, fault.NotFound) {
+		if !f.Client.stateless() && fault.Is(err, fault.NotFound) {
 			return errSessionGone
 		}
 		return err
 	}
 	defer func() { _ = body.Close() }()
 	*failures = 0
-	if !f.Client.modern() && f.Opened != nil {
+	if !f.Client.stateless() && f.Opened != nil {
 		f.Opened()
 	}
 	events := sse.NewReader(body, maxStreamEvent)
@@ -127,7 +129,7 @@ func (f *Stream) once(ctx context.Context, failures *int) error {
 
 func (f *Stream) request(ctx context.Context) (*http.Request, error) {
 	c := f.Client
-	if !c.modern() {
+	if !c.stateless() {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url, nil)
 		if err != nil {
 			return nil, err
@@ -138,10 +140,10 @@ func (f *Stream) request(ctx context.Context) (*http.Request, error) {
 		}
 		return req, nil
 	}
-	const method = "subscriptions/listen"
+	const method = mcpspec.MethodListen
 	params := map[string]any{"notifications": map[string]any{"resourceSubscriptions": f.URIs}}
 	if f.Cursor != "" {
-		params["_meta"] = map[string]any{mcp.MetaCursor: f.Cursor}
+		params["_meta"] = map[string]any{metaCursor: f.Cursor}
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(c.request(method, params)))
 	if err != nil {
@@ -179,28 +181,28 @@ func (f *Stream) message(data []byte) error {
 		return s
 	}
 	switch m.Method {
-	case "notifications/subscriptions/acknowledged":
+	case mcpspec.NoteAcknowledged:
 		for _, uri := range f.URIs {
 			if !slices.Contains(m.Params.Notifications.URIs, uri) {
 				return fault.New(fault.NotFound, "the server does not know %s, or does not show it to this caller", uri)
 			}
 		}
-		if string(m.Params.Meta[mcp.MetaTruncated]) == "true" {
+		if string(m.Params.Meta[metaTruncated]) == "true" {
 			f.Log.Warn("events missing after resume")
 		}
 		if f.Opened != nil {
 			f.Opened()
 		}
-	case "notifications/resources/updated":
+	case mcpspec.NoteUpdated:
 		err := f.Event(Event{
-			Via: "stream", ID: meta(mcp.MetaEventID), URI: m.Params.URI, Time: meta(mcp.MetaTime),
-			Cursor: meta(mcp.MetaCursor), Received: time.Now(), Data: m.Params.Payload,
+			Via: "stream", ID: meta(metaEventID), URI: m.Params.URI, Time: meta(metaTime),
+			Cursor: meta(metaCursor), Received: time.Now(), Data: m.Params.Payload,
 		})
 		if err != nil {
 			return err
 		}
 	}
-	if cursor := meta(mcp.MetaCursor); cursor != "" {
+	if cursor := meta(metaCursor); cursor != "" {
 		f.Cursor = cursor
 	}
 	return nil

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -50,9 +50,9 @@ func (s *Registration) Begin(ctx context.Context, r *Receiver) error {
 			} `json:"webhookSecret"`
 		} `json:"subscription"`
 	}
-	err := persist(ctx, func() error {
-		return s.Client.Call(ctx, "resources/subscriptions/register", map[string]any{
-			"uris": s.URIs, "targetUri": s.Target, "_meta": map[string]any{mcp.MetaIdempotency: idempotency},
+	err := s.Client.persist(ctx, func() error {
+		return s.Client.Call(ctx, mcpspec.MethodRegister, map[string]any{
+			"uris": s.URIs, "targetUri": s.Target, "_meta": map[string]any{metaIdempotency: idempotency},
 		}, &result)
 	})
 	if err != nil {
@@ -77,7 +77,7 @@ func (s *Registration) End(ctx context.Context) error {
 	if s.uri == "" {
 		return nil
 	}
-	return s.Client.Call(ctx, "resources/subscriptions/deregister", map[string]any{"uri": s.uri}, nil)
+	return s.Client.Call(ctx, mcpspec.MethodDeregister, map[string]any{"uri": s.uri}, nil)
 }
 
 func (s *Registration) Refresh(context.Context, string) error { return nil }
@@ -109,7 +109,7 @@ func NewSecret() string {
 
 func (s *EventsSubscription) Begin(ctx context.Context, r *Receiver) error {
 	r.secret(s.Key) // the challenge comes before the answer
-	return persist(ctx, func() error { return s.subscribe(ctx, s.Cursor) })
+	return s.Client.persist(ctx, func() error { return s.subscribe(ctx, s.Cursor) })
 }
 
 func (s *EventsSubscription) subscribe(ctx context.Context, cursor string) error {
@@ -128,7 +128,7 @@ func (s *EventsSubscription) subscribe(ctx context.Context, cursor string) error
 		RefreshBefore *time.Time `json:"refreshBefore"`
 	}
 	began := time.Now()
-	if err := s.Client.Call(ctx, "events/subscribe", params, &result); err != nil {
+	if err := s.Client.Call(ctx, mcpspec.MethodEventsSub, params, &result); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -166,7 +166,7 @@ func (s *EventsSubscription) End(ctx context.Context) error {
 	if s.ID() == "" {
 		return nil
 	}
-	return s.Client.Call(ctx, "events/unsubscribe", map[string]any{
+	return s.Client.Call(ctx, mcpspec.MethodEventsUnsub, map[string]any{
 		"name": s.Name, "arguments": s.Arguments, "delivery": map[string]any{"mode": "webhook", "url": s.Target},
 	}, nil)
 }
@@ -184,7 +184,7 @@ const maxTries = 5
 
 // persist repeats what may be repeated. When the time for it ends, what failed
 // last is the error.
-func persist(ctx context.Context, do func() error) error {
+func (c *Client) persist(ctx context.Context, do func() error) error {
 	var last error
 	for try := 0; ; try++ {
 		err := do()
@@ -195,6 +195,9 @@ func persist(ctx context.Context, do func() error) error {
 			return err
 		}
 		last = err
+		if c.Log != nil {
+			c.Log.Warn("request failed, retrying", "try", try+2, "of", maxTries, "error", err)
+		}
 		if stop := Pause(ctx, try, 0); errors.Is(stop, context.DeadlineExceeded) {
 			return last
 		} else if stop != nil {

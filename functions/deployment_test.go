@@ -25,6 +25,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store/dynamo"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }
@@ -38,6 +39,7 @@ func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 		Template: "../template.yaml", Name: name, Region: awslocal.Region,
 		Endpoints:  runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack, SSM: ends.MiniStack},
 		Parameters: map[string]string{"Auth": "none", "AllowInsecureTargets": "true", "StreamConcurrency": "100"},
+		Binaries:   harness.Functions(t),
 		Output:     lines{t}, Speed: 60, Calls: os.Getenv("MCPEVENTS_TEST_CALLS"),
 	}
 	if change != nil {
@@ -57,7 +59,11 @@ func deploy(t *testing.T, change func(*runner.Options)) *runner.Stack {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := catalog.Apply(t.Context(), database(t, stack), auth.DefaultWorkspace, src); err != nil {
+	cat, err := catalog.Parse(src)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := catalog.Apply(t.Context(), database(t, stack), auth.DefaultWorkspace, cat); err != nil {
 		t.Fatal(err)
 	}
 	return stack

@@ -1,7 +1,6 @@
 package functions_test
 
 import (
-	"os"
 	"strings"
 	"testing"
 
@@ -9,20 +8,12 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// AWS-02: a deployment with settings that the functions would not start with fails, with the reason. Only
-// keys is built: no other function comes to run.
+// AWS-02: a deployment with settings that the functions would not start with fails, with the reason.
 func TestADeploymentWithWrongSettingsFails(t *testing.T) {
 	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	others := map[string]string{}
-	for _, name := range []string{"publish", "fanout", "dispatch", "retry", "register", "deregister", "stream", "relay"} {
-		others["functions/"+name] = self
-	}
 	for name, tc := range map[string]struct {
 		parameters map[string]string
 		want       string
@@ -32,7 +23,7 @@ func TestADeploymentWithWrongSettingsFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			stack, err := runner.Start(t.Context(), runner.Options{
-				Template: "../template.yaml", Name: "t" + uuid.NewString()[:8], Region: awslocal.Region, Parameters: tc.parameters, Binaries: others,
+				Template: "../template.yaml", Name: "t" + uuid.NewString()[:8], Region: awslocal.Region, Parameters: tc.parameters, Binaries: harness.Functions(t),
 				Endpoints: runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack, SSM: ends.MiniStack},
 				Output:    lines{t},
 			})

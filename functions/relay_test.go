@@ -17,8 +17,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/test/awslocal"
 	"github.com/mcp-events/mcpevents/test/backend"
@@ -71,7 +71,11 @@ func relayed(t *testing.T, stack *runner.Stack) {
 	defer server.CloseClientConnections()
 	configure := func(text string) {
 		t.Helper()
-		if _, _, err := config.Apply(t.Context(), database(t, stack), []byte(text)); err != nil {
+		c, err := config.Parse([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := config.Apply(t.Context(), database(t, stack), c); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -125,7 +129,7 @@ func relayed(t *testing.T, stack *runner.Stack) {
 		t.Helper()
 		db := database(t, stack)
 		eventually(t, "the configuration is announced", func() bool {
-			waiting, err := versioned.Announce(t.Context(), db, time.Now(), stream.AnnounceStored(&eventlog.Log{DB: db}))
+			waiting, err := settings.Announce(t.Context(), db, time.Now(), stream.AnnounceStored(&eventlog.Log{DB: db}))
 			return err == nil && waiting == 0
 		})
 		if got := wait(t, "what changed", early); !strings.Contains(got, tools) {

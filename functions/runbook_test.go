@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestRunbook walks through docs/how-to/restore-on-aws.md: a stack adopts the tables and the key of another one. The
@@ -52,6 +53,7 @@ func TestRunbook(t *testing.T) {
 	stack, err := runner.Start(t.Context(), runner.Options{
 		Template: "../template.yaml", Name: strings.TrimSuffix(prefix, "-") + "-b", Region: awslocal.Region, Parameters: parameters,
 		Endpoints: runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack, SSM: ends.MiniStack},
+		Binaries:  harness.Functions(t),
 		Output:    lines{t}, Speed: 60,
 		Direct: true, // the gate knows the tables of the stack, and these are another's
 	})

@@ -18,6 +18,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/test/awslocal"
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // wayOfAnEvent are the functions that read or write its messages, in its order, and their code.
@@ -29,6 +30,7 @@ var wayOfAnEvent = [][2]string{
 // next release, which writes messages of the next version and reads today's too.
 func builds(t *testing.T) (today, next map[string]string) {
 	t.Helper()
+	today, next = map[string]string{}, map[string]string{}
 	dir := t.TempDir()
 	replace := map[string]string{}
 	for file, constant := range map[string]string{
@@ -57,19 +59,16 @@ func builds(t *testing.T) (today, next map[string]string) {
 	if err := os.WriteFile(overlay, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	build := func(release string, args ...string) map[string]string {
-		out := map[string]string{}
-		for _, fn := range wayOfAnEvent {
-			path := filepath.Join(dir, release+"-"+fn[1])
-			cmd := exec.CommandContext(t.Context(), "go", append(append([]string{"build", "-tags", "lambda.norpc", "-o", path}, args...), "./"+fn[1])...)
-			if b, err := cmd.CombinedOutput(); err != nil {
-				t.Fatalf("build %s: %v\n%s", fn[1], err, b)
-			}
-			out[fn[0]] = path
+	for _, fn := range wayOfAnEvent {
+		path := filepath.Join(dir, fn[1])
+		cmd := exec.CommandContext(t.Context(), "go", "build", "-tags=lambda.norpc", "-ldflags=-s -w", "-overlay", overlay, "-o", path, "./"+fn[1])
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if b, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("build %s: %v\n%s", fn[1], err, b)
 		}
-		return out
+		today[fn[0]], next[fn[0]] = harness.Functions(t)["functions/"+fn[1]], path
 	}
-	return build("today"), build("next", "-overlay", overlay)
+	return today, next
 }
 
 // TestDeployAndRollBackUnderTraffic (AWS-06) swaps the functions one by one while events flow, in the order
@@ -79,10 +78,6 @@ func TestDeployAndRollBackUnderTraffic(t *testing.T) {
 	today, next := builds(t)
 	stack := deploy(t, func(o *runner.Options) {
 		o.Env = map[string]string{"MCPEVENTS_RETRY_SCHEDULE": "0s,1s,1s,1s,1s"}
-		o.Binaries = map[string]string{}
-		for _, fn := range wayOfAnEvent {
-			o.Binaries["functions/"+fn[1]] = today[fn[0]]
-		}
 	})
 	var mu sync.Mutex
 	tried, done := map[string]bool{}, map[string]bool{}

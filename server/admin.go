@@ -56,7 +56,7 @@ func (s *Server) serveAdmin(r roles, listener net.Listener) http.Handler {
 
 // listBackends are those of a workspace that the configuration has now.
 func (s *Server) listBackends(ctx context.Context, workspace string) (list []admin.Backend, err error) {
-	c, err := s.config.Config(ctx)
+	c, err := s.core.Config.Config(ctx)
 	if err != nil || c == nil {
 		return nil, err
 	}

@@ -39,6 +39,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/publish"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
@@ -106,15 +107,9 @@ type Server struct {
 	served     chan error
 	operators  *http.Server // nil unless the admin API has an address of its own
 
-	// What [Server.Reload] replaces: the backends, the keys, the catalog, those of
-	// workspaces that have their own, and the configuration for who follows it.
 	backends     *gateway.Gateway
-	keys         *auth.Replaceable // nil unless callers have keys
-	rest         *catalog.Static
-	own          map[string]*catalog.Static
-	announcer    *announcer
+	catalogs     *catalog.Stored
 	terminator   *delivery.Terminator
-	config       *config.Replaceable
 	conversation *conversation.Service
 
 	stop    context.CancelFunc
@@ -136,7 +131,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 			return nil, err
 		}
 	}
-	cat, err := catalog.ParseFile(o.CatalogName, o.Catalog)
+	files, err := o.files()
 	if err != nil {
 		return nil, err
 	}
@@ -156,16 +151,12 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.follow(cat, o)
 	cursors, err := eventlog.NewSealer(keys.Cursor)
 	if err != nil {
 		return nil, err
 	}
-	s.tails = stream.New(s.core.EventLog, s.db, cursors, stream.Options{})
+	s.tails = stream.New(s.core.EventLog, s.db, cursors, stream.Options{Shares: s.catalogs.Shares})
 	s.undo = append(s.undo, s.tails.Close)
-	if s.announcer, err = newAnnouncer(ctx, s.db, s.core.EventLog, s.core.Catalogs, s.config, s.tails); err != nil {
-		return nil, err
-	}
 	listener, err := s.listen(o.Addr)
 	if err != nil {
 		return nil, err
@@ -174,8 +165,11 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	roles, err := s.build(ctx, o, keys, cursors, listener)
+	roles, err := s.build(ctx, keys, cursors, listener)
 	if err != nil {
+		return nil, err
+	}
+	if _, err := s.apply(ctx, files); err != nil {
 		return nil, err
 	}
 	if mount != nil {
@@ -223,19 +217,12 @@ func (s *Server) open(ctx context.Context, o Options) (secrets, error) {
 	s.undo = append(s.undo, func() { _ = s.queues.Close() })
 	s.core.DB, s.core.Queues = s.db, s.queues
 	s.core.EventLog = &eventlog.Log{DB: s.db, Retention: s.core.Limits.LogRetention}
-	return keys, nil
-}
-
-// follow begins with the catalogs and the configuration of the start.
-func (s *Server) follow(cat *catalog.Catalog, o Options) {
-	s.rest, s.own = catalog.NewStatic(cat), map[string]*catalog.Static{}
-	catalogs := catalog.Workspaces{Own: map[string]catalog.Source{}, Rest: s.rest}
-	for workspace, own := range o.Workspaces {
-		s.own[workspace] = catalog.NewStatic(own)
-		catalogs.Own[workspace] = s.own[workspace]
+	s.catalogs = catalog.NewStored(s.db, time.Now, s.core.Log)
+	s.core.Catalogs, s.core.Config = s.catalogs, config.NewStored(s.db, time.Now, s.core.Log)
+	if o.Auth == auth.ModeKeys {
+		s.core.Auth = s.core.Config.Authenticator()
 	}
-	s.core.Catalogs = catalogs
-	s.config = config.NewReplaceable(o.Config)
+	return keys, nil
 }
 
 // listen begins to listen, if there is an address.
@@ -260,7 +247,7 @@ type roles struct {
 	inbox  *publish.Inbox
 	retry  *delivery.Retry
 	subs   *subscription.Service
-	relay  *gateway.Relay
+	relay  *relay.Relay
 
 	admin      http.Handler
 	operations *delivery.Operations
@@ -268,7 +255,7 @@ type roles struct {
 }
 
 // build makes all roles.
-func (s *Server) build(ctx context.Context, o Options, keys secrets, cursors *eventlog.Sealer, listener net.Listener) (roles, error) {
+func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Sealer, listener net.Listener) (roles, error) {
 	guard := webhooks.Guard(&s.core)
 	if listener != nil {
 		guard.BlockedHosts = append(guard.BlockedHosts, listener.Addr().String())
@@ -292,9 +279,6 @@ func (s *Server) build(ctx context.Context, o Options, keys secrets, cursors *ev
 	subs := webhooks.Register(&s.core, sender, sealer, cursors)
 	subs.SaveEvery, subs.Ended, subs.Started = savePositions, gate.Ended, gate.Started
 	s.terminator = webhooks.Terminator(&s.core, subs)
-	if err := o.checkBreaking(ctx, s.terminator, s.core.Catalogs); err != nil {
-		return roles{}, err
-	}
 	set := webhooks.Switches(&s.core, true)
 	options := webhooks.Deliveries(s.core.Limits)
 	options.Concurrency, options.Patience, options.Detached, options.Bytes = attempts, attemptPatience, 4*attempts, attemptBytes
@@ -305,20 +289,17 @@ func (s *Server) build(ctx context.Context, o Options, keys secrets, cursors *ev
 	publisher, publishing, inbox := s.core.Publish()
 	s.publisher = publisher
 
-	if s.backends, err = s.core.Gateway(gateway.Options{Backends: backends(o.Config), Key: keys.Cursor}); err != nil {
+	if s.backends, err = s.core.Gateway(gateway.Options{Key: keys.Cursor}); err != nil {
 		return roles{}, err
 	}
 	s.conversation, err = s.core.Conversation(conversation.Options{
-		Source: s.config, Key: keys.Cursor, Backends: s.backends, Prepares: true, Publisher: publish.OnBehalf{Service: publisher},
+		Key: keys.Cursor, Backends: s.backends, Prepares: true, Publisher: publish.OnBehalf{Service: publisher},
 	})
 	if err != nil {
 		return roles{}, err
 	}
 	s.undo = append(s.undo, func() { _ = s.conversation.Close(context.WithoutCancel(ctx)) })
-	if err := checkConversation(ctx, o.Config, s.conversation, s.core.Catalogs.Catalog); err != nil {
-		return roles{}, err
-	}
-	endpoint := s.core.Stream(s.announcer, lease.NewLocal(int(s.core.Limits.Streams)), subs, s.backends, s.conversation)
+	endpoint := s.core.Stream(s.tails, lease.NewLocal(int(s.core.Limits.Streams)), subs, s.backends, s.conversation)
 	endpoint.Registrar, endpoint.Deregistrar = subs, subs
 	if s.endpoint, err = mcp.New(endpoint); err != nil {
 		return roles{}, err
@@ -330,7 +311,7 @@ func (s *Server) build(ctx context.Context, o Options, keys secrets, cursors *ev
 	}, nil
 }
 
-// authenticate chooses who may call. Mount, if not nil, adds where clients learn how to get a token.
+// authenticate chooses who may call, unless keys of the configuration tell. Mount, if not nil, adds where clients learn how to get a token.
 func (s *Server) authenticate(o Options) (mount func(*http.ServeMux), err error) {
 	switch o.Auth {
 	case auth.ModeNone:
@@ -342,22 +323,8 @@ func (s *Server) authenticate(o Options) (mount func(*http.ServeMux), err error)
 		}
 		s.core.Auth, s.core.ResourceMetadata = access, access.MetadataURL()
 		return access.Mount, nil
-	default:
-		keys, err := staticKeys(o.Config)
-		if err != nil {
-			return nil, err
-		}
-		s.keys = auth.NewReplaceable(keys)
-		s.core.Auth = s.keys
 	}
 	return nil, nil
-}
-
-func staticKeys(c *config.Config) (auth.Authenticator, error) {
-	if c == nil || len(c.Keys) == 0 {
-		return nil, fault.New(fault.Invalid, "--auth keys needs a --config file with keys")
-	}
-	return auth.Keys(c.Keys, time.Now)
 }
 
 // Handler serves /admin, /mcp, /events, /consent, /healthz and what is below /.well-known.

@@ -23,7 +23,7 @@ type BenchCmd struct {
 	Latency     bool `help:"Publish one event at a time, the next when it has arrived everywhere; at most 2,000."`
 
 	JSON    string   `placeholder:"FILE" help:"Write the results as JSON (- is the standard output)."`
-	SVG     string   `placeholder:"FILE" help:"Draw how long the deliveries took."`
+	SVG     string   `placeholder:"FILE" help:"Draw a chart of how long the deliveries took."`
 	Adapter []string `placeholder:"FILE" help:"Measure another sender afterwards with the same receiver. The file (YAML or JSON) says how it is driven; docs/explanation/benchmarks.md has an example."`
 
 	Server   string        `placeholder:"URL" help:"Measure this server instead of starting one; its CPU and memory are not known then."`
@@ -31,7 +31,7 @@ type BenchCmd struct {
 	Receiver string        `default:"127.0.0.1:0" placeholder:"ADDR" help:"Address that receives the webhooks."`
 	Data     string        `placeholder:"DIR" help:"Directory for the database of the server; a temporary one by default."`
 	Timeout  time.Duration `default:"10m" help:"Longest run."`
-	Wait     time.Duration `default:"60s" help:"How long after the last publish to wait for deliveries; what has not arrived then is lost."`
+	Wait     time.Duration `default:"60s" help:"How long to wait for deliveries after the last publish; those that have not arrived by then count as lost."`
 
 	StreamLatency bool `help:"Instead, publish one event at a time and measure until it is on an open listen."`
 	Streams       int  `placeholder:"N" help:"Instead, open N streams and measure their memory, the CPU while quiet, and one event to all of them."`

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -14,11 +15,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/awsx/profile"
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
-	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/settings"
+	"github.com/mcp-events/mcpevents/shared/settings/apply"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/dynamo"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -32,8 +32,10 @@ type CatalogCmd struct {
 
 // CatalogCheckCmd checks a file and says what is in it.
 type CatalogCheckCmd struct {
-	File    string `arg:"" default:"catalog.yaml" help:"The catalog."`
-	Against string `placeholder:"FILE" help:"An older catalog: tell what changed since, what of it may break publishers or subscribers, and which subscriptions end."`
+	File               string `arg:"" default:"catalog.yaml" help:"The catalog."`
+	Against            string `placeholder:"FILE|TABLE" help:"An older catalog, or that which a deployment uses, by the name of its settings table: tell what changed since, what of it may break publishers or subscribers, and which subscriptions end."`
+	SubscriptionsTable string `env:"MCPEVENTS_TABLE_SUBSCRIPTIONS" placeholder:"NAME" help:"With a deployment: its subscriptions table, the output SubscriptionsTable of the stack. The live subscriptions that end are counted."`
+	Workspace          string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"With a deployment: the workspace that the catalog is for (${default})."`
 }
 
 // Run implements the command.
@@ -43,15 +45,7 @@ func (c *CatalogCheckCmd) Run(g *Globals) error {
 		return err
 	}
 	if c.Against != "" {
-		before, err := readCatalog(c.Against)
-		if err != nil {
-			return err
-		}
-		printChanges(g.out, catalog.Diff(before, next))
-		for _, end := range catalog.Ends(before, next) {
-			fmt.Fprintf(g.out, "Webhook subscriptions to %s end: %s.\n", end.Event, end.What)
-		}
-		return nil
+		return c.against(g, next)
 	}
 	w := tabwriter.NewWriter(g.out, 0, 0, 2, ' ', 0)
 	for _, e := range next.Entries() {
@@ -92,12 +86,13 @@ func printChanges(w io.Writer, changes []catalog.Change) {
 
 // CatalogApplyCmd writes the catalog into the settings table of a deployment.
 type CatalogApplyCmd struct {
-	File          string `arg:"" default:"catalog.yaml" help:"The catalog."`
-	Config        string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Write this configuration (keys, backends) too."`
-	Workspace     string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"Workspace that the catalog is for (${default})."`
-	Table         string `required:"" env:"MCPEVENTS_TABLE_SETTINGS" placeholder:"NAME" help:"The deployment's settings table: the output SettingsTable of the stack."`
-	AllowBreaking bool   `help:"Write the catalog although webhook subscriptions end by it."`
-	LogTable      string `env:"MCPEVENTS_TABLE_LOG" placeholder:"NAME" help:"The deployment's log table, the output LogTable: notify connected clients of the change as soon as every function uses it. Without it they are notified within a minute after."`
+	File               string `arg:"" default:"catalog.yaml" help:"The catalog."`
+	Config             string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Write this configuration (keys, backends) too."`
+	Workspace          string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"Workspace that the catalog is for (${default})."`
+	Table              string `required:"" env:"MCPEVENTS_TABLE_SETTINGS" placeholder:"NAME" help:"The deployment's settings table: the output SettingsTable of the stack."`
+	AllowBreaking      bool   `help:"Write the catalog although webhook subscriptions end by it."`
+	SubscriptionsTable string `env:"MCPEVENTS_TABLE_SUBSCRIPTIONS" placeholder:"NAME" help:"The deployment's subscriptions table, the output SubscriptionsTable: refuse the catalog only if live subscriptions end by it, and count them. Without it every change that could end some is refused."`
+	LogTable           string `env:"MCPEVENTS_TABLE_LOG" placeholder:"NAME" help:"The deployment's log table, the output LogTable: notify connected clients of the change as soon as every function uses it. Without it they are notified within a minute after."`
 }
 
 // Help is the long help of the command.
@@ -112,95 +107,50 @@ func (c *CatalogApplyCmd) Run(g *Globals) error {
 	if !auth.ValidWorkspace(c.Workspace) {
 		return fault.New(fault.Invalid, "%q is not the name of a workspace", c.Workspace)
 	}
-	src, err := os.ReadFile(c.File)
-	if err != nil {
-		return fault.Wrap(fault.Invalid, err, "read the catalog")
-	}
-	// Both files are checked before either is written.
-	cat, err := catalog.ParseFile(c.File, src)
+	cat, err := readCatalog(c.File)
 	if err != nil {
 		return err
 	}
-	var settings []byte
-	if c.Config != "" {
-		if settings, err = os.ReadFile(c.Config); err != nil {
-			return fault.Wrap(fault.Invalid, err, "read the configuration")
-		}
-		parsed, err := config.ParseFile(c.Config, settings)
-		if err != nil {
-			return err
-		}
-		if events := parsed.Conversation.Events; events.Workspace == c.Workspace {
-			if err := conversation.CheckCatalog(cat, events); err != nil {
-				return err
-			}
-		}
+	files := apply.Files{Catalogs: map[string]*catalog.Catalog{c.Workspace: cat}, AllowBreaking: c.AllowBreaking}
+	if files.Config, err = readConfig(c.Config); err != nil {
+		return err
 	}
 	ctx, stop := interruptible()
 	defer stop()
-	db, err := c.open(ctx)
+	db, err := openTables(ctx, map[store.Table]string{store.Settings: c.Table, store.Subscriptions: c.SubscriptionsTable, store.Log: c.LogTable})
 	if err != nil {
 		return err
 	}
-	if err := c.checkBreaking(ctx, db, cat); err != nil {
-		return err
-	}
-	applied, err := catalog.Apply(ctx, db, c.Workspace, src)
+	done, err := apply.Deployment(db, c.SubscriptionsTable != "").Apply(ctx, files)
 	if err != nil {
 		return err
 	}
-	printChanges(g.out, applied.Changes)
-	tell(g.out, "the catalog of workspace "+c.Workspace, applied.Version, applied.Changed)
-	changed := applied.Changed
-	if c.Config != "" {
-		version, anew, err := config.Apply(ctx, db, settings)
-		if err != nil {
-			return err
-		}
-		tell(g.out, "the configuration", version, anew)
-		changed = changed || anew
+	for _, applied := range done.Catalogs {
+		printChanges(g.out, applied.Changes)
+		tell(g.out, "the catalog of workspace "+applied.Workspace, applied.Version, applied.Changed)
 	}
-	if !changed || c.LogTable == "" {
+	if done.ConfigVersion > 0 {
+		tell(g.out, "the configuration", done.ConfigVersion, done.ConfigChanged)
+	}
+	if c.LogTable == "" || !done.CatalogChanged() && !done.ConfigChanged {
 		return nil
 	}
 	return c.announce(ctx, g.out, db)
 }
 
-// checkBreaking refuses a catalog by which subscriptions end, unless that is confirmed.
-func (c *CatalogApplyCmd) checkBreaking(ctx context.Context, db store.DB, next *catalog.Catalog) error {
-	if c.AllowBreaking {
-		return nil
-	}
-	before, err := catalog.Load(ctx, db, c.Workspace)
-	if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Invalid) {
-		return nil // the first one, or in place of what is no catalog any more
-	}
-	if err != nil {
-		return err
-	}
-	var why []string
-	for _, end := range catalog.Ends(before, next) {
-		why = append(why, end.Event+" ("+end.What+")")
-	}
-	if len(why) == 0 {
-		return nil
-	}
-	return fault.New(fault.Invalid, "the changed catalog would end webhook subscriptions to %s; --allow-breaking writes it all the same", strings.Join(why, ", "))
-}
-
 // announce waits until every function uses what was written, and then tells of it.
 func (c *CatalogApplyCmd) announce(ctx context.Context, out io.Writer, db store.DB) error {
-	fmt.Fprintf(out, "Connected clients are told in %s, when every function uses it.\n", versioned.MaxAge)
+	fmt.Fprintf(out, "Connected clients are told in %s, when every function uses it.\n", settings.MaxAge)
 	log := &eventlog.Log{DB: db}
 	for {
-		waiting, err := versioned.Announce(ctx, db, time.Now(), stream.AnnounceStored(log))
+		waiting, err := settings.Announce(ctx, db, time.Now().Add(-settings.MaxAge), stream.AnnounceStored(log))
 		if err != nil || waiting == 0 {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(versioned.MaxAge / 5):
+		case <-time.After(settings.MaxAge / 5):
 		}
 	}
 }
@@ -213,19 +163,62 @@ func tell(w io.Writer, what string, version int64, changed bool) {
 	fmt.Fprintf(w, "Version %d of %s has the same text; nothing was written.\n", version, what)
 }
 
-// open reaches the deployment's tables, of which two are needed at most.
-func (c *CatalogApplyCmd) open(ctx context.Context) (store.DB, error) {
+// openTables reaches tables of a deployment.
+func openTables(ctx context.Context, names map[store.Table]string) (store.DB, error) {
 	cfg, err := profile.Load(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return dynamo.New(dynamodb.NewFromConfig(cfg), func(t store.Table) string {
-		switch {
-		case t == store.Settings:
-			return c.Table
-		case t == store.Log && c.LogTable != "":
-			return c.LogTable
-		}
-		return "no-" + string(t) // no other is used here
+		return cmp.Or(names[t], "no-"+string(t)) // which is not used then
 	}), nil
+}
+
+// against compares a catalog with an older one, or with that of a deployment.
+func (c *CatalogCheckCmd) against(g *Globals, next *catalog.Catalog) error {
+	if _, err := os.Stat(c.Against); err == nil {
+		before, err := readCatalog(c.Against)
+		if err != nil {
+			return err
+		}
+		printChanges(g.out, catalog.Diff(before, next))
+		printEnds(g.out, catalog.Ends(before, next))
+		return nil
+	}
+	if strings.ContainsAny(c.Against, "/\\") && !strings.HasPrefix(c.Against, "arn:") || strings.HasSuffix(c.Against, ".yaml") {
+		return fault.New(fault.Invalid, "there is no file %s", c.Against)
+	}
+	ctx, stop := interruptible()
+	defer stop()
+	db, err := openTables(ctx, map[store.Table]string{store.Settings: c.Against, store.Subscriptions: c.SubscriptionsTable})
+	if err != nil {
+		return err
+	}
+	changes, err := catalog.Compare(ctx, db, c.Workspace, next)
+	if err != nil {
+		return err
+	}
+	printChanges(g.out, changes)
+	target := apply.Deployment(db, c.SubscriptionsTable != "")
+	if target.Endings == nil {
+		before, err := catalog.Load(ctx, db, c.Workspace)
+		if err == nil {
+			printEnds(g.out, catalog.Ends(before, next))
+		}
+		return nil
+	}
+	endings, err := target.Endings(ctx, catalog.Workspaces{Own: map[string]catalog.Source{c.Workspace: catalog.NewStatic(next)}})
+	for _, e := range endings {
+		fmt.Fprintf(g.out, "%d live webhook subscriptions end because %s.\n", e.Subscriptions, e.Reason)
+	}
+	if err == nil && len(endings) == 0 {
+		fmt.Fprintln(g.out, "No live webhook subscription ends.")
+	}
+	return err
+}
+
+func printEnds(w io.Writer, ends []catalog.Change) {
+	for _, end := range ends {
+		fmt.Fprintf(w, "Webhook subscriptions to %s end: %s.\n", end.Event, end.What)
+	}
 }

@@ -1,32 +1,27 @@
 package main
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"net/http"
-	"net/url"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // ConsentCmd holds the commands for consent.
 type ConsentCmd struct {
 	List   ConsentListCmd   `cmd:"" help:"List the providers, what each gets, and whether it has consent."`
-	Give   ConsentGiveCmd   `cmd:"" help:"Consent that a provider gets what is said in conversations."`
+	Give   ConsentGiveCmd   `cmd:"" help:"Allow a provider to get what is said in conversations."`
 	Revoke ConsentRevokeCmd `cmd:"" help:"Revoke consent. The provider gets nothing from then on."`
 }
 
 // consentFlags are those of every command for consent.
 type consentFlags struct {
 	Remote
-	Principal string `placeholder:"NAME" help:"For this principal of the workspace, which needs the scope consent:manage; without it, for the one whose key it is."`
+	Principal string `placeholder:"NAME" help:"Act for this principal of the workspace; the key needs the scope consent:manage. By default the principal of the key."`
 }
 
 // ConsentListCmd lists providers.
@@ -48,100 +43,56 @@ type ConsentRevokeCmd struct {
 
 // Run implements the command.
 func (c *ConsentListCmd) Run(g *Globals) error {
-	var list struct {
-		Providers []conversation.View `json:"providers"`
-	}
-	if err := c.ask(http.MethodGet, "", &list); err != nil {
-		return err
-	}
-	if len(list.Providers) == 0 {
-		fmt.Fprintln(g.out, "Nobody asks for what is said in conversations.")
-		return nil
-	}
-	w := tabwriter.NewWriter(g.out, 0, 0, 2, ' ', 0)
-	for _, v := range list.Providers {
-		printConsent(w, v)
-	}
-	return fault.Wrap(fault.Internal, w.Flush(), "print")
-}
-
-// Run implements the command.
-func (c *ConsentGiveCmd) Run(g *Globals) error {
-	return c.change(g, http.MethodPut, c.Provider)
-}
-
-// Run implements the command.
-func (c *ConsentRevokeCmd) Run(g *Globals) error {
-	return c.change(g, http.MethodDelete, c.Provider)
-}
-
-func (c *consentFlags) change(g *Globals, method, provider string) error {
-	var v conversation.View
-	if err := c.ask(method, provider, &v); err != nil {
-		return err
-	}
-	w := tabwriter.NewWriter(g.out, 0, 0, 2, ' ', 0)
-	printConsent(w, v)
-	return fault.Wrap(fault.Internal, w.Flush(), "print")
-}
-
-// ask makes a request and decodes its answer.
-func (c *consentFlags) ask(method, provider string, out any) error {
-	at, err := c.url(provider)
-	if err != nil {
-		return err
-	}
 	ctx, stop := interruptible()
 	defer stop()
-	resp, body, err := c.server().Do(ctx, method, at, nil, nil)
-	switch {
-	case interrupted(err):
-		return context.Canceled
-	case err != nil:
-		return err
-	case resp.StatusCode != http.StatusOK:
-		return client.Refusal(resp, body)
-	case json.Unmarshal(body, out) != nil:
-		return fault.New(fault.Unavailable, "the server's response cannot be read")
-	}
-	return nil
-}
-
-// url is that of consent, beside /mcp.
-func (c *consentFlags) url(provider string) (string, error) {
-	text, err := c.server().Endpoint("/mcp")
+	providers, err := c.server().Providers(ctx, c.Principal)
 	if err != nil {
-		return "", err
+		return err
 	}
-	u, _ := url.Parse(text) // it was just made
-	u = u.JoinPath("..", "consent", provider)
-	if c.Principal != "" {
-		u.RawQuery = url.Values{"principal": {c.Principal}}.Encode()
+	if len(providers) == 0 {
+		fmt.Fprintln(g.out, "No provider asks for what is said in conversations.")
+		return nil
 	}
-	return strings.TrimSuffix(u.String(), "/"), nil
+	return printProviders(g.out, providers...)
 }
 
-func printConsent(w io.Writer, v conversation.View) {
-	state := "no consent"
-	switch {
-	case v.Consent == nil:
-	case v.Consented:
-		state = "consent"
-	case v.Consent.Given:
-		state = "no consent to what it is now"
-	default:
-		state = "revoked"
+// Run implements the command.
+func (c *ConsentGiveCmd) Run(g *Globals) error { return c.change(g, c.Provider, true) }
+
+// Run implements the command.
+func (c *ConsentRevokeCmd) Run(g *Globals) error { return c.change(g, c.Provider, false) }
+
+func (c *consentFlags) change(g *Globals, provider string, give bool) error {
+	ctx, stop := interruptible()
+	defer stop()
+	p, err := c.server().Consent(ctx, provider, c.Principal, give)
+	if err != nil {
+		return err
 	}
-	if v.Consent != nil {
-		state += fmt.Sprintf(", %s by %s", v.Consent.At.Format(time.RFC3339), v.Consent.By)
+	return printProviders(g.out, p)
+}
+
+func printProviders(out io.Writer, providers ...client.Provider) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, p := range providers {
+		state := "no consent"
+		switch {
+		case p.Consent == nil:
+		case p.Consented:
+			state = "consent"
+		case p.Consent.Given:
+			state = "no consent to what it is now"
+		default:
+			state = "revoked"
+		}
+		if p.Consent != nil {
+			state += fmt.Sprintf(", %s by %s", p.Consent.At.Format(time.RFC3339), p.Consent.By)
+		}
+		about := p.Title
+		if p.Description != "" {
+			about = strings.TrimPrefix(about+": "+p.Description, ": ")
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", p.Name, strings.Join(p.Receives, ", "), state, about)
 	}
-	gets := make([]string, len(v.Receives))
-	for i, k := range v.Receives {
-		gets[i] = string(k)
-	}
-	about := v.Title
-	if v.Description != "" {
-		about = strings.TrimPrefix(about+": "+v.Description, ": ")
-	}
-	fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", v.Name, strings.Join(gets, ", "), state, about)
+	return fault.Wrap(fault.Internal, w.Flush(), "print")
 }

@@ -48,14 +48,14 @@ func report(w io.Writer, err error) int {
 	}
 	fmt.Fprintf(w, "mcpevents: %v\n", err)
 	if data := fault.DataOf(err); data != nil {
-		printData(w, data)
+		printData(w, data, err.Error())
 	}
 	return exits[fault.KindOf(err)]
 }
 
 // printData prints the data of an error as people read it: schema faults one a
-// line, everything else as JSON.
-func printData(w io.Writer, data any) {
+// line, everything else as JSON. The error's text is shown already, and often is the only fault.
+func printData(w io.Writer, data any, shown string) {
 	b, err := json.Marshal(data)
 	if err != nil {
 		return
@@ -84,6 +84,10 @@ func printData(w io.Writer, data any) {
 		if at == "" {
 			at = "(the whole)"
 		}
-		fmt.Fprintf(w, "  %s: %s\n", at, strings.TrimSpace(*f.Message))
+		line := fmt.Sprintf("%s: %s", at, strings.TrimSpace(*f.Message))
+		if len(faults) == 1 && strings.Contains(shown, line) {
+			return
+		}
+		fmt.Fprintf(w, "  %s\n", line)
 	}
 }

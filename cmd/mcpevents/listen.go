@@ -1,12 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
@@ -25,15 +25,15 @@ type ListenCmd struct {
 	Mode string `default:"webhook" enum:"webhook,poll,push" help:"How to receive with --name: ${enum}. Anything but webhook implies --via events."`
 
 	Name   string            `placeholder:"NAME" help:"With --via events: name of the event type."`
-	Arg    map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"With --via events: an argument, which binds a variable or filters. A list, an object, true or false is taken as JSON, anything else as text, unless it is given as NAME:=JSON. May be repeated."`
-	TTL    time.Duration     `name:"ttl" help:"With --via events: lifetime to ask for; it is refreshed in time. By default what the server grants."`
-	Cursor string            `placeholder:"CURSOR" help:"Go on from this cursor, which an earlier run printed (--stream of 2026-07-28, --via events in any mode)."`
+	Arg    map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"With --via events: an argument, which binds a variable or filters. A list, an object, true and false are read as JSON, anything else as text; NAME:=JSON always reads JSON. May be repeated."`
+	TTL    time.Duration     `name:"ttl" help:"With --via events: lifetime to ask for; it is refreshed in time. By default the server decides."`
+	Cursor string            `placeholder:"CURSOR" help:"Continue from this cursor, which an earlier run printed (--stream of 2026-07-28, --via events in any mode)."`
 
 	Listen string `default:"127.0.0.1:0" placeholder:"HOST:PORT" help:"Address of the receiver for webhooks (${default}: any free port)."`
-	Target string `placeholder:"URL" help:"URL that the server reaches the receiver by, when it is not on this machine: that of a tunnel or a proxy."`
+	Target string `placeholder:"URL" help:"URL at which the server reaches the receiver, such as that of a tunnel. By default the address of --listen, for a server on this machine."`
 
-	Count      int           `placeholder:"N" help:"End after so many events."`
-	For        time.Duration `placeholder:"TIME" help:"End after so long. With --count, ending before the count is reached is a failure (exit code 5)."`
+	Count      int           `placeholder:"N" help:"End after N events."`
+	For        time.Duration `placeholder:"TIME" help:"End after this time. With --count, it is a failure (exit code 5) if the count is not reached by then."`
 	ShowSecret bool          `help:"Print the webhook's secret to standard error."`
 }
 
@@ -63,19 +63,11 @@ func (c *ListenCmd) Run(g *Globals) error {
 		ctx, cancel = context.WithTimeout(ctx, c.For)
 		defer cancel()
 	}
-	p := newPrinter(g.out, c.Count)
 	ctx, full := context.WithCancel(ctx)
-	var watching sync.WaitGroup
-	defer watching.Wait()
 	defer full()
-	watching.Go(func() {
-		select {
-		case <-p.full:
-			full()
-		case <-ctx.Done():
-		}
-	})
+	p := newPrinter(g.out, c.Count, full)
 	log := g.logger(g.err)
+	caller.Log = log
 	switch {
 	case c.Mode != mcpspec.ModeWebhook:
 		err = c.occurrences(ctx, caller, p, log)
@@ -129,13 +121,6 @@ func (c *ListenCmd) Validate() error {
 	return nil
 }
 
-// missing is how many events are still wanted.
-func (p *printer) missing() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return max(0, p.want-p.got)
-}
-
 // occurrences follows one event type by polls or streams.
 func (c *ListenCmd) occurrences(ctx context.Context, caller *client.Client, p *printer, log *slog.Logger) error {
 	args, err := arguments(c.Arg)
@@ -152,104 +137,43 @@ func (c *ListenCmd) follow(ctx context.Context, caller *client.Client, p *printe
 		Client: caller, URIs: c.URI, Cursor: c.Cursor, Log: log, Event: p.print,
 		Opened: func() { log.Info("stream open", "revision", c.Revision, "uris", c.URI) },
 	}
-	err := f.Run(ctx)
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
-	defer cancel()
-	caller.End(last)
-	return err
+	return f.Run(ctx)
 }
-
-// endTimeout bounds what is done after an interrupt.
-const endTimeout = 5 * time.Second
 
 // receive runs a webhook receiver and the subscription that feeds it.
 func (c *ListenCmd) receive(ctx context.Context, g *Globals, caller *client.Client, p *printer, log *slog.Logger) error {
+	args, err := arguments(c.Arg)
+	if err != nil {
+		return err
+	}
 	r, err := client.NewReceiver(c.Listen, c.Via, p.print, log)
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	target := c.Target
-	if target == "" {
-		target = r.URL
-	}
-	if err := caller.Begin(ctx); err != nil {
-		return err
-	}
+	target := cmp.Or(c.Target, r.URL)
 	var s client.Webhook = &client.Registration{Client: caller, URIs: c.URI, Target: target}
-	if c.Via == "events" {
-		args, err := arguments(c.Arg)
-		if err != nil {
-			return err
-		}
+	if c.Via == client.ViaEvents {
 		s = &client.EventsSubscription{
 			Client: caller, Name: c.Name, Arguments: args, Target: target, TTL: c.TTL, Cursor: c.Cursor, Key: client.NewSecret(),
 		}
 	}
-	// The server may already know a registration whose answer we do not: it is
-	// ended in any case.
-	defer func() {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
-		defer cancel()
-		if err := s.End(last); err != nil && !fault.Is(err, fault.NotFound) {
-			log.Warn("subscription not ended", "subscription", s.ID(), "error", err)
-		} else if s.ID() != "" {
-			log.Info("subscription ended", "subscription", s.ID())
+	return client.Hold(ctx, caller, s, r, func() {
+		log.Info("receiving webhooks", "via", c.Via, "subscription", s.ID(), "target", target)
+		if c.ShowSecret {
+			fmt.Fprintln(g.err, "secret:", s.Secret())
 		}
-		caller.End(last)
-	}()
-	if err := s.Begin(ctx, r); err != nil {
-		return err
-	}
-	log.Info("receiving webhooks", "via", c.Via, "subscription", s.ID(), "target", target)
-	if c.ShowSecret {
-		fmt.Fprintln(g.err, "secret:", s.Secret())
-	}
-	return c.keep(ctx, s, r, log)
-}
-
-// keep refreshes a subscription that has a lifetime, until ctx ends.
-func (c *ListenCmd) keep(ctx context.Context, s client.Webhook, r *client.Receiver, log *slog.Logger) error {
-	failures := 0
-	for {
-		var due <-chan time.Time
-		if at := s.RefreshAt(); !at.IsZero() {
-			due = time.After(time.Until(at))
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case err := <-r.Failed:
-			return err
-		case <-due:
-		}
-		err := s.Refresh(ctx, r.LastCursor())
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err == nil:
-			failures = 0
-			log.Debug("subscription refreshed", "subscription", s.ID())
-		case !client.Again(err):
-			return err
-		default:
-			log.Warn("subscription not refreshed", "error", err)
-			if err := client.Pause(ctx, failures, 0); err != nil {
-				return nil
-			}
-			failures++
-		}
-	}
+	}, log)
 }
 
 // arguments turns the texts of --arg into JSON.
 func arguments(texts map[string]string) (json.RawMessage, error) {
 	args := map[string]json.RawMessage{}
 	for name, text := range texts {
-		value := quoted(text)
+		value, _ := json.Marshal(text)               // a string
 		name, asJSON := strings.CutSuffix(name, ":") // NAME:=5
 		if asJSON || text == "true" || text == "false" || text != "" && (text[0] == '[' || text[0] == '{') {
-			value = json.RawMessage(text)
+			value = []byte(text)
 		}
 		if !json.Valid(value) {
 			return nil, fault.New(fault.Invalid, "--arg %s: the value begins like JSON but is not valid JSON", name)

@@ -396,6 +396,7 @@ func TestListenSaysWhatIsWrong(t *testing.T) {
 		}, exitRefused, "CallbackEndpointError"},
 		{"an_anonymous_subscriber", []string{"--server", strict.URL, "--via", "events", "--name", "ci.build_finished"}, exitDenied, "authenticated"},
 		{"a_server_that_is_not_there", []string{"--server", nobody, "--uri", buildURI, "--for", "200ms"}, exitUnavailable, "call the server"},
+		{"a_server_that_is_not_there_yet", []string{"--server", nobody, "--uri", buildURI, "--for", "200ms", "--log-format", "text"}, exitUnavailable, `msg="request failed, retrying" try=2 of=5`},
 		{"too_few_events", []string{"--server", e.URL, "--uri", buildURI, "--count", "1", "--for", "300ms"}, exitUnavailable, "1 of 1 events did not arrive"},
 		{"a_bad_cursor", []string{"--server", e.URL, "--stream", "--uri", buildURI, "--cursor", "nonsense"}, exitRefused, "cursor"},
 		{"nothing_to_listen_to", nil, exitUsage, "--uri, or the --name"},
@@ -403,7 +404,7 @@ func TestListenSaysWhatIsWrong(t *testing.T) {
 		{"a_name_without_via", []string{"--server", e.URL, "--name", "no.such"}, exitRefused, `unknown event type "no.such"`},
 		{"a_name_and_a_uri", []string{"--name", "x", "--uri", buildURI}, exitUsage, "--uri and --name do not go together"},
 		{"a_stream_of_a_name", []string{"--stream", "--name", "x"}, exitUsage, "--mode push --name x"},
-		{"the_URL_of_events", []string{"--server", e.URL + "/events", "--uri", buildURI}, exitRefused, "that of /mcp is needed: " + e.URL + "/mcp"},
+		{"the_URL_of_events", []string{"--server", e.URL + "/events", "--uri", buildURI}, exitRefused, "this needs that of /mcp: " + e.URL + "/mcp"},
 		{"events_without_a_name", []string{"--via", "events"}, exitUsage, "--name"},
 		{"events_with_a_uri", []string{"--via", "events", "--name", "x", "--uri", buildURI}, exitUsage, "not --uri"},
 		{"a_stream_with_a_target", []string{"--stream", "--uri", buildURI, "--target", "https://x"}, exitUsage, "--target"},
@@ -427,7 +428,7 @@ func TestTheDemoShowsAllWays(t *testing.T) {
 	if code != exitDone {
 		t.Fatalf("exit code %d: %s%s", code, out, errs)
 	}
-	for _, way := range []string{wayRegister, wayEvents, wayModern, wayLegacy} {
+	for _, way := range []string{"webhook, SEP-1803", "webhook, Events", "stream 2026-07-28", "stream 2025-11-25"} {
 		if !strings.Contains(out, way) {
 			t.Errorf("%q is not shown:\n%s", way, out)
 		}

@@ -6,7 +6,7 @@
 //	listen   is a webhook receiver or the reader of a stream
 //	consent  says who gets what is said in conversations
 //	catalog  checks event types, and writes them to a deployment
-//	demo     shows one event going every way
+//	demo     shows one event arrive in every way
 //	bench    measures
 //	keys     rotates the keys of an embedded server
 //
@@ -34,8 +34,8 @@ import (
 
 // Globals are the flags of every command.
 type Globals struct {
-	LogLevel  string `default:"info" enum:"debug,info,warn,error" env:"MCPEVENTS_LOG_LEVEL" help:"Least level of what is logged: ${enum}."`
-	LogFormat string `default:"auto" enum:"auto,text,json" env:"MCPEVENTS_LOG_FORMAT" help:"Form of the log: text, json, or auto: text on a terminal, else JSON."`
+	LogLevel  string `default:"info" enum:"debug,info,warn,error" env:"MCPEVENTS_LOG_LEVEL" help:"Log messages of this level and above: ${enum}."`
+	LogFormat string `default:"auto" enum:"auto,text,json" env:"MCPEVENTS_LOG_FORMAT" help:"Format of the log: text, json, or auto, which is text on a terminal and else JSON."`
 
 	in       io.Reader
 	out, err io.Writer
@@ -50,7 +50,7 @@ type CLI struct {
 	Listen  ListenCmd  `cmd:"" help:"Receive events, as webhooks or on a stream, and print each as a line of JSON."`
 	Consent ConsentCmd `cmd:"" help:"See who gets what you say in conversations, and give or revoke consent to it."`
 	Catalog CatalogCmd `cmd:"" help:"Check a catalog of event types, or write it to a deployment on AWS."`
-	Demo    DemoCmd    `cmd:"" help:"Show one event going every way, with times."`
+	Demo    DemoCmd    `cmd:"" help:"Publish one event and show it arrive by webhook and stream, with times."`
 	Bench   BenchCmd   `cmd:"" help:"Measure throughput or latency of a server."`
 	Keys    KeysCmd    `cmd:"" help:"Rotate the keys of an embedded server."`
 	Version VersionCmd `cmd:"" help:"Print the version."`
@@ -58,7 +58,7 @@ type CLI struct {
 
 const description = `Event subscriptions for MCP: publish an event once, and it reaches webhooks and open streams.
 
-Every flag is also an environment variable, named with it below. Exit codes: 0 done; 1 a fault of this program; 2 wrong usage; 3 the input was refused; 4 the caller may not do this; 5 the server or a limit is in the way, and trying again may help.`
+Every flag is also an environment variable, named with it below. Exit codes: 0 done; 1 a fault of this program; 2 wrong usage; 3 the input was refused; 4 the caller is not allowed to do this; 5 the server is unavailable or a limit is reached, and trying again may help.`
 
 func main() {
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))

@@ -155,6 +155,11 @@ func TestPublishSaysWhatIsWrong(t *testing.T) {
 			code:   exitRefused, message: "mcpevents: the server refused (422): /data: number is missing\n  /data: number is missing\n  /data/x: is not a string\n",
 		},
 		{
+			name: "one_fault_is_said_once", args: []string{"--uri", "event://a/b", "--data", `{}`},
+			answer: answer(422, `{"error":{"kind":"unprocessable","message":"/data: number is missing","faults":[{"pointer":"/data","message":"number is missing"}]}}`),
+			code:   exitRefused, message: "mcpevents: the server refused (422): /data: number is missing\n$",
+		},
+		{
 			name: "an_unknown_uri", args: []string{"--uri", "event://a/b", "--data", `{}`},
 			answer: answer(404, `{"error":{"kind":"not found","message":"belongs to no event type","uri":"event://a/b"}}`),
 			code:   exitRefused, message: "belongs to no event type (event://a/b)",
@@ -189,7 +194,7 @@ func TestPublishSaysWhatIsWrong(t *testing.T) {
 		},
 		{
 			name: "the_URL_of_the_MCP_endpoint", args: []string{"--server", "https://x.example/a/mcp", "--uri", "event://a/b", "--data", `{}`}, code: exitRefused,
-			message: "the server's URL is that of /mcp, and that of /events is needed: https://x.example/a/events\n",
+			message: "the server's URL ends with /mcp, but this needs that of /events: https://x.example/a/events\n",
 		},
 		{
 			name: "a_server_that_stays_unavailable", args: []string{"--uri", "event://a/b", "--data", `{}`, "--tries", "1"},
@@ -201,7 +206,7 @@ func TestPublishSaysWhatIsWrong(t *testing.T) {
 		{name: "a_number_without_uri", args: []string{"--data", `1`}, code: exitRefused, message: "give --uri"},
 		{name: "one_id_for_two_events", args: []string{"--uri", "event://a/b", "--data", `1 2`, "--id", "x"}, code: exitRefused, message: "--id is for one event"},
 		{name: "a_missing_file", args: []string{"--data", "@/does/not/exist"}, code: exitRefused, message: "no such file"},
-		{name: "a_server_that_is_no_url", args: []string{"--server", "localhost:1", "--data", "1"}, code: exitRefused, message: "is no URL of a server"},
+		{name: "a_server_that_is_no_url", args: []string{"--server", "localhost:1", "--data", "1"}, code: exitRefused, message: "is not the URL of a server"},
 		{name: "nothing_to_publish", args: nil, code: exitUsage, message: "--data"},
 		{name: "a_batch_of_nothing", args: []string{"--data", "1", "--batch", "0"}, code: exitUsage, message: "--batch"},
 		{name: "an_unknown_flag", args: []string{"--nonsense"}, code: exitUsage, message: "--nonsense"},
@@ -214,7 +219,7 @@ func TestPublishSaysWhatIsWrong(t *testing.T) {
 			}
 			args := append([]string{"publish", "--server", s.URL}, tt.args...)
 			code, out, errs := command(t, "", args...)
-			if code != tt.code || !strings.Contains(errs, tt.message) {
+			if code != tt.code || !strings.Contains(errs+"$", tt.message) { // $ is the end of what it says
 				t.Errorf("exit code %d, want %d:\n%s\nwant it to say %q", code, tt.code, errs, tt.message)
 			}
 			if out != "" {
@@ -236,16 +241,29 @@ func TestPublishTellsThatItTriesAgain(t *testing.T) {
 	if code != exitUnavailable || !strings.Contains(errs, "connection refused; trying again (try 2 of 2)\n") {
 		t.Errorf("exit code %d after %v: %s", code, time.Since(start), errs)
 	}
+	said := &notice{written: make(chan struct{})}
 	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		time.Sleep(silence + 200*time.Millisecond)
+		<-said.written
 		accept(w, body)
 	}))
 	defer slow.Close()
-	code, _, errs = command(t, "", "publish", "--server", slow.URL, "--uri", "event://a/b", "--data", "1")
-	if code != exitDone || errs != "mcpevents: waiting for an answer of "+slow.URL+"\n" {
-		t.Errorf("exit code %d: %s", code, errs)
+	code = run([]string{"publish", "--server", slow.URL, "--uri", "event://a/b", "--data", "1"}, strings.NewReader(""), io.Discard, said)
+	if got := said.String(); code != exitDone || got != "mcpevents: waiting for an answer of "+slow.URL+"\n" {
+		t.Errorf("exit code %d: %s", code, got)
 	}
+}
+
+// notice is a text that tells when it has begun.
+type notice struct {
+	strings.Builder
+	once    sync.Once
+	written chan struct{}
+}
+
+func (n *notice) Write(p []byte) (int, error) {
+	defer n.once.Do(func() { close(n.written) })
+	return n.Builder.Write(p)
 }
 
 func TestPublishTriesAgainWithTheSameIDs(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 // Remote is where a server is and who calls it: the flags of every command that
 // is a client.
 type Remote struct {
-	Server string `default:"http://127.0.0.1:8080" env:"MCPEVENTS_SERVER" placeholder:"URL" help:"The server (${default}). With different hosts for the two, as without a custom domain on AWS, the whole URL of /events or of /mcp."`
-	Key    string `env:"MCPEVENTS_KEY" placeholder:"KEY" help:"Sent as Authorization: Bearer KEY. Better set by the variable: other users of the machine see arguments."`
+	Server string `default:"http://127.0.0.1:8080" env:"MCPEVENTS_SERVER" placeholder:"URL" help:"The server (${default}). If /events and /mcp have different hosts, as on AWS without a custom domain: the whole URL of the one that the command needs."`
+	Key    string `env:"MCPEVENTS_KEY" placeholder:"KEY" help:"Sent as Authorization: Bearer KEY. Prefer the variable: other users of the machine can see arguments."`
 }
 
 // server is the same for package client.

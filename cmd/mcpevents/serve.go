@@ -20,12 +20,12 @@ type ServeCmd struct {
 	Addr    string            `default:"127.0.0.1:8080" help:"Address to listen on."`
 	Data    string            `default:"data" placeholder:"DIR|:memory:" help:"Directory of the database and the keys, or :memory: to keep nothing."`
 	Catalog string            `default:"catalog.yaml" placeholder:"FILE" help:"The event types."`
-	Own     map[string]string `name:"workspace-catalog" placeholder:"WORKSPACE=FILE;…" help:"Event types of a workspace that does not share those of --catalog."`
+	Own     map[string]string `name:"workspace-catalog" placeholder:"WORKSPACE=FILE;…" help:"Event types of a workspace that has its own instead of those of --catalog."`
 	Config  string            `placeholder:"FILE" help:"Keys and backends."`
 	Auth    string            `default:"none" enum:"none,keys,jwt" help:"How callers are authenticated: none (loopback only), keys, jwt."`
 	Admin   string            `name:"admin-addr" placeholder:"ADDR" help:"Serve the admin API at this address instead of --addr."`
 	// AllowBreaking confirms what would end subscriptions.
-	AllowBreaking bool          `help:"Use a changed catalog although it ends live webhook subscriptions: their event type is gone, has an incompatible schema, or is not for them any more. Without it such a change is refused and logged."`
+	AllowBreaking bool          `help:"Use a changed catalog even if it ends live webhook subscriptions, because their event type is removed, has an incompatible schema, or is no longer for them. Otherwise such a change is refused and logged."`
 	Debug         string        `name:"debug-addr" placeholder:"ADDR" help:"Serve profiles (net/http/pprof) at this loopback address."`
 	Drain         time.Duration `default:"20s" help:"How long a shutdown waits for running requests and deliveries."`
 
@@ -41,12 +41,12 @@ func (c *ServeCmd) Run(g *Globals) error {
 	s.Log = g.logger(g.err)
 	slog.SetDefault(s.Log)
 	webhook.MuteTransport()
-	collectLessOften()
+	server.CollectLessOften()
 	ctx, stop := interruptible()
 	defer stop()
 	var started atomic.Pointer[server.Server]
 	if c.Debug != "" {
-		if err := serveDebug(ctx, c.Debug, started.Load); err != nil {
+		if err := server.ServeDebug(ctx, c.Debug, started.Load); err != nil {
 			return err
 		}
 	}
@@ -92,16 +92,20 @@ func (c *ServeCmd) settings() (server.Options, error) {
 	if s.Limits.DeliveryLog == "" {
 		s.Limits.DeliveryLog = "all"
 	}
-	if c.Config != "" {
-		src, err := os.ReadFile(c.Config)
-		if err != nil {
-			return s, fault.Wrap(fault.Invalid, err, "read the configuration")
-		}
-		if s.Config, err = config.ParseFile(c.Config, src); err != nil {
-			return s, err
-		}
+	s.Config, err = readConfig(c.Config)
+	return s, err
+}
+
+// readConfig reads a configuration, if there is one.
+func readConfig(path string) (*config.Config, error) {
+	if path == "" {
+		return nil, nil
 	}
-	return s, nil
+	src, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, err, "read the configuration")
+	}
+	return config.ParseFile(path, src)
 }
 
 // readCatalogs reads the catalogs of the workspaces that have their own.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
 	"github.com/mcp-events/mcpevents/shared/periodic"
+	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -29,7 +29,7 @@ func main() {
 		{Name: "expiry", Run: subscriptions.Sweep},
 		{Name: "audit", Run: webhooks.Terminator(&p.Core, subscriptions).Audit},
 		{Name: "announcements", Run: func(ctx context.Context) (int, error) {
-			_, err := versioned.Announce(ctx, p.DB, time.Now(), stream.AnnounceStored(p.EventLog))
+			_, err := settings.Announce(ctx, p.DB, time.Now().Add(-settings.MaxAge), stream.AnnounceStored(p.EventLog))
 			return 0, err
 		}},
 	}

@@ -45,7 +45,7 @@ const maxDenied = 100
 
 // Requests returns what each function, and "runner" for the event source mappings
 // and the start, asked of AWS so far. It is empty with [Options.Direct]. Calls and
-// errors are not seen from here, and capacity units as far as the emulator tells them.
+// errors are not seen from here, and capacity units as far as the emulator reports them.
 func (s *Stack) Requests() map[string]awsx.Counts {
 	s.gate.mu.RLock()
 	defer s.gate.mu.RUnlock()
@@ -172,7 +172,7 @@ func (g *gate) proxy(service string, target *url.URL) http.Handler {
 	})
 }
 
-// askForCapacity makes DynamoDB tell what a request consumed; no emulator looks at
+// askForCapacity makes DynamoDB report what a request consumed; no emulator looks at
 // the signature that this breaks.
 func askForCapacity(body []byte) []byte {
 	var members map[string]json.RawMessage
@@ -239,7 +239,7 @@ func (g *gate) refuse(w http.ResponseWriter, app, text string) {
 	})
 }
 
-// application tells who sent a request: the session token of a function's
+// application is who sent a request: the session token of a function's
 // credentials is its logical id.
 func application(r *http.Request) string { return r.Header.Get("X-Amz-Security-Token") }
 

@@ -32,7 +32,7 @@ type Options struct {
 	Env map[string]string
 	// Managed are the functions that run as on Lambda's managed instances, by logical id.
 	Managed map[string]Managed
-	// Region is what the functions are told; "" is AWS_REGION, or us-east-1.
+	// Region is that of the functions; "" is AWS_REGION, or us-east-1.
 	Region string
 	// Endpoints are where the services are.
 	Endpoints Endpoints
@@ -77,12 +77,12 @@ type Options struct {
 	Calls string
 	// Grace is how long processes may go on when the stack is closed; 0 is 2 s.
 	Grace time.Duration
-	// Progress is told of every step of the start; nil discards it.
+	// Progress gets a line for every step of the start; nil discards it.
 	Progress io.Writer
 	// Output receives what the functions print, line by line, each with the name
 	// of the function and its process; nil discards it.
 	Output io.Writer
-	// Log tells what the runner does; nil discards it.
+	// Log is of what the runner does; nil discards it.
 	Log *slog.Logger
 }
 
@@ -185,7 +185,7 @@ func (o Options) clients(e Endpoints) resource.Clients {
 }
 
 // environment is what every function gets beside the template's variables:
-// credentials, region, and where the services are. The session token tells who sent
+// credentials, region, and where the services are. The session token says who sent
 // a request; see gate.
 func (o Options) environment(id string, e Endpoints, invoke string) map[string]string {
 	key, secret := credentials()

@@ -37,7 +37,7 @@ import (
 // Stack is a template that runs. Its methods may be called concurrently.
 type Stack struct {
 	opts       Options
-	endpoints  Endpoints // what the functions are told
+	endpoints  Endpoints // what the functions are given
 	unreserved *lambda.Limit
 	output     io.Writer
 	dir        string // of the built functions
@@ -182,7 +182,7 @@ func (s *Stack) trigger() {
 	}
 }
 
-// tick is a scheduled invocation. Nobody reads its response; a failure is logged.
+// tick is a scheduled invocation. Its response is not read; a failure is logged.
 func (s *Stack) tick(ctx context.Context, fn *function, payload []byte) {
 	ctx, cancel := context.WithTimeout(ctx, fn.Timeout()+time.Minute)
 	defer cancel()

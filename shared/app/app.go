@@ -39,6 +39,7 @@ type Core struct {
 	DB       store.DB
 	Queues   queue.Sender
 	Catalogs catalog.Source
+	Config   *config.Stored
 	EventLog *eventlog.Log
 	Limits   config.Limits
 	Log      *slog.Logger

@@ -9,6 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/stream/lease"
@@ -53,24 +54,33 @@ func (c *Core) SharedLeases(atOnce int) *lease.Shared {
 	}
 }
 
-// Gateway reaches the backends, and calls itself by the product's name to them. The options say
-// where they are found and how secrets are looked up.
+// Gateway reaches the backends of the configuration, and calls itself by the product's name to them. The
+// options say how secrets are looked up.
 func (c *Core) Gateway(o gateway.Options) (*gateway.Gateway, error) {
 	o.Server, _ = json.Marshal(implementation()) // two strings
-	o.DB, o.Log = c.DB, c.Log
+	o.DB, o.Log, o.Source = c.DB, c.Log, c.Config.Backends
 	return gateway.New(o)
 }
 
 // Relay puts what the backends notify of into the log.
-func (c *Core) Relay(g *gateway.Gateway) *gateway.Relay {
-	return &gateway.Relay{Gateway: g, Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
-		return c.EventLog.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
-	}}
+func (c *Core) Relay(g *gateway.Gateway) *relay.Relay {
+	return &relay.Relay{
+		Backends: func(ctx context.Context) (all []relay.Backend) {
+			for _, b := range g.Followed(ctx) {
+				all = append(all, b)
+			}
+			return all
+		},
+		Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
+			return c.EventLog.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
+		},
+		DB: c.DB, Log: c.Log,
+	}
 }
 
 // Conversation passes what is said in conversations on to those whom the configuration names.
 func (c *Core) Conversation(o conversation.Options) (*conversation.Service, error) {
-	o.DB, o.Catalogs, o.Log = c.DB, c.Catalogs, c.Log
+	o.DB, o.Catalogs, o.Source, o.Log = c.DB, c.Catalogs, c.Config, c.Log
 	o.AllowAnonymous, o.Rate = c.Limits.AllowInsecureTargets, conversation.NewRate(c.Limits.ConversationRate)
 	return conversation.New(o)
 }

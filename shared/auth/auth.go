@@ -26,7 +26,7 @@ const (
 )
 
 // ScopeManage lets an operator see, give and revoke the consents of other principals of
-// the workspace. It is no general one: nobody has it unless it is granted.
+// the workspace. It is no general one: no principal has it unless it is granted.
 const ScopeManage = "consent:manage"
 
 // ScopeOperate lets an operator see and steer all of the workspace: the admin API. It is no
@@ -55,7 +55,7 @@ type Principal struct {
 	// Expires is when the caller has to authenticate again; zero is never. A stream
 	// ends then.
 	Expires time.Time
-	// Anonymous is true for the one principal of [None], whom nobody authenticated.
+	// Anonymous is true for the one principal of [None], which is not authenticated.
 	Anonymous bool
 }
 
@@ -91,14 +91,14 @@ func (p Principal) Require(scopes ...string) error {
 
 // Authenticator finds out who makes a request. An error is of kind
 // fault.Unauthenticated when the caller did not say validly who it is, and of kind
-// fault.Unavailable when that cannot be told now.
+// fault.Unavailable when that cannot be found out now.
 type Authenticator interface {
 	Authenticate(ctx context.Context, h http.Header) (Principal, error)
 }
 
 type none struct{ principal Principal }
 
-// None authenticates nobody: whoever calls is the principal "anonymous" of the
+// None authenticates no caller: everyone is the principal "anonymous" of the
 // default workspace with all general scopes, and its operator. It must not listen to the
 // network; see [CheckListen].
 func None() Authenticator {

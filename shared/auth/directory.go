@@ -6,7 +6,7 @@ import "context"
 // they were granted before.
 type Directory interface {
 	// Principals lists what a principal's credentials are worth now, each by itself; none
-	// when nobody can call under that name any more. What is told may be seconds old
+	// when no caller can have that name any more. The answer may be seconds old
 	// unless latest is set.
 	Principals(ctx context.Context, workspace, id string, latest bool) ([]Principal, error)
 }
@@ -22,5 +22,5 @@ func (k *keys) Principals(_ context.Context, workspace, id string, _ bool) ([]Pr
 	return out, nil
 }
 
-// name tells principals apart.
+// name distinguishes principals.
 type name struct{ workspace, id string }

@@ -91,7 +91,7 @@ func onLoopback(r *http.Request) bool {
 	return ok && addr != nil && loopbackHost(addr.String())
 }
 
-// loopbackHost tells it of a host with or without a port.
+// loopbackHost reports whether a host, with or without a port, is loopback.
 func loopbackHost(hostport string) bool {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {

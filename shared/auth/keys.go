@@ -84,7 +84,7 @@ func Keys(list []Key, now func() time.Time) (Authenticator, error) {
 	return k, nil
 }
 
-// Check tells whether a key is well-formed; an error is of kind fault.Invalid.
+// Check refuses a key that is not well-formed; an error is of kind fault.Invalid.
 func (x Key) Check() error {
 	_, err := hashed(x)
 	return err

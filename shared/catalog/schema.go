@@ -280,7 +280,7 @@ func (p *parser) schema(e *Entry, member string, at *strictyaml.Node) (json.RawM
 	return raw, s
 }
 
-// schemaError reports why a schema does not compile, at the line where that can be told.
+// schemaError reports why a schema does not compile, at its line where that is known.
 func (p *parser) schemaError(e *Entry, member string, at *strictyaml.Node, err error) {
 	if sv, ok := errors.AsType[*jsonschema.SchemaValidationError](err); ok {
 		if ve, ok := errors.AsType[*jsonschema.ValidationError](sv.Err); ok {
@@ -325,7 +325,7 @@ func meant(ve *jsonschema.ValidationError) *jsonschema.ValidationError {
 	return &out
 }
 
-// closest tells how deep the deepest leaf of an error lies, and 1 if that is not about a type.
+// closest is how deep the deepest leaf of an error lies, and 1 if that is not about a type.
 func closest(ve *jsonschema.ValidationError) (depth, other int) {
 	if len(ve.Causes) == 0 {
 		if _, ok := ve.ErrorKind.(*kind.Type); !ok {

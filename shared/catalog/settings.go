@@ -5,13 +5,16 @@ import (
 	"slices"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// document names the stored catalog of a workspace.
-func document(workspace string) string { return "catalog:" + workspace }
+// documents and a workspace name a stored catalog.
+const documents = "catalog:"
+
+// Shared stands for the workspaces that have no catalog of their own: those of an embedded server.
+const Shared = "*"
 
 // Applied is the outcome of [Apply].
 type Applied struct {
@@ -43,50 +46,88 @@ func orderKept(old, next *Catalog) error {
 	return nil
 }
 
-// Apply checks a catalog file and stores it as the workspace's catalog, which every
-// function uses within [versioned.MaxAge]. That it changed is then to be told by
-// [versioned.Announce]. A faulty file is of kind fault.Invalid, as is one that gives an event type its order back, one that does not fit into an
-// item fault.TooLarge, a concurrent change fault.Conflict.
-func Apply(ctx context.Context, db store.DB, workspace string, src []byte) (Applied, error) {
-	next, err := Parse(src)
-	if err != nil {
-		return Applied{}, err
-	}
-	var changes []Change
-	switch old, err := Load(ctx, db, workspace); {
-	case err == nil:
-		if err := orderKept(old, next); err != nil {
-			return Applied{}, err
-		}
-		changes = Diff(old, next)
-	case fault.Is(err, fault.NotFound):
-		changes = Diff(nil, next)
-	case !fault.Is(err, fault.Invalid): // a stored text that is no catalog any more can be replaced
-		return Applied{}, err
-	}
-	version, changed, err := versioned.Write(ctx, db, document(workspace), src, func(version int64, _ []byte) []store.Op {
-		return versioned.Unannounced(versioned.Catalog, workspace, []string{workspace}, version, time.Now())
-	})
-	if err != nil {
-		return Applied{}, err
-	}
-	return Applied{Version: version, Changed: changed, Changes: changes}, nil
-}
-
-// Load reads the workspace's catalog. A workspace without one is of kind
-// fault.NotFound.
-func Load(ctx context.Context, db store.DB, workspace string) (*Catalog, error) {
-	src, version, err := versioned.Read(ctx, db, document(workspace))
-	if err != nil {
+// Compare tells what a catalog changes for a workspace. One that may not take the place of the stored one is of
+// kind fault.Invalid.
+func Compare(ctx context.Context, db store.DB, workspace string, next *Catalog) ([]Change, error) {
+	old, err := Load(ctx, db, workspace)
+	switch {
+	case fault.Is(err, fault.NotFound), fault.Is(err, fault.Invalid): // a stored text that is no catalog any more can be replaced
+		return Diff(nil, next), nil
+	case err != nil:
 		return nil, err
 	}
-	if version == 0 {
-		return nil, errNoCatalog
+	if !db.Ordered() {
+		err = orderKept(old, next)
 	}
-	return parseStored(src)
+	return Diff(old, next), err
 }
 
-// parseStored reads a text that [Apply] has checked.
-func parseStored(src []byte) (*Catalog, error) { return parseFile("stored catalog", src, true) }
+// Apply stores a catalog as the workspace's, which every process uses within [settings.MaxAge]; nil leaves the workspace
+// without one of its own. That it changed is then to be told by [settings.Announce]. A catalog that gives an event type its
+// order back is of kind fault.Invalid, one that does not fit into an item fault.TooLarge, a concurrent change fault.Conflict.
+func Apply(ctx context.Context, db store.DB, workspace string, next *Catalog) (a Applied, err error) {
+	var src []byte
+	if next != nil {
+		if a.Changes, err = Compare(ctx, db, workspace, next); err != nil {
+			return Applied{}, err
+		}
+		src = next.Source()
+	}
+	a.Version, a.Changed, err = settings.Write(ctx, db, documents+workspace, src, func(version int64, _ []byte) []store.Op {
+		return append(settings.Unannounced(settings.Catalog, workspace, []string{workspace}, version, time.Now()),
+			store.Put(store.Item{Key: store.Key{Table: store.Settings, Partition: namesPartition, Sort: workspace}}))
+	})
+	return a, err
+}
+
+// namesPartition lists the workspaces that have or had a catalog, [Shared] among them.
+const namesPartition = "catalogs"
+
+// Names lists the workspaces that have a catalog of their own, [Shared] among them.
+func Names(ctx context.Context, db store.DB) (names []string, err error) {
+	q := store.Query{Table: store.Settings, Partition: namesPartition}
+	for {
+		page, err := db.Query(ctx, q)
+		if err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "list the catalogs")
+		}
+		for _, it := range page.Items {
+			src, _, err := settings.Read(ctx, db, documents+it.Sort)
+			if err != nil {
+				return nil, err
+			}
+			if len(src) > 0 {
+				names = append(names, it.Sort)
+			}
+		}
+		if !page.More {
+			return names, nil
+		}
+		q.After = page.Last
+	}
+}
+
+// Load reads the workspace's catalog, or that of [Shared]. A workspace without one is of kind
+// fault.NotFound.
+func Load(ctx context.Context, db store.DB, workspace string) (*Catalog, error) {
+	for _, name := range []string{workspace, Shared} {
+		src, _, err := settings.Read(ctx, db, documents+name)
+		if err != nil {
+			return nil, err
+		}
+		if len(src) > 0 {
+			return parseStored(src)
+		}
+	}
+	return nil, errNoCatalog
+}
+
+// parseStored reads a text that was checked before [Apply] stored it; nil of one that was removed.
+func parseStored(src []byte) (*Catalog, error) {
+	if len(src) == 0 {
+		return nil, nil
+	}
+	return parseFile("stored catalog", src, true)
+}
 
 var errNoCatalog = fault.New(fault.NotFound, "unknown workspace, or a workspace without a catalog")

@@ -2,14 +2,16 @@ package catalog
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
-	"github.com/mcp-events/mcpevents/shared/config/versioned/versionedtest"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/settings"
+	"github.com/mcp-events/mcpevents/shared/settings/settingstest"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 func one(name string) []byte {
@@ -17,7 +19,7 @@ func one(name string) []byte {
 }
 
 func TestApplyAndLoad(t *testing.T) {
-	db := versionedtest.New()
+	db := settingstest.New()
 	ctx := t.Context()
 	if _, err := Load(ctx, db, "default"); !fault.Is(err, fault.NotFound) {
 		t.Errorf("got %v before anything was applied", err)
@@ -32,7 +34,7 @@ func TestApplyAndLoad(t *testing.T) {
 		{one("a"), 1, false, 0},
 		{one("b"), 2, true, 2},
 	} {
-		got, err := Apply(ctx, db, "default", step.src)
+		got, err := Apply(ctx, db, "default", parse(t, string(step.src)))
 		if err != nil || got.Version != step.version || got.Changed != step.changed || len(got.Changes) != step.changes {
 			t.Errorf("step %d: got %+v, %v", i, got, err)
 		}
@@ -43,9 +45,6 @@ func TestApplyAndLoad(t *testing.T) {
 	}
 	if _, err := Load(ctx, db, "other"); !fault.Is(err, fault.NotFound) {
 		t.Errorf("another workspace: got %v", err)
-	}
-	if _, err := Apply(ctx, db, "default", []byte("events: 1")); !fault.Is(err, fault.Invalid) {
-		t.Errorf("a faulty file: got %v", err)
 	}
 }
 
@@ -64,11 +63,11 @@ func TestApplyGivesNoOrderBack(t *testing.T) {
 		{"removed", unordered, "events: []", false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			db := versionedtest.New()
-			if _, err := Apply(t.Context(), db, "default", []byte(tc.before)); err != nil {
+			db := settingstest.New()
+			if _, err := Apply(t.Context(), db, "default", parse(t, tc.before)); err != nil {
 				t.Fatal(err)
 			}
-			_, err := Apply(t.Context(), db, "default", []byte(tc.after))
+			_, err := Apply(t.Context(), db, "default", parse(t, tc.after))
 			if tc.refused != fault.Is(err, fault.Invalid) || !tc.refused && err != nil {
 				t.Errorf("got %v", err)
 			}
@@ -78,16 +77,16 @@ func TestApplyGivesNoOrderBack(t *testing.T) {
 
 func TestStoredServesWhatWasApplied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db := versionedtest.New()
+		db := settingstest.New()
 		src := NewStored(db, nil, nil)
 		if _, err := src.Catalog(t.Context(), "default"); !fault.Is(err, fault.NotFound) {
 			t.Errorf("got %v without a catalog", err)
 		}
 		for _, name := range []string{"a", "b"} {
-			if _, err := Apply(t.Context(), db, "default", one(name)); err != nil {
+			if _, err := Apply(t.Context(), db, "default", parse(t, string(one(name)))); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(versioned.MaxAge)
+			time.Sleep(settings.MaxAge)
 			if c, err := src.Catalog(t.Context(), "default"); err != nil || c.ByName(name) == nil {
 				t.Errorf("EVS-14: the catalog with %s is not seen after MaxAge: %v", name, err)
 			}
@@ -191,6 +190,51 @@ func TestContract(t *testing.T) {
 		}
 		if kept.ContractID() != before.ContractID() {
 			t.Errorf("%s: the kept contract has another id", name)
+		}
+	}
+}
+
+// SSE-06: a workspace has its own catalog, and without one that which is shared; one that is removed counts its versions on.
+func TestSharedCatalog(t *testing.T) {
+	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	src := NewStored(db, nil, nil)
+	for _, step := range []struct {
+		workspace, name string
+		version         int64
+		own, other      string
+		names           []string
+	}{
+		{Shared, "shared", 1, "shared", "shared", []string{Shared}},
+		{"own", "own", 1, "own", "shared", []string{Shared, "own"}},
+		{Shared, "later", 2, "own", "later", []string{Shared, "own"}},
+		{"own", "", 2, "later", "later", []string{Shared}},
+		{"own", "own", 3, "own", "later", []string{Shared, "own"}},
+	} {
+		var next *Catalog
+		if step.name != "" {
+			next = parse(t, string(one(step.name)))
+		}
+		a, err := Apply(t.Context(), db, step.workspace, next)
+		if err != nil || a.Version != step.version || !a.Changed {
+			t.Fatalf("%+v: %+v, %v", step, a, err)
+		}
+		src.Written()
+		for workspace, want := range map[string]string{"own": step.own, "other": step.other} {
+			c, err := src.Catalog(t.Context(), workspace)
+			stored, failed := Load(t.Context(), db, workspace)
+			if err != nil || failed != nil || c.ByName(want) == nil || stored.ByName(want) == nil {
+				t.Errorf("%+v: %s has not %s: %v, %v", step, workspace, want, err, failed)
+			}
+			if src.Shares(t.Context(), workspace) != (want == step.other) {
+				t.Errorf("%+v: whether %s shares is wrong", step, workspace)
+			}
+		}
+		if names, err := Names(t.Context(), db); err != nil || !slices.Equal(names, step.names) {
+			t.Errorf("%+v: %q, %v", step, names, err)
 		}
 	}
 }

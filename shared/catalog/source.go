@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -41,14 +41,14 @@ func (s *Static) Catalog(_ context.Context, workspace string) (*Catalog, error) 
 	return s.current.Load(), nil
 }
 
-// Stored is a [Source] that serves what [Apply] wrote, at most
-// [versioned.MaxAge] old.
-type Stored struct{ cache *versioned.Cache[*Catalog] }
+// Stored is a [Source] that serves what [Apply] wrote, at most [settings.MaxAge] old. A workspace
+// without a catalog of its own has that of [Shared].
+type Stored struct{ cache *settings.Cache[*Catalog] }
 
 // NewStored makes a source over the store. The clock is time.Now when nil, the
 // log slog.Default.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger) *Stored {
-	return &Stored{versioned.NewCache(db, parseStored, now, log)}
+	return &Stored{settings.NewCache(db, documents, parseStored, now, log)}
 }
 
 // Latest is a [Source]'s catalog without the age that a cache of it may have, for
@@ -64,20 +64,30 @@ func Latest(ctx context.Context, s Source, workspace string) (*Catalog, error) {
 
 // Latest implements [Latest].
 func (s *Stored) Latest(ctx context.Context, workspace string) (*Catalog, error) {
-	return existing(s.cache.Latest(ctx, document(workspace)))
+	return s.own(ctx, workspace, s.cache.Latest)
 }
 
 // Catalog returns the workspace's catalog.
 func (s *Stored) Catalog(ctx context.Context, workspace string) (*Catalog, error) {
-	return existing(s.cache.Get(ctx, document(workspace)))
+	return s.own(ctx, workspace, s.cache.Get)
 }
 
-func existing(c *Catalog, version int64, err error) (*Catalog, error) {
-	if err != nil {
-		return nil, err
+func (s *Stored) own(ctx context.Context, workspace string, get func(context.Context, string) (*Catalog, int64, error)) (*Catalog, error) {
+	c, _, err := get(ctx, workspace)
+	if c == nil && err == nil {
+		c, _, err = get(ctx, Shared)
 	}
-	if version == 0 {
-		return nil, errNoCatalog
+	if c == nil && err == nil {
+		err = errNoCatalog
 	}
-	return c, nil
+	return c, err
 }
+
+// Shares reports whether a workspace has the catalog of [Shared].
+func (s *Stored) Shares(ctx context.Context, workspace string) bool {
+	c, _, err := s.cache.Get(ctx, workspace)
+	return c == nil && err == nil
+}
+
+// Written is [settings.Cache.Written].
+func (s *Stored) Written() { s.cache.Written() }

@@ -33,6 +33,8 @@ type Config struct {
 	Backends []Backend
 	// Conversation is who is told what is said in conversations; the zero value is nobody.
 	Conversation Conversation
+
+	source []byte
 }
 
 // Backend is an MCP server behind the gateway.
@@ -125,10 +127,10 @@ func Parse(src []byte) (*Config, error) { return ParseFile("config.yaml", src) }
 // ParseFile is [Parse] with the name that messages give the file.
 func ParseFile(name string, src []byte) (*Config, error) {
 	if blank(src) {
-		return &Config{}, nil
+		return &Config{source: src}, nil
 	}
 	f, root := strictyaml.Parse(name, src, MaxSource)
-	p := parser{file: f, config: &Config{}}
+	p := parser{file: f, config: &Config{source: slices.Clone(src)}}
 	var talk *strictyaml.Node
 	if root != nil {
 		for _, m := range f.Members(root, "the configuration") {

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
@@ -78,17 +78,17 @@ func TestApplySaysWhoseBackendsChanged(t *testing.T) {
 		"# the same\nbackends:\n  - {name: a, url: 'https://a.example/mcp'}\n",
 		"backends:\n  - {name: a, url: 'https://a.example/mcp'}\n  - {name: b, url: 'https://b.example/mcp', workspace: other}\n",
 	} {
-		if _, changed, err := Apply(t.Context(), db, []byte(src)); err != nil || !changed {
+		if _, changed, err := Apply(t.Context(), db, parsed(t, src)); err != nil || !changed {
 			t.Fatalf("%v, %v", changed, err)
 		}
 	}
-	told := map[versioned.Change]int{}
-	_, err = versioned.Announce(t.Context(), db, time.Now().Add(versioned.MaxAge), func(_ context.Context, c versioned.Change) error {
+	told := map[settings.Change]int{}
+	_, err = settings.Announce(t.Context(), db, time.Time{}, func(_ context.Context, c settings.Change) error {
 		told[c]++
 		return nil
 	})
-	if err != nil || len(told) != 2 || told[versioned.Change{Kind: versioned.Backends, Workspace: "default", Version: 1}] != 1 ||
-		told[versioned.Change{Kind: versioned.Backends, Workspace: "other", Version: 3}] != 1 {
+	if err != nil || len(told) != 2 || told[settings.Change{Kind: settings.Backends, Workspace: "default", Version: 1}] != 1 ||
+		told[settings.Change{Kind: settings.Backends, Workspace: "other", Version: 3}] != 1 {
 		t.Errorf("told %v, %v", told, err)
 	}
 }

@@ -4,38 +4,32 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // document is the name of the stored configuration; there is one for all workspaces.
 const document = "config"
 
-// Apply checks a configuration file and stores it, for every function to use
-// within [versioned.MaxAge]. It returns the version, from 1, and whether anything
-// changed. That backends changed is then to be told by [versioned.Announce].
-// A faulty file is of kind fault.Invalid, a concurrent change fault.Conflict.
-func Apply(ctx context.Context, db store.DB, src []byte) (version int64, changed bool, err error) {
-	next, err := Parse(src)
-	if err != nil {
-		return 0, false, err
-	}
-	return versioned.Write(ctx, db, document, src, func(version int64, old []byte) []store.Op {
+// Apply stores a configuration, for every process to use within [settings.MaxAge]. It returns the version,
+// from 1, and whether anything changed. That backends changed is then to be told by
+// [settings.Announce]. A concurrent change is of kind fault.Conflict.
+func Apply(ctx context.Context, db store.DB, next *Config) (version int64, changed bool, err error) {
+	return settings.Write(ctx, db, document, next.source, func(version int64, old []byte) []store.Op {
 		before, err := parseStored(old)
 		if err != nil { // of another version of this program
 			before = &Config{}
 		}
-		return versioned.UnannouncedOf(versioned.Backends, changedBackends(before, next), version, time.Now())
+		return settings.UnannouncedOf(settings.Backends, changedBackends(before, next), version, time.Now())
 	})
 }
 
 // Load reads the stored configuration; an empty one when none was stored.
 func Load(ctx context.Context, db store.DB) (*Config, error) {
-	src, _, err := versioned.Read(ctx, db, document)
+	src, _, err := settings.Read(ctx, db, document)
 	if err != nil {
 		return nil, err
 	}
@@ -44,29 +38,8 @@ func Load(ctx context.Context, db store.DB) (*Config, error) {
 
 func parseStored(src []byte) (*Config, error) { return ParseFile("stored configuration", src) }
 
-// Replaceable is a configuration that another can take the place of.
-type Replaceable struct{ now atomic.Pointer[Config] }
-
-// NewReplaceable begins with a configuration; nil is an empty one.
-func NewReplaceable(c *Config) *Replaceable {
-	r := &Replaceable{}
-	r.Replace(c)
-	return r
-}
-
-// Config returns the configuration.
-func (r *Replaceable) Config(context.Context) (*Config, error) { return r.now.Load(), nil }
-
-// Replace puts another in its place; nil is an empty one.
-func (r *Replaceable) Replace(c *Config) {
-	if c == nil {
-		c = &Config{}
-	}
-	r.now.Store(c)
-}
-
-// Stored serves what [Apply] wrote, at most [versioned.MaxAge] old.
-type Stored struct{ cache *versioned.Cache[*current] }
+// Stored serves what [Apply] wrote, at most [settings.MaxAge] old.
+type Stored struct{ cache *settings.Cache[*current] }
 
 // current is a configuration with what is made from it.
 type current struct {
@@ -83,7 +56,7 @@ type authority interface {
 // NewStored reads the configuration from the store. The clock is time.Now when nil,
 // the log slog.Default.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger) *Stored {
-	return &Stored{versioned.NewCache(db, func(src []byte) (*current, error) {
+	return &Stored{settings.NewCache(db, document, func(src []byte) (*current, error) {
 		c, err := parseStored(src)
 		if err != nil {
 			return nil, err
@@ -102,7 +75,7 @@ var empty = &Config{}
 // Config returns the configuration; an empty one when none was stored. As long as nothing
 // changed it is the same pointer.
 func (s *Stored) Config(ctx context.Context) (*Config, error) {
-	c, version, err := s.cache.Get(ctx, document)
+	c, version, err := s.cache.Get(ctx, "")
 	if err != nil {
 		return nil, err
 	}
@@ -112,14 +85,26 @@ func (s *Stored) Config(ctx context.Context) (*Config, error) {
 	return c.config, nil
 }
 
+// Backends are those of the configuration; as long as nothing changed it is the same slice.
+func (s *Stored) Backends(ctx context.Context) ([]Backend, error) {
+	c, err := s.Config(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c.Backends, nil
+}
+
+// Written is [settings.Cache.Written].
+func (s *Stored) Written() { s.cache.Written() }
+
 // Authenticator authenticates by the keys of the stored configuration, so that a
-// key that was removed is refused within [versioned.MaxAge]. It is an [auth.Directory] too.
+// key that was removed is refused within [settings.MaxAge]. It is an [auth.Directory] too.
 func (s *Stored) Authenticator() auth.Authenticator { return storedKeys{s} }
 
 type storedKeys struct{ *Stored }
 
 func (k storedKeys) Authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
-	c, version, err := k.cache.Get(ctx, document)
+	c, version, err := k.cache.Get(ctx, "")
 	if err != nil {
 		return auth.Principal{}, err
 	}
@@ -135,7 +120,7 @@ func (k storedKeys) Principals(ctx context.Context, workspace, id string, latest
 	if latest {
 		get = k.cache.Latest
 	}
-	c, version, err := get(ctx, document)
+	c, version, err := get(ctx, "")
 	if err != nil || version == 0 {
 		return nil, err
 	}

@@ -31,7 +31,7 @@ type Memory struct {
 	Content   string  `json:"content"`
 	Relevance float64 `json:"relevance"` // 0 to 1
 	// Source begins with the provider's name; what the provider itself names follows
-	// behind a colon.
+	// after a colon.
 	Source string `json:"source"`
 }
 

@@ -1,7 +1,7 @@
 // Package conversation hands what is said in the conversations of clients to those
 // who were consented to, and gathers the context that they have to it.
 //
-//	client ─▶ shared/mcp ─▶ [Service.Tell] ─▶ consent? ─▶ providers ─▶ merge ─▶ context
+//	client ─▶ shared/mcp ─▶ [Service.Forward] ─▶ consent? ─▶ providers ─▶ merge ─▶ context
 //	                                │            (store)    at URLs
 //	                                │                       backends, by shared/gateway
 //	                                └─────────────────────▶ event, by shared/publish

@@ -53,12 +53,12 @@ func checkEntry(cat *catalog.Catalog, kind Kind) error {
 // eventsProvider stands for the events of conversations among the providers, so that
 // they are consented to in the same way; nil when there are none.
 func (s *Service) eventsProvider(e config.ConversationEvents) *provider {
-	told := kinds(e.UserMessage, e.AssistantResponse)
-	if len(told) == 0 {
+	published := kinds(e.UserMessage, e.AssistantResponse)
+	if len(published) == 0 {
 		return nil
 	}
 	return &provider{
-		name: config.EventsProvider, workspace: e.Workspace, kinds: told, to: destination("events"),
+		name: config.EventsProvider, workspace: e.Workspace, kinds: published, to: destination("events"),
 		title:       "Events",
 		description: "What is said becomes an event of this server. Who is allowed to by the operator can subscribe to it.",
 		ask: func(ctx context.Context, c Caller, m *Message, _ string) (json.RawMessage, error) {
@@ -98,7 +98,7 @@ func (s *Service) publish(ctx context.Context, c Caller, m *Message) error {
 	return failure{Refused}
 }
 
-// eventID is the same for a message that is told again.
+// eventID is the same for a message that comes again.
 func eventID(c Caller, m *Message) string {
 	b, _ := json.Marshal([]string{string(m.Kind), c.Principal.Workspace, c.Principal.ID, m.ID}) // strings
 	h := sha256.Sum256(b)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,11 +23,16 @@ import (
 // marker is in everything that is said in these tests.
 const marker = "periwinkle"
 
+// source is a configuration that can change.
+type source struct{ atomic.Pointer[config.Config] }
+
+func (s *source) Config(context.Context) (*config.Config, error) { return s.Load(), nil }
+
 // rig is a service with providers that do what a test says, in a bubble of its own time.
 type rig struct {
 	*Service
 	t       *testing.T
-	source  *config.Replaceable
+	source  *source
 	log     *lockedBuffer
 	answers map[string]func(*http.Request) (*http.Response, error) // by the host of the URL
 
@@ -39,7 +45,8 @@ type rig struct {
 func newRig(t *testing.T, src string, change ...func(*Options)) *rig {
 	t.Helper()
 	r := &rig{t: t, log: &lockedBuffer{}, answers: map[string]func(*http.Request) (*http.Response, error){}}
-	r.source = config.NewReplaceable(parseConfig(t, src))
+	r.source = &source{}
+	r.source.Store(parseConfig(t, src))
 	cat, err := catalog.Parse([]byte(conversationCatalog))
 	if err != nil {
 		t.Fatal(err)
@@ -166,7 +173,7 @@ func (r *rig) consent(names ...string) {
 // tell tells a message of ann's.
 func (r *rig) tell() *Context {
 	r.t.Helper()
-	c, err := r.Tell(r.t.Context(), Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m", Content: marker})
+	c, err := r.Forward(r.t.Context(), Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m", Content: marker})
 	if err != nil {
 		r.t.Fatal(err)
 	}

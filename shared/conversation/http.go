@@ -20,7 +20,7 @@ import (
 // MaxAnswer bounds what is read of a provider's answer in bytes.
 const MaxAnswer = 256 << 10
 
-// headerMethod tells a provider which kind of message it gets, by the name that MCP has
+// headerMethod says which kind of message a provider gets, by the name that MCP has
 // for such a header.
 const headerMethod = "Mcp-Method"
 

@@ -26,7 +26,7 @@ type Limit struct {
 	Max   int    `json:"max"`
 }
 
-// Kind is what was said: the method that tells it.
+// Kind is what was said: the method that carries it.
 type Kind string
 
 // The kinds. The first is of the seed; the second answers one of its open questions.
@@ -35,10 +35,10 @@ const (
 	AssistantResponse Kind = "assistantResponse"
 )
 
-// Method is the method of MCP that tells such a message.
+// Method is the method of MCP that carries such a message.
 func (k Kind) Method() string { return "conversation/" + string(k) }
 
-// Message is what a client tells: the params of conversation/userMessage.
+// Message is what a client sends: the params of conversation/userMessage.
 type Message struct {
 	Kind Kind `json:"-"`
 	// ID is chosen by the client. It names the message in the context that answers it,
@@ -155,7 +155,7 @@ func tooLarge(what string, most int) error {
 	return fault.New(fault.TooLarge, "the limit %s of %d is exceeded", what, most).With(Limit{what, most})
 }
 
-// Params encodes the message as it was told, with further members of _meta, without
+// Params encodes the message as it came, with further members of _meta, without
 // braces; nil for none.
 func (m *Message) Params(meta []byte) json.RawMessage {
 	b := jsonrpc.AppendString([]byte(`{"messageId":`), m.ID)

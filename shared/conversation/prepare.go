@@ -6,7 +6,7 @@ import (
 )
 
 // A backend that takes longer to begin a session than a message may wait would never give any
-// context, if each message began anew. So it gets ready behind the answer, for the next message.
+// context, if each message began from nothing. So it gets ready after the answer, for the next message.
 
 const (
 	// prepareTime bounds how long that may take, and maxPreparing how often it happens at once.

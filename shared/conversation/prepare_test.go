@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
 // unready is a backend that answers when it was prepared.
@@ -22,7 +22,7 @@ type unready struct {
 
 func (*unready) Backends(context.Context, auth.Principal) []string { return []string{"notes"} }
 
-func (b *unready) Converse(ctx context.Context, _ gateway.Client, _, _ string, _ json.RawMessage) (json.RawMessage, error) {
+func (b *unready) Converse(ctx context.Context, _ api.Client, _, _ string, _ json.RawMessage) (json.RawMessage, error) {
 	if !b.ready.Load() {
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -30,7 +30,7 @@ func (b *unready) Converse(ctx context.Context, _ gateway.Client, _, _ string, _
 	return json.RawMessage(`{"context":"x"}`), nil
 }
 
-func (b *unready) Prepare(ctx context.Context, _ gateway.Client, name string) error {
+func (b *unready) Prepare(ctx context.Context, _ api.Client, name string) error {
 	b.prepared.Add(1)
 	select {
 	case <-time.After(b.takes):
@@ -77,7 +77,7 @@ func TestPreparationsEnd(t *testing.T) {
 		b := &unready{takes: time.Hour}
 		r := newRig(t, withBackend, func(o *Options) { o.Backends, o.Prepares = b, true })
 		for i := range 2 * maxPreparing {
-			r.prepare(Caller{Principal: ann, Client: gateway.Client{Session: string(rune('a' + i))}}, "notes")
+			r.prepare(Caller{Principal: ann, Client: api.Client{Session: string(rune('a' + i))}}, "notes")
 		}
 		synctest.Wait()
 		if n := b.prepared.Load(); n != maxPreparing {

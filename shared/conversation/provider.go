@@ -10,7 +10,7 @@ import (
 	"github.com/sony/gobreaker/v2"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
 // Reason says why a provider's context is missing.
@@ -25,7 +25,7 @@ const (
 	Malformed   Reason = "malformed"   // an answer that is no context
 	TooLarge    Reason = "too large"
 	Incapable   Reason = "incapable" // a backend that does not ask for such messages
-	Abandoned   Reason = "abandoned" // nobody waits for the answer any more
+	Abandoned   Reason = "abandoned" // the caller no longer waits for the answer
 	Internal    Reason = "internal"
 )
 
@@ -52,24 +52,24 @@ func reasonOf(asked, asker context.Context, err error) Reason {
 	return Internal
 }
 
-// Caller is who tells a message.
+// Caller is who sends a message.
 type Caller struct {
 	Principal auth.Principal
 	// Client is the caller as backends know it.
-	Client gateway.Client
+	Client api.Client
 }
 
 // asker hands a message to one of those that may get it, who knows the caller by the
 // name principal, and returns a context that is not checked yet. Its errors are failures.
 type asker func(ctx context.Context, c Caller, m *Message, principal string) (json.RawMessage, error)
 
-// provider is one of those that may be told. It may be used concurrently.
+// provider is one of those that may get messages. It may be used concurrently.
 type provider struct {
 	name, title, description string
 	workspace                string
 	to                       string // what a consent is bound to
-	kinds                    []Kind // what it is told
-	plain                    bool   // is told the principal's own name
+	kinds                    []Kind // what it gets
+	plain                    bool   // gets the principal's own name
 	visible                  func(ctx context.Context, p auth.Principal) bool
 	ask                      asker
 	breaker                  *breaker

@@ -14,7 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/publish"
 	"github.com/mcp-events/mcpevents/shared/rate"
@@ -32,9 +32,9 @@ type Backends interface {
 	// Backends names those that a principal may use.
 	Backends(ctx context.Context, p auth.Principal) []string
 	// Converse asks one, and returns the result.
-	Converse(ctx context.Context, c gateway.Client, backend, method string, params json.RawMessage) (json.RawMessage, error)
+	Converse(ctx context.Context, c api.Client, backend, method string, params json.RawMessage) (json.RawMessage, error)
 	// Prepare gets one ready to be asked.
-	Prepare(ctx context.Context, c gateway.Client, backend string) error
+	Prepare(ctx context.Context, c api.Client, backend string) error
 }
 
 // Publisher publishes an event in the workspace of the principal whose message it is.
@@ -59,27 +59,27 @@ type Options struct {
 	AllowAnonymous bool
 	// HTTP reaches providers at URLs; nil is [NewHTTP].
 	HTTP *http.Client
-	// Prepares lets a backend for which the budget was too short get ready behind the answer, so that the
+	// Prepares lets a backend for which the budget was too short get ready after the answer, so that the
 	// next message finds it so. It is of no use on Lambda, where nothing goes on there.
 	Prepares bool
 	// Rest is how long a provider rests that was late too often; 0 is 30 s.
 	Rest time.Duration
-	// Rate limits how many messages a principal tells; nil does not.
+	// Rate limits how many messages a principal sends; nil does not.
 	Rate *rate.Rate
 	// Secrets looks up what a setting refers to; nil is the environment. It is asked for each
 	// message to a provider at a URL.
-	Secrets gateway.Secrets
+	Secrets func(ctx context.Context, v config.Value) (string, error)
 	Log     *slog.Logger
 }
 
-// Service tells messages to those that callers consented to. It may be used
+// Service forwards messages to those that callers consented to. It may be used
 // concurrently. Make it with [New].
 type Service struct {
 	options  Options
 	consents consents
 	secrets  *secrets
 	running  sync.WaitGroup
-	ending   context.Context // of what goes on behind answers
+	ending   context.Context // of what goes on after answers
 	end      context.CancelFunc
 	missing  metric.Tally
 
@@ -88,7 +88,7 @@ type Service struct {
 	preparing map[preparation]bool
 }
 
-// minBurst is how many messages a principal may tell at once, however low its rate is.
+// minBurst is how many messages a principal may send at once, however low its rate is.
 const minBurst = 20
 
 // NewRate limits to a number of messages per second, with bursts of two seconds' worth.
@@ -97,7 +97,7 @@ func NewRate(perSecond float64) *rate.Rate {
 	return rate.New("conversationRate", "messages", perSecond, max(2*perSecond, minBurst))
 }
 
-// New makes a service. It reaches nobody yet.
+// New makes a service. It calls no provider yet.
 func New(o Options) (*Service, error) {
 	if o.HTTP == nil {
 		o.HTTP = NewHTTP()
@@ -124,7 +124,7 @@ func New(o Options) (*Service, error) {
 }
 
 // Close waits until nothing of earlier messages is under way any more, or ctx ends. No
-// message may be told while and after it is called.
+// message may be forwarded while and after it is called.
 func (s *Service) Close(ctx context.Context) error {
 	s.end()
 	done := make(chan struct{})
@@ -140,7 +140,7 @@ func (s *Service) Close(ctx context.Context) error {
 	}
 }
 
-// Offers is what a caller is asked to tell.
+// Offers is what a caller is asked to send.
 type Offers struct {
 	OnUserMessage       bool `json:"onUserMessage,omitempty"`
 	OnAssistantResponse bool `json:"onAssistantResponse,omitempty"`
@@ -154,7 +154,7 @@ func (o Offers) Has(kind Kind) bool {
 	return kind == UserMessage && o.OnUserMessage || kind == AssistantResponse && o.OnAssistantResponse
 }
 
-// Enabled reports whether anybody is asked to tell anything.
+// Enabled reports whether any caller is asked to send anything.
 func (s *Service) Enabled(ctx context.Context) bool {
 	now, err := s.current(ctx)
 	return err == nil && now.Conversation.Enabled()
@@ -171,7 +171,7 @@ func (s *Service) Check(ctx context.Context, c *config.Config) error {
 	return nil
 }
 
-// Offers finds out what a principal is asked to tell: what is switched on and somebody
+// Offers finds out what a principal is asked to send: what is switched on and somebody
 // could get.
 func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 	now, err := s.current(ctx)
@@ -186,10 +186,10 @@ func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 	return o
 }
 
-// Tell hands a message to all that the caller consented to, and returns the context
+// Forward hands a message to all that the caller consented to, and returns the context
 // that came within the budget. Whose did not is left out, logged and counted. One more than the rate
-// allows is told to nobody: fault.Exhausted with [rate.RetryAfter].
-func (s *Service) Tell(ctx context.Context, c Caller, m *Message) (*Context, error) {
+// allows goes to no provider: fault.Exhausted with [rate.RetryAfter].
+func (s *Service) Forward(ctx context.Context, c Caller, m *Message) (*Context, error) {
 	if err := s.options.Rate.Take(c.Principal, 1, time.Now()); err != nil {
 		return nil, err
 	}
@@ -197,11 +197,11 @@ func (s *Service) Tell(ctx context.Context, c Caller, m *Message) (*Context, err
 	if err != nil {
 		return nil, err
 	}
-	told, err := s.consented(ctx, now, c.Principal, m.Kind)
-	if err != nil || len(told) == 0 {
+	receivers, err := s.consented(ctx, now, c.Principal, m.Kind)
+	if err != nil || len(receivers) == 0 {
 		return &Context{}, err
 	}
-	return merge(s.gather(ctx, now.Budget, told, c, m), now.MaxContext), nil
+	return merge(s.gather(ctx, now.Budget, receivers, c, m), now.MaxContext), nil
 }
 
 // consented are the providers to which a message of the kind may be sent now.
@@ -226,18 +226,18 @@ type said struct {
 
 // gather asks all at once, and returns what is there when the budget is used up, in
 // the order of the providers.
-func (s *Service) gather(ctx context.Context, budget time.Duration, told []*provider, c Caller, m *Message) []part {
+func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []*provider, c Caller, m *Message) []part {
 	asked, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
-	came := make(chan said, len(told)) // so that whoever is late waits for nobody
-	for i, p := range told {
+	came := make(chan said, len(receivers)) // buffered: a late one must not block
+	for i, p := range receivers {
 		s.running.Go(func() {
 			a, missing := s.ask(ctx, asked, p, c, m)
 			came <- said{i, a, missing}
 		})
 	}
-	answers := make([]*said, len(told))
-	for range told {
+	answers := make([]*said, len(receivers))
+	for range receivers {
 		select {
 		case x := <-came:
 			answers[x.who] = &x
@@ -251,7 +251,7 @@ func (s *Service) gather(ctx context.Context, budget time.Duration, told []*prov
 		answers[x.who] = &x
 	}
 	var parts []part
-	for i, p := range told {
+	for i, p := range receivers {
 		x := answers[i]
 		if x == nil {
 			x = &said{missing: reasonOf(asked, ctx, nil)}
@@ -292,7 +292,7 @@ func (s *Service) missed(ctx context.Context, p *provider, why Reason) {
 	s.missing.Add(ctx, slog.String("workspace", p.workspace), slog.String("provider", p.name), slog.String("reason", string(why)))
 }
 
-// Counts tells how often the context of each provider, named workspace/provider, was
+// Counts is how often the context of each provider, named workspace/provider, was
 // missing since the process began, and why.
 func (s *Service) Counts() map[string]map[string]int64 {
 	out := map[string]map[string]int64{}

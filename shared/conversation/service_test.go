@@ -118,7 +118,7 @@ func TestACallerThatGoesAway(t *testing.T) {
 		for range 2 * tripAfter {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			began := time.Now()
-			if _, err := r.Tell(ctx, Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m"}); err != nil || time.Since(began) != 100*time.Millisecond {
+			if _, err := r.Forward(ctx, Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m"}); err != nil || time.Since(began) != 100*time.Millisecond {
 				t.Errorf("after %v: %v", time.Since(began), err)
 			}
 			cancel()
@@ -207,11 +207,11 @@ func TestRestingOverAChange(t *testing.T) {
 			r.tell()
 			synctest.Wait()
 		}
-		r.source.Replace(parseConfig(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  budget: 400ms", 1)))
+		r.source.Store(parseConfig(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  budget: 400ms", 1)))
 		if r.tell(); r.calls("slow") != tripAfter {
 			t.Errorf("it was asked %d times", r.calls("slow"))
 		}
-		r.source.Replace(parseConfig(t, strings.Replace(three, "http://slow/", "http://moved/", 1)))
+		r.source.Store(parseConfig(t, strings.Replace(three, "http://slow/", "http://moved/", 1)))
 		r.consent("slow")
 		if got := r.tell(); got.Text != "Context from slow:\n> moved" {
 			t.Errorf("got %q", got.Text)
@@ -247,7 +247,7 @@ func TestConsent(t *testing.T) {
 		for name, p := range map[string]auth.Principal{
 			"another principal": {ID: "bob", Workspace: ann.Workspace}, "another workspace": {ID: "ann", Workspace: "other"},
 		} {
-			if _, err := r.Tell(t.Context(), Caller{Principal: p}, &Message{Kind: UserMessage, ID: "m"}); err != nil || r.calls("fast") != 0 {
+			if _, err := r.Forward(t.Context(), Caller{Principal: p}, &Message{Kind: UserMessage, ID: "m"}); err != nil || r.calls("fast") != 0 {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
@@ -279,29 +279,29 @@ func TestConsentIsForWhatItWasGivenFor(t *testing.T) {
 		r.on("fast", says("x", 0))
 		r.on("elsewhere", says("x", 0))
 		r.consent("fast")
-		r.source.Replace(parseConfig(t, strings.ReplaceAll(three, "http://fast/", "http://elsewhere/")))
+		r.source.Store(parseConfig(t, strings.ReplaceAll(three, "http://fast/", "http://elsewhere/")))
 		r.tell()
 		views, err := r.Views(t.Context(), ann)
 		if err != nil || r.calls("elsewhere") != 0 || views[0].Name != "fast" || views[0].Consented || !views[0].Consent.Given {
 			t.Errorf("with another URL: %d calls, %+v, %v", r.calls("elsewhere"), views, err)
 		}
-		r.source.Replace(parseConfig(t, "keys: []\n"))
+		r.source.Store(parseConfig(t, "keys: []\n"))
 		if _, err := r.Consent(t.Context(), ann, "fast", "ann", true); !fault.Is(err, fault.NotFound) {
 			t.Errorf("of a removed one: %v", err)
 		}
-		r.source.Replace(parseConfig(t, three))
+		r.source.Store(parseConfig(t, three))
 		if r.tell(); r.calls("fast") != 1 {
 			t.Error("the same one again is not the same")
 		}
-		r.source.Replace(parseConfig(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  assistantResponses: true", 1)))
-		if _, err := r.Tell(t.Context(), Caller{Principal: ann}, &Message{Kind: AssistantResponse, ID: "m"}); err != nil || r.calls("fast") != 1 {
+		r.source.Store(parseConfig(t, strings.Replace(three, "userMessages: true", "userMessages: true\n  assistantResponses: true", 1)))
+		if _, err := r.Forward(t.Context(), Caller{Principal: ann}, &Message{Kind: AssistantResponse, ID: "m"}); err != nil || r.calls("fast") != 1 {
 			t.Errorf("an assistant's response was sent: %v", err)
 		}
 		if r.tell(); r.calls("fast") != 2 {
 			t.Error("the user's messages are not covered any more")
 		}
 		r.consent("fast")
-		if _, err := r.Tell(t.Context(), Caller{Principal: ann}, &Message{Kind: AssistantResponse, ID: "m"}); err != nil || r.calls("fast") != 3 {
+		if _, err := r.Forward(t.Context(), Caller{Principal: ann}, &Message{Kind: AssistantResponse, ID: "m"}); err != nil || r.calls("fast") != 3 {
 			t.Errorf("with consent it was not sent: %v", err)
 		}
 	})
@@ -313,7 +313,7 @@ func TestWithoutTheStoreNothingIsSent(t *testing.T) {
 		r := newRig(t, three)
 		r.consent("fast")
 		r.options.DB.(*memory).fail = fault.New(fault.Unavailable, "down")
-		if _, err := r.Tell(t.Context(), Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m"}); !fault.Is(err, fault.Unavailable) {
+		if _, err := r.Forward(t.Context(), Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m"}); !fault.Is(err, fault.Unavailable) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -338,7 +338,7 @@ func TestNobodyConsentsForAll(t *testing.T) {
 		r := newRig(t, three, func(o *Options) { o.AllowAnonymous = allowed })
 		r.on("fast", says("x", 0))
 		r.consent("fast") // perhaps while it was allowed
-		if _, err := r.Tell(t.Context(), Caller{Principal: nobody}, &Message{Kind: UserMessage, ID: "m"}); err != nil {
+		if _, err := r.Forward(t.Context(), Caller{Principal: nobody}, &Message{Kind: UserMessage, ID: "m"}); err != nil {
 			t.Fatal(err)
 		}
 		if got := r.calls("fast") == 1; got != allowed || r.Offers(t.Context(), nobody).Any() != allowed {
@@ -392,7 +392,7 @@ func TestEvents(t *testing.T) {
 	r.consent(config.EventsProvider)
 	said := &Message{Kind: UserMessage, ID: "m", Content: marker, History: []Turn{{"user", "before"}}}
 	tell := func(p auth.Principal, m *Message) {
-		if _, err := r.Tell(t.Context(), Caller{Principal: p}, m); err != nil {
+		if _, err := r.Forward(t.Context(), Caller{Principal: p}, m); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -453,7 +453,7 @@ func TestTheRateOfAPrincipal(t *testing.T) {
 		for range minBurst {
 			r.tell()
 		}
-		_, err := r.Tell(t.Context(), Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m", Content: marker})
+		_, err := r.Forward(t.Context(), Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m", Content: marker})
 		if data := fault.DataOf(err); !fault.Is(err, fault.Exhausted) || data != (rate.RetryAfter{Limit: "conversationRate", Max: 1, Seconds: 1}) {
 			t.Errorf("got %v with %v", err, data)
 		}
@@ -461,7 +461,7 @@ func TestTheRateOfAPrincipal(t *testing.T) {
 			t.Errorf("the provider was told %d messages", n)
 		}
 		bob := auth.Principal{ID: "bob", Workspace: ann.Workspace}
-		if _, err := r.Tell(t.Context(), Caller{Principal: bob}, &Message{Kind: UserMessage, ID: "m"}); err != nil {
+		if _, err := r.Forward(t.Context(), Caller{Principal: bob}, &Message{Kind: UserMessage, ID: "m"}); err != nil {
 			t.Errorf("another principal: %v", err)
 		}
 		time.Sleep(time.Second)
@@ -486,7 +486,7 @@ func TestAnUndecodableConsentIsNone(t *testing.T) {
 				m.items[key] = item
 			}
 		}
-		if _, err := r.Tell(t.Context(), Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m"}); err != nil {
+		if _, err := r.Forward(t.Context(), Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m"}); err != nil {
 			t.Error(err)
 		}
 		if fast, slow := r.calls("fast"), r.calls("slow"); fast != 1 || slow != 0 {

@@ -9,7 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
 // set is what one version of the configuration makes of the providers.
@@ -105,9 +105,9 @@ func (s *Service) askBackend(name string) asker {
 		switch {
 		case err == nil:
 			return raw, nil
-		case errors.Is(err, gateway.ErrIncapable):
+		case errors.Is(err, api.ErrIncapable):
 			return nil, failure{Incapable}
-		case errors.Is(err, gateway.ErrRefused):
+		case errors.Is(err, api.ErrRefused):
 			return nil, failure{Refused}
 		}
 		if ctx.Err() != nil {

@@ -16,7 +16,7 @@ import (
 // have other terms.
 //
 // A change is audited twice, some time apart: other processes may use the old catalog for
-// [versioned.MaxAge], and accept subscriptions to an event type that is gone.
+// [settings.MaxAge], and accept subscriptions to an event type that is gone.
 
 // settleAfter is how long a catalog must have been seen before it is the one to compare
 // with.

@@ -22,8 +22,8 @@ type Ending struct {
 	Subscriptions int
 }
 
-// Endings looks which subscriptions other catalogs would end, and ends none. Those that end by the
-// catalogs in use or for want of a key are left out.
+// Endings looks which subscriptions catalogs would end that take the place of those in use, and ends none. A workspace
+// without one among them keeps its own. Those that end by the catalogs in use or for want of a key are left out.
 func (e *Terminator) Endings(ctx context.Context, next catalog.Source) ([]Ending, error) {
 	workspaces, err := e.Subscriptions.Workspaces(ctx)
 	if err != nil {
@@ -48,8 +48,12 @@ func (e *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 	if err != nil {
 		return nil, err
 	}
+	used, err := e.Review.Catalog.Catalog(ctx, workspace)
+	if err != nil && !fault.Is(err, fault.NotFound) {
+		return nil, err
+	}
 	last, err := e.Subscriptions.AuditState(ctx, workspace)
-	if err != nil || last.Settled == cat.Fingerprint() {
+	if err != nil || last.Settled == cat.Fingerprint() || used != nil && used.Fingerprint() == cat.Fingerprint() {
 		return nil, err
 	}
 	after := &subscription.Review{DB: e.Review.DB, Catalog: next, Directory: e.Review.Directory}
@@ -63,9 +67,7 @@ func (e *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 		if gone, err := e.gone(ctx, sub); gone || err != nil { // by the keys, whatever the catalog
 			return err
 		}
-		if same, err := e.sameCatalog(ctx, workspace, cat); err != nil {
-			return err
-		} else if !same {
+		if used != nil {
 			if _, err := e.Review.Subscription(ctx, sub, false); errors.As(err, &now) {
 				return nil
 			}
@@ -113,18 +115,6 @@ func (e *Terminator) gone(ctx context.Context, sub *subscription.Subscription) (
 		return false, fault.Wrap(fault.Unavailable, err, "look up the principal")
 	}
 	return !slices.ContainsFunc(who, func(p auth.Principal) bool { return p.Has(auth.ScopeSubscribe) }), nil
-}
-
-// sameCatalog reports whether a catalog is in use already, as at the start of a server.
-func (e *Terminator) sameCatalog(ctx context.Context, workspace string, next *catalog.Catalog) (bool, error) {
-	now, err := e.Review.Catalog.Catalog(ctx, workspace)
-	if fault.Is(err, fault.NotFound) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	return now.Fingerprint() == next.Fingerprint(), nil
 }
 
 // Breaking is the error of catalogs that would end subscriptions; nil if they end none.

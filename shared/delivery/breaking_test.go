@@ -13,17 +13,19 @@ func TestWhatACatalogWouldEnd(t *testing.T) {
 	for name, c := range map[string]struct {
 		change []string
 		revoke bool
-		used   bool // already, as at a start
+		used   bool // already
+		before bool // none is in use: the database is of a version before
 		want   string
 	}{
-		"a member that is required":         {change: []string{payload, required}, want: "would end 2 live webhook subscriptions: 2 in workspace default because ci.build_finished changed incompatibly;"},
-		"the same at a start":               {change: []string{payload, required}, used: true, want: "would end 2 live webhook subscriptions"},
-		"an event type that is gone":        {change: []string{"ci.build_finished", "ci.renamed"}, want: "2 in workspace default because the event type ci.build_finished was removed"},
-		"no webhooks":                       {change: []string{buildType, pushOnly}, want: "because ci.build_finished is not delivered by webhook"},
-		"a rule that is not met":            {change: []string{buildType, restricted}, want: "because access was revoked"},
-		"an addition":                       {change: []string{payload, optional}},
-		"nothing":                           {},
-		"a key that is gone at a start too": {change: []string{payload, optional}, used: true, revoke: true},
+		"a member that is required":        {change: []string{payload, required}, want: "would end 2 live webhook subscriptions: 2 in workspace default because ci.build_finished changed incompatibly;"},
+		"the same, which is in use":        {change: []string{payload, required}, used: true},
+		"the same, after a version before": {change: []string{payload, required}, before: true, want: "would end 2 live webhook subscriptions"},
+		"an event type that is gone":       {change: []string{"ci.build_finished", "ci.renamed"}, want: "2 in workspace default because the event type ci.build_finished was removed"},
+		"no webhooks":                      {change: []string{buildType, pushOnly}, want: "because ci.build_finished is not delivered by webhook"},
+		"a rule that is not met":           {change: []string{buildType, restricted}, want: "because access was revoked"},
+		"an addition":                      {change: []string{payload, optional}},
+		"nothing":                          {},
+		"a key that is gone":               {change: []string{payload, optional}, before: true, revoke: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -39,6 +41,9 @@ func TestWhatACatalogWouldEnd(t *testing.T) {
 			}
 			if c.used {
 				r.change(c.change...)
+			}
+			if c.before {
+				r.catalogs = catalog.Workspaces{}
 			}
 			endings, err := r.terminator(mortal{r.db, r}, r.services).Endings(t.Context(), catalog.NewStatic(cat))
 			if err != nil {

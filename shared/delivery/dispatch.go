@@ -44,7 +44,7 @@ type Options struct {
 	// answer. Then the delivery belongs to the slow lane. 0 waits to the end.
 	Patience time.Duration
 	// Detached is how many attempts may go on without their page after that; the others are
-	// canceled and made anew in the slow lane. 0 suits a process that is frozen when its batch
+	// canceled and made again in the slow lane. 0 suits a process that is frozen when its batch
 	// is done.
 	Detached int
 	// EndpointAtOnce bounds the first attempts under way to one endpoint (64).

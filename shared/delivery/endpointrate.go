@@ -60,7 +60,7 @@ func (r *endpointRates) allow(ctx context.Context, id string) bool {
 	}
 	defer lease.Release(1)
 	now := r.now()                           // it may have waited for a slow store
-	if ok, known := r.take(id, now); known { // by whoever was before us
+	if ok, known := r.take(id, now); known { // another attempt was first
 		return ok
 	}
 	n := max(1, r.limit/leasesPerSecond)

@@ -34,7 +34,7 @@ func (g *Gate) Ended(id string) {
 	g.ended[id] = now
 }
 
-// Started opens the gate again for a subscription that was made anew under the
+// Started opens the gate again for a subscription that was created again under the
 // same id.
 func (g *Gate) Started(id string) {
 	g.mu.Lock()
@@ -44,7 +44,7 @@ func (g *Gate) Started(id string) {
 
 // enter reports whether an attempt may start for a subscription that was read at
 // the given time. What was read after the end is right about it: the
-// subscription is gone, or was made anew.
+// subscription is gone, or was created again.
 func (g *Gate) enter(id string, read time.Time) bool {
 	if g == nil {
 		return true

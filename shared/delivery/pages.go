@@ -315,7 +315,7 @@ func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.S
 			}
 		}
 		if !d.Gate.enter(sub.ID, read) {
-			return notes, i, nil // another page sees whether it was created anew
+			return notes, i, nil // another page sees whether it was created again
 		}
 		note, err := d.firstAttempt(ctx, t.Workspace, sub, e, func() bool {
 			if d.Gate == nil {

@@ -17,7 +17,7 @@ import (
 // from their page: the delivery is stored without an attempt, due when the attempt must have
 // ended, and the outcome then replaces it. If the process dies, the stored delivery is
 // retried; if the attempt ends, its message is stale. All other attempts are canceled and made
-// anew in the slow lane, which the endpoint may see as a repetition.
+// again in the slow lane, which the endpoint may see as a repetition.
 //
 // May is asked last, right before the POST: the result is [errMaybeEnded] if it says no.
 func (d *Dispatcher) firstAttempt(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event, may func() bool) ([]store.Op, error) {

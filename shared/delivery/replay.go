@@ -10,7 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-// Replayer sends what the log holds to one subscription.
+// Replayer sends the events of the log to one subscription.
 type Replayer struct {
 	Log   *eventlog.Log
 	Queue queue.Sender

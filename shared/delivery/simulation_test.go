@@ -3,7 +3,7 @@
 package delivery
 
 // Simulations of days and crowds. The race detector makes each take ten times as long, and finds in them
-// no more than in the other tests of the same code; make test runs them without it.
+// no more than in the other tests of the same code; both make test and make test-full run them without it.
 
 import (
 	"fmt"

@@ -225,7 +225,7 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 		return nil, err
 	}
 	if !d.Gate.enter(sub.ID, read) {
-		return d.single(ctx, t, at) // it has ended since, and may have been created anew
+		return d.single(ctx, t, at) // it has ended since, and may have been created again
 	}
 	out, err := at(sub.Target.URL, len(e.Data), func() webhook.Outcome {
 		if !d.Gate.enter(sub.ID, read) {

@@ -5,30 +5,25 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
-	"errors"
 	"slices"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-func isConflict(err error) bool { return errors.Is(err, store.ErrConflict) }
-
-// Cursor is a position in any number of partitions.
+// Cursor is a position in one or more partitions.
 type Cursor struct {
-	// At is a time in microseconds since 1970: everything with a key up to it
-	// has been sent.
+	// At is a time in microseconds since 1970. Every entry with a key up to it was sent.
 	At int64
-	// Sent holds hashes of what was sent beyond At; at most [MaxSent].
+	// Sent holds the hashes of entries after At that were sent; at most [MaxSent].
 	Sent []uint64
-	// Places are positions of partitions of their own, at most [MaxPlaces]: what they say
-	// counts there, not At and Sent.
+	// Places are the positions of partitions that have one of their own, at most [MaxPlaces]. It replaces At and Sent
+	// there.
 	Places []Place
-	// Given is when At was the end of the log, in the measure of At; 0 is not known. The position of
-	// a quiet log does not age: all that comes after it was written after that time.
+	// Given is when At was the end of the log, in the unit of At; 0 is unknown. The position of a quiet log does not
+	// age: everything after it was written after that time.
 	Given int64
-	// Last is when a poll last brought something, in the measure of At; 0 is not
-	// known. It only tells how soon to poll again.
+	// Last is when a poll last returned events, in the unit of At; 0 is unknown. It decides only how soon to poll
+	// again.
 	Last int64
 }
 
@@ -38,19 +33,18 @@ type Place struct {
 	At        int64
 }
 
-// MaxPlaces is how many partitions can have a position of their own in a cursor.
+// MaxPlaces is the most partitions that can have a position of their own in a cursor.
 const MaxPlaces = 16
 
-// MaxSent is how many entries beyond its position a cursor can name. With more,
-// a resume repeats some; it never skips any.
+// MaxSent is the most entries after its position that a cursor can name. With more, a resume repeats some. It never
+// skips any.
 const MaxSent = 64
 
-// Sealer turns cursors into opaque tokens and back. A token is authenticated
-// with a key of the deployment and bound to the workspace, so that a forged or
-// foreign one is refused at every instance.
+// Sealer turns cursors into opaque tokens and back. A token is authenticated with a key of the deployment and bound to
+// the workspace. Every instance refuses a forged token and one of another workspace.
 type Sealer struct{ key []byte }
 
-// NewSealer makes a sealer; key is at least 32 random bytes, the same in all instances.
+// NewSealer makes a sealer. The key has at least 32 random bytes and is the same in all instances.
 func NewSealer(key []byte) (*Sealer, error) {
 	if len(key) < 32 {
 		return nil, fault.New(fault.Internal, "the cursor key has %d bytes, 32 are needed", len(key))
@@ -58,8 +52,8 @@ func NewSealer(key []byte) (*Sealer, error) {
 	return &Sealer{key: slices.Clone(key)}, nil
 }
 
-// The versions of a token: the position; in the second Last after it; in the third then Given, the
-// number of places, and they.
+// The versions of a token: 1 has At; 2 adds Last; 3 adds Given, the number of places, and the places. The hashes of
+// Sent follow in each.
 const (
 	tokenVersion       = 1
 	tokenVersionLast   = 2
@@ -73,7 +67,7 @@ const (
 
 // Seal encodes a cursor.
 func (s *Sealer) Seal(workspace string, c Cursor) string {
-	sent := c.Sent[:min(len(c.Sent), MaxSent)] // the resume repeats the others
+	sent := c.Sent[:min(len(c.Sent), MaxSent)] // a resume repeats the others
 	b := make([]byte, 0, 17+8*len(sent)+macSize)
 	b = append(b, tokenVersion)
 	b = binary.BigEndian.AppendUint64(b, uint64(c.At))
@@ -97,8 +91,7 @@ func (s *Sealer) Seal(workspace string, c Cursor) string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// Open decodes a token; one that this deployment did not seal for the workspace
-// is a fault of kind Invalid.
+// Open decodes a token. A token that this deployment did not seal for the workspace is a fault of kind Invalid.
 func (s *Sealer) Open(workspace, token string) (Cursor, error) {
 	bad := fault.New(fault.Invalid, "the cursor is not one of this server")
 	if len(token) > maxToken {
@@ -151,7 +144,7 @@ func (s *Sealer) mac(workspace string, body []byte) []byte {
 	return h.Sum(nil)[:macSize]
 }
 
-// From is a cursor's position in a partition.
+// From returns the position of a cursor in a partition.
 func (s *Sealer) From(c Cursor, p Partition) int64 {
 	if len(c.Places) > 0 {
 		hash := s.place(p)
@@ -164,12 +157,12 @@ func (s *Sealer) From(c Cursor, p Partition) int64 {
 	return c.At
 }
 
-// PlaceOf is a position in a partition, for a cursor.
+// PlaceOf makes the place of a partition for a cursor.
 func (s *Sealer) PlaceOf(p Partition, at int64) Place { return Place{s.place(p), at} }
 
 func (s *Sealer) place(p Partition) uint64 { return s.Hash("partition\x00" + p.name) }
 
-// Hash is the keyed hash by which a cursor names an entry.
+// Hash is the keyed hash with which a cursor names an entry.
 func (s *Sealer) Hash(id string) uint64 {
 	h := hmac.New(sha256.New, s.key)
 	h.Write([]byte("sent\x00" + id))

@@ -2,36 +2,35 @@ package eventlog
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// Interest says that somebody reads, or may come back to read, a pattern in
-// band. While it lasts fanout writes the pattern's partitions.
+// Interest says that a client reads a pattern in band, or may come back to read it. While it lasts, fanout writes the
+// partitions of the pattern.
 type Interest struct {
-	// Since is the position at which it began: earlier events are not in the pattern's partitions.
+	// Since is the position at which it began. Earlier events are not in the partitions of the pattern.
 	Since int64
 	// Until is when it ends, unless it is renewed.
 	Until time.Time
 }
 
-// Reaches is the first position from which a cursor finds all events of the
-// pattern. A cursor lies up to a window before the moment it was given at, so one
-// from the time when the interest began is not a gap.
+// Reaches is the first position from which a cursor finds all events of the pattern. A cursor is up to a window before
+// the moment at which it was given, so a cursor from the moment when the interest began has no gap.
 func (in Interest) Reaches() int64 { return in.Since - (Window + 2*MaxSkew).Microseconds() }
 
-// InterestKey is where a pattern's interest is kept.
+// InterestKey is the key of the item that holds the interest in a pattern.
 func InterestKey(workspace, key string) store.Key {
 	return store.Key{Table: store.Log, Partition: "i#" + workspace + "#" + key, Sort: "-"}
 }
 
 const untilCount = "until"
 
-// Interested makes sure that a pattern's partitions are written until the log's
-// retention from now, and returns since when they are. The shape must be marked
-// by the caller before.
+// Interested makes sure that the partitions of a pattern are written until one retention from now, and returns since
+// when they are. The caller has marked the shape before.
 func (l *Log) Interested(ctx context.Context, workspace, key string) (Interest, error) {
 	k := InterestKey(workspace, key)
 	for {
@@ -45,7 +44,7 @@ func (l *Log) Interested(ctx context.Context, workspace, key string) (Interest, 
 			since = l.DB.End()
 		}
 		until := now.Add(l.retention())
-		ahead := func(in Interest) bool { return in.Since > since+2*MaxSkew.Microseconds() } // the clock went back
+		ahead := func(in Interest) bool { return in.Since > since+2*MaxSkew.Microseconds() } // the clock was set back
 		if it := items[0]; it != nil && ReadInterest(it).Until.After(now) && !ahead(ReadInterest(it)) {
 			in := ReadInterest(it)
 			if until.Sub(in.Until) > l.retention()/16 { // renew seldom
@@ -60,8 +59,7 @@ func (l *Log) Interested(ctx context.Context, workspace, key string) (Interest, 
 		if items[0] != nil {
 			cond = store.VersionIs(items[0].Version)
 		}
-		// The item outlives its interest, so that an old cursor can be told that
-		// there was a gap.
+		// The item outlives its interest, so that a client with an old cursor learns of the gap.
 		err = l.DB.Write(ctx, store.Put(store.Item{
 			Key: k, Version: since,
 			Counts: map[string]int64{untilCount: until.Unix()},
@@ -69,13 +67,13 @@ func (l *Log) Interested(ctx context.Context, workspace, key string) (Interest, 
 		if err == nil {
 			return Interest{Since: since, Until: until}, nil
 		}
-		if !isConflict(err) {
+		if !errors.Is(err, store.ErrConflict) {
 			return Interest{}, fault.Wrap(fault.Unavailable, err, "record the interest in %s", key)
 		}
 	}
 }
 
-// ReadInterest decodes an interest item; nil has none.
+// ReadInterest decodes an item of interest. No item is no interest.
 func ReadInterest(it *store.Item) Interest {
 	if it == nil {
 		return Interest{}

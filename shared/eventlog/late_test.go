@@ -62,7 +62,7 @@ func TestABatchThatComesAgainLateGetsANewKey(t *testing.T) {
 
 // Several writers may stamp the same microsecond. A page that ends between two
 // such events must not make the next one begin behind both.
-func TestAPageEndsBehindAWholeStamp(t *testing.T) {
+func TestAPageEndsAfterAWholeStamp(t *testing.T) {
 	db, err := sqlite.Open(":memory:", sqlite.Options{})
 	if err != nil {
 		t.Fatal(err)

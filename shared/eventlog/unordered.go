@@ -10,10 +10,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
-// Of lists the partitions that hold the events of one URI: its own or, where its event type
-// gives up order, as many as a pattern has, with several writers at once. They are written without
-// interest. The own partition is one of them, for what is there from before the order was given up.
-// An ordered store has one writer in any case.
+// Of returns the partitions that hold the events of one URI. That is its own partition. An unordered event type has as
+// many as a pattern, with several writers, which are written without interest. The own partition stays among them, for
+// events from before the type gave up its order. An ordered store always has one writer.
 func (l *Log) Of(workspace, uri string, unordered bool) []Partition {
 	own := Own(workspace, uri)
 	if !unordered || l.DB.Ordered() {
@@ -23,9 +22,8 @@ func (l *Log) Of(workspace, uri string, unordered bool) []Partition {
 	return append(Pattern(workspace, uri), own)
 }
 
-// AppendUnordered is [Log.Append] for a URI whose event type gives up order; it may have several
-// writers. An event's id says which shard has it, here and under the pattern keys, so that neither the URI
-// nor a pattern is written to one partition alone.
+// AppendUnordered is [Log.Append] for a URI of an unordered event type, which may have several writers. The id of an
+// event chooses its shard, for the URI and for the pattern keys, so that neither is written to one partition alone.
 func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events []event.Event, keys []string) (done Appended, err error) {
 	if l.DB.Ordered() {
 		return l.Append(ctx, workspace, uri, events, keys)

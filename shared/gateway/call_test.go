@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -27,7 +28,7 @@ func TestSessionIsBegunByTheFirstCallAndShared(t *testing.T) {
 	db := memory(t)
 	one, two := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
 	for _, g := range []*Gateway{one, two} {
-		g.List(t.Context(), of(ann), Tools) // which needs a session of the gateway's own
+		g.List(t.Context(), of(ann), api.Tools) // which needs a session of the gateway's own
 	}
 	own := s.made
 	first, err := call(t, one, legacy("s1"), "t")
@@ -161,7 +162,7 @@ func TestForgottenSessionsByServersInUse(t *testing.T) {
 			}
 			s.list(oneTool("new"))
 			g.backends(t.Context())[0].outdate()
-			if got := names(g.List(t.Context(), of(ann), Tools)); slices.Equal(got, []string{"new"}) != c.begins {
+			if got := names(g.List(t.Context(), of(ann), api.Tools)); slices.Equal(got, []string{"new"}) != c.begins {
 				t.Errorf("the list is %q", got)
 			}
 			want := 0
@@ -200,7 +201,7 @@ func TestForgottenSessionIsBegunAgain(t *testing.T) {
 		t.Fatalf("got %s, %v", again, err)
 	}
 	g.backends(t.Context())[0].outdate()
-	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"t"}) {
+	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
 		t.Errorf("behind that the tools are %q", got)
 	}
 	before := len(s.received("tools/call"))
@@ -338,7 +339,7 @@ func TestRequestIDsAreExchanged(t *testing.T) {
 		})
 		g := gatewayOver(t, memory(t), at("b", s))
 		for _, id := range []string{`9007199254740993`, `-1.0e400`, `"\u0041\/"`} {
-			for _, c := range []Client{legacy("s1"), modernClient(ann)} {
+			for _, c := range []api.Client{legacy("s1"), modernClient(ann)} {
 				x := start(t, g, c, "t", id, `{"name":"t"}`)
 				if err := x.end(t); err != nil {
 					t.Fatal(err)
@@ -492,8 +493,8 @@ func TestCancellationReachesTheBackend(t *testing.T) {
 	})
 	g := gatewayOver(t, memory(t), at("m", m))
 	ctx, cancel := context.WithCancel(t.Context())
-	err := g.Call(ctx, Call{
-		Client: modernClient(ann), Kind: Tools, Name: "t", Member: "name", Method: "tools/call", ID: json.RawMessage(`1`),
+	err := g.Call(ctx, api.Call{
+		Client: modernClient(ann), Kind: api.Tools, Name: "t", Member: "name", Method: "tools/call", ID: json.RawMessage(`1`),
 		Params: json.RawMessage(`{"name":"t","_meta":{"progressToken":1}}`),
 		Send:   func(json.RawMessage, bool) error { cancel(); return nil },
 	})
@@ -631,7 +632,7 @@ func TestForeignAnswersAreRefused(t *testing.T) {
 	bob, elsewhere := legacy("s1"), legacy("s1")
 	bob.Principal.ID, elsewhere.Principal.Workspace = "bob", "other"
 	for name, c := range map[string]struct {
-		client Client
+		client api.Client
 		id     string
 	}{
 		"another session": {legacy("s2"), id}, "another principal": {bob, id}, "another workspace": {elsewhere, id},
@@ -666,7 +667,7 @@ func TestAnswerThatDidNotArriveCanBeSentAgain(t *testing.T) {
 	id, _ := x.question(t)
 	body := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"action":"accept"}}`)
 	broken := gatewayOver(t, g.options.DB, at("b", s))
-	broken.backends(t.Context())[0].http = &http.Client{Transport: failing{}}
+	broken.backends(t.Context())[0].own.HTTP = &http.Client{Transport: failing{}}
 	if err := broken.Answer(t.Context(), legacy("s1"), id, body); !fault.Is(err, fault.Unavailable) {
 		t.Fatalf("got %v", err)
 	}
@@ -800,7 +801,7 @@ func TestRequestStateIsSealed(t *testing.T) {
 	if sealed == "" || strings.Contains(sealed, "secret") {
 		t.Fatalf("the client got %s", text)
 	}
-	come := func(c Client, tool, member string) error {
+	come := func(c api.Client, tool, member string) error {
 		x := start(t, g, c, tool, "2", fmt.Sprintf(`{"name":%q,"arguments":{},%s}`, tool, member))
 		return x.end(t)
 	}

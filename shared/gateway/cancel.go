@@ -2,13 +2,12 @@ package gateway
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"math/big"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
@@ -26,27 +25,20 @@ const (
 	cancelLook = 500 * time.Millisecond
 	// cancelLife is how long a mark is kept. A call begins before it is cancelled.
 	cancelLife = time.Minute
-	// notifyTime bounds the notification of a backend that nobody waits for any more.
+	// notifyTime bounds the notification of a backend whose response no client waits for any more.
 	notifyTime = 5 * time.Second
 )
 
 var errCancelled = errors.New("gateway: the client has cancelled the call")
 
-// freshID is the id of a request at a backend that nobody else has to know. It
-// survives readers of doubles.
-func freshID() json.RawMessage {
-	n, _ := rand.Int(rand.Reader, big.NewInt(1<<53-1)) // never fails (Go 1.24)
-	return n.Append(nil, 10)
-}
-
-func cancelKey(c Client, id json.RawMessage) store.Key {
+func cancelKey(c api.Client, id json.RawMessage) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "c#" + c.Session, Sort: string(requestID(c, id))}
 }
 
 // Cancel passes the notifications/cancelled of a client with a session on, whichever instance
 // makes the call. One that names no request, or comes
-// without a session, is dropped: nobody knows whose request it means.
-func (g *Gateway) Cancel(ctx context.Context, c Client, body json.RawMessage) error {
+// without a session, is dropped: it is not known whose request it means.
+func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage) error {
 	params := jsonrpc.Member(body, "params")
 	id := jsonrpc.Member(params, "requestId")
 	if id == nil || len(id) > jsonrpc.MaxID || c.Session == "" {
@@ -56,7 +48,7 @@ func (g *Gateway) Cancel(ctx context.Context, c Client, body json.RawMessage) er
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "note a cancellation")
 	}
-	return g.Notify(ctx, c, upstream.Replace(body, "params", upstream.Replace(params, "requestId", requestID(c, id))))
+	return g.Notify(ctx, c, jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "requestId", requestID(c, id))))
 }
 
 // watch ends the call when its client cancels it. The function that it returns ends
@@ -84,16 +76,18 @@ func (x *exchange) watch(ctx context.Context, cancel context.CancelCauseFunc) (e
 	return func() { stop(); <-done }
 }
 
-// abandon tells a backend with sessions that nobody waits for the response any more.
-func (x *exchange) abandon() {
+// abandon notifies a backend with sessions that the client does not wait for the response any more.
+func (x *exchange) abandon() { x.backend().abandon(x.client, x.with, x.id) }
+
+func (b *backend) abandon(c *upstream.Client, s backendSession, id json.RawMessage) {
 	ctx, cancel := context.WithTimeout(context.Background(), notifyTime)
 	defer cancel()
-	params := append(append([]byte(`{"requestId":`), x.id...), `,"reason":"nobody waits for the response"}`...)
-	answer, err := x.client().Post(ctx, upstream.Request{
-		Body: jsonrpc.AppendNotification(nil, mcpspec.NoteCancelled, params), Version: x.with.Version, Session: x.with.ID,
+	params := append(append([]byte(`{"requestId":`), id...), `,"reason":"nobody waits for the response"}`...)
+	answer, err := c.Post(ctx, upstream.Request{
+		Body: jsonrpc.AppendNotification(nil, mcpspec.NoteCancelled, params), Version: s.Version, Session: s.ID,
 	})
 	if err != nil {
-		x.gateway.options.Log.WarnContext(ctx, "a cancellation did not reach a backend", "backend", x.backend.Name, "error", err)
+		b.gateway.options.Log.WarnContext(ctx, "cancellation not sent to backend", "backend", b.Name, "error", err)
 		return
 	}
 	answer.Close()

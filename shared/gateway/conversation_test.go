@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
 const said = `{"messageId":"m","content":"c","_meta":{"io.github.mcp-events/principal":"p"}}`
@@ -35,7 +36,7 @@ func TestConverse(t *testing.T) {
 				x.result(`{"context":"known"}`)
 			})
 			g := gatewayOver(t, memory(t), at("notes", b))
-			if _, err := g.Converse(t.Context(), legacy("s"), "notes", "conversation/assistantResponse", json.RawMessage(said)); !errors.Is(err, ErrIncapable) {
+			if _, err := g.Converse(t.Context(), legacy("s"), "notes", "conversation/assistantResponse", json.RawMessage(said)); !errors.Is(err, api.ErrIncapable) {
 				t.Errorf("what it does not ask for: %v", err)
 			}
 			for range 2 {
@@ -79,7 +80,7 @@ func TestConverseFails(t *testing.T) {
 	refuses := listener(t, true, func(x *turn) { x.write(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"marigold"}}`, x.ID) })
 	silent := newScripted(t, func(s *scripted) { s.modern = true })
 	g := gatewayOver(t, memory(t), at("refuses", refuses), at("silent", silent), at("secret", refuses, func(b *config.Backend) { b.Scopes = []string{"more"} }))
-	for name, want := range map[string]error{"refuses": ErrRefused, "silent": ErrIncapable} {
+	for name, want := range map[string]error{"refuses": api.ErrRefused, "silent": api.ErrIncapable} {
 		if _, err := g.Converse(t.Context(), modernClient(ann), name, tellsUser, json.RawMessage(said)); err == nil || err.Error() != want.Error() {
 			t.Errorf("%s: got %v", name, err)
 		}
@@ -100,7 +101,7 @@ func TestConverseIsCancelled(t *testing.T) {
 				close(gone)
 			})
 			g := gatewayOver(t, memory(t), at("notes", b))
-			if _, err := g.Converse(t.Context(), legacy("s"), "notes", "conversation/assistantResponse", nil); !errors.Is(err, ErrIncapable) {
+			if _, err := g.Converse(t.Context(), legacy("s"), "notes", "conversation/assistantResponse", nil); !errors.Is(err, api.ErrIncapable) {
 				t.Fatal(err) // so that it is known from here on
 			}
 			for wait := 300 * time.Millisecond; len(b.received(tellsUser)) == 0; wait *= 2 { // a busy machine may need longer

@@ -12,7 +12,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 )
 
 // Secrets looks up what a setting of a backend refers to.
@@ -22,7 +21,7 @@ func environment(_ context.Context, v config.Value) (string, error) { return v.R
 
 // resolve looks all secrets up, to see whether they are there.
 func (b *backend) resolve(ctx context.Context) error {
-	if err := b.authorize(ctx, http.Header{}); err != nil {
+	if err := b.fixed(ctx, http.Header{}); err != nil {
 		return err
 	}
 	if b.OAuth == nil {
@@ -32,8 +31,8 @@ func (b *backend) resolve(ctx context.Context) error {
 	return err
 }
 
-// authorize adds the operator's fixed headers.
-func (b *backend) authorize(ctx context.Context, h http.Header) error {
+// fixed adds the operator's fixed headers.
+func (b *backend) fixed(ctx context.Context, h http.Header) error {
 	for name, value := range b.Headers {
 		text, err := b.gateway.options.Secrets(ctx, value)
 		if err != nil {
@@ -57,8 +56,8 @@ type granted struct {
 	source oauth2.TokenSource
 }
 
-// token gets a token by the client's credentials, or the one that is still good.
-func (b *backend) token(ctx context.Context) (string, error) {
+// oauthToken gets a token by the client's credentials, or the one that is still good.
+func (b *backend) oauthToken(ctx context.Context) (string, error) {
 	secret, err := b.clientSecret(ctx)
 	if err != nil {
 		return "", err
@@ -84,7 +83,7 @@ func (b *backend) tokens(secret string) oauth2.TokenSource {
 	defer b.granted.mu.Unlock()
 	if b.granted.source == nil || b.granted.secret != secret {
 		// Not by any client: the secret must not follow a redirect, nor may everybody wait for ever.
-		client := &http.Client{Transport: b.http.Transport, CheckRedirect: b.http.CheckRedirect, Timeout: b.gateway.options.AskTimeout}
+		client := &http.Client{Transport: b.own.HTTP.Transport, CheckRedirect: b.own.HTTP.CheckRedirect, Timeout: b.gateway.options.AskTimeout}
 		b.granted.secret, b.granted.source = secret, (&clientcredentials.Config{
 			ClientID: b.OAuth.ClientID, ClientSecret: secret, TokenURL: b.OAuth.TokenURL, Scopes: b.OAuth.Scopes,
 		}).TokenSource(context.WithValue(context.Background(), oauth2.HTTPClient, client))
@@ -92,38 +91,31 @@ func (b *backend) tokens(secret string) oauth2.TokenSource {
 	return b.granted.source
 }
 
-// caller speaks to the backend for a caller. One that gets callers' tokens does not get the
-// operator's for a caller who has none.
-func (b *backend) caller(token string) *upstream.Client {
-	c := b.client(token)
-	if b.ForwardToken && token == "" {
-		c.Credentials = func(ctx context.Context, h http.Header) error {
-			err := b.authorize(ctx, h)
-			h.Del("Authorization")
-			return err
-		}
-	}
-	return c
+// credentials are what a request to a backend carries: for a caller, or for the gateway itself
+// with an empty token.
+type credentials struct {
+	*backend
+	token string
+	bare  bool // without Authorization
 }
 
-// credentials adds what a request is to carry, for a caller or for the gateway itself
-// with an empty token.
-func (b *backend) credentials(callerToken string) func(ctx context.Context, h http.Header) error {
-	return func(ctx context.Context, h http.Header) error {
-		err := b.authorize(ctx, h)
-		switch {
-		case err != nil:
-		case b.ForwardToken && callerToken != "":
-			h.Set("Authorization", callerToken)
-		case b.OAuth != nil:
-			var t string
-			if t, err = b.token(ctx); err == nil {
-				h.Set("Authorization", t)
-			}
+// add is the Credentials of an [upstream.Client].
+func (c credentials) add(ctx context.Context, h http.Header) error {
+	err := c.fixed(ctx, h)
+	switch {
+	case err != nil:
+	case c.bare:
+		h.Del("Authorization")
+	case c.ForwardToken && c.token != "":
+		h.Set("Authorization", c.token)
+	case c.OAuth != nil:
+		var t string
+		if t, err = c.oauthToken(ctx); err == nil {
+			h.Set("Authorization", t)
 		}
-		if err != nil { // nothing that the caller could mend
-			return &fault.Error{Kind: fault.Unavailable, Message: "the credentials of backend " + b.Name + " cannot be had", Err: err}
-		}
-		return nil
 	}
+	if err != nil { // nothing that the caller could mend
+		return &fault.Error{Kind: fault.Unavailable, Message: "the credentials of backend " + c.Name + " cannot be had", Err: err}
+	}
+	return nil
 }

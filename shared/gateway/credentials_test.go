@@ -41,14 +41,14 @@ func TestATokenEndpointThatHangs(t *testing.T) {
 	impatient, cancel := context.WithCancel(t.Context())
 	gone := make(chan error, 1)
 	go func() {
-		_, err := b.token(impatient)
+		_, err := b.oauthToken(impatient)
 		gone <- err
 	}()
 	<-arrived
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			if got, err := b.token(t.Context()); got != "Bearer granted" || err != nil {
+			if got, err := b.oauthToken(t.Context()); got != "Bearer granted" || err != nil {
 				t.Errorf("got %q, %v", got, err)
 			}
 		})

@@ -11,30 +11,25 @@ import (
 // counted, by workspace, backend and reason.
 const MetricDropped = "GatewayMessagesDropped"
 
-// Why a message of a backend was not handed on. There are few, since they are counted by.
+// Why a message of a backend was not handed on; packages upstream and relay have further reasons. There are few,
+// since they are counted by.
 const (
-	dropGarbage     = "it is no JSON"
-	dropNoMessage   = "it is no JSON-RPC message"
-	dropOther       = "it answers another request"
-	dropProgress    = "it is the progress of another request"
-	dropOutOfPlace  = "its method does not belong into a call"
-	dropElicitation = "it asks a client outside of a call"
-	dropUpdate      = "an update without a URI, or too large"
-	dropUnasked     = "an update that nobody subscribed to"
-	dropMethod      = "its method is none that is relayed"
-	dropNameless    = "an entry of a list without a name"
-	dropControls    = "an entry of a list with control characters in its name"
+	dropOther      = "it answers another request"
+	dropProgress   = "it is the progress of another request"
+	dropOutOfPlace = "its method does not belong into a call"
+	dropNameless   = "an entry of a list without a name"
+	dropControls   = "an entry of a list with control characters in its name"
 )
 
 func newDrops(log *slog.Logger) *metric.Tally {
-	return &metric.Tally{Name: MetricDropped, Text: "messages of a backend were dropped", Log: log}
+	return &metric.Tally{Name: MetricDropped, Text: "backend messages dropped", Log: log}
 }
 
 func (b *backend) dropped(ctx context.Context, reason string) {
 	b.gateway.drops.Add(ctx, slog.String("workspace", b.Workspace), slog.String("backend", b.Name), slog.String("reason", reason))
 }
 
-// Dropped tells how many messages of each backend, named workspace/backend, were not handed
+// Dropped is how many messages of each backend, named workspace/backend, were not handed
 // on since the process began, and why.
 func (g *Gateway) Dropped() map[string]map[string]int64 {
 	out := map[string]map[string]int64{}

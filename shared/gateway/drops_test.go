@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 )
 
 // journal keeps the lines that a gateway logs about what it dropped.
@@ -101,7 +103,7 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 	}
 	calls.Wait()
 	want := map[string]int64{
-		dropOther: 3 * each, dropProgress: 3 * each, dropGarbage: 3 * each, dropOutOfPlace: 3 * each, dropNoMessage: 3 * each,
+		dropOther: 3 * each, dropProgress: 3 * each, upstream.NotJSON: 3 * each, dropOutOfPlace: 3 * each, upstream.NotMessage: 3 * each,
 		dropNameless: 2 * int64(len(bad.received("tools/list"))),
 	}
 	if got := g.Dropped(); len(got) != 1 || !maps.Equal(got["default/bad"], want) {
@@ -128,7 +130,7 @@ func TestRequestsOfA2026BackendAreDropped(t *testing.T) {
 	g := gatewayOver(t, memory(t), at("b", s))
 	able := modernClient(ann)
 	able.Capabilities = legacy("").Capabilities
-	for n, c := range []Client{able, legacy("s1")} {
+	for n, c := range []api.Client{able, legacy("s1")} {
 		text, err := call(t, g, c, "t")
 		if err != nil || !strings.Contains(text, `"content":[]`) {
 			t.Errorf("client of %s: got %s, %v", c.Version, text, err)
@@ -157,7 +159,7 @@ func TestDroppedNotificationsAreCounted(t *testing.T) {
 				s.notify(`{"jsonrpc":"2.0","method":"notifications/progress"}`)
 				s.notify(`{"jsonrpc":"2.0","method":"notifications/message"}`) // for nobody, and no fault
 			}
-			want := map[string]int64{dropGarbage: 2 * each, dropElicitation: each, dropUpdate: each, dropMethod: each}
+			want := map[string]int64{upstream.NotJSON: 2 * each, "it asks a client outside of a call": each, "an update without a URI, or too large": each, "its method is none that is relayed": each}
 			until(t, "all are counted", func() bool { return maps.Equal(g.Dropped()["default/b"], want) })
 		})
 	}

@@ -12,13 +12,15 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // An elicitation is a request of a backend to a client, within a call. The client
-// sees it under an id of our own that nobody can guess; what it stands for is in the
+// sees it under an id of our own that cannot be guessed; what it stands for is in the
 // store, since the answer may come in at any instance. It goes when the backend has
 // taken the answer, or when the call ends.
 
@@ -61,7 +63,7 @@ func elicitationKey(id string) store.Key {
 }
 
 // ask keeps a backend's request and returns the id that the client is to see.
-func (es *elicitations) ask(ctx context.Context, c Client, b *backend, with backendSession, id json.RawMessage) (string, error) {
+func (es *elicitations) ask(ctx context.Context, c api.Client, b *backend, with backendSession, id json.RawMessage) (string, error) {
 	name := elicitationPrefix + rand.Text()
 	value, err := json.Marshal(elicitation{c.Principal.Workspace, c.Principal.ID, c.Session, b.server(), with, id, 0})
 	if err != nil {
@@ -74,7 +76,7 @@ func (es *elicitations) ask(ctx context.Context, c Client, b *backend, with back
 // tidyTime bounds what a call does at its end to leave nothing in the store. What is left expires.
 const tidyTime = 2 * time.Second
 
-// drop forgets elicitations that nobody will answer any more, and answers that were read.
+// drop forgets elicitations that will not be answered any more, and answers that were read.
 func (es *elicitations) drop(ctx context.Context, keys []store.Key) {
 	if len(keys) == 0 {
 		return
@@ -84,17 +86,17 @@ func (es *elicitations) drop(ctx context.Context, keys []store.Key) {
 		ops[i] = store.Delete(key)
 	}
 	if err := es.db.WriteAll(ctx, ops...); err != nil {
-		es.log.WarnContext(ctx, "requests of a backend were left to expire", "error", err)
+		es.log.WarnContext(ctx, "backend requests left to expire", "error", err)
 	}
 }
 
-// dropLate forgets an answer that came when nobody looked for it any more, just before its elicitation
-// was dropped. Behind that none is kept.
+// dropLate forgets an answer that came when the call did not look for it any more, just before its elicitation
+// was dropped. After that none is kept.
 func (es *elicitations) dropLate(ctx context.Context, id string) {
 	key := elicitationKey(id)
 	page, err := es.db.Query(ctx, store.Query{Table: key.Table, Partition: key.Partition, Limit: 1000})
 	if err != nil {
-		es.log.WarnContext(ctx, "an answer was left to expire", "error", err)
+		es.log.WarnContext(ctx, "client answer left to expire", "error", err)
 		return
 	}
 	var keys []store.Key
@@ -107,7 +109,7 @@ func (es *elicitations) dropLate(ctx context.Context, id string) {
 // Answer hands a client's answer, a result or an error, on to the backend that asked. An answer
 // to nothing, or to what another session was asked, is a fault of kind NotFound and changes
 // nothing; one that the backend did not take can be sent again.
-func (g *Gateway) Answer(ctx context.Context, c Client, id string, body json.RawMessage) error {
+func (g *Gateway) Answer(ctx context.Context, c api.Client, id string, body json.RawMessage) error {
 	unknown := fault.New(fault.NotFound, "there is no request with this id to answer")
 	if !strings.HasPrefix(id, elicitationPrefix) || len(id) > 64 {
 		return unknown
@@ -137,7 +139,7 @@ func (g *Gateway) Answer(ctx context.Context, c Client, id string, body json.Raw
 		ctx, cancel := context.WithTimeout(ctx, g.options.AskTimeout)
 		defer cancel()
 		x, err := b.caller(c.Token).Post(ctx, upstream.Request{
-			Body: upstream.Replace(body, "id", q.ID), Version: q.With.Version, Session: q.With.ID,
+			Body: jsonrpc.Replace(body, "id", q.ID), Version: q.With.Version, Session: q.With.ID,
 		})
 		if err != nil {
 			return fault.Wrap(fault.Unavailable, err, "hand an answer to backend %s", b.Name)

@@ -9,13 +9,15 @@ import (
 	"unicode"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // list is the backend's list, fetched by one caller at a time when the one that was fetched
 // last is too old or has another list version.
-func (v *view) list(ctx context.Context, kind Kind, listVersion string, use func(*fetched) time.Duration) (*fetched, error) {
+func (v *view) list(ctx context.Context, kind api.Kind, listVersion string, use func(*fetched) time.Duration) (*fetched, error) {
 	for {
 		v.mu.Lock()
 		have, f := v.lists[kind], v.fetching[kind]
@@ -47,7 +49,7 @@ func (v *view) list(ctx context.Context, kind Kind, listVersion string, use func
 }
 
 // refresh fetches the list; with an error it is the one that was fetched before.
-func (v *view) refresh(ctx context.Context, kind Kind, f *fetching) (*fetched, error) {
+func (v *view) refresh(ctx context.Context, kind api.Kind, f *fetching) (*fetched, error) {
 	now, err := v.fetchKnown(ctx, kind)
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -70,14 +72,14 @@ func (v *view) refresh(ctx context.Context, kind Kind, f *fetching) (*fetched, e
 
 // fetchKnown fetches a list in the revision that the backend speaks. A session that it has
 // ended is begun again.
-func (v *view) fetchKnown(ctx context.Context, kind Kind) (*fetched, error) {
+func (v *view) fetchKnown(ctx context.Context, kind api.Kind) (*fetched, error) {
 	known, err := v.known(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if !known.offers.has(kind) {
+	if !known.Has(kind) {
 		// It adds nothing and says nothing, until it is asked again what it serves.
-		return &fetched{ttl: relearn, shared: true}, nil
+		return &fetched{ttl: askAgain, shared: true}, nil
 	}
 	now, err := v.fetch(ctx, known, kind)
 	if errors.Is(err, upstream.ErrSession) {
@@ -89,16 +91,6 @@ func (v *view) fetchKnown(ctx context.Context, kind Kind) (*fetched, error) {
 	return now, err
 }
 
-func (o Offers) has(kind Kind) bool {
-	switch kind {
-	case Tools:
-		return o.Tools
-	case Prompts:
-		return o.Prompts
-	}
-	return o.Resources
-}
-
 // outdate makes the next caller fetch the lists again.
 func (v *view) outdate() {
 	v.mu.Lock()
@@ -107,23 +99,22 @@ func (v *view) outdate() {
 }
 
 // fetch reads all pages of a list.
-func (v *view) fetch(ctx context.Context, known *learned, kind Kind) (*fetched, error) {
+func (v *view) fetch(ctx context.Context, known *known, kind api.Kind) (*fetched, error) {
 	b, c := v.of, v.client()
 	ctx, cancel := context.WithTimeout(ctx, maxAsks*b.gateway.options.AskTimeout)
 	defer cancel()
-	k := kinds[kind]
 	size := 0
 	out := &fetched{ttl: maxTTL, shared: !b.ForwardToken}
 	var cursor json.RawMessage
 	for range maxPages {
 		params := json.RawMessage(`{}`)
-		if stateless(known.version) {
-			params = b.meta(known.version, json.RawMessage(`{}`))
+		if known.version.Stateless() {
+			params = c.Meta(known.version)
 		}
 		if cursor != nil {
-			params = upstream.Insert(params, "cursor", cursor)
+			params = jsonrpc.Insert(params, "cursor", cursor)
 		}
-		result, err := b.request(ctx, c, upstream.Request{Version: known.version, Session: known.session}, k.method, params)
+		result, err := c.Ask(ctx, upstream.Request{Version: known.version, Session: known.session}, kind.Method(), params)
 		if err != nil {
 			return nil, err
 		}
@@ -132,8 +123,8 @@ func (v *view) fetch(ctx context.Context, known *learned, kind Kind) (*fetched, 
 		}
 		ttl, shared := b.gateway.hints(known.version, result)
 		out.ttl, out.shared = min(out.ttl, ttl), out.shared && shared
-		for raw := range jsonrpc.Elements(jsonrpc.Member(result, k.member)) {
-			e, why := b.entry(kind, raw)
+		for raw := range jsonrpc.Elements(jsonrpc.Member(result, kind.Member())) {
+			e, why := v.entry(kind, raw)
 			if why != "" {
 				b.dropped(ctx, why)
 				continue
@@ -144,7 +135,7 @@ func (v *view) fetch(ctx context.Context, known *learned, kind Kind) (*fetched, 
 		}
 		next := jsonrpc.Member(result, "nextCursor")
 		// An empty one goes on since 2026-07-28 (Pagination).
-		if text, ok := jsonrpc.String(next); !ok || text == "" && !stateless(known.version) || string(next) == string(cursor) {
+		if text, ok := jsonrpc.String(next); !ok || text == "" && !known.version.Stateless() || string(next) == string(cursor) {
 			return out, nil
 		}
 		cursor = next
@@ -153,22 +144,21 @@ func (v *view) fetch(ctx context.Context, known *learned, kind Kind) (*fetched, 
 }
 
 // entry is one of a backend's list, under the name that clients use; or why it is none.
-func (b *backend) entry(kind Kind, raw json.RawMessage) (e Entry, why string) {
-	k := kinds[kind]
-	own, ok := jsonrpc.String(jsonrpc.Member(raw, k.name))
+func (v *view) entry(kind api.Kind, raw json.RawMessage) (e entry, why string) {
+	own, ok := jsonrpc.String(jsonrpc.Member(raw, kind.Name()))
 	switch {
 	case !ok || own == "" || len(own) > maxName:
 		return e, dropNameless
 	case !printable(raw):
 		return e, dropControls
 	}
-	e = Entry{Name: own, JSON: raw, backend: b, own: own}
-	if kind == Templates {
+	e = entry{Entry: api.Entry{Name: own, JSON: raw, Backend: v.of.Name, Own: own}, view: v}
+	if kind == api.Templates {
 		e.matches = matcher(own)
 	}
-	if k.prefixed && b.Prefix != "" {
-		e.Name = b.Prefix + own
-		e.JSON = upstream.Replace(raw, k.name, quote(e.Name))
+	if prefix := v.of.Prefix; kind.Prefixed() && prefix != "" {
+		e.Name = prefix + own
+		e.JSON = jsonrpc.Replace(raw, kind.Name(), jsonrpc.Quote(e.Name))
 	}
 	return e, ""
 }
@@ -200,9 +190,9 @@ func unprintable(r rune) bool {
 // hints are what a page of a list says of its caching (2026-07-28, Caching). A backend that
 // says nothing, as all of the earlier revisions, has a list for its caller alone and for as
 // long as the gateway itself uses it.
-func (g *Gateway) hints(version string, result json.RawMessage) (ttl time.Duration, shared bool) {
+func (g *Gateway) hints(version mcpspec.Version, result json.RawMessage) (ttl time.Duration, shared bool) {
 	ttl = g.options.ListTTL
-	if !stateless(version) {
+	if !version.Stateless() {
 		return ttl, false
 	}
 	scope, _ := jsonrpc.String(jsonrpc.Member(result, "cacheScope"))

@@ -15,6 +15,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
@@ -125,9 +126,9 @@ func oneTool(names ...string) func(string, string) string {
 }
 
 func emptyList(method string) string {
-	for _, k := range kinds {
-		if k.method == method {
-			return fmt.Sprintf(`{%q:[]}`, k.member)
+	for _, k := range api.Kinds {
+		if k.Method() == method {
+			return fmt.Sprintf(`{%q:[]}`, k.Member())
 		}
 	}
 	return `{}`
@@ -398,18 +399,18 @@ func gatewayOver(t *testing.T, db store.DB, backends ...config.Backend) *Gateway
 var ann = auth.Principal{ID: "ann", Workspace: auth.DefaultWorkspace, Scopes: []string{"mcp"}}
 
 // legacy is a client of 2025-11-25 that can answer questions.
-func legacy(session string) Client {
-	return Client{
+func legacy(session string) api.Client {
+	return api.Client{
 		Principal: ann, Session: session, Version: "2025-11-25",
 		Capabilities: json.RawMessage(`{"elicitation":{},"sampling":{},"roots":{}}`), Info: json.RawMessage(`{"name":"c","version":"1"}`),
 	}
 }
 
 // of is a client of the principal of which nothing else matters.
-func of(p auth.Principal) Client { return Client{Principal: p} }
+func of(p auth.Principal) api.Client { return api.Client{Principal: p} }
 
-func modernClient(p auth.Principal) Client {
-	return Client{Principal: p, Version: "2026-07-28", Capabilities: json.RawMessage(`{}`)}
+func modernClient(p auth.Principal) api.Client {
+	return api.Client{Principal: p, Version: "2026-07-28", Capabilities: json.RawMessage(`{}`)}
 }
 
 // sent is a message that the client got.
@@ -426,12 +427,12 @@ type calling struct {
 }
 
 // start calls a tool. Params is all of params.
-func start(t *testing.T, g *Gateway, c Client, name, id, params string) *calling {
+func start(t *testing.T, g *Gateway, c api.Client, name, id, params string) *calling {
 	t.Helper()
 	x := &calling{messages: make(chan sent, 1000), done: make(chan error, 1)}
 	go func() {
-		x.done <- g.Call(t.Context(), Call{
-			Client: c, Kind: Tools, Name: name, Member: "name", Method: "tools/call",
+		x.done <- g.Call(t.Context(), api.Call{
+			Client: c, Kind: api.Tools, Name: name, Member: "name", Method: "tools/call",
 			ID: json.RawMessage(id), Params: json.RawMessage(params),
 			Send: func(m json.RawMessage, response bool) error {
 				x.messages <- sent{string(m), response, time.Now()}
@@ -467,7 +468,7 @@ func (x *calling) end(t *testing.T) error {
 }
 
 // call calls a tool and waits for the response.
-func call(t *testing.T, g *Gateway, c Client, name string) (string, error) {
+func call(t *testing.T, g *Gateway, c api.Client, name string) (string, error) {
 	t.Helper()
 	x := start(t, g, c, name, "1", fmt.Sprintf(`{"name":%q,"arguments":{}}`, name))
 	if err := x.end(t); err != nil {

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
 // waiting counts the goroutines that wait for what another one does.
@@ -35,7 +37,7 @@ func TestOneFetchForAllWhoWaitForIt(t *testing.T) {
 	for range callers {
 		all.Go(func() {
 			ready <- struct{}{}
-			if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"a", "b"}) {
+			if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"a", "b"}) {
 				t.Errorf("got %q", got)
 			}
 		})
@@ -57,14 +59,14 @@ func TestOneFetchForAllWhoWaitForIt(t *testing.T) {
 func TestOneFailureForAllWhoWaitForIt(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.modern = true })
 	g := gatewayOver(t, memory(t), at("b", s))
-	g.List(t.Context(), of(ann), Tools)
+	g.List(t.Context(), of(ann), api.Tools)
 	goOn := make(chan struct{})
 	s.list(func(string, string) string { <-goOn; return `[` })
 	g.backends(t.Context())[0].outdate()
 	var all sync.WaitGroup
 	for range 20 {
 		all.Go(func() {
-			if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"t"}) {
+			if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
 				t.Errorf("got %q", got)
 			}
 		})
@@ -77,7 +79,7 @@ func TestOneFailureForAllWhoWaitForIt(t *testing.T) {
 		t.Errorf("20 callers asked %d times", n)
 	}
 	s.list(oneTool("u"))
-	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"u"}) {
+	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"u"}) {
 		t.Errorf("behind the failure: %q", got)
 	}
 }
@@ -91,14 +93,14 @@ func TestFetchOutlivesWhoBeganIt(t *testing.T) {
 	g := gatewayOver(t, memory(t), at("b", s))
 	first, leave := context.WithCancel(t.Context())
 	begun, others := make(chan struct{}), make(chan []string, 3)
-	go func() { g.List(first, of(ann), Tools); close(begun) }()
+	go func() { g.List(first, of(ann), api.Tools); close(begun) }()
 	until(t, "the list is asked for", func() bool { return len(s.received("tools/list")) == 1 })
 	for range 3 {
-		go func() { others <- names(g.List(t.Context(), of(ann), Tools)) }()
+		go func() { others <- names(g.List(t.Context(), of(ann), api.Tools)) }()
 	}
 	short, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer stop()
-	if got := names(g.List(short, of(ann), Tools)); got != nil {
+	if got := names(g.List(short, of(ann), api.Tools)); got != nil {
 		t.Errorf("got %q", got)
 	}
 	leave()
@@ -138,7 +140,7 @@ func TestCallsUseAListThatMayNotBeKept(t *testing.T) {
 		t.Errorf("three calls asked %d times for the list", n)
 	}
 	for range 3 {
-		g.List(t.Context(), of(ann), Tools)
+		g.List(t.Context(), of(ann), api.Tools)
 	}
 	if n := len(s.received("tools/list")); n != 4 {
 		t.Errorf("three lists asked %d times, want 3", n-1)

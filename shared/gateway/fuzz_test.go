@@ -13,6 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
@@ -133,8 +134,8 @@ func FuzzBackendsAnswer(f *testing.F) {
 			params = `{"name":"t","_meta":{"progressToken":"own"}}`
 		}
 		responded := false
-		err := gateways[way&1].Call(t.Context(), Call{
-			Client: c, Kind: Tools, Name: "t", Member: "name", Method: "tools/call", ID: json.RawMessage(`"client's"`), Params: json.RawMessage(params),
+		err := gateways[way&1].Call(t.Context(), api.Call{
+			Client: c, Kind: api.Tools, Name: "t", Member: "name", Method: "tools/call", ID: json.RawMessage(`"client's"`), Params: json.RawMessage(params),
 			Send: func(raw json.RawMessage, response bool) error {
 				m, ok := upstream.Read(raw)
 				switch {
@@ -177,33 +178,30 @@ func FuzzBackendsStream(f *testing.F) {
 		}
 		s, g := scribes[n], gateways[n]
 		s.text, s.media = text, mediaTypes[0]
-		r := &Relay{Gateway: g, Announce: func(_ context.Context, _, backend string, notice json.RawMessage) error {
-			var got Notice
+		r := newRelay("r", g, nil)
+		r.MinPause, r.MaxPause = time.Millisecond, time.Millisecond
+		r.Announce = func(_ context.Context, _, backend string, notice json.RawMessage) error {
+			var got api.Notice
 			if json.Unmarshal(notice, &got) != nil || backend != "b" {
-				t.Fatalf("announced %q of %s", notice, backend)
+				t.Errorf("announced %q of %s", notice, backend)
+				return nil
 			}
 			switch got.Method {
-			case changes[Tools], changes[Prompts], changes[Resources]:
+			case api.Tools.Changed(), api.Prompts.Changed(), api.Resources.Changed():
 				return nil
 			}
 			if uri, ok := jsonrpc.String(jsonrpc.Member(got.Params, "uri")); got.Method != "notifications/resources/updated" || !ok || uri == "" {
 				t.Errorf("announced %q", notice)
 			}
 			return nil
-		}}
+		}
 		before := s.asked.Load()
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		l, err := r.acquire(ctx, g.backends(ctx)[0])
-		if l == nil {
-			t.Fatal(err)
-		}
-		defer l.release()
-		if err := r.follow(l); err == nil || ctx.Err() != nil {
-			t.Errorf("a stream that ended was followed until %v: %v", ctx.Err(), err)
-		}
-		if s.asked.Load() == before {
-			t.Error("the stream was not opened")
-		}
+		done := make(chan struct{})
+		go func() { r.Run(ctx); close(done) }()
+		until(t, "the stream was opened, ended, and is opened again", func() bool { return s.asked.Load() >= before+2 })
+		cancel()
+		<-done
 	})
 }

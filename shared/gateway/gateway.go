@@ -1,14 +1,15 @@
 // Package gateway puts existing MCP servers, the backends, behind the endpoint.
 //
 //	client ─▶ shared/mcp ─▶ gateway ─▶ upstream ─▶ backend
-//	              ▲            │ lists: gathered, with prefixes
-//	              │            │ calls: messages handed on as they come
-//	              └── answers ─┘ by an id that the store knows
+//	              ▲            │ lists: gathered, with prefixes (lists.go, view.go)
+//	              │            │ calls: messages handed on as they come (call.go, exchange.go)
+//	              └── answers ─┘ by an id that the store knows (elicitations.go)
 //
-// What is handed on is the bytes that came: names get their prefix, ids are
-// exchanged, and what differs between revisions is translated (package translate); all else is untouched. Nothing that a call needs lies in one process:
-// the sessions with backends, and which request of a backend an answer belongs to,
-// are in the store, so that the answer may arrive at any instance.
+// What is handed on is the bytes that came: names get their prefix, ids are exchanged, and what
+// differs between revisions is translated (package translate); all else is untouched. What a call
+// needs is in the store, so that any instance can go on with it. What the endpoint does with an
+// answer does not enter here: it sees the data of package api. Notifications of backends are the
+// business of package relay, which sees a backend as a [Followed].
 package gateway
 
 import (
@@ -17,15 +18,13 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
@@ -103,7 +102,7 @@ func New(o Options) (*Gateway, error) {
 		o.Secrets = environment
 	}
 	g := &Gateway{options: o, drops: newDrops(o.Log), broken: metric.NewUndecodable(o.Log)}
-	g.sessions = &sessions{db: o.DB, log: o.Log, server: o.Server, ttl: o.SessionTTL, askTimeout: o.AskTimeout, broken: g.broken}
+	g.sessions = &sessions{db: o.DB, log: o.Log, ttl: o.SessionTTL, broken: g.broken}
 	g.elicitations = &elicitations{o.DB, o.Log, g.broken}
 	var err error
 	if g.states, err = newStates(o.Key); err != nil {
@@ -112,83 +111,36 @@ func New(o Options) (*Gateway, error) {
 	return g, g.Replace(context.Background(), o.Backends)
 }
 
-// Client is who calls: what a backend is told of it, and where its answers belong.
-type Client struct {
-	Principal auth.Principal
-	// Session is the key of its session in the earlier revisions; empty in 2026-07-28.
-	Session string
-	Version string
-	// Capabilities and Info are as the client sent them.
-	Capabilities, Info json.RawMessage
-	// Level is the least severity of log messages that its session asked for; empty for none.
-	Level string
-	// Token is its Authorization header, for backends that get the caller's own.
-	Token string
-}
-
-func (c Client) stateless() bool { return stateless(c.Version) }
-
-// stateless reports whether a revision, as a setting or the wire names it, has no sessions.
-func stateless(version string) bool {
-	return version != config.AutoVersion && mcpspec.Version(version).Stateless()
-}
-
-// visible are the backends that a principal may use.
-func (g *Gateway) visible(ctx context.Context, p auth.Principal) []*backend {
-	var out []*backend
-	for _, b := range g.backends(ctx) {
-		if b.Workspace == p.Workspace && !slices.ContainsFunc(b.Scopes, func(s string) bool { return !p.Has(s) }) {
-			out = append(out, b)
-		}
-	}
-	return out
-}
-
-// shown are those of them that show something to the client: one that is asked with callers'
-// tokens shows nothing to who has none.
-func (g *Gateway) shown(ctx context.Context, c Client) []*backend {
-	return slices.DeleteFunc(g.visible(ctx, c.Principal), func(b *backend) bool { return b.perCaller() && c.Token == "" })
-}
-
-// Offers is what the backends of a principal serve.
-type Offers struct {
-	Tools, Prompts, Resources, Completions, Logging bool
-	// What it tells the changes of.
-	ToolsChanged, PromptsChanged, ResourcesChanged, Subscribe bool
-	// What it asks to be told of conversations.
-	UserMessages, AssistantResponses bool
-}
-
-// offerTime is how long a client that connects waits for backends to tell what
+// capabilityTime is how long a client that connects waits for backends to say what
 // they serve.
-const offerTime = 2 * time.Second
+const capabilityTime = 2 * time.Second
 
-// Offers asks the backends of a client what they serve. Those that cannot be
+// Capabilities asks the backends of a client what they serve. Those that cannot be
 // reached in time are counted by what they said last.
-func (g *Gateway) Offers(ctx context.Context, c Client) Offers {
-	ctx, cancel := context.WithTimeout(ctx, offerTime)
+func (g *Gateway) Capabilities(ctx context.Context, c api.Client) api.Capabilities {
+	ctx, cancel := context.WithTimeout(ctx, capabilityTime)
 	defer cancel()
 	var (
 		wg  sync.WaitGroup
 		mu  sync.Mutex
-		all Offers
+		all api.Capabilities
 	)
-	for _, b := range g.shown(ctx, c) {
+	for _, v := range g.shown(ctx, c) {
 		wg.Go(func() {
-			known, err := b.as(ctx, c).known(ctx)
+			known, err := v.known(ctx)
 			if err != nil {
-				g.options.Log.WarnContext(ctx, "a backend does not tell what it serves", "backend", b.Name, "error", err)
+				g.options.Log.WarnContext(ctx, "backend capabilities unknown", "backend", v.of.Name, "error", err)
 			}
 			if known == nil {
 				return
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			all.Tools = all.Tools || known.offers.Tools
-			all.Prompts = all.Prompts || known.offers.Prompts
-			all.Resources = all.Resources || known.offers.Resources
-			all.Completions = all.Completions || known.offers.Completions
-			all.Logging = all.Logging || known.offers.Logging
+			all.Tools = all.Tools || known.Tools
+			all.Prompts = all.Prompts || known.Prompts
+			all.Resources = all.Resources || known.Resources
+			all.Completions = all.Completions || known.Completions
+			all.Logging = all.Logging || known.Logging
 		})
 	}
 	wg.Wait()

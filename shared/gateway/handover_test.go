@@ -6,16 +6,19 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 )
 
 // bounded lets a relay have so much time, and give over in the last part of it.
-func bounded(life, handover time.Duration) func(*Relay) {
+func bounded(life, handover time.Duration) func(*relay.Relay) {
 	until := time.Now().Add(life)
-	return func(r *Relay) { r.Until, r.Handover = until, handover }
+	return func(r *relay.Relay) { r.Until, r.Handover = until, handover }
 }
 
 // ends waits until a relay has ended by itself.
-func ends(t *testing.T, what string, g *Gateway, l log, change func(*Relay)) (took time.Duration) {
+func ends(t *testing.T, what string, g *Gateway, l log, change func(*relay.Relay)) (took time.Duration) {
 	t.Helper()
 	began := time.Now()
 	select {
@@ -28,7 +31,7 @@ func ends(t *testing.T, what string, g *Gateway, l log, change func(*Relay)) (to
 }
 
 // running is a relay that may end by itself.
-func running(t *testing.T, by string, g *Gateway, l log, change func(*Relay)) <-chan struct{} {
+func running(t *testing.T, by string, g *Gateway, l log, change func(*relay.Relay)) <-chan struct{} {
 	t.Helper()
 	r := newRelay(by, g, l)
 	change(r)
@@ -49,7 +52,7 @@ func TestHandover(t *testing.T) {
 			s := newScripted(t, func(s *scripted) { s.modern = modern })
 			db, l := memory(t), newLog()
 			gateways := func() *Gateway { return gatewayOver(t, db, at("b", s)) }
-			want := Subscription{"default", "b", "x://1", "s", time.Now().Add(time.Hour)}
+			want := api.Subscription{Place: api.Place{Workspace: "default", Backend: "b"}, URI: "x://1", Holder: "s", Until: time.Now().Add(time.Hour)}
 			if err := gateways().Subscribe(t.Context(), want); err != nil {
 				t.Fatal(err)
 			}
@@ -64,7 +67,7 @@ func TestHandover(t *testing.T) {
 			if got := l.next(t); got != "first default b notifications/tools/list_changed" {
 				t.Fatalf("announced %q", got)
 			}
-			until(t, "the change is remembered", func() bool { return string(remembered(t, db)) != string(unsettled) })
+			until(t, "the change is remembered", func() bool { return string(remembered(t, db)) != "?" })
 			time.Sleep(time.Until(began.Add(2500 * time.Millisecond))) // until the last part of its time
 
 			sent, stop, ended := 0, make(chan struct{}), make(chan struct{})
@@ -127,7 +130,7 @@ func TestGapIsTold(t *testing.T) {
 	t.Parallel()
 	s := newScripted(t)
 	db, l := memory(t), newLog()
-	want := Subscription{"default", "b", "x://1", "s", time.Now().Add(time.Hour)}
+	want := api.Subscription{Place: api.Place{Workspace: "default", Backend: "b"}, URI: "x://1", Holder: "s", Until: time.Now().Add(time.Hour)}
 	dies := &mortal{DB: db}
 	g := gatewayOver(t, dies, at("b", s))
 	if err := g.Subscribe(t.Context(), want); err != nil {

@@ -33,7 +33,7 @@ const (
 )
 
 // withInputs calls a backend of 2026-07-28 for a client with a session.
-func (x *exchange) withInputs(ctx context.Context, known *learned) error {
+func (x *exchange) withInputs(ctx context.Context, known *known) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer x.watch(ctx, cancel)()
@@ -44,9 +44,9 @@ func (x *exchange) withInputs(ctx context.Context, known *learned) error {
 		return err
 	}
 	for range maxRounds {
-		x.id, x.input = freshID(), nil
-		answer, err := x.client().Post(ctx, upstream.Request{
-			Body: request(x.id, x.call.Method, params), Version: known.version, Header: header,
+		x.id, x.input = upstream.FreshID(), nil
+		answer, err := x.client.Post(ctx, upstream.Request{
+			Body: jsonrpc.AppendRequest(nil, x.id, x.call.Method, params), Version: known.version, Header: header,
 		})
 		if err == nil {
 			err = x.relay(ctx, answer)
@@ -75,12 +75,12 @@ func (x *exchange) supply(ctx context.Context, params json.RawMessage) (json.Raw
 	if err != nil || x.responded {
 		return nil, err
 	}
-	params = upstream.Without(params, func(name string) bool { return name == "inputResponses" || name == "requestState" })
+	params = jsonrpc.Without(params, func(name string) bool { return name == "inputResponses" || name == "requestState" })
 	if state := jsonrpc.Member(x.input, "requestState"); state != nil {
-		params = upstream.Insert(params, "requestState", state)
+		params = jsonrpc.Insert(params, "requestState", state)
 	}
 	if responses != nil {
-		params = upstream.Insert(params, "inputResponses", responses)
+		params = jsonrpc.Insert(params, "inputResponses", responses)
 	}
 	return params, nil
 }
@@ -95,7 +95,7 @@ type input struct {
 // put puts the requests to the client and waits for all answers.
 func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawMessage, error) {
 	if lacks := translate.Demanded(x.call.Capabilities, x.input); len(lacks) > 0 {
-		e := translate.Missing(x.backend.Name, lacks)
+		e := translate.Missing(x.entry.Backend, lacks)
 		e.Code = jsonrpc.InvalidRequest
 		return nil, e
 	}
@@ -103,7 +103,7 @@ func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawM
 	for key, request := range jsonrpc.Members(requests) {
 		if x.call.ResponseOnly {
 			return nil, &jsonrpc.Error{
-				Code: jsonrpc.InvalidRequest, Message: "backend " + x.backend.Name + " asks for input, which needs a request that accepts an event stream",
+				Code: jsonrpc.InvalidRequest, Message: "backend " + x.entry.Backend + " asks for input, which needs a request that accepts an event stream",
 			}
 		}
 		in := &input{key: string(key)}
@@ -113,7 +113,7 @@ func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawM
 		}
 		inputs = append(inputs, in)
 		var err error
-		if in.id, err = x.gateway.elicitations.ask(ctx, x.call.Client, x.backend, x.with, nil); err != nil {
+		if in.id, err = x.gateway.elicitations.ask(ctx, x.call.Client, x.backend(), x.with, nil); err != nil {
 			return nil, err
 		}
 		x.kept = append(x.kept, elicitationKey(in.id))
@@ -124,7 +124,7 @@ func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawM
 		}
 	}
 	if len(inputs) == 0 { // the backend only wants to be asked again, later
-		if err := pause(ctx, lastLook); err != nil {
+		if err := upstream.Pause(ctx, lastLook); err != nil {
 			return nil, x.failed(err)
 		}
 		return nil, nil
@@ -139,15 +139,15 @@ func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawM
 // elicitation by URL one more.
 func sessionRequest(in *input, params json.RawMessage) json.RawMessage {
 	if mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode")); mode == "url" && jsonrpc.Member(params, "elicitationId") == nil {
-		params = upstream.Insert(params, "elicitationId", quote(in.id))
+		params = jsonrpc.Insert(params, "elicitationId", jsonrpc.Quote(in.id))
 	}
-	return request(quote(in.id), in.method, params)
+	return jsonrpc.AppendRequest(nil, jsonrpc.Quote(in.id), in.method, params)
 }
 
 // await waits until all elicitations have their answers.
 func (x *exchange) await(ctx context.Context, inputs []*input) error {
 	for wait := firstLook; ; wait = min(wait*3/2, lastLook) {
-		if err := pause(ctx, wait); err != nil {
+		if err := upstream.Pause(ctx, wait); err != nil {
 			return x.failed(err)
 		}
 		var open []*input
@@ -177,17 +177,6 @@ func (x *exchange) await(ctx context.Context, inputs []*input) error {
 			}
 			x.kept = append(x.kept, at...)
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 

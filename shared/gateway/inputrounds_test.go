@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
@@ -30,8 +31,8 @@ func wantsInput(requests string) func(*exchange) {
 }
 
 // answering answers the questions of a call at another instance, as often as they come.
-func answering(t *testing.T, at *gateway.Gateway, answer func(method string) string) func(*gateway.Call) {
-	return func(c *gateway.Call) {
+func answering(t *testing.T, at *gateway.Gateway, answer func(method string) string) func(*api.Call) {
+	return func(c *api.Call) {
 		send := c.Send
 		c.Send = func(message json.RawMessage, response bool) error {
 			method, _ := jsonrpc.String(jsonrpc.Member(message, "method"))
@@ -209,9 +210,9 @@ func TestErrorsOfThe2026EraDoNotReachA2025Client(t *testing.T) {
 		{"tools/call", -32050, `{}`, -32050},
 	} {
 		s := newScript(t, true, func(x *exchange) { x.fail(tt.code, tt.data) })
-		o := called(t, instances(t, 1, s)[0], someone(v2025), "", func(c *gateway.Call) {
+		o := called(t, instances(t, 1, s)[0], someone(v2025), "", func(c *api.Call) {
 			if c.Method = tt.method; tt.method == "resources/read" {
-				c.Kind, c.Name, c.Member, c.Params = gateway.Resources, "test://resource", "uri", json.RawMessage(`{"uri":"test://resource"}`)
+				c.Kind, c.Name, c.Member, c.Params = api.Resources, "test://resource", "uri", json.RawMessage(`{"uri":"test://resource"}`)
 			}
 		})
 		if code, data := o.code(t); code != tt.want || data != tt.data {
@@ -239,8 +240,8 @@ func TestCancellationIsAClosedStreamToA2026Backend(t *testing.T) {
 			g := instances(t, 2, s)
 			done := make(chan error, 1)
 			go func() {
-				done <- g[0].Call(context.WithoutCancel(t.Context()), gateway.Call{
-					Client: someone(v2025), Kind: gateway.Tools, Name: "tool", Member: "name", Method: "tools/call",
+				done <- g[0].Call(context.WithoutCancel(t.Context()), api.Call{
+					Client: someone(v2025), Kind: api.Tools, Name: "tool", Member: "name", Method: "tools/call",
 					ID: json.RawMessage(`"a"`), Params: json.RawMessage(`{"name":"tool"}`),
 					Send: func(json.RawMessage, bool) error { began <- true; return nil },
 				})
@@ -302,7 +303,7 @@ func TestParameterHeadersAreValidated(t *testing.T) {
 			{`{}`, http.Header{"Mcp-Param-Region": {"a"}}, false},
 			{`{"n":42}`, http.Header{"Mcp-Param-N": {"43"}}, false},
 		} {
-			o := called(t, g, someone(v2026), `,"arguments":`+tt.arguments, func(c *gateway.Call) { c.Header = tt.header })
+			o := called(t, g, someone(v2026), `,"arguments":`+tt.arguments, func(c *api.Call) { c.Header = tt.header })
 			code, _ := o.code(t)
 			if tt.ok && o.response == nil || !tt.ok && code != -32020 {
 				t.Errorf("modern %v: %s with %v: %v %s", modern, tt.arguments, tt.header, o.err, o.response)
@@ -320,7 +321,7 @@ func TestOutputSchemaOfAListedTool(t *testing.T) {
 	for schema, kept := range map[string]bool{`{"type":"array"}`: false, `{"oneOf":[]}`: false, `{"type":"object","x":1.0}`: true} {
 		s := newScript(t, true, nil)
 		s.tool = `{"name":"tool","inputSchema":{"type":"object"},"outputSchema":` + schema + `,"x":1.0}`
-		e := instances(t, 1, s)[0].List(t.Context(), someone(v2025), gateway.Tools).Entries[0]
+		e := instances(t, 1, s)[0].List(t.Context(), someone(v2025), api.Tools).Entries[0]
 		if got := string(e.For(v2026)); got != s.tool {
 			t.Errorf("2026-07-28: %s", got)
 		}

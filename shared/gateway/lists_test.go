@@ -14,10 +14,11 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
-func names(l *List) (out []string) {
+func names(l *api.List) (out []string) {
 	for _, e := range l.Entries {
 		out = append(out, e.Name)
 	}
@@ -54,7 +55,7 @@ func TestListsAreGathered(t *testing.T) {
 	dead.Close()
 	g := gatewayOver(t, memory(t), at("a", first, prefix("a_")), at("dead", dead, prefix("d_")), at("b", second), at("c", third))
 	for range 3 {
-		l := g.List(t.Context(), of(ann), Tools)
+		l := g.List(t.Context(), of(ann), api.Tools)
 		if got, want := names(l), []string{"a_one", "a_two", "one", "three", "four"}; !slices.Equal(got, want) {
 			t.Fatalf("got %q, want %q", got, want)
 		}
@@ -66,14 +67,14 @@ func TestListsAreGathered(t *testing.T) {
 				t.Errorf("got %s", e.JSON)
 			}
 		}
-		if got := names(g.List(t.Context(), of(ann), Prompts)); !slices.Equal(got, []string{"a_p", "p"}) {
+		if got := names(g.List(t.Context(), of(ann), api.Prompts)); !slices.Equal(got, []string{"a_p", "p"}) {
 			t.Errorf("the prompts are %q", got)
 		}
-		if got := names(g.List(t.Context(), of(ann), Resources)); !slices.Equal(got, []string{"file:///one"}) {
+		if got := names(g.List(t.Context(), of(ann), api.Resources)); !slices.Equal(got, []string{"file:///one"}) {
 			t.Errorf("the resources are %q", got)
 		}
 		for uri, want := range map[string]bool{"file:///one": true, "t://one/5": true, "t://two/5": false, "t://one/": false, "bad://x": false} {
-			if got := g.Has(t.Context(), legacy("s"), Resources, uri); got != want && uri != "t://one/" {
+			if got := g.Has(t.Context(), legacy("s"), api.Resources, uri); got != want && uri != "t://one/" {
 				t.Errorf("%s is served: %v", uri, got)
 			}
 		}
@@ -90,7 +91,7 @@ func TestConflictIsLoggedOnce(t *testing.T) {
 	var j journal
 	g.options.Log = slog.New(slog.NewTextHandler(&j, nil))
 	for range 5 {
-		g.List(t.Context(), of(ann), Tools)
+		g.List(t.Context(), of(ann), api.Tools)
 		if _, err := call(t, g, legacy("s"), "t"); err != nil {
 			t.Fatal(err)
 		}
@@ -110,7 +111,7 @@ func TestEndlessListIsRefused(t *testing.T) {
 		}
 	})
 	g := gatewayOver(t, memory(t), at("endless", endless), at("ok", newScripted(t)))
-	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"t"}) {
+	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
 		t.Errorf("got %d tools", len(got))
 	}
 	if n := len(endless.received("tools/list")); n != maxPages {
@@ -130,13 +131,13 @@ func TestChangedListIsFetchedAgain(t *testing.T) {
 	})
 	g := gatewayOver(t, memory(t), at("b", s))
 	first := make(chan []string)
-	go func() { first <- names(g.List(t.Context(), of(ann), Tools)) }()
+	go func() { first <- names(g.List(t.Context(), of(ann), api.Tools)) }()
 	<-fetching
 	s.list(oneTool("after"))
 	g.backends(t.Context())[0].outdate()
 	close(goOn)
 	<-first
-	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"after"}) {
+	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"after"}) {
 		t.Errorf("behind the change the tools are %q", got)
 	}
 }
@@ -152,7 +153,7 @@ func TestHangingBackendDoesNotHoldUpLists(t *testing.T) {
 	g := gatewayOver(t, memory(t), at("hangs", s), at("ok", newScripted(t)))
 	g.options.AskTimeout = 2 * time.Second // in which the other one answers on a busy machine too
 	done := make(chan []string, 1)
-	go func() { done <- names(g.List(t.Context(), of(ann), Tools)) }()
+	go func() { done <- names(g.List(t.Context(), of(ann), api.Tools)) }()
 	select {
 	case got := <-done:
 		if !slices.Equal(got, []string{"t"}) {
@@ -194,12 +195,12 @@ func TestRevisionIsFoundOut(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if known.version != c.want {
+			if string(known.version) != c.want {
 				t.Errorf("got %s, want %s", known.version, c.want)
 			}
-			want := Offers{Tools: true, ToolsChanged: true, Resources: true}
-			if known.offers != want {
-				t.Errorf("it offers %+v", known.offers)
+			want := api.Capabilities{Tools: true, ToolsChanged: true, Resources: true}
+			if known.Capabilities != want {
+				t.Errorf("it offers %+v", known.Capabilities)
 			}
 			if c.pinned != config.AutoVersion && !c.modern && len(s.received("server/discover")) > 0 {
 				t.Error("it was asked in a revision that it is not pinned to")
@@ -244,7 +245,7 @@ func TestBackendsAreSeenByWorkspaceAndScopes(t *testing.T) {
 		{"no workspace", auth.Principal{ID: "e", Scopes: []string{"x", "y"}}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := names(g.List(t.Context(), of(c.p), Tools)); !slices.Equal(got, c.want) {
+			if got := names(g.List(t.Context(), of(c.p), api.Tools)); !slices.Equal(got, c.want) {
 				t.Errorf("sees %q, want %q", got, c.want)
 			}
 			for _, name := range []string{"t", "s_t", "o_t"} {
@@ -357,7 +358,7 @@ func TestMissingSecretIsAnError(t *testing.T) {
 
 // GWN-01: a cursor that a client made up is refused or leads somewhere, whatever number is in it.
 func TestCursorsThatAreMadeUp(t *testing.T) {
-	l := &List{Entries: make([]Entry, 5), parts: []part{{"a", 0, 3}, {"b", 3, 5}}}
+	l := &api.List{Entries: make([]api.Entry, 5), Parts: []api.Part{{Backend: "a", First: 0, End: 3}, {Backend: "b", First: 3, End: 5}}}
 	for _, place := range []int{0, 1, 2, 1 << 32, math.MaxInt, math.MinInt, -1} {
 		entries, _, ok := l.Page(fmt.Sprintf("b %d gone", place), 10)
 		if ok != (place >= 0) || ok && len(entries) != 2-min(2, place) {
@@ -383,7 +384,7 @@ func TestListsThatTakeTooMuch(t *testing.T) {
 	}
 	large, slow := newScripted(t, pages(6<<20, 0)), newScripted(t, pages(0, answerTime/4))
 	g := gatewayOver(t, memory(t), at("large", large), at("ok", newScripted(t)))
-	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"t"}) {
+	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
 		t.Errorf("got %d tools", len(got))
 	}
 	if n := len(large.received("tools/list")); n != maxList/(6<<20)+1 {
@@ -391,14 +392,14 @@ func TestListsThatTakeTooMuch(t *testing.T) {
 	}
 	g = gatewayOver(t, memory(t), at("slow", slow), at("ok", newScripted(t)))
 	g.options.AskTimeout = answerTime
-	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"t"}) {
+	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
 		t.Errorf("got %q", got)
 	}
 	asked := len(slow.received("tools/list"))
 	if most := 4*maxAsks + 1; asked > most {
 		t.Errorf("%d pages were read", asked)
 	}
-	g.List(t.Context(), of(ann), Tools)
+	g.List(t.Context(), of(ann), api.Tools)
 	if n := len(slow.received("tools/list")); n != asked {
 		t.Errorf("it was asked %d times more at once", n-asked)
 	}

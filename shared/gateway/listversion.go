@@ -6,11 +6,12 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // The list version of a backend's list is another whenever the backend is known to have changed
-// it. It is in the store before anybody is told of the change, so that whoever was told and asks,
+// it. It is in the store before any client is notified of the change, so that whoever asks after that,
 // at whatever instance, gets what is listed now: an instance uses what it has fetched
 // only while the list version is the one that it read before.
 
@@ -33,16 +34,16 @@ func (b *backend) changeListVersion(ctx context.Context, method string) error {
 
 // listVersions reads the versions of the backends' lists of a kind, in one read for up to
 // [store.MaxGet] of them. One that cannot be read is like no other, so that nothing old is used.
-func (g *Gateway) listVersions(ctx context.Context, backends []*backend, kind Kind) []string {
-	out := make([]string, len(backends))
-	for first := 0; first < len(backends); first += store.MaxGet {
+func (g *Gateway) listVersions(ctx context.Context, views []*view, kind api.Kind) []string {
+	out := make([]string, len(views))
+	for first := 0; first < len(views); first += store.MaxGet {
 		var keys []store.Key
-		for _, b := range backends[first:min(first+store.MaxGet, len(backends))] {
-			keys = append(keys, b.listVersionKey(changes[kind]))
+		for _, v := range views[first:min(first+store.MaxGet, len(views))] {
+			keys = append(keys, v.of.listVersionKey(kind.Changed()))
 		}
 		items, err := g.options.DB.Get(ctx, keys...)
 		if err != nil {
-			g.options.Log.WarnContext(ctx, "it was not read which lists of backends have changed; they are fetched", "error", err)
+			g.options.Log.WarnContext(ctx, "list versions not read, the lists are fetched", "error", err)
 		}
 		for i := range keys {
 			switch {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -66,10 +67,10 @@ func TestListsAtOtherInstancesAreTheNewOnes(t *testing.T) {
 			other := gatewayOver(t, db, at("b", s))
 			defer relaying(t, "holder", gatewayOver(t, db, at("b", s)), l)()
 			s.only(t, 1)
-			lists := []struct{ kind, name string }{Tools: {"tools", "t%d"}, Prompts: {"prompts", "p%d"}, Resources: {"resources", "r:%d"}, Templates: {"resources", "t:%d/{x}"}}
+			lists := []struct{ kind, name string }{api.Tools: {"tools", "t%d"}, api.Prompts: {"prompts", "p%d"}, api.Resources: {"resources", "r:%d"}, api.Templates: {"resources", "t:%d/{x}"}}
 			for i := range 25 {
 				for kind := range lists { // so that it has something old
-					other.List(t.Context(), of(ann), Kind(kind))
+					other.List(t.Context(), of(ann), api.Kind(kind))
 				}
 				now.Add(1)
 				for _, what := range []string{"tools", "prompts", "resources"} {
@@ -80,7 +81,7 @@ func TestListsAtOtherInstancesAreTheNewOnes(t *testing.T) {
 							continue
 						}
 						want := fmt.Sprintf(list.name, now.Load())
-						if got := names(other.List(t.Context(), of(ann), Kind(kind))); !slices.Equal(got, []string{want}) {
+						if got := names(other.List(t.Context(), of(ann), api.Kind(kind))); !slices.Equal(got, []string{want}) {
 							t.Fatalf("change %d of %s: got %q, want %q", i, what, got, want)
 						}
 					}
@@ -106,9 +107,9 @@ func TestReadsOfTheStore(t *testing.T) {
 	db := &counting{DB: memory(t)}
 	g := gatewayOver(t, db, at("a", s, prefix("a_")), at("b", s, prefix("b_")), at("c", s, prefix("c_")))
 	for i := range 3 {
-		for kind := range kinds {
-			if reads, keys := db.reads(func() { g.List(t.Context(), of(ann), Kind(kind)) }); reads != 1 || keys != 3 {
-				t.Errorf("list %d of %ss made %d reads of %d keys", i, kinds[kind].what, reads, keys)
+		for _, kind := range api.Kinds {
+			if reads, keys := db.reads(func() { g.List(t.Context(), of(ann), kind) }); reads != 1 || keys != 3 {
+				t.Errorf("list %d of %ss made %d reads of %d keys", i, kind, reads, keys)
 			}
 		}
 	}
@@ -143,7 +144,7 @@ func TestNewNamesCanBeCalledAtOtherInstances(t *testing.T) {
 	defer relaying(t, "holder", gatewayOver(t, db, at("b", s)), l)()
 	s.only(t, 1)
 	for i := range 10 {
-		other.List(t.Context(), of(ann), Tools)
+		other.List(t.Context(), of(ann), api.Tools)
 		name := fmt.Sprintf("new%d", i)
 		s.list(oneTool(name))
 		s.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
@@ -155,7 +156,7 @@ func TestNewNamesCanBeCalledAtOtherInstances(t *testing.T) {
 	before := len(s.received("tools/list"))
 	began := time.Now()
 	for i := range 50 {
-		if other.Has(t.Context(), legacy("s"), Tools, fmt.Sprint("none", i)) {
+		if other.Has(t.Context(), legacy("s"), api.Tools, fmt.Sprint("none", i)) {
 			t.Fatal("it has what nobody has")
 		}
 	}
@@ -172,18 +173,18 @@ func TestListsWhileTheStoreIsAway(t *testing.T) {
 	})
 	db := &counting{DB: memory(t)}
 	g := gatewayOver(t, db, at("b", s))
-	g.List(t.Context(), of(ann), Tools)
+	g.List(t.Context(), of(ann), api.Tools)
 	db.fail.Store(true)
 	if _, err := call(t, g, modernClient(ann), "t"); err != nil {
 		t.Error(err)
 	}
 	s.list(oneTool("u"))
-	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"u"}) {
+	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"u"}) {
 		t.Errorf("got %q", got)
 	}
 	db.fail.Store(false)
 	s.list(oneTool("v"))
-	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"v"}) {
+	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"v"}) {
 		t.Errorf("with the store there again: got %q", got)
 	}
 }
@@ -201,12 +202,12 @@ func TestHangingBackendRests(t *testing.T) {
 	ok := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	g := gatewayOver(t, memory(t), at("hangs", s), at("ok", ok))
 	g.options.AskTimeout = 2 * time.Second
-	g.List(t.Context(), of(ann), Tools)
+	g.List(t.Context(), of(ann), api.Tools)
 	n := asked.Load()
 	var all sync.WaitGroup
 	for range 5 {
 		all.Go(func() {
-			if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"t"}) {
+			if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
 				t.Errorf("got %q", got)
 			}
 			if _, err := call(t, g, legacy("s"), "t"); err != nil {
@@ -218,11 +219,11 @@ func TestHangingBackendRests(t *testing.T) {
 	if more := asked.Load() - n; n == 0 || more > 1 {
 		t.Errorf("it was asked %d times, and then %d times", n, more)
 	}
-	if err := g.backends(t.Context())[0].changeListVersion(t.Context(), changes[Tools]); err != nil {
+	if err := g.backends(t.Context())[0].changeListVersion(t.Context(), api.Tools.Changed()); err != nil {
 		t.Fatal(err)
 	}
 	n = asked.Load()
-	g.List(t.Context(), of(ann), Tools)
+	g.List(t.Context(), of(ann), api.Tools)
 	if asked.Load() == n {
 		t.Error("a backend that tells of a change is not asked")
 	}

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
@@ -26,22 +28,22 @@ func TestNamesWithControlCharactersAreDropped(t *testing.T) {
 	bad := []string{`\u0000`, `\u001b[31m`, `\n`, `\t`, "\x7f", `\u0085`, "\u009b", `\u061c`, `\u200f`, `\u202e`, "\u202e", `\u2066`, `\ud800`}
 	s := newScripted(t, func(s *scripted) {
 		s.lists = func(method, _ string) string {
-			for _, k := range kinds {
-				if k.method != method {
+			for _, k := range api.Kinds {
+				if k.Method() != method {
 					continue
 				}
 				entries := []string{
-					fmt.Sprintf(`{%q:"x:good","title":"Gut \u00e4\u200d\ud83d\ude00","description":"a\n\u001bb"}`, k.name),
-					fmt.Sprintf(`{%q:"x:0","Name":"\u001b"}`, k.name),
+					fmt.Sprintf(`{%q:"x:good","title":"Gut \u00e4\u200d\ud83d\ude00","description":"a\n\u001bb"}`, k.Name()),
+					fmt.Sprintf(`{%q:"x:0","Name":"\u001b"}`, k.Name()),
 				}
 				for i, c := range bad {
 					entries = append(entries,
-						fmt.Sprintf(`{%q:"x:%s"}`, k.name, c),
-						fmt.Sprintf(`{%q:"x:%d","title":"t%s"}`, k.name, i, c),
-						fmt.Sprintf(`{"name":"n%s",%q:"x:%d"}`, c, k.name, i),
-						fmt.Sprintf(`{%q:"x:%d","annotations":{"title":"t%s"}}`, k.name, i, c))
+						fmt.Sprintf(`{%q:"x:%s"}`, k.Name(), c),
+						fmt.Sprintf(`{%q:"x:%d","title":"t%s"}`, k.Name(), i, c),
+						fmt.Sprintf(`{"name":"n%s",%q:"x:%d"}`, c, k.Name(), i),
+						fmt.Sprintf(`{%q:"x:%d","annotations":{"title":"t%s"}}`, k.Name(), i, c))
 				}
-				return fmt.Sprintf(`{%q:[%s]}`, k.member, strings.Join(entries, ","))
+				return fmt.Sprintf(`{%q:[%s]}`, k.Member(), strings.Join(entries, ","))
 			}
 			return `{}`
 		}
@@ -49,10 +51,10 @@ func TestNamesWithControlCharactersAreDropped(t *testing.T) {
 	for _, p := range []string{"", "p_"} {
 		g := gatewayOver(t, memory(t), at("b", s, prefix(p)))
 		dropped := int64(0)
-		for kind, k := range kinds {
-			list := g.List(t.Context(), legacy("s"), Kind(kind))
+		for _, k := range api.Kinds {
+			list := g.List(t.Context(), legacy("s"), k)
 			if len(list.Entries) != 1 || !strings.HasSuffix(list.Entries[0].Name, "x:good") {
-				t.Errorf("%s: got %d entries, %+v", k.what, len(list.Entries), list.Entries)
+				t.Errorf("%s: got %d entries, %+v", k, len(list.Entries), list.Entries)
 			}
 			dropped += int64(4*len(bad) + 1)
 		}
@@ -73,10 +75,10 @@ func TestListThatIsNoUTF8(t *testing.T) {
 		}
 	})
 	g := gatewayOver(t, memory(t), at("b", s))
-	if list := g.List(t.Context(), legacy("s"), Tools); len(list.Entries) != 0 {
+	if list := g.List(t.Context(), legacy("s"), api.Tools); len(list.Entries) != 0 {
 		t.Errorf("got %+v", list.Entries)
 	}
-	if got := g.Dropped()["default/b"]; got[dropGarbage] == 0 {
+	if got := g.Dropped()["default/b"]; got[upstream.NotJSON] == 0 {
 		t.Errorf("counted %v", got)
 	}
 }
@@ -88,18 +90,18 @@ func FuzzEntry(f *testing.F) {
 		`{"name":"t","title":"T","annotations":{"title":"x"}}`, `{"uri":"x:\u001b","name":"n"}`, `{"uriTemplate":"x:{a}","NAME":"\u202e"}`,
 		`{"name":"a","name":"\u0000"}`, `{"\u006eame":"\u009b"}`, `{"name":"\ud800"}`, `{"annotations":{"title":"\u2066"},"name":"b"}`, "{\"name\":\"\x7f\"}",
 	} {
-		for kind := range kinds {
+		for kind := range api.Kinds {
 			f.Add(uint8(kind), []byte(seed), "p_")
 		}
 	}
 	f.Fuzz(func(t *testing.T, kind uint8, text []byte, prefix string) {
 		parts, batch, bad := jsonrpc.Split(text)
-		if bad != nil || batch || int(kind) >= len(kinds) || strings.ContainsFunc(prefix, steers) {
+		if bad != nil || batch || int(kind) >= len(api.Kinds) || strings.ContainsFunc(prefix, steers) {
 			return
 		}
-		b := &backend{}
-		b.Prefix = prefix
-		e, why := b.entry(Kind(kind), parts[0])
+		v := &view{of: &backend{}}
+		v.of.Prefix = prefix
+		e, why := v.entry(api.Kind(kind), parts[0])
 		if why != "" {
 			return
 		}
@@ -110,7 +112,7 @@ func FuzzEntry(f *testing.F) {
 		if err := json.Unmarshal(e.JSON, &shown); err != nil && !json.Valid(e.JSON) {
 			t.Fatalf("%s became %s, which is no JSON", text, e.JSON)
 		}
-		for _, v := range []any{e.Name, e.own, shown.Name, shown.Title, shown.URI, shown.URITemplate, shown.Annotations.Title} {
+		for _, v := range []any{e.Name, e.Own, shown.Name, shown.Title, shown.URI, shown.URITemplate, shown.Annotations.Title} {
 			if s, ok := v.(string); ok && strings.ContainsFunc(s, steers) {
 				t.Fatalf("%s became %s with %q", text, e.JSON, s)
 			}

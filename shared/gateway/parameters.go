@@ -9,11 +9,12 @@ import (
 )
 
 // checkParameters compares the headers of a client's request with its arguments.
-func (c Call) checkParameters(tool Entry) error {
+func (x *exchange) checkParameters() error {
+	c := x.call
 	if c.Method != mcpspec.MethodToolsCall {
 		return nil
 	}
-	list, err := translate.Parameters(tool.JSON)
+	list, err := translate.Parameters(x.entry.JSON)
 	if err != nil {
 		return nil // no client may use such a tool, and the backend has the last word
 	}
@@ -32,11 +33,12 @@ func (c Call) checkParameters(tool Entry) error {
 }
 
 // addParameters repeats the arguments in headers.
-func (c Call) addParameters(tool Entry, h http.Header) error {
+func (x *exchange) addParameters(h http.Header) error {
+	c := x.call
 	if c.Method != mcpspec.MethodToolsCall {
 		return nil
 	}
-	list, err := translate.Parameters(tool.JSON)
+	list, err := translate.Parameters(x.entry.JSON)
 	if err != nil {
 		return err
 	}

@@ -65,16 +65,9 @@ const (
 // backend repeats.
 const needsURLMethod = "error/-32042"
 
-// digest is what a requestState is bound to of the params.
-func (c Call) digest() string {
-	return translate.Digest(upstream.Without(c.Params, func(name string) bool {
-		return name == "_meta" || name == "inputResponses" || name == "requestState"
-	}))
-}
-
 // inRounds calls a backend of the earlier revisions for a client of 2026-07-28.
 func (x *exchange) inRounds(ctx context.Context) error {
-	x.id = freshID()
+	x.id = upstream.FreshID()
 	if err := x.takeUp(); err != nil {
 		return err
 	}
@@ -170,7 +163,7 @@ func (x *exchange) sendRequired(requests json.RawMessage) error {
 		return fault.Wrap(fault.Internal, err, "encode a requestState")
 	}
 	b := append([]byte(`{"resultType":"input_required","inputRequests":`), requests...)
-	b = append(append(b, `,"requestState":`...), quote(x.gateway.states.seal(state, x.belongsToRounds(), time.Now()))...)
+	b = append(append(b, `,"requestState":`...), jsonrpc.Quote(x.gateway.states.seal(state, x.belongsToRounds(), time.Now()))...)
 	return x.send(jsonrpc.AppendResult(nil, x.call.ID, append(b, '}')), true)
 }
 
@@ -189,7 +182,7 @@ func (x *exchange) needsURL(failure json.RawMessage) error {
 	}
 	switch {
 	case len(x.refused) > 0:
-		return translate.Missing(x.backend.Name, x.refused)
+		return translate.Missing(x.entry.Backend, x.refused)
 	case len(x.rounds.Asked) == 0 || !translate.MultiRound[x.call.Method]:
 		message, _ := jsonrpc.String(jsonrpc.Member(failure, "message"))
 		return &jsonrpc.Error{Code: jsonrpc.InternalError, Message: message}

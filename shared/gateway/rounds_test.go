@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
@@ -132,8 +132,8 @@ func TestRequestStateOfAnotherRequestIsRefused(t *testing.T) {
 		"other arguments": called(t, g, someone(v2026), `,"arguments":{"a":1,"b":3}`+retry),
 		"no string":       called(t, g, someone(v2026), `,"requestState":5`),
 		"no responses":    called(t, g, someone(v2026), `,"inputResponses":[]`),
-		"another method": called(t, g, someone(v2026), `,"arguments":{"a":1,"b":2}`+retry, func(c *gateway.Call) {
-			c.Kind, c.Method, c.Name = gateway.Prompts, "prompts/get", "prompt"
+		"another method": called(t, g, someone(v2026), `,"arguments":{"a":1,"b":2}`+retry, func(c *api.Call) {
+			c.Kind, c.Method, c.Name = api.Prompts, "prompts/get", "prompt"
 		}),
 	} {
 		if !fault.Is(o.err, fault.Invalid) {
@@ -219,8 +219,8 @@ func TestErrorsOfThe2025EraDoNotReachA2026Client(t *testing.T) {
 	if got := said(t, called(t, g, someone(v2026), r.retry(`{"action":"accept"}`))); got != "complete:done" {
 		t.Errorf("accepted: %s", got)
 	}
-	o := called(t, g, someone(v2026), "", func(c *gateway.Call) {
-		c.Kind, c.Method, c.Name, c.Member = gateway.Resources, "resources/read", "test://resource", "uri"
+	o := called(t, g, someone(v2026), "", func(c *api.Call) {
+		c.Kind, c.Method, c.Name, c.Member = api.Resources, "resources/read", "test://resource", "uri"
 		c.Params = json.RawMessage(`{"uri":"test://resource"}`)
 	})
 	if code, data := o.code(t); code != -32602 || data != `{"uri":"test://resource"}` {
@@ -303,8 +303,8 @@ func TestRequestOf2026AtA2025Backend(t *testing.T) {
 // GWN-17: a resource that a 2025 backend reads gets the caching members that 2026-07-28 requires.
 func TestResourceOfA2025BackendIsCacheable(t *testing.T) {
 	s := newScript(t, false, func(x *exchange) { x.result(`{"contents":[]}`) })
-	o := called(t, instances(t, 1, s)[0], someone(v2026), "", func(c *gateway.Call) {
-		c.Kind, c.Method, c.Name, c.Member = gateway.Resources, "resources/read", "test://resource", "uri"
+	o := called(t, instances(t, 1, s)[0], someone(v2026), "", func(c *api.Call) {
+		c.Kind, c.Method, c.Name, c.Member = api.Resources, "resources/read", "test://resource", "uri"
 		c.Params = json.RawMessage(`{"uri":"test://resource"}`)
 	})
 	if want := `{"resultType":"complete","ttlMs":0,"cacheScope":"private","contents":[]}`; string(o.result(t)) != want {
@@ -325,8 +325,8 @@ func TestClosedConnectionIsANotificationToA2025Backend(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- g.Call(ctx, gateway.Call{
-			Client: someone(v2026), Kind: gateway.Tools, Name: "tool", Member: "name", Method: "tools/call",
+		done <- g.Call(ctx, api.Call{
+			Client: someone(v2026), Kind: api.Tools, Name: "tool", Member: "name", Method: "tools/call",
 			ID: json.RawMessage(`1`), Params: json.RawMessage(`{"name":"tool"}`), Send: func(json.RawMessage, bool) error { return nil },
 		})
 	}()

@@ -16,7 +16,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
@@ -225,9 +227,9 @@ const (
 	form = `{"message":"Name?","requestedSchema":{"type":"object","properties":{"name":{"type":"string"}}}}`
 )
 
-func someone(version string) gateway.Client {
-	c := gateway.Client{
-		Principal: auth.Principal{Workspace: "default", ID: "alice"}, Version: version,
+func someone(version string) api.Client {
+	c := api.Client{
+		Principal: auth.Principal{Workspace: "default", ID: "alice"}, Version: mcpspec.Version(version),
 		Capabilities: json.RawMessage(all), Info: json.RawMessage(`{"name":"client","version":"2"}`),
 	}
 	if version < "2026" {
@@ -249,10 +251,10 @@ type outcome struct {
 }
 
 // called makes a call of the tool; params are those behind the name.
-func called(t *testing.T, g *gateway.Gateway, c gateway.Client, params string, change ...func(*gateway.Call)) outcome {
+func called(t *testing.T, g *gateway.Gateway, c api.Client, params string, change ...func(*api.Call)) outcome {
 	t.Helper()
-	call := gateway.Call{
-		Client: c, Kind: gateway.Tools, Name: "tool", Member: "name", Method: "tools/call", ID: json.RawMessage(`7`),
+	call := api.Call{
+		Client: c, Kind: api.Tools, Name: "tool", Member: "name", Method: "tools/call", ID: json.RawMessage(`7`),
 		Params: json.RawMessage(`{"name":"tool"` + params + `}`), Header: http.Header{},
 	}
 	var o outcome

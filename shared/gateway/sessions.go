@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -25,23 +27,22 @@ import (
 
 // backendSession is the value of such an item.
 type backendSession struct {
-	Version string `json:"v"`
-	ID      string `json:"id"` // may be empty: the backend is stateless
+	Version mcpspec.Version `json:"v"`
+	ID      string          `json:"id"` // may be empty: the backend is stateless
 
 	itemVersion int64 // tells its item from one that took its place
 }
 
 // sessions are those that clients, and the gateway itself, have with backends.
 type sessions struct {
-	db              store.DB
-	log             *slog.Logger
-	server          json.RawMessage // see [Options.Server]
-	ttl, askTimeout time.Duration
-	broken          *metric.Undecodable
+	db     store.DB
+	log    *slog.Logger
+	ttl    time.Duration
+	broken *metric.Undecodable
 }
 
 // holder names whose sessions with backends these are.
-func (c Client) holder() string {
+func holder(c api.Client) string {
 	if c.Session != "" {
 		return c.Session
 	}
@@ -68,9 +69,9 @@ func sessionKey(holder string, b *backend) store.Key {
 }
 
 // of finds the client's session with a backend, or begins one.
-func (ss *sessions) of(ctx context.Context, c Client, b *backend) (backendSession, error) {
+func (ss *sessions) of(ctx context.Context, c api.Client, b *backend) (backendSession, error) {
 	var s backendSession
-	key := sessionKey(c.holder(), b)
+	key := sessionKey(holder(c), b)
 	items, err := ss.db.Get(ctx, key)
 	if err != nil {
 		return s, fault.Wrap(fault.Unavailable, err, "read the session with a backend")
@@ -102,52 +103,39 @@ func (ss *sessions) of(ctx context.Context, c Client, b *backend) (backendSessio
 }
 
 // begin initializes a session with what the client declared.
-func (ss *sessions) begin(ctx context.Context, c Client, b *backend) (s backendSession, err error) {
-	version := string(mcpspec.LatestSessionBased)
-	if !c.stateless() {
-		version = c.Version
+func (ss *sessions) begin(ctx context.Context, c api.Client, b *backend) (s backendSession, err error) {
+	d := upstream.Declared{Version: mcpspec.LatestSessionBased, Capabilities: c.Capabilities, Info: c.Info}
+	if !c.Version.Stateless() {
+		d.Version = c.Version
 	}
-	capabilities, info := c.Capabilities, c.Info
-	if len(capabilities) == 0 {
-		capabilities = json.RawMessage(`{}`)
-	}
-	if len(info) == 0 {
-		info = ss.server
-	}
-	params, err := json.Marshal(map[string]json.RawMessage{
-		"protocolVersion": quote(version), "capabilities": capabilities, "clientInfo": info,
-	})
-	if err != nil {
-		return s, fault.Wrap(fault.Internal, err, "encode initialize")
-	}
-	session, got, err := b.initialize(ctx, b.caller(c.Token), params)
-	s = backendSession{Version: got.version, ID: session}
-	if err != nil || c.Level == "" || !got.offers.Logging {
+	got, err := b.caller(c.Token).Initialize(ctx, d)
+	s = backendSession{Version: got.Version, ID: got.Session}
+	if err != nil || c.Level == "" || !capabilitiesOf(got.Capabilities).Logging {
 		return s, err
 	}
 	if err := ss.setLevel(ctx, c, b, s); err != nil {
-		ss.log.WarnContext(ctx, "a backend was not told the log level", "backend", b.Name, "error", err)
+		ss.log.WarnContext(ctx, "log level not set at backend", "backend", b.Name, "error", err)
 	}
 	return s, nil
 }
 
 // setLevel asks a backend for log messages within a session.
-func (ss *sessions) setLevel(ctx context.Context, c Client, b *backend, s backendSession) error {
-	params := append(append([]byte(`{"level":`), quote(c.Level)...), '}')
-	_, err := b.request(ctx, b.caller(c.Token), upstream.Request{Version: s.Version, Session: s.ID}, mcpspec.MethodSetLevel, params)
+func (ss *sessions) setLevel(ctx context.Context, c api.Client, b *backend, s backendSession) error {
+	params := append(append([]byte(`{"level":`), jsonrpc.Quote(c.Level)...), '}')
+	_, err := b.caller(c.Token).Ask(ctx, upstream.Request{Version: s.Version, Session: s.ID}, mcpspec.MethodSetLevel, params)
 	return err
 }
 
-// SetLevel tells the backends that a client has a session with which log messages
-// it asks for. Sessions that begin later are told then.
-func (g *Gateway) SetLevel(ctx context.Context, c Client) error {
+// SetLevel asks the backends that a client has a session with for the log messages
+// that it wants. Sessions that begin later ask for them then.
+func (g *Gateway) SetLevel(ctx context.Context, c api.Client) error {
 	sessions, err := g.sessionsOf(ctx, c)
 	if err != nil {
 		return err
 	}
 	atOnce(sessions, func(b *backend, s backendSession) {
 		if err := g.sessions.setLevel(ctx, c, b, s); err != nil {
-			g.options.Log.WarnContext(ctx, "a backend was not told the log level", "backend", b.Name, "error", err)
+			g.options.Log.WarnContext(ctx, "log level not set at backend", "backend", b.Name, "error", err)
 		}
 	})
 	return nil
@@ -155,29 +143,26 @@ func (g *Gateway) SetLevel(ctx context.Context, c Client) error {
 
 // forget forgets a session that the backend does not know any more, unless another call has
 // begun a new one in its place.
-func (ss *sessions) forget(ctx context.Context, c Client, b *backend, s backendSession) error {
-	err := ss.db.Write(ctx, store.Delete(sessionKey(c.holder(), b), store.VersionIs(s.itemVersion)), store.Delete(c.listKey(b)))
+func (ss *sessions) forget(ctx context.Context, c api.Client, b *backend, s backendSession) error {
+	err := ss.db.Write(ctx, store.Delete(sessionKey(holder(c), b), store.VersionIs(s.itemVersion)), store.Delete(listKey(c, b)))
 	if errors.Is(err, store.ErrConflict) {
 		return nil
 	}
 	return fault.Wrap(fault.Unavailable, err, "forget the session with a backend")
 }
 
-// end tells a backend that a session is over.
+// end ends a session at the backend; token is the caller's whose it is.
 func (ss *sessions) end(ctx context.Context, b *backend, token string, s backendSession) {
-	if s.ID == "" {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, ss.askTimeout)
-	defer cancel()
-	if err := b.client(token).Delete(ctx, upstream.Request{Version: s.Version, Session: s.ID}); err != nil {
-		ss.log.DebugContext(ctx, "a session with a backend was left to it", "backend", b.Name, "error", err)
+	c := b.own
+	c.Credentials = credentials{backend: b, token: token}.add
+	if err := c.End(ctx, s.Version, s.ID); err != nil {
+		ss.log.DebugContext(ctx, "backend session not ended", "backend", b.Name, "error", err)
 	}
 }
 
 // sessionsOf are those that a client has with backends.
-func (g *Gateway) sessionsOf(ctx context.Context, c Client) (map[*backend]backendSession, error) {
-	page, err := g.options.DB.Query(ctx, store.Query{Table: store.Sessions, Partition: sessionPartition(c.holder()), Limit: 1000})
+func (g *Gateway) sessionsOf(ctx context.Context, c api.Client) (map[*backend]backendSession, error) {
+	page, err := g.options.DB.Query(ctx, store.Query{Table: store.Sessions, Partition: sessionPartition(holder(c)), Limit: 1000})
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read the sessions with backends")
 	}
@@ -195,7 +180,7 @@ func (g *Gateway) sessionsOf(ctx context.Context, c Client) (map[*backend]backen
 }
 
 // End ends a client's sessions with all backends.
-func (g *Gateway) End(ctx context.Context, c Client) error {
+func (g *Gateway) End(ctx context.Context, c api.Client) error {
 	sessions, err := g.sessionsOf(ctx, c)
 	for b, s := range sessions {
 		err = errors.Join(err, g.sessions.forget(ctx, c, b, s))
@@ -206,7 +191,7 @@ func (g *Gateway) End(ctx context.Context, c Client) error {
 
 // Notify hands a notification of a client's session on to the backends that it has a
 // session with: that it cancelled a request, that its roots changed.
-func (g *Gateway) Notify(ctx context.Context, c Client, body json.RawMessage) error {
+func (g *Gateway) Notify(ctx context.Context, c api.Client, body json.RawMessage) error {
 	sessions, err := g.sessionsOf(ctx, c)
 	if err != nil {
 		return err
@@ -216,7 +201,7 @@ func (g *Gateway) Notify(ctx context.Context, c Client, body json.RawMessage) er
 		defer cancel()
 		x, err := b.caller(c.Token).Post(ctx, upstream.Request{Body: body, Version: s.Version, Session: s.ID})
 		if err != nil {
-			g.options.Log.WarnContext(ctx, "a notification did not reach a backend", "backend", b.Name, "error", err)
+			g.options.Log.WarnContext(ctx, "notification not sent to backend", "backend", b.Name, "error", err)
 			return
 		}
 		x.Close()

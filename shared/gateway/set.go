@@ -6,28 +6,31 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
-// place is what tells backends apart. The same name may stand for another in
-// another workspace.
-type place struct{ workspace, name string }
+func (b *backend) place() api.Place { return api.Place{Workspace: b.Workspace, Backend: b.Name} }
 
-// String is for keys of the store: neither part has a '#'.
-func (p place) String() string { return p.workspace + "#" + p.name }
-
-func (b *backend) place() place { return place{b.Workspace, b.Name} }
-
-// Replace makes these the backends. Those that are as they were keep what was
-// learned of them; calls under way at others run to their end. If a secret is not there, of kind
+// Replace makes these the backends. Those that are as they were keep what is
+// known of them; calls under way at others run to their end. If a secret is not there, of kind
 // fault.Invalid, nothing changes.
 func (g *Gateway) Replace(ctx context.Context, backends []config.Backend) error {
+	if err := g.Check(ctx, backends); err != nil {
+		return err
+	}
+	g.replace(ctx, backends)
+	return nil
+}
+
+// Check looks whether all secrets of backends are there; that they are not is of kind fault.Invalid.
+func (g *Gateway) Check(ctx context.Context, backends []config.Backend) error {
 	for _, c := range backends {
 		if err := g.newBackend(c).resolve(ctx); err != nil {
 			return err
 		}
 	}
-	g.replace(ctx, backends)
 	return nil
 }
 
@@ -38,7 +41,7 @@ func (g *Gateway) replace(ctx context.Context, backends []config.Backend) []*bac
 	set, gone := g.swap(backends)
 	var wg sync.WaitGroup
 	for _, b := range gone {
-		for _, v := range b.seen() {
+		for _, v := range b.views() {
 			wg.Go(func() { v.leave(ctx) })
 		}
 	}
@@ -49,13 +52,13 @@ func (g *Gateway) replace(ctx context.Context, backends []config.Backend) []*bac
 func (g *Gateway) swap(backends []config.Backend) (set, gone []*backend) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	had := map[place]*backend{}
+	had := map[api.Place]*backend{}
 	for _, b := range g.set {
 		had[b.place()] = b
 	}
 	set = make([]*backend, len(backends))
 	for i, c := range backends {
-		if set[i] = had[place{c.Workspace, c.Name}]; set[i] == nil || !reflect.DeepEqual(set[i].Backend, c) {
+		if set[i] = had[api.Place{Workspace: c.Workspace, Backend: c.Name}]; set[i] == nil || !reflect.DeepEqual(set[i].Backend, c) {
 			set[i] = g.newBackend(c)
 		}
 	}
@@ -78,7 +81,7 @@ func (g *Gateway) backends(ctx context.Context) []*backend {
 	}
 	now, err := g.options.Source(ctx)
 	if err != nil {
-		g.options.Log.WarnContext(ctx, "the backends were not read; the last ones stay in use", "error", err)
+		g.options.Log.WarnContext(ctx, "backends not read, the last ones stay in use", "error", err)
 		return set
 	}
 	if len(now) == len(from) && (len(now) == 0 || &now[0] == &from[0]) {
@@ -89,3 +92,36 @@ func (g *Gateway) backends(ctx context.Context) []*backend {
 
 // Any reports whether there is any backend, whoever may use it.
 func (g *Gateway) Any(ctx context.Context) bool { return len(g.backends(ctx)) > 0 }
+
+// visible are the backends that a principal may use.
+func (g *Gateway) visible(ctx context.Context, p auth.Principal) []*backend {
+	var out []*backend
+	for _, b := range g.backends(ctx) {
+		if b.Workspace == p.Workspace && !slices.ContainsFunc(b.Scopes, func(s string) bool { return !p.Has(s) }) {
+			out = append(out, b)
+		}
+	}
+	return out
+}
+
+// shown are the views that a client has of them. A backend that is asked with callers'
+// tokens shows nothing to who has none.
+func (g *Gateway) shown(ctx context.Context, c api.Client) []*view {
+	var out []*view
+	for _, b := range g.visible(ctx, c.Principal) {
+		if !b.perCaller() {
+			out = append(out, b.view)
+		} else if c.Token != "" {
+			out = append(out, b.as(ctx, c))
+		}
+	}
+	return out
+}
+
+// Backends names the backends that a principal may use.
+func (g *Gateway) Backends(ctx context.Context, p auth.Principal) (names []string) {
+	for _, b := range g.visible(ctx, p) {
+		names = append(names, b.Name)
+	}
+	return names
+}

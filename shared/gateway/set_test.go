@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
@@ -27,14 +28,14 @@ func TestBackendsAreReplaced(t *testing.T) {
 	l := newLog()
 	relaying(t, "r", g, l)
 	l.until(t, one) // it has compared the lists
-	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"t"}) {
+	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
 		t.Fatalf("at first %q", got)
 	}
 	asked := len(one.received("tools/list"))
 	if err := g.Replace(t.Context(), []config.Backend{at("two", two, prefix("x_")), at("one", one)}); err != nil {
 		t.Fatal(err)
 	}
-	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"x_u", "t"}) {
+	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"x_u", "t"}) {
 		t.Errorf("with a second one %q", got)
 	}
 	two.only(t, 1)
@@ -44,7 +45,7 @@ func TestBackendsAreReplaced(t *testing.T) {
 	if err := g.Replace(t.Context(), []config.Backend{at("two", two, prefix("y_"))}); err != nil {
 		t.Fatal(err)
 	}
-	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"y_u"}) {
+	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"y_u"}) {
 		t.Errorf("of the second one, changed, alone %q", got)
 	}
 	if _, err := call(t, g, legacy("s"), "t"); err == nil {
@@ -87,7 +88,7 @@ func TestSourceOfBackends(t *testing.T) {
 		{"none again", &[]config.Backend{}, nil},
 	} {
 		now.Store(c.now)
-		if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, c.want) || g.Any(t.Context()) != (c.want != nil) {
+		if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, c.want) || g.Any(t.Context()) != (c.want != nil) {
 			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
 		}
 	}
@@ -111,14 +112,14 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"t"}) {
+	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
 		t.Errorf("without the secret %q", got)
 	}
 	if n := len(locked.received("server/discover")) + len(locked.received("initialize")); n > 0 {
 		t.Error("it was asked without its credentials")
 	}
 	t.Setenv("GATEWAY_TEST_LATER", "Bearer later")
-	if got := names(g.List(t.Context(), of(ann), Tools)); !slices.Equal(got, []string{"l_t", "t"}) {
+	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"l_t", "t"}) {
 		t.Errorf("with the secret %q", got)
 	}
 	// A file with such a fault is not taken as a whole.
@@ -139,7 +140,7 @@ func TestSameNameInTwoWorkspaces(t *testing.T) {
 	relaying(t, "r", g, l)
 	mine.only(t, 1)
 	theirs.only(t, 1)
-	want := Subscription{"other", "b", "x://1", "s", time.Now().Add(time.Hour)}
+	want := api.Subscription{Place: api.Place{Workspace: "other", Backend: "b"}, URI: "x://1", Holder: "s", Until: time.Now().Add(time.Hour)}
 	if err := g.Subscribe(t.Context(), want); err != nil {
 		t.Fatal(err)
 	}
@@ -151,16 +152,16 @@ func TestSameNameInTwoWorkspaces(t *testing.T) {
 		t.Errorf("before any change %q", before)
 	}
 	theirs.list(oneTool("t", "u"))
-	g.List(t.Context(), of(ann), Tools)
+	g.List(t.Context(), of(ann), api.Tools)
 	asked := len(mine.received("tools/list"))
 	theirs.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
 	if got := l.next(t); got != "r other b notifications/tools/list_changed" {
 		t.Errorf("got %q", got)
 	}
-	if got := names(g.List(t.Context(), of(auth.Principal{ID: "x", Workspace: "other"}), Tools)); !slices.Equal(got, []string{"t", "u"}) {
+	if got := names(g.List(t.Context(), of(auth.Principal{ID: "x", Workspace: "other"}), api.Tools)); !slices.Equal(got, []string{"t", "u"}) {
 		t.Errorf("behind the change they are %q", got)
 	}
-	g.List(t.Context(), of(ann), Tools)
+	g.List(t.Context(), of(ann), api.Tools)
 	if n := len(mine.received("tools/list")); n != asked {
 		t.Error("its change made the other one's list old")
 	}
@@ -218,7 +219,7 @@ func TestOwnSessionEndsWithItsBackend(t *testing.T) {
 	}
 	ofClient := one.received("tools/call")[0].Session
 	for i, next := range []config.Backend{at("b", one, prefix("p_")), at("b", two)} {
-		g.List(t.Context(), of(ann), Tools)
+		g.List(t.Context(), of(ann), api.Tools)
 		if err := g.Replace(t.Context(), []config.Backend{next}); err != nil {
 			t.Fatal(err)
 		}
@@ -228,7 +229,7 @@ func TestOwnSessionEndsWithItsBackend(t *testing.T) {
 		}
 		one.mu.Unlock()
 	}
-	g.List(t.Context(), of(ann), Tools)
+	g.List(t.Context(), of(ann), api.Tools)
 	ends := make(chan struct{})
 	defer close(ends)
 	two.mu.Lock()

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -29,46 +30,46 @@ const (
 )
 
 // listKey is where the session of a client with a backend is listed.
-func (c Client) listKey(b *backend) store.Key {
+func listKey(c api.Client, b *backend) store.Key {
 	who, _ := json.Marshal([]string{c.Principal.Workspace, c.Principal.ID}) // strings
 	h := sha256.Sum256(who)
 	return store.Key{
-		Table: store.Sessions, Partition: "gp#" + base64.RawURLEncoding.EncodeToString(h[:]) + "#" + b.server(), Sort: c.holder(),
+		Table: store.Sessions, Partition: "gp#" + base64.RawURLEncoding.EncodeToString(h[:]) + "#" + b.server(), Sort: holder(c),
 	}
 }
 
 // put writes the session of a client, which is there for a time from now.
-func (ss *sessions) put(c Client, b *backend, itemVersion int64, value []byte, cond store.Condition) []store.Op {
+func (ss *sessions) put(c api.Client, b *backend, itemVersion int64, value []byte, cond store.Condition) []store.Op {
 	until := time.Now().Add(ss.ttl)
-	ops := []store.Op{store.Put(store.Item{Key: sessionKey(c.holder(), b), Value: value, Version: itemVersion, Expires: until}, cond)}
+	ops := []store.Op{store.Put(store.Item{Key: sessionKey(holder(c), b), Value: value, Version: itemVersion, Expires: until}, cond)}
 	if c.Session == "" {
-		ops = append(ops, store.Put(store.Item{Key: c.listKey(b), Expires: until}))
+		ops = append(ops, store.Put(store.Item{Key: listKey(c, b), Expires: until}))
 	}
 	return ops
 }
 
 // used records that a session is used, if that was not done lately.
-func (ss *sessions) used(ctx context.Context, c Client, b *backend, it *store.Item) {
+func (ss *sessions) used(ctx context.Context, c api.Client, b *backend, it *store.Item) {
 	if time.Until(it.Expires) > ss.ttl-usedEvery {
 		return
 	}
 	err := ss.db.Write(ctx, ss.put(c, b, it.Version, it.Value, store.VersionIs(it.Version))...)
 	if err != nil { // it ends sooner
-		ss.log.DebugContext(ctx, "the use of a session with a backend was not recorded", "backend", b.Name, "error", err)
+		ss.log.DebugContext(ctx, "use of backend session not recorded", "backend", b.Name, "error", err)
 	}
 }
 
 // endOldest ends sessions of the principal that it has too many of.
-func (ss *sessions) endOldest(ctx context.Context, c Client, b *backend) {
+func (ss *sessions) endOldest(ctx context.Context, c api.Client, b *backend) {
 	if c.Session != "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, endTime)
 	defer cancel()
-	own := c.listKey(b)
+	own := listKey(c, b)
 	page, err := ss.db.Query(ctx, store.Query{Table: own.Table, Partition: own.Partition, Limit: 1000})
 	if err != nil {
-		ss.log.WarnContext(ctx, "a principal's sessions with a backend were not counted", "backend", b.Name, "error", err)
+		ss.log.WarnContext(ctx, "backend sessions not counted", "backend", b.Name, "error", err)
 		return
 	}
 	// The longest unused first; of several the new one last.
@@ -95,7 +96,7 @@ func (ss *sessions) endListed(ctx context.Context, b *backend, token string, lis
 		err = ss.db.WriteAll(ctx, store.Delete(key), store.Delete(listed))
 	}
 	if err != nil {
-		ss.log.WarnContext(ctx, "a session with a backend was left to expire", "backend", b.Name, "error", err)
+		ss.log.WarnContext(ctx, "backend session left to expire", "backend", b.Name, "error", err)
 		return
 	}
 	var s backendSession

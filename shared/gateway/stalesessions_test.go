@@ -7,11 +7,12 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // declaring is a client of 2026-07-28 that declares something that others do not.
-func declaring(p auth.Principal, i int) Client {
+func declaring(p auth.Principal, i int) api.Client {
 	c := modernClient(p)
 	c.Capabilities = json.RawMessage(fmt.Sprintf(`{"experimental":{"x":%d}}`, i))
 	return c
@@ -24,7 +25,7 @@ func TestSessionsOfModernClientsAreBounded(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"by":"` + t.Session + `"}`) } })
 	db := memory(t)
 	gateways := []*Gateway{gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))}
-	by := func(i int, c Client) string {
+	by := func(i int, c api.Client) string {
 		text, err := call(t, gateways[i%2], c, "t")
 		if err != nil {
 			t.Fatal(err)
@@ -36,7 +37,7 @@ func TestSessionsOfModernClientsAreBounded(t *testing.T) {
 		return m.Result.By
 	}
 	bob := auth.Principal{ID: "bob", Workspace: auth.DefaultWorkspace, Scopes: ann.Scopes}
-	others := map[string]Client{"bob": declaring(bob, 0), "a session": legacy("s")}
+	others := map[string]api.Client{"bob": declaring(bob, 0), "a session": legacy("s")}
 	was := map[string]string{}
 	for name, c := range others {
 		was[name] = by(0, c)
@@ -44,7 +45,7 @@ func TestSessionsOfModernClientsAreBounded(t *testing.T) {
 	first := by(0, declaring(ann, 0))
 	// It was used long ago, as the store tells it to the second.
 	b := gateways[0].backends(t.Context())[0]
-	for _, key := range []store.Key{sessionKey(declaring(ann, 0).holder(), b), declaring(ann, 0).listKey(b)} {
+	for _, key := range []store.Key{sessionKey(holder(declaring(ann, 0)), b), listKey(declaring(ann, 0), b)} {
 		items, err := db.Get(t.Context(), key)
 		if err != nil || items[0] == nil {
 			t.Fatalf("%v: %v", key, err)
@@ -71,7 +72,7 @@ func TestSessionsOfModernClientsAreBounded(t *testing.T) {
 			t.Fatalf("behind client %d there are %d sessions", i, n)
 		}
 	}
-	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: declaring(ann, 0).listKey(b).Partition, Limit: 1000})
+	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: listKey(declaring(ann, 0), b).Partition, Limit: 1000})
 	if err != nil || len(page.Items) != maxOfPrincipal {
 		t.Errorf("%d are listed, %v", len(page.Items), err)
 	}
@@ -90,8 +91,8 @@ func TestUsedSessionsAreKept(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	for _, c := range []Client{legacy("s"), modernClient(ann)} {
-		key := sessionKey(c.holder(), g.backends(t.Context())[0])
+	for _, c := range []api.Client{legacy("s"), modernClient(ann)} {
+		key := sessionKey(holder(c), g.backends(t.Context())[0])
 		expires := func() time.Time {
 			items, err := db.Get(t.Context(), key)
 			if err != nil || items[0] == nil {

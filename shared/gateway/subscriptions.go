@@ -4,47 +4,36 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// Subscription says that a session or a stream is subscribed to a resource of a backend.
-// The relay subscribes there while anybody is.
-type Subscription struct {
-	Workspace, Backend, URI string
-	// Holder is the session or stream, Until when it is over at the latest.
-	Holder string
-	Until  time.Time
-}
+func wantedPartition(p api.Place) string { return "w#" + p.String() }
 
-func wantedPartition(p place) string { return "w#" + p.String() }
-
-func (w Subscription) place() place { return place{w.Workspace, w.Backend} }
-
-func (w Subscription) key() store.Key {
-	h := sha256.Sum256([]byte(w.URI))
-	return store.Key{Table: store.Sessions, Partition: wantedPartition(w.place()), Sort: hex.EncodeToString(h[:]) + "#" + w.Holder}
+func wantedKey(s api.Subscription) store.Key {
+	h := sha256.Sum256([]byte(s.URI))
+	return store.Key{Table: store.Sessions, Partition: wantedPartition(s.Place), Sort: hex.EncodeToString(h[:]) + "#" + s.Holder}
 }
 
 // Subscribe records a subscription. The relay acts on it within a second, embedded at once.
-func (g *Gateway) Subscribe(ctx context.Context, w Subscription) error {
-	err := g.options.DB.Write(ctx, store.Put(store.Item{Key: w.key(), Value: []byte(w.URI), Expires: w.Until}))
-	g.kick(ctx, w.place())
+func (g *Gateway) Subscribe(ctx context.Context, s api.Subscription) error {
+	err := g.options.DB.Write(ctx, store.Put(store.Item{Key: wantedKey(s), Value: []byte(s.URI), Expires: s.Until}))
+	g.kick(ctx, s.Place)
 	return fault.Wrap(fault.Unavailable, err, "record a subscription at a backend")
 }
 
 // Unsubscribe ends it.
-func (g *Gateway) Unsubscribe(ctx context.Context, w Subscription) error {
-	err := g.options.DB.Write(ctx, store.Delete(w.key()))
-	g.kick(ctx, w.place())
+func (g *Gateway) Unsubscribe(ctx context.Context, s api.Subscription) error {
+	err := g.options.DB.Write(ctx, store.Delete(wantedKey(s)))
+	g.kick(ctx, s.Place)
 	return fault.Wrap(fault.Unavailable, err, "end a subscription at a backend")
 }
 
-// wanted are the URIs that somebody is subscribed to.
-func (g *Gateway) wanted(ctx context.Context, at place) (map[string]bool, error) {
+// wanted are the URIs that sessions or streams are subscribed to.
+func (g *Gateway) wanted(ctx context.Context, at api.Place) (map[string]bool, error) {
 	out := map[string]bool{}
 	q := store.Query{Table: store.Sessions, Partition: wantedPartition(at), Limit: 1000}
 	for {
@@ -62,7 +51,8 @@ func (g *Gateway) wanted(ctx context.Context, at place) (map[string]bool, error)
 	}
 }
 
-func (g *Gateway) kick(ctx context.Context, at place) {
+// kick makes the relay of this process look at the subscriptions.
+func (g *Gateway) kick(ctx context.Context, at api.Place) {
 	for _, b := range g.backends(ctx) {
 		if b.place() == at {
 			select {
@@ -73,20 +63,12 @@ func (g *Gateway) kick(ctx context.Context, at place) {
 	}
 }
 
-// Backends names the backends that a principal may use.
-func (g *Gateway) Backends(ctx context.Context, p auth.Principal) (names []string) {
-	for _, b := range g.visible(ctx, p) {
-		names = append(names, b.Name)
-	}
-	return names
-}
-
-// Subscribable finds the backend that serves a resource and tells of its changes.
+// Subscribable finds the backend that serves a resource and notifies of its changes.
 func (g *Gateway) Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool) {
-	e, ok := g.serves(ctx, Client{Principal: p}, Resources, uri)
-	if !ok || e.backend.perCaller() { // nobody listens there
+	e, ok := g.serves(ctx, api.Client{Principal: p}, api.Resources, uri)
+	if !ok || e.view.of.perCaller() { // the relay has no credentials there
 		return "", false
 	}
-	known, _ := e.backend.known(ctx)
-	return e.backend.Name, known != nil && known.offers.Subscribe
+	known, _ := e.view.known(ctx)
+	return e.Backend, known != nil && known.Subscribe
 }

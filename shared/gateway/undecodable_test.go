@@ -15,7 +15,7 @@ func TestAnUndecodableSessionWithABackend(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"content":[]}`) } })
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	key := sessionKey(legacy("s1").holder(), g.set[0])
+	key := sessionKey(holder(legacy("s1")), g.set[0])
 	for range 2 {
 		damaged := store.Item{Key: key, Value: []byte(`{"v":`), Version: 7, Expires: time.Now().Add(time.Hour)}
 		if err := db.Write(t.Context(), store.Put(damaged)); err != nil {
@@ -61,7 +61,7 @@ func TestAnUndecodableLease(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	key := g.set[0].relayKey("-")
+	key := store.Key{Table: store.Sessions, Partition: "relay#default#b", Sort: "-"}
 	if err := db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(`{`), Expires: time.Now().Add(2 * time.Second)})); err != nil {
 		t.Fatal(err)
 	}

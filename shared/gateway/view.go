@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 )
 
@@ -20,34 +21,34 @@ type view struct {
 	of *backend
 	// token is the caller's; empty with the operator's credentials.
 	token string
-	used  time.Time // guarded by views
+	used  time.Time // guarded by callers
 
 	mu       sync.Mutex
-	learned  *learned
-	asking   *flight[*learned] // nil while nobody asks
-	lists    map[Kind]*fetched
-	fetching map[Kind]*fetching
+	last     *known          // nil before it was asked
+	asking   *flight[*known] // nil while none asks
+	lists    map[api.Kind]*fetched
+	fetching map[api.Kind]*fetching
 	stale    time.Time // what was begun to be fetched before is not used any more
-	rests    map[Kind]rest
+	rests    map[api.Kind]rest
 }
 
 func newView(b *backend, token string) *view {
-	return &view{of: b, token: token, lists: map[Kind]*fetched{}, fetching: map[Kind]*fetching{}, rests: map[Kind]rest{}}
+	return &view{of: b, token: token, lists: map[api.Kind]*fetched{}, fetching: map[api.Kind]*fetching{}, rests: map[api.Kind]rest{}}
 }
 
 func (v *view) client() *upstream.Client {
 	if v.of.perCaller() {
 		return v.of.caller(v.token)
 	}
-	return v.of.client("")
+	return &v.of.own
 }
 
 // maxViews is how many callers' views of a backend are kept. The one that was not used for
 // longest makes room.
 const maxViews = 256
 
-// views are a backend's views by caller.
-type views struct {
+// callers are a backend's views by caller.
+type callers struct {
 	mu   sync.Mutex
 	kept map[viewer]*view
 }
@@ -59,25 +60,19 @@ type viewer struct {
 	token                [sha256.Size]byte
 }
 
-// perCaller reports whether what the backend shows is asked for with the callers' tokens.
-func (b *backend) perCaller() bool {
-	_, fixed := b.Headers["Authorization"]
-	return b.ForwardToken && !fixed && b.OAuth == nil
-}
-
 // as is the backend as a client sees it.
-func (b *backend) as(ctx context.Context, c Client) *view {
+func (b *backend) as(ctx context.Context, c api.Client) *view {
 	if !b.perCaller() {
 		return b.view
 	}
-	v, old := b.views.of(b, c)
+	v, old := b.callers.of(b, c)
 	if old != nil {
 		old.leave(ctx)
 	}
 	return v
 }
 
-func (vs *views) of(b *backend, c Client) (v, old *view) {
+func (vs *callers) of(b *backend, c api.Client) (v, old *view) {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	key := viewer{c.Principal.Workspace, c.Principal.ID, sha256.Sum256([]byte(c.Token))}
@@ -96,7 +91,7 @@ func (vs *views) of(b *backend, c Client) (v, old *view) {
 }
 
 // evict takes the view out that was not used for longest. The lock is held.
-func (vs *views) evict() *view {
+func (vs *callers) evict() *view {
 	type entry struct {
 		viewer
 		*view
@@ -110,22 +105,22 @@ func (vs *views) evict() *view {
 	return oldest.view
 }
 
-// seen are the views that there are of a backend.
-func (b *backend) seen() []*view {
-	b.views.mu.Lock()
-	defer b.views.mu.Unlock()
-	return append(slices.Collect(maps.Values(b.views.kept)), b.view)
+// views are all that there are of a backend.
+func (b *backend) views() []*view {
+	b.callers.mu.Lock()
+	defer b.callers.mu.Unlock()
+	return append(slices.Collect(maps.Values(b.callers.kept)), b.view)
 }
 
 // leave ends the session that the view was seen in.
 func (v *view) leave(ctx context.Context) {
 	v.mu.Lock()
-	known := v.learned
+	known := v.last
 	v.mu.Unlock()
 	if known == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
 	defer cancel()
-	v.of.gateway.sessions.end(ctx, v.of, v.token, backendSession{Version: known.version, ID: known.session})
+	v.of.gateway.sessions.end(ctx, v.of, v.token, known.own())
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
 // personal is a backend that shows each caller a tool of the name that its token says, and
@@ -42,7 +43,7 @@ var personalLists sync.Mutex
 
 func forwarded(b *config.Backend) { b.ForwardToken = true }
 
-func withToken(id, token string) Client {
+func withToken(id, token string) api.Client {
 	c := legacy("s-" + id)
 	c.Principal.ID, c.Token = id, token
 	return c
@@ -56,14 +57,14 @@ func TestCallersSeeTheirOwnLists(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := personal(t, modern)
 			g := gatewayOver(t, memory(t), at("b", s, forwarded))
-			callers := map[string]Client{
+			callers := map[string]api.Client{
 				"alice": withToken("ann", "Bearer alice"), "bob": withToken("bob", "Bearer bob"), "alice2": withToken("ann", "Bearer alice2"),
 			}
 			var all sync.WaitGroup
 			for range 5 {
 				for token, c := range callers {
 					all.Go(func() {
-						if got := names(g.List(t.Context(), c, Tools)); !slices.Equal(got, []string{"of-" + token}) {
+						if got := names(g.List(t.Context(), c, api.Tools)); !slices.Equal(got, []string{"of-" + token}) {
 							t.Errorf("%s sees %q", token, got)
 						}
 					})
@@ -71,7 +72,7 @@ func TestCallersSeeTheirOwnLists(t *testing.T) {
 			}
 			all.Wait()
 			for token, c := range callers {
-				if !g.Offers(t.Context(), c).Tools {
+				if !g.Capabilities(t.Context(), c).Tools {
 					t.Errorf("%s is not offered tools", token)
 				}
 				for other := range callers {
@@ -81,15 +82,15 @@ func TestCallersSeeTheirOwnLists(t *testing.T) {
 					}
 				}
 			}
-			for _, nobody := range []Client{withToken("ann", ""), of(ann)} {
-				if got := names(g.List(t.Context(), nobody, Tools)); len(got) > 0 {
+			for _, nobody := range []api.Client{withToken("ann", ""), of(ann)} {
+				if got := names(g.List(t.Context(), nobody, api.Tools)); len(got) > 0 {
 					t.Errorf("without a token one sees %q", got)
 				}
-				if g.Has(t.Context(), nobody, Tools, "of-alice") || g.Offers(t.Context(), nobody).Tools {
+				if g.Has(t.Context(), nobody, api.Tools, "of-alice") || g.Capabilities(t.Context(), nobody).Tools {
 					t.Error("without a token there is something")
 				}
 			}
-			if l := g.List(t.Context(), callers["bob"], Tools); l.Shared {
+			if l := g.List(t.Context(), callers["bob"], api.Tools); l.Shared {
 				t.Error("a caller's own list is public")
 			}
 			for _, m := range s.seen {
@@ -117,7 +118,7 @@ func TestOperatorListsAndCallerCalls(t *testing.T) {
 	until(t, "the stream is open", func() bool { return s.open() == 1 })
 	for _, token := range []string{"alice", "bob"} {
 		c := withToken(token, "Bearer "+token)
-		if got := names(g.List(t.Context(), c, Tools)); !slices.Equal(got, []string{"of-operator"}) {
+		if got := names(g.List(t.Context(), c, api.Tools)); !slices.Equal(got, []string{"of-operator"}) {
 			t.Errorf("%s sees %q", token, got)
 		}
 		if got, err := call(t, g, c, "of-operator"); err != nil || !strings.Contains(got, `"Bearer `+token+`"`) {
@@ -127,7 +128,7 @@ func TestOperatorListsAndCallerCalls(t *testing.T) {
 	if got, err := call(t, g, withToken("eve", ""), "of-operator"); err == nil {
 		t.Errorf("without a token one calls: %s", got)
 	}
-	if g.List(t.Context(), withToken("bob", "Bearer bob"), Tools).Shared {
+	if g.List(t.Context(), withToken("bob", "Bearer bob"), api.Tools).Shared {
 		t.Error("a list of a backend that tells callers apart is public")
 	}
 	for _, m := range append(s.received("tools/call"), s.received("GET")...) {
@@ -150,13 +151,13 @@ func TestViewsAreBounded(t *testing.T) {
 				if i > maxViews+20 {
 					return
 				}
-				g.List(t.Context(), withToken(fmt.Sprint("p", i), fmt.Sprint("Bearer ", i)), Tools)
+				g.List(t.Context(), withToken(fmt.Sprint("p", i), fmt.Sprint("Bearer ", i)), api.Tools)
 			}
 		})
 	}
 	all.Wait()
 	b := g.backends(t.Context())[0]
-	if n := len(b.views.kept); n != maxViews {
+	if n := len(b.callers.kept); n != maxViews {
 		t.Errorf("%d views are kept", n)
 	}
 	s.mu.Lock()

@@ -6,6 +6,16 @@ import (
 	"unicode/utf8"
 )
 
+// AppendRequest appends a request; params is a JSON object or nil.
+func AppendRequest(dst []byte, id json.RawMessage, method string, params json.RawMessage) []byte {
+	dst = append(append(dst, `{"jsonrpc":"2.0","id":`...), id...)
+	dst = AppendString(append(dst, `,"method":`...), method)
+	if params != nil {
+		dst = append(append(dst, `,"params":`...), params...)
+	}
+	return append(dst, '}')
+}
+
 // AppendResult appends a response whose result is the given JSON.
 func AppendResult(dst []byte, id, result json.RawMessage) []byte {
 	dst = append(dst, `{"jsonrpc":"2.0","id":`...)

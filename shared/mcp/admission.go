@@ -91,7 +91,7 @@ func (a *admission) admit(w http.ResponseWriter, r *http.Request, p auth.Princip
 	if err != nil {
 		end()
 		if !fault.Is(err, fault.Exhausted) {
-			a.faults.log(r.Context(), "a stream got no lease", err)
+			a.faults.log(r.Context(), "stream lease failed", err)
 		}
 		full(w, id)
 		return nil, nil

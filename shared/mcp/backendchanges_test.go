@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
@@ -39,10 +40,19 @@ func relayed(t *testing.T, backend config.Backend) (holder, other *fixture) {
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
-	relay := &gateway.Relay{Gateway: held.(*gateway.Gateway), Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
-		return holder.log.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
-	}}
-	go func() { relay.Run(ctx); close(ended) }()
+	r := &relay.Relay{
+		Backends: func(ctx context.Context) (all []relay.Backend) {
+			for _, b := range held.(*gateway.Gateway).Followed(ctx) {
+				all = append(all, b)
+			}
+			return all
+		},
+		Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
+			return holder.log.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
+		},
+		DB: holder.db, Log: slog.New(slog.DiscardHandler),
+	}
+	go func() { r.Run(ctx); close(ended) }()
 	t.Cleanup(func() { cancel(); <-ended })
 	return holder, other
 }

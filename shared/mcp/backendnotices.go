@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -16,11 +16,10 @@ import (
 
 // backendTopics are those of all backends whose notifications a stream may have.
 func (o *streamWriter) backendTopics(ctx context.Context) (topics []string) {
-	backends := o.streams.backends.now(ctx)
-	if backends == nil {
+	if !o.streams.backends.Any(ctx) {
 		return nil
 	}
-	for _, name := range backends.Backends(ctx, o.principal) {
+	for _, name := range o.streams.backends.Backends(ctx, o.principal) {
 		topics = append(topics, stream.TopicBackend(name))
 	}
 	return topics
@@ -41,12 +40,12 @@ func (o *streamWriter) sendOtherBackends(ctx context.Context, cursor string) err
 // sendBackend sends what a backend told, if the stream asked for it and its principal may
 // still see the backend.
 func (o *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error {
-	var n gateway.Notice
+	var n api.Notice
 	if json.Unmarshal(d.Notice, &n) != nil {
 		return nil // of another version
 	}
-	backends := o.streams.backends.now(ctx)
-	if backends == nil || !slices.Contains(backends.Backends(ctx, o.principal), strings.TrimPrefix(d.Topic, topicBackends)) {
+	backends := o.streams.backends
+	if !backends.Any(ctx) || !slices.Contains(backends.Backends(ctx, o.principal), strings.TrimPrefix(d.Topic, topicBackends)) {
 		return nil
 	}
 	if n.Method != mcpspec.NoteUpdated {
@@ -78,13 +77,13 @@ func (o *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error
 // want tells the backends of a stream's targets that somebody reads them, until
 // the function that it returns is called.
 func (o *streamWriter) want(ctx context.Context, holder string, until time.Time) (end func(), err error) {
-	var all []gateway.Subscription
+	var all []api.Subscription
 	end = func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
 		defer cancel()
 		for _, w := range all {
-			if err := o.streams.backends.all.Unsubscribe(ctx, w); err != nil {
-				o.streams.faults.log(ctx, "a subscription at a backend was left to expire", err)
+			if err := o.streams.backends.Unsubscribe(ctx, w); err != nil {
+				o.streams.faults.log(ctx, "backend subscription left to expire", err)
 			}
 		}
 	}
@@ -92,8 +91,8 @@ func (o *streamWriter) want(ctx context.Context, holder string, until time.Time)
 		if t.backend == "" {
 			continue
 		}
-		w := gateway.Subscription{Workspace: o.principal.Workspace, Backend: t.backend, URI: t.uri, Holder: holder, Until: until}
-		if err := o.streams.backends.all.Subscribe(ctx, w); err != nil {
+		w := api.Subscription{Place: api.Place{Workspace: o.principal.Workspace, Backend: t.backend}, URI: t.uri, Holder: holder, Until: until}
+		if err := o.streams.backends.Subscribe(ctx, w); err != nil {
 			end()
 			return nil, err
 		}

@@ -5,56 +5,21 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"math"
 	"net/http"
 	"slices"
 	"strings"
 
-	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-// Gateway reaches the backends; [gateway.Gateway] does.
-type Gateway interface {
-	// Any reports whether there are backends at all, which may change at any time.
-	Any(ctx context.Context) bool
-	Offers(ctx context.Context, c gateway.Client) gateway.Offers
-	List(ctx context.Context, c gateway.Client, kind gateway.Kind) *gateway.List
-	Has(ctx context.Context, c gateway.Client, kind gateway.Kind, name string) bool
-	Call(ctx context.Context, c gateway.Call) error
-	Answer(ctx context.Context, c gateway.Client, id string, body json.RawMessage) error
-	Cancel(ctx context.Context, c gateway.Client, body json.RawMessage) error
-	Notify(ctx context.Context, c gateway.Client, body json.RawMessage) error
-	SetLevel(ctx context.Context, c gateway.Client) error
-	// Backends names those that a principal may use, Subscribable the one that serves a URI
-	// and tells of its changes.
-	Backends(ctx context.Context, p auth.Principal) []string
-	Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool)
-	Subscribe(ctx context.Context, w gateway.Subscription) error
-	Unsubscribe(ctx context.Context, w gateway.Subscription) error
-	End(ctx context.Context, c gateway.Client) error
-}
-
-// backends are those behind the gateway, if there is one.
-type backends struct{ all Gateway }
-
-// now is nil while there are no backends. Then the endpoint is what it is without a
-// gateway.
-func (b backends) now(ctx context.Context) Gateway {
-	if b.all != nil && b.all.Any(ctx) {
-		return b.all
-	}
-	return nil
-}
-
 // calls hands requests, and what clients notify and answer, on to backends.
 type calls struct {
-	backends backends
+	backends Gateway
 	catalogs catalogs
 	faults   faults
 	timing   timing
@@ -63,7 +28,7 @@ type calls struct {
 
 // route is where in the gateway a request goes: what its member of params names.
 type route struct {
-	kind         gateway.Kind
+	kind         api.Kind
 	name, member string
 }
 
@@ -79,10 +44,10 @@ func declaration(raw json.RawMessage) json.RawMessage {
 }
 
 // client is the caller as backends know it.
-func (c *call) client() gateway.Client {
-	out := gateway.Client{Principal: c.principal, Version: string(c.version), Token: c.request.Header.Get("Authorization")}
+func (c *call) client() api.Client {
+	out := api.Client{Principal: c.principal, Version: c.version, Token: c.request.Header.Get("Authorization")}
 	if c.session != nil {
-		out.Session, out.Capabilities, out.Info, out.Level = c.session.key, c.session.Capabilities, c.session.Client, c.session.Level
+		out.Session, out.Capabilities, out.Info, out.Level = c.session.Key, c.session.Capabilities, c.session.Client, c.session.Level
 		return out
 	}
 	out.Capabilities = jsonrpc.Member(c.meta, mcpspec.MetaCapabilities)
@@ -93,12 +58,12 @@ func (c *call) client() gateway.Client {
 
 func routeTool(c *call) (route, bool, error) {
 	name, err := c.required("name")
-	return route{gateway.Tools, name, "name"}, true, err
+	return route{api.Tools, name, "name"}, true, err
 }
 
 func routePrompt(c *call) (route, bool, error) {
 	name, err := c.required("name")
-	return route{gateway.Prompts, name, "name"}, true, err
+	return route{api.Prompts, name, "name"}, true, err
 }
 
 // routeRead leaves our own schemes to us.
@@ -111,7 +76,7 @@ func (h *calls) routeRead(c *call) (route, bool, error) {
 	if cat, err := h.catalogs.of(ctx, c.principal); err == nil && known(cat, uri) {
 		return route{}, false, nil
 	}
-	return route{gateway.Resources, uri, "uri"}, h.backends.all.Has(ctx, c.client(), gateway.Resources, uri), nil
+	return route{api.Resources, uri, "uri"}, h.backends.Has(ctx, c.client(), api.Resources, uri), nil
 }
 
 // known reports whether a URI is one of the catalog's. Such a one is not looked for at backends,
@@ -124,20 +89,21 @@ func known(cat *catalog.Catalog, uri string) bool {
 func (h *calls) routeComplete(c *call) (route, bool, error) {
 	ref := c.param("ref")
 	if name, ok := jsonrpc.String(jsonrpc.Member(ref, "name")); ok {
-		return route{gateway.Prompts, name, "ref"}, true, nil
+		return route{api.Prompts, name, "ref"}, true, nil
 	}
 	uri, _ := jsonrpc.String(jsonrpc.Member(ref, "uri"))
 	if cat, err := h.catalogs.of(c.request.Context(), c.principal); err == nil && slices.ContainsFunc(cat.Entries(), func(x *catalog.Entry) bool { return x.URITemplate == uri }) {
 		return route{}, false, nil
 	}
-	to := route{gateway.Templates, uri, "ref"}
-	return to, h.backends.all.Has(c.request.Context(), c.client(), gateway.Templates, uri), nil
+	to := route{api.Templates, uri, "ref"}
+	return to, h.backends.Has(c.request.Context(), c.client(), api.Templates, uri), nil
 }
 
 // router finds what of a backend a request is for. Without ok it is for nothing of theirs.
 type router func(c *call) (to route, ok bool, err error)
 
-// proxying serves what backends have, and leaves the rest to here, which may be nil.
+// proxying serves what backends have, and leaves the rest to here. Without here all is theirs, and the
+// method is known only while there are backends.
 type proxying struct {
 	calls *calls
 	route router
@@ -145,32 +111,30 @@ type proxying struct {
 }
 
 func (h proxying) serve(w http.ResponseWriter, c *call) error {
-	if h.calls.backends.now(c.request.Context()) != nil {
-		to, ok, err := h.route(c)
-		if err != nil {
-			return err
-		}
-		if ok {
-			return h.calls.serve(w, c, to)
-		}
+	if h.here != nil && !h.calls.backends.Any(c.request.Context()) {
+		return h.here.serve(w, c)
 	}
-	if h.here == nil {
-		return unknownMethod(c.msg.Method)
+	to, ok, err := h.route(c)
+	switch {
+	case err != nil:
+		return err
+	case !ok:
+		return h.here.serve(w, c)
 	}
-	return h.here.serve(w, c)
+	return h.calls.serve(w, c, to)
 }
 
 // serve calls what a backend has and relays its answer.
 func (h *calls) serve(w http.ResponseWriter, c *call, to route) error {
-	p := &responseRelay{lateAnswer: h.timing.late(w, c), calls: h, c: c}
-	ctx, end := p.lifetime()
-	defer end()
-	p.waits(h.timing.heartbeat)
-	err := h.backends.all.Call(ctx, gateway.Call{
+	request := api.Call{
 		Client: c.client(), Kind: to.kind, Name: to.name, Member: to.member, Method: c.msg.Method,
-		ID: bytes.Clone(c.msg.ID), Params: c.msg.Params, Header: parameterHeaders(c.request.Header), Send: p.send,
-		ResponseOnly: !p.streams,
-	})
+		ID: bytes.Clone(c.msg.ID), Params: c.msg.Params, Header: parameterHeaders(c.request.Header),
+	}
+	p := &responseRelay{lateAnswer: h.timing.late(w, c), faults: h.faults, c: c}
+	request.Send, request.ResponseOnly = p.send, !p.streams
+	ctx, end := p.begin(h.shut)
+	defer end()
+	err := h.backends.Call(ctx, request)
 	if p.failed(err) {
 		return nil
 	}
@@ -210,13 +174,13 @@ func (e *Endpoint) takeIn(w http.ResponseWriter, c *call) {
 	w.WriteHeader(http.StatusAccepted)
 }
 
-// handle hands it on to backends. Without any, and without a session, nothing that a client tells or
+// handle hands it on to backends. Without any, and without a session, nothing that a client notifies or
 // answers changes anything: requests are short then, and one that is under way cannot be
 // cancelled, which the revisions allow for.
 func (h *calls) handle(c *call) error {
 	ctx := c.request.Context()
-	backends := h.backends.now(ctx)
-	if backends == nil || c.session == nil {
+	backends := h.backends
+	if !backends.Any(ctx) || c.session == nil {
 		return nil
 	}
 	switch {
@@ -233,27 +197,4 @@ func (h *calls) handle(c *call) error {
 		return backends.Notify(ctx, c.client(), c.msg.Raw)
 	}
 	return nil
-}
-
-func (h *lists) listTools(ctx context.Context, c *call) (result, error) {
-	return h.listBackends(ctx, c, gateway.Tools, "tools")
-}
-
-func (h *lists) listPrompts(ctx context.Context, c *call) (result, error) {
-	return h.listBackends(ctx, c, gateway.Prompts, "prompts")
-}
-
-// listBackends serves a list that only backends have entries of.
-func (h *lists) listBackends(ctx context.Context, c *call, kind gateway.Kind, member string) (result, error) {
-	from, err := c.place(nil)
-	if err != nil {
-		return result{}, err
-	}
-	if from.where == atSubscriptions {
-		return result{}, errListCursor
-	}
-	cache := c.shared(true)
-	cache.ttl = math.MaxInt64 // as long as the backends say
-	page := newPage(member, from, h.pageSize, cache)
-	return h.addBackends(ctx, c, &page, kind)
 }

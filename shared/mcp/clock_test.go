@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
@@ -158,10 +159,10 @@ func TestStreamClock(t *testing.T) {
 			f := newEndpointOn(t, newMemory(), nil)
 			defer f.tails.Close()
 			for v, ends := range map[mcpspec.Version]bool{mcpspec.V20251125: true, mcpspec.V20250618: false} {
-				sess, err := f.endpoint.sessions.create(t.Context(), session{Workspace: "default", Principal: "alice", Version: v})
+				sess, err := f.endpoint.sessions.Create(t.Context(), session.Session{Workspace: "default", Principal: "alice", Version: v})
 				must(t, err)
 				w := &written{header: http.Header{}}
-				f.endpoint.ServeHTTP(w, f.request("GET", alice, "", "Mcp-Session-Id: "+sess.id))
+				f.endpoint.ServeHTTP(w, f.request("GET", alice, "", "Mcp-Session-Id: "+sess.ID))
 				var last sse.Event
 				r := sse.NewReader(strings.NewReader(w.text()), 1<<20)
 				for {
@@ -210,12 +211,12 @@ func TestUnsubscribedIsSilent(t *testing.T) {
 				f := newEndpointOn(t, unordered{newMemory()}, nil)
 				defer f.tails.Close()
 				ctx := t.Context()
-				sess, err := f.endpoint.sessions.create(ctx, session{Workspace: "default", Principal: "alice", Version: mcpspec.V20251125, Dialect: workspace != ""})
+				sess, err := f.endpoint.sessions.Create(ctx, session.Session{Workspace: "default", Principal: "alice", Version: mcpspec.V20251125, Dialect: workspace != ""})
 				must(t, err)
 				for _, uri := range []string{"event://ci/deploy", "event://ci/build-finished"} {
-					must(t, f.endpoint.sessions.subscribe(ctx, sess, subscribed{URI: uri}))
+					must(t, f.endpoint.sessions.Subscribe(ctx, sess, session.URI{URI: uri}))
 				}
-				req := f.request("GET", alice, "", "Mcp-Session-Id: "+sess.id)
+				req := f.request("GET", alice, "", "Mcp-Session-Id: "+sess.ID)
 				if workspace != "" {
 					req.SetPathValue(PathWorkspace, workspace)
 				}
@@ -228,7 +229,7 @@ func TestUnsubscribedIsSilent(t *testing.T) {
 				time.Sleep(10 * time.Second)
 				f.publish("event://ci/deploy", `{"n":1}`)
 				time.Sleep(10 * time.Second)
-				must(t, f.endpoint.sessions.unsubscribe(ctx, sess, "event://ci/deploy"))
+				must(t, f.endpoint.sessions.Unsubscribe(ctx, sess, "event://ci/deploy"))
 				f.publish("event://ci/deploy", `{"n":2}`)
 				f.publish("event://ci/build-finished", `{"n":3}`)
 				<-finished

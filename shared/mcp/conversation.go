@@ -22,7 +22,7 @@ type Conversation interface {
 	// Enabled reports whether anybody is asked to tell anything, Offers what a principal is.
 	Enabled(ctx context.Context) bool
 	Offers(ctx context.Context, p auth.Principal) conversation.Offers
-	Tell(ctx context.Context, c conversation.Caller, m *conversation.Message) (*conversation.Context, error)
+	Forward(ctx context.Context, c conversation.Caller, m *conversation.Message) (*conversation.Context, error)
 	// Seal and Open keep a context from who reads the store.
 	Seal(p auth.Principal, text []byte) []byte
 	Open(p auth.Principal, sealed []byte) ([]byte, error)
@@ -79,7 +79,7 @@ func (h *conversations) context(ctx context.Context, c *call) (*conversation.Con
 	if err != nil {
 		return nil, nil, err
 	}
-	told, err := h.conversation.Tell(ctx, conversation.Caller{Principal: c.principal, Client: c.client()}, m)
+	told, err := h.conversation.Forward(ctx, conversation.Caller{Principal: c.principal, Client: c.client()}, m)
 	return told, m, err
 }
 
@@ -141,7 +141,7 @@ func (h *conversations) handle(c *call) error {
 	}
 	topic := stream.TopicConversation(c.principal.ID)
 	if c.session != nil {
-		topic = stream.TopicSession(c.session.key)
+		topic = stream.TopicSession(c.session.Key)
 	}
 	notice := contextNotice{h.conversation.Seal(c.principal, params), told.Cut}
 	return h.log.NotifyFor(ctx, c.principal.Workspace, topic, contextLife, mustJSON(notice))
@@ -157,7 +157,7 @@ func (o *streamWriter) sendContext(ctx context.Context, d stream.Delivery) error
 	}
 	text, err := o.streams.conversation.Open(o.principal, n.Context)
 	if err != nil { // not written by this program; the others are still good
-		o.streams.faults.log(ctx, "a context on its way to a stream could not be opened", err)
+		o.streams.faults.log(ctx, "sealed context not opened", err)
 		return nil
 	}
 	var meta func([]byte) []byte

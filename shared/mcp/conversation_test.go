@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"io"
 	"log/slog"
@@ -32,6 +33,11 @@ type talk struct {
 	told int
 }
 
+// configured is a configuration that stays.
+type configured struct{ config *config.Config }
+
+func (c configured) Config(context.Context) (*config.Config, error) { return c.config, nil }
+
 func (k *talk) count() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -55,7 +61,7 @@ func newTalk(t *testing.T, db store.DB, section string, change ...func(*conversa
 	c, err := config.Parse([]byte("conversation:\n  " + section + "\n  budget: 5s\n  maxContext: 1024\n  providers: [{name: echo, url: '" + provider.URL + "'}]\n"))
 	must(t, err)
 	o := conversation.Options{
-		Source: config.NewReplaceable(c), DB: db, Key: bytes.Repeat([]byte{3}, 32), Log: slog.New(slog.DiscardHandler),
+		Source: configured{c}, DB: db, Key: bytes.Repeat([]byte{3}, 32), Log: slog.New(slog.DiscardHandler),
 	}
 	for _, f := range change {
 		f(&o)

@@ -5,8 +5,9 @@ import (
 	"encoding/json"
 
 	"github.com/mcp-events/mcpevents/shared/conversation"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
@@ -46,7 +47,7 @@ type capabilities struct {
 
 // offers is what is served to one caller and perhaps not to another.
 type offers struct {
-	backends     gateway.Offers
+	backends     api.Capabilities
 	conversation conversation.Offers
 }
 
@@ -55,8 +56,8 @@ type description struct {
 	server       Implementation
 	instructions string
 	methods      methodTable
-	sessions     *sessions
-	backends     backends
+	sessions     *session.Store
+	backends     Gateway
 	conversation Conversation
 
 	// Encoded once: what initialize and server/discover say where all callers are served the same.
@@ -65,8 +66,8 @@ type description struct {
 
 // offersTo finds out what there is for a caller beside what there is for all.
 func (d *description) offersTo(ctx context.Context, c *call) (o offers) {
-	if backends := d.backends.now(ctx); backends != nil {
-		o.backends = backends.Offers(ctx, c.client())
+	if d.backends.Any(ctx) {
+		o.backends = d.backends.Capabilities(ctx, c.client())
 	}
 	if d.conversation != nil {
 		o.conversation = d.conversation.Offers(ctx, c.principal)
@@ -76,7 +77,7 @@ func (d *description) offersTo(ctx context.Context, c *call) (o offers) {
 
 // personal reports whether callers may be served different things.
 func (d *description) personal(ctx context.Context) bool {
-	return d.backends.now(ctx) != nil || d.conversation != nil && d.conversation.Enabled(ctx)
+	return d.backends.Any(ctx) || d.conversation != nil && d.conversation.Enabled(ctx)
 }
 
 // capabilities are what is served to a caller, and nothing else.

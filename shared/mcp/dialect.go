@@ -109,7 +109,7 @@ func (d dialect) enter(w http.ResponseWriter, c *call) bool {
 	if id == "" || d.endpoint.sessions == nil {
 		return true
 	}
-	s, err := d.endpoint.sessions.load(c.request.Context(), id, c.principal, true)
+	s, err := d.endpoint.sessions.Load(c.request.Context(), id, c.principal, true)
 	if err != nil {
 		d.endpoint.replies.sessionFailed(w, c, err)
 		return false
@@ -129,7 +129,7 @@ func (d dialect) call(w http.ResponseWriter, c *call) {
 		return
 	}
 	if c.session != nil {
-		fresh, err := d.endpoint.sessions.use(c.request.Context(), c.session, c.msg.ID)
+		fresh, err := d.endpoint.sessions.Use(c.request.Context(), c.session, c.msg.ID)
 		switch {
 		case err != nil:
 			d.endpoint.replies.sessionFailed(w, c, err)
@@ -144,16 +144,13 @@ func (d dialect) call(w http.ResponseWriter, c *call) {
 		d.initialize(w, c)
 		return
 	}
-	m, ok := d.endpoint.method(c.request.Context(), c.msg.Method)
-	switch {
-	case !ok || !m.sessionBased:
-		sendError(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
-	case c.session == nil && m.session:
+	switch m, ok := d.endpoint.method(c.request.Context(), c.msg.Method); {
+	case ok && c.session == nil && m.session:
 		sendError(w, http.StatusBadRequest, c.msg.ID, invalidRequest("this needs a session: open a stream, and send its Mcp-Session-Id"))
 	default:
 		c.request = c.request.Clone(c.request.Context())
 		c.request.Header.Set("Accept", "application/json") // the form of the answer is settled in replay
-		d.endpoint.dispatch(w, c, m)
+		d.endpoint.dispatch(w, c)
 	}
 }
 
@@ -194,9 +191,9 @@ func (d dialect) initialize(w http.ResponseWriter, c *call) {
 	began := c.session == nil
 	d.endpoint.session.initialize(w, c)
 	if began && c.session != nil {
-		_, err := d.endpoint.sessions.use(c.request.Context(), c.session, c.msg.ID)
+		_, err := d.endpoint.sessions.Use(c.request.Context(), c.session, c.msg.ID)
 		if err != nil {
-			d.endpoint.faults.log(c.request.Context(), "a request id was not recorded", err)
+			d.endpoint.faults.log(c.request.Context(), "request id not recorded", err)
 		}
 	}
 }

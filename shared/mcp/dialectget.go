@@ -10,6 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -55,7 +56,7 @@ func (d dialect) get(w http.ResponseWriter, r *http.Request, p auth.Principal) {
 		d.endpoint.replies.sessionFailed(w, &c, err)
 		return
 	}
-	w.Header().Set(mcpspec.HeaderSession, s.sess.id)
+	w.Header().Set(mcpspec.HeaderSession, s.sess.ID)
 	streamHeaders(w.Header(), r)
 	var done func() bool
 	s.out, done = d.endpoint.admission.writer(w)
@@ -76,14 +77,14 @@ func (d dialect) open(ctx context.Context, c *call) (*dialectStream, error) {
 	from := position{}
 	if c.session == nil {
 		var err error
-		if c.session, err = d.endpoint.sessions.create(ctx, session{
+		if c.session, err = d.endpoint.sessions.Create(ctx, session.Session{
 			Workspace: c.principal.Workspace, Principal: c.principal.ID, Version: dialectVersion, Dialect: true,
 		}); err != nil {
 			return nil, err
 		}
-		from.session = c.session.key
+		from.session = c.session.Key
 	} else {
-		from.session = c.session.key
+		from.session = c.session.Key
 		if last := c.request.Header.Get(mcpspec.HeaderLastEvent); last != "" && !from.parse(last) {
 			return nil, fault.New(fault.Invalid, "Last-Event-ID is not one of this session")
 		}
@@ -100,12 +101,12 @@ func (s *dialectStream) hold(ctx context.Context) (end func(), err error) {
 		until = time.Now().Add(s.streams.maxAge)
 	}
 	sessions := s.streams.sessions
-	lease, err := sessions.opened(ctx, s.sess.key, until)
+	lease, err := sessions.Opened(ctx, s.sess.Key, until)
 	return func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reserve/2)
 		defer cancel()
-		if err := sessions.closed(ctx, s.sess.key, lease); err != nil {
-			s.streams.faults.log(ctx, "the end of a stream was not recorded", err)
+		if err := sessions.Closed(ctx, s.sess.Key, lease); err != nil {
+			s.streams.faults.log(ctx, "end of stream not recorded", err)
 		}
 	}, err
 }
@@ -143,7 +144,7 @@ func (s *dialectStream) event(cursor string) sse.Event {
 // deliver is that of other sessions, but for answers to POSTs.
 func (s *dialectStream) deliver(ctx context.Context, d stream.Delivery) error {
 	var n responseNotice
-	if d.Topic != stream.TopicSession(s.sess.key) || json.Unmarshal(d.Notice, &n) != nil || n.Response == nil {
+	if d.Topic != stream.TopicSession(s.sess.Key) || json.Unmarshal(d.Notice, &n) != nil || n.Response == nil {
 		return s.sessionStream.deliver(ctx, d)
 	}
 	if err := s.verify(ctx, d); err != nil {
@@ -183,9 +184,9 @@ func (s *dialectStream) finish(why error) {
 
 // respond sends an answer to one of the session's POSTs.
 func (s *dialectStream) respond(ctx context.Context, n responseNotice, cursor string) error {
-	text, err := openResponse(s.sess.id, n.Response)
+	text, err := openResponse(s.sess.ID, n.Response)
 	if err != nil { // not written by this program; the others are still good
-		s.streams.faults.log(ctx, "an answer on its way to a stream could not be opened", err)
+		s.streams.faults.log(ctx, "sealed answer not opened", err)
 		return nil
 	}
 	return s.write(appendResponses(nil, text, func() string { return s.position.next(cursor) }))

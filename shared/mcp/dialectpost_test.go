@@ -10,11 +10,11 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -117,7 +117,7 @@ func TestDialectPost(t *testing.T) {
 	})
 	t.Run("SSE-03_the_largest_answer_fits_into_an_item", func(t *testing.T) {
 		o, id := f.dialectStream(alice)
-		s, err := f.endpoint.sessions.load(t.Context(), id, f.principal(alice), true)
+		s, err := f.endpoint.sessions.Load(t.Context(), id, f.principal(alice), true)
 		must(t, err)
 		kept := &recorder{header: http.Header{}}
 		_, _ = kept.Write([]byte(`"` + strings.Repeat("x", maxResponse-2) + `"`))
@@ -139,7 +139,7 @@ func TestDialectPost(t *testing.T) {
 			}
 			break
 		}
-		key := sessionKey(id)
+		key := session.Key(id)
 		page, err := f.db.Query(t.Context(), store.Query{Table: store.Log, Partition: "n#default#session-" + key})
 		must(t, err)
 		found := false
@@ -180,18 +180,11 @@ func (f *fixture) principal(key string) auth.Principal {
 // waitClosed waits until no stream of the session is open.
 func (f *fixture) waitClosed(id string) {
 	f.t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		open, err := f.endpoint.sessions.streaming(f.t.Context(), sessionKey(id))
+	f.waitFor("the end of the stream", func() bool {
+		open, err := f.endpoint.sessions.Streaming(f.t.Context(), session.Key(id))
 		must(f.t, err)
-		if !open {
-			return
-		}
-		if time.Now().After(deadline) {
-			f.t.Fatal("the stream stays open")
-		}
-		time.Sleep(time.Millisecond)
-	}
+		return !open
+	})
 }
 
 func TestDialectMessages(t *testing.T) {
@@ -544,7 +537,7 @@ func TestDialectFailures(t *testing.T) {
 		}
 	})
 	t.Run("SSE-03_a_notice_that_cannot_be_opened_does_not_end_the_stream", func(t *testing.T) {
-		must(t, f.log.Notify(t.Context(), "default", "session-"+sessionKey(id), mustJSON(responseNotice{[]byte("forged")})))
+		must(t, f.log.Notify(t.Context(), "default", "session-"+session.Key(id), mustJSON(responseNotice{[]byte("forged")})))
 		f.dialect(alice, rpcText("3", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
 		if got := o.response(); got != `{"jsonrpc":"2.0","id":3,"result":{}}` {
 			t.Errorf("got %s", got)

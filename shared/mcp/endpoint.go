@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -192,9 +193,9 @@ type Endpoint struct {
 	options  Options
 	guard    auth.Guard
 	methods  methodTable
-	sessions *sessions // nil without those of [Options]
+	sessions *session.Store // nil without those of [Options]
 	catalogs catalogs
-	backends backends
+	backends Gateway
 	faults   faults
 	replies  *replies
 	about    *description
@@ -220,11 +221,14 @@ func New(o Options) (*Endpoint, error) {
 	}
 	o = o.withDefaults()
 	e := &Endpoint{
-		options: o, guard: auth.NewGuard(o.AllowedOrigins, o.AllowedHosts, o.Logger), methods: methodTable{}, catalogs: catalogs{o.Catalogs}, backends: backends{o.Gateway},
+		options: o, guard: auth.NewGuard(o.AllowedOrigins, o.AllowedHosts, o.Logger), methods: methodTable{}, catalogs: catalogs{o.Catalogs}, backends: o.Gateway,
 		faults: faults{o.EventCodes, o.Logger},
 	}
+	if e.backends == nil {
+		e.backends = noGateway{}
+	}
 	if o.Sessions != nil {
-		e.sessions = &sessions{db: o.Sessions, ttl: o.SessionTTL, maxURIs: o.MaxStreamURIs, broken: metric.NewUndecodable(o.Logger)}
+		e.sessions = &session.Store{DB: o.Sessions, TTL: o.SessionTTL, MaxURIs: o.MaxStreamURIs, Broken: metric.NewUndecodable(o.Logger)}
 	}
 	e.shut, e.cut = context.WithCancel(context.Background())
 	e.admission = &admission{maxAge: o.MaxAge, writeTimeout: o.WriteTimeout, maxStreams: o.MaxStreams, leases: o.Leases, faults: e.faults}

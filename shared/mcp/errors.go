@@ -123,9 +123,9 @@ func (f faults) translate(ctx context.Context, err error, v mcpspec.Version, of 
 	switch {
 	case kind != fault.Internal && kind != fault.Unavailable:
 	case ctx.Err() != nil && errors.Is(err, context.Canceled): // nobody reads the answer
-		f.logger.DebugContext(ctx, "a client went away", "error", err)
+		f.logger.DebugContext(ctx, "client went away", "error", err)
 	default:
-		f.log(ctx, "a request failed", err)
+		f.log(ctx, "MCP request failed", err)
 	}
 	if kind == fault.Internal {
 		out.Data = nil

@@ -193,15 +193,20 @@ func mustParse(t testing.TB, src string) *catalog.Catalog {
 // waitShape waits until a parent is read in band.
 func (f *fixture) waitShape(uri string) {
 	f.t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
+	f.waitFor("a reader of "+uri, func() bool {
 		items, err := f.db.Get(context.Background(), eventlog.InterestKey(auth.DefaultWorkspace, uri+"/**"))
 		must(f.t, err)
-		if items[0] != nil {
-			return
-		}
+		return items[0] != nil
+	})
+}
+
+// waitFor polls: what another goroutine does to the endpoint tells nobody.
+func (f *fixture) waitFor(what string, done func() bool) {
+	f.t.Helper()
+	deadline := time.Now().Add(patience)
+	for !done() {
 		if time.Now().After(deadline) {
-			f.t.Fatalf("nobody reads %s", uri)
+			f.t.Fatalf("waiting for %s: %d streams, %d tails", what, f.endpoint.OpenStreams(), f.tails.Running())
 		}
 		time.Sleep(time.Millisecond)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -42,7 +43,7 @@ func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal)
 		e.replies.fault(w, &c, method{}, err)
 		return
 	}
-	from := position{session: c.session.key}
+	from := position{session: c.session.Key}
 	last := r.Header.Get(mcpspec.HeaderLastEvent)
 	if last != "" && !from.parse(last) {
 		sendError(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Last-Event-ID is not one of this session"})
@@ -123,7 +124,7 @@ func randomText(n int) string {
 // sessionStream is the GET stream of a session.
 type sessionStream struct {
 	streamWriter
-	sess       *session
+	sess       *session.Session
 	position   position
 	connection string
 	known      time.Time // when the subscriptions were read last
@@ -149,9 +150,9 @@ func (s *sessionStream) deliver(ctx context.Context, d stream.Delivery) error {
 		if ok, err := s.certain(ctx, d); !ok || err != nil {
 			return err
 		}
-	case d.Topic == stream.TopicSession(s.sess.key) && isContext(d.Notice):
+	case d.Topic == stream.TopicSession(s.sess.Key) && isContext(d.Notice):
 		return s.sendContext(ctx, d)
-	case d.Topic == stream.TopicSession(s.sess.key):
+	case d.Topic == stream.TopicSession(s.sess.Key):
 		return s.refresh(ctx)
 	}
 	return s.notify(ctx, d)
@@ -175,14 +176,14 @@ func (s *sessionStream) event(cursor string) sse.Event { return sse.Event{ID: s.
 func (s *sessionStream) open(ctx context.Context) error {
 	began := s.streams.log.Position()
 	s.connection = randomText(8)
-	before, err := s.streams.sessions.takeOver(ctx, s.sess, s.connection)
+	before, err := s.streams.sessions.TakeOver(ctx, s.sess, s.connection)
 	if err != nil {
 		return err
 	}
 	if s.position.nonce == "" {
-		s.position.nonce = streamNonce(randomText(8), s.sess.key)
+		s.position.nonce = streamNonce(randomText(8), s.sess.Key)
 	}
-	uris, err := s.streams.sessions.subscriptions(ctx, s.sess.key)
+	uris, err := s.streams.sessions.Subscriptions(ctx, s.sess.Key)
 	if err != nil {
 		return err
 	}
@@ -193,13 +194,13 @@ func (s *sessionStream) open(ctx context.Context) error {
 	request := stream.Request{
 		Workspace: s.principal.Workspace, Cursor: s.position.cursor, TopicsAfter: began,
 		Topics: append(
-			[]string{stream.TopicSession(s.sess.key), stream.TopicCatalog, stream.TopicPrincipal(s.principal.ID)}, s.backendTopics(ctx)...,
+			[]string{stream.TopicSession(s.sess.Key), stream.TopicCatalog, stream.TopicPrincipal(s.principal.ID)}, s.backendTopics(ctx)...,
 		),
 	}
 	// The first stream of a session brings what happened since each subscription, for
 	// a client may subscribe before its stream is open. Later ones go on from their cursor or from now.
 	first := !before && s.position.cursor == ""
-	var late []subscribed
+	var late []session.URI
 	for _, u := range uris {
 		t, err := s.streams.targets.resolve(ctx, cat, s.principal, u.URI)
 		if err != nil {
@@ -222,14 +223,14 @@ func (s *sessionStream) open(ctx context.Context) error {
 		return err
 	}
 	for _, u := range late {
-		if err := s.add(ctx, s.targets[u.URI], u.after()); err != nil {
+		if err := s.add(ctx, s.targets[u.URI], u.Position()); err != nil {
 			s.feed.Close()
 			return err
 		}
 	}
 	// Tell the stream that was the newest before; its own notice does nothing.
 	if before {
-		if err := s.streams.log.Notify(ctx, s.principal.Workspace, stream.TopicSession(s.sess.key), sessionNotice); err != nil {
+		if err := s.streams.log.Notify(ctx, s.principal.Workspace, stream.TopicSession(s.sess.Key), sessionNotice); err != nil {
 			s.feed.Close()
 			return err
 		}
@@ -294,7 +295,7 @@ func (s *sessionStream) finish() {
 // stream, or is subscribed to other URIs.
 func (s *sessionStream) refresh(ctx context.Context) error {
 	began := time.Now()
-	sess, err := s.streams.sessions.served(ctx, s.sess, s.connection)
+	sess, err := s.streams.sessions.Served(ctx, s.sess, s.connection)
 	if err != nil {
 		return err
 	}
@@ -302,7 +303,7 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 		return errTaken
 	}
 	s.sess, s.payloads, s.events = sess, sess.Payloads, sess.Events && s.streams.methods.has(mcpspec.MethodEvents)
-	uris, err := s.streams.sessions.subscriptions(ctx, s.sess.key)
+	uris, err := s.streams.sessions.Subscriptions(ctx, s.sess.Key)
 	if err != nil {
 		return err
 	}
@@ -323,7 +324,7 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 			}
 			continue
 		}
-		if err := s.add(ctx, t, u.after()); err != nil {
+		if err := s.add(ctx, t, u.Position()); err != nil {
 			return err
 		}
 		s.targets[u.URI] = t
@@ -342,7 +343,7 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 // unsubscribe. Where the log is polled, an event can be read before the notice that
 // tells of it; so the subscriptions are read again, once for what was read together.
 func (s *sessionStream) certain(ctx context.Context, d stream.Delivery) (bool, error) {
-	if s.streams.sessions.db.Ordered() {
+	if s.streams.sessions.DB.Ordered() {
 		return true, nil // a notice is here at once, an event only after its queue
 	}
 	if s.known.Before(d.Read) {
@@ -379,15 +380,15 @@ func (e *Endpoint) delete(w http.ResponseWriter, r *http.Request, p auth.Princip
 	if !e.enterSession(w, &c) {
 		return
 	}
-	if backends := e.backends.now(r.Context()); backends != nil {
-		if err := backends.End(r.Context(), c.client()); err != nil {
-			e.faults.log(r.Context(), "the backends were not told that a session ended", err)
+	if e.backends.Any(r.Context()) {
+		if err := e.backends.End(r.Context(), c.client()); err != nil {
+			e.faults.log(r.Context(), "backend sessions left to expire", err)
 		}
 	}
-	uris, err := e.sessions.remove(r.Context(), c.session)
+	uris, err := e.sessions.Remove(r.Context(), c.session)
 	e.session.unsubscribeAll(r.Context(), c.session, uris)
 	if err == nil && e.options.Log != nil {
-		err = e.options.Log.Notify(r.Context(), p.Workspace, stream.TopicSession(c.session.key), sessionNotice)
+		err = e.options.Log.Notify(r.Context(), p.Workspace, stream.TopicSession(c.session.Key), sessionNotice)
 	}
 	if err != nil {
 		e.replies.sessionFailed(w, &c, err)

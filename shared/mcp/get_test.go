@@ -382,13 +382,7 @@ func (f *fixture) instance() *fixture {
 // waitTargets waits until the tails read so many event partitions, beside the topics.
 func (f *fixture) waitTargets(n int) {
 	f.t.Helper()
-	deadline := time.Now().Add(patience)
-	for f.tails.Running() != n+3 { // session, catalog, principal
-		if time.Now().After(deadline) {
-			f.t.Fatalf("%d partitions are read", f.tails.Running())
-		}
-		time.Sleep(time.Millisecond)
-	}
+	f.waitFor("the partitions", func() bool { return f.tails.Running() == n+3 }) // session, catalog, principal
 }
 
 var _ http.Handler = (*Endpoint)(nil)

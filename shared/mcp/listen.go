@@ -10,8 +10,9 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -230,9 +231,9 @@ func (o *streamWriter) honour(ctx context.Context, asked filter) (filter, error)
 	// There may be no backend yet: these lists are told of when one comes, and acknowledged when one is there.
 	o.tools = asked.ToolsListChanged && o.streams.methods.has(mcpspec.MethodToolsList)
 	o.prompts = asked.PromptsListChanged && o.streams.methods.has(mcpspec.MethodPromptsList)
-	var offers gateway.Offers
-	if backends := o.streams.backends.now(ctx); backends != nil && (o.tools || o.prompts) {
-		offers = backends.Offers(ctx, gateway.Client{Principal: o.principal})
+	var offers api.Capabilities
+	if backends := o.streams.backends; (o.tools || o.prompts) && backends.Any(ctx) {
+		offers = backends.Capabilities(ctx, api.Client{Principal: o.principal})
 	}
 	out := filter{
 		ToolsListChanged: o.tools && offers.Tools, PromptsListChanged: o.prompts && offers.Prompts,
@@ -242,7 +243,7 @@ func (o *streamWriter) honour(ctx context.Context, asked filter) (filter, error)
 		return out, nil
 	}
 	if most := o.streams.maxURIs; len(asked.ResourceSubscriptions) > most {
-		return out, limitReached("streamURIs", most)
+		return out, session.LimitReached("streamURIs", most)
 	}
 	cat, err := o.streams.catalogs.of(ctx, o.principal)
 	if err != nil {
@@ -262,7 +263,7 @@ func (o *streamWriter) honour(ctx context.Context, asked filter) (filter, error)
 			continue
 		}
 		if open += t.open(); open > o.streams.maxPatterns {
-			return out, limitReached("streamPatterns", o.streams.maxPatterns)
+			return out, session.LimitReached("streamPatterns", o.streams.maxPatterns)
 		}
 		o.targets[t.uri] = t
 		out.ResourceSubscriptions = append(out.ResourceSubscriptions, uri)

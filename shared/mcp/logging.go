@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
@@ -20,11 +21,11 @@ func (h *sessionMethods) setLevel(ctx context.Context, c *call) (result, error) 
 	if !mcpspec.KnownSeverity(level) {
 		return result{}, invalidParams("level must be one of the severities of RFC 5424, debug to emergency")
 	}
-	if err := h.sessions.change(ctx, c.session, func(s *session) { s.Level = level }); err != nil {
+	if err := h.sessions.Change(ctx, c.session, func(s *session.Session) { s.Level = level }); err != nil {
 		return result{}, sessionFault(err)
 	}
-	if backends := h.backends.now(ctx); backends != nil {
-		if err := backends.SetLevel(ctx, c.client()); err != nil {
+	if h.backends.Any(ctx) {
+		if err := h.backends.SetLevel(ctx, c.client()); err != nil {
 			return result{}, err
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
@@ -59,7 +59,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	}
 	tell := func(method string) {
 		t.Helper()
-		notice, _ := json.Marshal(gateway.Notice{Method: method})
+		notice, _ := json.Marshal(api.Notice{Method: method})
 		must(t, f.log.Notify(t.Context(), workspace, stream.TopicBackend("b"), notice))
 	}
 	b := config.Backend{Name: "b", URL: l.URL, Workspace: workspace, ProtocolVersion: config.AutoVersion, Scopes: []string{"billing"}}

@@ -267,13 +267,7 @@ func TestPush(t *testing.T) {
 				t.Fatalf("the other got %.60s, want number %d", p.Params.Data, i)
 			}
 		}
-		deadline := time.Now().Add(patience)
-		for f.endpoint.OpenStreams() > 1 {
-			if time.Now().After(deadline) {
-				t.Fatal("the slow stream is still open")
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
+		f.waitFor("the end of the slow stream", func() bool { return f.endpoint.OpenStreams() == 1 })
 		cursor, got := first.Params.Cursor, 0
 		for got < n {
 			p := f.poll(alice, "ci.deploy", `{}`, cursor, "")

@@ -138,17 +138,6 @@ func TestGoSDK(t *testing.T) {
 	}
 }
 
-func (f *fixture) waitFor(what string, done func() bool) {
-	f.t.Helper()
-	deadline := time.Now().Add(patience)
-	for !done() {
-		if time.Now().After(deadline) {
-			f.t.Fatalf("waiting for %s: %d streams, %d tails", what, f.endpoint.OpenStreams(), f.tails.Running())
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
 func TestGoSDKResumes(t *testing.T) {
 	t.Run("SES-03_SES-06_the_client_comes_back_with_Last-Event-ID", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.MaxAge = 300 * time.Millisecond })

@@ -42,7 +42,7 @@ func (e *Endpoint) recovered(w http.ResponseWriter, r *http.Request) {
 	if p == nil || p == http.ErrAbortHandler {
 		return
 	}
-	e.options.Logger.ErrorContext(r.Context(), "a request panicked",
+	e.options.Logger.ErrorContext(r.Context(), "MCP request panicked",
 		slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
 	if w.Header().Get("Content-Type") == sse.ContentType {
 		return // the stream just ends
@@ -94,7 +94,7 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case fault.Forbidden:
 		code = http.StatusForbidden
 	default:
-		e.faults.log(r.Context(), "a caller could not be authenticated", err)
+		e.faults.log(r.Context(), "caller authentication failed", err)
 		w.Header().Set("Retry-After", "5")
 		sendError(w, http.StatusServiceUnavailable, nil, &jsonrpc.Error{Code: codeUnavailable, Message: "the caller cannot be authenticated now"})
 		return
@@ -280,57 +280,4 @@ var jsonType = []string{"application/json"}
 // sendError answers with a JSON-RPC error.
 func sendError(w http.ResponseWriter, status int, id []byte, rpc *jsonrpc.Error) {
 	send(w, status, func(b []byte) []byte { return jsonrpc.AppendError(b, id, rpc) })
-}
-
-// replies writes the responses of methods.
-type replies struct {
-	faults   faults
-	catalogs catalogs
-	metadata string // see [Options.ResourceMetadata]
-	server   []byte // the _meta member that stands in every result of the stateless revisions, encoded once
-}
-
-// appendResult appends the response of a method in the form of its revision.
-func (r *replies) appendResult(b []byte, c *call, res result) []byte {
-	b = append(b, `{"jsonrpc":"2.0","id":`...)
-	b = append(b, c.msg.ID...)
-	b = append(b, `,"result":{`...)
-	start := len(b)
-	comma := func() {
-		if len(b) > start {
-			b = append(b, ',')
-		}
-	}
-	if c.version.Stateless() {
-		b = append(b, `"resultType":"complete"`...)
-	}
-	for i, piece := range res.members {
-		if i == 0 {
-			comma()
-		}
-		b = append(b, piece...)
-	}
-	if c.version.Stateless() && res.cache != nil {
-		b = append(b, `,"ttlMs":`...)
-		b = strconv.AppendInt(b, res.cache.ttl, 10)
-		b = append(b, `,"cacheScope":"`...)
-		b = append(b, res.cache.scope...)
-		b = append(b, '"')
-	}
-	switch {
-	case c.version.Stateless():
-		b = append(b, `,"_meta":{`...)
-		b = append(b, r.server...)
-		if len(res.meta) > 0 {
-			b = append(b, ',')
-			b = append(b, res.meta...)
-		}
-		b = append(b, '}')
-	case len(res.meta) > 0:
-		comma()
-		b = append(b, `"_meta":{`...)
-		b = append(b, res.meta...)
-		b = append(b, '}')
-	}
-	return append(b, `}}`...)
 }

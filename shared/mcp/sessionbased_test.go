@@ -10,6 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
@@ -88,7 +89,7 @@ func TestSessions(t *testing.T) {
 	}
 	t.Run("SES-01_a_session_is_stored_under_a_hash", func(t *testing.T) {
 		s := f.session(alice, mcpspec.V20251125)
-		if strings.Contains(sessionKey(s), s) {
+		if strings.Contains(session.Key(s), s) {
 			t.Error("the id is in the key")
 		}
 	})
@@ -118,23 +119,23 @@ func TestSessionExpiry(t *testing.T) {
 		defer f.close()
 		p := auth.Principal{ID: "alice", Workspace: "default"}
 		ctx := t.Context()
-		made, err := f.endpoint.sessions.create(ctx, session{Workspace: p.Workspace, Principal: p.ID, Version: mcpspec.V20251125})
+		made, err := f.endpoint.sessions.Create(ctx, session.Session{Workspace: p.Workspace, Principal: p.ID, Version: mcpspec.V20251125})
 		must(t, err)
-		load := func() (*session, error) { return f.endpoint.sessions.load(ctx, made.id, p, false) }
+		load := func() (*session.Session, error) { return f.endpoint.sessions.Load(ctx, made.ID, p, false) }
 		s, err := load()
 		must(t, err)
-		must(t, f.endpoint.sessions.subscribe(ctx, s, subscribed{URI: "event://ci"}))
+		must(t, f.endpoint.sessions.Subscribe(ctx, s, session.URI{URI: "event://ci"}))
 		for range 5 { // used every 40 minutes, it lives on, and so do its subscriptions
 			time.Sleep(40 * time.Minute)
 			if s, err = load(); err != nil {
 				t.Fatal("SES-01: a session in use expired")
 			}
 		}
-		if uris, err := f.endpoint.sessions.subscriptions(ctx, s.key); err != nil || len(uris) != 1 {
+		if uris, err := f.endpoint.sessions.Subscriptions(ctx, s.Key); err != nil || len(uris) != 1 {
 			t.Errorf("subscriptions %v, %v", uris, err)
 		}
 		time.Sleep(time.Hour + time.Second)
-		if _, err := load(); err != errNoSession {
+		if _, err := load(); err != session.ErrNone {
 			t.Errorf("SES-01: an unused session: %v", err)
 		}
 	})

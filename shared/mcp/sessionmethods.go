@@ -9,7 +9,8 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -23,12 +24,12 @@ var sessionNotice = json.RawMessage(`{"changed":true}`)
 
 // sessionMethods serve what begins, changes and ends sessions.
 type sessionMethods struct {
-	sessions    *sessions
+	sessions    *session.Store
 	catalogs    catalogs
 	targets     *targets
 	interest    Interest
 	log         Log
-	backends    backends
+	backends    Gateway
 	about       *description
 	replies     *replies
 	faults      faults
@@ -65,13 +66,11 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *call) (result, error)
 			return result{}, err
 		}
 	}
-	if err := h.sessions.subscribe(ctx, c.session, subscribed{URI: t.uri, After: h.log.Position(), Open: open, Backend: t.backend}); err != nil {
+	if err := h.sessions.Subscribe(ctx, c.session, session.URI{URI: t.uri, After: h.log.Position(), Open: open, Backend: t.backend}); err != nil {
 		return result{}, sessionFault(err)
 	}
 	if t.backend != "" {
-		err := h.backends.all.Subscribe(ctx, gateway.Subscription{
-			Workspace: c.principal.Workspace, Backend: t.backend, URI: t.uri, Holder: c.session.key, Until: time.Now().Add(h.ttl),
-		})
+		err := h.backends.Subscribe(ctx, api.Subscription{Place: api.Place{Workspace: c.principal.Workspace, Backend: t.backend}, URI: t.uri, Holder: c.session.Key, Until: time.Now().Add(h.ttl)})
 		if err != nil {
 			return result{}, err
 		}
@@ -80,8 +79,8 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *call) (result, error)
 }
 
 // admitOpen holds a session to its number of parents and wildcards.
-func (h *sessionMethods) admitOpen(ctx context.Context, sess *session, t target) error {
-	uris, err := h.sessions.subscriptions(ctx, sess.key)
+func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t target) error {
+	uris, err := h.sessions.Subscriptions(ctx, sess.Key)
 	if err != nil {
 		return err
 	}
@@ -95,15 +94,9 @@ func (h *sessionMethods) admitOpen(ctx context.Context, sess *session, t target)
 		}
 	}
 	if n >= h.maxPatterns {
-		return limitReached("streamPatterns", h.maxPatterns)
+		return session.LimitReached("streamPatterns", h.maxPatterns)
 	}
 	return nil
-}
-
-// limitReached names the limit that a request would go over.
-func limitReached(name string, most int) error {
-	return fault.New(fault.Exhausted, "the limit %s of %d is reached", name, most).
-		With(map[string]any{"limit": name, "max": most})
 }
 
 // unsubscribe serves resources/unsubscribe. Ending what is not there is no
@@ -118,12 +111,12 @@ func (h *sessionMethods) unsubscribe(ctx context.Context, c *call) (result, erro
 		return result{}, err
 	}
 	backend := ""
-	if backends := h.backends.now(ctx); backends != nil && !known(cat, uri) {
-		backend, _ = backends.Subscribable(ctx, c.principal, uri)
+	if h.backends.Any(ctx) && !known(cat, uri) {
+		backend, _ = h.backends.Subscribable(ctx, c.principal, uri)
 	}
 	switch {
 	case backend != "":
-		if err := h.backends.all.Unsubscribe(ctx, gateway.Subscription{Workspace: c.principal.Workspace, Backend: backend, URI: uri, Holder: c.session.key}); err != nil {
+		if err := h.backends.Unsubscribe(ctx, api.Subscription{Place: api.Place{Workspace: c.principal.Workspace, Backend: backend}, URI: uri, Holder: c.session.Key}); err != nil {
 			return result{}, err
 		}
 	case !strings.HasPrefix(uri, subscriptionScheme):
@@ -131,33 +124,33 @@ func (h *sessionMethods) unsubscribe(ctx context.Context, c *call) (result, erro
 			return result{}, fault.Wrap(fault.Invalid, err, "unsubscribe")
 		}
 	}
-	if err := h.sessions.unsubscribe(ctx, c.session, uri); err != nil {
+	if err := h.sessions.Unsubscribe(ctx, c.session, uri); err != nil {
 		return result{}, err
 	}
 	return result{}, h.notify(ctx, c)
 }
 
 func (h *sessionMethods) notify(ctx context.Context, c *call) error {
-	return h.log.Notify(ctx, c.principal.Workspace, stream.TopicSession(c.session.key), sessionNotice)
+	return h.log.Notify(ctx, c.principal.Workspace, stream.TopicSession(c.session.Key), sessionNotice)
 }
 
 // sessionFault is a session that ended while it was used.
 func sessionFault(err error) error {
-	if err == errNoSession {
+	if err == session.ErrNone {
 		return fault.New(fault.NotFound, "the session has ended")
 	}
 	return err
 }
 
 // unsubscribeAll tells the backends of what a session was subscribed to that it is over.
-func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session, uris []subscribed) {
+func (h *sessionMethods) unsubscribeAll(ctx context.Context, sess *session.Session, uris []session.URI) {
 	for _, u := range uris {
-		if u.Backend == "" || h.backends.all == nil {
+		if u.Backend == "" || h.backends == (noGateway{}) {
 			continue
 		}
-		w := gateway.Subscription{Workspace: sess.Workspace, Backend: u.Backend, URI: u.URI, Holder: sess.key}
-		if err := h.backends.all.Unsubscribe(ctx, w); err != nil {
-			h.faults.log(ctx, "a subscription at a backend was left to expire", err)
+		w := api.Subscription{Place: api.Place{Workspace: sess.Workspace, Backend: u.Backend}, URI: u.URI, Holder: sess.Key}
+		if err := h.backends.Unsubscribe(ctx, w); err != nil {
+			h.faults.log(ctx, "backend subscription left to expire", err)
 		}
 	}
 }
@@ -180,11 +173,11 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *call) {
 		c.version = v
 	}
 	declared := c.param("capabilities")
-	s := session{
+	s := session.Session{
 		Workspace: c.principal.Workspace, Principal: c.principal.ID, Version: c.version, Dialect: c.dialect,
 		Payloads: declares(declared, Extension), Events: declares(declared, mcpspec.EventsExtension),
 	}
-	if h.backends.all != nil {
+	if h.backends != (noGateway{}) {
 		s.Client = declaration(c.param("clientInfo"))
 		if !c.dialect { // which has no way to ask a client, whatever it could answer
 			s.Capabilities = declaration(declared)
@@ -192,8 +185,8 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *call) {
 	}
 	if c.session != nil { // the dialect lets a session begin without initialize
 		err = h.redeclare(c, s)
-	} else if c.session, err = h.sessions.create(c.request.Context(), s); err == nil {
-		w.Header().Set(mcpspec.HeaderSession, c.session.id)
+	} else if c.session, err = h.sessions.Create(c.request.Context(), s); err == nil {
+		w.Header().Set(mcpspec.HeaderSession, c.session.ID)
 	}
 	if err != nil {
 		h.replies.sessionFailed(w, c, err)

@@ -30,13 +30,7 @@ func TestStalledReadersAtTheEnd(t *testing.T) {
 		must(t, c.(*net.TCPConn).SetReadBuffer(4<<10))
 		must(t, r.Write(c)) // and reads nothing
 	}
-	deadline := time.Now().Add(patience)
-	for f.endpoint.OpenStreams() < int64(len(requests)) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d streams are open", f.endpoint.OpenStreams())
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	f.waitFor("the streams", func() bool { return f.endpoint.OpenStreams() >= int64(len(requests)) })
 	reading := f.listen(alice, "2", `{"resourceSubscriptions":["event://ci/deploy"]}`)
 	reading.next()
 	for i := range 40 { // 9 MiB, more than the connections hold

@@ -4,24 +4,22 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // postStateless serves one message of the stateless revisions.
 func (e *Endpoint) postStateless(w http.ResponseWriter, c *call) {
-	if m, ok := e.admit(w, c); ok {
-		e.dispatch(w, c, m)
+	if e.valid(w, c) {
+		e.dispatch(w, c)
 	}
 }
 
-// admit finds the method of a request that passes the checks, and answers all else.
-func (e *Endpoint) admit(w http.ResponseWriter, c *call) (m method, ok bool) {
+// valid checks a request, and answers all that is none or does not pass.
+func (e *Endpoint) valid(w http.ResponseWriter, c *call) bool {
 	if c.msg.Kind == jsonrpc.Response {
 		sendError(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "this revision has no requests to clients, and so no responses"})
-		return m, false
+		return false
 	}
 	bad := c.checkVersion(e.about.supported())
 	if bad == nil {
@@ -30,20 +28,16 @@ func (e *Endpoint) admit(w http.ResponseWriter, c *call) (m method, ok bool) {
 	if c.msg.Kind == jsonrpc.Notification {
 		if bad != nil {
 			sendError(w, http.StatusBadRequest, nil, bad)
-			return m, false
+			return false
 		}
 		e.takeIn(w, c)
-		return m, false
+		return false
 	}
 	if bad != nil {
 		sendError(w, http.StatusBadRequest, c.msg.ID, bad)
-		return m, false
+		return false
 	}
-	if m, ok = e.method(c.request.Context(), c.msg.Method); !ok || !m.stateless {
-		sendError(w, http.StatusNotFound, c.msg.ID, unknownMethod(c.msg.Method))
-		return m, false
-	}
-	return m, true
+	return true
 }
 
 func unknownMethod(name string) *jsonrpc.Error {
@@ -127,33 +121,4 @@ func (c *call) checkHeader(header, want string) *jsonrpc.Error {
 		return mismatch("%s is %q and the body has %q", header, clip(got), clip(want))
 	}
 	return nil
-}
-
-// dispatch serves a request whose method is known.
-func (e *Endpoint) dispatch(w http.ResponseWriter, c *call, m method) {
-	err := m.permits(c)
-	if err == nil {
-		err = m.handler.serve(w, c)
-	}
-	if err != nil {
-		e.replies.fault(w, c, m, err)
-	}
-}
-
-// fault answers a request that failed in its method. A lack of scopes is said by
-// HTTP as well, so that the client can ask for them (RFC 6750, section 3.1).
-func (r *replies) fault(w http.ResponseWriter, c *call, m method, err error) {
-	if missingScopes(err) {
-		err = r.allMissing(c, m, err)
-	}
-	rpc := r.faults.translate(c.request.Context(), err, c.version, m.family)
-	code := http.StatusOK
-	switch {
-	case fault.Is(err, fault.Forbidden) && missingScopes(err):
-		code = http.StatusForbidden
-		w.Header().Set("WWW-Authenticate", auth.Challenge(err, r.metadata))
-	case c.version.Stateless():
-		code = status(rpc)
-	}
-	sendError(w, code, c.msg.ID, rpc)
 }

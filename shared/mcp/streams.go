@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 )
 
 // streams opens the streams, and knows what all of them need.
@@ -12,9 +13,9 @@ type streams struct {
 	auth         auth.Authenticator
 	catalogs     catalogs
 	targets      *targets
-	backends     backends
+	backends     Gateway
 	methods      methodTable
-	sessions     *sessions
+	sessions     *session.Store
 	log          Log
 	feeds        Feeds
 	conversation Conversation

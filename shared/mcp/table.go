@@ -3,55 +3,14 @@ package mcp
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"io"
 	"net/http"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
-
-// call is one request on its way through the endpoint.
-type call struct {
-	request   *http.Request
-	body      []byte // of the whole HTTP request
-	principal auth.Principal
-	version   mcpspec.Version
-	session   *session // nil in the stateless revisions
-	dialect   bool     // of named events, see dialect.go
-	msg       jsonrpc.Message
-	meta      json.RawMessage // of the params; nil without
-	waits     func()          // to be called before the answer waits for others; see [lateAnswer]
-	ends      time.Time       // when the function that serves it is ended; zero for a server
-}
-
-// param finds a member of the params; nil when it is absent or null.
-func (c *call) param(name string) json.RawMessage { return jsonrpc.Member(c.msg.Params, name) }
-
-// text finds a member of the params that must be a string if it is there.
-func (c *call) text(name string) (value string, given bool, err error) {
-	raw := c.param(name)
-	if raw == nil {
-		return "", false, nil
-	}
-	value, ok := jsonrpc.String(raw)
-	if !ok {
-		return "", false, invalidParams("%s must be a string", name)
-	}
-	return value, true, nil
-}
-
-// required is [call.text] for a member that must be there and not be empty.
-func (c *call) required(name string) (string, error) {
-	value, _, err := c.text(name)
-	if err == nil && value == "" {
-		err = invalidParams("%s is missing", name)
-	}
-	return value, err
-}
 
 // result is what a method answers, in the parts that all revisions share.
 type result struct {
@@ -283,10 +242,28 @@ func (e *Endpoint) webhookMethods(answer func(func(context.Context, *call) (resu
 
 // method finds the row of a method that is served now.
 func (e *Endpoint) method(ctx context.Context, name string) (m method, ok bool) {
-	if m, ok = e.methods[name]; !ok || m.backends && e.backends.now(ctx) == nil {
-		return method{}, false
+	m, ok = e.methods[name]
+	return m, ok && (!m.backends || e.backends.Any(ctx))
+}
+
+// dispatch serves a request that has passed the checks of its revision.
+func (e *Endpoint) dispatch(w http.ResponseWriter, c *call) {
+	m, ok := e.method(c.request.Context(), c.msg.Method)
+	switch stateless := c.version.Stateless(); {
+	case stateless && !(ok && m.stateless):
+		sendError(w, http.StatusNotFound, c.msg.ID, unknownMethod(c.msg.Method))
+		return
+	case !stateless && !(ok && m.sessionBased):
+		sendError(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
+		return
 	}
-	return m, true
+	err := m.permits(c)
+	if err == nil {
+		err = m.handler.serve(w, c)
+	}
+	if err != nil {
+		e.replies.fault(w, c, m, err)
+	}
 }
 
 func empty(context.Context, *call) (result, error) { return result{}, nil }

@@ -22,7 +22,7 @@ func (cs catalogs) of(ctx context.Context, p auth.Principal) (*catalog.Catalog, 
 // targets makes out what the URIs of streams stand for.
 type targets struct {
 	subscriptions Subscriptions
-	backends      backends
+	backends      Gateway
 }
 
 // target is a URI that a stream is subscribed to, made out.
@@ -67,8 +67,8 @@ func (ts *targets) resolve(ctx context.Context, cat *catalog.Catalog, p auth.Pri
 	}
 	patterns, access, err := subscription.Resolve(cat, uri)
 	if err != nil {
-		if backends := ts.backends.now(ctx); backends != nil {
-			if name, ok := backends.Subscribable(ctx, p, uri); ok {
+		if ts.backends.Any(ctx) {
+			if name, ok := ts.backends.Subscribable(ctx, p, uri); ok {
 				t.backend = name
 				return t, nil
 			}

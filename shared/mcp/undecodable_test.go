@@ -1,17 +1,20 @@
 package mcp
 
 import (
+	"crypto/sha256"
+	"encoding/base64"
 	"net/http"
 	"testing"
 
+	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // damage makes values of items of a session unreadable.
-func (f *fixture) damage(session string, which func(sort string) bool) (n int) {
+func (f *fixture) damage(id string, which func(sort string) bool) (n int) {
 	f.t.Helper()
-	page, err := f.db.Query(f.t.Context(), store.Query{Table: store.Sessions, Partition: sessionItem(sessionKey(session), "-").Partition, Limit: 1000})
+	page, err := f.db.Query(f.t.Context(), store.Query{Table: store.Sessions, Partition: "s#" + session.Key(id), Limit: 1000})
 	must(f.t, err)
 	for _, it := range page.Items {
 		if which(it.Sort) {
@@ -30,7 +33,7 @@ func TestAnUndecodableSessionIsNone(t *testing.T) {
 	bad, good := f.session(alice, mcpspec.V20251125), f.session(alice, mcpspec.V20251125)
 	open := f.stream(alice, bad, "")
 	open.event()
-	if n := f.damage(bad, func(sort string) bool { return sort == sortSession }); n != 1 {
+	if n := f.damage(bad, func(sort string) bool { return sort == "-" }); n != 1 {
 		t.Fatalf("%d items were damaged", n)
 	}
 	for range 3 {
@@ -38,7 +41,7 @@ func TestAnUndecodableSessionIsNone(t *testing.T) {
 			t.Errorf("the damaged session: %d %s", r.Status, r.Body)
 		}
 	}
-	if got := f.endpoint.sessions.broken.Count("session"); got != 3 {
+	if got := f.endpoint.sessions.Broken.Count("session"); got != 3 {
 		t.Errorf("counted %d", got)
 	}
 	for what, id := range map[string]string{"another": good, "a new one": f.session(alice, mcpspec.V20251125)} {
@@ -57,7 +60,7 @@ func TestAnUndecodableSubscriptionOfASession(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 	}
-	bad := uriKey(sessionKey(id), "event://ci/build-finished").Sort
+	bad := uriSort("event://ci/build-finished")
 	if n := f.damage(id, func(sort string) bool { return sort == bad }); n != 1 {
 		t.Fatalf("%d items were damaged", n)
 	}
@@ -65,7 +68,7 @@ func TestAnUndecodableSubscriptionOfASession(t *testing.T) {
 	s.event()
 	f.publish("event://ci/deploy", `{"n":1}`)
 	s.next().isEvent(t, "event://ci/deploy", `{"n":1}`)
-	if got := f.endpoint.sessions.broken.Count("subscription of a session"); got == 0 {
+	if got := f.endpoint.sessions.Broken.Count("subscription of a session"); got == 0 {
 		t.Error("it was not counted")
 	}
 	if r := f.do("DELETE", alice, "", "Mcp-Session-Id: "+id); r.Status != http.StatusNoContent {
@@ -74,4 +77,10 @@ func TestAnUndecodableSubscriptionOfASession(t *testing.T) {
 	if n := f.damage(id, func(string) bool { return true }); n != 0 {
 		t.Errorf("%d items are left behind", n)
 	}
+}
+
+// uriSort is where a session's subscription to a URI lies.
+func uriSort(uri string) string {
+	h := sha256.Sum256([]byte(uri))
+	return "u#" + base64.RawURLEncoding.EncodeToString(h[:])
 }

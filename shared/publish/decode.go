@@ -15,7 +15,7 @@ import (
 const envelope = 2
 
 // decode reads a body in JSON: one event or an array of events, each either in our own
-// form or as a structured CloudEvent, told apart by "specversion". Faults are of
+// form or as a structured CloudEvent, distinguished by "specversion". Faults are of
 // kind fault.Invalid (fault.TooLarge, fault.Unsupported) with a [Refusal]. With
 // workspaces an event may name its own.
 func decode(body []byte, workspaces bool) ([]Input, error) {

@@ -126,7 +126,7 @@ const (
 	modeBinary
 )
 
-// modeOf tells how the events are sent.
+// modeOf is how the events are sent.
 func modeOf(h http.Header) (mode, error) {
 	contentType := h.Get("Content-Type")
 	if contentType == "application/json" && h.Get("Ce-Specversion") == "" { // nearly always

@@ -16,7 +16,7 @@ import (
 // CloudEvent an extension attribute) names the workspace.
 //
 // A message is taken as a whole or not at all. One that can never be taken goes to
-// the dead queue with the reason, as a [queue.DeadLetter], and stops nobody else.
+// the dead queue with the reason, as a [queue.DeadLetter], and holds up no other.
 type Inbox struct {
 	Service *Service
 	// Workspace is that of events that name none; auth.DefaultWorkspace when empty.

@@ -27,7 +27,7 @@ type refused struct {
 	first string // message of the first fault of that kind
 }
 
-// severity orders the kinds: what is malformed is told before what is unknown, for
+// severity orders the kinds: what is malformed comes before what is unknown, for
 // the caller must mend it first.
 func severity(k fault.Kind) int {
 	for i, x := range []fault.Kind{fault.Unprocessable, fault.NotFound, fault.TooLarge, fault.Unsupported, fault.Invalid} {

@@ -103,7 +103,7 @@ func pointerTo(open []object) string {
 	return b.String()
 }
 
-// stringEnd is the index behind the string that starts at i.
+// stringEnd is the index after the string that starts at i.
 func stringEnd(b []byte, i int) int {
 	for i++; ; i++ {
 		switch b[i] {

@@ -214,7 +214,7 @@ func TestWhatIsOpenedAfterTheClockWentBackBeginsAtTheEnd(t *testing.T) {
 }
 
 // One item that cannot be decoded stops neither streams nor polls. It is counted once.
-func TestABrokenItemIsPassedOver(t *testing.T) {
+func TestReadersSkipABrokenItem(t *testing.T) {
 	for name, value := range map[string]string{
 		"no JSON": "{", "an unknown version": `{"v":0}`, "an event that is none": `{"v":1,"e":[{"v":0}]}`,
 	} {

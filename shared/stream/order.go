@@ -9,12 +9,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
-// An ordered store gives every entry of the log its place in one order, and copies of an event
-// one place. A feed over it hands entries out in that order, so that its position is one number,
-// after everything handed out and before everything else: a resume repeats nothing.
+// An ordered store has one order for all entries of the log, and all copies of an event have the same position. A feed
+// over it returns entries in that order. So its position is one number, after everything that was returned and before
+// everything else, and a resume repeats nothing.
 //
-// The next entry is the first of what the sources have read ahead, if each of the others has been
-// read as far, or has had nothing written since it was read: the store tells.
+// The next entry is the first one that a source has read ahead, if every other source has been read as far or nothing
+// was written to it since. The store tells which.
 
 // pollInOrder is [Feed.Poll] over an ordered store.
 func (f *Feed) pollInOrder(ctx context.Context) (Delivery, bool, error) {
@@ -30,7 +30,7 @@ func (f *Feed) pollInOrder(ctx context.Context) (Delivery, bool, error) {
 		case first != nil && f.mayFollow(first.ahead[0].entry.Key):
 			q := first.ahead[0]
 			if first.ahead = first.ahead[1:]; len(first.ahead) == 0 {
-				first.ahead = nil // a quiet stream keeps no room
+				first.ahead = nil // a quiet stream keeps no memory
 			}
 			if d, ok := f.take(q); ok {
 				return d, true, nil
@@ -55,7 +55,7 @@ func (f *Feed) first() (first *source) {
 	return first
 }
 
-// furthestBack is the source that has to read its past and has come least far, or nil.
+// furthestBack is the source that still reads its past and is the furthest back, or nil.
 func (f *Feed) furthestBack() (behind *source) {
 	if len(f.back) == 0 {
 		return nil
@@ -69,7 +69,7 @@ func (f *Feed) furthestBack() (behind *source) {
 	return behind
 }
 
-// mayFollow reports whether no source can still bring an entry before the key.
+// mayFollow reports that no source can still bring an entry before the key.
 func (f *Feed) mayFollow(key int64) bool {
 	for _, s := range f.parts {
 		if len(s.ahead) == 0 && s.past < key && !(s.caughtUp && s.quiet()) {
@@ -79,11 +79,11 @@ func (f *Feed) mayFollow(key int64) bool {
 	return true
 }
 
-// quiet reports that nothing was written since the source was read. It holds up to any end of
-// the log that was known before it was asked.
+// quiet reports that nothing was written since the source was read. It is true up to every end of the log that was
+// known before the call.
 func (s *source) quiet() bool { return s.written != nil && s.written() <= s.past }
 
-// readAhead reads a page of what lies between a source's start and its tail.
+// readAhead reads one page between the start of a source and its tail.
 func (f *Feed) readAhead(ctx context.Context, s *source) error {
 	entries, more, next, err := f.tails.Log.Read(ctx, s.part, s.past, max(minPage, pageSize/len(f.back)))
 	if err != nil {
@@ -107,8 +107,8 @@ func (s *source) bring(entries []eventlog.Entry, upTo int64, read time.Time) {
 	s.past = max(s.past, upTo)
 }
 
-// drain takes what the tails brought. What they bring to a source that still reads its
-// past is dropped: it will find it there.
+// drain takes what the tails brought. It drops what they bring to a source that still reads its past, which reads it
+// there.
 func (f *Feed) drain() (any bool, err error) {
 	f.mu.Lock()
 	in, err := f.in, f.err
@@ -129,8 +129,7 @@ func (f *Feed) setHeld(held bool) {
 	f.mu.Unlock()
 }
 
-// reached is up to where everything of the source was handed out. end is one that the log had
-// before.
+// reached is the position up to which every entry of the source was returned. end is an earlier end of the log.
 func (s *source) reached(end int64) int64 {
 	switch {
 	case len(s.ahead) > 0:

@@ -17,49 +17,46 @@ import (
 type PollRequest struct {
 	Workspace string
 	Pattern   subscription.Pattern
-	// Cursor is where a poll, a stream or a webhook of the same pattern left off;
-	// empty begins now.
+	// Cursor is where a poll, a stream or a webhook of the same pattern ended. Empty begins now.
 	Cursor string
 	// MaxAge is as in [Request].
 	MaxAge time.Duration
 	// Wants drops events; nil keeps all.
 	Wants func(*event.Event) bool
-	// Most bounds the events of the page, Bytes their payloads together; the first
-	// event is taken whatever its size.
+	// Most bounds the events of the page, Bytes the sum of their payloads. The first event is taken whatever its
+	// size.
 	Most, Bytes int
 }
 
-// Page is what a poll brought.
+// Page is the result of a poll.
 type Page struct {
 	Events []*event.Event
-	// Cursor resumes behind them, in any mode and at any instance.
+	// Cursor resumes after them, in any mode and at any instance.
 	Cursor string
 	// Truncated is as in [Feed].
 	Truncated bool
-	// More reports that there is more to be had at once.
+	// More reports that there are more events now.
 	More bool
-	// Quiet is for how long polls with this cursor brought nothing.
+	// Quiet is for how long polls with this cursor returned nothing.
 	Quiet time.Duration
 }
 
-// One poll looks at so many events, and at so many bytes of payloads, whether or not its
-// filters let them through.
+// Bounds of the events, and of their payloads, that one poll examines, whether or not its filters drop them.
 const (
 	maxExamined      = 2000
 	maxExaminedBytes = 8 << 20
 )
 
-// maxOpen is how many entries within the window a poll hands out: what its cursor can
-// name, less one for each partition whose next entry may share its key with one of them.
+// maxOpen is the most entries within the window that a poll returns: what its cursor can name, less one for each
+// partition, whose next entry may have the same key as one of them.
 const maxOpen = eventlog.MaxSent - eventlog.Shards
 
-// Poll reads once what lies behind a cursor, without a tail: a concrete URI by one read
-// of the store, a wildcard by one for each of its partitions. It keeps no state.
+// Poll reads once what is after a cursor, without a tail and without state. A concrete URI takes one read of the store,
+// a wildcard one for each of its partitions.
 //
-// Events of several partitions are merged by their keys, so that the cursor, which
-// is one position for all, moves with them. Where writers stamp, it cannot within
-// [eventlog.Window] of now, since smaller keys may still be committed; there it names what was
-// sent. What it has no room for is held back until the window has passed it.
+// It merges the events of several partitions by their keys, so that the cursor, one position for all, moves with them.
+// Where writers stamp, smaller keys may still be committed within [eventlog.Window] of now. There the cursor does not
+// move but names what was sent. Events for which it has no room wait until they are older than the window.
 func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 	p := poll{tails: ts, request: r, began: ts.now(), seen: map[string]bool{}, resume: map[uint64]int64{}}
 	p.settled = p.began.Add(-eventlog.Window).UnixMicro()
@@ -107,7 +104,7 @@ func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
 	return p.page(p.position()), nil
 }
 
-// poll is one on its way.
+// poll is the state of one [Tails.Poll].
 type poll struct {
 	tails   *Tails
 	request PollRequest
@@ -122,13 +119,12 @@ type poll struct {
 	events  []*event.Event
 	bytes   int
 	seen    map[string]bool // entries by their ids
-	// resume are the hashes of what the cursor says was sent, with the key of the
-	// entry once it was met.
+	// resume are the hashes of the cursor, each with the key of its entry once that was met.
 	resume   map[uint64]int64
-	sent     []sentEntry // now, unless the partition is exact
-	open     int         // hashes that the next cursor may have to name
+	sent     []sentEntry // by this poll, unless the partition is exact
+	open     int         // how many hashes the next cursor may have to name
 	examined int
-	// examinedBytes are those of the payloads examined.
+	// examinedBytes is the sum of the payloads examined.
 	examinedBytes int
 	last          int64 // the greatest key examined
 	lastTraffic   int64
@@ -148,7 +144,7 @@ type pollReader struct {
 	part  eventlog.Partition
 	limit int
 	ahead []eventlog.Entry
-	pos   int64 // read up to here
+	pos   int64 // how far it has read
 	more  bool
 }
 
@@ -158,14 +154,14 @@ func (p *poll) join() {
 	if len(parts) > 1 {
 		limit = max(10, limit/4)
 	}
-	p.exact = p.tails.Log.LookBack(parts[0]) == 0 // an own partition is alone
+	p.exact = p.tails.Log.LookBack(parts[0]) == 0 // an own partition is the only one
 	for _, part := range parts {
 		p.readers = append(p.readers, &pollReader{part: part, limit: min(limit, pageSize), pos: p.start, more: true})
 	}
 }
 
-// fresh is the cursor at the end of the log. Where writers stamp, their clocks may have been set back:
-// a partition of its own ends at its last key, and of the others it names what is there.
+// fresh is the cursor at the end of the log. Where writers stamp, a clock may have been set back. So an own partition
+// ends at its last key, and for the others the cursor names the entries that are there.
 func (p *poll) fresh(ctx context.Context) (c eventlog.Cursor, err error) {
 	log, r := p.tails.Log, p.request
 	if len(r.Pattern.Partitions(log, r.Workspace)) == 1 || log.DB.Ordered() {
@@ -203,8 +199,7 @@ func (p *poll) readAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// read hands out what the readers bring, in the order of the keys, until the page is
-// full or nothing is left.
+// read fills the page from the readers, in the order of the keys, until it is full or nothing is left.
 func (p *poll) read(ctx context.Context) error {
 	if err := p.readAll(ctx); err != nil {
 		return err
@@ -246,7 +241,7 @@ func (p *poll) next(ctx context.Context) (first *pollReader, err error) {
 	return first, nil
 }
 
-// ahead makes sure that a reader knows its next entry, if there is one.
+// ahead reads until a reader has its next entry, if there is one.
 func (p *poll) ahead(ctx context.Context, s *pollReader) (err error) {
 	for len(s.ahead) == 0 && s.more {
 		if s.ahead, s.more, s.pos, err = p.tails.Log.Read(ctx, s.part, s.pos, s.limit); err != nil {
@@ -256,8 +251,7 @@ func (p *poll) ahead(ctx context.Context, s *pollReader) (err error) {
 	return nil
 }
 
-// take hands an entry out, or drops one that does not belong on the page. It
-// reports false when there is no room for it.
+// take puts an entry on the page, or drops it if it does not belong there. It reports false when there is no room.
 func (p *poll) take(e eventlog.Entry) bool {
 	id := e.ID()
 	if e.Event == nil || p.seen[id] || p.request.Wants != nil && !p.request.Wants(e.Event) {
@@ -292,7 +286,7 @@ func (p *poll) take(e eventlog.Entry) bool {
 	return true
 }
 
-// position is where the next poll goes on.
+// position is the cursor for the next poll.
 func (p *poll) position() eventlog.Cursor {
 	at, rest := int64(math.MaxInt64), false
 	for _, s := range p.readers {

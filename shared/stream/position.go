@@ -1,16 +1,18 @@
 package stream
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-// reach is where a reader with a cursor starts in a partition, and whether that is a gap: the log
-// no longer reaches back so far, or the client wants nothing so old. Where writers stamp, a cursor lies
-// up to a window before the moment it was given at, which is no gap.
+// reach returns where a reader with a cursor starts in a partition. It is truncated when the log no longer has the events
+// after the cursor, or the client wants none so old. Where writers stamp, a cursor is up to a window before the moment
+// at which it was given; that is no gap.
 func (ts *Tails) reach(c eventlog.Cursor, p eventlog.Partition, maxAge time.Duration) (start int64, truncated bool) {
 	floor := ts.Log.Oldest()
 	if maxAge > 0 {
@@ -19,8 +21,7 @@ func (ts *Tails) reach(c eventlog.Cursor, p eventlog.Partition, maxAge time.Dura
 	return ts.Log.Reach(c, ts.Sealer.From(c, p), floor)
 }
 
-// interested is [subscription.Interested] without a read or a write while an eighth of
-// the retention has not passed since the last one of this process.
+// interested is [subscription.Interested] at most once in an eighth of the retention, for each pattern and process.
 func (ts *Tails) interested(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
 	key := workspace + "#" + p.Key
 	now := ts.now()
@@ -35,4 +36,53 @@ func (ts *Tails) interested(ctx context.Context, workspace string, p subscriptio
 	}
 	ts.interests.Put(key, in)
 	return in, nil
+}
+
+// Cursor is the position after everything that was returned. Any instance can resume from it.
+func (f *Feed) Cursor() string {
+	if f.ordered {
+		_, _ = f.drain() // the next [Feed.Poll] returns the error
+	} else {
+		f.settle()
+	}
+	end := f.tails.Log.Position() // before reached asks what was written last
+	at, open := int64(-1), false
+	var places []eventlog.Place
+	for _, s := range f.parts {
+		if f.sole && s.topic {
+			continue
+		}
+		floor := s.floor
+		if f.ordered {
+			floor = s.reached(end)
+		} else if s.place != 0 {
+			places = append(places, eventlog.Place{Partition: s.place, At: floor})
+		}
+		open = open || s.place == 0 && !s.topic
+		if at < 0 || floor < at {
+			at = floor
+		}
+	}
+	// A client that resumes with another pattern must find what is published of it from now on.
+	if at < 0 || at > end && !f.ordered && !f.sole {
+		at = end
+	}
+	c := eventlog.Cursor{At: at}
+	if f.ordered && at >= end {
+		c.Given = f.tails.now().UnixMicro()
+	}
+	placed := !open && len(places) > 0 && len(places) <= eventlog.MaxPlaces
+	if placed && (len(places) > 1 || !f.sole) {
+		slices.SortFunc(places, func(a, b eventlog.Place) int { return cmp.Compare(a.Partition, b.Partition) })
+		c.Places = places
+	}
+	for _, id := range f.sent.after(at, placed) {
+		c.Sent = append(c.Sent, f.tails.Sealer.Hash(id))
+	}
+	if len(f.back) > 0 || len(f.queue) > 0 || f.first() != nil { // not all entries of the old cursor were met
+		for hash := range f.resume {
+			c.Sent = append(c.Sent, hash)
+		}
+	}
+	return f.tails.Sealer.Seal(f.workspace, c)
 }

@@ -10,8 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// tail reads one partition as it grows, for all feeds of the process that want
-// it. It runs while it has feeds.
+// tail reads one partition as it grows, for all feeds of the process that want it. It runs while it has feeds.
 type tail struct {
 	tails *Tails
 	part  eventlog.Partition
@@ -22,19 +21,18 @@ type tail struct {
 
 	cancel context.CancelFunc
 
-	// How the store tells of its writes; nil if it does not.
+	// These are nil if the store cannot be watched.
 	changed <-chan struct{}
 	written func() int64
 	unwatch func()
 	from    int64 // the end of the log when the watch began
 }
 
-// batch is what one poll of a tail brought. It is shared by all feeds and not
-// changed after it was made.
+// batch is what one poll of a tail read. All feeds share it, and nothing changes it.
 type batch struct {
 	part    eventlog.Partition
 	entries []eventlog.Entry
-	floor   int64 // everything with a key up to it is in this or an earlier batch
+	floor   int64 // every entry with a key up to it is in this or an earlier batch
 	read    time.Time
 }
 
@@ -46,9 +44,8 @@ func (t *tail) run(ctx context.Context) {
 	log := t.tails.Log
 	lookBack := log.LookBack(t.part)
 	start := t.tails.now()
-	// What was appended before the first feed joined reaches it by its own
-	// reading; starting a window early makes sure that nothing falls between. An ordered
-	// store is read from where the watch began.
+	// The first feed itself reads what was appended before it joined. The tail starts a window earlier, so that it
+	// misses nothing in between. It reads an ordered store from where the watch began.
 	from := start.Add(-eventlog.Window).UnixMicro()
 	if log.DB.Ordered() {
 		from = t.from
@@ -70,13 +67,13 @@ func (t *tail) run(ctx context.Context) {
 			}
 		}
 		began := t.tails.now()
-		select { // after a pause of the whole process both were ready
+		select { // after a pause of the whole process both are ready
 		case <-changed:
 			told = true
 		default:
 		}
-		if !told { // nothing was written: only time has passed
-			if !log.DB.Ordered() { // whose feeds know better
+		if !told { // nothing was written, only time has passed
+			if !log.DB.Ordered() { // its feeds know their position without a floor
 				t.spread(&batch{part: t.part, floor: max(from, began.Add(-eventlog.Window).UnixMicro())})
 			}
 			timer.Reset(t.tails.Options.Watched)
@@ -115,14 +112,14 @@ func (t *tail) run(ctx context.Context) {
 		}
 		t.renewInterest(ctx, began, &lastRenewal)
 		if changed != nil && !unread {
-			wait = t.tails.Options.Watched // told at once; the timer moves floors and interest
+			wait = t.tails.Options.Watched // the store tells of writes; the timer moves floors and interest
 		}
 		timer.Reset(wait)
 	}
 }
 
-// watchBounds counts entries that came later than the log's bounds allow. They
-// were still within the window's reserve; one step further they would be missed.
+// watchBounds counts entries that came later than the bounds of the log allow. They were within the reserve of the
+// window; a little later they would be missed.
 func (t *tail) watchBounds(fresh []eventlog.Entry, previous time.Time) {
 	bound := previous.Add(-eventlog.SlowAppend - 2*eventlog.MaxSkew).UnixMicro()
 	for _, e := range fresh {
@@ -142,8 +139,8 @@ func (t *tail) renewInterest(ctx context.Context, now time.Time, last *time.Time
 	}
 }
 
-// poll reads all that lies behind from and was not seen. Nothing is marked seen
-// unless the whole poll succeeded, as only then it is handed on.
+// poll reads all entries after from that were not seen. It marks them as seen only when the whole poll succeeds, for
+// only then the feeds get them.
 func (t *tail) poll(ctx context.Context, from int64, seen map[string]int64) (fresh []eventlog.Entry, last int64, err error) {
 	next, more := from, true
 	for more {
@@ -174,8 +171,8 @@ func prune(seen map[string]int64, from int64) {
 	}
 }
 
-// spread hands a batch to every feed. A feed that cannot take it is ended with
-// its cursor intact; it never holds the others up.
+// spread gives a batch to every feed. A feed that has no room for it ends, so it does not hold up the others. Its cursor
+// stays good.
 func (t *tail) spread(b *batch) {
 	b.read = time.Now()
 	t.mu.Lock()

@@ -1,14 +1,13 @@
-// Package stream reads the event log for those who are connected: open MCP
-// streams of every revision, and whoever follows the log in the same process.
+// Package stream reads the event log for open MCP streams of every revision, for polls, and for readers in the same
+// process.
 //
 //	              ┌ tail of partition A ┐
 //	event log ────┤ tail of partition B ├──▶ feed ──▶ one open stream
 //	              └ …                   ┘     (cursor, duplicates, order)
 //
-// One [Tails] serves a process: a partition is read once, however many streams
-// want it. A [Feed] merges the partitions that one stream wants, drops what it has
-// sent, and knows the cursor from which another instance can go on. Wire formats
-// do not enter here; they are in shared/mcp.
+// A process has one [Tails]. It reads each partition once, however many streams want it. A [Feed] merges the partitions
+// that one stream wants and drops what it has sent. Its cursor lets another instance go on. Wire formats are in
+// shared/mcp and do not appear here.
 package stream
 
 import (
@@ -26,15 +25,15 @@ import (
 
 // Options tune the tails. Zero values are the defaults.
 type Options struct {
-	// BusyPoll is the time between polls while there was an entry within
-	// Quiet (250 ms); IdlePoll otherwise (1 s). They do not matter where the store can be watched.
+	// BusyPoll (250 ms) is the time between polls if there was an entry within Quiet (1 min), IdlePoll (1 s)
+	// otherwise. A store that can be watched needs neither.
 	BusyPoll, IdlePoll, Quiet time.Duration
-	// Watched is the time between polls of a store that tells of its writes
-	// (10 s); it moves the cursors of quiet streams.
+	// Watched is the time between polls of a store that can be watched (10 s). They move the cursors of quiet streams.
 	Watched time.Duration
-	// Renew is how often the interest in a pattern is renewed (1 h, or an eighth
-	// of a shorter retention).
+	// Renew is how often the interest in a pattern is renewed (1 h, or an eighth of a shorter retention).
 	Renew time.Duration
+	// Shares reports whether a workspace has the catalog of [catalog.Shared]; nil is none.
+	Shares func(ctx context.Context, workspace string) bool
 	// Buffer is how many unread batches a feed may have before it is ended (256).
 	Buffer int
 }
@@ -56,8 +55,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// pageSize is how many log items one read asks for, or the reads of all partitions of
-// a stream that catches up together; minPage is the least of one.
+// pageSize is how many log items one read asks for. The reads of a stream that catches up share it, each with at least
+// minPage.
 const (
 	pageSize = 200
 	minPage  = 5
@@ -77,7 +76,7 @@ type Tails struct {
 	mu    sync.Mutex
 	tails map[string]*tail
 
-	// interests are the patterns that the store has as read, so that not each poll has to ask.
+	// interests are known to be recorded in the store, so that not each poll has to ask.
 	interests bounded.Map[string, eventlog.Interest]
 }
 
@@ -129,8 +128,8 @@ func (ts *Tails) pause(quiet time.Duration) time.Duration {
 	return ts.Options.BusyPoll
 }
 
-// join adds f to the tail of p, starting it if need be. It returns how the store tells what was
-// written to p last, or nil.
+// join adds f to the tail of p and starts the tail if there is none. It returns what tells the last key that was written
+// to p; nil if the store does not.
 func (ts *Tails) join(f *Feed, p eventlog.Partition, renew func(context.Context) error) (written func() int64) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -149,7 +148,7 @@ func (ts *Tails) join(f *Feed, p eventlog.Partition, renew func(context.Context)
 	return t.written
 }
 
-// leave takes f off the tail of p, and ends the tail with its last feed.
+// leave removes f from the tail of p, and ends the tail after its last feed.
 func (ts *Tails) leave(f *Feed, p eventlog.Partition) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -170,39 +169,38 @@ func (ts *Tails) leave(f *Feed, p eventlog.Partition) {
 // Request says what a feed wants and from where.
 type Request struct {
 	Workspace string
-	// Patterns are what it is subscribed to; more can be added later.
+	// Patterns are what the feed is subscribed to. More can be added later.
 	Patterns []subscription.Pattern
 	// Topics are notices of the system (see the Topic functions).
 	Topics []string
-	// Cursor resumes where another feed of the workspace ended; empty starts at the end of the log.
+	// Cursor resumes where another feed of the workspace ended. Empty starts at the end of the log.
 	Cursor string
-	// TopicsAfter is the position from which a feed without a cursor has the notices; 0 is
-	// the end of the log (see [eventlog.Log.Position]).
+	// TopicsAfter is the position at which the notices of a feed without a cursor begin; 0 is the end of the log (see
+	// [eventlog.Log.Position]).
 	TopicsAfter int64
-	// MaxAge bounds what a cursor brings back, to within [eventlog.Window]; 0 does not.
+	// MaxAge bounds how old the events after a cursor may be, to within [eventlog.Window]; 0 is no bound.
 	MaxAge time.Duration
-	// Sole says that the cursors are for these patterns alone: what happens in
-	// the topics is not brought again.
+	// Sole says that the cursors are for these patterns alone. A resume does not repeat notices of the topics.
 	Sole bool
-	// Wants drops events before they are handed out; nil keeps all.
+	// Wants drops the events for which it is false; nil keeps all.
 	Wants func(*event.Event) bool
 }
 
-// Delivery is one thing that a feed hands out.
+// Delivery is an event or a notice that a feed returns.
 type Delivery struct {
 	// Event is set for an event.
 	Event *event.Event
 	// Topic and Notice are set for a notice.
 	Topic  string
 	Notice []byte
-	// Cursor resumes behind this delivery.
+	// Cursor resumes after this delivery.
 	Cursor string
-	// Read is when this process had read it from the log.
+	// Read is when this process read it from the log.
 	Read time.Time
 }
 
 // ErrClosed ends a feed whose process is shutting down.
 var ErrClosed = fault.New(fault.Unavailable, "the server is shutting down")
 
-// ErrSlow ends a feed whose reader did not keep up; it can come back with its cursor.
+// ErrSlow ends a feed whose reader did not keep up. The client can resume from its last cursor.
 var ErrSlow = fault.New(fault.Exhausted, "the reader is too slow; resume from the last cursor")

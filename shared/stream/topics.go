@@ -6,37 +6,44 @@ import (
 	"encoding/json"
 	"strconv"
 
-	"github.com/mcp-events/mcpevents/shared/config/versioned"
+	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/settings"
 )
 
-// The topics. A topic belongs to a workspace; its notices are JSON of the
-// package that sends them.
+// The topics. A topic belongs to a workspace. The package that notifies it defines the JSON of its notices.
 
-// TopicCatalog tells that the lists of a workspace's event types changed, or that other backends
-// belong to it; [OfBackends] tells which.
+// TopicCatalog says that the event types of a workspace changed, or its backends; [OfBackends] tells which.
 const TopicCatalog = "catalog"
 
-// AnnounceCatalog tells the streams of a workspace that its catalog changed. version
-// names the catalog that it has now.
+// AnnounceCatalog notifies the streams of a workspace that its catalog changed. version is that of the new catalog.
 func AnnounceCatalog(ctx context.Context, log *eventlog.Log, workspace, version string) error {
 	notice, _ := json.Marshal(map[string]string{"version": version}) // two strings
-	return log.NotifyAs(ctx, workspace, TopicCatalog, "catalog-"+version, notice)
+	return log.NotifyAs(ctx, workspace, TopicCatalog, "catalog-"+workspace+"-"+version, notice)
 }
 
-// TopicPrincipal tells what changed for one principal: its subscriptions.
+// topics are the partitions of a topic: the catalog that a workspace shares with others is announced once for all.
+func (ts *Tails) topics(ctx context.Context, workspace, topic string) []eventlog.Partition {
+	out := []eventlog.Partition{eventlog.Topic(workspace, topic)}
+	if topic == TopicCatalog && ts.Options.Shares != nil && ts.Options.Shares(ctx, workspace) {
+		out = append(out, eventlog.Topic(catalog.Shared, topic))
+	}
+	return out
+}
+
+// TopicPrincipal says that the subscriptions of a principal changed.
 func TopicPrincipal(principal string) string {
 	return "principal-" + base64.RawURLEncoding.EncodeToString([]byte(principal))
 }
 
-// TopicSubscription tells that a subscription's state changed.
+// TopicSubscription says that the state of a subscription changed.
 func TopicSubscription(id string) string { return "subscription-" + id }
 
-// TopicSession tells what another request changed for a session's open stream.
+// TopicSession says what another request changed for the open stream of a session.
 func TopicSession(id string) string { return "session-" + id }
 
-// AnnounceBackends tells the streams of a workspace that other backends of the gateway belong to it,
-// or that one is to be asked in another way. version names those that there are now.
+// AnnounceBackends notifies the streams of a workspace that its backends, or the settings of one, changed. version is
+// that of the new ones.
 func AnnounceBackends(ctx context.Context, log *eventlog.Log, workspace, version string) error {
 	notice, _ := json.Marshal(backendsNotice{version}) // a string
 	return log.NotifyAs(ctx, workspace, TopicCatalog, "backends-"+version, notice)
@@ -52,22 +59,21 @@ func OfBackends(notice json.RawMessage) bool {
 	return json.Unmarshal(notice, &n) == nil && n.Backends != ""
 }
 
-// AnnounceStored is what [versioned.Announce] tells of stored documents by.
-func AnnounceStored(log *eventlog.Log) func(context.Context, versioned.Change) error {
-	return func(ctx context.Context, c versioned.Change) error {
+// AnnounceStored is the announcement of stored documents for [settings.Announce].
+func AnnounceStored(log *eventlog.Log) func(context.Context, settings.Change) error {
+	return func(ctx context.Context, c settings.Change) error {
 		announce := AnnounceCatalog
-		if c.Kind == versioned.Backends {
+		if c.Kind == settings.Backends {
 			announce = AnnounceBackends
 		}
 		return announce(ctx, log, c.Workspace, strconv.FormatInt(c.Version, 10))
 	}
 }
 
-// TopicBackend brings the notifications of a backend of the gateway.
+// TopicBackend has the notifications of a backend of the gateway.
 func TopicBackend(name string) string { return "backend-" + name }
 
-// TopicConversation brings the context of what a principal told by notifications outside of
-// sessions.
+// TopicConversation has the context for what a principal sent in notifications outside of sessions.
 func TopicConversation(principal string) string {
 	return "conversation-" + base64.RawURLEncoding.EncodeToString([]byte(principal))
 }

@@ -382,7 +382,7 @@ func (s *Service) verify(ctx context.Context, p auth.Principal, url, id string, 
 	return fault.Wrap(fault.Unavailable, err, "record the verification")
 }
 
-// fingerprint tells whether a refresh brings the secret that is stored, which
+// fingerprint shows whether a refresh brings the secret that is stored, which
 // register can seal but not open.
 func fingerprint(secret string) []byte {
 	h := sha256.Sum256([]byte("fingerprint\x00" + secret))

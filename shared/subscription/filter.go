@@ -166,8 +166,8 @@ func (v values) accept(got any) bool {
 // glob is a text with `*` for any characters, cut at its stars; it has at least two parts.
 type glob []string
 
-// matches searches the parts one after another, each behind the one before: the first
-// place is always good enough, so nothing is read again and the time is linear.
+// matches searches the parts one after another, each after the one before: the first
+// match is always good enough, so nothing is read again and the time is linear.
 func (g glob) matches(s string) bool {
 	first, last := g[0], g[len(g)-1]
 	if len(s) < len(first)+len(last) || !strings.HasPrefix(s, first) || !strings.HasSuffix(s, last) {

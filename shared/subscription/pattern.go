@@ -36,7 +36,7 @@ const (
 type Pattern struct {
 	Kind Kind `json:"k"`
 	// Key is unique among a workspace's patterns: the URI, with `*` for an
-	// omitted variable, and `/**` behind a parent. A canonical URI holds no `*`.
+	// omitted variable, and `/**` after a parent. A canonical URI holds no `*`.
 	Key string `json:"key"`
 	// Entry is the catalog's name of the event type; empty for a parent.
 	Entry string `json:"e,omitempty"`

@@ -20,7 +20,7 @@ import (
 // Both are counted up before a registration is written and down after one is
 // removed. So they may say too much after a crash, which costs a look-up, and
 // never too little, which would cost an event. A header that is counted down to nothing
-// expires a little later, so that patterns that nobody uses any more leave nothing behind.
+// expires a little later, so that patterns that are no longer used leave nothing.
 
 // ShapesKey is where the shapes of a scope are counted.
 func ShapesKey(workspace, scope string) store.Key {
@@ -34,7 +34,7 @@ func HeaderKey(workspace, key string) store.Key {
 
 const headerCount = "n"
 
-// HeaderCount is the number of subscribers that a header tells; nil has none.
+// HeaderCount is the number of subscribers in a header; nil has none.
 func HeaderCount(header *store.Item) int {
 	if header == nil {
 		return 0

@@ -1,4 +1,4 @@
-// Package subscription holds who gets which events, and where.
+// Package subscription keeps who gets which events, and at which endpoint.
 //
 // Both kinds of webhook subscriptions, SEP-1803's and the MCP Events
 // extension's, are one model: a record that belongs to a principal, and one item
@@ -62,7 +62,7 @@ type Target struct {
 	Secret        []byte     `json:"sec,omitempty"`
 	Previous      []byte     `json:"old,omitempty"`
 	PreviousUntil int64      `json:"oldt,omitempty"`
-	// Fingerprint tells a client\'s secret from another without opening it.
+	// Fingerprint distinguishes a client's secret from another without opening it.
 	Fingerprint []byte `json:"fp,omitempty"`
 }
 
@@ -101,7 +101,7 @@ type Subscription struct {
 	// Cursor is the safe watermark in clear: nothing at or before it is still to be delivered.
 	Cursor string `json:"cur,omitempty"`
 	// Owed is the position after which the log is still to be replayed to it;
-	// 0 when it has been, or nobody asked.
+	// 0 when it has been, or was never asked.
 	Owed int64 `json:"owed,omitempty"`
 	// Replayed is when it was, in microseconds since 1970: the watermark waits until that has been attempted.
 	Replayed int64  `json:"rpl,omitempty"`

@@ -64,7 +64,7 @@ type View struct {
 	Status    Status
 }
 
-// List returns the caller's subscriptions in the order of their ids, from behind
+// List returns the caller's subscriptions in the order of their ids, from after
 // after; next is "" at the end.
 func (s *Service) List(ctx context.Context, p auth.Principal, after string, limit int) (views []View, next string, err error) {
 	page, err := s.DB.Query(ctx, store.Query{

@@ -38,7 +38,7 @@ type Guard struct {
 	DenyNets []netip.Prefix
 	// Resolver resolves names; nil is the system's.
 	Resolver *net.Resolver
-	// Dialed, if set, is told of each address just before it is connected to.
+	// Dialed, if set, is called with each address just before it is connected to.
 	Dialed func(netip.AddrPort)
 }
 

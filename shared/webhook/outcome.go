@@ -32,7 +32,7 @@ const (
 	// ChallengeFailed: the endpoint did not echo its verification challenge.
 	ChallengeFailed Category = "challenge_failed"
 	// Aborted: we stopped, not the endpoint. It comes only when the context given to
-	// [Sender.Send] has ended, counts against nobody and is never shown.
+	// [Sender.Send] has ended, counts against no endpoint and is never shown.
 	Aborted Category = "aborted"
 	// Internal: the attempt failed for want of something of ours (descriptors, ports,
 	// memory, a free connection). It counts against no one and is never shown.

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -126,12 +127,12 @@ func newFlow(t *testing.T, target *harness.Target, count int) *flow {
 		f.endpoints = append(f.endpoints, e)
 	}
 	f.faulty = newFaulty(t, target)
-	f.listen = follow(t, listening(target.Modern("bob"), "event://chat/acme"))
+	f.listen = follow(t, listening(target, "bob", mcpspec.V20260728, "event://chat/acme"))
 	var all []string
 	for n := range uris {
 		all = append(all, uri(n))
 	}
-	f.get = follow(t, session(t, target, "bob", all...))
+	f.get = follow(t, listening(target, "bob", mcpspec.V20251125, all...))
 	return f
 }
 

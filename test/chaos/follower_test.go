@@ -3,249 +3,134 @@
 package chaos
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"maps"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// follower gets events as a client does that goes on from its last position
-// whatever happens to the server.
+// follower gets events as a program does that uses the package client, which goes on from its last
+// position whatever happens to the server.
 type follower struct {
-	connections, polls atomic.Int64
-	stop               func()
+	connections atomic.Int64
+	stop        func()
 
-	begun chan struct{} // closed with the first position
+	begin sync.Once
+	begun chan struct{} // closed when it follows
 
-	mu       sync.Mutex
-	ids      []string // of the events, as they came
-	seen     map[string]bool
-	position string // a cursor, or the id of a server-sent event
-	faults   []string
+	mu     sync.Mutex
+	ids    []string // of the events, as they came
+	seen   map[string]bool
+	faults []string
 }
 
-// step takes a follower further: it reads a stream to its end, or polls once.
-type step func(context.Context, *follower) error
-
-// follow takes a follower on and on until the test ends. It returns when the
-// follower has a position.
-func follow(t *testing.T, next step) *follower {
+// follow follows until the test ends. It returns when the follower has begun.
+func follow(t *testing.T, run func(context.Context, *follower) error) *follower {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	f := &follower{begun: make(chan struct{}), seen: map[string]bool{}}
 	done := make(chan struct{})
-	var last atomic.Value
 	go func() {
 		defer close(done)
-		pause := time.NewTicker(20 * time.Millisecond)
-		defer pause.Stop()
-		for ctx.Err() == nil {
-			if err := next(ctx, f); err != nil {
-				last.Store(err.Error())
-			}
-			select {
-			case <-pause.C:
-			case <-ctx.Done():
-			}
+		if err := run(ctx, f); err != nil {
+			f.fault("it gave up: " + err.Error())
 		}
 	}()
 	f.stop = sync.OnceFunc(func() { cancel(); <-done })
 	t.Cleanup(f.stop)
 	select {
 	case <-f.begun:
+	case <-done:
+		t.Fatalf("the follower has ended: %v", f.faults)
 	case <-time.After(harness.Patience):
-		t.Fatalf("the follower does not begin: %v", last.Load())
+		t.Fatal("the follower does not begin")
 	}
 	return f
 }
 
-// listening is subscriptions/listen.
-func listening(c *harness.Client, uris ...string) step {
-	return reading(func(ctx context.Context, position string) (*harness.Stream, error) {
-		meta := map[string]any{}
-		if position != "" {
-			meta[harness.Prefix+"cursor"] = position
-		}
-		return c.TryListen(ctx, "chaos", map[string]any{"resourceSubscriptions": uris}, meta)
-	})
+// newClient is a client of the package that users have.
+func newClient(target *harness.Target, principal string, version mcpspec.Version) (*client.Client, error) {
+	return client.New(client.Server{URL: target.MCP, Key: target.Keys[principal], Agent: "chaos/1"}, version)
 }
 
-// session makes a session that is subscribed to the URIs; its follower reads its GET stream.
-func session(t *testing.T, target *harness.Target, principal string, uris ...string) step {
-	t.Helper()
-	c := &harness.Client{URL: target.MCP, Key: target.Keys[principal], Version: harness.Legacy}
-	retry(t, func(ctx context.Context) error {
-		_, err := c.TryInitialize(ctx)
-		return err
-	})
-	for _, uri := range uris {
-		retry(t, func(ctx context.Context) error {
-			return call(ctx, c, "resources/subscribe", map[string]any{"uri": uri}, nil)
-		})
-	}
-	return reading(func(ctx context.Context, position string) (*harness.Stream, error) {
-		stream, err := c.TryOpen(ctx, position)
-		if err == nil && !stream.AwaitPrime(ctx) {
-			stream.Close()
-			return nil, stream.Err()
-		}
-		return stream, err
-	})
-}
-
-// pushed is events/stream, polled is events/poll of the same subscription.
-func pushed(c *harness.Client, arguments map[string]any) step {
-	return reading(func(ctx context.Context, position string) (*harness.Stream, error) {
-		return c.TryStream(ctx, "chaos", "events/stream", occurrences(arguments, position))
-	})
-}
-
-func polled(c *harness.Client, arguments map[string]any) step {
+// listening is subscriptions/listen, and in an earlier revision a session that is subscribed to the URIs, with its GET stream.
+func listening(target *harness.Target, principal string, version mcpspec.Version, uris ...string) func(context.Context, *follower) error {
 	return func(ctx context.Context, f *follower) error {
-		var page struct {
-			Events    []json.RawMessage
-			Cursor    string
-			Truncated bool
-		}
-		params := occurrences(arguments, f.at())
-		maps.Copy(params, map[string]any{"maxEvents": 100})
-		if err := call(ctx, c, "events/poll", params, &page); err != nil {
-			return err
-		}
-		f.polls.Add(1)
-		for _, e := range page.Events {
-			f.occurred(e)
-		}
-		if page.Truncated {
-			f.fault("a poll was truncated")
-		}
-		f.advance(page.Cursor)
-		return nil
-	}
-}
-
-func occurrences(arguments map[string]any, position string) map[string]any {
-	params := map[string]any{"name": "message.created", "arguments": arguments}
-	if position != "" {
-		params["cursor"] = position
-	}
-	return params
-}
-
-// inTurn takes each step once, a stream for at most a second.
-func inTurn(steps ...step) step {
-	return func(ctx context.Context, f *follower) (err error) {
-		for _, next := range steps {
-			some, cancel := context.WithTimeout(ctx, time.Second)
-			err = errors.Join(err, next(some, f))
-			cancel()
-		}
-		return err
-	}
-}
-
-// reading opens a stream and takes over what it sends until it ends.
-func reading(open func(ctx context.Context, position string) (*harness.Stream, error)) step {
-	return func(ctx context.Context, f *follower) error {
-		stream, err := open(ctx, f.at())
+		c, err := newClient(target, principal, version)
 		if err != nil {
 			return err
 		}
-		defer stream.Close()
-		f.connections.Add(1)
-		f.primed(stream.Primes())
-		for n, more := 0, true; more; {
-			more = stream.Await(ctx, n+1)
-			for _, m := range stream.From(n) {
-				n++
-				f.take(m)
-			}
+		s := &client.Stream{Client: c, URIs: uris, Log: slog.New(f), Opened: f.opened, Event: f.take}
+		return s.Run(ctx)
+	}
+}
+
+// occurring is events/poll or events/stream, or each for a second in turn, of one subscription.
+func occurring(target *harness.Target, arguments map[string]any, modes ...string) func(context.Context, *follower) error {
+	return func(ctx context.Context, f *follower) error {
+		c, err := newClient(target, "alice", mcpspec.V20260728)
+		if err != nil {
+			return err
 		}
-		if errors.Is(stream.Err(), io.EOF) { // in order: what comes last may be an id alone
-			f.primed(stream.Primes())
+		raw, err := json.Marshal(arguments)
+		if err != nil {
+			return err
+		}
+		o := &client.Follower{Client: c, Name: "message.created", Arguments: raw, Log: slog.New(f), Event: f.take}
+		for n := 0; ctx.Err() == nil; n++ {
+			turn, cancel := ctx, context.CancelFunc(func() {})
+			if len(modes) > 1 {
+				turn, cancel = context.WithTimeout(ctx, time.Second)
+			}
+			err := o.Run(turn, modes[n%len(modes)])
+			cancel()
+			if err != nil {
+				return err
+			}
 		}
 		return nil
 	}
 }
 
-func (f *follower) primed(ids []string) {
-	if len(ids) > 0 {
-		f.advance(ids[len(ids)-1])
-	}
+func (f *follower) opened() {
+	f.connections.Add(1)
+	f.begin.Do(func() { close(f.begun) })
 }
 
-func (f *follower) take(m *harness.Message) {
-	if bytes.Contains(m.Raw, []byte(`truncated":true`)) {
-		f.fault("a stream was truncated")
+// Handle takes what the client logs: it may lose the connection, and nothing else.
+func (f *follower) Handle(_ context.Context, r slog.Record) error {
+	switch r.Message {
+	case "following":
+		f.opened()
+	case "request failed, retrying", "stream interrupted, reconnecting":
+	default:
+		f.fault("the client says: " + r.Message)
 	}
-	var params struct {
-		Cursor  string
-		Payload struct{ ID string }
-		Meta    map[string]any `json:"_meta"`
-	}
-	body := m.Params
-	if body == nil {
-		body = m.Result
-	}
-	if err := json.Unmarshal(body, &params); err != nil {
-		f.fault(fmt.Sprintf("%s: %v", m.Raw, err))
-	}
-	switch m.Method {
-	case "notifications/resources/updated":
-		id, _ := params.Meta[harness.Prefix+"eventId"].(string)
-		f.event(id, params.Payload.ID)
-	case "notifications/events/event":
-		f.occurred(m.Params)
-	}
-	if params.Cursor == "" {
-		params.Cursor, _ = params.Meta[harness.Prefix+"cursor"].(string)
-	}
-	if m.EventID != "" {
-		params.Cursor = m.EventID
-	}
-	if params.Cursor != "" {
-		f.advance(params.Cursor)
-	}
+	return nil
 }
 
-// occurred takes an event of SEP-3415.
-func (f *follower) occurred(raw json.RawMessage) {
-	var e struct {
-		EventID string
-		Data    struct{ ID string }
-	}
-	if err := json.Unmarshal(raw, &e); err != nil {
-		f.fault(err.Error())
-	}
-	f.event(e.EventID, e.Data.ID)
-}
+func (f *follower) Enabled(context.Context, slog.Level) bool { return true }
+func (f *follower) WithAttrs([]slog.Attr) slog.Handler       { return f }
+func (f *follower) WithGroup(string) slog.Handler            { return f }
 
-// event takes an event, whose payload repeats its id.
-func (f *follower) event(id, payload string) {
-	if id == "" || id != payload {
-		f.fault(fmt.Sprintf("the event %q has the payload of %q", id, payload))
+// take takes an event, whose payload repeats its id.
+func (f *follower) take(e client.Event) error {
+	var payload struct{ ID string }
+	if err := json.Unmarshal(e.Data, &payload); err != nil || e.ID == "" || e.ID != payload.ID {
+		f.fault(fmt.Sprintf("the event %q has the payload of %q: %v", e.ID, payload.ID, err))
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.ids, f.seen[id] = append(f.ids, id), true
-}
-
-func (f *follower) advance(position string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.position == "" {
-		close(f.begun)
-	}
-	f.position = position
+	f.ids, f.seen[e.ID] = append(f.ids, e.ID), true
+	return nil
 }
 
 func (f *follower) fault(text string) {
@@ -254,12 +139,6 @@ func (f *follower) fault(text string) {
 	if len(f.faults) < 10 {
 		f.faults = append(f.faults, text)
 	}
-}
-
-func (f *follower) at() string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.position
 }
 
 func (f *follower) different() int {
@@ -280,7 +159,7 @@ func (f *follower) check(t *testing.T, want []string) (repetitions int) {
 		}
 	}
 	repetitions = len(f.ids) - len(f.seen)
-	t.Logf("%d events, %d repetitions, %d connections, %d polls", len(f.seen), repetitions, f.connections.Load(), f.polls.Load())
+	t.Logf("%d events, %d repetitions, %d connections", len(f.seen), repetitions, f.connections.Load())
 	if missing > 0 || len(f.seen) != len(want) {
 		t.Errorf("%d events are missing, %d ids are strange", missing, len(f.seen)-(len(want)-missing))
 	}

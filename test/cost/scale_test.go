@@ -242,13 +242,13 @@ func TestTheScaleModelUsesTheFiguresThatWereMeasured(t *testing.T) {
 		row    string
 		figure float64
 	}{
-		{"the same, to 100,000 and to 1,000,000", priceWide},
-		{"price per million deliveries, the same, warm", pricePages},
+		{"price per million, one event to 100,000 and to 1,000,000", priceWide},
+		{"price per million deliveries, 100 subscribers an event, batches of ten, warm", pricePages},
 		{"price per million, one subscriber, batches of ten", priceBatches},
-		{"| the same, to four URIs | ≤ $1.55", priceSingle},
-		{"AWS requests per delivery, 100 subscribers an event, batches of ten", requestsPages},
-		{"AWS requests per delivery, one subscriber, batches of ten", requestsBatches},
-		{"| the same, to four URIs | ≤ 2.2 ", requestsSingle},
+		{"price per million, one subscriber, single publishes to four URIs", priceSingle},
+		{"| requests per delivery, 100 subscribers an event, batches of ten", requestsPages},
+		{"| requests per delivery, one subscriber, batches of ten", requestsBatches},
+		{"| requests per delivery, one subscriber, single publishes to four URIs", requestsSingle},
 		{"a million subscriptions more, a month, idle", priceIdle},
 	} {
 		_, rest, _ := strings.Cut(string(src), want.row)

@@ -121,7 +121,7 @@ func openShell(t *testing.T, dir string) *shell {
 	}
 	// The pages name the default port, which may be taken here.
 	address := "127.0.0.1:" + main
-	cmd.Env = append(cmd.Env, "GOBIN="+bin, "PATH="+bin+":"+os.Getenv("PATH"), "ADDR="+address,
+	cmd.Env = append(cmd.Env, "CGO_ENABLED=0" /* as everything that is shipped is built */, "GOBIN="+bin, "PATH="+bin+":"+os.Getenv("PATH"), "ADDR="+address,
 		"MCPEVENTS_ADDR="+address, "MCPEVENTS_SERVER=http://"+address)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that what it started ends with it
 	in, err := cmd.StdinPipe()

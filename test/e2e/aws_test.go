@@ -11,9 +11,9 @@ import (
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
-// TestLocalAWS holds the functions to the requirements that the embedded server is
+// TestRequirementsOnLocalAWS holds the functions to the requirements that the embedded server is
 // held to, by the same tests. Each request may be served by another instance.
-func TestLocalAWS(t *testing.T) {
+func TestRequirementsOnLocalAWS(t *testing.T) {
 	aws := harness.SharedAWS(t)
 	t.Run("resources", func(t *testing.T) { subscriptionResources(t, &aws.Target) })
 	t.Run("read", func(t *testing.T) { reading(t, &aws.Target) })

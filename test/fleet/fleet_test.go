@@ -23,6 +23,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
+	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
@@ -158,9 +159,8 @@ func (f *fleet) instance(t testing.TB, o fleetOptions, allowed auth.Authenticato
 		Leases: &lease.Shared{DB: i.store, Max: 1000, Life: 5 * time.Minute}, Logger: says,
 	})
 	must(t, err)
-	relay := &gateway.Relay{Gateway: i.gateway, Lease: o.lease, Announce: func(ctx context.Context, workspace, backend string, notice json.RawMessage) error {
-		return events.Notify(ctx, workspace, stream.TopicBackend(backend), notice)
-	}}
+	relay := (&app.Core{DB: i.store, EventLog: events, Log: says}).Relay(i.gateway)
+	relay.Lease = o.lease
 	ctx, end := context.WithCancel(context.WithoutCancel(t.Context()))
 	i.endRelay = end
 	go func() {

@@ -40,7 +40,7 @@ type AWSOptions struct {
 	// work is lost; 0 leaves the template's.
 	Visibility time.Duration
 	// Managed runs the MCP endpoint as on managed instances: several processes that take
-	// several requests at once. They are built with the race detector if the test is.
+	// several requests at once. They are built with the race detector as [RaceVariable] says.
 	Managed runner.Managed
 	// Fast builds them without.
 	Fast bool
@@ -153,7 +153,7 @@ func startAWS(tb testing.TB, o AWSOptions) *AWS {
 		Env:        o.Env,
 		Region:     awslocal.Region,
 		Endpoints:  runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack},
-		Binaries:   functions(tb, o),
+		Binaries:   binaries(tb, o),
 		Managed:    map[string]runner.Managed{stream: o.Managed},
 		Visibility: o.Visibility,
 		Timeouts:   map[string]time.Duration{stream: o.StreamTime, "DispatchFunction": o.DispatchTime},
@@ -196,22 +196,14 @@ func (a *AWS) close() (denied []string) {
 // stream is the logical id of the function behind the MCP endpoint.
 const stream = "StreamFunction"
 
-// functions builds all functions, once per test process, and returns the
-// executables by CodeUri. They are built without the race detector where a process
-// serves one invocation at a time; what they share with the embedded server is
-// looked at there.
-func functions(tb testing.TB, o AWSOptions) map[string]string {
+// binaries are those of [Functions], but for a function that takes several requests at once.
+func binaries(tb testing.TB, o AWSOptions) map[string]string {
 	tb.Helper()
-	mains, err := filepath.Glob(filepath.Join(Root(tb), "functions", "*", "main.go"))
-	if err != nil || len(mains) == 0 {
-		tb.Fatalf("no functions: %v", err)
+	all := Functions(tb)
+	if o.Managed.AtOnce > 1 && race() && !o.Fast {
+		all["functions/stream"] = Binary(tb, "./functions/stream", true)
 	}
-	binaries := map[string]string{}
-	for _, main := range mains {
-		uri := "functions/" + filepath.Base(filepath.Dir(main))
-		binaries[uri] = Binary(tb, "./"+uri, uri == "functions/stream" && o.Managed.AtOnce > 1 && Race && !o.Fast)
-	}
-	return binaries
+	return all
 }
 
 // ApplyCatalog writes a catalog for a workspace as an operator does. The

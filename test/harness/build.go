@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -29,6 +30,12 @@ func Main(m *testing.M) int {
 	return code
 }
 
+// RaceVariable has servers built with the race detector: make test-full. The processes of the black-box
+// tests themselves are clients, which have nothing to show by it.
+const RaceVariable = "MCPEVENTS_TEST_RACE"
+
+func race() bool { return os.Getenv(RaceVariable) != "" }
+
 // built are the binaries that this test process has asked for.
 var built struct {
 	mu  sync.Mutex
@@ -36,13 +43,38 @@ var built struct {
 }
 
 // Binary builds a main package of the module and returns the path of the
-// executable. They lie in build/test, so that the next test process links only what changed.
+// executable. It lies in build/test, so that the next test process links only what changed.
 func Binary(tb testing.TB, pkg string, race bool) string {
+	tb.Helper()
+	key := fmt.Sprintf("%s-race=%t", filepath.Base(pkg), race)
+	return build(tb, key, race, pkg)
+}
+
+// Functions builds all functions and returns the executables by CodeUri. They are built
+// without the race detector: a process serves one invocation at a time, and what they
+// share with the embedded server is looked at there.
+func Functions(tb testing.TB) map[string]string {
+	tb.Helper()
+	mains, err := filepath.Glob(filepath.Join(Root(tb), "functions", "*", "main.go"))
+	if err != nil || len(mains) == 0 {
+		tb.Fatalf("no functions: %v", err)
+	}
+	dir := build(tb, "functions"+string(filepath.Separator), false, "./functions/...")
+	binaries := map[string]string{}
+	for _, main := range mains {
+		name := filepath.Base(filepath.Dir(main))
+		binaries["functions/"+name] = filepath.Join(dir, name)
+	}
+	return binaries
+}
+
+// build builds as is shipped: without cgo, and functions without RPC. All tests ask for the
+// same, so that a package is compiled once for all of them. With a separator at its end, out is a directory.
+func build(tb testing.TB, out string, race bool, pkg string) string {
 	tb.Helper()
 	built.mu.Lock()
 	defer built.mu.Unlock()
-	key := fmt.Sprintf("%s-race=%t", filepath.Base(pkg), race)
-	if path, ok := built.bin[key]; ok {
+	if path, ok := built.bin[out]; ok {
 		return path
 	}
 	if built.bin == nil {
@@ -54,17 +86,18 @@ func Binary(tb testing.TB, pkg string, race bool) string {
 	}
 	unlock := lock(tb, filepath.Join(dir, "lock"))
 	defer unlock()
-	path := filepath.Join(dir, key)
-	args := []string{"build", "-o", path}
+	path := dir + string(filepath.Separator) + out
+	args, cgo := []string{"-ldflags=-s -w"}, "CGO_ENABLED=0"
 	if race {
-		args = append(args, "-race")
+		args, cgo = []string{"-race"}, "CGO_ENABLED=1"
 	}
-	cmd := exec.CommandContext(tb.Context(), "go", append(args, pkg)...)
-	cmd.Dir = Root(tb)
+	args = slices.Concat([]string{"build", "-tags=lambda.norpc", "-o", path}, args, []string{pkg})
+	cmd := exec.CommandContext(tb.Context(), "go", args...)
+	cmd.Dir, cmd.Env = Root(tb), append(os.Environ(), cgo)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		tb.Fatalf("build %s: %v\n%s", pkg, err, out)
 	}
-	built.bin[key] = path
+	built.bin[out] = path
 	return path
 }
 

@@ -39,7 +39,7 @@ type ServerOptions struct {
 	Args, Env []string
 	// Data is the data directory; empty is a new one.
 	Data string
-	// Fast builds without the race detector, whatever the test is built with.
+	// Fast builds without the race detector, whatever [RaceVariable] says.
 	Fast bool
 }
 
@@ -72,7 +72,7 @@ func StartServer(tb testing.TB, o ServerOptions) *Server {
 func NewServer(tb testing.TB, o ServerOptions) *Server {
 	tb.Helper()
 	s := &Server{tb: tb, Data: o.Data, out: &output{}, env: o.Env}
-	s.binary = Binary(tb, "./cmd/mcpevents", Race && !o.Fast)
+	s.binary = Binary(tb, "./cmd/mcpevents", race() && !o.Fast)
 	dir := tb.TempDir()
 	if s.Data == "" {
 		s.Data = filepath.Join(dir, "data")

@@ -4,7 +4,7 @@ package harness
 
 import "os"
 
-// FullVariable makes the tests as large as they are meant to be: make test-full.
+// FullVariable makes the tests as large as they are meant to be: make test-release.
 const FullVariable = "MCPEVENTS_TEST_FULL"
 
 // Full reports whether the large tests run at their full size.

@@ -39,7 +39,7 @@ func run(requirements, log, out string, told io.Writer) error {
 	}
 	lf, err := os.Open(log)
 	if err != nil {
-		return fmt.Errorf("%w; run make test first", err)
+		return fmt.Errorf("%w; run make test-full first", err)
 	}
 	defer lf.Close()
 	tests, err := readLog(lf)

@@ -31,14 +31,16 @@ type viewer struct {
 	out    io.Writer
 	tests  map[string]*strings.Builder // by package and test
 	failed []string
-	ends   []string // the last line of every package, in the order in which they ended
+	ends   []string        // the last line of every package, in the order in which they ended
+	ran    map[string]bool // tests that have ended
+	names  lists
 	counts counts
 	bad    bool
 }
 
 // view copies the stream as text and reports whether everything passed.
-func view(in io.Reader, out io.Writer) (bool, error) {
-	v := &viewer{out: out, tests: map[string]*strings.Builder{}}
+func view(in io.Reader, out io.Writer, names lists) (bool, error) {
+	v := &viewer{out: out, tests: map[string]*strings.Builder{}, ran: map[string]bool{}, names: names}
 	began := time.Now()
 	r := bufio.NewReaderSize(in, 1<<16)
 	for {
@@ -121,6 +123,7 @@ func (v *viewer) test(l line) {
 	default:
 		return
 	}
+	v.ran[l.Test] = true
 	delete(v.tests, key)
 }
 
@@ -160,6 +163,15 @@ func (v *viewer) finish(took time.Duration) {
 		if !strings.HasPrefix(end, "?") {
 			fmt.Fprintln(v.out, end)
 		}
+	}
+	for _, name := range v.names.with {
+		if !v.ran[name] {
+			v.bad = true
+			fmt.Fprintln(v.out, "--- MISSING:", name, "is named to run, and there is no such test")
+		}
+	}
+	if n := len(v.names.left); n > 0 {
+		fmt.Fprintf(v.out, "%d tests are left to make test-full: %s\n", n, strings.Join(v.names.left, ", "))
 	}
 	if v.bad {
 		fmt.Fprintln(v.out, "FAIL")

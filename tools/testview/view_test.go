@@ -7,10 +7,18 @@ import (
 	"testing"
 )
 
+// passed is the stream of one test.
+const passed = `{"Action":"output","Package":"m/a","Test":"TestA","Output":"--- PASS: TestA (0.00s)\n"}
+{"Action":"pass","Package":"m/a","Test":"TestA"}
+{"Action":"output","Package":"m/a","Output":"ok  \tm/a\t0.01s\n"}
+{"Action":"pass","Package":"m/a"}
+`
+
 func TestView(t *testing.T) {
 	tests := []struct {
 		name   string
 		stream string
+		names  lists
 		ok     bool
 		want   []string
 		not    []string
@@ -63,6 +71,20 @@ func TestView(t *testing.T) {
 			stream: `{"Action":"output","Package":"m/a","Test":"TestA","Output":"working\n"}` + "\n",
 			want:   []string{"working", "--- FAIL: m/a TestA", "FAIL"},
 		},
+		{
+			name:   "tests_that_are_left_out_are_told",
+			stream: passed,
+			names:  lists{left: []string{"TestHeavy", "TestHeavier"}},
+			ok:     true,
+			want:   []string{"2 tests are left to make test-full: TestHeavy, TestHeavier\n"},
+		},
+		{
+			name:   "a_test_that_must_run_and_is_not_there_fails",
+			stream: passed,
+			names:  lists{with: []string{"TestA", "TestGone"}},
+			want:   []string{"--- MISSING: TestGone", "FAIL\n"},
+			not:    []string{"MISSING: TestA"},
+		},
 		{name: "an_empty_stream_fails", want: []string{"FAIL"}},
 		{
 			name:   "what_go_says_itself_is_passed_on",
@@ -84,7 +106,7 @@ func TestView(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var out strings.Builder
 			log := filepath.Join(t.TempDir(), "deep", "test.json")
-			ok, err := run(strings.NewReader(tt.stream), &out, log)
+			ok, err := run(strings.NewReader(tt.stream), &out, log, tt.names)
 			if err != nil {
 				t.Fatal(err)
 			}

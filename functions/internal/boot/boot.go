@@ -53,7 +53,6 @@ const (
 type Process struct {
 	app.Core
 	AWS     aws.Config
-	Config  *config.Stored
 	Secrets *parameters.Store // of the configuration
 	// Anonymous is true without authentication.
 	Anonymous bool
@@ -105,10 +104,9 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 	}
 	db := dynamo.New(dynamodb.NewFromConfig(cfg), func(t store.Table) string { return tableName(getenv(tableVariable(t))) })
 	p.queues = queuesqs.New(sqs.NewFromConfig(cfg), func(q queue.Name) string { return getenv(queueVariable(q)) }, log)
-	p.Config = config.NewStored(db, time.Now, log)
 	p.Secrets = parameters.New(cfg, log)
 	p.Core = app.Core{
-		DB: db, Queues: p.queues, Catalogs: catalog.NewStored(db, time.Now, log),
+		DB: db, Queues: p.queues, Catalogs: catalog.NewStored(db, time.Now, log), Config: config.NewStored(db, time.Now, log),
 		EventLog: &eventlog.Log{DB: db, Retention: s.limits.LogRetention}, Limits: s.limits, Log: log,
 	}
 	switch {

@@ -16,11 +16,11 @@ import (
 	"net/http"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/mcp-events/mcpevents/shared/awsx"
 	"github.com/mcp-events/mcpevents/shared/bounded"
@@ -51,8 +51,8 @@ type Store struct {
 	now      func() time.Time
 	log      *slog.Logger
 
-	mu   sync.Mutex // for one held a parameter
-	held *bounded.Map[string, *held]
+	asking singleflight.Group // by name
+	held   *bounded.Map[string, held]
 }
 
 // maxHeld bounds the parameters that are remembered; configurations may name ever others.
@@ -60,7 +60,6 @@ const maxHeld = 1024
 
 // held is what is known of a parameter.
 type held struct {
-	mu    sync.Mutex // held while it is asked for
 	value string
 	at    time.Time // zero: never read
 	err   error     // of the last try
@@ -74,7 +73,7 @@ func New(cfg aws.Config, log *slog.Logger) *Store {
 		domain += ".cn"
 	}
 	return &Store{
-		aws: cfg, signer: v4.NewSigner(), now: time.Now, log: log, held: bounded.NewMap[string, *held](maxHeld),
+		aws: cfg, signer: v4.NewSigner(), now: time.Now, log: log, held: bounded.NewMap[string, held](maxHeld),
 		endpoint: strings.TrimSuffix(cmp.Or(
 			os.Getenv(awsx.EnvEndpoint+"_SSM"), aws.ToString(cfg.BaseEndpoint), "https://ssm."+cfg.Region+"."+domain,
 		), "/") + "/",
@@ -88,31 +87,49 @@ func (s *Store) Secret(ctx context.Context, v config.Value) (string, error) {
 	if !ok {
 		return v.Resolve(os.LookupEnv)
 	}
-	s.mu.Lock()
-	h, ok := s.held.Get(name)
-	if !ok {
-		h = &held{}
-		s.held.Put(name, h)
-	}
-	s.mu.Unlock()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	now := s.now()
-	switch {
-	case !h.at.IsZero() && now.Sub(h.at) < keep:
-		return h.value, nil
-	case h.err == nil || now.Sub(h.tried) >= keepFault:
-		value, err := s.get(ctx, name)
-		if h.err, h.tried = err, now; err == nil {
-			h.value, h.at = value, now
-			return value, nil
+	h, _ := s.held.Get(name)
+	if s.due(h) {
+		// Others wait for the same answer, so it does not end with the first caller.
+		asking := s.asking.DoChan(name, func() (any, error) { return s.refresh(context.WithoutCancel(ctx), name), nil })
+		select {
+		case r := <-asking:
+			h = r.Val.(held)
+		case <-ctx.Done():
+			return "", fault.Wrap(fault.Unavailable, ctx.Err(), "wait for the parameter %s", name)
 		}
 	}
-	if fault.Is(h.err, fault.Unavailable) && !h.at.IsZero() && now.Sub(h.at) < keepStale {
+	switch {
+	case h.err == nil:
+		return h.value, nil
+	case fault.Is(h.err, fault.Unavailable) && !h.at.IsZero() && s.now().Sub(h.at) < keepStale:
 		s.log.WarnContext(ctx, "parameter not read", "parameter", name, "error", h.err)
 		return h.value, nil
 	}
 	return "", fault.Wrap(fault.Invalid, h.err, "read the parameter %s, which the configuration refers to", name)
+}
+
+// due reports that a parameter is to be read: again, or for the first time.
+func (s *Store) due(h held) bool {
+	now := s.now()
+	if h.err != nil {
+		return now.Sub(h.tried) >= keepFault
+	}
+	return h.at.IsZero() || now.Sub(h.at) >= keep
+}
+
+// refresh reads a parameter, unless another call just did, and keeps what it found.
+func (s *Store) refresh(ctx context.Context, name string) held {
+	h, _ := s.held.Get(name)
+	if !s.due(h) {
+		return h
+	}
+	h.tried = s.now()
+	value, err := s.get(ctx, name)
+	if h.err = err; err == nil {
+		h.value, h.at = value, h.tried
+	}
+	s.held.Put(name, h)
+	return h
 }
 
 // get reads a parameter, and tries again what may pass.

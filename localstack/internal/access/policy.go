@@ -3,7 +3,7 @@
 // machine and not after the deployment.
 //
 // It knows the part of the policy language that the template uses, and refuses to
-// read what is beyond it. [Requests] tells what a request on the wire asks for;
+// read what is beyond it. [Requests] is what a request on the wire asks for;
 // transport does not enter here.
 package access
 

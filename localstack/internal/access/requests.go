@@ -18,7 +18,7 @@ type Names interface {
 	Parameter(name string) (arn string)
 }
 
-// Requests tells what a request in the JSON protocol asks for: target is its
+// Requests is what a request in the JSON protocol asks for: target is its
 // X-Amz-Target, such as DynamoDB_20120810.PutItem. Each action is asked for once per
 // resource, with all its keys.
 func Requests(target string, body []byte, names Names) ([]Request, error) {

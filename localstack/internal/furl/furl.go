@@ -50,7 +50,7 @@ type Handler struct {
 	Mode     Mode
 	// Remap renames the headers that a Function URL renames.
 	Remap bool
-	// Log tells about failed requests; nil discards it.
+	// Log is of failed requests; nil discards it.
 	Log *slog.Logger
 }
 

@@ -56,7 +56,7 @@ type invocation struct {
 	cut                    func(error) // breaks the response off
 }
 
-// deliver hands over the response, and reports false when nobody waits any more.
+// deliver hands over the response, and reports false when no caller waits any more.
 func (c *invocation) deliver(r *Response) bool {
 	select {
 	case c.result <- r:
@@ -204,7 +204,7 @@ func (i *instance) stop() {
 	})
 }
 
-// wait sees the process out, and fails the calls that it leaves behind.
+// wait sees the process out, and fails the calls that it leaves open.
 func (i *instance) wait(out *lines) {
 	err := i.cmd.Wait()
 	out.flush()
@@ -312,6 +312,6 @@ func (l *lines) flush() {
 	}
 	line := make([]byte, 0, len(l.prefix)+len(l.rest)+1)
 	line = append(append(append(line, l.prefix...), l.rest...), '\n')
-	_, _ = l.w.Write(line) // there is nobody to tell
+	_, _ = l.w.Write(line) // the failure has no reader
 	l.rest = l.rest[:0]
 }

@@ -72,8 +72,8 @@ func (i *instance) begin(call *invocation) time.Time {
 }
 
 // finish ends a call that the process has answered, and gives the instance its room
-// back. Where several run at once nobody says which one a request for the next
-// follows; it matters to nobody either.
+// back. Where several run at once it is not known which one a request for the next
+// follows; it does not matter either.
 func (i *instance) finish() {
 	i.mu.Lock()
 	if !i.ready {
@@ -121,7 +121,7 @@ func (i *instance) ending() *invocation {
 }
 
 // answer claims the call that the path names, once. Late is true when its caller
-// was told already that its time was over.
+// was notified already that its time was over.
 func (i *instance) answer(w http.ResponseWriter, r *http.Request, failed bool) (call *invocation, late bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -160,7 +160,7 @@ func (i *instance) response(w http.ResponseWriter, r *http.Request) {
 			written.CloseWithError(pass(written, r))
 		}
 	}
-	// Whoever read it went away, or has read to the end; the function writes on.
+	// The reader went away, or has read to the end; the function writes on.
 	_, _ = io.Copy(io.Discard, r.Body)
 	i.accept(w, call)
 }

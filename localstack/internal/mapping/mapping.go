@@ -59,7 +59,7 @@ type Options struct {
 	Patience time.Duration
 	// Poll is how long one request waits for a message; 0 is 10 s.
 	Poll time.Duration
-	// Log tells about failed batches; nil discards it.
+	// Log is of failed batches; nil discards it.
 	Log *slog.Logger
 }
 

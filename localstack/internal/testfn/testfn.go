@@ -68,7 +68,7 @@ func Main(others ...Handler) {
 	case os.Getenv("TESTFN_EXIT_EARLY") != "":
 		os.Exit(3)
 	case os.Getenv("TESTFN_INIT_HANGS") != "":
-		select {}
+		time.Sleep(time.Hour) // a select without cases would be a deadlock, of which the Go runtime dies
 	case os.Getenv("TESTFN_INIT_ERROR") != "":
 		url := "http://" + os.Getenv("AWS_LAMBDA_RUNTIME_API") + "/2018-06-01/runtime/init/error"
 		if resp, err := http.Post(url, "application/json", strings.NewReader(`{"errorMessage":"no configuration"}`)); err == nil {

@@ -22,7 +22,7 @@ type claims struct {
 	all map[string]json.RawMessage
 }
 
-// validate tells why a token with a good signature is not good here, or "".
+// validate says why a token with a good signature is not good here, or "".
 // The issuer is the one whose key it is signed with.
 func (a *Authenticator) validate(c *claims) string {
 	if c.Expiry == nil {

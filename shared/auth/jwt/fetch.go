@@ -113,7 +113,7 @@ func (f fetcher) keysURL(ctx context.Context, issuer string) (string, error) {
 }
 
 // metadataURLs are where an issuer's metadata can be, in the order of MCP's
-// authorization chapter: RFC 8414, then OpenID Connect, with the issuer's path behind the well-known
+// authorization chapter: RFC 8414, then OpenID Connect, with the issuer's path after the well-known
 // part, and then before it.
 func metadataURLs(issuer string) []string {
 	u, err := url.Parse(issuer)

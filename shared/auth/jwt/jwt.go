@@ -153,7 +153,7 @@ func (o *Options) check() error {
 //
 //   - fault.Unauthenticated: there is no token, or it is not good
 //   - fault.Forbidden: it is good and names no workspace, where it has to
-//   - fault.Unavailable: whether it is good cannot be told, for the issuer's keys
+//   - fault.Unavailable: whether it is good is not known, for the issuer's keys
 //     cannot be fetched
 func (a *Authenticator) Authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
 	text, err := auth.Bearer(h)
@@ -228,7 +228,7 @@ type signer struct {
 	generation int64
 }
 
-// accessToken tells by the header typ (RFC 9068, section 2.1). Many servers say just JWT,
+// accessToken decides by the header typ (RFC 9068, section 2.1). Many servers say just JWT,
 // or nothing; an identity or logout token that says what it is, is none.
 func accessToken(h jose.Header) bool {
 	value, there := h.ExtraHeaders[jose.HeaderType]

@@ -54,7 +54,7 @@ type keySet struct {
 }
 
 // find returns the keys that the token may be signed with. None says that the
-// issuer has no such key; fault.Unavailable that it cannot be told.
+// issuer has no such key; fault.Unavailable that it is not known.
 //
 // Of many callers that need a fetch one makes it and the others wait for it; those
 // that still have a usable key do not wait.
@@ -132,7 +132,7 @@ func (k *keySet) refresh(ctx context.Context) {
 }
 
 // load fetches the keys, and before that where they are, if that is not known. After
-// a failure it is looked up anew.
+// a failure it is looked up again.
 func (k *keySet) load(ctx context.Context) ([]jose.JSONWebKey, error) {
 	if k.url == "" {
 		url, err := k.fetch.keysURL(ctx, k.issuer)

@@ -13,7 +13,7 @@ import (
 )
 
 // WellKnown is the path of the protected resource metadata (RFC 9728, section 3). That of a
-// resource with a path has it behind.
+// resource with a path has it after.
 const WellKnown = "/.well-known/oauth-protected-resource"
 
 // resource is the MCP endpoint as the outside sees it.
@@ -54,7 +54,7 @@ type metadata struct {
 	Name                 string   `json:"resource_name"`
 }
 
-// Mount serves the metadata: at the well-known path, and there with a path behind, for
+// Mount serves the metadata: at the well-known path, and there with a path after, for
 // clients look for that of https://host/mcp at either. Everybody may read it, web
 // pages included; there is no secret in it.
 func (a *Authenticator) Mount(mux *http.ServeMux) {

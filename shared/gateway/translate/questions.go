@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"strings"
 
-	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
@@ -27,9 +26,9 @@ func Digest(value json.RawMessage) string {
 // the id of an elicitation, in the URL too, and _meta.
 func QuestionDigest(params json.RawMessage) string {
 	id, _ := jsonrpc.String(jsonrpc.Member(params, "elicitationId"))
-	params = upstream.Without(params, func(name string) bool { return name == "_meta" || name == "elicitationId" })
+	params = jsonrpc.Without(params, func(name string) bool { return name == "_meta" || name == "elicitationId" })
 	if url, ok := jsonrpc.String(jsonrpc.Member(params, "url")); ok && len(id) >= 8 {
-		params = upstream.Replace(params, "url", quote(strings.ReplaceAll(url, id, "")))
+		params = jsonrpc.Replace(params, "url", jsonrpc.Quote(strings.ReplaceAll(url, id, "")))
 	}
 	return Digest(params)
 }
@@ -42,13 +41,11 @@ func AppendInput(b []byte, key, method string, params json.RawMessage) []byte {
 	}
 	b = jsonrpc.AppendString(append(jsonrpc.AppendString(b, key), `:{"method":`...), method)
 	if params != nil {
-		meta := upstream.Without(jsonrpc.Member(params, "_meta"), func(name string) bool { return name == "progressToken" })
-		params = upstream.Without(params, func(name string) bool {
+		meta := jsonrpc.Without(jsonrpc.Member(params, "_meta"), func(name string) bool { return name == "progressToken" })
+		params = jsonrpc.Without(params, func(name string) bool {
 			return name == "elicitationId" || name == "_meta" && len(meta) <= len(`{}`)
 		})
-		b = append(append(b, `,"params":`...), upstream.Replace(params, "_meta", meta)...)
+		b = append(append(b, `,"params":`...), jsonrpc.Replace(params, "_meta", meta)...)
 	}
 	return append(b, '}')
 }
-
-func quote(s string) json.RawMessage { return jsonrpc.AppendString(nil, s) }

@@ -17,7 +17,6 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
@@ -35,7 +34,7 @@ func ofRequests(name string) bool { return slices.Contains(metaOfRequests, name)
 
 // WithoutRounds is params without what a client of 2026-07-28 answers and carries between rounds.
 func WithoutRounds(params json.RawMessage) json.RawMessage {
-	return upstream.Without(params, func(name string) bool { return name == "inputResponses" || name == "requestState" })
+	return jsonrpc.Without(params, func(name string) bool { return name == "inputResponses" || name == "requestState" })
 }
 
 // ToSessionBased is params of 2026-07-28 as a session-based backend knows them. If there is a
@@ -44,9 +43,9 @@ func ToSessionBased(params, token json.RawMessage) (out json.RawMessage, replace
 	params = WithoutRounds(params)
 	meta := jsonrpc.Member(params, "_meta")
 	if jsonrpc.Member(meta, "progressToken") != nil {
-		meta, replaced = upstream.Replace(meta, "progressToken", token), true
+		meta, replaced = jsonrpc.Replace(meta, "progressToken", token), true
 	}
-	return upstream.Replace(params, "_meta", upstream.Without(meta, ofRequests)), replaced
+	return jsonrpc.Replace(params, "_meta", jsonrpc.Without(meta, ofRequests)), replaced
 }
 
 // Client is what a request of 2026-07-28 says of its client.
@@ -57,15 +56,15 @@ type Client struct {
 
 // ToStateless is params of a session-based client as a backend of 2026-07-28 wants them.
 func ToStateless(params json.RawMessage, version mcpspec.Version, c Client) json.RawMessage {
-	meta := upstream.Without(jsonrpc.Member(params, "_meta"), ofRequests)
+	meta := jsonrpc.Without(jsonrpc.Member(params, "_meta"), ofRequests)
 	if c.Level != "" {
-		meta = upstream.Insert(meta, mcpspec.MetaLogLevel, quote(c.Level))
+		meta = jsonrpc.Insert(meta, mcpspec.MetaLogLevel, jsonrpc.Quote(c.Level))
 	}
-	meta = upstream.Insert(meta, mcpspec.MetaClient, c.Info)
-	meta = upstream.Insert(meta, mcpspec.MetaCapabilities, c.Capabilities)
-	meta = upstream.Insert(meta, mcpspec.MetaVersion, quote(string(version)))
-	params = upstream.Without(params, func(name string) bool { return name == "_meta" })
-	return upstream.Insert(params, "_meta", meta)
+	meta = jsonrpc.Insert(meta, mcpspec.MetaClient, c.Info)
+	meta = jsonrpc.Insert(meta, mcpspec.MetaCapabilities, c.Capabilities)
+	meta = jsonrpc.Insert(meta, mcpspec.MetaVersion, jsonrpc.Quote(string(version)))
+	params = jsonrpc.Without(params, func(name string) bool { return name == "_meta" })
+	return jsonrpc.Insert(params, "_meta", meta)
 }
 
 // InputRequired reports whether a result of 2026-07-28 is a demand for input.
@@ -85,15 +84,15 @@ func (w Way) Result(method string, result json.RawMessage) json.RawMessage {
 			return complete(result)
 		}
 	case w.Client.Stateless():
-		result = upstream.Without(result, func(name string) bool { return name == "resultType" })
+		result = jsonrpc.Without(result, func(name string) bool { return name == "resultType" })
 		if method == mcpspec.MethodRead && jsonrpc.Member(result, "ttlMs") == nil {
-			result = upstream.Without(result, func(name string) bool { return name == "cacheScope" || name == "ttlMs" })
-			result = upstream.Insert(upstream.Insert(result, "cacheScope", json.RawMessage(`"private"`)), "ttlMs", json.RawMessage(`0`))
+			result = jsonrpc.Without(result, func(name string) bool { return name == "cacheScope" || name == "ttlMs" })
+			result = jsonrpc.Insert(jsonrpc.Insert(result, "cacheScope", json.RawMessage(`"private"`)), "ttlMs", json.RawMessage(`0`))
 		}
 		return complete(result)
 	case w.Backend.Stateless():
 		structured := jsonrpc.Member(result, "structuredContent")
-		return upstream.Without(result, func(name string) bool {
+		return jsonrpc.Without(result, func(name string) bool {
 			// Up to 2025-11-25 it is an object; the content says the same in text.
 			return name == "resultType" || name == "structuredContent" && structured != nil && structured[0] != '{'
 		})
@@ -102,7 +101,7 @@ func (w Way) Result(method string, result json.RawMessage) json.RawMessage {
 }
 
 func complete(result json.RawMessage) json.RawMessage {
-	return upstream.Insert(result, "resultType", json.RawMessage(`"complete"`))
+	return jsonrpc.Insert(result, "resultType", json.RawMessage(`"complete"`))
 }
 
 // ErrorCode is the code of an error as the client's revision has it. Error
@@ -139,7 +138,7 @@ func (w Way) Error(method string, response json.RawMessage) (out json.RawMessage
 	if to == had {
 		return response, had
 	}
-	return upstream.Replace(response, "error", upstream.Replace(failure, "code", strconv.AppendInt(nil, int64(to), 10))), had
+	return jsonrpc.Replace(response, "error", jsonrpc.Replace(failure, "code", strconv.AppendInt(nil, int64(to), 10))), had
 }
 
 // Tool is an entry of a list as a client of the revision can read it. Up to 2025-11-25 the output of a
@@ -152,7 +151,7 @@ func Tool(entry json.RawMessage, client mcpspec.Version) json.RawMessage {
 	if kind, _ := jsonrpc.String(jsonrpc.Member(output, "type")); kind == "object" {
 		return entry
 	}
-	return upstream.Without(entry, func(name string) bool { return name == "outputSchema" })
+	return jsonrpc.Without(entry, func(name string) bool { return name == "outputSchema" })
 }
 
 // SameToken reports whether a progress token is the one that was sent, though the backend may write

@@ -171,7 +171,7 @@ func TestConnectionBehindAStream(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, err := x.Next(); err != nil {
+				if _, err := x.next(); err != nil {
 					t.Fatal(err)
 				}
 				x.Finish()

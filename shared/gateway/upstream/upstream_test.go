@@ -34,7 +34,7 @@ func all(t *testing.T, x *Exchange) (messages []string, garbage int, err error) 
 	t.Helper()
 	defer x.Close()
 	for {
-		raw, err := x.Next()
+		raw, err := x.next()
 		if _, ok := errors.AsType[*Garbage](err); ok {
 			if garbage++; garbage > 10 {
 				t.Fatal("garbage without an end")
@@ -271,7 +271,7 @@ func TestMessagesComeAtOnce(t *testing.T) {
 	}
 	defer x.Close()
 	for i := range 3 {
-		raw, err := x.Next()
+		raw, err := x.next()
 		if want := fmt.Sprintf(`{"n":%d}`, i); err != nil || string(raw) != want {
 			t.Fatalf("got %s, %v", raw, err)
 		}

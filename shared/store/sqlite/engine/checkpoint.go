@@ -4,8 +4,6 @@ import (
 	"errors"
 	"log/slog"
 	"time"
-
-	sqlite3 "modernc.org/sqlite/lib"
 )
 
 const (
@@ -49,7 +47,7 @@ func (e *Engine) checkpoint() error {
 	// While one pass runs the log grows; a few more passes shorten what is left.
 	for range 4 {
 		conn := <-e.pool
-		frames, moved, err := conn.checkpoint(sqlite3.SQLITE_CHECKPOINT_PASSIVE)
+		frames, moved, err := conn.checkpoint("PASSIVE")
 		e.pool <- conn
 		e.checkpointed.Add(1)
 		e.health.note(&e.health.checkpoint, err)
@@ -74,7 +72,7 @@ func (s startOver) Done(error) {
 	for i := range conns {
 		conns[i] = <-s.e.pool
 	}
-	if _, _, err := s.e.writer.checkpoint(sqlite3.SQLITE_CHECKPOINT_RESTART); err != nil {
+	if _, _, err := s.e.writer.checkpoint("RESTART"); err != nil {
 		warnCheckpoint(err)
 	}
 	for _, c := range conns {

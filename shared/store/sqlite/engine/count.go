@@ -1,11 +1,14 @@
 package engine
 
 import (
+	"net/url"
+	"path/filepath"
+	"strconv"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
 	"modernc.org/libc"
-	"modernc.org/libc/sys/types"
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
@@ -18,7 +21,7 @@ type Stats struct {
 	Written int64 `json:"written_bytes"`
 }
 
-// Stats tells what has been done so far.
+// Stats returns the counts so far.
 func (e *Engine) Stats() Stats {
 	return Stats{
 		Commits: e.commits.Load(), Checkpoints: e.checkpointed.Load(),
@@ -26,63 +29,103 @@ func (e *Engine) Stats() Stats {
 	}
 }
 
-// disk counts syncs and written bytes.
-type disk struct{ syncs, written atomic.Int64 }
-
-// counted is a copy of a file's table of methods in C memory, with what counting needs behind it. SQLite hands the
-// file to each method, and with it the way to the counters.
-type counted struct {
-	methods     sqlite3.Tsqlite3_io_methods
-	sync, write uintptr // the originals
-	disk        uintptr // of the engine that has the file open; it outlives its connections
+// disk counts the syncs and the written bytes of an engine's file and log.
+//
+// No Go interface of SQLite shows them, so they are counted where they happen: in a VFS that passes each call on to
+// the default one. All unsafe code of the engine is below.
+type disk struct {
+	id             int64
+	syncs, written atomic.Int64
+	mu             sync.Mutex
+	methods        map[uintptr]*methods // by the address of those that they replace
 }
 
-// count has the connection's file and log counted. The log is open after a first read.
-func (c *Conn) count(d *disk) error {
-	if err := c.Exec("SELECT 1 FROM sqlite_schema"); err != nil {
-		return err
-	}
-	for _, op := range []int32{sqlite3.SQLITE_FCNTL_FILE_POINTER, sqlite3.SQLITE_FCNTL_JOURNAL_POINTER} {
-		if rc := sqlite3.Xsqlite3_file_control(c.tls, c.db, 0, op, c.out); rc != sqlite3.SQLITE_OK {
-			return c.fail("file control", rc)
-		}
-		file := (*sqlite3.Tsqlite3_file)(pointer(*(*uintptr)(pointer(c.out))))
-		if file == nil || file.FpMethods == 0 {
-			continue
-		}
-		at := libc.Xmalloc(c.tls, types.Size_t(unsafe.Sizeof(counted{})))
-		if at == 0 {
-			return noMemory("count")
-		}
-		c.tables = append(c.tables, at)
-		t := (*counted)(pointer(at))
-		t.methods = *(*sqlite3.Tsqlite3_io_methods)(pointer(file.FpMethods))
-		t.sync, t.write, t.disk = t.methods.FxSync, t.methods.FxWrite, uintptr(unsafe.Pointer(d))
-		t.methods.FxSync, t.methods.FxWrite = function(countSync), function(countWrite)
-		file.FpMethods = at
-	}
-	return nil
+// methods are the methods of a file that is counted. SQLite keeps their address, so the disk keeps them alive.
+type methods struct {
+	sqlite3.Tsqlite3_io_methods
+	sync  func(tls *libc.TLS, file uintptr, flags int32) int32
+	write func(tls *libc.TLS, file, buf uintptr, n int32, offset sqlite3.Tsqlite3_int64) int32
+	disk  *disk
 }
 
-// table is the counted methods of a file.
-func table(file uintptr) *counted {
-	return (*counted)(pointer((*sqlite3.Tsqlite3_file)(pointer(file)).FpMethods))
+// vfs is the counting VFS of the process.
+var vfs struct {
+	sqlite3.Tsqlite3_vfs
+	register sync.Once
+	open     func(tls *libc.TLS, vfs, name, file uintptr, flags int32, out uintptr) int32
+	engine   uintptr // the name of the URI parameter, in C memory
+	last     atomic.Int64
+	disks    sync.Map // by id
+}
+
+// count returns the URI under which connections to the file at path are counted, until the disk is closed.
+func (d *disk) count(path string) string {
+	vfs.register.Do(func() {
+		tls := libc.NewTLS()
+		defer tls.Close()
+		vfs.Tsqlite3_vfs = *(*sqlite3.Tsqlite3_vfs)(pointer(sqlite3.Xsqlite3_vfs_find(tls, 0)))
+		vfs.open = *(*func(*libc.TLS, uintptr, uintptr, uintptr, int32, uintptr) int32)(unsafe.Pointer(&vfs.FxOpen))
+		vfs.FxOpen = function(countOpen)
+		vfs.FzName, _ = libc.CString("counting")
+		vfs.engine, _ = libc.CString("engine")
+		sqlite3.Xsqlite3_vfs_register(tls, uintptr(unsafe.Pointer(&vfs.Tsqlite3_vfs)), 0)
+	})
+	d.id = vfs.last.Add(1)
+	vfs.disks.Store(d.id, d)
+	return "file:" + (&url.URL{Path: filepath.ToSlash(path)}).EscapedPath() + "?vfs=counting&engine=" + strconv.FormatInt(d.id, 10)
+}
+
+// close ends the counting. The connections are closed before.
+func (d *disk) close() { vfs.disks.Delete(d.id) }
+
+func countOpen(tls *libc.TLS, self, name, file uintptr, flags int32, out uintptr) int32 {
+	rc := vfs.open(tls, self, name, file, flags, out)
+	if rc != sqlite3.SQLITE_OK || flags&(sqlite3.SQLITE_OPEN_MAIN_DB|sqlite3.SQLITE_OPEN_WAL) == 0 {
+		return rc
+	}
+	if d, ok := vfs.disks.Load(sqlite3.Xsqlite3_uri_int64(tls, name, vfs.engine, 0)); ok {
+		f := (*sqlite3.Tsqlite3_file)(pointer(file))
+		f.FpMethods = d.(*disk).replace(f.FpMethods)
+	}
+	return rc
+}
+
+// replace returns the address of counting methods for a file with the given ones.
+func (d *disk) replace(original uintptr) uintptr {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	m := d.methods[original]
+	if m == nil {
+		m = &methods{Tsqlite3_io_methods: *(*sqlite3.Tsqlite3_io_methods)(pointer(original)), disk: d}
+		m.sync = *(*func(*libc.TLS, uintptr, int32) int32)(unsafe.Pointer(&m.FxSync))
+		m.write = *(*func(*libc.TLS, uintptr, uintptr, int32, sqlite3.Tsqlite3_int64) int32)(unsafe.Pointer(&m.FxWrite))
+		m.FxSync, m.FxWrite = function(countSync), function(countWrite)
+		if d.methods == nil {
+			d.methods = map[uintptr]*methods{}
+		}
+		d.methods[original] = m
+	}
+	return uintptr(unsafe.Pointer(m))
 }
 
 func countSync(tls *libc.TLS, file uintptr, flags int32) int32 {
-	t := table(file)
-	(*disk)(pointer(t.disk)).syncs.Add(1)
-	return (*(*func(*libc.TLS, uintptr, int32) int32)(unsafe.Pointer(&struct{ uintptr }{t.sync})))(tls, file, flags)
+	m := methodsOf(file)
+	m.disk.syncs.Add(1)
+	return m.sync(tls, file, flags)
 }
 
 func countWrite(tls *libc.TLS, file, buf uintptr, n int32, offset sqlite3.Tsqlite3_int64) int32 {
-	t := table(file)
-	(*disk)(pointer(t.disk)).written.Add(int64(n))
-	return (*(*func(*libc.TLS, uintptr, uintptr, int32, sqlite3.Tsqlite3_int64) int32)(
-		unsafe.Pointer(&struct{ uintptr }{t.write})))(tls, file, buf, n, offset)
+	m := methodsOf(file)
+	m.disk.written.Add(int64(n))
+	return m.write(tls, file, buf, n, offset)
 }
 
-// function is a Go function as a C function pointer, the way the transpiled SQLite makes them.
-func function(f any) uintptr {
-	return (*(*[2]uintptr)(unsafe.Pointer(&f)))[1]
+func methodsOf(file uintptr) *methods {
+	return (*methods)(pointer((*sqlite3.Tsqlite3_file)(pointer(file)).FpMethods))
 }
+
+// pointer turns an address that the garbage collector does not move into a Go pointer.
+func pointer(address uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&address)) }
+
+// function is a Go function as a C function pointer, the way the transpiled SQLite makes them.
+func function[F any](f F) uintptr { return *(*uintptr)(unsafe.Pointer(&f)) }

@@ -21,8 +21,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	sqlite3 "modernc.org/sqlite/lib"
-
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
@@ -191,7 +189,7 @@ func (e *Engine) Close() error {
 	}
 	var err error
 	if !e.inMemory() {
-		_, _, err = e.writer.checkpoint(sqlite3.SQLITE_CHECKPOINT_TRUNCATE)
+		_, _, err = e.writer.checkpoint("TRUNCATE")
 	}
 	close(e.pool)
 	for _, c := range conns {
@@ -203,5 +201,6 @@ func (e *Engine) Close() error {
 	if e.lock != nil {
 		e.lock.close()
 	}
+	e.disk.close()
 	return fault.Wrap(Kind(err), err, "close the database")
 }

@@ -308,7 +308,7 @@ func TestTheLogStartsOverUnderSteadyLoad(t *testing.T) {
 		}
 		var frames int
 		do(t, e, exec("UPDATE n SET i=i WHERE i=0"))
-		err := e.Read(ctx, func(c *Conn) (err error) { frames, _, err = c.checkpoint(0); return err })
+		err := e.Read(ctx, func(c *Conn) (err error) { frames, _, err = c.checkpoint("PASSIVE"); return err })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -343,7 +343,7 @@ func TestSnapshotSeesOneCommit(t *testing.T) {
 func TestValuesOfAllSizes(t *testing.T) {
 	e := openTable(t)
 	do(t, e, exec("CREATE TABLE v (i INTEGER PRIMARY KEY, t TEXT NOT NULL, b BLOB NOT NULL)"))
-	for i, size := range []int{0, 1, arenaSize / 2, arenaSize/2 + 1, arenaSize, arenaSize + 1, 64 << 10, 128 << 10, 1 << 20} {
+	for i, size := range []int{0, 1, 2 << 10, 2<<10 + 1, 4 << 10, 4<<10 + 1, 64 << 10, 128 << 10, 1 << 20} {
 		text := strings.Repeat("ä", size/2) + strings.Repeat("\x00", size%2)
 		blob := []byte(text)
 		do(t, e, job{apply: func(tx *Tx) error {

@@ -5,24 +5,34 @@ import (
 	"errors"
 	"fmt"
 
-	sqlite3 "modernc.org/sqlite/lib"
+	"zombiezen.com/go/sqlite"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Error is what SQLite said. SQL is the statement without its parameters.
 type Error struct {
-	Code    int32 // extended result code
+	Code    sqlite.ResultCode // extended
 	Message string
 	SQL     string
+}
+
+func newError(sql string, err error) *Error {
+	e := &Error{Code: sqlite.ErrCode(err), SQL: sql}
+	for cause := err; cause != nil; cause = errors.Unwrap(cause) {
+		e.Message = cause.Error() // the innermost is SQLite's own words
+	}
+	return e
 }
 
 func (e *Error) Error() string {
 	return fmt.Sprintf("sqlite: %s (%d) in %q", e.Message, e.Code, e.SQL)
 }
 
-func noMemory(sql string) *Error {
-	return &Error{Code: sqlite3.SQLITE_NOMEM, Message: "out of memory", SQL: sql}
+// isBusy reports that another connection holds a lock.
+func isBusy(err error) bool {
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Code.ToPrimary() == sqlite.ResultBusy
 }
 
 // errClosed is returned for work that arrives after [Engine.Close].
@@ -30,10 +40,10 @@ var errClosed = fault.New(fault.Unavailable, "the database is closed")
 
 // transient are the primary result codes that may pass by themselves, or once
 // somebody has made room on the disk.
-var transient = map[int32]bool{
-	sqlite3.SQLITE_BUSY: true, sqlite3.SQLITE_LOCKED: true, sqlite3.SQLITE_FULL: true,
-	sqlite3.SQLITE_IOERR: true, sqlite3.SQLITE_NOMEM: true, sqlite3.SQLITE_INTERRUPT: true,
-	sqlite3.SQLITE_CANTOPEN: true, sqlite3.SQLITE_READONLY: true, sqlite3.SQLITE_PROTOCOL: true,
+var transient = map[sqlite.ResultCode]bool{
+	sqlite.ResultBusy: true, sqlite.ResultLocked: true, sqlite.ResultFull: true,
+	sqlite.ResultIOErr: true, sqlite.ResultNoMem: true, sqlite.ResultInterrupt: true,
+	sqlite.ResultCantOpen: true, sqlite.ResultReadOnly: true, sqlite.ResultProtocol: true,
 }
 
 // Kind is what an error of this package means to a caller: fault.Unavailable
@@ -44,10 +54,10 @@ func Kind(err error) fault.Kind {
 		return fault.Unavailable
 	}
 	if e, ok := errors.AsType[*Error](err); ok {
-		switch primary := e.Code & 0xff; {
+		switch primary := e.Code.ToPrimary(); {
 		case transient[primary]:
 			return fault.Unavailable
-		case primary == sqlite3.SQLITE_TOOBIG:
+		case primary == sqlite.ResultTooBig:
 			return fault.TooLarge
 		}
 	}

@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 	"strconv"
 
-	sqlite3 "modernc.org/sqlite/lib"
+	"zombiezen.com/go/sqlite"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
@@ -31,27 +31,21 @@ func (e *Engine) openFile(path string, opts Options) (err error) {
 		return err
 	}
 	log, _ := os.Stat(path + "-wal")
+	file := e.disk.count(path)
 	cache := "cache_size=-" + strconv.Itoa(opts.CacheSize>>10)
-	if e.writer, err = openConn(path, "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0",
+	if e.writer, err = openConn(file, "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0",
 		"journal_size_limit=67108864", "temp_store=MEMORY", cache); err != nil {
 		return err
 	}
 	if err := intact(e.writer, path, log == nil || log.Size() == 0); err != nil {
 		return err
 	}
-	conns := []*Conn{e.writer}
 	for range opts.Readers {
-		reader, err := openConn(path, "query_only=ON", cache)
+		reader, err := openConn(file, "query_only=ON", cache)
 		if err != nil {
 			return err
 		}
 		e.pool <- reader
-		conns = append(conns, reader)
-	}
-	for _, c := range conns {
-		if err := c.count(&e.disk); err != nil {
-			return err
-		}
 	}
 	return nil
 }
@@ -78,7 +72,7 @@ func intact(c *Conn, path string, noLog bool) error {
 		return err
 	}
 	if noLog && info.Size() < pages*size {
-		return &Error{Code: sqlite3.SQLITE_CORRUPT, Message: "the file is shorter than it says", SQL: "open"}
+		return &Error{Code: sqlite.ResultCorrupt, Message: "the file is shorter than it says", SQL: "open"}
 	}
 	if info.Size() > maxQuickCheck {
 		return nil
@@ -92,7 +86,7 @@ func intact(c *Conn, path string, noLog bool) error {
 		return err
 	}
 	if found := s.ColumnText(0); found != "ok" {
-		return &Error{Code: sqlite3.SQLITE_CORRUPT, Message: found, SQL: "PRAGMA quick_check"}
+		return &Error{Code: sqlite.ResultCorrupt, Message: found, SQL: "PRAGMA quick_check"}
 	}
 	return nil
 }
@@ -119,7 +113,7 @@ func acquire(path string) (*Conn, error) {
 	}
 	if err := c.Exec("BEGIN EXCLUSIVE"); err != nil {
 		c.close()
-		if e, ok := err.(*Error); ok && e.Code&0xff == sqlite3.SQLITE_BUSY {
+		if isBusy(err) {
 			return nil, fault.New(fault.Conflict, "another server has it open")
 		}
 		return nil, err
@@ -141,6 +135,7 @@ func (e *Engine) closeConns() {
 				c.close()
 			}
 		default:
+			e.disk.close()
 			return
 		}
 	}

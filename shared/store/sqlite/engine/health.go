@@ -6,7 +6,7 @@ import (
 	"log/slog"
 	"sync"
 
-	sqlite3 "modernc.org/sqlite/lib"
+	"zombiezen.com/go/sqlite"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
@@ -42,9 +42,9 @@ func blames(err error) (is, damaged bool) {
 	if !ok {
 		return false, false
 	}
-	primary := se.Code & 0xff
-	damaged = primary == sqlite3.SQLITE_CORRUPT || primary == sqlite3.SQLITE_NOTADB
-	return damaged || transient[primary] && primary != sqlite3.SQLITE_INTERRUPT, damaged
+	primary := se.Code.ToPrimary()
+	damaged = primary == sqlite.ResultCorrupt || primary == sqlite.ResultNotADB
+	return damaged || transient[primary] && primary != sqlite.ResultInterrupt, damaged
 }
 
 // note takes down the outcome of a write or a checkpoint.

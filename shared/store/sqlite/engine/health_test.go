@@ -229,6 +229,27 @@ func TestTheFileShrinks(t *testing.T) {
 	})
 }
 
+// What is written is counted whatever the path; the checkpoints depend on it.
+func TestStatsOfAnyPath(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink(t.TempDir(), link); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{filepath.Join(dir, "a b?c=d#e%20&f.db"), filepath.Join(link, "e.db")} {
+		e := openAt(t, path)
+		do(t, e, exec("CREATE TABLE n (i INTEGER PRIMARY KEY, s TEXT NOT NULL)"))
+		before := e.Stats()
+		do(t, e, insert(1, "x"))
+		if got := e.Stats(); got.Syncs == before.Syncs || got.Written == before.Written {
+			t.Errorf("%s: %+v, after a write %+v", path, before, got)
+		}
+		if _, err := os.Stat(path); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // A commit costs one sync and the pages that it changed; at rest nothing is written.
 func TestStats(t *testing.T) {
 	e := openAt(t, filepath.Join(t.TempDir(), "e.db"))

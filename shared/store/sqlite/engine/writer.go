@@ -281,7 +281,7 @@ func (e *Engine) commit(group []*entry) (came int) {
 // disk is full, the file locked.
 func lasting(err error) bool {
 	se, ok := errors.AsType[*Error](err)
-	return ok && transient[se.Code&0xff]
+	return ok && transient[se.Code.ToPrimary()]
 }
 
 // attempt applies jobs in one transaction. An error means that nothing of it is

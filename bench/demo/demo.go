@@ -1,0 +1,291 @@
+// Package demo shows one event going every way, with times: two webhooks and two streams, each subscribed
+// to as an application would, by package client.
+package demo
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
+// What the demo publishes, of the sample catalog.
+const (
+	demoName   = "github.pull_request"
+	demoURI    = "event://github/acme/website/pull_request"
+	demoParent = "event://github/acme"
+	demoData   = `{"action":"opened","number":42,"pull_request":{"title":"Say hello to everybody","author":"ada","base":"main"}}`
+)
+
+// Options say what is shown.
+type Options struct {
+	Catalog     []byte // with the event type of the sample catalog that is published
+	CatalogName string
+	Agent       string        // what the demo calls itself to the server
+	Timeout     time.Duration // longest run
+	Out         io.Writer
+	Log         *slog.Logger
+}
+
+// Run starts a server in this process with its data in a temporary directory, subscribes in four ways,
+// publishes one event and tells when it arrived where. It fails unless it arrived everywhere.
+func Run(ctx context.Context, o Options) error {
+	dir, err := os.MkdirTemp("", "mcpevents-demo-")
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "make a temporary directory")
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	d := &demo{out: o.Out, log: o.Log, began: time.Now(), arrived: make(chan arrival, 16)}
+	limits := server.DefaultLimits()
+	limits.AllowInsecureTargets = true // the receivers are on this machine
+	srv, err := server.New(ctx, server.Options{
+		Addr: "127.0.0.1:0", Data: dir, Catalog: o.Catalog, CatalogName: o.CatalogName, Auth: auth.ModeNone,
+		Limits: limits, Log: o.Log,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+		defer cancel()
+		_ = srv.Shutdown(last) // its data goes with it
+	}()
+	d.say("server", "serving %s and %s/events, one SQLite file in %s", srv.URL+"/mcp", srv.URL, dir)
+	d.remote = client.Server{URL: srv.URL, Agent: o.Agent}
+	err = d.run(ctx)
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) && errors.Is(err, context.DeadlineExceeded) {
+		return fault.New(fault.Unavailable, "the demo did not end within %s", o.Timeout)
+	}
+	return err
+}
+
+// endTimeout bounds the server's shutdown.
+const endTimeout = 5 * time.Second
+
+// demo is one run.
+type demo struct {
+	out    io.Writer
+	log    *slog.Logger
+	remote client.Server
+	began  time.Time
+
+	arrived   chan arrival
+	mu        sync.Mutex // guards out and published
+	published time.Time  // zero until it is
+}
+
+// arrival is the event at the end of one way.
+type arrival struct {
+	way string
+	at  time.Time
+	ev  client.Event
+}
+
+// say tells a step with its time: since the event was published, or before that
+// since the start.
+func (d *demo) say(step, format string, args ...any) { d.sayAt(time.Now(), step, format, args...) }
+
+func (d *demo) sayAt(at time.Time, step, format string, args ...any) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	since, sign := d.began, " "
+	if !d.published.IsZero() {
+		since, sign = d.published, "+"
+	}
+	ms := float64(at.Sub(since).Microseconds()) / 1000
+	fmt.Fprintf(d.out, "%9s ms  %-18s %s\n", fmt.Sprintf("%s%.1f", sign, ms), step, fmt.Sprintf(format, args...))
+}
+
+func (d *demo) title(text string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	fmt.Fprintf(d.out, "\n%s\n", text)
+}
+
+// The four ways.
+const (
+	wayRegister  = "webhook, SEP-1803"
+	wayEvents    = "webhook, Events"
+	wayStateless = "stream 2026-07-28"
+	waySessions  = "stream 2025-11-25"
+)
+
+func (d *demo) run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+
+	caller, err := client.New(d.remote, mcpspec.V20260728)
+	if err != nil {
+		return err
+	}
+	d.title("Subscribing, in four ways")
+	hooks, endHooks, err := d.hooks(ctx, caller)
+	defer endHooks()
+	if err != nil {
+		return err
+	}
+	failed := make(chan error, 2)
+	for _, way := range []string{wayStateless, waySessions} {
+		f, err := d.follower(way)
+		if err != nil {
+			return err
+		}
+		open := make(chan struct{})
+		f.Opened = sync.OnceFunc(func() { close(open) })
+		running.Go(func() {
+			if err := f.Run(ctx); err != nil {
+				failed <- err
+			}
+		})
+		select {
+		case <-open:
+		case err := <-failed:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		d.say(way, "open, for all below %s", demoParent)
+	}
+	id := event.NewID()
+	if err := d.publish(ctx, id); err != nil {
+		return err
+	}
+	if err := d.await(ctx, id, failed); err != nil {
+		return err
+	}
+	d.title("Ending")
+	for _, h := range hooks {
+		if err := h.End(ctx); err != nil {
+			return err
+		}
+		d.say("ended", "%s", h.ID())
+	}
+	d.title("One event, published once, reached two webhooks and two streams.")
+	return nil
+}
+
+// hooks registers the two webhooks.
+func (d *demo) hooks(ctx context.Context, caller *client.Client) (hooks []client.Webhook, end func(), err error) {
+	var receivers []*client.Receiver
+	end = func() {
+		for _, r := range receivers {
+			r.Close()
+		}
+	}
+	for _, way := range []string{wayRegister, wayEvents} {
+		via := map[string]string{wayRegister: client.ViaRegister, wayEvents: client.ViaEvents}[way]
+		r, err := client.NewReceiver("127.0.0.1:0", via, d.taker(way), d.log)
+		if err != nil {
+			return nil, end, err
+		}
+		receivers = append(receivers, r)
+		var h client.Webhook = &client.Registration{Client: caller, URIs: []string{demoURI}, Target: r.URL}
+		if via == client.ViaEvents {
+			h = &client.EventsSubscription{
+				Client: caller, Name: demoName, Arguments: json.RawMessage(`{"owner":"acme","action":"opened"}`), Target: r.URL, Key: client.NewSecret(),
+			}
+		}
+		if err := h.Begin(ctx, r); err != nil {
+			return nil, end, err
+		}
+		hooks = append(hooks, h)
+		if via == client.ViaEvents {
+			d.say(way, "events/subscribe %s owner=acme action=opened", demoName)
+			d.say("", "challenge answered at %s, subscription %s", r.URL, h.ID())
+		} else {
+			d.say(way, "resources/subscriptions/register %s", demoURI)
+			d.say("", "for %s, as %s", r.URL, h.ID())
+		}
+	}
+	return hooks, end, nil
+}
+
+func (d *demo) taker(way string) func(client.Event) error {
+	return func(r client.Event) error {
+		select {
+		case d.arrived <- arrival{way, time.Now(), r}:
+		default: // more than one event's worth; the demo has ended or is about to say so
+		}
+		return nil
+	}
+}
+
+func (d *demo) follower(way string) (*client.Stream, error) {
+	version := mcpspec.V20260728
+	if way == waySessions {
+		version = mcpspec.V20251125
+	}
+	caller, err := client.New(d.remote, version)
+	if err != nil {
+		return nil, err
+	}
+	return &client.Stream{Client: caller, URIs: []string{demoParent}, Log: d.log, Event: d.taker(way)}, nil
+}
+
+func (d *demo) publish(ctx context.Context, id string) error {
+	d.title("Publishing one event")
+	d.mu.Lock()
+	d.published = time.Now()
+	d.mu.Unlock()
+	p := client.Publisher{Server: d.remote, URI: demoURI, ID: id}
+	if err := p.Publish(ctx, strings.NewReader(demoData)); err != nil {
+		return err
+	}
+	d.say("POST /events", "202, accepted and safe on disk: %s", id)
+	return nil
+}
+
+// await waits until the event has arrived everywhere, and tells it in order.
+func (d *demo) await(ctx context.Context, id string, failed <-chan error) error {
+	missing := []string{wayRegister, wayEvents, wayStateless, waySessions}
+	for len(missing) > 0 {
+		select {
+		case err := <-failed:
+			return err
+		case <-ctx.Done():
+			return fault.New(fault.Unavailable, "the event did not arrive by: %s", strings.Join(missing, "; "))
+		case a := <-d.arrived:
+			i := slices.Index(missing, a.way)
+			if i < 0 {
+				continue
+			}
+			if a.ev.ID != id {
+				return fault.New(fault.Internal, "%s brought the event %q, want %q", a.way, a.ev.ID, id)
+			}
+			missing = slices.Delete(missing, i, i+1)
+			d.sayAt(a.at, a.way, "%s", account(a.ev))
+		}
+	}
+	return nil
+}
+
+// account says what arrived.
+func account(r client.Event) string {
+	var action struct {
+		Action string `json:"action"`
+	}
+	_ = json.Unmarshal(r.Data, &action) // only for show
+	what := fmt.Sprintf("action %q", action.Action)
+	if r.Verified != nil {
+		return fmt.Sprintf("POST received, signature verified, webhook-id %s, %s", r.ID, what)
+	}
+	return fmt.Sprintf("notifications/resources/updated %s, %s", r.URI, what)
+}

@@ -1,0 +1,40 @@
+package client_test
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
+// SUB-08: a listen that a server cannot begin just now, which it says in a response with status 200, is tried again.
+func TestAStreamThatCannotBeginNowIsTriedAgain(t *testing.T) {
+	var requests atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if requests.Add(1) == 1 {
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":1,"error":{"code":%d,"message":"try again"}}`, jsonrpc.InternalError)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, `data: {"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"notifications":{"resourceSubscriptions":["event://a/b"]}}}`+"\n\n"+
+			`data: {"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"event://a/b","payload":1}}`+"\n\n")
+	}))
+	defer server.Close()
+	c, err := client.New(client.Server{URL: server.URL, Agent: "test/1"}, mcpspec.V20260728)
+	if err != nil {
+		t.Fatal(err)
+	}
+	enough := fmt.Errorf("enough")
+	s := &client.Stream{Client: c, URIs: []string{"event://a/b"}, Log: slog.New(slog.DiscardHandler), Event: func(client.Event) error { return enough }}
+	if err := s.Run(t.Context()); err != enough {
+		t.Errorf("the stream ended by %v after %d requests", err, requests.Load())
+	}
+}

@@ -1,0 +1,48 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+)
+
+// ServeDebug serves net/http/pprof and [Server.Counters] at an address of its own, on loopback only:
+// they tell what a server does, and no caller is authenticated there. Started returns the server, or nil
+// while it starts. ServeDebug returns at once; what it serves ends with ctx.
+func ServeDebug(ctx context.Context, addr string, started func() *Server) error {
+	if err := auth.CheckListen(addr, auth.ModeNone); err != nil {
+		return fault.Wrap(fault.Invalid, err, "--debug-addr")
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", addr)
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "listen for debugging")
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/vars", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(counters(started())) // the client may be gone
+	})
+	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	context.AfterFunc(ctx, func() { _ = s.Close() })
+	go func() { _ = s.Serve(l) }()
+	return nil
+}
+
+// counters are those of a server; none while it starts.
+func counters(s *Server) map[string]any {
+	if s == nil {
+		return map[string]any{}
+	}
+	return s.Counters()
+}

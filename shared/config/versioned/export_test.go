@@ -1,8 +1,0 @@
-package versioned
-
-// Len is the number of documents in memory.
-func (c *Cache[T]) Len() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.held)
-}

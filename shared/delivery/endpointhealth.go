@@ -1,0 +1,89 @@
+package delivery
+
+import (
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/webhook"
+)
+
+// record updates the state by an outcome.
+func (h *endpoints) record(e *endpointState, id string, out webhook.Outcome, now time.Time) {
+	o := e.origin
+	if internal(out) {
+		return
+	}
+	e.took = out.Took
+	if out.Category == "" {
+		clear(o.failed)
+		o.connect, o.slowUntil = 0, time.Time{}
+		e.failures, e.pauses, e.openUntil = 0, 0, time.Time{}
+		e.limit = min(e.limit+1, maxSlowAtOnce)
+		e.slowUntil = time.Time{}
+		if out.Took >= slowLatency {
+			e.slowUntil = now.Add(slowFor)
+		}
+		return
+	}
+	e.failures++
+	if pause := e.pause(out); pause > 0 {
+		e.openUntil = now.Add(pause)
+		e.slowUntil = later(e.slowUntil, e.openUntil)
+	}
+	if e.failures >= slowAfter {
+		e.slowUntil = later(e.slowUntil, now.Add(slowFor))
+	}
+	if len(o.failed) < originAfter {
+		o.failed[id] = struct{}{}
+	}
+	if unconnected(out) {
+		o.connect++
+	}
+	if len(o.failed) >= originAfter || o.connect >= slowAfter {
+		o.slowUntil = now.Add(slowFor)
+	}
+}
+
+// pause is how long an endpoint gets no attempt after a failure. With 0 its deliveries follow
+// their schedules.
+func (e *endpointState) pause(out webhook.Outcome) time.Duration {
+	base, most := time.Duration(0), time.Duration(0)
+	switch {
+	case out.RetryAfter > 0 && busy(out.Status):
+		return out.RetryAfter
+	case out.Category == webhook.Timeout:
+		base, most = hangPause, maxHangPause
+		e.limit = 1
+	case busy(out.Status):
+		base, most = busyPause, maxBusyPause
+		e.limit = max(1, e.limit/2)
+	default:
+		e.pauses = 0
+		return 0
+	}
+	e.pauses++
+	return min(base<<min(e.pauses-1, 10), most)
+}
+
+// busy reports whether a status asks for less, of every sender and for every event (WHK-09).
+func busy(status int) bool { return status == 429 || status == 502 || status == 503 || status == 504 }
+
+// unconnected reports whether no connection was made.
+func unconnected(out webhook.Outcome) bool {
+	switch out.Category {
+	case webhook.ConnectionRefused, webhook.DNSError, webhook.TLSError:
+		return true
+	}
+	return false
+}
+
+// internal reports whether an outcome says nothing about the endpoint.
+func internal(out webhook.Outcome) bool {
+	return out.Category == webhook.Aborted || out.Category == webhook.Internal
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,181 @@
+package eventlog
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+)
+
+// Appended is the result of [Log.Append].
+type Appended struct {
+	// First reports that these may be the first events of the URI on this day (UTC).
+	First bool
+	// After is a position before all these events.
+	After int64
+}
+
+// AppendOwn is [Log.Append] for a URI that no pattern in use matches.
+func (l *Log) AppendOwn(ctx context.Context, workspace, uri string, events []event.Event) (first bool, err error) {
+	done, err := l.Append(ctx, workspace, uri, events, nil)
+	return done.First, err
+}
+
+// Append appends events of one URI, in order, to its own partition and to the partitions of the pattern keys. The
+// caller is the only writer of the URI. A batch that was cut off comes again: the events that it wrote a moment ago
+// are not written to the own partition again.
+//
+// An ordered store writes the copies of an event in one commit with one stamp. So a reader of several of these
+// partitions has read either all copies or none, at any position.
+func (l *Log) Append(ctx context.Context, workspace, uri string, events []event.Event, keys []string) (done Appended, err error) {
+	if done, err = l.appendTo(ctx, Own(workspace, uri), uri, events, l.copies(workspace, uri, keys)...); err != nil || l.DB.Ordered() {
+		return done, err
+	}
+	for _, e := range events {
+		if err := l.AppendPattern(ctx, e, keys); err != nil {
+			return done, err
+		}
+	}
+	return done, nil
+}
+
+// appendTo appends the events to a partition of the URI, without those that its last segment has.
+func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []event.Event, copies ...Partition) (done Appended, err error) {
+	last, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Reverse: true, Limit: 1})
+	if err != nil {
+		return done, fault.Wrap(fault.Unavailable, err, "read the end of the log of %s", uri)
+	}
+	done.After = l.Position()
+	fresh := events
+	var floor, before int64
+	var written []string // of the batch
+	if len(last.Items) == 1 {
+		end, err := parseKey(last.Items[0].Sort)
+		if err != nil {
+			return done, err
+		}
+		s, err := decodeSegment(last.Items[0])
+		if err != nil && err != errLater {
+			l.pass(ctx, last.Items[0], err)
+		}
+		floor, before = end, end
+		// The writer of the segment may have died during a slow append, before it could repeat it. Then a reader
+		// may be past the segment. Only of a young segment it is sure that no reader is.
+		young := l.DB.Ordered() || l.now().UnixMicro()-end <= SlowAppend.Microseconds()
+		fresh = slices.DeleteFunc(slices.Clone(events), func(e event.Event) bool {
+			found := young && (slices.Contains(s.Before, e.ID) ||
+				slices.ContainsFunc(s.Events, func(seen event.Event) bool { return seen.ID == e.ID }))
+			if found {
+				written = append(written, e.ID)
+			}
+			return found
+		})
+		if len(written) > 0 { // the earlier segments of the batch are shortly before this one
+			done.After = min(done.After, end-time.Minute.Microseconds())
+		}
+	}
+	again := len(written) > 0 // it is not known how far the batch came before
+	room := maxSegment
+	for _, id := range written {
+		room -= len(id) + 3
+	}
+	for _, e := range fresh {
+		room -= len(e.ID) + 3
+	}
+	for _, part := range pack(fresh, room) {
+		s := segment{V: segmentVersion, Events: part, Before: written}
+		if floor, err = l.put(ctx, p, s, floor, copies...); err != nil {
+			return done, fault.Wrap(fault.Unavailable, err, "append to the log of %s", uri)
+		}
+		for _, e := range part {
+			written = append(written, e.ID)
+		}
+	}
+	done.First = again || day(before) != day(l.now().UnixMicro())
+	return done, nil
+}
+
+// copies returns the pattern partitions that are written in the same commit as the own partition of the URI. No URI
+// has more patterns in use than a transaction has room for.
+func (l *Log) copies(workspace, uri string, keys []string) (parts []Partition) {
+	if !l.DB.Ordered() {
+		return nil
+	}
+	for _, key := range keys[:min(len(keys), store.MaxTransaction-1)] {
+		parts = append(parts, shard(workspace, key, shardOf(uri)))
+	}
+	return parts
+}
+
+func day(stamp int64) int64 { return stamp / (24 * time.Hour).Microseconds() }
+
+// AppendPattern appends one event to the partitions of the pattern keys given.
+func (l *Log) AppendPattern(ctx context.Context, e event.Event, keys []string) error {
+	for _, key := range keys {
+		p := shard(e.Workspace, key, shardOf(e.URI))
+		if _, err := l.put(ctx, p, segment{V: segmentVersion, Events: []event.Event{e}}, 0); err != nil {
+			return fault.Wrap(fault.Unavailable, err, "append to the log of %s", key)
+		}
+	}
+	return nil
+}
+
+// put writes one segment and returns the key of its last entry, or 0 when the store stamps. A slow append is written
+// again with a new key, because a reader may be past the first one. An ordered store also writes the segment to the
+// partitions in copies, with the same stamp.
+func (l *Log) put(ctx context.Context, p Partition, s segment, floor int64, copies ...Partition) (int64, error) {
+	value, err := s.encode()
+	if err != nil {
+		return 0, err
+	}
+	life := l.retention() + time.Hour
+	if s.life > 0 {
+		life = min(life, s.life)
+	}
+	for {
+		started := time.Now() // monotonic, unlike the stamp's clock
+		stamp := max(l.now().UnixMicro(), floor) + int64(s.len())
+		item := store.Item{
+			Key:     store.Key{Table: store.Log, Partition: p.name, Sort: sortKey(stamp)},
+			Value:   value,
+			Version: int64(s.len()),
+			Expires: time.UnixMicro(stamp).Add(life),
+		}
+		if l.DB.Ordered() {
+			return 0, l.DB.Write(ctx, stamped(item, s.len(), copies)...)
+		}
+		if !p.single {
+			item.Sort += "-" + nonce()
+		}
+		err := l.DB.Write(ctx, store.Put(item, store.Absent()))
+		if errors.Is(err, store.ErrConflict) && p.single {
+			floor = stamp // an earlier writer used the key
+			continue
+		}
+		if err != nil {
+			return 0, err
+		}
+		if time.Since(started) <= SlowAppend {
+			return stamp, nil
+		}
+		l.Slow.Add(1)
+		floor = stamp
+	}
+}
+
+// stamped returns the writes of an item and its copies for an ordered store, which stamps them.
+func stamped(item store.Item, n int, copies []Partition) []store.Op {
+	item.Sort = store.AtCommit
+	op := store.Put(item)
+	op.Span = n
+	ops := []store.Op{op}
+	for _, p := range copies {
+		op.Item.Partition, op.Span = p.name, store.SameStamp
+		ops = append(ops, op)
+	}
+	return ops
+}

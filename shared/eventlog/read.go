@@ -1,0 +1,107 @@
+package eventlog
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+)
+
+// Read returns a page of the entries of p with keys greater than after, oldest first. The read is strongly
+// consistent. When more is true, the next page begins after next. An ordered store is read up to the end that it had
+// before the read: then every entry with a key up to next has been read.
+func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (entries []Entry, more bool, next int64, err error) {
+	q := store.Query{Table: store.Log, Partition: p.name, After: afterKey(after), Limit: limit}
+	var end int64
+	if l.DB.Ordered() {
+		end = l.DB.End()
+		q.Until = sortKey(end)
+	}
+	page, err := l.DB.Query(ctx, q)
+	if err != nil {
+		return nil, false, after, fault.Wrap(fault.Unavailable, err, "read the log")
+	}
+	if err := l.wholeStamp(ctx, p, &page); err != nil {
+		return nil, false, after, fault.Wrap(fault.Unavailable, err, "read the log")
+	}
+	next = after
+	horizon := l.now().Add(2 * MaxSkew).UnixMicro()
+	for _, item := range page.Items {
+		es, err := l.decode(ctx, item)
+		if err != nil {
+			return nil, false, after, err
+		}
+		if key, err := parseKey(item.Sort); err == nil {
+			next = max(next, key)
+		}
+		for _, e := range es {
+			if e.Key > after {
+				entries = append(entries, e)
+			}
+			if e.Key > horizon {
+				l.Skewed.Add(1)
+			}
+		}
+	}
+	if page.More && page.Last != "" {
+		if k, err := parseKey(page.Last); err == nil {
+			next = max(next, k)
+		}
+	}
+	if !page.More {
+		next = max(next, end)
+	}
+	return entries, page.More, next, nil
+}
+
+// wholeStamp adds the items to a page that have the stamp of its last item. Several writers may use the same
+// microsecond, and the next page begins after it.
+func (l *Log) wholeStamp(ctx context.Context, p Partition, page *store.Page) error {
+	if p.single || l.DB.Ordered() || len(page.Last) < stampSize {
+		return nil
+	}
+	stamp := page.Last[:stampSize]
+	for rest := page.More; rest; {
+		more, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, After: page.Last, Until: stamp + "~", Limit: 100})
+		if err != nil {
+			return err
+		}
+		page.Items = append(page.Items, more.Items...)
+		if rest = more.More; rest {
+			page.Last = more.Last
+		}
+	}
+	return nil
+}
+
+// Latest returns up to n of the newest events of a URI, oldest first.
+func (l *Log) Latest(ctx context.Context, workspace, uri string, unordered bool, n int) ([]event.Event, error) {
+	var items []store.Item
+	for _, p := range l.Of(workspace, uri, unordered) {
+		page, err := l.DB.Query(ctx, store.Query{Table: store.Log, Partition: p.name, Reverse: true, Limit: n})
+		if err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "read the latest events of %s", uri)
+		}
+		items = append(items, page.Items...)
+	}
+	slices.SortStableFunc(items, func(a, b store.Item) int { return strings.Compare(b.Sort, a.Sort) })
+	var out []event.Event
+	seen := map[string]bool{}    // a repeated batch may be there twice
+	for _, item := range items { // newest segment first
+		es, err := l.decode(ctx, item)
+		if err != nil {
+			return nil, err
+		}
+		for i := len(es) - 1; i >= 0 && len(out) < n; i-- {
+			if e := es[i].Event; !seen[e.ID] {
+				seen[e.ID] = true
+				out = append(out, *e)
+			}
+		}
+	}
+	slices.Reverse(out)
+	return out, nil
+}

@@ -1,0 +1,73 @@
+package gateway
+
+import (
+	"context"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
+// Followed is a backend as the relay needs it: with the operator's credentials, and the same value for as
+// long as its configuration is the same.
+type Followed struct{ *backend }
+
+// Followed are the backends whose notifications can be had. Where only callers have credentials there are none.
+func (g *Gateway) Followed(ctx context.Context) (out []Followed) {
+	for _, b := range g.backends(ctx) {
+		if !b.perCaller() {
+			out = append(out, Followed{b})
+		}
+	}
+	return out
+}
+
+// Place names it.
+func (f Followed) Place() api.Place { return f.place() }
+
+// Client speaks to it for the gateway itself.
+func (f Followed) Client() *upstream.Client { return &f.own }
+
+// Ask asks it anew what it is: it may be another one since.
+func (f Followed) Ask(ctx context.Context) (api.Capabilities, mcpspec.Version, error) {
+	f.mu.Lock()
+	was := f.last
+	f.mu.Unlock()
+	f.forget(was)
+	known, err := f.known(ctx)
+	if err != nil {
+		return api.Capabilities{}, "", err
+	}
+	return known.Capabilities, known.version, nil
+}
+
+// Wanted are the URIs that sessions or streams are subscribed to there. Changed receives when they may be others.
+func (f Followed) Wanted(ctx context.Context) (map[string]bool, error) {
+	return f.gateway.wanted(ctx, f.place())
+}
+
+// Changed is described at [Followed.Wanted].
+func (f Followed) Changed() <-chan struct{} { return f.changed }
+
+// Outdate makes the next caller fetch the lists again.
+func (f Followed) Outdate() { f.outdate() }
+
+// List is its list of a kind, fetched since [Followed.Outdate].
+func (f Followed) List(ctx context.Context, kind api.Kind) ([]api.Entry, error) {
+	version := f.gateway.listVersions(ctx, []*view{f.view}, kind)[0]
+	list, err := f.list(ctx, kind, version, func(*fetched) time.Duration { return maxTTL })
+	if err != nil {
+		return nil, err
+	}
+	entries := make([]api.Entry, len(list.entries))
+	for i, e := range list.entries {
+		entries[i] = e.Entry
+	}
+	return entries, nil
+}
+
+// ChangeListVersion records that the lists have changed whose notification that is.
+func (f Followed) ChangeListVersion(ctx context.Context, method string) error {
+	return f.changeListVersion(ctx, method)
+}

@@ -1,0 +1,135 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+)
+
+// faulty is a store whose writes of leases go wrong while a test wants it.
+type faulty struct {
+	store.DB
+	mu     sync.Mutex
+	writes int // of leases, since fault was set
+	fault  func(n int, write func() error) error
+}
+
+var errStore = errors.New("the store does not answer")
+
+func (f *faulty) Write(ctx context.Context, ops ...store.Op) error {
+	write := func() error { return f.DB.Write(ctx, ops...) }
+	f.mu.Lock()
+	fault := f.fault
+	if ops[0].Kind != store.OpPut || fault == nil {
+		f.mu.Unlock()
+		return write()
+	}
+	f.writes++
+	n := f.writes
+	f.mu.Unlock()
+	if err := fault(n, write); !errors.Is(err, errHangs) {
+		return err
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+var errHangs = errors.New("the store hangs")
+
+func (f *faulty) set(fault func(n int, write func() error) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fault, f.writes = fault, 0
+}
+
+// named is a backend of which only the name matters.
+type named struct{ Backend }
+
+func (named) Place() api.Place { return api.Place{Workspace: "default", Backend: "b"} }
+
+// GWN-03: a lease is kept over renewals that fail for a shorter time than it lasts. One that cannot be renewed is
+// given up before others can see it expire.
+func TestRenewalsAreTriedAgain(t *testing.T) {
+	for name, tc := range map[string]struct {
+		fault    func(n int, write func() error) error
+		keeps    bool
+		attempts int // at the least
+	}{
+		"one renewal fails": {func(n int, write func() error) error {
+			if n == 1 {
+				return errStore
+			}
+			return write()
+		}, true, 2},
+		"four renewals fail": {func(n int, write func() error) error {
+			if n <= 4 {
+				return errStore
+			}
+			return write()
+		}, true, 5},
+		"a renewal is written, and the answer lost": {func(n int, write func() error) error {
+			if err := write(); n == 1 && err == nil {
+				return errStore
+			}
+			return nil
+		}, true, 2},
+		"the store is gone": {func(int, func() error) error { return errStore }, false, 4},
+		"the store hangs":   {func(int, func() error) error { return errHangs }, false, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				db, err := sqlite.Open(":memory:", sqlite.Options{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = db.Close() }()
+				store, backend := &faulty{DB: db}, &follower{Backend: named{}}
+				first := &Relay{DB: store, Log: slog.New(slog.DiscardHandler), Lease: 30 * time.Second}
+				second := &Relay{DB: db, Log: first.Log, Lease: first.Lease}
+				held, err := first.acquire(t.Context(), backend)
+				if held == nil || err != nil {
+					t.Fatalf("got %v, %v", held, err)
+				}
+				defer held.release()
+				store.set(tc.fault)
+				for began := time.Now(); time.Since(began) < 2*time.Minute && held.ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
+					rival, err := second.acquire(t.Context(), backend)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if rival != nil {
+						rival.release()
+						t.Fatalf("after %s another one has the lease, too", time.Since(began))
+					}
+				}
+				if kept := held.ctx.Err() == nil; kept != tc.keeps {
+					t.Errorf("the lease is kept: %v, want %v", kept, tc.keeps)
+				}
+				if store.writes < tc.attempts || !tc.keeps && store.writes > 10 {
+					t.Errorf("%d renewals were tried", store.writes)
+				}
+				if !tc.keeps {
+					item, err := held.read(t.Context())
+					if err != nil || item == nil || time.Until(item.Expires) < 4*time.Second {
+						t.Errorf("the holder acted until its lease %+v expired: %v", item, err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// GWN-07: pauses are between 1 s and 60 s, unless that is set otherwise.
+func TestPausesByDefault(t *testing.T) {
+	if least, most := new(Relay).pauses(); least != time.Second || most != time.Minute {
+		t.Errorf("from %v to %v", least, most)
+	}
+}

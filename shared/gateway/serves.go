@@ -1,0 +1,111 @@
+package gateway
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/yosida95/uritemplate/v3"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+)
+
+// Has reports whether a backend of the principal has something of that name.
+func (g *Gateway) Has(ctx context.Context, c api.Client, kind api.Kind, name string) bool {
+	_, ok := g.serves(ctx, c, kind, name)
+	return ok
+}
+
+// serves finds who serves a name: the entry of that name, or for a URI the template that
+// stands for it. It looks into the lists at hand; before it says that there is none, into those as
+// they are now.
+func (g *Gateway) serves(ctx context.Context, c api.Client, kind api.Kind, name string) (entry, bool) {
+	views := g.shown(ctx, c)
+	if e, ok := find(kind, name, func(kind api.Kind) ([]*fetched, bool) { return atHand(views, kind) }); ok {
+		return e, true
+	}
+	return find(kind, name, func(kind api.Kind) ([]*fetched, bool) {
+		lists, _ := g.gather(ctx, views, kind, func(*fetched) time.Duration { return min(missTTL, g.options.ListTTL) })
+		return lists, true
+	})
+}
+
+// find looks a name up: the first backend that has it serves it. Resources come before templates. Of
+// lists that are not all there it finds what no other could serve.
+func find(kind api.Kind, name string, lists func(api.Kind) (l []*fetched, all bool)) (entry, bool) {
+	of, all := lists(kind)
+	for _, l := range of {
+		for i := range l.all() {
+			if l.entries[i].Name == name {
+				return l.entries[i], true
+			}
+		}
+	}
+	if kind != api.Resources || !all {
+		return entry{}, false
+	}
+	templates, _ := lists(api.Templates)
+	for _, l := range templates {
+		for _, t := range l.all() {
+			if t.matches != nil && t.matches(name) {
+				return entry{Entry: api.Entry{Name: name, Backend: t.Backend, Own: name}, view: t.view}, true
+			}
+		}
+	}
+	return entry{}, false
+}
+
+// all are the entries; there are none of a list that is not known.
+func (l *fetched) all() []entry {
+	if l == nil {
+		return nil
+	}
+	return l.entries
+}
+
+// atHand are the lists that were fetched not long ago, whether they have changed since
+// or not, up to the first that is not at hand, whose names go before those that follow.
+func atHand(views []*view, kind api.Kind) (lists []*fetched, all bool) {
+	lists = make([]*fetched, 0, len(views))
+	for _, v := range views {
+		l := v.have(kind)
+		if l == nil {
+			return lists, false
+		}
+		lists = append(lists, l)
+	}
+	return lists, true
+}
+
+// have is the list that was fetched last, if that is not long ago, or whatever there is while
+// the backend rests.
+func (v *view) have(kind api.Kind) *fetched {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	l := v.lists[kind]
+	switch {
+	case l != nil && l.at.After(v.stale) && time.Since(l.at) < v.of.gateway.options.ListTTL:
+		return l
+	case !time.Now().Before(v.rests[kind].until):
+		return nil
+	case l == nil:
+		return &fetched{}
+	}
+	return l
+}
+
+// Matching takes time that grows fast with both of these, and a backend and a client can choose them.
+const (
+	maxVariables = 16
+	maxMatched   = 2048 // bytes of a URI
+)
+
+// matcher reports whether a template stands for a URI (RFC 6570). One that cannot be read
+// stands for none.
+func matcher(template string) func(uri string) bool {
+	t, err := uritemplate.New(template)
+	if err != nil || len(t.Varnames()) > maxVariables || strings.Count(template, "{") > maxVariables {
+		return nil
+	}
+	return func(uri string) bool { return len(uri) <= maxMatched && t.Match(uri) != nil }
+}

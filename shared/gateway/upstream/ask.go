@@ -1,0 +1,168 @@
+package upstream
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"math/big"
+	"net/http"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
+// ErrAnswer reports that the backend answered with an error.
+var ErrAnswer = errors.New("upstream: the backend answered with an error")
+
+// Refused reports whether the backend answered, though not with what was asked for.
+func Refused(err error) bool {
+	_, ok := errors.AsType[*StatusError](err)
+	return ok || errors.Is(err, ErrAnswer)
+}
+
+// FreshID is the id of a request that only its sender has to know. It
+// survives readers of doubles.
+func FreshID() json.RawMessage {
+	n, _ := rand.Int(rand.Reader, big.NewInt(1<<53-1)) // never fails (Go 1.24)
+	return n.Append(nil, 10)
+}
+
+// Known is what a backend says of itself.
+type Known struct {
+	Version      mcpspec.Version
+	Session      string          // that initialize began
+	Capabilities json.RawMessage // as it sent them
+}
+
+// Ask makes a request on the gateway's own behalf, and returns the result. Of r it takes the
+// revision and the session.
+func (c *Client) Ask(ctx context.Context, r Request, method string, params json.RawMessage) (json.RawMessage, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.AskTimeout)
+	defer cancel()
+	// Others may ask within the same session at the same time.
+	r.Body = jsonrpc.AppendRequest(nil, FreshID(), method, params)
+	if r.Version.Stateless() {
+		r.Header = http.Header{mcpspec.HeaderMethod: {method}}
+	}
+	x, err := c.Post(ctx, r)
+	if err != nil {
+		if _, ok := errors.AsType[*Garbage](err); ok && c.Dropped != nil {
+			c.Dropped(ctx, NotJSON)
+		}
+		return nil, err
+	}
+	defer x.Close()
+	return x.Result(ctx)
+}
+
+// Result waits for the result of a request. What else the backend has to say on the way is for no one.
+func (x *Exchange) Result(ctx context.Context) (json.RawMessage, error) {
+	for {
+		m, err := x.Next(ctx)
+		switch {
+		case err != nil:
+			return nil, fault.Wrap(fault.Unavailable, err, "wait for a backend's answer")
+		case !m.Response():
+		case m.Error != nil:
+			x.Finish()
+			return nil, fault.Wrap(fault.Unavailable, ErrAnswer, "a backend answered with the error %s", jsonrpc.Member(m.Error, "code"))
+		default:
+			x.Finish()
+			return m.Result, nil
+		}
+	}
+}
+
+// Meta is params with what every request of a stateless revision has, and nothing else. The client has
+// no capabilities: no one is there to be asked.
+func (c *Client) Meta(version mcpspec.Version) json.RawMessage {
+	out := append([]byte(`{"_meta":{"`+mcpspec.MetaVersion+`":`), jsonrpc.Quote(string(version))...)
+	out = append(out, `,"`+mcpspec.MetaCapabilities+`":{},"`+mcpspec.MetaClient+`":`...)
+	return append(append(out, c.Server...), `}}`...)
+}
+
+// Discover asks a backend of 2026-07-28 what it is.
+func (c *Client) Discover(ctx context.Context) (k Known, err error) {
+	const version = mcpspec.V20260728
+	result, err := c.Ask(ctx, Request{Version: version}, mcpspec.MethodDiscover, c.Meta(version))
+	if err != nil {
+		return k, err
+	}
+	// It may answer in this revision and serve only others.
+	for v := range jsonrpc.Elements(jsonrpc.Member(result, "supportedVersions")) {
+		if text, _ := jsonrpc.String(v); text == string(version) {
+			return Known{Version: version, Capabilities: jsonrpc.Member(result, "capabilities")}, nil
+		}
+	}
+	return k, fault.Wrap(fault.Unavailable, ErrAnswer, "the backend does not serve %s", version)
+}
+
+// Declared is what initialize says of the client.
+type Declared struct {
+	Version            mcpspec.Version
+	Capabilities, Info json.RawMessage // nil is none, and what [Client] calls itself
+}
+
+// Initialize begins a session of the session-based revisions.
+func (c *Client) Initialize(ctx context.Context, d Declared) (k Known, err error) {
+	ctx, cancel := context.WithTimeout(ctx, c.AskTimeout)
+	defer cancel()
+	if len(d.Capabilities) == 0 {
+		d.Capabilities = json.RawMessage(`{}`)
+	}
+	if len(d.Info) == 0 {
+		d.Info = c.Server
+	}
+	params, err := json.Marshal(map[string]json.RawMessage{
+		"protocolVersion": jsonrpc.Quote(string(d.Version)), "capabilities": d.Capabilities, "clientInfo": d.Info,
+	})
+	if err != nil {
+		return k, fault.Wrap(fault.Internal, err, "encode initialize")
+	}
+	x, err := c.Post(ctx, Request{Body: jsonrpc.AppendRequest(nil, json.RawMessage(`0`), mcpspec.MethodInitialize, params)})
+	if err != nil {
+		return k, err
+	}
+	defer x.Close()
+	result, err := x.Result(ctx)
+	if err != nil {
+		return k, err
+	}
+	text, ok := jsonrpc.String(jsonrpc.Member(result, "protocolVersion"))
+	if version := mcpspec.Version(text); !ok || version < mcpspec.V20250326 || version.Stateless() {
+		return k, fault.New(fault.Unavailable, "the backend answers initialize with the revision %.40q", text)
+	}
+	k = Known{mcpspec.Version(text), x.Session, jsonrpc.Member(result, "capabilities")}
+	note := jsonrpc.AppendNotification(nil, mcpspec.NoteInitialized, nil)
+	done, err := c.Post(ctx, Request{Body: note, Version: k.Version, Session: k.Session})
+	if err != nil {
+		return Known{}, err
+	}
+	done.Close()
+	return k, nil
+}
+
+// End ends a session, if there is one.
+func (c *Client) End(ctx context.Context, version mcpspec.Version, session string) error {
+	if session == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.AskTimeout)
+	defer cancel()
+	return c.Delete(ctx, Request{Version: version, Session: session})
+}
+
+// Pause waits before the next request, or until ctx ends.
+func Pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

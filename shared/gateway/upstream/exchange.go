@@ -1,0 +1,247 @@
+package upstream
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/sse"
+)
+
+// ErrSession reports that the backend does not know the session any more.
+var ErrSession = errors.New("upstream: the backend has ended the session")
+
+// StatusError is an answer by HTTP alone.
+type StatusError struct{ Status int }
+
+func (e *StatusError) Error() string {
+	return "upstream: the backend answered " + http.StatusText(e.Status)
+}
+
+// Exchange is what a backend answers to a request: messages, of which the last is
+// the response to it.
+type Exchange struct {
+	// Session is the session that the backend named; only initialize makes one.
+	Session string
+	// Status is the HTTP status.
+	Status int
+	// Streamed is true when the messages come as server-sent events.
+	Streamed bool
+	// EventID and Retry are those of the last event that had them.
+	EventID string
+
+	body    io.ReadCloser
+	events  *sse.Reader
+	queued  []json.RawMessage
+	dropped func(ctx context.Context, reason string) // see [Client.Dropped]
+}
+
+// begin makes the body readable, or finds that there is no message in it.
+func (x *Exchange) begin(resp *http.Response, session string) error {
+	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	ok := resp.StatusCode >= 200 && resp.StatusCode < 300
+	switch {
+	case resp.StatusCode == http.StatusNotFound && session != "":
+		return ErrSession
+	case resp.StatusCode == http.StatusBadRequest && session != "" && x.sessionLost():
+		return ErrSession
+	case resp.StatusCode == http.StatusAccepted || resp.StatusCode == http.StatusNoContent:
+		return nil
+	case media == sse.ContentType && ok:
+		x.Streamed, x.events = true, sse.NewReader(resp.Body, MaxMessage)
+		return nil
+	case media == "application/json":
+		return x.readJSON(ok)
+	case ok:
+		return fault.New(fault.Unavailable, "the backend answered with the media type %.100q", media)
+	}
+	return &StatusError{resp.StatusCode}
+}
+
+// maxRefusal bounds what is read of a refusal to see its reason.
+const maxRefusal = 16 << 10
+
+// sessionLost reports whether a 400 means that the session is not known any more. The revisions
+// want a 404 for that, but servers of before, and many made after the examples of the
+// official TypeScript library, look for a request's session before they know that it is missing:
+// "Bad Request: No valid session ID provided", "Bad Request: Server not initialized",
+// "Invalid or missing session ID", as an error of code -32000 or as text.
+func (x *Exchange) sessionLost() bool {
+	text, err := io.ReadAll(io.LimitReader(x.body, maxRefusal))
+	x.body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(text), x.body), x.body}
+	if err != nil {
+		return false
+	}
+	reason := string(text)
+	if json.Valid(text) {
+		failure := jsonrpc.Member(text, "error")
+		reason, _ = jsonrpc.String(jsonrpc.Member(failure, "message"))
+		if code := string(jsonrpc.Member(failure, "code")); code != "-32000" && code != "-32001" && code != "-32600" {
+			return false
+		}
+	}
+	reason = strings.ToLower(reason)
+	return strings.Contains(reason, "session") || strings.Contains(reason, "not initialized")
+}
+
+func (x *Exchange) readJSON(ok bool) error {
+	text, err := io.ReadAll(io.LimitReader(x.body, MaxMessage+1))
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "read the backend's answer")
+	}
+	if len(text) > MaxMessage {
+		return fault.New(fault.Unavailable, "the backend's answer is larger than %d bytes", MaxMessage)
+	}
+	parts, _, bad := jsonrpc.Split(text)
+	switch {
+	case bad == nil:
+		x.queued = parts
+		return nil
+	case ok:
+		return fault.Wrap(fault.Unavailable, &Garbage{bad.Message}, "read the backend's answer")
+	}
+	return &StatusError{x.Status}
+}
+
+// Why what came is no message; see [Client.Dropped].
+const (
+	NotJSON    = "it is no JSON"
+	NotMessage = "it is no JSON-RPC message"
+)
+
+// Next waits for the next message. What is none is dropped. At the end the error is io.EOF.
+func (x *Exchange) Next(ctx context.Context) (Message, error) {
+	for {
+		raw, err := x.next()
+		if _, ok := errors.AsType[*Garbage](err); ok {
+			x.drop(ctx, NotJSON)
+			continue
+		}
+		if err != nil {
+			return Message{}, err
+		}
+		if m, ok := Read(raw); ok {
+			return m, nil
+		}
+		x.drop(ctx, NotMessage)
+	}
+}
+
+func (x *Exchange) drop(ctx context.Context, reason string) {
+	if x.dropped != nil {
+		x.dropped(ctx, reason)
+	}
+}
+
+// next waits for the next text. It is checked to be JSON of bounded depth and
+// nothing else.
+func (x *Exchange) next() (json.RawMessage, error) {
+	for len(x.queued) == 0 {
+		if x.events == nil {
+			return nil, io.EOF
+		}
+		e, err := x.events.Next()
+		if err != nil {
+			return nil, err
+		}
+		if e.ID != "" {
+			x.EventID = e.ID
+		}
+		if len(e.Data) == 0 || e.Name != "" && !strings.EqualFold(e.Name, "message") {
+			continue // an event that is only an id
+		}
+		parts, _, bad := jsonrpc.Split(e.Data)
+		if bad != nil {
+			return nil, &Garbage{bad.Message}
+		}
+		x.queued = parts
+	}
+	next := x.queued[0]
+	x.queued = x.queued[1:]
+	return next, nil
+}
+
+// Garbage is what is no JSON. The exchange goes on after it.
+type Garbage struct{ Reason string }
+
+func (g *Garbage) Error() string { return "upstream: " + g.Reason }
+
+// Close gives the connection up. In revision 2026-07-28 that cancels the request.
+func (x *Exchange) Close() { _ = x.body.Close() }
+
+// endTime is what a backend gets to end a stream after its answer, and maxEnd bounds in bytes what it may send with
+// that.
+const (
+	endTime = 20 * time.Millisecond
+	maxEnd  = 16 << 10
+)
+
+// Finish is Close after the answer. It sees the stream's end if that comes soon, as it does from nearly all
+// servers, so that the connection can be used again.
+func (x *Exchange) Finish() {
+	if x.events != nil {
+		late := time.AfterFunc(endTime, x.Close)
+		_, _ = io.CopyN(io.Discard, x.body, maxEnd)
+		late.Stop()
+	}
+	x.Close()
+}
+
+// Message is a backend's message as far as a gateway has to know it. Unlike for
+// messages of clients, an id may be any number: it is only ever sent back.
+type Message struct {
+	ID     json.RawMessage
+	Method string
+	Result json.RawMessage
+	Error  json.RawMessage
+	Raw    json.RawMessage
+}
+
+// Read looks at a message. It reports false for what is no JSON-RPC message.
+func Read(raw json.RawMessage) (m Message, ok bool) {
+	m.Raw = raw
+	version, named := false, false
+	for key, value := range jsonrpc.Members(raw) {
+		switch string(key) {
+		case "jsonrpc":
+			version = string(value) == `"2.0"`
+		case "id":
+			if m.ID != nil || len(value) > jsonrpc.MaxID || value[0] == '{' || value[0] == '[' {
+				return m, false
+			}
+			if string(value) != "null" {
+				m.ID = value
+			}
+		case "method":
+			m.Method, named = jsonrpc.String(value)
+			if !named || m.Method == "" {
+				return m, false
+			}
+		case "result":
+			m.Result = value
+		case "error":
+			m.Error = value
+		}
+	}
+	switch {
+	case !version:
+		return m, false
+	case m.Method != "":
+		return m, m.Result == nil && m.Error == nil
+	}
+	return m, (m.Result != nil) != (m.Error != nil) && (m.ID != nil || m.Error != nil)
+}
+
+// Response reports whether the message answers a request.
+func (m Message) Response() bool { return m.Method == "" }

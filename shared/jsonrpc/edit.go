@@ -1,0 +1,90 @@
+package jsonrpc
+
+import "encoding/json"
+
+// What edits JSON objects as bytes: members change, all else stays as it was written.
+
+// Quote is the text as a JSON string.
+func Quote(s string) json.RawMessage { return AppendString(nil, s) }
+
+// Replace returns the object with the value of its member name replaced; the last one
+// if there are several. All else stays as it was, byte for byte. Without the member the object
+// is returned as it is.
+func Replace(object json.RawMessage, name string, value []byte) json.RawMessage {
+	from, to := locate(object, name)
+	if from < 0 {
+		return object
+	}
+	out := make([]byte, 0, len(object)-(to-from)+len(value))
+	out = append(out, object[:from]...)
+	out = append(out, value...)
+	return append(out, object[to:]...)
+}
+
+// locate is where the value of a member lies.
+func locate(object json.RawMessage, name string) (from, to int) {
+	from = -1
+	at := 0
+	for key, value := range Members(object) {
+		// Values are parts of the object, in their order.
+		at = indexOf(object, value, at)
+		if string(key) == name {
+			from, to = at, at+len(value)
+		}
+		at += len(value)
+	}
+	return from, to
+}
+
+// indexOf is where part begins in whole, which holds it, at or after a position.
+func indexOf(whole, part []byte, at int) int {
+	if len(part) == 0 {
+		return at
+	}
+	for i := at; i < len(whole); i++ {
+		if &whole[i] == &part[0] {
+			return i
+		}
+	}
+	return at
+}
+
+// Without returns the object without the members for which out reports true. All
+// other values stay as they were, byte for byte.
+func Without(object json.RawMessage, out func(name string) bool) json.RawMessage {
+	kept := []byte{'{'}
+	for key, value := range Members(object) {
+		if out(string(key)) {
+			continue
+		}
+		if len(kept) > 1 {
+			kept = append(kept, ',')
+		}
+		kept = append(append(AppendString(kept, string(key)), ':'), value...)
+	}
+	return append(kept, '}')
+}
+
+// Repeats reports whether an object has two members of one name, which readers
+// understand differently.
+func Repeats(object json.RawMessage) bool {
+	names := map[string]bool{}
+	for key := range Members(object) {
+		if names[string(key)] {
+			return true
+		}
+		names[string(key)] = true
+	}
+	return false
+}
+
+// Insert puts a member at the beginning of an object.
+func Insert(object json.RawMessage, name string, value json.RawMessage) json.RawMessage {
+	out := AppendString([]byte{'{'}, name)
+	out = append(append(out, ':'), value...)
+	rest := object[1:]
+	if len(rest) > 0 && rest[0] != '}' {
+		out = append(out, ',')
+	}
+	return append(out, rest...)
+}

@@ -1,0 +1,98 @@
+package jsonrpc
+
+import (
+	"encoding/json"
+	"maps"
+	"strings"
+	"testing"
+)
+
+// GWN-15: only the value changes; order, blanks, escapes, big numbers and members that
+// nobody knows stay.
+func TestReplace(t *testing.T) {
+	for _, c := range []struct{ in, name, value, want string }{
+		{`{"id":1,"x":9007199254740993}`, "id", `"gw"`, `{"id":"gw","x":9007199254740993}`},
+		{" {\n \"a\" : 1.0e5 , \"id\" :\t7 ,\"z\":\"\\u003c\"} ", "id", `8`, " {\n \"a\" : 1.0e5 , \"id\" :\t8 ,\"z\":\"\\u003c\"} "},
+		{`{"\u0069d":1,"a":2}`, "id", `3`, `{"\u0069d":3,"a":2}`},
+		{`{"id":1,"id":2}`, "id", `3`, `{"id":1,"id":3}`},
+		{`{"ID":1}`, "id", `3`, `{"ID":1}`},
+		{`{"a":{"id":1},"b":["id",{"id":2}]}`, "id", `3`, `{"a":{"id":1},"b":["id",{"id":2}]}`},
+		{`{"id":null}`, "id", `3`, `{"id":3}`},
+		{`{"a":1,"b":1,"id":1}`, "id", `2`, `{"a":1,"b":1,"id":2}`},
+		{`{"id":"","a":""}`, "id", `{}`, `{"id":{},"a":""}`},
+		{`{"":1}`, "", `2`, `{"":2}`},
+		{`{}`, "id", `3`, `{}`},
+		{`[1]`, "id", `3`, `[1]`},
+		{`"id"`, "id", `3`, `"id"`},
+	} {
+		in := json.RawMessage(c.in)
+		if got := string(Replace(in, c.name, []byte(c.value))); got != c.want {
+			t.Errorf("replace %s in %s by %s: got %s, want %s", c.name, c.in, c.value, got, c.want)
+		}
+		if string(in) != c.in {
+			t.Errorf("the message itself was changed to %s", in)
+		}
+	}
+}
+
+// FuzzReplace holds [Replace] to encoding/json: nothing but the one value is different, and what
+// is not it is the same bytes.
+func FuzzReplace(f *testing.F) {
+	for _, s := range []string{
+		`{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":[1,2,{"b":"\"}"}]}}`, `{"id":1,"id":[2]}`,
+		`{"\u0069d" : -0.1e5,"x":"\ud800"}`, `{"a":{"id":{}}}`, `{}`, `[{"id":1}]`, " {\"b\" :\t\"\\\\\",\"id\":\"\\\"\"}",
+	} {
+		f.Add([]byte(s), "id", []byte(`"gw_1"`))
+		f.Add([]byte(s), "params", []byte(`{"x":[]}`))
+	}
+	f.Fuzz(func(t *testing.T, object []byte, name string, value []byte) {
+		parts, batch, bad := Split(object)
+		if bad != nil || batch || !json.Valid(value) {
+			return
+		}
+		raw := parts[0]
+		before := string(raw)
+		got := Replace(raw, name, value)
+		if string(raw) != before {
+			t.Fatal("the message itself was changed")
+		}
+		if !json.Valid(got) {
+			t.Fatalf("%s is no JSON", got)
+		}
+		var was, is map[string]json.RawMessage
+		if json.Unmarshal(raw, &was) != nil || was == nil {
+			if string(got) != before {
+				t.Fatalf("%s became %s", before, got)
+			}
+			return
+		}
+		if err := json.Unmarshal(got, &is); err != nil {
+			t.Fatal(err)
+		}
+		changed := from(raw, name) >= 0
+		switch text := strings.TrimSpace(string(value)); {
+		case !changed && string(got) != before:
+			t.Fatalf("%s became %s", before, got)
+		case changed && string(is[name]) != text && strings.ToValidUTF8(name, "") == name:
+			t.Fatalf("%s of %s is %s, want %s", name, got, is[name], value)
+		}
+		delete(was, name)
+		delete(is, name)
+		if !maps.EqualFunc(was, is, func(a, b json.RawMessage) bool { return string(a) == string(b) }) && strings.ToValidUTF8(name, "") == name {
+			t.Fatalf("%s became %s", before, got)
+		}
+		// What is around the value is the same, to the byte.
+		if changed {
+			at, end := locate(raw, name)
+			if string(got[:at]) != before[:at] || string(got[at:len(got)-(len(before)-end)]) != string(value) ||
+				string(got[len(got)-(len(before)-end):]) != before[end:] {
+				t.Fatalf("%s became %s", before, got)
+			}
+		}
+	})
+}
+
+func from(object json.RawMessage, name string) int {
+	at, _ := locate(object, name)
+	return at
+}

@@ -1,0 +1,234 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/sse"
+)
+
+// timing is how long streams and answers may be quiet.
+type timing struct {
+	heartbeat    time.Duration // the longest quiet of a stream
+	answerAfter  time.Duration // after which an answer that waits becomes a stream
+	writeTimeout time.Duration
+}
+
+// lateAnswer is the answer to a request that may have to wait for others. It is JSON
+// when it comes soon. Else it becomes a stream, so that no proxy on the way takes the
+// connection for dead, with the response at its end. Both are answers that every client has
+// to understand (2025-11-25, Transports, "Sending Messages to the Server"; 2026-07-28, Streamable
+// HTTP, "Sending Messages").
+type lateAnswer struct {
+	timing  timing
+	w       http.ResponseWriter
+	streams bool // the client takes a stream
+
+	mu    sync.Mutex
+	timer *time.Timer // of the next beat; nil while nothing waits
+	out   *sse.Writer // nil while it may still be JSON
+	err   error       // of the last write
+	over  bool        // the response is out, or left to the handler
+}
+
+// late is the answer to a request that may have to wait.
+func (t timing) late(w http.ResponseWriter, c *call) *lateAnswer {
+	return &lateAnswer{timing: t, w: w, streams: accepts(c.request.Header, sse.ContentType)}
+}
+
+// waits says that from now on the answer waits for others. It begins as a stream after that time.
+func (l *lateAnswer) waits(after time.Duration) {
+	switch {
+	case !l.streams:
+	case after < 0:
+		l.beat()
+	default:
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.timer = time.AfterFunc(after, l.beat)
+	}
+}
+
+// beat begins the stream, and comes again while it is quiet.
+func (l *lateAnswer) beat() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.over {
+		_ = l.write(comment) // it is kept
+	}
+}
+
+// write writes to the stream, which it begins. The lock is held.
+func (l *lateAnswer) write(events []byte) error {
+	if l.err != nil {
+		return l.err
+	}
+	if l.out == nil {
+		l.out = sse.NewWriter(l.w, l.timing.writeTimeout)
+		l.out.Start()
+	}
+	l.err = l.out.Write(events)
+	quiet := l.timing.heartbeat
+	switch {
+	case l.over || l.err != nil:
+	case l.timer == nil:
+		l.timer = time.AfterFunc(quiet, l.beat)
+	default:
+		l.timer.Reset(quiet)
+	}
+	return l.err
+}
+
+// end ends the stream with the response that build appends to nothing, and reports
+// whether there is a stream, or the response was out. If not, it is left to the handler.
+func (l *lateAnswer) end(build func([]byte) []byte) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over {
+		return true
+	}
+	l.close()
+	if l.out == nil {
+		return false
+	}
+	_ = l.write(sse.Append(nil, sse.Event{Data: build(nil)})) // the stream ends either way
+	return true
+}
+
+func (l *lateAnswer) answered() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.over
+}
+
+// stop leaves the response to its handler, which may end then.
+func (l *lateAnswer) stop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.close()
+}
+
+// close lets no beat come any more. The lock is held.
+func (l *lateAnswer) close() {
+	l.over = true
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+}
+
+// responseRelay is the answer to a call: a backend's messages as they come, and comments while it is quiet. It is JSON
+// when the response comes first and soon, else a stream.
+type responseRelay struct {
+	*lateAnswer
+	faults faults
+	c      *call
+}
+
+// callReserve is what a call leaves of its invocation's deadline on Lambda: for notifying the backend that
+// the client does not wait any more, which takes five seconds at most, for two seconds of tidying up, and for answering the client.
+const callReserve = 9 * time.Second
+
+// begin says that the answer waits from now on, and returns the context of the call. Closing the connection cancels it in
+// 2026-07-28 and not before (2025-11-25, Transports). It ends before the function is ended, which would
+// leave the client without an answer and cut off whatever else the process does; and when [Endpoint.Close] lets it
+// run no longer, which is answered at once.
+func (p *responseRelay) begin(shut context.Context) (ctx context.Context, end func()) {
+	ctx, ends := p.c.request.Context(), p.c.ends
+	if p.c.version.Stateless() {
+		ends, _ = ctx.Deadline()
+	} else {
+		ctx = context.WithoutCancel(ctx)
+	}
+	var cancel context.CancelFunc
+	if ends.IsZero() {
+		ctx, cancel = context.WithCancel(ctx)
+	} else {
+		ctx, cancel = context.WithDeadline(ctx, ends.Add(-callReserve))
+	}
+	stop := context.AfterFunc(shut, func() {
+		p.refuse()
+		cancel()
+	})
+	p.waits(p.timing.heartbeat)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
+// errShutdown is the answer to a call that the end of the server cuts off.
+var errShutdown = &jsonrpc.Error{
+	Code: codeUnavailable, Message: "the server shuts down; whether the backend did what it was asked is not known",
+}
+
+// refuse answers that the server ends, unless the response is out. Notifying the backend may take longer.
+func (p *responseRelay) refuse() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over {
+		return
+	}
+	_ = p.put(jsonrpc.AppendError(nil, p.c.msg.ID, errShutdown), true) // the call ends either way
+	_ = http.NewResponseController(p.w).Flush()                        // as above
+}
+
+// send hands a message to the client.
+func (p *responseRelay) send(message json.RawMessage, response bool) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over { // refused
+		return errWriting
+	}
+	return p.put(message, response)
+}
+
+// put is send with the lock held.
+func (p *responseRelay) put(message json.RawMessage, response bool) error {
+	h := p.c.request.Header
+	switch {
+	case response:
+		p.close()
+	case !p.streams:
+		return nil // it takes nothing in between
+	}
+	if response && p.out == nil && (accepts(h, "application/json") || !p.streams) {
+		status := http.StatusOK
+		if p.c.version.Stateless() {
+			status = statusOf(message)
+		}
+		send(p.w, status, func(b []byte) []byte { return append(b, message...) })
+		return nil
+	}
+	if err := p.write(sse.Append(nil, sse.Event{Data: message})); err != nil && p.c.version.Stateless() {
+		return errors.Join(errWriting, err)
+	}
+	return nil // without its client the call goes on in the earlier revisions
+}
+
+// failed ends an answer that has begun with an error, and reports whether the
+// response is out.
+func (p *responseRelay) failed(err error) bool {
+	if err == nil || p.answered() || errors.Is(err, errWriting) {
+		p.stop()
+		return true
+	}
+	return p.end(func(b []byte) []byte {
+		return jsonrpc.AppendError(b, p.c.msg.ID, p.faults.translate(p.c.request.Context(), err, p.c.version, coreMethods))
+	})
+}
+
+// statusOf is the HTTP status of a backend's response in the stateless revisions.
+func statusOf(message json.RawMessage) int {
+	failure := jsonrpc.Member(message, "error")
+	if failure == nil {
+		return http.StatusOK
+	}
+	var code int
+	_ = json.Unmarshal(jsonrpc.Member(failure, "code"), &code) // 0 is none of those below
+	return status(&jsonrpc.Error{Code: code})
+}

@@ -1,0 +1,51 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
+)
+
+// Gateway reaches the backends; that of shared/gateway does.
+type Gateway interface {
+	// Any reports whether there are backends at all, which may change at any time.
+	Any(ctx context.Context) bool
+	BackendLists
+	BackendCalls
+	BackendResources
+}
+
+// BackendLists are what backends have and serve.
+type BackendLists interface {
+	Capabilities(ctx context.Context, c api.Client) api.Capabilities
+	List(ctx context.Context, c api.Client, kind api.Kind) *api.List
+	Has(ctx context.Context, c api.Client, kind api.Kind, name string) bool
+}
+
+// BackendCalls hand on what a client sends: requests, and within its session answers and notifications.
+type BackendCalls interface {
+	Call(ctx context.Context, c api.Call) error
+	Answer(ctx context.Context, c api.Client, id string, body json.RawMessage) error
+	Cancel(ctx context.Context, c api.Client, body json.RawMessage) error
+	Notify(ctx context.Context, c api.Client, body json.RawMessage) error
+	SetLevel(ctx context.Context, c api.Client) error
+	End(ctx context.Context, c api.Client) error
+}
+
+// BackendResources are followed for clients.
+type BackendResources interface {
+	// Backends names those that a principal may use, Subscribable the one that serves a URI
+	// and notifies of its changes.
+	Backends(ctx context.Context, p auth.Principal) []string
+	Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool)
+	Subscribe(ctx context.Context, s api.Subscription) error
+	Unsubscribe(ctx context.Context, s api.Subscription) error
+}
+
+// noGateway stands for the one of [Options] where there is none: an endpoint without backends is what it is without a
+// gateway.
+type noGateway struct{ Gateway }
+
+func (noGateway) Any(context.Context) bool { return false }

@@ -1,0 +1,80 @@
+package mcp
+
+import (
+	"net/http"
+	"strconv"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+)
+
+// replies writes the responses of methods.
+type replies struct {
+	faults   faults
+	catalogs catalogs
+	metadata string // see [Options.ResourceMetadata]
+	server   []byte // the _meta member that stands in every result of the stateless revisions, encoded once
+}
+
+// appendResult appends the response of a method in the form of its revision.
+func (r *replies) appendResult(b []byte, c *call, res result) []byte {
+	b = append(b, `{"jsonrpc":"2.0","id":`...)
+	b = append(b, c.msg.ID...)
+	b = append(b, `,"result":{`...)
+	start := len(b)
+	comma := func() {
+		if len(b) > start {
+			b = append(b, ',')
+		}
+	}
+	if c.version.Stateless() {
+		b = append(b, `"resultType":"complete"`...)
+	}
+	for i, piece := range res.members {
+		if i == 0 {
+			comma()
+		}
+		b = append(b, piece...)
+	}
+	if c.version.Stateless() && res.cache != nil {
+		b = append(b, `,"ttlMs":`...)
+		b = strconv.AppendInt(b, res.cache.ttl, 10)
+		b = append(b, `,"cacheScope":"`...)
+		b = append(b, res.cache.scope...)
+		b = append(b, '"')
+	}
+	switch {
+	case c.version.Stateless():
+		b = append(b, `,"_meta":{`...)
+		b = append(b, r.server...)
+		if len(res.meta) > 0 {
+			b = append(b, ',')
+			b = append(b, res.meta...)
+		}
+		b = append(b, '}')
+	case len(res.meta) > 0:
+		comma()
+		b = append(b, `"_meta":{`...)
+		b = append(b, res.meta...)
+		b = append(b, '}')
+	}
+	return append(b, `}}`...)
+}
+
+// fault answers a request that failed in its method. A lack of scopes is said by
+// HTTP as well, so that the client can ask for them (RFC 6750, section 3.1).
+func (r *replies) fault(w http.ResponseWriter, c *call, m method, err error) {
+	if missingScopes(err) {
+		err = r.allMissing(c, m, err)
+	}
+	rpc := r.faults.translate(c.request.Context(), err, c.version, m.family)
+	code := http.StatusOK
+	switch {
+	case fault.Is(err, fault.Forbidden) && missingScopes(err):
+		code = http.StatusForbidden
+		w.Header().Set("WWW-Authenticate", auth.Challenge(err, r.metadata))
+	case c.version.Stateless():
+		code = status(rpc)
+	}
+	sendError(w, code, c.msg.ID, rpc)
+}

@@ -1,0 +1,59 @@
+package session
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/store"
+)
+
+// Use records a request id of the session. It reports whether it was not used
+// before, at any instance. An id is remembered for as long as a session lives
+// unused, which bounds what is stored.
+func (s *Store) Use(ctx context.Context, sess *Session, id json.RawMessage) (fresh bool, err error) {
+	text := "n" + string(id)
+	if value, ok := jsonrpc.String(id); ok { // one string can be written in several ways
+		text = "s" + value
+	}
+	h := sha256.Sum256([]byte(text))
+	err = s.DB.Write(ctx, store.Put(store.Item{
+		Key:     itemKey(sess.Key, sortUsed+base64.RawURLEncoding.EncodeToString(h[:])),
+		Expires: time.Now().Add(s.TTL),
+	}, store.Absent()))
+	if errors.Is(err, store.ErrConflict) {
+		return false, nil
+	}
+	return err == nil, fault.Wrap(fault.Unavailable, err, "record a request id")
+}
+
+// Opened says until when at the latest the session's newest stream is open.
+func (s *Store) Opened(ctx context.Context, key string, until time.Time) (lease int64, err error) {
+	lease = rand.Int64N(1<<62) + 1
+	err = s.DB.Write(ctx, store.Put(store.Item{Key: itemKey(key, sortOpen), Version: lease, Expires: until}))
+	return lease, fault.Wrap(fault.Unavailable, err, "record the open stream")
+}
+
+// Closed takes [Store.Opened] back, unless a newer stream has followed.
+func (s *Store) Closed(ctx context.Context, key string, lease int64) error {
+	err := s.DB.Write(ctx, store.Delete(itemKey(key, sortOpen), store.VersionIs(lease)))
+	if errors.Is(err, store.ErrConflict) {
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, err, "record the end of the stream")
+}
+
+// Streaming reports whether a stream of the session is open somewhere.
+func (s *Store) Streaming(ctx context.Context, key string) (bool, error) {
+	items, err := s.DB.Get(ctx, itemKey(key, sortOpen))
+	if err != nil {
+		return false, fault.Wrap(fault.Unavailable, err, "look for the session's stream")
+	}
+	return items[0] != nil, nil
+}

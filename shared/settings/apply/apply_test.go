@@ -1,0 +1,142 @@
+package apply
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+)
+
+const (
+	plain     = "events: [{name: a.b, uri: 'event://a/b'}]"
+	chatter   = "events: [{name: said, uri: 'event://conversation/user-message', access: {scopes: [chat]}}]"
+	unruled   = "events: [{name: said, uri: 'event://conversation/user-message'}]"
+	talk      = "conversation: {userMessages: true, events: {userMessage: true}}"
+	elsewhere = "conversation: {userMessages: true, events: {userMessage: true, workspace: other}}"
+)
+
+func database(t *testing.T) store.DB {
+	t.Helper()
+	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+func files(t *testing.T, cat, conf string) Files {
+	t.Helper()
+	var f Files
+	if cat != "" {
+		c, err := catalog.Parse([]byte(cat))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Catalogs = map[string]*catalog.Catalog{"default": c}
+	}
+	if conf != "" {
+		c, err := config.Parse([]byte(conf))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Config = c
+	}
+	return f
+}
+
+// EVX-17, CNV-07: what speaks against one file keeps all from being written, also what stands in a file that was applied before.
+func TestAllFilesOrNone(t *testing.T) {
+	for name, tc := range map[string]struct {
+		before, next Files
+		endings      []delivery.Ending
+		secret       error
+		want         string
+	}{
+		"good ones":                         {files(t, "", ""), files(t, chatter, talk), nil, nil, ""},
+		"no rule":                           {files(t, "", ""), files(t, unruled, talk), nil, nil, "needs an access rule"},
+		"no rule, of the stored catalog":    {files(t, unruled, ""), files(t, "", talk), nil, nil, "needs an access rule"},
+		"no rule, of the stored config":     {files(t, chatter, talk), files(t, unruled, ""), nil, nil, "needs an access rule"},
+		"a workspace without a catalog":     {files(t, "", ""), files(t, chatter, elsewhere), nil, nil, "the catalog of workspace other"},
+		"a secret that is not there":        {files(t, "", ""), files(t, plain, "keys: []"), nil, errors.New("no secret"), "no secret"},
+		"the end of subscriptions":          {files(t, chatter, ""), files(t, plain, ""), []delivery.Ending{{Workspace: "default", Reason: "x", Subscriptions: 3}}, nil, "would end 3 live"},
+		"no subscriptions that could end":   {files(t, chatter, ""), files(t, plain, ""), nil, nil, ""},
+		"a secret that was there before it": {files(t, "", "keys: []"), files(t, plain, ""), nil, errors.New("no secret"), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			db := database(t)
+			if _, err := (&Target{DB: db}).Apply(t.Context(), tc.before); err != nil {
+				t.Fatal(err)
+			}
+			target := &Target{
+				DB:      db,
+				Endings: func(context.Context, catalog.Source) ([]delivery.Ending, error) { return tc.endings, nil },
+				Check:   func(context.Context, *config.Config) error { return tc.secret },
+			}
+			done, err := target.Apply(t.Context(), tc.next)
+			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Fatalf("got %v, want %q", err, tc.want)
+			}
+			if (err == nil) != done.CatalogChanged() {
+				t.Errorf("the catalog changed: %v", done.CatalogChanged())
+			}
+			if tc.next.AllowBreaking = true; len(tc.endings) > 0 {
+				if _, err := target.Apply(t.Context(), tc.next); err != nil {
+					t.Errorf("confirmed: %v", err)
+				}
+			}
+		})
+	}
+}
+
+// Where subscriptions cannot be read, what could end some has to be confirmed.
+func TestEventTypesThatCouldEndSubscriptions(t *testing.T) {
+	target := Deployment(database(t), false)
+	if _, err := target.Apply(t.Context(), files(t, chatter, "")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := target.Apply(t.Context(), files(t, plain, "")); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "said (it is removed); --allow-breaking") {
+		t.Errorf("got %v", err)
+	}
+	counting := Deployment(target.DB, true) // and finds none
+	if _, err := counting.Apply(t.Context(), files(t, plain, "")); err != nil {
+		t.Error(err)
+	}
+}
+
+// All files that there are take the place of all that there were.
+func TestWhatIsNotGivenIsRemoved(t *testing.T) {
+	target := Deployment(database(t), false)
+	all := files(t, plain, talk)
+	all.Catalogs["default"] = files(t, chatter, "").Catalogs["default"]
+	all.Catalogs[catalog.Shared] = files(t, plain, "").Catalogs["default"]
+	all.All, all.AllowBreaking = true, true
+	if _, err := target.Apply(t.Context(), all); err != nil {
+		t.Fatal(err)
+	}
+	delete(all.Catalogs, "default")
+	if _, err := target.Apply(t.Context(), all); err == nil || !strings.Contains(err.Error(), "declares no event type") {
+		t.Errorf("CNV-07: the shared catalog has none of conversations: %v", err)
+	}
+	all.Config = nil
+	done, err := target.Apply(t.Context(), all)
+	if err != nil || !done.ConfigChanged || !done.CatalogChanged() {
+		t.Fatalf("got %+v, %v", done, err)
+	}
+	if c, err := catalog.Load(t.Context(), target.DB, "default"); err != nil || c.ByName("a.b") == nil {
+		t.Errorf("the workspace has %v, %v", c, err)
+	}
+	if c, err := config.Load(t.Context(), target.DB); err != nil || c.Conversation.Enabled() {
+		t.Errorf("the configuration is %+v, %v", c, err)
+	}
+	if done, err = target.Apply(t.Context(), all); err != nil || done.ConfigChanged || done.CatalogChanged() {
+		t.Errorf("the same again: %+v, %v", done, err)
+	}
+}
