@@ -77,6 +77,8 @@ func (s *Server) routes(publishing *publish.Handler, identity *webhook.Identity)
 	mux.Handle("/consent", consent)
 	mux.Handle("/consent/{"+conversation.PathProvider+"}", consent)
 	mux.HandleFunc("GET /healthz", s.healthz)
+	mux.HandleFunc("GET /readyz", s.readyz)
+	mux.HandleFunc("GET /metrics", s.serveMetrics)
 	mux.HandleFunc("GET /.well-known/mcp-webhook-jwks.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/jwk-set+json")
 		w.Header().Set("Cache-Control", "public, max-age=300")

@@ -25,6 +25,7 @@ import (
 	"sync"
 	"time"
 
+	sdk "go.opentelemetry.io/otel/sdk/metric"
 	"golang.org/x/net/netutil"
 
 	"github.com/mcp-events/mcpevents/shared/app"
@@ -41,7 +42,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/publish"
+	"github.com/mcp-events/mcpevents/shared/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -75,6 +78,9 @@ type Options struct {
 	// AdminAddr is the address on which to serve the admin API alone; it is loopback with
 	// [auth.ModeNone]. Empty serves it with the rest.
 	AdminAddr string
+	// Metrics get what GET /metrics serves, such as a reader of OpenTelemetry's that exports. Who
+	// gives them shuts them down.
+	Metrics []sdk.Reader
 	// Log is [slog.Default] if it is nil.
 	Log *slog.Logger
 }
@@ -103,6 +109,7 @@ type Server struct {
 	dispatcher *delivery.Dispatcher
 	endpoint   *mcp.Endpoint
 	handler    http.Handler
+	metrics    *meters
 	listening  *http.Server // nil if it does not
 	served     chan error
 	operators  *http.Server // nil unless the admin API has an address of its own
@@ -136,6 +143,12 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 		return nil, err
 	}
 	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 2)}
+	if s.metrics, err = newMetrics(o.Metrics); err != nil {
+		return nil, err
+	}
+	if s.core.Metrics, err = metric.NewSet(s.metrics.provider); err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
+	}
 	mount, err := s.authenticate(o)
 	if err != nil {
 		return nil, err
@@ -175,6 +188,9 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if mount != nil {
 		mount(roles.mux)
 	}
+	if err := s.measure(); err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
+	}
 	s.handler = boundBodies(s.serveAdmin(roles, operators), bodyTime)
 	s.run(ctx, roles)
 	if listener != nil {
@@ -211,7 +227,7 @@ func (s *Server) open(ctx context.Context, o Options) (secrets, error) {
 	if err != nil {
 		return keys, err
 	}
-	if s.queues, err = queuesqlite.Open(s.db.Engine(), queuesqlite.Options{Log: s.core.Log, MaxBytes: queueBytes}); err != nil {
+	if s.queues, err = queuesqlite.Open(s.db.Engine(), queuesqlite.Options{Log: s.core.Log, MaxBytes: queueBytes, DeadLettered: func(q queue.Name, n int) { s.core.Metrics.DeadLettered(string(q), n) }}); err != nil {
 		return keys, err
 	}
 	s.undo = append(s.undo, func() { _ = s.queues.Close() })

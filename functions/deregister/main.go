@@ -6,8 +6,6 @@ import (
 	"context"
 	"net/http"
 
-	"github.com/aws/aws-lambda-go/lambda"
-
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 )
@@ -19,5 +17,5 @@ func main() {
 		options.Deregistrar = p.Subscriptions()
 		return mcp.New(options)
 	})
-	lambda.Start(boot.Buffered(p.Serve(p.Handler(endpoint), "/mcp")))
+	p.Start(boot.Buffered(p.Serve(p.Handler(endpoint), "/mcp")))
 }

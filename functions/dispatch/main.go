@@ -5,7 +5,6 @@ package main
 import (
 	"time"
 
-	"github.com/aws/aws-lambda-go/lambda"
 	"github.com/aws/aws-sdk-go-v2/service/kms"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
@@ -34,7 +33,7 @@ func main() {
 	options := webhooks.Deliveries(p.Limits)
 	options.Concurrency, options.Patience = atOnce, patience
 	dispatcher := webhooks.Dispatch(&p.Core, subscriptions, webhooks.Terminator(&p.Core, subscriptions), sender, opener, nil, webhooks.Switches(&p.Core, false), options)
-	lambda.Start(p.Sources(nil, func(arn string) queue.Handler {
+	p.Start(p.Sources(nil, func(arn string) queue.Handler {
 		switch {
 		case p.IsFrom(arn, queue.Deliveries):
 			return dispatcher.Pages

@@ -3,13 +3,11 @@
 package main
 
 import (
-	"github.com/aws/aws-lambda-go/lambda"
-
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 )
 
 func main() {
 	p := boot.StartWith(0)
-	lambda.Start(p.Batches(webhooks.Fanout(&p.Core).Handle))
+	p.Start(p.Batches(webhooks.Fanout(&p.Core).Handle))
 }

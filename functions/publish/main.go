@@ -3,8 +3,6 @@
 package main
 
 import (
-	"github.com/aws/aws-lambda-go/lambda"
-
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/shared/queue"
 )
@@ -12,7 +10,7 @@ import (
 func main() {
 	p := boot.StartWith(boot.Callers)
 	_, url, inbox := p.Publish()
-	lambda.Start(p.Sources(boot.Buffered(p.Serve(url, "/events")), func(arn string) queue.Handler {
+	p.Start(p.Sources(boot.Buffered(p.Serve(url, "/events")), func(arn string) queue.Handler {
 		if p.IsFrom(arn, queue.Inbox) {
 			return inbox.Handle
 		}

@@ -7,8 +7,6 @@ import (
 	"context"
 	"net/http"
 
-	"github.com/aws/aws-lambda-go/lambda"
-
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/functions/internal/cursors"
 	"github.com/mcp-events/mcpevents/functions/internal/sealing"
@@ -35,5 +33,5 @@ func main() {
 		options.Registrar = webhooks.Register(&p.Core, sender, sealer, tokens)
 		return mcp.New(options)
 	})
-	lambda.Start(boot.Buffered(p.Serve(p.Handler(endpoint), "/mcp")))
+	p.Start(boot.Buffered(p.Serve(p.Handler(endpoint), "/mcp")))
 }

@@ -8,8 +8,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/aws/aws-lambda-go/lambda"
-
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/periodic"
@@ -33,7 +31,7 @@ func main() {
 			return 0, err
 		}},
 	}
-	lambda.Start(func(ctx context.Context) error {
+	p.Start(func(ctx context.Context) error {
 		each := 50 * time.Second
 		if end, ok := ctx.Deadline(); ok {
 			each = time.Until(end) - 3*time.Second // to write where they stand

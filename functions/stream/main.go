@@ -73,5 +73,5 @@ func main() {
 	mux := p.Serve(p.Handler(endpoint), "/mcp", "/mcp/{"+mcp.PathWorkspace+"}")
 	mux.Handle("/consent", consent)
 	mux.Handle("/consent/{"+conversation.PathProvider+"}", consent)
-	lambdaurl.Start(mux, p.Draining(endpoint))
+	lambdaurl.Start(p.Measured(mux), p.Draining(endpoint))
 }

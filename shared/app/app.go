@@ -24,6 +24,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
@@ -34,7 +35,7 @@ var Version = "0.1.0"
 // UserAgent names the product to webhook endpoints and backends.
 func UserAgent() string { return "mcp-events/" + Version }
 
-// Core is what the roles share. All fields but Auth and ResourceMetadata are needed.
+// Core is what the roles share. All fields but Metrics, Auth and ResourceMetadata are needed.
 type Core struct {
 	DB       store.DB
 	Queues   queue.Sender
@@ -43,6 +44,8 @@ type Core struct {
 	EventLog *eventlog.Log
 	Limits   config.Limits
 	Log      *slog.Logger
+	// Metrics counts what the roles do; nil counts nothing.
+	Metrics *metric.Set
 	// Auth authenticates callers. For a role that is not called it is the directory of
 	// principals, or nil.
 	Auth auth.Authenticator

@@ -45,9 +45,7 @@ func (d *Dispatcher) send(ctx context.Context, a attempted, fill func(*webhook.R
 		return out
 	}
 	lag := d.now().Sub(a.published)
-	if d.Observe != nil {
-		d.Observe(Attempted{Category: out.Category, Attempt: a.n, Took: out.Took, Lag: lag})
-	}
+	d.Metrics.Attempt(string(out.Category), a.n, out.Took, lag)
 	if d.Options.LogDeliveries {
 		level := slog.LevelInfo
 		if out.Category != "" {

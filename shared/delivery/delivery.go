@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/switches"
@@ -248,7 +249,11 @@ func (d *Dispatcher) deadLetter(ctx context.Context, del *delivery, e *event.Eve
 	if errors.Is(err, store.ErrConflict) {
 		return false, nil
 	}
-	return true, fault.Wrap(fault.Unavailable, err, "record a dead letter")
+	if err != nil {
+		return true, fault.Wrap(fault.Unavailable, err, "record a dead letter")
+	}
+	d.Metrics.DeadLettered(metric.Webhook, 1)
+	return true, nil
 }
 
 // storeBody stores the event for its retries: once, at its first failure, for all

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -89,8 +90,8 @@ type Dispatcher struct {
 	Options Options
 	Now     func() time.Time
 	Log     *slog.Logger
-	// Observe gets every attempt; may be nil.
-	Observe func(Attempted)
+	// Metrics counts attempts and dead letters; may be nil.
+	Metrics *metric.Set
 
 	slots         chan struct{}
 	detachedSlots chan struct{}  // one for each attempt that goes on without its page
@@ -111,15 +112,6 @@ type Dispatcher struct {
 // Types finds the webhook type of an event type.
 type Types interface {
 	WebhookType(ctx context.Context, workspace, name string) string
-}
-
-// Attempted is an attempt as metrics see it.
-type Attempted struct {
-	Category webhook.Category
-	Attempt  int
-	Took     time.Duration
-	// Lag is from publishing to the end of a first attempt.
-	Lag time.Duration
 }
 
 // maxHandled bounds the failed pages of which a dispatcher knows the subscribers that are done.

@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -28,6 +29,8 @@ type Fanout struct {
 	Queue   queue.Sender
 	// Now is the clock; nil is [time.Now].
 	Now func() time.Time
+	// Metrics counts dead letters; may be nil.
+	Metrics *metric.Set
 }
 
 // uriBatch is what one batch brings for one URI, in order.
@@ -50,6 +53,7 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 		if err := f.Queue.Send(ctx, queue.Dead, poison...); err != nil {
 			return nil, fault.Wrap(fault.Unavailable, err, "dead-letter events that cannot be decoded")
 		}
+		f.Metrics.DeadLettered(string(queue.Events), len(poison))
 	}
 	if len(groups) == 0 {
 		return failed, nil

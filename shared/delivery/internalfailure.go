@@ -36,8 +36,10 @@ func (d *Dispatcher) rejected(ctx context.Context, q queue.Name, m queue.Message
 	err := d.Queue.Send(ctx, queue.Dead, queue.NewDeadLetter(q, m, fault.Public(reason), nil, d.now()))
 	if err != nil {
 		d.log().ErrorContext(ctx, "dead letter not sent", "queue", q, "message", m.ID, "error", err)
+		return false
 	}
-	return err == nil
+	d.Metrics.DeadLettered(string(q), 1)
+	return true
 }
 
 // undecodable dead-letters the part of a page that belongs to a subscriber whose item cannot be
@@ -50,7 +52,11 @@ func (d *Dispatcher) undecodable(ctx context.Context, t PageTask, r subscription
 		m := queue.Message{Outgoing: queue.Outgoing{Body: task.encode()}, Sent: d.now()}
 		out = append(out, queue.NewDeadLetter(queue.Deliveries, m, reason, nil, d.now()))
 	}
-	return fault.Wrap(fault.Unavailable, d.Queue.Send(ctx, queue.Dead, out...), "dead-letter a subscriber that cannot be decoded")
+	if err := d.Queue.Send(ctx, queue.Dead, out...); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "dead-letter a subscriber that cannot be decoded")
+	}
+	d.Metrics.DeadLettered(string(queue.Deliveries), len(out))
+	return nil
 }
 
 // remaining returns page tasks for the events that a page did not send to one subscriber, those

@@ -31,6 +31,13 @@ var (
 	aheadKey = store.Key{Table: store.Deliveries, Partition: "due#ahead", Sort: "-"}
 )
 
+// The partitions of the due table are named from FirstDuePartition to before AfterDue: the numbers of shards
+// come before other names that begin so.
+const (
+	DueTable                    = store.Deliveries
+	FirstDuePartition, AfterDue = "due#0", "due#:"
+)
+
 // longest is how far ahead of the clock that wrote it a due entry can lie.
 const longest = MaxRetryAfter*(100+Jitter*100)/100 + backup
 

@@ -25,10 +25,10 @@ type directive struct {
 type metrics struct {
 	Namespace  string
 	Dimensions [][]string
-	Metrics    []definition
+	Metrics    []emfMetric
 }
 
-type definition struct{ Name, Unit string }
+type emfMetric struct{ Name, Unit string }
 
 // Count says that something happened n times since this was said last. It belongs on the outermost
 // level of a line. Dimensions are what it is counted by; their values must be few.
@@ -40,7 +40,7 @@ func Count(name string, n int64, dimensions ...slog.Attr) slog.Attr {
 	all := append(dimensions[:len(dimensions):len(dimensions)], slog.Int64(name, n), slog.Any(Member, directive{
 		Timestamp: time.Now().UnixMilli(),
 		CloudWatchMetrics: []metrics{{
-			Namespace: Namespace, Dimensions: [][]string{by}, Metrics: []definition{{name, "Count"}},
+			Namespace: Namespace, Dimensions: [][]string{by}, Metrics: []emfMetric{{name, "Count"}},
 		}},
 	}))
 	return slog.Attr{Value: slog.GroupValue(all...)} // without a key its members stand in the line itself

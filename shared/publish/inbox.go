@@ -50,12 +50,16 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 		if err := b.Service.Queue.Send(ctx, queue.Events, events...); err != nil {
 			b.log().ErrorContext(ctx, "inbox messages not queued", "messages", len(taken), "error", err)
 			failed = append(failed, taken...)
+		} else {
+			b.Service.Metrics.Published(len(events))
 		}
 	}
 	if len(dead) > 0 {
 		if err := b.Service.Queue.Send(ctx, queue.Dead, dead...); err != nil {
 			b.log().ErrorContext(ctx, "inbox messages not dead-lettered", "messages", len(faulty), "error", err)
 			failed = append(failed, faulty...)
+		} else {
+			b.Service.Metrics.DeadLettered(string(queue.Inbox), len(dead))
 		}
 	}
 	return failed, nil

@@ -26,6 +26,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/rate"
 )
@@ -79,6 +80,8 @@ type Service struct {
 	Rate *rate.Rate
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
+	// Metrics counts accepted events and dead letters; may be nil.
+	Metrics *metric.Set
 }
 
 // NewRate limits to a number of events per second, with bursts of two seconds' worth
@@ -132,6 +135,7 @@ func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]A
 	if err := s.Queue.Send(ctx, queue.Events, out...); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "queue the events")
 	}
+	s.Metrics.Published(len(out))
 	return accepted, nil
 }
 

@@ -27,6 +27,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	queuesqs "github.com/mcp-events/mcpevents/shared/queue/sqs"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -41,6 +42,7 @@ const (
 	envQueue    = "MCPEVENTS_QUEUE_"
 	envAuth     = "MCPEVENTS_AUTH"
 	envLogLevel = "MCPEVENTS_LOG_LEVEL"
+	envStack    = "MCPEVENTS_STACK"
 	// EnvKey is the KMS key that wraps the private keyset.
 	EnvKey = "MCPEVENTS_KEY_ID"
 	// EnvRegister and EnvDeregister are the functions that stream hands
@@ -58,6 +60,7 @@ type Process struct {
 	Anonymous bool
 
 	queues *queuesqs.Queues
+	emf    *metric.EMF
 	getenv func(string) string
 	mount  func(*http.ServeMux) // what is served beside the function's own; may be nil
 }
@@ -108,6 +111,13 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 	p.Core = app.Core{
 		DB: db, Queues: p.queues, Catalogs: catalog.NewStored(db, time.Now, log), Config: config.NewStored(db, time.Now, log),
 		EventLog: &eventlog.Log{DB: db, Retention: s.limits.LogRetention}, Limits: s.limits, Log: log,
+	}
+	p.emf = metric.NewEMF(log, getenv(envStack), time.Now)
+	if p.Metrics, err = metric.NewSet(p.emf.Provider()); err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
+	}
+	if err := p.WatchLog(); err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
 	}
 	switch {
 	case s.mode == auth.ModeKeys: // for a function that is not called, the directory of principals

@@ -23,6 +23,7 @@ func (p *Process) Draining(l *Lazy[http.Handler]) lambda.Option {
 	return lambda.WithEnableSIGTERM(func() {
 		end := time.After(lastWords)
 		p.drain(l)
+		p.emf.Close(context.Background())
 		<-end
 		os.Exit(0)
 	})

@@ -158,6 +158,9 @@ func (s *settling) Done(err error) {
 	if err == nil {
 		if len(s.dead) > 0 {
 			mq.q.queues[queue.Dead].publish(s.dead, 0, 0)
+			if f := mq.q.opts.DeadLettered; f != nil {
+				f(mq.name, len(s.dead))
+			}
 		}
 		return
 	}

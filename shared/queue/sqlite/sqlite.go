@@ -39,6 +39,8 @@ type Options struct {
 	MaxReady int
 	// MaxBytes bounds the bodies of a queue that are kept in memory; 0 is 64 MiB.
 	MaxBytes int
+	// DeadLettered is called with messages of a queue that were received too often; may be nil.
+	DeadLettered func(q queue.Name, n int)
 }
 
 // Queues are the queues of one file. Close them before the file.

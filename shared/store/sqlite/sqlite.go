@@ -66,7 +66,7 @@ const schemaVersion = 1
 type statements struct {
 	get, asc, desc             string
 	state, put, delete, counts string
-	sweep                      string
+	sweep, count               string
 }
 
 var tables = func() map[store.Table]*statements {
@@ -83,6 +83,7 @@ var tables = func() map[store.Table]*statements {
 				SET ver=excluded.ver, exp=excluded.exp, counts=excluded.counts, val=excluded.val`, t),
 			delete: fmt.Sprintf("DELETE FROM %s WHERE pk=? AND sk=?", t),
 			counts: fmt.Sprintf("UPDATE %s SET exp=?, counts=? WHERE pk=? AND sk=?", t),
+			count:  fmt.Sprintf("SELECT count(*) FROM %s WHERE pk>=? AND pk<?", t),
 			sweep:  fmt.Sprintf("DELETE FROM %[1]s WHERE id IN (SELECT id FROM %[1]s WHERE exp>0 AND exp<=? ORDER BY exp LIMIT ?)", t),
 		}
 	}
