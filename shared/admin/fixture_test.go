@@ -64,10 +64,15 @@ func start(t *testing.T, change func(*server.Options)) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &config.Config{}
+	keys := "keys:\n"
 	for name, who := range callers {
 		hash := sha256.Sum256([]byte(name))
-		c.Keys = append(c.Keys, auth.Key{Principal: name, Workspace: who[0], Scopes: strings.Fields(who[1]), SHA256: hex.EncodeToString(hash[:])})
+		keys += fmt.Sprintf("  - {principal: %s, workspace: %s, scopes: [%s], sha256: %s}\n",
+			name, who[0], strings.ReplaceAll(who[1], " ", ", "), hex.EncodeToString(hash[:]))
+	}
+	c, err := config.ParseFile("config.yaml", []byte(keys))
+	if err != nil {
+		t.Fatal(err)
 	}
 	o := server.Options{
 		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: cat, CatalogName: "catalog.yaml", Auth: auth.ModeKeys, Config: c,
