@@ -50,6 +50,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/stream/lease"
 	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/switches"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -74,6 +75,9 @@ type Options struct {
 	AllowBreaking bool
 	// Limits are all other settings, as the flags of serve; see [DefaultLimits].
 	Limits config.Limits
+	// AdminAddr is the address on which to serve the admin API alone; it is loopback with
+	// [auth.ModeNone]. Empty serves it with the rest.
+	AdminAddr string
 	// Metrics get what GET /metrics serves, such as a reader of OpenTelemetry's that exports. Who
 	// gives them shuts them down.
 	Metrics []sdk.Reader
@@ -94,6 +98,8 @@ type Accepted = publish.Accepted
 type Server struct {
 	// URL is where it listens, without a path; empty if it does not.
 	URL string
+	// AdminURL is where the admin API is, without its path.
+	AdminURL string
 
 	core       app.Core
 	db         *sqlite.DB
@@ -106,6 +112,7 @@ type Server struct {
 	metrics    *meters
 	listening  *http.Server // nil if it does not
 	served     chan error
+	operators  *http.Server // nil unless the admin API has an address of its own
 
 	backends     *gateway.Gateway
 	catalogs     *catalog.Stored
@@ -135,7 +142,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 1)}
+	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 2)}
 	if s.metrics, err = newMetrics(o.Metrics); err != nil {
 		return nil, err
 	}
@@ -167,6 +174,10 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
+	operators, err := s.listenAdmin(o)
+	if err != nil {
+		return nil, err
+	}
 	roles, err := s.build(ctx, keys, cursors, listener)
 	if err != nil {
 		return nil, err
@@ -180,7 +191,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err := s.measure(); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
 	}
-	s.handler = boundBodies(roles.mux, bodyTime)
+	s.handler = boundBodies(s.serveAdmin(roles, operators), bodyTime)
 	s.run(ctx, roles)
 	if listener != nil {
 		s.listening = &http.Server{
@@ -253,6 +264,10 @@ type roles struct {
 	retry  *delivery.Retry
 	subs   *subscription.Service
 	relay  *relay.Relay
+
+	admin      http.Handler
+	operations *delivery.Operations
+	switches   *switches.Set
 }
 
 // build makes all roles.
@@ -280,10 +295,11 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 	subs := webhooks.Register(&s.core, sender, sealer, cursors)
 	subs.SaveEvery, subs.Ended, subs.Started = savePositions, gate.Ended, gate.Started
 	s.terminator = webhooks.Terminator(&s.core, subs)
+	set := webhooks.Switches(&s.core, true)
 	options := webhooks.Deliveries(s.core.Limits)
 	options.Concurrency, options.Patience, options.Detached, options.Bytes = attempts, attemptPatience, 4*attempts, attemptBytes
 	options.LogDeliveries = true
-	s.dispatcher = webhooks.Dispatch(&s.core, subs, s.terminator, sender, opener, gate, options)
+	s.dispatcher = webhooks.Dispatch(&s.core, subs, s.terminator, sender, opener, gate, set, options)
 	retry := webhooks.Retry(&s.core, subs)
 	retry.SaveEvery = savePositions
 	publisher, publishing, inbox := s.core.Publish()
@@ -304,7 +320,9 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 	if s.endpoint, err = mcp.New(endpoint); err != nil {
 		return roles{}, err
 	}
+	operations := webhooks.Operations(&s.core)
 	return roles{
+		admin: webhooks.Admin(&s.core, subs, operations, set, s.listBackends), operations: operations, switches: set,
 		mux: s.routes(publishing, identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, subs: subs, relay: s.core.Relay(s.backends),
 	}, nil
 }
@@ -325,7 +343,7 @@ func (s *Server) authenticate(o Options) (mount func(*http.ServeMux), err error)
 	return nil, nil
 }
 
-// Handler serves /mcp, /events, /consent, /healthz and what is below /.well-known.
+// Handler serves /admin, /mcp, /events, /consent, /healthz and what is below /.well-known.
 func (s *Server) Handler() http.Handler { return s.handler }
 
 // Publish publishes events in a workspace, as POST /events does for a caller who may; the
@@ -357,6 +375,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		if err = errors.Join(err, stopped); err != nil {
 			_ = s.listening.Close()
 		}
+	}
+	if s.operators != nil {
+		err = errors.Join(err, s.operators.Shutdown(ctx))
 	}
 	s.stop()
 	done := make(chan struct{})

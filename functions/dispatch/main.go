@@ -33,7 +33,7 @@ func main() {
 	subscriptions := p.Subscriptions()
 	options := webhooks.Deliveries(p.Limits)
 	options.Concurrency, options.Patience = atOnce, patience
-	dispatcher := webhooks.Dispatch(&p.Core, subscriptions, webhooks.Terminator(&p.Core, subscriptions), sender, opener, nil, options)
+	dispatcher := webhooks.Dispatch(&p.Core, subscriptions, webhooks.Terminator(&p.Core, subscriptions), sender, opener, nil, webhooks.Switches(&p.Core, false), options)
 	if err := webhooks.WatchEndpoints(&p.Core, dispatcher); err != nil {
 		p.Log.Error("function start failed", "error", err)
 		os.Exit(1)

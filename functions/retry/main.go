@@ -20,6 +20,10 @@ func main() {
 	subscriptions := p.Subscriptions()
 	jobs := []periodic.Job{
 		{Name: "due retries", Run: webhooks.Retry(&p.Core, subscriptions).Run},
+		{Name: "resumed deliveries", Run: webhooks.Switches(&p.Core, false).Release},
+		{Name: "replays", Run: func(ctx context.Context) (int, error) {
+			return webhooks.Operations(&p.Core).RunReplays(ctx, subscriptions)
+		}},
 		{Name: "expiry", Run: subscriptions.Sweep},
 		{Name: "audit", Run: webhooks.Terminator(&p.Core, subscriptions).Audit},
 		{Name: "announcements", Run: func(ctx context.Context) (int, error) {

@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/switches"
 )
 
 // A delivery that does not succeed at once is kept as one item per (subscription, event), with
@@ -49,6 +50,14 @@ type delivery struct {
 	Due      time.Time `json:"due,omitzero"`
 	DueAt    time.Time `json:"dueat,omitzero"`
 	Attempts []attempt `json:"a,omitempty"`
+	// Base is how many of them were made before a person had a dead letter retried: the schedule
+	// begins anew after them.
+	Base int `json:"base,omitempty"`
+	// Test is set for a test event, which is delivered whatever the subscription asks for.
+	Test bool `json:"test,omitempty"`
+	// Parked is where it waits for a switch, since ParkedAt; see paused.go.
+	Parked   parkedKey `json:"pk,omitzero"`
+	ParkedAt time.Time `json:"pkt,omitzero"`
 	// Control is set for a message that carries no event; Event is then its own id.
 	Control *control `json:"ctl,omitempty"`
 
@@ -66,8 +75,8 @@ type attempt struct {
 const (
 	statePending = "pending"
 	stateDead    = "dead"
-	// keptFor is how long dead letters and records stay (design: 7 days).
-	keptFor = 7 * 24 * time.Hour
+	// KeptFor is how long dead letters and records stay (design: 7 days).
+	KeptFor = 7 * 24 * time.Hour
 	// backup is how long after its time a due entry brings back a retry whose
 	// message was lost.
 	backup = 2 * time.Minute
@@ -112,10 +121,14 @@ func dueKey(workspace, sub, eventKey string, at time.Time) store.Key {
 
 func (del *delivery) item() store.Item {
 	value, _ := json.Marshal(del) // times, strings and numbers
+	expires := del.First.Add(5*24*time.Hour + KeptFor)
+	if !del.ParkedAt.IsZero() {
+		expires = del.ParkedAt.Add(switches.Kept + 5*24*time.Hour + KeptFor)
+	}
 	return store.Item{
 		Key:   deliveryKey(del.Workspace, del.Subscription, del.key()),
 		Value: value, Version: int64(len(del.Attempts)) + 1,
-		Expires: del.First.Add(5*24*time.Hour + keptFor),
+		Expires: expires,
 	}
 }
 
@@ -130,7 +143,7 @@ func (del *delivery) due() dueEntry {
 func (del *delivery) dueEntry() store.Item {
 	value, _ := json.Marshal(del.due())
 	return store.Item{
-		Key: dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt), Value: value, Expires: del.DueAt.Add(keptFor),
+		Key: dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt), Value: value, Expires: del.DueAt.Add(KeptFor),
 	}
 }
 
@@ -170,8 +183,8 @@ func (d *Dispatcher) scheduleNext(ctx context.Context, del *delivery, e *event.E
 	return d.writeNext(ctx, del, had, was, due)
 }
 
-// writeNext is scheduleNext for an event that is stored already.
-func (d *Dispatcher) writeNext(ctx context.Context, del *delivery, had int64, was store.Key, due time.Time) (bool, error) {
+// writeNext is scheduleNext for an event that is stored already, in one write with what also does.
+func (d *Dispatcher) writeNext(ctx context.Context, del *delivery, had int64, was store.Key, due time.Time, also ...store.Op) (bool, error) {
 	now := d.now()
 	del.Due, del.made = due, now
 	direct := due.Sub(now) <= queue.MaxDelay-backup
@@ -180,7 +193,7 @@ func (d *Dispatcher) writeNext(ctx context.Context, del *delivery, had int64, wa
 		del.DueAt = due.Add(backup)
 	}
 	entry := del.dueEntry()
-	ops := []store.Op{store.Put(del.item(), continues(had)), store.Put(entry)}
+	ops := append([]store.Op{store.Put(del.item(), continues(had)), store.Put(entry)}, also...)
 	if was != (store.Key{}) && was != entry.Key {
 		ops = append(ops, store.Delete(was))
 	}
@@ -225,10 +238,10 @@ func (d *Dispatcher) deadLetter(ctx context.Context, del *delivery, e *event.Eve
 	now := d.now()
 	del.State, del.Due = stateDead, time.Time{}
 	it := del.item()
-	letter := store.Item{
-		Key: deadKey(del.Workspace, del.Subscription, del.key(), now), Value: it.Value, Expires: now.Add(keptFor),
+	ops := []store.Op{store.Put(it, continues(had))}
+	for _, key := range del.letterKeys(now) {
+		ops = append(ops, store.Put(store.Item{Key: key, Value: it.Value, Version: now.UnixMicro(), Expires: now.Add(KeptFor)}))
 	}
-	ops := []store.Op{store.Put(it, continues(had)), store.Put(letter)}
 	if was != (store.Key{}) {
 		ops = append(ops, store.Delete(was))
 	}
@@ -254,7 +267,7 @@ func (d *Dispatcher) storeBody(ctx context.Context, e *event.Event, key string) 
 		return fault.Wrap(fault.Internal, err, "encode the event")
 	}
 	err = d.DB.Write(ctx, store.Put(store.Item{
-		Key: bodyKey(e.Workspace, key), Value: value, Expires: d.now().Add(5*24*time.Hour + keptFor),
+		Key: bodyKey(e.Workspace, key), Value: value, Expires: d.now().Add(5*24*time.Hour + KeptFor),
 	}, store.Absent()))
 	if err != nil && !errors.Is(err, store.ErrConflict) {
 		return fault.Wrap(fault.Unavailable, err, "store the event for its retries")

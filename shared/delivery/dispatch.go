@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/switches"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -82,6 +83,8 @@ type Dispatcher struct {
 	// Terminator ends subscriptions that may not go on, and its review is asked before every
 	// delivery.
 	Terminator *Terminator
+	// Switches are what is paused; nil is nothing.
+	Switches *switches.Set
 	// Gate is set where register runs in the same process.
 	Gate    *Gate
 	Options Options
@@ -103,6 +106,7 @@ type Dispatcher struct {
 	status     statuses
 	rates      rates
 	progress   progress
+	index      recordIndex
 }
 
 // Types finds the webhook type of an event type.
@@ -145,6 +149,7 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 	d.unrecorded = bounded.NewMap[string, []store.Op](maxHandled)
 	d.rate = newEndpointRates(d.DB, d.Options.EndpointRate, d.now)
 	d.stored = bounded.NewMap[string, bool](maxStored)
+	d.index = newRecordIndex(d.DB)
 	d.status.seen = bounded.NewMap[string, seenStatus](maxStatuses)
 	d.handled = bounded.NewMap[string, map[string]bool](maxHandled)
 	return d

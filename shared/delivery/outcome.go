@@ -2,8 +2,6 @@ package delivery
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"sync"
@@ -50,7 +48,7 @@ func (d *Dispatcher) outcome(ctx context.Context, workspace string, sub *subscri
 
 	gone := out.Status == http.StatusGone
 	final := gone || out.Status == http.StatusRequestEntityTooLarge
-	wait, again := d.schedule(sub.Origin).Next(len(del.Attempts), out.RetryAfter)
+	wait, again := d.schedule(sub.Origin).Next(len(del.Attempts)-del.Base, out.RetryAfter)
 	var mine bool
 	if again && !final {
 		mine, err = d.scheduleNext(ctx, del, e, had, was, now.Add(wait))
@@ -83,28 +81,6 @@ func (d *Dispatcher) outcome(ctx context.Context, workspace string, sub *subscri
 		}
 	}
 	return notes, nil
-}
-
-func (d *Dispatcher) records(notes []store.Op, del *delivery, made attempt) []store.Op {
-	switch {
-	case d.Options.Records == RecordNone:
-		return notes
-	case d.Options.Records == RecordFailures && made.Category == "":
-		return notes
-	}
-	value, _ := json.Marshal(struct {
-		V       int    `json:"v"`
-		Event   string `json:"ev"`
-		Attempt int    `json:"n"`
-		attempt
-	}{taskVersion, del.Event, len(del.Attempts), made})
-	return append(notes, store.Put(store.Item{
-		Key: store.Key{
-			Table: store.Deliveries, Partition: "r#" + del.Workspace + "#" + del.Subscription,
-			Sort: fmt.Sprintf("%016d#%s#%d", made.At.UnixMicro(), del.Event, len(del.Attempts)),
-		},
-		Value: value, Expires: made.At.Add(keptFor),
-	}))
 }
 
 // statuses decides when a subscription's status is worth a write: after a

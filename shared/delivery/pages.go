@@ -19,6 +19,8 @@ import (
 type page struct {
 	PageTask
 	messages []string
+	// wasParked are the tasks' [PageTask.Parked].
+	wasParked []string
 	// done are the subscribers that an earlier receive of the message has served.
 	done map[string]bool
 	err  error
@@ -88,6 +90,9 @@ func (d *Dispatcher) group(ctx context.Context, batch []queue.Message) (work []*
 		}
 		p.Events = append(p.Events, t.Events...)
 		p.Hops = max(p.Hops, t.Hops)
+		if t.Parked != "" {
+			p.wasParked = append(p.wasParked, t.Parked)
+		}
 		p.messages = append(p.messages, m.ID)
 	}
 	return work, failed
@@ -100,8 +105,15 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	if t.Reactivation != nil {
 		return d.reactivateBacklog(ctx, t.Workspace, *t.Reactivation)
 	}
+	if err := d.parkPaused(ctx, p); err != nil || len(p.Events) == 0 {
+		return err
+	}
+	t = p.PageTask
 	if t.Count > pageSplit {
 		if parts := pages(t.Workspace, t.Pattern, t.Range, t.Count, t.Events); len(parts) > 1 {
+			if err := d.markAnew(ctx, p, parts); err != nil {
+				return err
+			}
 			return d.sendPages(ctx, t.Hops+1, parts)
 		}
 	}
@@ -127,7 +139,9 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 		rest.From = found.Last
 		done.left = append(done.left, pages(t.Workspace, t.Pattern, rest, 1, t.Events)...)
 	}
-	err = d.sendPages(ctx, t.Hops+1, done.left)
+	if err = d.markAnew(ctx, p, done.left); err == nil {
+		err = d.sendPages(ctx, t.Hops+1, done.left)
+	}
 	for _, position := range found.Broken {
 		if err == nil {
 			err = d.undecodable(ctx, t, position)
@@ -283,6 +297,11 @@ func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.S
 			if err := d.addToBacklog(ctx, t.Workspace, sub, e); err != nil {
 				return notes, i, err
 			}
+			continue
+		}
+		if parked, err := d.parkedInstead(ctx, newDelivery(t.Workspace, sub, e, d.now()), sub, e, 0, store.Key{}); err != nil {
+			return notes, i, err
+		} else if parked {
 			continue
 		}
 		if d.Gate == nil && time.Since(read) > stale {

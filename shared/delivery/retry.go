@@ -54,7 +54,7 @@ func (r *Retry) now() time.Time {
 func (r *Retry) Run(ctx context.Context) (moved int, err error) {
 	now := r.now()
 	due := periodic.Minutes{
-		DB: r.DB, Key: WatermarkKey, SaveEvery: r.SaveEvery, CatchUp: keptFor, // a server may have been off for as long as entries are kept
+		DB: r.DB, Key: WatermarkKey, SaveEvery: r.SaveEvery, CatchUp: KeptFor, // a server may have been off for as long as entries are kept
 		Ahead: func(ctx context.Context, was time.Time) error { return r.clockSetBack(ctx, now, was) },
 	}
 	err = due.Walk(ctx, now, func(ctx context.Context, minute time.Time) error {

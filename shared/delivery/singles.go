@@ -136,7 +136,7 @@ func (d *Dispatcher) waitInDueTable(ctx context.Context, t SingleTask, wait time
 		return err
 	}
 	now := d.now()
-	had, was := items[0].Version, dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt)
+	had, was := items[0].Version, del.unpark(now)
 	if del.Control == nil && now.Sub(del.First) > d.schedule(del.Origin).total() {
 		if failure != nil {
 			del.Attempts = append(del.Attempts, *failure)
@@ -175,8 +175,11 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 		return nil, err
 	}
 	had := items[0].Version
-	was := dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt)
+	was := del.unpark(d.now())
 	if del.Control != nil {
+		if parked, err := d.parkedInstead(ctx, del, nil, nil, had, was); parked || err != nil {
+			return nil, err
+		}
 		return d.sendNotice(ctx, del, had, was, at)
 	}
 	read := time.Now()
@@ -209,12 +212,18 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 	if err != nil {
 		return nil, err
 	}
+	if del.Test {
+		right = subscription.Right{} // it is for the endpoint, whatever the subscription asks for
+	}
 	if may, err := right.May(ctx, &e); err != nil {
 		return nil, err
 	} else if !may {
 		return []store.Op{store.Delete(items[0].Key), store.Delete(was)}, nil
 	}
 	sub := record.Subscriber()
+	if parked, err := d.parkedInstead(ctx, del, &sub, &e, had, was); parked || err != nil {
+		return nil, err
+	}
 	if !d.Gate.enter(sub.ID, read) {
 		return d.single(ctx, t, at) // it has ended since, and may have been created again
 	}

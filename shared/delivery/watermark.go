@@ -106,7 +106,15 @@ func (w *Watermark) attempted(ctx context.Context, workspace, id string) (at int
 	if at <= 0 {
 		return 0, nil
 	}
-	q := store.Query{Table: store.Deliveries, Partition: latePartition, Limit: 100}
+	if at, err = w.before(ctx, latePartition, at); err != nil || at == 0 {
+		return 0, err
+	}
+	return w.before(ctx, parkedPages(workspace), at)
+}
+
+// before is a position that lies before all pages of a partition, too; 0 is not known.
+func (w *Watermark) before(ctx context.Context, partition string, at int64) (int64, error) {
+	q := store.Query{Table: store.Deliveries, Partition: partition, Limit: 100}
 	for { // past items that have expired
 		late, err := w.DB.Query(ctx, q)
 		if err != nil {

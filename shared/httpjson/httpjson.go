@@ -37,6 +37,14 @@ type Answers struct {
 	MetadataURL string
 	// Log gets what is not the caller's fault; nil is slog.Default.
 	Log *slog.Logger
+	// Problems has refusals be problem details (RFC 9457).
+	Problems bool
+}
+
+// Answer is an answer with a status of its own, for [Answers.Serve]. Without a body it has none.
+type Answer struct {
+	Status int
+	Body   any
 }
 
 // Serve answers with what serve returns, or with its error: {"error":{"kind","message"}} with
@@ -53,7 +61,10 @@ func (a Answers) Serve(w http.ResponseWriter, r *http.Request, status int, serve
 		a.refuse(w, r, err)
 		return
 	}
-	reply(w, status, body)
+	if own, ok := body.(Answer); ok {
+		status, body = own.Status, own.Body
+	}
+	reply(w, status, "application/json", body)
 }
 
 // allowed is the data of [NotAllowed].
@@ -90,15 +101,32 @@ func (a Answers) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if c := auth.Challenge(err, a.MetadataURL, a.Scope); c != "" {
 		w.Header().Set("WWW-Authenticate", c)
 	}
-	reply(w, status, map[string]json.RawMessage{"error": encode(kind, err, data)})
+	if a.Problems {
+		reply(w, status, "application/problem+json", encode(kind, data, problem{
+			Type: "about:blank", Title: http.StatusText(status), Status: status, Detail: fault.Public(err), Kind: kind.String(),
+		}))
+		return
+	}
+	reply(w, status, "application/json", map[string]json.RawMessage{"error": encode(kind, data, refusal{kind.String(), fault.Public(err)})})
+}
+
+type refusal struct {
+	Kind    string `json:"kind"`
+	Message string `json:"message"`
+}
+
+// problem are problem details, with our kind of fault.
+type problem struct {
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail"`
+	Kind   string `json:"kind"`
 }
 
 // encode is the error as the caller sees it; data of a failure of ours is not for it.
-func encode(kind fault.Kind, err error, data any) json.RawMessage {
-	b, _ := json.Marshal(struct {
-		Kind    string `json:"kind"`
-		Message string `json:"message"`
-	}{kind.String(), fault.Public(err)})
+func encode(kind fault.Kind, data, err any) json.RawMessage {
+	b, _ := json.Marshal(err)     // texts and a number
 	more, _ := json.Marshal(data) // it can be, see [fault.Error]
 	if kind == fault.Internal || len(more) <= len(`{}`) || more[0] != '{' {
 		return b
@@ -107,9 +135,12 @@ func encode(kind fault.Kind, err error, data any) json.RawMessage {
 }
 
 // reply answers with body, which must be of types that JSON has. Nobody may keep the answer.
-func reply(w http.ResponseWriter, status int, body any) {
-	b, _ := json.Marshal(body) // as said above
-	w.Header().Set("Content-Type", "application/json")
+func reply(w http.ResponseWriter, status int, contentType string, body any) {
+	var b []byte
+	if body != nil {
+		b, _ = json.Marshal(body) // as said above
+		w.Header().Set("Content-Type", contentType)
+	}
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)

@@ -221,7 +221,7 @@ func (s *Service) refresh(ctx context.Context, have, want *Subscription, live bo
 	if live && (r.Cursor == "" || have.State == Active) { // deliveries go on: what a client polled elsewhere is not settled here
 		want.Cursor = s.advanced(ctx, have)
 	}
-	want.Resumed = have.Resumed
+	want.Resumed, want.Paused, want.Marked = have.Resumed, have.Paused, have.Marked
 	if have.State == Suspended {
 		want.Resumed = s.now().Unix()
 	}
@@ -230,7 +230,7 @@ func (s *Service) refresh(ctx context.Context, have, want *Subscription, live bo
 	if live && (have.State != Suspended || r.Cursor == "") {
 		want.Owed = have.Owed
 	}
-	ops := []store.Op{store.Put(want.encode(), store.VersionIs(have.Revision))}
+	ops := append(want.mark(false), store.Put(want.encode(), store.VersionIs(have.Revision)))
 	for _, it := range want.subscribers() {
 		ops = append(ops, store.Put(it))
 	}

@@ -48,7 +48,7 @@ func (s *Subscription) listed() []store.Key {
 // that the removal of an earlier subscription with the same id does not delete them.
 func (s *Service) list(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
 	var ops []store.Op
-	for _, k := range sub.listed() {
+	for _, k := range append(sub.listed(), sub.indexed()...) {
 		ops = append(ops, store.Put(store.Item{Key: k, Value: []byte(sub.Principal), Version: sub.Created.UnixMicro()}))
 	}
 	if err := s.DB.Write(ctx, ops...); err != nil {
@@ -86,12 +86,14 @@ func (s *Service) once(ctx context.Context, k store.Key, value func() []byte) er
 
 // unlist deletes the entries of a subscription.
 func (s *Service) unlist(ctx context.Context, sub *Subscription) {
-	var ops []store.Op
-	for _, k := range sub.listed() {
-		ops = append(ops, store.Delete(k, store.VersionIs(sub.Created.UnixMicro())))
-	}
-	if err := s.DB.Write(ctx, ops...); err != nil && !errors.Is(err, store.ErrConflict) {
-		slog.WarnContext(ctx, "subscription list entries not deleted", "error", err)
+	for _, keys := range [][]store.Key{sub.listed(), sub.indexed()} { // one of the version before has only the first
+		var ops []store.Op
+		for _, k := range keys {
+			ops = append(ops, store.Delete(k, store.VersionIs(sub.Created.UnixMicro())))
+		}
+		if err := s.DB.Write(ctx, ops...); err != nil && !errors.Is(err, store.ErrConflict) {
+			slog.WarnContext(ctx, "subscription list entries not deleted", "error", err)
+		}
 	}
 }
 

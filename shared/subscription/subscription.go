@@ -50,6 +50,7 @@ const (
 	Active    State = "active"
 	Disabled  State = "disabled"  // ended by the server; see Reason
 	Suspended State = "suspended" // too many failures; a refresh resumes it
+	Paused    State = "paused"    // by a person; of [Subscription.Effective] only
 )
 
 // Target is where and how a subscription's events are sent.
@@ -112,6 +113,10 @@ type Subscription struct {
 	// Resumed is when a refresh ended the last suspension, in seconds since 1970;
 	// failures before it count no more.
 	Resumed int64 `json:"resd,omitempty"`
+	// Paused is when a person paused its deliveries, in microseconds since 1970; 0 when they are not.
+	Paused int64 `json:"pau,omitempty"`
+	// Marked is the state under which it is listed; see [Service.Select].
+	Marked State `json:"mk,omitempty"`
 	// Revision counts the writes of this record.
 	Revision int64 `json:"-"`
 }
@@ -132,9 +137,10 @@ type Subscriber struct {
 	Entry    string `json:"e,omitempty"`
 	Contract string `json:"ct,omitempty"`
 	Grant    Grant  `json:"g,omitzero"`
-	// Suspended and Resumed are as in [Subscription].
+	// Suspended, Resumed and Paused are as in [Subscription].
 	Suspended int64 `json:"susp,omitempty"`
 	Resumed   int64 `json:"resd,omitempty"`
+	Paused    int64 `json:"pau,omitempty"`
 	// Skip are the keys of the subscription's other patterns that also match
 	// some events of this one; those deliver them.
 	Skip []string `json:"skip,omitempty"`
@@ -232,6 +238,7 @@ func (s *Subscription) Subscriber() Subscriber {
 	sub := Subscriber{
 		V: recordVersion, ID: s.ID, Principal: s.Principal, Origin: s.Origin,
 		Target: s.Target, Filters: s.Filters, Cursor: s.Cursor, Redact: s.Redact, Grant: s.Grant, Suspended: s.Suspended, Resumed: s.Resumed,
+		Paused: s.Paused,
 	}
 	if !s.Until.IsZero() {
 		sub.Until = s.Until.Unix()

@@ -68,20 +68,14 @@ func (s *Service) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscri
 
 // update writes a changed subscription over the revision it was read at.
 func (s *Service) update(ctx context.Context, sub *Subscription) error {
-	was := sub.Revision
-	sub.Revision++
-	ops := []store.Op{store.Put(sub.encode(), store.VersionIs(was))}
-	for _, it := range sub.subscribers() {
-		ops = append(ops, store.Put(it))
-	}
-	return s.DB.Write(ctx, ops...)
+	return s.updateWith(ctx, sub)
 }
 
 // remove takes a subscription's items away, with the extra operations given. With
 // keep, the record stays with its state, so that the owner can see why it ended.
 func (s *Service) remove(ctx context.Context, sub *Subscription, keep bool, extra ...store.Op) error {
 	was := sub.Revision
-	ops := extra
+	ops := append(extra, sub.mark(!keep)...)
 	if keep {
 		sub.Revision++
 		it := sub.encode()

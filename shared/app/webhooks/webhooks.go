@@ -3,14 +3,18 @@
 package webhooks
 
 import (
+	"cmp"
+	"context"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/admin"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/switches"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 	"github.com/mcp-events/mcpevents/shared/webhook/targets"
 )
@@ -66,12 +70,29 @@ func Terminator(c *app.Core, subs *subscription.Service) *delivery.Terminator {
 
 // Dispatch signs and POSTs. Gate is nil where subscriptions end in another process.
 func Dispatch(c *app.Core, subs *subscription.Service, terminator *delivery.Terminator, sender delivery.Poster, opener delivery.Opener,
-	gate *delivery.Gate, options delivery.Options,
+	gate *delivery.Gate, set *switches.Set, options delivery.Options,
 ) *delivery.Dispatcher {
 	return delivery.NewDispatcher(&delivery.Dispatcher{
 		DB: c.DB, Queue: c.Queues, Subscriptions: subs, Catalog: delivery.WebhookTypes{Source: c.Catalogs},
-		Poster: sender, Opener: opener, Terminator: terminator, Gate: gate, Options: options, Metrics: c.Metrics, Log: c.Log,
+		Poster: sender, Opener: opener, Terminator: terminator, Gate: gate, Switches: set, Options: options, Metrics: c.Metrics, Log: c.Log,
 	})
+}
+
+// Admin serves the operators. Subs need not be able to make subscriptions; nothing is attempted here.
+func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operations, set *switches.Set, backends func(context.Context, string) ([]admin.Backend, error)) *admin.Handler {
+	return admin.New(admin.Options{
+		Auth: c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: subs,
+		Operations: operations, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs,
+		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Backends: backends, Log: c.Log,
+	})
+}
+
+// Operations are what operators and owners do to deliveries.
+func Operations(c *app.Core) *delivery.Operations { return delivery.NewOperations(c.DB, c.Queues, nil) }
+
+// Switches are what people pause. Alone is true where no other process attempts deliveries.
+func Switches(c *app.Core, alone bool) *switches.Set {
+	return &switches.Set{DB: c.DB, Queue: c.Queues, Alone: alone}
 }
 
 // Retry moves what is due to the slow lane. It has subs dead-letter what it cannot read when it

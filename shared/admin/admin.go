@@ -1,0 +1,211 @@
+// Package admin is the operators' HTTP API, /admin/v1: what there is, what became of it, and the
+// few things that a person does to it.
+//
+// It has handlers and no store: each asks the package that owns the concept. The contract is openapi.json,
+// which is served with it. An operator (scope events:operate) sees the whole workspace; an owner
+// (events:subscribe) sees their own subscriptions and what was delivered to them, and what belongs to another
+// looks like what does not exist. Every change is in the audit trail before it is made.
+package admin
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/audit"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/httpjson"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/switches"
+)
+
+// Prefix is where the API is.
+const Prefix = "/admin/v1/"
+
+//go:embed openapi.json
+var openAPI []byte
+
+// Subscriptions is what the API asks of subscriptions. [subscription.Service] implements it.
+type Subscriptions interface {
+	Select(ctx context.Context, workspace string, c subscription.Choice, after string, limit int) ([]subscription.Selected, string, error)
+	Find(ctx context.Context, workspace, id string) (*subscription.Selected, error)
+	End(ctx context.Context, workspace, principal, id string) error
+	CountStates(ctx context.Context, workspace string, most int) (map[subscription.State]int, error)
+	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
+	SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (bool, error)
+}
+
+// Backend is one of the servers behind the gateway.
+type Backend struct {
+	Name   string `json:"name"`
+	URL    string `json:"url"`
+	Prefix string `json:"prefix"`
+}
+
+// Options are what the API is made of.
+type Options struct {
+	Auth  auth.Authenticator
+	Guard auth.Guard
+	// MetadataURL is the protected resource metadata (RFC 9728) that a 401 names; may be empty.
+	MetadataURL   string
+	DB            store.DB // of the audit trail and the delivery log
+	Subscriptions Subscriptions
+	Operations    *delivery.Operations
+	Switches      *switches.Set
+	Events        *eventlog.Log
+	Catalogs      catalog.Source
+	// Kept is what the delivery log keeps.
+	Kept     delivery.Records
+	Backends func(ctx context.Context, workspace string) ([]Backend, error)
+	// Now is the clock of the audit trail; nil is [time.Now].
+	Now func() time.Time
+	Log *slog.Logger
+}
+
+// Handler serves the API. Make it with [New].
+type Handler struct {
+	Options
+
+	trail    *audit.Trail
+	mux      *http.ServeMux
+	switches map[string]endpoint // what the methods of one switch do
+}
+
+// endpoint is what one method of a path does.
+type endpoint struct {
+	// owners may call it as well as operators.
+	owners bool
+	serve  func(c *call) (any, error)
+}
+
+// New makes the API.
+func New(o Options) *Handler {
+	h := &Handler{Options: o, trail: &audit.Trail{DB: o.DB, Now: o.Now}, mux: http.NewServeMux()}
+	h.switches = map[string]endpoint{
+		http.MethodGet: {false, h.readSwitch}, http.MethodPut: {false, h.putSwitch}, http.MethodDelete: {false, h.deleteSwitch},
+	}
+	for path, methods := range h.endpoints() {
+		h.mux.HandleFunc(Prefix+path, func(w http.ResponseWriter, r *http.Request) { h.answer(w, r, methods) })
+	}
+	h.mux.HandleFunc(Prefix+"{rest...}", func(w http.ResponseWriter, r *http.Request) { h.answer(w, r, nil) })
+	return h
+}
+
+// endpoints are the paths behind [Prefix] but that of one switch, and what their methods do.
+func (h *Handler) endpoints() map[string]map[string]endpoint {
+	const get, post, del = http.MethodGet, http.MethodPost, http.MethodDelete
+	return map[string]map[string]endpoint{
+		"openapi.json":                  {get: {true, h.describe}},
+		"subscriptions":                 {get: {true, h.listSubscriptions}},
+		"subscriptions/{id}":            {get: {true, h.readSubscription}, del: {true, h.endSubscription}},
+		"subscriptions/{id}/pause":      {post: {true, h.pauseSubscription}},
+		"subscriptions/{id}/resume":     {post: {true, h.resumeSubscription}},
+		"subscriptions/{id}/test":       {post: {true, h.testSubscription}},
+		"subscriptions/{id}/deliveries": {get: {true, h.listDeliveries}},
+		"deliveries":                    {get: {true, h.listDeliveries}},
+		"dead-letters":                  {get: {true, h.listLetters}},
+		"dead-letters/{id}/retry":       {post: {true, h.retryLetter}},
+		"switches":                      {get: {false, h.listSwitches}},
+		"replays":                       {post: {false, h.startReplay}},
+		"replays/{id}":                  {get: {false, h.readReplay}, del: {false, h.cancelReplay}},
+		"events":                        {get: {false, h.listEvents}},
+		"events/{id}":                   {get: {false, h.readEvent}},
+		"events/{id}/deliver":           {post: {false, h.deliverEvent}},
+		"audit":                         {get: {false, h.listAudit}},
+		"overview":                      {get: {false, h.overview}},
+		"backends":                      {get: {false, h.listBackends}},
+	}
+}
+
+// ServeHTTP answers a request.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	// The name of an origin's switch has two slashes, for which the mux would redirect.
+	if name, ok := strings.CutPrefix(r.URL.Path, Prefix+"switches/"); ok {
+		r.SetPathValue("name", name)
+		h.answer(w, r, h.switches)
+		return
+	}
+	h.mux.ServeHTTP(w, r)
+}
+
+// call is one request of somebody who may make it.
+type call struct {
+	*http.Request
+	who auth.Principal
+	// operator is whether they may see all of the workspace.
+	operator bool
+}
+
+func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[string]endpoint) {
+	answers := httpjson.Answers{Scope: auth.ScopeOperate, MetadataURL: h.MetadataURL, Log: h.Log, Problems: true}
+	answers.Serve(w, r, http.StatusOK, func() (any, error) {
+		if err := h.Guard.Check(r); err != nil {
+			return nil, err
+		}
+		who, err := h.Auth.Authenticate(r.Context(), r.Header)
+		if err != nil {
+			return nil, err
+		}
+		c := &call{Request: r, who: who, operator: who.Has(auth.ScopeOperate)}
+		if !c.operator && !who.Has(auth.ScopeSubscribe) {
+			return nil, who.Require(auth.ScopeOperate)
+		}
+		if methods == nil {
+			return nil, fault.New(fault.NotFound, "there is no such path in the admin API")
+		}
+		e, ok := methods[r.Method]
+		if !ok {
+			var allowed []string
+			for method := range methods {
+				allowed = append(allowed, method)
+			}
+			slices.Sort(allowed)
+			return nil, httpjson.NotAllowed(strings.Join(allowed, ", "))
+		}
+		if !e.owners && !c.operator {
+			return nil, who.Require(auth.ScopeOperate)
+		}
+		return e.serve(c)
+	})
+}
+
+func (h *Handler) describe(*call) (any, error) { return json.RawMessage(openAPI), nil }
+
+// change makes a change with its entry in the audit trail. Before and after are nil for what is not there.
+func (h *Handler) change(c *call, action, target string, before, after any, do func() error) error {
+	e := audit.Entry{By: c.who.ID, Via: "api", Action: action, Target: target}
+	for _, state := range []struct {
+		of  any
+		raw *json.RawMessage
+	}{{before, &e.Before}, {after, &e.After}} {
+		raw, err := json.Marshal(state.of)
+		if err != nil {
+			return fault.Wrap(fault.Internal, err, "encode an audit entry")
+		}
+		*state.raw = raw
+	}
+	return h.trail.Do(c.Context(), c.who.Workspace, e, do)
+}
+
+// list is the answer to a list.
+type list[T any] struct {
+	Items []T    `json:"items"`
+	Next  string `json:"next,omitempty"`
+}
+
+func listOf[T any](items []T, next string) list[T] {
+	if items == nil {
+		items = []T{}
+	}
+	return list[T]{items, encodeCursor(next)}
+}

@@ -1,0 +1,488 @@
+package admin_test
+
+import (
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/auth"
+)
+
+// TestSubscriptions: OPS-02.
+func TestSubscriptions(t *testing.T) {
+	f := start(t, nil)
+	one := f.subscribe("alice", "/a", built)
+	two := f.subscribe("alice", "/b?token=hidden", "event://incidents/api/created")
+	three := f.subscribe("bob", "/c", built, "event://incidents/api/created")
+	origin := url.QueryEscape(f.hold.URL)
+	t.Run("OPS-02 are listed by each property and by several", func(t *testing.T) {
+		for query, want := range map[string][]string{
+			"":                            {one, two, three},
+			"?principal=alice":            {one, two},
+			"?event=ci.build_finished":    {one, three},
+			"?origin=" + origin:           {one, two, three},
+			"?state=active":               {one, two, three},
+			"?state=paused":               {},
+			"?origin=https://example.com": {},
+			"?principal=bob&event=ci.build_finished&origin=" + origin + "&state=active": {three},
+			"?principal=alice&event=incident.created":                                   {two},
+		} {
+			slices.Sort(want)
+			if got := ids(f.list("op", "subscriptions"+query), "id"); got != strings.Join(want, " ") {
+				t.Errorf("%s: got %s, want %v", query, got, want)
+			}
+		}
+	})
+	t.Run("OPS-01 are paged by cursors", func(t *testing.T) {
+		var got []string
+		path := "subscriptions?limit=1"
+		for range 5 {
+			l := f.list("op", path)
+			got = append(got, strings.Fields(ids(l, "id"))...)
+			if l.Next == "" {
+				break
+			}
+			path = "subscriptions?limit=1&cursor=" + l.Next
+		}
+		if want := []string{one, two, three}; len(got) != 3 || !slices.IsSorted(got) || !slices.Contains(want, got[0]) {
+			t.Errorf("got %v", got)
+		}
+	})
+	t.Run("OPS-02 one is shown, without secrets", func(t *testing.T) {
+		var got object
+		raw := f.call("op", "GET", "subscriptions/"+two, "", 200, &got)
+		if got["principal"] != "alice" || got["state"] != "active" || got["target"] != f.hold.URL+"/b" || strings.Contains(string(raw), "hidden") || strings.Contains(string(raw), "whsec") {
+			t.Errorf("got %s", raw)
+		}
+	})
+	t.Run("OPS-02 the delivery status shows a failure and a success", func(t *testing.T) {
+		f.answerWith(413)
+		f.publish(built, "evt_413")
+		status := func() object {
+			var got struct{ Delivery object }
+			f.call("op", "GET", "subscriptions/"+one, "", 200, &got)
+			return got.Delivery
+		}
+		f.eventually("the failure", func() bool { return status()["lastError"] == "http_4xx" })
+		f.answerWith(0)
+		f.publish(built, "evt_200")
+		f.eventually("the success", func() bool { s := status(); return s["last"] != nil && s["lastError"] == nil })
+	})
+	t.Run("OPS-02 WHK-15 a test event goes the way of any delivery, marked as one", func(t *testing.T) {
+		var got struct{ Event string }
+		f.call("op", "POST", "subscriptions/"+one+"/test", "", 202, &got)
+		f.eventually("the test event", func() bool { return f.arrived(got.Event) == 1 })
+		f.mu.Lock()
+		last := f.hooks[len(f.hooks)-1]
+		f.mu.Unlock()
+		if !strings.Contains(string(last.body), `"type":"mcpevents.test"`) || !strings.Contains(string(last.body), `"data":{"test":true}`) {
+			t.Errorf("got %s", last.body)
+		}
+		f.eventually("its record", func() bool {
+			l := f.list("op", "deliveries?event="+got.Event)
+			return len(l.Items) == 1 && l.Items[0]["test"] == true && l.Items[0]["outcome"] == "delivered"
+		})
+	})
+	t.Run("OPS-02 OPS-06 one is paused and resumed, and nothing is lost", func(t *testing.T) {
+		var got object
+		f.call("op", "POST", "subscriptions/"+one+"/pause", `{"reason":"moving"}`, 200, &got)
+		if got["state"] != "paused" || ids(f.list("op", "subscriptions?state=paused"), "id") != one {
+			t.Errorf("got %v", got)
+		}
+		if sw := f.list("op", "switches"); len(sw.Items) != 1 || sw.Items[0]["by"] != "op" || sw.Items[0]["reason"] != "moving" || sw.Items[0]["state"] != "paused" || sw.Items[0]["at"] == nil {
+			t.Errorf("the switches are %v", sw)
+		}
+		f.publish(built, "evt_paused")
+		f.eventually("bob's", func() bool { return f.arrived("evt_paused") == 1 })
+		f.call("op", "POST", "subscriptions/"+one+"/resume", "", 200, &got)
+		if got["state"] != "active" {
+			t.Errorf("got %v", got)
+		}
+		f.eventually("alice's", func() bool { return f.arrived("evt_paused") == 2 })
+	})
+	t.Run("OPS-02 one is ended", func(t *testing.T) {
+		f.call("op", "DELETE", "subscriptions/"+three, "", 204, nil)
+		f.call("op", "GET", "subscriptions/"+three, "", 404, nil)
+		if got := ids(f.list("op", "subscriptions?principal=bob"), "id"); got != "" {
+			t.Errorf("got %s", got)
+		}
+	})
+	t.Run("OPS-08 the trail has every change, with before and after", func(t *testing.T) {
+		l := f.list("op", "audit")
+		want := "subscription.end subscription.resume subscription.pause subscription.test"
+		if got := ids(l, "action"); got != want {
+			t.Fatalf("got %s, want %s", got, want)
+		}
+		end, pause := l.Items[0], l.Items[2]
+		if end["by"] != "op" || end["target"] != three || end["after"] != nil || end["before"].(object)["principal"] != "bob" {
+			t.Errorf("the end is %v", end)
+		}
+		if pause["before"] != nil || pause["after"].(object)["reason"] != "moving" || pause["at"] == nil {
+			t.Errorf("the pause is %v", pause)
+		}
+		page := f.list("op", "audit?limit=1")
+		if rest := f.list("op", "audit?cursor="+page.Next); ids(rest, "action") != strings.TrimPrefix(want, "subscription.end ") {
+			t.Errorf("the second page is %v", rest)
+		}
+		if past := f.list("op", "audit?until=2020-01-01T00:00:00Z"); len(past.Items) != 0 {
+			t.Errorf("before there was anything: %v", past)
+		}
+	})
+}
+
+// TestDeliveriesAndDeadLetters: OPS-03, OPS-04.
+func TestDeliveriesAndDeadLetters(t *testing.T) {
+	f := start(t, nil)
+	id := f.subscribe("alice", "/a", built)
+	origin := url.QueryEscape(f.hold.URL)
+	f.publish(built, "evt_1")
+	f.eventually("the event", func() bool { return f.arrived("evt_1") == 1 })
+	f.answerWith(413)
+	f.publish(built, "evt_2")
+	f.eventually("the dead letter", func() bool { return len(f.list("op", "dead-letters").Items) == 1 })
+	t.Run("OPS-03 deliveries are found each way, newest first", func(t *testing.T) {
+		for query, want := range map[string]string{
+			"deliveries": "evt_2 evt_1", "deliveries?subscription=" + id: "evt_2 evt_1", "subscriptions/" + id + "/deliveries": "evt_2 evt_1",
+			"deliveries?event=evt_1": "evt_1", "deliveries?origin=" + origin: "evt_2 evt_1", "deliveries?outcome=failed": "evt_2",
+			"deliveries?outcome=dead&origin=" + origin: "evt_2", "deliveries?outcome=delivered": "evt_1",
+			"deliveries?until=2020-01-01T00:00:00Z": "", "deliveries?since=2020-01-01T00:00:00Z": "evt_2 evt_1",
+		} {
+			f.eventually(query, func() bool { return ids(f.list("op", query), "event") == want })
+		}
+		l := f.list("op", "deliveries?event=evt_2")
+		if it := l.Items[0]; it["attempt"] != 1.0 || it["status"] != "4xx" || it["category"] != "http_4xx" || it["outcome"] != "dead" || it["durationMs"] == nil || it["nextAttempt"] != nil {
+			t.Errorf("got %v", it)
+		}
+		if l.Kept != "all" {
+			t.Errorf("it says that %q is kept", l.Kept)
+		}
+	})
+	t.Run("OPS-04 WHK-13 a dead letter is found each way, with its history", func(t *testing.T) {
+		for _, query := range []string{"", "?subscription=" + id, "?origin=" + origin, "?event=ci.build_finished", "?queue=webhooks", "?since=2020-01-01T00:00:00Z"} {
+			l := f.list("op", "dead-letters"+query)
+			if len(l.Items) != 1 || l.Items[0]["reason"] != "http_4xx" || len(l.Items[0]["attempts"].([]any)) != 1 || l.Items[0]["event"] != "evt_2" {
+				t.Errorf("%s: got %v", query, l)
+			}
+		}
+		for _, query := range []string{"?subscription=sub_x", "?origin=https://x.example", "?event=other", "?queue=other", "?until=2020-01-01T00:00:00Z"} {
+			if l := f.list("op", "dead-letters"+query); len(l.Items) != 0 {
+				t.Errorf("%s: got %v", query, l)
+			}
+		}
+	})
+	t.Run("OPS-04 WHK-13 a retry keeps the webhook-id, and is made once", func(t *testing.T) {
+		f.answerWith(0)
+		letter := fmt.Sprint(f.list("op", "dead-letters").Items[0]["id"])
+		f.call("bob", "POST", "dead-letters/"+letter+"/retry", "", 404, nil)
+		f.call("op", "POST", "dead-letters/"+letter+"/retry", "", 202, nil)
+		f.call("op", "POST", "dead-letters/"+letter+"/retry", "", 404, nil)
+		f.eventually("the event", func() bool { return f.arrived("evt_2") == 2 })
+		if l := f.list("op", "dead-letters"); len(l.Items) != 0 {
+			t.Errorf("left %v", l)
+		}
+	})
+}
+
+// TestWhatTheDeliveryLogDoesNotKeep: OPS-03.
+func TestWhatTheDeliveryLogDoesNotKeep(t *testing.T) {
+	for _, kept := range []string{"failures", "none"} {
+		f := start(t, func(o *server.Options) { o.Limits.DeliveryLog = kept })
+		f.subscribe("alice", "/a", built)
+		f.publish(built, "evt_1")
+		f.eventually("the event", func() bool { return f.arrived("evt_1") == 1 })
+		if l := f.list("op", "deliveries"); len(l.Items) != 0 || l.Kept != kept {
+			t.Errorf("OPS-03: of a log that keeps %s, got %v", kept, l)
+		}
+	}
+}
+
+// TestSwitches: OPS-06, WHK-22.
+func TestSwitches(t *testing.T) {
+	f := start(t, nil)
+	f.subscribe("alice", "/a", built)
+	for i, name := range []string{"all", "event/ci.build_finished", "origin/" + f.hold.URL} {
+		t.Run("OPS-06 WHK-22 "+name, func(t *testing.T) {
+			var sw object
+			f.call("op", "GET", "switches/"+name, "", 404, nil)
+			f.call("op", "PUT", "switches/"+name, `{"reason":"maintenance"}`, 200, &sw)
+			if sw["state"] != "paused" || sw["by"] != "op" || sw["reason"] != "maintenance" || sw["name"] != name {
+				t.Errorf("got %v", sw)
+			}
+			id := fmt.Sprintf("evt_%d", i)
+			f.publish(built, id)
+			time.Sleep(300 * time.Millisecond) // a delivery takes a millisecond
+			if n := f.arrived(id); n != 0 {
+				t.Errorf("%d arrived while it was paused", n)
+			}
+			f.call("op", "DELETE", "switches/"+name, "", 204, nil)
+			f.eventually("the event", func() bool { return f.arrived(id) == 1 })
+			f.call("op", "DELETE", "switches/"+name, "", 204, nil)
+		})
+	}
+	if l := f.list("op", "switches"); len(l.Items) != 0 {
+		t.Errorf("OPS-06: left %v", l)
+	}
+	f.call("op", "PUT", "switches/other", "", 400, nil)
+	f.call("op", "PUT", "switches/all", `{"state":"off"}`, 400, nil)
+	f.call("op", "PUT", "switches/all", `{"raeson":"x"}`, 400, nil)
+}
+
+// TestWhoMayDoWhat: OPS-01, OPS-09. What is another's can not be told apart from what does not exist.
+func TestWhoMayDoWhat(t *testing.T) {
+	f := start(t, nil)
+	id := f.subscribe("alice", "/a", built)
+	f.answerWith(413)
+	f.publish(built, "evt_1")
+	f.eventually("the dead letter", func() bool { return len(f.list("op", "dead-letters").Items) == 1 })
+	f.answerWith(0)
+	letter := fmt.Sprint(f.list("op", "dead-letters").Items[0]["id"])
+	missing := "sub_" + strings.Repeat("0", 32)
+	t.Run("OPS-09 another's looks like one that does not exist", func(t *testing.T) {
+		for _, who := range []string{"bob", "foreign"} {
+			for _, at := range []string{
+				"GET subscriptions/ID", "DELETE subscriptions/ID", "POST subscriptions/ID/pause", "POST subscriptions/ID/resume",
+				"POST subscriptions/ID/test", "GET subscriptions/ID/deliveries",
+			} {
+				method, path, _ := strings.Cut(at, " ")
+				mine := f.call(who, method, strings.ReplaceAll(path, "ID", id), "", 404, nil)
+				none := f.call(who, method, strings.ReplaceAll(path, "ID", missing), "", 404, nil)
+				if string(mine) != string(none) {
+					t.Errorf("%s as %s: %s differs from %s", at, who, mine, none)
+				}
+			}
+			mine := f.call(who, "POST", "dead-letters/"+letter+"/retry", "", 404, nil)
+			if none := f.call(who, "POST", "dead-letters/x/retry", "", 404, nil); string(mine) != string(none) {
+				t.Errorf("%s differs from %s", mine, none)
+			}
+			if l := f.list(who, "subscriptions"); len(l.Items) != 0 {
+				t.Errorf("%s sees %v", who, l)
+			}
+			if l := f.list(who, "subscriptions?principal=alice"); len(l.Items) != 0 {
+				t.Errorf("%s sees %v", who, l)
+			}
+		}
+		f.call("bob", "GET", "deliveries?subscription="+id, "", 404, nil)
+		f.call("bob", "GET", "dead-letters?subscription="+id, "", 404, nil)
+		f.call("bob", "GET", "deliveries?event=evt_1", "", 400, nil)
+		f.call("bob", "GET", "dead-letters", "", 400, nil)
+		for _, path := range []string{"subscriptions", "deliveries", "dead-letters", "switches", "audit", "deliveries?subscription=" + id} {
+			if l := f.list("foreign", path); len(l.Items) != 0 {
+				t.Errorf("OPS-01: another workspace sees %v", l)
+			}
+		}
+	})
+	t.Run("OPS-09 owners see and steer their own", func(t *testing.T) {
+		f.call("alice", "GET", "subscriptions/"+id, "", 200, nil)
+		if got := ids(f.list("alice", "subscriptions"), "id"); got != id {
+			t.Errorf("got %s", got)
+		}
+		f.eventually("the deliveries", func() bool { return len(f.list("alice", "deliveries?subscription="+id).Items) > 0 })
+		if l := f.list("alice", "dead-letters?subscription="+id); len(l.Items) != 1 {
+			t.Errorf("sees %v", l)
+		}
+		f.call("alice", "POST", "subscriptions/"+id+"/pause", "", 200, nil)
+		f.call("alice", "POST", "subscriptions/"+id+"/resume", "", 200, nil)
+		f.call("alice", "POST", "subscriptions/"+id+"/test", "", 202, nil)
+		f.call("alice", "POST", "dead-letters/"+letter+"/retry", "", 202, nil)
+		f.eventually("the retry", func() bool { return f.arrived("evt_1") == 2 })
+		f.call("op", "POST", "subscriptions/"+id+"/pause", "", 200, nil)
+		f.call("alice", "POST", "subscriptions/"+id+"/resume", "", 403, nil)
+		f.call("op", "POST", "subscriptions/"+id+"/resume", "", 200, nil)
+		if l := f.list("op", "audit"); !strings.Contains(ids(l, "by"), "alice") {
+			t.Errorf("OPS-08: the trail is %v", l)
+		}
+	})
+	t.Run("OPS-01 what only operators may is refused to others, with the scope", func(t *testing.T) {
+		for _, at := range []string{"GET switches", "GET switches/all", "PUT switches/all", "DELETE switches/all", "GET audit"} {
+			method, path, _ := strings.Cut(at, " ")
+			for _, who := range []string{"alice", "reader"} {
+				if raw := f.call(who, method, path, "", 403, nil); !strings.Contains(string(raw), auth.ScopeOperate) {
+					t.Errorf("%s as %s: got %s", at, who, raw)
+				}
+			}
+			f.call("", method, path, "", 401, nil)
+			f.call("wrong", method, path, "", 401, nil)
+		}
+		f.call("reader", "GET", "subscriptions", "", 403, nil)
+	})
+	t.Run("OPS-01 what is malformed is refused", func(t *testing.T) {
+		for _, path := range []string{
+			"subscriptions?limit=0", "subscriptions?limit=x", "subscriptions?limit=101", "subscriptions?state=x", "subscriptions?sate=active",
+			"subscriptions?principal=a&principal=b", "subscriptions?cursor=x", "deliveries?since=yesterday", "deliveries?outcome=x",
+		} {
+			f.call("op", "GET", path, "", 400, nil)
+		}
+		f.call("op", "GET", "nothing", "", 404, nil)
+		f.call("op", "POST", "subscriptions", "", 405, nil)
+	})
+}
+
+// TestAnAddressForOperators: OPS-01.
+func TestAnAddressForOperators(t *testing.T) {
+	f := start(t, func(o *server.Options) { o.AdminAddr = "127.0.0.1:0" })
+	if f.s.AdminURL == f.s.URL {
+		t.Fatal("OPS-01: it has no address of its own")
+	}
+	f.list("op", "subscriptions")
+	f.s.AdminURL = f.s.URL
+	resp, err := f.send("GET", "subscriptions", "op", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode != 404 {
+		t.Errorf("OPS-01: it is at the public address, too: %d", resp.StatusCode)
+	}
+}
+
+// TestReplays: OPS-04, WHK-13.
+func TestReplays(t *testing.T) {
+	f := start(t, nil)
+	f.subscribe("alice", "/a", built)
+	f.answerWith(413)
+	const n = 30
+	for i := range n {
+		f.publish(built, fmt.Sprintf("evt_%d", i))
+	}
+	f.publish("event://incidents/api/created", "evt_other")
+	f.eventually("the dead letters", func() bool { return len(f.list("op", "dead-letters").Items) == n })
+	f.answerWith(0)
+	var count struct{ Count int }
+	t.Run("OPS-04 a dry run counts and does nothing", func(t *testing.T) {
+		for sel, want := range map[string]int{`{}`: n, `{"event":"ci.build_finished"}`: n, `{"event":"other"}`: 0, `{"origin":"` + f.hold.URL + `"}`: n, `{"until":"2020-01-01T00:00:00Z"}`: 0} {
+			f.call("op", "POST", "replays", `{"select":`+sel+`,"dryRun":true}`, 200, &count)
+			if count.Count != want {
+				t.Errorf("%s: counts %d, want %d", sel, count.Count, want)
+			}
+		}
+		if l := f.list("op", "dead-letters"); len(l.Items) != n {
+			t.Errorf("%d are left", len(l.Items))
+		}
+	})
+	t.Run("OPS-04 a replay runs once, shows its progress, and keeps each webhook-id", func(t *testing.T) {
+		var job struct {
+			ID, State                string
+			Total, Replayed, Skipped int
+		}
+		f.call("op", "POST", "replays", `{"select":{"event":"ci.build_finished"},"rate":1000}`, 202, &job)
+		if job.Total != n || job.ID == "" {
+			t.Errorf("got %+v", job)
+		}
+		f.eventually("its end", func() bool {
+			f.call("op", "GET", "replays/"+job.ID, "", 200, &job)
+			return job.State == "done"
+		})
+		if job.Replayed != n || job.Skipped != 0 {
+			t.Errorf("got %+v", job)
+		}
+		for i := range n {
+			id := fmt.Sprintf("evt_%d", i)
+			f.eventually(id, func() bool { return f.arrived(id) == 2 })
+		}
+		f.call("op", "DELETE", "replays/"+job.ID, "", 200, &job)
+		if job.State != "done" {
+			t.Errorf("canceled after its end: %+v", job)
+		}
+	})
+	f.call("op", "POST", "replays", `{}`, 400, nil)
+	f.call("op", "POST", "replays", `{"select":{},"rate":0}`, 400, nil)
+	f.call("op", "POST", "replays", `{"select":{"queue":"inbox"}}`, 400, nil)
+	f.call("op", "GET", "replays/none", "", 404, nil)
+	f.call("alice", "POST", "replays", `{"select":{}}`, 403, nil)
+}
+
+// TestEvents: OPS-05.
+func TestEvents(t *testing.T) {
+	f := start(t, nil)
+	id := f.subscribe("alice", "/a", built)
+	const api, web = "event://incidents/api/created", "event://incidents/web/created"
+	for _, e := range [][2]string{{built, "evt_1"}, {built, "evt_2"}, {api, "evt_3"}, {web, "evt_4"}} {
+		f.publish(e[0], e[1])
+	}
+	f.eventually("the last event", func() bool { return len(f.list("op", "events?name=incident.created").Items) == 2 })
+	t.Run("OPS-05 are listed by URI, by type and by time, newest first", func(t *testing.T) {
+		for query, want := range map[string]string{
+			"uri=" + built: "evt_2 evt_1", "name=ci.build_finished": "evt_2 evt_1", "name=incident.created": "evt_4 evt_3", "uri=" + api: "evt_3",
+			"uri=" + built + "&until=2020-01-01T00:00:00Z": "", "name=none": "", "name=incident.created&since=2020-01-01T00:00:00Z": "evt_4 evt_3",
+		} {
+			if got := ids(f.list("op", "events?"+query), "id"); got != want {
+				t.Errorf("%s: got %s, want %s", query, got, want)
+			}
+		}
+		f.call("op", "GET", "events", "", 400, nil)
+		f.call("alice", "GET", "events?uri="+built, "", 403, nil)
+	})
+	t.Run("OPS-05 one is found by its id, whether it was delivered or not", func(t *testing.T) {
+		for _, want := range []string{"evt_1", "evt_3"} {
+			var got object
+			f.call("op", "GET", "events/"+want, "", 200, &got)
+			if got["id"] != want || got["data"] == nil {
+				t.Errorf("got %v", got)
+			}
+		}
+		f.call("op", "GET", "events/evt_4?uri="+web, "", 200, nil)
+		f.call("op", "GET", "events/evt_none", "", 404, nil)
+		f.call("foreign", "GET", "events/evt_1", "", 404, nil)
+	})
+	t.Run("OPS-05 one is delivered again to one subscription", func(t *testing.T) {
+		f.eventually("the event", func() bool { return f.arrived("evt_1") == 1 })
+		f.call("op", "POST", "events/evt_1/deliver", `{"subscription":"`+id+`"}`, 202, nil)
+		f.eventually("the event again", func() bool { return f.arrived("evt_1") == 2 })
+		f.call("op", "POST", "events/evt_3/deliver", `{"subscription":"`+id+`"}`, 422, nil)
+		f.call("op", "POST", "events/evt_1/deliver", `{"subscription":"sub_x"}`, 404, nil)
+	})
+}
+
+// TestOverview: what the start page of an operator shows.
+func TestOverview(t *testing.T) {
+	f := start(t, nil)
+	id := f.subscribe("alice", "/a", built)
+	f.subscribe("bob", "/b", built)
+	f.answerWith(413)
+	f.publish(built, "evt_1")
+	f.eventually("the dead letters", func() bool { return len(f.list("op", "dead-letters").Items) == 2 })
+	f.call("op", "POST", "subscriptions/"+id+"/pause", "", 200, nil)
+	var o struct {
+		Subscriptions map[string]int
+		DeadLetters   int
+		Paused        []object
+		Recent        struct{ Attempts, Failed int }
+	}
+	f.call("op", "GET", "overview", "", 200, &o)
+	if o.Subscriptions["active"] != 1 || o.Subscriptions["paused"] != 1 || o.DeadLetters != 2 || len(o.Paused) != 1 || o.Recent.Attempts != 2 || o.Recent.Failed != 2 {
+		t.Errorf("got %+v", o)
+	}
+	if l := f.list("op", "backends"); len(l.Items) != 0 {
+		t.Errorf("got %v", l)
+	}
+}
+
+// TestEveryPathIsDescribed: OPS-01.
+func TestEveryPathIsDescribed(t *testing.T) {
+	var doc struct {
+		OpenAPI string
+		Paths   map[string]map[string]object
+	}
+	f := start(t, nil)
+	f.call("op", "GET", "openapi.json", "", 200, &doc)
+	if !strings.HasPrefix(doc.OpenAPI, "3.1") {
+		t.Errorf("OPS-01: it is %s", doc.OpenAPI)
+	}
+	for path, methods := range doc.Paths {
+		served := strings.NewReplacer("/switches/{name}", "switches/other", "{id}", "none").Replace(strings.TrimPrefix(path, "/"))
+		for method := range methods {
+			resp, err := f.send(strings.ToUpper(method), strings.TrimPrefix(served, "/"), "foreign", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = resp.Body.Close()
+			if resp.StatusCode == 405 {
+				t.Errorf("OPS-01: %s %s is described and not served", method, path)
+			}
+		}
+	}
+}

@@ -1,0 +1,199 @@
+package admin
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/httpjson"
+)
+
+func statusOf(status int, body any) httpjson.Answer {
+	return httpjson.Answer{Status: status, Body: body}
+}
+func accepted(body any) httpjson.Answer { return statusOf(http.StatusAccepted, body) }
+
+// attemptView is an attempt as the API shows it.
+type attemptView struct {
+	Subscription string    `json:"subscription"`
+	Event        string    `json:"event"`
+	URI          string    `json:"uri,omitempty"`
+	Name         string    `json:"name,omitempty"`
+	Origin       string    `json:"origin,omitempty"`
+	Attempt      int       `json:"attempt"`
+	At           time.Time `json:"at"`
+	DurationMS   int64     `json:"durationMs"`
+	Outcome      string    `json:"outcome"`
+	// Status is the class of the answer's status, as "5xx"; absent without an answer.
+	Status      string    `json:"status,omitempty"`
+	Category    string    `json:"category,omitempty"`
+	NextAttempt time.Time `json:"nextAttempt,omitzero"`
+	Test        bool      `json:"test,omitempty"`
+}
+
+func class(status int) string {
+	if status == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%dxx", status/100)
+}
+
+// deliveryList says, beside the attempts, which ones the delivery log keeps.
+type deliveryList struct {
+	list[attemptView]
+	// Kept is what the operator has it keep: all, failures or none. Failures are kept with their
+	// outcome, and of the successes then the subscription's last.
+	Kept string `json:"kept"`
+	// KeptSeconds is for how long.
+	KeptSeconds int64 `json:"keptSeconds"`
+	// Omitted counts attempts that this page lacks, because there were too many at once; they
+	// are in the lists of their subscriptions.
+	Omitted int64 `json:"omitted"`
+}
+
+func (h *Handler) listDeliveries(c *call) (any, error) {
+	known := []string{"event", "origin", "since", "until", "outcome"}
+	id := c.PathValue("id")
+	if id == "" {
+		known = append(known, "subscription")
+	}
+	q := c.query(known...)
+	if id == "" {
+		id = q.text("subscription")
+	}
+	ask := delivery.RecordQuery{
+		Subscription: id, Event: q.text("event"), Origin: q.text("origin"),
+		Outcome: q.oneOf("outcome", delivery.Delivered, delivery.Failed, delivery.Dead),
+		Span:    delivery.Span{Since: q.time("since"), Until: q.time("until")},
+	}
+	before, limit := q.cursor(), q.limit()
+	if q.err != nil {
+		return nil, q.err
+	}
+	if err := h.owned(c, id, c.PathValue("id") != ""); err != nil {
+		return nil, err
+	}
+	records, next, err := delivery.ListRecords(c.Context(), h.DB, c.who.Workspace, ask, before, limit)
+	if err != nil {
+		return nil, err
+	}
+	out := deliveryList{Kept: string(h.Kept), KeptSeconds: int64(delivery.KeptFor / time.Second)}
+	var views []attemptView
+	for _, r := range records {
+		out.Omitted += r.Omitted
+		views = append(views, attemptView{
+			Subscription: r.Subscription, Event: r.Event, URI: r.URI, Name: r.Name, Origin: r.Origin, Attempt: r.Attempt, At: r.At.UTC(),
+			DurationMS: r.TookMS, Outcome: r.Outcome(), Status: class(r.Status), Category: r.Category, NextAttempt: r.Next, Test: r.Test,
+		})
+	}
+	out.list = listOf(views, next)
+	return out, nil
+}
+
+// owned holds an owner to a subscription of their own. One that must be there is not found if it is not;
+// an operator may ask for what was delivered to one that is gone.
+func (h *Handler) owned(c *call, id string, must bool) error {
+	if c.operator && !must {
+		return nil
+	}
+	if id == "" {
+		return fault.New(fault.Invalid, "name a subscription of yours, or ask with the scope events:operate")
+	}
+	_, err := h.subscription(c, id)
+	return err
+}
+
+// letterView is a dead letter as the API shows it.
+type letterView struct {
+	ID           string      `json:"id"`
+	Queue        string      `json:"queue"`
+	Reason       string      `json:"reason"`
+	Subscription string      `json:"subscription,omitempty"`
+	Principal    string      `json:"principal,omitempty"`
+	Event        string      `json:"event,omitempty"`
+	URI          string      `json:"uri,omitempty"`
+	Name         string      `json:"name,omitempty"`
+	Origin       string      `json:"origin,omitempty"`
+	First        time.Time   `json:"first"`
+	Dead         time.Time   `json:"dead"`
+	Test         bool        `json:"test,omitempty"`
+	Attempts     []letterTry `json:"attempts"`
+}
+
+type letterTry struct {
+	Attempt    int       `json:"attempt"`
+	At         time.Time `json:"at"`
+	DurationMS int64     `json:"durationMs"`
+	Status     string    `json:"status,omitempty"`
+	Category   string    `json:"category"`
+}
+
+// webhookQueue is the queue of dead letters of webhooks.
+const webhookQueue = "webhooks"
+
+func viewOfLetter(l delivery.Letter) letterView {
+	v := letterView{
+		ID: l.ID, Queue: webhookQueue, Reason: l.Reason, Subscription: l.Subscription, Principal: l.Principal, Event: l.Event, URI: l.URI,
+		Name: l.Name, Origin: l.Origin, First: l.First.UTC(), Dead: l.Dead, Test: l.Test, Attempts: []letterTry{},
+	}
+	for i, a := range l.Attempts {
+		v.Attempts = append(v.Attempts, letterTry{i + 1, a.At.UTC(), a.Took.Milliseconds(), class(a.Status), a.Category})
+	}
+	return v
+}
+
+func (h *Handler) listLetters(c *call) (any, error) {
+	q := c.query("subscription", "origin", "event", "queue", "since", "until")
+	ask := delivery.LetterQuery{
+		Subscription: q.text("subscription"), Origin: q.text("origin"), Event: q.text("event"),
+		Span: delivery.Span{Since: q.time("since"), Until: q.time("until")},
+	}
+	before, limit, of := q.cursor(), q.limit(), q.text("queue")
+	if q.err != nil {
+		return nil, q.err
+	}
+	if err := h.owned(c, ask.Subscription, false); err != nil {
+		return nil, err
+	}
+	if of != "" && of != webhookQueue {
+		return listOf[letterView](nil, ""), nil
+	}
+	letters, next, err := h.Operations.Letters(c.Context(), c.who.Workspace, ask, before, limit)
+	if err != nil {
+		return nil, err
+	}
+	var views []letterView
+	for _, l := range letters {
+		views = append(views, viewOfLetter(l))
+	}
+	return listOf(views, next), nil
+}
+
+func (h *Handler) retryLetter(c *call) (any, error) {
+	missing := fault.New(fault.NotFound, "there is no such dead letter")
+	id := c.PathValue("id")
+	letter, err := h.Operations.Letter(c.Context(), c.who.Workspace, id)
+	if err != nil {
+		return nil, err
+	}
+	if letter == nil || !c.operator && letter.Principal != c.who.ID {
+		return nil, missing
+	}
+	s, err := h.subscription(c, letter.Subscription)
+	if fault.Is(err, fault.NotFound) {
+		return nil, fault.New(fault.Conflict, "the subscription of the dead letter has ended")
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = h.change(c, "dead-letter.retry", id, viewOfLetter(*letter), nil, func() error {
+		done, err := h.Operations.Retry(c.Context(), c.who.Workspace, id, s.Subscription)
+		if err == nil && !done {
+			return missing // somebody was faster
+		}
+		return err
+	})
+	return accepted(map[string]string{"event": letter.Event, "subscription": letter.Subscription}), err
+}

@@ -1,0 +1,218 @@
+package admin
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+)
+
+// eventView is an event as the API shows it, with its payload.
+type eventView struct {
+	ID        string    `json:"id"`
+	URI       string    `json:"uri"`
+	Name      string    `json:"name"`
+	Time      time.Time `json:"time"`
+	Published time.Time `json:"published"`
+	Data      any       `json:"data"`
+}
+
+func viewOfEvent(e event.Event) eventView {
+	v := eventView{ID: e.ID, URI: e.URI, Name: e.Name, Time: e.Time, Published: e.Published}
+	if len(e.Data) > 0 {
+		v.Data = e.Data
+	}
+	return v
+}
+
+type eventList struct {
+	list[eventView]
+	// Truncated says that the type has more URIs than are looked at.
+	Truncated bool `json:"truncated"`
+}
+
+const (
+	// maxURIs bounds the URIs of one type that a list looks at, and maxLook the items of a URI that an
+	// event is looked for in.
+	maxURIs = 50
+	maxLook = 500
+)
+
+func (h *Handler) listEvents(c *call) (any, error) {
+	q := c.query("uri", "name", "since", "until")
+	uri, name := q.text("uri"), q.text("name")
+	since, until, before, limit := q.time("since"), q.time("until"), q.cursor(), q.limit()
+	if uri == "" && name == "" {
+		q.fail("name a uri or the name of an event type")
+	}
+	if q.err != nil {
+		return nil, q.err
+	}
+	cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
+	if err != nil {
+		return nil, err
+	}
+	parts, truncated, err := h.partitions(c, cat, uri, name)
+	if err != nil {
+		return nil, err
+	}
+	out := eventList{Truncated: truncated}
+	found, next, err := h.Events.Newest(c.Context(), parts, since, until, before, limit)
+	if err != nil {
+		return nil, err
+	}
+	var views []eventView
+	seen := map[string]bool{} // a batch that came again may be there twice
+	for _, e := range found {
+		if key := e.Key(); !seen[key] && (name == "" || e.Name == name) {
+			seen[key] = true
+			views = append(views, viewOfEvent(e))
+		}
+	}
+	out.list = listOf(views, next)
+	return out, nil
+}
+
+// partitions are where the log has the events of a URI, or of a type.
+func (h *Handler) partitions(c *call, cat *catalog.Catalog, uri, name string) (parts []eventlog.Partition, truncated bool, err error) {
+	uris := []string{uri}
+	if uri == "" {
+		if uris, truncated, err = h.urisOf(c, cat, cat.ByName(name)); err != nil {
+			return nil, false, err
+		}
+	}
+	for _, u := range uris {
+		entry, _, ok := cat.Match(u)
+		parts = append(parts, h.Events.Of(c.who.Workspace, u, ok && entry.Unordered())...)
+	}
+	return parts, truncated, nil
+}
+
+// urisOf are URIs of a type that had events within a month.
+func (h *Handler) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) (uris []string, more bool, err error) {
+	if e == nil {
+		return nil, false, nil
+	}
+	if e.Fixed() {
+		return []string{e.URI}, false, nil
+	}
+	parent, _, _ := strings.Cut(e.URITemplate, "/{")
+	if !strings.HasPrefix(parent, "event://") {
+		return nil, false, fault.New(fault.Invalid, "the URIs of %s have nothing in common; name a uri", e.Name)
+	}
+	known, err := h.Events.Below(c.Context(), c.who.Workspace, parent, 1000)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, uri := range known {
+		if m, _, ok := cat.Match(uri); !ok || m != e {
+			continue
+		}
+		if len(uris) == maxURIs {
+			return uris, true, nil
+		}
+		uris = append(uris, uri)
+	}
+	return uris, len(known) == 1000, nil
+}
+
+func (h *Handler) readEvent(c *call) (any, error) {
+	q := c.query("uri")
+	if q.err != nil {
+		return nil, q.err
+	}
+	e, err := h.event(c, c.PathValue("id"), q.text("uri"))
+	if err != nil {
+		return nil, err
+	}
+	return viewOfEvent(*e), nil
+}
+
+// event finds an event by its id. The delivery log tells the URIs of those that went to a webhook; of others it
+// looks in the newest of each URI of the catalog.
+func (h *Handler) event(c *call, id, uri string) (*event.Event, error) {
+	cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
+	if err != nil {
+		return nil, err
+	}
+	uris := []string{uri}
+	if uri == "" {
+		records, _, err := delivery.ListRecords(c.Context(), h.DB, c.who.Workspace, delivery.RecordQuery{Event: id}, "", 1)
+		if err != nil {
+			return nil, err
+		}
+		if len(records) == 1 && !records[0].Test {
+			uris[0] = records[0].URI
+		} else {
+			uris = nil
+			for _, e := range cat.Entries() {
+				some, _, err := h.urisOf(c, cat, e)
+				if err != nil && !fault.Is(err, fault.Invalid) {
+					return nil, err
+				}
+				uris = append(uris, some...)
+			}
+		}
+	}
+	for _, u := range uris[:min(len(uris), 2*maxURIs)] {
+		parts, _, err := h.partitions(c, cat, u, "")
+		if err != nil {
+			return nil, err
+		}
+		if e, err := h.lookFor(c.Context(), parts, id); e != nil || err != nil {
+			return e, err
+		}
+	}
+	return nil, fault.New(fault.NotFound, "the log has no such event")
+}
+
+func (h *Handler) lookFor(ctx context.Context, parts []eventlog.Partition, id string) (*event.Event, error) {
+	for before, looked := "", 0; looked < maxLook; looked += maxLimit {
+		events, next, err := h.Events.Newest(ctx, parts, time.Time{}, time.Time{}, before, maxLimit)
+		if err != nil {
+			return nil, err
+		}
+		for i := range events {
+			if events[i].ID == id {
+				return &events[i], nil
+			}
+		}
+		if before = next; next == "" {
+			break
+		}
+	}
+	return nil, nil
+}
+
+func (h *Handler) deliverEvent(c *call) (any, error) {
+	q := c.query("uri")
+	var in struct {
+		Subscription string `json:"subscription"`
+	}
+	if err := c.body(&in); err != nil {
+		return nil, err
+	}
+	if q.err != nil {
+		return nil, q.err
+	}
+	e, err := h.event(c, c.PathValue("id"), q.text("uri"))
+	if err != nil {
+		return nil, err
+	}
+	s, err := h.subscription(c, in.Subscription)
+	if err != nil {
+		return nil, err
+	}
+	if !s.Covers(e.URI) {
+		return nil, fault.New(fault.Unprocessable, "the subscription is not for %s", e.URI)
+	}
+	err = h.change(c, "event.deliver", e.ID, nil, map[string]string{"subscription": s.ID, "uri": e.URI}, func() error {
+		return h.Operations.Deliver(c.Context(), s.Subscription, e)
+	})
+	return accepted(map[string]string{"event": e.ID, "subscription": s.ID}), err
+}

@@ -1,0 +1,276 @@
+package admin_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pb33f/libopenapi"
+	validator "github.com/pb33f/libopenapi-validator"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
+const patience = 20 * time.Second
+
+// callers are who the tests are: a key is the name.
+var callers = map[string][2]string{ // workspace, scopes
+	"op":      {"default", "events:operate"},
+	"alice":   {"default", "events:read events:subscribe"},
+	"bob":     {"default", "events:read events:subscribe"},
+	"reader":  {"default", "events:read events:publish"},
+	"foreign": {"other", "events:operate events:subscribe"},
+}
+
+// fixture is an embedded server, and what an operator sees of it.
+type fixture struct {
+	*testing.T
+	s     *server.Server
+	valid validator.Validator
+
+	mu    sync.Mutex
+	hooks []hook
+	fail  int // status to answer with; 0 is 200
+	hold  *httptest.Server
+}
+
+type hook struct {
+	id, path string
+	body     []byte
+}
+
+func start(t *testing.T, change func(*server.Options)) *fixture {
+	t.Helper()
+	f := &fixture{T: t}
+	f.hold = httptest.NewServer(http.HandlerFunc(f.receive))
+	t.Cleanup(f.hold.Close)
+	cat, err := os.ReadFile("../../catalog.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := "keys:\n"
+	for name, who := range callers {
+		hash := sha256.Sum256([]byte(name))
+		keys += fmt.Sprintf("  - {principal: %s, workspace: %s, scopes: [%s], sha256: %s}\n",
+			name, who[0], strings.ReplaceAll(who[1], " ", ", "), hex.EncodeToString(hash[:]))
+	}
+	c, err := config.ParseFile("config.yaml", []byte(keys))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := server.Options{
+		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: cat, CatalogName: "catalog.yaml", Auth: auth.ModeKeys, Config: c,
+		Limits: server.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
+	}
+	o.Limits.AllowInsecureTargets, o.Limits.DeliveryLog = true, "all"
+	if change != nil {
+		change(&o)
+	}
+	if f.s, err = server.New(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := f.s.Shutdown(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	f.contract()
+	return f
+}
+
+// contract has every answer validated against the document that the server serves.
+func (f *fixture) contract() {
+	f.Helper()
+	resp, err := f.send("GET", "openapi.json", "op", "")
+	if err != nil {
+		f.Fatal(err)
+	}
+	src, _ := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	doc, err := libopenapi.NewDocument(src)
+	if err != nil {
+		f.Fatal(err)
+	}
+	v, errs := validator.NewValidator(doc)
+	if len(errs) > 0 {
+		f.Fatal(errs)
+	}
+	if ok, errs := v.ValidateDocument(); !ok {
+		f.Fatalf("the document is not OpenAPI 3.1: %v", errs)
+	}
+	f.valid = v
+}
+
+func (f *fixture) receive(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.hooks = append(f.hooks, hook{r.Header.Get("Webhook-Id"), r.URL.Path, body})
+	if f.fail != 0 {
+		w.WriteHeader(f.fail)
+	}
+}
+
+// answerWith sets the status of all webhooks from now on.
+func (f *fixture) answerWith(status int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fail = status
+}
+
+// arrived counts the webhooks with an id; all of them with "".
+func (f *fixture) arrived(id string) (n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, h := range f.hooks {
+		if id == "" || h.id == id {
+			n++
+		}
+	}
+	return n
+}
+
+// eventually waits until it holds.
+func (f *fixture) eventually(what string, holds func() bool) {
+	f.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		if holds() {
+			return
+		}
+		if time.Now().After(end) {
+			f.Fatalf("not within %v: %s", patience, what)
+		}
+	}
+}
+
+func (f *fixture) send(method, path, who, body string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(f.Context(), method, f.s.AdminURL+"/admin/v1/"+path, strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	if who != "" {
+		req.Header.Set("Authorization", "Bearer "+who)
+	}
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	return http.DefaultClient.Do(req)
+}
+
+// call makes a request and validates the answer; the result is decoded into out unless that is nil.
+func (f *fixture) call(who, method, path, body string, status int, out any) []byte {
+	f.Helper()
+	resp, err := f.send(method, path, who, body)
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(resp.Body)
+	if err != nil {
+		f.Fatal(err)
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(raw))
+	if resp.StatusCode != status {
+		f.Errorf("%s %s as %q: got %d %s, want %d", method, path, who, resp.StatusCode, raw, status)
+	}
+	if resp.StatusCode >= 400 && resp.Header.Get("Content-Type") != "application/problem+json" {
+		f.Errorf("OPS-01 %s %s: an error as %s", method, path, resp.Header.Get("Content-Type"))
+	}
+	f.validate(resp, raw)
+	if out != nil && resp.StatusCode < 300 {
+		if err := json.Unmarshal(raw, out); err != nil {
+			f.Fatalf("%v: %s", err, raw)
+		}
+	}
+	return raw
+}
+
+func (f *fixture) validate(resp *http.Response, raw []byte) {
+	f.Helper()
+	req := resp.Request.Clone(f.Context())
+	if rest, ok := strings.CutPrefix(req.URL.Path, "/admin/v1/switches/"); ok { // OpenAPI has no parameter of several segments
+		req.URL.Path, req.URL.RawPath = "/admin/v1/switches/"+strings.NewReplacer("/", "_", ":", "_").Replace(rest), ""
+	}
+	if resp.StatusCode == http.StatusNotFound && !f.described(req.URL.Path) || resp.StatusCode == http.StatusMethodNotAllowed {
+		return // nothing describes what is not there
+	}
+	if ok, errs := f.valid.ValidateHttpResponse(req, resp); !ok {
+		for _, e := range errs {
+			f.Errorf("OPS-01 %s %s: the answer %s is not as the document says: %s (%s) %v", req.Method, req.URL.Path, raw, e.Message, e.Reason, e.SchemaValidationErrors)
+		}
+	}
+}
+
+func (f *fixture) described(path string) bool { return !strings.Contains(path, "/nothing") }
+
+// subscribe registers a webhook, at a path of its own of the receiver, and returns its id.
+func (f *fixture) subscribe(who, path string, uris ...string) string {
+	f.Helper()
+	c, err := client.New(client.Server{URL: f.s.URL, Key: who, Agent: "test/1"}, mcpspec.V20260728)
+	if err != nil {
+		f.Fatal(err)
+	}
+	var got struct {
+		Subscription struct{ URI string }
+	}
+	params := map[string]any{"uris": uris, "targetUri": f.hold.URL + path}
+	if err := c.Call(f.Context(), "resources/subscriptions/register", params, &got); err != nil {
+		f.Fatal(err)
+	}
+	return strings.TrimPrefix(got.Subscription.URI, "subscription://")
+}
+
+const built = "event://ci/build-finished"
+
+// publish publishes an event with an id.
+func (f *fixture) publish(uri, id string) {
+	f.Helper()
+	data := `{"build":1,"status":"passed"}`
+	if uri != built {
+		data = `{"id":"1","title":"down","severity":"error"}`
+	}
+	if _, err := f.s.Publish(f.Context(), "default", server.Event{URI: uri, ID: id, Data: json.RawMessage(data)}); err != nil {
+		f.Fatal(err)
+	}
+}
+
+type object = map[string]any
+
+type listed struct {
+	Items []object
+	Next  string
+	Kept  string
+}
+
+func (f *fixture) list(who, path string) listed {
+	f.Helper()
+	var l listed
+	f.call(who, "GET", path, "", 200, &l)
+	return l
+}
+
+func ids(l listed, member string) string {
+	var out []string
+	for _, it := range l.Items {
+		out = append(out, fmt.Sprint(it[member]))
+	}
+	return strings.Join(out, " ")
+}

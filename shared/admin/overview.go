@@ -1,0 +1,80 @@
+package admin
+
+import (
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/switches"
+)
+
+// mostCounted is up to how many an overview counts.
+const mostCounted = 1000
+
+type overview struct {
+	Workspace     string                     `json:"workspace"`
+	Now           time.Time                  `json:"now"`
+	Subscriptions map[subscription.State]int `json:"subscriptions"`
+	DeadLetters   int                        `json:"deadLetters"`
+	Paused        []switches.Switch          `json:"paused"`
+	Recent        recent                     `json:"recent"`
+	Delivery      kept                       `json:"delivery"`
+}
+
+// recent is about the newest attempts that the delivery log has, those of the last hour.
+type recent struct {
+	Attempts int       `json:"attempts"`
+	Failed   int       `json:"failed"`
+	Since    time.Time `json:"since"`
+}
+
+type kept struct {
+	Kept    string `json:"kept"`
+	Seconds int64  `json:"keptSeconds"`
+}
+
+// overview is a bounded number of queries, whatever there is.
+func (h *Handler) overview(c *call) (any, error) {
+	ctx, workspace, now := c.Context(), c.who.Workspace, h.now().UTC()
+	o := overview{
+		Workspace: workspace, Now: now, Paused: []switches.Switch{}, Recent: recent{Since: now.Add(-time.Hour)},
+		Delivery: kept{string(h.Kept), int64(delivery.KeptFor / time.Second)},
+	}
+	var err error
+	if o.Subscriptions, err = h.Subscriptions.CountStates(ctx, workspace, mostCounted); err != nil {
+		return nil, err
+	}
+	letters, _, err := h.Operations.Letters(ctx, workspace, delivery.LetterQuery{}, "", mostCounted)
+	if err != nil {
+		return nil, err
+	}
+	o.DeadLetters = len(letters)
+	paused, _, err := h.Switches.List(ctx, workspace, "", maxLimit)
+	if err != nil {
+		return nil, err
+	}
+	o.Paused = append(o.Paused, paused...)
+	records, _, err := delivery.ListRecords(ctx, h.DB, workspace, delivery.RecordQuery{Span: delivery.Span{Since: o.Recent.Since}}, "", mostCounted)
+	if err != nil {
+		return nil, err
+	}
+	o.Recent.Attempts = len(records)
+	for _, r := range records {
+		if r.Outcome() != delivery.Delivered {
+			o.Recent.Failed++
+		}
+	}
+	return o, nil
+}
+
+func (h *Handler) listBackends(c *call) (any, error) {
+	q := c.query()
+	if q.err != nil {
+		return nil, q.err
+	}
+	list, err := h.Backends(c.Context(), c.who.Workspace)
+	if err != nil {
+		return nil, err
+	}
+	return listOf(list, ""), nil
+}

@@ -1,0 +1,132 @@
+package admin
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+)
+
+const (
+	defaultLimit = 50
+	maxLimit     = 100
+	maxValue     = 2048
+	maxBody      = 64 << 10
+)
+
+// query reads the members of a URL's query: one that is not known, or given twice, is refused, so that
+// a misspelt filter never lists everything.
+type query struct {
+	values map[string]string
+	err    error
+}
+
+func (c *call) query(known ...string) *query {
+	q := &query{values: map[string]string{}}
+	known = append(known, "cursor", "limit")
+	for name, values := range c.URL.Query() {
+		switch {
+		case !slices.Contains(known, name):
+			q.fail("the query member %.100q is not known (known: %s)", name, strings.Join(known, ", "))
+		case len(values) > 1:
+			q.fail("the query member %s is given more than once", name)
+		case len(values[0]) > maxValue:
+			q.fail("the query member %s is longer than %d bytes", name, maxValue)
+		default:
+			q.values[name] = values[0]
+		}
+	}
+	return q
+}
+
+func (q *query) fail(format string, args ...any) {
+	if q.err == nil {
+		q.err = fault.New(fault.Invalid, format, args...)
+	}
+}
+
+func (q *query) text(name string) string { return q.values[name] }
+
+// oneOf is a text that must be one of those.
+func (q *query) oneOf(name string, allowed ...string) string {
+	v := q.values[name]
+	if v != "" && !slices.Contains(allowed, v) {
+		q.fail("%s is %.100q (allowed: %s)", name, v, strings.Join(allowed, ", "))
+	}
+	return v
+}
+
+func (q *query) time(name string) time.Time {
+	v := q.values[name]
+	if v == "" {
+		return time.Time{}
+	}
+	t, err := time.Parse(time.RFC3339Nano, v)
+	if err != nil || t.Year() < 1970 || t.Year() > 9999 {
+		q.fail("%s is %.100q, which is not a time as 2026-11-22T12:00:00Z", name, v)
+		return time.Time{}
+	}
+	return t
+}
+
+func (q *query) limit() int {
+	v := q.values["limit"]
+	if v == "" {
+		return defaultLimit
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 1 || n > maxLimit {
+		q.fail("limit is %.100q (allowed: 1 to %d)", v, maxLimit)
+	}
+	return n
+}
+
+// cursor is where a list goes on. A cursor is a key of the list, and nothing else: whoever makes one up
+// reads the same list from elsewhere.
+func (q *query) cursor() string {
+	v := q.values["cursor"]
+	if v == "" {
+		return ""
+	}
+	b, err := base64.RawURLEncoding.Strict().DecodeString(v)
+	if err != nil || len(b) < 2 || len(b) > 512 || b[0] != cursorVersion {
+		q.fail("the cursor is not one of this server")
+		return ""
+	}
+	return string(b[1:])
+}
+
+const cursorVersion = 1
+
+func encodeCursor(key string) string {
+	if key == "" {
+		return ""
+	}
+	return base64.RawURLEncoding.EncodeToString(append([]byte{cursorVersion}, key...))
+}
+
+// body reads a JSON body into v, if there is one.
+func (c *call) body(v any) error {
+	b, err := io.ReadAll(http.MaxBytesReader(nil, c.Body, maxBody))
+	if err != nil {
+		return fault.New(fault.TooLarge, "the body is larger than %d bytes, or ended early", maxBody)
+	}
+	if len(strings.TrimSpace(string(b))) == 0 {
+		return nil
+	}
+	d := json.NewDecoder(strings.NewReader(string(b)))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return fault.New(fault.Invalid, "the body is not as described in openapi.json: %s", strings.TrimPrefix(err.Error(), "json: "))
+	}
+	if d.More() {
+		return fault.New(fault.Invalid, "the body has more than one JSON value")
+	}
+	return nil
+}

@@ -1,0 +1,98 @@
+package admin
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/fault"
+)
+
+// replayView is a replay as the API shows it.
+type replayView struct {
+	ID       string                `json:"id"`
+	State    string                `json:"state"`
+	Select   delivery.ReplaySelect `json:"select"`
+	Rate     int                   `json:"rate"`
+	By       string                `json:"by"`
+	Created  time.Time             `json:"created"`
+	Finished time.Time             `json:"finished,omitzero"`
+	Total    int                   `json:"total"`
+	Replayed int                   `json:"replayed"`
+	Skipped  int                   `json:"skipped"`
+}
+
+func viewOfReplay(r *delivery.Replay) replayView {
+	return replayView{r.ID, string(r.State), r.Select, r.Rate, r.By, r.Created, r.Finished, r.Total, r.Replayed, r.Skipped}
+}
+
+func (h *Handler) startReplay(c *call) (any, error) {
+	in := struct {
+		Select *delivery.ReplaySelect `json:"select"`
+		DryRun bool                   `json:"dryRun"`
+		Rate   int                    `json:"rate"`
+	}{Rate: delivery.DefaultReplayRate}
+	if err := c.body(&in); err != nil {
+		return nil, err
+	}
+	switch {
+	case in.Select == nil:
+		return nil, fault.New(fault.Invalid, "select is missing; {} selects all dead letters")
+	case in.Rate < 1 || in.Rate > delivery.MaxReplayRate:
+		return nil, fault.New(fault.Invalid, "rate is %d (allowed: 1 to %d)", in.Rate, delivery.MaxReplayRate)
+	case in.Select.Queue != "" && in.Select.Queue != webhookQueue:
+		return nil, fault.New(fault.Invalid, "dead letters of the queue %.100q cannot be replayed (allowed: %s)", in.Select.Queue, webhookQueue)
+	}
+	if in.DryRun {
+		n, more, err := h.Operations.CountLetters(c.Context(), c.who.Workspace, *in.Select)
+		return struct {
+			Count int  `json:"count"`
+			More  bool `json:"more,omitempty"`
+		}{n, more}, err
+	}
+	var replay *delivery.Replay
+	err := h.change(c, "replay.start", "dead-letters", nil, in, func() (err error) {
+		if replay, err = h.Operations.StartReplay(c.Context(), c.who.Workspace, c.who.ID, *in.Select, in.Rate); err != nil {
+			return err
+		}
+		return h.Operations.StepReplay(c.Context(), h.Subscriptions, replay)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return statusOf(http.StatusAccepted, viewOfReplay(replay)), nil
+}
+
+func (h *Handler) replay(c *call) (*delivery.Replay, error) {
+	r, err := h.Operations.Replay(c.Context(), c.who.Workspace, c.PathValue("id"))
+	if err == nil && r == nil {
+		err = fault.New(fault.NotFound, "there is no such replay")
+	}
+	return r, err
+}
+
+func (h *Handler) readReplay(c *call) (any, error) {
+	r, err := h.replay(c)
+	if err != nil {
+		return nil, err
+	}
+	return viewOfReplay(r), nil
+}
+
+func (h *Handler) cancelReplay(c *call) (any, error) {
+	r, err := h.replay(c)
+	if err != nil {
+		return nil, err
+	}
+	if r.State != delivery.ReplayRunning {
+		return viewOfReplay(r), nil
+	}
+	err = h.change(c, "replay.cancel", r.ID, viewOfReplay(r), nil, func() (err error) {
+		r, err = h.Operations.CancelReplay(c.Context(), c.who.Workspace, r.ID)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return viewOfReplay(r), nil
+}

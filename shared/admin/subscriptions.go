@@ -1,0 +1,216 @@
+package admin
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/switches"
+)
+
+// subscriptionView is a subscription as the API shows it: no secret, and of the target no query, where
+// endpoints keep theirs.
+type subscriptionView struct {
+	ID        string    `json:"id"`
+	URI       string    `json:"uri"`
+	Principal string    `json:"principal"`
+	Protocol  string    `json:"protocol"`
+	State     string    `json:"state"`
+	Reason    string    `json:"reason,omitempty"`
+	Events    []string  `json:"events"`
+	EventURIs []string  `json:"eventUris"`
+	Target    string    `json:"target"`
+	Origin    string    `json:"origin"`
+	Created   time.Time `json:"created"`
+	Expires   time.Time `json:"expires,omitzero"`
+	Paused    time.Time `json:"paused,omitzero"`
+	Delivery  struct {
+		Last           time.Time `json:"last,omitzero"`
+		LastError      string    `json:"lastError,omitempty"`
+		FailingSince   time.Time `json:"failingSince,omitzero"`
+		ThrottledUntil time.Time `json:"throttledUntil,omitzero"`
+	} `json:"delivery"`
+}
+
+func viewOf(s *subscription.Selected) subscriptionView {
+	target, _, _ := strings.Cut(s.Target.URL, "?")
+	v := subscriptionView{
+		ID: s.ID, URI: subscription.URI(s.ID), Principal: s.Principal, Protocol: string(s.Subscription.Origin), State: string(s.Effective()),
+		Reason: s.Reason, Events: []string{}, EventURIs: s.EventURIs, Target: target, Origin: subscription.OriginOf(s.Target.URL),
+		Created: s.Created, Expires: s.Until, Paused: s.PausedSince(),
+	}
+	for _, p := range s.Patterns {
+		if p.Entry != "" {
+			v.Events = append(v.Events, p.Entry)
+		}
+	}
+	if v.EventURIs == nil {
+		v.EventURIs = []string{}
+	}
+	v.Delivery.Last, v.Delivery.LastError = s.Status.LastDelivery, s.Status.LastError
+	v.Delivery.FailingSince, v.Delivery.ThrottledUntil = s.Status.FailedSince, s.Status.ThrottledUntil
+	return v
+}
+
+func (h *Handler) listSubscriptions(c *call) (any, error) {
+	q := c.query("principal", "event", "origin", "state")
+	choice := subscription.Choice{
+		Principal: q.text("principal"), Event: q.text("event"), Origin: q.text("origin"),
+		State: subscription.State(q.oneOf("state", "active", "paused", "suspended", "disabled")),
+	}
+	after, limit := q.cursor(), q.limit()
+	if q.err != nil {
+		return nil, q.err
+	}
+	if !c.operator {
+		if choice.Principal != "" && choice.Principal != c.who.ID {
+			return listOf[subscriptionView](nil, ""), nil
+		}
+		choice.Principal = c.who.ID
+	}
+	found, next, err := h.Subscriptions.Select(c.Context(), c.who.Workspace, choice, after, limit)
+	if err != nil {
+		return nil, err
+	}
+	var views []subscriptionView
+	for i := range found {
+		views = append(views, viewOf(&found[i]))
+	}
+	return listOf(views, next), nil
+}
+
+// subscription finds the one that is meant, if the caller may see it.
+func (h *Handler) subscription(c *call, id string) (*subscription.Selected, error) {
+	s, err := h.Subscriptions.Find(c.Context(), c.who.Workspace, id)
+	if err != nil {
+		return nil, err
+	}
+	if s == nil || !c.operator && s.Principal != c.who.ID {
+		return nil, fault.New(fault.NotFound, "there is no such subscription")
+	}
+	return s, nil
+}
+
+func (h *Handler) readSubscription(c *call) (any, error) {
+	s, err := h.subscription(c, c.PathValue("id"))
+	if err != nil {
+		return nil, err
+	}
+	return viewOf(s), nil
+}
+
+func (h *Handler) endSubscription(c *call) (any, error) {
+	s, err := h.subscription(c, c.PathValue("id"))
+	if err != nil {
+		return nil, err
+	}
+	err = h.change(c, "subscription.end", s.ID, viewOf(s), nil, func() error {
+		return h.Subscriptions.End(c.Context(), c.who.Workspace, s.Principal, s.ID)
+	})
+	return noContent, err
+}
+
+// reasoned is the body of what takes a reason.
+type reasoned struct {
+	Reason string `json:"reason"`
+	// State may be given to a switch; it can only be "paused".
+	State string `json:"state"`
+}
+
+func (h *Handler) pauseSubscription(c *call) (any, error) {
+	var in reasoned
+	if err := c.body(&in); err != nil {
+		return nil, err
+	}
+	return h.pausing(c, c.PathValue("id"), func(ctx context.Context, s *subscription.Selected) error {
+		return h.setSubscription(c, s, in.Reason, true)
+	})
+}
+
+func (h *Handler) resumeSubscription(c *call) (any, error) {
+	return h.pausing(c, c.PathValue("id"), func(ctx context.Context, s *subscription.Selected) error {
+		return h.setSubscription(c, s, "", false)
+	})
+}
+
+// pausing does something to a subscription and answers with what it is then.
+func (h *Handler) pausing(c *call, id string, do func(context.Context, *subscription.Selected) error) (any, error) {
+	s, err := h.subscription(c, id)
+	if err != nil {
+		return nil, err
+	}
+	if err := do(c.Context(), s); err != nil {
+		return nil, err
+	}
+	if s, err = h.subscription(c, id); err != nil {
+		return nil, err
+	}
+	return viewOf(s), nil
+}
+
+// setSubscription pauses or resumes a subscription with its switch. What is so already stays, but a pause
+// with a reason gives the switch that one.
+func (h *Handler) setSubscription(c *call, s *subscription.Selected, reason string, pause bool) error {
+	name := switches.Subscription(s.ID)
+	before, err := h.Switches.Get(c.Context(), c.who.Workspace, name)
+	if err != nil {
+		return err
+	}
+	if before != nil && before.Operator && !c.operator {
+		return fault.New(fault.Forbidden, "an operator paused this subscription, and can resume it")
+	}
+	if (before != nil) == pause && (s.Paused != 0) == pause {
+		if !pause || reason == "" {
+			return nil
+		}
+	}
+	if !pause {
+		return h.change(c, "subscription.resume", s.ID, before, nil, func() error {
+			changed, err := h.Subscriptions.SetPaused(c.Context(), c.who.Workspace, s.Principal, s.ID, false, h.Switches.ResumeOps(c.who.Workspace, name)...)
+			if err == nil && !changed { // it was made anew since, under the same id
+				_, err = h.Switches.Resume(c.Context(), c.who.Workspace, name)
+			}
+			if err != nil {
+				return err
+			}
+			return h.release(c, name)
+		})
+	}
+	after := h.paused(c, name, reason)
+	return h.change(c, "subscription.pause", s.ID, before, after, func() error {
+		changed, err := h.Subscriptions.SetPaused(c.Context(), c.who.Workspace, s.Principal, s.ID, true, h.Switches.PauseOps(c.who.Workspace, after)...)
+		if err == nil && !changed {
+			err = h.Switches.Pause(c.Context(), c.who.Workspace, after)
+		}
+		return err
+	})
+}
+
+func (h *Handler) testSubscription(c *call) (any, error) {
+	s, err := h.subscription(c, c.PathValue("id"))
+	if err != nil {
+		return nil, err
+	}
+	if s.State == subscription.Disabled {
+		return nil, fault.New(fault.Conflict, "the subscription has ended")
+	}
+	var event string
+	err = h.change(c, "subscription.test", s.ID, nil, nil, func() error {
+		event, err = h.Operations.SendTest(c.Context(), s.Subscription)
+		return err
+	})
+	return accepted(map[string]string{"event": event}), err
+}
+
+func (h *Handler) now() time.Time {
+	if h.Now != nil {
+		return h.Now()
+	}
+	return time.Now()
+}
+
+// The parts below belong to answers without a body, and to those that are done later.
+var noContent = statusOf(http.StatusNoContent, nil)

@@ -1,0 +1,124 @@
+// Package audit is the trail of what people did to the system: who, when, what, to what, before and
+// after. Entries are only ever added, and stay for a time of their own.
+//
+// An entry is written before what it tells of is done, so that nothing is done without one. If it then
+// fails, another entry says so.
+package audit
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+)
+
+// DefaultRetention is how long entries stay: a year and a month.
+const DefaultRetention = 400 * 24 * time.Hour
+
+// Entry is one thing that somebody did.
+type Entry struct {
+	ID string    `json:"id"`
+	At time.Time `json:"at"`
+	// By is the principal, Via how it came: "api".
+	By  string `json:"by"`
+	Via string `json:"via"`
+	// Action is what was done, as "subscription.pause", and Target to what.
+	Action string `json:"action"`
+	Target string `json:"target"`
+	// Before and After are what the target was and is to be; null is not there.
+	Before json.RawMessage `json:"before"`
+	After  json.RawMessage `json:"after"`
+	// Error is set in the entry of what failed.
+	Error string `json:"error,omitempty"`
+}
+
+// Trail keeps entries.
+type Trail struct {
+	DB        store.DB
+	Retention time.Duration // 0 is DefaultRetention
+	Now       func() time.Time
+}
+
+func (t *Trail) now() time.Time {
+	if t.Now != nil {
+		return t.Now()
+	}
+	return time.Now()
+}
+
+func partition(workspace string) string { return "audit#" + workspace }
+
+func sortOf(at time.Time) string { return fmt.Sprintf("%016d", at.UnixMicro()) }
+
+// Do adds an entry, with its id and time, and then does what it tells of.
+func (t *Trail) Do(ctx context.Context, workspace string, e Entry, do func() error) error {
+	if err := t.add(ctx, workspace, e); err != nil {
+		return err
+	}
+	err := do()
+	if err != nil {
+		e.Error = fault.Public(err)
+		if failed := t.add(context.WithoutCancel(ctx), workspace, e); failed != nil {
+			return failed
+		}
+	}
+	return err
+}
+
+func (t *Trail) add(ctx context.Context, workspace string, e Entry) error {
+	now := t.now().UTC()
+	e.At = now
+	e.ID = sortOf(now) + "#" + rand.Text()[:8]
+	null(&e.Before)
+	null(&e.After)
+	value, err := json.Marshal(e)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "encode an audit entry")
+	}
+	keep := t.Retention
+	if keep == 0 {
+		keep = DefaultRetention
+	}
+	err = t.DB.Write(ctx, store.Put(store.Item{
+		Key:   store.Key{Table: store.Settings, Partition: partition(workspace), Sort: e.ID},
+		Value: value, Expires: now.Add(keep),
+	}, store.Absent()))
+	return fault.Wrap(fault.Unavailable, err, "write the audit trail")
+}
+
+func null(v *json.RawMessage) {
+	if len(*v) == 0 {
+		*v = json.RawMessage("null")
+	}
+}
+
+// List returns entries from since until until, newest first, those before the given id; zero times are
+// open, and next is "" at the end.
+func (t *Trail) List(ctx context.Context, workspace string, since, until time.Time, before string, limit int) (list []Entry, next string, err error) {
+	q := store.Query{Table: store.Settings, Partition: partition(workspace), Reverse: true, Before: before, Limit: limit}
+	if !since.IsZero() {
+		q.After = sortOf(since)
+	}
+	if !until.IsZero() {
+		q.Until = sortOf(until) + "~"
+	}
+	page, err := t.DB.Query(ctx, q)
+	if err != nil {
+		return nil, "", fault.Wrap(fault.Unavailable, err, "read the audit trail")
+	}
+	for _, it := range page.Items {
+		var e Entry
+		if err := json.Unmarshal(it.Value, &e); err != nil {
+			return nil, "", fault.Wrap(fault.Internal, err, "decode an audit entry")
+		}
+		list = append(list, e)
+	}
+	if page.More {
+		next = page.Last
+	}
+	return list, next, nil
+}

@@ -1,0 +1,277 @@
+package delivery
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+)
+
+// A dead letter lies under four keys, so that each question is one query: those of its subscription
+// (x#, see [deadKey]), of its target's origin (xo#), of its event type (xe#), and all of the workspace (xa#). They
+// are written and deleted together.
+
+func (del *delivery) letterKeys(at time.Time) []store.Key {
+	return []store.Key{
+		deadKey(del.Workspace, del.Subscription, del.key(), at),
+		del.letterKey("xo#"+del.Workspace+"#"+origin(del.Target), at),
+		del.letterKey("xe#"+del.Workspace+"#"+del.Name, at),
+		del.letterKey("xa#"+del.Workspace, at),
+	}
+}
+
+func (del *delivery) letterKey(partition string, at time.Time) store.Key {
+	return store.Key{
+		Table: store.Deliveries, Partition: partition,
+		Sort: fmt.Sprintf("%016d#%s#%s", at.UnixMicro(), del.Subscription, del.key()),
+	}
+}
+
+// Letter is a delivery that was given up.
+type Letter struct {
+	ID           string
+	Subscription string
+	Principal    string
+	Protocol     subscription.Origin
+	Event        string
+	URI, Name    string
+	Origin       string
+	// Reason is the category of the last failure; "expired" when there was none.
+	Reason   string
+	Dead     time.Time
+	First    time.Time
+	Attempts []Try
+	Test     bool
+}
+
+// Try is one attempt of a letter's history.
+type Try struct {
+	At       time.Time
+	Category string
+	Status   int
+	Took     time.Duration
+}
+
+// ReasonExpired is that of a letter without a failure: its event was no longer there.
+const ReasonExpired = "expired"
+
+func (del *delivery) letter(at time.Time) Letter {
+	l := Letter{
+		ID: letterID(del.Subscription, at, del.key()), Subscription: del.Subscription, Principal: del.Principal, Protocol: del.Origin,
+		Event: del.Event, URI: del.URI, Name: del.Name, Origin: origin(del.Target), Reason: ReasonExpired, Dead: at.UTC(),
+		First: del.First, Test: del.Test,
+	}
+	for _, a := range del.Attempts {
+		l.Attempts = append(l.Attempts, Try{a.At, a.Category, a.Status, time.Duration(a.TookMS) * time.Millisecond})
+		l.Reason = a.Category
+	}
+	return l
+}
+
+// The id of a letter is where it lies under its subscription.
+func letterID(sub string, at time.Time, eventKey string) string {
+	return base64.RawURLEncoding.EncodeToString([]byte(fmt.Sprintf("%s#%016d#%s", sub, at.UnixMicro(), eventKey)))
+}
+
+func parseLetterID(id string) (sub, sort string, ok bool) {
+	b, err := base64.RawURLEncoding.DecodeString(id)
+	sub, sort, found := strings.Cut(string(b), "#")
+	return sub, sort, err == nil && found && sub != "" && len(sort) > 17 && len(sort) <= 400
+}
+
+// LetterQuery asks for dead letters that have all that is given.
+type LetterQuery struct {
+	Subscription string
+	Origin       string
+	Event        string // name of the event type
+	Span
+}
+
+// Operations are what operators and owners do to deliveries. Make it with [NewOperations].
+type Operations struct {
+	d *Dispatcher // which makes no attempts
+}
+
+// NewOperations makes operations. The clock may be nil.
+func NewOperations(db store.DB, q queue.Sender, now func() time.Time) *Operations {
+	return &Operations{NewDispatcher(&Dispatcher{DB: db, Queue: q, Now: now})}
+}
+
+// Letters returns the dead letters that are asked for, newest first, those before the given key; next is
+// "" at the end. It is one query of at most limit letters, by what narrows the most.
+func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQuery, before string, limit int) (list []Letter, next string, err error) {
+	q := store.Query{Table: store.Deliveries, Reverse: true, Before: before, Limit: limit}
+	switch {
+	case ask.Subscription != "":
+		q.Partition = "x#" + workspace + "#" + ask.Subscription
+	case ask.Origin != "":
+		q.Partition = "xo#" + workspace + "#" + ask.Origin
+	case ask.Event != "":
+		q.Partition = "xe#" + workspace + "#" + ask.Event
+	default:
+		q.Partition = "xa#" + workspace
+	}
+	ask.bound(&q)
+	page, err := o.d.DB.Query(ctx, q)
+	if err != nil {
+		return nil, "", fault.Wrap(fault.Unavailable, err, "list dead letters")
+	}
+	for i := range page.Items {
+		del, at, err := decodeLetter(&page.Items[i])
+		if err != nil {
+			return nil, "", err
+		}
+		if ask.takes(del) {
+			list = append(list, del.letter(at))
+		}
+	}
+	if page.More {
+		next = page.Last
+	}
+	return list, next, nil
+}
+
+func (ask LetterQuery) takes(del *delivery) bool {
+	return (ask.Subscription == "" || ask.Subscription == del.Subscription) &&
+		(ask.Origin == "" || ask.Origin == origin(del.Target)) && (ask.Event == "" || ask.Event == del.Name)
+}
+
+func decodeLetter(it *store.Item) (*delivery, time.Time, error) {
+	del, err := decodeDelivery(it)
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	var micros int64
+	if _, err := fmt.Sscanf(it.Sort, "%d#", &micros); err != nil {
+		return nil, time.Time{}, fault.Wrap(fault.Internal, err, "decode the key of a dead letter")
+	}
+	return del, time.UnixMicro(micros), nil
+}
+
+// Letter returns a dead letter; nil when there is none.
+func (o *Operations) Letter(ctx context.Context, workspace, id string) (*Letter, error) {
+	del, at, err := o.find(ctx, workspace, id)
+	if err != nil || del == nil {
+		return nil, err
+	}
+	l := del.letter(at)
+	return &l, nil
+}
+
+func (o *Operations) find(ctx context.Context, workspace, id string) (*delivery, time.Time, error) {
+	sub, sort, ok := parseLetterID(id)
+	if !ok {
+		return nil, time.Time{}, nil
+	}
+	items, err := o.d.DB.Get(ctx, store.Key{Table: store.Deliveries, Partition: "x#" + workspace + "#" + sub, Sort: sort})
+	if err != nil || items[0] == nil {
+		return nil, time.Time{}, fault.Wrap(fault.Unavailable, err, "read a dead letter")
+	}
+	return decodeLetter(items[0])
+}
+
+// Retry makes a dead letter a delivery again, with the same webhook-id and its schedule from the
+// start; the letter is gone then. It reports false when the letter is not there (any more). A letter whose event
+// is no longer stored, or whose subscription has ended, is of kind Conflict.
+func (o *Operations) Retry(ctx context.Context, workspace, id string, sub *subscription.Subscription) (bool, error) {
+	return o.retry(ctx, workspace, id, sub, 0)
+}
+
+func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subscription.Subscription, delay time.Duration) (bool, error) {
+	del, at, err := o.find(ctx, workspace, id)
+	if err != nil || del == nil {
+		return false, err
+	}
+	if sub == nil || sub.State == subscription.Disabled {
+		return false, fault.New(fault.Conflict, "the subscription of the dead letter has ended")
+	}
+	items, err := o.d.DB.Get(ctx, deliveryKey(workspace, del.Subscription, del.key()), bodyKey(workspace, del.key()))
+	if err != nil {
+		return false, fault.Wrap(fault.Unavailable, err, "read a dead letter")
+	}
+	if items[1] == nil {
+		return false, fault.New(fault.Conflict, "the event of the dead letter is not stored any more")
+	}
+	now := o.d.now()
+	had := int64(0)
+	if items[0] != nil {
+		had = items[0].Version
+		if current, err := decodeDelivery(items[0]); err == nil && current.State != stateDead {
+			return false, fault.New(fault.Conflict, "the event is being delivered to the subscription already")
+		}
+	}
+	var gone []store.Op
+	for i, key := range del.letterKeys(at) {
+		if i == 0 {
+			gone = append(gone, store.Delete(key, store.Exists()))
+			continue
+		}
+		gone = append(gone, store.Delete(key))
+	}
+	body := *items[1]
+	body.Expires = now.Add(5*24*time.Hour + KeptFor) // from now on, as for any delivery
+	gone = append(gone, store.Put(body))
+	del.State, del.First, del.Base, del.Target = statePending, now, len(del.Attempts), sub.Target.URL
+	return o.d.writeNext(ctx, del, had, store.Key{}, now.Add(delay), gone...)
+}
+
+// SendTest delivers a test event to a subscription, marked as one, on the way of any other: signed,
+// retried and recorded. It returns the event's id.
+func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscription) (id string, err error) {
+	now := o.d.now().UTC()
+	e := event.Event{
+		Workspace: sub.Workspace, ID: "test_" + event.NewID(), URI: sub.EventURIs[0], Name: TestType, Time: now, Published: now,
+		Data: json.RawMessage(`{"test":true}`),
+	}
+	if sub.Origin == subscription.MCPEvents { // its receivers know the names that they subscribed to
+		e.Name = sub.Name
+	}
+	return e.ID, o.deliver(ctx, sub, &e, true)
+}
+
+// TestType is the type of a test event's webhook.
+const TestType = "mcpevents.test"
+
+// Deliver delivers an event to a subscription again, with its id. An event that is being delivered
+// to it already is of kind Conflict.
+func (o *Operations) Deliver(ctx context.Context, sub *subscription.Subscription, e *event.Event) error {
+	return o.deliver(ctx, sub, e, false)
+}
+
+func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription, e *event.Event, test bool) error {
+	now := o.d.now()
+	subscriber := sub.Subscriber()
+	del := newDelivery(sub.Workspace, &subscriber, e, now)
+	del.Test = test
+	items, err := o.d.DB.Get(ctx, deliveryKey(sub.Workspace, sub.ID, del.key()))
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "read a delivery")
+	}
+	var had int64
+	if items[0] != nil { // a dead letter keeps its place in the list, and its attempts
+		before, err := decodeDelivery(items[0])
+		if err != nil {
+			return err
+		}
+		if before.State != stateDead {
+			return fault.New(fault.Conflict, "the event is being delivered to the subscription already")
+		}
+		had, del.Attempts, del.Base = items[0].Version, before.Attempts, len(before.Attempts)
+	}
+	if err := o.d.storeBody(ctx, e, del.key()); err != nil {
+		return err
+	}
+	done, err := o.d.writeNext(ctx, del, had, store.Key{}, now)
+	if err == nil && !done {
+		return fault.New(fault.Conflict, "the event is being delivered to the subscription already")
+	}
+	return err
+}

@@ -1,0 +1,178 @@
+package delivery
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/switches"
+)
+
+// What a person paused is parked (package switches), without using up attempts or time of its
+// schedule:
+//
+//   - while an event type or everything is paused, the page task, before its subscribers are read. So one
+//     event to very many is a few items. A mark per task holds [Watermark] back until it has been attempted.
+//   - while an origin or a subscription is paused, each delivery, which keeps its attempts.
+//
+// A parked message that is released is checked anew, and parked once more if something else is paused.
+
+// parkedKey is where a delivery is parked.
+type parkedKey struct {
+	Partition string `json:"p"`
+	Sort      string `json:"s"`
+}
+
+// unpark ends the wait of a delivery for a switch, which does not count as time of its schedule. It
+// returns the key of its due entry, or of where it was parked.
+func (del *delivery) unpark(now time.Time) store.Key {
+	if del.ParkedAt.IsZero() {
+		return dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt)
+	}
+	was := store.Key{Table: store.Deliveries, Partition: del.Parked.Partition, Sort: del.Parked.Sort}
+	del.First = del.First.Add(max(0, now.Sub(del.ParkedAt)))
+	del.Parked, del.ParkedAt = parkedKey{}, time.Time{}
+	return was
+}
+
+// parkedInstead parks a delivery that may not be attempted now, and reports whether it did. Without a
+// subscriber it is a notice, without an event.
+func (d *Dispatcher) parkedInstead(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event, had int64, was store.Key) (bool, error) {
+	if d.Switches == nil {
+		return false, nil
+	}
+	which, err := d.Switches.Paused(ctx, del.Workspace, del.Name, origin(del.Target))
+	if err == nil && which == "" && sub != nil && sub.Paused != 0 {
+		which = switches.Subscription(sub.ID)
+	}
+	if err != nil || which == "" {
+		return false, err
+	}
+	now := d.now()
+	if e != nil {
+		if err := d.keepBody(ctx, e, del.key(), now.Add(switches.Kept+5*24*time.Hour+KeptFor)); err != nil {
+			return false, err
+		}
+	}
+	task := del.due().Task
+	entry := d.Switches.Park(del.Workspace, which, switches.Parked{Queue: queue.Slow, Body: encode(task), Group: task.endpoint()})
+	del.Parked, del.ParkedAt = parkedKey{entry.Partition, entry.Sort}, now
+	del.Due, del.DueAt = time.Time{}, time.Time{}
+	ops := []store.Op{store.Put(del.item(), continues(had)), store.Put(entry)}
+	if was != (store.Key{}) {
+		ops = append(ops, store.Delete(was))
+	}
+	err = d.DB.Write(ctx, ops...)
+	if errors.Is(err, store.ErrConflict) {
+		return true, nil // it went on elsewhere
+	}
+	return true, fault.Wrap(fault.Unavailable, err, "park a delivery")
+}
+
+// keepBody is storeBody for an event that has to be kept for longer.
+func (d *Dispatcher) keepBody(ctx context.Context, e *event.Event, key string, until time.Time) error {
+	memo := "kept#" + e.Workspace + "#" + key
+	if _, kept := d.stored.Get(memo); kept {
+		return nil
+	}
+	value, err := json.Marshal(e)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "encode the event")
+	}
+	err = d.DB.Write(ctx, store.Put(store.Item{Key: bodyKey(e.Workspace, key), Value: value, Expires: until}))
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "store the event of a parked delivery")
+	}
+	d.stored.Put(memo, true)
+	d.stored.Put(e.Workspace+"#"+key, true)
+	return nil
+}
+
+func parkedPages(workspace string) string { return "w#paused#" + workspace }
+
+// parkPaused parks the part of a page whose event types are paused, and leaves the others.
+func (d *Dispatcher) parkPaused(ctx context.Context, p *page) error {
+	if d.Switches == nil {
+		return nil
+	}
+	var (
+		ops  []store.Op
+		rest []event.Event
+		by   = map[switches.Name][]event.Event{}
+	)
+	for _, e := range p.Events {
+		which, err := d.Switches.Paused(ctx, p.Workspace, e.Name, "")
+		if err != nil {
+			return err
+		}
+		if which == "" {
+			rest = append(rest, e)
+			continue
+		}
+		by[which] = append(by[which], e)
+	}
+	if len(by) == 0 {
+		return nil
+	}
+	for which, events := range by {
+		tasks := pages(p.Workspace, p.Pattern, p.Range, 1, events)
+		ops = append(ops, d.mark(p.Workspace, tasks)...)
+		for _, t := range tasks {
+			t.Count, t.Hops = p.Count, p.Hops
+			ops = append(ops, store.Put(d.Switches.Park(p.Workspace, which, switches.Parked{Queue: queue.Deliveries, Body: t.encode()})))
+		}
+	}
+	if len(rest) == 0 {
+		ops = append(ops, p.unmark()...) // by the new marks
+	}
+	if err := d.DB.WriteAll(ctx, ops...); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "park a page")
+	}
+	p.Events = rest
+	return nil
+}
+
+func markKey(workspace, sort string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: parkedPages(workspace), Sort: sort}
+}
+
+// mark has [Watermark] wait for tasks whose events are older than their messages.
+func (d *Dispatcher) mark(workspace string, tasks []PageTask) (ops []store.Op) {
+	now := d.now()
+	for i := range tasks {
+		first := position(now)
+		for _, e := range tasks[i].Events {
+			first = min(first, position(e.Published))
+		}
+		tasks[i].Parked = fmt.Sprintf("%016d#%s", max(first, 0), rand.Text())
+		ops = append(ops, store.Put(store.Item{Key: markKey(workspace, tasks[i].Parked), Expires: now.Add(switches.Kept)}))
+	}
+	return ops
+}
+
+// unmark deletes the marks of a page's tasks.
+func (p *page) unmark() (ops []store.Op) {
+	for _, sort := range p.wasParked {
+		ops = append(ops, store.Delete(markKey(p.Workspace, sort)))
+	}
+	return ops
+}
+
+// markAnew marks the tasks that are left of a page that was parked, in place of the page.
+func (d *Dispatcher) markAnew(ctx context.Context, p *page, left []PageTask) error {
+	if len(p.wasParked) == 0 {
+		return nil
+	}
+	if err := d.DB.WriteAll(ctx, d.mark(p.Workspace, left)...); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "mark a page that was parked")
+	}
+	return fault.Wrap(fault.Unavailable, d.DB.WriteAll(ctx, p.unmark()...), "mark a page that was parked")
+}

@@ -1,0 +1,292 @@
+package delivery
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+)
+
+// A replay retries the dead letters of a selection, as a job. The job is one item with its position;
+// who works on it writes it over the version that it read, so that of two only one goes on. It is found
+// by an entry in a list of those that run, which a job of every minute walks. A letter is
+// gone once it is retried, so a crash repeats none. The letters of a replay are those that there were
+// when it was asked for.
+
+// ReplayState says how a replay is.
+type ReplayState string
+
+// The states.
+const (
+	ReplayRunning  ReplayState = "running"
+	ReplayDone     ReplayState = "done"
+	ReplayCanceled ReplayState = "canceled"
+)
+
+// ReplaySelect says which dead letters are meant: those that have all that is given.
+type ReplaySelect struct {
+	Subscription string    `json:"subscription,omitempty"`
+	Origin       string    `json:"origin,omitempty"`
+	Event        string    `json:"event,omitempty"`
+	Queue        string    `json:"queue,omitempty"`
+	Since        time.Time `json:"since,omitzero"`
+	Until        time.Time `json:"until,omitzero"`
+}
+
+func (s ReplaySelect) query() LetterQuery {
+	return LetterQuery{Subscription: s.Subscription, Origin: s.Origin, Event: s.Event, Span: Span{s.Since, s.Until}}
+}
+
+// Replay is a job.
+type Replay struct {
+	V         int          `json:"v"`
+	ID        string       `json:"id"`
+	Workspace string       `json:"ws"`
+	State     ReplayState  `json:"state"`
+	Select    ReplaySelect `json:"select"`
+	Rate      int          `json:"rate"`
+	By        string       `json:"by"`
+	Created   time.Time    `json:"created"`
+	Finished  time.Time    `json:"finished,omitzero"`
+	Total     int          `json:"total"`
+	Replayed  int          `json:"replayed"`
+	Skipped   int          `json:"skipped"`
+	// Before is where it goes on, and Next when.
+	Before string    `json:"before,omitempty"`
+	Next   time.Time `json:"next,omitzero"`
+
+	version int64
+}
+
+const (
+	// DefaultReplayRate is how many letters a second are replayed, unless it is asked for otherwise.
+	DefaultReplayRate = 20
+	// MaxReplayRate is the most.
+	MaxReplayRate = 1000
+
+	replayVersion  = 1
+	replaysRunning = "replays"
+	// replayStep is how much time's worth is scheduled before the position is written.
+	replayStep = 5 * time.Second
+	// replayAhead is how far ahead of the clock a round schedules: until the next one.
+	replayAhead = time.Minute
+	// maxCount bounds how many letters are counted.
+	maxCount = 100_000
+	// replayKept is how long a finished job can be read.
+	replayKept = 7 * 24 * time.Hour
+)
+
+func replayKey(workspace, id string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: "replay#" + workspace, Sort: id}
+}
+
+func runningKey(workspace, id string) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: replaysRunning, Sort: workspace + "#" + id}
+}
+
+// CountLetters counts the dead letters of a selection; more says that there are more than it counts.
+func (o *Operations) CountLetters(ctx context.Context, workspace string, s ReplaySelect) (n int, more bool, err error) {
+	for before := ""; ; {
+		list, next, err := o.Letters(ctx, workspace, s.query(), before, 1000)
+		if err != nil {
+			return 0, false, err
+		}
+		if n += len(list); next == "" {
+			return n, false, nil
+		}
+		if n >= maxCount {
+			return n, true, nil
+		}
+		before = next
+	}
+}
+
+// StartReplay begins a replay. The same selection asked for again, while it runs, is the same replay.
+func (o *Operations) StartReplay(ctx context.Context, workspace, by string, s ReplaySelect, rate int) (*Replay, error) {
+	text, _ := json.Marshal(s) // texts and times
+	hash := sha256.Sum256(text)
+	id := "rpl_" + base64.RawURLEncoding.EncodeToString(hash[:12])
+	for {
+		have, err := o.Replay(ctx, workspace, id)
+		if err != nil || have != nil && have.State == ReplayRunning {
+			return have, err
+		}
+		now := o.d.now().UTC()
+		r := &Replay{V: replayVersion, ID: id, Workspace: workspace, State: ReplayRunning, Select: s, Rate: rate, By: by, Created: now, Next: now}
+		if have != nil {
+			r.version = have.version
+		}
+		counted := s
+		if counted.Until.IsZero() || counted.Until.After(now) {
+			counted.Until = now
+		}
+		if r.Total, _, err = o.CountLetters(ctx, workspace, counted); err != nil {
+			return nil, err
+		}
+		entry := store.Item{Key: runningKey(workspace, id)}
+		err = o.saveReplay(ctx, r, store.Put(entry))
+		if !errors.Is(err, store.ErrConflict) {
+			return r, fault.Wrap(fault.Unavailable, err, "begin a replay")
+		}
+	}
+}
+
+// saveReplay writes a job over the version that it was read at.
+func (o *Operations) saveReplay(ctx context.Context, r *Replay, also ...store.Op) error {
+	had := r.version
+	r.version++
+	value, _ := json.Marshal(r) // texts, numbers and times
+	it := store.Item{Key: replayKey(r.Workspace, r.ID), Value: value, Version: r.version}
+	if !r.Finished.IsZero() {
+		it.Expires = r.Finished.Add(replayKept)
+		also = append(also, store.Delete(runningKey(r.Workspace, r.ID)))
+	}
+	return o.d.DB.Write(ctx, append(also, store.Put(it, continues(had)))...)
+}
+
+// Replay reads a replay; nil when there is none.
+func (o *Operations) Replay(ctx context.Context, workspace, id string) (*Replay, error) {
+	if id == "" || len(id) > 100 {
+		return nil, nil
+	}
+	items, err := o.d.DB.Get(ctx, replayKey(workspace, id))
+	if err != nil || items[0] == nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read a replay")
+	}
+	var r Replay
+	if err := json.Unmarshal(items[0].Value, &r); err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "decode a replay")
+	}
+	r.version = items[0].Version
+	return &r, nil
+}
+
+// CancelReplay ends a replay; what it has scheduled already is delivered. One that is over stays as it is.
+func (o *Operations) CancelReplay(ctx context.Context, workspace, id string) (*Replay, error) {
+	for {
+		r, err := o.Replay(ctx, workspace, id)
+		if err != nil || r == nil || r.State != ReplayRunning {
+			return r, err
+		}
+		r.State, r.Finished = ReplayCanceled, o.d.now().UTC()
+		err = o.saveReplay(ctx, r)
+		if !errors.Is(err, store.ErrConflict) {
+			return r, fault.Wrap(fault.Unavailable, err, "cancel a replay")
+		}
+	}
+}
+
+// Finder finds the subscription of a letter. [subscription.Service] implements it.
+type Finder interface {
+	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
+}
+
+// RunReplays goes on with all replays that run, and reports how many letters it took. It runs every minute, and
+// when one begins; each letter is due at its second by the replay's rate.
+func (o *Operations) RunReplays(ctx context.Context, subs Finder) (taken int, err error) {
+	q := store.Query{Table: store.Deliveries, Partition: replaysRunning, Limit: 100}
+	var errs []error
+	for more := true; more; {
+		page, err := o.d.DB.Query(ctx, q)
+		if err != nil {
+			return taken, fault.Wrap(fault.Unavailable, err, "list the replays")
+		}
+		for _, it := range page.Items {
+			var workspace, id string
+			for i := len(it.Sort) - 1; i >= 0; i-- {
+				if it.Sort[i] == '#' {
+					workspace, id = it.Sort[:i], it.Sort[i+1:]
+					break
+				}
+			}
+			n, err := o.runReplay(ctx, subs, workspace, id)
+			taken += n
+			errs = append(errs, err)
+		}
+		q.After, more = page.Last, page.More
+	}
+	return taken, errors.Join(errs...)
+}
+
+// runReplay goes on with one replay until it is done, or ahead of the clock.
+func (o *Operations) runReplay(ctx context.Context, subs Finder, workspace, id string) (taken int, err error) {
+	for {
+		r, err := o.Replay(ctx, workspace, id)
+		if err != nil {
+			return taken, err
+		}
+		if r == nil || r.State != ReplayRunning {
+			return taken, fault.Wrap(fault.Unavailable, o.d.DB.Write(ctx, store.Delete(runningKey(workspace, id))), "end a replay")
+		}
+		now := o.d.now()
+		if r.Next.Before(now) {
+			r.Next = now
+		}
+		if r.Next.Sub(now) > replayAhead {
+			return taken, nil
+		}
+		n, err := o.replayStep(ctx, subs, r, now)
+		if errors.Is(err, store.ErrConflict) {
+			return taken, nil // somebody else goes on, or it was canceled
+		}
+		if taken += n; err != nil {
+			return taken, err
+		}
+	}
+}
+
+// StepReplay takes the first step of a replay at once, for who would not wait for the next minute.
+func (o *Operations) StepReplay(ctx context.Context, subs Finder, r *Replay) error {
+	if r.State != ReplayRunning || r.Before != "" || r.Replayed > 0 {
+		return nil
+	}
+	_, err := o.replayStep(ctx, subs, r, o.d.now())
+	if errors.Is(err, store.ErrConflict) {
+		return nil
+	}
+	return err
+}
+
+// replayStep retries some letters and writes how far that came.
+func (o *Operations) replayStep(ctx context.Context, subs Finder, r *Replay, now time.Time) (n int, err error) {
+	ask := r.Select.query()
+	if ask.Until.IsZero() || ask.Until.After(r.Created) {
+		ask.Until = r.Created // what died since is not meant
+	}
+	limit := max(1, min(1000, r.Rate*int(replayStep/time.Second)))
+	letters, next, err := o.Letters(ctx, r.Workspace, ask, r.Before, limit)
+	if err != nil {
+		return 0, err
+	}
+	// Of two who make the same step each letter is one's, and one writes the position. Who dies before
+	// that leaves the numbers of a step uncounted.
+	r.Before = next
+	delay := max(0, r.Next.Sub(now))
+	r.Next = r.Next.Add(time.Duration(len(letters)) * time.Second / time.Duration(r.Rate))
+	for i, l := range letters {
+		sub, err := subs.Lookup(ctx, r.Workspace, l.Principal, l.Subscription)
+		if err != nil {
+			return n, err
+		}
+		done, err := o.retry(ctx, r.Workspace, l.ID, sub, delay+time.Duration(i)*time.Second/time.Duration(r.Rate))
+		switch {
+		case fault.Is(err, fault.Conflict):
+			r.Skipped++
+		case err != nil:
+			return n, err
+		case done:
+			r.Replayed++
+			n++
+		}
+	}
+	if next == "" {
+		r.State, r.Finished = ReplayDone, o.d.now().UTC()
+	}
+	return n, o.saveReplay(ctx, r)
+}

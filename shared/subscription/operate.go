@@ -1,0 +1,290 @@
+package subscription
+
+import (
+	"context"
+	"net/url"
+	"slices"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+)
+
+// What an operator asks for is found by further entries, written and deleted with those of
+// listed.go:
+//
+//	i#  per workspace, by subscription: its owner
+//	t#  per origin of targets, likewise
+//	z#  per state but active, likewise; written with the record
+//
+// The records decide: an entry of a subscription that is not there, or has another state by
+// now, is passed over.
+
+func indexKey(workspace, id string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "i#" + workspace, Sort: id}
+}
+
+func originKey(workspace, origin, id string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "t#" + workspace + "#" + origin, Sort: id}
+}
+
+func stateKey(workspace string, state State, id string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "z#" + workspace + "#" + string(state), Sort: id}
+}
+
+// OriginOf is scheme, host and port of a URL.
+func OriginOf(target string) string {
+	u, err := url.Parse(target)
+	if err != nil {
+		return target
+	}
+	return u.Scheme + "://" + u.Host
+}
+
+func (s *Subscription) indexed() []store.Key {
+	return []store.Key{indexKey(s.Workspace, s.ID), originKey(s.Workspace, OriginOf(s.Target.URL), s.ID)}
+}
+
+// Effective is the state as a person sees it.
+func (s *Subscription) Effective() State {
+	if s.State == Active && s.Paused != 0 {
+		return Paused
+	}
+	return s.State
+}
+
+// mark returns what lists the subscription under its state, and no longer under the one before. It
+// belongs into the write of the record, which keeps what was marked.
+func (s *Subscription) mark(gone bool) (ops []store.Op) {
+	now := s.Effective()
+	if gone || now == Active {
+		now = ""
+	}
+	if s.Marked == now {
+		return nil
+	}
+	if s.Marked != "" {
+		ops = append(ops, store.Delete(stateKey(s.Workspace, s.Marked, s.ID)))
+	}
+	if now != "" {
+		ops = append(ops, store.Put(store.Item{Key: stateKey(s.Workspace, now, s.ID), Value: []byte(s.Principal)}))
+	}
+	s.Marked = now
+	return ops
+}
+
+// updateWith is update, in one write with what extra does.
+func (s *Service) updateWith(ctx context.Context, sub *Subscription, extra ...store.Op) error {
+	was := sub.Revision
+	sub.Revision++
+	ops := append(sub.mark(false), extra...)
+	ops = append(ops, store.Put(sub.encode(), store.VersionIs(was)))
+	for _, it := range sub.subscribers() {
+		ops = append(ops, store.Put(it))
+	}
+	return s.DB.Write(ctx, ops...)
+}
+
+// Choice says which subscriptions of a workspace are meant: those that have all that is given.
+type Choice struct {
+	Principal string
+	Event     string // name of the event type
+	Origin    string // of the target
+	State     State  // that of [Subscription.Effective]
+}
+
+// MaxSelected is how many subscriptions a page of [Service.Select] looks at.
+const MaxSelected = 100
+
+// Selected is a subscription with what its deliveries came to.
+type Selected struct {
+	*Subscription
+	Status Status
+}
+
+// Select returns the subscriptions of a choice in the order of their ids, from behind after; next
+// is "" at the end. A page is one query, by what narrows the most, and one read of what it named: at
+// most limit subscriptions, which it may look at in vain.
+func (s *Service) Select(ctx context.Context, workspace string, c Choice, after string, limit int) (subs []Selected, next string, err error) {
+	q := store.Query{Table: store.Subscriptions, After: after, Limit: min(limit, MaxSelected)}
+	records := false
+	switch {
+	case c.Principal != "":
+		q.Partition, records = recordKey(workspace, c.Principal, "-").Partition, true
+	case c.State != "" && c.State != Active:
+		q.Partition = stateKey(workspace, c.State, "-").Partition
+	case c.Origin != "":
+		q.Partition = originKey(workspace, c.Origin, "-").Partition
+	case c.Event != "":
+		q.Partition = listKey(workspace, Scope(c.Event), "-").Partition
+	default:
+		q.Partition = indexKey(workspace, "-").Partition
+	}
+	page, err := s.DB.Query(ctx, q)
+	if err != nil {
+		return nil, "", fault.Wrap(fault.Unavailable, err, "list subscriptions")
+	}
+	found := make([]*store.Item, len(page.Items))
+	for i := range page.Items {
+		found[i] = &page.Items[i]
+	}
+	if !records {
+		keys := make([]store.Key, len(found))
+		for i, it := range found {
+			keys[i] = recordKey(workspace, string(it.Value), it.Sort)
+		}
+		if found, err = s.get(ctx, keys); err != nil {
+			return nil, "", err
+		}
+	}
+	for _, it := range found {
+		if it == nil {
+			continue
+		}
+		sub, err := decodeRecord(it)
+		if err != nil {
+			return nil, "", err
+		}
+		if !s.lapsed(sub) && c.takes(sub) {
+			subs = append(subs, Selected{Subscription: sub})
+		}
+	}
+	if err := s.addStatuses(ctx, workspace, subs); err != nil {
+		return nil, "", err
+	}
+	if page.More {
+		next = page.Last
+	}
+	return subs, next, nil
+}
+
+func (c Choice) takes(s *Subscription) bool {
+	return (c.Principal == "" || c.Principal == s.Principal) &&
+		(c.Origin == "" || c.Origin == OriginOf(s.Target.URL)) &&
+		(c.State == "" || c.State == s.Effective()) &&
+		(c.Event == "" || c.Event == s.Name || slices.ContainsFunc(s.Patterns, func(p Pattern) bool { return p.Entry == c.Event }))
+}
+
+func (s *Service) addStatuses(ctx context.Context, workspace string, subs []Selected) error {
+	keys := make([]store.Key, len(subs))
+	for i, sub := range subs {
+		keys[i] = StatusKey(workspace, sub.ID)
+	}
+	items, err := s.get(ctx, keys)
+	if err != nil {
+		return err
+	}
+	for i, it := range items {
+		if subs[i].Status, err = DecodeStatus(it); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Service) get(ctx context.Context, keys []store.Key) ([]*store.Item, error) {
+	if len(keys) == 0 {
+		return nil, nil
+	}
+	items, err := s.DB.Get(ctx, keys...)
+	return items, fault.Wrap(fault.Unavailable, err, "read subscriptions")
+}
+
+// Find returns a subscription of the workspace, whoever it belongs to; nil when there is none.
+func (s *Service) Find(ctx context.Context, workspace, id string) (*Selected, error) {
+	if !validID(id) {
+		return nil, nil
+	}
+	entry, err := s.get(ctx, []store.Key{indexKey(workspace, id)})
+	if err != nil || entry[0] == nil {
+		return nil, err
+	}
+	sub, err := s.load(ctx, workspace, string(entry[0].Value), id)
+	if err != nil || sub == nil || s.lapsed(sub) {
+		return nil, err
+	}
+	found := []Selected{{Subscription: sub}}
+	return &found[0], s.addStatuses(ctx, workspace, found)
+}
+
+// End ends a subscription as [Service.Deregister] does, for whoever may; NotFound if there is none.
+func (s *Service) End(ctx context.Context, workspace, principal, id string) error {
+	err := s.change(ctx, workspace, principal, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+		if sub == nil {
+			return nil, noSubscription()
+		}
+		return func(ctx context.Context, sub *Subscription) error { return s.remove(ctx, sub, false) }, nil
+	})
+	if err == nil {
+		s.notifyPrincipal(ctx, workspace, principal)
+	}
+	return err
+}
+
+// SetPaused pauses the deliveries of a subscription, or resumes them, in one write with what also
+// does. It reports false, and writes nothing, if that is so already.
+func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (changed bool, err error) {
+	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+		if sub == nil || sub.State == Disabled {
+			return nil, noSubscription()
+		}
+		if changed = (sub.Paused != 0) != paused; !changed {
+			return nil, nil
+		}
+		sub.Paused = 0
+		if paused {
+			sub.Paused = s.now().UnixMicro()
+		}
+		return func(ctx context.Context, sub *Subscription) error { return s.updateWith(ctx, sub, also...) }, nil
+	})
+	if err == nil && changed {
+		s.notifyPrincipal(ctx, workspace, principal)
+	}
+	return changed, err
+}
+
+func noSubscription() error {
+	return fault.New(fault.NotFound, "there is no such subscription").With(map[string]any{"kind": "subscription"})
+}
+
+// PausedSince is when a person paused the subscription; zero when it is not.
+func (s *Subscription) PausedSince() time.Time {
+	if s.Paused == 0 {
+		return time.Time{}
+	}
+	return time.UnixMicro(s.Paused).UTC()
+}
+
+// CountStates counts the subscriptions of a workspace by their state, each up to most. Entries of
+// subscriptions that are gone may be among them.
+func (s *Service) CountStates(ctx context.Context, workspace string, most int) (map[State]int, error) {
+	counts := map[State]int{}
+	all := 0
+	for _, state := range []State{Paused, Suspended, Disabled, ""} {
+		q := store.Query{Table: store.Subscriptions, Partition: stateKey(workspace, state, "-").Partition, Limit: most, Eventual: true}
+		if state == "" {
+			q.Partition = indexKey(workspace, "-").Partition
+		}
+		n := 0
+		for more := true; more && n < most; {
+			page, err := s.DB.Query(ctx, q)
+			if err != nil {
+				return nil, fault.Wrap(fault.Unavailable, err, "count the subscriptions")
+			}
+			n += len(page.Items)
+			q.After, more = page.Last, page.More
+		}
+		if n = min(n, most); state == "" {
+			all = n
+			continue
+		}
+		counts[state] = n
+	}
+	counts[Active] = max(0, all-counts[Paused]-counts[Suspended])
+	return counts, nil
+}
+
+// Covers reports whether the subscription is for a URI, by one of its patterns.
+func (s *Subscription) Covers(uri string) bool {
+	return slices.ContainsFunc(s.Patterns, func(p Pattern) bool { return Matches(p.Key, uri) })
+}

@@ -1,0 +1,106 @@
+package switches
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+)
+
+// resumed notes that messages of a switch may be released.
+type resumed struct {
+	V         int       `json:"v"`
+	Workspace string    `json:"ws"`
+	Name      Name      `json:"n"`
+	At        time.Time `json:"at"`
+}
+
+func resumedKey(workspace string, n Name) store.Key {
+	return store.Key{Table: store.Deliveries, Partition: resumedPart, Sort: workspace + "#" + string(n)}
+}
+
+// round is for how long one run of Release spreads what it releases.
+const round = time.Minute
+
+// Release puts messages of switches that were resumed back on their queues, and reports how many. It
+// runs every minute, and right after a resume; what it releases in a run is spread over a minute. A message
+// is deleted after it was sent: a crash in between sends it twice.
+func (s *Set) Release(ctx context.Context) (released int, err error) {
+	q := store.Query{Table: store.Deliveries, Partition: resumedPart, Limit: 100}
+	var errs []error
+	for more := true; more; {
+		page, err := s.DB.Query(ctx, q)
+		if err != nil {
+			return released, fault.Wrap(fault.Unavailable, err, "list what was resumed")
+		}
+		for i := range page.Items {
+			var r resumed
+			if err := json.Unmarshal(page.Items[i].Value, &r); err != nil {
+				errs = append(errs, fault.Wrap(fault.Internal, err, "decode what was resumed"))
+				continue
+			}
+			n, err := s.ReleaseOf(ctx, r.Workspace, r.Name)
+			released += n
+			if err == nil && n == 0 && s.now().Sub(r.At) > linger {
+				err = s.DB.Write(ctx, store.Delete(page.Items[i].Key))
+			}
+			errs = append(errs, err)
+		}
+		q.After, more = page.Last, page.More
+	}
+	return released, errors.Join(errs...)
+}
+
+// ReleaseOf is [Set.Release] for one switch, which does nothing while that is paused.
+func (s *Set) ReleaseOf(ctx context.Context, workspace string, n Name) (released int, err error) {
+	if sw, err := s.Get(ctx, workspace, n); err != nil || sw != nil {
+		return 0, err
+	}
+	const most = ReleaseRate * int(round/time.Second)
+	for shard := range shards {
+		q := store.Query{Table: store.Deliveries, Partition: parkedPartition(workspace, n, shard), Limit: 100}
+		for more := true; more && released < most; {
+			page, err := s.DB.Query(ctx, q)
+			if err != nil {
+				return released, fault.Wrap(fault.Unavailable, err, "list what is parked")
+			}
+			if err := s.release(ctx, page.Items, released); err != nil {
+				return released, err
+			}
+			released += len(page.Items)
+			q.After, more = page.Last, page.More
+		}
+	}
+	return released, nil
+}
+
+// release sends messages, those after the first so many of this round.
+func (s *Set) release(ctx context.Context, items []store.Item, before int) error {
+	byQueue := map[queue.Name][]queue.Outgoing{}
+	var gone []store.Op
+	for i, it := range items {
+		var p parked
+		if err := json.Unmarshal(it.Value, &p); err != nil {
+			return fault.Wrap(fault.Internal, err, "decode what is parked")
+		}
+		delay := time.Duration(before+i) / ReleaseRate * time.Second
+		if !s.Alone {
+			delay += MaxAge // until every process knows that it was resumed
+		}
+		byQueue[p.Queue] = append(byQueue[p.Queue], queue.Outgoing{Body: []byte(p.Body), Group: p.Group, Delay: delay})
+		gone = append(gone, store.Delete(it.Key))
+	}
+	for name, out := range byQueue {
+		if err := s.Queue.Send(ctx, name, out...); err != nil {
+			return fault.Wrap(fault.Unavailable, err, "release what was parked")
+		}
+	}
+	if len(gone) == 0 {
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, gone...), "delete what was released")
+}

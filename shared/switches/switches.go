@@ -1,0 +1,288 @@
+// Package switches holds what a person paused: all deliveries of a workspace, those of an event
+// type, those to an origin, or those of one subscription.
+//
+// A switch is one item, there while it is paused. Dispatch asks [Set.Paused] before each attempt, which is
+// answered from memory and at most [MaxAge] old; that a subscription is paused stands in its own record,
+// which dispatch reads in any case. What may not be attempted is parked: its queue
+// message becomes an item, in the order of time, for as long as [Kept]. Resuming deletes the switch and
+// notes that there is something to release; [Set.Release] then puts the messages back at a bounded rate, and goes
+// on where it was interrupted. It knows no delivery: a message is what the queue's handler makes of it.
+package switches
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+)
+
+const (
+	// MaxAge is how old the switches may be that a process knows.
+	MaxAge = 4 * time.Second
+	// recheck is when it reads them again.
+	recheck = 2 * time.Second
+	// Kept is how long a parked message waits for its switch.
+	Kept = 30 * 24 * time.Hour
+	// ReleaseRate is how many messages a second are released for one switch.
+	ReleaseRate = 100
+	// linger is how long after a resume messages are looked for that a process parked which did not know of it yet.
+	linger = 10 * time.Minute
+
+	shards         = 4
+	maxWorkspaces  = 1000
+	maxName        = 400
+	maxReason      = 500
+	version        = 1
+	resumedPart    = "resumed"
+	subscriptionOf = "subscription/"
+)
+
+// Name names a switch: "all", "event/NAME", "origin/ORIGIN" or "subscription/ID".
+type Name string
+
+// All pauses all deliveries of a workspace.
+const All Name = "all"
+
+// Event is the switch of an event type, Origin that of a target's origin, Subscription that of a subscription.
+func Event(name string) Name      { return Name("event/" + name) }
+func Origin(origin string) Name   { return Name("origin/" + origin) }
+func Subscription(id string) Name { return Name(subscriptionOf + id) }
+
+// Parse reads a name; a fault of kind Invalid says what names there are. Whoever makes one slash of two in a
+// path, as some proxies do, means the same origin.
+func Parse(text string) (Name, error) {
+	kind, rest, _ := strings.Cut(text, "/")
+	if scheme, host, cut := strings.Cut(rest, ":/"); kind == "origin" && cut {
+		text = "origin/" + scheme + "://" + strings.TrimPrefix(host, "/")
+	}
+	ok := text == string(All) || rest != "" && (kind == "event" || kind == "origin" || kind == "subscription")
+	if !ok || len(text) > maxName {
+		return "", fault.New(fault.Invalid, "%.100q is not a switch (allowed: all, event/NAME, origin/ORIGIN, subscription/ID)", text)
+	}
+	return Name(text), nil
+}
+
+// SubscriptionID is the id in the switch of a subscription.
+func (n Name) SubscriptionID() (id string, ok bool) {
+	return strings.CutPrefix(string(n), subscriptionOf)
+}
+
+// Switch is one that is paused.
+type Switch struct {
+	Name   Name      `json:"name"`
+	State  string    `json:"state"` // "paused"
+	By     string    `json:"by"`
+	At     time.Time `json:"at"`
+	Reason string    `json:"reason"`
+	// Operator says that an operator paused it, and not the owner of the subscription.
+	Operator bool `json:"operator"`
+}
+
+// StatePaused is the state of a switch that is there.
+const StatePaused = "paused"
+
+// Set are the switches. Its methods may be called concurrently. Queue is needed by Release only.
+type Set struct {
+	DB    store.DB
+	Queue queue.Sender
+	// Alone is true where no other process attempts deliveries: what is released may go at once.
+	Alone bool
+	Now   func() time.Time
+
+	mu    sync.Mutex
+	known *bounded.Map[string, known]
+}
+
+type known struct {
+	names map[Name]bool
+	read  time.Time
+}
+
+func (s *Set) now() time.Time {
+	if s.Now != nil {
+		return s.Now()
+	}
+	return time.Now()
+}
+
+func key(workspace string, n Name) store.Key {
+	return store.Key{Table: store.Settings, Partition: "switch#" + workspace, Sort: string(n)}
+}
+
+// Get returns a switch, nil when it is not paused.
+func (s *Set) Get(ctx context.Context, workspace string, n Name) (*Switch, error) {
+	items, err := s.DB.Get(ctx, key(workspace, n))
+	if err != nil || items[0] == nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read a switch")
+	}
+	sw, err := decode(items[0])
+	return &sw, err
+}
+
+// List returns the switches of a workspace in the order of their names, from behind after; next is
+// "" at the end.
+func (s *Set) List(ctx context.Context, workspace, after string, limit int) (list []Switch, next string, err error) {
+	page, err := s.DB.Query(ctx, store.Query{
+		Table: store.Settings, Partition: key(workspace, All).Partition, After: after, Limit: limit,
+	})
+	if err != nil {
+		return nil, "", fault.Wrap(fault.Unavailable, err, "list the switches")
+	}
+	for i := range page.Items {
+		sw, err := decode(&page.Items[i])
+		if err != nil {
+			return nil, "", err
+		}
+		list = append(list, sw)
+	}
+	if page.More {
+		next = page.Last
+	}
+	return list, next, nil
+}
+
+func decode(it *store.Item) (sw Switch, err error) {
+	return sw, fault.Wrap(fault.Internal, json.Unmarshal(it.Value, &sw), "decode a switch")
+}
+
+// PauseOps are the writes that pause, for who writes more with them; [Set.Pause] is theirs alone.
+func (s *Set) PauseOps(workspace string, sw Switch) []store.Op {
+	sw.State, sw.At, sw.Reason = StatePaused, s.now().UTC(), clip(sw.Reason)
+	value, _ := json.Marshal(sw) // texts and a time
+	return []store.Op{
+		store.Put(store.Item{Key: key(workspace, sw.Name), Value: value, Version: version}),
+		store.Delete(resumedKey(workspace, sw.Name)),
+	}
+}
+
+func clip(s string) string {
+	if len(s) <= maxReason {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxReason], "")
+}
+
+// Pause pauses, or gives what is paused already another reason.
+func (s *Set) Pause(ctx context.Context, workspace string, sw Switch) error {
+	err := s.DB.Write(ctx, s.PauseOps(workspace, sw)...)
+	s.forget(workspace)
+	return fault.Wrap(fault.Unavailable, err, "pause")
+}
+
+// ResumeOps are the writes that resume, for who writes more with them.
+func (s *Set) ResumeOps(workspace string, n Name) []store.Op {
+	value, _ := json.Marshal(resumed{version, workspace, n, s.now().UTC()})
+	return []store.Op{
+		store.Delete(key(workspace, n)),
+		store.Put(store.Item{Key: resumedKey(workspace, n), Value: value, Expires: s.now().Add(Kept)}),
+	}
+}
+
+// Resume resumes; false if it was not paused. [Set.Release] brings back what waits.
+func (s *Set) Resume(ctx context.Context, workspace string, n Name) (bool, error) {
+	ops := s.ResumeOps(workspace, n)
+	ops[0].Cond = store.Exists()
+	err := s.DB.Write(ctx, ops...)
+	s.forget(workspace)
+	if errors.Is(err, store.ErrConflict) {
+		return false, nil
+	}
+	return err == nil, fault.Wrap(fault.Unavailable, err, "resume")
+}
+
+func (s *Set) forget(workspace string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.known != nil {
+		s.known.Put(workspace, known{})
+	}
+}
+
+// Paused returns the broadest switch that keeps a delivery from being attempted, "" if none does. Those of
+// subscriptions are not among them. Origin may be "": of a page, whose subscribers have several.
+func (s *Set) Paused(ctx context.Context, workspace, eventName, origin string) (Name, error) {
+	if s == nil {
+		return "", nil
+	}
+	names, err := s.names(ctx, workspace)
+	if err != nil || len(names) == 0 {
+		return "", err
+	}
+	for _, n := range []Name{All, Event(eventName), Origin(origin)} {
+		if names[n] {
+			return n, nil
+		}
+	}
+	return "", nil
+}
+
+func (s *Set) names(ctx context.Context, workspace string) (map[Name]bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock() // others wait for the one that reads
+	if s.known == nil {
+		s.known = bounded.NewMap[string, known](maxWorkspaces)
+	}
+	now := s.now()
+	have, _ := s.known.Get(workspace)
+	if age := now.Sub(have.read); age >= 0 && age < recheck {
+		return have.names, nil
+	}
+	fresh := known{names: map[Name]bool{}, read: now}
+	q := store.Query{Table: store.Settings, Partition: key(workspace, All).Partition, Until: subscriptionOf}
+	for more := true; more; {
+		page, err := s.DB.Query(ctx, q)
+		if err != nil {
+			if now.Sub(have.read) < MaxAge {
+				return have.names, nil
+			}
+			return nil, fault.Wrap(fault.Unavailable, err, "read the switches")
+		}
+		for _, it := range page.Items {
+			fresh.names[Name(it.Sort)] = true
+		}
+		q.After, more = page.Last, page.More
+	}
+	s.known.Put(workspace, fresh)
+	return fresh.names, nil
+}
+
+// Parked is a message that waits for its switch.
+type Parked struct {
+	Queue queue.Name
+	Body  []byte
+	Group string
+}
+
+type parked struct {
+	V     int        `json:"v"`
+	Queue queue.Name `json:"q"`
+	Group string     `json:"g,omitempty"`
+	Body  string     `json:"b"` // text, as queues take it
+}
+
+func parkedPartition(workspace string, n Name, shard int) string {
+	return fmt.Sprintf("paused#%s#%d#%s", workspace, shard, n)
+}
+
+// Park returns the item of a message, for who writes more with it.
+func (s *Set) Park(workspace string, n Name, p Parked) store.Item {
+	now := s.now()
+	id := rand.Text()
+	value, _ := json.Marshal(parked{version, p.Queue, p.Group, string(p.Body)})
+	return store.Item{
+		Key: store.Key{
+			Table: store.Deliveries, Partition: parkedPartition(workspace, n, int(id[0])%shards),
+			Sort: fmt.Sprintf("%016d#%s", now.UnixMicro(), id),
+		},
+		Value: value, Expires: now.Add(Kept),
+	}
+}
