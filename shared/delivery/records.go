@@ -22,9 +22,11 @@ import (
 //	ro#  per origin of targets
 //	ra#  all of the workspace
 //
-// The last three may take more writes a second than a partition of DynamoDB does, when many endpoints
-// fail at once. There a process writes at most [indexRate] of these a second; the next one says how
-// many were omitted before it. The subscription's own is never omitted.
+// The last three are three more writes, and may be more a second than a partition of DynamoDB takes, when
+// many endpoints fail at once. There a process writes at most [indexRate] of these a second. In a file, which
+// has no partitions, failures always have them, and of the successes [successRate] a second: more would cost
+// an eighth of the throughput. The next record says how many were omitted before it. The subscription's own is
+// never omitted.
 
 // Record is an attempt in the delivery log.
 type Record struct {
@@ -52,21 +54,33 @@ const recordVersion = 2
 
 // recordIndex bounds the records beside those of the subscriptions.
 type recordIndex struct {
-	limit   *rate.Limiter // nil does not
-	omitted *atomic.Int64
+	limit        *rate.Limiter
+	failuresFree bool // only successes are bounded
+	omitted      *atomic.Int64
 }
 
 const (
-	indexRate  = 50
-	indexBurst = 500
+	indexRate   = 50
+	successRate = 200
+	// burst is how many seconds of them may come at once.
+	burst = 10
 )
 
 func newRecordIndex(db store.DB) recordIndex {
-	x := recordIndex{omitted: new(atomic.Int64)}
-	if !db.Ordered() { // an ordered store is a file, whose writer has no partitions
-		x.limit = rate.NewLimiter(indexRate, indexBurst)
+	x := recordIndex{limit: rate.NewLimiter(indexRate, burst*indexRate), omitted: new(atomic.Int64)}
+	if db.Ordered() {
+		x.limit, x.failuresFree = rate.NewLimiter(successRate, burst*successRate), true
 	}
 	return x
+}
+
+// takes reports whether the record of an attempt is to be written under the keys beside the subscription's.
+func (x recordIndex) takes(made attempt) bool {
+	if x.failuresFree && made.Category != "" || x.limit.AllowN(made.At, 1) {
+		return true
+	}
+	x.omitted.Add(1)
+	return false
 }
 
 // records adds the record of an attempt to notes, if it is to be kept.
@@ -92,8 +106,7 @@ func (d *Dispatcher) records(notes []store.Op, del *delivery, made attempt) []st
 		}))
 	}
 	put(bySubscription(del.Workspace, del.Subscription), fmt.Sprintf("%s#%d", del.Event, len(del.Attempts)), value)
-	if d.index.limit != nil && !d.index.limit.AllowN(made.At, 1) {
-		d.index.omitted.Add(1)
+	if !d.index.takes(made) {
 		return notes
 	}
 	if n := d.index.omitted.Swap(0); n > 0 {

@@ -1,0 +1,46 @@
+package delivery
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+)
+
+// OPS-03: in a file every failure is in every list, and of very many successes some are only in the subscription's
+// own. The next record there says how many.
+func TestManySuccessesAreInTheirOwnListOnly(t *testing.T) {
+	const many = burst*successRate + 5
+	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	d := &Dispatcher{index: newRecordIndex(db), Options: Options{Records: RecordAll}}
+	now := time.Unix(1_800_000_000, 0)
+	lists := map[string]int{}
+	var omitted int64
+	write := func(made attempt) {
+		made.At = now
+		for _, op := range d.records(nil, &delivery{Workspace: "w", Subscription: "s", Event: "e", Target: "https://a.example/x", Attempts: []attempt{made}}, made) {
+			kind, _, _ := strings.Cut(op.Item.Partition, "#")
+			lists[kind]++
+			var r Record
+			if err := json.Unmarshal(op.Item.Value, &r); err != nil {
+				t.Fatal(err)
+			}
+			if kind == "re" {
+				omitted += r.Omitted
+			}
+		}
+	}
+	for range many {
+		write(attempt{})
+	}
+	write(attempt{Category: "timeout"})
+	if lists["r"] != many+1 || lists["re"] != burst*successRate+1 || lists["ro"] != lists["re"] || lists["ra"] != lists["re"] || omitted != 5 {
+		t.Errorf("got %v, %d omitted", lists, omitted)
+	}
+}
