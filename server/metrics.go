@@ -20,23 +20,19 @@ import (
 	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
-// meters are what GET /metrics answers. The readers of [Options] get the same.
-type meters struct {
-	provider *sdk.MeterProvider
-	scrape   http.Handler
-}
-
-func newMetrics(readers []sdk.Reader) (*meters, error) {
+// newMetrics makes the instruments and what GET /metrics answers. The readers of [Options] get the same.
+func newMetrics(readers []sdk.Reader) (http.Handler, *metric.Set, error) {
 	registry := prometheus.NewRegistry()
 	exporter, err := otelprom.New(otelprom.WithRegisterer(registry), otelprom.WithoutTargetInfo(), otelprom.WithoutScopeInfo())
 	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "make the Prometheus exporter")
+		return nil, nil, err
 	}
 	options := []sdk.Option{sdk.WithReader(exporter)}
 	for _, r := range readers {
 		options = append(options, sdk.WithReader(r))
 	}
-	return &meters{sdk.NewMeterProvider(options...), promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true})}, nil
+	set, err := metric.NewSet(sdk.NewMeterProvider(options...))
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}), set, err
 }
 
 // measure has the metrics read that the server's parts know.
@@ -86,7 +82,7 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 		answers.Serve(w, r, http.StatusOK, func() (any, error) { return nil, err })
 		return
 	}
-	s.metrics.scrape.ServeHTTP(w, r)
+	s.metrics.ServeHTTP(w, r)
 }
 
 func (s *Server) mayOperate(r *http.Request) error {

@@ -42,7 +42,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
-	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/publish"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
@@ -109,7 +108,7 @@ type Server struct {
 	dispatcher *delivery.Dispatcher
 	endpoint   *mcp.Endpoint
 	handler    http.Handler
-	metrics    *meters
+	metrics    http.Handler
 	listening  *http.Server // nil if it does not
 	served     chan error
 	operators  *http.Server // nil unless the admin API has an address of its own
@@ -143,10 +142,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 		return nil, err
 	}
 	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 2)}
-	if s.metrics, err = newMetrics(o.Metrics); err != nil {
-		return nil, err
-	}
-	if s.core.Metrics, err = metric.NewSet(s.metrics.provider); err != nil {
+	if s.metrics, s.core.Metrics, err = newMetrics(o.Metrics); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
 	}
 	mount, err := s.authenticate(o)
