@@ -17,6 +17,7 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"errors"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
@@ -56,6 +57,7 @@ func NewHTTP() *http.Client {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	t.MaxIdleConnsPerHost, t.IdleConnTimeout = maxResting, RestTime
 	t.MaxResponseHeaderBytes = 64 << 10
+	t.DialContext = counting(t.DialContext)
 	return &http.Client{
 		Transport:     t,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -179,6 +181,37 @@ func (c *Client) send(req *http.Request) (*http.Response, error) {
 // way is how far a request came.
 type way struct {
 	reused, sent atomic.Bool
+
+	conn  counts // nil if its bytes are not counted
+	first int64  // byte
+}
+
+// counts is a connection that knows how much was written to it.
+type counts interface{ written() int64 }
+
+// counted is the connection of [NewHTTP].
+type counted struct {
+	net.Conn
+	n atomic.Int64
+}
+
+func (c *counted) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.n.Add(int64(n))
+	return n, err
+}
+
+func (c *counted) written() int64 { return c.n.Load() }
+
+// counting dials connections that count.
+func counting(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return &counted{Conn: c}, nil
+	}
 }
 
 func (w *way) trace() *httptrace.ClientTrace {
@@ -188,10 +221,16 @@ func (w *way) trace() *httptrace.ClientTrace {
 			over, ok := to.Conn.(*tls.Conn)
 			w.reused.Store(to.Reused && !(ok && over.ConnectionState().NegotiatedProtocol == "h2"))
 			w.sent.Store(false)
+			if w.conn, _ = to.Conn.(counts); w.conn != nil {
+				w.first = w.conn.written()
+			}
 		},
 		WroteHeaders: func() { w.sent.Store(true) },
 	}
 }
 
-// wasClosed reports whether the request found a connection closed, and nothing of it could be read.
-func (w *way) wasClosed() bool { return w.reused.Load() && !w.sent.Load() }
+// wasClosed reports whether the request found a connection closed, and nothing of it could be read. What
+// was written, net/http says of a buffer; the connection knows what left it.
+func (w *way) wasClosed() bool {
+	return w.reused.Load() && (!w.sent.Load() || w.conn != nil && w.conn.written() == w.first)
+}

@@ -17,12 +17,12 @@ import (
 
 // closing tells when the client has closed a connection.
 type closing struct {
-	net.Conn
+	*counted
 	closed chan struct{}
 }
 
 func (c *closing) Close() error {
-	err := c.Conn.Close()
+	err := c.counted.Close()
 	select {
 	case <-c.closed:
 	default:
@@ -44,9 +44,12 @@ func TestClosedConnectionIsReplaced(t *testing.T) {
 	transport.IdleConnTimeout = 0 // however long this takes
 	var last *closing
 	transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
-		last = &closing{Conn: c, closed: make(chan struct{})}
-		return last, err
+		c, err := counting((&net.Dialer{}).DialContext)(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		last = &closing{counted: c.(*counted), closed: make(chan struct{})}
+		return last, nil
 	}
 	c := &Client{URL: server.URL, HTTP: &http.Client{Transport: transport}}
 	chosen := 0
