@@ -75,7 +75,7 @@ func written(t *testing.T, n yaml.Node) string {
 
 // finds reports whether a function finds its resources by a variable, which is no setting.
 func finds(variable string) bool {
-	for _, prefix := range []string{"MCPEVENTS_TABLE_", "MCPEVENTS_QUEUE_", "MCPEVENTS_KEY_ID", "MCPEVENTS_REGISTER_", "MCPEVENTS_DEREGISTER_"} {
+	for _, prefix := range []string{"MCPEVENTS_TABLE_", "MCPEVENTS_QUEUE_", "MCPEVENTS_KEY_ID", "MCPEVENTS_STACK", "MCPEVENTS_REGISTER_", "MCPEVENTS_DEREGISTER_"} {
 		if strings.HasPrefix(variable, prefix) {
 			return true
 		}
