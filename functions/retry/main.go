@@ -18,11 +18,12 @@ import (
 func main() {
 	p := boot.StartWith(boot.Webhooks)
 	subscriptions := p.Subscriptions()
+	operations := webhooks.Operations(&p.Core)
 	jobs := []periodic.Job{
 		{Name: "due retries", Run: webhooks.Retry(&p.Core, subscriptions).Run},
 		{Name: "resumed deliveries", Run: webhooks.Switches(&p.Core, false).Release},
 		{Name: "replays", Run: func(ctx context.Context) (int, error) {
-			return webhooks.Operations(&p.Core).RunReplays(ctx, subscriptions)
+			return operations.RunReplays(ctx, subscriptions)
 		}},
 		{Name: "expiry", Run: subscriptions.Sweep},
 		{Name: "audit", Run: webhooks.Terminator(&p.Core, subscriptions).Audit},

@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -198,14 +199,8 @@ func (o *Operations) RunReplays(ctx context.Context, subs Finder) (taken int, er
 			return taken, fault.Wrap(fault.Unavailable, err, "list the replays")
 		}
 		for _, it := range page.Items {
-			var workspace, id string
-			for i := len(it.Sort) - 1; i >= 0; i-- {
-				if it.Sort[i] == '#' {
-					workspace, id = it.Sort[:i], it.Sort[i+1:]
-					break
-				}
-			}
-			n, err := o.runReplay(ctx, subs, workspace, id)
+			end := strings.LastIndexByte(it.Sort, '#') // see runningKey
+			n, err := o.runReplay(ctx, subs, it.Sort[:end], it.Sort[end+1:])
 			taken += n
 			errs = append(errs, err)
 		}
@@ -233,7 +228,7 @@ func (o *Operations) runReplay(ctx context.Context, subs Finder, workspace, id s
 		}
 		n, err := o.replayStep(ctx, subs, r, now)
 		if errors.Is(err, store.ErrConflict) {
-			return taken, nil // somebody else goes on, or it was canceled
+			return taken, nil // another process goes on, or it was canceled
 		}
 		if taken += n; err != nil {
 			return taken, err
