@@ -58,8 +58,8 @@ func (h *Handler) overview(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.Recent.Attempts = len(records)
 	for _, r := range records {
+		o.Recent.Attempts += 1 + int(r.Omitted)
 		if r.Outcome() != delivery.Delivered {
 			o.Recent.Failed++
 		}
