@@ -33,8 +33,8 @@ func (o Options) files() (apply.Files, error) {
 }
 
 // Reload applies catalogs and the configuration: all of them, or none if something speaks against one.
-// Open streams are told of changed catalogs and backends, and webhook subscriptions that a
-// changed catalog leaves behind end. A stream that was open when its workspace lost its own catalog is told
+// Open streams are notified of changed catalogs and backends, and webhook subscriptions that a
+// changed catalog leaves behind end. A stream that was open when its workspace lost its own catalog is notified
 // of that, and of later changes of the shared one when it comes back.
 func (s *Server) Reload(ctx context.Context, o Options) error {
 	f, err := o.files()

@@ -140,7 +140,7 @@ func (c *CatalogApplyCmd) Run(g *Globals) error {
 
 // announce waits until every function uses what was written, and then tells of it.
 func (c *CatalogApplyCmd) announce(ctx context.Context, out io.Writer, db store.DB) error {
-	fmt.Fprintf(out, "Connected clients are told in %s, when every function uses it.\n", settings.MaxAge)
+	fmt.Fprintf(out, "Connected clients are notified in %s, when every function uses it.\n", settings.MaxAge)
 	log := &eventlog.Log{DB: db}
 	for {
 		waiting, err := settings.Announce(ctx, db, time.Now().Add(-settings.MaxAge), stream.AnnounceStored(log))

@@ -63,7 +63,7 @@ func Compare(ctx context.Context, db store.DB, workspace string, next *Catalog) 
 }
 
 // Apply stores a catalog as the workspace's, which every process uses within [settings.MaxAge]; nil leaves the workspace
-// without one of its own. That it changed is then to be told by [settings.Announce]. A catalog that gives an event type its
+// without one of its own. That it changed is then announced by [settings.Announce]. A catalog that gives an event type its
 // order back is of kind fault.Invalid, one that does not fit into an item fault.TooLarge, a concurrent change fault.Conflict.
 func Apply(ctx context.Context, db store.DB, workspace string, next *Catalog) (a Applied, err error) {
 	var src []byte

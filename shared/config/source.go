@@ -15,7 +15,7 @@ import (
 const document = "config"
 
 // Apply stores a configuration, for every process to use within [settings.MaxAge]. It returns the version,
-// from 1, and whether anything changed. That backends changed is then to be told by
+// from 1, and whether anything changed. That backends changed is then announced by
 // [settings.Announce]. A concurrent change is of kind fault.Conflict.
 func Apply(ctx context.Context, db store.DB, next *Config) (version int64, changed bool, err error) {
 	return settings.Write(ctx, db, document, next.source, func(version int64, old []byte) []store.Op {

@@ -80,7 +80,7 @@ func (x *exchange) watch(ctx context.Context, cancel context.CancelCauseFunc) (e
 func (b *backend) abandon(c *upstream.Client, s backendSession, id json.RawMessage) {
 	ctx, cancel := context.WithTimeout(context.Background(), notifyTime)
 	defer cancel()
-	params := append(append([]byte(`{"requestId":`), id...), `,"reason":"nobody waits for the response"}`...)
+	params := append(append([]byte(`{"requestId":`), id...), `,"reason":"no client waits for the response"}`...)
 	answer, err := c.Post(ctx, upstream.Request{
 		Body: jsonrpc.AppendNotification(nil, mcpspec.NoteCancelled, params), Version: s.Version, Session: s.ID,
 	})

@@ -41,9 +41,9 @@ type Cache[T any] struct {
 	now   func() time.Time
 	log   *slog.Logger
 
-	mu   sync.Mutex
-	held map[string]*held[T]
-	told bool // of all writes
+	mu       sync.Mutex
+	held     map[string]*held[T]
+	notified bool // of all writes
 }
 
 // held is a document in memory. Its fields are guarded by Cache.mu.
@@ -79,15 +79,15 @@ func NewCache[T any](db store.DB, kind string, parse func([]byte) (T, error), no
 func (c *Cache[T]) Written() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.told = true
-	c.held = map[string]*held[T]{} // a read under way answers those who wait for it, and nobody later
+	c.notified = true
+	c.held = map[string]*held[T]{} // a read under way answers those who wait for it, and none later
 }
 
 // known is a document that is in memory and cannot have changed.
 func (c *Cache[T]) known(name string) (value T, version int64, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if h := c.held[name]; c.told && h != nil && !h.checked.IsZero() {
+	if h := c.held[name]; c.notified && h != nil && !h.checked.IsZero() {
 		return h.value, h.version, true
 	}
 	return value, 0, false
@@ -119,7 +119,7 @@ func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch h := c.holder(name); {
-	case c.told: // as soon as it was called
+	case c.notified: // as soon as it was called
 		return value, version, nil
 	case h.checked.Before(called): // it is what was left of an earlier time
 		var zero T

@@ -79,7 +79,7 @@ func (o Outcome) CatalogChanged() bool {
 }
 
 // Apply writes the files, or none if something speaks against one of them: that is of kind fault.Invalid. Every
-// process uses them within [settings.MaxAge]; what changed is then to be told by [settings.Announce].
+// process uses them within [settings.MaxAge]; what changed is then announced by [settings.Announce].
 func (t *Target) Apply(ctx context.Context, f Files) (o Outcome, err error) {
 	if f.Catalogs, err = t.withRemoved(ctx, f); err != nil {
 		return o, err
@@ -181,7 +181,7 @@ func (t *Target) checkConfig(ctx context.Context, f Files) (err error) {
 	return conversation.CheckCatalog(cat, events)
 }
 
-// checkEventTypes refuses what could end subscriptions, where nobody can tell whether there are any.
+// checkEventTypes refuses what could end subscriptions, where it is not known whether there are any.
 func (t *Target) checkEventTypes(ctx context.Context, f Files) error {
 	var why []string
 	for _, workspace := range slices.Sorted(maps.Keys(f.Catalogs)) {

@@ -131,5 +131,5 @@ func (c *Conn) reset() {
 }
 
 func (c *Conn) close() {
-	_ = c.db.Close() // finalizes the statements; a connection that nobody uses closes
+	_ = c.db.Close() // finalizes the statements; an unused connection closes
 }
