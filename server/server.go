@@ -26,6 +26,7 @@ import (
 	"time"
 
 	sdk "go.opentelemetry.io/otel/sdk/metric"
+	oteltrace "go.opentelemetry.io/otel/trace"
 	"golang.org/x/net/netutil"
 
 	"github.com/mcp-events/mcpevents/shared/app"
@@ -50,6 +51,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/stream/lease"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/switches"
+	"github.com/mcp-events/mcpevents/shared/trace"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -80,6 +82,9 @@ type Options struct {
 	// Metrics get what GET /metrics serves, such as a reader of OpenTelemetry's that exports. Who
 	// gives them shuts them down.
 	Metrics []sdk.Reader
+	// Traces get spans of what is done with events and backends, such as a provider of OpenTelemetry's SDK; nil makes
+	// none. Who gives it shuts it down.
+	Traces oteltrace.TracerProvider
 	// Log is [slog.Default] if it is nil.
 	Log *slog.Logger
 }
@@ -144,6 +149,9 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 2)}
 	if s.metrics, s.core.Metrics, err = newMetrics(o.Metrics); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
+	}
+	if o.Traces != nil {
+		s.core.Tracer = trace.New(o.Traces)
 	}
 	mount, err := s.authenticate(o)
 	if err != nil {
