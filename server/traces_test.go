@@ -119,7 +119,7 @@ func failing(t *testing.T, n int) (url string, got chan http.Header) {
 		mu.Lock()
 		defer mu.Unlock()
 		if n--; n >= 0 {
-			w.WriteHeader(http.StatusServiceUnavailable)
+			w.WriteHeader(http.StatusInternalServerError)
 		}
 		got <- r.Header
 	}))
@@ -179,7 +179,7 @@ func TestTraces(t *testing.T) {
 			}
 			status, failure := int64(http.StatusOK), tracepb.Status_STATUS_CODE_UNSET
 			if i == 0 {
-				status, failure = http.StatusServiceUnavailable, tracepb.Status_STATUS_CODE_ERROR
+				status, failure = http.StatusInternalServerError, tracepb.Status_STATUS_CODE_ERROR
 			}
 			if attributeOf(span, "mcpevents.attempt") != int64(i+1) || attributeOf(span, "messaging.message.id") != "pr-1" ||
 				attributeOf(span, "http.response.status_code") != status || span.GetStatus().GetCode() != failure ||
