@@ -10,6 +10,9 @@
 //	bench    measures
 //	keys     rotates the keys of an embedded server
 //
+// and the commands of operators, over the admin API: subscriptions, deliveries, deadletters, replays, events,
+// switches, principals, audit, backends, overview.
+//
 // Every flag is an environment variable too; --help names it. What the exit codes
 // mean is in exit.go.
 package main
@@ -27,6 +30,7 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/mattn/go-isatty"
 
+	"github.com/mcp-events/mcpevents/shared/admin/operate"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/metric"
@@ -54,6 +58,8 @@ type CLI struct {
 	Bench   BenchCmd   `cmd:"" help:"Measure throughput or latency of a server."`
 	Keys    KeysCmd    `cmd:"" help:"Rotate the keys of an embedded server."`
 	Version VersionCmd `cmd:"" help:"Print the version."`
+
+	operate.Commands
 }
 
 const description = `Event subscriptions for MCP: publish an event once, and it reaches webhooks and open streams.
@@ -90,7 +96,11 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	if err != nil {
 		return usage(stderr, err)
 	}
-	return report(stderr, parsed.Run(&cli.Globals))
+	t := operate.Terminal{In: stdin, Out: stdout, Err: stderr, Agent: agent()}
+	if cli.terminal() {
+		t.Bar = stderr
+	}
+	return report(stderr, parsed.Run(&cli.Globals, t))
 }
 
 // environment gives every flag that has none a variable. Those of serve are the
