@@ -9,6 +9,7 @@
 //	demo     shows one event arrive in every way
 //	bench    measures
 //	keys     rotates the keys of an embedded server
+//	backup   copies the database and the keys of one, which may run; restore brings them back
 //
 // and the commands of operators, over the admin API: subscriptions, deliveries, deadletters, replays, events,
 // switches, principals, audit, backends, overview.
@@ -57,6 +58,8 @@ type CLI struct {
 	Demo    DemoCmd    `cmd:"" help:"Publish one event and show it arrive by webhook and stream, with times."`
 	Bench   BenchCmd   `cmd:"" help:"Measure throughput or latency of a server."`
 	Keys    KeysCmd    `cmd:"" help:"Rotate the keys of an embedded server."`
+	Backup  BackupCmd  `cmd:"" help:"Back up a running embedded server into a file, which holds its keys."`
+	Restore RestoreCmd `cmd:"" help:"Make the data directory of an embedded server from a backup."`
 	Version VersionCmd `cmd:"" help:"Print the version."`
 
 	operate.Commands
@@ -96,10 +99,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	if err != nil {
 		return usage(stderr, err)
 	}
-	t := operate.Terminal{In: stdin, Out: stdout, Err: stderr, Agent: agent()}
-	if cli.terminal() {
-		t.Bar = stderr
-	}
+	t := operate.Terminal{In: stdin, Out: stdout, Err: stderr, Bar: cli.bar(), Agent: agent()}
 	return report(stderr, parsed.Run(&cli.Globals, t))
 }
 

@@ -9,18 +9,12 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"net/http/httputil"
-	"net/url"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/alecthomas/kong"
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/server"
@@ -33,6 +27,7 @@ import (
 type operated struct {
 	*testing.T
 	*server.Server
+	url          string
 	subscription string
 	status       atomic.Int64 // what the endpoint answers
 	arrived      atomic.Int64
@@ -75,7 +70,8 @@ func operating(t *testing.T) *operated {
 			t.Error(err)
 		}
 	})
-	t.Setenv("MCPEVENTS_SERVER", o.URL)
+	o.url = o.URL
+	t.Setenv("MCPEVENTS_SERVER", o.url)
 	t.Setenv("MCPEVENTS_KEY", "op")
 	o.subscription = o.subscribe(endpoint.URL + "/a")
 	return o
@@ -84,7 +80,7 @@ func operating(t *testing.T) *operated {
 // subscribe registers a webhook of alice's, and returns its id.
 func (o *operated) subscribe(target string) string {
 	o.Helper()
-	caller, err := client.New(client.Server{URL: o.URL, Key: "alice", Agent: "test/1"}, mcpspec.V20260728)
+	caller, err := client.New(client.Server{URL: o.url, Key: "alice", Agent: "test/1"}, mcpspec.V20260728)
 	if err != nil {
 		o.Fatal(err)
 	}
@@ -131,120 +127,6 @@ func (o *operated) eventually(what string, is func() bool) {
 			o.Fatalf("%s: not within 20 s", what)
 		}
 	}
-}
-
-// TestTheCommandLineHasAllOfTheAPI compares the commands with the document of the API: its operations, their
-// parameters, and the members that are columns.
-func TestTheCommandLineHasAllOfTheAPI(t *testing.T) {
-	src, err := os.ReadFile("../../shared/admin/openapi.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	type schema struct {
-		Ref        string `json:"$ref"`
-		Properties map[string]*schema
-		Items      *schema
-	}
-	type content struct {
-		Content map[string]struct{ Schema *schema }
-	}
-	type operation struct {
-		Parameters  []struct{ Name string }
-		RequestBody content
-		Responses   map[string]content
-	}
-	var doc struct {
-		Paths      map[string]map[string]operation
-		Components struct{ Schemas map[string]*schema }
-	}
-	if err := json.Unmarshal(src, &doc); err != nil {
-		t.Fatal(err)
-	}
-	resolve := func(s *schema) *schema {
-		for s != nil && s.Ref != "" {
-			s = doc.Components.Schemas[s.Ref[strings.LastIndexByte(s.Ref, '/')+1:]]
-		}
-		return s
-	}
-	operations := map[string]operation{}
-	for path, methods := range doc.Paths {
-		for method, o := range methods {
-			operations[strings.ToUpper(method)+" "+strings.TrimPrefix(path, "/")] = o
-		}
-	}
-	var cli CLI
-	parser, err := kong.New(&cli, kong.Vars{"workspace": "default"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	has := map[string]bool{
-		"GET openapi.json": true, "GET switches/{name}": true, // the list has it
-		"GET subscriptions/{id}/deliveries": true, // deliveries list --subscription
-	}
-	for _, n := range parser.Model.Leaves(false) {
-		api := strings.ReplaceAll(n.Tag.Get("api"), "...", "")
-		if api == "" {
-			continue
-		}
-		o, ok := operations[api]
-		if !ok && !strings.HasPrefix(api, "DELETE principals/") {
-			t.Errorf("OPS-10 %s: the API has no %s", n.FullPath(), api)
-		}
-		if !ok {
-			continue
-		}
-		has[api] = true
-		known := []string{"help", "json", "server", "key", "yes", "detach", "limit", "cursor", "uri"}
-		for _, p := range o.Parameters {
-			known = append(known, p.Name)
-		}
-		if body := resolve(o.RequestBody.Content["application/json"].Schema); body != nil {
-			for name, s := range body.Properties {
-				known = append(known, name)
-				for inner := range resolve(s).Properties {
-					known = append(known, inner)
-				}
-			}
-		}
-		for _, f := range n.Flags {
-			name := strings.ReplaceAll(f.Name, "dry-run", "dryRun")
-			if !strings.Contains(" "+strings.Join(known, " ")+" ", " "+name+" ") {
-				t.Errorf("OPS-10 %s: the API has no %s", n.FullPath(), f.Name)
-			}
-		}
-		for _, p := range o.Parameters {
-			path := strings.Contains(api, "{"+p.Name+"}")
-			if !path && p.Name != "cursor" && p.Name != "limit" && !flagged(n, p.Name) {
-				t.Errorf("OPS-10 %s: it has no --%s", n.FullPath(), p.Name)
-			}
-		}
-		if columns := n.Tag.Get("columns"); columns != "" {
-			item := resolve(o.Responses["200"].Content["application/json"].Schema).Properties["items"].Items
-			for column := range strings.SplitSeq(columns, ",") {
-				s := resolve(item)
-				for name := range strings.SplitSeq(column, ".") {
-					if s = resolve(s.Properties[name]); s == nil {
-						t.Errorf("OPS-10 %s: the API has no %s", n.FullPath(), column)
-						break
-					}
-				}
-			}
-		}
-	}
-	for api := range operations {
-		if !has[api] {
-			t.Errorf("OPS-10 there is no command for %s", api)
-		}
-	}
-}
-
-func flagged(n *kong.Node, name string) bool {
-	for _, f := range n.Flags {
-		if f.Name == name || name == "dryRun" && f.Name == "dry-run" {
-			return true
-		}
-	}
-	return false
 }
 
 func TestOperatorsCommands(t *testing.T) {
@@ -454,51 +336,5 @@ func TestHostileTextDoesNotSteerTheTerminal(t *testing.T) {
 	_, out, _ = command(t, "", "events", "show", "e")
 	if strings.ContainsAny(out, "\x1b\x07") || !strings.Contains(out, "n: 9007199254740993") || !strings.Contains(out, "\U0001f600") && !strings.Contains(out, `"\U0001F600"`) {
 		t.Errorf("OPS-10: prints %q", out)
-	}
-}
-
-// TestTheBinaryOperates runs the built program against a server, from outside: an interrupted replay goes on.
-func TestTheBinaryOperates(t *testing.T) {
-	bin := filepath.Join(t.TempDir(), "mcpevents")
-	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	o := operating(t)
-	o.status.Store(413)
-	const letters = 12
-	for i := range letters {
-		o.publish(fmt.Sprintf("evt_%d", i))
-	}
-	o.eventually("the dead letters", func() bool { return len(o.items("deadletters")) == letters })
-	o.status.Store(200)
-
-	to, _ := url.Parse(o.URL)
-	proxy, looked := httputil.NewSingleHostReverseProxy(to), make(chan bool, 100)
-	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		proxy.ServeHTTP(w, r)
-		looked <- r.Method == http.MethodGet
-	}))
-	defer front.Close()
-	replay := exec.Command(bin, "deadletters", "replay", "--rate", "1", "--server", front.URL)
-	var errs strings.Builder
-	replay.Stderr = &errs
-	if err := replay.Start(); err != nil {
-		t.Fatal(err)
-	}
-	for !<-looked { // until it looks how far the replay is
-	}
-	if err := replay.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
-	if err := replay.Wait(); err != nil {
-		t.Fatalf("OPS-10: after an interrupt: %v: %s", err, &errs)
-	}
-	id := regexp.MustCompile(`The replay goes on\. To watch it: mcpevents replays watch (\S+)\. To cancel it: mcpevents replays cancel \S+\n`).FindStringSubmatch(errs.String())
-	if id == nil {
-		t.Fatalf("OPS-10: it says %q", &errs)
-	}
-	out, err := exec.Command(bin, "replays", "cancel", id[1], "--json").Output()
-	if err != nil || !strings.Contains(string(out), `"state":"canceled"`) || !strings.Contains(string(out), fmt.Sprintf(`"total":%d`, letters)) {
-		t.Errorf("OPS-10: %v, %s", err, out)
 	}
 }
