@@ -217,7 +217,7 @@ func (s *Server) open(ctx context.Context, o Options) (secrets, error) {
 		if err := os.MkdirAll(path, 0o700); err != nil {
 			return secrets{}, fault.Wrap(fault.Invalid, err, "make the data directory")
 		}
-		path = filepath.Join(path, "mcpevents.db")
+		path = filepath.Join(path, databaseName)
 		if err := checkDatabase(o.Data, path); err != nil {
 			return secrets{}, err
 		}

@@ -114,6 +114,7 @@ func (h *Handler) endpoints() map[string]map[string]endpoint {
 		"subscriptions/{id}/deliveries": {get: {true, h.listDeliveries}},
 		"deliveries":                    {get: {true, h.listDeliveries}},
 		"dead-letters":                  {get: {true, h.listLetters}},
+		"dead-letters/{id}":             {get: {true, h.readLetter}},
 		"dead-letters/{id}/retry":       {post: {true, h.retryLetter}},
 		"switches":                      {get: {false, h.listSwitches}},
 		"replays":                       {post: {false, h.startReplay}},
