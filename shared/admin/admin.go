@@ -40,6 +40,7 @@ type Subscriptions interface {
 	Select(ctx context.Context, workspace string, c subscription.Choice, after string, limit int) ([]subscription.Selected, string, error)
 	Find(ctx context.Context, workspace, id string) (*subscription.Selected, error)
 	End(ctx context.Context, workspace, principal, id string) error
+	Enable(ctx context.Context, workspace, principal, id string) (enabled bool, err error)
 	CountStates(ctx context.Context, workspace string, most int) (map[subscription.State]int, error)
 	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
 	SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (bool, error)
