@@ -38,6 +38,9 @@ func NewSet(p otel.MeterProvider) (*Set, error) {
 		if s.counters[name], err = s.meter.Int64Counter(name, otel.WithUnit(d.Unit), otel.WithDescription(d.Help)); err != nil {
 			return nil, err
 		}
+		if d.By == "" { // an exporter shows it from the start, so that its first increase is one
+			s.counters[name].Add(context.Background(), 0)
+		}
 	}
 	for _, name := range []string{AttemptDuration, FirstAttemptLag, DeliveryLag} {
 		d := definition(name)
