@@ -11,10 +11,15 @@ import (
 // Start serves invocations by a handler that [lambda.Start] takes, until Lambda ends the process. The
 // metrics are written after an invocation, and what is left of them at the end.
 func (p *Process) Start(handler any) {
-	lambda.StartWithOptions(measured{lambda.NewHandler(handler), p}, lambda.WithEnableSIGTERM(func() {
+	lambda.StartWithOptions(measured{lambda.NewHandler(handler), p}, p.Ending())
+}
+
+// Ending writes what is left of the metrics before Lambda ends the process.
+func (p *Process) Ending() lambda.Option {
+	return lambda.WithEnableSIGTERM(func() {
 		p.emf.Close(context.Background())
 		os.Exit(0)
-	}))
+	})
 }
 
 // measured is a handler after which the metrics are written.
