@@ -1,14 +1,11 @@
 package server
 
 import (
-	"context"
 	"log/slog"
 	"net"
 	"net/http"
-	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/admin"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
@@ -34,13 +31,7 @@ func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 func (s *Server) serveAdmin(r roles, listener net.Listener) http.Handler {
 	if listener == nil {
 		s.AdminURL = s.URL
-		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			if strings.HasPrefix(req.URL.Path, admin.Prefix) { // before the mux, which would redirect from what is an origin
-				r.admin.ServeHTTP(w, req)
-				return
-			}
-			r.mux.ServeHTTP(w, req)
-		})
+		return r.admin.Over(r.mux)
 	}
 	s.operators = &http.Server{
 		Handler: boundBodies(r.admin, bodyTime), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
@@ -52,19 +43,4 @@ func (s *Server) serveAdmin(r roles, listener net.Listener) http.Handler {
 		}
 	}()
 	return r.mux
-}
-
-// listBackends are those of a workspace that the configuration has now.
-func (s *Server) listBackends(ctx context.Context, workspace string) (list []admin.Backend, err error) {
-	c, err := s.core.Config.Config(ctx)
-	if err != nil || c == nil {
-		return nil, err
-	}
-	for _, b := range c.Backends {
-		if b.Workspace != workspace {
-			continue
-		}
-		list = append(list, admin.Backend{Name: b.Name, URL: b.URL, Prefix: b.Prefix})
-	}
-	return list, nil
 }

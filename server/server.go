@@ -29,6 +29,7 @@ import (
 	oteltrace "go.opentelemetry.io/otel/trace"
 	"golang.org/x/net/netutil"
 
+	"github.com/mcp-events/mcpevents/shared/admin"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/tokens"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
@@ -268,8 +269,8 @@ type roles struct {
 	retry  *delivery.Retry
 	subs   *subscription.Service
 	relay  *relay.Relay
+	admin  *admin.Handler
 
-	admin      http.Handler
 	operations *delivery.Operations
 	switches   *switches.Set
 }
@@ -326,7 +327,7 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 	}
 	operations := webhooks.Operations(&s.core)
 	return roles{
-		admin: webhooks.Admin(&s.core, subs, operations, set, s.listBackends), operations: operations, switches: set,
+		admin: webhooks.Admin(&s.core, subs, operations, set), operations: operations, switches: set,
 		mux: s.routes(publishing, identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, subs: subs, relay: s.core.Relay(s.backends),
 	}, nil
 }
