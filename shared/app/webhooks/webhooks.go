@@ -5,12 +5,14 @@ package webhooks
 import (
 	"cmp"
 	"context"
+	"net/http"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/admin"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/console"
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -85,6 +87,20 @@ func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operati
 		Operations: operations, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs,
 		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Backends: backends, Log: c.Log,
 	})
+}
+
+// Console serves the operators' page, which uses the admin API.
+func Console(c *app.Core, mode auth.Mode) http.Handler {
+	o := console.Options{Auth: mode}
+	if server, ok := c.Auth.(interface {
+		Endpoints(context.Context) (authorize, token string, err error)
+	}); ok && c.Limits.ConsoleClientID != "" {
+		o.Client = &console.Client{
+			Issuer: c.Limits.JWTIssuers[0], ID: c.Limits.ConsoleClientID, Scopes: c.Limits.ConsoleScopes,
+			Resource: c.Limits.JWTAudience[0], Endpoints: server.Endpoints,
+		}
+	}
+	return console.New(o, c.Log)
 }
 
 // Operations are what operators and owners do to deliveries.
