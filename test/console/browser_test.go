@@ -14,6 +14,7 @@ import (
 
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/input"
 	cdplog "github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/page"
@@ -229,6 +230,17 @@ func (b *browser) press(keys ...string) {
 	b.Helper()
 	for _, k := range keys {
 		b.do(chromedp.KeyEvent(k))
+	}
+}
+
+// slash presses it as a keyboard does: what the page prevents is not typed.
+func (b *browser) slash() {
+	b.Helper()
+	for _, kind := range []input.DispatchKeyEventType{input.DispatchKeyEventTypeKeyDown, input.DispatchKeyEventTypeKeyUp} {
+		_, err := chromedp.Call(b.ctx, input.DispatchKeyEvent, input.DispatchKeyEventParams{Type: kind, Key: "/", Code: "Slash", Text: "/"})
+		if err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 

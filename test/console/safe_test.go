@@ -36,7 +36,7 @@ func TestKeyboard(t *testing.T) {
 	b.until(`document.activeElement.className === "skip" && document.activeElement.getBoundingClientRect().top >= 0`)
 	b.press(kb.Enter)
 	b.until(`document.activeElement.id === "main"`)
-	b.press("/")
+	b.slash()
 	b.until(`document.activeElement.id === "search"`)
 	b.press(sub + kb.Enter)
 	b.shows("Send a test event")

@@ -106,7 +106,7 @@ export function ask({ title, text, fields = [], confirm, danger }) {
       ${fields.map((f) => html`<label><span>${f.label}</span><input name=${f.name} .value=${f.value ?? ''} type=${f.type || 'text'} min=${f.min ?? nothing} max=${f.max ?? nothing} maxlength="500" ?required=${f.required} autocomplete="off"></label>`)}
       <div class="actions"><button type="button" class="quiet" @click=${() => at.close()}>Cancel</button><button class=${danger ? 'danger' : 'primary'}>${confirm}</button></div>
     </form>`, at);
-    at.onclose = () => resolve(result);
+    at.onclose = () => { render(nothing, at); resolve(result); };
     at.showModal();
     at.querySelector('input, .actions button:last-child').focus();
   });
