@@ -37,6 +37,7 @@ const (
 	QueueAge          = "mcpevents_queue_age"
 	StreamsOpen       = "mcpevents_streams_open"
 	EndpointsFailing  = "mcpevents_endpoints_failing"
+	EndpointStates    = "mcpevents_endpoint_states"
 	StreamsEnded      = "mcpevents_streams_ended"
 	Polls             = "mcpevents_polls"
 	BackendCalls      = "mcpevents_backend_calls"
@@ -63,6 +64,7 @@ var Table = []Definition{
 	{QueueAge, Gauge, "s", "queue", "Age of the oldest message of a queue."},
 	{StreamsOpen, Gauge, "", "", "Streams that this process holds open."},
 	{EndpointsFailing, Gauge, "", "", "Endpoints that this process knows to be failing: no first attempt goes to them."},
+	{EndpointStates, Gauge, "", "state", "The same by state: slow ones are attempted in the slow lane, paused ones not at all for now."},
 	{StreamsEnded, Counter, "", "reason", "Streams that ended, by the reason in the log line stream ended."},
 	{Polls, Counter, "", "", "Answers to events/poll."},
 	{BackendCalls, Counter, "", "backend", "Requests to MCP servers behind the gateway that ended, those of the gateway itself included."},
