@@ -29,8 +29,8 @@ import (
 	oteltrace "go.opentelemetry.io/otel/trace"
 	"golang.org/x/net/netutil"
 
+	"github.com/mcp-events/mcpevents/shared/admin"
 	"github.com/mcp-events/mcpevents/shared/app"
-	"github.com/mcp-events/mcpevents/shared/app/tokens"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
@@ -76,7 +76,7 @@ type Options struct {
 	AllowBreaking bool
 	// Limits are all other settings, as the flags of serve; see [DefaultLimits].
 	Limits config.Limits
-	// AdminAddr is the address on which to serve the admin API alone; it is loopback with
+	// AdminAddr is the address on which to serve the admin API and the console alone; it is loopback with
 	// [auth.ModeNone]. Empty serves it with the rest.
 	AdminAddr string
 	// Metrics get what GET /metrics serves, such as a reader of OpenTelemetry's that exports. Who
@@ -123,6 +123,7 @@ type Server struct {
 	terminator   *delivery.Terminator
 	conversation *conversation.Service
 
+	closing chan struct{} // closed when it shuts down
 	stop    context.CancelFunc
 	workers sync.WaitGroup
 	undo    []func() // closes what was opened, if a later step of the start fails
@@ -146,7 +147,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 2)}
+	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 2), closing: make(chan struct{})}
 	if s.metrics, s.core.Metrics, err = newMetrics(o.Metrics); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
 	}
@@ -195,7 +196,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err := s.measure(); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
 	}
-	s.handler = boundBodies(s.serveAdmin(roles, operators), bodyTime)
+	s.handler = boundBodies(s.serveAdmin(roles, o.Auth, operators), bodyTime)
 	s.run(ctx, roles)
 	if listener != nil {
 		s.listening = &http.Server{
@@ -217,7 +218,7 @@ func (s *Server) open(ctx context.Context, o Options) (secrets, error) {
 		if err := os.MkdirAll(path, 0o700); err != nil {
 			return secrets{}, fault.Wrap(fault.Invalid, err, "make the data directory")
 		}
-		path = filepath.Join(path, "mcpevents.db")
+		path = filepath.Join(path, databaseName)
 		if err := checkDatabase(o.Data, path); err != nil {
 			return secrets{}, err
 		}
@@ -268,8 +269,8 @@ type roles struct {
 	retry  *delivery.Retry
 	subs   *subscription.Service
 	relay  *relay.Relay
+	admin  *admin.Handler
 
-	admin      http.Handler
 	operations *delivery.Operations
 	switches   *switches.Set
 }
@@ -326,28 +327,12 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 	}
 	operations := webhooks.Operations(&s.core)
 	return roles{
-		admin: webhooks.Admin(&s.core, subs, operations, set, s.listBackends), operations: operations, switches: set,
+		admin: webhooks.Admin(&s.core, subs, operations, set), operations: operations, switches: set,
 		mux: s.routes(publishing, identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, subs: subs, relay: s.core.Relay(s.backends),
 	}, nil
 }
 
-// authenticate chooses who may call, unless keys of the configuration tell. Mount, if not nil, adds where clients learn how to get a token.
-func (s *Server) authenticate(o Options) (mount func(*http.ServeMux), err error) {
-	switch o.Auth {
-	case auth.ModeNone:
-		s.core.Auth = auth.None()
-	case auth.ModeJWT:
-		access, err := tokens.Authenticator(o.Limits, s.core.Log)
-		if err != nil {
-			return nil, err
-		}
-		s.core.Auth, s.core.ResourceMetadata = access, access.MetadataURL()
-		return access.Mount, nil
-	}
-	return nil, nil
-}
-
-// Handler serves /admin, /mcp, /events, /consent, /healthz and what is below /.well-known.
+// Handler serves /admin, /console, /mcp, /events, /consent, /healthz and what is below /.well-known.
 func (s *Server) Handler() http.Handler { return s.handler }
 
 // Publish publishes events in a workspace, as POST /events does for a caller who may; the
@@ -364,6 +349,7 @@ func (s *Server) Served() <-chan error { return s.served }
 // accepted is lost. When ctx ends first, running deliveries are cut off, which come again after the next start, and
 // Shutdown returns some seconds later at the latest.
 func (s *Server) Shutdown(ctx context.Context) error {
+	close(s.closing)
 	err := s.endpoint.Close(ctx)
 	if s.listening != nil {
 		stopped := s.listening.Shutdown(ctx)

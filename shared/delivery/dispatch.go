@@ -29,7 +29,7 @@ type Opener interface {
 // Subscriptions is what dispatch asks of subscriptions beyond their items.
 type Subscriptions interface {
 	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
-	Disable(ctx context.Context, workspace, principal, id, reason string) error
+	Disable(ctx context.Context, workspace, principal, id, reason string) (ended bool, err error)
 	Suspend(ctx context.Context, workspace, principal, id string) error
 }
 
