@@ -50,6 +50,7 @@ func (s *Server) run(ctx context.Context, r roles) {
 		Batch: 1, Concurrency: slowAttempts, PerGroup: slowPerEndpoint, Visibility: 2 * time.Minute,
 	})
 	s.work(ctx, queue.Inbox, r.inbox.Handle, queue.ConsumeOptions{Batch: 10, Concurrency: 2, MaxReceives: 5})
+	s.work(ctx, queue.Dead, r.operations.File, queue.ConsumeOptions{})
 	s.workers.Go(func() {
 		periodic.Every(ctx, time.Minute, s.core.Log, periodic.Job{Name: "due retries", Run: r.retry.Run},
 			periodic.Job{Name: "resumed deliveries", Run: r.switches.Release},

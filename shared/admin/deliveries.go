@@ -124,6 +124,8 @@ type letterView struct {
 	Dead         time.Time   `json:"dead"`
 	Test         bool        `json:"test,omitempty"`
 	Attempts     []letterTry `json:"attempts"`
+	// Attributes are those of a message.
+	Attributes map[string]string `json:"attributes,omitempty"`
 }
 
 type letterTry struct {
@@ -134,13 +136,10 @@ type letterTry struct {
 	Category   string    `json:"category"`
 }
 
-// webhookQueue is the queue of dead letters of webhooks.
-const webhookQueue = "webhooks"
-
 func viewOfLetter(l delivery.Letter) letterView {
 	v := letterView{
-		ID: l.ID, Queue: webhookQueue, Reason: l.Reason, Subscription: l.Subscription, Principal: l.Principal, Event: l.Event, URI: l.URI,
-		Name: l.Name, Origin: l.Origin, First: l.First.UTC(), Dead: l.Dead, Test: l.Test, Attempts: []letterTry{},
+		ID: l.ID, Queue: l.Queue, Reason: l.Reason, Subscription: l.Subscription, Principal: l.Principal, Event: l.Event, URI: l.URI,
+		Name: l.Name, Origin: l.Origin, First: l.First.UTC(), Dead: l.Dead, Test: l.Test, Attempts: []letterTry{}, Attributes: l.Attributes,
 	}
 	for i, a := range l.Attempts {
 		v.Attempts = append(v.Attempts, letterTry{i + 1, a.At.UTC(), a.Took.Milliseconds(), class(a.Status), a.Category})
@@ -151,18 +150,15 @@ func viewOfLetter(l delivery.Letter) letterView {
 func (h *Handler) listLetters(c *call) (any, error) {
 	q := c.query("subscription", "origin", "event", "queue", "since", "until")
 	ask := delivery.LetterQuery{
-		Subscription: q.text("subscription"), Origin: q.text("origin"), Event: q.text("event"),
+		Subscription: q.text("subscription"), Origin: q.text("origin"), Event: q.text("event"), Queue: q.text("queue"),
 		Span: delivery.Span{Since: q.time("since"), Until: q.time("until")},
 	}
-	before, limit, of := q.cursor(), q.limit(), q.text("queue")
+	before, limit := q.cursor(), q.limit()
 	if q.err != nil {
 		return nil, q.err
 	}
 	if err := h.owned(c, ask.Subscription, false); err != nil {
 		return nil, err
-	}
-	if of != "" && of != webhookQueue {
-		return listOf[letterView](nil, ""), nil
 	}
 	letters, next, err := h.Operations.Letters(c.Context(), c.who.Workspace, ask, before, limit)
 	if err != nil {
@@ -200,6 +196,16 @@ func (h *Handler) retryLetter(c *call) (any, error) {
 		return nil, err
 	}
 	id := letter.ID
+	if letter.Queue != delivery.WebhookQueue {
+		err := h.change(c, "dead-letter.retry", id, viewOfLetter(*letter), nil, func() error {
+			done, err := h.Operations.Return(c.Context(), c.who.Workspace, id)
+			if err == nil && !done {
+				return errNoLetter
+			}
+			return err
+		})
+		return accepted(map[string]string{"queue": letter.Queue}), err
+	}
 	s, err := h.subscription(c, letter.Subscription)
 	if fault.Is(err, fault.NotFound) {
 		return nil, fault.New(fault.Conflict, "the subscription of the dead letter has ended")

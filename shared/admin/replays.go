@@ -40,8 +40,8 @@ func (h *Handler) startReplay(c *call) (any, error) {
 		return nil, fault.New(fault.Invalid, "select is missing; {} selects all dead letters")
 	case in.Rate < 1 || in.Rate > delivery.MaxReplayRate:
 		return nil, fault.New(fault.Invalid, "rate is %d (allowed: 1 to %d)", in.Rate, delivery.MaxReplayRate)
-	case in.Select.Queue != "" && in.Select.Queue != webhookQueue:
-		return nil, fault.New(fault.Invalid, "dead letters of the queue %.100q cannot be replayed (allowed: %s)", in.Select.Queue, webhookQueue)
+	case in.Select.Queue != "" && in.Select.Queue != delivery.WebhookQueue:
+		return nil, fault.New(fault.Invalid, "dead letters of the queue %.100q cannot be replayed (allowed: %s)", in.Select.Queue, delivery.WebhookQueue)
 	}
 	if in.DryRun {
 		n, more, err := h.Operations.CountLetters(c.Context(), c.who.Workspace, *in.Select)

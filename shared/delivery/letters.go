@@ -35,9 +35,12 @@ func (del *delivery) letterKey(partition string, at time.Time) store.Key {
 	}
 }
 
-// Letter is a delivery that was given up.
+// Letter is a delivery that was given up, or a message that no function could handle, which has a queue, attributes and no
+// subscription.
 type Letter struct {
 	ID           string
+	Queue        string // [WebhookQueue] of a delivery
+	Attributes   map[string]string
 	Subscription string
 	Principal    string
 	Protocol     subscription.Origin
@@ -65,7 +68,7 @@ const ReasonExpired = "expired"
 
 func (del *delivery) letter(at time.Time) Letter {
 	l := Letter{
-		ID: letterID(del.Subscription, at, del.key()), Subscription: del.Subscription, Principal: del.Principal, Protocol: del.Origin,
+		ID: letterID(del.Subscription, at, del.key()), Queue: WebhookQueue, Subscription: del.Subscription, Principal: del.Principal, Protocol: del.Origin,
 		Event: del.Event, URI: del.URI, Name: del.Name, Origin: origin(del.Target), Reason: ReasonExpired, Dead: at.UTC(),
 		First: del.First, Test: del.Test,
 	}
@@ -78,8 +81,10 @@ func (del *delivery) letter(at time.Time) Letter {
 
 // The id of a letter is where it lies under its subscription.
 func letterID(sub string, at time.Time, eventKey string) string {
-	return base64.RawURLEncoding.EncodeToString([]byte(fmt.Sprintf("%s#%016d#%s", sub, at.UnixMicro(), eventKey)))
+	return encodeLetterID(fmt.Sprintf("%s#%016d#%s", sub, at.UnixMicro(), eventKey))
 }
+
+func encodeLetterID(place string) string { return base64.RawURLEncoding.EncodeToString([]byte(place)) }
 
 func parseLetterID(id string) (sub, sort string, ok bool) {
 	b, err := base64.RawURLEncoding.DecodeString(id)
@@ -92,6 +97,7 @@ type LetterQuery struct {
 	Subscription string
 	Origin       string
 	Event        string // name of the event type
+	Queue        string
 	Span
 }
 
@@ -116,6 +122,8 @@ func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQu
 		q.Partition = "xo#" + workspace + "#" + ask.Origin
 	case ask.Event != "":
 		q.Partition = "xe#" + workspace + "#" + ask.Event
+	case ask.Queue != "" && ask.Queue != WebhookQueue:
+		q.Partition = "xq#" + workspace + "#" + ask.Queue
 	default:
 		q.Partition = "xa#" + workspace
 	}
@@ -125,12 +133,12 @@ func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQu
 		return nil, "", fault.Wrap(fault.Unavailable, err, "list dead letters")
 	}
 	for i := range page.Items {
-		del, at, err := decodeLetter(&page.Items[i])
+		l, err := readLetter(&page.Items[i])
 		if err != nil {
 			return nil, "", err
 		}
-		if ask.takes(del) {
-			list = append(list, del.letter(at))
+		if ask.takes(l) {
+			list = append(list, l)
 		}
 	}
 	if page.More {
@@ -139,9 +147,20 @@ func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQu
 	return list, next, nil
 }
 
-func (ask LetterQuery) takes(del *delivery) bool {
-	return (ask.Subscription == "" || ask.Subscription == del.Subscription) &&
-		(ask.Origin == "" || ask.Origin == origin(del.Target)) && (ask.Event == "" || ask.Event == del.Name)
+func (ask LetterQuery) takes(l Letter) bool {
+	return (ask.Subscription == "" || ask.Subscription == l.Subscription) && (ask.Origin == "" || ask.Origin == l.Origin) &&
+		(ask.Event == "" || ask.Event == l.Name) && (ask.Queue == "" || ask.Queue == l.Queue)
+}
+
+func readLetter(it *store.Item) (Letter, error) {
+	if isOfQueue(it) {
+		return decodeQueueLetter(it)
+	}
+	del, at, err := decodeLetter(it)
+	if err != nil {
+		return Letter{}, err
+	}
+	return del.letter(at), nil
 }
 
 func decodeLetter(it *store.Item) (*delivery, time.Time, error) {
@@ -158,24 +177,27 @@ func decodeLetter(it *store.Item) (*delivery, time.Time, error) {
 
 // Letter returns a dead letter; nil when there is none.
 func (o *Operations) Letter(ctx context.Context, workspace, id string) (*Letter, error) {
-	del, at, err := o.find(ctx, workspace, id)
-	if err != nil || del == nil {
+	it, err := o.findOfQueue(ctx, workspace, id)
+	if err == nil && it == nil {
+		it, err = o.findOfWebhook(ctx, workspace, id)
+	}
+	if err != nil || it == nil {
 		return nil, err
 	}
-	l := del.letter(at)
-	return &l, nil
+	l, err := readLetter(it)
+	return &l, err
 }
 
-func (o *Operations) find(ctx context.Context, workspace, id string) (*delivery, time.Time, error) {
+func (o *Operations) findOfWebhook(ctx context.Context, workspace, id string) (*store.Item, error) {
 	sub, sort, ok := parseLetterID(id)
 	if !ok {
-		return nil, time.Time{}, nil
+		return nil, nil
 	}
 	items, err := o.d.DB.Get(ctx, store.Key{Table: store.Deliveries, Partition: "x#" + workspace + "#" + sub, Sort: sort})
-	if err != nil || items[0] == nil {
-		return nil, time.Time{}, fault.Wrap(fault.Unavailable, err, "read a dead letter")
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read a dead letter")
 	}
-	return decodeLetter(items[0])
+	return items[0], nil
 }
 
 // Retry makes a dead letter a delivery again, with the same webhook-id and its schedule from the
@@ -186,8 +208,12 @@ func (o *Operations) Retry(ctx context.Context, workspace, id string, sub *subsc
 }
 
 func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subscription.Subscription, delay time.Duration) (bool, error) {
-	del, at, err := o.find(ctx, workspace, id)
-	if err != nil || del == nil {
+	it, err := o.findOfWebhook(ctx, workspace, id)
+	if err != nil || it == nil {
+		return false, err
+	}
+	del, at, err := decodeLetter(it)
+	if err != nil {
 		return false, err
 	}
 	if sub == nil || sub.State == subscription.Disabled {

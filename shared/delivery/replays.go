@@ -41,7 +41,7 @@ type ReplaySelect struct {
 }
 
 func (s ReplaySelect) query() LetterQuery {
-	return LetterQuery{Subscription: s.Subscription, Origin: s.Origin, Event: s.Event, Span: Span{s.Since, s.Until}}
+	return LetterQuery{Subscription: s.Subscription, Origin: s.Origin, Event: s.Event, Queue: WebhookQueue, Span: Span{s.Since, s.Until}}
 }
 
 // Replay is a job.

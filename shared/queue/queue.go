@@ -64,6 +64,8 @@ type Message struct {
 	Received int
 	// Sent is when the queue took the message.
 	Sent time.Time
+	// From is the queue that moved the message here as it was, after too many receives; "" if none did.
+	From Name
 	// Attributes are the SQS message attributes of a direct sender; binary ones are in base64. Our own messages have
 	// none.
 	Attributes map[string]string

@@ -4,6 +4,8 @@ package e2e
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -23,6 +25,14 @@ func TestRequirementsOnLocalAWS(t *testing.T) {
 	t.Run("register", func(t *testing.T) { registering(t, &aws.Target, time.Second) })
 	t.Run("subscribe", func(t *testing.T) { subscribing(t, &aws.Target) })
 	t.Run("verification", func(t *testing.T) { verifying(t, &aws.Target) })
+	t.Run("admin", func(t *testing.T) {
+		catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		aws.ApplyCatalog(t, "operated", string(catalog))
+		operating(t, &aws.Target, 5*time.Second)
+	})
 	t.Run("EVS-10 secrets are in no log and in no table in clear", func(t *testing.T) {
 		hook := harness.NewReceiver(t).Endpoint("secret")
 		register(t, aws.Modern("alice"), hook, "event://ci/build-finished")

@@ -166,7 +166,7 @@ func startAWS(tb testing.TB, o AWSOptions) *AWS {
 		tb.Fatalf("start local AWS: %v\n%s", err, a.out.tail(8<<10))
 	}
 	a.stack = stack
-	a.Name, a.MCP, a.Events = "local AWS", stack.URL()+"/mcp", stack.URL()+"/events"
+	a.Name, a.MCP, a.Events, a.Admin = "local AWS", stack.URL()+"/mcp", stack.URL()+"/events", stack.URL()+"/admin/v1/"
 	var config string
 	callers := o.Callers
 	if callers == nil {

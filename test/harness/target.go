@@ -16,6 +16,8 @@ type Target struct {
 	Name string
 	// MCP and Events are the URLs of the MCP endpoint and of POST /events.
 	MCP, Events string
+	// Admin is the URL of the admin API, with a slash at its end.
+	Admin string
 	// Keys are the bearer tokens by principal; nil with --auth none.
 	Keys map[string]string
 }
@@ -49,6 +51,11 @@ func Callers() []Caller {
 		{Principal: "leaver", Workspace: "ending", Scopes: All}, // as does that of this one
 		{Principal: "victim", Workspace: "tenants", Scopes: All, Claims: map[string]string{"org": "acme"}},
 		{Principal: "rival", Workspace: "tenants", Scopes: All, Claims: map[string]string{"org": "evil"}},
+		{Principal: "chief", Workspace: "operated", Scopes: []string{"events:operate"}},
+		{Principal: "owner", Workspace: "operated", Scopes: All},
+		{Principal: "neighbour", Workspace: "operated", Scopes: All},
+		{Principal: "onlooker", Workspace: "operated", Scopes: []string{"events:read", "events:publish"}},
+		{Principal: "stranger", Workspace: "beside", Scopes: append([]string{"events:operate"}, All...)},
 		{Principal: "outsider", Workspace: "outside", Scopes: All},
 		{Principal: "mute", Workspace: "tenants", Scopes: []string{"profile"}, Claims: map[string]string{"org": "acme"}},
 		{Principal: "late", Workspace: "tenants", Scopes: All, Claims: map[string]string{"org": "acme"}, Expires: "2020-01-01"},

@@ -1,0 +1,268 @@
+//go:build unix
+
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// TestAdmin holds the admin API of the embedded server to what TestRequirementsOnLocalAWS holds that on AWS to.
+func TestAdmin(t *testing.T) {
+	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--delivery-log", "failures"}})
+	operating(t, &s.Target, 0)
+}
+
+// operating looks at a system as its operators and owners do. A switch is known everywhere within that time.
+func operating(t *testing.T, target *harness.Target, within time.Duration) {
+	o := operate(t, target)
+	owner := target.Modern("owner")
+	harness.Eventually(t, harness.Patience, "the catalog of the workspace is in use", func() bool {
+		a, err := owner.Try(t.Context(), "resources/templates/list", nil)
+		return err == nil && a.Error == nil && strings.Contains(string(a.Body), "event://")
+	})
+	hook := harness.NewReceiver(t).Endpoint("operated")
+	id := strings.TrimPrefix(register(t, owner, hook, "event://ci/build-finished").Subscription.URI, "subscription://")
+	publish := func(id string) {
+		t.Helper()
+		if _, err := target.TryPublish(t.Context(), "owner", build(id, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at, err := url.Parse(hook.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	origin := at.Scheme + "://" + at.Host
+	arrives := func(id string, times int) {
+		t.Helper()
+		harness.Eventually(t, harness.Patience, id+" arrives", func() bool { return hook.IDs()[id] >= times })
+	}
+	const letters = 8
+	hook.Answer(func(int, *harness.Delivery) harness.Reply {
+		return harness.Reply{Status: http.StatusRequestEntityTooLarge}
+	})
+	for i := range letters {
+		publish(fmt.Sprintf("evt_%d", i))
+	}
+	harness.Eventually(t, harness.Patience, "the dead letters are there", func() bool { return len(o.list("dead-letters")) == letters })
+	hook.Answer(nil)
+
+	t.Run("OPS-02 a subscription is found by each property, and shown with its last error", func(t *testing.T) {
+		for _, query := range []string{"", "?principal=owner", "?event=ci.build_finished", "?origin=" + url.QueryEscape(origin), "?state=active"} {
+			if got := o.members("subscriptions"+query, "id"); got != id {
+				t.Errorf("%s: got %s", query, got)
+			}
+		}
+		if got := o.members("subscriptions?state=paused", "id"); got != "" {
+			t.Errorf("got %s", got)
+		}
+		harness.Eventually(t, harness.Patience, "the error is shown", func() bool {
+			var s struct{ Delivery struct{ LastError string } }
+			o.call("GET", "subscriptions/"+id, "", http.StatusOK, &s)
+			return s.Delivery.LastError == "http_4xx"
+		})
+	})
+	t.Run("OPS-03 WHK-14 a delivery is found by subscription, event, origin and time", func(t *testing.T) {
+		for query, want := range map[string]int{
+			"deliveries?event=evt_3": 1, "subscriptions/" + id + "/deliveries": letters, "deliveries?subscription=" + id: letters,
+			"deliveries?origin=" + url.QueryEscape(origin) + "&since=2020-01-01T00:00:00Z": letters, "deliveries?outcome=dead": letters,
+			"deliveries?outcome=delivered": 0, "deliveries?until=2020-01-01T00:00:00Z": 0,
+		} {
+			found := o.list(query)
+			if len(found) != want {
+				t.Errorf("%s: got %v", query, found)
+			}
+			for _, it := range found {
+				if it["subscription"] != id || it["category"] != "http_4xx" || it["attempt"] != 1.0 || strings.Contains(fmt.Sprint(it), "passed") {
+					t.Errorf("%s: got %v", query, it)
+				}
+			}
+		}
+	})
+	t.Run("OPS-05 an event is found by its id, its URI and its type, and delivered again", func(t *testing.T) {
+		var e struct{ ID, URI string }
+		o.call("GET", "events/evt_2", "", http.StatusOK, &e)
+		if e.ID != "evt_2" || len(o.list("events?uri="+e.URI)) != letters || len(o.list("events?name=ci.build_finished")) != letters {
+			t.Errorf("got %v", e)
+		}
+		publish("evt_again")
+		arrives("evt_again", 1)
+		o.call("POST", "events/evt_again/deliver", `{"subscription":"`+id+`"}`, http.StatusAccepted, nil)
+		arrives("evt_again", 2)
+	})
+	t.Run("OPS-09 no identity sees or steers what is not its own", func(t *testing.T) { identities(t, o, id, hook) })
+	t.Run("OPS-02 WHK-15 a test event is delivered", func(t *testing.T) {
+		var made struct{ Event string }
+		o.callAs("owner", "POST", "subscriptions/"+id+"/test", "", http.StatusAccepted, &made)
+		arrives(made.Event, 1)
+	})
+	t.Run("OPS-04 WHK-13 an owner retries one dead letter, under its first id", func(t *testing.T) {
+		mine := o.list("dead-letters?subscription=" + id)
+		letter := fmt.Sprint(mine[0]["id"])
+		o.callAs("owner", "POST", "dead-letters/"+letter+"/retry", "", http.StatusAccepted, nil)
+		arrives(fmt.Sprint(mine[0]["event"]), 2)
+		o.callAs("owner", "POST", "dead-letters/"+letter+"/retry", "", http.StatusNotFound, nil)
+	})
+	t.Run("OPS-04 WHK-13 a replay is counted, runs once, shows its progress and can be canceled", func(t *testing.T) {
+		const left = letters - 1
+		var count struct{ Count int }
+		o.call("POST", "replays", `{"select":{"subscription":"`+id+`"},"dryRun":true}`, http.StatusOK, &count)
+		if count.Count != left || len(o.list("dead-letters")) != left {
+			t.Errorf("got %+v", count)
+		}
+		type job struct {
+			ID, State                string
+			Total, Replayed, Skipped int
+		}
+		var slow, same, ended job
+		o.call("POST", "replays", `{"select":{"event":"ci.build_finished"},"rate":1}`, http.StatusAccepted, &slow)
+		o.call("POST", "replays", `{"select":{"event":"ci.build_finished"},"rate":1}`, http.StatusAccepted, &same)
+		if slow.Total != left || slow.ID != same.ID {
+			t.Errorf("got %+v, and then %+v", slow, same)
+		}
+		o.call("DELETE", "replays/"+slow.ID, "", http.StatusOK, &ended)
+		if after := len(o.list("dead-letters")); ended.State == "running" || ended.Replayed+after != left {
+			t.Errorf("it ended as %+v, with %d letters left", ended, after)
+		}
+		o.call("POST", "replays", `{"select":{}}`, http.StatusAccepted, &slow)
+		harness.Eventually(t, harness.Patience, "the replay is done", func() bool {
+			o.call("GET", "replays/"+slow.ID, "", http.StatusOK, &ended)
+			return ended.State == "done"
+		})
+		if ended.Replayed != ended.Total {
+			t.Errorf("got %+v", ended)
+		}
+		for i := range letters {
+			arrives(fmt.Sprintf("evt_%d", i), 2)
+		}
+	})
+	t.Run("OPS-06 WHK-22 a switch is known everywhere within 5 s, and nothing is lost", func(t *testing.T) {
+		switched(t, o, hook, publish, within, origin)
+	})
+	t.Run("OPS-06 a subscription is paused, and resumed by who paused it", func(t *testing.T) {
+		var s struct{ State string }
+		if o.call("POST", "subscriptions/"+id+"/pause", "", http.StatusOK, &s); s.State != "paused" || o.members("subscriptions?state=paused", "id") != id {
+			t.Errorf("got %+v", s)
+		}
+		publish("evt_paused")
+		o.callAs("owner", "POST", "subscriptions/"+id+"/resume", "", http.StatusForbidden, nil)
+		o.call("POST", "subscriptions/"+id+"/resume", "", http.StatusOK, nil)
+		arrives("evt_paused", 1)
+	})
+	t.Run("OPS-08 the audit trail tells it all", func(t *testing.T) {
+		trail := o.list("audit?limit=100")
+		by := map[any]any{}
+		for _, e := range trail {
+			by[e["action"]] = e["by"]
+		}
+		for action, who := range map[string]string{
+			"subscription.test": "owner", "dead-letter.retry": "owner", "replay.start": "chief", "switch.pause": "chief", "switch.resume": "chief",
+			"event.deliver": "chief", "subscription.pause": "chief", "subscription.resume": "chief",
+		} {
+			if by[action] != who {
+				t.Errorf("%s is by %v, want %s", action, by[action], who)
+			}
+		}
+		o.call("DELETE", "subscriptions/"+id, "", http.StatusNoContent, nil)
+		if newest := o.list("audit?limit=1"); newest[0]["action"] != "subscription.end" || newest[0]["target"] != id || newest[0]["before"] == nil {
+			t.Errorf("got %v", newest)
+		}
+		var overview struct{ Subscriptions map[string]int }
+		o.call("GET", "overview", "", http.StatusOK, &overview)
+		if overview.Subscriptions["active"] != 0 || len(o.list("backends")) != 0 {
+			t.Errorf("got %v", overview)
+		}
+	})
+}
+
+// switched publishes without a break while a switch is set and released.
+func switched(t *testing.T, o *operated, hook *harness.Endpoint, publish func(string), within time.Duration, origin string) {
+	for i, name := range []string{"all", "origin/" + origin} {
+		published := 0
+		next := func() {
+			publish(fmt.Sprintf("sw_%d_%d", i, published))
+			published++
+			time.Sleep(100 * time.Millisecond)
+		}
+		next()
+		harness.Eventually(t, harness.Patience, "whoever delivers knows that nothing is paused", func() bool { return hook.IDs()[fmt.Sprintf("sw_%d_0", i)] == 1 })
+		o.call("PUT", "switches/"+name, `{"reason":"a move"}`, http.StatusOK, nil)
+		known := time.Now().Add(within)
+		for time.Now().Before(known.Add(time.Second)) {
+			next()
+		}
+		var sw struct{ By, Reason, State string }
+		if o.call("GET", "switches/"+name, "", http.StatusOK, &sw); sw.By != "chief" || sw.Reason != "a move" || sw.State != "paused" {
+			t.Errorf("got %+v", sw)
+		}
+		for _, d := range hook.Deliveries() {
+			// An attempt that had begun may arrive a little later.
+			if strings.HasPrefix(d.ID(), fmt.Sprintf("sw_%d_", i)) && d.At.After(known.Add(200*time.Millisecond)) {
+				t.Errorf("%s: %s arrived %v after it was paused", name, d.ID(), d.At.Sub(known)+within)
+			}
+		}
+		o.call("DELETE", "switches/"+name, "", http.StatusNoContent, nil)
+		harness.Eventually(t, harness.Patience, "all that waited for "+name+" arrives", func() bool {
+			arrived := 0
+			for id := range hook.IDs() {
+				if strings.HasPrefix(id, fmt.Sprintf("sw_%d_", i)) {
+					arrived++
+				}
+			}
+			return arrived == published
+		})
+	}
+	if left := o.list("switches"); len(left) != 0 {
+		t.Errorf("left %v", left)
+	}
+}
+
+// identities asks by every method of the document, as everybody who may not.
+func identities(t *testing.T, o *operated, id string, hook *harness.Endpoint) {
+	letter := o.members("dead-letters?limit=1", "id")
+	bodies := map[string]string{"/replays": `{"select":{},"dryRun":true}`, "/events/{id}/deliver": `{"subscription":"` + id + `"}`}
+	for path, methods := range o.doc.Paths {
+		named := letter
+		switch strings.Split(path, "/")[1] {
+		case "subscriptions":
+			named = id
+		case "events":
+			named = "evt_1"
+		case "principals":
+			named = "owner"
+		}
+		asked := strings.NewReplacer("{id}", named, "{name}", "subscription/"+id).Replace(strings.TrimPrefix(path, "/"))
+		for method, described := range methods {
+			forOwners := strings.Contains(fmt.Sprint(described.Security), "events:subscribe")
+			for who, want := range map[string]int{"": http.StatusUnauthorized, "unknown": http.StatusUnauthorized, "onlooker": http.StatusForbidden, "neighbour": 0, "stranger": 0} {
+				if who == "neighbour" && !forOwners {
+					want = http.StatusForbidden
+				}
+				status, raw := o.ask(who, strings.ToUpper(method), asked, bodies[path])
+				if want != 0 && status != want || status >= http.StatusInternalServerError {
+					t.Errorf("%s %s as %q: got %d %s, want %d", method, asked, who, status, raw, want)
+				}
+				if path == "/openapi.json" {
+					continue
+				}
+				text := strings.ReplaceAll(string(raw), named, "")
+				for _, of := range []string{"owner", "evt_", hook.URL(), "passed"} {
+					if strings.Contains(text, of) {
+						t.Errorf("%s %s as %q tells %s: %s", method, asked, who, of, raw)
+					}
+				}
+			}
+		}
+	}
+	var s struct{ State string }
+	if o.call("GET", "subscriptions/"+id, "", http.StatusOK, &s); s.State != "active" || o.members("dead-letters?limit=1", "id") != letter {
+		t.Errorf("somebody changed it: %+v", s)
+	}
+}

@@ -1,0 +1,127 @@
+//go:build unix
+
+package e2e
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/pb33f/libopenapi"
+	validator "github.com/pb33f/libopenapi-validator"
+
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// operated is a system as its operators see it: every answer is validated against the document that it serves.
+type operated struct {
+	*testing.T
+	target *harness.Target
+	valid  validator.Validator
+	doc    struct {
+		Paths map[string]map[string]struct {
+			Security []map[string][]string
+		}
+	}
+}
+
+func operate(t *testing.T, target *harness.Target) *operated {
+	t.Helper()
+	o := &operated{T: t, target: target}
+	_, raw := o.send("chief", "GET", "openapi.json", "")
+	if err := json.Unmarshal(raw, &o.doc); err != nil {
+		t.Fatalf("%v: %s", err, raw)
+	}
+	doc, err := libopenapi.NewDocument(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var errs []error
+	if o.valid, errs = validator.NewValidator(doc); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	return o
+}
+
+// send makes a request as a principal, "" is nobody.
+func (o *operated) send(who, method, path, body string) (*http.Response, []byte) {
+	o.Helper()
+	req, err := http.NewRequestWithContext(o.Context(), method, o.target.Admin+path, strings.NewReader(body))
+	if err != nil {
+		o.Fatal(err)
+	}
+	if who != "" {
+		req.Header.Set("Authorization", "Bearer "+cmp.Or(o.target.Keys[who], "key_of_nobody"))
+	}
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		o.Fatal(err)
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(resp.Body)
+	if err != nil {
+		o.Fatal(err)
+	}
+	return resp, raw
+}
+
+// ask makes a request and holds the answer to the document.
+func (o *operated) ask(who, method, path, body string) (status int, raw []byte) {
+	o.Helper()
+	resp, raw := o.send(who, method, path, body)
+	req := resp.Request.Clone(o.Context())
+	if rest, ok := strings.CutPrefix(req.URL.Path, "/admin/v1/switches/"); ok { // OpenAPI has no parameter of several segments
+		req.URL.Path, req.URL.RawPath = "/admin/v1/switches/"+strings.NewReplacer("/", "_", ":", "_").Replace(rest), ""
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(raw))
+	if ok, errs := o.valid.ValidateHttpResponse(req, resp); !ok {
+		for _, e := range errs {
+			o.Errorf("OPS-01 %s %s: %s is not as the document says: %s (%s) %v", method, path, raw, e.Message, e.Reason, e.SchemaValidationErrors)
+		}
+	}
+	return resp.StatusCode, raw
+}
+
+// call is ask of the operator, with an answer of a status; it is decoded into out, unless that is nil.
+func (o *operated) call(method, path, body string, status int, out any) {
+	o.Helper()
+	o.callAs("chief", method, path, body, status, out)
+}
+
+func (o *operated) callAs(who, method, path, body string, status int, out any) {
+	o.Helper()
+	got, raw := o.ask(who, method, path, body)
+	if got != status {
+		o.Errorf("%s %s as %s: got %d %s, want %d", method, path, who, got, raw, status)
+	}
+	if out != nil && got == status {
+		if err := json.Unmarshal(raw, out); err != nil {
+			o.Fatalf("%v: %s", err, raw)
+		}
+	}
+}
+
+func (o *operated) list(path string) []object {
+	o.Helper()
+	var l struct{ Items []object }
+	o.call("GET", path, "", http.StatusOK, &l)
+	return l.Items
+}
+
+// members are what the items of a list have, in its order.
+func (o *operated) members(path, member string) string {
+	o.Helper()
+	var all []string
+	for _, it := range o.list(path) {
+		all = append(all, fmt.Sprint(it[member]))
+	}
+	return strings.Join(all, " ")
+}
