@@ -169,12 +169,12 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 // defaultOf is the default of a limit, or any good value.
 func defaultOf(t *testing.T, name string) string {
 	t.Helper()
-	for _, prefix := range []string{"verified-targets", "plain-targets"} {
+	for _, prefix := range []string{"verified-targets", "plain-targets", "otlp-endpoint"} {
 		if name == prefix {
 			return "https://a.example/"
 		}
 	}
-	if name == "allowed-hosts" {
+	if name == "allowed-hosts" || name == "console-client-id" {
 		return "a.example"
 	}
 	b, err := os.ReadFile("../shared/config/limits.go")

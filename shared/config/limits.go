@@ -242,6 +242,9 @@ func (l Limits) Check() error {
 			}
 		}
 	}
+	if u, err := url.Parse(l.OTLPEndpoint); l.OTLPEndpoint != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
+		return fault.New(fault.Invalid, "--otlp-endpoint %.100q is not the URL of a collector, such as http://127.0.0.1:4318", l.OTLPEndpoint)
+	}
 	for _, port := range l.TargetPorts {
 		if port < 1 || port > 65535 {
 			return fault.New(fault.Invalid, "--target-ports %d is not allowed (allowed: 1 to 65535)", port)
