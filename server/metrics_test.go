@@ -25,10 +25,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/metric"
 )
 
-// scrape reads GET /metrics as Prometheus does.
-func scrape(t *testing.T, s *Server) map[string]*dto.MetricFamily {
+// scrape reads GET /metrics as Prometheus does, with a key if there is one.
+func scrape(t *testing.T, s *Server, key ...string) map[string]*dto.MetricFamily {
 	t.Helper()
-	resp, err := http.Get(s.URL + "/metrics")
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range key {
+		req.Header.Set("Authorization", "Bearer "+k)
+	}
+	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,6 +140,12 @@ func TestMetrics(t *testing.T) {
 		if got := value(families, "mcpevents_delivery_attempts_total", "http_5xx"); got != float64(failures.Load()) {
 			t.Errorf("failed attempts: got %v, want %d; %v", got, failures.Load(), families["mcpevents_delivery_attempts_total"])
 		}
+		resp, err := http.Post(s.URL+"/events", "application/json", strings.NewReader(`{"uri":"event://ci/`+strings.Repeat("x", 1025)+`","data":{}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		families = scrape(t, s)
 		for _, d := range metric.Table {
 			name := d.Name
 			if d.Unit == "s" {

@@ -159,6 +159,7 @@ func TestOperatorsCommands(t *testing.T) {
 			"events show evt_fine --uri " + buildFinished:        `^id: evt_fine\n`,
 			"events show evt_fine --json":                        `^\{"id":"evt_fine",.*"data":\{"build":1,"status":"passed"\}\}\n$`,
 			"overview":                                           `(?m)^subscriptions:\n  active: 1$`,
+			"overview --principal alice":                         `(?m)^principal: alice\nquotas:\n  - name: subscriptions\n    max: 1000\n    used: 1$`,
 			"deadletters replay --dry-run --subscription " + id:  `^count: 1\n$`,
 			"deadletters replay --dry-run --since 1s --until 1h": `^count: 0\n$`,
 		} {

@@ -43,6 +43,7 @@ type Subscriptions interface {
 	CountStates(ctx context.Context, workspace string, most int) (map[subscription.State]int, error)
 	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
 	SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (bool, error)
+	Used(ctx context.Context, workspace, principal string) (int64, error)
 }
 
 // Backend is one of the servers behind the gateway.
@@ -67,6 +68,8 @@ type Options struct {
 	// Kept is what the delivery log keeps.
 	Kept     delivery.Records
 	Backends func(ctx context.Context, workspace string) ([]Backend, error)
+	// Most is how much a principal may have of a quota of package config.
+	Most func(name string) func(ctx context.Context, workspace, principal string) float64
 	// Now is the clock of the audit trail; nil is [time.Now].
 	Now func() time.Time
 	Log *slog.Logger

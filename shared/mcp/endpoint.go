@@ -111,6 +111,8 @@ type Options struct {
 	// EventCodes is [SketchCodes] when it is zero.
 	EventCodes EventCodes
 
+	// Metrics counts limits that are met; nil does not.
+	Metrics *metric.Set
 	// Guard keeps pages of other sites out.
 	Guard auth.Guard
 	// ResourceMetadata is the URL of the protected resource metadata (RFC 9728)
@@ -218,7 +220,7 @@ func New(o Options) (*Endpoint, error) {
 	o = o.withDefaults()
 	e := &Endpoint{
 		options: o, methods: methodTable{}, catalogs: catalogs{o.Catalogs}, backends: o.Gateway,
-		faults: faults{o.EventCodes, o.Logger},
+		faults: faults{o.EventCodes, o.Logger, o.Metrics},
 	}
 	if e.backends == nil {
 		e.backends = noGateway{}

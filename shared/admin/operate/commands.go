@@ -114,7 +114,10 @@ type Commands struct {
 		Flags
 		List struct{} `cmd:"" default:"withargs" api:"GET backends" columns:"name,url,prefix" help:"List them."`
 	} `cmd:"" help:"See the servers behind the gateway."`
-	Overview struct{ Flags } `cmd:"" api:"GET overview" help:"Show counts of what there is, and of the last hour."`
+	Overview struct {
+		Flags
+		Principal string `help:"Show the quotas of this principal, not those of the key's."`
+	} `cmd:"" api:"GET overview" help:"Show counts of what there is and of the last hour, and quotas."`
 }
 
 // ID is the argument of commands for one thing.

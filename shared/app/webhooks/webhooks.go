@@ -83,7 +83,7 @@ func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operati
 	return admin.New(admin.Options{
 		Auth: c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: subs,
 		Operations: operations, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs,
-		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Backends: backends, Log: c.Log,
+		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Backends: backends, Most: c.Most, Log: c.Log,
 	})
 }
 
