@@ -33,6 +33,13 @@ type attemptView struct {
 	Test        bool      `json:"test,omitempty"`
 }
 
+func viewOfAttempt(r delivery.Record) attemptView {
+	return attemptView{
+		Subscription: r.Subscription, Event: r.Event, URI: r.URI, Name: r.Name, Origin: r.Origin, Attempt: r.Attempt, At: r.At.UTC(),
+		DurationMS: r.TookMS, Outcome: r.Outcome(), Status: class(r.Status), Category: r.Category, NextAttempt: r.Next, Test: r.Test,
+	}
+}
+
 func class(status int) string {
 	if status == 0 {
 		return ""
@@ -83,10 +90,7 @@ func (h *Handler) listDeliveries(c *call) (any, error) {
 	var views []attemptView
 	for _, r := range records {
 		out.Omitted += r.Omitted
-		views = append(views, attemptView{
-			Subscription: r.Subscription, Event: r.Event, URI: r.URI, Name: r.Name, Origin: r.Origin, Attempt: r.Attempt, At: r.At.UTC(),
-			DurationMS: r.TookMS, Outcome: r.Outcome(), Status: class(r.Status), Category: r.Category, NextAttempt: r.Next, Test: r.Test,
-		})
+		views = append(views, viewOfAttempt(r))
 	}
 	out.list = listOf(views, next)
 	return out, nil

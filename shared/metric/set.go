@@ -33,10 +33,13 @@ type Set struct {
 func NewSet(p otel.MeterProvider) (*Set, error) {
 	s := &Set{counters: map[string]otel.Int64Counter{}, histograms: map[string]otel.Float64Histogram{}, meter: p.Meter("github.com/mcp-events/mcpevents")}
 	var err error
-	for _, name := range []string{EventsPublished, DeliveryAttempts, DeadLetters, LimitsReached} {
+	for _, name := range []string{EventsPublished, DeliveryAttempts, DeadLetters, Disabled, LimitsReached} {
 		d := definition(name)
 		if s.counters[name], err = s.meter.Int64Counter(name, otel.WithUnit(d.Unit), otel.WithDescription(d.Help)); err != nil {
 			return nil, err
+		}
+		if d.By == "" { // an exporter shows it from the start, so that its first increase is one
+			s.counters[name].Add(context.Background(), 0)
 		}
 	}
 	for _, name := range []string{AttemptDuration, FirstAttemptLag, DeliveryLag} {
@@ -96,6 +99,13 @@ func (s *Set) DeadLettered(queue string, n int) {
 func (s *Set) LimitReached(name string) {
 	if s != nil && name != "" {
 		s.counters[LimitsReached].Add(context.Background(), 1, s.by("limit", name)...)
+	}
+}
+
+// Disabled counts a subscription that was disabled for its endpoint.
+func (s *Set) Disabled() {
+	if s != nil {
+		s.counters[Disabled].Add(context.Background(), 1)
 	}
 }
 
