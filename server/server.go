@@ -345,15 +345,6 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 // Served receives the error that ended the listener, if one does before [Server.Shutdown].
 func (s *Server) Served() <-chan error { return s.served }
 
-// Counters are what was counted since the start, for whoever looks for a fault.
-func (s *Server) Counters() map[string]any {
-	return map[string]any{
-		"database":                 s.db.Engine().Stats(),
-		gateway.MetricDropped:      s.backends.Dropped(),
-		conversation.MetricMissing: s.conversation.Counts(),
-	}
-}
-
 // Shutdown drains: streams get their end, running deliveries finish, and nothing
 // accepted is lost. When ctx ends first, running deliveries are cut off, which come again after the next start, and
 // Shutdown returns some seconds later at the latest.

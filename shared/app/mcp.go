@@ -58,7 +58,7 @@ func (c *Core) SharedLeases(atOnce int) *lease.Shared {
 // options say how secrets are looked up.
 func (c *Core) Gateway(o gateway.Options) (*gateway.Gateway, error) {
 	o.Server, _ = json.Marshal(implementation()) // two strings
-	o.DB, o.Log, o.Source = c.DB, c.Log, c.Config.Backends
+	o.DB, o.Log, o.Source, o.Metrics, o.Tracer = c.DB, c.Log, c.Config.Backends, c.Metrics, c.Tracer
 	return gateway.New(o)
 }
 
