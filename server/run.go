@@ -53,6 +53,7 @@ func (s *Server) run(ctx context.Context, r roles) {
 	s.workers.Go(func() {
 		periodic.Every(ctx, time.Minute, s.core.Log, periodic.Job{Name: "due retries", Run: r.retry.Run},
 			periodic.Job{Name: "resumed deliveries", Run: r.switches.Release},
+			periodic.Job{Name: "erasures", Run: r.operations.SweepErased},
 			periodic.Job{Name: "replays", Run: func(ctx context.Context) (int, error) { return r.operations.RunReplays(ctx, r.subs) }},
 			periodic.Job{Name: "expiry", Run: r.subs.Sweep}, periodic.Job{Name: "audit", Run: s.terminator.Audit})
 	})

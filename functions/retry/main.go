@@ -25,6 +25,7 @@ func main() {
 		{Name: "replays", Run: func(ctx context.Context) (int, error) {
 			return operations.RunReplays(ctx, subscriptions)
 		}},
+		{Name: "erasures", Run: operations.SweepErased},
 		{Name: "expiry", Run: subscriptions.Sweep},
 		{Name: "audit", Run: webhooks.Terminator(&p.Core, subscriptions).Audit},
 		{Name: "announcements", Run: func(ctx context.Context) (int, error) {

@@ -21,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/erase"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/httpjson"
@@ -65,6 +66,7 @@ type Options struct {
 	DB            store.DB // of the audit trail and the delivery log
 	Subscriptions Subscriptions
 	Operations    *delivery.Operations
+	Eraser        *erase.Eraser
 	Switches      *switches.Set
 	Events        *eventlog.Log
 	Catalogs      catalog.Source
@@ -133,6 +135,7 @@ func (h *Handler) endpoints() map[string]map[string]endpoint {
 		"events":                        {get: {false, h.listEvents}},
 		"events/{id}":                   {get: {false, h.readEvent}},
 		"events/{id}/deliver":           {post: {false, h.deliverEvent}},
+		"principals/{id}":               {del: {false, h.erasePrincipal}},
 		"audit":                         {get: {false, h.listAudit}},
 		"overview":                      {get: {false, h.overview}},
 		"backends":                      {get: {false, h.listBackends}},

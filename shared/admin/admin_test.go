@@ -413,6 +413,9 @@ func TestEvents(t *testing.T) {
 			return strings.HasPrefix(ids(f.list("op", "events?uri="+e[0]), "id"), e[1])
 		})
 	}
+	f.eventually("the URIs of the type", func() bool { // they are recorded after the event
+		return ids(f.list("op", "events?name=incident.created"), "id") == "evt_4 evt_3"
+	})
 	t.Run("OPS-05 are listed by URI, by type and by time, newest first", func(t *testing.T) {
 		for query, want := range map[string]string{
 			"uri=" + built: "evt_2 evt_1", "name=ci.build_finished": "evt_2 evt_1", "name=incident.created": "evt_4 evt_3", "uri=" + api: "evt_3",

@@ -1,15 +1,18 @@
 // Package audit is the trail of what people did to the system: who, when, what, to what, before and
-// after. Entries are only ever added, and stay for a time of their own.
+// after. Entries are only ever added, and stay for a time of their own; who is erased is taken out of them.
 //
 // An entry is written before what it tells of is done, so that nothing is done without one. If it then
 // fails, another entry says so.
 package audit
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -121,4 +124,49 @@ func (t *Trail) List(ctx context.Context, workspace string, since, until time.Ti
 		next = page.Last
 	}
 	return list, next, nil
+}
+
+// Redact takes what names somebody out of the entries: the name by which they acted, and whole states and targets that
+// hold one of the texts. What is left says that something was done, when, and by which pseudonym. Visit is called for
+// each such entry; in a dry run nothing is written.
+func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, texts []string, dry bool, visit func() error) error {
+	quoted, _ := json.Marshal(name)
+	holds := func(b []byte) bool {
+		if bytes.Contains(b, quoted) {
+			return true
+		}
+		return slices.ContainsFunc(texts, func(text string) bool { return bytes.Contains(b, []byte(text)) })
+	}
+	err := store.Each(ctx, t.DB, store.Key{Table: store.Settings, Partition: partition(workspace)}, func(it *store.Item) error {
+		if !holds(it.Value) {
+			return nil
+		}
+		if dry {
+			return visit()
+		}
+		var e Entry
+		if err := json.Unmarshal(it.Value, &e); err != nil {
+			return fault.Wrap(fault.Internal, err, "decode an audit entry")
+		}
+		redacted, _ := json.Marshal(pseudonym)
+		if e.By == name {
+			e.By = pseudonym
+		}
+		if e.Target == name || holds([]byte(e.Target)) || holds(e.Before) || holds(e.After) {
+			e.Target = pseudonym
+		}
+		if holds(e.Before) {
+			e.Before = redacted
+		}
+		if holds(e.After) {
+			e.After = redacted
+		}
+		out := *it
+		out.Value, _ = json.Marshal(e) // it was read from JSON
+		if err := t.DB.Write(ctx, store.Put(out, store.Exists())); err != nil && !errors.Is(err, store.ErrConflict) {
+			return err
+		}
+		return visit()
+	})
+	return fault.Wrap(fault.Unavailable, err, "redact the audit trail")
 }

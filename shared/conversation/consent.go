@@ -54,6 +54,9 @@ func consentPartition(workspace, principal string) string {
 	return "consent#" + workspace + "#" + base64.RawURLEncoding.EncodeToString(h[:])
 }
 
+// Consented is the partition with the consents of a principal.
+func Consented(workspace, principal string) store.Key { return consentKey(workspace, principal, "") }
+
 func consentKey(workspace, principal, provider string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: consentPartition(workspace, principal), Sort: "p#" + provider}
 }

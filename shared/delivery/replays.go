@@ -160,12 +160,12 @@ func (o *Operations) Replay(ctx context.Context, workspace, id string) (*Replay,
 	if err != nil || items[0] == nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a replay")
 	}
-	var r Replay
-	if err := json.Unmarshal(items[0].Value, &r); err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "decode a replay")
-	}
-	r.version = items[0].Version
-	return &r, nil
+	return decodeReplay(items[0])
+}
+
+func decodeReplay(it *store.Item) (*Replay, error) {
+	r := &Replay{version: it.Version}
+	return r, fault.Wrap(fault.Internal, json.Unmarshal(it.Value, r), "decode a replay")
 }
 
 // CancelReplay ends a replay; what it has scheduled already is delivered. One that is over stays as it is.

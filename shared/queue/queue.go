@@ -125,3 +125,9 @@ type Depth struct {
 	Visible, InFlight, Delayed int
 	Oldest                     time.Time
 }
+
+// Discarder is a queue of which delayed messages can be discarded: those whose bodies contain one of the texts. Others
+// hand them out when they are due.
+type Discarder interface {
+	Discard(ctx context.Context, q Name, texts ...string) error
+}

@@ -269,3 +269,12 @@ func Each(ctx context.Context, db DB, partition Key, visit func(*Item) error) er
 		q.After = page.Last
 	}
 }
+
+// Scrub makes sure that nothing of what was deleted can be read from the files of a store that has some. Writes wait
+// for it.
+func Scrub(ctx context.Context, db DB) error {
+	if s, ok := db.(interface{ Scrub(context.Context) error }); ok {
+		return s.Scrub(ctx)
+	}
+	return nil
+}

@@ -118,6 +118,11 @@ func key(workspace string, n Name) store.Key {
 	return store.Key{Table: store.Settings, Partition: "switch#" + workspace, Sort: string(n)}
 }
 
+// Keys are those of a switch, and of what is to be released for it.
+func Keys(workspace string, n Name) []store.Key {
+	return []store.Key{key(workspace, n), resumedKey(workspace, n)}
+}
+
 // Get returns a switch, nil when it is not paused.
 func (s *Set) Get(ctx context.Context, workspace string, n Name) (*Switch, error) {
 	items, err := s.DB.Get(ctx, key(workspace, n))

@@ -9,10 +9,12 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/admin"
 	"github.com/mcp-events/mcpevents/shared/app"
+	"github.com/mcp-events/mcpevents/shared/audit"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/console"
 	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/erase"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/switches"
@@ -81,8 +83,10 @@ func Dispatch(c *app.Core, subs *subscription.Service, terminator *delivery.Term
 
 // Admin serves the operators. Subs need not be able to make subscriptions; nothing is attempted here.
 func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operations, set *switches.Set) *admin.Handler {
+	eraser := &erase.Eraser{DB: c.DB, Subscriptions: subs, Operations: operations, Trail: &audit.Trail{DB: c.DB}}
 	return admin.New(admin.Options{
-		Auth: c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: subs,
+		Eraser: eraser,
+		Auth:   c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: subs,
 		Operations: operations, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs,
 		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Most: c.Most, Limited: c.Metrics.LimitReached, Log: c.Log,
 		Backends: func(ctx context.Context, workspace string) (list []admin.Backend, err error) {

@@ -113,6 +113,21 @@ func itemKey(key, sort string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "s#" + key, Sort: sort}
 }
 
+// ListKey is the partition in which the sessions of a principal are listed by their keys. One of an earlier release is in
+// it once it was prolonged.
+func ListKey(workspace, principal string) store.Key {
+	return store.Key{Table: store.Sessions, Partition: "sp#" + workspace + "#" + principal}
+}
+
+// Partition is that of a session's items.
+func Partition(key string) store.Key { return itemKey(key, sortSession) }
+
+func (s *Session) listed() store.Item {
+	key := ListKey(s.Workspace, s.Principal)
+	key.Sort = s.Key
+	return store.Item{Key: key, Expires: s.expires}
+}
+
 // Create makes a session. Its id is 32 random bytes.
 func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
 	id := make([]byte, 32)
@@ -122,7 +137,7 @@ func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
 	sess.expires = time.Now().Add(s.TTL)
 	value, _ := json.Marshal(sess) // strings and booleans
 	sess.item = store.Item{Key: itemKey(sess.Key, sortSession), Value: value, Version: 1, Expires: sess.expires}
-	if err := s.DB.Write(ctx, store.Put(sess.item, store.Absent())); err != nil {
+	if err := s.DB.Write(ctx, store.Put(sess.item, store.Absent()), store.Put(sess.listed())); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "make a session")
 	}
 	return &sess, nil
@@ -159,7 +174,9 @@ func (s *Store) touch(ctx context.Context, sess *Session) error {
 	item := sess.item
 	item.Version++
 	item.Expires = expires
-	err := s.DB.Write(ctx, store.Put(item, store.VersionIs(sess.item.Version)))
+	prolonged := *sess
+	prolonged.expires = expires
+	err := s.DB.Write(ctx, store.Put(item, store.VersionIs(sess.item.Version)), store.Put(prolonged.listed()))
 	if errors.Is(err, store.ErrConflict) {
 		return nil // another request did, or it was just ended: the next request will see
 	}
@@ -338,7 +355,7 @@ func (s *Store) Change(ctx context.Context, sess *Session, alter func(*Session))
 // Remove ends the session and returns what it was subscribed to.
 func (s *Store) Remove(ctx context.Context, sess *Session) ([]URI, error) {
 	// First the session itself: without it nothing can be added any more.
-	if err := s.DB.Write(ctx, store.Delete(itemKey(sess.Key, sortSession))); err != nil {
+	if err := s.DB.Write(ctx, store.Delete(itemKey(sess.Key, sortSession)), store.Delete(sess.listed().Key)); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "end the session")
 	}
 	items, err := s.uris(ctx, sess.Key)

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
@@ -73,3 +74,8 @@ func (j *sweepJob) Apply(tx *engine.Tx) error {
 }
 
 func (*sweepJob) Done(error) {}
+
+// Scrub implements [store.Scrub].
+func (db *DB) Scrub(ctx context.Context) error {
+	return fault.Wrap(fault.Unavailable, db.engine.Rewrite(ctx), "rewrite the file")
+}

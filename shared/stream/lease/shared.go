@@ -48,6 +48,11 @@ func principalKey(p auth.Principal, sort string) store.Key {
 	return store.Key{Table: store.Sessions, Partition: "l#" + p.Workspace + "#" + p.ID, Sort: sort}
 }
 
+// Partition is where the leases of a principal are. A stream whose lease is gone ends.
+func Partition(workspace, principal string) store.Key {
+	return principalKey(auth.Principal{Workspace: workspace, ID: principal}, "-")
+}
+
 func periodKey(period int64) store.Key {
 	return store.Key{Table: store.Sessions, Partition: fmt.Sprintf("streams#%d", period), Sort: "-"}
 }

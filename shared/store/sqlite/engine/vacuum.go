@@ -55,3 +55,41 @@ func (v *vacuum) Apply(tx *Tx) error {
 }
 
 func (*vacuum) Done(error) {}
+
+// Rewrite writes the file anew and empties the log: rows that were deleted or replaced before, and copies of rows that
+// moved, are in neither any more. Writer and readers pause meanwhile.
+func (e *Engine) Rewrite(ctx context.Context) error {
+	if e.inMemory() {
+		return nil // nothing of it is on a disk
+	}
+	job := rewrite{e, make(chan error, 1)}
+	if err := e.Do(ctx, job); err != nil {
+		return err
+	}
+	return <-job.done
+}
+
+type rewrite struct {
+	e    *Engine
+	done chan error
+}
+
+func (rewrite) Apply(*Tx) error { return nil }
+
+// Done runs in the writer, outside of a transaction.
+func (r rewrite) Done(err error) {
+	if err != nil {
+		return
+	}
+	conns := make([]*Conn, cap(r.e.pool)) // a reader keeps the log from being emptied
+	for i := range conns {
+		conns[i] = <-r.e.pool
+	}
+	if err = r.e.writer.Exec("VACUUM"); err == nil {
+		_, _, err = r.e.writer.checkpoint("TRUNCATE")
+	}
+	for _, c := range conns {
+		r.e.pool <- c
+	}
+	r.done <- err
+}

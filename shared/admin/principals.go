@@ -1,0 +1,40 @@
+package admin
+
+import (
+	"github.com/mcp-events/mcpevents/shared/erase"
+	"github.com/mcp-events/mcpevents/shared/fault"
+)
+
+// erasure is what was erased, or in a dry run what would be, by kind.
+type erasure struct {
+	Principal string         `json:"principal"`
+	DryRun    bool           `json:"dryRun"`
+	Counts    map[string]int `json:"counts"`
+	// Complete is false if there is more: whoever asks again goes on.
+	Complete bool `json:"complete"`
+}
+
+func (h *Handler) erasePrincipal(c *call) (any, error) {
+	q := c.query("dryRun")
+	out := erasure{Principal: c.PathValue("id"), DryRun: q.oneOf("dryRun", "true", "false") == "true"}
+	if out.Principal == "" || len(out.Principal) > 500 {
+		q.fail("the principal is %.100q (allowed: 1 to 500 bytes)", out.Principal)
+	}
+	if q.err != nil {
+		return nil, q.err
+	}
+	run := func() error {
+		done, err := h.Eraser.Erase(c.Context(), c.who.Workspace, out.Principal, out.DryRun)
+		out.Counts, out.Complete = done.Counts, done.Complete
+		return err
+	}
+	if out.DryRun {
+		err := run()
+		return out, err
+	}
+	if out.Principal == c.who.ID {
+		return nil, fault.New(fault.Conflict, "an operator is erased by another one")
+	}
+	err := h.change(c, "principal.erase", erase.Pseudonym(c.who.Workspace, out.Principal), nil, nil, run)
+	return out, err
+}

@@ -1,0 +1,160 @@
+package delivery
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+)
+
+// Belonging is something that is stored of a subscription's deliveries: all its keys.
+type Belonging struct {
+	Kind string
+	Keys []store.Key
+	// Body is the stored event of a delivery, and URI the event's. Own says that no one else can use it.
+	Body store.Key
+	URI  string
+	Own  bool
+}
+
+// Belongings visits what is stored of a subscription's deliveries.
+func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit func(Belonging) error) error {
+	of := func(kind string, partition store.Key, add func(*store.Item, *Belonging)) error {
+		return store.Each(ctx, o.d.DB, partition, func(it *store.Item) error {
+			b := Belonging{Kind: kind, Keys: []store.Key{it.Key}}
+			if add != nil {
+				add(it, &b)
+			}
+			return visit(b)
+		})
+	}
+	body := func(del *delivery, b *Belonging) {
+		b.Body, b.URI, b.Own = bodyKey(workspace, del.key()), del.URI, del.Test
+	}
+	err := of("deliveries", deliveryKey(workspace, id, ""), func(it *store.Item, b *Belonging) {
+		if del, err := decodeDelivery(it); err == nil {
+			body(del, b)
+			b.Keys = append(b.Keys, del.unpark(o.d.now()))
+		}
+	})
+	if err == nil {
+		err = of("deadLetters", store.Key{Table: store.Deliveries, Partition: "x#" + workspace + "#" + id}, func(it *store.Item, b *Belonging) {
+			if del, at, err := decodeLetter(it); err == nil {
+				body(del, b)
+				b.Keys = del.letterKeys(at)
+			}
+		})
+	}
+	if err == nil {
+		err = of("records", store.Key{Table: store.Deliveries, Partition: bySubscription(workspace, id)}, func(it *store.Item, b *Belonging) {
+			var r Record
+			stamp, rest, ok := strings.Cut(it.Sort, "#")
+			if json.Unmarshal(it.Value, &r) != nil || !ok {
+				return
+			}
+			for _, partition := range []string{byEvent(workspace, r.Event), byOrigin(workspace, r.Origin), ofAll(workspace)} {
+				b.Keys = append(b.Keys, store.Key{Table: store.Deliveries, Partition: partition, Sort: stamp + "#" + id + "#" + rest})
+			}
+		})
+	}
+	if err == nil {
+		err = of("statuses", subscription.StatusKey(workspace, id), nil)
+	}
+	return fault.Wrap(fault.Unavailable, err, "list what is stored of a subscription")
+}
+
+// EachReplay visits the replays of a workspace, with the keys of each.
+func (o *Operations) EachReplay(ctx context.Context, workspace string, visit func(r *Replay, keys []store.Key) error) error {
+	err := store.Each(ctx, o.d.DB, replayKey(workspace, "-"), func(it *store.Item) error {
+		r, err := decodeReplay(it)
+		if err != nil {
+			return err
+		}
+		return visit(r, []store.Key{it.Key, runningKey(workspace, r.ID)})
+	})
+	return fault.Wrap(fault.Unavailable, err, "list the replays")
+}
+
+// Unname takes the name of who began it off a replay. One that another process goes on with is left to a repetition.
+func (o *Operations) Unname(ctx context.Context, r *Replay, name string) error {
+	r.By = name
+	return fault.Wrap(fault.Unavailable, o.saveReplay(ctx, r), "take a name off a replay")
+}
+
+// What is in flight when a subscription is erased may still be recorded. So the ids of its subscriptions, as bare
+// numbers, stay for [erasedSwept], and a job of every minute deletes what was written under them.
+
+const (
+	erasedPartition = "erased"
+	erasedSwept     = 5 * time.Minute
+	// maxErased is how many ids fit into one item.
+	maxErased = 10_000
+)
+
+type erased struct {
+	Workspace string `json:"ws"`
+	At        int64  `json:"at"` // seconds since 1970
+	IDs       []byte `json:"ids"`
+}
+
+// SweepLater has what is recorded for subscriptions from now on deleted.
+func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []string) error {
+	e := erased{Workspace: workspace, At: o.d.now().Unix()}
+	for _, id := range ids[:min(len(ids), maxErased)] {
+		if n, err := hex.DecodeString(strings.TrimPrefix(id, "sub_")); err == nil && len(n) == 16 {
+			e.IDs = append(e.IDs, n...)
+		}
+	}
+	if len(e.IDs) == 0 {
+		return nil
+	}
+	if q, ok := o.d.Queue.(queue.Discarder); ok { // they would find nothing to do
+		if err := q.Discard(ctx, queue.Slow, ids...); err != nil {
+			return err
+		}
+	}
+	value, _ := json.Marshal(e) // texts, numbers
+	key := store.Key{Table: store.Deliveries, Partition: erasedPartition, Sort: fmt.Sprintf("%016d", o.d.now().UnixNano()/1000)}
+	return fault.Wrap(fault.Unavailable, o.d.DB.Write(ctx, store.Put(store.Item{Key: key, Value: value})), "note what is erased")
+}
+
+// SweepErased deletes what was recorded for subscriptions after they were erased.
+func (o *Operations) SweepErased(ctx context.Context) (n int, err error) {
+	err = store.Each(ctx, o.d.DB, store.Key{Table: store.Deliveries, Partition: erasedPartition}, func(it *store.Item) error {
+		var e erased
+		if err := json.Unmarshal(it.Value, &e); err != nil {
+			return fault.Wrap(fault.Internal, err, "decode what is erased")
+		}
+		var ops []store.Op
+		for ids := e.IDs; len(ids) >= 16; ids = ids[16:] {
+			err := o.Belongings(ctx, e.Workspace, "sub_"+hex.EncodeToString(ids[:16]), func(b Belonging) error {
+				n++
+				for _, key := range b.Keys {
+					ops = append(ops, store.Delete(key))
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+		if o.d.now().Sub(time.Unix(e.At, 0)) > erasedSwept {
+			ops = append(ops, store.Delete(it.Key))
+		}
+		if len(ops) == 0 {
+			return nil
+		}
+		return o.d.DB.WriteAll(ctx, ops...)
+	})
+	if err == nil && n > 0 {
+		err = store.Scrub(ctx, o.d.DB)
+	}
+	return n, fault.Wrap(fault.Unavailable, err, "delete what was recorded after an erasure")
+}

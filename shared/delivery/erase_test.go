@@ -1,0 +1,64 @@
+package delivery
+
+import (
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/webhook"
+)
+
+func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
+	r := newRig(t)
+	operations := NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
+	id := r.register("event://ci/build-finished").ID
+	r.script = func(int) webhook.Outcome {
+		for _, err := range []error{r.services.End(t.Context(), "default", "alice", id), operations.SweepLater(t.Context(), "default", []string{id})} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		return fails(1)
+	}
+	r.publish("evt_1")
+	r.work()
+	stored := func() (n int) {
+		err := operations.Belongings(t.Context(), "default", id, func(b Belonging) error {
+			items, err := r.db.Get(t.Context(), b.Keys...)
+			for _, it := range items {
+				if it != nil {
+					n++
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if stored() == 0 {
+		t.Fatal("nothing was recorded after the erasure, so this shows nothing")
+	}
+	waits := func() int {
+		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: erasedPartition})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(page.Items)
+	}
+	t.Run("OPS-07 WHK-21 what was in flight is deleted by the next round", func(t *testing.T) {
+		if n, err := operations.SweepErased(t.Context()); err != nil || n == 0 || stored() != 0 || waits() != 1 {
+			t.Errorf("swept %d (%v), left are %d, %d erasures to look after", n, err, stored(), waits())
+		}
+	})
+	t.Run("OPS-07 a retry of it that still comes does nothing, and then it is forgotten", func(t *testing.T) {
+		r.run()
+		if n := stored(); n != 0 || len(r.posts) != 1 {
+			t.Errorf("left are %d, after %d attempts", n, len(r.posts))
+		}
+		if _, err := operations.SweepErased(t.Context()); err != nil || waits() != 0 {
+			t.Errorf("%d erasures to look after (%v)", waits(), err)
+		}
+	})
+}
