@@ -28,10 +28,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/metric"
 )
 
-// scrape reads GET /metrics as Prometheus does.
-func scrape(t *testing.T, s *Server) map[string]*dto.MetricFamily {
+// scrape reads GET /metrics as Prometheus does, with a key if there is one.
+func scrape(t *testing.T, s *Server, key ...string) map[string]*dto.MetricFamily {
 	t.Helper()
-	resp, err := http.Get(s.URL + "/metrics")
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range key {
+		req.Header.Set("Authorization", "Bearer "+k)
+	}
+	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,6 +126,9 @@ func metricsAgree(t *testing.T) {
 	if err := mcp.Call(t.Context(), "tools/list", map[string]any{}, nil); err != nil {
 		t.Log("tools/list of a backend without tools:", err)
 	}
+	if err := mcp.Call(t.Context(), "resources/subscriptions/register", map[string]any{"uris": make([]string, 51), "targetUri": endpoint.URL}, nil); err == nil {
+		t.Error("51 URIs are registered")
+	}
 	listenAndLeave(t, s)
 	batch := make([]Event, events/10)
 	for range 10 {
@@ -155,6 +165,7 @@ func metricsAgree(t *testing.T) {
 			{"mcpevents_streams_open", "", 0},
 			{"mcpevents_streams_ended_total", "client_closed", 1},
 			{"mcpevents_polls_total", "", polls},
+			{"mcpevents_limits_reached_total", "registrationURIs", 1},
 			{"mcpevents_backend_calls_total", "b", float64(c.asked.Load())},
 			{"mcpevents_backend_errors_total", "b", float64(c.asked.Load())},
 		} {

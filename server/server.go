@@ -320,7 +320,7 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 		return roles{}, err
 	}
 	s.undo = append(s.undo, func() { _ = s.conversation.Close(context.WithoutCancel(ctx)) })
-	endpoint := s.core.Stream(s.tails, lease.NewLocal(int(s.core.Limits.Streams)), subs, s.backends, s.conversation)
+	endpoint := s.core.Stream(s.tails, lease.NewLocal(s.core.Streams), subs, s.backends, s.conversation)
 	endpoint.Registrar, endpoint.Deregistrar = subs, subs
 	if s.endpoint, err = mcp.New(endpoint); err != nil {
 		return roles{}, err

@@ -150,6 +150,8 @@ func TestOperatorsCommands(t *testing.T) {
 			"deadletters list --event ci.build_finished":         letter + ` +20`,
 			"events list --uri " + buildFinished:                 `(?s)evt_fine .*evt_dead `,
 			"events list --name ci.build_finished":               `evt_fine +ci\.build_finished +event://ci/build-finished`,
+			"events types":                                       `ci\.build_finished +event://ci/build-finished +push, `,
+			"subscriptions --uri " + buildFinished:               id,
 			"backends":                                           `tools +https://tools.example/mcp +t_`,
 			"switches list":                                      `^NAME +STATE +BY +AT +REASON\n$`,
 			"subscriptions list --state paused --json":           `^\{"items":\[\]\}\n$`,
@@ -159,6 +161,7 @@ func TestOperatorsCommands(t *testing.T) {
 			"events show evt_fine --uri " + buildFinished:        `^id: evt_fine\n`,
 			"events show evt_fine --json":                        `^\{"id":"evt_fine",.*"data":\{"build":1,"status":"passed"\}\}\n$`,
 			"overview":                                           `(?m)^subscriptions:\n  active: 1$`,
+			"overview --principal alice":                         `(?m)^principal: alice\nquotas:\n  - name: subscriptions\n    max: 1000\n    used: 1$`,
 			"deadletters replay --dry-run --subscription " + id:  `^count: 1\n$`,
 			"deadletters replay --dry-run --since 1s --until 1h": `^count: 0\n$`,
 		} {
@@ -321,6 +324,19 @@ func TestErasingAsksFirst(t *testing.T) {
 				t.Errorf("says %s", errs)
 			}
 		})
+	}
+}
+
+func TestAnErasureGoesOnUntilItIsComplete(t *testing.T) {
+	answers := []string{`{"principal":"bob","dryRun":false,"counts":{"subscriptions":3,"sessions":1},"complete":false}`, `{"principal":"bob","dryRun":false,"counts":{"subscriptions":2},"complete":true}`}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, answers[0])
+		answers = answers[1:]
+	}))
+	t.Cleanup(s.Close)
+	code, out, errs := command(t, "", "principals", "erase", "bob", "--yes", "--json", "--server", s.URL)
+	if want := `{"principal":"bob","dryRun":false,"counts":{"sessions":1,"subscriptions":5},"complete":true}` + "\n"; code != exitDone || out != want {
+		t.Errorf("OPS-07 OPS-10: exit code %d, %s%s", code, out, errs)
 	}
 }
 

@@ -45,6 +45,7 @@ type Subscriptions interface {
 	CountStates(ctx context.Context, workspace string, most int) (map[subscription.State]int, error)
 	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
 	SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (bool, error)
+	Used(ctx context.Context, workspace, principal string) (int64, error)
 }
 
 // Backend is one of the servers behind the gateway.
@@ -72,8 +73,12 @@ type Options struct {
 	// Kept is what the delivery log keeps.
 	Kept     delivery.Records
 	Backends func(ctx context.Context, workspace string) ([]Backend, error)
+	// Most is how much a principal may have of a quota of package config.
+	Most func(name string) func(ctx context.Context, workspace, principal string) float64
 	// Live is closed when live streams are to end.
 	Live <-chan struct{}
+	// Limited, if not nil, gets the name of each limit that a request met.
+	Limited func(limit string)
 	// Now is the clock of the audit trail; nil is [time.Now].
 	Now func() time.Time
 	Log *slog.Logger
@@ -170,7 +175,7 @@ type call struct {
 }
 
 func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[string]endpoint) {
-	answers := httpjson.Answers{Scope: auth.ScopeOperate, MetadataURL: h.MetadataURL, Log: h.Log, Problems: true}
+	answers := httpjson.Answers{Scope: auth.ScopeOperate, MetadataURL: h.MetadataURL, Log: h.Log, Problems: true, Limited: h.Limited}
 	answers.Serve(w, r, http.StatusOK, func() (any, error) {
 		guard := h.Guard // a page of this very host, reached by TLS, is the console
 		guard.Origins = append(slices.Clone(guard.Origins), "https://"+r.Host)

@@ -66,7 +66,7 @@ func (h *Handler) live(c *call) (any, error) {
 	select {
 	case h.open <- struct{}{}:
 	default:
-		return nil, fault.New(fault.Exhausted, "this instance has %d live streams open, which is its bound", maxLive)
+		return nil, fault.New(fault.Exhausted, "this instance has %d live streams open, which is its bound", maxLive).AtLimit("liveStreams", maxLive)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		defer func() { <-h.open }()

@@ -1,8 +1,10 @@
 package admin
 
 import (
+	"cmp"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/switches"
@@ -19,6 +21,17 @@ type overview struct {
 	Paused        []switches.Switch          `json:"paused"`
 	Recent        recent                     `json:"recent"`
 	Delivery      kept                       `json:"delivery"`
+	// Principal is whose quotas are told: who is asked for, or the caller.
+	Principal string  `json:"principal"`
+	Quotas    []quota `json:"quotas"`
+}
+
+// quota is a limit that may be another for each principal.
+type quota struct {
+	Name string `json:"name"`
+	// Max is absent if there is no limit; Used is absent of what is counted per second, or by each process.
+	Max  float64 `json:"max,omitempty"`
+	Used *int64  `json:"used,omitempty"`
 }
 
 // recent is about the newest attempts that the delivery log has, those of the last hour.
@@ -40,11 +53,26 @@ type kept struct {
 // overview is a bounded number of queries, whatever there is.
 func (h *Handler) overview(c *call) (any, error) {
 	ctx, workspace, now := c.Context(), c.who.Workspace, h.now().UTC()
+	q := c.query("principal")
+	if q.err != nil {
+		return nil, q.err
+	}
 	o := overview{
 		Workspace: workspace, Now: now, Paused: []switches.Switch{}, Recent: recent{Since: now.Add(-time.Hour)},
-		Delivery: kept{string(h.Kept), int64(delivery.KeptFor / time.Second)},
+		Delivery:  kept{string(h.Kept), int64(delivery.KeptFor / time.Second)},
+		Principal: cmp.Or(q.text("principal"), c.who.ID),
 	}
-	var err error
+	used, err := h.Subscriptions.Used(ctx, workspace, o.Principal)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range config.QuotaNames() {
+		of := quota{Name: name, Max: h.Most(name)(ctx, workspace, o.Principal)}
+		if name == config.Subscriptions {
+			of.Used = &used
+		}
+		o.Quotas = append(o.Quotas, of)
+	}
 	if o.Subscriptions, err = h.Subscriptions.CountStates(ctx, workspace, mostCounted); err != nil {
 		return nil, err
 	}

@@ -19,6 +19,7 @@
 package app
 
 import (
+	"context"
 	"log/slog"
 	"sync"
 
@@ -28,6 +29,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/trace"
 )
@@ -59,6 +61,32 @@ type Core struct {
 
 	guardOnce sync.Once
 	guard     auth.Guard
+}
+
+// Most is how much a principal may have of what a quota is named for. While the configuration cannot be read, the
+// settings hold.
+func (c *Core) Most(name string) func(ctx context.Context, workspace, principal string) float64 {
+	return func(ctx context.Context, workspace, principal string) float64 {
+		if c.Config == nil {
+			return c.Limits.Most(name)
+		}
+		now, err := c.Config.Config(ctx)
+		if err != nil {
+			return c.Limits.Most(name)
+		}
+		return now.Most(name, workspace, principal, c.Limits)
+	}
+}
+
+// rate is [Core.Most] for what is counted per second.
+func (c *Core) rate(name string) rate.Of {
+	most := c.Most(name)
+	return func(ctx context.Context, p auth.Principal) float64 { return most(ctx, p.Workspace, p.ID) }
+}
+
+// Streams is how many streams a principal may have open.
+func (c *Core) Streams(ctx context.Context, p auth.Principal) int {
+	return int(c.Most(config.Streams)(ctx, p.Workspace, p.ID))
 }
 
 // Guard keeps pages of other sites out of the endpoints. It is one for all of them, so that it logs a

@@ -49,7 +49,7 @@ func (c *Core) SharedLeases(atOnce int) *lease.Shared {
 	const share = 80 // percent, so that calls always get through
 	l := c.Limits
 	return &lease.Shared{
-		DB: c.DB, Max: int(l.Streams), Fleet: l.StreamConcurrency * int64(atOnce) * share / 100,
+		DB: c.DB, Max: c.Streams, Fleet: l.StreamConcurrency * int64(atOnce) * share / 100,
 		Life: l.StreamMaxAge, Check: l.Heartbeat,
 	}
 }
@@ -81,7 +81,7 @@ func (c *Core) Relay(g *gateway.Gateway) *relay.Relay {
 // Conversation passes what is said in conversations on to those whom the configuration names.
 func (c *Core) Conversation(o conversation.Options) (*conversation.Service, error) {
 	o.DB, o.Catalogs, o.Source, o.Log = c.DB, c.Catalogs, c.Config, c.Log
-	o.AllowAnonymous, o.Rate = c.Limits.AllowInsecureTargets, conversation.NewRate(c.Limits.ConversationRate)
+	o.AllowAnonymous, o.Rate = c.Limits.AllowInsecureTargets, conversation.NewRate(c.rate(config.ConversationRate))
 	return conversation.New(o)
 }
 

@@ -1,6 +1,8 @@
 package app
 
 import (
+	"context"
+
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -9,15 +11,19 @@ import (
 // Subscriptions reads, ends and expires subscriptions. Register of package webhooks makes them as well.
 func (c *Core) Subscriptions() *subscription.Service {
 	return &subscription.Service{
-		DB: c.DB, Catalog: c.Catalogs, Log: c.EventLog, Options: rules(c.Limits),
+		DB: c.DB, Catalog: c.Catalogs, Log: c.EventLog, Options: c.rules(),
 		PrincipalTopic: stream.TopicPrincipal, SubscriptionTopic: stream.TopicSubscription,
 	}
 }
 
 // rules are those of subscriptions.
-func rules(l config.Limits) subscription.Options {
+func (c *Core) rules() subscription.Options {
+	l, most := c.Limits, c.Most(config.Subscriptions)
 	return subscription.Options{
-		Quota: l.Quota, Rate: subscription.NewRate(l.RegistrationRate), Secret: subscription.SecretType(l.WebhookSecret),
+		QuotaOf: func(ctx context.Context, workspace, principal string) int64 {
+			return int64(most(ctx, workspace, principal))
+		},
+		Rate: subscription.NewRate(c.rate(config.RegistrationRate)), Secret: subscription.SecretType(l.WebhookSecret),
 		DefaultTTL: l.DefaultTTL, MinTTL: l.MinTTL, MaxTTL: l.MaxTTL, AllowNoExpiry: l.AllowNoExpiry,
 		VerifiedTargets: l.VerifiedTargets, AllowAnonymous: l.AllowInsecureTargets,
 		UnknownUnsubscribe: l.UnknownUnsubscribe == "not-found",

@@ -32,7 +32,7 @@ func CanonicalPattern(uri string) (string, error) { return canonical(uri, true) 
 
 func canonical(uri string, wildcards bool) (string, error) {
 	if len(uri) > 3*event.MaxURI {
-		return "", invalidURI("is longer than %d bytes", event.MaxURI)
+		return "", invalidURI("is longer than %d bytes", event.MaxURI).AtLimit("eventURI", event.MaxURI)
 	}
 	if len(uri) < len(Scheme) || !strings.EqualFold(uri[:len(Scheme)], Scheme) {
 		return "", invalidURI("does not begin with %s", Scheme)
@@ -63,12 +63,12 @@ func canonical(uri string, wildcards bool) (string, error) {
 		rest = tail
 	}
 	if b.Len() > event.MaxURI {
-		return "", invalidURI("is longer than %d bytes", event.MaxURI)
+		return "", invalidURI("is longer than %d bytes", event.MaxURI).AtLimit("eventURI", event.MaxURI)
 	}
 	return b.String(), nil
 }
 
-func invalidURI(format string, args ...any) error {
+func invalidURI(format string, args ...any) *fault.Error {
 	return fault.New(fault.Invalid, "the event URI "+format, args...)
 }
 

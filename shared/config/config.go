@@ -34,6 +34,9 @@ type Config struct {
 	// Conversation is who is told what is said in conversations; the zero value is nobody.
 	Conversation Conversation
 
+	// quotas are limits of a principal of a workspace or, without a name, of each of them that has none of its own. They
+	// take the place of the settings. A rate of 0 is no limit.
+	quotas map[place]map[string]float64
 	source []byte
 }
 
@@ -141,8 +144,10 @@ func ParseFile(name string, src []byte) (*Config, error) {
 				p.backends(m.Value)
 			case "conversation":
 				talk = m.Value
+			case "quotas":
+				p.quotas(m.Value)
 			default:
-				f.Unknown(m, "the configuration", "keys", "backends", "conversation")
+				f.Unknown(m, "the configuration", "keys", "backends", "conversation", "quotas")
 			}
 		}
 		if talk != nil { // which may name backends

@@ -20,12 +20,6 @@ const (
 	MaxEncoded = 192 << 10
 )
 
-// Limit names a limit that a message goes over.
-type Limit struct {
-	Limit string `json:"limit"`
-	Max   int    `json:"max"`
-}
-
 // Kind is what was said: the method that carries it.
 type Kind string
 
@@ -152,7 +146,7 @@ func history(params json.RawMessage) ([]Turn, error) {
 }
 
 func tooLarge(what string, most int) error {
-	return fault.New(fault.TooLarge, "the limit %s of %d is exceeded", what, most).With(Limit{what, most})
+	return fault.New(fault.TooLarge, "the limit %s of %d is exceeded", what, most).AtLimit(what, float64(most))
 }
 
 // Params encodes the message as it came, with further members of _meta, without

@@ -67,7 +67,7 @@ func TestParseRefuses(t *testing.T) {
 			if fault.KindOf(err) != tc.kind || !strings.Contains(fault.Public(err), tc.want) {
 				t.Errorf("got %v, want %s: %s", err, tc.kind, tc.want)
 			}
-			if _, ok := fault.DataOf(err).(Limit); ok != (tc.kind == fault.TooLarge) {
+			if _, ok := fault.DataOf(err).(fault.Limit); ok != (tc.kind == fault.TooLarge) {
 				t.Errorf("the data is %v", fault.DataOf(err))
 			}
 			if strings.Contains(fmt.Sprintf("%v %+v", err, fault.DataOf(err)), secret) {

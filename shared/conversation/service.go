@@ -92,9 +92,8 @@ type Service struct {
 const minBurst = 20
 
 // NewRate limits to a number of messages per second, with bursts of two seconds' worth.
-// 0 or less is no limit: nil.
-func NewRate(perSecond float64) *rate.Rate {
-	return rate.New("conversationRate", "messages", perSecond, max(2*perSecond, minBurst))
+func NewRate(of rate.Of) *rate.Rate {
+	return rate.New("conversationRate", "messages", of, func(perSecond float64) float64 { return max(2*perSecond, minBurst) })
 }
 
 // New makes a service. It calls no provider yet.
@@ -190,7 +189,7 @@ func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 // that came within the budget. Whose did not is left out, logged and counted. One more than the rate
 // allows goes to no provider: fault.Exhausted with [rate.RetryAfter].
 func (s *Service) Forward(ctx context.Context, c Caller, m *Message) (*Context, error) {
-	if err := s.options.Rate.Take(c.Principal, 1, time.Now()); err != nil {
+	if err := s.options.Rate.Take(ctx, c.Principal, 1, time.Now()); err != nil {
 		return nil, err
 	}
 	now, err := s.current(ctx)

@@ -447,14 +447,14 @@ func TestEventsNeedARule(t *testing.T) {
 // says goes to nobody, and others have their own.
 func TestTheRateOfAPrincipal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, three, func(o *Options) { o.Rate = NewRate(1) })
+		r := newRig(t, three, func(o *Options) { o.Rate = NewRate(rate.Same(1)) })
 		r.on("fast", says("x", 0))
 		r.consent("fast")
 		for range minBurst {
 			r.tell()
 		}
 		_, err := r.Forward(t.Context(), Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m", Content: marker})
-		if data := fault.DataOf(err); !fault.Is(err, fault.Exhausted) || data != (rate.RetryAfter{Limit: "conversationRate", Max: 1, Seconds: 1}) {
+		if data := fault.DataOf(err); !fault.Is(err, fault.Exhausted) || data != (rate.RetryAfter{Limit: fault.Limit{Limit: "conversationRate", Max: 1}, Seconds: 1}) {
 			t.Errorf("got %v with %v", err, data)
 		}
 		if n := r.calls("fast"); n != minBurst {

@@ -117,6 +117,26 @@ func DataOf(err error) any {
 	return nil
 }
 
+// Limit is the data of an error about a limit: its name, and how much it allows.
+type Limit struct {
+	Limit string  `json:"limit"`
+	Max   float64 `json:"max"`
+}
+
+// LimitName makes Limit, and data that embeds it, known to [LimitOf].
+func (l Limit) LimitName() string { return l.Limit }
+
+// AtLimit returns a copy of e that names the limit that was met.
+func (e *Error) AtLimit(name string, most float64) *Error { return e.With(Limit{name, most}) }
+
+// LimitOf is the name of the limit that err is about, or empty.
+func LimitOf(err error) string {
+	if l, ok := DataOf(err).(interface{ LimitName() string }); ok {
+		return l.LimitName()
+	}
+	return ""
+}
+
 // Public is the text that a caller may see: the messages of the chain that
 // have a kind other than [Internal], and nothing of a foreign cause. Of what is
 // [Unavailable] for a cause it says only that: the steps that led there are internal, too.

@@ -37,6 +37,8 @@ type Answers struct {
 	MetadataURL string
 	// Log gets what is not the caller's fault; nil is slog.Default.
 	Log *slog.Logger
+	// Limited, if not nil, gets the name of each limit that a request met.
+	Limited func(limit string)
 	// Problems has refusals be problem details (RFC 9457).
 	Problems bool
 }
@@ -83,6 +85,9 @@ func NotAllowed(methods string) error {
 
 func (a Answers) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	kind, data := fault.KindOf(err), fault.DataOf(err)
+	if name := fault.LimitOf(err); name != "" && a.Limited != nil {
+		a.Limited(name)
+	}
 	status := statuses[kind]
 	switch data := data.(type) {
 	case allowed:

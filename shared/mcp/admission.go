@@ -69,6 +69,7 @@ func (a *admission) close(ctx context.Context) error {
 func (a *admission) admit(w http.ResponseWriter, r *http.Request, p auth.Principal, id json.RawMessage) (ctx context.Context, leave func()) {
 	out, ok := a.enter()
 	if !ok {
+		a.faults.metrics.LimitReached("streams")
 		full(w, id)
 		return nil, nil
 	}
@@ -93,9 +94,13 @@ func (a *admission) admit(w http.ResponseWriter, r *http.Request, p auth.Princip
 	if a.leases == nil {
 		return ctx, end
 	}
-	release, err := a.leases.Take(ctx, p, func() { cancel(errSuperseded) })
+	release, err := a.leases.Take(ctx, p, func() {
+		a.faults.metrics.LimitReached("streams")
+		cancel(errSuperseded)
+	})
 	if err != nil {
 		end()
+		a.faults.metrics.LimitReached(fault.LimitOf(err))
 		if !fault.Is(err, fault.Exhausted) {
 			a.faults.log(r.Context(), "stream lease failed", err)
 		}

@@ -1,24 +1,28 @@
 package mcp
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/stream/lease"
 )
 
+func two(context.Context, auth.Principal) int { return 2 }
+
 // keepers are both ways to bound streams: of one process, and of a fleet.
 func keepers(t *testing.T) map[string]func() Leases {
 	return map[string]func() Leases{
-		"embedded": func() Leases { return lease.NewLocal(2) },
+		"embedded": func() Leases { return lease.NewLocal(two) },
 		"fleet": func() Leases {
 			db, err := sqlite.Open(":memory:", sqlite.Options{})
 			must(t, err)
 			t.Cleanup(func() { _ = db.Close() })
-			return &lease.Shared{DB: db, Max: 2, Fleet: 4, Life: time.Minute, Check: 10 * time.Millisecond}
+			return &lease.Shared{DB: db, Max: two, Fleet: 4, Life: time.Minute, Check: 10 * time.Millisecond}
 		},
 	}
 }

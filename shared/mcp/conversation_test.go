@@ -328,7 +328,7 @@ func TestNotificationsThatNobodyAskedFor(t *testing.T) {
 func TestMoreMessagesThanTheRate(t *testing.T) {
 	f := newFixture(t, func(o *Options) {
 		o.Conversation = newTalk(t, o.Sessions, "userMessages: true", func(o *conversation.Options) {
-			o.Rate = rate.New("conversationRate", "messages", 0.01, 1)
+			o.Rate = rate.New("conversationRate", "messages", rate.Same(0.01), func(float64) float64 { return 1 })
 		})
 	})
 	session := f.session(alice, mcpspec.V20251125)

@@ -145,7 +145,7 @@ type Options struct {
 	// SessionTTL is how long an unused session lives; 0 is 24 hours.
 	SessionTTL time.Duration
 
-	// Metrics count polls and ends of streams; may be nil.
+	// Metrics count polls, ends of streams and limits that are met; may be nil.
 	Metrics *metric.Set
 	// Logger gets failures, and why streams ended; nil is [slog.Default].
 	Logger *slog.Logger
@@ -220,7 +220,7 @@ func New(o Options) (*Endpoint, error) {
 	o = o.withDefaults()
 	e := &Endpoint{
 		options: o, methods: methodTable{}, catalogs: catalogs{o.Catalogs}, backends: o.Gateway,
-		faults: faults{o.EventCodes, o.Logger},
+		faults: faults{o.EventCodes, o.Logger, o.Metrics},
 	}
 	if e.backends == nil {
 		e.backends = noGateway{}

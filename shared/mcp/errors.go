@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/metric"
 )
 
 // Codes of our own. The specification asks new ones to lie outside of
@@ -86,8 +87,9 @@ func (c EventCodes) byName(name string) int {
 
 // faults translates errors for clients, and logs those that are ours.
 type faults struct {
-	codes  EventCodes
-	logger *slog.Logger
+	codes   EventCodes
+	logger  *slog.Logger
+	metrics *metric.Set
 }
 
 func (f faults) log(ctx context.Context, msg string, err error) {
@@ -100,6 +102,7 @@ func (f faults) translate(ctx context.Context, err error, v mcpspec.Version, of 
 	if rpc, ok := errors.AsType[*jsonrpc.Error](err); ok {
 		return rpc
 	}
+	f.metrics.LimitReached(fault.LimitOf(err))
 	data := fault.DataOf(err)
 	kind := fault.KindOf(err)
 	if of == eventsMethods && kind == fault.Unavailable {

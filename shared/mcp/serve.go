@@ -225,8 +225,9 @@ func (e *Endpoint) receive(w http.ResponseWriter, c *call) (batch []json.RawMess
 	body, err := e.readBody(r)
 	switch {
 	case errors.Is(err, errTooLarge):
+		e.options.Metrics.LimitReached("body")
 		return refuse(http.StatusRequestEntityTooLarge, nil, &jsonrpc.Error{
-			Code: codeTooLarge, Message: "the body is too large", Data: map[string]int64{"max": e.options.MaxBody},
+			Code: codeTooLarge, Message: "the body is too large", Data: fault.Limit{Limit: "body", Max: float64(e.options.MaxBody)},
 		})
 	case err != nil:
 		return refuse(http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.ParseError, Message: "the body could not be read"})

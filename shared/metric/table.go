@@ -47,6 +47,7 @@ const (
 	LogClockSkew      = "mcpevents_log_clock_skew"
 	LogLateEntries    = "mcpevents_log_late_entries"
 	LogBrokenSegments = "mcpevents_log_broken_segments"
+	LimitsReached     = "mcpevents_limits_reached"
 )
 
 // Webhook is the value of the attribute queue for deliveries, which have no queue of their own.
@@ -75,4 +76,5 @@ var Table = []Definition{
 	{LogClockSkew, Counter, "", "", "Stamps of another instance that were over two seconds ahead of this one's clock."},
 	{LogLateEntries, Counter, "", "", "Entries that a reader saw later than the log's bounds explain: readers may have missed some."},
 	{LogBrokenSegments, Counter, "", "", "Items of the event log that cannot be decoded and are passed over."},
+	{LimitsReached, Counter, "", "limit", "Requests that met a limit, by its name."},
 }

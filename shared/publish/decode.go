@@ -35,7 +35,7 @@ func decode(body []byte, workspaces bool) ([]Input, error) {
 	case '[':
 		for e := range jsonrpc.Elements(body) {
 			if len(in) == MaxEvents {
-				return nil, fault.New(fault.TooLarge, "too many events in a request (at most %d)", MaxEvents)
+				return nil, fault.New(fault.TooLarge, "too many events in a request (at most %d)", MaxEvents).AtLimit("eventsPerRequest", MaxEvents)
 			}
 			in = append(in, r.event(e, "/"+strconv.Itoa(len(in)), workspaces))
 		}

@@ -36,7 +36,9 @@ type Handler struct {
 
 // ServeHTTP answers a request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	answers := httpjson.Answers{Scope: auth.ScopePublish, MetadataURL: h.MetadataURL, Log: h.Log}
+	answers := httpjson.Answers{Scope: auth.ScopePublish, MetadataURL: h.MetadataURL, Log: h.Log, Limited: func(name string) {
+		h.Service.Metrics.LimitReached(name)
+	}}
 	answers.Serve(w, r, http.StatusAccepted, func() (any, error) {
 		accepted, err := h.publish(w, r)
 		return answer{accepted}, err
@@ -95,7 +97,7 @@ func read(w http.ResponseWriter, r *http.Request) ([]Input, error) {
 	body := buf.Bytes()
 	if err != nil {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			return nil, fault.New(fault.TooLarge, "the body is larger than %d bytes", MaxBody)
+			return nil, fault.New(fault.TooLarge, "the body is larger than %d bytes", MaxBody).AtLimit("body", MaxBody)
 		}
 		return nil, fault.New(fault.Invalid, "the body ended early")
 	}

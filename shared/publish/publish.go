@@ -90,9 +90,9 @@ type Service struct {
 }
 
 // NewRate limits to a number of events per second, with bursts of two seconds' worth
-// and at least one full request. 0 or less is no limit: nil.
-func NewRate(perSecond float64) *rate.Rate {
-	return rate.New("publishRate", "events", perSecond, max(2*perSecond, MaxEvents))
+// and at least one full request.
+func NewRate(of rate.Of) *rate.Rate {
+	return rate.New("publishRate", "events", of, func(perSecond float64) float64 { return max(2*perSecond, MaxEvents) })
 }
 
 func (s *Service) now() time.Time {
@@ -121,7 +121,7 @@ func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]A
 		return nil, err
 	}
 	if len(in) > MaxEvents {
-		return nil, fault.New(fault.TooLarge, "a request with %d events (at most %d)", len(in), MaxEvents)
+		return nil, fault.New(fault.TooLarge, "a request with %d events (at most %d)", len(in), MaxEvents).AtLimit("eventsPerRequest", MaxEvents)
 	}
 	if len(in) == 0 {
 		return []Accepted{}, nil
@@ -136,7 +136,7 @@ func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]A
 		spans.End(fault.KindOf(err).String())
 		return nil, err
 	}
-	if err := s.Rate.Take(p, len(in), s.now()); err != nil {
+	if err := s.Rate.Take(ctx, p, len(in), s.now()); err != nil {
 		spans.End(fault.KindOf(err).String())
 		return nil, err
 	}
@@ -212,7 +212,7 @@ func (r *refused) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	before := r.count
 	uri, err := catalog.Canonical(in.URI)
 	if err != nil {
-		r.add(fault.Invalid, in.at+"/uri", "%s", fault.Public(err))
+		r.refuse(in.at+"/uri", err)
 	} else if strings.Contains(in.URI, catalog.Wildcard) && slices.Contains(strings.Split(uri, "/"), escapedWildcard) {
 		r.add(fault.Invalid, in.at+"/uri", "is a pattern: %q stands for any value there, and an event needs a concrete URI", catalog.Wildcard)
 	}
@@ -227,7 +227,7 @@ func (r *refused) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	}
 	data, err := normal(in.Data)
 	if err != nil {
-		r.add(fault.KindOf(err), in.dataAt, "%s", fault.Public(err))
+		r.refuse(in.dataAt, err)
 	} else if at, found := twice(data); found {
 		r.add(fault.Invalid, in.dataAt+at, "is given twice")
 	}
@@ -255,7 +255,7 @@ const escapedWildcard = "%2A"
 // with what other parties cannot bear written as an escape.
 func normal(data json.RawMessage) (json.RawMessage, error) {
 	if depth := jsonrpc.Depth(data); depth > event.MaxDepth {
-		return nil, fault.New(fault.Invalid, "is nested deeper than %d levels", event.MaxDepth)
+		return nil, fault.New(fault.Invalid, "is nested deeper than %d levels", event.MaxDepth).AtLimit("nesting", event.MaxDepth)
 	}
 	if len(data) == 0 {
 		return nil, fault.New(fault.Invalid, "is missing")
@@ -265,7 +265,7 @@ func normal(data json.RawMessage) (json.RawMessage, error) {
 		return nil, err
 	}
 	if len(data) > event.MaxPayload {
-		return nil, fault.New(fault.TooLarge, "has %d bytes when escaped (at most %d)", len(data), event.MaxPayload)
+		return nil, fault.New(fault.TooLarge, "has %d bytes when escaped (at most %d)", len(data), event.MaxPayload).AtLimit("payload", event.MaxPayload)
 	}
 	return data, nil
 }

@@ -14,6 +14,16 @@ type Refusal struct {
 	URI string `json:"uri,omitempty"`
 	// Faults are at most 100, with JSON pointers into what was sent.
 	Faults []catalog.SchemaFault `json:"faults,omitempty"`
+	// Limit is the first that was met; nil if none was.
+	*fault.Limit
+}
+
+// LimitName makes the limit known to [fault.LimitOf].
+func (r Refusal) LimitName() string {
+	if r.Limit == nil {
+		return ""
+	}
+	return r.Limit.Limit
 }
 
 // maxFaults bounds an answer.
@@ -47,6 +57,14 @@ func (r *refused) add(k fault.Kind, pointer, format string, args ...any) {
 	if len(r.Faults) < maxFaults {
 		r.Faults = append(r.Faults, catalog.SchemaFault{Pointer: pointer, Message: msg})
 	}
+}
+
+// refuse adds a fault of a part, and the limit that it is about.
+func (r *refused) refuse(pointer string, err error) {
+	if l, ok := fault.DataOf(err).(fault.Limit); ok && r.Limit == nil {
+		r.Limit = &l
+	}
+	r.add(fault.KindOf(err), pointer, "%s", fault.Public(err))
 }
 
 func describe(pointer, msg string) string {

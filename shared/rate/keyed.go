@@ -2,6 +2,7 @@ package rate
 
 import (
 	"sync"
+	"time"
 
 	"golang.org/x/time/rate"
 
@@ -25,12 +26,21 @@ func NewKeyed[K comparable](perSecond float64, burst, bound int) *Keyed[K] {
 
 // Get returns the bucket of a key.
 func (l *Keyed[K]) Get(k K) *rate.Limiter {
+	return l.at(k, time.Time{}, float64(l.perSecond), l.burst)
+}
+
+// at is [Keyed.Get] with a rate and a burst of the key's own, from now on.
+func (l *Keyed[K]) at(k K, now time.Time, perSecond float64, burst int) *rate.Limiter {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	bucket, ok := l.byKey.Get(k)
 	if !ok {
-		bucket = rate.NewLimiter(l.perSecond, l.burst)
+		bucket = rate.NewLimiter(rate.Limit(perSecond), burst)
 		l.byKey.Put(k, bucket)
+	}
+	if bucket.Limit() != rate.Limit(perSecond) { // it was changed
+		bucket.SetLimitAt(now, rate.Limit(perSecond))
+		bucket.SetBurstAt(now, burst)
 	}
 	return bucket
 }

@@ -3,6 +3,7 @@
 package rate
 
 import (
+	"context"
 	"math"
 	"time"
 
@@ -15,8 +16,17 @@ import (
 // most, which protects the backend as well and costs no write per request.
 type Rate struct {
 	name, what string
-	perSecond  float64
+	of         Of
+	burst      func(perSecond float64) float64
 	principals *Keyed[principal]
+}
+
+// Of is how much a principal may do per second; 0 or less is no limit.
+type Of func(ctx context.Context, p auth.Principal) float64
+
+// Same is the same for all.
+func Same(perSecond float64) Of {
+	return func(context.Context, auth.Principal) float64 { return perSecond }
 }
 
 type principal struct{ workspace, id string }
@@ -25,33 +35,33 @@ type principal struct{ workspace, id string }
 const maxPrincipals = 10_000
 
 // New limits what is counted to a number per second, with bursts. The limit's name and what is
-// counted are for the error. 0 or less per second is no limit: nil.
-func New(name, what string, perSecond, burst float64) *Rate {
-	if !(perSecond > 0) {
-		return nil
-	}
-	return &Rate{name: name, what: what, perSecond: perSecond, principals: NewKeyed[principal](perSecond, int(burst), maxPrincipals)}
+// counted are for the error.
+func New(name, what string, of Of, burst func(perSecond float64) float64) *Rate {
+	return &Rate{name: name, what: what, of: of, burst: burst, principals: NewKeyed[principal](0, 0, maxPrincipals)}
 }
 
 // RetryAfter is the data of a fault.Exhausted: the limit that is reached, per
 // second, and when to try again.
 type RetryAfter struct {
-	Limit   string  `json:"limit"`
-	Max     float64 `json:"max"`
-	Seconds int     `json:"retryAfterSeconds"`
+	fault.Limit
+	Seconds int `json:"retryAfterSeconds"`
 }
 
 // Take counts n, or refuses them with fault.Exhausted and [RetryAfter]. Without
 // authentication nothing is counted: all callers are the same principal then.
-func (r *Rate) Take(p auth.Principal, n int, now time.Time) error {
+func (r *Rate) Take(ctx context.Context, p auth.Principal, n int, now time.Time) error {
 	if r == nil || p.Anonymous {
 		return nil
 	}
-	l := r.principals.Get(principal{p.Workspace, p.ID})
+	perSecond := r.of(ctx, p)
+	if !(perSecond > 0) {
+		return nil
+	}
+	l := r.principals.at(principal{p.Workspace, p.ID}, now, perSecond, int(r.burst(perSecond)))
 	if l.AllowN(now, n) {
 		return nil
 	}
-	wait := int(math.Ceil((float64(n) - l.TokensAt(now)) / r.perSecond))
-	return fault.New(fault.Exhausted, "the limit %s of %g %s per second is reached", r.name, r.perSecond, r.what).
-		With(RetryAfter{r.name, r.perSecond, max(1, wait)})
+	wait := int(math.Ceil((float64(n) - l.TokensAt(now)) / perSecond))
+	return fault.New(fault.Exhausted, "the limit %s of %g %s per second is reached", r.name, perSecond, r.what).
+		With(RetryAfter{fault.Limit{Limit: r.name, Max: perSecond}, max(1, wait)})
 }

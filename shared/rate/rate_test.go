@@ -1,7 +1,9 @@
 package rate
 
 import (
+	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -11,18 +13,20 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
+func burst(n float64) func(float64) float64 { return func(float64) float64 { return n } }
+
 // AUT-07: an active principal is not forgotten among many others.
 func TestAnActivePrincipalIsNotForgotten(t *testing.T) {
 	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
-	r := New("publishRate", "events", 1, 2)
+	r := New("publishRate", "events", Same(1), burst(2))
 	busy := auth.Principal{ID: "busy", Workspace: "w"}
-	if err := r.Take(busy, 2, now); err != nil {
+	if err := r.Take(t.Context(), busy, 2, now); err != nil {
 		t.Error(err)
 	}
 	for i := range 5 * (maxPrincipals / 2) {
-		_ = r.Take(auth.Principal{ID: fmt.Sprint(i)}, 1, now)
+		_ = r.Take(t.Context(), auth.Principal{ID: fmt.Sprint(i)}, 1, now)
 		if i%(maxPrincipals/2) == 0 {
-			if err := r.Take(busy, 1, now); !fault.Is(err, fault.Exhausted) {
+			if err := r.Take(t.Context(), busy, 1, now); !fault.Is(err, fault.Exhausted) {
 				t.Errorf("an active principal was forgotten among %d others: %v", i, err)
 			}
 		}
@@ -32,12 +36,12 @@ func TestAnActivePrincipalIsNotForgotten(t *testing.T) {
 // AUT-07: of many at once just as many pass as the limit lets.
 func TestManyAtOnce(t *testing.T) {
 	now := time.Now()
-	r := New("publishRate", "events", 1, 10)
+	r := New("publishRate", "events", Same(1), burst(10))
 	var passed atomic.Int32
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			if r.Take(auth.Principal{ID: "p"}, 1, now) == nil {
+			if r.Take(t.Context(), auth.Principal{ID: "p"}, 1, now) == nil {
 				passed.Add(1)
 			}
 		})
@@ -45,5 +49,31 @@ func TestManyAtOnce(t *testing.T) {
 	wg.Wait()
 	if n := passed.Load(); n != 10 {
 		t.Errorf("%d passed, want 10", n)
+	}
+}
+
+func TestEachPrincipalHasARateOfItsOwn(t *testing.T) {
+	now, of := time.Now(), map[string]float64{"one": 1, "ten": 10, "free": 0}
+	r := New("publishRate", "events", func(_ context.Context, p auth.Principal) float64 { return of[p.ID] }, func(n float64) float64 { return n })
+	taken := func(who string) (n int) {
+		for n < 20 && r.Take(t.Context(), auth.Principal{ID: who}, 1, now) == nil {
+			n++
+		}
+		return n
+	}
+	for who, want := range map[string]int{"one": 1, "ten": 10, "free": 20} {
+		if n := taken(who); n != want {
+			t.Errorf("OPS-15: %s: %d passed, want %d", who, n, want)
+		}
+	}
+	of["one"] = 5 // by a changed configuration, which holds from the next event on
+	_ = taken("one")
+	now = now.Add(time.Second)
+	if n := taken("one"); n != 5 {
+		t.Errorf("OPS-15: after the change %d passed, want 5", n)
+	}
+	err := r.Take(t.Context(), auth.Principal{ID: "one"}, 1, now)
+	if fault.LimitOf(err) != "publishRate" || !strings.Contains(err.Error(), "5 events per second") {
+		t.Errorf("OPS-15: %v names the limit %q", err, fault.LimitOf(err))
 	}
 }

@@ -63,7 +63,7 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Options.Rate.Take(p, 1, s.now()); err != nil {
+	if err := s.Options.Rate.Take(ctx, p, 1, s.now()); err != nil {
 		return nil, err
 	}
 	entry := cat.ByName(r.Name)
@@ -319,7 +319,7 @@ func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string
 		return err
 	}
 	if len(url) > MaxTargetURL {
-		return fault.New(fault.Invalid, "delivery.url is longer than %d bytes", MaxTargetURL)
+		return fault.New(fault.Invalid, "delivery.url is longer than %d bytes", MaxTargetURL).AtLimit("targetURL", MaxTargetURL)
 	}
 	var args json.RawMessage
 	if entry := cat.ByName(name); entry != nil {

@@ -40,11 +40,11 @@ func (s *Service) Register(ctx context.Context, p auth.Principal, r RegisterRequ
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Options.Rate.Take(p, 1, s.now()); err != nil {
+	if err := s.Options.Rate.Take(ctx, p, 1, s.now()); err != nil {
 		return nil, err
 	}
 	if len(r.URIs) == 0 || len(r.URIs) > MaxURIs {
-		return nil, fault.New(fault.Invalid, "uris has %d entries, 1 to %d are allowed", len(r.URIs), MaxURIs)
+		return nil, fault.New(fault.Invalid, "uris has %d entries, 1 to %d are allowed", len(r.URIs), MaxURIs).AtLimit("registrationURIs", MaxURIs)
 	}
 	if len(r.IdempotencyKey) > 128 {
 		return nil, fault.New(fault.Invalid, "the idempotency key is longer than 128 bytes")
@@ -171,7 +171,7 @@ func (s *Subscription) Binding() Binding {
 
 func (s *Service) checkTarget(url string) error {
 	if len(url) > MaxTargetURL {
-		return fault.New(fault.Invalid, "the target URL is longer than %d bytes", MaxTargetURL)
+		return fault.New(fault.Invalid, "the target URL is longer than %d bytes", MaxTargetURL).AtLimit("targetURL", MaxTargetURL)
 	}
 	return s.Targets.Check(url)
 }

@@ -58,6 +58,8 @@ type Watermark interface {
 // Options are the operator's choices. Zero values are the defaults.
 type Options struct {
 	Quota int64
+	// QuotaOf is the quota of a principal; nil is Quota for all.
+	QuotaOf func(ctx context.Context, workspace, principal string) int64
 	// Secret is the type of secret for SEP-1803 subscriptions.
 	Secret SecretType
 	// DefaultTTL is granted when events/subscribe asks for none (24 h), MaxTTL
@@ -136,10 +138,9 @@ type Service struct {
 // maxWritten bounds what is known to be written: what is forgotten is written once more.
 const maxWritten = 10_000
 
-// NewRate limits registrations to a number per second, with bursts of ten seconds' worth. 0 or
-// less is no limit: nil.
-func NewRate(perSecond float64) *rate.Rate {
-	return rate.New("registrationRate", "registrations", perSecond, max(1, 10*perSecond))
+// NewRate limits registrations to a number per second, with bursts of ten seconds' worth.
+func NewRate(of rate.Of) *rate.Rate {
+	return rate.New("registrationRate", "registrations", of, func(perSecond float64) float64 { return max(1, 10*perSecond) })
 }
 
 func (s *Service) now() time.Time {

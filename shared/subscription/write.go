@@ -35,10 +35,11 @@ func (s *Service) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscri
 	if s.Started != nil {
 		s.Started(sub.ID)
 	}
+	quota := s.quota(ctx, sub.Workspace, sub.Principal)
 	ops := append(sub.mark(false, time.Time{}),
 		store.Put(sub.encode(), cond),
 		store.Add(quotaKey(sub.Workspace, sub.Principal), map[string]int64{quotaCount: 1},
-			map[string]int64{quotaCount: s.options().Quota}),
+			map[string]int64{quotaCount: quota}),
 	)
 	for _, it := range sub.subscribers() {
 		ops = append(ops, store.Put(it))
@@ -63,11 +64,27 @@ func (s *Service) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscri
 		return fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
 	used, qerr := s.DB.Get(ctx, quotaKey(sub.Workspace, sub.Principal))
-	if qerr == nil && used[0] != nil && used[0].Counts[quotaCount] >= s.options().Quota {
-		return fault.New(fault.Exhausted, "the limit of %d subscriptions is reached", s.options().Quota).
-			With(map[string]any{"limit": "subscriptions", "max": s.options().Quota})
+	if qerr == nil && used[0] != nil && used[0].Counts[quotaCount] >= quota {
+		return fault.New(fault.Exhausted, "the limit of %d subscriptions is reached", quota).AtLimit("subscriptions", float64(quota))
 	}
 	return err
+}
+
+// quota is how many subscriptions a principal may have.
+func (s *Service) quota(ctx context.Context, workspace, principal string) int64 {
+	if o := s.options(); o.QuotaOf == nil {
+		return o.Quota
+	}
+	return s.Options.QuotaOf(ctx, workspace, principal)
+}
+
+// Used is how many subscriptions count towards the quota of a principal.
+func (s *Service) Used(ctx context.Context, workspace, principal string) (int64, error) {
+	items, err := s.DB.Get(ctx, quotaKey(workspace, principal))
+	if err != nil || items[0] == nil {
+		return 0, fault.Wrap(fault.Unavailable, err, "read a quota")
+	}
+	return items[0].Counts[quotaCount], nil
 }
 
 // update writes a changed subscription over the revision it was read at.

@@ -48,7 +48,7 @@ func (s *Sender) Verify(ctx context.Context, target, subscriptionID string, keys
 	}
 	if !s.verifications.Get(u.Hostname()).AllowN(s.now(), 1) {
 		return fault.New(fault.Exhausted, "too many verifications of this host; try again later").
-			With(map[string]any{"limit": "verificationsPerHost", "max": s.burst})
+			AtLimit("verificationsPerHost", float64(s.burst))
 	}
 	failure := s.challenge(ctx, target, subscriptionID, keys)
 	if failure == nil {

@@ -156,7 +156,7 @@ func (f *fleet) instance(t testing.TB, o fleetOptions, allowed auth.Authenticato
 		Interest: func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
 			return subscription.Interested(ctx, i.store, events, workspace, p)
 		},
-		Leases: &lease.Shared{DB: i.store, Max: 1000, Life: 5 * time.Minute}, Logger: says,
+		Leases: &lease.Shared{DB: i.store, Max: func(context.Context, auth.Principal) int { return 1000 }, Life: 5 * time.Minute}, Logger: says,
 	})
 	must(t, err)
 	relay := (&app.Core{DB: i.store, EventLog: events, Log: says}).Relay(i.gateway)

@@ -56,6 +56,11 @@ func (c *Command) Run(ctx context.Context, s client.Server) error {
 	if err != nil {
 		return err
 	}
+	if c.Values["dryRun"] == false {
+		if answer, err = c.finish(ctx, api, method, path, query, answer); err != nil {
+			return err
+		}
+	}
 	if id := running(answer); c.Follow && id != "" {
 		if answer, err = c.follow(ctx, api, id, answer); err != nil {
 			return err
@@ -182,6 +187,37 @@ func (c *Command) confirm(ctx context.Context, api Client, method, path string) 
 		}
 		return nil
 	}
+}
+
+// finish asks again as long as an erasure says that there is more, and adds up what it counted.
+func (c *Command) finish(ctx context.Context, api Client, method, path string, query url.Values, answer json.RawMessage) (json.RawMessage, error) {
+	var all, next erasure
+	if json.Unmarshal(answer, &all) != nil || all.Complete == nil || all.Counts == nil {
+		return answer, nil
+	}
+	for !*all.Complete {
+		answer, err := api.Do(ctx, method, path, query, nil)
+		if err != nil {
+			return nil, err
+		}
+		if err := json.Unmarshal(answer, &next); err != nil || next.Complete == nil {
+			return nil, fault.New(fault.Unavailable, "the answer is not that of an erasure")
+		}
+		all.Complete = next.Complete
+		for kind, n := range next.Counts {
+			all.Counts[kind] += n
+		}
+	}
+	b, err := json.Marshal(all)
+	return b, fault.Wrap(fault.Internal, err, "encode the counts")
+}
+
+// erasure is what was erased of a principal.
+type erasure struct {
+	Principal string         `json:"principal"`
+	DryRun    bool           `json:"dryRun"`
+	Counts    map[string]int `json:"counts"`
+	Complete  *bool          `json:"complete"`
 }
 
 const (

@@ -26,6 +26,7 @@ type Commands struct {
 			Event     string `placeholder:"NAME" help:"To this event type."`
 			Origin    string `placeholder:"URL" help:"With endpoints at this scheme, host and port."`
 			State     string `help:"active, paused, suspended or disabled."`
+			URI       string `name:"uri" placeholder:"event://…" help:"That get events with this URI."`
 		} `cmd:"" default:"withargs" api:"GET subscriptions" columns:"id,principal,state,events,target,delivery.last,delivery.lastError" help:"List subscriptions."`
 		Show  ID `cmd:"" api:"GET subscriptions/{id}" help:"Show one, with the status of its deliveries."`
 		Pause struct {
@@ -76,7 +77,8 @@ type Commands struct {
 			URI  string `name:"uri" placeholder:"event://…" help:"With this URI."`
 			Name string `help:"Of this event type."`
 		} `cmd:"" default:"withargs" api:"GET events" columns:"published,id,name,uri,time" help:"List events of a URI or a type that the log has, newest first."`
-		Show struct {
+		Types struct{} `cmd:"" api:"GET event-types" columns:"name,uri,delivery,title" help:"List the event types of the catalog."`
+		Show  struct {
 			ID
 			URI string `name:"uri" placeholder:"event://…" help:"Look for it there only."`
 		} `cmd:"" api:"GET events/{id}" help:"Show one, with its payload."`
@@ -114,7 +116,10 @@ type Commands struct {
 		Flags
 		List struct{} `cmd:"" default:"withargs" api:"GET backends" columns:"name,url,prefix" help:"List them."`
 	} `cmd:"" help:"See the servers behind the gateway."`
-	Overview struct{ Flags } `cmd:"" api:"GET overview" help:"Show counts of what there is, and of the last hour."`
+	Overview struct {
+		Flags
+		Principal string `help:"Show the quotas of this principal, not those of the key's."`
+	} `cmd:"" api:"GET overview" help:"Show counts of what there is and of the last hour, and quotas."`
 }
 
 // ID is the argument of commands for one thing.

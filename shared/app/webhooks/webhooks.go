@@ -88,7 +88,7 @@ func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operati
 		Eraser: eraser,
 		Auth:   c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: subs,
 		Operations: operations, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs,
-		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Log: c.Log,
+		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Most: c.Most, Limited: c.Metrics.LimitReached, Log: c.Log,
 		Backends: func(ctx context.Context, workspace string) (list []admin.Backend, err error) {
 			conf, err := c.Config.Config(ctx)
 			if err != nil || conf == nil {

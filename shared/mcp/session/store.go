@@ -372,5 +372,5 @@ func (s *Store) Remove(ctx context.Context, sess *Session) ([]URI, error) {
 // limitReached names the limit that a request would go over.
 func LimitReached(name string, most int) error {
 	return fault.New(fault.Exhausted, "the limit %s of %d is reached", name, most).
-		With(map[string]any{"limit": name, "max": most})
+		AtLimit(name, float64(most))
 }

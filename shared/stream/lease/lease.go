@@ -18,22 +18,25 @@ import (
 
 // Local gives leases to the streams of one process.
 type Local struct {
-	max int
+	max Max
 
 	mu   sync.Mutex
 	open map[string]*list.List // of superseded, oldest first, by workspace and principal
 }
 
+// Max is how many streams a principal may have open.
+type Max func(ctx context.Context, p auth.Principal) int
+
 // NewLocal bounds the streams of each principal. Nobody is known as the
 // anonymous one, so its streams are not bounded.
-func NewLocal(most int) *Local { return &Local{max: most, open: map[string]*list.List{}} }
+func NewLocal(most Max) *Local { return &Local{max: most, open: map[string]*list.List{}} }
 
 // Take gives a lease, and takes the oldest from a principal that has too many.
-func (l *Local) Take(_ context.Context, p auth.Principal, superseded func()) (release func(), err error) {
+func (l *Local) Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error) {
 	if p.Anonymous {
 		return func() {}, nil
 	}
-	key := p.Workspace + "#" + p.ID
+	key, most := p.Workspace+"#"+p.ID, l.max(ctx, p)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	open := l.open[key]
@@ -41,7 +44,7 @@ func (l *Local) Take(_ context.Context, p auth.Principal, superseded func()) (re
 		open = list.New()
 		l.open[key] = open
 	}
-	if open.Len() >= l.max {
+	for open.Len() >= most {
 		go open.Remove(open.Front()).(func())()
 	}
 	place := open.PushBack(superseded)

@@ -21,6 +21,8 @@ type keeper interface {
 	Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error)
 }
 
+func same(most int) Max { return func(context.Context, auth.Principal) int { return most } }
+
 type held struct {
 	Release func()
 	lost    chan struct{}
@@ -34,8 +36,8 @@ func keepers(t *testing.T, most int) map[string]keeper {
 	}
 	t.Cleanup(func() { _ = db.Close() })
 	return map[string]keeper{
-		"local":  NewLocal(most),
-		"shared": &Shared{DB: db, Max: most, Life: time.Minute, Check: 5 * time.Millisecond},
+		"local":  NewLocal(same(most)),
+		"shared": &Shared{DB: db, Max: same(most), Life: time.Minute, Check: 5 * time.Millisecond},
 	}
 }
 
@@ -107,7 +109,7 @@ func TestAFleetHasRoomForSoMany(t *testing.T) {
 	t.Cleanup(func() { _ = db.Close() })
 	now := time.Now().Truncate(time.Minute)
 	instance := func() *Shared {
-		return &Shared{DB: db, Max: 1000, Fleet: 8, Life: time.Minute, Now: func() time.Time { return now }}
+		return &Shared{DB: db, Max: same(1000), Fleet: 8, Life: time.Minute, Now: func() time.Time { return now }}
 	}
 	var (
 		mu   sync.Mutex

@@ -50,7 +50,7 @@ func over(t *testing.T, test func(t *testing.T, db store.DB, fleet *Shared)) {
 			t.Fatal(err)
 		}
 		defer func() { _ = db.Close() }()
-		test(t, db, &Shared{DB: db, Max: 3, Life: 5 * time.Minute})
+		test(t, db, &Shared{DB: db, Max: same(3), Life: 5 * time.Minute})
 	})
 }
 

@@ -26,7 +26,7 @@ import (
 type Shared struct {
 	DB store.DB
 	// Max is how many streams a principal may have open.
-	Max int
+	Max Max
 	// Fleet is how many all may have; 0 is no bound.
 	Fleet int64
 	// Life is the longest that a stream may be open.
@@ -76,7 +76,7 @@ func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) 
 		Key: principalKey(p, fmt.Sprintf("%016d#%s", now.UnixMicro(), rand.Text())), Expires: now.Add(s.Life + time.Minute),
 	}
 	giveBack := func() { s.tidy("lease", store.Delete(own.Key)) }
-	if err := s.place(ctx, own); err != nil {
+	if err := s.place(ctx, own, s.Max(ctx, p)); err != nil {
 		leave()
 		giveBack() // it may be written
 		return nil, err
@@ -103,7 +103,7 @@ func (s *Shared) overdue(it store.Item) bool {
 func (s *Shared) check() time.Duration { return cmp.Or(s.Check, 15*time.Second) }
 
 // place writes a lease and deletes those beyond the bound.
-func (s *Shared) place(ctx context.Context, own store.Item) error {
+func (s *Shared) place(ctx context.Context, own store.Item, most int) error {
 	if err := s.DB.Write(ctx, store.Put(s.renewed(own))); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "take a lease")
 	}
@@ -126,7 +126,7 @@ func (s *Shared) place(ctx context.Context, own store.Item) error {
 		}
 		q.After = page.Last
 	}
-	over := len(dead) + len(live) - s.Max
+	over := len(dead) + len(live) - most
 	if over <= 0 {
 		return nil
 	}
@@ -149,7 +149,7 @@ func (s *Shared) enter(ctx context.Context) (leave func(), err error) {
 		room -= max(0, items[0].Counts[countStreams])
 	}
 	full := fault.New(fault.Exhausted, "all %d streams of this server are in use", s.Fleet).
-		With(map[string]any{"limit": "streams", "max": s.Fleet})
+		AtLimit("streams", float64(s.Fleet))
 	if room < 1 {
 		return nil, full
 	}

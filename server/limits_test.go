@@ -1,0 +1,193 @@
+package server
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
+// limited is a server whose callers have little: the key of each is its name, and it has a quota of what it is named for.
+func limited(t *testing.T) *Server {
+	return serve(t, func(o *Options) {
+		text := "quotas:\n  - {subscriptions: 7}\n  - {principal: subscriptions, subscriptions: 1}\n  - {principal: streams, streams: 1}\n" +
+			"  - {principal: publishRate, publishRate: 1}\n  - {principal: registrationRate, registrationRate: 0.1}\nkeys:\n"
+		for _, who := range []string{"op", "caller", "subscriptions", "streams", "publishRate", "registrationRate"} {
+			text += fmt.Sprintf("  - {principal: %s, sha256: %s, scopes: [events:read, events:subscribe, events:publish, events:operate]}\n", who, hash(who))
+		}
+		c, err := config.ParseFile("config.yaml", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Config, o.Auth = c, auth.ModeKeys
+	})
+}
+
+// TestLimits meets each limit of docs/reference/limits.md that has a name.
+func TestLimits(t *testing.T) {
+	s := limited(t)
+	answer := func(resp *http.Response) string {
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	send := func(who, method, path, body string) string { return answer(request(t, s, who, method, path, "", body)) }
+	publish := func(who, body string) string { return send(who, "POST", "/events", body) }
+	mcp := func(who, method string, params map[string]any) string { return answer(call(t, s, who, method, params)) }
+	register := func(who string, params map[string]any) string {
+		all := map[string]any{"uris": []string{"event://ci/build-finished"}, "targetUri": "http://127.0.0.1:9/"}
+		for name, v := range params {
+			all[name] = v
+		}
+		return mcp(who, "resources/subscriptions/register", all)
+	}
+	uris := func(n int, format string) (all []string) {
+		for i := range n {
+			all = append(all, fmt.Sprintf(format, i))
+		}
+		return all
+	}
+	listen := func(all []string) string {
+		return mcp("caller", mcpspec.MethodListen, map[string]any{"notifications": map[string]any{"resourceSubscriptions": all}})
+	}
+	const event = `{"uri":"event://ci/build-finished","data":{"build":1,"status":"passed"}}`
+	events := func(n int) string { return "[" + strings.TrimSuffix(strings.Repeat(event+",", n), ",") + "]" }
+	twice := func(f func() string) func() string { return func() string { f(); return f() } }
+
+	meet := map[string]func() string{
+		"publishRate":      func() string { publish("publishRate", events(1000)); return publish("publishRate", event) },
+		"registrationRate": twice(func() string { return register("registrationRate", nil) }),
+		"subscriptions":    twice(func() string { return register("subscriptions", nil) }),
+		"payload": func() string {
+			return publish("caller", `{"uri":"event://ci/build-finished","data":{"text":"`+strings.Repeat("x", 240<<10)+`"}}`)
+		},
+		"nesting": func() string {
+			return publish("caller", `{"uri":"event://ci/build-finished","data":`+strings.Repeat("[", 65)+strings.Repeat("]", 65)+`}`)
+		},
+		"eventsPerRequest": func() string { return publish("caller", events(1001)) },
+		"eventURI": func() string {
+			return publish("caller", `{"uri":"event://ci/`+strings.Repeat("x", 1024)+`","data":{}}`)
+		},
+		"body": func() string {
+			return publish("caller", `"`+strings.Repeat("x", 5<<20)+`"`) + send("caller", "POST", "/mcp", strings.Repeat(" ", 2<<20))
+		},
+		"registrationURIs": func() string {
+			return register("caller", map[string]any{"uris": uris(51, "event://ci/build-finished?%d")})
+		},
+		"targetURL": func() string {
+			return register("caller", map[string]any{"targetUri": "http://127.0.0.1:9/" + strings.Repeat("x", 2048)})
+		},
+		"streamURIs":     func() string { return listen(uris(201, "event://github/acme/r%d/pull_request")) },
+		"streamPatterns": func() string { return listen(uris(21, "event://github/acme%d")) },
+		"liveStreams": func() string {
+			for range 20 {
+				resp := request(t, s, "op", "GET", "/admin/v1/live", "", "")
+				defer func() { _ = resp.Body.Close() }()
+			}
+			return send("op", "GET", "/admin/v1/live", "")
+		},
+		"streams": func() string { superseded(t, s); return `"limit":"streams","max":` }, // it ends the oldest, and refuses nothing
+	}
+	for name, f := range meet {
+		t.Run("OPS-15 "+name, func(t *testing.T) {
+			count := func() float64 { return value(scrape(t, s, "op"), "mcpevents_limits_reached_total", name) }
+			before := count()
+			if answer := f(); !regexp.MustCompile(`"limit": ?"`+name+`"`).MatchString(answer) || !strings.Contains(answer, `"max":`) {
+				t.Errorf("answers %.600s", answer)
+			}
+			if after := count(); after <= before {
+				t.Errorf("counted %g before and %g after", before, after)
+			}
+		})
+	}
+	t.Run("OPS-15 the page of limits has their names", func(t *testing.T) {
+		page, err := os.ReadFile("../docs/reference/limits.md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name := range meet {
+			if !strings.Contains(string(page), "`"+name+"`") {
+				t.Errorf("no %s", name)
+			}
+		}
+		for _, m := range regexp.MustCompile(`(?m)\| `+"`(\\w+)`"+` \|$`).FindAllStringSubmatch(string(page), -1) {
+			if other := m[1] == "conversationRate" || m[1] == "verificationsPerHost"; meet[m[1]] == nil && !other { // met in the tests of their packages
+				t.Errorf("nothing meets %s", m[1])
+			}
+		}
+	})
+	t.Run("OPS-15 the overview tells quotas, and what is used", func(t *testing.T) {
+		for who, want := range map[string]string{
+			"subscriptions": `{"name":"subscriptions","max":1,"used":1},{"name":"streams","max":100},{"name":"publishRate","max":1000},`,
+			"streams":       `{"name":"subscriptions","max":7,"used":0},{"name":"streams","max":1},`,
+			"publishRate":   `{"name":"subscriptions","max":7,"used":0},{"name":"streams","max":100},{"name":"publishRate","max":1},`,
+		} {
+			if got := send("op", "GET", "/admin/v1/overview?principal="+who, ""); !strings.Contains(got, `"principal":"`+who+`","quotas":[`+want) {
+				t.Errorf("%s: %s", who, got)
+			}
+		}
+	})
+}
+
+// request sends one of who has that key.
+func request(t *testing.T, s *Server, who, method, path, rpc, body string) *http.Response {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header = http.Header{"Authorization": {"Bearer " + who}, "Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
+	if rpc != "" {
+		req.Header.Set("Mcp-Protocol-Version", string(mcpspec.V20260728))
+		req.Header.Set("Mcp-Method", rpc)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp
+}
+
+// call calls a method of /mcp.
+func call(t *testing.T, s *Server, who, method string, params map[string]any) *http.Response {
+	t.Helper()
+	params["_meta"] = map[string]any{
+		mcpspec.MetaVersion: mcpspec.V20260728, mcpspec.MetaClient: map[string]string{"name": "test", "version": "1"}, mcpspec.MetaCapabilities: map[string]any{},
+	}
+	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return request(t, s, who, "POST", "/mcp", method, string(body))
+}
+
+// superseded opens two streams of one who may have one, and returns when the first has ended.
+func superseded(t *testing.T, s *Server) {
+	t.Helper()
+	open := func() *bufio.Reader {
+		resp := call(t, s, "streams", mcpspec.MethodListen, map[string]any{"notifications": map[string]any{}})
+		t.Cleanup(func() { _ = resp.Body.Close() })
+		r := bufio.NewReader(resp.Body)
+		if _, err := r.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	first := open()
+	open()
+	if _, err := io.Copy(io.Discard, first); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,99 @@
+package config
+
+import (
+	"cmp"
+	"strings"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
+)
+
+// The names of the quotas, as errors and metrics have them, and quotas of the configuration.
+const (
+	Subscriptions    = "subscriptions"
+	Streams          = "streams"
+	PublishRate      = "publishRate"
+	RegistrationRate = "registrationRate"
+	ConversationRate = "conversationRate"
+)
+
+// QuotaNames lists them.
+func QuotaNames() []string {
+	return []string{Subscriptions, Streams, PublishRate, RegistrationRate, ConversationRate}
+}
+
+// MaxQuotas is the largest number of quotas in a configuration.
+const MaxQuotas = 10_000
+
+// Most is the limit that the settings have under the name of a quota.
+func (l Limits) Most(name string) float64 {
+	switch name {
+	case Subscriptions:
+		return float64(l.Quota)
+	case Streams:
+		return float64(l.Streams)
+	case PublishRate:
+		return l.PublishRate
+	case RegistrationRate:
+		return l.RegistrationRate
+	}
+	return l.ConversationRate
+}
+
+// Most is how much a principal may have: by a quota of its own, one of its workspace, or the settings.
+func (c *Config) Most(name, workspace, principal string, l Limits) float64 {
+	for _, who := range []place{{workspace, principal}, {workspace, ""}} {
+		if most, ok := c.quotas[who][name]; ok {
+			return most
+		}
+	}
+	return l.Most(name)
+}
+
+func (p *parser) quotas(n *strictyaml.Node) {
+	items := p.file.Items(n, `"quotas"`)
+	if len(items) > MaxQuotas {
+		p.file.Add(n.Line, "there are more than %d quotas", MaxQuotas)
+		return
+	}
+	given := places{}
+	p.config.quotas = map[place]map[string]float64{}
+	for _, it := range items {
+		who, most := p.quota(it)
+		if line := given[who]; line > 0 {
+			p.file.Add(it.Line, "a quota: %s of workspace %s already has one in line %d", strictyaml.Clip(cmp.Or(who.name, "each principal")), strictyaml.Clip(who.workspace), line)
+		}
+		given[who] = it.Line
+		p.config.quotas[who] = most
+	}
+}
+
+func (p *parser) quota(n *strictyaml.Node) (who place, most map[string]float64) {
+	who, most = place{workspace: auth.DefaultWorkspace}, map[string]float64{}
+	for _, m := range p.file.Members(n, "a quota") {
+		switch m.Key {
+		case "workspace":
+			if who.workspace = p.file.String(m.Value, "workspace"); !auth.ValidWorkspace(who.workspace) {
+				p.file.Add(m.Line, "workspace: %q is not the name of a workspace", strictyaml.Clip(who.workspace))
+			}
+		case "principal":
+			if who.name = p.file.String(m.Value, "principal"); who.name == "" {
+				p.file.Add(m.Line, "principal: must not be empty; leave it out for each principal of the workspace")
+			}
+		case Subscriptions, Streams:
+			most[m.Key] = float64(p.file.Int(m.Value, m.Key, 1, 1_000_000_000))
+		case PublishRate, RegistrationRate, ConversationRate:
+			var x float64
+			if err := m.Value.Decode(&x); err != nil || !(x >= 0) || x > 1e9 {
+				p.file.Add(m.Line, "%s must be a number a second from 0, which is no limit", m.Key)
+			}
+			most[m.Key] = x
+		default:
+			p.file.Unknown(m, "a quota", append([]string{"workspace", "principal"}, QuotaNames()...)...)
+		}
+	}
+	if len(most) == 0 {
+		p.file.Add(n.Line, "a quota: it has none of %s", strings.Join(QuotaNames(), ", "))
+	}
+	return who, most
+}
