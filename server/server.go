@@ -26,6 +26,7 @@ import (
 	"time"
 
 	sdk "go.opentelemetry.io/otel/sdk/metric"
+	oteltrace "go.opentelemetry.io/otel/trace"
 	"golang.org/x/net/netutil"
 
 	"github.com/mcp-events/mcpevents/shared/admin"
@@ -50,6 +51,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/stream/lease"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/switches"
+	"github.com/mcp-events/mcpevents/shared/trace"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -80,6 +82,9 @@ type Options struct {
 	// Metrics get what GET /metrics serves, such as a reader of OpenTelemetry's that exports. Who
 	// gives them shuts them down.
 	Metrics []sdk.Reader
+	// Traces get spans of what is done with events and backends, such as a provider of OpenTelemetry's SDK; nil makes
+	// none. Who gives it shuts it down.
+	Traces oteltrace.TracerProvider
 	// Log is [slog.Default] if it is nil.
 	Log *slog.Logger
 }
@@ -146,6 +151,9 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if s.metrics, s.core.Metrics, err = newMetrics(o.Metrics); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
 	}
+	if o.Traces != nil {
+		s.core.Tracer = trace.New(o.Traces)
+	}
 	mount, err := s.authenticate(o)
 	if err != nil {
 		return nil, err
@@ -210,7 +218,7 @@ func (s *Server) open(ctx context.Context, o Options) (secrets, error) {
 		if err := os.MkdirAll(path, 0o700); err != nil {
 			return secrets{}, fault.Wrap(fault.Invalid, err, "make the data directory")
 		}
-		path = filepath.Join(path, "mcpevents.db")
+		path = filepath.Join(path, databaseName)
 		if err := checkDatabase(o.Data, path); err != nil {
 			return secrets{}, err
 		}

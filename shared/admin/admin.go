@@ -40,6 +40,7 @@ type Subscriptions interface {
 	Select(ctx context.Context, workspace string, c subscription.Choice, after string, limit int) ([]subscription.Selected, string, error)
 	Find(ctx context.Context, workspace, id string) (*subscription.Selected, error)
 	End(ctx context.Context, workspace, principal, id string) error
+	Enable(ctx context.Context, workspace, principal, id string) (enabled bool, err error)
 	CountStates(ctx context.Context, workspace string, most int) (map[subscription.State]int, error)
 	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
 	SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (bool, error)
@@ -119,6 +120,7 @@ func (h *Handler) endpoints() map[string]map[string]endpoint {
 		"subscriptions/{id}/deliveries": {get: {true, h.listDeliveries}},
 		"deliveries":                    {get: {true, h.listDeliveries}},
 		"dead-letters":                  {get: {true, h.listLetters}},
+		"dead-letters/{id}":             {get: {true, h.readLetter}},
 		"dead-letters/{id}/retry":       {post: {true, h.retryLetter}},
 		"switches":                      {get: {false, h.listSwitches}},
 		"replays":                       {post: {false, h.startReplay}},

@@ -175,16 +175,31 @@ func (h *Handler) listLetters(c *call) (any, error) {
 	return listOf(views, next), nil
 }
 
-func (h *Handler) retryLetter(c *call) (any, error) {
-	missing := fault.New(fault.NotFound, "there is no such dead letter")
-	id := c.PathValue("id")
-	letter, err := h.Operations.Letter(c.Context(), c.who.Workspace, id)
+var errNoLetter = fault.New(fault.NotFound, "there is no such dead letter")
+
+// letter finds the one that is meant, if the caller may see it.
+func (h *Handler) letter(c *call) (*delivery.Letter, error) {
+	l, err := h.Operations.Letter(c.Context(), c.who.Workspace, c.PathValue("id"))
+	if err == nil && (l == nil || !c.operator && l.Principal != c.who.ID) {
+		err = errNoLetter
+	}
+	return l, err
+}
+
+func (h *Handler) readLetter(c *call) (any, error) {
+	l, err := h.letter(c)
 	if err != nil {
 		return nil, err
 	}
-	if letter == nil || !c.operator && letter.Principal != c.who.ID {
-		return nil, missing
+	return viewOfLetter(*l), nil
+}
+
+func (h *Handler) retryLetter(c *call) (any, error) {
+	letter, err := h.letter(c)
+	if err != nil {
+		return nil, err
 	}
+	id := letter.ID
 	s, err := h.subscription(c, letter.Subscription)
 	if fault.Is(err, fault.NotFound) {
 		return nil, fault.New(fault.Conflict, "the subscription of the dead letter has ended")
@@ -195,7 +210,7 @@ func (h *Handler) retryLetter(c *call) (any, error) {
 	err = h.change(c, "dead-letter.retry", id, viewOfLetter(*letter), nil, func() error {
 		done, err := h.Operations.Retry(c.Context(), c.who.Workspace, id, s.Subscription)
 		if err == nil && !done {
-			return missing // somebody was faster
+			return errNoLetter // somebody was faster
 		}
 		return err
 	})

@@ -141,7 +141,13 @@ func (h *Handler) pauseSubscription(c *call) (any, error) {
 
 func (h *Handler) resumeSubscription(c *call) (any, error) {
 	return h.pausing(c, c.PathValue("id"), func(ctx context.Context, s *subscription.Selected) error {
-		return h.setSubscription(c, s, "", false)
+		if s.State != subscription.Disabled {
+			return h.setSubscription(c, s, "", false)
+		}
+		return h.change(c, "subscription.resume", s.ID, viewOf(s), nil, func() error {
+			_, err := h.Subscriptions.Enable(ctx, c.who.Workspace, s.Principal, s.ID)
+			return err
+		})
 	})
 }
 

@@ -23,7 +23,7 @@ import (
 
 // Fanout appends accepted events to the log and finds who wants them.
 func Fanout(c *app.Core) *delivery.Fanout {
-	return &delivery.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics}
+	return &delivery.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer}
 }
 
 // Guard is where webhooks may go.
@@ -76,7 +76,7 @@ func Dispatch(c *app.Core, subs *subscription.Service, terminator *delivery.Term
 ) *delivery.Dispatcher {
 	return delivery.NewDispatcher(&delivery.Dispatcher{
 		DB: c.DB, Queue: c.Queues, Subscriptions: subs, Catalog: delivery.WebhookTypes{Source: c.Catalogs},
-		Poster: sender, Opener: opener, Terminator: terminator, Gate: gate, Switches: set, Options: options, Metrics: c.Metrics, Log: c.Log,
+		Poster: sender, Opener: opener, Terminator: terminator, Gate: gate, Switches: set, Options: options, Metrics: c.Metrics, Tracer: c.Tracer, Log: c.Log,
 	})
 }
 
