@@ -36,7 +36,7 @@ func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 
 // serveAdmin serves the admin API and the console at their own address, or else with the rest, which it returns.
 func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http.Handler {
-	r.admin.Live = s.closing
+	r.admin.Live = s.closing.Done()
 	page, rest := webhooks.Console(&s.core, mode), http.Handler(r.mux)
 	if listener != nil {
 		rest = http.NotFoundHandler()
