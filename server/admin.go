@@ -6,14 +6,12 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/admin"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/console"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
@@ -37,22 +35,16 @@ func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 // serveAdmin serves the admin API and the console at their own address, or else with the rest, which it returns.
 func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http.Handler {
 	r.admin.Live = s.closing.Done()
-	page, rest := webhooks.Console(&s.core, mode), http.Handler(r.mux)
+	configured := r.admin.Backends
+	r.admin.Backends = func(ctx context.Context, workspace string) ([]admin.Backend, error) {
+		list, err := configured(ctx, workspace)
+		return s.asked(ctx, workspace, list), err
+	}
+	rest := http.Handler(r.mux)
 	if listener != nil {
 		rest = http.NotFoundHandler()
 	}
-	handler := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		switch at := req.URL.Path; {
-		case strings.HasPrefix(at, admin.Prefix): // before the mux, which would redirect from what is an origin
-			r.admin.ServeHTTP(w, req)
-		case strings.HasPrefix(at, console.Prefix):
-			page.ServeHTTP(w, req)
-		case at+"/" == console.Prefix:
-			http.Redirect(w, req, console.Prefix, http.StatusPermanentRedirect)
-		default:
-			rest.ServeHTTP(w, req)
-		}
-	})
+	handler := r.admin.Over(webhooks.Console(&s.core, mode).Over(rest))
 	if listener == nil {
 		s.AdminURL = s.URL
 		return handler
@@ -69,17 +61,8 @@ func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http
 	return r.mux
 }
 
-// listBackends are those of a workspace that the configuration has now, each asked whether it answers.
-func (s *Server) listBackends(ctx context.Context, workspace string) (list []admin.Backend, err error) {
-	c, err := s.core.Config.Config(ctx)
-	if err != nil || c == nil {
-		return nil, err
-	}
-	for _, b := range c.Backends {
-		if b.Workspace == workspace {
-			list = append(list, admin.Backend{Name: b.Name, URL: b.URL, Prefix: b.Prefix})
-		}
-	}
+// asked are the backends of a workspace with what each answers.
+func (s *Server) asked(ctx context.Context, workspace string, list []admin.Backend) []admin.Backend {
 	ctx, cancel := context.WithTimeout(ctx, backendPatience)
 	defer cancel()
 	var asked sync.WaitGroup
@@ -96,7 +79,7 @@ func (s *Server) listBackends(ctx context.Context, workspace string) (list []adm
 		})
 	}
 	asked.Wait()
-	return list, nil
+	return list
 }
 
 // backendPatience is how long a backend has to say what it is.

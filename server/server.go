@@ -271,8 +271,8 @@ type roles struct {
 	retry  *delivery.Retry
 	subs   *subscription.Service
 	relay  *relay.Relay
+	admin  *admin.Handler
 
-	admin      *admin.Handler
 	operations *delivery.Operations
 	switches   *switches.Set
 }
@@ -329,7 +329,7 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 	}
 	operations := webhooks.Operations(&s.core)
 	return roles{
-		admin: webhooks.Admin(&s.core, subs, operations, set, s.listBackends), operations: operations, switches: set,
+		admin: webhooks.Admin(&s.core, subs, operations, set), operations: operations, switches: set,
 		mux: s.routes(publishing, identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, subs: subs, relay: s.core.Relay(s.backends),
 	}, nil
 }
@@ -346,15 +346,6 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 
 // Served receives the error that ended the listener, if one does before [Server.Shutdown].
 func (s *Server) Served() <-chan error { return s.served }
-
-// Counters are what was counted since the start, for whoever looks for a fault.
-func (s *Server) Counters() map[string]any {
-	return map[string]any{
-		"database":                 s.db.Engine().Stats(),
-		gateway.MetricDropped:      s.backends.Dropped(),
-		conversation.MetricMissing: s.conversation.Counts(),
-	}
-}
 
 // Shutdown drains: streams get their end, running deliveries finish, and nothing
 // accepted is lost. When ctx ends first, running deliveries are cut off, which come again after the next start, and

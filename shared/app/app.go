@@ -11,6 +11,7 @@
 //	deregister  [Core.Subscriptions]             functions/deregister       /mcp
 //	stream      [Core.Stream], [Core.Endpoint]   functions/stream           /mcp
 //	relay       [Core.Relay]                     functions/relay            one goroutine
+//	admin       webhooks.Admin                   functions/admin            /admin/v1
 //
 // It reads no environment and makes no client: functions/internal/boot and package server do,
 // and fill a Core. Rules of the domain do not enter here either; this package only puts

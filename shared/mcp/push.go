@@ -57,7 +57,7 @@ func (st *streams) openPush(ctx context.Context, c *call) (*push, error) {
 	// The body of the request must not live as long as the stream.
 	w.Arguments = bytes.Clone(w.Arguments)
 	p := &push{
-		streamWriter: &streamWriter{streams: st, principal: c.principal, header: c.request.Header},
+		streamWriter: &streamWriter{kind: kindEvents, streams: st, principal: c.principal, header: c.request.Header},
 		selected:     w, version: c.version,
 	}
 	p.framing = p

@@ -243,6 +243,7 @@ func (e *Endpoint) receive(w http.ResponseWriter, c *call) (batch []json.RawMess
 		return refuse(http.StatusBadRequest, c.msg.ID, bad)
 	}
 	c.meta = jsonrpc.Member(c.msg.Params, "_meta")
+	c.inTrace()
 	return nil, true
 }
 

@@ -12,11 +12,16 @@ import (
 // Start serves invocations by a handler that [lambda.Start] takes, until Lambda ends the process. Spans and
 // metrics are written after an invocation, and what is left of them at the end.
 func (p *Process) Start(handler any) {
-	lambda.StartWithOptions(measured{lambda.NewHandler(handler), p}, lambda.WithEnableSIGTERM(func() {
+	lambda.StartWithOptions(measured{lambda.NewHandler(handler), p}, p.Ending())
+}
+
+// Ending writes what is left of the metrics before Lambda ends the process.
+func (p *Process) Ending() lambda.Option {
+	return lambda.WithEnableSIGTERM(func() {
 		p.emf.Close(context.Background())
 		p.sendSpans(context.Background())
 		os.Exit(0)
-	}))
+	})
 }
 
 // flushTime is how long an invocation may take for its spans, so that a collector which does not answer costs little.

@@ -5,7 +5,6 @@ package webhooks
 import (
 	"cmp"
 	"context"
-	"net/http"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/admin"
@@ -81,16 +80,28 @@ func Dispatch(c *app.Core, subs *subscription.Service, terminator *delivery.Term
 }
 
 // Admin serves the operators. Subs need not be able to make subscriptions; nothing is attempted here.
-func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operations, set *switches.Set, backends func(context.Context, string) ([]admin.Backend, error)) *admin.Handler {
+func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operations, set *switches.Set) *admin.Handler {
 	return admin.New(admin.Options{
 		Auth: c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: subs,
 		Operations: operations, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs,
-		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Backends: backends, Log: c.Log,
+		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Log: c.Log,
+		Backends: func(ctx context.Context, workspace string) (list []admin.Backend, err error) {
+			conf, err := c.Config.Config(ctx)
+			if err != nil || conf == nil {
+				return nil, err
+			}
+			for _, b := range conf.Backends {
+				if b.Workspace == workspace {
+					list = append(list, admin.Backend{Name: b.Name, URL: b.URL, Prefix: b.Prefix})
+				}
+			}
+			return list, nil
+		},
 	})
 }
 
 // Console serves the operators' page, which uses the admin API.
-func Console(c *app.Core, mode auth.Mode) http.Handler {
+func Console(c *app.Core, mode auth.Mode) *console.Handler {
 	o := console.Options{Auth: mode}
 	if server, ok := c.Auth.(interface {
 		Endpoints(context.Context) (authorize, token string, err error)

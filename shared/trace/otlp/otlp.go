@@ -28,6 +28,9 @@ import (
 // Path is where a collector takes spans by HTTP.
 const Path = "/v1/traces"
 
+// MetricNotSent is the metric of batches of spans that were lost.
+const MetricNotSent = "SpansNotSent"
+
 const (
 	// sendTime bounds one request.
 	sendTime = 5 * time.Second
@@ -62,7 +65,7 @@ func Provider(o Options) (*sdk.TracerProvider, error) {
 	}
 	e := &exporter{
 		url: strings.TrimSuffix(o.Endpoint, "/") + Path, options: o,
-		failed: metric.Tally{Name: "SpansNotSent", Text: "spans not sent", Log: o.Log},
+		failed: metric.Tally{Name: MetricNotSent, Text: "spans not sent", Log: o.Log},
 	}
 	return sdk.NewTracerProvider(
 		sdk.WithBatcher(e, sdk.WithMaxQueueSize(queued), sdk.WithMaxExportBatchSize(batch), sdk.WithBatchTimeout(time.Second)),
