@@ -84,11 +84,14 @@ test-release: ## run all tests as make test-full does, the large ones (kills und
 	MCPEVENTS_TEST_FULL=1 $(MAKE) test-full
 
 # The tests install what they start (DynamoDB Local, ElasticMQ, MiniStack, npm and
-# Python packages) below the user cache directory; these programs they cannot install.
+# Python packages) below the user cache directory; these programs they cannot install. Chromium they
+# install with apt-get if they run as root.
 .PHONY: prerequisites
 prerequisites:
 	@missing=; for program in go gcc git java javac mvn node npm python3; do \
 	  command -v $$program >/dev/null || missing="$$missing $$program"; done; \
+	command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; } || missing="$$missing chromium"; \
 	if [ -n "$$missing" ]; then \
 	  echo "the tests need, and this machine lacks:$$missing (see \"Prerequisites\" in README.md)" >&2; exit 1; fi
 

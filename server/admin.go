@@ -34,7 +34,7 @@ func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 
 // serveAdmin serves the admin API and the console at their own address, or else with the rest, which it returns.
 func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http.Handler {
-	r.admin.Live = s.closing
+	r.admin.Live = s.closing.Done()
 	configured := r.admin.Backends
 	r.admin.Backends = func(ctx context.Context, workspace string) ([]admin.Backend, error) {
 		list, err := configured(ctx, workspace)

@@ -123,7 +123,8 @@ type Server struct {
 	terminator   *delivery.Terminator
 	conversation *conversation.Service
 
-	closing chan struct{} // closed when it shuts down
+	closing context.Context // ends when it shuts down
+	close   context.CancelFunc
 	stop    context.CancelFunc
 	workers sync.WaitGroup
 	undo    []func() // closes what was opened, if a later step of the start fails
@@ -147,7 +148,8 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 2), closing: make(chan struct{})}
+	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 2)}
+	s.closing, s.close = context.WithCancel(context.WithoutCancel(ctx))
 	if s.metrics, s.core.Metrics, err = newMetrics(o.Metrics); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
 	}
@@ -349,7 +351,7 @@ func (s *Server) Served() <-chan error { return s.served }
 // accepted is lost. When ctx ends first, running deliveries are cut off, which come again after the next start, and
 // Shutdown returns some seconds later at the latest.
 func (s *Server) Shutdown(ctx context.Context) error {
-	close(s.closing)
+	s.close()
 	err := s.endpoint.Close(ctx)
 	if s.listening != nil {
 		stopped := s.listening.Shutdown(ctx)

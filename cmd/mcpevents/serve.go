@@ -23,7 +23,7 @@ type ServeCmd struct {
 	Own     map[string]string `name:"workspace-catalog" placeholder:"WORKSPACE=FILE;…" help:"Event types of a workspace that has its own instead of those of --catalog."`
 	Config  string            `placeholder:"FILE" help:"Keys and backends."`
 	Auth    string            `default:"none" enum:"none,keys,jwt" help:"How callers are authenticated: none (loopback only), keys, jwt."`
-	Admin   string            `name:"admin-addr" placeholder:"ADDR" help:"Serve the admin API at this address instead of --addr."`
+	Admin   string            `name:"admin-addr" placeholder:"ADDR" help:"Serve the admin API and the console at this address instead of --addr."`
 	// AllowBreaking confirms what would end subscriptions.
 	AllowBreaking bool          `help:"Use a changed catalog even if it ends live webhook subscriptions, because their event type is removed, has an incompatible schema, or is no longer for them. Otherwise such a change is refused and logged."`
 	Debug         string        `name:"debug-addr" placeholder:"ADDR" help:"Serve profiles (net/http/pprof) at this loopback address."`

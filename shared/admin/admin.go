@@ -39,6 +39,7 @@ var openAPI []byte
 // Subscriptions is what the API asks of subscriptions. [subscription.Service] implements it.
 type Subscriptions interface {
 	Select(ctx context.Context, workspace string, c subscription.Choice, after string, limit int) ([]subscription.Selected, string, error)
+	Covering(ctx context.Context, workspace, entry, uri, after string, limit int) ([]subscription.Selected, string, error)
 	Find(ctx context.Context, workspace, id string) (*subscription.Selected, error)
 	End(ctx context.Context, workspace, principal, id string) error
 	Enable(ctx context.Context, workspace, principal, id string) (enabled bool, err error)

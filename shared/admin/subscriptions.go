@@ -71,16 +71,7 @@ func (h *Handler) listSubscriptions(c *call) (any, error) {
 		}
 		choice.Principal = c.who.ID
 	}
-	if choice.URI != "" && choice.Event == "" { // so that the store looks among those of the type alone
-		cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
-		if err != nil {
-			return nil, err
-		}
-		if entry, _, ok := cat.Match(choice.URI); ok {
-			choice.Event = entry.Name
-		}
-	}
-	found, next, err := h.Subscriptions.Select(c.Context(), c.who.Workspace, choice, after, limit)
+	found, next, err := h.selected(c, choice, after, limit)
 	if err != nil {
 		return nil, err
 	}
@@ -89,6 +80,23 @@ func (h *Handler) listSubscriptions(c *call) (any, error) {
 		views = append(views, viewOf(&found[i]))
 	}
 	return listOf(views, next), nil
+}
+
+// selected are subscriptions of a choice. Those that get an event of a URI lie in two lists, if nothing narrows more.
+func (h *Handler) selected(c *call, choice subscription.Choice, after string, limit int) ([]subscription.Selected, string, error) {
+	ctx, workspace := c.Context(), c.who.Workspace
+	if choice.URI == "" || choice != (subscription.Choice{URI: choice.URI}) {
+		return h.Subscriptions.Select(ctx, workspace, choice, after, limit)
+	}
+	cat, err := h.Catalogs.Catalog(ctx, workspace)
+	if err != nil {
+		return nil, "", err
+	}
+	entry, _, ok := cat.Match(choice.URI)
+	if !ok {
+		return nil, "", nil
+	}
+	return h.Subscriptions.Covering(ctx, workspace, entry.Name, choice.URI, after, limit)
 }
 
 // subscription finds the one that is meant, if the caller may see it.

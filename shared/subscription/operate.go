@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -92,7 +93,8 @@ type Choice struct {
 	Event     string // name of the event type
 	Origin    string // of the target
 	State     State  // that of [Subscription.Effective]
-	URI       string // of an event that it is to get
+	URI       string // of an event that it is to get, see also [Service.Covering]
+	parents   bool   // only those to a parent
 }
 
 // MaxSelected is how many subscriptions a page of [Service.Select] looks at.
@@ -117,6 +119,8 @@ func (s *Service) Select(ctx context.Context, workspace string, c Choice, after 
 		q.Partition = stateKey(workspace, c.State, "-").Partition
 	case c.Origin != "":
 		q.Partition = originKey(workspace, c.Origin, "-").Partition
+	case c.parents:
+		q.Partition = listKey(workspace, parentsScope, "-").Partition
 	case c.Event != "":
 		q.Partition = listKey(workspace, Scope(c.Event), "-").Partition
 	default:
@@ -158,6 +162,33 @@ func (s *Service) Select(ctx context.Context, workspace string, c Choice, after 
 		next = page.Last
 	}
 	return subs, next, nil
+}
+
+// parentsAfter begins the place of a page of [Service.Covering] that is among those to parents.
+const parentsAfter = "~"
+
+// Covering returns the subscriptions that are to get an event of a type with a URI, as [Service.Select] does: first those to
+// the type, then those to a parent of the URI alone.
+func (s *Service) Covering(ctx context.Context, workspace, entry, uri, after string, limit int) (subs []Selected, next string, err error) {
+	after, parents := strings.CutPrefix(after, parentsAfter)
+	if !parents {
+		if subs, next, err = s.Select(ctx, workspace, Choice{Event: entry, URI: uri}, after, limit); err != nil || next != "" {
+			return subs, next, err
+		}
+		if after = ""; len(subs) >= limit {
+			return subs, parentsAfter, nil
+		}
+	}
+	more, next, err := s.Select(ctx, workspace, Choice{URI: uri, parents: true}, after, limit-len(subs))
+	for _, sub := range more {
+		if !(Choice{Event: entry}).takes(sub.Subscription) {
+			subs = append(subs, sub)
+		}
+	}
+	if next != "" {
+		next = parentsAfter + next
+	}
+	return subs, next, err
 }
 
 func (c Choice) takes(s *Subscription) bool {

@@ -31,7 +31,7 @@ func TestDidItArrive(t *testing.T) {
 	if got := row("/ok"); !strings.Contains(got, "reached at the first attempt") {
 		t.Errorf("OPS-11 got %q", got)
 	}
-	if got := row(gone); !strings.Contains(got, "given up 1 attempt; the endpoint answered with an error of the 4xx class") {
+	if got := row(gone); !strings.Contains(got, "given up 1 attempt; the endpoint answered 4xx") {
 		t.Errorf("OPS-11 got %q", got)
 	}
 	if got := row(late); !strings.Contains(got, "not for it it subscribed later") {

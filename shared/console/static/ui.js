@@ -125,9 +125,9 @@ export async function act(done, doing) {
 
 const causes = {
   connection_refused: 'the endpoint refused the connection', timeout: 'the endpoint did not answer in time', tls_error: 'its certificate or TLS was not accepted',
-  dns_error: 'its host name was not found', blocked: 'its address is not allowed as a target', http_4xx: 'the endpoint answered with an error of the 4xx class',
-  http_5xx: 'the endpoint answered with an error of the 5xx class', challenge_failed: 'the endpoint did not prove that it wants the events',
-  expired: 'the event was no longer stored', internal: 'a failure of this server',
+  dns_error: 'its host name was not found', blocked: 'its address is not allowed as a target', http_4xx: 'the endpoint answered 4xx',
+  http_5xx: 'the endpoint answered 5xx', challenge_failed: 'the endpoint did not prove that it wants the events',
+  aborted: 'the attempt was cut off', expired: 'the event was no longer stored', internal: 'a failure of this server',
 };
 
 export const cause = (category) => causes[category] || category || '';

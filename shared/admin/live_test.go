@@ -1,0 +1,156 @@
+package admin_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/sse"
+)
+
+// watch opens a live stream; ticks come until it ends.
+func (f *fixture) watch(who string) <-chan object {
+	f.Helper()
+	resp, err := f.send("GET", "live", who, "")
+	if err != nil {
+		f.Fatal(err)
+	}
+	if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != sse.ContentType {
+		f.Fatalf("got %d as %s", resp.StatusCode, resp.Header.Get("Content-Type"))
+	}
+	f.Cleanup(func() { _ = resp.Body.Close() })
+	ticks := make(chan object, 100)
+	go func() {
+		defer close(ticks)
+		r := sse.NewReader(resp.Body, 1<<20)
+		for {
+			e, err := r.Next()
+			if err != nil {
+				return
+			}
+			var tick object
+			if e.Name == "tick" && json.Unmarshal(e.Data, &tick) == nil {
+				ticks <- tick
+			}
+		}
+	}()
+	return ticks
+}
+
+// TestLive: OPS-11. The live stream tells of events and attempts, once, to operators of their workspace.
+func TestLive(t *testing.T) {
+	f := start(t, nil)
+	f.subscribe("alice", "/a", built)
+	f.publish(built, "evt_before")
+	f.eventually("the delivery", func() bool { return len(f.list("op", "deliveries?event=evt_before").Items) == 1 })
+	time.Sleep(5 * time.Millisecond) // so that it is before the stream by the clock
+	ticks, foreign := f.watch("op"), f.watch("foreign")
+	time.Sleep(5 * time.Millisecond)
+	f.publish(built, "evt_1")
+	f.publish("event://incidents/new/created", "evt_2") // of a URI that is new
+	got := map[string]int{}
+	for end := time.After(patience); got["evt_1"] < 2 || got["evt_2"] < 1; {
+		select {
+		case tick := <-ticks:
+			for list, member := range map[string]string{"deliveries": "event", "events": "id"} {
+				for _, it := range tick[list].([]any) {
+					got[it.(object)[member].(string)]++
+				}
+			}
+			if tick["attempts"].(float64) < float64(len(tick["deliveries"].([]any))) || tick["published"].(float64) != float64(len(tick["events"].([]any))) {
+				t.Errorf("OPS-11 the counts of %v are not those of its lists", tick)
+			}
+		case <-end:
+			t.Fatalf("OPS-11 got %v", got)
+		}
+	}
+	for end := time.After(2 * time.Second); ; { // later looks do not repeat it
+		select {
+		case tick := <-ticks:
+			t.Errorf("OPS-11 once more: %v", tick)
+			continue
+		case tick := <-foreign:
+			t.Errorf("OPS-11 another workspace sees %v", tick)
+			continue
+		case <-end:
+		}
+		break
+	}
+	if got["evt_1"] != 2 || got["evt_2"] != 1 || got["evt_before"] != 0 {
+		t.Errorf("OPS-11 got %v, want evt_1 as an event and an attempt, and evt_2 as an event", got)
+	}
+	t.Run("OPS-11 owners have none", func(t *testing.T) { f.call("alice", "GET", "live", "", 403, nil) })
+	t.Run("OPS-11 there is a bound", func(t *testing.T) {
+		for range 18 {
+			f.watch("op")
+		}
+		if raw := f.call("op", "GET", "live", "", 429, nil); !strings.Contains(string(raw), "20 live streams") {
+			t.Errorf("got %s", raw)
+		}
+	})
+	t.Run("OPS-11 a shutdown ends them", func(t *testing.T) {
+		begun := time.Now()
+		if err := f.s.Shutdown(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(begun); took > 5*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// TestFigures: OPS-11. The overview has what charts are drawn from, and who fails.
+func TestFigures(t *testing.T) {
+	f := start(t, nil)
+	f.subscribe("alice", "/a", built)
+	f.answerWith(413)
+	f.publish(built, "evt_1")
+	f.eventually("its record", func() bool { return len(f.list("op", "deliveries").Items) == 1 })
+	var o struct {
+		Recent struct{ Series, Failing []object }
+	}
+	f.call("op", "GET", "overview", "", 200, &o)
+	if s := o.Recent.Series; len(s) != 1 || s[0]["attempts"] != 1.0 || s[0]["failed"] != 1.0 {
+		t.Errorf("OPS-11 the series is %v", s)
+	}
+	if l := o.Recent.Failing; len(l) != 1 || l[0]["origin"] != f.hold.URL || l[0]["category"] != "http_4xx" {
+		t.Errorf("OPS-11 failing: %v", l)
+	}
+	types := f.list("op", "event-types")
+	if !strings.Contains(ids(types, "name"), "ci.build_finished") || !strings.Contains(ids(types, "uri"), "event://github/{owner}/{repo}/pull_request") {
+		t.Errorf("OPS-11 event types: %v", types.Items)
+	}
+}
+
+// TestThoseOfAnEvent: OPS-11. Who is to get an event: those to its type, and those to a parent, each once.
+func TestThoseOfAnEvent(t *testing.T) {
+	f := start(t, nil)
+	const uri = "event://incidents/api/created"
+	want := []string{f.subscribe("alice", "/1", "event://incidents/api"), f.subscribe("bob", "/2", uri), f.subscribe("alice", "/3", uri, "event://incidents")}
+	f.subscribe("alice", "/4", "event://incidents/web/created")
+	f.subscribe("alice", "/5", "event://incidents/web")
+	for _, limit := range []string{"1", "2", "50"} {
+		var got []string
+		for next := ""; ; {
+			l := f.list("op", "subscriptions?uri="+uri+"&limit="+limit+"&cursor="+next)
+			got = append(got, strings.Fields(ids(l, "id"))...)
+			if next = l.Next; next == "" {
+				break
+			}
+		}
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("OPS-11 by %s: got %v, want %v", limit, got, want)
+		}
+	}
+	if l := f.list("bob", "subscriptions?uri="+uri); len(l.Items) != 1 {
+		t.Errorf("OPS-11 an owner sees %v", l.Items)
+	}
+	if l := f.list("op", "subscriptions?uri=event://none"); len(l.Items) != 0 {
+		t.Errorf("OPS-11 got %v", l.Items)
+	}
+}

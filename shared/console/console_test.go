@@ -1,0 +1,76 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// ask gets a path of the console.
+func ask(h http.Handler, method, path string, header ...string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(method, path, nil)
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+// TestSignIn: OPS-11. The page learns where to sign in, and may call that host and no other.
+func TestSignIn(t *testing.T) {
+	var failed error
+	asked := 0
+	h := New(Options{Auth: "jwt", Client: &Client{
+		Issuer: "https://id.example.com/", ID: "console", Scopes: []string{"events:operate"}, Resource: "https://events.example.com/mcp",
+		Endpoints: func(context.Context) (string, string, error) {
+			asked++
+			return "https://id.example.com/authorize", "https://tokens.example.com/token?x=1", failed
+		},
+	}}, slog.New(slog.DiscardHandler))
+	t.Run("OPS-11 a server that does not answer leaves the page as it is", func(t *testing.T) {
+		failed = errors.New("down")
+		w := ask(h, "GET", "/console/config.json")
+		if got := strings.TrimSpace(w.Body.String()); got != `{"auth":"jwt","client":true}` {
+			t.Errorf("got %s", got)
+		}
+	})
+	failed, h.until = nil, h.until.Add(-fresh)
+	t.Run("OPS-11 the policy names the host of the token endpoint", func(t *testing.T) {
+		for range 3 {
+			w := ask(h, "GET", "/console/")
+			if policy := w.Header().Get("Content-Security-Policy"); !strings.Contains(policy, "connect-src 'self' https://tokens.example.com;") {
+				t.Errorf("got %s", policy)
+			}
+		}
+		if asked != 2 {
+			t.Errorf("the authorization server was asked %d times, want once for the failure and once more", asked)
+		}
+		want := `{"auth":"jwt","client":true,"signIn":{"issuer":"https://id.example.com/","clientId":"console","scopes":["events:operate"],` +
+			`"resource":"https://events.example.com/mcp","authorizationEndpoint":"https://id.example.com/authorize","tokenEndpoint":"https://tokens.example.com/token?x=1"}}`
+		if got := strings.TrimSpace(ask(h, "GET", "/console/config.json").Body.String()); got != want {
+			t.Errorf("got %s", got)
+		}
+	})
+}
+
+// TestFiles: OPS-11. Files are known again by their tag, and read only.
+func TestFiles(t *testing.T) {
+	h := New(Options{Auth: "keys"}, slog.New(slog.DiscardHandler))
+	first := ask(h, "GET", "/console/app.js")
+	if again := ask(h, "GET", "/console/app.js", "If-None-Match", first.Header().Get("ETag")); first.Code != 200 || again.Code != 304 || again.Body.Len() != 0 {
+		t.Errorf("OPS-11 got %d, then %d", first.Code, again.Code)
+	}
+	if w := ask(h, "POST", "/console/"); w.Code != 405 || w.Header().Get("Allow") == "" {
+		t.Errorf("OPS-11 POST: got %d", w.Code)
+	}
+	for name, f := range h.files {
+		if strings.HasSuffix(name, ".html") && (strings.Contains(string(f.content), "style=") || strings.Contains(string(f.content), "<script>") || strings.Contains(string(f.content), "//")) {
+			t.Errorf("OPS-11 %s has something inline, or of another host", name)
+		}
+	}
+}
