@@ -77,14 +77,11 @@ func (s *Server) logChanges(ctx context.Context, done apply.Outcome, f apply.Fil
 		if !c.Changed {
 			continue
 		}
-		workspace, types := c.Workspace, 0
-		if workspace == catalog.Shared {
-			workspace = ""
-		}
+		types := 0
 		if now := f.Catalogs[c.Workspace]; now != nil {
 			types = len(now.Entries())
 		}
-		s.core.Log.Info("catalog reloaded", "workspace", workspace, "event_types", types)
+		s.core.Log.Info("catalog reloaded", "workspace", c.Workspace, "event_types", types)
 		for _, change := range c.Changes {
 			level := slog.LevelInfo
 			if change.Breaking {

@@ -43,13 +43,14 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	registerHook(t, e)
-	const want = "1 live webhook subscriptions: 1 in workspace default because ci.build_finished changed incompatibly; --allow-breaking lets it"
+	const want = "1 live webhook subscriptions: 1 in workspace default because ci.build_finished changed incompatibly (the payload schema changes at /required (branch)); --allow-breaking lets it"
 	if err := use(breaking); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) {
 		t.Fatalf("got %v", err)
 	}
 	if err := use(with("description: A build", "description: Any build")); err != nil {
 		t.Errorf("a change that ends nothing: %v", err)
 	}
+	log.await(t, `"msg":"catalog reloaded","workspace":"*"`, 1)
 	if n := strings.Count(log.String(), `"msg":"files reloaded","catalog_changed":true`); n != 3 {
 		t.Errorf("%d reloads are logged, want 3:\n%s", n, log)
 	}

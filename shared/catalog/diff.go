@@ -178,7 +178,7 @@ func incompatible(a, b any, at string) string {
 		if reflect.DeepEqual(a, b) {
 			return ""
 		}
-		return at + "/"
+		return unequal(a, b, at)
 	}
 	keys := map[string]bool{}
 	for k := range x {
@@ -204,7 +204,7 @@ func incompatible(a, b any, at string) string {
 				return here + "/"
 			}
 		case !inOld || !inNew:
-			return here + "/"
+			return unequal(old, next, here)
 		default:
 			if p := incompatible(old, next, here); p != "" {
 				return p
@@ -212,6 +212,25 @@ func incompatible(a, b any, at string) string {
 		}
 	}
 	return ""
+}
+
+// unequal is the pointer with the values that only one of two lists has, such as required members.
+func unequal(a, b any, at string) string {
+	x, _ := a.([]any)
+	y, _ := b.([]any)
+	in := func(list []any, v any) bool {
+		return slices.ContainsFunc(list, func(w any) bool { return reflect.DeepEqual(v, w) })
+	}
+	var odd []string
+	for _, v := range slices.Concat(x, y) {
+		if in(x, v) != in(y, v) {
+			odd = append(odd, fmt.Sprint(v))
+		}
+	}
+	if len(odd) == 0 {
+		return at + "/"
+	}
+	return fmt.Sprintf("%s (%s)", at, strings.Join(odd, ", "))
 }
 
 // sameMembers compares mappings of names to schemas: names may be added.

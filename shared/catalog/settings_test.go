@@ -135,8 +135,8 @@ func TestDiff(t *testing.T) {
 		"no schema":            {schema(base), schema(), "! the payload schema is removed"},
 		"an optional property": {schema(base), schema(strings.Replace(base, "]}}", "]}, b: {type: string}}", 1)), "+ the payload schema gains optional properties or annotations"},
 		"an annotation":        {schema(base), schema(strings.Replace(base, "enum:", "title: A, enum:", 1)), "+ the payload schema gains optional properties or annotations"},
-		"a required property":  {schema(base), schema(strings.Replace(base, "[a]", "[a, b]", 1)), "! the payload schema changes at /required"},
-		"a value more":         {schema(base), schema(strings.Replace(base, "[x, y]", "[x, y, z]", 1)), "! the payload schema changes at /properties/a/enum"},
+		"a required property":  {schema(base), schema(strings.Replace(base, "[a]", "[a, b]", 1)), "! the payload schema changes at /required (b)"},
+		"a value more":         {schema(base), schema(strings.Replace(base, "[x, y]", "[x, y, z]", 1)), "! the payload schema changes at /properties/a/enum (z)"},
 		"a property less":      {schema(base), schema("payloadSchema: {type: object, required: [a], properties: {}}"), "! the payload schema changes at /properties/a"},
 		"closed":               {schema(base), schema(strings.Replace(base, "type: object", "type: object, additionalProperties: false", 1)), "! the payload schema changes at /additionalProperties"},
 	} {

@@ -97,12 +97,27 @@ func (e *Terminator) endingsOf(ctx context.Context, workspace string, next catal
 			}
 		}
 	}
+	changes := catalog.Diff(used, cat)
 	var out []Ending
 	for reason, n := range reasons {
-		out = append(out, Ending{workspace, reason, n})
+		out = append(out, Ending{workspace, withChanges(reason, changes), n})
 	}
 	slices.SortFunc(out, func(a, b Ending) int { return cmp.Compare(a.Reason, b.Reason) })
 	return out, nil
+}
+
+// withChanges adds to the reason of an end what changed about its event type.
+func withChanges(reason string, changes []catalog.Change) string {
+	var what []string
+	for _, c := range changes {
+		if c.Breaking && reason == fault.Public(subscription.SchemaChanged(c.Event, "")) {
+			what = append(what, c.What)
+		}
+	}
+	if len(what) == 0 {
+		return reason
+	}
+	return fmt.Sprintf("%s (%s)", reason, strings.Join(what, ", "))
 }
 
 // gone reports whether a subscription's principal has no key that lets it subscribe.

@@ -17,7 +17,7 @@ func TestWhatACatalogWouldEnd(t *testing.T) {
 		before bool // none is in use: the database is of a version before
 		want   string
 	}{
-		"a member that is required":        {change: []string{payload, required}, want: "would end 2 live webhook subscriptions: 2 in workspace default because ci.build_finished changed incompatibly;"},
+		"a member that is required":        {change: []string{payload, required}, want: "would end 2 live webhook subscriptions: 2 in workspace default because ci.build_finished changed incompatibly (the payload schema changes at /required (ok));"},
 		"the same, which is in use":        {change: []string{payload, required}, used: true},
 		"the same, after a version before": {change: []string{payload, required}, before: true, want: "would end 2 live webhook subscriptions"},
 		"an event type that is gone":       {change: []string{"ci.build_finished", "ci.renamed"}, want: "2 in workspace default because the event type ci.build_finished was removed"},

@@ -572,7 +572,7 @@ func (x *calling) question(t *testing.T) (id string, text string) {
 	return m.ID, text
 }
 
-// GWN-10, GWN-11, GWN-12: a question comes with an id that nobody can guess; whatever the answer is
+// GWN-10, GWN-11, GWN-12: a question comes with an id that cannot be guessed; whatever the answer is
 // and wherever it comes in, the backend gets it under the id as it wrote it; behind it nothing is left.
 func TestAnswersFindTheirWayBack(t *testing.T) {
 	for _, id := range []string{`7`, `"s"`, `"a\u0062<&>\u2028é"`, `9007199254740993`, `123456789012345678901234567890`, `1.50`, `-1E+2`, `0`, `""`} {
@@ -759,7 +759,7 @@ func TestLateAnswerGoesWithTheCall(t *testing.T) {
 	}
 }
 
-// GWN-10, GWN-17: a client is not asked what it did not declare; the backend is told so.
+// GWN-10, GWN-17: a client is not asked what it did not declare; the backend gets an error that says so.
 func TestClientIsNotAskedWhatItDidNotDeclare(t *testing.T) {
 	s := asking(t, `"q"`)
 	g := gatewayOver(t, memory(t), at("b", s))
@@ -867,7 +867,7 @@ func TestChangedRootsReachTheClientsSessions(t *testing.T) {
 	}
 }
 
-// GWN-16: a session's log level is told to the backends that it has sessions with, and to those it begins later.
+// GWN-16: a session's log level is sent to the backends that it has sessions with, and to those it begins later.
 func TestLogLevelIsTold(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{}`) } })
 	late := newScripted(t, func(s *scripted) { s.lists = oneTool("late"); s.call = func(t *turn) { t.result(`{}`) } })

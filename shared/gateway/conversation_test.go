@@ -26,7 +26,7 @@ func listener(t *testing.T, stateless bool, call func(*turn)) *scripted {
 
 const tellsUser = "conversation/userMessage"
 
-// CNV-03: a backend is told by conversation/userMessage in its own revision, if it declared to want
+// CNV-03: a backend is notified by conversation/userMessage in its own revision, if it declared to want
 // that: with a session that begins lazily and is used again, or with what 2026-07-28 needs.
 func TestConverse(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
@@ -74,7 +74,7 @@ func TestConverse(t *testing.T) {
 	}
 }
 
-// CNV-03: a backend that is not asked for, refuses, or is another's is told apart, and nothing that it
+// CNV-03: a backend that is not asked for, refuses, or is another's has its own error, and nothing that it
 // or the caller said is in the error.
 func TestConverseFails(t *testing.T) {
 	refuses := listener(t, true, func(x *turn) { x.write(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"marigold"}}`, x.ID) })
@@ -125,7 +125,7 @@ func TestConverseIsCancelled(t *testing.T) {
 }
 
 // CNV-03: a backend to which a session takes longer to begin than a message may wait is ready for the next one,
-// once it was prepared; the session is the one that messages are told in.
+// once it was prepared; the session is the one that messages are sent in.
 func TestPrepare(t *testing.T) {
 	const budget = 100 * time.Millisecond
 	b := listener(t, false, func(x *turn) { x.result(`{"context":"known"}`) })

@@ -157,7 +157,7 @@ func TestDroppedNotificationsAreCounted(t *testing.T) {
 				s.notify(`{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage"}`)
 				s.notify(`{"jsonrpc":"2.0","method":"notifications/resources/updated"}`)
 				s.notify(`{"jsonrpc":"2.0","method":"notifications/progress"}`)
-				s.notify(`{"jsonrpc":"2.0","method":"notifications/message"}`) // for nobody, and no fault
+				s.notify(`{"jsonrpc":"2.0","method":"notifications/message"}`) // without a receiver, and no fault
 			}
 			want := map[string]int64{upstream.NotJSON: 2 * each, "it asks a client outside of a call": each, "an update without a URI, or too large": each, "its method is none that is relayed": each}
 			until(t, "all are counted", func() bool { return maps.Equal(g.Dropped()["default/b"], want) })

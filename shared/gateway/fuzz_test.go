@@ -19,7 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
-// scribe is a backend without a network that answers calls, or streams, with whatever bytes it is told.
+// scribe is a backend without a network that answers calls, or streams, with whatever bytes it is given.
 // "$ID" and "$TOKEN" stand for those of the request.
 type scribe struct {
 	stateless bool

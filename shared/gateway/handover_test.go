@@ -44,7 +44,7 @@ func running(t *testing.T, by string, g *Gateway, l log, change func(*relay.Rela
 
 // GWN-03, GWN-04: a process whose time is bounded hands a backend over in the last part of that time: the
 // next one listens before it stops. Of updates that come all the time none is lost, and the changes of
-// lists before it are not told again. One that comes when nothing is to be had goes at once.
+// lists before it are not announced again. One that comes when nothing is to be had goes at once.
 func TestHandover(t *testing.T) {
 	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		t.Run(name, func(t *testing.T) {
@@ -151,7 +151,7 @@ func TestGapIsTold(t *testing.T) {
 	}
 }
 
-// GWN-06: a holder that dies right after it told of a change leaves it to the next one to tell again, for
+// GWN-06: a holder that dies right after it announced a change leaves it to the next one to announce again, for
 // what the list was then is not known: it may be again what it was before.
 func TestChangeThatIsNotRemembered(t *testing.T) {
 	t.Parallel()

@@ -53,7 +53,7 @@ func answering(t *testing.T, at *gateway.Gateway, answer func(method string) str
 }
 
 // GWN-10, GWN-11, GWN-12, GWN-17: a 2026 backend's input_required becomes requests on the stream of
-// a client with a session, under ids that nobody can guess; the answers come in at
+// a client with a session, under ids that cannot be guessed; the answers come in at
 // another instance and are in the retry with the backend's own state and a new id. An answer
 // from another session is refused. Nothing of the questions is left in the store.
 func TestInputRequiredOfA2026BackendIsRequestsOfA2025Client(t *testing.T) {
@@ -120,7 +120,7 @@ func TestDeclinesAndErrorsOfA2025ClientAreAnswers(t *testing.T) {
 }
 
 // GWN-17: a client with a session is not asked what it declared no capability for, though
-// the backend does; nor is one of 2026-07-28, which is told what it lacks.
+// the backend does; nor is one of 2026-07-28, whose error says what it lacks.
 func TestInputOfAnUndeclaredCapabilityIsNotAskedFor(t *testing.T) {
 	s := newScript(t, true, wantsInput(`{"q":{"method":"sampling/createMessage","params":{"messages":[],"maxTokens":1}}}`))
 	g := instances(t, 1, s)[0]

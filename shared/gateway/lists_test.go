@@ -319,7 +319,7 @@ func TestCredentials(t *testing.T) {
 }
 
 // GWN-19: the client's secret goes to the token endpoint and nowhere else, and one that does not
-// answer holds nobody up for long.
+// answer holds no caller up for long.
 func TestTokenEndpointCannotPassTheSecretOn(t *testing.T) {
 	t.Setenv("GATEWAY_TEST_CLIENT_SECRET", "s3cret")
 	other := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {

@@ -133,7 +133,7 @@ func TestReadsOfTheStore(t *testing.T) {
 }
 
 // GWN-01: what a backend has just begun to serve can be called at any instance, also where it was
-// not listed yet. Names that nobody has make a backend work once a second at most.
+// not listed yet. Names that no backend has make a backend work once a second at most.
 func TestNewNamesCanBeCalledAtOtherInstances(t *testing.T) {
 	s := newScripted(t, func(s *scripted) {
 		s.capabilities = `{"tools":{"listChanged":true}}`
@@ -189,7 +189,7 @@ func TestListsWhileTheStoreIsAway(t *testing.T) {
 	}
 }
 
-// GWN-14: a backend that does not answer is waited for by one caller, and by others only when it told of a
+// GWN-14: a backend that does not answer is waited for by one caller, and by others only when it announced a
 // change since. Meanwhile what others have is listed, and called, at once.
 func TestHangingBackendRests(t *testing.T) {
 	t.Parallel()

@@ -118,8 +118,8 @@ func (m *mortal) Write(ctx context.Context, ops ...store.Op) error {
 }
 
 // GWN-03, GWN-04: one stream for the whole deployment, whose notifications come once each; when its
-// holder ends another one opens it, and when it dies too, soon after its lease; and what was told
-// before is not told again.
+// holder ends another one opens it, and when it dies too, soon after its lease; and what was announced
+// before is not announced again.
 func TestOneStreamForAllRelays(t *testing.T) {
 	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		t.Run(name, func(t *testing.T) {
@@ -205,7 +205,7 @@ func TestStreamGoesWithTheLease(t *testing.T) {
 	until(t, "the stream is open again", func() bool { return s.open() == 1 })
 }
 
-// GWN-06: what changed while nobody listened is announced, once; what did not, is not.
+// GWN-06: what changed without a listener is announced, once; what did not, is not.
 func TestMissedChangeIsAnnounced(t *testing.T) {
 	t.Parallel()
 	s := newScripted(t)
@@ -402,7 +402,7 @@ func TestPausesGrow(t *testing.T) {
 }
 
 // GWN-04: what clients want of a backend is asked for once, while anybody wants it, also of the next
-// connection; what nobody wants any more is not.
+// connection; what no client wants any more is not.
 func TestWantedSubscriptionsArePassedOn(t *testing.T) {
 	t.Parallel()
 	s := newScripted(t)
@@ -499,7 +499,7 @@ func TestListenAsksForWhatThereIs(t *testing.T) {
 }
 
 // GWN-04: what a 2026 backend tells while the subscriptions change comes once: none is lost, and none is there twice because it
-// was told on two streams.
+// was announced on two streams.
 func TestNothingComesTwiceWhileSubscriptionsChange(t *testing.T) {
 	t.Parallel()
 	s := newScripted(t, func(s *scripted) { s.stateless = true })

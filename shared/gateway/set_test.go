@@ -206,7 +206,7 @@ func TestAnotherServerUnderTheSameName(t *testing.T) {
 }
 
 // GWN-08: the session in which the gateway asked a backend for its lists ends when another server takes
-// its place, or it is shown in another way; those of clients go on. One that does not take the end keeps nobody for long.
+// its place, or it is shown in another way; those of clients go on. One that does not take the end holds nothing up for long.
 func TestOwnSessionEndsWithItsBackend(t *testing.T) {
 	t.Parallel()
 	one, two := newScripted(t), newScripted(t)

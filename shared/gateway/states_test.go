@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// GWN-17: a requestState is good for an hour, and for nobody else.
+// GWN-17: a requestState is good for an hour, and for no other caller.
 func TestRequestStateExpires(t *testing.T) {
 	s, err := newStates(make([]byte, 32))
 	if err != nil {

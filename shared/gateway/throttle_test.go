@@ -10,7 +10,7 @@ import (
 )
 
 // GWN-04, GWN-05: of a flood of notifications the log takes few: changes of a list become one, of which the
-// last is told when the flood is over, and updates that nobody subscribed to are dropped and counted.
+// last is announced when the flood is over, and updates without a subscriber are dropped and counted.
 func TestFloodsAreThrottled(t *testing.T) {
 	t.Parallel()
 	const flood = 3000

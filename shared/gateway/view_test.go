@@ -50,8 +50,8 @@ func withToken(id, token string) api.Client {
 }
 
 // GWN-19, GWN-02: without credentials of the operator's, what a backend is and lists is asked for with
-// the caller's token, and nobody is shown what another was, nor may call it: not another principal, not the same with
-// another token, and nobody without one.
+// the caller's token, and no caller is shown what another was, nor may call it: not another principal, not the same with
+// another token, and none without one.
 func TestCallersSeeTheirOwnLists(t *testing.T) {
 	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		t.Run(name, func(t *testing.T) {
@@ -167,7 +167,7 @@ func TestViewsAreBounded(t *testing.T) {
 	}
 }
 
-// GWN-19, GWN-04: at a backend without credentials of the operator's nobody listens for others, and nothing of it
+// GWN-19, GWN-04: at a backend without credentials of the operator's no caller listens for others, and nothing of it
 // can be subscribed to.
 func TestNobodyListensWithCallersTokens(t *testing.T) {
 	s := personal(t, false)

@@ -81,7 +81,7 @@ func capable(do func(key, body string, headers ...string) reply, v mcpspec.Versi
 	return r.Header.Get(mcpspec.HeaderSession)
 }
 
-// GWN-10, GWN-14: within a call whose client takes no event stream nobody can be asked. So a backend of the earlier
+// GWN-10, GWN-14: within a call whose client takes no event stream no elicitation is possible. So a backend of the earlier
 // revisions gets an error for its question and goes on, and a call to one of 2026-07-28 ends; neither waits.
 func TestNobodyIsAskedWithoutAStream(t *testing.T) {
 	call := rpcText("1", mcpspec.MethodToolsCall, `"name":"b_ask","arguments":{}`)

@@ -342,10 +342,10 @@ func TestCachingHintsOfBackendLists(t *testing.T) {
 	for _, c := range []struct {
 		name       string
 		hints      []string // of backends of 2026-07-28; "2025" is one of 2025-11-25
-		known      bool     // callers are told apart
+		known      bool     // callers are distinguished
 		forward    bool     // the first gets the callers' tokens
 		tools      string
-		resources  string // with the event types, which everybody may see and nobody keeps longer than 5 s
+		resources  string // with the event types, which all may see and none keeps longer than 5 s
 		afterwards string // of tools, when the first one says so between two pages
 	}{
 		{name: "one", hints: []string{long}, tools: "60000 public", resources: "5000 public"},

@@ -26,7 +26,7 @@ import (
 // said is in every message of these tests.
 const said = "larkspur"
 
-// talk is a service with one provider, which repeats what it is told.
+// talk is a service with one provider, which repeats what it gets.
 type talk struct {
 	*conversation.Service
 	mu    sync.Mutex
@@ -70,7 +70,7 @@ func newTalk(t *testing.T, db store.DB, section string, change ...func(*conversa
 	must(t, err)
 	for _, p := range []auth.Principal{{ID: "alice", Workspace: auth.DefaultWorkspace}, {ID: "bob", Workspace: auth.DefaultWorkspace}} {
 		if !k.Enabled(t.Context()) {
-			break // nobody can consent to what is off
+			break // no user can consent to what is off
 		}
 		_, err := k.Consent(t.Context(), p, "echo", p.ID, true)
 		must(t, err)
@@ -152,7 +152,7 @@ func TestConversationCapability(t *testing.T) {
 			r.result(t, &got)
 			expected := want
 			if revision == "elsewhere" {
-				expected = "" // nobody there could be told anything
+				expected = "" // no client is there to notify
 			}
 			if string(got.Capabilities.ConversationEvents) != expected || string(got.Capabilities.Extensions[ConversationExtension]) != expected {
 				t.Errorf("%s, %s: got %s, want %s", section, revision, got.Capabilities.ConversationEvents, expected)
@@ -170,7 +170,7 @@ func TestConversationCapability(t *testing.T) {
 	}
 }
 
-// CNV-02: a message told by a notification at one instance has its context on the listens of its
+// CNV-02: a message in a notification at one instance has its context on the listens of its
 // principal that asked for it, wherever they are open, and nowhere else.
 func TestContextOnListens(t *testing.T) {
 	k, one, two := talking(t, "userMessages: true")
@@ -274,7 +274,7 @@ func TestContextInTheDialect(t *testing.T) {
 	}
 }
 
-// CNV-02: with nobody there to hear of it a notification is taken all the same. What waits in the log for a
+// CNV-02: a notification without a listener is taken all the same. What waits in the log for a
 // stream is sealed, and not for long.
 func TestContextWithoutAStream(t *testing.T) {
 	_, one, _ := talking(t, "userMessages: true")
@@ -313,7 +313,7 @@ func TestMalformedMessages(t *testing.T) {
 	}
 }
 
-// CNV-01: without the capability a message told by a notification goes nowhere, as any that is unknown.
+// CNV-01: without the capability a message in a notification goes nowhere, as any that is unknown.
 func TestNotificationsThatNobodyAskedFor(t *testing.T) {
 	k, f, _ := talking(t, "assistantResponses: true")
 	if r := f.notify(alice, "", mcpspec.MethodUserMessage, message("m")); r.Status != 202 || k.count() != 0 {

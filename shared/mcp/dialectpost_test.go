@@ -471,7 +471,7 @@ func FuzzOpenResponse(f *testing.F) {
 	})
 }
 
-// unwell is a store that can be told to fail.
+// unwell is a store that fails on demand.
 type unwell struct {
 	store.DB
 	down atomic.Bool

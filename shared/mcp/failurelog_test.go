@@ -35,7 +35,7 @@ func (l *logText) take() string {
 	return l.text.String()
 }
 
-// GWN-14: whoever is told that a backend failed is not told why; the log is, without what
+// GWN-14: the answer says that a backend failed, not why; the log does, without what
 // was sent and without what the backend's URL may hold.
 func TestWhyACallFailedIsLogged(t *testing.T) {
 	for _, stateless := range []bool{true, false} {

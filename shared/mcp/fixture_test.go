@@ -200,7 +200,7 @@ func (f *fixture) waitShape(uri string) {
 	})
 }
 
-// waitFor polls: what another goroutine does to the endpoint tells nobody.
+// waitFor polls: nothing announces what another goroutine does to the endpoint.
 func (f *fixture) waitFor(what string, done func() bool) {
 	f.t.Helper()
 	deadline := time.Now().Add(patience)

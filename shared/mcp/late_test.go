@@ -88,7 +88,7 @@ func TestSlowListsAreStreams(t *testing.T) {
 }
 
 // GWN-01: with --answer-stream-after 0 each list that backends take part in is a stream. What is
-// wrong with a request is told by its status as before; what is found out later, on the stream.
+// wrong with a request is in its status as before; what is found out later, on the stream.
 func TestListsThatAreStreamsAtOnce(t *testing.T) {
 	l := startLister(t, "b", true, "a", "b", "c")
 	f := behindGateway(t, func(o *Options) { o.AnswerStreamAfter, o.PageSize = -1, 2 }, l)

@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
-// GWN-01, GWN-04: streams of all three kinds that were opened while there was no backend are told of the lists of one
+// GWN-01, GWN-04: streams of all three kinds that were opened while there was no backend are notified of the lists of one
 // that comes and of what it tells then, and that it is gone; where the principal may not see it any
 // longer, they bring nothing of it. Who asked for no lists, and another workspace, hears nothing.
 func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {

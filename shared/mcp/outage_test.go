@@ -12,7 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
-// TestWhileTheStoreIsGone: AUT-06: what the server tried is not told.
+// TestWhileTheStoreIsGone: AUT-06: the answer does not say what the server tried.
 func TestWhileTheStoreIsGone(t *testing.T) {
 	f := newFixture(t, nil)
 	must(t, f.db.(io.Closer).Close())

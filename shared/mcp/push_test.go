@@ -492,7 +492,7 @@ func TestWhatCannotBeFollowed(t *testing.T) {
 	}
 }
 
-// TestEventsListChanged: EVX-18. Only a listen that asked is told, and its acknowledgment says so.
+// TestEventsListChanged: EVX-18. Only a listen that asked is notified, and its acknowledgment says so.
 func TestEventsListChanged(t *testing.T) {
 	f := newFixture(t, nil)
 	asked := f.listen(alice, "1", `{"eventsListChanged":true}`)

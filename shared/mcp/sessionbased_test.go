@@ -175,7 +175,7 @@ func TestBatches(t *testing.T) {
 	})
 }
 
-// Who sends neither header is told of the version first: a client of the stateless revision has no session to send.
+// Who sends neither header gets the error about the version first: a client of the stateless revision has no session to send.
 func TestAMissingVersionIsNotAMissingSession(t *testing.T) {
 	f := newFixture(t, nil)
 	const list = `{"jsonrpc":"2.0","id":1,"method":"resources/list"}`

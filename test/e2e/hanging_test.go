@@ -38,7 +38,7 @@ func oneHangs(t *testing.T, aws *harness.AWS) {
 		hooks = append(hooks, receiver.Endpoint(fmt.Sprint("hook-", i)))
 		targets = append(targets, hooks[i].URL())
 	}
-	webhooks(t, aws, uri, targets)
+	webhooks(t, &aws.Target, uri, targets)
 	healthy, hanging := hooks[1:], hooks[0]
 
 	events := harness.Size(40, 400)
@@ -110,7 +110,7 @@ func oneInAHundredHangs(t *testing.T, aws *harness.AWS) {
 		}
 		targets = append(targets, fmt.Sprint(hook.URL(), "/", i))
 	}
-	webhooks(t, aws, uri, targets)
+	webhooks(t, &aws.Target, uri, targets)
 
 	well := n - n/100
 	sent, want := 0, 0
@@ -146,13 +146,13 @@ func oneInAHundredHangs(t *testing.T, aws *harness.AWS) {
 }
 
 // webhooks registers a webhook for each target.
-func webhooks(t *testing.T, aws *harness.AWS, uri string, targets []string) {
+func webhooks(t *testing.T, target *harness.Target, uri string, targets []string) {
 	t.Helper()
 	const workers = 16
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {
-			c := aws.Modern("alice")
+			c := target.Modern("alice")
 			for i := w; i < len(targets); i += workers {
 				a, err := c.Try(t.Context(), "resources/subscriptions/register", object{"uris": []string{uri}, "targetUri": targets[i]})
 				if err == nil && a.Error != nil {
@@ -169,4 +169,22 @@ func webhooks(t *testing.T, aws *harness.AWS, uri string, targets []string) {
 	if t.Failed() {
 		t.FailNow()
 	}
+}
+
+// requests logs what AWS was asked for between two counts, per delivery.
+func requests(t *testing.T, before, after map[string]awsx.Counts, deliveries int) {
+	t.Helper()
+	var total int64
+	for app, counts := range after {
+		for service, operations := range counts.Since(before[app]) {
+			for operation, n := range operations {
+				if n.Requests == 0 {
+					continue
+				}
+				total += n.Requests
+				t.Logf("%s: %d × %s %s", app, n.Requests, service, operation)
+			}
+		}
+	}
+	t.Logf("%d AWS requests, %.3f per delivery", total, float64(total)/float64(deliveries))
 }

@@ -97,7 +97,7 @@ func TestRequestThatWasReadIsNotRepeated(t *testing.T) {
 	}
 }
 
-// GWN-14: of a connection that rested for as long as servers let one rest nobody knows whether it is open still, so it is
+// GWN-14: of a connection that rested for as long as servers let one rest it is unknown whether it is still open, so it is
 // not used. The server here, as one behind a network does, reads a request and closes the connection.
 func TestConnectionsRestForAShortTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
