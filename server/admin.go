@@ -1,11 +1,16 @@
 package server
 
 import (
+	"context"
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
+	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/admin"
+	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
@@ -27,14 +32,25 @@ func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 	return listener, nil
 }
 
-// serveAdmin serves the admin API at its own address, or else with the rest, which it returns.
-func (s *Server) serveAdmin(r roles, listener net.Listener) http.Handler {
+// serveAdmin serves the admin API and the console at their own address, or else with the rest, which it returns.
+func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http.Handler {
+	r.admin.Live = s.closing
+	configured := r.admin.Backends
+	r.admin.Backends = func(ctx context.Context, workspace string) ([]admin.Backend, error) {
+		list, err := configured(ctx, workspace)
+		return s.asked(ctx, workspace, list), err
+	}
+	rest := http.Handler(r.mux)
+	if listener != nil {
+		rest = http.NotFoundHandler()
+	}
+	handler := r.admin.Over(webhooks.Console(&s.core, mode).Over(rest))
 	if listener == nil {
 		s.AdminURL = s.URL
-		return r.admin.Over(r.mux)
+		return handler
 	}
 	s.operators = &http.Server{
-		Handler: boundBodies(r.admin, bodyTime), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
+		Handler: boundBodies(handler, bodyTime), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
 		ErrorLog: slog.NewLogLogger(s.core.Log.Handler(), slog.LevelWarn),
 	}
 	go func() {
@@ -44,3 +60,27 @@ func (s *Server) serveAdmin(r roles, listener net.Listener) http.Handler {
 	}()
 	return r.mux
 }
+
+// asked are the backends of a workspace with what each answers.
+func (s *Server) asked(ctx context.Context, workspace string, list []admin.Backend) []admin.Backend {
+	ctx, cancel := context.WithTimeout(ctx, backendPatience)
+	defer cancel()
+	var asked sync.WaitGroup
+	for _, f := range s.backends.Followed(ctx) {
+		i := slices.IndexFunc(list, func(b admin.Backend) bool { return b.Name == f.Name })
+		if i < 0 || f.Workspace != workspace {
+			continue
+		}
+		asked.Go(func() {
+			list[i].State = "ready"
+			if _, _, err := f.Ask(ctx); err != nil {
+				list[i].State = "unreachable"
+			}
+		})
+	}
+	asked.Wait()
+	return list
+}
+
+// backendPatience is how long a backend has to say what it is.
+const backendPatience = 3 * time.Second

@@ -40,6 +40,7 @@ type Subscriptions interface {
 	Select(ctx context.Context, workspace string, c subscription.Choice, after string, limit int) ([]subscription.Selected, string, error)
 	Find(ctx context.Context, workspace, id string) (*subscription.Selected, error)
 	End(ctx context.Context, workspace, principal, id string) error
+	Enable(ctx context.Context, workspace, principal, id string) (enabled bool, err error)
 	CountStates(ctx context.Context, workspace string, most int) (map[subscription.State]int, error)
 	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
 	SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (bool, error)
@@ -50,6 +51,8 @@ type Backend struct {
 	Name   string `json:"name"`
 	URL    string `json:"url"`
 	Prefix string `json:"prefix"`
+	// State is "ready" or "unreachable"; empty where only callers have credentials.
+	State string `json:"state,omitempty"`
 }
 
 // Options are what the API is made of.
@@ -67,6 +70,8 @@ type Options struct {
 	// Kept is what the delivery log keeps.
 	Kept     delivery.Records
 	Backends func(ctx context.Context, workspace string) ([]Backend, error)
+	// Live is closed when live streams are to end.
+	Live <-chan struct{}
 	// Now is the clock of the audit trail; nil is [time.Now].
 	Now func() time.Time
 	Log *slog.Logger
@@ -79,6 +84,7 @@ type Handler struct {
 	trail    *audit.Trail
 	mux      *http.ServeMux
 	switches map[string]endpoint // what the methods of one switch do
+	open     chan struct{}       // holds one for each live stream
 }
 
 // endpoint is what one method of a path does.
@@ -90,7 +96,7 @@ type endpoint struct {
 
 // New makes the API.
 func New(o Options) *Handler {
-	h := &Handler{Options: o, trail: &audit.Trail{DB: o.DB, Now: o.Now}, mux: http.NewServeMux()}
+	h := &Handler{Options: o, trail: &audit.Trail{DB: o.DB, Now: o.Now}, mux: http.NewServeMux(), open: make(chan struct{}, maxLive)}
 	h.switches = map[string]endpoint{
 		http.MethodGet: {false, h.readSwitch}, http.MethodPut: {false, h.putSwitch}, http.MethodDelete: {false, h.deleteSwitch},
 	}
@@ -114,6 +120,7 @@ func (h *Handler) endpoints() map[string]map[string]endpoint {
 		"subscriptions/{id}/deliveries": {get: {true, h.listDeliveries}},
 		"deliveries":                    {get: {true, h.listDeliveries}},
 		"dead-letters":                  {get: {true, h.listLetters}},
+		"dead-letters/{id}":             {get: {true, h.readLetter}},
 		"dead-letters/{id}/retry":       {post: {true, h.retryLetter}},
 		"switches":                      {get: {false, h.listSwitches}},
 		"replays":                       {post: {false, h.startReplay}},
@@ -124,6 +131,8 @@ func (h *Handler) endpoints() map[string]map[string]endpoint {
 		"audit":                         {get: {false, h.listAudit}},
 		"overview":                      {get: {false, h.overview}},
 		"backends":                      {get: {false, h.listBackends}},
+		"event-types":                   {get: {false, h.listTypes}},
+		"live":                          {get: {false, h.live}},
 	}
 }
 
@@ -160,7 +169,9 @@ type call struct {
 func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[string]endpoint) {
 	answers := httpjson.Answers{Scope: auth.ScopeOperate, MetadataURL: h.MetadataURL, Log: h.Log, Problems: true}
 	answers.Serve(w, r, http.StatusOK, func() (any, error) {
-		if err := h.Guard.Check(r); err != nil {
+		guard := h.Guard // a page of this very host, reached by TLS, is the console
+		guard.Origins = append(slices.Clone(guard.Origins), "https://"+r.Host)
+		if err := guard.Check(r); err != nil {
 			return nil, err
 		}
 		who, err := h.Auth.Authenticate(r.Context(), r.Header)
@@ -194,7 +205,11 @@ func (h *Handler) describe(*call) (any, error) { return json.RawMessage(openAPI)
 
 // change makes a change with its entry in the audit trail. Before and after are nil for what is not there.
 func (h *Handler) change(c *call, action, target string, before, after any, do func() error) error {
-	e := audit.Entry{By: c.who.ID, Via: "api", Action: action, Target: target}
+	via := "api"
+	if c.Header.Get("Sec-Fetch-Site") == "same-origin" { // which no script can set
+		via = "console"
+	}
+	e := audit.Entry{By: c.who.ID, Via: via, Action: action, Target: target}
 	for _, state := range []struct {
 		of  any
 		raw *json.RawMessage

@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/switches"
+	"github.com/mcp-events/mcpevents/shared/trace"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -28,7 +29,7 @@ type Opener interface {
 // Subscriptions is what dispatch asks of subscriptions beyond their items.
 type Subscriptions interface {
 	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
-	Disable(ctx context.Context, workspace, principal, id, reason string) error
+	Disable(ctx context.Context, workspace, principal, id, reason string) (ended bool, err error)
 	Suspend(ctx context.Context, workspace, principal, id string) error
 }
 
@@ -92,6 +93,8 @@ type Dispatcher struct {
 	Log     *slog.Logger
 	// Metrics counts attempts and dead letters; may be nil.
 	Metrics *metric.Set
+	// Tracer makes a span of each attempt; may be nil.
+	Tracer *trace.Tracer
 
 	slots         chan struct{}
 	detachedSlots chan struct{}  // one for each attempt that goes on without its page

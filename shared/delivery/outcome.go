@@ -74,13 +74,14 @@ func (d *Dispatcher) outcome(ctx context.Context, workspace string, sub *subscri
 			d.log().WarnContext(ctx, "subscription not suspended", "subscription", sub.ID, "error", err)
 		}
 	}
-	if gone && sub.Origin == subscription.SEP1803 {
+	switch {
+	case gone && sub.Origin == subscription.SEP1803:
 		// 410 Gone: the endpoint wants no further webhooks (Standard Webhooks).
-		if err := d.Subscriptions.Disable(ctx, workspace, sub.Principal, sub.ID, "the endpoint answered 410 Gone"); err != nil {
-			return notes, err
-		}
+		err = d.disable(ctx, workspace, sub, "the endpoint answered 410 Gone", st)
+	case onlyFails(sub, st, now):
+		err = d.disable(ctx, workspace, sub, "all deliveries of five days failed", st)
 	}
-	return notes, nil
+	return notes, err
 }
 
 // statuses decides when a subscription's status is worth a write: after a
@@ -143,8 +144,9 @@ func (s *statuses) failed(ctx context.Context, db store.DB, workspace string, su
 		return st, err
 	}
 	if st.LastError == "" {
-		st.FailedSince = now.UTC()
+		st.FailedSince, st.Failures = now.UTC(), 0
 	}
+	st.Failures++
 	st.LastError = string(out.Category)
 	if sub.Origin == subscription.MCPEvents { // knows six categories only
 		st.LastError = string(out.Category.Published())

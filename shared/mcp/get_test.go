@@ -223,7 +223,8 @@ func TestSessionStream(t *testing.T) {
 			t.Errorf("bob: %s", r.Body)
 		}
 		id, _ := subscription.ParseURI(uri)
-		must(t, f.service.Disable(t.Context(), "default", "alice", id, "gone"))
+		_, err := f.service.Disable(t.Context(), "default", "alice", id, "gone")
+		must(t, err)
 		for range 2 { // the list changed, too; either may come first
 			if m := g.next(); m.Method == mcpspec.NoteUpdated {
 				m.isEvent(t, uri, `{"state":"disabled"}`)

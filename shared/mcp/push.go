@@ -18,8 +18,8 @@ import (
 )
 
 // maxBeat is the longest time between two heartbeats of an events/stream (SEP-3415: at
-// least every 30 s). They carry the cursor, so events do not stand in for them.
-const maxBeat = 30 * time.Second
+// least every 30 s, with room for the way). They carry the cursor, so events do not stand in for them.
+const maxBeat = 25 * time.Second
 
 // recovery is how long a stream waits before it tries again what failed.
 const recovery = time.Second

@@ -32,6 +32,7 @@ const (
 	FirstAttemptLag   = "mcpevents_first_attempt_lag"
 	DeliveryLag       = "mcpevents_delivery_lag"
 	DeadLetters       = "mcpevents_dead_letters"
+	Disabled          = "mcpevents_subscriptions_disabled"
 	RetriesWaiting    = "mcpevents_retries_waiting"
 	QueueDepth        = "mcpevents_queue_depth"
 	QueueAge          = "mcpevents_queue_age"
@@ -54,6 +55,7 @@ var Table = []Definition{
 	{FirstAttemptLag, Histogram, "s", "", "Time from publishing to the end of the first attempt of a delivery."},
 	{DeliveryLag, Histogram, "s", "", "Time from publishing to the success of a delivery."},
 	{DeadLetters, Counter, "", "queue", "Given up: deliveries (queue webhook), and messages by the queue that they came from."},
+	{Disabled, Counter, "", "", "Subscriptions that were disabled, because their endpoint only failed for five days or is gone."},
 	{RetriesWaiting, Gauge, "", "", "Deliveries that wait for their next attempt; embedded only."},
 	{QueueDepth, Gauge, "", "queue", "Messages in a queue, those in flight and delayed included."},
 	{QueueAge, Gauge, "s", "queue", "Age of the oldest message of a queue."},

@@ -250,3 +250,22 @@ func Unhurried(ctx context.Context) context.Context { return context.WithValue(c
 
 // IsUnhurried reports whether ctx comes from [Unhurried].
 func IsUnhurried(ctx context.Context) bool { return ctx.Value(unhurried{}) != nil }
+
+// Each visits the items of a partition in the order of their sort keys, page by page.
+func Each(ctx context.Context, db DB, partition Key, visit func(*Item) error) error {
+	for q := (Query{Table: partition.Table, Partition: partition.Partition, Limit: 500}); ; {
+		page, err := db.Query(ctx, q)
+		if err != nil {
+			return err
+		}
+		for i := range page.Items {
+			if err := visit(&page.Items[i]); err != nil {
+				return err
+			}
+		}
+		if !page.More {
+			return nil
+		}
+		q.After = page.Last
+	}
+}

@@ -9,10 +9,9 @@ import (
 )
 
 // Disable ends a subscription on the server's own account (a 410, a revoked
-// right). Its record stays readable for a week.
-func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string) error {
-	ended := false
-	err := s.change(ctx, workspace, principal, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+// right). Its record stays readable for a week. It reports false if it had ended already.
+func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string) (ended bool, err error) {
+	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
 		if ended = sub != nil && sub.State != Disabled; !ended {
 			return nil, nil
 		}
@@ -20,11 +19,38 @@ func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason 
 		return func(ctx context.Context, sub *Subscription) error { return s.remove(ctx, sub, true) }, nil
 	})
 	if err != nil || !ended {
-		return err
+		return false, err
 	}
 	s.notifySubscription(ctx, workspace, id, Disabled)
 	s.notifyPrincipal(ctx, workspace, principal)
-	return nil
+	return true, nil
+}
+
+// Enable brings a subscription back that was disabled. What was published in between is in the log, and not
+// delivered.
+func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (enabled bool, err error) {
+	cat, err := s.Catalog.Catalog(ctx, workspace)
+	if err != nil {
+		return false, fault.Wrap(fault.Unavailable, err, "read the catalog")
+	}
+	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+		if sub == nil || s.lapsed(sub) {
+			return nil, noSubscription()
+		}
+		if enabled = sub.State == Disabled; !enabled {
+			return nil, nil
+		}
+		sub.State, sub.Reason, sub.Paused, sub.Suspended, sub.Owed, sub.Resumed = Active, "", 0, 0, 0, s.now().Unix()
+		return func(ctx context.Context, sub *Subscription) error {
+			return s.insert(ctx, cat, sub, s.expiryOps(sub)...)
+		}, nil
+	})
+	if err != nil || !enabled {
+		return false, err
+	}
+	s.notifySubscription(ctx, workspace, id, Active)
+	s.notifyPrincipal(ctx, workspace, principal)
+	return true, nil
 }
 
 // Terminate ends a subscription if judge returns a [*Terminated] for its present record; any

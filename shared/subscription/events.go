@@ -113,7 +113,7 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 		EventURIs: []string{pattern.URI()}, Patterns: []Pattern{pattern},
 		Target: Target{URL: r.URL, Type: Standard, Fingerprint: fingerprint(r.Secret)},
 		Name:   r.Name, Arguments: selection.Arguments, Filters: selection.Filters, Redact: selection.Redact,
-		Created: now, Until: s.grant(now, r.TTL), State: Active, Plain: r.Plain,
+		Created: now, Until: s.grant(now, r.TTL), State: Active, Plain: r.Plain, Resumed: now.Unix(),
 		Cursor: s.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from}),
 	}
 	want.rely(cat, grantOf(cat, p))
@@ -161,7 +161,7 @@ func unknownEvent(name string) error {
 // could end anybody's subscription by guessing its key.
 func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if p.Anonymous && !s.Options.AllowAnonymous {
-		return nil, fault.New(fault.Forbidden, "an authenticated principal is needed")
+		return nil, fault.New(fault.Unauthenticated, "an authenticated principal is needed")
 	}
 	return s.permit(ctx, p)
 }
@@ -230,9 +230,12 @@ func (s *Service) refresh(ctx context.Context, have, want *Subscription, live bo
 	if live && (have.State != Suspended || r.Cursor == "") {
 		want.Owed = have.Owed
 	}
-	ops := append(want.mark(false), store.Put(want.encode(), store.VersionIs(have.Revision)))
+	ops := append(want.mark(false, time.Time{}), store.Put(want.encode(), store.VersionIs(have.Revision)))
 	for _, it := range want.subscribers() {
 		ops = append(ops, store.Put(it))
+	}
+	if !have.Until.IsZero() && s.expiryKey(have) != s.expiryKey(want) {
+		ops = append(ops, store.Delete(s.expiryKey(have)))
 	}
 	return s.DB.Write(ctx, append(ops, expiry...)...)
 }

@@ -49,7 +49,7 @@ func (s *Subscription) listed() []store.Key {
 func (s *Service) list(ctx context.Context, cat *catalog.Catalog, sub *Subscription) error {
 	var ops []store.Op
 	for _, k := range append(sub.listed(), sub.indexed()...) {
-		ops = append(ops, store.Put(store.Item{Key: k, Value: []byte(sub.Principal), Version: sub.Created.UnixMicro()}))
+		ops = append(ops, store.Put(sub.entry(k)))
 	}
 	if err := s.DB.Write(ctx, ops...); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "list the subscription")
@@ -70,6 +70,10 @@ func (s *Service) list(ctx context.Context, cat *catalog.Catalog, sub *Subscript
 	return nil
 }
 
+func (s *Subscription) entry(k store.Key) store.Item {
+	return store.Item{Key: k, Value: []byte(s.Principal), Version: s.Created.UnixMicro()}
+}
+
 // once writes an item unless it is there, or this process wrote it before.
 func (s *Service) once(ctx context.Context, k store.Key, value func() []byte) error {
 	s.makeWritten.Do(func() { s.written = bounded.NewMap[store.Key, bool](maxWritten) })
@@ -84,9 +88,13 @@ func (s *Service) once(ctx context.Context, k store.Key, value func() []byte) er
 	return nil
 }
 
-// unlist deletes the entries of a subscription.
-func (s *Service) unlist(ctx context.Context, sub *Subscription) {
-	for _, keys := range [][]store.Key{sub.listed(), sub.indexed()} { // one of the version before has only the first
+// unlist deletes the entries of a subscription. With keep, people still find it by its id.
+func (s *Service) unlist(ctx context.Context, sub *Subscription, keep bool) {
+	indexed := sub.indexed()
+	if keep {
+		indexed = indexed[1:]
+	}
+	for _, keys := range [][]store.Key{sub.listed(), indexed} { // one of the version before has only the first
 		var ops []store.Op
 		for _, k := range keys {
 			ops = append(ops, store.Delete(k, store.VersionIs(sub.Created.UnixMicro())))

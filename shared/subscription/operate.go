@@ -54,8 +54,9 @@ func (s *Subscription) Effective() State {
 }
 
 // mark returns what lists the subscription under its state, and no longer under the one before. It
-// belongs into the write of the record, which keeps what was marked.
-func (s *Subscription) mark(gone bool) (ops []store.Op) {
+// belongs into the write of the record, which keeps what was marked. The entry ends with the record; zero is
+// never.
+func (s *Subscription) mark(gone bool, until time.Time) (ops []store.Op) {
 	now := s.Effective()
 	if gone || now == Active {
 		now = ""
@@ -67,7 +68,7 @@ func (s *Subscription) mark(gone bool) (ops []store.Op) {
 		ops = append(ops, store.Delete(stateKey(s.Workspace, s.Marked, s.ID)))
 	}
 	if now != "" {
-		ops = append(ops, store.Put(store.Item{Key: stateKey(s.Workspace, now, s.ID), Value: []byte(s.Principal)}))
+		ops = append(ops, store.Put(store.Item{Key: stateKey(s.Workspace, now, s.ID), Value: []byte(s.Principal), Expires: until}))
 	}
 	s.Marked = now
 	return ops
@@ -77,7 +78,7 @@ func (s *Subscription) mark(gone bool) (ops []store.Op) {
 func (s *Service) updateWith(ctx context.Context, sub *Subscription, extra ...store.Op) error {
 	was := sub.Revision
 	sub.Revision++
-	ops := append(sub.mark(false), extra...)
+	ops := append(sub.mark(false, time.Time{}), extra...)
 	ops = append(ops, store.Put(sub.encode(), store.VersionIs(was)))
 	for _, it := range sub.subscribers() {
 		ops = append(ops, store.Put(it))
@@ -91,6 +92,7 @@ type Choice struct {
 	Event     string // name of the event type
 	Origin    string // of the target
 	State     State  // that of [Subscription.Effective]
+	URI       string // of an event that it is to get
 }
 
 // MaxSelected is how many subscriptions a page of [Service.Select] looks at.
@@ -162,6 +164,7 @@ func (c Choice) takes(s *Subscription) bool {
 	return (c.Principal == "" || c.Principal == s.Principal) &&
 		(c.Origin == "" || c.Origin == OriginOf(s.Target.URL)) &&
 		(c.State == "" || c.State == s.Effective()) &&
+		(c.URI == "" || s.Covers(c.URI)) &&
 		(c.Event == "" || c.Event == s.Name || slices.ContainsFunc(s.Patterns, func(p Pattern) bool { return p.Entry == c.Event }))
 }
 
@@ -231,9 +234,10 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 		if changed = (sub.Paused != 0) != paused; !changed {
 			return nil, nil
 		}
-		sub.Paused = 0
 		if paused {
 			sub.Paused = s.now().UnixMicro()
+		} else {
+			sub.Paused, sub.Resumed = 0, s.now().Unix()
 		}
 		return func(ctx context.Context, sub *Subscription) error { return s.updateWith(ctx, sub, also...) }, nil
 	})
@@ -280,7 +284,7 @@ func (s *Service) CountStates(ctx context.Context, workspace string, most int) (
 		}
 		counts[state] = n
 	}
-	counts[Active] = max(0, all-counts[Paused]-counts[Suspended])
+	counts[Active] = max(0, all-counts[Paused]-counts[Suspended]-counts[Disabled])
 	return counts, nil
 }
 

@@ -351,7 +351,7 @@ func TestSubscribe(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = f.Subscribe(t.Context(), anonymous, SubscribeRequest{Name: "github.push", URL: "https://x.example/", Secret: "whsec_x"})
-		if !fault.Is(err, fault.Forbidden) {
+		if !fault.Is(err, fault.Unauthenticated) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -511,7 +511,7 @@ func TestSubscribe(t *testing.T) {
 func TestDisabledSubscriptionIsShownToItsOwner(t *testing.T) {
 	f := newFixture(t, Options{})
 	got := f.register(alice, RegisterRequest{URIs: []string{build}, Target: "https://a.example/"})
-	if err := f.Disable(t.Context(), "default", "alice", got.Subscription.ID, "the endpoint is gone"); err != nil {
+	if _, err := f.Disable(t.Context(), "default", "alice", got.Subscription.ID, "the endpoint is gone"); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(f.subscribers(build)); n != 0 {

@@ -110,8 +110,8 @@ type Subscription struct {
 	// Suspended is when delivery was suspended, in microseconds since 1970; 0 when
 	// it is not. The log has what is published after it.
 	Suspended int64 `json:"susp,omitempty"`
-	// Resumed is when a refresh ended the last suspension, in seconds since 1970;
-	// failures before it count no more.
+	// Resumed is when it began, of MCP Events, or was last suspended, paused or disabled no more, in seconds
+	// since 1970; failures before it count no more.
 	Resumed int64 `json:"resd,omitempty"`
 	// Paused is when a person paused its deliveries, in microseconds since 1970; 0 when they are not.
 	Paused int64 `json:"pau,omitempty"`

@@ -28,7 +28,12 @@ func expiryPartition(shard int, minute time.Time) string {
 	return fmt.Sprintf("x#%d#%s", shard, minute.UTC().Format("200601021504"))
 }
 
-// expiryPartition is where the entry of a subscription that expires lies.
+// expiryKey is the entry by which the sweep finds a subscription that expires.
+func (s *Service) expiryKey(sub *Subscription) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: s.expiryPartition(sub), Sort: sub.ID}
+}
+
+// expiryPartition is where that lies.
 func (s *Service) expiryPartition(sub *Subscription) string {
 	h := fnv.New32a()
 	h.Write([]byte(sub.ID))
@@ -42,7 +47,7 @@ func (s *Service) expiryOps(sub *Subscription) []store.Op {
 	}
 	value, _ := json.Marshal(expiry{sub.Workspace, sub.Principal})
 	return []store.Op{store.Put(store.Item{
-		Key:     store.Key{Table: store.Subscriptions, Sort: sub.ID, Partition: s.expiryPartition(sub)},
+		Key:     s.expiryKey(sub),
 		Value:   value,
 		Expires: sub.Until.Add(expiryKept),
 	})}

@@ -18,6 +18,8 @@ type Status struct {
 	// LastError is a category, never anything that the endpoint said.
 	LastError   string    `json:"err,omitempty"`
 	FailedSince time.Time `json:"since,omitzero"`
+	// Failures are how many attempts failed since then, at the least.
+	Failures int `json:"n,omitempty"`
 	// ThrottledUntil is how long the endpoint asked to be left alone, when last it did.
 	ThrottledUntil time.Time `json:"wait,omitzero"`
 }

@@ -17,8 +17,8 @@ func quotaKey(workspace, principal string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "q#" + workspace + "#" + principal, Sort: "-"}
 }
 
-// insert writes a new subscription with the extra operations given, in one
-// transaction. It is listed before. The counters are raised before, too, and lowered again
+// insert writes a subscription that begins, over the record at its revision if there is one, with the
+// extra operations given, in one transaction. It is listed before. The counters are raised before, too, and lowered again
 // when it is certain that it was not written.
 func (s *Service) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) error {
 	if err := s.list(ctx, cat, sub); err != nil {
@@ -27,15 +27,19 @@ func (s *Service) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscri
 	if err := s.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
 		return err
 	}
-	sub.Revision = 1
+	cond := store.Absent()
+	if sub.Revision > 0 {
+		cond = store.VersionIs(sub.Revision)
+	}
+	sub.Revision++
 	if s.Started != nil {
 		s.Started(sub.ID)
 	}
-	ops := []store.Op{
-		store.Put(sub.encode(), store.Absent()),
+	ops := append(sub.mark(false, time.Time{}),
+		store.Put(sub.encode(), cond),
 		store.Add(quotaKey(sub.Workspace, sub.Principal), map[string]int64{quotaCount: 1},
 			map[string]int64{quotaCount: s.options().Quota}),
-	}
+	)
 	for _, it := range sub.subscribers() {
 		ops = append(ops, store.Put(it))
 	}
@@ -75,12 +79,20 @@ func (s *Service) update(ctx context.Context, sub *Subscription) error {
 // keep, the record stays with its state, so that the owner can see why it ended.
 func (s *Service) remove(ctx context.Context, sub *Subscription, keep bool, extra ...store.Op) error {
 	was := sub.Revision
-	ops := append(extra, sub.mark(!keep)...)
+	now := s.now()
+	until := now.Add(disabledKept)
+	ops := append(extra, sub.mark(!keep, until)...)
+	ops = append(ops, store.Put(store.Item{Key: endedKey(sub.Workspace, sub.Principal, sub.ID), Expires: now.Add(endedKept)}))
+	if !sub.Until.IsZero() {
+		ops = append(ops, store.Delete(s.expiryKey(sub)))
+	}
 	if keep {
 		sub.Revision++
 		it := sub.encode()
-		it.Expires = s.now().Add(7 * 24 * time.Hour)
-		ops = append(ops, store.Put(it, store.VersionIs(was)))
+		it.Expires = until
+		entry := sub.entry(indexKey(sub.Workspace, sub.ID))
+		entry.Expires = until
+		ops = append(ops, store.Put(it, store.VersionIs(was)), store.Put(entry))
 	} else {
 		ops = append(ops, store.Delete(recordKey(sub.Workspace, sub.Principal, sub.ID), store.VersionIs(was)))
 	}
@@ -98,14 +110,18 @@ func (s *Service) remove(ctx context.Context, sub *Subscription, keep bool, extr
 		s.Ended(sub.ID)
 	}
 	if !served {
+		s.unlist(ctx, sub, false)
 		return nil
 	}
 	if err := s.count(ctx, sub.Workspace, sub.Patterns, -1); err != nil {
 		slog.WarnContext(ctx, "subscription counters too high", "error", err)
 	}
-	s.unlist(ctx, sub)
+	s.unlist(ctx, sub, keep)
 	return nil
 }
+
+// disabledKept is how long the record of a subscription that was disabled can be read.
+const disabledKept = 7 * 24 * time.Hour
 
 // load reads a principal's subscription; nil when there is none.
 func (s *Service) load(ctx context.Context, workspace, principal, id string) (*Subscription, error) {

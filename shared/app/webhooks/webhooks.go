@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/console"
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -21,7 +22,7 @@ import (
 
 // Fanout appends accepted events to the log and finds who wants them.
 func Fanout(c *app.Core) *delivery.Fanout {
-	return &delivery.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics}
+	return &delivery.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer}
 }
 
 // Guard is where webhooks may go.
@@ -74,7 +75,7 @@ func Dispatch(c *app.Core, subs *subscription.Service, terminator *delivery.Term
 ) *delivery.Dispatcher {
 	return delivery.NewDispatcher(&delivery.Dispatcher{
 		DB: c.DB, Queue: c.Queues, Subscriptions: subs, Catalog: delivery.WebhookTypes{Source: c.Catalogs},
-		Poster: sender, Opener: opener, Terminator: terminator, Gate: gate, Switches: set, Options: options, Metrics: c.Metrics, Log: c.Log,
+		Poster: sender, Opener: opener, Terminator: terminator, Gate: gate, Switches: set, Options: options, Metrics: c.Metrics, Tracer: c.Tracer, Log: c.Log,
 	})
 }
 
@@ -97,6 +98,20 @@ func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operati
 			return list, nil
 		},
 	})
+}
+
+// Console serves the operators' page, which uses the admin API.
+func Console(c *app.Core, mode auth.Mode) *console.Handler {
+	o := console.Options{Auth: mode}
+	if server, ok := c.Auth.(interface {
+		Endpoints(context.Context) (authorize, token string, err error)
+	}); ok && c.Limits.ConsoleClientID != "" {
+		o.Client = &console.Client{
+			Issuer: c.Limits.JWTIssuers[0], ID: c.Limits.ConsoleClientID, Scopes: c.Limits.ConsoleScopes,
+			Resource: c.Limits.JWTAudience[0], Endpoints: server.Endpoints,
+		}
+	}
+	return console.New(o, c.Log)
 }
 
 // Operations are what operators and owners do to deliveries.

@@ -1,0 +1,86 @@
+package subscription
+
+import (
+	"context"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+)
+
+// What was delivered to a subscription outlives it. So that it can be found when its owner is erased, an entry
+// e# per owner names the subscriptions that ended, for as long as anything of theirs may be stored.
+
+// endedKept is that: a delivery waits up to 30 days for a switch, then for five of retries, and is a dead letter for
+// seven.
+const endedKept = 45 * 24 * time.Hour
+
+func endedKey(workspace, principal, id string) store.Key {
+	return store.Key{Table: store.Subscriptions, Partition: "e#" + workspace + "#" + principal, Sort: id}
+}
+
+// Each visits the subscriptions of a principal that have a record, also those that were disabled or whose time is over.
+func (s *Service) Each(ctx context.Context, workspace, principal string, visit func(*Subscription) error) error {
+	err := store.Each(ctx, s.DB, recordKey(workspace, principal, "-"), func(it *store.Item) error {
+		sub, err := decodeRecord(it)
+		if err != nil {
+			return err
+		}
+		return visit(sub)
+	})
+	return fault.Wrap(fault.Unavailable, err, "list the subscriptions of a principal")
+}
+
+// EachEnded visits the ids of those that ended.
+func (s *Service) EachEnded(ctx context.Context, workspace, principal string, visit func(id string) error) error {
+	err := store.Each(ctx, s.DB, endedKey(workspace, principal, "-"), func(it *store.Item) error { return visit(it.Sort) })
+	return fault.Wrap(fault.Unavailable, err, "list the ended subscriptions of a principal")
+}
+
+// ForgetEnded deletes the entry of one that ended, when nothing of it is left.
+func (s *Service) ForgetEnded(ctx context.Context, workspace, principal, id string) error {
+	err := s.DB.Write(ctx, store.Delete(endedKey(workspace, principal, id)))
+	return fault.Wrap(fault.Unavailable, err, "forget an ended subscription")
+}
+
+// Held are the partitions, by their kind, that hold something of a principal beside its subscriptions.
+func Held(workspace, principal string) map[string]store.Key {
+	who := workspace + "#" + principal
+	return map[string]store.Key{
+		"verifications":   {Table: store.Subscriptions, Partition: "v#" + who},
+		"idempotencyKeys": {Table: store.Subscriptions, Partition: "idem#" + who},
+		"quotas":          quotaKey(workspace, principal),
+	}
+}
+
+// Count is how many subscribers the patterns of an event's URI have, counted once for each pattern. It may
+// say too much, never too little.
+func (s *Service) Count(ctx context.Context, workspace, uri string) (n int, err error) {
+	cat, err := s.Catalog.Catalog(ctx, workspace)
+	if err != nil {
+		return 0, fault.Wrap(fault.Unavailable, err, "read the catalog")
+	}
+	headers := []store.Key{HeaderKey(workspace, uri)}
+	if entry, vars, ok := cat.Match(uri); ok {
+		for _, scope := range Scopes(entry.Name) {
+			items, err := s.DB.Get(ctx, ShapesKey(workspace, scope))
+			if err != nil {
+				return 0, fault.Wrap(fault.Unavailable, err, "read the shapes in use")
+			}
+			webhooks, _ := InUse(items[0], scope, s.now())
+			for _, shape := range webhooks {
+				if key, ok := KeyUnder(entry, vars, uri, shape); ok && key != uri {
+					headers = append(headers, HeaderKey(workspace, key))
+				}
+			}
+		}
+	}
+	items, err := s.DB.Get(ctx, headers...)
+	if err != nil {
+		return 0, fault.Wrap(fault.Unavailable, err, "count the subscribers of a URI")
+	}
+	for _, it := range items {
+		n += max(0, HeaderCount(it))
+	}
+	return n, nil
+}
