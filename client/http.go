@@ -100,12 +100,13 @@ func unreachable(ctx context.Context, err error) error {
 	return fault.Wrap(fault.Unavailable, err, "call the server")
 }
 
-// Refusal turns an answer that is an error into one of ours. It reads the error
-// body of POST /events and that of JSON-RPC, and shows the first line of a short text.
+// Refusal turns an answer that is an error into one of ours. It reads the error body of POST /events, that of
+// JSON-RPC and problem details (RFC 9457), and shows the first line of a short text.
 func Refusal(resp *http.Response, body []byte) error {
 	f := &fault.Error{Kind: kindOfStatus(resp.StatusCode), Message: strings.ToLower(http.StatusText(resp.StatusCode))}
 	var answer struct {
-		Error json.RawMessage `json:"error"`
+		Error  json.RawMessage `json:"error"`
+		Detail string          `json:"detail"` // of problem details
 	}
 	var detail struct {
 		Message string          `json:"message"`
@@ -113,8 +114,11 @@ func Refusal(resp *http.Response, body []byte) error {
 		Faults  json.RawMessage `json:"faults"` // of POST /events
 		Data    json.RawMessage `json:"data"`   // of JSON-RPC
 	}
+	known := json.Unmarshal(body, &answer) == nil
 	switch {
-	case json.Unmarshal(body, &answer) == nil && json.Unmarshal(answer.Error, &detail) == nil && detail.Message != "":
+	case known && answer.Detail != "":
+		f.Message = answer.Detail
+	case known && json.Unmarshal(answer.Error, &detail) == nil && detail.Message != "":
 		f.Message = detail.Message
 		if detail.URI != "" && !strings.Contains(f.Message, detail.URI) {
 			f.Message += " (" + detail.URI + ")"

@@ -100,6 +100,7 @@ func TestDeployment(t *testing.T) {
 	t.Run("what fanout cannot read is put aside", func(t *testing.T) { putAside(t, stack) })
 	t.Run("a session of the earlier revisions", func(t *testing.T) { session(t, stack) })
 	t.Run("a rotated key opens what the one before sealed", func(t *testing.T) { rotated(t, stack) })
+	t.Run("OPS-01 operators are served", func(t *testing.T) { operated(t, stack) })
 	t.Run("retry runs by its schedule", func(t *testing.T) {
 		eventually(t, "retry has run", func() bool {
 			s := stack.Stats()["RetryFunction"]

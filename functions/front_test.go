@@ -55,7 +55,7 @@ func TestFront(t *testing.T) {
 		for _, m := range at(b, "AllowedMethods").Content {
 			methods = append(methods, m.Value)
 		}
-		for _, m := range []string{"GET", "POST", "DELETE", "OPTIONS"} {
+		for _, m := range []string{"GET", "POST", "PUT", "DELETE", "OPTIONS"} {
 			if !slices.Contains(methods, m) {
 				t.Errorf("%s does not pass", m)
 			}
@@ -72,12 +72,12 @@ func TestFront(t *testing.T) {
 			t.Error("no challenge")
 		}
 	}
-	if len(routes) != 2 || routes[""] != "stream" || routes["/events"] != "publish" {
+	if len(routes) != 3 || routes[""] != "stream" || routes["/events"] != "publish" || routes["/admin/*"] != "admin" {
 		t.Errorf("got %v", routes)
 	}
 	for _, origin := range at(config, "Origins").Content {
 		domain := written(t, *at(origin, "DomainName"))
-		if function := map[string]string{"stream": "StreamFunctionUrl.FunctionUrl", "publish": "PublishFunctionUrl.FunctionUrl"}[value(at(origin, "Id"))]; !strings.Contains(domain, function) {
+		if id := value(at(origin, "Id")); !strings.Contains(domain, strings.ToUpper(id[:1])+id[1:]+"FunctionUrl.FunctionUrl") {
 			t.Errorf("%s is at %s", value(at(origin, "Id")), domain)
 		}
 		// Twice the longest quiet of a stream at least (--heartbeat is at most 30s).
@@ -90,7 +90,7 @@ func TestFront(t *testing.T) {
 	if !strings.Contains(challenge, "WWW-Authenticate") || !strings.Contains(challenge, `Bearer resource_metadata="https://${FrontDomain}/.well-known/oauth-protected-resource/mcp"`) {
 		t.Errorf("got %s", challenge)
 	}
-	for _, name := range []string{"McpUrl", "EventsUrl"} {
+	for _, name := range []string{"McpUrl", "EventsUrl", "AdminUrl"} {
 		if got := written(t, *at(tree(t), "Outputs", name, "Value")); !strings.Contains(got, "https://${FrontDomain}/") {
 			t.Errorf("%s is %s", name, got)
 		}
@@ -113,7 +113,7 @@ func TestNoURLIsUnused(t *testing.T) {
 			t.Errorf("nothing uses the URL of %s", id)
 		}
 	}
-	if urls != 2 {
+	if urls != 3 {
 		t.Errorf("got %d URLs", urls)
 	}
 }

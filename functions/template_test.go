@@ -119,9 +119,9 @@ func TestWhoMayDoWhat(t *testing.T) {
 		"fanout alone takes from it":                        {"EventsQueue.Arn", []string{receive}, "FanoutFunction"},
 		"stream sends to the inbox, as direct senders do":   {"InboxQueue.Arn", []string{send}, "StreamFunction"},
 		"dispatch alone takes deliveries":                   {"DeliveriesQueue.Arn", []string{receive}, "DispatchFunction"},
-		"settings are written by keys alone":                {"SettingsTable.Arn", []string{put, update, batch}, "KeysFunction"},
-		"retry takes off what it has announced":             {"SettingsTable.Arn", []string{remove}, "RetryFunction"},
-		"a subscription is never removed by stream":         {"SubscriptionsTable.Arn", []string{remove, batch}, "DeregisterFunction DispatchFunction RegisterFunction RetryFunction"},
+		"settings are written by keys, switches by admin":   {"SettingsTable.Arn", []string{put, update, batch}, "AdminFunction KeysFunction"},
+		"retry takes off what it has announced, as admin":   {"SettingsTable.Arn", []string{remove}, "AdminFunction RetryFunction"},
+		"a subscription is never removed by stream":         {"SubscriptionsTable.Arn", []string{remove, batch}, "AdminFunction DeregisterFunction DispatchFunction RegisterFunction RetryFunction"},
 		"sessions are stream's, and relay's its leases":     {"SessionsTable.Arn", nil, "RelayFunction StreamFunction"},
 		"stream hands over to register and to deregister":   {"RegisterFunction.Alias", nil, "StreamFunction"},
 		"secrets of backends are for who talks to them":     {"arn:${AWS::Partition}:ssm:${AWS::Region}:${AWS::AccountId}:parameter${SecretsPrefix}*", nil, "RelayFunction StreamFunction"},
@@ -146,6 +146,24 @@ func TestWhoMayDoWhat(t *testing.T) {
 		}
 		if got := strings.Join(written, " "); got != "[shapes#*] [consent#*]" {
 			t.Errorf("stream writes %s", got)
+		}
+	})
+	t.Run("OPS-08 the audit trail is only added to and read, and by admin alone", func(t *testing.T) {
+		var may []string
+		for id, r := range resources {
+			for _, p := range r.Properties.Policies {
+				for _, st := range p.Statement {
+					keys, bound := st.Condition["ForAllValues:StringLike"].(map[string]any)
+					reaches := !bound || strings.Contains(fmt.Sprint(keys["dynamodb:LeadingKeys"]), "audit")
+					reads := slices.Equal(st.Action, []string{"dynamodb:GetItem", "dynamodb:BatchGetItem"}) // of the catalog, by keys that are not asked for
+					if slices.Contains(st.Resource, "SettingsTable.Arn") && reaches && !reads {
+						may = append(may, fmt.Sprint(id, st.Action))
+					}
+				}
+			}
+		}
+		if got := strings.Join(may, " "); got != "AdminFunction[dynamodb:Query dynamodb:PutItem]" {
+			t.Errorf("got %s", got)
 		}
 	})
 	t.Run("AWS-10 only fanout writes all of the log", func(t *testing.T) {

@@ -5,10 +5,12 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"strings"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/admin"
+	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
@@ -30,20 +32,25 @@ func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 	return listener, nil
 }
 
-// serveAdmin serves the admin API at its own address, or else with the rest, which it returns.
-func (s *Server) serveAdmin(r roles, listener net.Listener) http.Handler {
+// serveAdmin serves the admin API and the console at their own address, or else with the rest, which it returns.
+func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http.Handler {
+	r.admin.Live = s.closing
+	configured := r.admin.Backends
+	r.admin.Backends = func(ctx context.Context, workspace string) ([]admin.Backend, error) {
+		list, err := configured(ctx, workspace)
+		return s.asked(ctx, workspace, list), err
+	}
+	rest := http.Handler(r.mux)
+	if listener != nil {
+		rest = http.NotFoundHandler()
+	}
+	handler := r.admin.Over(webhooks.Console(&s.core, mode).Over(rest))
 	if listener == nil {
 		s.AdminURL = s.URL
-		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			if strings.HasPrefix(req.URL.Path, admin.Prefix) { // before the mux, which would redirect from what is an origin
-				r.admin.ServeHTTP(w, req)
-				return
-			}
-			r.mux.ServeHTTP(w, req)
-		})
+		return handler
 	}
 	s.operators = &http.Server{
-		Handler: boundBodies(r.admin, bodyTime), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
+		Handler: boundBodies(handler, bodyTime), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
 		ErrorLog: slog.NewLogLogger(s.core.Log.Handler(), slog.LevelWarn),
 	}
 	go func() {
@@ -54,17 +61,26 @@ func (s *Server) serveAdmin(r roles, listener net.Listener) http.Handler {
 	return r.mux
 }
 
-// listBackends are those of a workspace that the configuration has now.
-func (s *Server) listBackends(ctx context.Context, workspace string) (list []admin.Backend, err error) {
-	c, err := s.core.Config.Config(ctx)
-	if err != nil || c == nil {
-		return nil, err
-	}
-	for _, b := range c.Backends {
-		if b.Workspace != workspace {
+// asked are the backends of a workspace with what each answers.
+func (s *Server) asked(ctx context.Context, workspace string, list []admin.Backend) []admin.Backend {
+	ctx, cancel := context.WithTimeout(ctx, backendPatience)
+	defer cancel()
+	var asked sync.WaitGroup
+	for _, f := range s.backends.Followed(ctx) {
+		i := slices.IndexFunc(list, func(b admin.Backend) bool { return b.Name == f.Name })
+		if i < 0 || f.Workspace != workspace {
 			continue
 		}
-		list = append(list, admin.Backend{Name: b.Name, URL: b.URL, Prefix: b.Prefix})
+		asked.Go(func() {
+			list[i].State = "ready"
+			if _, _, err := f.Ask(ctx); err != nil {
+				list[i].State = "unreachable"
+			}
+		})
 	}
-	return list, nil
+	asked.Wait()
+	return list
 }
+
+// backendPatience is how long a backend has to say what it is.
+const backendPatience = 3 * time.Second

@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway"
 )
 
 // ServeDebug serves net/http/pprof and [Server.Counters] at an address of its own, on loopback only:
@@ -45,4 +47,13 @@ func counters(s *Server) map[string]any {
 		return map[string]any{}
 	}
 	return s.Counters()
+}
+
+// Counters are what was counted since the start, for whoever looks for a fault.
+func (s *Server) Counters() map[string]any {
+	return map[string]any{
+		"database":                 s.db.Engine().Stats(),
+		gateway.MetricDropped:      s.backends.Dropped(),
+		conversation.MetricMissing: s.conversation.Counts(),
+	}
 }

@@ -24,7 +24,7 @@ type secrets struct {
 	Identity string `json:"identity"`
 }
 
-func secretsPath(data string) string { return filepath.Join(data, "keys.json") }
+func secretsPath(data string) string { return filepath.Join(data, keysName) }
 
 // loadSecrets reads the keys of the data directory, or makes them the first time. It refuses a database
 // whose secrets they do not open.

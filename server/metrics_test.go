@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -9,6 +10,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -60,92 +63,200 @@ func hash(key string) string {
 	return hex.EncodeToString(h[:])
 }
 
-func TestMetrics(t *testing.T) {
-	t.Run("OPS-12 metrics agree with what publishers and receivers counted", func(t *testing.T) {
-		s := serve(t, func(o *Options) {
-			o.Limits.RetrySchedule = []time.Duration{0, 10 * time.Millisecond}
-			o.Limits.EventsSchedule = o.Limits.RetrySchedule
-		})
-		var posts, failures, delivered atomic.Int64
-		seen := make(chan struct{}, 1)
-		var answer http.HandlerFunc = func(w http.ResponseWriter, r *http.Request) {
-			posts.Add(1)
-			switch body, _ := io.ReadAll(r.Body); {
-			case bytes.Contains(body, []byte(`"number":3`)): // fails for good
-				failures.Add(1)
-				w.WriteHeader(http.StatusInternalServerError)
-			default:
-				delivered.Add(1)
-			}
-			select {
-			case seen <- struct{}{}:
-			default:
-			}
-		}
-		endpoint := httptest.NewServer(answer)
-		defer endpoint.Close()
-		c, err := client.New(client.Server{URL: s.URL, Agent: "test/1"}, mcpspec.V20260728)
-		if err != nil {
+// told is what publishers, receivers and backends count themselves.
+type told struct{ posts, failures, delivered, asked atomic.Int64 }
+
+// receive is an endpoint where each twentieth event fails for good.
+func (c *told) receive(w http.ResponseWriter, r *http.Request) {
+	c.posts.Add(1)
+	if body, _ := io.ReadAll(r.Body); bytes.Contains(body, []byte(`"number":20,`)) {
+		c.failures.Add(1)
+		w.WriteHeader(http.StatusInternalServerError)
+		return
+	}
+	c.delivered.Add(1)
+}
+
+// backend is an MCP server that serves nothing.
+func (c *told) backend(w http.ResponseWriter, r *http.Request) {
+	var m struct{ ID json.RawMessage }
+	if json.NewDecoder(r.Body).Decode(&m) != nil || m.ID == nil {
+		w.WriteHeader(http.StatusMethodNotAllowed)
+		return
+	}
+	c.asked.Add(1)
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"no"}}`, m.ID)
+}
+
+// metricsAgree makes 10,000 deliveries with known failures, and some of all else that is counted.
+func metricsAgree(t *testing.T) {
+	const events, subscriptions, deliveries, given = 1000, 10, 10_000, 500
+	var c told
+	endpoint, backend := httptest.NewServer(http.HandlerFunc(c.receive)), httptest.NewServer(http.HandlerFunc(c.backend))
+	defer endpoint.Close()
+	defer backend.Close()
+	s := serve(t, func(o *Options) {
+		retries(o)
+		var err error
+		if o.Config, err = config.ParseFile("config.yaml", fmt.Appendf(nil, "backends:\n  - {name: b, url: %q}\n", backend.URL)); err != nil {
 			t.Fatal(err)
-		}
-		var registered json.RawMessage
-		if err := c.Call(t.Context(), "resources/subscriptions/register", map[string]any{
-			"uris": []string{"event://github/acme/website/pull_request"}, "targetUri": endpoint.URL,
-		}, &registered); err != nil {
-			t.Fatal(err)
-		}
-		const events = 60
-		for i := range events {
-			number := 1 + i%3
-			data := fmt.Sprintf(`{"action":"opened","number":%d,"pull_request":{"title":"t","author":"a","base":"main","url":"https://example.com/1"}}`, number)
-			if _, err := s.Publish(t.Context(), auth.DefaultWorkspace, Event{URI: "event://github/acme/website/pull_request", Data: json.RawMessage(data)}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		deadline := time.After(patience)
-		for {
-			families := scrape(t, s)
-			if value(families, "mcpevents_dead_letters_total", metric.Webhook) == events/3 && delivered.Load() == events*2/3 &&
-				value(families, "mcpevents_delivery_attempts_total", metric.Success) == events*2/3 {
-				break
-			}
-			select {
-			case <-seen:
-			case <-time.After(100 * time.Millisecond):
-			case <-deadline:
-				t.Fatalf("%d POSTs, %d failed; metrics: %v", posts.Load(), failures.Load(), families)
-			}
-		}
-		families := scrape(t, s)
-		for name, want := range map[string]float64{
-			"mcpevents_events_published_total":    events,
-			"mcpevents_delivery_attempts_total":   float64(posts.Load()),
-			"mcpevents_attempt_duration_seconds":  float64(posts.Load()),
-			"mcpevents_first_attempt_lag_seconds": events,
-			"mcpevents_delivery_lag_seconds":      float64(delivered.Load()),
-			"mcpevents_retries_waiting":           0,
-			"mcpevents_streams_open":              0,
-		} {
-			if got := value(families, name, ""); got != want {
-				t.Errorf("%s: got %v, want %v", name, got, want)
-			}
-		}
-		if got := value(families, "mcpevents_delivery_attempts_total", "http_5xx"); got != float64(failures.Load()) {
-			t.Errorf("failed attempts: got %v, want %d; %v", got, failures.Load(), families["mcpevents_delivery_attempts_total"])
-		}
-		for _, d := range metric.Table {
-			name := d.Name
-			if d.Unit == "s" {
-				name += "_seconds"
-			}
-			if d.Kind == metric.Counter {
-				name += "_total"
-			}
-			if families[name] == nil && d.Name != metric.LogLateEntries {
-				t.Errorf("GET /metrics lacks %s", name)
-			}
 		}
 	})
+	for i := range subscriptions {
+		subscribed(t, s, fmt.Sprintf("%s/%d", endpoint.URL, i))
+	}
+	mcp, err := client.New(client.Server{URL: s.URL, Agent: "test/1"}, mcpspec.V20260728)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const polls = 3
+	for range polls {
+		if err := mcp.Call(t.Context(), "events/poll", map[string]any{"name": "github.pull_request", "arguments": map[string]string{"owner": "acme", "repo": "website"}, "cursor": nil}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := mcp.Call(t.Context(), "tools/list", map[string]any{}, nil); err != nil {
+		t.Log("tools/list of a backend without tools:", err)
+	}
+	listenAndLeave(t, s)
+	batch := make([]Event, events/10)
+	for range 10 {
+		for i := range batch {
+			batch[i] = Event{
+				URI:  "event://github/acme/website/pull_request",
+				Data: fmt.Appendf(nil, `{"action":"opened","number":%d,"pull_request":{"title":"t","author":"a","base":"main","url":"https://example.com/1"}}`, 1+i%20),
+			}
+		}
+		if _, err := s.Publish(t.Context(), auth.DefaultWorkspace, batch...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var families map[string]*dto.MetricFamily
+	wrong := func() (all []string) {
+		families = scrape(t, s)
+		posts := float64(c.posts.Load())
+		for _, x := range []struct {
+			name, by string
+			want     float64
+		}{
+			{"mcpevents_events_published_total", "", events},
+			{"mcpevents_dead_letters_total", metric.Webhook, given},
+			{"mcpevents_delivery_attempts_total", "", posts},
+			{"mcpevents_delivery_attempts_total", metric.Success, deliveries - given},
+			{"mcpevents_delivery_attempts_total", metric.Success, float64(c.delivered.Load())},
+			{"mcpevents_delivery_attempts_total", "http_5xx", 3 * given},
+			{"mcpevents_delivery_attempts_total", "http_5xx", float64(c.failures.Load())},
+			{"mcpevents_attempt_duration_seconds", "", posts},
+			{"mcpevents_first_attempt_lag_seconds", "", deliveries},
+			{"mcpevents_delivery_lag_seconds", "", deliveries - given},
+			{"mcpevents_retries_waiting", "", 0},
+			{"mcpevents_queue_depth", "", 0},
+			{"mcpevents_streams_open", "", 0},
+			{"mcpevents_streams_ended_total", "client_closed", 1},
+			{"mcpevents_polls_total", "", polls},
+			{"mcpevents_backend_calls_total", "b", float64(c.asked.Load())},
+			{"mcpevents_backend_errors_total", "b", float64(c.asked.Load())},
+		} {
+			if got := value(families, x.name, x.by); got != x.want {
+				all = append(all, fmt.Sprintf("%s %s: got %v, want %v", x.name, x.by, got, x.want))
+			}
+		}
+		return all
+	}
+	for deadline := time.Now().Add(2 * patience); ; time.Sleep(50 * time.Millisecond) {
+		all := wrong()
+		if len(all) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(strings.Join(all, "\n"))
+		}
+	}
+	if c.asked.Load() == 0 {
+		t.Error("the backend was not asked")
+	}
+	for name := range served() {
+		if families[name] == nil && !strings.Contains(name, metric.LogLateEntries) {
+			t.Errorf("GET /metrics lacks %s", name)
+		}
+	}
+}
+
+// listenAndLeave opens a stream and closes it.
+func listenAndLeave(t *testing.T, s *Server) {
+	t.Helper()
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	r, _ := http.NewRequestWithContext(ctx, http.MethodPost, s.URL+"/mcp", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen",
+		"params":{"notifications":{"eventsListChanged":true},"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`))
+	for name, value := range map[string]string{
+		"Content-Type": "application/json", "Accept": "application/json, text/event-stream",
+		mcpspec.HeaderVersion: string(mcpspec.V20260728), mcpspec.HeaderMethod: mcpspec.MethodListen,
+	} {
+		r.Header.Set(name, value)
+	}
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if _, err := resp.Body.Read(make([]byte, 1)); err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatal(resp.Status, err)
+	}
+}
+
+// served are the names of all metrics as Prometheus has them.
+func served() map[string]bool {
+	all := map[string]bool{}
+	for _, d := range metric.Table {
+		name := d.Name
+		if d.Unit == "s" {
+			name += "_seconds"
+		}
+		if d.Kind == metric.Counter {
+			name += "_total"
+		}
+		all[name] = true
+	}
+	return all
+}
+
+func dashboardAsksForWhatIsServed(t *testing.T) {
+	text, err := os.ReadFile("../docs/grafana-dashboard.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dashboard struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	if err := json.Unmarshal(text, &dashboard); err != nil {
+		t.Fatal(err)
+	}
+	known, asked := served(), map[string]bool{}
+	for _, p := range dashboard.Panels {
+		for _, target := range p.Targets {
+			for _, name := range regexp.MustCompile(`mcpevents_[a-z_]+`).FindAllString(target.Expr, -1) {
+				name = strings.TrimSuffix(name, "_bucket") // of a histogram
+				if asked[name] = true; !known[name] {
+					t.Errorf("%s asks for %s", p.Title, name)
+				}
+			}
+		}
+	}
+	for name := range known {
+		if !asked[name] {
+			t.Errorf("no panel shows %s", name)
+		}
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	t.Run("OPS-12 metrics agree with what publishers and receivers counted", metricsAgree)
+	t.Run("OPS-12 the dashboard asks only for what is served", dashboardAsksForWhatIsServed)
 	t.Run("OPS-12 who may not operate sees none", func(t *testing.T) {
 		s := serve(t, func(o *Options) {
 			o.Auth = auth.ModeKeys

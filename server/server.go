@@ -26,10 +26,11 @@ import (
 	"time"
 
 	sdk "go.opentelemetry.io/otel/sdk/metric"
+	oteltrace "go.opentelemetry.io/otel/trace"
 	"golang.org/x/net/netutil"
 
+	"github.com/mcp-events/mcpevents/shared/admin"
 	"github.com/mcp-events/mcpevents/shared/app"
-	"github.com/mcp-events/mcpevents/shared/app/tokens"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
@@ -50,6 +51,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/stream/lease"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/switches"
+	"github.com/mcp-events/mcpevents/shared/trace"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -74,12 +76,15 @@ type Options struct {
 	AllowBreaking bool
 	// Limits are all other settings, as the flags of serve; see [DefaultLimits].
 	Limits config.Limits
-	// AdminAddr is the address on which to serve the admin API alone; it is loopback with
+	// AdminAddr is the address on which to serve the admin API and the console alone; it is loopback with
 	// [auth.ModeNone]. Empty serves it with the rest.
 	AdminAddr string
 	// Metrics get what GET /metrics serves, such as a reader of OpenTelemetry's that exports. Who
 	// gives them shuts them down.
 	Metrics []sdk.Reader
+	// Traces get spans of what is done with events and backends, such as a provider of OpenTelemetry's SDK; nil makes
+	// none. Who gives it shuts it down.
+	Traces oteltrace.TracerProvider
 	// Log is [slog.Default] if it is nil.
 	Log *slog.Logger
 }
@@ -118,6 +123,7 @@ type Server struct {
 	terminator   *delivery.Terminator
 	conversation *conversation.Service
 
+	closing chan struct{} // closed when it shuts down
 	stop    context.CancelFunc
 	workers sync.WaitGroup
 	undo    []func() // closes what was opened, if a later step of the start fails
@@ -141,9 +147,12 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 2)}
+	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 2), closing: make(chan struct{})}
 	if s.metrics, s.core.Metrics, err = newMetrics(o.Metrics); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
+	}
+	if o.Traces != nil {
+		s.core.Tracer = trace.New(o.Traces)
 	}
 	mount, err := s.authenticate(o)
 	if err != nil {
@@ -187,7 +196,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err := s.measure(); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
 	}
-	s.handler = boundBodies(s.serveAdmin(roles, operators), bodyTime)
+	s.handler = boundBodies(s.serveAdmin(roles, o.Auth, operators), bodyTime)
 	s.run(ctx, roles)
 	if listener != nil {
 		s.listening = &http.Server{
@@ -209,7 +218,7 @@ func (s *Server) open(ctx context.Context, o Options) (secrets, error) {
 		if err := os.MkdirAll(path, 0o700); err != nil {
 			return secrets{}, fault.Wrap(fault.Invalid, err, "make the data directory")
 		}
-		path = filepath.Join(path, "mcpevents.db")
+		path = filepath.Join(path, databaseName)
 		if err := checkDatabase(o.Data, path); err != nil {
 			return secrets{}, err
 		}
@@ -260,8 +269,8 @@ type roles struct {
 	retry  *delivery.Retry
 	subs   *subscription.Service
 	relay  *relay.Relay
+	admin  *admin.Handler
 
-	admin      http.Handler
 	operations *delivery.Operations
 	switches   *switches.Set
 }
@@ -318,28 +327,12 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 	}
 	operations := webhooks.Operations(&s.core)
 	return roles{
-		admin: webhooks.Admin(&s.core, subs, operations, set, s.listBackends), operations: operations, switches: set,
+		admin: webhooks.Admin(&s.core, subs, operations, set), operations: operations, switches: set,
 		mux: s.routes(publishing, identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, subs: subs, relay: s.core.Relay(s.backends),
 	}, nil
 }
 
-// authenticate chooses who may call, unless keys of the configuration tell. Mount, if not nil, adds where clients learn how to get a token.
-func (s *Server) authenticate(o Options) (mount func(*http.ServeMux), err error) {
-	switch o.Auth {
-	case auth.ModeNone:
-		s.core.Auth = auth.None()
-	case auth.ModeJWT:
-		access, err := tokens.Authenticator(o.Limits, s.core.Log)
-		if err != nil {
-			return nil, err
-		}
-		s.core.Auth, s.core.ResourceMetadata = access, access.MetadataURL()
-		return access.Mount, nil
-	}
-	return nil, nil
-}
-
-// Handler serves /admin, /mcp, /events, /consent, /healthz and what is below /.well-known.
+// Handler serves /admin, /console, /mcp, /events, /consent, /healthz and what is below /.well-known.
 func (s *Server) Handler() http.Handler { return s.handler }
 
 // Publish publishes events in a workspace, as POST /events does for a caller who may; the
@@ -352,19 +345,11 @@ func (s *Server) Publish(ctx context.Context, workspace string, events ...Event)
 // Served receives the error that ended the listener, if one does before [Server.Shutdown].
 func (s *Server) Served() <-chan error { return s.served }
 
-// Counters are what was counted since the start, for whoever looks for a fault.
-func (s *Server) Counters() map[string]any {
-	return map[string]any{
-		"database":                 s.db.Engine().Stats(),
-		gateway.MetricDropped:      s.backends.Dropped(),
-		conversation.MetricMissing: s.conversation.Counts(),
-	}
-}
-
 // Shutdown drains: streams get their end, running deliveries finish, and nothing
 // accepted is lost. When ctx ends first, running deliveries are cut off, which come again after the next start, and
 // Shutdown returns some seconds later at the latest.
 func (s *Server) Shutdown(ctx context.Context) error {
+	close(s.closing)
 	err := s.endpoint.Close(ctx)
 	if s.listening != nil {
 		stopped := s.listening.Shutdown(ctx)

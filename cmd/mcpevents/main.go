@@ -9,6 +9,10 @@
 //	demo     shows one event arrive in every way
 //	bench    measures
 //	keys     rotates the keys of an embedded server
+//	backup   copies the database and the keys of one, which may run; restore brings them back
+//
+// and the commands of operators, over the admin API: subscriptions, deliveries, deadletters, replays, events,
+// switches, principals, audit, backends, overview.
 //
 // Every flag is an environment variable too; --help names it. What the exit codes
 // mean is in exit.go.
@@ -27,6 +31,7 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/mattn/go-isatty"
 
+	"github.com/mcp-events/mcpevents/shared/admin/operate"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/metric"
@@ -53,7 +58,11 @@ type CLI struct {
 	Demo    DemoCmd    `cmd:"" help:"Publish one event and show it arrive by webhook and stream, with times."`
 	Bench   BenchCmd   `cmd:"" help:"Measure throughput or latency of a server."`
 	Keys    KeysCmd    `cmd:"" help:"Rotate the keys of an embedded server."`
+	Backup  BackupCmd  `cmd:"" help:"Back up a running embedded server into a file, which holds its keys."`
+	Restore RestoreCmd `cmd:"" help:"Make the data directory of an embedded server from a backup."`
 	Version VersionCmd `cmd:"" help:"Print the version."`
+
+	operate.Commands
 }
 
 const description = `Event subscriptions for MCP: publish an event once, and it reaches webhooks and open streams.
@@ -90,7 +99,8 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 	if err != nil {
 		return usage(stderr, err)
 	}
-	return report(stderr, parsed.Run(&cli.Globals))
+	t := operate.Terminal{In: stdin, Out: stdout, Err: stderr, Bar: cli.bar(), Agent: agent()}
+	return report(stderr, parsed.Run(&cli.Globals, t))
 }
 
 // environment gives every flag that has none a variable. Those of serve are the

@@ -27,7 +27,6 @@ type ServeCmd struct {
 	// AllowBreaking confirms what would end subscriptions.
 	AllowBreaking bool          `help:"Use a changed catalog even if it ends live webhook subscriptions, because their event type is removed, has an incompatible schema, or is no longer for them. Otherwise such a change is refused and logged."`
 	Debug         string        `name:"debug-addr" placeholder:"ADDR" help:"Serve profiles (net/http/pprof) at this loopback address."`
-	OTLP          string        `name:"otlp-endpoint" placeholder:"URL" help:"Send metrics to this OpenTelemetry collector, by OTLP over HTTP, every minute; such as http://127.0.0.1:4318."`
 	Drain         time.Duration `default:"20s" help:"How long a shutdown waits for running requests and deliveries."`
 
 	config.Limits `embed:""`
@@ -51,17 +50,12 @@ func (c *ServeCmd) Run(g *Globals) error {
 			return err
 		}
 	}
-	if c.OTLP != "" {
-		metrics, err := otlpMetrics(ctx, c.OTLP)
+	if c.OTLPEndpoint != "" {
+		end, err := export(ctx, &s)
 		if err != nil {
 			return err
 		}
-		defer func() {
-			if err := metrics.Shutdown(context.WithoutCancel(ctx)); err != nil {
-				s.Log.Warn("metrics not sent", "error", err)
-			}
-		}()
-		s.Metrics = append(s.Metrics, metrics)
+		defer end()
 	}
 	e, err := server.New(ctx, s)
 	if err != nil {

@@ -52,6 +52,8 @@ type Backend struct {
 	Name   string `json:"name"`
 	URL    string `json:"url"`
 	Prefix string `json:"prefix"`
+	// State is "ready" or "unreachable"; empty where only callers have credentials.
+	State string `json:"state,omitempty"`
 }
 
 // Options are what the API is made of.
@@ -70,6 +72,8 @@ type Options struct {
 	// Kept is what the delivery log keeps.
 	Kept     delivery.Records
 	Backends func(ctx context.Context, workspace string) ([]Backend, error)
+	// Live is closed when live streams are to end.
+	Live <-chan struct{}
 	// Now is the clock of the audit trail; nil is [time.Now].
 	Now func() time.Time
 	Log *slog.Logger
@@ -82,6 +86,7 @@ type Handler struct {
 	trail    *audit.Trail
 	mux      *http.ServeMux
 	switches map[string]endpoint // what the methods of one switch do
+	open     chan struct{}       // holds one for each live stream
 }
 
 // endpoint is what one method of a path does.
@@ -93,7 +98,7 @@ type endpoint struct {
 
 // New makes the API.
 func New(o Options) *Handler {
-	h := &Handler{Options: o, trail: &audit.Trail{DB: o.DB, Now: o.Now}, mux: http.NewServeMux()}
+	h := &Handler{Options: o, trail: &audit.Trail{DB: o.DB, Now: o.Now}, mux: http.NewServeMux(), open: make(chan struct{}, maxLive)}
 	h.switches = map[string]endpoint{
 		http.MethodGet: {false, h.readSwitch}, http.MethodPut: {false, h.putSwitch}, http.MethodDelete: {false, h.deleteSwitch},
 	}
@@ -117,6 +122,7 @@ func (h *Handler) endpoints() map[string]map[string]endpoint {
 		"subscriptions/{id}/deliveries": {get: {true, h.listDeliveries}},
 		"deliveries":                    {get: {true, h.listDeliveries}},
 		"dead-letters":                  {get: {true, h.listLetters}},
+		"dead-letters/{id}":             {get: {true, h.readLetter}},
 		"dead-letters/{id}/retry":       {post: {true, h.retryLetter}},
 		"switches":                      {get: {false, h.listSwitches}},
 		"replays":                       {post: {false, h.startReplay}},
@@ -128,6 +134,8 @@ func (h *Handler) endpoints() map[string]map[string]endpoint {
 		"audit":                         {get: {false, h.listAudit}},
 		"overview":                      {get: {false, h.overview}},
 		"backends":                      {get: {false, h.listBackends}},
+		"event-types":                   {get: {false, h.listTypes}},
+		"live":                          {get: {false, h.live}},
 	}
 }
 
@@ -142,6 +150,17 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.mux.ServeHTTP(w, r)
 }
 
+// Over serves the API, and all else by rest. It stands before a mux, which would redirect from the name of a switch.
+func (h *Handler) Over(rest http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, Prefix) {
+			h.ServeHTTP(w, r)
+			return
+		}
+		rest.ServeHTTP(w, r)
+	})
+}
+
 // call is one request of somebody who may make it.
 type call struct {
 	*http.Request
@@ -153,7 +172,9 @@ type call struct {
 func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[string]endpoint) {
 	answers := httpjson.Answers{Scope: auth.ScopeOperate, MetadataURL: h.MetadataURL, Log: h.Log, Problems: true}
 	answers.Serve(w, r, http.StatusOK, func() (any, error) {
-		if err := h.Guard.Check(r); err != nil {
+		guard := h.Guard // a page of this very host, reached by TLS, is the console
+		guard.Origins = append(slices.Clone(guard.Origins), "https://"+r.Host)
+		if err := guard.Check(r); err != nil {
 			return nil, err
 		}
 		who, err := h.Auth.Authenticate(r.Context(), r.Header)
@@ -187,7 +208,11 @@ func (h *Handler) describe(*call) (any, error) { return json.RawMessage(openAPI)
 
 // change makes a change with its entry in the audit trail. Before and after are nil for what is not there.
 func (h *Handler) change(c *call, action, target string, before, after any, do func() error) error {
-	e := audit.Entry{By: c.who.ID, Via: "api", Action: action, Target: target}
+	via := "api"
+	if c.Header.Get("Sec-Fetch-Site") == "same-origin" { // which no script can set
+		via = "console"
+	}
+	e := audit.Entry{By: c.who.ID, Via: via, Action: action, Target: target}
 	for _, state := range []struct {
 		of  any
 		raw *json.RawMessage

@@ -178,6 +178,11 @@ func TestDeliveriesAndDeadLetters(t *testing.T) {
 		f.answerWith(0)
 		letter := fmt.Sprint(f.list("op", "dead-letters").Items[0]["id"])
 		f.call("bob", "POST", "dead-letters/"+letter+"/retry", "", 404, nil)
+		var one object
+		f.call("op", "GET", "dead-letters/"+letter, "", 200, &one)
+		if one["id"] != letter || len(one["attempts"].([]any)) != 1 {
+			t.Errorf("got %v", one)
+		}
 		f.call("op", "POST", "dead-letters/"+letter+"/retry", "", 202, nil)
 		f.call("op", "POST", "dead-letters/"+letter+"/retry", "", 404, nil)
 		f.eventually("the event", func() bool { return f.arrived("evt_2") == 2 })
@@ -254,9 +259,11 @@ func TestWhoMayDoWhat(t *testing.T) {
 					t.Errorf("%s as %s: %s differs from %s", at, who, mine, none)
 				}
 			}
-			mine := f.call(who, "POST", "dead-letters/"+letter+"/retry", "", 404, nil)
-			if none := f.call(who, "POST", "dead-letters/x/retry", "", 404, nil); string(mine) != string(none) {
-				t.Errorf("%s differs from %s", mine, none)
+			for method, path := range map[string]string{"POST": "/retry", "GET": ""} {
+				mine := f.call(who, method, "dead-letters/"+letter+path, "", 404, nil)
+				if none := f.call(who, method, "dead-letters/x"+path, "", 404, nil); string(mine) != string(none) {
+					t.Errorf("%s differs from %s", mine, none)
+				}
 			}
 			if l := f.list(who, "subscriptions"); len(l.Items) != 0 {
 				t.Errorf("%s sees %v", who, l)
@@ -409,6 +416,9 @@ func TestEvents(t *testing.T) {
 			return strings.HasPrefix(ids(f.list("op", "events?uri="+e[0]), "id"), e[1])
 		})
 	}
+	f.eventually("the URIs of the type", func() bool { // they are recorded after the event
+		return ids(f.list("op", "events?name=incident.created"), "id") == "evt_4 evt_3"
+	})
 	t.Run("OPS-05 are listed by URI, by type and by time, newest first", func(t *testing.T) {
 		for query, want := range map[string]string{
 			"uri=" + built: "evt_2 evt_1", "name=ci.build_finished": "evt_2 evt_1", "name=incident.created": "evt_4 evt_3", "uri=" + api: "evt_3",

@@ -34,6 +34,13 @@ type attemptView struct {
 	Test        bool      `json:"test,omitempty"`
 }
 
+func viewOfAttempt(r delivery.Record) attemptView {
+	return attemptView{
+		Subscription: r.Subscription, Event: r.Event, URI: r.URI, Name: r.Name, Origin: r.Origin, Attempt: r.Attempt, At: r.At.UTC(),
+		DurationMS: r.TookMS, Outcome: r.Outcome(), Status: class(r.Status), Category: r.Category, NextAttempt: r.Next, Test: r.Test,
+	}
+}
+
 func class(status int) string {
 	if status == 0 {
 		return ""
@@ -93,10 +100,7 @@ func (h *Handler) listDeliveries(c *call) (any, error) {
 	var views []attemptView
 	for _, r := range records {
 		out.Omitted += r.Omitted
-		views = append(views, attemptView{
-			Subscription: r.Subscription, Event: r.Event, URI: r.URI, Name: r.Name, Origin: r.Origin, Attempt: r.Attempt, At: r.At.UTC(),
-			DurationMS: r.TookMS, Outcome: r.Outcome(), Status: class(r.Status), Category: r.Category, NextAttempt: r.Next, Test: r.Test,
-		})
+		views = append(views, viewOfAttempt(r))
 	}
 	out.list = listOf(views, next)
 	return out, nil
@@ -201,16 +205,31 @@ func (h *Handler) listLetters(c *call) (any, error) {
 	return listOf(views, next), nil
 }
 
-func (h *Handler) retryLetter(c *call) (any, error) {
-	missing := fault.New(fault.NotFound, "there is no such dead letter")
-	id := c.PathValue("id")
-	letter, err := h.Operations.Letter(c.Context(), c.who.Workspace, id)
+var errNoLetter = fault.New(fault.NotFound, "there is no such dead letter")
+
+// letter finds the one that is meant, if the caller may see it.
+func (h *Handler) letter(c *call) (*delivery.Letter, error) {
+	l, err := h.Operations.Letter(c.Context(), c.who.Workspace, c.PathValue("id"))
+	if err == nil && (l == nil || !c.operator && l.Principal != c.who.ID) {
+		err = errNoLetter
+	}
+	return l, err
+}
+
+func (h *Handler) readLetter(c *call) (any, error) {
+	l, err := h.letter(c)
 	if err != nil {
 		return nil, err
 	}
-	if letter == nil || !c.operator && letter.Principal != c.who.ID {
-		return nil, missing
+	return viewOfLetter(*l), nil
+}
+
+func (h *Handler) retryLetter(c *call) (any, error) {
+	letter, err := h.letter(c)
+	if err != nil {
+		return nil, err
 	}
+	id := letter.ID
 	s, err := h.subscription(c, letter.Subscription)
 	if fault.Is(err, fault.NotFound) {
 		return nil, fault.New(fault.Conflict, "the subscription of the dead letter has ended")
@@ -221,7 +240,7 @@ func (h *Handler) retryLetter(c *call) (any, error) {
 	err = h.change(c, "dead-letter.retry", id, viewOfLetter(*letter), nil, func() error {
 		done, err := h.Operations.Retry(c.Context(), c.who.Workspace, id, s.Subscription)
 		if err == nil && !done {
-			return missing // somebody was faster
+			return errNoLetter // somebody was faster
 		}
 		return err
 	})

@@ -26,6 +26,10 @@ type recent struct {
 	Attempts int       `json:"attempts"`
 	Failed   int       `json:"failed"`
 	Since    time.Time `json:"since"`
+	// Series are the last minutes, oldest first, without steps of which nothing is known.
+	Series []step `json:"series"`
+	// Failing are the origins with the most failures.
+	Failing []failing `json:"failing"`
 }
 
 type kept struct {
@@ -64,6 +68,7 @@ func (h *Handler) overview(c *call) (any, error) {
 			o.Recent.Failed++
 		}
 	}
+	o.Recent.Series, o.Recent.Failing = seriesOf(records, now), failingOf(records)
 	return o, nil
 }
 

@@ -56,9 +56,9 @@ func viewOf(s *subscription.Selected) subscriptionView {
 }
 
 func (h *Handler) listSubscriptions(c *call) (any, error) {
-	q := c.query("principal", "event", "origin", "state")
+	q := c.query("principal", "event", "origin", "state", "uri")
 	choice := subscription.Choice{
-		Principal: q.text("principal"), Event: q.text("event"), Origin: q.text("origin"),
+		Principal: q.text("principal"), Event: q.text("event"), Origin: q.text("origin"), URI: q.text("uri"),
 		State: subscription.State(q.oneOf("state", "active", "paused", "suspended", "disabled")),
 	}
 	after, limit := q.cursor(), q.limit()
@@ -70,6 +70,15 @@ func (h *Handler) listSubscriptions(c *call) (any, error) {
 			return listOf[subscriptionView](nil, ""), nil
 		}
 		choice.Principal = c.who.ID
+	}
+	if choice.URI != "" && choice.Event == "" { // so that the store looks among those of the type alone
+		cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
+		if err != nil {
+			return nil, err
+		}
+		if entry, _, ok := cat.Match(choice.URI); ok {
+			choice.Event = entry.Name
+		}
 	}
 	found, next, err := h.Subscriptions.Select(c.Context(), c.who.Workspace, choice, after, limit)
 	if err != nil {

@@ -11,6 +11,7 @@
 //	deregister  [Core.Subscriptions]             functions/deregister       /mcp
 //	stream      [Core.Stream], [Core.Endpoint]   functions/stream           /mcp
 //	relay       [Core.Relay]                     functions/relay            one goroutine
+//	admin       webhooks.Admin                   functions/admin            /admin/v1
 //
 // It reads no environment and makes no client: functions/internal/boot and package server do,
 // and fill a Core. Rules of the domain do not enter here either; this package only puts
@@ -28,6 +29,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // Version is the product's, as it calls itself to clients, backends and endpoints. The linker sets it for a release.
@@ -36,7 +38,7 @@ var Version = "0.1.0"
 // UserAgent names the product to webhook endpoints and backends.
 func UserAgent() string { return "mcp-events/" + Version }
 
-// Core is what the roles share. All fields but Metrics, Auth and ResourceMetadata are needed.
+// Core is what the roles share. All fields but Metrics, Tracer, Auth and ResourceMetadata are needed.
 type Core struct {
 	DB       store.DB
 	Queues   queue.Sender
@@ -47,6 +49,8 @@ type Core struct {
 	Log      *slog.Logger
 	// Metrics counts what the roles do; nil counts nothing.
 	Metrics *metric.Set
+	// Tracer makes spans of what they do; nil makes none.
+	Tracer *trace.Tracer
 	// Auth authenticates callers. For a role that is not called it is the directory of
 	// principals, or nil.
 	Auth auth.Authenticator

@@ -25,7 +25,7 @@ func (c *Core) Endpoint() mcp.Options {
 	return mcp.Options{
 		Server: implementation(), Auth: c.Auth, Catalogs: c.Catalogs, ResourceMetadata: c.ResourceMetadata,
 		AnonymousWebhooks: c.Limits.AllowInsecureTargets, EventCodes: EventCodes(c.Limits),
-		Guard: c.Guard(), Logger: c.Log,
+		Guard: c.Guard(), Logger: c.Log, Metrics: c.Metrics,
 	}
 }
 
@@ -58,7 +58,7 @@ func (c *Core) SharedLeases(atOnce int) *lease.Shared {
 // options say how secrets are looked up.
 func (c *Core) Gateway(o gateway.Options) (*gateway.Gateway, error) {
 	o.Server, _ = json.Marshal(implementation()) // two strings
-	o.DB, o.Log, o.Source = c.DB, c.Log, c.Config.Backends
+	o.DB, o.Log, o.Source, o.Metrics, o.Tracer = c.DB, c.Log, c.Config.Backends, c.Metrics, c.Tracer
 	return gateway.New(o)
 }
 

@@ -26,7 +26,7 @@ const DefaultRetention = 400 * 24 * time.Hour
 type Entry struct {
 	ID string    `json:"id"`
 	At time.Time `json:"at"`
-	// By is the principal, Via how it came: "api".
+	// By is the principal, Via how it came: "api" or "console".
 	By  string `json:"by"`
 	Via string `json:"via"`
 	// Action is what was done, as "subscription.pause", and Target to what.

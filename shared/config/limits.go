@@ -72,6 +72,12 @@ type Limits struct {
 	JWTWorkspace         string        `name:"jwt-workspace-claim" default:"" placeholder:"CLAIM" help:"Claim that names the caller's workspace. By default everybody is in the workspace default."`
 	JWTLeeway            time.Duration `name:"jwt-leeway" default:"30s" help:"By how much the clock of an issuer may differ; at most 1m."`
 
+	OTLPEndpoint string  `name:"otlp-endpoint" placeholder:"URL" help:"Send traces, and embedded also metrics, to this OpenTelemetry collector, by OTLP over HTTP; such as http://127.0.0.1:4318."`
+	TraceRatio   float64 `name:"trace-ratio" default:"1" help:"Share of the traces that begin here which is sent to --otlp-endpoint, from 0 to 1. Those of publishers are sent if they are sampled."`
+
+	ConsoleClientID string   `name:"console-client-id" placeholder:"ID" help:"Client id of the console at the first --jwt-issuer: a public client with the code flow, PKCE and the redirect URI https://HOST/console/. Without one, the console asks for a token."`
+	ConsoleScopes   []string `name:"console-scopes" default:"events:operate" help:"Scopes that the console asks the authorization server for."`
+
 	AllowedOrigins []string `name:"allowed-origins" placeholder:"ORIGIN,…" help:"Origins that browsers may call from."`
 	AllowedHosts   []string `name:"allowed-hosts" placeholder:"HOST,…" help:"Hosts that requests may name on a loopback address: those that a proxy on the same machine passes on. Embedded only."`
 }
@@ -209,6 +215,8 @@ func (l Limits) Check() error {
 		return fault.New(fault.Invalid, "--publish-rate must not be negative")
 	case !(l.RegistrationRate >= 0):
 		return fault.New(fault.Invalid, "--registration-rate must not be negative")
+	case !(l.TraceRatio >= 0 && l.TraceRatio <= 1):
+		return fault.New(fault.Invalid, "--trace-ratio %v is not allowed (allowed: 0 to 1)", l.TraceRatio)
 	case !(l.ConversationRate >= 0):
 		return fault.New(fault.Invalid, "--conversation-rate must not be negative")
 	}

@@ -3,12 +3,16 @@ package delivery
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"time"
+
+	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/trace"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -16,7 +20,7 @@ import (
 func (d *Dispatcher) attempt(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event, n int) webhook.Outcome {
 	return d.send(ctx, attempted{
 		workspace: workspace, subscription: sub.ID, target: sub.Target.URL,
-		event: e.ID, name: e.Name, published: e.Published, n: n,
+		event: e.ID, name: e.Name, published: e.Published, n: n, trace: e.Trace,
 	}, func(r *webhook.Request) error { return d.fill(ctx, r, workspace, sub, e) })
 }
 
@@ -26,6 +30,7 @@ type attempted struct {
 
 	published time.Time
 	n         int
+	trace     trace.Context
 }
 
 // send makes one POST of a request that fill completes. An internal failure has the
@@ -36,7 +41,9 @@ func (d *Dispatcher) send(ctx context.Context, a attempted, fill func(*webhook.R
 			out = webhook.Outcome{Category: webhook.Internal, Err: panicked(p)}
 		}
 	}()
-	r := webhook.Request{URL: a.target, ID: a.event, SubscriptionID: a.subscription, At: d.now(), Timeout: d.Options.Timeout}
+	span := d.Tracer.Continue(a.trace, "attempt", trace.Client)
+	defer func() { a.end(span, out) }()
+	r := webhook.Request{Trace: span.Context, URL: a.target, ID: a.event, SubscriptionID: a.subscription, At: d.now(), Timeout: d.Options.Timeout}
 	if err := fill(&r); err != nil {
 		return webhook.Outcome{Category: webhook.Internal, Err: err}
 	}
@@ -57,6 +64,20 @@ func (d *Dispatcher) send(ctx context.Context, a attempted, fill func(*webhook.R
 			slog.String("category", string(out.Category)), slog.Float64("took_ms", milliseconds(out.Took)), slog.Float64("lag_ms", milliseconds(lag)))
 	}
 	return out
+}
+
+// end ends the span of an attempt.
+func (a *attempted) end(span trace.Span, out webhook.Outcome) {
+	if !span.On() {
+		return
+	}
+	span.Set(trace.Event(a.workspace, a.event, a.name)...)
+	span.Set(attribute.String("mcpevents.subscription", a.subscription), attribute.Int("mcpevents.attempt", a.n),
+		attribute.String("http.request.method", http.MethodPost), attribute.String("server.address", origin(a.target)))
+	if out.Status != 0 {
+		span.Set(attribute.Int("http.response.status_code", out.Status))
+	}
+	span.End(string(out.Category))
 }
 
 // fill adds the body and the keys to a request.

@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/switches"
+	"github.com/mcp-events/mcpevents/shared/trace"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -92,6 +93,8 @@ type Dispatcher struct {
 	Log     *slog.Logger
 	// Metrics counts attempts and dead letters; may be nil.
 	Metrics *metric.Set
+	// Tracer makes a span of each attempt; may be nil.
+	Tracer *trace.Tracer
 
 	slots         chan struct{}
 	detachedSlots chan struct{}  // one for each attempt that goes on without its page

@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
+	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // Fanout takes accepted events, appends them to the log, and sends page tasks to
@@ -31,6 +32,8 @@ type Fanout struct {
 	Now func() time.Time
 	// Metrics counts dead letters; may be nil.
 	Metrics *metric.Set
+	// Tracer makes a span of each event; may be nil.
+	Tracer *trace.Tracer
 }
 
 // uriBatch is what one batch brings for one URI, in order.
@@ -48,7 +51,9 @@ type uriBatch struct {
 
 // Handle is the [queue.Handler] of the events queue.
 func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []string, err error) {
-	groups, poison, failed := f.group(ctx, batch)
+	var spans trace.Spans
+	defer func() { spans.End(failure(err)) }()
+	groups, poison, failed := f.group(ctx, batch, &spans)
 	if len(poison) > 0 {
 		if err := f.Queue.Send(ctx, queue.Dead, poison...); err != nil {
 			return nil, fault.Wrap(fault.Unavailable, err, "dead-letter events that cannot be decoded")
@@ -88,6 +93,14 @@ func (f *Fanout) Handle(ctx context.Context, batch []queue.Message) (failed []st
 	return failed, nil
 }
 
+// failure is what a span says of an error.
+func failure(err error) string {
+	if err == nil {
+		return ""
+	}
+	return fault.KindOf(err).String()
+}
+
 // send queues page tasks. In one process their first attempts begin before the tasks are
 // written: the event that is not settled yet stands for them.
 func (f *Fanout) send(ctx context.Context, tasks []queue.Outgoing) error {
@@ -114,7 +127,7 @@ func pageTasks(groups []*uriBatch, headers map[headerID]int) (tasks []queue.Outg
 
 // group sorts a batch by workspace and URI. An event that cannot be decoded, or has no event
 // type any more, is dead-lettered: it must not block its group.
-func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*uriBatch, poison []queue.Outgoing, left []string) {
+func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.Spans) (groups []*uriBatch, poison []queue.Outgoing, left []string) {
 	type id struct{ workspace, uri string }
 	byURI := map[id]*uriBatch{}
 	for _, m := range batch {
@@ -149,6 +162,10 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message) (groups []*ur
 			slog.ErrorContext(ctx, "event dead-lettered", "message", m.ID, "reason", reason)
 			poison = append(poison, queue.NewDeadLetter(queue.Events, m, reason, nil, f.now()))
 			continue
+		}
+		if span := f.Tracer.Continue(e.Trace, "fanout", trace.Consumer); span.On() {
+			span.Set(trace.Event(e.Workspace, e.ID, e.Name)...)
+			e.Trace = spans.Add(span)
 		}
 		g.events, g.ids = append(g.events, e), append(g.ids, m.ID)
 	}

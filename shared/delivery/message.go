@@ -176,7 +176,7 @@ func pages(workspace, key string, r subscription.Range, count int, events []even
 	for _, part := range ranges {
 		size := 0
 		for i, e := range events {
-			n := len(e.Data) + len(e.URI) + 256
+			n := len(e.Data) + len(e.URI) + len(e.Trace.Parent) + len(e.Trace.State) + 256
 			if i == 0 || size+n > taskBytes {
 				tasks = append(tasks, PageTask{
 					V: taskVersion, Workspace: workspace, Pattern: key, Range: part, Count: count / len(ranges),

@@ -20,6 +20,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // MaxPayload is the largest payload in bytes (design: 240 KiB), so that the
@@ -49,6 +50,8 @@ type Event struct {
 	Published time.Time
 	// Data is the payload: valid JSON, at most [MaxPayload] bytes.
 	Data json.RawMessage
+	// Trace is what its deliveries belong to; none for most.
+	Trace trace.Context
 }
 
 // ValidID reports whether id may be used as an event id as it is: [A-Za-z0-9_-]{1,128}.
@@ -109,6 +112,12 @@ func (e Event) AppendJSON(b []byte) []byte {
 	if _, offset := e.Time.Zone(); offset != 0 {
 		b = strconv.AppendInt(append(b, `,"tz":`...), int64(offset), 10) // seconds east of UTC of Time
 	}
+	if e.Trace.Parent != "" {
+		b = jsonrpc.AppendString(append(b, `,"tp":`...), e.Trace.Parent)
+		if e.Trace.State != "" {
+			b = jsonrpc.AppendString(append(b, `,"ts":`...), e.Trace.State)
+		}
+	}
 	b = append(b, `,"data":`...)
 	if len(e.Data) == 0 {
 		return append(b, `null}`...)
@@ -167,6 +176,10 @@ func (e *Event) decode(b []byte) error {
 			published, ok = integer(value)
 		case "tz":
 			offset, ok = integer(value)
+		case "tp":
+			out.Trace.Parent, ok = jsonrpc.String(value)
+		case "ts":
+			out.Trace.State, ok = jsonrpc.String(value)
 		case "data":
 			out.Data = bytes.Clone(value)
 		}

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // form is the message as encoding/json sees it; those of earlier releases were written by it.
@@ -161,5 +163,25 @@ func TestEventsAsTheLastMember(t *testing.T) {
 		if string(got) != string(want) {
 			t.Errorf("%d events:\n%s, encoding/json has\n%s", n, got, want)
 		}
+	}
+}
+
+// OPS-13: an event without a trace is written as it was before there were any; one with a trace has it in all that
+// is made of it, and earlier releases read it without.
+func TestAnEventKeepsItsTrace(t *testing.T) {
+	e := samples[1]
+	const before = `{"v":1,"ws":"w","id":"evt_1","uri":"event://a/b","name":"a.b","t":1,"pub":-2,"data":{"a":[1,"}\"",{}]}}`
+	if got := string(e.AppendJSON(nil)); got != before {
+		t.Errorf("got %s, want %s", got, before)
+	}
+	e.Trace = trace.Context{Parent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", State: "a=1"}
+	text := e.AppendJSON(nil)
+	got, err := Decode(text)
+	if err != nil || got.Trace != e.Trace || string(got.Data) != string(e.Data) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	var old form
+	if err := json.Unmarshal(text, &old); err != nil || old.V != messageVersion || string(old.Data) != string(e.Data) {
+		t.Errorf("an earlier release reads %+v, %v", old, err)
 	}
 }

@@ -26,6 +26,7 @@ func (g *Gateway) newBackend(c config.Backend) *backend {
 	b.own = upstream.Client{
 		URL: c.URL, HTTP: g.options.HTTP, Credentials: credentials{backend: b}.add, Dropped: b.dropped,
 		Server: g.options.Server, AskTimeout: g.options.AskTimeout,
+		Observer: upstream.Observer{Name: c.Name, Metrics: g.options.Metrics, Tracer: g.options.Tracer},
 	}
 	b.view = newView(b, "")
 	return b

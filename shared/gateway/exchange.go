@@ -34,7 +34,7 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 			if rerr != nil {
 				return x.failed(rerr)
 			}
-			answer.Close()
+			answer.GoesOn(next)
 			answer = next
 			continue
 		}

@@ -27,6 +27,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // Options configure a [Gateway].
@@ -55,6 +56,9 @@ type Options struct {
 	// SessionTTL is how long a session with a backend is kept; 0 is 24 hours.
 	SessionTTL time.Duration
 	Log        *slog.Logger
+	// Metrics count calls, Tracer makes spans of them; both may be nil.
+	Metrics *metric.Set
+	Tracer  *trace.Tracer
 }
 
 // Gateway reaches the backends. It may be used concurrently. Make it with [New].

@@ -47,7 +47,7 @@ type Answer struct {
 	Body   any
 }
 
-// Serve answers with what serve returns, or with its error: {"error":{"kind","message"}} with
+// Serve answers with what serve returns, by it if that is an [http.Handler], or with its error: {"error":{"kind","message"}} with
 // the status of the kind, and the members of the error's data. A panic is answered too, and must not end
 // the process: on Lambda nobody else recovers it.
 func (a Answers) Serve(w http.ResponseWriter, r *http.Request, status int, serve func() (any, error)) {
@@ -59,6 +59,10 @@ func (a Answers) Serve(w http.ResponseWriter, r *http.Request, status int, serve
 	body, err := serve()
 	if err != nil {
 		a.refuse(w, r, err)
+		return
+	}
+	if stream, ok := body.(http.Handler); ok {
+		stream.ServeHTTP(w, r)
 		return
 	}
 	if own, ok := body.(Answer); ok {

@@ -3,6 +3,7 @@ package mcp
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
@@ -30,6 +32,8 @@ type admission struct {
 	maxStreams           int64
 	leases               Leases
 	faults               faults
+	log                  *slog.Logger
+	metrics              *metric.Set
 
 	mu      sync.Mutex // guards ended against streams.Add
 	ended   bool
@@ -68,15 +72,17 @@ func (a *admission) admit(w http.ResponseWriter, r *http.Request, p auth.Princip
 		full(w, id)
 		return nil, nil
 	}
-	age := a.maxAge
+	age, aged := a.maxAge, errAge
 	if deadline, ok := r.Context().Deadline(); ok {
 		age = min(age, time.Until(deadline)-reserve)
 	}
 	if !p.Expires.IsZero() {
-		age = min(age, time.Until(p.Expires))
+		if left := time.Until(p.Expires); left < age {
+			age, aged = left, errExpired
+		}
 	}
-	aged, stop := context.WithTimeoutCause(r.Context(), age, errAge)
-	ctx, cancel := context.WithCancelCause(aged)
+	timed, stop := context.WithTimeoutCause(r.Context(), age, aged)
+	ctx, cancel := context.WithCancelCause(timed)
 	detach := context.AfterFunc(a.ending, func() { cancel(errEnding) })
 	end := func() {
 		detach()

@@ -42,6 +42,7 @@ func (e *Endpoint) batch(w http.ResponseWriter, c *call, parts []json.RawMessage
 		one := *c
 		msg, bad := jsonrpc.Decode(raw)
 		one.msg, one.meta = msg, jsonrpc.Member(msg.Params, "_meta")
+		one.inTrace()
 		if bad != nil {
 			answers = append(answers, jsonrpc.AppendError(nil, msg.ID, bad))
 		} else if msg.Kind == jsonrpc.Request {

@@ -9,6 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // call is one request on its way through the endpoint.
@@ -23,6 +24,20 @@ type call struct {
 	meta      json.RawMessage // of the params; nil without
 	waits     func()          // to be called before the answer waits for others; see [lateAnswer]
 	ends      time.Time       // when the function that serves it is ended; zero for a server
+}
+
+// inTrace has what is done for the message belong to the trace that its _meta names (SEP-414), or else its HTTP
+// request.
+func (c *call) inTrace() {
+	parent, _ := jsonrpc.String(jsonrpc.Member(c.meta, trace.Parent))
+	state, _ := jsonrpc.String(jsonrpc.Member(c.meta, trace.State))
+	where := trace.Parse(parent, state)
+	if where.Parent == "" {
+		where = trace.FromHeader(c.request.Header)
+	}
+	if where.Parent != "" {
+		c.request = c.request.WithContext(trace.With(c.request.Context(), where))
+	}
 }
 
 // param finds a member of the params; nil when it is absent or null.

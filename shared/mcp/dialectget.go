@@ -64,6 +64,7 @@ func (d dialect) get(w http.ResponseWriter, r *http.Request, p auth.Principal) {
 	if err = s.begin(); err == nil {
 		err = s.run(ctx)
 	}
+	s.ended(r, err)
 	// From here on answers go to their POSTs, so that none is sent to a stream that is over.
 	d.endpoint.admission.tidy(end)
 	if errors.Is(err, errWriting) || r.Context().Err() != nil {
@@ -90,7 +91,7 @@ func (d dialect) open(ctx context.Context, c *call) (*dialectStream, error) {
 		}
 	}
 	s := &dialectStream{sessionStream{streamWriter: d.endpoint.streams.sessionWriter(c), sess: c.session, position: from}}
-	s.framing = s
+	s.framing, s.kind = s, kindDialect
 	return s, s.open(ctx)
 }
 
@@ -159,6 +160,7 @@ var closings = []struct {
 	reason string
 }{
 	{errAge, "maxAge"},
+	{errExpired, "maxAge"},
 	{errEnding, "shutdown"},
 	{stream.ErrClosed, "shutdown"},
 	{errTaken, "superseded"},

@@ -145,7 +145,9 @@ type Options struct {
 	// SessionTTL is how long an unused session lives; 0 is 24 hours.
 	SessionTTL time.Duration
 
-	// Logger gets failures; nil is [slog.Default].
+	// Metrics count polls and ends of streams; may be nil.
+	Metrics *metric.Set
+	// Logger gets failures, and why streams ended; nil is [slog.Default].
 	Logger *slog.Logger
 }
 
@@ -227,7 +229,7 @@ func New(o Options) (*Endpoint, error) {
 		e.sessions = &session.Store{DB: o.Sessions, TTL: o.SessionTTL, MaxURIs: o.MaxStreamURIs, Broken: metric.NewUndecodable(o.Logger)}
 	}
 	e.shut, e.cut = context.WithCancel(context.Background())
-	e.admission = &admission{maxAge: o.MaxAge, writeTimeout: o.WriteTimeout, maxStreams: o.MaxStreams, leases: o.Leases, faults: e.faults}
+	e.admission = &admission{maxAge: o.MaxAge, writeTimeout: o.WriteTimeout, maxStreams: o.MaxStreams, leases: o.Leases, faults: e.faults, log: o.Logger, metrics: o.Metrics}
 	e.admission.ending, e.admission.end = context.WithCancelCause(context.Background())
 	e.replies = &replies{
 		faults: e.faults, catalogs: e.catalogs, metadata: o.ResourceMetadata,

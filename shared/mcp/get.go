@@ -72,6 +72,7 @@ func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal)
 	if err == nil {
 		err = s.run(ctx)
 	}
+	s.ended(r, err)
 	if errors.Is(err, errWriting) || errors.Is(err, errTaken) || r.Context().Err() != nil {
 		return
 	}
@@ -133,7 +134,7 @@ type sessionStream struct {
 // sessionWriter is the stream writer of a session's stream: it notifies of all lists that there are.
 func (st *streams) sessionWriter(c *call) streamWriter {
 	return streamWriter{
-		streams: st, principal: c.principal, header: c.request.Header,
+		kind: kindSession, streams: st, principal: c.principal, header: c.request.Header,
 		resources: st.methods.has(mcpspec.MethodResources), events: c.session.Events && st.methods.has(mcpspec.MethodEvents),
 		tools: st.methods.has(mcpspec.MethodToolsList), prompts: st.methods.has(mcpspec.MethodPromptsList),
 		payloads: c.session.Payloads, targets: map[string]target{},

@@ -76,6 +76,7 @@ func (st *streams) hold(w http.ResponseWriter, c *call, open func(context.Contex
 	if h.err == nil {
 		h.err = h.run(h.ctx)
 	}
+	h.ended(c.request, h.err)
 	h.finish(c)
 	return nil
 }
@@ -134,7 +135,7 @@ func (st *streams) openListen(ctx context.Context, c *call) (*streamWriter, filt
 		return nil, asked, err
 	}
 	o := &streamWriter{
-		streams: st, principal: c.principal, header: c.request.Header,
+		kind: kindListen, streams: st, principal: c.principal, header: c.request.Header,
 		payloads: declares(jsonrpc.Member(c.meta, mcpspec.MetaCapabilities), Extension),
 		targets:  map[string]target{},
 	}

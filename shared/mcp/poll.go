@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -27,6 +28,7 @@ type polls struct {
 	catalogs    catalogs
 	feeds       Feeds
 	least, most time.Duration // bounds of the time until the next poll
+	metrics     *metric.Set
 }
 
 // poll serves events/poll (SEP-3415). It keeps nothing between two polls.
@@ -62,6 +64,7 @@ func (h *polls) poll(ctx context.Context, c *call) (result, error) {
 	b = strconv.AppendBool(append(b, `,"truncated":`...), page.Truncated)
 	b = strconv.AppendBool(append(b, `,"hasMore":`...), page.More)
 	b = strconv.AppendInt(append(b, `,"nextPollMs":`...), h.nextPoll(page.Quiet).Milliseconds(), 10)
+	h.metrics.Polled()
 	return result{members: [][]byte{b}}, nil
 }
 

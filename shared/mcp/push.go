@@ -18,8 +18,8 @@ import (
 )
 
 // maxBeat is the longest time between two heartbeats of an events/stream (SEP-3415: at
-// least every 30 s). They carry the cursor, so events do not stand in for them.
-const maxBeat = 30 * time.Second
+// least every 30 s, with room for the way). They carry the cursor, so events do not stand in for them.
+const maxBeat = 25 * time.Second
 
 // recovery is how long a stream waits before it tries again what failed.
 const recovery = time.Second
@@ -57,7 +57,7 @@ func (st *streams) openPush(ctx context.Context, c *call) (*push, error) {
 	// The body of the request must not live as long as the stream.
 	w.Arguments = bytes.Clone(w.Arguments)
 	p := &push{
-		streamWriter: &streamWriter{streams: st, principal: c.principal, header: c.request.Header},
+		streamWriter: &streamWriter{kind: kindEvents, streams: st, principal: c.principal, header: c.request.Header},
 		selected:     w, version: c.version,
 	}
 	p.framing = p

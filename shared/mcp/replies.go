@@ -61,7 +61,7 @@ func (r *replies) appendResult(b []byte, c *call, res result) []byte {
 	return append(b, `}}`...)
 }
 
-// fault answers a request that failed in its method. A lack of scopes is said by
+// fault answers a request that failed in its method. A lack of credentials or scopes is said by
 // HTTP as well, so that the client can ask for them (RFC 6750, section 3.1).
 func (r *replies) fault(w http.ResponseWriter, c *call, m method, err error) {
 	if missingScopes(err) {
@@ -70,6 +70,9 @@ func (r *replies) fault(w http.ResponseWriter, c *call, m method, err error) {
 	rpc := r.faults.translate(c.request.Context(), err, c.version, m.family)
 	code := http.StatusOK
 	switch {
+	case fault.Is(err, fault.Unauthenticated):
+		code = http.StatusUnauthorized
+		w.Header().Set("WWW-Authenticate", auth.Challenge(auth.ErrNoToken, r.metadata, m.scope))
 	case fault.Is(err, fault.Forbidden) && missingScopes(err):
 		code = http.StatusForbidden
 		w.Header().Set("WWW-Authenticate", auth.Challenge(err, r.metadata))

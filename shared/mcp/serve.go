@@ -99,14 +99,17 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		sendError(w, http.StatusServiceUnavailable, nil, &jsonrpc.Error{Code: codeUnavailable, Message: "the caller cannot be authenticated now"})
 		return
 	}
-	scope := auth.ScopeRead
-	if m, ok := e.method(r.Context(), r.Header.Get(mcpspec.HeaderMethod)); ok && m.scope != "" {
-		scope = m.scope // the body was not looked at
+	scope, rpc := auth.ScopeRead, &jsonrpc.Error{Code: code, Message: fault.Public(err)}
+	if m, ok := e.method(r.Context(), r.Header.Get(mcpspec.HeaderMethod)); ok && m.scope != "" { // the body was not looked at
+		scope = m.scope
+		if m.family == eventsMethods {
+			rpc = e.faults.translate(r.Context(), err, mcpspec.V20260728, eventsMethods)
+		}
 	}
 	if challenge := auth.Challenge(err, e.options.ResourceMetadata, scope); challenge != "" {
 		w.Header().Set("WWW-Authenticate", challenge)
 	}
-	sendError(w, code, nil, &jsonrpc.Error{Code: code, Message: fault.Public(err)})
+	sendError(w, code, nil, rpc)
 }
 
 func (e *Endpoint) notAllowed(w http.ResponseWriter, r *http.Request) {
@@ -240,6 +243,7 @@ func (e *Endpoint) receive(w http.ResponseWriter, c *call) (batch []json.RawMess
 		return refuse(http.StatusBadRequest, c.msg.ID, bad)
 	}
 	c.meta = jsonrpc.Member(c.msg.Params, "_meta")
+	c.inTrace()
 	return nil, true
 }
 

@@ -31,6 +31,7 @@ func TestModernChecks(t *testing.T) {
 	}{
 		{"SUB-09_origin_before_caller", "wrong", `{`, []string{"Origin: https://evil.example"}, 403, codeForbidden, ""},
 		{"SUB-09_caller_before_body", "wrong", `{`, nil, 401, codeUnauthenticated, ""},
+		{"EVX-16_no_caller_by_the_method_header", "wrong", `{`, []string{"Mcp-Method: events/subscribe"}, 401, -32012, ""},
 		{"SUB-09_size_before_parse", alice, `{` + strings.Repeat("x", 1<<20), nil, 413, codeTooLarge, ""},
 		{"SUB-09_parse", alice, `{"jsonrpc":"2.0","id":1,`, []string{version}, 400, -32700, ""},
 		{"SUB-09_shape", alice, `{"jsonrpc":"2.0","id":1,"method":7}`, []string{version}, 400, -32600, "1"},

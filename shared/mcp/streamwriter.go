@@ -21,6 +21,7 @@ import (
 // The reasons for which the server ends a stream.
 var (
 	errAge        = errors.New("mcp: the stream reached its maximum age")
+	errExpired    = errors.New("mcp: the caller's token has expired")
 	errEnding     = errors.New("mcp: the server is shutting down")
 	errSuperseded = errors.New("mcp: the principal opened too many newer streams")
 	errTaken      = errors.New("mcp: the session ended or has a newer stream")
@@ -42,10 +43,12 @@ type streamWriter struct {
 
 	targets map[string]target // by canonical URI
 	// What the client is notified of, and how.
-	resources, events, tools, prompts bool // changes of lists
-	roots                             bool // what backends say of them
-	contexts                          bool // of messages handled outside of sessions
-	payloads                          bool // the payload in _meta, too
+	resources, events, tools, prompts bool   // changes of lists
+	roots                             bool   // what backends say of them
+	contexts                          bool   // of messages handled outside of sessions
+	payloads                          bool   // the payload in _meta, too
+	kind                              string // of stream, for the log
+	began                             time.Time
 	// subscriptionID is the id of the listen, which every message repeats; nil in
 	// the stream of a session.
 	subscriptionID json.RawMessage
@@ -56,7 +59,7 @@ type streamWriter struct {
 // its stack while it waits: there are thousands of them.
 func (o *streamWriter) run(ctx context.Context) error {
 	o.wrote = time.Now()
-	o.looked = o.wrote
+	o.looked, o.began = o.wrote, o.wrote
 	quiet := time.NewTimer(o.streams.timing.heartbeat)
 	defer quiet.Stop()
 	for {

@@ -191,7 +191,7 @@ func (e *Endpoint) table(lists *lists) {
 		t[mcpspec.MethodRead] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeRead, answer(h.read))}
 	}
 	if o.Feeds != nil {
-		h := &polls{e.catalogs, o.Feeds, o.PollMin, o.PollMax}
+		h := &polls{e.catalogs, o.Feeds, o.PollMin, o.PollMax, o.Metrics}
 		t[mcpspec.MethodEventsPoll] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(h.poll)}
 		// A client of a revision with sessions could not end it: closing is not cancelling there.
 		t[mcpspec.MethodEventsStream] = method{stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: streaming(e.streams.eventsStream)}

@@ -214,7 +214,7 @@ func (h *webhooks) eventsUnsubscribe(ctx context.Context, c *call) (result, erro
 // over any subscription by guessing what it is made of.
 func (h *webhooks) known(c *call) error {
 	if c.principal.Anonymous && !h.anonymous {
-		return fault.New(fault.Forbidden, "an authenticated principal is needed")
+		return fault.New(fault.Unauthenticated, "an authenticated principal is needed")
 	}
 	return nil
 }

@@ -264,8 +264,8 @@ func TestEventsSubscribe(t *testing.T) {
 	t.Run("EVX-08_a_known_principal_is_needed", func(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.Auth = auth.None() })
 		for _, m := range []string{mcpspec.MethodEventsSub, mcpspec.MethodEventsUnsub} {
-			if r := f.stateless("", m, `"name":"ci.build",`+callback); r.code(t) != -32012 {
-				t.Errorf("%s: %s", m, r.Body)
+			if r := f.stateless("", m, `"name":"ci.build",`+callback); r.code(t) != -32012 || r.Status != http.StatusUnauthorized || r.Header.Get("WWW-Authenticate") == "" {
+				t.Errorf("%s: %d %v %s", m, r.Status, r.Header, r.Body)
 			}
 		}
 	})

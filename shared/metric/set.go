@@ -33,13 +33,15 @@ type Set struct {
 func NewSet(p otel.MeterProvider) (*Set, error) {
 	s := &Set{counters: map[string]otel.Int64Counter{}, histograms: map[string]otel.Float64Histogram{}, meter: p.Meter("github.com/mcp-events/mcpevents")}
 	var err error
-	for _, name := range []string{EventsPublished, DeliveryAttempts, DeadLetters, Disabled} {
+	for _, name := range []string{EventsPublished, DeliveryAttempts, DeadLetters, Disabled, StreamsEnded, Polls, BackendCalls, BackendErrors} {
 		d := definition(name)
 		if s.counters[name], err = s.meter.Int64Counter(name, otel.WithUnit(d.Unit), otel.WithDescription(d.Help)); err != nil {
 			return nil, err
 		}
+		if d.By == "" { // an exporter shows it from the start, so that its first increase is one
+			s.counters[name].Add(context.Background(), 0)
+		}
 	}
-	s.counters[Disabled].Add(context.Background(), 0) // so that it is there before the first
 	for _, name := range []string{AttemptDuration, FirstAttemptLag, DeliveryLag} {
 		d := definition(name)
 		s.histograms[name], err = s.meter.Float64Histogram(name, otel.WithUnit(d.Unit), otel.WithDescription(d.Help),
@@ -97,6 +99,31 @@ func (s *Set) DeadLettered(queue string, n int) {
 func (s *Set) Disabled() {
 	if s != nil {
 		s.counters[Disabled].Add(context.Background(), 1)
+	}
+}
+
+// StreamEnded counts a stream by why it ended.
+func (s *Set) StreamEnded(reason string) {
+	if s != nil {
+		s.counters[StreamsEnded].Add(context.Background(), 1, s.by("reason", reason)...)
+	}
+}
+
+// Polled counts an answer to events/poll.
+func (s *Set) Polled() {
+	if s != nil {
+		s.counters[Polls].Add(context.Background(), 1)
+	}
+}
+
+// Called counts a request to a backend.
+func (s *Set) Called(backend string, failed bool) {
+	if s == nil {
+		return
+	}
+	s.counters[BackendCalls].Add(context.Background(), 1, s.by("backend", backend)...)
+	if failed {
+		s.counters[BackendErrors].Add(context.Background(), 1, s.by("backend", backend)...)
 	}
 }
 

@@ -38,6 +38,11 @@ const (
 	QueueAge          = "mcpevents_queue_age"
 	StreamsOpen       = "mcpevents_streams_open"
 	EndpointsFailing  = "mcpevents_endpoints_failing"
+	EndpointStates    = "mcpevents_endpoint_states"
+	StreamsEnded      = "mcpevents_streams_ended"
+	Polls             = "mcpevents_polls"
+	BackendCalls      = "mcpevents_backend_calls"
+	BackendErrors     = "mcpevents_backend_errors"
 	LogSlowAppends    = "mcpevents_log_slow_appends"
 	LogClockSkew      = "mcpevents_log_clock_skew"
 	LogLateEntries    = "mcpevents_log_late_entries"
@@ -61,6 +66,11 @@ var Table = []Definition{
 	{QueueAge, Gauge, "s", "queue", "Age of the oldest message of a queue."},
 	{StreamsOpen, Gauge, "", "", "Streams that this process holds open."},
 	{EndpointsFailing, Gauge, "", "", "Endpoints that this process knows to be failing: no first attempt goes to them."},
+	{EndpointStates, Gauge, "", "state", "The same by state: slow ones are attempted in the slow lane, paused ones not at all for now."},
+	{StreamsEnded, Counter, "", "reason", "Streams that ended, by the reason in the log line stream ended."},
+	{Polls, Counter, "", "", "Answers to events/poll."},
+	{BackendCalls, Counter, "", "backend", "Requests to MCP servers behind the gateway that ended, those of the gateway itself included."},
+	{BackendErrors, Counter, "", "backend", "Those that got no answer, or an error."},
 	{LogSlowAppends, Counter, "", "", "Appends to the event log that took over two seconds and were made again."},
 	{LogClockSkew, Counter, "", "", "Stamps of another instance that were over two seconds ahead of this one's clock."},
 	{LogLateEntries, Counter, "", "", "Entries that a reader saw later than the log's bounds explain: readers may have missed some."},

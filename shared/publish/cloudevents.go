@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // CloudEvents 1.0 (JSON format 1.0.2, HTTP binding 1.0.2), read by ourselves. The
@@ -26,7 +27,8 @@ import (
 //
 // "id" becomes the event's id, by event.ForeignID with "source" if it has other
 // characters or begins with "msg_"; "time" its time; "data" its payload, which must be JSON, and null
-// when it is missing. "type", "dataschema" and other extensions are not used.
+// when it is missing. "traceparent" and "tracestate" (the extension for distributed tracing) are the trace that it
+// belongs to. "type", "dataschema" and other extensions are not used.
 
 // uriExtension is the extension attribute that names the event:// URI.
 const uriExtension = "mcpuri"
@@ -40,6 +42,7 @@ type cloudEvent struct {
 func (r *refused) structured(raw json.RawMessage, in *Input, workspaces bool) {
 	var ce cloudEvent
 	var base64Data json.RawMessage
+	var parent, state string
 	fields := ce.fields()
 	seen := map[string]bool{}
 	for key, value := range jsonrpc.Members(raw) {
@@ -58,6 +61,10 @@ func (r *refused) structured(raw json.RawMessage, in *Input, workspaces bool) {
 			in.Data = value
 		case "data_base64":
 			base64Data = value
+		case trace.Parent: // what is no text is malformed, and as none
+			parent, _ = jsonrpc.String(value)
+		case trace.State:
+			state, _ = jsonrpc.String(value)
 		case "workspace":
 			if workspaces {
 				in.workspace = r.text(value, in.at+"/workspace")
@@ -68,6 +75,7 @@ func (r *refused) structured(raw json.RawMessage, in *Input, workspaces bool) {
 		in.dataAt = in.at + "/data_base64"
 		r.decodeBase64(base64Data, in)
 	}
+	in.Trace = trace.Parse(parent, state)
 	r.cloudEvent(ce, in, true)
 }
 
@@ -112,10 +120,19 @@ func (r *refused) binary(h http.Header, body []byte, in *Input) {
 		*field = text
 	}
 	ce.contentType = h.Get("Content-Type")
+	if parent := h["Ce-Traceparent"]; len(parent) == 1 {
+		in.Trace = trace.Parse(decoded(parent[0]), decoded(h.Get("Ce-Tracestate")))
+	}
 	if len(body) > 0 {
 		in.Data = body
 	}
 	r.cloudEvent(ce, in, len(body) > 0)
+}
+
+// decoded is [headerText], empty if that fails.
+func decoded(s string) string {
+	s, _ = headerText(s)
+	return s
 }
 
 // headerText undoes the encoding of an attribute in a header (HTTP binding,

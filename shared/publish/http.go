@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/httpjson"
+	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // Handler serves POST /events. It takes
@@ -63,6 +64,13 @@ func (h *Handler) publish(w http.ResponseWriter, r *http.Request) ([]Accepted, e
 	in, err := read(w, r)
 	if err != nil {
 		return nil, err
+	}
+	if sent := trace.FromHeader(r.Header); sent.Parent != "" {
+		for i := range in {
+			if in[i].Trace.Parent == "" { // a CloudEvent has where its way began, which may be further away
+				in[i].Trace = sent
+			}
+		}
 	}
 	return h.Service.Accept(r.Context(), p, in)
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // Inbox takes events from direct senders: whoever may send to the inbox queue (IAM
@@ -28,11 +29,17 @@ type Inbox struct {
 // Handle is the [queue.Handler] of the inbox.
 func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []string, err error) {
 	var events, dead []queue.Outgoing
+	var spans trace.Spans
 	var taken, faulty []string
 	for _, m := range messages {
-		out, err := b.prepare(ctx, m)
+		var begun trace.Spans
+		out, err := b.prepare(ctx, m, &begun)
+		if err != nil {
+			begun.End(fault.KindOf(err).String())
+		}
 		switch kind := fault.KindOf(err); {
 		case err == nil:
+			spans = append(spans, begun...)
 			events = append(events, out...)
 			taken = append(taken, m.ID)
 		case kind == fault.Unavailable || kind == fault.Internal: // ours: try again
@@ -47,11 +54,9 @@ func (b *Inbox) Handle(ctx context.Context, messages []queue.Message) (failed []
 	// Events first: were they to fail after the letters were sent, the letters
 	// would be sent once more; this way round nothing is.
 	if len(events) > 0 {
-		if err := b.Service.Queue.Send(ctx, queue.Events, events...); err != nil {
+		if err := b.Service.queue(ctx, events, spans); err != nil {
 			b.log().ErrorContext(ctx, "inbox messages not queued", "messages", len(taken), "error", err)
 			failed = append(failed, taken...)
-		} else {
-			b.Service.Metrics.Published(len(events))
 		}
 	}
 	if len(dead) > 0 {
@@ -73,7 +78,7 @@ func (b *Inbox) log() *slog.Logger {
 }
 
 // prepare turns one message into messages for the events queue.
-func (b *Inbox) prepare(ctx context.Context, m queue.Message) ([]queue.Outgoing, error) {
+func (b *Inbox) prepare(ctx context.Context, m queue.Message, spans *trace.Spans) ([]queue.Outgoing, error) {
 	in, err := decode(m.Body, true)
 	if err != nil {
 		return nil, err
@@ -85,7 +90,7 @@ func (b *Inbox) prepare(ctx context.Context, m queue.Message) ([]queue.Outgoing,
 		for end < len(in) && in[end].workspace == workspace {
 			end++
 		}
-		part, err := b.part(ctx, m, in[start:end], start)
+		part, err := b.part(ctx, m, in[start:end], start, spans)
 		if err != nil {
 			return nil, err
 		}
@@ -97,7 +102,7 @@ func (b *Inbox) prepare(ctx context.Context, m queue.Message) ([]queue.Outgoing,
 
 // part prepares inputs of one workspace, the first of which is number start of
 // the message.
-func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int) ([]queue.Outgoing, error) {
+func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int, spans *trace.Spans) ([]queue.Outgoing, error) {
 	workspace := in[0].workspace
 	if workspace == "" {
 		workspace = b.Workspace
@@ -112,7 +117,11 @@ func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "look up the event types of workspace %s", workspace)
 	}
+	sent := trace.Parse(m.Attributes[trace.Parent], m.Attributes[trace.State])
 	for i := range in {
+		if in[i].Trace.Parent == "" {
+			in[i].Trace = sent
+		}
 		// The queue may deliver the message twice. Id and time come from the
 		// message then, so that both times it is the same event.
 		if in[i].ID == "" {
@@ -122,7 +131,7 @@ func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int
 			in[i].Time = m.Sent.UTC()
 		}
 	}
-	out, _, err := prepare(cat, workspace, b.Service.now(), in)
+	out, _, err := b.Service.prepare(cat, workspace, in, spans)
 	return out, err
 }
 

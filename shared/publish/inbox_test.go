@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 func inbox(t testing.TB) (*Inbox, *sent) {
@@ -182,7 +183,7 @@ func FuzzDecode(f *testing.F) {
 			}
 			return
 		}
-		out, accepted, err := prepare(cat, auth.DefaultWorkspace, noon, in)
+		out, accepted, err := s.prepare(cat, auth.DefaultWorkspace, in, &trace.Spans{})
 		if err != nil {
 			if k := fault.KindOf(err); k == fault.Internal {
 				t.Fatalf("got %v", err)

@@ -29,6 +29,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/rate"
+	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // Limits of a request.
@@ -56,6 +57,8 @@ type Input struct {
 	Time time.Time
 	// Data is the payload, valid JSON of any spacing.
 	Data json.RawMessage
+	// Trace is the trace that it belongs to; may be none.
+	Trace trace.Context
 
 	// at and dataAt are the JSON pointers of the event and of its payload in what
 	// was sent, for faults.
@@ -82,6 +85,8 @@ type Service struct {
 	Now func() time.Time
 	// Metrics counts accepted events and dead letters; may be nil.
 	Metrics *metric.Set
+	// Tracer makes a span of each accepted event; may be nil.
+	Tracer *trace.Tracer
 }
 
 // NewRate limits to a number of events per second, with bursts of two seconds' worth
@@ -125,22 +130,36 @@ func (s *Service) Accept(ctx context.Context, p auth.Principal, in []Input) ([]A
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "look up the event types")
 	}
-	out, accepted, err := prepare(cat, p.Workspace, s.now(), in)
+	var spans trace.Spans
+	out, accepted, err := s.prepare(cat, p.Workspace, in, &spans)
 	if err != nil {
+		spans.End(fault.KindOf(err).String())
 		return nil, err
 	}
 	if err := s.Rate.Take(p, len(in), s.now()); err != nil {
+		spans.End(fault.KindOf(err).String())
 		return nil, err
 	}
-	if err := s.Queue.Send(ctx, queue.Events, out...); err != nil {
+	if err := s.queue(ctx, out, spans); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "queue the events")
 	}
-	s.Metrics.Published(len(out))
 	return accepted, nil
 }
 
-// prepare checks inputs against a catalog and encodes them for the events queue.
-func prepare(cat *catalog.Catalog, workspace string, now time.Time, in []Input) ([]queue.Outgoing, []Accepted, error) {
+// queue puts accepted events on the events queue, and ends their spans.
+func (s *Service) queue(ctx context.Context, events []queue.Outgoing, spans trace.Spans) error {
+	if err := s.Queue.Send(ctx, queue.Events, events...); err != nil {
+		spans.End(fault.Unavailable.String())
+		return err
+	}
+	spans.End("")
+	s.Metrics.Published(len(events))
+	return nil
+}
+
+// prepare checks inputs against a catalog, begins their spans and encodes them for the events queue.
+func (s *Service) prepare(cat *catalog.Catalog, workspace string, in []Input, spans *trace.Spans) ([]queue.Outgoing, []Accepted, error) {
+	now := s.now()
 	out := make([]queue.Outgoing, 0, len(in))
 	accepted := make([]Accepted, 0, len(in))
 	var r refused
@@ -152,6 +171,10 @@ func prepare(cat *catalog.Catalog, workspace string, now time.Time, in []Input) 
 		e.Workspace, e.Published = workspace, now.UTC()
 		if e.Time = in[i].Time; e.Time.IsZero() {
 			e.Time = e.Published
+		}
+		span := s.Tracer.Start(in[i].Trace, "publish", trace.Producer)
+		if e.Trace = spans.Add(span); span.On() {
+			span.Set(trace.Event(workspace, e.ID, e.Name)...)
 		}
 		body := e.AppendJSON(nil)
 		if len(body) > queue.MaxBody { // the limits of its parts leave room; nothing else may pass

@@ -161,7 +161,7 @@ func unknownEvent(name string) error {
 // could end anybody's subscription by guessing its key.
 func (s *Service) permitEvents(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	if p.Anonymous && !s.Options.AllowAnonymous {
-		return nil, fault.New(fault.Forbidden, "an authenticated principal is needed")
+		return nil, fault.New(fault.Unauthenticated, "an authenticated principal is needed")
 	}
 	return s.permit(ctx, p)
 }

@@ -92,6 +92,7 @@ type Choice struct {
 	Event     string // name of the event type
 	Origin    string // of the target
 	State     State  // that of [Subscription.Effective]
+	URI       string // of an event that it is to get
 }
 
 // MaxSelected is how many subscriptions a page of [Service.Select] looks at.
@@ -163,6 +164,7 @@ func (c Choice) takes(s *Subscription) bool {
 	return (c.Principal == "" || c.Principal == s.Principal) &&
 		(c.Origin == "" || c.Origin == OriginOf(s.Target.URL)) &&
 		(c.State == "" || c.State == s.Effective()) &&
+		(c.URI == "" || s.Covers(c.URI)) &&
 		(c.Event == "" || c.Event == s.Name || slices.ContainsFunc(s.Patterns, func(p Pattern) bool { return p.Entry == c.Event }))
 }
 

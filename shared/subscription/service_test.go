@@ -351,7 +351,7 @@ func TestSubscribe(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = f.Subscribe(t.Context(), anonymous, SubscribeRequest{Name: "github.push", URL: "https://x.example/", Secret: "whsec_x"})
-		if !fault.Is(err, fault.Forbidden) {
+		if !fault.Is(err, fault.Unauthenticated) {
 			t.Errorf("got %v", err)
 		}
 	})

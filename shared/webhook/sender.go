@@ -17,6 +17,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/descriptors"
 	"github.com/mcp-events/mcpevents/shared/rate"
+	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // Options configure a [Sender]. Zero values are the defaults.
@@ -84,6 +85,8 @@ type Request struct {
 	// Timeout bounds the whole exchange, from resolving the name to the end of the
 	// answer ([DefaultTimeout]).
 	Timeout time.Duration
+	// Trace is sent along, if there is one.
+	Trace trace.Context
 	// At is the time of this attempt, for webhook-timestamp; zero is now.
 	At time.Time
 }
@@ -306,6 +309,7 @@ func (s *Sender) header(r *Request) http.Header {
 	if len(r.RawSecret) > 0 {
 		h[HeaderHubSignature] = one(signHub(r.RawSecret, r.Body))
 	}
+	r.Trace.AddTo(h)
 	return h
 }
 

@@ -18,6 +18,7 @@ import (
 	"math/big"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -158,6 +159,7 @@ type Provider struct {
 	openID bool
 
 	granted []string
+	codes   map[string]url.Values // what was asked for at the authorization endpoint
 }
 
 // Secret is the secret of every client.
@@ -193,10 +195,16 @@ func (p *Provider) answer(w http.ResponseWriter, r *http.Request) {
 	switch at := r.URL.Path; {
 	case at == "/.well-known/oauth-authorization-server/tenant" && !p.openID, at == "/tenant/.well-known/openid-configuration" && p.openID:
 		doc = Claims{
-			"issuer": p.Issuer, "jwks_uri": p.JWKS(), "token_endpoint": p.Issuer + "/token",
+			"issuer": p.Issuer, "jwks_uri": p.JWKS(), "token_endpoint": p.Issuer + "/token", "authorization_endpoint": p.Issuer + "/authorize",
 			"token_endpoint_auth_methods_supported": []string{"client_secret_post"},
 			"response_types_supported":              []string{"code"}, "code_challenge_methods_supported": []string{"S256"},
 		}
+	case at == "/tenant/authorize":
+		p.authorize(w, r)
+		return
+	case at == "/tenant/token" && r.PostFormValue("grant_type") == "authorization_code":
+		w.Header().Set("Access-Control-Allow-Origin", r.Header.Get("Origin"))
+		doc = p.redeem(w, r)
 	case at == "/tenant/token" && r.Method == http.MethodPost:
 		if r.PostFormValue("grant_type") != "client_credentials" || r.PostFormValue("client_secret") != Secret {
 			w.WriteHeader(http.StatusUnauthorized)

@@ -18,6 +18,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/mcp-events/mcpevents/functions/internal/parameters"
 	"github.com/mcp-events/mcpevents/shared/app"
@@ -32,6 +33,8 @@ import (
 	queuesqs "github.com/mcp-events/mcpevents/shared/queue/sqs"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/dynamo"
+	"github.com/mcp-events/mcpevents/shared/trace"
+	"github.com/mcp-events/mcpevents/shared/trace/otlp"
 )
 
 // Environment variables that the template sets, beside those of
@@ -61,6 +64,7 @@ type Process struct {
 
 	queues *queuesqs.Queues
 	emf    *metric.EMF
+	spans  *sdktrace.TracerProvider // nil if none are exported
 	getenv func(string) string
 	mount  func(*http.ServeMux) // what is served beside the function's own; may be nil
 }
@@ -118,6 +122,14 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 	}
 	if err := p.WatchLog(); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
+	}
+	if s.limits.OTLPEndpoint != "" {
+		if p.spans, err = otlp.Provider(otlp.Options{
+			Endpoint: s.limits.OTLPEndpoint, Ratio: s.limits.TraceRatio, Version: app.Version, Log: log,
+		}); err != nil {
+			return nil, err
+		}
+		p.Tracer = trace.New(p.spans)
 	}
 	switch {
 	case s.mode == auth.ModeKeys: // for a function that is not called, the directory of principals

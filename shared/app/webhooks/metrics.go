@@ -2,15 +2,23 @@ package webhooks
 
 import (
 	"context"
+	"errors"
 
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/metric"
 )
 
-// WatchEndpoints has the metric of failing endpoints read from a dispatcher.
+// WatchEndpoints has the metrics of failing endpoints read from a dispatcher.
 func WatchEndpoints(c *app.Core, d *delivery.Dispatcher) error {
-	return c.Metrics.Watch(metric.EndpointsFailing, func(context.Context) ([]metric.Reading, error) {
-		return metric.One(float64(d.Failing())), nil
-	})
+	return errors.Join(
+		c.Metrics.Watch(metric.EndpointsFailing, func(context.Context) ([]metric.Reading, error) {
+			n := d.Failing()
+			return metric.One(float64(n.Slow + n.Paused)), nil
+		}),
+		c.Metrics.Watch(metric.EndpointStates, func(context.Context) ([]metric.Reading, error) {
+			n := d.Failing()
+			return []metric.Reading{{By: "slow", Value: float64(n.Slow)}, {By: "paused", Value: float64(n.Paused)}}, nil
+		}),
+	)
 }

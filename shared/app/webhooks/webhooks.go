@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/audit"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/console"
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/erase"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
@@ -23,7 +24,7 @@ import (
 
 // Fanout appends accepted events to the log and finds who wants them.
 func Fanout(c *app.Core) *delivery.Fanout {
-	return &delivery.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics}
+	return &delivery.Fanout{DB: c.DB, Log: c.EventLog, Catalog: c.Catalogs, Queue: c.Queues, Metrics: c.Metrics, Tracer: c.Tracer}
 }
 
 // Guard is where webhooks may go.
@@ -76,19 +77,45 @@ func Dispatch(c *app.Core, subs *subscription.Service, terminator *delivery.Term
 ) *delivery.Dispatcher {
 	return delivery.NewDispatcher(&delivery.Dispatcher{
 		DB: c.DB, Queue: c.Queues, Subscriptions: subs, Catalog: delivery.WebhookTypes{Source: c.Catalogs},
-		Poster: sender, Opener: opener, Terminator: terminator, Gate: gate, Switches: set, Options: options, Metrics: c.Metrics, Log: c.Log,
+		Poster: sender, Opener: opener, Terminator: terminator, Gate: gate, Switches: set, Options: options, Metrics: c.Metrics, Tracer: c.Tracer, Log: c.Log,
 	})
 }
 
 // Admin serves the operators. Subs need not be able to make subscriptions; nothing is attempted here.
-func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operations, set *switches.Set, backends func(context.Context, string) ([]admin.Backend, error)) *admin.Handler {
+func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operations, set *switches.Set) *admin.Handler {
 	eraser := &erase.Eraser{DB: c.DB, Subscriptions: subs, Operations: operations, Trail: &audit.Trail{DB: c.DB}}
 	return admin.New(admin.Options{
 		Eraser: eraser,
 		Auth:   c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: subs,
 		Operations: operations, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs,
-		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Backends: backends, Log: c.Log,
+		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Log: c.Log,
+		Backends: func(ctx context.Context, workspace string) (list []admin.Backend, err error) {
+			conf, err := c.Config.Config(ctx)
+			if err != nil || conf == nil {
+				return nil, err
+			}
+			for _, b := range conf.Backends {
+				if b.Workspace == workspace {
+					list = append(list, admin.Backend{Name: b.Name, URL: b.URL, Prefix: b.Prefix})
+				}
+			}
+			return list, nil
+		},
 	})
+}
+
+// Console serves the operators' page, which uses the admin API.
+func Console(c *app.Core, mode auth.Mode) *console.Handler {
+	o := console.Options{Auth: mode}
+	if server, ok := c.Auth.(interface {
+		Endpoints(context.Context) (authorize, token string, err error)
+	}); ok && c.Limits.ConsoleClientID != "" {
+		o.Client = &console.Client{
+			Issuer: c.Limits.JWTIssuers[0], ID: c.Limits.ConsoleClientID, Scopes: c.Limits.ConsoleScopes,
+			Resource: c.Limits.JWTAudience[0], Endpoints: server.Endpoints,
+		}
+	}
+	return console.New(o, c.Log)
 }
 
 // Operations are what operators and owners do to deliveries.

@@ -89,27 +89,56 @@ func (f fetcher) keys(ctx context.Context, url string) ([]jose.JSONWebKey, error
 	return keys, nil
 }
 
+// serverMetadata is what is read of an issuer's metadata.
+type serverMetadata struct {
+	Issuer    string `json:"issuer"`
+	Keys      string `json:"jwks_uri"`
+	Authorize string `json:"authorization_endpoint"`
+	Token     string `json:"token_endpoint"`
+}
+
 // keysURL finds the keys of an issuer by its metadata.
 func (f fetcher) keysURL(ctx context.Context, issuer string) (string, error) {
+	doc, err := f.metadata(ctx, issuer, func(doc serverMetadata, at string) error {
+		if _, bad := secureURL(doc.Keys); bad != nil {
+			return fault.New(fault.Internal, "%s has no jwks_uri with https", at)
+		}
+		return nil
+	})
+	return doc.Keys, err
+}
+
+// metadata finds the metadata of an issuer that has what is needed of it.
+func (f fetcher) metadata(ctx context.Context, issuer string, check func(doc serverMetadata, at string) error) (serverMetadata, error) {
 	var failed []error
 	for _, at := range metadataURLs(issuer) {
-		var doc struct {
-			Issuer string `json:"issuer"`
-			Keys   string `json:"jwks_uri"`
-		}
+		var doc serverMetadata
 		err := f.document(ctx, at, &doc)
 		if err == nil && doc.Issuer != issuer { // RFC 8414, section 3.3
 			err = fault.New(fault.Internal, "%s is of the issuer %.200q", at, doc.Issuer)
 		}
 		if err == nil {
-			if _, bad := secureURL(doc.Keys); bad == nil {
-				return doc.Keys, nil
-			}
-			err = fault.New(fault.Internal, "%s has no jwks_uri with https", at)
+			err = check(doc, at)
+		}
+		if err == nil {
+			return doc, nil
 		}
 		failed = append(failed, err)
 	}
-	return "", fault.Wrap(fault.Internal, errors.Join(failed...), "find the metadata of %s", issuer)
+	return serverMetadata{}, fault.Wrap(fault.Internal, errors.Join(failed...), "find the metadata of %s", issuer)
+}
+
+// Endpoints are where people sign in at the first issuer: its authorization and its token endpoint.
+func (a *Authenticator) Endpoints(ctx context.Context) (authorize, token string, err error) {
+	doc, err := fetcher{a.options.Client}.metadata(ctx, a.options.Issuers[0], func(doc serverMetadata, at string) error {
+		for _, url := range []string{doc.Authorize, doc.Token} {
+			if _, bad := secureURL(url); bad != nil {
+				return fault.New(fault.Internal, "%s has no authorization_endpoint or token_endpoint with https", at)
+			}
+		}
+		return nil
+	})
+	return doc.Authorize, doc.Token, err
 }
 
 // metadataURLs are where an issuer's metadata can be, in the order of MCP's

@@ -27,6 +27,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // MaxMessage bounds a message of a backend in bytes.
@@ -44,6 +45,9 @@ type Client struct {
 	Credentials func(ctx context.Context, h http.Header) error
 	// Dropped gets why something that the backend sent was not handed on; may be nil.
 	Dropped func(ctx context.Context, reason string)
+
+	// Observer is told of requests.
+	Observer Observer
 
 	// Server is what the client calls itself in requests of its own: an MCP Implementation.
 	// AskTimeout bounds such a request. See ask.go.
@@ -78,11 +82,23 @@ type Request struct {
 // Post sends a message. A status other than success without a JSON-RPC message is
 // a [StatusError], or [ErrSession]; a backend that cannot be reached is a fault of kind Unavailable.
 func (c *Client) Post(ctx context.Context, r Request) (*Exchange, error) {
+	request, where := c.Observer.begin(ctx, &r)
+	x, err := c.post(ctx, r, where)
+	if err != nil {
+		request.end()
+		return nil, err
+	}
+	x.request = request
+	return x, nil
+}
+
+func (c *Client) post(ctx context.Context, r Request, where trace.Context) (*Exchange, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL, bytes.NewReader(r.Body))
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make a request to a backend")
 	}
 	req.Header.Set("Content-Type", "application/json")
+	where.AddTo(req.Header)
 	req.Header.Set("Accept", "application/json, text/event-stream")
 	return c.do(ctx, req, r)
 }

@@ -38,6 +38,7 @@ type Exchange struct {
 	// EventID and Retry are those of the last event that had them.
 	EventID string
 
+	request *request // nil if it does not answer one
 	body    io.ReadCloser
 	events  *sse.Reader
 	queued  []json.RawMessage
@@ -132,6 +133,9 @@ func (x *Exchange) Next(ctx context.Context) (Message, error) {
 			return Message{}, err
 		}
 		if m, ok := Read(raw); ok {
+			if m.Response() {
+				x.request.answered(m)
+			}
 			return m, nil
 		}
 		x.drop(ctx, NotMessage)
@@ -178,7 +182,16 @@ type Garbage struct{ Reason string }
 func (g *Garbage) Error() string { return "upstream: " + g.Reason }
 
 // Close gives the connection up. In revision 2026-07-28 that cancels the request.
-func (x *Exchange) Close() { _ = x.body.Close() }
+func (x *Exchange) Close() {
+	_ = x.body.Close()
+	x.request.end()
+}
+
+// GoesOn is Close for an exchange that next goes on with.
+func (x *Exchange) GoesOn(next *Exchange) {
+	next.request, x.request = x.request, nil
+	x.Close()
+}
 
 // endTime is what a backend gets to end a stream after its answer, and maxEnd bounds in bytes what it may send with
 // that.

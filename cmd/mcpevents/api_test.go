@@ -1,0 +1,124 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/alecthomas/kong"
+)
+
+// TestTheCommandLineHasAllOfTheAPI compares the commands with the document of the API: its operations, their
+// parameters, and the members that are columns.
+func TestTheCommandLineHasAllOfTheAPI(t *testing.T) {
+	src, err := os.ReadFile("../../shared/admin/openapi.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type schema struct {
+		Ref        string `json:"$ref"`
+		Properties map[string]*schema
+		Items      *schema
+	}
+	type content struct {
+		Content map[string]struct{ Schema *schema }
+	}
+	type operation struct {
+		Parameters  []struct{ Name string }
+		RequestBody content
+		Responses   map[string]content
+	}
+	var doc struct {
+		Paths      map[string]map[string]operation
+		Components struct{ Schemas map[string]*schema }
+	}
+	if err := json.Unmarshal(src, &doc); err != nil {
+		t.Fatal(err)
+	}
+	resolve := func(s *schema) *schema {
+		for s != nil && s.Ref != "" {
+			s = doc.Components.Schemas[s.Ref[strings.LastIndexByte(s.Ref, '/')+1:]]
+		}
+		return s
+	}
+	operations := map[string]operation{}
+	for path, methods := range doc.Paths {
+		for method, o := range methods {
+			operations[strings.ToUpper(method)+" "+strings.TrimPrefix(path, "/")] = o
+		}
+	}
+	var cli CLI
+	parser, err := kong.New(&cli, kong.Vars{"workspace": "default"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := map[string]bool{
+		"GET openapi.json": true, "GET switches/{name}": true, // the list has it
+		"GET subscriptions/{id}/deliveries": true, // deliveries list --subscription
+	}
+	for _, n := range parser.Model.Leaves(false) {
+		api := strings.ReplaceAll(n.Tag.Get("api"), "...", "")
+		if api == "" {
+			continue
+		}
+		o, ok := operations[api]
+		if !ok && !strings.HasPrefix(api, "DELETE principals/") {
+			t.Errorf("OPS-10 %s: the API has no %s", n.FullPath(), api)
+		}
+		if !ok {
+			continue
+		}
+		has[api] = true
+		known := []string{"help", "json", "server", "key", "yes", "detach", "limit", "cursor", "uri"}
+		for _, p := range o.Parameters {
+			known = append(known, p.Name)
+		}
+		if body := resolve(o.RequestBody.Content["application/json"].Schema); body != nil {
+			for name, s := range body.Properties {
+				known = append(known, name)
+				for inner := range resolve(s).Properties {
+					known = append(known, inner)
+				}
+			}
+		}
+		for _, f := range n.Flags {
+			name := strings.ReplaceAll(f.Name, "dry-run", "dryRun")
+			if !strings.Contains(" "+strings.Join(known, " ")+" ", " "+name+" ") {
+				t.Errorf("OPS-10 %s: the API has no %s", n.FullPath(), f.Name)
+			}
+		}
+		for _, p := range o.Parameters {
+			path := strings.Contains(api, "{"+p.Name+"}")
+			if !path && p.Name != "cursor" && p.Name != "limit" && !flagged(n, p.Name) {
+				t.Errorf("OPS-10 %s: it has no --%s", n.FullPath(), p.Name)
+			}
+		}
+		if columns := n.Tag.Get("columns"); columns != "" {
+			item := resolve(o.Responses["200"].Content["application/json"].Schema).Properties["items"].Items
+			for column := range strings.SplitSeq(columns, ",") {
+				s := resolve(item)
+				for name := range strings.SplitSeq(column, ".") {
+					if s = resolve(s.Properties[name]); s == nil {
+						t.Errorf("OPS-10 %s: the API has no %s", n.FullPath(), column)
+						break
+					}
+				}
+			}
+		}
+	}
+	for api := range operations {
+		if !has[api] {
+			t.Errorf("OPS-10 there is no command for %s", api)
+		}
+	}
+}
+
+func flagged(n *kong.Node, name string) bool {
+	for _, f := range n.Flags {
+		if f.Name == name || name == "dryRun" && f.Name == "dry-run" {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// TestTheBinary runs the built program, from outside.
+func TestTheBinary(t *testing.T) {
+	bin := filepath.Join(t.TempDir(), "mcpevents")
+	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Run("OPS-10 an interrupted replay goes on", func(t *testing.T) { interruptedReplay(t, bin) })
+	t.Run("OPS-16 what was accepted before a backup is delivered after its restore", func(t *testing.T) { restoredElsewhere(t, bin) })
+}
+
+func interruptedReplay(t *testing.T, bin string) {
+	o := operating(t)
+	o.status.Store(413)
+	const letters = 12
+	for i := range letters {
+		o.publish(fmt.Sprintf("evt_%d", i))
+	}
+	o.eventually("the dead letters", func() bool { return len(o.items("deadletters")) == letters })
+	o.status.Store(200)
+
+	to, _ := url.Parse(o.URL)
+	proxy, looked := httputil.NewSingleHostReverseProxy(to), make(chan bool, 100)
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		proxy.ServeHTTP(w, r)
+		looked <- r.Method == http.MethodGet
+	}))
+	defer front.Close()
+	replay := exec.Command(bin, "deadletters", "replay", "--rate", "1", "--server", front.URL)
+	var errs strings.Builder
+	replay.Stderr = &errs
+	if err := replay.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for !<-looked { // until it looks how far the replay is
+	}
+	if err := replay.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if err := replay.Wait(); err != nil {
+		t.Fatalf("OPS-10: after an interrupt: %v: %s", err, &errs)
+	}
+	id := regexp.MustCompile(`The replay goes on\. To watch it: mcpevents replays watch (\S+)\. To cancel it: mcpevents replays cancel \S+\n`).FindStringSubmatch(errs.String())
+	if id == nil {
+		t.Fatalf("OPS-10: it says %q", &errs)
+	}
+	out, err := exec.Command(bin, "replays", "cancel", id[1], "--json").Output()
+	if err != nil || !strings.Contains(string(out), `"state":"canceled"`) || !strings.Contains(string(out), fmt.Sprintf(`"total":%d`, letters)) {
+		t.Errorf("OPS-10: %v, %s", err, out)
+	}
+}
+
+// restoredElsewhere: an event that its endpoint refused is in a backup of the running server, which is killed.
+func restoredElsewhere(t *testing.T, bin string) {
+	var works atomic.Bool
+	arrived := make(chan string, 100)
+	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if arrived <- fmt.Sprint(works.Load(), " ", r.Header.Get("Webhook-Id")); !works.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}))
+	defer endpoint.Close()
+	dir := t.TempDir()
+	backup := filepath.Join(dir, "backup.tar.gz")
+	serve := func(data string) (url string, kill func()) {
+		cmd := exec.Command(bin, "--log-format", "json", "serve", "--addr", "127.0.0.1:0", "--data", filepath.Join(dir, data),
+			"--catalog", "../../catalog.yaml", "--allow-insecure-targets", "--retry-schedule", "0s,2s,2s,2s,2s,2s,2s,2s,2s,2s")
+		log, err := cmd.StderrPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		kill = func() { _, _ = cmd.Process.Kill(), cmd.Wait() }
+		t.Cleanup(kill)
+		for lines := bufio.NewScanner(log); lines.Scan(); {
+			if at := regexp.MustCompile(`"events":"(.*)/events"`).FindStringSubmatch(lines.Text()); at != nil {
+				go func() { _, _ = io.Copy(io.Discard, log) }()
+				return at[1], kill
+			}
+		}
+		t.Fatal("the server did not start")
+		return "", nil
+	}
+	run := func(args ...string) string {
+		out, err := exec.Command(bin, args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %v: %s", args, err, out)
+		}
+		return string(out)
+	}
+	next := func() string {
+		select {
+		case a := <-arrived:
+			return a
+		case <-time.After(30 * time.Second):
+			t.Fatal("OPS-16: nothing arrives")
+			return ""
+		}
+	}
+	server, kill := serve("first")
+	o := &operated{T: t, url: server}
+	o.subscribe(endpoint.URL)
+	run("publish", "--server", server, "--uri", buildFinished, "--id", "evt_kept", "--data", `{"build":1,"status":"passed"}`)
+	if got := next(); got != "false evt_kept" {
+		t.Fatalf("got %s", got)
+	}
+	run("backup", backup, "--data", filepath.Join(dir, "first"))
+	kill()
+	works.Store(true)
+	for len(arrived) > 0 {
+		<-arrived
+	}
+	run("restore", backup, "--data", filepath.Join(dir, "second"))
+	serve("second")
+	if got := next(); got != "true evt_kept" {
+		t.Errorf("OPS-16: got %s", got)
+	}
+}

@@ -1,0 +1,340 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
+// operated is an embedded server with one endpoint, as an operator works with it.
+type operated struct {
+	*testing.T
+	*server.Server
+	url          string
+	subscription string
+	status       atomic.Int64 // what the endpoint answers
+	arrived      atomic.Int64
+}
+
+const buildFinished = "event://ci/build-finished"
+
+func operating(t *testing.T) *operated {
+	o := &operated{T: t}
+	o.status.Store(200)
+	endpoint := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		o.arrived.Add(1)
+		w.WriteHeader(int(o.status.Load()))
+	}))
+	t.Cleanup(endpoint.Close)
+	keys := "keys:\n"
+	for who, scopes := range map[string]string{"op": "events:operate", "alice": "events:read, events:subscribe", "reader": "events:read"} {
+		keys += fmt.Sprintf("  - {principal: %s, scopes: [%s], sha256: %x}\n", who, scopes, sha256.Sum256([]byte(who)))
+	}
+	c, err := config.ParseFile("config.yaml", []byte(keys+"backends:\n  - {name: tools, url: \"https://tools.example/mcp\", prefix: t_}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cat, err := os.ReadFile("../../catalog.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := server.Options{
+		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: cat, CatalogName: "catalog.yaml", Auth: auth.ModeKeys, Config: c,
+		Limits: server.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
+	}
+	options.Limits.AllowInsecureTargets, options.Limits.DeliveryLog = true, "all"
+	if o.Server, err = server.New(t.Context(), options); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := o.Shutdown(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	o.url = o.URL
+	t.Setenv("MCPEVENTS_SERVER", o.url)
+	t.Setenv("MCPEVENTS_KEY", "op")
+	o.subscription = o.subscribe(endpoint.URL + "/a")
+	return o
+}
+
+// subscribe registers a webhook of alice's, and returns its id.
+func (o *operated) subscribe(target string) string {
+	o.Helper()
+	caller, err := client.New(client.Server{URL: o.url, Key: "alice", Agent: "test/1"}, mcpspec.V20260728)
+	if err != nil {
+		o.Fatal(err)
+	}
+	var got struct{ Subscription struct{ URI string } }
+	params := map[string]any{"uris": []string{buildFinished}, "targetUri": target}
+	if err := caller.Call(o.Context(), "resources/subscriptions/register", params, &got); err != nil {
+		o.Fatal(err)
+	}
+	return strings.TrimPrefix(got.Subscription.URI, "subscription://")
+}
+
+func (o *operated) publish(id string) {
+	o.Helper()
+	if _, err := o.Publish(o.Context(), "default", server.Event{URI: buildFinished, ID: id, Data: json.RawMessage(`{"build":1,"status":"passed"}`)}); err != nil {
+		o.Fatal(err)
+	}
+}
+
+// says runs a command that succeeds, and returns what it prints.
+func (o *operated) says(args ...string) string {
+	o.Helper()
+	code, out, errs := command(o.T, "", args...)
+	if code != exitDone {
+		o.Fatalf("%s: exit code %d: %s", strings.Join(args, " "), code, errs)
+	}
+	return out
+}
+
+// items are those of a list, as programs get it: one document.
+func (o *operated) items(args ...string) []map[string]any {
+	o.Helper()
+	var l struct{ Items []map[string]any }
+	out := o.says(append(args, "--json")...)
+	if err := json.Unmarshal([]byte(out), &l); err != nil || l.Items == nil {
+		o.Fatalf("%v prints %s: %v", args, out, err)
+	}
+	return l.Items
+}
+
+func (o *operated) eventually(what string, is func() bool) {
+	o.Helper()
+	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			o.Fatalf("%s: not within 20 s", what)
+		}
+	}
+}
+
+func TestOperatorsCommands(t *testing.T) {
+	o := operating(t)
+	id := o.subscription
+	o.status.Store(413)
+	o.publish("evt_dead")
+	o.eventually("the dead letter", func() bool { return len(o.items("deadletters", "list")) == 1 })
+	o.status.Store(200)
+	o.publish("evt_fine")
+	o.eventually("both attempts", func() bool { return len(o.items("deliveries", "list")) == 2 })
+	letter := fmt.Sprint(o.items("deadletters")[0]["id"])
+
+	t.Run("OPS-10 lists are tables, aligned, with times in local form", func(t *testing.T) {
+		for list, want := range map[string]string{
+			"subscriptions list --principal alice":               `(?m)^ID +PRINCIPAL +STATE +EVENTS +TARGET +LAST +LAST ERROR\n` + id + `  alice  +active +ci\.build_finished +http://127.0.0.1:\d+/a +20\d\d-\d\d-\d\d \d\d:\d\d:\d\d *$`,
+			"subscriptions":                                      id,
+			"deliveries list --event evt_dead":                   `(?m)^20\d\d-.{14} +dead +evt_dead +ci\.build_finished +` + id + ` +1 +4xx +http_4xx +\d+ *$`,
+			"deliveries list --outcome delivered --since 1h":     `delivered +evt_fine`,
+			"deliveries list --until 1h":                         `^AT +OUTCOME .*\n$`,
+			"deadletters list --event ci.build_finished":         letter + ` +20`,
+			"events list --uri " + buildFinished:                 `(?s)evt_fine .*evt_dead `,
+			"events list --name ci.build_finished":               `evt_fine +ci\.build_finished +event://ci/build-finished`,
+			"backends":                                           `tools +https://tools.example/mcp +t_`,
+			"switches list":                                      `^NAME +STATE +BY +AT +REASON\n$`,
+			"subscriptions list --state paused --json":           `^\{"items":\[\]\}\n$`,
+			"subscriptions show " + id:                           `(?m)^principal: alice\n(.*\n)*delivery:\n  last: 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d$`,
+			"deadletters show " + letter:                         `(?m)^attempts:\n  - attempt: 1$`,
+			"events show evt_fine":                               `(?m)^data:\n  build: 1\n  status: passed$`,
+			"events show evt_fine --uri " + buildFinished:        `^id: evt_fine\n`,
+			"events show evt_fine --json":                        `^\{"id":"evt_fine",.*"data":\{"build":1,"status":"passed"\}\}\n$`,
+			"overview":                                           `(?m)^subscriptions:\n  active: 1$`,
+			"deadletters replay --dry-run --subscription " + id:  `^count: 1\n$`,
+			"deadletters replay --dry-run --since 1s --until 1h": `^count: 0\n$`,
+		} {
+			if out := o.says(strings.Fields(list)...); !regexp.MustCompile(want).MatchString(out) {
+				t.Errorf("%s prints\n%s", list, out)
+			}
+		}
+	})
+	t.Run("OPS-10 a list follows all pages, up to --limit", func(t *testing.T) {
+		for i := range 120 {
+			o.subscribe(fmt.Sprintf("http://127.0.0.1:9/%d", i))
+		}
+		if n := len(o.items("subscriptions", "list", "--limit", "0")); n != 121 {
+			t.Errorf("got %d", n)
+		}
+		if n := len(o.items("subscriptions", "list", "--limit", "110")); n != 110 {
+			t.Errorf("got %d", n)
+		}
+		_, out, errs := command(t, "", "subscriptions", "list", "--limit", "2")
+		cursor := regexp.MustCompile(`There are more than 2 .* --cursor (\S+)\n`).FindStringSubmatch(errs)
+		if strings.Count(out, "\n") != 3 || cursor == nil {
+			t.Fatalf("prints %s%s", out, errs)
+		}
+		if rest := o.items("subscriptions", "list", "--limit", "0", "--cursor", cursor[1]); len(rest) != 119 {
+			t.Errorf("the rest has %d", len(rest))
+		}
+	})
+	t.Run("OPS-10 one is paused, resumed, tested and ended", func(t *testing.T) {
+		if out := o.says("subscriptions", "pause", id, "--reason", "moving house"); !strings.Contains(out, "state: paused") {
+			t.Error(out)
+		}
+		if out := o.says("switches", "list"); !regexp.MustCompile(`subscription/` + id + ` +paused +op +20.* +moving house`).MatchString(out) {
+			t.Error(out)
+		}
+		if out := o.says("subscriptions", "resume", id); !strings.Contains(out, "state: active") {
+			t.Error(out)
+		}
+		before := o.arrived.Load()
+		if out := o.says("subscriptions", "test", id, "--json"); !strings.HasPrefix(out, `{"event":"test_`) {
+			t.Error(out)
+		}
+		o.eventually("the test event", func() bool { return o.arrived.Load() > before })
+		gone := o.subscribe("http://127.0.0.1:9/gone")
+		if out := o.says("subscriptions", "end", gone); out != "Done.\n" {
+			t.Error(out)
+		}
+		if code, _, errs := command(t, "", "subscriptions", "show", gone); code != exitRefused || !strings.Contains(errs, "there is no such subscription") {
+			t.Errorf("code %d: %s", code, errs)
+		}
+	})
+	t.Run("OPS-06 OPS-10 switches of every kind are set and cleared", func(t *testing.T) {
+		for _, name := range []string{"all", "event/ci.build_finished", "origin/https://a.example:8443"} {
+			if out := o.says("switches", "set", name, "--reason", "a reason"); !strings.Contains(out, "name: "+name) {
+				t.Errorf("%s: %s", name, out)
+			}
+			if l := o.items("switches", "list"); len(l) != 1 || l[0]["name"] != name {
+				t.Errorf("%s: %v", name, l)
+			}
+			if out := o.says("switches", "clear", name, "--json"); out != "{}\n" {
+				t.Errorf("%s: %s", name, out)
+			}
+		}
+	})
+	t.Run("OPS-04 WHK-13 OPS-10 dead letters are replayed and retried", func(t *testing.T) {
+		before := o.arrived.Load()
+		var r map[string]any
+		if err := json.Unmarshal([]byte(o.says("deadletters", "replay", "--rate", "1000", "--json")), &r); err != nil || r["state"] != "done" || r["replayed"] != 1.0 {
+			t.Fatalf("got %v, %v", r, err)
+		}
+		o.eventually("the replay", func() bool { return o.arrived.Load() > before })
+		if out := o.says("replays", "show", fmt.Sprint(r["id"])); !strings.Contains(out, "state: done\n") {
+			t.Error(out)
+		}
+		o.status.Store(413)
+		o.publish("evt_more")
+		o.eventually("its dead letter", func() bool { return len(o.items("deadletters")) == 1 })
+		o.status.Store(200)
+		if out := o.says("deadletters", "retry", fmt.Sprint(o.items("deadletters")[0]["id"])); !strings.Contains(out, "event: evt_more") {
+			t.Error(out)
+		}
+	})
+	t.Run("OPS-05 OPS-10 an event is delivered again", func(t *testing.T) {
+		before := o.arrived.Load()
+		if out := o.says("events", "deliver", "evt_fine", "--subscription", id); !strings.Contains(out, "subscription: "+id) {
+			t.Error(out)
+		}
+		o.eventually("the event", func() bool { return o.arrived.Load() > before })
+	})
+	t.Run("OPS-08 OPS-10 the audit trail has what the commands did", func(t *testing.T) {
+		out := o.says("audit", "list", "--since", "1h")
+		for _, action := range []string{"subscription.pause", "subscription.end", "switch.pause", "replay.start", "dead-letter.retry", "event.deliver"} {
+			if !regexp.MustCompile(`(?m)^20.* op +\S+ +` + regexp.QuoteMeta(action) + ` `).MatchString(out) {
+				t.Errorf("no %s in\n%s", action, out)
+			}
+		}
+	})
+	t.Run("OPS-10 refusals say what to do, with the exit codes of the other commands", func(t *testing.T) {
+		for _, x := range []struct {
+			args string
+			code int
+			want string
+		}{
+			{"subscriptions list --key wrong", exitDenied, "MCPEVENTS_KEY"},
+			{"audit list --key reader", exitDenied, "events:operate"},
+			{"subscriptions show sub_none", exitRefused, "there is no such subscription"},
+			{"deadletters retry none", exitRefused, "there is no such dead letter"},
+			{"events show evt_none", exitRefused, "the log has no such event"},
+			{"replays watch rpl_none", exitRefused, "there is no such replay"},
+			{"subscriptions list --state asleep", exitRefused, "allowed: active, paused"},
+			{"deliveries list --since yesterday", exitRefused, `--since: "yesterday" is no time as 2026-`},
+			{"events list", exitRefused, "name a uri"},
+			{"deadletters replay --rate 5000", exitRefused, "allowed: 1 to 1000"},
+			{"overview --server http://127.0.0.1:1", exitUnavailable, "is it running, and is --server right"},
+			{"overview --server " + o.URL + "/mcp", exitRefused, o.URL + "/admin/v1"},
+			{"subscriptions show", exitUsage, `expected "<id>"`},
+		} {
+			if code, out, errs := command(t, "", strings.Fields(x.args)...); code != x.code || out != "" || !strings.Contains(errs, x.want) {
+				t.Errorf("%s: exit code %d, want %d: %s%s", x.args, code, x.code, out, errs)
+			}
+		}
+	})
+}
+
+// api answers requests with what its answers say by method and path.
+func api(t *testing.T, answers map[string]string) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, ok := answers[r.Method+" "+r.URL.RequestURI()]
+		if !ok {
+			t.Errorf("asked for %s %s", r.Method, r.URL.RequestURI())
+		}
+		_, _ = io.WriteString(w, body)
+	}))
+	t.Cleanup(s.Close)
+	t.Setenv("MCPEVENTS_SERVER", s.URL)
+}
+
+func TestErasingAsksFirst(t *testing.T) {
+	const path = "/admin/v1/principals/al%2Fice?dryRun="
+	dry := map[string]string{"DELETE " + path + "true": `{"subscriptions":3}`}
+	both := map[string]string{"DELETE " + path + "true": `{"subscriptions":3}`, "DELETE " + path + "false": `{"subscriptions":3,"done":true}`}
+	for _, x := range []struct {
+		name, stdin string
+		answers     map[string]string
+		args        []string
+		code        int
+	}{
+		{"a dry run does not ask", "", dry, []string{"--dry-run"}, exitDone},
+		{"the name is repeated", "al/ice\n", both, nil, exitDone},
+		{"another name erases nothing", "bob\n", dry, nil, exitRefused},
+		{"no answer erases nothing", "", dry, nil, exitRefused},
+		{"--yes does not ask", "", map[string]string{"DELETE " + path + "false": `{"done":true}`}, []string{"--yes"}, exitDone},
+	} {
+		t.Run("OPS-07 OPS-10 "+x.name, func(t *testing.T) {
+			api(t, x.answers)
+			code, out, errs := command(t, x.stdin, append([]string{"principals", "erase", "al/ice"}, x.args...)...)
+			if code != x.code || strings.Contains(out, "done") != (code == exitDone && len(x.answers) > 0 && x.name != "a dry run does not ask") {
+				t.Errorf("exit code %d: %s%s", code, out, errs)
+			}
+			if asked := strings.Contains(errs, "subscriptions: 3\nThis cannot be undone. Type al/ice to go on: "); asked != (len(x.args) == 0) {
+				t.Errorf("says %s", errs)
+			}
+		})
+	}
+}
+
+func TestHostileTextDoesNotSteerTheTerminal(t *testing.T) {
+	api(t, map[string]string{
+		"GET /admin/v1/switches?limit=100": `{"items":[{"name":"all\u001b[2J","reason":"a\tb\nc","at":null}]}`,
+		"GET /admin/v1/events/e":           `{"id":"\u001b]0;x\u0007","data":{"\ud83d\ude00":"1\n2","n":9007199254740993}}`,
+	})
+	_, out, _ := command(t, "", "switches", "list")
+	if want := "NAME        STATE  BY  AT  REASON\n" + `all\x1b[2J                 a\tb\nc` + "\n"; out != want {
+		t.Errorf("OPS-10: prints %q, want %q", out, want)
+	}
+	_, out, _ = command(t, "", "events", "show", "e")
+	if strings.ContainsAny(out, "\x1b\x07") || !strings.Contains(out, "n: 9007199254740993") || !strings.Contains(out, "\U0001f600") && !strings.Contains(out, `"\U0001F600"`) {
+		t.Errorf("OPS-10: prints %q", out)
+	}
+}

@@ -1,0 +1,19 @@
+// Command admin is the function of the admin API: operators and owners look at what there is and steer it. It
+// makes no attempts and opens no secrets; dispatch and retry do what it asks for. Its answers are streamed,
+// for a page of events may be larger than a buffered answer.
+package main
+
+import (
+	"net/http"
+
+	"github.com/aws/aws-lambda-go/lambdaurl"
+
+	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/shared/app/webhooks"
+)
+
+func main() {
+	p := boot.Start()
+	api := webhooks.Admin(&p.Core, p.Subscriptions(), webhooks.Operations(&p.Core), webhooks.Switches(&p.Core, false))
+	lambdaurl.Start(p.Measured(api.Over(p.Serve(http.NotFoundHandler()))), p.Ending())
+}

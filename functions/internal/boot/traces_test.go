@@ -1,0 +1,60 @@
+package boot
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/trace"
+)
+
+type invoked func(context.Context, []byte) ([]byte, error)
+
+func (f invoked) Invoke(ctx context.Context, payload []byte) ([]byte, error) { return f(ctx, payload) }
+
+func TestSpansOfAFunction(t *testing.T) {
+	t.Run("OPS-13 spans are sent before an invocation ends, after which the process may be frozen", func(t *testing.T) {
+		got := make(chan string, 10)
+		collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			got <- r.URL.Path + " " + string(body)
+		}))
+		defer collector.Close()
+		p, err := started(t, map[string]string{"MCPEVENTS_SETTINGS": "otlp-endpoint=" + collector.URL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		work := invoked(func(context.Context, []byte) ([]byte, error) {
+			p.Tracer.Start(trace.Context{}, "attempt", trace.Client).End("")
+			return nil, nil
+		})
+		if _, err := (measured{work, p}).Invoke(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case body := <-got:
+			if !strings.HasPrefix(body, "/v1/traces ") || !strings.Contains(body, `"name":"attempt"`) {
+				t.Errorf("got %s", body)
+			}
+		default:
+			t.Error("the invocation ended without its span")
+		}
+	})
+	t.Run("OPS-13 without a collector there is no tracer", func(t *testing.T) {
+		p, err := started(t, nil)
+		if err != nil || p.Tracer != nil || p.spans != nil {
+			t.Errorf("got %+v, %v", p, err)
+		}
+	})
+	t.Run("OPS-13 a collector that is none keeps the function from starting", func(t *testing.T) {
+		for _, setting := range []string{"otlp-endpoint=collector:4318", "trace-ratio=2"} {
+			if _, err := started(t, map[string]string{"MCPEVENTS_SETTINGS": setting}); !fault.Is(err, fault.Invalid) {
+				t.Errorf("%s: got %v", setting, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,48 @@
+package admin
+
+import "github.com/mcp-events/mcpevents/shared/eventlog"
+
+// typeView is an event type of the catalog as the API shows it.
+type typeView struct {
+	Name        string   `json:"name"`
+	URI         string   `json:"uri"` // with its variables in braces
+	Title       string   `json:"title,omitempty"`
+	Description string   `json:"description,omitempty"`
+	Delivery    []string `json:"delivery"`
+}
+
+func (h *Handler) listTypes(c *call) (any, error) {
+	q := c.query()
+	if q.err != nil {
+		return nil, q.err
+	}
+	cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
+	if err != nil {
+		return nil, err
+	}
+	var views []typeView
+	for _, e := range cat.Entries() {
+		views = append(views, typeView{e.Name, e.URI + e.URITemplate, e.Title, e.Description, e.Delivery})
+	}
+	return listOf(views, ""), nil
+}
+
+// tailed are the partitions of the log that a live stream tails: those of the URIs of all types, as far as they fit.
+func (h *Handler) tailed(c *call) (parts []eventlog.Partition, truncated bool, err error) {
+	cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, e := range cat.Entries() {
+		some, more, err := h.partitions(c, cat, "", e.Name)
+		if err != nil { // the URIs of the type have nothing in common
+			truncated = true
+			continue
+		}
+		parts, truncated = append(parts, some...), truncated || more
+	}
+	if len(parts) > maxTailed {
+		return parts[:maxTailed], true, nil
+	}
+	return parts, truncated, nil
+}

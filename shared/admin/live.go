@@ -1,0 +1,195 @@
+package admin
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/sse"
+)
+
+// A live stream looks at the delivery log and at the log of events again and again, and sends what is new. It costs
+// two bounded looks at a time, however much happens: what a look does not show is counted. A store that knows its end
+// is not asked for events when nothing was appended.
+const (
+	// maxLive is how many live streams an instance has, and liveFor how long one is at most.
+	maxLive = 20
+	liveFor = 5 * time.Minute
+	// lookEvery is the time between two looks, and lookRarely where each is paid for.
+	lookEvery  = 500 * time.Millisecond
+	lookRarely = 3 * time.Second
+	// lookBack is how much later than its time a record or an event can be written. (Log has a window of its own.)
+	lookBack = 3 * time.Second
+	// maxTailed bounds the partitions of the log that are looked at.
+	maxTailed = 25
+	// shown is how many attempts and events a tick has.
+	shown = 20
+	// heartbeat is the longest quiet.
+	heartbeat = 15 * time.Second
+	// retail is how often new URIs are looked for, where each look is paid for.
+	retail = 30 * time.Second
+)
+
+// tick is what is new.
+type tick struct {
+	At time.Time `json:"at"`
+	figures
+	Published int `json:"published"`
+	// Deliveries and Events are the newest of them, newest first; an event without its payload.
+	Deliveries []attemptView `json:"deliveries"`
+	Events     []eventView   `json:"events"`
+	// Truncated says that there are more URIs than are looked at.
+	Truncated bool `json:"truncated"`
+}
+
+// tail is where one live stream is.
+type tail struct {
+	*Handler
+	*call
+	since     time.Time
+	seen      map[string]time.Time // records and events since lookBack
+	parts     []eventlog.Partition
+	truncated bool
+	tailed    time.Time // when parts were read
+	end       int64     // of the log, when it was last seen to grow
+	grew      time.Time
+}
+
+func (h *Handler) live(c *call) (any, error) {
+	if q := c.query(); q.err != nil {
+		return nil, q.err
+	}
+	select {
+	case h.open <- struct{}{}:
+	default:
+		return nil, fault.New(fault.Exhausted, "this instance has %d live streams open, which is its bound", maxLive)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		defer func() { <-h.open }()
+		t := &tail{Handler: h, call: c, since: h.now(), seen: map[string]time.Time{}, end: -1}
+		out := sse.NewWriter(w, heartbeat)
+		out.Start()
+		t.run(out)
+	}), nil
+}
+
+// run ends without a word: the client comes again.
+func (t *tail) run(out *sse.Writer) {
+	ctx, every := t.Context(), lookEvery
+	if !t.DB.Ordered() {
+		every = lookRarely
+	}
+	end := time.Now().Add(liveFor)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-every).Before(end) { // of a function
+		end = deadline.Add(-every)
+	}
+	if out.Write(sse.Append(nil, sse.Event{Comment: " live"})) != nil {
+		return
+	}
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for last := time.Now(); time.Now().Before(end); {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.Live:
+			return
+		case <-ticker.C:
+		}
+		news, err := t.look()
+		if err != nil {
+			t.Log.WarnContext(ctx, "live stream ended", "error", err)
+			return
+		}
+		e := sse.Event{Comment: " quiet"}
+		if news.Attempts > 0 || news.Published > 0 {
+			data, _ := json.Marshal(news) // texts, times, numbers, and JSON that was valid
+			e = sse.Event{Name: "tick", Data: data}
+		} else if time.Since(last) < heartbeat {
+			continue
+		}
+		if out.Write(sse.Append(nil, e)) != nil {
+			return
+		}
+		last = time.Now()
+	}
+}
+
+// look finds what is new since the last look.
+func (t *tail) look() (*tick, error) {
+	now := t.now()
+	news := &tick{At: now.UTC(), Deliveries: []attemptView{}, Events: []eventView{}}
+	ctx, workspace, from := t.Context(), t.who.Workspace, t.since.Add(-lookBack)
+	records, _, err := delivery.ListRecords(ctx, t.DB, workspace, delivery.RecordQuery{Span: delivery.Span{Since: from}}, "", mostCounted)
+	if err != nil {
+		return nil, err
+	}
+	first := t.end < 0 // what was there before is no news
+	var fresh []delivery.Record
+	for _, r := range records {
+		key := r.Subscription + "#" + r.Event + "#" + r.At.String()
+		if _, old := t.seen[key]; old {
+			continue
+		}
+		t.seen[key] = now
+		if !first || !r.At.Before(t.since) {
+			fresh = append(fresh, r)
+		}
+	}
+	news.figures = figuresOf(fresh)
+	for _, r := range fresh[:min(len(fresh), shown)] {
+		news.Deliveries = append(news.Deliveries, viewOfAttempt(r))
+	}
+	events, err := t.newEvents(now, from)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range events {
+		key := e.Key()
+		if _, old := t.seen[key]; old {
+			continue
+		}
+		t.seen[key] = now
+		if first && e.Published.Before(t.since) {
+			continue
+		}
+		if news.Published++; news.Published <= shown {
+			e.Data = nil
+			news.Events = append(news.Events, viewOfEvent(e))
+		}
+	}
+	news.Truncated = t.truncated
+	t.since, t.end = now, max(t.end, 0)
+	for key, at := range t.seen {
+		if at.Before(now.Add(-4 * lookBack)) {
+			delete(t.seen, key)
+		}
+	}
+	return news, nil
+}
+
+// newEvents may have events that were there before.
+func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) {
+	ordered := t.DB.Ordered()
+	if end := t.DB.End(); ordered && end != t.end {
+		t.end, t.grew = end, now
+	}
+	if ordered && now.Sub(t.grew) > lookBack {
+		return nil, nil
+	}
+	if ordered || now.Sub(t.tailed) >= retail {
+		if t.parts, t.truncated, err = t.Handler.tailed(t.call); err != nil {
+			return nil, err
+		}
+		t.tailed = now
+	}
+	if !ordered {
+		from = from.Add(lookBack - eventlog.Window)
+	}
+	events, _, err = t.Events.Newest(t.Context(), t.parts, from, time.Time{}, "", mostCounted)
+	return events, err
+}

@@ -1,0 +1,242 @@
+package operate
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/progress"
+)
+
+// Command is a request of the API, made by a person or a program.
+type Command struct {
+	Terminal
+	// API is the method and the path below /admin/v1, as "GET subscriptions/{id}"; of {name...} slashes stay.
+	API string
+	// Columns are the members that the table of a list has.
+	Columns []string
+	// Args are the values in the path.
+	Args []string
+	// Values are the members of the query or, unless the method is GET or DELETE, of the body.
+	Values map[string]any
+	// Limit is how many items a list has at most; 0 is all.
+	Limit int
+	// JSON prints the API's answer and no table.
+	JSON bool
+	// Follow shows a replay until it is over.
+	Follow bool
+	// Confirm has the caller repeat the argument first.
+	Confirm bool
+}
+
+// Run makes the request and prints the answer.
+func (c *Command) Run(ctx context.Context, s client.Server) error {
+	method, path, query, body, err := c.request(time.Now())
+	if err != nil {
+		return err
+	}
+	api := Client{s}
+	if len(c.Columns) > 0 {
+		return c.list(ctx, api, path, query)
+	}
+	if c.Confirm {
+		if err := c.confirm(ctx, api, method, path); err != nil {
+			return err
+		}
+	}
+	answer, err := api.Do(ctx, method, path, query, body)
+	if err != nil {
+		return err
+	}
+	if id := running(answer); c.Follow && id != "" {
+		if answer, err = c.follow(ctx, api, id, answer); err != nil {
+			return err
+		}
+	}
+	switch {
+	case c.JSON && len(answer) == 0:
+		answer = json.RawMessage("{}")
+	case len(answer) == 0:
+		fmt.Fprintln(c.Out, "Done.")
+		return nil
+	}
+	return c.print(answer, func() error { return printDocument(c.Out, answer) })
+}
+
+// print prints JSON as it came, or as people read it.
+func (c *Command) print(answer json.RawMessage, human func() error) error {
+	if !c.JSON {
+		return human()
+	}
+	_, err := fmt.Fprintf(c.Out, "%s\n", answer)
+	return fault.Wrap(fault.Unavailable, err, "print")
+}
+
+// request puts arguments and values where they belong.
+func (c *Command) request(now time.Time) (method, path string, query url.Values, body map[string]any, err error) {
+	method, path, _ = strings.Cut(c.API, " ")
+	for _, arg := range c.Args {
+		before, rest, _ := strings.Cut(path, "{")
+		name, after, _ := strings.Cut(rest, "}")
+		arg = url.PathEscape(arg)
+		if strings.HasSuffix(name, "...") {
+			arg = strings.ReplaceAll(arg, "%2F", "/")
+		}
+		path = before + arg + after
+	}
+	query = url.Values{}
+	selected := map[string]any{}
+	if method == http.MethodPost || method == http.MethodPut {
+		body = map[string]any{}
+	}
+	for name, v := range c.Values {
+		if name == "since" || name == "until" {
+			if v, err = moment(fmt.Sprint(v), now); err != nil {
+				return "", "", nil, nil, fault.Wrap(fault.Invalid, err, "--%s", name)
+			}
+		}
+		switch {
+		case body == nil, name == "uri": // the query tells where the event is
+			query.Set(name, fmt.Sprint(v))
+		case path == replays && name != "dryRun" && name != "rate":
+			selected[name] = v
+		default:
+			body[name] = v
+		}
+	}
+	if path == replays {
+		body["select"] = selected
+	}
+	return method, path, query, body, nil
+}
+
+// moment is a time that is given as such, or as how long ago it was.
+func moment(text string, now time.Time) (string, error) {
+	if ago, err := time.ParseDuration(text); err == nil {
+		return now.Add(-ago).UTC().Format(time.RFC3339), nil
+	}
+	if _, err := time.Parse(time.RFC3339, text); err != nil {
+		return "", fault.New(fault.Invalid, "%.100q is no time as 2026-11-22T12:00:00Z, and no duration as 90m", text)
+	}
+	return text, nil
+}
+
+// notes say what a list lacks.
+var notes = map[string]string{
+	`"kept":"failures"`: "The delivery log keeps failures only (--delivery-log).",
+	`"kept":"none"`:     "The delivery log keeps nothing (--delivery-log none).",
+	`"truncated":true`:  "The event type has more URIs than are looked at; name one with --uri.",
+}
+
+func (c *Command) list(ctx context.Context, api Client, path string, query url.Values) error {
+	l, err := api.List(ctx, path, query, c.Limit)
+	if err != nil {
+		return err
+	}
+	if err := c.print(l.json(), func() error { return printTable(c.Out, c.Columns, l.Items) }); err != nil || c.JSON {
+		return err
+	}
+	for name, value := range l.More {
+		if note := notes[fmt.Sprintf("%q:%s", name, value)]; note != "" {
+			fmt.Fprintln(c.Err, note)
+		}
+	}
+	if n := string(l.More["omitted"]); n != "" && n != "0" {
+		fmt.Fprintf(c.Err, "%s attempts are only in the lists of their subscriptions (--subscription).\n", n)
+	}
+	if next := l.More["next"]; next != nil {
+		fmt.Fprintf(c.Err, "There are more than %d (--limit N; 0 is all). They go on with --cursor %s\n", c.Limit, strings.Trim(string(next), `"`))
+	}
+	return nil
+}
+
+// confirm tells what would be done, and reads the argument once more.
+func (c *Command) confirm(ctx context.Context, api Client, method, path string) error {
+	would, err := api.Do(ctx, method, path, url.Values{"dryRun": {"true"}}, nil)
+	if err != nil {
+		return err
+	}
+	if err := printDocument(c.Err, would); err != nil {
+		return err
+	}
+	fmt.Fprintf(c.Err, "This cannot be undone. Type %s to go on: ", cell(c.Args[0]))
+	answered := make(chan string, 1) // whoever is interrupted leaves the reader behind, and the program ends
+	go func() {
+		line, _ := bufio.NewReader(c.In).ReadString('\n') // without a line nothing is confirmed
+		answered <- strings.TrimSpace(line)
+	}()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case line := <-answered:
+		if line != c.Args[0] {
+			return fault.New(fault.Invalid, "nothing was done: %.100q is not %q (--yes does not ask)", line, c.Args[0])
+		}
+		return nil
+	}
+}
+
+const (
+	replays = "replays"
+	// pause is how long a job is left alone between two looks at it.
+	pause = time.Second
+	// patience is how many looks in a row may fail, as while the server is started anew.
+	patience = 60
+)
+
+// replay is what is of interest of one.
+type replay struct {
+	ID       string `json:"id"`
+	State    string `json:"state"`
+	Total    int64  `json:"total"`
+	Replayed int64  `json:"replayed"`
+	Skipped  int64  `json:"skipped"`
+}
+
+// running is the id of a replay that is not over.
+func running(answer json.RawMessage) string {
+	var r replay
+	if json.Unmarshal(answer, &r) != nil || r.State != "running" {
+		return ""
+	}
+	return r.ID
+}
+
+// follow shows a replay until it is over. An interrupt leaves it running.
+func (c *Command) follow(ctx context.Context, api Client, id string, answer json.RawMessage) (json.RawMessage, error) {
+	var r replay
+	_ = json.Unmarshal(answer, &r) // running has done it before
+	var done atomic.Int64
+	stop := progress.Count(c.Bar, "replayed", r.Total, done.Load)
+	defer func() { stop() }()
+	for failed := 0; r.State == "running"; {
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+		next, err := api.Do(ctx, http.MethodGet, replays+"/"+url.PathEscape(id), nil, nil)
+		if failed++; client.Again(err) && failed < patience {
+			continue
+		}
+		if err != nil {
+			stop()
+			stop = func() {}
+			fmt.Fprintf(c.Err, "The replay goes on. To watch it: mcpevents replays watch %[1]s. To cancel it: mcpevents replays cancel %[1]s\n", id)
+			return nil, err
+		}
+		failed, answer = 0, next
+		if err := json.Unmarshal(answer, &r); err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "read the replay")
+		}
+		done.Store(r.Replayed + r.Skipped)
+	}
+	return answer, nil
+}

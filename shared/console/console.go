@@ -1,0 +1,188 @@
+// Package console serves the operators' page at /console/: files that are embedded in the program, without a build
+// step, and config.json, which says how to sign in.
+//
+// It holds no data and asks nothing: the page calls the admin API (package admin) with what the person signed in with.
+// The files in static/lib are libraries as npm has them; a test compares them. Everything else in static is ours.
+package console
+
+import (
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/base64"
+	"encoding/json"
+	"io/fs"
+	"log/slog"
+	"mime"
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+)
+
+// Prefix is where the console is.
+const Prefix = "/console/"
+
+//go:embed static
+var static embed.FS
+
+// Client is how the console signs people in at an authorization server.
+type Client struct {
+	// Issuer is the server, and ID what the console is registered there as.
+	Issuer, ID string
+	Scopes     []string
+	// Resource is what the token is to be for (RFC 8707).
+	Resource string
+	// Endpoints finds the authorization and the token endpoint.
+	Endpoints func(context.Context) (authorize, token string, err error)
+}
+
+// Options are how callers of the admin API are authenticated.
+type Options struct {
+	Auth auth.Mode
+	// Client is nil where people paste a key or a token.
+	Client *Client
+}
+
+// Handler serves the console. Make it with [New].
+type Handler struct {
+	Options
+
+	log   *slog.Logger
+	files map[string]file
+
+	mu     sync.Mutex
+	signIn *signIn
+	until  time.Time // when signIn is asked for again
+}
+
+type file struct {
+	kind, tag string
+	content   []byte
+}
+
+// signIn is what the page needs for the code flow.
+type signIn struct {
+	Issuer    string   `json:"issuer"`
+	ClientID  string   `json:"clientId"`
+	Scopes    []string `json:"scopes"`
+	Resource  string   `json:"resource"`
+	Authorize string   `json:"authorizationEndpoint"`
+	Token     string   `json:"tokenEndpoint"`
+}
+
+// fresh is how long the endpoints of an authorization server are not asked for again.
+const fresh = 10 * time.Minute
+
+// New makes the handler.
+func New(o Options, log *slog.Logger) *Handler {
+	h := &Handler{Options: o, log: log, files: map[string]file{}}
+	root, _ := fs.Sub(static, "static") // it is there
+	_ = fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		content, err := fs.ReadFile(root, name)
+		sum := sha256.Sum256(content)
+		kind := mime.TypeByExtension(path.Ext(name))
+		if kind == "" {
+			kind = "text/plain; charset=utf-8"
+		}
+		h.files[name] = file{kind, `"` + base64.RawURLEncoding.EncodeToString(sum[:12]) + `"`, content}
+		return err
+	})
+	return h
+}
+
+// Over serves the console, and all else by rest.
+func (h *Handler) Over(rest http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch at := r.URL.Path; {
+		case strings.HasPrefix(at, Prefix):
+			h.ServeHTTP(w, r)
+		case at+"/" == Prefix:
+			http.Redirect(w, r, Prefix, http.StatusPermanentRedirect)
+		default:
+			rest.ServeHTTP(w, r)
+		}
+	})
+}
+
+// ServeHTTP serves a file; who may see data is for the admin API to say.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	name := strings.TrimPrefix(r.URL.Path, Prefix)
+	header := w.Header()
+	header.Set("X-Content-Type-Options", "nosniff")
+	header.Set("Referrer-Policy", "no-referrer")
+	header.Set("Cross-Origin-Opener-Policy", "same-origin")
+	header.Set("Cross-Origin-Resource-Policy", "same-origin")
+	header.Set("Cache-Control", "no-cache")
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		header.Set("Allow", "GET, HEAD")
+		http.Error(w, "this is read with GET", http.StatusMethodNotAllowed)
+		return
+	}
+	if name == "" {
+		name = "index.html"
+	}
+	at := h.endpoints(r.Context())
+	header.Set("Content-Security-Policy", policy(at))
+	if name == "config.json" {
+		header.Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(struct {
+			Auth   auth.Mode `json:"auth"`
+			Client bool      `json:"client"` // whether there is one, though its server may not answer now
+			SignIn *signIn   `json:"signIn,omitempty"`
+		}{h.Auth, h.Client != nil, at})
+		return
+	}
+	f, ok := h.files[name]
+	if !ok {
+		http.NotFound(w, r)
+		return
+	}
+	header.Set("Content-Type", f.kind)
+	header.Set("ETag", f.tag)
+	if r.Header.Get("If-None-Match") == f.tag {
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	_, _ = w.Write(f.content) // the reader may be gone
+}
+
+// policy lets the page load its own files and call its own host, and the authorization server for a token.
+func policy(at *signIn) string {
+	connect := "'self'"
+	if at != nil {
+		if u, err := url.Parse(at.Token); err == nil {
+			connect += " " + u.Scheme + "://" + u.Host
+		}
+	}
+	return "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src " + connect +
+		"; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types lit-html"
+}
+
+// endpoints are those of the authorization server; nil without one, or while it does not answer.
+func (h *Handler) endpoints(ctx context.Context) *signIn {
+	if h.Client == nil {
+		return nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if time.Now().Before(h.until) {
+		return h.signIn
+	}
+	authorize, token, err := h.Client.Endpoints(ctx)
+	if err != nil {
+		h.log.WarnContext(ctx, "authorization server not found", "issuer", h.Client.Issuer, "error", err)
+		h.signIn, h.until = nil, time.Now().Add(5*time.Second)
+		return nil
+	}
+	c := h.Client
+	h.signIn, h.until = &signIn{c.Issuer, c.ID, c.Scopes, c.Resource, authorize, token}, time.Now().Add(fresh)
+	return h.signIn
+}

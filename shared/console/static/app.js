@@ -1,0 +1,141 @@
+// The frame: sign-in, navigation, and which page is shown. The address after # says everything about a page.
+import { html, nothing, render, go } from './ui.js';
+import * as session from './session.js';
+import * as live from './live.js';
+import { now, tail } from './pages-now.js';
+import { types, events } from './pages-events.js';
+import { subscriptions } from './pages-subscriptions.js';
+import { deliveries } from './pages-deliveries.js';
+import { letters } from './pages-letters.js';
+import { switches, backends, audit } from './pages-system.js';
+
+// A page has a title, load(path, query), which gets its data, and view(data, path, query). It may have every, after how
+// many milliseconds it loads again, and live if it wants the stream.
+const pages = {
+  now, types, subscriptions, deliveries, 'dead-letters': letters, switches, backends, audit, live: tail, events,
+};
+const menu = ['now', 'live', 'types', 'subscriptions', 'deliveries', 'dead-letters', 'switches', 'backends', 'audit'];
+
+let at = { name: 'now', path: [], q: new URLSearchParams() };
+let shown = null; // what is on the screen: {...at, data} or {...at, error}
+let problem = ''; // of the sign-in
+let busy = false;
+let turn = 0; // counts loads, so that a late one is dropped
+let timer;
+
+function address() {
+  const [where, q] = location.hash.replace(/^#\/?/, '').split('?');
+  const parts = where.split('/').map((p) => { try { return decodeURIComponent(p); } catch { return p; } });
+  const name = Object.hasOwn(pages, parts[0]) ? parts[0] : 'now';
+  return { name, path: parts.slice(1).filter(Boolean), q: new URLSearchParams(q || '') };
+}
+
+async function load() {
+  clearTimeout(timer);
+  if (!session.signedIn()) return draw();
+  const mine = ++turn, moved = !shown || shown.name !== at.name || shown.path.join() !== at.path.join() || shown.q.toString() !== at.q.toString();
+  const page = pages[at.name];
+  live.want(page.live);
+  busy = moved;
+  draw();
+  let next;
+  try {
+    next = { ...at, data: await page.load(at.path, at.q) };
+  } catch (error) {
+    next = { ...at, error };
+  }
+  if (mine !== turn) return;
+  busy = false;
+  shown = next;
+  if (session.signedIn() && page.every) timer = setTimeout(() => document.hidden || load(), page.every);
+  draw();
+  if (moved) document.getElementById('main')?.scrollTo(0, 0);
+}
+
+function draw() {
+  document.title = (session.signedIn() ? pages[at.name].title + ' · ' : '') + 'mcp-events';
+  render(session.signedIn() ? frame() : signInForm(), document.getElementById('app'));
+}
+
+function frame() {
+  const here = (name) => (at.name === name || at.name === 'events' && name === 'types' ? 'page' : nothing);
+  return html`
+    <a class="skip" href="#main" @click=${(e) => { e.preventDefault(); document.getElementById('main').focus(); }}>Skip to the content</a>
+    <header>
+      <a class="brand" href="#/now"><img src="icon.svg" alt="" width="20" height="20">mcp-events</a>
+      <form role="search" @submit=${search}><input id="search" name="for" type="search" placeholder="Find an event or a subscription by its id" aria-label="Find an event or a subscription by its id" aria-keyshortcuts="/" autocomplete="off" spellcheck="false"><kbd aria-hidden="true">/</kbd></form>
+      ${session.settings().auth === 'none' ? nothing : html`<button class="quiet" @click=${leave}>Sign out</button>`}
+    </header>
+    <nav class="menu" aria-label="Pages">${menu.map((name) => html`<a href=${'#/' + name} aria-current=${here(name)}>${pages[name].title}</a>`)}</nav>
+    <main id="main" tabindex="-1" aria-busy=${busy}><div class="bar" ?hidden=${!busy}></div>${content()}</main>`;
+}
+
+function content() {
+  if (!shown) return html`<h1>${pages[at.name].title}</h1>`;
+  const page = pages[shown.name];
+  if (!shown.error) return page.view(shown.data, shown.path, shown.q);
+  return html`<h1>${page.title}</h1><div class="problem" role="alert"><p>${shown.error.message}</p><button @click=${load}>Try again</button></div>`;
+}
+
+function search(e) {
+  e.preventDefault();
+  const input = e.currentTarget.elements.for, text = input.value.trim();
+  if (!text) return;
+  const sub = text.replace('subscription://', '');
+  go((sub !== text || /^sub_/.test(text) ? 'subscriptions/' : 'events/') + encodeURIComponent(sub));
+  input.value = '';
+  input.blur();
+}
+
+function leave() {
+  session.signOut();
+  live.want(false);
+  shown = null;
+  problem = '';
+  draw();
+}
+
+function signInForm() {
+  const c = session.settings();
+  const submit = async (e) => {
+    e.preventDefault();
+    try {
+      if (c.signIn) return await session.redirect();
+      await session.signIn(e.currentTarget.elements.key.value.trim());
+      problem = '';
+      return load();
+    } catch (failure) {
+      problem = { 401: 'This key is not known.', 403: 'This key may not operate: it lacks the scope events:operate.' }[failure.status] || failure.message;
+    }
+    draw();
+  };
+  const missing = c.client && !c.signIn;
+  return html`<main class="sign-in" id="main"><form @submit=${submit}>
+    <h1><img src="icon.svg" alt="" width="28" height="28">mcp-events</h1>
+    ${c.signIn ? html`<p class="muted">You sign in at <span class="id">${c.signIn.issuer}</span>.</p>` : nothing}
+    ${c.signIn || missing ? nothing : html`<label><span>${c.auth === 'jwt' ? 'Access token' : 'Operator key'}</span><input name="key" type="password" required autocomplete="off" autofocus></label>`}
+    <p role="alert" class="bad">${missing ? 'The authorization server does not answer. Load this page again.' : problem}</p>
+    <button class="primary" ?disabled=${missing}>Sign in</button>
+    <p class="muted">${c.signIn ? 'The token is' : 'It is'} kept until this tab is closed, and nowhere else.</p>
+  </form></main>`;
+}
+
+addEventListener('hashchange', () => { at = address(); load(); });
+addEventListener('reload', load);
+addEventListener('redraw', () => { if (shown && pages[shown.name].live) draw(); });
+document.addEventListener('visibilitychange', () => { if (!document.hidden) load(); else live.want(false); });
+addEventListener('keydown', (e) => {
+  if (e.key !== '/' || e.ctrlKey || e.metaKey || e.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(e.target.tagName) || document.querySelector('dialog[open]')) return;
+  const input = document.getElementById('search');
+  if (!input) return;
+  e.preventDefault();
+  input.focus();
+  input.select();
+});
+
+session.start(() => {
+  live.want(false);
+  shown = null;
+  problem = 'You are signed out: what you signed in with is not valid any more.';
+  draw();
+}).catch((e) => { problem = e.message; }).finally(() => { at = address(); load(); });

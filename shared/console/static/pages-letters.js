@@ -1,0 +1,78 @@
+// Dead letters: select, retry, and replay with a dry run before.
+import { html, mono, nothing, id, path, badge, table, time, pager, filters, ask, act, toast, cause, plural, number } from './ui.js';
+import { get, post, call, query } from './session.js';
+
+const selected = new Set();
+let counting = false;
+
+const choice = (q) => Object.fromEntries([...q].filter(([k, v]) => v && k !== 'cursor' && k !== 'replay'));
+
+async function retry(items) {
+  const chosen = items.filter((l) => selected.has(l.id));
+  await act(`${plural(chosen.length, 'dead letter')} ${chosen.length === 1 ? 'is' : 'are'} delivered again.`, async () => {
+    for (const l of chosen) {
+      await post(`dead-letters/${l.id}/retry`);
+      selected.delete(l.id);
+    }
+  });
+}
+
+async function replay(q) {
+  if (counting) return;
+  counting = true;
+  try {
+    const select = choice(q), dry = await post('replays', { select, dryRun: true });
+    const names = Object.entries(select).map(([k, v]) => `${k} ${v}`).join(', ');
+    const said = await ask({
+      title: `Replay ${number(dry.count)}${dry.more ? ' or more' : ''} dead ${dry.count === 1 ? 'letter' : 'letters'}?`,
+      text: `${names ? `Those with ${names}` : 'All of them'}. Each keeps its webhook-id, so that a receiver can tell what it has already.`,
+      fields: [{ name: 'rate', label: 'Deliveries a second', type: 'number', value: 20, min: 1, max: 1000, required: true }], confirm: 'Replay',
+    });
+    if (!said) return;
+    const job = await post('replays', { select, rate: Number(said.rate) });
+    location.hash = '#/dead-letters' + query({ ...select, replay: job.id });
+  } catch (e) {
+    toast(e.message, true);
+  } finally {
+    counting = false;
+  }
+}
+
+function progress(job) {
+  const n = job.replayed + job.skipped;
+  return html`<section class="job" aria-label="Replay"><div><b>Replay</b> ${badge(job.state)} <span class="muted">begun ${time(job.created)} by ${job.by}, ${plural(job.rate, 'delivery', 'deliveries')} a second</span></div>
+    <progress max=${job.total || 1} .value=${job.state === 'done' ? job.total || 1 : n} aria-label="Progress"></progress>
+    <div><b>${number(job.replayed)}</b> of ${number(job.total)} replayed${job.skipped ? `, ${number(job.skipped)} skipped: their subscription or event is gone` : ''}
+    ${job.state === 'running' ? html`<button class="small" @click=${() => act('The replay is cancelled.', () => call('DELETE', 'replays/' + job.id))}>Cancel</button>` : nothing}</div></section>`;
+}
+
+export const letters = {
+  title: 'Dead letters', every: 3000,
+  load: async (_, q) => {
+    const [list, job] = await Promise.all([
+      get('dead-letters' + query({ ...choice(q), cursor: q.get('cursor') })),
+      q.get('replay') ? get('replays/' + encodeURIComponent(q.get('replay'))) : null,
+    ]);
+    for (const l of selected) if (!list.items.some((i) => i.id === l)) selected.delete(l);
+    return { ...list, job };
+  },
+  view(data, _, q) {
+    const redraw = () => dispatchEvent(new Event('reload'));
+    const set = (ids, on) => { for (const l of ids) on ? selected.add(l) : selected.delete(l); redraw(); };
+    const all = data.items.length > 0 && data.items.every((l) => selected.has(l.id));
+    return html`<h1>Dead letters</h1>
+      ${filters([{ name: 'subscription', label: 'Subscription' }, { name: 'origin', label: 'Origin', hint: 'https://host' }, { name: 'event', label: 'Event type' },
+        { name: 'since', label: 'Since', hint: '2026-11-22T12:00:00Z' }, { name: 'until', label: 'Until' }], q)}
+      ${data.job ? progress(data.job) : nothing}
+      <div class="actions"><button ?disabled=${!selected.size} @click=${() => retry(data.items)}>Retry selected (${selected.size})</button>
+        <button class="primary" ?disabled=${!data.items.length && !data.next} @click=${() => replay(q)}>Replay all of these …</button></div>
+      ${table('Dead letters', [
+        { name: html`<input type="checkbox" aria-label="Select all on this page" .checked=${all} @change=${(e) => set(data.items.map((l) => l.id), e.target.checked)}>`, title: 'Select', kind: 'pick',
+          cell: (l) => html`<input type="checkbox" aria-label=${`Select ${l.event}`} .checked=${selected.has(l.id)} @change=${(e) => set([l.id], e.target.checked)}>` },
+        { name: 'Given up', cell: (l) => time(l.dead) }, { name: 'Event', cell: (l) => id(path('deliveries', l.subscription, l.event), l.event) },
+        { name: 'Type', cell: (l) => html`${l.name}${l.test ? badge('test') : nothing}` }, { name: 'Endpoint', cell: (l) => mono(l.origin) },
+        { name: 'Owner', cell: (l) => l.principal }, { name: 'Attempts', kind: 'num', cell: (l) => l.attempts.length }, { name: 'Why', cell: (l) => cause(l.reason) },
+      ], data.items, 'No dead letters.')}
+      ${pager(data.next, q)}`;
+  },
+};

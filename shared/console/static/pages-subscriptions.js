@@ -1,0 +1,63 @@
+// Subscriptions: the list, and one of them with what a person does to it.
+import { html, mono, nothing, link, id, path, badge, table, time, pager, filters, ask, act, cause, go } from './ui.js';
+import { get, post, call, query } from './session.js';
+
+const state = (s) => html`${badge(s.state)}${s.delivery.failingSince && s.state === 'active' ? badge('failing', 'warn') : nothing}`;
+
+async function pause(s) {
+  const said = await ask({ title: 'Pause this subscription?', text: 'Nothing is attempted until it is resumed. What waits is kept for 30 days.', fields: [{ name: 'reason', label: 'Reason' }], confirm: 'Pause' });
+  if (said) act('It is paused.', () => post(`subscriptions/${s.id}/pause`, said));
+}
+
+async function end(s) {
+  if (!await ask({ title: 'End this subscription?', text: `Nothing more is sent to ${s.target}. Its owner has to subscribe again.`, confirm: 'End it', danger: true })) return;
+  await act('It has ended.', () => call('DELETE', 'subscriptions/' + s.id));
+  go('subscriptions');
+}
+
+const test = (s) => act('A test event is on its way.', async () => {
+  const sent = await post(`subscriptions/${s.id}/test`);
+  go(path('deliveries', s.id, sent.event));
+});
+
+function one([s, deliveries]) {
+  return html`<h1>Subscription <span class="id">${s.id}</span> ${state(s)}</h1>
+    <div class="actions">
+      ${s.state === 'paused' ? html`<button class="primary" @click=${() => act('It is resumed.', () => post(`subscriptions/${s.id}/resume`))}>Resume</button>` : html`<button @click=${() => pause(s)}>Pause</button>`}
+      <button @click=${() => test(s)}>Send a test event</button><button class="danger" @click=${() => end(s)}>End</button>
+    </div>
+    ${s.reason ? html`<p class="problem">${s.reason}</p>` : nothing}
+    ${s.delivery.lastError ? html`<p class="problem">The last attempt failed: ${cause(s.delivery.lastError)}.${s.delivery.failingSince ? html` It fails since ${time(s.delivery.failingSince)}.` : nothing}</p>` : nothing}
+    <dl class="facts">
+      <dt>Endpoint</dt><dd class="id">${s.target}</dd><dt>Owner</dt><dd>${link('subscriptions' + query({ principal: s.principal }), s.principal)}</dd>
+      <dt>Events</dt><dd>${s.eventUris.map((u) => html`<div class="id">${u}</div>`)}</dd><dt>Protocol</dt><dd>${s.protocol}</dd>
+      <dt>Last success</dt><dd>${time(s.delivery.last)}</dd><dt>Subscribed</dt><dd>${time(s.created)}</dd>
+      ${s.expires ? html`<dt>Expires</dt><dd>${time(s.expires)}</dd>` : nothing}${s.paused ? html`<dt>Paused</dt><dd>${time(s.paused)}</dd>` : nothing}
+      ${s.delivery.throttledUntil ? html`<dt>Asked to wait</dt><dd>until ${time(s.delivery.throttledUntil)}</dd>` : nothing}
+    </dl>
+    <h2>Newest attempts ${link('deliveries' + query({ subscription: s.id }), 'all')} ${link('dead-letters' + query({ subscription: s.id }), 'dead letters')}</h2>
+    ${table('Newest attempts', [
+      { name: 'Time', cell: (d) => time(d.at) }, { name: 'Outcome', cell: (d) => badge(d.outcome) },
+      { name: 'Event', cell: (d) => id(path('deliveries', s.id, d.event), d.event) }, { name: 'Attempt', kind: 'num', cell: (d) => d.attempt }, { name: 'Why', cell: (d) => cause(d.category) },
+    ], deliveries.items, deliveries.kept === 'all' ? 'Nothing was attempted in the last seven days.' : `The delivery log keeps ${deliveries.kept === 'none' ? 'nothing' : 'failures only, and has none'}.`)}`;
+}
+
+export const subscriptions = {
+  title: 'Subscriptions',
+  load: async ([sub], q) => (sub
+    ? Promise.all([get('subscriptions/' + encodeURIComponent(sub)), get(`subscriptions/${encodeURIComponent(sub)}/deliveries?limit=20`)])
+    : get('subscriptions' + query({ limit: 50, ...Object.fromEntries(q) }))),
+  view(data, [sub], q) {
+    if (sub) return one(data);
+    return html`<h1>Subscriptions</h1>
+      ${filters([{ name: 'principal', label: 'Owner' }, { name: 'event', label: 'Event type' }, { name: 'origin', label: 'Origin', hint: 'https://host' },
+        { name: 'state', label: 'State', options: ['', 'active', 'paused', 'suspended', 'disabled'] }], q)}
+      ${table('Subscriptions', [
+        { name: 'Subscription', cell: (s) => id(path('subscriptions', s.id), s.id) }, { name: 'State', cell: state },
+        { name: 'Owner', cell: (s) => s.principal }, { name: 'Events', cell: (s) => s.events.join(', ') || s.eventUris[0] },
+        { name: 'Endpoint', cell: (s) => mono(s.target) }, { name: 'Last success', cell: (s) => time(s.delivery.last) },
+        { name: 'Last error', cell: (s) => cause(s.delivery.lastError) },
+      ], data.items, data.next ? 'None on this page; there may be some on the next.' : 'No subscription has all of that.')}
+      ${pager(data.next, q)}`;
+  },
+};

@@ -1,0 +1,61 @@
+// Switches, the servers behind the gateway, and the audit trail.
+import { html, mono, nothing, badge, table, time, pager, filters, ask, act, plural } from './ui.js';
+import { get, call, query } from './session.js';
+
+const name = (s) => (s === 'all' ? 'all deliveries' : s.replace('/', ' '));
+
+async function pause(target, title) {
+  const said = await ask({ title, text: 'Nothing of it is attempted until it is resumed, within five seconds at every instance. What waits is kept for 30 days.', fields: [{ name: 'reason', label: 'Reason' }], confirm: 'Pause', danger: true });
+  if (said) act('It is paused.', () => call('PUT', 'switches/' + target, said));
+}
+
+export const switches = {
+  title: 'Switches',
+  load: (_, q) => get('switches' + query(Object.fromEntries(q))),
+  view(data, _, q) {
+    const add = (e) => {
+      e.preventDefault();
+      const { kind, of } = Object.fromEntries(new FormData(e.currentTarget));
+      pause(`${kind}/${kind === 'origin' ? of : encodeURIComponent(of)}`, `Pause ${kind} ${of}?`);
+    };
+    const all = data.items.some((s) => s.name === 'all');
+    return html`<h1>Switches</h1>
+      <form class="filters" @submit=${add}>
+        <label><span>Pause</span><select name="kind"><option value="event">event type</option><option value="origin">origin</option><option value="subscription">subscription</option></select></label>
+        <label><span>Which one</span><input name="of" required spellcheck="false" autocomplete="off"></label><button>Pause …</button>
+        ${all ? nothing : html`<button type="button" class="danger" @click=${() => pause('all', 'Pause all deliveries?')}>Pause all deliveries …</button>`}
+      </form>
+      ${table('Paused', [
+        { name: 'Paused', cell: (s) => mono(name(s.name)) }, { name: 'By', cell: (s) => s.by }, { name: 'Since', cell: (s) => time(s.at) },
+        { name: 'Reason', cell: (s) => s.reason },
+        { name: '', title: 'Act', kind: 'act', cell: (s) => html`<button class="small" @click=${() => act(`${name(s.name)}: resumed.`, () => call('DELETE', 'switches/' + s.name))}>Resume</button>` },
+      ], data.items, 'Nothing is paused.')}
+      ${pager(data.next, q)}`;
+  },
+};
+
+export const backends = {
+  title: 'Backends', every: 30_000,
+  load: () => get('backends'),
+  view: (data) => html`<h1>Backends</h1>
+    ${table('Backends', [
+      { name: 'Name', cell: (b) => html`<b>${b.name}</b>` }, { name: 'State', cell: (b) => (b.state ? badge(b.state) : html`<span class="muted">asked with callers' tokens</span>`) },
+      { name: 'URL', cell: (b) => mono(b.url) }, { name: 'Prefix', cell: (b) => mono(b.prefix) },
+    ], data.items, 'No servers are behind the gateway.')}`,
+};
+
+const short = (v) => (v === null ? '' : JSON.stringify(v));
+
+export const audit = {
+  title: 'Audit',
+  load: (_, q) => get('audit' + query(Object.fromEntries(q))),
+  view: (data, _, q) => html`<h1>Audit <span class="muted">${plural(data.items.length, 'entry', 'entries')} on this page</span></h1>
+    ${filters([{ name: 'since', label: 'Since', hint: '2026-11-22T12:00:00Z' }, { name: 'until', label: 'Until' }], q)}
+    ${table('Audit', [
+      { name: 'Time', cell: (e) => time(e.at) }, { name: 'Who', cell: (e) => html`${e.by} <span class="muted">${e.via}</span>` }, { name: 'Action', cell: (e) => e.action },
+      { name: 'To what', cell: (e) => mono(e.target) },
+      { name: 'Before and after', cell: (e) => html`${e.error ? html`<div class="bad">failed: ${e.error}</div>` : nothing}${short(e.before) || short(e.after)
+        ? html`<details><summary>${e.before === null ? 'new' : e.after === null ? 'gone' : 'changed'}</summary><pre tabindex="0">${JSON.stringify({ before: e.before, after: e.after }, null, 2)}</pre></details>` : nothing}` },
+    ], data.items, 'Nobody did anything in this time.')}
+    ${pager(data.next, q)}`,
+};

@@ -1,0 +1,111 @@
+// Who is signed in, and calls of the admin API as them. The token lives in sessionStorage, and so ends with the tab.
+
+const base = new URL('../admin/v1/', location.href.split('#')[0]);
+const store = sessionStorage;
+let config = { auth: 'keys' };
+let expired = () => {};
+
+export const signedIn = () => config.auth === 'none' || !!store.getItem('token');
+export const settings = () => config;
+
+// start reads how to sign in and finishes a sign-in at the authorization server. onExpired is called when a token is refused.
+export async function start(onExpired) {
+  expired = onExpired;
+  config = await (await fetch('config.json')).json();
+  const q = new URLSearchParams(location.search);
+  if (!q.has('state') || !(q.has('code') || q.has('error'))) return;
+  const kept = JSON.parse(store.getItem('flow') || 'null');
+  store.removeItem('flow');
+  history.replaceState(null, '', location.pathname + (kept?.hash || ''));
+  if (!kept || kept.state !== q.get('state')) throw new Error('This sign-in was not begun in this tab. Sign in again.');
+  if (q.has('iss') && q.get('iss') !== config.signIn?.issuer) throw new Error('The answer is of another authorization server.'); // RFC 9207
+  if (q.has('error')) throw new Error(q.get('error_description') || q.get('error'));
+  if (!config.signIn) throw new Error('The authorization server does not answer.');
+  const answer = await fetch(config.signIn.tokenEndpoint, {
+    method: 'POST',
+    body: new URLSearchParams({
+      grant_type: 'authorization_code', code: q.get('code'), redirect_uri: callback(), client_id: config.signIn.clientId,
+      code_verifier: kept.verifier, resource: config.signIn.resource,
+    }),
+  });
+  const got = await answer.json().catch(() => ({}));
+  if (!answer.ok || !got.access_token) throw new Error(got.error_description || got.error || 'The authorization server gave no token.');
+  store.setItem('token', got.access_token);
+}
+
+const callback = () => location.origin + location.pathname;
+const base64url = (bytes) => btoa(String.fromCharCode(...bytes)).replace(/\+/g, '-').replace(/\//g, '_').replace(/=+$/, '');
+const random = () => base64url(crypto.getRandomValues(new Uint8Array(32)));
+
+// redirect begins the code flow with PKCE (RFC 7636, S256).
+export async function redirect() {
+  const flow = { state: random(), verifier: random(), hash: location.hash };
+  store.setItem('flow', JSON.stringify(flow));
+  const hash = await crypto.subtle.digest('SHA-256', new TextEncoder().encode(flow.verifier));
+  const to = new URL(config.signIn.authorizationEndpoint);
+  for (const [name, value] of Object.entries({
+    response_type: 'code', client_id: config.signIn.clientId, redirect_uri: callback(), scope: config.signIn.scopes.join(' '), state: flow.state,
+    resource: config.signIn.resource, code_challenge: base64url(new Uint8Array(hash)), code_challenge_method: 'S256',
+  })) to.searchParams.set(name, value);
+  location.assign(to);
+}
+
+// signIn tries a key.
+export async function signIn(key) {
+  store.setItem('token', key);
+  try {
+    await get('overview');
+  } catch (e) {
+    store.removeItem('token');
+    throw e;
+  }
+}
+
+export const signOut = () => store.removeItem('token');
+
+// open is fetch of the admin API. An answer that is no success is an Error with its status.
+export async function open(method, path, body, signal) {
+  const token = store.getItem('token');
+  const headers = token ? { Authorization: 'Bearer ' + token } : {};
+  if (body) headers['Content-Type'] = 'application/json';
+  let answer;
+  try {
+    answer = await fetch(base + path, { method, headers, body: body && JSON.stringify(body), signal });
+  } catch (e) {
+    throw e.name === 'AbortError' ? e : new Error('The server does not answer.');
+  }
+  if (answer.ok) return answer;
+  const problem = await answer.json().catch(() => ({}));
+  const error = Object.assign(new Error(problem.detail || `The server answered ${answer.status}.`), { status: answer.status });
+  if (answer.status === 401 && token) {
+    signOut();
+    expired();
+  }
+  throw error;
+}
+
+export async function call(method, path, body) {
+  const answer = await open(method, path, body);
+  return answer.status === 204 ? null : answer.json();
+}
+
+export const get = (path) => call('GET', path);
+export const post = (path, body) => call('POST', path, body);
+
+// query makes a query of what is not empty.
+export function query(members) {
+  const q = new URLSearchParams(Object.entries(members).filter(([, v]) => v != null && v !== ''));
+  return q.size ? '?' + q : '';
+}
+
+// pages gets the items of up to n pages of a list; more tells that there are further ones.
+export async function pages(path, members, n) {
+  const items = [];
+  for (let cursor = ''; n > 0; n--) {
+    const page = await get(path + query({ ...members, limit: 100, cursor }));
+    items.push(...page.items);
+    cursor = page.next;
+    if (!cursor) return { ...page, items, more: false };
+    if (n === 1) return { ...page, items, more: true };
+  }
+}

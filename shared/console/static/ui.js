@@ -1,0 +1,171 @@
+// The parts that pages are made of. Everything is set as text: lit-html escapes what stands in ${}.
+import { html, nothing, render } from './lib/lit-html.js';
+
+export { html, nothing, render };
+
+const two = (n) => String(n).padStart(2, '0');
+
+// time shows the time of today, or the day too.
+export function time(t) {
+  if (!t) return html`<span class="muted">–</span>`;
+  const d = new Date(t), now = new Date();
+  const clock = `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`;
+  const day = d.toDateString() === now.toDateString() ? '' : `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} `;
+  return html`<time datetime=${t} title=${t}>${day}${clock}</time>`;
+}
+
+// span says a duration of milliseconds.
+export function span(ms) {
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  const units = [[86400e3, 'd'], [3600e3, 'h'], [60e3, 'min'], [1e3, 's']];
+  const i = units.findIndex(([size]) => ms >= size);
+  const [size, name] = units[i], n = ms / size;
+  if (name === 's') return `${n < 10 ? n.toFixed(1) : Math.round(n)} s`;
+  const rest = Math.round((ms % size) / units[i + 1][0]);
+  return rest ? `${Math.floor(n)} ${name} ${rest} ${units[i + 1][1]}` : `${Math.floor(n)} ${name}`;
+}
+
+export const number = (n) => n.toLocaleString('en');
+export const plural = (n, one, many = one + 's') => `${number(n)} ${n === 1 ? one : many}`;
+
+const tones = {
+  active: 'ok', delivered: 'ok', reached: 'ok', ready: 'ok', done: 'ok', paused: 'warn', failed: 'warn', retrying: 'warn', waiting: 'warn', running: 'warn',
+  suspended: 'bad', disabled: 'bad', dead: 'bad', 'given up': 'bad', unreachable: 'bad',
+};
+
+export const badge = (word, tone = tones[word]) => html`<span class="badge ${tone || 'plain'}">${word}</span>`;
+
+export const link = (to, text, kind = '') => html`<a class=${kind} href=${'#/' + to} title=${kind && text}>${text}</a>`;
+export const id = (to, text) => link(to, text, 'id');
+export const mono = (text) => html`<span class="id" title=${text ?? ''}>${text}</span>`;
+export const path = (...parts) => parts.map(encodeURIComponent).join('/');
+
+// table makes a table; on a phone its rows are cards, which is why the roles are written out.
+export function table(label, columns, rows, empty = 'Nothing here.') {
+  if (!rows.length) return html`<p class="empty">${empty}</p>`;
+  return html`<div class="scroll"><table role="table" aria-label=${label}>
+    <thead role="rowgroup"><tr role="row">${columns.map((c) => html`<th role="columnheader" scope="col" class=${c.kind || ''}>${c.name}</th>`)}</tr></thead>
+    <tbody role="rowgroup">${rows.map((row) => html`<tr role="row">${columns.map((c) => html`
+      <td role="cell" class=${c.kind || ''} data-name=${c.title ?? c.name}><div>${c.cell(row)}</div></td>`)}</tr>`)}</tbody>
+  </table></div>`;
+}
+
+// filters is a form whose fields are members of the address.
+export function filters(fields, q) {
+  const change = (e) => {
+    e.preventDefault();
+    const form = new FormData(e.currentTarget);
+    go(location.hash.slice(2).split('?')[0], Object.fromEntries([...form].map(([k, v]) => [k, v.trim()])));
+  };
+  return html`<form class="filters" @submit=${change} @change=${(e) => e.target.tagName === 'SELECT' && e.currentTarget.requestSubmit()}>
+    ${fields.map((f) => html`<label><span>${f.label}</span>${f.options
+      ? html`<select name=${f.name}>${f.options.map((o) => html`<option value=${o} ?selected=${o === (q.get(f.name) || '')}>${o || 'any'}</option>`)}</select>`
+      : html`<input name=${f.name} .value=${q.get(f.name) || ''} placeholder=${f.hint || ''} spellcheck="false" autocomplete="off">`}</label>`)}
+    <button>Filter</button>${[...q.keys()].some((k) => k !== 'cursor') ? html`<a class="button quiet" href=${'#/' + location.hash.slice(2).split('?')[0]}>Clear</a>` : nothing}
+  </form>`;
+}
+
+// go changes the address.
+export function go(to, members = {}) {
+  const q = new URLSearchParams(Object.entries(members).filter(([, v]) => v));
+  location.hash = '#/' + to + (q.size ? '?' + q : '');
+}
+
+// pager goes to the next page of a list, and back by the browser's history.
+export function pager(next, q) {
+  const on = new URLSearchParams(q);
+  if (!next && !q.get('cursor')) return nothing;
+  on.set('cursor', next);
+  return html`<nav class="pager" aria-label="Pages">
+    ${q.get('cursor') ? html`<button class="quiet" @click=${() => history.back()}>Back</button>` : nothing}
+    ${next ? html`<a class="button" href=${'#/' + location.hash.slice(2).split('?')[0] + '?' + on}>Next page</a>` : nothing}</nav>`;
+}
+
+let toasted;
+
+export function toast(text, bad) {
+  const at = document.getElementById('toast');
+  at.textContent = text;
+  at.className = bad ? 'bad on' : 'on';
+  clearTimeout(toasted);
+  toasted = setTimeout(() => { at.className = ''; }, 6000);
+}
+
+// ask shows a dialog. It resolves to the form's members, or to null.
+export function ask({ title, text, fields = [], confirm, danger }) {
+  const at = document.getElementById('dialog');
+  return new Promise((resolve) => {
+    let result = null;
+    const submit = (e) => {
+      e.preventDefault();
+      result = Object.fromEntries(new FormData(e.currentTarget));
+      at.close();
+    };
+    render(html`<form @submit=${submit}>
+      <h2 id="dialog-title">${title}</h2><p>${text}</p>
+      ${fields.map((f) => html`<label><span>${f.label}</span><input name=${f.name} .value=${f.value ?? ''} type=${f.type || 'text'} min=${f.min ?? nothing} max=${f.max ?? nothing} maxlength="500" ?required=${f.required} autocomplete="off"></label>`)}
+      <div class="actions"><button type="button" class="quiet" @click=${() => at.close()}>Cancel</button><button class=${danger ? 'danger' : 'primary'}>${confirm}</button></div>
+    </form>`, at);
+    at.onclose = () => { render(nothing, at); resolve(result); };
+    at.showModal();
+    at.querySelector('input, .actions button:last-child').focus();
+  });
+}
+
+// act does something, says what came of it, and reads the page again.
+export async function act(done, doing) {
+  try {
+    await doing();
+    toast(done);
+  } catch (e) {
+    toast(e.message, true);
+  }
+  dispatchEvent(new Event('reload'));
+}
+
+const causes = {
+  connection_refused: 'the endpoint refused the connection', timeout: 'the endpoint did not answer in time', tls_error: 'its certificate or TLS was not accepted',
+  dns_error: 'its host name was not found', blocked: 'its address is not allowed as a target', http_4xx: 'the endpoint answered with an error of the 4xx class',
+  http_5xx: 'the endpoint answered with an error of the 5xx class', challenge_failed: 'the endpoint did not prove that it wants the events',
+  expired: 'the event was no longer stored', internal: 'a failure of this server',
+};
+
+export const cause = (category) => causes[category] || category || '';
+
+// LineChart draws lines over time: data is [times, values…], lines are [{label, color}].
+class LineChart extends HTMLElement {
+  set data(data) {
+    this.values = data;
+    this.plot ? this.plot.setData(data) : this.draw();
+  }
+
+  connectedCallback() {
+    this.size = new ResizeObserver(() => this.plot ? this.plot.setSize({ width: this.clientWidth, height: this.clientHeight }) : this.draw());
+    this.size.observe(this);
+    this.scheme = matchMedia('(prefers-color-scheme: dark)');
+    this.again = () => { this.plot?.destroy(); this.plot = null; this.draw(); };
+    this.scheme.addEventListener('change', this.again);
+  }
+
+  disconnectedCallback() {
+    this.size.disconnect();
+    this.scheme.removeEventListener('change', this.again);
+    this.plot?.destroy();
+    this.plot = null;
+  }
+
+  draw() {
+    if (!this.values || !this.clientWidth || !this.isConnected) return;
+    const style = getComputedStyle(this), color = (name) => style.getPropertyValue('--' + name).trim();
+    const axis = { stroke: color('muted'), grid: { stroke: color('line'), width: 1 }, ticks: { show: false }, font: `11px ${style.fontFamily}` };
+    const clock = (t) => { const d = new Date(t * 1000); return `${two(d.getHours())}:${two(d.getMinutes())}`; };
+    this.plot = new uPlot({
+      width: this.clientWidth, height: this.clientHeight, legend: { show: false }, cursor: { y: false, points: { size: 6 } }, padding: [8, 8, 0, 0],
+      scales: { x: { time: true }, y: { range: (_, min, max) => [0, Math.max(max * 1.15, this.least || 1)] } },
+      axes: [{ ...axis, size: 24, values: (_, ts) => ts.map(clock), space: 70 }, { ...axis, size: 44, values: (_, vs) => vs.map((v) => number(v)), space: 28 }],
+      series: [{}, ...this.lines.map((l) => ({ label: l.label, stroke: color(l.color), fill: l.fill ? color(l.color) + '22' : undefined, width: 1.5, points: { show: false } }))],
+    }, this.values, this);
+  }
+}
+
+customElements.define('line-chart', LineChart);

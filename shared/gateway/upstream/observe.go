@@ -1,0 +1,110 @@
+package upstream
+
+import (
+	"context"
+	"encoding/json"
+	"sync/atomic"
+
+	"go.opentelemetry.io/otel/attribute"
+
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/trace"
+)
+
+// Observer is told of requests to a backend. Its zero value sees nothing.
+type Observer struct {
+	// Name is the backend's.
+	Name    string
+	Metrics *metric.Set
+	Tracer  *trace.Tracer
+}
+
+// Why a request failed that no status or error of JSON-RPC tells of.
+const (
+	failedAnswer = "error"
+	noAnswer     = "no_answer"
+)
+
+// request is one under way: from its POST to the end of the exchange.
+type request struct {
+	by      Observer
+	span    trace.Span
+	failure string
+	done    atomic.Bool
+}
+
+// begin observes a message if it is a request, and returns the context to send with it. If there is a span, _meta says
+// the same, where a client's own context may stand (SEP-414). A listen is no call: it ends when its stream does.
+func (o Observer) begin(ctx context.Context, r *Request) (*request, trace.Context) {
+	where := trace.From(ctx)
+	method, is := requested(r.Body)
+	if !is || method == mcpspec.MethodListen {
+		return nil, where
+	}
+	q := &request{by: o, span: o.Tracer.Start(where, method, trace.Client), failure: noAnswer}
+	if q.span.On() {
+		q.span.Set(attribute.String("mcp.method.name", method), attribute.String("mcpevents.backend", o.Name))
+		r.Body = inMeta(r.Body, q.span.Context)
+	}
+	return q, q.span.Context
+}
+
+// requested reads the method of a request; what is none has no id, or no method.
+func requested(body []byte) (method string, is bool) {
+	id := false
+	for key, value := range jsonrpc.Members(body) {
+		switch string(key) {
+		case "id":
+			id = true
+		case "method":
+			method, _ = jsonrpc.String(value)
+		case "params": // comes last, and may be long
+			return method, id && method != ""
+		}
+	}
+	return method, id && method != ""
+}
+
+// inMeta has params._meta of a request say where in a trace it belongs.
+func inMeta(body json.RawMessage, c trace.Context) json.RawMessage {
+	params := jsonrpc.Member(body, "params")
+	if len(params) == 0 || params[0] != '{' {
+		return body
+	}
+	had := jsonrpc.Member(params, "_meta")
+	meta := json.RawMessage(`{}`)
+	if len(had) > 0 && had[0] == '{' {
+		meta = jsonrpc.Without(had, func(name string) bool { return name == trace.Parent || name == trace.State })
+	}
+	if c.State != "" {
+		meta = jsonrpc.Insert(meta, trace.State, jsonrpc.Quote(c.State))
+	}
+	meta = jsonrpc.Insert(meta, trace.Parent, jsonrpc.Quote(c.Parent))
+	if had == nil {
+		params = jsonrpc.Insert(params, "_meta", meta)
+	} else {
+		params = jsonrpc.Replace(params, "_meta", meta)
+	}
+	return jsonrpc.Replace(body, "params", params)
+}
+
+// answered takes note of the response.
+func (q *request) answered(m Message) {
+	if q != nil {
+		q.failure = ""
+		if m.Error != nil {
+			q.failure = failedAnswer
+		}
+	}
+}
+
+// end counts the request, once.
+func (q *request) end() {
+	if q == nil || q.done.Swap(true) {
+		return
+	}
+	q.by.Metrics.Called(q.by.Name, q.failure != "")
+	q.span.End(q.failure)
+}

@@ -1,0 +1,213 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	sdk "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/stream/lease"
+	"github.com/mcp-events/mcpevents/shared/trace"
+)
+
+// lines is a log that a test reads.
+type lines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+// endedLine is the log line of a stream's end.
+type endedLine struct {
+	Msg, Level, Reason, Kind, Workspace, Principal, Error string
+
+	Open float64 `json:"open_s"`
+}
+
+// ends are the lines of ends of streams so far.
+func (l *lines) ends(t *testing.T) (all []endedLine) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range bytes.Lines(l.text.Bytes()) {
+		var e endedLine
+		must(t, json.Unmarshal(line, &e))
+		if e.Msg == "stream ended" {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// fading lets callers in until it is told not to, and has their tokens expire.
+type fading struct {
+	auth.Authenticator
+	mu      sync.Mutex
+	refuses bool
+	life    time.Duration
+}
+
+func (f *fading) Authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
+	p, err := f.Authenticator.Authenticate(ctx, h)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.refuses {
+		return auth.Principal{}, auth.ErrNoToken
+	}
+	if f.life != 0 {
+		p.Expires = time.Now().Add(f.life)
+	}
+	return p, err
+}
+
+func (f *fading) refuse() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.refuses = true
+}
+
+// OPS-12: each end of a stream is a line with its reason, and is counted by it.
+func TestWhyAStreamEnded(t *testing.T) {
+	const all = `{"resourceSubscriptions":["event://ci/deploy"]}`
+	listen := func(f *fixture) *open {
+		o := f.listen(alice, "1", all)
+		o.next()
+		return o
+	}
+	revoking := &fading{}
+	for name, tc := range map[string]struct {
+		change func(*Options)
+		open   func(*fixture) *open // nil is a listen
+		end    func(*fixture, *open)
+		reason string
+		kind   string
+	}{
+		"client_closed":           {end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: kindListen},
+		"max_age":                 {change: func(o *Options) { o.MaxAge = 50 * time.Millisecond }, reason: "max_age", kind: kindListen},
+		"shutdown":                {end: func(f *fixture, _ *open) { f.close() }, reason: "shutdown", kind: kindListen},
+		"superseded":              {change: func(o *Options) { o.Leases = lease.NewLocal(1) }, end: func(f *fixture, _ *open) { listen(f) }, reason: "superseded", kind: kindListen},
+		"credentials_expired":     {change: func(o *Options) { o.Auth = &fading{Authenticator: o.Auth, life: 100 * time.Millisecond} }, reason: "credentials_expired", kind: kindListen},
+		"the stream of a session": {open: sessionOf, end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: kindSession},
+		"session_taken":           {open: sessionOf, end: func(f *fixture, o *open) { f.stream(alice, o.header.Get("Test-Session"), "").event() }, reason: "session_taken", kind: kindSession},
+		"events/stream":           {open: func(f *fixture) *open { o, _ := f.push(alice, "1", "ci.deploy", `{}`, ""); return o }, end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: kindEvents},
+		"subscription_ended": {open: func(f *fixture) *open { o, _ := f.push(alice, "1", "ci.deploy", `{}`, ""); return o }, end: func(f *fixture, _ *open) {
+			f.catalogs.Replace(mustParse(f.t, "events: []\n"))
+			must(f.t, f.log.Notify(f.t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
+		}, reason: "subscription_ended", kind: kindEvents},
+		"credentials_revoked": {change: func(o *Options) { revoking.Authenticator = o.Auth; o.Auth = revoking }, end: func(f *fixture, _ *open) {
+			revoking.refuse()
+			must(f.t, f.log.Notify(f.t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
+		}, reason: "credentials_revoked", kind: kindListen},
+		"a stream of the dialect, ended": {open: func(f *fixture) *open { o, _ := f.dialectStream(alice); return o }, end: func(f *fixture, _ *open) { f.close() }, reason: "shutdown", kind: kindDialect},
+	} {
+		t.Run("OPS-12 "+name, func(t *testing.T) {
+			var log lines
+			reader := sdk.NewManualReader()
+			set, err := metric.NewSet(sdk.NewMeterProvider(sdk.WithReader(reader)))
+			must(t, err)
+			f := newFixture(t, func(o *Options) {
+				o.Logger, o.Metrics = slog.New(slog.NewJSONHandler(&log, nil)), set
+				if tc.change != nil {
+					tc.change(o)
+				}
+			})
+			if tc.open == nil {
+				tc.open = listen
+			}
+			o := tc.open(f)
+			if tc.end != nil {
+				tc.end(f, o)
+			}
+			f.waitFor("the end of the stream", func() bool { return len(log.ends(t)) > 0 })
+			got := log.ends(t)[0]
+			hash := sha256.Sum256([]byte("alice"))
+			if got.Reason != tc.reason || got.Kind != tc.kind || got.Level != "INFO" || got.Workspace != auth.DefaultWorkspace ||
+				got.Principal != hex.EncodeToString(hash[:6]) || strings.Contains(log.text.String(), "alice") || got.Open < 0 || got.Error != "" {
+				t.Errorf("got %+v, want %s of %s", got, tc.reason, tc.kind)
+			}
+			var data metricdata.ResourceMetrics
+			must(t, reader.Collect(t.Context(), &data))
+			if text := fmt.Sprint(data); !strings.Contains(text, metric.StreamsEnded) || !strings.Contains(text, tc.reason) {
+				t.Errorf("the metrics are %s", text)
+			}
+		})
+	}
+}
+
+// sessionOf opens the stream of a new session of alice's, and has its header tell the session.
+func sessionOf(f *fixture) *open {
+	session := f.session(alice, mcpspec.V20251125)
+	o := f.stream(alice, session, "")
+	o.event()
+	o.header.Set("Test-Session", session)
+	return o
+}
+
+// The reasons that a test cannot bring about in a moment.
+func TestEndReasons(t *testing.T) {
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	open := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/mcp", nil)
+	for name, tc := range map[string]struct {
+		r    *http.Request
+		why  error
+		want string
+	}{
+		"a write that took too long":      {open, errors.Join(errWriting, &net.OpError{Op: "write", Err: os.ErrDeadlineExceeded}), "slow_reader"},
+		"a feed that ran over":            {open, stream.ErrSlow, "slow_reader"},
+		"a failed write":                  {open, errors.Join(errWriting, net.ErrClosed), "client_closed"},
+		"the store fails":                 {open, fault.New(fault.Unavailable, "x"), "error"},
+		"what fails as the client leaves": {open.WithContext(gone), fault.New(fault.Unavailable, "x"), "client_closed"},
+	} {
+		if got := endReason(tc.r, tc.why); got != tc.want {
+			t.Errorf("%s: got %s, want %s", name, got, tc.want)
+		}
+	}
+}
+
+// OPS-13: the trace of a message is that of its _meta, or else that of the HTTP request.
+func TestATraceComesInMetaOrByHTTP(t *testing.T) {
+	const a, b = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	for name, tc := range map[string]struct {
+		header, meta string
+		want         trace.Context
+	}{
+		"none":               {},
+		"HTTP":               {a, `{}`, trace.Context{Parent: a}},
+		"_meta":              {a, `{"traceparent":"` + b + `","tracestate":"x=1"}`, trace.Context{Parent: b, State: "x=1"}},
+		"_meta is malformed": {a, `{"traceparent":7}`, trace.Context{Parent: a}},
+	} {
+		c := call{request: httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/mcp", nil), meta: json.RawMessage(tc.meta)}
+		if tc.header != "" {
+			c.request.Header.Set("traceparent", tc.header)
+		}
+		c.inTrace()
+		if got := trace.From(c.request.Context()); got != tc.want {
+			t.Errorf("%s: got %+v", name, got)
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package otlp
+
+import (
+	"strconv"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+)
+
+// The messages of OTLP (opentelemetry/proto/collector/trace/v1) in its JSON encoding: ids in hexadecimal, 64-bit
+// numbers as strings, enumerations as numbers.
+
+type request struct {
+	ResourceSpans []resourceSpans `json:"resourceSpans"`
+}
+
+type resourceSpans struct {
+	Resource   attributes   `json:"resource"`
+	ScopeSpans []scopeSpans `json:"scopeSpans"`
+}
+
+type attributes struct {
+	Attributes []keyValue `json:"attributes"`
+}
+
+type scopeSpans struct {
+	Scope scope  `json:"scope"`
+	Spans []span `json:"spans"`
+}
+
+type scope struct {
+	Name string `json:"name"`
+}
+
+type span struct {
+	TraceID           string     `json:"traceId"`
+	SpanID            string     `json:"spanId"`
+	ParentSpanID      string     `json:"parentSpanId,omitempty"`
+	TraceState        string     `json:"traceState,omitempty"`
+	Name              string     `json:"name"`
+	Kind              int        `json:"kind"`
+	StartTimeUnixNano string     `json:"startTimeUnixNano"`
+	EndTimeUnixNano   string     `json:"endTimeUnixNano"`
+	Attributes        []keyValue `json:"attributes,omitempty"`
+	Status            status     `json:"status"`
+}
+
+type status struct {
+	Message string `json:"message,omitempty"`
+	Code    int    `json:"code,omitempty"`
+}
+
+type keyValue struct {
+	Key   string `json:"key"`
+	Value value  `json:"value"`
+}
+
+type value struct {
+	String *string  `json:"stringValue,omitempty"`
+	Int    *string  `json:"intValue,omitempty"`
+	Bool   *bool    `json:"boolValue,omitempty"`
+	Double *float64 `json:"doubleValue,omitempty"`
+}
+
+// statusError is STATUS_CODE_ERROR.
+const statusError = 2
+
+// requestOf has spans of one provider, and so of one resource and scope.
+func requestOf(spans []sdk.ReadOnlySpan) request {
+	out := make([]span, len(spans))
+	for i, s := range spans {
+		sc := s.SpanContext()
+		out[i] = span{
+			TraceID: sc.TraceID().String(), SpanID: sc.SpanID().String(), TraceState: sc.TraceState().String(),
+			Name: s.Name(), Kind: int(s.SpanKind()), // OpenTelemetry's numbers are the same
+			StartTimeUnixNano: strconv.FormatInt(s.StartTime().UnixNano(), 10), EndTimeUnixNano: strconv.FormatInt(s.EndTime().UnixNano(), 10),
+			Attributes: keyValues(s.Attributes()),
+		}
+		if parent := s.Parent(); parent.HasSpanID() {
+			out[i].ParentSpanID = parent.SpanID().String()
+		}
+		if st := s.Status(); st.Code == codes.Error {
+			out[i].Status = status{Message: st.Description, Code: statusError}
+		}
+	}
+	return request{[]resourceSpans{{
+		Resource:   attributes{keyValues(spans[0].Resource().Attributes())},
+		ScopeSpans: []scopeSpans{{Scope: scope{spans[0].InstrumentationScope().Name}, Spans: out}},
+	}}}
+}
+
+func keyValues(all []attribute.KeyValue) []keyValue {
+	out := make([]keyValue, len(all))
+	for i, a := range all {
+		out[i].Key = string(a.Key)
+		switch v := &out[i].Value; a.Value.Type() {
+		case attribute.INT64:
+			n := strconv.FormatInt(a.Value.AsInt64(), 10)
+			v.Int = &n
+		case attribute.BOOL:
+			b := a.Value.AsBool()
+			v.Bool = &b
+		case attribute.FLOAT64:
+			f := a.Value.AsFloat64()
+			v.Double = &f
+		default:
+			s := a.Value.Emit()
+			v.String = &s
+		}
+	}
+	return out
+}

@@ -1,0 +1,69 @@
+package console_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/chromedp/chromedp"
+)
+
+// TestPages: OPS-11. Each page is shown in light and dark and at phone width, without a fault.
+func TestPages(t *testing.T) {
+	w := start(t, nil)
+	good := w.subscribe("alice", "/ok", built, incident)
+	down := w.subscribe("bob", "/down", built)
+	w.subscribe("bob", "/gone", incident)
+	for i := range 12 {
+		w.publish(built, fmt.Sprintf("evt_build_%02d", i))
+		w.publish(incident, fmt.Sprintf("evt_incident_%02d", i))
+	}
+	w.listed("dead-letters", 12)
+	w.listed("deliveries?outcome=delivered&origin="+w.receiver.URL, 24)
+	var failed struct{ Items []struct{ Event string } }
+	w.listed("subscriptions/"+down+"/deliveries", 3) // then it takes the slow lane
+	w.api("GET", "subscriptions/"+down+"/deliveries", "", &failed)
+	event := failed.Items[0].Event
+	w.api("PUT", "switches/event/github.pull_request", `{"reason":"the provider sends duplicates"}`, nil)
+	w.api("POST", "subscriptions/"+down+"/pause", `{"reason":"until the endpoint is back"}`, nil)
+
+	pages := []struct{ name, hash, shows string }{
+		{"now", "#/now", "dead letters wait"},
+		{"live", "#/live", "Live tail"},
+		{"types", "#/types", "ci.build_finished"},
+		{"subscriptions", "#/subscriptions", good},
+		{"subscription", "#/subscriptions/" + down, "Newest attempts"},
+		{"deliveries", "#/deliveries", "evt_build_11"},
+		{"delivery", "#/deliveries/" + down + "/" + event, "Attempt 1"},
+		{"events", "#/events?name=ci.build_finished", "evt_build_11"},
+		{"event", "#/events/" + event, "1 of 2 subscriptions"},
+		{"dead-letters", "#/dead-letters", "evt_incident_11"},
+		{"switches", "#/switches", "the provider sends duplicates"},
+		{"backends", "#/backends", "No servers"},
+		{"audit", "#/audit", "subscription.pause"},
+	}
+	for _, kind := range []struct {
+		name, scheme  string
+		width, height int64
+	}{{"light", "light", 1280, 800}, {"dark", "dark", 1280, 800}, {"phone", "light", 360, 740}, {"phone-dark", "dark", 360, 740}} {
+		t.Run("OPS-11 "+kind.name, func(t *testing.T) {
+			b := open(t, w.console())
+			b.do(chromedp.EmulateViewport(kind.width, kind.height))
+			b.scheme(kind.scheme)
+			b.visit(w.console())
+			b.fits("the sign-in")
+			b.shoot("sign-in-" + kind.name)
+			b.signIn("op")
+			background := eval[string](b, `getComputedStyle(document.body).backgroundColor`)
+			if dark := strings.HasPrefix(background, "rgb(14,"); dark != (kind.scheme == "dark") {
+				t.Errorf("OPS-11 %s: the background is %s", kind.scheme, background)
+			}
+			for _, p := range pages {
+				b.to(p.hash)
+				b.shows(p.shows)
+				b.fits(p.name)
+				b.shoot(p.name + "-" + kind.name)
+			}
+		})
+	}
+}

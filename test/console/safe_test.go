@@ -1,0 +1,326 @@
+package console_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+
+	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/identity"
+)
+
+// TestKeyboard: OPS-11. Everything can be reached without a mouse, and the focus can be seen.
+func TestKeyboard(t *testing.T) {
+	w := start(t, nil)
+	sub := w.subscribe("alice", "/ok", built)
+	b := open(t, w.console())
+	b.visit(w.console())
+	b.until(`document.activeElement?.name === "key"`)
+	b.press("op" + kb.Enter)
+	b.until(`document.querySelector(".menu")`)
+	b.settled()
+	b.press(kb.Tab)
+	b.until(`document.activeElement.className === "skip" && document.activeElement.getBoundingClientRect().top >= 0`)
+	b.press(kb.Enter)
+	b.until(`document.activeElement.id === "main"`)
+	b.slash()
+	b.until(`document.activeElement.id === "search"`)
+	b.press(sub + kb.Enter)
+	b.shows("Send a test event")
+	names := ""
+	for range 40 { // from the start to the first button of the page
+		b.press(kb.Tab)
+		b.until(`document.activeElement === document.body || getComputedStyle(document.activeElement).outlineStyle !== "none"`)
+		name := eval[string](b, `document.activeElement.innerText ?? ""`)
+		if names += name + "\n"; name == "Pause" {
+			break
+		}
+	}
+	b.press(kb.Enter)
+	b.until(`document.querySelector("dialog[open]") && document.activeElement.name === "reason"`)
+	b.press(kb.Escape)
+	b.until(`!document.querySelector("dialog[open]") && document.activeElement.innerText === "Pause"`)
+	b.to("#/now")
+	b.js(`document.querySelector("#search").focus()`)
+	names = ""
+	for range 11 {
+		b.press(kb.Tab)
+		names += eval[string](b, `document.activeElement.innerText`) + "\n"
+	}
+	for _, page := range []string{"Now", "Live tail", "Event types", "Subscriptions", "Deliveries", "Dead letters", "Switches", "Backends", "Audit"} {
+		before, after, found := strings.Cut(names, page+"\n")
+		if !found {
+			t.Errorf("OPS-11 Tab does not come to %s in its order: %q %q", page, before, after)
+		}
+		names = after
+	}
+}
+
+// TestExpiredKey: OPS-11. A key that is taken away leads to the sign-in, and from there to the same page.
+func TestExpiredKey(t *testing.T) {
+	var o server.Options
+	w := start(t, func(given *server.Options) { o = *given })
+	b := open(t, w.console())
+	b.visit(w.console() + "#/subscriptions?state=active")
+	b.signIn("op")
+	o.Config = keys(t, "op2")
+	if err := w.s.Reload(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	b.to("#/subscriptions?state=paused")
+	b.shows("You are signed out")
+	if kept := eval[int](b, `sessionStorage.length + localStorage.length`); kept != 0 {
+		t.Errorf("OPS-11 %d things are kept after the end of the session", kept)
+	}
+	b.signInFails("nobody", "This key is not known.")
+	b.js(`document.querySelector("input[name=key]").value = ""`)
+	b.signIn("op2")
+	b.until(`location.hash === "#/subscriptions?state=paused" && document.querySelector("select").value === "paused"`)
+	b.click("header button", "Sign out")
+	b.until(`document.querySelector("input[name=key]") && sessionStorage.length === 0 && document.cookie === ""`)
+}
+
+func (b *browser) signInFails(key, why string) {
+	b.Helper()
+	b.focus("input[name=key]")
+	b.press(key + kb.Enter)
+	b.shows(why)
+}
+
+// TestHostileContents: OPS-11. What comes from outside is text: no script of it runs, and nothing of it breaks a page.
+func TestHostileContents(t *testing.T) {
+	w := start(t, nil)
+	evil := `"><img src=x onerror=alert(1)><script>alert(2)</script></td></table><style>*{display:none}</style>{{alert(3)}}${alert(4)}` +
+		"\u202e" + strings.Repeat("w", 3000) + `<a href="javascript:alert(5)">`
+	w.subscribe("alice", "/gone/"+strings.Repeat("x", 900)+"/%3Cscript%3Ealert(1)%3C/script%3E", incident)
+	w.publishData(incident, "evt_evil", map[string]any{"title": evil[:900], "<img src=x onerror=alert(6)>": evil})
+	w.listed("dead-letters", 1)
+	reason, _ := json.Marshal(map[string]string{"reason": evil[:500]})
+	w.api("PUT", "switches/event/"+"ci.build_finished", string(reason), nil)
+	b := open(t, w.console())
+	b.do(chromedp.EmulateViewport(360, 740))
+	b.visit(w.console())
+	b.signIn("op")
+	for _, at := range []string{
+		"now", "subscriptions", "deliveries", "dead-letters", "switches", "audit", "events?name=incident.created", "events/evt_evil", "live",
+		"events/%3Cimg%20src=x%20onerror=alert(7)%3E", "subscriptions?principal=%22%3E%3Cscript%3Ealert(8)%3C/script%3E", "deliveries/%3Cb%3E/evt_evil", "audit?cursor=%22%3E%3Cimg%3E",
+	} {
+		b.to("#/" + at)
+		b.fits(at)
+		if n := eval[int](b, `document.querySelectorAll("main img, main script, main style, main [onerror]").length`); n != 0 {
+			t.Errorf("OPS-11 %s: %d elements come from outside", at, n)
+		}
+	}
+	b.to("#/events/evt_evil")
+	b.shows("onerror=alert(1)")
+	b.shoot("hostile-phone")
+}
+
+// TestManySubscriptions: OPS-11. The list of 100,000 subscriptions is paged, and as fast as a short one.
+func TestManySubscriptions(t *testing.T) {
+	const many = 100_000
+	var o server.Options
+	w := start(t, func(given *server.Options) { o = *given })
+	sub := w.subscribe("alice", "/ok", built)
+	if err := w.s.Shutdown(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	multiply(t, filepath.Join(o.Data, "mcpevents.db"), sub, w.receiver.URL, many)
+	w.s = run(t, o)
+	b := open(t, w.console())
+	b.visit(w.console())
+	b.signIn("op")
+	b.shows("1,000+")
+	begun := time.Now()
+	b.to("#/subscriptions")
+	b.until(`document.querySelectorAll("tbody tr").length === 50`)
+	first := eval[string](b, `document.querySelector("tbody a").innerText`)
+	b.click(".pager a", "Next page")
+	b.until(fmt.Sprintf(`document.querySelectorAll("tbody tr").length === 50 && document.querySelector("tbody a").innerText > %q`, first))
+	b.click(".pager button", "Back")
+	b.until(fmt.Sprintf(`document.querySelector("tbody a").innerText === %q`, first))
+	b.to("#/subscriptions?principal=alice&event=ci.build_finished&state=active")
+	b.until(`document.querySelectorAll("tbody tr").length === 50`)
+	if took := time.Since(begun); took > 5*time.Second {
+		t.Errorf("OPS-11 four pages took %v", took)
+	}
+}
+
+// multiply writes copies of a subscription's items to a database that no server uses, under other ids.
+func multiply(t *testing.T, path, sub, origin string, n int) {
+	t.Helper()
+	db, err := sqlite.Open(path, sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var items []store.Item
+	for _, partition := range []string{"o#default#alice", "i#default", "k#default#ci.build_finished", "t#default#" + origin} {
+		page, err := db.Query(t.Context(), store.Query{Table: store.Subscriptions, Partition: partition})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, it := range page.Items {
+			if it.Sort == sub {
+				items = append(items, it)
+			}
+		}
+	}
+	if len(items) < 3 {
+		t.Fatalf("the subscription lies under %d keys", len(items))
+	}
+	for i := 0; i < n; {
+		var ops []store.Op
+		for range 1000 {
+			other := fmt.Sprintf("sub_%032x", i)
+			i++
+			for _, it := range items {
+				it.Sort, it.Value = other, []byte(strings.ReplaceAll(string(it.Value), sub, other))
+				ops = append(ops, store.Put(it))
+			}
+		}
+		if err := db.WriteAll(t.Context(), ops...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAuthorizationServer: OPS-11. With --auth jwt people sign in at the authorization server, by a code and PKCE.
+func TestAuthorizationServer(t *testing.T) {
+	const audience = "https://events.example.com/mcp"
+	provider := identity.Start(t, audience)
+	w := start(t, func(o *server.Options) {
+		o.Auth, o.Config = auth.ModeJWT, nil
+		o.Limits.JWTIssuers, o.Limits.JWTAudience, o.Limits.ConsoleClientID = []string{provider.Issuer}, []string{audience}, "console"
+	})
+	b := open(t, w.console(), provider.Issuer)
+	b.visit(w.console() + "#/switches")
+	b.shows(provider.Issuer)
+	b.click("button", "Sign in")
+	b.shows("Nothing is paused.")
+	if at := eval[string](b, `location.pathname + location.search + location.hash`); at != "/console/#/switches" {
+		t.Errorf("OPS-11 the page after the sign-in is %s", at)
+	}
+	if left := eval[string](b, `Object.keys(sessionStorage).join() + Object.keys(localStorage).join() + document.cookie`); left != "token" {
+		t.Errorf("OPS-11 kept: %s", left)
+	}
+	asked := strings.Join(b.asks, "\n")
+	if !strings.Contains(asked, "code_challenge_method=S256") || !strings.Contains(asked, "scope=events%3Aoperate") {
+		t.Errorf("OPS-11 asked: %s", asked)
+	}
+	t.Run("OPS-11 an answer that this tab did not ask for is refused", func(t *testing.T) {
+		b := open(t, w.console(), provider.Issuer)
+		b.visit(w.console() + "?code=stolen&state=other")
+		b.shows("was not begun in this tab")
+		if got := eval[int](b, `sessionStorage.length`); got != 0 {
+			t.Errorf("OPS-11 %d things are kept", got)
+		}
+	})
+}
+
+// TestHeaders: OPS-11. The policy allows nothing inline and no other host, and the files are those of the program.
+func TestHeaders(t *testing.T) {
+	w := start(t, nil)
+	for path, kind := range map[string]string{"": "text/html", "app.js": "text/javascript", "console.css": "text/css", "lib/lit-html.js": "text/javascript", "config.json": "application/json", "icon.svg": "image/svg"} {
+		resp, err := http.Get(w.console() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		policy := resp.Header.Get("Content-Security-Policy")
+		for _, part := range []string{"default-src 'none'", "script-src 'self';", "style-src 'self';", "connect-src 'self';", "frame-ancestors 'none'", "base-uri 'none'", "require-trusted-types-for 'script'"} {
+			if !strings.Contains(policy, part) {
+				t.Errorf("OPS-11 %s: the policy %q lacks %s", path, policy, part)
+			}
+		}
+		if resp.StatusCode != 200 || !strings.HasPrefix(resp.Header.Get("Content-Type"), kind) || resp.Header.Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("OPS-11 %s: %d %v", path, resp.StatusCode, resp.Header)
+		}
+	}
+	for path, status := range map[string]int{"none.js": 404, "../server.go": 404, "static/app.js": 404} {
+		resp, err := http.Get(w.console() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != status {
+			t.Errorf("OPS-11 %s: %d", path, resp.StatusCode)
+		}
+	}
+}
+
+// TestOtherAddress: OPS-11. With --admin-addr the console is there, and at the server's address it is not.
+func TestOtherAddress(t *testing.T) {
+	w := start(t, func(o *server.Options) { o.AdminAddr = "127.0.0.1:0" })
+	for at, status := range map[string]int{w.s.AdminURL + "/console": 200, w.s.URL + "/console/": 404, w.s.AdminURL + "/mcp": 404} {
+		resp, err := http.Get(at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != status {
+			t.Errorf("OPS-11 %s: %d, want %d", at, resp.StatusCode, status)
+		}
+	}
+}
+
+// libraries are the files in static/lib, by npm package and version.
+var libraries = map[string]map[string]string{
+	"lit-html@3.3.3": {"lit-html.js": "lit-html.js", "LICENSE": "lit-html.LICENSE"},
+	"uplot@1.6.32":   {"dist/uPlot.iife.min.js": "uPlot.iife.min.js", "dist/uPlot.min.css": "uPlot.min.css", "LICENSE": "uPlot.LICENSE"},
+}
+
+// TestLibraries: OPS-11. The libraries are those of npm, byte for byte.
+func TestLibraries(t *testing.T) {
+	dir, ours := t.TempDir(), filepath.Join("..", "..", "shared", "console", "static", "lib")
+	known := 0
+	for name, files := range libraries {
+		cmd := exec.CommandContext(t.Context(), "npm", "pack", "--silent", name)
+		cmd.Dir = dir
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("npm pack %s: %v", name, err)
+		}
+		to := filepath.Join(dir, strings.ReplaceAll(name, "@", "-"))
+		if err := os.Mkdir(to, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.CommandContext(t.Context(), "tar", "-xzf", filepath.Join(dir, strings.TrimSpace(string(out))), "-C", to).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		for theirs, own := range files {
+			known++
+			want, err := os.ReadFile(filepath.Join(to, "package", theirs))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := os.ReadFile(filepath.Join(ours, own)); err != nil || string(got) != string(want) {
+				t.Errorf("OPS-11 %s is not %s of %s: %v", own, theirs, name, err)
+			}
+		}
+	}
+	there := 0
+	if err := filepath.WalkDir(ours, func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			there++
+		}
+		return err
+	}); err != nil || there != known {
+		t.Errorf("OPS-11 there are %d files, of which %d are known: %v", there, known, err)
+	}
+}
