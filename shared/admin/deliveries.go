@@ -8,6 +8,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/httpjson"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 func statusOf(status int, body any) httpjson.Answer {
@@ -79,10 +80,19 @@ func (h *Handler) listDeliveries(c *call) (any, error) {
 	if q.err != nil {
 		return nil, q.err
 	}
-	if err := h.owned(c, id, c.PathValue("id") != ""); err != nil {
+	own, err := h.owned(c, id, c.PathValue("id") != "")
+	if err != nil {
 		return nil, err
 	}
-	records, next, err := delivery.ListRecords(c.Context(), h.DB, c.who.Workspace, ask, before, limit)
+	var (
+		records []delivery.Record
+		next    string
+	)
+	if own == nil {
+		records, next, err = delivery.ListRecords(c.Context(), h.DB, c.who.Workspace, ask, before, limit)
+	} else {
+		records, next, err = delivery.MergeRecords(c.Context(), h.DB, c.who.Workspace, own, ask, before, limit)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -96,17 +106,28 @@ func (h *Handler) listDeliveries(c *call) (any, error) {
 	return out, nil
 }
 
-// owned holds an owner to a subscription of their own. One that must be there is not found if it is not;
-// an operator may ask for what was delivered to one that is gone.
-func (h *Handler) owned(c *call, id string, must bool) error {
-	if c.operator && !must {
-		return nil
+// maxOwn is over how many subscriptions of an owner one list goes.
+const maxOwn = 100
+
+// owned holds an owner to subscriptions of their own: to the one that is named, or else to all, which it returns.
+// One that must be there is not found if it is not; an operator may ask for what was delivered to one that is gone.
+func (h *Handler) owned(c *call, id string, must bool) (own []string, err error) {
+	switch {
+	case c.operator && !must:
+		return nil, nil
+	case id != "":
+		_, err := h.subscription(c, id)
+		return nil, err
 	}
-	if id == "" {
-		return fault.New(fault.Invalid, "name a subscription of yours, or ask with the scope events:operate")
+	found, next, err := h.Subscriptions.Select(c.Context(), c.who.Workspace, subscription.Choice{Principal: c.who.ID}, "", maxOwn)
+	if err == nil && next != "" {
+		err = fault.New(fault.Invalid, "you have more than %d subscriptions: name one", maxOwn)
 	}
-	_, err := h.subscription(c, id)
-	return err
+	own = []string{}
+	for _, s := range found {
+		own = append(own, s.ID)
+	}
+	return own, err
 }
 
 // letterView is a dead letter as the API shows it.
@@ -157,10 +178,19 @@ func (h *Handler) listLetters(c *call) (any, error) {
 	if q.err != nil {
 		return nil, q.err
 	}
-	if err := h.owned(c, ask.Subscription, false); err != nil {
+	own, err := h.owned(c, ask.Subscription, false)
+	if err != nil {
 		return nil, err
 	}
-	letters, next, err := h.Operations.Letters(c.Context(), c.who.Workspace, ask, before, limit)
+	var (
+		letters []delivery.Letter
+		next    string
+	)
+	if own == nil {
+		letters, next, err = h.Operations.Letters(c.Context(), c.who.Workspace, ask, before, limit)
+	} else {
+		letters, next, err = h.Operations.MergeLetters(c.Context(), c.who.Workspace, own, ask, before, limit)
+	}
 	if err != nil {
 		return nil, err
 	}

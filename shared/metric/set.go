@@ -42,7 +42,6 @@ func NewSet(p otel.MeterProvider) (*Set, error) {
 			s.counters[name].Add(context.Background(), 0)
 		}
 	}
-	s.counters[Disabled].Add(context.Background(), 0) // so that it is there before the first
 	for _, name := range []string{AttemptDuration, FirstAttemptLag, DeliveryLag} {
 		d := definition(name)
 		s.histograms[name], err = s.meter.Float64Histogram(name, otel.WithUnit(d.Unit), otel.WithDescription(d.Help),
