@@ -16,14 +16,13 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/mcp-events/mcpevents/test/harness"
 )
 
 // TestTheBinary runs the built program, from outside.
 func TestTheBinary(t *testing.T) {
-	bin := filepath.Join(t.TempDir(), "mcpevents")
-	if out, err := exec.Command("go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	bin := harness.Binary(t, "./cmd/mcpevents", false)
 	t.Run("OPS-10 an interrupted replay goes on", func(t *testing.T) { interruptedReplay(t, bin) })
 	t.Run("OPS-16 what was accepted before a backup is delivered after its restore", func(t *testing.T) { restoredElsewhere(t, bin) })
 }
