@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/mcp-events/mcpevents/shared/httpjson"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
@@ -79,10 +80,10 @@ func (e *Endpoint) answerOne(c *call) json.RawMessage {
 	if c.msg.Method == mcpspec.MethodInitialize {
 		return jsonrpc.AppendError(nil, c.msg.ID, unknownMethod(c.msg.Method))
 	}
-	kept := &recorder{header: http.Header{}}
+	kept := httpjson.NewRecorder()
 	c.body = c.msg.Raw
 	e.dispatch(kept, c)
-	return bytes.TrimSpace(kept.body.Bytes())
+	return bytes.TrimSpace(kept.Body.Bytes())
 }
 
 // takeOne serves what needs no response in a batch.
@@ -91,24 +92,4 @@ func (e *Endpoint) takeOne(c *call) error {
 		return e.conversations.handle(c)
 	}
 	return e.calls.handle(c)
-}
-
-// recorder keeps a response that goes on in another form.
-type recorder struct {
-	header http.Header
-	status int // 0 until it is known
-	body   bytes.Buffer
-}
-
-func (r *recorder) Header() http.Header { return r.header }
-
-func (r *recorder) WriteHeader(status int) {
-	if r.status == 0 {
-		r.status = status
-	}
-}
-
-func (r *recorder) Write(b []byte) (int, error) {
-	r.WriteHeader(http.StatusOK)
-	return r.body.Write(b)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/httpjson"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
@@ -84,7 +85,7 @@ func (d dialect) belongs(w http.ResponseWriter, r *http.Request, p auth.Principa
 // post serves a POST: first the messages, into a record, and then the
 // record's way to the client.
 func (d dialect) post(w http.ResponseWriter, r *http.Request, p auth.Principal) {
-	kept := &recorder{header: http.Header{}}
+	kept := httpjson.NewRecorder()
 	c := &call{request: r, principal: p}
 	batch, ok := d.endpoint.receive(kept, c)
 	if ok && d.enter(kept, c) {
@@ -165,7 +166,7 @@ func (d dialect) batch(w http.ResponseWriter, c *call, parts []json.RawMessage) 
 		one := *c
 		msg, bad := jsonrpc.Decode(raw)
 		one.msg, one.meta, one.body = msg, jsonrpc.Member(msg.Params, "_meta"), msg.Raw
-		kept := &recorder{header: http.Header{}}
+		kept := httpjson.NewRecorder()
 		switch {
 		case bad != nil:
 			sendError(kept, http.StatusBadRequest, msg.ID, bad)
@@ -174,7 +175,7 @@ func (d dialect) batch(w http.ResponseWriter, c *call, parts []json.RawMessage) 
 		default:
 			d.call(kept, &one)
 		}
-		if body := kept.body.Bytes(); json.Valid(body) {
+		if body := kept.Body.Bytes(); json.Valid(body) {
 			answers = append(answers, body)
 		}
 	}
@@ -214,10 +215,10 @@ func listsStream(h http.Header) bool {
 }
 
 // replay answers the POST with what was recorded: as events, or as it is.
-func replay(w http.ResponseWriter, r *http.Request, kept *recorder) {
-	body := kept.body.Bytes()
-	events := listsStream(r.Header) && kept.header.Get("Content-Type") == "application/json"
-	for name, values := range kept.header {
+func replay(w http.ResponseWriter, r *http.Request, kept *httpjson.Recorder) {
+	body := kept.Body.Bytes()
+	events := listsStream(r.Header) && kept.Header().Get("Content-Type") == "application/json"
+	for name, values := range kept.Header() {
 		if name != "Content-Length" {
 			w.Header()[name] = values
 		}
@@ -229,7 +230,7 @@ func replay(w http.ResponseWriter, r *http.Request, kept *recorder) {
 	if len(body) > 0 {
 		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	}
-	w.WriteHeader(max(kept.status, http.StatusOK))
+	w.WriteHeader(max(kept.Status, http.StatusOK))
 	_, _ = w.Write(body) // a client that is gone is no fault
 }
 

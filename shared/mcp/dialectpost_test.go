@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/httpjson"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
@@ -119,7 +120,7 @@ func TestDialectPost(t *testing.T) {
 		o, id := f.dialectStream(alice)
 		s, err := f.endpoint.sessions.Load(t.Context(), id, f.principal(alice), true)
 		must(t, err)
-		kept := &recorder{header: http.Header{}}
+		kept := httpjson.NewRecorder()
 		_, _ = kept.Write([]byte(`"` + strings.Repeat("x", maxResponse-2) + `"`))
 		c := &call{request: f.request("POST", alice, ""), principal: f.principal(alice), session: s}
 		if !(dialect{f.endpoint}).respond(c, kept) || len(o.response()) != maxResponse {
@@ -401,14 +402,14 @@ func FuzzDialectPost(f *testing.F) {
 		req := httptest.NewRequestWithContext(t.Context(), "POST", "/mcp/default", strings.NewReader(body))
 		req.Header = http.Header{"Authorization": {"Bearer " + alice}, "Content-Type": {"application/json"}, "Accept": {accept}}
 		req.SetPathValue(PathWorkspace, "default")
-		w := &recorder{header: http.Header{}}
+		w := httpjson.NewRecorder()
 		e.endpoint.ServeHTTP(w, req)
-		switch contentType := w.header.Get("Content-Type"); {
-		case w.status == 202 && w.body.Len() == 0:
+		switch contentType := w.Header().Get("Content-Type"); {
+		case w.Status == 202 && w.Body.Len() == 0:
 		case contentType == "application/json":
-			checkResponses(t, w.body.Bytes())
+			checkResponses(t, w.Body.Bytes())
 		case contentType == sse.ContentType:
-			r := sse.NewReader(&w.body, 1<<20)
+			r := sse.NewReader(&w.Body, 1<<20)
 			for {
 				ev, err := r.Next()
 				if err != nil {
@@ -420,7 +421,7 @@ func FuzzDialectPost(f *testing.F) {
 				checkResponses(t, ev.Data)
 			}
 		default:
-			t.Fatalf("status %d, %v", w.status, w.header)
+			t.Fatalf("status %d, %v", w.Status, w.Header())
 		}
 	})
 }

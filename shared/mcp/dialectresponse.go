@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"net/http"
 
+	"github.com/mcp-events/mcpevents/shared/httpjson"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -29,9 +30,9 @@ type responseNotice struct {
 // respond sends what was recorded to the open stream of the session. It reports
 // whether it did; if not, the POST has to be answered. That is so as well of
 // everything that HTTP has a status for, and of what has no body.
-func (d dialect) respond(c *call, kept *recorder) bool {
-	body := kept.body.Bytes()
-	if kept.status != http.StatusOK || len(body) == 0 || len(body) > maxResponse || kept.header.Get(mcpspec.HeaderSession) != "" {
+func (d dialect) respond(c *call, kept *httpjson.Recorder) bool {
+	body := kept.Body.Bytes()
+	if kept.Status != http.StatusOK || len(body) == 0 || len(body) > maxResponse || kept.Header().Get(mcpspec.HeaderSession) != "" {
 		return false
 	}
 	ctx := c.request.Context()

@@ -11,6 +11,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/aws/aws-lambda-go/events"
+
+	"github.com/mcp-events/mcpevents/shared/httpjson"
 )
 
 // Buffered makes an HTTP handler the handler of a Function URL that does not
@@ -21,17 +23,18 @@ func Buffered(h http.Handler) func(context.Context, events.LambdaFunctionURLRequ
 		if err != nil {
 			return events.LambdaFunctionURLResponse{StatusCode: http.StatusBadRequest}, nil
 		}
-		w := &recorder{header: http.Header{}}
+		w := httpjson.NewRecorder()
 		serve(w, r, h)
-		return w.response(), nil
+		return response(w), nil
 	}
 }
 
-func serve(w *recorder, r *http.Request, h http.Handler) {
+func serve(w *httpjson.Recorder, r *http.Request, h http.Handler) {
 	defer func() {
 		if p := recover(); p != nil {
 			slog.ErrorContext(r.Context(), "request panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
-			*w = recorder{header: http.Header{}, status: http.StatusInternalServerError}
+			*w = *httpjson.NewRecorder()
+			w.WriteHeader(http.StatusInternalServerError)
 		}
 	}()
 	h.ServeHTTP(w, r)
@@ -85,37 +88,17 @@ func Event(r *http.Request, body []byte) events.LambdaFunctionURLRequest {
 	return event
 }
 
-// recorder keeps a response whole.
-type recorder struct {
-	header http.Header
-	status int
-	body   bytes.Buffer
-}
-
-func (w *recorder) Header() http.Header { return w.header }
-
-func (w *recorder) WriteHeader(status int) {
-	if w.status == 0 {
-		w.status = status
-	}
-}
-
-func (w *recorder) Write(b []byte) (int, error) {
+func response(w *httpjson.Recorder) events.LambdaFunctionURLResponse {
 	w.WriteHeader(http.StatusOK)
-	return w.body.Write(b)
-}
-
-func (w *recorder) response() events.LambdaFunctionURLResponse {
-	w.WriteHeader(http.StatusOK)
-	out := events.LambdaFunctionURLResponse{StatusCode: w.status, Headers: make(map[string]string, len(w.header))}
-	for k, v := range w.header {
+	out := events.LambdaFunctionURLResponse{StatusCode: w.Status, Headers: make(map[string]string, len(w.Header()))}
+	for k, v := range w.Header() {
 		if k == "Set-Cookie" {
 			out.Cookies = v
 			continue
 		}
 		out.Headers[k] = strings.Join(v, ",")
 	}
-	if b := w.body.Bytes(); utf8.Valid(b) {
+	if b := w.Body.Bytes(); utf8.Valid(b) {
 		out.Body = string(b)
 	} else {
 		out.Body, out.IsBase64Encoded = base64.StdEncoding.EncodeToString(b), true
