@@ -72,7 +72,7 @@ func TestFront(t *testing.T) {
 			t.Error("no challenge")
 		}
 	}
-	if len(routes) != 3 || routes[""] != "stream" || routes["/events"] != "publish" || routes["/admin/*"] != "admin" {
+	if len(routes) != 4 || routes[""] != "stream" || routes["/events"] != "publish" || routes["/admin/*"] != "admin" || routes["/console*"] != "admin" {
 		t.Errorf("got %v", routes)
 	}
 	for _, origin := range at(config, "Origins").Content {

@@ -112,20 +112,21 @@ func TestWhoMayDoWhat(t *testing.T) {
 		actions []string
 		want    string
 	}{
-		"the private keyset is for dispatch and keys":       {"KeysTable.Arn", nil, "DispatchFunction KeysFunction"},
-		"they alone use the key that wraps it":              {"SealingKey.Arn", nil, "DispatchFunction KeysFunction"},
-		"and keys alone writes it":                          {"KeysTable.Arn", []string{put, update, remove, batch}, "KeysFunction"},
-		"publish alone sends to the events queue":           {"EventsQueue.Arn", []string{send}, "PublishFunction"},
-		"fanout alone takes from it":                        {"EventsQueue.Arn", []string{receive}, "FanoutFunction"},
-		"stream sends to the inbox, as direct senders do":   {"InboxQueue.Arn", []string{send}, "StreamFunction"},
-		"dispatch alone takes deliveries":                   {"DeliveriesQueue.Arn", []string{receive}, "DispatchFunction"},
-		"settings are written by keys, switches by admin":   {"SettingsTable.Arn", []string{put, update, batch}, "AdminFunction KeysFunction"},
-		"retry takes off what it has announced, as admin":   {"SettingsTable.Arn", []string{remove}, "AdminFunction RetryFunction"},
-		"a subscription is never removed by stream":         {"SubscriptionsTable.Arn", []string{remove, batch}, "AdminFunction DeregisterFunction DispatchFunction RegisterFunction RetryFunction"},
-		"sessions are stream's, and relay's its leases":     {"SessionsTable.Arn", nil, "RelayFunction StreamFunction"},
-		"stream hands over to register and to deregister":   {"RegisterFunction.Alias", nil, "StreamFunction"},
-		"secrets of backends are for who talks to them":     {"arn:${AWS::Partition}:ssm:${AWS::Region}:${AWS::AccountId}:parameter${SecretsPrefix}*", nil, "RelayFunction StreamFunction"},
-		"nobody removes from the log, which expires by TTL": {"LogTable.Arn", []string{remove}, ""},
+		"the private keyset is for dispatch and keys":             {"KeysTable.Arn", nil, "DispatchFunction KeysFunction"},
+		"they alone use the key that wraps it":                    {"SealingKey.Arn", nil, "DispatchFunction KeysFunction"},
+		"and keys alone writes it":                                {"KeysTable.Arn", []string{put, update, remove, batch}, "KeysFunction"},
+		"publish alone sends to the events queue":                 {"EventsQueue.Arn", []string{send}, "PublishFunction"},
+		"fanout alone takes from it":                              {"EventsQueue.Arn", []string{receive}, "FanoutFunction"},
+		"stream sends to the inbox, dispatch what it disabled":    {"InboxQueue.Arn", []string{send}, "DispatchFunction StreamFunction"},
+		"dispatch alone takes deliveries":                         {"DeliveriesQueue.Arn", []string{receive}, "DispatchFunction"},
+		"settings are written by keys, switches by admin":         {"SettingsTable.Arn", []string{put, update, batch}, "AdminFunction KeysFunction"},
+		"retry takes off what it has announced, as admin":         {"SettingsTable.Arn", []string{remove}, "AdminFunction RetryFunction"},
+		"a subscription is never removed by stream":               {"SubscriptionsTable.Arn", []string{remove, batch}, "AdminFunction DeregisterFunction DispatchFunction RegisterFunction RetryFunction"},
+		"sessions are stream's, relay's its leases, admin erases": {"SessionsTable.Arn", nil, "AdminFunction RelayFunction StreamFunction"},
+		"stream hands over to register and to deregister":         {"RegisterFunction.Alias", nil, "StreamFunction"},
+		"secrets of backends are for who talks to them":           {"arn:${AWS::Partition}:ssm:${AWS::Region}:${AWS::AccountId}:parameter${SecretsPrefix}*", nil, "RelayFunction StreamFunction"},
+		"notices of who is erased are removed by admin":           {"LogTable.Arn", []string{batch}, "AdminFunction FanoutFunction"},
+		"nobody removes from the log, which expires by TTL":       {"LogTable.Arn", []string{remove}, ""},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -29,7 +29,7 @@ type flags struct {
 	Parameter    map[string]string `short:"p" mapsep:"none" placeholder:"NAME=VALUE" help:"Value of a template parameter; repeatable."`
 	Env          map[string]string `short:"e" mapsep:"none" placeholder:"NAME=VALUE" help:"Environment variable of all functions, over the template's; repeatable."`
 	Front        string            `default:"127.0.0.1:8080" help:"Address of the front, which serves all Function URLs as one host."`
-	Route        map[string]string `mapsep:"none" placeholder:"/PATH=FUNCTION" help:"What the front serves; repeatable. Default: /=StreamFunction, /events=PublishFunction and /admin=AdminFunction."`
+	Route        map[string]string `mapsep:"none" placeholder:"/PATH=FUNCTION" help:"What the front serves; repeatable. Default: /=StreamFunction, /events=PublishFunction, /admin=AdminFunction and /console=AdminFunction."`
 	PortBase     int               `placeholder:"PORT" help:"Port of the first Function URL; the others follow. Default: any free ones."`
 	EndpointURL  string            `name:"endpoint-url" placeholder:"URL" env:"AWS_ENDPOINT_URL" help:"Where DynamoDB, SQS and KMS are. AWS_ENDPOINT_URL_DYNAMODB, _SQS, _KMS and _SSM name one of them."`
 	Concurrency  int               `default:"200" help:"The account's quota: invocations at once over all functions."`

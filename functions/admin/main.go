@@ -1,4 +1,4 @@
-// Command admin is the function of the admin API: operators and owners look at what there is and steer it. It
+// Command admin is the function of the admin API and of the console: operators and owners look at what there is and steer it. It
 // makes no attempts and opens no secrets; dispatch and retry do what it asks for. Its answers are streamed,
 // for a page of events may be larger than a buffered answer.
 package main
@@ -15,5 +15,6 @@ import (
 func main() {
 	p := boot.Start()
 	api := webhooks.Admin(&p.Core, p.Subscriptions(), webhooks.Operations(&p.Core), webhooks.Switches(&p.Core, false))
-	lambdaurl.Start(p.Measured(api.Over(p.Serve(http.NotFoundHandler()))), p.Ending())
+	rest := webhooks.Console(&p.Core, p.Mode).Over(p.Serve(http.NotFoundHandler()))
+	lambdaurl.Start(p.Measured(api.Over(rest)), p.Ending())
 }

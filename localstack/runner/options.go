@@ -93,7 +93,7 @@ type Managed struct{ Instances, AtOnce int }
 // DefaultRoutes show the functions of this project under one host, as a custom
 // domain would. Of these, functions that the template lacks are left out.
 func DefaultRoutes() map[string]string {
-	return map[string]string{"/": "StreamFunction", "/events": "PublishFunction", "/admin": "AdminFunction"}
+	return map[string]string{"/": "StreamFunction", "/events": "PublishFunction", "/admin": "AdminFunction", "/console": "AdminFunction"}
 }
 
 // Endpoints are base URLs of AWS services. Empty ones are taken from the

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -15,12 +17,27 @@ import (
 
 // TestAdmin holds the admin API of the embedded server to what TestRequirementsOnLocalAWS holds that on AWS to.
 func TestAdmin(t *testing.T) {
-	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--delivery-log", "failures"}})
-	operating(t, &s.Target, 0)
+	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--delivery-log", "failures"}, Catalog: operatedCatalog(t)})
+	operating(t, &s.Target, 0, nil)
 }
 
-// operating looks at a system as its operators and owners do. A switch is known everywhere within that time.
-func operating(t *testing.T, target *harness.Target, within time.Duration) {
+// operatedCatalog is the example with the type that tells of what was disabled.
+func operatedCatalog(t *testing.T) string {
+	t.Helper()
+	catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(catalog) + `
+  - name: mcpevents.subscription_disabled
+    uri: event://mcpevents/subscription-disabled
+    access: {scopes: [events:operate]}
+`
+}
+
+// operating looks at a system as its operators and owners do. A switch is known everywhere within that time. Items,
+// unless that is nil, are all that is stored.
+func operating(t *testing.T, target *harness.Target, within time.Duration, items func() []string) {
 	o := operate(t, target)
 	owner := target.Modern("owner")
 	harness.Eventually(t, harness.Patience, "the catalog of the workspace is in use", func() bool {
@@ -51,7 +68,9 @@ func operating(t *testing.T, target *harness.Target, within time.Duration) {
 	for i := range letters {
 		publish(fmt.Sprintf("evt_%d", i))
 	}
-	harness.Eventually(t, harness.Patience, "the dead letters are there", func() bool { return len(o.list("dead-letters")) == letters })
+	harness.Eventually(t, harness.Patience, "the dead letters and their records are there", func() bool {
+		return len(o.list("dead-letters")) == letters && len(o.list("deliveries?outcome=dead")) == letters
+	})
 	hook.Answer(nil)
 
 	t.Run("OPS-02 a subscription is found by each property, and shown with its last error", func(t *testing.T) {
@@ -156,6 +175,24 @@ func operating(t *testing.T, target *harness.Target, within time.Duration) {
 		o.call("POST", "subscriptions/"+id+"/resume", "", http.StatusOK, nil)
 		arrives("evt_paused", 1)
 	})
+	t.Run("WHK-12 a disabled subscription is told of, and resumed by an operator", func(t *testing.T) {
+		hook.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Status: http.StatusGone} })
+		publish("evt_gone")
+		var s struct{ State string }
+		harness.Eventually(t, harness.Patience, "it is disabled", func() bool {
+			o.call("GET", "subscriptions/"+id, "", http.StatusOK, &s)
+			return s.State == "disabled"
+		})
+		harness.Eventually(t, harness.Patience, "an event says so", func() bool { return len(o.list("events?name=mcpevents.subscription_disabled")) == 1 })
+		hook.Answer(nil)
+		if o.call("POST", "subscriptions/"+id+"/resume", "", http.StatusOK, &s); s.State != "active" {
+			t.Errorf("got %+v", s)
+		}
+		publish("evt_back")
+		arrives("evt_back", 1)
+	})
+	t.Run("OPS-11 the console is beside the API, and has what it asks for", func(t *testing.T) { console(t, o, publish) })
+	t.Run("OPS-07 WHK-21 who is erased leaves nothing", func(t *testing.T) { erasing(t, o, publish, items) })
 	t.Run("OPS-08 the audit trail tells it all", func(t *testing.T) {
 		trail := o.list("audit?limit=100")
 		by := map[any]any{}

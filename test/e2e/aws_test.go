@@ -4,8 +4,6 @@ package e2e
 
 import (
 	"encoding/json"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -26,12 +24,8 @@ func TestRequirementsOnLocalAWS(t *testing.T) {
 	t.Run("subscribe", func(t *testing.T) { subscribing(t, &aws.Target) })
 	t.Run("verification", func(t *testing.T) { verifying(t, &aws.Target) })
 	t.Run("admin", func(t *testing.T) {
-		catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		aws.ApplyCatalog(t, "operated", string(catalog))
-		operating(t, &aws.Target, 5*time.Second)
+		aws.ApplyCatalog(t, "operated", operatedCatalog(t))
+		operating(t, &aws.Target, 5*time.Second, func() []string { return aws.Items(t) })
 	})
 	t.Run("EVS-10 secrets are in no log and in no table in clear", func(t *testing.T) {
 		hook := harness.NewReceiver(t).Endpoint("secret")

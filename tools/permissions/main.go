@@ -122,7 +122,6 @@ var rare = map[permission]string{
 	{"DispatchFunction", "SendPagesAndRetries", "sqs:SendMessage", "DeadQueue"}:             "a message that cannot be decoded is set aside",
 	{"RetryFunction", "SendRetriesAndDeadLetters", "sqs:SendMessage", "DeadQueue"}:          "an item that cannot be decoded is set aside",
 	{"RetryFunction", "MoveDueEntries", "dynamodb:DeleteItem", "DeliveriesTable"}:           "an item that cannot be decoded is set aside",
-	{"DispatchFunction", "SendOperationalEvents", "sqs:SendMessage", "InboxQueue"}:          "an endpoint only failed for five days",
 	{"PublishFunction", "TakeFromInbox", "sqs:ChangeMessageVisibility", "InboxQueue"}:       "a message that fails comes again after seconds",
 }
 

@@ -59,7 +59,8 @@ type Process struct {
 	app.Core
 	AWS     aws.Config
 	Secrets *parameters.Store // of the configuration
-	// Anonymous is true without authentication.
+	// Mode is how callers are authenticated, and Anonymous is true if they are not.
+	Mode      auth.Mode
 	Anonymous bool
 
 	queues *queuesqs.Queues
@@ -98,7 +99,7 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 		return nil, err
 	}
 	slog.SetDefault(log)
-	p := &Process{AWS: cfg, getenv: getenv}
+	p := &Process{AWS: cfg, Mode: s.mode, getenv: getenv}
 	for _, t := range store.Tables() {
 		if getenv(tableVariable(t)) == "" {
 			return nil, fault.New(fault.Invalid, "%s is not set", tableVariable(t))
