@@ -450,6 +450,28 @@ func TestEvents(t *testing.T) {
 		f.call("op", "POST", "events/evt_3/deliver", `{"subscription":"`+id+`"}`, 422, nil)
 		f.call("op", "POST", "events/evt_1/deliver", `{"subscription":"sub_x"}`, 404, nil)
 	})
+	t.Run("OPS-05 what was published since a time is counted, and delivered again to one subscription, once", func(t *testing.T) {
+		var count struct{ Count int }
+		var job, same struct {
+			ID, State       string
+			Total, Replayed int
+		}
+		since := `{"select":{"events":true,"subscription":"` + id + `","since":"2020-01-01T00:00:00Z"}`
+		f.call("op", "POST", "replays", since+`,"dryRun":true}`, 200, &count)
+		if count.Count != 2 {
+			t.Errorf("counts %d", count.Count)
+		}
+		f.call("op", "POST", "replays", since+`,"rate":1000}`, 202, &job)
+		f.eventually("both again", func() bool { return f.arrived("evt_1") == 3 && f.arrived("evt_2") == 2 })
+		f.call("op", "POST", "replays", since+`,"rate":1000}`, 202, &same)
+		if job.State != "done" || job.Total != 2 || job.Replayed != 2 || same != job {
+			t.Errorf("got %+v, and then %+v", job, same)
+		}
+		f.call("op", "POST", "replays", `{"select":{"events":true,"since":"2020-01-01T00:00:00Z"}}`, 400, nil)
+		f.call("op", "POST", "replays", `{"select":{"events":true,"subscription":"`+id+`"}}`, 400, nil)
+		f.call("foreign", "POST", "replays", since+`}`, 404, nil)
+		f.call("alice", "POST", "replays", since+`}`, 403, nil)
+	})
 }
 
 // TestOverview: what the start page of an operator shows.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // replayView is a replay as the API shows it.
@@ -40,19 +41,29 @@ func (h *Handler) startReplay(c *call) (any, error) {
 		return nil, fault.New(fault.Invalid, "select is missing; {} selects all dead letters")
 	case in.Rate < 1 || in.Rate > delivery.MaxReplayRate:
 		return nil, fault.New(fault.Invalid, "rate is %d (allowed: 1 to %d)", in.Rate, delivery.MaxReplayRate)
+	case in.Select.Events && (in.Select.Subscription == "" || in.Select.Since.IsZero() || in.Select.Origin+in.Select.Event+in.Select.Queue != ""):
+		return nil, fault.New(fault.Invalid, "a replay of events is selected by subscription and since (optional: until)")
 	case in.Select.Queue != "" && in.Select.Queue != delivery.WebhookQueue:
 		return nil, fault.New(fault.Invalid, "dead letters of the queue %.100q cannot be replayed (allowed: %s)", in.Select.Queue, delivery.WebhookQueue)
 	}
+	target, sub := "dead-letters", (*subscription.Subscription)(nil)
+	if in.Select.Events {
+		found, err := h.subscription(c, in.Select.Subscription)
+		if err != nil {
+			return nil, err
+		}
+		target, sub = "events", found.Subscription
+	}
 	if in.DryRun {
-		n, more, err := h.Operations.CountLetters(c.Context(), c.who.Workspace, *in.Select)
+		n, more, err := h.Operations.CountReplay(c.Context(), c.who.Workspace, sub, *in.Select)
 		return struct {
 			Count int  `json:"count"`
 			More  bool `json:"more,omitempty"`
 		}{n, more}, err
 	}
 	var replay *delivery.Replay
-	err := h.change(c, "replay.start", "dead-letters", nil, in, func() (err error) {
-		if replay, err = h.Operations.StartReplay(c.Context(), c.who.Workspace, c.who.ID, *in.Select, in.Rate); err != nil {
+	err := h.change(c, "replay.start", target, nil, in, func() (err error) {
+		if replay, err = h.Operations.StartReplay(c.Context(), c.who.Workspace, c.who.ID, sub, *in.Select, in.Rate); err != nil {
 			return err
 		}
 		return h.Operations.StepReplay(c.Context(), h.Subscriptions, replay)

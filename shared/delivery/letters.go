@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -103,12 +104,15 @@ type LetterQuery struct {
 
 // Operations are what operators and owners do to deliveries. Make it with [NewOperations].
 type Operations struct {
+	// Log is needed to replay events.
+	Log *eventlog.Log
+
 	d *Dispatcher // which makes no attempts
 }
 
 // NewOperations makes operations. The clock may be nil.
 func NewOperations(db store.DB, q queue.Sender, now func() time.Time) *Operations {
-	return &Operations{NewDispatcher(&Dispatcher{DB: db, Queue: q, Now: now})}
+	return &Operations{d: NewDispatcher(&Dispatcher{DB: db, Queue: q, Now: now})}
 }
 
 // Letters returns the dead letters that are asked for, newest first, those before the given key; next is

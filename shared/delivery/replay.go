@@ -2,6 +2,9 @@ package delivery
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
@@ -64,4 +67,109 @@ func (r *Replayer) Reactivate(ctx context.Context, s *subscription.Subscription)
 	}
 	err := r.Queue.Send(ctx, queue.Deliveries, queue.Outgoing{Body: task.encode()})
 	return fault.Wrap(fault.Unavailable, err, "reactivate the deliveries of a subscription")
+}
+
+// published reads on among the events of a span that a subscription is for, by a pattern and its filters: one page of one
+// partition of the log, from the position that an earlier call ended at; next is "" at the end. What was written in the
+// same microsecond stays together.
+func (o *Operations) published(ctx context.Context, sub *subscription.Subscription, s ReplaySelect, position string, limit int) (pattern string, events []event.Event, next string, err error) {
+	var parts []eventlog.Partition
+	var keys []string
+	for _, p := range sub.Patterns {
+		for _, part := range p.Partitions(o.Log, sub.Workspace) {
+			parts, keys = append(parts, part), append(keys, p.Key)
+		}
+	}
+	at, after := 0, s.Since.UnixMicro()-1
+	if position != "" {
+		if _, err := fmt.Sscanf(position, "%d/%d", &at, &after); err != nil {
+			return "", nil, "", fault.Wrap(fault.Internal, err, "read the position of a replay")
+		}
+	}
+	if at >= len(parts) {
+		return "", nil, "", nil
+	}
+	entries, more, after, err := o.Log.Read(ctx, parts[at], after, 100)
+	if err != nil || len(entries) == 0 && more {
+		return keys[at], nil, fmt.Sprintf("%d/%d", at, after), err
+	}
+	subscribers, err := subscription.Subscribers(ctx, o.d.DB, sub.Workspace, keys[at], subscription.At(sub.ID), 1)
+	if err != nil {
+		return "", nil, "", err
+	}
+	for i, e := range entries {
+		if e.Key > s.Until.UnixMicro() {
+			more = false
+			break
+		}
+		if len(events) >= limit && e.Key > entries[i-1].Key {
+			more, after = true, entries[i-1].Key
+			break
+		}
+		if len(subscribers.List) > 0 && subscribers.List[0].Wants(&subscription.Payload{Event: e.Event}, o.d.now()) {
+			events = append(events, *e.Event)
+		}
+	}
+	if !more {
+		if at, after = at+1, s.Since.UnixMicro()-1; at == len(parts) {
+			return keys[at-1], events, "", nil
+		}
+		return keys[at-1], events, fmt.Sprintf("%d/%d", at, after), nil
+	}
+	return keys[at], events, fmt.Sprintf("%d/%d", at, after), nil
+}
+
+// maxReads bounds how many pages of the log a count, or a step of a replay, reads.
+const maxReads = 1000
+
+// countEvents counts the events that a replay would send; more says that there may be more.
+func (o *Operations) countEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
+	if s.Until.IsZero() {
+		s.Until = o.d.now()
+	}
+	next := ""
+	for range maxReads {
+		var events []event.Event
+		if _, events, next, err = o.published(ctx, sub, s, next, maxCount); err != nil {
+			return 0, false, err
+		}
+		if n += len(events); next == "" || n >= maxCount {
+			break
+		}
+	}
+	return n, next != "", nil
+}
+
+// replayEvents sends some of the events as page tasks, one for each second, and writes how far that came. Whoever dies
+// before that, or takes the same step as another, has some events sent twice, never none.
+func (o *Operations) replayEvents(ctx context.Context, subs Finder, r *Replay, now time.Time, limit int) (n int, err error) {
+	sub, err := subs.Find(ctx, r.Workspace, r.Select.Subscription)
+	if err != nil {
+		return 0, err
+	}
+	over := sub == nil
+	for reads := 0; !over && n < limit && reads < maxReads; reads++ {
+		pattern, events, next, err := o.published(ctx, sub.Subscription, r.span(), r.Before, limit-n)
+		if err != nil {
+			return n, err
+		}
+		var out []queue.Outgoing
+		for second := range slices.Chunk(events, r.Rate) {
+			delay := (max(0, r.Next.Sub(now)) + time.Second - 1).Truncate(time.Second)
+			for _, t := range pages(r.Workspace, pattern, subscription.At(sub.ID), 1, second) {
+				out = append(out, queue.Outgoing{Body: t.encode(), Delay: delay})
+			}
+			r.Next = r.Next.Add(time.Duration(len(second)) * time.Second / time.Duration(r.Rate))
+		}
+		if len(out) > 0 {
+			if err := o.d.Queue.Send(ctx, queue.Deliveries, out...); err != nil {
+				return n, fault.Wrap(fault.Unavailable, err, "enqueue a replay")
+			}
+		}
+		r.Before, n, over = next, n+len(events), next == ""
+	}
+	if r.Replayed += n; over {
+		r.State, r.Finished = ReplayDone, o.d.now().UTC()
+	}
+	return n, o.saveReplay(ctx, r)
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-// A replay retries the dead letters of a selection, as a job. The job is one item with its position;
-// who works on it writes it over the version that it read, so that of two only one goes on. It is found
+// A replay retries the dead letters of a selection, or delivers what was published in a span of time to one subscription
+// again (replay.go), as a job. The job is one item with its position; who works on it writes it over the version that it read, so that of two only one goes on. It is found
 // by an entry in a list of those that run, which a job of every minute walks. A letter is
 // gone once it is retried, so a crash repeats none. The letters of a replay are those that there were
 // when it was asked for.
@@ -30,8 +30,10 @@ const (
 	ReplayCanceled ReplayState = "canceled"
 )
 
-// ReplaySelect says which dead letters are meant: those that have all that is given.
+// ReplaySelect says which dead letters are meant: those that have all that is given. With Events it is the events of the
+// log, not dead letters, that the subscription is for.
 type ReplaySelect struct {
+	Events       bool      `json:"events,omitempty"`
 	Subscription string    `json:"subscription,omitempty"`
 	Origin       string    `json:"origin,omitempty"`
 	Event        string    `json:"event,omitempty"`
@@ -79,6 +81,8 @@ const (
 	replayAhead = time.Minute
 	// maxCount bounds how many letters are counted.
 	maxCount = 100_000
+	// sameReplay is how long a replay of events is not begun again: unlike dead letters, they are not gone once replayed.
+	sameReplay = 10 * time.Minute
 	// replayKept is how long a finished job can be read.
 	replayKept = 7 * 24 * time.Hour
 )
@@ -108,8 +112,18 @@ func (o *Operations) CountLetters(ctx context.Context, workspace string, s Repla
 	}
 }
 
-// StartReplay begins a replay. The same selection asked for again, while it runs, is the same replay.
-func (o *Operations) StartReplay(ctx context.Context, workspace, by string, s ReplaySelect, rate int) (*Replay, error) {
+// CountReplay counts what a selection has: dead letters, or events for that subscription; more is as in CountLetters.
+func (o *Operations) CountReplay(ctx context.Context, workspace string, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
+	if s.Events {
+		return o.countEvents(ctx, sub, s)
+	}
+	return o.CountLetters(ctx, workspace, s)
+}
+
+// StartReplay begins a replay. The same selection asked for again, while it runs, is the same replay; so is one of events
+// that was done a short time after it was asked for.
+// Sub is the subscription that is selected; only a replay of events needs it.
+func (o *Operations) StartReplay(ctx context.Context, workspace, by string, sub *subscription.Subscription, s ReplaySelect, rate int) (*Replay, error) {
 	text, _ := json.Marshal(s) // texts and times
 	hash := sha256.Sum256(text)
 	id := "rpl_" + base64.RawURLEncoding.EncodeToString(hash[:12])
@@ -119,15 +133,14 @@ func (o *Operations) StartReplay(ctx context.Context, workspace, by string, s Re
 			return have, err
 		}
 		now := o.d.now().UTC()
+		if s.Events && have != nil && have.State == ReplayDone && now.Sub(have.Created) < sameReplay {
+			return have, nil
+		}
 		r := &Replay{V: replayVersion, ID: id, Workspace: workspace, State: ReplayRunning, Select: s, Rate: rate, By: by, Created: now, Next: now}
 		if have != nil {
 			r.version = have.version
 		}
-		counted := s
-		if counted.Until.IsZero() || counted.Until.After(now) {
-			counted.Until = now
-		}
-		if r.Total, _, err = o.CountLetters(ctx, workspace, counted); err != nil {
+		if r.Total, _, err = o.CountReplay(ctx, workspace, sub, r.span()); err != nil {
 			return nil, err
 		}
 		entry := store.Item{Key: runningKey(workspace, id)}
@@ -136,6 +149,15 @@ func (o *Operations) StartReplay(ctx context.Context, workspace, by string, s Re
 			return r, fault.Wrap(fault.Unavailable, err, "begin a replay")
 		}
 	}
+}
+
+// span is what is meant: not what died, or was published, since it was asked for.
+func (r *Replay) span() ReplaySelect {
+	s := r.Select
+	if s.Until.IsZero() || s.Until.After(r.Created) {
+		s.Until = r.Created
+	}
+	return s
 }
 
 // saveReplay writes a job over the version that it was read at.
@@ -183,8 +205,9 @@ func (o *Operations) CancelReplay(ctx context.Context, workspace, id string) (*R
 	}
 }
 
-// Finder finds the subscription of a letter. [subscription.Service] implements it.
+// Finder finds the subscription of a letter, or by its id alone. [subscription.Service] implements it.
 type Finder interface {
+	Find(ctx context.Context, workspace, id string) (*subscription.Selected, error)
 	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
 }
 
@@ -250,12 +273,11 @@ func (o *Operations) StepReplay(ctx context.Context, subs Finder, r *Replay) err
 
 // replayStep retries some letters and writes how far that came.
 func (o *Operations) replayStep(ctx context.Context, subs Finder, r *Replay, now time.Time) (n int, err error) {
-	ask := r.Select.query()
-	if ask.Until.IsZero() || ask.Until.After(r.Created) {
-		ask.Until = r.Created // what died since is not meant
-	}
 	limit := max(1, min(1000, r.Rate*int(replayStep/time.Second)))
-	letters, next, err := o.Letters(ctx, r.Workspace, ask, r.Before, limit)
+	if r.Select.Events {
+		return o.replayEvents(ctx, subs, r, now, limit)
+	}
+	letters, next, err := o.Letters(ctx, r.Workspace, r.span().query(), r.Before, limit)
 	if err != nil {
 		return 0, err
 	}

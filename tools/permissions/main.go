@@ -122,10 +122,16 @@ var rare = map[permission]string{
 	{"DispatchFunction", "SendPagesAndRetries", "sqs:SendMessage", "DeadQueue"}:             "a message that cannot be decoded is set aside",
 	{"RetryFunction", "SendRetriesAndDeadLetters", "sqs:SendMessage", "DeadQueue"}:          "an item that cannot be decoded is set aside",
 	{"RetryFunction", "MoveDueEntries", "dynamodb:DeleteItem", "DeliveriesTable"}:           "an item that cannot be decoded is set aside",
+	{"RetryFunction", "ReplayLog", "dynamodb:GetItem", "LogTable"}:                          ofReplay,
+	{"RetryFunction", "ReplayLog", "dynamodb:BatchGetItem", "LogTable"}:                     ofReplay,
+	{"RetryFunction", "ReplayLog", "dynamodb:Query", "LogTable"}:                            ofReplay,
 	{"PublishFunction", "TakeFromInbox", "sqs:ChangeMessageVisibility", "InboxQueue"}:       "a message that fails comes again after seconds",
 }
 
-const ofSuspended = "a suspended subscription to many URIs keeps their log"
+const (
+	ofSuspended = "a suspended subscription to many URIs keeps their log"
+	ofReplay    = "a replay of events takes longer than its first step"
+)
 
 // byPoller are the requests that Lambda sends for a function's event source mapping.
 func byPoller(p permission) bool {

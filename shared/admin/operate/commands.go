@@ -16,7 +16,7 @@ import (
 
 // Commands are the commands over the admin API, as kong reads them. Each is one request: the tag api has its method
 // and path, arguments are the path's, and flags are members of the query or of a body. The tag columns is for
-// lists, follow for what may begin a job, confirm for what asks first.
+// lists, follow for what may begin a job, select what it always selects, confirm for what asks first.
 type Commands struct {
 	Subscriptions struct {
 		Flags
@@ -58,9 +58,7 @@ type Commands struct {
 		Retry  ID `cmd:"" api:"POST dead-letters/{id}/retry" help:"Deliver one again, with its webhook-id."`
 		Replay struct {
 			Letters
-			DryRun bool `help:"Only count them."`
-			Rate   int  `placeholder:"N" help:"Deliveries a second, 1 to 1000; 20 unless given."`
-			Detach bool `help:"Do not wait until it is done."`
+			Job
 		} `cmd:"" api:"POST replays" follow:"" help:"Deliver those again that have all that is given, each with its webhook-id."`
 	} `cmd:"" help:"See and replay what was given up."`
 	Replays struct {
@@ -68,7 +66,7 @@ type Commands struct {
 		Show   ID `cmd:"" api:"GET replays/{id}" help:"Show how far one is."`
 		Watch  ID `cmd:"" api:"GET replays/{id}" follow:"" help:"Wait until one is done."`
 		Cancel ID `cmd:"" api:"DELETE replays/{id}" help:"End one; what it has scheduled already is delivered."`
-	} `cmd:"" help:"See and cancel replays, which deadletters replay begins."`
+	} `cmd:"" help:"See and cancel replays, which deadletters replay and events replay begin."`
 	Events struct {
 		Flags
 		List struct {
@@ -87,6 +85,11 @@ type Commands struct {
 			Subscription string `required:"" placeholder:"ID" help:"Who gets it."`
 			URI          string `name:"uri" placeholder:"event://…" help:"Look for the event there only."`
 		} `cmd:"" api:"POST events/{id}/deliver" help:"Deliver one again to a subscription."`
+		Replay struct {
+			Span
+			Subscription string `required:"" placeholder:"ID" help:"Who gets them."`
+			Job
+		} `cmd:"" api:"POST replays" select:"events" follow:"" help:"Deliver again what was published since a time, as far as the subscription is for it."`
 	} `cmd:"" help:"Look into the event log."`
 	Switches struct {
 		Flags
@@ -148,6 +151,13 @@ type Letters struct {
 	Queue        string `help:"Of this queue; those of webhooks have webhooks."`
 }
 
+// Job are those of replays.
+type Job struct {
+	DryRun bool `help:"Only count them."`
+	Rate   int  `placeholder:"N" help:"Deliveries a second, 1 to 1000; 20 unless given."`
+	Detach bool `help:"Do not wait until it is done."`
+}
+
 // Flags are those of all commands. They run them as well.
 type Flags struct {
 	Server string `default:"http://127.0.0.1:8080" env:"MCPEVENTS_SERVER" placeholder:"URL" help:"The server (${default}), or its address for operators (--admin-addr). On AWS without a custom domain: the stack's output for the admin API."`
@@ -174,6 +184,9 @@ func (o *Flags) Run(k *kong.Context, t Terminal) error {
 	}
 	for _, p := range n.Positional {
 		c.Args = append(c.Args, p.Target.String())
+	}
+	if name := n.Tag.Get("select"); name != "" {
+		c.Values[name] = true
 	}
 	is := map[string]bool{}
 	for _, f := range n.Flags {

@@ -119,7 +119,11 @@ func Console(c *app.Core, mode auth.Mode) *console.Handler {
 }
 
 // Operations are what operators and owners do to deliveries.
-func Operations(c *app.Core) *delivery.Operations { return delivery.NewOperations(c.DB, c.Queues, nil) }
+func Operations(c *app.Core) *delivery.Operations {
+	o := delivery.NewOperations(c.DB, c.Queues, nil)
+	o.Log = c.EventLog
+	return o
+}
 
 // Switches are what people pause. Alone is true where no other process attempts deliveries.
 func Switches(c *app.Core, alone bool) *switches.Set {

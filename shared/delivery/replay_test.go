@@ -1,0 +1,140 @@
+package delivery
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+)
+
+// TestReplayOfEvents (OPS-05) delivers what was published since a time again, by processes that die.
+func TestReplayOfEvents(t *testing.T) {
+	r := newRig(t)
+	got, err := r.services.Subscribe(t.Context(), r.principal(), subscription.SubscribeRequest{
+		Name: "github.push", Arguments: []byte(`{"owner":"acme","branch":"main"}`),
+		URL: "https://hooks.example.com/a", Secret: "whsec_a", TTL: subscription.TTL{Asked: true, For: 7 * 24 * time.Hour},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := r.services.Find(t.Context(), "default", got.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sub := found.Subscription
+	published := func(id, owner, branch string) {
+		e := event.Event{
+			Workspace: "default", ID: id, URI: "event://github/" + owner + "/" + id + "/push", Name: "github.push", Time: r.now, Published: r.now,
+			Data: []byte(`{"branch":"` + branch + `"}`),
+		}
+		body, err := e.MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.sent++
+		r.queues[queue.Events] = append(r.queues[queue.Events], queue.Message{ID: fmt.Sprint(r.sent), Outgoing: queue.Outgoing{Body: body}, Sent: r.now})
+	}
+	const wanted, rate = 25, 2
+	published("early", "acme", "main")
+	r.work()
+	since := time.UnixMicro(r.db.End() + 1) // the store stamps
+	for i := range wanted {
+		published(fmt.Sprint("evt_", i), "acme", "main")
+		published(fmt.Sprint("filtered_", i), "acme", "topic")
+		published(fmt.Sprint("elsewhere_", i), "globex", "main")
+	}
+	r.work()
+	if n := len(posted(r)); n != wanted+1 {
+		t.Fatalf("got %d", n)
+	}
+	r.posts = nil
+	r.now = time.UnixMicro(r.db.End())
+	operations := func() *Operations { // of a new process
+		o := NewOperations(mortal{r.db, r}, mortal{r.db, r}, func() time.Time { return r.now })
+		o.Log = r.log
+		return o
+	}
+	ask := ReplaySelect{Events: true, Subscription: sub.ID, Since: since}
+	if n, more, err := operations().CountReplay(t.Context(), "default", sub, ask); n != wanted || more || err != nil {
+		t.Fatalf("it counts %d, %v, %v", n, more, err)
+	}
+	job, err := operations().StartReplay(t.Context(), "default", "chief", sub, ask, rate)
+	if err != nil || job.Total != wanted {
+		t.Fatal(job, err)
+	}
+	published("after it was asked for", "acme", "main")
+
+	t.Run("OPS-05 it has its rate, and goes on where it was when a process dies at any step", func(t *testing.T) {
+		steps := 0
+		for ; job.State == ReplayRunning; steps++ {
+			r.budget, r.late = 1+steps%40, steps%2 == 0
+			_, err := operations().RunReplays(t.Context(), r.services)
+			if err != nil && !r.dead {
+				t.Fatal(err)
+			}
+			r.dead, r.budget = false, 0
+			if steps > 1000 {
+				t.Fatalf("no end: %+v", job)
+			}
+			if job, err = operations().Replay(t.Context(), "default", job.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+		second := map[time.Duration]map[string]bool{}
+		for _, m := range r.queues[queue.Deliveries] {
+			task, err := decodeTask(m.Body, func(t PageTask) int { return t.V })
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range task.Events {
+				if second[m.Delay] == nil {
+					second[m.Delay] = map[string]bool{}
+				}
+				second[m.Delay][e.ID] = true
+			}
+		}
+		if len(second) < wanted/rate {
+			t.Errorf("all within %d seconds", len(second))
+		}
+		for delay, ids := range second {
+			if len(ids) > 2*rate { // the last of a partition and the first of the next one share one
+				t.Errorf("after %v there are %d", delay, len(ids))
+			}
+		}
+		if job.Replayed != wanted || steps < 2 {
+			t.Errorf("got %+v after %d processes", job, steps)
+		}
+		tasks := r.queues[queue.Events]
+		r.queues[queue.Events] = nil
+		r.work()
+		r.queues[queue.Events] = tasks
+		got := posted(r)
+		for i := range wanted {
+			if got[fmt.Sprint("evt_", i)] == 0 {
+				t.Errorf("evt_%d did not come", i)
+			}
+		}
+		if len(got) != wanted {
+			t.Errorf("got %v", got)
+		}
+	})
+	t.Run("OPS-05 asked twice it runs once, later it is another, which can be canceled", func(t *testing.T) {
+		again, err := operations().StartReplay(t.Context(), "default", "chief", sub, ask, rate)
+		if err != nil || again.State != ReplayDone || !again.Created.Equal(job.Created) {
+			t.Errorf("got %+v, %v", again, err)
+		}
+		r.now = r.now.Add(sameReplay)
+		if again, err = operations().StartReplay(t.Context(), "default", "chief", sub, ask, rate); err != nil || again.State != ReplayRunning {
+			t.Fatal(again, err)
+		}
+		if again, err = operations().CancelReplay(t.Context(), "default", again.ID); err != nil || again.State != ReplayCanceled {
+			t.Fatal(again, err)
+		}
+		if n, err := operations().RunReplays(t.Context(), r.services); n != 0 || err != nil {
+			t.Errorf("it sent %d, %v", n, err)
+		}
+	})
+}
