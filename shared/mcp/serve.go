@@ -100,11 +100,12 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		return
 	}
 	scope, rpc := auth.ScopeRead, &jsonrpc.Error{Code: code, Message: fault.Public(err)}
-	if m, ok := e.method(r.Context(), r.Header.Get(mcpspec.HeaderMethod)); ok && m.scope != "" { // the body was not looked at
+	name := r.Header.Get(mcpspec.HeaderMethod) // the body was not looked at
+	if m, ok := e.method(r.Context(), name); ok && m.scope != "" {
 		scope = m.scope
-		if m.family == eventsMethods {
-			rpc = e.faults.translate(r.Context(), err, mcpspec.V20260728, eventsMethods)
-		}
+	}
+	if name == mcpspec.MethodEventsSub || name == mcpspec.MethodEventsUnsub {
+		rpc = e.faults.translate(r.Context(), err, mcpspec.V20260728, eventsMethods)
 	}
 	if challenge := auth.Challenge(err, e.options.ResourceMetadata, scope); challenge != "" {
 		w.Header().Set("WWW-Authenticate", challenge)

@@ -113,8 +113,9 @@ func (s *Service) Subscribe(ctx context.Context, p auth.Principal, r SubscribeRe
 		EventURIs: []string{pattern.URI()}, Patterns: []Pattern{pattern},
 		Target: Target{URL: r.URL, Type: Standard, Fingerprint: fingerprint(r.Secret)},
 		Name:   r.Name, Arguments: selection.Arguments, Filters: selection.Filters, Redact: selection.Redact,
-		Created: now, Until: s.grant(now, r.TTL), State: Active, Plain: r.Plain, Resumed: now.Unix(),
-		Cursor: s.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from}),
+		Created: now, Until: s.grant(now, r.TTL), State: Active, Plain: r.Plain,
+		Resumed: now.Add(-time.Minute).Unix(), // failures count by the minute, from the next one on: from this one
+		Cursor:  s.Sealer.Seal(p.Workspace, eventlog.Cursor{At: from}),
 	}
 	want.rely(cat, grantOf(cat, p))
 	if want.Target.Secret, err = s.seal(want, key); err != nil {

@@ -105,7 +105,7 @@ func keyValues(all []attribute.KeyValue) []keyValue {
 			f := a.Value.AsFloat64()
 			v.Double = &f
 		default:
-			s := a.Value.Emit()
+			s := a.Value.String()
 			v.String = &s
 		}
 	}
