@@ -32,7 +32,8 @@ const (
 	ratePercent = 95
 	// rateUnwritten is how many successes may always be unwritten.
 	rateUnwritten = 4
-	// rateAsk is how often one dispatcher adds up the attempts of one subscription.
+	// rateAsk is how often one dispatcher adds up the attempts of one subscription, unless it makes
+	// rateMinimum of them sooner.
 	rateAsk   = 5 * time.Second
 	maxTallys = 100_000
 )
@@ -44,6 +45,7 @@ type tally struct {
 	written int           // successes
 	dirty   int           // successes that are not
 	asked   time.Time
+	since   int // attempts since then
 }
 
 // minuteTally is the value of an item: the attempts of one minute.
@@ -92,6 +94,7 @@ func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (
 		t.minutes = append(t.minutes, minuteTally{Minute: minute})
 	}
 	m := &t.minutes[len(t.minutes)-1]
+	t.since++
 	if failed {
 		m.Failed++
 	} else {
@@ -122,11 +125,11 @@ func (r *rates) count(workspace, id string, failed, flush bool, now time.Time) (
 func (r *rates) failing(ctx context.Context, db store.DB, workspace, id string, resumed int64, now time.Time) (bool, error) {
 	r.mu.Lock()
 	t := r.get(workspace, id, now)
-	if now.Sub(t.asked) < rateAsk && !now.Before(t.asked) {
+	if now.Sub(t.asked) < rateAsk && !now.Before(t.asked) && t.since < rateMinimum {
 		r.mu.Unlock()
 		return false, nil
 	}
-	t.asked = now
+	t.asked, t.since = now, 0
 	first := max(now.Add(-rateWindow).Unix(), resumed)/60 + 1
 	own := map[string]bool{}
 	ok, failed := 0, 0
