@@ -137,7 +137,7 @@ func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, t
 		}
 		return slices.ContainsFunc(texts, func(text string) bool { return bytes.Contains(b, []byte(text)) })
 	}
-	err := store.Each(ctx, t.DB, store.Key{Table: store.Settings, Partition: partition(workspace)}, func(it *store.Item) error {
+	err := store.Each(ctx, t.DB, store.Key{Table: store.Settings, Partition: partition(workspace)}, "read the audit trail", func(it *store.Item) error {
 		if !holds(it.Value) {
 			return nil
 		}

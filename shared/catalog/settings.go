@@ -85,26 +85,14 @@ const namesPartition = "catalogs"
 
 // Names lists the workspaces that have a catalog of their own, [Shared] among them.
 func Names(ctx context.Context, db store.DB) (names []string, err error) {
-	q := store.Query{Table: store.Settings, Partition: namesPartition}
-	for {
-		page, err := db.Query(ctx, q)
-		if err != nil {
-			return nil, fault.Wrap(fault.Unavailable, err, "list the catalogs")
+	err = store.Each(ctx, db, store.Key{Table: store.Settings, Partition: namesPartition}, "list the catalogs", func(it *store.Item) error {
+		src, _, err := settings.Read(ctx, db, documents+it.Sort)
+		if err == nil && len(src) > 0 {
+			names = append(names, it.Sort)
 		}
-		for _, it := range page.Items {
-			src, _, err := settings.Read(ctx, db, documents+it.Sort)
-			if err != nil {
-				return nil, err
-			}
-			if len(src) > 0 {
-				names = append(names, it.Sort)
-			}
-		}
-		if !page.More {
-			return names, nil
-		}
-		q.After = page.Last
-	}
+		return err
+	})
+	return names, err
 }
 
 // Load reads the workspace's catalog, or that of [Shared]. A workspace without one is of kind

@@ -70,26 +70,17 @@ func destination(parts ...string) string {
 
 // of reads all records of a principal, strongly consistent, by provider.
 func (c consents) of(ctx context.Context, workspace, principal string) (map[string]consentItem, error) {
-	q := store.Query{Table: store.Subscriptions, Partition: consentPartition(workspace, principal), Limit: 1000}
 	out := map[string]consentItem{}
-	for {
-		page, err := c.db.Query(ctx, q)
-		if err != nil {
-			return nil, fault.Wrap(fault.Unavailable, err, "read the consents")
+	err := store.Each(ctx, c.db, Consented(workspace, principal), "read the consents", func(it *store.Item) error {
+		var item consentItem
+		if json.Unmarshal(it.Value, &item) != nil || item.V != consentVersion {
+			c.broken.Add(ctx, "consent") // it is not given
+			return nil
 		}
-		for _, it := range page.Items {
-			var item consentItem
-			if json.Unmarshal(it.Value, &item) != nil || item.V != consentVersion {
-				c.broken.Add(ctx, "consent") // it is not given
-				continue
-			}
-			out[item.Provider] = item
-		}
-		if !page.More {
-			return out, nil
-		}
-		q.After = page.Last
-	}
+		out[item.Provider] = item
+		return nil
+	})
+	return out, err
 }
 
 func (c consents) write(ctx context.Context, workspace string, item consentItem) error {

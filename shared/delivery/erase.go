@@ -27,7 +27,7 @@ type Belonging struct {
 // Belongings visits what is stored of a subscription's deliveries.
 func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit func(Belonging) error) error {
 	of := func(kind string, partition store.Key, add func(*store.Item, *Belonging)) error {
-		return store.Each(ctx, o.d.DB, partition, func(it *store.Item) error {
+		return store.Each(ctx, o.d.DB, partition, "list what is stored of a subscription", func(it *store.Item) error {
 			b := Belonging{Kind: kind, Keys: []store.Key{it.Key}}
 			if add != nil {
 				add(it, &b)
@@ -67,19 +67,18 @@ func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit
 	if err == nil {
 		err = of("statuses", subscription.StatusKey(workspace, id), nil)
 	}
-	return fault.Wrap(fault.Unavailable, err, "list what is stored of a subscription")
+	return err
 }
 
 // EachReplay visits the replays of a workspace, with the keys of each.
 func (o *Operations) EachReplay(ctx context.Context, workspace string, visit func(r *Replay, keys []store.Key) error) error {
-	err := store.Each(ctx, o.d.DB, replayKey(workspace, "-"), func(it *store.Item) error {
+	return store.Each(ctx, o.d.DB, replayKey(workspace, "-"), "list the replays", func(it *store.Item) error {
 		r, err := decodeReplay(it)
 		if err != nil {
 			return err
 		}
 		return visit(r, []store.Key{it.Key, runningKey(workspace, r.ID)})
 	})
-	return fault.Wrap(fault.Unavailable, err, "list the replays")
 }
 
 // Unname takes the name of who began it off a replay. One that another process goes on with is left to a repetition.
@@ -127,7 +126,7 @@ func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []str
 
 // SweepErased deletes what was recorded for subscriptions after they were erased.
 func (o *Operations) SweepErased(ctx context.Context) (n int, err error) {
-	err = store.Each(ctx, o.d.DB, store.Key{Table: store.Deliveries, Partition: erasedPartition}, func(it *store.Item) error {
+	err = store.Each(ctx, o.d.DB, store.Key{Table: store.Deliveries, Partition: erasedPartition}, "list what is erased", func(it *store.Item) error {
 		var e erased
 		if err := json.Unmarshal(it.Value, &e); err != nil {
 			return fault.Wrap(fault.Internal, err, "decode what is erased")

@@ -69,27 +69,11 @@ func (d *Dispatcher) reactivateBacklog(ctx context.Context, workspace string, r 
 	if err != nil || record == nil || record.State == subscription.Suspended {
 		return err
 	}
-	q := store.Query{Table: store.Deliveries, Partition: deliveryKey(workspace, r.Subscription, "").Partition}
-	for {
-		page, err := d.DB.Query(ctx, q)
-		if err != nil {
-			return fault.Wrap(fault.Unavailable, err, "list the suspended deliveries")
+	return store.Each(ctx, d.DB, deliveryKey(workspace, r.Subscription, ""), "list the suspended deliveries", func(it *store.Item) error {
+		del, err := decodeDelivery(it)
+		if err != nil || del.State != stateSuspended {
+			return err
 		}
-		for i := range page.Items {
-			del, err := decodeDelivery(&page.Items[i])
-			if err != nil {
-				return err
-			}
-			if del.State != stateSuspended {
-				continue
-			}
-			if err := d.reactivate(ctx, del); err != nil {
-				return err
-			}
-		}
-		if !page.More {
-			return nil
-		}
-		q.After = page.Last
-	}
+		return d.reactivate(ctx, del)
+	})
 }

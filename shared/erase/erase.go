@@ -169,9 +169,6 @@ func (r *run) flush(ctx context.Context) error {
 	}
 	ops := slices.Collect(maps.Values(r.ops))
 	clear(r.ops)
-	if r.dry {
-		return nil
-	}
 	return fault.Wrap(fault.Unavailable, r.DB.WriteAll(ctx, ops...), "erase")
 }
 
@@ -265,10 +262,10 @@ func (r *run) unusedBodies(ctx context.Context) error {
 
 // sessions ends sessions, with the notices of their streams.
 func (r *run) sessions(ctx context.Context) error {
-	return store.Each(ctx, r.DB, session.ListKey(r.workspace, r.principal), func(listed *store.Item) error {
+	return store.Each(ctx, r.DB, session.ListKey(r.workspace, r.principal), "list the sessions of a principal", func(listed *store.Item) error {
 		keys := []store.Key{listed.Key}
 		for _, partition := range []store.Key{session.Partition(listed.Sort), r.topic(stream.TopicSession(listed.Sort))} {
-			err := store.Each(ctx, r.DB, partition, func(it *store.Item) error {
+			err := store.Each(ctx, r.DB, partition, "list what is stored of a session", func(it *store.Item) error {
 				keys = append(keys, it.Key)
 				return nil
 			})
@@ -297,8 +294,10 @@ func (r *run) partitions(ctx context.Context) error {
 		{"notices", r.topic(stream.TopicConversation(r.principal))},
 	}
 	for _, id := range r.ids {
-		for _, key := range switches.Keys(r.workspace, switches.Subscription(id)) {
-			r.ops[key] = store.Delete(key)
+		if !r.dry {
+			for _, key := range switches.Keys(r.workspace, switches.Subscription(id)) {
+				r.ops[key] = store.Delete(key)
+			}
 		}
 		parts = append(parts, part{"notices", r.topic(stream.TopicSubscription(id))})
 	}
@@ -306,7 +305,7 @@ func (r *run) partitions(ctx context.Context) error {
 		parts = append(parts, part{kind, key})
 	}
 	for _, p := range parts {
-		err := store.Each(ctx, r.DB, p.key, func(it *store.Item) error { return r.found(ctx, p.kind, it.Key) })
+		err := store.Each(ctx, r.DB, p.key, "list the "+p.kind+" of a principal", func(it *store.Item) error { return r.found(ctx, p.kind, it.Key) })
 		if err != nil {
 			return err
 		}
@@ -334,8 +333,7 @@ func (r *run) replays(ctx context.Context) error {
 
 // trail takes the name out of the audit trail.
 func (r *run) trail(ctx context.Context) error {
-	texts := slices.Clone(r.ids)
-	return r.Trail.Redact(ctx, r.workspace, r.principal, Pseudonym(r.workspace, r.principal), texts, r.dry, func() error {
+	return r.Trail.Redact(ctx, r.workspace, r.principal, Pseudonym(r.workspace, r.principal), r.ids, r.dry, func() error {
 		return r.found(ctx, "auditEntries")
 	})
 }

@@ -35,20 +35,12 @@ func (g *Gateway) Unsubscribe(ctx context.Context, s api.Subscription) error {
 // wanted are the URIs that sessions or streams are subscribed to.
 func (g *Gateway) wanted(ctx context.Context, at api.Place) (map[string]bool, error) {
 	out := map[string]bool{}
-	q := store.Query{Table: store.Sessions, Partition: wantedPartition(at), Limit: 1000}
-	for {
-		page, err := g.options.DB.Query(ctx, q)
-		if err != nil {
-			return nil, fault.Wrap(fault.Unavailable, err, "read the subscriptions at a backend")
-		}
-		for _, it := range page.Items {
-			out[string(it.Value)] = true
-		}
-		if !page.More {
-			return out, nil
-		}
-		q.After = page.Last
-	}
+	partition := store.Key{Table: store.Sessions, Partition: wantedPartition(at)}
+	err := store.Each(ctx, g.options.DB, partition, "read the subscriptions at a backend", func(it *store.Item) error {
+		out[string(it.Value)] = true
+		return nil
+	})
+	return out, err
 }
 
 // kick makes the relay of this process look at the subscriptions.

@@ -10,6 +10,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Table names a group of items with one purpose, one retention and one set of
@@ -251,12 +253,13 @@ func Unhurried(ctx context.Context) context.Context { return context.WithValue(c
 // IsUnhurried reports whether ctx comes from [Unhurried].
 func IsUnhurried(ctx context.Context) bool { return ctx.Value(unhurried{}) != nil }
 
-// Each visits the items of a partition in the order of their sort keys, page by page.
-func Each(ctx context.Context, db DB, partition Key, visit func(*Item) error) error {
-	for q := (Query{Table: partition.Table, Partition: partition.Partition, Limit: 500}); ; {
+// Each visits the items of a partition in the order of their sort keys, page by page. An error of the visit ends
+// it and is returned as it is; one of the store is of kind fault.Unavailable, and says what was done.
+func Each(ctx context.Context, db DB, partition Key, what string, visit func(*Item) error) error {
+	for q := (Query{Table: partition.Table, Partition: partition.Partition, Limit: 1000}); ; {
 		page, err := db.Query(ctx, q)
 		if err != nil {
-			return err
+			return fault.Wrap(fault.Unavailable, err, "%s", what)
 		}
 		for i := range page.Items {
 			if err := visit(&page.Items[i]); err != nil {

@@ -21,20 +21,19 @@ func endedKey(workspace, principal, id string) store.Key {
 
 // Each visits the subscriptions of a principal that have a record, also those that were disabled or whose time is over.
 func (s *Service) Each(ctx context.Context, workspace, principal string, visit func(*Subscription) error) error {
-	err := store.Each(ctx, s.DB, recordKey(workspace, principal, "-"), func(it *store.Item) error {
+	return store.Each(ctx, s.DB, recordKey(workspace, principal, "-"), "list the subscriptions of a principal", func(it *store.Item) error {
 		sub, err := decodeRecord(it)
 		if err != nil {
 			return err
 		}
 		return visit(sub)
 	})
-	return fault.Wrap(fault.Unavailable, err, "list the subscriptions of a principal")
 }
 
 // EachEnded visits the ids of those that ended.
 func (s *Service) EachEnded(ctx context.Context, workspace, principal string, visit func(id string) error) error {
-	err := store.Each(ctx, s.DB, endedKey(workspace, principal, "-"), func(it *store.Item) error { return visit(it.Sort) })
-	return fault.Wrap(fault.Unavailable, err, "list the ended subscriptions of a principal")
+	return store.Each(ctx, s.DB, endedKey(workspace, principal, "-"), "list the ended subscriptions of a principal",
+		func(it *store.Item) error { return visit(it.Sort) })
 }
 
 // ForgetEnded deletes the entry of one that ended, when nothing of it is left.

@@ -151,20 +151,12 @@ func (s *Service) Listed(ctx context.Context, workspace, scope, after string) (s
 
 // Workspaces lists those in which there are or were subscriptions.
 func (s *Service) Workspaces(ctx context.Context) (names []string, err error) {
-	q := store.Query{Table: store.Subscriptions, Partition: workspacesPartition}
-	for {
-		page, err := s.DB.Query(ctx, q)
-		if err != nil {
-			return nil, fault.Wrap(fault.Unavailable, err, "list the workspaces with subscriptions")
-		}
-		for _, it := range page.Items {
-			names = append(names, it.Sort)
-		}
-		if !page.More {
-			return names, nil
-		}
-		q.After = page.Last
-	}
+	partition := store.Key{Table: store.Subscriptions, Partition: workspacesPartition}
+	err = store.Each(ctx, s.DB, partition, "list the workspaces with subscriptions", func(it *store.Item) error {
+		names = append(names, it.Sort)
+		return nil
+	})
+	return names, err
 }
 
 // AuditState is the catalog against which a workspace's subscriptions were last audited; the

@@ -79,26 +79,15 @@ func (s *Service) Sweep(ctx context.Context) (removed int, err error) {
 }
 
 func (s *Service) sweepPartition(ctx context.Context, part string) (removed int, err error) {
-	q := store.Query{Table: store.Subscriptions, Partition: part, Limit: 100}
-	for {
-		page, err := s.DB.Query(ctx, q)
-		if err != nil {
-			return removed, fault.Wrap(fault.Unavailable, err, "list expired subscriptions")
+	partition := store.Key{Table: store.Subscriptions, Partition: part}
+	err = store.Each(ctx, s.DB, partition, "list expired subscriptions", func(it *store.Item) error {
+		gone, err := s.sweepOne(ctx, it)
+		if err == nil && gone {
+			removed++
 		}
-		for i := range page.Items {
-			gone, err := s.sweepOne(ctx, &page.Items[i])
-			if err != nil {
-				return removed, err
-			}
-			if gone {
-				removed++
-			}
-		}
-		if !page.More {
-			return removed, nil
-		}
-		q.After = page.Last
-	}
+		return err
+	})
+	return removed, err
 }
 
 // sweepOne handles one entry. What cannot be decoded, itself or its subscription, is

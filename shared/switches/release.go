@@ -30,29 +30,22 @@ const round = time.Minute
 // runs every minute, and right after a resume; what it releases in a run is spread over a minute. A message
 // is deleted after it was sent: a crash in between sends it twice.
 func (s *Set) Release(ctx context.Context) (released int, err error) {
-	q := store.Query{Table: store.Deliveries, Partition: resumedPart, Limit: 100}
 	var errs []error
-	for more := true; more; {
-		page, err := s.DB.Query(ctx, q)
-		if err != nil {
-			return released, fault.Wrap(fault.Unavailable, err, "list what was resumed")
+	err = store.Each(ctx, s.DB, store.Key{Table: store.Deliveries, Partition: resumedPart}, "list what was resumed", func(it *store.Item) error {
+		var r resumed
+		if err := json.Unmarshal(it.Value, &r); err != nil {
+			errs = append(errs, fault.Wrap(fault.Internal, err, "decode what was resumed"))
+			return nil
 		}
-		for i := range page.Items {
-			var r resumed
-			if err := json.Unmarshal(page.Items[i].Value, &r); err != nil {
-				errs = append(errs, fault.Wrap(fault.Internal, err, "decode what was resumed"))
-				continue
-			}
-			n, err := s.ReleaseOf(ctx, r.Workspace, r.Name)
-			released += n
-			if err == nil && n == 0 && s.now().Sub(r.At) > linger {
-				err = s.DB.Write(ctx, store.Delete(page.Items[i].Key))
-			}
-			errs = append(errs, err)
+		n, err := s.ReleaseOf(ctx, r.Workspace, r.Name)
+		released += n
+		if err == nil && n == 0 && s.now().Sub(r.At) > linger {
+			err = s.DB.Write(ctx, store.Delete(it.Key))
 		}
-		q.After, more = page.Last, page.More
-	}
-	return released, errors.Join(errs...)
+		errs = append(errs, err)
+		return nil
+	})
+	return released, errors.Join(append(errs, err)...)
 }
 
 // ReleaseOf is [Set.Release] for one switch, which does nothing while that is paused.

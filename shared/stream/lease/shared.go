@@ -108,23 +108,16 @@ func (s *Shared) place(ctx context.Context, own store.Item, most int) error {
 		return fault.Wrap(fault.Unavailable, err, "take a lease")
 	}
 	var live, dead []store.Op // the oldest first
-	q := store.Query{Table: own.Table, Partition: own.Partition, Limit: 1000}
-	for {
-		page, err := s.DB.Query(ctx, q)
-		if err != nil {
-			return fault.Wrap(fault.Unavailable, err, "read the leases")
+	err := store.Each(ctx, s.DB, own.Key, "read the leases", func(it *store.Item) error {
+		if s.overdue(*it) {
+			dead = append(dead, store.Delete(it.Key))
+		} else {
+			live = append(live, store.Delete(it.Key))
 		}
-		for _, it := range page.Items {
-			if s.overdue(it) {
-				dead = append(dead, store.Delete(it.Key))
-			} else {
-				live = append(live, store.Delete(it.Key))
-			}
-		}
-		if !page.More {
-			break
-		}
-		q.After = page.Last
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	over := len(dead) + len(live) - most
 	if over <= 0 {

@@ -7,8 +7,8 @@ import (
 )
 
 // Copy writes what the file at path held at one moment to a new or empty file, without its free pages. An engine may
-// have it open, of this process or another, and goes on meanwhile: readers of a write-ahead log hold up no writer. Begun is
-// told the size of the file, of which the copy has at most as much.
+// have it open, of this process or another, and goes on meanwhile: readers of a write-ahead log hold up no writer. Begun gets
+// the size of the file, of which the copy has at most as much.
 func Copy(ctx context.Context, path, to string, begun func(size int64)) error {
 	db, err := sqlite.OpenConn(path, sqlite.OpenReadWrite) // for the log of a server that was killed, which is to be recovered
 	if err != nil {
@@ -18,15 +18,11 @@ func Copy(ctx context.Context, path, to string, begun func(size int64)) error {
 	defer c.close()
 	db.SetBusyTimeout(busyTimeout)
 	db.SetInterrupt(ctx.Done())
-	pages, err := c.Int("PRAGMA page_count")
+	size, err := c.fileSize()
 	if err != nil {
 		return err
 	}
-	size, err := c.Int("PRAGMA page_size")
-	if err != nil {
-		return err
-	}
-	begun(pages * size)
+	begun(size)
 	const sql = "VACUUM INTO ?"
 	s, err := db.Prepare(sql)
 	if err != nil {

@@ -63,15 +63,11 @@ func intact(c *Conn, path string, noLog bool) error {
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read the size of the file")
 	}
-	pages, err := c.Int("PRAGMA page_count")
+	size, err := c.fileSize()
 	if err != nil {
 		return err
 	}
-	size, err := c.Int("PRAGMA page_size")
-	if err != nil {
-		return err
-	}
-	if noLog && info.Size() < pages*size {
+	if noLog && info.Size() < size {
 		return &Error{Code: sqlite.ResultCorrupt, Message: "the file is shorter than it says", SQL: "open"}
 	}
 	if info.Size() > maxQuickCheck {
@@ -89,6 +85,16 @@ func intact(c *Conn, path string, noLog bool) error {
 		return &Error{Code: sqlite.ResultCorrupt, Message: found, SQL: "PRAGMA quick_check"}
 	}
 	return nil
+}
+
+// fileSize is the size in bytes that the file should have when its log is empty.
+func (c *Conn) fileSize() (int64, error) {
+	pages, err := c.Int("PRAGMA page_count")
+	if err != nil {
+		return 0, err
+	}
+	size, err := c.Int("PRAGMA page_size")
+	return pages * size, err
 }
 
 // create makes an empty file that only its owner can read, because it will hold sealed secrets and payloads. SQLite gives
