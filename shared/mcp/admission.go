@@ -3,7 +3,6 @@ package mcp
 import (
 	"context"
 	"encoding/json"
-	"log/slog"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -12,7 +11,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
@@ -32,8 +30,6 @@ type admission struct {
 	maxStreams           int64
 	leases               Leases
 	faults               faults
-	log                  *slog.Logger
-	metrics              *metric.Set
 
 	mu      sync.Mutex // guards ended against streams.Add
 	ended   bool

@@ -61,11 +61,11 @@ func endReason(r *http.Request, why error) string {
 	return reasonError
 }
 
-// ended logs and counts the end of the stream. A principal is told by the beginning of its SHA-256, for its id may be
+// ended logs and counts the end of the stream. A principal is known by the beginning of its SHA-256, for its id may be
 // a person's name.
 func (o *streamWriter) ended(r *http.Request, why error) {
 	reason := endReason(r, why)
-	o.streams.admission.metrics.StreamEnded(reason)
+	o.streams.faults.metrics.StreamEnded(reason)
 	level, attrs := slog.LevelInfo, make([]slog.Attr, 0, 6)
 	hash := sha256.Sum256([]byte(o.principal.ID))
 	attrs = append(attrs, slog.String("reason", reason), slog.String("kind", o.kind), slog.String("workspace", o.principal.Workspace),
@@ -76,5 +76,5 @@ func (o *streamWriter) ended(r *http.Request, why error) {
 	if reason == reasonError {
 		level, attrs = slog.LevelWarn, append(attrs, slog.Any("error", why))
 	}
-	o.streams.admission.log.LogAttrs(context.WithoutCancel(r.Context()), level, "stream ended", attrs...)
+	o.streams.faults.logger.LogAttrs(context.WithoutCancel(r.Context()), level, "stream ended", attrs...)
 }

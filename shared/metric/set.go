@@ -64,11 +64,7 @@ func definition(name string) Definition {
 }
 
 // Published counts accepted events.
-func (s *Set) Published(n int) {
-	if s != nil {
-		s.counters[EventsPublished].Add(context.Background(), int64(n))
-	}
-}
+func (s *Set) Published(n int) { s.add(EventsPublished, n, "", "") }
 
 // Attempt records a POST: number n of its delivery, which took so long and ended lag after the event
 // was published. Category is why it failed, or empty.
@@ -85,52 +81,48 @@ func (s *Set) Attempt(category string, n int, took, lag time.Duration) {
 		s.histograms[FirstAttemptLag].Record(ctx, lag.Seconds())
 	}
 	s.histograms[AttemptDuration].Record(ctx, took.Seconds())
-	s.counters[DeliveryAttempts].Add(ctx, 1, s.by("outcome", outcome)...)
+	s.add(DeliveryAttempts, 1, "outcome", outcome)
 }
 
 // DeadLettered counts what was given up: of a queue, or deliveries of webhooks.
 func (s *Set) DeadLettered(queue string, n int) {
-	if s != nil && n > 0 {
-		s.counters[DeadLetters].Add(context.Background(), int64(n), s.by("queue", queue)...)
+	if n > 0 {
+		s.add(DeadLetters, n, "queue", queue)
 	}
 }
 
 // LimitReached counts a request that met a limit; an empty name is none.
 func (s *Set) LimitReached(name string) {
-	if s != nil && name != "" {
-		s.counters[LimitsReached].Add(context.Background(), 1, s.by("limit", name)...)
+	if name != "" {
+		s.add(LimitsReached, 1, "limit", name)
 	}
 }
 
 // Disabled counts a subscription that was disabled for its endpoint.
-func (s *Set) Disabled() {
-	if s != nil {
-		s.counters[Disabled].Add(context.Background(), 1)
-	}
-}
+func (s *Set) Disabled() { s.add(Disabled, 1, "", "") }
 
 // StreamEnded counts a stream by why it ended.
-func (s *Set) StreamEnded(reason string) {
-	if s != nil {
-		s.counters[StreamsEnded].Add(context.Background(), 1, s.by("reason", reason)...)
-	}
-}
+func (s *Set) StreamEnded(reason string) { s.add(StreamsEnded, 1, "reason", reason) }
 
 // Polled counts an answer to events/poll.
-func (s *Set) Polled() {
-	if s != nil {
-		s.counters[Polls].Add(context.Background(), 1)
-	}
-}
+func (s *Set) Polled() { s.add(Polls, 1, "", "") }
 
 // Called counts a request to a backend.
 func (s *Set) Called(backend string, failed bool) {
-	if s == nil {
-		return
-	}
-	s.counters[BackendCalls].Add(context.Background(), 1, s.by("backend", backend)...)
+	s.add(BackendCalls, 1, "backend", backend)
 	if failed {
-		s.counters[BackendErrors].Add(context.Background(), 1, s.by("backend", backend)...)
+		s.add(BackendErrors, 1, "backend", backend)
+	}
+}
+
+// add adds to a counter, split by an attribute unless key is empty.
+func (s *Set) add(name string, n int, key, value string) {
+	switch {
+	case s == nil:
+	case key == "":
+		s.counters[name].Add(context.Background(), int64(n))
+	default:
+		s.counters[name].Add(context.Background(), int64(n), s.by(key, value)...)
 	}
 }
 
