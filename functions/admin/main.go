@@ -15,6 +15,5 @@ import (
 func main() {
 	p := boot.Start()
 	api := webhooks.Admin(&p.Core, p.Subscriptions(), webhooks.Operations(&p.Core), webhooks.Switches(&p.Core, false))
-	rest := webhooks.Console(&p.Core, p.Mode).Over(p.Serve(http.NotFoundHandler()))
-	lambdaurl.Start(p.Measured(api.Over(rest)), p.Ending())
+	lambdaurl.Start(p.Measured(webhooks.Operators(&p.Core, p.Mode, api, p.Serve(http.NotFoundHandler()))), p.Ending())
 }

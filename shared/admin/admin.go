@@ -156,17 +156,6 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.mux.ServeHTTP(w, r)
 }
 
-// Over serves the API, and all else by rest. It stands before a mux, which would redirect from the name of a switch.
-func (h *Handler) Over(rest http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strings.HasPrefix(r.URL.Path, Prefix) {
-			h.ServeHTTP(w, r)
-			return
-		}
-		rest.ServeHTTP(w, r)
-	})
-}
-
 // call is one request of somebody who may make it.
 type call struct {
 	*http.Request

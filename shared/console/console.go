@@ -98,20 +98,6 @@ func New(o Options, log *slog.Logger) *Handler {
 	return h
 }
 
-// Over serves the console, and all else by rest.
-func (h *Handler) Over(rest http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch at := r.URL.Path; {
-		case strings.HasPrefix(at, Prefix):
-			h.ServeHTTP(w, r)
-		case at+"/" == Prefix:
-			http.Redirect(w, r, Prefix, http.StatusPermanentRedirect)
-		default:
-			rest.ServeHTTP(w, r)
-		}
-	})
-}
-
 // ServeHTTP serves a file; who may see data is for the admin API to say.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, Prefix)

@@ -5,6 +5,8 @@ package webhooks
 import (
 	"cmp"
 	"context"
+	"net/http"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/admin"
@@ -104,8 +106,25 @@ func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operati
 	})
 }
 
-// Console serves the operators' page, which uses the admin API.
-func Console(c *app.Core, mode auth.Mode) *console.Handler {
+// Operators serves the admin API and the console that uses it, and all else by rest. It stands before a mux, which would
+// redirect from the name of a switch.
+func Operators(c *app.Core, mode auth.Mode, api *admin.Handler, rest http.Handler) http.Handler {
+	page := newConsole(c, mode)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch at := r.URL.Path; {
+		case strings.HasPrefix(at, admin.Prefix):
+			api.ServeHTTP(w, r)
+		case strings.HasPrefix(at, console.Prefix):
+			page.ServeHTTP(w, r)
+		case at+"/" == console.Prefix:
+			http.Redirect(w, r, console.Prefix, http.StatusPermanentRedirect)
+		default:
+			rest.ServeHTTP(w, r)
+		}
+	})
+}
+
+func newConsole(c *app.Core, mode auth.Mode) *console.Handler {
 	o := console.Options{Auth: mode}
 	if server, ok := c.Auth.(interface {
 		Endpoints(context.Context) (authorize, token string, err error)
