@@ -24,7 +24,7 @@ const (
 	// disableFailures is how many must have. A single failure does not count for five days without events, nor does
 	// one whose success was not worth a write.
 	disableFailures = 10
-	// DisabledURI is of the event that tells of a subscription that was disabled.
+	// DisabledURI is that of the event for a subscription that was disabled.
 	DisabledURI = "event://mcpevents/subscription-disabled"
 )
 
@@ -34,7 +34,7 @@ func onlyFails(sub *subscription.Subscriber, st subscription.Status, now time.Ti
 	return st.Failures >= disableFailures && now.Unix()-since >= int64(DisableAfter/time.Second)
 }
 
-// disable disables the subscription of an endpoint and tells of it, once.
+// disable disables the subscription of an endpoint and announces it, once.
 func (d *Dispatcher) disable(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
 	ended, err := d.Subscriptions.Disable(ctx, workspace, sub.Principal, sub.ID, reason)
 	if err != nil || !ended {

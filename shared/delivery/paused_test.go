@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"testing"
@@ -290,6 +291,51 @@ func TestLettersAreRetried(t *testing.T) {
 	}
 	if list := ask(LetterQuery{Origin: "https://hooks.example.com"}); len(list) != 0 {
 		t.Errorf("OPS-04: left %+v", list)
+	}
+}
+
+// canceling cancels a replay in the middle of a step, when the second letter's subscription is looked up.
+type canceling struct {
+	Finder
+	cancel func()
+	asked  int
+}
+
+func (c *canceling) Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error) {
+	if c.asked++; c.asked == 2 {
+		c.cancel()
+	}
+	return c.Finder.Lookup(ctx, workspace, principal, id)
+}
+
+// TestACanceledReplayCountsWhatWasUnderWay: OPS-04.
+func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
+	r := newRig(t)
+	r.register("event://ci/build-finished")
+	r.script = func(int) webhook.Outcome { return webhook.Outcome{Category: webhook.HTTP4xx, Status: 413} }
+	for _, id := range []string{"evt_1", "evt_2", "evt_3"} {
+		r.publish(id)
+	}
+	r.run()
+	ops := NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
+	job, err := ops.StartReplay(t.Context(), "default", "chief", nil, ReplaySelect{}, 20)
+	if err != nil || job.Total != 3 {
+		t.Fatal(job, err)
+	}
+	subs := &canceling{Finder: r.services, cancel: func() {
+		if _, err := ops.CancelReplay(t.Context(), "default", job.ID); err != nil {
+			t.Error(err)
+		}
+	}}
+	if _, err := ops.RunReplays(t.Context(), subs); err != nil {
+		t.Fatal(err)
+	}
+	left, _, err := ops.Letters(t.Context(), "default", LetterQuery{}, "", 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if job, err = ops.Replay(t.Context(), "default", job.ID); err != nil || job.State != ReplayCanceled || job.Replayed+len(left) != 3 {
+		t.Errorf("OPS-04: it ended as %+v with %d letters left, %v", job, len(left), err)
 	}
 }
 

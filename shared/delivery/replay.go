@@ -42,20 +42,28 @@ func (r *Replayer) Replay(ctx context.Context, s *subscription.Subscription, aft
 				if sent += len(events); sent > MaxReplay {
 					return true, nil
 				}
-				var out []queue.Outgoing
-				for _, t := range pages(s.Workspace, p.Key, subscription.At(s.ID), 1, events) {
-					out = append(out, queue.Outgoing{Body: t.encode()})
-				}
-				if len(out) == 0 {
-					continue
-				}
-				if err := r.Queue.Send(ctx, queue.Deliveries, out...); err != nil {
-					return false, fault.Wrap(fault.Unavailable, err, "enqueue a replay")
+				if err := enqueue(ctx, r.Queue, tasksOf(s.Workspace, p.Key, s.ID, events, 0)); err != nil {
+					return false, err
 				}
 			}
 		}
 	}
 	return false, nil
+}
+
+// tasksOf are the page tasks by which events go to one subscription after a delay.
+func tasksOf(workspace, pattern, id string, events []event.Event, delay time.Duration) (out []queue.Outgoing) {
+	for _, t := range pages(workspace, pattern, subscription.At(id), 1, events) {
+		out = append(out, queue.Outgoing{Body: t.encode(), Delay: delay})
+	}
+	return out
+}
+
+func enqueue(ctx context.Context, q queue.Sender, tasks []queue.Outgoing) error {
+	if len(tasks) == 0 {
+		return nil
+	}
+	return fault.Wrap(fault.Unavailable, q.Send(ctx, queue.Deliveries, tasks...), "enqueue a replay")
 }
 
 // Reactivate implements [subscription.Replayer]: dispatch makes the deliveries that were
@@ -80,7 +88,8 @@ func (o *Operations) published(ctx context.Context, sub *subscription.Subscripti
 			parts, keys = append(parts, part), append(keys, p.Key)
 		}
 	}
-	at, after := 0, s.Since.UnixMicro()-1
+	begin := s.Since.UnixMicro() - 1
+	at, after := 0, begin
 	if position != "" {
 		if _, err := fmt.Sscanf(position, "%d/%d", &at, &after); err != nil {
 			return "", nil, "", fault.Wrap(fault.Internal, err, "read the position of a replay")
@@ -110,13 +119,14 @@ func (o *Operations) published(ctx context.Context, sub *subscription.Subscripti
 			events = append(events, *e.Event)
 		}
 	}
+	pattern = keys[at]
 	if !more {
-		if at, after = at+1, s.Since.UnixMicro()-1; at == len(parts) {
-			return keys[at-1], events, "", nil
-		}
-		return keys[at-1], events, fmt.Sprintf("%d/%d", at, after), nil
+		at, after = at+1, begin
 	}
-	return keys[at], events, fmt.Sprintf("%d/%d", at, after), nil
+	if at < len(parts) {
+		next = fmt.Sprintf("%d/%d", at, after)
+	}
+	return pattern, events, next, nil
 }
 
 // maxReads bounds how many pages of the log a count, or a step of a replay, reads.
@@ -156,15 +166,11 @@ func (o *Operations) replayEvents(ctx context.Context, subs Finder, r *Replay, n
 		var out []queue.Outgoing
 		for second := range slices.Chunk(events, r.Rate) {
 			delay := (max(0, r.Next.Sub(now)) + time.Second - 1).Truncate(time.Second)
-			for _, t := range pages(r.Workspace, pattern, subscription.At(sub.ID), 1, second) {
-				out = append(out, queue.Outgoing{Body: t.encode(), Delay: delay})
-			}
+			out = append(out, tasksOf(r.Workspace, pattern, sub.ID, second, delay)...)
 			r.Next = r.Next.Add(time.Duration(len(second)) * time.Second / time.Duration(r.Rate))
 		}
-		if len(out) > 0 {
-			if err := o.d.Queue.Send(ctx, queue.Deliveries, out...); err != nil {
-				return n, fault.Wrap(fault.Unavailable, err, "enqueue a replay")
-			}
+		if err := enqueue(ctx, o.d.Queue, out); err != nil {
+			return n, err
 		}
 		r.Before, n, over = next, n+len(events), next == ""
 	}

@@ -214,22 +214,15 @@ type Finder interface {
 // RunReplays goes on with all replays that run, and reports how many letters it took. It runs every minute, and
 // when one begins; each letter is due at its second by the replay's rate.
 func (o *Operations) RunReplays(ctx context.Context, subs Finder) (taken int, err error) {
-	q := store.Query{Table: store.Deliveries, Partition: replaysRunning, Limit: 100}
 	var errs []error
-	for more := true; more; {
-		page, err := o.d.DB.Query(ctx, q)
-		if err != nil {
-			return taken, fault.Wrap(fault.Unavailable, err, "list the replays")
-		}
-		for _, it := range page.Items {
-			end := strings.LastIndexByte(it.Sort, '#') // see runningKey
-			n, err := o.runReplay(ctx, subs, it.Sort[:end], it.Sort[end+1:])
-			taken += n
-			errs = append(errs, err)
-		}
-		q.After, more = page.Last, page.More
-	}
-	return taken, errors.Join(errs...)
+	err = store.Each(ctx, o.d.DB, store.Key{Table: store.Deliveries, Partition: replaysRunning}, "list the replays", func(it *store.Item) error {
+		end := strings.LastIndexByte(it.Sort, '#') // see runningKey
+		n, err := o.runReplay(ctx, subs, it.Sort[:end], it.Sort[end+1:])
+		taken += n
+		errs = append(errs, err)
+		return nil
+	})
+	return taken, errors.Join(append(errs, err)...)
 }
 
 // runReplay goes on with one replay until it is done, or ahead of the clock.
@@ -281,8 +274,9 @@ func (o *Operations) replayStep(ctx context.Context, subs Finder, r *Replay, now
 	if err != nil {
 		return 0, err
 	}
-	// Of two who make the same step each letter is one's, and one writes the position. Who dies before
-	// that leaves the numbers of a step uncounted.
+	// Of two who make the same step each letter is one's, and one writes the position; the other adds its
+	// numbers. Who dies before that leaves those of a step uncounted.
+	replayed, skipped := r.Replayed, r.Skipped
 	r.Before = next
 	delay := max(0, r.Next.Sub(now))
 	r.Next = r.Next.Add(time.Duration(len(letters)) * time.Second / time.Duration(r.Rate))
@@ -305,5 +299,25 @@ func (o *Operations) replayStep(ctx context.Context, subs Finder, r *Replay, now
 	if next == "" {
 		r.State, r.Finished = ReplayDone, o.d.now().UTC()
 	}
-	return n, o.saveReplay(ctx, r)
+	if err = o.saveReplay(ctx, r); errors.Is(err, store.ErrConflict) {
+		if lost := o.countMore(ctx, r, r.Replayed-replayed, r.Skipped-skipped); lost != nil {
+			return n, lost
+		}
+	}
+	return n, err
+}
+
+// countMore adds to the numbers of a replay that another process has written, or a person canceled.
+func (o *Operations) countMore(ctx context.Context, of *Replay, replayed, skipped int) error {
+	for replayed+skipped > 0 {
+		r, err := o.Replay(ctx, of.Workspace, of.ID)
+		if err != nil || r == nil {
+			return err
+		}
+		r.Replayed, r.Skipped = r.Replayed+replayed, r.Skipped+skipped
+		if err := o.saveReplay(ctx, r); !errors.Is(err, store.ErrConflict) {
+			return fault.Wrap(fault.Unavailable, err, "count what was replayed")
+		}
+	}
+	return nil
 }

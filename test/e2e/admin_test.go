@@ -150,9 +150,13 @@ func operating(t *testing.T, target *harness.Target, within time.Duration, items
 			t.Errorf("got %+v, and then %+v", slow, same)
 		}
 		o.call("DELETE", "replays/"+slow.ID, "", http.StatusOK, &ended)
-		if after := len(o.list("dead-letters")); ended.State == "running" || ended.Replayed+after != left {
-			t.Errorf("it ended as %+v, with %d letters left", ended, after)
+		if ended.State == "running" {
+			t.Errorf("it ended as %+v", ended)
 		}
+		harness.Eventually(t, harness.Patience, "the numbers of what was under way", func() bool {
+			o.call("GET", "replays/"+slow.ID, "", http.StatusOK, &ended)
+			return ended.Replayed+len(o.list("dead-letters")) == left
+		})
 		o.call("POST", "replays", `{"select":{}}`, http.StatusAccepted, &slow)
 		harness.Eventually(t, harness.Patience, "the replay is done", func() bool {
 			o.call("GET", "replays/"+slow.ID, "", http.StatusOK, &ended)
