@@ -1,26 +1,19 @@
 package main
 
 import (
-	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/server/servertest"
 )
 
 // operated is an embedded server with one endpoint, as an operator works with it.
@@ -43,33 +36,13 @@ func operating(t *testing.T) *operated {
 		w.WriteHeader(int(o.status.Load()))
 	}))
 	t.Cleanup(endpoint.Close)
-	keys := "keys:\n"
+	callers := map[string]servertest.Caller{}
 	for who, scopes := range map[string]string{"op": "events:operate", "alice": "events:read, events:subscribe", "reader": "events:read"} {
-		keys += fmt.Sprintf("  - {principal: %s, scopes: [%s], sha256: %x}\n", who, scopes, sha256.Sum256([]byte(who)))
+		callers[who] = servertest.Caller{Workspace: "default", Scopes: scopes}
 	}
-	c, err := config.ParseFile("config.yaml", []byte(keys+"backends:\n  - {name: tools, url: \"https://tools.example/mcp\", prefix: t_}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cat, err := os.ReadFile("../../catalog.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	options := server.Options{
-		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: cat, CatalogName: "catalog.yaml", Auth: auth.ModeKeys, Config: c,
-		Limits: server.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
-	}
-	options.Limits.AllowInsecureTargets, options.Limits.DeliveryLog = true, "all"
-	if o.Server, err = server.New(t.Context(), options); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		if err := o.Shutdown(ctx); err != nil {
-			t.Error(err)
-		}
-	})
+	options := servertest.Options(t, callers)
+	options.Config = servertest.Config(t, callers, "backends:\n  - {name: tools, url: \"https://tools.example/mcp\", prefix: t_}\n")
+	o.Server = servertest.Start(t, options)
 	o.url = o.URL
 	t.Setenv("MCPEVENTS_SERVER", o.url)
 	t.Setenv("MCPEVENTS_KEY", "op")
@@ -80,16 +53,7 @@ func operating(t *testing.T) *operated {
 // subscribe registers a webhook of alice's, and returns its id.
 func (o *operated) subscribe(target string) string {
 	o.Helper()
-	caller, err := client.New(client.Server{URL: o.url, Key: "alice", Agent: "test/1"}, mcpspec.V20260728)
-	if err != nil {
-		o.Fatal(err)
-	}
-	var got struct{ Subscription struct{ URI string } }
-	params := map[string]any{"uris": []string{buildFinished}, "targetUri": target}
-	if err := caller.Call(o.Context(), "resources/subscriptions/register", params, &got); err != nil {
-		o.Fatal(err)
-	}
-	return strings.TrimPrefix(got.Subscription.URI, "subscription://")
+	return servertest.Subscribe(o.T, o.url, "alice", target, buildFinished)
 }
 
 func (o *operated) publish(id string) {

@@ -2,16 +2,11 @@ package admin_test
 
 import (
 	"bytes"
-	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -20,22 +15,19 @@ import (
 	"github.com/pb33f/libopenapi"
 	validator "github.com/pb33f/libopenapi-validator"
 
-	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/server/servertest"
 )
 
-const patience = 20 * time.Second
+const patience = servertest.Patience
 
 // callers are who the tests are: a key is the name.
-var callers = map[string][2]string{ // workspace, scopes
-	"op":      {"default", "events:operate"},
-	"alice":   {"default", "events:read events:subscribe"},
-	"bob":     {"default", "events:read events:subscribe"},
-	"reader":  {"default", "events:read events:publish"},
-	"foreign": {"other", "events:operate events:subscribe"},
+var callers = map[string]servertest.Caller{
+	"op":      {Workspace: "default", Scopes: "events:operate"},
+	"alice":   {Workspace: "default", Scopes: "events:read, events:subscribe"},
+	"bob":     {Workspace: "default", Scopes: "events:read, events:subscribe"},
+	"reader":  {Workspace: "default", Scopes: "events:read, events:publish"},
+	"foreign": {Workspace: "other", Scopes: "events:operate, events:subscribe"},
 }
 
 // fixture is an embedded server, and what an operator sees of it.
@@ -60,38 +52,11 @@ func start(t *testing.T, change func(*server.Options)) *fixture {
 	f := &fixture{T: t}
 	f.hold = httptest.NewServer(http.HandlerFunc(f.receive))
 	t.Cleanup(f.hold.Close)
-	cat, err := os.ReadFile("../../catalog.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	keys := "keys:\n"
-	for name, who := range callers {
-		hash := sha256.Sum256([]byte(name))
-		keys += fmt.Sprintf("  - {principal: %s, workspace: %s, scopes: [%s], sha256: %s}\n",
-			name, who[0], strings.ReplaceAll(who[1], " ", ", "), hex.EncodeToString(hash[:]))
-	}
-	c, err := config.ParseFile("config.yaml", []byte(keys))
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := server.Options{
-		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: cat, CatalogName: "catalog.yaml", Auth: auth.ModeKeys, Config: c,
-		Limits: server.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
-	}
-	o.Limits.AllowInsecureTargets, o.Limits.DeliveryLog = true, "all"
+	o := servertest.Options(t, callers)
 	if change != nil {
 		change(&o)
 	}
-	if f.s, err = server.New(t.Context(), o); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if err := f.s.Shutdown(ctx); err != nil {
-			t.Error(err)
-		}
-	})
+	f.s = servertest.Start(t, o)
 	f.contract()
 	return f
 }
@@ -224,18 +189,7 @@ func (f *fixture) described(path string) bool { return !strings.Contains(path, "
 // subscribe registers a webhook, at a path of its own of the receiver, and returns its id.
 func (f *fixture) subscribe(who, path string, uris ...string) string {
 	f.Helper()
-	c, err := client.New(client.Server{URL: f.s.URL, Key: who, Agent: "test/1"}, mcpspec.V20260728)
-	if err != nil {
-		f.Fatal(err)
-	}
-	var got struct {
-		Subscription struct{ URI string }
-	}
-	params := map[string]any{"uris": uris, "targetUri": f.hold.URL + path}
-	if err := c.Call(f.Context(), "resources/subscriptions/register", params, &got); err != nil {
-		f.Fatal(err)
-	}
-	return strings.TrimPrefix(got.Subscription.URI, "subscription://")
+	return servertest.Subscribe(f.T, f.s.URL, who, f.hold.URL+path, uris...)
 }
 
 const built = "event://ci/build-finished"

@@ -1,26 +1,17 @@
 package console_test
 
 import (
-	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
-	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/server/servertest"
 )
 
 const built, incident = "event://ci/build-finished", "event://incidents/api/created"
@@ -47,57 +38,24 @@ func start(t *testing.T, change func(*server.Options)) *world {
 		}
 	}))
 	t.Cleanup(w.receiver.Close)
-	catalog, err := os.ReadFile("../../catalog.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := server.Options{
-		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: catalog, CatalogName: "catalog.yaml", Auth: auth.ModeKeys,
-		Config: keys(t, "op", "op2", "alice", "bob"), Limits: server.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
-	}
-	o.Limits.AllowInsecureTargets, o.Limits.DeliveryLog = true, "all"
+	o := servertest.Options(t, callers("op", "op2", "alice", "bob"))
 	if change != nil {
 		change(&o)
 	}
-	w.s = run(t, o)
+	w.s = servertest.Start(t, o)
 	return w
 }
 
-func run(t *testing.T, o server.Options) *server.Server {
-	t.Helper()
-	s, err := server.New(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { stop(t, s) })
-	return s
-}
-
-func stop(t *testing.T, s *server.Server) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	if err := s.Shutdown(ctx); err != nil {
-		t.Error(err)
-	}
-}
-
-// keys is a configuration in which the key of each is the name; those that begin with "op" operate.
-func keys(t *testing.T, names ...string) *config.Config {
-	t.Helper()
-	src := "keys:\n"
+// callers have what their names promise: those that begin with "op" operate.
+func callers(names ...string) map[string]servertest.Caller {
+	all := map[string]servertest.Caller{}
 	for _, name := range names {
-		scopes := "events:read, events:subscribe"
+		all[name] = servertest.Caller{Workspace: "default", Scopes: "events:read, events:subscribe"}
 		if strings.HasPrefix(name, "op") {
-			scopes = "events:operate"
+			all[name] = servertest.Caller{Workspace: "default", Scopes: "events:operate"}
 		}
-		sum := sha256.Sum256([]byte(name))
-		src += fmt.Sprintf("  - {principal: %s, workspace: default, scopes: [%s], sha256: %s}\n", name, scopes, hex.EncodeToString(sum[:]))
 	}
-	c, err := config.ParseFile("config.yaml", []byte(src))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return all
 }
 
 func (w *world) console() string { return w.s.AdminURL + "/console/" }
@@ -105,15 +63,7 @@ func (w *world) console() string { return w.s.AdminURL + "/console/" }
 // subscribe registers a webhook at a path of the receiver.
 func (w *world) subscribe(who, path string, uris ...string) string {
 	w.Helper()
-	c, err := client.New(client.Server{URL: w.s.URL, Key: who, Agent: "test/1"}, mcpspec.V20260728)
-	if err != nil {
-		w.Fatal(err)
-	}
-	var got struct{ Subscription struct{ URI string } }
-	if err := c.Call(w.Context(), "resources/subscriptions/register", map[string]any{"uris": uris, "targetUri": w.receiver.URL + path}, &got); err != nil {
-		w.Fatal(err)
-	}
-	return strings.TrimPrefix(got.Subscription.URI, "subscription://")
+	return servertest.Subscribe(w.T, w.s.URL, who, w.receiver.URL+path, uris...)
 }
 
 func (w *world) publish(uri, id string) { w.publishData(uri, id, map[string]any{}) }

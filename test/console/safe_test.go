@@ -16,6 +16,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 
 	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/server/servertest"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
@@ -76,7 +77,7 @@ func TestExpiredKey(t *testing.T) {
 	b := open(t, w.console())
 	b.visit(w.console() + "#/subscriptions?state=active")
 	b.signIn("op")
-	o.Config = keys(t, "op2")
+	o.Config = servertest.Config(t, callers("op2"), "")
 	if err := w.s.Reload(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +140,7 @@ func TestManySubscriptions(t *testing.T) {
 		t.Fatal(err)
 	}
 	multiply(t, filepath.Join(o.Data, "mcpevents.db"), sub, w.receiver.URL, many)
-	w.s = run(t, o)
+	w.s = servertest.Start(t, o)
 	b := open(t, w.console())
 	b.visit(w.console())
 	b.signIn("op")

@@ -1,0 +1,89 @@
+// Package servertest starts embedded servers for tests of what operators use.
+package servertest
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
+// Patience bounds how long a test waits.
+const Patience = 20 * time.Second
+
+// Caller is what the key of a caller, which is its name, is good for.
+type Caller struct {
+	Workspace string
+	Scopes    string // separated by commas
+}
+
+// Options are those of a server with the sample catalog, which keeps all deliveries and takes any target. The test's package
+// is two folders below the module.
+func Options(t *testing.T, callers map[string]Caller) server.Options {
+	t.Helper()
+	catalog, err := os.ReadFile("../../catalog.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := server.Options{
+		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: catalog, CatalogName: "catalog.yaml", Auth: auth.ModeKeys,
+		Config: Config(t, callers, ""), Limits: server.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
+	}
+	o.Limits.AllowInsecureTargets, o.Limits.DeliveryLog = true, "all"
+	return o
+}
+
+// Config is a configuration with the keys of callers, and more sections.
+func Config(t *testing.T, callers map[string]Caller, more string) *config.Config {
+	t.Helper()
+	text := "keys:\n"
+	for name, c := range callers {
+		text += fmt.Sprintf("  - {principal: %s, workspace: %s, scopes: [%s], sha256: %x}\n", name, c.Workspace, c.Scopes, sha256.Sum256([]byte(name)))
+	}
+	c, err := config.ParseFile("config.yaml", []byte(text+more))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// Start starts a server, which is shut down at the end of the test.
+func Start(t *testing.T, o server.Options) *server.Server {
+	t.Helper()
+	s, err := server.New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), Patience)
+		defer cancel()
+		if err := s.Shutdown(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// Subscribe registers a webhook of a caller of the server at url, and returns the id of the subscription.
+func Subscribe(t *testing.T, url, who, target string, uris ...string) string {
+	t.Helper()
+	c, err := client.New(client.Server{URL: url, Key: who, Agent: "test/1"}, mcpspec.V20260728)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct{ Subscription struct{ URI string } }
+	if err := c.Call(t.Context(), "resources/subscriptions/register", map[string]any{"uris": uris, "targetUri": target}, &got); err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimPrefix(got.Subscription.URI, "subscription://")
+}
