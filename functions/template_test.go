@@ -126,7 +126,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 		"stream hands over to register and to deregister":         {"RegisterFunction.Alias", nil, "StreamFunction"},
 		"secrets of backends are for who talks to them":           {"arn:${AWS::Partition}:ssm:${AWS::Region}:${AWS::AccountId}:parameter${SecretsPrefix}*", nil, "RelayFunction StreamFunction"},
 		"notices of who is erased are removed by admin":           {"LogTable.Arn", []string{batch}, "AdminFunction FanoutFunction"},
-		"nobody removes from the log, which expires by TTL":       {"LogTable.Arn", []string{remove}, ""},
+		"no function removes from the log, which expires by TTL":  {"LogTable.Arn", []string{remove}, ""},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

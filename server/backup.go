@@ -15,7 +15,7 @@ import (
 )
 
 // A backup is a compressed tar file with two members, which belong together: without the keys no secret in the
-// database can be opened. gzip's checksum tells a damaged one.
+// database can be opened. gzip's checksum finds a damaged one.
 const (
 	databaseName = "mcpevents.db"
 	keysName     = "keys.json"
@@ -69,7 +69,7 @@ func Backup(ctx context.Context, data, file string, shown io.Writer) (err error)
 	return os.Rename(out.Name(), file)
 }
 
-// outcome says what failed. An interrupt is a failure: nobody shall take what is not there for a backup.
+// outcome says what failed. An interrupt is a failure, so that no script goes on without a backup.
 func outcome(ctx context.Context, err error, what string) error {
 	if err != nil && ctx.Err() != nil {
 		return fault.New(fault.Unavailable, "%s: interrupted, and nothing is written", what)

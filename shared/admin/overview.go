@@ -21,7 +21,7 @@ type overview struct {
 	Paused        []switches.Switch          `json:"paused"`
 	Recent        recent                     `json:"recent"`
 	Delivery      kept                       `json:"delivery"`
-	// Principal is whose quotas are told: who is asked for, or the caller.
+	// Principal is whose quotas are listed: who is asked for, or the caller.
 	Principal string  `json:"principal"`
 	Quotas    []quota `json:"quotas"`
 }

@@ -119,7 +119,7 @@ func bound(state string) string {
 	return state
 }
 
-// remote is the context as OpenTelemetry has it; that of a Context which nobody made by [Parse] may be invalid.
+// remote is the context as OpenTelemetry has it; that of a Context which was not made by [Parse] may be invalid.
 func (c Context) remote() otel.SpanContext {
 	config, _ := parseParent(c.Parent)
 	config.TraceState, _ = otel.ParseTraceState(c.State)

@@ -27,7 +27,7 @@ func (p *Process) Ending() lambda.Option {
 // flushTime is how long an invocation may take for its spans, so that a collector which does not answer costs little.
 const flushTime = time.Second
 
-// sendSpans sends the spans that ended. A process that Lambda freezes has nobody who does it later.
+// sendSpans sends the spans that ended. A process that Lambda freezes does not do it later.
 func (p *Process) sendSpans(ctx context.Context) {
 	if p.spans == nil {
 		return

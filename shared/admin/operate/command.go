@@ -109,7 +109,7 @@ func (c *Command) request(now time.Time) (method, path string, query url.Values,
 			}
 		}
 		switch {
-		case body == nil, name == "uri": // the query tells where the event is
+		case body == nil, name == "uri": // the query says where the event is
 			query.Set(name, fmt.Sprint(v))
 		case path == replays && name != "dryRun" && name != "rate":
 			selected[name] = v
@@ -163,7 +163,7 @@ func (c *Command) list(ctx context.Context, api Client, path string, query url.V
 	return nil
 }
 
-// confirm tells what would be done, and reads the argument once more.
+// confirm prints what would be done, and reads the argument once more.
 func (c *Command) confirm(ctx context.Context, api Client, method, path string) error {
 	would, err := api.Do(ctx, method, path, url.Values{"dryRun": {"true"}}, nil)
 	if err != nil {
@@ -173,7 +173,7 @@ func (c *Command) confirm(ctx context.Context, api Client, method, path string) 
 		return err
 	}
 	fmt.Fprintf(c.Err, "This cannot be undone. Type %s to go on: ", cell(c.Args[0]))
-	answered := make(chan string, 1) // whoever is interrupted leaves the reader behind, and the program ends
+	answered := make(chan string, 1) // after an interrupt the reader stays, and the program ends
 	go func() {
 		line, _ := bufio.NewReader(c.In).ReadString('\n') // without a line nothing is confirmed
 		answered <- strings.TrimSpace(line)

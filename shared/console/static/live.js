@@ -70,7 +70,7 @@ function take(tick) {
   redraw();
 }
 
-// remember takes the steps of an overview where the stream has told none.
+// remember takes the steps of an overview where the stream has sent none.
 export function remember(overview) {
   for (const s of overview.recent.series) {
     const at = begin(s.at);

@@ -46,7 +46,7 @@ type Client struct {
 	// Dropped gets why something that the backend sent was not handed on; may be nil.
 	Dropped func(ctx context.Context, reason string)
 
-	// Observer is told of requests.
+	// Observer counts and traces requests.
 	Observer Observer
 
 	// Server is what the client calls itself in requests of its own: an MCP Implementation.

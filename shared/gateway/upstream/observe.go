@@ -13,7 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
-// Observer is told of requests to a backend. Its zero value sees nothing.
+// Observer counts and traces requests to a backend. Its zero value does nothing.
 type Observer struct {
 	// Name is the backend's.
 	Name    string
@@ -21,7 +21,7 @@ type Observer struct {
 	Tracer  *trace.Tracer
 }
 
-// Why a request failed that no status or error of JSON-RPC tells of.
+// Why a request failed, where no status or error of JSON-RPC says it.
 const (
 	failedAnswer = "error"
 	noAnswer     = "no_answer"
