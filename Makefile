@@ -7,6 +7,7 @@ SHELL := /bin/bash
 # Tools that are not in go.mod: a version here is the version everywhere.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOFUMPT     := mvdan.cc/gofumpt@v0.12.0
+GORELEASER  := github.com/goreleaser/goreleaser/v2@v2.14.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
 ADDR     ?= 127.0.0.1:8080
@@ -47,37 +48,43 @@ build: ## build the command line into bin/
 
 # Tests that take long, which make test leaves to make test-full; that one fails if one of them is not there.
 LATER := TestSAMBuild TestDeployAndRollBackUnderTraffic TestRetriesAreNoLoop TestKillFunctions TestInstancesBehindOneAddress \
-  TestRequirementsOnLocalAWS TestConversationOnLocalAWS TestReplayOnAWS TestHangingEndpointsOnAWS TestManagedInstance TestSoak
+  TestRequirementsOnLocalAWS TestConversationOnLocalAWS TestReplayOnAWS TestHangingEndpointsOnAWS TestManagedInstance TestSoak \
+  TestEverybodyOnLocalAWS TestStoryOfAnOutageOnAWS TestAllReleasesBuild
 empty :=
 LATERS := ^($(subst $(empty) ,|,$(strip $(LATER))))$$
 
-# The black-box tests start servers and emulators, and look at the time: two packages at once, after
-# the others, and the longest first. Of the others more, for some wait for emulators most of the time.
+# The black-box tests start servers and emulators, and look at the time: the heaviest one package at a time, after the
+# others, and then two at once, the longest first. Of the others more, for some wait for emulators most of the time.
 # fleet and backend have in their own process what they test.
 INNER = $$(go list $(PKG) | grep -v '/mcpevents/\(test/\|functions$$\)' || true)
 FLEET = $$(go list $(PKG) | grep '/mcpevents/test/\(fleet\|backend\)$$' || true)
-OUTER = $$(go list $(PKG) | grep '/mcpevents/\(test/[^fb]\|functions$$\)' | awk '{print /e2e|functions|chaos|interop/ ? 1 : 2, $$0}' | sort -s -k1,1 | cut -d' ' -f2 || true)
+HEAVY = $$(go list $(PKG) | grep '/mcpevents/\(test/\(chaos\|interop\)\|functions\)$$' || true)
+OUTER = $$(go list $(PKG) | grep '/mcpevents/test/' | grep -v '/\(fleet\|backend\|chaos\|interop\)$$' | awk '{print !/e2e/, $$0}' | sort -s -k1,1 | cut -d' ' -f2 || true)
 
 .PHONY: test
 test: prerequisites ## run the tests, against real emulators (PKG=./shared/… for a part)
-	@{ code=0; inner="$(INNER)"; outer="$(OUTER) $(FLEET)"; \
+	@{ code=0; inner="$(INNER)"; heavy="$(HEAVY)"; outer="$(OUTER) $(FLEET)"; \
 	  [ -z "$$inner" ] || go test -vet=all -count=1 -timeout 20m -p 4 -json -skip '$(LATERS)' $$inner || code=1; \
+	  [ -z "$$heavy" ] || go test -vet=all -count=1 -timeout 20m -p 1 -parallel 4 -json -skip '$(LATERS)' $$heavy || code=1; \
 	  [ "$$outer" = " " ] || go test -vet=all -count=1 -timeout 20m -p 2 -parallel 4 -json -skip '$(LATERS)' $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -left '$(LATER)'
 
+# A file of tests that needs emulators, in a package where others do not, says //go:build !noemulators.
+# The package that waits the longest is first.
 .PHONY: check
 check: ## vet, and run the tests that need no emulator, but for simulations: for while one works
-	go test -vet=all -p 6 -skip '$(SIMULATIONS)' $$(go list -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | cut -d' ' -f1)
+	go test -tags noemulators -vet=all -p 6 -parallel 8 -skip '$(SIMULATIONS)' $$(go list -tags noemulators -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | awk '{print /shared\/gateway / ? 1 : 2, $$1}' | sort -s -k1,1 | cut -d' ' -f2)
 	@echo "left to make test: what needs emulators, and $(words $(subst |, ,$(SIMULATIONS))) simulations"
 
 # With the race detector: all code but the functions, which serve one request at a time and share theirs
 # with the server, and the processes of the black-box tests themselves, which are clients of a server that is built with it.
 .PHONY: test-full
 test-full: prerequisites ## run all tests, with the race detector but for simulations of days
-	@{ code=0; inner="$(INNER)"; simulated="$(SIMULATED)"; fleet="$(FLEET)"; outer="$(OUTER)"; \
+	@{ code=0; inner="$(INNER)"; simulated="$(SIMULATED)"; fleet="$(FLEET)"; heavy="$(HEAVY)"; outer="$(OUTER)"; \
 	  [ -z "$$inner" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
 	  [ -z "$$simulated" ] || go test -vet=off -count=1 -timeout 14m -json -run '$(SIMULATIONS)' $$simulated || code=1; \
 	  [ -z "$$fleet" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 1 -json $$fleet || code=1; \
+	  [ -z "$$heavy" ] || MCPEVENTS_TEST_RACE=1 go test -vet=off -count=1 -timeout 25m -p 1 -parallel 4 -json $$heavy || code=1; \
 	  [ -z "$$outer" ] || MCPEVENTS_TEST_RACE=1 go test -vet=off -count=1 -timeout 25m -p 2 -parallel 4 -json $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview $(if $(filter ./...,$(PKG)),-log $(TESTLOG) -with '$(LATER)')
 
@@ -131,6 +138,11 @@ $(VENV)/installed: tools/lint.txt
 	python3 -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-input -r tools/lint.txt
 	touch $@
+
+# The tool of releases takes minutes to compile, once.
+.PHONY: lint-release
+lint-release: ## check the configuration of releases, by the release tool's own check
+	GOFLAGS= go run $(GORELEASER) check
 
 .PHONY: format
 format: ## format the Go code

@@ -2,7 +2,10 @@ package bench
 
 import (
 	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/url"
 	"os"
@@ -43,7 +46,12 @@ type Request struct {
 	URL     string            `yaml:"url"`
 	Headers map[string]string `yaml:"headers"`
 	Body    string            `yaml:"body"`
+
+	sign *signature // nil if the sender wants none
 }
+
+// signature is a header with the HMAC-SHA256 of the body, in hex.
+type signature struct{ header, prefix, secret string }
 
 // Received says where a webhook carries the id that {{id}} had: in a header or at a JSON pointer into the body.
 type Received struct {
@@ -155,10 +163,11 @@ type request struct {
 	fixed            *url.URL // if the URL has no variables
 	head, body       template
 	headers, content []byte // scratch
+	sign             *signature
 }
 
 func (r Request) ready() *request {
-	q := &request{url: parseTemplate(r.URL), head: parseTemplate(strings.Join(headerLines(r.Headers), "")), body: parseTemplate(r.Body)}
+	q := &request{url: parseTemplate(r.URL), head: parseTemplate(strings.Join(headerLines(r.Headers), "")), body: parseTemplate(r.Body), sign: r.sign}
 	if !strings.Contains(r.URL, "{{") {
 		q.fixed, _ = url.Parse(r.URL) // checked
 	}
@@ -185,6 +194,11 @@ func (q *request) post(c *caller, array bool, all ...values) ([]byte, error) {
 	}
 	if array {
 		q.content = append(q.content, ']')
+	}
+	if q.sign != nil {
+		mac := hmac.New(sha256.New, []byte(q.sign.secret))
+		mac.Write(q.content)
+		q.headers = fmt.Appendf(q.headers, "%s: %s%x\r\n", q.sign.header, q.sign.prefix, mac.Sum(nil))
 	}
 	return c.post(target, q.headers, q.content)
 }

@@ -47,6 +47,8 @@ type Result struct {
 	CPUPer10k       *float64 `json:"cpuSecondsPer10k"`
 	SenderCPUPer10k *float64 `json:"senderCPUSecondsPer10k"`
 	PeakRSS         int64    `json:"peakRSSBytes,omitempty"` // of the sender, since it began
+	// SourceRatio is how many times the CPU of this result, which published directly, the source before it took.
+	SourceRatio *float64 `json:"sourceCPURatio,omitempty"`
 
 	Latency Latency `json:"latencyMillis"` // publish to arrival
 
@@ -133,6 +135,25 @@ func (r Report) Err() error {
 	return nil
 }
 
+// WriteTo writes a report to a file; an empty name writes nothing, - to the standard output.
+func WriteTo(name string, stdout io.Writer, f func(io.Writer) error) error {
+	switch name {
+	case "":
+		return nil
+	case "-":
+		return f(stdout)
+	}
+	file, err := os.Create(name)
+	if err != nil {
+		return fault.Wrap(fault.Invalid, err, "write the results")
+	}
+	if err := f(file); err != nil {
+		_ = file.Close()
+		return err
+	}
+	return fault.Wrap(fault.Unavailable, file.Close(), "write the results")
+}
+
 // WriteJSON writes the report for machines.
 func (r Report) WriteJSON(w io.Writer) error {
 	e := json.NewEncoder(w)
@@ -174,6 +195,9 @@ func (r Report) WriteText(w io.Writer) error {
 		if x.CPUPer10k != nil {
 			say("  CPU                %.2f s per 10,000 deliveries: sender %.2f, driver and receiver %.2f",
 				*x.CPUPer10k, *x.SenderCPUPer10k, *x.CPUPer10k-*x.SenderCPUPer10k)
+			if x.SourceRatio != nil {
+				say("  CPU of the source  %.2f times that", *x.SourceRatio)
+			}
 			say("  sender peak memory %.0f MiB", float64(x.PeakRSS)/(1<<20))
 		}
 		if x.SyncsPerEvent != nil {

@@ -26,6 +26,8 @@ type Options struct {
 	Timeout  time.Duration // longest run
 	Wait     time.Duration // how long after the last publish to wait for what has not arrived
 	Progress io.Writer     // a terminal that shows progress; nil shows none
+
+	env []string // of the server that is started, beside that of this process
 }
 
 // Run measures the server with the shape, then each adapter. With [Shape.Hang] each is measured twice: without the

@@ -1,3 +1,5 @@
+//go:build !noemulators
+
 package bench
 
 import (
@@ -10,12 +12,15 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/source"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
 
@@ -211,4 +216,58 @@ func TestRunEndsWhenPublishingFails(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "429") {
 		t.Errorf("got %v", err)
 	}
+}
+
+func TestSourceMeasuresBesidePublishing(t *testing.T) {
+	t.Run("SRC-08 both ways, for two sizes, and nothing is lost", func(t *testing.T) {
+		o := options(t)
+		report, err := Source(t.Context(), o)
+		if err != nil || len(report.Results) != 4 {
+			t.Fatalf("got %+v, %v", report, err)
+		}
+		for i, r := range report.Results {
+			if r.Delivered != 300 || r.Lost != 0 || r.Duplicates != 0 || r.Forged != 0 || r.Strange != 0 || r.CPUPer10k == nil {
+				t.Errorf("got %+v", r)
+			}
+			if direct := i%2 == 1; direct != (r.SourceRatio != nil) {
+				t.Errorf("%s has the ratio %v", r.Sender, r.SourceRatio)
+			}
+		}
+		var out bytes.Buffer
+		if err := errors.Join(report.WriteText(&out), report.Err()); err != nil || strings.Count(out.String(), "CPU of the source") != 2 {
+			t.Errorf("got %v\n%s", err, &out)
+		}
+	})
+	t.Run("SRC-08 the mapping makes what is published directly", func(t *testing.T) {
+		cfg, err := config.Parse([]byte(sourceConfig))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for links, size := range map[int][2]int{0: {700, 1100}, 95: {19_000, 22_000}} {
+			v := values{id: "e1", n: 7}
+			body := parseTemplate(pullRequest(links)).append(nil, v)
+			if len(body) < size[0] || len(body) > size[1] {
+				t.Errorf("%d bytes", len(body))
+			}
+			r, err := source.ReadRequest(&http.Request{Header: http.Header{"X-Github-Event": {"pull_request"}, "X-Github-Delivery": {"e1"}}, URL: &url.URL{}}, body, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			doc, err := r.Document()
+			if err != nil {
+				t.Fatal(err)
+			}
+			e, err := cfg.Sources[0].Map(doc)
+			if want := string(parseTemplate(sourceData).append(nil, v)); err != nil || e.ID != "e1" || e.Variables["n"] != "0" || string(e.Data) != want {
+				t.Errorf("got %+v %s, %v\nwant %s", e, e.Data, err, want)
+			}
+		}
+	})
+	t.Run("SRC-08 shapes that no provider sends are refused", func(t *testing.T) {
+		o := options(t)
+		o.Batch = 10
+		if _, err := Source(t.Context(), o); err == nil || !strings.Contains(err.Error(), "--source does not go with") {
+			t.Errorf("got %v", err)
+		}
+	})
 }

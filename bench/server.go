@@ -68,7 +68,7 @@ func (o Options) serve(ctx context.Context, dir string, more []string) (*server,
 	args := append(o.Serve[1:len(o.Serve):len(o.Serve)], "--addr", addr, "--data", dir, "--catalog", file, "--allow-insecure-targets",
 		"--quota", strconv.Itoa(o.endpoints()+o.Hang*o.URIs+10), "--debug-addr", profiles, "--drain", "5s")
 	cmd := exec.CommandContext(ctx, o.Serve[0], append(args, more...)...)
-	cmd.Stderr = os.Stderr
+	cmd.Stderr, cmd.Env = os.Stderr, append(os.Environ(), o.env...)
 	if err := cmd.Start(); err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "start the server")
 	}

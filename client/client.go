@@ -8,7 +8,9 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
@@ -22,12 +24,19 @@ type Client struct {
 	// Log gets a line for each request that is sent again because the server did not answer; nil
 	// discards it.
 	Log *slog.Logger
+	// Store, Webhooks and MinPoll are those of [Options].
+	Store    Store
+	Webhooks *Handler
+	MinPoll  time.Duration
 
 	server  Server
 	url     string
 	version mcpspec.Version
-	session string // of the revisions that have sessions
+	session atomic.Pointer[string] // of the revisions that have sessions
+	renewal sync.Mutex
 	seq     atomic.Int64
+	memory  memory
+	silence time.Duration
 }
 
 // New makes a client of a server, which it does not call yet.
@@ -36,7 +45,7 @@ func New(s Server, version mcpspec.Version) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{server: s, url: url, version: version}, nil
+	return &Client{server: s, url: url, version: version, silence: deadAfter}, nil
 }
 
 // stateless reports whether the revision has no sessions.
@@ -53,7 +62,7 @@ func (c *Client) Begin(ctx context.Context) error {
 	if c.stateless() {
 		return nil
 	}
-	c.session = ""
+	c.setSession("")
 	var result struct {
 		ProtocolVersion string `json:"protocolVersion"`
 	}
@@ -66,7 +75,7 @@ func (c *Client) Begin(ctx context.Context) error {
 	if result.ProtocolVersion != string(c.version) {
 		return fault.New(fault.Unsupported, "the server offers revision %.32q and not %s", result.ProtocolVersion, c.version)
 	}
-	c.session = header.Get("Mcp-Session-Id")
+	c.setSession(header.Get("Mcp-Session-Id"))
 	body := []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
 	resp, b, err := c.server.Post(ctx, c.url, c.header(mcpspec.NoteInitialized, nil), body)
 	if err == nil && resp.StatusCode >= 300 {
@@ -75,9 +84,45 @@ func (c *Client) Begin(ctx context.Context) error {
 	return err
 }
 
+// errSessionGone says that the server has ended or lost the session.
+var errSessionGone = fault.New(fault.NotFound, "the session has ended")
+
+func (c *Client) sessionID() string {
+	if id := c.session.Load(); id != nil {
+		return *id
+	}
+	return ""
+}
+
+func (c *Client) setSession(id string) { c.session.Store(&id) }
+
+// renew begins a new session, unless someone else has done so since the one that is gone.
+func (c *Client) renew(ctx context.Context, gone string) error {
+	c.renewal.Lock()
+	defer c.renewal.Unlock()
+	if c.sessionID() != gone {
+		return nil
+	}
+	return c.Begin(ctx)
+}
+
+func (c *Client) log() *slog.Logger {
+	if c.Log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return c.Log
+}
+
+func (c *Client) store() Store {
+	if c.Store == nil {
+		return &c.memory
+	}
+	return c.Store
+}
+
 // End ends the session, if there is one. The server forgets it by itself, too.
 func (c *Client) End(ctx context.Context) {
-	if c.session == "" {
+	if c.sessionID() == "" {
 		return
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, c.url, nil)
@@ -86,7 +131,7 @@ func (c *Client) End(ctx context.Context) {
 	}
 	req.Header = c.header("", nil)
 	c.server.authorize(req.Header)
-	if resp, err := calls.Do(req); err == nil {
+	if resp, err := c.server.calls().Do(req); err == nil {
 		_ = resp.Body.Close()
 	}
 }
@@ -108,6 +153,9 @@ func (c *Client) exchange(ctx context.Context, method string, params map[string]
 	resp, body, err := c.server.Post(ctx, c.url, c.header(method, params), c.request(method, params))
 	if err != nil {
 		return nil, err
+	}
+	if resp.StatusCode == http.StatusNotFound && c.sessionID() != "" {
+		return nil, errSessionGone // so the revisions with sessions say it
 	}
 	if strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		if body, err = lastMessage(body); err != nil {
@@ -175,16 +223,18 @@ func (c *Client) request(method string, params map[string]any) []byte {
 func (c *Client) header(method string, params map[string]any) http.Header {
 	h := http.Header{}
 	h.Set("Accept", "application/json, "+sse.ContentType)
-	if c.stateless() || c.session != "" {
+	session := c.sessionID()
+	if c.stateless() || session != "" {
 		h.Set("Mcp-Protocol-Version", string(c.version))
 	}
-	if c.session != "" {
-		h.Set("Mcp-Session-Id", c.session)
+	if session != "" {
+		h.Set("Mcp-Session-Id", session)
 	}
 	if c.stateless() && method != "" {
 		h.Set("Mcp-Method", method)
-		if uri, ok := params["uri"].(string); ok && method == mcpspec.MethodRead {
-			h.Set("Mcp-Name", mcpspec.EncodeHeader(uri))
+		member := map[string]string{mcpspec.MethodRead: "uri", mcpspec.MethodToolsCall: "name", mcpspec.MethodPromptsGet: "name"}[method]
+		if name, ok := params[member].(string); ok {
+			h.Set("Mcp-Name", mcpspec.EncodeHeader(name))
 		}
 	}
 	return h
@@ -194,7 +244,7 @@ func (c *Client) header(method string, params map[string]any) http.Header {
 func (c *Client) stream(ctx context.Context, req *http.Request) (io.ReadCloser, error) {
 	c.server.authorize(req.Header)
 	req.Header.Set("User-Agent", c.server.Agent)
-	resp, err := streams.Do(req)
+	resp, err := c.server.streams().Do(req)
 	if err != nil {
 		return nil, unreachable(ctx, err)
 	}

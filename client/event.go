@@ -9,9 +9,9 @@ import (
 type Event struct {
 	// Via is webhook (SEP-1803), events (a webhook of MCP Events), poll, push or stream.
 	Via string `json:"via"`
-	// Envelope is the type of a control message of MCP Events, which is no event.
+	// Envelope is gap or terminated for what is no event; only the command listen makes such ones.
 	Envelope string `json:"envelope,omitempty"`
-	// ID is the event's id, which is the webhook-id.
+	// ID is the same in every mode and whenever the event comes again: the key to make its effects idempotent by.
 	ID           string `json:"id,omitempty"`
 	Name         string `json:"name,omitempty"`
 	URI          string `json:"uri,omitempty"`
@@ -27,8 +27,5 @@ type Event struct {
 	Data     json.RawMessage `json:"data"`
 }
 
-// How webhooks are asked for.
-const (
-	ViaRegister = "register" // SEP-1803
-	ViaEvents   = "events"   // the MCP Events extension
-)
+// viaEvents is the way of a webhook of MCP Events.
+const viaEvents = "events"

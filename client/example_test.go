@@ -2,15 +2,15 @@ package client_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net/http/httptest"
+	"os"
 	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 const catalog = `
@@ -35,7 +35,7 @@ func serve(ctx context.Context) (s *server.Server, end func(), err error) {
 	}, err
 }
 
-func Example_webhook() {
+func ExampleClient_Subscribe() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	s, end, err := serve(ctx)
@@ -45,45 +45,29 @@ func Example_webhook() {
 	}
 	defer end()
 
-	events := make(chan client.Event, 1)
-	receiver, err := client.NewReceiver("127.0.0.1:0", client.ViaEvents, func(e client.Event) error {
-		events <- e
-		return nil
-	}, slog.New(slog.DiscardHandler))
+	c, err := client.Connect(ctx, s.URL, client.Options{Agent: "example/1"})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	defer receiver.Close()
-	c, err := client.New(client.Server{URL: s.URL, Agent: "example/1"}, mcpspec.V20260728)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	subscription := &client.EventsSubscription{
-		Client: c, Name: "order.shipped", Arguments: json.RawMessage(`{"order":"42"}`),
-		Target: receiver.URL, Key: client.NewSecret(),
-	}
-	if err := subscription.Begin(ctx, receiver); err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer func() { _ = subscription.End(ctx) }()
-
-	if _, err := s.Publish(ctx, "default", server.Event{ID: "1", URI: "event://orders/42/shipped", Data: []byte(`{"carrier":"DHL"}`)}); err != nil {
-		fmt.Println(err)
-		return
-	}
-	select {
-	case e := <-events:
-		fmt.Println(e.Name, e.ID, *e.Verified, string(e.Data))
-	case <-ctx.Done():
-		fmt.Println(ctx.Err())
-	}
-	// Output: order.shipped 1 true {"carrier":"DHL"}
+	err = c.Subscribe(ctx, client.Subscription{
+		Name: "order.shipped",
+		Begun: func(client.Begun) { // what is published from now on comes
+			_, _ = s.Publish(ctx, "default", server.Event{ID: "1", URI: "event://orders/42/shipped", Data: []byte(`{"carrier":"DHL"}`)})
+		},
+		Event: func(_ context.Context, e client.Event) error {
+			fmt.Println(e.Via, e.Name, e.ID, string(e.Data))
+			cancel() // one is enough
+			return nil
+		},
+	})
+	fmt.Println(err)
+	// Output:
+	// push order.shipped 1 {"carrier":"DHL"}
+	// <nil>
 }
 
-func Example_follower() {
+func ExampleHandler() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	s, end, err := serve(ctx)
@@ -92,31 +76,83 @@ func Example_follower() {
 		return
 	}
 	defer end()
-	c, err := client.New(client.Server{URL: s.URL, Agent: "example/1"}, mcpspec.V20260728)
+
+	hooks := &client.Handler{}
+	mine := httptest.NewServer(hooks) // a program has a public address
+	defer mine.Close()
+	hooks.URL = mine.URL + "/hooks"
+
+	c, err := client.Connect(ctx, s.URL, client.Options{Agent: "example/1", Webhooks: hooks})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	if _, err := s.Publish(ctx, "default", server.Event{ID: "1", URI: "event://orders/42/shipped", Data: []byte(`1`)}); err != nil {
+	err = c.Subscribe(ctx, client.Subscription{
+		Name:      "order.shipped",
+		Arguments: map[string]string{"order": "42"},
+		Begun: func(b client.Begun) {
+			fmt.Println("subscribed by", b.Mode)
+			for _, order := range []string{"41", "42"} {
+				_, _ = s.Publish(ctx, "default", server.Event{URI: "event://orders/" + order + "/shipped", Data: []byte(order)})
+			}
+		},
+		Event: func(_ context.Context, e client.Event) error {
+			fmt.Println(e.Name, *e.Verified, string(e.Data))
+			cancel()
+			return nil
+		},
+	})
+	fmt.Println(err)
+	// Output:
+	// subscribed by webhook
+	// order.shipped true 42
+	// <nil>
+}
+
+func ExampleDir() {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	s, end, err := serve(ctx)
+	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	done := fmt.Errorf("enough")
-	publish := func() {
-		_, _ = s.Publish(ctx, "default", server.Event{ID: "2", URI: "event://orders/43/shipped", Data: []byte(`2`)})
+	defer end()
+	dir, err := os.MkdirTemp("", "cursors-")
+	if err != nil {
+		fmt.Println(err)
+		return
 	}
-	follower := &client.Follower{
-		Client: c, Name: "order.shipped", Arguments: json.RawMessage(`{}`), Log: slog.New(slog.DiscardHandler),
-		Opened: publish, // it hears what is published from now on
-		Event: func(e client.Event) error {
-			fmt.Println(e.Via, e.ID, string(e.Data))
-			return done
-		},
+	defer func() { _ = os.RemoveAll(dir) }()
+
+	// run is a program that handles one event and ends.
+	run := func(begun func()) {
+		ctx, stop := context.WithCancel(ctx)
+		defer stop()
+		c, err := client.Connect(ctx, s.URL, client.Options{Agent: "example/1", Store: client.Dir(dir)})
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		_ = c.Subscribe(ctx, client.Subscription{
+			Name: "order.shipped", Mode: client.ModePush,
+			Begun: func(client.Begun) { begun() },
+			Event: func(_ context.Context, e client.Event) error {
+				fmt.Println(e.ID)
+				stop()
+				return nil
+			},
+		})
 	}
-	fmt.Println(follower.Run(ctx, mcpspec.ModePush))
+	publish := func(id string) {
+		_, _ = s.Publish(ctx, "default", server.Event{ID: id, URI: "event://orders/42/shipped", Data: []byte("1")})
+	}
+	run(func() { publish("first") })
+	publish("while-it-was-away")
+	run(func() {})
 	// Output:
-	// push 2 2
-	// enough
+	// first
+	// while-it-was-away
 }
 
 func ExamplePublisher() {

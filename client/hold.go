@@ -3,14 +3,13 @@ package client
 import (
 	"context"
 	"log/slog"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
-// Hold makes a webhook subscription that feeds the receiver, refreshes it in time, and ends it when
-// ctx ends or the receiver fails. Begun is called when the subscription is made; it may be nil.
-func Hold(ctx context.Context, c *Client, s Webhook, r *Receiver, begun func(), log *slog.Logger) error {
+// Hold registers a webhook that feeds the receiver, and deregisters it when ctx ends or the receiver fails. Begun is
+// called when it is registered; it may be nil.
+func Hold(ctx context.Context, c *Client, s *Registration, r *Receiver, begun func(), log *slog.Logger) error {
 	if err := c.Begin(ctx); err != nil {
 		return err
 	}
@@ -32,39 +31,10 @@ func Hold(ctx context.Context, c *Client, s Webhook, r *Receiver, begun func(), 
 	if begun != nil {
 		begun()
 	}
-	return keep(ctx, s, r, log)
-}
-
-// keep refreshes a subscription that has a lifetime, until ctx ends.
-func keep(ctx context.Context, s Webhook, r *Receiver, log *slog.Logger) error {
-	failures := 0
-	for {
-		var due <-chan time.Time
-		if at := s.RefreshAt(); !at.IsZero() {
-			due = time.After(time.Until(at))
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case err := <-r.Failed:
-			return err
-		case <-due:
-		}
-		err := s.Refresh(ctx, r.LastCursor())
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err == nil:
-			failures = 0
-			log.Debug("subscription refreshed", "subscription", s.ID())
-		case !Again(err):
-			return err
-		default:
-			log.Warn("subscription not refreshed", "error", err)
-			if err := Pause(ctx, failures, 0); err != nil {
-				return nil
-			}
-			failures++
-		}
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-r.Failed:
+		return err
 	}
 }

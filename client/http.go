@@ -5,12 +5,14 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"mime"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -26,6 +28,8 @@ type Server struct {
 	Key string
 	// Agent names the program in User-Agent and, before a slash, in clientInfo.
 	Agent string
+	// HTTP sends the requests; nil is a client of ours. Its Timeout does not bound streams.
+	HTTP *http.Client
 }
 
 // Endpoint is the URL of /events or /mcp: the server's with the path, unless it
@@ -33,7 +37,10 @@ type Server struct {
 func (s Server) Endpoint(path string) (string, error) {
 	u, err := url.Parse(s.URL)
 	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
-		return "", fault.New(fault.Invalid, "%.200q is not the URL of a server (allowed: http or https, such as http://127.0.0.1:8080)", s.URL)
+		return "", fault.New(fault.Invalid, "%.200q is not the URL of a server (allowed: http or https, such as http://127.0.0.1:8080)", Shown(s.URL))
+	}
+	if port, err := strconv.Atoi(cmp.Or(u.Port(), "443")); err != nil || port < 1 || port > 65535 || u.Hostname() == "" {
+		return "", fault.New(fault.Invalid, "the server's URL %.200q has no host, or port %s (allowed: 1 to 65535)", Shown(s.URL), u.Port())
 	}
 	if strings.Trim(u.Path, "/") == "" {
 		u.Path = path
@@ -48,6 +55,25 @@ func (s Server) Endpoint(path string) (string, error) {
 	return u.String(), nil
 }
 
+// secretPath is a key in a URL (RCH-05), which is never shown.
+var secretPath = regexp.MustCompile(`/mcp/u/[^/?#]+`)
+
+// Shown is a URL as logs and errors may have it: without a password, and without the key of a secret path.
+func Shown(text string) string {
+	if u, err := url.Parse(text); err == nil {
+		text = u.Redacted()
+	}
+	return secretPath.ReplaceAllString(text, "/mcp/u/xxxxx")
+}
+
+// Hide has an error of net/http name its URL as [Shown] does.
+func Hide(err error) error {
+	if named, ok := errors.AsType[*url.Error](err); ok {
+		named.URL = Shown(named.URL)
+	}
+	return err
+}
+
 func (s Server) authorize(h http.Header) {
 	if s.Key != "" {
 		h.Set("Authorization", "Bearer "+s.Key)
@@ -57,11 +83,22 @@ func (s Server) authorize(h http.Header) {
 // maxAnswer bounds an answer in bytes; a page of a list may hold large schemas.
 const maxAnswer = 8 << 20
 
-// calls answer within a minute; streams have a client without a limit.
-var (
-	calls   = &http.Client{Timeout: time.Minute}
-	streams = &http.Client{}
-)
+// callTimeout bounds a request that is not a stream.
+const callTimeout = time.Minute
+
+// calls returns the client for requests, streams that for what has no end.
+func (s Server) calls() *http.Client {
+	if s.HTTP != nil {
+		return s.HTTP
+	}
+	return http.DefaultClient
+}
+
+func (s Server) streams() *http.Client {
+	unlimited := *s.calls()
+	unlimited.Timeout = 0
+	return &unlimited
+}
 
 // Post sends JSON and returns the answer. A server that cannot be reached is of
 // kind fault.Unavailable; every status is an answer.
@@ -71,7 +108,9 @@ func (s Server) Post(ctx context.Context, url string, header http.Header, body [
 
 // Do is [Server.Post] by another method.
 func (s Server) Do(ctx context.Context, method, url string, header http.Header, body []byte) (*http.Response, []byte, error) {
-	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(limited, method, url, bytes.NewReader(body))
 	if err != nil {
 		return nil, nil, fault.Wrap(fault.Invalid, err, "make the request")
 	}
@@ -81,7 +120,7 @@ func (s Server) Do(ctx context.Context, method, url string, header http.Header, 
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("User-Agent", s.Agent)
 	s.authorize(req.Header)
-	resp, err := calls.Do(req)
+	resp, err := s.calls().Do(req)
 	if err != nil {
 		return nil, nil, unreachable(ctx, err)
 	}
@@ -97,7 +136,7 @@ func unreachable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	return fault.Wrap(fault.Unavailable, err, "call the server")
+	return fault.Wrap(fault.Unavailable, Hide(err), "call the server")
 }
 
 // Refusal turns an answer that is an error into one of ours. It reads the error body of POST /events, that of
@@ -192,9 +231,13 @@ const (
 
 // Pause waits before repetition n, from 0, or as long as the server asked for.
 func Pause(ctx context.Context, n int, asked time.Duration) error {
+	return sleep(ctx, max(backoff(n), min(asked, 10*maxPause)))
+}
+
+// backoff is the pause before repetition n, from 0.
+func backoff(n int) time.Duration {
 	d := min(firstPause<<min(n, 10), maxPause)
-	d = max(d/2+rand.N(d/2), min(asked, 10*maxPause))
-	return sleep(ctx, d)
+	return d/2 + rand.N(d/2)
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

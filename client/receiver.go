@@ -15,14 +15,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
-// Receiver is an endpoint for webhooks in this process.
+// Receiver is an endpoint in this process for the webhooks of a [Registration] (SEP-1803). Those of MCP Events have
+// the [Handler].
 type Receiver struct {
 	// URL is where it listens.
 	URL string
 	// Failed receives the error that ended it, if one does.
 	Failed chan error
 
-	via    string
 	take   func(Event) error
 	log    *slog.Logger
 	server *http.Server
@@ -33,17 +33,16 @@ type Receiver struct {
 	once   sync.Once
 	mu     sync.Mutex
 	key    string // empty when webhooks are not signed
-	cursor string
 }
 
-// NewReceiver listens and hands what arrives, verified, to take. Via is [ViaRegister] or [ViaEvents].
-func NewReceiver(addr, via string, take func(Event) error, log *slog.Logger) (*Receiver, error) {
+// NewReceiver listens and hands what arrives, verified, to take.
+func NewReceiver(addr string, take func(Event) error, log *slog.Logger) (*Receiver, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "listen for webhooks")
 	}
 	r := &Receiver{
-		URL: "http://" + l.Addr().String() + "/", Failed: make(chan error, 1), via: via, take: take, log: log,
+		URL: "http://" + l.Addr().String() + "/", Failed: make(chan error, 1), take: take, log: log,
 		ready: make(chan struct{}), closed: make(chan struct{}), served: make(chan struct{}),
 	}
 	verifying := &webhook.ReceiverHandler{
@@ -53,6 +52,9 @@ func NewReceiver(addr, via string, take func(Event) error, log *slog.Logger) (*R
 	r.server = &http.Server{
 		ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if r.secretNow() == "" && r.echo(w, req) {
+				return
+			}
 			if !r.await(req.Context()) {
 				http.Error(w, "not registered yet", http.StatusServiceUnavailable)
 				return
@@ -116,13 +118,6 @@ func (r *Receiver) secretNow() string {
 	return r.key
 }
 
-// LastCursor is the newest cursor that came with a webhook.
-func (r *Receiver) LastCursor() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.cursor
-}
-
 // Close ends it.
 func (r *Receiver) Close() {
 	close(r.closed)
@@ -133,6 +128,26 @@ func (r *Receiver) Close() {
 	}
 	<-r.served
 }
+
+// echo answers the challenge of a server that verifies registrations. It comes before the answer that has the secret, so
+// its signature cannot be checked; an echo only says that webhooks may come, each of which is verified.
+func (r *Receiver) echo(w http.ResponseWriter, req *http.Request) bool {
+	if !strings.HasPrefix(req.Header.Get(webhook.HeaderID), webhook.VerificationPrefix) {
+		return false
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, maxChallenge))
+	challenge, ok := webhook.Challenge(req.Header, body)
+	if err != nil || !ok {
+		http.Error(w, "no challenge", http.StatusBadRequest)
+		return true
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]string{"challenge": challenge})
+	return true
+}
+
+// maxChallenge bounds the body of a challenge in bytes.
+const maxChallenge = 4 << 10
 
 func (r *Receiver) serveUnsigned(w http.ResponseWriter, req *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, webhook.DefaultMaxReceived))
@@ -150,15 +165,12 @@ func (r *Receiver) serveUnsigned(w http.ResponseWriter, req *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// deliver reads the body of either kind of webhook.
+// deliver reads the body of a webhook.
 func (r *Receiver) deliver(w webhook.Received, verified bool) error {
 	out := Event{Via: "webhook", ID: w.ID, Subscription: w.Subscription, Verified: &verified, Received: time.Now()}
 	var body struct {
-		Type      string          `json:"type"` // SEP-1803, and control envelopes
+		Type      string          `json:"type"`
 		URI       string          `json:"uri"`
-		EventID   string          `json:"eventId"` // MCP Events
-		Name      string          `json:"name"`
-		Cursor    *string         `json:"cursor"`
 		Timestamp string          `json:"timestamp"`
 		Data      json.RawMessage `json:"data"`
 	}
@@ -168,19 +180,6 @@ func (r *Receiver) deliver(w webhook.Received, verified bool) error {
 		return r.take(out)
 	}
 	out.Time, out.Data, out.Name, out.URI = body.Timestamp, body.Data, body.Type, body.URI
-	if r.via == ViaEvents {
-		out.Via, out.Name = "events", body.Name
-		if body.Cursor != nil {
-			out.Cursor = *body.Cursor
-			r.mu.Lock()
-			r.cursor = out.Cursor
-			r.mu.Unlock()
-		}
-		// The kind is told by the signed id, never by the body alone.
-		if strings.HasPrefix(w.ID, "msg_") {
-			out.Envelope, out.Data = body.Type, w.Body
-		}
-	}
 	return r.take(out)
 }
 

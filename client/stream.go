@@ -47,7 +47,8 @@ func (f *Stream) Run(ctx context.Context) error {
 			return nil
 		case errors.Is(err, errSessionGone):
 			f.Log.Warn("session ended, starting a new one")
-			f.Client.session, f.last = "", ""
+			f.Client.setSession("")
+			f.last = ""
 		case err != nil && !Again(err):
 			return err
 		case err != nil:
@@ -59,16 +60,14 @@ func (f *Stream) Run(ctx context.Context) error {
 	}
 }
 
-var errSessionGone = fault.New(fault.NotFound, "the session has ended")
-
 // prepare makes the session and its subscriptions, where the revision has them.
 func (f *Stream) prepare(ctx context.Context) (err error) {
-	if f.Client.stateless() || f.Client.session != "" {
+	if f.Client.stateless() || f.Client.sessionID() != "" {
 		return nil
 	}
 	defer func() {
 		if err != nil {
-			f.Client.session = ""
+			f.Client.setSession("")
 		}
 	}()
 	if err := f.Client.Begin(ctx); err != nil {

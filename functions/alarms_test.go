@@ -78,6 +78,13 @@ func TestAlarms(t *testing.T) {
 			}
 		}
 	})
+	t.Run("OPS-14 a dead letter raises an alarm although retry takes it from its queue", func(t *testing.T) {
+		for _, name := range []string{"DeadQueueAlarm", "EventsDeadQueueAlarm"} {
+			if !strings.Contains(all[name], "MetricName: NumberOfMessagesReceived") || !strings.Contains(all[name], "Statistic: Sum") {
+				t.Errorf("%s is %s", name, all[name])
+			}
+		}
+	})
 	t.Run("OPS-14 no alarm or chart looks at a metric that is none of ours", func(t *testing.T) {
 		source, err := os.ReadFile("../template.yaml")
 		if err != nil {

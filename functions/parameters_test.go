@@ -131,7 +131,7 @@ func TestSettingsOfTheTemplate(t *testing.T) {
 			if settings[config.EnvName(name)] != "" {
 				continue
 			}
-			value := map[string]string{"allow-no-expiry": "true", "server-identity": "true"}[name]
+			value := map[string]string{"allow-no-expiry": "true", "server-identity": "true", "event-tools": "true", "trusted-proxies": "10.0.0.0/8", "verify-registrations": "true"}[name]
 			if value == "" {
 				value = strings.Trim(defaultOf(t, name), "[]")
 			}
@@ -201,6 +201,10 @@ func TestPatternsOfParameters(t *testing.T) {
 		"PlainTargets":        {[]string{"", "https://chatgpt.com/", "https://a.example/b/,https://c.example/"}, []string{"https://chatgpt.com", "chatgpt.com/"}},
 		"Retention":           {[]string{"24h", "90m"}, []string{"", "1d", "24", "0h"}},
 		"SecretsPrefix":       {[]string{"/mcp-events/", "/a/b/"}, []string{"", "/", "mcp-events/", "/*/"}},
+		"SourceEventPattern":  {[]string{"", `{"source":["aws.s3"]}`, " {\n  \"source\": [\"aws.s3\"]\n} "}, []string{"aws.s3", `["aws.s3"]`, `{"source":["aws.s3"]`}},
+		"SourceEventBus":      {[]string{"default", "orders", "aws.partner/example.com/shop"}, []string{"", "arn:aws:events:eu-central-1:123456789012:event-bus/orders", "a b"}},
+		"SourceTopicArn":      {[]string{"", "arn:aws:sns:eu-central-1:123456789012:orders"}, []string{"orders", "arn:aws:sns:eu-central-1:123456789012:orders.fifo"}},
+		"SourceBucketArns":    {[]string{"", "arn:aws:s3:::my-uploads"}, []string{"my-uploads", "arn:aws:s3:::my-uploads/*", "arn:aws:s3:::*"}}, // of each in the list
 		"LogTableArn":         {[]string{"", "arn:aws:dynamodb:eu-central-1:123456789012:table/a-Log_1.x"}, []string{"a-Log", "arn:aws:dynamodb:eu-central-1:123456789012:table/a/index/b"}},
 		"SealingKeyArn":       {[]string{"", "arn:aws:kms:eu-central-1:123456789012:key/0a-1b"}, []string{"0a-1b", "arn:aws:kms:eu-central-1:123456789012:alias/x"}},
 		"FrontDomain":         {[]string{"", "events.example.com"}, []string{"https://events.example.com", "events.example.com/", "localhost"}},
@@ -283,6 +287,8 @@ func TestRulesOfParameters(t *testing.T) {
 		"a domain without a certificate":  {map[string]string{"FrontDomain": "e.example.com"}, "FrontDomain needs FrontCertificateArn"},
 		"a certificate without a domain":  {map[string]string{"FrontCertificateArn": certificate}, "are for FrontDomain"},
 		"a firewall of nothing":           {map[string]string{"FrontWebAclArn": "arn"}, "are for FrontDomain"},
+		"a rule on a bus":                 {map[string]string{"SourceEventPattern": "{}", "SourceEventBus": "orders"}, ""},
+		"a bus without a rule":            {map[string]string{"SourceEventBus": "orders"}, "SourceEventBus is for SourceEventPattern"},
 		"an issuer that is not looked at": {map[string]string{"JwtIssuer": issuer}, "are for Auth=jwt"},
 	} {
 		t.Run("AWS-02 "+name, func(t *testing.T) {

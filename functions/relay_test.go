@@ -1,9 +1,7 @@
 package functions_test
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -12,8 +10,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/shared/config"
@@ -29,31 +25,9 @@ const watched = "test://watched-resource"
 // secret puts a parameter into Parameter Store.
 func secret(t *testing.T, name, value string) {
 	t.Helper()
-	cfg := awslocal.Config(awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack).MiniStack)
-	body, err := json.Marshal(map[string]any{"Name": name, "Value": value, "Type": "SecureString", "Overwrite": true})
-	if err != nil {
+	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
+	if err := awslocal.PutParameter(t.Context(), ends.MiniStack, name, value); err != nil {
 		t.Fatal(err)
-	}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, *cfg.BaseEndpoint+"/", bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/x-amz-json-1.1")
-	req.Header.Set("X-Amz-Target", "AmazonSSM.PutParameter")
-	credentials, err := cfg.Credentials.Retrieve(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := v4.NewSigner().SignHTTP(t.Context(), credentials, req, fmt.Sprintf("%x", sha256.Sum256(body)), "ssm", cfg.Region, time.Now()); err != nil {
-		t.Fatal(err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		t.Fatalf("put a parameter: status %d", resp.StatusCode)
 	}
 }
 

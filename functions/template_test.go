@@ -117,14 +117,14 @@ func TestWhoMayDoWhat(t *testing.T) {
 		"and keys alone writes it":                                {"KeysTable.Arn", []string{put, update, remove, batch}, "KeysFunction"},
 		"publish alone sends to the events queue":                 {"EventsQueue.Arn", []string{send}, "PublishFunction"},
 		"fanout alone takes from it":                              {"EventsQueue.Arn", []string{receive}, "FanoutFunction"},
-		"stream sends to the inbox, dispatch what it disabled":    {"InboxQueue.Arn", []string{send}, "DispatchFunction StreamFunction"},
+		"stream sends to the inbox; others what failed":           {"InboxQueue.Arn", []string{send}, "AdminFunction DispatchFunction RetryFunction StreamFunction"},
 		"dispatch alone takes deliveries":                         {"DeliveriesQueue.Arn", []string{receive}, "DispatchFunction"},
 		"settings are written by keys, switches by admin":         {"SettingsTable.Arn", []string{put, update, batch}, "AdminFunction KeysFunction"},
 		"retry takes off what it has announced, as admin":         {"SettingsTable.Arn", []string{remove}, "AdminFunction RetryFunction"},
 		"a subscription is never removed by stream":               {"SubscriptionsTable.Arn", []string{remove, batch}, "AdminFunction DeregisterFunction DispatchFunction RegisterFunction RetryFunction"},
 		"sessions are stream's, relay's its leases, admin erases": {"SessionsTable.Arn", nil, "AdminFunction RelayFunction StreamFunction"},
 		"stream hands over to register and to deregister":         {"RegisterFunction.Alias", nil, "StreamFunction"},
-		"secrets of backends are for who talks to them":           {"arn:${AWS::Partition}:ssm:${AWS::Region}:${AWS::AccountId}:parameter${SecretsPrefix}*", nil, "RelayFunction StreamFunction"},
+		"secrets are for who talks to backends, and to sources":   {"arn:${AWS::Partition}:ssm:${AWS::Region}:${AWS::AccountId}:parameter${SecretsPrefix}*", nil, "PublishFunction RelayFunction StreamFunction"},
 		"notices of who is erased are removed by admin":           {"LogTable.Arn", []string{batch}, "AdminFunction FanoutFunction"},
 		"no function removes from the log, which expires by TTL":  {"LogTable.Arn", []string{remove}, ""},
 	}
@@ -147,6 +147,20 @@ func TestWhoMayDoWhat(t *testing.T) {
 		}
 		if got := strings.Join(written, " "); got != "[shapes#*] [consent#*]" {
 			t.Errorf("stream writes %s", got)
+		}
+	})
+	t.Run("SRC-04 of deliveries publish has the ids of sources, and adds what became of their requests", func(t *testing.T) {
+		may := map[string]string{}
+		for _, p := range resources["PublishFunction"].Properties.Policies {
+			for _, st := range p.Statement {
+				if slices.Contains(st.Resource, "DeliveriesTable.Arn") {
+					keys, _ := st.Condition["ForAllValues:StringLike"].(map[string]any)
+					may[fmt.Sprint(keys["dynamodb:LeadingKeys"])] = strings.Join(st.Action, " ")
+				}
+			}
+		}
+		if len(may) != 2 || may["[sn#*]"] != strings.Join([]string{"dynamodb:GetItem dynamodb:BatchGetItem", put, remove, batch}, " ") || may["[so#*]"] != put {
+			t.Errorf("got %q", may)
 		}
 	})
 	t.Run("OPS-08 the audit trail is only added to and read, and by admin alone", func(t *testing.T) {

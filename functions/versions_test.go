@@ -178,4 +178,7 @@ func TestDeployAndRollBackUnderTraffic(t *testing.T) {
 			t.Errorf("AWS-06 %s dead letters in %s", n, dead)
 		}
 	}
+	if n := letters(t, stack, ""); n > 0 {
+		t.Errorf("AWS-06 %d dead letters in the list", n)
+	}
 }

@@ -29,9 +29,9 @@ type flags struct {
 	Parameter    map[string]string `short:"p" mapsep:"none" placeholder:"NAME=VALUE" help:"Value of a template parameter; repeatable."`
 	Env          map[string]string `short:"e" mapsep:"none" placeholder:"NAME=VALUE" help:"Environment variable of all functions, over the template's; repeatable."`
 	Front        string            `default:"127.0.0.1:8080" help:"Address of the front, which serves all Function URLs as one host."`
-	Route        map[string]string `mapsep:"none" placeholder:"/PATH=FUNCTION" help:"What the front serves; repeatable. Default: /=StreamFunction, /events=PublishFunction, /admin=AdminFunction and /console=AdminFunction."`
+	Route        map[string]string `mapsep:"none" placeholder:"/PATH=FUNCTION" help:"What the front serves; repeatable. Default: /=StreamFunction, /events=PublishFunction, /sources=PublishFunction, /admin=AdminFunction and /console=AdminFunction."`
 	PortBase     int               `placeholder:"PORT" help:"Port of the first Function URL; the others follow. Default: any free ones."`
-	EndpointURL  string            `name:"endpoint-url" placeholder:"URL" env:"AWS_ENDPOINT_URL" help:"Where DynamoDB, SQS and KMS are. AWS_ENDPOINT_URL_DYNAMODB, _SQS, _KMS and _SSM name one of them."`
+	EndpointURL  string            `name:"endpoint-url" placeholder:"URL" env:"AWS_ENDPOINT_URL" help:"Where DynamoDB, SQS and KMS are. AWS_ENDPOINT_URL_DYNAMODB, _SQS, _KMS, _SSM, _EVENTBRIDGE and _SNS name one of them."`
 	Concurrency  int               `default:"200" help:"The account's quota: invocations at once over all functions."`
 	AllowLoops   bool              `help:"Turn the detection of recursive loops off."`
 	KeepHeaders  bool              `help:"Have Function URLs pass on the headers that they rename on AWS."`
@@ -91,7 +91,9 @@ func endpoints(all string) runner.Endpoints {
 		}
 		return all
 	}
-	return runner.Endpoints{DynamoDB: pick("DYNAMODB"), SQS: pick("SQS"), KMS: pick("KMS"), SSM: pick("SSM")}
+	return runner.Endpoints{
+		DynamoDB: pick("DYNAMODB"), SQS: pick("SQS"), KMS: pick("KMS"), SSM: pick("SSM"), EventBridge: pick("EVENTBRIDGE"), SNS: pick("SNS"),
+	}
 }
 
 // ready is the last thing printed before requests are taken.

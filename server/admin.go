@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/admin"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
@@ -34,7 +35,7 @@ func (s *Server) listenAdmin(o Options) (net.Listener, error) {
 
 // serveAdmin serves the admin API and the console at their own address, or else with the rest, which it returns.
 func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http.Handler {
-	r.admin.Live = s.closing.Done()
+	r.admin.Live, r.admin.SourceSecrets = s.closing.Done(), config.Environment
 	configured := r.admin.Backends
 	r.admin.Backends = func(ctx context.Context, workspace string) ([]admin.Backend, error) {
 		list, err := configured(ctx, workspace)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -27,7 +28,9 @@ const (
 func Backup(ctx context.Context, data, file string, shown io.Writer) (err error) {
 	defer func() { err = outcome(ctx, err, "back up "+data) }()
 	path := filepath.Join(data, databaseName)
-	if _, err := os.Stat(path); err != nil {
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return fault.New(fault.Invalid, "%s is not the data directory of a server: there is no %s", data, path)
+	} else if err != nil {
 		return err
 	}
 	if _, err := os.Lstat(file); err == nil {

@@ -56,6 +56,6 @@ events:
 	fmt.Println(resp.Status)
 	// Output:
 	// [{shipped-42 event://orders/42/shipped}] <nil>
-	// lacks "carrier"
+	// the body lacks "carrier"
 	// 202 Accepted
 }

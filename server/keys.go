@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/mcp-events/mcpevents/shared/durable"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -161,7 +162,7 @@ func checkDatabase(data, path string) error {
 func readSecrets(data string) (secrets, error) {
 	b, err := os.ReadFile(secretsPath(data))
 	if err != nil {
-		return secrets{}, fault.Wrap(fault.Invalid, err, "read the keys")
+		return secrets{}, fault.Wrap(fault.Invalid, err, "read the keys of the data directory %s", data)
 	}
 	var s secrets
 	if err := json.Unmarshal(b, &s); err != nil || len(s.Private) == 0 || len(s.Public) == 0 {
@@ -172,22 +173,12 @@ func readSecrets(data string) (secrets, error) {
 
 // writeSecrets replaces the file whole or not at all: a half-written one would
 // lock every stored secret.
-func writeSecrets(data string, s secrets) (err error) {
+func writeSecrets(data string, s secrets) error {
 	b, err := json.Marshal(s)
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "encode the keys")
 	}
-	f, err := os.CreateTemp(data, "keys-*.json") // mode 0600
-	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "write the keys")
-	}
-	defer func() { _ = os.Remove(f.Name()) }() // fails after the rename, as it should
-	_, err = f.Write(b)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), secretsPath(data))
-	}
-	return fault.Wrap(fault.Unavailable, err, "write the keys")
+	return fault.Wrap(fault.Unavailable, durable.WriteFile(secretsPath(data), b), "write the keys")
 }
 
 // identity is what signs v1a, nil unless it is switched on.

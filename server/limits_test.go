@@ -19,10 +19,13 @@ import (
 // limited is a server whose callers have little: the key of each is its name, and it has a quota of what it is named for.
 func limited(t *testing.T) *Server {
 	return serve(t, func(o *Options) {
-		text := "quotas:\n  - {subscriptions: 7}\n  - {principal: subscriptions, subscriptions: 1}\n  - {principal: streams, streams: 1}\n" +
+		text := "quotas:\n  - {subscriptions: 7}\n  - {workspace: few, workspaceSubscriptions: 2}\n  - {principal: subscriptions, subscriptions: 1}\n  - {principal: streams, streams: 1}\n" +
 			"  - {principal: publishRate, publishRate: 1}\n  - {principal: registrationRate, registrationRate: 0.1}\nkeys:\n"
 		for _, who := range []string{"op", "caller", "subscriptions", "streams", "publishRate", "registrationRate"} {
 			text += fmt.Sprintf("  - {principal: %s, sha256: %s, scopes: [events:read, events:subscribe, events:publish, events:operate]}\n", who, hash(who))
+		}
+		for _, who := range []string{"workspaceSubscriptions", "neighbour"} {
+			text += fmt.Sprintf("  - {principal: %s, workspace: few, sha256: %s, scopes: [events:subscribe, events:operate]}\n", who, hash(who))
 		}
 		c, err := config.ParseFile("config.yaml", []byte(text))
 		if err != nil {
@@ -70,6 +73,10 @@ func TestLimits(t *testing.T) {
 		"publishRate":      func() string { publish("publishRate", events(1000)); return publish("publishRate", event) },
 		"registrationRate": twice(func() string { return register("registrationRate", nil) }),
 		"subscriptions":    twice(func() string { return register("subscriptions", nil) }),
+		"workspaceSubscriptions": func() string {
+			register("neighbour", nil)
+			return twice(func() string { return register("workspaceSubscriptions", nil) })()
+		},
 		"payload": func() string {
 			return publish("caller", `{"uri":"event://ci/build-finished","data":{"text":"`+strings.Repeat("x", 240<<10)+`"}}`)
 		},
@@ -135,6 +142,11 @@ func TestLimits(t *testing.T) {
 			"publishRate":   `{"name":"subscriptions","max":7,"used":0},{"name":"streams","max":100},{"name":"publishRate","max":1},`,
 		} {
 			if got := send("op", "GET", "/admin/v1/overview?principal="+who, ""); !strings.Contains(got, `"principal":"`+who+`","quotas":[`+want) {
+				t.Errorf("%s: %s", who, got)
+			}
+		}
+		for who, want := range map[string]string{"neighbour": `{"name":"workspaceSubscriptions","max":2,"used":2}]`, "op": `{"name":"workspaceSubscriptions","used":2}]`} {
+			if got := send(who, "GET", "/admin/v1/overview", ""); !strings.Contains(got, want) {
 				t.Errorf("%s: %s", who, got)
 			}
 		}

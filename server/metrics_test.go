@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"regexp"
 	"strings"
@@ -103,10 +104,17 @@ func metricsAgree(t *testing.T) {
 	endpoint, backend := httptest.NewServer(http.HandlerFunc(c.receive)), httptest.NewServer(http.HandlerFunc(c.backend))
 	defer endpoint.Close()
 	defer backend.Close()
+	const key = "the-secret-path-of-the-builds-0123456789"
+	t.Setenv("MCPEVENTS_TEST_BUILDS", key)
 	s := serve(t, func(o *Options) {
 		retries(o)
 		var err error
-		if o.Config, err = config.ParseFile("config.yaml", fmt.Appendf(nil, "backends:\n  - {name: b, url: %q}\n", backend.URL)); err != nil {
+		if o.Config, err = config.ParseFile("config.yaml", fmt.Appendf(nil, `backends: [{name: b, url: %q}]
+sources:
+  - name: builds
+    verify: {scheme: none, secrets: ["env:MCPEVENTS_TEST_BUILDS"]}
+    events: [{match: {body: {kind: [build]}}, name: ci.build_finished}]
+`, backend.URL)); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -128,6 +136,13 @@ func metricsAgree(t *testing.T) {
 	}
 	if err := mcp.Call(t.Context(), "resources/subscriptions/register", map[string]any{"uris": make([]string, 51), "targetUri": endpoint.URL}, nil); err == nil {
 		t.Error("51 URIs are registered")
+	}
+	for _, k := range []string{key, key, "another key"} {
+		resp, err := http.Post(s.URL+"/sources/builds/"+url.PathEscape(k), "application/json", strings.NewReader(`{"kind":"none"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
 	}
 	listenAndLeave(t, s)
 	batch := make([]Event, events/10)
@@ -166,6 +181,9 @@ func metricsAgree(t *testing.T) {
 			{"mcpevents_streams_ended_total", "client_closed", 1},
 			{"mcpevents_polls_total", "", polls},
 			{"mcpevents_limits_reached_total", "registrationURIs", 1},
+			{"mcpevents_source_requests_total", "unmatched", 2},
+			{"mcpevents_source_requests_total", "unverified", 1},
+			{"mcpevents_source_refused_total", "builds", 1},
 			{"mcpevents_backend_calls_total", "b", float64(c.asked.Load())},
 			{"mcpevents_backend_errors_total", "b", float64(c.asked.Load())},
 		} {

@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/settings/apply"
+	"github.com/mcp-events/mcpevents/shared/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -58,7 +59,7 @@ func (s *Server) Reload(ctx context.Context, o Options) error {
 // apply brings files into use at once.
 func (s *Server) apply(ctx context.Context, f apply.Files) (apply.Outcome, error) {
 	target := apply.Target{DB: s.db, Endings: s.terminator.Endings, Check: func(ctx context.Context, c *config.Config) error {
-		return errors.Join(s.backends.Check(ctx, c.Backends), s.conversation.Check(ctx, c))
+		return errors.Join(s.checkNames(c), s.backends.Check(ctx, c.Backends), s.conversation.Check(ctx, c), ingest.CheckSecrets(ctx, c.Sources, config.Environment))
 	}}
 	done, err := target.Apply(ctx, f)
 	s.catalogs.Written()

@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/publish"
 	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -35,6 +36,8 @@ const (
 	// savePositions is how often the jobs of every minute write where they are, so that a
 	// server at rest syncs nothing.
 	savePositions = time.Hour
+	// replayEvery is how often replays go on: often, for canceling one does not stop what is scheduled until then.
+	replayEvery = 4 * time.Second
 	// maxReceives is how often a message may fail before it is a dead letter: days.
 	maxReceives = 1000
 )
@@ -55,8 +58,11 @@ func (s *Server) run(ctx context.Context, r roles) {
 		periodic.Every(ctx, time.Minute, s.core.Log, periodic.Job{Name: "due retries", Run: r.retry.Run},
 			periodic.Job{Name: "resumed deliveries", Run: r.switches.Release},
 			periodic.Job{Name: "erasures", Run: r.operations.SweepErased},
-			periodic.Job{Name: "replays", Run: func(ctx context.Context) (int, error) { return r.operations.RunReplays(ctx, r.subs) }},
 			periodic.Job{Name: "expiry", Run: r.subs.Sweep}, periodic.Job{Name: "audit", Run: s.terminator.Audit})
+	})
+	s.workers.Go(func() {
+		periodic.Every(ctx, replayEvery, s.core.Log,
+			periodic.Job{Name: "replays", Run: func(ctx context.Context) (int, error) { return r.operations.RunReplays(ctx, r.subs) }})
 	})
 	s.workers.Go(func() { r.relay.Run(ctx) })
 }
@@ -70,11 +76,12 @@ func (s *Server) work(ctx context.Context, name queue.Name, h queue.Handler, o q
 }
 
 // routes are the paths that are served.
-func (s *Server) routes(publishing *publish.Handler, identity *webhook.Identity) *http.ServeMux {
+func (s *Server) routes(publishing *publish.Handler, sources *ingest.Handler, identity *webhook.Identity) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", s.endpoint)
 	mux.Handle("/mcp/{"+mcp.PathWorkspace+"}", s.endpoint)
 	mux.Handle("/events", publishing)
+	sources.Mount(mux)
 	consent := s.core.Consent(s.conversation)
 	mux.Handle("/consent", consent)
 	mux.Handle("/consent/{"+conversation.PathProvider+"}", consent)

@@ -2,9 +2,9 @@
 // publishers, and all work on deliveries, over one SQLite file. The command serve is a few lines
 // on it, and so is a program that brings events to its own MCP server:
 //
-//	s, err := server.New(ctx, server.Options{Data: "data", Catalog: catalog, Limits: server.DefaultLimits()})
+//	s, err := server.New(ctx, server.Options{Data: "data", Catalog: catalog, Upstream: tools})
 //	…
-//	http.Handle("/mcp", s.Handler())
+//	http.Handle("/", s.Handler())
 //	s.Publish(ctx, "default", server.Event{URI: "event://orders/42/shipped", Data: data})
 //	…
 //	s.Shutdown(ctx)
@@ -14,20 +14,19 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
 
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 	oteltrace "go.opentelemetry.io/otel/trace"
-	"golang.org/x/net/netutil"
 
 	"github.com/mcp-events/mcpevents/shared/admin"
 	"github.com/mcp-events/mcpevents/shared/app"
@@ -37,14 +36,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/delivery"
-	"github.com/mcp-events/mcpevents/shared/descriptors"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/gateway/inprocess"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
 	"github.com/mcp-events/mcpevents/shared/publish"
-	"github.com/mcp-events/mcpevents/shared/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -63,18 +61,23 @@ type Options struct {
 	// Data is the directory of the database and the keys, which is made if it is not there.
 	// ":memory:" keeps nothing.
 	Data string
-	// Catalog declares the event types, in YAML; CatalogName names the file in error messages.
+	// Catalog declares the event types, in YAML; CatalogName names the file in error messages, catalog.yaml if it is empty.
 	Catalog     []byte
 	CatalogName string
 	// Workspaces have these catalogs; all others have the one above.
 	Workspaces map[string]*catalog.Catalog
 	// Config holds keys and backends; nil is none.
 	Config *config.Config
+	// Upstream is the program's own MCP server, Streamable HTTP of any revision: a backend in this process. Clients see its
+	// tools, prompts and resources beside the events, and callers of the default workspace alone. It is
+	// called at /mcp. Who calls is checked before; its own checks see no credentials.
+	Upstream http.Handler
 	// Auth is how callers are authenticated; empty is [auth.ModeNone].
 	Auth auth.Mode
 	// AllowBreaking lets changed catalogs end live subscriptions; without it they are refused.
 	AllowBreaking bool
-	// Limits are all other settings, as the flags of serve; see [DefaultLimits].
+	// Limits are all other settings, as the flags of serve. The zero value is [DefaultLimits]; to change one, begin with
+	// those.
 	Limits config.Limits
 	// AdminAddr is the address on which to serve the admin API and the console alone; it is loopback with
 	// [auth.ModeNone]. Empty serves it with the rest.
@@ -118,6 +121,7 @@ type Server struct {
 	served     chan error
 	operators  *http.Server // nil unless the admin API has an address of its own
 
+	upstream     *inprocess.Transport // nil without one
 	backends     *gateway.Gateway
 	catalogs     *catalog.Stored
 	terminator   *delivery.Terminator
@@ -139,6 +143,19 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if o.Auth == "" {
 		o.Auth = auth.ModeNone
 	}
+	if reflect.ValueOf(o.Limits).IsZero() {
+		o.Limits = DefaultLimits()
+	}
+	switch {
+	case o.Data == "":
+		return nil, fault.New(fault.Invalid, "Data is missing: a directory, or :memory: to keep nothing")
+	case o.Auth != auth.ModeNone && o.Auth != auth.ModeKeys && o.Auth != auth.ModeJWT:
+		return nil, fault.New(fault.Invalid, "Auth is %.100q (allowed: none, keys, jwt)", string(o.Auth))
+	}
+	if err := o.Limits.Check(); err != nil {
+		return nil, err
+	}
+	o.CatalogName = cmp.Or(o.CatalogName, "catalog.yaml")
 	if o.Addr != "" {
 		if err := auth.CheckListen(o.Addr, o.Auth); err != nil {
 			return nil, err
@@ -149,6 +166,12 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 		return nil, err
 	}
 	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 2)}
+	if f, ok := o.Upstream.(http.HandlerFunc); ok && f == nil {
+		return nil, fault.New(fault.Invalid, "Upstream is an http.HandlerFunc that is nil: leave it out, or give a handler")
+	}
+	if o.Upstream != nil {
+		s.upstream = &inprocess.Transport{Handler: o.Upstream, Log: o.Log}
+	}
 	s.closing, s.close = context.WithCancel(context.WithoutCancel(ctx))
 	if s.metrics, s.core.Metrics, err = newMetrics(o.Metrics); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
@@ -198,7 +221,9 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err := s.measure(); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
 	}
-	s.handler = boundBodies(s.serveAdmin(roles, o.Auth, operators), bodyTime)
+	proxies, _ := auth.ParseProxies(o.Limits.TrustedProxies) // the limits are checked
+	secret := auth.SecretPath{Auth: s.core.Auth, Proxies: proxies}
+	s.handler = boundBodies(secret.Handler(s.serveAdmin(roles, o.Auth, operators)), bodyTime)
 	s.run(ctx, roles)
 	if listener != nil {
 		s.listening = &http.Server{
@@ -211,56 +236,6 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 		go func() { s.served <- s.listening.Serve(listener) }()
 	}
 	return s, nil
-}
-
-// open opens the store and the queues, and reads or makes the keys.
-func (s *Server) open(ctx context.Context, o Options) (secrets, error) {
-	path := o.Data
-	if path != ":memory:" {
-		if err := os.MkdirAll(path, 0o700); err != nil {
-			return secrets{}, fault.Wrap(fault.Invalid, err, "make the data directory")
-		}
-		path = filepath.Join(path, databaseName)
-		if err := checkDatabase(o.Data, path); err != nil {
-			return secrets{}, err
-		}
-	}
-	var err error
-	if s.db, err = sqlite.Open(path, sqlite.Options{}); err != nil {
-		return secrets{}, err
-	}
-	s.undo = append(s.undo, func() { _ = s.db.Close() })
-	keys, err := loadSecrets(ctx, o.Data, s.db)
-	if err != nil {
-		return keys, err
-	}
-	if s.queues, err = queuesqlite.Open(s.db.Engine(), queuesqlite.Options{Log: s.core.Log, MaxBytes: queueBytes, DeadLettered: func(q queue.Name, n int) { s.core.Metrics.DeadLettered(string(q), n) }}); err != nil {
-		return keys, err
-	}
-	s.undo = append(s.undo, func() { _ = s.queues.Close() })
-	s.core.DB, s.core.Queues = s.db, s.queues
-	s.core.EventLog = &eventlog.Log{DB: s.db, Retention: s.core.Limits.LogRetention}
-	s.catalogs = catalog.NewStored(s.db, time.Now, s.core.Log)
-	s.core.Catalogs, s.core.Config = s.catalogs, config.NewStored(s.db, time.Now, s.core.Log)
-	if o.Auth == auth.ModeKeys {
-		s.core.Auth = s.core.Config.Authenticator()
-	}
-	return keys, nil
-}
-
-// listen begins to listen, if there is an address.
-func (s *Server) listen(addr string) (net.Listener, error) {
-	if addr == "" {
-		return nil, nil
-	}
-	listener, err := net.Listen("tcp", addr)
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "listen")
-	}
-	listener = netutil.LimitListener(listener, descriptors.Accepted())
-	s.undo = append(s.undo, func() { _ = listener.Close() })
-	s.URL = "http://" + listener.Addr().String()
-	return listener, nil
 }
 
 // roles are what runs.
@@ -306,13 +281,14 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 	options := webhooks.Deliveries(s.core.Limits)
 	options.Concurrency, options.Patience, options.Detached, options.Bytes = attempts, attemptPatience, 4*attempts, attemptBytes
 	options.LogDeliveries = true
-	s.dispatcher = webhooks.Dispatch(&s.core, subs, s.terminator, sender, opener, gate, set, options)
+	s.dispatcher = webhooks.Dispatch(&s.core, subs, s.terminator, sender, opener,
+		func(context.Context) (*eventlog.Sealer, error) { return cursors, nil }, gate, set, options)
 	retry := webhooks.Retry(&s.core, subs)
 	retry.SaveEvery = savePositions
 	publisher, publishing, inbox := s.core.Publish()
 	s.publisher = publisher
 
-	if s.backends, err = s.core.Gateway(gateway.Options{Key: keys.Cursor}); err != nil {
+	if s.backends, err = s.core.Gateway(gateway.Options{Key: keys.Cursor, HTTP: s.reachBackends()}); err != nil {
 		return roles{}, err
 	}
 	s.conversation, err = s.core.Conversation(conversation.Options{
@@ -322,19 +298,20 @@ func (s *Server) build(ctx context.Context, keys secrets, cursors *eventlog.Seal
 		return roles{}, err
 	}
 	s.undo = append(s.undo, func() { _ = s.conversation.Close(context.WithoutCancel(ctx)) })
-	endpoint := s.core.Stream(s.tails, lease.NewLocal(s.core.Streams), subs, s.backends, s.conversation)
+	endpoint := s.core.Stream(s.tails, lease.NewLocal(s.core.Streams, app.RefusesStreams(s.core.Limits)), subs, s.backends, s.conversation)
 	endpoint.Registrar, endpoint.Deregistrar = subs, subs
 	if s.endpoint, err = mcp.New(endpoint); err != nil {
 		return roles{}, err
 	}
 	operations := webhooks.Operations(&s.core)
+	operations.Ahead = replayEvery
 	return roles{
 		admin: webhooks.Admin(&s.core, subs, operations, set), operations: operations, switches: set,
-		mux: s.routes(publishing, identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, subs: subs, relay: s.core.Relay(s.backends),
+		mux: s.routes(publishing, s.core.Sources(publisher, config.Environment), identity), fanout: webhooks.Fanout(&s.core), inbox: inbox, retry: retry, subs: subs, relay: s.core.Relay(s.backends),
 	}, nil
 }
 
-// Handler serves /admin, /console, /mcp, /events, /consent, /healthz and what is below /.well-known.
+// Handler serves /admin, /console, /mcp, /events, /sources, /consent, /healthz and what is below /.well-known.
 func (s *Server) Handler() http.Handler { return s.handler }
 
 // Publish publishes events in a workspace, as POST /events does for a caller who may; the
@@ -367,6 +344,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	go func() {
 		s.workers.Wait()
 		s.dispatcher.Wait(ctx)
+		if s.upstream != nil {
+			_ = s.upstream.Wait(ctx) // that ctx ended is reported below
+		}
 		_ = s.conversation.Close(ctx) // that ctx ended is reported below
 		s.tails.Close()
 		close(done)

@@ -153,7 +153,15 @@ func TestStreamsAreToldOfASharedCatalog(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		for {
-			d, err := f.Next(ctx)
+			d, ok, err := f.Poll(ctx)
+			if err == nil && !ok {
+				select {
+				case <-f.Ready():
+					continue
+				case <-ctx.Done():
+					err = ctx.Err()
+				}
+			}
 			if err != nil {
 				t.Fatalf("workspace %s: %v", workspace, err)
 			}

@@ -145,7 +145,7 @@ const (
 )
 
 func retries(o *Options) {
-	o.Limits.RetrySchedule = []time.Duration{0, 10 * time.Millisecond, 10 * time.Millisecond}
+	o.Limits.RetrySchedule = []time.Duration{0, time.Second, time.Second}
 }
 
 func TestTraces(t *testing.T) {

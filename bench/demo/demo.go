@@ -23,22 +23,29 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
-// What the demo publishes, of the sample catalog.
+// What the demo publishes, and the event type of that.
 const (
 	demoName   = "github.pull_request"
 	demoURI    = "event://github/acme/website/pull_request"
 	demoParent = "event://github/acme"
 	demoData   = `{"action":"opened","number":42,"pull_request":{"title":"Say hello to everybody","author":"ada","base":"main"}}`
+
+	demoCatalog = `
+events:
+  - name: ` + demoName + `
+    uriTemplate: event://github/{owner}/{repo}/pull_request
+    title: Pull request changed
+    filters: {action: /action}
+    payloadSchema: {type: object, required: [action, number, pull_request]}
+`
 )
 
 // Options say what is shown.
 type Options struct {
-	Catalog     []byte // with the event type of the sample catalog that is published
-	CatalogName string
-	Agent       string        // what the demo calls itself to the server
-	Timeout     time.Duration // longest run
-	Out         io.Writer
-	Log         *slog.Logger
+	Agent   string        // what the demo calls itself to the server
+	Timeout time.Duration // longest run
+	Out     io.Writer
+	Log     *slog.Logger
 }
 
 // Run starts a server in this process with its data in a temporary directory, subscribes in four ways,
@@ -55,7 +62,7 @@ func Run(ctx context.Context, o Options) error {
 	limits := server.DefaultLimits()
 	limits.AllowInsecureTargets = true // the receivers are on this machine
 	srv, err := server.New(ctx, server.Options{
-		Addr: "127.0.0.1:0", Data: dir, Catalog: o.Catalog, CatalogName: o.CatalogName, Auth: auth.ModeNone,
+		Addr: "127.0.0.1:0", Data: dir, Catalog: []byte(demoCatalog), CatalogName: "the catalog of the demo", Auth: auth.ModeNone,
 		Limits: limits, Log: o.Log,
 	})
 	if err != nil {
@@ -137,10 +144,20 @@ func (d *demo) run(ctx context.Context) error {
 		return err
 	}
 	d.title("Subscribing, in four ways")
-	hooks, endHooks, err := d.hooks(ctx, caller)
-	defer endHooks()
-	if err != nil {
+	var ends []func() error
+	end := func() (err error) {
+		for ; len(ends) > 0; ends = ends[1:] {
+			err = errors.Join(err, ends[0]())
+		}
 		return err
+	}
+	defer func() { _ = end() }()
+	for _, subscribe := range []func(context.Context, *client.Client) (func() error, error){d.register, d.subscribe} {
+		end, err := subscribe(ctx, caller)
+		if err != nil {
+			return err
+		}
+		ends = append(ends, end)
 	}
 	failed := make(chan error, 2)
 	for _, way := range []string{wayStateless, waySessions} {
@@ -172,50 +189,70 @@ func (d *demo) run(ctx context.Context) error {
 		return err
 	}
 	d.title("Ending")
-	for _, h := range hooks {
-		if err := h.End(ctx); err != nil {
-			return err
-		}
-		d.say("ended", "%s", h.ID())
+	if err := end(); err != nil {
+		return err
 	}
 	d.title("One event, published once, reached two webhooks and two streams.")
 	return nil
 }
 
-// hooks registers the two webhooks.
-func (d *demo) hooks(ctx context.Context, caller *client.Client) (hooks []client.Webhook, end func(), err error) {
-	var receivers []*client.Receiver
-	end = func() {
-		for _, r := range receivers {
-			r.Close()
-		}
+// register registers a webhook by SEP-1803.
+func (d *demo) register(ctx context.Context, caller *client.Client) (end func() error, err error) {
+	r, err := client.NewReceiver("127.0.0.1:0", d.taker(wayRegister), d.log)
+	if err != nil {
+		return nil, err
 	}
-	for _, way := range []string{wayRegister, wayEvents} {
-		via := map[string]string{wayRegister: client.ViaRegister, wayEvents: client.ViaEvents}[way]
-		r, err := client.NewReceiver("127.0.0.1:0", via, d.taker(way), d.log)
-		if err != nil {
-			return nil, end, err
-		}
-		receivers = append(receivers, r)
-		var h client.Webhook = &client.Registration{Client: caller, URIs: []string{demoURI}, Target: r.URL}
-		if via == client.ViaEvents {
-			h = &client.EventsSubscription{
-				Client: caller, Name: demoName, Arguments: json.RawMessage(`{"owner":"acme","action":"opened"}`), Target: r.URL, Key: client.NewSecret(),
-			}
-		}
-		if err := h.Begin(ctx, r); err != nil {
-			return nil, end, err
-		}
-		hooks = append(hooks, h)
-		if via == client.ViaEvents {
-			d.say(way, "events/subscribe %s owner=acme action=opened", demoName)
-			d.say("", "challenge answered at %s, subscription %s", r.URL, h.ID())
-		} else {
-			d.say(way, "resources/subscriptions/register %s", demoURI)
-			d.say("", "for %s, as %s", r.URL, h.ID())
-		}
+	s := &client.Registration{Client: caller, URIs: []string{demoURI}, Target: r.URL}
+	if err := s.Begin(ctx, r); err != nil {
+		r.Close()
+		return nil, err
 	}
-	return hooks, end, nil
+	d.say(wayRegister, "resources/subscriptions/register %s", demoURI)
+	d.say("", "for %s, as %s", r.URL, s.ID())
+	return func() error {
+		defer r.Close()
+		defer d.say("ended", "%s", s.ID())
+		return s.End(ctx)
+	}, nil
+}
+
+// subscribe subscribes a webhook by MCP Events.
+func (d *demo) subscribe(ctx context.Context, caller *client.Client) (end func() error, err error) {
+	caller.Webhooks = &client.Handler{Log: d.log}
+	closeHandler, err := caller.Webhooks.Listen("127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	begun, ended := make(chan client.Begun, 1), make(chan error, 1)
+	taken := d.taker(wayEvents)
+	go func() {
+		ended <- caller.Subscribe(ctx, client.Subscription{
+			Name: demoName, Arguments: json.RawMessage(`{"owner":"acme","action":"opened"}`), Mode: client.ModeWebhook,
+			Begun: func(b client.Begun) { begun <- b },
+			Event: func(_ context.Context, e client.Event) error { return taken(e) },
+		})
+	}()
+	finish := func() error {
+		defer closeHandler()
+		stop()
+		return <-ended
+	}
+	select {
+	case b := <-begun:
+		d.say(wayEvents, "events/subscribe %s owner=acme action=opened", demoName)
+		d.say("", "challenge answered at %s, subscription %s", caller.Webhooks.URL, b.ID)
+		return func() error {
+			defer d.say("ended", "%s", b.ID)
+			return finish()
+		}, nil
+	case err := <-ended:
+		stop()
+		closeHandler()
+		return nil, err
+	case <-ctx.Done():
+		return nil, errors.Join(ctx.Err(), finish())
+	}
 }
 
 func (d *demo) taker(way string) func(client.Event) error {

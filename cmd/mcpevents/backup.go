@@ -10,7 +10,7 @@ import (
 // BackupCmd is [server.Backup].
 type BackupCmd struct {
 	File string `arg:"" help:"The file to write, such as mcpevents.tar.gz. It must not exist."`
-	Data string `default:"data" env:"MCPEVENTS_DATA" placeholder:"DIR" help:"Data directory of the server, which may run."`
+	Data string `default:"data" env:"MCPEVENTS_DATA" placeholder:"DIR" help:"Data directory of the server (${default}), which may run."`
 }
 
 // RestoreCmd is [server.Restore].

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"os"
 	"time"
 
@@ -33,6 +32,7 @@ type BenchCmd struct {
 	Timeout  time.Duration `default:"10m" help:"Longest run."`
 	Wait     time.Duration `default:"60s" help:"How long to wait for deliveries after the last publish; those that have not arrived by then count as lost."`
 
+	Source        bool `help:"Instead, send requests as GitHub signs them to a source, of 1 KB and of 20 KB, and publish what comes of them, in turn."`
 	StreamLatency bool `help:"Instead, publish one event at a time and measure until it is on an open listen."`
 	Streams       int  `placeholder:"N" help:"Instead, open N streams and measure their memory, the CPU while quiet, and one event to all of them."`
 	Gateway       bool `help:"Instead, put a backend behind the server, and measure what that adds to calls and progress messages, and a change of its tools to 1,000 streams."`
@@ -41,7 +41,7 @@ type BenchCmd struct {
 
 // Help is what --help says after the flags' table.
 func (*BenchCmd) Help() string {
-	return `A server is started as a process of its own, with its database on disk; the driver and the receiver are in this process. All three are in the CPU seconds. Exit code 5 tells that deliveries were lost.
+	return `A server is started as a process of its own, with its database on disk; the driver and the receiver are in this process. All three are in the CPU seconds. Exit code 5 says that deliveries were lost.
 
   mcpevents bench                                            single publishes on 16 connections
   mcpevents bench --batch 10                                 batches of ten
@@ -67,7 +67,11 @@ func (c *BenchCmd) Run(g *Globals) error {
 	case c.Streams > 0:
 		return bench.Streams(ctx, o, c.Streams, g.out)
 	}
-	report, err := bench.Run(ctx, o)
+	run := bench.Run
+	if c.Source {
+		run = bench.Source
+	}
+	report, err := run(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -76,10 +80,10 @@ func (c *BenchCmd) Run(g *Globals) error {
 			return err
 		}
 	}
-	if err := writeTo(c.JSON, g.out, report.WriteJSON); err != nil {
+	if err := bench.WriteTo(c.JSON, g.out, report.WriteJSON); err != nil {
 		return err
 	}
-	if err := writeTo(c.SVG, g.out, report.WriteSVG); err != nil {
+	if err := bench.WriteTo(c.SVG, g.out, report.WriteSVG); err != nil {
 		return err
 	}
 	return report.Err()
@@ -112,23 +116,4 @@ func (c *BenchCmd) options(g *Globals) (bench.Options, error) {
 		o.Adapters = append(o.Adapters, a)
 	}
 	return o, nil
-}
-
-// writeTo writes a file with f; an empty name writes nothing, - to the standard output.
-func writeTo(name string, stdout io.Writer, f func(io.Writer) error) error {
-	switch name {
-	case "":
-		return nil
-	case "-":
-		return f(stdout)
-	}
-	file, err := os.Create(name)
-	if err != nil {
-		return fault.Wrap(fault.Invalid, err, "write the results")
-	}
-	if err := f(file); err != nil {
-		_ = file.Close()
-		return err
-	}
-	return fault.Wrap(fault.Unavailable, file.Close(), "write the results")
 }

@@ -1,3 +1,5 @@
+//go:build !noemulators
+
 package main
 
 import (

@@ -3,12 +3,12 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 
@@ -19,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/settings"
 	"github.com/mcp-events/mcpevents/shared/settings/apply"
+	"github.com/mcp-events/mcpevents/shared/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/dynamo"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -27,21 +28,26 @@ import (
 // CatalogCmd holds the commands for catalog files.
 type CatalogCmd struct {
 	Check CatalogCheckCmd `cmd:"" help:"Check a catalog file; reports every fault with its line."`
+	Init  CatalogInitCmd  `cmd:"" help:"Write event types and sources of known providers, such as GitHub and Stripe, into new files."`
 	Apply CatalogApplyCmd `cmd:"" help:"Write a catalog, and a configuration, to a deployment on AWS."`
 }
 
 // CatalogCheckCmd checks a file and says what is in it.
 type CatalogCheckCmd struct {
 	File               string `arg:"" default:"catalog.yaml" help:"The catalog."`
-	Against            string `placeholder:"FILE|TABLE" help:"An older catalog, or that which a deployment uses, by the name of its settings table: tell what changed since, what of it may break publishers or subscribers, and which subscriptions end."`
+	Config             string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Check this configuration too, and that the catalog has what sources of its workspace need."`
+	Against            string `placeholder:"FILE|TABLE" help:"An older catalog, or that which a deployment uses, by the name of its settings table. Prints what changed since, what of it may break publishers or subscribers, and which subscriptions end."`
 	SubscriptionsTable string `env:"MCPEVENTS_TABLE_SUBSCRIPTIONS" placeholder:"NAME" help:"With a deployment: its subscriptions table, the output SubscriptionsTable of the stack. The live subscriptions that end are counted."`
-	Workspace          string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"With a deployment: the workspace that the catalog is for (${default})."`
+	Workspace          string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"The workspace that the catalog is for (${default})."`
 }
 
 // Run implements the command.
 func (c *CatalogCheckCmd) Run(g *Globals) error {
 	next, err := readCatalog(c.File)
 	if err != nil {
+		return err
+	}
+	if err := c.checkConfig(next); err != nil {
 		return err
 	}
 	if c.Against != "" {
@@ -59,16 +65,29 @@ func (c *CatalogCheckCmd) Run(g *Globals) error {
 			fmt.Fprintf(g.out, "%s gives up order: events of one URI may overtake each other, and a stream that resumes may repeat those of its last seconds.\n", e.Name)
 		}
 	}
-	fmt.Fprintf(g.out, "%s is a catalog of %d event types.\n", c.File, len(next.Entries()))
+	types := "event types"
+	if len(next.Entries()) == 1 {
+		types = "event type"
+	}
+	fmt.Fprintf(g.out, "%s is a catalog of %d %s.\n", c.File, len(next.Entries()), types)
+	if c.Config != "" {
+		fmt.Fprintf(g.out, "%s is a configuration that fits it.\n", c.Config)
+	}
 	return nil
 }
 
-func readCatalog(path string) (*catalog.Catalog, error) {
-	src, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fault.Wrap(fault.Invalid, err, "read the catalog")
+func (c *CatalogCheckCmd) checkConfig(cat *catalog.Catalog) error {
+	cfg, err := readConfig(c.Config)
+	if cfg == nil || err != nil {
+		return err
 	}
-	return catalog.ParseFile(path, src)
+	var all []error
+	for _, s := range cfg.Sources {
+		if s.Workspace == c.Workspace {
+			all = append(all, ingest.CheckCatalog(cat, s))
+		}
+	}
+	return fault.Wrap(fault.Invalid, errors.Join(all...), "%s", c.Config)
 }
 
 func printChanges(w io.Writer, changes []catalog.Change) {
@@ -87,7 +106,7 @@ func printChanges(w io.Writer, changes []catalog.Change) {
 // CatalogApplyCmd writes the catalog into the settings table of a deployment.
 type CatalogApplyCmd struct {
 	File               string `arg:"" default:"catalog.yaml" help:"The catalog."`
-	Config             string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Write this configuration (keys, backends) too."`
+	Config             string `env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"Write this configuration (keys, backends, sources, …) too."`
 	Workspace          string `default:"${workspace}" env:"MCPEVENTS_WORKSPACE" help:"Workspace that the catalog is for (${default})."`
 	Table              string `required:"" env:"MCPEVENTS_TABLE_SETTINGS" placeholder:"NAME" help:"The deployment's settings table: the output SettingsTable of the stack."`
 	AllowBreaking      bool   `help:"Write the catalog although webhook subscriptions end by it."`
@@ -97,7 +116,7 @@ type CatalogApplyCmd struct {
 
 // Help is the long help of the command.
 func (c *CatalogApplyCmd) Help() string {
-	return `Checks the files, writes them as a new version, and tells what changed; a line with ! may break publishers or subscribers. Every function uses the new version within 5 seconds. Credentials and region are found as by the AWS command line; AWS_ENDPOINT_URL leads to an emulator.
+	return `Checks the files, writes them as a new version, and prints what changed; a line with ! may break publishers or subscribers. Every function uses the new version within 5 seconds. Credentials and region are found as by the AWS command line; AWS_ENDPOINT_URL leads to an emulator.
 
 An embedded server (mcpevents serve) uses the file that it was started with, and follows its changes by itself.`
 }
@@ -127,35 +146,19 @@ func (c *CatalogApplyCmd) Run(g *Globals) error {
 	}
 	for _, applied := range done.Catalogs {
 		printChanges(g.out, applied.Changes)
-		tell(g.out, "the catalog of workspace "+applied.Workspace, applied.Version, applied.Changed)
+		printVersion(g.out, "the catalog of workspace "+applied.Workspace, applied.Version, applied.Changed)
 	}
 	if done.ConfigVersion > 0 {
-		tell(g.out, "the configuration", done.ConfigVersion, done.ConfigChanged)
+		printVersion(g.out, "the configuration", done.ConfigVersion, done.ConfigChanged)
 	}
 	if c.LogTable == "" || !done.CatalogChanged() && !done.ConfigChanged {
 		return nil
 	}
-	return c.announce(ctx, g.out, db)
+	fmt.Fprintf(g.out, "Connected clients are notified in %s, when every function uses it.\n", settings.MaxAge)
+	return settings.AnnounceAll(ctx, db, stream.AnnounceStored(&eventlog.Log{DB: db}))
 }
 
-// announce waits until every function uses what was written, and then tells of it.
-func (c *CatalogApplyCmd) announce(ctx context.Context, out io.Writer, db store.DB) error {
-	fmt.Fprintf(out, "Connected clients are notified in %s, when every function uses it.\n", settings.MaxAge)
-	log := &eventlog.Log{DB: db}
-	for {
-		waiting, err := settings.Announce(ctx, db, time.Now().Add(-settings.MaxAge), stream.AnnounceStored(log))
-		if err != nil || waiting == 0 {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(settings.MaxAge / 5):
-		}
-	}
-}
-
-func tell(w io.Writer, what string, version int64, changed bool) {
+func printVersion(w io.Writer, what string, version int64, changed bool) {
 	if changed {
 		fmt.Fprintf(w, "Version %d of %s is stored.\n", version, what)
 		return
@@ -176,17 +179,14 @@ func openTables(ctx context.Context, names map[store.Table]string) (store.DB, er
 
 // against compares a catalog with an older one, or with that of a deployment.
 func (c *CatalogCheckCmd) against(g *Globals, next *catalog.Catalog) error {
-	if _, err := os.Stat(c.Against); err == nil {
+	isPath := strings.ContainsAny(c.Against, "/\\") && !strings.HasPrefix(c.Against, "arn:") || strings.HasSuffix(c.Against, ".yaml")
+	if _, err := os.Stat(c.Against); err == nil || isPath {
 		before, err := readCatalog(c.Against)
-		if err != nil {
-			return err
+		if err == nil {
+			printChanges(g.out, catalog.Diff(before, next))
+			printEnds(g.out, catalog.Ends(before, next))
 		}
-		printChanges(g.out, catalog.Diff(before, next))
-		printEnds(g.out, catalog.Ends(before, next))
-		return nil
-	}
-	if strings.ContainsAny(c.Against, "/\\") && !strings.HasPrefix(c.Against, "arn:") || strings.HasSuffix(c.Against, ".yaml") {
-		return fault.New(fault.Invalid, "there is no file %s", c.Against)
+		return err
 	}
 	ctx, stop := interruptible()
 	defer stop()
@@ -199,15 +199,13 @@ func (c *CatalogCheckCmd) against(g *Globals, next *catalog.Catalog) error {
 		return err
 	}
 	printChanges(g.out, changes)
-	target := apply.Deployment(db, c.SubscriptionsTable != "")
-	if target.Endings == nil {
-		before, err := catalog.Load(ctx, db, c.Workspace)
-		if err == nil {
+	if c.SubscriptionsTable == "" {
+		if before, err := catalog.Load(ctx, db, c.Workspace); err == nil {
 			printEnds(g.out, catalog.Ends(before, next))
 		}
 		return nil
 	}
-	endings, err := target.Endings(ctx, catalog.Workspaces{Own: map[string]catalog.Source{c.Workspace: catalog.NewStatic(next)}})
+	endings, err := apply.Deployment(db, true).Endings(ctx, catalog.Workspaces{Own: map[string]catalog.Source{c.Workspace: catalog.NewStatic(next)}})
 	for _, e := range endings {
 		fmt.Fprintf(g.out, "%d live webhook subscriptions end because %s.\n", e.Subscriptions, e.Reason)
 	}

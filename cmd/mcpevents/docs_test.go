@@ -119,7 +119,7 @@ func TestTheCommandsOfThePagesParse(t *testing.T) {
 
 // commandLines are the arguments of each call of mcpevents in a line of shell.
 func commandLines(line string) (all [][]string) {
-	for _, command := range regexp.MustCompile(`\s(?:\||&&|>|2>|<)\s|;\s`).Split(line, -1) {
+	for _, command := range regexp.MustCompile(`\s(?:\|\|?|&&|>|2>|<)\s|;\s`).Split(line, -1) {
 		words := shellWords(command)
 		at := slices.IndexFunc(words, func(w string) bool {
 			return w == "mcpevents" || strings.HasSuffix(w, "bin/mcpevents") || w == "./cmd/mcpevents"

@@ -2,11 +2,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/alecthomas/kong"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
@@ -36,8 +37,20 @@ var exits = map[fault.Kind]int{
 	fault.Unavailable:     exitUnavailable,
 }
 
+// usage prints what is wrong with the arguments of a command, and whose help says more.
 func usage(w io.Writer, err error) int {
-	fmt.Fprintf(w, "mcpevents: %v\nRun \"mcpevents --help\", or \"mcpevents COMMAND --help\".\n", err)
+	command, text := "mcpevents", err.Error()
+	if parse, ok := errors.AsType[*kong.ParseError](err); ok {
+		for _, p := range parse.Context.Path {
+			if n := p.Node(); n != nil {
+				command = n.FullPath()
+			}
+		}
+	}
+	if argument, ok := strings.CutPrefix(text, `expected "<`); ok {
+		text = "missing argument: <" + strings.TrimSuffix(argument, `"`)
+	}
+	fmt.Fprintf(w, "mcpevents: %s (see %s --help)\n", text, command)
 	return exitUsage
 }
 
@@ -48,46 +61,7 @@ func report(w io.Writer, err error) int {
 	}
 	fmt.Fprintf(w, "mcpevents: %v\n", err)
 	if data := fault.DataOf(err); data != nil {
-		printData(w, data, err.Error())
+		fault.PrintData(w, data, err.Error())
 	}
 	return exits[fault.KindOf(err)]
-}
-
-// printData prints the data of an error as people read it: schema faults one a
-// line, everything else as JSON. The error's text is shown already, and often is the only fault.
-func printData(w io.Writer, data any, shown string) {
-	b, err := json.Marshal(data)
-	if err != nil {
-		return
-	}
-	var faults []struct {
-		Pointer, Message *string
-		Line             *int
-	}
-	if json.Unmarshal(b, &faults) != nil || len(faults) == 0 {
-		if text := string(b); text != "null" && text != "{}" && text != "[]" {
-			fmt.Fprintf(w, "  %s\n", text)
-		}
-		return
-	}
-	if faults[0].Line != nil {
-		return // of a file, whose faults are the message itself
-	}
-	for _, f := range faults {
-		if f.Pointer == nil || f.Message == nil {
-			fmt.Fprintf(w, "  %s\n", b)
-			return
-		}
-	}
-	for _, f := range faults {
-		at := *f.Pointer
-		if at == "" {
-			at = "(the whole)"
-		}
-		line := fmt.Sprintf("%s: %s", at, strings.TrimSpace(*f.Message))
-		if len(faults) == 1 && strings.Contains(shown, line) {
-			return
-		}
-		fmt.Fprintf(w, "  %s\n", line)
-	}
 }

@@ -13,7 +13,7 @@ type KeysCmd struct {
 
 // RotateCmd is [server.RotateKeys].
 type RotateCmd struct {
-	Data string `default:"data" placeholder:"DIR" help:"Data directory of the server, which must be restarted to use the new key."`
+	Data string `default:"data" placeholder:"DIR" help:"Data directory of the server (${default}), which must be restarted to use the new key."`
 }
 
 // Run implements the command.

@@ -2,14 +2,10 @@ package main
 
 import (
 	"cmp"
-	"context"
-	"encoding/json"
-	"fmt"
-	"log/slog"
-	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/client/listen"
+	runs "github.com/mcp-events/mcpevents/client/run"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
@@ -22,12 +18,19 @@ type ListenCmd struct {
 	Via      string   `default:"register" enum:"register,events" help:"How to ask for webhooks: register (SEP-1803, with --uri) or events (the MCP Events extension, with --name and --arg). --name alone means events."`
 	URI      []string `name:"uri" sep:"none" placeholder:"event://…" help:"What to receive: an event's URI, a parent of several, or a template with * for variables. May be repeated."`
 
-	Mode string `default:"webhook" enum:"webhook,poll,push" help:"How to receive with --name: ${enum}. Anything but webhook implies --via events."`
+	Mode string `enum:",webhook,poll,push" default:"" help:"How to receive with --name: webhook, poll or push. Anything but webhook implies --via events. By default webhook; with --exec and without --target what the event type has of push and poll, which need no public address."`
 
 	Name   string            `placeholder:"NAME" help:"With --via events: name of the event type."`
 	Arg    map[string]string `mapsep:"none" placeholder:"NAME=VALUE" help:"With --via events: an argument, which binds a variable or filters. A list, an object, true and false are read as JSON, anything else as text; NAME:=JSON always reads JSON. May be repeated."`
 	TTL    time.Duration     `name:"ttl" help:"With --via events: lifetime to ask for; it is refreshed in time. By default the server decides."`
 	Cursor string            `placeholder:"CURSOR" help:"Continue from this cursor, which an earlier run printed (--stream of 2026-07-28, --via events in any mode)."`
+
+	Exec        string        `placeholder:"COMMAND" help:"With --name: run this for each event instead of printing it. The event is JSON on its standard input, and EVENT_ID, EVENT_NAME, EVENT_TIME, EVENT_URI, EVENT_SUBSCRIPTION and EVENT_CURSOR are in its environment. When it ends with 0, the event is done; else it is run again, after growing intervals."`
+	CursorFile  string        `placeholder:"FILE" help:"With --name: go on from the cursor in this file, which moves past an event when that is printed, or when the command of --exec ended with 0."`
+	Concurrency int           `default:"1" placeholder:"N" help:"With --exec: how many commands run at once (${default}); one keeps the order of events."`
+	Timeout     time.Duration `default:"10m" help:"With --exec: longest run of a command, which is ended then and has failed."`
+	Tries       int           `default:"5" placeholder:"N" help:"With --failed-file: how often a command is run for an event (${default})."`
+	FailedFile  string        `placeholder:"FILE" help:"With --exec: append an event whose command has failed --tries times to this file, as a line of JSON, and go on. Without it the command is run until it does not fail."`
 
 	Listen string `default:"127.0.0.1:0" placeholder:"HOST:PORT" help:"Address of the receiver for webhooks (${default}: any free port)."`
 	Target string `placeholder:"URL" help:"URL at which the server reaches the receiver, such as that of a tunnel. By default the address of --listen, for a server on this machine."`
@@ -47,54 +50,54 @@ Examples:
   mcpevents listen --uri event://ci/build-finished
   mcpevents listen --name github.pull_request --arg owner=acme --arg 'action=["opened","merged"]'
   mcpevents listen --mode poll --name incident.created --arg severity=critical
-  mcpevents listen --stream --uri event://github/acme`
+  mcpevents listen --stream --uri event://github/acme
+  mcpevents listen --name incident.created --cursor-file incidents.cursor --exec ./on-incident`
 }
 
 // Run implements the command.
 func (c *ListenCmd) Run(g *Globals) error {
-	caller, err := client.New(c.Remote.server(), mcpspec.Version(c.Revision))
+	args, err := listen.Arguments(c.Arg)
 	if err != nil {
 		return err
 	}
 	ctx, stop := interruptible()
 	defer stop()
-	if c.For > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, c.For)
-		defer cancel()
+	o := listen.Options{
+		Server: c.Remote.server(), Revision: mcpspec.Version(c.Revision), URIs: c.URI, Stream: c.Stream,
+		Name: c.Name, Arguments: args, Mode: c.Mode, TTL: c.TTL, Cursor: c.Cursor, File: c.CursorFile,
+		Listen: c.Listen, Target: c.Target, Count: c.Count, For: c.For, Out: g.out, Log: g.logger(g.err), Concurrency: c.Concurrency,
 	}
-	ctx, full := context.WithCancel(ctx)
-	defer full()
-	p := newPrinter(g.out, c.Count, full)
-	log := g.logger(g.err)
-	caller.Log = log
-	switch {
-	case c.Mode != mcpspec.ModeWebhook:
-		err = c.occurrences(ctx, caller, p, log)
-	case c.Stream:
-		err = c.follow(ctx, caller, p, log)
-	default:
-		err = c.receive(ctx, g, caller, p, log)
+	if c.Mode == "" && (c.Exec == "" || c.Target != "") {
+		o.Mode = mcpspec.ModeWebhook
 	}
-	if ctx.Err() != nil && interrupted(err) {
-		err = nil
+	if c.ShowSecret {
+		o.Secret = g.err
 	}
-	if err == nil && c.For > 0 && p.missing() > 0 {
-		return fault.New(fault.Unavailable, "%d of %d events did not arrive within %s", p.missing(), c.Count, c.For)
+	if c.Exec != "" {
+		o.Run = &runs.Command{
+			Line: c.Exec, Timeout: c.Timeout, Failed: c.FailedFile, Tries: c.Tries, Stdout: g.out, Stderr: g.err, Log: o.Log,
+		}
 	}
-	return err
+	return listen.Run(ctx, o)
 }
 
 // Validate refuses flags that do not go together, and takes --name alone for --via events.
 func (c *ListenCmd) Validate() error {
-	followed := c.Mode != mcpspec.ModeWebhook         // without a webhook
+	// Followed without a webhook.
+	followed := c.Mode != "" && c.Mode != mcpspec.ModeWebhook || c.Mode == "" && c.Exec != "" && c.Target == ""
 	if c.Name != "" && len(c.URI) == 0 && !c.Stream { // an event type has a name in the extension alone
-		c.Via = client.ViaEvents
+		c.Via = "events"
 	}
 	events := (c.Via == "events" || followed) && !c.Stream
 	switch {
+	case c.Name == "" && (c.Exec != "" || c.CursorFile != ""):
+		return fault.New(fault.Invalid, "--exec and --cursor-file are for --name, the name of an event type")
+	case c.Exec == "" && c.FailedFile != "":
+		return fault.New(fault.Invalid, "--failed-file is for --exec")
+	case c.Concurrency < 1 || c.Tries < 1 || c.Timeout <= 0:
+		return fault.New(fault.Invalid, "--concurrency, --tries and --timeout must be positive")
 	case followed && (c.Stream || c.Target != "" || c.ShowSecret || c.TTL != 0):
-		return fault.New(fault.Invalid, "--mode %s does not go with --stream, nor with --target, --show-secret and --ttl, which are for webhooks", c.Mode)
+		return fault.New(fault.Invalid, "--mode %s does not go with --stream, nor with --target, --show-secret and --ttl, which are for webhooks", cmp.Or(c.Mode, "push"))
 	case c.Mode == mcpspec.ModePush && c.Revision != "2026-07-28":
 		return fault.New(fault.Invalid, "--mode push is for revision 2026-07-28")
 	case followed && c.Name == "":
@@ -119,70 +122,4 @@ func (c *ListenCmd) Validate() error {
 		return fault.New(fault.Invalid, "--count, --for and --ttl must not be negative")
 	}
 	return nil
-}
-
-// occurrences follows one event type by polls or streams.
-func (c *ListenCmd) occurrences(ctx context.Context, caller *client.Client, p *printer, log *slog.Logger) error {
-	args, err := arguments(c.Arg)
-	if err != nil {
-		return err
-	}
-	f := &client.Follower{Client: caller, Name: c.Name, Arguments: args, Cursor: c.Cursor, Log: log, Event: p.print}
-	return f.Run(ctx, c.Mode)
-}
-
-// follow reads a stream.
-func (c *ListenCmd) follow(ctx context.Context, caller *client.Client, p *printer, log *slog.Logger) error {
-	f := &client.Stream{
-		Client: caller, URIs: c.URI, Cursor: c.Cursor, Log: log, Event: p.print,
-		Opened: func() { log.Info("stream open", "revision", c.Revision, "uris", c.URI) },
-	}
-	return f.Run(ctx)
-}
-
-// receive runs a webhook receiver and the subscription that feeds it.
-func (c *ListenCmd) receive(ctx context.Context, g *Globals, caller *client.Client, p *printer, log *slog.Logger) error {
-	args, err := arguments(c.Arg)
-	if err != nil {
-		return err
-	}
-	r, err := client.NewReceiver(c.Listen, c.Via, p.print, log)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	target := cmp.Or(c.Target, r.URL)
-	var s client.Webhook = &client.Registration{Client: caller, URIs: c.URI, Target: target}
-	if c.Via == client.ViaEvents {
-		s = &client.EventsSubscription{
-			Client: caller, Name: c.Name, Arguments: args, Target: target, TTL: c.TTL, Cursor: c.Cursor, Key: client.NewSecret(),
-		}
-	}
-	return client.Hold(ctx, caller, s, r, func() {
-		log.Info("receiving webhooks", "via", c.Via, "subscription", s.ID(), "target", target)
-		if c.ShowSecret {
-			fmt.Fprintln(g.err, "secret:", s.Secret())
-		}
-	}, log)
-}
-
-// arguments turns the texts of --arg into JSON.
-func arguments(texts map[string]string) (json.RawMessage, error) {
-	args := map[string]json.RawMessage{}
-	for name, text := range texts {
-		value, _ := json.Marshal(text)               // a string
-		name, asJSON := strings.CutSuffix(name, ":") // NAME:=5
-		if asJSON || text == "true" || text == "false" || text != "" && (text[0] == '[' || text[0] == '{') {
-			value = []byte(text)
-		}
-		if !json.Valid(value) {
-			return nil, fault.New(fault.Invalid, "--arg %s: the value begins like JSON but is not valid JSON", name)
-		}
-		args[name] = value
-	}
-	b, err := json.Marshal(args)
-	if err != nil {
-		return nil, fault.Wrap(fault.Invalid, err, "--arg")
-	}
-	return b, nil
 }

@@ -403,6 +403,10 @@ func TestListenSaysWhatIsWrong(t *testing.T) {
 		{"a_target_that_is_not_https", []string{"--server", strict.URL, "--uri", buildURI}, exitRefused, "--allow-insecure-targets"},
 		{"a_name_without_via", []string{"--server", e.URL, "--name", "no.such"}, exitRefused, `unknown event type "no.such"`},
 		{"a_name_and_a_uri", []string{"--name", "x", "--uri", buildURI}, exitUsage, "--uri and --name do not go together"},
+		{"a_command_for_a_uri", []string{"--uri", buildURI, "--exec", "true"}, exitUsage, "--exec and --cursor-file are for --name"},
+		{"a_failed_file_without_a_command", []string{"--name", "x", "--failed-file", "f"}, exitUsage, "--failed-file is for --exec"},
+		{"no_concurrency", []string{"--name", "x", "--exec", "true", "--concurrency", "0"}, exitUsage, "--concurrency, --tries and --timeout must be positive"},
+		{"a_command_for_an_unknown_name", []string{"--server", e.URL, "--name", "no.such", "--exec", "true"}, exitRefused, `unknown event type "no.such"`},
 		{"a_stream_of_a_name", []string{"--stream", "--name", "x"}, exitUsage, "--mode push --name x"},
 		{"the_URL_of_events", []string{"--server", e.URL + "/events", "--uri", buildURI}, exitRefused, "this needs that of /mcp: " + e.URL + "/mcp"},
 		{"events_without_a_name", []string{"--via", "events"}, exitUsage, "--name"},
@@ -424,7 +428,7 @@ func TestListenSaysWhatIsWrong(t *testing.T) {
 }
 
 func TestTheDemoShowsAllWays(t *testing.T) {
-	code, out, errs := command(t, "", "demo", "--catalog", "../../catalog.yaml")
+	code, out, errs := command(t, "", "demo")
 	if code != exitDone {
 		t.Fatalf("exit code %d: %s%s", code, out, errs)
 	}
@@ -466,7 +470,7 @@ func TestCatalogCheck(t *testing.T) {
 		{"order_given_up_since", []string{none, "--against", one}, exitDone, []string{"! a.b: its order changes from uri to none"}},
 		{"no_change", []string{one, "--against", one}, exitDone, []string{"Nothing of meaning changed"}},
 		{"faults_with_their_lines", []string{bad}, exitRefused, []string{"bad.yaml:2:", "nonsense", "bad.yaml:3:"}},
-		{"a_missing_file", []string{dir + "/none.yaml"}, exitRefused, []string{"no such file"}},
+		{"a_missing_file", []string{dir + "/none.yaml"}, exitRefused, []string{"none.yaml: give its path"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -484,15 +488,3 @@ func TestCatalogCheck(t *testing.T) {
 }
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
-
-func TestArgumentsOfTheCommandLine(t *testing.T) {
-	got, err := arguments(map[string]string{"a": "5", "b:": "5", "c": "true", "d": `["x"]`, "e:": `"y"`})
-	if want := `{"a":"5","b":5,"c":true,"d":["x"],"e":"y"}`; err != nil || string(got) != want {
-		t.Errorf("got %s, %v, want %s", got, err, want)
-	}
-	for _, bad := range []map[string]string{{"a:": "x"}, {"a": "[1"}} {
-		if _, err := arguments(bad); err == nil {
-			t.Errorf("%v was taken", bad)
-		}
-	}
-}

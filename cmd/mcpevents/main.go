@@ -1,18 +1,5 @@
-// Command mcpevents is the whole product on one machine, and the tool for those
-// that run it elsewhere: it serves, publishes, listens, consents, checks and applies catalogs.
-//
-//	serve    starts package server, which wires what the functions wire on AWS
-//	publish  sends events to POST /events
-//	listen   is a webhook receiver or the reader of a stream
-//	consent  says who gets what is said in conversations
-//	catalog  checks event types, and writes them to a deployment
-//	demo     shows one event arrive in every way
-//	bench    measures
-//	keys     rotates the keys of an embedded server
-//	backup   copies the database and the keys of one, which may run; restore brings them back
-//
-// and the commands of operators, over the admin API: subscriptions, deliveries, deadletters, replays, events,
-// switches, principals, audit, backends, overview.
+// Command mcpevents is the whole product on one machine, and the tool for those that run it elsewhere. A command is a
+// struct with its flags, and a Run that calls a package; [CLI] and operate.Commands list them all.
 //
 // Every flag is an environment variable too; --help names it. What the exit codes
 // mean is in exit.go.
@@ -20,7 +7,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
 	"log/slog"
 	"os"
@@ -53,13 +39,17 @@ type CLI struct {
 	Serve   ServeCmd   `cmd:"" help:"Serve events: one process, one SQLite file."`
 	Publish PublishCmd `cmd:"" help:"Publish an event, or many."`
 	Listen  ListenCmd  `cmd:"" help:"Receive events, as webhooks or on a stream, and print each as a line of JSON."`
+	Mcp     McpCmd     `cmd:"" help:"Serve tools over stdio that subscribe to events, for MCP clients that know none."`
 	Consent ConsentCmd `cmd:"" help:"See who gets what you say in conversations, and give or revoke consent to it."`
-	Catalog CatalogCmd `cmd:"" help:"Check a catalog of event types, or write it to a deployment on AWS."`
+	Catalog CatalogCmd `cmd:"" help:"Check a catalog of event types, write it to a deployment on AWS, or begin one with those of known providers."`
+	Source  SourceCmd  `cmd:"" help:"Try the sources of a configuration."`
 	Demo    DemoCmd    `cmd:"" help:"Publish one event and show it arrive by webhook and stream, with times."`
+	Check   CheckCmd   `cmd:"" help:"Try any server of MCP Events against the specification."`
 	Bench   BenchCmd   `cmd:"" help:"Measure throughput or latency of a server."`
 	Keys    KeysCmd    `cmd:"" help:"Rotate the keys of an embedded server."`
 	Backup  BackupCmd  `cmd:"" help:"Back up a running embedded server into a file, which holds its keys."`
 	Restore RestoreCmd `cmd:"" help:"Make the data directory of an embedded server from a backup."`
+	Health  HealthCmd  `cmd:"" help:"Ask a server whether it works; for health checks of containers."`
 	Version VersionCmd `cmd:"" help:"Print the version."`
 
 	operate.Commands
@@ -140,7 +130,7 @@ func (g *Globals) logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewJSONHandler(w, o))
 }
 
-// terminal reports whether somebody watches the standard error.
+// terminal reports whether someone watches the standard error.
 func (g *Globals) terminal() bool { return isTerminal(g.err) }
 
 func isTerminal(w any) bool {
@@ -154,9 +144,4 @@ func interruptible() (context.Context, context.CancelFunc) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	return ctx, stop
-}
-
-// interrupted reports whether err only says that the command's context has ended.
-func interrupted(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }

@@ -127,7 +127,7 @@ func TestOperatorsCommands(t *testing.T) {
 			"overview":                                                `(?m)^subscriptions:\n  active: 1$`,
 			"overview --principal alice":                              `(?m)^principal: alice\nquotas:\n  - name: subscriptions\n    max: 1000\n    used: 1$`,
 			"deadletters replay --dry-run --subscription " + id:       `^count: 1\n$`,
-			"deadletters replay --dry-run --since 1s --until 1h":      `^count: 0\n$`,
+			"deadletters replay --dry-run --since 2h --until 1h":      `^count: 0\n$`,
 			"events replay --dry-run --since 1h --subscription " + id: `^count: 2\n$`,
 		} {
 			if out := o.says(strings.Fields(list)...); !regexp.MustCompile(want).MatchString(out) {
@@ -239,9 +239,10 @@ func TestOperatorsCommands(t *testing.T) {
 			{"deliveries list --since yesterday", exitRefused, `--since: "yesterday" is no time as 2026-`},
 			{"events list", exitRefused, "name a uri"},
 			{"deadletters replay --rate 5000", exitRefused, "allowed: 1 to 1000"},
+			{"deadletters replay --rate 0", exitRefused, "rate is 0 (allowed: 1 to 1000)"},
 			{"overview --server http://127.0.0.1:1", exitUnavailable, "is it running, and is --server right"},
 			{"overview --server " + o.URL + "/mcp", exitRefused, o.URL + "/admin/v1"},
-			{"subscriptions show", exitUsage, `expected "<id>"`},
+			{"subscriptions show", exitUsage, "missing argument: <id> (see mcpevents subscriptions show --help)"},
 		} {
 			if code, out, errs := command(t, "", strings.Fields(x.args)...); code != x.code || out != "" || !strings.Contains(errs, x.want) {
 				t.Errorf("%s: exit code %d, want %d: %s%s", x.args, code, x.code, out, errs)

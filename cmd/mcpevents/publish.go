@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
@@ -91,9 +90,9 @@ func (c *PublishCmd) open(g *Globals) (data io.ReadCloser, size int64, err error
 	case c.Data == "-":
 		return io.NopCloser(g.in), 0, nil
 	case strings.HasPrefix(c.Data, "@"):
-		f, err := os.Open(c.Data[1:])
+		f, err := open("data", c.Data[1:])
 		if err != nil {
-			return nil, 0, fault.Wrap(fault.Invalid, err, "read the data")
+			return nil, 0, err
 		}
 		info, err := f.Stat()
 		if err != nil || !info.Mode().IsRegular() {

@@ -205,11 +205,11 @@ func TestPublishSaysWhatIsWrong(t *testing.T) {
 		{name: "a_payload_without_uri", args: []string{"--data", `{"x":1}`}, code: exitRefused, message: `without "uri"; give --uri`},
 		{name: "a_number_without_uri", args: []string{"--data", `1`}, code: exitRefused, message: "give --uri"},
 		{name: "one_id_for_two_events", args: []string{"--uri", "event://a/b", "--data", `1 2`, "--id", "x"}, code: exitRefused, message: "--id is for one event"},
-		{name: "a_missing_file", args: []string{"--data", "@/does/not/exist"}, code: exitRefused, message: "no such file"},
+		{name: "a_missing_file", args: []string{"--data", "@/does/not/exist"}, code: exitRefused, message: "there is no data at /does/not/exist: give its path"},
 		{name: "a_server_that_is_no_url", args: []string{"--server", "localhost:1", "--data", "1"}, code: exitRefused, message: "is not the URL of a server"},
 		{name: "nothing_to_publish", args: nil, code: exitUsage, message: "--data"},
 		{name: "a_batch_of_nothing", args: []string{"--data", "1", "--batch", "0"}, code: exitUsage, message: "--batch"},
-		{name: "an_unknown_flag", args: []string{"--nonsense"}, code: exitUsage, message: "--nonsense"},
+		{name: "an_unknown_flag", args: []string{"--nonsense"}, code: exitUsage, message: "unknown flag --nonsense (see mcpevents publish --help)\n$"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

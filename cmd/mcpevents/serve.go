@@ -3,25 +3,30 @@ package main
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"os"
+	"os/signal"
+	"slices"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/server/otlp"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/settings/watch"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // ServeCmd runs the embedded server.
 type ServeCmd struct {
 	Addr    string            `default:"127.0.0.1:8080" help:"Address to listen on."`
-	Data    string            `default:"data" placeholder:"DIR|:memory:" help:"Directory of the database and the keys, or :memory: to keep nothing."`
-	Catalog string            `default:"catalog.yaml" placeholder:"FILE" help:"The event types."`
+	Data    string            `default:"data" placeholder:"DIR|:memory:" help:"Directory of the database and the keys (${default}), or :memory: to keep nothing."`
+	Catalog string            `default:"catalog.yaml" placeholder:"FILE" help:"The event types (${default})."`
 	Own     map[string]string `name:"workspace-catalog" placeholder:"WORKSPACE=FILE;…" help:"Event types of a workspace that has its own instead of those of --catalog."`
-	Config  string            `placeholder:"FILE" help:"Keys and backends."`
+	Config  string            `placeholder:"FILE" help:"The configuration: keys, backends, sources, conversation events, quotas."`
 	Auth    string            `default:"none" enum:"none,keys,jwt" help:"How callers are authenticated: none (loopback only), keys, jwt."`
 	Admin   string            `name:"admin-addr" placeholder:"ADDR" help:"Serve the admin API and the console at this address instead of --addr."`
 	// AllowBreaking confirms what would end subscriptions.
@@ -51,7 +56,7 @@ func (c *ServeCmd) Run(g *Globals) error {
 		}
 	}
 	if c.OTLPEndpoint != "" {
-		end, err := export(ctx, &s)
+		end, err := otlp.Export(ctx, &s)
 		if err != nil {
 			return err
 		}
@@ -80,14 +85,11 @@ func (c *ServeCmd) Run(g *Globals) error {
 	return e.Shutdown(drain)
 }
 
-// settings checks the flags and reads the files.
+// settings are the flags and the files.
 func (c *ServeCmd) settings() (server.Options, error) {
-	if err := c.Check(); err != nil {
-		return server.Options{}, err
-	}
-	src, err := os.ReadFile(c.Catalog)
+	src, err := read("catalog", c.Catalog)
 	if err != nil {
-		return server.Options{}, fault.Wrap(fault.Invalid, err, "read the catalog")
+		return server.Options{}, err
 	}
 	s := server.Options{
 		Addr: c.Addr, Data: c.Data, Catalog: src, CatalogName: c.Catalog, Auth: auth.Mode(c.Auth), Limits: c.Limits,
@@ -103,30 +105,37 @@ func (c *ServeCmd) settings() (server.Options, error) {
 	return s, err
 }
 
-// readConfig reads a configuration, if there is one.
-func readConfig(path string) (*config.Config, error) {
-	if path == "" {
-		return nil, nil
+// follow takes over changes of the catalog and configuration files until ctx
+// ends: when a file changes, and on SIGHUP. Files with a fault change nothing.
+func (c *ServeCmd) follow(ctx context.Context, e *server.Server, log *slog.Logger) error {
+	paths := append(slices.Collect(maps.Values(c.Own)), c.Catalog)
+	if c.Config != "" {
+		paths = append(paths, c.Config)
 	}
-	src, err := os.ReadFile(path)
+	changed, err := watch.Files(ctx, paths, log)
 	if err != nil {
-		return nil, fault.Wrap(fault.Invalid, err, "read the configuration")
+		return err
 	}
-	return config.ParseFile(path, src)
-}
-
-// readCatalogs reads the catalogs of the workspaces that have their own.
-func readCatalogs(files map[string]string) (map[string]*catalog.Catalog, error) {
-	out := map[string]*catalog.Catalog{}
-	for workspace, path := range files {
-		if !auth.ValidWorkspace(workspace) {
-			return nil, fault.New(fault.Invalid, "--workspace-catalog: %q is not the name of a workspace", workspace)
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	go func() {
+		defer signal.Stop(hangup)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-changed:
+			case <-hangup:
+				log.Info("SIGHUP received")
+			}
+			s, err := c.settings()
+			if err == nil {
+				err = e.Reload(ctx, s)
+			}
+			if err != nil && ctx.Err() == nil {
+				log.Error("reload failed", "error", err)
+			}
 		}
-		cat, err := readCatalog(path)
-		if err != nil {
-			return nil, err
-		}
-		out[workspace] = cat
-	}
-	return out, nil
+	}()
+	return nil
 }

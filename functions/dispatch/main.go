@@ -3,16 +3,19 @@
 package main
 
 import (
+	"context"
 	"os"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/kms"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/functions/internal/cursors"
 	"github.com/mcp-events/mcpevents/functions/internal/sealing"
 	"github.com/mcp-events/mcpevents/functions/internal/sealing/kmswrap"
 	"github.com/mcp-events/mcpevents/shared/app"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
@@ -26,14 +29,16 @@ const (
 )
 
 func main() {
-	p := boot.StartWith(boot.Webhooks)
+	p := boot.StartWith(boot.Webhooks | boot.Records)
 	webhook.MuteTransport()
 	opener := &sealing.Opener{DB: p.DB, Wrapper: kmswrap.KMS{Client: kms.NewFromConfig(p.AWS), Key: p.Variable(boot.EnvKey)}}
 	sender := webhook.NewSender(webhook.Options{Guard: webhooks.Guard(&p.Core), UserAgent: app.UserAgent()})
 	subscriptions := p.Subscriptions()
 	options := webhooks.Deliveries(p.Limits)
 	options.Concurrency, options.Patience = atOnce, patience
-	dispatcher := webhooks.Dispatch(&p.Core, subscriptions, webhooks.Terminator(&p.Core, subscriptions), sender, opener, nil, webhooks.Switches(&p.Core, false), options)
+	tokens := boot.NewLazy(func(ctx context.Context) (*eventlog.Sealer, error) { return cursors.Sealer(ctx, p.DB) })
+	dispatcher := webhooks.Dispatch(&p.Core, subscriptions, webhooks.Terminator(&p.Core, subscriptions), sender, opener,
+		tokens.Get, nil, webhooks.Switches(&p.Core, false), options)
 	if err := webhooks.WatchEndpoints(&p.Core, dispatcher); err != nil {
 		p.Log.Error("function start failed", "error", err)
 		os.Exit(1)

@@ -1,4 +1,4 @@
-// Command publish is the function that takes events in, from POST /events and
+// Command publish is the function that takes events in, from POST /events, from sources and
 // from the inbox queue, and puts what is valid on the events queue.
 package main
 
@@ -8,9 +8,11 @@ import (
 )
 
 func main() {
-	p := boot.StartWith(boot.Callers)
-	_, url, inbox := p.Publish()
-	p.Start(p.Sources(boot.Buffered(p.Serve(url, "/events")), func(arn string) queue.Handler {
+	p := boot.StartWith(boot.Callers | boot.Records)
+	service, url, inbox := p.Publish()
+	mux := p.Serve(url, "/events")
+	p.Core.Sources(service, p.Secrets.Secret).Mount(mux)
+	p.Start(p.Sources(boot.Buffered(mux), func(arn string) queue.Handler {
 		if p.IsFrom(arn, queue.Inbox) {
 			return inbox.Handle
 		}

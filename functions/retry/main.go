@@ -1,6 +1,6 @@
 // Command retry is the function that runs every minute, moves due deliveries to
-// the slow queue, removes subscriptions that expired, ends those that a changed
-// catalog has left behind, and announces changed catalogs and backends if nobody has done that before.
+// the slow queue, files dead letters of queues, removes subscriptions that expired, ends those that a changed
+// catalog has left behind, and announces changed catalogs and backends if that was not done before.
 // None of these can hold up another.
 package main
 
@@ -25,6 +25,7 @@ func main() {
 		{Name: "replays", Run: func(ctx context.Context) (int, error) {
 			return operations.RunReplays(ctx, subscriptions)
 		}},
+		{Name: "dead letters", Run: p.Dead(operations.File)},
 		{Name: "erasures", Run: operations.SweepErased},
 		{Name: "expiry", Run: subscriptions.Sweep},
 		{Name: "audit", Run: webhooks.Terminator(&p.Core, subscriptions).Audit},

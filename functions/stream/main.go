@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
 	"github.com/mcp-events/mcpevents/functions/internal/cursors"
 	"github.com/mcp-events/mcpevents/functions/internal/forward"
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/gateway"
@@ -73,5 +74,5 @@ func main() {
 	mux := p.Serve(p.Handler(endpoint), "/mcp", "/mcp/{"+mcp.PathWorkspace+"}")
 	mux.Handle("/consent", consent)
 	mux.Handle("/consent/{"+conversation.PathProvider+"}", consent)
-	lambdaurl.Start(p.Measured(mux), p.Draining(endpoint))
+	lambdaurl.Start(p.Measured(auth.SecretPath{Auth: p.Auth, HTTPS: true}.Handler(mux)), p.Draining(endpoint))
 }

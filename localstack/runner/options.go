@@ -11,7 +11,9 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/eventbridge"
 	"github.com/aws/aws-sdk-go-v2/service/kms"
+	"github.com/aws/aws-sdk-go-v2/service/sns"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
 	"github.com/mcp-events/mcpevents/localstack/internal/resource"
@@ -93,14 +95,15 @@ type Managed struct{ Instances, AtOnce int }
 // DefaultRoutes show the functions of this project under one host, as a custom
 // domain would. Of these, functions that the template lacks are left out.
 func DefaultRoutes() map[string]string {
-	return map[string]string{"/": "StreamFunction", "/events": "PublishFunction", "/admin": "AdminFunction", "/console": "AdminFunction"}
+	return map[string]string{"/": "StreamFunction", "/events": "PublishFunction", "/sources": "PublishFunction", "/admin": "AdminFunction", "/console": "AdminFunction"}
 }
 
 // Endpoints are base URLs of AWS services. Empty ones are taken from the
 // environment: AWS_ENDPOINT_URL_DYNAMODB and so on, or AWS_ENDPOINT_URL.
 type Endpoints struct {
 	DynamoDB, SQS, KMS string
-	SSM                string // may be empty: secrets of backends in Parameter Store cannot be had then
+	SSM                string // may be empty: secrets in Parameter Store cannot be had then
+	EventBridge, SNS   string // may be empty: only rules and topics that put events into the inbox need them
 }
 
 // FromEnvironment fills empty endpoints in.
@@ -113,7 +116,10 @@ func (e Endpoints) fromEnvironment() Endpoints {
 		}
 		return ""
 	}
-	return Endpoints{DynamoDB: find(e.DynamoDB, "DYNAMODB"), SQS: find(e.SQS, "SQS"), KMS: find(e.KMS, "KMS"), SSM: find(e.SSM, "SSM")}
+	return Endpoints{
+		DynamoDB: find(e.DynamoDB, "DYNAMODB"), SQS: find(e.SQS, "SQS"), KMS: find(e.KMS, "KMS"), SSM: find(e.SSM, "SSM"),
+		EventBridge: find(e.EventBridge, "EVENTBRIDGE"), SNS: find(e.SNS, "SNS"),
+	}
 }
 
 // account is the account number that emulators use.
@@ -180,6 +186,12 @@ func (o Options) clients(e Endpoints) resource.Clients {
 	c := resource.Clients{DynamoDB: dynamodb.NewFromConfig(cfg(e.DynamoDB)), SQS: sqs.NewFromConfig(cfg(e.SQS))}
 	if e.KMS != "" {
 		c.KMS = kms.NewFromConfig(cfg(e.KMS))
+	}
+	if e.EventBridge != "" {
+		c.Events = eventbridge.NewFromConfig(cfg(e.EventBridge))
+	}
+	if e.SNS != "" {
+		c.SNS = sns.NewFromConfig(cfg(e.SNS))
 	}
 	return c
 }

@@ -39,7 +39,7 @@ type queue struct {
 
 // Types that change nothing here: permissions are not checked, logs go to the output.
 var passive = []string{
-	"AWS::Logs::LogGroup", "AWS::IAM::Role", "AWS::IAM::Policy", "AWS::IAM::ManagedPolicy", "AWS::SQS::QueuePolicy",
+	"AWS::Logs::LogGroup", "AWS::IAM::Role", "AWS::IAM::Policy", "AWS::IAM::ManagedPolicy",
 	"AWS::Lambda::Permission", "AWS::CloudWatch::Alarm", "AWS::CloudWatch::Dashboard", "AWS::SNS::Topic", "AWS::Logs::MetricFilter",
 }
 
@@ -161,6 +161,8 @@ func (s *scope) create(r *template.Resource) (*made, error) {
 			return nil, err
 		}
 		return &made{ref: a.AliasName}, a.Create(s.ctx, s.clients)
+	case slices.Contains(senders, r.Type):
+		return s.sender(r, name)
 	case isCustom(r.Type):
 		return nil, errors.New("only outputs may refer to a custom resource")
 	case slices.Contains(passive, r.Type):

@@ -20,11 +20,13 @@ import (
 	"github.com/mcp-events/mcpevents/shared/audit"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/erase"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/httpjson"
+	"github.com/mcp-events/mcpevents/shared/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/switches"
@@ -74,6 +76,9 @@ type Options struct {
 	// Kept is what the delivery log keeps.
 	Kept     delivery.Records
 	Backends func(ctx context.Context, workspace string) ([]Backend, error)
+	Sources  ingest.Sources
+	// SourceSecrets looks up the secrets of sources, for requests that are tried; nil checks no signature.
+	SourceSecrets func(context.Context, config.Value) (string, error)
 	// Most is how much a principal may have of a quota of package config.
 	Most func(name string) func(ctx context.Context, workspace, principal string) float64
 	// Live is closed when live streams are to end.
@@ -104,6 +109,9 @@ type endpoint struct {
 
 // New makes the API.
 func New(o Options) *Handler {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
 	h := &Handler{Options: o, trail: &audit.Trail{DB: o.DB, Now: o.Now}, mux: http.NewServeMux(), open: make(chan struct{}, maxLive)}
 	h.switches = map[string]endpoint{
 		http.MethodGet: {false, h.readSwitch}, http.MethodPut: {false, h.putSwitch}, http.MethodDelete: {false, h.deleteSwitch},
@@ -141,6 +149,10 @@ func (h *Handler) endpoints() map[string]map[string]endpoint {
 		"overview":                      {get: {false, h.overview}},
 		"backends":                      {get: {false, h.listBackends}},
 		"event-types":                   {get: {false, h.listTypes}},
+		"sources":                       {get: {false, h.listSources}},
+		"sources/{name}":                {get: {false, h.readSource}},
+		"sources/{name}/outcomes":       {get: {false, h.listOutcomes}},
+		"sources/{name}/try":            {post: {false, h.trySource}},
 		"live":                          {get: {false, h.live}},
 	}
 }
@@ -156,7 +168,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.mux.ServeHTTP(w, r)
 }
 
-// call is one request of somebody who may make it.
+// call is one request of someone who may make it.
 type call struct {
 	*http.Request
 	who auth.Principal

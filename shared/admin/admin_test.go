@@ -400,7 +400,7 @@ func TestReplays(t *testing.T) {
 	})
 	f.call("op", "POST", "replays", `{}`, 400, nil)
 	f.call("op", "POST", "replays", `{"select":{},"rate":0}`, 400, nil)
-	f.call("op", "POST", "replays", `{"select":{"queue":"inbox"}}`, 400, nil)
+	f.call("op", "POST", "replays", `{"select":{"queue":"dead"}}`, 400, nil)
 	f.call("op", "GET", "replays/none", "", 404, nil)
 	f.call("alice", "POST", "replays", `{"select":{}}`, 403, nil)
 }

@@ -71,10 +71,11 @@ func (h *Handler) listDeliveries(c *call) (any, error) {
 	if id == "" {
 		id = q.text("subscription")
 	}
+	since, until := q.span()
 	ask := delivery.RecordQuery{
-		Subscription: id, Event: q.text("event"), Origin: q.text("origin"),
+		Subscription: id, Event: q.text("event"), Origin: q.origin(),
 		Outcome: q.oneOf("outcome", delivery.Delivered, delivery.Failed, delivery.Dead),
-		Span:    delivery.Span{Since: q.time("since"), Until: q.time("until")},
+		Span:    delivery.Span{Since: since, Until: until},
 	}
 	before, limit := q.cursor(), q.limit()
 	if q.err != nil {
@@ -84,15 +85,7 @@ func (h *Handler) listDeliveries(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	var (
-		records []delivery.Record
-		next    string
-	)
-	if own == nil {
-		records, next, err = delivery.ListRecords(c.Context(), h.DB, c.who.Workspace, ask, before, limit)
-	} else {
-		records, next, err = delivery.MergeRecords(c.Context(), h.DB, c.who.Workspace, own, ask, before, limit)
-	}
+	records, next, err := delivery.MergeRecords(c.Context(), h.DB, c.who.Workspace, own, ask, before, limit)
 	if err != nil {
 		return nil, err
 	}
@@ -170,9 +163,10 @@ func viewOfLetter(l delivery.Letter) letterView {
 
 func (h *Handler) listLetters(c *call) (any, error) {
 	q := c.query("subscription", "origin", "event", "queue", "since", "until")
+	since, until := q.span()
 	ask := delivery.LetterQuery{
-		Subscription: q.text("subscription"), Origin: q.text("origin"), Event: q.text("event"), Queue: q.text("queue"),
-		Span: delivery.Span{Since: q.time("since"), Until: q.time("until")},
+		Subscription: q.text("subscription"), Origin: q.origin(), Event: q.text("event"), Queue: q.text("queue"),
+		Span: delivery.Span{Since: since, Until: until},
 	}
 	before, limit := q.cursor(), q.limit()
 	if q.err != nil {
@@ -182,15 +176,7 @@ func (h *Handler) listLetters(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	var (
-		letters []delivery.Letter
-		next    string
-	)
-	if own == nil {
-		letters, next, err = h.Operations.Letters(c.Context(), c.who.Workspace, ask, before, limit)
-	} else {
-		letters, next, err = h.Operations.MergeLetters(c.Context(), c.who.Workspace, own, ask, before, limit)
-	}
+	letters, next, err := h.Operations.MergeLetters(c.Context(), c.who.Workspace, own, ask, before, limit)
 	if err != nil {
 		return nil, err
 	}
@@ -225,30 +211,24 @@ func (h *Handler) retryLetter(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	id := letter.ID
-	if letter.Queue != delivery.WebhookQueue {
-		err := h.change(c, "dead-letter.retry", id, viewOfLetter(*letter), nil, func() error {
-			done, err := h.Operations.Return(c.Context(), c.who.Workspace, id)
-			if err == nil && !done {
-				return errNoLetter // somebody was faster
-			}
-			return err
-		})
-		return accepted(map[string]string{"queue": letter.Queue}), err
+	var sub *subscription.Subscription
+	answer := map[string]string{"queue": letter.Queue}
+	if letter.Queue == delivery.WebhookQueue {
+		s, err := h.subscription(c, letter.Subscription)
+		if fault.Is(err, fault.NotFound) {
+			return nil, fault.New(fault.Conflict, "the subscription of the dead letter has ended")
+		}
+		if err != nil {
+			return nil, err
+		}
+		sub, answer = s.Subscription, map[string]string{"event": letter.Event, "subscription": letter.Subscription}
 	}
-	s, err := h.subscription(c, letter.Subscription)
-	if fault.Is(err, fault.NotFound) {
-		return nil, fault.New(fault.Conflict, "the subscription of the dead letter has ended")
-	}
-	if err != nil {
-		return nil, err
-	}
-	err = h.change(c, "dead-letter.retry", id, viewOfLetter(*letter), nil, func() error {
-		done, err := h.Operations.Retry(c.Context(), c.who.Workspace, id, s.Subscription)
+	err = h.change(c, "dead-letter.retry", letter.ID, viewOfLetter(*letter), nil, func() error {
+		done, err := h.Operations.Retry(c.Context(), c.who.Workspace, *letter, sub, 0)
 		if err == nil && !done {
-			return errNoLetter // somebody was faster
+			return errNoLetter // someone was faster
 		}
 		return err
 	})
-	return accepted(map[string]string{"event": letter.Event, "subscription": letter.Subscription}), err
+	return accepted(answer), err
 }

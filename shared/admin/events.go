@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"context"
 	"strings"
 	"time"
 
@@ -46,7 +45,8 @@ const (
 func (h *Handler) listEvents(c *call) (any, error) {
 	q := c.query("uri", "name", "since", "until")
 	uri, name := q.text("uri"), q.text("name")
-	since, until, before, limit := q.time("since"), q.time("until"), q.cursor(), q.limit()
+	since, until := q.span()
+	before, limit := q.cursor(), q.limit()
 	if uri == "" && name == "" {
 		q.fail("name a uri or the name of an event type")
 	}
@@ -133,30 +133,52 @@ func (h *Handler) readEvent(c *call) (any, error) {
 	return viewOfEvent(*e), nil
 }
 
-// event finds an event by its id. The delivery log tells the URIs of those that went to a webhook; of others it
-// looks in the newest of each URI of the catalog.
+var errNoEvent = fault.New(fault.NotFound, "the log has no such event")
+
+// event finds an event by its id. An embedded server has it under the id: one query, and one read. Elsewhere one query
+// of the delivery log says which URI it has, if it went to a webhook and that was kept, and one read has it if it ever
+// failed. Otherwise it is one query of each URI that it may have.
 func (h *Handler) event(c *call, id, uri string) (*event.Event, error) {
+	ctx, workspace := c.Context(), c.who.Workspace
+	if !event.ValidID(id) {
+		return nil, errNoEvent
+	}
+	if h.DB.Ordered() {
+		if e, err := h.Events.ByID(ctx, workspace, id, uri); e != nil || err != nil {
+			return e, err
+		}
+	}
+	if uri != "" {
+		return h.lookFor(c, id, []string{uri})
+	}
+	records, _, err := delivery.ListRecords(ctx, h.DB, workspace, delivery.RecordQuery{Event: id}, "", 1)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(records) == 1 && !records[0].Test:
+		if e, err := h.Operations.Stored(ctx, workspace, records[0].URI, id); e != nil || err != nil {
+			return e, err
+		}
+		return h.lookFor(c, id, []string{records[0].URI})
+	case h.DB.Ordered():
+		return nil, errNoEvent
+	}
+	return h.lookFor(c, id, nil)
+}
+
+// lookFor looks for an event in the log of URIs; with none in those of the catalog.
+func (h *Handler) lookFor(c *call, id string, uris []string) (*event.Event, error) {
 	cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
 	if err != nil {
 		return nil, err
 	}
-	uris := []string{uri}
-	if uri == "" {
-		records, _, err := delivery.ListRecords(c.Context(), h.DB, c.who.Workspace, delivery.RecordQuery{Event: id}, "", 1)
-		if err != nil {
-			return nil, err
-		}
-		if len(records) == 1 && !records[0].Test {
-			uris[0] = records[0].URI
-		} else {
-			uris = nil
-			for _, e := range cat.Entries() {
-				some, _, err := h.urisOf(c, cat, e)
-				if err != nil && !fault.Is(err, fault.Invalid) {
-					return nil, err
-				}
-				uris = append(uris, some...)
+	if len(uris) == 0 {
+		for _, e := range cat.Entries() {
+			some, _, err := h.urisOf(c, cat, e)
+			if err != nil && !fault.Is(err, fault.Invalid) {
+				return nil, err
 			}
+			uris = append(uris, some...)
 		}
 	}
 	for _, u := range uris[:min(len(uris), 2*maxURIs)] {
@@ -164,29 +186,11 @@ func (h *Handler) event(c *call, id, uri string) (*event.Event, error) {
 		if err != nil {
 			return nil, err
 		}
-		if e, err := h.lookFor(c.Context(), parts, id); e != nil || err != nil {
+		if e, err := h.Events.Find(c.Context(), parts, id, maxLook); e != nil || err != nil {
 			return e, err
 		}
 	}
-	return nil, fault.New(fault.NotFound, "the log has no such event")
-}
-
-func (h *Handler) lookFor(ctx context.Context, parts []eventlog.Partition, id string) (*event.Event, error) {
-	for before, looked := "", 0; looked < maxLook; looked += maxLimit {
-		events, next, err := h.Events.Newest(ctx, parts, time.Time{}, time.Time{}, before, maxLimit)
-		if err != nil {
-			return nil, err
-		}
-		for i := range events {
-			if events[i].ID == id {
-				return &events[i], nil
-			}
-		}
-		if before = next; next == "" {
-			break
-		}
-	}
-	return nil, nil
+	return nil, errNoEvent
 }
 
 func (h *Handler) deliverEvent(c *call) (any, error) {

@@ -70,7 +70,7 @@ func (h *Handler) live(c *call) (any, error) {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		defer func() { <-h.open }()
-		t := &tail{Handler: h, call: c, since: h.now(), seen: map[string]time.Time{}, end: -1}
+		t := &tail{Handler: h, call: c, since: h.Now(), seen: map[string]time.Time{}, end: -1}
 		out := sse.NewWriter(w, heartbeat)
 		out.Start()
 		t.run(out)
@@ -121,7 +121,7 @@ func (t *tail) run(out *sse.Writer) {
 
 // look finds what is new since the last look.
 func (t *tail) look() (*tick, error) {
-	now := t.now()
+	now := t.Now()
 	news := &tick{At: now.UTC(), Deliveries: []attemptView{}, Events: []eventView{}}
 	ctx, workspace, from := t.Context(), t.who.Workspace, t.since.Add(-lookBack)
 	records, _, err := delivery.ListRecords(ctx, t.DB, workspace, delivery.RecordQuery{Span: delivery.Span{Since: from}}, "", mostCounted)

@@ -52,7 +52,7 @@ type kept struct {
 
 // overview is a bounded number of queries, whatever there is.
 func (h *Handler) overview(c *call) (any, error) {
-	ctx, workspace, now := c.Context(), c.who.Workspace, h.now().UTC()
+	ctx, workspace, now := c.Context(), c.who.Workspace, h.Now().UTC()
 	q := c.query("principal")
 	if q.err != nil {
 		return nil, q.err
@@ -66,10 +66,17 @@ func (h *Handler) overview(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	sum, err := h.Subscriptions.Used(ctx, workspace, "")
+	if err != nil {
+		return nil, err
+	}
 	for _, name := range config.QuotaNames() {
 		of := quota{Name: name, Max: h.Most(name)(ctx, workspace, o.Principal)}
-		if name == config.Subscriptions {
+		switch name {
+		case config.Subscriptions:
 			of.Used = &used
+		case config.WorkspaceSubscriptions:
+			of.Used = &sum
 		}
 		o.Quotas = append(o.Quotas, of)
 	}

@@ -10,7 +10,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 const (
@@ -67,13 +69,33 @@ func (q *query) time(name string) time.Time {
 	if v == "" {
 		return time.Time{}
 	}
-	t, err := time.Parse(time.RFC3339Nano, v)
+	t, err := event.ParseTime(v)
 	if err != nil || t.Year() < 1970 || t.Year() > 9999 {
 		q.fail("%s is %.100q, which is not a time as 2026-11-22T12:00:00Z", name, v)
 		return time.Time{}
 	}
 	return t
 }
+
+// span is since and until, which may be absent, in their order.
+func (q *query) span() (since, until time.Time) {
+	since, until = q.time("since"), q.time("until")
+	if err := inOrder(since, until); err != nil && q.err == nil {
+		q.err = err
+	}
+	return since, until
+}
+
+// inOrder refuses a span that ends before it begins.
+func inOrder(since, until time.Time) error {
+	if since.IsZero() || until.IsZero() || !until.Before(since) {
+		return nil
+	}
+	return fault.New(fault.Invalid, "until is %s, which is before since, %s", until.Format(time.RFC3339Nano), since.Format(time.RFC3339Nano))
+}
+
+// origin is that of an endpoint as the server writes it, however it is given.
+func (q *query) origin() string { return subscription.SameOrigin(q.values["origin"]) }
 
 func (q *query) limit() int {
 	v := q.values["limit"]
@@ -112,10 +134,12 @@ func encodeCursor(key string) string {
 }
 
 // body reads a JSON body into v, if there is one.
-func (c *call) body(v any) error {
-	b, err := io.ReadAll(http.MaxBytesReader(nil, c.Body, maxBody))
+func (c *call) body(v any) error { return c.bodyUpTo(maxBody, v) }
+
+func (c *call) bodyUpTo(most int64, v any) error {
+	b, err := io.ReadAll(http.MaxBytesReader(nil, c.Body, most))
 	if err != nil {
-		return fault.New(fault.TooLarge, "the body is larger than %d bytes, or ended early", maxBody)
+		return fault.New(fault.TooLarge, "the body is larger than %d bytes, or ended early", most)
 	}
 	if len(strings.TrimSpace(string(b))) == 0 {
 		return nil

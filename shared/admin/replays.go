@@ -1,11 +1,11 @@
 package admin
 
 import (
-	"net/http"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -21,10 +21,11 @@ type replayView struct {
 	Total    int                   `json:"total"`
 	Replayed int                   `json:"replayed"`
 	Skipped  int                   `json:"skipped"`
+	Because  map[string]int        `json:"skippedBecause,omitempty"`
 }
 
 func viewOfReplay(r *delivery.Replay) replayView {
-	return replayView{r.ID, string(r.State), r.Select, r.Rate, r.By, r.Created, r.Finished, r.Total, r.Replayed, r.Skipped}
+	return replayView{r.ID, string(r.State), r.Select, r.Rate, r.By, r.Created, r.Finished, r.Total, r.Replayed, r.Skipped, r.Because}
 }
 
 func (h *Handler) startReplay(c *call) (any, error) {
@@ -43,9 +44,13 @@ func (h *Handler) startReplay(c *call) (any, error) {
 		return nil, fault.New(fault.Invalid, "rate is %d (allowed: 1 to %d)", in.Rate, delivery.MaxReplayRate)
 	case in.Select.Events && (in.Select.Subscription == "" || in.Select.Since.IsZero() || in.Select.Origin+in.Select.Event+in.Select.Queue != ""):
 		return nil, fault.New(fault.Invalid, "a replay of events is selected by subscription and since (optional: until)")
-	case in.Select.Queue != "" && in.Select.Queue != delivery.WebhookQueue:
-		return nil, fault.New(fault.Invalid, "dead letters of the queue %.100q cannot be replayed (allowed: %s)", in.Select.Queue, delivery.WebhookQueue)
+	case in.Select.Queue != "" && in.Select.Queue != delivery.WebhookQueue && !delivery.CanReturn(queue.Name(in.Select.Queue)):
+		return nil, fault.New(fault.Invalid, "dead letters of the queue %.100q cannot be replayed (allowed: %s, inbox, events, deliveries, slow)", in.Select.Queue, delivery.WebhookQueue)
 	}
+	if err := inOrder(in.Select.Since, in.Select.Until); err != nil {
+		return nil, err
+	}
+	in.Select.Origin = subscription.SameOrigin(in.Select.Origin)
 	target, sub := "dead-letters", (*subscription.Subscription)(nil)
 	if in.Select.Events {
 		found, err := h.subscription(c, in.Select.Subscription)
@@ -66,12 +71,13 @@ func (h *Handler) startReplay(c *call) (any, error) {
 		if replay, err = h.Operations.StartReplay(c.Context(), c.who.Workspace, c.who.ID, sub, *in.Select, in.Rate); err != nil {
 			return err
 		}
-		return h.Operations.StepReplay(c.Context(), h.Subscriptions, replay)
+		replay, err = h.Operations.BeginReplay(c.Context(), h.Subscriptions, replay)
+		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	return statusOf(http.StatusAccepted, viewOfReplay(replay)), nil
+	return accepted(viewOfReplay(replay)), nil
 }
 
 func (h *Handler) replay(c *call) (*delivery.Replay, error) {

@@ -58,7 +58,7 @@ func viewOf(s *subscription.Selected) subscriptionView {
 func (h *Handler) listSubscriptions(c *call) (any, error) {
 	q := c.query("principal", "event", "origin", "state", "uri")
 	choice := subscription.Choice{
-		Principal: q.text("principal"), Event: q.text("event"), Origin: q.text("origin"), URI: q.text("uri"),
+		Principal: q.text("principal"), Event: q.text("event"), Origin: q.origin(), URI: q.text("uri"),
 		State: subscription.State(q.oneOf("state", "active", "paused", "suspended", "disabled")),
 	}
 	after, limit := q.cursor(), q.limit()
@@ -186,6 +186,9 @@ func (h *Handler) setSubscription(c *call, s *subscription.Selected, reason stri
 		return fault.New(fault.Forbidden, "an operator paused this subscription, and can resume it")
 	}
 	if (before != nil) == pause && (s.Paused != 0) == pause {
+		if !pause && s.State == subscription.Suspended {
+			return fault.New(fault.Conflict, "the subscription is suspended, because %s: mend its endpoint; it goes on when its subscriber refreshes it (events/subscribe), and cannot be resumed otherwise", s.Reason)
+		}
 		if !pause || reason == "" {
 			return nil
 		}
@@ -228,12 +231,4 @@ func (h *Handler) testSubscription(c *call) (any, error) {
 	return accepted(map[string]string{"event": event}), err
 }
 
-func (h *Handler) now() time.Time {
-	if h.Now != nil {
-		return h.Now()
-	}
-	return time.Now()
-}
-
-// The parts below belong to answers without a body, and to those that are done later.
 var noContent = statusOf(http.StatusNoContent, nil)

@@ -34,7 +34,7 @@ func (h *Handler) readSwitch(c *call) (any, error) {
 // paused is a switch as the caller sets it.
 func (h *Handler) paused(c *call, name switches.Name, reason string) switches.Switch {
 	return switches.Switch{
-		Name: name, State: switches.StatePaused, By: c.who.ID, At: h.now().UTC(), Reason: reason, Operator: c.operator,
+		Name: name, State: switches.StatePaused, By: c.who.ID, At: h.Now().UTC(), Reason: reason, Operator: c.operator,
 	}
 }
 

@@ -30,6 +30,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/rate"
+	"github.com/mcp-events/mcpevents/shared/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/trace"
 )
@@ -59,8 +60,11 @@ type Core struct {
 	// ResourceMetadata is where clients learn how to get a token; empty unless they need one.
 	ResourceMetadata string
 
-	guardOnce sync.Once
-	guard     auth.Guard
+	guardOnce   sync.Once
+	guard       auth.Guard
+	sourcesOnce sync.Once
+	records     *ingest.Records
+	seen        ingest.Seen
 }
 
 // Most is how much a principal may have of what a quota is named for. While the configuration cannot be read, the

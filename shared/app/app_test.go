@@ -11,14 +11,20 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 // AUT-06: a host that is refused is logged once for all endpoints, not once for each.
 func TestOneGuardForAllEndpoints(t *testing.T) {
 	var out bytes.Buffer
-	core := &Core{Log: slog.New(slog.NewTextHandler(&out, nil))}
+	db, err := sqlite.Open(":memory:", sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	core := &Core{DB: db, Log: slog.New(slog.NewTextHandler(&out, nil))}
 	_, publishing, _ := core.Publish()
-	r := httptest.NewRequest(http.MethodPost, "http://proxy.example/mcp", nil)
+	r := httptest.NewRequest(http.MethodPost, "http://proxy.example/MCP/u/the-key", nil)
 	r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}))
 	for name, err := range map[string]error{
 		"/mcp": core.Endpoint().Guard.Check(r), "/events": publishing.Guard.Check(r), "/consent": core.Consent(nil).Guard.Check(r),
@@ -26,6 +32,9 @@ func TestOneGuardForAllEndpoints(t *testing.T) {
 		if !fault.Is(err, fault.Forbidden) {
 			t.Errorf("%s: got %v", name, err)
 		}
+	}
+	if strings.Contains(out.String(), "the-key") {
+		t.Errorf("RCH-05 a path that may hold a key is logged: %s", out.String())
 	}
 	if n := strings.Count(out.String(), "host refused"); n != 1 {
 		t.Errorf("logged %d times: %s", n, out.String())

@@ -39,7 +39,7 @@ func (c *Core) Stream(feeds mcp.Feeds, leases mcp.Leases, subs *subscription.Ser
 	}
 	o.Subscriptions, o.Gateway, o.Conversation = subs, backends, talk
 	o.MaxAge, o.Heartbeat, o.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, answerStreamAfter(l)
-	o.PollMin, o.PollMax = l.PollMin, l.PollMax
+	o.PollMin, o.PollMax, o.EventTools = l.PollMin, l.PollMax, l.EventTools
 	return o
 }
 
@@ -50,7 +50,7 @@ func (c *Core) SharedLeases(atOnce int) *lease.Shared {
 	l := c.Limits
 	return &lease.Shared{
 		DB: c.DB, Max: c.Streams, Fleet: l.StreamConcurrency * int64(atOnce) * share / 100,
-		Life: l.StreamMaxAge, Check: l.Heartbeat,
+		Life: l.StreamMaxAge, Check: l.Heartbeat, Refuse: RefusesStreams(l),
 	}
 }
 
@@ -97,6 +97,9 @@ func answerStreamAfter(l config.Limits) time.Duration {
 	}
 	return l.AnswerStreamAfter
 }
+
+// RefusesStreams reports whether a stream over a principal's quota is refused, or the oldest ends.
+func RefusesStreams(l config.Limits) bool { return l.FullStreams == "refuse" }
 
 // EventCodes are the error numbers of the events methods.
 func EventCodes(l config.Limits) mcp.EventCodes {

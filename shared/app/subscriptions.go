@@ -18,14 +18,15 @@ func (c *Core) Subscriptions() *subscription.Service {
 
 // rules are those of subscriptions.
 func (c *Core) rules() subscription.Options {
-	l, most := c.Limits, c.Most(config.Subscriptions)
+	l, most, sum := c.Limits, c.Most(config.Subscriptions), c.Most(config.WorkspaceSubscriptions)
 	return subscription.Options{
 		QuotaOf: func(ctx context.Context, workspace, principal string) int64 {
 			return int64(most(ctx, workspace, principal))
 		},
-		Rate: subscription.NewRate(c.rate(config.RegistrationRate)), Secret: subscription.SecretType(l.WebhookSecret),
+		SumOf: func(ctx context.Context, workspace string) int64 { return int64(sum(ctx, workspace, "")) },
+		Rate:  subscription.NewRate(c.rate(config.RegistrationRate)), Secret: subscription.SecretType(l.WebhookSecret),
 		DefaultTTL: l.DefaultTTL, MinTTL: l.MinTTL, MaxTTL: l.MaxTTL, AllowNoExpiry: l.AllowNoExpiry,
-		VerifiedTargets: l.VerifiedTargets, AllowAnonymous: l.AllowInsecureTargets,
+		VerifyRegistrations: l.VerifyRegistrations, VerifiedTargets: l.VerifiedTargets, AllowAnonymous: l.AllowInsecureTargets,
 		UnknownUnsubscribe: l.UnknownUnsubscribe == "not-found",
 	}
 }

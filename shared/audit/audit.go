@@ -22,7 +22,7 @@ import (
 // DefaultRetention is how long entries stay: a year and a month.
 const DefaultRetention = 400 * 24 * time.Hour
 
-// Entry is one thing that somebody did.
+// Entry is one thing that someone did.
 type Entry struct {
 	ID string    `json:"id"`
 	At time.Time `json:"at"`
@@ -103,12 +103,7 @@ func null(v *json.RawMessage) {
 // open, and next is "" at the end.
 func (t *Trail) List(ctx context.Context, workspace string, since, until time.Time, before string, limit int) (list []Entry, next string, err error) {
 	q := store.Query{Table: store.Settings, Partition: partition(workspace), Reverse: true, Before: before, Limit: limit}
-	if !since.IsZero() {
-		q.After = sortOf(since)
-	}
-	if !until.IsZero() {
-		q.Until = sortOf(until) + "~"
-	}
+	q.Within(since, until)
 	page, err := t.DB.Query(ctx, q)
 	if err != nil {
 		return nil, "", fault.Wrap(fault.Unavailable, err, "read the audit trail")
@@ -126,7 +121,7 @@ func (t *Trail) List(ctx context.Context, workspace string, since, until time.Ti
 	return list, next, nil
 }
 
-// Redact takes what names somebody out of the entries: the name by which they acted, and whole states and targets that
+// Redact takes what names someone out of the entries: the name by which they acted, and whole states and targets that
 // hold one of the texts. What is left says that something was done, when, and by which pseudonym. Visit is called for
 // each such entry; in a dry run nothing is written.
 func (t *Trail) Redact(ctx context.Context, workspace, name, pseudonym string, texts []string, dry bool, visit func() error) error {

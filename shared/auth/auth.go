@@ -55,6 +55,8 @@ type Principal struct {
 	// Expires is when the caller has to authenticate again; zero is never. A stream
 	// ends then.
 	Expires time.Time
+	// ByPath says that the key of the caller may be part of a URL; see [SecretPath].
+	ByPath bool
 	// Anonymous is true for the one principal of [None], which is not authenticated.
 	Anonymous bool
 }
@@ -137,7 +139,7 @@ func CheckListen(addr string, mode Mode) error {
 
 // Bearer takes the token of an Authorization header (RFC 6750, section 2.1). A
 // request without one is [ErrNoToken]; one with several, or with a token of over 16 KiB, is
-// refused, also with fault.Unauthenticated. Tokens are never taken from the URL.
+// refused, also with fault.Unauthenticated. Tokens are not taken from the URL, but see [SecretPath].
 func Bearer(h http.Header) (string, error) {
 	values := h.Values("Authorization")
 	if len(values) == 0 {

@@ -72,7 +72,7 @@ func (g Guard) logHost(r *http.Request) {
 		return
 	}
 	g.logged.Put(host, true)
-	g.log.WarnContext(r.Context(), "host refused", "host", host, "path", r.URL.Path, "allow_by", "--allowed-hosts")
+	g.log.WarnContext(r.Context(), "host refused", "host", host, "allow_by", "--allowed-hosts")
 }
 
 // clip keeps what a caller sent short.

@@ -25,6 +25,8 @@ type Key struct {
 	SHA256 string
 	// Expires is when the key stops being taken; zero is never.
 	Expires time.Time
+	// Path allows the key to be part of a URL; see [SecretPath].
+	Path bool
 	// Claims stand in for those of a token in the access rules of the catalog.
 	Claims map[string]string
 }
@@ -106,7 +108,7 @@ func hashed(x Key) (hashedKey, error) {
 	case !ValidWorkspace(x.Workspace):
 		return h, fault.New(fault.Invalid, "workspace %q is not a name of letters, digits, - and _", x.Workspace)
 	}
-	h.principal = Principal{ID: x.Principal, Workspace: x.Workspace, Scopes: slices.Clone(x.Scopes), Expires: x.Expires}
+	h.principal = Principal{ID: x.Principal, Workspace: x.Workspace, Scopes: slices.Clone(x.Scopes), Expires: x.Expires, ByPath: x.Path}
 	if len(x.Claims) > 0 {
 		h.principal.Claims = make(map[string][]string, len(x.Claims))
 		for name, value := range x.Claims {

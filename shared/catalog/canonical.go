@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"net/url"
 	"strings"
 	"unicode/utf8"
 
@@ -108,9 +109,9 @@ func canonicalSegment(b *strings.Builder, seg string, authority bool) error {
 			return invalidURI("has a character that must be percent-encoded")
 		}
 	}
-	text, ok := decode(seg)
+	text, err := url.PathUnescape(seg)
 	switch {
-	case !ok:
+	case err != nil:
 		return invalidURI("has a broken percent-encoding")
 	case !validText(text):
 		return invalidURI("has a control character, or is not UTF-8")
@@ -149,40 +150,4 @@ func encode(b *strings.Builder, s string) {
 			b.WriteByte(hex[c&15])
 		}
 	}
-}
-
-// decode resolves percent-encodings; it allocates only when there are any.
-func decode(s string) (string, bool) {
-	if strings.IndexByte(s, '%') < 0 {
-		return s, true
-	}
-	out := make([]byte, 0, len(s))
-	for i := 0; i < len(s); i++ {
-		if s[i] != '%' {
-			out = append(out, s[i])
-			continue
-		}
-		if i+2 >= len(s) {
-			return "", false
-		}
-		hi, lo := unhex(s[i+1]), unhex(s[i+2])
-		if hi < 0 || lo < 0 {
-			return "", false
-		}
-		out = append(out, byte(hi<<4|lo))
-		i += 2
-	}
-	return string(out), true
-}
-
-func unhex(c byte) int {
-	switch {
-	case '0' <= c && c <= '9':
-		return int(c - '0')
-	case 'a' <= c && c <= 'f':
-		return int(c-'a') + 10
-	case 'A' <= c && c <= 'F':
-		return int(c-'A') + 10
-	}
-	return -1
 }

@@ -180,13 +180,8 @@ func incompatible(a, b any, at string) string {
 		}
 		return unequal(a, b, at)
 	}
-	keys := map[string]bool{}
-	for k := range x {
-		keys[k] = true
-	}
-	for k := range y {
-		keys[k] = true
-	}
+	keys := maps.Clone(x)
+	maps.Copy(keys, y)
 	for _, k := range slices.Sorted(maps.Keys(keys)) {
 		if slices.Contains(annotations, k) {
 			continue

@@ -60,10 +60,21 @@ const scalarValue = `{"type":["string","number","boolean"]}`
 
 var (
 	anyText    = json.RawMessage(`{"type":"string"}`)
-	filterText = json.RawMessage(`{"anyOf":[` + scalarValue + `,{"type":"array","items":` + scalarValue + `,"minItems":1,"maxItems":50}],` +
-		`"description":"A value that the event must have here, or a list of which it must have one; in a text, * stands for any characters."}`)
 	redactFlag = json.RawMessage(`{"type":"boolean","default":false,"description":"Leave out the members that the event type marks as sensitive."}`)
 )
+
+// filterSchema is that of the argument of a filter. Own is what the operator wrote of a value; nil is nothing.
+func filterSchema(own json.RawMessage, of RangeType) json.RawMessage {
+	value, about := string(own), ""
+	if own == nil {
+		value, about = scalarValue, `,"description":"A value that the event must have here, or a list of which it must have one; in a text, * stands for any characters."`
+	}
+	span := ""
+	if of != NoRange {
+		span = "," + of.schema()
+	}
+	return json.RawMessage(`{"anyOf":[` + value + `,{"type":"array","items":` + value + `,"minItems":1,"maxItems":50}` + span + `]` + about + `}`)
+}
 
 // inputSchema is the params schema with the filters added and closed against
 // unknown arguments. Keywords that the operator wrote stay.
@@ -82,11 +93,7 @@ func inputSchema(e *Entry) json.RawMessage {
 		}
 	}
 	for name := range e.Filters {
-		if own, ok := props[name]; ok {
-			props[name] = json.RawMessage(`{"anyOf":[` + string(own) + `,{"type":"array","items":` + string(own) + `,"minItems":1,"maxItems":50}]}`)
-		} else {
-			props[name] = filterText
-		}
+		props[name] = filterSchema(props[name], e.RangeOf(name))
 	}
 	if len(e.Redact) > 0 {
 		props[redactArgument] = redactFlag

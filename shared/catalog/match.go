@@ -1,6 +1,9 @@
 package catalog
 
-import "strings"
+import (
+	"net/url"
+	"strings"
+)
 
 // node is a place in the trie of segments. Entries cannot overlap, so at most
 // one leaf fits a URI, but a literal and a variable may stand at the same place: the
@@ -138,8 +141,8 @@ func (e *Entry) bind(rest string) (map[string]string, bool) {
 		if s.Variable == "" || seg == Wildcard {
 			continue
 		}
-		v, ok := decode(seg)
-		if !ok {
+		v, err := url.PathUnescape(seg)
+		if err != nil {
 			return nil, false
 		}
 		vars[s.Variable] = v
@@ -173,24 +176,17 @@ func (e *Entry) Expand(vars map[string]string) string {
 	return b.String()
 }
 
-// HasParent reports whether the canonical URI is a proper prefix, in whole
-// segments, of what some entry can match: "event://github/acme" is a parent of
+// Under lists the entries whose events a canonical parent URI stands for, in the order of the file: the URI is a
+// proper prefix, in whole segments, of what they match. "event://github/acme" is a parent of
 // event://github/{owner}/{repo}/push.
-func (c *Catalog) HasParent(uri string) bool {
-	found := false
-	c.under(uri, func(*Entry) bool { found = true; return false })
-	return found
-}
-
-// Under lists the entries whose events the parent URI stands for, in the order
-// of the file; see [Catalog.HasParent].
-func (c *Catalog) Under(uri string) []*Entry {
-	in := make(map[*Entry]bool)
-	c.under(uri, func(e *Entry) bool { in[e] = true; return true })
+func (c *Catalog) Under(uri string) (out []*Entry) {
+	in := map[*Entry]bool{}
+	if rest, ok := strings.CutPrefix(uri, Scheme); ok && rest != "" {
+		c.root.below(rest, in)
+	}
 	if len(in) == 0 {
 		return nil
 	}
-	out := make([]*Entry, 0, len(in))
 	for _, e := range c.entries {
 		if in[e] {
 			out = append(out, e)
@@ -207,7 +203,7 @@ func (e *Entry) BindParent(uri string) map[string]string {
 	for _, s := range e.segments {
 		seg, tail, more := strings.Cut(rest, "/")
 		if s.Variable != "" {
-			if v, ok := decode(seg); ok {
+			if v, err := url.PathUnescape(seg); err == nil {
 				vars[s.Variable] = v
 			}
 		}
@@ -219,42 +215,37 @@ func (e *Entry) BindParent(uri string) map[string]string {
 	return vars
 }
 
-func (c *Catalog) under(uri string, yield func(*Entry) bool) {
-	if rest, ok := strings.CutPrefix(uri, Scheme); ok && rest != "" {
-		c.root.below(rest, yield)
-	}
-}
-
-func (n *node) below(rest string, yield func(*Entry) bool) bool {
+// below adds the entries below the rest of a parent URI.
+func (n *node) below(rest string, in map[*Entry]bool) {
 	seg, tail, more := strings.Cut(rest, "/")
-	if next := n.literal[seg]; next != nil && !next.descend(tail, more, yield) {
-		return false
+	next := []*node{n.literal[seg]}
+	if fits(seg, false) {
+		next = append(next, n.variable)
 	}
-	if n.variable != nil && fits(seg, false) {
-		return n.variable.descend(tail, more, yield)
-	}
-	return true
-}
-
-func (n *node) descend(tail string, more bool, yield func(*Entry) bool) bool {
-	if more {
-		return n.below(tail, yield)
-	}
-	return n.children(yield)
-}
-
-func (n *node) children(yield func(*Entry) bool) bool {
-	for _, next := range n.literal {
-		if !next.all(yield) {
-			return false
+	for _, child := range next {
+		switch {
+		case child == nil:
+		case more:
+			child.below(tail, in)
+		default:
+			child.children(in)
 		}
 	}
-	return n.variable == nil || n.variable.all(yield)
 }
 
-func (n *node) all(yield func(*Entry) bool) bool {
-	if n.entry != nil && !yield(n.entry) {
-		return false
+// children adds the entries that are longer than the place.
+func (n *node) children(in map[*Entry]bool) {
+	for _, next := range n.literal {
+		next.all(in)
 	}
-	return n.children(yield)
+	if n.variable != nil {
+		n.variable.all(in)
+	}
+}
+
+func (n *node) all(in map[*Entry]bool) {
+	if n.entry != nil {
+		in[n.entry] = true
+	}
+	n.children(in)
 }

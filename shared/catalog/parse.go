@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
+	"github.com/mcp-events/mcpevents/shared/jsonpointer"
 )
 
 // Parse reads a catalog file. Every fault is found in one go: the error is of kind
@@ -278,7 +279,7 @@ func (p *parser) filters(e *Entry, at *strictyaml.Node) {
 	e.Filters = make(map[string]string, len(members))
 	for _, m := range members {
 		pointer := p.file.String(m.Value, e.say("filter "+strictyaml.Clip(m.Key)))
-		_, ok := parsePointer(pointer)
+		_, err := jsonpointer.Parse(pointer)
 		switch {
 		case !variableName.MatchString(m.Key):
 			p.file.Add(m.Line, "%s: the name %q is not of letters, digits and _, at most 64", e.say("filters"), strictyaml.Clip(m.Key))
@@ -286,7 +287,7 @@ func (p *parser) filters(e *Entry, at *strictyaml.Node) {
 			p.file.Add(m.Line, "%s: %q is also a variable of the template", e.say("filters"), m.Key)
 		case m.Key == redactArgument:
 			p.file.Add(m.Line, "%s: the name %q is taken by the redact argument", e.say("filters"), m.Key)
-		case !ok && pointer != "":
+		case err != nil:
 			p.file.Add(m.Line, "%s: %q is not a JSON pointer to a member (RFC 6901)", e.say("filters"), strictyaml.Clip(pointer))
 		case pointer == "" && m.Value.Value == "":
 			p.file.Add(m.Line, "%s: the JSON pointer of %q is empty", e.say("filters"), m.Key)
@@ -304,7 +305,7 @@ func (p *parser) redact(e *Entry, at *strictyaml.Node) {
 		p.file.Add(at.Line, "%s: the template has a variable of that name", e.say("redact"))
 	}
 	for _, pointer := range e.Redact {
-		if _, ok := parsePointer(pointer); !ok {
+		if _, err := jsonpointer.Parse(pointer); err != nil || pointer == "" {
 			p.file.Add(at.Line, "%s: %q is not a JSON pointer to a member (RFC 6901)", e.say("redact"), strictyaml.Clip(pointer))
 		}
 	}

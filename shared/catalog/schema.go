@@ -17,22 +17,15 @@ import (
 	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonpointer"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
-
-// SchemaFault is one place where a value breaks its schema. A list of them is the
-// data of the errors of [Entry.ValidatePayload] and [Entry.ValidateParams].
-type SchemaFault struct {
-	// Pointer is the JSON pointer (RFC 6901) of the value at fault; empty is the whole.
-	Pointer string `json:"pointer"`
-	Message string `json:"message"`
-}
 
 // maxSchemaFaults bounds an answer.
 const maxSchemaFaults = 20
 
 // ValidatePayload checks a payload against the payload schema. A fault is of
-// kind fault.Unprocessable with []SchemaFault as data, at most 20 and in the
+// kind fault.Unprocessable with []jsonpointer.Fault as data, at most 20 and in the
 // order of their pointers. Text that is not JSON is fault.Invalid.
 func (e *Entry) ValidatePayload(payload []byte) error {
 	if e.payload == nil {
@@ -41,17 +34,9 @@ func (e *Entry) ValidatePayload(payload []byte) error {
 	if !json.Valid(payload) {
 		return fault.New(fault.Invalid, "the payload is not valid JSON")
 	}
-	v := jsonrpc.Value(payload)
-	s, err := e.payload.compiled()
-	if err != nil {
+	faults, err := e.payload.faults(jsonrpc.Value(payload))
+	if err != nil || len(faults) == 0 {
 		return err
-	}
-	faults := checkNumbers(v, nil, 0, nil)
-	if len(faults) == 0 {
-		faults = validate(s, v)
-	}
-	if len(faults) == 0 {
-		return nil
 	}
 	return fault.New(fault.Unprocessable, "the payload does not fit the schema of %s", e.Name).With(faults)
 }
@@ -60,23 +45,22 @@ func (e *Entry) ValidatePayload(payload []byte) error {
 // schema; variables may be missing unless the schema requires them. Values are
 // texts; where the schema asks for a number or truth value, the text is read as
 // one. An error is of kind fault.Invalid, names the first fault, and has
-// []SchemaFault as data.
+// []jsonpointer.Fault as data.
 func (e *Entry) ValidateParams(vars map[string]string) error {
 	obj := make(map[string]any, len(vars))
-	var faults []SchemaFault
+	var faults []jsonpointer.Fault
 	for k, v := range vars {
 		if !slices.Contains(e.vars, k) {
-			faults = append(faults, SchemaFault{pointerOf([]string{k}), "is not a variable of this event type"})
+			faults = append(faults, jsonpointer.Fault{Pointer: pointerOf([]string{k}), Message: "is not a variable of this event type"})
 			continue
 		}
 		obj[k] = e.coerce(k, v)
 	}
 	if len(faults) == 0 && e.params != nil {
-		s, err := e.params.compiled()
-		if err != nil {
+		var err error
+		if faults, err = e.params.faults(obj); err != nil {
 			return err
 		}
-		faults = validate(s, obj)
 	}
 	return e.unfit("variables", faults)
 }
@@ -91,18 +75,14 @@ func (e *Entry) ValidateArguments(arguments []byte) error {
 	if err != nil {
 		return fault.New(fault.Invalid, "the arguments are not valid JSON")
 	}
-	s, err := e.arguments.compiled()
+	faults, err := e.arguments.faults(v)
 	if err != nil {
 		return err
-	}
-	faults := checkNumbers(v, nil, 0, nil)
-	if len(faults) == 0 {
-		faults = validate(s, v)
 	}
 	return e.unfit("arguments", faults)
 }
 
-func (e *Entry) unfit(what string, faults []SchemaFault) error {
+func (e *Entry) unfit(what string, faults []jsonpointer.Fault) error {
 	if len(faults) == 0 {
 		return nil
 	}
@@ -129,14 +109,14 @@ func (e *Entry) coerce(name, text string) any {
 
 // checkNumbers finds numbers whose exact arithmetic would cost more than any
 // payload is worth: 1e999999 is eight bytes, and a million digits to compare.
-func checkNumbers(v any, path []string, depth int, faults []SchemaFault) []SchemaFault {
+func checkNumbers(v any, path []string, depth int, faults []jsonpointer.Fault) []jsonpointer.Fault {
 	if depth > event.MaxDepth {
-		return append(faults, SchemaFault{pointerOf(path), fmt.Sprintf("is nested deeper than %d levels", event.MaxDepth)})
+		return append(faults, jsonpointer.Fault{Pointer: pointerOf(path), Message: fmt.Sprintf("is nested deeper than %d levels", event.MaxDepth)})
 	}
 	switch v := v.(type) {
 	case json.Number:
 		if !plausible(v) {
-			faults = append(faults, SchemaFault{pointerOf(path), "is a number with too many digits or too large an exponent"})
+			faults = append(faults, jsonpointer.Fault{Pointer: pointerOf(path), Message: "is a number with too many digits or too large an exponent"})
 		}
 	case map[string]any:
 		for k, x := range v {
@@ -165,21 +145,29 @@ func plausible(n json.Number) bool {
 	return true
 }
 
-func validate(s *jsonschema.Schema, v any) []SchemaFault {
-	err := s.Validate(v)
+// faults are where a value breaks the schema. The error is of a schema that does not compile.
+func (s *schema) faults(v any) ([]jsonpointer.Fault, error) {
+	compiled, err := s.compiled()
+	if err != nil {
+		return nil, err
+	}
+	if faults := checkNumbers(v, nil, 0, nil); len(faults) > 0 {
+		return faults, nil
+	}
+	err = compiled.Validate(v)
 	if err == nil {
-		return nil
+		return nil, nil
 	}
 	ve, ok := errors.AsType[*jsonschema.ValidationError](err)
 	if !ok {
-		return []SchemaFault{{"", "cannot be checked against the schema"}}
+		return []jsonpointer.Fault{{Pointer: "", Message: "cannot be checked against the schema"}}, nil
 	}
-	return tidyFaults(collect(ve, nil))
+	return tidyFaults(collect(ve, nil)), nil
 }
 
 // collect takes the leaves of the error tree, and the alternatives' own node,
 // which says more than the leaves do.
-func collect(ve *jsonschema.ValidationError, out []SchemaFault) []SchemaFault {
+func collect(ve *jsonschema.ValidationError, out []jsonpointer.Fault) []jsonpointer.Fault {
 	if len(out) >= 10*maxSchemaFaults {
 		return out
 	}
@@ -190,25 +178,19 @@ func collect(ve *jsonschema.ValidationError, out []SchemaFault) []SchemaFault {
 	return out
 }
 
-func tidyFaults(faults []SchemaFault) []SchemaFault {
-	slices.SortFunc(faults, func(a, b SchemaFault) int {
-		if c := strings.Compare(a.Pointer, b.Pointer); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Message, b.Message)
+func tidyFaults(faults []jsonpointer.Fault) []jsonpointer.Fault {
+	slices.SortFunc(faults, func(a, b jsonpointer.Fault) int {
+		return cmp.Or(cmp.Compare(a.Pointer, b.Pointer), cmp.Compare(a.Message, b.Message))
 	})
 	faults = slices.Compact(faults)
 	return faults[:min(len(faults), maxSchemaFaults)]
 }
 
-var pointerEscape = strings.NewReplacer("~", "~0", "/", "~1")
-
 // pointerOf builds a JSON pointer; names as long as a payload are cut.
 func pointerOf(path []string) string {
 	var b strings.Builder
 	for _, t := range path {
-		b.WriteByte('/')
-		b.WriteString(pointerEscape.Replace(strictyaml.Clip(t)))
+		b.WriteString(jsonpointer.Member(strictyaml.Clip(t)))
 	}
 	return b.String()
 }
@@ -286,7 +268,7 @@ func (p *parser) schemaError(e *Entry, member string, at *strictyaml.Node, err e
 		if ve, ok := errors.AsType[*jsonschema.ValidationError](sv.Err); ok {
 			faults := tidyFaults(collect(meant(ve), nil))
 			for _, x := range faults[:min(len(faults), 5)] {
-				tokens, _ := parsePointer(x.Pointer)
+				tokens, _ := jsonpointer.Parse(x.Pointer)
 				p.file.Add(strictyaml.Line(at, tokens), "%s is not a JSON Schema: %s", e.say(member),
 					strings.TrimSpace(x.Pointer+" "+x.Message))
 			}
@@ -300,7 +282,7 @@ func (p *parser) schemaError(e *Entry, member string, at *strictyaml.Node, err e
 	line := at.Line
 	if ie, ok := errors.AsType[*jsonschema.InvalidRegexError](err); ok {
 		if _, pointer, ok := strings.Cut(ie.URL, "#"); ok {
-			tokens, _ := parsePointer(pointer)
+			tokens, _ := jsonpointer.Parse(pointer)
 			line = strictyaml.Line(at, tokens)
 		}
 	}

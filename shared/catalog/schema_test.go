@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonpointer"
 )
 
 func TestValidatePayload(t *testing.T) {
@@ -80,7 +81,7 @@ func TestSchemaFaultsAreBoundedAndDoNotEcho(t *testing.T) {
 	}
 	many, _ := json.Marshal(make([]int, 1000))
 	err = c.ByName("a.b").ValidatePayload(many)
-	if got := len(fault.DataOf(err).([]SchemaFault)); got != maxSchemaFaults {
+	if got := len(fault.DataOf(err).([]jsonpointer.Fault)); got != maxSchemaFaults {
 		t.Errorf("got %d faults, want %d", got, maxSchemaFaults)
 	}
 	deep := strings.Repeat("[", 200) + strings.Repeat("]", 200)
@@ -138,6 +139,18 @@ func TestInputSchema(t *testing.T) {
     redact: [/author]
     paramsSchema: {type: object, required: [owner], properties: {owner: {type: string, minLength: 2}, kind: {enum: [x, y]}}}
   - {name: b, uri: "event://b"}
+  - name: c
+    uriTemplate: event://c/{id}/ordered
+    filters: {total: /order/total, at: /at, score: /scores, text: /text, own: /order/total, item: /items/0/price}
+    paramsSchema: {type: object, properties: {own: {type: string}}}
+    payloadSchema:
+      type: object
+      properties:
+        order: {type: object, properties: {total: {type: integer}}}
+        at: {type: string, format: date-time}
+        scores: {type: array, items: {type: number}}
+        text: {type: string}
+        items: {type: array, items: {type: object, properties: {price: {type: number}}}}
 `)
 	for name, tc := range map[string]struct{ entry, args, want string }{
 		"EVX-02 variables, filters and redact": {"a", `{"owner":"acme","repo":"x","severity":"high","kind":["x","y"],"redact":true}`, ""},
@@ -146,17 +159,29 @@ func TestInputSchema(t *testing.T) {
 		"EVX-02 an unknown argument":           {"a", `{"owner":"acme","x":1}`, "not a member"},
 		"EVX-02 a filter with a schema":        {"a", `{"owner":"acme","kind":"z"}`, "alternatives"},
 		"EVX-02 a wrong type":                  {"a", `{"owner":5}`, "must be string"},
+		"RCH-09 a range of integers":           {"c", `{"total":{"$gte":100,"$lt":500}}`, ""},
+		"RCH-09 a value there":                 {"c", `{"total":100}`, ""},
+		"RCH-09 a list there":                  {"c", `{"total":[100,200]}`, ""},
+		"RCH-09 a range of times":              {"c", `{"at":{"$gt":"2026-11-23T00:00:00Z"}}`, ""},
+		"RCH-09 of the elements of a list":     {"c", `{"score":{"$lte":0.5}}`, ""},
+		"RCH-09 of an element":                 {"c", `{"item":{"$lte":0.5}}`, ""},
+		"RCH-09 no range of texts":             {"c", `{"text":{"$gt":"a"}}`, "alternatives"},
+		"RCH-09 none against the declaration":  {"c", `{"own":{"$gt":1}}`, "alternatives"},
+		"RCH-09 an empty range":                {"c", `{"total":{}}`, "alternatives"},
+		"RCH-09 an unknown bound":              {"c", `{"total":{"$eq":1}}`, "alternatives"},
+		"RCH-09 a text as a bound":             {"c", `{"total":{"$gt":"1"}}`, "alternatives"},
 		"EVX-02 a fixed URI takes none":        {"b", `{}`, ""},
 		"EVX-02 a fixed URI refuses any":       {"b", `{"a":1}`, "not a member"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := compile(c.ByName(tc.entry).InputSchema())
+			s := schema{raw: c.ByName(tc.entry).InputSchema()}
+			var v any
+			_ = json.Unmarshal([]byte(tc.args), &v)
+			faults, err := s.faults(v)
 			if err != nil {
 				t.Fatal(err)
 			}
-			var v any
-			_ = json.Unmarshal([]byte(tc.args), &v)
-			out, _ := json.Marshal(validate(s, v))
+			out, _ := json.Marshal(faults)
 			if (tc.want == "") != (string(out) == "null") || !strings.Contains(string(out), tc.want) {
 				t.Errorf("got %s, want %q", out, tc.want)
 			}

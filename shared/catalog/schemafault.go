@@ -12,16 +12,17 @@ import (
 	"golang.org/x/text/message"
 
 	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
+	"github.com/mcp-events/mcpevents/shared/jsonpointer"
 )
 
 var english = sync.OnceValue(func() *message.Printer { return message.NewPrinter(language.English) })
 
 // faultsOf says what a node of the error tree means. Messages name the rule and
 // never repeat the value: an error must not echo a payload.
-func faultsOf(ve *jsonschema.ValidationError) []SchemaFault {
+func faultsOf(ve *jsonschema.ValidationError) []jsonpointer.Fault {
 	at := pointerOf(ve.InstanceLocation)
-	one := func(format string, args ...any) []SchemaFault {
-		return []SchemaFault{{at, clipMessage(fmt.Sprintf(format, args...))}}
+	one := func(format string, args ...any) []jsonpointer.Fault {
+		return []jsonpointer.Fault{{Pointer: at, Message: clipMessage(fmt.Sprintf(format, args...))}}
 	}
 	switch k := ve.ErrorKind.(type) {
 	case *kind.Schema, *kind.Group, *kind.Reference, *kind.AllOf:
@@ -33,9 +34,9 @@ func faultsOf(ve *jsonschema.ValidationError) []SchemaFault {
 	case *kind.DependentRequired:
 		return one("lacks %s, needed beside %q", quoteAll(k.Missing), strictyaml.Clip(k.Prop))
 	case *kind.AdditionalProperties:
-		out := make([]SchemaFault, 0, len(k.Properties))
+		out := make([]jsonpointer.Fault, 0, len(k.Properties))
 		for _, prop := range k.Properties[:min(len(k.Properties), maxSchemaFaults)] {
-			out = append(out, SchemaFault{at + pointerOf([]string{prop}), "is not a member of the schema"})
+			out = append(out, jsonpointer.Fault{Pointer: at + pointerOf([]string{prop}), Message: "is not a member of the schema"})
 		}
 		return out
 	case *kind.Type:

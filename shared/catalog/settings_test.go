@@ -95,8 +95,8 @@ func TestStoredServesWhatWasApplied(t *testing.T) {
 }
 
 func TestStatic(t *testing.T) {
-	s := NewStatic(parse(t, string(one("a"))), "default")
-	if _, err := s.Catalog(t.Context(), "other"); !fault.Is(err, fault.NotFound) {
+	s := NewStatic(parse(t, string(one("a"))))
+	if _, err := (Workspaces{Own: map[string]Source{"default": s}}).Catalog(t.Context(), "other"); !fault.Is(err, fault.NotFound) {
 		t.Errorf("got %v", err)
 	}
 	s.Replace(parse(t, string(one("b"))))

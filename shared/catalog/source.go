@@ -3,7 +3,6 @@ package catalog
 import (
 	"context"
 	"log/slog"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -17,15 +16,12 @@ type Source interface {
 	Catalog(ctx context.Context, workspace string) (*Catalog, error)
 }
 
-// Static is a [Source] that this process sets itself.
-type Static struct {
-	current    atomic.Pointer[Catalog]
-	workspaces []string
-}
+// Static is a [Source] that this process sets itself, for all workspaces.
+type Static struct{ current atomic.Pointer[Catalog] }
 
-// NewStatic serves one catalog to the workspaces, or to any if none are given.
-func NewStatic(c *Catalog, workspaces ...string) *Static {
-	s := &Static{workspaces: slices.Clone(workspaces)}
+// NewStatic serves one catalog.
+func NewStatic(c *Catalog) *Static {
+	s := &Static{}
 	s.current.Store(c)
 	return s
 }
@@ -34,12 +30,7 @@ func NewStatic(c *Catalog, workspaces ...string) *Static {
 func (s *Static) Replace(c *Catalog) (before *Catalog) { return s.current.Swap(c) }
 
 // Catalog returns the catalog that was set last.
-func (s *Static) Catalog(_ context.Context, workspace string) (*Catalog, error) {
-	if len(s.workspaces) > 0 && !slices.Contains(s.workspaces, workspace) {
-		return nil, errNoCatalog
-	}
-	return s.current.Load(), nil
-}
+func (s *Static) Catalog(context.Context, string) (*Catalog, error) { return s.current.Load(), nil }
 
 // Stored is a [Source] that serves what [Apply] wrote, at most [settings.MaxAge] old. A workspace
 // without a catalog of its own has that of [Shared].
@@ -91,3 +82,22 @@ func (s *Stored) Shares(ctx context.Context, workspace string) bool {
 
 // Written is [settings.Cache.Written].
 func (s *Stored) Written() { s.cache.Written() }
+
+// Workspaces is a [Source] that puts others together: a workspace that has a
+// catalog of its own gets that, every other one Rest. Without Rest, the others are
+// unknown.
+type Workspaces struct {
+	Own  map[string]Source
+	Rest Source
+}
+
+// Catalog returns the workspace's catalog.
+func (w Workspaces) Catalog(ctx context.Context, workspace string) (*Catalog, error) {
+	if own := w.Own[workspace]; own != nil {
+		return own.Catalog(ctx, workspace)
+	}
+	if w.Rest == nil {
+		return nil, errNoCatalog
+	}
+	return w.Rest.Catalog(ctx, workspace)
+}

@@ -87,21 +87,3 @@ func onlySimple(s string) error {
 		}
 	}
 }
-
-// parsePointer splits a JSON pointer (RFC 6901) that names a member.
-func parsePointer(p string) ([]string, bool) {
-	rest, ok := strings.CutPrefix(p, "/")
-	if !ok || len(p) > 1024 {
-		return nil, false
-	}
-	tokens := strings.Split(rest, "/")
-	for i, t := range tokens {
-		for j := 0; j < len(t); j++ {
-			if t[j] == '~' && (j+1 == len(t) || t[j+1] != '0' && t[j+1] != '1') {
-				return nil, false
-			}
-		}
-		tokens[i] = strings.ReplaceAll(strings.ReplaceAll(t, "~1", "/"), "~0", "~")
-	}
-	return tokens, true
-}

@@ -1,9 +1,9 @@
 // Package config reads the operator's configuration: the file config.yaml (keys,
-// backends, conversation) and the limits that are flags and environment variables.
+// backends, sources, conversation) and the limits that are flags and environment variables.
 //
 // The file is read as strictly as the catalog: every fault has its line, all are
-// told at once. Nothing here reads the environment by itself or makes a client;
-// main.go and cmd/ do, and pass on what they read.
+// found at once. Nothing here reads the environment unless it is
+// asked to, or makes a client; main.go and cmd/ do, and pass on what they read.
 package config
 
 import (
@@ -15,7 +15,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
-	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // MaxSource is the largest configuration file in bytes.
@@ -31,6 +30,8 @@ type Config struct {
 	Keys []auth.Key
 	// Backends are the MCP servers behind the gateway.
 	Backends []Backend
+	// Sources are where events come from, beside who publishes them.
+	Sources []Source
 	// Conversation is who is told what is said in conversations; the zero value is nobody.
 	Conversation Conversation
 
@@ -80,48 +81,6 @@ func ProtocolVersions() []string {
 	return []string{"2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"}
 }
 
-// Value is a setting that may be a secret: a plain text, "env:NAME", the name of
-// an environment variable that holds it, or "ssm:/NAME", that of a parameter of SSM Parameter Store.
-// Secrets are always references.
-type Value struct {
-	text string
-	env  string
-	ssm  string
-}
-
-// Literal makes a plain value.
-func Literal(text string) Value { return Value{text: text} }
-
-// String is for logs: the reference, or nothing of a plain value.
-func (v Value) String() string {
-	if v.env != "" {
-		return "env:" + v.env
-	}
-	if v.ssm != "" {
-		return "ssm:" + v.ssm
-	}
-	return "(a plain value)"
-}
-
-// Parameter is the name of the parameter of SSM Parameter Store that a value refers to.
-func (v Value) Parameter() (name string, ok bool) { return v.ssm, v.ssm != "" }
-
-// Resolve looks up a reference to the environment. A variable that is missing or empty
-// is of kind fault.Invalid, and so is a reference to anything else.
-func (v Value) Resolve(lookup func(string) (string, bool)) (string, error) {
-	if v.ssm != "" {
-		return "", fault.New(fault.Invalid, "%s can be looked up on AWS only; refer to an environment variable as env:NAME", v)
-	}
-	if v.env == "" {
-		return v.text, nil
-	}
-	s, ok := lookup(v.env)
-	if !ok || s == "" {
-		return "", fault.New(fault.Invalid, "the environment variable %s, which the configuration refers to, is not set", v.env)
-	}
-	return s, nil
-}
-
 // Parse reads a configuration file. Every fault is found in one go: the error is
 // of kind fault.Invalid with a line for each ("config.yaml:3: …"). An empty file is
 // an empty configuration.
@@ -142,12 +101,14 @@ func ParseFile(name string, src []byte) (*Config, error) {
 				p.keys(m.Value)
 			case "backends":
 				p.backends(m.Value)
+			case "sources":
+				p.sources(m.Value)
 			case "conversation":
 				talk = m.Value
 			case "quotas":
 				p.quotas(m.Value)
 			default:
-				f.Unknown(m, "the configuration", "keys", "backends", "conversation", "quotas")
+				f.Unknown(m, "the configuration", "keys", "backends", "sources", "conversation", "quotas")
 			}
 		}
 		if talk != nil { // which may name backends
@@ -209,13 +170,15 @@ func (p *parser) key(n *strictyaml.Node) auth.Key {
 			k.SHA256 = p.file.String(m.Value, "sha256")
 		case "expires":
 			k.Expires = p.time(m.Value)
+		case "path":
+			k.Path = p.file.Bool(m.Value, "path")
 		case "claims":
 			k.Claims = map[string]string{}
 			for _, c := range p.file.Members(m.Value, "claims") {
 				k.Claims[c.Key] = p.file.String(c.Value, "claim "+strictyaml.Clip(c.Key))
 			}
 		default:
-			p.file.Unknown(m, "a key", "principal", "workspace", "scopes", "sha256", "expires", "claims")
+			p.file.Unknown(m, "a key", "principal", "workspace", "scopes", "sha256", "expires", "path", "claims")
 		}
 	}
 	if p.file.Count() == before {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
@@ -25,18 +26,19 @@ func EnvName(flag string) string {
 // [FromEnv], so that a function and a flag never disagree.
 type Limits struct {
 	Quota   int64 `name:"quota" default:"1000" help:"Subscriptions that a principal may have."`
-	Streams int64 `name:"streams" default:"100" help:"Streams that a principal may have open; the oldest ends when there is one more."`
+	Streams int64 `name:"streams" default:"100" help:"Streams that a principal may have open."`
+	// FullStreams is as [lease.Shared] has it.
+	FullStreams string `name:"full-streams" default:"oldest" help:"What one more stream than --streams does: oldest (ends the oldest) or refuse (is answered with an error)."`
 	// StreamConcurrency is without meaning embedded, where a stream holds no request up.
 	StreamConcurrency int64   `name:"stream-concurrency" default:"0" help:"Requests that all instances of the MCP endpoint can serve at once; open streams take at most 80 % of them. 0 is no bound. On AWS only."`
 	PublishRate       float64 `name:"publish-rate" default:"1000" help:"Events per second that a principal may publish, on average; 0 is no limit. Without meaning for --auth none."`
 	RegistrationRate  float64 `name:"registration-rate" default:"20" help:"Registrations and refreshes of webhook subscriptions per second that a principal may make, on average; 0 is no limit. Without meaning for --auth none."`
 	ConversationRate  float64 `name:"conversation-rate" default:"10" help:"Messages of conversations per second that a principal may send, on average; 0 is no limit. Without meaning for --auth none."`
 
-	LogRetention    time.Duration `name:"log-retention" default:"24h" help:"How long events can be replayed and read."`
-	RecordRetention time.Duration `name:"record-retention" default:"168h" help:"How long delivery records and dead letters are kept."`
+	LogRetention time.Duration `name:"log-retention" default:"24h" help:"How long events can be replayed and read."`
 
-	WebhookTimeout      time.Duration   `name:"webhook-timeout" default:"20s" help:"Bound of one attempt at a webhook."`
-	EventsTimeout       time.Duration   `name:"events-timeout" default:"10s" help:"Bound of one attempt at a webhook of an MCP Events subscription."`
+	WebhookTimeout      time.Duration   `name:"webhook-timeout" default:"20s" help:"Longest time of one attempt at a webhook."`
+	EventsTimeout       time.Duration   `name:"events-timeout" default:"10s" help:"Longest time of one attempt at a webhook of an MCP Events subscription."`
 	RetrySchedule       []time.Duration `name:"retry-schedule" default:"0s,5s,5m,30m,2h,5h,10h,14h,20h,24h" help:"Delays before each attempt; the first is 0s."`
 	EventsSchedule      []time.Duration `name:"events-retry-schedule" default:"0s,5s,40s,150s,480s" help:"Delays before each attempt at a webhook of an MCP Events subscription."`
 	EndpointConcurrency int64           `name:"endpoint-concurrency" default:"64" help:"First attempts that one process has under way to one endpoint (a URL without its query); more wait, and then take the slow lane."`
@@ -44,24 +46,28 @@ type Limits struct {
 	DeliveryLog         string          `name:"delivery-log" default:"" help:"Which attempts leave a record: failures, all or none. By default all when embedded, failures on AWS."`
 
 	StreamMaxAge      time.Duration `name:"stream-max-age" default:"5m" help:"How long a stream stays open; the client goes on with its cursor."`
-	Heartbeat         time.Duration `name:"heartbeat" default:"15s" help:"Longest quiet of a stream."`
+	Heartbeat         time.Duration `name:"heartbeat" default:"15s" help:"How long a stream may be quiet before it sends a heartbeat."`
 	AnswerStreamAfter time.Duration `name:"answer-stream-after" default:"1s" help:"How long the answer to a list may wait for backends before it becomes a stream, so that proxies do not give it up. 0: each is a stream at once."`
-	PollMin           time.Duration `name:"poll-min" default:"1s" help:"When a client of events/poll is asked to come again while there is traffic."`
-	PollMax           time.Duration `name:"poll-max" default:"30s" help:"When it is asked to come again after a long quiet."`
+	PollMin           time.Duration `name:"poll-min" default:"1s" help:"After how long a client of events/poll is asked to come again while there is traffic."`
+	PollMax           time.Duration `name:"poll-max" default:"30s" help:"After how long it is asked to come again when it has long been quiet."`
 
-	DefaultTTL    time.Duration `name:"default-ttl" default:"24h" help:"Life of an MCP Events subscription that asks for none."`
+	EventTools bool `name:"event-tools" help:"Serve events as tools too, for clients that know tools and no events."`
+
+	DefaultTTL    time.Duration `name:"default-ttl" default:"24h" help:"Life of an MCP Events subscription that asks for no other."`
 	MinTTL        time.Duration `name:"min-ttl" default:"1m" help:"Shortest life of an MCP Events subscription that is granted."`
 	MaxTTL        time.Duration `name:"max-ttl" default:"168h" help:"Longest life of an MCP Events subscription between refreshes."`
-	AllowNoExpiry bool          `name:"allow-no-expiry" help:"Grant ttlMs null as asked."`
+	AllowNoExpiry bool          `name:"allow-no-expiry" help:"Let an MCP Events subscription that asks for it (ttlMs null) never expire."`
 
 	WebhookSecret      string `name:"webhook-secret" default:"standard" help:"Secret of SEP-1803 subscriptions: standard, raw (adds X-Hub-Signature-256), or none (unsigned)."`
 	ServerIdentity     bool   `name:"server-identity" help:"Sign webhooks with this server's ed25519 key too (v1a); receivers find the public key at /.well-known/mcp-webhook-jwks.json. Embedded only."`
+	WebhookID          string `name:"webhook-id" default:"event" help:"webhook-id of MCP Events deliveries: event (the eventId, as ChatGPT and the AI SDK expect) or message (one per delivery, the same in all its attempts)."`
 	UnknownUnsubscribe string `name:"unknown-unsubscribe" default:"empty" help:"Answer to events/unsubscribe of an unknown subscription: empty (as ChatGPT expects) or not-found (SEP-3415)."`
 	EventCodes         string `name:"event-codes" default:"sketch" help:"Error numbers of the events methods: sketch (ChatGPT, -32011 to -32015) or sep3415 (-32023 to -32027)."`
 
 	AllowInsecureTargets bool          `name:"allow-insecure-targets" help:"Development only: http and private addresses as webhook targets, and events/subscribe without authentication."`
-	VerifiedTargets      []string      `name:"verified-targets" placeholder:"URL,…" help:"URL prefixes, ending with a slash, that events/subscribe takes without a challenge."`
-	PlainTargets         []string      `name:"plain-targets" placeholder:"URL,…" help:"URL prefixes, ending with a slash, of targets that get no message when their subscription ends: ChatGPT's, which does not know it."`
+	VerifyRegistrations  bool          `name:"verify-registrations" help:"Have endpoints of resources/subscriptions/register echo a challenge first, as those of events/subscribe do."`
+	VerifiedTargets      []string      `name:"verified-targets" placeholder:"URL,…" help:"URL prefixes, ending with a slash, that need no challenge."`
+	PlainTargets         []string      `name:"plain-targets" placeholder:"URL,…" help:"URL prefixes, ending with a slash, of targets that get no message about a gap or the end of their subscription: ChatGPT's, which knows neither."`
 	BlockedTargets       []string      `name:"blocked-targets" placeholder:"HOST,…" help:"Hosts that are never webhook targets: this server's own names, for example."`
 	TargetPorts          []int64       `name:"target-ports" default:"443,8443" help:"Ports that webhook targets may have."`
 	JWTIssuers           []string      `name:"jwt-issuer" placeholder:"URL,…" help:"Authorization servers whose tokens --auth jwt takes, spelled as in the claim iss."`
@@ -69,16 +75,17 @@ type Limits struct {
 	JWTKeys              []string      `name:"jwt-jwks-url" placeholder:"URL,…" help:"URLs of the issuers' keys, in the same order. By default they are found by the issuer's metadata."`
 	JWTAlgorithms        []string      `name:"jwt-algorithms" default:"RS256,PS256,ES256,EdDSA" help:"Algorithms that tokens may be signed with."`
 	JWTPrincipal         string        `name:"jwt-principal-claim" default:"sub" help:"Claim that says who the caller is, together with the issuer."`
-	JWTWorkspace         string        `name:"jwt-workspace-claim" default:"" placeholder:"CLAIM" help:"Claim that names the caller's workspace. By default everybody is in the workspace default."`
+	JWTWorkspace         string        `name:"jwt-workspace-claim" default:"" placeholder:"CLAIM" help:"Claim that names the caller's workspace. By default every caller is in the workspace default."`
 	JWTLeeway            time.Duration `name:"jwt-leeway" default:"30s" help:"By how much the clock of an issuer may differ; at most 1m."`
 
-	OTLPEndpoint string  `name:"otlp-endpoint" placeholder:"URL" help:"Send traces, and embedded also metrics, to this OpenTelemetry collector, by OTLP over HTTP; such as http://127.0.0.1:4318."`
+	OTLPEndpoint string  `name:"otlp-endpoint" placeholder:"URL" help:"Send traces and metrics to this OpenTelemetry collector, by OTLP over HTTP; such as http://127.0.0.1:4318."`
 	TraceRatio   float64 `name:"trace-ratio" default:"1" help:"Share of the traces that begin here which is sent to --otlp-endpoint, from 0 to 1. Those of publishers are sent if they are sampled."`
 
 	ConsoleClientID string   `name:"console-client-id" placeholder:"ID" help:"Client id of the console at the first --jwt-issuer: a public client with the code flow, PKCE and the redirect URI https://HOST/console/. Without one, the console asks for a token."`
 	ConsoleScopes   []string `name:"console-scopes" default:"events:operate" help:"Scopes that the console asks the authorization server for."`
 
 	AllowedOrigins []string `name:"allowed-origins" placeholder:"ORIGIN,…" help:"Origins that browsers may call from."`
+	TrustedProxies []string `name:"trusted-proxies" placeholder:"PREFIX,…" help:"Addresses of proxies, such as 10.0.0.0/8, whose X-Forwarded-Proto says whether a secret path came over https. One on this machine needs none. Embedded only."`
 	AllowedHosts   []string `name:"allowed-hosts" placeholder:"HOST,…" help:"Hosts that requests may name on a loopback address: those that a proxy on the same machine passes on. Embedded only."`
 }
 
@@ -185,7 +192,6 @@ func (l Limits) Check() error {
 		min, max time.Duration
 	}{
 		{"log-retention", l.LogRetention, time.Minute, 30 * 24 * time.Hour},
-		{"record-retention", l.RecordRetention, time.Hour, 365 * 24 * time.Hour},
 		{"webhook-timeout", l.WebhookTimeout, 100 * time.Millisecond, time.Minute},
 		{"events-timeout", l.EventsTimeout, 100 * time.Millisecond, time.Minute},
 		{"stream-max-age", l.StreamMaxAge, time.Second, 24 * time.Hour},
@@ -228,6 +234,8 @@ func (l Limits) Check() error {
 	for _, x := range []struct{ name, value, a, b, c string }{
 		{"webhook-secret", l.WebhookSecret, "standard", "raw", "none"},
 		{"unknown-unsubscribe", l.UnknownUnsubscribe, "empty", "not-found", ""},
+		{"webhook-id", l.WebhookID, "event", "message", ""},
+		{"full-streams", l.FullStreams, "oldest", "refuse", ""},
 		{"event-codes", l.EventCodes, "sketch", "sep3415", ""},
 	} {
 		if x.value == "" || x.value != x.a && x.value != x.b && x.value != x.c {
@@ -244,6 +252,9 @@ func (l Limits) Check() error {
 	}
 	if u, err := url.Parse(l.OTLPEndpoint); l.OTLPEndpoint != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
 		return fault.New(fault.Invalid, "--otlp-endpoint %.100q is not the URL of a collector, such as http://127.0.0.1:4318", l.OTLPEndpoint)
+	}
+	if _, bad := auth.ParseProxies(l.TrustedProxies); bad != "" {
+		return fault.New(fault.Invalid, "--trusted-proxies %.100q is not an address or prefix such as 10.0.0.0/8", bad)
 	}
 	for _, port := range l.TargetPorts {
 		if port < 1 || port > 65535 {

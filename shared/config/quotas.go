@@ -15,17 +15,19 @@ const (
 	PublishRate      = "publishRate"
 	RegistrationRate = "registrationRate"
 	ConversationRate = "conversationRate"
+	// WorkspaceSubscriptions are those of all principals of a workspace together.
+	WorkspaceSubscriptions = "workspaceSubscriptions"
 )
 
 // QuotaNames lists them.
 func QuotaNames() []string {
-	return []string{Subscriptions, Streams, PublishRate, RegistrationRate, ConversationRate}
+	return []string{Subscriptions, Streams, PublishRate, RegistrationRate, ConversationRate, WorkspaceSubscriptions}
 }
 
 // MaxQuotas is the largest number of quotas in a configuration.
 const MaxQuotas = 10_000
 
-// Most is the limit that the settings have under the name of a quota.
+// Most is the limit that the settings have under the name of a quota; 0 is none.
 func (l Limits) Most(name string) float64 {
 	switch name {
 	case Subscriptions:
@@ -36,8 +38,10 @@ func (l Limits) Most(name string) float64 {
 		return l.PublishRate
 	case RegistrationRate:
 		return l.RegistrationRate
+	case ConversationRate:
+		return l.ConversationRate
 	}
-	return l.ConversationRate
+	return 0
 }
 
 // Most is how much a principal may have: by a quota of its own, one of its workspace, or the settings.
@@ -80,7 +84,7 @@ func (p *parser) quota(n *strictyaml.Node) (who place, most map[string]float64) 
 			if who.name = p.file.String(m.Value, "principal"); who.name == "" {
 				p.file.Add(m.Line, "principal: must not be empty; leave it out for each principal of the workspace")
 			}
-		case Subscriptions, Streams:
+		case Subscriptions, Streams, WorkspaceSubscriptions:
 			most[m.Key] = float64(p.file.Int(m.Value, m.Key, 1, 1_000_000_000))
 		case PublishRate, RegistrationRate, ConversationRate:
 			var x float64
@@ -91,6 +95,9 @@ func (p *parser) quota(n *strictyaml.Node) (who place, most map[string]float64) 
 		default:
 			p.file.Unknown(m, "a quota", append([]string{"workspace", "principal"}, QuotaNames()...)...)
 		}
+	}
+	if _, sum := most[WorkspaceSubscriptions]; sum && who.name != "" {
+		p.file.Add(n.Line, "a quota: %s is of a workspace, not of a principal", WorkspaceSubscriptions)
 	}
 	if len(most) == 0 {
 		p.file.Add(n.Line, "a quota: it has none of %s", strings.Join(QuotaNames(), ", "))

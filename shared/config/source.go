@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -39,7 +40,11 @@ func Load(ctx context.Context, db store.DB) (*Config, error) {
 func parseStored(src []byte) (*Config, error) { return ParseFile("stored configuration", src) }
 
 // Stored serves what [Apply] wrote, at most [settings.MaxAge] old.
-type Stored struct{ cache *settings.Cache[*current] }
+type Stored struct {
+	cache *settings.Cache[*current]
+	// empty is the same pointer each time, as it is of a configuration that was stored.
+	empty *Config
+}
 
 // current is a configuration with what is made from it.
 type current struct {
@@ -54,9 +59,9 @@ type authority interface {
 }
 
 // NewStored reads the configuration from the store. The clock is time.Now when nil,
-// the log slog.Default.
-func NewStored(db store.DB, now func() time.Time, log *slog.Logger) *Stored {
-	return &Stored{settings.NewCache(db, document, func(src []byte) (*current, error) {
+// the log slog.Default. Own backends are there beside those of the configuration, and before them.
+func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...Backend) *Stored {
+	cache := settings.NewCache(db, document, func(src []byte) (*current, error) {
 		c, err := parseStored(src)
 		if err != nil {
 			return nil, err
@@ -65,12 +70,11 @@ func NewStored(db store.DB, now func() time.Time, log *slog.Logger) *Stored {
 		if err != nil {
 			return nil, err
 		}
+		c.Backends = slices.Concat(own, c.Backends)
 		return &current{c, keys.(authority)}, nil
-	}, now, log)}
+	}, now, log)
+	return &Stored{cache, &Config{Backends: own}}
 }
-
-// empty is the same pointer each time, as it is of one that was stored.
-var empty = &Config{}
 
 // Config returns the configuration; an empty one when none was stored. As long as nothing
 // changed it is the same pointer.
@@ -80,7 +84,7 @@ func (s *Stored) Config(ctx context.Context) (*Config, error) {
 		return nil, err
 	}
 	if version == 0 {
-		return empty, nil
+		return s.empty, nil
 	}
 	return c.config, nil
 }
@@ -92,6 +96,15 @@ func (s *Stored) Backends(ctx context.Context) ([]Backend, error) {
 		return nil, err
 	}
 	return c.Backends, nil
+}
+
+// Sources are those of the configuration; as long as nothing changed it is the same slice.
+func (s *Stored) Sources(ctx context.Context) ([]Source, error) {
+	c, err := s.Config(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c.Sources, nil
 }
 
 // Written is [settings.Cache.Written].

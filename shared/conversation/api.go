@@ -31,21 +31,23 @@ type View struct {
 
 // Views lists the providers that the principal may use, with its consents.
 func (s *Service) Views(ctx context.Context, p auth.Principal) ([]View, error) {
+	visible, given, err := s.asked(ctx, p)
+	out := []View{}
+	for _, v := range visible {
+		out = append(out, view(v, given))
+	}
+	return out, err
+}
+
+// asked are the providers that the principal is asked to consent to, and what it said.
+func (s *Service) asked(ctx context.Context, p auth.Principal) ([]*provider, map[string]consentItem, error) {
 	now, err := s.current(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	visible := slices.DeleteFunc(now.visible(ctx, p), func(v *provider) bool { return len(v.kinds) == 0 })
 	given, err := s.consents.of(ctx, p.Workspace, p.ID)
-	if err != nil {
-		return nil, err
-	}
-	out := []View{}
-	for _, v := range now.visible(ctx, p) {
-		if len(v.kinds) > 0 {
-			out = append(out, view(v, given))
-		}
-	}
-	return out, nil
+	return visible, given, err
 }
 
 func view(v *provider, given map[string]consentItem) View {
@@ -62,17 +64,12 @@ func view(v *provider, given map[string]consentItem) View {
 // effect before it returns. A provider that is not there is of kind fault.NotFound, unless
 // an old consent is to be revoked.
 func (s *Service) Consent(ctx context.Context, p auth.Principal, name, by string, give bool) (*View, error) {
-	now, err := s.current(ctx)
-	if err != nil {
-		return nil, err
-	}
-	given, err := s.consents.of(ctx, p.Workspace, p.ID)
+	visible, given, err := s.asked(ctx, p)
 	if err != nil {
 		return nil, err
 	}
 	item, before := given[name]
-	visible := now.visible(ctx, p)
-	at := slices.IndexFunc(visible, func(v *provider) bool { return v.name == name && len(v.kinds) > 0 })
+	at := slices.IndexFunc(visible, func(v *provider) bool { return v.name == name })
 	switch {
 	case at < 0 && (give || !before):
 		return nil, fault.New(fault.NotFound, "unknown provider")

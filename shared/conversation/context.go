@@ -37,27 +37,21 @@ type Memory struct {
 
 // Members encodes the result without braces; nil when it is empty.
 func (c *Context) Members() []byte {
-	var b []byte
-	if c.Text != "" {
-		b = jsonrpc.AppendString(append(b, `"context":`...), c.Text)
+	type structured struct {
+		Memories []Memory `json:"memories"`
 	}
-	if len(c.Memories) == 0 {
-		return b
+	out := struct {
+		Text       string      `json:"context,omitempty"`
+		Structured *structured `json:"structuredContext,omitempty"`
+	}{Text: c.Text}
+	if len(c.Memories) > 0 {
+		out.Structured = &structured{c.Memories}
 	}
-	if b != nil {
-		b = append(b, ',')
+	if c.Text == "" && out.Structured == nil {
+		return nil
 	}
-	b = append(b, `"structuredContext":{"memories":[`...)
-	for i, m := range c.Memories {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = jsonrpc.AppendString(append(b, `{"content":`...), m.Content)
-		b = strconv.AppendFloat(append(b, `,"relevance":`...), m.Relevance, 'g', -1, 64)
-		b = jsonrpc.AppendString(append(b, `,"source":`...), m.Source)
-		b = append(b, '}')
-	}
-	return append(b, `]}`...)
+	b := jsonrpc.Encode(out)
+	return b[1 : len(b)-1]
 }
 
 // answer is what one provider said, cleaned.

@@ -29,6 +29,9 @@ const (
 	AssistantResponse Kind = "assistantResponse"
 )
 
+// Kinds are all of them.
+var Kinds = []Kind{UserMessage, AssistantResponse}
+
 // Method is the method of MCP that carries such a message.
 func (k Kind) Method() string { return "conversation/" + string(k) }
 
@@ -152,21 +155,9 @@ func tooLarge(what string, most int) error {
 // Params encodes the message as it came, with further members of _meta, without
 // braces; nil for none.
 func (m *Message) Params(meta []byte) json.RawMessage {
-	b := jsonrpc.AppendString([]byte(`{"messageId":`), m.ID)
-	b = jsonrpc.AppendString(append(b, `,"content":`...), m.Content)
-	if m.History != nil {
-		b = append(b, `,"recentHistory":[`...)
-		for i, t := range m.History {
-			if i > 0 {
-				b = append(b, ',')
-			}
-			b = jsonrpc.AppendString(append(b, `{"role":`...), t.Role)
-			b = append(jsonrpc.AppendString(append(b, `,"content":`...), t.Content), '}')
-		}
-		b = append(b, ']')
-	}
+	b := jsonrpc.Encode(m)
 	if len(meta) > 0 {
-		b = append(append(append(b, `,"_meta":{`...), meta...), '}')
+		b = append(append(append(b[:len(b)-1], `,"_meta":{`...), meta...), "}}"...)
 	}
-	return append(b, '}')
+	return b
 }

@@ -1,11 +1,11 @@
 package conversation
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
 	"net/http"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -101,15 +101,11 @@ func New(o Options) (*Service, error) {
 	if o.HTTP == nil {
 		o.HTTP = NewHTTP()
 	}
-	if o.Rest == 0 {
-		o.Rest = restFor
-	}
+	o.Rest = cmp.Or(o.Rest, restFor)
 	if o.Secrets == nil {
-		o.Secrets = func(_ context.Context, v config.Value) (string, error) { return v.Resolve(os.LookupEnv) }
+		o.Secrets = config.Environment
 	}
-	if o.Log == nil {
-		o.Log = slog.Default()
-	}
+	o.Log = cmp.Or(o.Log, slog.Default())
 	s := &Service{
 		options: o, consents: consents{o.DB, metric.NewUndecodable(o.Log)}, preparing: map[preparation]bool{},
 		missing: metric.Tally{Name: MetricMissing, Text: "provider context missing", Log: o.Log},
@@ -170,7 +166,7 @@ func (s *Service) Check(ctx context.Context, c *config.Config) error {
 	return nil
 }
 
-// Offers finds out what a principal is asked to send: what is switched on and somebody
+// Offers finds out what a principal is asked to send: what is switched on and someone
 // could get.
 func (s *Service) Offers(ctx context.Context, p auth.Principal) Offers {
 	now, err := s.current(ctx)
@@ -293,14 +289,4 @@ func (s *Service) missed(ctx context.Context, p *provider, why Reason) {
 
 // Counts is how often the context of each provider, named workspace/provider, was
 // missing since the process began, and why.
-func (s *Service) Counts() map[string]map[string]int64 {
-	out := map[string]map[string]int64{}
-	s.missing.Each(func(by []string, n int64) {
-		name := by[0] + "/" + by[1]
-		if out[name] == nil {
-			out[name] = map[string]int64{}
-		}
-		out[name][by[2]] = n
-	})
-	return out
-}
+func (s *Service) Counts() map[string]map[string]int64 { return s.missing.ByThird() }

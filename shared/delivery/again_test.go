@@ -3,7 +3,6 @@ package delivery
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -12,7 +11,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
-	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -33,22 +31,6 @@ func (w *watched) Send(ctx context.Context, q queue.Name, msgs ...queue.Outgoing
 	return w.Sender.Send(ctx, q, msgs...)
 }
 
-// registerAt registers a subscription for each of n targets.
-func (r *rig) registerAt(n int) (subs []*subscription.Subscription) {
-	r.t.Helper()
-	r.services.Options.Quota = 10_000
-	for _, target := range oneOrigin(n) {
-		got, err := r.services.Register(r.t.Context(), r.principal(), subscription.RegisterRequest{
-			URIs: []string{"event://ci/build-finished"}, Target: target,
-		})
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		subs = append(subs, got.Subscription)
-	}
-	return subs
-}
-
 func pageOf(pattern string, events ...event.Event) PageTask {
 	return PageTask{V: taskVersion, Workspace: "default", Pattern: pattern, Count: 1, Events: events}
 }
@@ -60,7 +42,7 @@ func pageMessage(id string, t PageTask) queue.Message {
 func TestAPageThatComesAgain(t *testing.T) {
 	t.Run("AWS-05 it skips the subscribers that are done, of each message", func(t *testing.T) {
 		r := newRig(t)
-		subs := r.registerAt(3)
+		subs := r.to(oneOrigin(3)...)
 		_, d, _ := r.process()
 		q := &watched{Sender: d.Queue, broken: true}
 		db := &unwritable{DB: d.DB, broken: true}
@@ -76,9 +58,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 			}
 		}
 		q.broken, db.broken, d.Opener = false, false, plain{}
-		if failed, err := d.Pages(t.Context(), batch); err != nil || len(failed) > 0 {
-			t.Fatalf("failed %v, %v", failed, err)
-		}
+		r.done(d.Pages(t.Context(), batch))
 		posts := map[string]int{}
 		for _, p := range r.posts {
 			posts[p.ID+" "+p.URL]++
@@ -94,7 +74,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 
 	t.Run("AWS-05 the tasks for the rest of a range are queued after its part is done", func(t *testing.T) {
 		r := newRig(t)
-		subs := r.registerAt(4*pageTarget + 1)
+		subs := r.to(oneOrigin(4*pageTarget + 1)...)
 		_, d, _ := r.process()
 		posted := -1
 		d.Queue = &watched{Sender: d.Queue, seen: func(q queue.Name) {
@@ -102,9 +82,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 				posted = len(r.posts)
 			}
 		}}
-		if failed, err := d.Pages(t.Context(), []queue.Message{pageMessage("1", pageOf(subs[0].Patterns[0].Key, someEvents(1, 60)...))}); err != nil || len(failed) > 0 {
-			t.Fatalf("failed %v, %v", failed, err)
-		}
+		r.done(d.Pages(t.Context(), []queue.Message{pageMessage("1", pageOf(subs[0].Patterns[0].Key, someEvents(1, 60)...))}))
 		if posted != 4*pageTarget {
 			t.Errorf("the rest was queued after %d posts, want %d", posted, 4*pageTarget)
 		}
@@ -129,9 +107,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 			task.Hops = maxHops
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			if failed, err := d.Pages(ctx, []queue.Message{pageMessage("1", task)}); err != nil || len(failed) > 0 {
-				t.Fatalf("failed %v, %v", failed, err)
-			}
+			r.done(d.Pages(ctx, []queue.Message{pageMessage("1", task)}))
 			if n := len(r.queues[queue.Deliveries]); n > 0 {
 				t.Errorf("%d further pages, want none after %d hops", n, maxHops)
 			}
@@ -144,7 +120,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 
 	t.Run("AWS-05 records are written although the batch has ended", func(t *testing.T) {
 		r := newRig(t)
-		sub := r.registerAt(1)[0]
+		sub := r.to(oneOrigin(1)...)[0]
 		_, d, _ := r.process()
 		ctx, cancel := context.WithCancel(t.Context())
 		r.script = func(int) webhook.Outcome {
@@ -152,9 +128,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 			return webhook.Outcome{Status: 200}
 		}
 		d.DB = obedient{d.DB}
-		if failed, err := d.Pages(ctx, []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, someEvents(1, 60)...))}); err != nil || len(failed) > 0 {
-			t.Fatalf("failed %v, %v", failed, err)
-		}
+		r.done(d.Pages(ctx, []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, someEvents(1, 60)...))}))
 		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: "r#default#" + sub.ID})
 		if err != nil || len(page.Items) != 1 {
 			t.Errorf("%d records, %v; want that of the delivery", len(page.Items), err)
@@ -194,7 +168,7 @@ func (u *unwritable) Write(ctx context.Context, ops ...store.Op) error {
 
 func TestWHK16AnInternalOutcomeUsesNoAttempt(t *testing.T) {
 	r := newRig(t)
-	sub := r.registerAt(1)[0]
+	sub := r.to(oneOrigin(1)...)[0]
 	recorded := func() int {
 		items, err := r.db.Get(t.Context(), deliveryKey("default", sub.ID, r.keyOf("evt_1")))
 		if err != nil {
@@ -229,12 +203,8 @@ func TestWHK16AnInternalOutcomeUsesNoAttempt(t *testing.T) {
 	}
 	r.publish("evt_1")
 	fanout, d, _ := r.process()
-	if failed, err := fanout.Handle(t.Context(), r.queues[queue.Events]); err != nil || len(failed) > 0 {
-		t.Fatal(failed, err)
-	}
-	if failed, err := d.Pages(t.Context(), r.queues[queue.Deliveries]); err != nil || len(failed) > 0 {
-		t.Fatal(failed, err)
-	}
+	r.hand(queue.Events, fanout.Handle)
+	r.hand(queue.Deliveries, d.Pages)
 	for range 20 { // one message at a time, as the server does
 		if len(r.queues[queue.Slow]) == 0 {
 			break
@@ -261,7 +231,7 @@ func TestWHK16AnInternalOutcomeUsesNoAttempt(t *testing.T) {
 
 func TestMessagesOfTheVersionBefore(t *testing.T) {
 	r := newRig(t)
-	sub := r.registerAt(1)[0]
+	sub := r.to(oneOrigin(1)...)[0]
 	fails := true
 	r.script = func(int) webhook.Outcome {
 		if fails {
@@ -356,7 +326,7 @@ func TestEndpointRates(t *testing.T) {
 					t.Errorf("%s misses %d events", url, missing)
 					continue
 				}
-				if n := w.attemptsTo(url); n != len(at) {
+				if n := len(w.attemptsTo(url)); n != len(at) {
 					t.Errorf("%d attempts for %d events", n, len(at))
 				}
 				if n := w.perSecond(url); n > 10 {
@@ -372,16 +342,10 @@ func TestEndpointRates(t *testing.T) {
 
 // perSecond is the largest number of attempts to an endpoint in a second of the clock.
 func (w *world) perSecond(url string) (most int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	in := map[int64]int{}
-	for key, made := range w.attempts {
-		for _, at := range made {
-			if strings.HasSuffix(key, " "+url) {
-				in[at.Unix()]++
-				most = max(most, in[at.Unix()])
-			}
-		}
+	for _, at := range w.attemptsTo(url) {
+		in[at.Unix()]++
+		most = max(most, in[at.Unix()])
 	}
 	return most
 }

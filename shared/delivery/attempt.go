@@ -2,13 +2,13 @@ package delivery
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 
-	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -17,33 +17,26 @@ import (
 )
 
 // attempt makes one signed POST of an event.
-func (d *Dispatcher) attempt(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event, n int) webhook.Outcome {
-	return d.send(ctx, attempted{
-		workspace: workspace, subscription: sub.ID, target: sub.Target.URL,
-		event: e.ID, name: e.Name, published: e.Published, n: n, trace: e.Trace,
-	}, func(r *webhook.Request) error { return d.fill(ctx, r, workspace, sub, e) })
+func (d *Dispatcher) attempt(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event) webhook.Outcome {
+	return d.send(ctx, del, sub.Target.URL, e.Trace, func(r *webhook.Request) error { return d.fill(ctx, r, sub, e) })
 }
 
-// attempted describes an attempt for logs and metrics.
-type attempted struct {
-	workspace, subscription, target, event, name string
-
-	published time.Time
-	n         int
-	trace     trace.Context
-}
-
-// send makes one POST of a request that fill completes. An internal failure has the
+// send makes the next POST of a delivery, a request that fill completes. An internal failure has the
 // category [webhook.Internal].
-func (d *Dispatcher) send(ctx context.Context, a attempted, fill func(*webhook.Request) error) (out webhook.Outcome) {
+func (d *Dispatcher) send(ctx context.Context, del *delivery, target string, traced trace.Context, fill func(*webhook.Request) error) (out webhook.Outcome) {
 	defer func() {
 		if p := recover(); p != nil {
 			out = webhook.Outcome{Category: webhook.Internal, Err: panicked(p)}
 		}
 	}()
-	span := d.Tracer.Continue(a.trace, "attempt", trace.Client)
-	defer func() { a.end(span, out) }()
-	r := webhook.Request{Trace: span.Context, URL: a.target, ID: a.event, SubscriptionID: a.subscription, At: d.now(), Timeout: d.Options.Timeout}
+	n := len(del.Attempts) + 1
+	span := d.Tracer.Continue(traced, "attempt", trace.Client)
+	defer func() {
+		if span.On() {
+			endSpan(span, del, target, n, out)
+		}
+	}()
+	r := webhook.Request{Trace: span.Context, URL: target, ID: del.Event, SubscriptionID: del.Subscription, At: d.now(), Timeout: d.Options.Timeout}
 	if err := fill(&r); err != nil {
 		return webhook.Outcome{Category: webhook.Internal, Err: err}
 	}
@@ -51,29 +44,29 @@ func (d *Dispatcher) send(ctx context.Context, a attempted, fill func(*webhook.R
 	if internal(out) {
 		return out
 	}
-	lag := d.now().Sub(a.published)
-	d.Metrics.Attempt(string(out.Category), a.n, out.Took, lag)
+	published := del.Published
+	if published.IsZero() { // of a control message
+		published = del.First
+	}
+	lag := d.now().Sub(published)
+	d.Metrics.Attempt(string(out.Category), n, out.Took, lag)
 	if d.Options.LogDeliveries {
 		level := slog.LevelInfo
 		if out.Category != "" {
 			level = slog.LevelWarn
 		}
 		d.log().LogAttrs(ctx, level, "delivery attempt",
-			slog.String("workspace", a.workspace), slog.String("subscription", a.subscription), slog.String("event", a.event),
-			slog.String("name", a.name), slog.String("origin", origin(a.target)), slog.Int("attempt", a.n), slog.Int("status", out.Status),
+			slog.String("workspace", del.Workspace), slog.String("subscription", del.Subscription), slog.String("event", del.Event),
+			slog.String("name", del.Name), slog.String("origin", subscription.OriginOf(target)), slog.Int("attempt", n), slog.Int("status", out.Status),
 			slog.String("category", string(out.Category)), slog.Float64("took_ms", milliseconds(out.Took)), slog.Float64("lag_ms", milliseconds(lag)))
 	}
 	return out
 }
 
-// end ends the span of an attempt.
-func (a *attempted) end(span trace.Span, out webhook.Outcome) {
-	if !span.On() {
-		return
-	}
-	span.Set(trace.Event(a.workspace, a.event, a.name)...)
-	span.Set(attribute.String("mcpevents.subscription", a.subscription), attribute.Int("mcpevents.attempt", a.n),
-		attribute.String("http.request.method", http.MethodPost), attribute.String("server.address", origin(a.target)))
+func endSpan(span trace.Span, del *delivery, target string, n int, out webhook.Outcome) {
+	span.Set(trace.Event(del.Workspace, del.Event, del.Name)...)
+	span.Set(attribute.String("mcpevents.subscription", del.Subscription), attribute.Int("mcpevents.attempt", n),
+		attribute.String("http.request.method", http.MethodPost), attribute.String("server.address", subscription.OriginOf(target)))
 	if out.Status != 0 {
 		span.Set(attribute.Int("http.response.status_code", out.Status))
 	}
@@ -81,7 +74,7 @@ func (a *attempted) end(span trace.Span, out webhook.Outcome) {
 }
 
 // fill adds the body and the keys to a request.
-func (d *Dispatcher) fill(ctx context.Context, r *webhook.Request, workspace string, sub *subscription.Subscriber, e *event.Event) error {
+func (d *Dispatcher) fill(ctx context.Context, r *webhook.Request, sub *subscription.Subscriber, e *event.Event) error {
 	redacted := *e
 	var err error
 	if redacted.Data, err = subscription.Redacted(e.Data, sub.Redact); err != nil {
@@ -91,10 +84,27 @@ func (d *Dispatcher) fill(ctx context.Context, r *webhook.Request, workspace str
 	if sub.Origin == subscription.MCPEvents {
 		r.Timeout = d.Options.EventsTimeout
 		r.Body = eventsBody(e, sub.Cursor)
+		if r.ID, err = d.webhookID(ctx, sub.ID, e); err != nil {
+			return err
+		}
 	} else {
-		r.Body = standardBody(e, d.Catalog.WebhookType(ctx, workspace, e.Name), sub.ID)
+		r.Body = standardBody(e, d.webhookType(ctx, e), sub.ID)
 	}
-	return d.sign(ctx, r, workspace, sub.ID, sub.Target)
+	return d.sign(ctx, r, e.Workspace, sub.ID, sub.Target)
+}
+
+// webhookID is the id of a delivery of an MCP Events subscription. That of a message depends on the subscription and the
+// event alone, so that all attempts and replays have the same, whichever process makes them. Its digits are
+// hexadecimal: it is never taken for a control message, msg_<type>_….
+func (d *Dispatcher) webhookID(ctx context.Context, sub string, e *event.Event) (string, error) {
+	if !d.Options.MessageIDs {
+		return e.ID, nil
+	}
+	sealer, err := d.Gaps.Sealer(ctx)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("msg_%016x", sealer.Hash("message\x00"+e.Workspace+"\x00"+sub+"\x00"+e.Key())), nil
 }
 
 // sign adds the keys to a request.
@@ -121,17 +131,14 @@ func (d *Dispatcher) sign(ctx context.Context, r *webhook.Request, workspace, id
 	return nil
 }
 
-// WebhookTypes implements [Types] from the catalog.
-type WebhookTypes struct{ Source catalog.Source }
-
-// WebhookType is the catalog's; an event type that left the catalog has its name.
-func (t WebhookTypes) WebhookType(ctx context.Context, workspace, name string) string {
-	if cat, err := t.Source.Catalog(ctx, workspace); err == nil {
-		if e := cat.ByName(name); e != nil && e.WebhookType != "" {
-			return e.WebhookType
+// webhookType is that of the catalog; an event type that left the catalog has its name.
+func (d *Dispatcher) webhookType(ctx context.Context, e *event.Event) string {
+	if cat, err := d.Catalog.Catalog(ctx, e.Workspace); err == nil {
+		if entry := cat.ByName(e.Name); entry != nil && entry.WebhookType != "" {
+			return entry.WebhookType
 		}
 	}
-	return name
+	return e.Name
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

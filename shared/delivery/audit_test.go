@@ -2,7 +2,6 @@ package delivery
 
 import (
 	"context"
-	"fmt"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -29,14 +28,7 @@ func (c *counting) Terminate(ctx context.Context, workspace, principal, id strin
 func TestAnAuditThatIsCutOffGoesOn(t *testing.T) {
 	r := newRig(t)
 	const all = 450 // the pages are of 200
-	for i := range all {
-		_, err := r.services.Register(t.Context(), r.principal(), subscription.RegisterRequest{
-			URIs: []string{"event://ci/build-finished"}, Target: fmt.Sprintf("https://hooks.example.com/%d", i),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	r.to(oneOrigin(all)...)
 	r.audit()
 	r.change(payload, optional) // other terms, which end nothing
 	looked, rounds := 0, 0

@@ -77,12 +77,8 @@ func TestBatches(t *testing.T) {
 		}
 		r.publish("evt_1", "evt_2")
 		fanout, dispatch, _ := r.process()
-		if _, err := fanout.Handle(t.Context(), r.queues[queue.Events]); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := dispatch.Pages(t.Context(), r.queues[queue.Deliveries]); err != nil {
-			t.Fatal(err)
-		}
+		r.hand(queue.Events, fanout.Handle)
+		r.hand(queue.Deliveries, dispatch.Pages)
 		retries := append(slices.Clone(r.queues[queue.Slow]), message("poison", `"x"`), message("newer", `{"v":99}`))
 		if len(retries) != 4 {
 			t.Fatalf("%d retries, want two, the poison and the newer", len(retries)-2)

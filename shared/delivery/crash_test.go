@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -32,7 +33,7 @@ const testCatalog = `events:
     filters: {branch: /branch}
 `
 
-// bench is the world around the pipeline: a store, queues that only hold what
+// rig is the world around the pipeline: a store, queues that only hold what
 // they were sent, a clock that is set by hand, and an endpoint with a script.
 type rig struct {
 	t        *testing.T
@@ -46,6 +47,8 @@ type rig struct {
 	catalogs catalog.Source
 	log      *eventlog.Log
 	sealer   *eventlog.Sealer
+	plain    []string // targets without control messages
+	messages bool     // an id per message
 	// directory may be nil.
 	directory auth.Directory
 
@@ -173,6 +176,7 @@ func newRig(t *testing.T) *rig {
 func (r *rig) service(db store.DB, log *eventlog.Log) *subscription.Service {
 	return &subscription.Service{
 		DB: db, Catalog: r.catalogs, Log: log, Sealer: r.sealer, Targets: plain{}, Now: func() time.Time { return r.now },
+		Options: subscription.Options{Quota: 10_000},
 	}
 }
 
@@ -180,6 +184,7 @@ func (r *rig) service(db store.DB, log *eventlog.Log) *subscription.Service {
 func (r *rig) terminator(m mortal, services *subscription.Service) *Terminator {
 	return &Terminator{
 		Queue: m, Subscriptions: services, Now: func() time.Time { return r.now }, Log: slog.New(slog.DiscardHandler),
+		Plain:       r.plain,
 		Review:      &subscription.Review{DB: m, Catalog: r.catalogs, Directory: r.directory},
 		ErrorObject: func(reason error) json.RawMessage { return []byte(fmt.Sprintf("%q", reason)) },
 	}
@@ -191,11 +196,25 @@ func (r *rig) principal() auth.Principal {
 
 func (r *rig) register(uris ...string) *subscription.Subscription {
 	r.t.Helper()
-	got, err := r.services.Register(r.t.Context(), r.principal(), subscription.RegisterRequest{URIs: uris, Target: "https://hooks.example.com/a"})
+	return r.registerAs(r.principal(), "https://hooks.example.com/a", uris...)
+}
+
+func (r *rig) registerAs(p auth.Principal, target string, uris ...string) *subscription.Subscription {
+	r.t.Helper()
+	got, err := r.services.Register(r.t.Context(), p, subscription.RegisterRequest{URIs: uris, Target: target})
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	return got.Subscription
+}
+
+// to registers a subscription to one URI for each target.
+func (r *rig) to(targets ...string) (subs []*subscription.Subscription) {
+	r.t.Helper()
+	for _, target := range targets {
+		subs = append(subs, r.registerAs(r.principal(), target, "event://ci/build-finished"))
+	}
+	return subs
 }
 
 // process is a fresh one: what the last knew in memory is gone.
@@ -205,8 +224,9 @@ func (r *rig) process() (*Fanout, *Dispatcher, *Retry) {
 	log := &eventlog.Log{DB: m, Now: r.log.Now}
 	services := r.service(m, log)
 	d := NewDispatcher(&Dispatcher{
-		DB: m, Queue: m, Subscriptions: services, Catalog: WebhookTypes{r.catalogs}, Poster: endpoint{r}, Opener: plain{}, Terminator: r.terminator(m, services),
-		Now: clock, Options: Options{Records: RecordAll}, Log: slog.New(slog.DiscardHandler),
+		DB: m, Queue: m, Subscriptions: services, Catalog: r.catalogs, Poster: endpoint{r}, Opener: plain{}, Terminator: r.terminator(m, services),
+		Now: clock, Options: Options{Records: RecordAll, MessageIDs: r.messages}, Log: slog.New(slog.DiscardHandler),
+		Gaps: &Gaps{Log: log, Sealer: func(context.Context) (*eventlog.Sealer, error) { return r.sealer, nil }},
 	})
 	return &Fanout{DB: m, Log: log, Catalog: r.catalogs, Queue: m}, d, &Retry{DB: m, Queue: m, Now: clock}
 }
@@ -239,7 +259,7 @@ func (r *rig) run() {
 			died := r.dead
 			r.mu.Unlock()
 			for _, m := range batch {
-				if died || err != nil || contains(failed, m.ID) {
+				if died || err != nil || slices.Contains(failed, m.ID) {
 					m.Received++
 					r.queues[q.name] = append(r.queues[q.name], m)
 					continue
@@ -266,25 +286,16 @@ func (r *rig) run() {
 	}
 }
 
-func contains(ids []string, id string) bool {
-	for _, x := range ids {
-		if x == id {
-			return true
-		}
-	}
-	return false
-}
-
 func (r *rig) publish(ids ...string) {
 	for _, id := range ids {
-		r.publishTo("event://ci/build-finished", "ci.build_finished", id)
+		r.publishTo("event://ci/build-finished", "ci.build_finished", id, `{"ok":true}`)
 	}
 }
 
-func (r *rig) publishTo(uri, name, id string) {
+func (r *rig) publishTo(uri, name, id, data string) {
 	e := event.Event{
 		Workspace: "default", ID: id, URI: uri, Name: name,
-		Time: r.now, Published: r.now, Data: []byte(`{"ok":true}`),
+		Time: r.now, Published: r.now, Data: []byte(data),
 	}
 	body, err := e.MarshalJSON()
 	if err != nil {
@@ -294,7 +305,7 @@ func (r *rig) publishTo(uri, name, id string) {
 	r.queues[queue.Events] = append(r.queues[queue.Events], queue.Message{ID: fmt.Sprint(r.sent), Outgoing: queue.Outgoing{Body: body}, Sent: r.now})
 }
 
-// left counts items of the deliveries table by the first letters of their partition.
+// deliveryState is the state of what is stored of a delivery.
 func (r *rig) deliveryState(sub, eventID string) string {
 	items, err := r.db.Get(r.t.Context(), deliveryKey("default", sub, event.Event{ID: eventID, URI: "event://ci/build-finished"}.Key()))
 	if err != nil {
@@ -324,12 +335,7 @@ func TestOneChain(t *testing.T) {
 			for ; ; points += everyPoint {
 				r := newRig(t)
 				sub := r.register("event://ci/build-finished")
-				r.script = func(n int) webhook.Outcome {
-					if n <= fails {
-						return webhook.Outcome{Status: 500, Category: webhook.HTTP5xx}
-					}
-					return webhook.Outcome{Status: 200}
-				}
+				r.script = failsFirst(fails)
 				r.publish("evt_1")
 				r.budget, r.late = points+1, late
 				r.run()

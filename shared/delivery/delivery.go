@@ -62,6 +62,9 @@ type delivery struct {
 	Control *control `json:"ctl,omitempty"`
 
 	made time.Time // when the next attempt was scheduled
+
+	version int64     // of the item, 0 before it is written
+	waits   store.Key // its due entry, or where it is parked; zero when there is neither
 }
 
 // attempt is one recorded attempt: a category, never what the endpoint said.
@@ -82,6 +85,8 @@ const (
 	backup = 2 * time.Minute
 	// dueShards spreads the entries of a minute.
 	dueShards = 8
+	// retriedFor is how long the event of a delivery is stored: for its retries, and then as a dead letter.
+	retriedFor = 5*24*time.Hour + KeptFor
 )
 
 func (del *delivery) key() string { return cmp.Or(del.Key, del.Event) }
@@ -92,13 +97,6 @@ func deliveryKey(workspace, sub, eventKey string) store.Key {
 
 func bodyKey(workspace, eventKey string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "b#" + workspace + "#" + eventKey, Sort: "-"}
-}
-
-func deadKey(workspace, sub, eventKey string, at time.Time) store.Key {
-	return store.Key{
-		Table: store.Deliveries, Partition: "x#" + workspace + "#" + sub,
-		Sort: fmt.Sprintf("%016d#%s", at.UnixMicro(), eventKey),
-	}
 }
 
 func dueShard(sub, eventKey string) int {
@@ -121,9 +119,9 @@ func dueKey(workspace, sub, eventKey string, at time.Time) store.Key {
 
 func (del *delivery) item() store.Item {
 	value, _ := json.Marshal(del) // times, strings and numbers
-	expires := del.First.Add(5*24*time.Hour + KeptFor)
+	expires := del.First.Add(retriedFor)
 	if !del.ParkedAt.IsZero() {
-		expires = del.ParkedAt.Add(switches.Kept + 5*24*time.Hour + KeptFor)
+		expires = del.ParkedAt.Add(switches.Kept + retriedFor)
 	}
 	return store.Item{
 		Key:   deliveryKey(del.Workspace, del.Subscription, del.key()),
@@ -160,52 +158,75 @@ func decodeDelivery(it *store.Item) (*delivery, error) {
 	if err := json.Unmarshal(it.Value, &del); err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "decode a delivery")
 	}
+	if del.State == statePending {
+		del.version, del.waits = it.Version, del.place()
+	}
 	return &del, nil
 }
 
 // newDelivery is a delivery without attempts.
-func newDelivery(workspace string, sub *subscription.Subscriber, e *event.Event, now time.Time) *delivery {
+func newDelivery(sub *subscription.Subscriber, e *event.Event, now time.Time) *delivery {
 	return &delivery{
-		V: taskVersion, Workspace: workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
+		V: taskVersion, Workspace: e.Workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin,
 		Event: e.ID, Key: e.Key(), URI: e.URI, Name: e.Name, Target: sub.Target.URL, State: statePending, First: now,
 		Published: e.Published,
 	}
 }
 
-// scheduleNext writes the delivery with its next attempt due at the given time, and
-// sends the message for it if the queue can delay it that long. had is the
-// version that it replaces, 0 for a new delivery. It reports false when another
-// worker had recorded this attempt already.
-func (d *Dispatcher) scheduleNext(ctx context.Context, del *delivery, e *event.Event, had int64, was store.Key, due time.Time) (bool, error) {
-	if err := d.storeBody(ctx, e, del.key()); err != nil {
-		return false, err
+// write puts the delivery in the place of what is stored of it, and entry, if there is one, in that of its due entry, in
+// one write with what also does. It reports false when another worker wrote first.
+func (d *Dispatcher) write(ctx context.Context, del *delivery, entry *store.Item, what string, also ...store.Op) (bool, error) {
+	it := del.item()
+	ops := append([]store.Op{store.Put(it, continues(del.version))}, also...)
+	var waits store.Key
+	if entry != nil {
+		ops, waits = append(ops, store.Put(*entry)), entry.Key
 	}
-	return d.writeNext(ctx, del, had, was, due)
-}
-
-// writeNext is scheduleNext for an event that is stored already, in one write with what also does.
-func (d *Dispatcher) writeNext(ctx context.Context, del *delivery, had int64, was store.Key, due time.Time, also ...store.Op) (bool, error) {
-	now := d.now()
-	del.Due, del.made = due, now
-	direct := due.Sub(now) <= queue.MaxDelay-backup
-	del.DueAt = due
-	if direct {
-		del.DueAt = due.Add(backup)
-	}
-	entry := del.dueEntry()
-	ops := append([]store.Op{store.Put(del.item(), continues(had)), store.Put(entry)}, also...)
-	if was != (store.Key{}) && was != entry.Key {
-		ops = append(ops, store.Delete(was))
+	if del.waits != (store.Key{}) && del.waits != waits {
+		ops = append(ops, store.Delete(del.waits))
 	}
 	err := d.DB.Write(ctx, ops...)
 	if errors.Is(err, store.ErrConflict) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fault.Wrap(fault.Unavailable, err, "record an attempt")
+		return false, fault.Wrap(fault.Unavailable, err, "%s", what)
 	}
-	if !direct {
-		return true, nil
+	del.version, del.waits = it.Version, waits
+	return true, nil
+}
+
+// forget deletes all that is stored of a delivery.
+func (del *delivery) forget() []store.Op {
+	if del.version == 0 {
+		return nil
+	}
+	return []store.Op{store.Delete(deliveryKey(del.Workspace, del.Subscription, del.key())), store.Delete(del.waits)}
+}
+
+// scheduleNext writes the delivery with its next attempt due at the given time, and sends the message for it if the queue
+// can delay it that long. It reports false when another worker had recorded this attempt already.
+func (d *Dispatcher) scheduleNext(ctx context.Context, del *delivery, e *event.Event, due time.Time) (bool, error) {
+	if del.version == 0 {
+		if err := d.storeBody(ctx, e, del.key()); err != nil {
+			return false, err
+		}
+	}
+	return d.writeNext(ctx, del, due)
+}
+
+// writeNext is scheduleNext for an event that is stored already, in one write with what also does.
+func (d *Dispatcher) writeNext(ctx context.Context, del *delivery, due time.Time, also ...store.Op) (bool, error) {
+	now := d.now()
+	del.Due, del.DueAt, del.made = due, due, now
+	direct := due.Sub(now) <= queue.MaxDelay-backup
+	if direct {
+		del.DueAt = due.Add(backup)
+	}
+	entry := del.dueEntry()
+	mine, err := d.write(ctx, del, &entry, "record an attempt", also...)
+	if err != nil || !mine || !direct {
+		return mine, err
 	}
 	err = d.Queue.Send(ctx, queue.Slow, del.due().outgoing(max(0, due.Sub(now))))
 	if err != nil {
@@ -229,49 +250,69 @@ func continues(had int64) store.Condition {
 }
 
 // deadLetter gives a delivery up: it is a dead letter now, kept for a week.
-func (d *Dispatcher) deadLetter(ctx context.Context, del *delivery, e *event.Event, had int64, was store.Key) (bool, error) {
-	if e != nil {
+func (d *Dispatcher) deadLetter(ctx context.Context, del *delivery, e *event.Event) (bool, error) {
+	if e != nil && del.version == 0 {
 		if err := d.storeBody(ctx, e, del.key()); err != nil {
 			return false, err
 		}
 	}
 	now := d.now()
 	del.State, del.Due = stateDead, time.Time{}
-	it := del.item()
-	ops := []store.Op{store.Put(it, continues(had))}
+	value := del.item().Value
+	var letters []store.Op
 	for _, key := range del.letterKeys(now) {
-		ops = append(ops, store.Put(store.Item{Key: key, Value: it.Value, Version: now.UnixMicro(), Expires: now.Add(KeptFor)}))
+		letters = append(letters, store.Put(store.Item{Key: key, Value: value, Version: now.UnixMicro(), Expires: now.Add(KeptFor)}))
 	}
-	if was != (store.Key{}) {
-		ops = append(ops, store.Delete(was))
+	mine, err := d.write(ctx, del, nil, "record a dead letter", letters...)
+	if err == nil && mine {
+		d.Metrics.DeadLettered(metric.Webhook, 1)
 	}
-	err := d.DB.Write(ctx, ops...)
-	if errors.Is(err, store.ErrConflict) {
-		return false, nil
-	}
-	if err != nil {
-		return true, fault.Wrap(fault.Unavailable, err, "record a dead letter")
-	}
-	d.Metrics.DeadLettered(metric.Webhook, 1)
-	return true, nil
+	return mine, err
 }
+
+// rememberStored is how long a process remembers that an event is stored. It may be deleted meanwhile, because the only
+// subscriber that failed was erased.
+const rememberStored = time.Minute
 
 // storeBody stores the event for its retries: once, at its first failure, for all
 // subscribers.
 func (d *Dispatcher) storeBody(ctx context.Context, e *event.Event, key string) error {
-	if _, stored := d.stored.Get(e.Workspace + "#" + key); stored {
+	return d.writeBody(ctx, e, key, "", retriedFor, store.Absent())
+}
+
+// keepBody is storeBody for an event that waits for a switch, and is kept for longer.
+func (d *Dispatcher) keepBody(ctx context.Context, e *event.Event, key string) error {
+	return d.writeBody(ctx, e, key, "kept#", switches.Kept+retriedFor)
+}
+
+// writeBody writes an event unless this process did lately; kind tells its two expiries apart.
+func (d *Dispatcher) writeBody(ctx context.Context, e *event.Event, key, kind string, keep time.Duration, cond ...store.Condition) error {
+	id := e.Workspace + "#" + key
+	if at, stored := d.stored.Get(kind + id); stored && d.now().Sub(at) < rememberStored {
 		return nil
 	}
 	value, err := json.Marshal(e)
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "encode the event")
 	}
-	err = d.DB.Write(ctx, store.Put(store.Item{
-		Key: bodyKey(e.Workspace, key), Value: value, Expires: d.now().Add(5*24*time.Hour + KeptFor),
-	}, store.Absent()))
+	err = d.DB.Write(ctx, store.Put(store.Item{Key: bodyKey(e.Workspace, key), Value: value, Expires: d.now().Add(keep)}, cond...))
 	if err != nil && !errors.Is(err, store.ErrConflict) {
 		return fault.Wrap(fault.Unavailable, err, "store the event for its retries")
 	}
-	d.stored.Put(e.Workspace+"#"+key, true)
+	d.stored.Put(kind+id, d.now())
+	d.stored.Put(id, d.now())
 	return nil
+}
+
+// Stored returns the event of a URI and an id, if it is stored for retries; nil if not.
+func (o *Operations) Stored(ctx context.Context, workspace, uri, id string) (*event.Event, error) {
+	items, err := o.d.DB.Get(ctx, bodyKey(workspace, event.Event{URI: uri, ID: id}.Key()))
+	if err != nil || items[0] == nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read a stored event")
+	}
+	var e event.Event
+	if err := json.Unmarshal(items[0].Value, &e); err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "decode a stored event")
+	}
+	return &e, nil
 }

@@ -14,10 +14,7 @@ func TestNothingStartsAfterDeregistering(t *testing.T) {
 		"an event that is not fanned out": func(*testing.T, *rig) {},
 		"a page that waits": func(t *testing.T, r *rig) {
 			fanout, _, _ := r.process()
-			if failed, err := fanout.Handle(t.Context(), r.queues[queue.Events]); err != nil || len(failed) > 0 {
-				t.Fatal(failed, err)
-			}
-			r.queues[queue.Events] = nil
+			r.hand(queue.Events, fanout.Handle)
 			if len(r.queues[queue.Deliveries]) == 0 {
 				t.Fatal("no page")
 			}

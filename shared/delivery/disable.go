@@ -68,7 +68,7 @@ func (d *Dispatcher) publishDisabled(ctx context.Context, workspace string, sub 
 		Reason       string    `json:"reason"`
 		LastError    string    `json:"lastError"`
 		FailingSince time.Time `json:"failingSince"`
-	}{subscription.URI(sub.ID), sub.Principal, origin(sub.Target.URL), reason, st.LastError, st.FailedSince})
+	}{subscription.URI(sub.ID), sub.Principal, subscription.OriginOf(sub.Target.URL), reason, st.LastError, st.FailedSince})
 	h := sha256.Sum256(fmt.Appendf(nil, "%s#%s#%d", workspace, sub.ID, d.now().UnixMicro()))
 	return publish.ByInbox{Queue: d.Queue}.Publish(ctx, auth.Principal{Workspace: workspace}, publish.Input{
 		URI: DisabledURI, ID: "disabled_" + base64.RawURLEncoding.EncodeToString(h[:12]), Data: data,

@@ -29,7 +29,7 @@ func failingRig(t *testing.T, kind subscription.Origin) (*rig, string) {
 	}
 	r.catalogs = catalog.NewStatic(cat)
 	r.services = r.service(r.db, r.log)
-	r.script = fails
+	r.script, r.plain = fails, []string{"https://hooks.example.com/"} // events are all that it gets
 	if kind == subscription.SEP1803 {
 		return r, r.register("event://ci/build-finished").ID
 	}

@@ -1,12 +1,14 @@
 package delivery
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -59,6 +61,8 @@ type Options struct {
 	Bytes int64
 	// Records says which attempts leave a delivery record.
 	Records Records
+	// MessageIDs gives each delivery of an MCP Events subscription a webhook-id of its own, in place of the event's id.
+	MessageIDs bool
 	// LogDeliveries writes a log line for each attempt.
 	LogDeliveries bool
 }
@@ -78,12 +82,14 @@ type Dispatcher struct {
 	DB            store.DB
 	Queue         queue.Sender
 	Subscriptions Subscriptions
-	Catalog       Types
+	Catalog       catalog.Source // names the types of webhooks
 	Poster        Poster
 	Opener        Opener
 	// Terminator ends subscriptions that may not go on, and its review is asked before every
 	// delivery.
 	Terminator *Terminator
+	// Gaps is needed to send gap notices; nil sends none.
+	Gaps *Gaps
 	// Switches are what is paused; nil is nothing.
 	Switches *switches.Set
 	// Gate is set where register runs in the same process.
@@ -105,16 +111,11 @@ type Dispatcher struct {
 	handled       *bounded.Map[string, map[string]bool] // of pages that failed: subscribers that are done, by message
 	// unrecorded is what could not be written of attempts of the slow lane, by [SingleTask.id].
 	unrecorded *bounded.Map[string, []store.Op]
-	stored     *bounded.Map[string, bool] // events whose bodies are stored, by workspace and key
+	stored     *bounded.Map[string, time.Time] // since when events' bodies are stored, by workspace and key
 	status     statuses
 	rates      rates
 	progress   progress
 	index      recordIndex
-}
-
-// Types finds the webhook type of an event type.
-type Types interface {
-	WebhookType(ctx context.Context, workspace, name string) string
 }
 
 // maxHandled bounds the failed pages of which a dispatcher knows the subscribers that are done.
@@ -126,23 +127,18 @@ const maxStored = 20_000
 // NewDispatcher makes d ready to use, with the defaults of what is zero, and
 // returns it.
 func NewDispatcher(d *Dispatcher) *Dispatcher {
-	if d.Options.Timeout == 0 {
-		d.Options.Timeout = 20 * time.Second
+	o := &d.Options
+	o.Timeout = cmp.Or(o.Timeout, 20*time.Second)
+	o.EventsTimeout = cmp.Or(o.EventsTimeout, 10*time.Second)
+	o.Concurrency = cmp.Or(o.Concurrency, 128)
+	o.Records = cmp.Or(o.Records, RecordFailures)
+	o.EndpointAtOnce = cmp.Or(o.EndpointAtOnce, 64)
+	o.Bytes = cmp.Or(o.Bytes, 64<<20)
+	if o.Schedule == nil {
+		o.Schedule = StandardSchedule
 	}
-	if d.Options.EventsTimeout == 0 {
-		d.Options.EventsTimeout = 10 * time.Second
-	}
-	if d.Options.Concurrency == 0 {
-		d.Options.Concurrency = 128
-	}
-	if d.Options.Records == "" {
-		d.Options.Records = RecordFailures
-	}
-	if d.Options.EndpointAtOnce == 0 {
-		d.Options.EndpointAtOnce = 64
-	}
-	if d.Options.Bytes == 0 {
-		d.Options.Bytes = 64 << 20
+	if o.EventsSchedule == nil {
+		o.EventsSchedule = EventsSchedule
 	}
 	d.slots = make(chan struct{}, d.Options.Concurrency)
 	d.detachedSlots = make(chan struct{}, d.Options.Detached)
@@ -151,23 +147,23 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 	d.endpoints.maxWaiting = max(1, d.Options.Concurrency/8)
 	d.unrecorded = bounded.NewMap[string, []store.Op](maxHandled)
 	d.rate = newEndpointRates(d.DB, d.Options.EndpointRate, d.now)
-	d.stored = bounded.NewMap[string, bool](maxStored)
+	d.stored = bounded.NewMap[string, time.Time](maxStored)
 	d.index = newRecordIndex(d.DB)
 	d.status.seen = bounded.NewMap[string, seenStatus](maxStatuses)
 	d.handled = bounded.NewMap[string, map[string]bool](maxHandled)
 	return d
 }
 
-func (d *Dispatcher) now() time.Time {
-	if d.Now != nil {
-		return d.Now()
+func (d *Dispatcher) now() time.Time    { return timeBy(d.Now) }
+func (d *Dispatcher) log() *slog.Logger { return loggerOr(d.Log) }
+
+// timeBy is the time by a clock; nil is [time.Now].
+func timeBy(now func() time.Time) time.Time {
+	if now != nil {
+		return now()
 	}
 	return time.Now()
 }
 
-func (d *Dispatcher) log() *slog.Logger {
-	if d.Log != nil {
-		return d.Log
-	}
-	return slog.Default()
-}
+// loggerOr is a log, or the default one.
+func loggerOr(log *slog.Logger) *slog.Logger { return cmp.Or(log, slog.Default()) }

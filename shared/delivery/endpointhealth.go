@@ -25,8 +25,8 @@ func (h *endpoints) record(e *endpointState, id string, out webhook.Outcome, now
 		return
 	}
 	e.failures++
-	if pause := e.pause(out); pause > 0 {
-		e.openUntil = now.Add(pause)
+	if pause := e.pause(out, now.Before(e.openUntil)); pause > 0 {
+		e.openUntil = later(e.openUntil, now.Add(pause))
 		e.slowUntil = later(e.slowUntil, e.openUntil)
 	}
 	if e.failures >= slowAfter {
@@ -44,8 +44,9 @@ func (h *endpoints) record(e *endpointState, id string, out webhook.Outcome, now
 }
 
 // pause is how long an endpoint gets no attempt after a failure. With 0 its deliveries follow
-// their schedules.
-func (e *endpointState) pause(out webhook.Outcome) time.Duration {
+// their schedules. An attempt that was under way when a pause began fails for the same reason as the one that
+// began it: it makes the next pause no longer.
+func (e *endpointState) pause(out webhook.Outcome, underWay bool) time.Duration {
 	base, most := time.Duration(0), time.Duration(0)
 	switch {
 	case out.RetryAfter > 0 && busy(out.Status):
@@ -55,12 +56,16 @@ func (e *endpointState) pause(out webhook.Outcome) time.Duration {
 		e.limit = 1
 	case busy(out.Status):
 		base, most = busyPause, maxBusyPause
-		e.limit = max(1, e.limit/2)
+		if !underWay {
+			e.limit = max(1, e.limit/2)
+		}
 	default:
 		e.pauses = 0
 		return 0
 	}
-	e.pauses++
+	if !underWay || e.pauses == 0 {
+		e.pauses++
+	}
 	return min(base<<min(e.pauses-1, 10), most)
 }
 

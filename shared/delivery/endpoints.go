@@ -3,10 +3,11 @@ package delivery
 import (
 	"crypto/sha256"
 	"encoding/base64"
-	"net/url"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // endpoints is what this process knows of the endpoints that it posts to: which lane an
@@ -92,15 +93,6 @@ const (
 	maxEndpoint = 20_000
 )
 
-// origin is scheme, host and port of a target.
-func origin(target string) string {
-	u, err := url.Parse(target)
-	if err != nil {
-		return target
-	}
-	return u.Scheme + "://" + u.Host
-}
-
 // endpointID names an endpoint: a hash of its URL without query. It is also the group of
 // its messages in the slow queue, where a group has not all the characters of a URL.
 func endpointID(target string) string {
@@ -124,7 +116,7 @@ func (h *endpoints) get(id, target string) *endpointState {
 		h.byID[id] = e
 	}
 	if e.origin == nil && target != "" {
-		name := origin(target)
+		name := subscription.OriginOf(target)
 		if e.origin = h.origins[name]; e.origin == nil {
 			e.origin = &originState{failed: map[string]struct{}{}}
 			h.origins[name] = e.origin

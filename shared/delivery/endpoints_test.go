@@ -129,6 +129,47 @@ func TestPlacesInTheSlowLane(t *testing.T) {
 	}
 }
 
+// TestPausesGrowByAttemptsAndNotByBursts: WHK-09.
+func TestPausesGrowByAttemptsAndNotByBursts(t *testing.T) {
+	const url = "https://hooks.example.com/a"
+	busy := func(retryAfter time.Duration) webhook.Outcome {
+		return webhook.Outcome{Status: 503, Category: webhook.HTTP5xx, RetryAfter: retryAfter}
+	}
+	h, now := &endpoints{atOnce: 100, maxWaiting: 10}, time.Now()
+	e := h.get("a", url)
+	burst := func(retryAfter time.Duration) time.Duration {
+		for range 50 { // all were under way when the first was refused
+			h.record(e, "a", busy(retryAfter), now)
+		}
+		pause := e.openUntil.Sub(now)
+		now = e.openUntil
+		return pause
+	}
+	for _, c := range []struct {
+		name       string
+		retryAfter time.Duration
+		want       time.Duration
+	}{
+		{"WHK-09 a burst of refusals is one", 0, busyPause},
+		{"WHK-09 the pause is doubled by an attempt after it", 0, 2 * busyPause},
+		{"WHK-09 Retry-After takes its place", time.Hour, time.Hour},
+		{"WHK-09 and does not count", 0, 4 * busyPause},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := burst(c.retryAfter); got != c.want {
+				t.Errorf("paused for %v, want %v", got, c.want)
+			}
+		})
+	}
+	t.Run("WHK-09 of a burst the longest Retry-After holds", func(t *testing.T) {
+		h.record(e, "a", busy(time.Hour), now)
+		h.record(e, "a", busy(time.Second), now)
+		if got := e.openUntil.Sub(now); got != time.Hour {
+			t.Errorf("paused for %v", got)
+		}
+	})
+}
+
 func TestAnOriginIsJudgedByItsEndpoints(t *testing.T) {
 	failed := webhook.Outcome{Status: 500, Category: webhook.HTTP5xx}
 	refused := webhook.Outcome{Category: webhook.ConnectionRefused}

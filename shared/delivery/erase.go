@@ -41,11 +41,13 @@ func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit
 	err := of("deliveries", deliveryKey(workspace, id, ""), func(it *store.Item, b *Belonging) {
 		if del, err := decodeDelivery(it); err == nil {
 			body(del, b)
-			b.Keys = append(b.Keys, del.unpark(o.d.now()))
+			if del.waits != (store.Key{}) {
+				b.Keys = append(b.Keys, del.waits)
+			}
 		}
 	})
 	if err == nil {
-		err = of("deadLetters", store.Key{Table: store.Deliveries, Partition: "x#" + workspace + "#" + id}, func(it *store.Item, b *Belonging) {
+		err = of("deadLetters", store.Key{Table: store.Deliveries, Partition: lettersOf(workspace, id)}, func(it *store.Item, b *Belonging) {
 			if del, at, err := decodeLetter(it); err == nil {
 				body(del, b)
 				b.Keys = del.letterKeys(at)
@@ -66,6 +68,9 @@ func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit
 	}
 	if err == nil {
 		err = of("statuses", subscription.StatusKey(workspace, id), nil)
+	}
+	if err == nil {
+		err = of("statuses", gapKey(workspace, id), nil)
 	}
 	return err
 }

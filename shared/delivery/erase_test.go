@@ -1,9 +1,11 @@
 package delivery
 
 import (
+	"context"
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
@@ -61,4 +63,53 @@ func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
 			t.Errorf("%d erasures to look after (%v)", waits(), err)
 		}
 	})
+}
+
+// TestAnErasedEventIsStoredAgain: OPS-07, WHK-21. Erasing the only subscriber of an event deletes it; who fails to get it
+// later still has it for the retries.
+func TestAnErasedEventIsStoredAgain(t *testing.T) {
+	r := newRig(t)
+	asked := map[string]int{}
+	d := NewDispatcher(&Dispatcher{DB: writes{r.db, asked}, Now: func() time.Time { return r.now }})
+	e := &event.Event{Workspace: "default", ID: "evt_1", URI: "event://ci/build-finished", Data: []byte(`{}`)}
+	body := bodyKey("default", e.Key())
+	kept := func() *store.Item {
+		t.Helper()
+		if err := d.storeBody(t.Context(), e, e.Key()); err != nil {
+			t.Fatal(err)
+		}
+		items, err := r.db.Get(t.Context(), body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return items[0]
+	}
+	for range 3 {
+		if kept() == nil {
+			t.Fatal("it is not stored")
+		}
+	}
+	if n := asked[body.Partition]; n != 1 {
+		t.Errorf("OPS-07: stored %d times within a moment", n)
+	}
+	if err := r.db.Write(t.Context(), store.Delete(body)); err != nil {
+		t.Fatal(err)
+	}
+	r.now = r.now.Add(rememberStored)
+	if kept() == nil {
+		t.Error("OPS-07: the event is gone for its later subscribers")
+	}
+}
+
+// writes counts the puts of a store by partition.
+type writes struct {
+	store.DB
+	count map[string]int
+}
+
+func (w writes) Write(ctx context.Context, ops ...store.Op) error {
+	for _, op := range ops {
+		w.count[op.Item.Partition]++
+	}
+	return w.DB.Write(ctx, ops...)
 }

@@ -172,12 +172,7 @@ func (f *Fanout) group(ctx context.Context, batch []queue.Message, spans *trace.
 	return groups, poison, left
 }
 
-func (f *Fanout) now() time.Time {
-	if f.Now != nil {
-		return f.Now()
-	}
-	return time.Now()
-}
+func (f *Fanout) now() time.Time { return timeBy(f.Now) }
 
 type headerID struct{ workspace, key string }
 

@@ -1,208 +1,20 @@
 package delivery
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"maps"
-	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/queue"
-	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
-
-// world is the embedded pipeline with its real queues, in a bubble: time passes when all
-// wait, so that hours of a bad endpoint take seconds.
-type world struct {
-	*rig
-	queued *queuesqlite.Queues
-	retry  *Retry
-	d      *Dispatcher
-
-	mu       sync.Mutex
-	attempts map[string][]time.Time          // by webhook-id and URL
-	arrived  map[string]map[string]time.Time // successes, by URL and webhook-id
-	payload  string                          // of events; {"ok":true} by default
-	bytes    int                             // of bodies under way
-	mostHeld int
-	under    map[string]int // attempts under way, by URL
-	most     map[string]int
-	answer   func(r webhook.Request) webhook.Outcome // under no lock; Took is how long it takes
-	received int                                     // messages that the slow lane was handed
-	full     atomic.Bool                             // writes may fail
-}
-
-func (w *world) Send(ctx context.Context, r webhook.Request) webhook.Outcome {
-	w.mu.Lock()
-	w.attempts[r.ID+" "+r.URL] = append(w.attempts[r.ID+" "+r.URL], time.Now())
-	w.under[r.URL]++
-	w.most[r.URL] = max(w.most[r.URL], w.under[r.URL])
-	w.bytes += len(r.Body)
-	w.mostHeld = max(w.mostHeld, w.bytes)
-	w.mu.Unlock()
-	defer func() { w.mu.Lock(); w.under[r.URL]--; w.bytes -= len(r.Body); w.mu.Unlock() }()
-	out := w.answer(r)
-	if out.Took > r.Timeout {
-		out = webhook.Outcome{Category: webhook.Timeout, Took: r.Timeout}
-	}
-	select {
-	case <-time.After(out.Took):
-	case <-ctx.Done():
-		return webhook.Outcome{Category: webhook.Aborted, Err: ctx.Err()}
-	}
-	if out.Category == "" {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if w.arrived[r.URL] == nil {
-			w.arrived[r.URL] = map[string]time.Time{}
-		}
-		if _, again := w.arrived[r.URL][r.ID]; !again {
-			w.arrived[r.URL][r.ID] = time.Now()
-		}
-	}
-	return out
-}
-
-// inWorld runs the pipeline as the embedded server does.
-func inWorld(t *testing.T, options Options, do func(w *world)) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, stop := context.WithCancel(t.Context())
-		w := &world{rig: newRig(t), attempts: map[string][]time.Time{}, arrived: map[string]map[string]time.Time{}, under: map[string]int{}, most: map[string]int{}}
-		w.services.Options.Quota = 10_000
-		queues, err := queuesqlite.Open(w.db.Engine(), queuesqlite.Options{Log: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		w.queued = queues
-		services := &subscription.Service{DB: w.db, Catalog: w.catalogs, Log: w.log, Sealer: w.sealer, Targets: plain{}}
-		w.services.Now = time.Now
-		terminator := &Terminator{
-			Queue: queues, Subscriptions: services, Log: slog.New(slog.DiscardHandler),
-			Review:      &subscription.Review{DB: w.db, Catalog: w.catalogs},
-			ErrorObject: func(error) json.RawMessage { return []byte(`"x"`) },
-		}
-		w.d = NewDispatcher(&Dispatcher{
-			DB: w.db, Queue: queues, Subscriptions: services, Catalog: WebhookTypes{w.catalogs}, Poster: w, Opener: plain{},
-			Terminator: terminator, Gate: &Gate{}, Options: options, Log: slog.New(slog.DiscardHandler),
-		})
-		fanout := &Fanout{DB: w.db, Log: &eventlog.Log{DB: w.db}, Catalog: w.catalogs, Queue: queues}
-		w.retry = &Retry{DB: w.db, Queue: queues}
-		var workers sync.WaitGroup
-		for _, c := range []struct {
-			name queue.Name
-			h    queue.Handler
-			o    queue.ConsumeOptions
-		}{
-			{queue.Events, fanout.Handle, queue.ConsumeOptions{Batch: 100, Concurrency: 4}},
-			{queue.Deliveries, w.d.Pages, queue.ConsumeOptions{Batch: 10, Concurrency: 128, Visibility: 2 * time.Minute}},
-			{queue.Slow, func(ctx context.Context, batch []queue.Message) ([]string, error) {
-				w.mu.Lock()
-				w.received += len(batch)
-				w.mu.Unlock()
-				return w.d.Singles(ctx, batch)
-			}, queue.ConsumeOptions{Batch: 1, Concurrency: 512, PerGroup: 8, Visibility: 2 * time.Minute}},
-		} {
-			workers.Go(func() { _ = queues.Consume(ctx, c.name, c.h, c.o) })
-		}
-		workers.Go(func() {
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case <-time.After(time.Minute):
-					if _, err := w.retry.Run(context.WithoutCancel(ctx)); err != nil && !w.full.Load() {
-						t.Error(err)
-					}
-				}
-			}
-		})
-		do(w)
-		stop()
-		workers.Wait()
-		w.d.Wait(context.Background())
-		_ = queues.Close()
-	})
-}
-
-// to registers subscriptions to one URI for each target.
-func (w *world) to(targets ...string) {
-	w.t.Helper()
-	for _, target := range targets {
-		_, err := w.services.Register(w.t.Context(), w.principal(), subscription.RegisterRequest{
-			URIs: []string{"event://ci/build-finished"}, Target: target,
-		})
-		if err != nil {
-			w.t.Fatal(err)
-		}
-	}
-}
-
-// send publishes n events, evenly over a time.
-func (w *world) send(prefix string, n int, over time.Duration) (at map[string]time.Time) {
-	w.t.Helper()
-	at = map[string]time.Time{}
-	for i := range n {
-		id := fmt.Sprintf("%s%d", prefix, i)
-		at[id] = time.Now()
-		e := event.Event{
-			Workspace: "default", ID: id, URI: "event://ci/build-finished", Name: "ci.build_finished",
-			Time: time.Now(), Published: time.Now(), Data: []byte(cmp.Or(w.payload, `{"ok":true}`)),
-		}
-		body, err := e.MarshalJSON()
-		if err == nil {
-			err = w.queued.Send(w.t.Context(), queue.Events, queue.Outgoing{Body: body, Group: "g", Dedup: id})
-		}
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		time.Sleep(over / time.Duration(n))
-	}
-	return at
-}
-
-// lags are how long after publishing the events arrived at an endpoint; missing ones are counted.
-func (w *world) lags(url string, at map[string]time.Time) (lags []time.Duration, missing int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for id, published := range at {
-		if arrived, ok := w.arrived[url][id]; ok {
-			lags = append(lags, arrived.Sub(published))
-		} else {
-			missing++
-		}
-	}
-	slices.Sort(lags)
-	return lags, missing
-}
-
-func (w *world) mostTo(url string) int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.most[url]
-}
-
-func embedded() Options { return Options{Concurrency: 256, Patience: 2 * time.Second, Detached: 1024} }
-
-// oneOrigin are endpoints of one origin, as all callbacks of ChatGPT are.
-func oneOrigin(n int) (urls []string) {
-	for i := range n {
-		urls = append(urls, fmt.Sprintf("https://hooks.example.com/callbacks/%d", i))
-	}
-	return urls
-}
 
 func TestABadEndpointHarmsNoOther(t *testing.T) {
 	const well = 50 * time.Millisecond // an ordinary answer over the Internet
@@ -440,7 +252,6 @@ func TestInternalFailuresStayWhereTheyHappen(t *testing.T) {
 			w.answer = func(webhook.Request) webhook.Outcome { return webhook.Outcome{Status: 200, Took: well} }
 			at := w.send("e", 3, time.Second)
 			time.Sleep(2 * time.Hour)
-			dead := 0
 			for _, url := range urls {
 				_, missing := w.lags(url, at)
 				for id := range at {
@@ -452,25 +263,14 @@ func TestInternalFailuresStayWhereTheyHappen(t *testing.T) {
 					t.Errorf("%s misses %d events", url, missing)
 				}
 			}
-			subs, _, err := w.services.List(w.t.Context(), w.principal(), "", 100)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, s := range subs {
-				page, err := w.db.Query(w.t.Context(), store.Query{Table: store.Deliveries, Partition: deadKey("default", s.ID, "", time.Now()).Partition})
-				if err != nil {
-					t.Fatal(err)
-				}
-				for _, it := range page.Items {
-					del, err := decodeDelivery(&it)
-					if err != nil || del.Target != urls[3] || del.Attempts[len(del.Attempts)-1].Category != string(webhook.Internal) {
-						t.Errorf("a dead letter %+v, %v", del, err)
-					}
-					dead++
+			dead := w.dead(t)
+			for _, del := range dead {
+				if del.Target != urls[3] || del.Attempts[len(del.Attempts)-1].Category != string(webhook.Internal) {
+					t.Errorf("a dead letter %+v", del)
 				}
 			}
-			if dead != 3 {
-				t.Errorf("%d dead letters, want 3", dead)
+			if len(dead) != 3 {
+				t.Errorf("%d dead letters, want 3", len(dead))
 			}
 		})
 	})

@@ -11,23 +11,27 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // A dead letter lies under four keys, so that each question is one query: those of its subscription
-// (x#, see [deadKey]), of its target's origin (xo#), of its event type (xe#), and all of the workspace (xa#). They
+// (x#), of its target's origin (xo#), of its event type (xe#), and all of the workspace (xa#). They
 // are written and deleted together.
 
 func (del *delivery) letterKeys(at time.Time) []store.Key {
 	return []store.Key{
-		deadKey(del.Workspace, del.Subscription, del.key(), at),
-		del.letterKey("xo#"+del.Workspace+"#"+origin(del.Target), at),
+		{Table: store.Deliveries, Partition: lettersOf(del.Workspace, del.Subscription), Sort: fmt.Sprintf("%016d#%s", at.UnixMicro(), del.key())},
+		del.letterKey("xo#"+del.Workspace+"#"+subscription.OriginOf(del.Target), at),
 		del.letterKey("xe#"+del.Workspace+"#"+del.Name, at),
 		del.letterKey("xa#"+del.Workspace, at),
 	}
 }
+
+// lettersOf is the partition of a subscription's.
+func lettersOf(workspace, sub string) string { return "x#" + workspace + "#" + sub }
 
 func (del *delivery) letterKey(partition string, at time.Time) store.Key {
 	return store.Key{
@@ -70,7 +74,7 @@ const ReasonExpired = "expired"
 func (del *delivery) letter(at time.Time) Letter {
 	l := Letter{
 		ID: letterID(del.Subscription, at, del.key()), Queue: WebhookQueue, Subscription: del.Subscription, Principal: del.Principal, Protocol: del.Origin,
-		Event: del.Event, URI: del.URI, Name: del.Name, Origin: origin(del.Target), Reason: ReasonExpired, Dead: at.UTC(),
+		Event: del.Event, URI: del.URI, Name: del.Name, Origin: subscription.OriginOf(del.Target), Reason: ReasonExpired, Dead: at.UTC(),
 		First: del.First, Test: del.Test,
 	}
 	for _, a := range del.Attempts {
@@ -106,6 +110,11 @@ type LetterQuery struct {
 type Operations struct {
 	// Log is needed to replay events.
 	Log *eventlog.Log
+	// Metrics counts the messages that a queue gave up; may be nil.
+	Metrics *metric.Set
+	// Ahead is how far ahead of the clock a replay schedules deliveries, which canceling it does not stop: at least the time
+	// between two calls of RunReplays. 0 is a minute.
+	Ahead time.Duration
 
 	d *Dispatcher // which makes no attempts
 }
@@ -118,10 +127,10 @@ func NewOperations(db store.DB, q queue.Sender, now func() time.Time) *Operation
 // Letters returns the dead letters that are asked for, newest first, those before the given key; next is
 // "" at the end. It is one query of at most limit letters, by what narrows the most.
 func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQuery, before string, limit int) (list []Letter, next string, err error) {
-	q := store.Query{Table: store.Deliveries, Reverse: true, Before: before, Limit: limit}
+	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {
 	case ask.Subscription != "":
-		q.Partition = "x#" + workspace + "#" + ask.Subscription
+		q.Partition = lettersOf(workspace, ask.Subscription)
 	case ask.Origin != "":
 		q.Partition = "xo#" + workspace + "#" + ask.Origin
 	case ask.Event != "":
@@ -131,24 +140,10 @@ func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQu
 	default:
 		q.Partition = "xa#" + workspace
 	}
-	ask.bound(&q)
-	page, err := o.d.DB.Query(ctx, q)
-	if err != nil {
-		return nil, "", fault.Wrap(fault.Unavailable, err, "list dead letters")
-	}
-	for i := range page.Items {
-		l, err := readLetter(&page.Items[i])
-		if err != nil {
-			return nil, "", err
-		}
-		if ask.takes(l) {
-			list = append(list, l)
-		}
-	}
-	if page.More {
-		next = page.Last
-	}
-	return list, next, nil
+	return newest(ctx, o.d.DB, q, ask.Span, "list dead letters", func(it *store.Item) (Letter, bool, error) {
+		l, err := readLetter(it)
+		return l, ask.takes(l), err
+	})
 }
 
 func (ask LetterQuery) takes(l Letter) bool {
@@ -197,18 +192,22 @@ func (o *Operations) findOfWebhook(ctx context.Context, workspace, id string) (*
 	if !ok {
 		return nil, nil
 	}
-	items, err := o.d.DB.Get(ctx, store.Key{Table: store.Deliveries, Partition: "x#" + workspace + "#" + sub, Sort: sort})
+	items, err := o.d.DB.Get(ctx, store.Key{Table: store.Deliveries, Partition: lettersOf(workspace, sub), Sort: sort})
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a dead letter")
 	}
 	return items[0], nil
 }
 
-// Retry makes a dead letter a delivery again, with the same webhook-id and its schedule from the
-// start; the letter is gone then. It reports false when the letter is not there (any more). A letter whose event
-// is no longer stored, or whose subscription has ended, is of kind Conflict.
-func (o *Operations) Retry(ctx context.Context, workspace, id string, sub *subscription.Subscription) (bool, error) {
-	return o.retry(ctx, workspace, id, sub, 0)
+// Retry makes a dead letter a delivery to its subscription again after a delay, with the same webhook-id and its schedule
+// from the start, or sends the message of a queue's letter back to it; the letter is gone then. It reports false when the
+// letter is not there (any more). A letter whose event is no longer stored, whose subscription has ended or is suspended,
+// or whose message cannot go back, is of kind Conflict.
+func (o *Operations) Retry(ctx context.Context, workspace string, l Letter, sub *subscription.Subscription, delay time.Duration) (bool, error) {
+	if l.Queue != WebhookQueue {
+		return o.sendBack(ctx, workspace, l.ID, delay)
+	}
+	return o.retry(ctx, workspace, l.ID, sub, delay)
 }
 
 func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subscription.Subscription, delay time.Duration) (bool, error) {
@@ -221,36 +220,38 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 		return false, err
 	}
 	if sub == nil || sub.State == subscription.Disabled {
-		return false, fault.New(fault.Conflict, "the subscription of the dead letter has ended")
+		return false, skipped(SkippedEnded, "the subscription of the dead letter has ended")
+	}
+	if sub.State == subscription.Suspended {
+		return false, skipped(SkippedSuspended, "the subscription of the dead letter is suspended until its subscriber refreshes it (events/subscribe); retry it after that")
 	}
 	items, err := o.d.DB.Get(ctx, deliveryKey(workspace, del.Subscription, del.key()), bodyKey(workspace, del.key()))
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "read a dead letter")
 	}
 	if items[1] == nil {
-		return false, fault.New(fault.Conflict, "the event of the dead letter is not stored any more")
+		return false, skipped(SkippedExpired, "the event of the dead letter is not stored any more")
 	}
 	now := o.d.now()
-	had := int64(0)
 	if items[0] != nil {
-		had = items[0].Version
+		del.version = items[0].Version
 		if current, err := decodeDelivery(items[0]); err == nil && current.State != stateDead {
-			return false, fault.New(fault.Conflict, "the event is being delivered to the subscription already")
+			if left, err := o.findOfWebhook(ctx, workspace, id); err != nil || left == nil {
+				return false, err // someone else has retried it meanwhile
+			}
+			return false, skipped(SkippedUnderway, "the event is being delivered to the subscription already")
 		}
 	}
-	var gone []store.Op
-	for i, key := range del.letterKeys(at) {
-		if i == 0 {
-			gone = append(gone, store.Delete(key, store.Exists()))
-			continue
-		}
+	keys := del.letterKeys(at)
+	gone := []store.Op{store.Delete(keys[0], store.Exists())}
+	for _, key := range keys[1:] {
 		gone = append(gone, store.Delete(key))
 	}
 	body := *items[1]
-	body.Expires = now.Add(5*24*time.Hour + KeptFor) // from now on, as for any delivery
+	body.Expires = now.Add(retriedFor) // from now on, as for any delivery
 	gone = append(gone, store.Put(body))
 	del.State, del.First, del.Base, del.Target = statePending, now, len(del.Attempts), sub.Target.URL
-	return o.d.writeNext(ctx, del, had, store.Key{}, now.Add(delay), gone...)
+	return o.d.writeNext(ctx, del, now.Add(delay), gone...)
 }
 
 // SendTest delivers a test event to a subscription, marked as one, on the way of any other: signed,
@@ -279,13 +280,12 @@ func (o *Operations) Deliver(ctx context.Context, sub *subscription.Subscription
 func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription, e *event.Event, test bool) error {
 	now := o.d.now()
 	subscriber := sub.Subscriber()
-	del := newDelivery(sub.Workspace, &subscriber, e, now)
+	del := newDelivery(&subscriber, e, now)
 	del.Test = test
 	items, err := o.d.DB.Get(ctx, deliveryKey(sub.Workspace, sub.ID, del.key()))
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read a delivery")
 	}
-	var had int64
 	if items[0] != nil { // a dead letter keeps its place in the list, and its attempts
 		before, err := decodeDelivery(items[0])
 		if err != nil {
@@ -294,12 +294,12 @@ func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription
 		if before.State != stateDead {
 			return fault.New(fault.Conflict, "the event is being delivered to the subscription already")
 		}
-		had, del.Attempts, del.Base = items[0].Version, before.Attempts, len(before.Attempts)
+		del.version, del.Attempts, del.Base = items[0].Version, before.Attempts, len(before.Attempts)
 	}
 	if err := o.d.storeBody(ctx, e, del.key()); err != nil {
 		return err
 	}
-	done, err := o.d.writeNext(ctx, del, had, store.Key{}, now)
+	done, err := o.d.writeNext(ctx, del, now)
 	if err == nil && !done {
 		return fault.New(fault.Conflict, "the event is being delivered to the subscription already")
 	}

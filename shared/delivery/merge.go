@@ -10,19 +10,25 @@ import (
 )
 
 // What was delivered to several subscriptions is one list, merged from that of each: one query for each of them, and
-// nothing of others is looked at.
+// as many again at most. Nothing of others is looked at.
 
-// MergeRecords is [ListRecords] for several subscriptions.
+// MergeRecords is [ListRecords] for several subscriptions; nil is for all that are asked for.
 func MergeRecords(ctx context.Context, db store.DB, workspace string, subs []string, ask RecordQuery, before string, limit int) ([]Record, string, error) {
-	return merge(subs, limit, func(id string) ([]Record, string, error) {
+	if subs == nil {
+		return ListRecords(ctx, db, workspace, ask, before, limit)
+	}
+	return merge(subs, before, limit, func(id, before string, limit int) ([]Record, string, error) {
 		ask.Subscription = id
 		return ListRecords(ctx, db, workspace, ask, before, limit)
 	}, func(r Record) string { return fmt.Sprintf("%016d#%s#%d", r.At.UnixMicro(), r.Event, r.Attempt) })
 }
 
-// MergeLetters is [Operations.Letters] for several subscriptions.
+// MergeLetters is [Operations.Letters] for several subscriptions, as in [MergeRecords].
 func (o *Operations) MergeLetters(ctx context.Context, workspace string, subs []string, ask LetterQuery, before string, limit int) ([]Letter, string, error) {
-	return merge(subs, limit, func(id string) ([]Letter, string, error) {
+	if subs == nil {
+		return o.Letters(ctx, workspace, ask, before, limit)
+	}
+	return merge(subs, before, limit, func(id, before string, limit int) ([]Letter, string, error) {
 		ask.Subscription = id
 		return o.Letters(ctx, workspace, ask, before, limit)
 	}, func(l Letter) string {
@@ -31,23 +37,68 @@ func (o *Operations) MergeLetters(ctx context.Context, workspace string, subs []
 	})
 }
 
+// minStep is the least that is read of a list at once.
+const minStep = 4
+
 // merge takes the newest of all lists. What has the same key in several of them comes in one page. A list that goes
-// on, maybe behind items that were passed over, is only known down to where it stands: nothing older is taken.
-func merge[T any](subs []string, limit int, list func(id string) ([]T, string, error), keyOf func(T) string) (all []T, next string, err error) {
-	for _, id := range subs {
-		items, more, err := list(id)
-		if err != nil {
+// on, maybe behind items that were passed over, is only known down to where it stands: nothing older is taken. So the
+// list that stands highest is read on, until there is enough, or it was done once for each list.
+func merge[T any](subs []string, before string, limit int, list func(id, before string, limit int) ([]T, string, error), keyOf func(T) string) (page []T, next string, err error) {
+	type keyed struct {
+		key string
+		T   T
+	}
+	var all []keyed
+	stands := make([]string, len(subs))
+	read := func(i int, before string, limit int) error {
+		items, stand, err := list(subs[i], before, limit)
+		for _, item := range items {
+			all = append(all, keyed{keyOf(item), item})
+		}
+		stands[i] = stand
+		return err
+	}
+	step := min(limit, max(minStep, 2*limit/max(len(subs), 1)))
+	for i := range subs {
+		if err := read(i, before, step); err != nil {
 			return nil, "", err
 		}
-		all, next = append(all, items...), max(next, more)
 	}
-	slices.SortStableFunc(all, func(a, b T) int { return cmp.Compare(keyOf(b), keyOf(a)) })
+	highest := func() int {
+		at := 0
+		for i := range stands {
+			if stands[i] > stands[at] {
+				at = i
+			}
+		}
+		return at
+	}
+	for range subs {
+		i := highest()
+		next, known := stands[i], 0
+		for _, it := range all {
+			if it.key >= next {
+				known++
+			}
+		}
+		if next == "" || known >= limit {
+			break
+		}
+		if err := read(i, next, step); err != nil {
+			return nil, "", err
+		}
+	}
+	if len(subs) > 0 {
+		next = stands[highest()]
+	}
+	slices.SortStableFunc(all, func(a, b keyed) int { return cmp.Compare(b.key, a.key) })
 	n := 0
-	for n < len(all) && keyOf(all[n]) >= next && (n < limit || keyOf(all[n]) == keyOf(all[n-1])) {
+	for n < len(all) && all[n].key >= next && (n < limit || all[n].key == all[n-1].key) {
+		page = append(page, all[n].T)
 		n++
 	}
 	if n < len(all) && n > 0 && n >= limit {
-		next = keyOf(all[n-1])
+		next = all[n-1].key
 	}
-	return all[:n], next, nil
+	return page, next, nil
 }

@@ -12,7 +12,7 @@
 //	                   ▲                    │ due later than the queue can delay it
 //	                   └──── [Retry] ◀── due table
 //
-// Everything after the events queue may run twice, at any instance, and be stop
+// Everything after the events queue may run twice, at any instance, and may be stopped
 // at any instruction. Why that is harmless stands where it is done: in
 // delivery.go for retries, in fanout.go for the log.
 package delivery

@@ -45,32 +45,22 @@ func (w *world) schedule(t *testing.T, url string, at map[string]time.Time, from
 	return latest
 }
 
-// before counts the attempts to an endpoint until a time.
-func (w *world) before(url string, until time.Time) (n int) {
+// attemptsTo are the times of the attempts to an endpoint, in order.
+func (w *world) attemptsTo(url string) (all []time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for key, made := range w.attempts {
-		for _, at := range made {
-			if strings.HasSuffix(key, " "+url) && at.Before(until) {
-				n++
-			}
-		}
-	}
-	return n
-}
-
-// rate is the largest number of attempts to an endpoint in any such time after from.
-func (w *world) rate(url string, from time.Time, span time.Duration) (most int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var all []time.Time
 	for key, made := range w.attempts {
 		if strings.HasSuffix(key, " "+url) {
 			all = append(all, made...)
 		}
 	}
 	slices.SortFunc(all, time.Time.Compare)
-	first := 0
+	return all
+}
+
+// rate is the largest number of attempts to an endpoint in any such time after from.
+func (w *world) rate(url string, from time.Time, span time.Duration) (most int) {
+	all, first := w.attemptsTo(url), 0
 	for i, at := range all {
 		if at.Before(from) {
 			first = i + 1
@@ -84,17 +74,6 @@ func (w *world) rate(url string, from time.Time, span time.Duration) (most int) 
 	return most
 }
 
-func (w *world) attemptsTo(url string) (n int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for key, made := range w.attempts {
-		if strings.HasSuffix(key, " "+url) {
-			n += len(made)
-		}
-	}
-	return n
-}
-
 // dead are the dead letters of all subscriptions.
 func (w *world) dead(t *testing.T) (dead []*delivery) {
 	t.Helper()
@@ -103,7 +82,7 @@ func (w *world) dead(t *testing.T) (dead []*delivery) {
 		t.Fatal(err)
 	}
 	for _, s := range subs {
-		page, err := w.db.Query(w.t.Context(), store.Query{Table: store.Deliveries, Partition: deadKey("default", s.ID, "", time.Now()).Partition, Limit: 1000})
+		page, err := w.db.Query(w.t.Context(), store.Query{Table: store.Deliveries, Partition: lettersOf("default", s.ID), Limit: 1000})
 		if err != nil {
 			t.Fatal(err)
 		}

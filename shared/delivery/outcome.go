@@ -16,44 +16,37 @@ import (
 )
 
 // outcome records an attempt. The writes of a success are returned, to be made with the
-// rest of the page; a failure is written at once, with what follows from it. had and was are the
-// delivery's version and due entry so far, zero for a first attempt.
-func (d *Dispatcher) outcome(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event,
-	del *delivery, had int64, was store.Key, out webhook.Outcome,
-) (notes []store.Op, err error) {
+// rest of the page; a failure is written at once, with what follows from it.
+func (d *Dispatcher) outcome(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome) (notes []store.Op, err error) {
 	if internal(out) {
 		return nil, internalError(out)
 	}
-	now := d.now()
+	now, workspace := d.now(), del.Workspace
 	made := attempt{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()}
 	del.Attempts = append(del.Attempts, made)
 	if out.Category == "" {
 		notes = d.records(notes, del, made)
-		st, due := d.status.delivered(workspace, sub.ID, had != 0, now)
+		st, due := d.status.delivered(workspace, sub.ID, del.version != 0, now)
 		if due {
 			notes = append(notes, store.Put(st.Encode(workspace, sub.ID)))
 		}
 		if sub.Origin == subscription.MCPEvents {
 			notes = append(notes, d.rates.count(workspace, sub.ID, false, due, now)...)
 		}
-		if had == 0 {
-			return notes, nil
-		}
-		notes = append(notes, store.Delete(deliveryKey(workspace, sub.ID, del.key())))
-		if was != (store.Key{}) {
-			notes = append(notes, store.Delete(was))
-		}
-		return notes, nil
+		return append(notes, del.forget()...), nil
 	}
 
 	gone := out.Status == http.StatusGone
 	final := gone || out.Status == http.StatusRequestEntityTooLarge
 	wait, again := d.schedule(sub.Origin).Next(len(del.Attempts)-del.Base, out.RetryAfter)
 	var mine bool
-	if again && !final {
-		mine, err = d.scheduleNext(ctx, del, e, had, was, now.Add(wait))
-	} else {
-		mine, err = d.deadLetter(ctx, del, e, had, was)
+	switch {
+	case final: // the endpoint knows of it
+		mine, err = d.deadLetter(ctx, del, e)
+	case again:
+		mine, err = d.scheduleNext(ctx, del, e, now.Add(wait))
+	default:
+		mine, err = d.abandon(ctx, del, e)
 	}
 	if err != nil || !mine {
 		return notes, err
@@ -67,6 +60,9 @@ func (d *Dispatcher) outcome(ctx context.Context, workspace string, sub *subscri
 	if sub.Origin == subscription.MCPEvents && !final {
 		notes = append(notes, d.rates.count(workspace, sub.ID, true, true, now)...)
 		failing, err := d.rates.failing(ctx, d.DB, workspace, sub.ID, sub.Resumed, now)
+		if err == nil && failing {
+			err = d.foreseeGap(ctx, workspace, sub, e.Name)
+		}
 		if err == nil && failing {
 			err = d.Subscriptions.Suspend(ctx, workspace, sub.Principal, sub.ID)
 		}

@@ -288,18 +288,18 @@ func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.S
 			if t.Hops < maxHops {
 				return notes, i, nil
 			}
-			if err := d.toSlowLane(ctx, t.Workspace, sub, e); err != nil { // no further page
+			if err := d.toSlowLane(ctx, sub, e); err != nil { // no further page
 				return notes, i, err
 			}
 			continue
 		}
 		if sub.Suspended != 0 {
-			if err := d.addToBacklog(ctx, t.Workspace, sub, e); err != nil {
+			if err := d.addToBacklog(ctx, sub, e); err != nil {
 				return notes, i, err
 			}
 			continue
 		}
-		if parked, err := d.parkedInstead(ctx, newDelivery(t.Workspace, sub, e, d.now()), sub, e, 0, store.Key{}); err != nil {
+		if parked, err := d.parkedInstead(ctx, newDelivery(sub, e, d.now()), sub, e); err != nil {
 			return notes, i, err
 		} else if parked {
 			continue
@@ -317,7 +317,7 @@ func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.S
 		if !d.Gate.enter(sub.ID, read) {
 			return notes, i, nil // another page sees whether it was created again
 		}
-		note, err := d.firstAttempt(ctx, t.Workspace, sub, e, func() bool {
+		note, err := d.firstAttempt(ctx, sub, e, func() bool {
 			if d.Gate == nil {
 				return time.Since(read) <= stale+slotWait
 			}
@@ -357,8 +357,8 @@ func (d *Dispatcher) terminate(ctx context.Context, t PageTask, sub *subscriptio
 }
 
 // toSlowLane turns a first attempt into a single delivery in the slow lane.
-func (d *Dispatcher) toSlowLane(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event) error {
+func (d *Dispatcher) toSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
 	now := d.now()
-	_, err := d.scheduleNext(ctx, newDelivery(workspace, sub, e, now), e, 0, store.Key{}, now.Add(d.rate.delay(endpointID(sub.Target.URL), now)))
+	_, err := d.scheduleNext(ctx, newDelivery(sub, e, now), e, now.Add(d.rate.delay(endpointID(sub.Target.URL), now)))
 	return err
 }

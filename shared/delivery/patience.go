@@ -20,13 +20,13 @@ import (
 // again in the slow lane, which the endpoint may see as a repetition.
 //
 // May is asked last, right before the POST: the result is [errMaybeEnded] if it says no.
-func (d *Dispatcher) firstAttempt(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event, may func() bool) ([]store.Op, error) {
+func (d *Dispatcher) firstAttempt(ctx context.Context, sub *subscription.Subscriber, e *event.Event, may func() bool) ([]store.Op, error) {
 	target := sub.Target.URL
 	id := endpointID(target)
 	if d.rate.awaited(id, d.now()) || !d.rate.allow(ctx, id) || !d.endpoints.enterFast(ctx, id, target, d.now()) {
-		return nil, d.toSlowLane(ctx, workspace, sub, e)
+		return nil, d.toSlowLane(ctx, sub, e)
 	}
-	del := newDelivery(workspace, sub, e, d.now())
+	del := newDelivery(sub, e, d.now())
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
 	defer stop()
@@ -37,26 +37,23 @@ func (d *Dispatcher) firstAttempt(ctx context.Context, workspace string, sub *su
 		d.endpoints.leaveFast(id, target, webhook.Outcome{Category: webhook.Aborted}, d.now())
 		return nil, errMaybeEnded
 	}
-	if d.Options.Patience == 0 {
-		defer cancel()
-		out := d.attempt(own, workspace, sub, e, 1)
-		held.release()
-		d.endpoints.leaveFast(id, target, out, d.now())
-		return d.outcome(ctx, workspace, sub, e, del, 0, store.Key{}, out)
-	}
 	answer := make(chan webhook.Outcome, 1)
 	d.attempts.Go(func() {
-		answer <- d.attempt(own, workspace, sub, e, 1)
+		answer <- d.attempt(own, del, sub, e)
 		held.release()
 	})
-	patience := time.NewTimer(d.Options.Patience)
-	defer patience.Stop()
+	var over <-chan time.Time // never, unless there is a patience
+	if d.Options.Patience > 0 {
+		patience := time.NewTimer(d.Options.Patience)
+		defer patience.Stop()
+		over = patience.C
+	}
 	select {
 	case out := <-answer:
 		cancel()
 		d.endpoints.leaveFast(id, target, out, d.now())
-		return d.outcome(ctx, workspace, sub, e, del, 0, store.Key{}, out)
-	case <-patience.C:
+		return d.outcome(ctx, del, sub, e, out)
+	case <-over:
 	}
 	mayGoOn := d.endpoints.outlivesPatience(id, target, d.now())
 	if mayGoOn && d.detach(ctx, del, e, held) {
@@ -65,7 +62,7 @@ func (d *Dispatcher) firstAttempt(ctx context.Context, workspace string, sub *su
 			defer cancel()
 			out := <-answer
 			d.endpoints.leaveHanging(id, target, out, d.now())
-			d.recordDetached(own, workspace, *sub, *e, del, out)
+			d.recordDetached(own, del, *sub, *e, out)
 		})
 		return nil, nil
 	}
@@ -75,12 +72,12 @@ func (d *Dispatcher) firstAttempt(ctx context.Context, workspace string, sub *su
 		d.endpoints.leaveHanging(id, target, out, d.now())
 	}
 	if internal(out) && ctx.Err() == nil {
-		return nil, d.toSlowLane(ctx, workspace, sub, e)
+		return nil, d.toSlowLane(ctx, sub, e)
 	}
-	return d.outcome(ctx, workspace, sub, e, del, 0, store.Key{}, out) // the answer came just then
+	return d.outcome(ctx, del, sub, e, out) // the answer came just then
 }
 
-// errUnserved says that a subscription may have ended since its page was read.
+// errMaybeEnded says that a subscription may have ended since its page was read.
 var errMaybeEnded = errors.New("delivery: the subscription may have ended")
 
 // detach lets an attempt outlive its page: it takes a slot, moves the attempt's bytes to the
@@ -96,7 +93,7 @@ func (d *Dispatcher) detach(ctx context.Context, del *delivery, e *event.Event, 
 		return false
 	}
 	due := d.now().Add(max(d.Options.Timeout, d.Options.EventsTimeout))
-	mine, err := d.scheduleNext(ctx, del, e, 0, store.Key{}, due)
+	mine, err := d.scheduleNext(ctx, del, e, due)
 	if err != nil || !mine {
 		<-d.detachedSlots
 		return false
@@ -105,8 +102,8 @@ func (d *Dispatcher) detach(ctx context.Context, del *delivery, e *event.Event, 
 }
 
 // recordDetached records the outcome of a detached attempt.
-func (d *Dispatcher) recordDetached(ctx context.Context, workspace string, sub subscription.Subscriber, e event.Event, del *delivery, out webhook.Outcome) {
-	notes, err := d.outcome(ctx, workspace, &sub, &e, del, del.item().Version, dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt), out)
+func (d *Dispatcher) recordDetached(ctx context.Context, del *delivery, sub subscription.Subscriber, e event.Event, out webhook.Outcome) {
+	notes, err := d.outcome(ctx, del, &sub, &e, out)
 	if err == nil && len(notes) > 0 {
 		err = d.DB.WriteAll(ctx, notes...)
 	}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/queue"
-	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -44,13 +43,7 @@ func TestEndpointsThatHangDoNotHoldOthersUp(t *testing.T) {
 			if i == 11 {
 				target = "https://well.example.com/"
 			}
-			got, err := r.services.Register(t.Context(), r.principal(), subscription.RegisterRequest{
-				URIs: []string{"event://ci/build-finished"}, Target: target,
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			key = got.Subscription.Patterns[0].Key
+			key = r.to(target)[0].Patterns[0].Key
 		}
 		_, d, _ := r.process()
 		d.Options.Concurrency, d.Options.Patience = 4, 2*time.Second

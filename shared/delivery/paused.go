@@ -3,9 +3,6 @@ package delivery
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
@@ -31,69 +28,46 @@ type parkedKey struct {
 	Sort      string `json:"s"`
 }
 
-// unpark ends the wait of a delivery for a switch, which does not count as time of its schedule. It
-// returns the key of its due entry, or of where it was parked.
-func (del *delivery) unpark(now time.Time) store.Key {
+// place is the key of its due entry, or of where it is parked.
+func (del *delivery) place() store.Key {
 	if del.ParkedAt.IsZero() {
 		return dueKey(del.Workspace, del.Subscription, del.key(), del.DueAt)
 	}
-	was := store.Key{Table: store.Deliveries, Partition: del.Parked.Partition, Sort: del.Parked.Sort}
-	del.First = del.First.Add(max(0, now.Sub(del.ParkedAt)))
-	del.Parked, del.ParkedAt = parkedKey{}, time.Time{}
-	return was
+	return store.Key{Table: store.Deliveries, Partition: del.Parked.Partition, Sort: del.Parked.Sort}
+}
+
+// unpark ends the wait of a delivery for a switch, which does not count as time of its schedule.
+func (del *delivery) unpark(now time.Time) {
+	if !del.ParkedAt.IsZero() {
+		del.First = del.First.Add(max(0, now.Sub(del.ParkedAt)))
+		del.Parked, del.ParkedAt = parkedKey{}, time.Time{}
+	}
 }
 
 // parkedInstead parks a delivery that may not be attempted now, and reports whether it did. Without a
 // subscriber it is a notice, without an event.
-func (d *Dispatcher) parkedInstead(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event, had int64, was store.Key) (bool, error) {
+func (d *Dispatcher) parkedInstead(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event) (bool, error) {
 	if d.Switches == nil {
 		return false, nil
 	}
-	which, err := d.Switches.Paused(ctx, del.Workspace, del.Name, origin(del.Target))
+	which, err := d.Switches.Paused(ctx, del.Workspace, del.Name, subscription.OriginOf(del.Target))
 	if err == nil && which == "" && sub != nil && sub.Paused != 0 {
 		which = switches.Subscription(sub.ID)
 	}
 	if err != nil || which == "" {
 		return false, err
 	}
-	now := d.now()
 	if e != nil {
-		if err := d.keepBody(ctx, e, del.key(), now.Add(switches.Kept+5*24*time.Hour+KeptFor)); err != nil {
+		if err := d.keepBody(ctx, e, del.key()); err != nil {
 			return false, err
 		}
 	}
 	task := del.due().Task
 	entry := d.Switches.Park(del.Workspace, which, switches.Parked{Queue: queue.Slow, Body: encode(task), Group: task.endpoint()})
-	del.Parked, del.ParkedAt = parkedKey{entry.Partition, entry.Sort}, now
+	del.Parked, del.ParkedAt = parkedKey{entry.Partition, entry.Sort}, d.now()
 	del.Due, del.DueAt = time.Time{}, time.Time{}
-	ops := []store.Op{store.Put(del.item(), continues(had)), store.Put(entry)}
-	if was != (store.Key{}) {
-		ops = append(ops, store.Delete(was))
-	}
-	err = d.DB.Write(ctx, ops...)
-	if errors.Is(err, store.ErrConflict) {
-		return true, nil // it went on elsewhere
-	}
-	return true, fault.Wrap(fault.Unavailable, err, "park a delivery")
-}
-
-// keepBody is storeBody for an event that has to be kept for longer.
-func (d *Dispatcher) keepBody(ctx context.Context, e *event.Event, key string, until time.Time) error {
-	memo := "kept#" + e.Workspace + "#" + key
-	if _, kept := d.stored.Get(memo); kept {
-		return nil
-	}
-	value, err := json.Marshal(e)
-	if err != nil {
-		return fault.Wrap(fault.Internal, err, "encode the event")
-	}
-	err = d.DB.Write(ctx, store.Put(store.Item{Key: bodyKey(e.Workspace, key), Value: value, Expires: until}))
-	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "store the event of a parked delivery")
-	}
-	d.stored.Put(memo, true)
-	d.stored.Put(e.Workspace+"#"+key, true)
-	return nil
+	_, err = d.write(ctx, del, &entry, "park a delivery") // false: it went on elsewhere
+	return true, err
 }
 
 func parkedPages(workspace string) string { return "w#paused#" + workspace }
@@ -148,11 +122,7 @@ func markKey(workspace, sort string) store.Key {
 func (d *Dispatcher) mark(workspace string, tasks []PageTask) (ops []store.Op) {
 	now := d.now()
 	for i := range tasks {
-		first := position(now)
-		for _, e := range tasks[i].Events {
-			first = min(first, position(e.Published))
-		}
-		tasks[i].Parked = fmt.Sprintf("%016d#%s", max(first, 0), rand.Text())
+		tasks[i].Parked = earliest(now, tasks[i].Events) + rand.Text()
 		ops = append(ops, store.Put(store.Item{Key: markKey(workspace, tasks[i].Parked), Expires: now.Add(switches.Kept)}))
 	}
 	return ops

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,19 +26,9 @@ func (r *rig) handle() {
 	fanout, dispatch, _ := r.process()
 	dispatch.Switches = r.switches()
 	for range 50 {
-		for _, q := range []struct {
-			name   queue.Name
-			handle queue.Handler
-		}{{queue.Events, fanout.Handle}, {queue.Deliveries, dispatch.Pages}, {queue.Slow, dispatch.Singles}} {
-			batch := r.queues[q.name]
-			r.queues[q.name] = nil
-			if len(batch) == 0 {
-				continue
-			}
-			if failed, err := q.handle(r.t.Context(), batch); err != nil || len(failed) > 0 {
-				r.t.Fatal(q.name, failed, err)
-			}
-		}
+		r.hand(queue.Events, fanout.Handle)
+		r.hand(queue.Deliveries, dispatch.Pages)
+		r.hand(queue.Slow, dispatch.Singles)
 	}
 }
 
@@ -80,24 +71,11 @@ func TestSwitches(t *testing.T) {
 				"all": switches.All, "event": switches.Event("ci.build_finished"),
 				"origin": switches.Origin("https://hooks.example.com"), "subscription": switches.Subscription(sub.ID),
 			}[kind]
-			r.script = func(n int) webhook.Outcome { // the first fails, and is to be retried
-				if n == 1 {
-					return webhook.Outcome{Category: webhook.HTTP5xx, Status: 500}
-				}
-				return webhook.Outcome{Status: 200}
-			}
+			r.script = failsFirst(1)
 			r.publish("evt_before")
 			fanout, first, _ := r.process()
-			for _, q := range []struct {
-				name queue.Name
-				h    queue.Handler
-			}{{queue.Events, fanout.Handle}, {queue.Deliveries, first.Pages}} {
-				batch := r.queues[q.name]
-				r.queues[q.name] = nil
-				if _, err := q.h(t.Context(), batch); err != nil {
-					t.Fatal(err)
-				}
-			}
+			r.hand(queue.Events, fanout.Handle)
+			r.hand(queue.Deliveries, first.Pages)
 			if len(r.posts) != 1 || len(r.queues[queue.Slow]) != 1 {
 				t.Fatalf("%d posts, %d retries, want 1 each", len(r.posts), len(r.queues[queue.Slow]))
 			}
@@ -114,10 +92,8 @@ func TestSwitches(t *testing.T) {
 			r.handle()
 			r.resume(n, sub)
 			r.handle()
-			got := map[string]int{}
-			for _, p := range r.posts[1:] {
-				got[p.ID]++
-			}
+			r.posts = r.posts[1:]
+			got := posted(r)
 			for _, id := range []string{"evt_before", "evt_0", "evt_1", "evt_2"} {
 				if got[id] != 1 {
 					t.Errorf("%s arrived %d times, want once: %v", id, got[id], got)
@@ -271,14 +247,9 @@ func TestLettersAreRetried(t *testing.T) {
 		letter = list[0]
 	}
 	had := len(r.posts)
-	r.script = func(n int) webhook.Outcome { // it fails once more, and has its schedule from the start
-		if n == had+1 {
-			return webhook.Outcome{Category: webhook.HTTP5xx, Status: 500}
-		}
-		return webhook.Outcome{Status: 200}
-	}
+	r.script = failsFirst(had + 1) // it fails once more, and has its schedule from the start
 	for i, want := range []bool{true, false} {
-		if done, err := ops.Retry(t.Context(), "default", letter.ID, sub); err != nil || done != want {
+		if done, err := ops.Retry(t.Context(), "default", letter, sub, 0); err != nil || done != want {
 			t.Errorf("OPS-04: asked for the time %d, it is %v, %v", i+1, done, err)
 		}
 	}
@@ -298,11 +269,11 @@ func TestLettersAreRetried(t *testing.T) {
 type canceling struct {
 	Finder
 	cancel func()
-	asked  int
+	asked  atomic.Int64
 }
 
 func (c *canceling) Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error) {
-	if c.asked++; c.asked == 2 {
+	if c.asked.Add(1) == 2 {
 		c.cancel()
 	}
 	return c.Finder.Lookup(ctx, workspace, principal, id)

@@ -19,13 +19,10 @@ func TestAPageDecodesAPayloadOnce(t *testing.T) {
 	allocated := func(n int) uint64 {
 		r := newRig(t)
 		for i := range n {
-			_, err := r.services.Subscribe(t.Context(), r.principal(), subscription.SubscribeRequest{
-				Name: "github.push", Arguments: json.RawMessage(`{"owner":"acme","repo":"app","branch":["x","main*"]}`),
-				URL: fmt.Sprintf("https://hooks.example.com/%d", i), Secret: "whsec_a",
+			r.subscribe(func(s *subscription.SubscribeRequest) {
+				s.Name, s.Arguments = "github.push", json.RawMessage(`{"owner":"acme","repo":"app","branch":["x","main*"]}`)
+				s.URL = fmt.Sprintf("https://hooks.example.com/%d", i)
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
 		}
 		const uri = "event://github/acme/app/push"
 		e := event.Event{

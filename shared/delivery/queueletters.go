@@ -1,17 +1,23 @@
 package delivery
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/publish"
 	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/source"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -35,7 +41,7 @@ func queueLetterKeys(workspace, from, sort string) []store.Key {
 	}
 }
 
-// File is the [queue.Handler] of [queue.Dead].
+// File is the [queue.Handler] of [queue.Dead], and of a queue to which SQS moves messages.
 func (o *Operations) File(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	for _, m := range batch {
 		if err := o.file(ctx, m); err != nil {
@@ -50,8 +56,14 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 	now := o.d.now()
 	value := m.Body
 	l, err := queue.ParseDeadLetter(m.Body)
-	if err != nil || l.Queue == "" { // a queue moved it here as it was
-		value = queue.NewDeadLetter(cmp.Or(m.From, queue.Dead), m, queue.ReasonReceives, nil, now).Body
+	moved := err != nil || l.Queue == "" // by its queue, as it was
+	if moved {
+		var e event.Event
+		if m.From == queue.Events && json.Unmarshal(m.Body, &e) == nil {
+			m.Sent = e.Published // SQS stamps it anew when it moves a message of a FIFO queue
+		}
+		from, reason := origin(m)
+		value = queue.NewDeadLetter(from, m, reason, nil, now).Body
 		if l, err = queue.ParseDeadLetter(value); err != nil {
 			return err
 		}
@@ -65,26 +77,65 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 	for _, key := range queueLetterKeys(workspaceOf(l), string(l.Queue), sort) {
 		ops = append(ops, store.Put(store.Item{Key: key, Value: value, Expires: now.Add(queueLettersKept)}))
 	}
-	return o.d.DB.Write(ctx, ops...)
+	if err := o.d.DB.Write(ctx, ops...); err != nil {
+		return err
+	}
+	if moved { // who makes a dead letter counts it
+		o.Metrics.DeadLettered(string(l.Queue), 1)
+	}
+	return nil
+}
+
+// origin is the queue that a message without a letter is of, and why it is dead. SQS says from where it moved one. What
+// EventBridge and SNS cannot put into the inbox they put into the dead queue themselves, EventBridge with the reason.
+func origin(m queue.Message) (from queue.Name, reason string) {
+	if bus, _, _ := source.ReadEnvelope(m.Body); m.From == "" && bus != source.HTTP {
+		reason = string(bus) + " could not put it into the inbox"
+		if code := m.Attributes["ERROR_CODE"]; code != "" {
+			reason += ": " + code + ": " + m.Attributes["ERROR_MESSAGE"]
+		}
+		return queue.Inbox, reason
+	}
+	return cmp.Or(m.From, queue.Dead), queue.ReasonReceives
 }
 
 // workspaceOf is the workspace that the message was for. What does not say it is for those who operate the
-// default one.
+// default one. Of a message that is kept in part only the beginning is read, where messages of ours have it.
 func workspaceOf(l queue.DeadLetter) string {
-	var named struct {
-		Stage  string `json:"ws"`
-		Sender string `json:"workspace"`
-	}
-	if body, err := l.Content(); err == nil {
-		_ = json.Unmarshal(body, &named) // what is no object names none
-	}
-	if l.Queue == queue.Inbox {
-		named.Stage = named.Sender
-	}
-	if !auth.ValidWorkspace(named.Stage) {
+	body, err := l.Content()
+	if err != nil {
 		return auth.DefaultWorkspace
 	}
-	return named.Stage
+	name := "ws"
+	if l.Queue == queue.Inbox { // from its sender
+		name = "workspace"
+	}
+	if workspace := memberText(body, name); auth.ValidWorkspace(workspace) {
+		return workspace
+	}
+	return auth.DefaultWorkspace
+}
+
+// memberText is the text of an object's member, also if what follows it is missing; "" if there is none.
+func memberText(object []byte, name string) (text string) {
+	d := json.NewDecoder(bytes.NewReader(object))
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return ""
+	}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return text
+		}
+		var value json.RawMessage
+		if d.Decode(&value) != nil {
+			return text
+		}
+		if key == name {
+			text, _ = jsonrpc.String(value)
+		}
+	}
+	return text
 }
 
 // isOfQueue reports whether an item of a list is the letter of a queue.
@@ -126,9 +177,8 @@ func (o *Operations) findOfQueue(ctx context.Context, workspace, id string) (*st
 	return items[0], nil
 }
 
-// Return sends the message of a queue's dead letter back to its queue; the letter is gone then. It reports
-// false when the letter is not there (any more). One that cannot go back is of kind Conflict.
-func (o *Operations) Return(ctx context.Context, workspace, id string) (bool, error) {
+// sendBack is [Operations.Retry] for the letter of a queue.
+func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay time.Duration) (bool, error) {
 	it, err := o.findOfQueue(ctx, workspace, id)
 	if err != nil || it == nil {
 		return false, err
@@ -143,16 +193,39 @@ func (o *Operations) Return(ctx context.Context, workspace, id string) (bool, er
 		return false, fault.Wrap(fault.Internal, err, "read a dead letter")
 	case l.Truncated:
 		return false, fault.New(fault.Conflict, "of the message of the dead letter only the beginning is kept")
-	case l.Queue == queue.Dead || !slices.Contains(queue.Names(), l.Queue):
+	case !CanReturn(l.Queue):
 		return false, fault.New(fault.Conflict, "the dead letter is of %s, to which nothing can be sent back", l.Queue)
 	}
 	// First sent, then deleted: who dies in between leaves a letter that is sent twice, and none that is lost.
-	if err := o.d.Queue.Send(ctx, l.Queue, queue.Outgoing{Body: body, Group: l.Group}); err != nil {
-		return false, fault.Wrap(fault.Unavailable, err, "send a message back to %s", l.Queue)
+	if err := o.resend(ctx, l, body, delay); err != nil {
+		return false, err
 	}
-	var gone []store.Op
-	for _, key := range queueLetterKeys(workspace, string(l.Queue), it.Sort) {
-		gone = append(gone, store.Delete(key))
+	keys := queueLetterKeys(workspace, string(l.Queue), it.Sort)
+	err = o.d.DB.Write(ctx, store.Delete(keys[0], store.Exists()), store.Delete(keys[1]))
+	if errors.Is(err, store.ErrConflict) {
+		return false, nil // someone else has sent it meanwhile
 	}
-	return true, fault.Wrap(fault.Unavailable, o.d.DB.Write(ctx, gone...), "delete a dead letter that was sent back")
+	return err == nil, fault.Wrap(fault.Unavailable, err, "delete a dead letter that was sent back")
 }
+
+// resend sends the message of a dead letter to its queue. Only publish sends to the events queue, so an event goes back to
+// publish by the inbox, and under its id.
+func (o *Operations) resend(ctx context.Context, l queue.DeadLetter, body []byte, delay time.Duration) error {
+	to, out := l.Queue, queue.Outgoing{Body: body, Group: l.Group}
+	if to == queue.Events {
+		var e event.Event
+		err := json.Unmarshal(body, &e)
+		if err != nil {
+			return fault.New(fault.Conflict, "the message of the dead letter is no event")
+		}
+		to = queue.Inbox
+		if out, err = publish.InboxMessage(e.Workspace, publish.Input{URI: e.URI, ID: e.ID, Time: e.Time, Data: e.Data}); err != nil {
+			return err
+		}
+	}
+	out.Delay = delay
+	return fault.Wrap(fault.Unavailable, o.d.Queue.Send(ctx, to, out), "send a message back to %s", l.Queue)
+}
+
+// CanReturn reports whether the dead letters of a queue can be sent back to it.
+func CanReturn(q queue.Name) bool { return q != queue.Dead && slices.Contains(queue.Names(), q) }

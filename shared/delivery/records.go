@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -93,7 +94,7 @@ func (d *Dispatcher) records(notes []store.Op, del *delivery, made attempt) []st
 	}
 	r := Record{
 		V: recordVersion, Event: del.Event, Attempt: len(del.Attempts), attempt: made, Subscription: del.Subscription,
-		Principal: del.Principal, Protocol: del.Origin, URI: del.URI, Name: del.Name, Origin: origin(del.Target), Test: del.Test,
+		Principal: del.Principal, Protocol: del.Origin, URI: del.URI, Name: del.Name, Origin: subscription.OriginOf(del.Target), Test: del.Test,
 	}
 	if made.Category != "" {
 		r.Next, r.Dead = del.Due, del.State == stateDead
@@ -146,15 +147,6 @@ func (r Record) Outcome() string {
 // Span is a span of time, both ends included; zero times are open.
 type Span struct{ Since, Until time.Time }
 
-func (s Span) bound(q *store.Query) {
-	if !s.Since.IsZero() {
-		q.After = fmt.Sprintf("%016d", s.Since.UnixMicro())
-	}
-	if !s.Until.IsZero() {
-		q.Until = fmt.Sprintf("%016d~", s.Until.UnixMicro())
-	}
-}
-
 // RecordQuery asks for records that have all that is given.
 type RecordQuery struct {
 	Subscription, Event, Origin string
@@ -167,7 +159,7 @@ type RecordQuery struct {
 // at the end. It is one query, of at most limit records, by what narrows the most; what else is asked for is
 // looked at in vain.
 func ListRecords(ctx context.Context, db store.DB, workspace string, ask RecordQuery, before string, limit int) (list []Record, next string, err error) {
-	q := store.Query{Table: store.Deliveries, Reverse: true, Before: before, Limit: limit}
+	q := store.Query{Table: store.Deliveries, Before: before, Limit: limit}
 	switch {
 	case ask.Subscription != "":
 		q.Partition = bySubscription(workspace, ask.Subscription)
@@ -178,21 +170,30 @@ func ListRecords(ctx context.Context, db store.DB, workspace string, ask RecordQ
 	default:
 		q.Partition = ofAll(workspace)
 	}
-	ask.bound(&q)
+	return newest(ctx, db, q, ask.Span, "read the delivery log", func(it *store.Item) (r Record, takes bool, err error) {
+		if err := json.Unmarshal(it.Value, &r); err != nil {
+			return r, false, fault.Wrap(fault.Internal, err, "decode a delivery record")
+		}
+		r.Subscription = cmp.Or(r.Subscription, ask.Subscription) // one of the version before has none
+		return r, ask.takes(r), nil
+	})
+}
+
+// newest makes a query from the newest item on, and reads those of a span that read takes; next is "" at the end.
+func newest[T any](ctx context.Context, db store.DB, q store.Query, within Span, what string, read func(*store.Item) (T, bool, error)) (list []T, next string, err error) {
+	q.Reverse = true
+	q.Within(within.Since, within.Until)
 	page, err := db.Query(ctx, q)
 	if err != nil {
-		return nil, "", fault.Wrap(fault.Unavailable, err, "read the delivery log")
+		return nil, "", fault.Wrap(fault.Unavailable, err, "%s", what)
 	}
-	for _, it := range page.Items {
-		var r Record
-		if err := json.Unmarshal(it.Value, &r); err != nil {
-			return nil, "", fault.Wrap(fault.Internal, err, "decode a delivery record")
+	for i := range page.Items {
+		entry, takes, err := read(&page.Items[i])
+		if err != nil {
+			return nil, "", err
 		}
-		if r.Subscription == "" { // of the version before
-			r.Subscription = ask.Subscription
-		}
-		if ask.takes(r) {
-			list = append(list, r)
+		if takes {
+			list = append(list, entry)
 		}
 	}
 	if page.More {

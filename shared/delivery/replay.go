@@ -151,17 +151,26 @@ func (o *Operations) countEvents(ctx context.Context, sub *subscription.Subscrip
 }
 
 // replayEvents sends some of the events as page tasks, one for each second, and writes how far that came. Whoever dies
-// before that, or takes the same step as another, has some events sent twice, never none.
+// before that, or takes the same step as another, has some events sent twice, never none. To a subscription that is
+// suspended nothing is sent: what it missed comes with its refresh.
 func (o *Operations) replayEvents(ctx context.Context, subs Finder, r *Replay, now time.Time, limit int) (n int, err error) {
 	sub, err := subs.Find(ctx, r.Workspace, r.Select.Subscription)
 	if err != nil {
 		return 0, err
 	}
-	over := sub == nil
-	for reads := 0; !over && n < limit && reads < maxReads; reads++ {
-		pattern, events, next, err := o.published(ctx, sub.Subscription, r.span(), r.Before, limit-n)
+	over, left := sub == nil || sub.State == subscription.Disabled, limit
+	if over {
+		r.skip(SkippedEnded, r.Total-r.Replayed-r.Skipped)
+	}
+	for reads := 0; !over && left > 0 && reads < maxReads; reads++ {
+		pattern, events, next, err := o.published(ctx, sub.Subscription, r.span(), r.Before, left)
 		if err != nil {
 			return n, err
+		}
+		r.Before, left, over = next, left-len(events), next == ""
+		if sub.State == subscription.Suspended {
+			r.skip(SkippedSuspended, len(events))
+			continue
 		}
 		var out []queue.Outgoing
 		for second := range slices.Chunk(events, r.Rate) {
@@ -172,7 +181,7 @@ func (o *Operations) replayEvents(ctx context.Context, subs Finder, r *Replay, n
 		if err := enqueue(ctx, o.d.Queue, out); err != nil {
 			return n, err
 		}
-		r.Before, n, over = next, n+len(events), next == ""
+		n += len(events)
 	}
 	if r.Replayed += n; over {
 		r.State, r.Finished = ReplayDone, o.d.now().UTC()

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -13,29 +12,16 @@ import (
 // TestReplayOfEvents (OPS-05) delivers what was published since a time again, by processes that die.
 func TestReplayOfEvents(t *testing.T) {
 	r := newRig(t)
-	got, err := r.services.Subscribe(t.Context(), r.principal(), subscription.SubscribeRequest{
-		Name: "github.push", Arguments: []byte(`{"owner":"acme","branch":"main"}`),
-		URL: "https://hooks.example.com/a", Secret: "whsec_a", TTL: subscription.TTL{Asked: true, For: 7 * 24 * time.Hour},
+	got := r.subscribe(func(s *subscription.SubscribeRequest) {
+		s.Name, s.Arguments = "github.push", []byte(`{"owner":"acme","branch":"main"}`)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	found, err := r.services.Find(t.Context(), "default", got.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
 	sub := found.Subscription
 	published := func(id, owner, branch string) {
-		e := event.Event{
-			Workspace: "default", ID: id, URI: "event://github/" + owner + "/" + id + "/push", Name: "github.push", Time: r.now, Published: r.now,
-			Data: []byte(`{"branch":"` + branch + `"}`),
-		}
-		body, err := e.MarshalJSON()
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.sent++
-		r.queues[queue.Events] = append(r.queues[queue.Events], queue.Message{ID: fmt.Sprint(r.sent), Outgoing: queue.Outgoing{Body: body}, Sent: r.now})
+		r.publishTo("event://github/"+owner+"/"+id+"/push", "github.push", id, `{"branch":"`+branch+`"}`)
 	}
 	const wanted, rate = 25, 2
 	published("early", "acme", "main")

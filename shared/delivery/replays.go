@@ -1,13 +1,18 @@
 package delivery
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"maps"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -30,7 +35,8 @@ const (
 	ReplayCanceled ReplayState = "canceled"
 )
 
-// ReplaySelect says which dead letters are meant: those that have all that is given. With Events it is the events of the
+// ReplaySelect says which dead letters are meant: those that have all that is given, of webhooks unless it names another
+// queue. With Events it is the events of the
 // log, not dead letters, that the subscription is for.
 type ReplaySelect struct {
 	Events       bool      `json:"events,omitempty"`
@@ -43,7 +49,7 @@ type ReplaySelect struct {
 }
 
 func (s ReplaySelect) query() LetterQuery {
-	return LetterQuery{Subscription: s.Subscription, Origin: s.Origin, Event: s.Event, Queue: WebhookQueue, Span: Span{s.Since, s.Until}}
+	return LetterQuery{Subscription: s.Subscription, Origin: s.Origin, Event: s.Event, Queue: cmp.Or(s.Queue, WebhookQueue), Span: Span{s.Since, s.Until}}
 }
 
 // Replay is a job.
@@ -60,6 +66,8 @@ type Replay struct {
 	Total     int          `json:"total"`
 	Replayed  int          `json:"replayed"`
 	Skipped   int          `json:"skipped"`
+	// Because is how many of the skipped were for each reason.
+	Because map[string]int `json:"because,omitempty"`
 	// Before is where it goes on, and Next when.
 	Before string    `json:"before,omitempty"`
 	Next   time.Time `json:"next,omitzero"`
@@ -77,8 +85,12 @@ const (
 	replaysRunning = "replays"
 	// replayStep is how much time's worth is scheduled before the position is written.
 	replayStep = 5 * time.Second
-	// replayAhead is how far ahead of the clock a round schedules: until the next one.
+	// replayAhead is how far ahead of the clock a round schedules, unless [Operations.Ahead] says otherwise.
 	replayAhead = time.Minute
+	// replayMoment is how long who begins a replay goes on with it.
+	replayMoment = 3 * time.Second
+	// replayWorkers are how many letters are retried at once.
+	replayWorkers = 8
 	// maxCount bounds how many letters are counted.
 	maxCount = 100_000
 	// sameReplay is how long a replay of events is not begun again: unlike dead letters, they are not gone once replayed.
@@ -95,8 +107,12 @@ func runningKey(workspace, id string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: replaysRunning, Sort: workspace + "#" + id}
 }
 
-// CountLetters counts the dead letters of a selection; more says that there are more than it counts.
-func (o *Operations) CountLetters(ctx context.Context, workspace string, s ReplaySelect) (n int, more bool, err error) {
+// CountReplay counts what a selection has: dead letters, or events for that subscription; more says that there are more
+// than it counts.
+func (o *Operations) CountReplay(ctx context.Context, workspace string, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
+	if s.Events {
+		return o.countEvents(ctx, sub, s)
+	}
 	for before := ""; ; {
 		list, next, err := o.Letters(ctx, workspace, s.query(), before, 1000)
 		if err != nil {
@@ -110,14 +126,6 @@ func (o *Operations) CountLetters(ctx context.Context, workspace string, s Repla
 		}
 		before = next
 	}
-}
-
-// CountReplay counts what a selection has: dead letters, or events for that subscription; more is as in CountLetters.
-func (o *Operations) CountReplay(ctx context.Context, workspace string, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
-	if s.Events {
-		return o.countEvents(ctx, sub, s)
-	}
-	return o.CountLetters(ctx, workspace, s)
 }
 
 // StartReplay begins a replay. The same selection asked for again, while it runs, is the same replay; so is one of events
@@ -217,7 +225,7 @@ func (o *Operations) RunReplays(ctx context.Context, subs Finder) (taken int, er
 	var errs []error
 	err = store.Each(ctx, o.d.DB, store.Key{Table: store.Deliveries, Partition: replaysRunning}, "list the replays", func(it *store.Item) error {
 		end := strings.LastIndexByte(it.Sort, '#') // see runningKey
-		n, err := o.runReplay(ctx, subs, it.Sort[:end], it.Sort[end+1:])
+		n, err := o.runReplay(ctx, subs, it.Sort[:end], it.Sort[end+1:], time.Time{})
 		taken += n
 		errs = append(errs, err)
 		return nil
@@ -225,8 +233,8 @@ func (o *Operations) RunReplays(ctx context.Context, subs Finder) (taken int, er
 	return taken, errors.Join(append(errs, err)...)
 }
 
-// runReplay goes on with one replay until it is done, or ahead of the clock.
-func (o *Operations) runReplay(ctx context.Context, subs Finder, workspace, id string) (taken int, err error) {
+// runReplay goes on with one replay until it is done, ahead of the clock, or, if until is not zero, no longer than that.
+func (o *Operations) runReplay(ctx context.Context, subs Finder, workspace, id string, until time.Time) (taken int, err error) {
 	for {
 		r, err := o.Replay(ctx, workspace, id)
 		if err != nil {
@@ -239,7 +247,7 @@ func (o *Operations) runReplay(ctx context.Context, subs Finder, workspace, id s
 		if r.Next.Before(now) {
 			r.Next = now
 		}
-		if r.Next.Sub(now) > replayAhead {
+		if r.Next.Sub(now) > cmp.Or(o.Ahead, replayAhead) || !until.IsZero() && now.After(until) {
 			return taken, nil
 		}
 		n, err := o.replayStep(ctx, subs, r, now)
@@ -252,16 +260,16 @@ func (o *Operations) runReplay(ctx context.Context, subs Finder, workspace, id s
 	}
 }
 
-// StepReplay takes the first step of a replay at once, for who would not wait for the next minute.
-func (o *Operations) StepReplay(ctx context.Context, subs Finder, r *Replay) error {
+// BeginReplay goes on with a new replay for a moment, and returns how it is then. At the default rate that is enough
+// until [Operations.RunReplays] does.
+func (o *Operations) BeginReplay(ctx context.Context, subs Finder, r *Replay) (*Replay, error) {
 	if r.State != ReplayRunning || r.Before != "" || r.Replayed > 0 {
-		return nil
+		return r, nil
 	}
-	_, err := o.replayStep(ctx, subs, r, o.d.now())
-	if errors.Is(err, store.ErrConflict) {
-		return nil
+	if _, err := o.runReplay(ctx, subs, r.Workspace, r.ID, o.d.now().Add(replayMoment)); err != nil {
+		return nil, err
 	}
-	return err
+	return o.Replay(ctx, r.Workspace, r.ID)
 }
 
 // replayStep retries some letters and writes how far that came.
@@ -276,45 +284,69 @@ func (o *Operations) replayStep(ctx context.Context, subs Finder, r *Replay, now
 	}
 	// Of two who make the same step each letter is one's, and one writes the position; the other adds its
 	// numbers. Who dies before that leaves those of a step uncounted.
-	replayed, skipped := r.Replayed, r.Skipped
+	replayed, before := r.Replayed, maps.Clone(r.Because)
 	r.Before = next
 	delay := max(0, r.Next.Sub(now))
 	r.Next = r.Next.Add(time.Duration(len(letters)) * time.Second / time.Duration(r.Rate))
+	var mu sync.Mutex
+	var work errgroup.Group
+	work.SetLimit(replayWorkers)
 	for i, l := range letters {
-		sub, err := subs.Lookup(ctx, r.Workspace, l.Principal, l.Subscription)
-		if err != nil {
-			return n, err
-		}
-		done, err := o.retry(ctx, r.Workspace, l.ID, sub, delay+time.Duration(i)*time.Second/time.Duration(r.Rate))
-		switch {
-		case fault.Is(err, fault.Conflict):
-			r.Skipped++
-		case err != nil:
-			return n, err
-		case done:
-			r.Replayed++
-			n++
-		}
+		work.Go(func() error {
+			done, err := o.again(ctx, subs, r.Workspace, l, delay+time.Duration(i)*time.Second/time.Duration(r.Rate))
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case fault.Is(err, fault.Conflict):
+				r.skip(whySkipped(err), 1)
+			case err != nil:
+				return err
+			case done:
+				r.Replayed++
+				n++
+			}
+			return nil
+		})
+	}
+	if err := work.Wait(); err != nil {
+		return n, err
 	}
 	if next == "" {
 		r.State, r.Finished = ReplayDone, o.d.now().UTC()
 	}
 	if err = o.saveReplay(ctx, r); errors.Is(err, store.ErrConflict) {
-		if lost := o.countMore(ctx, r, r.Replayed-replayed, r.Skipped-skipped); lost != nil {
+		for why, n := range before {
+			r.Because[why] -= n
+		}
+		if lost := o.countMore(ctx, r, r.Replayed-replayed, r.Because); lost != nil {
 			return n, lost
 		}
 	}
 	return n, err
 }
 
+// again is Retry with a look at the subscription.
+func (o *Operations) again(ctx context.Context, subs Finder, workspace string, l Letter, delay time.Duration) (done bool, err error) {
+	var sub *subscription.Subscription
+	if l.Queue == WebhookQueue {
+		if sub, err = subs.Lookup(ctx, workspace, l.Principal, l.Subscription); err != nil {
+			return false, err
+		}
+	}
+	return o.Retry(ctx, workspace, l, sub, delay)
+}
+
 // countMore adds to the numbers of a replay that another process has written, or a person canceled.
-func (o *Operations) countMore(ctx context.Context, of *Replay, replayed, skipped int) error {
-	for replayed+skipped > 0 {
+func (o *Operations) countMore(ctx context.Context, of *Replay, replayed int, because map[string]int) error {
+	for replayed+len(because) > 0 {
 		r, err := o.Replay(ctx, of.Workspace, of.ID)
 		if err != nil || r == nil {
 			return err
 		}
-		r.Replayed, r.Skipped = r.Replayed+replayed, r.Skipped+skipped
+		r.Replayed += replayed
+		for why, n := range because {
+			r.skip(why, n)
+		}
 		if err := o.saveReplay(ctx, r); !errors.Is(err, store.ErrConflict) {
 			return fault.Wrap(fault.Unavailable, err, "count what was replayed")
 		}

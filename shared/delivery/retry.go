@@ -41,12 +41,7 @@ const (
 // longest is how far ahead of the clock that wrote it a due entry can lie.
 const longest = MaxRetryAfter*(100+Jitter*100)/100 + backup
 
-func (r *Retry) now() time.Time {
-	if r.Now != nil {
-		return r.Now()
-	}
-	return time.Now()
-}
+func (r *Retry) now() time.Time { return timeBy(r.Now) }
 
 // Run does one round and reports how many deliveries it moved. An entry is
 // deleted after its message was sent: a crash in between sends it twice, and the second
@@ -119,11 +114,7 @@ func (r *Retry) move(ctx context.Context, partition string, now time.Time, only 
 }
 
 func (r *Retry) deadLetter(ctx context.Context, it *store.Item, reason error) error {
-	log := r.Log
-	if log == nil {
-		log = slog.Default()
-	}
-	return DeadLetterItem(r.DB, r.Queue, r.now, log)(ctx, it, reason)
+	return DeadLetterItem(r.DB, r.Queue, r.now, loggerOr(r.Log))(ctx, it, reason)
 }
 
 // Entries lie in the minute in which they are due. After the clock was set back, those that

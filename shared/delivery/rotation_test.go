@@ -14,12 +14,7 @@ import (
 func TestARotatedSecretSignsForADay(t *testing.T) {
 	r := newRig(t)
 	for _, secret := range []string{"whsec_old", "whsec_new"} {
-		_, err := r.services.Subscribe(t.Context(), r.principal(), subscription.SubscribeRequest{
-			Name: "ci.build_finished", URL: "https://hooks.example.com/a", Secret: secret, TTL: subscription.TTL{Asked: true, For: 48 * time.Hour},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r.subscribe(func(s *subscription.SubscribeRequest) { s.Secret = secret })
 	}
 	rotated := r.now
 	for i, step := range []struct {

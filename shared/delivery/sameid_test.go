@@ -25,7 +25,7 @@ func TestEventsOfOneIDAreRetriedEachByItself(t *testing.T) {
 		return webhook.Outcome{Status: 200}
 	}
 	r.publish("1")
-	r.publishTo(push, "github.push", "1")
+	r.publishTo(push, "github.push", "1", `{"ok":true}`)
 	r.run()
 
 	got := map[string]map[string]int{}

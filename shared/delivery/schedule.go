@@ -49,13 +49,7 @@ func (s Schedule) total() (sum time.Duration) {
 
 func (d *Dispatcher) schedule(o subscription.Origin) Schedule {
 	if o == subscription.MCPEvents {
-		if d.Options.EventsSchedule != nil {
-			return d.Options.EventsSchedule
-		}
-		return EventsSchedule
+		return d.Options.EventsSchedule
 	}
-	if d.Options.Schedule != nil {
-		return d.Options.Schedule
-	}
-	return StandardSchedule
+	return d.Options.Schedule
 }

@@ -23,7 +23,7 @@ func TestSchedules(t *testing.T) {
 				subscription.SEP1803: {0, s}, subscription.MCPEvents: {0, m},
 			}},
 		} {
-			d := &Dispatcher{Options: tc.options}
+			d := NewDispatcher(&Dispatcher{DB: newRig(t).db, Options: tc.options})
 			for origin, want := range tc.want {
 				if got := d.schedule(origin); !slices.Equal(got, want) {
 					t.Errorf("%s: %v has %v, want %v", name, origin, got, want)
@@ -70,6 +70,9 @@ func TestSchedules(t *testing.T) {
 			}
 			got := map[string]int{}
 			for _, p := range r.posts {
+				if p.ID != "evt_1" {
+					continue // a gap notice, which goes on
+				}
 				got[p.SubscriptionID]++
 			}
 			if got[plain] != len(StandardSchedule) || got[events] != len(EventsSchedule) {

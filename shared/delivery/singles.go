@@ -71,7 +71,7 @@ func (d *Dispatcher) Singles(ctx context.Context, batch []queue.Message) (failed
 	return failed, nil
 }
 
-// errLater says that an endpoint has no free slot for an attempt.
+// errNoSlot says that an endpoint has no free slot for an attempt.
 var errNoSlot = errors.New("delivery: the endpoint has no free slot")
 
 const (
@@ -131,33 +131,33 @@ func (d *Dispatcher) waitInDueTable(ctx context.Context, t SingleTask, wait time
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read a delivery")
 	}
-	del, err := current(items[0], t)
+	del, err := current(items[0], t, d.now())
 	if err != nil || del == nil {
 		return err
 	}
 	now := d.now()
-	had, was := items[0].Version, del.unpark(now)
 	if del.Control == nil && now.Sub(del.First) > d.schedule(del.Origin).total() {
 		if failure != nil {
 			del.Attempts = append(del.Attempts, *failure)
 		}
-		_, err := d.deadLetter(ctx, del, nil, had, was)
+		_, err := d.abandon(ctx, del, nil)
 		return err
 	}
 	wait = max(wait, laterDue)
-	_, err = d.writeNext(ctx, del, had, was, now.Add(wait+rand.N(wait/5)))
+	_, err = d.writeNext(ctx, del, now.Add(wait+rand.N(wait/5)))
 	return err
 }
 
-// current decodes the delivery that a task is for; nil when the task is stale.
-func current(it *store.Item, t SingleTask) (*delivery, error) {
+// current decodes the delivery that a task is for, which waits no more; nil when the task is stale.
+func current(it *store.Item, t SingleTask, now time.Time) (*delivery, error) {
 	if it == nil {
 		return nil, nil // delivered, or ended with its subscription
 	}
 	del, err := decodeDelivery(it)
-	if err != nil || del.State != statePending || len(del.Attempts)+1 != t.Attempt {
+	if err != nil || del.State != statePending || len(del.Attempts)+1 != t.Attempt || del.Control != nil && del.Event != t.Event {
 		return nil, err
 	}
+	del.unpark(now)
 	return del, nil
 }
 
@@ -170,17 +170,15 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a delivery")
 	}
-	del, err := current(items[0], t)
+	del, err := current(items[0], t, d.now())
 	if err != nil || del == nil {
 		return nil, err
 	}
-	had := items[0].Version
-	was := del.unpark(d.now())
 	if del.Control != nil {
-		if parked, err := d.parkedInstead(ctx, del, nil, nil, had, was); parked || err != nil {
+		if parked, err := d.parkedInstead(ctx, del, nil, nil); parked || err != nil {
 			return nil, err
 		}
-		return d.sendNotice(ctx, del, had, was, at)
+		return d.sendNotice(ctx, del, at)
 	}
 	read := time.Now()
 	record, err := d.Subscriptions.Lookup(ctx, t.Workspace, t.Principal, t.Subscription)
@@ -188,14 +186,14 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 		return nil, err
 	}
 	if record == nil {
-		return []store.Op{store.Delete(items[0].Key), store.Delete(was)}, nil
+		return del.forget(), nil
 	}
 	if record.State == subscription.Suspended {
-		return nil, d.suspend(ctx, del, had, was)
+		return nil, d.suspend(ctx, del)
 	}
 	if items[1] == nil {
 		d.log().WarnContext(ctx, "event expired before delivery", "subscription", t.Subscription, "event", t.Event)
-		_, err := d.deadLetter(ctx, del, nil, had, was)
+		_, err := d.abandon(ctx, del, nil)
 		return nil, err
 	}
 	var e event.Event
@@ -218,10 +216,10 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 	if may, err := right.May(ctx, &e); err != nil {
 		return nil, err
 	} else if !may {
-		return []store.Op{store.Delete(items[0].Key), store.Delete(was)}, nil
+		return del.forget(), nil
 	}
 	sub := record.Subscriber()
-	if parked, err := d.parkedInstead(ctx, del, &sub, &e, had, was); parked || err != nil {
+	if parked, err := d.parkedInstead(ctx, del, &sub, &e); parked || err != nil {
 		return nil, err
 	}
 	if !d.Gate.enter(sub.ID, read) {
@@ -231,10 +229,10 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 		if !d.Gate.enter(sub.ID, read) {
 			return webhook.Outcome{Category: webhook.Aborted, Err: errMaybeEnded}
 		}
-		return d.attempt(ctx, t.Workspace, &sub, &e, t.Attempt)
+		return d.attempt(ctx, del, &sub, &e)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return d.outcome(ctx, t.Workspace, &sub, &e, del, had, was, out)
+	return d.outcome(ctx, del, &sub, &e, out)
 }

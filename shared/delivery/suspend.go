@@ -2,12 +2,10 @@ package delivery
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -24,30 +22,22 @@ import (
 const stateSuspended = "held"
 
 // addToBacklog suspends the delivery of an event to a suspended subscriber.
-func (d *Dispatcher) addToBacklog(ctx context.Context, workspace string, sub *subscription.Subscriber, e *event.Event) error {
+func (d *Dispatcher) addToBacklog(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
 	if e.Published.After(time.UnixMicro(sub.Suspended).Add(2 * eventlog.MaxSkew)) {
 		return nil // the replay brings it
 	}
-	del := newDelivery(workspace, sub, e, d.now())
+	del := newDelivery(sub, e, d.now())
 	if err := d.storeBody(ctx, e, del.key()); err != nil {
 		return err
 	}
-	return d.suspend(ctx, del, 0, store.Key{})
+	return d.suspend(ctx, del)
 }
 
-// suspend puts a delivery into the backlog; was is its due entry so far.
-func (d *Dispatcher) suspend(ctx context.Context, del *delivery, had int64, was store.Key) error {
+// suspend puts a delivery into the backlog.
+func (d *Dispatcher) suspend(ctx context.Context, del *delivery) error {
 	del.State, del.Due, del.DueAt = stateSuspended, time.Time{}, time.Time{}
-	ops := []store.Op{store.Put(del.item(), continues(had))}
-	if was != (store.Key{}) {
-		ops = append(ops, store.Delete(was))
-	}
-	err := d.DB.Write(ctx, ops...)
-	if errors.Is(err, store.ErrConflict) {
-		return nil // it went on elsewhere
-	}
-	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "suspend a delivery")
+	if mine, err := d.write(ctx, del, nil, "suspend a delivery"); err != nil || !mine {
+		return err // nil: it went on elsewhere
 	}
 	record, err := d.Subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
 	if err != nil || record == nil || record.State == subscription.Suspended {
@@ -59,7 +49,8 @@ func (d *Dispatcher) suspend(ctx context.Context, del *delivery, had int64, was 
 // reactivate schedules the next attempt of a suspended delivery.
 func (d *Dispatcher) reactivate(ctx context.Context, del *delivery) error {
 	del.State = statePending
-	_, err := d.writeNext(ctx, del, del.item().Version, store.Key{}, d.now())
+	del.version = del.item().Version
+	_, err := d.writeNext(ctx, del, d.now())
 	return err
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -42,19 +43,8 @@ type Terminable interface {
 	SetAuditState(ctx context.Context, workspace string, l subscription.AuditState) error
 }
 
-func (e *Terminator) now() time.Time {
-	if e.Now != nil {
-		return e.Now()
-	}
-	return time.Now()
-}
-
-func (e *Terminator) log() *slog.Logger {
-	if e.Log != nil {
-		return e.Log
-	}
-	return slog.Default()
-}
+func (e *Terminator) now() time.Time    { return timeBy(e.Now) }
+func (e *Terminator) log() *slog.Logger { return loggerOr(e.Log) }
 
 // Terminate checks a subscription against the latest catalog and keys, and ends it if it may
 // not go on. The deletion and the due entry of its termination notice are one write, so that
@@ -90,12 +80,7 @@ func (e *Terminator) Terminate(ctx context.Context, workspace, principal, id str
 }
 
 func (e *Terminator) plain(url string) bool {
-	for _, prefix := range e.Plain {
-		if strings.HasPrefix(url, prefix) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(e.Plain, func(prefix string) bool { return strings.HasPrefix(url, prefix) })
 }
 
 // notice is the delivery of a termination notice.

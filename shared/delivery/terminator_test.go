@@ -152,9 +152,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 		rich.Scopes = append([]string{"builds"}, rich.Scopes...)
 		keys := &roster{[]auth.Principal{rich}}
 		r.directory = keys
-		if _, err := r.services.Register(t.Context(), rich, subscription.RegisterRequest{URIs: []string{"event://ci/build-finished"}, Target: "https://hooks.example.com/a"}); err != nil {
-			t.Fatal(err)
-		}
+		r.registerAs(rich, "https://hooks.example.com/a", "event://ci/build-finished")
 		keys.keys = []auth.Principal{r.principal(), rich}
 		r.publish("one")
 		r.run()
@@ -214,12 +212,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 	t.Run("EVX-13 a client can do without the message, and so can the operator for it", func(t *testing.T) {
 		for _, by := range []string{"client", "operator"} {
 			r := newRig(t)
-			made, err := r.services.Subscribe(t.Context(), r.principal(), subscription.SubscribeRequest{
-				Name: "ci.build_finished", URL: "https://hooks.example.com/a", Secret: "whsec_a", Plain: by == "client",
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			made := r.subscribe(func(s *subscription.SubscribeRequest) { s.Plain = by == "client" })
 			r.change(payload, required)
 			e := r.terminator(mortal{r.db, r}, r.services)
 			if by == "operator" {
@@ -245,9 +238,9 @@ func TestAParentIsNarrowed(t *testing.T) {
 	r.change(buildType, deploy)
 	r.audit()
 	publish := func(prefix string) {
-		r.publishTo("event://ci/build-finished", "ci.build_finished", prefix+"build")
-		r.publishTo("event://ci/search/deployed", "ci.deployed", prefix+"search")
-		r.publishTo("event://ci/ads/deployed", "ci.deployed", prefix+"ads")
+		r.publishTo("event://ci/build-finished", "ci.build_finished", prefix+"build", `{"ok":true}`)
+		r.publishTo("event://ci/search/deployed", "ci.deployed", prefix+"search", `{"ok":true}`)
+		r.publishTo("event://ci/ads/deployed", "ci.deployed", prefix+"ads", `{"ok":true}`)
 	}
 	publish("1")
 	r.run()
@@ -257,7 +250,7 @@ func TestAParentIsNarrowed(t *testing.T) {
 	// Retries are narrowed, too.
 	r.change(buildType, strings.Replace(deploy, "    access: {claims: {team: team}}\n", "", 1))
 	r.script, r.posts = fails, nil
-	r.publishTo("event://ci/ads/deployed", "ci.deployed", "2ads")
+	r.publishTo("event://ci/ads/deployed", "ci.deployed", "2ads", `{"ok":true}`)
 	r.work()
 	before := posted(r)["2ads"]
 	r.change(buildType, deploy)
@@ -317,15 +310,9 @@ func TestAnOldCatalogEndsNothing(t *testing.T) {
 			a := &aged{catalog.NewStatic(old), r.catalogs.(*catalog.Static)}
 			d.Terminator.Review.Catalog = a
 			r.publish("evt_1")
-			if failed, err := fanout.Handle(t.Context(), r.queues[queue.Events]); len(failed) > 0 || err != nil {
-				t.Fatal(failed, err)
-			}
+			r.hand(queue.Events, fanout.Handle)
 			for range 3 {
-				batch := r.queues[queue.Deliveries]
-				r.queues[queue.Deliveries] = nil
-				if failed, err := d.Pages(t.Context(), batch); len(failed) > 0 || err != nil {
-					t.Fatal(failed, err)
-				}
+				r.hand(queue.Deliveries, d.Pages)
 			}
 			if !r.served(one.ID) || !r.served(all.ID) {
 				t.Error("it ended")
@@ -345,51 +332,39 @@ func TestAnOldCatalogEndsNothing(t *testing.T) {
 // telling it: EVX-13, EVX-17.
 func TestTheEndSurvivesCrashes(t *testing.T) {
 	for _, audited := range []bool{false, true} {
-		for _, late := range []bool{false, true} {
-			for point := 1; ; point += everyPoint {
-				r := newRig(t)
-				id, other := r.subscribe().ID, r.register("event://ci/build-finished").ID
-				r.audit()
-				r.script = func(n int) webhook.Outcome {
-					if n == 1 {
-						return fails(n)
+		atEachStep(t, 12, func(point int, late bool) bool {
+			r := newRig(t)
+			id, other := r.subscribe().ID, r.register("event://ci/build-finished").ID
+			r.audit()
+			r.script = failsFirst(1)
+			r.change(buildType, restricted)
+			r.budget, r.late = point, late
+			if audited {
+				for range 3 {
+					e := r.terminator(mortal{r.db, r}, r.service(mortal{r.db, r}, r.log))
+					_, err := e.Audit(t.Context())
+					if died := r.dead; err != nil && !died {
+						t.Fatal(err)
+					} else if died {
+						r.dead, r.budget = false, 0
 					}
-					return webhook.Outcome{Status: 200}
+					r.now = r.now.Add(30 * time.Second) // before what is lost is brought back
 				}
-				r.change(buildType, restricted)
-				r.budget, r.late = point, late
-				if audited {
-					for range 3 {
-						e := r.terminator(mortal{r.db, r}, r.service(mortal{r.db, r}, r.log))
-						_, err := e.Audit(t.Context())
-						if died := r.dead; err != nil && !died {
-							t.Fatal(err)
-						} else if died {
-							r.dead, r.budget = false, 0
-						}
-						r.now = r.now.Add(30 * time.Second) // before what is lost is brought back
-					}
-				} else {
-					r.publish("evt_1")
-				}
-				r.run()
-				survived := r.budget > 0
-				r.dead, r.budget = false, 0
-				ids, _ := r.notices()
-				// Two attempts; the death, and a due entry that comes with its message, repeat one each.
-				if len(ids) != 1 || len(r.posts) < 2 || len(r.posts) > 4 {
-					t.Fatalf("death at step %d (late %v, audited %v): posts %v", point, late, audited, posted(r))
-				}
-				if r.served(id) || r.served(other) {
-					t.Fatalf("death at step %d (late %v, audited %v): it is still served", point, late, audited)
-				}
-				if survived {
-					if point < 12 {
-						t.Fatalf("only %d steps were tried", point)
-					}
-					break
-				}
+			} else {
+				r.publish("evt_1")
 			}
-		}
+			r.run()
+			survived := r.budget > 0
+			r.dead, r.budget = false, 0
+			ids, _ := r.notices()
+			// Two attempts; the death, and a due entry that comes with its message, repeat one each.
+			if len(ids) != 1 || len(r.posts) < 2 || len(r.posts) > 4 {
+				t.Fatalf("death at step %d (late %v, audited %v): posts %v", point, late, audited, posted(r))
+			}
+			if r.served(id) || r.served(other) {
+				t.Fatalf("death at step %d (late %v, audited %v): it is still served", point, late, audited)
+			}
+			return survived
+		})
 	}
 }

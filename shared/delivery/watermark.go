@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
@@ -49,6 +50,15 @@ var progressKey = store.Key{Table: store.Deliveries, Partition: "w#pace", Sort: 
 // position lies before the key of an event that was published at that time.
 func position(published time.Time) int64 {
 	return published.Add(-2*eventlog.MaxSkew).UnixMicro() - 1
+}
+
+// earliest begins the key of a page with a position before it was sent and before all its events, for [Watermark.before].
+func earliest(sent time.Time, events []event.Event) string {
+	first := position(sent)
+	for _, e := range events {
+		first = min(first, position(e.Published))
+	}
+	return fmt.Sprintf("%016d#", max(first, 0))
 }
 
 // Settled implements [subscription.Watermark]: all that was sent to dispatch by then has been
@@ -147,17 +157,12 @@ func (p *progress) late(ctx context.Context, db store.DB, batch []queue.Message,
 		if m.Sent.IsZero() || now.Sub(m.Sent) <= lateAfter {
 			continue
 		}
-		first := position(m.Sent)
 		var t PageTask
-		if json.Unmarshal(m.Body, &t) == nil {
-			for _, e := range t.Events {
-				first = min(first, position(e.Published))
-			}
+		if json.Unmarshal(m.Body, &t) != nil {
+			t.Events = nil
 		}
 		err := db.Write(ctx, store.Put(store.Item{
-			Key: store.Key{
-				Table: store.Deliveries, Partition: latePartition, Sort: fmt.Sprintf("%016d#%s", max(first, 0), m.ID),
-			},
+			Key:     store.Key{Table: store.Deliveries, Partition: latePartition, Sort: earliest(m.Sent, t.Events) + m.ID},
 			Expires: now.Add(dwell),
 		}))
 		if err != nil {

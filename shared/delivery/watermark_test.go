@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -114,7 +115,7 @@ func (h *history) handleSome(q queue.Name, budget int) {
 		h.procs[n] = h.start()
 	}
 	for _, m := range batch {
-		if died || err != nil || contains(failed, m.ID) {
+		if died || err != nil || slices.Contains(failed, m.ID) {
 			h.queues[q] = append(h.queues[q], m)
 		}
 	}

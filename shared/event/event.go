@@ -67,7 +67,19 @@ func ValidID(id string) bool {
 }
 
 // NewID returns a fresh id, sortable by time.
-func NewID() string { return "evt_" + uuid.Must(uuid.NewV7()).String() }
+func NewID() string { return idPrefix + uuid.Must(uuid.NewV7()).String() }
+
+// MadeAt returns when [NewID] made an id, to the millisecond; ok is false for an id that it did not make.
+func MadeAt(id string) (at time.Time, ok bool) {
+	rest, ok := strings.CutPrefix(id, idPrefix)
+	u, err := uuid.Parse(rest)
+	if !ok || err != nil || len(rest) != 36 || u.Version() != 7 {
+		return time.Time{}, false
+	}
+	return time.UnixMilli(int64(u[0])<<40 | int64(u[1])<<32 | int64(u[2])<<24 | int64(u[3])<<16 | int64(u[4])<<8 | int64(u[5])), true
+}
+
+const idPrefix = "evt_"
 
 // controlPrefix begins the webhook-id of a control message (SEP-3415: msg_<type>_<random>).
 const controlPrefix = "msg_"

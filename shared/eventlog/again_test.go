@@ -16,6 +16,16 @@ import (
 
 const uri = "event://ci/build-finished"
 
+func memory(t *testing.T) *sqlite.DB {
+	t.Helper()
+	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
 // cut is a store that takes so many writes and then no more.
 type cut struct {
 	store.DB
@@ -40,12 +50,8 @@ func TestABatchThatComesAgainIsInTheLogOnce(t *testing.T) {
 	for writes := range 5 {
 		for _, first := range []int{8, 3, 1} {
 			t.Run(fmt.Sprintf("%d_writes_then_%d_events", writes, first), func(t *testing.T) {
-				db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer db.Close()
-				_, err = (&eventlog.Log{DB: &cut{DB: db, left: writes}}).AppendOwn(t.Context(), "default", uri, events[:7])
+				db := memory(t)
+				_, err := (&eventlog.Log{DB: &cut{DB: db, left: writes}}).Append(t.Context(), "default", uri, events[:7], nil)
 				if (err != nil) != (writes < 4) {
 					t.Fatalf("%d writes: %v", writes, err)
 				}
@@ -54,11 +60,11 @@ func TestABatchThatComesAgainIsInTheLogOnce(t *testing.T) {
 					if len(batch) == 0 {
 						continue
 					}
-					known, err := log.AppendOwn(t.Context(), "default", uri, batch)
+					known, err := log.Append(t.Context(), "default", uri, batch, nil)
 					if err != nil {
 						t.Fatal(err)
 					}
-					if !known && writes > 0 && &batch[0] == &events[0] {
+					if !known.First && writes > 0 && &batch[0] == &events[0] {
 						t.Error("what follows the first append of a URI would be left out")
 					}
 				}

@@ -19,12 +19,6 @@ type Appended struct {
 	After int64
 }
 
-// AppendOwn is [Log.Append] for a URI that no pattern in use matches.
-func (l *Log) AppendOwn(ctx context.Context, workspace, uri string, events []event.Event) (first bool, err error) {
-	done, err := l.Append(ctx, workspace, uri, events, nil)
-	return done.First, err
-}
-
 // Append appends events of one URI, in order, to its own partition and to the partitions of the pattern keys. The
 // caller is the only writer of the URI. A batch that was cut off comes again: the events that it wrote a moment ago
 // are not written to the own partition again.
@@ -86,7 +80,7 @@ func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []ev
 	for _, e := range fresh {
 		room -= len(e.ID) + 3
 	}
-	for _, part := range pack(fresh, room) {
+	for _, part := range pack(fresh, room, store.MaxTransaction-1-len(copies)) {
 		s := segment{V: segmentVersion, Events: part, Before: written}
 		if floor, err = l.put(ctx, p, s, floor, copies...); err != nil {
 			return done, fault.Wrap(fault.Unavailable, err, "append to the log of %s", uri)
@@ -105,7 +99,7 @@ func (l *Log) copies(workspace, uri string, keys []string) (parts []Partition) {
 	if !l.DB.Ordered() {
 		return nil
 	}
-	for _, key := range keys[:min(len(keys), store.MaxTransaction-1)] {
+	for _, key := range keys[:min(len(keys), store.MaxTransaction-2)] {
 		parts = append(parts, shard(workspace, key, shardOf(uri)))
 	}
 	return parts
@@ -146,7 +140,7 @@ func (l *Log) put(ctx context.Context, p Partition, s segment, floor int64, copi
 			Expires: time.UnixMicro(stamp).Add(life),
 		}
 		if l.DB.Ordered() {
-			return 0, l.DB.Write(ctx, stamped(item, s.len(), copies)...)
+			return 0, l.DB.Write(ctx, underIDs(stamped(item, s.len(), copies), s.Events)...)
 		}
 		if !p.single {
 			item.Sort += "-" + nonce()

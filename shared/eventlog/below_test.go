@@ -6,16 +6,11 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 // A parent of more than a page of sub-resources knows those of the later pages too.
 func TestAParentOfManySubResources(t *testing.T) {
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
+	db := memory(t)
 	log := &eventlog.Log{DB: db}
 	const n = 2500
 	child := func(i int) string { return fmt.Sprintf("event://many/%04d", i) }
@@ -25,7 +20,7 @@ func TestAParentOfManySubResources(t *testing.T) {
 		}
 	}
 	last := child(n - 1)
-	if _, err := log.AppendOwn(t.Context(), "default", last, []event.Event{{Workspace: "default", ID: "e", URI: last, Data: []byte(`{}`)}}); err != nil {
+	if _, err := log.Append(t.Context(), "default", last, []event.Event{{Workspace: "default", ID: "e", URI: last, Data: []byte(`{}`)}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	latest, err := log.LatestBelow(t.Context(), "default", "event://many", 5, func(uri string) (bool, bool) { return uri >= child(n-40), false })

@@ -43,7 +43,7 @@ func (l *Log) Interested(ctx context.Context, workspace, key string) (Interest, 
 		if l.DB.Ordered() {
 			since = l.DB.End()
 		}
-		until := now.Add(l.retention())
+		until := l.KeptUntil()
 		ahead := func(in Interest) bool { return in.Since > since+2*MaxSkew.Microseconds() } // the clock was set back
 		if it := items[0]; it != nil && ReadInterest(it).Until.After(now) && !ahead(ReadInterest(it)) {
 			in := ReadInterest(it)

@@ -2,13 +2,13 @@ package eventlog_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/store"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 // unordered is a store that does not stamp: like DynamoDB.
@@ -19,17 +19,12 @@ func (unordered) Ordered() bool { return false }
 // A writer may die over an append that took longer than the bound. Its batch
 // comes again, and must get a key that readers have not passed.
 func TestABatchThatComesAgainLateGetsANewKey(t *testing.T) {
-	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = db.Close() }()
 	now := time.Now()
-	log := &eventlog.Log{DB: unordered{db}, Now: func() time.Time { return now }}
+	log := &eventlog.Log{DB: unordered{memory(t)}, Now: func() time.Time { return now }}
 	const uri = "event://ci/build-finished"
 	events := []event.Event{{Workspace: "default", ID: "evt_1", URI: uri, Data: []byte(`{}`)}}
 	write := func() {
-		if _, err := log.AppendOwn(t.Context(), "default", uri, events); err != nil {
+		if _, err := log.Append(t.Context(), "default", uri, events, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -63,13 +58,8 @@ func TestABatchThatComesAgainLateGetsANewKey(t *testing.T) {
 // Several writers may stamp the same microsecond. A page that ends between two
 // such events must not make the next one begin behind both.
 func TestAPageEndsAfterAWholeStamp(t *testing.T) {
-	db, err := sqlite.Open(":memory:", sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = db.Close() }()
 	now := time.Now()
-	log := &eventlog.Log{DB: unordered{db}, Now: func() time.Time { return now }}
+	log := &eventlog.Log{DB: unordered{memory(t)}, Now: func() time.Time { return now }}
 	const many = 250
 	for i := range many {
 		e := event.Event{Workspace: "default", ID: fmt.Sprint(i), URI: "event://ci/x", Data: []byte(`{}`)}
@@ -80,18 +70,7 @@ func TestAPageEndsAfterAWholeStamp(t *testing.T) {
 			now = now.Add(time.Microsecond)
 		}
 	}
-	got := map[string]bool{}
-	for _, part := range eventlog.Pattern("default", "event://ci/**") {
-		for next, more := int64(0), true; more; {
-			var entries []eventlog.Entry
-			if entries, more, next, err = log.Read(t.Context(), part, next, 3); err != nil {
-				t.Fatal(err)
-			}
-			for _, e := range entries {
-				got[e.Event.ID] = true
-			}
-		}
-	}
+	got := slices.Compact(read(t, log, eventlog.Pattern("default", "event://ci/**"))) // by pages of three
 	if len(got) != many {
 		t.Errorf("SUB-08 EVX-07: %d of %d events were read", len(got), many)
 	}

@@ -100,6 +100,12 @@ func (l *Log) retention() time.Duration {
 // Oldest is the oldest key that the log surely still has.
 func (l *Log) Oldest() int64 { return l.now().Add(-l.retention()).UnixMicro() }
 
+// KeptUntil is until when what is written now surely stays.
+func (l *Log) KeptUntil() time.Time { return l.now().Add(l.retention()) }
+
+// Reaches is how far back the log surely goes.
+func (l *Log) Reaches() time.Duration { return l.retention() }
+
 // Reach returns where a reader starts whose cursor c has the position at in a partition. The log, or what the reader
 // wants of it, begins at floor; truncated reports that events before it are missing.
 func (l *Log) Reach(c Cursor, at, floor int64) (start int64, truncated bool) {

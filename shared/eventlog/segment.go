@@ -46,13 +46,13 @@ func (s segment) len() int { return len(s.Events) + len(s.Notices) }
 // maxSegment keeps a segment under the limit of an item, with room for keys.
 const maxSegment = store.MaxItem - 4<<10
 
-// pack divides events into segments of at most room bytes.
-func pack(events []event.Event, room int) [][]event.Event {
+// pack divides events into segments of at most room bytes and most events.
+func pack(events []event.Event, room, most int) [][]event.Event {
 	var out [][]event.Event
 	size := 0
 	for i, e := range events {
 		n := len(e.Data) + len(e.URI) + 512
-		if i == 0 || size+n > room {
+		if i == 0 || size+n > room || len(out[len(out)-1]) == most {
 			out, size = append(out, nil), 0
 		}
 		out[len(out)-1] = append(out[len(out)-1], e)

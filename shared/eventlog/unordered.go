@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Of returns the partitions that hold the events of one URI. That is its own partition. An unordered event type has as
@@ -45,7 +46,7 @@ func (l *Log) AppendUnordered(ctx context.Context, workspace, uri string, events
 			done.First, done.After = done.First || own.First, min(done.After, own.After)
 			mu.Unlock()
 			for _, key := range keys {
-				for _, events := range pack(part, maxSegment) {
+				for _, events := range pack(part, maxSegment, store.MaxTransaction) {
 					if _, err := l.put(ctx, shard(workspace, key, i), segment{V: segmentVersion, Events: events}, 0); err != nil {
 						return fault.Wrap(fault.Unavailable, err, "append to the log of %s", key)
 					}

@@ -11,7 +11,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/store"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 // stamping is a store whose writers stamp, as DynamoDB's, and that counts what it is asked.
@@ -42,11 +41,7 @@ func (s *stamping) Write(ctx context.Context, ops ...store.Op) error {
 }
 
 func logOf(t *testing.T) (*stamping, *eventlog.Log) {
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { db.Close() })
+	db := memory(t)
 	s := &stamping{DB: db, partitions: map[string]int{}}
 	return s, &eventlog.Log{DB: s}
 }
@@ -81,7 +76,7 @@ func read(t *testing.T, log *eventlog.Log, parts []eventlog.Partition) (ids []st
 // page gets each event once. What the log holds from the time when the URI had an order is there, too.
 func TestAnUnorderedURI(t *testing.T) {
 	db, log := logOf(t)
-	if _, err := log.AppendOwn(t.Context(), "default", uri, numbered(0, 10)); err != nil {
+	if _, err := log.Append(t.Context(), "default", uri, numbered(0, 10), nil); err != nil {
 		t.Fatal(err)
 	}
 	const parent = "event://ci/**"

@@ -1,12 +1,15 @@
 package gateway
 
 import (
+	"context"
 	"encoding/json"
+	"log/slog"
 
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/metric"
 )
 
 // backend is one MCP server behind the gateway.
@@ -32,20 +35,6 @@ func (g *Gateway) newBackend(c config.Backend) *backend {
 	return b
 }
 
-// caller speaks to the backend for a caller. One that gets callers' tokens does not get the
-// operator's for a caller who has none.
-func (b *backend) caller(token string) *upstream.Client {
-	c := b.own
-	c.Credentials = credentials{b, token, b.ForwardToken && token == ""}.add
-	return &c
-}
-
-// perCaller reports whether what the backend shows is asked for with the callers' tokens.
-func (b *backend) perCaller() bool {
-	_, fixed := b.Headers["Authorization"]
-	return b.ForwardToken && !fixed && b.OAuth == nil
-}
-
 // capabilitiesOf reads what a backend declares.
 func capabilitiesOf(capabilities json.RawMessage) api.Capabilities {
 	has := func(name string) bool { return jsonrpc.Member(capabilities, name) != nil }
@@ -60,3 +49,29 @@ func capabilitiesOf(capabilities json.RawMessage) api.Capabilities {
 		UserMessages: notifies("conversationEvents", "onUserMessage"), AssistantResponses: notifies("conversationEvents", "onAssistantResponse"),
 	}
 }
+
+// MetricDropped is the name under which messages of backends that were not handed on are
+// counted, by workspace, backend and reason.
+const MetricDropped = "GatewayMessagesDropped"
+
+// Why a message of a backend was not handed on; packages upstream and relay have further reasons. There are few,
+// since they are counted by.
+const (
+	dropOther      = "it answers another request"
+	dropProgress   = "it is the progress of another request"
+	dropOutOfPlace = "its method does not belong into a call"
+	dropNameless   = "an entry of a list without a name"
+	dropControls   = "an entry of a list with control characters in its name"
+)
+
+func newDrops(log *slog.Logger) *metric.Tally {
+	return &metric.Tally{Name: MetricDropped, Text: "backend messages dropped", Log: log}
+}
+
+func (b *backend) dropped(ctx context.Context, reason string) {
+	b.gateway.drops.Add(ctx, slog.String("workspace", b.Workspace), slog.String("backend", b.Name), slog.String("reason", reason))
+}
+
+// Dropped is how many messages of each backend, named workspace/backend, were not handed
+// on since the process began, and why.
+func (g *Gateway) Dropped() map[string]map[string]int64 { return g.drops.ByThird() }

@@ -6,7 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
-	"fmt"
+	"maps"
 	"net/http"
 	"strconv"
 	"time"
@@ -126,9 +126,7 @@ func (x *exchange) callStateless(ctx context.Context, known *known) error {
 	x.id = upstream.FreshID()
 	params := x.params()
 	h := http.Header{mcpspec.HeaderMethod: {x.call.Method}}
-	for name, values := range x.call.Header {
-		h[name] = values
-	}
+	maps.Copy(h, x.call.Header)
 	h[mcpspec.HeaderName] = []string{mcpspec.EncodeHeader(x.entry.Own)}
 	if raw := jsonrpc.Member(params, "requestState"); raw != nil {
 		sealed, _ := jsonrpc.String(raw)
@@ -201,28 +199,4 @@ func (x *exchange) belongs() []byte {
 		return name == "_meta" || name == "inputResponses" || name == "requestState"
 	}))
 	return bound(x.call.Principal, x.call.Method, x.entry.Backend, x.entry.Own, digest)
-}
-
-func (x *exchange) backend() *backend { return x.entry.view.of }
-
-// failed is what a caller sees of a backend's failure: not what it was, but that the call
-// may have done something.
-func (x *exchange) failed(err error) error {
-	public := fault.New(fault.Unavailable, "backend %s failed; whether it did what it was asked is not known", x.entry.Backend)
-	if x.call.Kind.Prefixed() { // a URI may say more than a log is to know
-		err = fmt.Errorf("%s %s: %w", x.call.Method, x.entry.Own, err)
-	}
-	return errors.Join(public, err)
-}
-
-// close forgets what was asked and not answered: the call is over.
-func (x *exchange) close() {
-	ctx, cancel := context.WithTimeout(context.Background(), tidyTime)
-	defer cancel()
-	x.gateway.elicitations.drop(ctx, x.kept)
-	for _, in := range x.inputs {
-		if in.answer == nil {
-			x.gateway.elicitations.dropLate(ctx, in.id)
-		}
-	}
 }

@@ -161,7 +161,7 @@ func TestForgottenSessionsByServersInUse(t *testing.T) {
 				t.Errorf("a call: %v", err)
 			}
 			s.list(oneTool("new"))
-			g.backends(t.Context())[0].outdate()
+			g.backends(t.Context())[0].Outdate()
 			if got := names(g.List(t.Context(), of(ann), api.Tools)); slices.Equal(got, []string{"new"}) != c.begins {
 				t.Errorf("the list is %q", got)
 			}
@@ -200,7 +200,7 @@ func TestForgottenSessionIsBegunAgain(t *testing.T) {
 	if err != nil || again == first {
 		t.Fatalf("got %s, %v", again, err)
 	}
-	g.backends(t.Context())[0].outdate()
+	g.backends(t.Context())[0].Outdate()
 	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
 		t.Errorf("behind that the tools are %q", got)
 	}

@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"net/http"
-	"os"
 	"sync"
 
 	"golang.org/x/oauth2"
@@ -16,8 +15,6 @@ import (
 
 // Secrets looks up what a setting of a backend refers to.
 type Secrets func(ctx context.Context, v config.Value) (string, error)
-
-func environment(_ context.Context, v config.Value) (string, error) { return v.Resolve(os.LookupEnv) }
 
 // resolve looks all secrets up, to see whether they are there.
 func (b *backend) resolve(ctx context.Context) error {

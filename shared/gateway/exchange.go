@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"strconv"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
@@ -175,7 +177,7 @@ func (x *exchange) respondError(raw, failure json.RawMessage) error {
 		return x.needsURL(failure)
 	case !way.Client.Stateless() && way.Backend.Stateless() && (code == mcpspec.CodeHeaderMismatch || code == mcpspec.CodeUnsupportedVersion):
 		// Not the client's doing: what was known of the backend is no longer so.
-		x.entry.view.outdate()
+		x.entry.view.Outdate()
 	}
 	return x.send(out, true)
 }
@@ -234,4 +236,28 @@ func (x *exchange) reply(ctx context.Context, body []byte) error {
 	}
 	answer.Close()
 	return nil
+}
+
+func (x *exchange) backend() *backend { return x.entry.view.of }
+
+// failed is what a caller sees of a backend's failure: not what it was, but that the call
+// may have done something.
+func (x *exchange) failed(err error) error {
+	public := fault.New(fault.Unavailable, "backend %s failed; whether it did what it was asked is not known", x.entry.Backend)
+	if x.call.Kind.Prefixed() { // a URI may say more than a log is to know
+		err = fmt.Errorf("%s %s: %w", x.call.Method, x.entry.Own, err)
+	}
+	return errors.Join(public, err)
+}
+
+// close forgets what was asked and not answered: the call is over.
+func (x *exchange) close() {
+	ctx, cancel := context.WithTimeout(context.Background(), tidyTime)
+	defer cancel()
+	x.gateway.elicitations.drop(ctx, x.kept)
+	for _, in := range x.inputs {
+		if in.answer == nil {
+			x.gateway.elicitations.dropLate(ctx, in.id)
+		}
+	}
 }

@@ -91,8 +91,8 @@ func (v *view) fetchKnown(ctx context.Context, kind api.Kind) (*fetched, error) 
 	return now, err
 }
 
-// outdate makes the next caller fetch the lists again.
-func (v *view) outdate() {
+// Outdate makes the next caller fetch the lists again.
+func (v *view) Outdate() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.stale = time.Now()

@@ -7,6 +7,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // Followed is a backend as the relay needs it: with the operator's credentials, and the same value for as
@@ -22,9 +23,6 @@ func (g *Gateway) Followed(ctx context.Context) (out []Followed) {
 	}
 	return out
 }
-
-// Place names it.
-func (f Followed) Place() api.Place { return f.place() }
 
 // Client speaks to it for the gateway itself.
 func (f Followed) Client() *upstream.Client { return &f.own }
@@ -44,14 +42,17 @@ func (f Followed) Ask(ctx context.Context) (api.Capabilities, mcpspec.Version, e
 
 // Wanted are the URIs that sessions or streams are subscribed to there. Changed receives when they may be others.
 func (f Followed) Wanted(ctx context.Context) (map[string]bool, error) {
-	return f.gateway.wanted(ctx, f.place())
+	out := map[string]bool{}
+	partition := store.Key{Table: store.Sessions, Partition: wantedPartition(f.Place())}
+	err := store.Each(ctx, f.gateway.options.DB, partition, "read the subscriptions at a backend", func(it *store.Item) error {
+		out[string(it.Value)] = true
+		return nil
+	})
+	return out, err
 }
 
 // Changed is described at [Followed.Wanted].
 func (f Followed) Changed() <-chan struct{} { return f.changed }
-
-// Outdate makes the next caller fetch the lists again.
-func (f Followed) Outdate() { f.outdate() }
 
 // List is its list of a kind, fetched since [Followed.Outdate].
 func (f Followed) List(ctx context.Context, kind api.Kind) ([]api.Entry, error) {
@@ -65,9 +66,4 @@ func (f Followed) List(ctx context.Context, kind api.Kind) ([]api.Entry, error) 
 		entries[i] = e.Entry
 	}
 	return entries, nil
-}
-
-// ChangeListVersion records that the lists have changed whose notification that is.
-func (f Followed) ChangeListVersion(ctx context.Context, method string) error {
-	return f.changeListVersion(ctx, method)
 }

@@ -13,6 +13,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -21,6 +22,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -75,7 +77,7 @@ type Gateway struct {
 	from []config.Backend // what set was made of
 	set  []*backend       // not changed, but replaced
 
-	logged map[conflict]bool // guarded by mu
+	conflicts bounded.Map[conflict, bool] // that were logged
 }
 
 // New makes a gateway. It reaches no backend yet. A secret of Backends that is
@@ -84,26 +86,16 @@ func New(o Options) (*Gateway, error) {
 	if o.HTTP == nil {
 		o.HTTP = upstream.NewHTTP()
 	}
-	if o.ListTTL == 0 {
-		o.ListTTL = 5 * time.Second
-	}
-	if o.AskTimeout == 0 {
-		o.AskTimeout = 10 * time.Second
-	}
-	if o.CallTimeout == 0 {
-		o.CallTimeout = 15 * time.Minute
-	}
-	if o.SessionTTL == 0 {
-		o.SessionTTL = 24 * time.Hour
-	}
-	if o.Log == nil {
-		o.Log = slog.Default()
-	}
+	o.ListTTL = cmp.Or(o.ListTTL, 5*time.Second)
+	o.AskTimeout = cmp.Or(o.AskTimeout, 10*time.Second)
+	o.CallTimeout = cmp.Or(o.CallTimeout, 15*time.Minute)
+	o.SessionTTL = cmp.Or(o.SessionTTL, 24*time.Hour)
+	o.Log = cmp.Or(o.Log, slog.Default())
 	if o.Key == nil {
 		o.Key = []byte(rand.Text())
 	}
 	if o.Secrets == nil {
-		o.Secrets = environment
+		o.Secrets = config.Environment
 	}
 	g := &Gateway{options: o, drops: newDrops(o.Log), broken: metric.NewUndecodable(o.Log)}
 	g.sessions = &sessions{db: o.DB, log: o.Log, ttl: o.SessionTTL, broken: g.broken}

@@ -11,8 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 )
 
-// bounded lets a relay have so much time, and give over in the last part of it.
-func bounded(life, handover time.Duration) func(*relay.Relay) {
+// inTime lets a relay have so much time, and give over in the last part of it.
+func inTime(life, handover time.Duration) func(*relay.Relay) {
 	until := time.Now().Add(life)
 	return func(r *relay.Relay) { r.Until, r.Handover = until, handover }
 }
@@ -57,9 +57,9 @@ func TestHandover(t *testing.T) {
 				t.Fatal(err)
 			}
 			began := time.Now()
-			first := running(t, "first", gateways(), l, bounded(6*time.Second, 4*time.Second))
+			first := running(t, "first", gateways(), l, inTime(6*time.Second, 4*time.Second))
 			s.only(t, 1)
-			if took := ends(t, "another one, early", gateways(), l, bounded(20*time.Second, 4*time.Second)); took > 3*time.Second {
+			if took := ends(t, "another one, early", gateways(), l, inTime(20*time.Second, 4*time.Second)); took > 3*time.Second {
 				t.Errorf("it took %s to see that nothing is to be had", took)
 			}
 			s.list(oneTool("t", "u"))
@@ -84,7 +84,7 @@ func TestHandover(t *testing.T) {
 				}
 			}()
 			time.Sleep(300 * time.Millisecond)
-			running(t, "second", gateways(), l, bounded(20*time.Second, 4*time.Second))
+			running(t, "second", gateways(), l, inTime(20*time.Second, 4*time.Second))
 			select {
 			case <-first:
 			case <-time.After(patience):
@@ -179,25 +179,25 @@ func TestChangeThatIsNotRemembered(t *testing.T) {
 func TestBoundedTime(t *testing.T) {
 	t.Parallel()
 	db, l := memory(t), newLog()
-	if took := ends(t, "without backends", gatewayOver(t, db), l, bounded(time.Minute, time.Second)); took > 5*time.Second {
+	if took := ends(t, "without backends", gatewayOver(t, db), l, inTime(time.Minute, time.Second)); took > 5*time.Second {
 		t.Errorf("it took %s to see that there is no backend", took)
 	}
 	s := newScripted(t, func(s *scripted) { s.getStatus = 503 })
 	g := func() *Gateway { return gatewayOver(t, db, at("b", s)) }
-	first := running(t, "first", g(), l, bounded(2*time.Second, 100*time.Millisecond))
+	first := running(t, "first", g(), l, inTime(2*time.Second, 100*time.Millisecond))
 	until(t, "it has tried twice", func() bool { return len(s.received("initialize")) > 3 })
-	if took := ends(t, "another one", g(), l, bounded(time.Minute, time.Second)); took > 5*time.Second {
+	if took := ends(t, "another one", g(), l, inTime(time.Minute, time.Second)); took > 5*time.Second {
 		t.Errorf("it took %s to see that nothing is to be had", took)
 	}
 	<-first
 	began := time.Now()
-	second := running(t, "second", g(), l, bounded(3*time.Second, 2*time.Second))
+	second := running(t, "second", g(), l, inTime(3*time.Second, 2*time.Second))
 	until(t, "it tries", func() bool { return len(s.received("initialize")) > 5 })
 	if took := time.Since(began); took > shortLease {
 		t.Errorf("it took %s to have the lease", took)
 	}
 	time.Sleep(time.Until(began.Add(1100 * time.Millisecond)))
-	running(t, "third", g(), l, bounded(time.Minute, 2*time.Second))
+	running(t, "third", g(), l, inTime(time.Minute, 2*time.Second))
 	<-second // there is nothing to hand over, but the trying
 	if took := time.Since(began); took > 2900*time.Millisecond {
 		t.Errorf("it ended after %s", took)

@@ -75,7 +75,7 @@ func (x *exchange) supply(ctx context.Context, params json.RawMessage) (json.Raw
 	if err != nil || x.responded {
 		return nil, err
 	}
-	params = jsonrpc.Without(params, func(name string) bool { return name == "inputResponses" || name == "requestState" })
+	params = translate.WithoutRounds(params)
 	if state := jsonrpc.Member(x.input, "requestState"); state != nil {
 		params = jsonrpc.Insert(params, "requestState", state)
 	}

@@ -120,21 +120,13 @@ func (g *Gateway) join(ctx context.Context, kind api.Kind, views []*view, lists 
 	return out
 }
 
-// maxConflicts bounds the conflicts that are remembered.
-const maxConflicts = 1000
-
 // conflict logs that two backends have the same name, once: lists say it to their clients each time.
 func (g *Gateway) conflict(ctx context.Context, kind api.Kind, name string, first, second *backend) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	what := conflict{kind, name, first.place(), second.place()}
-	if g.logged[what] {
+	what := conflict{kind, name, first.Place(), second.Place()}
+	if _, logged := g.conflicts.Get(what); logged {
 		return
 	}
-	if g.logged == nil || len(g.logged) >= maxConflicts {
-		g.logged = map[conflict]bool{}
-	}
-	g.logged[what] = true
+	g.conflicts.Put(what, true)
 	g.options.Log.WarnContext(ctx, "backend names conflict, the first serves it",
 		"of", kind.String(), "name", name, "first", first.Name, "second", second.Name)
 }

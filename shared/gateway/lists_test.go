@@ -134,7 +134,7 @@ func TestChangedListIsFetchedAgain(t *testing.T) {
 	go func() { first <- names(g.List(t.Context(), of(ann), api.Tools)) }()
 	<-fetching
 	s.list(oneTool("after"))
-	g.backends(t.Context())[0].outdate()
+	g.backends(t.Context())[0].Outdate()
 	close(goOn)
 	<-first
 	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"after"}) {

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"crypto/rand"
+	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -21,11 +22,11 @@ const listVersionLife = time.Hour
 
 // listVersionKey is of the lists whose change that notification is of.
 func (b *backend) listVersionKey(method string) store.Key {
-	return store.Key{Table: store.Sessions, Partition: "relay#" + b.place().String(), Sort: "mark#" + method}
+	return store.Key{Table: store.Sessions, Partition: "relay#" + b.Place().String(), Sort: "mark#" + method}
 }
 
-// changeListVersion records that lists have changed.
-func (b *backend) changeListVersion(ctx context.Context, method string) error {
+// ChangeListVersion records that the lists have changed whose notification that is.
+func (b *backend) ChangeListVersion(ctx context.Context, method string) error {
 	err := b.gateway.options.DB.Write(ctx, store.Put(store.Item{
 		Key: b.listVersionKey(method), Value: []byte(rand.Text()), Expires: time.Now().Add(max(listVersionLife, 2*b.gateway.options.ListTTL)),
 	}))
@@ -34,11 +35,10 @@ func (b *backend) changeListVersion(ctx context.Context, method string) error {
 
 // listVersions reads the versions of the backends' lists of a kind, in one read for up to
 // [store.MaxGet] of them. One that cannot be read is like no other, so that nothing old is used.
-func (g *Gateway) listVersions(ctx context.Context, views []*view, kind api.Kind) []string {
-	out := make([]string, len(views))
-	for first := 0; first < len(views); first += store.MaxGet {
+func (g *Gateway) listVersions(ctx context.Context, views []*view, kind api.Kind) (versions []string) {
+	for some := range slices.Chunk(views, store.MaxGet) {
 		var keys []store.Key
-		for _, v := range views[first:min(first+store.MaxGet, len(views))] {
+		for _, v := range some {
 			keys = append(keys, v.of.listVersionKey(kind.Changed()))
 		}
 		items, err := g.options.DB.Get(ctx, keys...)
@@ -46,13 +46,15 @@ func (g *Gateway) listVersions(ctx context.Context, views []*view, kind api.Kind
 			g.options.Log.WarnContext(ctx, "list versions not read, the lists are fetched", "error", err)
 		}
 		for i := range keys {
+			version := ""
 			switch {
 			case err != nil:
-				out[first+i] = rand.Text()
+				version = rand.Text()
 			case items[i] != nil:
-				out[first+i] = string(items[i].Value)
+				version = string(items[i].Value)
 			}
+			versions = append(versions, version)
 		}
 	}
-	return out
+	return versions
 }

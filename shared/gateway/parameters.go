@@ -8,20 +8,24 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
+// parameters are the arguments of a tool that headers repeat.
+func (x *exchange) parameters() ([]translate.Parameter, error) {
+	if x.call.Method != mcpspec.MethodToolsCall {
+		return nil, nil
+	}
+	return translate.Parameters(x.entry.JSON)
+}
+
 // checkParameters compares the headers of a client's request with its arguments.
 func (x *exchange) checkParameters() error {
-	c := x.call
-	if c.Method != mcpspec.MethodToolsCall {
-		return nil
-	}
-	list, err := translate.Parameters(x.entry.JSON)
+	list, err := x.parameters()
 	if err != nil {
 		return nil // no client may use such a tool, and the backend has the last word
 	}
-	arguments := jsonrpc.Member(c.Params, "arguments")
+	arguments := jsonrpc.Member(x.call.Params, "arguments")
 	for _, p := range list {
 		want, expected := p.Text(arguments)
-		values := c.Header[p.Header]
+		values := x.call.Header[p.Header]
 		if !expected && len(values) == 0 {
 			continue
 		}
@@ -34,15 +38,11 @@ func (x *exchange) checkParameters() error {
 
 // addParameters repeats the arguments in headers.
 func (x *exchange) addParameters(h http.Header) error {
-	c := x.call
-	if c.Method != mcpspec.MethodToolsCall {
-		return nil
-	}
-	list, err := translate.Parameters(x.entry.JSON)
+	list, err := x.parameters()
 	if err != nil {
 		return err
 	}
-	arguments := jsonrpc.Member(c.Params, "arguments")
+	arguments := jsonrpc.Member(x.call.Params, "arguments")
 	for _, p := range list {
 		if text, ok := p.Text(arguments); ok {
 			h[p.Header] = []string{mcpspec.EncodeHeader(text)}

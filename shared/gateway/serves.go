@@ -2,11 +2,13 @@ package gateway
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/yosida95/uritemplate/v3"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
@@ -108,4 +110,29 @@ func matcher(template string) func(uri string) bool {
 		return nil
 	}
 	return func(uri string) bool { return len(uri) <= maxMatched && t.Match(uri) != nil }
+}
+
+// visible are the backends that a principal may use.
+func (g *Gateway) visible(ctx context.Context, p auth.Principal) []*backend {
+	var out []*backend
+	for _, b := range g.backends(ctx) {
+		if b.Workspace == p.Workspace && !slices.ContainsFunc(b.Scopes, func(s string) bool { return !p.Has(s) }) {
+			out = append(out, b)
+		}
+	}
+	return out
+}
+
+// shown are the views that a client has of them. A backend that is asked with callers'
+// tokens shows nothing to who has none.
+func (g *Gateway) shown(ctx context.Context, c api.Client) []*view {
+	var out []*view
+	for _, b := range g.visible(ctx, c.Principal) {
+		if !b.perCaller() {
+			out = append(out, b.view)
+		} else if c.Token != "" {
+			out = append(out, b.as(ctx, c))
+		}
+	}
+	return out
 }

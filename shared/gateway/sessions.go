@@ -102,6 +102,27 @@ func (ss *sessions) of(ctx context.Context, c api.Client, b *backend) (backendSe
 	return s, fault.Wrap(fault.Unavailable, err, "keep the session with a backend")
 }
 
+// put writes the session of a client, which is there for a time from now.
+func (ss *sessions) put(c api.Client, b *backend, itemVersion int64, value []byte, cond store.Condition) []store.Op {
+	until := time.Now().Add(ss.ttl)
+	ops := []store.Op{store.Put(store.Item{Key: sessionKey(holder(c), b), Value: value, Version: itemVersion, Expires: until}, cond)}
+	if c.Session == "" {
+		ops = append(ops, store.Put(store.Item{Key: listKey(c, b), Expires: until}))
+	}
+	return ops
+}
+
+// used records that a session is used, if that was not done lately.
+func (ss *sessions) used(ctx context.Context, c api.Client, b *backend, it *store.Item) {
+	if time.Until(it.Expires) > ss.ttl-usedEvery {
+		return
+	}
+	err := ss.db.Write(ctx, ss.put(c, b, it.Version, it.Value, store.VersionIs(it.Version))...)
+	if err != nil { // it ends sooner
+		ss.log.DebugContext(ctx, "use of backend session not recorded", "backend", b.Name, "error", err)
+	}
+}
+
 // begin initializes a session with what the client declared.
 func (ss *sessions) begin(ctx context.Context, c api.Client, b *backend) (s backendSession, err error) {
 	d := upstream.Declared{Version: mcpspec.LatestSessionBased, Capabilities: c.Capabilities, Info: c.Info}

@@ -11,7 +11,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
-func (b *backend) place() api.Place { return api.Place{Workspace: b.Workspace, Backend: b.Name} }
+// Place names it.
+func (b *backend) Place() api.Place { return api.Place{Workspace: b.Workspace, Backend: b.Name} }
 
 // Replace makes these the backends. Those that are as they were keep what is
 // known of them; calls under way at others run to their end. If a secret is not there, of kind
@@ -54,7 +55,7 @@ func (g *Gateway) swap(backends []config.Backend) (set, gone []*backend) {
 	defer g.mu.Unlock()
 	had := map[api.Place]*backend{}
 	for _, b := range g.set {
-		had[b.place()] = b
+		had[b.Place()] = b
 	}
 	set = make([]*backend, len(backends))
 	for i, c := range backends {
@@ -92,31 +93,6 @@ func (g *Gateway) backends(ctx context.Context) []*backend {
 
 // Any reports whether there is any backend, whoever may use it.
 func (g *Gateway) Any(ctx context.Context) bool { return len(g.backends(ctx)) > 0 }
-
-// visible are the backends that a principal may use.
-func (g *Gateway) visible(ctx context.Context, p auth.Principal) []*backend {
-	var out []*backend
-	for _, b := range g.backends(ctx) {
-		if b.Workspace == p.Workspace && !slices.ContainsFunc(b.Scopes, func(s string) bool { return !p.Has(s) }) {
-			out = append(out, b)
-		}
-	}
-	return out
-}
-
-// shown are the views that a client has of them. A backend that is asked with callers'
-// tokens shows nothing to who has none.
-func (g *Gateway) shown(ctx context.Context, c api.Client) []*view {
-	var out []*view
-	for _, b := range g.visible(ctx, c.Principal) {
-		if !b.perCaller() {
-			out = append(out, b.view)
-		} else if c.Token != "" {
-			out = append(out, b.as(ctx, c))
-		}
-	}
-	return out
-}
 
 // Backends names the backends that a principal may use.
 func (g *Gateway) Backends(ctx context.Context, p auth.Principal) (names []string) {

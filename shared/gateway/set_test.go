@@ -148,7 +148,7 @@ func TestSameNameInTwoWorkspaces(t *testing.T) {
 	if len(mine.received("resources/subscribe")) > 0 {
 		t.Error("it was subscribed at the other one, too")
 	}
-	if before := l.until(t, theirs); len(before) > 0 {
+	if before := append(l.until(t, mine), l.until(t, theirs)...); len(before) > 0 {
 		t.Errorf("before any change %q", before)
 	}
 	theirs.list(oneTool("t", "u"))

@@ -38,27 +38,6 @@ func listKey(c api.Client, b *backend) store.Key {
 	}
 }
 
-// put writes the session of a client, which is there for a time from now.
-func (ss *sessions) put(c api.Client, b *backend, itemVersion int64, value []byte, cond store.Condition) []store.Op {
-	until := time.Now().Add(ss.ttl)
-	ops := []store.Op{store.Put(store.Item{Key: sessionKey(holder(c), b), Value: value, Version: itemVersion, Expires: until}, cond)}
-	if c.Session == "" {
-		ops = append(ops, store.Put(store.Item{Key: listKey(c, b), Expires: until}))
-	}
-	return ops
-}
-
-// used records that a session is used, if that was not done lately.
-func (ss *sessions) used(ctx context.Context, c api.Client, b *backend, it *store.Item) {
-	if time.Until(it.Expires) > ss.ttl-usedEvery {
-		return
-	}
-	err := ss.db.Write(ctx, ss.put(c, b, it.Version, it.Value, store.VersionIs(it.Version))...)
-	if err != nil { // it ends sooner
-		ss.log.DebugContext(ctx, "use of backend session not recorded", "backend", b.Name, "error", err)
-	}
-}
-
 // endOldest ends sessions of the principal that it has too many of.
 func (ss *sessions) endOldest(ctx context.Context, c api.Client, b *backend) {
 	if c.Session != "" {

@@ -4,7 +4,6 @@ import (
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/hkdf"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
@@ -33,7 +32,7 @@ func newStates(key []byte) (*states, error) {
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "derive the key of request states")
 	}
-	aead, err := cipher.NewGCM(block)
+	aead, err := cipher.NewGCMWithRandomNonce(block)
 	return &states{aead}, err
 }
 
@@ -44,20 +43,18 @@ func bound(p auth.Principal, method, backend, name, params string) []byte {
 }
 
 func (s *states) seal(state, belongs []byte, now time.Time) string {
-	nonce := make([]byte, s.aead.NonceSize())
-	_, _ = rand.Read(nonce) // never fails (Go 1.24)
 	text := binary.BigEndian.AppendUint64(nil, uint64(now.Add(stateLife).Unix()))
-	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(nonce, nonce, append(text, state...), belongs))
+	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(nil, nil, append(text, state...), belongs))
 }
 
 // open is the reverse of seal. What is forged, another's or too old is a fault of kind Invalid.
 func (s *states) open(sealed string, belongs []byte, now time.Time) ([]byte, error) {
 	bad := fault.New(fault.Invalid, "requestState is not one of this request, or too old")
 	raw, err := base64.RawURLEncoding.Strict().DecodeString(sealed)
-	if err != nil || len(raw) < s.aead.NonceSize() {
+	if err != nil {
 		return nil, bad
 	}
-	text, err := s.aead.Open(nil, raw[:s.aead.NonceSize()], raw[s.aead.NonceSize():], belongs)
+	text, err := s.aead.Open(nil, nil, raw, belongs)
 	if err != nil || len(text) < 8 || now.Unix() >= int64(binary.BigEndian.Uint64(text)) {
 		return nil, bad
 	}

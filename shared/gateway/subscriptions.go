@@ -32,21 +32,10 @@ func (g *Gateway) Unsubscribe(ctx context.Context, s api.Subscription) error {
 	return fault.Wrap(fault.Unavailable, err, "end a subscription at a backend")
 }
 
-// wanted are the URIs that sessions or streams are subscribed to.
-func (g *Gateway) wanted(ctx context.Context, at api.Place) (map[string]bool, error) {
-	out := map[string]bool{}
-	partition := store.Key{Table: store.Sessions, Partition: wantedPartition(at)}
-	err := store.Each(ctx, g.options.DB, partition, "read the subscriptions at a backend", func(it *store.Item) error {
-		out[string(it.Value)] = true
-		return nil
-	})
-	return out, err
-}
-
 // kick makes the relay of this process look at the subscriptions.
 func (g *Gateway) kick(ctx context.Context, at api.Place) {
 	for _, b := range g.backends(ctx) {
-		if b.place() == at {
+		if b.Place() == at {
 			select {
 			case b.changed <- struct{}{}:
 			default:

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"maps"
@@ -9,8 +8,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // view is a backend as it shows itself to those who have the same credentials: what it
@@ -41,6 +43,123 @@ func (v *view) client() *upstream.Client {
 		return v.of.caller(v.token)
 	}
 	return &v.of.own
+}
+
+// known is what a backend said of itself.
+type known struct {
+	api.Capabilities
+	version mcpspec.Version
+	session string // of the gateway's own session with it, in the session-based revisions
+	at      time.Time
+}
+
+// own is the gateway's own session.
+func (k *known) own() backendSession { return backendSession{Version: k.version, ID: k.session} }
+
+// askAgain is how long what a backend said of itself is believed.
+const askAgain = 5 * time.Minute
+
+// known is what the backend said of itself, asked for by one caller at a time.
+// Something older is better than nothing: with an error, it is what was known before.
+func (v *view) known(ctx context.Context) (*known, error) {
+	for {
+		v.mu.Lock()
+		have, f := v.last, v.asking
+		if have != nil && time.Since(have.at) < askAgain {
+			v.mu.Unlock()
+			return have, nil
+		}
+		first := f == nil
+		if first {
+			f = newFlight[*known]()
+			v.asking = f
+		}
+		v.mu.Unlock()
+		if first {
+			now, err := f.fly(ctx, func() (*known, error) { return v.refreshKnown(ctx, have) })
+			if err == nil && have != nil {
+				// Who still uses it finds it gone, and asks for the new one.
+				v.of.gateway.sessions.end(context.WithoutCancel(ctx), v.of, v.token, have.own())
+			}
+			return now, err
+		}
+		if now, err, ok := f.wait(ctx); ok {
+			if now == nil {
+				now = have
+			}
+			return now, fault.Wrap(fault.Unavailable, err, "wait for backend %s", v.of.Name)
+		}
+	}
+}
+
+func (v *view) refreshKnown(ctx context.Context, have *known) (now *known, err error) {
+	defer func() {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		v.asking = nil
+		if err == nil {
+			v.last = now
+		}
+	}()
+	if now, err = v.ask(ctx); err != nil {
+		return have, err
+	}
+	now.at = time.Now()
+	return now, nil
+}
+
+// forget makes the next caller ask again, unless another one has already.
+func (v *view) forget(was *known) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if was != nil && v.last == was {
+		old := *was
+		old.at = time.Time{}
+		v.last = &old
+	}
+}
+
+// ask finds out the revision and what is served: by server/discover, which only
+// 2026-07-28 has, and else by initialize.
+func (v *view) ask(ctx context.Context) (*known, error) {
+	c, pinned := v.client(), v.of.ProtocolVersion
+	auto := pinned == config.AutoVersion
+	if stateless := !auto && mcpspec.Version(pinned).Stateless(); auto || stateless {
+		got, err := c.Discover(ctx)
+		if err == nil {
+			return newKnown(got), nil
+		}
+		if stateless || fault.Is(err, fault.Unavailable) && !upstream.Refused(err) {
+			return nil, err
+		}
+	}
+	version := mcpspec.LatestSessionBased
+	if !auto {
+		version = mcpspec.Version(pinned)
+	}
+	got, err := c.Initialize(ctx, upstream.Declared{Version: version})
+	if err != nil {
+		return nil, err
+	}
+	return newKnown(got), nil
+}
+
+func newKnown(k upstream.Known) *known {
+	return &known{Capabilities: capabilitiesOf(k.Capabilities), version: k.Version, session: k.Session}
+}
+
+// caller speaks to the backend for a caller. One that gets callers' tokens does not get the
+// operator's for a caller who has none.
+func (b *backend) caller(token string) *upstream.Client {
+	c := b.own
+	c.Credentials = credentials{b, token, b.ForwardToken && token == ""}.add
+	return &c
+}
+
+// perCaller reports whether what the backend shows is asked for with the callers' tokens.
+func (b *backend) perCaller() bool {
+	_, fixed := b.Headers["Authorization"]
+	return b.ForwardToken && !fixed && b.OAuth == nil
 }
 
 // maxViews is how many callers' views of a backend are kept. The one that was not used for
@@ -92,17 +211,15 @@ func (vs *callers) of(b *backend, c api.Client) (v, old *view) {
 
 // evict takes the view out that was not used for longest. The lock is held.
 func (vs *callers) evict() *view {
-	type entry struct {
-		viewer
-		*view
-	}
-	var all []entry
+	var oldest viewer
 	for key, v := range vs.kept {
-		all = append(all, entry{key, v})
+		if found := vs.kept[oldest]; found == nil || v.used.Before(found.used) {
+			oldest = key
+		}
 	}
-	oldest := slices.MinFunc(all, func(x, y entry) int { return cmp.Compare(x.used.UnixNano(), y.used.UnixNano()) })
-	delete(vs.kept, oldest.viewer)
-	return oldest.view
+	v := vs.kept[oldest]
+	delete(vs.kept, oldest)
+	return v
 }
 
 // views are all that there are of a backend.
@@ -123,4 +240,40 @@ func (v *view) leave(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
 	defer cancel()
 	v.of.gateway.sessions.end(ctx, v.of, v.token, known.own())
+}
+
+// flight is something under way that several callers want: one of them does it, and
+// the others wait for what comes of it.
+type flight[T any] struct {
+	began time.Time
+	done  chan struct{}
+
+	// Set when done is closed.
+	value T
+	err   error
+	// left is true when the one who did it was called off, which says nothing to the others.
+	left bool
+}
+
+func newFlight[T any]() *flight[T] {
+	return &flight[T]{began: time.Now(), done: make(chan struct{}), left: true}
+}
+
+// fly does it. No caller waits after that, even if do panics.
+func (f *flight[T]) fly(ctx context.Context, do func() (T, error)) (T, error) {
+	defer close(f.done)
+	f.value, f.err = do()
+	f.left = f.err != nil && ctx.Err() != nil
+	return f.value, f.err
+}
+
+// wait waits for the other who does it. Without ok nothing came of it, and it has to be tried
+// again.
+func (f *flight[T]) wait(ctx context.Context) (value T, err error, ok bool) {
+	select {
+	case <-f.done:
+		return f.value, f.err, !f.left
+	case <-ctx.Done():
+		return value, ctx.Err(), true
+	}
 }

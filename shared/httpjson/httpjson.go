@@ -31,7 +31,9 @@ var statuses = map[fault.Kind]int{
 
 // Answers are what an interface says besides what it is for.
 type Answers struct {
-	// Scope is what a 401 asks for.
+	// Challenge is that of a 401 (RFC 9110, 11.6.1) where bearer tokens are of no use; empty asks for one.
+	Challenge string
+	// Scope is what a bearer token needs.
 	Scope string
 	// MetadataURL is the protected resource metadata (RFC 9728) that a 401 names; may be empty.
 	MetadataURL string
@@ -107,7 +109,9 @@ func (a Answers) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if kind == fault.Unavailable {
 		w.Header().Set("Retry-After", "1")
 	}
-	if c := auth.Challenge(err, a.MetadataURL, a.Scope); c != "" {
+	if kind == fault.Unauthenticated && a.Challenge != "" {
+		w.Header().Set("WWW-Authenticate", a.Challenge)
+	} else if c := auth.Challenge(err, a.MetadataURL, a.Scope); c != "" {
 		w.Header().Set("WWW-Authenticate", c)
 	}
 	if a.Problems {

@@ -1,6 +1,7 @@
 package jsonrpc
 
 import (
+	"bytes"
 	"encoding/json"
 	"strconv"
 	"unicode/utf8"
@@ -62,6 +63,17 @@ func AppendNotification(dst []byte, method string, params json.RawMessage) []byt
 		dst = append(dst, params...)
 	}
 	return append(dst, '}')
+}
+
+// Encode is a value as JSON, with <, > and & as they are. The value is of a type that always encodes.
+func Encode(v any) json.RawMessage {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		panic(err)
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
 const hex = "0123456789abcdef"

@@ -60,14 +60,14 @@ func (a *admission) close(ctx context.Context) error {
 
 // admit lets a stream in. The context that it returns is the stream's: it ends
 // with the request, at the maximum age, when the caller's token expires, when a
-// newer stream takes its place, and when the endpoint closes. Without room the request
-// is answered and leave is nil.
-func (a *admission) admit(w http.ResponseWriter, r *http.Request, p auth.Principal, id json.RawMessage) (ctx context.Context, leave func()) {
+// newer stream takes its place, and when the endpoint closes. Without room here leave is nil
+// and the request is answered; a principal who has all streams that it may have gets an error instead, if the leases refuse.
+func (a *admission) admit(w http.ResponseWriter, r *http.Request, p auth.Principal, id json.RawMessage) (ctx context.Context, leave func(), err error) {
 	out, ok := a.enter()
 	if !ok {
 		a.faults.metrics.LimitReached("streams")
 		full(w, id)
-		return nil, nil
+		return nil, nil, nil
 	}
 	age, aged := a.maxAge, errAge
 	if deadline, ok := r.Context().Deadline(); ok {
@@ -88,7 +88,7 @@ func (a *admission) admit(w http.ResponseWriter, r *http.Request, p auth.Princip
 		out()
 	}
 	if a.leases == nil {
-		return ctx, end
+		return ctx, end, nil
 	}
 	release, err := a.leases.Take(ctx, p, func() {
 		a.faults.metrics.LimitReached("streams")
@@ -96,17 +96,20 @@ func (a *admission) admit(w http.ResponseWriter, r *http.Request, p auth.Princip
 	})
 	if err != nil {
 		end()
+		if fault.Is(err, fault.Exhausted) {
+			return nil, nil, err
+		}
 		a.faults.metrics.LimitReached(fault.LimitOf(err))
-		if !fault.Is(err, fault.Exhausted) {
+		if fault.LimitOf(err) == "" {
 			a.faults.log(r.Context(), "stream lease failed", err)
 		}
 		full(w, id)
-		return nil, nil
+		return nil, nil, nil
 	}
 	return ctx, func() {
 		a.tidy(release)
 		end()
-	}
+	}, nil
 }
 
 // endTime is how long a client may take for what it is sent, once the endpoint closes:

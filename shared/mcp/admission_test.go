@@ -17,7 +17,7 @@ func two(context.Context, auth.Principal) int { return 2 }
 // keepers are both ways to bound streams: of one process, and of a fleet.
 func keepers(t *testing.T) map[string]func() Leases {
 	return map[string]func() Leases{
-		"embedded": func() Leases { return lease.NewLocal(two) },
+		"embedded": func() Leases { return lease.NewLocal(two, false) },
 		"fleet": func() Leases {
 			db, err := sqlite.Open(":memory:", sqlite.Options{})
 			must(t, err)
@@ -77,4 +77,32 @@ func TestStreamsOfAPrincipal(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	})
+	for name, leases := range map[string]func(*testing.T) Leases{
+		"embedded": func(*testing.T) Leases { return lease.NewLocal(two, true) },
+		"fleet": func(t *testing.T) Leases {
+			db, err := sqlite.Open(":memory:", sqlite.Options{})
+			must(t, err)
+			t.Cleanup(func() { _ = db.Close() })
+			return &lease.Shared{DB: db, Max: two, Life: time.Minute, Check: 10 * time.Millisecond, Refuse: true}
+		},
+	} {
+		t.Run("AUT-07 EVX-16 a stream over the quota is refused where the operator wants that: "+name, func(t *testing.T) {
+			f := newFixture(t, func(o *Options) { o.Leases = leases(t) })
+			f.listen(alice, "1", `{}`).next()
+			f.push(alice, "2", "ci.deploy", `{}`, "")
+			session := f.session(alice, mcpspec.V20251125)
+			for what, c := range map[string]struct {
+				reply
+				status, code int
+			}{
+				"push":   {f.stateless(alice, mcpspec.MethodEventsStream, pollParams("ci.deploy", `{}`, "")), 200, -32013},
+				"listen": {f.stateless(alice, mcpspec.MethodListen, `"notifications":{}`), 200, codeExhausted},
+				"GET":    {f.do("GET", alice, "", "Accept:", "Accept: text/event-stream", "Mcp-Session-Id: "+session), 429, codeExhausted},
+			} {
+				if c.Status != c.status || c.reply.code(t) != c.code || !strings.Contains(c.Body, `"limit":"streams","max":2`) {
+					t.Errorf("%s: %d %s", what, c.Status, c.Body)
+				}
+			}
+		})
+	}
 }

@@ -100,12 +100,6 @@ func (l *lateAnswer) end(build func([]byte) []byte) bool {
 	return true
 }
 
-func (l *lateAnswer) answered() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.over
-}
-
 // stop leaves the response to its handler, which may end then.
 func (l *lateAnswer) stop() {
 	l.mu.Lock()
@@ -158,6 +152,7 @@ func (p *responseRelay) begin(shut context.Context) (ctx context.Context, end fu
 	return ctx, func() {
 		stop()
 		cancel()
+		p.stop()
 	}
 }
 
@@ -213,8 +208,7 @@ func (p *responseRelay) put(message json.RawMessage, response bool) error {
 // failed ends an answer that has begun with an error, and reports whether the
 // response is out.
 func (p *responseRelay) failed(err error) bool {
-	if err == nil || p.answered() || errors.Is(err, errWriting) {
-		p.stop()
+	if errors.Is(err, errWriting) {
 		return true
 	}
 	return p.end(func(b []byte) []byte {

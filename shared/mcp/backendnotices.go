@@ -56,22 +56,14 @@ func (o *streamWriter) sendBackend(ctx context.Context, d stream.Delivery) error
 	if !ok || stream.TopicBackend(t.backend) != d.Topic {
 		return nil
 	}
-	var members, meta []byte
-	for key, value := range jsonrpc.Members(n.Params) {
-		if string(key) == "_meta" {
-			meta = bytes.TrimSuffix(bytes.TrimPrefix(value, []byte("{")), []byte("}"))
-			continue
-		}
-		if members != nil {
-			members = append(members, ',')
-		}
-		members = append(append(jsonrpc.AppendString(members, string(key)), ':'), value...)
-	}
-	var more func([]byte) []byte
-	if len(bytes.TrimSpace(meta)) > 0 {
-		more = func(b []byte) []byte { return append(b, meta...) }
-	}
-	return o.send(mcpspec.NoteUpdated, func(b []byte) []byte { return append(b, members...) }, more, d.Cursor)
+	meta := inner(jsonrpc.Member(n.Params, "_meta"))
+	members := inner(jsonrpc.Without(n.Params, func(name string) bool { return name == "_meta" }))
+	return o.send(mcpspec.NoteUpdated, text(members), text(meta), d.Cursor)
+}
+
+// inner is what stands between the braces of an object; empty without one.
+func inner(object json.RawMessage) []byte {
+	return bytes.TrimSpace(bytes.TrimSuffix(bytes.TrimPrefix(bytes.TrimSpace(object), []byte("{")), []byte("}")))
 }
 
 // want subscribes at the backends of a stream's targets, until

@@ -110,7 +110,7 @@ func BenchmarkSendEvent(b *testing.B) {
 	must(b, err)
 	w := &sink{header: http.Header{}}
 	o := &streamWriter{streams: e.streams, subscriptionID: []byte("1"), out: sse.NewWriter(w, 0)}
-	o.framing = plain{o}
+	o.framing = &listening{plain: plain{o}}
 	d := stream.Delivery{
 		Event:  &event.Event{ID: event.NewID(), Name: "ci.deploy", URI: "event://ci/deploy", Data: []byte(`{"n":1,"text":"` + strings.Repeat("x", 500) + `"}`)},
 		Cursor: strings.Repeat("c", 50),

@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"time"
@@ -9,7 +10,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // call is one request on its way through the endpoint.
@@ -22,22 +22,9 @@ type call struct {
 	dialect   bool             // of named events, see dialect.go
 	msg       jsonrpc.Message
 	meta      json.RawMessage // of the params; nil without
-	waits     func()          // to be called before the answer waits for others; see [lateAnswer]
+	late      *lateAnswer     // of a method that may have to wait, see [answering]
 	ends      time.Time       // when the function that serves it is ended; zero for a server
-}
-
-// inTrace has what is done for the message belong to the trace that its _meta names (SEP-414), or else its HTTP
-// request.
-func (c *call) inTrace() {
-	parent, _ := jsonrpc.String(jsonrpc.Member(c.meta, trace.Parent))
-	state, _ := jsonrpc.String(jsonrpc.Member(c.meta, trace.State))
-	where := trace.Parse(parent, state)
-	if where.Parent == "" {
-		where = trace.FromHeader(c.request.Header)
-	}
-	if where.Parent != "" {
-		c.request = c.request.WithContext(trace.With(c.request.Context(), where))
-	}
+	attached  context.Context // ends when the client disconnects, where that of the request does not; else nil
 }
 
 // param finds a member of the params; nil when it is absent or null.

@@ -7,13 +7,16 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -56,14 +59,12 @@ func (c *call) client() api.Client {
 	return out
 }
 
-func routeTool(c *call) (route, bool, error) {
-	name, err := c.required("name")
-	return route{api.Tools, name, "name"}, true, err
-}
-
-func routePrompt(c *call) (route, bool, error) {
-	name, err := c.required("name")
-	return route{api.Prompts, name, "name"}, true, err
+// routeName finds a tool or a prompt.
+func routeName(kind api.Kind) router {
+	return func(c *call) (route, bool, error) {
+		name, err := c.required("name")
+		return route{kind, name, "name"}, true, err
+	}
 }
 
 // routeRead leaves our own schemes to us.
@@ -135,7 +136,7 @@ func (h *calls) serve(w http.ResponseWriter, c *call, to route) error {
 	ctx, end := p.begin(h.shut)
 	defer end()
 	err := h.backends.Call(ctx, request)
-	if p.failed(err) {
+	if err != nil && p.failed(err) {
 		return nil
 	}
 	return err
@@ -153,28 +154,39 @@ func parameterHeaders(h http.Header) http.Header {
 	return out
 }
 
-// takeIn serves what needs no response: notifications, and answers to what a
-// backend asked the client.
+// takeIn serves what needs no response: messages of conversations, whose answer comes when the context is on its way,
+// for on Lambda nothing goes on after it; other notifications; and answers to what a backend asked the client.
 func (e *Endpoint) takeIn(w http.ResponseWriter, c *call) {
+	handle := e.calls.handle
 	if e.conversations.handles(c) {
 		defer c.detach(e.shut)()
-		e.conversations.accept(w, c)
+		handle = e.conversations.handle
+	}
+	err := handle(c)
+	if err == nil {
+		w.WriteHeader(http.StatusAccepted)
 		return
 	}
-	err := e.calls.handle(c)
-	if refusal, ok := errors.AsType[*jsonrpc.Error](err); ok {
-		sendError(w, http.StatusBadRequest, nil, refusal)
+	code, kind := http.StatusBadRequest, fault.KindOf(err)
+	_, refused := errors.AsType[*jsonrpc.Error](err)
+	switch {
+	case refused:
+	case kind == fault.Forbidden:
+		e.replies.fault(w, c, method{scope: auth.ScopeRead}, err)
 		return
-	}
-	if err != nil {
+	case kind == fault.Internal || kind == fault.Unavailable:
 		w.Header().Set("Retry-After", "1")
-		sendError(w, http.StatusServiceUnavailable, nil, e.faults.translate(c.request.Context(), err, c.version, coreMethods))
-		return
+		code = http.StatusServiceUnavailable
+	case kind == fault.Exhausted:
+		if after, ok := fault.DataOf(err).(rate.RetryAfter); ok {
+			w.Header().Set("Retry-After", strconv.Itoa(after.Seconds))
+		}
+		code = http.StatusTooManyRequests
 	}
-	w.WriteHeader(http.StatusAccepted)
+	sendError(w, code, nil, e.faults.translate(c.request.Context(), err, c.version, coreMethods))
 }
 
-// handle hands it on to backends. Without any, and without a session, nothing that a client notifies or
+// handle hands a notification or an answer on to backends. Without any, and without a session, nothing that a client notifies or
 // answers changes anything: requests are short then, and one that is under way cannot be
 // cancelled, which the revisions allow for.
 func (h *calls) handle(c *call) error {

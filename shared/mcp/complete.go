@@ -3,7 +3,7 @@ package mcp
 import (
 	"context"
 	"encoding/json"
-	"net/url"
+	"maps"
 	"slices"
 	"strings"
 
@@ -62,7 +62,7 @@ func (h *completions) complete(ctx context.Context, c *call) (result, error) {
 	}
 	values = q.rank(c.principal, append(values, seen...))
 	out := completion{Values: values[:min(len(values), maxCompletions)], Total: len(values), HasMore: len(values) > maxCompletions}
-	return result{members: [][]byte{[]byte(`"completion":`), mustJSON(out)}}, nil
+	return result{members: [][]byte{[]byte(`"completion":`), jsonrpc.Encode(out)}}, nil
 }
 
 // completing reads the params. A template that the caller cannot list is unknown.
@@ -113,7 +113,7 @@ func schemaValues(q completing) (values []string) {
 		case string:
 			values = append(values, v)
 		case float64, bool:
-			values = append(values, string(mustJSON(v)))
+			values = append(values, string(jsonrpc.Encode(v)))
 		}
 	}
 	return values
@@ -122,20 +122,11 @@ func schemaValues(q completing) (values []string) {
 // seen are the values that events had, of those that the caller may have, among
 // the first [maxSeen] URIs below what is known of the template.
 func (h *completions) seen(ctx context.Context, p auth.Principal, cat *catalog.Catalog, q completing) (values []string, err error) {
-	var known []string
-	for _, s := range q.entry.Segments() {
-		segment := s.Literal
-		if s.Variable != "" {
-			value := q.given[s.Variable]
-			if s.Variable == q.name || value == "" {
-				break
-			}
-			segment = url.PathEscape(value)
-		}
-		known = append(known, segment)
-	}
-	parent, err := catalog.Canonical(catalog.Scheme + strings.Join(known, "/"))
-	if err != nil || len(known) == 0 {
+	known := maps.Clone(q.given)
+	delete(known, q.name)
+	parent, _, _ := strings.Cut(q.entry.Expand(known), "/"+catalog.Wildcard)
+	parent, err = catalog.Canonical(parent)
+	if err != nil {
 		return nil, nil // nothing can be below it
 	}
 	uris, err := h.log.Below(ctx, p.Workspace, parent, maxSeen)

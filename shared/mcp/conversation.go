@@ -4,16 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/conversation"
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -32,23 +28,16 @@ type Conversation interface {
 type conversations struct {
 	conversation Conversation
 	log          Log
-	replies      *replies
-	faults       faults
 }
 
-// conversationMethods are the methods of a message. The proposal has them as
+// kind is which kind of message a call has; empty for other methods. The proposal has them as
 // notifications whose answer is a "response"; which a notification cannot have. So as a
 // request it is answered with its context, and as a notification the context comes as
 // conversation/context: to a session on its GET stream, and outside of sessions on every listen
 // of the principal that asked for it.
-var conversationMethods = map[conversation.Kind]string{
-	conversation.UserMessage: mcpspec.MethodUserMessage, conversation.AssistantResponse: mcpspec.MethodAssistant,
-}
-
-// kind is which kind of message a call has; empty for other methods.
 func (c *call) kind() conversation.Kind {
-	for kind, name := range conversationMethods {
-		if name == c.msg.Method {
+	for _, kind := range conversation.Kinds {
+		if kind.Method() == c.msg.Method {
 			return kind
 		}
 	}
@@ -89,28 +78,6 @@ func (h *conversations) handles(c *call) bool {
 		h.conversation.Offers(c.request.Context(), c.principal).Has(c.kind())
 }
 
-// accept serves such a notification. Its answer comes when the context is on its way, for on
-// Lambda nothing goes on after it.
-func (h *conversations) accept(w http.ResponseWriter, c *call) {
-	err := h.handle(c)
-	switch kind := fault.KindOf(err); {
-	case err == nil:
-		w.WriteHeader(http.StatusAccepted)
-	case kind == fault.Forbidden:
-		h.replies.fault(w, c, method{scope: auth.ScopeRead}, err)
-	case kind == fault.Internal || kind == fault.Unavailable:
-		w.Header().Set("Retry-After", "1")
-		sendError(w, http.StatusServiceUnavailable, nil, h.faults.translate(c.request.Context(), err, c.version, coreMethods))
-	case kind == fault.Exhausted:
-		if after, ok := fault.DataOf(err).(rate.RetryAfter); ok {
-			w.Header().Set("Retry-After", strconv.Itoa(after.Seconds))
-		}
-		sendError(w, http.StatusTooManyRequests, nil, h.faults.translate(c.request.Context(), err, c.version, coreMethods))
-	default:
-		sendError(w, http.StatusBadRequest, nil, h.faults.translate(c.request.Context(), err, c.version, coreMethods))
-	}
-}
-
 // contextLife is how long a context waits in the log for a stream that was cut off. It is
 // of use only to the message that it belongs to.
 const contextLife = 2 * time.Minute
@@ -144,7 +111,7 @@ func (h *conversations) handle(c *call) error {
 		topic = stream.TopicSession(c.session.Key)
 	}
 	notice := contextNotice{h.conversation.Seal(c.principal, params), found.Cut}
-	return h.log.NotifyFor(ctx, c.principal.Workspace, topic, contextLife, mustJSON(notice))
+	return h.log.NotifyFor(ctx, c.principal.Workspace, topic, contextLife, jsonrpc.Encode(notice))
 }
 
 var topicConversations = stream.TopicConversation("")
@@ -155,14 +122,14 @@ func (o *streamWriter) sendContext(ctx context.Context, d stream.Delivery) error
 	if json.Unmarshal(d.Notice, &n) != nil || o.streams.conversation == nil {
 		return nil // of another version
 	}
-	text, err := o.streams.conversation.Open(o.principal, n.Context)
+	members, err := o.streams.conversation.Open(o.principal, n.Context)
 	if err != nil { // not written by this program; the others are still good
 		o.streams.faults.log(ctx, "sealed context not opened", err)
 		return nil
 	}
-	var meta func([]byte) []byte
+	meta := ""
 	if n.Cut {
-		meta = func(b []byte) []byte { return append(b, metaCut...) }
+		meta = metaCut
 	}
-	return o.send(mcpspec.NoteContext, func(b []byte) []byte { return append(b, text...) }, meta, d.Cursor)
+	return o.send(mcpspec.NoteContext, text(members), text(meta), d.Cursor)
 }

@@ -3,6 +3,7 @@ package mcp
 import (
 	"context"
 	"errors"
+	"net/http"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -23,15 +24,23 @@ func (o *streamWriter) unsure() bool { return time.Since(o.looked) >= o.streams.
 // [errRevoked]. Where that is not known now, they are as good as they were.
 func (o *streamWriter) look(ctx context.Context) error {
 	o.looked = time.Now()
-	now, err := o.streams.auth.Authenticate(ctx, o.header)
+	now, err := recheck(ctx, o.streams.auth, o.header, o.principal)
+	if err == nil {
+		o.principal = now
+	}
+	return err
+}
+
+// recheck is what the credentials of a caller who was let in before are worth now.
+func recheck(ctx context.Context, a auth.Authenticator, header http.Header, before auth.Principal) (auth.Principal, error) {
+	now, err := a.Authenticate(ctx, header)
 	switch {
 	case fault.Is(err, fault.Unauthenticated), fault.Is(err, fault.Forbidden):
-		return errRevoked
+		return before, errRevoked
 	case err != nil:
-		return nil
-	case now.ID != o.principal.ID || now.Workspace != o.principal.Workspace || !now.Has(auth.ScopeRead):
-		return errRevoked
+		return before, nil
+	case now.ID != before.ID || now.Workspace != before.Workspace || !now.Has(auth.ScopeRead):
+		return before, errRevoked
 	}
-	o.principal = now
-	return nil
+	return now, nil
 }

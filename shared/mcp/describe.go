@@ -2,7 +2,6 @@ package mcp
 
 import (
 	"context"
-	"encoding/json"
 
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -59,9 +58,7 @@ type description struct {
 	sessions     *session.Store
 	backends     Gateway
 	conversation Conversation
-
-	// Encoded once: what initialize and server/discover say where all callers are served the same.
-	initialize, discover []byte
+	eventTools   bool
 }
 
 // offersTo finds out what there is for a caller beside what there is for all.
@@ -97,8 +94,8 @@ func (d *description) capabilities(stateless bool, to offers) capabilities {
 	if d.methods.has(mcpspec.MethodResources) {
 		c.Resources = &resourceCapability{Events: true, Subscribe: inBand, ListChanged: inBand, Subscription: ways}
 	}
-	if to.backends.Tools {
-		c.Tools = &listCapability{ListChanged: inBand}
+	if to.backends.Tools || d.eventTools {
+		c.Tools = &listCapability{ListChanged: inBand && to.backends.Tools}
 	}
 	if to.backends.Prompts {
 		c.Prompts = &listCapability{ListChanged: inBand}
@@ -132,31 +129,22 @@ func (d *description) capabilities(stateless bool, to offers) capabilities {
 	return c
 }
 
-// describe encodes what does not change while the endpoint lives.
-func (d *description) describe() {
-	d.initialize = d.describeInitialize(offers{})
-	d.discover = d.describeDiscover(offers{})
-}
-
 // describeInitialize is the result of initialize after the version.
 func (d *description) describeInitialize(to offers) []byte {
-	b := append([]byte(`,"capabilities":`), mustJSON(d.capabilities(false, to))...)
-	b = append(b, `,"serverInfo":`...)
-	return d.appendInstructions(append(b, mustJSON(d.server)...))
+	return inner(jsonrpc.Encode(struct {
+		Capabilities capabilities   `json:"capabilities"`
+		Server       Implementation `json:"serverInfo"`
+		Instructions string         `json:"instructions,omitempty"`
+	}{d.capabilities(false, to), d.server, d.instructions}))
 }
 
 // describeDiscover is the result of server/discover.
 func (d *description) describeDiscover(to offers) []byte {
-	b := append([]byte(`"supportedVersions":`), mustJSON(d.supported())...)
-	b = append(b, `,"capabilities":`...)
-	return d.appendInstructions(append(b, mustJSON(d.capabilities(true, to))...))
-}
-
-func (d *description) appendInstructions(b []byte) []byte {
-	if d.instructions == "" {
-		return b
-	}
-	return jsonrpc.AppendString(append(b, `,"instructions":`...), d.instructions)
+	return inner(jsonrpc.Encode(struct {
+		Versions     []mcpspec.Version `json:"supportedVersions"`
+		Capabilities capabilities      `json:"capabilities"`
+		Instructions string            `json:"instructions,omitempty"`
+	}{d.supported(), d.capabilities(true, to), d.instructions}))
 }
 
 // supported lists the revisions that a client may choose, newest first.
@@ -172,18 +160,9 @@ func (d *description) supported() []mcpspec.Version {
 const discoverTTL = 60_000
 
 func (d *description) answerDiscover(ctx context.Context, c *call) (result, error) {
-	if !d.personal(ctx) {
-		return result{members: [][]byte{d.discover}, cache: &caching{discoverTTL, public}}, nil
+	scope := public
+	if d.personal(ctx) {
+		scope = private
 	}
-	about := d.describeDiscover(d.offersTo(ctx, c))
-	return result{members: [][]byte{about}, cache: &caching{discoverTTL, private}}, nil
-}
-
-// mustJSON encodes values that were made here, of types that always encode.
-func mustJSON(v any) []byte {
-	b, err := json.Marshal(v)
-	if err != nil {
-		panic(err)
-	}
-	return b
+	return result{members: [][]byte{d.describeDiscover(d.offersTo(ctx, c))}, cache: &caching{discoverTTL, scope}}, nil
 }

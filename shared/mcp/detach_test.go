@@ -23,7 +23,7 @@ func TestDisconnect(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, nil)
 			arrived, gone, outcome := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-			f.endpoint.methods["slow"] = method{sessionBased: true, stateless: true, handler: answering{f.endpoint.replies, func(ctx context.Context, c *call) (result, error) {
+			f.endpoint.methods["slow"] = method{sessionBased: true, stateless: true, handler: answering{f.endpoint.replies, f.endpoint.calls.timing, func(ctx context.Context, c *call) (result, error) {
 				close(arrived)
 				<-gone
 				wait := 200 * time.Millisecond // longer than the server takes to see it

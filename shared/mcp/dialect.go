@@ -1,12 +1,10 @@
 package mcp
 
 import (
-	"encoding/json"
 	"net/http"
 	"strconv"
 	"strings"
 
-	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/httpjson"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
@@ -49,15 +47,15 @@ const dialectVersion = mcpspec.V20250326
 type dialect struct{ endpoint *Endpoint }
 
 // serve serves a request whose caller is known.
-func (d dialect) serve(w http.ResponseWriter, r *http.Request, p auth.Principal, workspace string) {
-	if !d.belongs(w, r, p, workspace) {
+func (d dialect) serve(w http.ResponseWriter, c *call, workspace string) {
+	if !d.belongs(w, c, workspace) {
 		return
 	}
 	switch {
-	case r.Method == http.MethodPost:
-		d.post(w, r, p)
-	case r.Method == http.MethodGet && d.endpoint.sessions != nil && d.endpoint.options.Feeds != nil:
-		d.get(w, r, p)
+	case c.request.Method == http.MethodPost:
+		d.post(w, c)
+	case c.request.Method == http.MethodGet && d.endpoint.sessions != nil && d.endpoint.options.Feeds != nil:
+		d.get(w, c)
 	default:
 		w.Header().Set("Allow", "GET, POST")
 		sendError(w, http.StatusMethodNotAllowed, nil, invalidRequest("the HTTP method is not allowed here"))
@@ -66,14 +64,14 @@ func (d dialect) serve(w http.ResponseWriter, r *http.Request, p auth.Principal,
 
 // belongs answers all who do not belong to the workspace alike. Whether it exists is not
 // looked up for them, so that the time of the answer does not show it either.
-func (d dialect) belongs(w http.ResponseWriter, r *http.Request, p auth.Principal, workspace string) bool {
-	if workspace == p.Workspace {
-		_, err := d.endpoint.options.Catalogs.Catalog(r.Context(), workspace)
+func (d dialect) belongs(w http.ResponseWriter, c *call, workspace string) bool {
+	c.dialect, c.version = true, dialectVersion
+	if workspace == c.principal.Workspace {
+		_, err := d.endpoint.options.Catalogs.Catalog(c.request.Context(), workspace)
 		if err == nil {
 			return true
 		}
 		if !fault.Is(err, fault.NotFound) {
-			c := &call{request: r, principal: p, version: dialectVersion}
 			d.endpoint.replies.sessionFailed(w, c, err)
 			return false
 		}
@@ -84,14 +82,13 @@ func (d dialect) belongs(w http.ResponseWriter, r *http.Request, p auth.Principa
 
 // post serves a POST: first the messages, into a record, and then the
 // record's way to the client.
-func (d dialect) post(w http.ResponseWriter, r *http.Request, p auth.Principal) {
-	kept := httpjson.NewRecorder()
-	c := &call{request: r, principal: p}
+func (d dialect) post(w http.ResponseWriter, c *call) {
+	r, kept := c.request, httpjson.NewRecorder()
 	batch, ok := d.endpoint.receive(kept, c)
 	if ok && d.enter(kept, c) {
 		defer c.detach(d.endpoint.shut)()
 		if batch != nil {
-			d.batch(kept, c, batch)
+			serveParts(kept, c, batch, d.part)
 		} else {
 			d.call(kept, c)
 		}
@@ -105,18 +102,8 @@ func (d dialect) post(w http.ResponseWriter, r *http.Request, p auth.Principal) 
 
 // enter finds the session of a request that names one, or answers.
 func (d dialect) enter(w http.ResponseWriter, c *call) bool {
-	c.dialect, c.version = true, dialectVersion
 	id := c.request.Header.Get(mcpspec.HeaderSession)
-	if id == "" || d.endpoint.sessions == nil {
-		return true
-	}
-	s, err := d.endpoint.sessions.Load(c.request.Context(), id, c.principal, true)
-	if err != nil {
-		d.endpoint.replies.sessionFailed(w, c, err)
-		return false
-	}
-	c.session, c.version = s, s.Version
-	return true
+	return id == "" || d.endpoint.sessions == nil || d.endpoint.loadSession(w, c, id)
 }
 
 // call serves one message.
@@ -145,45 +132,22 @@ func (d dialect) call(w http.ResponseWriter, c *call) {
 		d.initialize(w, c)
 		return
 	}
-	switch m, ok := d.endpoint.method(c.request.Context(), c.msg.Method); {
-	case ok && c.session == nil && m.session:
+	if c.session == nil && d.endpoint.methods[c.msg.Method].session {
 		sendError(w, http.StatusBadRequest, c.msg.ID, invalidRequest("this needs a session: open a stream, and send its Mcp-Session-Id"))
-	default:
-		c.request = c.request.Clone(c.request.Context())
-		c.request.Header.Set("Accept", "application/json") // the form of the answer is settled in replay
-		d.endpoint.dispatch(w, c)
+		return
 	}
+	c.request = c.request.Clone(c.request.Context())
+	c.request.Header.Set("Accept", "application/json") // the form of the answer is settled in replay
+	d.endpoint.dispatch(w, c)
 }
 
-// batch serves an array of messages; a response each, in their order.
-func (d dialect) batch(w http.ResponseWriter, c *call, parts []json.RawMessage) {
-	if len(parts) > maxBatch {
-		sendError(w, http.StatusBadRequest, nil, invalidRequest("a batch has at most "+strconv.Itoa(maxBatch)+" messages"))
+// part serves a message of a batch.
+func (d dialect) part(w http.ResponseWriter, c *call) {
+	if c.msg.Kind == jsonrpc.Request && c.msg.Method == mcpspec.MethodInitialize {
+		sendError(w, http.StatusOK, c.msg.ID, invalidRequest("initialize cannot be part of a batch"))
 		return
 	}
-	var answers []json.RawMessage
-	for _, raw := range parts {
-		one := *c
-		msg, bad := jsonrpc.Decode(raw)
-		one.msg, one.meta, one.body = msg, jsonrpc.Member(msg.Params, "_meta"), msg.Raw
-		kept := httpjson.NewRecorder()
-		switch {
-		case bad != nil:
-			sendError(kept, http.StatusBadRequest, msg.ID, bad)
-		case msg.Kind == jsonrpc.Request && msg.Method == mcpspec.MethodInitialize:
-			sendError(kept, http.StatusOK, msg.ID, invalidRequest("initialize cannot be part of a batch"))
-		default:
-			d.call(kept, &one)
-		}
-		if body := kept.Body.Bytes(); json.Valid(body) {
-			answers = append(answers, body)
-		}
-	}
-	if len(answers) == 0 {
-		w.WriteHeader(http.StatusAccepted)
-		return
-	}
-	sendBatch(w, answers)
+	d.call(w, c)
 }
 
 // initialize serves initialize: it begins a session, or changes one that
@@ -203,12 +167,9 @@ func (d dialect) initialize(w http.ResponseWriter, c *call) {
 // Unlike [accepts] it takes no wildcard for that: many clients send one without
 // thinking of streams.
 func listsStream(h http.Header) bool {
-	for _, v := range h["Accept"] {
-		for part := range strings.SplitSeq(v, ",") {
-			t, _, _ := strings.Cut(part, ";")
-			if strings.EqualFold(strings.TrimSpace(t), sse.ContentType) {
-				return true
-			}
+	for t := range mediaTypes(h["Accept"]) {
+		if strings.EqualFold(t, sse.ContentType) {
+			return true
 		}
 	}
 	return false

@@ -15,6 +15,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/httpjson"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
@@ -240,7 +241,7 @@ func TestDialectMessages(t *testing.T) {
 			}
 		}
 		broken := newFixture(t, nil)
-		broken.endpoint.methods["break"] = method{sessionBased: true, handler: answering{broken.endpoint.replies, func(context.Context, *call) (result, error) { panic("oh") }}}
+		broken.endpoint.methods["break"] = method{sessionBased: true, handler: answering{broken.endpoint.replies, broken.endpoint.calls.timing, func(context.Context, *call) (result, error) { panic("oh") }}}
 		if r := broken.dialect(alice, rpcText("1", "break", ""), jsonOnly); r.Status != 500 || r.code(t) != -32603 {
 			t.Errorf("%+v", r)
 		}
@@ -384,7 +385,7 @@ func bare(t testing.TB, text string) string {
 	} else {
 		strip(v)
 	}
-	return string(mustJSON(v))
+	return string(jsonrpc.Encode(v))
 }
 
 func FuzzDialectPost(f *testing.F) {
@@ -538,7 +539,7 @@ func TestDialectFailures(t *testing.T) {
 		}
 	})
 	t.Run("SSE-03_a_notice_that_cannot_be_opened_does_not_end_the_stream", func(t *testing.T) {
-		must(t, f.log.Notify(t.Context(), "default", "session-"+session.Key(id), mustJSON(responseNotice{[]byte("forged")})))
+		must(t, f.log.Notify(t.Context(), "default", "session-"+session.Key(id), jsonrpc.Encode(responseNotice{[]byte("forged")})))
 		f.dialect(alice, rpcText("3", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
 		if got := o.response(); got != `{"jsonrpc":"2.0","id":3,"result":{}}` {
 			t.Errorf("got %s", got)

@@ -7,6 +7,7 @@ import (
 	"net/http"
 
 	"github.com/mcp-events/mcpevents/shared/httpjson"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -44,7 +45,7 @@ func (d dialect) respond(c *call, kept *httpjson.Recorder) bool {
 		return false
 	}
 	err = d.endpoint.options.Log.Notify(ctx, c.principal.Workspace, stream.TopicSession(c.session.Key),
-		mustJSON(responseNotice{sealResponse(c.session.ID, body)}))
+		jsonrpc.Encode(responseNotice{sealResponse(c.session.ID, body)}))
 	if err != nil {
 		d.endpoint.faults.log(ctx, "answer not sent to its stream, it goes to the POST", err)
 	}

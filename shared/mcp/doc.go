@@ -17,6 +17,8 @@
 // here: see shared/subscription, shared/eventlog and shared/stream. Nor does the gateway: [Gateway] is what
 // is needed of it, with the data of gateway/api. Sessions are kept by package session, below.
 //
+// Events are served as tools as well, in the files eventtools*.go, for clients that know tools alone.
+//
 // The way of a tools/call is in docs/explanation/architecture.md. A listen goes to streams.hold,
 // and stays in streamWriter.run until it ends; what differs between the kinds of streams is their framing.
 package mcp

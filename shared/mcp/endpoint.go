@@ -1,17 +1,21 @@
 package mcp
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/metric"
@@ -108,6 +112,9 @@ type Options struct {
 	// Conversation handles what is said in conversations; nil is none.
 	Conversation Conversation
 
+	// EventTools serves events as tools too, to clients that know tools alone; see eventtools.go.
+	EventTools bool
+
 	// EventCodes is [SketchCodes] when it is zero.
 	EventCodes EventCodes
 
@@ -152,36 +159,19 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	set := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	set(&o.MaxAge, 5*time.Minute)
-	set(&o.AnswerStreamAfter, time.Second)
-	set(&o.Heartbeat, 15*time.Second)
-	set(&o.WriteTimeout, 30*time.Second)
-	set(&o.SessionTTL, 24*time.Hour)
-	set(&o.PollMin, time.Second)
-	set(&o.PollMax, max(30*time.Second, o.PollMin))
-	if o.MaxStreamURIs == 0 {
-		o.MaxStreamURIs = 200
-	}
-	if o.MaxStreamPatterns == 0 {
-		o.MaxStreamPatterns = 20
-	}
-	if o.MaxBody == 0 {
-		o.MaxBody = 1 << 20
-	}
-	if o.PageSize == 0 {
-		o.PageSize = 100
-	}
-	if o.EventCodes == (EventCodes{}) {
-		o.EventCodes = SketchCodes
-	}
-	if o.Logger == nil {
-		o.Logger = slog.Default()
-	}
+	o.MaxAge = cmp.Or(o.MaxAge, 5*time.Minute)
+	o.AnswerStreamAfter = cmp.Or(o.AnswerStreamAfter, time.Second)
+	o.Heartbeat = cmp.Or(o.Heartbeat, 15*time.Second)
+	o.WriteTimeout = cmp.Or(o.WriteTimeout, 30*time.Second)
+	o.SessionTTL = cmp.Or(o.SessionTTL, 24*time.Hour)
+	o.PollMin = cmp.Or(o.PollMin, time.Second)
+	o.PollMax = cmp.Or(o.PollMax, max(30*time.Second, o.PollMin))
+	o.MaxStreamURIs = cmp.Or(o.MaxStreamURIs, 200)
+	o.MaxStreamPatterns = cmp.Or(o.MaxStreamPatterns, 20)
+	o.MaxBody = cmp.Or(o.MaxBody, 1<<20)
+	o.PageSize = cmp.Or(o.PageSize, 100)
+	o.EventCodes = cmp.Or(o.EventCodes, SketchCodes)
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 	return o
 }
 
@@ -233,7 +223,7 @@ func New(o Options) (*Endpoint, error) {
 	e.admission.ending, e.admission.end = context.WithCancelCause(context.Background())
 	e.replies = &replies{
 		faults: e.faults, catalogs: e.catalogs, metadata: o.ResourceMetadata,
-		server: append([]byte(`"`+mcpspec.MetaServer+`":`), mustJSON(o.Server)...),
+		server: append([]byte(`"`+mcpspec.MetaServer+`":`), jsonrpc.Encode(o.Server)...),
 	}
 	e.about = &description{
 		server: o.Server, instructions: o.Instructions, methods: e.methods, sessions: e.sessions, backends: e.backends, conversation: o.Conversation,
@@ -245,17 +235,22 @@ func New(o Options) (*Endpoint, error) {
 		sessions: e.sessions, catalogs: e.catalogs, targets: targets, interest: o.Interest, log: o.Log, backends: e.backends,
 		about: e.about, replies: e.replies, faults: e.faults, maxPatterns: o.MaxStreamPatterns, ttl: o.SessionTTL,
 	}
-	e.conversations = &conversations{o.Conversation, o.Log, e.replies, e.faults}
+	e.conversations = &conversations{o.Conversation, o.Log}
 	e.streams = &streams{
 		admission: e.admission, auth: o.Auth, catalogs: e.catalogs, targets: targets, backends: e.backends, methods: e.methods,
 		sessions: e.sessions, log: o.Log, feeds: o.Feeds, conversation: o.Conversation, replies: e.replies, faults: e.faults,
 		timing: timing, maxAge: o.MaxAge, maxURIs: o.MaxStreamURIs, maxPatterns: o.MaxStreamPatterns,
 	}
+	var tools *eventTools
+	if o.EventTools && o.Feeds != nil {
+		tools = newEventTools(e)
+		e.about.eventTools = true
+		e.about.instructions = strings.TrimSpace(o.Instructions + " " + eventToolsInstructions)
+	}
 	e.table(&lists{
-		catalogs: e.catalogs, subscriptions: o.Subscriptions, backends: e.backends, methods: e.methods,
-		pageSize: o.PageSize, anonymous: o.AnonymousWebhooks,
+		catalogs: e.catalogs, subscriptions: o.Subscriptions, backends: e.backends, tools: tools, methods: e.methods,
+		pageSize: o.PageSize, anonymous: o.AnonymousWebhooks, kept: bounded.NewMap[*catalog.Catalog, *listing](maxListings),
 	})
-	e.about.describe()
 	return e, nil
 }
 

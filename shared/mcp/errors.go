@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"unicode/utf8"
+	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -72,17 +72,9 @@ var meanings = map[fault.Kind]meaning{
 }
 
 func (c EventCodes) byName(name string) int {
-	switch name {
-	case "NotFound":
-		return c.NotFound
-	case "Forbidden":
-		return c.Forbidden
-	case "ResourceExhausted":
-		return c.ResourceExhausted
-	case "Unsupported":
-		return c.Unsupported
-	}
-	return c.CallbackEndpointError
+	return map[string]int{
+		"NotFound": c.NotFound, "Forbidden": c.Forbidden, "ResourceExhausted": c.ResourceExhausted, "Unsupported": c.Unsupported,
+	}[name]
 }
 
 // faults translates errors for clients, and logs those that are ours.
@@ -103,25 +95,15 @@ func (f faults) translate(ctx context.Context, err error, v mcpspec.Version, of 
 		return rpc
 	}
 	f.metrics.LimitReached(fault.LimitOf(err))
-	data := fault.DataOf(err)
 	kind := fault.KindOf(err)
 	if of == eventsMethods && kind == fault.Unavailable {
-		if reason, ok := callbackReason(data); ok {
+		if reason, ok := callbackReason(fault.DataOf(err)); ok {
 			return &jsonrpc.Error{
 				Code:    f.codes.CallbackEndpointError,
 				Message: "CallbackEndpointError: the callback endpoint was not verified",
 				Data:    map[string]string{"reason": reason},
 			}
 		}
-	}
-	m := meanings[kind]
-	out := &jsonrpc.Error{Code: m.stateless, Message: fault.Public(err), Data: data}
-	if !v.Stateless() {
-		out.Code = m.sessionBased
-	}
-	if of == eventsMethods && m.events != "" {
-		out.Code = f.codes.byName(m.events)
-		out.Message = m.events + ": " + out.Message
 	}
 	switch {
 	case kind != fault.Internal && kind != fault.Unavailable:
@@ -130,8 +112,22 @@ func (f faults) translate(ctx context.Context, err error, v mcpspec.Version, of 
 	default:
 		f.log(ctx, "MCP request failed", err)
 	}
-	if kind == fault.Internal {
-		out.Data = nil
+	return f.codes.object(err, v, of)
+}
+
+// object is what the table makes of a fault.
+func (c EventCodes) object(err error, v mcpspec.Version, of family) *jsonrpc.Error {
+	kind := fault.KindOf(err)
+	m := meanings[kind]
+	out := &jsonrpc.Error{Code: m.stateless, Message: fault.Public(err)}
+	if !v.Stateless() {
+		out.Code = m.sessionBased
+	}
+	if of == eventsMethods && m.events != "" {
+		out.Code, out.Message = c.byName(m.events), m.events+": "+out.Message
+	}
+	if kind != fault.Internal {
+		out.Data = fault.DataOf(err)
 	}
 	return out
 }
@@ -139,16 +135,7 @@ func (f faults) translate(ctx context.Context, err error, v mcpspec.Version, of 
 // ErrorObject is the error by which the end of a subscription is notified in a webhook
 // (SEP-3415, Subscription Termination), with the same code and text as on a stream.
 func (c EventCodes) ErrorObject(reason error) json.RawMessage {
-	kind := fault.KindOf(reason)
-	m := meanings[kind]
-	out := &jsonrpc.Error{Code: m.stateless, Message: fault.Public(reason)}
-	if m.events != "" {
-		out.Code, out.Message = c.byName(m.events), m.events+": "+out.Message
-	}
-	if kind != fault.Internal {
-		out.Data = fault.DataOf(reason)
-	}
-	return jsonrpc.AppendErrorObject(nil, out)
+	return jsonrpc.AppendErrorObject(nil, c.object(reason, mcpspec.V20260728, eventsMethods))
 }
 
 // callbackReason finds why a client's callback endpoint was not verified: the
@@ -194,9 +181,5 @@ func clip(s string) string {
 	if len(s) <= most {
 		return s
 	}
-	s = s[:most]
-	for len(s) > 0 && !utf8.ValidString(s) {
-		s = s[:len(s)-1]
-	}
-	return s + "…"
+	return strings.ToValidUTF8(s[:most], "") + "…"
 }

@@ -11,6 +11,8 @@ import (
 // framing is what differs between the kinds of streams: the listen, the events/stream, the stream of a
 // session and that of the dialect. The loop is [streamWriter.run] for all.
 type framing interface {
+	// begin sends the first message.
+	begin() error
 	// deliver sends one delivery, if it is anything that the client is to know.
 	deliver(ctx context.Context, d stream.Delivery) error
 	// due is when something must be written if nothing comes: at quiet, or before.
@@ -23,9 +25,11 @@ type framing interface {
 	event(cursor string) sse.Event
 	// lost gets once a URI that the catalog takes away.
 	lost(t target) error
+	// end sends the last message, and is not called when the client has closed the stream.
+	end(c *call, why error)
 }
 
-// plain is the framing of a listen.
+// plain is what most kinds have in common.
 type plain struct{ *streamWriter }
 
 func (p plain) deliver(ctx context.Context, d stream.Delivery) error {

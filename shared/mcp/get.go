@@ -26,57 +26,56 @@ import (
 const reconnect = time.Second
 
 // get serves GET: the stream of a session of the earlier revisions.
-func (e *Endpoint) get(w http.ResponseWriter, r *http.Request, p auth.Principal) {
-	if e.sessions == nil || e.options.Feeds == nil || mcpspec.Version(r.Header.Get(mcpspec.HeaderVersion)).Stateless() {
-		e.notAllowed(w, r)
+func (e *Endpoint) get(w http.ResponseWriter, c *call) {
+	e.sessionStream(w, c, e.enterSession, func(ctx context.Context, last position) (*streamWriter, error) {
+		s := e.streams.newSessionStream(c, kindSession, last)
+		s.framing, s.roots = s, true
+		return s.streamWriter, s.open(ctx)
+	})
+}
+
+// sessionStream serves a GET by the stream of a session that enter finds.
+func (e *Endpoint) sessionStream(w http.ResponseWriter, c *call, enter func(http.ResponseWriter, *call) bool,
+	open func(context.Context, position) (*streamWriter, error),
+) {
+	if !accepts(c.request.Header, sse.ContentType) {
+		sendError(w, http.StatusNotAcceptable, nil, invalidRequest("Accept must list text/event-stream"))
 		return
 	}
-	if !accepts(r.Header, sse.ContentType) {
-		sendError(w, http.StatusNotAcceptable, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Accept must list text/event-stream"})
+	if !enter(w, c) {
 		return
 	}
-	c := call{request: r, principal: p}
-	if !e.enterSession(w, &c) {
+	if err := c.principal.Require(auth.ScopeRead); err != nil {
+		e.replies.fault(w, c, method{}, err)
 		return
 	}
-	if err := p.Require(auth.ScopeRead); err != nil {
-		e.replies.fault(w, &c, method{}, err)
-		return
-	}
-	from := position{session: c.session.Key}
-	last := r.Header.Get(mcpspec.HeaderLastEvent)
-	if last != "" && !from.parse(last) {
-		sendError(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "Last-Event-ID is not one of this session"})
-		return
-	}
-	ctx, leave := e.admission.admit(w, r, p, nil)
-	if leave == nil {
-		return
-	}
-	defer leave()
-	s := &sessionStream{streamWriter: e.streams.sessionWriter(&c), sess: c.session, position: from}
-	s.framing, s.roots = s, true
-	if err := s.open(ctx); err != nil {
-		if fault.Is(err, fault.Invalid) {
-			sendError(w, http.StatusBadRequest, nil, e.faults.translate(ctx, err, c.version, coreMethods))
-			return
-		}
-		e.replies.sessionFailed(w, &c, err)
-		return
-	}
-	defer s.feed.Close()
-	var done func() bool
-	s.out, done = e.admission.writer(w)
-	defer done()
-	err := s.begin()
+	from, err := c.lastEvent()
 	if err == nil {
-		err = s.run(ctx)
+		err = e.streams.hold(w, c, func(ctx context.Context) (*streamWriter, error) { return open(ctx, from) })
 	}
-	s.ended(r, err)
-	if errors.Is(err, errWriting) || errors.Is(err, errTaken) || r.Context().Err() != nil {
-		return
+	switch {
+	case err == nil:
+	case fault.Is(err, fault.Exhausted):
+		w.Header().Set("Retry-After", "5")
+		sendError(w, http.StatusTooManyRequests, nil, e.faults.translate(c.request.Context(), err, c.version, coreMethods))
+	case fault.Is(err, fault.Invalid):
+		sendError(w, http.StatusBadRequest, nil, e.faults.translate(c.request.Context(), err, c.version, coreMethods))
+	default:
+		e.replies.sessionFailed(w, c, err)
 	}
-	s.finish()
+}
+
+// lastEvent is where the client's last connection ended; nowhere if it names none.
+func (c *call) lastEvent() (position, error) {
+	last := c.request.Header.Get(mcpspec.HeaderLastEvent)
+	if c.session == nil || last == "" {
+		return position{}, nil
+	}
+	p := position{session: c.session.Key}
+	if !p.parse(last) {
+		return p, fault.New(fault.Invalid, "Last-Event-ID is not one of this session")
+	}
+	return p, nil
 }
 
 // position makes the SSE ids of a stream and reads them back:
@@ -122,23 +121,24 @@ func randomText(n int) string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// sessionStream is the GET stream of a session.
+// sessionStream is the framing of the GET stream of a session.
 type sessionStream struct {
-	streamWriter
+	plain
 	sess       *session.Session
 	position   position
 	connection string
 	known      time.Time // when the subscriptions were read last
 }
 
-// sessionWriter is the stream writer of a session's stream: it notifies of all lists that there are.
-func (st *streams) sessionWriter(c *call) streamWriter {
-	return streamWriter{
-		kind: kindSession, streams: st, principal: c.principal, header: c.request.Header,
+// newSessionStream is a session's stream, which notifies of all lists that there are.
+func (st *streams) newSessionStream(c *call, kind string, last position) *sessionStream {
+	last.session = c.session.Key
+	return &sessionStream{sess: c.session, position: last, plain: plain{&streamWriter{
+		kind: kind, streams: st, principal: c.principal, header: c.request.Header,
 		resources: st.methods.has(mcpspec.MethodResources), events: c.session.Events && st.methods.has(mcpspec.MethodEvents),
 		tools: st.methods.has(mcpspec.MethodToolsList), prompts: st.methods.has(mcpspec.MethodPromptsList),
 		payloads: c.session.Payloads, targets: map[string]target{},
-	}
+	}}}
 }
 
 // deliver sends a delivery, or follows what other requests did to the session.
@@ -159,17 +159,6 @@ func (s *sessionStream) deliver(ctx context.Context, d stream.Delivery) error {
 	return s.notify(ctx, d)
 }
 
-func (s *sessionStream) due(quiet time.Time) time.Time { return quiet }
-
-func (s *sessionStream) heartbeat(ctx context.Context) error {
-	if err := s.look(ctx); err != nil {
-		return err
-	}
-	return s.write(comment)
-}
-
-func (s *sessionStream) failed(_ context.Context, err error) error { return err }
-
 func (s *sessionStream) event(cursor string) sse.Event { return sse.Event{ID: s.position.next(cursor)} }
 
 // open makes this the newest stream of its session and opens its feed. What was
@@ -184,11 +173,7 @@ func (s *sessionStream) open(ctx context.Context) error {
 	if s.position.nonce == "" {
 		s.position.nonce = streamNonce(randomText(8), s.sess.Key)
 	}
-	uris, err := s.streams.sessions.Subscriptions(ctx, s.sess.Key)
-	if err != nil {
-		return err
-	}
-	cat, err := s.streams.catalogs.of(ctx, s.principal)
+	_, subscribed, err := s.subscriptions(ctx)
 	if err != nil {
 		return err
 	}
@@ -201,51 +186,70 @@ func (s *sessionStream) open(ctx context.Context) error {
 	// The first stream of a session brings what happened since each subscription, for
 	// a client may subscribe before its stream is open. Later ones go on from their cursor or from now.
 	first := !before && s.position.cursor == ""
-	var late []session.URI
-	for _, u := range uris {
-		t, err := s.streams.targets.resolve(ctx, cat, s.principal, u.URI)
-		if err != nil {
-			if fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Internal) {
-				return err
-			}
-			continue // gone from the catalog, or no longer the caller's to have
-		}
-		s.targets[t.uri] = t
-		if first {
-			late = append(late, u)
-			continue
-		}
-		request.Patterns = append(request.Patterns, t.patterns...)
-		if t.topic != "" {
-			request.Topics = append(request.Topics, t.topic)
+	for uri, t := range subscribed {
+		s.targets[uri] = t.target
+		if !first {
+			t.addTo(&request)
 		}
 	}
-	if s.feed, err = s.streams.feeds.Open(ctx, request); err != nil {
+	if err := s.streamWriter.open(ctx, request); err != nil {
 		return err
 	}
-	for _, u := range late {
-		if err := s.add(ctx, s.targets[u.URI], u.Position()); err != nil {
-			s.feed.Close()
-			return err
+	if first {
+		for _, t := range subscribed {
+			if err := s.add(ctx, t); err != nil {
+				return err
+			}
 		}
+	}
+	if !before {
+		return nil
 	}
 	// Tell the stream that was the newest before; its own notice does nothing.
-	if before {
-		if err := s.streams.log.Notify(ctx, s.principal.Workspace, stream.TopicSession(s.sess.Key), sessionNotice); err != nil {
-			s.feed.Close()
-			return err
-		}
-	}
-	return nil
+	return s.streams.log.Notify(ctx, s.principal.Workspace, stream.TopicSession(s.sess.Key), sessionNotice)
 }
 
-func (s *sessionStream) add(ctx context.Context, t target, after int64) error {
+// subscribed is a target of a session, and the position of the log when it was subscribed.
+type subscribed struct {
+	target
+	after int64
+}
+
+// subscriptions are the URIs of the session, and what those that are no targets yet stand for. Which are gone from the
+// catalog, or not the caller's to have any more, stand for nothing.
+func (s *sessionStream) subscriptions(ctx context.Context) (uris map[string]bool, fresh map[string]subscribed, err error) {
+	stored, err := s.streams.sessions.Subscriptions(ctx, s.sess.Key)
+	if err != nil {
+		return nil, nil, err
+	}
+	cat, err := s.streams.catalogs.of(ctx, s.principal)
+	if err != nil {
+		return nil, nil, err
+	}
+	uris, fresh = make(map[string]bool, len(stored)), map[string]subscribed{}
+	for _, u := range stored {
+		uris[u.URI] = true
+		if _, has := s.targets[u.URI]; has {
+			continue
+		}
+		t, err := s.streams.targets.resolve(ctx, cat, s.principal, u.URI)
+		switch {
+		case err == nil:
+			fresh[u.URI] = subscribed{t, u.Position()}
+		case fault.Is(err, fault.Unavailable), fault.Is(err, fault.Internal):
+			return nil, nil, err
+		}
+	}
+	return uris, fresh, nil
+}
+
+func (s *sessionStream) add(ctx context.Context, t subscribed) error {
 	if t.topic != "" {
-		s.feed.Follow(t.topic, after)
+		s.feed.Follow(t.topic, t.after)
 		return nil
 	}
 	for _, p := range t.patterns {
-		if err := s.feed.Add(ctx, p, after); err != nil {
+		if err := s.feed.Add(ctx, p, t.after); err != nil {
 			return err
 		}
 	}
@@ -271,10 +275,9 @@ func (s *sessionStream) tellGap() error {
 		return nil
 	}
 	cursor := s.resumeAt()
-	truncated := func(b []byte) []byte { return append(b, `"`+MetaTruncated+`":true`...) }
 	for _, t := range s.targets {
 		uri := func(b []byte) []byte { return jsonrpc.AppendString(append(b, `"uri":`...), t.asked) }
-		if err := s.send(mcpspec.NoteUpdated, uri, truncated, cursor); err != nil {
+		if err := s.send(mcpspec.NoteUpdated, uri, text(metaTruncated), cursor); err != nil {
 			return err
 		}
 	}
@@ -284,10 +287,10 @@ func (s *sessionStream) tellGap() error {
 	return s.send(mcpspec.NoteResourcesChange, nil, nil, cursor)
 }
 
-// finish ends the connection, not the stream: the client may come back with the
+// end ends the connection, not the stream: the client may come back with the
 // id of the last frame. Before 2025-11-25 there is no such frame.
-func (s *sessionStream) finish() {
-	if s.sess.Version >= mcpspec.V20251125 {
+func (s *sessionStream) end(_ *call, why error) {
+	if s.sess.Version >= mcpspec.V20251125 && !errors.Is(why, errTaken) {
 		_ = s.write(sse.Append(nil, sse.Event{ID: s.position.next(s.resumeAt()), Retry: reconnect, Data: []byte{}}))
 	}
 }
@@ -304,31 +307,15 @@ func (s *sessionStream) refresh(ctx context.Context) error {
 		return errTaken
 	}
 	s.sess, s.payloads, s.events = sess, sess.Payloads, sess.Events && s.streams.methods.has(mcpspec.MethodEvents)
-	uris, err := s.streams.sessions.Subscriptions(ctx, s.sess.Key)
+	wanted, fresh, err := s.subscriptions(ctx)
 	if err != nil {
 		return err
 	}
-	cat, err := s.streams.catalogs.of(ctx, s.principal)
-	if err != nil {
-		return err
-	}
-	wanted := make(map[string]bool, len(uris))
-	for _, u := range uris {
-		wanted[u.URI] = true
-		if _, has := s.targets[u.URI]; has {
-			continue
-		}
-		t, err := s.streams.targets.resolve(ctx, cat, s.principal, u.URI)
-		if err != nil {
-			if fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Internal) {
-				return err
-			}
-			continue
-		}
-		if err := s.add(ctx, t, u.Position()); err != nil {
+	for uri, t := range fresh {
+		if err := s.add(ctx, t); err != nil {
 			return err
 		}
-		s.targets[u.URI] = t
+		s.targets[uri] = t.target
 	}
 	for uri, t := range s.targets {
 		if !wanted[uri] {
@@ -369,31 +356,4 @@ func (s *sessionStream) drop(t target) {
 	for _, p := range t.patterns {
 		s.feed.Remove(p)
 	}
-}
-
-// delete serves DELETE: it ends a session and its stream.
-func (e *Endpoint) delete(w http.ResponseWriter, r *http.Request, p auth.Principal) {
-	if e.sessions == nil || mcpspec.Version(r.Header.Get(mcpspec.HeaderVersion)).Stateless() {
-		e.notAllowed(w, r)
-		return
-	}
-	c := call{request: r, principal: p}
-	if !e.enterSession(w, &c) {
-		return
-	}
-	if e.backends.Any(r.Context()) {
-		if err := e.backends.End(r.Context(), c.client()); err != nil {
-			e.faults.log(r.Context(), "backend sessions left to expire", err)
-		}
-	}
-	uris, err := e.sessions.Remove(r.Context(), c.session)
-	e.session.unsubscribeAll(r.Context(), c.session, uris)
-	if err == nil && e.options.Log != nil {
-		err = e.options.Log.Notify(r.Context(), p.Workspace, stream.TopicSession(c.session.Key), sessionNotice)
-	}
-	if err != nil {
-		e.replies.sessionFailed(w, &c, err)
-		return
-	}
-	w.WriteHeader(http.StatusNoContent)
 }

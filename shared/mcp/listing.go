@@ -1,27 +1,38 @@
 package mcp
 
 import (
-	"bytes"
 	"encoding/json"
 
 	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
-// listed is an entry of the catalog in the form of a list.
+// listed is an entry of the catalog in the form of a list. The pieces are joined.
 type listed struct {
-	entry *catalog.Entry
-	json  []byte
+	entry  *catalog.Entry
+	pieces [][]byte
+}
+
+// entries are the entries of one list, and where they are in it by name, for cursors.
+type entries struct {
+	all []listed
+	at  map[string]int
+}
+
+func (es *entries) add(entry *catalog.Entry, text []byte) {
+	if es.at == nil {
+		es.at = map[string]int{}
+	}
+	es.at[entry.Name] = len(es.all)
+	es.all = append(es.all, listed{entry, [][]byte{text}})
 }
 
 // listing is a catalog encoded for the lists. It is made once per catalog.
 type listing struct {
-	resources, templates, events []listed
+	resources, templates, events entries
 	// open is true when no entry has a rule of access, so that all principals
-	// see the same. Then the first page is kept as a whole, too.
-	open                           bool
-	firstResources, firstTemplates []byte
-	// Places by name, for cursors.
-	resourceAt, tmplAt, eventAt map[string]int
+	// see the same.
+	open bool
 }
 
 // eventResource is an event type with a fixed URI (SEP-1803 EventResource), and
@@ -42,8 +53,8 @@ type eventMeta struct {
 	WebhookType  string          `json:"webhookType,omitempty"`
 }
 
-func encodeCatalog(cat *catalog.Catalog, pageSize int) *listing {
-	l := &listing{open: true, resourceAt: map[string]int{}, tmplAt: map[string]int{}, eventAt: map[string]int{}}
+func encodeCatalog(cat *catalog.Catalog) *listing {
+	l := &listing{open: true}
 	for _, entry := range cat.Entries() {
 		l.open = l.open && entry.Access == nil
 		r := eventResource{
@@ -51,28 +62,15 @@ func encodeCatalog(cat *catalog.Catalog, pageSize int) *listing {
 			Description: entry.Description, MIMEType: "application/json",
 			Meta: eventMeta{EventSchema: entry.PayloadSchema, WebhookType: entry.WebhookType},
 		}
-		l.eventAt[entry.Name] = len(l.events)
-		l.events = append(l.events, listed{entry, encodeEvent(entry)})
+		l.events.add(entry, encodeEvent(entry))
 		if entry.Fixed() {
-			l.resourceAt[entry.Name] = len(l.resources)
-			l.resources = append(l.resources, listed{entry, mustJSON(r)})
+			l.resources.add(entry, jsonrpc.Encode(r))
 			continue
 		}
 		r.Meta.ParamsSchema = paramsSchema(entry)
-		l.tmplAt[entry.Name] = len(l.templates)
-		l.templates = append(l.templates, listed{entry, mustJSON(r)})
+		l.templates.add(entry, jsonrpc.Encode(r))
 	}
-	l.firstResources = join(l.resources, pageSize)
-	l.firstTemplates = join(l.templates, pageSize)
 	return l
-}
-
-func join(entries []listed, most int) []byte {
-	var parts [][]byte
-	for _, x := range entries[:min(most, len(entries))] {
-		parts = append(parts, x.json)
-	}
-	return bytes.Join(parts, []byte(","))
 }
 
 // paramsSchema is the entry's own, or one that lets any text through.
@@ -84,7 +82,7 @@ func paramsSchema(entry *catalog.Entry) json.RawMessage {
 	for _, v := range entry.Variables() {
 		properties[v] = map[string]string{"type": "string"}
 	}
-	return mustJSON(map[string]any{"type": "object", "properties": properties, "required": entry.Variables()})
+	return jsonrpc.Encode(map[string]any{"type": "object", "properties": properties, "required": entry.Variables()})
 }
 
 // eventType is an entry of events/list without the delivery modes, which depend
@@ -102,6 +100,5 @@ func encodeEvent(entry *catalog.Entry) []byte {
 	if payload == nil {
 		payload = json.RawMessage(`{"type":"object"}`)
 	}
-	b := mustJSON(eventType{entry.Name, entry.Title, entry.Description, entry.InputSchema(), payload})
-	return b[1 : len(b)-1]
+	return inner(jsonrpc.Encode(eventType{entry.Name, entry.Title, entry.Description, entry.InputSchema(), payload}))
 }

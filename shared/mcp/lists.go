@@ -4,9 +4,9 @@ import (
 	"context"
 	"math"
 	"slices"
-	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
@@ -19,54 +19,25 @@ type lists struct {
 	catalogs      catalogs
 	subscriptions Subscriptions
 	backends      Gateway
+	tools         *eventTools // nil if they are off
 	methods       methodTable
 	pageSize      int
 	anonymous     bool // see [Options.AnonymousWebhooks]
 
-	// The encoded catalogs: one per workspace at most, and dropped all
-	// together when there are too many, since a catalog that changed is never asked for again.
-	mu   sync.Mutex
-	kept map[*catalog.Catalog]*listing
+	// The encoded catalogs: one per workspace at most. A catalog that changed is never asked for again.
+	kept *bounded.Map[*catalog.Catalog, *listing]
 }
 
 const maxListings = 256
 
 func (h *lists) listing(cat *catalog.Catalog) *listing {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if l := h.kept[cat]; l != nil {
-		return l
+	l, ok := h.kept.Get(cat)
+	if !ok {
+		l = encodeCatalog(cat)
+		h.kept.Put(cat, l)
 	}
-	if h.kept == nil || len(h.kept) >= maxListings {
-		h.kept = map[*catalog.Catalog]*listing{}
-	}
-	l := encodeCatalog(cat, h.pageSize)
-	h.kept[cat] = l
 	return l
 }
-
-// page collects the entries from first on that the caller may see.
-func (h *lists) page(p auth.Principal, open bool, entries []listed, first int) (pieces [][]byte, n int, next cursor) {
-	pieces = make([][]byte, 0, 2*min(len(entries), h.pageSize))
-	last := "" // not just the one before: its name may be none of the caller's business
-	for _, x := range entries[min(first, len(entries)):] {
-		if !open && !auth.Visible(x.entry.Access, p) {
-			continue
-		}
-		if n == h.pageSize {
-			return pieces, n, cursor{atCatalog, last}
-		}
-		if n > 0 {
-			pieces = append(pieces, comma)
-		}
-		pieces = append(pieces, x.json)
-		last = x.entry.Name
-		n++
-	}
-	return pieces, n, cursor{}
-}
-
-var comma = []byte(",")
 
 // listTTL is how long, in milliseconds, a client may keep a list of event types:
 // about as long as a changed catalog takes to be seen everywhere.
@@ -84,54 +55,62 @@ func (c *call) shared(open bool) *caching {
 // listResources serves resources/list: the event types with a fixed URI, then
 // the caller's webhook subscriptions, then what backends have.
 func (h *lists) listResources(ctx context.Context, c *call) (result, error) {
+	return h.listCatalog(ctx, c, api.Resources, h.subscriptions)
+}
+
+// listTemplates serves resources/templates/list.
+func (h *lists) listTemplates(ctx context.Context, c *call) (result, error) {
+	return h.listCatalog(ctx, c, api.Templates, nil)
+}
+
+// listCatalog serves a list of event types, of subscriptions unless they are nil, and of what backends have.
+func (h *lists) listCatalog(ctx context.Context, c *call, kind api.Kind, subscriptions Subscriptions) (result, error) {
 	cat, err := h.catalogs.of(ctx, c.principal)
 	if err != nil {
 		return result{}, err
 	}
 	l := h.listing(cat)
-	from, err := c.place(l.resourceAt)
+	list := l.resources
+	if kind == api.Templates {
+		list = l.templates
+	}
+	from, err := c.place(list.at)
 	if err != nil {
 		return result{}, err
 	}
-	page := newPage("resources", from, h.pageSize, c.shared(l.open))
+	page := newPage(kind.Member(), from, h.pageSize, c.shared(l.open))
 	if from.where == atCatalog {
-		if l.open && from.first == 0 && len(l.resources) <= h.pageSize {
-			page.add(len(l.resources), cursor{}, l.firstResources)
-		} else {
-			more, n, next := h.page(c.principal, l.open, l.resources, from.first)
-			page.add(n, next, more...)
-		}
+		page.addCatalog(list, func(x listed) [][]byte {
+			if !l.open && !auth.Visible(x.entry.Access, c.principal) {
+				return nil
+			}
+			return x.pieces
+		})
 	}
-	if h.subscriptions != nil {
+	if subscriptions != nil {
 		page.cache = &caching{0, private} // the caller's own, on whichever page they stand
 		if from.where != atBackends && page.goesOn(atSubscriptions) {
-			if err := h.addSubscriptions(ctx, c, &page); err != nil {
+			if err := page.addSubscriptions(ctx, c, subscriptions); err != nil {
 				return result{}, err
 			}
 		}
 	} else if from.where == atSubscriptions {
 		return result{}, errListCursor
 	}
-	return h.addBackends(ctx, c, &page, api.Resources)
+	return h.addBackends(ctx, c, &page, kind)
 }
 
-func (h *lists) addSubscriptions(ctx context.Context, c *call, page *partedPage) error {
-	views, last, err := h.subscriptions.List(ctx, c.principal, page.after(atSubscriptions), page.room)
+func (p *partedPage) addSubscriptions(ctx context.Context, c *call, subscriptions Subscriptions) error {
+	views, last, err := subscriptions.List(ctx, c.principal, p.after(atSubscriptions), p.room)
 	if err != nil {
 		return err
 	}
-	var pieces [][]byte
-	for i, v := range views {
-		if i > 0 {
-			pieces = append(pieces, comma)
-		}
-		pieces = append(pieces, subscriptionResource(v))
+	for _, v := range views {
+		p.add(subscriptionResource(v))
 	}
-	var next cursor
 	if last != "" {
-		next = cursor{atSubscriptions, last}
+		p.next = cursor{atSubscriptions, last}
 	}
-	page.add(len(views), next, pieces...)
 	return nil
 }
 
@@ -144,7 +123,7 @@ func (h *lists) addBackends(ctx context.Context, c *call, page *partedPage, kind
 		page.cache.ttl = min(page.cache.ttl, listTTL)
 		return page.result(nil)
 	}
-	c.waits()
+	c.late.waits(c.late.timing.answerAfter)
 	list := h.backends.List(ctx, c.client(), kind)
 	// On all pages the same: the strictest scope and the shortest time.
 	page.cache = &caching{min(page.cache.ttl, list.TTL.Milliseconds()), page.cache.scope}
@@ -156,22 +135,16 @@ func (h *lists) addBackends(ctx context.Context, c *call, page *partedPage, kind
 		if !ok {
 			return result{}, errListCursor
 		}
-		var pieces [][]byte
-		for i, x := range entries {
-			if i > 0 {
-				pieces = append(pieces, comma)
-			}
-			pieces = append(pieces, x.For(c.version))
+		for _, x := range h.tools.others(kind, entries) {
+			page.add(x.For(c.version))
 		}
-		var next cursor
 		if after != "" {
-			next = cursor{atBackends, after}
+			page.next = cursor{atBackends, after}
 		}
-		page.add(len(entries), next, pieces...)
 	}
 	var meta []byte
 	if len(list.Conflicts) > 0 {
-		meta = append([]byte(`"`+MetaConflicts+`":`), mustJSON(list.Conflicts)...)
+		meta = append([]byte(`"`+MetaConflicts+`":`), jsonrpc.Encode(list.Conflicts)...)
 	}
 	return page.result(meta)
 }
@@ -190,32 +163,6 @@ func subscriptionResource(v subscription.View) []byte {
 	return append(b, `}}`...)
 }
 
-// listTemplates serves resources/templates/list.
-func (h *lists) listTemplates(ctx context.Context, c *call) (result, error) {
-	cat, err := h.catalogs.of(ctx, c.principal)
-	if err != nil {
-		return result{}, err
-	}
-	l := h.listing(cat)
-	from, err := c.place(l.tmplAt)
-	if err != nil {
-		return result{}, err
-	}
-	if from.where == atSubscriptions {
-		return result{}, errListCursor
-	}
-	page := newPage("resourceTemplates", from, h.pageSize, c.shared(l.open))
-	if from.where == atCatalog {
-		if l.open && from.first == 0 && len(l.templates) <= h.pageSize {
-			page.add(len(l.templates), cursor{}, l.firstTemplates)
-		} else {
-			more, n, next := h.page(c.principal, l.open, l.templates, from.first)
-			page.add(n, next, more...)
-		}
-	}
-	return h.addBackends(ctx, c, &page, api.Templates)
-}
-
 // listEvents serves events/list (SEP-3415). An event type that this caller
 // cannot have in any mode is left out.
 func (h *lists) listEvents(ctx context.Context, c *call) (result, error) {
@@ -223,34 +170,25 @@ func (h *lists) listEvents(ctx context.Context, c *call) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	l := h.listing(cat)
-	from, err := c.place(l.eventAt)
+	list := h.listing(cat).events
+	from, err := c.place(list.at)
 	if err != nil {
 		return result{}, err
 	}
 	if from.where != atCatalog {
 		return result{}, errListCursor
 	}
-	pieces := [][]byte{[]byte(`"events":[`)}
-	n, last := 0, ""
-	var next []byte
-	for _, x := range l.events[min(from.first, len(l.events)):] {
+	page := newPage("events", from, h.pageSize, &caching{0, private})
+	page.addCatalog(list, func(x listed) [][]byte {
 		modes := h.modes(x.entry, c)
 		if len(modes) == 0 || !auth.Visible(x.entry.Access, c.principal) {
-			continue
+			return nil
 		}
-		if n == h.pageSize {
-			next = cursor{atCatalog, last}.member(private)
-			break
-		}
-		if n > 0 {
-			pieces = append(pieces, comma)
-		}
-		pieces = append(pieces, []byte(`{"delivery":`), mustJSON(modes), comma, x.json, []byte(`}`))
-		last = x.entry.Name
-		n++
-	}
-	return result{members: append(pieces, closing, next)}, nil
+		return [][]byte{[]byte(`{"delivery":`), jsonrpc.Encode(modes), comma, x.pieces[0], []byte(`}`)}
+	})
+	r, err := page.result(nil)
+	r.cache = nil // this list has no hints
+	return r, err
 }
 
 // modes lists the modes in which the caller can have an event type here, in the
@@ -272,15 +210,15 @@ func (h *lists) modes(entry *catalog.Entry, c *call) []string {
 }
 
 func (h *lists) listTools(ctx context.Context, c *call) (result, error) {
-	return h.listBackends(ctx, c, api.Tools, "tools")
+	return h.listBackends(ctx, c, api.Tools)
 }
 
 func (h *lists) listPrompts(ctx context.Context, c *call) (result, error) {
-	return h.listBackends(ctx, c, api.Prompts, "prompts")
+	return h.listBackends(ctx, c, api.Prompts)
 }
 
-// listBackends serves a list that only backends have entries of.
-func (h *lists) listBackends(ctx context.Context, c *call, kind api.Kind, member string) (result, error) {
+// listBackends serves a list of what backends have, after the tools of our own.
+func (h *lists) listBackends(ctx context.Context, c *call, kind api.Kind) (result, error) {
 	from, err := c.place(nil)
 	if err != nil {
 		return result{}, err
@@ -290,6 +228,11 @@ func (h *lists) listBackends(ctx context.Context, c *call, kind api.Kind, member
 	}
 	cache := c.shared(true)
 	cache.ttl = math.MaxInt64 // as long as the backends say
-	page := newPage(member, from, h.pageSize, cache)
+	page := newPage(kind.Member(), from, h.pageSize, cache)
+	if kind == api.Tools && h.tools != nil && from.where == atCatalog {
+		for _, tool := range h.tools.listed {
+			page.add(tool)
+		}
+	}
 	return h.addBackends(ctx, c, &page, kind)
 }

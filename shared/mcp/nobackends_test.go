@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/gateway"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
@@ -50,7 +51,7 @@ func TestGatewayWithoutBackends(t *testing.T) {
 	}
 	one, _ := without.describeBoth()
 	two, _ := with.describeBoth()
-	if x, y := mustJSON(one.Capabilities), mustJSON(two.Capabilities); string(x) != string(y) {
+	if x, y := jsonrpc.Encode(one.Capabilities), jsonrpc.Encode(two.Capabilities); string(x) != string(y) {
 		t.Errorf("initialize says %s, without a gateway %s", y, x)
 	}
 }

@@ -42,11 +42,8 @@ func (cs catalogs) selected(ctx context.Context, c *call, mode string) (w select
 	if given && w.cursor == "" {
 		return w, invalidParams("cursor must be null or a cursor of this server")
 	}
-	if w.maxAge, given, err = c.milliseconds("maxAgeMs"); err != nil {
+	if w.maxAge, err = c.maxAge(); err != nil {
 		return w, err
-	}
-	if given && w.maxAge == 0 {
-		w.maxAge = 1 // nothing old at all, where 0 would be no bound
 	}
 	w.mode = mode
 	if w.catalog, err = cs.of(ctx, c.principal); err != nil {
@@ -60,8 +57,7 @@ func (cs catalogs) selected(ctx context.Context, c *call, mode string) (w select
 func choose(cat *catalog.Catalog, name string, arguments json.RawMessage, p auth.Principal, mode string) (subscription.Selection, error) {
 	entry := cat.ByName(name)
 	if entry == nil {
-		return subscription.Selection{}, fault.New(fault.NotFound, "unknown event type %.128q", name).
-			With(map[string]any{"kind": "event"})
+		return subscription.Selection{}, unknownEvent(name)
 	}
 	s, err := subscription.Select(entry, arguments)
 	if err != nil {
@@ -74,6 +70,10 @@ func choose(cat *catalog.Catalog, name string, arguments json.RawMessage, p auth
 		return s, unsupportedMode(name, mode)
 	}
 	return s, nil
+}
+
+func unknownEvent(name string) error {
+	return fault.New(fault.NotFound, "unknown event type %.128q", name).With(map[string]any{"kind": "event"})
 }
 
 func unsupportedMode(name, mode string) error {

@@ -87,14 +87,34 @@ func newPage(member string, from place, room int, cache *caching) partedPage {
 	return partedPage{from: from, pieces: [][]byte{[]byte(`"` + member + `":[`)}, room: room, cache: cache}
 }
 
-// add adds a part's pieces, which hold n entries; next is where that part goes on.
-func (p *partedPage) add(n int, next cursor, pieces ...[]byte) {
-	if n > 0 && p.n > 0 {
+// add adds an entry, of which the pieces are joined.
+func (p *partedPage) add(pieces ...[]byte) {
+	if p.n > 0 {
 		p.pieces = append(p.pieces, comma)
 	}
 	p.pieces = append(p.pieces, pieces...)
-	p.n, p.room, p.next = p.n+n, p.room-n, next
+	p.n++
+	p.room--
 }
+
+// addCatalog adds those entries of the catalog of which form makes something.
+func (p *partedPage) addCatalog(list entries, form func(listed) [][]byte) {
+	last := "" // not just the one before: its name may be none of the caller's business
+	for _, x := range list.all[min(p.from.first, len(list.all)):] {
+		pieces := form(x)
+		if pieces == nil {
+			continue
+		}
+		if p.room == 0 {
+			p.next = cursor{atCatalog, last}
+			return
+		}
+		p.add(pieces...)
+		last = x.entry.Name
+	}
+}
+
+var comma = []byte(",")
 
 // goesOn reports whether another part follows on this page; if it would but there
 // is no room, it begins the next one.

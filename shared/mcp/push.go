@@ -12,7 +12,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -26,7 +25,7 @@ const recovery = time.Second
 
 // push is the framing of an events/stream: one subscription, in the notifications of SEP-3415.
 type push struct {
-	*streamWriter
+	plain
 	selected
 	version mcpspec.Version
 	beaten  time.Time // when the last heartbeat, or active, was sent
@@ -40,35 +39,26 @@ func (e *ended) Error() string { return "mcp: the subscription ends: " + e.reaso
 
 // eventsStream serves events/stream (SEP-3415).
 func (st *streams) eventsStream(w http.ResponseWriter, c *call) error {
-	return st.hold(w, c, func(ctx context.Context) (*streamWriter, response, error) {
-		p, err := st.openPush(ctx, c)
-		if err != nil {
-			return nil, nil, err
-		}
-		return p.streamWriter, p, nil
-	})
+	return st.hold(w, c, func(ctx context.Context) (*streamWriter, error) { return st.openPush(ctx, c) })
 }
 
-func (st *streams) openPush(ctx context.Context, c *call) (*push, error) {
+func (st *streams) openPush(ctx context.Context, c *call) (*streamWriter, error) {
 	w, err := st.catalogs.selected(ctx, c, mcpspec.ModePush)
 	if err != nil {
 		return nil, err
 	}
 	// The body of the request must not live as long as the stream.
 	w.Arguments = bytes.Clone(w.Arguments)
-	p := &push{
-		streamWriter: &streamWriter{kind: kindEvents, streams: st, principal: c.principal, header: c.request.Header},
-		selected:     w, version: c.version,
-	}
-	p.framing = p
-	p.feed, err = st.feeds.Open(ctx, stream.Request{
+	o := &streamWriter{kind: kindEvents, streams: st, principal: c.principal, header: c.request.Header}
+	p := &push{plain: plain{o}, selected: w, version: c.version}
+	o.framing = p
+	return o, o.open(ctx, stream.Request{
 		Workspace: c.principal.Workspace, Patterns: []subscription.Pattern{w.Pattern}, Topics: []string{stream.TopicCatalog},
 		Cursor: w.cursor, MaxAge: w.maxAge, Sole: true, Wants: p.Wants,
 	})
-	return p, err
 }
 
-// begin confirms the subscription: the first message.
+// begin confirms the subscription.
 func (p *push) begin() error {
 	p.beaten = time.Now()
 	return p.note(mcpspec.NoteEventsActive, p.resumeAt(), func(b []byte) []byte {
@@ -151,26 +141,16 @@ func (p *push) failed(ctx context.Context, err error) error {
 
 // fail sends a notification about an error.
 func (p *push) fail(name string, rpc *jsonrpc.Error) error {
-	return p.send(name, func(b []byte) []byte {
-		b = strconv.AppendInt(append(b, `"error":{"code":`...), int64(rpc.Code), 10)
-		b = jsonrpc.AppendString(append(b, `,"message":`...), rpc.Message)
-		if rpc.Data != nil {
-			b = append(append(b, `,"data":`...), mustJSON(rpc.Data)...)
-		}
-		return append(b, '}')
-	}, nil, "")
+	return p.send(name, func(b []byte) []byte { return jsonrpc.AppendErrorObject(append(b, `"error":`...), rpc) }, nil, "")
 }
 
-func (*push) event(string) sse.Event { return sse.Event{} }
-
-func (*push) lost(target) error { return nil } // check ends the subscription
-
 // end notifies why the subscription ended, if it did. The cursor was in the notifications.
-func (p *push) end(ctx context.Context, why error) (cursor string) {
+func (p *push) end(c *call, why error) {
 	if end, ok := errors.AsType[*ended](why); ok {
-		_ = p.fail(mcpspec.NoteEventsTerminated, p.streams.faults.translate(ctx, end.reason, p.version, eventsMethods)) // it ends either way
+		rpc := p.streams.faults.translate(c.request.Context(), end.reason, p.version, eventsMethods)
+		_ = p.fail(mcpspec.NoteEventsTerminated, rpc) // it ends either way
 	}
-	return ""
+	p.complete(c, "")
 }
 
 // check holds the subscription to the catalog as it is now, and to the caller's

@@ -3,9 +3,11 @@ package mcp
 import (
 	"net/http"
 	"strconv"
+	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // replies writes the responses of methods.
@@ -80,4 +82,27 @@ func (r *replies) fault(w http.ResponseWriter, c *call, m method, err error) {
 		code = status(rpc)
 	}
 	sendError(w, code, c.msg.ID, rpc)
+}
+
+var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 4096); return &b }}
+
+// send writes a JSON body that build appends to an empty buffer.
+func send(w http.ResponseWriter, status int, build func([]byte) []byte) {
+	buf := buffers.Get().(*[]byte)
+	*buf = build((*buf)[:0])
+	h := w.Header()
+	h["Content-Type"] = jsonType
+	h.Set("Content-Length", strconv.Itoa(len(*buf)))
+	w.WriteHeader(status)
+	_, _ = w.Write(*buf) // a client that is gone is no fault
+	if cap(*buf) <= 1<<20 {
+		buffers.Put(buf)
+	}
+}
+
+var jsonType = []string{"application/json"}
+
+// sendError answers with a JSON-RPC error.
+func sendError(w http.ResponseWriter, status int, id []byte, rpc *jsonrpc.Error) {
+	send(w, status, func(b []byte) []byte { return jsonrpc.AppendError(b, id, rpc) })
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
@@ -173,4 +174,45 @@ func TestGoSDKResumes(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestGoSDKUsesEventTools judges the tools for events by the official client, and their results by the schemas that they
+// name.
+func TestGoSDKUsesEventTools(t *testing.T) {
+	for _, v := range mcpspec.Versions {
+		t.Run("RCH-04 at "+string(v), func(t *testing.T) {
+			f := newFixture(t, withEventTools)
+			client := f.connect(alice, string(v), nil)
+			schemas := map[string]*jsonschema.Schema{}
+			for tool, err := range client.Tools(t.Context(), nil) {
+				must(t, err)
+				c := jsonschema.NewCompiler()
+				must(t, c.AddResource("memory:///output", tool.OutputSchema))
+				schema, err := c.Compile("memory:///output")
+				must(t, err)
+				schemas[tool.Name] = schema
+			}
+			call := func(name string, arguments map[string]any) map[string]any {
+				t.Helper()
+				got, err := client.CallTool(t.Context(), &sdk.CallToolParams{Name: name, Arguments: arguments})
+				must(t, err)
+				if got.IsError || schemas[name] == nil {
+					t.Fatalf("%s: %+v", name, got.Content[0])
+				}
+				must(t, schemas[name].Validate(got.StructuredContent))
+				return got.StructuredContent.(map[string]any)
+			}
+			call(toolTypes, nil)
+			sub := call(toolSubscribe, map[string]any{"name": "ci.deploy"})
+			for range 21 {
+				f.publish("event://ci/deploy", `{"n":1}`)
+			}
+			read := call(toolWait, map[string]any{"subscription": sub["subscription"]})
+			if events := read["events"].([]any); len(events) != 20 || read["more"] != true {
+				t.Errorf("got %v", read)
+			}
+			call(toolRecent, map[string]any{"subscription": read["subscription"], "limit": 1})
+			call(toolUnsubscribe, map[string]any{"subscription": read["subscription"]})
+		})
+	}
 }

@@ -4,19 +4,19 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"iter"
 	"log/slog"
 	"mime"
 	"net/http"
 	"runtime/debug"
-	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // ServeHTTP serves the endpoint. The checks come in the order of design.md
@@ -73,16 +73,17 @@ func (e *Endpoint) caller(w http.ResponseWriter, r *http.Request) *call {
 func (e *Endpoint) route(w http.ResponseWriter, c *call) {
 	r := c.request
 	if workspace := r.PathValue(PathWorkspace); workspace != "" {
-		dialect{e}.serve(w, r, c.principal, workspace)
+		dialect{e}.serve(w, c, workspace)
 		return
 	}
-	switch r.Method {
-	case http.MethodGet:
-		e.get(w, r, c.principal)
-	case http.MethodDelete:
-		e.delete(w, r, c.principal)
+	sessions := e.sessions != nil && !mcpspec.Version(r.Header.Get(mcpspec.HeaderVersion)).Stateless()
+	switch {
+	case sessions && r.Method == http.MethodGet && e.options.Feeds != nil:
+		e.get(w, c)
+	case sessions && r.Method == http.MethodDelete:
+		e.delete(w, c)
 	default:
-		e.notAllowed(w, r)
+		e.notAllowed(w, sessions)
 	}
 }
 
@@ -101,7 +102,7 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	scope, rpc := auth.ScopeRead, &jsonrpc.Error{Code: code, Message: fault.Public(err)}
 	name := r.Header.Get(mcpspec.HeaderMethod) // the body was not looked at
-	if m, ok := e.method(r.Context(), name); ok && m.scope != "" {
+	if m := e.methods[name]; m.scope != "" {
 		scope = m.scope
 	}
 	if name == mcpspec.MethodEventsSub || name == mcpspec.MethodEventsUnsub {
@@ -113,9 +114,9 @@ func (e *Endpoint) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	sendError(w, code, nil, rpc)
 }
 
-func (e *Endpoint) notAllowed(w http.ResponseWriter, r *http.Request) {
+func (e *Endpoint) notAllowed(w http.ResponseWriter, sessions bool) {
 	allow := http.MethodPost
-	if e.sessions != nil && !mcpspec.Version(r.Header.Get(mcpspec.HeaderVersion)).Stateless() {
+	if sessions {
 		allow = "GET, POST, DELETE"
 	}
 	w.Header().Set("Allow", allow)
@@ -152,16 +153,26 @@ func accepts(h http.Header, mediaType string) bool {
 		return true
 	}
 	main, _, _ := strings.Cut(mediaType, "/")
-	for _, v := range values {
-		for part := range strings.SplitSeq(v, ",") {
-			t, _, _ := strings.Cut(part, ";")
-			switch t = strings.TrimSpace(t); {
-			case strings.EqualFold(t, mediaType), t == "*/*", strings.EqualFold(t, main+"/*"):
-				return true
-			}
+	for t := range mediaTypes(values) {
+		if strings.EqualFold(t, mediaType) || t == "*/*" || strings.EqualFold(t, main+"/*") {
+			return true
 		}
 	}
 	return false
+}
+
+// mediaTypes are those that an Accept header lists, without their parameters.
+func mediaTypes(values []string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, v := range values {
+			for part := range strings.SplitSeq(v, ",") {
+				t, _, _ := strings.Cut(part, ";")
+				if !yield(strings.TrimSpace(t)) {
+					return
+				}
+			}
+		}
+	}
 }
 
 var errTooLarge = errors.New("mcp: body too large")
@@ -172,13 +183,13 @@ func (e *Endpoint) readBody(r *http.Request) ([]byte, error) {
 	if r.ContentLength > limit {
 		return nil, errTooLarge
 	}
-	if r.ContentLength >= 0 && r.Body != nil && r.Body != http.NoBody && r.ContentLength > 0 {
+	if r.Body == nil {
+		return nil, nil
+	}
+	if r.ContentLength > 0 && r.Body != http.NoBody {
 		body := make([]byte, r.ContentLength)
 		_, err := io.ReadFull(r.Body, body)
 		return body, err
-	}
-	if r.Body == nil {
-		return nil, nil
 	}
 	body, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
 	if err == nil && int64(len(body)) > limit {
@@ -249,6 +260,20 @@ func (e *Endpoint) receive(w http.ResponseWriter, c *call) (batch []json.RawMess
 	return nil, true
 }
 
+// inTrace has what is done for the message belong to the trace that its _meta names (SEP-414), or else its HTTP
+// request.
+func (c *call) inTrace() {
+	parent, _ := jsonrpc.String(jsonrpc.Member(c.meta, trace.Parent))
+	state, _ := jsonrpc.String(jsonrpc.Member(c.meta, trace.State))
+	where := trace.Parse(parent, state)
+	if where.Parent == "" {
+		where = trace.FromHeader(c.request.Header)
+	}
+	if where.Parent != "" {
+		c.request = c.request.WithContext(trace.With(c.request.Context(), where))
+	}
+}
+
 func invalidRequest(text string) *jsonrpc.Error {
 	return &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: text}
 }
@@ -263,27 +288,4 @@ func (c *call) stateless() bool {
 func namesStateless(meta []byte) bool {
 	v, ok := jsonrpc.String(jsonrpc.Member(meta, mcpspec.MetaVersion))
 	return ok && (mcpspec.Version(v).Stateless() || !mcpspec.Version(v).Known())
-}
-
-var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 4096); return &b }}
-
-// send writes a JSON body that build appends to an empty buffer.
-func send(w http.ResponseWriter, status int, build func([]byte) []byte) {
-	buf := buffers.Get().(*[]byte)
-	*buf = build((*buf)[:0])
-	h := w.Header()
-	h["Content-Type"] = jsonType
-	h.Set("Content-Length", strconv.Itoa(len(*buf)))
-	w.WriteHeader(status)
-	_, _ = w.Write(*buf) // a client that is gone is no fault
-	if cap(*buf) <= 1<<20 {
-		buffers.Put(buf)
-	}
-}
-
-var jsonType = []string{"application/json"}
-
-// sendError answers with a JSON-RPC error.
-func sendError(w http.ResponseWriter, status int, id []byte, rpc *jsonrpc.Error) {
-	send(w, status, func(b []byte) []byte { return jsonrpc.AppendError(b, id, rpc) })
 }

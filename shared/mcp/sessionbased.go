@@ -37,6 +37,7 @@ const detachedFor = time.Minute
 // revisions is no cancellation (2025-11-25, Transports, Sending Messages). It ends with the endpoint.
 func (c *call) detach(shut context.Context) (stop func()) {
 	ctx := c.request.Context()
+	c.attached = ctx
 	until := time.Now().Add(detachedFor)
 	if c.ends, _ = ctx.Deadline(); !c.ends.IsZero() && c.ends.Before(until) {
 		until = c.ends
@@ -75,12 +76,15 @@ func (e *Endpoint) enterSession(w http.ResponseWriter, c *call) bool {
 		})
 		return false
 	case id == "":
-		sendError(w, http.StatusBadRequest, c.msg.ID, &jsonrpc.Error{
-			Code: jsonrpc.InvalidRequest, Message: "Bad Request: the header Mcp-Session-Id is missing; begin with initialize",
-		})
+		sendError(w, http.StatusBadRequest, c.msg.ID, invalidRequest("Bad Request: the header Mcp-Session-Id is missing; begin with initialize"))
 		return false
 	}
-	s, err := e.sessions.Load(c.request.Context(), id, c.principal, false)
+	return e.loadSession(w, c, id)
+}
+
+// loadSession finds the session of an id, or answers.
+func (e *Endpoint) loadSession(w http.ResponseWriter, c *call, id string) bool {
+	s, err := e.sessions.Load(c.request.Context(), id, c.principal, c.dialect)
 	if err != nil {
 		e.replies.sessionFailed(w, c, err)
 		return false
@@ -115,7 +119,5 @@ func declares(capabilities json.RawMessage, extension string) bool {
 // Unreachable answers a forwarded request whose service cannot be reached.
 func Unreachable(w http.ResponseWriter, id json.RawMessage) {
 	w.Header().Set("Retry-After", "1")
-	send(w, http.StatusServiceUnavailable, func(b []byte) []byte {
-		return jsonrpc.AppendError(b, id, &jsonrpc.Error{Code: codeUnavailable, Message: "the service cannot be reached now"})
-	})
+	sendError(w, http.StatusServiceUnavailable, id, &jsonrpc.Error{Code: codeUnavailable, Message: "the service cannot be reached now"})
 }

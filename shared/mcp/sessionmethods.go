@@ -16,8 +16,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-var topicSubscription = stream.TopicSubscription
-
 // sessionNotice makes the open stream of a session, wherever it is, look at
 // the store again.
 var sessionNotice = json.RawMessage(`{"changed":true}`)
@@ -40,11 +38,7 @@ type sessionMethods struct {
 // subscribe serves resources/subscribe. Every event that is published after its
 // answer is sent on the session's stream.
 func (h *sessionMethods) subscribe(ctx context.Context, c *call) (result, error) {
-	uri, err := c.required("uri")
-	if err != nil {
-		return result{}, err
-	}
-	cat, err := h.catalogs.of(ctx, c.principal)
+	uri, cat, err := h.named(ctx, c)
 	if err != nil {
 		return result{}, err
 	}
@@ -78,6 +72,14 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *call) (result, error)
 	return result{}, h.notify(ctx, c)
 }
 
+// named is the URI in the params, and the catalog that it is looked up in.
+func (h *sessionMethods) named(ctx context.Context, c *call) (uri string, cat *catalog.Catalog, err error) {
+	if uri, err = c.required("uri"); err == nil {
+		cat, err = h.catalogs.of(ctx, c.principal)
+	}
+	return uri, cat, err
+}
+
 // admitOpen holds a session to its number of parents and wildcards.
 func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t target) error {
 	uris, err := h.sessions.Subscriptions(ctx, sess.Key)
@@ -102,11 +104,7 @@ func (h *sessionMethods) admitOpen(ctx context.Context, sess *session.Session, t
 // unsubscribe serves resources/unsubscribe. Ending what is not there is no
 // fault, but the URI must be one that could be.
 func (h *sessionMethods) unsubscribe(ctx context.Context, c *call) (result, error) {
-	uri, err := c.required("uri")
-	if err != nil {
-		return result{}, err
-	}
-	cat, err := h.catalogs.of(ctx, c.principal)
+	uri, cat, err := h.named(ctx, c)
 	if err != nil {
 		return result{}, err
 	}
@@ -192,12 +190,32 @@ func (h *sessionMethods) initialize(w http.ResponseWriter, c *call) {
 		h.replies.sessionFailed(w, c, err)
 		return
 	}
-	version := append(append([]byte(`"protocolVersion":"`), c.version...), '"')
-	about := h.about.initialize
-	if h.about.personal(c.request.Context()) {
-		about = h.about.describeInitialize(h.about.offersTo(c.request.Context(), c))
-	}
+	version := append(append([]byte(`"protocolVersion":"`), c.version...), `",`...)
+	about := h.about.describeInitialize(h.about.offersTo(c.request.Context(), c))
 	send(w, http.StatusOK, func(b []byte) []byte {
 		return h.replies.appendResult(b, c, result{members: [][]byte{version, about}})
 	})
+}
+
+// delete serves DELETE: it ends a session and its stream.
+func (e *Endpoint) delete(w http.ResponseWriter, c *call) {
+	r := c.request
+	if !e.enterSession(w, c) {
+		return
+	}
+	if e.backends.Any(r.Context()) {
+		if err := e.backends.End(r.Context(), c.client()); err != nil {
+			e.faults.log(r.Context(), "backend sessions left to expire", err)
+		}
+	}
+	uris, err := e.sessions.Remove(r.Context(), c.session)
+	e.session.unsubscribeAll(r.Context(), c.session, uris)
+	if err == nil && e.options.Log != nil {
+		err = e.options.Log.Notify(r.Context(), c.principal.Workspace, stream.TopicSession(c.session.Key), sessionNotice)
+	}
+	if err != nil {
+		e.replies.sessionFailed(w, c, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
 }

@@ -10,34 +10,22 @@ import (
 
 // postStateless serves one message of the stateless revisions.
 func (e *Endpoint) postStateless(w http.ResponseWriter, c *call) {
-	if e.valid(w, c) {
-		e.dispatch(w, c)
-	}
-}
-
-// valid checks a request, and answers all that is none or does not pass.
-func (e *Endpoint) valid(w http.ResponseWriter, c *call) bool {
 	if c.msg.Kind == jsonrpc.Response {
-		sendError(w, http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.InvalidRequest, Message: "this revision has no requests to clients, and so no responses"})
-		return false
+		sendError(w, http.StatusBadRequest, nil, invalidRequest("this revision has no requests to clients, and so no responses"))
+		return
 	}
 	bad := c.checkVersion(e.about.supported())
 	if bad == nil {
 		bad = c.checkHeaders()
 	}
-	if c.msg.Kind == jsonrpc.Notification {
-		if bad != nil {
-			sendError(w, http.StatusBadRequest, nil, bad)
-			return false
-		}
-		e.takeIn(w, c)
-		return false
-	}
-	if bad != nil {
+	switch {
+	case bad != nil:
 		sendError(w, http.StatusBadRequest, c.msg.ID, bad)
-		return false
+	case c.msg.Kind == jsonrpc.Notification:
+		e.takeIn(w, c)
+	default:
+		e.dispatch(w, c)
 	}
-	return true
 }
 
 func unknownMethod(name string) *jsonrpc.Error {

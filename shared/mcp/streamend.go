@@ -21,22 +21,25 @@ const (
 	kindDialect = "named_events"
 )
 
-// reasons are why a stream ends, for operators, by what ended it.
-var reasons = []struct {
-	err    error
-	reason string
-}{
-	{os.ErrDeadlineExceeded, "slow_reader"}, // of a write, and so errWriting too
-	{stream.ErrSlow, "slow_reader"},
-	{errWriting, reasonClient},
-	{context.Canceled, reasonClient},
-	{errAge, "max_age"},
-	{errExpired, "credentials_expired"},
-	{errRevoked, "credentials_revoked"},
-	{errEnding, "shutdown"},
-	{stream.ErrClosed, "shutdown"},
-	{errSuperseded, "superseded"},
-	{errTaken, "session_taken"},
+// ending is what ended a stream, and the words for it.
+type ending struct {
+	err             error
+	reason, closing string
+}
+
+// endings are why a stream ends, by what ended it: the reason for operators, and that of streamClosed in the dialect.
+var endings = []ending{
+	{os.ErrDeadlineExceeded, "slow_reader", reasonError}, // of a write, and so errWriting too
+	{stream.ErrSlow, "slow_reader", "tooSlow"},
+	{errWriting, reasonClient, reasonError},
+	{context.Canceled, reasonClient, reasonError},
+	{errAge, "max_age", "maxAge"},
+	{errExpired, "credentials_expired", "maxAge"},
+	{errRevoked, "credentials_revoked", "revoked"},
+	{errEnding, "shutdown", "shutdown"},
+	{stream.ErrClosed, "shutdown", "shutdown"},
+	{errSuperseded, "superseded", "superseded"},
+	{errTaken, "session_taken", "superseded"},
 }
 
 const (
@@ -45,17 +48,25 @@ const (
 	reasonError        = "error"
 )
 
-// endReason says why a stream of a request ended.
-func endReason(r *http.Request, why error) string {
-	for _, x := range reasons {
+// endingOf is the ending of what ended a stream; nil for anything else.
+func endingOf(why error) *ending {
+	for i, x := range endings {
 		if errors.Is(why, x.err) {
-			return x.reason
+			return &endings[i]
 		}
 	}
-	if _, ok := errors.AsType[*ended](why); ok {
+	return nil
+}
+
+// endReason says why a stream of a request ended.
+func endReason(r *http.Request, why error) string {
+	_, subscription := errors.AsType[*ended](why)
+	switch x := endingOf(why); {
+	case x != nil:
+		return x.reason
+	case subscription:
 		return reasonSubscription
-	}
-	if r.Context().Err() != nil { // what failed did so because the client had gone
+	case r.Context().Err() != nil: // what failed did so because the client had gone
 		return reasonClient
 	}
 	return reasonError

@@ -1,10 +1,17 @@
 package mcp
 
 import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
+	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 // streams opens the streams, and knows what all of them need.
@@ -25,4 +32,55 @@ type streams struct {
 	maxAge       time.Duration
 	// How many URIs a stream may have, and how many of them parents and wildcards.
 	maxURIs, maxPatterns int
+}
+
+// hold keeps the response of a request open as a stream, until it ends. open makes the stream writer; what it has
+// opened is closed even if it fails.
+func (st *streams) hold(w http.ResponseWriter, c *call, open func(context.Context) (*streamWriter, error)) error {
+	ctx, leave, err := st.admission.admit(w, c.request, c.principal, c.msg.ID)
+	if leave == nil {
+		return err
+	}
+	defer leave()
+	o, err := open(ctx)
+	if o != nil {
+		defer o.close()
+	}
+	if err != nil {
+		return err
+	}
+	o.start(w, c)
+	if err = o.framing.begin(); err == nil {
+		err = o.run(ctx)
+	}
+	o.ended(c.request, err)
+	if !errors.Is(err, errWriting) && c.request.Context().Err() == nil { // else the client closed it
+		o.framing.end(c, err)
+	}
+	return nil
+}
+
+// start begins the stream on the response. Of the request only the id is needed from here on: the body must not live as
+// long as the stream.
+func (o *streamWriter) start(w http.ResponseWriter, c *call) {
+	o.subscriptionID = bytes.Clone(c.msg.ID)
+	c.msg, c.meta, c.body = jsonrpc.Message{ID: o.subscriptionID}, nil, nil
+	var done func() bool
+	o.out, done = o.streams.admission.writer(w)
+	o.ends = append(o.ends, func() { done() })
+}
+
+// open opens the feed.
+func (o *streamWriter) open(ctx context.Context, r stream.Request) (err error) {
+	if o.feed, err = o.streams.feeds.Open(ctx, r); err == nil {
+		o.ends = append(o.ends, o.feed.Close)
+	}
+	return err
+}
+
+// close gives back what the stream held, the last first.
+func (o *streamWriter) close() {
+	for _, end := range slices.Backward(o.ends) {
+		end()
+	}
 }

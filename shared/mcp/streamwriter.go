@@ -53,6 +53,7 @@ type streamWriter struct {
 	// the stream of a session.
 	subscriptionID json.RawMessage
 	framing        framing
+	ends           []func() // what to do when it is over, in the order in which it began
 }
 
 // run passes on what comes until the stream ends, and returns why. Little is on
@@ -161,19 +162,10 @@ func (o *streamWriter) notify(ctx context.Context, d stream.Delivery) error {
 
 // asks reports whether the client is notified of a list's changes by this notification.
 func (o *streamWriter) asks(note string) bool {
-	switch note {
-	case mcpspec.NoteResourcesChange:
-		return o.resources
-	case mcpspec.NoteEventsChange:
-		return o.events
-	case mcpspec.NoteToolsChange:
-		return o.tools
-	case mcpspec.NotePromptsChange:
-		return o.prompts
-	case mcpspec.NoteRootsChange:
-		return o.roots
-	}
-	return false
+	return map[string]bool{
+		mcpspec.NoteResourcesChange: o.resources, mcpspec.NoteEventsChange: o.events, mcpspec.NoteToolsChange: o.tools,
+		mcpspec.NotePromptsChange: o.prompts, mcpspec.NoteRootsChange: o.roots,
+	}[note]
 }
 
 // sendChanges notifies of those changes of lists that the client asked for.
@@ -239,6 +231,16 @@ func (o *streamWriter) sendState(d stream.Delivery) error {
 		}, nil, d.Cursor)
 	}
 	return nil
+}
+
+const metaTruncated = `"` + MetaTruncated + `":true`
+
+// text appends what is there already; nil of nothing.
+func text[T string | []byte](s T) func([]byte) []byte {
+	if len(s) == 0 {
+		return nil
+	}
+	return func(b []byte) []byte { return append(b, s...) }
 }
 
 // send writes a notification. members and meta append members of params and of

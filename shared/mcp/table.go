@@ -7,6 +7,8 @@ import (
 	"net/http"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/conversation"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
@@ -43,20 +45,22 @@ type method struct {
 	// sessionBased and stateless say in which revisions the method exists.
 	sessionBased, stateless bool
 	family                  family
-	// backends is set for what only backends serve: it is unknown while there are none.
-	backends bool
 	// session is set for what changes the session that a request is part of.
 	session bool
 	// scope is needed to call it; empty for none.
 	scope string
-	// offered reports whether it is there for the caller; nil is for everyone.
+	// offered reports whether it is there for the caller now; nil is always, and for everyone.
 	offered func(c *call) bool
 	handler handler
 }
 
-// permits checks what must hold before the method is served.
+// permits checks what must hold before the method is served: that it is there, and the scope.
 func (m method) permits(c *call) error {
-	if m.offered != nil && !m.offered(c) {
+	there := m.sessionBased
+	if c.version.Stateless() {
+		there = m.stateless
+	}
+	if !there || m.offered != nil && !m.offered(c) {
 		return unknownMethod(c.msg.Method)
 	}
 	if m.scope != "" {
@@ -74,60 +78,34 @@ func (t methodTable) has(name string) bool {
 	return ok
 }
 
-// answering serves a method whose result is there at once.
+// answering serves a method by a result, which may have to wait: for backends, or for events.
 type answering struct {
 	replies *replies
+	timing  timing
 	answer  func(ctx context.Context, c *call) (result, error)
 }
 
 func (h answering) serve(w http.ResponseWriter, c *call) error {
-	if !h.accepted(w, c) {
+	if !accepts(c.request.Header, "application/json") {
+		sendError(w, http.StatusNotAcceptable, c.msg.ID, invalidRequest("Accept must list application/json"))
 		return nil
 	}
+	c.late = h.timing.late(w, c)
+	defer c.late.stop()
 	r, err := h.answer(c.request.Context(), c)
-	if err != nil {
-		return err
-	}
-	send(w, http.StatusOK, func(b []byte) []byte { return h.replies.appendResult(b, c, r) })
-	return nil
-}
-
-func (h answering) accepted(w http.ResponseWriter, c *call) bool {
-	if accepts(c.request.Header, "application/json") {
-		return true
-	}
-	sendError(w, http.StatusNotAcceptable, c.msg.ID, invalidRequest("Accept must list application/json"))
-	return false
-}
-
-// gathering serves a method whose result may have to wait for backends.
-type gathering struct {
-	answering
-	timing timing
-}
-
-func (h gathering) serve(w http.ResponseWriter, c *call) error {
-	if !h.accepted(w, c) {
-		return nil
-	}
-	late := h.timing.late(w, c)
-	defer late.stop()
-	c.waits = func() { late.waits(h.timing.answerAfter) }
-	r, err := h.answer(c.request.Context(), c)
-	if err != nil {
-		streamed := late.end(func(b []byte) []byte {
+	build := func(b []byte) []byte {
+		if err != nil {
 			return jsonrpc.AppendError(b, c.msg.ID, h.replies.faults.translate(c.request.Context(), err, c.version, coreMethods))
-		})
-		if streamed {
-			return nil
 		}
-		return err
+		return h.replies.appendResult(b, c, r)
 	}
-	build := func(b []byte) []byte { return h.replies.appendResult(b, c, r) }
-	if !late.end(build) {
+	if c.late.end(build) {
+		return nil
+	}
+	if err == nil {
 		send(w, http.StatusOK, build)
 	}
-	return nil
+	return err
 }
 
 // streaming serves a method that answers with a stream.
@@ -164,9 +142,8 @@ func (h forwarding) serve(w http.ResponseWriter, c *call) error {
 // table lists what serves each method.
 func (e *Endpoint) table(lists *lists) {
 	o, t := e.options, e.methods
-	answer := func(f func(context.Context, *call) (result, error)) handler { return answering{e.replies, f} }
-	gather := func(f func(context.Context, *call) (result, error)) handler {
-		return gathering{answering{e.replies, f}, e.calls.timing}
+	answer := func(f func(context.Context, *call) (result, error)) handler {
+		return answering{e.replies, e.calls.timing, f}
 	}
 	toBackend := func(r router, here handler) handler { return proxying{e.calls, r, here} }
 	t[mcpspec.MethodPing] = method{sessionBased: true, handler: answer(empty)}
@@ -175,8 +152,8 @@ func (e *Endpoint) table(lists *lists) {
 		t[mcpspec.MethodInitialize] = method{sessionBased: true} // served where sessions are made
 	}
 	if o.Lists {
-		t[mcpspec.MethodResources] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: gather(lists.listResources)}
-		t[mcpspec.MethodTemplates] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: gather(lists.listTemplates)}
+		t[mcpspec.MethodResources] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.listResources)}
+		t[mcpspec.MethodTemplates] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.listTemplates)}
 		t[mcpspec.MethodEvents] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(lists.listEvents)}
 	}
 	if o.Lists && o.Log != nil {
@@ -202,14 +179,19 @@ func (e *Endpoint) table(lists *lists) {
 		}
 	}
 	if o.Gateway != nil {
-		t[mcpspec.MethodToolsList] = method{sessionBased: true, stateless: true, backends: true, scope: auth.ScopeRead, handler: gather(lists.listTools)}
-		t[mcpspec.MethodPromptsList] = method{sessionBased: true, stateless: true, backends: true, scope: auth.ScopeRead, handler: gather(lists.listPrompts)}
-		t[mcpspec.MethodToolsCall] = method{sessionBased: true, stateless: true, backends: true, scope: auth.ScopeRead, handler: toBackend(routeTool, nil)}
-		t[mcpspec.MethodPromptsGet] = method{sessionBased: true, stateless: true, backends: true, scope: auth.ScopeRead, handler: toBackend(routePrompt, nil)}
+		backends := func(c *call) bool { return e.backends.Any(c.request.Context()) }
+		t[mcpspec.MethodToolsList] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: answer(lists.listTools)}
+		t[mcpspec.MethodPromptsList] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: answer(lists.listPrompts)}
+		t[mcpspec.MethodToolsCall] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: toBackend(routeName(api.Tools), nil)}
+		t[mcpspec.MethodPromptsGet] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: toBackend(routeName(api.Prompts), nil)}
+	}
+	if h := lists.tools; h != nil {
+		t[mcpspec.MethodToolsList] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.listTools)}
+		t[mcpspec.MethodToolsCall] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(h.route, answer(h.call))}
 	}
 	if o.Conversation != nil {
-		for kind, name := range conversationMethods {
-			t[name] = method{
+		for _, kind := range conversation.Kinds {
+			t[kind.Method()] = method{
 				sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(e.conversations.answer),
 				offered: func(c *call) bool { return o.Conversation.Offers(c.request.Context(), c.principal).Has(kind) },
 			}
@@ -240,23 +222,9 @@ func (e *Endpoint) webhookMethods(answer func(func(context.Context, *call) (resu
 	add(mcpspec.MethodEventsUnsub, eventsMethods, o.Deregistrar != nil, o.ForwardDeregistrar, h.eventsUnsubscribe)
 }
 
-// method finds the row of a method that is served now.
-func (e *Endpoint) method(ctx context.Context, name string) (m method, ok bool) {
-	m, ok = e.methods[name]
-	return m, ok && (!m.backends || e.backends.Any(ctx))
-}
-
 // dispatch serves a request that has passed the checks of its revision.
 func (e *Endpoint) dispatch(w http.ResponseWriter, c *call) {
-	m, ok := e.method(c.request.Context(), c.msg.Method)
-	switch stateless := c.version.Stateless(); {
-	case stateless && !(ok && m.stateless):
-		sendError(w, http.StatusNotFound, c.msg.ID, unknownMethod(c.msg.Method))
-		return
-	case !stateless && !(ok && m.sessionBased):
-		sendError(w, http.StatusOK, c.msg.ID, unknownMethod(c.msg.Method))
-		return
-	}
+	m := e.methods[c.msg.Method]
 	err := m.permits(c)
 	if err == nil {
 		err = m.handler.serve(w, c)

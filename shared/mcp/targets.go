@@ -8,6 +8,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -48,6 +49,14 @@ func (t target) open() (n int) {
 	return n
 }
 
+// addTo has a feed begin with the target.
+func (t target) addTo(r *stream.Request) {
+	r.Patterns = append(r.Patterns, t.patterns...)
+	if t.topic != "" {
+		r.Topics = append(r.Topics, t.topic)
+	}
+}
+
 // resolve makes out a URI for a stream. Faults name what is wrong with it.
 func (ts *targets) resolve(ctx context.Context, cat *catalog.Catalog, p auth.Principal, uri string) (target, error) {
 	t := target{uri: uri, asked: uri}
@@ -62,7 +71,7 @@ func (ts *targets) resolve(ctx context.Context, cat *catalog.Catalog, p auth.Pri
 			}
 			return t, err
 		}
-		t.topic = topicSubscription(v.ID)
+		t.topic = stream.TopicSubscription(v.ID)
 		return t, nil
 	}
 	patterns, access, err := subscription.Resolve(cat, uri)

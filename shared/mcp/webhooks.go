@@ -63,7 +63,7 @@ func (h *webhooks) register(ctx context.Context, c *call) (result, error) {
 	case subscription.Raw:
 		secret.Value = made.Secret
 	}
-	text := mustJSON(registration{
+	text := jsonrpc.Encode(registration{
 		URI: subscription.URI(made.Subscription.ID), EventURIs: made.Subscription.EventURIs,
 		TargetURI: made.Subscription.Target.URL, WebhookSecret: secret,
 	})
@@ -90,29 +90,23 @@ func (c *call) delivery() (url, secret string, err error) {
 	if len(raw) == 0 || raw[0] != '{' {
 		return "", "", invalidParams("delivery must be an object")
 	}
-	for _, field := range []struct {
-		name string
-		into *string
-	}{{"url", &url}, {"secret", &secret}} {
-		if v := jsonrpc.Member(raw, field.name); v != nil {
+	text := map[string]string{"mode": mcpspec.ModeWebhook}
+	for _, name := range []string{"url", "secret", "mode"} {
+		if v := jsonrpc.Member(raw, name); v != nil {
 			var ok bool
-			if *field.into, ok = jsonrpc.String(v); !ok {
-				return "", "", invalidParams("delivery.%s must be a string", field.name)
+			if text[name], ok = jsonrpc.String(v); !ok {
+				return "", "", invalidParams("delivery.%s must be a string", name)
 			}
 		}
 	}
-	if url == "" {
+	switch {
+	case text["url"] == "":
 		return "", "", invalidParams("delivery.url is missing")
+	case text["mode"] != mcpspec.ModeWebhook:
+		return "", "", fault.New(fault.Unsupported, "events/subscribe delivers by webhook only").
+			With(map[string]any{"feature": "deliveryMode", "value": clip(text["mode"])})
 	}
-	if v := jsonrpc.Member(raw, "mode"); v != nil {
-		if mode, ok := jsonrpc.String(v); !ok {
-			return "", "", invalidParams("delivery.mode must be a string")
-		} else if mode != mcpspec.ModeWebhook {
-			return "", "", fault.New(fault.Unsupported, "events/subscribe delivers by webhook only").
-				With(map[string]any{"feature": "deliveryMode", "value": clip(mode)})
-		}
-	}
-	return url, secret, nil
+	return text["url"], text["secret"], nil
 }
 
 // arguments is an object or nothing.
@@ -156,12 +150,8 @@ func (h *webhooks) eventsSubscribe(ctx context.Context, c *call) (result, error)
 	if r.Cursor, _, err = c.text("cursor"); err != nil {
 		return result{}, err
 	}
-	maxAge, given, err := c.milliseconds("maxAgeMs")
-	if err != nil {
+	if r.MaxAge, err = c.maxAge(); err != nil {
 		return result{}, err
-	}
-	if r.MaxAge = maxAge; given && maxAge == 0 {
-		r.MaxAge = 1 // nothing old at all, where 0 would be no bound
 	}
 	if r.TTL, err = c.ttl(); err != nil {
 		return result{}, err
@@ -186,8 +176,7 @@ func (h *webhooks) eventsSubscribe(ctx context.Context, c *call) (result, error)
 	if made.Refreshed {
 		out.DeliveryStatus = newDeliveryStatus(!made.Suspended, made.Status)
 	}
-	text := mustJSON(out)
-	return result{members: [][]byte{text[1 : len(text)-1]}}, nil
+	return result{members: [][]byte{inner(jsonrpc.Encode(out))}}, nil
 }
 
 // eventsUnsubscribe serves events/unsubscribe (SEP-3415).
@@ -229,6 +218,15 @@ func (c *call) ttl() (subscription.TTL, error) {
 	}
 	d, given, err := c.milliseconds("ttlMs")
 	return subscription.TTL{Asked: given, For: d}, err
+}
+
+// maxAge is how old events after a cursor may be; 0 is no bound.
+func (c *call) maxAge() (time.Duration, error) {
+	d, given, err := c.milliseconds("maxAgeMs")
+	if given && d == 0 {
+		d = 1 // nothing old at all
+	}
+	return d, err
 }
 
 // maxMilliseconds is about 285 years: what fits a [time.Duration].

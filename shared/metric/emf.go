@@ -30,6 +30,9 @@ const (
 // A histogram becomes its values, each the middle of its bucket, for the format knows no buckets:
 // their number is exact, and so is the sum within the bucket's width.
 type EMF struct {
+	// Export gets the same at the same time, for another receiver; nil is none.
+	Export func(context.Context, *metricdata.ResourceMetrics)
+
 	log    *slog.Logger
 	stack  string
 	now    func() time.Time
@@ -56,10 +59,9 @@ func (e *EMF) Provider() otel.MeterProvider { return e.meters }
 // Flush writes what was recorded since the last time, unless that was less than [EMFEvery] ago.
 // A nil EMF writes nothing.
 func (e *EMF) Flush(ctx context.Context) {
-	if e == nil {
+	if e == nil || !e.mu.TryLock() { // someone writes
 		return
 	}
-	e.mu.Lock()
 	defer e.mu.Unlock()
 	if now := e.now(); now.Sub(e.last) >= EMFEvery {
 		e.last = now
@@ -81,6 +83,9 @@ func (e *EMF) write(ctx context.Context) {
 	var all metricdata.ResourceMetrics
 	if err := e.reader.Collect(ctx, &all); err != nil {
 		e.log.WarnContext(ctx, "metrics incomplete", "error", err)
+	}
+	if e.Export != nil {
+		e.Export(ctx, &all)
 	}
 	lines := map[string]*emfLine{} // by attribute and value
 	for _, scope := range all.ScopeMetrics {

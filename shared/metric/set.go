@@ -33,7 +33,7 @@ type Set struct {
 func NewSet(p otel.MeterProvider) (*Set, error) {
 	s := &Set{counters: map[string]otel.Int64Counter{}, histograms: map[string]otel.Float64Histogram{}, meter: p.Meter("github.com/mcp-events/mcpevents")}
 	var err error
-	for _, name := range []string{EventsPublished, DeliveryAttempts, DeadLetters, Disabled, StreamsEnded, Polls, BackendCalls, BackendErrors, LimitsReached} {
+	for _, name := range []string{EventsPublished, DeliveryAttempts, DeadLetters, Disabled, StreamsEnded, Polls, BackendCalls, BackendErrors, LimitsReached, SourceRequests, SourceRefused} {
 		d := definition(name)
 		if s.counters[name], err = s.meter.Int64Counter(name, otel.WithUnit(d.Unit), otel.WithDescription(d.Help)); err != nil {
 			return nil, err
@@ -112,6 +112,14 @@ func (s *Set) Called(backend string, failed bool) {
 	s.add(BackendCalls, 1, "backend", backend)
 	if failed {
 		s.add(BackendErrors, 1, "backend", backend)
+	}
+}
+
+// Sourced counts a request to a source by what became of it.
+func (s *Set) Sourced(source, outcome string, refused bool) {
+	s.add(SourceRequests, 1, "outcome", outcome)
+	if refused {
+		s.add(SourceRefused, 1, "source", source)
 	}
 }
 

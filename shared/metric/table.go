@@ -48,6 +48,8 @@ const (
 	LogLateEntries    = "mcpevents_log_late_entries"
 	LogBrokenSegments = "mcpevents_log_broken_segments"
 	LimitsReached     = "mcpevents_limits_reached"
+	SourceRequests    = "mcpevents_source_requests"
+	SourceRefused     = "mcpevents_source_refused"
 )
 
 // Webhook is the value of the attribute queue for deliveries, which have no queue of their own.
@@ -77,4 +79,6 @@ var Table = []Definition{
 	{LogLateEntries, Counter, "", "", "Entries that a reader saw later than the log's bounds explain: readers may have missed some."},
 	{LogBrokenSegments, Counter, "", "", "Items of the event log that cannot be decoded and are passed over."},
 	{LimitsReached, Counter, "", "limit", "Requests that met a limit, by its name."},
+	{SourceRequests, Counter, "", "outcome", "Requests to sources, and documents of buses for them, by what became of them."},
+	{SourceRefused, Counter, "", "source", "Those that could not become an event: unverified, invalid, unfit, limited and unavailable."},
 }

@@ -87,3 +87,16 @@ func (t *Tally) Each(yield func(values []string, n int64)) {
 		yield(values, c.all)
 	}
 }
+
+// ByThird are the counts of a tally of three dimensions by the third, for each pair "first/second" of the others.
+func (t *Tally) ByThird() map[string]map[string]int64 {
+	out := map[string]map[string]int64{}
+	t.Each(func(by []string, n int64) {
+		pair := by[0] + "/" + by[1]
+		if out[pair] == nil {
+			out[pair] = map[string]int64{}
+		}
+		out[pair][by[2]] = n
+	})
+	return out
+}

@@ -67,12 +67,12 @@ func (r *refused) structured(raw json.RawMessage, in *Input, workspaces bool) {
 			state, _ = jsonrpc.String(value)
 		case "workspace":
 			if workspaces {
-				in.workspace = r.text(value, in.at+"/workspace")
+				in.Workspace = r.text(value, in.at+"/workspace")
 			}
 		}
 	}
 	if base64Data != nil && string(base64Data) != "null" {
-		in.dataAt = in.at + "/data_base64"
+		in.DataAt = in.at + "/data_base64"
 		r.decodeBase64(base64Data, in)
 	}
 	in.Trace = trace.Parse(parent, state)
@@ -91,9 +91,9 @@ func (r *refused) decodeBase64(value json.RawMessage, in *Input) {
 	data, err := base64.StdEncoding.DecodeString(text)
 	switch {
 	case in.Data != nil:
-		r.add(fault.Invalid, in.dataAt, "is given beside data")
+		r.add(fault.Invalid, in.DataAt, "is given beside data")
 	case !ok || err != nil:
-		r.add(fault.Invalid, in.dataAt, "is not Base64")
+		r.add(fault.Invalid, in.DataAt, "is not Base64")
 	}
 	in.Data = data
 }

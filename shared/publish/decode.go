@@ -60,7 +60,7 @@ func first(b []byte) byte {
 
 // event reads one element at a pointer.
 func (r *refused) event(raw json.RawMessage, at string, workspaces bool) Input {
-	in := Input{at: at, dataAt: at + "/data"}
+	in := Input{at: at, DataAt: at + "/data"}
 	if first(raw) != '{' {
 		r.add(fault.Invalid, at, "is not an object")
 		return in
@@ -90,7 +90,7 @@ func (r *refused) event(raw json.RawMessage, at string, workspaces bool) Input {
 				r.add(fault.Invalid, at+"/workspace", "cannot be chosen here: it is that of the caller")
 				continue
 			}
-			in.workspace = r.text(value, at+"/workspace")
+			in.Workspace = r.text(value, at+"/workspace")
 		default:
 			r.unknownMember(at, name)
 			continue
@@ -136,7 +136,7 @@ func (r *refused) time(s, at string) time.Time {
 	if s == "" {
 		return time.Time{}
 	}
-	t, err := time.Parse(time.RFC3339, s)
+	t, err := event.ParseTime(s)
 	if err != nil || t.IsZero() {
 		r.add(fault.Invalid, at, "is not an RFC 3339 time such as 2026-11-21T09:30:00Z")
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 // escape compacts JSON and writes some characters as \u escapes:
@@ -39,7 +40,7 @@ func escape(data json.RawMessage) (json.RawMessage, error) {
 	var out bytes.Buffer
 	out.Grow(b.Len() + b.Len()/8)
 	json.HTMLEscape(&out, b.Bytes())
-	return escapeNoncharacters(out.Bytes()), nil
+	return queue.Escape(out.Bytes()), nil
 }
 
 func needsEscape(b []byte) bool {
@@ -49,10 +50,4 @@ func needsEscape(b []byte) bool {
 		}
 	}
 	return false
-}
-
-// escapeNoncharacters works on UTF-8: in JSON the two can only stand in strings.
-func escapeNoncharacters(b []byte) []byte {
-	b = bytes.ReplaceAll(b, []byte("\uFFFE"), []byte(`\ufffe`))
-	return bytes.ReplaceAll(b, []byte("\uFFFF"), []byte(`\uffff`))
 }

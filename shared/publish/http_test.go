@@ -125,7 +125,7 @@ func TestHandlerRefuses(t *testing.T) {
 		"EVS-07 in a binary event":        {`{"action":1}`, []string{asJSON, "ce-specversion: 1.0", "ce-id: 1", "ce-type: x", "ce-source: event://github/a/b/pull_request"}, 422, `{"pointer":"/action",`},
 		"an unknown URI":                  {`{"uri":"event://ci/X","data":1}`, []string{asJSON}, 404, `"kind":"not found","message":"/uri: belongs to no event type","uri":"event://ci/X"`},
 		"not a URI":                       {`{"uri":"ci","data":1}`, []string{asJSON}, 400, `{"pointer":"/uri","message":"the event URI does not begin with event://"}`},
-		"not JSON":                        {`{`, []string{asJSON}, 400, `"kind":"invalid","message":"is not valid JSON"`},
+		"not JSON":                        {`{`, []string{asJSON}, 400, `"kind":"invalid","message":"the body is not valid JSON"`},
 		"empty":                           {``, []string{asJSON}, 400, `is not valid JSON`},
 		"two values":                      {ok + ok, []string{asJSON}, 400, `is not valid JSON`},
 		"a text":                          {`"x"`, []string{asJSON}, 400, `is neither an event nor an array`},

@@ -22,8 +22,15 @@ type Inbox struct {
 	Service *Service
 	// Workspace is that of events that name none; auth.DefaultWorkspace when empty.
 	Workspace string
+	// Documents reads what is no event but becomes one; nil reads nothing else.
+	Documents Documents
 	// Log gets what was dead-lettered; nil is slog.Default.
 	Log *slog.Logger
+}
+
+// Documents makes events of other messages. Ours is false for a message that is not for it.
+type Documents interface {
+	Read(ctx context.Context, body []byte) (in []Input, ours bool, err error)
 }
 
 // Handle is the [queue.Handler] of the inbox.
@@ -79,15 +86,15 @@ func (b *Inbox) log() *slog.Logger {
 
 // prepare turns one message into messages for the events queue.
 func (b *Inbox) prepare(ctx context.Context, m queue.Message, spans *trace.Spans) ([]queue.Outgoing, error) {
-	in, err := decode(m.Body, true)
+	in, err := b.read(ctx, m.Body)
 	if err != nil {
 		return nil, err
 	}
 	var out []queue.Outgoing
 	for start := 0; start < len(in); {
-		workspace := in[start].workspace
+		workspace := in[start].Workspace
 		end := start + 1
-		for end < len(in) && in[end].workspace == workspace {
+		for end < len(in) && in[end].Workspace == workspace {
 			end++
 		}
 		part, err := b.part(ctx, m, in[start:end], start, spans)
@@ -100,10 +107,19 @@ func (b *Inbox) prepare(ctx context.Context, m queue.Message, spans *trace.Spans
 	return out, nil
 }
 
+func (b *Inbox) read(ctx context.Context, body []byte) ([]Input, error) {
+	if b.Documents != nil {
+		if in, ours, err := b.Documents.Read(ctx, body); ours || err != nil {
+			return in, err
+		}
+	}
+	return decode(body, true)
+}
+
 // part prepares inputs of one workspace, the first of which is number start of
 // the message.
 func (b *Inbox) part(ctx context.Context, m queue.Message, in []Input, start int, spans *trace.Spans) ([]queue.Outgoing, error) {
-	workspace := in[0].workspace
+	workspace := in[0].Workspace
 	if workspace == "" {
 		workspace = b.Workspace
 	}

@@ -3,6 +3,7 @@ package publish
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -27,12 +28,24 @@ type ByInbox struct{ Queue queue.Sender }
 
 // Publish sends one event to the inbox.
 func (b ByInbox) Publish(ctx context.Context, p auth.Principal, in Input) error {
-	body := jsonrpc.AppendString([]byte(`{"workspace":`), p.Workspace)
+	out, err := InboxMessage(p.Workspace, in)
+	if err != nil {
+		return err
+	}
+	return fault.Wrap(fault.Unavailable, b.Queue.Send(ctx, queue.Inbox, out), "send to the inbox")
+}
+
+// InboxMessage is what [Inbox] takes for an event of a workspace; without a trace.
+func InboxMessage(workspace string, in Input) (queue.Outgoing, error) {
+	body := jsonrpc.AppendString([]byte(`{"workspace":`), workspace)
 	body = jsonrpc.AppendString(append(body, `,"uri":`...), in.URI)
 	body = jsonrpc.AppendString(append(body, `,"id":`...), in.ID)
-	body = append(append(append(body, `,"data":`...), in.Data...), '}')
-	if body = escapeNoncharacters(body); len(body) > queue.MaxBody {
-		return fault.New(fault.TooLarge, "the event is larger than %d bytes in the queue", queue.MaxBody)
+	if !in.Time.IsZero() {
+		body = jsonrpc.AppendString(append(body, `,"time":`...), in.Time.Format(time.RFC3339Nano))
 	}
-	return fault.Wrap(fault.Unavailable, b.Queue.Send(ctx, queue.Inbox, queue.Outgoing{Body: body}), "send to the inbox")
+	body = append(append(append(body, `,"data":`...), in.Data...), '}')
+	if body = queue.Escape(body); len(body) > queue.MaxBody {
+		return queue.Outgoing{}, fault.New(fault.TooLarge, "the event is larger than %d bytes in the queue", queue.MaxBody)
+	}
+	return queue.Outgoing{Body: body}, nil
 }

@@ -10,6 +10,7 @@
 package publish
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -59,14 +60,15 @@ type Input struct {
 	Data json.RawMessage
 	// Trace is the trace that it belongs to; may be none.
 	Trace trace.Context
+	// Workspace is for the inbox alone; a caller's is that of its principal.
+	Workspace string
 
-	// at and dataAt are the JSON pointers of the event and of its payload in what
-	// was sent, for faults.
-	at, dataAt string
+	// URIAt and DataAt are the JSON Pointers of the two in what was sent, for faults. An empty URIAt is /uri of the event.
+	URIAt, DataAt string
+
+	at string // the pointer of the event
 	// cloud is true for a CloudEvent.
 	cloud bool
-	// workspace is the member of that name, which only the inbox takes.
-	workspace string
 }
 
 // Accepted says what became of an input.
@@ -207,14 +209,23 @@ func group(cat *catalog.Catalog, workspace string, e event.Event) string {
 	return digest(workspace, e.URI, strconv.Itoa(int(h.Sum32()%groups)))
 }
 
+// Check makes the event of an input, without workspace and times, and queues nothing. Errors are those of [Service.Accept]
+// for what is wrong with the input.
+func Check(cat *catalog.Catalog, in Input) (event.Event, error) {
+	var r refused
+	e, _ := r.check(cat, &in)
+	return e, r.err(1)
+}
+
 // check turns one input into an event without workspace and times, or reports its faults.
 func (r *refused) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	before := r.count
+	uriAt := cmp.Or(in.URIAt, in.at+"/uri")
 	uri, err := catalog.Canonical(in.URI)
 	if err != nil {
-		r.refuse(in.at+"/uri", err)
+		r.refuse(uriAt, err)
 	} else if strings.Contains(in.URI, catalog.Wildcard) && slices.Contains(strings.Split(uri, "/"), escapedWildcard) {
-		r.add(fault.Invalid, in.at+"/uri", "is a pattern: %q stands for any value there, and an event needs a concrete URI", catalog.Wildcard)
+		r.add(fault.Invalid, uriAt, "is a pattern: %q stands for any value there, and an event needs a concrete URI", catalog.Wildcard)
 	}
 	id := in.ID
 	switch {
@@ -227,23 +238,23 @@ func (r *refused) check(cat *catalog.Catalog, in *Input) (event.Event, bool) {
 	}
 	data, err := normal(in.Data)
 	if err != nil {
-		r.refuse(in.dataAt, err)
+		r.refuse(in.DataAt, err)
 	} else if at, found := twice(data); found {
-		r.add(fault.Invalid, in.dataAt+at, "is given twice")
+		r.add(fault.Invalid, in.DataAt+at, "is given twice")
 	}
 	if r.count > before {
 		return event.Event{}, false
 	}
 	entry, vars, ok := cat.Match(uri)
 	if !ok {
-		r.unknown(in.at+"/uri", uri)
+		r.unknown(uriAt, uri)
 		return event.Event{}, false
 	}
 	if err := entry.ValidateParams(vars); err != nil {
-		r.schema(in.at+"/uri", err, false)
+		r.schema(uriAt, err, false)
 	}
 	if err := entry.ValidatePayload(data); err != nil {
-		r.schema(in.dataAt, err, true)
+		r.schema(in.DataAt, err, true)
 	}
 	return event.Event{ID: id, URI: uri, Name: entry.Name, Data: data}, r.count == before
 }

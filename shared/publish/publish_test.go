@@ -73,8 +73,8 @@ func service(t testing.TB) (*Service, *sent) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	q := &sent{}
-	return &Service{Catalog: catalog.NewStatic(cat, "default", "other"), Queue: q, Now: func() time.Time { return noon }}, q
+	q, s := &sent{}, catalog.NewStatic(cat)
+	return &Service{Catalog: catalog.Workspaces{Own: map[string]catalog.Source{"default": s, "other": s}}, Queue: q, Now: func() time.Time { return noon }}, q
 }
 
 func TestAcceptFillsIn(t *testing.T) {
@@ -166,7 +166,7 @@ func TestAcceptRefuses(t *testing.T) {
 	good := Input{URI: "event://ci/build-finished", Data: json.RawMessage(`{}`)}
 	bad := func(change func(*Input)) Input { in := good; change(&in); return in }
 	pr := func(data string) Input {
-		return Input{URI: "event://github/acme/x/pull_request", Data: json.RawMessage(data), dataAt: "/data"}
+		return Input{URI: "event://github/acme/x/pull_request", Data: json.RawMessage(data), DataAt: "/data"}
 	}
 	big := json.RawMessage(`"` + strings.Repeat("a", event.MaxPayload) + `"`)
 	for name, tc := range map[string]struct {

@@ -2,9 +2,10 @@ package publish
 
 import (
 	"fmt"
+	"slices"
 
-	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonpointer"
 )
 
 // Refusal is the data of an error of [Service.Accept] and of the decoders: where
@@ -13,7 +14,7 @@ type Refusal struct {
 	// URI is the first that belongs to no event type, canonical; else empty.
 	URI string `json:"uri,omitempty"`
 	// Faults are at most 100, with JSON pointers into what was sent.
-	Faults []catalog.SchemaFault `json:"faults,omitempty"`
+	Faults []jsonpointer.Fault `json:"faults,omitempty"`
 	// Limit is the first that was met; nil if none was.
 	*fault.Limit
 }
@@ -40,12 +41,7 @@ type refused struct {
 // severity orders the kinds: what is malformed comes before what is unknown, for
 // the caller must mend it first.
 func severity(k fault.Kind) int {
-	for i, x := range []fault.Kind{fault.Unprocessable, fault.NotFound, fault.TooLarge, fault.Unsupported, fault.Invalid} {
-		if x == k {
-			return i + 1
-		}
-	}
-	return 0
+	return 1 + slices.Index([]fault.Kind{fault.Unprocessable, fault.NotFound, fault.TooLarge, fault.Unsupported, fault.Invalid}, k)
 }
 
 func (r *refused) add(k fault.Kind, pointer, format string, args ...any) {
@@ -55,7 +51,7 @@ func (r *refused) add(k fault.Kind, pointer, format string, args ...any) {
 	}
 	r.count++
 	if len(r.Faults) < maxFaults {
-		r.Faults = append(r.Faults, catalog.SchemaFault{Pointer: pointer, Message: msg})
+		r.Faults = append(r.Faults, jsonpointer.Fault{Pointer: pointer, Message: msg})
 	}
 }
 
@@ -67,9 +63,10 @@ func (r *refused) refuse(pointer string, err error) {
 	r.add(fault.KindOf(err), pointer, "%s", fault.Public(err))
 }
 
+// describe is a fault in a sentence.
 func describe(pointer, msg string) string {
 	if pointer == "" {
-		return msg
+		return "the body " + msg
 	}
 	return pointer + ": " + msg
 }
@@ -84,7 +81,7 @@ func (r *refused) unknown(pointer, uri string) {
 
 // schema takes over the faults that a check against a schema found below a pointer.
 func (r *refused) schema(pointer string, err error, below bool) {
-	faults, ok := fault.DataOf(err).([]catalog.SchemaFault)
+	faults, ok := fault.DataOf(err).([]jsonpointer.Fault)
 	if !ok {
 		r.add(fault.KindOf(err), pointer, "%s", fault.Public(err))
 		return

@@ -2,6 +2,7 @@ package publish
 
 import (
 	"bytes"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -64,12 +65,7 @@ func twice(data []byte) (pointer string, found bool) {
 func (o *object) has(names [][]byte) bool {
 	mine := names[o.begin:]
 	if len(mine) < fewMembers {
-		for _, n := range mine {
-			if bytes.Equal(n, o.name) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(mine, func(n []byte) bool { return bytes.Equal(n, o.name) })
 	}
 	if o.many == nil {
 		o.many = make(map[string]bool, 4*fewMembers)

@@ -86,9 +86,7 @@ func (l DeadLetter) encode() []byte {
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	_ = e.Encode(l) // texts, numbers, times, and JSON that was made here
-	out := bytes.TrimSuffix(b.Bytes(), []byte("\n"))
-	out = bytes.ReplaceAll(out, []byte("\uFFFE"), []byte(`\ufffe`))
-	return bytes.ReplaceAll(out, []byte("\uFFFF"), []byte(`\uffff`))
+	return Escape(bytes.TrimSuffix(b.Bytes(), []byte("\n")))
 }
 
 // ParseDeadLetter reads the body of a message on [Dead].

@@ -7,6 +7,7 @@
 package queue
 
 import (
+	"bytes"
 	"context"
 	"math/rand/v2"
 	"time"
@@ -54,6 +55,13 @@ type Outgoing struct {
 	Dedup string
 	// Delay postpones delivery, whole seconds up to [MaxDelay]; standard queues only.
 	Delay time.Duration
+}
+
+// Escape writes U+FFFE and U+FFFF, which XML 1.0 lacks, as escapes of JSON. It works on JSON in UTF-8, where the two can only
+// stand in strings.
+func Escape(body []byte) []byte {
+	body = bytes.ReplaceAll(body, []byte("\uFFFE"), []byte(`\ufffe`))
+	return bytes.ReplaceAll(body, []byte("\uFFFF"), []byte(`\uffff`))
 }
 
 // Message is a received message.

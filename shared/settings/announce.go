@@ -80,6 +80,21 @@ func Announce(ctx context.Context, db store.DB, until time.Time, tell func(conte
 	}
 }
 
+// AnnounceAll waits until every process uses what is stored, and announces it.
+func AnnounceAll(ctx context.Context, db store.DB, tell func(context.Context, Change) error) error {
+	for {
+		waiting, err := Announce(ctx, db, time.Now().Add(-MaxAge), tell)
+		if err != nil || waiting == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(MaxAge / 5):
+		}
+	}
+}
+
 func announceOne(ctx context.Context, db store.DB, it store.Item, tell func(context.Context, Change) error) error {
 	kind, _, _ := strings.Cut(it.Sort, ":")
 	for workspace := range strings.SplitSeq(string(it.Value), "\n") {

@@ -9,6 +9,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -137,6 +138,17 @@ type Query struct {
 	Reverse bool
 	// Eventual allows a read that may miss the latest writes, at half the price.
 	Eventual bool
+}
+
+// Within has the query read what has a time from since to until, both included, where sort keys begin with their time in
+// microseconds since 1970 as 16 decimal digits. Zero times are open.
+func (q *Query) Within(since, until time.Time) {
+	if !since.IsZero() {
+		q.After = fmt.Sprintf("%016d", since.UnixMicro())
+	}
+	if !until.IsZero() {
+		q.Until = fmt.Sprintf("%016d~", until.UnixMicro())
+	}
 }
 
 // Page is a part of a query's answer.

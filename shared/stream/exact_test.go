@@ -87,7 +87,7 @@ func TestAResumeRepeatsNothingWherePositionsAreExact(t *testing.T) {
 				for done := false; ; resumes++ {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 					for range 1 + rand.IntN(150) {
-						d, err := f.Next(ctx)
+						d, err := await(ctx, f)
 						if err != nil {
 							done = true
 							break
@@ -235,7 +235,7 @@ func TestReadersSkipABrokenItem(t *testing.T) {
 			defer f.Close()
 			appendOne := func(id string) {
 				t.Helper()
-				if _, err := log.AppendOwn(t.Context(), "default", ownPattern.Key, []event.Event{occurrence(id, ownPattern.Key)}); err != nil {
+				if _, err := log.Append(t.Context(), "default", ownPattern.Key, []event.Event{occurrence(id, ownPattern.Key)}, nil); err != nil {
 					t.Fatal(err)
 				}
 			}

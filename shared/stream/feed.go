@@ -151,14 +151,7 @@ func (f *Feed) join(s *source, start int64, renew func(context.Context) error) {
 }
 
 // Remove ends the subscription to a pattern. The feed may still return events of it that it has read.
-func (f *Feed) Remove(p subscription.Pattern) {
-	for name, s := range f.parts {
-		if s.pattern == p.Key && !s.topic {
-			f.tails.leave(f, s.part)
-			delete(f.parts, name)
-		}
-	}
-}
+func (f *Feed) Remove(p subscription.Pattern) { f.remove(p.Key, false) }
 
 // Follow adds a topic to the feed, from a position on; see [Request.Topics].
 func (f *Feed) Follow(topic string, after int64) {
@@ -166,25 +159,13 @@ func (f *Feed) Follow(topic string, after int64) {
 }
 
 // Unfollow removes a topic that [Feed.Follow] added.
-func (f *Feed) Unfollow(topic string) {
+func (f *Feed) Unfollow(topic string) { f.remove(topic, true) }
+
+func (f *Feed) remove(pattern string, topic bool) {
 	for name, s := range f.parts {
-		if s.pattern == topic && s.topic {
+		if s.pattern == pattern && s.topic == topic {
 			f.tails.leave(f, s.part)
 			delete(f.parts, name)
-		}
-	}
-}
-
-// Next waits for the next delivery. It returns [ErrSlow], [ErrClosed] or the error of ctx when there will be none.
-func (f *Feed) Next(ctx context.Context) (Delivery, error) {
-	for {
-		if d, ok, err := f.Poll(ctx); ok || err != nil {
-			return d, err
-		}
-		select {
-		case <-f.wake:
-		case <-ctx.Done():
-			return Delivery{}, ctx.Err()
 		}
 	}
 }
@@ -192,7 +173,8 @@ func (f *Feed) Next(ctx context.Context) (Delivery, error) {
 // Ready receives when [Feed.Poll] has something again after it had nothing.
 func (f *Feed) Ready() <-chan struct{} { return f.wake }
 
-// Poll is [Feed.Next] without waiting: ok is false when there is nothing now.
+// Poll is the next delivery; ok is false when there is nothing now. It fails with [ErrSlow] or [ErrClosed] when there
+// will be none.
 func (f *Feed) Poll(ctx context.Context) (d Delivery, ok bool, err error) {
 	if f.ordered {
 		return f.pollInOrder(ctx)
@@ -233,11 +215,7 @@ func (f *Feed) take(q queued) (Delivery, bool) {
 	if f.parts[q.src.part.Name()] != q.src {
 		return Delivery{}, false
 	}
-	defer func() {
-		if q.floor > q.src.floor {
-			q.src.floor = q.floor
-		}
-	}()
+	q.src.floor = max(q.src.floor, q.floor)
 	id := q.entry.ID()
 	if id == "" || q.entry.Key <= max(q.src.start, q.src.handed) {
 		return Delivery{}, false
@@ -257,9 +235,6 @@ func (f *Feed) take(q queued) (Delivery, bool) {
 			delete(f.resume, hash) // f.sent has it now
 			return Delivery{}, false
 		}
-	}
-	if q.floor > q.src.floor {
-		q.src.floor = q.floor
 	}
 	d := Delivery{Event: q.entry.Event, Cursor: f.Cursor(), Read: q.read}
 	if q.src.topic {

@@ -2,11 +2,9 @@ package stream
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // An ordered store has one order for all entries of the log, and all copies of an event have the same position. A feed
@@ -55,20 +53,6 @@ func (f *Feed) first() (first *source) {
 	return first
 }
 
-// furthestBack is the source that still reads its past and is the furthest back, or nil.
-func (f *Feed) furthestBack() (behind *source) {
-	if len(f.back) == 0 {
-		return nil
-	}
-	f.back = slices.DeleteFunc(f.back, func(s *source) bool { return f.parts[s.part.Name()] != s }) // removed
-	for _, s := range f.back {
-		if behind == nil || s.past < behind.past {
-			behind = s
-		}
-	}
-	return behind
-}
-
 // mayFollow reports that no source can still bring an entry before the key.
 func (f *Feed) mayFollow(key int64) bool {
 	for _, s := range f.parts {
@@ -83,17 +67,14 @@ func (f *Feed) mayFollow(key int64) bool {
 // known before the call.
 func (s *source) quiet() bool { return s.written != nil && s.written() <= s.past }
 
-// readAhead reads one page between the start of a source and its tail.
+// readAhead reads one page of the past of a source.
 func (f *Feed) readAhead(ctx context.Context, s *source) error {
-	entries, more, next, err := f.tails.Log.Read(ctx, s.part, s.past, max(minPage, pageSize/len(f.back)))
+	entries, more, next, err := f.readPage(ctx, s)
 	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "read the past of a stream")
+		return err
 	}
 	s.bring(entries, next, time.Now())
-	if !more {
-		f.back = slices.DeleteFunc(f.back, func(other *source) bool { return other == s })
-		s.caughtUp = true
-	}
+	s.caughtUp = !more
 	return nil
 }
 

@@ -52,7 +52,7 @@ func TestHowLongAnEventWaitsForItsStream(t *testing.T) {
 						e.URI = "event://sim/p/x"
 						err = log.AppendPattern(t.Context(), e, []string{parentPattern.Key})
 					} else {
-						_, err = log.AppendOwn(t.Context(), "default", e.URI, []event.Event{e})
+						_, err = log.Append(t.Context(), "default", e.URI, []event.Event{e}, nil)
 					}
 					if err != nil {
 						t.Fatal(err)

@@ -49,33 +49,46 @@ func (f *Feed) beginAtEnd(ctx context.Context) error {
 	return read.Wait()
 }
 
-// readPast reads one page between the start of a source and its tail. It takes the source that is furthest back, for
+// readPast reads one page. It takes the source that is furthest back, for
 // the cursor is one position for all sources and stays there. So a client that is cut off while it catches up is
 // further each time, and a resume repeats about one page.
 func (f *Feed) readPast(ctx context.Context) error {
-	n := 0
-	for i, s := range f.back {
-		if s.past < f.back[n].past {
-			n = i
-		}
-	}
-	s := f.back[n]
-	if f.parts[s.part.Name()] != s {
-		f.back = slices.Delete(f.back, n, n+1)
+	s := f.furthestBack()
+	if s == nil {
 		return nil
 	}
-	began := f.tails.now()
-	entries, more, next, err := f.tails.Log.Read(ctx, s.part, s.past, max(minPage, pageSize/len(f.back)))
+	floor := f.tails.now().Add(-eventlog.Window).UnixMicro()
+	entries, more, next, err := f.readPage(ctx, s)
 	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "read the past of a stream")
+		return err
 	}
 	s.past = next
-	floor := began.Add(-eventlog.Window).UnixMicro()
 	if more {
 		floor = min(floor, next)
-	} else {
-		f.back = slices.Delete(f.back, n, n+1)
 	}
 	f.enqueue(s, entries, floor, time.Now())
 	return nil
+}
+
+// furthestBack is the source that still reads its past and is the furthest back, or nil.
+func (f *Feed) furthestBack() (behind *source) {
+	if len(f.back) == 0 {
+		return nil
+	}
+	f.back = slices.DeleteFunc(f.back, func(s *source) bool { return f.parts[s.part.Name()] != s }) // removed
+	for _, s := range f.back {
+		if behind == nil || s.past < behind.past {
+			behind = s
+		}
+	}
+	return behind
+}
+
+// readPage reads one page between the start of a source and its tail. After the last one its past is read.
+func (f *Feed) readPage(ctx context.Context, s *source) (entries []eventlog.Entry, more bool, next int64, err error) {
+	entries, more, next, err = f.tails.Log.Read(ctx, s.part, s.past, max(minPage, pageSize/len(f.back)))
+	if err == nil && !more {
+		f.back = slices.DeleteFunc(f.back, func(other *source) bool { return other == s })
+	}
+	return entries, more, next, fault.Wrap(fault.Unavailable, err, "read the past of a stream")
 }

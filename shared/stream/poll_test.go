@@ -102,7 +102,7 @@ func TestAPollGoesPastWhatItDoesNotWant(t *testing.T) {
 	}
 	events = append(events, occurrence("wanted", ownPattern.Key))
 	for part := range slices.Chunk(events, 100) {
-		if _, err := log.AppendOwn(t.Context(), "default", ownPattern.Key, part); err != nil {
+		if _, err := log.Append(t.Context(), "default", ownPattern.Key, part, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -136,7 +136,7 @@ func TestAPollLooksAtFewLargePayloads(t *testing.T) {
 	for i := range 100 {
 		e := occurrence(fmt.Sprint(i), ownPattern.Key)
 		e.Data = []byte(`"` + strings.Repeat("a", 200<<10) + `"`)
-		if _, err := log.AppendOwn(t.Context(), "default", ownPattern.Key, []event.Event{e}); err != nil {
+		if _, err := log.Append(t.Context(), "default", ownPattern.Key, []event.Event{e}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -163,7 +163,7 @@ func (w pollers) write(ctx context.Context, l *eventlog.Log, events []event.Even
 		return err
 	}
 	if w.pattern.Kind == subscription.Concrete {
-		_, err := l.AppendOwn(ctx, "default", w.pattern.Key, events)
+		_, err := l.Append(ctx, "default", w.pattern.Key, events, nil)
 		return err
 	}
 	for _, e := range events {
@@ -188,7 +188,7 @@ func (w pollers) follow(t *testing.T, ts *stream.Tails, cursor string, got map[s
 	life, end := context.WithTimeout(t.Context(), time.Duration(rand.IntN(3000))*time.Millisecond)
 	defer end()
 	for {
-		d, err := f.Next(life)
+		d, err := await(life, f)
 		if err != nil {
 			break
 		}

@@ -49,7 +49,7 @@ func TestAResumeRepeatsNothingInTheOrdinaryCase(t *testing.T) {
 						t.Fatal(err)
 					}
 					own, below := occurrence(fmt.Sprintf("own-%d", n), ownPattern.Key), occurrence(fmt.Sprintf("p-%d", n), "event://sim/p/x")
-					if _, err := log.AppendOwn(t.Context(), "default", own.URI, []event.Event{own}); err != nil {
+					if _, err := log.Append(t.Context(), "default", own.URI, []event.Event{own}, nil); err != nil {
 						t.Fatal(err)
 					}
 					if err := log.AppendPattern(t.Context(), below, []string{parentPattern.Key}); err != nil {
@@ -57,7 +57,7 @@ func TestAResumeRepeatsNothingInTheOrdinaryCase(t *testing.T) {
 					}
 					ctx, cancel := context.WithTimeout(t.Context(), 1300*time.Millisecond)
 					for {
-						d, err := f.Next(ctx)
+						d, err := await(ctx, f)
 						if err != nil {
 							break
 						}
@@ -112,7 +112,7 @@ func TestAStreamThatIsCutOffWhileItCatchesUpComesFurther(t *testing.T) {
 				f.Close()
 				for n := range uris * events {
 					e := occurrence(fmt.Sprintf("e-%d", n), uri(n))
-					if _, err := log.AppendOwn(t.Context(), "default", e.URI, []event.Event{e}); err != nil {
+					if _, err := log.Append(t.Context(), "default", e.URI, []event.Event{e}, nil); err != nil {
 						t.Fatal(err)
 					}
 					if err := log.AppendPattern(t.Context(), e, []string{parentPattern.Key}); err != nil {

@@ -90,7 +90,7 @@ func (w world) run(t *testing.T) outcome {
 					}
 					life, end := context.WithTimeout(readCtx, time.Duration(1+rand.IntN(9))*time.Second)
 					for {
-						d, err := f.Next(life)
+						d, err := await(life, f)
 						if err != nil {
 							break
 						}
@@ -127,11 +127,11 @@ func (w world) run(t *testing.T) outcome {
 			for n := 0; time.Now().Before(end); n++ {
 				e := event.Event{Workspace: "default", ID: fmt.Sprintf("own-%d", n), URI: own.Key, Data: []byte(`{}`), Time: time.Now()}
 				l := writerLogs[n/7%w.writers]
-				if _, err := l.AppendOwn(ctx, "default", own.Key, []event.Event{e}); err != nil {
+				if _, err := l.Append(ctx, "default", own.Key, []event.Event{e}, nil); err != nil {
 					t.Error(err)
 				}
 				if n%11 == 0 { // died before it said so; the batch comes again elsewhere
-					if _, err := writerLogs[(n+1)%w.writers].AppendOwn(ctx, "default", own.Key, []event.Event{e}); err != nil {
+					if _, err := writerLogs[(n+1)%w.writers].Append(ctx, "default", own.Key, []event.Event{e}, nil); err != nil {
 						t.Error(err)
 					}
 				}

@@ -49,7 +49,7 @@ func next(t *testing.T, f *stream.Feed, within time.Duration) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
-	d, err := f.Next(ctx)
+	d, err := await(ctx, f)
 	if err != nil {
 		return ""
 	}
@@ -73,7 +73,7 @@ func TestATailReadsAgainWhatItCouldNotRead(t *testing.T) {
 		}
 		writer := &eventlog.Log{DB: db}
 		s.fails.Store(1)
-		if _, err := writer.AppendOwn(t.Context(), "default", ownPattern.Key, []event.Event{occurrence("a", ownPattern.Key)}); err != nil {
+		if _, err := writer.Append(t.Context(), "default", ownPattern.Key, []event.Event{occurrence("a", ownPattern.Key)}, nil); err != nil {
 			t.Fatal(err)
 		}
 		if id := next(t, f, 5*time.Second); id != "a" {
@@ -105,4 +105,18 @@ func TestAnOpenStreamKeepsItsInterest(t *testing.T) {
 			}
 		}
 	})
+}
+
+// await waits for the next delivery of a feed.
+func await(ctx context.Context, f *stream.Feed) (stream.Delivery, error) {
+	for {
+		if d, ok, err := f.Poll(ctx); ok || err != nil {
+			return d, err
+		}
+		select {
+		case <-f.Ready():
+		case <-ctx.Done():
+			return stream.Delivery{}, ctx.Err()
+		}
+	}
 }

@@ -11,6 +11,7 @@
 package stream
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -39,19 +40,12 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	set := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	set(&o.BusyPoll, 250*time.Millisecond)
-	set(&o.IdlePoll, time.Second)
-	set(&o.Quiet, time.Minute)
-	set(&o.Watched, 10*time.Second)
-	set(&o.Renew, time.Hour)
-	if o.Buffer == 0 {
-		o.Buffer = 256
-	}
+	o.BusyPoll = cmp.Or(o.BusyPoll, 250*time.Millisecond)
+	o.IdlePoll = cmp.Or(o.IdlePoll, time.Second)
+	o.Quiet = cmp.Or(o.Quiet, time.Minute)
+	o.Watched = cmp.Or(o.Watched, 10*time.Second)
+	o.Renew = cmp.Or(o.Renew, time.Hour)
+	o.Buffer = cmp.Or(o.Buffer, 256)
 	return o
 }
 

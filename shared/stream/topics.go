@@ -16,12 +16,6 @@ import (
 // TopicCatalog says that the event types of a workspace changed, or its backends; [OfBackends] tells which.
 const TopicCatalog = "catalog"
 
-// AnnounceCatalog notifies the streams of a workspace that its catalog changed. version is that of the new catalog.
-func AnnounceCatalog(ctx context.Context, log *eventlog.Log, workspace, version string) error {
-	notice, _ := json.Marshal(map[string]string{"version": version}) // two strings
-	return log.NotifyAs(ctx, workspace, TopicCatalog, "catalog-"+workspace+"-"+version, notice)
-}
-
 // topics are the partitions of a topic: the catalog that a workspace shares with others is announced once for all.
 func (ts *Tails) topics(ctx context.Context, workspace, topic string) []eventlog.Partition {
 	out := []eventlog.Partition{eventlog.Topic(workspace, topic)}
@@ -62,11 +56,12 @@ func OfBackends(notice json.RawMessage) bool {
 // AnnounceStored is the announcement of stored documents for [settings.Announce].
 func AnnounceStored(log *eventlog.Log) func(context.Context, settings.Change) error {
 	return func(ctx context.Context, c settings.Change) error {
-		announce := AnnounceCatalog
+		version := strconv.FormatInt(c.Version, 10)
 		if c.Kind == settings.Backends {
-			announce = AnnounceBackends
+			return AnnounceBackends(ctx, log, c.Workspace, version)
 		}
-		return announce(ctx, log, c.Workspace, strconv.FormatInt(c.Version, 10))
+		notice, _ := json.Marshal(map[string]string{"version": version}) // two strings
+		return log.NotifyAs(ctx, c.Workspace, TopicCatalog, "catalog-"+c.Workspace+"-"+version, notice)
 	}
 }
 

@@ -11,12 +11,12 @@ import (
 // Disable ends a subscription on the server's own account (a 410, a revoked
 // right). Its record stays readable for a week. It reports false if it had ended already.
 func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string) (ended bool, err error) {
-	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func() error, error) {
 		if ended = sub != nil && sub.State != Disabled; !ended {
 			return nil, nil
 		}
 		sub.State, sub.Reason = Disabled, reason
-		return func(ctx context.Context, sub *Subscription) error { return s.remove(ctx, sub, true) }, nil
+		return func() error { return s.remove(ctx, sub, true) }, nil
 	})
 	if err != nil || !ended {
 		return false, err
@@ -33,7 +33,7 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "read the catalog")
 	}
-	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func() error, error) {
 		if sub == nil || s.lapsed(sub) {
 			return nil, noSubscription()
 		}
@@ -41,7 +41,7 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 			return nil, nil
 		}
 		sub.State, sub.Reason, sub.Paused, sub.Suspended, sub.Owed, sub.Resumed = Active, "", 0, 0, 0, s.now().Unix()
-		return func(ctx context.Context, sub *Subscription) error {
+		return func() error {
 			return s.insert(ctx, cat, sub, s.expiryOps(sub)...)
 		}, nil
 	})
@@ -60,7 +60,7 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 func (s *Service) Terminate(ctx context.Context, workspace, principal, id string,
 	judge func(*Subscription) error, also func(*Subscription, error) []store.Op,
 ) (ended *Subscription, err error) {
-	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func() error, error) {
 		ended = nil
 		if sub == nil || sub.State == Disabled || s.lapsed(sub) {
 			return nil, nil
@@ -73,10 +73,10 @@ func (s *Service) Terminate(ctx context.Context, workspace, principal, id string
 		ended = sub
 		if sub.Origin == MCPEvents {
 			extra := also(sub, end.Reason)
-			return func(ctx context.Context, sub *Subscription) error { return s.remove(ctx, sub, false, extra...) }, nil
+			return func() error { return s.remove(ctx, sub, false, extra...) }, nil
 		}
 		sub.State, sub.Reason = Disabled, fault.Public(end.Reason)
-		return func(ctx context.Context, sub *Subscription) error { return s.remove(ctx, sub, true) }, nil
+		return func() error { return s.remove(ctx, sub, true) }, nil
 	})
 	if err != nil || ended == nil {
 		return nil, err
@@ -90,7 +90,7 @@ func (s *Service) Terminate(ctx context.Context, workspace, principal, id string
 // refresh. What is published meanwhile is owed to it.
 func (s *Service) Suspend(ctx context.Context, workspace, principal, id string) error {
 	suspended := false
-	err := s.change(ctx, workspace, principal, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+	err := s.change(ctx, workspace, principal, id, func(sub *Subscription) (func() error, error) {
 		if suspended = sub != nil && sub.State == Active; !suspended {
 			return nil, nil
 		}
@@ -104,7 +104,7 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string) 
 		if sub.Owed == 0 {
 			sub.Owed = max(s.Log.Position(), 1) // 0 is nothing
 		}
-		return s.update, nil
+		return func() error { return s.update(ctx, sub) }, nil
 	})
 	if err == nil && suspended {
 		s.notifySubscription(ctx, workspace, id, Suspended)

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -251,12 +250,12 @@ func (s *Service) replay(ctx context.Context, sub *Subscription) (truncated bool
 	if truncated, err = s.Replay.Replay(ctx, sub, owed); err != nil {
 		return false, err
 	}
-	err = s.change(ctx, sub.Workspace, sub.Principal, sub.ID, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+	err = s.change(ctx, sub.Workspace, sub.Principal, sub.ID, func(sub *Subscription) (func() error, error) {
 		if sub == nil || sub.Owed != owed {
 			return nil, nil
 		}
 		sub.Owed, sub.Replayed = 0, s.now().UnixMicro()
-		return func(ctx context.Context, sub *Subscription) error {
+		return func() error {
 			was := sub.Revision
 			sub.Revision++
 			return s.DB.Write(ctx, store.Put(sub.encode(), store.VersionIs(was)))
@@ -334,22 +333,11 @@ func (s *Service) Unsubscribe(ctx context.Context, p auth.Principal, name string
 	if err != nil {
 		return err
 	}
-	found := false
-	err = s.change(ctx, p.Workspace, p.ID, derivedID(p, url, name, args), func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
-		if found = sub != nil; !found {
-			return nil, nil
-		}
-		return func(ctx context.Context, sub *Subscription) error { return s.remove(ctx, sub, false) }, nil
-	})
-	switch {
-	case err != nil:
-		return err
-	case found:
-		s.notifyPrincipal(ctx, p.Workspace, p.ID)
-	case s.Options.UnknownUnsubscribe:
-		return fault.New(fault.NotFound, "there is no such subscription").With(map[string]any{"kind": "subscription"})
+	err = s.End(ctx, p.Workspace, p.ID, derivedID(p, url, name, args))
+	if fault.Is(err, fault.NotFound) && !s.Options.UnknownUnsubscribe {
+		return nil
 	}
-	return nil
+	return err
 }
 
 func rawArguments(raw json.RawMessage) (json.RawMessage, error) {
@@ -358,37 +346,4 @@ func rawArguments(raw json.RawMessage) (json.RawMessage, error) {
 		return nil, err
 	}
 	return canonicalJSON(args)
-}
-
-// verify makes sure that the target wants deliveries for this principal, by a
-// challenge unless it is known (EVX-12).
-func (s *Service) verify(ctx context.Context, p auth.Principal, url, id string, key []byte) error {
-	for _, prefix := range s.Options.VerifiedTargets {
-		if strings.HasPrefix(url, prefix) {
-			return nil
-		}
-	}
-	h := sha256.Sum256([]byte(url))
-	record := store.Key{
-		Table: store.Subscriptions, Partition: "v#" + p.Workspace + "#" + p.ID, Sort: hex.EncodeToString(h[:]),
-	}
-	items, err := s.DB.Get(ctx, record)
-	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "read the verification")
-	}
-	if items[0] != nil {
-		return nil
-	}
-	if err := s.Targets.Verify(ctx, url, id, key); err != nil {
-		return err
-	}
-	err = s.DB.Write(ctx, store.Put(store.Item{Key: record, Expires: s.now().Add(s.options().VerificationTTL)}))
-	return fault.Wrap(fault.Unavailable, err, "record the verification")
-}
-
-// fingerprint shows whether a refresh brings the secret that is stored, which
-// register can seal but not open.
-func fingerprint(secret string) []byte {
-	h := sha256.Sum256([]byte("fingerprint\x00" + secret))
-	return h[:8]
 }

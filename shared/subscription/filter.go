@@ -9,8 +9,10 @@ import (
 	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonpointer"
 )
 
 // Bounds of what has to be compared for one event and subscription.
@@ -22,9 +24,13 @@ const (
 	maxGlobs     = 50
 )
 
-// newFilter takes the argument of a filter: a scalar, or a list of scalars of
-// which one must match.
-func newFilter(pointer string, raw json.RawMessage) (Filter, error) {
+// newFilter takes the argument of a filter: a scalar, a list of scalars of
+// which one must match, or a range, if there may be one.
+func newFilter(pointer string, of catalog.RangeType, raw json.RawMessage) (Filter, error) {
+	if isRange(raw) {
+		span, err := newSpan(of, raw)
+		return Filter{Pointer: pointer, Span: span}, err
+	}
 	var list []json.RawMessage
 	if err := json.Unmarshal(raw, &list); err != nil {
 		list = []json.RawMessage{raw}
@@ -97,20 +103,27 @@ func (p *Payload) passes(filters []Filter) bool {
 		return true
 	}
 	p.decode.Do(func() {
-		d := json.NewDecoder(bytes.NewReader(p.Event.Data))
-		d.UseNumber()
-		p.valid = d.Decode(&p.doc) == nil
+		var err error
+		p.doc, err = decodeJSON(p.Event.Data)
+		p.valid = err == nil
 	})
 	if !p.valid {
 		return false
 	}
 	for _, f := range filters {
 		got, ok := lookup(p.doc, f.Pointer)
-		if !ok || !f.values().accept(got) {
+		if !ok || !f.accepts(got) {
 			return false
 		}
 	}
 	return true
+}
+
+func (f Filter) accepts(got any) bool {
+	if f.Span != nil {
+		return f.Span.accept(got)
+	}
+	return f.values().accept(got)
 }
 
 // values are those of a filter, read once for all elements of a list in a payload.
@@ -184,31 +197,21 @@ func (g glob) matches(s string) bool {
 	return true
 }
 
-// lookup follows a JSON pointer (RFC 6901).
+// decodeJSON decodes a value whose numbers keep their digits.
+func decodeJSON(b []byte) (v any, err error) {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.UseNumber()
+	err = d.Decode(&v)
+	return v, err
+}
+
+// lookup follows a JSON pointer of the catalog.
 func lookup(doc any, pointer string) (any, bool) {
-	if pointer == "" {
-		return doc, true
+	p, err := jsonpointer.Parse(pointer)
+	if err != nil {
+		return nil, false
 	}
-	for _, token := range strings.Split(pointer, "/")[1:] {
-		token = strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~")
-		switch node := doc.(type) {
-		case map[string]any:
-			v, ok := node[token]
-			if !ok {
-				return nil, false
-			}
-			doc = v
-		case []any:
-			i, err := strconv.Atoi(token)
-			if err != nil || i < 0 || i >= len(node) {
-				return nil, false
-			}
-			doc = node[i]
-		default:
-			return nil, false
-		}
-	}
-	return doc, true
+	return p.In(doc)
 }
 
 // Redacted is the payload without the members at the pointers.
@@ -216,20 +219,19 @@ func Redacted(payload json.RawMessage, pointers []string) (json.RawMessage, erro
 	if len(pointers) == 0 {
 		return payload, nil
 	}
-	d := json.NewDecoder(bytes.NewReader(payload))
-	d.UseNumber()
-	var doc any
-	if err := d.Decode(&doc); err != nil {
+	doc, err := decodeJSON(payload)
+	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "redact a payload")
 	}
 	for _, p := range pointers {
-		i := strings.LastIndexByte(p, '/')
-		if i < 0 {
+		way, err := jsonpointer.Parse(p)
+		if err != nil || len(way) == 0 {
 			continue
 		}
-		parent, ok := lookup(doc, p[:i])
-		if m, isObject := parent.(map[string]any); ok && isObject {
-			delete(m, strings.ReplaceAll(strings.ReplaceAll(p[i+1:], "~1", "/"), "~0", "~"))
+		last := len(way) - 1
+		parent, _ := way[:last].In(doc)
+		if m, ok := parent.(map[string]any); ok {
+			delete(m, way[last])
 		}
 	}
 	return json.Marshal(doc)

@@ -122,15 +122,6 @@ func (s *Subscription) rely(cat *catalog.Catalog, g Grant) {
 // Owned names a subscription and its owner.
 type Owned struct{ ID, Principal string }
 
-// Scope is where subscriptions to an event type are listed; those to parents are
-// listed in the scope of "".
-func Scope(entry string) string {
-	if entry == "" {
-		return parentsScope
-	}
-	return entryScope(entry)
-}
-
 // Listed returns the subscriptions of a scope in the order of their ids, those that follow
 // after; next is "" at the end. Some may be gone.
 func (s *Service) Listed(ctx context.Context, workspace, scope, after string) (subs []Owned, next string, err error) {

@@ -42,6 +42,20 @@ func OriginOf(target string) string {
 	return u.Scheme + "://" + u.Host
 }
 
+// SameOrigin is an origin in the form of [OriginOf], whose targets have a host in small letters and no default port. What is no
+// origin stays as it is.
+func SameOrigin(text string) string {
+	u, err := url.Parse(text)
+	if err != nil || u.Host == "" {
+		return text
+	}
+	host := strings.ToLower(u.Host)
+	if port := map[string]string{"http": ":80", "https": ":443"}[u.Scheme]; port != "" {
+		host = strings.TrimSuffix(host, port)
+	}
+	return u.Scheme + "://" + host
+}
+
 func (s *Subscription) indexed() []store.Key {
 	return []store.Key{indexKey(s.Workspace, s.ID), originKey(s.Workspace, OriginOf(s.Target.URL), s.ID)}
 }
@@ -75,8 +89,8 @@ func (s *Subscription) mark(gone bool, until time.Time) (ops []store.Op) {
 	return ops
 }
 
-// updateWith is update, in one write with what extra does.
-func (s *Service) updateWith(ctx context.Context, sub *Subscription, extra ...store.Op) error {
+// update writes a changed subscription over the revision it was read at, in one write with what extra does.
+func (s *Service) update(ctx context.Context, sub *Subscription, extra ...store.Op) error {
 	was := sub.Revision
 	sub.Revision++
 	ops := append(sub.mark(false, time.Time{}), extra...)
@@ -243,11 +257,11 @@ func (s *Service) Find(ctx context.Context, workspace, id string) (*Selected, er
 
 // End ends a subscription as [Service.Deregister] does, for whoever may; NotFound if there is none.
 func (s *Service) End(ctx context.Context, workspace, principal, id string) error {
-	err := s.change(ctx, workspace, principal, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+	err := s.change(ctx, workspace, principal, id, func(sub *Subscription) (func() error, error) {
 		if sub == nil {
 			return nil, noSubscription()
 		}
-		return func(ctx context.Context, sub *Subscription) error { return s.remove(ctx, sub, false) }, nil
+		return func() error { return s.remove(ctx, sub, false) }, nil
 	})
 	if err == nil {
 		s.notifyPrincipal(ctx, workspace, principal)
@@ -258,7 +272,7 @@ func (s *Service) End(ctx context.Context, workspace, principal, id string) erro
 // SetPaused pauses the deliveries of a subscription, or resumes them, in one write with what also
 // does. It reports false, and writes nothing, if that is so already.
 func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (changed bool, err error) {
-	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func() error, error) {
 		if sub == nil || sub.State == Disabled {
 			return nil, noSubscription()
 		}
@@ -270,7 +284,7 @@ func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string
 		} else {
 			sub.Paused, sub.Resumed = 0, s.now().Unix()
 		}
-		return func(ctx context.Context, sub *Subscription) error { return s.updateWith(ctx, sub, also...) }, nil
+		return func() error { return s.update(ctx, sub, also...) }, nil
 	})
 	if err == nil && changed {
 		s.notifyPrincipal(ctx, workspace, principal)

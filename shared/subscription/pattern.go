@@ -31,7 +31,7 @@ const (
 	parentMark = "/**"
 )
 
-// Pattern is what somebody is subscribed to. An event is matched by looking up
+// Pattern is what someone is subscribed to. An event is matched by looking up
 // the keys it can have, never by scanning patterns.
 type Pattern struct {
 	Kind Kind `json:"k"`
@@ -56,7 +56,7 @@ func (p Pattern) Partitions(log *eventlog.Log, workspace string) []eventlog.Part
 
 // Shape is the form of a pattern: of one event type, which variables are left
 // open; or, for parents, how deep they are. An event has one key per shape, so
-// it is looked up only under the shapes that somebody uses.
+// it is looked up only under the shapes that someone uses.
 type Shape struct {
 	// Scope names the item that counts the shape: "entry:" and the event type's
 	// name, or "parents".
@@ -68,7 +68,14 @@ type Shape struct {
 
 const parentsScope = "parents"
 
-func entryScope(name string) string { return "entry:" + name }
+// Scope is where subscriptions to an event type are listed; those to parents are
+// listed in the scope of "".
+func Scope(entry string) string {
+	if entry == "" {
+		return parentsScope
+	}
+	return "entry:" + entry
+}
 
 // URI is the pattern as a client writes it: for a parent without the mark.
 func (p Pattern) URI() string { return strings.TrimSuffix(p.Key, parentMark) }
@@ -138,7 +145,7 @@ func ForEntry(e *catalog.Entry, vars map[string]string) Pattern {
 	}
 	return Pattern{
 		Kind: kind, Key: e.Expand(vars), Entry: e.Name,
-		Shape:     Shape{Scope: entryScope(e.Name), Name: maskName(mask)},
+		Shape:     Shape{Scope: Scope(e.Name), Name: maskName(mask)},
 		Unordered: kind == Concrete && e.Unordered(),
 	}
 }
@@ -146,7 +153,7 @@ func ForEntry(e *catalog.Entry, vars map[string]string) Pattern {
 func maskName(mask int) string { return "m" + strconv.FormatInt(int64(mask), 16) }
 
 // Scopes lists the shape scopes that can match events of the type.
-func Scopes(entry string) []string { return []string{entryScope(entry), parentsScope} }
+func Scopes(entry string) []string { return []string{Scope(entry), parentsScope} }
 
 // KeyUnder is the key that an event has under a shape, or false if an event of
 // this type and depth has none there.
@@ -184,18 +191,12 @@ func KeyUnder(e *catalog.Entry, vars map[string]string, uri string, s Shape) (st
 
 // Overlaps reports whether an event can match both patterns.
 func Overlaps(a, b Pattern) bool {
-	as, aOpen := patternSegments(a)
-	bs, bOpen := patternSegments(b)
-	switch {
-	case len(as) < len(bs):
-		if !aOpen {
-			return false
-		}
-	case len(as) > len(bs):
-		if !bOpen {
-			return false
-		}
-	case aOpen != bOpen: // a parent stands for what lies below it, not for itself
+	as, aOpen := segments(a.URI()), a.Kind == Parent
+	bs, bOpen := segments(b.URI()), b.Kind == Parent
+	switch longer := len(as) - len(bs); {
+	case longer < 0 && !aOpen, longer > 0 && !bOpen:
+		return false
+	case longer == 0 && aOpen != bOpen: // a parent stands for what lies below it, not for itself
 		return false
 	}
 	for i := range min(len(as), len(bs)) {
@@ -204,10 +205,6 @@ func Overlaps(a, b Pattern) bool {
 		}
 	}
 	return true
-}
-
-func patternSegments(p Pattern) (segs []string, open bool) {
-	return segments(p.URI()), p.Kind == Parent
 }
 
 // Matches reports whether an event URI matches the key of a pattern.

@@ -153,7 +153,7 @@ func TestFilters(t *testing.T) {
 		{"a star alone", "/severity", `"*"`, true},
 	} {
 		t.Run("EVX-03 "+tc.name, func(t *testing.T) {
-			f, err := newFilter(tc.pointer, []byte(tc.argument))
+			f, err := newFilter(tc.pointer, catalog.NoRange, []byte(tc.argument))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -85,8 +85,11 @@ func (s *Service) Register(ctx context.Context, p auth.Principal, r RegisterRequ
 		Created: s.now().UTC(), State: Active,
 	}
 	sub.rely(cat, grantOf(cat, p))
-	secret, err := s.freshSecret(sub)
+	secret, key, err := s.freshSecret(sub)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.verifyRegistration(ctx, p, sub, key); err != nil {
 		return nil, err
 	}
 	var extra []store.Op
@@ -121,7 +124,7 @@ func (s *Service) registerAgain(ctx context.Context, cat *catalog.Catalog, p aut
 		return nil, nil
 	}
 	var out *Registered
-	err = s.change(ctx, p.Workspace, p.ID, string(items[0].Value), func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
+	err = s.change(ctx, p.Workspace, p.ID, string(items[0].Value), func(sub *Subscription) (func() error, error) {
 		if sub == nil || sub.State == Disabled {
 			return nil, fault.New(fault.Invalid, "the idempotency key belongs to a subscription that has ended")
 		}
@@ -130,13 +133,13 @@ func (s *Service) registerAgain(ctx context.Context, cat *catalog.Catalog, p aut
 		}
 		sub.Grant = grantOf(cat, p)
 		previous := sub.Target
-		secret, err := s.freshSecret(sub)
+		secret, _, err := s.freshSecret(sub)
 		if err != nil {
 			return nil, err
 		}
 		sub.Target.Previous, sub.Target.PreviousUntil = previous.Secret, s.now().Add(s.options().RotationGrace).Unix()
 		out = &Registered{Subscription: sub, SecretType: sub.Target.Type, Secret: secret}
-		return s.update, nil
+		return func() error { return s.update(ctx, sub) }, nil
 	})
 	if err != nil {
 		return nil, err
@@ -144,19 +147,32 @@ func (s *Service) registerAgain(ctx context.Context, cat *catalog.Catalog, p aut
 	return out, nil
 }
 
-func (s *Service) freshSecret(sub *Subscription) (string, error) {
+// verifyRegistration makes sure that a target wants deliveries where the operator asks for that: SEP-1803 itself
+// does not (SRF-07).
+func (s *Service) verifyRegistration(ctx context.Context, p auth.Principal, sub *Subscription, key []byte) error {
+	if !s.Options.VerifyRegistrations {
+		return nil
+	}
+	err := s.verify(ctx, p, sub.Target.URL, sub.ID, key)
+	if data := fault.DataOf(err); fault.Is(err, fault.Unavailable) && data != nil { // the target's fault, not ours
+		return fault.New(fault.Invalid, "the target was not verified: it must echo the challenge that it was sent").With(data)
+	}
+	return err
+}
+
+func (s *Service) freshSecret(sub *Subscription) (secret string, key []byte, err error) {
 	sub.Target.Type = s.options().Secret
 	sub.Target.Secret = nil
 	if sub.Target.Type == None {
-		return "", nil
+		return "", nil, nil
 	}
-	secret, key := s.Targets.NewSecret(sub.Target.Type)
+	secret, key = s.Targets.NewSecret(sub.Target.Type)
 	sealed, err := s.seal(sub, key)
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	sub.Target.Secret = sealed
-	return secret, nil
+	return secret, key, nil
 }
 
 func (s *Service) seal(sub *Subscription, key []byte) ([]byte, error) {
@@ -179,25 +195,14 @@ func (s *Service) checkTarget(url string) error {
 // Deregister ends a subscription of the caller. Unknown, malformed and other
 // principals' URIs are the same fault of kind NotFound.
 func (s *Service) Deregister(ctx context.Context, p auth.Principal, uri string) error {
-	unknown := fault.New(fault.NotFound, "there is no such subscription").With(map[string]any{"kind": "subscription"})
 	if _, err := s.permit(ctx, p); err != nil {
 		return err
 	}
 	id, ok := ParseURI(uri)
 	if !ok {
-		return unknown
+		return noSubscription()
 	}
-	err := s.change(ctx, p.Workspace, p.ID, id, func(sub *Subscription) (func(context.Context, *Subscription) error, error) {
-		if sub == nil {
-			return nil, unknown
-		}
-		return func(ctx context.Context, sub *Subscription) error { return s.remove(ctx, sub, false) }, nil
-	})
-	if err != nil {
-		return err
-	}
-	s.notifyPrincipal(ctx, p.Workspace, p.ID)
-	return nil
+	return s.End(ctx, p.Workspace, p.ID, id)
 }
 
 func newID() string {

@@ -75,7 +75,7 @@ func (s *Selection) take(name string, value json.RawMessage) error {
 		}
 		s.Vars[name] = v
 	case isFilter:
-		f, err := newFilter(pointer, value)
+		f, err := newFilter(pointer, s.Entry.RangeOf(name), value)
 		if err != nil {
 			return fault.Wrap(fault.Invalid, err, "argument %q", name)
 		}
@@ -125,10 +125,8 @@ func objectOf(raw json.RawMessage) (map[string]json.RawMessage, error) {
 
 // scalar is the text of a string, a number or a boolean.
 func scalar(raw json.RawMessage) (string, bool) {
-	var v any
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.UseNumber()
-	if err := d.Decode(&v); err != nil {
+	v, err := decodeJSON(raw)
+	if err != nil {
 		return "", false
 	}
 	switch v := v.(type) {
@@ -149,12 +147,9 @@ func canonicalJSON(v any) (json.RawMessage, error) {
 	if err != nil {
 		return nil, fault.Wrap(fault.Invalid, err, "arguments")
 	}
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.UseNumber()
-	var any any
-	if err := d.Decode(&any); err != nil {
+	decoded, err := decodeJSON(b)
+	if err != nil {
 		return nil, fault.Wrap(fault.Invalid, err, "arguments")
 	}
-	b, err = json.Marshal(any) // maps are written in the order of their keys
-	return b, err
+	return json.Marshal(decoded) // maps are written in the order of their keys
 }

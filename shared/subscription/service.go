@@ -1,6 +1,7 @@
 package subscription
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -28,8 +29,8 @@ const (
 type Targets interface {
 	// Check refuses a URL that could never be delivered to; a fault of kind Invalid.
 	Check(url string) error
-	// Verify sends the signed challenge of the MCP Events extension and returns
-	// nil when it was echoed.
+	// Verify sends the challenge of the MCP Events extension, signed unless key is nil, and
+	// returns nil when it was echoed.
 	Verify(ctx context.Context, url, subscriptionID string, key []byte) error
 	// ParseSecret decodes a client's whsec_ secret; a fault of kind Invalid.
 	ParseSecret(secret string) ([]byte, error)
@@ -60,6 +61,8 @@ type Options struct {
 	Quota int64
 	// QuotaOf is the quota of a principal; nil is Quota for all.
 	QuotaOf func(ctx context.Context, workspace, principal string) int64
+	// SumOf is how many subscriptions all principals of a workspace may have together; 0 is any number, and so is nil.
+	SumOf func(ctx context.Context, workspace string) int64
 	// Secret is the type of secret for SEP-1803 subscriptions.
 	Secret SecretType
 	// DefaultTTL is granted when events/subscribe asks for none (24 h), MaxTTL
@@ -71,6 +74,8 @@ type Options struct {
 	RotationGrace time.Duration
 	// VerificationTTL is how long a verified target stays verified (24 h).
 	VerificationTTL time.Duration
+	// VerifyRegistrations has the targets of SEP-1803 verified too.
+	VerifyRegistrations bool
 	// VerifiedTargets are URL prefixes that need no challenge.
 	VerifiedTargets []string
 	// AllowAnonymous lets the anonymous principal use events/subscribe; for
@@ -85,22 +90,13 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	set := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	set(&o.DefaultTTL, 24*time.Hour)
-	set(&o.MaxTTL, 7*24*time.Hour)
-	set(&o.MinTTL, time.Minute)
-	set(&o.RotationGrace, 24*time.Hour)
-	set(&o.VerificationTTL, 24*time.Hour)
-	if o.Quota == 0 {
-		o.Quota = DefaultQuota
-	}
-	if o.Secret == "" {
-		o.Secret = Standard
-	}
+	o.DefaultTTL = cmp.Or(o.DefaultTTL, 24*time.Hour)
+	o.MaxTTL = cmp.Or(o.MaxTTL, 7*24*time.Hour)
+	o.MinTTL = cmp.Or(o.MinTTL, time.Minute)
+	o.RotationGrace = cmp.Or(o.RotationGrace, 24*time.Hour)
+	o.VerificationTTL = cmp.Or(o.VerificationTTL, 24*time.Hour)
+	o.Quota = cmp.Or(o.Quota, DefaultQuota)
+	o.Secret = cmp.Or(o.Secret, Standard)
 	return o
 }
 
@@ -156,11 +152,8 @@ func (s *Service) options() Options { return s.Options.withDefaults() }
 // served.
 func (s *Service) Lookup(ctx context.Context, workspace, principal, id string) (*Subscription, error) {
 	sub, err := s.load(ctx, workspace, principal, id)
-	if err != nil || sub == nil || sub.State == Disabled {
+	if err != nil || sub == nil || sub.State == Disabled || s.lapsed(sub) {
 		return nil, err
-	}
-	if !sub.Until.IsZero() && !s.now().Before(sub.Until) {
-		return nil, nil
 	}
 	return sub, nil
 }

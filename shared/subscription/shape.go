@@ -14,7 +14,7 @@ import (
 // Two kinds of items tell fanout where to look, so that it never scans:
 //
 //	shapes  one per event type, and one for parents: how many subscriptions use
-//	        each shape ("w_" counts), and until when somebody reads it in band ("i_" times)
+//	        each shape ("w_" counts), and until when someone reads it in band ("i_" times)
 //	header  one per pattern: how many subscribers it has
 //
 // Both are counted up before a registration is written and down after one is
@@ -42,7 +42,7 @@ func HeaderCount(header *store.Item) int {
 	return int(header.Counts[headerCount])
 }
 
-// InUse lists the shapes of a scope that somebody uses: with webhooks, and in band at the
+// InUse lists the shapes of a scope that someone uses: with webhooks, and in band at the
 // given time. A nil item has none.
 func InUse(item *store.Item, scope string, now time.Time) (webhooks, inBand []Shape) {
 	if item == nil {
@@ -84,7 +84,7 @@ func (s *Service) count(ctx context.Context, workspace string, patterns []Patter
 		if n > 0 {
 			continue
 		}
-		// This changes nothing once somebody has counted up again, which takes the expiry back.
+		// This changes nothing once someone has counted up again, which takes the expiry back.
 		empty := store.Add(op.Item.Key, map[string]int64{headerCount: 0}, map[string]int64{headerCount: 0})
 		empty.Item.Expires = s.now().Add(headerLasts)
 		if err := s.DB.Write(ctx, empty); err != nil && !errors.Is(err, store.ErrConflict) {
@@ -100,7 +100,7 @@ const headerLasts = time.Minute
 
 var headerStays = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// Interested records that somebody reads the pattern in band: first its shape,
+// Interested records that someone reads the pattern in band: first its shape,
 // then the pattern itself. Events published after it returned are in the pattern's
 // partitions of the log. A concrete pattern needs none. What lasts long enough is not
 // written again.
@@ -108,16 +108,8 @@ func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace s
 	if p.Kind == Concrete {
 		return eventlog.Interest{}, nil
 	}
-	retention := log.Retention
-	if retention == 0 {
-		retention = 24 * time.Hour
-	}
-	now := time.Now()
-	if log.Now != nil {
-		now = log.Now()
-	}
 	// Longer than the interest itself, whose renewal may come first.
-	least := now.Add(retention).Unix()
+	least := log.KeptUntil().Unix()
 	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
 	items, err := db.Get(ctx, shapes)
 	if err != nil {

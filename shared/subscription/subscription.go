@@ -67,10 +67,11 @@ type Target struct {
 }
 
 // Filter narrows events by their payload: the value at Pointer must be one of
-// Values; `*` in a string value stands for any characters.
+// Values; `*` in a string value stands for any characters. Or it must be in Span.
 type Filter struct {
 	Pointer string            `json:"p"`
-	Values  []json.RawMessage `json:"v"`
+	Values  []json.RawMessage `json:"v,omitempty"`
+	Span    *Span             `json:"s,omitempty"`
 }
 
 // Subscription is a record. It never leaves the server as it is: [View] does.

@@ -15,7 +15,7 @@ import (
 func (f *fixture) subscribeFor(ttl time.Duration, n int) (ids []string, until time.Time) {
 	f.t.Helper()
 	for i := range n {
-		got, err := f.subscribe(SubscribeRequest{
+		got, err := f.trySubscribe(SubscribeRequest{
 			Arguments: json.RawMessage(fmt.Sprintf(`{"owner":"a","repo":"r%d"}`, i)), TTL: TTL{Asked: true, For: ttl},
 		})
 		if err != nil {

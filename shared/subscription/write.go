@@ -17,15 +17,61 @@ func quotaKey(workspace, principal string) store.Key {
 	return store.Key{Table: store.Subscriptions, Partition: "q#" + workspace + "#" + principal, Sort: "-"}
 }
 
-// insert writes a subscription that begins, over the record at its revision if there is one, with the
-// extra operations given, in one transaction. It is listed before. The counters are raised before, too, and lowered again
-// when it is certain that it was not written.
+// sumKey has how many subscriptions all principals of a workspace have. No principal is without a name.
+func sumKey(workspace string) store.Key { return quotaKey(workspace, "") }
+
+// insert writes a subscription that begins, if its principal and the workspace may have one more. Like the other
+// counters, the sum of the workspace is raised before, and lowered again when it is certain that nothing was written.
+// That of the principal is in the transaction; it is looked at before as well, so that one that is refused is not listed.
 func (s *Service) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) error {
-	if err := s.list(ctx, cat, sub); err != nil {
+	if err := s.full(ctx, sub); err != nil {
 		return err
 	}
-	if err := s.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
+	if err := s.countSum(ctx, sub.Workspace, 1); err != nil {
 		return err
+	}
+	certain, err := s.write(ctx, cat, sub, extra...)
+	if err != nil && certain {
+		s.lowerSum(ctx, sub.Workspace)
+	}
+	return err
+}
+
+// countSum adds to the sum of a workspace, up to its quota.
+func (s *Service) countSum(ctx context.Context, workspace string, n int64) error {
+	op := store.Add(sumKey(workspace), map[string]int64{quotaCount: n}, nil)
+	var most int64
+	if n > 0 && s.Options.SumOf != nil {
+		most = s.Options.SumOf(ctx, workspace)
+	}
+	if most > 0 {
+		op.Limits = map[string]int64{quotaCount: most}
+	}
+	err := s.DB.Write(ctx, op)
+	if errors.Is(err, store.ErrConflict) {
+		return fault.New(fault.Exhausted, "the limit of %d subscriptions of the workspace is reached", most).AtLimit("workspaceSubscriptions", float64(most))
+	}
+	return fault.Wrap(fault.Unavailable, err, "count the subscriptions of the workspace")
+}
+
+// lowerSum takes one off, also if the caller is gone.
+func (s *Service) lowerSum(ctx context.Context, workspace string) {
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if err := s.countSum(undo, workspace, -1); err != nil {
+		slog.WarnContext(ctx, "subscription counters too high", "error", err)
+	}
+}
+
+// write writes a subscription that begins, over the record at its revision if there is one, with the extra operations
+// given, in one transaction. It is listed before. The counters are raised before, too, and lowered again when it is
+// certain that it was not written.
+func (s *Service) write(ctx context.Context, cat *catalog.Catalog, sub *Subscription, extra ...store.Op) (certain bool, err error) {
+	if err := s.list(ctx, cat, sub); err != nil {
+		return true, err
+	}
+	if err := s.count(ctx, sub.Workspace, sub.Patterns, 1); err != nil {
+		return true, err
 	}
 	cond := store.Absent()
 	if sub.Revision > 0 {
@@ -44,15 +90,15 @@ func (s *Service) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscri
 	for _, it := range sub.subscribers() {
 		ops = append(ops, store.Put(it))
 	}
-	err := s.DB.Write(ctx, append(ops, extra...)...)
+	err = s.DB.Write(ctx, append(ops, extra...)...)
 	if err == nil {
-		return nil
+		return true, nil
 	}
 	if kind := fault.KindOf(err); !errors.Is(err, store.ErrConflict) && (kind == fault.Unavailable || kind == fault.Internal) {
 		// It may have been written all the same: then the counters are right, and
 		// lowering them would hide the subscription from fanout.
 		slog.WarnContext(ctx, "subscription counters uncertain", "error", err)
-		return fault.Wrap(fault.Unavailable, err, "write the subscription")
+		return false, fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
 	// The caller may be gone; the counters must not stay raised because of that.
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
@@ -61,11 +107,19 @@ func (s *Service) insert(ctx context.Context, cat *catalog.Catalog, sub *Subscri
 		slog.WarnContext(ctx, "subscription counters too high", "error", uerr)
 	}
 	if !errors.Is(err, store.ErrConflict) {
-		return fault.Wrap(fault.Unavailable, err, "write the subscription")
+		return true, fault.Wrap(fault.Unavailable, err, "write the subscription")
 	}
-	used, qerr := s.DB.Get(ctx, quotaKey(sub.Workspace, sub.Principal))
-	if qerr == nil && used[0] != nil && used[0].Counts[quotaCount] >= quota {
-		return fault.New(fault.Exhausted, "the limit of %d subscriptions is reached", quota).AtLimit("subscriptions", float64(quota))
+	if full := s.full(ctx, sub); fault.Is(full, fault.Exhausted) {
+		return true, full
+	}
+	return true, err
+}
+
+// full is an error of kind Exhausted if the principal has as many subscriptions as it may.
+func (s *Service) full(ctx context.Context, sub *Subscription) error {
+	used, err := s.Used(ctx, sub.Workspace, sub.Principal)
+	if quota := s.quota(ctx, sub.Workspace, sub.Principal); err == nil && used >= quota {
+		err = fault.New(fault.Exhausted, "the limit of %d subscriptions is reached", quota).AtLimit("subscriptions", float64(quota))
 	}
 	return err
 }
@@ -78,18 +132,13 @@ func (s *Service) quota(ctx context.Context, workspace, principal string) int64 
 	return s.Options.QuotaOf(ctx, workspace, principal)
 }
 
-// Used is how many subscriptions count towards the quota of a principal.
+// Used is how many subscriptions count towards the quota of a principal; with "", towards that of the workspace.
 func (s *Service) Used(ctx context.Context, workspace, principal string) (int64, error) {
 	items, err := s.DB.Get(ctx, quotaKey(workspace, principal))
 	if err != nil || items[0] == nil {
 		return 0, fault.Wrap(fault.Unavailable, err, "read a quota")
 	}
-	return items[0].Counts[quotaCount], nil
-}
-
-// update writes a changed subscription over the revision it was read at.
-func (s *Service) update(ctx context.Context, sub *Subscription) error {
-	return s.updateWith(ctx, sub)
+	return max(0, items[0].Counts[quotaCount]), nil
 }
 
 // remove takes a subscription's items away, with the extra operations given. With
@@ -133,6 +182,7 @@ func (s *Service) remove(ctx context.Context, sub *Subscription, keep bool, extr
 	if err := s.count(ctx, sub.Workspace, sub.Patterns, -1); err != nil {
 		slog.WarnContext(ctx, "subscription counters too high", "error", err)
 	}
+	s.lowerSum(ctx, sub.Workspace)
 	s.unlist(ctx, sub, keep)
 	return nil
 }
@@ -152,21 +202,19 @@ func (s *Service) load(ctx context.Context, workspace, principal, id string) (*S
 	return decodeRecord(items[0])
 }
 
-// change applies f to a subscription until no one else wrote in between. f
-// returns false to leave it as it is.
-func (s *Service) change(ctx context.Context, workspace, principal, id string,
-	f func(*Subscription) (write func(context.Context, *Subscription) error, err error),
-) error {
+// change has decide change a subscription, nil if there is none, and does the write that it returned, if any; again
+// as long as another writer was first.
+func (s *Service) change(ctx context.Context, workspace, principal, id string, decide func(*Subscription) (write func() error, err error)) error {
 	for {
 		sub, err := s.load(ctx, workspace, principal, id)
 		if err != nil {
 			return err
 		}
-		write, err := f(sub)
+		write, err := decide(sub)
 		if err != nil || write == nil {
 			return err
 		}
-		err = write(ctx, sub)
+		err = write()
 		if !errors.Is(err, store.ErrConflict) {
 			return fault.Wrap(fault.Unavailable, err, "write the subscription")
 		}

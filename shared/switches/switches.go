@@ -15,6 +15,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -68,7 +69,20 @@ func Parse(text string) (Name, error) {
 	if !ok || len(text) > maxName {
 		return "", fault.New(fault.Invalid, "%.100q is not a switch (allowed: all, event/NAME, origin/ORIGIN, subscription/ID)", text)
 	}
+	if origin, cut := strings.CutPrefix(text, "origin/"); cut && !isOrigin(origin) {
+		return "", fault.New(fault.Invalid, "%.100q is not an origin (allowed: scheme and host in small letters, with a port unless it is the usual one, as https://hooks.example.com)", origin)
+	}
 	return Name(text), nil
+}
+
+// usualPorts are left out of the origins of targets.
+var usualPorts = map[string]string{"http": "80", "https": "443"}
+
+// isOrigin reports whether a target can have the origin. A switch of another would pause nothing, and look as if it did.
+func isOrigin(text string) bool {
+	u, err := url.Parse(text)
+	return err == nil && u.Host != "" && usualPorts[u.Scheme] != "" && u.Port() != usualPorts[u.Scheme] &&
+		text == u.Scheme+"://"+strings.ToLower(u.Host)
 }
 
 // SubscriptionID is the id in the switch of a subscription.

@@ -66,3 +66,29 @@ func TestAnotherInstanceSeesASwitch(t *testing.T) {
 		}
 	})
 }
+
+func TestNames(t *testing.T) {
+	for text, want := range map[string]switches.Name{
+		"all":                           "all",
+		"event/a.b":                     "event/a.b",
+		"origin/https://a.example:8443": "origin/https://a.example:8443",
+		"origin/https:/a.example":       "origin/https://a.example", // as some proxies have it
+		"origin/http://[::1]:9000":      "origin/http://[::1]:9000",
+		"subscription/sub_1":            "subscription/sub_1",
+		"origin/foo":                    "",
+		"origin/a.example":              "",
+		"origin/https://a.example/":     "",
+		"origin/https://a.example/hook": "",
+		"origin/https://me@a.example":   "",
+		"origin/ftp://a.example":        "",
+		"origin/https://A.example":      "",
+		"origin/https://a.example:443":  "",
+		"origin/":                       "",
+		"nothing/x":                     "",
+	} {
+		got, err := switches.Parse(text)
+		if got != want || (want == "") != fault.Is(err, fault.Invalid) {
+			t.Errorf("OPS-06 %s: got %q, %v, want %q", text, got, err, want)
+		}
+	}
+}

@@ -19,39 +19,10 @@ import (
 // as it can, so that what is measured is the sender.
 func bareReceiver(tb testing.TB) string {
 	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	var serving sync.WaitGroup
-	var mu sync.Mutex
-	var open []net.Conn
-	serving.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			mu.Lock()
-			open = append(open, c)
-			mu.Unlock()
-			serving.Go(func() { answerBare(c) })
-		}
-	})
-	tb.Cleanup(func() {
-		_ = l.Close()
-		mu.Lock()
-		for _, c := range open {
-			_ = c.Close()
-		}
-		mu.Unlock()
-		serving.Wait()
-	})
-	return "http://" + l.Addr().String() + "/hook"
+	return "http://" + raw(tb, func(c net.Conn, _ <-chan struct{}) { answerBare(c) }) + "/hook"
 }
 
 func answerBare(c net.Conn) {
-	defer c.Close()
 	r := bufio.NewReaderSize(c, 16<<10)
 	for {
 		length := 0

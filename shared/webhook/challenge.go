@@ -14,14 +14,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
-// verificationPrefix starts the webhook-id of a challenge (SEP-3415).
-const verificationPrefix = "msg_verification_"
+// VerificationPrefix starts the webhook-id of a challenge (SEP-3415).
+const VerificationPrefix = "msg_verification_"
 
 // receiverPath is where an origin may declare which of its paths take webhooks
 // (SEP-3415, "Endpoint verification").
 const receiverPath = "/.well-known/mcp-webhook-receiver.json"
 
-// challengeTimeout bounds each of the two requests of a verification: somebody
+// challengeTimeout bounds each of the two requests of a verification: someone
 // waits for the answer of events/subscribe.
 const challengeTimeout = 10 * time.Second
 
@@ -80,14 +80,22 @@ func (s *Sender) challenge(ctx context.Context, target, subscriptionID string, k
 	if c := ofStatus(a.status); c != "" {
 		return &Failure{c, "the challenge was not accepted"}
 	}
-	var echo struct {
-		Challenge string `json:"challenge"`
-	}
-	if len(a.body) > maxAnswer || json.Unmarshal(a.body, &echo) != nil ||
-		subtle.ConstantTimeCompare([]byte(echo.Challenge), []byte(nonce)) != 1 {
+	if !echoes(a.body, nonce) {
 		return &Failure{ChallengeFailed, "the challenge was not echoed"}
 	}
 	return nil
+}
+
+// echoes reports whether an answer has the challenge in it. It takes as long for one that differs in its first letter as for
+// one that differs in its last; the length of a challenge is known to everybody.
+func echoes(body []byte, nonce string) bool {
+	var echo struct {
+		Challenge string `json:"challenge"`
+	}
+	if len(body) > maxAnswer || json.Unmarshal(body, &echo) != nil {
+		return false
+	}
+	return subtle.ConstantTimeCompare([]byte(echo.Challenge), []byte(nonce)) == 1
 }
 
 // declared reports whether the target's origin says that the target's path takes webhooks.

@@ -116,7 +116,7 @@ func TestSend_HangingOriginsUnderALowLimit(t *testing.T) {
 		}
 		r := bufio.NewReader(c)
 		for {
-			head, err := readRequest(r, r.Discard)
+			head, err := readRequest(r)
 			if err != nil {
 				return
 			}

@@ -8,7 +8,6 @@ import (
 	"log"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"strconv"
 	"strings"
 	"sync"
@@ -126,90 +125,57 @@ func TestSend_Floods(t *testing.T) {
 		check()
 		rests(t)
 	})
-	for name, flood := range map[string]func(f *http2.Framer, stream uint32) error{
-		"empty DATA after a header": func(f *http2.Framer, stream uint32) error {
-			if err := respond(f, stream, "200", false); err != nil {
-				return err
-			}
-			return forever(func() error { return f.WriteData(stream, false, nil) })
-		},
-		"empty DATA after a failure": func(f *http2.Framer, stream uint32) error {
-			if err := respond(f, stream, "500", false); err != nil {
-				return err
-			}
-			return forever(func() error { return f.WriteData(stream, false, nil) })
-		},
-		"padding": func(f *http2.Framer, stream uint32) error {
-			if err := respond(f, stream, "200", false); err != nil {
-				return err
-			}
-			pad := make([]byte, 255)
-			return forever(func() error { return f.WriteDataPadded(stream, false, nil, pad) })
-		},
-		"SETTINGS": func(f *http2.Framer, _ uint32) error {
-			return forever(func() error { return f.WriteSettings() })
-		},
-		"large SETTINGS": func(f *http2.Framer, _ uint32) error {
-			var all []http2.Setting
-			for i := range 500 {
-				all = append(all, http2.Setting{ID: http2.SettingHeaderTableSize, Val: uint32(i)})
-			}
-			return forever(func() error { return f.WriteSettings(all...) })
-		},
-		"PING": func(f *http2.Framer, _ uint32) error {
-			return forever(func() error { return f.WritePing(false, [8]byte{1}) })
-		},
-		"acknowledged PING": func(f *http2.Framer, _ uint32) error {
-			return forever(func() error { return f.WritePing(true, [8]byte{1}) })
-		},
-		"empty CONTINUATION": func(f *http2.Framer, stream uint32) error {
-			err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: fields(":status", "200")})
-			if err != nil {
-				return err
-			}
-			return forever(func() error { return f.WriteContinuation(stream, false, nil) })
-		},
-		"CONTINUATION": func(f *http2.Framer, stream uint32) error {
-			err := f.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: fields(":status", "200")})
-			if err != nil {
-				return err
-			}
-			more := fields("x-a", strings.Repeat("a", 1000))
-			return forever(func() error { return f.WriteContinuation(stream, false, more) })
-		},
-		"RST_STREAM": func(f *http2.Framer, stream uint32) error {
-			return forever(func() error { return f.WriteRSTStream(stream, http2.ErrCodeInternal) })
-		},
-		"refused streams": func(f *http2.Framer, stream uint32) error {
-			return forever(func() error { return f.WriteRSTStream(stream, http2.ErrCodeRefusedStream) })
-		},
-		"WINDOW_UPDATE": func(f *http2.Framer, stream uint32) error {
-			return forever(func() error { return f.WriteWindowUpdate(stream, 1) })
-		},
-		"PRIORITY": func(f *http2.Framer, stream uint32) error {
-			return forever(func() error { return f.WritePriority(stream, http2.PriorityParam{Weight: 1}) })
-		},
-		"unknown frames": func(f *http2.Framer, stream uint32) error {
-			return forever(func() error { return f.WriteRawFrame(0xee, 0, stream, nil) })
-		},
-		"informational answers": func(f *http2.Framer, stream uint32) error {
-			return forever(func() error { return respond(f, stream, "103", false) })
-		},
-		"trailers after the end of the answer": func(f *http2.Framer, stream uint32) error {
-			if err := respond(f, stream, "200", false); err != nil {
-				return err
-			}
-			return forever(func() error { return respond(f, stream, "200", true) })
-		},
-		"frames after the end of the answer": func(f *http2.Framer, stream uint32) error {
-			if err := respond(f, stream, "200", true); err != nil {
-				return err
-			}
-			return forever(func() error { return f.WriteSettings() })
-		},
+	type write = func(f *http2.Framer, stream uint32) error
+	header := func(status string, end bool) write {
+		return func(f *http2.Framer, stream uint32) error { return respond(f, stream, status, end) }
+	}
+	unended := func(f *http2.Framer, stream uint32) error { // CONTINUATION has to follow
+		return f.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: fields(":status", "200")})
+	}
+	empty := func(f *http2.Framer, stream uint32) error { return f.WriteData(stream, false, nil) }
+	settings := func(f *http2.Framer, _ uint32) error { return f.WriteSettings() }
+	ping := func(ack bool) write {
+		return func(f *http2.Framer, _ uint32) error { return f.WritePing(ack, [8]byte{1}) }
+	}
+	reset := func(code http2.ErrCode) write {
+		return func(f *http2.Framer, stream uint32) error { return f.WriteRSTStream(stream, code) }
+	}
+	more, pad, large := fields("x-a", strings.Repeat("a", 1000)), make([]byte, 255), make([]http2.Setting, 500)
+	for i := range large {
+		large[i] = http2.Setting{ID: http2.SettingHeaderTableSize, Val: uint32(i)}
+	}
+	for name, flood := range map[string]struct{ first, then write }{
+		"empty DATA after a header":  {header("200", false), empty},
+		"empty DATA after a failure": {header("500", false), empty},
+		"padding": {header("200", false), func(f *http2.Framer, stream uint32) error {
+			return f.WriteDataPadded(stream, false, nil, pad)
+		}},
+		"SETTINGS":           {nil, settings},
+		"large SETTINGS":     {nil, func(f *http2.Framer, _ uint32) error { return f.WriteSettings(large...) }},
+		"PING":               {nil, ping(false)},
+		"acknowledged PING":  {nil, ping(true)},
+		"empty CONTINUATION": {unended, func(f *http2.Framer, stream uint32) error { return f.WriteContinuation(stream, false, nil) }},
+		"CONTINUATION":       {unended, func(f *http2.Framer, stream uint32) error { return f.WriteContinuation(stream, false, more) }},
+		"RST_STREAM":         {nil, reset(http2.ErrCodeInternal)},
+		"refused streams":    {nil, reset(http2.ErrCodeRefusedStream)},
+		"WINDOW_UPDATE":      {nil, func(f *http2.Framer, stream uint32) error { return f.WriteWindowUpdate(stream, 1) }},
+		"PRIORITY": {nil, func(f *http2.Framer, stream uint32) error {
+			return f.WritePriority(stream, http2.PriorityParam{Weight: 1})
+		}},
+		"unknown frames":                       {nil, func(f *http2.Framer, stream uint32) error { return f.WriteRawFrame(0xee, 0, stream, nil) }},
+		"informational answers":                {nil, header("103", false)},
+		"trailers after the end of the answer": {header("200", false), header("200", true)},
+		"frames after the end of the answer":   {header("200", true), settings},
 	} {
 		t.Run("WHK-11 WHK-17 "+name, func(t *testing.T) {
-			srv, s := serveFrames(t, flood)
+			srv, s := serveFrames(t, func(f *http2.Framer, stream uint32) error {
+				if flood.first != nil {
+					if err := flood.first(f, stream); err != nil {
+						return err
+					}
+				}
+				return forever(func() error { return flood.then(f, stream) })
+			})
 			r := request(srv.target)
 			r.Timeout = 3 * time.Second
 			before := cpu()
@@ -259,7 +225,7 @@ func TestSend_FloodAfterSilence(t *testing.T) {
 // TestSend_SharedConnection shows that neither answers at their bounds nor paths that
 // hang cost the other requests on the same HTTP/2 connection anything.
 func TestSend_SharedConnection(t *testing.T) {
-	var opened atomic.Int32
+	var conns connections
 	var hanging sync.WaitGroup
 	_, s, target := serveTLS(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/hang" {
@@ -270,13 +236,7 @@ func TestSend_SharedConnection(t *testing.T) {
 		w.Header().Set("X-Large", strings.Repeat("x", 24<<10))
 		w.WriteHeader(http.StatusInternalServerError)
 		_, _ = w.Write(make([]byte, 256<<10)) // sixteen times what is read of it
-	}, func(srv *httptest.Server, _ *Options) {
-		srv.Config.ConnState = func(_ net.Conn, state http.ConnState) {
-			if state == http.StateNew {
-				opened.Add(1)
-			}
-		}
-	})
+	}, conns.count)
 	if o := s.Send(t.Context(), request(target)); o.Status != 500 { // settles on the protocol
 		t.Fatalf("got %+v", o)
 	}
@@ -302,7 +262,7 @@ func TestSend_SharedConnection(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := opened.Load(); n != 1 {
+	if n := conns.opened.Load(); n != 1 {
 		t.Errorf("WHK-17 %d connections", n)
 	}
 }

@@ -138,7 +138,7 @@ func TestGuard_Rebinding(t *testing.T) {
 	answer.Store([]netip.Addr{loopback.Addr()})
 	secret, key := NewSecret()
 	receiver := &ReceiverHandler{
-		Secrets: Secrets(secret), Deliver: func(context.Context, Received) error { served.Add(1); return nil },
+		Secrets: func(string) []string { return []string{secret} }, Deliver: func(context.Context, Received) error { served.Add(1); return nil },
 	}
 	srv, s, target := serveTLS(t, receiver.ServeHTTP)
 	s.guard.Dialed = seen.saw

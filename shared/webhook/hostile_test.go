@@ -26,7 +26,7 @@ func TestSend_HostileEndpoints(t *testing.T) {
 	writing := func(head, unit string, pause time.Duration) func(net.Conn, <-chan struct{}) {
 		return func(c net.Conn, done <-chan struct{}) {
 			r := bufio.NewReader(c)
-			if _, err := readRequest(r, r.Discard); err != nil {
+			if _, err := readRequest(r); err != nil {
 				return
 			}
 			_, err := io.WriteString(c, head)
@@ -43,12 +43,7 @@ func TestSend_HostileEndpoints(t *testing.T) {
 		}
 	}
 	once := func(answer string) func(net.Conn, <-chan struct{}) {
-		return func(c net.Conn, _ <-chan struct{}) {
-			r := bufio.NewReader(c)
-			if _, err := readRequest(r, r.Discard); err == nil {
-				_, _ = io.WriteString(c, answer)
-			}
-		}
+		return answering(func(c net.Conn, _ *bufio.Reader) { _, _ = io.WriteString(c, answer) })
 	}
 	silent := func(c net.Conn, done <-chan struct{}) { <-done }
 	big := strings.Repeat("a", 64<<10)

@@ -72,23 +72,3 @@ func (i *Identity) JWKS() []byte {
 	b, _ := json.Marshal(doc) // strings only
 	return b
 }
-
-// ParseJWKS reads the ed25519 keys of a JWKS document, and passes over others.
-func ParseJWKS(doc []byte) ([]ed25519.PublicKey, error) {
-	var set jwks
-	if err := json.Unmarshal(doc, &set); err != nil {
-		return nil, fault.New(fault.Invalid, "the key set is not JSON")
-	}
-	var keys []ed25519.PublicKey
-	for _, k := range set.Keys {
-		if k.KeyType != "OKP" || k.Curve != "Ed25519" {
-			continue
-		}
-		x, err := base64.RawURLEncoding.DecodeString(k.X)
-		if err != nil || len(x) != ed25519.PublicKeySize {
-			return nil, fault.New(fault.Invalid, "the key set holds a damaged ed25519 key")
-		}
-		keys = append(keys, x)
-	}
-	return keys, nil
-}

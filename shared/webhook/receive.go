@@ -2,8 +2,6 @@ package webhook
 
 import (
 	"context"
-	"crypto/ed25519"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io"
@@ -56,33 +54,6 @@ func reason(err error) string {
 	return standardwebhooks.ErrInvalidHeaders.Error()
 }
 
-// VerifyIdentity checks that a received webhook has a v1a signature by one of the
-// keys, which come from the server's JWKS. It does not look at the timestamp's
-// age: [Verify] does.
-func VerifyIdentity(h http.Header, body []byte, keys ...ed25519.PublicKey) error {
-	at, err := strconv.ParseInt(h.Get(HeaderTimestamp), 10, 64)
-	if err != nil {
-		return fault.New(fault.Unauthenticated, "verify the webhook's identity: %s", standardwebhooks.ErrInvalidHeaders)
-	}
-	message := signed(h.Get(HeaderID), at, body)
-	for part := range strings.SplitSeq(h.Get(HeaderSignature), " ") {
-		text, ok := strings.CutPrefix(part, "v1a,")
-		if !ok {
-			continue
-		}
-		sig, err := base64.StdEncoding.DecodeString(text)
-		if err != nil || len(sig) != ed25519.SignatureSize {
-			continue
-		}
-		for _, key := range keys {
-			if ed25519.Verify(key, message, sig) {
-				return nil
-			}
-		}
-	}
-	return fault.New(fault.Unauthenticated, "verify the webhook's identity: no v1a signature matches a known key")
-}
-
 // Received is a verified webhook.
 type Received struct {
 	// ID is the webhook-id: equal for all attempts of one event, so that a receiver
@@ -117,11 +88,6 @@ type ReceiverHandler struct {
 	Deliver func(context.Context, Received) error
 	// MaxBody is the largest body in bytes ([DefaultMaxReceived]).
 	MaxBody int64
-}
-
-// Secrets is the simplest ReceiverHandler.Secrets: the same for every subscription.
-func Secrets(secrets ...string) func(string) []string {
-	return func(string) []string { return secrets }
 }
 
 func (h *ReceiverHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -173,7 +139,7 @@ func (h *ReceiverHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // webhook-id, which is signed, must say so too: an event's own members must not be
 // taken for an envelope.
 func Challenge(h http.Header, body []byte) (string, bool) {
-	if !strings.HasPrefix(h.Get(HeaderID), verificationPrefix) {
+	if !strings.HasPrefix(h.Get(HeaderID), VerificationPrefix) {
 		return "", false
 	}
 	var v verification

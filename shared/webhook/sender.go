@@ -2,6 +2,7 @@ package webhook
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -93,26 +94,13 @@ type Request struct {
 
 // NewSender makes a sender. Close ends its idle connections.
 func NewSender(o Options) *Sender {
-	or := func(n *int, v int) {
-		if *n == 0 {
-			*n = v
-		}
-	}
-	or(&o.ConnsPerHost, 128)
-	or(&o.IdleConns, 512)
-	or(&o.Challenges, 100)
-	or(&o.MaxConns, descriptors.Outgoing())
-	o.ConnsPerHost = min(o.ConnsPerHost, max(1, o.MaxConns/2))
-	o.IdleConns = min(o.IdleConns, max(1, o.MaxConns/2))
-	if o.IdleTimeout == 0 {
-		o.IdleTimeout = time.Minute
-	}
-	if o.Guard == nil {
-		o.Guard = &Guard{}
-	}
-	if o.UserAgent == "" {
-		o.UserAgent = "mcp-events/dev"
-	}
+	o.MaxConns = cmp.Or(o.MaxConns, descriptors.Outgoing())
+	o.ConnsPerHost = min(cmp.Or(o.ConnsPerHost, 128), max(1, o.MaxConns/2))
+	o.IdleConns = min(cmp.Or(o.IdleConns, 512), max(1, o.MaxConns/2))
+	o.Challenges = cmp.Or(o.Challenges, 100)
+	o.IdleTimeout = cmp.Or(o.IdleTimeout, time.Minute)
+	o.Guard = cmp.Or(o.Guard, &Guard{})
+	o.UserAgent = cmp.Or(o.UserAgent, "mcp-events/dev")
 	if o.Now == nil {
 		o.Now = time.Now
 	}
@@ -194,7 +182,7 @@ func (s *Sender) Check(target string) error {
 // Send makes one attempt. It follows no redirect, uses no proxy of the
 // environment, reads at most 16 KiB of the answer and returns within the timeout,
 // whatever the endpoint does. A kept connection that the endpoint closed just as
-// the request went out is replaced once by a fresh one; the endpoint can then see the
+// the request went out is replaced once by another one; the endpoint can then see the
 // same webhook-id twice.
 func (s *Sender) Send(ctx context.Context, r Request) Outcome {
 	started := time.Now()
@@ -231,9 +219,22 @@ func (s *Sender) post(parent context.Context, r *Request, keep []byte) (answer, 
 		Method: http.MethodPost, URL: target, Host: target.Host, Header: s.header(r),
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		ContentLength: int64(len(r.Body)), Body: bodyOf(r.Body),
-		GetBody: func() (io.ReadCloser, error) { return bodyOf(r.Body), nil },
+		GetBody: onceAgain(r.Body),
 	}
 	return s.exchange(parent, &req, r.Timeout, keep)
+}
+
+// onceAgain gives the transport a body for one more connection. It would otherwise go on through all that are kept, and an
+// endpoint that takes a request and closes without an answer would get it from each.
+func onceAgain(body []byte) func() (io.ReadCloser, error) {
+	again := false
+	return func() (io.ReadCloser, error) {
+		if again {
+			return nil, io.EOF // as if this connection had ended the attempt
+		}
+		again = true
+		return bodyOf(body), nil
+	}
 }
 
 // exchange runs a request and reads its answer, all within the timeout.

@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"bufio"
 	"context"
 	"crypto/x509"
 	"encoding/binary"
@@ -11,6 +12,7 @@ import (
 	"net/url"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -227,8 +229,34 @@ func raw(tb testing.TB, handle func(c net.Conn, done <-chan struct{})) string {
 	return l.Addr().String()
 }
 
+// answering is a handler of [raw] for a connection whose first request has been read.
+func answering(handle func(c net.Conn, r *bufio.Reader)) func(net.Conn, <-chan struct{}) {
+	return func(c net.Conn, _ <-chan struct{}) {
+		r := bufio.NewReader(c)
+		if _, err := readRequest(r); err == nil {
+			handle(c, r)
+		}
+	}
+}
+
+// connections counts those of a server.
+type connections struct{ opened, now, most atomic.Int32 }
+
+// count is for [serveTLS].
+func (n *connections) count(srv *httptest.Server, _ *Options) {
+	srv.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			n.opened.Add(1)
+			n.most.Store(max(n.most.Load(), n.now.Add(1)))
+		case http.StateClosed, http.StateHijacked:
+			n.now.Add(-1)
+		}
+	}
+}
+
 // readRequest reads a request with its body off a connection.
-func readRequest(r interface{ ReadString(byte) (string, error) }, discard func(int) (int, error)) (head []string, err error) {
+func readRequest(r *bufio.Reader) (head []string, err error) {
 	length := 0
 	for {
 		line, err := r.ReadString('\n')
@@ -237,7 +265,7 @@ func readRequest(r interface{ ReadString(byte) (string, error) }, discard func(i
 		}
 		line = line[:max(0, len(line)-2)]
 		if line == "" {
-			_, err := discard(length)
+			_, err := r.Discard(length)
 			return head, err
 		}
 		head = append(head, line)

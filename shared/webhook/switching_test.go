@@ -17,14 +17,10 @@ import (
 
 // switching answers 101 to the first request and keeps the connection until the
 // sender ends it.
-func switching(c net.Conn) {
-	r := bufio.NewReader(c)
-	if _, err := readRequest(r, r.Discard); err != nil {
-		return
-	}
+var switching = answering(func(c net.Conn, r *bufio.Reader) {
 	_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\nmore")
 	_, _ = io.Copy(io.Discard, r)
-}
+})
 
 // TestSend_SwitchingProtocols shows that an endpoint that answers 101 keeps nothing: the
 // body of that answer is the bare connection, which no context ends.
@@ -33,16 +29,16 @@ func TestSend_SwitchingProtocols(t *testing.T) {
 	t.Cleanup(check) // after the cleanups of senders and servers
 
 	direct := func(t *testing.T) (*Sender, string) {
-		return open(t, Options{}), "http://" + raw(t, func(c net.Conn, _ <-chan struct{}) { switching(c) })
+		return open(t, Options{}), "http://" + raw(t, switching)
 	}
 	proxied := func(t *testing.T) (*Sender, string) {
-		u := &url.URL{Scheme: "http", Host: raw(t, func(c net.Conn, _ <-chan struct{}) { switching(c) })}
+		u := &url.URL{Scheme: "http", Host: raw(t, switching)}
 		return open(t, Options{Proxy: u}), "http://hooks.example.com"
 	}
 	tunnelled := func(t *testing.T) (*Sender, string) {
 		cert, trust := certificate(t, "hooks.example.com", time.Now().Add(time.Hour))
 		return tunnel(t, trust, func(c net.Conn) {
-			switching(tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}}))
+			switching(tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}}), nil)
 		})
 	}
 	for name, start := range map[string]func(*testing.T) (*Sender, string){
@@ -95,15 +91,11 @@ func sendWithin(t *testing.T, s *Sender, r Request) Outcome {
 // tunnel is a sender with a proxy that hands each tunnel to handle.
 func tunnel(t *testing.T, trust *x509.CertPool, handle func(net.Conn)) (*Sender, string) {
 	t.Helper()
-	proxy := raw(t, func(c net.Conn, _ <-chan struct{}) {
-		r := bufio.NewReader(c)
-		if _, err := readRequest(r, r.Discard); err != nil {
-			return
-		}
+	proxy := raw(t, answering(func(c net.Conn, _ *bufio.Reader) {
 		if _, err := io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n"); err == nil {
 			handle(c)
 		}
-	})
+	}))
 	return open(t, Options{RootCAs: trust, Proxy: &url.URL{Scheme: "http", Host: proxy}}), "https://hooks.example.com"
 }
 

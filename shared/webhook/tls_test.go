@@ -17,7 +17,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -46,6 +45,14 @@ func certificate(t *testing.T, name string, until time.Time) (tls.Certificate, *
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, p
 }
 
+// certified has a server of [serveTLS] show a certificate that ends after a time, which its sender trusts.
+func certified(t *testing.T, name string, life time.Duration) func(*httptest.Server, *Options) {
+	return func(srv *httptest.Server, o *Options) {
+		cert, trust := certificate(t, name, time.Now().Add(life))
+		srv.TLS, o.RootCAs = &tls.Config{Certificates: []tls.Certificate{cert}}, trust
+	}
+}
+
 func quiet(srv *httptest.Server, _ *Options) { srv.Config.ErrorLog = log.New(io.Discard, "", 0) }
 
 func TestSend_TLS(t *testing.T) {
@@ -57,22 +64,14 @@ func TestSend_TLS(t *testing.T) {
 		}
 	})
 	t.Run("SRF-05 another name, which is not repeated", func(t *testing.T) {
-		cert, trust := certificate(t, "s3cr3t-marker.example", time.Now().Add(time.Hour))
-		_, s, target := serveTLS(t, ok, quiet, func(srv *httptest.Server, o *Options) {
-			srv.TLS = &tls.Config{Certificates: []tls.Certificate{cert}}
-			o.RootCAs = trust
-		})
+		_, s, target := serveTLS(t, ok, quiet, certified(t, "s3cr3t-marker.example", time.Hour))
 		o := s.Send(t.Context(), request(target))
 		if o.Category != TLSError || strings.Contains(fmt.Sprintf("%v %+v", o.Err, o), "s3cr3t") {
 			t.Errorf("got %+v", o)
 		}
 	})
 	t.Run("expired", func(t *testing.T) {
-		cert, trust := certificate(t, "example.com", time.Now().Add(-time.Hour))
-		_, s, target := serveTLS(t, ok, quiet, func(srv *httptest.Server, o *Options) {
-			srv.TLS = &tls.Config{Certificates: []tls.Certificate{cert}}
-			o.RootCAs = trust
-		})
+		_, s, target := serveTLS(t, ok, quiet, certified(t, "example.com", -time.Hour))
 		if o := s.Send(t.Context(), request(target)); o.Category != TLSError || !strings.Contains(o.Err.Error(), "expired") {
 			t.Errorf("got %+v", o)
 		}
@@ -146,7 +145,7 @@ func TestSend_HTTP2(t *testing.T) {
 	}
 
 	t.Run("WHK-17 concurrent deliveries share a connection", func(t *testing.T) {
-		var opened atomic.Int32
+		var conns connections
 		release := make(chan struct{})
 		var arrived sync.WaitGroup
 		arrived.Add(20)
@@ -155,13 +154,7 @@ func TestSend_HTTP2(t *testing.T) {
 				arrived.Done()
 				<-release
 			}
-		}, func(srv *httptest.Server, _ *Options) {
-			srv.Config.ConnState = func(_ net.Conn, state http.ConnState) {
-				if state == http.StateNew {
-					opened.Add(1)
-				}
-			}
-		})
+		}, conns.count)
 		if o := s.Send(t.Context(), request(target)); !o.OK() { // settles on the protocol
 			t.Fatal(o.Err)
 		}
@@ -176,7 +169,7 @@ func TestSend_HTTP2(t *testing.T) {
 		arrived.Wait()
 		close(release)
 		wg.Wait()
-		if n := opened.Load(); n != 1 {
+		if n := conns.opened.Load(); n != 1 {
 			t.Errorf("%d connections", n)
 		}
 	})

@@ -2,7 +2,8 @@
 
 // Package awslocal gives tests real servers for the AWS services that the
 // system uses: DynamoDB Local for DynamoDB, ElasticMQ for SQS, and MiniStack for
-// DynamoDB, SQS and KMS together.
+// DynamoDB, SQS and KMS together. Event Ruler, AWS's own library for the event
+// patterns of EventBridge, is there as a judge of ours.
 //
 // They run as processes of the test binary on free ports of 127.0.0.1, are
 // shared by its tests, and end with it, however it ends. The first use on a
@@ -38,14 +39,17 @@ const (
 	SQS Service = "ElasticMQ"
 	// MiniStack is a LocalStack-compatible emulator of many services.
 	MiniStack Service = "MiniStack"
+	// EventRuler tells which documents match an event pattern.
+	EventRuler Service = "Event Ruler"
 )
 
 // Environment variables that name a running endpoint, as http://HOST:PORT.
 // Tests keep to tables and queues of their own, so it may be a shared one.
 const (
-	EnvDynamoDB  = "MCPEVENTS_TEST_DYNAMODB"
-	EnvSQS       = "MCPEVENTS_TEST_SQS"
-	EnvMiniStack = "MCPEVENTS_TEST_MINISTACK"
+	EnvDynamoDB   = "MCPEVENTS_TEST_DYNAMODB"
+	EnvSQS        = "MCPEVENTS_TEST_SQS"
+	EnvMiniStack  = "MCPEVENTS_TEST_MINISTACK"
+	EnvEventRuler = "MCPEVENTS_TEST_EVENTRULER"
 )
 
 // Region and credentials that every emulator takes.
@@ -62,7 +66,7 @@ const (
 
 // Endpoints are base URLs. One that was not asked for is empty.
 type Endpoints struct {
-	DynamoDB, SQS, MiniStack string
+	DynamoDB, SQS, MiniStack, EventRuler string
 }
 
 var httpClient = awsx.NewHTTPClient()
@@ -112,7 +116,7 @@ type Running struct {
 	set set
 }
 
-// StartAll starts the services, all of them when none is named, for a caller
+// StartAll starts the services, all those of AWS when none is named, for a caller
 // that is no test. Progress of an installation goes to log.
 func StartAll(ctx context.Context, log io.Writer, services ...Service) (*Running, error) {
 	if len(services) == 0 {
@@ -140,7 +144,7 @@ type set struct {
 	running map[Service]*emulator
 }
 
-// emulator is one endpoint; process is nil when it is somebody else's.
+// emulator is one endpoint; process is nil when it is someone else's.
 type emulator struct {
 	url     string
 	process *process
@@ -182,6 +186,8 @@ func (s *set) start(ctx context.Context, log io.Writer, services []Service) (End
 			ends.SQS = url
 		case MiniStack:
 			ends.MiniStack = url
+		case EventRuler:
+			ends.EventRuler = url
 		}
 	}
 	return ends, nil

@@ -37,9 +37,10 @@ type kind struct {
 }
 
 var kinds = map[Service]kind{
-	DynamoDB:  {env: EnvDynamoDB, folder: "dynamodb", origin: "Maven Central, 50 MB", build: buildJava, launch: launchDynamoDB},
-	SQS:       {env: EnvSQS, folder: "elasticmq", origin: "Maven Central, 40 MB", build: buildJava, launch: launchElasticMQ},
-	MiniStack: {env: EnvMiniStack, folder: "ministack", identity: "requirements.txt", origin: "PyPI, 50 MB", build: buildPython, launch: launchMiniStack},
+	DynamoDB:   {env: EnvDynamoDB, folder: "dynamodb", origin: "Maven Central, 50 MB", build: buildJava, launch: launchDynamoDB},
+	SQS:        {env: EnvSQS, folder: "elasticmq", origin: "Maven Central, 40 MB", build: buildJava, launch: launchElasticMQ},
+	EventRuler: {env: EnvEventRuler, folder: "eventruler", origin: "Maven Central, 3 MB", build: buildJava, launch: launchEventRuler},
+	MiniStack:  {env: EnvMiniStack, folder: "ministack", identity: "requirements.txt", origin: "PyPI, 50 MB", build: buildPython, launch: launchMiniStack},
 }
 
 // install returns the directory in which k is installed, installing it where

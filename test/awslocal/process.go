@@ -118,6 +118,10 @@ func launchElasticMQ(ctx context.Context, dir string) (*process, string, error) 
 	return launchJava(ctx, dir)
 }
 
+func launchEventRuler(ctx context.Context, dir string) (*process, string, error) {
+	return launchJava(ctx, dir)
+}
+
 // launchJava runs the installed main class with what makes a small JVM start fast.
 func launchJava(ctx context.Context, dir string, options ...string) (*process, string, error) {
 	args := append([]string{"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xmx768m"}, options...)

@@ -80,17 +80,17 @@ func occurring(target *harness.Target, arguments map[string]any, modes ...string
 		if err != nil {
 			return err
 		}
-		raw, err := json.Marshal(arguments)
-		if err != nil {
-			return err
-		}
-		o := &client.Follower{Client: c, Name: "message.created", Arguments: raw, Log: slog.New(f), Event: f.take}
+		c.Log = slog.New(f)
+		c.MinPoll = 100 * time.Millisecond
 		for n := 0; ctx.Err() == nil; n++ {
 			turn, cancel := ctx, context.CancelFunc(func() {})
 			if len(modes) > 1 {
 				turn, cancel = context.WithTimeout(ctx, time.Second)
 			}
-			err := o.Run(turn, modes[n%len(modes)])
+			err := c.Subscribe(turn, client.Subscription{
+				Name: "message.created", Arguments: arguments, Mode: modes[n%len(modes)],
+				Event: func(_ context.Context, e client.Event) error { return f.take(e) },
+			})
 			cancel()
 			if err != nil {
 				return err

@@ -23,7 +23,7 @@ type room struct {
 	channels, events int // events of each channel
 }
 
-// rooms are what 10,000 messages, by default 3,000, are posted to: few of them where somebody follows a
+// rooms are what 10,000 messages, by default 3,000, are posted to: few of them where someone follows a
 // wildcard, because there the log takes each message by itself.
 var rooms = []room{{"acme", 3, harness.Size(80, 300)}, {"globex", 7, harness.Size(400, 1300)}}
 
@@ -111,8 +111,8 @@ func TestInstancesBehindOneAddress(t *testing.T) {
 		t.Run(f.name, func(t *testing.T) {
 			open[n].check(t, f.want)
 			checkOrder(t, open[n].ids)
-			if polls := strings.Contains(f.name, "EVX-05"); !polls && open[n].connections.Load() < 3 { // the client pauses before it connects again
-				t.Error("it was hardly ever interrupted")
+			if polls := strings.Contains(f.name, "EVX-05"); !polls && open[n].connections.Load() < 2 { // a client pauses before it connects again, and may miss kills
+				t.Error("it was never interrupted")
 			}
 		})
 	}

@@ -1,6 +1,7 @@
 package console_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -10,7 +11,7 @@ import (
 
 // TestPages: OPS-11. Each page is shown in light and dark and at phone width, without a fault.
 func TestPages(t *testing.T) {
-	w := start(t, nil)
+	w := start(t, withSources(t))
 	good := w.subscribe("alice", "/ok", built, incident)
 	down := w.subscribe("bob", "/down", built)
 	w.subscribe("bob", "/gone", incident)
@@ -27,10 +28,13 @@ func TestPages(t *testing.T) {
 	w.api("PUT", "switches/event/github.pull_request", `{"reason":"the provider sends duplicates"}`, nil)
 	w.api("POST", "subscriptions/"+down+"/pause", `{"reason":"until the endpoint is back"}`, nil)
 
+	w.publishFrom("builds")
 	pages := []struct{ name, hash, shows string }{
 		{"now", "#/now", "dead letters wait"},
 		{"live", "#/live", "Live tail"},
 		{"types", "#/types", "ci.build_finished"},
+		{"sources", "#/sources", "unverified"},
+		{"source", "#/sources/builds", "Try a request"},
 		{"subscriptions", "#/subscriptions", good},
 		{"subscription", "#/subscriptions/" + down, "Newest attempts"},
 		{"deliveries", "#/deliveries", "evt_build_11"},
@@ -65,5 +69,18 @@ func TestPages(t *testing.T) {
 				b.shoot(p.name + "-" + kind.name)
 			}
 		})
+	}
+}
+
+// TestLargeNumbers: OPS-11. Numbers of a payload are shown as they were sent.
+func TestLargeNumbers(t *testing.T) {
+	w := start(t, nil)
+	w.publishData(incident, "evt_large", map[string]any{"amounts": []json.Number{"9007199254740993", "1.50", "12345678901234567890.1"}})
+	b := open(t, w.console())
+	b.visit(w.console())
+	b.signIn("op")
+	b.to("#/events/evt_large")
+	for _, number := range []string{"9007199254740993", "1.50", "12345678901234567890.1"} {
+		b.shows(number)
 	}
 }

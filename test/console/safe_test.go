@@ -57,11 +57,11 @@ func TestKeyboard(t *testing.T) {
 	b.to("#/now")
 	b.js(`document.querySelector("#search").focus()`)
 	names = ""
-	for range 11 {
+	for range 12 {
 		b.press(kb.Tab)
 		names += eval[string](b, `document.activeElement.innerText`) + "\n"
 	}
-	for _, page := range []string{"Now", "Live tail", "Event types", "Subscriptions", "Deliveries", "Dead letters", "Switches", "Backends", "Audit"} {
+	for _, page := range []string{"Now", "Live tail", "Event types", "Sources", "Subscriptions", "Deliveries", "Dead letters", "Switches", "Backends", "Audit"} {
 		before, after, found := strings.Cut(names, page+"\n")
 		if !found {
 			t.Errorf("OPS-11 Tab does not come to %s in its order: %q %q", page, before, after)

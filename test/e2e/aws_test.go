@@ -27,6 +27,16 @@ func TestRequirementsOnLocalAWS(t *testing.T) {
 		aws.ApplyCatalog(t, "operated", operatedCatalog(t))
 		operating(t, &aws.Target, 5*time.Second, func() []string { return aws.Items(t) })
 	})
+	t.Run("commands", func(t *testing.T) { commanding(t, &aws.Target) })
+	t.Run("dead letters", func(t *testing.T) {
+		aws.ApplyCatalog(t, "beside", operatedCatalog(t))
+		published := time.Now().Add(-time.Hour)
+		for _, id := range stuck() {
+			aws.Enqueue(t, "InboxQueue", poison, map[string]string{"team": "red"})
+			aws.Enqueue(t, "EventsDeadQueue", stuckEvent(id, published), nil) // as SQS moves it
+		}
+		deadLettersOfQueues(t, &aws.Target, published, 2*time.Second)
+	})
 	t.Run("EVS-10 secrets are in no log and in no table in clear", func(t *testing.T) {
 		hook := harness.NewReceiver(t).Endpoint("secret")
 		register(t, aws.Modern("alice"), hook, "event://ci/build-finished")

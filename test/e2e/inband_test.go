@@ -48,7 +48,7 @@ func inBand(t *testing.T, s *harness.Target) {
 			"event://github/acme", "event://github/acme/website/pull_request", "event://github/*/website/pull_request",
 		}}, nil)
 		s.Publish(t, pullRequest("a1", "acme", "website", 1))
-		s.Publish(t, pullRequest("a2", "globex", "api", 2)) // nobody's
+		s.Publish(t, pullRequest("a2", "globex", "api", 2)) // no one's
 		s.Publish(t, pullRequest("a3", "acme", "api", 3))
 		s.Publish(t, pullRequest("a4", "acme", "website", 4))
 		for name, st := range map[string]*harness.Stream{"GET": stream, "listen": listen} {

@@ -15,6 +15,7 @@ import (
 // follow from page tasks, further than the 16 invocations after which Lambda stops a loop. An invocation ends early, so
 // that they follow soon.
 func TestReplayOnAWS(t *testing.T) {
+	t.Parallel()
 	aws := harness.StartAWS(t, harness.AWSOptions{DispatchTime: 4 * time.Second})
 	const uri = "event://deploy/production/missed/finished"
 	args := object{"environment": "production", "service": "missed"}

@@ -24,10 +24,19 @@ type exported struct {
 func TestTracesOnLocalAWS(t *testing.T) {
 	var mu sync.Mutex
 	var spans []exported
+	counted := map[string]float64{} // by counter
 	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		var body struct {
 			ResourceSpans []struct {
 				ScopeSpans []struct{ Spans []exported }
+			}
+			ResourceMetrics []struct {
+				ScopeMetrics []struct {
+					Metrics []struct {
+						Name string
+						Sum  struct{ DataPoints []struct{ AsDouble float64 } }
+					}
+				}
 			}
 		}
 		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
@@ -38,6 +47,15 @@ func TestTracesOnLocalAWS(t *testing.T) {
 		for _, resource := range body.ResourceSpans {
 			for _, scope := range resource.ScopeSpans {
 				spans = append(spans, scope.Spans...)
+			}
+		}
+		for _, resource := range body.ResourceMetrics {
+			for _, scope := range resource.ScopeMetrics {
+				for _, m := range scope.Metrics {
+					for _, p := range m.Sum.DataPoints {
+						counted[m.Name] += p.AsDouble
+					}
+				}
 			}
 		}
 	}))
@@ -90,6 +108,18 @@ func TestTracesOnLocalAWS(t *testing.T) {
 			if got := attempts[i].Header.Get("Traceparent"); got != "00-"+trace+"-"+s.SpanID+"-01" || s.ParentSpanID != fanout[0].SpanID {
 				t.Errorf("attempt %d: sent %s, the span is %+v", i+1, got, s)
 			}
+		}
+	})
+	t.Run("OPS-12 what the functions counted is at the collector, once", func(t *testing.T) {
+		aws.Retire("DispatchFunction") // which sends the last
+		var published, attempts float64
+		if !harness.Within(t, harness.Patience, func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			published, attempts = counted["mcpevents_events_published"], counted["mcpevents_delivery_attempts"]
+			return published == 1 && attempts == 2
+		}) {
+			t.Errorf("%v events and %v attempts, want 1 and 2", published, attempts)
 		}
 	})
 }

@@ -12,7 +12,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -24,6 +23,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb/types"
+	"github.com/aws/aws-sdk-go-v2/service/sqs"
+	sqstypes "github.com/aws/aws-sdk-go-v2/service/sqs/types"
 
 	"github.com/mcp-events/mcpevents/localstack/runner"
 	"github.com/mcp-events/mcpevents/shared/awsx"
@@ -60,10 +61,12 @@ type AWSOptions struct {
 // on emulators of DynamoDB, SQS and KMS.
 type AWS struct {
 	Target
-	name   string
-	stack  *runner.Stack
-	out    *output
-	killed atomic.Int64
+	name    string
+	catalog string // the text of that of the workspace default; empty is the repository's
+	keys    string // the section of the configuration
+	stack   *runner.Stack
+	out     *output
+	killed  atomic.Int64
 }
 
 // StartAWS starts the emulators, unless they run already, and a deployment of its
@@ -152,7 +155,7 @@ func startAWS(tb testing.TB, o AWSOptions) *AWS {
 		},
 		Env:        o.Env,
 		Region:     awslocal.Region,
-		Endpoints:  runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack},
+		Endpoints:  runner.Endpoints{DynamoDB: ends.DynamoDB, SQS: ends.SQS, KMS: ends.MiniStack, SSM: ends.MiniStack},
 		Binaries:   binaries(tb, o),
 		Managed:    map[string]runner.Managed{stream: o.Managed},
 		Visibility: o.Visibility,
@@ -167,24 +170,37 @@ func startAWS(tb testing.TB, o AWSOptions) *AWS {
 	}
 	a.stack = stack
 	a.Name, a.MCP, a.Events, a.Admin = "local AWS", stack.URL()+"/mcp", stack.URL()+"/events", stack.URL()+"/admin/v1/"
-	var config string
 	callers := o.Callers
 	if callers == nil {
 		callers = Callers()
 	}
 	somebody := callers[0].Principal
-	config, a.Keys = keysConfig(callers)
-	catalog := filepath.Join(Root(tb), "catalog.yaml")
-	if o.Catalog != "" {
-		catalog = writeFile(tb, tb.TempDir(), "catalog.yaml", o.Catalog)
-	}
-	a.apply(tb, "default", catalog, "--config", writeFile(tb, tb.TempDir(), "config.yaml", config+o.Config))
+	a.keys, a.Keys = keysConfig(callers)
+	a.catalog = o.Catalog
+	a.ApplyConfig(tb, o.Config)
 	Eventually(tb, Patience, "the functions use the applied catalog", func() bool {
 		list, err := a.Modern(somebody).Try(tb.Context(), "resources/templates/list", nil)
 		return err == nil && list.Error == nil && strings.Contains(string(list.Body), "event://")
 	})
 	tb.Logf("local AWS is up after %v", time.Since(began))
 	return a
+}
+
+// Enqueue sends a message, with attributes, to the queue of the template that has the logical id.
+func (a *AWS) Enqueue(tb testing.TB, id, body string, attributes map[string]string) {
+	tb.Helper()
+	url := a.stack.QueueURL(id)
+	in := &sqs.SendMessageInput{QueueUrl: &url, MessageBody: &body, MessageAttributes: map[string]sqstypes.MessageAttributeValue{}}
+	for name, value := range attributes {
+		in.MessageAttributes[name] = sqstypes.MessageAttributeValue{DataType: aws.String("String"), StringValue: &value}
+	}
+	if strings.HasSuffix(url, ".fifo") {
+		group := crand.Text()
+		in.MessageGroupId, in.MessageDeduplicationId = &group, &group
+	}
+	if _, err := sqs.NewFromConfig(awslocal.Config(endpoints(tb).SQS)).SendMessage(tb.Context(), in); err != nil {
+		tb.Fatal(err)
+	}
 }
 
 // close ends the deployment and returns what its policies denied.
@@ -204,34 +220,6 @@ func binaries(tb testing.TB, o AWSOptions) map[string]string {
 		all["functions/stream"] = Binary(tb, "./functions/stream", true)
 	}
 	return all
-}
-
-// ApplyCatalog writes a catalog for a workspace as an operator does. The
-// functions have it within five seconds.
-func (a *AWS) ApplyCatalog(tb testing.TB, workspace, catalog string) {
-	tb.Helper()
-	a.apply(tb, workspace, writeFile(tb, tb.TempDir(), "catalog.yaml", catalog))
-}
-
-// AnnounceCatalog is ApplyCatalog, and returns when clients were told.
-func (a *AWS) AnnounceCatalog(tb testing.TB, workspace, catalog string) {
-	tb.Helper()
-	a.apply(tb, workspace, writeFile(tb, tb.TempDir(), "catalog.yaml", catalog), "--log-table", a.stack.Outputs()["LogTable"])
-}
-
-// apply runs mcpevents catalog apply.
-func (a *AWS) apply(tb testing.TB, workspace, file string, args ...string) {
-	tb.Helper()
-	outputs := a.stack.Outputs()
-	args = append([]string{"catalog", "apply", file, "--workspace", workspace, "--table", outputs["SettingsTable"], "--allow-breaking"}, args...)
-	cmd := exec.CommandContext(tb.Context(), Binary(tb, "./cmd/mcpevents", false), args...)
-	cmd.Env = append(
-		environment(), "AWS_ENDPOINT_URL="+endpoints(tb).DynamoDB, "AWS_REGION="+awslocal.Region,
-		"AWS_ACCESS_KEY_ID="+awslocal.AccessKey, "AWS_SECRET_ACCESS_KEY="+awslocal.SecretKey,
-	)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		tb.Fatalf("mcpevents catalog apply: %v\n%s", err, out)
-	}
 }
 
 // Kill kills a process of a function on the way of an event or of the MCP

@@ -32,7 +32,7 @@ type Backend struct {
 // StartBackend starts a backend of package backend, and ends it with the test.
 func StartBackend(tb testing.TB, kind backend.Kind) *Backend {
 	tb.Helper()
-	b := &Backend{Kind: kind, tb: tb, addr: freeAddr(tb), out: &output{}}
+	b := &Backend{Kind: kind, tb: tb, addr: FreeAddr(tb), out: &output{}}
 	b.base = "http://" + b.addr
 	b.URL = b.base + "/mcp"
 	b.Start()

@@ -40,10 +40,13 @@ func NewPython(tb testing.TB) *Python {
 	return &Python{venv: venv, dir: dir}
 }
 
-// Command prepares a script to run.
+// Command prepares a script to run; one with an absolute path may be anywhere.
 func (p *Python) Command(ctx context.Context, script string, args ...string) *exec.Cmd {
+	if !filepath.IsAbs(script) {
+		script = filepath.Join(p.dir, script)
+	}
 	// -B: nothing is written beside the script.
-	cmd := exec.CommandContext(ctx, filepath.Join(p.venv, "bin", "python"), append([]string{"-B", "-u", filepath.Join(p.dir, script)}, args...)...)
+	cmd := exec.CommandContext(ctx, filepath.Join(p.venv, "bin", "python"), append([]string{"-B", "-u", script}, args...)...)
 	cmd.Env = environment()
 	cmd.WaitDelay = 5 * time.Second
 	return cmd

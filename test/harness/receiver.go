@@ -26,7 +26,8 @@ type Receiver struct {
 	endpoints map[string]*Endpoint
 }
 
-// NewReceiver starts a receiver on 127.0.0.1 that ends with the test.
+// NewReceiver starts a receiver on 127.0.0.1. After the test it answers 410, so that a deployment that the next test
+// shares stops sending to it; it ends with the process.
 func NewReceiver(tb testing.TB) *Receiver {
 	tb.Helper()
 	r := &Receiver{tb: tb, endpoints: map[string]*Endpoint{}}
@@ -39,8 +40,6 @@ func NewReceiver(tb testing.TB) *Receiver {
 			e.release()
 		}
 		r.mu.Unlock()
-		r.srv.CloseClientConnections()
-		r.srv.Close()
 	})
 	return r
 }
@@ -69,7 +68,12 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		http.NotFound(w, req)
 		return
 	}
-	e.serve(w, req)
+	select {
+	case <-e.done:
+		w.WriteHeader(http.StatusGone)
+	default:
+		e.serve(w, req)
+	}
 }
 
 // Delivery is a request as it arrived at an endpoint.

@@ -5,6 +5,7 @@ package harness
 import (
 	"context"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -15,6 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/queue"
+	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
+	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 	"github.com/mcp-events/mcpevents/test/identity"
 )
 
@@ -77,7 +81,7 @@ func NewServer(tb testing.TB, o ServerOptions) *Server {
 	if s.Data == "" {
 		s.Data = filepath.Join(dir, "data")
 	}
-	s.addr = freeAddr(tb)
+	s.addr = FreeAddr(tb)
 	catalog := filepath.Join(Root(tb), "catalog.yaml")
 	if o.Catalog != "" {
 		catalog = writeFile(tb, dir, "catalog.yaml", o.Catalog)
@@ -181,6 +185,24 @@ func (s *Server) Stop() {
 	}
 }
 
+// Enqueue puts messages on a queue of a server that does not run.
+func (s *Server) Enqueue(tb testing.TB, name queue.Name, messages ...queue.Outgoing) {
+	tb.Helper()
+	db, err := sqlite.Open(filepath.Join(s.Data, "mcpevents.db"), sqlite.Options{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer db.Close()
+	queues, err := queuesqlite.Open(db.Engine(), queuesqlite.Options{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer queues.Close()
+	if err := queues.Send(tb.Context(), name, messages...); err != nil {
+		tb.Fatal(err)
+	}
+}
+
 // Signal sends the process a signal.
 func (s *Server) Signal(sig os.Signal) {
 	s.tb.Helper()
@@ -210,11 +232,34 @@ func (s *Server) SetConfig(tb testing.TB, text string) {
 // PeakRSS is the largest resident memory of the running process so far, in bytes.
 func (s *Server) PeakRSS() int64 { return peakRSS(s.p.cmd.Process.Pid) }
 
+// RSS is the resident memory of the running process, in bytes.
+func (s *Server) RSS() int64 { return procStatus(s.p.cmd.Process.Pid, "VmRSS:") }
+
 // Output is all that the server wrote so far.
 func (s *Server) Output() string { return s.out.String() }
 
 // Base is the URL of the server without a path.
 func (s *Server) Base() string { return "http://" + s.addr }
+
+// Metrics are what the server shows its operator at /metrics.
+func (s *Server) Metrics(tb testing.TB) string {
+	tb.Helper()
+	req, err := http.NewRequestWithContext(tb.Context(), http.MethodGet, s.Base()+"/metrics", nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+s.Keys["chief"])
+	resp, err := plain.Do(req)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		tb.Fatalf("%d %v: %s", resp.StatusCode, err, raw)
+	}
+	return string(raw)
+}
 
 // plain is a client for probes: no connection of it is kept.
 var plain = &http.Client{
@@ -222,10 +267,10 @@ var plain = &http.Client{
 	Transport: &http.Transport{DisableKeepAlives: true, Proxy: nil},
 }
 
-// freeAddr finds a free port of 127.0.0.1. The server keeps it over restarts, so
-// it cannot choose one itself; and it is none of those that the system gives to connections, and to
+// FreeAddr finds a free port of 127.0.0.1. A program that is to keep it over restarts
+// cannot choose one itself; and it is none of those that the system gives to connections, and to
 // listeners that ask for any, which may come in between.
-func freeAddr(tb testing.TB) string {
+func FreeAddr(tb testing.TB) string {
 	tb.Helper()
 	const first, end = 10_000, 32_000
 	for range 100 {

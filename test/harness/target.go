@@ -22,26 +22,29 @@ type Target struct {
 	Keys map[string]string
 }
 
-// Caller is somebody with a name and rights in a workspace.
+// Caller is someone with a name and rights in a workspace.
 type Caller struct {
 	Principal, Workspace string
 	Scopes               []string
 	Claims               map[string]string
 	// Expires is a date on which the key ends; empty is never.
 	Expires string
-	key     string
+	// Path lets the key be part of a URL.
+	Path bool
+	key  string
 }
 
 // All are the scopes of the system.
 var All = []string{"events:read", "events:subscribe", "events:publish"}
 
 // Callers are those that tests speak of: alice and bob may do all, reader may
-// only read, and publisher only publish. auditor may have the events of conversations, steward
+// only read, and publisher only publish. chatgpt has its key in the URL. auditor may have the events of conversations, steward
 // manages consents. foreign may do all in another workspace.
 func Callers() []Caller {
 	return []Caller{
 		{Principal: "alice", Scopes: All, Claims: map[string]string{"team": "red"}},
 		{Principal: "bob", Scopes: All, Claims: map[string]string{"team": "blue"}},
+		{Principal: "chatgpt", Scopes: []string{"events:read", "events:subscribe"}, Path: true},
 		{Principal: "reader", Scopes: []string{"events:read"}},
 		{Principal: "publisher", Scopes: []string{"events:publish"}},
 		{Principal: "auditor", Scopes: []string{"events:read", "events:subscribe", "conversation"}},
@@ -49,6 +52,7 @@ func Callers() []Caller {
 		{Principal: "foreign", Workspace: "elsewhere", Scopes: All},
 		{Principal: "operator", Workspace: "live", Scopes: All}, // whose catalog changes
 		{Principal: "leaver", Workspace: "ending", Scopes: All}, // as does that of this one
+		{Principal: "shopper", Workspace: "shops", Scopes: All},
 		{Principal: "victim", Workspace: "tenants", Scopes: All, Claims: map[string]string{"org": "acme"}},
 		{Principal: "rival", Workspace: "tenants", Scopes: All, Claims: map[string]string{"org": "evil"}},
 		{Principal: "chief", Workspace: "operated", Scopes: []string{"events:operate"}},
@@ -56,6 +60,7 @@ func Callers() []Caller {
 		{Principal: "neighbour", Workspace: "operated", Scopes: All},
 		{Principal: "onlooker", Workspace: "operated", Scopes: []string{"events:read", "events:publish"}},
 		{Principal: "stranger", Workspace: "beside", Scopes: append([]string{"events:operate"}, All...)},
+		{Principal: "listener", Workspace: "sourced", Scopes: append([]string{"events:operate"}, All...)},
 		{Principal: "outsider", Workspace: "outside", Scopes: All},
 		{Principal: "mute", Workspace: "tenants", Scopes: []string{"profile"}, Claims: map[string]string{"org": "acme"}},
 		{Principal: "late", Workspace: "tenants", Scopes: All, Claims: map[string]string{"org": "acme"}, Expires: "2020-01-01"},
@@ -88,6 +93,9 @@ func keysConfig(callers []Caller) (yaml string, keys map[string]string) {
 		}
 		fmt.Fprintf(&b, "  - principal: %s\n    workspace: %s\n    scopes: [%s]\n    sha256: %s\n",
 			c.Principal, workspace, strings.Join(c.Scopes, ", "), SHA256(key))
+		if c.Path {
+			b.WriteString("    path: true\n")
+		}
 		if c.Expires != "" {
 			fmt.Fprintf(&b, "    expires: %q\n", c.Expires)
 		}

@@ -9,7 +9,7 @@ import (
 
 // Patience is how long the harness waits for something that is to happen at once
 // on an idle machine. It is long, for machines are shared and built with the race detector.
-const Patience = 30 * time.Second
+const Patience = time.Minute
 
 // Eventually polls until cond holds. A test that waits on a process of its own
 // has no better clock; the deadline only decides when it has failed.

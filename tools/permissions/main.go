@@ -1,5 +1,5 @@
 // Command permissions writes docs/permissions.md: which function may send which request to AWS and
-// why, as template.yaml says. With the calls that the tests recorded it says what no test used.
+// why, and which services may send to queues, as template.yaml says. With the calls that the tests recorded it says what no test used.
 //
 // A permission that is missing fails the test that needs it, so both directions are covered.
 package main
@@ -66,7 +66,11 @@ func run(template, out string, check bool, calls string) error {
 	if err != nil {
 		return err
 	}
-	page := render(functions)
+	services, err := readSenders(template)
+	if err != nil {
+		return err
+	}
+	page := append(render(functions), renderSenders(services)...)
 	if check {
 		have, err := os.ReadFile(out)
 		if err != nil {
@@ -119,19 +123,13 @@ var rare = map[permission]string{
 	{"DispatchFunction", "RecordInterestOfSuspended", "dynamodb:GetItem", "LogTable"}:       ofSuspended,
 	{"DispatchFunction", "RecordInterestOfSuspended", "dynamodb:BatchGetItem", "LogTable"}:  ofSuspended,
 	{"DispatchFunction", "RecordInterestOfSuspended", "dynamodb:PutItem", "LogTable"}:       ofSuspended,
-	{"DispatchFunction", "SendPagesAndRetries", "sqs:SendMessage", "DeadQueue"}:             "a message that cannot be decoded is set aside",
-	{"RetryFunction", "SendRetriesAndDeadLetters", "sqs:SendMessage", "DeadQueue"}:          "an item that cannot be decoded is set aside",
-	{"RetryFunction", "MoveDueEntries", "dynamodb:DeleteItem", "DeliveriesTable"}:           "an item that cannot be decoded is set aside",
-	{"RetryFunction", "ReplayLog", "dynamodb:GetItem", "LogTable"}:                          ofReplay,
-	{"RetryFunction", "ReplayLog", "dynamodb:BatchGetItem", "LogTable"}:                     ofReplay,
-	{"RetryFunction", "ReplayLog", "dynamodb:Query", "LogTable"}:                            ofReplay,
+	{"DispatchFunction", "SendPagesAndRetries", "sqs:SendMessage", "DeadQueue"}:             "a message that cannot be decoded is dead-lettered",
+	{"RetryFunction", "SendRetriesAndDeadLetters", "sqs:SendMessage", "DeadQueue"}:          "an item that cannot be decoded is dead-lettered",
+	{"RetryFunction", "MoveDueEntries", "dynamodb:DeleteItem", "DeliveriesTable"}:           "an item that cannot be decoded is dead-lettered",
 	{"PublishFunction", "TakeFromInbox", "sqs:ChangeMessageVisibility", "InboxQueue"}:       "a message that fails comes again after seconds",
 }
 
-const (
-	ofSuspended = "a suspended subscription to many URIs keeps their log"
-	ofReplay    = "a replay of events takes longer than its first step"
-)
+const ofSuspended = "a suspended subscription to many URIs keeps their log"
 
 // byPoller are the requests that Lambda sends for a function's event source mapping.
 func byPoller(p permission) bool {
@@ -227,22 +225,12 @@ func recorded(file string) (map[permission]bool, error) {
 func render(functions map[string][]statement) []byte {
 	var b bytes.Buffer
 	b.WriteString("# Permissions\n\nWhat each function may ask of AWS, and why. Written by `make permissions` from template.yaml; do not edit.\n" +
-		"The tests on local AWS refuse what is not here, and `make permissions-check` tells what is here and no test uses.\n" +
+		"The tests on local AWS refuse what is not here, and `make permissions-check` lists what is here and no test uses.\n" +
 		"Event source mappings receive and delete messages with the permissions of their function.\n")
 	for _, id := range sorted(functions) {
 		fmt.Fprintf(&b, "\n## %s\n\n| why | may | on | of that |\n|---|---|---|---|\n", id)
 		for _, st := range functions[id] {
-			var only []string
-			for _, operator := range sorted(st.Condition) {
-				for _, key := range sorted(st.Condition[operator]) {
-					values := make([]string, len(st.Condition[operator][key]))
-					for i, v := range st.Condition[operator][key] {
-						values[i] = "`" + v + "`"
-					}
-					only = append(only, strings.TrimPrefix(key, "dynamodb:")+" "+strings.Join(values, ", "))
-				}
-			}
-			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", words(st.Sid), strings.Join(st.Action, ", "), strings.Join(st.Resource, ", "), strings.Join(only, "; "))
+			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", words(st.Sid), strings.Join(st.Action, ", "), strings.Join(st.Resource, ", "), st.only())
 		}
 	}
 	b.WriteString("\n## Rarely used\n\nWhat no test need use, and why it is granted.\n\n| function | why | may | on | when |\n|---|---|---|---|---|\n")
@@ -254,6 +242,21 @@ func render(functions map[string][]statement) []byte {
 		}
 	}
 	return b.Bytes()
+}
+
+// only are the conditions of a statement.
+func (st statement) only() string {
+	var only []string
+	for _, operator := range sorted(st.Condition) {
+		for _, key := range sorted(st.Condition[operator]) {
+			values := make([]string, len(st.Condition[operator][key]))
+			for i, v := range st.Condition[operator][key] {
+				values[i] = "`" + v + "`"
+			}
+			only = append(only, strings.TrimPrefix(key, "dynamodb:")+" "+strings.Join(values, ", "))
+		}
+	}
+	return strings.Join(only, "; ")
 }
 
 // words are those of a name such as ReadCatalogAndConfig.

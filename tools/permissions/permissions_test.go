@@ -78,3 +78,21 @@ func TestPermissions(t *testing.T) {
 		}
 	})
 }
+
+func TestSenders(t *testing.T) {
+	t.Run("SRC-01 who may send to a queue is on the page", func(t *testing.T) {
+		senders, err := readSenders(template)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := string(renderSenders(senders))
+		for _, want := range []string{
+			"| `HasRule` | events.amazonaws.com | sqs:SendMessage | InboxQueue | aws:SourceArn `SourceRule` |",
+			"| `HasBuckets` | s3.amazonaws.com | sqs:SendMessage | InboxQueue | aws:SourceArn `SourceBucketArns`; aws:SourceAccount `AWS::AccountId` |",
+		} {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s is not in\n%s", want, got)
+			}
+		}
+	})
+}

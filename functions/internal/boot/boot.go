@@ -52,6 +52,8 @@ const (
 	// subscriptions to.
 	EnvRegister   = "MCPEVENTS_REGISTER_FUNCTION"
 	EnvDeregister = "MCPEVENTS_DEREGISTER_FUNCTION"
+	// EnvEventsDead is the URL of the dead-letter queue of the events queue.
+	EnvEventsDead = "MCPEVENTS_QUEUE_EVENTS_DEAD_URL"
 )
 
 // Process is what a function's process holds.
@@ -125,9 +127,12 @@ func build(getenv func(string) string, needs Needs) (*Process, error) {
 		return nil, fault.Wrap(fault.Internal, err, "make the metrics")
 	}
 	if s.limits.OTLPEndpoint != "" {
-		if p.spans, err = otlp.Provider(otlp.Options{
-			Endpoint: s.limits.OTLPEndpoint, Ratio: s.limits.TraceRatio, Version: app.Version, Log: log,
-		}); err != nil {
+		to := otlp.Options{Endpoint: s.limits.OTLPEndpoint, Ratio: s.limits.TraceRatio, Version: app.Version, Log: log}
+		if p.spans, err = otlp.Provider(to); err != nil {
+			return nil, err
+		}
+		to.HTTP = &http.Client{Timeout: flushTime}
+		if p.emf.Export, err = otlp.Metrics(to, getenv(envStack)); err != nil {
 			return nil, err
 		}
 		p.Tracer = trace.New(p.spans)

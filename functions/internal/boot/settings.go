@@ -20,22 +20,25 @@ const (
 	Callers Needs = 1 << iota
 	// Webhooks is what subscriptions by webhook and their deliveries are like.
 	Webhooks
+	// Records is what leaves a record, of deliveries and of requests to sources.
+	Records
 
-	everything = Callers | Webhooks
+	everything = Callers | Webhooks | Records
 )
 
 // of lists the limits that are for some functions only. One that is in no list is for all.
 var of = map[Needs][]string{
 	Callers: {
 		"streams", "stream-concurrency", "publish-rate", "conversation-rate", "stream-max-age", "heartbeat",
-		"answer-stream-after", "poll-min", "poll-max", "jwt-issuer", "jwt-audience", "jwt-jwks-url", "jwt-algorithms",
+		"answer-stream-after", "poll-min", "poll-max", "event-tools", "jwt-issuer", "jwt-audience", "jwt-jwks-url", "jwt-algorithms",
 		"jwt-principal-claim", "jwt-workspace-claim", "jwt-leeway", "allowed-origins",
 	},
 	Webhooks: {
-		"quota", "webhook-timeout", "events-timeout", "retry-schedule", "events-retry-schedule", "delivery-log",
+		"quota", "webhook-timeout", "events-timeout", "retry-schedule", "events-retry-schedule",
 		"default-ttl", "min-ttl", "max-ttl", "allow-no-expiry", "webhook-secret", "unknown-unsubscribe",
-		"verified-targets", "plain-targets", "blocked-targets", "target-ports",
+		"verify-registrations", "verified-targets", "plain-targets", "blocked-targets", "target-ports",
 	},
+	Records: {"delivery-log"},
 }
 
 // settings are what the operator chose.

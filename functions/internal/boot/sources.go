@@ -3,6 +3,7 @@ package boot
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"time"
 
 	"github.com/aws/aws-lambda-go/events"
@@ -25,6 +26,16 @@ func (p *Process) Batches(h queue.Handler) func(context.Context, events.SQSEvent
 			defer cancel()
 		}
 		return handle(ctx, event)
+	}
+}
+
+// Dead is a job that hands the dead letters of all queues to a handler.
+func (p *Process) Dead(h queue.Handler) func(context.Context) (int, error) {
+	dead, ofEvents := p.Variable(queueVariable(queue.Dead)), p.Variable(EnvEventsDead)
+	return func(ctx context.Context) (int, error) {
+		n, err := p.queues.Drain(ctx, dead, "", h)
+		m, failed := p.queues.Drain(ctx, ofEvents, queue.Events, h)
+		return n + m, errors.Join(err, failed)
 	}
 }
 

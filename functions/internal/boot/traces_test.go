@@ -17,7 +17,7 @@ type invoked func(context.Context, []byte) ([]byte, error)
 func (f invoked) Invoke(ctx context.Context, payload []byte) ([]byte, error) { return f(ctx, payload) }
 
 func TestSpansOfAFunction(t *testing.T) {
-	t.Run("OPS-13 spans are sent before an invocation ends, after which the process may be frozen", func(t *testing.T) {
+	t.Run("OPS-12 OPS-13 spans and metrics are sent before an invocation ends, after which the process may be frozen", func(t *testing.T) {
 		got := make(chan string, 10)
 		collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			body, _ := io.ReadAll(r.Body)
@@ -30,23 +30,26 @@ func TestSpansOfAFunction(t *testing.T) {
 		}
 		work := invoked(func(context.Context, []byte) ([]byte, error) {
 			p.Tracer.Start(trace.Context{}, "attempt", trace.Client).End("")
+			p.Metrics.DeadLettered("inbox", 3)
 			return nil, nil
 		})
 		if _, err := (measured{work, p}).Invoke(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
-		select {
-		case body := <-got:
-			if !strings.HasPrefix(body, "/v1/traces ") || !strings.Contains(body, `"name":"attempt"`) {
-				t.Errorf("got %s", body)
+		close(got) // what comes later panics
+		var all string
+		for body := range got {
+			all += body + "\n"
+		}
+		for _, want := range []string{`/v1/traces `, `"name":"attempt"`, `/v1/metrics `, `"mcpevents_dead_letters"`} {
+			if !strings.Contains(all, want) {
+				t.Errorf("no %s in %s", want, all)
 			}
-		default:
-			t.Error("the invocation ended without its span")
 		}
 	})
 	t.Run("OPS-13 without a collector there is no tracer", func(t *testing.T) {
 		p, err := started(t, nil)
-		if err != nil || p.Tracer != nil || p.spans != nil {
+		if err != nil || p.Tracer != nil || p.spans != nil || p.emf.Export != nil {
 			t.Errorf("got %+v, %v", p, err)
 		}
 	})

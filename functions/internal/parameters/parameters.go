@@ -85,7 +85,7 @@ func New(cfg aws.Config, log *slog.Logger) *Store {
 func (s *Store) Secret(ctx context.Context, v config.Value) (string, error) {
 	name, ok := v.Parameter()
 	if !ok {
-		return v.Resolve(os.LookupEnv)
+		return config.Environment(ctx, v)
 	}
 	h, _ := s.held.Get(name)
 	if s.due(h) {

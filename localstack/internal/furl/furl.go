@@ -253,10 +253,11 @@ func Request(r *http.Request, body []byte, now time.Time) events.LambdaFunctionU
 		source = r.RemoteAddr
 	}
 	event := events.LambdaFunctionURLRequest{
-		Version:         "2.0",
-		RawPath:         r.URL.EscapedPath(),
-		RawQueryString:  r.URL.RawQuery,
-		Headers:         map[string]string{"host": r.Host, "x-forwarded-for": source, "x-forwarded-proto": "http"},
+		Version:        "2.0",
+		RawPath:        r.URL.EscapedPath(),
+		RawQueryString: r.URL.RawQuery,
+		// As a Function URL says, which has no http.
+		Headers:         map[string]string{"host": r.Host, "x-forwarded-for": source, "x-forwarded-proto": "https"},
 		IsBase64Encoded: !isText(r.Header, body),
 		RequestContext: events.LambdaFunctionURLRequestContext{
 			AccountID: "anonymous", RequestID: uuid.NewString(), APIID: "local",

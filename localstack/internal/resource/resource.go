@@ -1,5 +1,5 @@
 // Package resource creates what the template declares at an AWS endpoint: tables,
-// queues and keys. What exists already is used again, so that data outlives the
+// queues, keys, and what sends to queues. What exists already is used again, so that data outlives the
 // local runner.
 //
 // The property structs name every property that the deployment uses. Those kept
@@ -15,16 +15,21 @@ import (
 	"strings"
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/eventbridge"
 	"github.com/aws/aws-sdk-go-v2/service/kms"
+	"github.com/aws/aws-sdk-go-v2/service/sns"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/aws/smithy-go"
 )
 
-// Clients reach the services. KMS is used only by templates that have a key.
+// Clients reach the services. KMS is used only by templates that have a key, Events and SNS
+// only by those that have a rule or a subscription.
 type Clients struct {
 	DynamoDB *dynamodb.Client
 	SQS      *sqs.Client
 	KMS      *kms.Client
+	Events   *eventbridge.Client
+	SNS      *sns.Client
 }
 
 // ignored is a property that the emulators have no use for.

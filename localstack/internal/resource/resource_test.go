@@ -6,7 +6,9 @@ import (
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/service/dynamodb"
+	"github.com/aws/aws-sdk-go-v2/service/eventbridge"
 	"github.com/aws/aws-sdk-go-v2/service/kms"
+	"github.com/aws/aws-sdk-go-v2/service/sns"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 	"github.com/google/uuid"
@@ -26,6 +28,8 @@ func emulators(t *testing.T) map[string]resource.Clients {
 			DynamoDB: dynamodb.NewFromConfig(awslocal.Config(ends.MiniStack)),
 			SQS:      sqs.NewFromConfig(awslocal.Config(ends.MiniStack)),
 			KMS:      kms.NewFromConfig(awslocal.Config(ends.MiniStack)),
+			Events:   eventbridge.NewFromConfig(awslocal.Config(ends.MiniStack)),
+			SNS:      sns.NewFromConfig(awslocal.Config(ends.MiniStack)),
 		},
 		"DynamoDB Local and ElasticMQ": {
 			DynamoDB: dynamodb.NewFromConfig(awslocal.Config(ends.DynamoDB)),
@@ -40,6 +44,10 @@ func TestResourcesAreCreatedOnceAndFoundAgain(t *testing.T) {
 			prefix := "t" + uuid.NewString()[:8] + "-"
 			t.Run("table", func(t *testing.T) { table(t, c, prefix+"table") })
 			t.Run("queues", func(t *testing.T) { queues(t, c, prefix) })
+			t.Run("policy", func(t *testing.T) { policy(t, c, prefix+"policy") })
+			if c.Events != nil {
+				t.Run("rule and subscription", func(t *testing.T) { senders(t, c, prefix) })
+			}
 			if c.KMS != nil {
 				t.Run("key", func(t *testing.T) { key(t, c, prefix+"key") })
 			}
@@ -130,8 +138,17 @@ func key(t *testing.T, c resource.Clients, name string) {
 	}
 }
 
-func TestAKeyNeedsAnEndpoint(t *testing.T) {
-	if _, _, err := (resource.Key{}).Create(t.Context(), resource.Clients{}, "x"); err == nil || !strings.Contains(err.Error(), "no endpoint for KMS") {
+func TestWhatNeedsAnEndpoint(t *testing.T) {
+	_, _, err := resource.Key{}.Create(t.Context(), resource.Clients{}, "x")
+	if err == nil || !strings.Contains(err.Error(), "no endpoint for KMS") {
+		t.Errorf("got error %v", err)
+	}
+	_, err = resource.Rule{}.Create(t.Context(), resource.Clients{}, "x")
+	if err == nil || !strings.Contains(err.Error(), "no endpoint for EventBridge") {
+		t.Errorf("got error %v", err)
+	}
+	_, err = resource.Subscription{}.Create(t.Context(), resource.Clients{})
+	if err == nil || !strings.Contains(err.Error(), "no endpoint for SNS") {
 		t.Errorf("got error %v", err)
 	}
 }

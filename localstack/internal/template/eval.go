@@ -182,22 +182,33 @@ func (t *Template) call(name string, at, arg *yaml.Node, s Scope, depth int) (an
 		}
 		return t.eval(arg.Content[2], s, depth+1)
 	case "Join":
-		if arg.Kind != yaml.SequenceNode || len(arg.Content) != 2 || arg.Content[1].Kind != yaml.SequenceNode {
-			return nil, t.errorf(at, "Join needs a delimiter and a list")
-		}
-		var parts []string
-		for _, item := range arg.Content[1].Content {
-			part, err := t.text(item, s, depth+1)
-			if err != nil {
-				return nil, err
-			}
-			parts = append(parts, part)
-		}
-		return strings.Join(parts, arg.Content[0].Value), nil
+		return t.join(at, arg, s, depth)
 	case "Equals", "And", "Or", "Not", "Condition":
 		return t.logic(name, at, arg, s, depth)
 	}
 	return nil, t.errorf(at, "function %q is not supported", name)
+}
+
+// join takes a list as it is written, or a reference to a parameter that is one.
+func (t *Template) join(at, arg *yaml.Node, s Scope, depth int) (any, error) {
+	if arg.Kind != yaml.SequenceNode || len(arg.Content) != 2 {
+		return nil, t.errorf(at, "Join needs a delimiter and a list")
+	}
+	value, err := t.eval(arg.Content[1], s, depth+1)
+	if err != nil {
+		return nil, err
+	}
+	list, ok := value.([]any)
+	if !ok {
+		return nil, t.errorf(at, "Join needs a delimiter and a list")
+	}
+	parts := make([]string, len(list))
+	for i, item := range list {
+		if parts[i], ok = text(item); !ok {
+			return nil, t.errorf(at, "Join needs a list of texts")
+		}
+	}
+	return strings.Join(parts, arg.Content[0].Value), nil
 }
 
 func (t *Template) ref(at *yaml.Node, id string, s Scope, depth int) (any, error) {
@@ -303,15 +314,23 @@ func (t *Template) text(n *yaml.Node, s Scope, depth int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	switch v := v.(type) {
-	case string:
+	if v, ok := text(v); ok {
 		return v, nil
-	case json.Number:
-		return v.String(), nil
-	case bool:
-		return strconv.FormatBool(v), nil
 	}
 	return "", t.errorf(n, "a text is needed here")
+}
+
+// text is a scalar value as a text.
+func text(v any) (string, bool) {
+	switch v := v.(type) {
+	case string:
+		return v, true
+	case json.Number:
+		return v.String(), true
+	case bool:
+		return strconv.FormatBool(v), true
+	}
+	return "", false
 }
 
 // holds evaluates the condition with a name; the empty name holds.

@@ -89,10 +89,11 @@ Environment:
     L: {"Fn::GetAtt": [Queue, Arn]}
     S: !Sub "x-${AWS::Region}-${Queue}-${Queue.Arn}-${Mode}-${!Literal}"
     V: !Sub ["${Own}/${Queue}", {Own: !Ref Mode}]
-    J: !Join ["-", [a, !Ref Mode]]`,
+    J: !Join ["-", [a, !Ref Mode]]
+    H: !Join ["+", !Ref Hosts]`,
 			want: variables(map[string]template.Text{
 				"R": "ref-Queue", "G": "attr-Queue-Arn", "L": "attr-Queue-Arn",
-				"S": "x-region-ref-Queue-attr-Queue-Arn-none-${Literal}", "V": "none/ref-Queue", "J": "a-none",
+				"S": "x-region-ref-Queue-attr-Queue-Arn-none-${Literal}", "V": "none/ref-Queue", "J": "a-none", "H": "a+b",
 			}),
 		},
 		"a condition that does not hold drops the property": {
@@ -142,6 +143,8 @@ func TestFaultsNameTheirLine(t *testing.T) {
 		"a dangling reference":       {"List: [!Ref Missing]", fmt.Sprintf("template.yaml:%d: Ref Missing: there is no such resource", at)},
 		"a dangling attribute":       {"List: [!GetAtt Missing.Arn]", "GetAtt Missing.Arn: there is no such resource"},
 		"a dangling substitution":    {"List: [!Sub \"${Missing.Arn}\"]", "Sub ${Missing.Arn}: there is no such resource"},
+		"a list that is none":        {"S: !Join [a, !Ref Mode]", fmt.Sprintf("template.yaml:%d: Join needs a delimiter and a list", at)},
+		"a list of lists":            {"S: !Join [a, [[b]]]", fmt.Sprintf("template.yaml:%d: Join needs a list of texts", at)},
 		"an attribute without a dot": {"List: [!GetAtt Queue]", "GetAtt needs a resource and an attribute"},
 		"an unknown condition":       {"Timeout: !If [Nope, 1, 2]", "there is no condition \"Nope\""},
 		"a member twice":             {"{Timeout: 1, Timeout: 2}", "\"Timeout\""},

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/progress"
 )
@@ -128,7 +129,7 @@ func moment(text string, now time.Time) (string, error) {
 	if ago, err := time.ParseDuration(text); err == nil {
 		return now.Add(-ago).UTC().Format(time.RFC3339), nil
 	}
-	if _, err := time.Parse(time.RFC3339, text); err != nil {
+	if _, err := event.ParseTime(text); err != nil {
 		return "", fault.New(fault.Invalid, "%.100q is no time as 2026-11-22T12:00:00Z, and no duration as 90m", text)
 	}
 	return text, nil

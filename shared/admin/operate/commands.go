@@ -12,6 +12,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Commands are the commands over the admin API, as kong reads them. Each is one request: the tag api has its method
@@ -28,14 +29,14 @@ type Commands struct {
 			State     string `help:"active, paused, suspended or disabled."`
 			URI       string `name:"uri" placeholder:"event://…" help:"That get events with this URI."`
 		} `cmd:"" default:"withargs" api:"GET subscriptions" columns:"id,principal,state,events,target,delivery.last,delivery.lastError" help:"List subscriptions."`
-		Show  ID `cmd:"" api:"GET subscriptions/{id}" help:"Show one, with the status of its deliveries."`
+		Show  ID `cmd:"" api:"GET subscriptions/{id}" help:"Show a subscription, with the status of its deliveries."`
 		Pause struct {
 			ID
 			Reason string `help:"Why, for whoever looks at it."`
-		} `cmd:"" api:"POST subscriptions/{id}/pause" help:"Attempt nothing until it is resumed."`
-		Resume ID `cmd:"" api:"POST subscriptions/{id}/resume" help:"Attempt what waited."`
-		Test   ID `cmd:"" api:"POST subscriptions/{id}/test" help:"Deliver a test event."`
-		End    ID `cmd:"" api:"DELETE subscriptions/{id}" help:"End it, for good."`
+		} `cmd:"" api:"POST subscriptions/{id}/pause" help:"Pause a subscription: nothing is attempted until it is resumed."`
+		Resume ID `cmd:"" api:"POST subscriptions/{id}/resume" help:"Resume a subscription: what waited is attempted."`
+		Test   ID `cmd:"" api:"POST subscriptions/{id}/test" help:"Deliver a test event to a subscription."`
+		End    ID `cmd:"" api:"DELETE subscriptions/{id}" help:"End a subscription, for good."`
 	} `cmd:"" help:"See and steer subscriptions."`
 	Deliveries struct {
 		Flags
@@ -54,18 +55,18 @@ type Commands struct {
 			Page
 			Letters
 		} `cmd:"" default:"withargs" api:"GET dead-letters" columns:"id,dead,queue,reason,event,name,subscription,origin" help:"List dead letters, newest first."`
-		Show   ID `cmd:"" api:"GET dead-letters/{id}" help:"Show one, with all its attempts."`
-		Retry  ID `cmd:"" api:"POST dead-letters/{id}/retry" help:"Deliver one again, with its webhook-id."`
+		Show   ID `cmd:"" api:"GET dead-letters/{id}" help:"Show a dead letter, with all its attempts."`
+		Retry  ID `cmd:"" api:"POST dead-letters/{id}/retry" help:"Deliver a dead letter again, with its webhook-id."`
 		Replay struct {
 			Letters
 			Job
-		} `cmd:"" api:"POST replays" follow:"" help:"Deliver those again that have all that is given, each with its webhook-id."`
+		} `cmd:"" api:"POST replays" follow:"" help:"Deliver the dead letters again that match all flags, each with its webhook-id."`
 	} `cmd:"" help:"See and replay what was given up."`
 	Replays struct {
 		Flags
-		Show   ID `cmd:"" api:"GET replays/{id}" help:"Show how far one is."`
-		Watch  ID `cmd:"" api:"GET replays/{id}" follow:"" help:"Wait until one is done."`
-		Cancel ID `cmd:"" api:"DELETE replays/{id}" help:"End one; what it has scheduled already is delivered."`
+		Show   ID `cmd:"" api:"GET replays/{id}" help:"Show how far a replay is."`
+		Watch  ID `cmd:"" api:"GET replays/{id}" follow:"" help:"Wait until a replay is done."`
+		Cancel ID `cmd:"" api:"DELETE replays/{id}" help:"Cancel a replay; what it has scheduled already is delivered."`
 	} `cmd:"" help:"See and cancel replays, which deadletters replay and events replay begin."`
 	Events struct {
 		Flags
@@ -79,17 +80,17 @@ type Commands struct {
 		Show  struct {
 			ID
 			URI string `name:"uri" placeholder:"event://…" help:"Look for it there only."`
-		} `cmd:"" api:"GET events/{id}" help:"Show one, with its payload."`
+		} `cmd:"" api:"GET events/{id}" help:"Show an event, with its payload."`
 		Deliver struct {
 			ID
 			Subscription string `required:"" placeholder:"ID" help:"Who gets it."`
 			URI          string `name:"uri" placeholder:"event://…" help:"Look for the event there only."`
-		} `cmd:"" api:"POST events/{id}/deliver" help:"Deliver one again to a subscription."`
+		} `cmd:"" api:"POST events/{id}/deliver" help:"Deliver an event again to a subscription."`
 		Replay struct {
 			Span
 			Subscription string `required:"" placeholder:"ID" help:"Who gets them."`
 			Job
-		} `cmd:"" api:"POST replays" select:"events" follow:"" help:"Deliver again what was published since a time, as far as the subscription is for it."`
+		} `cmd:"" api:"POST replays" select:"events" follow:"" help:"Deliver to a subscription again what was published for it since a time."`
 	} `cmd:"" help:"Look into the event log."`
 	Switches struct {
 		Flags
@@ -98,7 +99,7 @@ type Commands struct {
 			ID
 			Reason string `help:"Why, for whoever looks at it."`
 		} `cmd:"" api:"PUT switches/{name...}" help:"Pause all, event/NAME, origin/ORIGIN or subscription/ID."`
-		Clear ID `cmd:"" api:"DELETE switches/{name...}" help:"Resume one."`
+		Clear ID `cmd:"" api:"DELETE switches/{name...}" help:"Resume what was paused."`
 	} `cmd:"" help:"Pause and resume deliveries."`
 	Principals struct {
 		Flags
@@ -117,8 +118,23 @@ type Commands struct {
 	} `cmd:"" help:"See who did what."`
 	Backends struct {
 		Flags
-		List struct{} `cmd:"" default:"withargs" api:"GET backends" columns:"name,url,prefix" help:"List them."`
+		List struct{} `cmd:"" default:"withargs" api:"GET backends" columns:"name,url,prefix" help:"List the backends."`
 	} `cmd:"" help:"See the servers behind the gateway."`
+	Sources struct {
+		Flags
+		List     struct{ Page } `cmd:"" default:"withargs" api:"GET sources" columns:"name,from,path,verify,events.name=events,recent.outcomes=recent,last.time=last,last.kind=outcome,last.reason" help:"List the sources, with what became of the newest requests."`
+		Show     Source         `cmd:"" api:"GET sources/{name}" help:"Show a source, with its mappings."`
+		Outcomes struct {
+			Source
+			Page
+			Span
+			Kind string `help:"accepted, duplicate, unmatched, verified, unverified, invalid, unfit, limited or unavailable; refused is the last five."`
+		} `cmd:"" api:"GET sources/{name}/outcomes" columns:"time,kind,name,id,omitted,reason,uri" help:"List what became of requests to a source, newest first."`
+		Try struct {
+			Source
+			Request Request `required:"" placeholder:"FILE" help:"A request as it was sent: headers, an empty line, the body. For a bus the message. - is the standard input."`
+		} `cmd:"" api:"POST sources/{name}/try" help:"Show what a saved request would publish. Nothing is sent."`
+	} `cmd:"" help:"See what becomes of the requests of providers."`
 	Overview struct {
 		Flags
 		Principal string `help:"Show the quotas of this principal, not those of the key's."`
@@ -128,6 +144,30 @@ type Commands struct {
 // ID is the argument of commands for one thing.
 type ID struct {
 	ID string `arg:"" name:"id" help:"Which one, as the list shows it."`
+}
+
+// Source is the argument of commands for one source.
+type Source struct {
+	Name string `arg:"" help:"Its name, as the list shows it."`
+}
+
+// Request names a file whose content is sent; - is the standard input.
+type Request string
+
+// maxRequest bounds what is read; the server takes less.
+const maxRequest = 8 << 20
+
+func (r Request) read(in io.Reader) (string, error) {
+	if r != "-" {
+		f, err := os.Open(string(r))
+		if err != nil {
+			return "", fault.Wrap(fault.Invalid, err, "read the request")
+		}
+		defer f.Close()
+		in = f
+	}
+	b, err := io.ReadAll(io.LimitReader(in, maxRequest))
+	return string(b), fault.Wrap(fault.Invalid, err, "read the request")
 }
 
 // Page are the flags of lists.
@@ -148,13 +188,13 @@ type Letters struct {
 	Subscription string `placeholder:"ID" help:"To this subscription."`
 	Origin       string `placeholder:"URL" help:"To endpoints at this scheme, host and port."`
 	Event        string `placeholder:"NAME" help:"Of this event type."`
-	Queue        string `help:"Of this queue; those of webhooks have webhooks."`
+	Queue        string `help:"Of this queue: webhooks (for deliveries), inbox, events, deliveries or slow."`
 }
 
 // Job are those of replays.
 type Job struct {
 	DryRun bool `help:"Only count them."`
-	Rate   int  `placeholder:"N" help:"Deliveries a second, 1 to 1000; 20 unless given."`
+	Rate   *int `placeholder:"N" help:"Deliveries a second, 1 to 1000; 20 unless given."`
 	Detach bool `help:"Do not wait until it is done."`
 }
 
@@ -191,6 +231,13 @@ func (o *Flags) Run(k *kong.Context, t Terminal) error {
 	is := map[string]bool{}
 	for _, f := range n.Flags {
 		value := f.Target.Interface()
+		if r, ok := value.(Request); ok {
+			text, err := r.read(t.In)
+			if err != nil {
+				return err
+			}
+			value = text
+		}
 		on, isBool := value.(bool)
 		is[f.Name] = on
 		switch {

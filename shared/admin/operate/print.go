@@ -27,12 +27,13 @@ func local(s string) (text string, isTime bool) {
 	return s, false
 }
 
-// printTable prints members of objects as aligned columns. A column is a path, as delivery.lastError.
+// printTable prints members of objects as aligned columns. A column is a path, as delivery.lastError, and may have a
+// heading of its own, as events.name=events.
 func printTable(w io.Writer, columns []string, items []json.RawMessage) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	var heads []string
 	for _, c := range columns {
-		heads = append(heads, heading(c))
+		heads = append(heads, heading(c[strings.IndexByte(c, '=')+1:]))
 	}
 	fmt.Fprintln(t, strings.Join(heads, "\t"))
 	for _, raw := range items {
@@ -44,7 +45,8 @@ func printTable(w io.Writer, columns []string, items []json.RawMessage) error {
 		}
 		var cells []string
 		for _, c := range columns {
-			cells = append(cells, cell(member(item, c)))
+			path, _, _ := strings.Cut(c, "=")
+			cells = append(cells, cell(member(item, path)))
 		}
 		fmt.Fprintln(t, strings.Join(cells, "\t"))
 	}
@@ -63,11 +65,19 @@ func heading(path string) string {
 	return b.String()
 }
 
-// member is what a path leads to, nil if it leads nowhere.
+// member is what a path leads to, nil if it leads nowhere; of an array, what it leads to in each of its items.
 func member(v any, path string) any {
-	for name := range strings.SplitSeq(path, ".") {
-		object, _ := v.(map[string]any)
-		v = object[name]
+	if list, ok := v.([]any); ok {
+		var all []any
+		for _, one := range list {
+			all = append(all, member(one, path))
+		}
+		return all
+	}
+	object, _ := v.(map[string]any)
+	name, rest, more := strings.Cut(path, ".")
+	if v = object[name]; more {
+		return member(v, rest)
 	}
 	return v
 }

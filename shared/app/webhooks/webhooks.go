@@ -59,7 +59,7 @@ func Deliveries(l config.Limits) delivery.Options {
 		Schedule: l.RetrySchedule, EventsSchedule: l.EventsSchedule,
 		Timeout: l.WebhookTimeout, EventsTimeout: l.EventsTimeout,
 		EndpointAtOnce: int(l.EndpointConcurrency), EndpointRate: l.EndpointRate,
-		Records: delivery.Records(l.DeliveryLog),
+		Records: delivery.Records(l.DeliveryLog), MessageIDs: l.WebhookID == "message",
 	}
 }
 
@@ -75,11 +75,11 @@ func Terminator(c *app.Core, subs *subscription.Service) *delivery.Terminator {
 
 // Dispatch signs and POSTs. Gate is nil where subscriptions end in another process.
 func Dispatch(c *app.Core, subs *subscription.Service, terminator *delivery.Terminator, sender delivery.Poster, opener delivery.Opener,
-	gate *delivery.Gate, set *switches.Set, options delivery.Options,
+	cursors func(context.Context) (*eventlog.Sealer, error), gate *delivery.Gate, set *switches.Set, options delivery.Options,
 ) *delivery.Dispatcher {
 	return delivery.NewDispatcher(&delivery.Dispatcher{
-		DB: c.DB, Queue: c.Queues, Subscriptions: subs, Catalog: delivery.WebhookTypes{Source: c.Catalogs},
-		Poster: sender, Opener: opener, Terminator: terminator, Gate: gate, Switches: set, Options: options, Metrics: c.Metrics, Tracer: c.Tracer, Log: c.Log,
+		DB: c.DB, Queue: c.Queues, Subscriptions: subs, Catalog: c.Catalogs,
+		Poster: sender, Opener: opener, Terminator: terminator, Gaps: &delivery.Gaps{Log: c.EventLog, Sealer: cursors}, Gate: gate, Switches: set, Options: options, Metrics: c.Metrics, Tracer: c.Tracer, Log: c.Log,
 	})
 }
 
@@ -89,7 +89,7 @@ func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operati
 	return admin.New(admin.Options{
 		Eraser: eraser,
 		Auth:   c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: subs,
-		Operations: operations, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs,
+		Operations: operations, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs, Sources: c.Config,
 		Kept: delivery.Records(cmp.Or(c.Limits.DeliveryLog, string(delivery.RecordFailures))), Most: c.Most, Limited: c.Metrics.LimitReached, Log: c.Log,
 		Backends: func(ctx context.Context, workspace string) (list []admin.Backend, err error) {
 			conf, err := c.Config.Config(ctx)
@@ -140,7 +140,7 @@ func newConsole(c *app.Core, mode auth.Mode) *console.Handler {
 // Operations are what operators and owners do to deliveries.
 func Operations(c *app.Core) *delivery.Operations {
 	o := delivery.NewOperations(c.DB, c.Queues, nil)
-	o.Log = c.EventLog
+	o.Log, o.Metrics = c.EventLog, c.Metrics
 	return o
 }
 

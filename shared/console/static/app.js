@@ -7,14 +7,15 @@ import { types, events } from './pages-events.js';
 import { subscriptions } from './pages-subscriptions.js';
 import { deliveries } from './pages-deliveries.js';
 import { letters } from './pages-letters.js';
+import { sources } from './pages-sources.js';
 import { switches, backends, audit } from './pages-system.js';
 
 // A page has a title, load(path, query), which gets its data, and view(data, path, query). It may have every, after how
-// many milliseconds it loads again, and live if it wants the stream.
+// many milliseconds it loads again, live if it wants the stream, and redraws if it changes without loading.
 const pages = {
-  now, types, subscriptions, deliveries, 'dead-letters': letters, switches, backends, audit, live: tail, events,
+  now, types, sources, subscriptions, deliveries, 'dead-letters': letters, switches, backends, audit, live: tail, events,
 };
-const menu = ['now', 'live', 'types', 'subscriptions', 'deliveries', 'dead-letters', 'switches', 'backends', 'audit'];
+const menu = ['now', 'live', 'types', 'sources', 'subscriptions', 'deliveries', 'dead-letters', 'switches', 'backends', 'audit'];
 
 let at = { name: 'now', path: [], q: new URLSearchParams() };
 let shown = null; // what is on the screen: {...at, data} or {...at, error}
@@ -122,7 +123,7 @@ function signInForm() {
 
 addEventListener('hashchange', () => { at = address(); load(); });
 addEventListener('reload', load);
-addEventListener('redraw', () => { if (shown && pages[shown.name].live) draw(); });
+addEventListener('redraw', () => { if (shown && (pages[shown.name].live || pages[shown.name].redraws)) draw(); });
 document.addEventListener('visibilitychange', () => { if (!document.hidden) load(); else live.want(false); });
 addEventListener('keydown', (e) => {
   if (e.key !== '/' || e.ctrlKey || e.metaKey || e.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(e.target.tagName) || document.querySelector('dialog[open]')) return;

@@ -38,11 +38,21 @@ async function replay(q) {
   }
 }
 
+const because = {
+  suspended: 'the subscription is suspended until its subscriber refreshes it',
+  ended: 'the subscription has ended',
+  expired: 'the event is not stored any more',
+  underway: 'it is being delivered already',
+  return: 'the message cannot go back to its queue',
+};
+
+const skipped = (job) => Object.entries(job.skippedBecause ?? {}).map(([why, n]) => `, ${number(n)} skipped: ${because[why] ?? why}`).join('');
+
 function progress(job) {
   const n = job.replayed + job.skipped;
   return html`<section class="job" aria-label="Replay"><div><b>Replay</b> ${badge(job.state)} <span class="muted">begun ${time(job.created)} by ${job.by}, ${plural(job.rate, 'delivery', 'deliveries')} a second</span></div>
     <progress max=${job.total || 1} .value=${job.state === 'done' ? job.total || 1 : n} aria-label="Progress"></progress>
-    <div><b>${number(job.replayed)}</b> of ${number(job.total)} replayed${job.skipped ? `, ${number(job.skipped)} skipped: their subscription or event is gone` : ''}
+    <div><b>${number(job.replayed)}</b> of ${number(job.total)} replayed${skipped(job)}
     ${job.state === 'running' ? html`<button class="small" @click=${() => act('The replay is cancelled.', () => call('DELETE', 'replays/' + job.id))}>Cancel</button>` : nothing}</div></section>`;
 }
 
@@ -62,14 +72,15 @@ export const letters = {
     const all = data.items.length > 0 && data.items.every((l) => selected.has(l.id));
     return html`<h1>Dead letters</h1>
       ${filters([{ name: 'subscription', label: 'Subscription' }, { name: 'origin', label: 'Origin', hint: 'https://host' }, { name: 'event', label: 'Event type' },
+        { name: 'queue', label: 'Queue', options: ['', 'webhooks', 'inbox', 'events', 'deliveries', 'slow'] },
         { name: 'since', label: 'Since', hint: '2026-11-22T12:00:00Z' }, { name: 'until', label: 'Until' }], q)}
       ${data.job ? progress(data.job) : nothing}
       <div class="actions"><button ?disabled=${!selected.size} @click=${() => retry(data.items)}>Retry selected (${selected.size})</button>
         <button class="primary" ?disabled=${!data.items.length && !data.next} @click=${() => replay(q)}>Replay all of these …</button></div>
       ${table('Dead letters', [
         { name: html`<input type="checkbox" aria-label="Select all on this page" .checked=${all} @change=${(e) => set(data.items.map((l) => l.id), e.target.checked)}>`, title: 'Select', kind: 'pick',
-          cell: (l) => html`<input type="checkbox" aria-label=${`Select ${l.event}`} .checked=${selected.has(l.id)} @change=${(e) => set([l.id], e.target.checked)}>` },
-        { name: 'Given up', cell: (l) => time(l.dead) }, { name: 'Event', cell: (l) => id(path('deliveries', l.subscription, l.event), l.event) },
+          cell: (l) => html`<input type="checkbox" aria-label=${`Select ${l.event ?? l.id}`} .checked=${selected.has(l.id)} @change=${(e) => set([l.id], e.target.checked)}>` },
+        { name: 'Given up', cell: (l) => time(l.dead) }, { name: 'Event', cell: (l) => (l.subscription ? id(path('deliveries', l.subscription, l.event), l.event) : html`<span class="muted">message of ${l.queue}</span>`) },
         { name: 'Type', cell: (l) => html`${l.name}${l.test ? badge('test') : nothing}` }, { name: 'Endpoint', cell: (l) => mono(l.origin) },
         { name: 'Owner', cell: (l) => l.principal }, { name: 'Attempts', kind: 'num', cell: (l) => l.attempts.length }, { name: 'Why', cell: (l) => cause(l.reason) },
       ], data.items, 'No dead letters.')}

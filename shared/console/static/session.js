@@ -86,8 +86,12 @@ export async function open(method, path, body, signal) {
 
 export async function call(method, path, body) {
   const answer = await open(method, path, body);
-  return answer.status === 204 ? null : answer.json();
+  return answer.status === 204 ? null : JSON.parse(await answer.text(), exact);
 }
+
+// exact keeps the text of a number that a double would round, such as one of a payload beyond 2^53. JSON.stringify shows
+// it; to everything else it is an object. Our own numbers are all doubles. Browsers from before 2025 may lack rawJSON.
+const exact = (_, v, context) => (typeof v === 'number' && JSON.rawJSON && context.source !== String(v) ? JSON.rawJSON(context.source) : v);
 
 export const get = (path) => call('GET', path);
 export const post = (path, body) => call('POST', path, body);

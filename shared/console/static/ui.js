@@ -30,6 +30,7 @@ export const plural = (n, one, many = one + 's') => `${number(n)} ${n === 1 ? on
 
 const tones = {
   active: 'ok', delivered: 'ok', reached: 'ok', ready: 'ok', done: 'ok', paused: 'warn', failed: 'warn', retrying: 'warn', waiting: 'warn', running: 'warn',
+  accepted: 'ok', verified: 'ok', unverified: 'bad', invalid: 'bad', unfit: 'bad', limited: 'warn', unavailable: 'bad',
   suspended: 'bad', disabled: 'bad', dead: 'bad', 'given up': 'bad', unreachable: 'bad',
 };
 

@@ -127,6 +127,34 @@ func TestRenewalsAreTriedAgain(t *testing.T) {
 	}
 }
 
+// TestSpread draws each pause of a backend that stays away, for a thousand relays.
+func TestSpread(t *testing.T) {
+	t.Run("GWN-07 the jitter of reconnecting, from 1 s to 60 s", func(t *testing.T) {
+		least, most := new(Relay).pauses()
+		for wait := least; ; wait = min(2*wait, most) {
+			from, to := min(wait, most/2), min(2*wait, most)
+			early, late := 0, 0
+			for range 1000 {
+				pause := spread(wait, most)
+				if pause < from || pause > to || pause < time.Second || pause > time.Minute {
+					t.Fatalf("a pause of %v, want %v to %v", pause, from, to)
+				}
+				if pause < from+(to-from)/2 {
+					early++
+				} else {
+					late++
+				}
+			}
+			if early < 400 || late < 400 { // 500 ± 16; seven of these are one in 10^9
+				t.Errorf("%d of 1000 pauses are in the first half of %v to %v", early, from, to)
+			}
+			if wait == most {
+				return
+			}
+		}
+	})
+}
+
 // GWN-07: pauses are between 1 s and 60 s, unless that is set otherwise.
 func TestPausesByDefault(t *testing.T) {
 	if least, most := new(Relay).pauses(); least != time.Second || most != time.Minute {

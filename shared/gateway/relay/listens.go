@@ -54,7 +54,7 @@ func (f *following) follow(ctx context.Context, first *stream, wanted map[string
 	asked := maps.Clone(first.uris)
 	var still []*stream
 	for _, s := range f.further {
-		if !overlap(s.uris, wanted) {
+		if len(without(s.uris, wanted)) == len(s.uris) { // none of them is wanted
 			s.end()
 			continue
 		}
@@ -88,22 +88,9 @@ func (f *following) follow(ctx context.Context, first *stream, wanted map[string
 	return nil
 }
 
-func overlap(a, b map[string]bool) bool {
-	for uri := range a {
-		if b[uri] {
-			return true
-		}
-	}
-	return false
-}
-
 // without are those of all that are not in left.
 func without(all, left map[string]bool) map[string]bool {
-	out := map[string]bool{}
-	for uri := range all {
-		if !left[uri] {
-			out[uri] = true
-		}
-	}
+	out := maps.Clone(all)
+	maps.DeleteFunc(out, func(uri string, _ bool) bool { return left[uri] })
 	return out
 }

@@ -172,6 +172,13 @@ func (r *Relay) backend(ctx context.Context, f *follower, idled chan<- struct{})
 	}
 }
 
+// spread is a pause with jitter, so that backends that died together are not called together: up to twice as long as
+// wait, and at most as long as most.
+func spread(wait, most time.Duration) time.Duration {
+	least := min(wait, most/2)
+	return least + mathrand.N(least)
+}
+
 // keep keeps connecting, as long as it has the lease.
 func (r *Relay) keep(l *lease) {
 	least, most := r.pauses()
@@ -188,8 +195,7 @@ func (r *Relay) keep(l *lease) {
 		if time.Since(began) > wait {
 			wait = least // it was not refused, it ended
 		}
-		// Jitter, so that backends that died together are not called together.
-		upstream.Pause(l.ctx, wait/2+mathrand.N(wait/2))
+		upstream.Pause(l.ctx, spread(wait, most))
 		wait = min(2*wait, most)
 	}
 }

@@ -152,7 +152,11 @@ func (c *Client) End(ctx context.Context, version mcpspec.Version, session strin
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.AskTimeout)
 	defer cancel()
-	return c.Delete(ctx, Request{Version: version, Session: session})
+	x, err := c.do(ctx, http.MethodDelete, Request{Version: version, Session: session}, http.Header{})
+	if err == nil {
+		x.Close()
+	}
+	return err
 }
 
 // Pause waits before the next request, or until ctx ends.

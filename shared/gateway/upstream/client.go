@@ -2,7 +2,8 @@
 // taking messages apart: what a backend sends is handed on as the bytes that
 // came, one message at a time, as soon as it came.
 //
-//	client.go     requests, and the connections that they go over
+//	client.go     requests
+//	connection.go the connections that they go over
 //	exchange.go   the messages of an answer, JSON or stream
 //	ask.go        what the gateway asks on its own behalf: discover, initialize, lists
 //
@@ -14,20 +15,16 @@ package upstream
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
-	"net"
+	"maps"
 	"net/http"
-	"net/http/httptrace"
 	"net/url"
-	"sync/atomic"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
-	"github.com/mcp-events/mcpevents/shared/trace"
 )
 
 // MaxMessage bounds a message of a backend in bytes.
@@ -55,19 +52,6 @@ type Client struct {
 	AskTimeout time.Duration
 }
 
-// NewHTTP makes a client for backends. Nothing bounds the time of an exchange but
-// its context: a call may take long before it says anything.
-func NewHTTP() *http.Client {
-	t := http.DefaultTransport.(*http.Transport).Clone()
-	t.MaxIdleConnsPerHost, t.IdleConnTimeout = maxResting, RestTime
-	t.MaxResponseHeaderBytes = 64 << 10
-	t.DialContext = counting(t.DialContext)
-	return &http.Client{
-		Transport:     t,
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
-}
-
 // Request is one message to a backend.
 type Request struct {
 	Body []byte
@@ -83,57 +67,34 @@ type Request struct {
 // a [StatusError], or [ErrSession]; a backend that cannot be reached is a fault of kind Unavailable.
 func (c *Client) Post(ctx context.Context, r Request) (*Exchange, error) {
 	request, where := c.Observer.begin(ctx, &r)
-	x, err := c.post(ctx, r, where)
+	h := http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
+	where.AddTo(h)
+	x, err := c.do(ctx, http.MethodPost, r, h)
 	if err != nil {
-		request.end()
+		request.end(noAnswer)
 		return nil, err
 	}
-	x.request = request
+	x.request, x.failure = request, noAnswer
 	return x, nil
-}
-
-func (c *Client) post(ctx context.Context, r Request, where trace.Context) (*Exchange, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL, bytes.NewReader(r.Body))
-	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "make a request to a backend")
-	}
-	req.Header.Set("Content-Type", "application/json")
-	where.AddTo(req.Header)
-	req.Header.Set("Accept", "application/json, text/event-stream")
-	return c.do(ctx, req, r)
 }
 
 // Get opens a notification stream of the earlier revisions, or goes on with one
 // from an event's id.
 func (c *Client) Get(ctx context.Context, r Request, lastEventID string) (*Exchange, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL, nil)
+	h := http.Header{"Accept": {sse.ContentType}}
+	if lastEventID != "" {
+		h.Set(mcpspec.HeaderLastEvent, lastEventID)
+	}
+	return c.do(ctx, http.MethodGet, r, h)
+}
+
+func (c *Client) do(ctx context.Context, method string, r Request, h http.Header) (*Exchange, error) {
+	req, err := http.NewRequestWithContext(ctx, method, c.URL, bytes.NewReader(r.Body))
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "make a request to a backend")
 	}
-	req.Header.Set("Accept", sse.ContentType)
-	if lastEventID != "" {
-		req.Header.Set(mcpspec.HeaderLastEvent, lastEventID)
-	}
-	return c.do(ctx, req, r)
-}
-
-// Delete ends a session of the earlier revisions.
-func (c *Client) Delete(ctx context.Context, r Request) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, c.URL, nil)
-	if err != nil {
-		return fault.Wrap(fault.Internal, err, "make a request to a backend")
-	}
-	x, err := c.do(ctx, req, r)
-	if err == nil {
-		x.Close()
-	}
-	return err
-}
-
-func (c *Client) do(ctx context.Context, req *http.Request, r Request) (*Exchange, error) {
-	for name, values := range r.Header {
-		req.Header[name] = values
-	}
+	req.Header = h
+	maps.Copy(h, r.Header)
 	if r.Version != "" {
 		req.Header.Set(mcpspec.HeaderVersion, string(r.Version))
 	}
@@ -162,91 +123,4 @@ func (c *Client) do(ctx context.Context, req *http.Request, r Request) (*Exchang
 		return nil, err
 	}
 	return x, nil
-}
-
-// A server may close a connection at which nothing goes on at any time, also while a request
-// is on its way to it. What was sent then may or may not have been read, and a call
-// must not be made twice. So connections rest for a short time only, and a request that found its
-// connection closed before it was sent is sent over another one, which net/http does for
-// GET and not for POST.
-
-// RestTime is how long a connection may rest and be used again. It is below what servers in use wait for
-// before they close it: 2 s and 5 s by default. A function that was frozen does not count on what it left open.
-const RestTime = time.Second
-
-// maxResting is how many connections may rest to one host.
-const maxResting = 32
-
-// send sends a request, again for as long as it did not leave because the server had closed the connection.
-func (c *Client) send(req *http.Request) (*http.Response, error) {
-	for range maxResting {
-		var way way
-		resp, err := c.HTTP.Do(req.WithContext(httptrace.WithClientTrace(req.Context(), way.trace())))
-		if err == nil || !way.wasClosed() || req.Context().Err() != nil {
-			return resp, err
-		}
-		if req.GetBody != nil {
-			if req.Body, err = req.GetBody(); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return c.HTTP.Do(req)
-}
-
-// way is how far a request came.
-type way struct {
-	reused, sent atomic.Bool
-
-	conn  counts // nil if its bytes are not counted
-	first int64  // byte
-}
-
-// counts is a connection that knows how much was written to it.
-type counts interface{ written() int64 }
-
-// counted is the connection of [NewHTTP].
-type counted struct {
-	net.Conn
-	n atomic.Int64
-}
-
-func (c *counted) Write(b []byte) (int, error) {
-	n, err := c.Conn.Write(b)
-	c.n.Add(int64(n))
-	return n, err
-}
-
-func (c *counted) written() int64 { return c.n.Load() }
-
-// counting dials connections that count.
-func counting(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := dial(ctx, network, addr)
-		if err != nil {
-			return nil, err
-		}
-		return &counted{Conn: c}, nil
-	}
-}
-
-func (w *way) trace() *httptrace.ClientTrace {
-	return &httptrace.ClientTrace{
-		GotConn: func(to httptrace.GotConnInfo) {
-			// HTTP/2 says by itself what was not served, and net/http repeats it.
-			over, ok := to.Conn.(*tls.Conn)
-			w.reused.Store(to.Reused && !(ok && over.ConnectionState().NegotiatedProtocol == "h2"))
-			w.sent.Store(false)
-			if w.conn, _ = to.Conn.(counts); w.conn != nil {
-				w.first = w.conn.written()
-			}
-		},
-		WroteHeaders: func() { w.sent.Store(true) },
-	}
-}
-
-// wasClosed reports whether the request found a connection closed, and nothing of it could be read. What
-// was written, net/http says of a buffer; the connection knows what left it.
-func (w *way) wasClosed() bool {
-	return w.reused.Load() && (!w.sent.Load() || w.conn != nil && w.conn.written() == w.first)
 }

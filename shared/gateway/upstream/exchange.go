@@ -33,12 +33,11 @@ type Exchange struct {
 	Session string
 	// Status is the HTTP status.
 	Status int
-	// Streamed is true when the messages come as server-sent events.
-	Streamed bool
-	// EventID and Retry are those of the last event that had them.
+	// EventID is that of the last event that had one.
 	EventID string
 
 	request *request // nil if it does not answer one
+	failure string   // of the request, until its response comes
 	body    io.ReadCloser
 	events  *sse.Reader
 	queued  []json.RawMessage
@@ -57,7 +56,7 @@ func (x *Exchange) begin(resp *http.Response, session string) error {
 	case resp.StatusCode == http.StatusAccepted || resp.StatusCode == http.StatusNoContent:
 		return nil
 	case media == sse.ContentType && ok:
-		x.Streamed, x.events = true, sse.NewReader(resp.Body, MaxMessage)
+		x.events = sse.NewReader(resp.Body, MaxMessage)
 		return nil
 	case media == "application/json":
 		return x.readJSON(ok)
@@ -134,7 +133,10 @@ func (x *Exchange) Next(ctx context.Context) (Message, error) {
 		}
 		if m, ok := Read(raw); ok {
 			if m.Response() {
-				x.request.answered(m)
+				x.failure = ""
+				if m.Error != nil {
+					x.failure = failedAnswer
+				}
 			}
 			return m, nil
 		}
@@ -184,12 +186,14 @@ func (g *Garbage) Error() string { return "upstream: " + g.Reason }
 // Close gives the connection up. In revision 2026-07-28 that cancels the request.
 func (x *Exchange) Close() {
 	_ = x.body.Close()
-	x.request.end()
+	if x.request != nil {
+		x.request.end(x.failure)
+	}
 }
 
 // GoesOn is Close for an exchange that next goes on with.
 func (x *Exchange) GoesOn(next *Exchange) {
-	next.request, x.request = x.request, nil
+	next.request, next.failure, x.request = x.request, x.failure, nil
 	x.Close()
 }
 

@@ -29,10 +29,9 @@ const (
 
 // request is one under way: from its POST to the end of the exchange.
 type request struct {
-	by      Observer
-	span    trace.Span
-	failure string
-	done    atomic.Bool
+	by   Observer
+	span trace.Span
+	done atomic.Bool
 }
 
 // begin observes a message if it is a request, and returns the context to send with it. If there is a span, _meta says
@@ -43,7 +42,7 @@ func (o Observer) begin(ctx context.Context, r *Request) (*request, trace.Contex
 	if !is || method == mcpspec.MethodListen {
 		return nil, where
 	}
-	q := &request{by: o, span: o.Tracer.Start(where, method, trace.Client), failure: noAnswer}
+	q := &request{by: o, span: o.Tracer.Start(where, method, trace.Client)}
 	if q.span.On() {
 		q.span.Set(attribute.String("mcp.method.name", method), attribute.String("mcpevents.backend", o.Name))
 		r.Body = inMeta(r.Body, q.span.Context)
@@ -90,21 +89,11 @@ func inMeta(body json.RawMessage, c trace.Context) json.RawMessage {
 	return jsonrpc.Replace(body, "params", params)
 }
 
-// answered takes note of the response.
-func (q *request) answered(m Message) {
-	if q != nil {
-		q.failure = ""
-		if m.Error != nil {
-			q.failure = failedAnswer
-		}
-	}
-}
-
-// end counts the request, once.
-func (q *request) end() {
+// end counts the request, once. failure is empty for one that was answered.
+func (q *request) end(failure string) {
 	if q == nil || q.done.Swap(true) {
 		return
 	}
-	q.by.Metrics.Called(q.by.Name, q.failure != "")
-	q.span.End(q.failure)
+	q.by.Metrics.Called(q.by.Name, failure != "")
+	q.span.End(failure)
 }

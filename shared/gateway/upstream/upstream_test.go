@@ -232,8 +232,8 @@ func TestHeaders(t *testing.T) {
 			t.Errorf("%s is %q, want %q", name, got.Get(name), want)
 		}
 	}
-	if x.Session != "made" || x.EventID != "e7" || !x.Streamed {
-		t.Errorf("got session %q, event %q, streamed %v", x.Session, x.EventID, x.Streamed)
+	if x.Session != "made" || x.EventID != "e7" || x.events == nil {
+		t.Errorf("got session %q, event %q, streamed %v", x.Session, x.EventID, x.events != nil)
 	}
 	x, err = c.Get(t.Context(), Request{Session: "s"}, "e7")
 	if err != nil {
@@ -243,7 +243,8 @@ func TestHeaders(t *testing.T) {
 	if method != http.MethodGet || got.Get("Last-Event-Id") != "e7" || got.Get("Accept") != "text/event-stream" {
 		t.Errorf("a stream was asked for by %s with %v", method, got)
 	}
-	if err := c.Delete(t.Context(), Request{Session: "s"}); err != nil || method != http.MethodDelete {
+	c.AskTimeout = time.Minute
+	if err := c.End(t.Context(), "", "s"); err != nil || method != http.MethodDelete {
 		t.Errorf("the session was ended by %s: %v", method, err)
 	}
 }

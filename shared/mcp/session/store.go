@@ -154,10 +154,7 @@ func (s *Store) Load(ctx context.Context, id string, p auth.Principal, dialect b
 		return nil, ErrNone
 	}
 	sess := s.decode(ctx, id, key, items[0])
-	if sess == nil {
-		return nil, ErrNone
-	}
-	if sess.Workspace != p.Workspace || sess.Principal != p.ID || sess.Dialect != dialect {
+	if sess == nil || sess.Workspace != p.Workspace || sess.Principal != p.ID || sess.Dialect != dialect {
 		return nil, ErrNone
 	}
 	if time.Until(sess.expires) < s.TTL/2 {

@@ -123,7 +123,7 @@ func (w worker) receive(ctx context.Context, want int, wait int32) ([]received, 
 		QueueUrl: w.url, MaxNumberOfMessages: int32(want), WaitTimeSeconds: wait,
 		VisibilityTimeout: seconds(w.opts.Visibility),
 		MessageSystemAttributeNames: []types.MessageSystemAttributeName{
-			attrReceived, attrSent, attrGroup, attrDedup,
+			attrReceived, attrSent, attrGroup, attrDedup, attrSource,
 		},
 		MessageAttributeNames: []string{"All"},
 	})
@@ -133,6 +133,7 @@ func (w worker) receive(ctx context.Context, want int, wait int32) ([]received, 
 	batch := make([]received, len(out.Messages))
 	for i, m := range out.Messages {
 		batch[i] = received{message(aws.ToString(m.MessageId), aws.ToString(m.Body), m.Attributes), m.ReceiptHandle}
+		batch[i].From, _ = w.named(m.Attributes[attrSource])
 		for name, a := range m.MessageAttributes {
 			attribute(&batch[i].Message, name, a.StringValue, a.BinaryValue)
 		}

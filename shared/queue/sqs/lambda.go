@@ -84,6 +84,7 @@ const (
 	attrSent     = "SentTimestamp"
 	attrGroup    = "MessageGroupId"
 	attrDedup    = "MessageDeduplicationId"
+	attrSource   = "DeadLetterQueueSourceArn"
 )
 
 func message(id, body string, attributes map[string]string) queue.Message {

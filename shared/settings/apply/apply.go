@@ -9,6 +9,7 @@ package apply
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/conversation"
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -167,18 +169,31 @@ func (t *Target) checkConfig(ctx context.Context, f Files) (err error) {
 			return err
 		}
 	}
-	events := c.Conversation.Events
-	if !events.Any() {
-		return nil
+	var all []error
+	for _, s := range c.Sources {
+		cat, err := t.catalogOf(ctx, f, s.Workspace)
+		if err != nil {
+			return fault.Wrap(fault.Invalid, err, "source %s: the catalog of workspace %s", s.Name, s.Workspace)
+		}
+		all = append(all, ingest.CheckCatalog(cat, s))
 	}
-	cat, err := f.source().Catalog(ctx, events.Workspace)
+	if events := c.Conversation.Events; events.Any() {
+		cat, err := t.catalogOf(ctx, f, events.Workspace)
+		if err != nil {
+			return fault.Wrap(fault.Invalid, err, "conversation: events: the catalog of workspace %s", events.Workspace)
+		}
+		all = append(all, conversation.CheckCatalog(cat, events))
+	}
+	return errors.Join(all...)
+}
+
+// catalogOf is the catalog that a workspace will have.
+func (t *Target) catalogOf(ctx context.Context, f Files, workspace string) (*catalog.Catalog, error) {
+	cat, err := f.source().Catalog(ctx, workspace)
 	if fault.Is(err, fault.NotFound) {
-		cat, err = catalog.Load(ctx, t.DB, events.Workspace)
+		cat, err = catalog.Load(ctx, t.DB, workspace)
 	}
-	if err != nil {
-		return fault.Wrap(fault.Invalid, err, "conversation: events: the catalog of workspace %s", events.Workspace)
-	}
-	return conversation.CheckCatalog(cat, events)
+	return cat, err
 }
 
 // checkEventTypes refuses what could end subscriptions, where it is not known whether there are any.

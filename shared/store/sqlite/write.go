@@ -126,7 +126,7 @@ func (w *write) Done(err error) {
 	w.db.memo.changed(w.ops)
 	if err != nil {
 		if w.unhurried {
-			slog.Warn("delivery records lost", "records", len(w.ops), "error", err)
+			slog.Warn("unhurried records lost", "table", w.ops[0].Item.Table, "records", len(w.ops), "error", err)
 		}
 		return
 	}

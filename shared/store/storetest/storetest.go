@@ -31,6 +31,7 @@ func Run(t *testing.T, open func(t *testing.T) store.DB) {
 		{"Counts", countCases},
 		{"Expiry", expiryCases},
 		{"Query", queryCases},
+		{"Lists", listCases},
 		{"AtCommit", commitCases},
 		{"Watch", watchCases},
 		{"Cancel", cancelCases},

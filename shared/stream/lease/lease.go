@@ -1,6 +1,6 @@
 // Package lease bounds how many streams are open: each principal's by ending its
-// oldest, so that a client that was cut off unseen does not lock itself out, and
-// those of a whole fleet by refusing more.
+// oldest, so that a client that was cut off unseen does not lock itself out, or, if the operator
+// wants that, by refusing more; and those of a whole fleet by refusing more.
 //
 // [Local] knows the streams of one process and is exact. [Shared] keeps leases in
 // the store for instances that come and go; a stream learns there at its next check that
@@ -14,11 +14,13 @@ import (
 	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // Local gives leases to the streams of one process.
 type Local struct {
-	max Max
+	max    Max
+	refuse bool
 
 	mu   sync.Mutex
 	open map[string]*list.List // of superseded, oldest first, by workspace and principal
@@ -27,11 +29,18 @@ type Local struct {
 // Max is how many streams a principal may have open.
 type Max func(ctx context.Context, p auth.Principal) int
 
-// NewLocal bounds the streams of each principal. Nobody is known as the
+// NewLocal bounds the streams of each principal; refuse is that of [Shared]. No one is known as the
 // anonymous one, so its streams are not bounded.
-func NewLocal(most Max) *Local { return &Local{max: most, open: map[string]*list.List{}} }
+func NewLocal(most Max, refuse bool) *Local {
+	return &Local{max: most, refuse: refuse, open: map[string]*list.List{}}
+}
 
-// Take gives a lease, and takes the oldest from a principal that has too many.
+// full is the error for a principal who has as many streams as it may have.
+func full(most int) error {
+	return fault.New(fault.Exhausted, "all %d streams that you may have are open", most).AtLimit("streams", float64(most))
+}
+
+// Take gives a lease, and takes the oldest from a principal that has too many, or refuses.
 func (l *Local) Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error) {
 	if p.Anonymous {
 		return func() {}, nil
@@ -43,6 +52,9 @@ func (l *Local) Take(ctx context.Context, p auth.Principal, superseded func()) (
 	if open == nil {
 		open = list.New()
 		l.open[key] = open
+	}
+	if l.refuse && open.Len() >= most {
+		return nil, full(most)
 	}
 	for open.Len() >= most {
 		go open.Remove(open.Front()).(func())()

@@ -36,7 +36,7 @@ func keepers(t *testing.T, most int) map[string]keeper {
 	}
 	t.Cleanup(func() { _ = db.Close() })
 	return map[string]keeper{
-		"local":  NewLocal(same(most)),
+		"local":  NewLocal(same(most), false),
 		"shared": &Shared{DB: db, Max: same(most), Life: time.Minute, Check: 5 * time.Millisecond},
 	}
 }
@@ -101,6 +101,35 @@ func TestTheOldestStreamOfAPrincipalEnds(t *testing.T) {
 	}
 }
 
+func TestAStreamOverTheQuotaIsRefused(t *testing.T) {
+	db, err := sqlite.Open(":memory:", sqlite.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	for name, k := range map[string]keeper{
+		"local":  NewLocal(same(2), true),
+		"shared": &Shared{DB: db, Max: same(2), Life: time.Minute, Check: 5 * time.Millisecond, Refuse: true},
+	} {
+		t.Run("AUT-07 EVX-06 "+name, func(t *testing.T) {
+			first, second := take(t, k, alice), take(t, k, alice)
+			for range 3 {
+				_, err := k.Take(t.Context(), alice, func() { t.Error("superseded") })
+				if !fault.Is(err, fault.Exhausted) || fault.LimitOf(err) != "streams" {
+					t.Fatalf("got %v", err)
+				}
+			}
+			if lost(first) || lost(second) {
+				t.Error("an open stream was superseded")
+			}
+			take(t, k, other).Release()
+			first.Release()
+			take(t, k, alice).Release()
+			second.Release()
+		})
+	}
+}
+
 func TestAFleetHasRoomForSoMany(t *testing.T) {
 	db, err := sqlite.Open(":memory:", sqlite.Options{})
 	if err != nil {
@@ -125,7 +154,7 @@ func TestAFleetHasRoomForSoMany(t *testing.T) {
 			switch {
 			case err == nil:
 				open = append(open, &held{Release: release})
-			case fault.Is(err, fault.Exhausted):
+			case fault.LimitOf(err) == "streams":
 				full++
 			default:
 				t.Error(err)
@@ -143,7 +172,7 @@ func TestAFleetHasRoomForSoMany(t *testing.T) {
 		take(t, instance(), alice)
 	}
 	now = now.Add(time.Minute) // the next period: what was opened may still be open
-	if _, err := instance().Take(t.Context(), alice, func() {}); !fault.Is(err, fault.Exhausted) {
+	if _, err := instance().Take(t.Context(), alice, func() {}); fault.LimitOf(err) != "streams" {
 		t.Errorf("got %v, want no room", err)
 	}
 	now = now.Add(time.Minute) // all of it must have ended

@@ -29,6 +29,8 @@ type Shared struct {
 	Max Max
 	// Fleet is how many all may have; 0 is no bound.
 	Fleet int64
+	// Refuse has a stream over Max refused (Exhausted) instead of ending the oldest.
+	Refuse bool
 	// Life is the longest that a stream may be open.
 	Life time.Duration
 	// Check is how often a stream renews its lease, and learns that it has lost it; 0 is 15 s.
@@ -65,7 +67,7 @@ func (s *Shared) now() time.Time {
 }
 
 // Take gives a lease, and takes the oldest from a principal that has too many. It
-// is a fault of kind Exhausted when the fleet has no room.
+// is a fault of kind Unavailable that names a limit when the fleet has no room.
 func (s *Shared) Take(ctx context.Context, p auth.Principal, superseded func()) (release func(), err error) {
 	leave, err := s.enter(ctx)
 	if err != nil || p.Anonymous {
@@ -123,6 +125,9 @@ func (s *Shared) place(ctx context.Context, own store.Item, most int) error {
 	if over <= 0 {
 		return nil
 	}
+	if s.Refuse && len(live) > most { // one of them is its own; of two at once both may be refused
+		return full(most)
+	}
 	return fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, append(dead, live...)[:over]...), "take over a lease")
 }
 
@@ -141,7 +146,7 @@ func (s *Shared) enter(ctx context.Context) (leave func(), err error) {
 	if items[0] != nil {
 		room -= max(0, items[0].Counts[countStreams])
 	}
-	full := fault.New(fault.Exhausted, "all %d streams of this server are in use", s.Fleet).
+	full := fault.New(fault.Unavailable, "all %d streams of this server are in use", s.Fleet).
 		AtLimit("streams", float64(s.Fleet))
 	if room < 1 {
 		return nil, full

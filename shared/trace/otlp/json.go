@@ -74,7 +74,7 @@ func requestOf(spans []sdk.ReadOnlySpan) request {
 		out[i] = span{
 			TraceID: sc.TraceID().String(), SpanID: sc.SpanID().String(), TraceState: sc.TraceState().String(),
 			Name: s.Name(), Kind: int(s.SpanKind()), // OpenTelemetry's numbers are the same
-			StartTimeUnixNano: strconv.FormatInt(s.StartTime().UnixNano(), 10), EndTimeUnixNano: strconv.FormatInt(s.EndTime().UnixNano(), 10),
+			StartTimeUnixNano: nano(s.StartTime()), EndTimeUnixNano: nano(s.EndTime()),
 			Attributes: keyValues(s.Attributes()),
 		}
 		if parent := s.Parent(); parent.HasSpanID() {

@@ -1,7 +1,8 @@
-// Package otlp exports spans to an OpenTelemetry collector, by OTLP over HTTP with bodies in JSON.
+// Package otlp exports spans, and the metrics of functions, to an OpenTelemetry collector, by OTLP over HTTP with
+// bodies in JSON.
 //
-// OpenTelemetry's own exporter writes protobuf, which makes the functions too large for their goal; see
-// docs/explanation/decisions.md. Sampling, batches and limits are those of OpenTelemetry's SDK.
+// OpenTelemetry's own exporters write protobuf, which makes the functions too large for their goal; see
+// docs/explanation/decisions.md. Sampling, batches, aggregation and limits are those of OpenTelemetry's SDK.
 package otlp
 
 import (
@@ -25,11 +26,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/metric"
 )
 
-// Path is where a collector takes spans by HTTP.
-const Path = "/v1/traces"
+// Path is where a collector takes spans by HTTP, and PathMetrics metrics.
+const (
+	Path        = "/v1/traces"
+	PathMetrics = "/v1/metrics"
+)
 
-// MetricNotSent is the metric of batches of spans that were lost.
-const MetricNotSent = "SpansNotSent"
+// MetricNotSent is the metric of batches of spans that were lost, and MetricMetricsNotSent of metrics.
+const (
+	MetricNotSent        = "SpansNotSent"
+	MetricMetricsNotSent = "MetricsNotSent"
+)
 
 const (
 	// sendTime bounds one request.
@@ -39,9 +46,9 @@ const (
 	queued, batch = 16_384, 2048
 )
 
-// Options say where spans go.
+// Options say where spans and metrics go.
 type Options struct {
-	// Endpoint is the collector's URL without [Path]; HTTP is a client for it, nil one with a timeout.
+	// Endpoint is the collector's URL without a path; HTTP is a client for it, nil one with a timeout.
 	Endpoint string
 	HTTP     *http.Client
 	// Header is sent with each request, such as a key.
@@ -56,6 +63,44 @@ type Options struct {
 
 // Provider makes what spans are made with. Shut it down, or flush it where the process may be frozen.
 func Provider(o Options) (*sdk.TracerProvider, error) {
+	c, err := newCollector(o, Path, &metric.Tally{Name: MetricNotSent, Text: "spans not sent", Log: o.Log})
+	if err != nil {
+		return nil, err
+	}
+	return sdk.NewTracerProvider(
+		sdk.WithBatcher(exporter{c}, sdk.WithMaxQueueSize(queued), sdk.WithMaxExportBatchSize(batch), sdk.WithBatchTimeout(time.Second)),
+		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(o.Ratio))),
+		sdk.WithResource(resource.NewSchemaless(product(o)...)),
+	), nil
+}
+
+// product is what spans and metrics are of.
+func product(o Options) []attribute.KeyValue {
+	return []attribute.KeyValue{attribute.String("service.name", "mcp-events"), attribute.String("service.version", o.Version)}
+}
+
+// exporter implements [sdk.SpanExporter].
+type exporter struct{ *collector }
+
+// ExportSpans sends spans. Those that the collector does not take are lost, and logged: nothing waits for them.
+func (e exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
+	if len(spans) > 0 {
+		e.export(ctx, requestOf(spans))
+	}
+	return nil
+}
+
+// Shutdown implements [sdk.SpanExporter].
+func (exporter) Shutdown(context.Context) error { return nil }
+
+// collector takes requests of one kind.
+type collector struct {
+	url     string
+	options Options
+	failed  *metric.Tally
+}
+
+func newCollector(o Options, path string, failed *metric.Tally) (*collector, error) {
 	u, err := url.Parse(o.Endpoint)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return nil, fault.New(fault.Invalid, "--otlp-endpoint %q is not the URL of a collector, such as http://127.0.0.1:4318", o.Endpoint)
@@ -63,51 +108,29 @@ func Provider(o Options) (*sdk.TracerProvider, error) {
 	if o.HTTP == nil {
 		o.HTTP = &http.Client{Timeout: sendTime}
 	}
-	e := &exporter{
-		url: strings.TrimSuffix(o.Endpoint, "/") + Path, options: o,
-		failed: metric.Tally{Name: MetricNotSent, Text: "spans not sent", Log: o.Log},
-	}
-	return sdk.NewTracerProvider(
-		sdk.WithBatcher(e, sdk.WithMaxQueueSize(queued), sdk.WithMaxExportBatchSize(batch), sdk.WithBatchTimeout(time.Second)),
-		sdk.WithSampler(sdk.ParentBased(sdk.TraceIDRatioBased(o.Ratio))),
-		sdk.WithResource(resource.NewSchemaless(attribute.String("service.name", "mcp-events"), attribute.String("service.version", o.Version))),
-	), nil
+	return &collector{url: strings.TrimSuffix(o.Endpoint, "/") + path, options: o, failed: failed}, nil
 }
 
-// exporter implements [sdk.SpanExporter].
-type exporter struct {
-	url     string
-	options Options
-	failed  metric.Tally
-}
-
-// ExportSpans sends spans. Those that the collector does not take are lost, and logged: nothing waits for them.
-func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) error {
-	if len(spans) == 0 {
-		return nil
+// export sends a request, and logs if the collector does not take it.
+func (c *collector) export(ctx context.Context, request any) {
+	body, _ := json.Marshal(request) // texts and numbers
+	if err := c.send(ctx, body); err != nil {
+		c.failed.Add(ctx, slog.String("reason", err.Error()))
 	}
-	body, _ := json.Marshal(requestOf(spans)) // texts and numbers
-	if err := e.send(ctx, body); err != nil {
-		e.failed.Add(ctx, slog.String("reason", err.Error()))
-	}
-	return nil
 }
-
-// Shutdown implements [sdk.SpanExporter].
-func (e *exporter) Shutdown(context.Context) error { return nil }
 
 var errUnreachable = errors.New("the collector cannot be reached")
 
-func (e *exporter) send(ctx context.Context, body []byte) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, e.url, bytes.NewReader(body))
+func (c *collector) send(ctx context.Context, body []byte) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
 	if err != nil {
 		return errUnreachable
 	}
-	for name, values := range e.options.Header {
+	for name, values := range c.options.Header {
 		r.Header[name] = values
 	}
 	r.Header.Set("Content-Type", "application/json")
-	resp, err := e.options.HTTP.Do(r)
+	resp, err := c.options.HTTP.Do(r)
 	if err != nil {
 		return errUnreachable // not the error itself: the URL may hold a secret, and lines are counted by reason
 	}

@@ -45,7 +45,7 @@ func TestTargets(t *testing.T) {
 		if err != nil || !bytes.Equal(got, key) {
 			t.Errorf("%s: %v", kind, err)
 		}
-		srv := httptest.NewServer(&webhook.ReceiverHandler{Secrets: webhook.Secrets(secret)})
+		srv := httptest.NewServer(&webhook.ReceiverHandler{Secrets: func(string) []string { return []string{secret} }})
 		if err := targets.Verify(t.Context(), srv.URL, "sub_1", key); err != nil {
 			t.Errorf("%s: %v", kind, err)
 		}

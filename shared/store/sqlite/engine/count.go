@@ -40,17 +40,22 @@ type disk struct {
 	methods        map[uintptr]*methods // by the address of those that they replace
 }
 
-// methods are the methods of a file that is counted. SQLite keeps their address, so the disk keeps them alive.
+// methods are the methods of a file that is counted. The disk keeps them alive.
 type methods struct {
+	sync    func(tls *libc.TLS, file uintptr, flags int32) int32
+	write   func(tls *libc.TLS, file, buf uintptr, n int32, offset sqlite3.Tsqlite3_int64) int32
+	disk    *disk
+	address uintptr // of what SQLite has of them: ioMethods in C memory
+}
+
+// ioMethods are in C memory, for a program that is built with -race ends when SQLite follows an address into Go's.
+type ioMethods struct {
 	sqlite3.Tsqlite3_io_methods
-	sync  func(tls *libc.TLS, file uintptr, flags int32) int32
-	write func(tls *libc.TLS, file, buf uintptr, n int32, offset sqlite3.Tsqlite3_int64) int32
-	disk  *disk
+	counted uintptr // of the methods in Go's memory, which does not move
 }
 
 // vfs is the counting VFS of the process.
 var vfs struct {
-	sqlite3.Tsqlite3_vfs
 	register sync.Once
 	open     func(tls *libc.TLS, vfs, name, file uintptr, flags int32, out uintptr) int32
 	engine   uintptr // the name of the URI parameter, in C memory
@@ -63,12 +68,13 @@ func (d *disk) count(path string) string {
 	vfs.register.Do(func() {
 		tls := libc.NewTLS()
 		defer tls.Close()
-		vfs.Tsqlite3_vfs = *(*sqlite3.Tsqlite3_vfs)(pointer(sqlite3.Xsqlite3_vfs_find(tls, 0)))
-		vfs.open = *(*func(*libc.TLS, uintptr, uintptr, uintptr, int32, uintptr) int32)(unsafe.Pointer(&vfs.FxOpen))
-		vfs.FxOpen = function(countOpen)
-		vfs.FzName, _ = libc.CString("counting")
+		counting := allocate(tls, *(*sqlite3.Tsqlite3_vfs)(pointer(sqlite3.Xsqlite3_vfs_find(tls, 0))))
+		v := (*sqlite3.Tsqlite3_vfs)(pointer(counting))
+		vfs.open = *(*func(*libc.TLS, uintptr, uintptr, uintptr, int32, uintptr) int32)(unsafe.Pointer(&v.FxOpen))
+		v.FxOpen = function(countOpen)
+		v.FzName, _ = libc.CString("counting")
 		vfs.engine, _ = libc.CString("engine")
-		sqlite3.Xsqlite3_vfs_register(tls, uintptr(unsafe.Pointer(&vfs.Tsqlite3_vfs)), 0)
+		sqlite3.Xsqlite3_vfs_register(tls, counting, 0)
 	})
 	d.id = vfs.last.Add(1)
 	vfs.disks.Store(d.id, d)
@@ -76,7 +82,17 @@ func (d *disk) count(path string) string {
 }
 
 // close ends the counting. The connections are closed before.
-func (d *disk) close() { vfs.disks.Delete(d.id) }
+func (d *disk) close() {
+	vfs.disks.Delete(d.id)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	tls := libc.NewTLS()
+	defer tls.Close()
+	for _, m := range d.methods {
+		libc.Xfree(tls, m.address)
+	}
+	d.methods = nil
+}
 
 func countOpen(tls *libc.TLS, self, name, file uintptr, flags int32, out uintptr) int32 {
 	rc := vfs.open(tls, self, name, file, flags, out)
@@ -85,27 +101,29 @@ func countOpen(tls *libc.TLS, self, name, file uintptr, flags int32, out uintptr
 	}
 	if d, ok := vfs.disks.Load(sqlite3.Xsqlite3_uri_int64(tls, name, vfs.engine, 0)); ok {
 		f := (*sqlite3.Tsqlite3_file)(pointer(file))
-		f.FpMethods = d.(*disk).replace(f.FpMethods)
+		f.FpMethods = d.(*disk).replace(tls, f.FpMethods)
 	}
 	return rc
 }
 
 // replace returns the address of counting methods for a file with the given ones.
-func (d *disk) replace(original uintptr) uintptr {
+func (d *disk) replace(tls *libc.TLS, original uintptr) uintptr {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	m := d.methods[original]
 	if m == nil {
-		m = &methods{Tsqlite3_io_methods: *(*sqlite3.Tsqlite3_io_methods)(pointer(original)), disk: d}
-		m.sync = *(*func(*libc.TLS, uintptr, int32) int32)(unsafe.Pointer(&m.FxSync))
-		m.write = *(*func(*libc.TLS, uintptr, uintptr, int32, sqlite3.Tsqlite3_int64) int32)(unsafe.Pointer(&m.FxWrite))
-		m.FxSync, m.FxWrite = function(countSync), function(countWrite)
+		m = &methods{disk: d}
+		m.address = allocate(tls, ioMethods{*(*sqlite3.Tsqlite3_io_methods)(pointer(original)), uintptr(unsafe.Pointer(m))})
+		io := (*ioMethods)(pointer(m.address))
+		m.sync = *(*func(*libc.TLS, uintptr, int32) int32)(unsafe.Pointer(&io.FxSync))
+		m.write = *(*func(*libc.TLS, uintptr, uintptr, int32, sqlite3.Tsqlite3_int64) int32)(unsafe.Pointer(&io.FxWrite))
+		io.FxSync, io.FxWrite = function(countSync), function(countWrite)
 		if d.methods == nil {
 			d.methods = map[uintptr]*methods{}
 		}
 		d.methods[original] = m
 	}
-	return uintptr(unsafe.Pointer(m))
+	return m.address
 }
 
 func countSync(tls *libc.TLS, file uintptr, flags int32) int32 {
@@ -121,7 +139,15 @@ func countWrite(tls *libc.TLS, file, buf uintptr, n int32, offset sqlite3.Tsqlit
 }
 
 func methodsOf(file uintptr) *methods {
-	return (*methods)(pointer((*sqlite3.Tsqlite3_file)(pointer(file)).FpMethods))
+	io := (*ioMethods)(pointer((*sqlite3.Tsqlite3_file)(pointer(file)).FpMethods))
+	return (*methods)(pointer(io.counted))
+}
+
+// allocate copies a value into C memory.
+func allocate[T any](tls *libc.TLS, value T) uintptr {
+	address := libc.Xmalloc(tls, libc.Tsize_t(unsafe.Sizeof(value)))
+	*(*T)(pointer(address)) = value
+	return address
 }
 
 // pointer turns an address that the garbage collector does not move into a Go pointer.

@@ -38,7 +38,7 @@ const (
 	lazyDelay = 50 * time.Millisecond
 	// spacing is the shortest time between two commits while many jobs come. A commit of enough jobs does not wait
 	// for it.
-	spacing = 2500 * time.Microsecond
+	spacing = 2 * time.Millisecond
 	enough  = 16
 	// crowded is how many jobs have to come during a commit, on average, before the next one waits for spacing. Where
 	// one event follows the other no job comes meanwhile, and none waits.

@@ -1,0 +1,244 @@
+package check
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/sse"
+)
+
+const (
+	// callTime bounds a request; a subscribe waits for the receiver meanwhile.
+	callTime = 30 * time.Second
+	// maxAnswer bounds what is read of an answer, and a message of a stream.
+	maxAnswer = 8 << 20
+)
+
+// conn sends requests of revision 2026-07-28, which the extension is defined for.
+type conn struct {
+	url, key, agent string
+	client          *http.Client
+	results         *results
+
+	mu  sync.Mutex
+	seq int
+}
+
+// answer is what a request came to.
+type answer struct {
+	status int
+	result json.RawMessage
+	err    *rpcError
+	body   []byte
+}
+
+type rpcError struct {
+	Code    int             `json:"code"`
+	Message string          `json:"message"`
+	Data    json.RawMessage `json:"data"`
+}
+
+func (a *answer) code() int {
+	if a.err == nil {
+		return 0
+	}
+	return a.err.Code
+}
+
+// String is for details of failures.
+func (a *answer) String() string {
+	switch {
+	case a.err != nil:
+		return fmt.Sprintf("error %d %s", a.err.Code, clip([]byte(a.err.Message)))
+	case a.result != nil:
+		return "the result " + clip(a.result)
+	}
+	return fmt.Sprintf("HTTP %d %s", a.status, clip(a.body))
+}
+
+// call sends a request and waits for its answer. An error means that there is none.
+func (c *conn) call(ctx context.Context, method string, params map[string]any) (*answer, error) {
+	return c.callAs(ctx, c.key, method, params)
+}
+
+func (c *conn) callAs(ctx context.Context, key, method string, params map[string]any) (*answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	resp, _, err := c.send(ctx, key, method, params)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	a := &answer{status: resp.StatusCode}
+	if a.body, err = message(resp); err != nil {
+		return nil, err
+	}
+	a.read()
+	if a.result != nil && strings.HasPrefix(method, "events/") {
+		var result struct{ ResultType string }
+		_ = json.Unmarshal(a.result, &result)
+		c.results.judge(ruleComplete, result.ResultType == "complete", "%s: the result has resultType %q", method, result.ResultType)
+	}
+	return a, nil
+}
+
+func (a *answer) read() {
+	var m struct {
+		Result json.RawMessage `json:"result"`
+		Error  *rpcError       `json:"error"`
+	}
+	if json.Unmarshal(a.body, &m) == nil {
+		a.result, a.err = m.Result, m.Error
+	}
+}
+
+// message is the last of a response: a stream ends with the answer.
+func message(resp *http.Response) ([]byte, error) {
+	if !strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
+		return io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	}
+	for r := sse.NewReader(resp.Body, maxAnswer); ; {
+		e, err := r.Next()
+		if err != nil {
+			return nil, fmt.Errorf("the stream ended without an answer: %w", err)
+		}
+		var m struct {
+			Method string `json:"method"`
+		}
+		if len(e.Data) > 0 && json.Unmarshal(e.Data, &m) == nil && m.Method == "" {
+			return e.Data, nil
+		}
+	}
+}
+
+func (c *conn) send(ctx context.Context, key, method string, params map[string]any) (*http.Response, int, error) {
+	c.mu.Lock()
+	c.seq++
+	id := c.seq
+	c.mu.Unlock()
+	name, version, _ := strings.Cut(c.agent, "/")
+	params["_meta"] = map[string]any{
+		mcpspec.MetaVersion:      mcpspec.V20260728,
+		mcpspec.MetaClient:       map[string]string{"name": name, "version": version},
+		mcpspec.MetaCapabilities: map[string]any{"extensions": map[string]any{mcpspec.EventsExtension: map[string]any{}}},
+	}
+	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+	if err != nil {
+		return nil, id, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
+	if err != nil {
+		return nil, id, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", "application/json, "+sse.ContentType)
+	req.Header.Set("User-Agent", c.agent)
+	req.Header.Set(mcpspec.HeaderVersion, string(mcpspec.V20260728))
+	req.Header.Set(mcpspec.HeaderMethod, method)
+	if key != "" {
+		req.Header.Set("Authorization", "Bearer "+key)
+	}
+	resp, err := c.client.Do(req)
+	return resp, id, client.Hide(err)
+}
+
+// note is a message of a stream, with when it came.
+type note struct {
+	Method string          `json:"method"`
+	Params json.RawMessage `json:"params"`
+	at     time.Time
+}
+
+// stream is an open events/stream.
+type stream struct {
+	id     int
+	opened time.Time
+	notes  chan note // closed at the end
+	close  context.CancelFunc
+}
+
+// maxNotes bounds what is kept of a stream that is not read.
+const maxNotes = 1000
+
+var errNoStream = errors.New("the answer is no stream")
+
+// open opens a stream. What is no stream is returned as an answer, with errNoStream.
+func (c *conn) open(ctx context.Context, params map[string]any) (*stream, *answer, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	begun := time.AfterFunc(callTime, cancel)
+	resp, id, err := c.send(ctx, c.key, mcpspec.MethodEventsStream, params)
+	if err != nil {
+		cancel()
+		return nil, nil, err
+	}
+	if !strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
+		defer cancel()
+		defer func() { _ = resp.Body.Close() }()
+		a := &answer{status: resp.StatusCode}
+		a.body, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+		if err != nil {
+			return nil, nil, err
+		}
+		a.read()
+		return nil, a, errNoStream
+	}
+	begun.Stop()
+	s := &stream{id: id, opened: time.Now(), notes: make(chan note, maxNotes), close: cancel}
+	go s.read(ctx, resp.Body)
+	return s, nil, nil
+}
+
+func (s *stream) read(ctx context.Context, body io.ReadCloser) {
+	defer close(s.notes)
+	defer func() { _ = body.Close() }()
+	for r := sse.NewReader(body, maxAnswer); ; {
+		e, err := r.Next()
+		if err != nil {
+			return
+		}
+		n := note{at: time.Now()}
+		if len(e.Data) == 0 || json.Unmarshal(e.Data, &n) != nil {
+			continue
+		}
+		if n.Method == "" { // the answer: an error instead of a stream, or its end
+			n.Params = e.Data
+		}
+		select {
+		case s.notes <- n:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// next waits for a message of a method; others are passed to seen.
+func (s *stream) next(ctx context.Context, wait time.Duration, method string, seen func(note)) (note, error) {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	for {
+		select {
+		case n, ok := <-s.notes:
+			if !ok {
+				return note{}, errors.New("the stream ended")
+			}
+			seen(n)
+			if n.Method == method {
+				return n, nil
+			}
+		case <-timer.C:
+			return note{}, fmt.Errorf("no %s within %s", method, wait)
+		case <-ctx.Done():
+			return note{}, ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package check
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
+// page is the result of a poll.
+type page struct {
+	Events     []json.RawMessage `json:"events"`
+	Cursor     *string           `json:"cursor"`
+	HasMore    *bool             `json:"hasMore"`
+	NextPollMs *int64            `json:"nextPollMs"`
+}
+
+// noPublish says why what needs an event is not testable.
+const noPublish = "no command publishes events (--publish)"
+
+// poll sends one, and judges the form of its result.
+func (c *checker) poll(ctx context.Context, t eventType, more map[string]any) (*page, error) {
+	a, err := c.conn.call(ctx, mcpspec.MethodEventsPoll, c.params(t, more))
+	if err != nil {
+		return nil, err
+	}
+	var p page
+	if a.err != nil || json.Unmarshal(a.result, &p) != nil {
+		c.fail(rulePollMembers, "events/poll is answered with %s", a)
+		return nil, fault.New(fault.Unavailable, "events/poll of %s: %s", t.Name, a)
+	}
+	c.judge(rulePollMembers, p.Events != nil && p.HasMore != nil && p.NextPollMs != nil && *p.NextPollMs >= 0, "the result is %s", clip(a.result))
+	return &p, nil
+}
+
+func (c *checker) polls(ctx context.Context) error {
+	t, ok := c.pick(mcpspec.ModePoll)
+	if !ok {
+		c.skip("no event type offers polls", rulePollNull, rulePollAbsent, rulePollMembers, rulePollEvent, rulePollReplay, rulePollMax)
+		return nil
+	}
+	for rule, more := range map[*Rule]map[string]any{rulePollNull: {"cursor": nil}, rulePollAbsent: {}} {
+		p, err := c.poll(ctx, t, more)
+		if err != nil {
+			return err
+		}
+		c.judge(rule, len(p.Events) == 0, "there are %d events", len(p.Events))
+	}
+	if c.Publish == nil {
+		c.skip(noPublish, rulePollEvent, rulePollReplay, rulePollMax)
+		return nil
+	}
+	return c.pollEvents(ctx, t)
+}
+
+func (c *checker) pollEvents(ctx context.Context, t eventType) error {
+	start, err := c.poll(ctx, t, map[string]any{"cursor": nil})
+	if err != nil {
+		return err
+	}
+	if err := c.emit(ctx, 2); err != nil {
+		c.skip("the command that publishes failed", rulePollEvent, rulePollReplay, rulePollMax)
+		return err
+	}
+	if start.Cursor == nil {
+		c.skip("the event type has no replay (cursor null)", rulePollReplay, rulePollMax, rulePollEvent)
+		return nil
+	}
+	ids := c.drain(ctx, t, *start.Cursor, 2)
+	c.judge(rulePollEvent, len(ids) >= 2, "%d of 2 events came within %s", len(ids), c.Wait)
+	if len(ids) < 2 {
+		c.skip("the events did not come", rulePollReplay, rulePollMax)
+		return nil
+	}
+	p, err := c.poll(ctx, t, map[string]any{"cursor": *start.Cursor})
+	if err != nil {
+		return err
+	}
+	again := len(p.Events) > 0 && c.event(p.Events[0], t, mcpspec.ModePoll).EventID == ids[0]
+	c.judge(rulePollReplay, again, "the same position had %s first before", ids[0])
+	p, err = c.poll(ctx, t, map[string]any{"cursor": *start.Cursor, "maxEvents": 1})
+	if err != nil {
+		return err
+	}
+	c.judge(rulePollMax, len(p.Events) == 1 && p.HasMore != nil && *p.HasMore, "maxEvents 1 has %d events, of 2", len(p.Events))
+	return nil
+}
+
+// drain polls on from a position until there are n events, and returns their ids.
+func (c *checker) drain(ctx context.Context, t eventType, cursor string, n int) (ids []string) {
+	deadline := time.Now().Add(c.Wait)
+	for time.Now().Before(deadline) {
+		p, err := c.poll(ctx, t, map[string]any{"cursor": cursor})
+		if err != nil {
+			return ids
+		}
+		for _, raw := range p.Events {
+			ids = append(ids, c.event(raw, t, mcpspec.ModePoll).EventID)
+		}
+		if p.Cursor != nil {
+			cursor = *p.Cursor
+		}
+		if len(ids) >= n {
+			return ids
+		}
+		// A server's own pause may be longer than is worth waiting for here.
+		pause := 250 * time.Millisecond
+		if p.NextPollMs != nil {
+			pause = min(max(pause, time.Duration(*p.NextPollMs)*time.Millisecond), time.Second)
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return ids
+		}
+	}
+	return ids
+}

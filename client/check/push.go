@@ -1,0 +1,172 @@
+package check
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
+// beat is what all notifications of a stream have.
+type beat struct {
+	Cursor *string                    `json:"cursor"`
+	Meta   map[string]json.RawMessage `json:"_meta"`
+}
+
+// seen judges what every notification must have.
+func (c *checker) seen(s *stream) func(note) {
+	return func(n note) {
+		if n.Method == "" {
+			return
+		}
+		var b beat
+		_ = json.Unmarshal(n.Params, &b)
+		got := string(b.Meta[mcpspec.MetaSubscription])
+		c.judge(rulePushID, got == strconv.Itoa(s.id), "%s of the request %d has the subscriptionId %s", n.Method, s.id, got)
+	}
+}
+
+// begin opens a stream and waits for its first message.
+func (c *checker) begin(ctx context.Context, t eventType, cursor *string) (*stream, error) {
+	s, a, err := c.conn.open(ctx, c.params(t, map[string]any{"cursor": cursor}))
+	if err != nil {
+		if errors.Is(err, errNoStream) {
+			c.fail(rulePushActive, "events/stream is answered with %s", a)
+		}
+		return nil, err
+	}
+	first := ""
+	_, err = s.next(ctx, c.Wait, mcpspec.NoteEventsActive, func(n note) {
+		if first == "" {
+			first = n.Method
+			c.judge(rulePushActive, first == mcpspec.NoteEventsActive, "the first message is %q %s", first, clip(n.Params))
+		}
+		c.seen(s)(n)
+	})
+	if err != nil {
+		s.close()
+		c.fail(rulePushActive, "%v", err)
+		return nil, err
+	}
+	return s, nil
+}
+
+// refusedStream opens a stream that must be refused.
+func (c *checker) refusedStream(ctx context.Context, params map[string]any) (*answer, error) {
+	s, a, err := c.conn.open(ctx, params)
+	if errors.Is(err, errNoStream) {
+		return a, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	// An error may also come as the one message of a stream.
+	select {
+	case n := <-s.notes:
+		a := &answer{body: n.Params}
+		if n.Method == "" {
+			a.read()
+		}
+		return a, nil
+	case <-time.After(c.Wait):
+		return &answer{}, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (c *checker) streams(ctx context.Context) error {
+	t, ok := c.pick(mcpspec.ModePush)
+	if !ok {
+		c.skip("no event type offers streams", rulePushActive, rulePushID, rulePushEvent, rulePushResume, rulePushParallel, rulePushRefusal, rulePushHeartbeat, rulePushEvery)
+		return nil
+	}
+	a, err := c.refusedStream(ctx, map[string]any{"name": unknownEvent, "arguments": map[string]any{}})
+	if err != nil {
+		return err
+	}
+	c.refused(rulePushRefusal, a, "NotFound", "a stream of an unknown event type")
+	s, err := c.begin(ctx, t, nil)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	other, err := c.begin(ctx, t, nil)
+	if err != nil {
+		c.fail(rulePushParallel, "the second stream: %v", err)
+	} else {
+		defer other.close()
+		c.pass(rulePushParallel)
+	}
+	if err := c.streamEvents(ctx, t, s); err != nil {
+		return err
+	}
+	return c.heartbeat(ctx, s)
+}
+
+// streamEvents has an event come on a stream and by a poll, and again on a stream from before it.
+func (c *checker) streamEvents(ctx context.Context, t eventType, s *stream) error {
+	if c.Publish == nil {
+		c.skip(noPublish, rulePushEvent, rulePushResume, ruleSameID)
+		return nil
+	}
+	before, _ := c.poll(ctx, t, map[string]any{"cursor": nil}) // where polls are offered
+	if err := c.emit(ctx, 2); err != nil {
+		c.skip("the command that publishes failed", rulePushEvent, rulePushResume, ruleSameID)
+		return err
+	}
+	var came []occurrence
+	for range 2 {
+		n, err := s.next(ctx, c.Wait, mcpspec.NoteEventsEvent, c.seen(s))
+		if err != nil {
+			c.fail(rulePushEvent, "%d of 2 events: %v", len(came), err)
+			return nil
+		}
+		came = append(came, c.event(n.Params, t, mcpspec.ModePush))
+	}
+	c.pass(rulePushEvent)
+	if before == nil || before.Cursor == nil {
+		c.skip("the event type has no polls or no replay", ruleSameID)
+	} else if ids := c.drain(ctx, t, *before.Cursor, 2); len(ids) >= 2 {
+		c.judge(ruleSameID, ids[0] == came[0].EventID && ids[1] == came[1].EventID, "polls have %q, the stream has %q", ids, came[0].EventID)
+	}
+	if came[0].Cursor == nil {
+		c.skip("the event type has no replay (cursor null)", rulePushResume)
+		return nil
+	}
+	resumed, err := c.begin(ctx, t, came[0].Cursor)
+	if err != nil {
+		c.fail(rulePushResume, "%v", err)
+		return nil
+	}
+	defer resumed.close()
+	n, err := resumed.next(ctx, c.Wait, mcpspec.NoteEventsEvent, c.seen(resumed))
+	if err != nil {
+		c.fail(rulePushResume, "%v", err)
+		return nil
+	}
+	got := c.event(n.Params, t, mcpspec.ModePush).EventID
+	c.judge(rulePushResume, got == came[1].EventID, "after the cursor of %s comes %s, not %s", came[0].EventID, got, came[1].EventID)
+	return nil
+}
+
+// heartbeat waits for one.
+func (c *checker) heartbeat(ctx context.Context, s *stream) error {
+	last := time.Now()
+	n, err := s.next(ctx, c.Wait, mcpspec.NoteEventsHeartbeat, c.seen(s))
+	if err != nil {
+		if c.Wait < 30*time.Second {
+			c.skip("no heartbeat within "+c.Wait.String()+", which is less than the 30 s that are allowed", rulePushHeartbeat, rulePushEvery)
+			return nil
+		}
+		c.fail(rulePushHeartbeat, "%v", err)
+		return nil
+	}
+	c.pass(rulePushHeartbeat)
+	c.judge(rulePushEvery, n.at.Sub(last) <= 31*time.Second, "the first one came after %s", n.at.Sub(last).Round(time.Second))
+	return nil
+}

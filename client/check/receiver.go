@@ -1,0 +1,188 @@
+package check
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/webhook"
+)
+
+// receiver is an endpoint for webhooks with a path for each hook.
+type receiver struct {
+	base   string
+	server *http.Server
+
+	mu    sync.Mutex
+	hooks map[string]*hook
+}
+
+// hook is one endpoint, and what it got.
+type hook struct {
+	url string
+	// status answers the delivery n, from 0; nil is 204. Challenge answers a challenge; nil echoes.
+	status    func(n int) int
+	challenge func(w http.ResponseWriter)
+	location  string // for a redirect
+
+	mu      sync.Mutex
+	secrets []string
+	got     []delivery
+	changed chan struct{} // closed and replaced with each delivery
+}
+
+// delivery is a request that came to a hook.
+type delivery struct {
+	method   string
+	header   http.Header
+	body     []byte
+	at       time.Time
+	verified error // by the hook's newest secret
+	old      error // by the one before
+	control  bool  // not an event
+}
+
+func (d delivery) id() string { return d.header.Get(webhook.HeaderID) }
+
+func newReceiver(listen, public string) (*receiver, error) {
+	if listen == "" {
+		listen = "127.0.0.1:0"
+	}
+	l, err := net.Listen("tcp", listen)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "listen for webhooks")
+	}
+	r := &receiver{base: "http://" + l.Addr().String(), hooks: map[string]*hook{}}
+	if public != "" {
+		r.base = strings.TrimRight(public, "/")
+	}
+	r.server = &http.Server{Handler: r, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second}
+	go func() { _ = r.server.Serve(l) }()
+	return r, nil
+}
+
+func (r *receiver) end() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if r.server.Shutdown(ctx) != nil {
+		_ = r.server.Close()
+	}
+}
+
+// hook makes an endpoint at a path of its own.
+func (r *receiver) hook(name string) *hook {
+	secret, _ := webhook.NewSecret()
+	h := &hook{url: r.base + "/" + name, secrets: []string{secret}, changed: make(chan struct{})}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.hooks[name] = h
+	return h
+}
+
+func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	r.mu.Lock()
+	h := r.hooks[req.URL.Path[strings.LastIndexByte(req.URL.Path, '/')+1:]]
+	r.mu.Unlock()
+	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, webhook.DefaultMaxReceived))
+	if h == nil || err != nil {
+		http.Error(w, "no webhooks here", http.StatusNotFound) // so is /.well-known/mcp-webhook-receiver.json
+		return
+	}
+	h.serve(w, delivery{method: req.Method, header: req.Header, body: body, at: time.Now()})
+}
+
+func (h *hook) serve(w http.ResponseWriter, d delivery) {
+	var envelope struct {
+		Type, Challenge string
+	}
+	_ = json.Unmarshal(d.body, &envelope)
+	d.control = envelope.Type != ""
+	n := h.record(&d)
+	switch {
+	case envelope.Type == "verification" && h.challenge != nil:
+		h.challenge(w)
+	case envelope.Type == "verification":
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(map[string]string{"challenge": envelope.Challenge})
+	default:
+		status := http.StatusNoContent
+		if h.status != nil && !d.control {
+			status = h.status(n)
+		}
+		if h.location != "" {
+			w.Header().Set("Location", h.location)
+		}
+		w.WriteHeader(status)
+	}
+}
+
+// record keeps a delivery, and counts those of events before it.
+func (h *hook) record(d *delivery) (n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	last := len(h.secrets) - 1
+	d.verified, d.old = webhook.Verify(d.header, d.body, h.secrets[last]), errors.New("there is no old secret")
+	if last > 0 {
+		d.old = webhook.Verify(d.header, d.body, h.secrets[last-1])
+	}
+	for _, g := range h.got {
+		if !g.control {
+			n++
+		}
+	}
+	h.got = append(h.got, *d)
+	close(h.changed)
+	h.changed = make(chan struct{})
+	return n
+}
+
+// rotate makes a new secret.
+func (h *hook) rotate() {
+	secret, _ := webhook.NewSecret()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.secrets = append(h.secrets, secret)
+}
+
+func (h *hook) secret() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.secrets[len(h.secrets)-1]
+}
+
+// all is what came so far, events or control messages.
+func (h *hook) all(control bool) []delivery {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(h.got), func(d delivery) bool { return d.control != control })
+}
+
+// events waits until there are n events, or wait is over, and returns those that there are.
+func (h *hook) events(ctx context.Context, n int, wait time.Duration) []delivery {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	for {
+		h.mu.Lock()
+		changed := h.changed
+		h.mu.Unlock()
+		got := h.all(false)
+		if len(got) >= n {
+			return got
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			return got
+		case <-ctx.Done():
+			return got
+		}
+	}
+}

@@ -1,0 +1,214 @@
+package check
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"text/tabwriter"
+)
+
+// What a rule came to.
+const (
+	Passed      = "passed"
+	Failed      = "failed"
+	NotTestable = "not testable"
+)
+
+// Result is a rule and what it came to. Detail says what was wrong, or why it was not testable.
+type Result struct {
+	Rule
+	Result string `json:"result"`
+	Detail string `json:"detail,omitempty"`
+}
+
+// Report is all of a run.
+type Report struct {
+	Server      string   `json:"server"`
+	Text        string   `json:"text"`
+	Passed      int      `json:"passed"`
+	Failed      int      `json:"failed"`
+	FailedMust  int      `json:"failedMust"`
+	NotTestable int      `json:"notTestable"`
+	Results     []Result `json:"results"`
+}
+
+// results are what is known so far. A rule that failed once has failed.
+type results struct {
+	mu     sync.Mutex
+	byRule map[*Rule]*Result
+}
+
+func newResults() *results { return &results{byRule: map[*Rule]*Result{}} }
+
+func (r *results) set(rule *Rule, result, detail string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	had := r.byRule[rule]
+	if had == nil || had.Result == NotTestable && result != NotTestable || had.Result == Passed && result == Failed {
+		r.byRule[rule] = &Result{*rule, result, detail}
+	}
+}
+
+func (r *results) pass(rule *Rule) { r.set(rule, Passed, "") }
+func (r *results) fail(rule *Rule, format string, args ...any) {
+	r.set(rule, Failed, fmt.Sprintf(format, args...))
+}
+
+func (r *results) skip(why string, rules ...*Rule) {
+	for _, rule := range rules {
+		r.set(rule, NotTestable, why)
+	}
+}
+
+func (r *results) judge(rule *Rule, ok bool, f string, args ...any) {
+	if ok {
+		r.pass(rule)
+		return
+	}
+	r.fail(rule, f, args...)
+}
+
+func (r *results) has(rule *Rule) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.byRule[rule] != nil
+}
+
+// report is all rules; those without a result were not testable because of otherwise.
+func (r *results) report(server, otherwise string) *Report {
+	r.skip(otherwise, rules...)
+	out := &Report{Server: server, Text: Text}
+	for _, rule := range rules {
+		result := *r.byRule[rule]
+		out.Results = append(out.Results, result)
+		switch result.Result {
+		case Passed:
+			out.Passed++
+		case NotTestable:
+			out.NotTestable++
+		default:
+			out.Failed++
+			if rule.Level == must {
+				out.FailedMust++
+			}
+		}
+	}
+	return out
+}
+
+// Write prints the report as a table or JSON, and into a file as JUnit if one is named.
+func (r *Report) Write(w io.Writer, asJSON bool, junit string) error {
+	if junit != "" {
+		f, err := os.Create(junit)
+		if err == nil {
+			err = errors.Join(r.JUnit(f), f.Close())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if asJSON {
+		return r.JSON(w)
+	}
+	return r.Table(w)
+}
+
+// Table prints the report for people.
+func (r *Report) Table(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "RESULT\tLEVEL\tRULE\tSECTION\tTEXT")
+	for _, one := range r.Results {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", one.Result, one.Level, one.ID, one.Section, one.Text)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, result := range []string{Failed, NotTestable} {
+		if err := r.details(w, result); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(w, "\n%d passed, %d failed (%d of them a MUST), %d not testable; %s\n", r.Passed, r.Failed, r.FailedMust, r.NotTestable, r.Text)
+	return err
+}
+
+// details prints why rules came to a result, those of one reason together.
+func (r *Report) details(w io.Writer, result string) error {
+	var reasons []string
+	of := map[string][]string{}
+	for _, one := range r.Results {
+		if one.Result != result {
+			continue
+		}
+		if of[one.Detail] == nil {
+			reasons = append(reasons, one.Detail)
+		}
+		of[one.Detail] = append(of[one.Detail], one.ID)
+	}
+	for i, reason := range reasons {
+		heading := ""
+		if i == 0 {
+			heading = "\n" + result + ":\n"
+		}
+		if _, err := fmt.Fprintf(w, "%s  %s: %s\n", heading, strings.Join(of[reason], ", "), reason); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// JSON prints the report for programs.
+func (r *Report) JSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(r)
+}
+
+// The elements of a JUnit file.
+type (
+	suite struct {
+		XMLName  xml.Name `xml:"testsuite"`
+		Name     string   `xml:"name,attr"`
+		Tests    int      `xml:"tests,attr"`
+		Failures int      `xml:"failures,attr"`
+		Skipped  int      `xml:"skipped,attr"`
+		Cases    []tcase  `xml:"testcase"`
+	}
+	tcase struct {
+		Class   string   `xml:"classname,attr"`
+		Name    string   `xml:"name,attr"`
+		Failure *outcome `xml:"failure"`
+		Skipped *outcome `xml:"skipped"`
+	}
+	outcome struct {
+		Type string `xml:"type,attr,omitempty"`
+		Text string `xml:"message,attr"`
+	}
+)
+
+// JUnit prints the report for a CI. What is only a SHOULD fails nothing there: it is skipped, with its detail.
+func (r *Report) JUnit(w io.Writer) error {
+	s := suite{Name: "MCP Events: " + r.Server, Tests: len(r.Results), Failures: r.FailedMust, Skipped: len(r.Results) - r.Passed - r.FailedMust}
+	for _, one := range r.Results {
+		c := tcase{Class: one.Section, Name: one.ID + ": " + one.Text}
+		switch {
+		case one.Result == Failed && one.Level == must:
+			c.Failure = &outcome{one.Level, one.Detail}
+		case one.Result != Passed:
+			c.Skipped = &outcome{Text: one.Result + ": " + one.Detail}
+		}
+		s.Cases = append(s.Cases, c)
+	}
+	if _, err := io.WriteString(w, xml.Header); err != nil {
+		return err
+	}
+	e := xml.NewEncoder(w)
+	e.Indent("", "  ")
+	return e.Encode(s)
+}

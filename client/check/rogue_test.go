@@ -1,0 +1,194 @@
+package check_test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/client/check"
+)
+
+// wrong is what a rogue does to a request of a method, or to the answer; whole answers, or each line of a stream.
+type wrong struct {
+	method   string // a part of the request's body
+	request  func(req *http.Request, body string) string
+	response func(text string) string
+}
+
+func replaced(old, by string) func(string) string {
+	expression := regexp.MustCompile(old)
+	return func(text string) string { return expression.ReplaceAllString(text, by) }
+}
+
+// rogue stands before a server and breaks rules.
+func rogue(t *testing.T, server string, faults ...wrong) string {
+	t.Helper()
+	target, err := url.Parse(strings.TrimSuffix(server, "/mcp"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := &httputil.ReverseProxy{
+		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target); r.Out.Header.Del("Accept-Encoding") },
+		FlushInterval: -1,
+	}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		b, err := io.ReadAll(req.Body)
+		if err != nil {
+			return
+		}
+		body, out := string(b), &changing{ResponseWriter: w}
+		for _, f := range faults {
+			if !strings.Contains(body, f.method) {
+				continue
+			}
+			if f.request != nil {
+				body = f.request(req, body)
+			}
+			if f.response != nil {
+				out.changes = append(out.changes, f.response)
+			}
+		}
+		req.Body, req.ContentLength = io.NopCloser(bytes.NewBufferString(body)), int64(len(body))
+		proxy.ServeHTTP(out, req)
+	}))
+	t.Cleanup(s.Close)
+	return s.URL + "/mcp"
+}
+
+// changing changes what is written, piece by piece.
+type changing struct {
+	http.ResponseWriter
+	changes []func(string) string
+}
+
+func (w *changing) WriteHeader(status int) {
+	w.Header().Del("Content-Length")
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *changing) Write(b []byte) (int, error) {
+	text := string(b)
+	for _, change := range w.changes {
+		text = change(text)
+	}
+	_, err := io.WriteString(w.ResponseWriter, text)
+	return len(b), err
+}
+
+func (w *changing) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func TestRulesThatAreBrokenFail(t *testing.T) {
+	t.Parallel()
+	o := ours(t, nil)
+	n := 0
+	numbered := func(text string) string {
+		n++
+		return replaced(`"id":"(sub|mev)?[^"]*","refreshBefore"`, fmt.Sprintf(`"id":"sub_%d","refreshBefore"`, n))(text)
+	}
+	o.URL = rogue(
+		t, o.URL,
+		wrong{method: `"events/list"`, response: replaced(`"delivery":\[[^]]*\](,[^{]*"name":"github.push")?`, `"delivery":["push","poll","webhook","pigeon"]$1`)},
+		wrong{method: `"events/poll"`, response: replaced(`"resultType":"complete"`, `"resultType":"done"`)},
+		wrong{method: `"maxEvents"`, response: replaced(`"hasMore":true`, `"hasMore":false`)},
+		wrong{method: `"events/stream"`, response: replaced(`subscriptionId":\d+`, `subscriptionId":0`)},
+		wrong{method: `"secret":null`, request: func(_ *http.Request, body string) string {
+			return strings.Replace(body, `"secret":null`, `"secret":"whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz"`, 1)
+		}},
+		wrong{method: `"events/subscribe"`, response: numbered, request: func(req *http.Request, body string) string {
+			req.Header.Set("Authorization", "Bearer agent")
+			return body
+		}},
+		wrong{method: `"events/unsubscribe"`, request: func(_ *http.Request, body string) string { return strings.Replace(body, "/first", "/elsewhere", 1) }},
+	)
+	report, err := check.Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := outcome(report, check.Failed)
+	for _, want := range []string{
+		"result-type", "list-delivery", "poll-max", "push-subscription-id", "webhook-principal", "webhook-secret", "webhook-key", "webhook-headers", "webhook-unsubscribe",
+	} {
+		if !slices.Contains(got, want) {
+			t.Errorf("RCH-06: %s was not found: %q", want, got)
+		}
+	}
+	if report.FailedMust < 9 {
+		t.Errorf("%d failed MUSTs", report.FailedMust)
+	}
+}
+
+// Between the server and the receiver: what a server would send that signs wrongly, names things wrongly, and tries again what it must not.
+func TestDeliveriesThatBreakRulesFail(t *testing.T) {
+	t.Parallel()
+	o := ours(t, nil)
+	o.Listen = "127.0.0.1:0"
+	var receiver atomic.Pointer[url.URL]
+	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		body, err := io.ReadAll(req.Body)
+		if err != nil {
+			return
+		}
+		control := strings.Contains(req.Header.Get("webhook-id"), "msg_")
+		again := 1
+		switch {
+		case control:
+			req.Header.Set("webhook-id", "another-id")
+		case strings.HasSuffix(req.URL.Path, "/gone"), strings.HasSuffix(req.URL.Path, "/large"):
+			again = 2
+		default:
+			req.Header.Set("Content-Type", "text/plain")
+			req.Header.Del("X-MCP-Subscription-Id")
+			body = bytes.Replace(body, []byte(`"eventId":"`), []byte(`"eventId":"x`), 1)
+		}
+		proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(receiver.Load()) }}
+		for range again {
+			req.Body, req.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+			recorded := httptest.NewRecorder()
+			if proxy.ServeHTTP(recorded, req); again > 1 {
+				continue
+			}
+			w.WriteHeader(recorded.Code)
+			_, _ = w.Write(recorded.Body.Bytes())
+			return
+		}
+		w.WriteHeader(http.StatusGone)
+	}))
+	defer broken.Close()
+	o.Receiver = broken.URL
+	l, err := freeAddress()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Listen = l
+	receiver.Store(&url.URL{Scheme: "http", Host: l})
+	report, err := check.Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := outcome(report, check.Failed)
+	for _, want := range []string{"webhook-envelope", "webhook-signature", "webhook-headers", "webhook-delivery", "webhook-410", "webhook-413", "webhook-id"} {
+		if !slices.Contains(got, want) {
+			t.Errorf("RCH-06: %s was not found: %q", want, got)
+		}
+	}
+}
+
+// freeAddress is one at which nothing listens.
+func freeAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}

@@ -1,0 +1,272 @@
+package check
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
+// subscribed is the result of events/subscribe.
+type subscribed struct {
+	ID             string  `json:"id"`
+	RefreshBefore  *string `json:"refreshBefore"`
+	Cursor         *string `json:"cursor"`
+	DeliveryStatus *struct {
+		LastError *string `json:"lastError"`
+	} `json:"deliveryStatus"`
+}
+
+// grant is when the subscription ends; zero is never.
+func (s *subscribed) grant() (t time.Time, ok bool) {
+	if s.RefreshBefore == nil {
+		return t, true
+	}
+	t, err := time.Parse(time.RFC3339Nano, *s.RefreshBefore)
+	return t, err == nil
+}
+
+// ofDeliveries are the rules that need an endpoint to which something is delivered.
+var ofDeliveries = []*Rule{
+	ruleDelivery, ruleHeaders, ruleSignature, ruleWebhookID, ruleSize, ruleReplay, ruleRetry, ruleGone, ruleTooLarge, ruleRedirect, ruleStatus,
+	ruleRotation, ruleDual, ruleUnsubscribe, ruleExpiry,
+}
+
+// delivery is the member of that name of events/subscribe.
+func toDelivery(url, secret string) map[string]any {
+	return map[string]any{"mode": mcpspec.ModeWebhook, "url": url, "secret": secret}
+}
+
+// subscribe asks for deliveries to a hook.
+func (c *checker) subscribe(ctx context.Context, t eventType, h *hook, more map[string]any) (*subscribed, *answer, error) {
+	params := c.params(t, more)
+	params["delivery"] = toDelivery(h.url, h.secret())
+	a, err := c.conn.call(ctx, mcpspec.MethodEventsSub, params)
+	if err != nil {
+		return nil, nil, err
+	}
+	s := &subscribed{}
+	if a.result == nil || json.Unmarshal(a.result, s) != nil {
+		return nil, a, nil
+	}
+	var members map[string]json.RawMessage
+	_ = json.Unmarshal(a.result, &members)
+	_, said := members["refreshBefore"]
+	_, ok := s.grant()
+	c.judge(ruleSubscribe, s.ID != "" && said && ok, "the result is %s", clip(a.result))
+	if s.RefreshBefore == nil {
+		_, asked := more["ttlMs"]
+		c.judge(ruleTTLNull, asked && more["ttlMs"] == nil, "refreshBefore is null, and ttlMs was not")
+	} else {
+		c.pass(ruleTTLNull)
+	}
+	if s.DeliveryStatus != nil && s.DeliveryStatus.LastError != nil {
+		c.judge(ruleStatus, slices.Contains(categories, *s.DeliveryStatus.LastError), "lastError is %s", clip([]byte(*s.DeliveryStatus.LastError)))
+	}
+	return s, a, nil
+}
+
+func (c *checker) unsubscribe(ctx context.Context, t eventType, h *hook) (*answer, error) {
+	return c.conn.call(ctx, mcpspec.MethodEventsUnsub, c.params(t, map[string]any{"delivery": map[string]any{"url": h.url}}))
+}
+
+// ofWebhooks are the rules of the mode that refuse or verify, beside those of deliveries.
+var ofWebhooks = []*Rule{
+	ruleAuthenticated, ruleSubscribe, ruleHTTPS, ruleBadURL, rulePrivate, ruleSecret, ruleChallenge, ruleChallengeFail, ruleUnreachable, ruleEnvelope,
+	ruleTTL, ruleTTLNull, ruleSameKey, ruleOtherKey, ruleUnsubUnknown,
+}
+
+func (c *checker) webhooks(ctx context.Context) (err error) {
+	t, ok := c.pick(mcpspec.ModeWebhook)
+	if !ok {
+		c.skip("no event type offers webhooks", append(ofWebhooks, ofDeliveries...)...)
+		return nil
+	}
+	if c.receiver, err = newReceiver(c.Listen, c.Receiver); err != nil {
+		return err
+	}
+	defer c.receiver.end()
+	if err := c.refusedSubscriptions(ctx, t); err != nil {
+		return err
+	}
+	h := c.receiver.hook("first")
+	s, a, err := c.subscribe(ctx, t, h, map[string]any{"cursor": nil, "ttlMs": time.Hour.Milliseconds()})
+	if err != nil {
+		return err
+	}
+	if s == nil {
+		why := "events/subscribe is answered with " + a.String()
+		if c.Receiver == "" {
+			why += "; a server that takes no loopback address needs --receiver, a public https URL that leads to --listen"
+			c.skip(why, append(ofWebhooks, ofDeliveries...)...)
+			return nil
+		}
+		c.fail(ruleSubscribe, "%s", why)
+		c.skip(why, append(ofWebhooks, ofDeliveries...)...)
+		return nil
+	}
+	defer func() { _, _ = c.unsubscribe(context.WithoutCancel(ctx), t, h) }()
+	c.verified(h)
+	granted, _ := s.grant()
+	c.judge(ruleTTL, !granted.IsZero() && time.Until(granted) <= time.Hour+time.Minute, "an hour was asked for, and the grant is until %v", granted)
+	if err := c.keys(ctx, t, h, s); err != nil {
+		return err
+	}
+	if err := c.failingEndpoints(ctx, t); err != nil {
+		return err
+	}
+	if c.Publish == nil {
+		c.skip(noPublish, ofDeliveries...)
+		return nil
+	}
+	return c.deliveries(ctx, t, h, s)
+}
+
+// verified judges the challenge that came with the first subscribe.
+func (c *checker) verified(h *hook) {
+	control := h.all(true)
+	if len(control) == 0 {
+		c.skip("no challenge came: the server takes the receiver by its own list, or by another way that is not seen from outside",
+			ruleChallenge, ruleEnvelope, ruleChallengeFail)
+		return
+	}
+	d := control[0]
+	c.judge(ruleChallenge, len(h.all(false)) == 0, "an event came before the challenge was answered")
+	c.judge(ruleEnvelope, d.verified == nil && strings.HasPrefix(d.id(), "msg_verification_"), "webhook-id is %q; signature: %v", d.id(), d.verified)
+	c.headers(d)
+}
+
+// refusedSubscriptions sends subscriptions that must be refused.
+func (c *checker) refusedSubscriptions(ctx context.Context, t eventType) error {
+	h := c.receiver.hook("refused")
+	subscribe := func(key string, delivery map[string]any) (*answer, error) {
+		return c.conn.callAs(ctx, key, mcpspec.MethodEventsSub, c.params(t, map[string]any{"delivery": delivery}))
+	}
+	a, err := subscribe("", toDelivery(h.url, h.secret()))
+	if err != nil {
+		return err
+	}
+	refused := a.status == http.StatusUnauthorized || a.status == http.StatusForbidden || slices.Contains(codes["Forbidden"], a.code())
+	c.judge(ruleAuthenticated, refused, "without credentials it is answered with %s", a)
+
+	if !c.has(ruleUnknownEvent) {
+		if err := c.unfit(t, func(params map[string]any) (*answer, error) {
+			params["delivery"] = toDelivery(h.url, h.secret())
+			return c.conn.call(ctx, mcpspec.MethodEventsSub, params)
+		}); err != nil {
+			return err
+		}
+	}
+	encoded := func(n int) string { return "whsec_" + base64.StdEncoding.EncodeToString(make([]byte, n)) }
+	for what, secret := range map[string]any{
+		"no secret": nil, "another prefix": "secret_" + encoded(32)[6:], "23 bytes": encoded(23), "65 bytes": encoded(65), "no base64": "whsec_!!!", "a password": "hunter2",
+	} {
+		if a, err = subscribe(c.Key, map[string]any{"mode": mcpspec.ModeWebhook, "url": h.url, "secret": secret}); err != nil {
+			return err
+		}
+		c.refused(ruleSecret, a, "InvalidParams", "a secret that is "+what)
+	}
+	for _, bad := range []string{"", "no url", "https://", "ftp://example.com/hook"} {
+		if a, err = subscribe(c.Key, toDelivery(bad, h.secret())); err != nil {
+			return err
+		}
+		c.refused(ruleBadURL, a, "InvalidParams", "the url \""+bad+"\"")
+	}
+	return c.refusedAddresses(subscribe, h)
+}
+
+// refusedAddresses sends URLs that only a server with settings for development takes.
+func (c *checker) refusedAddresses(subscribe func(key string, delivery map[string]any) (*answer, error), h *hook) error {
+	at, err := url.Parse(h.url)
+	if err != nil {
+		return err
+	}
+	if at.Scheme != "https" {
+		c.skip("the receiver itself is at an http and private address, which the server must have been set to take; use --receiver", ruleHTTPS, rulePrivate)
+		return nil
+	}
+	at.Scheme = "http"
+	a, err := subscribe(c.Key, toDelivery(at.String(), h.secret()))
+	if err != nil {
+		return err
+	}
+	c.refused(ruleHTTPS, a, "InvalidParams", "an http url")
+	for _, host := range []string{"127.0.0.1", "10.0.0.1", "169.254.169.254", "[::1]"} {
+		if a, err = subscribe(c.Key, toDelivery("https://"+host+"/hook", h.secret())); err != nil {
+			return err
+		}
+		c.judge(rulePrivate, a.err != nil, "https://%s is answered with %s", host, a)
+	}
+	return nil
+}
+
+// keys compares subscriptions of the same key, and of another, and looks at the shortest grant.
+func (c *checker) keys(ctx context.Context, t eventType, h *hook, s *subscribed) error {
+	again, a, err := c.subscribe(ctx, t, h, map[string]any{"cursor": s.Cursor})
+	if err != nil {
+		return err
+	}
+	c.judge(ruleSameKey, again != nil && again.ID == s.ID, "the id was %s, and a refresh is answered with %s", s.ID, a)
+	other := c.receiver.hook("other")
+	second, a, err := c.subscribe(ctx, t, other, nil)
+	if err != nil {
+		return err
+	}
+	c.judge(ruleOtherKey, second != nil && second.ID != s.ID, "the id is %s, and another url is answered with %s", s.ID, a)
+	if _, _, err := c.subscribe(ctx, t, other, map[string]any{"ttlMs": nil}); err != nil {
+		return err
+	}
+	if _, err := c.unsubscribe(ctx, t, other); err != nil {
+		return err
+	}
+	a, err = c.unsubscribe(ctx, t, other)
+	if err != nil {
+		return err
+	}
+	c.refused(ruleUnsubUnknown, a, "NotFound", "what is not subscribed")
+	return nil
+}
+
+// failingEndpoints subscribes endpoints that do not pass their verification.
+func (c *checker) failingEndpoints(ctx context.Context, t eventType) error {
+	if !c.has(ruleChallengeFail) { // a challenge came before
+		if err := c.failing(ctx, t, "wrong-echo", ruleChallengeFail, "challenge_failed", func(w http.ResponseWriter) { _, _ = w.Write([]byte(`{"challenge":"another"}`)) }); err != nil {
+			return err
+		}
+		return c.failing(ctx, t, "refusing", ruleUnreachable, "", func(w http.ResponseWriter) { http.Error(w, oracle, http.StatusInternalServerError) })
+	}
+	c.skip("the server does not ask endpoints", ruleUnreachable)
+	return nil
+}
+
+// oracle is a text of an endpoint that must not come back to the subscriber.
+const oracle = "a-text-that-only-the-endpoint-knows"
+
+func (c *checker) failing(ctx context.Context, t eventType, name string, r *Rule, reason string, challenge func(http.ResponseWriter)) error {
+	h := c.receiver.hook(name)
+	h.challenge = challenge
+	s, a, err := c.subscribe(ctx, t, h, nil)
+	if err != nil {
+		return err
+	}
+	if s != nil {
+		_, _ = c.unsubscribe(ctx, t, h)
+	}
+	c.refused(r, a, "CallbackEndpointError", "an endpoint that fails")
+	if a.err == nil {
+		return nil
+	}
+	var data struct {
+		Reason string `json:"reason"`
+	}
+	_ = json.Unmarshal(a.err.Data, &data)
+	c.judge(r, slices.Contains(categories, data.Reason) && (reason == "" || data.Reason == reason), "data.reason is %q", data.Reason)
+	c.judge(r, !strings.Contains(string(a.body), oracle), "the error has what the endpoint said")
+	return nil
+}

@@ -1,0 +1,284 @@
+package client
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/mcp-events/mcpevents/shared/bounded"
+	"github.com/mcp-events/mcpevents/shared/fault"
+)
+
+// flow is the way of a subscription's events to its handler, the same in every mode. The cursor that is saved never
+// passes an event that was not acknowledged.
+type flow struct {
+	sub   Subscription
+	store Store
+	key   string
+	log   *slog.Logger
+
+	ctx     context.Context // ends with the subscription; its cause is what failed
+	fail    context.CancelCauseFunc
+	slots   chan struct{} // held by the events that are handled now
+	running sync.WaitGroup
+	waiting atomic.Int64 // webhooks at the door
+	flights singleflight.Group
+	seen    *bounded.Map[string, struct{}]
+
+	cursor string // where reading goes on: after what was taken, handled or not
+	begun  bool   // the server has accepted the subscription
+	open   bool   // a stream was opened since the last failure
+
+	mu    sync.Mutex
+	queue []*step // what was taken, up to the oldest that is not acknowledged
+	saved string
+	held  bool // the saved cursor stays where it is
+}
+
+// hold keeps the saved cursor where it is, or lets it move again.
+func (f *flow) hold(held bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.held = held
+}
+
+// pin saves a cursor, and keeps it.
+func (f *flow) pin(cursor string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.held = false
+	f.save(cursor)
+	f.held = true
+}
+
+// step is an event, or a position without one, between being taken and being passed by the saved cursor.
+type step struct {
+	cursor string
+	done   bool
+}
+
+// maxSeen is by how many of the last events of a subscription repetitions are recognised.
+const maxSeen = 10_000
+
+// maxWaiting is how many webhooks of a subscription may wait to be handled.
+const maxWaiting = 1000
+
+func newFlow(ctx context.Context, c *Client, s Subscription) (*flow, error) {
+	f := &flow{
+		sub: s, store: c.store(), key: c.storeKey(s), log: c.log().With("name", s.Name),
+		slots: make(chan struct{}, max(1, s.Concurrency)), seen: bounded.NewMap[string, struct{}](maxSeen),
+	}
+	f.ctx, f.fail = context.WithCancelCause(ctx)
+	saved, err := f.store.Load(ctx, f.key)
+	if err != nil {
+		return nil, err
+	}
+	f.saved, f.cursor = saved, saved
+	if saved == "" {
+		f.cursor = s.Cursor
+	}
+	return f, nil
+}
+
+// storeKey is the same whenever a program subscribes to the same, and shows nothing of a URL.
+func (c *Client) storeKey(s Subscription) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s", c.url, s.Name, s.arguments))
+	clean := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '-' || r == '_' {
+			return r
+		}
+		return '_'
+	}, s.Name)
+	return fmt.Sprintf("%.100s-%s", clean, hex.EncodeToString(sum[:8]))
+}
+
+// once handles an event, unless it was handled before.
+func (f *flow) once(e Event) error {
+	handle := func() error { return f.sub.Event(f.ctx, e) }
+	if e.ID == "" { // nothing distinguishes it from others
+		return handle()
+	}
+	return f.single("event "+e.ID, handle)
+}
+
+// single does something that has a name once, unless it fails. Whoever comes meanwhile shares the outcome.
+func (f *flow) single(name string, do func() error) error {
+	_, err, _ := f.flights.Do(name, func() (any, error) {
+		if _, seen := f.seen.Get(name); seen {
+			return nil, nil
+		}
+		err := do()
+		if err == nil {
+			f.seen.Put(name, struct{}{})
+		}
+		return nil, err
+	})
+	return err
+}
+
+// spawn runs something that [Client.Subscribe] waits for, unless the subscription has ended.
+func (f *flow) spawn(do func()) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ctx.Err() != nil {
+		return false
+	}
+	f.running.Go(do)
+	return true
+}
+
+// end ends the subscription, and waits for what it has spawned.
+func (f *flow) end(cause error) {
+	f.fail(cause)
+	f.mu.Lock() // whoever spawns has seen that it ended, or is waited for
+	//lint:ignore SA2001 nothing is done under the lock
+	f.mu.Unlock()
+	f.running.Wait()
+}
+
+// take has an event of a stream or a poll handled, until it is acknowledged. It returns when there is a slot for it.
+func (f *flow) take(e Event) error {
+	select {
+	case f.slots <- struct{}{}:
+	case <-f.ctx.Done():
+		return context.Cause(f.ctx)
+	}
+	s := f.push(e.Cursor)
+	if !f.spawn(func() {
+		defer func() { <-f.slots }()
+		if f.retry(func() error { return f.once(e) }, "event", e.ID) == nil {
+			f.finish(s)
+		}
+	}) {
+		return context.Cause(f.ctx)
+	}
+	return nil
+}
+
+// retry repeats what the consumer does until it does not fail, or the subscription ends.
+func (f *flow) retry(do func() error, attrs ...any) error {
+	for failures := 0; ; failures++ {
+		if err := f.ctx.Err(); err != nil {
+			return err
+		}
+		err := do()
+		if err == nil {
+			return nil
+		}
+		if f.ctx.Err() != nil {
+			return err
+		}
+		f.log.Warn("handler failed, retrying", append(attrs, "error", err)...)
+		if err := Pause(f.ctx, failures, 0); err != nil {
+			return err
+		}
+	}
+}
+
+// gap hands a gap to the consumer and then goes on from its cursor.
+func (f *flow) gap(g Gap) error {
+	err := f.announce(g)
+	if err == nil {
+		f.mark(g.Cursor)
+	}
+	return err
+}
+
+// announce hands a gap to the consumer.
+func (f *flow) announce(g Gap) error {
+	f.log.Warn("events missing after resume")
+	if f.sub.Gap == nil {
+		return nil
+	}
+	return f.retry(func() error { return f.sub.Gap(f.ctx, g) })
+}
+
+// mark notes a position without an event.
+func (f *flow) mark(cursor string) {
+	if cursor == "" {
+		return
+	}
+	f.finish(f.push(cursor))
+}
+
+func (f *flow) push(cursor string) *step {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := &step{cursor: cursor}
+	f.queue = append(f.queue, s)
+	return s
+}
+
+// finish notes that a step is done, and saves the cursor of the last one before which all are.
+func (f *flow) finish(s *step) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s.done = true
+	cursor := ""
+	for len(f.queue) > 0 && f.queue[0].done {
+		if f.queue[0].cursor != "" {
+			cursor = f.queue[0].cursor
+		}
+		f.queue = f.queue[1:]
+	}
+	// Heartbeats behind an event that takes long are one step, not one each.
+	if n := len(f.queue); n > 1 && f.queue[n-1].done && f.queue[n-2].done {
+		if f.queue[n-1].cursor != "" {
+			f.queue[n-2].cursor = f.queue[n-1].cursor
+		}
+		f.queue = f.queue[:n-1]
+	}
+	f.save(cursor)
+}
+
+// settle saves a cursor that a server says is safe: that of a webhook, or of the answer to a refresh.
+func (f *flow) settle(cursor string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.save(cursor)
+}
+
+// save needs the lock. What cannot be saved ends the subscription: going on would only look as if it were safe.
+func (f *flow) save(cursor string) {
+	if cursor == "" || cursor == f.saved || f.held {
+		return
+	}
+	if err := f.store.Save(context.WithoutCancel(f.ctx), f.key, cursor); err != nil {
+		f.fail(err)
+		return
+	}
+	f.saved = cursor
+}
+
+// position is the cursor that was saved last.
+func (f *flow) position() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.saved
+}
+
+// started notes that the server has accepted the subscription.
+func (f *flow) started(b Begun) {
+	if b.Mode == ModePush || b.Mode == ModePoll && !f.begun {
+		f.log.Info("following", "mode", b.Mode)
+	}
+	if !f.begun && f.sub.Begun != nil {
+		f.sub.Begun(b)
+	}
+	f.begun = true
+}
+
+// ended makes a termination of a refusal of what the server has accepted before.
+func (f *flow) ended(err error) error {
+	if f.begun && (fault.Is(err, fault.NotFound) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.Unsupported)) {
+		return &Terminated{Name: f.sub.Name, Err: err}
+	}
+	return err
+}

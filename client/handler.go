@@ -1,0 +1,255 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/webhook"
+)
+
+// Handler is the endpoint of webhook subscriptions, of any number of clients. A program serves it at URL, with a
+// server that bounds how long requests take, and gives it to [Connect]:
+//
+//	hooks := &client.Handler{URL: "https://app.example.com/hooks"}
+//	http.Handle("/hooks", hooks)
+//
+// It verifies each request with the Standard Webhooks library, by the secrets of the subscription that
+// X-MCP-Subscription-Id names. A request whose id is not known yet, as that of the challenge that comes while
+// events/subscribe is open, is tried with the secrets of those that still wait for their id (SEP-3415, "Endpoint
+// verification"). It answers challenges itself, and hands gap and terminated to their subscription. An event is known
+// by its eventId; webhook-id may be the same or a message's own.
+//
+// Statuses: 204 acknowledged; 200 challenge echoed; 400 no event; 401 no signature by a secret of the subscription;
+// 405 not a POST; 413 too large; 425 unknown subscription, 500 not handled, 503 too many at once: come again.
+type Handler struct {
+	// URL is where servers reach it, in public https unless they are made for development.
+	URL string
+	// MaxBody is the largest body in bytes; 0 is 512 KiB, twice what a server may send.
+	MaxBody int64
+	// Log gets a line for each request that is refused; nil discards it.
+	Log *slog.Logger
+
+	mu      sync.RWMutex
+	pending []*hook            // without an id
+	bound   map[string][]*hook // servers choose ids, so two can choose the same
+}
+
+// Listen serves the handler at an address of this machine, for a program that has no HTTP server. An empty URL becomes
+// that of the address. End waits for requests that are being served.
+func (h *Handler) Listen(addr string) (end func(), err error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "listen for webhooks")
+	}
+	h.URL = cmp.Or(h.URL, "http://"+l.Addr().String()+"/")
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) && h.Log != nil {
+			h.Log.Error("receiver failed", "error", err)
+		}
+	}()
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+		defer cancel()
+		if s.Shutdown(ctx) != nil {
+			_ = s.Close()
+		}
+		<-served
+	}, nil
+}
+
+func (h *Handler) add(k *hook) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.pending = append(h.pending, k)
+}
+
+// bind notes the id of a subscription. A server may change it when it has lost the subscription.
+func (h *Handler) bind(k *hook, id string) {
+	if k.id == id {
+		return
+	}
+	h.remove(k)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.bound == nil {
+		h.bound = map[string][]*hook{}
+	}
+	h.bound[id] = append(h.bound[id], k)
+	k.id = id
+}
+
+func (h *Handler) remove(k *hook) {
+	same := func(other *hook) bool { return other == k }
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.pending = slices.DeleteFunc(h.pending, same)
+	if rest := slices.DeleteFunc(h.bound[k.id], same); len(rest) > 0 {
+		h.bound[k.id] = rest
+	} else {
+		delete(h.bound, k.id)
+	}
+}
+
+// candidates are the subscriptions that a request may be for, and whether its id is known.
+func (h *Handler) candidates(id string) (hooks []*hook, known bool) {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	if hooks := h.bound[id]; len(hooks) > 0 {
+		return slices.Clone(hooks), true
+	}
+	return slices.Clone(h.pending), false
+}
+
+// ServeHTTP implements [http.Handler].
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	status, reason := h.serve(w, r)
+	if status == http.StatusOK {
+		return // the challenge is echoed
+	}
+	if status == http.StatusNoContent {
+		w.WriteHeader(status)
+		return
+	}
+	if h.Log != nil {
+		h.Log.Warn("webhook refused", "status", status, "reason", reason, "id", r.Header.Get(webhook.HeaderID), "from", r.RemoteAddr)
+	}
+	http.Error(w, reason, status)
+}
+
+func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, reason string) {
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		return http.StatusMethodNotAllowed, "POST webhooks here"
+	}
+	limit := h.MaxBody
+	if limit == 0 {
+		limit = webhook.DefaultMaxReceived
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	if _, large := errors.AsType[*http.MaxBytesError](err); large {
+		return http.StatusRequestEntityTooLarge, "too large"
+	} else if err != nil {
+		return http.StatusBadRequest, "the body broke off"
+	}
+	hooks, known := h.candidates(r.Header.Get(webhook.HeaderSubscription))
+	var k *hook
+	err = fault.New(fault.NotFound, "unknown subscription")
+	for _, candidate := range hooks {
+		if err = webhook.Verify(r.Header, body, candidate.keys()...); err == nil {
+			k = candidate
+			break
+		}
+	}
+	switch {
+	case k == nil && !known:
+		return http.StatusTooEarly, "unknown subscription" // or no longer; 503 would pause the others of this endpoint
+	case k == nil:
+		return http.StatusUnauthorized, fault.Public(err)
+	}
+	var m message
+	if err := json.Unmarshal(body, &m); err != nil {
+		return http.StatusBadRequest, "not JSON"
+	}
+	if m.EventID == "" && m.Type == "verification" && m.Challenge != "" {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(map[string]string{"challenge": m.Challenge})
+		return http.StatusOK, ""
+	}
+	return k.receive(r, &m)
+}
+
+// message is the body of a webhook: an EventOccurrence, or a control envelope, which has a type and no eventId (SEP-3415,
+// "Non-event webhook bodies"). The body is the server's: a publisher's own members are below data. The webhook-id, which
+// begins with msg_ and the type there, is not looked at, for the AI SDK's example server leaves the type out.
+type message struct {
+	occurrence
+	Type      string `json:"type"`
+	Challenge string `json:"challenge"`
+}
+
+// receive handles a verified webhook. What it began goes on when the sender no longer waits: the sender comes again, and
+// finds the outcome.
+func (k *hook) receive(r *http.Request, m *message) (status int, reason string) {
+	id := r.Header.Get(webhook.HeaderID)
+	var handle func() error
+	switch {
+	case m.EventID != "":
+		e := m.event(viaEvents)
+		e.Subscription, e.Verified = r.Header.Get(webhook.HeaderSubscription), new(true)
+		handle = func() error { return k.accept(e) }
+	case m.Type == "gap":
+		handle = func() error {
+			return k.single("message "+id, func() error { return k.regain(Gap{Name: k.sub.Name, Cursor: m.Cursor}) })
+		}
+	case m.Type == "terminated":
+		k.terminate(m.Error)
+		return http.StatusNoContent, ""
+	case m.Type != "":
+		k.log.Warn("unknown control message", "type", m.Type)
+		return http.StatusNoContent, ""
+	default:
+		return http.StatusBadRequest, "neither an event nor a control message"
+	}
+	if k.waiting.Add(1) > maxWaiting {
+		k.waiting.Add(-1)
+		return http.StatusServiceUnavailable, "too many at once"
+	}
+	done := make(chan error, 1)
+	if !k.spawn(func() {
+		defer k.waiting.Add(-1)
+		done <- handle()
+	}) {
+		k.waiting.Add(-1)
+		return http.StatusServiceUnavailable, "the subscription ends"
+	}
+	select {
+	case err := <-done:
+		if err != nil {
+			k.log.Warn("handler failed, the webhook comes again", "event", m.EventID, "error", err)
+			return http.StatusInternalServerError, "not handled" // 503 would pause others, too
+		}
+		return http.StatusNoContent, ""
+	case <-r.Context().Done():
+		return http.StatusServiceUnavailable, "not handled in time"
+	}
+}
+
+// accept has an event handled, and notes that everything up to its cursor is.
+func (k *hook) accept(e Event) error {
+	select {
+	case k.slots <- struct{}{}:
+		defer func() { <-k.slots }()
+	case <-k.ctx.Done():
+		return k.ctx.Err()
+	}
+	err := k.once(e)
+	if err == nil {
+		k.settle(e.Cursor)
+	}
+	return err
+}
+
+// terminate ends the subscription with the server's reason.
+func (k *hook) terminate(e *rpcError) {
+	reason := error(fault.New(fault.Forbidden, "it gave no reason"))
+	if e != nil {
+		reason = e.fault(http.StatusOK)
+	}
+	select {
+	case k.over <- &Terminated{Name: k.sub.Name, Err: reason}:
+	default: // it came twice
+	}
+}

@@ -1,0 +1,372 @@
+package client_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/webhook"
+)
+
+// script is a server whose answers a test writes.
+type script struct {
+	*httptest.Server
+	mu       sync.Mutex
+	requests map[string][]json.RawMessage // params by method
+	answer   map[string]func(n int, w http.ResponseWriter) string
+	came     chan string // the methods of requests, if a test reads them
+}
+
+// newScript answers server/discover, and what answer has: the n-th request of a method is 1. The text is a result; an
+// empty one says that all is written.
+func newScript(t *testing.T, answer map[string]func(n int, w http.ResponseWriter) string) *script {
+	s := &script{came: make(chan string, 1000), requests: map[string][]json.RawMessage{}, answer: answer}
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var m struct {
+			ID     json.RawMessage
+			Method string
+			Params json.RawMessage
+		}
+		if json.NewDecoder(r.Body).Decode(&m) != nil {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		s.mu.Lock()
+		s.requests[m.Method] = append(s.requests[m.Method], m.Params)
+		n := len(s.requests[m.Method])
+		s.mu.Unlock()
+		select {
+		case s.came <- m.Method:
+		default:
+		}
+		result := `{"supportedVersions":["2026-07-28"]}`
+		if f := s.answer[m.Method]; f != nil {
+			result = f(n, w)
+		} else if m.Method == "events/unsubscribe" {
+			result = "{}"
+		}
+		switch {
+		case result == "":
+		case strings.HasPrefix(result, `{"code"`):
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":%s}`, m.ID, result)
+		default:
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, result)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+// params are those of all requests of a method.
+func (s *script) params(method string) []json.RawMessage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.requests[method]
+}
+
+// secret is that of the n-th events/subscribe.
+func (s *script) secret(t *testing.T, n int) string {
+	t.Helper()
+	var p struct{ Delivery struct{ Secret string } }
+	if err := json.Unmarshal(s.params("events/subscribe")[n-1], &p); err != nil || p.Delivery.Secret == "" {
+		t.Fatalf("no secret: %v", err)
+	}
+	return p.Delivery.Secret
+}
+
+// post sends a webhook, signed with a secret by the Standard Webhooks library.
+func post(t *testing.T, url, secret, subscription, id, body string, change func(*http.Request)) (status int, text string) {
+	t.Helper()
+	now := time.Now()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if secret != "" {
+		wh, err := standardwebhooks.NewWebhook(secret)
+		if err != nil {
+			t.Fatal(err)
+		}
+		signature, err := wh.Sign(id, now, []byte(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set(webhook.HeaderSignature, signature)
+	}
+	req.Header.Set(webhook.HeaderID, id)
+	req.Header.Set(webhook.HeaderTimestamp, strconv.FormatInt(now.Unix(), 10))
+	req.Header.Set(webhook.HeaderSubscription, subscription)
+	if change != nil {
+		change(req)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+func occurrence(id string) string {
+	return `{"eventId":"` + id + `","name":"order.shipped","timestamp":"2026-11-21T09:24:00Z","data":{"type":"gap"},"cursor":"after-` + id + `"}`
+}
+
+const otherSecret = "whsec_bm90IHRoZSBzZWNyZXQgb2YgdGhlIHN1YnNjcmlwdGlvbg=="
+
+// hooked is a program that is subscribed as sub_1 at a scripted server.
+func hooked(t *testing.T, change func(*program)) (*script, *program) {
+	t.Helper()
+	s := newScript(t, map[string]func(int, http.ResponseWriter) string{
+		"events/subscribe": func(int, http.ResponseWriter) string {
+			return `{"id":"sub_1","refreshBefore":null,"cursor":null,"truncated":false}`
+		},
+	})
+	p := run(t, s.URL, client.ModeWebhook, change)
+	p.begins()
+	return s, p
+}
+
+func TestHandler(t *testing.T) {
+	s, p := hooked(t, func(p *program) { p.o.Webhooks.MaxBody = 10_000 })
+	url, secret := p.o.Webhooks.URL, s.secret(t, 1)
+	old := func(r *http.Request) {
+		r.Header.Set(webhook.HeaderTimestamp, strconv.FormatInt(time.Now().Add(-time.Hour).Unix(), 10))
+	}
+	for _, tt := range []struct {
+		name                           string
+		secret, subscription, id, body string
+		change                         func(*http.Request)
+		status                         int
+		handled                        bool
+	}{
+		{"an event whose webhook-id is its id", secret, "sub_1", "e1", occurrence("e1"), nil, 204, true},
+		{"EVX-21 an event whose webhook-id is a message's", secret, "sub_1", "msg_event_x", occurrence("e2"), nil, 204, true},
+		{"a repetition", secret, "sub_1", "e1", occurrence("e1"), nil, 204, false},
+		{"EVX-21 a repetition in another message", secret, "sub_1", "msg_event_y", occurrence("e2"), nil, 204, false},
+		{"an event that calls itself a message", secret, "sub_1", "msg_gap_1", occurrence("msg_gap_1"), nil, 204, true},
+		{"a foreign secret", otherSecret, "sub_1", "e3", occurrence("e3"), nil, 401, false},
+		{"no signature", "", "sub_1", "e3", occurrence("e3"), nil, 401, false},
+		{"an old timestamp", secret, "sub_1", "e3", occurrence("e3"), old, 401, false},
+		{"an unknown subscription", secret, "sub_2", "e3", occurrence("e3"), nil, 425, false},
+		{"no subscription", secret, "", "e3", occurrence("e3"), nil, 425, false},
+		{"a changed body", secret, "sub_1", "e3", occurrence("e3"), func(r *http.Request) {
+			r.Body = io.NopCloser(bytes.NewReader([]byte(strings.Replace(occurrence("e3"), "2026", "2027", 1))))
+		}, 401, false},
+		{"too large", secret, "sub_1", "e3", `{"eventId":"e3","data":"` + strings.Repeat("x", 20_000) + `"}`, nil, 413, false},
+		{"not JSON", secret, "sub_1", "e3", "{", nil, 400, false},
+		{"neither", secret, "sub_1", "e3", `{"data":1}`, nil, 400, false},
+		{"an unknown control message", secret, "sub_1", "msg_news_1", `{"type":"news"}`, nil, 204, false},
+		{"an event whose data looks like a message", secret, "sub_1", "e5", `{"eventId":"e5","type":"terminated","data":{"type":"terminated"}}`, nil, 204, true},
+		{"a challenge in a message without its type", secret, "sub_1", "msg_5f2c", `{"type":"verification","challenge":"x"}`, nil, 200, false},
+		{"a GET", "", "sub_1", "", "", func(r *http.Request) { r.Method = http.MethodGet }, 405, false},
+	} {
+		t.Run("RCH-01 EVX-19 "+tt.name, func(t *testing.T) {
+			status, text := post(t, url, tt.secret, tt.subscription, tt.id, tt.body, tt.change)
+			if status != tt.status {
+				t.Errorf("answered %d %s, want %d", status, text, tt.status)
+			}
+			select {
+			case id := <-p.got:
+				if !tt.handled {
+					t.Errorf("handled %s", id)
+				}
+			default:
+				if tt.handled {
+					t.Error("not handled")
+				}
+			}
+			if strings.Contains(text, "whsec_") {
+				t.Error("the secret is shown")
+			}
+		})
+	}
+	select {
+	case g := <-p.gaps:
+		t.Errorf("a gap came: %+v", g)
+	default:
+	}
+}
+
+func TestHandlerHandsControlMessagesOn(t *testing.T) {
+	t.Run("EVX-13 EVX-19 a gap is a value, and its cursor is saved", func(t *testing.T) {
+		store := client.File(t.TempDir() + "/cursor")
+		s, p := hooked(t, func(p *program) { p.o.Store = store })
+		for range 2 { // the second is a repetition
+			if status, text := post(t, p.o.Webhooks.URL, s.secret(t, 1), "sub_1", "msg_gap_1", `{"type":"gap","cursor":"fresh"}`, nil); status != 204 {
+				t.Fatalf("answered %d %s", status, text)
+			}
+		}
+		if g := take(t, p.gaps, p.ended); g.Cursor != "fresh" || g.Name != "order.shipped" {
+			t.Errorf("got %+v", g)
+		}
+		if saved, err := store.Load(t.Context(), ""); saved != "fresh" || err != nil {
+			t.Errorf("saved %q, %v", saved, err)
+		}
+		p.ends()
+		if len(p.gaps) > 0 {
+			t.Error("the gap came twice")
+		}
+	})
+	t.Run("EVX-13 EVX-19 a termination is an error of its own", func(t *testing.T) {
+		s, p := hooked(t, nil)
+		body := `{"type":"terminated","error":{"code":-32012,"message":"Forbidden","data":{"reason":"Access revoked"}}}`
+		if status, text := post(t, p.o.Webhooks.URL, s.secret(t, 1), "sub_1", "msg_terminated_1", body, nil); status != 204 {
+			t.Fatalf("answered %d %s", status, text)
+		}
+		isTerminated(t, take(t, p.ended, nil))
+	})
+	t.Run("EVX-12 EVX-19 a challenge is answered while events/subscribe is open, before the id is known", func(t *testing.T) {
+		hooks := endpoint(t)
+		var s *script
+		s = newScript(t, map[string]func(int, http.ResponseWriter) string{
+			"events/subscribe": func(n int, _ http.ResponseWriter) string {
+				challenge := `{"type":"verification","challenge":"nonce"}`
+				if status, _ := post(t, hooks.URL, otherSecret, "sub_7", "msg_verification_1", challenge, nil); status != 425 {
+					t.Errorf("a foreign challenge was answered with %d", status)
+				}
+				status, text := post(t, hooks.URL, s.secret(t, n), "sub_7", "msg_verification_2", challenge, nil)
+				if status != 200 || strings.TrimSpace(text) != `{"challenge":"nonce"}` {
+					t.Errorf("the challenge was answered with %d %s", status, text)
+				}
+				if status, text := post(t, hooks.URL, s.secret(t, n), "sub_7", "early", occurrence("early"), nil); status != 204 {
+					t.Errorf("an event before the answer was answered with %d %s", status, text)
+				}
+				return `{"id":"sub_7","refreshBefore":null,"cursor":null}`
+			},
+		})
+		p := run(t, s.URL, client.ModeWebhook, func(p *program) { p.o.Webhooks = hooks })
+		if b := p.begins(); b.ID != "sub_7" {
+			t.Errorf("began as %+v", b)
+		}
+		p.handles("early")
+		p.ends()
+		if status, _ := post(t, hooks.URL, s.secret(t, 1), "sub_7", "late", occurrence("late"), nil); status != 425 {
+			t.Errorf("after the end a webhook was answered with %d", status)
+		}
+		if len(s.params("events/unsubscribe")) != 1 {
+			t.Error("it was not unsubscribed")
+		}
+	})
+}
+
+func isTerminated(t *testing.T, err error) {
+	t.Helper()
+	terminated, ok := err.(*client.Terminated)
+	if !ok || terminated.Name != "order.shipped" || !fault.Is(err, fault.Forbidden) {
+		t.Errorf("ended by %v", err)
+	}
+}
+
+func TestARefreshRotatesTheSecretInTime(t *testing.T) {
+	hooks := endpoint(t)
+	s := newScript(t, map[string]func(int, http.ResponseWriter) string{
+		"events/subscribe": func(n int, w http.ResponseWriter) string {
+			if n == 2 {
+				w.WriteHeader(http.StatusBadGateway) // its secret may be in force all the same
+				return "{}"
+			}
+			return fmt.Sprintf(`{"id":"sub_1","refreshBefore":%q,"cursor":"c%d"}`, time.Now().Add(time.Second).Format(time.RFC3339Nano), n)
+		},
+	})
+	store := client.File(t.TempDir() + "/cursor")
+	p := run(t, s.URL, client.ModeWebhook, func(p *program) {
+		p.o.Webhooks, p.o.Store, p.sub.TTL, p.sub.Rotate = hooks, store, time.Minute, time.Nanosecond
+	})
+	began := time.Now()
+	p.begins()
+	for n := 0; n < 4; {
+		if take(t, s.came, p.ended) == "events/subscribe" {
+			n++
+		}
+	}
+	t.Run("RCH-01 it is refreshed before its time, and after a failure again, with the saved cursor", func(t *testing.T) {
+		if time.Since(began) > 4*time.Second {
+			t.Errorf("four requests took %s", time.Since(began))
+		}
+		var last struct {
+			Cursor string
+			TTL    int64 `json:"ttlMs"`
+		}
+		_ = json.Unmarshal(s.params("events/subscribe")[3], &last)
+		if last.Cursor != "c3" || last.TTL != 60_000 {
+			t.Errorf("the fourth asked for %+v", last)
+		}
+	})
+	t.Run("RCH-01 every secret that the server may sign with is taken", func(t *testing.T) {
+		different := map[string]bool{}
+		for n := 1; n <= 4; n++ {
+			different[s.secret(t, n)] = true
+		}
+		if len(different) != 3 || s.secret(t, 2) != s.secret(t, 3) {
+			t.Errorf("%d secrets in 4 requests; the one that failed must be sent again", len(different))
+		}
+		if b, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(s.secret(t, 4), "whsec_")); err != nil || len(b) != 32 {
+			t.Errorf("a secret of %d bytes: %v", len(b), err)
+		}
+		for n := 3; n <= 4; n++ {
+			id := fmt.Sprint("e", n)
+			if status, text := post(t, hooks.URL, s.secret(t, n), "sub_1", id, occurrence(id), nil); status != 204 {
+				t.Errorf("by the secret of request %d: %d %s", n, status, text)
+			}
+		}
+		p.handles("e3", "e4")
+	})
+	p.ends()
+}
+
+func TestAWebhookThatTakesLongIsHandledOnce(t *testing.T) {
+	release, entered := make(chan struct{}), make(chan string, 10)
+	s, p := hooked(t, func(p *program) {
+		p.sub.Event = func(_ context.Context, e client.Event) error {
+			entered <- e.ID
+			<-release
+			return nil
+		}
+	})
+	secret := s.secret(t, 1)
+	impatient, cancel := context.WithCancel(t.Context())
+	req, _ := http.NewRequestWithContext(impatient, http.MethodPost, p.o.Webhooks.URL, strings.NewReader(occurrence("slow")))
+	wh, _ := standardwebhooks.NewWebhook(secret)
+	now := time.Now()
+	signature, _ := wh.Sign("slow", now, []byte(occurrence("slow")))
+	req.Header = http.Header{
+		"Webhook-Id": {"slow"}, "Webhook-Timestamp": {strconv.FormatInt(now.Unix(), 10)}, "Webhook-Signature": {signature},
+		"X-Mcp-Subscription-Id": {"sub_1"},
+	}
+	go func() {
+		<-entered
+		cancel()
+	}()
+	if resp, err := http.DefaultClient.Do(req); err == nil {
+		resp.Body.Close()
+		t.Fatalf("the first attempt was answered with %s", resp.Status)
+	}
+	again := make(chan int)
+	go func() {
+		status, _ := post(t, p.o.Webhooks.URL, secret, "sub_1", "slow", occurrence("slow"), nil)
+		again <- status
+	}()
+	close(release)
+	if status := <-again; status != 204 || len(entered) != 0 {
+		t.Errorf("RCH-01 the second attempt was answered with %d, after %d more calls", status, len(entered))
+	}
+	p.ends()
+}

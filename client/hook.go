@@ -1,0 +1,232 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/webhook"
+)
+
+// hook is a webhook subscription, as the server and the [Handler] know it.
+type hook struct {
+	*flow
+	url   string
+	over  chan error    // what the server ended it with
+	again chan struct{} // to subscribe again from the saved cursor
+
+	mu      sync.Mutex
+	secrets []string // the newest first
+	id      string   // empty before the server's answer
+}
+
+// maxSecrets is how many secrets are taken: the newest, the one before, with which a server still signs, and one whose
+// refresh was not answered.
+const maxSecrets = 3
+
+// defaultRotate is the age of a secret at which a refresh replaces it.
+const defaultRotate = 24 * time.Hour
+
+func (k *hook) rotate() {
+	key, _ := webhook.NewSecret()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.secrets = append([]string{key}, k.secrets...)
+	k.secrets = k.secrets[:min(len(k.secrets), maxSecrets)]
+}
+
+func (k *hook) keys() []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.secrets)
+}
+
+// grant is what a server answers to events/subscribe.
+type grant struct {
+	ID            string     `json:"id"`
+	RefreshBefore *time.Time `json:"refreshBefore"`
+	Cursor        string     `json:"cursor"`
+	Truncated     bool       `json:"truncated"`
+	Status        *struct {
+		Active      bool   `json:"active"`
+		LastError   string `json:"lastError"`
+		FailedSince string `json:"failedSince"`
+	} `json:"deliveryStatus"`
+}
+
+// webhook subscribes, refreshes in time, and unsubscribes at the end.
+func (c *Client) webhook(f *flow) error {
+	k := &hook{flow: f, url: c.Webhooks.URL, over: make(chan error, 1), again: make(chan struct{}, 1)}
+	k.rotate()
+	c.Webhooks.add(k)
+	defer c.Webhooks.remove(k)
+	if !f.sub.Keep {
+		// The server may know a subscription whose answer was lost: it is ended in any case.
+		defer c.unsubscribe(k)
+	}
+	var until time.Time // zero is for ever
+	began, rotated := time.Now(), time.Now()
+	anew := f.position() != "" // an earlier run may have left a subscription
+	for failures := 0; ; {
+		wait := refreshAfter(began, until)
+		switch {
+		case failures > 0:
+			wait = backoff(failures - 1)
+		case !f.begun:
+			wait = 0
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-f.ctx.Done():
+			timer.Stop()
+			return context.Cause(f.ctx)
+		case err := <-k.over:
+			timer.Stop()
+			return err
+		case <-k.again:
+			timer.Stop()
+			anew = true
+		case <-timer.C:
+		}
+		if failures == 0 && time.Since(rotated) >= cmp.Or(f.sub.Rotate, defaultRotate) {
+			k.rotate()
+			rotated = time.Now()
+		}
+		asked := time.Now()
+		granted, err := c.subscribe(k, anew)
+		switch {
+		case f.ctx.Err() != nil:
+			return context.Cause(f.ctx)
+		case err == nil:
+			if f.begun {
+				f.log.Debug("subscription refreshed", "subscription", k.id)
+			}
+			began, until, failures, anew = asked, granted, 0, false
+			f.started(Begun{Mode: ModeWebhook, ID: k.id, Secret: k.keys()[0]})
+		case !Again(err):
+			return f.ended(err)
+		default:
+			f.notRefreshed(err)
+			failures++
+		}
+	}
+}
+
+func (f *flow) notRefreshed(err error) {
+	if f.begun {
+		f.log.Warn("subscription not refreshed", "error", err)
+		return
+	}
+	f.log.Warn("request failed, retrying", "mode", f.sub.Mode, "error", err)
+}
+
+// refreshAfter is after between half and three quarters of the lifetime, so that clients that began at once do not
+// refresh at once, and a refresh that fails can be tried again. What never lapses is refreshed once a day: that moves
+// the cursor, and reactivates what was suspended.
+func refreshAfter(began, until time.Time) time.Duration {
+	lifetime := 2 * defaultRotate
+	if !until.IsZero() {
+		lifetime = max(until.Sub(began), time.Second)
+	}
+	return max(time.Until(began.Add(lifetime/2+rand.N(lifetime/4))), 0)
+}
+
+// delivery names the subscription, whose key is all of it but the secret.
+func (k *hook) delivery(secret string) map[string]any {
+	delivery := map[string]any{"mode": ModeWebhook, "url": k.url}
+	if secret != "" {
+		delivery["secret"] = secret
+	}
+	return map[string]any{"name": k.sub.Name, "arguments": k.sub.arguments, "delivery": delivery}
+}
+
+// regain goes on from the cursor of a gap, at which the server may still have what it gave up. Until that is asked for,
+// the cursors of other webhooks, which are after the gap, are not saved.
+func (k *hook) regain(g Gap) error {
+	if g.Cursor == "" {
+		return k.announce(g)
+	}
+	k.hold(true)
+	if err := k.announce(g); err != nil {
+		return err
+	}
+	k.pin(g.Cursor)
+	select {
+	case k.again <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// call sends a request, in a new session if the last one is gone.
+func (c *Client) call(k *hook, method string, params map[string]any, result any) error {
+	session := c.sessionID()
+	err := c.Call(k.ctx, method, params, result)
+	if errors.Is(err, errSessionGone) {
+		if err = c.renew(k.ctx, session); err == nil {
+			err = c.Call(k.ctx, method, params, result)
+		}
+	}
+	return err
+}
+
+// subscribe makes the subscription or refreshes it. The cursor is always that of what was acknowledged: a server
+// that has the subscription ignores it, one that has lost it goes on from there. So that it does, anew ends what the
+// server has first.
+func (c *Client) subscribe(k *hook, anew bool) (until time.Time, err error) {
+	if anew {
+		if err := c.call(k, mcpspec.MethodEventsUnsub, k.delivery(""), nil); Again(err) {
+			return until, err
+		}
+	}
+	params := k.delivery(k.keys()[0])
+	params["cursor"] = nil
+	if cursor := cmp.Or(k.position(), k.sub.Cursor); cursor != "" {
+		params["cursor"] = cursor
+	}
+	if k.sub.TTL > 0 {
+		params["ttlMs"] = k.sub.TTL.Milliseconds()
+	}
+	var g grant
+	if err := c.call(k, mcpspec.MethodEventsSub, params, &g); err != nil {
+		return until, err
+	}
+	if g.ID == "" {
+		return until, fault.New(fault.Unavailable, "%s: the server's answer has no id", mcpspec.MethodEventsSub)
+	}
+	c.Webhooks.bind(k, g.ID)
+	if anew {
+		k.hold(false)
+	}
+	if s := g.Status; s != nil && !s.Active {
+		k.log.Warn("subscription was suspended", "subscription", g.ID, "lastError", s.LastError, "failedSince", s.FailedSince)
+	}
+	if g.Truncated {
+		if err := k.gap(Gap{Name: k.sub.Name, Cursor: g.Cursor}); err != nil {
+			return until, err
+		}
+	}
+	k.settle(g.Cursor)
+	if g.RefreshBefore != nil {
+		until = *g.RefreshBefore
+	}
+	return until, nil
+}
+
+// unsubscribe ends the subscription at the server, also when ctx has ended.
+func (c *Client) unsubscribe(k *hook) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(k.ctx), drainTime)
+	defer cancel()
+	switch err := c.Call(ctx, mcpspec.MethodEventsUnsub, k.delivery(""), nil); {
+	case err != nil && !fault.Is(err, fault.NotFound):
+		k.log.Warn("subscription not ended", "subscription", k.id, "error", err)
+	case k.id != "":
+		k.log.Info("subscription ended", "subscription", k.id)
+	}
+}

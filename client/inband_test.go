@@ -1,0 +1,222 @@
+package client_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/mcp-events/mcpevents/client"
+)
+
+// sends writes notifications of a stream.
+func sends(w http.ResponseWriter, messages ...string) string {
+	w.Header().Set("Content-Type", "text/event-stream")
+	for _, m := range messages {
+		fmt.Fprintf(w, "data: %s\n\n", m)
+	}
+	w.(http.Flusher).Flush()
+	return ""
+}
+
+func note(kind, params string) string {
+	return `{"jsonrpc":"2.0","method":"notifications/events/` + kind + `","params":` + params + `}`
+}
+
+func cursorOf(t *testing.T, params json.RawMessage) any {
+	t.Helper()
+	var p struct{ Cursor any }
+	if err := json.Unmarshal(params, &p); err != nil {
+		t.Fatal(err)
+	}
+	return p.Cursor
+}
+
+func TestPush(t *testing.T) {
+	t.Run("RCH-01 gaps, heartbeats and the end of a stream move the cursor", func(t *testing.T) {
+		s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/stream": func(n int, w http.ResponseWriter) string {
+			switch n {
+			case 1:
+				return sends(w, note("active", `{"cursor":"c1","truncated":false}`), note("event", occurrence("e1")),
+					note("error", `{"error":{"code":-32603,"message":"upstream"}}`), "nonsense", note("active", `{"cursor":"c2","truncated":true}`))
+			case 2:
+				return sends(w, note("active", `{"cursor":"c3"}`), note("event", occurrence("e1")), note("event", occurrence("e2")), note("heartbeat", `{"cursor":"c4"}`))
+			}
+			return sends(w, note("terminated", `{"error":{"code":-32012,"message":"Forbidden"}}`))
+		}})
+		store := client.File(t.TempDir() + "/cursor")
+		p := run(t, s.URL, client.ModePush, func(p *program) { p.o.Store = store })
+		p.begins()
+		p.handles("e1", "e2")
+		if g := take(t, p.gaps, nil); g.Cursor != "c2" {
+			t.Errorf("got %+v", g)
+		}
+		isTerminated(t, take(t, p.ended, nil))
+		asked := s.params("events/stream")
+		for n, want := range []any{nil, "c2", "c4"} {
+			if got := cursorOf(t, asked[n]); got != want {
+				t.Errorf("request %d asked from %v, want %v", n+1, got, want)
+			}
+		}
+		if saved, err := store.Load(t.Context(), ""); saved != "c4" || err != nil {
+			t.Errorf("saved %q, %v", saved, err)
+		}
+	})
+	t.Run("RCH-01 a stream that is silent is opened again", func(t *testing.T) {
+		done := make(chan struct{})
+		s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/stream": func(n int, w http.ResponseWriter) string {
+			if n == 1 {
+				sends(w, note("active", `{"cursor":"c1"}`))
+				<-done
+				return ""
+			}
+			return sends(w, note("active", `{"cursor":"c1"}`), note("event", occurrence("e1")))
+		}})
+		defer close(done)
+		c, err := client.Connect(t.Context(), s.URL, client.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		client.SetSilence(c, 50*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		got := ""
+		err = c.Subscribe(ctx, client.Subscription{Name: "order.shipped", Mode: client.ModePush, Event: func(_ context.Context, e client.Event) error {
+			got = e.ID
+			cancel()
+			return nil
+		}})
+		if got != "e1" || err != nil {
+			t.Errorf("got %q, %v", got, err)
+		}
+	})
+}
+
+func TestPoll(t *testing.T) {
+	t.Run("RCH-01 pages are handled in order, and gaps and refusals are values", func(t *testing.T) {
+		var times []time.Time
+		s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/poll": func(n int, _ http.ResponseWriter) string {
+			times = append(times, time.Now())
+			switch n {
+			case 1:
+				return `{"events":[],"cursor":"c1","nextPollMs":0}`
+			case 2:
+				return `{"events":[` + occurrence("e1") + `,` + occurrence("e2") + `],"cursor":"c2","hasMore":true,"nextPollMs":99999}`
+			case 3: // more without progress is no reason to hurry
+				return `{"events":[],"cursor":"c3","hasMore":true,"truncated":true}`
+			}
+			return `{"code":-32023,"message":"NotFound"}`
+		}})
+		store := client.File(t.TempDir() + "/cursor")
+		p := run(t, s.URL, client.ModePoll, func(p *program) { p.o.Store, p.o.MinPoll = store, 100*time.Millisecond })
+		p.begins()
+		for _, want := range []string{"e1", "e2"} {
+			if got := take(t, p.got, nil); got != want {
+				t.Errorf("got %s, want %s", got, want)
+			}
+		}
+		if g := take(t, p.gaps, nil); g.Cursor != "c3" {
+			t.Errorf("got %+v", g)
+		}
+		if err := take(t, p.ended, nil); !errors.As(err, new(*client.Terminated)) {
+			t.Errorf("ended by %v", err)
+		}
+		for n, want := range []any{nil, "c1", "c2", "c3"} {
+			if got := cursorOf(t, s.params("events/poll")[n]); got != want {
+				t.Errorf("request %d asked from %v, want %v", n+1, got, want)
+			}
+		}
+		if times[1].Sub(times[0]) < 100*time.Millisecond || times[3].Sub(times[2]) < 100*time.Millisecond {
+			t.Errorf("polled at %v", times)
+		}
+	})
+	t.Run("RCH-01 a refusal of the first request is no termination", func(t *testing.T) {
+		s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/poll": func(int, http.ResponseWriter) string {
+			return `{"code":-32011,"message":"NotFound"}`
+		}})
+		p := run(t, s.URL, client.ModePoll, nil)
+		if err := take(t, p.ended, nil); err == nil || errors.As(err, new(*client.Terminated)) {
+			t.Errorf("ended by %v", err)
+		}
+	})
+}
+
+// journal is a store that knows what was acknowledged.
+type journal struct {
+	mu     sync.Mutex
+	acked  map[int]bool
+	cursor int
+	fault  string
+}
+
+func (j *journal) Load(context.Context, string) (string, error) { return "", nil }
+
+func (j *journal) Save(_ context.Context, _, cursor string) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if _, err := fmt.Sscanf(cursor, "after-%d", &j.cursor); err != nil {
+		return nil // that of active
+	}
+	for n := 1; n <= j.cursor; n++ {
+		if !j.acked[n] {
+			j.fault = fmt.Sprintf("cursor %d was saved before event %d was acknowledged", j.cursor, n)
+		}
+	}
+	return nil
+}
+
+func TestTheCursorNeverPassesAnEventThatIsNotAcknowledged(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		count := rapid.IntRange(1, 30).Draw(r, "events")
+		messages := []string{note("active", `{"cursor":"c0"}`)}
+		takes := map[int]int{}
+		for n := 1; n <= count; n++ {
+			takes[n] = rapid.IntRange(0, 1000).Draw(r, "turns")
+			messages = append(messages, note("event", occurrence(fmt.Sprint(n))))
+		}
+		s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/stream": func(n int, w http.ResponseWriter) string {
+			if n > 1 {
+				return sends(w, note("terminated", "{}"))
+			}
+			return sends(w, messages...)
+		}})
+		defer s.Close()
+		j := &journal{acked: map[int]bool{}}
+		c, err := client.Connect(t.Context(), s.URL, client.Options{Store: j})
+		if err != nil {
+			r.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		_ = c.Subscribe(ctx, client.Subscription{
+			Name: "order.shipped", Mode: client.ModePush, Concurrency: rapid.IntRange(1, 8).Draw(r, "concurrency"),
+			Event: func(_ context.Context, e client.Event) error {
+				var n int
+				_, _ = fmt.Sscan(e.ID, &n)
+				for range takes[n] {
+					runtime.Gosched()
+				}
+				j.mu.Lock()
+				j.acked[n] = true
+				full := len(j.acked) == count
+				j.mu.Unlock()
+				if full {
+					defer cancel()
+				}
+				return nil
+			},
+		})
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		if j.fault != "" || j.cursor != count {
+			r.Fatalf("RCH-01 %s; the last cursor is %d of %d", j.fault, j.cursor, count)
+		}
+	})
+}

@@ -1,0 +1,181 @@
+package client
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/sse"
+)
+
+// occurrence is an EventOccurrence (SEP-3415), or the params of a notification about the stream.
+type occurrence struct {
+	EventID   string          `json:"eventId"`
+	Name      string          `json:"name"`
+	Timestamp string          `json:"timestamp"`
+	Data      json.RawMessage `json:"data"`
+	Cursor    string          `json:"cursor"`
+	Truncated bool            `json:"truncated"`
+	Error     *rpcError       `json:"error"`
+}
+
+func (o *occurrence) event(via string) Event {
+	return Event{Via: via, ID: o.EventID, Name: o.Name, Time: o.Timestamp, Cursor: o.Cursor, Received: time.Now(), Data: o.Data}
+}
+
+// What a server may ask for (SEP-3415, "Response" of polls: a floor of 1000 ms).
+const (
+	leastPoll   = time.Second
+	longestPoll = time.Hour
+)
+
+// poll polls once, and returns when to poll again.
+func (c *Client) poll(f *flow) (time.Duration, error) {
+	var page struct {
+		Events     []occurrence `json:"events"`
+		Cursor     string       `json:"cursor"`
+		Truncated  bool         `json:"truncated"`
+		HasMore    bool         `json:"hasMore"`
+		NextPollMs int64        `json:"nextPollMs"`
+	}
+	if err := c.Call(f.ctx, mcpspec.MethodEventsPoll, f.params(), &page); err != nil {
+		return 0, err
+	}
+	f.started(Begun{Mode: ModePoll})
+	if page.Truncated {
+		gap := Gap{Name: f.sub.Name}
+		if len(page.Events) == 0 {
+			gap.Cursor = page.Cursor
+		}
+		if err := f.gap(gap); err != nil {
+			return 0, err
+		}
+	}
+	for i, o := range page.Events {
+		o.Cursor = "" // that of the page is after its last event
+		if i == len(page.Events)-1 {
+			o.Cursor = page.Cursor
+		}
+		if err := f.take(o.event(ModePoll)); err != nil {
+			return 0, err
+		}
+	}
+	if len(page.Events) == 0 {
+		f.mark(page.Cursor)
+	}
+	progress := len(page.Events) > 0 && page.Cursor != f.cursor
+	f.cursor = page.Cursor
+	if page.HasMore && progress { // more without progress is a server's mistake, not a backlog
+		return 0, nil
+	}
+	return min(max(time.Duration(page.NextPollMs)*time.Millisecond, cmp.Or(c.MinPoll, leastPoll)), longestPoll), nil
+}
+
+// deadAfter is after how long without a message a stream is dead: more than twice the interval at which a server
+// sends heartbeats (SEP-3415, "Lifecycle": at least every 30 seconds).
+const deadAfter = 65 * time.Second
+
+// push opens a stream and reads it to its end.
+func (c *Client) push(f *flow) (time.Duration, error) {
+	const method = mcpspec.MethodEventsStream
+	params := f.params()
+	ctx, cancel := context.WithCancelCause(f.ctx)
+	defer cancel(nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(c.request(method, params)))
+	if err != nil {
+		return 0, fault.Wrap(fault.Invalid, err, "make the request")
+	}
+	req.Header = c.header(method, params)
+	req.Header.Set("Content-Type", "application/json")
+	dead := time.AfterFunc(c.silence, func() { cancel(errSilent) })
+	defer dead.Stop()
+	body, err := c.stream(ctx, req)
+	if err != nil {
+		return 0, silent(ctx, err)
+	}
+	defer func() { _ = body.Close() }()
+	for events := sse.NewReader(body, maxStreamEvent); ; {
+		dead.Reset(c.silence)
+		e, err := events.Next()
+		dead.Stop() // an event may take long
+		switch {
+		case errors.Is(err, io.EOF):
+			return firstPause, nil
+		case err != nil:
+			return 0, silent(ctx, unreachable(f.ctx, err))
+		case len(e.Data) == 0:
+			continue
+		}
+		if err := f.message(e.Data); err != nil {
+			return 0, err
+		}
+	}
+}
+
+var errSilent = fault.New(fault.Unavailable, "the stream was silent for too long")
+
+// silent is the error of a stream that was cut because it was silent, or else err.
+func silent(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); errors.Is(cause, errSilent) {
+		return cause
+	}
+	return err
+}
+
+// message handles one message of a stream.
+func (f *flow) message(data []byte) error {
+	var m struct {
+		Method string     `json:"method"`
+		Params occurrence `json:"params"`
+		Error  *rpcError  `json:"error"`
+	}
+	if err := json.Unmarshal(data, &m); err != nil {
+		f.log.Warn("invalid stream message", "error", err)
+		return nil
+	}
+	if m.Error != nil {
+		return m.Error.fault(http.StatusOK)
+	}
+	cursor := m.Params.Cursor
+	switch m.Method {
+	case mcpspec.NoteEventsActive:
+		f.open = true
+		f.started(Begun{Mode: ModePush})
+		if m.Params.Truncated {
+			if err := f.gap(Gap{Name: f.sub.Name, Cursor: cursor}); err != nil {
+				return err
+			}
+		} else {
+			f.mark(cursor)
+		}
+	case mcpspec.NoteEventsEvent:
+		if err := f.take(m.Params.event(ModePush)); err != nil {
+			return err
+		}
+	case mcpspec.NoteEventsHeartbeat:
+		f.mark(cursor)
+	case mcpspec.NoteEventsError:
+		if m.Params.Error != nil {
+			f.log.Warn("server reported an error", "error", m.Params.Error.fault(http.StatusOK))
+		}
+	case mcpspec.NoteEventsTerminated:
+		reason := error(fault.New(fault.Forbidden, "it gave no reason"))
+		if m.Params.Error != nil {
+			reason = m.Params.Error.fault(http.StatusOK)
+		}
+		return &Terminated{Name: f.sub.Name, Err: reason}
+	default:
+		return nil
+	}
+	if cursor != "" {
+		f.cursor = cursor
+	}
+	return nil
+}

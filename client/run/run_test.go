@@ -1,0 +1,196 @@
+//go:build unix
+
+package run_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/client/run"
+)
+
+var shipped = client.Event{
+	Via: "poll", ID: "e1", Name: "order.shipped", Time: "2026-11-21T09:24:00Z", URI: "event://orders/1/shipped", Cursor: "c1",
+	Data: json.RawMessage(`{"carrier":"$(touch hacked); ` + "`id`" + `"}`),
+}
+
+func command(line string) *run.Command {
+	return &run.Command{Line: line, Log: slog.New(slog.DiscardHandler)}
+}
+
+func TestTheCommandGetsTheEvent(t *testing.T) {
+	t.Setenv("MCPEVENTS_KEY", "secret-key")
+	t.Setenv("OTHER", "stays")
+	var out bytes.Buffer
+	c := command(`printf '%s|%s|%s|%s|%s|%s|%s|' "$EVENT_ID" "$EVENT_NAME" "$EVENT_TIME" "$EVENT_URI" "$EVENT_CURSOR" "$MCPEVENTS_KEY" "$OTHER"; cat`)
+	c.Stdout = &out
+	if err := c.Handle(t.Context(), shipped); err != nil {
+		t.Fatal(err)
+	}
+	members, input, _ := strings.Cut(out.String(), "|{")
+	t.Run("RCH-03 its main members are in the environment, and the key of the server is not", func(t *testing.T) {
+		if want := "e1|order.shipped|2026-11-21T09:24:00Z|event://orders/1/shipped|c1||stays"; members != want {
+			t.Errorf("got %s, want %s", members, want)
+		}
+	})
+	t.Run("RCH-03 it is JSON on standard input, as it came", func(t *testing.T) {
+		var got client.Event
+		if err := json.Unmarshal([]byte("{"+input), &got); err != nil || got.ID != "e1" || string(got.Data) != string(shipped.Data) {
+			t.Errorf("got %s: %v", input, err)
+		}
+	})
+}
+
+func TestWhatAnEnvironmentCannotHaveIsEmptyThere(t *testing.T) {
+	for name, id := range map[string]string{"RCH-03 a NUL": "a\x00b", "RCH-03 a very long id": strings.Repeat("x", 200_000)} {
+		t.Run(name, func(t *testing.T) {
+			odd := shipped
+			odd.ID = id
+			var out bytes.Buffer
+			c := command(`printf '%s|%s|' "$EVENT_ID" "$EVENT_NAME"; cat`)
+			c.Stdout = &out
+			if err := c.Handle(t.Context(), odd); err != nil {
+				t.Fatal(err)
+			}
+			input, found := strings.CutPrefix(out.String(), "|order.shipped|")
+			var got client.Event
+			if err := json.Unmarshal([]byte(input), &got); !found || err != nil || got.ID != id {
+				t.Errorf("got %.80q: %v", out.String(), err)
+			}
+		})
+	}
+}
+
+func TestWhatFails(t *testing.T) {
+	t.Run("RCH-03 a command that fails is an error, for ever without a file", func(t *testing.T) {
+		c := command("exit 3")
+		for n := range 20 {
+			if err := c.Handle(t.Context(), shipped); err == nil {
+				t.Fatalf("run %d acknowledged the event", n+1)
+			}
+		}
+	})
+	t.Run("RCH-03 what failed for good is a line of the file, and acknowledged", func(t *testing.T) {
+		c := command("exit 3")
+		c.Failed, c.Tries = filepath.Join(t.TempDir(), "failed.jsonl"), 3
+		for _, id := range []string{"e1", "e2"} {
+			e := shipped
+			e.ID = id
+			for n := range 2 {
+				if err := c.Handle(t.Context(), e); err == nil {
+					t.Fatalf("run %d acknowledged the event", n+1)
+				}
+			}
+			if err := c.Handle(t.Context(), e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b, err := os.ReadFile(c.Failed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+		var last struct {
+			Event client.Event
+			Error string
+			Tries int
+		}
+		if len(lines) != 2 || json.Unmarshal([]byte(lines[1]), &last) != nil || last.Event.ID != "e2" || last.Tries != 3 || last.Error != "exit status 3" {
+			t.Errorf("the file holds %s", b)
+		}
+	})
+	t.Run("RCH-03 an event is not acknowledged when the file cannot be written", func(t *testing.T) {
+		c := command("exit 3")
+		c.Failed, c.Tries = filepath.Join(t.TempDir(), "none", "failed.jsonl"), 1
+		if err := c.Handle(t.Context(), shipped); err == nil {
+			t.Error("it was")
+		}
+	})
+	t.Run("RCH-03 a command that recovers is tried from the start for the next failure", func(t *testing.T) {
+		c := command(`test -e ` + filepath.Join(t.TempDir(), "x"))
+		c.Failed, c.Tries = filepath.Join(t.TempDir(), "failed.jsonl"), 2
+		_ = c.Handle(t.Context(), shipped)
+		c.Line = "true"
+		if err := c.Handle(t.Context(), shipped); err != nil {
+			t.Fatal(err)
+		}
+		c.Line = "false"
+		if err := c.Handle(t.Context(), shipped); err == nil {
+			t.Error("the first failure after a success was for good")
+		}
+	})
+}
+
+func TestACommandThatDoesNotEnd(t *testing.T) {
+	// alive reports whether a process is still there after a while: a killed one ends soon, not at once.
+	alive := func(t *testing.T, file string) bool {
+		t.Helper()
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 1000 {
+			stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+			if syscall.Kill(pid, 0) != nil || err == nil && strings.Contains(string(stat), ") Z ") {
+				return false
+			}
+			time.Sleep(5 * time.Millisecond) // it is another process
+		}
+		return true
+	}
+	t.Run("RCH-03 is ended after its time with all it has started, and has failed", func(t *testing.T) {
+		pid := filepath.Join(t.TempDir(), "pid")
+		c := command(`sleep 600 & echo $! > ` + pid + `; wait`)
+		c.Timeout = 300 * time.Millisecond
+		err := c.Handle(t.Context(), shipped)
+		if err == nil || !strings.Contains(err.Error(), "longer than 300ms") {
+			t.Errorf("got %v", err)
+		}
+		if alive(t, pid) {
+			t.Error("what it started lives")
+		}
+	})
+	t.Run("RCH-03 is ended with the program, and has not failed", func(t *testing.T) {
+		dir := t.TempDir()
+		pid, failed := filepath.Join(dir, "pid"), filepath.Join(dir, "failed.jsonl")
+		c := command(`echo $$ > ` + pid + `; exec sleep 600`)
+		c.Failed, c.Tries = failed, 1
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- c.Handle(ctx, shipped) }()
+		for deadline := time.Now().Add(10 * time.Second); ; {
+			if b, _ := os.ReadFile(pid); len(b) > 0 {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatal("the command does not start")
+			}
+			time.Sleep(10 * time.Millisecond) // it is another process
+		}
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+		if _, err := os.Stat(failed); err == nil {
+			t.Error("it is in the file of what failed")
+		}
+		if alive(t, pid) {
+			t.Error("it lives")
+		}
+	})
+}

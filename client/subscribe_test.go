@@ -1,0 +1,475 @@
+package client_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/fault"
+)
+
+const (
+	patience = 20 * time.Second
+	shipped  = "event://orders/42/shipped"
+)
+
+var modes = []string{client.ModeWebhook, client.ModePush, client.ModePoll}
+
+// home is a server whose data and address outlive it.
+type home struct {
+	t       *testing.T
+	options server.Options
+	server  *server.Server
+}
+
+func newHome(t *testing.T, change func(*server.Options)) *home {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	_ = l.Close()
+	h := &home{t: t, options: server.Options{
+		Addr: addr, Data: t.TempDir(), Catalog: []byte(catalog), CatalogName: "catalog.yaml",
+		Limits: server.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
+	}}
+	h.options.Limits.AllowInsecureTargets, h.options.Limits.MinTTL = true, time.Second
+	h.options.Limits.PollMin, h.options.Limits.PollMax = 100*time.Millisecond, 100*time.Millisecond
+	if change != nil {
+		change(&h.options)
+	}
+	h.start()
+	t.Cleanup(h.stop)
+	return h
+}
+
+func (h *home) start() {
+	h.t.Helper()
+	s, err := server.New(context.Background(), h.options)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.server = s
+}
+
+func (h *home) stop() {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := h.server.Shutdown(ctx); err != nil {
+		h.t.Errorf("stop the server: %v", err)
+	}
+}
+
+func (h *home) restart() { h.t.Helper(); h.stop(); h.start() }
+
+func (h *home) publish(ids ...string) {
+	h.t.Helper()
+	for _, id := range ids {
+		_, err := h.server.Publish(h.t.Context(), "default", server.Event{ID: id, URI: shipped, Data: json.RawMessage(`{"id":"` + id + `"}`)})
+		if err != nil {
+			h.t.Fatal(err)
+		}
+	}
+}
+
+// program is a run of a program that subscribes.
+type program struct {
+	t     *testing.T
+	url   string
+	o     client.Options
+	sub   client.Subscription
+	known []string // events that an earlier run has handled, and that may come again
+	begun chan client.Begun
+	got   chan string // ids of the events that were handled
+	gaps  chan client.Gap
+	ended chan error
+	stop  context.CancelFunc
+}
+
+func run(t *testing.T, url, mode string, change func(*program)) *program {
+	t.Helper()
+	p := &program{
+		t: t, url: url, begun: make(chan client.Begun, 100), got: make(chan string, 100), gaps: make(chan client.Gap, 100), ended: make(chan error, 1),
+		o: client.Options{Agent: "test/1", MinPoll: 50 * time.Millisecond},
+	}
+	p.sub = client.Subscription{
+		Name: "order.shipped", Arguments: map[string]string{"order": "42"}, Mode: mode,
+		Begun: func(b client.Begun) { p.begun <- b },
+		Event: func(_ context.Context, e client.Event) error {
+			if !slices.Contains(p.known, e.ID) {
+				p.got <- e.ID
+			}
+			return nil
+		},
+		Gap: func(_ context.Context, g client.Gap) error { p.gaps <- g; return nil },
+	}
+	if mode == client.ModeWebhook {
+		p.o.Webhooks = endpoint(t)
+	}
+	if change != nil {
+		change(p)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	p.stop = cancel
+	go func() {
+		c, err := client.Connect(ctx, p.url, p.o)
+		if err == nil {
+			err = c.Subscribe(ctx, p.sub)
+			c.End(context.WithoutCancel(ctx))
+		}
+		p.ended <- err
+	}()
+	t.Cleanup(cancel)
+	return p
+}
+
+// endpoint is a handler with a server of its own.
+func endpoint(t *testing.T) *client.Handler {
+	t.Helper()
+	h := &client.Handler{}
+	s := httptest.NewServer(h)
+	t.Cleanup(s.Close)
+	h.URL = s.URL
+	return h
+}
+
+func (p *program) begins() client.Begun { p.t.Helper(); return take(p.t, p.begun, p.ended) }
+
+// handles waits for events, in any order.
+func (p *program) handles(want ...string) {
+	p.t.Helper()
+	var got []string
+	for range want {
+		got = append(got, take(p.t, p.got, p.ended))
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		p.t.Fatalf("handled %v, want %v", got, want)
+	}
+}
+
+// ends stops the program, which must not have handled anything more.
+func (p *program) ends() error {
+	p.t.Helper()
+	p.stop()
+	err := take(p.t, p.ended, nil)
+	select {
+	case id := <-p.got:
+		p.t.Errorf("handled %s, too", id)
+	default:
+	}
+	return err
+}
+
+func take[T any](t *testing.T, c chan T, ended chan error) (v T) {
+	t.Helper()
+	select {
+	case v = <-c:
+	case err := <-ended:
+		select {
+		case v = <-c: // both were ready
+		default:
+			t.Fatalf("the subscription has ended: %v", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("waited in vain")
+	}
+	return v
+}
+
+func TestSubscribe(t *testing.T) {
+	for _, mode := range modes {
+		t.Run("RCH-01 EVX-19 by "+mode+" a restart of the server loses nothing and repeats nothing", func(t *testing.T) {
+			t.Parallel()
+			h := newHome(t, nil)
+			p := run(t, h.server.URL, mode, nil)
+			if b := p.begins(); b.Mode != mode {
+				t.Fatalf("began by %s", b.Mode)
+			}
+			h.publish("a", "b")
+			p.handles("a", "b")
+			h.restart()
+			h.publish("c")
+			p.handles("c")
+			if err := p.ends(); err != nil {
+				t.Error(err)
+			}
+		})
+		t.Run("RCH-01 by "+mode+" a program that starts again goes on after the last event it acknowledged", func(t *testing.T) {
+			t.Parallel()
+			h := newHome(t, nil)
+			store := client.Dir(filepath.Join(t.TempDir(), "cursors"))
+			p := run(t, h.server.URL, mode, func(p *program) { p.o.Store = store })
+			p.begins()
+			h.publish("a")
+			p.handles("a")
+			p.ends()
+			var known []string
+			if mode == client.ModeWebhook { // its cursor was made before the event it came with was acknowledged
+				known = []string{"a"}
+			}
+			refused := make(chan string, 100)
+			p = run(t, h.server.URL, mode, func(p *program) {
+				p.o.Store = store
+				p.sub.Event = func(_ context.Context, e client.Event) error {
+					if !slices.Contains(known, e.ID) {
+						refused <- e.ID
+						return errors.New("not now")
+					}
+					return nil
+				}
+			})
+			p.begins()
+			h.publish("b")
+			if id := take(t, refused, p.ended); id != "b" {
+				t.Fatalf("%s came", id)
+			}
+			p.ends()
+			h.publish("c")
+			p = run(t, h.server.URL, mode, func(p *program) { p.o.Store, p.known = store, known })
+			p.handles("b", "c")
+			if err := p.ends(); err != nil {
+				t.Error(err)
+			}
+		})
+		t.Run("RCH-01 by "+mode+" an event that is not acknowledged comes again", func(t *testing.T) {
+			t.Parallel()
+			h := newHome(t, func(o *server.Options) {
+				o.Limits.EventsSchedule = []time.Duration{0, time.Second, time.Second}
+			})
+			var mu sync.Mutex
+			failed := false
+			p := run(t, h.server.URL, mode, func(p *program) {
+				p.sub.Event = func(_ context.Context, e client.Event) error {
+					mu.Lock()
+					defer mu.Unlock()
+					if !failed {
+						failed = true
+						return errors.New("not now")
+					}
+					p.got <- e.ID
+					return nil
+				}
+			})
+			p.begins()
+			h.publish("a")
+			p.handles("a")
+			if err := p.ends(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestWebhooksThatTheServerGaveUp(t *testing.T) {
+	t.Run("EVX-13 EVX-19 a gap is a value, and what was given up comes again from its cursor", func(t *testing.T) {
+		t.Parallel()
+		h := newHome(t, func(o *server.Options) { o.Limits.EventsSchedule = []time.Duration{0, time.Second} })
+		var mu sync.Mutex
+		tries := 0
+		p := run(t, h.server.URL, client.ModeWebhook, func(p *program) {
+			p.sub.Event = func(_ context.Context, e client.Event) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if tries++; e.ID == "a" && tries <= 2 {
+					return errors.New("not now")
+				}
+				p.got <- e.ID
+				return nil
+			}
+		})
+		p.begins()
+		h.publish("a")
+		if g := take(t, p.gaps, p.ended); g.Cursor == "" || g.Name != "order.shipped" {
+			t.Errorf("got %+v", g)
+		}
+		p.handles("a")
+		h.publish("b")
+		p.handles("b")
+		if err := p.ends(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("EVX-21 EVX-19 a repetition in another message is dropped", func(t *testing.T) {
+		t.Parallel()
+		h := newHome(t, func(o *server.Options) { o.Limits.WebhookID = "message" })
+		p := run(t, h.server.URL, client.ModeWebhook, nil)
+		p.begins()
+		h.publish("a", "b")
+		p.handles("a", "b")
+		if err := p.ends(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestTheModeIsTheBestThatBothHave(t *testing.T) {
+	const types = `
+events:
+  - {name: all, uri: event://x/all}
+  - {name: polled, uri: event://x/polled, delivery: [poll]}
+  - {name: open, uri: event://x/open, delivery: [push, poll]}
+  - {name: hooked, uri: event://x/hooked, delivery: [webhook]}
+`
+	h := newHome(t, func(o *server.Options) { o.Catalog = []byte(types) })
+	for _, tt := range []struct {
+		name      string
+		reachable bool
+		mode      string // or an error
+	}{
+		{"all", true, "webhook"},
+		{"all", false, "push"},
+		{"open", true, "push"},
+		{"polled", true, "poll"},
+		{"hooked", false, "of which this client can use none"},
+		{"none", true, "unknown event type"},
+	} {
+		t.Run(fmt.Sprintf("RCH-01 %s, reachable %t", tt.name, tt.reachable), func(t *testing.T) {
+			p := run(t, h.server.URL, "", func(p *program) {
+				p.sub.Name, p.sub.Arguments = tt.name, nil
+				if tt.reachable {
+					p.o.Webhooks = endpoint(t)
+				}
+			})
+			select {
+			case b := <-p.begun:
+				if b.Mode != tt.mode {
+					t.Errorf("began by %s, want %s", b.Mode, tt.mode)
+				}
+				if err := p.ends(); err != nil {
+					t.Error(err)
+				}
+			case err := <-p.ended:
+				if err == nil || !strings.Contains(err.Error(), tt.mode) {
+					t.Errorf("ended by %v, want %s", err, tt.mode)
+				}
+			case <-time.After(patience):
+				t.Fatal("it neither begins nor ends")
+			}
+		})
+	}
+}
+
+func TestSubscribeRefusesWhatCannotBe(t *testing.T) {
+	h := newHome(t, nil)
+	event := func(context.Context, client.Event) error { return nil }
+	c, err := client.Connect(t.Context(), h.server.URL, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	unwritable := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(unwritable, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		sub  client.Subscription
+		says string
+	}{
+		{"no name", client.Subscription{Event: event}, "needs the name"},
+		{"no function", client.Subscription{Name: "order.shipped"}, "a function for its events"},
+		{"an unknown mode", client.Subscription{Name: "order.shipped", Mode: "pigeon", Event: event}, `"pigeon" is no mode`},
+		{"webhooks without a handler", client.Subscription{Name: "order.shipped", Mode: "webhook", Event: event}, "needs a handler"},
+		{"arguments that are no object", client.Subscription{Name: "order.shipped", Mode: "push", Arguments: []int{1}, Event: event}, "not a JSON object"},
+		{"an unknown argument", client.Subscription{Name: "order.shipped", Mode: "push", Arguments: map[string]int{"x": 1}, Event: event}, `"x"`},
+		{"a forged cursor", client.Subscription{Name: "order.shipped", Mode: "poll", Cursor: "forged", Event: event}, "cursor"},
+	} {
+		t.Run("RCH-01 "+tt.name, func(t *testing.T) {
+			err := c.Subscribe(t.Context(), tt.sub)
+			if err == nil || !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("got %v, want %q", err, tt.says)
+			}
+		})
+	}
+	t.Run("RCH-01 a store that cannot save ends the subscription", func(t *testing.T) {
+		c.Store = client.Dir(filepath.Join(unwritable, "below"))
+		err := c.Subscribe(t.Context(), client.Subscription{Name: "order.shipped", Mode: "push", Event: event})
+		if !fault.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "cursor") {
+			t.Errorf("ended by %v", err)
+		}
+	})
+}
+
+// older is a server that does not know 2026-07-28, in front of one that does. Forget ends all sessions.
+func older(t *testing.T, target string) (url string, forget func()) {
+	t.Helper()
+	var sessions, gone sync.Map
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if r.Header.Get("Mcp-Protocol-Version") == "2026-07-28" {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusBadRequest)
+			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"error":{"code":-32022,"message":"Unsupported protocol version"}}`)
+			return
+		}
+		if _, gone := gone.Load(r.Header.Get("Mcp-Session-Id")); gone {
+			http.Error(w, "no such session", http.StatusNotFound)
+			return
+		}
+		req, _ := http.NewRequestWithContext(r.Context(), r.Method, target+r.URL.Path, strings.NewReader(string(body)))
+		req.Header = r.Header.Clone()
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		defer func() { _ = resp.Body.Close() }()
+		if id := resp.Header.Get("Mcp-Session-Id"); id != "" {
+			sessions.Store(id, true)
+		}
+		for name, values := range resp.Header {
+			w.Header()[name] = values
+		}
+		w.WriteHeader(resp.StatusCode)
+		_, _ = io.Copy(w, resp.Body)
+	}))
+	t.Cleanup(s.Close)
+	return s.URL, func() {
+		sessions.Range(func(id, _ any) bool { gone.Store(id, true); return true })
+	}
+}
+
+func TestSubscribeToAServerWithSessions(t *testing.T) {
+	for _, mode := range []string{client.ModeWebhook, client.ModePoll} {
+		t.Run("RCH-01 by "+mode+" a session that is gone is begun again", func(t *testing.T) {
+			h := newHome(t, nil)
+			url, forget := older(t, h.server.URL)
+			p := run(t, url, mode, func(p *program) { p.sub.TTL = time.Second })
+			p.begins()
+			h.publish("a")
+			p.handles("a")
+			forget()
+			h.publish("b")
+			p.handles("b")
+			if err := p.ends(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Run("RCH-01 without a mode it polls", func(t *testing.T) {
+		h := newHome(t, nil)
+		url, _ := older(t, h.server.URL)
+		p := run(t, url, "", nil)
+		if b := p.begins(); b.Mode != client.ModePoll {
+			t.Errorf("began by %s", b.Mode)
+		}
+		p.ends()
+	})
+}

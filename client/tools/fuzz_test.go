@@ -1,0 +1,40 @@
+package tools
+
+import (
+	"bytes"
+	"io"
+	"testing"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/jsonrpc"
+)
+
+// FuzzLines: whatever a client writes, the session gets lines that it can read, and each other is answered with one line.
+func FuzzLines(f *testing.F) {
+	f.Add([]byte("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}\n\r\n[]\nx"))
+	f.Add([]byte("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"initialize\",\"params\":{\"protocolVersion\":\"2025-03-26\"}}\n[{\"jsonrpc\":\"2.0\",\"method\":\"a\"}]"))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		var out bytes.Buffer
+		s := newStdio(bytes.NewReader(in), &out)
+		got, err := io.ReadAll(s)
+		s.end()
+		if err != nil {
+			t.Fatal(err)
+		}
+		written := 0
+		for line := range bytes.Lines(in) {
+			if len(bytes.TrimSpace(line)) > 0 {
+				written++
+			}
+		}
+		for line := range bytes.Lines(got) {
+			if line[0] == '{' {
+				if _, err := sdk.DecodeMessage(bytes.TrimSpace(line)); err != nil {
+					t.Errorf("%q is handed on: %v", line, err)
+				}
+			}
+		}
+		if handed, refused := bytes.Count(got, []byte("\n")), bytes.Count(out.Bytes(), []byte("\n")); handed+refused != written {
+			t.Errorf("%d handed on and %d refused of %d", handed, refused, written)
+		}
+	})
+}

@@ -1,0 +1,71 @@
+package tools
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}` + "\n"
+
+func TestWhatAClientDoesNotReadIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, out := io.Pipe()
+		s := newStdio(strings.NewReader(ping+ping), out)
+		line := make([]byte, maxUnread)
+		for range 2 {
+			if _, err := s.Write(line); err != nil {
+				t.Fatal(err)
+			}
+		}
+		read := make(chan error, 1)
+		go func() {
+			_, err := s.Read(make([]byte, len(ping)))
+			read <- err
+		}()
+		synctest.Wait()
+		select {
+		case <-read:
+			t.Error("RCH-04: a request is read, although the answers are not")
+		default:
+		}
+		for range 2 {
+			if _, err := io.ReadFull(client, line); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := <-read; err != nil {
+			t.Error(err)
+		}
+		s.end()
+	})
+}
+
+func TestTheEndWaitsAMomentForTheClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, out := io.Pipe()
+		s := newStdio(strings.NewReader(ping), out)
+		_, _ = s.Write([]byte(ping))
+		begun := time.Now()
+		s.end()
+		if took := time.Since(begun); took != endTime {
+			t.Errorf("RCH-04: it waits %s for a client that does not read, want %s", took, endTime)
+		}
+		if _, err := s.Read(nil); !errors.Is(err, io.ErrClosedPipe) {
+			t.Errorf("a request is read after the end: %v", err)
+		}
+		_ = client.Close()
+	})
+	synctest.Test(t, func(t *testing.T) {
+		var client bytes.Buffer
+		s := newStdio(strings.NewReader(""), &client)
+		_, _ = s.Write([]byte(ping))
+		if s.end(); client.String() != ping {
+			t.Errorf("RCH-04: the last answer is lost, the client has %q", client.String())
+		}
+	})
+}

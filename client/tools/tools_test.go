@@ -1,0 +1,299 @@
+package tools_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/client/tools"
+	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/server/servertest"
+)
+
+// agent is a client that knows tools alone, and the server whose events it gets.
+type agent struct {
+	*testing.T
+	server   *server.Server
+	session  *mcp.ClientSession
+	progress chan string
+}
+
+func newAgent(t *testing.T, key string) *agent {
+	t.Helper()
+	a := &agent{T: t, progress: make(chan string, 100)}
+	o := servertest.Options(t, map[string]servertest.Caller{
+		"agent": {Workspace: "default", Scopes: "events:read"}, "stranger": {Workspace: "other", Scopes: "events:subscribe"},
+	})
+	o.Catalog = append(o.Catalog, "  - {name: file.read, uri: event://file/read}\n"...)
+	a.server = servertest.Start(t, o)
+	c, err := client.Connect(t.Context(), a.server.URL, client.Options{Key: key, Agent: "test/1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ts := tools.New(c)
+	t.Cleanup(ts.Close)
+	near, far := mcp.NewInMemoryTransports()
+	if _, err := ts.Server("mcpevents", "1").Connect(t.Context(), near, nil); err != nil {
+		t.Fatal(err)
+	}
+	a.session, err = mcp.NewClient(&mcp.Implementation{Name: "agent", Version: "1"}, &mcp.ClientOptions{
+		ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) { a.progress <- r.Params.Message },
+	}).Connect(t.Context(), far, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = a.session.Close() })
+	return a
+}
+
+// call calls a tool, and returns what it refuses with.
+func (a *agent) call(name string, arguments map[string]any, result any) string {
+	a.Helper()
+	params := &mcp.CallToolParams{Name: name, Arguments: arguments}
+	params.SetProgressToken(name)
+	got, err := a.session.CallTool(a.Context(), params)
+	if err != nil {
+		a.Fatalf("%s: %v", name, err)
+	}
+	if got.IsError {
+		return got.Content[0].(*mcp.TextContent).Text
+	}
+	b, err := json.Marshal(got.StructuredContent)
+	if err == nil && result != nil {
+		err = json.Unmarshal(b, result)
+	}
+	if err != nil {
+		a.Fatalf("%s: %v", name, err)
+	}
+	return ""
+}
+
+func (a *agent) publish(service, text string) {
+	a.Helper()
+	a.publishAt("event://incidents/"+service+"/created", text)
+}
+
+func (a *agent) publishAt(uri, text string) {
+	a.Helper()
+	_, err := a.server.Publish(a.Context(), "default", server.Event{URI: uri, Data: json.RawMessage(fmt.Sprintf(`{"id":"I-1","title":%q,"severity":"critical"}`, text))})
+	if err != nil {
+		a.Fatal(err)
+	}
+}
+
+type read struct {
+	Events []struct {
+		Subscription, ID, Name, Time, Note string
+		Data                               map[string]any
+	}
+	More, TimedOut bool
+	Missed         int
+}
+
+// titles are what the events say.
+func (r read) titles() (all []string) {
+	for _, e := range r.Events {
+		all = append(all, fmt.Sprint(e.Data["title"]))
+	}
+	return all
+}
+
+func TestAClientThatKnowsToolsAloneGetsEvents(t *testing.T) {
+	a := newAgent(t, "agent")
+	t.Run("RCH-04 it sees the tools and the event types", func(t *testing.T) {
+		var names []string
+		for tool, err := range a.session.Tools(t.Context(), nil) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			names = append(names, tool.Name)
+		}
+		slices.Sort(names)
+		if want := []string{"list_event_types", "recent_events", "subscribe", "unsubscribe", "wait_for_event"}; !slices.Equal(names, want) {
+			t.Errorf("the tools are %q", names)
+		}
+		var types struct {
+			EventTypes []struct {
+				Name      string
+				Arguments map[string]any
+			}
+		}
+		if refused := a.call("list_event_types", nil, &types); refused != "" || len(types.EventTypes) < 5 || types.EventTypes[0].Arguments["type"] != "object" {
+			t.Errorf("%s %+v", refused, types)
+		}
+	})
+	var sub, again struct{ Subscription string }
+	t.Run("RCH-04 it subscribes, and waits for the events that its arguments match", func(t *testing.T) {
+		arguments := map[string]any{"name": "incident.created", "arguments": map[string]any{"service": "api"}}
+		if refused := a.call("subscribe", arguments, &sub); refused != "" {
+			t.Fatal(refused)
+		}
+		if a.call("subscribe", arguments, &again); again != sub {
+			t.Errorf("the same subscription is %v and %v", sub, again)
+		}
+		a.publish("web", "not for it")
+		a.publish("api", "down")
+		var got read
+		if refused := a.call("wait_for_event", nil, &got); refused != "" || !slices.Equal(got.titles(), []string{"down"}) || got.Events[0].Subscription != sub.Subscription {
+			t.Errorf("%s %+v", refused, got)
+		}
+	})
+	t.Run("RCH-04 what was read is not waited for again, and still recent", func(t *testing.T) {
+		var got read
+		if a.call("wait_for_event", map[string]any{"seconds": 1}, &got); !got.TimedOut || len(got.Events) > 0 {
+			t.Errorf("%+v", got)
+		}
+		if a.call("recent_events", map[string]any{"subscription": sub.Subscription}, &got); !slices.Equal(got.titles(), []string{"down"}) {
+			t.Errorf("%+v", got)
+		}
+	})
+	t.Run("RCH-04 results are bounded", func(t *testing.T) {
+		if refused := a.call("subscribe", map[string]any{"name": "file.read"}, nil); refused != "" {
+			t.Fatal(refused)
+		}
+		for i := range 3 {
+			a.publishAt("event://file/read", fmt.Sprint(i, strings.Repeat("x", 30<<10)))
+		}
+		var all []string
+		more := 0
+		for len(all) < 3 {
+			var got read
+			if a.call("wait_for_event", nil, &got); len(got.Events) > 2 || got.TimedOut {
+				t.Fatalf("%d events in a result, of 30 KiB each; timed out: %v", len(got.Events), got.TimedOut)
+			}
+			for _, title := range got.titles() {
+				all = append(all, title[:1])
+			}
+			if got.More {
+				more++
+			}
+		}
+		if !slices.Equal(all, []string{"0", "1", "2"}) {
+			t.Errorf("%q, %d times more", all, more)
+		}
+		for _, bad := range []map[string]any{{"seconds": 601}, {"seconds": 0}, {"limit": 51}, {"limit": 0}} {
+			if refused := a.call("wait_for_event", bad, nil); !strings.Contains(refused, "out of range") {
+				t.Errorf("%v: %q", bad, refused)
+			}
+		}
+		if refused := a.call("recent_events", map[string]any{"limit": 0}, nil); refused != "limit 0 is out of range (1 to 50)" {
+			t.Errorf("%q", refused)
+		}
+	})
+	t.Run("RCH-04 a wait reports progress", func(t *testing.T) {
+		a.call("wait_for_event", map[string]any{"seconds": 6}, nil)
+		select {
+		case got := <-a.progress:
+			if got != "no event yet" {
+				t.Errorf("%q", got)
+			}
+		case <-time.After(servertest.Patience):
+			t.Error("none came")
+		}
+	})
+	t.Run("RCH-04 after unsubscribe nothing comes", func(t *testing.T) {
+		var ended struct{ Ended bool }
+		if a.call("unsubscribe", map[string]any{"subscription": sub.Subscription}, &ended); !ended.Ended {
+			t.Error("it has not ended")
+		}
+		if a.call("unsubscribe", map[string]any{"subscription": sub.Subscription}, &ended); ended.Ended {
+			t.Error("it ended twice")
+		}
+		a.publish("api", "late")
+		var got read
+		if a.call("wait_for_event", map[string]any{"seconds": 1}, &got); !got.TimedOut {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
+func TestWhatAModelIsRefused(t *testing.T) {
+	a := newAgent(t, "agent")
+	t.Run("RCH-04 an event type that there is not", func(t *testing.T) {
+		if refused := a.call("subscribe", map[string]any{"name": "no.such"}, nil); !strings.Contains(refused, "unknown event type") {
+			t.Errorf("%q", refused)
+		}
+		var after struct{ Events []json.RawMessage }
+		if a.call("recent_events", map[string]any{}, &after); len(after.Events) != 0 {
+			t.Errorf("what was refused is noted as a subscription that ended: %s", after.Events)
+		}
+	})
+	t.Run("RCH-04 arguments that do not fit", func(t *testing.T) {
+		refused := a.call("subscribe", map[string]any{"name": "incident.created", "arguments": map[string]any{"colour": "red"}}, nil)
+		if !strings.Contains(refused, "colour") {
+			t.Errorf("%q", refused)
+		}
+	})
+	t.Run("RCH-04 more subscriptions than are allowed", func(t *testing.T) {
+		last := ""
+		for i := range 21 {
+			last = a.call("subscribe", map[string]any{"name": "incident.created", "arguments": map[string]any{"service": fmt.Sprint("s", i)}}, nil)
+			if i < 20 && last != "" {
+				t.Fatalf("subscription %d: %s", i, last)
+			}
+		}
+		if !strings.Contains(last, "which is the most") {
+			t.Errorf("%q", last)
+		}
+	})
+}
+
+func TestASubscriptionThatThereIsNot(t *testing.T) {
+	a := newAgent(t, "agent")
+	refused := func(t *testing.T, tool, subscription, want string) {
+		t.Helper()
+		arguments := map[string]any{}
+		if subscription != "" {
+			arguments["subscription"] = subscription
+		}
+		if tool == "wait_for_event" {
+			arguments["seconds"] = 1
+		}
+		if got := a.call(tool, arguments, nil); got != want {
+			t.Errorf("%s of %q is refused with %q, want %q", tool, subscription, got, want)
+		}
+	}
+	const none = "there is no subscription: subscribe first"
+	t.Run("RCH-04 before the first", func(t *testing.T) {
+		refused(t, "wait_for_event", "", none)
+		refused(t, "wait_for_event", "s1", none)
+		refused(t, "recent_events", "s1", none)
+		refused(t, "recent_events", "", "")
+	})
+	a.call("subscribe", map[string]any{"name": "incident.created"}, nil)
+	a.call("subscribe", map[string]any{"name": "file.read"}, nil)
+	t.Run("RCH-04 beside others", func(t *testing.T) {
+		const others = `there is no subscription "bogus" (there are: s1, s2)`
+		refused(t, "wait_for_event", "bogus", others)
+		refused(t, "recent_events", "bogus", others)
+		refused(t, "recent_events", "s1", "")
+	})
+	t.Run("RCH-04 after the last, when all is read", func(t *testing.T) {
+		a.publish("api", "down")
+		var got read
+		a.call("wait_for_event", map[string]any{"subscription": "s1"}, &got)
+		for _, s := range []string{"s1", "s2"} {
+			a.call("unsubscribe", map[string]any{"subscription": s}, nil)
+		}
+		refused(t, "wait_for_event", "", none)
+		refused(t, "wait_for_event", "s1", none)
+		refused(t, "recent_events", "s2", none)
+		if a.call("recent_events", map[string]any{"subscription": "s1"}, &got); !slices.Equal(got.titles(), []string{"down"}) {
+			t.Errorf("what is kept of it is %+v", got)
+		}
+	})
+}
+
+func TestAccessRulesHoldForTools(t *testing.T) {
+	a := newAgent(t, "stranger")
+	if refused := a.call("subscribe", map[string]any{"name": "incident.created"}, nil); refused == "" {
+		t.Error("RCH-04: a caller without the right to read has subscribed")
+	}
+}

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestCatalogInit(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "catalog.yaml")
+	t.Run("SRC-06 what is written is a catalog", func(t *testing.T) {
+		code, out, errs := command(t, "", "catalog", "init", "--from", "github,stripe", "--dir", dir)
+		if code != exitDone || !strings.Contains(out, "mcpevents serve --catalog "+file) {
+			t.Fatalf("exit code %d: %s%s", code, out, errs)
+		}
+		code, out, errs = command(t, "", "catalog", "check", file)
+		if code != exitDone || !strings.Contains(out, "a catalog of 8 event types") {
+			t.Errorf("exit code %d: %s%s", code, out, errs)
+		}
+	})
+	t.Run("SRC-06 and a configuration that makes events of what GitHub sends", func(t *testing.T) {
+		body, err := os.ReadFile("../../shared/source/ready/testdata/github/pull_request.opened.json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		request := "X-GitHub-Event: pull_request\nX-GitHub-Delivery: d-1\n\n" + string(body)
+		code, out, errs := command(t, request, "source", "check", "--config", filepath.Join(dir, "config.yaml"), "--catalog", file, "--source", "github", "--request", "-")
+		if code != exitDone || !strings.Contains(out, `"uri":"event://github/Codertocat/Hello-World/pull_request","id":"d-1"`) {
+			t.Errorf("exit code %d: %.300s%s", code, out, errs)
+		}
+	})
+	t.Run("SRC-06 files are not overwritten unless asked to", func(t *testing.T) {
+		code, _, errs := command(t, "", "catalog", "init", "--from", "slack", "--dir", dir)
+		if code != exitRefused || !strings.Contains(errs, file) || !strings.Contains(errs, "--force") {
+			t.Errorf("exit code %d: %s", code, errs)
+		}
+		if code, _, errs = command(t, "", "catalog", "init", "--from", "slack", "--dir", dir, "--force"); code != exitDone {
+			t.Errorf("by force: exit code %d: %s", code, errs)
+		}
+		if _, out, _ := command(t, "", "catalog", "check", file); !strings.Contains(out, "slack.message") || strings.Contains(out, "github.") {
+			t.Errorf("the catalog is now %s", out)
+		}
+	})
+	t.Run("SRC-06 a list of what there is", func(t *testing.T) {
+		code, out, errs := command(t, "", "catalog", "init", "--list")
+		if code != exitDone || !strings.Contains(out, "pagerduty") || !strings.Contains(out, "github.pull_request, github.issues") {
+			t.Errorf("exit code %d: %s%s", code, out, errs)
+		}
+	})
+	t.Run("SRC-06 an unknown provider, and none", func(t *testing.T) {
+		code, _, errs := command(t, "", "catalog", "init", "--from", "gitea", "--dir", t.TempDir())
+		if code != exitRefused || !strings.Contains(errs, `"gitea"`) {
+			t.Errorf("exit code %d: %s", code, errs)
+		}
+		if code, _, errs = command(t, "", "catalog", "init"); code != exitUsage || !strings.Contains(errs, "--from") {
+			t.Errorf("exit code %d: %s", code, errs)
+		}
+	})
+}
+
+func TestCatalogCheckWithConfig(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	catalog := file("catalog.yaml", "events:\n  - {name: a.b, uri: event://a/b}\n")
+	for name, tt := range map[string]struct{ config, want string }{
+		"it is good":                    {"sources: [{name: x, from: sns, events: [{name: a.b}]}]", ""},
+		"of another workspace":          {"sources: [{name: x, from: sns, workspace: other, events: [{name: a.c}]}]", ""},
+		"a mistake in it":               {"sources:\n- {name: x, from: sns, events: [{name: a.b, data: $.Message}]}", "config.yaml:2: source x: events: data: "},
+		"an event type that is missing": {"sources:\n- name: x\n  from: sns\n  events: [{name: a.c}]", "config.yaml: line 4: source x: a.c is no event type"},
+	} {
+		t.Run("SRC-01 "+name, func(t *testing.T) {
+			code, out, errs := command(t, "", "catalog", "check", catalog, "--config", file("config.yaml", tt.config))
+			if (code == exitDone) != (tt.want == "") || strings.Contains(out, "config.yaml is a configuration that fits it.") != (tt.want == "") || !strings.Contains(errs, tt.want) {
+				t.Errorf("exit code %d: %s", code, errs)
+			}
+		})
+	}
+}

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/source/ingest"
+)
+
+// SourceCmd holds the commands for sources.
+type SourceCmd struct {
+	Check SourceCheckCmd `cmd:"" help:"Show what a saved request or message would publish."`
+}
+
+// SourceCheckCmd runs a saved request through a source.
+type SourceCheckCmd struct {
+	Config  string    `required:"" env:"MCPEVENTS_CONFIG" placeholder:"FILE" help:"The configuration with the source."`
+	Catalog string    `default:"catalog.yaml" env:"MCPEVENTS_CATALOG" help:"The catalog of its workspace."`
+	Source  string    `required:"" placeholder:"NAME" help:"The source."`
+	Request string    `required:"" placeholder:"FILE" help:"A request as it was sent: headers, an empty line, the body; the request line may stand before it. For a bus source the message. - is the standard input."`
+	At      time.Time `placeholder:"TIME" help:"When it came, in RFC 3339, for signatures that expire; now by default."`
+}
+
+// Help is the long help of the command.
+func (c *SourceCheckCmd) Help() string {
+	return `Prints a line of JSON for the request, and for each record of a message of S3: what would become of it, by which mapping (they count from 1), and the document that patterns and JSON Pointers see. Nothing is sent. The signature is checked if the secrets are in the environment. The exit code is 0 if an event would be published, and 3 if none would, or if the signature is not verified.`
+}
+
+// Run implements the command.
+func (c *SourceCheckCmd) Run(g *Globals) error {
+	cfg, err := readConfig(c.Config)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(cfg.Sources, func(s config.Source) bool { return s.Name == c.Source })
+	if i < 0 {
+		var names []string
+		for _, s := range cfg.Sources {
+			names = append(names, s.Name)
+		}
+		return fault.New(fault.Invalid, "%s has no source %q (it has: %s)", c.Config, c.Source, strings.Join(names, ", "))
+	}
+	cat, err := readCatalog(c.Catalog)
+	if err != nil {
+		return err
+	}
+	if err := ingest.CheckCatalog(cat, cfg.Sources[i]); err != nil {
+		return err
+	}
+	var raw []byte
+	if c.Request == "-" {
+		raw, err = io.ReadAll(g.in)
+	} else {
+		raw, err = read("request", c.Request)
+	}
+	if err != nil {
+		return err
+	}
+	if c.At.IsZero() {
+		c.At = time.Now()
+	}
+	trials, err := ingest.Try(context.Background(), cat, cfg.Sources[i], raw, c.At, config.Environment)
+	if err != nil {
+		return err
+	}
+	e := json.NewEncoder(g.out)
+	e.SetEscapeHTML(false)
+	published := false
+	for _, t := range trials {
+		if t.Kind == ingest.Accepted && t.Refused() {
+			t.Kind = ingest.Unverified
+		}
+		if err := e.Encode(t); err != nil {
+			return fault.Wrap(fault.Internal, err, "print")
+		}
+		if t.Refused() {
+			return fault.New(fault.Unprocessable, "nothing would be published: the signature is %s", t.Signature)
+		}
+		published = published || t.Kind == ingest.Accepted
+	}
+	if !published {
+		return fault.New(fault.Unprocessable, "nothing would be published")
+	}
+	return nil
+}

@@ -1,0 +1,139 @@
+package functions_test
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/eventbridge"
+	"github.com/aws/aws-sdk-go-v2/service/eventbridge/types"
+	"github.com/aws/aws-sdk-go-v2/service/sns"
+	"github.com/google/uuid"
+
+	"github.com/mcp-events/mcpevents/localstack/runner"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/test/awslocal"
+)
+
+// busSources are sources of the three buses, for event types of the project's catalog.
+const busSources = `sources:
+  - name: orders
+    from: eventbridge
+    events:
+      - {match: {source: [shop]}, name: incident.created, variables: {service: shop}, id: /id, time: /time, data: {id: /detail/order, title: /detail-type, severity: info}}
+  - name: builds
+    from: sns
+    events:
+      - {name: ci.build_finished, id: /MessageId, time: /Timestamp, data: {build: /Message/build, status: /Message/status}}
+  - name: uploads
+    from: s3
+    events:
+      - {match: {eventName: [{prefix: "ObjectCreated:"}]}, name: storage.object_created, variables: {bucket: /s3/bucket/name}, time: /eventTime, data: {key: /s3/object/key, size: /s3/object/size}}
+`
+
+// TestServicesSendToTheInbox (SRC-01): what the parameters of the template ask for brings an event of EventBridge, a
+// message of SNS and a notification of S3 to who polls, by the emulator's own EventBridge, SNS, S3 and SQS.
+func TestServicesSendToTheInbox(t *testing.T) {
+	ends := awslocal.Start(t, awslocal.DynamoDB, awslocal.SQS, awslocal.MiniStack)
+	cfg := awslocal.Config(ends.MiniStack)
+	topics, bus := sns.NewFromConfig(cfg), eventbridge.NewFromConfig(cfg)
+	name := "t" + uuid.NewString()[:8]
+	topic, err := topics.CreateTopic(t.Context(), &sns.CreateTopicInput{Name: &name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket := ends.MiniStack + "/" + name
+	put(t, bucket, "")
+	stack := deploy(t, func(o *runner.Options) {
+		o.Endpoints.SQS, o.Endpoints.EventBridge, o.Endpoints.SNS = ends.MiniStack, ends.MiniStack, ends.MiniStack
+		o.Parameters["SourceEventPattern"] = `{"source":["shop"]}`
+		o.Parameters["SourceTopicArn"] = *topic.TopicArn
+		o.Parameters["SourceBucketArns"] = "arn:aws:s3:::" + name
+	})
+	c, err := config.Parse([]byte(busSources))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := config.Apply(t.Context(), database(t, stack), c); err != nil {
+		t.Fatal(err)
+	}
+	// polled waits for the one event of a type, and returns its data.
+	polled := func(t *testing.T, name, cursor string) string {
+		t.Helper()
+		var found []struct{ Data json.RawMessage }
+		eventually(t, "the event is polled", func() bool {
+			var page struct {
+				Events []struct{ Data json.RawMessage }
+				Cursor string
+			}
+			if err := json.Unmarshal(rpc(t, stack.URL(), "events/poll", `"name":"`+name+`","arguments":{},"cursor":"`+cursor+`"`), &page); err != nil {
+				t.Fatal(err)
+			}
+			found, cursor = append(found, page.Events...), page.Cursor
+			return len(found) > 0
+		})
+		return string(found[0].Data)
+	}
+	begin := func(t *testing.T, name string) (cursor string) {
+		t.Helper()
+		var page struct{ Cursor string }
+		if err := json.Unmarshal(rpc(t, stack.URL(), "events/poll", `"name":"`+name+`","arguments":{},"cursor":null`), &page); err != nil {
+			t.Fatal(err)
+		}
+		return page.Cursor
+	}
+	t.Run("SRC-01 put-events", func(t *testing.T) {
+		cursor := begin(t, "incident.created")
+		entry := types.PutEventsRequestEntry{Source: aws.String("shop"), DetailType: aws.String("Order Placed"), Detail: aws.String(`{"order":"o-7"}`)}
+		other := entry
+		other.Source = aws.String("stock")
+		out, err := bus.PutEvents(t.Context(), &eventbridge.PutEventsInput{Entries: []types.PutEventsRequestEntry{other, entry}})
+		if err != nil || out.FailedEntryCount > 0 {
+			t.Fatalf("got %+v, %v", out, err)
+		}
+		if got := polled(t, "incident.created", cursor); got != `{"id":"o-7","severity":"info","title":"Order Placed"}` {
+			t.Errorf("got %s", got)
+		}
+	})
+	t.Run("SRC-01 publish to a topic", func(t *testing.T) {
+		cursor := begin(t, "ci.build_finished")
+		if _, err := topics.Publish(t.Context(), &sns.PublishInput{TopicArn: topic.TopicArn, Message: aws.String(`{"build":8,"status":"failed"}`)}); err != nil {
+			t.Fatal(err)
+		}
+		if got := polled(t, "ci.build_finished", cursor); got != `{"build":8,"status":"failed"}` {
+			t.Errorf("got %s", got)
+		}
+	})
+	t.Run("SRC-01 put-object", func(t *testing.T) {
+		cursor := begin(t, "storage.object_created")
+		put(t, bucket+"?notification", `<NotificationConfiguration xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><QueueConfiguration><Queue>`+
+			stack.Outputs()["InboxQueueArn"]+`</Queue><Event>s3:ObjectCreated:*</Event></QueueConfiguration></NotificationConfiguration>`)
+		put(t, bucket+"/a/b.csv", "x,y\n")
+		if got := polled(t, "storage.object_created", cursor); got != `{"key":"a/b.csv","size":4}` {
+			t.Errorf("got %s", got)
+		}
+	})
+	if n := letters(t, stack, ""); n > 0 {
+		t.Errorf("%d dead letters", n)
+	}
+}
+
+// put sends a request of S3, which the emulator takes unsigned.
+func put(t *testing.T, url, body string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if answer, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK {
+		t.Fatalf("PUT %s: %d %s", url, resp.StatusCode, answer)
+	}
+}

@@ -1,0 +1,105 @@
+package functions_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// sender is a statement of a queue's policy.
+type sender struct {
+	when      string // the condition of the template
+	service   string
+	action    string
+	resource  string
+	condition string // as it is written
+}
+
+// sendersOf reads the statements of a queue policy, each of which is there on a condition.
+func sendersOf(t *testing.T, doc *yaml.Node, policy string) (all []sender) {
+	t.Helper()
+	statements := at(doc, "Resources", policy, "Properties", "PolicyDocument", "Statement")
+	if statements == nil {
+		t.Fatalf("%s has no statements", policy)
+	}
+	for _, n := range statements.Content {
+		if n.Tag != "!If" || n.Content[2].Value != "AWS::NoValue" {
+			t.Errorf("%s: a statement that is always there", policy)
+			continue
+		}
+		s := n.Content[1]
+		all = append(all, sender{
+			when: n.Content[0].Value, service: value(at(s, "Principal", "Service")), action: value(at(s, "Action")),
+			resource: value(at(s, "Resource")), condition: strings.Join(strings.Fields(written(t, *at(s, "Condition"))), " "),
+		})
+	}
+	return all
+}
+
+// SRC-01: what AWS services may put into the inbox is what parameters name, and without them nothing.
+func TestWhoMaySendToTheInbox(t *testing.T) {
+	doc := tree(t)
+	const ofRule, ofTopic = `{ArnEquals: {"aws:SourceArn": !GetAtt SourceRule.Arn}}`, `{ArnEquals: {"aws:SourceArn": !Ref SourceTopicArn}}`
+	t.Run("SRC-01 each sender is named", func(t *testing.T) {
+		want := []sender{
+			{"HasRule", "events.amazonaws.com", "sqs:SendMessage", "InboxQueue.Arn", ofRule},
+			{"HasTopic", "sns.amazonaws.com", "sqs:SendMessage", "InboxQueue.Arn", ofTopic},
+			{"HasBuckets", "s3.amazonaws.com", "sqs:SendMessage", "InboxQueue.Arn", `ArnEquals: {"aws:SourceArn": !Ref SourceBucketArns} StringEquals: {"aws:SourceAccount": !Ref 'AWS::AccountId'}`},
+		}
+		if got := sendersOf(t, doc, "InboxPolicy"); !slices.Equal(got, want) {
+			t.Errorf("got %q", got)
+		}
+		dead := []sender{
+			{"HasRule", "events.amazonaws.com", "sqs:SendMessage", "DeadQueue.Arn", ofRule},
+			{"HasTopic", "sns.amazonaws.com", "sqs:SendMessage", "DeadQueue.Arn", ofTopic},
+		}
+		if got := sendersOf(t, doc, "DeadQueuePolicy"); !slices.Equal(got, dead) {
+			t.Errorf("got %q", got)
+		}
+	})
+	t.Run("SRC-01 nothing is made that no parameter asks for", func(t *testing.T) {
+		for id, want := range map[string]string{
+			"InboxPolicy": "HasSenders", "DeadQueuePolicy": "HasRuleOrTopic", "SourceRule": "HasRule", "SourceSubscription": "HasTopic",
+		} {
+			if got := value(at(doc, "Resources", id, "Condition")); got != want {
+				t.Errorf("%s is made on the condition %q", id, got)
+			}
+		}
+		d, _ := readDeployment(t)
+		for name, want := range map[string]string{
+			"HasRule": `!Not [!Equals [!Ref SourceEventPattern, ""]]`, "HasTopic": `!Not [!Equals [!Ref SourceTopicArn, ""]]`,
+			"HasBuckets":     `!Not [!Equals [!Join ["", !Ref SourceBucketArns], ""]]`,
+			"HasRuleOrTopic": "!Or [!Condition HasRule, !Condition HasTopic]", "HasSenders": "!Or [!Condition HasRuleOrTopic, !Condition HasBuckets]",
+		} {
+			if got := written(t, *at(doc, "Conditions", name)); got != want {
+				t.Errorf("%s is %s", name, got)
+			}
+		}
+		for _, name := range []string{"SourceEventPattern", "SourceTopicArn", "SourceBucketArns"} {
+			if *d.Parameters[name].Default != "" {
+				t.Errorf("%s has a default", name)
+			}
+		}
+	})
+	t.Run("SRC-01 the services can send to the queues, which no KMS key encrypts", func(t *testing.T) {
+		for _, id := range []string{"InboxQueue", "DeadQueue"} {
+			p := at(doc, "Resources", id, "Properties")
+			if value(at(p, "SqsManagedSseEnabled")) != "true" || at(p, "KmsMasterKeyId") != nil {
+				t.Errorf("%s: got %s", id, written(t, *p))
+			}
+		}
+	})
+	t.Run("SRC-01 what cannot be delivered is tried again, and is a dead letter then", func(t *testing.T) {
+		target := at(doc, "Resources", "SourceRule", "Properties", "Targets").Content[0]
+		if value(at(target, "Arn")) != "InboxQueue.Arn" || value(at(target, "DeadLetterConfig", "Arn")) != "DeadQueue.Arn" ||
+			value(at(target, "RetryPolicy", "MaximumRetryAttempts")) != "185" || value(at(target, "RetryPolicy", "MaximumEventAgeInSeconds")) != "86400" {
+			t.Errorf("got %s", written(t, *target))
+		}
+		s := at(doc, "Resources", "SourceSubscription", "Properties")
+		if value(at(s, "RedrivePolicy", "deadLetterTargetArn")) != "DeadQueue.Arn" || value(at(s, "Endpoint")) != "InboxQueue.Arn" || value(at(s, "RawMessageDelivery")) != "false" {
+			t.Errorf("got %s", written(t, *s))
+		}
+	})
+}

@@ -1,0 +1,51 @@
+package otlp
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	sdk "go.opentelemetry.io/otel/sdk/metric"
+	collector "go.opentelemetry.io/proto/otlp/collector/metrics/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/mcp-events/mcpevents/shared/metric"
+	traces "github.com/mcp-events/mcpevents/shared/trace/otlp"
+)
+
+// OPS-12: a collector gets the metrics by OTLP, the last ones when the server ends.
+func TestOTLPMetrics(t *testing.T) {
+	got := make(chan *collector.ExportMetricsServiceRequest, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		var request collector.ExportMetricsServiceRequest
+		body, err := io.ReadAll(r.Body)
+		if err == nil {
+			err = proto.Unmarshal(body, &request)
+		}
+		if err != nil || r.URL.Path != traces.PathMetrics {
+			t.Errorf("%s: %v", r.URL, err)
+		}
+		got <- &request
+	}))
+	defer server.Close()
+	reader, err := exporter(t.Context(), server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := metric.NewSet(sdk.NewMeterProvider(sdk.WithReader(reader)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set.Published(3)
+	if err := reader.Shutdown(context.WithoutCancel(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range (<-got).GetResourceMetrics()[0].GetScopeMetrics()[0].GetMetrics() {
+		if m.GetName() == metric.EventsPublished && m.GetSum().GetDataPoints()[0].GetAsInt() == 3 {
+			return
+		}
+	}
+	t.Error("the collector did not get the published events")
+}

@@ -1,0 +1,218 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/source"
+	"github.com/mcp-events/mcpevents/shared/source/ingest"
+	"github.com/mcp-events/mcpevents/shared/source/verify"
+)
+
+const (
+	// recentOutcomes is over how many of the newest outcomes a list of sources counts.
+	recentOutcomes = 100
+	// sourcesAtOnce is how many queries a list of sources makes beside each other.
+	sourcesAtOnce = 8
+	// maxTry is the largest request that can be tried, in bytes; maxTryBody is it with its escapes.
+	maxTry     = 1 << 20
+	maxTryBody = 2*maxTry + 1024
+)
+
+// sourceView is a source as the API shows it. It has no secrets, nor what they are called.
+type sourceView struct {
+	Name string `json:"name"`
+	// From is http, or the bus.
+	From string `json:"from"`
+	// Path is where an HTTP source takes requests.
+	Path string `json:"path,omitempty"`
+	// Verify is the scheme by which a sender is verified; absent for a bus.
+	Verify string           `json:"verify,omitempty"`
+	Events []source.Mapping `json:"events"`
+	// Last is the newest outcome that was kept.
+	Last   *outcomeView `json:"last,omitempty"`
+	Recent sourceRecent `json:"recent"`
+}
+
+// sourceRecent counts the newest outcomes of the last hour by their kind, those that were not kept included.
+type sourceRecent struct {
+	Since    time.Time             `json:"since"`
+	Outcomes map[ingest.Kind]int64 `json:"outcomes"`
+}
+
+// outcomeView is what became of a request to a source, or of a document of a bus.
+type outcomeView struct {
+	Time   time.Time   `json:"time"`
+	Kind   ingest.Kind `json:"kind"`
+	Reason string      `json:"reason,omitempty"`
+	Name   string      `json:"name,omitempty"`
+	URI    string      `json:"uri,omitempty"`
+	ID     string      `json:"id,omitempty"`
+	// Omitted counts outcomes of the kind that the list lacks before this one.
+	Omitted int64 `json:"omitted,omitempty"`
+}
+
+func viewOfOutcome(r ingest.Record) outcomeView {
+	return outcomeView{Time: r.Time.UTC(), Kind: r.Kind, Reason: r.Reason, Name: r.Name, URI: r.URI, ID: r.ID, Omitted: r.Omitted}
+}
+
+// sourcesOf are those of the caller's workspace, by name.
+func (h *Handler) sourcesOf(c *call) ([]config.Source, error) {
+	all, err := h.Sources.Sources(c.Context())
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "look up the sources")
+	}
+	own := slices.DeleteFunc(slices.Clone(all), func(s config.Source) bool { return s.Workspace != c.who.Workspace })
+	slices.SortFunc(own, func(a, b config.Source) int { return cmp.Compare(a.Name, b.Name) })
+	return own, nil
+}
+
+// source finds the one that is meant.
+func (h *Handler) source(c *call) (config.Source, error) {
+	own, err := h.sourcesOf(c)
+	if err != nil {
+		return config.Source{}, err
+	}
+	i := slices.IndexFunc(own, func(s config.Source) bool { return s.Name == c.PathValue("name") })
+	if i < 0 {
+		return config.Source{}, fault.New(fault.NotFound, "there is no such source in the configuration")
+	}
+	return own[i], nil
+}
+
+func (h *Handler) listSources(c *call) (any, error) {
+	q := c.query()
+	after, limit := q.cursor(), q.limit()
+	if q.err != nil {
+		return nil, q.err
+	}
+	own, err := h.sourcesOf(c)
+	if err != nil {
+		return nil, err
+	}
+	own = slices.DeleteFunc(own, func(s config.Source) bool { return s.Name <= after })
+	next := ""
+	if len(own) > limit {
+		own = own[:limit]
+		next = own[limit-1].Name
+	}
+	views := make([]sourceView, len(own))
+	group, ctx := errgroup.WithContext(c.Context())
+	group.SetLimit(sourcesAtOnce)
+	for i, s := range own {
+		group.Go(func() error {
+			var err error
+			views[i], err = h.viewOfSource(ctx, s)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	return listOf(views, next), nil
+}
+
+func (h *Handler) readSource(c *call) (any, error) {
+	q := c.query()
+	if q.err != nil {
+		return nil, q.err
+	}
+	s, err := h.source(c)
+	if err != nil {
+		return nil, err
+	}
+	return h.viewOfSource(c.Context(), s)
+}
+
+// viewOfSource is one query.
+func (h *Handler) viewOfSource(ctx context.Context, s config.Source) (sourceView, error) {
+	now := h.Now()
+	records, _, err := ingest.ListRecords(ctx, h.DB, s.Workspace, s.Name, ingest.RecordQuery{}, "", recentOutcomes)
+	v := sourceView{
+		Name: s.Name, From: cmp.Or(string(s.From), "http"), Verify: s.Verify.Scheme, Events: s.Events,
+		Recent: sourceRecent{Since: now.Add(-time.Hour).UTC(), Outcomes: map[ingest.Kind]int64{}},
+	}
+	if s.From == source.HTTP {
+		if v.Path = "/sources/" + s.Name; s.Verify.Scheme == verify.None {
+			v.Path += "/{key}"
+		}
+	}
+	if len(records) > 0 {
+		last := viewOfOutcome(records[0])
+		v.Last = &last
+	}
+	for _, r := range records {
+		if !r.Time.Before(v.Recent.Since) {
+			v.Recent.Outcomes[r.Kind] += 1 + r.Omitted
+		}
+	}
+	return v, err
+}
+
+// outcomeList says, beside the outcomes, which ones are kept.
+type outcomeList struct {
+	list[outcomeView]
+	Kept        string `json:"kept"`
+	KeptSeconds int64  `json:"keptSeconds"`
+}
+
+func (h *Handler) listOutcomes(c *call) (any, error) {
+	q := c.query("kind", "since", "until")
+	kinds := []string{string(ingest.Refused)}
+	for _, k := range ingest.Kinds() {
+		kinds = append(kinds, string(k))
+	}
+	ask := ingest.RecordQuery{Kind: ingest.Kind(q.oneOf("kind", kinds...)), Since: q.time("since"), Until: q.time("until")}
+	before, limit := q.cursor(), q.limit()
+	if q.err != nil {
+		return nil, q.err
+	}
+	s, err := h.source(c)
+	if err != nil {
+		return nil, err
+	}
+	records, next, err := ingest.ListRecords(c.Context(), h.DB, s.Workspace, s.Name, ask, before, limit)
+	if err != nil {
+		return nil, err
+	}
+	var views []outcomeView
+	for _, r := range records {
+		views = append(views, viewOfOutcome(r))
+	}
+	return outcomeList{list: listOf(views, next), Kept: string(h.Kept), KeptSeconds: int64(ingest.RecordsKept / time.Second)}, nil
+}
+
+// trySource runs a saved request through a source. It publishes nothing and changes nothing.
+func (h *Handler) trySource(c *call) (any, error) {
+	var in struct {
+		Request string `json:"request"`
+	}
+	if err := c.bodyUpTo(maxTryBody, &in); err != nil {
+		return nil, err
+	}
+	switch {
+	case in.Request == "":
+		return nil, fault.New(fault.Invalid, "request is missing: headers, an empty line and the body, or the message of a bus")
+	case len(in.Request) > maxTry:
+		return nil, fault.New(fault.TooLarge, "request has %d bytes (at most %d); mcpevents source check takes larger ones", len(in.Request), maxTry)
+	}
+	s, err := h.source(c)
+	if err != nil {
+		return nil, err
+	}
+	cat, err := h.Catalogs.Catalog(c.Context(), s.Workspace)
+	if err != nil {
+		return nil, err
+	}
+	trials, err := ingest.Try(c.Context(), cat, s, []byte(in.Request), h.Now(), h.SourceSecrets)
+	if err != nil {
+		return nil, err
+	}
+	return map[string][]ingest.Trial{"trials": trials}, nil
+}

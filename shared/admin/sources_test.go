@@ -1,0 +1,233 @@
+package admin_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/server/servertest"
+)
+
+const (
+	buildKey = "a-secret-path-of-the-builds-0123456789"
+	sourced  = `sources:
+  - name: builds
+    verify: {scheme: none, secrets: ["env:MCPEVENTS_TEST_BUILDS"]}
+    events:
+      - match: {body: {kind: [build]}}
+        name: ci.build_finished
+        id: /body/id
+        data: {build: /body/n, status: /body/state}
+  - {name: alarms, from: eventbridge, events: [{match: {detail-type: [Build]}, name: ci.build_finished, data: /detail}]}
+  - {name: theirs, workspace: other, from: sns, events: [{name: ci.build_finished}]}
+`
+)
+
+// startSources starts a server with sources, and returns what sends requests to one.
+func startSources(t *testing.T, keep string) (f *fixture, send func(body string) int) {
+	t.Setenv("MCPEVENTS_TEST_BUILDS", buildKey)
+	f = start(t, func(o *server.Options) {
+		o.Config, o.Limits.DeliveryLog = servertest.Config(t, callers, sourced), keep
+	})
+	return f, func(body string) int {
+		t.Helper()
+		resp, err := http.Post(f.s.URL+"/sources/builds/"+buildKey, "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		return resp.StatusCode
+	}
+}
+
+const goodBuild = `{"kind":"build","id":"b-1","n":1,"state":"passed"}`
+
+func TestSources(t *testing.T) {
+	f, send := startSources(t, "all")
+	for body, status := range map[string]int{
+		goodBuild: 202, `{"kind":"other"}`: 202, `{"kind":"build","id":"b-2","n":"many","state":"passed"}`: 422, `{"kind":`: 400,
+	} {
+		if got := send(body); got != status {
+			t.Errorf("%s: got %d, want %d", body, got, status)
+		}
+	}
+	if got := send(goodBuild); got != 202 {
+		t.Errorf("again: got %d", got)
+	}
+	resp, err := http.Post(f.s.URL+"/sources/builds/a-wrong-key", "application/json", strings.NewReader(goodBuild))
+	if err != nil || resp.StatusCode != 401 {
+		t.Fatalf("got %v, %v", resp, err)
+	}
+	_ = resp.Body.Close()
+	const outcomes = "sources/builds/outcomes"
+	f.eventually("all outcomes are there", func() bool { return len(f.list("op", outcomes).Items) == 6 })
+
+	t.Run("SRC-01 the sources of the workspace, each with what it is for and what became of the newest requests", func(t *testing.T) {
+		all := f.list("op", "sources")
+		if got := ids(all, "name"); got != "alarms builds" {
+			t.Fatalf("got %s", got)
+		}
+		builds := all.Items[1]
+		recent := builds["recent"].(object)["outcomes"]
+		if want := "map[accepted:1 duplicate:1 invalid:1 unfit:1 unmatched:1 unverified:1]"; fmt.Sprint(recent) != want {
+			t.Errorf("got %v, want %s", recent, want)
+		}
+		if builds["from"] != "http" || builds["verify"] != "none" || builds["path"] != "/sources/builds/{key}" || builds["last"].(object)["kind"] != "unverified" {
+			t.Errorf("got %v", builds)
+		}
+		mapping, _ := json.Marshal(builds["events"])
+		if want := `[{"data":{"build":"/body/n","status":"/body/state"},"id":"/body/id","match":{"body":{"kind":["build"]}},"name":"ci.build_finished"}]`; string(mapping) != want {
+			t.Errorf("got %s, want %s", mapping, want)
+		}
+		if alarms := all.Items[0]; alarms["from"] != "eventbridge" || alarms["path"] != nil || alarms["verify"] != nil || alarms["last"] != nil {
+			t.Errorf("got %v", alarms)
+		}
+		if one := (object{}); true {
+			f.call("op", "GET", "sources/builds", "", 200, &one)
+			if fmt.Sprint(one["events"]) != fmt.Sprint(builds["events"]) {
+				t.Errorf("one is %v", one)
+			}
+		}
+		if raw := f.call("op", "GET", "sources", "", 200, nil); strings.Contains(string(raw), "MCPEVENTS_TEST") || strings.Contains(string(raw), buildKey) {
+			t.Errorf("got %s", raw)
+		}
+	})
+	t.Run("SRC-04 OPS-04 each outcome has its reason and no payload", func(t *testing.T) {
+		for kind, want := range map[string]object{
+			"accepted":   {"id": "b-1", "uri": built, "name": "ci.build_finished"},
+			"duplicate":  {"id": "b-1"},
+			"unmatched":  {},
+			"unverified": {"reason": ""},
+			"invalid":    {"reason": ""},
+			"unfit":      {"id": "b-2", "uri": built, "reason": ""},
+		} {
+			l := f.list("op", outcomes+"?kind="+kind)
+			if len(l.Items) != 1 || l.Items[0]["kind"] != kind || l.Kept != "all" {
+				t.Errorf("%s: got %+v", kind, l)
+				continue
+			}
+			for name, value := range want {
+				if got := l.Items[0][name]; got != value && (value != "" || got == nil) {
+					t.Errorf("%s: %s is %v, want %v", kind, name, got, value)
+				}
+			}
+			if text := fmt.Sprint(l.Items[0]); strings.Contains(text, "passed") || strings.Contains(text, "many") || strings.Contains(text, buildKey) {
+				t.Errorf("%s: got %s", kind, text)
+			}
+		}
+		if got := ids(f.list("op", outcomes+"?kind=refused"), "kind"); len(strings.Fields(got)) != 3 || strings.Contains(got, "unmatched") {
+			t.Errorf("refused: got %s", got)
+		}
+		if got := f.list("op", outcomes+"?until=2020-01-01T00:00:00Z"); len(got.Items) != 0 {
+			t.Errorf("got %v", got)
+		}
+		if got := f.list("op", outcomes+"?since="+time.Now().Add(-time.Minute).UTC().Format(time.RFC3339)); len(got.Items) != 6 {
+			t.Errorf("got %v", got)
+		}
+	})
+	t.Run("OPS-01 both lists are paged", func(t *testing.T) {
+		for _, path := range []string{"sources?limit=1", outcomes + "?limit=2", outcomes + "?kind=refused&limit=2"} {
+			n, next := 0, ""
+			for range 4 {
+				at := path
+				if next != "" {
+					at += "&cursor=" + next
+				}
+				l := f.list("op", at)
+				n += len(l.Items)
+				if next = l.Next; next == "" {
+					break
+				}
+			}
+			if want := map[string]int{"sources?limit=1": 2, outcomes + "?limit=2": 6}[path]; next != "" || n != want && (want != 0 || n != 3) {
+				t.Errorf("%s: %d items, and then %q", path, n, next)
+			}
+		}
+	})
+	t.Run("OPS-01 OPS-09 what is refused", func(t *testing.T) {
+		for _, x := range []struct {
+			who, method, path, body string
+			status                  int
+		}{
+			{"alice", "GET", "sources", "", 403},
+			{"alice", "GET", outcomes, "", 403},
+			{"alice", "POST", "sources/builds/try", `{"request":"\n\n{}"}`, 403},
+			{"reader", "GET", "sources/builds", "", 403},
+			{"op", "GET", "sources/theirs/outcomes", "", 404},
+			{"op", "GET", "sources/theirs", "", 404},
+			{"foreign", "GET", outcomes, "", 404},
+			{"foreign", "POST", "sources/builds/try", `{"request":"\n\n{}"}`, 404},
+			{"op", "GET", outcomes + "?kind=fine", "", 400},
+			{"op", "GET", "sources?name=builds", "", 400},
+			{"op", "POST", "sources/builds/try", `{}`, 400},
+			{"op", "POST", "sources/builds/try", `{"request":"no headers"}`, 400},
+			{"op", "POST", "sources/alarms/try", `{"request":"{}"}`, 400},
+			{"op", "POST", "sources/builds/try", `{"request":"` + strings.Repeat("x", 1<<20+1) + `"}`, 413},
+			{"op", "POST", "sources/builds/try", `{"request":"` + strings.Repeat("x", 3<<20) + `"}`, 413},
+		} {
+			f.call(x.who, x.method, x.path, x.body, x.status, nil)
+		}
+		if got := ids(f.list("foreign", "sources"), "name"); got != "theirs" {
+			t.Errorf("got %s", got)
+		}
+	})
+	t.Run("SRC-01 a request is tried, with its signature, and nothing comes of it", func(t *testing.T) {
+		before := len(f.list("op", "events?name=ci.build_finished").Items)
+		head := "POST /sources/builds/" + buildKey + " HTTP/1.1\nContent-Type: application/json\nAuthorization: Bearer t0ken\n\n"
+		for _, x := range []struct {
+			source, request string
+			want            object
+		}{
+			{"builds", head + goodBuild, object{"kind": "accepted", "signature": "verified", "mapping": 1.0, "name": "ci.build_finished", "uri": built, "id": "b-1"}},
+			{"builds", "Content-Type: application/json\n\n" + goodBuild, object{"kind": "accepted"}},
+			{"builds", head + `{"kind":"build","id":"b-2","n":"many","state":"passed"}`, object{"kind": "unfit"}},
+			{"builds", head + `{"kind":"other"}`, object{"kind": "unmatched", "mapping": nil}},
+			{"alarms", `{"source":"ci","detail-type":"Build","detail":{"build":2,"status":"passed"}}`, object{"kind": "accepted", "uri": built, "signature": nil}},
+		} {
+			body, _ := json.Marshal(map[string]string{"request": x.request})
+			var got struct{ Trials []object }
+			raw := f.call("op", "POST", "sources/"+x.source+"/try", string(body), 200, &got)
+			if len(got.Trials) != 1 {
+				t.Errorf("%s: got %s", x.request, raw)
+				continue
+			}
+			for name, value := range x.want {
+				if got.Trials[0][name] != value {
+					t.Errorf("%s: %s is %v, want %v", x.request, name, got.Trials[0][name], value)
+				}
+			}
+			if x.want["kind"] == "unfit" && got.Trials[0]["faults"] == nil || strings.Contains(string(raw), "t0ken") {
+				t.Errorf("%s: got %s", x.request, raw)
+			}
+		}
+		if after := len(f.list("op", "events?name=ci.build_finished").Items); after != before || len(f.list("op", outcomes).Items) != 6 || len(f.list("op", "audit").Items) != 0 {
+			t.Errorf("SRC-01 trying left %d events, was %d", after, before)
+		}
+	})
+	t.Run("OPS-04 what did not fit is a dead letter of the inbox", func(t *testing.T) {
+		f.eventually("it is in the list", func() bool { return len(f.list("op", "dead-letters?queue=inbox").Items) == 1 })
+	})
+}
+
+// TestSourcesOfQuietLogs: SRC-04. What the delivery log does not keep is said.
+func TestSourcesOfQuietLogs(t *testing.T) {
+	for keep, kinds := range map[string]string{"failures": "unfit accepted", "none": ""} {
+		t.Run("SRC-04 --delivery-log "+keep, func(t *testing.T) {
+			f, send := startSources(t, keep)
+			for i := range 3 {
+				send(strings.Replace(goodBuild, "b-1", fmt.Sprint("b-", i), 1))
+			}
+			send(`{"kind":"build","id":"b-9"}`)
+			if keep != "none" {
+				f.eventually("the last one is there", func() bool { return len(f.list("op", "sources/builds/outcomes?kind=unfit").Items) == 1 })
+			}
+			if l := f.list("op", "sources/builds/outcomes"); ids(l, "kind") != kinds || l.Kept != keep {
+				t.Errorf("got %+v", l)
+			}
+		})
+	}
+}

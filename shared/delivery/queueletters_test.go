@@ -1,0 +1,89 @@
+package delivery
+
+import (
+	"bytes"
+	"log/slog"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/queue"
+)
+
+func TestDeadLettersThatAQueueMoved(t *testing.T) {
+	r := newRig(t)
+	var log bytes.Buffer
+	emf := metric.NewEMF(slog.New(slog.NewJSONHandler(&log, nil)), "stack", time.Now)
+	o := NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
+	var err error
+	if o.Metrics, err = metric.NewSet(emf.Provider()); err != nil {
+		t.Fatal(err)
+	}
+	published := r.now.Add(-time.Hour).UTC().Truncate(time.Microsecond)
+	e := event.Event{Workspace: "default", ID: "evt_1", URI: "event://a/b", Name: "a.b", Time: published, Published: published}
+	body, _ := e.MarshalJSON()
+	batch := []queue.Message{
+		{ID: "1", From: queue.Events, Sent: r.now, Outgoing: queue.Outgoing{Body: body, Group: "g"}},
+		{ID: "2", From: queue.Slow, Sent: r.now.Add(-time.Minute), Outgoing: queue.Outgoing{Body: []byte("no delivery")}},
+		{ID: "3", Sent: r.now, Outgoing: queue.NewDeadLetter(queue.Inbox, queue.Message{ID: "4", Sent: r.now}, "no event", nil, r.now)},
+	}
+	r.done(o.File(t.Context(), batch))
+	letters, _, err := o.Letters(t.Context(), "default", LetterQuery{}, "", 10)
+	if err != nil || len(letters) != 3 {
+		t.Fatalf("got %v, %v", letters, err)
+	}
+	t.Run("AWS-07 the first time of an event is its own, for a FIFO queue stamps it anew", func(t *testing.T) {
+		for _, l := range letters {
+			want := map[string]time.Time{"events": published, "slow": r.now.Add(-time.Minute), "inbox": r.now}[l.Queue]
+			if !l.First.Equal(want.UTC()) {
+				t.Errorf("%s: got %v, want %v", l.Queue, l.First, want)
+			}
+		}
+	})
+	t.Run("OPS-12 they are counted by their queue, and those of a stage, which it has counted, are not", func(t *testing.T) {
+		emf.Close(t.Context())
+		for name, want := range map[string]bool{"events": true, "slow": true, "inbox": false} {
+			if strings.Contains(log.String(), `"queue":"`+name+`"`) != want {
+				t.Errorf("%s: got %s", name, &log)
+			}
+		}
+	})
+}
+
+// SRC-01 OPS-04: what EventBridge or SNS could not put into the inbox, and put into the dead queue, can go back to the inbox.
+func TestDeadLettersOfBuses(t *testing.T) {
+	r := newRig(t)
+	o := NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
+	denied := map[string]string{"RULE_ARN": "arn:aws:events:us-east-1:1:rule/r", "ERROR_CODE": "NO_PERMISSIONS", "ERROR_MESSAGE": "Access denied"}
+	batch := []queue.Message{
+		{ID: "1", Sent: r.now, Attributes: denied, Outgoing: queue.Outgoing{Body: []byte(`{"id":"e","detail-type":"A","source":"b","detail":{}}`)}},
+		{ID: "2", Sent: r.now, Outgoing: queue.Outgoing{Body: []byte(`{"Type":"Notification","MessageId":"m","TopicArn":"arn","Message":"x"}`)}},
+		{ID: "3", Sent: r.now, Outgoing: queue.Outgoing{Body: []byte(`{"id":"e"}`)}},
+	}
+	r.done(o.File(t.Context(), batch))
+	letters, _, err := o.Letters(t.Context(), "default", LetterQuery{}, "", 10)
+	if err != nil || len(letters) != 3 {
+		t.Fatalf("got %v, %v", letters, err)
+	}
+	reasons := map[string]string{}
+	for _, l := range letters {
+		reasons[l.Reason] = l.Queue
+		returned, err := o.Retry(t.Context(), "default", l, nil, 0)
+		if back := l.Queue == string(queue.Inbox); returned != back || (err == nil) != back {
+			t.Errorf("%s: sent back: %v, %v", l.Reason, returned, err)
+		}
+	}
+	want := map[string]string{
+		"eventbridge could not put it into the inbox: NO_PERMISSIONS: Access denied": "inbox",
+		"sns could not put it into the inbox":                                        "inbox", queue.ReasonReceives: "dead",
+	}
+	if !maps.Equal(reasons, want) {
+		t.Errorf("got %q", reasons)
+	}
+	if sent := r.queues[queue.Inbox]; len(sent) != 2 {
+		t.Errorf("the inbox got %d messages", len(sent))
+	}
+}

@@ -1,0 +1,193 @@
+package inprocess
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func get(ctx context.Context, h http.HandlerFunc) (*http.Response, error) {
+	t := &Transport{Handler: h, Log: slog.New(slog.DiscardHandler)}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, URL+"?a=b", strings.NewReader("question"))
+	if err != nil {
+		return nil, err
+	}
+	return t.RoundTrip(req)
+}
+
+func TestAHandlerGetsWhatAServerWouldGive(t *testing.T) {
+	resp, err := get(t.Context(), func(w http.ResponseWriter, r *http.Request) {
+		text, err := io.ReadAll(r.Body)
+		w.Header().Set("Content-Type", "text/plain")
+		w.WriteHeader(http.StatusAccepted)
+		w.WriteHeader(http.StatusTeapot)   // the first holds
+		w.Header().Set("X-Late", "unseen") // the header has left
+		fmt.Fprint(w, r.Method, " ", r.URL, " ", r.RequestURI, " ", r.Host, " ", string(text), " ", err)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if want := "POST /mcp?a=b /mcp?a=b localhost question <nil>"; err != nil || string(text) != want {
+		t.Errorf("got %q, %v, want %q", text, err, want)
+	}
+	if resp.StatusCode != http.StatusAccepted || resp.Header.Get("Content-Type") != "text/plain" || resp.Header.Get("X-Late") != "" {
+		t.Errorf("status %d, header %v", resp.StatusCode, resp.Header)
+	}
+}
+
+func TestAHandlerThatWritesNothingAnswersWith200(t *testing.T) {
+	resp, err := get(t.Context(), func(http.ResponseWriter, *http.Request) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || len(text) > 0 || resp.StatusCode != http.StatusOK {
+		t.Errorf("status %d with %q, %v", resp.StatusCode, text, err)
+	}
+}
+
+func TestAHeaderComesWithAFlushAndLinesOneByOne(t *testing.T) {
+	next := make(chan struct{})
+	resp, err := get(t.Context(), func(w http.ResponseWriter, _ *http.Request) {
+		w.(http.Flusher).Flush()
+		for i := range 3 {
+			<-next
+			fmt.Fprintln(w, "line", i)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	for i := range 3 {
+		next <- struct{}{}
+		if !lines.Scan() || lines.Text() != fmt.Sprint("line ", i) {
+			t.Fatalf("line %d: %q, %v", i, lines.Text(), lines.Err())
+		}
+	}
+	if lines.Scan() || lines.Err() != nil {
+		t.Errorf("after the last line: %q, %v", lines.Text(), lines.Err())
+	}
+}
+
+// A handler does not run ahead of its reader: nothing is kept between them.
+func TestAHandlerWaitsForItsReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		written := 0
+		resp, err := get(t.Context(), func(w http.ResponseWriter, _ *http.Request) {
+			for {
+				if _, err := w.Write(make([]byte, 1<<20)); err != nil {
+					return
+				}
+				written++
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if written != 0 {
+			t.Errorf("%d pieces were written that were not read", written)
+		}
+		resp.Body.Close()
+		synctest.Wait()
+	})
+}
+
+func TestTheEndOfTheCallerEndsTheHandler(t *testing.T) {
+	gone := errors.New("the caller is gone")
+	for name, leave := range map[string]func(cancel context.CancelCauseFunc, resp *http.Response){
+		"the context ends":   func(cancel context.CancelCauseFunc, _ *http.Response) { cancel(gone) },
+		"the body is closed": func(_ context.CancelCauseFunc, resp *http.Response) { resp.Body.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				defer cancel(nil)
+				var ended, refused bool
+				resp, err := get(ctx, func(w http.ResponseWriter, r *http.Request) {
+					w.(http.Flusher).Flush()
+					<-r.Context().Done()
+					ended = true
+					_, err := w.Write([]byte("late"))
+					refused = err != nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				leave(cancel, resp)
+				synctest.Wait()
+				if !ended || !refused {
+					t.Errorf("ended: %v, a late write is refused: %v", ended, refused)
+				}
+				if _, err := io.ReadAll(resp.Body); err == nil {
+					t.Error("the rest of the body reads as its end")
+				}
+			})
+		})
+	}
+}
+
+func TestACallerDoesNotWaitLongerThanItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		release := make(chan struct{})
+		_, err := get(ctx, func(http.ResponseWriter, *http.Request) { <-release })
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		close(release)
+	})
+}
+
+func TestAPanicOfTheHandlerIsItsOwn(t *testing.T) {
+	if resp, err := get(t.Context(), func(http.ResponseWriter, *http.Request) { panic("before") }); err == nil {
+		t.Errorf("status %d of a handler that panicked", resp.StatusCode)
+	}
+	resp, err := get(t.Context(), func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, "half")
+		panic(http.ErrAbortHandler)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(resp.Body)
+	if string(text) != "half" || !errors.Is(err, errAborted) {
+		t.Errorf("got %q, %v", text, err)
+	}
+}
+
+func TestWaitIsForHandlers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		tr := &Transport{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }), Log: slog.Default()}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, URL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tr.RoundTrip(req); err == nil {
+			t.Fatal("it answered")
+		}
+		if err := tr.Wait(ctx); err == nil {
+			t.Error("a handler runs, and Wait says none does")
+		}
+		close(release)
+		if err := tr.Wait(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,93 @@
+// Package jsonpointer reads, follows and writes JSON Pointers (RFC 6901). A document is JSON as [encoding/json] decodes it.
+package jsonpointer
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+)
+
+// MaxLength is the longest pointer in bytes.
+const MaxLength = 1024
+
+// Pointer is the way from a document to a value in it: names of members, and indices of elements. The empty one leads to the
+// whole document.
+type Pointer []string
+
+var (
+	escaper   = strings.NewReplacer("~", "~0", "/", "~1")
+	unescaper = strings.NewReplacer("~1", "/", "~0", "~")
+)
+
+// Parse reads a pointer. What is none is of kind fault.Invalid.
+func Parse(text string) (Pointer, error) {
+	if text == "" {
+		return nil, nil
+	}
+	if len(text) > MaxLength {
+		return nil, fault.New(fault.Invalid, "a JSON Pointer of %d bytes is too long (at most %d)", len(text), MaxLength)
+	}
+	rest, ok := strings.CutPrefix(text, "/")
+	if !ok {
+		return nil, fault.New(fault.Invalid, "%q is not a JSON Pointer: it does not begin with /", text)
+	}
+	p := Pointer(strings.Split(rest, "/"))
+	for i, token := range p {
+		for j := range len(token) {
+			if token[j] == '~' && (j+1 == len(token) || token[j+1] != '0' && token[j+1] != '1') {
+				return nil, fault.New(fault.Invalid, "%q is not a JSON Pointer: ~ is written ~0, and / in a name ~1", text)
+			}
+		}
+		p[i] = unescaper.Replace(token)
+	}
+	return p, nil
+}
+
+// String is the pointer as it is written.
+func (p Pointer) String() string {
+	var b strings.Builder
+	for _, token := range p {
+		b.WriteString(Member(token))
+	}
+	return b.String()
+}
+
+// Member is the pointer to a member of a document.
+func Member(name string) string { return "/" + escaper.Replace(name) }
+
+// In follows the pointer; ok is false if it leads to nothing.
+func (p Pointer) In(doc any) (value any, ok bool) {
+	for _, token := range p {
+		switch at := doc.(type) {
+		case map[string]any:
+			if doc, ok = at[token]; !ok {
+				return nil, false
+			}
+		case []any:
+			i, err := strconv.Atoi(token)
+			if err != nil || i < 0 || i >= len(at) || token != strconv.Itoa(i) {
+				return nil, false
+			}
+			doc = at[i]
+		default:
+			return nil, false
+		}
+	}
+	return doc, true
+}
+
+// Fault is one thing that is wrong in a document.
+type Fault struct {
+	// Pointer leads to it; empty is the whole document.
+	Pointer string `json:"pointer"`
+	Message string `json:"message"`
+}
+
+// String is the fault in one line.
+func (f Fault) String() string {
+	if f.Pointer == "" {
+		return f.Message
+	}
+	return f.Pointer + ": " + f.Message
+}

@@ -1,0 +1,209 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"math"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+)
+
+// Bounds of a tool's result and of a wait. The default wait is below the 60 s after which clients give up a request
+// unless they are set otherwise.
+const (
+	maxToolEvents = 20
+	maxToolBytes  = 64 << 10 // of payloads, or of event types
+	defaultWait   = 50       // seconds
+	maxWait       = 600
+)
+
+// toolInput is what a model calls a tool with.
+type toolInput struct {
+	name, after, subscription string
+	arguments                 json.RawMessage
+	limit, seconds            int
+}
+
+// read reads the arguments of a tool.
+func (in *toolInput) read(tool string, raw json.RawMessage) (err error) {
+	in.limit, in.seconds = maxToolEvents, defaultWait
+	for key, value := range jsonrpc.Members(raw) {
+		ok := true
+		switch name := string(key); {
+		case string(value) == "null":
+		case name == "name" && tool == toolSubscribe:
+			in.name, ok = jsonrpc.String(value)
+		case name == "arguments" && tool == toolSubscribe:
+			in.arguments, ok = value, value[0] == '{'
+		case name == "after" && tool == toolTypes:
+			in.after, ok = jsonrpc.String(value)
+		case name == "subscription" && tool != toolTypes && tool != toolSubscribe:
+			in.subscription, ok = jsonrpc.String(value)
+		case name == "limit" && (tool == toolRecent || tool == toolWait):
+			in.limit, err = count(name, value, maxToolEvents)
+		case name == "seconds" && tool == toolWait:
+			in.seconds, err = count(name, value, maxWait)
+		default:
+			err = fault.New(fault.Invalid, "%s takes no argument %.64q", tool, name)
+		}
+		switch {
+		case err != nil:
+			return err
+		case !ok && string(key) == "arguments":
+			return fault.New(fault.Invalid, "arguments is not an object")
+		case !ok:
+			return fault.New(fault.Invalid, "%s is not a string", key)
+		}
+	}
+	return nil
+}
+
+// count reads an integer from 1 to most.
+func count(name string, raw json.RawMessage, most int) (int, error) {
+	var n float64 // 10, 1e1 and 10.0 are one number in JSON
+	if json.Unmarshal(raw, &n) != nil || n != math.Trunc(n) || n < 1 || n > float64(most) {
+		return 0, fault.New(fault.Invalid, "%s %.32s is out of range (1 to %d)", name, raw, most)
+	}
+	return int(n), nil
+}
+
+// call serves tools/call.
+func (h *eventTools) call(ctx context.Context, c *call) (result, error) {
+	tool, err := c.required("name")
+	if err != nil {
+		return result{}, err
+	}
+	arguments, err := c.arguments()
+	if err != nil {
+		return result{}, err
+	}
+	if !h.has(tool) {
+		return result{}, invalidParams("unknown tool %s", clip(tool))
+	}
+	var in toolInput
+	var out any
+	if err = in.read(tool, arguments); err == nil {
+		out, err = h.do(ctx, c, tool, in)
+	}
+	switch {
+	case err == nil:
+		text := jsonrpc.Encode(out)
+		b := jsonrpc.AppendString([]byte(`"content":[{"type":"text","text":`), string(text))
+		b = append(append(b, `}],"structuredContent":`...), text...)
+		return result{members: [][]byte{b}}, nil
+	case mendable(err):
+		b := jsonrpc.AppendString([]byte(`"content":[{"type":"text","text":`), fault.Public(err))
+		return result{members: [][]byte{append(b, `}],"isError":true`...)}}, nil
+	}
+	return result{}, err
+}
+
+func (h *eventTools) do(ctx context.Context, c *call, tool string, in toolInput) (any, error) {
+	switch tool {
+	case toolTypes:
+		return h.types(ctx, c, in)
+	case toolSubscribe:
+		return h.subscribe(ctx, c, in)
+	case toolUnsubscribe:
+		_, err := parseHandle(in.subscription)
+		return map[string]bool{"ended": true}, err
+	}
+	r, err := h.read(ctx, c, in)
+	if err == nil && tool == toolWait && len(r.Events) == 0 && !r.Gap {
+		err = h.wait(c, r)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r.Subscription = r.handle.String()
+	return r, nil
+}
+
+// mendable reports whether a model can do something about an error, by other arguments. A lack of scopes is for its
+// client.
+func mendable(err error) bool {
+	switch fault.KindOf(err) {
+	case fault.Invalid, fault.NotFound, fault.Unsupported, fault.Unprocessable, fault.TooLarge:
+		return true
+	case fault.Forbidden:
+		return !missingScopes(err)
+	}
+	return false
+}
+
+type toolEventType struct {
+	Name        string          `json:"name"`
+	Description string          `json:"description"`
+	Arguments   json.RawMessage `json:"arguments"`
+}
+
+type toolEventTypes struct {
+	EventTypes []toolEventType `json:"eventTypes"`
+	More       bool            `json:"more,omitempty"`
+}
+
+// types lists what the caller can subscribe to.
+func (h *eventTools) types(ctx context.Context, c *call, in toolInput) (out toolEventTypes, err error) {
+	cat, err := h.catalogs.of(ctx, c.principal)
+	if err != nil {
+		return out, err
+	}
+	out.EventTypes = []toolEventType{}
+	skip, size := in.after != "", 0
+	for _, x := range cat.Entries() {
+		if !x.PollAllowed() || !auth.Visible(x.Access, c.principal) {
+			continue
+		}
+		if skip {
+			skip = x.Name != in.after
+			continue
+		}
+		t := toolEventType{x.Name, x.Description, x.InputSchema()}
+		if size += len(t.Name) + len(t.Description) + len(t.Arguments); size > maxToolBytes && len(out.EventTypes) > 0 {
+			out.More = true
+			break
+		}
+		out.EventTypes = append(out.EventTypes, t)
+	}
+	if skip {
+		return out, fault.New(fault.Invalid, "unknown event type %.128q in after", in.after)
+	}
+	return out, nil
+}
+
+// selected finds what a name and arguments stand for now. Types that the caller may not see are unknown, as they are
+// not listed.
+func (h *eventTools) selected(ctx context.Context, p auth.Principal, name string, arguments json.RawMessage) (subscription.Selection, error) {
+	cat, err := h.catalogs.of(ctx, p)
+	if err != nil {
+		return subscription.Selection{}, err
+	}
+	if entry := cat.ByName(name); entry != nil && !auth.Visible(entry.Access, p) {
+		return subscription.Selection{}, unknownEvent(name)
+	}
+	return choose(cat, name, arguments, p, mcpspec.ModePoll)
+}
+
+// subscribe makes the handle of what follows from now on.
+func (h *eventTools) subscribe(ctx context.Context, c *call, in toolInput) (any, error) {
+	if in.name == "" {
+		return nil, fault.New(fault.Invalid, "name is missing")
+	}
+	s, err := h.selected(ctx, c.principal, in.name, in.arguments)
+	if err != nil {
+		return nil, err
+	}
+	if len(s.Arguments) > maxHandleArguments {
+		return nil, fault.New(fault.Invalid, "the arguments take %d bytes (allowed: %d)", len(s.Arguments), maxHandleArguments)
+	}
+	page, err := h.feeds.Poll(ctx, stream.PollRequest{Workspace: c.principal.Workspace, Pattern: s.Pattern})
+	if err != nil {
+		return nil, err
+	}
+	return map[string]string{"subscription": handle{s.Entry.Name, s.Arguments, page.Cursor}.String()}, nil
+}

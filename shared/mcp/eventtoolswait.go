@@ -1,0 +1,126 @@
+package mcp
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/stream"
+	"github.com/mcp-events/mcpevents/shared/subscription"
+)
+
+// progressEvery is how often a wait notifies the client of its progress.
+const progressEvery = 5 * time.Second
+
+// wait waits for events of a subscription that has none now. It counts as a stream while it does.
+func (h *eventTools) wait(c *call, r *reading) error {
+	request := c.request
+	if c.attached != nil {
+		request = request.WithContext(c.attached)
+	}
+	ctx, leave, err := h.admission.admit(c.late.w, request, c.principal, c.msg.ID)
+	if leave == nil {
+		if err == nil {
+			c.late.stop()
+			err = errAnswered
+		}
+		return err
+	}
+	defer leave()
+	limited, cancel := context.WithTimeout(ctx, time.Duration(r.seconds)*time.Second)
+	defer cancel()
+	c.late.waits(c.late.timing.answerAfter)
+	err = h.await(limited, c, r)
+	switch {
+	case len(r.Events) > 0: // what comes after them fails again, with the next call
+		return nil
+	case limited.Err() != nil: // the time, or the end of this instance: the model calls again either way
+		r.TimedOut = true
+		return nil
+	}
+	return err
+}
+
+// errAnswered stands for a response that is out.
+var errAnswered = errors.New("mcp: the request was answered")
+
+// await reads the feed of a subscription until it brings something.
+func (h *eventTools) await(ctx context.Context, c *call, r *reading) error {
+	feed, err := h.feeds.Open(ctx, stream.Request{
+		Workspace: c.principal.Workspace, Patterns: []subscription.Pattern{r.Pattern}, Cursor: r.handle.cursor, Sole: true, Wants: r.Wants,
+	})
+	if err != nil {
+		return err
+	}
+	defer feed.Close()
+	began := time.Now()
+	progress := time.NewTicker(progressEvery)
+	defer progress.Stop()
+	for {
+		if err := h.drain(ctx, c, feed, r); err != nil || len(r.Events) > 0 {
+			return err
+		}
+		select {
+		case <-feed.Ready():
+		case <-progress.C:
+			c.late.progress(c, time.Since(began), r.seconds)
+		case <-ctx.Done():
+			r.handle.cursor = feed.Cursor()
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// drain takes what a feed has now, as far as there is room.
+func (h *eventTools) drain(ctx context.Context, c *call, feed *stream.Feed, r *reading) error {
+	for {
+		d, ok, err := feed.Poll(ctx)
+		if err != nil || !ok {
+			return err
+		}
+		if len(r.Events) == 0 { // it may have waited for long
+			if err := h.again(ctx, c, r); err != nil {
+				return err
+			}
+		}
+		if d.Event != nil && r.Wants(d.Event) {
+			if room, err := r.add(d.Event); err != nil || !room {
+				return err
+			}
+		}
+		r.handle.cursor = d.Cursor
+	}
+}
+
+// again holds a subscription to the caller's credentials, and to the catalog, as they are now.
+func (h *eventTools) again(ctx context.Context, c *call, r *reading) error {
+	now, err := recheck(ctx, h.auth, c.request.Header, c.principal)
+	if err != nil {
+		return fault.Wrap(fault.Unauthenticated, err, "the caller's credentials are not valid any more")
+	}
+	s, err := h.selected(ctx, now, r.handle.name, r.handle.arguments)
+	if err == nil {
+		r.Selection = s
+	}
+	return err
+}
+
+// progress notifies a client that asked for it how long a call has waited.
+func (l *lateAnswer) progress(c *call, waited time.Duration, total int) {
+	token := jsonrpc.Member(c.meta, "progressToken")
+	if len(token) == 0 || len(token) > jsonrpc.MaxID || token[0] == '{' || token[0] == '[' {
+		return
+	}
+	params := jsonrpc.Encode(map[string]any{
+		"progressToken": token, "progress": int(waited.Seconds()), "total": total, "message": "no event yet",
+	})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.streams && !l.over {
+		_ = l.write(sse.Append(nil, sse.Event{Data: jsonrpc.AppendNotification(nil, mcpspec.NoteProgress, params)})) // it is kept
+	}
+}

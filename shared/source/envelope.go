@@ -1,0 +1,75 @@
+package source
+
+import (
+	"bytes"
+	"encoding/json"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+)
+
+// maxRecords is how many records an S3 notification may have; S3 itself sends one.
+const maxRecords = 100
+
+// ReadEnvelope recognises what an AWS bus put into the inbox queue, and makes its documents: the envelope of EventBridge,
+// that of SNS with its Message decoded if that is JSON, and each record of a notification of S3. From is [HTTP] for any
+// other message. A bus's own test message has no documents.
+func ReadEnvelope(body []byte) (from From, docs []any, err error) {
+	if body = bytes.TrimLeft(body, " \t\r\n"); len(body) == 0 || body[0] != '{' || !json.Valid(body) || jsonrpc.Member(body, "specversion") != nil {
+		return HTTP, nil, nil
+	}
+	text := func(name string) string { s, _ := jsonrpc.String(jsonrpc.Member(body, name)); return s }
+	has := func(name string) bool { return jsonrpc.Member(body, name) != nil }
+	switch {
+	case has("detail-type") && has("source") && has("detail"):
+		from = EventBridge
+	case text("Type") == "Notification" && has("TopicArn") && has("Message"):
+		from = SNS
+	case text("Service") == "Amazon S3" && text("Event") == "s3:TestEvent":
+		return S3, nil, nil
+	case isS3(jsonrpc.Member(body, "Records")):
+		from = S3
+	default:
+		return HTTP, nil, nil
+	}
+	doc, err := Document(body)
+	if err != nil {
+		return from, nil, err
+	}
+	switch object := doc.(map[string]any); from {
+	case SNS:
+		decodeMessage(object)
+	case S3:
+		records := object["Records"].([]any)
+		if len(records) > maxRecords {
+			return from, nil, fault.New(fault.TooLarge, "a notification with %d records (at most %d)", len(records), maxRecords)
+		}
+		decodeKeys(records)
+		return from, records, nil
+	}
+	return from, []any{doc}, nil
+}
+
+// isS3 reports whether records are those of a notification of S3.
+func isS3(records json.RawMessage) bool {
+	if len(records) == 0 || records[0] != '[' {
+		return false
+	}
+	n := 0
+	for r := range jsonrpc.Elements(records) {
+		if s, ok := jsonrpc.String(jsonrpc.Member(r, "eventSource")); !ok || s != "aws:s3" {
+			return false
+		}
+		n++
+	}
+	return n > 0
+}
+
+// decodeMessage puts the JSON in an SNS message in the place of its text.
+func decodeMessage(envelope map[string]any) {
+	if text, ok := envelope["Message"].(string); ok {
+		if inner, err := Document([]byte(text)); err == nil {
+			envelope["Message"] = inner
+		}
+	}
+}

@@ -1,0 +1,239 @@
+// Package ingest takes in what sources send: requests at POST /sources/{name}, and what AWS buses put into the inbox
+// queue. It verifies, has package source map, and publishes.
+//
+//	POST /sources/{name} ─▶ [Handler] ──┐
+//	                                    ├─▶ catalog ─▶ publish.Service
+//	inbox queue ─▶ publish.Inbox ─▶ [Bus]
+//
+// An id that was taken stays known for three days ([Seen]), for so long providers redeliver. What a verified request
+// holds and no event type takes becomes a dead letter of the inbox, which can be retried after the mapping was mended.
+package ingest
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/httpjson"
+	"github.com/mcp-events/mcpevents/shared/metric"
+	"github.com/mcp-events/mcpevents/shared/publish"
+	"github.com/mcp-events/mcpevents/shared/queue"
+	"github.com/mcp-events/mcpevents/shared/rate"
+	"github.com/mcp-events/mcpevents/shared/source"
+	"github.com/mcp-events/mcpevents/shared/source/verify"
+)
+
+// Wildcards of the routes of a [Handler].
+const (
+	pathSource = "source"
+	pathKey    = "key"
+)
+
+// Sources are the sources of the configuration. [config.Stored] is one.
+type Sources interface {
+	Sources(ctx context.Context) ([]config.Source, error)
+}
+
+// Publisher takes events in. [publish.Service] is one.
+type Publisher interface {
+	Accept(ctx context.Context, p auth.Principal, in []publish.Input) ([]publish.Accepted, error)
+}
+
+// Handler serves POST /sources/{name}, with the key of a source that verifies nothing as one more segment. It answers
+// 202 {"accepted":[{"id","uri"}]} when the event is durable, with an empty list if no mapping matches, and errors as
+// POST /events does. The order of checks: Host and Origin, source, method, size, signature,
+// encoding, rate, JSON, mapping, event.
+type Handler struct {
+	Sources   Sources
+	Secrets   func(context.Context, config.Value) (string, error)
+	Catalogs  catalog.Source
+	Publisher Publisher
+	Seen      Seen
+	// Queue takes the dead letters.
+	Queue queue.Sender
+	// Rate limits what a source sends, as the principal [Principal]; nil does not.
+	Rate *rate.Rate
+	// Guard refuses what a browser sends for another site.
+	Guard auth.Guard
+	// Recorder gets the outcome of each request; may be nil.
+	Recorder Recorder
+	// Limited gets the name of each limit that a request met; may be nil.
+	Limited func(limit string)
+	// Metrics counts dead letters; may be nil.
+	Metrics *metric.Set
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+	// Log gets what is not the sender's fault; nil is slog.Default.
+	Log *slog.Logger
+
+	large room
+}
+
+// Principal is who a source publishes as, for quotas.
+func Principal(s source.Source) auth.Principal {
+	return auth.Principal{ID: "source/" + s.Name, Workspace: s.Workspace, Scopes: []string{auth.ScopePublish}}
+}
+
+// Mount has the handler serve its paths.
+func (h *Handler) Mount(mux *http.ServeMux) {
+	mux.Handle("/sources/{"+pathSource+"}", h)
+	mux.Handle("/sources/{"+pathSource+"}/{"+pathKey+"}", h)
+	mux.Handle("/sources/", h) // which is no source
+}
+
+// answer is what a sender gets.
+type answer struct {
+	Accepted []publish.Accepted `json:"accepted"`
+}
+
+// ServeHTTP answers a request.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	answers := httpjson.Answers{Challenge: `Webhook realm="` + r.PathValue(pathSource) + `"`, Log: h.Log, Limited: h.Limited}
+	answers.Serve(w, withoutKey(r), http.StatusAccepted, func() (any, error) {
+		if err := h.Guard.Check(r); err != nil {
+			return nil, err
+		}
+		s, err := h.source(r)
+		if err != nil {
+			return nil, err
+		}
+		if r.Method != http.MethodPost {
+			return nil, httpjson.NotAllowed(http.MethodPost)
+		}
+		in := intake{Handler: h, source: s, now: h.now(), outcome: Outcome{Workspace: s.Workspace, Source: s.Name}}
+		body, err := in.take(w, r)
+		in.record(r.Context(), err)
+		return body, err
+	})
+}
+
+// withoutKey is a request for the log: the key of a source that verifies nothing is part of the path.
+func withoutKey(r *http.Request) *http.Request {
+	logged := r.WithContext(r.Context())
+	logged.URL = &url.URL{Path: "/sources/" + r.PathValue(pathSource)}
+	return logged
+}
+
+func (h *Handler) now() time.Time {
+	if h.Now != nil {
+		return h.Now()
+	}
+	return time.Now()
+}
+
+func (h *Handler) log() *slog.Logger {
+	if h.Log != nil {
+		return h.Log
+	}
+	return slog.Default()
+}
+
+// source finds the source of a request. A key in the path is for those alone that verify nothing else; what has the
+// wrong number of segments is not there.
+func (h *Handler) source(r *http.Request) (config.Source, error) {
+	all, err := h.Sources.Sources(r.Context())
+	if err != nil {
+		return config.Source{}, fault.Wrap(fault.Unavailable, err, "look up the sources")
+	}
+	name := r.PathValue(pathSource)
+	for _, s := range all {
+		if s.Name == name && s.From == source.HTTP && (s.Verify.Scheme == verify.None) == (r.PathValue(pathKey) != "") {
+			return s, nil
+		}
+	}
+	return config.Source{}, fault.New(fault.NotFound, "there is no source at this path")
+}
+
+// intake is one request of a source that is there.
+type intake struct {
+	*Handler
+	source  config.Source
+	now     time.Time
+	outcome Outcome
+}
+
+func (in *intake) take(w http.ResponseWriter, r *http.Request) (any, error) {
+	ctx := r.Context()
+	received, leave, err := in.large.read(w, r)
+	defer leave()
+	if err != nil {
+		return nil, err
+	}
+	body, signed, err := in.verify(ctx, r, received)
+	if err != nil {
+		return nil, err
+	}
+	if err := in.Rate.Take(ctx, Principal(in.source.Source), 1, in.now); err != nil {
+		return nil, err
+	}
+	request, err := source.ReadRequest(r, body, in.source.Verify.Headers())
+	if err != nil {
+		return nil, err
+	}
+	doc, err := request.Document()
+	if err != nil {
+		return nil, err
+	}
+	if challenge, ok := challengeOf(in.source, doc); ok {
+		in.outcome.Kind = Verified
+		return httpjson.Answer{Status: http.StatusOK, Body: map[string]string{"challenge": challenge}}, nil
+	}
+	who := identity{bodyID(body), signed}
+	accepted, err := acceptor{in.Catalogs, in.Publisher, in.Seen, in.log()}.accept(ctx, in.source.Source, doc, who, in.now, &in.outcome)
+	if isUnfit(err) {
+		kept := letters{in.Queue, in.Seen, in.Metrics, in.log()}.keep(ctx, in.source.Source, doc, who, in.outcome.ID, err, false, in.now)
+		if kept != nil {
+			return nil, kept
+		}
+	}
+	return answer{accepted}, err
+}
+
+// challengeOf is what Slack asks for to see that the URL is ours.
+func challengeOf(s config.Source, doc any) (string, bool) {
+	object, ok := doc.(map[string]any)
+	if !ok || s.Verify.Scheme != verify.Slack {
+		return "", false
+	}
+	return verify.Challenge(object["body"])
+}
+
+// verify refuses a request that its provider did not send, and returns its body without its Content-Encoding and what
+// [verify.Verifier.Verify] says is signed. A provider
+// that compresses may have signed the body before it did, or afterwards. What no one has signed is not said to be
+// malformed: that is not looked at.
+func (in *intake) verify(ctx context.Context, r *http.Request, received []byte) (content []byte, signed string, err error) {
+	v, err := verifier(ctx, in.source, in.Secrets)
+	if err != nil { // of the configuration, which a sender cannot mend; the log has it
+		return nil, "", &fault.Error{Kind: fault.Unavailable, Message: "the source " + in.source.Name + " cannot verify requests now", Err: err}
+	}
+	request := verify.Request{Header: r.Header, Body: received, Key: r.PathValue(pathKey)}
+	signed, refused := v.Verify(request, in.now)
+	if refused != nil && !isEncoded(r.Header) {
+		return nil, "", refused
+	}
+	content, err = decode(r.Header, received)
+	if refused == nil {
+		return content, signed, err
+	}
+	if err != nil {
+		return nil, "", refused
+	}
+	request.Body = content
+	signed, err = v.Verify(request, in.now)
+	return content, signed, err
+}
+
+// record notes what became of the request.
+func (in *intake) record(ctx context.Context, err error) {
+	if in.Recorder != nil && !errors.Is(err, context.Canceled) {
+		in.Recorder.Record(ctx, in.outcome.of(err, in.now))
+	}
+}

@@ -1,0 +1,214 @@
+package pattern
+
+import (
+	"encoding/json"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"github.com/mcp-events/mcpevents/shared/jsonpointer"
+)
+
+const (
+	opExists     = "exists"
+	opIgnoreCase = "equals-ignore-case"
+)
+
+// isAbsence reports whether v is {"exists": false}.
+func isAbsence(v any) bool {
+	o, ok := v.(object)
+	return ok && len(o) == 1 && o[0].name == opExists && o[0].value == false
+}
+
+// value reads one value of a leaf; nil after a fault.
+func (p *parser) value(v any, pointer string) test {
+	switch v := v.(type) {
+	case object:
+		return p.operator(v, pointer)
+	case []any:
+		p.fail(pointer, "must be a string, a number, a boolean, null or an operator, not a list")
+		return nil
+	case json.Number:
+		return p.compare(v, pointer, func(c int) bool { return c == 0 })
+	default:
+		return func(value any) bool { return value == v }
+	}
+}
+
+func (p *parser) operator(o object, pointer string) test {
+	if len(o) != 1 {
+		p.fail(pointer, "must have one member, an operator, not %d", len(o))
+		return nil
+	}
+	name, v := o[0].name, o[0].value
+	at := pointer + jsonpointer.Member(name)
+	switch name {
+	case opExists:
+		if v == true {
+			return func(any) bool { return true }
+		}
+		p.fail(at, "must be true or false, not %s", kindOf(v))
+	case "anything-but":
+		return p.anythingBut(v, at)
+	case "numeric":
+		return p.numeric(v, at)
+	case "prefix", "suffix":
+		if inner, ok := v.(object); ok && len(inner) == 1 && inner[0].name == opIgnoreCase {
+			return p.text(name+" "+opIgnoreCase, inner[0].value, at+"/"+opIgnoreCase)
+		}
+		return p.text(name, v, at)
+	case opIgnoreCase, "wildcard", "cidr":
+		return p.text(name, v, at)
+	default:
+		p.fail(at, "is not an operator (allowed: anything-but, cidr, equals-ignore-case, exists, numeric, prefix, suffix, wildcard)")
+	}
+	return nil
+}
+
+// text reads the operand of an operator on strings.
+func (p *parser) text(operator string, v any, pointer string) test {
+	s, ok := v.(string)
+	if !ok {
+		p.fail(pointer, "must be a string, not %s", kindOf(v))
+		return nil
+	}
+	var holds func(string) bool
+	switch operator {
+	case "prefix":
+		holds = func(value string) bool { return strings.HasPrefix(value, s) }
+	case "suffix":
+		holds = func(value string) bool { return strings.HasSuffix(value, s) }
+	case opIgnoreCase:
+		s = fold(s)
+		holds = func(value string) bool { return fold(value) == s }
+	case "prefix " + opIgnoreCase:
+		s = fold(s)
+		holds = func(value string) bool { return strings.HasPrefix(fold(value), s) }
+	case "suffix " + opIgnoreCase:
+		s = fold(s)
+		holds = func(value string) bool { return strings.HasSuffix(fold(value), s) }
+	case "wildcard":
+		holds = p.wildcard(s, pointer)
+	case "cidr":
+		holds = p.cidr(s, pointer)
+	}
+	return func(value any) bool {
+		text, ok := value.(string)
+		return ok && holds(text)
+	}
+}
+
+// fold maps texts that differ only in case to one.
+func fold(s string) string {
+	return strings.Map(func(r rune) rune {
+		least := r
+		for other := unicode.SimpleFold(r); other != r; other = unicode.SimpleFold(other) {
+			least = min(least, other)
+		}
+		return least
+	}, s)
+}
+
+// wildcard matches in linear time: the first and the last part must stand at the ends, each
+// other one where it is found first.
+func (p *parser) wildcard(s, pointer string) func(string) bool {
+	parts := []string{""}
+	for i := 0; i < len(s); i++ {
+		last := &parts[len(parts)-1]
+		switch {
+		case s[i] == '*' && i > 0 && s[i-1] == '*' && *last == "":
+			p.fail(pointer, "has two wildcards side by side; one is enough")
+		case s[i] == '*':
+			parts = append(parts, "")
+		case s[i] != '\\':
+			*last += s[i : i+1]
+		case i+1 < len(s) && (s[i+1] == '*' || s[i+1] == '\\'):
+			i++
+			*last += s[i : i+1]
+		default:
+			p.fail(pointer, `has a backslash before something else than * or \`)
+		}
+	}
+	first, middle, last := parts[0], parts[1:], ""
+	if len(middle) == 0 {
+		return func(value string) bool { return value == first }
+	}
+	middle, last = middle[:len(middle)-1], middle[len(middle)-1]
+	return func(value string) bool {
+		rest, ok := strings.CutPrefix(value, first)
+		for _, part := range middle {
+			_, after, found := strings.Cut(rest, part)
+			rest, ok = after, ok && found
+		}
+		return ok && strings.HasSuffix(rest, last)
+	}
+}
+
+func (p *parser) cidr(s, pointer string) func(string) bool {
+	prefix, err := netip.ParsePrefix(s)
+	if err != nil {
+		p.fail(pointer, "must be a range of addresses, such as 10.0.0.0/8 or 2001:db8::/32")
+		return nil
+	}
+	return func(value string) bool {
+		address, err := netip.ParseAddr(value)
+		return err == nil && prefix.Contains(address.Unmap())
+	}
+}
+
+// anythingBut is true of each value, of whatever type, that none of its operands holds for.
+func (p *parser) anythingBut(v any, pointer string) test {
+	operator := ""
+	if o, ok := v.(object); ok {
+		if len(o) != 1 || !slices.Contains([]string{"prefix", "suffix", opIgnoreCase, "wildcard"}, o[0].name) {
+			p.fail(pointer, "must be values or one of the operators prefix, suffix, equals-ignore-case, wildcard")
+			return nil
+		}
+		operator, v = o[0].name, o[0].value
+		pointer += "/" + operator
+	}
+	list, isList := v.([]any)
+	if !isList {
+		list = []any{v}
+	}
+	if len(list) == 0 {
+		p.fail(pointer, "is an empty list")
+	}
+	var but []test
+	for i, v := range list {
+		at := pointer
+		if isList {
+			at += "/" + strconv.Itoa(i)
+		}
+		if kindOf(v) != kindOf(list[0]) {
+			p.fail(at, "is %s beside %s; all must be of one kind", kindOf(v), kindOf(list[0]))
+		}
+		but = append(but, p.exception(operator, v, at))
+	}
+	return func(value any) bool {
+		return !slices.ContainsFunc(but, func(t test) bool { return t(value) })
+	}
+}
+
+func (p *parser) exception(operator string, v any, pointer string) test {
+	switch v := v.(type) {
+	case string:
+		if operator == "" {
+			return p.value(v, pointer)
+		}
+		if v == "" && (operator == "prefix" || operator == "suffix") {
+			p.fail(pointer, "is empty, so that nothing would match")
+		}
+		return p.text(operator, v, pointer)
+	case json.Number:
+		if operator == "" {
+			return p.value(v, pointer)
+		}
+		p.fail(pointer, "must be a string, not a number")
+	default:
+		p.fail(pointer, "must be a string or a number, not %s", kindOf(v))
+	}
+	return nil
+}

@@ -1,0 +1,133 @@
+package source
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/mcp-events/mcpevents/shared/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+)
+
+// parts are the members of a request's document.
+var parts = []string{"headers", "query", "body"}
+
+// textIn are the parts whose members are texts, and what these are.
+var textIn = map[string]string{"headers": "a header", "query": "a parameter of the query"}
+
+// hides reports whether a header is no part of a document: one with credentials, or one of secret.
+func hides(name string, secret []string) bool {
+	same := func(s string) bool { return strings.EqualFold(s, name) }
+	return slices.ContainsFunc(never, same) || slices.ContainsFunc(secret, same)
+}
+
+// CheckRequestValue finds the pointers of a value that lead to nothing in any request to an HTTP source. Headers of secret
+// are not in its document. The pointers of the faults are into the value as it was written.
+func CheckRequestValue(v Value, secret []string) []jsonpointer.Fault {
+	c := reach{secret: secret}
+	c.value(v, nil)
+	return c.faults
+}
+
+// CheckRequestText is CheckRequestValue for a value that must be no object: an id, a time or a variable.
+func CheckRequestText(v Value, secret []string) []jsonpointer.Fault {
+	if len(v.pointer) == 1 && textIn[v.pointer[0]] != "" {
+		return []jsonpointer.Fault{{Message: fmt.Sprintf("%q is always an object: write one of its members, as %s/NAME", v.pointer, v.pointer)}}
+	}
+	return CheckRequestValue(v, secret)
+}
+
+// CheckRequestPattern finds what no request matches in an event pattern in JSON. The pointers of the faults are into the
+// pattern.
+func CheckRequestPattern(text json.RawMessage, secret []string) []jsonpointer.Fault {
+	c := reach{secret: secret}
+	c.pattern(text, nil, nil)
+	return c.faults
+}
+
+// reach looks for what leads to nothing.
+type reach struct {
+	secret []string
+	faults []jsonpointer.Fault
+}
+
+func (c *reach) fail(place jsonpointer.Pointer, format string, args ...any) {
+	c.faults = append(c.faults, jsonpointer.Fault{Pointer: place.String(), Message: fmt.Sprintf(format, args...)})
+}
+
+func (c *reach) value(v Value, place jsonpointer.Pointer) {
+	if v.kind == isPointer {
+		c.leads(v.pointer, place)
+	}
+	for _, name := range slices.Sorted(maps.Keys(v.members)) {
+		c.value(v.members[name], append(slices.Clip(place), name))
+	}
+}
+
+// pattern looks at the first two levels of a document, and at what is allowed in texts. At is the place in the document;
+// below $or it is the one that the $or stands on.
+func (c *reach) pattern(text json.RawMessage, at, place jsonpointer.Pointer) {
+	for name, value := range jsonrpc.Members(text) {
+		here, place := append(slices.Clip(at), string(name)), append(slices.Clip(place), string(name))
+		isList := value[0] == '['
+		switch kind := textIn[here[0]]; {
+		case string(name) == "$or" && isList:
+			i := 0
+			for branch := range jsonrpc.Elements(value) {
+				c.pattern(branch, at, append(slices.Clip(place), strconv.Itoa(i)))
+				i++
+			}
+		case !c.leads(here, place) || kind == "":
+		case len(here) == 1 && isList:
+			c.fail(place, "%s: is no value: write the name of one of its members, as {%s: {NAME: […]}}", place, name)
+		case len(here) == 1:
+			c.pattern(value, here, place)
+		case !isList:
+			c.fail(place, "%s: %s is a text and has no members: write the values that it may have, as [opened, closed]", place, kind)
+		default:
+			c.texts(value, kind, place)
+		}
+	}
+}
+
+// texts refuses values that no text is.
+func (c *reach) texts(list json.RawMessage, kind string, place jsonpointer.Pointer) {
+	i := 0
+	for value := range jsonrpc.Elements(list) {
+		place := append(slices.Clip(place), strconv.Itoa(i))
+		switch {
+		case value[0] == '{' && jsonrpc.Member(value, "numeric") != nil:
+			c.fail(place, "%s: %s is a text, which numeric never matches", place, kind)
+		case value[0] == 'n':
+			c.fail(place, "%s: %s is a text, never null", place, kind)
+		case value[0] != '{' && value[0] != '"':
+			c.fail(place, "%s: %s is a text: write \"%s\"", place, kind, value)
+		}
+		i++
+	}
+}
+
+// leads reports whether a document may have something at a pointer.
+func (c *reach) leads(pointer, place jsonpointer.Pointer) bool {
+	before := len(c.faults)
+	switch {
+	case len(pointer) == 0:
+	case !slices.Contains(parts, pointer[0]):
+		c.fail(place, "%.100q leads to nothing: a request has /headers, /query and /body", pointer)
+	case len(pointer) < 2:
+	case pointer[0] == "headers" && pointer[1] != strings.ToLower(pointer[1]):
+		c.fail(place, "%.100q leads to nothing: the names of headers are in lower case there", pointer)
+	case pointer[0] == "headers" && !httpguts.ValidHeaderFieldName(pointer[1]):
+		c.fail(place, "%.100q leads to nothing: no header has such a name; write one without spaces, as x-request-id", pointer)
+	case pointer[0] == "headers" && hides(pointer[1], c.secret):
+		c.fail(place, "%.100q leads to nothing: a header with credentials or signatures is left out, and so are those that say how the body came", pointer)
+	case len(pointer) > 2 && textIn[pointer[0]] != "":
+		c.fail(place, "%.100q leads to nothing: %s is a text and has no members; write %.100s", pointer, textIn[pointer[0]], pointer[:2])
+	}
+	return len(c.faults) == before
+}

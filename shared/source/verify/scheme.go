@@ -1,0 +1,117 @@
+package verify
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"fmt"
+	"strings"
+
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+
+	"github.com/mcp-events/mcpevents/shared/fault"
+)
+
+// scheme is how a provider proves that it sent a request.
+type scheme struct {
+	headers []string // with credentials or signatures, in lower case
+	timed   bool     // whether a time is signed
+	bind    func(s Settings, secret string) (check, error)
+}
+
+// schemes has a row for each; hmac gets its header from the settings.
+var schemes = map[string]scheme{
+	// The header x-hub-signature is the same with SHA-1; it is not looked at.
+	GitHub: {[]string{"x-hub-signature", "x-hub-signature-256"}, false, preset(Settings{
+		Header: "X-Hub-Signature-256", Prefix: "sha256=",
+	})},
+	Slack: {[]string{"x-slack-signature"}, true, preset(Settings{
+		Header: "X-Slack-Signature", Prefix: "v0=", Signed: "v0:{timestamp}:{body}", Timestamp: "X-Slack-Request-Timestamp",
+	})},
+	Shopify: {[]string{"x-shopify-hmac-sha256"}, false, preset(Settings{
+		Header: "X-Shopify-Hmac-Sha256", Encoding: "base64",
+	})},
+	Stripe:           {[]string{"stripe-signature"}, true, bindStripe},
+	GitLab:           {[]string{"x-gitlab-token", standardwebhooks.HeaderWebhookSignature}, true, bindGitLab},
+	StandardWebhooks: {[]string{standardwebhooks.HeaderWebhookSignature}, true, bindStandardWebhooks},
+	HMAC:             {nil, false, bindHMAC},
+	None:             {nil, false, bindNone},
+}
+
+// preset is hmac with the settings of a provider.
+func preset(of Settings) func(Settings, string) (check, error) {
+	of.Scheme = HMAC
+	return func(_ Settings, secret string) (check, error) { return bindHMAC(of, secret) }
+}
+
+// bindNone compares the path's last segment with the secret.
+func bindNone(_ Settings, secret string) (check, error) {
+	same := equalTo(secret)
+	return func(r Request) (p proof, no *refusal) {
+		if !same(r.Key) {
+			no = refuse(NoMatch)
+		}
+		return p, no
+	}, nil
+}
+
+// bindGitLab takes both that GitLab has: its signing tokens are those of Standard Webhooks
+// and begin with whsec_; any other secret is a secret token, which GitLab sends as it is.
+func bindGitLab(s Settings, secret string) (check, error) {
+	if isWebhookSecret(secret) {
+		return bindStandardWebhooks(s, secret)
+	}
+	same := equalTo(secret)
+	return func(r Request) (p proof, no *refusal) {
+		token, no := one(r.Header, "X-Gitlab-Token", NoSignature)
+		if no == nil && !same(token) {
+			no = refuse(NoMatch)
+		}
+		return p, no
+	}, nil
+}
+
+// equalTo compares with secret in a time that depends neither on where they differ nor on the length of secret.
+func equalTo(secret string) func(string) bool {
+	want := sha256.Sum256([]byte(secret))
+	return func(s string) bool {
+		got := sha256.Sum256([]byte(s))
+		return hmac.Equal(got[:], want[:])
+	}
+}
+
+// bindStandardWebhooks leaves the signatures to the library of the specification. The time is
+// compared here: the library does it with its own clock and five minutes.
+func bindStandardWebhooks(_ Settings, secret string) (check, error) {
+	key, err := webhookKey(secret)
+	if err != nil {
+		return nil, err
+	}
+	wh, err := standardwebhooks.NewWebhookRaw(key)
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "make a verifier of Standard Webhooks")
+	}
+	return func(r Request) (p proof, no *refusal) {
+		for _, name := range []string{
+			standardwebhooks.HeaderWebhookSignature, standardwebhooks.HeaderWebhookID, standardwebhooks.HeaderWebhookTimestamp,
+		} {
+			missing := HeaderMissing
+			if name == standardwebhooks.HeaderWebhookSignature {
+				missing = NoSignature
+			}
+			if _, no := one(r.Header, name, missing); no != nil {
+				return p, no
+			}
+		}
+		timestamp := r.Header.Get(standardwebhooks.HeaderWebhookTimestamp)
+		if p.at, no = parseTime(timestamp); no != nil {
+			return p, no
+		}
+		if wh.VerifyIgnoringTimestamp(r.Body, r.Header) != nil {
+			return p, refuse(NoMatch)
+		}
+		plain := sha256.New() // of what the library signs: it reads the time as a number
+		fmt.Fprintf(plain, "%s.%s.%s", r.Header.Get(standardwebhooks.HeaderWebhookID), strings.TrimLeft(timestamp, "0"), r.Body)
+		p.signed = sumOf(plain)
+		return p, nil
+	}, nil
+}

@@ -1,0 +1,267 @@
+package subscription
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
+)
+
+func (f *fixture) subscribe(r SubscribeRequest) *SubscribeResult {
+	f.t.Helper()
+	got, err := f.trySubscribe(r)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return got
+}
+
+func (f *fixture) trySubscribe(r SubscribeRequest) (*SubscribeResult, error) {
+	if r.Name == "" {
+		r.Name = "github.push"
+	}
+	if r.URL == "" {
+		r.URL = "https://chat.example/cb"
+	}
+	if r.Secret == "" {
+		r.Secret = "whsec_one"
+	}
+	return f.Subscribe(f.t.Context(), alice, r)
+}
+
+func TestSubscribe(t *testing.T) {
+	args := func(s string) json.RawMessage { return json.RawMessage(s) }
+	t.Run("EVX-08 one identity, whatever the order of the arguments", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		a := f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"acme","repo":"app"}`)})
+		b := f.subscribe(SubscribeRequest{Arguments: args(`{ "repo":"app", "owner":"acme" }`)})
+		if a.ID != b.ID || !b.Refreshed || a.Refreshed {
+			t.Errorf("first %+v, second %+v", a, b)
+		}
+		other, err := f.Subscribe(t.Context(), bob, SubscribeRequest{
+			Name: "github.push", Arguments: args(`{"owner":"acme","repo":"app"}`), URL: "https://chat.example/cb", Secret: "whsec_one",
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if other.ID == a.ID {
+			t.Error("two principals share an id")
+		}
+		if n := len(f.subscribers("event://github/acme/app/push")); n != 2 {
+			t.Errorf("%d subscribers", n)
+		}
+	})
+	t.Run("EVX-03 an omitted variable matches all, an unknown argument is refused", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"acme"}`)})
+		if n := len(f.subscribers("event://github/acme/*/push")); n != 1 {
+			t.Errorf("%d subscribers", n)
+		}
+		if _, err := f.trySubscribe(SubscribeRequest{Arguments: args(`{"nope":1}`)}); !fault.Is(err, fault.Invalid) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("EVX-08 an authenticated principal is required", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		anonymous, err := auth.None().Authenticate(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = f.Subscribe(t.Context(), anonymous, SubscribeRequest{Name: "github.push", URL: "https://x.example/", Secret: "whsec_x"})
+		if !fault.Is(err, fault.Unauthenticated) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("EVX-09 the grant", func(t *testing.T) {
+		f := newFixture(t, Options{DefaultTTL: time.Hour, MinTTL: time.Minute, MaxTTL: 2 * time.Hour})
+		for _, tc := range []struct {
+			name string
+			ttl  TTL
+			want time.Duration
+		}{
+			{"the default", TTL{}, time.Hour},
+			{"as asked", TTL{Asked: true, For: 10 * time.Minute}, 10 * time.Minute},
+			{"the floor", TTL{Asked: true, For: time.Millisecond}, time.Minute},
+			{"the cap", TTL{Asked: true, For: 100 * time.Hour}, 2 * time.Hour},
+			{"null where it is not allowed", TTL{Asked: true, Forever: true}, 2 * time.Hour},
+		} {
+			got := f.subscribe(SubscribeRequest{TTL: tc.ttl})
+			if d := got.RefreshBefore.Sub(f.clock); d != tc.want {
+				t.Errorf("%s: granted %s, want %s", tc.name, d, tc.want)
+			}
+		}
+		f.Options.AllowNoExpiry = true
+		if got, err := f.trySubscribe(SubscribeRequest{TTL: TTL{Asked: true, Forever: true}}); err != nil || !got.RefreshBefore.IsZero() {
+			t.Errorf("null where it is allowed: %v %v", got, err)
+		}
+		if got, err := f.trySubscribe(SubscribeRequest{}); err != nil || got.RefreshBefore.IsZero() {
+			t.Errorf("null only if asked: %v %v", got, err)
+		}
+	})
+	t.Run("EVX-09 expiry stops delivery to the second and is swept", func(t *testing.T) {
+		f := newFixture(t, Options{MinTTL: time.Minute})
+		got := f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"a","repo":"b"}`), TTL: TTL{Asked: true, For: time.Minute}})
+		key := "event://github/a/b/push"
+		sub, e := f.subscribers(key)[0], newEvent(key)
+		if !sub.Wants(&Payload{Event: e}, got.RefreshBefore.Add(-time.Millisecond)) || sub.Wants(&Payload{Event: e}, got.RefreshBefore) {
+			t.Error("the end is not where it was granted")
+		}
+		f.clock = got.RefreshBefore
+		n, err := f.Sweep(t.Context())
+		if err != nil || n != 1 {
+			t.Fatalf("swept %d: %v", n, err)
+		}
+		if n := len(f.subscribers(key)); n != 0 {
+			t.Errorf("%d subscribers are left", n)
+		}
+	})
+	t.Run("EVX-09 a refreshed subscription survives the sweep of its first end", func(t *testing.T) {
+		f := newFixture(t, Options{MinTTL: time.Minute})
+		r := SubscribeRequest{Arguments: args(`{"owner":"a","repo":"b"}`), TTL: TTL{Asked: true, For: time.Minute}}
+		first := f.subscribe(r)
+		f.clock = f.clock.Add(50 * time.Second)
+		f.subscribe(r)
+		f.clock = first.RefreshBefore
+		if n, err := f.Sweep(t.Context()); err != nil || n != 0 {
+			t.Errorf("swept %d: %v", n, err)
+		}
+	})
+	t.Run("EVX-10 a replaced secret signs on for the grace", func(t *testing.T) {
+		f := newFixture(t, Options{RotationGrace: time.Hour})
+		r := SubscribeRequest{Arguments: args(`{"owner":"a","repo":"b"}`)}
+		f.subscribe(r)
+		f.subscribe(r)
+		target := f.subscribers("event://github/a/b/push")[0].Target
+		if target.Previous != nil {
+			t.Error("a refresh with the same secret rotated")
+		}
+		r.Secret = "whsec_two"
+		f.subscribe(r)
+		rotated := f.subscribers("event://github/a/b/push")[0].Target
+		if !bytes.Equal(rotated.Previous, target.Secret) || rotated.PreviousUntil != f.clock.Add(time.Hour).Unix() {
+			t.Errorf("the previous secret is %q until %d", rotated.Previous, rotated.PreviousUntil)
+		}
+	})
+	t.Run("EVX-12 verified once per principal and URL, and not without", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		f.outside.refuse = fault.New(fault.Unavailable, "no echo")
+		if _, err := f.trySubscribe(SubscribeRequest{}); err == nil {
+			t.Error("subscribed an endpoint that refused")
+		}
+		if n := len(f.subscribers("event://github/*/*/push")); n != 0 {
+			t.Errorf("%d subscribers after a failed verification", n)
+		}
+		f.outside.refuse = nil
+		for _, owner := range []string{"a", "b", "a"} {
+			f.subscribe(SubscribeRequest{Arguments: args(fmt.Sprintf(`{"owner":%q}`, owner))})
+		}
+		if len(f.outside.verified) != 2 {
+			t.Errorf("%d challenges, want one that failed and one that did not", len(f.outside.verified))
+		}
+	})
+	t.Run("SRF-07 a registration is verified where the operator asks for it", func(t *testing.T) {
+		r := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}
+		f := newFixture(t, Options{})
+		f.register(alice, r)
+		if len(f.outside.verified) != 0 {
+			t.Error("challenged without being asked to")
+		}
+		f = newFixture(t, Options{VerifyRegistrations: true, VerifiedTargets: []string{"https://listed.example/"}})
+		f.outside.refuse = fault.New(fault.Unavailable, "not verified: timeout").With(map[string]any{"reason": "timeout"})
+		_, err := f.Register(t.Context(), alice, r)
+		if data, _ := fault.DataOf(err).(map[string]any); !fault.Is(err, fault.Invalid) || data["reason"] != "timeout" {
+			t.Errorf("an endpoint that refuses: %v with %v", err, data)
+		}
+		if used, err := f.Used(t.Context(), "default", "alice"); used != 0 || err != nil || len(f.subscribers(build)) != 0 {
+			t.Errorf("it left something: %d, %v", used, err)
+		}
+		f.outside.refuse = fault.New(fault.Exhausted, "too many verifications")
+		if _, err := f.Register(t.Context(), alice, r); !fault.Is(err, fault.Exhausted) {
+			t.Errorf("over the limit of a host: %v", err)
+		}
+		f.outside.refuse = nil
+		f.register(alice, RegisterRequest{URIs: []string{build}, Target: "https://listed.example/hook"})
+		f.register(alice, r)
+		f.register(alice, r)
+		if len(f.outside.verified) != 3 { // two that failed
+			t.Errorf("%d challenges, want one for principal and URL that was answered: %v", len(f.outside.verified), f.outside.verified)
+		}
+	})
+	t.Run("SRF-07 all processes together ask a host a limited number of times", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		f.clock = time.Now().Truncate(time.Minute)
+		other := &Service{ // another process with the same store
+			DB: f.db, Catalog: f.Catalog, Log: f.Log, Sealer: f.Sealer, Targets: f.outside, Now: f.Now,
+		}
+		ask := func(s *Service, n int, host string) error {
+			_, err := s.Subscribe(t.Context(), alice, SubscribeRequest{
+				Name: "github.push", URL: fmt.Sprintf("https://%s/%d", host, n), Secret: "whsec_x",
+			})
+			return err
+		}
+		for n := range maxVerifications {
+			if err := ask([]*Service{f.Service, other}[n%2], n, []string{"host.example", "HOST.example:8443"}[n%2]); err != nil {
+				t.Fatal(n, err)
+			}
+		}
+		for n, s := range []*Service{f.Service, other} {
+			if err := ask(s, maxVerifications+n, "host.example"); !fault.Is(err, fault.Exhausted) || fault.LimitOf(err) != "verificationsPerHost" {
+				t.Errorf("over the limit: %v", err)
+			}
+		}
+		if len(f.outside.verified) != maxVerifications {
+			t.Errorf("%d challenges, want %d", len(f.outside.verified), maxVerifications)
+		}
+		if err := ask(other, 0, "other.example"); err != nil {
+			t.Errorf("another host: %v", err)
+		}
+		f.clock = f.clock.Add(time.Minute)
+		if err := ask(other, maxVerifications, "host.example"); err != nil {
+			t.Errorf("a minute later: %v", err)
+		}
+	})
+	t.Run("EVX-12 a malformed secret is refused where the endpoint is verified already", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		r := SubscribeRequest{Arguments: args(`{"owner":"a"}`)}
+		f.subscribe(r)
+		r.Secret = "hunter2"
+		if _, err := f.trySubscribe(r); !fault.Is(err, fault.Invalid) {
+			t.Errorf("a refresh: %v", err)
+		}
+		r.Arguments = args(`{"owner":"b"}`)
+		if _, err := f.trySubscribe(r); !fault.Is(err, fault.Invalid) {
+			t.Errorf("another subscription: %v", err)
+		}
+	})
+	t.Run("EVX-12 a verification lapses in its time", func(t *testing.T) {
+		for name, tc := range map[string]struct{ verified, want time.Duration }{"by default": {0, 24 * time.Hour}, "as configured": {time.Hour, time.Hour}} {
+			f := newFixture(t, Options{VerificationTTL: tc.verified})
+			f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"a"}`)})
+			page, err := f.db.Query(t.Context(), store.Query{Table: store.Subscriptions, Partition: "v#default#alice"})
+			if err != nil || len(page.Items) != 1 || !page.Items[0].Expires.Equal(f.clock.Add(tc.want)) {
+				t.Errorf("%s: %+v, %v; want one that expires after %v", name, page.Items, err, tc.want)
+			}
+		}
+	})
+	t.Run("EVX-15 unsubscribe by the same key, idempotent", func(t *testing.T) {
+		f := newFixture(t, Options{})
+		f.subscribe(SubscribeRequest{Arguments: args(`{"owner":"a","repo":"b"}`)})
+		for range 2 {
+			if err := f.Unsubscribe(t.Context(), alice, "github.push", args(`{"repo":"b","owner":"a"}`), "https://chat.example/cb"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := len(f.subscribers("event://github/a/b/push")); n != 0 {
+			t.Errorf("%d subscribers", n)
+		}
+		f.Options.UnknownUnsubscribe = true
+		if err := f.Unsubscribe(t.Context(), alice, "github.push", args(`{}`), "https://chat.example/cb"); !fault.Is(err, fault.NotFound) {
+			t.Errorf("as SEP-3415 has it: %v", err)
+		}
+	})
+}

@@ -1,0 +1,189 @@
+//go:build unix
+
+package docs_test
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/mcp-events/mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/tools/docs/page"
+)
+
+// shown is the one block of a language that a page shows under a word.
+func shown(t *testing.T, name, language, word string) string {
+	t.Helper()
+	p, err := page.Read(filepath.Join(harness.Root(t), name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range p.Blocks {
+		if b.Language() == language && b.Is(word) {
+			return b.Text
+		}
+	}
+	t.Fatalf("%s has no %s %s", name, language, word)
+	return ""
+}
+
+func TestTheGoServerOfThePage(t *testing.T) {
+	address := "127.0.0.1:" + freePort(t)
+	dir := t.TempDir()
+	source, bin := filepath.Join(dir, "main.go"), filepath.Join(dir, "orders")
+	text := strings.ReplaceAll(shown(t, "docs/how-to/add-events-to-a-go-server.md", "go", "program"), "127.0.0.1:8080", address)
+	if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("RCH-07 it builds, and vet finds nothing", func(t *testing.T) {
+		for _, arguments := range [][]string{{"vet", source}, {"build", "-o", bin, source}} {
+			cmd := exec.CommandContext(t.Context(), "go", arguments...)
+			cmd.Dir = harness.Root(t) // whose go.mod it uses
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("go %s: %v\n%s", arguments[0], err, out)
+			}
+		}
+	})
+	cmd := exec.Command(bin)
+	cmd.Dir, cmd.Stderr = dir, os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	listening(t, address)
+	t.Run("RCH-07 a client of an event gets what a tool publishes", func(t *testing.T) { getsWhatAToolPublishes(t, "http://"+address+"/mcp", "") })
+	t.Run("RCH-07 it ends gracefully", func(t *testing.T) {
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(patienceToPrint):
+			t.Error("it runs on")
+		}
+	})
+}
+
+func TestTheServersInOtherLanguages(t *testing.T) {
+	for _, c := range []struct {
+		number, name, language, file string
+		command                      func(t *testing.T, file string) *exec.Cmd
+	}{
+		{"RCH-08 TypeScript", "docs/how-to/add-events-to-a-typescript-server.md", "ts", "server.ts", typescript},
+		{"RCH-08 Python", "docs/how-to/add-events-to-a-python-server.md", "python", "server.py", python},
+	} {
+		t.Run(c.number, func(t *testing.T) {
+			t.Parallel()
+			port := freePort(t)
+			s := harness.StartServer(t, harness.ServerOptions{
+				Catalog: shown(t, c.name, "yaml", "catalog"),
+				Config:  strings.ReplaceAll(shown(t, c.name, "yaml", "config"), "127.0.0.1:9000", "127.0.0.1:"+port),
+			})
+			file := filepath.Join(t.TempDir(), c.file)
+			if err := os.WriteFile(file, []byte(shown(t, c.name, c.language, "program")), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			cmd := c.command(t, file)
+			cmd.Env = append(cmd.Env, "PORT="+port, "EVENTS_URL="+s.Events, "EVENTS_KEY="+s.Keys["publisher"])
+			cmd.Stderr = os.Stderr
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				_ = cmd.Process.Kill()
+				_ = cmd.Wait()
+			})
+			listening(t, "127.0.0.1:"+port)
+			getsWhatAToolPublishes(t, s.MCP, s.Keys["alice"])
+		})
+	}
+}
+
+// typescript runs a file beside the packages of the tests, by a Node.js that reads types.
+func typescript(t *testing.T, file string) *exec.Cmd {
+	js := harness.Node(t)
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = os.WriteFile(js.Path(filepath.Base(file)), text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := js.Command(context.Background(), filepath.Base(file))
+	cmd.Env = append(cmd.Env, "NODE_OPTIONS=--experimental-strip-types --disable-warning=ExperimentalWarning")
+	return cmd
+}
+
+func python(t *testing.T, file string) *exec.Cmd {
+	return harness.NewPython(t).Command(context.Background(), file)
+}
+
+// bearer adds a key to each request, if there is one.
+type bearer string
+
+func (b bearer) RoundTrip(req *http.Request) (*http.Response, error) {
+	if b != "" {
+		req = req.Clone(req.Context())
+		req.Header.Set("Authorization", "Bearer "+string(b))
+	}
+	return http.DefaultTransport.RoundTrip(req)
+}
+
+// listening waits until a server accepts connections.
+func listening(t *testing.T, address string) {
+	t.Helper()
+	harness.Eventually(t, patience, "server at "+address, func() bool {
+		c, err := net.DialTimeout("tcp", address, time.Second)
+		if err == nil {
+			_ = c.Close()
+		}
+		return err == nil
+	})
+}
+
+// getsWhatAToolPublishes subscribes to an order's events, has the tool ship it, and waits for the event.
+func getsWhatAToolPublishes(t *testing.T, url, key string) {
+	t.Helper()
+	updated := make(chan string, 10)
+	client := sdk.NewClient(&sdk.Implementation{Name: "agent", Version: "1"}, &sdk.ClientOptions{
+		ResourceUpdatedHandler: func(_ context.Context, r *sdk.ResourceUpdatedNotificationRequest) { updated <- r.Params.URI },
+	})
+	session, err := client.Connect(t.Context(), &sdk.StreamableClientTransport{Endpoint: url, HTTPClient: &http.Client{Transport: bearer(key)}},
+		&sdk.ClientSessionOptions{ProtocolVersion: "2025-11-25"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Close()
+	if err := session.Subscribe(t.Context(), &sdk.SubscribeParams{URI: "event://orders/42"}); err != nil {
+		t.Fatal(err)
+	}
+	result, err := session.CallTool(t.Context(), &sdk.CallToolParams{Name: "ship", Arguments: map[string]string{"id": "42"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result.IsError {
+		t.Fatalf("the tool fails: %s", result.Content[0].(*sdk.TextContent).Text)
+	}
+	select {
+	case uri := <-updated:
+		if uri != "event://orders/42/shipped" {
+			t.Errorf("got %s", uri)
+		}
+	case <-time.After(patienceToPrint):
+		t.Error("the event did not come")
+	}
+}

@@ -1,0 +1,324 @@
+//go:build unix
+
+package e2e
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// The caller and the workspace that sources publish to on local AWS.
+const (
+	sourced  = "sourced"
+	listener = "listener"
+)
+
+// githubSecret is where the secret of the source github is.
+const githubSecret = "/mcp-events/e2e/github"
+
+// awsSources are sources of both kinds. The path leads to the title of a pull request.
+func awsSources(title string) string {
+	return `sources:
+  - name: github
+    workspace: sourced
+    verify: {scheme: github, secrets: ["ssm:` + githubSecret + `"]}
+    events:
+      - match: {headers: {x-github-event: [pull_request]}, body: {action: [opened, closed, reopened]}}
+        name: github.pull_request
+        variables: {owner: /body/repository/owner/login, repo: /body/repository/name}
+        id: /headers/x-github-delivery
+        data:
+          action: /body/action
+          number: /body/number
+          pull_request: {title: ` + title + `, author: /body/pull_request/user/login}
+  - name: alarms
+    workspace: sourced
+    from: eventbridge
+    events:
+      - match: {detail-type: [CloudWatch Alarm State Change], detail: {state: {value: [ALARM]}}}
+        name: incident.created
+        variables: {service: /detail/alarmName}
+        id: /id
+        time: /time
+        data: {id: /id, title: /detail/state/reason, severity: critical}
+  - name: builds
+    workspace: sourced
+    from: sns
+    events:
+      - match: {TopicArn: [{suffix: ":builds"}]}
+        name: ci.build_finished
+        id: /MessageId
+        time: /Timestamp
+        data: {build: /Message/build, status: /Message/status}
+  - name: uploads
+    workspace: sourced
+    from: s3
+    events:
+      - match: {eventName: [{prefix: "ObjectCreated:"}]}
+        name: storage.object_created
+        variables: {bucket: /s3/bucket/name}
+        id: /responseElements/x-amz-request-id
+        time: /eventTime
+        data: {key: /s3/object/key, size: /s3/object/size}
+`
+}
+
+// githubApp sends requests to a source as GitHub does.
+type githubApp struct {
+	target *harness.Target
+	secret string
+}
+
+// hookRequest is one request of a provider.
+type hookRequest struct {
+	id, event string
+	body      []byte
+	// signed is what the signature is made of; the body without it.
+	signed []byte
+	header map[string]string
+}
+
+func (p githubApp) send(t *testing.T, d hookRequest) (status int, answer string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, strings.TrimSuffix(p.target.Events, "/events")+"/sources/github", bytes.NewReader(d.body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d.signed == nil {
+		d.signed = d.body
+	}
+	h := hmac.New(sha256.New, []byte(p.secret))
+	h.Write(d.signed)
+	for name, value := range map[string]string{
+		"Content-Type": "application/json", "X-GitHub-Event": d.event, "X-GitHub-Delivery": d.id,
+		"X-Hub-Signature-256": "sha256=" + hex.EncodeToString(h.Sum(nil)),
+	} {
+		req.Header.Set(name, value)
+	}
+	for name, value := range d.header {
+		req.Header.Set(name, value)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var b bytes.Buffer
+	if _, err := b.ReadFrom(resp.Body); err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, b.String()
+}
+
+// accepts sends a request that becomes an event, again where a process has the configuration of before.
+func (p githubApp) accepts(t *testing.T, d hookRequest, id string) {
+	t.Helper()
+	var status int
+	var answer string
+	harness.Eventually(t, harness.Patience, "the process has the source", func() bool {
+		status, answer = p.send(t, d)
+		return status != http.StatusNotFound
+	})
+	if status != http.StatusAccepted || !strings.Contains(answer, `"id":"`+id+`"`) {
+		t.Fatalf("got %d %s, want the event %s", status, answer, id)
+	}
+}
+
+// pullOpened is the webhook for a pull request that someone opened.
+func pullOpened(id string, number int) hookRequest {
+	return hookRequest{id: id, event: "pull_request", body: fmt.Appendf(nil,
+		"{\"action\":\"opened\",\"number\":%d,\"repository\":{\"name\":\"website\",\"owner\":{\"login\":\"acme\"}},"+
+			"\"pull_request\":{\"title\":\"Größe \\u00e4ndern \\ud83d\\ude80\",\"user\":{\"login\":\"octocat\"}}}\r\n", number)}
+}
+
+// TestSourcesOnLocalAWS shows what sources become on AWS, where requests come by a Function URL, buses put messages into the
+// inbox, and any process may serve each.
+func TestSourcesOnLocalAWS(t *testing.T) {
+	aws := harness.SharedAWS(t)
+	p := githubApp{target: &aws.Target, secret: rand.Text()}
+	aws.PutSecret(t, githubSecret, p.secret)
+	aws.ApplyCatalog(t, sourced, operatedCatalog(t))
+	aws.ApplyConfig(t, awsSources("/body/pull_request/title"))
+	harness.Eventually(t, harness.Patience, "the functions have the sources", func() bool {
+		status, _ := p.send(t, hookRequest{event: "ping", body: []byte(`{}`)})
+		return status == http.StatusAccepted
+	})
+	client := aws.Modern(listener)
+	receiver := harness.NewReceiver(t)
+	hook := receiver.Endpoint("agent")
+	subscribe(t, client, hook, "github.pull_request", object{"owner": "acme", "repo": "website", "action": "opened"})
+	t.Run("SRC-01 SRC-02 SRC-04 a signed request reaches a webhook, a stream and a poll", func(t *testing.T) {
+		stream := client.Listen(t, "pulls", object{"resourceSubscriptions": []string{"event://github/acme"}}, nil)
+		arguments := object{"owner": "acme", "repo": "website"}
+		poller := &follower{client: client, name: "github.pull_request", arguments: arguments}
+		poller.poll(t, nil)
+		p.accepts(t, pullOpened("d-1", 1), "d-1")
+		d := hook.Wait(t, 1)[0]
+		if err := d.Verify(hook.Secret()); err != nil || d.ID() != "d-1" || !strings.Contains(string(d.Body), "Größe ändern 🚀") {
+			t.Errorf("the webhook is %s %s, %v", d.ID(), d.Body, err)
+		}
+		if u := stream.Wait(t, 1)[0]; u.EventID != "d-1" || u.URI != "event://github/acme/website/pull_request" {
+			t.Errorf("the stream has %+v", u)
+		}
+		if got := poller.wait(t, 1)[0]; got.EventID != "d-1" {
+			t.Errorf("the poll has %+v", got)
+		}
+	})
+	t.Run("SRC-04 what comes again is one event", func(t *testing.T) {
+		p.accepts(t, pullOpened("d-1", 1), "d-1")
+		p.accepts(t, pullOpened("d-1-again", 1), "d-1") // the same body, whoever sends it
+		p.accepts(t, pullOpened("d-2", 2), "d-2")
+		hook.Wait(t, 2)
+		if got := hook.IDs(); len(got) != 2 {
+			t.Errorf("arrived: %v", got)
+		}
+	})
+	t.Run("SRC-02 a forged request is refused", func(t *testing.T) {
+		forger := githubApp{target: p.target, secret: "guessed"}
+		if status, answer := forger.send(t, pullOpened("d-3", 3)); status != http.StatusUnauthorized || strings.Contains(answer, p.secret) {
+			t.Errorf("got %d %s", status, answer)
+		}
+	})
+	t.Run("SRC-05 compressed bodies and forms come through the Function URL as they were signed", func(t *testing.T) {
+		var packed bytes.Buffer
+		z := gzip.NewWriter(&packed)
+		plain := pullOpened("d-4", 4)
+		_, _ = z.Write(plain.body) // into memory
+		_ = z.Close()
+		gzipped := map[string]string{"Content-Encoding": "gzip"}
+		p.accepts(t, hookRequest{id: "d-4", event: "pull_request", body: packed.Bytes(), header: gzipped}, "d-4")
+		form := "payload=" + url.QueryEscape(string(pullOpened("d-5", 5).body))
+		p.accepts(t, hookRequest{id: "d-5", event: "pull_request", body: []byte(form), header: map[string]string{"Content-Type": "application/x-www-form-urlencoded"}}, "d-5")
+		hook.Wait(t, 4)
+	})
+	t.Run("SRC-03 what matches no mapping is taken and kept nowhere", func(t *testing.T) {
+		if status, answer := p.send(t, hookRequest{id: "d-6", event: "ping", body: []byte(`{"zen":"Keep it logically awesome."}`)}); status != http.StatusAccepted || !sameJSON(t, []byte(answer), []byte(`{"accepted":[]}`)) {
+			t.Errorf("got %d %s", status, answer)
+		}
+	})
+	t.Run("SRC-04 OPS-04 what does not fit is a dead letter, and an event when its mapping was mended", func(t *testing.T) { mendMapping(t, aws, p, hook) })
+	t.Run("buses", func(t *testing.T) { fromBuses(t, aws, receiver) })
+	t.Run("SRC-03 operators see what became of requests and messages", func(t *testing.T) {
+		o := operate(t, &aws.Target)
+		for source, kinds := range map[string][]string{"github": {"accepted", "unmatched", "unverified", "unfit"}, "alarms": {"accepted", "unmatched"}} {
+			for _, kind := range kinds {
+				var l struct {
+					Items []struct{ Kind, Reason string }
+				}
+				o.callAs(listener, "GET", "sources/"+source+"/outcomes?kind="+kind, "", http.StatusOK, &l)
+				if len(l.Items) == 0 || l.Items[0].Kind != kind || strings.Contains(l.Items[0].Reason, p.secret) {
+					t.Errorf("of %s %s: %+v", source, kind, l.Items)
+				}
+			}
+		}
+	})
+}
+
+// mendMapping has a mapping that fits no request, and then one that does.
+func mendMapping(t *testing.T, aws *harness.AWS, p githubApp, hook *harness.Endpoint) {
+	o := operate(t, &aws.Target)
+	type letter struct{ ID, Queue, Reason string }
+	list := func() []letter {
+		var l struct{ Items []letter }
+		o.callAs(listener, "GET", "dead-letters?queue=inbox", "", http.StatusOK, &l)
+		return l.Items
+	}
+	aws.ApplyConfig(t, awsSources("/body/number"))
+	n := 100
+	harness.Eventually(t, harness.Patience, "the mapping does not fit", func() bool {
+		n++
+		status, answer := p.send(t, pullOpened(fmt.Sprint("unfit-", n), n))
+		if status == http.StatusUnprocessableEntity && !strings.Contains(answer, `"pointer":"/data/pull_request/title"`) {
+			t.Errorf("got %s", answer)
+		}
+		return status == http.StatusUnprocessableEntity
+	})
+	var dead []letter
+	harness.Eventually(t, harness.Patience, "the request is in the list", func() bool { dead = list(); return len(dead) > 0 })
+	if !strings.HasPrefix(dead[0].Reason, "source github: ") {
+		t.Errorf("got %+v", dead)
+	}
+	aws.ApplyConfig(t, awsSources("/body/pull_request/title"))
+	harness.Eventually(t, harness.Patience, "the mapping fits again", func() bool {
+		n++
+		status, _ := p.send(t, pullOpened(fmt.Sprint("unfit-", n), n))
+		return status == http.StatusAccepted
+	})
+	harness.Eventually(t, harness.Patience, "each request is an event", func() bool {
+		for _, l := range list() { // again where a process had the mapping of before
+			o.callAs(listener, "POST", "dead-letters/"+l.ID+"/retry", "", http.StatusAccepted, nil)
+		}
+		arrived := hook.IDs()
+		for i := 101; i <= n; i++ {
+			if arrived[fmt.Sprint("unfit-", i)] == 0 {
+				return false
+			}
+		}
+		return true
+	})
+	if left := list(); len(left) > 0 {
+		t.Errorf("left %+v", left)
+	}
+}
+
+// fromBuses puts into the inbox what EventBridge, SNS and S3 put there.
+func fromBuses(t *testing.T, aws *harness.AWS, receiver *harness.Receiver) {
+	client := aws.Modern(listener)
+	for name, tc := range map[string]struct{ event, id, body, other string }{
+		"SRC-01 an event of EventBridge": {
+			"incident.created", "e-1",
+			`{"version":"0","id":"e-1","detail-type":"CloudWatch Alarm State Change","source":"aws.cloudwatch","account":"123456789012","time":"2026-11-23T08:00:00Z","region":"us-east-1","resources":[],"detail":{"alarmName":"checkout","state":{"value":"ALARM","reason":"Threshold crossed"}}}`,
+			`{"version":"0","id":"e-0","detail-type":"CloudWatch Alarm State Change","source":"aws.cloudwatch","account":"123456789012","time":"2026-11-23T08:00:00Z","region":"us-east-1","resources":[],"detail":{"alarmName":"checkout","state":{"value":"OK","reason":"Back"}}}`,
+		},
+		"SRC-01 a message of SNS": {
+			"ci.build_finished", "sns-1",
+			`{"Type":"Notification","MessageId":"sns-1","TopicArn":"arn:aws:sns:us-east-1:123456789012:builds","Message":"{\"build\":7,\"status\":\"passed\"}","Timestamp":"2026-11-23T08:00:00.000Z","SignatureVersion":"1","Signature":"x","SigningCertURL":"x","UnsubscribeURL":"x"}`,
+			`{"Type":"Notification","MessageId":"sns-0","TopicArn":"arn:aws:sns:us-east-1:123456789012:others","Message":"{}","Timestamp":"2026-11-23T08:00:00.000Z"}`,
+		},
+		"SRC-01 a notification of S3": {
+			"storage.object_created", "S3REQUEST1",
+			`{"Records":[{"eventVersion":"2.1","eventSource":"aws:s3","awsRegion":"us-east-1","eventTime":"2026-11-23T08:00:00.000Z","eventName":"ObjectCreated:Put","responseElements":{"x-amz-request-id":"S3REQUEST1"},"s3":{"bucket":{"name":"uploads"},"object":{"key":"a/b.csv","size":12}}}]}`,
+			`{"Service":"Amazon S3","Event":"s3:TestEvent","Time":"2026-11-23T08:00:00.000Z","Bucket":"uploads","RequestId":"x","HostId":"y"}`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			hook := receiver.Endpoint(tc.event)
+			subscribe(t, client, hook, tc.event, nil)
+			poller := &follower{client: client, name: tc.event, arguments: object{}}
+			poller.poll(t, nil)
+			for _, body := range []string{tc.other, tc.body, tc.body} { // standard queues repeat
+				aws.Enqueue(t, "InboxQueue", body, nil)
+			}
+			got := poller.wait(t, 1)[0]
+			at, err := time.Parse(time.RFC3339, got.Timestamp)
+			if got.EventID != tc.id || err != nil || !at.Equal(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC)) {
+				t.Errorf("the poll has %+v", got)
+			}
+			aws.Enqueue(t, "InboxQueue", strings.ReplaceAll(tc.body, tc.id, tc.id+"-next"), nil)
+			hook.Wait(t, 2)
+			if all := hook.IDs(); len(all) != 2 || all[tc.id] != 1 {
+				t.Errorf("arrived: %v", all)
+			}
+			if got := poller.wait(t, 2); len(got) != 2 {
+				t.Errorf("the poll has %+v", got)
+			}
+		})
+	}
+	o := operate(t, &aws.Target)
+	var l struct{ Items []object }
+	if o.callAs(listener, "GET", "dead-letters?queue=inbox", "", http.StatusOK, &l); len(l.Items) > 0 {
+		t.Errorf("dead letters: %v", l.Items)
+	}
+}

@@ -1,0 +1,77 @@
+//go:build unix
+
+package e2e
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/client/check"
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// TestCheck holds the server against the specification with the command that anybody may use for theirs.
+func TestCheck(t *testing.T) {
+	t.Run("embedded", func(t *testing.T) {
+		t.Parallel()
+		checked(t, &harness.StartServer(t, harness.ServerOptions{
+			Args: []string{"--events-retry-schedule", "0s,1s,1s", "--min-ttl", "1s", "--heartbeat", "2s"},
+		}).Target)
+	})
+	t.Run("local AWS", func(t *testing.T) {
+		t.Parallel()
+		checked(t, &harness.SharedAWS(t).Target)
+	})
+}
+
+func checked(t *testing.T, s *harness.Target) {
+	binary := harness.Binary(t, "./cmd/mcpevents", false)
+	junit := filepath.Join(t.TempDir(), "report.xml")
+	cmd := exec.CommandContext(t.Context(), binary, "check", s.MCP, "--event", "ci.build_finished", "--wait", "20s", "--json", "--junit", junit,
+		"--publish", binary+` publish --quiet --uri event://ci/build-finished --data '{"build":7,"status":"passed"}'`)
+	cmd.Env = append(os.Environ(), "MCPEVENTS_KEY="+s.Keys["alice"], "MCPEVENTS_SERVER="+strings.TrimSuffix(s.Events, "/events"))
+	var said strings.Builder
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s\n%s", err, said.String(), out)
+	}
+	var report check.Report
+	if err := json.Unmarshal(out, &report); err != nil {
+		t.Fatal(err)
+	}
+	var failed, left []string
+	for _, r := range report.Results {
+		switch r.Result {
+		case check.Failed:
+			failed = append(failed, r.ID+": "+r.Detail)
+		case check.NotTestable:
+			left = append(left, r.ID)
+		}
+	}
+	t.Run("RCH-06 no MUST fails, and of the rest what the reference names", func(t *testing.T) {
+		if report.FailedMust > 0 || len(failed) != 2 {
+			t.Errorf("failed: %q", failed)
+		}
+	})
+	t.Run("RCH-06 all but five rules are tested", func(t *testing.T) {
+		if !slices.Equal(left, []string{"capability-absent", "error-mode", "webhook-https", "webhook-private", "terminated"}) {
+			t.Errorf("not tested: %q", left)
+		}
+	})
+	t.Run("RCH-06 what it does goes to standard error", func(t *testing.T) {
+		if !strings.Contains(said.String(), "wait for retries") {
+			t.Errorf("it says %q", said.String())
+		}
+	})
+	t.Run("RCH-06 a file for a CI is written", func(t *testing.T) {
+		if b, err := os.ReadFile(junit); err != nil || !strings.Contains(string(b), "<testsuite ") {
+			t.Errorf("%v: %s", err, b)
+		}
+	})
+}

@@ -1,0 +1,110 @@
+//go:build unix
+
+package e2e
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// TestEventTools shows events to clients that know tools alone, on every way to run the system.
+func TestEventTools(t *testing.T) {
+	t.Run("embedded", func(t *testing.T) {
+		t.Parallel()
+		withTools(t, &harness.StartServer(t, harness.ServerOptions{Args: []string{"--event-tools"}}).Target)
+	})
+	t.Run("local AWS", func(t *testing.T) {
+		t.Parallel()
+		withTools(t, &harness.StartAWS(t, harness.AWSOptions{Env: map[string]string{"MCPEVENTS_EVENT_TOOLS": "true"}}).Target)
+	})
+}
+
+// toolResult is what a tool answers.
+type toolResult struct {
+	IsError           bool
+	Content           []struct{ Text string }
+	StructuredContent struct {
+		Subscription   string
+		Events         []struct{ ID, Name string }
+		EventTypes     []struct{ Name string }
+		TimedOut, More bool
+	}
+}
+
+func tool(name string, arguments object) object {
+	return object{"name": name, "arguments": arguments}
+}
+
+func withTools(t *testing.T, s *harness.Target) {
+	clients := map[string]*harness.Client{"2026": s.Modern("alice"), "2025": s.Legacy(t, "alice", harness.Legacy)}
+	for revision, c := range clients {
+		call := func(t *testing.T, name string, arguments object) (r toolResult) {
+			t.Helper()
+			c.Call(t, "tools/call", tool(name, arguments), &r)
+			return r
+		}
+		t.Run("RCH-04 a client that has tools only finds events, "+revision, func(t *testing.T) {
+			var names []string
+			for _, x := range c.All(t, "tools/list", "tools") {
+				names = append(names, x["name"].(string))
+			}
+			if want := []string{"list_event_types", "subscribe", "unsubscribe", "recent_events", "wait_for_event"}; !slices.Equal(names, want) {
+				t.Errorf("the tools are %q", names)
+			}
+			types := call(t, "list_event_types", object{}).StructuredContent.EventTypes
+			if !slices.ContainsFunc(types, func(x struct{ Name string }) bool { return x.Name == "incident.created" }) {
+				t.Errorf("the event types are %v", types)
+			}
+		})
+		t.Run("RCH-04 an event ends a wait that has begun, "+revision, func(t *testing.T) {
+			service := "tools-" + revision
+			sub := call(t, "subscribe", object{"name": "incident.created", "arguments": object{"service": service}}).StructuredContent.Subscription
+			wait := tool("wait_for_event", object{"subscription": sub, "seconds": 40})
+			wait["_meta"] = object{"progressToken": "waits"}
+			st := c.Stream(t, "wait", "tools/call", wait)
+			if m := st.Next(t); m.Method != "notifications/progress" || !strings.Contains(string(m.Params), `"waits"`) {
+				t.Fatalf("the first message is %s", m.Raw)
+			}
+			s.Publish(t, incident(revision+"-other", "another", "info"))
+			s.Publish(t, incident(revision+"-1", service, "info"))
+			m := st.Next(t)
+			for m.Method == "notifications/progress" {
+				m = st.Next(t)
+			}
+			var r toolResult
+			if err := json.Unmarshal(m.Result, &r); err != nil {
+				t.Fatalf("%v: %s", err, m.Raw)
+			}
+			if got := r.StructuredContent; len(got.Events) != 1 || got.Events[0].ID != revision+"-1" || got.Events[0].Name != "incident.created" || got.TimedOut {
+				t.Errorf("got %s", m.Raw)
+			}
+			s.Publish(t, incident(revision+"-2", service, "info"))
+			var next toolResult
+			harness.Eventually(t, harness.Patience, "the next event is recent", func() bool {
+				next = call(t, "recent_events", object{"subscription": r.StructuredContent.Subscription})
+				return len(next.StructuredContent.Events) > 0
+			})
+			if got := next.StructuredContent.Events; len(got) != 1 || got[0].ID != revision+"-2" {
+				t.Errorf("then %+v", got)
+			}
+		})
+		t.Run("RCH-04 a wait without events ends in time, "+revision, func(t *testing.T) {
+			sub := call(t, "subscribe", object{"name": "incident.created", "arguments": object{"service": "quiet"}}).StructuredContent.Subscription
+			if r := call(t, "wait_for_event", object{"subscription": sub, "seconds": 1}); !r.StructuredContent.TimedOut || r.StructuredContent.Subscription == "" {
+				t.Errorf("got %+v", r)
+			}
+		})
+	}
+	t.Run("RCH-04 access rules hold", func(t *testing.T) {
+		var mine, theirs toolResult
+		clients["2026"].Call(t, "tools/call", tool("subscribe", object{"name": "incident.created"}), &mine)
+		s.Modern("foreign").Call(t, "tools/call", tool("recent_events", object{"subscription": mine.StructuredContent.Subscription}), &theirs)
+		if !theirs.IsError || len(theirs.StructuredContent.Events) > 0 {
+			t.Errorf("a caller of another workspace got %+v", theirs)
+		}
+	})
+}

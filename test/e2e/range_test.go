@@ -1,0 +1,144 @@
+//go:build unix
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+const orders = `
+events:
+  - name: order.placed
+    uriTemplate: event://orders/{shop}/placed
+    filters: {total: /total, at: /at, note: /note}
+    payloadSchema:
+      type: object
+      properties: {total: {type: integer}, at: {type: string, format: date-time}, note: {type: string}}
+`
+
+// TestRanges narrows by ranges, everywhere where arguments narrow: RCH-09.
+func TestRanges(t *testing.T) {
+	t.Run("embedded", func(t *testing.T) {
+		t.Parallel()
+		file := filepath.Join(t.TempDir(), "orders.yaml")
+		if err := os.WriteFile(file, []byte(orders), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--workspace-catalog", "shops=" + file}})
+		ranges(t, &s.Target)
+	})
+	t.Run("local AWS", func(t *testing.T) {
+		t.Parallel()
+		aws := harness.SharedAWS(t)
+		aws.AnnounceCatalog(t, "shops", orders)
+		ranges(t, &aws.Target)
+	})
+}
+
+func ranges(t *testing.T, s *harness.Target) {
+	c := s.Modern("shopper")
+	hooks := harness.NewReceiver(t)
+	var serial int
+	for name, arguments := range map[string]object{
+		"numbers": {"total": object{"$gte": 100, "$lt": 500}},
+		"times":   {"at": object{"$gte": "2026-11-23T00:00:00Z", "$lt": "2026-11-24T00:00:00Z"}},
+	} {
+		serial++
+		shop := fmt.Sprint(name, serial)
+		arguments["shop"] = shop
+		params := object{"name": "order.placed", "arguments": arguments}
+		var begin struct{ Cursor string }
+		c.Call(t, "events/poll", params, &begin)
+		hook := hooks.Endpoint(name)
+		subscribe(t, c, hook, "order.placed", arguments)
+		stream := c.Stream(t, 1, "events/stream", params)
+		stream.Next(t) // active
+		for i, o := range []object{
+			{"total": 99, "at": "2026-11-22T23:59:59Z"},
+			{"total": 100, "at": "2026-11-23T01:00:00+01:00"},
+			{"note": "neither"},
+			{"total": 500, "at": "2026-11-24T00:00:00Z"},
+			{"total": 499, "at": "2026-11-23T23:59:59.9Z"},
+		} {
+			if _, err := s.TryPublish(t.Context(), "shopper", harness.Event{ID: fmt.Sprint(shop, "_", i), URI: "event://orders/" + shop + "/placed", Data: o}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := []string{shop + "_1", shop + "_4"}
+		t.Run("RCH-09 webhooks: "+name, func(t *testing.T) {
+			hook.Wait(t, 2)
+			if ids := hook.IDs(); len(ids) != 2 || ids[want[0]] == 0 || ids[want[1]] == 0 {
+				t.Errorf("got %v, want %v", ids, want)
+			}
+		})
+		t.Run("RCH-09 streams: "+name, func(t *testing.T) {
+			for _, id := range want {
+				if m := stream.Next(t); !strings.Contains(string(m.Params), `"`+id+`"`) {
+					t.Errorf("got %s, want %s", m.Raw, id)
+				}
+			}
+		})
+		t.Run("RCH-09 polls: "+name, func(t *testing.T) {
+			var got []string
+			params["cursor"] = begin.Cursor
+			harness.Eventually(t, harness.Patience, "two events", func() bool {
+				var page struct {
+					Events []struct{ EventID string }
+					Cursor string
+				}
+				c.Call(t, "events/poll", params, &page)
+				for _, e := range page.Events {
+					got = append(got, e.EventID)
+				}
+				params["cursor"] = page.Cursor
+				return len(got) >= 2
+			})
+			if !slices.Equal(got, want) {
+				t.Errorf("got %v, want %v", got, want)
+			}
+		})
+		t.Run("RCH-09 replays: "+name, func(t *testing.T) {
+			again := hooks.Endpoint(name + "-again")
+			again.SetSecret(newSecret())
+			replay := subscription("order.placed", arguments, again.URL(), again.Secret())
+			replay["cursor"] = begin.Cursor
+			c.Call(t, "events/subscribe", replay, nil)
+			again.Wait(t, 2)
+			if ids := again.IDs(); len(ids) != 2 || ids[want[0]] == 0 || ids[want[1]] == 0 {
+				t.Errorf("got %v, want %v", ids, want)
+			}
+		})
+	}
+	t.Run("RCH-09 inputSchema shows where a range may be, and there only one is taken", func(t *testing.T) {
+		var list struct {
+			Events []struct {
+				Name        string
+				InputSchema struct {
+					Properties map[string]struct{ AnyOf []struct{ Properties object } }
+				}
+			}
+		}
+		c.Call(t, "events/list", nil, &list)
+		for _, e := range list.Events {
+			for _, argument := range []string{"total", "at", "note"} {
+				shown := false
+				for _, alternative := range e.InputSchema.Properties[argument].AnyOf {
+					shown = shown || alternative.Properties["$gte"] != nil
+				}
+				if want := argument != "note"; shown != want {
+					t.Errorf("%s: a range is shown: %v", argument, shown)
+				}
+			}
+		}
+		for _, arguments := range []object{{"note": object{"$gte": "a"}}, {"total": object{"$gte": "100"}}, {"total": object{}}, {"at": object{"$gte": "today"}}} {
+			c.Refused(t, -32602, "events/poll", object{"name": "order.placed", "arguments": arguments})
+		}
+	})
+}

@@ -1,0 +1,155 @@
+//go:build unix
+
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+const busSource = `  - name: uploads
+    from: s3
+    events:
+      - match: {eventName: [{prefix: "ObjectCreated:"}]}
+        name: storage.object_created
+        variables: {bucket: /s3/bucket/name}
+        data: {key: /s3/object/key, size: /s3/object/size}
+`
+
+// checking runs mcpevents source check on a configuration and the repository's catalog.
+type checking struct{ binary, config, catalog string }
+
+// trial is a line that it prints.
+type trial struct {
+	Kind, Signature, Reason, Name, URI, ID string
+	Mapping                                int
+	Data, Document                         json.RawMessage
+	Faults                                 []struct{ Pointer, Message string }
+}
+
+// run checks a request that is in a file, or on the standard input, of a server with the secrets or without.
+func (c checking) run(t *testing.T, source, request string, stdin bool, args ...string) (code int, trials []trial, errs string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "request")
+	if err := os.WriteFile(file, []byte(request), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out, stderr strings.Builder
+	cmd := exec.CommandContext(t.Context(), c.binary, append([]string{"source", "check", "--config", c.config, "--catalog", c.catalog, "--source", source}, args...)...)
+	cmd.Env = append(os.Environ(), secretsOfSources()...)
+	if stdin {
+		cmd.Args, cmd.Stdin = append(cmd.Args, "--request", "-"), strings.NewReader(request)
+	} else {
+		cmd.Args = append(cmd.Args, "--request", file)
+	}
+	cmd.Stdout, cmd.Stderr = &out, &stderr
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(out.String()) {
+		trials = append(trials, decode[trial](t, []byte(line)))
+	}
+	return cmd.ProcessState.ExitCode(), trials, stderr.String()
+}
+
+// TestSourceCheck tries saved requests with the built command.
+func TestSourceCheck(t *testing.T) {
+	t.Parallel()
+	c := checking{harness.Binary(t, "./cmd/mcpevents", false), filepath.Join(t.TempDir(), "config.yaml"), filepath.Join(harness.Root(t), "catalog.yaml")}
+	if err := os.WriteFile(c.config, []byte(githubSource+busSource), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	saved := func(action, line, end string) string {
+		body := pullBody(action, "site", 7)
+		var b strings.Builder
+		b.WriteString(line)
+		for name, values := range schemeOf("github").Headers("d-1", body, time.Now()) {
+			b.WriteString(name + ": " + values[0] + end)
+		}
+		return b.String() + end + string(body)
+	}
+	good := func(t *testing.T, code int, got []trial, errs string) {
+		t.Helper()
+		if code != 0 || len(got) != 1 || errs != "" {
+			t.Fatalf("exit code %d, %+v, %s", code, got, errs)
+		}
+		want := trial{
+			Kind: "accepted", Signature: "verified", Mapping: 1, Name: "github.pull_request", ID: "d-1", URI: "event://github/acme/site/pull_request",
+			Data: json.RawMessage(`{"action":"opened","number":7,"pull_request":{"author":"octocat","title":"Change <it>"}}`), Document: got[0].Document,
+		}
+		if string(marshal(t, got[0])) != string(marshal(t, want)) || !strings.Contains(string(want.Document), `"x-github-event":"pull_request"`) {
+			t.Errorf("got %+v", got[0])
+		}
+		if strings.Contains(strings.ToLower(string(want.Document)), "x-hub-signature") {
+			t.Errorf("the document has the signature: %s", want.Document)
+		}
+	}
+	for name, request := range map[string]string{
+		"CRLF":                         saved("opened", "", "\r\n"),
+		"LF":                           saved("opened", "", "\n"),
+		"CRLF, with a request line":    saved("opened", "POST /sources/github HTTP/1.1\r\n", "\r\n"),
+		"LF, with a request line":      saved("opened", "POST /sources/github?x=1 HTTP/1.1\n", "\n"),
+		"a line break at the end":      saved("opened", "", "\n") + "\n",
+		"a CRLF at the end":            saved("opened", "", "\r\n") + "\r\n",
+		"a request line of HTTP/2 too": saved("opened", "POST /sources/github HTTP/2\n", "\n"),
+	} {
+		t.Run("SRC-01 a saved request: "+name, func(t *testing.T) {
+			code, got, errs := c.run(t, "github", request, false)
+			good(t, code, got, errs)
+		})
+	}
+	t.Run("SRC-01 the standard input", func(t *testing.T) {
+		code, got, errs := c.run(t, "github", saved("opened", "", "\n"), true)
+		good(t, code, got, errs)
+	})
+	for name, tt := range map[string]struct {
+		source, request string
+		kind, want      string // of the trial, and in what is said
+		code            int
+	}{
+		"SRC-03 what no mapping matches":          {"github", saved("labeled", "", "\n"), "unmatched", "nothing would be published", 3},
+		"SRC-04 what does not fit":                {"github", strings.Replace(saved("opened", "", "\n"), `"number":7`, `"number":0`, 1), "unfit", "nothing would be published", 3},
+		"SRC-02 what no one signed":               {"github", strings.Replace(saved("opened", "", "\n"), "sha256=", "sha256=0", 1), "unverified", "not verified", 3},
+		"SRC-01 what is no request":               {"github", "nothing", "", "not an HTTP request", 3},
+		"SRC-01 an empty file":                    {"github", "", "", "not an HTTP request", 3},
+		"SRC-01 a source that is not there":       {"hub", "", "", `has no source "hub" (it has: github, uploads)`, 3},
+		"SRC-01 a request for a bus":              {"uploads", saved("opened", "", "\n"), "", "the message is none of s3", 3},
+		"SRC-05 a body that is no JSON":           {"github", "a: b\n\n{", "invalid", "not verified", 3},
+		"SRC-01 a message without a fitting one":  {"uploads", `{"Records":[{"eventSource":"aws:s3","eventName":"ObjectRemoved:Delete"}]}`, "unmatched", "nothing would be published", 3},
+		"SRC-01 the message that a bus tests by":  {"uploads", `{"Service":"Amazon S3","Event":"s3:TestEvent"}`, "", "nothing would be published", 3},
+		"SRC-01 a message that is an event's own": {"uploads", `{"uri":"event://storage/b/object-created","data":{}}`, "", "the message is none of s3", 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, got, errs := c.run(t, tt.source, tt.request, false)
+			kind := ""
+			if len(got) > 0 {
+				kind = got[0].Kind
+			}
+			if code != tt.code || kind != tt.kind || !strings.Contains(errs, tt.want) {
+				t.Errorf("exit code %d, %+v, %s", code, got, errs)
+			}
+		})
+	}
+	t.Run("SRC-01 a bus's message, a line for each record", func(t *testing.T) {
+		record := `{"eventSource":"aws:s3","eventName":"ObjectCreated:Put","s3":{"bucket":{"name":"b"},"object":{"key":"k","size":1}}}`
+		code, got, errs := c.run(t, "uploads", "\n{\"Records\":["+record+","+strings.Replace(record, "Created", "Removed", 1)+"]}\n", false)
+		if code != 0 || len(got) != 2 || got[0].URI != "event://storage/b/object-created" || got[1].Kind != "unmatched" || errs != "" {
+			t.Errorf("exit code %d, %+v, %s", code, got, errs)
+		}
+	})
+	t.Run("SRC-01 flags that are missing", func(t *testing.T) {
+		cmd := exec.CommandContext(t.Context(), c.binary, "source", "check")
+		if _ = cmd.Run(); cmd.ProcessState.ExitCode() != 2 {
+			t.Errorf("exit code %d", cmd.ProcessState.ExitCode())
+		}
+	})
+}

@@ -1,0 +1,297 @@
+//go:build unix
+
+package e2e
+
+import (
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/publish"
+	"github.com/mcp-events/mcpevents/test/harness"
+	sender "github.com/mcp-events/mcpevents/test/provider"
+)
+
+const schemesCatalog = `
+events:
+  - {name: any.thing, uri: event://any/thing, payloadSchema: {type: object}}
+`
+
+// unloggable is in every payload; no log may have it.
+const unloggable = "do-not-log-this-payload"
+
+// shot is a request that is not what a provider sends, or not once.
+type shot struct {
+	name   string
+	body   string
+	signed string // what is signed; empty is the body
+	zip    string // "signed before" or "signed after" it is compressed; empty is not
+	at     time.Duration
+	edit   func(*http.Request)
+	want   int
+	// only are the schemes that it is for: those that sign the body, or a time; empty is all.
+	only func(sender.Scheme) bool
+}
+
+// signsBody reports whether a scheme does; gitlab sends a token.
+func signsBody(s sender.Scheme) bool { return s.Credential != "" && s.Name != "gitlab" }
+
+func isTimed(s sender.Scheme) bool { return s.Timed }
+
+func hasHeader(s sender.Scheme) bool { return s.Credential != "" }
+
+func with1(name, value string) func(*http.Request) {
+	return func(r *http.Request) { r.Header.Set(name, value) }
+}
+
+func zipped(text string) string {
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	_, _ = z.Write([]byte(text))
+	_ = z.Close()
+	return b.String()
+}
+
+// ofMember is a payload with one more member.
+func ofMember(member string) string { return `{"text":"` + unloggable + `",` + member + `}` }
+
+func shots() []shot {
+	form := with1("Content-Type", "application/x-www-form-urlencoded")
+	gzipped := with1("Content-Encoding", "gzip")
+	plain := ofMember(`"n":1`)
+	return []shot{
+		{name: "SRC-02 a body that was changed", body: plain, signed: "{}", want: 401, only: signsBody},
+		{name: "SRC-02 too old", body: plain, at: -11 * time.Minute, want: 401, only: isTimed},
+		{name: "SRC-02 from the future", body: plain, at: 11 * time.Minute, want: 401, only: isTimed},
+		{name: "SRC-02 old, and within the tolerance", body: plain, at: -20 * time.Second, want: 202},
+		{name: "SRC-02 a forged body that is no GZIP", body: plain, signed: "{}", edit: gzipped, want: 401, only: signsBody},
+		{name: "SRC-05 GZIP, signed before", body: plain, zip: "signed before", edit: gzipped, want: 202},
+		{name: "SRC-05 GZIP, signed after", body: plain, zip: "signed after", edit: gzipped, want: 202},
+		{name: "SRC-05 GZIP that is none", body: plain, edit: gzipped, want: 400},
+		{name: "SRC-05 GZIP without its end", body: zipped(plain)[:30], edit: gzipped, want: 400},
+		{name: "SRC-05 GZIP of too much", body: zipped(strings.Repeat(" ", 50<<20)), edit: gzipped, want: 413},
+		{name: "SRC-05 another encoding", body: plain, edit: with1("Content-Encoding", "br"), want: 415},
+		{name: "SRC-05 the largest body", body: plain + strings.Repeat(" ", publish.MaxBody-len(plain)), want: 202},
+		{name: "SRC-05 a byte more", body: plain + strings.Repeat(" ", publish.MaxBody-len(plain)+1), want: 413},
+		{name: "SRC-05 a byte more, of unknown length", body: plain + strings.Repeat(" ", publish.MaxBody-len(plain)+1), want: 413, edit: func(r *http.Request) { r.ContentLength = -1 }},
+		{name: "SRC-05 another charset", body: plain, edit: with1("Content-Type", "application/json; charset=iso-8859-1"), want: 415},
+		{name: "SRC-05 another type", body: plain, edit: with1("Content-Type", "application/xml"), want: 415},
+		{name: "SRC-05 no type", body: plain, edit: func(r *http.Request) { r.Header.Del("Content-Type") }, want: 202},
+		{name: "SRC-05 not UTF-8", body: ofMember("\"n\":\"\xff\""), want: 400},
+		{name: "SRC-05 nothing", body: "", want: 400},
+		{name: "SRC-05 half an object", body: plain[:20], want: 400},
+		{name: "SRC-05 two objects", body: plain + plain, want: 400},
+		{name: "SRC-05 a NUL", body: ofMember("\"n\":\"\x00\""), want: 400},
+		{name: "SRC-05 an escaped NUL", body: ofMember(`"n":"\u0000"`), want: 202},
+		{name: "SRC-05 U+FFFE", body: ofMember("\"n\":\"\uFFFE\uFFFF\""), want: 202},
+		{name: "SRC-05 members twice", body: ofMember(`"n":1,"n":2`), want: 202},
+		{name: "SRC-05 nested 100 deep", body: ofMember(`"n":` + strings.Repeat("[", 100) + strings.Repeat("]", 100)), want: 400},
+		{name: "SRC-05 nested 100,000 deep", body: ofMember(`"n":` + strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000)), want: 400},
+		{name: "SRC-04 a number that no JSON schema can look at", body: ofMember(`"n":1e999999`), want: 422},
+		{name: "SRC-05 a form with a payload", body: "payload=%7B%22text%22%3A%22" + unloggable + "%22%7D", edit: form, want: 202},
+		{name: "SRC-05 a form without one", body: "a=b&text=" + unloggable, edit: form, want: 202},
+		{name: "SRC-05 a form whose payload is no JSON", body: "payload=" + unloggable, edit: form, want: 400},
+		{name: "SRC-05 no form", body: "a=%zz", edit: form, want: 400},
+		{name: "SRC-04 not what the type takes", body: `["` + unloggable + `"]`, want: 422},
+		{name: "SRC-04 an event that is too large", body: ofMember(`"n":"` + strings.Repeat("a", 250<<10) + `"`), want: 413},
+		{name: "SRC-01 another method", body: plain, edit: func(r *http.Request) { r.Method = http.MethodPut }, want: 405},
+		{name: "AUT-06 from a page of another site", body: plain, edit: with1("Origin", "https://evil.example"), want: 403},
+		{name: "AUT-06 from a page without an origin", body: plain, edit: with1("Origin", "null"), want: 403},
+		{name: "AUT-06 by a name that the server does not know", body: plain, edit: func(r *http.Request) { r.Host = "evil.example" }, want: 403},
+		{name: "AUT-06 by the name that a tunnel passes on", body: plain, edit: func(r *http.Request) { r.Host = "hooks.example.com" }, want: 202},
+	}
+}
+
+// range of all schemes against one server.
+type schemes struct {
+	*harness.Server
+	poller *follower
+
+	mu    sync.Mutex
+	taken map[string]bool // ids of events
+	said  []string        // signatures and keys that were sent
+}
+
+// TestSourceSchemes sends each scheme what a hostile, broken or hasty sender does: it is refused for the right reason, or one event.
+func TestSourceSchemes(t *testing.T) {
+	t.Parallel()
+	config := "\nsources:\n"
+	for _, s := range sender.Schemes() {
+		config += s.Source("any.thing")
+	}
+	s := &schemes{taken: map[string]bool{}, Server: harness.StartServer(t, harness.ServerOptions{
+		Config: config, Catalog: schemesCatalog, Env: secretsOfSources(), Args: []string{"--allowed-hosts", "hooks.example.com", "--log-level", "debug"},
+	})}
+	s.poller = follow(t, &s.Target, "any.thing", object{})
+	for _, scheme := range sender.Schemes() {
+		t.Run(scheme.Name, func(t *testing.T) {
+			for _, x := range shots() {
+				if x.only == nil || x.only(scheme) {
+					t.Run(x.name, func(t *testing.T) { s.shoot(t, scheme, x) })
+				}
+			}
+			t.Run("SRC-02 forged", func(t *testing.T) { s.forge(t, scheme) })
+			t.Run("SRC-04 twenty at once are one event", func(t *testing.T) { s.together(t, scheme) })
+			if scheme.Timed {
+				t.Run("SRC-02 a replay is one event while it is taken, and then refused", func(t *testing.T) { s.replay(t, scheme) })
+			}
+		})
+	}
+	t.Run("SRC-04 each event came once", func(t *testing.T) {
+		ids := eventIDs(s.poller.wait(t, len(s.taken)))
+		slices.Sort(ids)
+		if len(ids) != len(s.taken) || len(slices.Compact(ids)) != len(s.taken) {
+			t.Errorf("%d events of %d ids", len(ids), len(s.taken))
+		}
+	})
+	t.Run("SRC-02 nothing secret is in the log", func(t *testing.T) {
+		log := s.Output()
+		for _, secret := range append(s.said, unloggable, "panic") {
+			if strings.Contains(log, secret) {
+				t.Errorf("the log has %.20s…", secret)
+			}
+		}
+	})
+}
+
+// fire sends one request and notes what the log must not have.
+func (s *schemes) fire(t *testing.T, scheme sender.Scheme, id, body, signed string, at time.Time, edit func(*http.Request)) *harness.HTTPAnswer {
+	t.Helper()
+	header := scheme.Headers(id, []byte(signed), at)
+	path := scheme.Path(scheme.Name)
+	begun := time.Now()
+	a := post(t, s.Base()+path, header, []byte(body), edit)
+	if took := time.Since(begun); took > 3*time.Second { // the least that a provider waits, which is Slack
+		t.Logf("answered after %v", took)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, secret := range []string{scheme.Secret, header.Get(scheme.Credential)} {
+		if secret != "" && !slices.Contains(s.said, secret) {
+			s.said = append(s.said, secret)
+		}
+		if secret != "" && strings.Contains(string(a.Body), secret) {
+			t.Errorf("the answer has %.20s…: %s", secret, a.Body)
+		}
+	}
+	if a.Status == http.StatusAccepted {
+		s.taken[id] = true
+	}
+	return a
+}
+
+func (s *schemes) shoot(t *testing.T, scheme sender.Scheme, x shot) {
+	id := fmt.Sprintf("%s-%d", scheme.Name, time.Now().UnixNano())
+	// The same body under another id would be a replay.
+	if body := strings.Replace(x.body, unloggable, unloggable+id, 1); len(body) < publish.MaxBody {
+		x.body = body
+	}
+	signed := x.body
+	if x.zip != "" {
+		x.body = zipped(x.body)
+	}
+	switch {
+	case x.signed != "":
+		signed = x.signed
+	case x.zip == "signed after":
+		signed = x.body
+	}
+	a := s.fire(t, scheme, id, x.body, signed, time.Now().Add(x.at), x.edit)
+	if a.Status != x.want {
+		t.Errorf("%d %.300s, want %d", a.Status, a.Body, x.want)
+	}
+	switch text := string(a.Body); {
+	case a.Status == 403 && !strings.Contains(text, "--allowed-"):
+		t.Errorf("it does not say what to set: %s", text)
+	case a.Status == 202 && !strings.Contains(text, `"id":"`+id+`"`):
+		t.Errorf("got %s, want %s", text, id)
+	case a.Status == 422 && !strings.Contains(text, `"pointer"`):
+		t.Errorf("no pointer is in %s", text)
+	case a.Status == 405 && a.Header.Get("Allow") != "POST":
+		t.Errorf("allowed is %q", a.Header.Get("Allow"))
+	}
+}
+
+// forge sends what its sender could not sign.
+func (s *schemes) forge(t *testing.T, scheme sender.Scheme) {
+	body, at := ofMember(`"n":"forged"`), time.Now()
+	other := scheme
+	other.Secret = strings.Map(func(r rune) rune {
+		if r == '0' || r == '5' {
+			return '7'
+		}
+		return r
+	}, scheme.Secret)
+	if other.Secret == scheme.Secret {
+		other.Secret = strings.Replace(scheme.Secret, "9", "8", 1)
+	}
+	url := s.Base() + other.Path(scheme.Name)
+	want := func(why string, edit func(http.Header)) {
+		t.Helper()
+		header := other.Headers("forged", []byte(body), at)
+		if edit != nil {
+			header = scheme.Headers("forged", []byte(body), at)
+			edit(header)
+		}
+		if a := post(t, url, header, []byte(body), nil); a.Status != http.StatusUnauthorized || strings.Contains(string(a.Body), "accepted") {
+			t.Errorf("%s: %d %s", why, a.Status, a.Body)
+		}
+	}
+	want("another secret", nil)
+	if !hasHeader(scheme) {
+		if a := post(t, s.Base()+"/sources/"+scheme.Name, nil, []byte(body), nil); a.Status != http.StatusNotFound {
+			t.Errorf("without a key: %d %s", a.Status, a.Body)
+		}
+		return
+	}
+	url = s.Base() + scheme.Path(scheme.Name)
+	want("no signature", func(h http.Header) { h.Del(scheme.Credential) })
+	want("an empty one", func(h http.Header) { h.Set(scheme.Credential, "") })
+	want("two of them", func(h http.Header) { h.Add(scheme.Credential, h.Get(scheme.Credential)) })
+	want("half of it", func(h http.Header) { v := h.Get(scheme.Credential); h.Set(scheme.Credential, v[:len(v)/2]) })
+	want("a long one", func(h http.Header) { h.Set(scheme.Credential, strings.Repeat("v1=00,", 1000)) })
+	if a := post(t, url+"/key", scheme.Headers("forged", []byte(body), at), []byte(body), nil); a.Status != http.StatusNotFound {
+		t.Errorf("with a key: %d %s", a.Status, a.Body)
+	}
+}
+
+// together sends the same delivery from twenty connections.
+func (s *schemes) together(t *testing.T, scheme sender.Scheme) {
+	id, body := "together-"+scheme.Name, ofMember(`"n":"`+scheme.Name+`"`)
+	var wg sync.WaitGroup
+	at := time.Now()
+	for range 20 {
+		wg.Go(func() {
+			if a := s.fire(t, scheme, id, body, body, at, nil); a.Status != http.StatusAccepted || !strings.Contains(string(a.Body), id) {
+				t.Errorf("%d %s", a.Status, a.Body)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// replay sends the same request again until it is too old.
+func (s *schemes) replay(t *testing.T, scheme sender.Scheme) {
+	tolerance := 5 * time.Minute
+	if scheme.Name == "hmac" {
+		tolerance = time.Minute
+	}
+	id, body, at := "replay-"+scheme.Name, ofMember(`"n":"replayed `+scheme.Name+`"`), time.Now().Add(3*time.Second-tolerance)
+	wantAccepted(t, s.fire(t, scheme, id, body, body, at, nil), id)
+	harness.Eventually(t, harness.Patience, "the end of the tolerance", func() bool {
+		a := s.fire(t, scheme, id, body, body, at, nil)
+		switch {
+		case a.Status == http.StatusAccepted && strings.Contains(string(a.Body), id):
+			return false
+		case a.Status != http.StatusUnauthorized || !strings.Contains(string(a.Body), "too old"):
+			t.Errorf("%d %s", a.Status, a.Body)
+		}
+		return true
+	})
+}

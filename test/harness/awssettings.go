@@ -1,0 +1,58 @@
+//go:build unix
+
+package harness
+
+import (
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/mcp-events/mcpevents/test/awslocal"
+)
+
+// ApplyCatalog writes a catalog for a workspace as an operator does. The
+// functions have it within five seconds.
+func (a *AWS) ApplyCatalog(tb testing.TB, workspace, catalog string) {
+	tb.Helper()
+	a.apply(tb, workspace, writeFile(tb, tb.TempDir(), "catalog.yaml", catalog))
+}
+
+// ApplyConfig writes a configuration, to which the keys of the callers are added, as an operator does. The
+// functions have it within five seconds.
+func (a *AWS) ApplyConfig(tb testing.TB, text string) {
+	tb.Helper()
+	catalog := filepath.Join(Root(tb), "catalog.yaml")
+	if a.catalog != "" {
+		catalog = writeFile(tb, tb.TempDir(), "catalog.yaml", a.catalog)
+	}
+	a.apply(tb, "default", catalog, "--config", writeFile(tb, tb.TempDir(), "config.yaml", a.keys+text))
+}
+
+// AnnounceCatalog is ApplyCatalog, and returns when clients were notified.
+func (a *AWS) AnnounceCatalog(tb testing.TB, workspace, catalog string) {
+	tb.Helper()
+	a.apply(tb, workspace, writeFile(tb, tb.TempDir(), "catalog.yaml", catalog), "--log-table", a.stack.Outputs()["LogTable"])
+}
+
+// apply runs mcpevents catalog apply.
+func (a *AWS) apply(tb testing.TB, workspace, file string, args ...string) {
+	tb.Helper()
+	outputs := a.stack.Outputs()
+	args = append([]string{"catalog", "apply", file, "--workspace", workspace, "--table", outputs["SettingsTable"], "--allow-breaking"}, args...)
+	cmd := exec.CommandContext(tb.Context(), Binary(tb, "./cmd/mcpevents", false), args...)
+	cmd.Env = append(
+		environment(), "AWS_ENDPOINT_URL="+endpoints(tb).DynamoDB, "AWS_REGION="+awslocal.Region,
+		"AWS_ACCESS_KEY_ID="+awslocal.AccessKey, "AWS_SECRET_ACCESS_KEY="+awslocal.SecretKey,
+	)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		tb.Fatalf("mcpevents catalog apply: %v\n%s", err, out)
+	}
+}
+
+// PutSecret writes a parameter that the configuration can refer to as ssm:NAME.
+func (a *AWS) PutSecret(tb testing.TB, name, value string) {
+	tb.Helper()
+	if err := awslocal.PutParameter(tb.Context(), endpoints(tb).MiniStack, name, value); err != nil {
+		tb.Fatal(err)
+	}
+}

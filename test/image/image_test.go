@@ -1,0 +1,374 @@
+//go:build linux
+
+// Package image tests the container image, the compose file and the configuration of releases. Where no container engine is
+// there, the image's content is put together as the Dockerfile says and run in a chroot, by its user, on what that user
+// cannot write.
+package image
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// user is that of the image.
+const user = 65532
+
+// instruction is a line of the last stage of the Dockerfile.
+type instruction struct{ name, arguments string }
+
+// finalStage is what the image is made of, with continued lines joined.
+func finalStage(t *testing.T) (all []instruction) {
+	t.Helper()
+	text := strings.ReplaceAll(read(t, "Dockerfile"), "\\\n", " ")
+	for line := range strings.Lines(text) {
+		name, arguments, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if name == "" || name[0] == '#' {
+			continue
+		}
+		if name == "FROM" {
+			all = nil
+		}
+		all = append(all, instruction{name, strings.Join(strings.Fields(arguments), " ")})
+	}
+	return all
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(harness.Root(t), name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// of are the arguments of all instructions of a name.
+func of(all []instruction, name string) (arguments []string) {
+	for _, i := range all {
+		if i.name == name {
+			arguments = append(arguments, i.arguments)
+		}
+	}
+	return arguments
+}
+
+func TestTheImage(t *testing.T) {
+	stage := finalStage(t)
+	for name, want := range map[string][]string{
+		"FROM":        {"scratch"},
+		"USER":        {"65532:65532"},
+		"VOLUME":      {"/data"},
+		"RUN":         nil, // there is nothing that could
+		"ENTRYPOINT":  {`["/mcpevents"]`},
+		"HEALTHCHECK": {`--interval=10s --timeout=5s --start-period=10s CMD ["/mcpevents", "health"]`},
+		"COPY": {
+			"--from=build --chown=65532:65532 /image/data /data", "--from=build /image/etc /etc", "--from=build /image/mcpevents /mcpevents",
+		},
+	} {
+		t.Run("RCH-10 "+name+" is as small as it can be", func(t *testing.T) {
+			if got := of(stage, name); !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		})
+	}
+	root, binary := content(t)
+	t.Run("RCH-10 the binary needs no library", func(t *testing.T) {
+		f, err := elf.Open(binary)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+			t.Error("it is linked to a loader")
+		}
+	})
+	t.Run("RCH-10 it serves, is healthy, and ends, as its user on a read-only root", func(t *testing.T) { serves(t, root, of(stage, "ENV")[0]) })
+}
+
+// content builds what the image holds, from the files alone that the engine is given. No certificates: nothing is called here.
+func content(t *testing.T) (root, binary string) {
+	t.Helper()
+	source := sources(t)
+	root = t.TempDir()
+	if err := os.Chmod(root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	binary = filepath.Join(root, "mcpevents")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags", "-s -w -X github.com/mcp-events/mcpevents/shared/app.Version=9.8.7", "-o", binary, "./cmd/mcpevents")
+	cmd.Dir = source
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("what .dockerignore leaves does not build: %v\n%s", err, out)
+	}
+	for name, mode := range map[string]os.FileMode{"data": 0o700, "etc": 0o755, "etc/mcpevents": 0o755} {
+		if err := os.Mkdir(filepath.Join(root, name), mode); err != nil && !os.IsExist(err) {
+			t.Fatal(err)
+		}
+	}
+	if os.Getuid() == 0 {
+		if err := os.Chown(filepath.Join(root, "data"), user, user); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, text := range map[string]string{
+		"catalog.yaml": read(t, "catalog.yaml"),
+		"config.yaml":  "keys: [{principal: a, scopes: [events:read], sha256: 2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683}]\n",
+	} {
+		if err := os.WriteFile(filepath.Join(root, "etc", "mcpevents", name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root, binary
+}
+
+// sources copies what .dockerignore lets through.
+func sources(t *testing.T) string {
+	t.Helper()
+	var kept []string
+	for line := range strings.Lines(read(t, ".dockerignore")) {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "!"); ok {
+			kept = append(kept, name)
+		}
+	}
+	dir := t.TempDir()
+	list := exec.CommandContext(t.Context(), "git", append([]string{"ls-files", "--cached", "--others", "--exclude-standard", "-z", "--"}, kept...)...)
+	list.Dir = harness.Root(t)
+	names, err := list.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range strings.SplitSeq(strings.TrimRight(string(names), "\x00"), "\x00") {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		to := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(filepath.Join(list.Dir, name))
+		if os.IsNotExist(err) {
+			continue // deleted, and not committed yet
+		}
+		if err == nil {
+			err = os.WriteFile(to, b, 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// confined has a command run in a directory as its root, by the user of the image.
+func confined(root string) *syscall.SysProcAttr {
+	a := &syscall.SysProcAttr{Chroot: root, Pdeathsig: syscall.SIGKILL}
+	if os.Getuid() == 0 {
+		a.Credential = &syscall.Credential{Uid: user, Gid: user}
+		return a
+	}
+	a.Cloneflags = syscall.CLONE_NEWUSER // in which everybody may change the root
+	a.UidMappings = []syscall.SysProcIDMap{{ContainerID: user, HostID: os.Getuid(), Size: 1}}
+	a.GidMappings = []syscall.SysProcIDMap{{ContainerID: user, HostID: os.Getgid(), Size: 1}}
+	return a
+}
+
+func serves(t *testing.T, root, environment string) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	_ = l.Close()
+	run := func(arguments ...string) (*exec.Cmd, *bytes.Buffer) {
+		said := &bytes.Buffer{}
+		cmd := exec.Command("/mcpevents", arguments...)
+		cmd.Dir, cmd.SysProcAttr, cmd.Stdout, cmd.Stderr = "/", confined(root), said, said
+		cmd.Env = append(strings.Fields(environment), "MCPEVENTS_ADDR="+address, "MCPEVENTS_SERVER=http://"+address) // not port 8080, which may be taken
+		return cmd, said
+	}
+	health, _ := run("health")
+	if health.Run(); health.ProcessState.ExitCode() != 5 {
+		t.Errorf("health without a server exits with %d, want 5", health.ProcessState.ExitCode())
+	}
+	server, said := run("serve")
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Wait() }()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for healthy := false; !healthy; {
+		probe, _ := run("health")
+		healthy = probe.Run() == nil
+		select {
+		case err := <-ended:
+			t.Fatalf("it ended: %v\n%s", err, said)
+		case <-ctx.Done():
+			t.Fatal("it is not healthy")
+		default:
+		}
+	}
+	version, text := run("version")
+	if err := version.Run(); err != nil || !strings.HasPrefix(text.String(), "mcpevents 9.8.7 ") {
+		t.Errorf("%v: %s", err, text)
+	}
+	if files, err := os.ReadDir(filepath.Join(root, "data")); err != nil || len(files) == 0 {
+		t.Errorf("the volume holds nothing: %v", err)
+	}
+	if err := server.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("it ended with %v\n%s", err, said)
+		}
+	case <-ctx.Done():
+		_ = server.Process.Kill()
+		t.Error("it does not end")
+	}
+}
+
+// TestTheComposeFile holds what an engine would be given.
+func TestTheComposeFile(t *testing.T) {
+	var file struct {
+		Services map[string]struct {
+			Build       string
+			ReadOnly    bool     `yaml:"read_only"`
+			CapDrop     []string `yaml:"cap_drop"`
+			SecurityOpt []string `yaml:"security_opt"`
+			Ports       []string
+			Volumes     []string
+		}
+		Volumes map[string]any
+	}
+	if err := yaml.Unmarshal([]byte(read(t, "compose.yaml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	s, ok := file.Services["mcpevents"]
+	if !ok || s.Build != "." || !s.ReadOnly || !slices.Equal(s.CapDrop, []string{"ALL"}) || !slices.Equal(s.SecurityOpt, []string{"no-new-privileges:true"}) {
+		t.Errorf("RCH-10: the rights are %+v", s)
+	}
+	if !slices.Equal(s.Ports, []string{"127.0.0.1:8080:8080"}) || !slices.Equal(s.Volumes, []string{"data:/data", "./etc:/etc/mcpevents:ro"}) || len(file.Volumes) != 1 {
+		t.Errorf("RCH-10: ports %q, volumes %q of %v", s.Ports, s.Volumes, file.Volumes)
+	}
+}
+
+// TestAnEngineRunsTheImage builds and starts the image where an engine answers; TestTheImage is for all other machines.
+func TestAnEngineRunsTheImage(t *testing.T) {
+	engine := func(arguments ...string) (string, error) {
+		cmd := exec.CommandContext(t.Context(), "docker", arguments...)
+		cmd.Dir = harness.Root(t)
+		out, err := cmd.CombinedOutput()
+		return strings.TrimSpace(string(out)), err
+	}
+	if _, err := engine("info"); err != nil {
+		t.Log("no container engine answers: TestTheImage has run the image's content without one")
+		return
+	}
+	if out, err := engine("build", "--tag", "mcpevents:test", "."); err != nil {
+		t.Fatalf("RCH-10: %v\n%s", err, out)
+	}
+	root, _ := content(t)
+	id, err := engine("run", "--detach", "--read-only", "--cap-drop", "ALL", "--volume", "/data", "--volume", filepath.Join(root, "etc", "mcpevents")+":/etc/mcpevents:ro", "mcpevents:test")
+	if err != nil {
+		t.Fatalf("RCH-10: %v\n%s", err, id)
+	}
+	t.Cleanup(func() { _ = exec.Command("docker", "rm", "--force", "--volumes", id).Run() })
+	harness.Eventually(t, time.Minute, "health of the container", func() bool {
+		state, err := engine("inspect", "--format", "{{.State.Health.Status}}", id)
+		return err == nil && state == "healthy"
+	})
+}
+
+// release is what .goreleaser.yaml says.
+type release struct {
+	Builds []struct {
+		Main, Binary               string
+		Env, Goos, Goarch, Ldflags []string
+	}
+	Archives []struct{ Files []string }
+	Checksum struct{ Algorithm string }
+	SBOMs    []struct{ Artifacts string } `yaml:"sboms"`
+}
+
+func releases(t *testing.T) (file release) {
+	t.Helper()
+	if err := yaml.Unmarshal([]byte(read(t, ".goreleaser.yaml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	if len(file.Builds) != 1 || len(file.Archives) != 1 || len(file.SBOMs) != 1 {
+		t.Fatalf("%+v", file)
+	}
+	return file
+}
+
+// TestAllReleasesBuild compiles for every platform, which takes minutes where nothing of it is cached.
+func TestAllReleasesBuild(t *testing.T) {
+	b := releases(t).Builds[0]
+	t.Run("RCH-10 Linux and macOS on two architectures, which build", func(t *testing.T) {
+		if !slices.Equal(b.Goos, []string{"linux", "darwin"}) || !slices.Equal(b.Goarch, []string{"amd64", "arm64"}) {
+			t.Fatalf("%q on %q", b.Goos, b.Goarch)
+		}
+		for _, system := range b.Goos {
+			for _, architecture := range b.Goarch[len(b.Goarch)-harness.Size(1, len(b.Goarch)):] { // each compiles all anew: in make test, arm64 alone
+				cmd := exec.CommandContext(t.Context(), "go", "build", "-o", os.DevNull, b.Main)
+				cmd.Dir, cmd.Env = harness.Root(t), append(os.Environ(), append(b.Env, "GOOS="+system, "GOARCH="+architecture)...)
+				if out, err := cmd.CombinedOutput(); err != nil {
+					t.Errorf("%s/%s: %v\n%s", system, architecture, err, out)
+				}
+			}
+		}
+	})
+}
+
+// TestTheRelease holds the configuration of releases; make lint-release has the tool's own check.
+func TestTheRelease(t *testing.T) {
+	file := releases(t)
+	b := file.Builds[0]
+	t.Run("RCH-10 checksums and an SBOM, and files that there are", func(t *testing.T) {
+		if file.Checksum.Algorithm != "sha256" || file.SBOMs[0].Artifacts != "archive" {
+			t.Errorf("%+v", file)
+		}
+		for _, name := range file.Archives[0].Files {
+			read(t, name)
+		}
+	})
+	t.Run("RCH-10 the version of a tag is the program's", func(t *testing.T) {
+		binary := filepath.Join(t.TempDir(), b.Binary)
+		cmd := exec.CommandContext(t.Context(), "go", "build", "-ldflags", strings.ReplaceAll(b.Ldflags[0], "{{ .Version }}", "1.2.3"), "-o", binary, b.Main)
+		cmd.Dir = harness.Root(t)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		out, err := exec.CommandContext(t.Context(), binary, "version").Output()
+		if err != nil || !strings.HasPrefix(string(out), "mcpevents 1.2.3 ") {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+	t.Run("RCH-10 go install takes the module from elsewhere", func(t *testing.T) {
+		mod := read(t, "go.mod")
+		if !strings.HasPrefix(mod, "module github.com/mcp-events/mcpevents\n") {
+			t.Error("the module's path is not that of its repository")
+		}
+		if found := regexp.MustCompile(`(?m)^\s*(replace|exclude|toolchain)\b.*`).FindString(mod); found != "" {
+			t.Errorf("go install of a version refuses a module with %q", found)
+		}
+	})
+}

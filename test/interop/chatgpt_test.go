@@ -1,0 +1,395 @@
+//go:build unix
+
+package interop
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
+
+	"github.com/mcp-events/mcpevents/test/harness"
+	"github.com/mcp-events/mcpevents/test/identity"
+)
+
+// TestChatGPT goes through MCP Events as ChatGPT is documented to (OpenAI's guide "MCP Events" and what servers saw of
+// it), message by message, with its key as a secret path: EVX-20, EVX-22, RCH-05. ChatGPT itself cannot run in a test.
+func TestChatGPT(t *testing.T) {
+	t.Run("embedded", func(t *testing.T) {
+		t.Parallel()
+		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--events-retry-schedule", "0s,1s,1s"}})
+		c := byPath(t, &s.Target)
+		chatting(t, c)
+		secret(t, c, s.Output)
+		t.Run("RCH-05 no metric has the key", func(t *testing.T) {
+			if strings.Contains(s.Metrics(t), s.Keys["chatgpt"]) {
+				t.Error("a metric has it")
+			}
+		})
+	})
+	t.Run("local AWS", func(t *testing.T) {
+		t.Parallel()
+		aws := harness.SharedAWS(t)
+		c := byPath(t, &aws.Target)
+		chatting(t, c)
+		secret(t, c, aws.Output)
+	})
+	t.Run("embedded, signed in by OAuth", func(t *testing.T) {
+		t.Parallel()
+		p := identity.Start(t, "")
+		s := harness.StartServer(t, harness.ServerOptions{Provider: p})
+		s.Keys["publisher"] = p.Token("publisher", "events:publish", nil)
+		chatting(t, newChatGPT(t, &s.Target, s.MCP, p.Token("somebody", "events:read events:subscribe", nil)))
+	})
+}
+
+// byPath is a double that has its key in the URL.
+func byPath(t *testing.T, s *harness.Target) *chatGPT {
+	return newChatGPT(t, s, s.MCP+"/u/"+s.Keys["chatgpt"], "")
+}
+
+// chatGPT is the double: a client that declares nothing, and callbacks of one host.
+type chatGPT struct {
+	*testing.T
+	server *harness.Target
+	at     string // its URL of the server
+	token  string // empty where the URL has a key
+	host   *httptest.Server
+
+	mu        sync.Mutex
+	callbacks map[string]*callback
+	verified  int
+}
+
+// callback is one of its subscriptions.
+type callback struct {
+	url, secret string
+	name        string
+	arguments   object
+	got         []received
+	cursor      any // the last one; null at first
+	gone        bool
+	changed     chan struct{}
+}
+
+type received struct {
+	EventID, Name, Timestamp string
+	Data                     object
+	Cursor                   *string
+	id                       string // of the subscription
+}
+
+// grant is the answer to events/subscribe.
+type grant struct {
+	ID            string
+	RefreshBefore *time.Time
+	Cursor        *string
+	Truncated     *bool
+}
+
+func newChatGPT(t *testing.T, s *harness.Target, at, token string) *chatGPT {
+	c := &chatGPT{T: t, server: s, at: at, token: token, callbacks: map[string]*callback{}}
+	c.host = httptest.NewServer(http.HandlerFunc(c.serve))
+	t.Cleanup(c.host.Close)
+	return c
+}
+
+// serve is the one host of all callbacks.
+func (c *chatGPT) serve(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	cb := c.callbacks[r.URL.Path]
+	if cb == nil || cb.gone {
+		w.WriteHeader(http.StatusGone)
+		return
+	}
+	hook, err := standardwebhooks.NewWebhook(cb.secret)
+	if err == nil {
+		err = hook.Verify(body, r.Header)
+	}
+	if err != nil || r.Method != http.MethodPost || r.Header.Get("Content-Type") != "application/json" || len(body) > 256<<10 || r.Header.Get("X-MCP-Subscription-Id") == "" {
+		c.Errorf("a request that is not taken: %s %v, %v", r.Method, r.Header, err)
+		w.WriteHeader(http.StatusUnauthorized)
+		return
+	}
+	var message struct {
+		Type, Challenge string
+		received
+	}
+	if err := json.Unmarshal(body, &message); err != nil {
+		c.Errorf("%v: %s", err, body)
+	}
+	switch id := r.Header.Get("webhook-id"); {
+	case message.Type == "verification" && strings.HasPrefix(id, "msg_verification_"):
+		c.verified++
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"challenge":%q}`, message.Challenge)
+	case message.Type != "":
+		c.Errorf("it does not know the message %s", body)
+	case id != message.EventID:
+		c.Errorf("webhook-id %s of the event %s", id, message.EventID)
+	default:
+		message.received.id = r.Header.Get("X-MCP-Subscription-Id")
+		cb.got = append(cb.got, message.received)
+		if message.Cursor != nil {
+			cb.cursor = *message.Cursor
+		}
+		close(cb.changed)
+		cb.changed = make(chan struct{})
+	}
+}
+
+func (c *chatGPT) challenges() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.verified
+}
+
+// call makes one request of a client without capabilities.
+func (c *chatGPT) call(method string, params object, result any) {
+	c.Helper()
+	client := &harness.Client{URL: c.at, Key: c.token, Version: harness.Modern}
+	client.Call(c.T, method, params, result)
+}
+
+// ask is a person who asks for an event: a new callback and a subscription.
+func (c *chatGPT) ask(name string, arguments object) (*callback, grant) {
+	c.Helper()
+	secret := make([]byte, 32)
+	_, _ = rand.Read(secret)
+	path := "/mcp-events/callback_" + rand.Text()
+	cb := &callback{
+		url: c.host.URL + path, secret: "whsec_" + base64.StdEncoding.EncodeToString(secret), name: name, arguments: arguments, changed: make(chan struct{}),
+	}
+	c.mu.Lock()
+	c.callbacks[path] = cb
+	c.mu.Unlock()
+	return cb, c.subscribe(cb)
+}
+
+func (c *chatGPT) subscribe(cb *callback) (g grant) {
+	c.Helper()
+	c.mu.Lock()
+	params := object{
+		"name": cb.name, "arguments": cb.arguments, "cursor": cb.cursor, // no ttlMs
+		"delivery": object{"mode": "webhook", "url": cb.url, "secret": cb.secret},
+	}
+	c.mu.Unlock()
+	c.call("events/subscribe", params, &g)
+	if g.ID == "" || g.RefreshBefore == nil || g.Truncated == nil || *g.Truncated {
+		c.Fatalf("granted %+v", g)
+	}
+	if g.Cursor != nil {
+		c.mu.Lock()
+		cb.cursor = *g.Cursor
+		c.mu.Unlock()
+	}
+	return g
+}
+
+// wait waits for n events at a callback.
+func (c *chatGPT) wait(cb *callback, n int) []received {
+	c.Helper()
+	deadline := time.After(harness.Patience)
+	for {
+		c.mu.Lock()
+		got, changed := slices.Clone(cb.got), cb.changed
+		c.mu.Unlock()
+		if len(got) >= n {
+			return got
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			c.Fatalf("%d events, want %d", len(got), n)
+		}
+	}
+}
+
+func chatting(t *testing.T, c *chatGPT) {
+	s := c.server
+	service := "chat" + strings.ToLower(rand.Text()[:8])
+	incident := func(t *testing.T, id, severity string) {
+		t.Helper()
+		s.Publish(t, harness.Event{ID: service + id, URI: "event://incidents/" + service + "/created", Data: object{
+			"id": id, "title": "It is down", "severity": severity,
+		}})
+	}
+	arguments := object{"service": service, "severity": "critical"}
+
+	t.Run("EVX-20 EVX-22 RCH-05 1: server/discover shows events, to a client that declares nothing", func(t *testing.T) {
+		var result struct {
+			Capabilities struct {
+				Events     *struct{}
+				Extensions map[string]any
+			}
+			SupportedVersions []string
+		}
+		c.T = t
+		c.call("server/discover", nil, &result)
+		if result.Capabilities.Events == nil || result.Capabilities.Extensions["io.modelcontextprotocol/events"] == nil || !slices.Contains(result.SupportedVersions, harness.Modern) {
+			t.Errorf("%+v", result)
+		}
+	})
+	for _, version := range []string{harness.Legacy, harness.Legacy2, harness.Legacy1} {
+		t.Run("EVX-20 EVX-22 1: or initialize of "+version+", and the methods after it", func(t *testing.T) {
+			session := &harness.Client{URL: c.at, Key: c.token, Version: version}
+			var result struct {
+				ProtocolVersion string
+				Capabilities    struct {
+					Events     *struct{}
+					Extensions map[string]any
+				}
+			}
+			if err := json.Unmarshal(session.Initialize(t), &result); err != nil {
+				t.Fatal(err)
+			}
+			if result.ProtocolVersion != version || result.Capabilities.Events == nil || result.Capabilities.Extensions["io.modelcontextprotocol/events"] == nil {
+				t.Errorf("%+v", result)
+			}
+			var list struct{ Events []object }
+			session.Call(t, "events/list", nil, &list)
+			var poll struct{ Cursor string }
+			session.Call(t, "events/poll", object{"name": "incident.created", "arguments": arguments}, &poll)
+			if len(list.Events) == 0 || poll.Cursor == "" {
+				t.Errorf("%d event types, cursor %q", len(list.Events), poll.Cursor)
+			}
+		})
+	}
+	t.Run("EVX-20 2: events/list has the type, its arguments and its payload", func(t *testing.T) {
+		var list struct {
+			Events []struct {
+				Name                       string
+				Delivery                   []string
+				InputSchema, PayloadSchema struct{ Properties object }
+			}
+		}
+		c.T = t
+		c.call("events/list", nil, &list)
+		for _, e := range list.Events {
+			if e.Name == "incident.created" {
+				if !slices.Contains(e.Delivery, "webhook") || e.InputSchema.Properties["severity"] == nil || e.PayloadSchema.Properties["severity"] == nil {
+					t.Errorf("%+v", e)
+				}
+				return
+			}
+		}
+		t.Error("not listed")
+	})
+
+	var first *callback
+	var g grant
+	t.Run("EVX-20 3: events/subscribe without ttlMs, with cursor null; the callback is challenged meanwhile", func(t *testing.T) {
+		c.T = t
+		first, g = c.ask("incident.created", arguments)
+		if c.challenges() != 1 || time.Until(*g.RefreshBefore) < time.Minute {
+			t.Errorf("%d challenges, granted until %v", c.challenges(), g.RefreshBefore)
+		}
+	})
+	t.Run("EVX-20 4: an event that fits arrives, one that does not does not", func(t *testing.T) {
+		c.T = t
+		incident(t, "info", "info")
+		incident(t, "a", "critical")
+		e := c.wait(first, 1)[0]
+		at, err := time.Parse(time.RFC3339Nano, e.Timestamp)
+		if e.EventID != service+"a" || e.Name != "incident.created" || err != nil || at.IsZero() || e.Data["severity"] != "critical" || e.id != g.ID {
+			t.Errorf("got %+v, %v", e, err)
+		}
+	})
+	t.Run("EVX-20 5: the refresh, due at 73 % of the time, has the same secret and the last cursor, and causes no challenge", func(t *testing.T) {
+		c.T = t
+		granted := time.Until(*g.RefreshBefore)
+		if due := time.Now().Add(granted * 73 / 100); !due.Before(*g.RefreshBefore) {
+			t.Fatalf("due %v, granted until %v", due, g.RefreshBefore)
+		}
+		again := c.subscribe(first)
+		if again.ID != g.ID || again.RefreshBefore.Before(*g.RefreshBefore) || c.challenges() != 1 {
+			t.Errorf("%+v after %+v, %d challenges", again, g, c.challenges())
+		}
+		incident(t, "b", "critical")
+		if got := c.wait(first, 2); got[1].EventID != service+"b" {
+			t.Errorf("got %+v", got)
+		}
+	})
+
+	var second *callback
+	t.Run("EVX-20 6: asked again, it makes a second subscription at another callback of the host; both get the next event", func(t *testing.T) {
+		c.T = t
+		var other grant
+		if second, other = c.ask("incident.created", arguments); other.ID == g.ID || c.challenges() != 2 {
+			t.Errorf("%+v beside %+v, %d challenges", other, g, c.challenges())
+		}
+		incident(t, "c", "critical")
+		if got := c.wait(first, 3)[2]; got.EventID != service+"c" || got.id != g.ID {
+			t.Errorf("the first got %+v", got)
+		}
+		if got := c.wait(second, 1)[0]; got.EventID != service+"c" || got.id != other.ID {
+			t.Errorf("the second got %+v", got)
+		}
+	})
+	t.Run("EVX-20 7: removed, it says nothing and answers 410: the other goes on", func(t *testing.T) {
+		c.T = t
+		c.mu.Lock()
+		first.gone = true
+		c.mu.Unlock()
+		incident(t, "d", "critical")
+		incident(t, "e", "critical")
+		if got := c.wait(second, 3); len(got) != 3 {
+			t.Errorf("got %+v", got)
+		}
+		if n := len(c.wait(first, 3)); n != 3 {
+			t.Errorf("the first has %d events", n)
+		}
+	})
+	t.Run("EVX-20 8: or it unsubscribes, twice, and gets empty results", func(t *testing.T) {
+		c.T = t
+		for range 2 {
+			var result object
+			c.call("events/unsubscribe", object{"name": second.name, "arguments": second.arguments, "delivery": object{"mode": "webhook", "url": second.url}}, &result)
+			delete(result, "resultType")
+			delete(result, "_meta")
+			if len(result) != 0 {
+				t.Errorf("got %v", result)
+			}
+		}
+	})
+}
+
+// secret shows that the key stays where it is.
+func secret(t *testing.T, c *chatGPT, output func() string) {
+	s := c.server
+	t.Run("RCH-05 a key that is not allowed as a path, and an unknown one, are no paths", func(t *testing.T) {
+		for name, key := range map[string]string{"alice's": s.Keys["alice"], "unknown": "0123456789abcdef", "none": ""} {
+			client := &harness.Client{URL: s.MCP + "/u/" + key, Version: harness.Modern}
+			if a := client.Do(t, "server/discover", nil); a.Status != 404 || key != "" && strings.Contains(string(a.Body), key) {
+				t.Errorf("%s: %d %s", name, a.Status, a.Body)
+			}
+		}
+	})
+	t.Run("RCH-05 no answer and no log has the key", func(t *testing.T) {
+		client := &harness.Client{URL: c.at, Version: harness.Modern}
+		for _, a := range []*harness.Answer{
+			client.Do(t, "server/discover", nil), client.Do(t, "no/such", nil), client.Raw(t, "POST", "{"), client.Raw(t, "PUT", ""),
+			(&harness.Client{URL: c.at + "/more", Version: harness.Modern}).Do(t, "server/discover", nil),
+			(&harness.Client{URL: s.MCP + "//u/" + s.Keys["chatgpt"], Version: harness.Modern}).Do(t, "server/discover", nil),
+		} {
+			if text := fmt.Sprint(a.Header, string(a.Body)); strings.Contains(text, s.Keys["chatgpt"]) {
+				t.Errorf("%d %s", a.Status, text)
+			}
+		}
+		if strings.Contains(output(), s.Keys["chatgpt"]) {
+			t.Error("the key is logged")
+		}
+	})
+}

@@ -1,0 +1,255 @@
+//go:build unix
+
+package interop
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	mcpevents "github.com/mcp-events/mcpevents/client"
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// partiesOf are clients in all modes, of four makers: ours, the AI SDK's (which knows webhooks), Mastra's (which knows
+// resources), and the official SDKs of three languages.
+func partiesOf(t *testing.T, s *harness.Target) []*party {
+	t.Helper()
+	return []*party{
+		ours(t, s, mcpevents.ModeWebhook, wish{"event://incidents/payments/", "severity", "critical"},
+			"--name", "incident.created", "--arg", "service=payments", "--arg", "severity=critical"),
+		ours(t, s, mcpevents.ModePush, wish{under: "event://chat/acme/"}, "--name", "message.created", "--arg", "workspace=acme"),
+		ours(t, s, mcpevents.ModePoll, wish{"event://github/acme/", "action", "opened"},
+			"--name", "github.pull_request", "--arg", "owner=acme", "--arg", "action=opened"),
+		ours(t, s, "register", wish{under: "event://github/globex/"}, "--uri", "event://github/globex"),
+		aiSDK(t, s, wish{"event://incidents/search/", "severity", "info"}, "incident.created", object{"service": "search", "severity": "info"}),
+		polling(t, s, wish{"event://deploy/staging/", "outcome", "succeeded"},
+			"deploy.finished", object{"environment": "staging", "outcome": "succeeded"}),
+		streaming(t, s, wish{under: "event://chat/globex/random/"}, "message.created", object{"workspace": "globex", "channel": "random"}),
+		mastra(t, s, wish{under: "event://deploy/production/web/finished"}),
+		session(t, s, wish{under: "event://chat/globex/general/message"}),
+	}
+}
+
+// ours is mcpevents listen, which is package client. Registered webhooks (SEP-1803) have no cursor.
+func ours(t *testing.T, s *harness.Target, mode string, w wish, flags ...string) *party {
+	t.Helper()
+	p := &party{name: "package client, " + mode, wish: w, patient: true, mortal: mode != "register", says: "following"}
+	if p.mortal {
+		flags = append(flags, "--mode", mode, "--cursor-file", filepath.Join(t.TempDir(), "cursor"))
+	}
+	if mode == mcpevents.ModeWebhook || mode == "register" {
+		p.says = "receiving webhooks"
+		flags = append(flags, "--listen", harness.FreeAddr(t)) // a URL that stays is a subscription that stays
+	}
+	binary := harness.Binary(t, "./cmd/mcpevents", false)
+	p.command = func(ctx context.Context) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, binary, append([]string{"listen"}, flags...)...)
+		cmd.Env = append(os.Environ(), "MCPEVENTS_SERVER="+s.MCP, "MCPEVENTS_KEY="+s.Keys["alice"])
+		return cmd
+	}
+	p.line = func(line []byte) {
+		var e mcpevents.Event
+		if err := json.Unmarshal(line, &e); err != nil || e.Envelope != "" {
+			p.fault(fmt.Sprintf("it printed %s: %v", line, err))
+			return
+		}
+		p.take(e.ID, e.Data)
+	}
+	return p
+}
+
+// scripted has a party do what its application does at each step of a script.
+func scripted(p *party, do func(step)) *party {
+	p.line = func(line []byte) {
+		var st step
+		if err := json.Unmarshal(line, &st); err != nil {
+			p.fault(fmt.Sprintf("it wrote %s: %v", line, err))
+			return
+		}
+		do(st)
+	}
+	return p
+}
+
+// aiSDK keeps its subscriptions in a file, as its documentation asks, and refreshes them when it starts again: each
+// subscribe would make another one.
+func aiSDK(t *testing.T, s *harness.Target, w wish, name string, arguments object) *party {
+	t.Helper()
+	js, file := harness.Node(t), filepath.Join(t.TempDir(), "subscriptions.json")
+	_, port, _ := net.SplitHostPort(harness.FreeAddr(t))
+	begin := object{"do": "subscribe", "name": name, "args": arguments, "ttlMs": 3_600_000}
+	p := &party{name: "AI SDK, webhook", wish: w, mortal: true}
+	p.command = func(ctx context.Context) *exec.Cmd {
+		return js.Command(ctx, "ai-sdk.js", s.MCP, s.Keys["bob"], "discover", file, port)
+	}
+	return scripted(p, func(st step) {
+		switch st.Step {
+		case "connected":
+			p.send(begin)
+		case "subscribe", "refresh":
+			var sub struct{ ID string }
+			if st.Error != "" || json.Unmarshal(st.Result, &sub) != nil {
+				p.soon(begin)
+				return
+			}
+			begin = object{"do": "refresh", "id": sub.ID}
+			p.began()
+		case "event":
+			p.take(st.Event.EventID, st.Event.Data)
+		case "gap", "terminated":
+			p.fault("it got " + st.Step)
+		}
+	})
+}
+
+// occurring are the params of events/poll and events/stream, from the cursor that the application keeps.
+func (p *party) occurring(name string, arguments object) object {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	params := object{"name": name, "arguments": arguments}
+	if p.cursor != "" {
+		params["cursor"] = p.cursor
+	}
+	return params
+}
+
+func (p *party) continuesFrom(cursor string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cursor = cursor
+}
+
+// polling is the TypeScript SDK's client, whose application polls.
+func polling(t *testing.T, s *harness.Target, w wish, name string, arguments object) *party {
+	t.Helper()
+	js := harness.Node(t)
+	p := &party{name: "TypeScript SDK, poll", wish: w, mortal: true}
+	p.command = func(ctx context.Context) *exec.Cmd {
+		return js.Command(ctx, "typescript.js", s.MCP, s.Keys["bob"], harness.Modern, "2")
+	}
+	poll := func() object { return object{"do": "poll", "params": p.occurring(name, arguments)} }
+	return scripted(p, func(st step) {
+		switch st.Step {
+		case "connected":
+			p.send(poll())
+		case "poll":
+			var answer page
+			if st.Error == "" && json.Unmarshal(st.Result, &answer) == nil {
+				for _, e := range answer.Events {
+					p.take(e.EventID, e.Data)
+				}
+				if answer.Truncated {
+					p.fault("events are missing after a poll")
+				}
+				p.continuesFrom(answer.Cursor)
+				p.began()
+			}
+			p.soon(poll())
+		}
+	})
+}
+
+// streaming is the Python SDK's client, whose application opens streams. It is not told of every stream that a killed
+// server leaves behind: the application misses the heartbeats.
+func streaming(t *testing.T, s *harness.Target, w wish, name string, arguments object) *party {
+	t.Helper()
+	python := harness.NewPython(t)
+	p := &party{name: "Python SDK, push", wish: w, mortal: true}
+	p.command = func(ctx context.Context) *exec.Cmd {
+		return python.Command(ctx, "client.py", s.MCP, s.Keys["bob"], harness.Modern)
+	}
+	stream := func() object { return object{"do": "stream", "params": p.occurring(name, arguments)} }
+	p.silent = func() {
+		p.send(object{"do": "cancel", "name": name})
+		p.soon(stream())
+	}
+	return scripted(p, func(st step) {
+		if st.Params.Truncated {
+			p.fault("events are missing on a stream")
+		}
+		switch st.Step {
+		case "connected":
+			p.send(stream())
+		case "stream ended":
+			p.soon(stream())
+		case "active":
+			p.began()
+		case "event":
+			p.take(st.Params.EventID, st.Params.Data)
+		}
+		if st.Params.Cursor != nil {
+			p.continuesFrom(*st.Params.Cursor)
+		}
+	})
+}
+
+// mastra subscribes to a resource. Its client does not say that its stream has ended, and cannot resume one: the
+// application subscribes again and reads what it missed, of which a resource holds the last twenty.
+func mastra(t *testing.T, s *harness.Target, w wish) *party {
+	t.Helper()
+	js, wire := harness.Node(t), s.Wire(t)
+	p := &party{name: "Mastra, resource", wish: w, mortal: true}
+	p.command = func(ctx context.Context) *exec.Cmd { return js.Command(ctx, "mastra.js", wire.MCP, s.Keys["bob"]) }
+	subscribe, read := object{"do": "subscribe", "uri": w.under}, object{"do": "read", "uri": w.under}
+	var rest func()
+	rest = func() { // until it has no stream
+		if wire.Streams() == 0 {
+			p.send(subscribe)
+		} else {
+			p.later(rest)
+		}
+	}
+	return scripted(p, func(st step) {
+		switch st.Step {
+		case "connected":
+			p.send(subscribe)
+		case "subscribe":
+			p.send(read)
+		case "read":
+			var contents struct{ Events []occurrence }
+			if st.Error == "" && json.Unmarshal(st.Result, &contents) == nil {
+				for _, e := range contents.Events {
+					p.take(e.EventID, e.Data)
+				}
+				if wire.Streams() > 0 {
+					p.began()
+				}
+			}
+			p.later(rest)
+		case "updated":
+			p.took(st)
+		}
+	})
+}
+
+// took takes notifications/resources/updated.
+func (p *party) took(st step) {
+	id, _ := st.Meta[harness.Prefix+"eventId"].(string)
+	p.take(id, st.Payload)
+}
+
+// session is the Go SDK's client in a session of 2025-11-25, within the test's process. It resumes by itself.
+func session(t *testing.T, s *harness.Target, w wish) *party {
+	t.Helper()
+	c := goSDK(t, s.Wire(t), harness.Legacy).(*goClient)
+	c.do(t, object{"do": "subscribe", "uri": w.under}, nil)
+	p := &party{name: "Go SDK, session", wish: w}
+	p.inside = func(ctx context.Context) {
+		p.began()
+		for {
+			select {
+			case st := <-c.of("updated"):
+				p.took(st)
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+	return p
+}
