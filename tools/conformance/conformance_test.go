@@ -48,6 +48,21 @@ func TestTheTable(t *testing.T) {
 			want: []string{"a `TestABC02AndXYZ_01` | passed |", "2 passed"},
 		},
 		{
+			name: "of_a_test_that_ran_twice_the_last_run_counts",
+			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX"}
+{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_is_so"}
+{"Action":"output","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_is_so","Output":"not ok 1 - ABC-02 late\n"}
+{"Action":"fail","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_is_so"}
+{"Action":"fail","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX"}
+{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX"}
+{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_is_so"}
+{"Action":"output","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_is_so","Output":"ok 1 - ABC-02 late\n"}
+{"Action":"pass","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01_is_so"}
+{"Action":"pass","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX"}
+`,
+			want: []string{"2 passed, 0 in part, 0 failed"},
+		},
+		{
 			name: "several_numbers_in_one_segment",
 			log: `{"Action":"run","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01,ABC-02_both"}
 {"Action":"pass","Package":"github.com/mcp-events/mcpevents/a","Test":"TestX/ABC-01,ABC-02_both"}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -30,7 +31,8 @@ type test struct {
 }
 
 // readLog reads the output of "go test -json". A test that began and never
-// ended, because its package panicked or ran out of time, has failed.
+// ended, because its package panicked or ran out of time, has failed. Of one that
+// ran more than once the last run counts.
 func readLog(r io.Reader) ([]test, error) {
 	type key struct{ pkg, name string }
 	running := map[key]int{}
@@ -44,6 +46,9 @@ func readLog(r io.Reader) ([]test, error) {
 				k := key{l.Package, l.Test}
 				switch l.Action {
 				case "run":
+					if _, ok := running[k]; ok {
+						forget(tests, short(l.Package), l.Test)
+					}
 					running[k] = len(tests)
 					tests = append(tests, test{pkg: short(l.Package), name: l.Test, state: failed})
 				case "pass", "fail", "skip":
@@ -60,10 +65,19 @@ func readLog(r io.Reader) ([]test, error) {
 			}
 		}
 		if err == io.EOF {
-			return tests, nil
+			return slices.DeleteFunc(tests, func(t test) bool { return t.name == "" }), nil
 		}
 		if err != nil {
 			return nil, err
+		}
+	}
+}
+
+// forget takes the names of a test, its subtests and those of other languages that it ran.
+func forget(tests []test, pkg, name string) {
+	for i, t := range tests {
+		if rest, ok := strings.CutPrefix(t.name, name); ok && t.pkg == pkg && (rest == "" || rest[0] == '/' || rest[0] == ':') {
+			tests[i].name = ""
 		}
 	}
 }
