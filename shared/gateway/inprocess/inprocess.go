@@ -50,8 +50,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}()
 	select {
 	case <-w.begun:
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	case <-req.Context().Done(): // not ctx, which ends with the handler too
+		return nil, context.Cause(req.Context())
 	}
 	if w.failed != nil {
 		return nil, w.failed

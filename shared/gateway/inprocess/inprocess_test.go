@@ -56,6 +56,16 @@ func TestAHandlerThatWritesNothingAnswersWith200(t *testing.T) {
 	}
 }
 
+// Whether the handler has ended when its caller looks for the answer is chance.
+func TestAHandlerMayEndBeforeItsAnswerIsLookedFor(t *testing.T) {
+	for range 2000 {
+		resp, err := get(t.Context(), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusAccepted) })
+		if err != nil || resp.StatusCode != http.StatusAccepted {
+			t.Fatalf("got %v, %v", resp, err)
+		}
+	}
+}
+
 func TestAHeaderComesWithAFlushAndLinesOneByOne(t *testing.T) {
 	next := make(chan struct{})
 	resp, err := get(t.Context(), func(w http.ResponseWriter, _ *http.Request) {
