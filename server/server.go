@@ -152,6 +152,7 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	case o.Auth != auth.ModeNone && o.Auth != auth.ModeKeys && o.Auth != auth.ModeJWT:
 		return nil, fault.New(fault.Invalid, "Auth is %.100q (allowed: none, keys, jwt)", string(o.Auth))
 	}
+	o.Limits.DeliveryLog = cmp.Or(o.Limits.DeliveryLog, "all")
 	if err := o.Limits.Check(); err != nil {
 		return nil, err
 	}

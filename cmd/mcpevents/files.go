@@ -16,10 +16,7 @@ import (
 func open(what, path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		hint := ""
-		if what == "catalog" {
-			hint = `, or begin one by "mcpevents catalog init"`
-		}
+		hint := map[string]string{"catalog": `, or begin one by "mcpevents catalog init"`}[what]
 		return nil, fault.New(fault.Invalid, "there is no %s at %s: give its path%s", what, path, hint)
 	}
 	return f, fault.Wrap(fault.Invalid, err, "open the %s", what)

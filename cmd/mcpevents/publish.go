@@ -52,14 +52,14 @@ func (c *PublishCmd) Run(g *Globals) error {
 	ctx, stop := interruptible()
 	defer stop()
 	lines, accepted := json.NewEncoder(g.out), 0
+	if c.Quiet {
+		lines = json.NewEncoder(io.Discard)
+	}
 	p := client.Publisher{
 		Server: c.server(), URI: c.URI, ID: c.ID, Time: c.Time, Batch: c.Batch, Tries: c.Tries,
 		Accepted: func(events []client.Accepted) error {
 			accepted += len(events)
 			for _, e := range events {
-				if c.Quiet {
-					break
-				}
 				if err := lines.Encode(e); err != nil {
 					return fault.Wrap(fault.Unavailable, err, "print")
 				}
@@ -94,11 +94,10 @@ func (c *PublishCmd) open(g *Globals) (data io.ReadCloser, size int64, err error
 		if err != nil {
 			return nil, 0, err
 		}
-		info, err := f.Stat()
-		if err != nil || !info.Mode().IsRegular() {
-			return f, 0, nil
+		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
+			size = info.Size()
 		}
-		return f, info.Size(), nil
+		return f, size, nil
 	}
 	return io.NopCloser(strings.NewReader(c.Data)), int64(len(c.Data)), nil
 }

@@ -98,9 +98,6 @@ func (c *ServeCmd) settings() (server.Options, error) {
 	if s.Workspaces, err = readCatalogs(c.Own); err != nil {
 		return s, err
 	}
-	if s.Limits.DeliveryLog == "" {
-		s.Limits.DeliveryLog = "all"
-	}
 	s.Config, err = readConfig(c.Config)
 	return s, err
 }

@@ -27,7 +27,7 @@ type Caller struct {
 	Scopes    string // separated by commas
 }
 
-// Options are those of a server with the sample catalog, which keeps all deliveries and takes any target. The test's package
+// Options are those of a server with the sample catalog, which takes any target. The test's package
 // is two folders below the module.
 func Options(t *testing.T, callers map[string]Caller) server.Options {
 	t.Helper()
@@ -39,7 +39,7 @@ func Options(t *testing.T, callers map[string]Caller) server.Options {
 		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: catalog, CatalogName: "catalog.yaml", Auth: auth.ModeKeys,
 		Config: Config(t, callers, ""), Limits: server.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
 	}
-	o.Limits.AllowInsecureTargets, o.Limits.DeliveryLog = true, "all"
+	o.Limits.AllowInsecureTargets = true
 	return o
 }
 
