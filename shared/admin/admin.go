@@ -243,5 +243,5 @@ func listOf[T any](items []T, next string) list[T] {
 	if items == nil {
 		items = []T{}
 	}
-	return list[T]{items, encodeCursor(next)}
+	return list[T]{items, next}
 }

@@ -67,7 +67,7 @@ func (h *Handler) listDeliveries(c *call) (any, error) {
 	if id == "" {
 		known = append(known, "subscription")
 	}
-	q := c.query(known...)
+	q, before, limit := c.paged(known...)
 	if id == "" {
 		id = q.text("subscription")
 	}
@@ -77,7 +77,6 @@ func (h *Handler) listDeliveries(c *call) (any, error) {
 		Outcome: q.oneOf("outcome", delivery.Delivered, delivery.Failed, delivery.Dead),
 		Span:    delivery.Span{Since: since, Until: until},
 	}
-	before, limit := q.cursor(), q.limit()
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -95,7 +94,7 @@ func (h *Handler) listDeliveries(c *call) (any, error) {
 		out.Omitted += r.Omitted
 		views = append(views, viewOfAttempt(r))
 	}
-	out.list = listOf(views, next)
+	out.list = listOf(views, q.next(next))
 	return out, nil
 }
 
@@ -162,13 +161,12 @@ func viewOfLetter(l delivery.Letter) letterView {
 }
 
 func (h *Handler) listLetters(c *call) (any, error) {
-	q := c.query("subscription", "origin", "event", "queue", "since", "until")
+	q, before, limit := c.paged("subscription", "origin", "event", "queue", "since", "until")
 	since, until := q.span()
 	ask := delivery.LetterQuery{
 		Subscription: q.text("subscription"), Origin: q.origin(), Event: q.text("event"), Queue: q.text("queue"),
 		Span: delivery.Span{Since: since, Until: until},
 	}
-	before, limit := q.cursor(), q.limit()
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -184,7 +182,7 @@ func (h *Handler) listLetters(c *call) (any, error) {
 	for _, l := range letters {
 		views = append(views, viewOfLetter(l))
 	}
-	return listOf(views, next), nil
+	return listOf(views, q.next(next)), nil
 }
 
 var errNoLetter = fault.New(fault.NotFound, "there is no such dead letter")

@@ -43,10 +43,9 @@ const (
 )
 
 func (h *Handler) listEvents(c *call) (any, error) {
-	q := c.query("uri", "name", "since", "until")
+	q, before, limit := c.paged("uri", "name", "since", "until")
 	uri, name := q.text("uri"), q.text("name")
 	since, until := q.span()
-	before, limit := q.cursor(), q.limit()
 	if uri == "" && name == "" {
 		q.fail("name a uri or the name of an event type")
 	}
@@ -74,7 +73,7 @@ func (h *Handler) listEvents(c *call) (any, error) {
 			views = append(views, viewOfEvent(e))
 		}
 	}
-	out.list = listOf(views, next)
+	out.list = listOf(views, q.next(next))
 	return out, nil
 }
 

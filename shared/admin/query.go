@@ -1,8 +1,11 @@
 package admin
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
+	"hash/fnv"
 	"io"
 	"net/http"
 	"slices"
@@ -26,16 +29,22 @@ const (
 // a misspelt filter never lists everything.
 type query struct {
 	values map[string]string
+	list   string // the path of the list, which its cursors are for
 	err    error
 }
 
+// paged is the query of a list that comes in pages: after which key the page begins, and its length.
+func (c *call) paged(known ...string) (q *query, after string, limit int) {
+	q = c.query(append(known, "cursor", "limit")...)
+	return q, q.cursor(), q.limit()
+}
+
 func (c *call) query(known ...string) *query {
-	q := &query{values: map[string]string{}}
-	known = append(known, "cursor", "limit")
+	q := &query{values: map[string]string{}, list: c.Pattern}
 	for name, values := range c.URL.Query() {
 		switch {
 		case !slices.Contains(known, name):
-			q.fail("the query member %.100q is not known (known: %s)", name, strings.Join(known, ", "))
+			q.fail("the query member %.100q is not known (known: %s)", name, cmp.Or(strings.Join(known, ", "), "none"))
 		case len(values) > 1:
 			q.fail("the query member %s is given more than once", name)
 		case len(values[0]) > maxValue:
@@ -109,7 +118,7 @@ func (q *query) limit() int {
 	return n
 }
 
-// cursor is where a list goes on. A cursor is a key of the list, and nothing else: whoever makes one up
+// cursor is where a list goes on. A cursor is the list's mark and a key, and nothing else: whoever makes one up
 // reads the same list from elsewhere.
 func (q *query) cursor() string {
 	v := q.values["cursor"]
@@ -117,20 +126,29 @@ func (q *query) cursor() string {
 		return ""
 	}
 	b, err := base64.RawURLEncoding.Strict().DecodeString(v)
-	if err != nil || len(b) < 2 || len(b) > 512 || b[0] != cursorVersion {
-		q.fail("the cursor is not one of this server")
+	key, ok := bytes.CutPrefix(b, q.mark())
+	if err != nil || !ok || len(key) == 0 || len(key) > 511 {
+		q.fail("the cursor is not one of this list")
 		return ""
 	}
-	return string(b[1:])
+	return string(key)
 }
 
-const cursorVersion = 1
+// mark begins the cursors of a list: a version, and what tells lists apart.
+func (q *query) mark() []byte {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(q.list))
+	return h.Sum([]byte{cursorVersion})
+}
 
-func encodeCursor(key string) string {
+const cursorVersion = 2
+
+// next is the cursor of the page after that key; empty for the last page.
+func (q *query) next(key string) string {
 	if key == "" {
 		return ""
 	}
-	return base64.RawURLEncoding.EncodeToString(append([]byte{cursorVersion}, key...))
+	return base64.RawURLEncoding.EncodeToString(append(q.mark(), key...))
 }
 
 // body reads a JSON body into v, if there is one.

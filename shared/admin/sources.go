@@ -87,8 +87,7 @@ func (h *Handler) source(c *call) (config.Source, error) {
 }
 
 func (h *Handler) listSources(c *call) (any, error) {
-	q := c.query()
-	after, limit := q.cursor(), q.limit()
+	q, after, limit := c.paged()
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -115,7 +114,7 @@ func (h *Handler) listSources(c *call) (any, error) {
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	return listOf(views, next), nil
+	return listOf(views, q.next(next)), nil
 }
 
 func (h *Handler) readSource(c *call) (any, error) {
@@ -163,13 +162,13 @@ type outcomeList struct {
 }
 
 func (h *Handler) listOutcomes(c *call) (any, error) {
-	q := c.query("kind", "since", "until")
+	q, before, limit := c.paged("kind", "since", "until")
+	since, until := q.span()
 	kinds := []string{string(ingest.Refused)}
 	for _, k := range ingest.Kinds() {
 		kinds = append(kinds, string(k))
 	}
-	ask := ingest.RecordQuery{Kind: ingest.Kind(q.oneOf("kind", kinds...)), Since: q.time("since"), Until: q.time("until")}
-	before, limit := q.cursor(), q.limit()
+	ask := ingest.RecordQuery{Kind: ingest.Kind(q.oneOf("kind", kinds...)), Since: since, Until: until}
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -185,7 +184,7 @@ func (h *Handler) listOutcomes(c *call) (any, error) {
 	for _, r := range records {
 		views = append(views, viewOfOutcome(r))
 	}
-	return outcomeList{list: listOf(views, next), Kept: string(h.Kept), KeptSeconds: int64(ingest.RecordsKept / time.Second)}, nil
+	return outcomeList{list: listOf(views, q.next(next)), Kept: string(h.Kept), KeptSeconds: int64(ingest.RecordsKept / time.Second)}, nil
 }
 
 // trySource runs a saved request through a source. It publishes nothing and changes nothing.

@@ -10,12 +10,14 @@ func TestSpansAndOriginsOfLists(t *testing.T) {
 	id := f.subscribe("alice", "/a", built)
 	origin := f.hold.URL
 	t.Run("OPS-01 a span that ends before it begins is refused", func(t *testing.T) {
-		for _, path := range []string{"deliveries?", "dead-letters?", "events?name=ci.build_finished&"} {
+		for _, path := range []string{"deliveries?", "dead-letters?", "events?name=ci.build_finished&", "audit?", "sources/ci/outcomes?"} {
 			raw := string(f.call("op", "GET", path+"since=2026-11-22T12:00:00Z&until=2026-11-22T11:00:00Z", "", 400, nil))
 			if !strings.Contains(raw, "until is 2026-11-22T11:00:00Z, which is before since, 2026-11-22T12:00:00Z") {
 				t.Errorf("%s: %s", path, raw)
 			}
-			f.call("op", "GET", path+"since=2026-11-22T12:00:00Z&until=2026-11-22T12:00:00Z", "", 200, nil)
+			if path != "sources/ci/outcomes?" { // there is no such source
+				f.call("op", "GET", path+"since=2026-11-22T12:00:00Z&until=2026-11-22T12:00:00Z", "", 200, nil)
+			}
 		}
 		f.call("op", "POST", "replays", `{"select":{"since":"2026-11-22T12:00:00Z","until":"2026-11-22T11:00:00Z"},"dryRun":true}`, 400, nil)
 	})
@@ -30,4 +32,35 @@ func TestSpansAndOriginsOfLists(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestCursorsAreForTheirList(t *testing.T) {
+	f := start(t, nil)
+	f.subscribe("alice", "/a", built)
+	f.subscribe("alice", "/b", built)
+	next := f.list("op", "subscriptions?limit=1").Next
+	if got := f.list("op", "subscriptions?limit=1&cursor="+next); len(got.Items) != 1 || got.Next != "" {
+		t.Errorf("the second page of subscriptions is %v", got)
+	}
+	for _, path := range []string{"deliveries", "dead-letters", "audit", "switches", "sources", "events?name=ci.build_finished"} {
+		sep := "?"
+		if strings.Contains(path, "?") {
+			sep = "&"
+		}
+		if raw := string(f.call("op", "GET", path+sep+"cursor="+next, "", 400, nil)); !strings.Contains(raw, "the cursor is not one of this list") {
+			t.Errorf("OPS-01 %s with the cursor of another list: %s", path, raw)
+		}
+	}
+	for _, path := range []string{"event-types?limit=1", "backends?limit=1", "event-types?cursor=" + next} {
+		f.call("op", "GET", path, "", 400, nil) // they are whole, and say so
+	}
+}
+
+func TestASwitchIsForAnEventTypeThatThereIs(t *testing.T) {
+	f := start(t, nil)
+	if raw := string(f.call("op", "PUT", "switches/event/ci.biuld_finished", `{}`, 404, nil)); !strings.Contains(raw, "ci.biuld_finished") {
+		t.Errorf("the answer does not name it: %s", raw)
+	}
+	f.call("op", "PUT", "switches/event/ci.build_finished", `{}`, 200, nil)
+	f.call("op", "DELETE", "switches/event/ci.biuld_finished", "", 204, nil)
 }

@@ -56,12 +56,11 @@ func viewOf(s *subscription.Selected) subscriptionView {
 }
 
 func (h *Handler) listSubscriptions(c *call) (any, error) {
-	q := c.query("principal", "event", "origin", "state", "uri")
+	q, after, limit := c.paged("principal", "event", "origin", "state", "uri")
 	choice := subscription.Choice{
 		Principal: q.text("principal"), Event: q.text("event"), Origin: q.origin(), URI: q.text("uri"),
 		State: subscription.State(q.oneOf("state", "active", "paused", "suspended", "disabled")),
 	}
-	after, limit := q.cursor(), q.limit()
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -79,7 +78,7 @@ func (h *Handler) listSubscriptions(c *call) (any, error) {
 	for i := range found {
 		views = append(views, viewOf(&found[i]))
 	}
-	return listOf(views, next), nil
+	return listOf(views, q.next(next)), nil
 }
 
 // selected are subscriptions of a choice. Those that get an event of a URI lie in two lists, if nothing narrows more.

@@ -1,14 +1,15 @@
 package admin
 
 import (
+	"strings"
+
 	"github.com/mcp-events/mcpevents/shared/audit"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/switches"
 )
 
 func (h *Handler) listSwitches(c *call) (any, error) {
-	q := c.query()
-	after, limit := q.cursor(), q.limit()
+	q, after, limit := c.paged()
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -16,7 +17,7 @@ func (h *Handler) listSwitches(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return listOf(found, next), nil
+	return listOf(found, q.next(next)), nil
 }
 
 func (h *Handler) readSwitch(c *call) (any, error) {
@@ -63,6 +64,9 @@ func (h *Handler) putSwitch(c *call) (any, error) {
 			return nil, err
 		}
 	} else {
+		if err := h.known(c, name); err != nil {
+			return nil, err
+		}
 		after := h.paused(c, name, in.Reason)
 		err := h.change(c, "switch.pause", string(name), before, after, func() error {
 			return h.Switches.Pause(c.Context(), c.who.Workspace, after)
@@ -72,6 +76,19 @@ func (h *Handler) putSwitch(c *call) (any, error) {
 		}
 	}
 	return h.readSwitch(c)
+}
+
+// known refuses the switch of an event type that there is not: it would pause nothing, and look as if it did.
+func (h *Handler) known(c *call, name switches.Name) error {
+	event, ok := strings.CutPrefix(string(name), string(switches.Event("")))
+	if !ok {
+		return nil
+	}
+	cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
+	if err == nil && cat.ByName(event) == nil {
+		err = fault.New(fault.NotFound, "there is no event type %.100q in the catalog", event)
+	}
+	return err
 }
 
 func (h *Handler) deleteSwitch(c *call) (any, error) {
@@ -107,8 +124,8 @@ func (h *Handler) release(c *call, name switches.Name) error {
 }
 
 func (h *Handler) listAudit(c *call) (any, error) {
-	q := c.query("since", "until")
-	since, until, before, limit := q.time("since"), q.time("until"), q.cursor(), q.limit()
+	q, before, limit := c.paged("since", "until")
+	since, until := q.span()
 	if q.err != nil {
 		return nil, q.err
 	}
@@ -117,5 +134,5 @@ func (h *Handler) listAudit(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return listOf(entries, next), nil
+	return listOf(entries, q.next(next)), nil
 }
