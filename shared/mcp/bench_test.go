@@ -106,10 +106,10 @@ var principalOfBench = auth.Principal{ID: "alice", Workspace: "default", Scopes:
 
 // BenchmarkSendEvent is one event on its way through one open listen.
 func BenchmarkSendEvent(b *testing.B) {
-	e, err := New(Options{Auth: static{}, Catalogs: catalog.NewStatic(mustParse(b, testCatalog)), Lists: true})
+	e, err := New(Options{Auth: static{principalOfBench}, Catalogs: catalog.NewStatic(mustParse(b, testCatalog)), Lists: true})
 	must(b, err)
 	w := &sink{header: http.Header{}}
-	o := &streamWriter{streams: e.streams, subscriptionID: []byte("1"), out: sse.NewWriter(w, 0)}
+	o := &streamWriter{streams: e.streams, principal: principalOfBench, subscriptionID: []byte("1"), out: sse.NewWriter(w, 0)}
 	o.framing = &listening{plain: plain{o}}
 	d := stream.Delivery{
 		Event:  &event.Event{ID: event.NewID(), Name: "ci.deploy", URI: "event://ci/deploy", Data: []byte(`{"n":1,"text":"` + strings.Repeat("x", 500) + `"}`)},
