@@ -40,6 +40,7 @@ func TestSettings_Check(t *testing.T) {
 		"the body twice":            {Settings{Scheme: HMAC, Header: "X", Signed: "{body}{body}"}, []Fault{{"signed", "has {body} 2 times; it must be there once"}}},
 		"an unknown part":           {Settings{Scheme: HMAC, Header: "X", Signed: "{url}{body}"}, []Fault{{"signed", "{url} is not allowed (allowed: {body}, {timestamp}, {header:NAME})"}}},
 		"a header without name":     {Settings{Scheme: HMAC, Header: "X", Signed: "{header:}{body}"}, []Fault{{"signed", "{header:} is not allowed (allowed: {body}, {timestamp}, {header:NAME})"}}},
+		"the Host":                  {Settings{Scheme: HMAC, Header: "X", Signed: "{header:Host}{body}"}, []Fault{{"signed", "{header:Host} is not allowed: proxies change it, and the server does not have it among the headers"}}},
 		"an open brace":             {Settings{Scheme: HMAC, Header: "X", Signed: "{body}{"}, []Fault{{"signed", "{} is not allowed (allowed: {body}, {timestamp}, {header:NAME})"}}},
 		"a closing brace":           {Settings{Scheme: HMAC, Header: "X", Signed: "}{body}"}, []Fault{{"signed", "has a } without a {"}}},
 		"a long text":               {Settings{Scheme: HMAC, Header: "X", Signed: strings.Repeat("x", 513)}, []Fault{{"signed", "has 513 bytes, 512 are allowed"}}},
