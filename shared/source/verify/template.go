@@ -47,7 +47,7 @@ func parseTemplate(text string) (template, error) {
 			break
 		}
 		name, after, found := strings.Cut(after, "}")
-		if strings.EqualFold(name, "header:host") {
+		if strings.ToLower(name) == "header:host" {
 			return nil, fault.New(fault.Invalid, "{%s} is not allowed: proxies change it, and the server does not have it among the headers", name)
 		}
 		p, ok := placeholder(name)
