@@ -73,9 +73,6 @@ func (c *SourceCheckCmd) Run(g *Globals) error {
 	e.SetEscapeHTML(false)
 	published := false
 	for _, t := range trials {
-		if t.Kind == ingest.Accepted && t.Refused() {
-			t.Kind = ingest.Unverified
-		}
 		if err := e.Encode(t); err != nil {
 			return fault.Wrap(fault.Internal, err, "print")
 		}

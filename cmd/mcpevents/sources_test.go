@@ -49,7 +49,7 @@ func TestSourceCommands(t *testing.T) {
 		"sources outcomes builds --kind accepted":      `(?m)^TIME +KIND +NAME +ID +OMITTED +REASON +URI\n20\d\d-\d\d-\d\d \d\d:\d\d:\d\d +accepted +ci\.build_finished +b-1 +event://ci/build-finished *$`,
 		"sources outcomes builds --kind refused":       `unfit +ci\.build_finished +b-2 `,
 		"sources outcomes builds --until 1h":           `^TIME [A-Z ]+\n$`,
-		"sources try builds --request " + saved:        `(?m)^  - kind: accepted\n    signature: 'not verified: .*\n    mapping: 1$`,
+		"sources try builds --request " + saved:        `(?m)^  - kind: unverified\n    signature: 'not verified: .*\n    mapping: 1$`,
 		"sources try builds --json --request " + saved: `"uri":"event://ci/build-finished"`,
 	} {
 		t.Run("OPS-10 "+strings.ReplaceAll(line, saved, "FILE"), func(t *testing.T) {

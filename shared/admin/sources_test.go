@@ -183,7 +183,7 @@ func TestSources(t *testing.T) {
 			want            object
 		}{
 			{"builds", head + goodBuild, object{"kind": "accepted", "signature": "verified", "mapping": 1.0, "name": "ci.build_finished", "uri": built, "id": "b-1"}},
-			{"builds", "Content-Type: application/json\n\n" + goodBuild, object{"kind": "accepted"}},
+			{"builds", "Content-Type: application/json\n\n" + goodBuild, object{"kind": "unverified", "name": "ci.build_finished", "uri": built}},
 			{"builds", head + `{"kind":"build","id":"b-2","n":"many","state":"passed"}`, object{"kind": "unfit"}},
 			{"builds", head + `{"kind":"other"}`, object{"kind": "unmatched", "mapping": nil}},
 			{"alarms", `{"source":"ci","detail-type":"Build","detail":{"build":2,"status":"passed"}}`, object{"kind": "accepted", "uri": built, "signature": nil}},

@@ -30,7 +30,7 @@ async function attempt(source, request) {
   document.querySelector('.tried')?.scrollIntoView({ block: 'nearest' });
 }
 
-const result = (t) => html`<article class="job trial" aria-label="Trial"><div>${badge(t.kind)} ${t.kind !== 'accepted' ? meanings[t.kind] : t.signature?.startsWith('not verified') ? 'would become an event if its signature were right' : 'would become an event'}${t.reason ? html`: <span>${t.reason}</span>` : nothing}</div>
+const result = (t) => html`<article class="job trial" aria-label="Trial"><div>${badge(t.kind)} ${t.kind === 'accepted' ? 'would become an event' : t.kind === 'unverified' && t.uri ? 'would become an event if its signature were right' : meanings[t.kind]}${t.reason ? html`: <span>${t.reason}</span>` : nothing}</div>
   <dl class="facts">
     ${t.signature ? html`<dt>Signature</dt><dd>${t.signature}</dd>` : nothing}
     ${t.mapping ? html`<dt>Mapping</dt><dd>${t.mapping}</dd>` : nothing}

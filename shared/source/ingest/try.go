@@ -87,7 +87,9 @@ func tryRequest(ctx context.Context, cat *catalog.Catalog, s config.Source, raw 
 		return Trial{Kind: Verified, Signature: signature, Document: doc}, nil
 	}
 	t := try(cat, s.Source, doc, body)
-	t.Signature = signature
+	if t.Signature = signature; t.Kind == Accepted && t.Refused() {
+		t.Kind = Unverified
+	}
 	return t, nil
 }
 
