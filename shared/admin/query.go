@@ -5,6 +5,8 @@ import (
 	"cmp"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"hash/fnv"
 	"io"
 	"net/http"
@@ -165,10 +167,24 @@ func (c *call) bodyUpTo(most int64, v any) error {
 	d := json.NewDecoder(strings.NewReader(string(b)))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
-		return fault.New(fault.Invalid, "the body is not as described in openapi.json: %s", strings.TrimPrefix(err.Error(), "json: "))
+		return fault.New(fault.Invalid, "the body is not as described in openapi.json: %s", explained(err))
 	}
 	if d.More() {
 		return fault.New(fault.Invalid, "the body has more than one JSON value")
 	}
 	return nil
+}
+
+// explained is what package json found, in the words of JSON.
+func explained(err error) string {
+	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return fmt.Sprintf("%s has the wrong type, %s", cmp.Or(e.Field, "it"), e.Value)
+	}
+	if e, ok := errors.AsType[*time.ParseError](err); ok {
+		return fmt.Sprintf("%.100q is not a time as 2026-11-22T12:00:00Z", e.Value)
+	}
+	if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+		return "the member " + name + " is not known"
+	}
+	return "it is not valid JSON"
 }

@@ -64,3 +64,19 @@ func TestASwitchIsForAnEventTypeThatThereIs(t *testing.T) {
 	f.call("op", "PUT", "switches/event/ci.build_finished", `{}`, 200, nil)
 	f.call("op", "DELETE", "switches/event/ci.biuld_finished", "", 204, nil)
 }
+
+func TestWhatIsWrongWithABodyIsSaidInTheWordsOfJSON(t *testing.T) {
+	f := start(t, nil)
+	for body, want := range map[string]string{
+		`{"select":5}`:             "select has the wrong type, number",
+		`[]`:                       "it has the wrong type, array",
+		`{"dryRun":"x"}`:           "dryRun has the wrong type, string",
+		`{"select":{"since":"x"}}`: `\"x\" is not a time as 2026-11-22T12:00:00Z`,
+		`{"selct":{}}`:             `the member \"selct\" is not known`,
+		`{"select":`:               "it is not valid JSON",
+	} {
+		if raw := string(f.call("op", "POST", "replays", body, 400, nil)); !strings.Contains(raw, "openapi.json: "+want+`"`) {
+			t.Errorf("%s: got %s", body, raw)
+		}
+	}
+}
