@@ -48,7 +48,7 @@ func (c *RestoreCmd) Run(g *Globals) error {
 
 // bar is where progress is shown; nil without anybody who watches.
 func (g *Globals) bar() io.Writer {
-	if !g.terminal() {
+	if !isTerminal(g.err) {
 		return nil
 	}
 	return g.err

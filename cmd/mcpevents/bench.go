@@ -105,7 +105,7 @@ func (c *BenchCmd) options(g *Globals) (bench.Options, error) {
 	if c.Latency || c.StreamLatency {
 		o.Events = min(o.Events, 2000)
 	}
-	if g.terminal() {
+	if isTerminal(g.err) {
 		o.Progress = g.err
 	}
 	for _, file := range c.Adapter {

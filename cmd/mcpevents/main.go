@@ -130,9 +130,7 @@ func (g *Globals) logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewJSONHandler(w, o))
 }
 
-// terminal reports whether someone watches the standard error.
-func (g *Globals) terminal() bool { return isTerminal(g.err) }
-
+// isTerminal reports whether someone watches.
 func isTerminal(w any) bool {
 	f, ok := w.(*os.File)
 	return ok && isatty.IsTerminal(f.Fd())

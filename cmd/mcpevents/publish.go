@@ -69,7 +69,7 @@ func (c *PublishCmd) Run(g *Globals) error {
 		Waiting: func(text string) { fmt.Fprintln(g.err, "mcpevents:", text) },
 	}
 	var shown io.Writer
-	if g.terminal() && !isTerminal(g.out) && (size == 0 || size >= muchData) {
+	if isTerminal(g.err) && !isTerminal(g.out) && (size == 0 || size >= muchData) {
 		shown = g.err
 	}
 	data, done := progress.Bytes(shown, "read", size, source)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
 	"os"
@@ -79,10 +80,14 @@ func (c *ServeCmd) Run(g *Globals) error {
 	case err := <-e.Served():
 		return fault.Wrap(fault.Unavailable, err, "serve")
 	}
-	s.Log.Info("draining", "for", c.Drain)
+	s.Log.Info("draining", "for", c.Drain.String())
 	drain, cancel := context.WithTimeout(context.Background(), c.Drain)
 	defer cancel()
-	return e.Shutdown(drain)
+	if err = e.Shutdown(drain); errors.Is(err, context.DeadlineExceeded) {
+		s.Log.Warn("drain timed out", "error", err)
+		return nil
+	}
+	return err
 }
 
 // settings are the flags and the files.

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -24,6 +25,29 @@ func TestDrain(t *testing.T) {
 			aws.Modern("alice").Call(t, "server/discover", nil, nil)
 		})
 	})
+}
+
+// TestADrainThatIsCutShort ends a server while an endpoint keeps it waiting for longer than --drain.
+func TestADrainThatIsCutShort(t *testing.T) {
+	t.Parallel()
+	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--drain", "200ms"}})
+	hanging := harness.NewReceiver(t).Endpoint("hanging")
+	hanging.Answer(func(int, *harness.Delivery) harness.Reply { return harness.Reply{Hang: true} })
+	register(t, s.Modern("alice"), hanging, "event://ci/build-finished")
+	s.Publish(t, build("cut-short", 1))
+	hanging.WaitAttempts(t, 1)
+	s.Stop()
+	if code := s.ExitCode(); code != 0 {
+		t.Errorf("the exit code is %d, want 0: nothing is lost", code)
+	}
+	if out := s.Output(); !strings.Contains(out, `"drain timed out"`) || strings.Contains(out, "mcpevents: context deadline exceeded") {
+		t.Errorf("the server does not say what was cut short:\n%s", out)
+	}
+	hanging.Answer(nil)
+	s.Start()
+	if d := hanging.WaitAttempts(t, 2); d[1].ID() != "cut-short" {
+		t.Errorf("after the next start came %s", d[1].ID())
+	}
 }
 
 func drain(t *testing.T, s *harness.Target, terminate func()) {

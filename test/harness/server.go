@@ -185,6 +185,9 @@ func (s *Server) Stop() {
 	}
 }
 
+// ExitCode is that of the server, which has ended.
+func (s *Server) ExitCode() int { return s.p.cmd.ProcessState.ExitCode() }
+
 // Enqueue puts messages on a queue of a server that does not run.
 func (s *Server) Enqueue(tb testing.TB, name queue.Name, messages ...queue.Outgoing) {
 	tb.Helper()
