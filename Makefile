@@ -206,7 +206,7 @@ ARCHITECTURE ?= arm64
 # old binary when only shared/ has changed. The Go compiler has a cache of its own, which knows.
 .PHONY: sam-build
 sam-build: $(VENV)/installed ## build the functions for deployment
-	GOFLAGS='"-ldflags=-s -w" -tags=lambda.norpc' $(VENV)/bin/sam build --no-cached --template template.yaml --parameter-overrides Architecture=$(ARCHITECTURE)
+	GOFLAGS='"-ldflags=-s -w" -trimpath -tags=lambda.norpc' $(VENV)/bin/sam build --no-cached --template template.yaml --parameter-overrides Architecture=$(ARCHITECTURE)
 
 # By CloudFormation, where local-aws reads the template itself. Lambda runs the machine's own kind of code there.
 .PHONY: local-deploy
