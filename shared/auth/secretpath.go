@@ -29,34 +29,40 @@ const (
 // is answered as one that does not exist.
 func (s SecretPath) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		clean := path.Clean(r.URL.Path)
-		if !strings.HasPrefix(clean+"/", secretPrefix) || clean+"/" == secretPrefix {
-			next.ServeHTTP(w, r)
-			return
+		if strings.HasPrefix(path.Clean(r.URL.Path), secretPrefix) {
+			if r = s.plain(w, r); r == nil {
+				return
+			}
 		}
-		w.Header().Set("Cache-Control", "no-store")
-		w.Header().Set("Referrer-Policy", "no-referrer")
-		if !s.secure(r) {
-			// The key is known on the way now.
-			http.Error(w, "a secret path needs https", http.StatusForbidden)
-			return
-		}
-		// A path that is not clean would be redirected, and the answer would name the key.
-		key, found := strings.CutPrefix(r.URL.Path, secretPrefix)
-		if !found || strings.Contains(key, "/") || len(r.Header.Values("Authorization")) > 0 {
-			notFound(w)
-			return
-		}
-		header := r.Header.Clone()
-		header.Set("Authorization", "Bearer "+key)
-		if p, err := s.Auth.Authenticate(r.Context(), header); err != nil || !p.ByPath {
-			notFound(w)
-			return
-		}
-		to := r.Clone(r.Context())
-		to.Header, to.URL.Path, to.URL.RawPath, to.RequestURI, to.Pattern = header, secretEndpoint, "", secretEndpoint, ""
-		next.ServeHTTP(w, to)
+		next.ServeHTTP(w, r)
 	})
+}
+
+// plain is the request to a secret path as one to the endpoint with the key as bearer token; nil if it is refused. It is a function of its
+// own because thousands of streams wait below [SecretPath.Handler], each with its frame on the stack.
+func (s SecretPath) plain(w http.ResponseWriter, r *http.Request) *http.Request {
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("Referrer-Policy", "no-referrer")
+	if !s.secure(r) {
+		// The key is known on the way now.
+		http.Error(w, "a secret path needs https", http.StatusForbidden)
+		return nil
+	}
+	// A path that is not clean would be redirected, and the answer would name the key.
+	key, found := strings.CutPrefix(r.URL.Path, secretPrefix)
+	if !found || strings.Contains(key, "/") || len(r.Header.Values("Authorization")) > 0 {
+		notFound(w)
+		return nil
+	}
+	header := r.Header.Clone()
+	header.Set("Authorization", "Bearer "+key)
+	if p, err := s.Auth.Authenticate(r.Context(), header); err != nil || !p.ByPath {
+		notFound(w)
+		return nil
+	}
+	to := r.Clone(r.Context())
+	to.Header, to.URL.Path, to.URL.RawPath, to.RequestURI, to.Pattern = header, secretEndpoint, "", secretEndpoint, ""
+	return to
 }
 
 func notFound(w http.ResponseWriter) { http.Error(w, "404 page not found", http.StatusNotFound) }

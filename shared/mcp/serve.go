@@ -23,7 +23,8 @@ import (
 // section 5: origin, caller, size, JSON, message, version, headers, method, params.
 //
 // A stream stays on this stack for as long as it is open. So what only the
-// beginning needs is in functions of its own, here and below.
+// beginning needs is in functions of its own, here and below: while the frames down to the
+// wait take less than 3.2 KiB, the garbage collector halves a stack of 16 KiB.
 func (e *Endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer e.recovered(w, r)
 	switch c := e.caller(w, r); {

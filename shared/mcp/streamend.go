@@ -72,6 +72,14 @@ func endReason(r *http.Request, why error) string {
 	return reasonError
 }
 
+// finish logs why the stream ended, and says so to a client that still reads.
+func (o *streamWriter) finish(c *call, why error) {
+	o.ended(c.request, why)
+	if !errors.Is(why, errWriting) && c.request.Context().Err() == nil { // else the client closed it
+		o.framing.end(c, why)
+	}
+}
+
 // ended logs and counts the end of the stream. A principal is known by the beginning of its SHA-256, for its id may be
 // a person's name.
 func (o *streamWriter) ended(r *http.Request, why error) {

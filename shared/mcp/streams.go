@@ -3,7 +3,6 @@ package mcp
 import (
 	"bytes"
 	"context"
-	"errors"
 	"net/http"
 	"slices"
 	"time"
@@ -35,7 +34,7 @@ type streams struct {
 }
 
 // hold keeps the response of a request open as a stream, until it ends. open makes the stream writer; what it has
-// opened is closed even if it fails.
+// opened is closed even if it fails. The stream waits in this frame: see [Endpoint.ServeHTTP].
 func (st *streams) hold(w http.ResponseWriter, c *call, open func(context.Context) (*streamWriter, error)) error {
 	ctx, leave, err := st.admission.admit(w, c.request, c.principal, c.msg.ID)
 	if leave == nil {
@@ -43,9 +42,10 @@ func (st *streams) hold(w http.ResponseWriter, c *call, open func(context.Contex
 	}
 	defer leave()
 	o, err := open(ctx)
-	if o != nil {
-		defer o.close()
+	if o == nil {
+		return err
 	}
+	defer o.close()
 	if err != nil {
 		return err
 	}
@@ -53,10 +53,7 @@ func (st *streams) hold(w http.ResponseWriter, c *call, open func(context.Contex
 	if err = o.framing.begin(); err == nil {
 		err = o.run(ctx)
 	}
-	o.ended(c.request, err)
-	if !errors.Is(err, errWriting) && c.request.Context().Err() == nil { // else the client closed it
-		o.framing.end(c, err)
-	}
+	o.finish(c, err)
 	return nil
 }
 

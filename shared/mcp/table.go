@@ -112,11 +112,15 @@ func (h answering) serve(w http.ResponseWriter, c *call) error {
 type streaming func(w http.ResponseWriter, c *call) error
 
 func (h streaming) serve(w http.ResponseWriter, c *call) error {
-	if !accepts(c.request.Header, sse.ContentType) {
-		sendError(w, http.StatusNotAcceptable, c.msg.ID, invalidRequest("Accept must list text/event-stream"))
-		return nil
+	if accepts(c.request.Header, sse.ContentType) {
+		return h(w, c)
 	}
-	return h(w, c)
+	return notAcceptable(w, c)
+}
+
+func notAcceptable(w http.ResponseWriter, c *call) error {
+	sendError(w, http.StatusNotAcceptable, c.msg.ID, invalidRequest("Accept must list text/event-stream"))
+	return nil
 }
 
 // forwarding hands the whole request to who serves the method.

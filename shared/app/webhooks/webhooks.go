@@ -116,7 +116,7 @@ func Operators(c *app.Core, mode auth.Mode, api *admin.Handler, rest http.Handle
 			api.ServeHTTP(w, r)
 		case strings.HasPrefix(at, console.Prefix):
 			page.ServeHTTP(w, r)
-		case at+"/" == console.Prefix:
+		case at == strings.TrimSuffix(console.Prefix, "/"):
 			http.Redirect(w, r, console.Prefix, http.StatusPermanentRedirect)
 		default:
 			rest.ServeHTTP(w, r)
