@@ -11,6 +11,7 @@ import (
 // TestRetriesAreNoLoop (AWS-03) has an endpoint fail more often than Lambda lets a function be invoked
 // in one chain of requests: each retry is sent to the slow queue by the one before.
 func TestRetriesAreNoLoop(t *testing.T) {
+	t.Parallel()
 	stack := deploy(t, func(o *runner.Options) {
 		schedule := "0s"
 		for range 19 {

@@ -23,6 +23,7 @@ Resources:
 // What is deployed is what the sources say, also when only a package beside the function changed: by
 // the target of the Makefile, and by the settings of samconfig.toml alone.
 func TestSAMBuild(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute) // the first time it installs SAM and compiles all
 	defer cancel()
 	tree := t.TempDir()
