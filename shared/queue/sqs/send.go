@@ -6,13 +6,12 @@ import (
 	"encoding/json"
 	"slices"
 	"strconv"
-	"sync"
-	"time"
 	"unicode/utf8"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
@@ -75,8 +74,7 @@ func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequest
 		if msg.Dedup != "" {
 			return e, fault.New(fault.Invalid, "%s does not deduplicate", name)
 		}
-		// Never earlier than asked for.
-		e.DelaySeconds = int32((msg.Delay + time.Second - 1) / time.Second)
+		e.DelaySeconds = seconds(msg.Delay)
 		return e, nil
 	}
 	switch {
@@ -142,21 +140,12 @@ func (q *Queues) sendAll(ctx context.Context, url *string, all [][]types.SendMes
 		}
 		return nil
 	}
-	errs := make([]error, len(all))
-	slots := make(chan struct{}, maxParallel)
-	var wg sync.WaitGroup
-	for i, batch := range all {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			errs[i] = q.sendBatch(ctx, url, batch)
-		})
+	var sending errgroup.Group
+	sending.SetLimit(maxParallel)
+	for _, batch := range all {
+		sending.Go(func() error { return q.sendBatch(ctx, url, batch) })
 	}
-	wg.Wait()
-	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
-		return errs[i]
-	}
-	return nil
+	return sending.Wait()
 }
 
 func (q *Queues) sendBatch(ctx context.Context, url *string, batch []types.SendMessageBatchRequestEntry) error {
@@ -168,24 +157,39 @@ func (q *Queues) sendBatch(ctx context.Context, url *string, batch []types.SendM
 		})
 		return err
 	}
-	for try := 0; ; try++ {
+	id := func(e types.SendMessageBatchRequestEntry) string { return *e.Id }
+	return untilTaken(ctx, batch, id, func(batch []types.SendMessageBatchRequestEntry) ([]types.BatchResultErrorEntry, error) {
 		out, err := q.client.SendMessageBatch(ctx, &sqs.SendMessageBatchInput{QueueUrl: url, Entries: batch})
+		if err != nil {
+			return nil, err
+		}
+		return out.Failed, nil
+	})
+}
+
+// untilTaken makes a batch request, and makes it again with the entries that SQS did not take.
+func untilTaken[E any](
+	ctx context.Context, entries []E, id func(E) string, request func([]E) ([]types.BatchResultErrorEntry, error),
+) error {
+	for try := 0; len(entries) > 0; try++ {
+		if try == maxTries {
+			return fault.New(fault.Unavailable, "SQS did not take %d entries of a batch", len(entries))
+		}
+		if try > 0 {
+			if err := pause(ctx, try-1); err != nil {
+				return err
+			}
+		}
+		failed, err := request(entries)
 		if err != nil {
 			return err
 		}
-		if batch, err = remaining(batch, out.Failed, sendID); err != nil || len(batch) == 0 {
-			return err
-		}
-		if try+1 == maxTries {
-			return fault.New(fault.Unavailable, "SQS did not take %d messages", len(batch))
-		}
-		if err := pause(ctx, try); err != nil {
+		if entries, err = remaining(entries, failed, id); err != nil {
 			return err
 		}
 	}
+	return nil
 }
-
-func sendID(e types.SendMessageBatchRequestEntry) string { return *e.Id }
 
 // remaining are the entries of a batch request that failed for a passing
 // reason, in their order. A reason that will not pass is an error.
@@ -197,11 +201,5 @@ func remaining[E any](entries []E, failed []types.BatchResultErrorEntry, id func
 		}
 		again[aws.ToString(f.Id)] = true
 	}
-	var rest []E
-	for _, e := range entries {
-		if again[id(e)] {
-			rest = append(rest, e)
-		}
-	}
-	return rest, nil
+	return slices.DeleteFunc(slices.Clone(entries), func(e E) bool { return !again[id(e)] }), nil
 }
