@@ -27,19 +27,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/switches"
 )
 
-// Subscriptions is what is asked of subscriptions. [subscription.Service] implements it.
-type Subscriptions interface {
-	Each(ctx context.Context, workspace, principal string, visit func(*subscription.Subscription) error) error
-	EachEnded(ctx context.Context, workspace, principal string, visit func(id string) error) error
-	ForgetEnded(ctx context.Context, workspace, principal, id string) error
-	End(ctx context.Context, workspace, principal, id string) error
-	Count(ctx context.Context, workspace, uri string) (int, error)
-}
-
 // Eraser erases principals.
 type Eraser struct {
 	DB            store.DB
-	Subscriptions Subscriptions
+	Subscriptions *subscription.Service
 	Operations    *delivery.Operations
 	Trail         *audit.Trail
 	// Most bounds the things that a run erases; 0 is [DefaultMost].
@@ -203,12 +194,12 @@ func (r *run) subscriptions(ctx context.Context) (more bool, err error) {
 	err = r.Subscriptions.EachEnded(ctx, r.workspace, r.principal, func(id string) error {
 		if !r.dry && len(seen) == maxEnded {
 			more = true
-			return errStop
+			return errEnough
 		}
 		seen[id] = true
 		return nil
 	})
-	if err != nil && !errors.Is(err, errStop) {
+	if err != nil && !errors.Is(err, errEnough) {
 		return false, err
 	}
 	r.ids = slices.Sorted(maps.Keys(seen))
@@ -217,8 +208,6 @@ func (r *run) subscriptions(ctx context.Context) (more bool, err error) {
 	}
 	return more, r.Operations.SweepLater(ctx, r.workspace, r.ids)
 }
-
-var errStop = errors.New("erase: enough are found")
 
 // unusedBodies are the stored events that no one else can need: of those that are subscribed to their URI, none is left.
 func (r *run) unusedBodies(ctx context.Context) error {

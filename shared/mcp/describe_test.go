@@ -18,7 +18,6 @@ type described struct {
 	TTLMs             *int
 	CacheScope        string
 	ServerInfo        Implementation
-	Instructions      string
 	Capabilities      map[string]json.RawMessage
 	Meta              map[string]json.RawMessage `json:"_meta"`
 }
@@ -107,10 +106,10 @@ func TestCapabilities(t *testing.T) {
 			t.Errorf("supportedVersions %v", d.SupportedVersions)
 		}
 		sameJSON(t, d.Meta[mcpspec.MetaServer], `{"name":"mcp-events","version":"1.2.3"}`)
-		if d.ResultType != "complete" || d.TTLMs == nil || d.CacheScope != public || d.Instructions == "" {
+		if d.ResultType != "complete" || d.TTLMs == nil || d.CacheScope != public {
 			t.Errorf("got %+v", d)
 		}
-		if initialize.ProtocolVersion != "2025-11-25" || initialize.ServerInfo.Name != "mcp-events" || initialize.ResultType != "" || initialize.Instructions == "" {
+		if initialize.ProtocolVersion != "2025-11-25" || initialize.ServerInfo.Name != "mcp-events" || initialize.ResultType != "" {
 			t.Errorf("got %+v", initialize)
 		}
 	})
@@ -127,12 +126,6 @@ func TestSwitchedOff(t *testing.T) {
 		events   string
 	}{
 		{
-			name:     "no streams",
-			change:   func(o *Options) { o.Feeds = nil },
-			unknown:  []string{mcpspec.MethodListen, mcpspec.MethodSubscribe, mcpspec.MethodUnsubscribe, mcpspec.MethodEventsPoll, mcpspec.MethodEventsStream},
-			resource: `{"events":true,"subscription":["webhook"]}`, events: `{"listChanged":false}`,
-		},
-		{
 			name:     "no webhooks",
 			change:   func(o *Options) { o.Registrar, o.Deregistrar, o.Subscriptions = nil, nil, nil },
 			unknown:  []string{mcpspec.MethodRegister, mcpspec.MethodDeregister, mcpspec.MethodEventsSub, mcpspec.MethodEventsUnsub},
@@ -141,7 +134,7 @@ func TestSwitchedOff(t *testing.T) {
 		{
 			name: "only register, as the function of that name",
 			change: func(o *Options) {
-				*o = Options{Auth: o.Auth, Catalogs: o.Catalogs, Registrar: o.Registrar, Logger: o.Logger}
+				*o = Options{Auth: o.Auth, Catalogs: o.Catalogs, Registrar: o.Registrar, EventCodes: o.EventCodes, Logger: o.Logger}
 			},
 			unknown: []string{
 				mcpspec.MethodListen, mcpspec.MethodSubscribe, mcpspec.MethodDeregister, mcpspec.MethodEventsUnsub, mcpspec.MethodResources, mcpspec.MethodTemplates,

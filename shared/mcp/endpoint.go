@@ -6,14 +6,11 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
@@ -23,33 +20,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
-
-// Catalogs finds the event types of a workspace. The catalog is asked for on
-// every request, so the answer should come from memory.
-type Catalogs interface {
-	Catalog(ctx context.Context, workspace string) (*catalog.Catalog, error)
-}
-
-// Log is what the endpoint needs of [eventlog.Log].
-type Log interface {
-	Latest(ctx context.Context, workspace, uri string, unordered bool, n int) ([]event.Event, error)
-	Below(ctx context.Context, workspace, parent string, n int) (uris []string, err error)
-	LatestBelow(ctx context.Context, workspace, parent string, n int, wants func(uri string) (wanted, unordered bool)) ([]event.Event, error)
-	Notify(ctx context.Context, workspace, topic string, notice json.RawMessage) error
-	NotifyFor(ctx context.Context, workspace, topic string, life time.Duration, notice json.RawMessage) error
-	// Position is the end of the log, as [stream.Request] takes it.
-	Position() int64
-}
-
-// Feeds opens what a stream reads, and reads what a poll asks for; [stream.Tails] does.
-type Feeds interface {
-	Open(ctx context.Context, r stream.Request) (*stream.Feed, error)
-	Poll(ctx context.Context, r stream.PollRequest) (*stream.Page, error)
-}
-
-// Interest records that a client reads a pattern in band, so that its events get
-// into the log from then on; [subscription.Interested] does.
-type Interest func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error)
 
 // Subscriptions shows the caller's webhook subscriptions.
 type Subscriptions interface {
@@ -72,26 +42,20 @@ type Deregistrar interface {
 // Implementation names the server to its clients.
 type Implementation struct {
 	Name    string `json:"name"`
-	Title   string `json:"title,omitempty"`
 	Version string `json:"version"`
 }
 
-// Options configure an [Endpoint]. Auth and Catalogs are required. What else is
+// Options configure an [Endpoint]. Auth and Catalogs are required, and the times where there are Feeds. What else is
 // nil switches off the methods that need it.
 type Options struct {
-	Server       Implementation
-	Instructions string
+	Server Implementation
 
 	Auth     auth.Authenticator
-	Catalogs Catalogs
+	Catalogs catalog.Source // is asked on every request, and should answer from memory
 
-	// Lists serves resources/list, resources/templates/list and events/list.
-	Lists bool
-	// Log serves resources/read, Feeds the streams of all revisions and the polls.
-	Log      Log
-	Feeds    Feeds
-	Interest Interest
-	// Sessions holds the sessions of the earlier revisions. Without it initialize
+	// Feeds serves what is read: lists, resources/read and completions, the streams of all revisions, and polls.
+	Feeds *stream.Tails
+	// Sessions holds the sessions of the earlier revisions, for which it needs Feeds. Without it initialize
 	// is unknown, and requests of these revisions are served one by one.
 	Sessions store.DB
 
@@ -115,7 +79,7 @@ type Options struct {
 	// EventTools serves events as tools too, to clients that know tools alone; see eventtools.go.
 	EventTools bool
 
-	// EventCodes is [SketchCodes] when it is zero.
+	// EventCodes are the numbers of the errors of the events methods.
 	EventCodes EventCodes
 
 	// Guard keeps pages of other sites out.
@@ -124,33 +88,24 @@ type Options struct {
 	// that a 401 names; empty for none.
 	ResourceMetadata string
 
-	// MaxBody is the largest request body in bytes; 0 is 1 MiB.
-	MaxBody int64
 	// PageSize is the number of entries on a page of a list; 0 is 100.
 	PageSize int
-	// MaxAge is how long a stream stays open; 0 is 5 minutes. A deadline of the
-	// request's context ends it 5 s before.
+	// MaxAge is how long a stream stays open. A deadline of the request's context ends it 5 s before.
 	MaxAge time.Duration
-	// AnswerStreamAfter is how long the answer to a list may wait for backends before it
-	// becomes a stream; 0 is 1 s, and a negative one is not at all.
+	// AnswerStreamAfter is how long the answer to a list may wait for backends before it becomes a stream.
 	AnswerStreamAfter time.Duration
-	// Heartbeat is the longest quiet of a stream; 0 is 15 s.
+	// Heartbeat is the longest quiet of a stream.
 	Heartbeat time.Duration
 	// WriteTimeout ends a stream whose reader takes nothing for so long; 0 is 30 s.
 	WriteTimeout time.Duration
-	// MaxStreams is how many streams this process keeps open at once; 0 is no limit.
-	MaxStreams int64
 	// Leases bound the streams of a principal and of the fleet; nil bounds neither.
 	Leases Leases
 	// MaxStreamURIs is how many URIs a session or a listen may be subscribed to; 0
 	// is 200. MaxStreamPatterns is how many of them may be parents or wildcards,
 	// each of which is several partitions of the log to read; 0 is 20.
 	MaxStreamURIs, MaxStreamPatterns int
-	// PollMin and PollMax bound the time after which a client is asked to poll again; 0
-	// is 1 s and 30 s.
+	// PollMin and PollMax bound the time after which a client is asked to poll again.
 	PollMin, PollMax time.Duration
-	// SessionTTL is how long an unused session lives; 0 is 24 hours.
-	SessionTTL time.Duration
 
 	// Metrics count polls, ends of streams and limits that are met; may be nil.
 	Metrics *metric.Set
@@ -159,18 +114,10 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	o.MaxAge = cmp.Or(o.MaxAge, 5*time.Minute)
-	o.AnswerStreamAfter = cmp.Or(o.AnswerStreamAfter, time.Second)
-	o.Heartbeat = cmp.Or(o.Heartbeat, 15*time.Second)
 	o.WriteTimeout = cmp.Or(o.WriteTimeout, 30*time.Second)
-	o.SessionTTL = cmp.Or(o.SessionTTL, 24*time.Hour)
-	o.PollMin = cmp.Or(o.PollMin, time.Second)
-	o.PollMax = cmp.Or(o.PollMax, max(30*time.Second, o.PollMin))
 	o.MaxStreamURIs = cmp.Or(o.MaxStreamURIs, 200)
 	o.MaxStreamPatterns = cmp.Or(o.MaxStreamPatterns, 20)
-	o.MaxBody = cmp.Or(o.MaxBody, 1<<20)
 	o.PageSize = cmp.Or(o.PageSize, 100)
-	o.EventCodes = cmp.Or(o.EventCodes, SketchCodes)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 	return o
 }
@@ -204,8 +151,8 @@ func New(o Options) (*Endpoint, error) {
 	if o.Auth == nil || o.Catalogs == nil {
 		return nil, fault.New(fault.Internal, "make the MCP endpoint: Auth and Catalogs are required")
 	}
-	if o.Feeds != nil && (o.Log == nil || o.Interest == nil) {
-		return nil, fault.New(fault.Internal, "make the MCP endpoint: Feeds need Log and Interest")
+	if o.Sessions != nil && o.Feeds == nil {
+		return nil, fault.New(fault.Internal, "make the MCP endpoint: Sessions need Feeds")
 	}
 	o = o.withDefaults()
 	e := &Endpoint{
@@ -216,36 +163,35 @@ func New(o Options) (*Endpoint, error) {
 		e.backends = noGateway{}
 	}
 	if o.Sessions != nil {
-		e.sessions = &session.Store{DB: o.Sessions, TTL: o.SessionTTL, MaxURIs: o.MaxStreamURIs, Broken: metric.NewUndecodable(o.Logger)}
+		e.sessions = &session.Store{DB: o.Sessions, MaxURIs: o.MaxStreamURIs, Broken: metric.NewUndecodable(o.Logger)}
 	}
 	e.shut, e.cut = context.WithCancel(context.Background())
-	e.admission = &admission{maxAge: o.MaxAge, writeTimeout: o.WriteTimeout, maxStreams: o.MaxStreams, leases: o.Leases, faults: e.faults}
+	e.admission = &admission{maxAge: o.MaxAge, writeTimeout: o.WriteTimeout, leases: o.Leases, faults: e.faults}
 	e.admission.ending, e.admission.end = context.WithCancelCause(context.Background())
 	e.replies = &replies{
 		faults: e.faults, catalogs: e.catalogs, metadata: o.ResourceMetadata,
 		server: append([]byte(`"`+mcpspec.MetaServer+`":`), jsonrpc.Encode(o.Server)...),
 	}
 	e.about = &description{
-		server: o.Server, instructions: o.Instructions, methods: e.methods, sessions: e.sessions, backends: e.backends, conversation: o.Conversation,
+		server: o.Server, methods: e.methods, sessions: e.sessions, backends: e.backends, conversation: o.Conversation,
 	}
 	timing := timing{heartbeat: o.Heartbeat, answerAfter: o.AnswerStreamAfter, writeTimeout: o.WriteTimeout}
 	targets := &targets{o.Subscriptions, e.backends}
 	e.calls = &calls{e.backends, e.catalogs, e.faults, timing, e.shut}
 	e.session = &sessionMethods{
-		sessions: e.sessions, catalogs: e.catalogs, targets: targets, interest: o.Interest, log: o.Log, backends: e.backends,
-		about: e.about, replies: e.replies, faults: e.faults, maxPatterns: o.MaxStreamPatterns, ttl: o.SessionTTL,
+		sessions: e.sessions, catalogs: e.catalogs, targets: targets, feeds: o.Feeds, backends: e.backends,
+		about: e.about, replies: e.replies, faults: e.faults, maxPatterns: o.MaxStreamPatterns,
 	}
-	e.conversations = &conversations{o.Conversation, o.Log}
+	e.conversations = &conversations{o.Conversation, o.Feeds}
 	e.streams = &streams{
 		admission: e.admission, auth: o.Auth, catalogs: e.catalogs, targets: targets, backends: e.backends, methods: e.methods,
-		sessions: e.sessions, log: o.Log, feeds: o.Feeds, conversation: o.Conversation, replies: e.replies, faults: e.faults,
-		timing: timing, maxAge: o.MaxAge, maxURIs: o.MaxStreamURIs, maxPatterns: o.MaxStreamPatterns,
+		sessions: e.sessions, feeds: o.Feeds, conversation: o.Conversation, replies: e.replies, faults: e.faults,
+		timing: timing, maxURIs: o.MaxStreamURIs, maxPatterns: o.MaxStreamPatterns,
 	}
 	var tools *eventTools
 	if o.EventTools && o.Feeds != nil {
 		tools = newEventTools(e)
-		e.about.eventTools = true
-		e.about.instructions = strings.TrimSpace(o.Instructions + " " + eventToolsInstructions)
+		e.about.instructions = eventToolsInstructions
 	}
 	e.table(&lists{
 		catalogs: e.catalogs, subscriptions: o.Subscriptions, backends: e.backends, tools: tools, methods: e.methods,

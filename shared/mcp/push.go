@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net/http"
 	"strconv"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -37,11 +37,7 @@ type ended struct{ reason error }
 
 func (e *ended) Error() string { return "mcp: the subscription ends: " + e.reason.Error() }
 
-// eventsStream serves events/stream (SEP-3415).
-func (st *streams) eventsStream(w http.ResponseWriter, c *call) error {
-	return st.hold(w, c, func(ctx context.Context) (*streamWriter, error) { return st.openPush(ctx, c) })
-}
-
+// openPush opens the stream of an events/stream (SEP-3415).
 func (st *streams) openPush(ctx context.Context, c *call) (*streamWriter, error) {
 	w, err := st.catalogs.selected(ctx, c, mcpspec.ModePush)
 	if err != nil {
@@ -129,14 +125,10 @@ func (p *push) failed(ctx context.Context, err error) error {
 	if err := p.fail(mcpspec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, eventsMethods)); err != nil {
 		return err
 	}
-	wait := time.NewTimer(recovery)
-	defer wait.Stop()
-	select {
-	case <-wait.C:
-		return nil
-	case <-ctx.Done():
+	if periodic.Sleep(ctx, recovery) != nil {
 		return context.Cause(ctx)
 	}
+	return nil
 }
 
 // fail sends a notification about an error.

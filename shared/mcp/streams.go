@@ -5,7 +5,6 @@ import (
 	"context"
 	"net/http"
 	"slices"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
@@ -22,13 +21,11 @@ type streams struct {
 	backends     Gateway
 	methods      methodTable
 	sessions     *session.Store
-	log          Log
-	feeds        Feeds
+	feeds        *stream.Tails
 	conversation Conversation
 	replies      *replies
 	faults       faults
 	timing       timing
-	maxAge       time.Duration
 	// How many URIs a stream may have, and how many of them parents and wildcards.
 	maxURIs, maxPatterns int
 }

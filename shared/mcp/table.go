@@ -108,12 +108,15 @@ func (h answering) serve(w http.ResponseWriter, c *call) error {
 	return err
 }
 
-// streaming serves a method that answers with a stream.
-type streaming func(w http.ResponseWriter, c *call) error
+// streaming serves a method whose response is a stream that stays open.
+type streaming struct {
+	streams *streams
+	open    func(ctx context.Context, c *call) (*streamWriter, error)
+}
 
 func (h streaming) serve(w http.ResponseWriter, c *call) error {
 	if accepts(c.request.Header, sse.ContentType) {
-		return h(w, c)
+		return h.streams.hold(w, c, func(ctx context.Context) (*streamWriter, error) { return h.open(ctx, c) })
 	}
 	return notAcceptable(w, c)
 }
@@ -154,43 +157,33 @@ func (e *Endpoint) table(lists *lists) {
 	t[mcpspec.MethodDiscover] = method{stateless: true, handler: answer(e.about.answerDiscover)}
 	if e.sessions != nil {
 		t[mcpspec.MethodInitialize] = method{sessionBased: true} // served where sessions are made
-	}
-	if o.Lists {
-		t[mcpspec.MethodResources] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.listResources)}
-		t[mcpspec.MethodTemplates] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.listTemplates)}
-		t[mcpspec.MethodEvents] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(lists.listEvents)}
-	}
-	if o.Lists && o.Log != nil {
-		h := &completions{e.catalogs, o.Log}
-		t[mcpspec.MethodComplete] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeComplete, answer(h.complete))}
-	}
-	if o.Feeds != nil && e.sessions != nil {
 		t[mcpspec.MethodSetLevel] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.setLevel)}
-	}
-	if o.Log != nil {
-		h := &reads{e.catalogs, o.Log, o.Subscriptions}
-		t[mcpspec.MethodRead] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeRead, answer(h.read))}
+		t[mcpspec.MethodSubscribe] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.subscribe)}
+		t[mcpspec.MethodUnsubscribe] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.unsubscribe)}
 	}
 	if o.Feeds != nil {
-		h := &polls{e.catalogs, o.Feeds, o.PollMin, o.PollMax, o.Metrics}
-		t[mcpspec.MethodEventsPoll] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(h.poll)}
+		reads := &reads{e.catalogs, o.Feeds.Log, o.Subscriptions}
+		completions := &completions{e.catalogs, o.Feeds.Log}
+		polls := &polls{e.catalogs, o.Feeds, o.PollMin, o.PollMax, o.Metrics}
+		t[mcpspec.MethodResources] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.list(api.Resources))}
+		t[mcpspec.MethodTemplates] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.list(api.Templates))}
+		t[mcpspec.MethodComplete] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeComplete, answer(completions.complete))}
+		t[mcpspec.MethodRead] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeRead, answer(reads.read))}
+		t[mcpspec.MethodEvents] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(lists.listEvents)}
+		t[mcpspec.MethodEventsPoll] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(polls.poll)}
 		// A client of a revision with sessions could not end it: closing is not cancelling there.
-		t[mcpspec.MethodEventsStream] = method{stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: streaming(e.streams.eventsStream)}
-		t[mcpspec.MethodListen] = method{stateless: true, scope: auth.ScopeRead, handler: streaming(e.streams.listen)}
-		if e.sessions != nil {
-			t[mcpspec.MethodSubscribe] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.subscribe)}
-			t[mcpspec.MethodUnsubscribe] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.unsubscribe)}
-		}
+		t[mcpspec.MethodEventsStream] = method{stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: streaming{e.streams, e.streams.openPush}}
+		t[mcpspec.MethodListen] = method{stateless: true, scope: auth.ScopeRead, handler: streaming{e.streams, e.streams.openListen}}
 	}
 	if o.Gateway != nil {
 		backends := func(c *call) bool { return e.backends.Any(c.request.Context()) }
-		t[mcpspec.MethodToolsList] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: answer(lists.listTools)}
-		t[mcpspec.MethodPromptsList] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: answer(lists.listPrompts)}
+		t[mcpspec.MethodToolsList] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: answer(lists.list(api.Tools))}
+		t[mcpspec.MethodPromptsList] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: answer(lists.list(api.Prompts))}
 		t[mcpspec.MethodToolsCall] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: toBackend(routeName(api.Tools), nil)}
 		t[mcpspec.MethodPromptsGet] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: toBackend(routeName(api.Prompts), nil)}
 	}
 	if h := lists.tools; h != nil {
-		t[mcpspec.MethodToolsList] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.listTools)}
+		t[mcpspec.MethodToolsList] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.list(api.Tools))}
 		t[mcpspec.MethodToolsCall] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(h.route, answer(h.call))}
 	}
 	if o.Conversation != nil {

@@ -16,15 +16,11 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
 	"github.com/mcp-events/mcpevents/shared/awsx"
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }
-
-// visibility is long enough for a handler on a busy machine: what takes longer comes again.
-const visibility = 2 * time.Second
 
 var created atomic.Int64
 
@@ -36,7 +32,7 @@ func open(t testing.TB, endpoint string, counter *awsx.Counter) *Queues {
 		counter.Attach(&cfg)
 	}
 	client := sqs.NewFromConfig(cfg)
-	urls, err := Create(t.Context(), client, fmt.Sprintf("t%d-%d-", time.Now().UnixNano(), created.Add(1)))
+	urls, err := create(t.Context(), client, fmt.Sprintf("t%d-%d-", time.Now().UnixNano(), created.Add(1)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +120,7 @@ func send(t *testing.T, q *Queues, name queue.Name, group string, bodies ...stri
 func TestAFailedMessageComesAgainAndTheOthersAreGone(t *testing.T) {
 	everywhere(t, func(t *testing.T, q *Queues) {
 		send(t, q, queue.Deliveries, "", "1", "2", "3")
-		calls := consume(t, q, queue.Deliveries, 3, map[string]int{"2": 1}, queue.ConsumeOptions{Visibility: visibility})
+		calls := consume(t, q, queue.Deliveries, 3, map[string]int{"2": 1}, queue.ConsumeOptions{})
 		all := slices.Concat(calls...)
 		slices.Sort(all)
 		if got, want := fmt.Sprint(all), "[1*1 2*1 2*2 3*1]"; got != want {
@@ -137,7 +133,7 @@ func TestAFailedMessageComesAgainAndTheOthersAreGone(t *testing.T) {
 // empty wants nothing left in a queue, neither visible nor hidden.
 func empty(t *testing.T, q *Queues, name queue.Name) {
 	t.Helper()
-	depth, err := q.Depth(t.Context(), name)
+	depth, err := q.depth(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +146,7 @@ func TestAFailedMessageHoldsItsGroupAndNoOther(t *testing.T) {
 	everywhere(t, func(t *testing.T, q *Queues) {
 		send(t, q, queue.Events, "a", "a1", "a2", "a3")
 		send(t, q, queue.Events, "b", "b1", "b2")
-		calls := consume(t, q, queue.Events, 5, map[string]int{"a2": 2}, queue.ConsumeOptions{Visibility: visibility, Concurrency: 2})
+		calls := consume(t, q, queue.Events, 5, map[string]int{"a2": 2}, queue.ConsumeOptions{Concurrency: 2})
 		var a, b []string
 		for _, m := range slices.Concat(calls...) {
 			if strings.HasPrefix(m, "a") {
@@ -168,51 +164,6 @@ func TestAFailedMessageHoldsItsGroupAndNoOther(t *testing.T) {
 		}
 		empty(t, q, queue.Events)
 	})
-}
-
-func TestAMessageThatKeepsFailingIsADeadLetter(t *testing.T) {
-	for _, name := range []queue.Name{queue.Slow, queue.Events} {
-		t.Run(string(name), func(t *testing.T) {
-			everywhere(t, func(t *testing.T, q *Queues) {
-				send(t, q, name, "g", "poison", "good")
-				consume(t, q, name, 1, map[string]int{"poison": 100}, queue.ConsumeOptions{Visibility: visibility, MaxReceives: 2, Batch: 1})
-				// Where the order does not matter the good one may come first, and end the run.
-				consumeUntilDead(t, q, name)
-				calls := consume(t, q, queue.Dead, 1, nil, queue.ConsumeOptions{})
-				if got, want := fmt.Sprint(calls), "[[poison*1]]"; got != want {
-					t.Errorf("dead letters: %s, want %s", got, want)
-				}
-				empty(t, q, name)
-			})
-		})
-	}
-}
-
-// consumeUntilDead fails everything until there is a dead letter.
-func consumeUntilDead(t *testing.T, q *Queues, name queue.Name) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	check := func(ctx context.Context, batch []queue.Message) ([]string, error) { return nil, errors.New("poison") }
-	ended := make(chan error, 1)
-	go func() {
-		ended <- q.Consume(ctx, name, check, queue.ConsumeOptions{Visibility: visibility, MaxReceives: 2, Batch: 1})
-	}()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for ctx.Err() == nil {
-		if depth, err := q.Depth(ctx, queue.Dead); err == nil && depth.Visible > 0 {
-			break
-		}
-		<-tick.C
-	}
-	if ctx.Err() != nil {
-		t.Error("no dead letter")
-	}
-	cancel()
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestAnErrorOfTheHandlerBringsTheWholeBatchAgain(t *testing.T) {
@@ -237,42 +188,9 @@ func TestAnErrorOfTheHandlerBringsTheWholeBatchAgain(t *testing.T) {
 				cancel()
 			}
 			return nil, nil
-		}, queue.ConsumeOptions{Visibility: visibility})
+		}, queue.ConsumeOptions{})
 		if err != nil {
 			t.Fatal(err)
-		}
-		empty(t, q, queue.Inbox)
-	})
-}
-
-func TestALargeBatchIsCollected(t *testing.T) {
-	everywhere(t, func(t *testing.T, q *Queues) {
-		var bodies []string
-		for i := range 40 {
-			bodies = append(bodies, fmt.Sprint(i))
-		}
-		send(t, q, queue.Deliveries, "", bodies...)
-		calls := consume(t, q, queue.Deliveries, 40, nil, queue.ConsumeOptions{Batch: 25})
-		if largest := slices.MaxFunc(calls, func(a, b []string) int { return len(a) - len(b) }); len(largest) != 25 {
-			t.Errorf("the largest batch has %d messages, want 25", len(largest))
-		}
-		empty(t, q, queue.Deliveries)
-	})
-}
-
-func TestARunningCallEndsAndItsMessagesAreDeleted(t *testing.T) {
-	everywhere(t, func(t *testing.T, q *Queues) {
-		send(t, q, queue.Inbox, "", "1")
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		finished := false
-		err := q.Consume(ctx, queue.Inbox, func(ctx context.Context, _ []queue.Message) ([]string, error) {
-			cancel()
-			finished = ctx.Err() == nil
-			return nil, nil
-		}, queue.ConsumeOptions{})
-		if err != nil || !finished {
-			t.Errorf("got %v; the call's context was alive: %v", err, finished)
 		}
 		empty(t, q, queue.Inbox)
 	})
@@ -297,15 +215,6 @@ func TestBodiesComeBackWithTheirMeaning(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestAQueueThatIsMissingEndsConsuming(t *testing.T) {
-	q := open(t, awslocal.Start(t, awslocal.SQS).SQS, nil)
-	q.urls[queue.Slow] += "-none"
-	err := q.Consume(t.Context(), queue.Slow, nil, queue.ConsumeOptions{Concurrency: 3})
-	if err == nil || fault.KindOf(err) != fault.Internal {
-		t.Errorf("got %v, want an internal error", err)
-	}
 }
 
 func TestHowManyRequestsAMessageTakes(t *testing.T) {

@@ -45,7 +45,7 @@ func TestDrain(t *testing.T) {
 		if err == nil || n != len(got) || n == 0 {
 			t.Errorf("%d were accepted of %d, %v", n, len(got), err)
 		}
-		if depth, err := q.Depth(t.Context(), queue.Dead); err != nil || depth.InFlight != 1 {
+		if depth, err := q.depth(t.Context(), queue.Dead); err != nil || depth.InFlight != 1 {
 			t.Errorf("got %+v, %v", depth, err)
 		}
 	})
@@ -54,7 +54,7 @@ func TestDrain(t *testing.T) {
 		if err != nil || len(got) != 24 {
 			t.Errorf("%d were accepted, %d in all, %v", n, len(got), err)
 		}
-		if depth, err := q.Depth(t.Context(), queue.Dead); err != nil || depth.Visible != 0 {
+		if depth, err := q.depth(t.Context(), queue.Dead); err != nil || depth.Visible != 0 {
 			t.Errorf("got %+v, %v", depth, err)
 		}
 	})
@@ -113,7 +113,7 @@ func moved(t *testing.T, q *Queues, name queue.Name) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if depth, err := q.Depth(t.Context(), queue.Dead); err == nil && depth.Visible == 1 {
+		if depth, err := q.depth(t.Context(), queue.Dead); err == nil && depth.Visible == 1 {
 			return
 		}
 	}

@@ -22,38 +22,15 @@ func (q *Queues) Lambda(h queue.Handler) func(context.Context, events.SQSEvent) 
 		batch := Messages(event)
 		failed, err := h(ctx, batch)
 		if err != nil {
-			q.backOffRecords(ctx, event, batch, ids(batch))
+			q.backOff(ctx, event, batch, ids(batch))
 			// Lambda counts this as an error of the function; the whole batch is redelivered.
 			return Response(nil), fault.Wrap(fault.Internal, err, "handle %d messages", len(batch))
 		}
 		fifo := len(event.Records) > 0 && strings.HasSuffix(event.Records[0].EventSourceARN, ".fifo")
 		failed = complete(batch, failed, fifo)
-		q.backOffRecords(ctx, event, batch, failed)
+		q.backOff(ctx, event, batch, failed)
 		return Response(failed), nil
 	}
-}
-
-// backOffRecords makes the failed records of an event visible after their back-off.
-func (q *Queues) backOffRecords(ctx context.Context, event events.SQSEvent, batch []queue.Message, failed []string) {
-	if len(failed) == 0 {
-		return
-	}
-	name, ok := q.named(event.Records[0].EventSourceARN)
-	if !ok {
-		q.log.WarnContext(ctx, "back-off not set", "messages", len(failed), "error", "unknown queue "+event.Records[0].EventSourceARN)
-		return
-	}
-	again := make(map[string]bool, len(failed))
-	for _, id := range failed {
-		again[id] = true
-	}
-	var all []received
-	for i, m := range batch {
-		if again[m.ID] {
-			all = append(all, received{m, &event.Records[i].ReceiptHandle})
-		}
-	}
-	q.backOff(ctx, name, all)
 }
 
 // Messages are the records of an event, in their order.

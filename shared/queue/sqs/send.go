@@ -1,18 +1,19 @@
 package sqs
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"slices"
 	"strconv"
-	"sync"
-	"time"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
@@ -27,7 +28,7 @@ const (
 )
 
 // Send is SendMessage for one message and SendMessageBatch for more, in as few requests as possible. Entries of a batch
-// that SQS does not take are sent again. A JSON body is sent as [Safe] makes it. Another body that SQS refuses is invalid.
+// that SQS does not take are sent again. A JSON body is sent as [queue.Escape] makes it. Another body that SQS refuses is invalid.
 //
 // On a FIFO queue the batches are sent one after the other. If SQS refuses one entry for a passing reason and takes a
 // later one of the same group, the first one comes after it. SQS has no way to prevent that for batches.
@@ -52,11 +53,11 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 // entry checks and translates a message.
 func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequestEntry, err error) {
 	body := msg.Body
-	if refused(body) >= 0 && json.Valid(body) {
-		body = Safe(body)
+	if refused(body) && json.Valid(body) { // which has no such control characters
+		body = queue.Escape(body)
 	}
 	switch {
-	case len(body) == 0 || !utf8.Valid(body) || refused(body) >= 0:
+	case len(body) == 0 || !utf8.Valid(body) || refused(body):
 		return e, fault.New(fault.Invalid, "a message for %s is empty or has characters that XML 1.0 lacks", name)
 	case len(body) > queue.MaxBody:
 		return e, fault.New(fault.TooLarge, "a message for %s has %d bytes (allowed: up to %d)", name, len(body), queue.MaxBody)
@@ -75,8 +76,7 @@ func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequest
 		if msg.Dedup != "" {
 			return e, fault.New(fault.Invalid, "%s does not deduplicate", name)
 		}
-		// Never earlier than asked for.
-		e.DelaySeconds = int32((msg.Delay + time.Second - 1) / time.Second)
+		e.DelaySeconds = seconds(msg.Delay)
 		return e, nil
 	}
 	switch {
@@ -94,25 +94,21 @@ func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequest
 	return e, nil
 }
 
+// refused reports whether a text has a character that SQS refuses because XML 1.0 lacks it: U+FFFE, U+FFFF, or a control
+// character other than tab, line feed and carriage return.
+func refused(body []byte) bool {
+	return bytes.ContainsFunc(body, func(r rune) bool {
+		return r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0xfffe || r == 0xffff
+	})
+}
+
 func word(s string) bool {
-	for _, c := range []byte(s) {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	return len(s) <= 128
+	return len(s) <= 128 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") == ""
 }
 
 // printable is the alphabet of SQS for deduplication ids: letters, digits and punctuation.
 func printable(s string) bool {
-	for _, c := range []byte(s) {
-		if c <= ' ' || c >= 0x7f {
-			return false
-		}
-	}
-	return len(s) <= 128
+	return len(s) <= 128 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
 }
 
 // batches cuts entries, in their order, into what a request takes.
@@ -142,21 +138,12 @@ func (q *Queues) sendAll(ctx context.Context, url *string, all [][]types.SendMes
 		}
 		return nil
 	}
-	errs := make([]error, len(all))
-	slots := make(chan struct{}, maxParallel)
-	var wg sync.WaitGroup
-	for i, batch := range all {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			errs[i] = q.sendBatch(ctx, url, batch)
-		})
+	var sending errgroup.Group
+	sending.SetLimit(maxParallel)
+	for _, batch := range all {
+		sending.Go(func() error { return q.sendBatch(ctx, url, batch) })
 	}
-	wg.Wait()
-	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
-		return errs[i]
-	}
-	return nil
+	return sending.Wait()
 }
 
 func (q *Queues) sendBatch(ctx context.Context, url *string, batch []types.SendMessageBatchRequestEntry) error {
@@ -168,24 +155,39 @@ func (q *Queues) sendBatch(ctx context.Context, url *string, batch []types.SendM
 		})
 		return err
 	}
-	for try := 0; ; try++ {
+	id := func(e types.SendMessageBatchRequestEntry) string { return *e.Id }
+	return untilTaken(ctx, batch, id, func(batch []types.SendMessageBatchRequestEntry) ([]types.BatchResultErrorEntry, error) {
 		out, err := q.client.SendMessageBatch(ctx, &sqs.SendMessageBatchInput{QueueUrl: url, Entries: batch})
+		if err != nil {
+			return nil, err
+		}
+		return out.Failed, nil
+	})
+}
+
+// untilTaken makes a batch request, and makes it again with the entries that SQS did not take.
+func untilTaken[E any](
+	ctx context.Context, entries []E, id func(E) string, request func([]E) ([]types.BatchResultErrorEntry, error),
+) error {
+	for try := 0; len(entries) > 0; try++ {
+		if try == maxTries {
+			return fault.New(fault.Unavailable, "SQS did not take %d entries of a batch", len(entries))
+		}
+		if try > 0 {
+			if err := pause(ctx, try-1); err != nil {
+				return err
+			}
+		}
+		failed, err := request(entries)
 		if err != nil {
 			return err
 		}
-		if batch, err = remaining(batch, out.Failed, sendID); err != nil || len(batch) == 0 {
-			return err
-		}
-		if try+1 == maxTries {
-			return fault.New(fault.Unavailable, "SQS did not take %d messages", len(batch))
-		}
-		if err := pause(ctx, try); err != nil {
+		if entries, err = remaining(entries, failed, id); err != nil {
 			return err
 		}
 	}
+	return nil
 }
-
-func sendID(e types.SendMessageBatchRequestEntry) string { return *e.Id }
 
 // remaining are the entries of a batch request that failed for a passing
 // reason, in their order. A reason that will not pass is an error.
@@ -197,11 +199,5 @@ func remaining[E any](entries []E, failed []types.BatchResultErrorEntry, id func
 		}
 		again[aws.ToString(f.Id)] = true
 	}
-	var rest []E
-	for _, e := range entries {
-		if again[id(e)] {
-			rest = append(rest, e)
-		}
-	}
-	return rest, nil
+	return slices.DeleteFunc(slices.Clone(entries), func(e E) bool { return !again[id(e)] }), nil
 }

@@ -1,6 +1,5 @@
-// Package sqs carries messages over Amazon SQS: [Queues] sends and, outside of
-// Lambda, consumes; [Lambda] turns a handler into what an event source mapping
-// calls. A batch means the same in both.
+// Package sqs carries messages over Amazon SQS: [Queues.Send] sends, and [Queues.Lambda] turns a handler into what an
+// event source mapping calls.
 //
 // Handlers and what messages mean stay outside; see package queue. The suite
 // queue/queuetest is what this package promises.
@@ -10,15 +9,14 @@ import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
-	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 
 	"github.com/mcp-events/mcpevents/shared/awsx"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
@@ -35,13 +33,9 @@ type Queues struct {
 	log    *slog.Logger
 }
 
-var (
-	_ queue.Sender   = (*Queues)(nil)
-	_ queue.Consumer = (*Queues)(nil)
-)
+var _ queue.Sender = (*Queues)(nil)
 
-// New returns the queues at the URLs that url gives. Failures while
-// consuming, which no caller sees, go to log.
+// New returns the queues at the URLs that url gives. Failed messages whose back-off could not be set go to log.
 func New(client *sqs.Client, url func(queue.Name) string, log *slog.Logger) *Queues {
 	q := &Queues{client: client, urls: map[queue.Name]string{}, log: log}
 	for _, name := range queue.Names() {
@@ -68,28 +62,6 @@ func (q *Queues) named(arn string) (queue.Name, bool) {
 	return "", false
 }
 
-// Depth asks SQS how full a queue is; the figures are approximate, and SQS does
-// not tell the age of the oldest message here but only as a metric.
-func (q *Queues) Depth(ctx context.Context, name queue.Name) (queue.Depth, error) {
-	url, err := q.url(name)
-	if err != nil {
-		return queue.Depth{}, err
-	}
-	const visible, invisible, delayed = types.QueueAttributeNameApproximateNumberOfMessages,
-		types.QueueAttributeNameApproximateNumberOfMessagesNotVisible, types.QueueAttributeNameApproximateNumberOfMessagesDelayed
-	out, err := q.client.GetQueueAttributes(ctx, &sqs.GetQueueAttributesInput{
-		QueueUrl: url, AttributeNames: []types.QueueAttributeName{visible, invisible, delayed},
-	})
-	if err != nil {
-		return queue.Depth{}, failure(err, "asking for the depth of %s", name)
-	}
-	count := func(name types.QueueAttributeName) int {
-		n, _ := strconv.Atoi(out.Attributes[string(name)])
-		return n
-	}
-	return queue.Depth{Visible: count(visible), InFlight: count(invisible), Delayed: count(delayed)}, nil
-}
-
 // failure wraps an error that leaves the package.
 func failure(err error, format string, args ...any) error {
 	return fault.Wrap(awsx.KindOf(err), err, format, args...)
@@ -97,12 +69,5 @@ func failure(err error, format string, args ...any) error {
 
 // pause waits a random time that grows with every try, at most about two seconds.
 func pause(ctx context.Context, try int) error {
-	timer := time.NewTimer(rand.N(50 * time.Millisecond << min(try, 6)))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return periodic.Sleep(ctx, rand.N(50*time.Millisecond<<min(try, 6)))
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/awsx"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -44,15 +45,9 @@ func (p *pause) wait(ctx context.Context) error {
 	if p.count++; p.count > maxPauses {
 		return errBusy
 	}
-	timer := time.NewTimer(rand.N(p.bound))
-	defer timer.Stop()
+	d := rand.N(p.bound)
 	p.bound = min(2*p.bound, longPause)
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return periodic.Sleep(ctx, d)
 }
 
 // conflicting reports that a write met a transaction on the same item, so that
@@ -72,17 +67,14 @@ var passing = []string{"TransactionConflict", "ProvisionedThroughputExceeded", "
 
 // failure wraps an error that leaves the package.
 func failure(err error, format string, args ...any) error {
-	if errors.Is(err, store.ErrConflict) {
-		return fault.Wrap(fault.Conflict, err, format, args...)
+	kind := awsx.KindOf(err)
+	switch {
+	case errors.Is(err, store.ErrConflict):
+		kind = fault.Conflict
+	case conflicting(err):
+		kind = fault.Unavailable
 	}
-	return fault.Wrap(kindOf(err), err, format, args...)
-}
-
-func kindOf(err error) fault.Kind {
-	if conflicting(err) {
-		return fault.Unavailable
-	}
-	return awsx.KindOf(err)
+	return fault.Wrap(kind, err, format, args...)
 }
 
 // attempts watches the tries that the SDK makes of one call.

@@ -11,10 +11,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
-// Create makes the queues, with names that start with prefix, and returns their
-// URLs for [New]; those that exist stay as they are. It is for tests and the
-// local emulators: on AWS template.yaml makes the queues.
-func Create(ctx context.Context, client *sqs.Client, prefix string) (func(queue.Name) string, error) {
+// create makes the queues, as template.yaml does on AWS, with names that start with prefix, and returns their URLs for
+// [New].
+func create(ctx context.Context, client *sqs.Client, prefix string) (func(queue.Name) string, error) {
 	urls := map[queue.Name]string{}
 	for _, name := range queue.Names() {
 		full, attributes := prefix+string(name), map[string]string{}
