@@ -39,7 +39,7 @@ func NewGuard(origins, hosts []string, log *slog.Logger) Guard {
 // fault.Forbidden.
 func (g Guard) Check(r *http.Request) error {
 	local := onLoopback(r)
-	if local && !loopbackHost(r.Host) && !g.knows(r.Host) {
+	if local && !Loopback(r.Host) && !g.knows(r.Host) {
 		g.logHost(r)
 		return fault.New(fault.Forbidden, "the Host %q is not allowed here; a server behind a proxy allows it by --allowed-hosts", clip(r.Host))
 	}
@@ -47,7 +47,7 @@ func (g Guard) Check(r *http.Request) error {
 	if origin == "" || slices.Contains(g.Origins, origin) {
 		return nil
 	}
-	if u, err := url.Parse(origin); err == nil && local && u.Host != "" && loopbackHost(u.Host) {
+	if u, err := url.Parse(origin); err == nil && local && u.Host != "" && Loopback(u.Host) {
 		return nil
 	}
 	return fault.New(fault.Forbidden, "the Origin %q is not allowed here; --allowed-origins allows it", clip(origin))
@@ -88,11 +88,11 @@ func clip(s string) string {
 // an address, as on Lambda, it did not.
 func onLoopback(r *http.Request) bool {
 	addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	return ok && addr != nil && loopbackHost(addr.String())
+	return ok && addr != nil && Loopback(addr.String())
 }
 
-// loopbackHost reports whether a host, with or without a port, is loopback.
-func loopbackHost(hostport string) bool {
+// Loopback reports whether a host, with or without a port, is "localhost" or a loopback address.
+func Loopback(hostport string) bool {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {
 		host = h
