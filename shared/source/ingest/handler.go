@@ -182,11 +182,7 @@ func (in *incoming) take(w http.ResponseWriter, r *http.Request) (any, error) {
 	if err := in.Rate.Take(ctx, Principal(in.source.Source), 1, in.now); err != nil {
 		return nil, err
 	}
-	request, err := source.ReadRequest(r, body, in.source.Verify.Headers())
-	if err != nil {
-		return nil, err
-	}
-	doc, err := request.Document()
+	doc, err := source.ReadRequest(r, body, in.source.Verify.Headers())
 	if err != nil {
 		return nil, err
 	}
@@ -205,12 +201,11 @@ func (in *incoming) take(w http.ResponseWriter, r *http.Request) (any, error) {
 }
 
 // challengeOf is what Slack asks for to see that the URL is ours.
-func challengeOf(s config.Source, doc any) (string, bool) {
-	object, ok := doc.(map[string]any)
-	if !ok || s.Verify.Scheme != verify.Slack {
+func challengeOf(s config.Source, doc map[string]any) (string, bool) {
+	if s.Verify.Scheme != verify.Slack {
 		return "", false
 	}
-	return verify.Challenge(object["body"])
+	return verify.Challenge(doc["body"])
 }
 
 // verify refuses a request that its provider did not send, and returns its body without its Content-Encoding and what
