@@ -24,26 +24,18 @@ type Change struct {
 // new file, then the removed event types in the order of the old one.
 func Diff(before, after *Catalog) []Change {
 	var d differ
-	if after != nil {
-		for _, e := range after.entries {
-			d.name = e.Name
-			var old *Entry
-			if before != nil {
-				old = before.ByName(e.Name)
-			}
-			if old == nil {
-				d.add(false, "is new")
-				continue
-			}
+	for _, e := range after.Entries() {
+		d.name = e.Name
+		if old := before.ByName(e.Name); old != nil {
 			d.entry(old, e)
+		} else {
+			d.add(false, "is new")
 		}
 	}
-	if before != nil {
-		for _, e := range before.entries {
-			if after == nil || after.ByName(e.Name) == nil {
-				d.name = e.Name
-				d.add(true, "is removed")
-			}
+	for _, e := range before.Entries() {
+		if after.ByName(e.Name) == nil {
+			d.name = e.Name
+			d.add(true, "is removed")
 		}
 	}
 	return d.changes
@@ -144,12 +136,7 @@ func orEmpty(a *Access) *Access {
 // everything else may break one of them.
 func (d *differ) schema(what string, a, b json.RawMessage) {
 	var x, y any
-	if a != nil {
-		_ = json.Unmarshal(a, &x) // was compiled
-	}
-	if b != nil {
-		_ = json.Unmarshal(b, &y)
-	}
+	_, _ = json.Unmarshal(a, &x), json.Unmarshal(b, &y) // both were compiled; nil stays nil
 	if reflect.DeepEqual(x, y) {
 		return
 	}

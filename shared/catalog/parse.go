@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
 	"github.com/mcp-events/mcpevents/shared/jsonpointer"
@@ -116,10 +117,13 @@ func (p *parser) entry(n *strictyaml.Node) {
 	p.filters(e, at["filters"])
 	p.redact(e, at["redact"])
 	p.access(e, at["access"])
-	p.payloadSchema(e, at["payloadSchema"])
+	if v := at["payloadSchema"]; v != nil {
+		e.PayloadSchema, e.payload = p.schema(e, "payloadSchema", v)
+	}
 	p.paramsSchema(e, at["paramsSchema"])
 	e.input = inputSchema(e)
-	e.arguments = &schema{raw: e.input}
+	e.arguments = newSchema(e.input)
+	e.contractID = sync.OnceValue(func() string { return digest(e.Contract()) })
 	p.entries = append(p.entries, e)
 }
 
@@ -211,8 +215,8 @@ func (p *parser) pattern(e *Entry, n, uri, template *strictyaml.Node) {
 		return
 	}
 	for _, seg := range segs {
-		if seg.Variable != "" {
-			e.vars = append(e.vars, seg.Variable)
+		if seg.variable != "" {
+			e.vars = append(e.vars, seg.variable)
 		}
 	}
 	switch {
