@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -359,22 +358,5 @@ func TestSend_NoProxyFromTheEnvironment(t *testing.T) {
 	o := open(t, Options{Guard: guard}).Send(t.Context(), request(target))
 	if o.Status != 200 || proxied.Load() != 0 {
 		t.Errorf("SRF-04 got %+v, %d requests at the proxy", o, proxied.Load())
-	}
-}
-
-func TestSend_ConfiguredProxy(t *testing.T) {
-	connects := make(chan string, 1)
-	proxy := serve(t, func(w http.ResponseWriter, r *http.Request) {
-		connects <- r.Method + " " + r.Host
-		w.WriteHeader(http.StatusForbidden)
-	})
-	u, _ := url.Parse(proxy.URL)
-	s := open(t, Options{Guard: &Guard{}, Proxy: u})
-	o := s.Send(t.Context(), request("https://hooks.example.com/x"))
-	if got := <-connects; got != "CONNECT hooks.example.com:443" || o.OK() {
-		t.Errorf("got %q, %+v", got, o)
-	}
-	if o := s.Send(t.Context(), request("https://10.0.0.1/x")); o.Category != Blocked {
-		t.Errorf("got %+v", o)
 	}
 }
