@@ -46,17 +46,11 @@ func signHub(secret, body []byte) string {
 
 // Identity signs with ed25519 beside the shared secrets (Standard Webhooks v1a),
 // so that a receiver can tell the server even from somebody who has the secret.
-// Its public keys are served as a JWKS.
-type Identity struct {
-	key       ed25519.PrivateKey
-	published []ed25519.PublicKey
-}
+// Its public key is served as a JWKS.
+type Identity struct{ key ed25519.PrivateKey }
 
-// NewIdentity signs with key. Also holds public keys to publish beside it: the
-// one that signed before, or the one that will sign next.
-func NewIdentity(key ed25519.PrivateKey, also ...ed25519.PublicKey) *Identity {
-	return &Identity{key: key, published: append([]ed25519.PublicKey{key.Public().(ed25519.PublicKey)}, also...)}
-}
+// NewIdentity signs with key.
+func NewIdentity(key ed25519.PrivateKey) *Identity { return &Identity{key} }
 
 // Sign makes one v1a signature over the same bytes as [Sign].
 func (i *Identity) Sign(id string, at time.Time, body []byte) string {
