@@ -345,5 +345,5 @@ func rawArguments(raw json.RawMessage) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	return canonicalJSON(args)
+	return canonicalJSON(args), nil
 }

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"slices"
 
-	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -76,7 +75,6 @@ func (s *Subscription) entry(k store.Key) store.Item {
 
 // once writes an item unless it is there, or this process wrote it before.
 func (s *Service) once(ctx context.Context, k store.Key, value func() []byte) error {
-	s.makeWritten.Do(func() { s.written = bounded.NewMap[store.Key, bool](maxWritten) })
 	if _, done := s.written.Get(k); done {
 		return nil
 	}

@@ -25,11 +25,8 @@ const (
 	Parent Kind = "parent"
 )
 
-const (
-	scheme = "event://"
-	// parentMark ends the key of a parent.
-	parentMark = "/**"
-)
+// parentMark ends the key of a parent.
+const parentMark = "/**"
 
 // Pattern is what someone is subscribed to. An event is matched by looking up
 // the keys it can have, never by scanning patterns.
@@ -82,7 +79,7 @@ func (p Pattern) URI() string { return strings.TrimSuffix(p.Key, parentMark) }
 
 // segments splits a canonical event URI.
 func segments(uri string) []string {
-	return strings.Split(strings.TrimPrefix(uri, scheme), "/")
+	return strings.Split(strings.TrimPrefix(uri, catalog.Scheme), "/")
 }
 
 // Access is a right that a subscriber to a pattern needs: the rule of an event
@@ -167,7 +164,7 @@ func KeyUnder(e *catalog.Entry, vars map[string]string, uri string, s Shape) (st
 		if depth < 1 || depth >= len(segs) {
 			return "", false
 		}
-		return scheme + strings.Join(segs[:depth], "/") + parentMark, true
+		return catalog.Scheme + strings.Join(segs[:depth], "/") + parentMark, true
 	}
 	mask, err := strconv.ParseInt(strings.TrimPrefix(s.Name, "m"), 16, 32)
 	if err != nil {

@@ -105,7 +105,7 @@ func TestLookupFindsWhatMatches(t *testing.T) {
 			}
 			segs := segments(other.Expand(full))
 			depth := rapid.IntRange(1, len(segs)-1).Draw(t, "depth")
-			found, _, err := Resolve(cat, scheme+strings.Join(segs[:depth], "/"))
+			found, _, err := Resolve(cat, catalog.Scheme+strings.Join(segs[:depth], "/"))
 			if err != nil {
 				return // a parameter that the schema refuses
 			}
