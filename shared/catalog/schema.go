@@ -271,7 +271,7 @@ func (p *parser) schemaError(e *Entry, member string, at *strictyaml.Node, err e
 			line = strictyaml.Line(at, tokens)
 		}
 	}
-	p.file.Add(line, "%s is not a JSON Schema: %s", e.say(member), clipMessage(err.Error()))
+	p.file.Add(line, "%s is not a JSON Schema: %.300s", e.say(member), err)
 }
 
 // meant is an error of the meta-schema with that alternative alone that the author most likely
