@@ -28,7 +28,7 @@ func Broken(before, after *Entry) (feature string) {
 	input.filters(before.Filters, after.Filters)
 	input.schema("params", before.ParamsSchema, after.ParamsSchema)
 	payload.schema("payload", before.PayloadSchema, after.PayloadSchema)
-	payload.list("redacted member", before.Redact, after.Redact, len(before.Redact) > 0)
+	payload.redact(before.Redact, after.Redact, len(before.Redact) > 0)
 	switch {
 	case input.breaks(), len(before.Redact) > 0 && len(after.Redact) == 0: // the argument is gone
 		return FeatureInput
