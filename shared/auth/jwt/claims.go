@@ -21,6 +21,9 @@ import (
 type claims struct {
 	josejwt.Claims
 	all map[string]json.RawMessage
+
+	issuer     *keySet // whose keys it was verified by
+	generation int64   // of these, at the least
 }
 
 // validate says why a token with a good signature is not good here, or "".
