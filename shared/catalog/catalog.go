@@ -9,6 +9,7 @@
 package catalog
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
 )
@@ -136,12 +137,7 @@ func (e *Entry) Variables() []string { return e.vars }
 func (e *Entry) Fixed() bool { return e.URITemplate == "" }
 
 // Pattern is the URI, or the template.
-func (e *Entry) Pattern() string {
-	if e.Fixed() {
-		return e.URI
-	}
-	return e.URITemplate
-}
+func (e *Entry) Pattern() string { return cmp.Or(e.URI, e.URITemplate) }
 
 // Unordered reports whether the events of one URI may overtake each other.
 func (e *Entry) Unordered() bool { return e.Order == OrderNone }

@@ -60,7 +60,7 @@ func (p *parser) catalog(root *strictyaml.Node) {
 		}
 	}
 	if events == nil {
-		if !p.file.Failed() {
+		if p.file.Count() == 0 {
 			p.file.Add(root.Line, `the member "events" is missing`)
 		}
 		return

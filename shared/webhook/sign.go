@@ -54,15 +54,10 @@ func NewIdentity(key ed25519.PrivateKey) *Identity { return &Identity{key} }
 
 // Sign makes one v1a signature over the same bytes as [Sign].
 func (i *Identity) Sign(id string, at time.Time, body []byte) string {
-	return "v1a," + base64.StdEncoding.EncodeToString(ed25519.Sign(i.key, signed(id, at.Unix(), body)))
+	return "v1a," + base64.StdEncoding.EncodeToString(ed25519.Sign(i.key, append(preamble(nil, id, at.Unix()), body...)))
 }
 
-// signed is what a signature covers.
-func signed(id string, at int64, body []byte) []byte {
-	return append(preamble(make([]byte, 0, len(id)+22+len(body)), id, at), body...)
-}
-
-// preamble is the part of it before the body.
+// preamble is what a signature covers before the body.
 func preamble(b []byte, id string, at int64) []byte {
 	b = append(b, id...)
 	b = append(b, '.')
