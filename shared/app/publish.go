@@ -15,27 +15,23 @@ func (c *Core) Publish() (*publish.Service, *publish.Handler, *publish.Inbox) {
 	handler := &publish.Handler{
 		Service: service, Auth: c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, Log: c.Log,
 	}
-	seen, outcomes := c.ofSources()
-	bus := &ingest.Bus{
-		Sources: c.Config, Catalogs: c.Catalogs, Publisher: service, Seen: seen, Queue: c.Queues, Metrics: c.Metrics, Recorder: outcomes, Log: c.Log,
-	}
-	return service, handler, &publish.Inbox{Service: service, Documents: bus, Log: c.Log}
+	return service, handler, &publish.Inbox{Service: service, Documents: &ingest.Bus{Intake: c.intake(service)}, Log: c.Log}
 }
 
 // Sources is POST /sources/{name}, which publishes by the service. Secrets looks up those of the sources.
 func (c *Core) Sources(service *publish.Service, secrets func(context.Context, config.Value) (string, error)) *ingest.Handler {
-	seen, outcomes := c.ofSources()
 	return &ingest.Handler{
-		Sources: c.Config, Secrets: secrets, Catalogs: c.Catalogs, Publisher: service, Seen: seen, Queue: c.Queues,
-		Rate: publish.NewRate(c.rate(config.PublishRate)), Guard: c.Guard(), Limited: func(limit string) { c.Metrics.LimitReached(limit) },
-		Metrics: c.Metrics, Recorder: outcomes, Log: c.Log,
+		Intake: c.intake(service), Secrets: secrets, Rate: publish.NewRate(c.rate(config.PublishRate)), Guard: c.Guard(),
+		Limited: func(limit string) { c.Metrics.LimitReached(limit) },
 	}
 }
 
-// ofSources is what requests and messages share: the ids that this process knows, and the bound of what it writes.
-func (c *Core) ofSources() (ingest.Seen, *ingest.Records) {
+// intake is what requests and messages share, also the ids that this process knows, and the bound of what it writes.
+func (c *Core) intake(service *publish.Service) ingest.Intake {
 	c.sourcesOnce.Do(func() {
 		c.seen, c.records = ingest.NewSeen(c.DB), ingest.NewRecords(c.DB, c.Limits.DeliveryLog, c.Metrics, c.Log)
 	})
-	return c.seen, c.records
+	return ingest.Intake{
+		Sources: c.Config, Catalogs: c.Catalogs, Publisher: service, Seen: c.seen, Queue: c.Queues, Recorder: c.records, Metrics: c.Metrics, Log: c.Log,
+	}
 }

@@ -130,7 +130,7 @@ func CheckListen(addr string, mode Mode) error {
 	if err != nil {
 		return fault.New(fault.Invalid, "the address %q is not HOST:PORT", addr)
 	}
-	if loopbackHost(host) {
+	if Loopback(host) {
 		return nil
 	}
 	return fault.New(fault.Invalid,

@@ -255,7 +255,7 @@ func TestDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	scopes := func(workspace, id string) (all []string) {
-		found, err := keys.(Directory).Principals(t.Context(), workspace, id, true)
+		found, err := keys.Principals(t.Context(), workspace, id, true)
 		if err != nil {
 			t.Fatal(err)
 		}

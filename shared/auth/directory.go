@@ -12,10 +12,10 @@ type Directory interface {
 }
 
 // Principals implements [Directory]: the keys of that name that have not expired.
-func (k *keys) Principals(_ context.Context, workspace, id string, _ bool) ([]Principal, error) {
+func (k *StaticKeys) Principals(_ context.Context, workspace, id string, _ bool) ([]Principal, error) {
 	var out []Principal
 	for _, i := range k.byName[name{workspace, id}] {
-		if key := &k.all[i]; key.expires.IsZero() || k.now().Before(key.expires) {
+		if key := &k.all[i]; !key.expired(k.now()) {
 			out = append(out, key.principal)
 		}
 	}

@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -39,18 +40,18 @@ func NewGuard(origins, hosts []string, log *slog.Logger) Guard {
 // fault.Forbidden.
 func (g Guard) Check(r *http.Request) error {
 	local := onLoopback(r)
-	if local && !loopbackHost(r.Host) && !g.knows(r.Host) {
+	if local && !Loopback(r.Host) && !g.knows(r.Host) {
 		g.logHost(r)
-		return fault.New(fault.Forbidden, "the Host %q is not allowed here; a server behind a proxy allows it by --allowed-hosts", clip(r.Host))
+		return fault.New(fault.Forbidden, "the Host %.128q is not allowed here; a server behind a proxy allows it by --allowed-hosts", r.Host)
 	}
 	origin := r.Header.Get("Origin")
 	if origin == "" || slices.Contains(g.Origins, origin) {
 		return nil
 	}
-	if u, err := url.Parse(origin); err == nil && local && u.Host != "" && loopbackHost(u.Host) {
+	if u, err := url.Parse(origin); err == nil && local && u.Host != "" && Loopback(u.Host) {
 		return nil
 	}
-	return fault.New(fault.Forbidden, "the Origin %q is not allowed here; --allowed-origins allows it", clip(origin))
+	return fault.New(fault.Forbidden, "the Origin %.128q is not allowed here; --allowed-origins allows it", origin)
 }
 
 func (g Guard) knows(host string) bool {
@@ -67,7 +68,7 @@ func (g Guard) logHost(r *http.Request) {
 	if g.log == nil {
 		return
 	}
-	host := clip(r.Host)
+	host := fmt.Sprintf("%.128s", r.Host) // of the caller's choice
 	if _, known := g.logged.Get(host); known {
 		return
 	}
@@ -75,24 +76,15 @@ func (g Guard) logHost(r *http.Request) {
 	g.log.WarnContext(r.Context(), "host refused", "host", host, "allow_by", "--allowed-hosts")
 }
 
-// clip keeps what a caller sent short.
-func clip(s string) string {
-	const limit = 128
-	if len(s) <= limit {
-		return s
-	}
-	return s[:limit] + "…"
-}
-
 // onLoopback reports whether the request came in on a loopback address. Without
 // an address, as on Lambda, it did not.
 func onLoopback(r *http.Request) bool {
 	addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	return ok && addr != nil && loopbackHost(addr.String())
+	return ok && addr != nil && Loopback(addr.String())
 }
 
-// loopbackHost reports whether a host, with or without a port, is loopback.
-func loopbackHost(hostport string) bool {
+// Loopback reports whether a host, with or without a port, is "localhost" or a loopback address.
+func Loopback(hostport string) bool {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {
 		host = h

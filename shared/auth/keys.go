@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -33,11 +34,15 @@ type Key struct {
 
 type hashedKey struct {
 	hash      [sha256.Size]byte
-	expires   time.Time
 	principal Principal
 }
 
-type keys struct {
+func (k *hashedKey) expired(now time.Time) bool {
+	return !k.principal.Expires.IsZero() && !now.Before(k.principal.Expires)
+}
+
+// StaticKeys authenticates by static keys. It is a [Directory] too. Make it with [Keys].
+type StaticKeys struct {
 	all    []hashedKey
 	byName map[name][]int // indices of all
 	now    func() time.Time
@@ -60,15 +65,15 @@ func ValidWorkspace(name string) bool { return workspaceName.MatchString(name) }
 
 // Keys authenticates by static keys, sent as "Authorization: Bearer KEY". Keys that
 // are malformed or listed twice, and more than [MaxKeys], are of kind fault.Invalid.
-// The clock is time.Now when nil. The authenticator is a [Directory] too.
-func Keys(list []Key, now func() time.Time) (Authenticator, error) {
+// The clock is time.Now when nil.
+func Keys(list []Key, now func() time.Time) (*StaticKeys, error) {
 	if now == nil {
 		now = time.Now
 	}
 	if len(list) > MaxKeys {
 		return nil, fault.New(fault.Invalid, "there are more than %d keys", MaxKeys)
 	}
-	k := &keys{now: now, all: make([]hashedKey, 0, len(list)), byName: map[name][]int{}}
+	k := &StaticKeys{now: now, all: make([]hashedKey, 0, len(list)), byName: map[name][]int{}}
 	seen := make(map[[sha256.Size]byte]bool, len(list))
 	for i, x := range list {
 		h, err := hashed(x)
@@ -93,13 +98,13 @@ func (x Key) Check() error {
 }
 
 func hashed(x Key) (hashedKey, error) {
-	h := hashedKey{expires: x.Expires}
-	if n, err := hex.Decode(h.hash[:], clip64(x.SHA256)); err != nil || n != len(h.hash) || len(x.SHA256) != 64 {
+	h := hashedKey{}
+	sum, err := hex.DecodeString(x.SHA256)
+	if err != nil || len(sum) != sha256.Size {
 		return h, fault.New(fault.Invalid, "sha256 is not 64 hexadecimal digits")
 	}
-	if x.Workspace == "" {
-		x.Workspace = DefaultWorkspace
-	}
+	h.hash = [sha256.Size]byte(sum)
+	x.Workspace = cmp.Or(x.Workspace, DefaultWorkspace)
 	switch {
 	case !ValidPrincipal(x.Principal):
 		return h, fault.New(fault.Invalid, "principal %q is not a name of letters, digits and ._@:|/-", x.Principal)
@@ -118,11 +123,9 @@ func hashed(x Key) (hashedKey, error) {
 	return h, nil
 }
 
-func clip64(s string) []byte { return []byte(s[:min(len(s), 64)]) }
-
 // Authenticate compares the hash of the token with every entry, in a time that
 // depends neither on which entry fits nor on how much of one does.
-func (k *keys) Authenticate(_ context.Context, h http.Header) (Principal, error) {
+func (k *StaticKeys) Authenticate(_ context.Context, h http.Header) (Principal, error) {
 	token, err := Bearer(h)
 	if err != nil {
 		return Principal{}, err
@@ -136,9 +139,8 @@ func (k *keys) Authenticate(_ context.Context, h http.Header) (Principal, error)
 	if found < 0 {
 		return Principal{}, ErrInvalidToken
 	}
-	key := &k.all[found]
-	if !key.expires.IsZero() && !k.now().Before(key.expires) {
+	if k.all[found].expired(k.now()) {
 		return Principal{}, ErrInvalidToken
 	}
-	return key.principal, nil
+	return k.all[found].principal, nil
 }

@@ -42,14 +42,13 @@ func canonical(uri string, wildcards bool) (string, error) {
 	if rest == "" {
 		return "", invalidURI("names no event")
 	}
-	if uri[:len(Scheme)] == Scheme && len(uri) <= event.MaxURI && isCanonical(rest) {
+	if uri[:len(Scheme)] == Scheme && len(uri) <= event.MaxURI && isCanonical(rest, wildcards) {
 		return uri, nil
 	}
 	var b strings.Builder
 	b.Grow(len(uri) + 16)
 	b.WriteString(Scheme)
-	for i := 0; ; i++ {
-		seg, tail, more := strings.Cut(rest, "/")
+	for i, seg := range strings.Split(rest, "/") {
 		if i > 0 {
 			b.WriteByte('/')
 		}
@@ -58,10 +57,6 @@ func canonical(uri string, wildcards bool) (string, error) {
 		} else if err := canonicalSegment(&b, seg, i == 0); err != nil {
 			return "", err
 		}
-		if !more {
-			break
-		}
-		rest = tail
 	}
 	if b.Len() > event.MaxURI {
 		return "", invalidURI("is longer than %d bytes", event.MaxURI).AtLimit("eventURI", event.MaxURI)
@@ -74,19 +69,19 @@ func invalidURI(format string, args ...any) *fault.Error {
 }
 
 // isCanonical is the fast path: unreserved characters and single slashes only.
-func isCanonical(rest string) bool {
-	start := 0
-	for i := 0; i <= len(rest); i++ {
-		if i < len(rest) && rest[i] != '/' {
-			if !unreserved(rest[i]) {
-				return false
-			}
+func isCanonical(rest string, wildcards bool) bool {
+	for seg := range strings.SplitSeq(rest, "/") {
+		if wildcards && seg == Wildcard {
 			continue
 		}
-		if seg := rest[start:i]; seg == "" || dots(seg) {
+		if seg == "" || dots(seg) {
 			return false
 		}
-		start = i + 1
+		for i := range len(seg) {
+			if !unreserved(seg[i]) {
+				return false
+			}
+		}
 	}
 	return true
 }
@@ -123,12 +118,7 @@ func canonicalSegment(b *strings.Builder, seg string, authority bool) error {
 }
 
 func validText(s string) bool {
-	for i := 0; i < len(s); i++ {
-		if s[i] < 0x20 || s[i] == 0x7f {
-			return false
-		}
-	}
-	return utf8.ValidString(s)
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f })
 }
 
 func dots(s string) bool { return s == "." || s == ".." }

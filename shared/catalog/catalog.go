@@ -9,9 +9,9 @@
 package catalog
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
-	"sync/atomic"
 )
 
 // Limits of a catalog.
@@ -81,16 +81,16 @@ type Entry struct {
 	Access *Access
 
 	line     int
-	segments []Segment
+	segments []segment
 	vars     []string
-	payload  *schema
-	params   *schema
+	payload  schema
+	params   schema
 	types    map[string]string // of the variables whose schema wants no string
 	input    json.RawMessage
 
-	arguments *schema // input
+	arguments schema // input
 
-	contractID atomic.Pointer[string] // once it was asked for
+	contractID func() string
 }
 
 // Access is an entry's rule beside the general scopes.
@@ -102,19 +102,26 @@ type Access struct {
 	Claims map[string]string
 }
 
-// Segment is what stands between two slashes of a URI: a literal in its
+// segment is what stands between two slashes of a URI: a literal in its
 // percent-encoded form, or a variable.
-type Segment struct {
-	Literal  string
-	Variable string
-}
+type segment struct{ literal, variable string }
 
 // Entries lists the event types in the order of the file. The slice and what it
-// points to must not be changed.
-func (c *Catalog) Entries() []*Entry { return c.entries }
+// points to must not be changed. A nil catalog has none.
+func (c *Catalog) Entries() []*Entry {
+	if c == nil {
+		return nil
+	}
+	return c.entries
+}
 
 // ByName finds an event type by its name; nil when there is none.
-func (c *Catalog) ByName(name string) *Entry { return c.byName[name] }
+func (c *Catalog) ByName(name string) *Entry {
+	if c == nil {
+		return nil
+	}
+	return c.byName[name]
+}
 
 // Fingerprint identifies the content: equal sources have equal fingerprints (43
 // characters, base64url SHA-256).
@@ -126,19 +133,11 @@ func (c *Catalog) Source() []byte { return c.source }
 // Variables lists the template's variables in their order; none for a fixed URI.
 func (e *Entry) Variables() []string { return e.vars }
 
-// Segments lists the parts of the URI or template after "event://".
-func (e *Entry) Segments() []Segment { return e.segments }
-
 // Fixed reports whether the event type has one URI without variables.
 func (e *Entry) Fixed() bool { return e.URITemplate == "" }
 
 // Pattern is the URI, or the template.
-func (e *Entry) Pattern() string {
-	if e.Fixed() {
-		return e.URI
-	}
-	return e.URITemplate
-}
+func (e *Entry) Pattern() string { return cmp.Or(e.URI, e.URITemplate) }
 
 // Unordered reports whether the events of one URI may overtake each other.
 func (e *Entry) Unordered() bool { return e.Order == OrderNone }

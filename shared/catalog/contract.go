@@ -28,7 +28,7 @@ func Broken(before, after *Entry) (feature string) {
 	input.filters(before.Filters, after.Filters)
 	input.schema("params", before.ParamsSchema, after.ParamsSchema)
 	payload.schema("payload", before.PayloadSchema, after.PayloadSchema)
-	payload.list("redacted member", before.Redact, after.Redact, len(before.Redact) > 0)
+	payload.redact(before.Redact, after.Redact, len(before.Redact) > 0)
 	switch {
 	case input.breaks(), len(before.Redact) > 0 && len(after.Redact) == 0: // the argument is gone
 		return FeatureInput
@@ -41,16 +41,10 @@ func Broken(before, after *Entry) (feature string) {
 // Ends lists the event types whose webhook subscriptions a changed catalog ends, all of them or
 // those of some principals, and why. Either catalog may be nil.
 func Ends(before, after *Catalog) []Change {
-	if before == nil {
-		return nil
-	}
 	var d differ
-	for _, old := range before.entries {
+	for _, old := range before.Entries() {
 		d.name = old.Name
-		var e *Entry
-		if after != nil {
-			e = after.ByName(old.Name)
-		}
+		e := after.ByName(old.Name)
 		switch {
 		case !old.WebhookAllowed():
 		case e == nil:
@@ -91,14 +85,7 @@ func (e *Entry) Contract() []byte {
 }
 
 // ContractID identifies [Entry.Contract]: equal ones have equal ids of 22 characters.
-func (e *Entry) ContractID() string {
-	if id := e.contractID.Load(); id != nil {
-		return *id
-	}
-	id := digest(e.Contract())
-	e.contractID.Store(&id)
-	return id
-}
+func (e *Entry) ContractID() string { return e.contractID() }
 
 // Terms identify, for each event type by its name, all that decides whether a webhook
 // subscription to it may go on: its contract, its access rule, and whether it is delivered

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -24,26 +25,18 @@ type Change struct {
 // new file, then the removed event types in the order of the old one.
 func Diff(before, after *Catalog) []Change {
 	var d differ
-	if after != nil {
-		for _, e := range after.entries {
-			d.name = e.Name
-			var old *Entry
-			if before != nil {
-				old = before.ByName(e.Name)
-			}
-			if old == nil {
-				d.add(false, "is new")
-				continue
-			}
+	for _, e := range after.Entries() {
+		d.name = e.Name
+		if old := before.ByName(e.Name); old != nil {
 			d.entry(old, e)
+		} else {
+			d.add(false, "is new")
 		}
 	}
-	if before != nil {
-		for _, e := range before.entries {
-			if after == nil || after.ByName(e.Name) == nil {
-				d.name = e.Name
-				d.add(true, "is removed")
-			}
+	for _, e := range before.Entries() {
+		if after.ByName(e.Name) == nil {
+			d.name = e.Name
+			d.add(true, "is removed")
 		}
 	}
 	return d.changes
@@ -68,29 +61,33 @@ func (d *differ) entry(a, b *Entry) {
 	if a.WebhookType != b.WebhookType {
 		d.add(true, "its webhook type changes from %s to %s", a.WebhookType, b.WebhookType)
 	}
-	d.list("delivery mode", a.Delivery, b.Delivery, false)
+	d.list(a.Delivery, b.Delivery, "the delivery mode %s is added", false, "the delivery mode %s is removed", true)
 	if a.Order != b.Order {
 		d.add(true, "its order changes from %s to %s", a.Order, b.Order)
 	}
 	d.filters(a.Filters, b.Filters)
-	d.list("redacted member", a.Redact, b.Redact, true)
+	d.redact(a.Redact, b.Redact, true)
 	d.access(a.Access, b.Access)
 	d.schema("payload", a.PayloadSchema, b.PayloadSchema)
 	d.schema("params", a.ParamsSchema, b.ParamsSchema)
 }
 
-// list compares sets; a removal breaks, an addition only if additions do.
-func (d *differ) list(what string, a, b []string, additionBreaks bool) {
+// list compares sets, and says what an addition and a removal are, and whether they break.
+func (d *differ) list(a, b []string, added string, addedBreaks bool, removed string, removedBreaks bool) {
 	for _, x := range b {
 		if !slices.Contains(a, x) {
-			d.add(additionBreaks, "the %s %s is added", what, x)
+			d.add(addedBreaks, added, x)
 		}
 	}
 	for _, x := range a {
 		if !slices.Contains(b, x) {
-			d.add(true, "the %s %s is removed", what, x)
+			d.add(removedBreaks, removed, x)
 		}
 	}
+}
+
+func (d *differ) redact(a, b []string, addedBreaks bool) {
+	d.list(a, b, "the redacted member %s is added", addedBreaks, "the redacted member %s is removed", true)
 }
 
 func (d *differ) filters(a, b map[string]string) {
@@ -109,17 +106,8 @@ func (d *differ) filters(a, b map[string]string) {
 }
 
 func (d *differ) access(a, b *Access) {
-	a, b = orEmpty(a), orEmpty(b)
-	for _, s := range b.Scopes {
-		if !slices.Contains(a.Scopes, s) {
-			d.add(true, "access needs the scope %s", s)
-		}
-	}
-	for _, s := range a.Scopes {
-		if !slices.Contains(b.Scopes, s) {
-			d.add(false, "access does not need the scope %s any more", s)
-		}
-	}
+	a, b = cmp.Or(a, &Access{}), cmp.Or(b, &Access{})
+	d.list(a.Scopes, b.Scopes, "access needs the scope %s", true, "access does not need the scope %s any more", false)
 	for _, v := range slices.Sorted(maps.Keys(b.Claims)) {
 		if a.Claims[v] != b.Claims[v] {
 			d.add(true, "access ties {%s} to the claim %s", v, b.Claims[v])
@@ -132,24 +120,12 @@ func (d *differ) access(a, b *Access) {
 	}
 }
 
-func orEmpty(a *Access) *Access {
-	if a == nil {
-		return &Access{}
-	}
-	return a
-}
-
 // schema compares schemas. Nothing but new optional properties and new
 // annotations is known to be safe for both sides, publishers and subscribers;
 // everything else may break one of them.
 func (d *differ) schema(what string, a, b json.RawMessage) {
 	var x, y any
-	if a != nil {
-		_ = json.Unmarshal(a, &x) // was compiled
-	}
-	if b != nil {
-		_ = json.Unmarshal(b, &y)
-	}
+	_, _ = json.Unmarshal(a, &x), json.Unmarshal(b, &y) // both were compiled; nil stays nil
 	if reflect.DeepEqual(x, y) {
 		return
 	}

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"net/url"
+	"slices"
 	"strings"
 )
 
@@ -18,7 +19,7 @@ type node struct {
 func (n *node) insert(e *Entry) {
 	for _, s := range e.segments {
 		var next *node
-		if s.Variable != "" {
+		if s.variable != "" {
 			if n.variable == nil {
 				n.variable = &node{}
 			}
@@ -27,9 +28,9 @@ func (n *node) insert(e *Entry) {
 			if n.literal == nil {
 				n.literal = make(map[string]*node)
 			}
-			if next = n.literal[s.Literal]; next == nil {
+			if next = n.literal[s.literal]; next == nil {
 				next = &node{}
-				n.literal[s.Literal] = next
+				n.literal[s.literal] = next
 			}
 		}
 		n = next
@@ -38,7 +39,7 @@ func (n *node) insert(e *Entry) {
 }
 
 // overlap finds an entry that could match a URI that e also matches.
-func (n *node) overlap(segs []Segment) *Entry {
+func (n *node) overlap(segs []segment) *Entry {
 	if len(segs) == 0 {
 		return n.entry
 	}
@@ -47,8 +48,8 @@ func (n *node) overlap(segs []Segment) *Entry {
 			return e
 		}
 	}
-	if segs[0].Variable == "" {
-		if next := n.literal[segs[0].Literal]; next != nil {
+	if segs[0].variable == "" {
+		if next := n.literal[segs[0].literal]; next != nil {
 			return next.overlap(segs[1:])
 		}
 		return nil
@@ -76,78 +77,58 @@ func (c *Catalog) MatchPattern(pattern string) (*Entry, map[string]string, bool)
 }
 
 func (c *Catalog) match(uri string, wildcards bool) (*Entry, map[string]string, bool) {
-	rest, ok := strings.CutPrefix(uri, Scheme)
-	if !ok || rest == "" {
+	rest, ok := canonicalRest(uri, wildcards)
+	if !ok {
 		return nil, nil, false
 	}
-	e := c.root.find(rest, wildcards)
+	e := c.root.find(rest)
 	if e == nil {
 		return nil, nil, false
 	}
-	vars, ok := e.bind(rest)
-	return e, vars, ok
+	return e, e.bind(rest), true
 }
 
-func (n *node) find(rest string, wildcards bool) *Entry {
-	seg, tail, more := strings.Cut(rest, "/")
-	if next := n.literal[seg]; next != nil {
-		if e := next.ends(tail, more, wildcards); e != nil {
-			return e
-		}
+// canonicalRest is a canonical URI without its scheme.
+func canonicalRest(uri string, wildcards bool) (string, bool) {
+	if same, err := canonical(uri, wildcards); err != nil || same != uri {
+		return "", false
 	}
-	if n.variable != nil && fits(seg, wildcards) {
-		return n.variable.ends(tail, more, wildcards)
+	return uri[len(Scheme):], true
+}
+
+func (n *node) find(rest string) *Entry {
+	seg, tail, more := strings.Cut(rest, "/")
+	for _, next := range []*node{n.literal[seg], n.variable} {
+		switch {
+		case next == nil:
+		case !more && next.entry != nil:
+			return next.entry
+		case more:
+			if e := next.find(tail); e != nil {
+				return e
+			}
+		}
 	}
 	return nil
 }
 
-func (n *node) ends(tail string, more, wildcards bool) *Entry {
-	if !more {
-		return n.entry
-	}
-	return n.find(tail, wildcards)
-}
-
-// fits reports whether a segment can be the value of a variable.
-func fits(seg string, wildcards bool) bool {
-	if seg == "" || dots(seg) {
-		return false
-	}
-	if seg == Wildcard {
-		return wildcards
-	}
-	for i := 0; i < len(seg); i++ {
-		if unreserved(seg[i]) {
-			continue
-		}
-		if seg[i] != '%' || i+2 >= len(seg) || !upperHex(seg[i+1]) || !upperHex(seg[i+2]) {
-			return false
-		}
-		i += 2
-	}
-	return true
-}
-
-func upperHex(c byte) bool { return '0' <= c && c <= '9' || 'A' <= c && c <= 'F' }
-
-func (e *Entry) bind(rest string) (map[string]string, bool) {
+// bind decodes the values that the segments of a URI, or of a parent, have for variables.
+func (e *Entry) bind(rest string) map[string]string {
 	if len(e.vars) == 0 {
-		return nil, true
+		return nil
 	}
 	vars := make(map[string]string, len(e.vars))
 	for _, s := range e.segments {
-		seg, tail, _ := strings.Cut(rest, "/")
+		seg, tail, more := strings.Cut(rest, "/")
+		if s.variable != "" && seg != Wildcard {
+			vars[s.variable], _ = url.PathUnescape(seg) // it is canonical
+		}
+		if !more {
+			break
+		}
 		rest = tail
-		if s.Variable == "" || seg == Wildcard {
-			continue
-		}
-		v, err := url.PathUnescape(seg)
-		if err != nil {
-			return nil, false
-		}
-		vars[s.Variable] = v
 	}
-	return vars, true
+	return vars
 }
 
 // Expand fills in the template. Omitted variables become "*"; for a fixed URI it is
@@ -165,12 +146,12 @@ func (e *Entry) Expand(vars map[string]string) string {
 			b.WriteByte('/')
 		}
 		switch {
-		case s.Variable == "":
-			b.WriteString(s.Literal)
-		case vars[s.Variable] == "":
+		case s.variable == "":
+			b.WriteString(s.literal)
+		case vars[s.variable] == "":
 			b.WriteString(Wildcard)
 		default:
-			encode(&b, vars[s.Variable])
+			encode(&b, vars[s.variable])
 		}
 	}
 	return b.String()
@@ -180,15 +161,15 @@ func (e *Entry) Expand(vars map[string]string) string {
 // proper prefix, in whole segments, of what they match. "event://github/acme" is a parent of
 // event://github/{owner}/{repo}/push.
 func (c *Catalog) Under(uri string) (out []*Entry) {
-	in := map[*Entry]bool{}
-	if rest, ok := strings.CutPrefix(uri, Scheme); ok && rest != "" {
-		c.root.below(rest, in)
-	}
-	if len(in) == 0 {
+	rest, ok := canonicalRest(uri, false)
+	if !ok {
 		return nil
 	}
+	above := strings.Split(rest, "/")
 	for _, e := range c.entries {
-		if in[e] {
+		if len(e.segments) > len(above) && slices.EqualFunc(above, e.segments[:len(above)], func(seg string, s segment) bool {
+			return s.variable != "" || s.literal == seg
+		}) {
 			out = append(out, e)
 		}
 	}
@@ -198,54 +179,5 @@ func (c *Catalog) Under(uri string) (out []*Entry) {
 // BindParent gives the values that a parent URI has for the first variables of an
 // entry of [Catalog.Under]; the others are missing in the map.
 func (e *Entry) BindParent(uri string) map[string]string {
-	rest, _ := strings.CutPrefix(uri, Scheme)
-	vars := make(map[string]string, len(e.vars))
-	for _, s := range e.segments {
-		seg, tail, more := strings.Cut(rest, "/")
-		if s.Variable != "" {
-			if v, err := url.PathUnescape(seg); err == nil {
-				vars[s.Variable] = v
-			}
-		}
-		if !more {
-			break
-		}
-		rest = tail
-	}
-	return vars
-}
-
-// below adds the entries below the rest of a parent URI.
-func (n *node) below(rest string, in map[*Entry]bool) {
-	seg, tail, more := strings.Cut(rest, "/")
-	next := []*node{n.literal[seg]}
-	if fits(seg, false) {
-		next = append(next, n.variable)
-	}
-	for _, child := range next {
-		switch {
-		case child == nil:
-		case more:
-			child.below(tail, in)
-		default:
-			child.children(in)
-		}
-	}
-}
-
-// children adds the entries that are longer than the place.
-func (n *node) children(in map[*Entry]bool) {
-	for _, next := range n.literal {
-		next.all(in)
-	}
-	if n.variable != nil {
-		n.variable.all(in)
-	}
-}
-
-func (n *node) all(in map[*Entry]bool) {
-	if n.entry != nil {
-		in[n.entry] = true
-	}
-	n.children(in)
+	return e.bind(strings.TrimPrefix(uri, Scheme))
 }

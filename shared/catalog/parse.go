@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
 	"github.com/mcp-events/mcpevents/shared/jsonpointer"
@@ -59,7 +60,7 @@ func (p *parser) catalog(root *strictyaml.Node) {
 		}
 	}
 	if events == nil {
-		if !p.file.Failed() {
+		if p.file.Count() == 0 {
 			p.file.Add(root.Line, `the member "events" is missing`)
 		}
 		return
@@ -85,17 +86,14 @@ func (p *parser) entry(n *strictyaml.Node) {
 	at := map[string]*strictyaml.Node{}
 	members := p.file.Members(n, "an entry of events")
 	for _, m := range members {
-		if !slices.Contains(entryMembers, m.Key) {
-			p.file.Unknown(m, what(members), entryMembers...)
-			continue
-		}
 		at[m.Key] = m.Value
 	}
-	if members == nil && n.Kind != 0 && len(n.Content) == 0 && len(at) == 0 {
-		p.file.Add(n.Line, "an entry of events is empty")
-		return
-	}
 	p.name(e, n, at["name"])
+	for _, m := range members {
+		if !slices.Contains(entryMembers, m.Key) {
+			p.file.Unknown(m, e.what(), entryMembers...)
+		}
+	}
 	text := func(member string, limit int) string {
 		v := at[member]
 		if v == nil {
@@ -116,21 +114,22 @@ func (p *parser) entry(n *strictyaml.Node) {
 	p.filters(e, at["filters"])
 	p.redact(e, at["redact"])
 	p.access(e, at["access"])
-	p.payloadSchema(e, at["payloadSchema"])
+	if v := at["payloadSchema"]; v != nil {
+		e.PayloadSchema, e.payload = p.schema(e, "payloadSchema", v)
+	}
 	p.paramsSchema(e, at["paramsSchema"])
 	e.input = inputSchema(e)
-	e.arguments = &schema{raw: e.input}
+	e.arguments = newSchema(e.input)
+	e.contractID = sync.OnceValue(func() string { return digest(e.Contract()) })
 	p.entries = append(p.entries, e)
 }
 
-// what names an entry whose name has not been read yet.
-func what(members []strictyaml.Member) string {
-	for _, m := range members {
-		if m.Key == "name" && m.Value.Value != "" {
-			return "event " + strictyaml.Clip(m.Value.Value)
-		}
+// what names the entry in a message.
+func (e *Entry) what() string {
+	if e.Name == "" {
+		return "an entry of events"
 	}
-	return "an entry of events"
+	return "event " + strictyaml.Clip(e.Name)
 }
 
 // say names a member of the entry in a message.
@@ -138,7 +137,7 @@ func (e *Entry) say(member string) string {
 	if e.Name == "" {
 		return member
 	}
-	return "event " + strictyaml.Clip(e.Name) + ": " + member
+	return e.what() + ": " + member
 }
 
 var namePattern = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
@@ -211,8 +210,8 @@ func (p *parser) pattern(e *Entry, n, uri, template *strictyaml.Node) {
 		return
 	}
 	for _, seg := range segs {
-		if seg.Variable != "" {
-			e.vars = append(e.vars, seg.Variable)
+		if seg.variable != "" {
+			e.vars = append(e.vars, seg.variable)
 		}
 	}
 	switch {

@@ -72,7 +72,7 @@ func TestParseReadsAllMembers(t *testing.T) {
 	if pr.Access.Claims["owner"] != "org" || pr.Access.Scopes[0] != "github" || ci.Access != nil {
 		t.Errorf("got access %+v, %+v", pr.Access, ci.Access)
 	}
-	if !ci.Fixed() || ci.URI != "event://ci/build-finished" || len(ci.Segments()) != 2 {
+	if !ci.Fixed() || ci.URI != "event://ci/build-finished" || len(ci.segments) != 2 {
 		t.Errorf("got %+v", ci)
 	}
 	if want := `{"type":"object","properties":{"owner":{"type":"string","pattern":"^[a-z0-9-]+$"}}}`; string(pr.ParamsSchema) != want {

@@ -146,10 +146,10 @@ func plausible(n json.Number) bool {
 }
 
 // faults are where a value breaks the schema. The error is of a schema that does not compile.
-func (s *schema) faults(v any) ([]jsonpointer.Fault, error) {
-	compiled, err := s.compiled()
+func (s schema) faults(v any) ([]jsonpointer.Fault, error) {
+	compiled, err := s()
 	if err != nil {
-		return nil, err
+		return nil, fault.Wrap(fault.Internal, err, "compile a stored schema")
 	}
 	if faults := checkNumbers(v, nil, 0, nil); len(faults) > 0 {
 		return faults, nil
@@ -208,19 +208,10 @@ const schemaURL = "catalog:///schema"
 // schema is a JSON Schema that is compiled at its first use at the latest. Compiling
 // a catalog of eight event types takes two milliseconds, which a function that
 // only lists them, or sees one of them, need not spend when it starts.
-type schema struct {
-	raw  json.RawMessage
-	once sync.Once
-	done *jsonschema.Schema
-	err  error
-}
+type schema func() (*jsonschema.Schema, error)
 
-func (s *schema) compiled() (*jsonschema.Schema, error) {
-	s.once.Do(func() { s.done, s.err = compile(s.raw) })
-	if s.err != nil {
-		return nil, fault.Wrap(fault.Internal, s.err, "compile a stored schema")
-	}
-	return s.done, nil
+func newSchema(raw json.RawMessage) schema {
+	return sync.OnceValues(func() (*jsonschema.Schema, error) { return compile(raw) })
 }
 
 func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
@@ -237,13 +228,7 @@ func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
 	return c.Compile(schemaURL)
 }
 
-func (p *parser) payloadSchema(e *Entry, at *strictyaml.Node) {
-	if at != nil {
-		e.PayloadSchema, e.payload = p.schema(e, "payloadSchema", at)
-	}
-}
-
-func (p *parser) schema(e *Entry, member string, at *strictyaml.Node) (json.RawMessage, *schema) {
+func (p *parser) schema(e *Entry, member string, at *strictyaml.Node) (json.RawMessage, schema) {
 	if strictyaml.Describe(at) != "a mapping" {
 		p.file.Add(at.Line, "%s must be a mapping, not %s", e.say(member), strictyaml.Describe(at))
 		return nil, nil
@@ -252,10 +237,10 @@ func (p *parser) schema(e *Entry, member string, at *strictyaml.Node) (json.RawM
 	if raw == nil {
 		return nil, nil
 	}
-	s := &schema{raw: raw}
+	s := newSchema(raw)
 	if !p.checked {
-		if _, err := s.compiled(); err != nil {
-			p.schemaError(e, member, at, s.err)
+		if _, err := s(); err != nil {
+			p.schemaError(e, member, at, err)
 			return nil, nil
 		}
 	}
@@ -286,7 +271,7 @@ func (p *parser) schemaError(e *Entry, member string, at *strictyaml.Node, err e
 			line = strictyaml.Line(at, tokens)
 		}
 	}
-	p.file.Add(line, "%s is not a JSON Schema: %s", e.say(member), clipMessage(err.Error()))
+	p.file.Add(line, "%s is not a JSON Schema: %.300s", e.say(member), err)
 }
 
 // meant is an error of the meta-schema with that alternative alone that the author most likely

@@ -22,7 +22,7 @@ var english = sync.OnceValue(func() *message.Printer { return message.NewPrinter
 func faultsOf(ve *jsonschema.ValidationError) []jsonpointer.Fault {
 	at := pointerOf(ve.InstanceLocation)
 	one := func(format string, args ...any) []jsonpointer.Fault {
-		return []jsonpointer.Fault{{Pointer: at, Message: clipMessage(fmt.Sprintf(format, args...))}}
+		return []jsonpointer.Fault{{Pointer: at, Message: fmt.Sprintf("%.300s", fmt.Sprintf(format, args...))}}
 	}
 	switch k := ve.ErrorKind.(type) {
 	case *kind.Schema, *kind.Group, *kind.Reference, *kind.AllOf:
@@ -74,14 +74,6 @@ func faultsOf(ve *jsonschema.ValidationError) []jsonpointer.Fault {
 		return one("is not allowed")
 	}
 	return one("%s", ve.ErrorKind.LocalizedString(english()))
-}
-
-func clipMessage(s string) string {
-	const limit = 300
-	if len(s) <= limit {
-		return s
-	}
-	return strings.ToValidUTF8(s[:limit], "") + "…"
 }
 
 func quoteAll(names []string) string {

@@ -188,7 +188,7 @@ func TestContract(t *testing.T) {
 		if same := before.terms() == after.terms(); same != c.terms {
 			t.Errorf("%s: the terms are the same: %v", name, same)
 		}
-		if kept.ContractID() != before.ContractID() {
+		if digest(kept.Contract()) != before.ContractID() {
 			t.Errorf("%s: the kept contract has another id", name)
 		}
 	}

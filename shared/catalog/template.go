@@ -16,7 +16,7 @@ var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,63}$`)
 // parseTemplate splits a URI template. Of RFC 6570 only {name} as a whole segment
 // is taken: matching is by segment then, without ambiguity and without regular
 // expressions.
-func parseTemplate(s string) ([]Segment, error) {
+func parseTemplate(s string) ([]segment, error) {
 	if len(s) > event.MaxURI {
 		return nil, fault.New(fault.Invalid, "is longer than %d bytes", event.MaxURI)
 	}
@@ -31,39 +31,39 @@ func parseTemplate(s string) ([]Segment, error) {
 	if !ok {
 		return nil, fault.New(fault.Invalid, "does not begin with %s", Scheme)
 	}
-	var segs []Segment
+	var segs []segment
 	seen := map[string]bool{}
 	for i, part := range strings.Split(rest, "/") {
 		seg, err := parseSegment(part, i == 0)
 		if err != nil {
 			return nil, err
 		}
-		if seg.Variable != "" && seen[seg.Variable] {
-			return nil, fault.New(fault.Invalid, "has the variable {%s} twice", seg.Variable)
+		if seg.variable != "" && seen[seg.variable] {
+			return nil, fault.New(fault.Invalid, "has the variable {%s} twice", seg.variable)
 		}
-		seen[seg.Variable] = true
+		seen[seg.variable] = true
 		segs = append(segs, seg)
 	}
 	return segs, nil
 }
 
-func parseSegment(part string, authority bool) (Segment, error) {
+func parseSegment(part string, authority bool) (segment, error) {
 	if open := strings.IndexByte(part, '{'); open >= 0 {
 		if open != 0 || strings.IndexByte(part, '}') != len(part)-1 {
-			return Segment{}, fault.New(fault.Invalid,
+			return segment{}, fault.New(fault.Invalid,
 				"has a variable beside other text in %q; a variable must be a whole segment", strictyaml.Clip(part))
 		}
-		return Segment{Variable: part[1 : len(part)-1]}, nil
+		return segment{variable: part[1 : len(part)-1]}, nil
 	}
 	var b strings.Builder
 	if err := canonicalSegment(&b, part, authority); err != nil {
-		return Segment{}, fault.New(fault.Invalid, "%s", strings.TrimPrefix(fault.Public(err), "the event URI "))
+		return segment{}, fault.New(fault.Invalid, "%s", strings.TrimPrefix(fault.Public(err), "the event URI "))
 	}
 	if b.String() != part {
-		return Segment{}, fault.New(fault.Invalid, "must be written canonically: %q as %q",
+		return segment{}, fault.New(fault.Invalid, "must be written canonically: %q as %q",
 			strictyaml.Clip(part), strictyaml.Clip(b.String()))
 	}
-	return Segment{Literal: part}, nil
+	return segment{literal: part}, nil
 }
 
 // onlySimple refuses what RFC 6570 has beyond its level 1.

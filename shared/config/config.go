@@ -93,24 +93,15 @@ func ParseFile(name string, src []byte) (*Config, error) {
 	}
 	f, root := strictyaml.Parse(name, src, MaxSource)
 	p := parser{file: f, config: &Config{source: slices.Clone(src)}}
-	var talk *strictyaml.Node
 	if root != nil {
-		for _, m := range f.Members(root, "the configuration") {
-			switch m.Key {
-			case "keys":
-				p.keys(m.Value)
-			case "backends":
-				p.backends(m.Value)
-			case "sources":
-				p.sources(m.Value)
-			case "conversation":
-				talk = m.Value
-			case "quotas":
-				p.quotas(m.Value)
-			default:
-				f.Unknown(m, "the configuration", "keys", "backends", "sources", "conversation", "quotas")
-			}
-		}
+		var talk *strictyaml.Node
+		p.fields(root, "the configuration", plain,
+			field{"keys", p.keys},
+			field{"backends", p.backends},
+			field{"sources", p.sources},
+			field{"conversation", func(n *strictyaml.Node, _ string) { talk = n }},
+			field{"quotas", p.quotas},
+		)
 		if talk != nil { // which may name backends
 			p.conversation(talk)
 		}
@@ -136,14 +127,9 @@ type parser struct {
 	config *Config
 }
 
-func (p *parser) keys(n *strictyaml.Node) {
-	items := p.file.Items(n, `"keys"`)
-	if len(items) > auth.MaxKeys {
-		p.file.Add(n.Line, "there are more than %d keys", auth.MaxKeys)
-		return
-	}
+func (p *parser) keys(n *strictyaml.Node, _ string) {
 	seen := map[string]int{}
-	for _, it := range items {
+	for _, it := range p.items(n, `"keys"`, "keys", auth.MaxKeys) {
 		k := p.key(it)
 		hash := strings.ToLower(k.SHA256)
 		if line := seen[hash]; line > 0 {
@@ -157,30 +143,23 @@ func (p *parser) keys(n *strictyaml.Node) {
 func (p *parser) key(n *strictyaml.Node) auth.Key {
 	k := auth.Key{Workspace: auth.DefaultWorkspace}
 	before := p.file.Count()
-	for _, m := range p.file.Members(n, "a key") {
-		switch m.Key {
-		case "principal":
-			k.Principal = p.file.String(m.Value, "principal")
-		case "workspace":
-			k.Workspace = p.file.String(m.Value, "workspace")
-		case "scopes":
-			k.Scopes = p.scopes(m.Value, "scopes")
-			p.misspelt(m.Value, k.Scopes)
-		case "sha256":
-			k.SHA256 = p.file.String(m.Value, "sha256")
-		case "expires":
-			k.Expires = p.time(m.Value)
-		case "path":
-			k.Path = p.file.Bool(m.Value, "path")
-		case "claims":
+	p.fields(n, "a key", plain,
+		field{"principal", into(&k.Principal, p.file.String)},
+		field{"workspace", into(&k.Workspace, p.file.String)},
+		field{"scopes", func(n *strictyaml.Node, what string) {
+			k.Scopes = p.scopes(n, what)
+			p.misspelt(n, k.Scopes)
+		}},
+		field{"sha256", into(&k.SHA256, p.file.String)},
+		field{"expires", into(&k.Expires, p.time)},
+		field{"path", into(&k.Path, p.file.Bool)},
+		field{"claims", func(n *strictyaml.Node, what string) {
 			k.Claims = map[string]string{}
-			for _, c := range p.file.Members(m.Value, "claims") {
+			for _, c := range p.file.Members(n, what) {
 				k.Claims[c.Key] = p.file.String(c.Value, "claim "+strictyaml.Clip(c.Key))
 			}
-		default:
-			p.file.Unknown(m, "a key", "principal", "workspace", "scopes", "sha256", "expires", "path", "claims")
-		}
-	}
+		}},
+	)
 	if p.file.Count() == before {
 		if err := k.Check(); err != nil {
 			p.file.Add(n.Line, "a key: %v", err)
@@ -232,54 +211,26 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-func (p *parser) scopes(n *strictyaml.Node, what string) []string {
-	scopes := p.file.Strings(n, what)
-	for _, s := range scopes {
-		if s == "" || strings.ContainsAny(s, " \t\"\\") {
-			p.file.Add(n.Line, "%s: %q is not an OAuth scope", what, strictyaml.Clip(s))
-		}
-	}
-	return scopes
-}
-
-func (p *parser) time(n *strictyaml.Node) time.Time {
-	s := p.file.String(n, "expires")
+func (p *parser) time(n *strictyaml.Node, what string) time.Time {
+	s := p.file.String(n, what)
 	for _, layout := range []string{time.RFC3339, time.DateOnly} {
 		if t, err := time.Parse(layout, s); err == nil {
 			return t
 		}
 	}
 	if s != "" {
-		p.file.Add(n.Line, "expires: %q is not a time such as 2027-01-31T00:00:00Z or date such as 2027-01-31 (UTC)", strictyaml.Clip(s))
+		p.file.Add(n.Line, "%s: %q is not a time such as 2027-01-31T00:00:00Z or date such as 2027-01-31 (UTC)", what, strictyaml.Clip(s))
 	}
 	return time.Time{}
 }
 
-func (p *parser) backends(n *strictyaml.Node) {
-	items := p.file.Items(n, `"backends"`)
-	if len(items) > MaxBackends {
-		p.file.Add(n.Line, "there are more than %d backends", MaxBackends)
-		return
-	}
+func (p *parser) backends(n *strictyaml.Node, _ string) {
 	given := places{}
-	for _, it := range items {
+	for _, it := range p.items(n, `"backends"`, "backends", MaxBackends) {
 		b := p.backend(it)
 		p.once(given, place{b.Workspace, b.Name}, it, "backend")
 		p.config.Backends = append(p.config.Backends, b)
 	}
-}
-
-// places are the lines in which a name of a workspace was given.
-type places map[place]int
-
-type place struct{ workspace, name string }
-
-// once refuses a second thing of the same name in a workspace.
-func (p *parser) once(given places, at place, n *strictyaml.Node, what string) {
-	if line := given[at]; line > 0 && at.name != "" {
-		p.file.Add(n.Line, "%s %s was already given in line %d", what, strictyaml.Clip(at.name), line)
-	}
-	given[at] = n.Line
 }
 
 // headerName is field-name of RFC 9110.
@@ -292,6 +243,7 @@ var ownHeaders = []string{
 }
 
 func (p *parser) headers(n *strictyaml.Node, what string) map[string]Value {
+	what = strings.TrimSuffix(what, "s")
 	out := map[string]Value{}
 	for _, m := range p.file.Members(n, what) {
 		name := http.CanonicalHeaderKey(m.Key)
@@ -330,6 +282,9 @@ var parameterName = regexp.MustCompile(`^(/[A-Za-z0-9_.-]+)+$`)
 
 // maxParameter is the length of a name that SSM allows, its ARN's beginning counted.
 const maxParameter = 900
+
+// secret reads a reference.
+func (p *parser) secret(n *strictyaml.Node, what string) Value { return p.value(n, what, true) }
 
 // value reads a text or a reference; a secret must be a reference.
 func (p *parser) value(n *strictyaml.Node, what string, secret bool) Value {

@@ -117,6 +117,7 @@ func TestParseFaults(t *testing.T) {
 		"two credentials":        {backend("oauth: {tokenUrl: \"https://x/t\", clientId: me, clientSecret: env:S}", "headers: {Authorization: env:A}"), "only one of"},
 		"bad flag":               {backend("forwardToken: yes please"), "must be true or false"},
 		"bad workspace":          {backend("workspace: a/b"), "not the name of a workspace"},
+		"empty workspace":        {backend("workspace: \"\""), `workspace: "" is not the name of a workspace`},
 		"bad prefix":             {backend("prefix: 'a b'"), "does not match"},
 	} {
 		t.Run(name, func(t *testing.T) {

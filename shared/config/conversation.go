@@ -82,25 +82,20 @@ func (e ConversationEvents) Any() bool { return e.UserMessage || e.AssistantResp
 func (p *parser) conversation(n *strictyaml.Node) {
 	c := &p.config.Conversation
 	*c = Conversation{Budget: 500 * time.Millisecond, MaxContext: 32 << 10, Events: ConversationEvents{Workspace: auth.DefaultWorkspace}}
-	for _, m := range p.file.Members(n, "conversation") {
-		what := "conversation: " + m.Key
-		switch m.Key {
-		case "userMessages":
-			c.UserMessages = p.file.Bool(m.Value, what)
-		case "assistantResponses":
-			c.AssistantResponses = p.file.Bool(m.Value, what)
-		case "budget":
-			c.Budget = p.duration(m.Value, what, MinBudget, MaxBudget)
-		case "maxContext":
-			c.MaxContext = p.file.Int(m.Value, what, MinContext, MaxContext)
-		case "providers":
-			p.providers(m.Value)
-		case "events":
-			p.conversationEvents(m.Value)
-		default:
-			p.file.Unknown(m, "conversation", "userMessages", "assistantResponses", "budget", "maxContext", "providers", "events")
-		}
-	}
+	p.fields(n, "conversation", within("conversation"),
+		field{"userMessages", into(&c.UserMessages, p.file.Bool)},
+		field{"assistantResponses", into(&c.AssistantResponses, p.file.Bool)},
+		field{"budget", into(&c.Budget, p.duration(MinBudget, MaxBudget))},
+		field{"maxContext", into(&c.MaxContext, p.int(MinContext, MaxContext))},
+		field{"providers", p.providers},
+		field{"events", func(n *strictyaml.Node, what string) {
+			p.fields(n, what, within(what),
+				field{"userMessage", into(&c.Events.UserMessage, p.file.Bool)},
+				field{"assistantResponse", into(&c.Events.AssistantResponse, p.file.Bool)},
+				field{"workspace", into(&c.Events.Workspace, p.workspace)},
+			)
+		}},
+	)
 	if c.Events.UserMessage && !c.UserMessages {
 		p.file.Add(n.Line, "conversation: events of user messages need userMessages: true")
 	}
@@ -110,138 +105,81 @@ func (p *parser) conversation(n *strictyaml.Node) {
 	slices.SortStableFunc(c.Providers, func(a, b Provider) int { return cmp.Compare(b.Priority, a.Priority) })
 }
 
-func (p *parser) conversationEvents(n *strictyaml.Node) {
-	e := &p.config.Conversation.Events
-	for _, m := range p.file.Members(n, "conversation: events") {
-		what := "conversation: events: " + m.Key
-		switch m.Key {
-		case "userMessage":
-			e.UserMessage = p.file.Bool(m.Value, what)
-		case "assistantResponse":
-			e.AssistantResponse = p.file.Bool(m.Value, what)
-		case "workspace":
-			e.Workspace = p.workspace(m.Value, what)
-		default:
-			p.file.Unknown(m, "conversation: events", "userMessage", "assistantResponse", "workspace")
-		}
-	}
-}
-
-func (p *parser) providers(n *strictyaml.Node) {
-	items := p.file.Items(n, "conversation: providers")
-	if len(items) > MaxProviders {
-		p.file.Add(n.Line, "there are more than %d providers", MaxProviders)
-		return
-	}
+func (p *parser) providers(n *strictyaml.Node, what string) {
 	given := places{}
-	for _, it := range items {
+	for _, it := range p.items(n, what, "providers", MaxProviders) {
 		v := p.provider(it)
 		p.once(given, place{v.Workspace, v.Name}, it, "provider")
 		p.config.Conversation.Providers = append(p.config.Conversation.Providers, v)
 	}
 }
 
-var providerMembers = []string{
-	"name", "title", "description", "url", "headers", "backend", "workspace", "priority", "principal",
-}
-
 func (p *parser) provider(n *strictyaml.Node) Provider {
 	v := Provider{Workspace: auth.DefaultWorkspace}
-	say := func(member string) string {
-		if v.Name == "" {
-			return "a provider: " + member
-		}
-		return "provider " + strictyaml.Clip(v.Name) + ": " + member
-	}
-	members := p.file.Members(n, "a provider")
-	for _, m := range members {
-		switch m.Key {
-		case "name":
-			v.Name = p.matching(m.Value, "a provider: name", backendName)
-			if v.Name == EventsProvider {
-				p.file.Add(m.Line, "no provider can have the name %s, which stands for the events of conversations", EventsProvider)
+	say := named("provider", &v.Name)
+	given := p.fields(n, "a provider", say,
+		field{"name", func(n *strictyaml.Node, what string) {
+			if v.Name = p.matching(backendName)(n, what); v.Name == EventsProvider {
+				p.file.Add(n.Line, "no provider can have the name %s, which stands for the events of conversations", EventsProvider)
 			}
-		case "title":
-			v.Title = p.line(m.Value, say("title"), 200)
-		case "description":
-			v.Description = p.line(m.Value, say("description"), 2000)
-		case "url":
-			v.URL = p.url(m.Value, say("url"))
-		case "headers":
-			v.Headers = p.headers(m.Value, say("header"))
-		case "backend":
-			v.Backend = p.file.String(m.Value, say("backend"))
-		case "workspace":
-			v.Workspace = p.workspace(m.Value, say("workspace"))
-		case "priority":
-			v.Priority = p.file.Int(m.Value, say("priority"), -maxPriority, maxPriority)
-		case "principal":
-			v.Principal = p.file.Bool(m.Value, say("principal"))
-		default:
-			p.file.Unknown(m, "a provider", providerMembers...)
-		}
+		}},
+		field{"title", into(&v.Title, p.line(200))},
+		field{"description", into(&v.Description, p.line(2000))},
+		field{"url", into(&v.URL, p.url)},
+		field{"headers", into(&v.Headers, p.headers)},
+		field{"backend", into(&v.Backend, p.file.String)},
+		field{"workspace", into(&v.Workspace, p.workspace)},
+		field{"priority", into(&v.Priority, p.int(-maxPriority, maxPriority))},
+		field{"principal", into(&v.Principal, p.file.Bool)},
+	)
+	if given == nil {
+		return v
 	}
-	if members != nil {
-		p.reachable(n, v, say)
-	}
-	return v
-}
-
-// reachable checks that there is one way to a provider.
-func (p *parser) reachable(n *strictyaml.Node, v Provider, say func(string) string) {
 	known := slices.ContainsFunc(p.config.Backends, func(b Backend) bool { return b.Name == v.Backend && b.Workspace == v.Workspace })
 	_, identity := v.Headers[PrincipalHeader]
-	if !has(n, "name") {
+	if !given["name"] {
 		p.file.Add(n.Line, "a provider has no name")
 	}
-	switch url, backend := has(n, "url"), has(n, "backend"); {
-	case url == backend:
+	switch { // there must be one way to it
+	case given["url"] == given["backend"]:
 		p.file.Add(n.Line, "%s", say("either url or backend is needed"))
-	case backend && has(n, "headers"):
+	case given["backend"] && given["headers"]:
 		p.file.Add(n.Line, "%s", say("headers are those of the backend"))
-	case backend && !known:
+	case given["backend"] && !known:
 		p.file.Add(n.Line, "%s %s does not belong to the workspace %s", say("backend"), strictyaml.Clip(v.Backend), strictyaml.Clip(v.Workspace))
 	case identity:
 		p.file.Add(n.Line, "%s", say("header "+PrincipalHeader+" is set by the gateway"))
 	}
-}
-
-func has(n *strictyaml.Node, member string) bool {
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Value == member {
-			return true
-		}
-	}
-	return false
-}
-
-func (p *parser) workspace(n *strictyaml.Node, what string) string {
-	s := p.file.String(n, what)
-	if s != "" && !auth.ValidWorkspace(s) {
-		p.file.Add(n.Line, "%s: %q is not the name of a workspace", what, strictyaml.Clip(s))
-	}
-	return s
+	return v
 }
 
 var controls = regexp.MustCompile(`[\x00-\x1f\x7f-\x9f\x{2028}\x{2029}]`)
 
 // line reads a text for people that stands in one line.
-func (p *parser) line(n *strictyaml.Node, what string, most int) string {
-	s := strings.TrimSpace(p.file.String(n, what))
-	switch {
-	case len(s) > most:
-		p.file.Add(n.Line, "%s is longer than %d bytes", what, most)
-	case controls.MatchString(s):
-		p.file.Add(n.Line, "%s must be one line without control characters", what)
+func (p *parser) line(most int) func(n *strictyaml.Node, what string) string {
+	return func(n *strictyaml.Node, what string) string {
+		s := strings.TrimSpace(p.file.String(n, what))
+		switch {
+		case len(s) > most:
+			p.file.Add(n.Line, "%s is longer than %d bytes", what, most)
+		case controls.MatchString(s):
+			p.file.Add(n.Line, "%s must be one line without control characters", what)
+		}
+		return s
 	}
-	return s
 }
 
-func (p *parser) duration(n *strictyaml.Node, what string, least, most time.Duration) time.Duration {
-	s := p.file.String(n, what)
-	d, err := time.ParseDuration(s)
-	if s != "" && (err != nil || d < least || d > most) {
-		p.file.Add(n.Line, "%s: %q is not a duration from %v to %v, such as 500ms", what, strictyaml.Clip(s), least, most)
+func (p *parser) int(least, most int) func(n *strictyaml.Node, what string) int {
+	return func(n *strictyaml.Node, what string) int { return p.file.Int(n, what, least, most) }
+}
+
+func (p *parser) duration(least, most time.Duration) func(n *strictyaml.Node, what string) time.Duration {
+	return func(n *strictyaml.Node, what string) time.Duration {
+		s := p.file.String(n, what)
+		d, err := time.ParseDuration(s)
+		if s != "" && (err != nil || d < least || d > most) {
+			p.file.Add(n.Line, "%s: %q is not a duration from %v to %v, such as 500ms", what, strictyaml.Clip(s), least, most)
+		}
+		return d
 	}
-	return d
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"net/url"
 	"reflect"
 	"slices"
@@ -129,56 +130,40 @@ type expected string
 
 func (e expected) Error() string { return string(e) }
 
+// set reads a text into a limit: one value, or a list with commas.
 func set(field reflect.Value, text string) error {
+	if field.Kind() == reflect.Slice {
+		for part := range strings.SplitSeq(text, ",") {
+			one := reflect.New(field.Type().Elem()).Elem()
+			if err := set(one, strings.TrimSpace(part)); err != nil {
+				return expected("a list of values, each " + err.Error())
+			}
+			field.Set(reflect.Append(field, one))
+		}
+		return nil
+	}
+	var what expected
+	var err error
 	switch p := field.Addr().Interface().(type) {
 	case *string:
 		*p = text
 	case *int64:
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil {
-			return expected("an integer")
-		}
-		*p = n
+		what = "an integer"
+		*p, err = strconv.ParseInt(text, 10, 64)
 	case *float64:
-		x, err := strconv.ParseFloat(text, 64)
-		if err != nil {
-			return expected("a number")
-		}
-		*p = x
+		what = "a number"
+		*p, err = strconv.ParseFloat(text, 64)
 	case *time.Duration:
-		d, err := time.ParseDuration(text)
-		if err != nil {
-			return expected("a duration such as 20s")
-		}
-		*p = d
-	case *[]time.Duration:
-		for part := range strings.SplitSeq(text, ",") {
-			d, err := time.ParseDuration(strings.TrimSpace(part))
-			if err != nil {
-				return expected("a list of durations such as 0s,5s,1m")
-			}
-			*p = append(*p, d)
-		}
+		what = "a duration such as 20s"
+		*p, err = time.ParseDuration(text)
 	case *bool:
-		b, err := strconv.ParseBool(text)
-		if err != nil {
-			return expected("true or false")
-		}
-		*p = b
-	case *[]string:
-		for part := range strings.SplitSeq(text, ",") {
-			*p = append(*p, strings.TrimSpace(part))
-		}
-	case *[]int64:
-		for part := range strings.SplitSeq(text, ",") {
-			n, err := strconv.ParseInt(strings.TrimSpace(part), 10, 64)
-			if err != nil {
-				return expected("a list of integers")
-			}
-			*p = append(*p, n)
-		}
+		what = "true or false"
+		*p, err = strconv.ParseBool(text)
 	default:
 		panic("config: a limit of a type that set does not know")
+	}
+	if err != nil {
+		return what
 	}
 	return nil
 }
@@ -186,7 +171,7 @@ func set(field reflect.Value, text string) error {
 // Check holds the limits to the ranges within which the system keeps its promises. An
 // error is of kind fault.Invalid.
 func (l Limits) Check() error {
-	durations := []struct {
+	for _, x := range []struct {
 		name     string
 		d        time.Duration
 		min, max time.Duration
@@ -202,10 +187,24 @@ func (l Limits) Check() error {
 		{"default-ttl", l.DefaultTTL, time.Minute, 365 * 24 * time.Hour},
 		{"min-ttl", l.MinTTL, time.Second, 24 * time.Hour},
 		{"max-ttl", l.MaxTTL, time.Minute, 365 * 24 * time.Hour},
-	}
-	for _, x := range durations {
+	} {
 		if x.d < x.min || x.d > x.max {
 			return fault.New(fault.Invalid, "--%s is %v, which is not between %v and %v", x.name, x.d, x.min, x.max)
+		}
+	}
+	for _, x := range []struct {
+		name       string
+		value, min float64
+	}{
+		{"quota", float64(l.Quota), 1},
+		{"streams", float64(l.Streams), 1},
+		{"stream-concurrency", float64(l.StreamConcurrency), 0},
+		{"publish-rate", l.PublishRate, 0},
+		{"registration-rate", l.RegistrationRate, 0},
+		{"conversation-rate", l.ConversationRate, 0},
+	} {
+		if !(x.value >= x.min) { // NaN too
+			return fault.New(fault.Invalid, "--%s is %v and must be at least %v", x.name, x.value, x.min)
 		}
 	}
 	switch {
@@ -213,33 +212,22 @@ func (l Limits) Check() error {
 		return fault.New(fault.Invalid, "--default-ttl is longer than --max-ttl")
 	case l.PollMin > l.PollMax:
 		return fault.New(fault.Invalid, "--poll-min is longer than --poll-max")
-	case l.StreamConcurrency < 0:
-		return fault.New(fault.Invalid, "--stream-concurrency must not be negative")
-	case l.Quota < 1 || l.Streams < 1:
-		return fault.New(fault.Invalid, "--quota and --streams must be at least 1")
-	case !(l.PublishRate >= 0): // NaN too
-		return fault.New(fault.Invalid, "--publish-rate must not be negative")
-	case !(l.RegistrationRate >= 0):
-		return fault.New(fault.Invalid, "--registration-rate must not be negative")
 	case !(l.TraceRatio >= 0 && l.TraceRatio <= 1):
 		return fault.New(fault.Invalid, "--trace-ratio %v is not allowed (allowed: 0 to 1)", l.TraceRatio)
-	case !(l.ConversationRate >= 0):
-		return fault.New(fault.Invalid, "--conversation-rate must not be negative")
 	}
-	switch l.DeliveryLog {
-	case "", "failures", "all", "none":
-	default:
-		return fault.New(fault.Invalid, "--delivery-log %q is not allowed (allowed: failures, all, none)", l.DeliveryLog)
-	}
-	for _, x := range []struct{ name, value, a, b, c string }{
-		{"webhook-secret", l.WebhookSecret, "standard", "raw", "none"},
-		{"unknown-unsubscribe", l.UnknownUnsubscribe, "empty", "not-found", ""},
-		{"webhook-id", l.WebhookID, "event", "message", ""},
-		{"full-streams", l.FullStreams, "oldest", "refuse", ""},
-		{"event-codes", l.EventCodes, "sketch", "sep3415", ""},
+	for _, x := range []struct {
+		name, value string
+		allowed     []string
+	}{
+		{"delivery-log", cmp.Or(l.DeliveryLog, "failures"), []string{"failures", "all", "none"}},
+		{"webhook-secret", l.WebhookSecret, []string{"standard", "raw", "none"}},
+		{"unknown-unsubscribe", l.UnknownUnsubscribe, []string{"empty", "not-found"}},
+		{"webhook-id", l.WebhookID, []string{"event", "message"}},
+		{"full-streams", l.FullStreams, []string{"oldest", "refuse"}},
+		{"event-codes", l.EventCodes, []string{"sketch", "sep3415"}},
 	} {
-		if x.value == "" || x.value != x.a && x.value != x.b && x.value != x.c {
-			return fault.New(fault.Invalid, "--%s is %q; it can be %s", x.name, x.value, strings.Trim(x.a+", "+x.b+", "+x.c, ", "))
+		if !slices.Contains(x.allowed, x.value) {
+			return fault.New(fault.Invalid, "--%s %q is not allowed (allowed: %s)", x.name, x.value, strings.Join(x.allowed, ", "))
 		}
 	}
 	for name, targets := range map[string][]string{"verified-targets": l.VerifiedTargets, "plain-targets": l.PlainTargets} {

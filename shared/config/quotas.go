@@ -54,15 +54,10 @@ func (c *Config) Most(name, workspace, principal string, l Limits) float64 {
 	return l.Most(name)
 }
 
-func (p *parser) quotas(n *strictyaml.Node) {
-	items := p.file.Items(n, `"quotas"`)
-	if len(items) > MaxQuotas {
-		p.file.Add(n.Line, "there are more than %d quotas", MaxQuotas)
-		return
-	}
+func (p *parser) quotas(n *strictyaml.Node, _ string) {
 	given := places{}
 	p.config.quotas = map[place]map[string]float64{}
-	for _, it := range items {
+	for _, it := range p.items(n, `"quotas"`, "quotas", MaxQuotas) {
 		who, most := p.quota(it)
 		if line := given[who]; line > 0 {
 			p.file.Add(it.Line, "a quota: %s of workspace %s already has one in line %d", strictyaml.Clip(cmp.Or(who.name, "each principal")), strictyaml.Clip(who.workspace), line)
@@ -74,28 +69,18 @@ func (p *parser) quotas(n *strictyaml.Node) {
 
 func (p *parser) quota(n *strictyaml.Node) (who place, most map[string]float64) {
 	who, most = place{workspace: auth.DefaultWorkspace}, map[string]float64{}
-	for _, m := range p.file.Members(n, "a quota") {
-		switch m.Key {
-		case "workspace":
-			if who.workspace = p.file.String(m.Value, "workspace"); !auth.ValidWorkspace(who.workspace) {
-				p.file.Add(m.Line, "workspace: %q is not the name of a workspace", strictyaml.Clip(who.workspace))
+	known := []field{
+		{"workspace", into(&who.workspace, p.workspace)},
+		{"principal", func(n *strictyaml.Node, what string) {
+			if who.name = p.file.String(n, what); who.name == "" {
+				p.file.Add(n.Line, "principal: must not be empty; leave it out for each principal of the workspace")
 			}
-		case "principal":
-			if who.name = p.file.String(m.Value, "principal"); who.name == "" {
-				p.file.Add(m.Line, "principal: must not be empty; leave it out for each principal of the workspace")
-			}
-		case Subscriptions, Streams, WorkspaceSubscriptions:
-			most[m.Key] = float64(p.file.Int(m.Value, m.Key, 1, 1_000_000_000))
-		case PublishRate, RegistrationRate, ConversationRate:
-			var x float64
-			if err := m.Value.Decode(&x); err != nil || !(x >= 0) || x > 1e9 {
-				p.file.Add(m.Line, "%s must be a number a second from 0, which is no limit", m.Key)
-			}
-			most[m.Key] = x
-		default:
-			p.file.Unknown(m, "a quota", append([]string{"workspace", "principal"}, QuotaNames()...)...)
-		}
+		}},
 	}
+	for _, name := range QuotaNames() {
+		known = append(known, field{name, func(n *strictyaml.Node, what string) { most[name] = p.most(n, name) }})
+	}
+	p.fields(n, "a quota", plain, known...)
 	if _, sum := most[WorkspaceSubscriptions]; sum && who.name != "" {
 		p.file.Add(n.Line, "a quota: %s is of a workspace, not of a principal", WorkspaceSubscriptions)
 	}
@@ -103,4 +88,16 @@ func (p *parser) quota(n *strictyaml.Node) (who place, most map[string]float64) 
 		p.file.Add(n.Line, "a quota: it has none of %s", strings.Join(QuotaNames(), ", "))
 	}
 	return who, most
+}
+
+// most reads a number, or a rate, of which 0 is no limit.
+func (p *parser) most(n *strictyaml.Node, name string) float64 {
+	if !strings.HasSuffix(name, "Rate") {
+		return float64(p.file.Int(n, name, 1, 1_000_000_000))
+	}
+	var x float64
+	if err := n.Decode(&x); err != nil || !(x >= 0) || x > 1e9 {
+		p.file.Add(n.Line, "%s must be a number a second from 0, which is no limit", name)
+	}
+	return x
 }

@@ -43,48 +43,48 @@ func parseStored(src []byte) (*Config, error) { return ParseFile("stored configu
 type Stored struct {
 	cache *settings.Cache[*current]
 	// empty is the same pointer each time, as it is of a configuration that was stored.
-	empty *Config
+	empty *current
 }
 
 // current is a configuration with what is made from it.
 type current struct {
 	config *Config
-	keys   authority
-}
-
-// authority is what keys are: who calls, and who could.
-type authority interface {
-	auth.Authenticator
-	auth.Directory
+	keys   *auth.StaticKeys
 }
 
 // NewStored reads the configuration from the store. The clock is time.Now when nil,
 // the log slog.Default. Own backends are there beside those of the configuration, and before them.
 func NewStored(db store.DB, now func() time.Time, log *slog.Logger, own ...Backend) *Stored {
+	with := func(c *Config) (*current, error) {
+		keys, err := auth.Keys(c.Keys, now)
+		c.Backends = slices.Concat(own, c.Backends)
+		return &current{c, keys}, err
+	}
 	cache := settings.NewCache(db, document, func(src []byte) (*current, error) {
 		c, err := parseStored(src)
 		if err != nil {
 			return nil, err
 		}
-		keys, err := auth.Keys(c.Keys, now)
-		if err != nil {
-			return nil, err
-		}
-		c.Backends = slices.Concat(own, c.Backends)
-		return &current{c, keys.(authority)}, nil
+		return with(c)
 	}, now, log)
-	return &Stored{cache, &Config{Backends: own}}
+	empty, _ := with(&Config{}) // no keys are valid
+	return &Stored{cache, empty}
+}
+
+func (s *Stored) current(ctx context.Context, get func(context.Context, string) (*current, int64, error)) (*current, error) {
+	c, version, err := get(ctx, "")
+	if err == nil && version == 0 {
+		return s.empty, nil
+	}
+	return c, err
 }
 
 // Config returns the configuration; an empty one when none was stored. As long as nothing
 // changed it is the same pointer.
 func (s *Stored) Config(ctx context.Context) (*Config, error) {
-	c, version, err := s.cache.Get(ctx, "")
+	c, err := s.current(ctx, s.cache.Get)
 	if err != nil {
 		return nil, err
-	}
-	if version == 0 {
-		return s.empty, nil
 	}
 	return c.config, nil
 }
@@ -117,12 +117,9 @@ func (s *Stored) Authenticator() auth.Authenticator { return storedKeys{s} }
 type storedKeys struct{ *Stored }
 
 func (k storedKeys) Authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
-	c, version, err := k.cache.Get(ctx, "")
+	c, err := k.current(ctx, k.cache.Get)
 	if err != nil {
 		return auth.Principal{}, err
-	}
-	if version == 0 {
-		return noKeys.Authenticate(ctx, h)
 	}
 	return c.keys.Authenticate(ctx, h)
 }
@@ -133,11 +130,9 @@ func (k storedKeys) Principals(ctx context.Context, workspace, id string, latest
 	if latest {
 		get = k.cache.Latest
 	}
-	c, version, err := get(ctx, "")
-	if err != nil || version == 0 {
+	c, err := k.current(ctx, get)
+	if err != nil {
 		return nil, err
 	}
 	return c.keys.Principals(ctx, workspace, id, latest)
 }
-
-var noKeys, _ = auth.Keys(nil, nil) // an empty list is valid

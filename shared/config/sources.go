@@ -1,16 +1,14 @@
 package config
 
 import (
-	"bytes"
-	"encoding/json"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/source"
 	"github.com/mcp-events/mcpevents/shared/source/pattern"
 	"github.com/mcp-events/mcpevents/shared/source/verify"
@@ -37,14 +35,9 @@ type Source struct {
 	Secrets []Value
 }
 
-func (p *parser) sources(n *strictyaml.Node) {
-	items := p.file.Items(n, `"sources"`)
-	if len(items) > MaxSources {
-		p.file.Add(n.Line, "there are more than %d sources", MaxSources)
-		return
-	}
+func (p *parser) sources(n *strictyaml.Node, _ string) {
 	given := places{}
-	for _, it := range items {
+	for _, it := range p.items(n, `"sources"`, "sources", MaxSources) {
 		s := p.source(it)
 		p.once(given, place{name: s.Name}, it, "source") // its name is its path, in all workspaces
 		p.config.Sources = append(p.config.Sources, s)
@@ -53,35 +46,22 @@ func (p *parser) sources(n *strictyaml.Node) {
 
 func (p *parser) source(n *strictyaml.Node) Source {
 	s := Source{Source: source.Source{Workspace: auth.DefaultWorkspace}, Line: n.Line}
-	say := func(member string) string {
-		if s.Name == "" {
-			return "a source: " + member
-		}
-		return "source " + strictyaml.Clip(s.Name) + ": " + member
-	}
-	given := map[string]bool{}
+	say := named("source", &s.Name)
 	before := p.file.Count()
 	var events *strictyaml.Node
-	members := p.file.Members(n, "a source")
-	for _, m := range members {
-		given[m.Key] = true
-		switch m.Key {
-		case "name":
-			s.Name = p.matching(m.Value, "a source: name", source.ValidName)
-		case "workspace":
-			s.Workspace = p.workspace(m.Value, say("workspace"))
-		case "from":
-			s.From = p.from(m.Value, say("from"))
-		case "verify":
-			p.verify(m.Value, say("verify"), &s)
-		case "events":
-			events, s.Events = m.Value, p.mappings(m.Value, say("events"))
-		default:
-			p.file.Unknown(m, "a source", "name", "workspace", "from", "verify", "events")
-		}
+	given := p.fields(n, "a source", say,
+		field{"name", into(&s.Name, p.matching(source.ValidName))},
+		field{"workspace", into(&s.Workspace, p.workspace)},
+		field{"from", into(&s.From, p.from)},
+		field{"verify", func(n *strictyaml.Node, what string) { p.verify(n, what, &s) }},
+		field{"events", func(n *strictyaml.Node, _ string) { events = n }},
+	)
+	if events != nil { // whose values depend on what the source is
+		m := mapper{p, s.From == source.HTTP && p.file.Count() == before, s.Verify.Headers()}
+		s.Events = m.mappings(events, say("events"))
 	}
 	switch {
-	case members == nil:
+	case given == nil:
 	case !given["name"]:
 		p.file.Add(n.Line, "a source has no name")
 	case !given["events"]:
@@ -91,23 +71,22 @@ func (p *parser) source(n *strictyaml.Node) Source {
 	case !given["from"] && !given["verify"]:
 		p.file.Add(n.Line, "%s is missing: one of %s (none takes a secret path in its place)", say("verify"), strings.Join(verify.Schemes(), ", "))
 	case p.file.Count() == before:
-		p.reach(events, say("events"), s)
+		p.unreached(s.Events, say("events"))
 	}
 	return s
 }
 
-// reach finds mappings that are never reached, and what leads to nothing in any request to an HTTP source. Both are known
-// when all of the source has been read.
-func (p *parser) reach(events *strictyaml.Node, what string, s Source) {
-	for i, m := range s.Events[:len(s.Events)-1] {
+// unreached finds mappings that are never reached.
+func (p *parser) unreached(events []source.Mapping, what string) {
+	for i, m := range events[:len(events)-1] {
 		if m.Match == nil {
-			p.file.Add(s.Events[i+1].Line, "%s: this mapping and those after it are never reached: that of line %d has no match and takes all; "+
+			p.file.Add(events[i+1].Line, "%s: this mapping and those after it are never reached: that of line %d has no match and takes all; "+
 				"give it one, or write it last", what, m.Line)
 			break
 		}
 	}
 	lines := map[string]int{}
-	for _, m := range s.Events {
+	for _, m := range events {
 		if m.Match == nil {
 			continue
 		}
@@ -117,37 +96,6 @@ func (p *parser) reach(events *strictyaml.Node, what string, s Source) {
 			continue
 		}
 		lines[string(text)] = m.Line
-	}
-	if s.From != source.HTTP {
-		return
-	}
-	secret := s.Verify.Headers()
-	for i, n := range p.file.Items(events, what) {
-		for _, m := range p.file.Members(n, what) {
-			at := what + ": " + m.Key
-			switch m.Key {
-			case "match":
-				p.faults(m.Value, at, source.CheckRequestPattern(p.file.JSON(m.Value, what, maxMapping), secret))
-			case "id":
-				p.faults(m.Value, at, source.CheckRequestText(s.Events[i].ID, secret))
-			case "time":
-				p.faults(m.Value, at, source.CheckRequestText(s.Events[i].Time, secret))
-			case "data":
-				p.faults(m.Value, at, source.CheckRequestValue(s.Events[i].Data, secret))
-			case "variables":
-				for _, v := range p.file.Members(m.Value, what) {
-					p.faults(v.Value, at+": "+strictyaml.Clip(v.Key), source.CheckRequestText(s.Events[i].Variables[v.Key], secret))
-				}
-			}
-		}
-	}
-}
-
-// faults adds faults of a value with the lines of their places.
-func (p *parser) faults(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
-	for _, f := range faults {
-		at, _ := jsonpointer.Parse(f.Pointer) // it was made by a parser
-		p.file.Add(strictyaml.Line(n, at), "%s: %s", what, f.Message)
 	}
 }
 
@@ -176,35 +124,22 @@ func (p *parser) verify(n *strictyaml.Node, what string, s *Source) {
 		p.file.Add(n.Line, `%s must be a mapping: {scheme: %s, secrets: ["env:NAME"]}`, what, n.Value)
 		return
 	}
-	members := p.file.Members(n, what)
-	for _, m := range members {
-		at := what + ": " + m.Key
-		switch m.Key {
-		case "scheme":
-			v.Scheme = p.file.String(m.Value, at)
-		case "secrets":
-			for _, it := range p.file.Items(m.Value, at) {
-				s.Secrets = append(s.Secrets, p.value(it, at, true))
+	p.fields(n, what, within(what),
+		field{"scheme", into(&v.Scheme, p.file.String)},
+		field{"secrets", func(n *strictyaml.Node, what string) {
+			for _, it := range p.file.Items(n, what) {
+				s.Secrets = append(s.Secrets, p.secret(it, what))
 			}
-		case "header":
-			v.Header = p.file.String(m.Value, at)
-		case "algorithm":
-			v.Algorithm = p.file.String(m.Value, at)
-		case "encoding":
-			v.Encoding = p.file.String(m.Value, at)
-		case "prefix":
-			v.Prefix = p.file.String(m.Value, at)
-		case "signed":
-			v.Signed = p.file.String(m.Value, at)
-		case "timestamp":
-			v.Timestamp = p.file.String(m.Value, at)
-		case "tolerance":
-			v.Tolerance = p.duration(m.Value, at, time.Second, 24*time.Hour)
-		default:
-			p.file.Unknown(m, what, "scheme", "secrets", "header", "algorithm", "encoding", "prefix", "signed", "timestamp", "tolerance")
-		}
-	}
-	if members == nil || p.file.Count() > before {
+		}},
+		field{"header", into(&v.Header, p.file.String)},
+		field{"algorithm", into(&v.Algorithm, p.file.String)},
+		field{"encoding", into(&v.Encoding, p.file.String)},
+		field{"prefix", into(&v.Prefix, p.file.String)},
+		field{"signed", into(&v.Signed, p.file.String)},
+		field{"timestamp", into(&v.Timestamp, p.file.String)},
+		field{"tolerance", into(&v.Tolerance, p.duration(verify.MinTolerance, verify.MaxTolerance))},
+	)
+	if p.file.Count() > before {
 		return
 	}
 	if err := v.Check(); err != nil {
@@ -215,7 +150,14 @@ func (p *parser) verify(n *strictyaml.Node, what string, s *Source) {
 	}
 }
 
-func (p *parser) mappings(n *strictyaml.Node, what string) []source.Mapping {
+// mapper reads the mappings of a source.
+type mapper struct {
+	*parser
+	requests bool     // that it takes are known: what leads to nothing in any is a fault
+	hidden   []string // headers that are not in its documents
+}
+
+func (p mapper) mappings(n *strictyaml.Node, what string) []source.Mapping {
 	items := p.file.Items(n, what)
 	if items == nil {
 		return nil
@@ -231,39 +173,47 @@ func (p *parser) mappings(n *strictyaml.Node, what string) []source.Mapping {
 	return all
 }
 
-func (p *parser) mapping(n *strictyaml.Node, what string) (out source.Mapping) {
+func (p mapper) mapping(n *strictyaml.Node, what string) (out source.Mapping) {
 	out.Line = n.Line
-	members := p.file.Members(n, what)
-	for _, m := range members {
-		at := what + ": " + m.Key
-		switch m.Key {
-		case "match":
-			out.Match = p.pattern(m.Value, at)
-		case "name":
-			out.Name = p.file.String(m.Value, at)
-		case "variables":
+	given := p.fields(n, what, within(what),
+		field{"match", into(&out.Match, p.pattern)},
+		field{"name", into(&out.Name, p.file.String)},
+		field{"variables", func(n *strictyaml.Node, what string) {
 			out.Variables = map[string]source.Value{}
-			for _, v := range p.file.Members(m.Value, at) {
-				out.Variables[v.Key] = p.mapped(v.Value, at+": "+strictyaml.Clip(v.Key), source.Value.CheckVariable)
+			for _, v := range p.file.Members(n, what) {
+				out.Variables[v.Key] = p.text(source.Value.CheckVariable)(v.Value, what+": "+strictyaml.Clip(v.Key))
 			}
-		case "id":
-			out.ID = p.mapped(m.Value, at, source.Value.CheckID)
-		case "time":
-			out.Time = p.mapped(m.Value, at, source.Value.CheckTime)
-		case "data":
-			out.Data = p.mapped(m.Value, at, nil)
-		default:
-			p.file.Unknown(m, what, "match", "name", "variables", "id", "time", "data")
-		}
-	}
-	if members != nil && out.Name == "" {
+		}},
+		field{"id", into(&out.ID, p.text(source.Value.CheckID))},
+		field{"time", into(&out.Time, p.text(source.Value.CheckTime))},
+		field{"data", func(n *strictyaml.Node, what string) {
+			out.Data = p.mapped(n, what)
+			p.leads(n, what, source.CheckRequestValue(out.Data, p.hidden))
+		}},
+	)
+	if given != nil && out.Name == "" {
 		p.file.Add(n.Line, "%s: a mapping has no name, which is that of an event type", what)
 	}
 	return out
 }
 
+// faults adds faults of a value with the lines of their places.
+func (p *parser) faults(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
+	for _, f := range faults {
+		at, _ := jsonpointer.Parse(f.Pointer) // it was made by a parser
+		p.file.Add(strictyaml.Line(n, at), "%s: %s", what, f.Message)
+	}
+}
+
+// leads adds what leads to nothing in any request.
+func (p mapper) leads(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
+	if p.requests {
+		p.faults(n, what, faults)
+	}
+}
+
 // pattern reads an event pattern; its faults have the lines of their places.
-func (p *parser) pattern(n *strictyaml.Node, what string) *pattern.Pattern {
+func (p mapper) pattern(n *strictyaml.Node, what string) *pattern.Pattern {
 	text := p.file.JSON(n, what, maxMapping)
 	if text == nil {
 		return nil
@@ -274,23 +224,36 @@ func (p *parser) pattern(n *strictyaml.Node, what string) *pattern.Pattern {
 		faults[i].Message = f.String()
 	}
 	p.faults(n, what, faults)
+	if err == nil {
+		p.leads(n, what, source.CheckRequestPattern(text, p.hidden))
+	}
 	return out
 }
 
-// mapped reads a JSON Pointer, a constant, or an object of them, which check may refuse.
-func (p *parser) mapped(n *strictyaml.Node, what string, check func(source.Value) error) source.Value {
+// text reads a value that must be no object, and that check may refuse.
+func (p mapper) text(check func(source.Value) error) func(n *strictyaml.Node, what string) source.Value {
+	return func(n *strictyaml.Node, what string) source.Value {
+		before := p.file.Count()
+		v := p.mapped(n, what)
+		if p.file.Count() > before {
+			return v
+		}
+		if err := check(v); err != nil {
+			p.file.Add(n.Line, "%s: %s", what, fault.Public(err))
+			return v
+		}
+		p.leads(n, what, source.CheckRequestText(v, p.hidden))
+		return v
+	}
+}
+
+// mapped reads a JSON Pointer, a constant, or an object of them.
+func (p mapper) mapped(n *strictyaml.Node, what string) source.Value {
 	text := p.file.JSON(n, what, maxMapping)
 	if text == nil {
 		return source.Value{}
 	}
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.UseNumber()
-	var v any
-	_ = d.Decode(&v) // it was made here
-	out, err := source.ParseValue(v)
-	if err == nil && check != nil {
-		err = check(out)
-	}
+	out, err := source.ParseValue(jsonrpc.Value(text))
 	if err != nil {
 		p.file.Add(n.Line, "%s: %s", what, fault.Public(err))
 	}

@@ -16,9 +16,6 @@ type Value struct {
 	ssm  string
 }
 
-// Literal makes a plain value.
-func Literal(text string) Value { return Value{text: text} }
-
 // String is for logs: the reference, or nothing of a plain value.
 func (v Value) String() string {
 	if v.env != "" {

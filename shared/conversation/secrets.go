@@ -32,10 +32,7 @@ func newSecrets(key []byte) (*secrets, error) {
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "derive the key of contexts")
 	}
-	block, err := aes.NewCipher(sealing)
-	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "derive the key of contexts")
-	}
+	block, _ := aes.NewCipher(sealing) // of 32 bytes
 	aead, err := cipher.NewGCMWithRandomNonce(block)
 	return &secrets{names, aead}, fault.Wrap(fault.Internal, err, "derive the key of contexts")
 }

@@ -214,42 +214,30 @@ func (s *Service) consented(ctx context.Context, now *set, p auth.Principal, kin
 
 // said is what came of asking one provider.
 type said struct {
-	who int
 	answer
 	missing Reason // empty when the answer is there
 }
 
 // gather asks all at once, and returns what is there when the budget is used up, in
 // the order of the providers.
-func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []*provider, c Caller, m *Message) []part {
+func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []*provider, c Caller, m *Message) (parts []part) {
 	asked, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
-	came := make(chan said, len(receivers)) // buffered: a late one must not block
+	came := make([]chan said, len(receivers))
 	for i, p := range receivers {
-		s.running.Go(func() {
-			a, missing := s.ask(ctx, asked, p, c, m)
-			came <- said{i, a, missing}
-		})
+		came[i] = make(chan said, 1) // a late one must not block
+		s.running.Go(func() { came[i] <- s.ask(ctx, asked, p, c, m) })
 	}
-	answers := make([]*said, len(receivers))
-	for range receivers {
+	for i, p := range receivers {
+		x := said{}
 		select {
-		case x := <-came:
-			answers[x.who] = &x
-			continue
+		case x = <-came[i]:
 		case <-asked.Done():
-		}
-		break
-	}
-	for len(came) > 0 {
-		x := <-came
-		answers[x.who] = &x
-	}
-	var parts []part
-	for i, p := range receivers {
-		x := answers[i]
-		if x == nil {
-			x = &said{missing: reasonOf(asked, ctx, nil)}
+			select {
+			case x = <-came[i]:
+			default:
+				x.missing = reasonOf(asked, ctx, nil)
+			}
 		}
 		if x.missing != "" {
 			s.missed(ctx, p, x.missing)
@@ -261,7 +249,7 @@ func (s *Service) gather(ctx context.Context, budget time.Duration, receivers []
 }
 
 // ask asks one, unless it rests.
-func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Message) (a answer, missing Reason) {
+func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Message) said {
 	raw, err := p.breaker.Execute(func() (json.RawMessage, error) {
 		raw, err := p.ask(asked, c, m, s.nameFor(p, c.Principal))
 		if err != nil {
@@ -270,12 +258,13 @@ func (s *Service) ask(ctx, asked context.Context, p *provider, c Caller, m *Mess
 		return raw, nil
 	})
 	if err != nil {
-		return a, reasonOf(asked, ctx, err)
+		return said{missing: reasonOf(asked, ctx, err)}
 	}
-	if a, err = parseAnswer(raw); err != nil {
-		return a, Malformed
+	a, err := parseAnswer(raw)
+	if err != nil {
+		return said{missing: Malformed}
 	}
-	return a, ""
+	return said{answer: a}
 }
 
 // MetricMissing is the name under which missing contexts are counted, by workspace, provider

@@ -1,9 +1,9 @@
 // Package source turns what happens elsewhere into events of the catalog, by configuration alone: a provider's webhook
 // (GitHub, Stripe, …) or a message that an AWS bus puts into the inbox queue.
 //
-//	POST /sources/{name} ─▶ verify ─▶ [Request] ──┐
-//	                                              ├─▶ document ─▶ [Source.Map] ─▶ [Event] ─▶ publish
-//	inbox queue ─▶ [ReadEnvelope] ────────────────┘
+//	POST /sources/{name} ─▶ verify ─▶ [ReadRequest] ──┐
+//	                                                  ├─▶ document ─▶ [Source.Map] ─▶ [Event] ─▶ publish
+//	inbox queue ─▶ [ReadEnvelope] ────────────────────┘
 //
 // A document is JSON as [encoding/json] decodes it, with numbers as [json.Number]. Everything here is a function of it
 // and of the source: no request, no store and no secret enters. Package pattern chooses the mapping, package verify
@@ -11,7 +11,6 @@
 package source
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -23,6 +22,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/source/pattern"
 )
 
@@ -170,22 +170,7 @@ func (u *Unfit) data(v Value, doc any, from From) json.RawMessage {
 		u.add("/data", "%s leads to nothing", v)
 		return nil
 	}
-	raw, err := encode(found)
-	if err != nil {
-		u.add("/data", "%s is not JSON", v)
-	}
-	return raw
-}
-
-// encode writes a value of a document with its numbers as they came.
-func encode(v any) (json.RawMessage, error) {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
-		return nil, err
-	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+	return jsonrpc.Encode(found)
 }
 
 // milliseconds is from where on a number is one of milliseconds: as seconds it would be in the year 5138.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // maxDepth is how deep an object of values may be nested.
@@ -61,11 +62,11 @@ func (v Value) IsZero() bool { return !v.given() }
 func (v Value) MarshalJSON() ([]byte, error) {
 	switch v.kind {
 	case isPointer:
-		return encode(v.pointer.String())
+		return jsonrpc.Encode(v.pointer.String()), nil
 	case isObject:
 		return json.Marshal(v.members)
 	}
-	return encode(v.constant)
+	return jsonrpc.Encode(v.constant), nil
 }
 
 // ParseValue reads a value as [encoding/json] decodes it: a text that begins with / is a pointer, an object holds values,

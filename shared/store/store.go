@@ -265,6 +265,15 @@ func Unhurried(ctx context.Context) context.Context { return context.WithValue(c
 // IsUnhurried reports whether ctx comes from [Unhurried].
 func IsUnhurried(ctx context.Context) bool { return ctx.Value(unhurried{}) != nil }
 
+// One reads an item; nil if there is none. An error is of kind fault.Unavailable, and says what was done.
+func One(ctx context.Context, db DB, key Key, what string) (*Item, error) {
+	items, err := db.Get(ctx, key)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "%s", what)
+	}
+	return items[0], nil
+}
+
 // Each visits the items of a partition in the order of their sort keys, page by page. An error of the visit ends
 // it and is returned as it is; one of the store is of kind fault.Unavailable, and says what was done.
 func Each(ctx context.Context, db DB, partition Key, what string, visit func(*Item) error) error {

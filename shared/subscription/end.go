@@ -11,12 +11,12 @@ import (
 // Disable ends a subscription on the server's own account (a 410, a revoked
 // right). Its record stays readable for a week. It reports false if it had ended already.
 func (s *Service) Disable(ctx context.Context, workspace, principal, id, reason string) (ended bool, err error) {
-	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func() error, error) {
+	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if ended = sub != nil && sub.State != Disabled; !ended {
-			return nil, nil
+			return nil
 		}
 		sub.State, sub.Reason = Disabled, reason
-		return func() error { return s.remove(ctx, sub, true) }, nil
+		return s.remove(ctx, sub, true)
 	})
 	if err != nil || !ended {
 		return false, err
@@ -33,17 +33,15 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "read the catalog")
 	}
-	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func() error, error) {
+	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if sub == nil || s.lapsed(sub) {
-			return nil, noSubscription()
+			return noSubscription()
 		}
 		if enabled = sub.State == Disabled; !enabled {
-			return nil, nil
+			return nil
 		}
 		sub.State, sub.Reason, sub.Paused, sub.Suspended, sub.Owed, sub.Resumed = Active, "", 0, 0, 0, s.now().Unix()
-		return func() error {
-			return s.insert(ctx, cat, sub, s.expiryOps(sub)...)
-		}, nil
+		return s.insert(ctx, cat, sub, s.expiryOps(sub)...)
 	})
 	if err != nil || !enabled {
 		return false, err
@@ -60,23 +58,22 @@ func (s *Service) Enable(ctx context.Context, workspace, principal, id string) (
 func (s *Service) Terminate(ctx context.Context, workspace, principal, id string,
 	judge func(*Subscription) error, also func(*Subscription, error) []store.Op,
 ) (ended *Subscription, err error) {
-	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func() error, error) {
+	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		ended = nil
 		if sub == nil || sub.State == Disabled || s.lapsed(sub) {
-			return nil, nil
+			return nil
 		}
 		err := judge(sub)
 		end, found := errors.AsType[*Terminated](err)
 		if !found {
-			return nil, err
+			return err
 		}
 		ended = sub
 		if sub.Origin == MCPEvents {
-			extra := also(sub, end.Reason)
-			return func() error { return s.remove(ctx, sub, false, extra...) }, nil
+			return s.remove(ctx, sub, false, also(sub, end.Reason)...)
 		}
 		sub.State, sub.Reason = Disabled, fault.Public(end.Reason)
-		return func() error { return s.remove(ctx, sub, true) }, nil
+		return s.remove(ctx, sub, true)
 	})
 	if err != nil || ended == nil {
 		return nil, err
@@ -90,13 +87,13 @@ func (s *Service) Terminate(ctx context.Context, workspace, principal, id string
 // refresh. What is published meanwhile is owed to it.
 func (s *Service) Suspend(ctx context.Context, workspace, principal, id string) error {
 	suspended := false
-	err := s.change(ctx, workspace, principal, id, func(sub *Subscription) (func() error, error) {
+	err := s.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if suspended = sub != nil && sub.State == Active; !suspended {
-			return nil, nil
+			return nil
 		}
 		for _, p := range sub.Patterns { // so that the log has what is published from now on
 			if _, err := Interested(ctx, s.DB, s.Log, workspace, p); err != nil {
-				return nil, err
+				return err
 			}
 		}
 		sub.State, sub.Reason = Suspended, "nearly all deliveries of an hour failed"
@@ -104,7 +101,7 @@ func (s *Service) Suspend(ctx context.Context, workspace, principal, id string) 
 		if sub.Owed == 0 {
 			sub.Owed = max(s.Log.Position(), 1) // 0 is nothing
 		}
-		return func() error { return s.update(ctx, sub) }, nil
+		return s.update(ctx, sub)
 	})
 	if err == nil && suspended {
 		s.notifySubscription(ctx, workspace, id, Suspended)

@@ -62,11 +62,11 @@ func (s *Service) Count(ctx context.Context, workspace, uri string) (n int, err 
 	headers := []store.Key{HeaderKey(workspace, uri)}
 	if entry, vars, ok := cat.Match(uri); ok {
 		for _, scope := range Scopes(entry.Name) {
-			items, err := s.DB.Get(ctx, ShapesKey(workspace, scope))
+			shapes, err := store.One(ctx, s.DB, ShapesKey(workspace, scope), "read the shapes in use")
 			if err != nil {
-				return 0, fault.Wrap(fault.Unavailable, err, "read the shapes in use")
+				return 0, err
 			}
-			webhooks, _ := InUse(items[0], scope, s.now())
+			webhooks, _ := InUse(shapes, scope, s.now())
 			for _, shape := range webhooks {
 				if key, ok := KeyUnder(entry, vars, uri, shape); ok && key != uri {
 					headers = append(headers, HeaderKey(workspace, key))

@@ -250,16 +250,13 @@ func (s *Service) replay(ctx context.Context, sub *Subscription) (truncated bool
 	if truncated, err = s.Replay.Replay(ctx, sub, owed); err != nil {
 		return false, err
 	}
-	err = s.change(ctx, sub.Workspace, sub.Principal, sub.ID, func(sub *Subscription) (func() error, error) {
+	err = s.change(ctx, sub.Workspace, sub.Principal, sub.ID, func(sub *Subscription) error {
 		if sub == nil || sub.Owed != owed {
-			return nil, nil
+			return nil
 		}
-		sub.Owed, sub.Replayed = 0, s.now().UnixMicro()
-		return func() error {
-			was := sub.Revision
-			sub.Revision++
-			return s.DB.Write(ctx, store.Put(sub.encode(), store.VersionIs(was)))
-		}, nil
+		was := sub.Revision
+		sub.Owed, sub.Replayed, sub.Revision = 0, s.now().UnixMicro(), was+1
+		return s.DB.Write(ctx, store.Put(sub.encode(), store.VersionIs(was)))
 	})
 	if err != nil {
 		slog.WarnContext(ctx, "replay position not saved", "subscription", sub.ID, "error", err)
@@ -345,5 +342,5 @@ func rawArguments(raw json.RawMessage) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	return canonicalJSON(args)
+	return canonicalJSON(args), nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // Bounds of what has to be compared for one event and subscription.
@@ -71,7 +72,6 @@ type Payload struct {
 
 	decode sync.Once
 	doc    any
-	valid  bool
 }
 
 // Payloads makes one of each event.
@@ -102,24 +102,16 @@ func (p *Payload) passes(filters []Filter) bool {
 	if len(filters) == 0 {
 		return true
 	}
-	p.decode.Do(func() {
-		var err error
-		p.doc, err = decodeJSON(p.Event.Data)
-		p.valid = err == nil
-	})
-	if !p.valid {
-		return false
-	}
-	for _, f := range filters {
-		got, ok := lookup(p.doc, f.Pointer)
-		if !ok || !f.accepts(got) {
-			return false
-		}
-	}
-	return true
+	p.decode.Do(func() { p.doc = valueOf(p.Event.Data) })
+	return !slices.ContainsFunc(filters, func(f Filter) bool { return !f.accepts(p.doc) })
 }
 
-func (f Filter) accepts(got any) bool {
+func (f Filter) accepts(doc any) bool {
+	way, err := jsonpointer.Parse(f.Pointer)
+	got, ok := way.In(doc)
+	if err != nil || !ok {
+		return false
+	}
 	if f.Span != nil {
 		return f.Span.accept(got)
 	}
@@ -197,21 +189,12 @@ func (g glob) matches(s string) bool {
 	return true
 }
 
-// decodeJSON decodes a value whose numbers keep their digits.
-func decodeJSON(b []byte) (v any, err error) {
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.UseNumber()
-	err = d.Decode(&v)
-	return v, err
-}
-
-// lookup follows a JSON pointer of the catalog.
-func lookup(doc any, pointer string) (any, bool) {
-	p, err := jsonpointer.Parse(pointer)
-	if err != nil {
-		return nil, false
+// valueOf is the payload of an event, which is JSON unless the event lost it.
+func valueOf(payload json.RawMessage) any {
+	if len(payload) == 0 {
+		return nil
 	}
-	return p.In(doc)
+	return jsonrpc.Value(payload)
 }
 
 // Redacted is the payload without the members at the pointers.
@@ -219,10 +202,7 @@ func Redacted(payload json.RawMessage, pointers []string) (json.RawMessage, erro
 	if len(pointers) == 0 {
 		return payload, nil
 	}
-	doc, err := decodeJSON(payload)
-	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "redact a payload")
-	}
+	doc := valueOf(payload)
 	for _, p := range pointers {
 		way, err := jsonpointer.Parse(p)
 		if err != nil || len(way) == 0 {

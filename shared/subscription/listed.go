@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"slices"
 
-	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -76,7 +75,6 @@ func (s *Subscription) entry(k store.Key) store.Item {
 
 // once writes an item unless it is there, or this process wrote it before.
 func (s *Service) once(ctx context.Context, k store.Key, value func() []byte) error {
-	s.makeWritten.Do(func() { s.written = bounded.NewMap[store.Key, bool](maxWritten) })
 	if _, done := s.written.Get(k); done {
 		return nil
 	}
@@ -184,11 +182,11 @@ func (l AuditState) encode() []byte {
 
 // AuditState reads the state of the last audit of a workspace.
 func (s *Service) AuditState(ctx context.Context, workspace string) (l AuditState, err error) {
-	items, err := s.DB.Get(ctx, auditStateKey(workspace))
-	if err == nil && items[0] != nil {
-		err = json.Unmarshal(items[0].Value, &l)
+	it, err := store.One(ctx, s.DB, auditStateKey(workspace), "read the state of the last audit")
+	if err != nil || it == nil {
+		return l, err
 	}
-	return l, fault.Wrap(fault.Unavailable, err, "read the state of the last audit")
+	return l, fault.Wrap(fault.Unavailable, json.Unmarshal(it.Value, &l), "decode the state of the last audit")
 }
 
 // SetAuditState writes it.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/rate"
@@ -273,14 +274,14 @@ func TestWhatIsKnownToBeWrittenIsBounded(t *testing.T) {
 	key := func(i int) store.Key {
 		return store.Key{Table: store.Subscriptions, Partition: "w#", Sort: fmt.Sprint(i)}
 	}
-	for i := range maxWritten + 1 {
+	for i := range bounded.DefaultBound + 1 {
 		f.DB = absorbing{f.db}
 		if err := f.once(t.Context(), key(i), value); err != nil {
 			t.Fatal(err)
 		}
 	}
 	made = 0
-	if _ = f.once(t.Context(), key(maxWritten), value); made != 0 {
+	if _ = f.once(t.Context(), key(bounded.DefaultBound), value); made != 0 {
 		t.Error("what was written last is written again")
 	}
 	if _ = f.once(t.Context(), key(0), value); made != 1 {

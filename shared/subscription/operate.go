@@ -98,7 +98,7 @@ func (s *Service) update(ctx context.Context, sub *Subscription, extra ...store.
 	for _, it := range sub.subscribers() {
 		ops = append(ops, store.Put(it))
 	}
-	return s.DB.Write(ctx, ops...)
+	return fault.Wrap(fault.Unavailable, s.DB.Write(ctx, ops...), "write the subscription")
 }
 
 // Choice says which subscriptions of a workspace are meant: those that have all that is given.
@@ -257,11 +257,11 @@ func (s *Service) Find(ctx context.Context, workspace, id string) (*Selected, er
 
 // End ends a subscription as [Service.Deregister] does, for whoever may; NotFound if there is none.
 func (s *Service) End(ctx context.Context, workspace, principal, id string) error {
-	err := s.change(ctx, workspace, principal, id, func(sub *Subscription) (func() error, error) {
+	err := s.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if sub == nil {
-			return nil, noSubscription()
+			return noSubscription()
 		}
-		return func() error { return s.remove(ctx, sub, false) }, nil
+		return s.remove(ctx, sub, false)
 	})
 	if err == nil {
 		s.notifyPrincipal(ctx, workspace, principal)
@@ -272,19 +272,19 @@ func (s *Service) End(ctx context.Context, workspace, principal, id string) erro
 // SetPaused pauses the deliveries of a subscription, or resumes them, in one write with what also
 // does. It reports false, and writes nothing, if that is so already.
 func (s *Service) SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (changed bool, err error) {
-	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) (func() error, error) {
+	err = s.change(ctx, workspace, principal, id, func(sub *Subscription) error {
 		if sub == nil || sub.State == Disabled {
-			return nil, noSubscription()
+			return noSubscription()
 		}
 		if changed = (sub.Paused != 0) != paused; !changed {
-			return nil, nil
+			return nil
 		}
 		if paused {
 			sub.Paused = s.now().UnixMicro()
 		} else {
 			sub.Paused, sub.Resumed = 0, s.now().Unix()
 		}
-		return func() error { return s.update(ctx, sub, also...) }, nil
+		return s.update(ctx, sub, also...)
 	})
 	if err == nil && changed {
 		s.notifyPrincipal(ctx, workspace, principal)

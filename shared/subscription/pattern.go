@@ -1,7 +1,6 @@
 package subscription
 
 import (
-	"slices"
 	"strconv"
 	"strings"
 
@@ -25,11 +24,8 @@ const (
 	Parent Kind = "parent"
 )
 
-const (
-	scheme = "event://"
-	// parentMark ends the key of a parent.
-	parentMark = "/**"
-)
+// parentMark ends the key of a parent.
+const parentMark = "/**"
 
 // Pattern is what someone is subscribed to. An event is matched by looking up
 // the keys it can have, never by scanning patterns.
@@ -82,7 +78,7 @@ func (p Pattern) URI() string { return strings.TrimSuffix(p.Key, parentMark) }
 
 // segments splits a canonical event URI.
 func segments(uri string) []string {
-	return strings.Split(strings.TrimPrefix(uri, scheme), "/")
+	return strings.Split(strings.TrimPrefix(uri, catalog.Scheme), "/")
 }
 
 // Access is a right that a subscriber to a pattern needs: the rule of an event
@@ -167,7 +163,7 @@ func KeyUnder(e *catalog.Entry, vars map[string]string, uri string, s Shape) (st
 		if depth < 1 || depth >= len(segs) {
 			return "", false
 		}
-		return scheme + strings.Join(segs[:depth], "/") + parentMark, true
+		return catalog.Scheme + strings.Join(segs[:depth], "/") + parentMark, true
 	}
 	mask, err := strconv.ParseInt(strings.TrimPrefix(s.Name, "m"), 16, 32)
 	if err != nil {
@@ -189,10 +185,12 @@ func KeyUnder(e *catalog.Entry, vars map[string]string, uri string, s Shape) (st
 	return e.Expand(bound), true
 }
 
-// Overlaps reports whether an event can match both patterns.
-func Overlaps(a, b Pattern) bool {
-	as, aOpen := segments(a.URI()), a.Kind == Parent
-	bs, bOpen := segments(b.URI()), b.Kind == Parent
+// Matches reports whether an event URI matches the key of a pattern, or whether an event can match the keys of two patterns:
+// the key of a concrete one is its URI.
+func Matches(a, b string) bool {
+	x, aOpen := strings.CutSuffix(a, parentMark)
+	y, bOpen := strings.CutSuffix(b, parentMark)
+	as, bs := segments(x), segments(y)
 	switch longer := len(as) - len(bs); {
 	case longer < 0 && !aOpen, longer > 0 && !bOpen:
 		return false
@@ -205,17 +203,6 @@ func Overlaps(a, b Pattern) bool {
 		}
 	}
 	return true
-}
-
-// Matches reports whether an event URI matches the key of a pattern.
-func Matches(key, uri string) bool {
-	us := segments(uri)
-	parent := strings.HasSuffix(key, parentMark)
-	ks := segments(strings.TrimSuffix(key, parentMark))
-	if parent && len(us) <= len(ks) || !parent && len(us) != len(ks) {
-		return false
-	}
-	return slices.EqualFunc(ks, us[:len(ks)], func(k, u string) bool { return k == "*" || k == u })
 }
 
 // allowed checks the principal's right to all that a pattern covers.

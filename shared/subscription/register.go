@@ -116,30 +116,27 @@ func (s *Service) Register(ctx context.Context, p auth.Principal, r RegisterRequ
 // fresh secret, since the first answer may be lost and the secret is stored nowhere in clear.
 // What the principal holds now counts from here on.
 func (s *Service) registerAgain(ctx context.Context, cat *catalog.Catalog, p auth.Principal, r RegisterRequest) (*Registered, error) {
-	items, err := s.DB.Get(ctx, idempotencyKey(p, r.IdempotencyKey))
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "read the idempotency key")
-	}
-	if items[0] == nil {
-		return nil, nil
+	it, err := store.One(ctx, s.DB, idempotencyKey(p, r.IdempotencyKey), "read the idempotency key")
+	if err != nil || it == nil {
+		return nil, err
 	}
 	var out *Registered
-	err = s.change(ctx, p.Workspace, p.ID, string(items[0].Value), func(sub *Subscription) (func() error, error) {
+	err = s.change(ctx, p.Workspace, p.ID, string(it.Value), func(sub *Subscription) error {
 		if sub == nil || sub.State == Disabled {
-			return nil, fault.New(fault.Invalid, "the idempotency key belongs to a subscription that has ended")
+			return fault.New(fault.Invalid, "the idempotency key belongs to a subscription that has ended")
 		}
 		if sub.Target.URL != r.Target || !slices.Equal(sub.EventURIs, r.URIs) {
-			return nil, fault.New(fault.Invalid, "the idempotency key belongs to a registration with other parameters")
+			return fault.New(fault.Invalid, "the idempotency key belongs to a registration with other parameters")
 		}
 		sub.Grant = grantOf(cat, p)
 		previous := sub.Target
 		secret, _, err := s.freshSecret(sub)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		sub.Target.Previous, sub.Target.PreviousUntil = previous.Secret, s.now().Add(s.options().RotationGrace).Unix()
 		out = &Registered{Subscription: sub, SecretType: sub.Target.Type, Secret: secret}
-		return func() error { return s.update(ctx, sub) }, nil
+		return s.update(ctx, sub)
 	})
 	if err != nil {
 		return nil, err

@@ -198,12 +198,12 @@ func (r *Review) broken(ctx context.Context, id string, now *catalog.Entry) (fea
 	if feature, known := r.verdicts.Get([2]string{id, current}); known {
 		return feature, nil
 	}
-	items, err := r.DB.Get(ctx, contractKey(id))
+	it, err := store.One(ctx, r.DB, contractKey(id), "read the contract of an event type")
 	if err != nil {
-		return "", fault.Wrap(fault.Unavailable, err, "read the contract of an event type")
+		return "", err
 	}
-	if items[0] != nil {
-		before, err := catalog.ParseContract(items[0].Value)
+	if it != nil {
+		before, err := catalog.ParseContract(it.Value)
 		if err != nil {
 			return "", err
 		}

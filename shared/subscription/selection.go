@@ -11,6 +11,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // Selection is what a name and arguments of the MCP Events extension ask for
@@ -44,9 +45,7 @@ func Select(e *catalog.Entry, raw json.RawMessage) (Selection, error) {
 	if err := checkFilters(s.Filters); err != nil {
 		return Selection{}, fault.Wrap(fault.Invalid, err, "arguments")
 	}
-	if s.Arguments, err = canonicalJSON(args); err != nil {
-		return Selection{}, err
-	}
+	s.Arguments = canonicalJSON(args)
 	if err := e.ValidateArguments(s.Arguments); err != nil {
 		return Selection{}, err
 	}
@@ -125,11 +124,7 @@ func objectOf(raw json.RawMessage) (map[string]json.RawMessage, error) {
 
 // scalar is the text of a string, a number or a boolean.
 func scalar(raw json.RawMessage) (string, bool) {
-	v, err := decodeJSON(raw)
-	if err != nil {
-		return "", false
-	}
-	switch v := v.(type) {
+	switch v := jsonrpc.Value(raw).(type) {
 	case string:
 		return v, true
 	case json.Number:
@@ -142,14 +137,11 @@ func scalar(raw json.RawMessage) (string, bool) {
 
 // canonicalJSON orders members and drops insignificant space, so that equal
 // arguments have equal bytes. Numbers keep their digits.
-func canonicalJSON(v any) (json.RawMessage, error) {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return nil, fault.Wrap(fault.Invalid, err, "arguments")
+func canonicalJSON(args map[string]json.RawMessage) json.RawMessage {
+	values := make(map[string]any, len(args))
+	for name, raw := range args {
+		values[name] = jsonrpc.Value(raw)
 	}
-	decoded, err := decodeJSON(b)
-	if err != nil {
-		return nil, fault.Wrap(fault.Invalid, err, "arguments")
-	}
-	return json.Marshal(decoded) // maps are written in the order of their keys
+	text, _ := json.Marshal(values) // of JSON; maps are written in the order of their keys
+	return text
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -125,14 +124,10 @@ type Service struct {
 	SubscriptionTopic func(id string) string
 	Now               func() time.Time
 
-	written     *bounded.Map[store.Key, bool] // items that stay as they are, by [Service.once]
-	makeWritten sync.Once
+	written bounded.Map[store.Key, bool] // items that stay as they are, by [Service.once]; what is forgotten is written once more
 	// SaveEvery is that of [periodic.Minutes], for the sweep.
 	SaveEvery time.Duration
 }
-
-// maxWritten bounds what is known to be written: what is forgotten is written once more.
-const maxWritten = 10_000
 
 // NewRate limits registrations to a number per second, with bursts of ten seconds' worth.
 func NewRate(of rate.Of) *rate.Rate {
@@ -159,21 +154,19 @@ func (s *Service) Lookup(ctx context.Context, workspace, principal, id string) (
 }
 
 func (s *Service) notifyPrincipal(ctx context.Context, workspace, principal string) {
-	if s.PrincipalTopic == nil {
-		return
-	}
-	notice, _ := json.Marshal(map[string]string{"changed": "subscriptions"})
-	if err := s.Log.Notify(ctx, workspace, s.PrincipalTopic(principal), notice); err != nil {
-		slog.WarnContext(ctx, "subscription change not announced", "error", err)
-	}
+	s.notify(ctx, workspace, s.PrincipalTopic, principal, map[string]any{"changed": "subscriptions"})
 }
 
 func (s *Service) notifySubscription(ctx context.Context, workspace, id string, state State) {
-	if s.SubscriptionTopic == nil {
+	s.notify(ctx, workspace, s.SubscriptionTopic, id, map[string]any{"uri": URI(id), "state": state})
+}
+
+func (s *Service) notify(ctx context.Context, workspace string, topic func(string) string, of string, what map[string]any) {
+	if topic == nil {
 		return
 	}
-	notice, _ := json.Marshal(map[string]any{"uri": URI(id), "state": state})
-	if err := s.Log.Notify(ctx, workspace, s.SubscriptionTopic(id), notice); err != nil {
+	notice, _ := json.Marshal(what) // texts
+	if err := s.Log.Notify(ctx, workspace, topic(of), notice); err != nil {
 		slog.WarnContext(ctx, "subscription change not announced", "error", err)
 	}
 }

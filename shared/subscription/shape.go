@@ -111,11 +111,11 @@ func Interested(ctx context.Context, db store.DB, log *eventlog.Log, workspace s
 	// Longer than the interest itself, whose renewal may come first.
 	least := log.KeptUntil().Unix()
 	shapes, name := ShapesKey(workspace, p.Shape.Scope), "i_"+p.Shape.Name
-	items, err := db.Get(ctx, shapes)
+	it, err := store.One(ctx, db, shapes, "read the interest in a shape")
 	if err != nil {
-		return eventlog.Interest{}, fault.Wrap(fault.Unavailable, err, "read the interest in a shape")
+		return eventlog.Interest{}, err
 	}
-	if items[0] == nil || items[0].Counts[name] <= least {
+	if it == nil || it.Counts[name] <= least {
 		if err := db.Write(ctx, store.Raise(shapes, name, least+int64(time.Hour/time.Second))); err != nil {
 			return eventlog.Interest{}, fault.Wrap(fault.Unavailable, err, "record the interest in a shape")
 		}

@@ -221,7 +221,7 @@ func (s *Subscription) subscribers() []store.Item {
 		sub := s.Subscriber()
 		sub.Entry, sub.Contract = p.Entry, s.Contracts[p.Entry]
 		for _, earlier := range s.Patterns[:i] {
-			if Overlaps(earlier, p) {
+			if Matches(earlier.Key, p.Key) {
 				sub.Skip = append(sub.Skip, earlier.Key)
 			}
 		}

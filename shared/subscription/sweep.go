@@ -129,7 +129,7 @@ func (s *Service) expire(ctx context.Context, e expiry, id, part string) (gone, 
 		return false, true, nil
 	}
 	if err != nil {
-		return false, false, fault.Wrap(fault.Unavailable, err, "remove the expired subscription")
+		return false, false, err
 	}
 	s.notifyPrincipal(ctx, e.Workspace, e.Principal)
 	return true, false, nil

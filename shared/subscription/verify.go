@@ -26,12 +26,8 @@ func (s *Service) verify(ctx context.Context, p auth.Principal, target, id strin
 	record := store.Key{
 		Table: store.Subscriptions, Partition: "v#" + p.Workspace + "#" + p.ID, Sort: hex.EncodeToString(h[:]),
 	}
-	items, err := s.DB.Get(ctx, record)
-	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "read the verification")
-	}
-	if items[0] != nil {
-		return nil
+	if known, err := store.One(ctx, s.DB, record, "read the verification"); err != nil || known != nil {
+		return err
 	}
 	if err := s.countVerification(ctx, target); err != nil {
 		return err
@@ -39,7 +35,7 @@ func (s *Service) verify(ctx context.Context, p auth.Principal, target, id strin
 	if err := s.Targets.Verify(ctx, target, id, key); err != nil {
 		return err
 	}
-	err = s.DB.Write(ctx, store.Put(store.Item{Key: record, Expires: s.now().Add(s.options().VerificationTTL)}))
+	err := s.DB.Write(ctx, store.Put(store.Item{Key: record, Expires: s.now().Add(s.options().VerificationTTL)}))
 	return fault.Wrap(fault.Unavailable, err, "record the verification")
 }
 

@@ -45,11 +45,11 @@ func DecodeStatus(it *store.Item) (Status, error) {
 }
 
 func (s *Service) status(ctx context.Context, workspace, id string) (Status, error) {
-	items, err := s.DB.Get(ctx, StatusKey(workspace, id))
+	it, err := store.One(ctx, s.DB, StatusKey(workspace, id), "read the status of a subscription")
 	if err != nil {
-		return Status{}, fault.Wrap(fault.Unavailable, err, "read the status of a subscription")
+		return Status{}, err
 	}
-	return DecodeStatus(items[0])
+	return DecodeStatus(it)
 }
 
 // View is a subscription as its owner sees it: no secret is in it.

@@ -134,11 +134,11 @@ func (s *Service) quota(ctx context.Context, workspace, principal string) int64 
 
 // Used is how many subscriptions count towards the quota of a principal; with "", towards that of the workspace.
 func (s *Service) Used(ctx context.Context, workspace, principal string) (int64, error) {
-	items, err := s.DB.Get(ctx, quotaKey(workspace, principal))
-	if err != nil || items[0] == nil {
-		return 0, fault.Wrap(fault.Unavailable, err, "read a quota")
+	it, err := store.One(ctx, s.DB, quotaKey(workspace, principal), "read a quota")
+	if err != nil || it == nil {
+		return 0, err
 	}
-	return max(0, items[0].Counts[quotaCount]), nil
+	return max(0, it.Counts[quotaCount]), nil
 }
 
 // remove takes a subscription's items away, with the extra operations given. With
@@ -170,7 +170,7 @@ func (s *Service) remove(ctx context.Context, sub *Subscription, keep bool, extr
 		}
 	}
 	if err := s.DB.Write(ctx, ops...); err != nil {
-		return err
+		return fault.Wrap(fault.Unavailable, err, "end the subscription")
 	}
 	if s.Ended != nil {
 		s.Ended(sub.ID)
@@ -192,31 +192,22 @@ const disabledKept = 7 * 24 * time.Hour
 
 // load reads a principal's subscription; nil when there is none.
 func (s *Service) load(ctx context.Context, workspace, principal, id string) (*Subscription, error) {
-	items, err := s.DB.Get(ctx, recordKey(workspace, principal, id))
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "read the subscription")
+	it, err := store.One(ctx, s.DB, recordKey(workspace, principal, id), "read the subscription")
+	if err != nil || it == nil {
+		return nil, err
 	}
-	if items[0] == nil {
-		return nil, nil
-	}
-	return decodeRecord(items[0])
+	return decodeRecord(it)
 }
 
-// change has decide change a subscription, nil if there is none, and does the write that it returned, if any; again
-// as long as another writer was first.
-func (s *Service) change(ctx context.Context, workspace, principal, id string, decide func(*Subscription) (write func() error, err error)) error {
+// change has apply change and write a subscription, nil if there is none; again as long as another writer was first.
+func (s *Service) change(ctx context.Context, workspace, principal, id string, apply func(*Subscription) error) error {
 	for {
 		sub, err := s.load(ctx, workspace, principal, id)
 		if err != nil {
 			return err
 		}
-		write, err := decide(sub)
-		if err != nil || write == nil {
+		if err = apply(sub); !errors.Is(err, store.ErrConflict) {
 			return err
-		}
-		err = write()
-		if !errors.Is(err, store.ErrConflict) {
-			return fault.Wrap(fault.Unavailable, err, "write the subscription")
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()

@@ -92,11 +92,7 @@ func (x *exchange) got(info httptrace.GotConnInfo) {
 	x.end()
 	x.reach()
 	below := info.Conn
-	for {
-		t, ok := below.(*tls.Conn)
-		if !ok {
-			break
-		}
+	if t, ok := below.(*tls.Conn); ok {
 		below = t.NetConn()
 	}
 	if c, ok := below.(*conn); ok {

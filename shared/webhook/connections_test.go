@@ -62,8 +62,8 @@ func TestSend_Connections(t *testing.T) {
 		port := strconv.Itoa(int(portOf(t, srv.URL)))
 		const idle, workers, hosts = 40, 16, 2000
 		s := open(t, Options{
-			IdleConns: idle,
-			Guard:     &Guard{AllowInsecure: true, Resolver: newNameServer(t, localhost).resolver()},
+			MaxConns: 2 * idle,
+			Guard:    &Guard{AllowInsecure: true, Resolver: newNameServer(t, localhost).resolver()},
 		})
 		next := make(chan int, workers)
 		var wg sync.WaitGroup

@@ -24,7 +24,7 @@ import (
 // ports 443 and 8443. A Guard must not be changed while in use.
 type Guard struct {
 	// AllowInsecure also allows http, private addresses and every port; for
-	// development only. Metadata addresses, DenyNets and BlockedHosts stay refused.
+	// development only. Metadata addresses and BlockedHosts stay refused.
 	AllowInsecure bool
 	// Ports replaces the allowed ports.
 	Ports []uint16
@@ -34,8 +34,6 @@ type Guard struct {
 	BlockedHosts []string
 	// AllowNets are networks of the operator's own that are targets on purpose.
 	AllowNets []netip.Prefix
-	// DenyNets are refused beyond what is not globally routable.
-	DenyNets []netip.Prefix
 	// Resolver resolves names; nil is the system's.
 	Resolver *net.Resolver
 	// Dialed, if set, is called with each address just before it is connected to.

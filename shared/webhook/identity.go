@@ -55,19 +55,17 @@ type jwks struct {
 	Keys []jwk `json:"keys"`
 }
 
-// JWKS is the document for /.well-known/mcp-webhook-jwks.json: all published
-// keys, each with its RFC 7638 thumbprint as kid. A nil identity publishes none.
+// JWKS is the document for /.well-known/mcp-webhook-jwks.json: the public key, with its
+// RFC 7638 thumbprint as kid. A nil identity publishes none.
 func (i *Identity) JWKS() []byte {
 	doc := jwks{Keys: []jwk{}}
 	if i != nil {
-		for _, pub := range i.published {
-			x := base64.RawURLEncoding.EncodeToString(pub)
-			print := sha256.Sum256([]byte(`{"crv":"Ed25519","kty":"OKP","x":"` + x + `"}`))
-			doc.Keys = append(doc.Keys, jwk{
-				KeyType: "OKP", Curve: "Ed25519", X: x, ID: base64.RawURLEncoding.EncodeToString(print[:]),
-				Use: "sig", Algorithm: "EdDSA",
-			})
-		}
+		x := base64.RawURLEncoding.EncodeToString(i.key.Public().(ed25519.PublicKey))
+		print := sha256.Sum256([]byte(`{"crv":"Ed25519","kty":"OKP","x":"` + x + `"}`))
+		doc.Keys = append(doc.Keys, jwk{
+			KeyType: "OKP", Curve: "Ed25519", X: x, ID: base64.RawURLEncoding.EncodeToString(print[:]),
+			Use: "sig", Algorithm: "EdDSA",
+		})
 	}
 	b, _ := json.Marshal(doc) // strings only
 	return b

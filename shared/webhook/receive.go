@@ -69,8 +69,7 @@ type Received struct {
 	Header http.Header
 }
 
-// DefaultMaxReceived is how large a body a [ReceiverHandler] takes by default, in
-// bytes: the largest webhook there is, and as much again.
+// DefaultMaxReceived is how large a body a [ReceiverHandler] takes, in bytes: the largest webhook there is, and as much again.
 const DefaultMaxReceived = 2 * MaxBody
 
 // ReceiverHandler is an endpoint for webhooks. It verifies every request, answers
@@ -86,8 +85,6 @@ type ReceiverHandler struct {
 	Secrets func(subscription string) []string
 	// Deliver takes a webhook. It must be idempotent by ID, and quick: the sender waits.
 	Deliver func(context.Context, Received) error
-	// MaxBody is the largest body in bytes ([DefaultMaxReceived]).
-	MaxBody int64
 }
 
 func (h *ReceiverHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -96,11 +93,7 @@ func (h *ReceiverHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "POST webhooks here", http.StatusMethodNotAllowed)
 		return
 	}
-	limit := h.MaxBody
-	if limit == 0 {
-		limit = DefaultMaxReceived
-	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, DefaultMaxReceived))
 	if err != nil {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			http.Error(w, "too large", http.StatusRequestEntityTooLarge)

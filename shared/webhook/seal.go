@@ -51,41 +51,41 @@ func GenerateKeyset() (private, public []byte, err error) {
 // AddKey is the first step of a rotation: the private keyset with one more key,
 // which nothing is sealed with yet. Once every sender holds it, [PromoteKey] follows.
 func AddKey(private []byte) ([]byte, error) {
-	m, err := manager(private)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := m.Add(hybrid.DHKEM_X25519_HKDF_SHA256_HKDF_SHA256_AES_256_GCM_Key_Template()); err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "add a sealing key")
-	}
-	h, err := m.Handle()
-	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "add a sealing key")
-	}
-	out, _, err := writeKeysets(h)
+	out, _, err := changeKeys(private, "add a sealing key", func(m *keyset.Manager) error {
+		_, err := m.Add(hybrid.DHKEM_X25519_HKDF_SHA256_HKDF_SHA256_AES_256_GCM_Key_Template())
+		return err
+	})
 	return out, err
 }
 
 // PromoteKey is the second step of a rotation: the key added last becomes the
 // one that new secrets are sealed with. Older keys stay and open what they sealed.
 func PromoteKey(private []byte) (newPrivate, public []byte, err error) {
-	m, err := manager(private)
+	return changeKeys(private, "promote a sealing key", func(m *keyset.Manager) error {
+		h, err := m.Handle()
+		if err != nil {
+			return err
+		}
+		newest, err := h.Entry(h.Len() - 1) // keys are in the order in which they were added
+		if err != nil {
+			return err
+		}
+		return m.SetPrimary(newest.KeyID())
+	})
+}
+
+// changeKeys writes the keysets after a change.
+func changeKeys(private []byte, what string, change func(*keyset.Manager) error) (newPrivate, public []byte, err error) {
+	h, err := readPrivate(private)
 	if err != nil {
 		return nil, nil, err
 	}
-	h, err := m.Handle()
+	m := keyset.NewManagerFromHandle(h)
+	if err = change(m); err == nil {
+		h, err = m.Handle()
+	}
 	if err != nil {
-		return nil, nil, fault.Wrap(fault.Internal, err, "promote a sealing key")
-	}
-	newest, err := h.Entry(h.Len() - 1) // keys are in the order in which they were added
-	if err != nil {
-		return nil, nil, fault.Wrap(fault.Internal, err, "promote a sealing key")
-	}
-	if err := m.SetPrimary(newest.KeyID()); err != nil {
-		return nil, nil, fault.Wrap(fault.Internal, err, "promote a sealing key")
-	}
-	if h, err = m.Handle(); err != nil {
-		return nil, nil, fault.Wrap(fault.Internal, err, "promote a sealing key")
+		return nil, nil, fault.Wrap(fault.Internal, err, "%s", what)
 	}
 	return writeKeysets(h)
 }
@@ -98,14 +98,6 @@ func PublicKeyset(private []byte) ([]byte, error) {
 	}
 	_, public, err := writeKeysets(h)
 	return public, err
-}
-
-func manager(private []byte) (*keyset.Manager, error) {
-	h, err := readPrivate(private)
-	if err != nil {
-		return nil, err
-	}
-	return keyset.NewManagerFromHandle(h), nil
 }
 
 func readPrivate(private []byte) (*keyset.Handle, error) {

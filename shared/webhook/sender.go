@@ -33,19 +33,11 @@ type Options struct {
 	// ConnsPerHost bounds the connections to one host and port, busy or idle (128).
 	// A request over it waits, within its own timeout.
 	ConnsPerHost int
-	// IdleConns bounds the idle connections to all hosts together (512).
-	IdleConns int
 	// MaxConns bounds the open connections to all hosts together, busy or idle (by
 	// default what [descriptors.Outgoing] leaves for them). At the bound idle ones are
 	// closed; then a request waits, within its own timeout, and is [Internal]
-	// after it. ConnsPerHost and IdleConns are at most half of it.
+	// after it. ConnsPerHost and the idle connections are at most half of it.
 	MaxConns int
-	// IdleTimeout is how long an idle connection is kept (60 s).
-	IdleTimeout time.Duration
-	// Proxy is an http or https proxy that webhooks go through; nil is none, and
-	// the environment's is never used. A proxy resolves and connects itself: addresses
-	// are then its duty, and only the checks on URLs remain here.
-	Proxy *url.URL
 	// Challenges bounds verifications per host: so many at once, and then one a
 	// second (100).
 	Challenges int
@@ -92,13 +84,14 @@ type Request struct {
 	At time.Time
 }
 
+// maxIdle is how many idle connections to all hosts together are kept.
+const maxIdle = 512
+
 // NewSender makes a sender. Close ends its idle connections.
 func NewSender(o Options) *Sender {
 	o.MaxConns = cmp.Or(o.MaxConns, descriptors.Outgoing())
 	o.ConnsPerHost = min(cmp.Or(o.ConnsPerHost, 128), max(1, o.MaxConns/2))
-	o.IdleConns = min(cmp.Or(o.IdleConns, 512), max(1, o.MaxConns/2))
 	o.Challenges = cmp.Or(o.Challenges, 100)
-	o.IdleTimeout = cmp.Or(o.IdleTimeout, time.Minute)
 	o.Guard = cmp.Or(o.Guard, &Guard{})
 	o.UserAgent = cmp.Or(o.UserAgent, "mcp-events/dev")
 	if o.Now == nil {
@@ -118,8 +111,7 @@ func NewSender(o Options) *Sender {
 		ClientSessionCache: tls.NewLRUClientSessionCache(1024),
 	}
 	s.transport = &http.Transport{
-		Proxy:       nil,
-		DialContext: s.connect,
+		DialContext: s.connect, // and no proxy of the environment
 		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return s.dialTLS(ctx, network, address, config)
 		},
@@ -128,9 +120,8 @@ func NewSender(o Options) *Sender {
 		DisableCompression:     true, // an answer is bounded as it comes, not as it unpacks
 		MaxConnsPerHost:        o.ConnsPerHost,
 		MaxIdleConnsPerHost:    o.ConnsPerHost,
-		MaxIdleConns:           o.IdleConns,
-		IdleConnTimeout:        o.IdleTimeout,
-		TLSHandshakeTimeout:    connectTimeout, // through a proxy; the exchange's end does not end a dial
+		MaxIdleConns:           min(maxIdle, max(1, o.MaxConns/2)),
+		IdleConnTimeout:        time.Minute,
 		MaxResponseHeaderBytes: maxAnswerHeader,
 		WriteBufferSize:        8 << 10, // headers and an ordinary body in one write
 		HTTP2: &http.HTTP2Config{
@@ -138,12 +129,6 @@ func NewSender(o Options) *Sender {
 			SendPingTimeout: 15 * time.Second, PingTimeout: 5 * time.Second, WriteByteTimeout: 10 * time.Second,
 			MaxReceiveBufferPerStream: 64 << 10, MaxReceiveBufferPerConnection: 1 << 20,
 		},
-	}
-	if o.Proxy != nil {
-		s.transport.Proxy = http.ProxyURL(o.Proxy)
-		direct := &net.Dialer{Timeout: connectTimeout}
-		s.transport.DialContext = s.bounded(direct.DialContext) // connects to nothing but the proxy
-		s.transport.DialTLSContext = nil
 	}
 	return s
 }

@@ -46,29 +46,18 @@ func signHub(secret, body []byte) string {
 
 // Identity signs with ed25519 beside the shared secrets (Standard Webhooks v1a),
 // so that a receiver can tell the server even from somebody who has the secret.
-// Its public keys are served as a JWKS.
-type Identity struct {
-	key       ed25519.PrivateKey
-	published []ed25519.PublicKey
-}
+// Its public key is served as a JWKS.
+type Identity struct{ key ed25519.PrivateKey }
 
-// NewIdentity signs with key. Also holds public keys to publish beside it: the
-// one that signed before, or the one that will sign next.
-func NewIdentity(key ed25519.PrivateKey, also ...ed25519.PublicKey) *Identity {
-	return &Identity{key: key, published: append([]ed25519.PublicKey{key.Public().(ed25519.PublicKey)}, also...)}
-}
+// NewIdentity signs with key.
+func NewIdentity(key ed25519.PrivateKey) *Identity { return &Identity{key} }
 
 // Sign makes one v1a signature over the same bytes as [Sign].
 func (i *Identity) Sign(id string, at time.Time, body []byte) string {
-	return "v1a," + base64.StdEncoding.EncodeToString(ed25519.Sign(i.key, signed(id, at.Unix(), body)))
+	return "v1a," + base64.StdEncoding.EncodeToString(ed25519.Sign(i.key, append(preamble(nil, id, at.Unix()), body...)))
 }
 
-// signed is what a signature covers.
-func signed(id string, at int64, body []byte) []byte {
-	return append(preamble(make([]byte, 0, len(id)+22+len(body)), id, at), body...)
-}
-
-// preamble is the part of it before the body.
+// preamble is what a signature covers before the body.
 func preamble(b []byte, id string, at int64) []byte {
 	b = append(b, id...)
 	b = append(b, '.')

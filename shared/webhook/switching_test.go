@@ -3,10 +3,8 @@ package webhook
 import (
 	"bufio"
 	"crypto/tls"
-	"crypto/x509"
 	"io"
 	"net"
-	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -31,18 +29,16 @@ func TestSend_SwitchingProtocols(t *testing.T) {
 	direct := func(t *testing.T) (*Sender, string) {
 		return open(t, Options{}), "http://" + raw(t, switching)
 	}
-	proxied := func(t *testing.T) (*Sender, string) {
-		u := &url.URL{Scheme: "http", Host: raw(t, switching)}
-		return open(t, Options{Proxy: u}), "http://hooks.example.com"
-	}
-	tunnelled := func(t *testing.T) (*Sender, string) {
+	encrypted := func(t *testing.T) (*Sender, string) {
 		cert, trust := certificate(t, "hooks.example.com", time.Now().Add(time.Hour))
-		return tunnel(t, trust, func(c net.Conn) {
-			switching(tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}}), nil)
-		})
+		_, port, _ := net.SplitHostPort(raw(t, func(c net.Conn, done <-chan struct{}) {
+			switching(tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}}), done)
+		}))
+		guard := &Guard{AllowInsecure: true, Resolver: newNameServer(t, localhost).resolver()}
+		return open(t, Options{RootCAs: trust, Guard: guard}), "https://hooks.example.com:" + port
 	}
 	for name, start := range map[string]func(*testing.T) (*Sender, string){
-		"directly": direct, "through a proxy": proxied, "through a proxy with TLS": tunnelled,
+		"directly": direct, "with TLS": encrypted,
 	} {
 		t.Run("WHK-17 "+name, func(t *testing.T) {
 			s, target := start(t)
@@ -86,28 +82,4 @@ func sendWithin(t *testing.T, s *Sender, r Request) Outcome {
 		t.Error("WHK-11 Send does not return")
 		return Outcome{}
 	}
-}
-
-// tunnel is a sender with a proxy that hands each tunnel to handle.
-func tunnel(t *testing.T, trust *x509.CertPool, handle func(net.Conn)) (*Sender, string) {
-	t.Helper()
-	proxy := raw(t, answering(func(c net.Conn, _ *bufio.Reader) {
-		if _, err := io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n"); err == nil {
-			handle(c)
-		}
-	}))
-	return open(t, Options{RootCAs: trust, Proxy: &url.URL{Scheme: "http", Host: proxy}}), "https://hooks.example.com"
-}
-
-// TestSend_TunnelWithoutHandshake shows that a dial through a proxy ends too: it
-// outlives the exchange for which it began.
-func TestSend_TunnelWithoutHandshake(t *testing.T) {
-	s, target := tunnel(t, nil, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
-	check := baseline(t)
-	r := request(target)
-	r.Timeout = 100 * time.Millisecond
-	if o := s.Send(t.Context(), r); o.Category != Timeout {
-		t.Errorf("got %+v", o)
-	}
-	check()
 }

@@ -14,12 +14,16 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // claims are those of a token whose signature was verified.
 type claims struct {
 	josejwt.Claims
 	all map[string]json.RawMessage
+
+	issuer     *keySet // whose keys it was verified by
+	generation int64   // of these, at the least
 }
 
 // validate says why a token with a good signature is not good here, or "".
@@ -101,10 +105,7 @@ func PrincipalID(issuer, claim, value string) string {
 
 // text is the value of a claim that is one string; else "".
 func (c *claims) text(name string) string {
-	var s string
-	if json.Unmarshal(c.all[name], &s) != nil {
-		return ""
-	}
+	s, _ := jsonrpc.String(c.all[name])
 	return s
 }
 
@@ -138,37 +139,22 @@ func (c *claims) texts() map[string][]string {
 
 // values are the texts of a string, of a number as it is written, or of an array of
 // these; nil for anything else.
-func values(raw json.RawMessage) []string {
+func values(raw json.RawMessage) (out []string) {
 	if len(raw) == 0 {
 		return nil
 	}
-	if raw[0] != '[' {
-		if v, ok := value(raw); ok {
-			return []string{v}
-		}
-		return nil
+	claim := jsonrpc.Value(raw)
+	items, ok := claim.([]any)
+	if !ok {
+		items = []any{claim}
 	}
-	var items []json.RawMessage
-	if json.Unmarshal(raw, &items) != nil {
-		return nil
-	}
-	var out []string
 	for _, item := range items {
-		if v, ok := value(item); ok {
+		switch v := item.(type) {
+		case string:
 			out = append(out, v)
+		case json.Number:
+			out = append(out, v.String())
 		}
 	}
 	return out
-}
-
-func value(raw json.RawMessage) (string, bool) {
-	switch c := raw[0]; {
-	case c == '"':
-		var s string
-		err := json.Unmarshal(raw, &s)
-		return s, err == nil
-	case c == '-' || c >= '0' && c <= '9':
-		return string(raw), true
-	}
-	return "", false
 }

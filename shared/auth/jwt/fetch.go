@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
@@ -165,13 +165,8 @@ func secureURL(text string) (*url.URL, error) {
 	if err != nil || u.Host == "" || u.Fragment != "" || u.User != nil {
 		return nil, fault.New(fault.Invalid, "%.200q is not the URL of a server", text)
 	}
-	if u.Scheme == "https" || u.Scheme == "http" && local(u.Hostname()) {
+	if u.Scheme == "https" || u.Scheme == "http" && auth.Loopback(u.Hostname()) {
 		return u, nil
 	}
 	return nil, fault.New(fault.Invalid, "%.200q is not https", text)
-}
-
-func local(host string) bool {
-	ip := net.ParseIP(host)
-	return strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback()
 }

@@ -11,10 +11,12 @@
 package jwt
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -70,20 +72,16 @@ type Authenticator struct {
 	options    Options
 	algorithms []jose.SignatureAlgorithm
 	issuers    map[string]*keySet
-	resource   resource
+	metadata   *url.URL // of the MCP endpoint as the outside sees it
 	good       tokens
 }
 
 // New checks the options; an error is of kind fault.Invalid.
 func New(o Options) (*Authenticator, error) {
-	if o.PrincipalClaim == "" {
-		o.PrincipalClaim = "sub"
-	}
+	o.PrincipalClaim = cmp.Or(o.PrincipalClaim, "sub")
+	o.Log = cmp.Or(o.Log, slog.Default())
 	if o.Now == nil {
 		o.Now = time.Now
-	}
-	if o.Log == nil {
-		o.Log = slog.Default()
 	}
 	if o.Client == nil {
 		o.Client = newClient()
@@ -91,12 +89,14 @@ func New(o Options) (*Authenticator, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	res, err := parseResource(o.Audience[0])
+	metadata, err := metadataURL(o.Audience[0])
 	if err != nil {
 		return nil, err
 	}
-	a := &Authenticator{options: o, issuers: map[string]*keySet{}, resource: res}
-	a.good = tokens{bounded.NewMap[[sha256.Size]byte, verified](maxVerified)}
+	a := &Authenticator{
+		options: o, issuers: map[string]*keySet{}, metadata: metadata,
+		good: tokens{bounded.NewMap[[sha256.Size]byte, verified](maxVerified)},
+	}
 	for _, name := range o.Algorithms {
 		a.algorithms = append(a.algorithms, jose.SignatureAlgorithm(name))
 	}
@@ -136,8 +136,8 @@ func (o *Options) check() error {
 			return invalid("--jwt-issuer: %.200q has a query", issuer)
 		}
 	}
-	for _, url := range o.JWKS {
-		if _, err := secureURL(url); err != nil {
+	for _, keys := range o.JWKS {
+		if _, err := secureURL(keys); err != nil {
 			return fault.Wrap(fault.Invalid, err, "--jwt-jwks-url")
 		}
 	}
@@ -163,7 +163,7 @@ func (a *Authenticator) Authenticate(ctx context.Context, h http.Header) (auth.P
 	if who, ok := a.good.find(text, a.options.Now()); ok {
 		return who, nil
 	}
-	c, by, err := a.verify(ctx, text)
+	c, err := a.verify(ctx, text)
 	if err != nil {
 		return auth.Principal{}, err
 	}
@@ -172,7 +172,7 @@ func (a *Authenticator) Authenticate(ctx context.Context, h http.Header) (auth.P
 	}
 	who, err := a.principal(ctx, c)
 	if err == nil {
-		a.good.keep(text, who, by.issuer, by.generation, a.options.Now())
+		a.good.keep(text, who, c, a.options.Now())
 	}
 	return who, err
 }
@@ -186,46 +186,40 @@ func (a *Authenticator) refused(ctx context.Context, reason string) error {
 // verify reads a token, finds the keys of its issuer, and verifies the signature.
 // Nothing of a token is believed before, but what selects a key. A key that the
 // token brings itself (jwk, jku, x5c) is never looked at.
-func (a *Authenticator) verify(ctx context.Context, text string) (_ *claims, by signer, err error) {
+func (a *Authenticator) verify(ctx context.Context, text string) (*claims, error) {
 	token, err := josejwt.ParseSigned(text, a.algorithms)
 	if err != nil {
-		return nil, by, a.refused(ctx, "it is malformed, or its algorithm is not allowed")
+		return nil, a.refused(ctx, "it is malformed, or its algorithm is not allowed")
 	}
 	header := token.Headers[0]
 	if !accessToken(header) {
-		return nil, by, a.refused(ctx, "its type is not that of an access token")
+		return nil, a.refused(ctx, "its type is not that of an access token")
 	}
 	var unverified struct {
 		Issuer string `json:"iss"`
 	}
 	if token.UnsafeClaimsWithoutVerification(&unverified) != nil {
-		return nil, by, a.refused(ctx, "its claims are malformed")
+		return nil, a.refused(ctx, "its claims are malformed")
 	}
 	issuer := a.issuers[unverified.Issuer]
 	if issuer == nil {
-		return nil, by, a.refused(ctx, "its issuer is not configured")
+		return nil, a.refused(ctx, "its issuer is not configured")
 	}
-	by = signer{issuer, issuer.generation.Load()} // before the keys are looked up
+	generation := issuer.generation.Load() // before the keys are looked up
 	keys, err := issuer.find(ctx, header.KeyID, jose.SignatureAlgorithm(header.Algorithm))
 	if err != nil {
-		return nil, by, err
+		return nil, err
 	}
 	for _, key := range keys {
-		c := &claims{}
+		c := &claims{issuer: issuer, generation: generation}
 		if token.Claims(key.Key, &c.Claims, &c.all) == nil {
-			return c, by, nil
+			return c, nil
 		}
 	}
 	if len(keys) == 0 {
-		return nil, by, a.refused(ctx, "its issuer has no such key")
+		return nil, a.refused(ctx, "its issuer has no such key")
 	}
-	return nil, by, a.refused(ctx, "its signature or its claims are wrong")
-}
-
-// signer is whose keys a token was verified by, of this generation at the least.
-type signer struct {
-	issuer     *keySet
-	generation int64
+	return nil, a.refused(ctx, "its signature or its claims are wrong")
 }
 
 // accessToken decides by the header typ (RFC 9068, section 2.1). Many servers say just JWT,

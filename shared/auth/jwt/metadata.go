@@ -16,34 +16,27 @@ import (
 // resource with a path has it after.
 const WellKnown = "/.well-known/oauth-protected-resource"
 
-// resource is the MCP endpoint as the outside sees it.
-type resource struct {
-	url      string // its identifier
-	metadata string // the URL of its metadata
-}
-
 // resourcePath is a path without what would have to be encoded or resolved.
 var resourcePath = regexp.MustCompile(`^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?$`)
 
-// parseResource reads a resource identifier (RFC 8707, section 2): a URL without a fragment.
-func parseResource(text string) (resource, error) {
+// metadataURL is where the metadata of a resource is, by its identifier (RFC 8707, section 2): a URL without a fragment.
+func metadataURL(text string) (*url.URL, error) {
 	u, err := secureURL(text)
 	if err != nil {
-		return resource{}, fault.Wrap(fault.Invalid, err, "--jwt-audience must begin with the URL of the MCP endpoint")
+		return nil, fault.Wrap(fault.Invalid, err, "--jwt-audience must begin with the URL of the MCP endpoint")
 	}
 	if u.RawQuery != "" {
-		return resource{}, fault.New(fault.Invalid, "--jwt-audience: %.200q has a query", text)
+		return nil, fault.New(fault.Invalid, "--jwt-audience: %.200q has a query", text)
 	}
 	if !resourcePath.MatchString(u.Path) {
-		return resource{}, fault.New(fault.Invalid, "--jwt-audience: %.200q has a path that is not simple", text)
+		return nil, fault.New(fault.Invalid, "--jwt-audience: %.200q has a path that is not simple", text)
 	}
-	meta := url.URL{Scheme: u.Scheme, Host: u.Host, Path: WellKnown + strings.TrimSuffix(u.Path, "/")}
-	return resource{url: text, metadata: meta.String()}, nil
+	return &url.URL{Scheme: u.Scheme, Host: u.Host, Path: WellKnown + strings.TrimSuffix(u.Path, "/")}, nil
 }
 
 // MetadataURL is where clients find the metadata of this resource; a 401 and a 403
 // name it (RFC 9728, section 5.1).
-func (a *Authenticator) MetadataURL() string { return a.resource.metadata }
+func (a *Authenticator) MetadataURL() string { return a.metadata.String() }
 
 // metadata is the document (RFC 9728, section 2).
 type metadata struct {
@@ -59,7 +52,7 @@ type metadata struct {
 // pages included; there is no secret in it.
 func (a *Authenticator) Mount(mux *http.ServeMux) {
 	body, _ := json.Marshal(metadata{ // strings only
-		Resource: a.resource.url, AuthorizationServers: a.options.Issuers,
+		Resource: a.options.Audience[0], AuthorizationServers: a.options.Issuers,
 		Scopes: auth.Scopes(), Methods: []string{"header"}, Name: "mcp-events",
 	})
 	serve := func(w http.ResponseWriter, r *http.Request) {
@@ -75,8 +68,7 @@ func (a *Authenticator) Mount(mux *http.ServeMux) {
 		h.Set("Cache-Control", "public, max-age=300")
 		_, _ = w.Write(body) // the caller may be gone
 	}
-	own, _ := url.Parse(a.resource.metadata) // made above
-	paths := []string{WellKnown, WellKnown + "/mcp", own.Path}
+	paths := []string{WellKnown, WellKnown + "/mcp", a.metadata.Path}
 	slices.Sort(paths)
 	for _, path := range slices.Compact(paths) {
 		for _, method := range []string{http.MethodGet, http.MethodOptions} { // GET stands for HEAD too

@@ -2,6 +2,7 @@ package jwt
 
 import (
 	"crypto/sha256"
+	"slices"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -26,7 +27,7 @@ const (
 type verified struct {
 	who    auth.Principal
 	issuer *keySet
-	keys   int64     // the generation that it was verified by
+	keys   int64     // the generation that it was verified by, or one before
 	until  time.Time // is not used from then on
 }
 
@@ -43,19 +44,10 @@ func (t tokens) find(text string, now time.Time) (auth.Principal, bool) {
 	return v.who, true
 }
 
-// keep remembers a token that was verified by keys of the given generation or a later one.
-func (t tokens) keep(text string, who auth.Principal, issuer *keySet, generation int64, now time.Time) {
-	until := earliest(now.Add(remember), who.Expires, issuer.freshUntil())
+// keep remembers a token that was verified.
+func (t tokens) keep(text string, who auth.Principal, c *claims, now time.Time) {
+	until := slices.MinFunc([]time.Time{now.Add(remember), who.Expires, c.issuer.freshUntil()}, time.Time.Compare)
 	if now.Before(until) {
-		t.Put(sha256.Sum256([]byte(text)), verified{who, issuer, generation, until})
+		t.Put(sha256.Sum256([]byte(text)), verified{who, c.issuer, c.generation, until})
 	}
-}
-
-func earliest(first time.Time, more ...time.Time) time.Time {
-	for _, t := range more {
-		if t.Before(first) {
-			first = t
-		}
-	}
-	return first
 }

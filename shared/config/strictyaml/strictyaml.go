@@ -103,13 +103,10 @@ func (f *File) Add(line int, format string, args ...any) {
 // part was read without one.
 func (f *File) Count() int { return len(f.faults) + f.more }
 
-// Failed reports whether a fault was found.
-func (f *File) Failed() bool { return len(f.faults) > 0 }
-
 // Err is nil without faults, else of kind fault.Invalid: one line for each
 // fault in the order of the file ("catalog.yaml:12: …"), with the []Fault as its data.
 func (f *File) Err() error {
-	if !f.Failed() {
+	if len(f.faults) == 0 {
 		return nil
 	}
 	slices.SortStableFunc(f.faults, func(a, b Fault) int { return a.Line - b.Line })

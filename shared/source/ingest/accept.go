@@ -3,7 +3,6 @@ package ingest
 import (
 	"cmp"
 	"context"
-	"log/slog"
 	"strings"
 	"time"
 
@@ -14,17 +13,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// acceptor publishes what requests become, those that come and those that are tried again.
-type acceptor struct {
-	catalogs  catalog.Source
-	publisher Publisher
-	seen      Seen
-	log       *slog.Logger
-}
-
 // accept makes an event of the document of a request, and returns when it is durable. What is known of the event gets into
 // o, also if it is refused.
-func (a acceptor) accept(ctx context.Context, s source.Source, doc any, who identity, now time.Time, o *Outcome) ([]publish.Accepted, error) {
+func (in *Intake) accept(ctx context.Context, s source.Source, doc any, who identity, now time.Time, o *Outcome) ([]publish.Accepted, error) {
 	event, err := s.Map(doc)
 	if err != nil || event == nil {
 		o.Kind = Unmatched
@@ -35,14 +26,14 @@ func (a acceptor) accept(ctx context.Context, s source.Source, doc any, who iden
 		event.ID = who.body
 	}
 	o.Name, o.ID = event.Name, event.ID
-	input, err := toInput(ctx, a.catalogs, s, event)
+	input, _, err := in.toInput(ctx, s, event)
 	if err != nil {
 		return nil, err
 	}
 	o.URI = input.URI
 	keys := who.accepted(s, event.ID)
 	last := len(keys) - 1
-	end, err := a.seen.begin(ctx, now, keys[last], input)
+	end, err := in.Seen.begin(ctx, now, keys[last], input)
 	if err != nil {
 		return nil, err
 	}
@@ -50,33 +41,33 @@ func (a acceptor) accept(ctx context.Context, s source.Source, doc any, who iden
 	if end != nil {
 		defer func() { end(added) }()
 	}
-	all, err := a.seen.Known(ctx, now, keys)
+	all, err := in.Seen.Known(ctx, now, keys)
 	if err != nil {
 		return nil, err
 	}
 	if known := cmp.Or(all...); known != nil {
 		o.Kind, o.ID = Duplicate, known.ID
 		if added = all[last] == nil; added { // its replays may have another id; this id may be the invention of one
-			a.add(ctx, s, now, keys[last:], *known)
+			in.remember(ctx, s, now, keys[last:], *known)
 		}
 		return []publish.Accepted{*known}, nil
 	}
 	if end == nil {
 		return nil, fault.New(fault.Unavailable, "the same request is being accepted under another id; try again")
 	}
-	accepted, err := a.publisher.Accept(ctx, Principal(s), []publish.Input{input})
+	accepted, err := in.Publisher.Accept(ctx, Principal(s), []publish.Input{input})
 	if err != nil {
 		return nil, unfit(err)
 	}
 	o.Kind, o.ID, added = Accepted, accepted[0].ID, true
-	a.add(ctx, s, now, keys, accepted[0])
+	in.remember(ctx, s, now, keys, accepted[0])
 	return accepted, nil
 }
 
-// add records what was accepted. If it fails a redelivery may be one more event; none is lost.
-func (a acceptor) add(ctx context.Context, s source.Source, now time.Time, keys []store.Key, accepted publish.Accepted) {
-	if err := a.seen.Add(ctx, now, keys, accepted); err != nil {
-		a.log.WarnContext(ctx, "source id not recorded", "source", s.Name, "error", err)
+// remember records what was accepted or kept. If it fails there may be one more of it; none is lost.
+func (in *Intake) remember(ctx context.Context, s source.Source, now time.Time, keys []store.Key, accepted publish.Accepted) {
+	if err := in.Seen.Add(ctx, now, keys, accepted); err != nil {
+		in.log().WarnContext(ctx, "source id not recorded", "source", s.Name, "error", err)
 	}
 }
 
@@ -102,12 +93,13 @@ func isUnfit(err error) bool {
 }
 
 // toInput addresses an event by the catalog of its source's workspace.
-func toInput(ctx context.Context, catalogs catalog.Source, s source.Source, e *source.Event) (publish.Input, error) {
-	cat, err := catalogs.Catalog(ctx, s.Workspace)
+func (in *Intake) toInput(ctx context.Context, s source.Source, e *source.Event) (publish.Input, *catalog.Catalog, error) {
+	cat, err := in.Catalogs.Catalog(ctx, s.Workspace)
 	if err != nil {
-		return publish.Input{}, fault.Wrap(fault.Unavailable, err, "look up the event types")
+		return publish.Input{}, nil, fault.Wrap(fault.Unavailable, err, "look up the event types")
 	}
-	return address(cat, s, e)
+	input, err := address(cat, s, e)
+	return input, cat, err
 }
 
 func address(cat *catalog.Catalog, s source.Source, e *source.Event) (publish.Input, error) {

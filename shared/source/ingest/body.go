@@ -7,7 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -29,22 +29,18 @@ const (
 )
 
 // room is for the large bodies of requests that may turn out to be no one's.
-type room struct {
-	once  sync.Once
-	taken chan struct{}
-}
+type room struct{ taken atomic.Int64 }
 
 // enter takes a place; leave gives it back.
 func (m *room) enter() (leave func(), err error) {
-	m.once.Do(func() { m.taken = make(chan struct{}, largeBodies) })
-	select {
-	case m.taken <- struct{}{}:
-		return func() { <-m.taken }, nil
-	default:
-		limit := fault.Limit{Limit: "largeBodies", Max: largeBodies}
-		return nil, fault.New(fault.Exhausted, "%d bodies of more than %d bytes are being read; try again", largeBodies, smallBody).
-			With(rate.RetryAfter{Limit: limit, Seconds: 1})
+	leave = func() { m.taken.Add(-1) }
+	if m.taken.Add(1) <= largeBodies {
+		return leave, nil
 	}
+	leave()
+	limit := fault.Limit{Limit: "largeBodies", Max: largeBodies}
+	return nil, fault.New(fault.Exhausted, "%d bodies of more than %d bytes are being read; try again", largeBodies, smallBody).
+		With(rate.RetryAfter{Limit: limit, Seconds: 1})
 }
 
 // read reads a body as it comes, of at most [publish.MaxBody] bytes. Its place is taken when it has turned out to be

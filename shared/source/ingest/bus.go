@@ -2,15 +2,9 @@ package ingest
 
 import (
 	"context"
-	"log/slog"
-	"time"
 
-	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/publish"
-	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/source"
 )
 
@@ -19,37 +13,7 @@ import (
 //
 // A message is for each source by itself: what one cannot take becomes a dead letter in the source's workspace, and the
 // others get their events.
-type Bus struct {
-	Sources  Sources
-	Catalogs catalog.Source
-	// Publisher and Seen are those of the [Handler]: a request that is tried again and sent again is one event.
-	Publisher Publisher
-	Seen      Seen
-	// Queue takes the dead letters.
-	Queue queue.Sender
-	// Recorder gets the outcome of each document; may be nil.
-	Recorder Recorder
-	// Metrics counts dead letters; may be nil.
-	Metrics *metric.Set
-	// Now is the clock; nil is time.Now.
-	Now func() time.Time
-	// Log gets what an operator should know; nil is slog.Default.
-	Log *slog.Logger
-}
-
-func (b *Bus) log() *slog.Logger {
-	if b.Log != nil {
-		return b.Log
-	}
-	return slog.Default()
-}
-
-func (b *Bus) now() time.Time {
-	if b.Now != nil {
-		return b.Now()
-	}
-	return time.Now()
-}
+type Bus struct{ Intake }
 
 // Read makes the events of a message. Ours is false for a message that is none of a bus. An error is that of the
 // message as a whole.
@@ -79,11 +43,6 @@ func (b *Bus) Read(ctx context.Context, body []byte) (in []publish.Input, ours b
 		}
 	}
 	return in, true, nil
-}
-
-func (b *Bus) sources(ctx context.Context) ([]config.Source, error) {
-	all, err := b.Sources.Sources(ctx)
-	return all, fault.Wrap(fault.Unavailable, err, "look up the sources")
 }
 
 // again maps a document of a dead letter once more.
@@ -116,14 +75,14 @@ var errUnmatched = fault.New(fault.Unprocessable, "no mapping matches it any mor
 func (b *Bus) request(ctx context.Context, s source.Source, doc any, who identity) error {
 	now := b.now()
 	o := Outcome{Workspace: s.Workspace, Source: s.Name}
-	_, err := acceptor{b.Catalogs, b.Publisher, b.Seen, b.log()}.accept(ctx, s, doc, who, now, &o)
-	b.record(ctx, o, err, now)
+	_, err := b.accept(ctx, s, doc, who, now, &o)
+	b.Recorder.Record(ctx, o.of(err, now))
 	if err == nil && o.Kind == Unmatched {
 		err = errUnmatched
 	}
 	switch {
 	case isUnfit(err):
-		return b.letters().keep(ctx, s, doc, who, o.ID, err, true, now)
+		return b.keep(ctx, s, doc, who, o.ID, err, true, now)
 	case fault.Is(err, fault.Exhausted): // it was accepted for good: the inbox tries again
 		return fault.Wrap(fault.Unavailable, err, "publish a request that is tried again")
 	}
@@ -135,12 +94,12 @@ func (b *Bus) event(ctx context.Context, s source.Source, doc any, again bool) (
 	now := b.now()
 	o := Outcome{Workspace: s.Workspace, Source: s.Name, Kind: Unmatched}
 	in, err := b.input(ctx, s, doc, &o)
-	b.record(ctx, o, err, now)
+	b.Recorder.Record(ctx, o.of(err, now))
 	if again && err == nil && o.Kind == Unmatched {
 		err = errUnmatched
 	}
 	if isUnfit(err) {
-		return nil, b.letters().keep(ctx, s, doc, identity{}, o.ID, err, again, now)
+		return nil, b.keep(ctx, s, doc, identity{}, o.ID, err, again, now)
 	}
 	return in, err
 }
@@ -150,12 +109,8 @@ func (b *Bus) input(ctx context.Context, s source.Source, doc any, o *Outcome) (
 	if err != nil || event == nil {
 		return nil, err
 	}
-	cat, err := b.Catalogs.Catalog(ctx, s.Workspace)
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "look up the event types")
-	}
 	o.Name, o.ID = event.Name, event.ID
-	in, err := address(cat, s, event)
+	in, cat, err := b.toInput(ctx, s, event)
 	if err != nil {
 		return nil, err
 	}
@@ -164,12 +119,4 @@ func (b *Bus) input(ctx context.Context, s source.Source, doc any, o *Outcome) (
 		return nil, unfit(err)
 	}
 	return []publish.Input{in}, nil
-}
-
-func (b *Bus) letters() letters { return letters{b.Queue, b.Seen, b.Metrics, b.log()} }
-
-func (b *Bus) record(ctx context.Context, o Outcome, err error, now time.Time) {
-	if b.Recorder != nil {
-		b.Recorder.Record(ctx, o.of(err, now))
-	}
 }

@@ -10,6 +10,7 @@
 package ingest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -46,32 +47,52 @@ type Publisher interface {
 	Accept(ctx context.Context, p auth.Principal, in []publish.Input) ([]publish.Accepted, error)
 }
 
-// Handler serves POST /sources/{name}, with the key of a source that verifies nothing as one more segment. It answers
-// 202 {"accepted":[{"id","uri"}]} when the event is durable, with an empty list if no mapping matches, and errors as
-// POST /events does. The order of checks: Host and Origin, source, method, size, signature,
-// encoding, rate, JSON, mapping, event.
-type Handler struct {
+// Intake is what requests and messages have in common. For both it is to have the same publisher and the same [Seen]: a
+// request that is tried again and sent again is one event.
+type Intake struct {
 	Sources   Sources
-	Secrets   func(context.Context, config.Value) (string, error)
 	Catalogs  catalog.Source
 	Publisher Publisher
 	Seen      Seen
 	// Queue takes the dead letters.
 	Queue queue.Sender
-	// Rate limits what a source sends, as the principal [Principal]; nil does not.
-	Rate *rate.Rate
-	// Guard refuses what a browser sends for another site.
-	Guard auth.Guard
-	// Recorder gets the outcome of each request; may be nil.
+	// Recorder gets the outcome of each request and of each document of a message.
 	Recorder Recorder
-	// Limited gets the name of each limit that a request met; may be nil.
-	Limited func(limit string)
 	// Metrics counts dead letters; may be nil.
 	Metrics *metric.Set
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 	// Log gets what is not the sender's fault; nil is slog.Default.
 	Log *slog.Logger
+}
+
+func (in *Intake) log() *slog.Logger { return cmp.Or(in.Log, slog.Default()) }
+
+func (in *Intake) now() time.Time {
+	if in.Now != nil {
+		return in.Now()
+	}
+	return time.Now()
+}
+
+func (in *Intake) sources(ctx context.Context) ([]config.Source, error) {
+	all, err := in.Sources.Sources(ctx)
+	return all, fault.Wrap(fault.Unavailable, err, "look up the sources")
+}
+
+// Handler serves POST /sources/{name}, with the key of a source that verifies nothing as one more segment. It answers
+// 202 {"accepted":[{"id","uri"}]} when the event is durable, with an empty list if no mapping matches, and errors as
+// POST /events does. The order of checks: Host and Origin, source, method, size, signature,
+// encoding, rate, JSON, mapping, event.
+type Handler struct {
+	Intake
+	Secrets func(context.Context, config.Value) (string, error)
+	// Rate limits what a source sends, as the principal [Principal]; nil does not.
+	Rate *rate.Rate
+	// Guard refuses what a browser sends for another site.
+	Guard auth.Guard
+	// Limited gets the name of each limit that a request met; may be nil.
+	Limited func(limit string)
 
 	large room
 }
@@ -107,9 +128,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPost {
 			return nil, httpjson.NotAllowed(http.MethodPost)
 		}
-		in := intake{Handler: h, source: s, now: h.now(), outcome: Outcome{Workspace: s.Workspace, Source: s.Name}}
+		in := incoming{Handler: h, source: s, now: h.now(), outcome: Outcome{Workspace: s.Workspace, Source: s.Name}}
 		body, err := in.take(w, r)
-		in.record(r.Context(), err)
+		if !errors.Is(err, context.Canceled) {
+			h.Recorder.Record(r.Context(), in.outcome.of(err, in.now))
+		}
 		return body, err
 	})
 }
@@ -121,26 +144,12 @@ func withoutKey(r *http.Request) *http.Request {
 	return logged
 }
 
-func (h *Handler) now() time.Time {
-	if h.Now != nil {
-		return h.Now()
-	}
-	return time.Now()
-}
-
-func (h *Handler) log() *slog.Logger {
-	if h.Log != nil {
-		return h.Log
-	}
-	return slog.Default()
-}
-
 // source finds the source of a request. A key in the path is for those alone that verify nothing else; what has the
 // wrong number of segments is not there.
 func (h *Handler) source(r *http.Request) (config.Source, error) {
-	all, err := h.Sources.Sources(r.Context())
+	all, err := h.sources(r.Context())
 	if err != nil {
-		return config.Source{}, fault.Wrap(fault.Unavailable, err, "look up the sources")
+		return config.Source{}, err
 	}
 	name := r.PathValue(pathSource)
 	for _, s := range all {
@@ -151,15 +160,15 @@ func (h *Handler) source(r *http.Request) (config.Source, error) {
 	return config.Source{}, fault.New(fault.NotFound, "there is no source at this path")
 }
 
-// intake is one request of a source that is there.
-type intake struct {
+// incoming is one request of a source that is there.
+type incoming struct {
 	*Handler
 	source  config.Source
 	now     time.Time
 	outcome Outcome
 }
 
-func (in *intake) take(w http.ResponseWriter, r *http.Request) (any, error) {
+func (in *incoming) take(w http.ResponseWriter, r *http.Request) (any, error) {
 	ctx := r.Context()
 	received, leave, err := in.large.read(w, r)
 	defer leave()
@@ -173,11 +182,7 @@ func (in *intake) take(w http.ResponseWriter, r *http.Request) (any, error) {
 	if err := in.Rate.Take(ctx, Principal(in.source.Source), 1, in.now); err != nil {
 		return nil, err
 	}
-	request, err := source.ReadRequest(r, body, in.source.Verify.Headers())
-	if err != nil {
-		return nil, err
-	}
-	doc, err := request.Document()
+	doc, err := source.ReadRequest(r, body, in.source.Verify.Headers())
 	if err != nil {
 		return nil, err
 	}
@@ -186,10 +191,9 @@ func (in *intake) take(w http.ResponseWriter, r *http.Request) (any, error) {
 		return httpjson.Answer{Status: http.StatusOK, Body: map[string]string{"challenge": challenge}}, nil
 	}
 	who := identity{bodyID(body), signed}
-	accepted, err := acceptor{in.Catalogs, in.Publisher, in.Seen, in.log()}.accept(ctx, in.source.Source, doc, who, in.now, &in.outcome)
+	accepted, err := in.accept(ctx, in.source.Source, doc, who, in.now, &in.outcome)
 	if isUnfit(err) {
-		kept := letters{in.Queue, in.Seen, in.Metrics, in.log()}.keep(ctx, in.source.Source, doc, who, in.outcome.ID, err, false, in.now)
-		if kept != nil {
+		if kept := in.keep(ctx, in.source.Source, doc, who, in.outcome.ID, err, false, in.now); kept != nil {
 			return nil, kept
 		}
 	}
@@ -197,19 +201,18 @@ func (in *intake) take(w http.ResponseWriter, r *http.Request) (any, error) {
 }
 
 // challengeOf is what Slack asks for to see that the URL is ours.
-func challengeOf(s config.Source, doc any) (string, bool) {
-	object, ok := doc.(map[string]any)
-	if !ok || s.Verify.Scheme != verify.Slack {
+func challengeOf(s config.Source, doc map[string]any) (string, bool) {
+	if s.Verify.Scheme != verify.Slack {
 		return "", false
 	}
-	return verify.Challenge(object["body"])
+	return verify.Challenge(doc["body"])
 }
 
 // verify refuses a request that its provider did not send, and returns its body without its Content-Encoding and what
 // [verify.Verifier.Verify] says is signed. A provider
 // that compresses may have signed the body before it did, or afterwards. What no one has signed is not said to be
 // malformed: that is not looked at.
-func (in *intake) verify(ctx context.Context, r *http.Request, received []byte) (content []byte, signed string, err error) {
+func (in *incoming) verify(ctx context.Context, r *http.Request, received []byte) (content []byte, signed string, err error) {
 	v, err := verifier(ctx, in.source, in.Secrets)
 	if err != nil { // of the configuration, which a sender cannot mend; the log has it
 		return nil, "", &fault.Error{Kind: fault.Unavailable, Message: "the source " + in.source.Name + " cannot verify requests now", Err: err}
@@ -229,11 +232,4 @@ func (in *intake) verify(ctx context.Context, r *http.Request, received []byte) 
 	request.Body = content
 	signed, err = v.Verify(request, in.now)
 	return content, signed, err
-}
-
-// record notes what became of the request.
-func (in *intake) record(ctx context.Context, err error) {
-	if in.Recorder != nil && !errors.Is(err, context.Canceled) {
-		in.Recorder.Record(ctx, in.outcome.of(err, in.now))
-	}
 }

@@ -120,14 +120,15 @@ func newFixtureOf(tb testing.TB, catalogFile, configFile string, secrets map[str
 	f.close = func() { _ = db.Close() }
 	catalogs := catalog.NewStatic(cat)
 	service := &publish.Service{Catalog: catalogs, Queue: f, Now: clock}
-	f.Handler = &ingest.Handler{
+	intake := ingest.Intake{
 		Sources: sources(cfg.Sources), Catalogs: catalogs, Publisher: service, Seen: ingest.NewSeen(db), Queue: f, Recorder: f, Now: clock,
+	}
+	f.Handler = &ingest.Handler{
+		Intake:  intake,
 		Guard:   auth.NewGuard(nil, nil, nil),
 		Secrets: func(_ context.Context, v config.Value) (string, error) { return secrets[v.String()], nil },
 	}
-	f.inbox = &publish.Inbox{Service: service, Documents: &ingest.Bus{
-		Sources: sources(cfg.Sources), Catalogs: catalogs, Publisher: service, Seen: f.Seen, Queue: f, Recorder: f, Now: clock,
-	}}
+	f.inbox = &publish.Inbox{Service: service, Documents: &ingest.Bus{Intake: intake}}
 	return f, cat, cfg.Sources
 }
 

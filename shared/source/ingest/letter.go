@@ -6,12 +6,10 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/json"
-	"log/slog"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/publish"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/source"
@@ -44,40 +42,27 @@ func isRetry(body []byte) bool {
 	return jsonrpc.Member(body, "retry") != nil && jsonrpc.Member(body, "specversion") == nil
 }
 
-// letters are the dead letters of what no event type takes. They are of the inbox, to which they can be sent back.
-type letters struct {
-	queue   queue.Sender
-	seen    Seen
-	metrics *metric.Set
-	log     *slog.Logger
-}
-
-// keep keeps a document for who mends its mapping. What is sent again and again is kept once; a letter that was sent back
+// keep makes a document a dead letter of the inbox, to which it can be sent back, for who mends its mapping. What is sent again and again is kept once; a letter that was sent back
 // and does not fit still is kept again. ID is that of the event, if it has one.
-func (l letters) keep(ctx context.Context, s source.Source, doc any, who identity, id string, why error, again bool, now time.Time) error {
-	body, err := encodeRetry(s, doc, who)
-	if err != nil {
-		return err
-	}
+func (in *Intake) keep(ctx context.Context, s source.Source, doc any, who identity, id string, why error, again bool, now time.Time) error {
+	body := encodeRetry(s, doc, who)
 	if who.body == "" {
 		who.body, id = bodyID(body), ""
 	}
 	keys := who.unfit(s, id)
 	if !again {
-		if known, err := l.seen.Known(ctx, now, keys); err != nil || cmp.Or(known...) != nil {
+		if known, err := in.Seen.Known(ctx, now, keys); err != nil || cmp.Or(known...) != nil {
 			return err
 		}
 	}
 	m := queue.Message{Outgoing: queue.Outgoing{Body: body}, Sent: now}
 	out := queue.NewDeadLetter(queue.Inbox, m, "source "+s.Name+": "+fault.Public(why), faultsOf(why), now)
-	if err := l.queue.Send(ctx, queue.Dead, out); err != nil {
+	if err := in.Queue.Send(ctx, queue.Dead, out); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "keep a document that does not fit")
 	}
-	l.metrics.DeadLettered(string(queue.Inbox), 1)
-	l.log.WarnContext(ctx, "source document dead-lettered", "source", s.Name, "workspace", s.Workspace, "reason", clip(fault.Public(why), maxReason))
-	if err := l.seen.Add(ctx, now, keys, publish.Accepted{}); err != nil { // it may be kept twice
-		l.log.WarnContext(ctx, "source id not recorded", "source", s.Name, "error", err)
-	}
+	in.Metrics.DeadLettered(string(queue.Inbox), 1)
+	in.log().WarnContext(ctx, "source document dead-lettered", "source", s.Name, "workspace", s.Workspace, "reason", clip(fault.Public(why), maxReason))
+	in.remember(ctx, s, now, keys, publish.Accepted{})
 	return nil
 }
 
@@ -93,38 +78,26 @@ func faultsOf(err error) any {
 }
 
 // encodeRetry writes a retry that the inbox takes, if a queue can hold it in any way.
-func encodeRetry(s source.Source, doc any, who identity) ([]byte, error) {
-	text, err := marshal(doc)
-	if err != nil {
-		return nil, err
-	}
+func encodeRetry(s source.Source, doc any, who identity) []byte {
+	text := marshal(doc)
 	r := retry{s.Workspace, retried{Source: s.Name, From: s.From, Hash: who.body, Signed: who.signed, Document: text}}
-	body, err := marshal(r)
-	if err != nil || len(body) <= queue.MaxBody {
-		return body, err
+	body := marshal(r)
+	if len(body) <= queue.MaxBody {
+		return body
 	}
-	packed := r
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)
 	_, _ = z.Write(text) // into memory
 	_ = z.Close()
-	packed.Retry.Document, packed.Retry.Packed = nil, b.Bytes()
-	if small, err := marshal(packed); err != nil || len(small) <= queue.MaxBody {
-		return small, err
+	r.Retry.Document, r.Retry.Packed = nil, b.Bytes()
+	if small := marshal(r); len(small) <= queue.MaxBody {
+		return small
 	}
-	return body, nil // of which only the beginning is kept, and cannot go back
+	return body // of which only the beginning is kept, and cannot go back
 }
 
 // marshal writes JSON as queues take it: without the characters that XML lacks.
-func marshal(v any) ([]byte, error) {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "encode a document")
-	}
-	return queue.Escape(bytes.TrimSuffix(b.Bytes(), []byte("\n"))), nil
-}
+func marshal(v any) []byte { return queue.Escape(jsonrpc.Encode(v)) }
 
 // parseRetry reads what encodeRetry wrote.
 func parseRetry(body []byte) (r retry, doc any, err error) {

@@ -18,11 +18,7 @@ import (
 func TestSavedIsLive(t *testing.T) {
 	documents := make(chan any, 1)
 	documentOf := func(r *http.Request, body []byte) any {
-		read, err := source.ReadRequest(r, body, nil)
-		if err != nil {
-			return err
-		}
-		doc, err := read.Document()
+		doc, err := source.ReadRequest(r, body, nil)
 		if err != nil {
 			return err
 		}

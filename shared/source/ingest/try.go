@@ -75,13 +75,9 @@ func tryRequest(ctx context.Context, cat *catalog.Catalog, s config.Source, raw 
 	if err != nil {
 		return Trial{Kind: kindOf(err), Signature: signature, Reason: fault.Public(err)}, nil
 	}
-	request, err := source.ReadRequest(r, body, s.Verify.Headers())
+	doc, err := source.ReadRequest(r, body, s.Verify.Headers())
 	if err != nil {
 		return Trial{Kind: kindOf(err), Signature: signature, Reason: fault.Public(err)}, nil
-	}
-	doc, err := request.Document()
-	if err != nil {
-		return Trial{}, err
 	}
 	if _, ok := challengeOf(s, doc); ok {
 		return Trial{Kind: Verified, Signature: signature, Document: doc}, nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonpointer"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
 // maxFaults bounds what one answer lists.
@@ -209,44 +210,43 @@ func (p *parser) read(text []byte) any {
 		p.fail("", "is not JSON: %v", err)
 		return nil
 	}
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.UseNumber()
-	return p.next(d, "", 0)
+	return p.decode(text, "", 0)
 }
 
-func (p *parser) next(d *json.Decoder, pointer string, depth int) any {
-	token, _ := d.Token() // the text is known to be JSON
-	if token == json.Delim('{') || token == json.Delim('[') {
-		if depth == MaxDepth {
-			p.fail(pointer, "is nested deeper than %d levels", MaxDepth)
-			p.tooDeep = true
-			return nil
-		}
-		defer func() { _, _ = d.Token() }()
-	}
-	switch token {
-	case json.Delim('['):
+func (p *parser) decode(text json.RawMessage, pointer string, depth int) any {
+	text = bytes.TrimLeft(text, " \t\r\n")
+	nested := text[0] == '{' || text[0] == '['
+	switch {
+	case !nested:
+		return jsonrpc.Value(text)
+	case depth == MaxDepth:
+		p.fail(pointer, "is nested deeper than %d levels", MaxDepth)
+		p.tooDeep = true
+		return nil
+	case text[0] == '[':
 		list := []any{}
-		for !p.tooDeep && d.More() {
-			list = append(list, p.next(d, pointer+"/"+strconv.Itoa(len(list)), depth+1))
+		for value := range jsonrpc.Elements(text) {
+			if p.tooDeep {
+				break
+			}
+			list = append(list, p.decode(value, pointer+"/"+strconv.Itoa(len(list)), depth+1))
 		}
 		return list
-	case json.Delim('{'):
-		members, seen := object{}, map[string]bool{}
-		for !p.tooDeep && d.More() {
-			token, _ := d.Token()
-			name := token.(string)
-			at := pointer + jsonpointer.Member(name)
-			if seen[name] {
-				p.fail(at, "is there twice")
-			}
-			seen[name] = true
-			m := object{{name, p.next(d, at, depth+1)}}
-			members = append(members, m...)
-		}
-		return members
 	}
-	return token
+	members, seen := object{}, map[string]bool{}
+	for key, value := range jsonrpc.Members(text) {
+		if p.tooDeep {
+			break
+		}
+		name := string(key)
+		at := pointer + jsonpointer.Member(name)
+		if seen[name] {
+			p.fail(at, "is there twice")
+		}
+		seen[name] = true
+		members = append(members, object{{name, p.decode(value, at, depth+1)}}...)
+	}
+	return members
 }
 
 func kindOf(value any) string {

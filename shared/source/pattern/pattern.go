@@ -6,7 +6,7 @@
 // values does. An array in a document stands for each of its elements; leaves that lie
 // in one array of objects must match in one and the same element.
 //
-// It depends on nothing but the standard library and fault. What a document is, and
+// It depends on fault and on JSON as jsonpointer and jsonrpc read it. What a document is, and
 // what happens to one that matches, is said in shared/source.
 package pattern
 

@@ -84,7 +84,7 @@ func (s Settings) Check() error {
 	_, known := schemes[s.Scheme]
 	switch {
 	case !known:
-		fail("scheme", "%q is not a scheme (allowed: %s)", clip(s.Scheme), strings.Join(Schemes(), ", "))
+		fail("scheme", "%.64q is not a scheme (allowed: %s)", s.Scheme, strings.Join(Schemes(), ", "))
 	case s.Scheme == HMAC:
 		s.checkHMAC(fail)
 	default:
@@ -128,10 +128,10 @@ func (s Settings) checkHMAC(fail func(setting, format string, args ...any)) {
 	if s.Header == "" {
 		fail("header", "is needed: the name of the header with the signature")
 	} else if !isHeaderName(s.Header) {
-		fail("header", "%q is not the name of a header", clip(s.Header))
+		fail("header", "%.64q is not the name of a header", s.Header)
 	}
 	if s.Timestamp != "" && !isHeaderName(s.Timestamp) {
-		fail("timestamp", "%q is not the name of a header", clip(s.Timestamp))
+		fail("timestamp", "%.64q is not the name of a header", s.Timestamp)
 	} else if s.Timestamp != "" && strings.EqualFold(s.Timestamp, s.Header) {
 		fail("timestamp", "%q is the header with the signature; write the name of that with the time", s.Timestamp)
 	}
@@ -140,7 +140,7 @@ func (s Settings) checkHMAC(fail func(setting, format string, args ...any)) {
 		allowed []string
 	}{{option{"algorithm", s.Algorithm}, algorithms}, {option{"encoding", s.Encoding}, encodings}} {
 		if o.value != "" && !slices.Contains(o.allowed, o.value) {
-			fail(o.setting, "%q is not allowed (allowed: %s)", clip(o.value), strings.Join(o.allowed, ", "))
+			fail(o.setting, "%.64q is not allowed (allowed: %s)", o.value, strings.Join(o.allowed, ", "))
 		}
 	}
 	if !printable.MatchString(s.Prefix) || len(s.Prefix) > maxPrefix {
@@ -188,11 +188,4 @@ func (s Settings) Headers() []string {
 		return []string{strings.ToLower(s.Header)}
 	}
 	return slices.Clone(schemes[s.Scheme].headers)
-}
-
-func clip(s string) string {
-	if len(s) <= maxPrefix {
-		return s
-	}
-	return strings.ToValidUTF8(s[:maxPrefix], "") + "…"
 }

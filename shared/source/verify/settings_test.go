@@ -32,7 +32,7 @@ func TestSettings_Check(t *testing.T) {
 		"hmac, of nothing":          {Settings{Scheme: HMAC, Header: "X", Tolerance: time.Minute}, []Fault{{"tolerance", "the scheme hmac signs no time here, so there is nothing to tolerate"}}},
 		"hmac without a header":     {Settings{Scheme: HMAC}, []Fault{{"header", "is needed: the name of the header with the signature"}}},
 		"hmac with a bad header":    {Settings{Scheme: HMAC, Header: "X Sig"}, []Fault{{"header", `"X Sig" is not the name of a header`}}},
-		"a long header":             {Settings{Scheme: HMAC, Header: strings.Repeat("X", 101)}, []Fault{{"header", `"` + strings.Repeat("X", 64) + `…" is not the name of a header`}}},
+		"a long header":             {Settings{Scheme: HMAC, Header: strings.Repeat("X", 101)}, []Fault{{"header", `"` + strings.Repeat("X", 64) + `" is not the name of a header`}}},
 		"hmac with MD5":             {Settings{Scheme: HMAC, Header: "X", Algorithm: "md5"}, []Fault{{"algorithm", `"md5" is not allowed (allowed: sha1, sha256, sha512)`}}},
 		"hmac in base32":            {Settings{Scheme: HMAC, Header: "X", Encoding: "base32"}, []Fault{{"encoding", `"base32" is not allowed (allowed: base64, hex)`}}},
 		"a prefix with a space":     {Settings{Scheme: HMAC, Header: "X", Prefix: "HMAC x"}, []Fault{{"prefix", "must be at most 64 printable ASCII characters without spaces"}}},

@@ -52,7 +52,7 @@ func parseTemplate(text string) (template, error) {
 		}
 		p, ok := placeholder(name)
 		if !found || !ok {
-			return nil, fault.New(fault.Invalid, "{%s} is not allowed (allowed: {body}, {timestamp}, {header:NAME})", clip(name))
+			return nil, fault.New(fault.Invalid, "{%.64s} is not allowed (allowed: {body}, {timestamp}, {header:NAME})", name)
 		}
 		out, rest = append(out, p), after
 	}
