@@ -221,7 +221,7 @@ func (c *Client) subscribe(k *hook, anew bool) (until time.Time, err error) {
 
 // unsubscribe ends the subscription at the server, also when ctx has ended.
 func (c *Client) unsubscribe(k *hook) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(k.ctx), drainTime)
+	ctx, cancel := ending(k.ctx)
 	defer cancel()
 	switch err := c.Call(ctx, mcpspec.MethodEventsUnsub, k.delivery(""), nil); {
 	case err != nil && !fault.Is(err, fault.NotFound):

@@ -175,7 +175,7 @@ func (p Publisher) send(ctx context.Context, url string, body []byte) ([]Accepte
 			return accepted, err
 		}
 		p.waiting("%v; trying again (try %d of %d)", err, try+2, p.Tries)
-		if err := Pause(ctx, try, RetryAfter(resp)); err != nil {
+		if err := Pause(ctx, try, retryAfter(resp)); err != nil {
 			return nil, err
 		}
 	}
@@ -199,7 +199,7 @@ func (p Publisher) once(ctx context.Context, url string, body []byte) ([]Accepte
 		case <-done:
 		}
 	})
-	resp, b, err := p.Server.Post(ctx, url, nil, body)
+	resp, b, err := p.Server.Do(ctx, http.MethodPost, url, nil, body)
 	close(done)
 	waiting.Wait()
 	if err != nil {

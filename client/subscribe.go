@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/http"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -83,6 +84,14 @@ func (t *Terminated) Error() string { return "the server ended the subscription:
 
 // Unwrap returns the server's reason.
 func (t *Terminated) Unwrap() error { return t.Err }
+
+// terminated is the end of a subscription for a reason that the server may have given.
+func terminated(name string, e *rpcError) *Terminated {
+	if e == nil {
+		return &Terminated{Name: name, Err: fault.New(fault.Forbidden, "it gave no reason")}
+	}
+	return &Terminated{Name: name, Err: e.fault(http.StatusOK)}
+}
 
 // Subscribe receives events until ctx ends, and then returns nil. It goes on after disconnects and restarts of the
 // server, at growing intervals, from its cursor. Each event is handled at least once, and those of the last ten
