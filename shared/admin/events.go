@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -43,14 +44,14 @@ const (
 )
 
 func (h *Handler) listEvents(c *call) (any, error) {
-	q, before, limit := c.paged("uri", "name", "since", "until")
-	uri, name := q.text("uri"), q.text("name")
-	since, until := q.span()
+	before, limit := c.page()
+	uri, name := c.text("uri"), c.text("name")
+	since, until := c.span()
 	if uri == "" && name == "" {
-		q.fail("name a uri or the name of an event type")
+		c.fail("name a uri or the name of an event type")
 	}
-	if q.err != nil {
-		return nil, q.err
+	if c.err != nil {
+		return nil, c.err
 	}
 	cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
 	if err != nil {
@@ -60,21 +61,17 @@ func (h *Handler) listEvents(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := eventList{Truncated: truncated}
 	found, next, err := h.Events.Newest(c.Context(), parts, since, until, before, limit)
 	if err != nil {
 		return nil, err
 	}
-	var views []eventView
 	seen := map[string]bool{} // a batch that came again may be there twice
-	for _, e := range found {
-		if key := e.Key(); !seen[key] && (name == "" || e.Name == name) {
-			seen[key] = true
-			views = append(views, viewOfEvent(e))
-		}
-	}
-	out.list = listOf(views, q.next(next))
-	return out, nil
+	found = slices.DeleteFunc(found, func(e event.Event) bool {
+		again := seen[e.Key()]
+		seen[e.Key()] = true
+		return again || name != "" && e.Name != name
+	})
+	return eventList{listOf(c, found, next, viewOfEvent), truncated}, nil
 }
 
 // partitions are where the log has the events of a URI, or of a type.
@@ -121,11 +118,7 @@ func (h *Handler) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) (uris 
 }
 
 func (h *Handler) readEvent(c *call) (any, error) {
-	q := c.query("uri")
-	if q.err != nil {
-		return nil, q.err
-	}
-	e, err := h.event(c, c.PathValue("id"), q.text("uri"))
+	e, err := h.event(c, c.PathValue("id"), c.text("uri"))
 	if err != nil {
 		return nil, err
 	}
@@ -193,17 +186,13 @@ func (h *Handler) lookFor(c *call, id string, uris []string) (*event.Event, erro
 }
 
 func (h *Handler) deliverEvent(c *call) (any, error) {
-	q := c.query("uri")
 	var in struct {
 		Subscription string `json:"subscription"`
 	}
 	if err := c.body(&in); err != nil {
 		return nil, err
 	}
-	if q.err != nil {
-		return nil, q.err
-	}
-	e, err := h.event(c, c.PathValue("id"), q.text("uri"))
+	e, err := h.event(c, c.PathValue("id"), c.text("uri"))
 	if err != nil {
 		return nil, err
 	}
