@@ -121,20 +121,20 @@ func (h *Handler) endpoints() map[string]map[string]endpoint {
 	return map[string]map[string]endpoint{
 		"openapi.json":                  {get: {true, nil, h.describe}},
 		"subscriptions":                 {get: {true, paged("principal", "event", "origin", "state", "uri"), h.listSubscriptions}},
-		"subscriptions/{id}":            {get: {true, nil, h.readSubscription}, del: {true, nil, h.endSubscription}},
+		"subscriptions/{id}":            {get: {true, nil, show(h.named, viewOf)}, del: {true, nil, h.endSubscription}},
 		"subscriptions/{id}/pause":      {post: {true, nil, h.pauseSubscription}},
 		"subscriptions/{id}/resume":     {post: {true, nil, h.resumeSubscription}},
 		"subscriptions/{id}/test":       {post: {true, nil, h.testSubscription}},
 		"subscriptions/{id}/deliveries": {get: {true, attempts, h.listDeliveries}},
 		"deliveries":                    {get: {true, append(attempts, "subscription"), h.listDeliveries}},
 		"dead-letters":                  {get: {true, paged("subscription", "origin", "event", "queue", "since", "until"), h.listLetters}},
-		"dead-letters/{id}":             {get: {true, nil, h.readLetter}},
+		"dead-letters/{id}":             {get: {true, nil, show(h.letter, viewOfLetter)}},
 		"dead-letters/{id}/retry":       {post: {true, nil, h.retryLetter}},
 		"switches":                      {get: {false, paged(), h.listSwitches}},
 		"replays":                       {post: {false, nil, h.startReplay}},
-		"replays/{id}":                  {get: {false, nil, h.readReplay}, del: {false, nil, h.cancelReplay}},
+		"replays/{id}":                  {get: {false, nil, show(h.replay, viewOfReplay)}, del: {false, nil, h.cancelReplay}},
 		"events":                        {get: {false, paged("uri", "name", "since", "until"), h.listEvents}},
-		"events/{id}":                   {get: {false, members("uri"), h.readEvent}},
+		"events/{id}":                   {get: {false, members("uri"), show(h.eventNamed, viewOfEvent)}},
 		"events/{id}/deliver":           {post: {false, members("uri"), h.deliverEvent}},
 		"principals/{id}":               {del: {false, members("dryRun"), h.erasePrincipal}},
 		"audit":                         {get: {false, paged("since", "until"), h.listAudit}},
@@ -217,6 +217,17 @@ func (h *Handler) change(c *call, action, target string, before, after any, do f
 	}
 	e := audit.Entry{By: c.who.ID, Via: via, Action: action, Target: target, Before: was, After: is}
 	return h.trail.Do(c.Context(), c.who.Workspace, e, do)
+}
+
+// show answers with what something looks like, if it is found.
+func show[T, V any](find func(*call) (*T, error), view func(T) V) func(*call) (any, error) {
+	return func(c *call) (any, error) {
+		v, err := find(c)
+		if err != nil {
+			return nil, err
+		}
+		return view(*v), nil
+	}
 }
 
 // list is the answer to a list.

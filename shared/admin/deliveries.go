@@ -178,14 +178,6 @@ func (h *Handler) letter(c *call) (*delivery.Letter, error) {
 	return l, err
 }
 
-func (h *Handler) readLetter(c *call) (any, error) {
-	l, err := h.letter(c)
-	if err != nil {
-		return nil, err
-	}
-	return viewOfLetter(*l), nil
-}
-
 func (h *Handler) retryLetter(c *call) (any, error) {
 	letter, err := h.letter(c)
 	if err != nil {

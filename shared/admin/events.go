@@ -117,21 +117,13 @@ func (h *Handler) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) (uris 
 	return uris, len(known) == 1000, nil
 }
 
-func (h *Handler) readEvent(c *call) (any, error) {
-	e, err := h.event(c, c.PathValue("id"), c.text("uri"))
-	if err != nil {
-		return nil, err
-	}
-	return viewOfEvent(*e), nil
-}
-
 var errNoEvent = fault.New(fault.NotFound, "the log has no such event")
 
-// event finds an event by its id. An embedded server has it under the id: one query, and one read. Elsewhere one query
+// eventNamed is the event that the path names. An embedded server has it under the id: one query, and one read. Elsewhere one query
 // of the delivery log says which URI it has, if it went to a webhook and that was kept, and one read has it if it ever
 // failed. Otherwise it is one query of each URI that it may have.
-func (h *Handler) event(c *call, id, uri string) (*event.Event, error) {
-	ctx, workspace := c.Context(), c.who.Workspace
+func (h *Handler) eventNamed(c *call) (*event.Event, error) {
+	ctx, workspace, id, uri := c.Context(), c.who.Workspace, c.PathValue("id"), c.text("uri")
 	if !event.ValidID(id) {
 		return nil, errNoEvent
 	}
@@ -192,7 +184,7 @@ func (h *Handler) deliverEvent(c *call) (any, error) {
 	if err := c.body(&in); err != nil {
 		return nil, err
 	}
-	e, err := h.event(c, c.PathValue("id"), c.text("uri"))
+	e, err := h.eventNamed(c)
 	if err != nil {
 		return nil, err
 	}

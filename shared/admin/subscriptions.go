@@ -106,16 +106,13 @@ func (h *Handler) subscription(c *call, id string) (*subscription.Selected, erro
 	return s, nil
 }
 
-func (h *Handler) readSubscription(c *call) (any, error) {
-	s, err := h.subscription(c, c.PathValue("id"))
-	if err != nil {
-		return nil, err
-	}
-	return viewOf(*s), nil
+// named is the subscription that the path names.
+func (h *Handler) named(c *call) (*subscription.Selected, error) {
+	return h.subscription(c, c.PathValue("id"))
 }
 
 func (h *Handler) endSubscription(c *call) (any, error) {
-	s, err := h.subscription(c, c.PathValue("id"))
+	s, err := h.named(c)
 	if err != nil {
 		return nil, err
 	}
@@ -154,14 +151,14 @@ func (h *Handler) resumeSubscription(c *call) (any, error) {
 
 // pausing does something to a subscription and answers with what it is then.
 func (h *Handler) pausing(c *call, do func(*subscription.Selected) error) (any, error) {
-	s, err := h.subscription(c, c.PathValue("id"))
+	s, err := h.named(c)
 	if err != nil {
 		return nil, err
 	}
 	if err := do(s); err != nil {
 		return nil, err
 	}
-	return h.readSubscription(c)
+	return show(h.named, viewOf)(c)
 }
 
 // setSubscription pauses or resumes a subscription with its switch. What is so already stays, but a pause
@@ -206,7 +203,7 @@ func (h *Handler) setSubscription(c *call, s *subscription.Selected, reason stri
 }
 
 func (h *Handler) testSubscription(c *call) (any, error) {
-	s, err := h.subscription(c, c.PathValue("id"))
+	s, err := h.named(c)
 	if err != nil {
 		return nil, err
 	}
