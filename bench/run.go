@@ -183,17 +183,12 @@ func (p *pass) run(ctx context.Context, report *Report) error {
 	if err != nil {
 		return err
 	}
-	wait := time.NewTimer(o.Wait)
-	defer wait.Stop()
 	select {
 	case <-l.done:
-	case <-wait.C:
+	case <-time.After(o.Wait):
 	case <-ctx.Done():
 	}
-	select {
-	case <-time.After(trailing):
-	case <-ctx.Done():
-	}
+	_ = until(ctx, time.Now().Add(trailing))
 	p.receiver.run.Store(nil)
 	report.Results = append(report.Results, p.result(l, before, p.sample(context.WithoutCancel(ctx)), publishing))
 	return nil
@@ -270,12 +265,11 @@ func (p *pass) post(c *caller, q *request, events []values) error {
 }
 
 func until(ctx context.Context, at time.Time) error {
-	d := time.Until(at)
-	if d <= 0 {
+	if !at.After(time.Now()) {
 		return nil
 	}
 	select {
-	case <-time.After(d):
+	case <-time.After(time.Until(at)):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

@@ -20,6 +20,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/progress"
 )
 
+// quiet is how long the CPU of quiet streams is measured.
+const quiet = 20 * time.Second
+
 // Streams opens count listens of the shape's URIs, and measures what they cost the server while they are quiet
 // and how long one event takes to reach all.
 func Streams(ctx context.Context, o Options, count int, w io.Writer) error {
@@ -33,13 +36,6 @@ func Streams(ctx context.Context, o Options, count int, w io.Writer) error {
 		return err
 	}
 	defer s.stop()
-	return o.streams(ctx, s, count, w)
-}
-
-// quiet is how long the CPU of quiet streams is measured.
-const quiet = 20 * time.Second
-
-func (o Options) streams(ctx context.Context, s *server, count int, w io.Writer) error {
 	publisher := o.newPublisher(s)
 	defer publisher.caller.close()
 	pid, readers := s.pid, (count+o.URIs-1)/o.URIs // of the first URI

@@ -81,18 +81,14 @@ func (c *Client) webhook(f *flow) error {
 		case !f.begun:
 			wait = 0
 		}
-		timer := time.NewTimer(wait)
 		select {
 		case <-f.ctx.Done():
-			timer.Stop()
 			return context.Cause(f.ctx)
 		case err := <-k.over:
-			timer.Stop()
 			return err
 		case <-k.again:
-			timer.Stop()
 			anew = true
-		case <-timer.C:
+		case <-time.After(wait):
 		}
 		if failures == 0 && time.Since(rotated) >= cmp.Or(f.sub.Rotate, defaultRotate) {
 			k.rotate()
@@ -111,19 +107,14 @@ func (c *Client) webhook(f *flow) error {
 			f.started(Begun{Mode: ModeWebhook, ID: k.id, Secret: k.keys()[0]})
 		case !Again(err):
 			return f.ended(err)
+		case f.begun:
+			f.log.Warn("subscription not refreshed", "error", err)
+			failures++
 		default:
-			f.notRefreshed(err)
+			f.log.Warn("request failed, retrying", "mode", f.sub.Mode, "error", err)
 			failures++
 		}
 	}
-}
-
-func (f *flow) notRefreshed(err error) {
-	if f.begun {
-		f.log.Warn("subscription not refreshed", "error", err)
-		return
-	}
-	f.log.Warn("request failed, retrying", "mode", f.sub.Mode, "error", err)
 }
 
 // refreshAfter is after between half and three quarters of the lifetime, so that clients that began at once do not

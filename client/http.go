@@ -96,12 +96,7 @@ const maxAnswer = 8 << 20
 const callTimeout = time.Minute
 
 // calls returns the client for requests, streams that for what has no end.
-func (s Server) calls() *http.Client {
-	if s.HTTP != nil {
-		return s.HTTP
-	}
-	return http.DefaultClient
-}
+func (s Server) calls() *http.Client { return cmp.Or(s.HTTP, http.DefaultClient) }
 
 func (s Server) streams() *http.Client {
 	unlimited := *s.calls()
@@ -233,10 +228,8 @@ func backoff(n int) time.Duration {
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

@@ -219,8 +219,7 @@ func (s *stream) read(ctx context.Context, body io.ReadCloser) {
 
 // next waits for a message of a method; others are passed to seen.
 func (s *stream) next(ctx context.Context, wait time.Duration, method string, seen func(note)) (note, error) {
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
+	late := time.After(wait)
 	for {
 		select {
 		case n, ok := <-s.notes:
@@ -231,7 +230,7 @@ func (s *stream) next(ctx context.Context, wait time.Duration, method string, se
 			if n.Method == method {
 				return n, nil
 			}
-		case <-timer.C:
+		case <-late:
 			return note{}, fmt.Errorf("no %s within %s", method, wait)
 		case <-ctx.Done():
 			return note{}, ctx.Err()

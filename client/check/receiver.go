@@ -164,8 +164,7 @@ func (h *hook) all(control bool) []delivery {
 
 // events waits until there are n events, or wait is over, and returns those that there are.
 func (h *hook) events(ctx context.Context, n int, wait time.Duration) []delivery {
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
+	late := time.After(wait)
 	for {
 		h.mu.Lock()
 		changed := h.changed
@@ -176,7 +175,7 @@ func (h *hook) events(ctx context.Context, n int, wait time.Duration) []delivery
 		}
 		select {
 		case <-changed:
-		case <-timer.C:
+		case <-late:
 			return got
 		case <-ctx.Done():
 			return got
