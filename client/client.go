@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -92,6 +93,23 @@ var errSessionGone = fault.New(fault.NotFound, "the session has ended")
 func (c *Client) sessionID() string { return *c.session.Load() }
 
 func (c *Client) setSession(id string) { c.session.Store(&id) }
+
+// call sends a request of a subscription, in a new session if the last one is gone.
+func (c *Client) call(f *flow, method string, params map[string]any, result any) error {
+	session := c.sessionID()
+	err := c.Call(f.ctx, method, params, result)
+	if !errors.Is(err, errSessionGone) {
+		return err
+	}
+	f.log.Warn("session ended, starting a new one")
+	if err = c.renew(f.ctx, session); err == nil {
+		err = c.Call(f.ctx, method, params, result)
+	}
+	if errors.Is(err, errSessionGone) {
+		return fault.New(fault.Unavailable, "%s: the new session has ended, too", method)
+	}
+	return err
+}
 
 // renew begins a new session, unless someone else has done so since the one that is gone.
 func (c *Client) renew(ctx context.Context, gone string) error {

@@ -3,7 +3,6 @@ package client
 import (
 	"cmp"
 	"context"
-	"errors"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -155,24 +154,12 @@ func (k *hook) regain(g Gap) error {
 	return nil
 }
 
-// call sends a request, in a new session if the last one is gone.
-func (c *Client) call(k *hook, method string, params map[string]any, result any) error {
-	session := c.sessionID()
-	err := c.Call(k.ctx, method, params, result)
-	if errors.Is(err, errSessionGone) {
-		if err = c.renew(k.ctx, session); err == nil {
-			err = c.Call(k.ctx, method, params, result)
-		}
-	}
-	return err
-}
-
 // subscribe makes the subscription or refreshes it. The cursor is always that of what was acknowledged: a server
 // that has the subscription ignores it, one that has lost it goes on from there. So that it does, anew ends what the
 // server has first.
 func (c *Client) subscribe(k *hook, anew bool) (until time.Time, err error) {
 	if anew {
-		if err := c.call(k, mcpspec.MethodEventsUnsub, k.delivery(""), nil); Again(err) {
+		if err := c.call(k.flow, mcpspec.MethodEventsUnsub, k.delivery(""), nil); Again(err) {
 			return until, err
 		}
 	}
@@ -185,7 +172,7 @@ func (c *Client) subscribe(k *hook, anew bool) (until time.Time, err error) {
 		params["ttlMs"] = k.sub.TTL.Milliseconds()
 	}
 	var g grant
-	if err := c.call(k, mcpspec.MethodEventsSub, params, &g); err != nil {
+	if err := c.call(k.flow, mcpspec.MethodEventsSub, params, &g); err != nil {
 		return until, err
 	}
 	if g.ID == "" {

@@ -44,7 +44,7 @@ func (c *Client) poll(f *flow) (time.Duration, error) {
 		HasMore    bool         `json:"hasMore"`
 		NextPollMs int64        `json:"nextPollMs"`
 	}
-	if err := c.Call(f.ctx, mcpspec.MethodEventsPoll, f.params(), &page); err != nil {
+	if err := c.call(f, mcpspec.MethodEventsPoll, f.params(), &page); err != nil {
 		return 0, err
 	}
 	f.started(Begun{Mode: ModePoll})
