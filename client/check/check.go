@@ -115,9 +115,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}{
 		{"list the event types", c.list},
 		{"send what must be refused", c.refusals},
-		{"poll", c.polls},
-		{"open streams", c.streams},
-		{"subscribe webhooks", c.webhooks},
+		{"poll", c.inMode(mcpspec.ModePoll, "polls", c.polls)},
+		{"open streams", c.inMode(mcpspec.ModePush, "streams", c.streams)},
+		{"subscribe webhooks", c.inMode(mcpspec.ModeWebhook, "webhooks", c.webhooks)},
 	}
 	for _, s := range steps {
 		o.Progress(s.what)
@@ -263,6 +263,17 @@ func (c *checker) pick(mode string) (eventType, bool) {
 		return eventType{}, false
 	}
 	return c.types[i], true
+}
+
+// inMode is a step with an event type that offers a mode.
+func (c *checker) inMode(mode, plural string, do func(context.Context, eventType)) func(context.Context) {
+	return func(ctx context.Context) {
+		if t, ok := c.pick(mode); ok {
+			do(ctx, t)
+		} else {
+			c.skip("no event type offers "+plural, ofMode(mode)...)
+		}
+	}
 }
 
 // params are those of a subscription, and more.

@@ -35,12 +35,7 @@ func (c *checker) poll(ctx context.Context, t eventType, more map[string]any) (*
 	return &p, nil
 }
 
-func (c *checker) polls(ctx context.Context) {
-	t, ok := c.pick(mcpspec.ModePoll)
-	if !ok {
-		c.skip("no event type offers polls", rulePollNull, rulePollAbsent, rulePollMembers, rulePollEvent, rulePollReplay, rulePollMax)
-		return
-	}
+func (c *checker) polls(ctx context.Context, t eventType) {
 	for rule, more := range map[*Rule]map[string]any{rulePollNull: {"cursor": nil}, rulePollAbsent: {}} {
 		p := need(c.poll(ctx, t, more))
 		c.judge(rule, len(p.Events) == 0, "there are %d events", len(p.Events))

@@ -77,12 +77,7 @@ func (c *checker) refusedStream(ctx context.Context, params map[string]any) *ans
 	}
 }
 
-func (c *checker) streams(ctx context.Context) {
-	t, ok := c.pick(mcpspec.ModePush)
-	if !ok {
-		c.skip("no event type offers streams", rulePushActive, rulePushID, rulePushEvent, rulePushResume, rulePushParallel, rulePushRefusal, rulePushHeartbeat, rulePushEvery)
-		return
-	}
+func (c *checker) streams(ctx context.Context, t eventType) {
 	a := c.refusedStream(ctx, map[string]any{"name": unknownEvent, "arguments": map[string]any{}})
 	c.refused(rulePushRefusal, a, "NotFound", "a stream of an unknown event type")
 	s := need(c.begin(ctx, t, nil))

@@ -73,18 +73,7 @@ func (c *checker) unsubscribe(ctx context.Context, t eventType, h *hook) (*answe
 	return c.conn.call(ctx, mcpspec.MethodEventsUnsub, c.params(t, map[string]any{"delivery": map[string]any{"url": h.url}}))
 }
 
-// ofWebhooks are the rules of the mode that refuse or verify, beside those of deliveries.
-var ofWebhooks = []*Rule{
-	ruleAuthenticated, ruleSubscribe, ruleHTTPS, ruleBadURL, rulePrivate, ruleSecret, ruleChallenge, ruleChallengeFail, ruleUnreachable, ruleEnvelope,
-	ruleTTL, ruleTTLNull, ruleSameKey, ruleOtherKey, ruleUnsubUnknown,
-}
-
-func (c *checker) webhooks(ctx context.Context) {
-	t, ok := c.pick(mcpspec.ModeWebhook)
-	if !ok {
-		c.skip("no event type offers webhooks", append(ofWebhooks, ofDeliveries...)...)
-		return
-	}
+func (c *checker) webhooks(ctx context.Context, t eventType) {
 	c.receiver = need(newReceiver(c.Listen, c.Receiver))
 	defer c.receiver.end()
 	c.refusedSubscriptions(ctx, t)
@@ -97,7 +86,7 @@ func (c *checker) webhooks(ctx context.Context) {
 		} else {
 			c.fail(ruleSubscribe, "%s", why)
 		}
-		c.skip(why, append(ofWebhooks, ofDeliveries...)...)
+		c.skip(why, ofMode(mcpspec.ModeWebhook)...)
 		return
 	}
 	defer func() { _, _ = c.unsubscribe(context.WithoutCancel(ctx), t, h) }()
