@@ -87,10 +87,6 @@ func (c *Client) persist(ctx context.Context, do func() error) error {
 		}
 		last = err
 		c.log().Warn("request failed, retrying", "try", try+2, "of", maxTries, "error", err)
-		if stop := Pause(ctx, try, 0); errors.Is(stop, context.DeadlineExceeded) {
-			return last
-		} else if stop != nil {
-			return stop
-		}
+		_ = Pause(ctx, try, 0) // or until ctx ends, and do with it
 	}
 }
