@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonpointer"
 )
 
 // Adapter says how a sender of webhooks is driven. This project's own server has one too, so that all senders
@@ -205,25 +207,12 @@ func (q *request) post(c *caller, array bool, all ...values) ([]byte, error) {
 
 // text is the string at a JSON pointer (RFC 6901); empty if there is none.
 func text(doc []byte, pointer string) string {
-	var at any
-	if json.Unmarshal(doc, &at) != nil {
+	var whole any
+	p, err := jsonpointer.Parse(pointer)
+	if err != nil || json.Unmarshal(doc, &whole) != nil {
 		return ""
 	}
-	for _, token := range strings.Split(pointer, "/")[1:] {
-		token = strings.NewReplacer("~1", "/", "~0", "~").Replace(token)
-		switch v := at.(type) {
-		case map[string]any:
-			at = v[token]
-		case []any:
-			i, err := strconv.Atoi(token)
-			if err != nil || i < 0 || i >= len(v) {
-				return ""
-			}
-			at = v[i]
-		default:
-			return ""
-		}
-	}
+	at, _ := p.In(whole)
 	s, _ := at.(string)
 	return s
 }
@@ -237,9 +226,7 @@ func own(server, token string) Adapter {
 	register := map[string]string{
 		"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "resources/subscriptions/register", "Accept": "application/json, text/event-stream",
 	}
-	for name, value := range headers {
-		register[name] = value
-	}
+	maps.Copy(register, headers)
 	return Adapter{
 		Name:    "mcp-events",
 		Publish: Request{URL: server + "/events", Headers: headers, Body: `{"id":"{{id}}","uri":"{{uri}}","data":{{payload}}}`},

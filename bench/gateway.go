@@ -5,14 +5,10 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,11 +17,7 @@ import (
 )
 
 // gatewayConfig puts one backend behind the gateway twice, once in each revision.
-func gatewayConfig(dir, backend string) (file string, err error) {
-	file = filepath.Join(dir, "config.yaml")
-	text := fmt.Sprintf("backends:\n  - {name: b25, prefix: b25_, url: %q, protocolVersion: 2025-11-25}\n  - {name: b26, prefix: b26_, url: %[1]q, protocolVersion: 2026-07-28}\n", backend)
-	return file, fault.Wrap(fault.Unavailable, os.WriteFile(file, []byte(text), 0o600), "write the configuration")
-}
+const gatewayConfig = "backends:\n  - {name: b25, prefix: b25_, url: %q, protocolVersion: 2025-11-25}\n  - {name: b26, prefix: b26_, url: %[1]q, protocolVersion: 2026-07-28}\n"
 
 // Gateway puts a backend behind a server and measures what the gateway adds to a call and to its progress
 // messages, against the same calls to the backend itself, in turn; and how long a change of the backend's tools
@@ -38,16 +30,7 @@ func Gateway(ctx context.Context, o Options, calls int, w io.Writer) error {
 	defer cancel()
 	b := newBackend()
 	defer b.close()
-	dir, err := os.MkdirTemp("", "mcpevents-bench-gateway-")
-	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "make a temporary directory")
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	config, err := gatewayConfig(dir, b.server.URL+"/mcp")
-	if err != nil {
-		return err
-	}
-	s, err := o.start(ctx, "--config", config, "--streams", strconv.Itoa(changeStreams+10))
+	s, err := o.start(ctx, fmt.Sprintf(gatewayConfig, b.server.URL+"/mcp"), "--streams", strconv.Itoa(changeStreams+10))
 	if err != nil {
 		return err
 	}
@@ -59,67 +42,59 @@ func Gateway(ctx context.Context, o Options, calls int, w io.Writer) error {
 	return err
 }
 
+const (
+	// warmCalls is how many calls are made before those that count.
+	warmCalls = 50
+	// progressSteps is how many progress messages a call has whose progress is measured.
+	progressSteps = 20
+)
+
 // gateway measures, and returns the lines of the report.
 func (o Options) gateway(ctx context.Context, server string, backend *backend, calls int) (report []string, err error) {
-	const steps = 20
 	var done atomic.Int64
-	// A progress call takes as long as many calls without.
-	defer progress.Count(o.Progress, "measured", int64(4*calls+2*(calls/steps)+changeRounds), done.Load)()
+	progressCalls := calls / progressSteps // each takes as long as many calls without
+	defer progress.Count(o.Progress, "measured", int64(4*calls+2*progressCalls+changeRounds), done.Load)()
 	say := func(format string, args ...any) { report = append(report, fmt.Sprintf(format, args...)) }
-	revisions := []struct{ client, backend string }{
-		{"2025-11-25", "2025-11-25"}, {"2026-07-28", "2026-07-28"}, {"2026-07-28", "2025-11-25"}, {"2025-11-25", "2026-07-28"},
-	}
-	say("tools/call, %d each way in turn                 direct p50, p99        gateway p50, p99       added p50, p99", calls)
-	for _, revision := range revisions {
-		direct, err := newToolCaller(ctx, backend.server.URL+"/mcp", revision.backend, "work")
-		if err != nil {
-			return nil, err
-		}
-		over, err := newToolCaller(ctx, server+"/mcp", revision.client, "b"+revision.backend[2:4]+"_work")
-		if err != nil {
-			return nil, err
-		}
-		before, after := make([]time.Duration, 0, calls), make([]time.Duration, 0, calls)
-		for n := range calls + warmCalls {
-			took, _, err := direct.call(ctx, 0)
+	type pair struct{ client, backend string }
+	same := []pair{{"2025-11-25", "2025-11-25"}, {"2026-07-28", "2026-07-28"}}
+	for _, part := range []struct {
+		title              string
+		revisions          []pair
+		steps, warm, calls int
+	}{
+		{
+			fmt.Sprintf("tools/call, %d each way in turn                 direct p50, p99        gateway p50, p99       added p50, p99", calls),
+			append(same, pair{"2026-07-28", "2025-11-25"}, pair{"2025-11-25", "2026-07-28"}), 0, warmCalls, calls,
+		},
+		{fmt.Sprintf("progress message, sent to read, %d each way in turn", progressCalls*progressSteps), same, progressSteps, 0, progressCalls},
+	} {
+		say("%s", part.title)
+		for _, revision := range part.revisions {
+			direct, err := newToolCaller(ctx, backend.server.URL+"/mcp", revision.backend, "work")
 			if err != nil {
 				return nil, err
 			}
-			long, _, err := over.call(ctx, 0)
+			over, err := newToolCaller(ctx, server+"/mcp", revision.client, "b"+revision.backend[2:4]+"_work")
 			if err != nil {
 				return nil, err
 			}
-			if n >= warmCalls {
-				before, after = append(before, took), append(after, long)
-				done.Add(1)
+			var before, after []time.Duration
+			for n := range part.warm + part.calls {
+				some, err := direct.call(ctx, part.steps)
+				if err != nil {
+					return nil, err
+				}
+				more, err := over.call(ctx, part.steps)
+				if err != nil {
+					return nil, err
+				}
+				if n >= part.warm {
+					before, after = append(before, some...), append(after, more...)
+					done.Add(1)
+				}
 			}
+			say("  client %s, backend %s      %s", revision.client, revision.backend, compared(before, after))
 		}
-		say("  client %s, backend %s      %s", revision.client, revision.backend, compared(before, after))
-	}
-	say("progress message, sent to read, %d each way in turn", calls/steps*steps)
-	for _, revision := range revisions[:2] {
-		direct, err := newToolCaller(ctx, backend.server.URL+"/mcp", revision.backend, "work")
-		if err != nil {
-			return nil, err
-		}
-		over, err := newToolCaller(ctx, server+"/mcp", revision.client, "b"+revision.backend[2:4]+"_work")
-		if err != nil {
-			return nil, err
-		}
-		var before, after []time.Duration
-		for range max(1, calls/steps) {
-			_, some, err := direct.call(ctx, steps)
-			if err != nil {
-				return nil, err
-			}
-			_, more, err := over.call(ctx, steps)
-			if err != nil {
-				return nil, err
-			}
-			before, after = append(before, some...), append(after, more...)
-			done.Add(1)
-		}
-		say("  client %s, backend %s      %s", revision.client, revision.backend, compared(before, after))
 	}
 	if err := changes(ctx, server, backend, &done, say); err != nil {
 		return nil, err
@@ -127,18 +102,15 @@ func (o Options) gateway(ctx context.Context, server string, backend *backend, c
 	return report, nil
 }
 
-// warmCalls is how many calls are made before those that count.
-const warmCalls = 50
-
-// compared are the quantiles of both ways, and what one is over the other.
+// compared are percentiles of both ways, and what one is over the other.
 func compared(direct, over []time.Duration) string {
 	slices.Sort(direct)
 	slices.Sort(over)
-	q := func(d []time.Duration, quantile float64) time.Duration {
-		return d[int(float64(len(d)-1)*quantile)].Round(time.Microsecond)
+	p := func(sorted []time.Duration, p float64) time.Duration {
+		return percentile(sorted, p).Round(time.Microsecond)
 	}
-	return fmt.Sprintf("%9s %9s    %9s %9s    %9s %9s", q(direct, .5), q(direct, .99), q(over, .5), q(over, .99),
-		q(over, .5)-q(direct, .5), q(over, .99)-q(direct, .99))
+	return fmt.Sprintf("%9s %9s    %9s %9s    %9s %9s", p(direct, 50), p(direct, 99), p(over, 50), p(over, 99),
+		p(over, 50)-p(direct, 50), p(over, 99)-p(direct, 99))
 }
 
 // toolCaller is a client of either revision.
@@ -183,8 +155,8 @@ func (c *toolCaller) post(ctx context.Context, body string) (*http.Response, err
 	return resp, fault.Wrap(fault.Unavailable, err, "call %s", c.url)
 }
 
-// call calls the tool and returns how long it took, and each of its progress messages.
-func (c *toolCaller) call(ctx context.Context, steps int) (took time.Duration, each []time.Duration, err error) {
+// call calls the tool and returns how long each of its progress messages took, or without steps the call.
+func (c *toolCaller) call(ctx context.Context, steps int) (took []time.Duration, err error) {
 	c.last++
 	meta := `"progressToken":1`
 	if c.modern {
@@ -194,7 +166,7 @@ func (c *toolCaller) call(ctx context.Context, steps int) (took time.Duration, e
 	began := time.Now()
 	resp, err := c.post(ctx, body)
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	var all bytes.Buffer
@@ -206,18 +178,21 @@ func (c *toolCaller) call(ctx context.Context, steps int) (took time.Duration, e
 		for part := range bytes.SplitSeq(chunk[:n], []byte(`"message":"`)) {
 			text, _, _ := bytes.Cut(part, []byte(`"`))
 			if sent, err := strconv.ParseInt(string(text), 10, 64); err == nil {
-				each = append(each, at.Sub(time.Unix(0, sent)))
+				took = append(took, at.Sub(time.Unix(0, sent)))
 			}
 		}
 		if err != nil {
 			break
 		}
 	}
-	took = time.Since(began)
-	if !bytes.Contains(all.Bytes(), []byte(`"done"`)) || len(each) != steps {
-		return 0, nil, fault.New(fault.Unavailable, "%s answered with %d of %d progress messages: %.300s", c.url, len(each), steps, all.Bytes())
+	whole := time.Since(began)
+	if !bytes.Contains(all.Bytes(), []byte(`"done"`)) || len(took) != steps {
+		return nil, fault.New(fault.Unavailable, "%s answered with %d of %d progress messages: %.300s", c.url, len(took), steps, all.Bytes())
 	}
-	return took, each, nil
+	if steps == 0 {
+		took = []time.Duration{whole}
+	}
+	return took, nil
 }
 
 const (
@@ -229,34 +204,10 @@ var gatewayClient = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost:
 
 // changes opens many listens and measures how long a change of the backend's tools takes to all.
 func changes(ctx context.Context, server string, backend *backend, done *atomic.Int64, say func(string, ...any)) error {
-	arrived := make(chan time.Time, changeStreams)
-	var opening sync.WaitGroup
-	var failed atomic.Pointer[error]
-	open := make([]net.Conn, changeStreams)
-	defer func() {
-		for _, conn := range open {
-			if conn != nil {
-				_ = conn.Close()
-			}
-		}
-	}()
-	slots := make(chan struct{}, 32)
-	for i := range open {
-		slots <- struct{}{}
-		opening.Go(func() {
-			defer func() { <-slots }()
-			conn, r, err := listenFor(ctx, strings.TrimPrefix(server, "http://"), i, `{"toolsListChanged":true}`)
-			open[i] = conn
-			if err != nil {
-				failed.Store(&err)
-				return
-			}
-			go followMethod(r, "notifications/tools/list_changed", arrived)
-		})
-	}
-	opening.Wait()
-	if err := failed.Load(); err != nil {
-		return *err
+	arrived, end, err := listens(ctx, server, changeStreams, "notifications/tools/list_changed", func(int) string { return `{"toolsListChanged":true}` }, new(atomic.Int64))
+	defer end()
+	if err != nil {
+		return err
 	}
 	var medians, slowest []time.Duration
 	for range changeRounds {

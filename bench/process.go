@@ -25,30 +25,16 @@ func cpuSeconds(pid int) float64 {
 	return (user + system) / 100 // USER_HZ
 }
 
-// peakMemory is the most that a process had in memory, in bytes (Linux; 0 elsewhere).
-func peakMemory(pid int) int64 {
+// memory is a figure of a process in bytes (Linux; 0 elsewhere): VmRSS is what it has in memory, VmHWM the most that it had.
+func memory(pid int, figure string) int64 {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	for line := range strings.Lines(string(b)) {
-		if v, ok := strings.CutPrefix(line, "VmHWM:"); ok {
-			kib, _ := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(v), "kB")), 10, 64)
+		if v, ok := strings.CutPrefix(line, figure+":"); ok {
+			kib, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(v), " kB"), 10, 64)
 			return kib << 10
 		}
 	}
 	return 0
-}
-
-// residentMemory is what a process has in memory, in bytes (Linux; 0 elsewhere).
-func residentMemory(pid int) int64 {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	if err != nil {
-		return 0
-	}
-	f := strings.Fields(string(b))
-	if len(f) < 2 {
-		return 0
-	}
-	pages, _ := strconv.ParseInt(f[1], 10, 64)
-	return pages * int64(os.Getpagesize())
 }
 
 // fsyncTimes are how long 200 syncs of 4 KiB take in a directory, sorted.

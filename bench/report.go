@@ -112,7 +112,7 @@ func (p *pass) result(l *ledger, before, after sample, publishing time.Duration)
 		each := 10_000 / float64(r.Delivered)
 		both, alone := (sender+r.DriverCPU)*each, sender*each
 		r.SenderCPU, r.CPUPer10k, r.SenderCPUPer10k = &sender, &both, &alone
-		r.PeakRSS = peakMemory(p.server.pid)
+		r.PeakRSS = memory(p.server.pid, "VmHWM")
 	}
 	if before.store != nil && after.store != nil {
 		commits := float64(after.store.Commits-before.store.Commits) / float64(len(l.sent))

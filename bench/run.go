@@ -6,9 +6,10 @@ import (
 	"io"
 	"os"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/progress"
@@ -33,6 +34,18 @@ type Options struct {
 // Run measures the server with the shape, then each adapter. With [Shape.Hang] each is measured twice: without the
 // endpoints that hang, and beside them.
 func Run(ctx context.Context, o Options) (Report, error) {
+	return o.report(ctx, func(ctx context.Context, r *receiver, report *Report) error {
+		for _, a := range append([]Adapter{{}}, o.Adapters...) {
+			if err := o.measure(ctx, r, a, report); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// report has something measured with a receiver.
+func (o Options) report(ctx context.Context, measure func(context.Context, *receiver, *Report) error) (Report, error) {
 	report := newReport(o)
 	if err := o.check(); err != nil {
 		return report, err
@@ -44,24 +57,18 @@ func Run(ctx context.Context, o Options) (Report, error) {
 		return report, err
 	}
 	defer r.close()
-	for _, a := range append([]Adapter{{}}, o.Adapters...) {
-		if err := o.measure(ctx, r, a, &report); err != nil {
-			return report, err
-		}
-	}
-	return report, nil
+	err = measure(ctx, r, &report)
+	return report, err
 }
 
 // measure measures an adapter; the zero one is this project's server.
 func (o Options) measure(ctx context.Context, r *receiver, a Adapter, report *Report) (err error) {
-	s := &server{url: o.Server, pid: a.PID}
+	s := &server{pid: a.PID}
 	if a.Name == "" {
-		if o.Server == "" {
-			if s, err = o.start(ctx); err != nil {
-				return err
-			}
-			defer s.stop()
+		if s, err = o.start(ctx, ""); err != nil {
+			return err
 		}
+		defer s.stop()
 		a = own(s.url, o.Token)
 	}
 	p := &pass{options: o, adapter: a, server: s, receiver: r}
@@ -150,18 +157,11 @@ func (p *pass) register(ctx context.Context, count int, endpoint func(int) value
 
 // together runs f n times at once and returns the first error, which ends the others' context.
 func together(ctx context.Context, n int, f func(context.Context) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var wg sync.WaitGroup
+	all, ctx := errgroup.WithContext(ctx)
 	for range n {
-		wg.Go(func() {
-			if err := f(ctx); err != nil {
-				cancel(err)
-			}
-		})
+		all.Go(func() error { return f(ctx) })
 	}
-	wg.Wait()
-	return context.Cause(ctx)
+	return all.Wait()
 }
 
 // trailing is how long after the last arrival the CPU is still counted: what a server puts off is part of its work.
@@ -183,17 +183,12 @@ func (p *pass) run(ctx context.Context, report *Report) error {
 	if err != nil {
 		return err
 	}
-	wait := time.NewTimer(o.Wait)
-	defer wait.Stop()
 	select {
 	case <-l.done:
-	case <-wait.C:
+	case <-time.After(o.Wait):
 	case <-ctx.Done():
 	}
-	select {
-	case <-time.After(trailing):
-	case <-ctx.Done():
-	}
+	_ = until(ctx, time.Now().Add(trailing))
 	p.receiver.run.Store(nil)
 	report.Results = append(report.Results, p.result(l, before, p.sample(context.WithoutCancel(ctx)), publishing))
 	return nil
@@ -270,12 +265,11 @@ func (p *pass) post(c *caller, q *request, events []values) error {
 }
 
 func until(ctx context.Context, at time.Time) error {
-	d := time.Until(at)
-	if d <= 0 {
+	if !at.After(time.Now()) {
 		return nil
 	}
 	select {
-	case <-time.After(d):
+	case <-time.After(time.Until(at)):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

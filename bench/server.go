@@ -1,14 +1,17 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"io"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -32,21 +35,21 @@ type server struct {
 	stop       func()
 }
 
-// start runs the serve command with a database in o.Data, or a temporary one, on a free port.
-func (o Options) start(ctx context.Context, more ...string) (*server, error) {
-	dir := o.Data
+// start runs the serve command with a database in o.Data, or in a temporary directory, on a free port, and with a
+// configuration file of that content unless it is empty. With o.Server it is that one.
+func (o Options) start(ctx context.Context, config string, more ...string) (*server, error) {
+	if o.Server != "" {
+		return &server{url: o.Server, stop: func() {}}, nil
+	}
+	dir, clean := o.Data, func() {}
 	if dir == "" {
 		var err error
 		if dir, err = os.MkdirTemp("", "mcpevents-bench-"); err != nil {
 			return nil, fault.Wrap(fault.Unavailable, err, "make a temporary directory")
 		}
+		clean = func() { _ = os.RemoveAll(dir) }
 	}
-	clean := func() {
-		if o.Data == "" {
-			_ = os.RemoveAll(dir)
-		}
-	}
-	s, err := o.serve(ctx, dir, more)
+	s, err := o.serve(ctx, dir, config, more)
 	if err != nil {
 		clean()
 		return nil, err
@@ -56,17 +59,23 @@ func (o Options) start(ctx context.Context, more ...string) (*server, error) {
 	return s, nil
 }
 
-func (o Options) serve(ctx context.Context, dir string, more []string) (*server, error) {
-	file := filepath.Join(dir, "catalog.yaml")
-	if err := os.WriteFile(file, []byte(catalog), 0o600); err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "write the catalog")
-	}
+func (o Options) serve(ctx context.Context, dir, config string, more []string) (*server, error) {
 	addr, profiles, err := freeAddresses()
 	if err != nil {
 		return nil, err
 	}
-	args := append(o.Serve[1:len(o.Serve):len(o.Serve)], "--addr", addr, "--data", dir, "--catalog", file, "--allow-insecure-targets",
+	args := append(o.Serve[1:len(o.Serve):len(o.Serve)], "--addr", addr, "--data", dir, "--allow-insecure-targets",
 		"--quota", strconv.Itoa(o.endpoints()+o.Hang*o.URIs+10), "--debug-addr", profiles, "--drain", "5s")
+	for name, text := range map[string]string{"catalog": catalog, "config": config} {
+		if text == "" {
+			continue
+		}
+		file := filepath.Join(dir, name+".yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "write the %s", name)
+		}
+		args = append(args, "--"+name, file)
+	}
 	cmd := exec.CommandContext(ctx, o.Serve[0], append(args, more...)...)
 	cmd.Stderr, cmd.Env = os.Stderr, append(os.Environ(), o.env...)
 	if err := cmd.Start(); err != nil {
@@ -111,12 +120,25 @@ func freeAddresses() (one, other string, err error) {
 // storeCounts are what the server's store counted since it began.
 type storeCounts struct{ Commits, Syncs int64 }
 
-// counts reads the store's counters from the server's debug address; nil if it tells none.
+// counts reads the store's counters; nil if the server tells none.
 func (s *server) counts(ctx context.Context) *storeCounts {
-	if s == nil || s.debug == "" {
+	var vars struct{ Database *storeCounts }
+	_ = json.Unmarshal(s.debugPage(ctx, "/debug/vars"), &vars)
+	return vars.Database
+}
+
+// goroutines is how many the server runs.
+func (s *server) goroutines(ctx context.Context) string {
+	first, _, _ := strings.Cut(string(s.debugPage(ctx, "/debug/pprof/goroutine?debug=1")), "\n")
+	return cmp.Or(strings.TrimPrefix(first, "goroutine profile: total "), "unknown")
+}
+
+// debugPage is what the server's debug address has at a path; empty if it has none.
+func (s *server) debugPage(ctx context.Context, path string) []byte {
+	if s.debug == "" {
 		return nil
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.debug+"/debug/vars", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.debug+path, nil)
 	if err != nil {
 		return nil
 	}
@@ -125,9 +147,6 @@ func (s *server) counts(ctx context.Context) *storeCounts {
 		return nil
 	}
 	defer func() { _ = resp.Body.Close() }()
-	var vars struct{ Database *storeCounts }
-	if json.NewDecoder(resp.Body).Decode(&vars) != nil {
-		return nil
-	}
-	return vars.Database
+	b, _ := io.ReadAll(resp.Body)
+	return b
 }

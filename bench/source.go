@@ -3,8 +3,6 @@ package bench
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -46,55 +44,27 @@ const (
 
 // Source measures both ways for a request of 1 KB, and for one of 20 KB as GitHub sends it.
 func Source(ctx context.Context, o Options) (Report, error) {
-	report := newReport(o)
-	switch err := o.check(); {
-	case err != nil:
-		return report, err
-	case o.Server != "" || o.URIs != 1 || o.Batch != 1 || o.Hang != 0:
-		return report, fault.New(fault.Invalid, "--source does not go with --server, --uris, --batch and --hang: requests of a provider come one by one")
-	}
-	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
-	defer cancel()
-	r, err := newReceiver(o.Receiver)
-	if err != nil {
-		return report, err
-	}
-	defer r.close()
-	s, err := o.startSource(ctx)
-	if err != nil {
-		return report, err
-	}
-	defer s.stop()
-	p := &pass{options: o, adapter: own(s.url, ""), server: s, receiver: r}
-	if p.secrets, err = p.registerEndpoints(ctx); err != nil {
-		return report, err
-	}
-	for _, body := range []string{pullRequest(0), pullRequest(95)} {
-		if err := p.beside(ctx, body, &report); err != nil {
-			return report, err
+	return o.report(ctx, func(ctx context.Context, r *receiver, report *Report) error {
+		if o.Server != "" || o.URIs != 1 || o.Batch != 1 || o.Hang != 0 {
+			return fault.New(fault.Invalid, "--source does not go with --server, --uris, --batch and --hang: requests of a provider come one by one")
 		}
-	}
-	return report, nil
-}
-
-func (o Options) startSource(ctx context.Context) (*server, error) {
-	dir, err := os.MkdirTemp("", "mcpevents-bench-source-")
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "make a temporary directory")
-	}
-	file := filepath.Join(dir, "config.yaml")
-	var s *server
-	if err = os.WriteFile(file, []byte(sourceConfig), 0o600); err == nil {
 		o.env = []string{sourceVariable + "=" + sourceSecret}
-		s, err = o.start(ctx, "--config", file, "--publish-rate", "0")
-	}
-	if err != nil {
-		_ = os.RemoveAll(dir)
-		return nil, fault.Wrap(fault.Unavailable, err, "start a server with a source")
-	}
-	end := s.stop
-	s.stop = func() { end(); _ = os.RemoveAll(dir) }
-	return s, nil
+		s, err := o.start(ctx, sourceConfig, "--publish-rate", "0")
+		if err != nil {
+			return fault.Wrap(fault.Unavailable, err, "start a server with a source")
+		}
+		defer s.stop()
+		p := &pass{options: o, adapter: own(s.url, ""), server: s, receiver: r}
+		if p.secrets, err = p.registerEndpoints(ctx); err != nil {
+			return err
+		}
+		for _, body := range []string{pullRequest(0), pullRequest(95)} {
+			if err := p.beside(ctx, body, report); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // beside measures the source, and then the events that it made.

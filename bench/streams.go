@@ -7,18 +7,21 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/progress"
 )
+
+// quiet is how long the CPU of quiet streams is measured.
+const quiet = 20 * time.Second
 
 // Streams opens count listens of the shape's URIs, and measures what they cost the server while they are quiet
 // and how long one event takes to reach all.
@@ -28,71 +31,35 @@ func Streams(ctx context.Context, o Options, count int, w io.Writer) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
-	s, end, err := o.target(ctx, "--streams", strconv.Itoa(count+10))
+	s, err := o.start(ctx, "", "--streams", strconv.Itoa(count+10))
 	if err != nil {
 		return err
 	}
-	defer end()
-	return o.streams(ctx, s, count, w)
-}
-
-// quiet is how long the CPU of quiet streams is measured.
-const quiet = 20 * time.Second
-
-func (o Options) streams(ctx context.Context, s *server, count int, w io.Writer) error {
+	defer s.stop()
 	publisher := o.newPublisher(s)
 	defer publisher.caller.close()
 	pid, readers := s.pid, (count+o.URIs-1)/o.URIs // of the first URI
-	before := residentMemory(pid)
+	before := memory(pid, "VmRSS")
 	started := time.Now()
-	arrived := make(chan time.Time, count)
-	var opening sync.WaitGroup
-	var failed atomic.Pointer[error]
 	var opened atomic.Int64
 	shown := progress.Count(o.Progress, "streams opened", int64(count), opened.Load)
-	slots := make(chan struct{}, 64)
-	host := strings.TrimPrefix(s.url, "http://")
-	open := make([]net.Conn, count)
-	defer func() {
-		for _, conn := range open {
-			if conn != nil {
-				_ = conn.Close()
-			}
-		}
-	}()
-	for i := range open {
-		slots <- struct{}{}
-		opening.Go(func() {
-			defer func() { <-slots }()
-			conn, r, err := listen(ctx, host, i, o.uri(i))
-			if err != nil {
-				failed.Store(&err)
-				return
-			}
-			open[i] = conn
-			opened.Add(1)
-			go follow(r, arrived)
-		})
-		if failed.Load() != nil {
-			break
-		}
-	}
-	opening.Wait()
+	arrived, end, err := o.updates(ctx, s, count, &opened)
+	defer end()
 	shown()
-	if err := failed.Load(); err != nil {
-		return *err
+	if err != nil {
+		return err
 	}
 	_, _ = fmt.Fprintf(w, "streams %d, over %d URIs, opened in %s\n", count, o.URIs, time.Since(started).Round(time.Millisecond))
 
 	idle, since := cpuSeconds(pid), time.Now()
 	shown = progress.Count(o.Progress, "seconds quiet", int64(quiet.Seconds()), func() int64 { return int64(time.Since(since).Seconds()) })
-	err := until(ctx, since.Add(quiet))
+	err = until(ctx, since.Add(quiet))
 	shown()
 	if err != nil {
 		return err
 	}
 	used := 100 * (cpuSeconds(pid) - idle) / time.Since(since).Seconds()
-	memory := residentMemory(pid) - before
+	grown := memory(pid, "VmRSS") - before
 
 	// The first event also warms what is only needed then.
 	times := make([]time.Duration, 0, 5)
@@ -112,9 +79,9 @@ func (o Options) streams(ctx context.Context, s *server, count int, w io.Writer)
 		times = append(times, last.Sub(published))
 	}
 	slices.Sort(times)
-	_, _ = fmt.Fprintf(w, "server memory          %.1f KiB a stream (resident, over %.0f MiB without)\n", float64(memory)/1024/float64(count), float64(before)/(1<<20))
-	_, _ = fmt.Fprintf(w, "                       %.1f KiB a stream after the events\n", float64(residentMemory(pid)-before)/1024/float64(count))
-	_, _ = fmt.Fprintf(w, "goroutines             %s\n", goroutines(ctx, s.debug))
+	_, _ = fmt.Fprintf(w, "server memory          %.1f KiB a stream (resident, over %.0f MiB without)\n", float64(grown)/1024/float64(count), float64(before)/(1<<20))
+	_, _ = fmt.Fprintf(w, "                       %.1f KiB a stream after the events\n", float64(memory(pid, "VmRSS")-before)/1024/float64(count))
+	_, _ = fmt.Fprintf(w, "goroutines             %s\n", s.goroutines(ctx))
 	_, _ = fmt.Fprintf(w, "CPU while quiet        %.1f %% of one core, heartbeats included\n", used)
 	_, _ = fmt.Fprintf(w, "one event to %d streams: fastest %s, median %s, slowest %s\n",
 		readers, times[0].Round(time.Millisecond), times[len(times)/2].Round(time.Millisecond), times[len(times)-1].Round(time.Millisecond))
@@ -128,20 +95,16 @@ func StreamLatency(ctx context.Context, o Options, w io.Writer) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
-	s, end, err := o.target(ctx)
+	s, err := o.start(ctx, "")
 	if err != nil {
 		return err
 	}
+	defer s.stop()
+	arrived, end, err := o.updates(ctx, s, 1, new(atomic.Int64))
 	defer end()
-	conn, r, err := listen(ctx, strings.TrimPrefix(s.url, "http://"), 0, o.uri(0))
-	if conn != nil {
-		defer func() { _ = conn.Close() }()
-	}
 	if err != nil {
 		return err
 	}
-	arrived := make(chan time.Time, 1)
-	go follow(r, arrived) // until the connection closes
 	publisher := o.newPublisher(s)
 	defer publisher.caller.close()
 	took, err := o.latencies(ctx, publisher, arrived)
@@ -175,17 +138,6 @@ func (o Options) latencies(ctx context.Context, p *publisher, arrived <-chan tim
 	return took, nil
 }
 
-// target is the server to measure and how to leave it.
-func (o Options) target(ctx context.Context, more ...string) (s *server, end func(), err error) {
-	if o.Server != "" {
-		return &server{url: o.Server}, func() {}, nil
-	}
-	if s, err = o.start(ctx, more...); err != nil {
-		return nil, nil, err
-	}
-	return s, s.stop, nil
-}
-
 // publisher publishes events of the first URI, one at a time.
 type publisher struct {
 	caller  *caller
@@ -207,13 +159,46 @@ func (p *publisher) publish(n int) error {
 	return err
 }
 
-// listen opens stream number i and waits for its acknowledgment.
-func listen(ctx context.Context, host string, i int, uri string) (net.Conn, *bufio.Reader, error) {
-	return listenFor(ctx, host, i, fmt.Sprintf(`{"resourceSubscriptions":[%q]}`, uri))
+// listensAtOnce is how many streams are opened beside each other.
+const listensAtOnce = 64
+
+// listens opens count streams, each with its filter, and tells when messages of the method arrive on them, until end is
+// called. It counts those that are open.
+func listens(ctx context.Context, server string, count int, method string, filter func(i int) string, opened *atomic.Int64) (arrived <-chan time.Time, end func(), err error) {
+	messages, conns := make(chan time.Time, count), make([]net.Conn, count)
+	all, ctx := errgroup.WithContext(ctx)
+	all.SetLimit(listensAtOnce)
+	for i := range conns {
+		all.Go(func() error {
+			conn, r, err := listen(ctx, strings.TrimPrefix(server, "http://"), i, filter(i))
+			conns[i] = conn
+			if err != nil {
+				return err
+			}
+			opened.Add(1)
+			go follow(r, method, messages)
+			return nil
+		})
+	}
+	err = all.Wait()
+	return messages, func() {
+		for _, conn := range conns {
+			if conn != nil {
+				_ = conn.Close()
+			}
+		}
+	}, err
 }
 
-// listenFor is listen with another filter.
-func listenFor(ctx context.Context, host string, i int, filter string) (net.Conn, *bufio.Reader, error) {
+// updates opens count streams of the shape's URIs in turn.
+func (o Options) updates(ctx context.Context, s *server, count int, opened *atomic.Int64) (arrived <-chan time.Time, end func(), err error) {
+	return listens(ctx, s.url, count, "notifications/resources/updated", func(i int) string {
+		return fmt.Sprintf(`{"resourceSubscriptions":[%q]}`, o.uri(i))
+	}, opened)
+}
+
+// listen opens stream number i and waits for its acknowledgment.
+func listen(ctx context.Context, host string, i int, filter string) (net.Conn, *bufio.Reader, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", host)
 	if err != nil {
@@ -240,13 +225,8 @@ func listenFor(ctx context.Context, host string, i int, filter string) (net.Conn
 	}
 }
 
-// follow tells when an update arrives, until the stream ends.
-func follow(r *bufio.Reader, arrived chan<- time.Time) {
-	followMethod(r, "notifications/resources/updated", arrived)
-}
-
-// followMethod tells when a message of the method arrives, until the stream ends.
-func followMethod(r *bufio.Reader, method string, arrived chan<- time.Time) {
+// follow tells when a message of the method arrives, until the stream ends.
+func follow(r *bufio.Reader, method string, arrived chan<- time.Time) {
 	update := []byte(method)
 	for {
 		line, err := r.ReadSlice('\n')
@@ -257,20 +237,4 @@ func followMethod(r *bufio.Reader, method string, arrived chan<- time.Time) {
 			return
 		}
 	}
-}
-
-// goroutines is how many the server runs, from its debug address.
-func goroutines(ctx context.Context, debug string) string {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, debug+"/debug/pprof/goroutine?debug=1", nil)
-	if err != nil {
-		return "unknown"
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "unknown"
-	}
-	defer func() { _ = resp.Body.Close() }()
-	head, _ := io.ReadAll(io.LimitReader(resp.Body, 64))
-	first, _, _ := strings.Cut(string(head), "\n")
-	return strings.TrimPrefix(first, "goroutine profile: total ")
 }

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -45,7 +46,9 @@ func New(s Server, version mcpspec.Version) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{server: s, url: url, version: version, silence: deadAfter}, nil
+	c := &Client{server: s, url: url, version: version, silence: deadAfter}
+	c.setSession("")
+	return c, nil
 }
 
 // stateless reports whether the revision has no sessions.
@@ -77,7 +80,7 @@ func (c *Client) Begin(ctx context.Context) error {
 	}
 	c.setSession(header.Get("Mcp-Session-Id"))
 	body := []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
-	resp, b, err := c.server.Post(ctx, c.url, c.header(mcpspec.NoteInitialized, nil), body)
+	resp, b, err := c.server.Do(ctx, http.MethodPost, c.url, c.header(mcpspec.NoteInitialized, nil), body)
 	if err == nil && resp.StatusCode >= 300 {
 		err = Refusal(resp, b)
 	}
@@ -87,14 +90,26 @@ func (c *Client) Begin(ctx context.Context) error {
 // errSessionGone says that the server has ended or lost the session.
 var errSessionGone = fault.New(fault.NotFound, "the session has ended")
 
-func (c *Client) sessionID() string {
-	if id := c.session.Load(); id != nil {
-		return *id
-	}
-	return ""
-}
+func (c *Client) sessionID() string { return *c.session.Load() }
 
 func (c *Client) setSession(id string) { c.session.Store(&id) }
+
+// call sends a request of a subscription, in a new session if the last one is gone.
+func (c *Client) call(f *flow, method string, params map[string]any, result any) error {
+	session := c.sessionID()
+	err := c.Call(f.ctx, method, params, result)
+	if !errors.Is(err, errSessionGone) {
+		return err
+	}
+	f.log.Warn("session ended, starting a new one")
+	if err = c.renew(f.ctx, session); err == nil {
+		err = c.Call(f.ctx, method, params, result)
+	}
+	if errors.Is(err, errSessionGone) {
+		return fault.New(fault.Unavailable, "%s: the new session has ended, too", method)
+	}
+	return err
+}
 
 // renew begins a new session, unless someone else has done so since the one that is gone.
 func (c *Client) renew(ctx context.Context, gone string) error {
@@ -106,11 +121,14 @@ func (c *Client) renew(ctx context.Context, gone string) error {
 	return c.Begin(ctx)
 }
 
-func (c *Client) log() *slog.Logger {
-	if c.Log == nil {
+func (c *Client) log() *slog.Logger { return logTo(c.Log) }
+
+// logTo is a log, which may be nil.
+func logTo(log *slog.Logger) *slog.Logger {
+	if log == nil {
 		return slog.New(slog.DiscardHandler)
 	}
-	return c.Log
+	return log
 }
 
 func (c *Client) store() Store {
@@ -120,27 +138,15 @@ func (c *Client) store() Store {
 	return c.Store
 }
 
-// End ends the session, if there is one. The server forgets it by itself, too.
+// End ends the session, if there is one, also when ctx has ended. It takes five seconds at most: the server forgets a
+// session by itself, too.
 func (c *Client) End(ctx context.Context) {
 	if c.sessionID() == "" {
 		return
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodDelete, c.url, nil)
-	if err != nil {
-		return
-	}
-	req.Header = c.header("", nil)
-	c.server.authorize(req.Header)
-	if resp, err := c.server.calls().Do(req); err == nil {
-		_ = resp.Body.Close()
-	}
-}
-
-// endSession is [Client.End] when ctx may have ended already.
-func (c *Client) endSession(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
+	ctx, cancel := ending(ctx)
 	defer cancel()
-	c.End(ctx)
+	_, _, _ = c.server.Do(ctx, http.MethodDelete, c.url, c.header("", nil), nil)
 }
 
 // Call sends a request and decodes its result; result may be nil.
@@ -150,7 +156,7 @@ func (c *Client) Call(ctx context.Context, method string, params map[string]any,
 }
 
 func (c *Client) exchange(ctx context.Context, method string, params map[string]any, result any) (http.Header, error) {
-	resp, body, err := c.server.Post(ctx, c.url, c.header(method, params), c.request(method, params))
+	resp, body, err := c.server.Do(ctx, http.MethodPost, c.url, c.header(method, params), c.request(method, params))
 	if err != nil {
 		return nil, err
 	}
@@ -240,10 +246,17 @@ func (c *Client) header(method string, params map[string]any) http.Header {
 	return h
 }
 
+// post sends a request of JSON-RPC whose answer is a stream.
+func (c *Client) post(ctx context.Context, method string, params map[string]any) (io.ReadCloser, error) {
+	return c.stream(ctx, http.MethodPost, c.header(method, params), c.request(method, params))
+}
+
 // stream sends a request whose answer is a stream.
-func (c *Client) stream(ctx context.Context, req *http.Request) (io.ReadCloser, error) {
-	c.server.authorize(req.Header)
-	req.Header.Set("User-Agent", c.server.Agent)
+func (c *Client) stream(ctx context.Context, method string, header http.Header, body []byte) (io.ReadCloser, error) {
+	req, err := c.server.request(ctx, method, c.url, header, body)
+	if err != nil {
+		return nil, err
+	}
 	resp, err := c.server.streams().Do(req)
 	if err != nil {
 		return nil, unreachable(ctx, err)
@@ -279,17 +292,8 @@ func (e *rpcError) fault(status int) error {
 }
 
 func (e *rpcError) kind(status int) fault.Kind {
-	switch e.Code {
-	case sketchNotFound, proposalNotFound, mcpspec.CodeResourceNotFound:
-		return fault.NotFound
-	case sketchForbidden, proposalForbidden:
-		return fault.Forbidden
-	case sketchExhausted, proposalExhausted:
-		return fault.Exhausted
-	case sketchUnsupported, proposalUnsupported, jsonrpc.MethodNotFound:
-		return fault.Unsupported
-	case jsonrpc.InternalError:
-		return fault.Unavailable
+	if kind, ok := kinds[e.Code]; ok {
+		return kind
 	}
 	if e.Code >= 400 && e.Code <= 599 { // codes of our own are the HTTP statuses of the same meaning
 		return kindOfStatus(e.Code)

@@ -164,22 +164,15 @@ func (f *flow) take(e Event) error {
 
 // retry repeats what the consumer does until it does not fail, or the subscription ends.
 func (f *flow) retry(do func() error, attrs ...any) error {
-	for failures := 0; ; failures++ {
-		if err := f.ctx.Err(); err != nil {
-			return err
-		}
+	for failures := 0; f.ctx.Err() == nil; failures++ {
 		err := do()
-		if err == nil {
-			return nil
-		}
-		if f.ctx.Err() != nil {
+		if err == nil || f.ctx.Err() != nil {
 			return err
 		}
 		f.log.Warn("handler failed, retrying", append(attrs, "error", err)...)
-		if err := Pause(f.ctx, failures, 0); err != nil {
-			return err
-		}
+		_ = Pause(f.ctx, failures, 0) // or until ctx ends
 	}
+	return f.ctx.Err()
 }
 
 // gap hands a gap to the consumer and then goes on from its cursor.

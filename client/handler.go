@@ -2,16 +2,11 @@ package client
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
-	"errors"
-	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/webhook"
@@ -47,27 +42,9 @@ type Handler struct {
 // Listen serves the handler at an address of this machine, for a program that has no HTTP server. An empty URL becomes
 // that of the address. End waits for requests that are being served.
 func (h *Handler) Listen(addr string) (end func(), err error) {
-	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "listen for webhooks")
-	}
-	h.URL = cmp.Or(h.URL, "http://"+l.Addr().String()+"/")
-	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute}
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) && h.Log != nil {
-			h.Log.Error("receiver failed", "error", err)
-		}
-	}()
-	return func() {
-		ctx, cancel := context.WithTimeout(context.Background(), drainTime)
-		defer cancel()
-		if s.Shutdown(ctx) != nil {
-			_ = s.Close()
-		}
-		<-served
-	}, nil
+	url, end, err := listen(addr, h, func(err error) { logTo(h.Log).Error("receiver failed", "error", err) })
+	h.URL = cmp.Or(h.URL, url)
+	return end, err
 }
 
 func (h *Handler) add(k *hook) {
@@ -116,47 +93,24 @@ func (h *Handler) candidates(id string) (hooks []*hook, known bool) {
 // ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	status, reason := h.serve(w, r)
-	if status == http.StatusOK {
-		return // the challenge is echoed
-	}
-	if status == http.StatusNoContent {
-		w.WriteHeader(status)
-		return
-	}
-	if h.Log != nil {
-		h.Log.Warn("webhook refused", "status", status, "reason", reason, "id", r.Header.Get(webhook.HeaderID), "from", r.RemoteAddr)
-	}
-	http.Error(w, reason, status)
+	respond(w, r, logTo(h.Log), status, reason)
 }
 
 func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, reason string) {
-	if r.Method != http.MethodPost {
-		w.Header().Set("Allow", http.MethodPost)
-		return http.StatusMethodNotAllowed, "POST webhooks here"
-	}
-	limit := h.MaxBody
-	if limit == 0 {
-		limit = webhook.DefaultMaxReceived
-	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
-	if _, large := errors.AsType[*http.MaxBytesError](err); large {
-		return http.StatusRequestEntityTooLarge, "too large"
-	} else if err != nil {
-		return http.StatusBadRequest, "the body broke off"
+	body, status, reason := readBody(w, r, cmp.Or(h.MaxBody, webhook.DefaultMaxReceived))
+	if status != 0 {
+		return status, reason
 	}
 	hooks, known := h.candidates(r.Header.Get(webhook.HeaderSubscription))
-	var k *hook
-	err = fault.New(fault.NotFound, "unknown subscription")
-	for _, candidate := range hooks {
-		if err = webhook.Verify(r.Header, body, candidate.keys()...); err == nil {
-			k = candidate
-			break
-		}
-	}
+	var err error
+	at := slices.IndexFunc(hooks, func(k *hook) bool {
+		err = webhook.Verify(r.Header, body, k.keys()...)
+		return err == nil
+	})
 	switch {
-	case k == nil && !known:
+	case at < 0 && !known:
 		return http.StatusTooEarly, "unknown subscription" // or no longer; 503 would pause the others of this endpoint
-	case k == nil:
+	case at < 0:
 		return http.StatusUnauthorized, fault.Public(err)
 	}
 	var m message
@@ -164,11 +118,9 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, rea
 		return http.StatusBadRequest, "not JSON"
 	}
 	if m.EventID == "" && m.Type == "verification" && m.Challenge != "" {
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(map[string]string{"challenge": m.Challenge})
-		return http.StatusOK, ""
+		return echo(w, m.Challenge)
 	}
-	return k.receive(r, &m)
+	return hooks[at].receive(r, &m)
 }
 
 // message is the body of a webhook: an EventOccurrence, or a control envelope, which has a type and no eventId (SEP-3415,
@@ -244,12 +196,8 @@ func (k *hook) accept(e Event) error {
 
 // terminate ends the subscription with the server's reason.
 func (k *hook) terminate(e *rpcError) {
-	reason := error(fault.New(fault.Forbidden, "it gave no reason"))
-	if e != nil {
-		reason = e.fault(http.StatusOK)
-	}
 	select {
-	case k.over <- &Terminated{Name: k.sub.Name, Err: reason}:
+	case k.over <- terminated(k.sub.Name, e):
 	default: // it came twice
 	}
 }

@@ -16,7 +16,7 @@ func Hold(ctx context.Context, c *Client, s *Registration, r *Receiver, begun fu
 	// The server may already know a subscription whose answer we do not: it is
 	// ended in any case.
 	defer func() {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
+		last, cancel := ending(ctx)
 		defer cancel()
 		if err := s.End(last); err != nil && !fault.Is(err, fault.NotFound) {
 			log.Warn("subscription not ended", "subscription", s.ID(), "error", err)

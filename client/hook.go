@@ -3,7 +3,6 @@ package client
 import (
 	"cmp"
 	"context"
-	"errors"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -81,18 +80,14 @@ func (c *Client) webhook(f *flow) error {
 		case !f.begun:
 			wait = 0
 		}
-		timer := time.NewTimer(wait)
 		select {
 		case <-f.ctx.Done():
-			timer.Stop()
 			return context.Cause(f.ctx)
 		case err := <-k.over:
-			timer.Stop()
 			return err
 		case <-k.again:
-			timer.Stop()
 			anew = true
-		case <-timer.C:
+		case <-time.After(wait):
 		}
 		if failures == 0 && time.Since(rotated) >= cmp.Or(f.sub.Rotate, defaultRotate) {
 			k.rotate()
@@ -111,19 +106,14 @@ func (c *Client) webhook(f *flow) error {
 			f.started(Begun{Mode: ModeWebhook, ID: k.id, Secret: k.keys()[0]})
 		case !Again(err):
 			return f.ended(err)
+		case f.begun:
+			f.log.Warn("subscription not refreshed", "error", err)
+			failures++
 		default:
-			f.notRefreshed(err)
+			f.log.Warn("request failed, retrying", "mode", f.sub.Mode, "error", err)
 			failures++
 		}
 	}
-}
-
-func (f *flow) notRefreshed(err error) {
-	if f.begun {
-		f.log.Warn("subscription not refreshed", "error", err)
-		return
-	}
-	f.log.Warn("request failed, retrying", "mode", f.sub.Mode, "error", err)
 }
 
 // refreshAfter is after between half and three quarters of the lifetime, so that clients that began at once do not
@@ -164,24 +154,12 @@ func (k *hook) regain(g Gap) error {
 	return nil
 }
 
-// call sends a request, in a new session if the last one is gone.
-func (c *Client) call(k *hook, method string, params map[string]any, result any) error {
-	session := c.sessionID()
-	err := c.Call(k.ctx, method, params, result)
-	if errors.Is(err, errSessionGone) {
-		if err = c.renew(k.ctx, session); err == nil {
-			err = c.Call(k.ctx, method, params, result)
-		}
-	}
-	return err
-}
-
 // subscribe makes the subscription or refreshes it. The cursor is always that of what was acknowledged: a server
 // that has the subscription ignores it, one that has lost it goes on from there. So that it does, anew ends what the
 // server has first.
 func (c *Client) subscribe(k *hook, anew bool) (until time.Time, err error) {
 	if anew {
-		if err := c.call(k, mcpspec.MethodEventsUnsub, k.delivery(""), nil); Again(err) {
+		if err := c.call(k.flow, mcpspec.MethodEventsUnsub, k.delivery(""), nil); Again(err) {
 			return until, err
 		}
 	}
@@ -194,7 +172,7 @@ func (c *Client) subscribe(k *hook, anew bool) (until time.Time, err error) {
 		params["ttlMs"] = k.sub.TTL.Milliseconds()
 	}
 	var g grant
-	if err := c.call(k, mcpspec.MethodEventsSub, params, &g); err != nil {
+	if err := c.call(k.flow, mcpspec.MethodEventsSub, params, &g); err != nil {
 		return until, err
 	}
 	if g.ID == "" {
@@ -221,7 +199,7 @@ func (c *Client) subscribe(k *hook, anew bool) (until time.Time, err error) {
 
 // unsubscribe ends the subscription at the server, also when ctx has ended.
 func (c *Client) unsubscribe(k *hook) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(k.ctx), drainTime)
+	ctx, cancel := ending(k.ctx)
 	defer cancel()
 	switch err := c.Call(ctx, mcpspec.MethodEventsUnsub, k.delivery(""), nil); {
 	case err != nil && !fault.Is(err, fault.NotFound):

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"mime"
 	"net/http"
@@ -74,10 +75,18 @@ func Hide(err error) error {
 	return err
 }
 
-func (s Server) authorize(h http.Header) {
-	if s.Key != "" {
-		h.Set("Authorization", "Bearer "+s.Key)
+func (s Server) request(ctx context.Context, method, url string, header http.Header, body []byte) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, err, "make the request")
 	}
+	maps.Copy(req.Header, header)
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("User-Agent", s.Agent)
+	if s.Key != "" {
+		req.Header.Set("Authorization", "Bearer "+s.Key)
+	}
+	return req, nil
 }
 
 // maxAnswer bounds an answer in bytes; a page of a list may hold large schemas.
@@ -87,12 +96,7 @@ const maxAnswer = 8 << 20
 const callTimeout = time.Minute
 
 // calls returns the client for requests, streams that for what has no end.
-func (s Server) calls() *http.Client {
-	if s.HTTP != nil {
-		return s.HTTP
-	}
-	return http.DefaultClient
-}
+func (s Server) calls() *http.Client { return cmp.Or(s.HTTP, http.DefaultClient) }
 
 func (s Server) streams() *http.Client {
 	unlimited := *s.calls()
@@ -100,26 +104,15 @@ func (s Server) streams() *http.Client {
 	return &unlimited
 }
 
-// Post sends JSON and returns the answer. A server that cannot be reached is of
+// Do sends JSON and returns the answer. A server that cannot be reached is of
 // kind fault.Unavailable; every status is an answer.
-func (s Server) Post(ctx context.Context, url string, header http.Header, body []byte) (*http.Response, []byte, error) {
-	return s.Do(ctx, http.MethodPost, url, header, body)
-}
-
-// Do is [Server.Post] by another method.
 func (s Server) Do(ctx context.Context, method, url string, header http.Header, body []byte) (*http.Response, []byte, error) {
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(limited, method, url, bytes.NewReader(body))
+	req, err := s.request(limited, method, url, header, body)
 	if err != nil {
-		return nil, nil, fault.Wrap(fault.Invalid, err, "make the request")
+		return nil, nil, err
 	}
-	for name, values := range header {
-		req.Header[name] = values
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("User-Agent", s.Agent)
-	s.authorize(req.Header)
 	resp, err := s.calls().Do(req)
 	if err != nil {
 		return nil, nil, unreachable(ctx, err)
@@ -181,11 +174,8 @@ func Refusal(resp *http.Response, body []byte) error {
 // that is not ours.
 func stranger(resp *http.Response, body []byte) bool {
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
-	switch {
-	case media == "text/html", bytes.HasPrefix(bytes.TrimSpace(body), []byte("<")):
-		return true
-	}
-	return resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed
+	return media == "text/html" || bytes.HasPrefix(bytes.TrimSpace(body), []byte("<")) ||
+		resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed
 }
 
 // Strange is the error of an answer by something else than a server of ours.
@@ -195,22 +185,19 @@ func Strange(resp *http.Response, kind fault.Kind) error {
 		resp.Request.URL.Redacted(), resp.Status, cmp.Or(media, "no media type"))
 }
 
+var kindsOfStatuses = map[int]fault.Kind{
+	http.StatusUnauthorized:          fault.Unauthenticated,
+	http.StatusForbidden:             fault.Forbidden,
+	http.StatusNotFound:              fault.NotFound,
+	http.StatusConflict:              fault.Conflict,
+	http.StatusRequestEntityTooLarge: fault.TooLarge,
+	http.StatusUnprocessableEntity:   fault.Unprocessable,
+	http.StatusTooManyRequests:       fault.Exhausted,
+}
+
 func kindOfStatus(status int) fault.Kind {
-	switch status {
-	case http.StatusUnauthorized:
-		return fault.Unauthenticated
-	case http.StatusForbidden:
-		return fault.Forbidden
-	case http.StatusNotFound:
-		return fault.NotFound
-	case http.StatusConflict:
-		return fault.Conflict
-	case http.StatusRequestEntityTooLarge:
-		return fault.TooLarge
-	case http.StatusUnprocessableEntity:
-		return fault.Unprocessable
-	case http.StatusTooManyRequests:
-		return fault.Exhausted
+	if kind, ok := kindsOfStatuses[status]; ok {
+		return kind
 	}
 	if status >= 500 {
 		return fault.Unavailable
@@ -241,18 +228,16 @@ func backoff(n int) time.Duration {
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-// RetryAfter is how long a response asks to wait, in whole seconds up to an hour; 0 if it does not.
-func RetryAfter(resp *http.Response) time.Duration {
+// retryAfter is how long a response asks to wait, in whole seconds up to an hour; 0 if it does not.
+func retryAfter(resp *http.Response) time.Duration {
 	if resp == nil {
 		return 0
 	}

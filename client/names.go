@@ -1,5 +1,11 @@
 package client
 
+import (
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
 // What this project adds to MCP, as it is on the wire. The server has these names in shared/mcp,
 // which a client is not to import: it would bring the whole server along.
 const (
@@ -11,11 +17,12 @@ const (
 	metaIdempotency = prefix + "idempotencyKey"
 )
 
-// The codes of the named errors of MCP Events, in both numberings: that of the working group's
+// kinds are those of the codes of errors. The named errors of MCP Events have two numberings: that of the working group's
 // design sketch, and that of SEP-3415.
-const (
-	sketchNotFound, proposalNotFound       = -32011, -32023
-	sketchForbidden, proposalForbidden     = -32012, -32024
-	sketchExhausted, proposalExhausted     = -32013, -32025
-	sketchUnsupported, proposalUnsupported = -32014, -32026
-)
+var kinds = map[int]fault.Kind{
+	-32011: fault.NotFound, -32023: fault.NotFound, mcpspec.CodeResourceNotFound: fault.NotFound,
+	-32012: fault.Forbidden, -32024: fault.Forbidden,
+	-32013: fault.Exhausted, -32025: fault.Exhausted,
+	-32014: fault.Unsupported, -32026: fault.Unsupported, jsonrpc.MethodNotFound: fault.Unsupported,
+	jsonrpc.InternalError: fault.Unavailable,
+}

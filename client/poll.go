@@ -1,7 +1,6 @@
 package client
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -45,7 +44,7 @@ func (c *Client) poll(f *flow) (time.Duration, error) {
 		HasMore    bool         `json:"hasMore"`
 		NextPollMs int64        `json:"nextPollMs"`
 	}
-	if err := c.Call(f.ctx, mcpspec.MethodEventsPoll, f.params(), &page); err != nil {
+	if err := c.call(f, mcpspec.MethodEventsPoll, f.params(), &page); err != nil {
 		return 0, err
 	}
 	f.started(Begun{Mode: ModePoll})
@@ -84,19 +83,11 @@ const deadAfter = 65 * time.Second
 
 // push opens a stream and reads it to its end.
 func (c *Client) push(f *flow) (time.Duration, error) {
-	const method = mcpspec.MethodEventsStream
-	params := f.params()
 	ctx, cancel := context.WithCancelCause(f.ctx)
 	defer cancel(nil)
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(c.request(method, params)))
-	if err != nil {
-		return 0, fault.Wrap(fault.Invalid, err, "make the request")
-	}
-	req.Header = c.header(method, params)
-	req.Header.Set("Content-Type", "application/json")
 	dead := time.AfterFunc(c.silence, func() { cancel(errSilent) })
 	defer dead.Stop()
-	body, err := c.stream(ctx, req)
+	body, err := c.post(ctx, mcpspec.MethodEventsStream, f.params())
 	if err != nil {
 		return 0, silent(ctx, err)
 	}
@@ -166,11 +157,7 @@ func (f *flow) message(data []byte) error {
 			f.log.Warn("server reported an error", "error", m.Params.Error.fault(http.StatusOK))
 		}
 	case mcpspec.NoteEventsTerminated:
-		reason := error(fault.New(fault.Forbidden, "it gave no reason"))
-		if m.Params.Error != nil {
-			reason = m.Params.Error.fault(http.StatusOK)
-		}
-		return &Terminated{Name: f.sub.Name, Err: reason}
+		return terminated(f.sub.Name, m.Params.Error)
 	default:
 		return nil
 	}

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -66,12 +67,7 @@ func (it item) size() int {
 // Publish reads JSON values from r until its end and publishes them. After an error, what was given
 // to Accepted stays published.
 func (p Publisher) Publish(ctx context.Context, r io.Reader) error {
-	if p.Batch == 0 {
-		p.Batch = 100
-	}
-	if p.Tries == 0 {
-		p.Tries = maxTries
-	}
+	p.Batch, p.Tries = cmp.Or(p.Batch, 100), cmp.Or(p.Tries, maxTries)
 	url, err := p.Server.Endpoint("/events")
 	if err != nil {
 		return err
@@ -175,7 +171,7 @@ func (p Publisher) send(ctx context.Context, url string, body []byte) ([]Accepte
 			return accepted, err
 		}
 		p.waiting("%v; trying again (try %d of %d)", err, try+2, p.Tries)
-		if err := Pause(ctx, try, RetryAfter(resp)); err != nil {
+		if err := Pause(ctx, try, retryAfter(resp)); err != nil {
 			return nil, err
 		}
 	}
@@ -191,15 +187,13 @@ func (p Publisher) waiting(format string, args ...any) {
 func (p Publisher) once(ctx context.Context, url string, body []byte) ([]Accepted, *http.Response, error) {
 	done, waiting := make(chan struct{}), sync.WaitGroup{}
 	waiting.Go(func() {
-		timer := time.NewTimer(silence)
-		defer timer.Stop()
 		select {
-		case <-timer.C:
+		case <-time.After(silence):
 			p.waiting("waiting for an answer of %s", p.Server.URL)
 		case <-done:
 		}
 	})
-	resp, b, err := p.Server.Post(ctx, url, nil, body)
+	resp, b, err := p.Server.Do(ctx, http.MethodPost, url, nil, body)
 	close(done)
 	waiting.Wait()
 	if err != nil {

@@ -3,12 +3,14 @@ package client
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -23,176 +25,176 @@ type Receiver struct {
 	// Failed receives the error that ended it, if one does.
 	Failed chan error
 
-	take   func(Event) error
-	log    *slog.Logger
-	server *http.Server
+	take func(Event) error
+	log  *slog.Logger
+	end  func()
 
-	ready  chan struct{} // closed when the secret is known, or that there is none
-	closed chan struct{} // closed when the receiver ends
-	served chan struct{} // closed when the server has ended
+	key    atomic.Pointer[string] // nil before the registration; empty when webhooks are not signed
 	once   sync.Once
-	mu     sync.Mutex
-	key    string // empty when webhooks are not signed
+	ready  chan struct{} // closed when there is a key
+	closed chan struct{} // closed when the receiver ends
 }
 
 // NewReceiver listens and hands what arrives, verified, to take.
 func NewReceiver(addr string, take func(Event) error, log *slog.Logger) (*Receiver, error) {
+	r := &Receiver{Failed: make(chan error, 1), take: take, log: log, ready: make(chan struct{}), closed: make(chan struct{})}
+	var err error
+	r.URL, r.end, err = listen(addr, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		status, reason := r.serve(w, req)
+		respond(w, req, log, status, reason)
+	}), func(err error) { r.Failed <- fault.Wrap(fault.Unavailable, err, "receive webhooks") })
+	return r, err
+}
+
+// listen serves webhooks at an address of this machine until end is called, which waits for requests that are being
+// served. Failed gets the error that ended it before.
+func listen(addr string, h http.Handler, failed func(error)) (url string, end func(), err error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "listen for webhooks")
+		return "", nil, fault.Wrap(fault.Unavailable, err, "listen for webhooks")
 	}
-	r := &Receiver{
-		URL: "http://" + l.Addr().String() + "/", Failed: make(chan error, 1), take: take, log: log,
-		ready: make(chan struct{}), closed: make(chan struct{}), served: make(chan struct{}),
-	}
-	verifying := &webhook.ReceiverHandler{
-		Secrets: func(string) []string { return []string{r.secretNow()} },
-		Deliver: func(_ context.Context, w webhook.Received) error { return r.deliver(w, true) },
-	}
-	r.server = &http.Server{
-		ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute,
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			if r.secretNow() == "" && r.echo(w, req) {
-				return
-			}
-			if !r.await(req.Context()) {
-				http.Error(w, "not registered yet", http.StatusServiceUnavailable)
-				return
-			}
-			if r.secretNow() == "" {
-				r.serveUnsigned(w, req)
-				return
-			}
-			s := &statusWriter{ResponseWriter: w, status: http.StatusOK}
-			verifying.ServeHTTP(s, req)
-			if s.status >= 400 {
-				log.Warn("request refused", "status", s.status, "id", req.Header.Get(webhook.HeaderID), "from", req.RemoteAddr)
-			}
-		}),
-	}
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, IdleTimeout: time.Minute}
+	served := make(chan struct{})
 	go func() {
-		defer close(r.served)
-		if err := r.server.Serve(l); err != http.ErrServerClosed {
-			r.Failed <- fault.Wrap(fault.Unavailable, err, "receive webhooks")
+		defer close(served)
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			failed(err)
 		}
 	}()
-	return r, nil
+	return "http://" + l.Addr().String() + "/", func() {
+		ctx, cancel := ending(context.Background())
+		defer cancel()
+		if s.Shutdown(ctx) != nil {
+			_ = s.Close()
+		}
+		<-served
+	}, nil
+}
+
+// secret says what webhooks are signed with; empty, that they are not: the server's operator has chosen so.
+func (r *Receiver) secret(key string) {
+	r.key.Store(&key)
+	r.once.Do(func() { close(r.ready) })
+}
+
+// Close ends it.
+func (r *Receiver) Close() {
+	close(r.closed)
+	r.end()
+}
+
+// serve handles a request, and says what is answered: 204, 200 if a challenge is echoed, or a refusal.
+func (r *Receiver) serve(w http.ResponseWriter, req *http.Request) (status int, reason string) {
+	if key := r.key.Load(); (key == nil || *key == "") && strings.HasPrefix(req.Header.Get(webhook.HeaderID), webhook.VerificationPrefix) {
+		return echoUnverified(w, req)
+	}
+	key := r.await(req.Context())
+	if key == nil {
+		return http.StatusServiceUnavailable, "not registered yet"
+	}
+	body, status, reason := readBody(w, req, webhook.DefaultMaxReceived)
+	if status != 0 {
+		return status, reason
+	}
+	if *key != "" {
+		if err := webhook.Verify(req.Header, body, *key); err != nil {
+			return http.StatusUnauthorized, fault.Public(err)
+		}
+		if challenge, ok := webhook.Challenge(req.Header, body); ok {
+			return echo(w, challenge)
+		}
+	}
+	if r.deliver(req.Header, body, *key != "") != nil {
+		return http.StatusServiceUnavailable, "not taken"
+	}
+	return http.StatusNoContent, ""
 }
 
 // awaitSecret is how long a webhook may wait for the answer to the registration
 // that it overtook; with a 503 it would only come again seconds later.
 const awaitSecret = 10 * time.Second
 
-func (r *Receiver) await(ctx context.Context) bool {
+// await is the key, once it is known; nil if that takes too long.
+func (r *Receiver) await(ctx context.Context) *string {
 	select {
 	case <-r.ready:
-		return true
-	default:
-	}
-	timer := time.NewTimer(awaitSecret)
-	defer timer.Stop()
-	select {
-	case <-r.ready:
-		return true
-	case <-timer.C:
+	case <-time.After(awaitSecret):
 	case <-r.closed:
 	case <-ctx.Done():
 	}
-	return false
-}
-
-// secret says what webhooks are signed with.
-func (r *Receiver) secret(key string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.key = key
-	r.once.Do(func() { close(r.ready) })
-}
-
-// unsigned says that the server does not sign: its operator has chosen so.
-func (r *Receiver) unsigned() { r.secret("") }
-
-func (r *Receiver) secretNow() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.key
-}
-
-// Close ends it.
-func (r *Receiver) Close() {
-	close(r.closed)
-	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
-	defer cancel()
-	if r.server.Shutdown(ctx) != nil {
-		_ = r.server.Close()
-	}
-	<-r.served
-}
-
-// echo answers the challenge of a server that verifies registrations. It comes before the answer that has the secret, so
-// its signature cannot be checked; an echo only says that webhooks may come, each of which is verified.
-func (r *Receiver) echo(w http.ResponseWriter, req *http.Request) bool {
-	if !strings.HasPrefix(req.Header.Get(webhook.HeaderID), webhook.VerificationPrefix) {
-		return false
-	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, maxChallenge))
-	challenge, ok := webhook.Challenge(req.Header, body)
-	if err != nil || !ok {
-		http.Error(w, "no challenge", http.StatusBadRequest)
-		return true
-	}
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(map[string]string{"challenge": challenge})
-	return true
+	return r.key.Load()
 }
 
 // maxChallenge bounds the body of a challenge in bytes.
 const maxChallenge = 4 << 10
 
-func (r *Receiver) serveUnsigned(w http.ResponseWriter, req *http.Request) {
-	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, webhook.DefaultMaxReceived))
-	if err != nil || req.Method != http.MethodPost {
-		http.Error(w, "POST webhooks here", http.StatusBadRequest)
-		return
+// echoUnverified answers the challenge of a server that verifies registrations. It comes before the answer that has the
+// secret, so its signature cannot be checked; an echo only says that webhooks may come, each of which is verified.
+func echoUnverified(w http.ResponseWriter, req *http.Request) (status int, reason string) {
+	body, status, _ := readBody(w, req, maxChallenge)
+	challenge, ok := webhook.Challenge(req.Header, body)
+	if status != 0 || !ok {
+		return http.StatusBadRequest, "no challenge"
 	}
-	err = r.deliver(webhook.Received{
-		ID: req.Header.Get(webhook.HeaderID), Subscription: req.Header.Get(webhook.HeaderSubscription), Body: body,
-	}, false)
-	if err != nil {
-		http.Error(w, "not taken", http.StatusServiceUnavailable)
-		return
-	}
-	w.WriteHeader(http.StatusNoContent)
+	return echo(w, challenge)
 }
 
-// deliver reads the body of a webhook.
-func (r *Receiver) deliver(w webhook.Received, verified bool) error {
-	out := Event{Via: "webhook", ID: w.ID, Subscription: w.Subscription, Verified: &verified, Received: time.Now()}
+// readBody reads the body of a webhook. A status refuses it.
+func readBody(w http.ResponseWriter, r *http.Request, limit int64) (body []byte, status int, reason string) {
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		return nil, http.StatusMethodNotAllowed, "POST webhooks here"
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	if _, large := errors.AsType[*http.MaxBytesError](err); large {
+		return nil, http.StatusRequestEntityTooLarge, "too large"
+	} else if err != nil {
+		return nil, http.StatusBadRequest, "the body broke off"
+	}
+	return body, 0, ""
+}
+
+// echo answers a challenge.
+func echo(w http.ResponseWriter, challenge string) (status int, reason string) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]string{"challenge": challenge})
+	return http.StatusOK, ""
+}
+
+// respond answers with what became of a webhook.
+func respond(w http.ResponseWriter, r *http.Request, log *slog.Logger, status int, reason string) {
+	switch status {
+	case http.StatusOK: // the challenge is echoed
+	case http.StatusNoContent:
+		w.WriteHeader(status)
+	default:
+		log.Warn("webhook refused", "status", status, "reason", reason, "id", r.Header.Get(webhook.HeaderID), "from", r.RemoteAddr)
+		http.Error(w, reason, status)
+	}
+}
+
+// deliver reads the body of a webhook, and hands it on.
+func (r *Receiver) deliver(h http.Header, content []byte, verified bool) error {
+	out := Event{Via: "webhook", ID: h.Get(webhook.HeaderID), Subscription: h.Get(webhook.HeaderSubscription), Verified: &verified, Received: time.Now()}
 	var body struct {
 		Type      string          `json:"type"`
 		URI       string          `json:"uri"`
 		Timestamp string          `json:"timestamp"`
 		Data      json.RawMessage `json:"data"`
 	}
-	if err := json.Unmarshal(w.Body, &body); err != nil {
-		r.log.Warn("webhook is not JSON", "id", w.ID)
-		out.Data, _ = json.Marshal(string(w.Body)) // a text
+	if err := json.Unmarshal(content, &body); err != nil {
+		r.log.Warn("webhook is not JSON", "id", out.ID)
+		out.Data, _ = json.Marshal(string(content)) // a text
 		return r.take(out)
 	}
 	out.Time, out.Data, out.Name, out.URI = body.Timestamp, body.Data, body.Type, body.URI
 	return r.take(out)
 }
 
-// statusWriter remembers the status that was sent.
-type statusWriter struct {
-	http.ResponseWriter
-	status int
-}
-
-func (s *statusWriter) WriteHeader(status int) {
-	s.status = status
-	s.ResponseWriter.WriteHeader(status)
-}
-
-// drainTime bounds the end of a receiver.
+// drainTime bounds the end of a receiver, of a session and of a subscription.
 const drainTime = 5 * time.Second
+
+// ending is the context of what is done at the end, also when ctx has ended.
+func ending(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), drainTime)
+}

@@ -1,7 +1,6 @@
 package client
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -39,7 +38,7 @@ const maxStreamEvent = 4 << 20
 // Run follows until ctx ends or a fault that trying again does not mend. Then it ends the session, if
 // there is one.
 func (f *Stream) Run(ctx context.Context) error {
-	defer f.Client.endSession(ctx)
+	defer f.Client.End(ctx)
 	for failures := 0; ; failures++ {
 		err := f.once(ctx, &failures)
 		switch {
@@ -87,11 +86,7 @@ func (f *Stream) once(ctx context.Context, failures *int) error {
 	if err := f.prepare(ctx); err != nil {
 		return err
 	}
-	req, err := f.request(ctx)
-	if err != nil {
-		return err
-	}
-	body, err := f.Client.stream(ctx, req)
+	body, err := f.open(ctx)
 	if err != nil {
 		if !f.Client.stateless() && fault.Is(err, fault.NotFound) {
 			return errSessionGone
@@ -126,31 +121,20 @@ func (f *Stream) once(ctx context.Context, failures *int) error {
 	}
 }
 
-func (f *Stream) request(ctx context.Context) (*http.Request, error) {
+func (f *Stream) open(ctx context.Context) (io.ReadCloser, error) {
 	c := f.Client
 	if !c.stateless() {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.url, nil)
-		if err != nil {
-			return nil, err
-		}
-		req.Header = c.header("", nil)
+		header := c.header("", nil)
 		if f.last != "" {
-			req.Header.Set("Last-Event-ID", f.last)
+			header.Set("Last-Event-ID", f.last)
 		}
-		return req, nil
+		return c.stream(ctx, http.MethodGet, header, nil)
 	}
-	const method = mcpspec.MethodListen
 	params := map[string]any{"notifications": map[string]any{"resourceSubscriptions": f.URIs}}
 	if f.Cursor != "" {
 		params["_meta"] = map[string]any{metaCursor: f.Cursor}
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(c.request(method, params)))
-	if err != nil {
-		return nil, err
-	}
-	req.Header = c.header(method, params)
-	req.Header.Set("Content-Type", "application/json")
-	return req, nil
+	return c.post(ctx, mcpspec.MethodListen, params)
 }
 
 // message handles one JSON-RPC message of the stream.

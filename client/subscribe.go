@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/http"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -84,6 +85,14 @@ func (t *Terminated) Error() string { return "the server ended the subscription:
 // Unwrap returns the server's reason.
 func (t *Terminated) Unwrap() error { return t.Err }
 
+// terminated is the end of a subscription for a reason that the server may have given.
+func terminated(name string, e *rpcError) *Terminated {
+	if e == nil {
+		return &Terminated{Name: name, Err: fault.New(fault.Forbidden, "it gave no reason")}
+	}
+	return &Terminated{Name: name, Err: e.fault(http.StatusOK)}
+}
+
 // Subscribe receives events until ctx ends, and then returns nil. It goes on after disconnects and restarts of the
 // server, at growing intervals, from its cursor. Each event is handled at least once, and those of the last ten
 // thousand not twice by the same call; after a kill of the program some come again, by the same [Event.ID].
@@ -102,9 +111,9 @@ func (c *Client) Subscribe(ctx context.Context, s Subscription) error {
 	case ModeWebhook:
 		err = c.webhook(f)
 	case ModePush:
-		err = f.follow(c, func() (time.Duration, error) { return c.push(f) })
+		err = f.follow(func() (time.Duration, error) { return c.push(f) })
 	default:
-		err = f.follow(c, func() (time.Duration, error) { return c.poll(f) })
+		err = f.follow(func() (time.Duration, error) { return c.poll(f) })
 	}
 	if ctx.Err() == nil && f.ctx.Err() != nil {
 		err = context.Cause(f.ctx)
@@ -151,37 +160,27 @@ func canonical(arguments any) (json.RawMessage, error) {
 }
 
 // follow repeats polls, or streams, until the subscription ends. Once returns how long to wait before the next.
-func (f *flow) follow(c *Client, once func() (time.Duration, error)) error {
+func (f *flow) follow(once func() (time.Duration, error)) error {
 	for failures := 0; ; {
-		session := c.sessionID()
 		f.open = false
 		wait, err := once()
-		if f.open {
-			failures = 0
-		}
 		switch {
 		case f.ctx.Err() != nil:
 			return context.Cause(f.ctx)
-		case errors.Is(err, errSessionGone):
-			f.log.Warn("session ended, starting a new one")
-			if err = c.renew(f.ctx, session); err == nil {
-				continue
-			}
-		case err == nil:
-			failures = 0
-			if err := sleep(f.ctx, wait); err != nil {
-				return context.Cause(f.ctx)
-			}
-			continue
-		}
-		if !Again(err) {
+		case err != nil && !Again(err):
 			return f.ended(err)
 		}
-		f.log.Warn("request failed, retrying", "mode", f.sub.Mode, "error", err)
-		if err := Pause(f.ctx, failures, 0); err != nil {
+		if err == nil || f.open {
+			failures = 0
+		}
+		if err != nil {
+			f.log.Warn("request failed, retrying", "mode", f.sub.Mode, "error", err)
+			wait = backoff(failures)
+			failures++
+		}
+		if sleep(f.ctx, wait) != nil {
 			return context.Cause(f.ctx)
 		}
-		failures++
 	}
 }
 

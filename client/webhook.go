@@ -46,7 +46,7 @@ func (s *Registration) Begin(ctx context.Context, r *Receiver) error {
 	case "raw":
 		s.key = secret.Value
 	case "none":
-		r.unsigned()
+		r.secret("")
 		return nil
 	}
 	if s.key == "" {
@@ -86,13 +86,7 @@ func (c *Client) persist(ctx context.Context, do func() error) error {
 			return err
 		}
 		last = err
-		if c.Log != nil {
-			c.Log.Warn("request failed, retrying", "try", try+2, "of", maxTries, "error", err)
-		}
-		if stop := Pause(ctx, try, 0); errors.Is(stop, context.DeadlineExceeded) {
-			return last
-		} else if stop != nil {
-			return stop
-		}
+		c.log().Warn("request failed, retrying", "try", try+2, "of", maxTries, "error", err)
+		_ = Pause(ctx, try, 0) // or until ctx ends, and do with it
 	}
 }

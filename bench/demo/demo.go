@@ -125,53 +125,40 @@ func (d *demo) title(text string) {
 	fmt.Fprintf(d.out, "\n%s\n", text)
 }
 
-// The four ways.
-const (
-	wayRegister  = "webhook, SEP-1803"
-	wayEvents    = "webhook, Events"
-	wayStateless = "stream 2026-07-28"
-	waySessions  = "stream 2025-11-25"
-)
-
 func (d *demo) run(ctx context.Context) error {
-	ctx, stop := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer stop()
-
-	caller, err := client.New(d.remote, mcpspec.V20260728)
-	if err != nil {
-		return err
-	}
 	d.title("Subscribing, in four ways")
-	var ends []func() error
-	end := func() (err error) {
-		for ; len(ends) > 0; ends = ends[1:] {
-			err = errors.Join(err, ends[0]())
+	var missing []string
+	var ends []func()
+	end := func() {
+		for _, end := range ends {
+			end()
 		}
-		return err
 	}
-	defer func() { _ = end() }()
-	for _, subscribe := range []func(context.Context, *client.Client) (func() error, error){d.register, d.subscribe} {
-		end, err := subscribe(ctx, caller)
+	defer end()
+	failed := make(chan error, 4)
+	for _, way := range []struct {
+		name    string
+		version mcpspec.Version
+		receive func(ctx context.Context, caller *client.Client, way string, open func()) error // until ctx ends
+	}{
+		{"webhook, SEP-1803", mcpspec.V20260728, d.register},
+		{"webhook, Events", mcpspec.V20260728, d.subscribe},
+		{"stream 2026-07-28", mcpspec.V20260728, d.stream},
+		{"stream 2025-11-25", mcpspec.V20251125, d.stream},
+	} {
+		caller, err := client.New(d.remote, way.version)
 		if err != nil {
 			return err
 		}
-		ends = append(ends, end)
-	}
-	failed := make(chan error, 2)
-	for _, way := range []string{wayStateless, waySessions} {
-		f, err := d.follower(way)
-		if err != nil {
-			return err
-		}
-		open := make(chan struct{})
-		f.Opened = sync.OnceFunc(func() { close(open) })
-		running.Go(func() {
-			if err := f.Run(ctx); err != nil {
+		ctx, stop := context.WithCancel(ctx)
+		open, done := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(done)
+			if err := way.receive(ctx, caller, way.name, func() { close(open) }); err != nil {
 				failed <- err
 			}
-		})
+		}()
+		ends = append(ends, func() { stop(); <-done })
 		select {
 		case <-open:
 		case err := <-failed:
@@ -179,80 +166,73 @@ func (d *demo) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		d.say(way, "open, for all below %s", demoParent)
+		missing = append(missing, way.name)
 	}
 	id := event.NewID()
 	if err := d.publish(ctx, id); err != nil {
 		return err
 	}
-	if err := d.await(ctx, id, failed); err != nil {
+	if err := d.await(ctx, id, missing, failed); err != nil {
 		return err
 	}
 	d.title("Ending")
-	if err := end(); err != nil {
+	end()
+	select {
+	case err := <-failed:
 		return err
+	default:
 	}
 	d.title("One event, published once, reached two webhooks and two streams.")
 	return nil
 }
 
-// register registers a webhook by SEP-1803.
-func (d *demo) register(ctx context.Context, caller *client.Client) (end func() error, err error) {
-	r, err := client.NewReceiver("127.0.0.1:0", d.taker(wayRegister), d.log)
+// register receives by a webhook of SEP-1803.
+func (d *demo) register(ctx context.Context, caller *client.Client, way string, open func()) error {
+	r, err := client.NewReceiver("127.0.0.1:0", d.taker(way), d.log)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	defer r.Close()
 	s := &client.Registration{Client: caller, URIs: []string{demoURI}, Target: r.URL}
-	if err := s.Begin(ctx, r); err != nil {
-		r.Close()
-		return nil, err
-	}
-	d.say(wayRegister, "resources/subscriptions/register %s", demoURI)
-	d.say("", "for %s, as %s", r.URL, s.ID())
-	return func() error {
-		defer r.Close()
-		defer d.say("ended", "%s", s.ID())
-		return s.End(ctx)
-	}, nil
+	err = client.Hold(ctx, caller, s, r, func() {
+		d.say(way, "resources/subscriptions/register %s", demoURI)
+		d.say("", "for %s, as %s", r.URL, s.ID())
+		open()
+	}, d.log)
+	d.say("ended", "%s", s.ID())
+	return err
 }
 
-// subscribe subscribes a webhook by MCP Events.
-func (d *demo) subscribe(ctx context.Context, caller *client.Client) (end func() error, err error) {
+// subscribe receives by a webhook of MCP Events.
+func (d *demo) subscribe(ctx context.Context, caller *client.Client, way string, open func()) error {
 	caller.Webhooks = &client.Handler{Log: d.log}
-	closeHandler, err := caller.Webhooks.Listen("127.0.0.1:0")
+	end, err := caller.Webhooks.Listen("127.0.0.1:0")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	ctx, stop := context.WithCancel(ctx)
-	begun, ended := make(chan client.Begun, 1), make(chan error, 1)
-	taken := d.taker(wayEvents)
-	go func() {
-		ended <- caller.Subscribe(ctx, client.Subscription{
-			Name: demoName, Arguments: json.RawMessage(`{"owner":"acme","action":"opened"}`), Mode: client.ModeWebhook,
-			Begun: func(b client.Begun) { begun <- b },
-			Event: func(_ context.Context, e client.Event) error { return taken(e) },
-		})
-	}()
-	finish := func() error {
-		defer closeHandler()
-		stop()
-		return <-ended
-	}
-	select {
-	case b := <-begun:
-		d.say(wayEvents, "events/subscribe %s owner=acme action=opened", demoName)
-		d.say("", "challenge answered at %s, subscription %s", caller.Webhooks.URL, b.ID)
-		return func() error {
-			defer d.say("ended", "%s", b.ID)
-			return finish()
-		}, nil
-	case err := <-ended:
-		stop()
-		closeHandler()
-		return nil, err
-	case <-ctx.Done():
-		return nil, errors.Join(ctx.Err(), finish())
-	}
+	defer end()
+	id, taken := "", d.taker(way)
+	err = caller.Subscribe(ctx, client.Subscription{
+		Name: demoName, Arguments: json.RawMessage(`{"owner":"acme","action":"opened"}`), Mode: client.ModeWebhook,
+		Begun: func(b client.Begun) {
+			id = b.ID
+			d.say(way, "events/subscribe %s owner=acme action=opened", demoName)
+			d.say("", "challenge answered at %s, subscription %s", caller.Webhooks.URL, id)
+			open()
+		},
+		Event: func(_ context.Context, e client.Event) error { return taken(e) },
+	})
+	d.say("ended", "%s", id)
+	return err
+}
+
+// stream receives from an open stream.
+func (d *demo) stream(ctx context.Context, caller *client.Client, way string, open func()) error {
+	s := &client.Stream{Client: caller, URIs: []string{demoParent}, Log: d.log, Event: d.taker(way), Opened: sync.OnceFunc(func() {
+		d.say(way, "open, for all below %s", demoParent)
+		open()
+	})}
+	return s.Run(ctx)
 }
 
 func (d *demo) taker(way string) func(client.Event) error {
@@ -263,18 +243,6 @@ func (d *demo) taker(way string) func(client.Event) error {
 		}
 		return nil
 	}
-}
-
-func (d *demo) follower(way string) (*client.Stream, error) {
-	version := mcpspec.V20260728
-	if way == waySessions {
-		version = mcpspec.V20251125
-	}
-	caller, err := client.New(d.remote, version)
-	if err != nil {
-		return nil, err
-	}
-	return &client.Stream{Client: caller, URIs: []string{demoParent}, Log: d.log, Event: d.taker(way)}, nil
 }
 
 func (d *demo) publish(ctx context.Context, id string) error {
@@ -290,9 +258,8 @@ func (d *demo) publish(ctx context.Context, id string) error {
 	return nil
 }
 
-// await waits until the event has arrived everywhere, and tells it in order.
-func (d *demo) await(ctx context.Context, id string, failed <-chan error) error {
-	missing := []string{wayRegister, wayEvents, wayStateless, waySessions}
+// await waits until the event has arrived by all ways, and tells it in order.
+func (d *demo) await(ctx context.Context, id string, missing []string, failed <-chan error) error {
 	for len(missing) > 0 {
 		select {
 		case err := <-failed:

@@ -17,6 +17,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"os/exec"
@@ -110,17 +111,17 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	steps := []struct {
 		what string
-		do   func(context.Context) error
+		do   func(context.Context)
 	}{
 		{"list the event types", c.list},
 		{"send what must be refused", c.refusals},
-		{"poll", c.polls},
-		{"open streams", c.streams},
-		{"subscribe webhooks", c.webhooks},
+		{"poll", c.inMode(mcpspec.ModePoll, "polls", c.polls)},
+		{"open streams", c.inMode(mcpspec.ModePush, "streams", c.streams)},
+		{"subscribe webhooks", c.inMode(mcpspec.ModeWebhook, "webhooks", c.webhooks)},
 	}
 	for _, s := range steps {
 		o.Progress(s.what)
-		if err := s.do(ctx); err != nil {
+		if err := step(ctx, s.do); err != nil {
 			if ctx.Err() != nil {
 				return nil, fault.Wrap(fault.Unavailable, ctx.Err(), "check %s", client.Shown(o.URL))
 			}
@@ -129,6 +130,32 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	c.common()
 	return c.report(client.Shown(o.URL), "the checks did not come to it"), nil
+}
+
+// stopped is the panic of a step that cannot go on, as tests have FailNow.
+type stopped struct{ error }
+
+// step does one, and returns why it did not go on to its end.
+func step(ctx context.Context, do func(context.Context)) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			e, ok := r.(stopped)
+			if !ok {
+				panic(r)
+			}
+			err = e.error
+		}
+	}()
+	do(ctx)
+	return nil
+}
+
+// need is a value without which a step ends.
+func need[T any](v T, err error) T {
+	if err != nil {
+		panic(stopped{err})
+	}
+	return v
 }
 
 // discover asks whether the server offers events, and returns why it does not.
@@ -178,24 +205,21 @@ func (c *checker) unoffered(ctx context.Context) error {
 const methodNotFound = -32601
 
 // list reads the event types, page by page.
-func (c *checker) list(ctx context.Context) error {
+func (c *checker) list(ctx context.Context) {
 	cursor, names := "", map[string]bool{}
 	for range maxPages {
 		params := map[string]any{}
 		if cursor != "" {
 			params["cursor"] = cursor
 		}
-		a, err := c.conn.call(ctx, mcpspec.MethodEvents, params)
-		if err != nil {
-			return err
-		}
+		a := need(c.conn.call(ctx, mcpspec.MethodEvents, params))
 		var page struct {
 			Events     []eventType `json:"events"`
 			NextCursor string      `json:"nextCursor"`
 		}
 		if a.err != nil || json.Unmarshal(a.result, &page) != nil || page.Events == nil {
 			c.fail(ruleList, "events/list is answered with %s", a)
-			return fault.New(fault.Unavailable, "there is no list of event types")
+			panic(stopped{fault.New(fault.Unavailable, "there is no list of event types")})
 		}
 		for _, t := range page.Events {
 			c.descriptor(t, names[t.Name])
@@ -204,11 +228,10 @@ func (c *checker) list(ctx context.Context) error {
 		c.types = append(c.types, page.Events...)
 		if cursor = page.NextCursor; cursor == "" {
 			c.judge(ruleList, len(c.types) > 0, "there is no event type for this caller")
-			return nil
+			return
 		}
 	}
 	c.fail(ruleList, "there are more than %d pages", maxPages)
-	return nil
 }
 
 // maxPages bounds a list.
@@ -242,22 +265,31 @@ func (c *checker) pick(mode string) (eventType, bool) {
 	return c.types[i], true
 }
 
+// inMode is a step with an event type that offers a mode.
+func (c *checker) inMode(mode, plural string, do func(context.Context, eventType)) func(context.Context) {
+	return func(ctx context.Context) {
+		if t, ok := c.pick(mode); ok {
+			do(ctx, t)
+		} else {
+			c.skip("no event type offers "+plural, ofMode(mode)...)
+		}
+	}
+}
+
 // params are those of a subscription, and more.
 func (c *checker) params(t eventType, more map[string]any) map[string]any {
 	all := map[string]any{"name": t.Name, "arguments": c.Arguments}
-	for name, value := range more {
-		all[name] = value
-	}
+	maps.Copy(all, more)
 	return all
 }
 
-// emit has the server emit events.
-func (c *checker) emit(ctx context.Context, n int) error {
+// emit has the server emit events. If it cannot, the rules are not testable, and the step ends.
+func (c *checker) emit(ctx context.Context, n int, rules ...*Rule) {
 	for range n {
 		if err := c.Publish(ctx); err != nil {
 			c.Progress("publish: " + err.Error())
-			return err
+			c.skip("the command that publishes failed", rules...)
+			panic(stopped{err})
 		}
 	}
-	return nil
 }

@@ -2,6 +2,7 @@ package check
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,7 +10,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/client"
@@ -29,9 +29,7 @@ type conn struct {
 	url, key, agent string
 	client          *http.Client
 	results         *results
-
-	mu  sync.Mutex
-	seq int
+	seq             int
 }
 
 // answer is what a request came to.
@@ -79,17 +77,23 @@ func (c *conn) callAs(ctx context.Context, key, method string, params map[string
 		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	a := &answer{status: resp.StatusCode}
-	if a.body, err = message(resp); err != nil {
+	a, err := answerOf(resp)
+	if err != nil {
 		return nil, err
 	}
-	a.read()
 	if a.result != nil && strings.HasPrefix(method, "events/") {
 		var result struct{ ResultType string }
 		_ = json.Unmarshal(a.result, &result)
 		c.results.judge(ruleComplete, result.ResultType == "complete", "%s: the result has resultType %q", method, result.ResultType)
 	}
 	return a, nil
+}
+
+func answerOf(resp *http.Response) (a *answer, err error) {
+	a = &answer{status: resp.StatusCode}
+	a.body, err = message(resp)
+	a.read()
+	return a, err
 }
 
 func (a *answer) read() {
@@ -122,10 +126,8 @@ func message(resp *http.Response) ([]byte, error) {
 }
 
 func (c *conn) send(ctx context.Context, key, method string, params map[string]any) (*http.Response, int, error) {
-	c.mu.Lock()
 	c.seq++
 	id := c.seq
-	c.mu.Unlock()
 	name, version, _ := strings.Cut(c.agent, "/")
 	params["_meta"] = map[string]any{
 		mcpspec.MetaVersion:      mcpspec.V20260728,
@@ -161,10 +163,9 @@ type note struct {
 
 // stream is an open events/stream.
 type stream struct {
-	id     int
-	opened time.Time
-	notes  chan note // closed at the end
-	close  context.CancelFunc
+	id    int
+	notes chan note // closed at the end
+	close context.CancelFunc
 }
 
 // maxNotes bounds what is kept of a stream that is not read.
@@ -184,16 +185,11 @@ func (c *conn) open(ctx context.Context, params map[string]any) (*stream, *answe
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), sse.ContentType) {
 		defer cancel()
 		defer func() { _ = resp.Body.Close() }()
-		a := &answer{status: resp.StatusCode}
-		a.body, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-		if err != nil {
-			return nil, nil, err
-		}
-		a.read()
-		return nil, a, errNoStream
+		a, err := answerOf(resp)
+		return nil, a, cmp.Or(err, errNoStream)
 	}
 	begun.Stop()
-	s := &stream{id: id, opened: time.Now(), notes: make(chan note, maxNotes), close: cancel}
+	s := &stream{id: id, notes: make(chan note, maxNotes), close: cancel}
 	go s.read(ctx, resp.Body)
 	return s, nil, nil
 }
@@ -223,8 +219,7 @@ func (s *stream) read(ctx context.Context, body io.ReadCloser) {
 
 // next waits for a message of a method; others are passed to seen.
 func (s *stream) next(ctx context.Context, wait time.Duration, method string, seen func(note)) (note, error) {
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
+	late := time.After(wait)
 	for {
 		select {
 		case n, ok := <-s.notes:
@@ -235,7 +230,7 @@ func (s *stream) next(ctx context.Context, wait time.Duration, method string, se
 			if n.Method == method {
 				return n, nil
 			}
-		case <-timer.C:
+		case <-late:
 			return note{}, fmt.Errorf("no %s within %s", method, wait)
 		case <-ctx.Done():
 			return note{}, ctx.Err()

@@ -35,57 +35,32 @@ func (c *checker) poll(ctx context.Context, t eventType, more map[string]any) (*
 	return &p, nil
 }
 
-func (c *checker) polls(ctx context.Context) error {
-	t, ok := c.pick(mcpspec.ModePoll)
-	if !ok {
-		c.skip("no event type offers polls", rulePollNull, rulePollAbsent, rulePollMembers, rulePollEvent, rulePollReplay, rulePollMax)
-		return nil
-	}
+func (c *checker) polls(ctx context.Context, t eventType) {
 	for rule, more := range map[*Rule]map[string]any{rulePollNull: {"cursor": nil}, rulePollAbsent: {}} {
-		p, err := c.poll(ctx, t, more)
-		if err != nil {
-			return err
-		}
+		p := need(c.poll(ctx, t, more))
 		c.judge(rule, len(p.Events) == 0, "there are %d events", len(p.Events))
 	}
 	if c.Publish == nil {
 		c.skip(noPublish, rulePollEvent, rulePollReplay, rulePollMax)
-		return nil
+		return
 	}
-	return c.pollEvents(ctx, t)
-}
-
-func (c *checker) pollEvents(ctx context.Context, t eventType) error {
-	start, err := c.poll(ctx, t, map[string]any{"cursor": nil})
-	if err != nil {
-		return err
-	}
-	if err := c.emit(ctx, 2); err != nil {
-		c.skip("the command that publishes failed", rulePollEvent, rulePollReplay, rulePollMax)
-		return err
-	}
+	start := need(c.poll(ctx, t, map[string]any{"cursor": nil}))
+	c.emit(ctx, 2, rulePollEvent, rulePollReplay, rulePollMax)
 	if start.Cursor == nil {
 		c.skip("the event type has no replay (cursor null)", rulePollReplay, rulePollMax, rulePollEvent)
-		return nil
+		return
 	}
 	ids := c.drain(ctx, t, *start.Cursor, 2)
 	c.judge(rulePollEvent, len(ids) >= 2, "%d of 2 events came within %s", len(ids), c.Wait)
 	if len(ids) < 2 {
 		c.skip("the events did not come", rulePollReplay, rulePollMax)
-		return nil
+		return
 	}
-	p, err := c.poll(ctx, t, map[string]any{"cursor": *start.Cursor})
-	if err != nil {
-		return err
-	}
+	p := need(c.poll(ctx, t, map[string]any{"cursor": *start.Cursor}))
 	again := len(p.Events) > 0 && c.event(p.Events[0], t, mcpspec.ModePoll).EventID == ids[0]
 	c.judge(rulePollReplay, again, "the same position had %s first before", ids[0])
-	p, err = c.poll(ctx, t, map[string]any{"cursor": *start.Cursor, "maxEvents": 1})
-	if err != nil {
-		return err
-	}
+	p = need(c.poll(ctx, t, map[string]any{"cursor": *start.Cursor, "maxEvents": 1}))
 	c.judge(rulePollMax, len(p.Events) == 1 && p.HasMore != nil && *p.HasMore, "maxEvents 1 has %d events, of 2", len(p.Events))
-	return nil
 }
 
 // drain polls on from a position until there are n events, and returns their ids.

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -44,7 +45,6 @@ type delivery struct {
 	method   string
 	header   http.Header
 	body     []byte
-	at       time.Time
 	verified error // by the hook's newest secret
 	old      error // by the one before
 	control  bool  // not an event
@@ -53,10 +53,7 @@ type delivery struct {
 func (d delivery) id() string { return d.header.Get(webhook.HeaderID) }
 
 func newReceiver(listen, public string) (*receiver, error) {
-	if listen == "" {
-		listen = "127.0.0.1:0"
-	}
-	l, err := net.Listen("tcp", listen)
+	l, err := net.Listen("tcp", cmp.Or(listen, "127.0.0.1:0"))
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "listen for webhooks")
 	}
@@ -96,7 +93,7 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		http.Error(w, "no webhooks here", http.StatusNotFound) // so is /.well-known/mcp-webhook-receiver.json
 		return
 	}
-	h.serve(w, delivery{method: req.Method, header: req.Header, body: body, at: time.Now()})
+	h.serve(w, delivery{method: req.Method, header: req.Header, body: body})
 }
 
 func (h *hook) serve(w http.ResponseWriter, d delivery) {
@@ -167,8 +164,7 @@ func (h *hook) all(control bool) []delivery {
 
 // events waits until there are n events, or wait is over, and returns those that there are.
 func (h *hook) events(ctx context.Context, n int, wait time.Duration) []delivery {
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
+	late := time.After(wait)
 	for {
 		h.mu.Lock()
 		changed := h.changed
@@ -179,7 +175,7 @@ func (h *hook) events(ctx context.Context, n int, wait time.Duration) []delivery
 		}
 		select {
 		case <-changed:
-		case <-timer.C:
+		case <-late:
 			return got
 		case <-ctx.Done():
 			return got

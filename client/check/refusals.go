@@ -15,33 +15,24 @@ import (
 const unknownEvent = "mcp-events-check.no-such-event"
 
 // refusals sends what must be refused in the modes without webhooks.
-func (c *checker) refusals(ctx context.Context) error {
+func (c *checker) refusals(ctx context.Context) {
 	if method, t, ok := c.cheapest(); ok { // or else by webhooks
-		ask := func(params map[string]any) (*answer, error) { return c.ask(ctx, method, params) }
-		if err := c.unfit(t, ask); err != nil {
-			return err
-		}
+		c.unfit(t, func(params map[string]any) *answer { return c.ask(ctx, method, params) })
 	}
-	return c.wrongMode(ctx)
+	c.wrongMode(ctx)
 }
 
 // unfit asks for an event type that there is not, and with arguments that do not fit.
-func (c *checker) unfit(t eventType, ask func(params map[string]any) (*answer, error)) error {
-	a, err := ask(map[string]any{"name": unknownEvent, "arguments": map[string]any{}})
-	if err != nil {
-		return err
-	}
+func (c *checker) unfit(t eventType, ask func(params map[string]any) *answer) {
+	a := ask(map[string]any{"name": unknownEvent, "arguments": map[string]any{}})
 	c.refused(ruleUnknownEvent, a, "NotFound", "an unknown event type")
 	bad := misfit(t.InputSchema)
 	if bad == nil {
 		c.skip("inputSchema takes all arguments that were thought of", ruleBadArguments)
-		return nil
+		return
 	}
-	if a, err = ask(map[string]any{"name": t.Name, "arguments": bad}); err != nil {
-		return err
-	}
+	a = ask(map[string]any{"name": t.Name, "arguments": bad})
 	c.refused(ruleBadArguments, a, "InvalidParams", "the arguments "+string(bad))
-	return nil
 }
 
 // cheapest is an event type with a method that refuses without leaving anything.
@@ -54,29 +45,25 @@ func (c *checker) cheapest() (string, eventType, bool) {
 }
 
 // ask sends what must be refused: a stream that opens all the same is closed.
-func (c *checker) ask(ctx context.Context, method string, params map[string]any) (*answer, error) {
+func (c *checker) ask(ctx context.Context, method string, params map[string]any) *answer {
 	if method != mcpspec.MethodEventsStream {
-		return c.conn.call(ctx, method, params)
+		return need(c.conn.call(ctx, method, params))
 	}
 	return c.refusedStream(ctx, params)
 }
 
 // wrongMode asks an event type for a mode that it does not offer.
-func (c *checker) wrongMode(ctx context.Context) error {
+func (c *checker) wrongMode(ctx context.Context) {
 	for mode, method := range map[string]string{mcpspec.ModePoll: mcpspec.MethodEventsPoll, mcpspec.ModePush: mcpspec.MethodEventsStream} {
 		i := slices.IndexFunc(c.types, func(t eventType) bool { return !slices.Contains(t.Delivery, mode) && accepts(t.InputSchema, "{}") })
 		if _, offered := c.pick(mode); i < 0 || !offered { // what no event type offers, the server may not know as a method
 			continue
 		}
-		a, err := c.ask(ctx, method, map[string]any{"name": c.types[i].Name, "arguments": map[string]any{}})
-		if err != nil {
-			return err
-		}
+		a := c.ask(ctx, method, map[string]any{"name": c.types[i].Name, "arguments": map[string]any{}})
 		c.refused(ruleWrongMode, a, "Unsupported", method+" of "+c.types[i].Name)
-		return nil
+		return
 	}
 	c.skip("no event type lacks polls or streams that another offers, or it needs arguments", ruleWrongMode)
-	return nil
 }
 
 // accepts reports whether arguments fit a schema.

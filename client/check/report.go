@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"strings"
-	"sync"
 	"text/tabwriter"
 )
 
@@ -38,16 +37,11 @@ type Report struct {
 }
 
 // results are what is known so far. A rule that failed once has failed.
-type results struct {
-	mu     sync.Mutex
-	byRule map[*Rule]*Result
-}
+type results struct{ byRule map[*Rule]*Result }
 
 func newResults() *results { return &results{byRule: map[*Rule]*Result{}} }
 
 func (r *results) set(rule *Rule, result, detail string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	had := r.byRule[rule]
 	if had == nil || had.Result == NotTestable && result != NotTestable || had.Result == Passed && result == Failed {
 		r.byRule[rule] = &Result{*rule, result, detail}
@@ -73,11 +67,7 @@ func (r *results) judge(rule *Rule, ok bool, f string, args ...any) {
 	r.fail(rule, f, args...)
 }
 
-func (r *results) has(rule *Rule) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.byRule[rule] != nil
-}
+func (r *results) has(rule *Rule) bool { return r.byRule[rule] != nil }
 
 // report is all rules; those without a result were not testable because of otherwise.
 func (r *results) report(server, otherwise string) *Report {

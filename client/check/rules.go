@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -34,6 +36,11 @@ func rule(id, level, section, text string) *Rule {
 	r := &Rule{id, level, section, text}
 	rules = append(rules, r)
 	return r
+}
+
+// ofMode are the rules of a mode, which their ids begin with.
+func ofMode(mode string) []*Rule {
+	return slices.DeleteFunc(slices.Clone(rules), func(r *Rule) bool { return !strings.HasPrefix(r.ID, mode+"-") })
 }
 
 // The sections.

@@ -43,17 +43,14 @@ func toDelivery(url, secret string) map[string]any {
 	return map[string]any{"mode": mcpspec.ModeWebhook, "url": url, "secret": secret}
 }
 
-// subscribe asks for deliveries to a hook.
-func (c *checker) subscribe(ctx context.Context, t eventType, h *hook, more map[string]any) (*subscribed, *answer, error) {
+// subscribe asks for deliveries to a hook, and returns nil beside the answer if it is refused.
+func (c *checker) subscribe(ctx context.Context, t eventType, h *hook, more map[string]any) (*subscribed, *answer) {
 	params := c.params(t, more)
 	params["delivery"] = toDelivery(h.url, h.secret())
-	a, err := c.conn.call(ctx, mcpspec.MethodEventsSub, params)
-	if err != nil {
-		return nil, nil, err
-	}
+	a := need(c.conn.call(ctx, mcpspec.MethodEventsSub, params))
 	s := &subscribed{}
 	if a.result == nil || json.Unmarshal(a.result, s) != nil {
-		return nil, a, nil
+		return nil, a
 	}
 	var members map[string]json.RawMessage
 	_ = json.Unmarshal(a.result, &members)
@@ -69,63 +66,40 @@ func (c *checker) subscribe(ctx context.Context, t eventType, h *hook, more map[
 	if s.DeliveryStatus != nil && s.DeliveryStatus.LastError != nil {
 		c.judge(ruleStatus, slices.Contains(categories, *s.DeliveryStatus.LastError), "lastError is %s", clip([]byte(*s.DeliveryStatus.LastError)))
 	}
-	return s, a, nil
+	return s, a
 }
 
 func (c *checker) unsubscribe(ctx context.Context, t eventType, h *hook) (*answer, error) {
 	return c.conn.call(ctx, mcpspec.MethodEventsUnsub, c.params(t, map[string]any{"delivery": map[string]any{"url": h.url}}))
 }
 
-// ofWebhooks are the rules of the mode that refuse or verify, beside those of deliveries.
-var ofWebhooks = []*Rule{
-	ruleAuthenticated, ruleSubscribe, ruleHTTPS, ruleBadURL, rulePrivate, ruleSecret, ruleChallenge, ruleChallengeFail, ruleUnreachable, ruleEnvelope,
-	ruleTTL, ruleTTLNull, ruleSameKey, ruleOtherKey, ruleUnsubUnknown,
-}
-
-func (c *checker) webhooks(ctx context.Context) (err error) {
-	t, ok := c.pick(mcpspec.ModeWebhook)
-	if !ok {
-		c.skip("no event type offers webhooks", append(ofWebhooks, ofDeliveries...)...)
-		return nil
-	}
-	if c.receiver, err = newReceiver(c.Listen, c.Receiver); err != nil {
-		return err
-	}
+func (c *checker) webhooks(ctx context.Context, t eventType) {
+	c.receiver = need(newReceiver(c.Listen, c.Receiver))
 	defer c.receiver.end()
-	if err := c.refusedSubscriptions(ctx, t); err != nil {
-		return err
-	}
+	c.refusedSubscriptions(ctx, t)
 	h := c.receiver.hook("first")
-	s, a, err := c.subscribe(ctx, t, h, map[string]any{"cursor": nil, "ttlMs": time.Hour.Milliseconds()})
-	if err != nil {
-		return err
-	}
+	s, a := c.subscribe(ctx, t, h, map[string]any{"cursor": nil, "ttlMs": time.Hour.Milliseconds()})
 	if s == nil {
 		why := "events/subscribe is answered with " + a.String()
 		if c.Receiver == "" {
 			why += "; a server that takes no loopback address needs --receiver, a public https URL that leads to --listen"
-			c.skip(why, append(ofWebhooks, ofDeliveries...)...)
-			return nil
+		} else {
+			c.fail(ruleSubscribe, "%s", why)
 		}
-		c.fail(ruleSubscribe, "%s", why)
-		c.skip(why, append(ofWebhooks, ofDeliveries...)...)
-		return nil
+		c.skip(why, ofMode(mcpspec.ModeWebhook)...)
+		return
 	}
 	defer func() { _, _ = c.unsubscribe(context.WithoutCancel(ctx), t, h) }()
 	c.verified(h)
 	granted, _ := s.grant()
 	c.judge(ruleTTL, !granted.IsZero() && time.Until(granted) <= time.Hour+time.Minute, "an hour was asked for, and the grant is until %v", granted)
-	if err := c.keys(ctx, t, h, s); err != nil {
-		return err
-	}
-	if err := c.failingEndpoints(ctx, t); err != nil {
-		return err
-	}
+	c.keys(ctx, t, h, s)
+	c.failingEndpoints(ctx, t)
 	if c.Publish == nil {
 		c.skip(noPublish, ofDeliveries...)
-		return nil
+		return
 	}
-	return c.deliveries(ctx, t, h, s)
+	c.deliveries(ctx, t, h, s)
 }
 
 // verified judges the challenge that came with the first subscribe.
@@ -143,124 +117,86 @@ func (c *checker) verified(h *hook) {
 }
 
 // refusedSubscriptions sends subscriptions that must be refused.
-func (c *checker) refusedSubscriptions(ctx context.Context, t eventType) error {
+func (c *checker) refusedSubscriptions(ctx context.Context, t eventType) {
 	h := c.receiver.hook("refused")
-	subscribe := func(key string, delivery map[string]any) (*answer, error) {
-		return c.conn.callAs(ctx, key, mcpspec.MethodEventsSub, c.params(t, map[string]any{"delivery": delivery}))
+	subscribe := func(key string, delivery map[string]any) *answer {
+		return need(c.conn.callAs(ctx, key, mcpspec.MethodEventsSub, c.params(t, map[string]any{"delivery": delivery})))
 	}
-	a, err := subscribe("", toDelivery(h.url, h.secret()))
-	if err != nil {
-		return err
-	}
+	a := subscribe("", toDelivery(h.url, h.secret()))
 	refused := a.status == http.StatusUnauthorized || a.status == http.StatusForbidden || slices.Contains(codes["Forbidden"], a.code())
 	c.judge(ruleAuthenticated, refused, "without credentials it is answered with %s", a)
 
 	if !c.has(ruleUnknownEvent) {
-		if err := c.unfit(t, func(params map[string]any) (*answer, error) {
+		c.unfit(t, func(params map[string]any) *answer {
 			params["delivery"] = toDelivery(h.url, h.secret())
-			return c.conn.call(ctx, mcpspec.MethodEventsSub, params)
-		}); err != nil {
-			return err
-		}
+			return need(c.conn.call(ctx, mcpspec.MethodEventsSub, params))
+		})
 	}
 	encoded := func(n int) string { return "whsec_" + base64.StdEncoding.EncodeToString(make([]byte, n)) }
 	for what, secret := range map[string]any{
 		"no secret": nil, "another prefix": "secret_" + encoded(32)[6:], "23 bytes": encoded(23), "65 bytes": encoded(65), "no base64": "whsec_!!!", "a password": "hunter2",
 	} {
-		if a, err = subscribe(c.Key, map[string]any{"mode": mcpspec.ModeWebhook, "url": h.url, "secret": secret}); err != nil {
-			return err
-		}
+		a = subscribe(c.Key, map[string]any{"mode": mcpspec.ModeWebhook, "url": h.url, "secret": secret})
 		c.refused(ruleSecret, a, "InvalidParams", "a secret that is "+what)
 	}
 	for _, bad := range []string{"", "no url", "https://", "ftp://example.com/hook"} {
-		if a, err = subscribe(c.Key, toDelivery(bad, h.secret())); err != nil {
-			return err
-		}
+		a = subscribe(c.Key, toDelivery(bad, h.secret()))
 		c.refused(ruleBadURL, a, "InvalidParams", "the url \""+bad+"\"")
 	}
-	return c.refusedAddresses(subscribe, h)
+	c.refusedAddresses(subscribe, h)
 }
 
 // refusedAddresses sends URLs that only a server with settings for development takes.
-func (c *checker) refusedAddresses(subscribe func(key string, delivery map[string]any) (*answer, error), h *hook) error {
-	at, err := url.Parse(h.url)
-	if err != nil {
-		return err
-	}
+func (c *checker) refusedAddresses(subscribe func(key string, delivery map[string]any) *answer, h *hook) {
+	at := need(url.Parse(h.url))
 	if at.Scheme != "https" {
 		c.skip("the receiver itself is at an http and private address, which the server must have been set to take; use --receiver", ruleHTTPS, rulePrivate)
-		return nil
+		return
 	}
 	at.Scheme = "http"
-	a, err := subscribe(c.Key, toDelivery(at.String(), h.secret()))
-	if err != nil {
-		return err
-	}
+	a := subscribe(c.Key, toDelivery(at.String(), h.secret()))
 	c.refused(ruleHTTPS, a, "InvalidParams", "an http url")
 	for _, host := range []string{"127.0.0.1", "10.0.0.1", "169.254.169.254", "[::1]"} {
-		if a, err = subscribe(c.Key, toDelivery("https://"+host+"/hook", h.secret())); err != nil {
-			return err
-		}
+		a = subscribe(c.Key, toDelivery("https://"+host+"/hook", h.secret()))
 		c.judge(rulePrivate, a.err != nil, "https://%s is answered with %s", host, a)
 	}
-	return nil
 }
 
 // keys compares subscriptions of the same key, and of another, and looks at the shortest grant.
-func (c *checker) keys(ctx context.Context, t eventType, h *hook, s *subscribed) error {
-	again, a, err := c.subscribe(ctx, t, h, map[string]any{"cursor": s.Cursor})
-	if err != nil {
-		return err
-	}
+func (c *checker) keys(ctx context.Context, t eventType, h *hook, s *subscribed) {
+	again, a := c.subscribe(ctx, t, h, map[string]any{"cursor": s.Cursor})
 	c.judge(ruleSameKey, again != nil && again.ID == s.ID, "the id was %s, and a refresh is answered with %s", s.ID, a)
 	other := c.receiver.hook("other")
-	second, a, err := c.subscribe(ctx, t, other, nil)
-	if err != nil {
-		return err
-	}
+	second, a := c.subscribe(ctx, t, other, nil)
 	c.judge(ruleOtherKey, second != nil && second.ID != s.ID, "the id is %s, and another url is answered with %s", s.ID, a)
-	if _, _, err := c.subscribe(ctx, t, other, map[string]any{"ttlMs": nil}); err != nil {
-		return err
-	}
-	if _, err := c.unsubscribe(ctx, t, other); err != nil {
-		return err
-	}
-	a, err = c.unsubscribe(ctx, t, other)
-	if err != nil {
-		return err
-	}
-	c.refused(ruleUnsubUnknown, a, "NotFound", "what is not subscribed")
-	return nil
+	c.subscribe(ctx, t, other, map[string]any{"ttlMs": nil})
+	need(c.unsubscribe(ctx, t, other))
+	c.refused(ruleUnsubUnknown, need(c.unsubscribe(ctx, t, other)), "NotFound", "what is not subscribed")
 }
 
 // failingEndpoints subscribes endpoints that do not pass their verification.
-func (c *checker) failingEndpoints(ctx context.Context, t eventType) error {
-	if !c.has(ruleChallengeFail) { // a challenge came before
-		if err := c.failing(ctx, t, "wrong-echo", ruleChallengeFail, "challenge_failed", func(w http.ResponseWriter) { _, _ = w.Write([]byte(`{"challenge":"another"}`)) }); err != nil {
-			return err
-		}
-		return c.failing(ctx, t, "refusing", ruleUnreachable, "", func(w http.ResponseWriter) { http.Error(w, oracle, http.StatusInternalServerError) })
+func (c *checker) failingEndpoints(ctx context.Context, t eventType) {
+	if c.has(ruleChallengeFail) { // no challenge came before
+		c.skip("the server does not ask endpoints", ruleUnreachable)
+		return
 	}
-	c.skip("the server does not ask endpoints", ruleUnreachable)
-	return nil
+	c.failing(ctx, t, "wrong-echo", ruleChallengeFail, "challenge_failed", func(w http.ResponseWriter) { _, _ = w.Write([]byte(`{"challenge":"another"}`)) })
+	c.failing(ctx, t, "refusing", ruleUnreachable, "", func(w http.ResponseWriter) { http.Error(w, oracle, http.StatusInternalServerError) })
 }
 
 // oracle is a text of an endpoint that must not come back to the subscriber.
 const oracle = "a-text-that-only-the-endpoint-knows"
 
-func (c *checker) failing(ctx context.Context, t eventType, name string, r *Rule, reason string, challenge func(http.ResponseWriter)) error {
+func (c *checker) failing(ctx context.Context, t eventType, name string, r *Rule, reason string, challenge func(http.ResponseWriter)) {
 	h := c.receiver.hook(name)
 	h.challenge = challenge
-	s, a, err := c.subscribe(ctx, t, h, nil)
-	if err != nil {
-		return err
-	}
+	s, a := c.subscribe(ctx, t, h, nil)
 	if s != nil {
 		_, _ = c.unsubscribe(ctx, t, h)
 	}
 	c.refused(r, a, "CallbackEndpointError", "an endpoint that fails")
 	if a.err == nil {
-		return nil
+		return
 	}
 	var data struct {
 		Reason string `json:"reason"`
@@ -268,5 +204,4 @@ func (c *checker) failing(ctx context.Context, t eventType, name string, r *Rule
 	_ = json.Unmarshal(a.err.Data, &data)
 	c.judge(r, slices.Contains(categories, data.Reason) && (reason == "" || data.Reason == reason), "data.reason is %q", data.Reason)
 	c.judge(r, !strings.Contains(string(a.body), oracle), "the error has what the endpoint said")
-	return nil
 }

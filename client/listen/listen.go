@@ -151,17 +151,9 @@ func (o *Options) subscribe(ctx context.Context, caller *client.Client, p *print
 	if err := caller.Begin(ctx); err != nil {
 		return err
 	}
-	defer func() {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
-		defer cancel()
-		caller.End(last)
-	}()
+	defer caller.End(ctx)
 	return caller.Subscribe(ctx, s)
 }
 
-const (
-	// leastPoll is the shortest time between two polls: who starts a command looks at what it does.
-	leastPoll = 100 * time.Millisecond
-	// endTime bounds the end of a session.
-	endTime = 5 * time.Second
-)
+// leastPoll is the shortest time between two polls: who starts a command looks at what it does.
+const leastPoll = 100 * time.Millisecond

@@ -21,6 +21,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -172,13 +173,11 @@ func (t *Tools) subscribe(ctx context.Context, _ *mcp.CallToolRequest, in toSubs
 	if err != nil || begun == nil {
 		return subscribedTo{s.id}, err
 	}
-	timer := time.NewTimer(beginTime)
-	defer timer.Stop()
 	select {
 	case <-begun:
 		return subscribedTo{s.id}, nil
 	case err = <-ended:
-	case <-timer.C:
+	case <-time.After(beginTime):
 		err = fault.New(fault.Unavailable, "the server has not answered within %s", beginTime)
 	case <-ctx.Done():
 		err = ctx.Err()
@@ -237,11 +236,7 @@ func (t *Tools) drop(s *subscription) {
 	s.end()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for key, other := range t.subs {
-		if other == s {
-			delete(t.subs, key)
-		}
-	}
+	maps.DeleteFunc(t.subs, func(_ string, other *subscription) bool { return other == s })
 }
 
 type toUnsubscribe struct {

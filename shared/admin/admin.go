@@ -11,11 +11,12 @@ import (
 	"context"
 	_ "embed"
 	"encoding/json"
+	"errors"
 	"log/slog"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/audit"
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -38,19 +39,6 @@ const Prefix = "/admin/v1/"
 //go:embed openapi.json
 var openAPI []byte
 
-// Subscriptions is what the API asks of subscriptions. [subscription.Service] implements it.
-type Subscriptions interface {
-	Select(ctx context.Context, workspace string, c subscription.Choice, after string, limit int) ([]subscription.Selected, string, error)
-	Covering(ctx context.Context, workspace, entry, uri, after string, limit int) ([]subscription.Selected, string, error)
-	Find(ctx context.Context, workspace, id string) (*subscription.Selected, error)
-	End(ctx context.Context, workspace, principal, id string) error
-	Enable(ctx context.Context, workspace, principal, id string) (enabled bool, err error)
-	CountStates(ctx context.Context, workspace string, most int) (map[subscription.State]int, error)
-	Lookup(ctx context.Context, workspace, principal, id string) (*subscription.Subscription, error)
-	SetPaused(ctx context.Context, workspace, principal, id string, paused bool, also ...store.Op) (bool, error)
-	Used(ctx context.Context, workspace, principal string) (int64, error)
-}
-
 // Backend is one of the servers behind the gateway.
 type Backend struct {
 	Name   string `json:"name"`
@@ -67,7 +55,7 @@ type Options struct {
 	// MetadataURL is the protected resource metadata (RFC 9728) that a 401 names; may be empty.
 	MetadataURL   string
 	DB            store.DB // of the audit trail and the delivery log
-	Subscriptions Subscriptions
+	Subscriptions *subscription.Service
 	Operations    *delivery.Operations
 	Eraser        *erase.Eraser
 	Switches      *switches.Set
@@ -85,9 +73,7 @@ type Options struct {
 	Live <-chan struct{}
 	// Limited, if not nil, gets the name of each limit that a request met.
 	Limited func(limit string)
-	// Now is the clock of the audit trail; nil is [time.Now].
-	Now func() time.Time
-	Log *slog.Logger
+	Log     *slog.Logger
 }
 
 // Handler serves the API. Make it with [New].
@@ -104,17 +90,22 @@ type Handler struct {
 type endpoint struct {
 	// owners may call it as well as operators.
 	owners bool
-	serve  func(c *call) (any, error)
+	// query are the members that its query may have; nil ignores them all.
+	query []string
+	serve func(c *call) (any, error)
 }
+
+// members are those of a query.
+func members(names ...string) []string { return append([]string{}, names...) }
+
+// paged are those of the query of a list that comes in pages.
+func paged(names ...string) []string { return append(names, "cursor", "limit") }
 
 // New makes the API.
 func New(o Options) *Handler {
-	if o.Now == nil {
-		o.Now = time.Now
-	}
-	h := &Handler{Options: o, trail: &audit.Trail{DB: o.DB, Now: o.Now}, mux: http.NewServeMux(), open: make(chan struct{}, maxLive)}
+	h := &Handler{Options: o, trail: &audit.Trail{DB: o.DB}, mux: http.NewServeMux(), open: make(chan struct{}, maxLive)}
 	h.switches = map[string]endpoint{
-		http.MethodGet: {false, h.readSwitch}, http.MethodPut: {false, h.putSwitch}, http.MethodDelete: {false, h.deleteSwitch},
+		http.MethodGet: {serve: h.readSwitch}, http.MethodPut: {serve: h.putSwitch}, http.MethodDelete: {serve: h.deleteSwitch},
 	}
 	for path, methods := range h.endpoints() {
 		h.mux.HandleFunc(Prefix+path, func(w http.ResponseWriter, r *http.Request) { h.answer(w, r, methods) })
@@ -126,34 +117,35 @@ func New(o Options) *Handler {
 // endpoints are the paths behind [Prefix] but that of one switch, and what their methods do.
 func (h *Handler) endpoints() map[string]map[string]endpoint {
 	const get, post, del = http.MethodGet, http.MethodPost, http.MethodDelete
+	attempts := paged("event", "origin", "since", "until", "outcome")
 	return map[string]map[string]endpoint{
-		"openapi.json":                  {get: {true, h.describe}},
-		"subscriptions":                 {get: {true, h.listSubscriptions}},
-		"subscriptions/{id}":            {get: {true, h.readSubscription}, del: {true, h.endSubscription}},
-		"subscriptions/{id}/pause":      {post: {true, h.pauseSubscription}},
-		"subscriptions/{id}/resume":     {post: {true, h.resumeSubscription}},
-		"subscriptions/{id}/test":       {post: {true, h.testSubscription}},
-		"subscriptions/{id}/deliveries": {get: {true, h.listDeliveries}},
-		"deliveries":                    {get: {true, h.listDeliveries}},
-		"dead-letters":                  {get: {true, h.listLetters}},
-		"dead-letters/{id}":             {get: {true, h.readLetter}},
-		"dead-letters/{id}/retry":       {post: {true, h.retryLetter}},
-		"switches":                      {get: {false, h.listSwitches}},
-		"replays":                       {post: {false, h.startReplay}},
-		"replays/{id}":                  {get: {false, h.readReplay}, del: {false, h.cancelReplay}},
-		"events":                        {get: {false, h.listEvents}},
-		"events/{id}":                   {get: {false, h.readEvent}},
-		"events/{id}/deliver":           {post: {false, h.deliverEvent}},
-		"principals/{id}":               {del: {false, h.erasePrincipal}},
-		"audit":                         {get: {false, h.listAudit}},
-		"overview":                      {get: {false, h.overview}},
-		"backends":                      {get: {false, h.listBackends}},
-		"event-types":                   {get: {false, h.listTypes}},
-		"sources":                       {get: {false, h.listSources}},
-		"sources/{name}":                {get: {false, h.readSource}},
-		"sources/{name}/outcomes":       {get: {false, h.listOutcomes}},
-		"sources/{name}/try":            {post: {false, h.trySource}},
-		"live":                          {get: {false, h.live}},
+		"openapi.json":                  {get: {true, nil, h.describe}},
+		"subscriptions":                 {get: {true, paged("principal", "event", "origin", "state", "uri"), h.listSubscriptions}},
+		"subscriptions/{id}":            {get: {true, nil, show(h.named, viewOf)}, del: {true, nil, h.endSubscription}},
+		"subscriptions/{id}/pause":      {post: {true, nil, h.pauseSubscription}},
+		"subscriptions/{id}/resume":     {post: {true, nil, h.resumeSubscription}},
+		"subscriptions/{id}/test":       {post: {true, nil, h.testSubscription}},
+		"subscriptions/{id}/deliveries": {get: {true, attempts, h.listDeliveries}},
+		"deliveries":                    {get: {true, append(attempts, "subscription"), h.listDeliveries}},
+		"dead-letters":                  {get: {true, paged("subscription", "origin", "event", "queue", "since", "until"), h.listLetters}},
+		"dead-letters/{id}":             {get: {true, nil, show(h.letter, viewOfLetter)}},
+		"dead-letters/{id}/retry":       {post: {true, nil, h.retryLetter}},
+		"switches":                      {get: {false, paged(), h.listSwitches}},
+		"replays":                       {post: {false, nil, h.startReplay}},
+		"replays/{id}":                  {get: {false, nil, show(h.replay, viewOfReplay)}, del: {false, nil, h.cancelReplay}},
+		"events":                        {get: {false, paged("uri", "name", "since", "until"), h.listEvents}},
+		"events/{id}":                   {get: {false, members("uri"), show(h.eventNamed, viewOfEvent)}},
+		"events/{id}/deliver":           {post: {false, members("uri"), h.deliverEvent}},
+		"principals/{id}":               {del: {false, members("dryRun"), h.erasePrincipal}},
+		"audit":                         {get: {false, paged("since", "until"), h.listAudit}},
+		"overview":                      {get: {false, members("principal"), h.overview}},
+		"backends":                      {get: {false, members(), h.listBackends}},
+		"event-types":                   {get: {false, members(), h.listTypes}},
+		"sources":                       {get: {false, paged(), h.listSources}},
+		"sources/{name}":                {get: {false, members(), h.readSource}},
+		"sources/{name}/outcomes":       {get: {false, paged("kind", "since", "until"), h.listOutcomes}},
+		"sources/{name}/try":            {post: {false, nil, h.trySource}},
+		"live":                          {get: {false, members(), h.live}},
 	}
 }
 
@@ -171,6 +163,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // call is one request of someone who may make it.
 type call struct {
 	*http.Request
+	query
 	who auth.Principal
 	// operator is whether they may see all of the workspace.
 	operator bool
@@ -197,15 +190,13 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[str
 		}
 		e, ok := methods[r.Method]
 		if !ok {
-			var allowed []string
-			for method := range methods {
-				allowed = append(allowed, method)
-			}
-			slices.Sort(allowed)
-			return nil, httpjson.NotAllowed(strings.Join(allowed, ", "))
+			return nil, httpjson.NotAllowed(strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
 		}
 		if !e.owners && !c.operator {
 			return nil, who.Require(auth.ScopeOperate)
+		}
+		if c.read(r, e.query); c.err != nil {
+			return nil, c.err
 		}
 		return e.serve(c)
 	})
@@ -219,18 +210,24 @@ func (h *Handler) change(c *call, action, target string, before, after any, do f
 	if c.Header.Get("Sec-Fetch-Site") == "same-origin" { // which no script can set
 		via = "console"
 	}
-	e := audit.Entry{By: c.who.ID, Via: via, Action: action, Target: target}
-	for _, state := range []struct {
-		of  any
-		raw *json.RawMessage
-	}{{before, &e.Before}, {after, &e.After}} {
-		raw, err := json.Marshal(state.of)
-		if err != nil {
-			return fault.Wrap(fault.Internal, err, "encode an audit entry")
-		}
-		*state.raw = raw
+	was, err := json.Marshal(before)
+	is, err2 := json.Marshal(after)
+	if err := errors.Join(err, err2); err != nil {
+		return fault.Wrap(fault.Internal, err, "encode an audit entry")
 	}
+	e := audit.Entry{By: c.who.ID, Via: via, Action: action, Target: target, Before: was, After: is}
 	return h.trail.Do(c.Context(), c.who.Workspace, e, do)
+}
+
+// show answers with what something looks like, if it is found.
+func show[T, V any](find func(*call) (*T, error), view func(T) V) func(*call) (any, error) {
+	return func(c *call) (any, error) {
+		v, err := find(c)
+		if err != nil {
+			return nil, err
+		}
+		return view(*v), nil
+	}
 }
 
 // list is the answer to a list.
@@ -239,9 +236,14 @@ type list[T any] struct {
 	Next  string `json:"next,omitempty"`
 }
 
-func listOf[T any](items []T, next string) list[T] {
-	if items == nil {
-		items = []T{}
+// listOf is a page of what items look like; key is that of the last one if there are more.
+func listOf[T, V any](c *call, items []T, key string, view func(T) V) list[V] {
+	views := make([]V, len(items))
+	for i, item := range items {
+		views[i] = view(item)
 	}
-	return list[T]{items, next}
+	return list[V]{views, c.next(key)}
 }
+
+// itself is the view of what is shown as it is.
+func itself[T any](v T) T { return v }

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"time"
@@ -11,10 +12,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-func statusOf(status int, body any) httpjson.Answer {
-	return httpjson.Answer{Status: status, Body: body}
+func accepted(body any) httpjson.Answer {
+	return httpjson.Answer{Status: http.StatusAccepted, Body: body}
 }
-func accepted(body any) httpjson.Answer { return statusOf(http.StatusAccepted, body) }
 
 // attemptView is an attempt as the API shows it.
 type attemptView struct {
@@ -51,34 +51,23 @@ func class(status int) string {
 // deliveryList says, beside the attempts, which ones the delivery log keeps.
 type deliveryList struct {
 	list[attemptView]
-	// Kept is what the operator has it keep: all, failures or none. Failures are kept with their
-	// outcome, and of the successes then the subscription's last.
-	Kept string `json:"kept"`
-	// KeptSeconds is for how long.
-	KeptSeconds int64 `json:"keptSeconds"`
+	kept
 	// Omitted counts attempts that this page lacks, because there were too many at once; they
 	// are in the lists of their subscriptions.
 	Omitted int64 `json:"omitted"`
 }
 
 func (h *Handler) listDeliveries(c *call) (any, error) {
-	known := []string{"event", "origin", "since", "until", "outcome"}
-	id := c.PathValue("id")
-	if id == "" {
-		known = append(known, "subscription")
-	}
-	q, before, limit := c.paged(known...)
-	if id == "" {
-		id = q.text("subscription")
-	}
-	since, until := q.span()
+	id := cmp.Or(c.PathValue("id"), c.text("subscription"))
+	before, limit := c.page()
+	since, until := c.span()
 	ask := delivery.RecordQuery{
-		Subscription: id, Event: q.text("event"), Origin: q.origin(),
-		Outcome: q.oneOf("outcome", delivery.Delivered, delivery.Failed, delivery.Dead),
+		Subscription: id, Event: c.text("event"), Origin: c.origin(),
+		Outcome: c.oneOf("outcome", delivery.Delivered, delivery.Failed, delivery.Dead),
 		Span:    delivery.Span{Since: since, Until: until},
 	}
-	if q.err != nil {
-		return nil, q.err
+	if c.err != nil {
+		return nil, c.err
 	}
 	own, err := h.owned(c, id, c.PathValue("id") != "")
 	if err != nil {
@@ -88,13 +77,10 @@ func (h *Handler) listDeliveries(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := deliveryList{Kept: string(h.Kept), KeptSeconds: int64(delivery.KeptFor / time.Second)}
-	var views []attemptView
+	out := deliveryList{list: listOf(c, records, next, viewOfAttempt), kept: h.kept(delivery.KeptFor)}
 	for _, r := range records {
 		out.Omitted += r.Omitted
-		views = append(views, viewOfAttempt(r))
 	}
-	out.list = listOf(views, q.next(next))
 	return out, nil
 }
 
@@ -161,14 +147,14 @@ func viewOfLetter(l delivery.Letter) letterView {
 }
 
 func (h *Handler) listLetters(c *call) (any, error) {
-	q, before, limit := c.paged("subscription", "origin", "event", "queue", "since", "until")
-	since, until := q.span()
+	before, limit := c.page()
+	since, until := c.span()
 	ask := delivery.LetterQuery{
-		Subscription: q.text("subscription"), Origin: q.origin(), Event: q.text("event"), Queue: q.text("queue"),
+		Subscription: c.text("subscription"), Origin: c.origin(), Event: c.text("event"), Queue: c.text("queue"),
 		Span: delivery.Span{Since: since, Until: until},
 	}
-	if q.err != nil {
-		return nil, q.err
+	if c.err != nil {
+		return nil, c.err
 	}
 	own, err := h.owned(c, ask.Subscription, false)
 	if err != nil {
@@ -178,11 +164,7 @@ func (h *Handler) listLetters(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	var views []letterView
-	for _, l := range letters {
-		views = append(views, viewOfLetter(l))
-	}
-	return listOf(views, q.next(next)), nil
+	return listOf(c, letters, next, viewOfLetter), nil
 }
 
 var errNoLetter = fault.New(fault.NotFound, "there is no such dead letter")
@@ -194,14 +176,6 @@ func (h *Handler) letter(c *call) (*delivery.Letter, error) {
 		err = errNoLetter
 	}
 	return l, err
-}
-
-func (h *Handler) readLetter(c *call) (any, error) {
-	l, err := h.letter(c)
-	if err != nil {
-		return nil, err
-	}
-	return viewOfLetter(*l), nil
 }
 
 func (h *Handler) retryLetter(c *call) (any, error) {

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -43,14 +44,14 @@ const (
 )
 
 func (h *Handler) listEvents(c *call) (any, error) {
-	q, before, limit := c.paged("uri", "name", "since", "until")
-	uri, name := q.text("uri"), q.text("name")
-	since, until := q.span()
+	before, limit := c.page()
+	uri, name := c.text("uri"), c.text("name")
+	since, until := c.span()
 	if uri == "" && name == "" {
-		q.fail("name a uri or the name of an event type")
+		c.fail("name a uri or the name of an event type")
 	}
-	if q.err != nil {
-		return nil, q.err
+	if c.err != nil {
+		return nil, c.err
 	}
 	cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
 	if err != nil {
@@ -60,21 +61,17 @@ func (h *Handler) listEvents(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := eventList{Truncated: truncated}
 	found, next, err := h.Events.Newest(c.Context(), parts, since, until, before, limit)
 	if err != nil {
 		return nil, err
 	}
-	var views []eventView
 	seen := map[string]bool{} // a batch that came again may be there twice
-	for _, e := range found {
-		if key := e.Key(); !seen[key] && (name == "" || e.Name == name) {
-			seen[key] = true
-			views = append(views, viewOfEvent(e))
-		}
-	}
-	out.list = listOf(views, q.next(next))
-	return out, nil
+	found = slices.DeleteFunc(found, func(e event.Event) bool {
+		again := seen[e.Key()]
+		seen[e.Key()] = true
+		return again || name != "" && e.Name != name
+	})
+	return eventList{listOf(c, found, next, viewOfEvent), truncated}, nil
 }
 
 // partitions are where the log has the events of a URI, or of a type.
@@ -120,25 +117,13 @@ func (h *Handler) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) (uris 
 	return uris, len(known) == 1000, nil
 }
 
-func (h *Handler) readEvent(c *call) (any, error) {
-	q := c.query("uri")
-	if q.err != nil {
-		return nil, q.err
-	}
-	e, err := h.event(c, c.PathValue("id"), q.text("uri"))
-	if err != nil {
-		return nil, err
-	}
-	return viewOfEvent(*e), nil
-}
-
 var errNoEvent = fault.New(fault.NotFound, "the log has no such event")
 
-// event finds an event by its id. An embedded server has it under the id: one query, and one read. Elsewhere one query
+// eventNamed is the event that the path names. An embedded server has it under the id: one query, and one read. Elsewhere one query
 // of the delivery log says which URI it has, if it went to a webhook and that was kept, and one read has it if it ever
 // failed. Otherwise it is one query of each URI that it may have.
-func (h *Handler) event(c *call, id, uri string) (*event.Event, error) {
-	ctx, workspace := c.Context(), c.who.Workspace
+func (h *Handler) eventNamed(c *call) (*event.Event, error) {
+	ctx, workspace, id, uri := c.Context(), c.who.Workspace, c.PathValue("id"), c.text("uri")
 	if !event.ValidID(id) {
 		return nil, errNoEvent
 	}
@@ -193,17 +178,13 @@ func (h *Handler) lookFor(c *call, id string, uris []string) (*event.Event, erro
 }
 
 func (h *Handler) deliverEvent(c *call) (any, error) {
-	q := c.query("uri")
 	var in struct {
 		Subscription string `json:"subscription"`
 	}
 	if err := c.body(&in); err != nil {
 		return nil, err
 	}
-	if q.err != nil {
-		return nil, q.err
-	}
-	e, err := h.event(c, c.PathValue("id"), q.text("uri"))
+	e, err := h.eventNamed(c)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,9 @@
 package admin
 
-import "github.com/mcp-events/mcpevents/shared/eventlog"
+import (
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
+)
 
 // typeView is an event type of the catalog as the API shows it.
 type typeView struct {
@@ -12,19 +15,13 @@ type typeView struct {
 }
 
 func (h *Handler) listTypes(c *call) (any, error) {
-	q := c.query()
-	if q.err != nil {
-		return nil, q.err
-	}
 	cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
 	if err != nil {
 		return nil, err
 	}
-	var views []typeView
-	for _, e := range cat.Entries() {
-		views = append(views, typeView{e.Name, e.URI + e.URITemplate, e.Title, e.Description, e.Delivery})
-	}
-	return listOf(views, ""), nil
+	return listOf(c, cat.Entries(), "", func(e *catalog.Entry) typeView {
+		return typeView{e.Name, e.URI + e.URITemplate, e.Title, e.Description, e.Delivery}
+	}), nil
 }
 
 // tailed are the partitions of the log that a live stream tails: those of the URIs of all types, as far as they fit.

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
 	"time"
 
@@ -60,9 +61,6 @@ type tail struct {
 }
 
 func (h *Handler) live(c *call) (any, error) {
-	if q := c.query(); q.err != nil {
-		return nil, q.err
-	}
 	select {
 	case h.open <- struct{}{}:
 	default:
@@ -70,7 +68,7 @@ func (h *Handler) live(c *call) (any, error) {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		defer func() { <-h.open }()
-		t := &tail{Handler: h, call: c, since: h.Now(), seen: map[string]time.Time{}, end: -1}
+		t := &tail{Handler: h, call: c, since: time.Now(), seen: map[string]time.Time{}, end: -1}
 		out := sse.NewWriter(w, heartbeat)
 		out.Start()
 		t.run(out)
@@ -121,7 +119,7 @@ func (t *tail) run(out *sse.Writer) {
 
 // look finds what is new since the last look.
 func (t *tail) look() (*tick, error) {
-	now := t.Now()
+	now := time.Now()
 	news := &tick{At: now.UTC(), Deliveries: []attemptView{}, Events: []eventView{}}
 	ctx, workspace, from := t.Context(), t.who.Workspace, t.since.Add(-lookBack)
 	records, _, err := delivery.ListRecords(ctx, t.DB, workspace, delivery.RecordQuery{Span: delivery.Span{Since: from}}, "", mostCounted)
@@ -164,11 +162,7 @@ func (t *tail) look() (*tick, error) {
 	}
 	news.Truncated = t.truncated
 	t.since, t.end = now, max(t.end, 0)
-	for key, at := range t.seen {
-		if at.Before(now.Add(-4 * lookBack)) {
-			delete(t.seen, key)
-		}
-	}
+	maps.DeleteFunc(t.seen, func(_ string, at time.Time) bool { return at.Before(now.Add(-4 * lookBack)) })
 	return news, nil
 }
 

@@ -45,22 +45,25 @@ type recent struct {
 	Failing []failing `json:"failing"`
 }
 
+// kept says which records are kept, and for how long.
 type kept struct {
+	// Kept is what the operator has the delivery log keep: all, failures or none. Failures are kept with their
+	// outcome, and of the successes then the subscription's last.
 	Kept    string `json:"kept"`
 	Seconds int64  `json:"keptSeconds"`
 }
 
+func (h *Handler) kept(length time.Duration) kept {
+	return kept{string(h.Kept), int64(length / time.Second)}
+}
+
 // overview is a bounded number of queries, whatever there is.
 func (h *Handler) overview(c *call) (any, error) {
-	ctx, workspace, now := c.Context(), c.who.Workspace, h.Now().UTC()
-	q := c.query("principal")
-	if q.err != nil {
-		return nil, q.err
-	}
+	ctx, workspace, now := c.Context(), c.who.Workspace, time.Now().UTC()
 	o := overview{
 		Workspace: workspace, Now: now, Paused: []switches.Switch{}, Recent: recent{Since: now.Add(-time.Hour)},
-		Delivery:  kept{string(h.Kept), int64(delivery.KeptFor / time.Second)},
-		Principal: cmp.Or(q.text("principal"), c.who.ID),
+		Delivery:  h.kept(delivery.KeptFor),
+		Principal: cmp.Or(c.text("principal"), c.who.ID),
 	}
 	used, err := h.Subscriptions.Used(ctx, workspace, o.Principal)
 	if err != nil {
@@ -97,24 +100,16 @@ func (h *Handler) overview(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, r := range records {
-		o.Recent.Attempts += 1 + int(r.Omitted)
-		if r.Outcome() != delivery.Delivered {
-			o.Recent.Failed++
-		}
-	}
+	all := figuresOf(records)
+	o.Recent.Attempts, o.Recent.Failed = all.Attempts, all.Failed
 	o.Recent.Series, o.Recent.Failing = seriesOf(records, now), failingOf(records)
 	return o, nil
 }
 
 func (h *Handler) listBackends(c *call) (any, error) {
-	q := c.query()
-	if q.err != nil {
-		return nil, q.err
-	}
 	list, err := h.Backends(c.Context(), c.who.Workspace)
 	if err != nil {
 		return nil, err
 	}
-	return listOf(list, ""), nil
+	return listOf(c, list, "", itself), nil
 }

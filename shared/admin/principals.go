@@ -15,13 +15,12 @@ type erasure struct {
 }
 
 func (h *Handler) erasePrincipal(c *call) (any, error) {
-	q := c.query("dryRun")
-	out := erasure{Principal: c.PathValue("id"), DryRun: q.oneOf("dryRun", "true", "false") == "true"}
+	out := erasure{Principal: c.PathValue("id"), DryRun: c.oneOf("dryRun", "true", "false") == "true"}
 	if out.Principal == "" || len(out.Principal) > 500 {
-		q.fail("the principal is %.100q (allowed: 1 to 500 bytes)", out.Principal)
+		c.fail("the principal is %.100q (allowed: 1 to 500 bytes)", out.Principal)
 	}
-	if q.err != nil {
-		return nil, q.err
+	if c.err != nil {
+		return nil, c.err
 	}
 	run := func() error {
 		done, err := h.Eraser.Erase(c.Context(), c.who.Workspace, out.Principal, out.DryRun)

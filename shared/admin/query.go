@@ -35,16 +35,12 @@ type query struct {
 	err    error
 }
 
-// paged is the query of a list that comes in pages: after which key the page begins, and its length.
-func (c *call) paged(known ...string) (q *query, after string, limit int) {
-	q = c.query(append(known, "cursor", "limit")...)
-	return q, q.cursor(), q.limit()
-}
-
-func (c *call) query(known ...string) *query {
-	q := &query{values: map[string]string{}, list: c.Pattern}
-	for name, values := range c.URL.Query() {
+// read reads a query, unless nothing is known of it.
+func (q *query) read(r *http.Request, known []string) {
+	*q = query{values: map[string]string{}, list: r.Pattern}
+	for name, values := range r.URL.Query() {
 		switch {
+		case known == nil:
 		case !slices.Contains(known, name):
 			q.fail("the query member %.100q is not known (known: %s)", name, cmp.Or(strings.Join(known, ", "), "none"))
 		case len(values) > 1:
@@ -55,8 +51,10 @@ func (c *call) query(known ...string) *query {
 			q.values[name] = values[0]
 		}
 	}
-	return q
 }
+
+// page is after which key a page of a list begins, and its length.
+func (q *query) page() (after string, limit int) { return q.cursor(), q.limit() }
 
 func (q *query) fail(format string, args ...any) {
 	if q.err == nil {

@@ -24,7 +24,7 @@ type replayView struct {
 	Because  map[string]int        `json:"skippedBecause,omitempty"`
 }
 
-func viewOfReplay(r *delivery.Replay) replayView {
+func viewOfReplay(r delivery.Replay) replayView {
 	return replayView{r.ID, string(r.State), r.Select, r.Rate, r.By, r.Created, r.Finished, r.Total, r.Replayed, r.Skipped, r.Because}
 }
 
@@ -77,7 +77,7 @@ func (h *Handler) startReplay(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return accepted(viewOfReplay(replay)), nil
+	return accepted(viewOfReplay(*replay)), nil
 }
 
 func (h *Handler) replay(c *call) (*delivery.Replay, error) {
@@ -88,28 +88,20 @@ func (h *Handler) replay(c *call) (*delivery.Replay, error) {
 	return r, err
 }
 
-func (h *Handler) readReplay(c *call) (any, error) {
-	r, err := h.replay(c)
-	if err != nil {
-		return nil, err
-	}
-	return viewOfReplay(r), nil
-}
-
 func (h *Handler) cancelReplay(c *call) (any, error) {
 	r, err := h.replay(c)
 	if err != nil {
 		return nil, err
 	}
 	if r.State != delivery.ReplayRunning {
-		return viewOfReplay(r), nil
+		return viewOfReplay(*r), nil
 	}
-	err = h.change(c, "replay.cancel", r.ID, viewOfReplay(r), nil, func() (err error) {
+	err = h.change(c, "replay.cancel", r.ID, viewOfReplay(*r), nil, func() (err error) {
 		r, err = h.Operations.CancelReplay(c.Context(), c.who.Workspace, r.ID)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	return viewOfReplay(r), nil
+	return viewOfReplay(*r), nil
 }

@@ -87,9 +87,9 @@ func (h *Handler) source(c *call) (config.Source, error) {
 }
 
 func (h *Handler) listSources(c *call) (any, error) {
-	q, after, limit := c.paged()
-	if q.err != nil {
-		return nil, q.err
+	after, limit := c.page()
+	if c.err != nil {
+		return nil, c.err
 	}
 	own, err := h.sourcesOf(c)
 	if err != nil {
@@ -114,14 +114,10 @@ func (h *Handler) listSources(c *call) (any, error) {
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	return listOf(views, q.next(next)), nil
+	return listOf(c, views, next, itself), nil
 }
 
 func (h *Handler) readSource(c *call) (any, error) {
-	q := c.query()
-	if q.err != nil {
-		return nil, q.err
-	}
 	s, err := h.source(c)
 	if err != nil {
 		return nil, err
@@ -131,7 +127,7 @@ func (h *Handler) readSource(c *call) (any, error) {
 
 // viewOfSource is one query.
 func (h *Handler) viewOfSource(ctx context.Context, s config.Source) (sourceView, error) {
-	now := h.Now()
+	now := time.Now()
 	records, _, err := ingest.ListRecords(ctx, h.DB, s.Workspace, s.Name, ingest.RecordQuery{}, "", recentOutcomes)
 	v := sourceView{
 		Name: s.Name, From: cmp.Or(string(s.From), "http"), Verify: s.Verify.Scheme, Events: s.Events,
@@ -157,20 +153,19 @@ func (h *Handler) viewOfSource(ctx context.Context, s config.Source) (sourceView
 // outcomeList says, beside the outcomes, which ones are kept.
 type outcomeList struct {
 	list[outcomeView]
-	Kept        string `json:"kept"`
-	KeptSeconds int64  `json:"keptSeconds"`
+	kept
 }
 
 func (h *Handler) listOutcomes(c *call) (any, error) {
-	q, before, limit := c.paged("kind", "since", "until")
-	since, until := q.span()
+	before, limit := c.page()
+	since, until := c.span()
 	kinds := []string{string(ingest.Refused)}
 	for _, k := range ingest.Kinds() {
 		kinds = append(kinds, string(k))
 	}
-	ask := ingest.RecordQuery{Kind: ingest.Kind(q.oneOf("kind", kinds...)), Since: since, Until: until}
-	if q.err != nil {
-		return nil, q.err
+	ask := ingest.RecordQuery{Kind: ingest.Kind(c.oneOf("kind", kinds...)), Since: since, Until: until}
+	if c.err != nil {
+		return nil, c.err
 	}
 	s, err := h.source(c)
 	if err != nil {
@@ -180,11 +175,7 @@ func (h *Handler) listOutcomes(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	var views []outcomeView
-	for _, r := range records {
-		views = append(views, viewOfOutcome(r))
-	}
-	return outcomeList{list: listOf(views, q.next(next)), Kept: string(h.Kept), KeptSeconds: int64(ingest.RecordsKept / time.Second)}, nil
+	return outcomeList{listOf(c, records, next, viewOfOutcome), h.kept(ingest.RecordsKept)}, nil
 }
 
 // trySource runs a saved request through a source. It publishes nothing and changes nothing.
@@ -209,7 +200,7 @@ func (h *Handler) trySource(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	trials, err := ingest.Try(c.Context(), cat, s, []byte(in.Request), h.Now(), h.SourceSecrets)
+	trials, err := ingest.Try(c.Context(), cat, s, []byte(in.Request), time.Now(), h.SourceSecrets)
 	if err != nil {
 		return nil, err
 	}

@@ -1,12 +1,12 @@
 package admin
 
 import (
-	"context"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/httpjson"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/switches"
 )
@@ -35,7 +35,7 @@ type subscriptionView struct {
 	} `json:"delivery"`
 }
 
-func viewOf(s *subscription.Selected) subscriptionView {
+func viewOf(s subscription.Selected) subscriptionView {
 	target, _, _ := strings.Cut(s.Target.URL, "?")
 	v := subscriptionView{
 		ID: s.ID, URI: subscription.URI(s.ID), Principal: s.Principal, Protocol: string(s.Subscription.Origin), State: string(s.Effective()),
@@ -56,17 +56,17 @@ func viewOf(s *subscription.Selected) subscriptionView {
 }
 
 func (h *Handler) listSubscriptions(c *call) (any, error) {
-	q, after, limit := c.paged("principal", "event", "origin", "state", "uri")
+	after, limit := c.page()
 	choice := subscription.Choice{
-		Principal: q.text("principal"), Event: q.text("event"), Origin: q.origin(), URI: q.text("uri"),
-		State: subscription.State(q.oneOf("state", "active", "paused", "suspended", "disabled")),
+		Principal: c.text("principal"), Event: c.text("event"), Origin: c.origin(), URI: c.text("uri"),
+		State: subscription.State(c.oneOf("state", "active", "paused", "suspended", "disabled")),
 	}
-	if q.err != nil {
-		return nil, q.err
+	if c.err != nil {
+		return nil, c.err
 	}
 	if !c.operator {
 		if choice.Principal != "" && choice.Principal != c.who.ID {
-			return listOf[subscriptionView](nil, ""), nil
+			return listOf(c, nil, "", viewOf), nil
 		}
 		choice.Principal = c.who.ID
 	}
@@ -74,11 +74,7 @@ func (h *Handler) listSubscriptions(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	var views []subscriptionView
-	for i := range found {
-		views = append(views, viewOf(&found[i]))
-	}
-	return listOf(views, q.next(next)), nil
+	return listOf(c, found, next, viewOf), nil
 }
 
 // selected are subscriptions of a choice. Those that get an event of a URI lie in two lists, if nothing narrows more.
@@ -110,20 +106,17 @@ func (h *Handler) subscription(c *call, id string) (*subscription.Selected, erro
 	return s, nil
 }
 
-func (h *Handler) readSubscription(c *call) (any, error) {
-	s, err := h.subscription(c, c.PathValue("id"))
-	if err != nil {
-		return nil, err
-	}
-	return viewOf(s), nil
+// named is the subscription that the path names.
+func (h *Handler) named(c *call) (*subscription.Selected, error) {
+	return h.subscription(c, c.PathValue("id"))
 }
 
 func (h *Handler) endSubscription(c *call) (any, error) {
-	s, err := h.subscription(c, c.PathValue("id"))
+	s, err := h.named(c)
 	if err != nil {
 		return nil, err
 	}
-	err = h.change(c, "subscription.end", s.ID, viewOf(s), nil, func() error {
+	err = h.change(c, "subscription.end", s.ID, viewOf(*s), nil, func() error {
 		return h.Subscriptions.End(c.Context(), c.who.Workspace, s.Principal, s.ID)
 	})
 	return noContent, err
@@ -141,36 +134,31 @@ func (h *Handler) pauseSubscription(c *call) (any, error) {
 	if err := c.body(&in); err != nil {
 		return nil, err
 	}
-	return h.pausing(c, c.PathValue("id"), func(ctx context.Context, s *subscription.Selected) error {
-		return h.setSubscription(c, s, in.Reason, true)
-	})
+	return h.pausing(c, func(s *subscription.Selected) error { return h.setSubscription(c, s, in.Reason, true) })
 }
 
 func (h *Handler) resumeSubscription(c *call) (any, error) {
-	return h.pausing(c, c.PathValue("id"), func(ctx context.Context, s *subscription.Selected) error {
+	return h.pausing(c, func(s *subscription.Selected) error {
 		if s.State != subscription.Disabled {
 			return h.setSubscription(c, s, "", false)
 		}
-		return h.change(c, "subscription.resume", s.ID, viewOf(s), nil, func() error {
-			_, err := h.Subscriptions.Enable(ctx, c.who.Workspace, s.Principal, s.ID)
+		return h.change(c, "subscription.resume", s.ID, viewOf(*s), nil, func() error {
+			_, err := h.Subscriptions.Enable(c.Context(), c.who.Workspace, s.Principal, s.ID)
 			return err
 		})
 	})
 }
 
 // pausing does something to a subscription and answers with what it is then.
-func (h *Handler) pausing(c *call, id string, do func(context.Context, *subscription.Selected) error) (any, error) {
-	s, err := h.subscription(c, id)
+func (h *Handler) pausing(c *call, do func(*subscription.Selected) error) (any, error) {
+	s, err := h.named(c)
 	if err != nil {
 		return nil, err
 	}
-	if err := do(c.Context(), s); err != nil {
+	if err := do(s); err != nil {
 		return nil, err
 	}
-	if s, err = h.subscription(c, id); err != nil {
-		return nil, err
-	}
-	return viewOf(s), nil
+	return show(h.named, viewOf)(c)
 }
 
 // setSubscription pauses or resumes a subscription with its switch. What is so already stays, but a pause
@@ -215,7 +203,7 @@ func (h *Handler) setSubscription(c *call, s *subscription.Selected, reason stri
 }
 
 func (h *Handler) testSubscription(c *call) (any, error) {
-	s, err := h.subscription(c, c.PathValue("id"))
+	s, err := h.named(c)
 	if err != nil {
 		return nil, err
 	}
@@ -230,4 +218,4 @@ func (h *Handler) testSubscription(c *call) (any, error) {
 	return accepted(map[string]string{"event": event}), err
 }
 
-var noContent = statusOf(http.StatusNoContent, nil)
+var noContent = httpjson.Answer{Status: http.StatusNoContent}

@@ -2,22 +2,22 @@ package admin
 
 import (
 	"strings"
+	"time"
 
-	"github.com/mcp-events/mcpevents/shared/audit"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/switches"
 )
 
 func (h *Handler) listSwitches(c *call) (any, error) {
-	q, after, limit := c.paged()
-	if q.err != nil {
-		return nil, q.err
+	after, limit := c.page()
+	if c.err != nil {
+		return nil, c.err
 	}
 	found, next, err := h.Switches.List(c.Context(), c.who.Workspace, after, limit)
 	if err != nil {
 		return nil, err
 	}
-	return listOf(found, q.next(next)), nil
+	return listOf(c, found, next, itself), nil
 }
 
 func (h *Handler) readSwitch(c *call) (any, error) {
@@ -35,7 +35,7 @@ func (h *Handler) readSwitch(c *call) (any, error) {
 // paused is a switch as the caller sets it.
 func (h *Handler) paused(c *call, name switches.Name, reason string) switches.Switch {
 	return switches.Switch{
-		Name: name, State: switches.StatePaused, By: c.who.ID, At: h.Now().UTC(), Reason: reason, Operator: c.operator,
+		Name: name, State: switches.StatePaused, By: c.who.ID, At: time.Now().UTC(), Reason: reason, Operator: c.operator,
 	}
 }
 
@@ -124,15 +124,14 @@ func (h *Handler) release(c *call, name switches.Name) error {
 }
 
 func (h *Handler) listAudit(c *call) (any, error) {
-	q, before, limit := c.paged("since", "until")
-	since, until := q.span()
-	if q.err != nil {
-		return nil, q.err
+	before, limit := c.page()
+	since, until := c.span()
+	if c.err != nil {
+		return nil, c.err
 	}
-	var entries []audit.Entry
 	entries, next, err := h.trail.List(c.Context(), c.who.Workspace, since, until, before, limit)
 	if err != nil {
 		return nil, err
 	}
-	return listOf(entries, q.next(next)), nil
+	return listOf(c, entries, next, itself), nil
 }

@@ -28,7 +28,7 @@ type Command struct {
 	Args []string
 	// Values are the members of the query or, unless the method is GET or DELETE, of the body.
 	Values map[string]any
-	// Limit is how many items a list has at most; 0 is all.
+	// Limit is how many items a list has at most; 0 is all, and [whole] all of one that does not come in pages.
 	Limit int
 	// JSON prints the API's answer and no table.
 	JSON bool
@@ -62,8 +62,8 @@ func (c *Command) Run(ctx context.Context, s client.Server) error {
 			return err
 		}
 	}
-	if id := running(answer); c.Follow && id != "" {
-		if answer, err = c.follow(ctx, api, id, answer); err != nil {
+	if c.Follow {
+		if answer, err = c.follow(ctx, api, answer); err != nil {
 			return err
 		}
 	}
@@ -238,19 +238,12 @@ type replay struct {
 	Skipped  int64  `json:"skipped"`
 }
 
-// running is the id of a replay that is not over.
-func running(answer json.RawMessage) string {
+// follow shows a replay until it is over, if the answer is one that is not. An interrupt leaves it running.
+func (c *Command) follow(ctx context.Context, api Client, answer json.RawMessage) (json.RawMessage, error) {
 	var r replay
-	if json.Unmarshal(answer, &r) != nil || r.State != "running" {
-		return ""
+	if json.Unmarshal(answer, &r) != nil || r.State != "running" || r.ID == "" {
+		return answer, nil
 	}
-	return r.ID
-}
-
-// follow shows a replay until it is over. An interrupt leaves it running.
-func (c *Command) follow(ctx context.Context, api Client, id string, answer json.RawMessage) (json.RawMessage, error) {
-	var r replay
-	_ = json.Unmarshal(answer, &r) // running has done it before
 	var done atomic.Int64
 	stop := progress.Count(c.Bar, "replayed", r.Total, done.Load)
 	defer func() { stop() }()
@@ -259,14 +252,14 @@ func (c *Command) follow(ctx context.Context, api Client, id string, answer json
 		case <-time.After(pause):
 		case <-ctx.Done():
 		}
-		next, err := api.Do(ctx, http.MethodGet, replays+"/"+url.PathEscape(id), nil, nil)
+		next, err := api.Do(ctx, http.MethodGet, replays+"/"+url.PathEscape(r.ID), nil, nil)
 		if failed++; client.Again(err) && failed < patience {
 			continue
 		}
 		if err != nil {
 			stop()
 			stop = func() {}
-			fmt.Fprintf(c.Err, "The replay goes on. To watch it: mcpevents replays watch %[1]s. To cancel it: mcpevents replays cancel %[1]s\n", id)
+			fmt.Fprintf(c.Err, "The replay goes on. To watch it: mcpevents replays watch %[1]s. To cancel it: mcpevents replays cancel %[1]s\n", r.ID)
 			return nil, err
 		}
 		failed, answer = 0, next
