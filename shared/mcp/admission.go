@@ -61,19 +61,19 @@ func (a *admission) close(ctx context.Context) error {
 // with the request, at the maximum age, when the caller's token expires, when a
 // newer stream takes its place, and when the endpoint closes. Without room here leave is nil
 // and the request is answered; a principal who has all streams that it may have gets an error instead, if the leases refuse.
-func (a *admission) admit(w http.ResponseWriter, r *http.Request, p auth.Principal, id json.RawMessage) (ctx context.Context, leave func(), err error) {
+func (a *admission) admit(w http.ResponseWriter, r *http.Request, c *call) (ctx context.Context, leave func(), err error) {
 	out, ok := a.enter()
 	if !ok {
 		a.faults.metrics.LimitReached("streams")
-		full(w, id)
+		full(w, c.msg.ID)
 		return nil, nil, nil
 	}
 	age, aged := a.maxAge, errAge
 	if deadline, ok := r.Context().Deadline(); ok {
 		age = min(age, time.Until(deadline)-reserve)
 	}
-	if !p.Expires.IsZero() {
-		if left := time.Until(p.Expires); left < age {
+	if !c.principal.Expires.IsZero() {
+		if left := time.Until(c.principal.Expires); left < age {
 			age, aged = left, errExpired
 		}
 	}
@@ -89,7 +89,7 @@ func (a *admission) admit(w http.ResponseWriter, r *http.Request, p auth.Princip
 	if a.leases == nil {
 		return ctx, end, nil
 	}
-	release, err := a.leases.Take(ctx, p, func() {
+	release, err := a.leases.Take(ctx, c.principal, func() {
 		a.faults.metrics.LimitReached("streams")
 		cancel(errSuperseded)
 	})
@@ -102,7 +102,7 @@ func (a *admission) admit(w http.ResponseWriter, r *http.Request, p auth.Princip
 		if fault.LimitOf(err) == "" {
 			a.faults.log(r.Context(), "stream lease failed", err)
 		}
-		full(w, id)
+		full(w, c.msg.ID)
 		return nil, nil, nil
 	}
 	return ctx, func() {

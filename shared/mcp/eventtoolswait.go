@@ -22,7 +22,7 @@ func (h *eventTools) wait(c *call, r *reading) error {
 	if c.attached != nil {
 		request = request.WithContext(c.attached)
 	}
-	ctx, leave, err := h.admission.admit(c.late.w, request, c.principal, c.msg.ID)
+	ctx, leave, err := h.admission.admit(c.late.w, request, c)
 	if leave == nil {
 		if err == nil {
 			c.late.stop()

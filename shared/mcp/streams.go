@@ -33,7 +33,7 @@ type streams struct {
 // hold keeps the response of a request open as a stream, until it ends. open makes the stream writer; what it has
 // opened is closed even if it fails. The stream waits in this frame: see [Endpoint.ServeHTTP].
 func (st *streams) hold(w http.ResponseWriter, c *call, open func(context.Context) (*streamWriter, error)) error {
-	ctx, leave, err := st.admission.admit(w, c.request, c.principal, c.msg.ID)
+	ctx, leave, err := st.admission.admit(w, c.request, c)
 	if leave == nil {
 		return err
 	}

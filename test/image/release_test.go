@@ -1,0 +1,131 @@
+package image
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/mcp-events/mcpevents/test/harness"
+)
+
+// release is what .goreleaser.yaml says.
+type release struct {
+	Builds []struct {
+		Main, Binary               string
+		Env, Goos, Goarch, Ldflags []string
+	}
+	Archives []struct{ Files []string }
+	Checksum struct{ Algorithm string }
+	SBOMs    []struct {
+		Artifacts, Cmd string
+		Args           []string
+	} `yaml:"sboms"`
+}
+
+func releases(t *testing.T) (file release) {
+	t.Helper()
+	if err := yaml.Unmarshal([]byte(read(t, ".goreleaser.yaml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	if len(file.Builds) != 1 || len(file.Archives) != 1 || len(file.SBOMs) != 1 {
+		t.Fatalf("%+v", file)
+	}
+	return file
+}
+
+// TestAllReleasesBuild compiles for every platform, which takes minutes where nothing of it is cached.
+func TestAllReleasesBuild(t *testing.T) {
+	b := releases(t).Builds[0]
+	t.Run("RCH-10 Linux and macOS on two architectures, which build", func(t *testing.T) {
+		if !slices.Equal(b.Goos, []string{"linux", "darwin"}) || !slices.Equal(b.Goarch, []string{"amd64", "arm64"}) {
+			t.Fatalf("%q on %q", b.Goos, b.Goarch)
+		}
+		for _, system := range b.Goos {
+			for _, architecture := range b.Goarch[len(b.Goarch)-harness.Size(1, len(b.Goarch)):] { // each compiles all anew: in make test, arm64 alone
+				cmd := exec.CommandContext(t.Context(), "go", "build", "-o", os.DevNull, b.Main)
+				cmd.Dir, cmd.Env = harness.Root(t), append(os.Environ(), append(b.Env, "GOOS="+system, "GOARCH="+architecture)...)
+				if out, err := cmd.CombinedOutput(); err != nil {
+					t.Errorf("%s/%s: %v\n%s", system, architecture, err, out)
+				}
+			}
+		}
+	})
+}
+
+// TestTheRelease holds the configuration of releases; make lint-release has the tool's own check.
+func TestTheRelease(t *testing.T) {
+	file := releases(t)
+	b := file.Builds[0]
+	t.Run("RCH-10 checksums and an SBOM, and files that there are", func(t *testing.T) {
+		if file.Checksum.Algorithm != "sha256" || file.SBOMs[0].Artifacts != "binary" {
+			t.Errorf("%+v", file)
+		}
+		for _, name := range file.Archives[0].Files {
+			read(t, name)
+		}
+	})
+	t.Run("RCH-10 the version of a tag is the program's", func(t *testing.T) {
+		binary := filepath.Join(t.TempDir(), b.Binary)
+		cmd := exec.CommandContext(t.Context(), "go", "build", "-ldflags", strings.ReplaceAll(b.Ldflags[0], "{{ .Version }}", "1.2.3"), "-o", binary, b.Main)
+		cmd.Dir = harness.Root(t)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		out, err := exec.CommandContext(t.Context(), binary, "version").Output()
+		if err != nil || !strings.HasPrefix(string(out), "mcpevents 1.2.3 ") {
+			t.Errorf("%v: %s", err, out)
+		}
+		t.Run("its SBOM names the modules that it has", func(t *testing.T) {
+			modules := sbom(t, file, binary)
+			for _, want := range []string{"github.com/aws/aws-sdk-go-v2", "modernc.org/sqlite"} {
+				if !slices.Contains(modules, want) {
+					t.Errorf("%s is not among %q", want, modules)
+				}
+			}
+		})
+	})
+	t.Run("RCH-10 go install takes the module from elsewhere", func(t *testing.T) {
+		mod := read(t, "go.mod")
+		if !strings.HasPrefix(mod, "module github.com/mcp-events/mcpevents\n") {
+			t.Error("the module's path is not that of its repository")
+		}
+		if found := regexp.MustCompile(`(?m)^\s*(replace|exclude|toolchain)\b.*`).FindString(mod); found != "" {
+			t.Errorf("go install of a version refuses a module with %q", found)
+		}
+	})
+}
+
+// sbom has the release's command describe a binary, and returns the names of the components.
+func sbom(t *testing.T, file release, binary string) (names []string) {
+	t.Helper()
+	document := filepath.Join(t.TempDir(), "sbom.json")
+	args := slices.Clone(file.SBOMs[0].Args)
+	for i := range args {
+		args[i] = strings.NewReplacer("$document", document, "$artifact", binary).Replace(args[i])
+	}
+	if out, err := exec.CommandContext(t.Context(), file.SBOMs[0].Cmd, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	b, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var bom struct {
+		BOMFormat  string `json:"bomFormat"`
+		Components []struct{ Name string }
+	}
+	if err := json.Unmarshal(b, &bom); err != nil || bom.BOMFormat != "CycloneDX" {
+		t.Fatalf("%v: %.200s", err, b)
+	}
+	for _, c := range bom.Components {
+		names = append(names, c.Name)
+	}
+	return names
+}
