@@ -139,8 +139,8 @@ func (h *Handler) endpoints() map[string]map[string]endpoint {
 		"principals/{id}":               {del: {false, members("dryRun"), h.erasePrincipal}},
 		"audit":                         {get: {false, paged("since", "until"), h.listAudit}},
 		"overview":                      {get: {false, members("principal"), h.overview}},
-		"backends":                      {get: {false, members(), h.listBackends}},
-		"event-types":                   {get: {false, members(), h.listTypes}},
+		"backends":                      {get: {false, paged(), h.listBackends}},
+		"event-types":                   {get: {false, paged(), h.listTypes}},
 		"sources":                       {get: {false, paged(), h.listSources}},
 		"sources/{name}":                {get: {false, members(), h.readSource}},
 		"sources/{name}/outcomes":       {get: {false, paged("kind", "since", "until"), h.listOutcomes}},
@@ -243,6 +243,16 @@ func listOf[T, V any](c *call, items []T, key string, view func(T) V) list[V] {
 		views[i] = view(item)
 	}
 	return list[V]{views, c.next(key)}
+}
+
+// cut is the page of a list that is whole in memory, after the item with that key, and the key of its last item if there are more.
+// Where the item is no longer there, the list begins anew.
+func cut[T any](all []T, key func(T) string, after string, limit int) (page []T, next string) {
+	all = all[slices.IndexFunc(all, func(x T) bool { return key(x) == after })+1:]
+	if len(all) <= limit {
+		return all, ""
+	}
+	return all[:limit], key(all[limit-1])
 }
 
 // itself is the view of what is shown as it is.

@@ -15,11 +15,16 @@ type typeView struct {
 }
 
 func (h *Handler) listTypes(c *call) (any, error) {
+	after, limit := c.page()
+	if c.err != nil {
+		return nil, c.err
+	}
 	cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
 	if err != nil {
 		return nil, err
 	}
-	return listOf(c, cat.Entries(), "", func(e *catalog.Entry) typeView {
+	page, next := cut(cat.Entries(), func(e *catalog.Entry) string { return e.Name }, after, limit)
+	return listOf(c, page, next, func(e *catalog.Entry) typeView {
 		return typeView{e.Name, e.URI + e.URITemplate, e.Title, e.Description, e.Delivery}
 	}), nil
 }

@@ -107,9 +107,14 @@ func (h *Handler) overview(c *call) (any, error) {
 }
 
 func (h *Handler) listBackends(c *call) (any, error) {
-	list, err := h.Backends(c.Context(), c.who.Workspace)
+	after, limit := c.page()
+	if c.err != nil {
+		return nil, c.err
+	}
+	all, err := h.Backends(c.Context(), c.who.Workspace)
 	if err != nil {
 		return nil, err
 	}
-	return listOf(c, list, "", itself), nil
+	page, next := cut(all, func(b Backend) string { return b.Name }, after, limit)
+	return listOf(c, page, next, itself), nil
 }

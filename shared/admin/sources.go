@@ -95,12 +95,7 @@ func (h *Handler) listSources(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	own = slices.DeleteFunc(own, func(s config.Source) bool { return s.Name <= after })
-	next := ""
-	if len(own) > limit {
-		own = own[:limit]
-		next = own[limit-1].Name
-	}
+	own, next := cut(own, func(s config.Source) string { return s.Name }, after, limit)
 	views := make([]sourceView, len(own))
 	group, ctx := errgroup.WithContext(c.Context())
 	group.SetLimit(sourcesAtOnce)

@@ -42,7 +42,7 @@ func TestCursorsAreForTheirList(t *testing.T) {
 	if got := f.list("op", "subscriptions?limit=1&cursor="+next); len(got.Items) != 1 || got.Next != "" {
 		t.Errorf("the second page of subscriptions is %v", got)
 	}
-	for _, path := range []string{"deliveries", "dead-letters", "audit", "switches", "sources", "events?name=ci.build_finished"} {
+	for _, path := range []string{"deliveries", "dead-letters", "audit", "switches", "sources", "backends", "event-types", "events?name=ci.build_finished"} {
 		sep := "?"
 		if strings.Contains(path, "?") {
 			sep = "&"
@@ -51,8 +51,18 @@ func TestCursorsAreForTheirList(t *testing.T) {
 			t.Errorf("OPS-01 %s with the cursor of another list: %s", path, raw)
 		}
 	}
-	for _, path := range []string{"event-types?limit=1", "backends?limit=1", "event-types?cursor=" + next} {
-		f.call("op", "GET", path, "", 400, nil) // they are whole, and say so
+	names := ""
+	for at := "event-types?limit=2"; at != ""; {
+		page := f.list("op", at)
+		if names += " " + ids(page, "name"); len(page.Items) > 2 {
+			t.Errorf("a page has %d event types", len(page.Items))
+		}
+		if at = ""; page.Next != "" {
+			at = "event-types?limit=2&cursor=" + page.Next
+		}
+	}
+	if all := ids(f.list("op", "event-types"), "name"); names != " "+all {
+		t.Errorf("pages of two have%s, all are %s", names, all)
 	}
 }
 

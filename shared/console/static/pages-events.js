@@ -5,7 +5,7 @@ import { get, post, call, query, pages } from './session.js';
 export const types = {
   title: 'Event types',
   load: async () => {
-    const [list, switches] = await Promise.all([get('event-types'), pages('switches', {}, 5)]);
+    const [list, switches] = await Promise.all([pages('event-types', {}, 20), pages('switches', {}, 5)]);
     return { items: list.items, paused: new Map(switches.items.map((s) => [s.name, s])) };
   },
   view({ items, paused }) {

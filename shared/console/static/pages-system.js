@@ -36,7 +36,7 @@ export const switches = {
 
 export const backends = {
   title: 'Backends', every: 30_000,
-  load: () => get('backends'),
+  load: () => pages('backends', {}, 10),
   view: (data) => html`<h1>Backends</h1>
     ${table('Backends', [
       { name: 'Name', cell: (b) => html`<b>${b.name}</b>` }, { name: 'State', cell: (b) => (b.state ? badge(b.state) : html`<span class="muted">asked with callers' tokens</span>`) },
