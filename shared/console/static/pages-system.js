@@ -1,6 +1,6 @@
 // Switches, the servers behind the gateway, and the audit trail.
 import { html, mono, nothing, badge, table, time, pager, filters, ask, act, plural } from './ui.js';
-import { get, call, query } from './session.js';
+import { get, call, pages, query } from './session.js';
 
 const name = (s) => (s === 'all' ? 'all deliveries' : s.replace('/', ' '));
 
