@@ -176,7 +176,7 @@ func newRig(t *testing.T) *rig {
 func (r *rig) service(db store.DB, log *eventlog.Log) *subscription.Service {
 	return &subscription.Service{
 		DB: db, Catalog: r.catalogs, Log: log, Sealer: r.sealer, Targets: plain{}, Now: func() time.Time { return r.now },
-		Options: subscription.Options{Quota: 10_000},
+		Options: subscription.Options{QuotaOf: func(context.Context, string, string) int64 { return 10_000 }},
 	}
 }
 

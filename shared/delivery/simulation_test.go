@@ -6,6 +6,7 @@ package delivery
 // no more than in the other tests of the same code; both make test and make test-full run them without it.
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -206,7 +207,7 @@ func TestAWS04OneEventToTenThousand(t *testing.T) {
 					others = append(others, urls[i])
 				}
 			}
-			w.services.Options.Quota = 2 * count
+			w.services.Options.QuotaOf = func(context.Context, string, string) int64 { return 2 * count }
 			w.to(urls...)
 			bad := map[string]bool{}
 			for i := 0; i < count; i += 100 {

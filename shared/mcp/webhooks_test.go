@@ -234,7 +234,7 @@ func TestEventsSubscribe(t *testing.T) {
 	}
 	t.Run("EVX-16_limits_name_the_limit", func(t *testing.T) {
 		f := newFixture(t, nil)
-		f.service.Options.Quota = 1
+		f.service.Options.QuotaOf = func(context.Context, string, string) int64 { return 1 }
 		f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
 		m := f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.deploy",`+callback).rpc(t)
 		if m.Error == nil || m.Error.Code != -32013 {
@@ -255,7 +255,7 @@ func TestEventsSubscribe(t *testing.T) {
 				t.Errorf("%s: %s, want %d", params, r.Body, code)
 			}
 		}
-		f.service.Options.Quota = 1
+		f.service.Options.QuotaOf = func(context.Context, string, string) int64 { return 1 }
 		f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback)
 		if r := f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.deploy",`+callback); r.code(t) != -32025 {
 			t.Errorf("over the quota: %s", r.Body)

@@ -214,7 +214,7 @@ func (s *Service) refresh(ctx context.Context, have, want *Subscription, live bo
 	if same {
 		want.Target.Previous, want.Target.PreviousUntil = have.Target.Previous, have.Target.PreviousUntil
 	} else {
-		want.Target.Previous, want.Target.PreviousUntil = have.Target.Secret, s.now().Add(s.options().RotationGrace).Unix()
+		want.Target.Previous, want.Target.PreviousUntil = have.Target.Secret, s.now().Add(rotationGrace).Unix()
 	}
 	want.Replayed = have.Replayed
 	have.Patterns = want.Patterns                         // the same, as the catalog has them now

@@ -104,7 +104,7 @@ func TestACursorOlderThanTheClientWantsIsAGap(t *testing.T) {
 }
 
 func TestTheSweepComesBackForWhatEndsLaterInTheMinute(t *testing.T) {
-	f := newFixture(t, Options{Quota: 1})
+	f := newFixture(t, Options{QuotaOf: quotaOf(1)})
 	f.clock = f.clock.Truncate(time.Minute).Add(30 * time.Second)
 	got := f.subscribe(SubscribeRequest{Arguments: json.RawMessage(`{"owner":"a","repo":"b"}`), TTL: TTL{Asked: true, For: time.Minute}})
 	swept := 0

@@ -134,7 +134,7 @@ func (s *Service) registerAgain(ctx context.Context, cat *catalog.Catalog, p aut
 		if err != nil {
 			return err
 		}
-		sub.Target.Previous, sub.Target.PreviousUntil = previous.Secret, s.now().Add(s.options().RotationGrace).Unix()
+		sub.Target.Previous, sub.Target.PreviousUntil = previous.Secret, s.now().Add(rotationGrace).Unix()
 		out = &Registered{Subscription: sub, SecretType: sub.Target.Type, Secret: secret}
 		return s.update(ctx, sub)
 	})

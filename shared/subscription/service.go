@@ -22,6 +22,10 @@ const (
 	MaxTargetURL = 2048
 	// DefaultQuota is how many subscriptions a principal may have.
 	DefaultQuota = 1000
+	// rotationGrace is how long a replaced secret still signs.
+	rotationGrace = 24 * time.Hour
+	// verificationTTL is how long a verified target stays verified.
+	verificationTTL = 24 * time.Hour
 )
 
 // Targets checks and verifies where webhooks go. shared/webhook implements it.
@@ -57,8 +61,7 @@ type Watermark interface {
 
 // Options are the operator's choices. Zero values are the defaults.
 type Options struct {
-	Quota int64
-	// QuotaOf is the quota of a principal; nil is Quota for all.
+	// QuotaOf is how many subscriptions a principal may have; nil is [DefaultQuota] for all.
 	QuotaOf func(ctx context.Context, workspace, principal string) int64
 	// SumOf is how many subscriptions all principals of a workspace may have together; 0 is any number, and so is nil.
 	SumOf func(ctx context.Context, workspace string) int64
@@ -69,10 +72,6 @@ type Options struct {
 	DefaultTTL, MaxTTL, MinTTL time.Duration
 	// AllowNoExpiry grants ttlMs null as asked.
 	AllowNoExpiry bool
-	// RotationGrace is how long a replaced secret still signs (24 h).
-	RotationGrace time.Duration
-	// VerificationTTL is how long a verified target stays verified (24 h).
-	VerificationTTL time.Duration
 	// VerifyRegistrations has the targets of SEP-1803 verified too.
 	VerifyRegistrations bool
 	// VerifiedTargets are URL prefixes that need no challenge.
@@ -92,9 +91,6 @@ func (o Options) withDefaults() Options {
 	o.DefaultTTL = cmp.Or(o.DefaultTTL, 24*time.Hour)
 	o.MaxTTL = cmp.Or(o.MaxTTL, 7*24*time.Hour)
 	o.MinTTL = cmp.Or(o.MinTTL, time.Minute)
-	o.RotationGrace = cmp.Or(o.RotationGrace, 24*time.Hour)
-	o.VerificationTTL = cmp.Or(o.VerificationTTL, 24*time.Hour)
-	o.Quota = cmp.Or(o.Quota, DefaultQuota)
 	o.Secret = cmp.Or(o.Secret, Standard)
 	return o
 }

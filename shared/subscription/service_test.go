@@ -210,7 +210,7 @@ func TestRegister(t *testing.T) {
 		}
 	})
 	t.Run("the quota is kept and named", func(t *testing.T) {
-		f := newFixture(t, Options{Quota: 2})
+		f := newFixture(t, Options{QuotaOf: quotaOf(2)})
 		r := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}
 		first := f.register(alice, r)
 		f.register(alice, r)
@@ -374,4 +374,8 @@ func (i *interrupted) Write(ctx context.Context, ops ...store.Op) error {
 		before()
 	}
 	return i.DB.Write(ctx, ops...)
+}
+
+func quotaOf(n int64) func(context.Context, string, string) int64 {
+	return func(context.Context, string, string) int64 { return n }
 }

@@ -33,7 +33,7 @@ func (r *refusing) Write(ctx context.Context, ops ...store.Op) error {
 func TestTheSumOfAWorkspace(t *testing.T) {
 	request := RegisterRequest{URIs: []string{build}, Target: "https://a.example/"}
 	limited := func(t *testing.T, quota int64, sum *int64) *fixture {
-		return newFixture(t, Options{Quota: quota, SumOf: func(_ context.Context, workspace string) int64 {
+		return newFixture(t, Options{QuotaOf: quotaOf(quota), SumOf: func(_ context.Context, workspace string) int64 {
 			if workspace == "default" {
 				return *sum
 			}
@@ -123,7 +123,7 @@ func TestTheSumOfAWorkspace(t *testing.T) {
 		if n, err := f.CountStates(t.Context(), "default", 100); err != nil || n[Active] != 1 {
 			t.Errorf("the lists have %v, %v", n, err)
 		}
-		f.Options.Quota = 5
+		f.Options.QuotaOf = quotaOf(5)
 		db := &refusing{DB: f.db, err: fault.New(fault.Invalid, "no")}
 		f.DB = db
 		if _, err := f.Register(t.Context(), alice, request); err == nil {

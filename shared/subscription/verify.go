@@ -35,7 +35,7 @@ func (s *Service) verify(ctx context.Context, p auth.Principal, target, id strin
 	if err := s.Targets.Verify(ctx, target, id, key); err != nil {
 		return err
 	}
-	err := s.DB.Write(ctx, store.Put(store.Item{Key: record, Expires: s.now().Add(s.options().VerificationTTL)}))
+	err := s.DB.Write(ctx, store.Put(store.Item{Key: record, Expires: s.now().Add(verificationTTL)}))
 	return fault.Wrap(fault.Unavailable, err, "record the verification")
 }
 

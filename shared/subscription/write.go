@@ -126,8 +126,8 @@ func (s *Service) full(ctx context.Context, sub *Subscription) error {
 
 // quota is how many subscriptions a principal may have.
 func (s *Service) quota(ctx context.Context, workspace, principal string) int64 {
-	if o := s.options(); o.QuotaOf == nil {
-		return o.Quota
+	if s.Options.QuotaOf == nil {
+		return DefaultQuota
 	}
 	return s.Options.QuotaOf(ctx, workspace, principal)
 }
