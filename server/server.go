@@ -199,7 +199,8 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.tails = stream.New(s.core.EventLog, s.db, cursors, stream.Options{Shares: s.catalogs.Shares})
+	s.tails = stream.New(s.core.EventLog, s.db, cursors)
+	s.tails.Shares = s.catalogs.Shares
 	s.undo = append(s.undo, s.tails.Close)
 	listener, err := s.listen(o.Addr)
 	if err != nil {

@@ -30,7 +30,7 @@ func TestCatalogApplyWritesWhatFunctionsRead(t *testing.T) {
 	ends := awslocal.Start(t, awslocal.DynamoDB)
 	client := dynamodb.NewFromConfig(awslocal.Config(ends.DynamoDB))
 	name := func(t store.Table) string { return "apply-" + string(t) }
-	if err := dynamo.CreateTables(t.Context(), client, name); err != nil {
+	if err := awslocal.CreateTables(t.Context(), client, name); err != nil {
 		t.Fatal(err)
 	}
 	db := dynamo.New(client, name)

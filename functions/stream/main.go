@@ -62,7 +62,7 @@ func main() {
 		if err != nil {
 			return nil, err
 		}
-		options := p.Stream(stream.New(p.EventLog, p.DB, tokens, stream.Options{}), p.SharedLeases(lambdacontext.MaxConcurrency()),
+		options := p.Stream(stream.New(p.EventLog, p.DB, tokens), p.SharedLeases(lambdacontext.MaxConcurrency()),
 			p.Subscriptions(), backends, talk)
 		options.ForwardRegistrar, options.ForwardDeregistrar = register, deregister
 		return mcp.New(options)

@@ -7,7 +7,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/conversation"
-	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/relay"
 	"github.com/mcp-events/mcpevents/shared/mcp"
@@ -31,12 +30,9 @@ func (c *Core) Endpoint() mcp.Options {
 
 // Stream are the options of the endpoint that lists, reads, streams and polls, and relays for the
 // backends. How subscriptions are made and end is added by who can.
-func (c *Core) Stream(feeds mcp.Feeds, leases mcp.Leases, subs *subscription.Service, backends *gateway.Gateway, talk *conversation.Service) mcp.Options {
+func (c *Core) Stream(feeds *stream.Tails, leases mcp.Leases, subs *subscription.Service, backends *gateway.Gateway, talk *conversation.Service) mcp.Options {
 	o, l := c.Endpoint(), c.Limits
-	o.Lists, o.Log, o.Feeds, o.Sessions, o.Leases = true, c.EventLog, feeds, c.DB, leases
-	o.Interest = func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
-		return subscription.Interested(ctx, c.DB, c.EventLog, workspace, p)
-	}
+	o.Feeds, o.Sessions, o.Leases = feeds, c.DB, leases
 	o.Subscriptions, o.Gateway, o.Conversation = subs, backends, talk
 	o.MaxAge, o.Heartbeat, o.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, answerStreamAfter(l)
 	o.PollMin, o.PollMax, o.EventTools = l.PollMin, l.PollMax, l.EventTools

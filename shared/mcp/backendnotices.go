@@ -30,7 +30,7 @@ var topicBackends = stream.TopicBackend("")
 // sendOtherBackends follows the backends that there are now, and notifies that their lists are
 // others.
 func (o *streamWriter) sendOtherBackends(ctx context.Context, cursor string) error {
-	now := o.streams.log.Position()
+	now := o.streams.feeds.Log.Position()
 	for _, topic := range o.backendTopics(ctx) {
 		o.feed.Follow(topic, now)
 	}

@@ -72,7 +72,7 @@ func BenchmarkResourcesList(b *testing.B) {
 			b.Run(fmt.Sprintf("entries=%d/access=%v/%s", bc.entries, bc.access, revision), func(b *testing.B) {
 				p := principalOfBench
 				o := Options{
-					Server: Implementation{Name: "mcp-events", Version: "1"}, Auth: static{p}, Lists: true, Subscriptions: none{},
+					Server: Implementation{Name: "mcp-events", Version: "1"}, Auth: static{p}, Feeds: newEndpoint(b, nil).tails, Subscriptions: none{},
 					Catalogs: catalog.NewStatic(benchmarkCatalog(b, bc.entries, bc.access)),
 				}
 				e, err := New(o)
@@ -106,7 +106,7 @@ var principalOfBench = auth.Principal{ID: "alice", Workspace: "default", Scopes:
 
 // BenchmarkSendEvent is one event on its way through one open listen.
 func BenchmarkSendEvent(b *testing.B) {
-	e, err := New(Options{Auth: static{principalOfBench}, Catalogs: catalog.NewStatic(mustParse(b, testCatalog)), Lists: true})
+	e, err := New(Options{Auth: static{principalOfBench}, Catalogs: catalog.NewStatic(mustParse(b, testCatalog))})
 	must(b, err)
 	w := &sink{header: http.Header{}}
 	o := &streamWriter{streams: e.streams, principal: principalOfBench, subscriptionID: []byte("1"), out: sse.NewWriter(w, 0)}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
@@ -38,7 +39,7 @@ type completing struct {
 // completions serves completion/complete.
 type completions struct {
 	catalogs catalogs
-	log      Log
+	log      *eventlog.Log
 }
 
 // complete serves completion/complete: for a variable of an event template it

@@ -27,7 +27,7 @@ type Conversation interface {
 // conversations hands on what clients say in conversations.
 type conversations struct {
 	conversation Conversation
-	log          Log
+	feeds        *stream.Tails
 }
 
 // kind is which kind of message a call has; empty for other methods. The proposal has them as
@@ -99,7 +99,7 @@ func (h *conversations) handle(c *call) error {
 	}
 	ctx := c.request.Context()
 	found, m, err := h.context(ctx, c)
-	if err != nil || h.log == nil {
+	if err != nil {
 		return err
 	}
 	params := jsonrpc.AppendString([]byte(`"messageId":`), m.ID)
@@ -111,7 +111,7 @@ func (h *conversations) handle(c *call) error {
 		topic = stream.TopicSession(c.session.Key)
 	}
 	notice := contextNotice{h.conversation.Seal(c.principal, params), found.Cut}
-	return h.log.NotifyFor(ctx, c.principal.Workspace, topic, contextLife, jsonrpc.Encode(notice))
+	return h.feeds.Log.NotifyFor(ctx, c.principal.Workspace, topic, contextLife, jsonrpc.Encode(notice))
 }
 
 var topicConversations = stream.TopicConversation("")

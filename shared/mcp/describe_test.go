@@ -127,12 +127,6 @@ func TestSwitchedOff(t *testing.T) {
 		events   string
 	}{
 		{
-			name:     "no streams",
-			change:   func(o *Options) { o.Feeds = nil },
-			unknown:  []string{mcpspec.MethodListen, mcpspec.MethodSubscribe, mcpspec.MethodUnsubscribe, mcpspec.MethodEventsPoll, mcpspec.MethodEventsStream},
-			resource: `{"events":true,"subscription":["webhook"]}`, events: `{"listChanged":false}`,
-		},
-		{
 			name:     "no webhooks",
 			change:   func(o *Options) { o.Registrar, o.Deregistrar, o.Subscriptions = nil, nil, nil },
 			unknown:  []string{mcpspec.MethodRegister, mcpspec.MethodDeregister, mcpspec.MethodEventsSub, mcpspec.MethodEventsUnsub},

@@ -54,7 +54,7 @@ func (d dialect) serve(w http.ResponseWriter, c *call, workspace string) {
 	switch {
 	case c.request.Method == http.MethodPost:
 		d.post(w, c)
-	case c.request.Method == http.MethodGet && d.endpoint.sessions != nil && d.endpoint.options.Feeds != nil:
+	case c.request.Method == http.MethodGet && d.endpoint.sessions != nil:
 		d.get(w, c)
 	default:
 		w.Header().Set("Allow", "GET, POST")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/httpjson"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
@@ -20,6 +21,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
 	"github.com/mcp-events/mcpevents/shared/store"
+	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 func TestDialectPost(t *testing.T) {
@@ -495,11 +497,6 @@ func (u *unwell) Write(ctx context.Context, ops ...store.Op) error {
 	return u.DB.Write(ctx, ops...)
 }
 
-// mute is a log that takes no notices.
-type mute struct{ Log }
-
-func (mute) Notify(context.Context, string, string, json.RawMessage) error { return errDown }
-
 func TestDialectFailures(t *testing.T) {
 	var sessions *unwell
 	f := newFixture(t, func(o *Options) {
@@ -508,9 +505,11 @@ func TestDialectFailures(t *testing.T) {
 	})
 	o, id := f.dialectStream(alice)
 	t.Run("SSE-03_an_answer_that_cannot_get_to_its_stream_is_the_answer_to_the_POST", func(t *testing.T) {
-		log := f.endpoint.options.Log
-		defer func() { f.endpoint.options.Log = log }()
-		f.endpoint.options.Log = mute{log}
+		full := &unwell{DB: f.db}
+		full.down.Store(true)
+		feeds := f.endpoint.options.Feeds
+		defer func() { f.endpoint.options.Feeds = feeds }()
+		f.endpoint.options.Feeds = stream.New(&eventlog.Log{DB: full}, full, feeds.Sealer)
 		r := f.dialect(alice, rpcText("1", "ping", ""), jsonOnly, "Mcp-Session-Id: "+id)
 		if r.Status != 200 || r.Body != `{"jsonrpc":"2.0","id":1,"result":{}}` {
 			t.Errorf("%+v", r)

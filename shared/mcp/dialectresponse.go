@@ -44,7 +44,7 @@ func (d dialect) respond(c *call, kept *httpjson.Recorder) bool {
 	if !open {
 		return false
 	}
-	err = d.endpoint.options.Log.Notify(ctx, c.principal.Workspace, stream.TopicSession(c.session.Key),
+	err = d.endpoint.options.Feeds.Log.Notify(ctx, c.principal.Workspace, stream.TopicSession(c.session.Key),
 		jsonrpc.Encode(responseNotice{sealResponse(c.session.ID, body)}))
 	if err != nil {
 		d.endpoint.faults.log(ctx, "answer not sent to its stream, it goes to the POST", err)
@@ -81,9 +81,6 @@ func (h *sessionMethods) redeclare(c *call, s session.Session) error {
 		now.Version, now.Payloads, now.Events = s.Version, s.Payloads, s.Events
 	}); err != nil {
 		return err
-	}
-	if h.log == nil {
-		return nil
 	}
 	return h.notify(ctx, c)
 }

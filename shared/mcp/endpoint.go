@@ -12,8 +12,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
@@ -23,33 +21,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
-
-// Catalogs finds the event types of a workspace. The catalog is asked for on
-// every request, so the answer should come from memory.
-type Catalogs interface {
-	Catalog(ctx context.Context, workspace string) (*catalog.Catalog, error)
-}
-
-// Log is what the endpoint needs of [eventlog.Log].
-type Log interface {
-	Latest(ctx context.Context, workspace, uri string, unordered bool, n int) ([]event.Event, error)
-	Below(ctx context.Context, workspace, parent string, n int) (uris []string, err error)
-	LatestBelow(ctx context.Context, workspace, parent string, n int, wants func(uri string) (wanted, unordered bool)) ([]event.Event, error)
-	Notify(ctx context.Context, workspace, topic string, notice json.RawMessage) error
-	NotifyFor(ctx context.Context, workspace, topic string, life time.Duration, notice json.RawMessage) error
-	// Position is the end of the log, as [stream.Request] takes it.
-	Position() int64
-}
-
-// Feeds opens what a stream reads, and reads what a poll asks for; [stream.Tails] does.
-type Feeds interface {
-	Open(ctx context.Context, r stream.Request) (*stream.Feed, error)
-	Poll(ctx context.Context, r stream.PollRequest) (*stream.Page, error)
-}
-
-// Interest records that a client reads a pattern in band, so that its events get
-// into the log from then on; [subscription.Interested] does.
-type Interest func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error)
 
 // Subscriptions shows the caller's webhook subscriptions.
 type Subscriptions interface {
@@ -83,15 +54,11 @@ type Options struct {
 	Instructions string
 
 	Auth     auth.Authenticator
-	Catalogs Catalogs
+	Catalogs catalog.Source // is asked on every request, and should answer from memory
 
-	// Lists serves resources/list, resources/templates/list and events/list.
-	Lists bool
-	// Log serves resources/read, Feeds the streams of all revisions and the polls.
-	Log      Log
-	Feeds    Feeds
-	Interest Interest
-	// Sessions holds the sessions of the earlier revisions. Without it initialize
+	// Feeds serves what is read: lists, resources/read and completions, the streams of all revisions, and polls.
+	Feeds *stream.Tails
+	// Sessions holds the sessions of the earlier revisions, for which it needs Feeds. Without it initialize
 	// is unknown, and requests of these revisions are served one by one.
 	Sessions store.DB
 
@@ -204,8 +171,8 @@ func New(o Options) (*Endpoint, error) {
 	if o.Auth == nil || o.Catalogs == nil {
 		return nil, fault.New(fault.Internal, "make the MCP endpoint: Auth and Catalogs are required")
 	}
-	if o.Feeds != nil && (o.Log == nil || o.Interest == nil) {
-		return nil, fault.New(fault.Internal, "make the MCP endpoint: Feeds need Log and Interest")
+	if o.Sessions != nil && o.Feeds == nil {
+		return nil, fault.New(fault.Internal, "make the MCP endpoint: Sessions need Feeds")
 	}
 	o = o.withDefaults()
 	e := &Endpoint{
@@ -232,13 +199,13 @@ func New(o Options) (*Endpoint, error) {
 	targets := &targets{o.Subscriptions, e.backends}
 	e.calls = &calls{e.backends, e.catalogs, e.faults, timing, e.shut}
 	e.session = &sessionMethods{
-		sessions: e.sessions, catalogs: e.catalogs, targets: targets, interest: o.Interest, log: o.Log, backends: e.backends,
+		sessions: e.sessions, catalogs: e.catalogs, targets: targets, feeds: o.Feeds, backends: e.backends,
 		about: e.about, replies: e.replies, faults: e.faults, maxPatterns: o.MaxStreamPatterns, ttl: o.SessionTTL,
 	}
-	e.conversations = &conversations{o.Conversation, o.Log}
+	e.conversations = &conversations{o.Conversation, o.Feeds}
 	e.streams = &streams{
 		admission: e.admission, auth: o.Auth, catalogs: e.catalogs, targets: targets, backends: e.backends, methods: e.methods,
-		sessions: e.sessions, log: o.Log, feeds: o.Feeds, conversation: o.Conversation, replies: e.replies, faults: e.faults,
+		sessions: e.sessions, feeds: o.Feeds, conversation: o.Conversation, replies: e.replies, faults: e.faults,
 		timing: timing, maxAge: o.MaxAge, maxURIs: o.MaxStreamURIs, maxPatterns: o.MaxStreamPatterns,
 	}
 	var tools *eventTools

@@ -7,6 +7,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
 // The tools have the names of those that client/tools serves over stdio. There a process keeps what came; here nothing
@@ -93,7 +94,7 @@ var theEventTools = []eventTool{
 type eventTools struct {
 	catalogs  catalogs
 	auth      auth.Authenticator
-	feeds     Feeds
+	feeds     *stream.Tails
 	admission *admission
 
 	listed [][]byte // the entries of tools/list, encoded once

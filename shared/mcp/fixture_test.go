@@ -149,7 +149,7 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 	sealer, err := eventlog.NewSealer(bytes.Repeat([]byte{7}, 32))
 	must(t, err)
 	f := &fixture{t: t, db: db, log: log, catalogs: catalog.NewStatic(cat), targets: &fakeTargets{}}
-	f.tails = stream.New(log, db, sealer, stream.Options{})
+	f.tails = stream.New(log, db, sealer)
 	t.Cleanup(f.tails.Close)
 	f.service = &subscription.Service{
 		DB: db, Catalog: f.catalogs, Log: log, Sealer: sealer, Targets: f.targets,
@@ -168,10 +168,7 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 	must(t, err)
 	o := Options{
 		Server: Implementation{Name: "mcp-events", Version: "1.2.3"}, Instructions: "Subscribe to events.",
-		Auth: keys, Catalogs: f.catalogs, Lists: true, Log: log, Feeds: f.tails, Sessions: db,
-		Interest: func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
-			return subscription.Interested(ctx, db, log, workspace, p)
-		},
+		Auth: keys, Catalogs: f.catalogs, Feeds: f.tails, Sessions: db,
 		Subscriptions: f.service, Registrar: f.service, Deregistrar: f.service,
 		Logger: slog.New(slog.DiscardHandler),
 	}

@@ -12,30 +12,24 @@ import (
 type Gateway interface {
 	// Any reports whether there are backends at all, which may change at any time.
 	Any(ctx context.Context) bool
-	BackendLists
-	BackendCalls
-	BackendResources
-}
 
-// BackendLists are what backends have and serve.
-type BackendLists interface {
+	// What backends have and serve.
+
 	Capabilities(ctx context.Context, c api.Client) api.Capabilities
 	List(ctx context.Context, c api.Client, kind api.Kind) *api.List
 	Has(ctx context.Context, c api.Client, kind api.Kind, name string) bool
-}
 
-// BackendCalls hand on what a client sends: requests, and within its session answers and notifications.
-type BackendCalls interface {
+	// What a client sends: requests, and within its session answers and notifications.
+
 	Call(ctx context.Context, c api.Call) error
 	Answer(ctx context.Context, c api.Client, id string, body json.RawMessage) error
 	Cancel(ctx context.Context, c api.Client, body json.RawMessage) error
 	Notify(ctx context.Context, c api.Client, body json.RawMessage) error
 	SetLevel(ctx context.Context, c api.Client) error
 	End(ctx context.Context, c api.Client) error
-}
 
-// BackendResources are followed for clients.
-type BackendResources interface {
+	// Resources that are followed for clients.
+
 	// Backends names those that a principal may use, Subscribable the one that serves a URI
 	// and notifies of its changes.
 	Backends(ctx context.Context, p auth.Principal) []string

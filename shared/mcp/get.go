@@ -164,7 +164,7 @@ func (s *sessionStream) event(cursor string) sse.Event { return sse.Event{ID: s.
 // open makes this the newest stream of its session and opens its feed. What was
 // subscribed after that reaches the stream as a notice.
 func (s *sessionStream) open(ctx context.Context) error {
-	began := s.streams.log.Position()
+	began := s.streams.feeds.Log.Position()
 	s.connection = randomText(8)
 	before, err := s.streams.sessions.TakeOver(ctx, s.sess, s.connection)
 	if err != nil {
@@ -206,7 +206,7 @@ func (s *sessionStream) open(ctx context.Context) error {
 		return nil
 	}
 	// Tell the stream that was the newest before; its own notice does nothing.
-	return s.streams.log.Notify(ctx, s.principal.Workspace, stream.TopicSession(s.sess.Key), sessionNotice)
+	return s.streams.feeds.Log.Notify(ctx, s.principal.Workspace, stream.TopicSession(s.sess.Key), sessionNotice)
 }
 
 // subscribed is a target of a session, and the position of the log when it was subscribed.

@@ -365,10 +365,10 @@ func (f *fixture) instance() *fixture {
 	f.t.Helper()
 	other := *f
 	other.log = &eventlog.Log{DB: f.db}
-	other.tails = stream.New(other.log, f.db, f.tails.Sealer, stream.Options{})
+	other.tails = stream.New(other.log, f.db, f.tails.Sealer)
 	f.t.Cleanup(other.tails.Close)
 	o := f.endpoint.options
-	o.Log, o.Feeds = other.log, other.tails
+	o.Feeds = other.tails
 	var err error
 	other.endpoint, err = New(o)
 	must(f.t, err)

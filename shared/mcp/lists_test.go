@@ -164,7 +164,6 @@ func TestListEvents(t *testing.T) {
 		}{
 			{name: "all", key: alice, want: map[string]string{"ci.build": "push poll webhook", "audit.entry": "webhook", "chat.typing": "push"}},
 			{name: "without the scope", key: reader, want: map[string]string{"ci.build": "push poll", "audit.entry": "", "chat.typing": "push"}},
-			{name: "no streams here", key: alice, change: func(o *Options) { o.Feeds = nil }, want: map[string]string{"ci.build": "webhook", "chat.typing": ""}},
 			{name: "no webhooks here", key: alice, change: func(o *Options) { o.Registrar = nil }, want: map[string]string{"ci.build": "push poll", "audit.entry": ""}},
 			{name: "a session", key: alice, session: true, want: map[string]string{"ci.build": "poll webhook", "chat.typing": ""}},
 		} {

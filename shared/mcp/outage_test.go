@@ -32,7 +32,7 @@ func TestWhileTheStoreIsGone(t *testing.T) {
 
 // fickle are catalogs that sometimes cannot be read.
 type fickle struct {
-	Catalogs
+	catalog.Source
 	gone atomic.Bool
 }
 
@@ -40,7 +40,7 @@ func (c *fickle) Catalog(ctx context.Context, workspace string) (*catalog.Catalo
 	if c.gone.Load() {
 		return nil, fault.New(fault.Unavailable, "the catalog cannot be read")
 	}
-	return c.Catalogs.Catalog(ctx, workspace)
+	return c.Source.Catalog(ctx, workspace)
 }
 
 // TestAStreamThatFailsOverAnEventLosesNothing: SUB-08, SES-03, SSE-03: the position that a stream
@@ -49,7 +49,7 @@ func TestAStreamThatFailsOverAnEventLosesNothing(t *testing.T) {
 	const uri = "event://ci/deploy"
 	const filter = `{"resourceSubscriptions":["` + uri + `"]}`
 	catalogs := &fickle{}
-	f := newFixture(t, func(o *Options) { catalogs.Catalogs, o.Catalogs = o.Catalogs, catalogs })
+	f := newFixture(t, func(o *Options) { catalogs.Source, o.Catalogs = o.Catalogs, catalogs })
 	session := f.session(alice, mcpspec.V20251125)
 	f.follow(alice, session, uri)
 

@@ -26,7 +26,7 @@ const quietShare = 4
 // polls serves events/poll.
 type polls struct {
 	catalogs    catalogs
-	feeds       Feeds
+	feeds       *stream.Tails
 	least, most time.Duration // bounds of the time until the next poll
 	metrics     *metric.Set
 }

@@ -223,7 +223,7 @@ func TestPush(t *testing.T) {
 	t.Run("EVX-06_a_failure_that_passes_is_told_and_loses_nothing", func(t *testing.T) {
 		var shaky *shakyCatalogs
 		f := newFixture(t, func(o *Options) {
-			shaky = &shakyCatalogs{Catalogs: o.Catalogs}
+			shaky = &shakyCatalogs{Source: o.Catalogs}
 			o.Catalogs = shaky
 		})
 		o, _ := f.push(alice, "1", "ci.deploy", `{}`, "")
@@ -284,7 +284,7 @@ func TestPush(t *testing.T) {
 
 // shakyCatalogs fails now and then.
 type shakyCatalogs struct {
-	Catalogs
+	catalog.Source
 	fails atomic.Int64
 }
 
@@ -292,7 +292,7 @@ func (s *shakyCatalogs) Catalog(ctx context.Context, workspace string) (*catalog
 	if s.fails.Add(-1) >= 0 {
 		return nil, fault.New(fault.Unavailable, "no answer")
 	}
-	return s.Catalogs.Catalog(ctx, workspace)
+	return s.Source.Catalog(ctx, workspace)
 }
 
 // TestPushClock shows the heartbeats and the looks at the caller's credentials.

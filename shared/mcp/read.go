@@ -10,6 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
+	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -26,7 +27,7 @@ const subscriptionScheme = "subscription://"
 // reads serves resources/read.
 type reads struct {
 	catalogs      catalogs
-	log           Log
+	log           *eventlog.Log
 	subscriptions Subscriptions
 }
 

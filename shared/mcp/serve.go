@@ -78,7 +78,7 @@ func (e *Endpoint) route(w http.ResponseWriter, c *call) {
 	}
 	sessions := e.sessions != nil && !mcpspec.Version(r.Header.Get(mcpspec.HeaderVersion)).Stateless()
 	switch {
-	case sessions && r.Method == http.MethodGet && e.options.Feeds != nil:
+	case sessions && r.Method == http.MethodGet:
 		e.get(w, c)
 	case sessions && r.Method == http.MethodDelete:
 		e.delete(w, c)

@@ -25,8 +25,7 @@ type sessionMethods struct {
 	sessions    *session.Store
 	catalogs    catalogs
 	targets     *targets
-	interest    Interest
-	log         Log
+	feeds       *stream.Tails
 	backends    Gateway
 	about       *description
 	replies     *replies
@@ -56,11 +55,11 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *call) (result, error)
 		if p.Kind == subscription.Concrete {
 			continue
 		}
-		if _, err := h.interest(ctx, c.principal.Workspace, p); err != nil {
+		if _, err := subscription.Interested(ctx, h.feeds.DB, h.feeds.Log, c.principal.Workspace, p); err != nil {
 			return result{}, err
 		}
 	}
-	if err := h.sessions.Subscribe(ctx, c.session, session.URI{URI: t.uri, After: h.log.Position(), Open: open, Backend: t.backend}); err != nil {
+	if err := h.sessions.Subscribe(ctx, c.session, session.URI{URI: t.uri, After: h.feeds.Log.Position(), Open: open, Backend: t.backend}); err != nil {
 		return result{}, sessionFault(err)
 	}
 	if t.backend != "" {
@@ -129,7 +128,7 @@ func (h *sessionMethods) unsubscribe(ctx context.Context, c *call) (result, erro
 }
 
 func (h *sessionMethods) notify(ctx context.Context, c *call) error {
-	return h.log.Notify(ctx, c.principal.Workspace, stream.TopicSession(c.session.Key), sessionNotice)
+	return h.feeds.Log.Notify(ctx, c.principal.Workspace, stream.TopicSession(c.session.Key), sessionNotice)
 }
 
 // sessionFault is a session that ended while it was used.
@@ -210,8 +209,8 @@ func (e *Endpoint) delete(w http.ResponseWriter, c *call) {
 	}
 	uris, err := e.sessions.Remove(r.Context(), c.session)
 	e.session.unsubscribeAll(r.Context(), c.session, uris)
-	if err == nil && e.options.Log != nil {
-		err = e.options.Log.Notify(r.Context(), c.principal.Workspace, stream.TopicSession(c.session.Key), sessionNotice)
+	if err == nil {
+		err = e.options.Feeds.Log.Notify(r.Context(), c.principal.Workspace, stream.TopicSession(c.session.Key), sessionNotice)
 	}
 	if err != nil {
 		e.replies.sessionFailed(w, c, err)

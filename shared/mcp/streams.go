@@ -23,8 +23,7 @@ type streams struct {
 	backends     Gateway
 	methods      methodTable
 	sessions     *session.Store
-	log          Log
-	feeds        Feeds
+	feeds        *stream.Tails
 	conversation Conversation
 	replies      *replies
 	faults       faults

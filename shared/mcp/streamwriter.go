@@ -306,7 +306,7 @@ func (o *streamWriter) resolveAgain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	after := o.streams.log.Position() - time.Second.Microseconds() // the change was a moment ago
+	after := o.streams.feeds.Log.Position() - time.Second.Microseconds() // the change was a moment ago
 	for uri, t := range o.targets {
 		if t.topic != "" || t.backend != "" {
 			continue

@@ -150,33 +150,23 @@ func (e *Endpoint) table(lists *lists) {
 	t[mcpspec.MethodDiscover] = method{stateless: true, handler: answer(e.about.answerDiscover)}
 	if e.sessions != nil {
 		t[mcpspec.MethodInitialize] = method{sessionBased: true} // served where sessions are made
-	}
-	if o.Lists {
-		t[mcpspec.MethodResources] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.listResources)}
-		t[mcpspec.MethodTemplates] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.listTemplates)}
-		t[mcpspec.MethodEvents] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(lists.listEvents)}
-	}
-	if o.Lists && o.Log != nil {
-		h := &completions{e.catalogs, o.Log}
-		t[mcpspec.MethodComplete] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeComplete, answer(h.complete))}
-	}
-	if o.Feeds != nil && e.sessions != nil {
 		t[mcpspec.MethodSetLevel] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.setLevel)}
-	}
-	if o.Log != nil {
-		h := &reads{e.catalogs, o.Log, o.Subscriptions}
-		t[mcpspec.MethodRead] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeRead, answer(h.read))}
+		t[mcpspec.MethodSubscribe] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.subscribe)}
+		t[mcpspec.MethodUnsubscribe] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.unsubscribe)}
 	}
 	if o.Feeds != nil {
-		h := &polls{e.catalogs, o.Feeds, o.PollMin, o.PollMax, o.Metrics}
-		t[mcpspec.MethodEventsPoll] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(h.poll)}
+		reads := &reads{e.catalogs, o.Feeds.Log, o.Subscriptions}
+		completions := &completions{e.catalogs, o.Feeds.Log}
+		polls := &polls{e.catalogs, o.Feeds, o.PollMin, o.PollMax, o.Metrics}
+		t[mcpspec.MethodResources] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.listResources)}
+		t[mcpspec.MethodTemplates] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.listTemplates)}
+		t[mcpspec.MethodComplete] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeComplete, answer(completions.complete))}
+		t[mcpspec.MethodRead] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeRead, answer(reads.read))}
+		t[mcpspec.MethodEvents] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(lists.listEvents)}
+		t[mcpspec.MethodEventsPoll] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(polls.poll)}
 		// A client of a revision with sessions could not end it: closing is not cancelling there.
 		t[mcpspec.MethodEventsStream] = method{stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: streaming(e.streams.eventsStream)}
 		t[mcpspec.MethodListen] = method{stateless: true, scope: auth.ScopeRead, handler: streaming(e.streams.listen)}
-		if e.sessions != nil {
-			t[mcpspec.MethodSubscribe] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.subscribe)}
-			t[mcpspec.MethodUnsubscribe] = method{sessionBased: true, session: true, scope: auth.ScopeRead, handler: answer(e.session.unsubscribe)}
-		}
 	}
 	if o.Gateway != nil {
 		backends := func(c *call) bool { return e.backends.Any(c.request.Context()) }

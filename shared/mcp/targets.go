@@ -13,7 +13,7 @@ import (
 )
 
 // catalogs finds the catalog of a principal's workspace.
-type catalogs struct{ source Catalogs }
+type catalogs struct{ source catalog.Source }
 
 func (cs catalogs) of(ctx context.Context, p auth.Principal) (*catalog.Catalog, error) {
 	cat, err := cs.source.Catalog(ctx, p.Workspace)

@@ -52,7 +52,7 @@ func TestAResumeRepeatsNothingWherePositionsAreExact(t *testing.T) {
 				db := tc.open(t)
 				_, sealer := embedded(t)
 				log := &eventlog.Log{DB: db}
-				tails := stream.New(log, db, sealer, stream.Options{})
+				tails := stream.New(log, db, sealer)
 				defer tails.Close()
 				request := stream.Request{Workspace: "default", Patterns: tc.patterns, Topics: tc.topics}
 				f, err := tails.Open(t.Context(), request)
@@ -149,7 +149,7 @@ func TestWhatIsOpenedAfterTheClockWentBackBeginsAtTheEnd(t *testing.T) {
 					db := open(t, &c)
 					_, sealer := embedded(t)
 					log := &eventlog.Log{DB: db, Now: c.now}
-					tails := stream.New(log, db, sealer, stream.Options{})
+					tails := stream.New(log, db, sealer)
 					defer tails.Close()
 					publish := func(from, n int) {
 						t.Helper()
@@ -221,7 +221,7 @@ func TestReadersSkipABrokenItem(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			db, sealer := embedded(t)
 			log := &eventlog.Log{DB: db}
-			tails := stream.New(log, db, sealer, stream.Options{})
+			tails := stream.New(log, db, sealer)
 			defer tails.Close()
 			poll := stream.PollRequest{Workspace: "default", Pattern: ownPattern, Most: 10, Bytes: 1 << 20}
 			page, err := tails.Poll(t.Context(), poll)

@@ -20,7 +20,7 @@ func (f *Feed) offer(b *batch) {
 		f.signal()
 	}
 	if len(b.entries) > 0 {
-		if n >= f.tails.Options.Buffer {
+		if n >= buffer {
 			f.end(ErrSlow)
 			return
 		}
@@ -34,7 +34,7 @@ func (f *Feed) offer(b *batch) {
 			return
 		}
 	}
-	if n < f.tails.Options.Buffer { // else the next batch moves the floor further
+	if n < buffer { // else the next batch moves the floor further
 		f.in = append(f.in, b)
 	}
 }

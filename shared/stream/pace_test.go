@@ -38,7 +38,7 @@ func TestHowLongAnEventWaitsForItsStream(t *testing.T) {
 				}
 				db := tc.open(t)
 				log := &eventlog.Log{DB: db}
-				tails := stream.New(log, db, sealer, stream.Options{})
+				tails := stream.New(log, db, sealer)
 				defer tails.Close()
 				f, err := tails.Open(t.Context(), stream.Request{Workspace: "default", Patterns: []subscription.Pattern{ownPattern, parentPattern}})
 				if err != nil {

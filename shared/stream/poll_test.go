@@ -47,7 +47,7 @@ func TestWhatAnEmptyPollCosts(t *testing.T) {
 	db, sealer := embedded(t)
 	count := &counting{DB: db}
 	log := &eventlog.Log{DB: count}
-	tails := stream.New(log, count, sealer, stream.Options{})
+	tails := stream.New(log, count, sealer)
 	defer tails.Close()
 	for _, tc := range []struct {
 		pattern      subscription.Pattern
@@ -86,7 +86,7 @@ func TestWhatAnEmptyPollCosts(t *testing.T) {
 func TestAPollGoesPastWhatItDoesNotWant(t *testing.T) {
 	db, sealer := embedded(t)
 	log := &eventlog.Log{DB: db}
-	tails := stream.New(log, db, sealer, stream.Options{})
+	tails := stream.New(log, db, sealer)
 	defer tails.Close()
 	request := stream.PollRequest{
 		Workspace: "default", Pattern: ownPattern, Most: 50, Bytes: 1 << 20,
@@ -122,7 +122,7 @@ func TestAPollGoesPastWhatItDoesNotWant(t *testing.T) {
 func TestAPollLooksAtFewLargePayloads(t *testing.T) {
 	db, sealer := embedded(t)
 	log := &eventlog.Log{DB: db}
-	tails := stream.New(log, db, sealer, stream.Options{})
+	tails := stream.New(log, db, sealer)
 	defer tails.Close()
 	looked := 0
 	request := stream.PollRequest{

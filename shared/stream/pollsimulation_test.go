@@ -46,7 +46,7 @@ func (w pollers) run(t *testing.T) (res polledAll) {
 			skew := alternate(w.skew)(i)
 			l := &eventlog.Log{DB: db, Now: func() time.Time { return time.Now().Add(skew) }}
 			logs = append(logs, l)
-			ts := stream.New(l, db, sealer, stream.Options{})
+			ts := stream.New(l, db, sealer)
 			defer ts.Close()
 			tails = append(tails, ts)
 		}

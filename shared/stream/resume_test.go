@@ -39,7 +39,7 @@ func TestAResumeRepeatsNothingInTheOrdinaryCase(t *testing.T) {
 					t.Fatal(err)
 				}
 				log := &eventlog.Log{DB: db}
-				tails := stream.New(log, db, sealer, stream.Options{})
+				tails := stream.New(log, db, sealer)
 				defer tails.Close()
 				got := map[string]int{}
 				cursor := ""
@@ -102,7 +102,7 @@ func TestAStreamThatIsCutOffWhileItCatchesUpComesFurther(t *testing.T) {
 					t.Fatal(err)
 				}
 				log := &eventlog.Log{DB: db}
-				tails := stream.New(log, db, sealer, stream.Options{})
+				tails := stream.New(log, db, sealer)
 				defer tails.Close()
 				f, err := tails.Open(t.Context(), stream.Request{Workspace: "default", Patterns: patterns})
 				if err != nil {

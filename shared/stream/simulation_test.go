@@ -60,7 +60,7 @@ func (w world) run(t *testing.T) outcome {
 		for i := range max(w.writers, w.readers) {
 			l := &eventlog.Log{DB: db, Now: clock(w.readerSkew(i))}
 			logs = append(logs, l)
-			tails = append(tails, stream.New(l, db, sealer, stream.Options{}))
+			tails = append(tails, stream.New(l, db, sealer))
 		}
 
 		var mu sync.Mutex

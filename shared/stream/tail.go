@@ -53,7 +53,7 @@ func (t *tail) run(ctx context.Context) {
 	seen := map[string]int64{}
 	var previous time.Time // start of the last poll
 	lastEntry, lastRenewal := start, start
-	timer := time.NewTimer(t.tails.Options.Watched)
+	timer := time.NewTimer(watched)
 	defer timer.Stop()
 	for unread, first := true, true; ; first = false {
 		told := unread || changed == nil
@@ -76,23 +76,23 @@ func (t *tail) run(ctx context.Context) {
 			if !log.DB.Ordered() { // its feeds know their position without a floor
 				t.spread(&batch{part: t.part, floor: max(from, began.Add(-eventlog.Window).UnixMicro())})
 			}
-			timer.Reset(t.tails.Options.Watched)
+			timer.Reset(watched)
 			t.renewInterest(ctx, began, &lastRenewal)
 			continue
 		}
 		fresh, last, err := t.poll(ctx, from, seen)
 		unread = err != nil
-		wait := t.tails.pause(began.Sub(lastEntry))
+		wait := pause(began.Sub(lastEntry))
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
 			slog.WarnContext(ctx, "tail read failed", "error", err)
-			wait = t.tails.Options.IdlePoll
+			wait = idlePoll
 		default:
 			if len(fresh) > 0 {
 				lastEntry = began
-				wait = t.tails.pause(0)
+				wait = pause(0)
 			}
 			floor := began.Add(-eventlog.Window).UnixMicro()
 			if lookBack > 0 && !previous.IsZero() {
@@ -112,7 +112,7 @@ func (t *tail) run(ctx context.Context) {
 		}
 		t.renewInterest(ctx, began, &lastRenewal)
 		if changed != nil && !unread {
-			wait = t.tails.Options.Watched // the store tells of writes; the timer moves floors and interest
+			wait = watched // the store tells of writes; the timer moves floors and interest
 		}
 		timer.Reset(wait)
 	}
@@ -130,7 +130,7 @@ func (t *tail) watchBounds(fresh []eventlog.Entry, previous time.Time) {
 }
 
 func (t *tail) renewInterest(ctx context.Context, now time.Time, last *time.Time) {
-	if t.renew == nil || now.Sub(*last) < t.tails.Options.Renew {
+	if t.renew == nil || now.Sub(*last) < min(renewEvery, t.tails.Log.Reaches()/8) {
 		return
 	}
 	*last = now

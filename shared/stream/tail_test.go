@@ -61,7 +61,7 @@ func TestATailReadsAgainWhatItCouldNotRead(t *testing.T) {
 		db, sealer := embedded(t)
 		s := &stumbling{DB: db}
 		log := &eventlog.Log{DB: s}
-		tails := stream.New(log, s, sealer, stream.Options{})
+		tails := stream.New(log, s, sealer)
 		defer tails.Close()
 		f, err := tails.Open(t.Context(), stream.Request{Workspace: "default", Patterns: []subscription.Pattern{ownPattern}})
 		if err != nil {
@@ -87,7 +87,7 @@ func TestAnOpenStreamKeepsItsInterest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, sealer := embedded(t)
 		log := &eventlog.Log{DB: db, Retention: time.Minute}
-		tails := stream.New(log, db, sealer, stream.Options{})
+		tails := stream.New(log, db, sealer)
 		defer tails.Close()
 		f, err := tails.Open(t.Context(), stream.Request{Workspace: "default", Patterns: []subscription.Pattern{parentPattern}})
 		if err != nil {

@@ -11,7 +11,6 @@
 package stream
 
 import (
-	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -24,30 +23,17 @@ import (
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
-// Options tune the tails. Zero values are the defaults.
-type Options struct {
-	// BusyPoll (250 ms) is the time between polls if there was an entry within Quiet (1 min), IdlePoll (1 s)
-	// otherwise. A store that can be watched needs neither.
-	BusyPoll, IdlePoll, Quiet time.Duration
-	// Watched is the time between polls of a store that can be watched (10 s). They move the cursors of quiet streams.
-	Watched time.Duration
-	// Renew is how often the interest in a pattern is renewed (1 h, or an eighth of a shorter retention).
-	Renew time.Duration
-	// Shares reports whether a workspace has the catalog of [catalog.Shared]; nil is none.
-	Shares func(ctx context.Context, workspace string) bool
-	// Buffer is how many unread batches a feed may have before it is ended (256).
-	Buffer int
-}
-
-func (o Options) withDefaults() Options {
-	o.BusyPoll = cmp.Or(o.BusyPoll, 250*time.Millisecond)
-	o.IdlePoll = cmp.Or(o.IdlePoll, time.Second)
-	o.Quiet = cmp.Or(o.Quiet, time.Minute)
-	o.Watched = cmp.Or(o.Watched, 10*time.Second)
-	o.Renew = cmp.Or(o.Renew, time.Hour)
-	o.Buffer = cmp.Or(o.Buffer, 256)
-	return o
-}
+const (
+	// busyPoll is the time between polls if there was an entry within quiet, idlePoll otherwise. A store that can be
+	// watched needs neither.
+	busyPoll, idlePoll, quiet = 250 * time.Millisecond, time.Second, time.Minute
+	// watched is the time between polls of a store that can be watched. They move the cursors of quiet streams.
+	watched = 10 * time.Second
+	// renewEvery is how often the interest in a pattern is renewed, unless an eighth of the retention is shorter.
+	renewEvery = time.Hour
+	// buffer is how many unread batches a feed may have before it is ended.
+	buffer = 256
+)
 
 // pageSize is how many log items one read asks for. The reads of a stream that catches up share it, each with at least
 // minPage.
@@ -58,10 +44,11 @@ const (
 
 // Tails owns the tails of a process. Make it with [New]; end it with [Tails.Close].
 type Tails struct {
-	Log     *eventlog.Log
-	DB      store.DB
-	Sealer  *eventlog.Sealer
-	Options Options
+	Log    *eventlog.Log
+	DB     store.DB
+	Sealer *eventlog.Sealer
+	// Shares reports whether a workspace has the catalog of [catalog.Shared]; nil is none.
+	Shares func(ctx context.Context, workspace string) bool
 
 	ctx     context.Context
 	stop    context.CancelFunc
@@ -75,15 +62,9 @@ type Tails struct {
 }
 
 // New makes the tails of a process over its log. Sealer seals the cursors.
-func New(log *eventlog.Log, db store.DB, sealer *eventlog.Sealer, opts Options) *Tails {
+func New(log *eventlog.Log, db store.DB, sealer *eventlog.Sealer) *Tails {
 	ctx, stop := context.WithCancel(context.Background())
-	if opts.Renew == 0 && log.Retention > 0 {
-		opts.Renew = min(time.Hour, log.Retention/8)
-	}
-	return &Tails{
-		Log: log, DB: db, Sealer: sealer, Options: opts.withDefaults(),
-		ctx: ctx, stop: stop, tails: map[string]*tail{},
-	}
+	return &Tails{Log: log, DB: db, Sealer: sealer, ctx: ctx, stop: stop, tails: map[string]*tail{}}
 }
 
 // Close ends all tails and waits for them. Feeds that are still open get [ErrClosed].
@@ -115,11 +96,12 @@ func (ts *Tails) now() time.Time {
 	return time.Now()
 }
 
-func (ts *Tails) pause(quiet time.Duration) time.Duration {
-	if quiet > ts.Options.Quiet {
-		return ts.Options.IdlePoll
+// pause is the time until the next poll, so long after the last entry.
+func pause(since time.Duration) time.Duration {
+	if since > quiet {
+		return idlePoll
 	}
-	return ts.Options.BusyPoll
+	return busyPoll
 }
 
 // join adds f to the tail of p and starts the tail if there is none. It returns what tells the last key that was written

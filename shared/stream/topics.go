@@ -19,7 +19,7 @@ const TopicCatalog = "catalog"
 // topics are the partitions of a topic: the catalog that a workspace shares with others is announced once for all.
 func (ts *Tails) topics(ctx context.Context, workspace, topic string) []eventlog.Partition {
 	out := []eventlog.Partition{eventlog.Topic(workspace, topic)}
-	if topic == TopicCatalog && ts.Options.Shares != nil && ts.Options.Shares(ctx, workspace) {
+	if topic == TopicCatalog && ts.Shares != nil && ts.Shares(ctx, workspace) {
 		out = append(out, eventlog.Topic(catalog.Shared, topic))
 	}
 	return out

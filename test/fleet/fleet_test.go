@@ -36,7 +36,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/stream/lease"
-	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/test/awslocal"
 	"github.com/mcp-events/mcpevents/test/harness"
 )
@@ -129,7 +128,7 @@ func (f *fleet) openStore(t testing.TB, inDynamo bool) store.DB {
 		o.HTTPClient = &http.Client{Transport: f.storeWays}
 	})
 	name := func(table store.Table) string { return fmt.Sprintf("fleet-%d-%s", os.Getpid(), table) }
-	must(t, dynamo.CreateTables(t.Context(), client, name))
+	must(t, awslocal.CreateTables(t.Context(), client, name))
 	return dynamo.New(client, name)
 }
 
@@ -144,7 +143,7 @@ func (f *fleet) instance(t testing.TB, o fleetOptions, allowed auth.Authenticato
 	sealer, err := eventlog.NewSealer(key)
 	must(t, err)
 	events := &eventlog.Log{DB: i.store}
-	i.tails = stream.New(events, i.store, sealer, stream.Options{})
+	i.tails = stream.New(events, i.store, sealer)
 	i.gateway, err = gateway.New(gateway.Options{
 		Backends: o.backends, DB: i.store, HTTP: i.upstream, Key: key, CallTimeout: o.callTimeout,
 		Server: json.RawMessage(`{"name":"fleet","version":"1"}`), Log: says,
@@ -152,10 +151,7 @@ func (f *fleet) instance(t testing.TB, o fleetOptions, allowed auth.Authenticato
 	must(t, err)
 	i.endpoint, err = mcp.New(mcp.Options{
 		Server: mcp.Implementation{Name: "fleet", Version: "1"}, Auth: allowed, Catalogs: catalog.NewStatic(cat),
-		Lists: true, Log: events, Feeds: i.tails, Sessions: i.store, Gateway: i.gateway,
-		Interest: func(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
-			return subscription.Interested(ctx, i.store, events, workspace, p)
-		},
+		Feeds: i.tails, Sessions: i.store, Gateway: i.gateway,
 		Leases: &lease.Shared{DB: i.store, Max: func(context.Context, auth.Principal) int { return 1000 }, Life: 5 * time.Minute}, Logger: says,
 	})
 	must(t, err)

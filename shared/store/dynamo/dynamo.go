@@ -27,7 +27,6 @@ package dynamo
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -47,21 +46,12 @@ type DB struct {
 
 var _ store.DB = (*DB)(nil)
 
-// Option changes how a [DB] works.
-type Option func(*DB)
-
-// WithClock replaces the clock that decides what has expired.
-func WithClock(now func() time.Time) Option { return func(db *DB) { db.now = now } }
-
 // New returns a store in the tables that name gives, which must exist with pk
 // and sk as their key and TTL on exp; template.yaml makes them so.
-func New(client *dynamodb.Client, name func(store.Table) string, opts ...Option) *DB {
+func New(client *dynamodb.Client, name func(store.Table) string) *DB {
 	db := &DB{client: client, names: map[store.Table]string{}, now: time.Now}
 	for _, table := range store.Tables() {
 		db.names[table] = name(table)
-	}
-	for _, opt := range opts {
-		opt(db)
 	}
 	return db
 }
@@ -175,10 +165,14 @@ func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 		return store.Page{}, err
 	}
 	r := rangeOf(q)
-	if r.empty() {
+	if r.nothing {
 		return store.Page{}, nil
 	}
-	e := newExpression()
+	limit := q.Limit
+	if r.inclusive() {
+		limit++ // for the item that is then left out
+	}
+	e := &expression{}
 	// A filter, not a look at the answer: what TTL has left lying is read but not sent.
 	filter := e.alive(db.now())
 	out, err := db.client.Query(ctx, &dynamodb.QueryInput{
@@ -189,7 +183,7 @@ func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 		ExpressionAttributeValues: e.values,
 		ScanIndexForward:          aws.Bool(!q.Reverse),
 		ConsistentRead:            aws.Bool(!q.Eventual),
-		Limit:                     aws.Int32(int32(q.Limit + r.spare())),
+		Limit:                     aws.Int32(int32(limit)),
 	})
 	if err != nil {
 		return store.Page{}, failure(err, "querying %s", q.Table)
@@ -201,7 +195,7 @@ func (db *DB) Query(ctx context.Context, q store.Query) (store.Page, error) {
 		if err != nil {
 			return store.Page{}, failure(err, "querying %s", q.Table)
 		}
-		if r.excluded(item.Sort) {
+		if r.inclusive() && item.Sort == r.high {
 			continue
 		}
 		if len(page.Items) == q.Limit {
@@ -244,37 +238,23 @@ func rangeOf(q store.Query) sortRange {
 	return r
 }
 
-func (r sortRange) empty() bool { return r.nothing }
-
 // inclusive reports that the request will cover high although the range does not.
 func (r sortRange) inclusive() bool { return r.low != "" && r.open }
 
-func (r sortRange) excluded(sort string) bool { return r.inclusive() && sort == r.high }
-
-// spare is what to ask for beyond the limit, for the item that is then left out.
-func (r sortRange) spare() int {
-	if r.inclusive() {
-		return 1
-	}
-	return 0
-}
-
 func (r sortRange) condition(e *expression, partition string) string {
-	var b strings.Builder
-	b.WriteString("pk = " + e.value(&types.AttributeValueMemberS{Value: partition}))
-	low := func() string { return e.value(&types.AttributeValueMemberS{Value: r.low}) }
-	high := func() string { return e.value(&types.AttributeValueMemberS{Value: r.high}) }
+	end := func(sort string) string { return e.value(&types.AttributeValueMemberS{Value: sort}) }
+	all := "pk = " + end(partition)
 	switch {
 	case r.low != "" && r.high != "":
-		b.WriteString(" AND sk BETWEEN " + low() + " AND " + high())
+		return all + " AND sk BETWEEN " + end(r.low) + " AND " + end(r.high)
 	case r.low != "":
-		b.WriteString(" AND sk >= " + low())
+		return all + " AND sk >= " + end(r.low)
 	case r.high != "" && r.open:
-		b.WriteString(" AND sk < " + high())
+		return all + " AND sk < " + end(r.high)
 	case r.high != "":
-		b.WriteString(" AND sk <= " + high())
+		return all + " AND sk <= " + end(r.high)
 	}
-	return b.String()
+	return all
 }
 
 // expired reports whether the item has stopped existing.

@@ -398,7 +398,7 @@ func large(n int) []store.Op {
 
 func TestTablesAreMadeOnceAndExpireItems(t *testing.T) {
 	db := open(t)
-	if err := CreateTables(t.Context(), db.client, db.name); err != nil {
+	if err := awslocal.CreateTables(t.Context(), db.client, db.name); err != nil {
 		t.Fatalf("a second time: %v", err)
 	}
 	name := db.name(store.Log)

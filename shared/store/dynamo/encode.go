@@ -105,8 +105,6 @@ type expression struct {
 	values attributes
 }
 
-func newExpression() *expression { return &expression{} }
-
 // name stands for an attribute name, which may be a reserved word or hold any character.
 func (e *expression) name(attribute string) string {
 	for ref, known := range e.names {

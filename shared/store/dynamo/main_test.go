@@ -37,7 +37,7 @@ func tables(t testing.TB, client *dynamodb.Client) func(store.Table) string {
 	t.Helper()
 	prefix := fmt.Sprintf("t%d-%d-", time.Now().UnixNano(), created.Add(1))
 	name := func(table store.Table) string { return prefix + string(table) }
-	if err := CreateTables(t.Context(), client, name); err != nil {
+	if err := awslocal.CreateTables(t.Context(), client, name); err != nil {
 		t.Fatal(err)
 	}
 	return name
@@ -61,7 +61,8 @@ func open(t testing.TB) *bench {
 	b.name = tables(t, dynamodb.NewFromConfig(cfg))
 	b.counter.Attach(&cfg)
 	b.client = dynamodb.NewFromConfig(cfg, func(o *dynamodb.Options) { o.HTTPClient = b.wire })
-	b.DB = New(b.client, b.name, WithClock(b.clock.Now))
+	b.DB = New(b.client, b.name)
+	b.DB.now = b.clock.Now
 	return b
 }
 

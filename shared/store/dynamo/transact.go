@@ -73,7 +73,7 @@ func (db *DB) refusal(canceled *types.TransactionCanceledException, ops []store.
 // part is one operation of a transaction. With begin, a count is put in the
 // place of an expired item.
 func (db *DB) part(op store.Op, begin bool) types.TransactWriteItem {
-	e := newExpression()
+	e := &expression{}
 	table := aws.String(db.names[op.Item.Table])
 	var cond *string
 	if text := e.condition(op.Cond, db.now()); text != "" {
@@ -104,7 +104,7 @@ func (db *DB) part(op store.Op, begin bool) types.TransactWriteItem {
 }
 
 func (db *DB) countPart(op store.Op, table *string) types.TransactWriteItem {
-	e := newExpression()
+	e := &expression{}
 	conditions := append([]string{e.alive(db.now())}, e.within(op.Item.Counts, op.Limits)...)
 	update := e.sum(op.Item, nil)
 	if update == "" {

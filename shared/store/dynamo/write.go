@@ -98,7 +98,7 @@ func marked(old attributes, mark []byte) bool {
 }
 
 func (db *DB) put(ctx context.Context, op store.Op) error {
-	e := newExpression()
+	e := &expression{}
 	in := &dynamodb.PutItemInput{TableName: aws.String(db.names[op.Item.Table])}
 	var mark []byte
 	if cond := e.condition(op.Cond, db.now()); cond != "" {
@@ -119,7 +119,7 @@ func (db *DB) put(ctx context.Context, op store.Op) error {
 }
 
 func (db *DB) delete(ctx context.Context, op store.Op) error {
-	e := newExpression()
+	e := &expression{}
 	in := &dynamodb.DeleteItemInput{TableName: aws.String(db.names[op.Item.Table]), Key: keyOf(op.Item.Key)}
 	if cond := e.condition(op.Cond, db.now()); cond != "" {
 		in.ConditionExpression = &cond
@@ -144,7 +144,7 @@ func (db *DB) add(ctx context.Context, op store.Op) error {
 	mark := newMark()
 	pause := newPause()
 	for {
-		e := newExpression()
+		e := &expression{}
 		conditions := append([]string{e.alive(db.now()), e.unmarked(mark)}, e.within(op.Item.Counts, op.Limits)...)
 		old, err := db.update(ctx, op, e, e.sum(op.Item, mark), conditions)
 		if err != nil || old == nil {
@@ -174,7 +174,7 @@ func (db *DB) add(ctx context.Context, op store.Op) error {
 func (db *DB) raise(ctx context.Context, op store.Op) error {
 	pause := newPause()
 	for {
-		e := newExpression()
+		e := &expression{}
 		old, err := db.update(ctx, op, e, "SET "+e.assign(op.Item, true, nil), []string{e.alive(db.now()), e.below(op.Item.Counts)})
 		if err != nil || old == nil {
 			return err
@@ -200,7 +200,7 @@ func (db *DB) extend(ctx context.Context, op store.Op, item *store.Item) error {
 	if op.Item.Expires.IsZero() || op.Item.Expires.Unix() == item.Expires.Unix() {
 		return nil
 	}
-	e := newExpression()
+	e := &expression{}
 	old, err := db.update(ctx, op, e, "SET "+e.assign(op.Item, false, nil), []string{"attribute_exists(pk)", e.alive(db.now())})
 	if old != nil || errors.Is(err, store.ErrConflict) { // It is gone since.
 		return db.raise(ctx, op)
@@ -230,7 +230,7 @@ func (db *DB) update(ctx context.Context, op store.Op, e *expression, update str
 
 // begin replaces an expired item by one that only counts. It does nothing when the item lives again.
 func (db *DB) begin(ctx context.Context, op store.Op, mark []byte) (done bool, err error) {
-	e := newExpression()
+	e := &expression{}
 	_, err = db.client.PutItem(ctx, &dynamodb.PutItemInput{
 		TableName:                           aws.String(db.names[op.Item.Table]),
 		Item:                                encode(counting(op.Item), mark),

@@ -1,8 +1,11 @@
-package dynamo
+//go:build unix
+
+package awslocal
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -12,19 +15,18 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// CreateTables makes the tables that [New] expects and waits for them; those
-// that exist stay as they are. It is for tests and the local emulators: on AWS
-// template.yaml makes the tables.
+// CreateTables makes the tables that package dynamo expects, as template.yaml does on AWS, and waits for them; those that
+// exist stay as they are.
 func CreateTables(ctx context.Context, client *dynamodb.Client, name func(store.Table) string) error {
 	for _, table := range store.Tables() {
-		if err := createTable(ctx, client, name(table)); err != nil {
-			return failure(err, "creating table %s", name(table))
+		if err := makeTable(ctx, client, name(table)); err != nil {
+			return fmt.Errorf("create the table %s: %w", name(table), err)
 		}
 	}
 	return nil
 }
 
-func createTable(ctx context.Context, client *dynamodb.Client, name string) error {
+func makeTable(ctx context.Context, client *dynamodb.Client, name string) error {
 	_, err := client.CreateTable(ctx, &dynamodb.CreateTableInput{
 		TableName:   &name,
 		BillingMode: types.BillingModePayPerRequest,
