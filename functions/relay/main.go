@@ -11,6 +11,7 @@ import (
 	"github.com/aws/aws-lambda-go/lambda"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/shared/gateway"
 )
 
 // Parts of an invocation's time: at its end the streams are closed, and in the last
@@ -28,7 +29,7 @@ const lastWords = 450 * time.Millisecond
 
 func main() {
 	p := boot.StartWith(0)
-	backends, err := p.Gateway(nil)
+	backends, err := p.Gateway(gateway.Options{Secrets: p.Secrets.Secret})
 	if err != nil {
 		p.Log.Error("function start failed", "error", err)
 		os.Exit(1)

@@ -19,57 +19,50 @@ import (
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/mcp"
+	"github.com/mcp-events/mcpevents/shared/publish"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
+
+// sources are what streams bring beside events, and the key of what their clients carry.
+type sources struct {
+	key      []byte
+	backends *gateway.Gateway
+	talk     *conversation.Service
+}
 
 func main() {
 	p := boot.Start()
 	register := forward.Handler{Invoke: forward.Lambda(p.AWS, p.Variable(boot.EnvRegister)), Log: p.Log}
 	deregister := forward.Handler{Invoke: forward.Lambda(p.AWS, p.Variable(boot.EnvDeregister)), Log: p.Log}
-	key := boot.NewLazy(func(ctx context.Context) ([]byte, error) { return cursors.Key(ctx, p.DB) })
-	gateways := boot.NewLazy(func(ctx context.Context) (*gateway.Gateway, error) {
-		key, err := key.Get(ctx)
-		if err != nil {
-			return nil, err
+	sources := boot.NewLazy(func(ctx context.Context) (s sources, err error) {
+		if s.key, err = cursors.Key(ctx, p.DB); err != nil {
+			return s, err
 		}
-		return p.Gateway(key)
-	})
-	conversations := boot.NewLazy(func(ctx context.Context) (*conversation.Service, error) {
-		key, err := key.Get(ctx)
-		if err != nil {
-			return nil, err
+		if s.backends, err = p.Gateway(gateway.Options{Secrets: p.Secrets.Secret, Key: s.key}); err != nil {
+			return s, err
 		}
-		backends, err := gateways.Get(ctx)
-		if err != nil {
-			return nil, err
-		}
-		return p.Conversation(key, backends)
+		// Events of conversations go by the inbox: only publish may send to the events queue.
+		s.talk, err = p.Conversation(conversation.Options{
+			Secrets: p.Secrets.Secret, Key: s.key, Backends: s.backends, Publisher: publish.ByInbox{Queue: p.Queues},
+		})
+		return s, err
 	})
 	endpoint := boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
-		key, err := key.Get(ctx)
+		s, err := sources.Get(ctx)
 		if err != nil {
 			return nil, err
 		}
-		tokens, err := eventlog.NewSealer(key)
+		tokens, err := eventlog.NewSealer(s.key)
 		if err != nil {
 			return nil, err
 		}
-		backends, err := gateways.Get(ctx)
-		if err != nil {
-			return nil, err
-		}
-		talk, err := conversations.Get(ctx)
-		if err != nil {
-			return nil, err
-		}
-		options := p.Stream(stream.New(p.EventLog, p.DB, tokens), p.SharedLeases(lambdacontext.MaxConcurrency()),
-			p.Subscriptions(), backends, talk)
+		options := p.Stream(stream.New(p.EventLog, p.DB, tokens), p.SharedLeases(lambdacontext.MaxConcurrency()), p.Subscriptions(), s.backends, s.talk)
 		options.ForwardRegistrar, options.ForwardDeregistrar = register, deregister
 		return mcp.New(options)
 	})
 	consent := p.Handler(boot.NewLazy(func(ctx context.Context) (http.Handler, error) {
-		talk, err := conversations.Get(ctx)
-		return p.Consent(talk), err
+		s, err := sources.Get(ctx)
+		return p.Consent(s.talk), err
 	}))
 	mux := p.Serve(p.Handler(endpoint), "/mcp", "/mcp/{"+mcp.PathWorkspace+"}")
 	mux.Handle("/consent", consent)

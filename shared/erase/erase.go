@@ -27,19 +27,10 @@ import (
 	"github.com/mcp-events/mcpevents/shared/switches"
 )
 
-// Subscriptions is what is asked of subscriptions. [subscription.Service] implements it.
-type Subscriptions interface {
-	Each(ctx context.Context, workspace, principal string, visit func(*subscription.Subscription) error) error
-	EachEnded(ctx context.Context, workspace, principal string, visit func(id string) error) error
-	ForgetEnded(ctx context.Context, workspace, principal, id string) error
-	End(ctx context.Context, workspace, principal, id string) error
-	Count(ctx context.Context, workspace, uri string) (int, error)
-}
-
 // Eraser erases principals.
 type Eraser struct {
 	DB            store.DB
-	Subscriptions Subscriptions
+	Subscriptions *subscription.Service
 	Operations    *delivery.Operations
 	Trail         *audit.Trail
 	// Most bounds the things that a run erases; 0 is [DefaultMost].

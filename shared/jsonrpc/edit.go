@@ -21,32 +21,16 @@ func Replace(object json.RawMessage, name string, value []byte) json.RawMessage 
 	return append(out, object[to:]...)
 }
 
-// locate is where the value of a member lies.
+// locate is where the value of a member lies; -1 without it.
 func locate(object json.RawMessage, name string) (from, to int) {
 	from = -1
-	at := 0
-	for key, value := range Members(object) {
-		// Values are parts of the object, in their order.
-		at = indexOf(object, value, at)
+	walk(object, func(key []byte, start, end int) bool {
 		if string(key) == name {
-			from, to = at, at+len(value)
+			from, to = start, end
 		}
-		at += len(value)
-	}
+		return true
+	})
 	return from, to
-}
-
-// indexOf is where part begins in whole, which holds it, at or after a position.
-func indexOf(whole, part []byte, at int) int {
-	if len(part) == 0 {
-		return at
-	}
-	for i := at; i < len(whole); i++ {
-		if &whole[i] == &part[0] {
-			return i
-		}
-	}
-	return at
 }
 
 // Without returns the object without the members for which out reports true. All

@@ -13,25 +13,25 @@ import (
 // unescaped. Anything but an object has none.
 func Members(object json.RawMessage) iter.Seq2[[]byte, json.RawMessage] {
 	return func(yield func([]byte, json.RawMessage) bool) {
-		i := space(object, 0)
-		if i >= len(object) || object[i] != '{' {
+		walk(object, func(key []byte, from, to int) bool { return yield(key, object[from:to:to]) })
+	}
+}
+
+// walk is [Members] with where each value lies.
+func walk(object []byte, yield func(key []byte, from, to int) bool) {
+	i := space(object, 0)
+	if i >= len(object) || object[i] != '{' {
+		return
+	}
+	for i = space(object, i+1); i < len(object) && object[i] != '}'; {
+		end := skip(object, i)
+		key := unquote(object[i:end])
+		i = space(object, space(object, end)+1) // the colon
+		end = skip(object, i)
+		if end <= i || !yield(key, i, end) {
 			return
 		}
-		i = space(object, i+1)
-		for i < len(object) && object[i] != '}' {
-			end := skip(object, i)
-			key := unquote(object[i:end])
-			i = space(object, end) + 1 // the colon
-			i = space(object, i)
-			end = skip(object, i)
-			if end <= i || !yield(key, object[i:end:end]) {
-				return
-			}
-			i = space(object, end)
-			if i < len(object) && object[i] == ',' {
-				i = space(object, i+1)
-			}
-		}
+		i = next(object, end)
 	}
 }
 
@@ -43,16 +43,12 @@ func Elements(array json.RawMessage) iter.Seq[json.RawMessage] {
 		if i >= len(array) || array[i] != '[' {
 			return
 		}
-		i = space(array, i+1)
-		for i < len(array) && array[i] != ']' {
+		for i = space(array, i+1); i < len(array) && array[i] != ']'; {
 			end := skip(array, i)
 			if end <= i || !yield(array[i:end:end]) {
 				return
 			}
-			i = space(array, end)
-			if i < len(array) && array[i] == ',' {
-				i = space(array, i+1)
-			}
+			i = next(array, end)
 		}
 	}
 }
@@ -60,16 +56,11 @@ func Elements(array json.RawMessage) iter.Seq[json.RawMessage] {
 // Member finds a member of an object; nil if there is none or it is null. Of
 // several with the name, the last counts, as with encoding/json.
 func Member(object json.RawMessage, name string) json.RawMessage {
-	var found json.RawMessage
-	for key, value := range Members(object) {
-		if string(key) == name {
-			found = value
-		}
-	}
-	if string(found) == "null" {
+	from, to := locate(object, name)
+	if from < 0 || string(object[from:to]) == "null" {
 		return nil
 	}
-	return found
+	return object[from:to:to]
 }
 
 // String is the value of a JSON string, or false for anything else.
@@ -123,7 +114,7 @@ func value(b []byte, i int) (any, int) {
 
 // next passes over the comma after a member or element that ends at i, if there is one.
 func next(b []byte, i int) int {
-	if i = space(b, i); b[i] == ',' {
+	if i = space(b, i); i < len(b) && b[i] == ',' {
 		i = space(b, i+1)
 	}
 	return i

@@ -27,7 +27,6 @@ const reserve = 5 * time.Second
 // admission lets streams in, counts them, and ends them.
 type admission struct {
 	maxAge, writeTimeout time.Duration
-	maxStreams           int64
 	leases               Leases
 	faults               faults
 
@@ -134,11 +133,11 @@ func (a *admission) tidy(f func()) {
 	a.streams.Go(f)
 }
 
-// enter counts a stream in, or reports that there is no room for it here.
+// enter counts a stream in, or reports that the endpoint closes.
 func (a *admission) enter() (leave func(), ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.ended || a.maxStreams > 0 && a.open.Load() >= a.maxStreams {
+	if a.ended {
 		return nil, false
 	}
 	a.open.Add(1)

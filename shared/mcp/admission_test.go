@@ -3,10 +3,12 @@ package mcp
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
+	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/stream/lease"
@@ -25,6 +27,16 @@ func keepers(t *testing.T) map[string]func() Leases {
 			return &lease.Shared{DB: db, Max: two, Fleet: 4, Life: time.Minute, Check: 10 * time.Millisecond}
 		},
 	}
+}
+
+// oneStream are the leases of a fleet that has room for one stream.
+type oneStream struct{ taken atomic.Bool }
+
+func (o *oneStream) Take(context.Context, auth.Principal, func()) (release func(), err error) {
+	if o.taken.Swap(true) {
+		return nil, fault.New(fault.Unavailable, "there is one already").AtLimit("streams", 1)
+	}
+	return func() { o.taken.Store(false) }, nil
 }
 
 func TestStreamsOfAPrincipal(t *testing.T) {

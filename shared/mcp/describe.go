@@ -53,12 +53,11 @@ type offers struct {
 // description is what the endpoint says of itself.
 type description struct {
 	server       Implementation
-	instructions string
+	instructions string // how to use the tools for events; empty without them
 	methods      methodTable
 	sessions     *session.Store
 	backends     Gateway
 	conversation Conversation
-	eventTools   bool
 }
 
 // offersTo finds out what there is for a caller beside what there is for all.
@@ -94,7 +93,7 @@ func (d *description) capabilities(stateless bool, to offers) capabilities {
 	if d.methods.has(mcpspec.MethodResources) {
 		c.Resources = &resourceCapability{Events: true, Subscribe: inBand, ListChanged: inBand, Subscription: ways}
 	}
-	if to.backends.Tools || d.eventTools {
+	if to.backends.Tools || d.instructions != "" {
 		c.Tools = &listCapability{ListChanged: inBand && to.backends.Tools}
 	}
 	if to.backends.Prompts {

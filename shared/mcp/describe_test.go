@@ -18,7 +18,6 @@ type described struct {
 	TTLMs             *int
 	CacheScope        string
 	ServerInfo        Implementation
-	Instructions      string
 	Capabilities      map[string]json.RawMessage
 	Meta              map[string]json.RawMessage `json:"_meta"`
 }
@@ -107,10 +106,10 @@ func TestCapabilities(t *testing.T) {
 			t.Errorf("supportedVersions %v", d.SupportedVersions)
 		}
 		sameJSON(t, d.Meta[mcpspec.MetaServer], `{"name":"mcp-events","version":"1.2.3"}`)
-		if d.ResultType != "complete" || d.TTLMs == nil || d.CacheScope != public || d.Instructions == "" {
+		if d.ResultType != "complete" || d.TTLMs == nil || d.CacheScope != public {
 			t.Errorf("got %+v", d)
 		}
-		if initialize.ProtocolVersion != "2025-11-25" || initialize.ServerInfo.Name != "mcp-events" || initialize.ResultType != "" || initialize.Instructions == "" {
+		if initialize.ProtocolVersion != "2025-11-25" || initialize.ServerInfo.Name != "mcp-events" || initialize.ResultType != "" {
 			t.Errorf("got %+v", initialize)
 		}
 	})

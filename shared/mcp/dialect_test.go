@@ -226,7 +226,7 @@ func TestDialectStream(t *testing.T) {
 		other.cancel()
 	})
 	t.Run("SSE-01_bad_requests", func(t *testing.T) {
-		f := newFixture(t, func(o *Options) { o.MaxStreams = 1 })
+		f := newFixture(t, func(o *Options) { o.Leases = &oneStream{} })
 		sessionBased := f.session(alice, mcpspec.V20251125)
 		o, id := f.dialectStream(alice)
 		for name, tc := range map[string]struct {

@@ -50,7 +50,7 @@ func (d dialect) get(w http.ResponseWriter, c *call) {
 func (s *dialectStream) hold(ctx context.Context) error {
 	until, ok := ctx.Deadline() // there is one: the maximum age
 	if !ok {
-		until = time.Now().Add(s.streams.maxAge)
+		until = time.Now().Add(s.streams.admission.maxAge)
 	}
 	sessions := s.streams.sessions
 	lease, err := sessions.Opened(ctx, s.sess.Key, until)

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -43,15 +42,13 @@ type Deregistrar interface {
 // Implementation names the server to its clients.
 type Implementation struct {
 	Name    string `json:"name"`
-	Title   string `json:"title,omitempty"`
 	Version string `json:"version"`
 }
 
 // Options configure an [Endpoint]. Auth and Catalogs are required. What else is
 // nil switches off the methods that need it.
 type Options struct {
-	Server       Implementation
-	Instructions string
+	Server Implementation
 
 	Auth     auth.Authenticator
 	Catalogs catalog.Source // is asked on every request, and should answer from memory
@@ -91,8 +88,6 @@ type Options struct {
 	// that a 401 names; empty for none.
 	ResourceMetadata string
 
-	// MaxBody is the largest request body in bytes; 0 is 1 MiB.
-	MaxBody int64
 	// PageSize is the number of entries on a page of a list; 0 is 100.
 	PageSize int
 	// MaxAge is how long a stream stays open; 0 is 5 minutes. A deadline of the
@@ -105,8 +100,6 @@ type Options struct {
 	Heartbeat time.Duration
 	// WriteTimeout ends a stream whose reader takes nothing for so long; 0 is 30 s.
 	WriteTimeout time.Duration
-	// MaxStreams is how many streams this process keeps open at once; 0 is no limit.
-	MaxStreams int64
 	// Leases bound the streams of a principal and of the fleet; nil bounds neither.
 	Leases Leases
 	// MaxStreamURIs is how many URIs a session or a listen may be subscribed to; 0
@@ -116,8 +109,6 @@ type Options struct {
 	// PollMin and PollMax bound the time after which a client is asked to poll again; 0
 	// is 1 s and 30 s.
 	PollMin, PollMax time.Duration
-	// SessionTTL is how long an unused session lives; 0 is 24 hours.
-	SessionTTL time.Duration
 
 	// Metrics count polls, ends of streams and limits that are met; may be nil.
 	Metrics *metric.Set
@@ -130,12 +121,10 @@ func (o Options) withDefaults() Options {
 	o.AnswerStreamAfter = cmp.Or(o.AnswerStreamAfter, time.Second)
 	o.Heartbeat = cmp.Or(o.Heartbeat, 15*time.Second)
 	o.WriteTimeout = cmp.Or(o.WriteTimeout, 30*time.Second)
-	o.SessionTTL = cmp.Or(o.SessionTTL, 24*time.Hour)
 	o.PollMin = cmp.Or(o.PollMin, time.Second)
 	o.PollMax = cmp.Or(o.PollMax, max(30*time.Second, o.PollMin))
 	o.MaxStreamURIs = cmp.Or(o.MaxStreamURIs, 200)
 	o.MaxStreamPatterns = cmp.Or(o.MaxStreamPatterns, 20)
-	o.MaxBody = cmp.Or(o.MaxBody, 1<<20)
 	o.PageSize = cmp.Or(o.PageSize, 100)
 	o.EventCodes = cmp.Or(o.EventCodes, SketchCodes)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
@@ -183,36 +172,35 @@ func New(o Options) (*Endpoint, error) {
 		e.backends = noGateway{}
 	}
 	if o.Sessions != nil {
-		e.sessions = &session.Store{DB: o.Sessions, TTL: o.SessionTTL, MaxURIs: o.MaxStreamURIs, Broken: metric.NewUndecodable(o.Logger)}
+		e.sessions = &session.Store{DB: o.Sessions, MaxURIs: o.MaxStreamURIs, Broken: metric.NewUndecodable(o.Logger)}
 	}
 	e.shut, e.cut = context.WithCancel(context.Background())
-	e.admission = &admission{maxAge: o.MaxAge, writeTimeout: o.WriteTimeout, maxStreams: o.MaxStreams, leases: o.Leases, faults: e.faults}
+	e.admission = &admission{maxAge: o.MaxAge, writeTimeout: o.WriteTimeout, leases: o.Leases, faults: e.faults}
 	e.admission.ending, e.admission.end = context.WithCancelCause(context.Background())
 	e.replies = &replies{
 		faults: e.faults, catalogs: e.catalogs, metadata: o.ResourceMetadata,
 		server: append([]byte(`"`+mcpspec.MetaServer+`":`), jsonrpc.Encode(o.Server)...),
 	}
 	e.about = &description{
-		server: o.Server, instructions: o.Instructions, methods: e.methods, sessions: e.sessions, backends: e.backends, conversation: o.Conversation,
+		server: o.Server, methods: e.methods, sessions: e.sessions, backends: e.backends, conversation: o.Conversation,
 	}
 	timing := timing{heartbeat: o.Heartbeat, answerAfter: o.AnswerStreamAfter, writeTimeout: o.WriteTimeout}
 	targets := &targets{o.Subscriptions, e.backends}
 	e.calls = &calls{e.backends, e.catalogs, e.faults, timing, e.shut}
 	e.session = &sessionMethods{
 		sessions: e.sessions, catalogs: e.catalogs, targets: targets, feeds: o.Feeds, backends: e.backends,
-		about: e.about, replies: e.replies, faults: e.faults, maxPatterns: o.MaxStreamPatterns, ttl: o.SessionTTL,
+		about: e.about, replies: e.replies, faults: e.faults, maxPatterns: o.MaxStreamPatterns,
 	}
 	e.conversations = &conversations{o.Conversation, o.Feeds}
 	e.streams = &streams{
 		admission: e.admission, auth: o.Auth, catalogs: e.catalogs, targets: targets, backends: e.backends, methods: e.methods,
 		sessions: e.sessions, feeds: o.Feeds, conversation: o.Conversation, replies: e.replies, faults: e.faults,
-		timing: timing, maxAge: o.MaxAge, maxURIs: o.MaxStreamURIs, maxPatterns: o.MaxStreamPatterns,
+		timing: timing, maxURIs: o.MaxStreamURIs, maxPatterns: o.MaxStreamPatterns,
 	}
 	var tools *eventTools
 	if o.EventTools && o.Feeds != nil {
 		tools = newEventTools(e)
-		e.about.eventTools = true
-		e.about.instructions = strings.TrimSpace(o.Instructions + " " + eventToolsInstructions)
+		e.about.instructions = eventToolsInstructions
 	}
 	e.table(&lists{
 		catalogs: e.catalogs, subscriptions: o.Subscriptions, backends: e.backends, tools: tools, methods: e.methods,

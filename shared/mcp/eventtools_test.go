@@ -188,7 +188,7 @@ func TestEventTools(t *testing.T) {
 			if tools := about.Capabilities.Tools; tools == nil || tools.ListChanged {
 				t.Errorf("capabilities.tools is %+v", tools)
 			}
-			if !strings.HasPrefix(about.Instructions, "Subscribe to events. With the tools") {
+			if !strings.HasPrefix(about.Instructions, "With the tools") {
 				t.Errorf("the instructions are %q", about.Instructions)
 			}
 		}

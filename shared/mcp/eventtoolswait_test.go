@@ -166,7 +166,7 @@ func TestWaitForEvent(t *testing.T) {
 		}
 	})
 	t.Run("RCH-04 it needs room for a stream", func(t *testing.T) {
-		inWait(t, inMemory, false, 0, "", func(o *Options) { o.MaxStreams = 1 }, func(w *waiting) {
+		inWait(t, inMemory, false, 0, "", func(o *Options) { o.Leases = &oneStream{} }, func(w *waiting) {
 			var sub shownEvents
 			call := func(tool, arguments string) *written {
 				params := toolParams(tool, arguments)

@@ -167,8 +167,8 @@ func newEndpointOn(t testing.TB, db store.DB, change func(*Options)) *fixture {
 	}, nil)
 	must(t, err)
 	o := Options{
-		Server: Implementation{Name: "mcp-events", Version: "1.2.3"}, Instructions: "Subscribe to events.",
-		Auth: keys, Catalogs: f.catalogs, Feeds: f.tails, Sessions: db,
+		Server: Implementation{Name: "mcp-events", Version: "1.2.3"},
+		Auth:   keys, Catalogs: f.catalogs, Feeds: f.tails, Sessions: db,
 		Subscriptions: f.service, Registrar: f.service, Deregistrar: f.service,
 		Logger: slog.New(slog.DiscardHandler),
 	}

@@ -77,7 +77,7 @@ func (st *streams) openListen(ctx context.Context, c *call) (*streamWriter, erro
 	if err := o.open(ctx, request); err != nil {
 		return nil, err
 	}
-	unwant, err := o.want(ctx, randomText(16), time.Now().Add(st.maxAge+time.Minute))
+	unwant, err := o.want(ctx, randomText(16), time.Now().Add(st.admission.maxAge+time.Minute))
 	if err != nil {
 		return o, err
 	}

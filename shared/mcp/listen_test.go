@@ -228,7 +228,7 @@ func TestListen(t *testing.T) {
 		}
 	})
 	t.Run("AUT-07_streams_are_bounded", func(t *testing.T) {
-		f := newFixture(t, func(o *Options) { o.MaxStreams = 1 })
+		f := newFixture(t, func(o *Options) { o.Leases = &oneStream{} })
 		f.listen(alice, "1", `{}`).next()
 		r := f.stateless(alice, mcpspec.MethodListen, `"notifications":{}`)
 		if r.Status != 503 || r.code(t) != codeUnavailable || r.Header.Get("Retry-After") == "" {

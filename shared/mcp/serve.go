@@ -175,12 +175,14 @@ func mediaTypes(values []string) iter.Seq[string] {
 	}
 }
 
+// maxBody is the largest request body in bytes.
+const maxBody = 1 << 20
+
 var errTooLarge = errors.New("mcp: body too large")
 
 // readBody reads the body up to the limit.
-func (e *Endpoint) readBody(r *http.Request) ([]byte, error) {
-	limit := e.options.MaxBody
-	if r.ContentLength > limit {
+func readBody(r *http.Request) ([]byte, error) {
+	if r.ContentLength > maxBody {
 		return nil, errTooLarge
 	}
 	if r.Body == nil {
@@ -191,8 +193,8 @@ func (e *Endpoint) readBody(r *http.Request) ([]byte, error) {
 		_, err := io.ReadFull(r.Body, body)
 		return body, err
 	}
-	body, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
-	if err == nil && int64(len(body)) > limit {
+	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
+	if err == nil && len(body) > maxBody {
 		return nil, errTooLarge
 	}
 	return body, err
@@ -234,12 +236,12 @@ func (e *Endpoint) receive(w http.ResponseWriter, c *call) (batch []json.RawMess
 	if !accepts(r.Header, "application/json") && !accepts(r.Header, sse.ContentType) {
 		return refuse(http.StatusNotAcceptable, nil, invalidRequest("Accept must list application/json and text/event-stream"))
 	}
-	body, err := e.readBody(r)
+	body, err := readBody(r)
 	switch {
 	case errors.Is(err, errTooLarge):
 		e.options.Metrics.LimitReached("body")
 		return refuse(http.StatusRequestEntityTooLarge, nil, &jsonrpc.Error{
-			Code: codeTooLarge, Message: "the body is too large", Data: fault.Limit{Limit: "body", Max: float64(e.options.MaxBody)},
+			Code: codeTooLarge, Message: "the body is too large", Data: fault.Limit{Limit: "body", Max: maxBody},
 		})
 	case err != nil:
 		return refuse(http.StatusBadRequest, nil, &jsonrpc.Error{Code: jsonrpc.ParseError, Message: "the body could not be read"})

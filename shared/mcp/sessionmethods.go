@@ -31,7 +31,6 @@ type sessionMethods struct {
 	replies     *replies
 	faults      faults
 	maxPatterns int
-	ttl         time.Duration
 }
 
 // subscribe serves resources/subscribe. Every event that is published after its
@@ -63,7 +62,7 @@ func (h *sessionMethods) subscribe(ctx context.Context, c *call) (result, error)
 		return result{}, sessionFault(err)
 	}
 	if t.backend != "" {
-		err := h.backends.Subscribe(ctx, api.Subscription{Place: api.Place{Workspace: c.principal.Workspace, Backend: t.backend}, URI: t.uri, Holder: c.session.Key, Until: time.Now().Add(h.ttl)})
+		err := h.backends.Subscribe(ctx, api.Subscription{Place: api.Place{Workspace: c.principal.Workspace, Backend: t.backend}, URI: t.uri, Holder: c.session.Key, Until: time.Now().Add(session.TTL)})
 		if err != nil {
 			return result{}, err
 		}

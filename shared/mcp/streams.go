@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net/http"
 	"slices"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
@@ -28,7 +27,6 @@ type streams struct {
 	replies      *replies
 	faults       faults
 	timing       timing
-	maxAge       time.Duration
 	// How many URIs a stream may have, and how many of them parents and wildcards.
 	maxURIs, maxPatterns int
 }

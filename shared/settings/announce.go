@@ -59,25 +59,16 @@ func UnannouncedOf(kind Kind, workspaces []string, version int64, now time.Time)
 // announcer comes between: those that every process uses, as after [MaxAge]. The zero time is for the only
 // process, which uses all of them. waiting is how many documents are too new.
 func Announce(ctx context.Context, db store.DB, until time.Time, tell func(context.Context, Change) error) (waiting int, err error) {
-	q := store.Query{Table: store.Settings, Partition: unannouncedPartition}
 	var errs []error // one that cannot be told keeps no other from its turn
-	for {
-		page, err := db.Query(ctx, q)
-		if err != nil {
-			return waiting, fault.Wrap(fault.Unavailable, err, "read what is to be announced")
+	err = store.Each(ctx, db, store.Key{Table: store.Settings, Partition: unannouncedPartition}, "read what is to be announced", func(it *store.Item) error {
+		if !until.IsZero() && time.UnixMilli(it.Counts[appliedAt]).After(until) {
+			waiting++
+		} else {
+			errs = append(errs, announceOne(ctx, db, *it, tell))
 		}
-		for _, it := range page.Items {
-			if !until.IsZero() && time.UnixMilli(it.Counts[appliedAt]).After(until) {
-				waiting++
-			} else if err := announceOne(ctx, db, it, tell); err != nil {
-				errs = append(errs, err)
-			}
-		}
-		if !page.More || ctx.Err() != nil {
-			return waiting, errors.Join(errs...)
-		}
-		q.After = page.Last
-	}
+		return ctx.Err()
+	})
+	return waiting, errors.Join(append(errs, err)...)
 }
 
 // AnnounceAll waits until every process uses what is stored, and announces it.

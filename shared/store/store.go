@@ -268,7 +268,12 @@ func IsUnhurried(ctx context.Context) bool { return ctx.Value(unhurried{}) != ni
 // Each visits the items of a partition in the order of their sort keys, page by page. An error of the visit ends
 // it and is returned as it is; one of the store is of kind fault.Unavailable, and says what was done.
 func Each(ctx context.Context, db DB, partition Key, what string, visit func(*Item) error) error {
-	for q := (Query{Table: partition.Table, Partition: partition.Partition, Limit: 1000}); ; {
+	return EachOf(ctx, db, Query{Table: partition.Table, Partition: partition.Partition, Limit: 1000}, what, visit)
+}
+
+// EachOf is [Each] for what a query finds on all its pages.
+func EachOf(ctx context.Context, db DB, q Query, what string, visit func(*Item) error) error {
+	for {
 		page, err := db.Query(ctx, q)
 		if err != nil {
 			return fault.Wrap(fault.Unavailable, err, "%s", what)

@@ -257,21 +257,18 @@ func (s *Set) names(ctx context.Context, workspace string) (map[Name]bool, error
 	}
 	fresh := known{names: map[Name]bool{}, read: now}
 	q := store.Query{Table: store.Settings, Partition: key(workspace, All).Partition, Until: subscriptionOf}
-	for more := true; more; {
-		page, err := s.DB.Query(ctx, q)
-		if err != nil {
-			if now.Sub(have.read) < MaxAge {
-				return have.names, nil
-			}
-			return nil, fault.Wrap(fault.Unavailable, err, "read the switches")
-		}
-		for _, it := range page.Items {
-			fresh.names[Name(it.Sort)] = true
-		}
-		q.After, more = page.Last, page.More
+	err := store.EachOf(ctx, s.DB, q, "read the switches", func(it *store.Item) error {
+		fresh.names[Name(it.Sort)] = true
+		return nil
+	})
+	switch {
+	case err == nil:
+		s.known.Put(workspace, fresh)
+		return fresh.names, nil
+	case now.Sub(have.read) < MaxAge:
+		return have.names, nil
 	}
-	s.known.Put(workspace, fresh)
-	return fresh.names, nil
+	return nil, err
 }
 
 // Parked is a message that waits for its switch.

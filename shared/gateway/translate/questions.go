@@ -12,11 +12,8 @@ import (
 // Digest is the same for JSON values that are equal but for the order of members and
 // how they are written.
 func Digest(value json.RawMessage) string {
-	d := json.NewDecoder(strings.NewReader(string(value)))
-	d.UseNumber()
-	var v any
-	if len(value) > 0 && d.Decode(&v) == nil {
-		value, _ = json.Marshal(v) // sorts
+	if len(value) > 0 {
+		value, _ = json.Marshal(jsonrpc.Value(value)) // sorts
 	}
 	h := sha256.Sum256(value)
 	return base64.RawURLEncoding.EncodeToString(h[:18])

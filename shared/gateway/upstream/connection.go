@@ -57,14 +57,11 @@ func (c *Client) send(req *http.Request) (*http.Response, error) {
 type way struct {
 	reused, sent atomic.Bool
 
-	conn  counts // nil if its bytes are not counted
-	first int64  // byte
+	conn  *counted // nil if its bytes are not counted
+	first int64    // byte
 }
 
-// counts is a connection that knows how much was written to it.
-type counts interface{ written() int64 }
-
-// counted is the connection of [NewHTTP].
+// counted is a connection that knows how much was written to it.
 type counted struct {
 	net.Conn
 	n atomic.Int64
@@ -75,8 +72,6 @@ func (c *counted) Write(b []byte) (int, error) {
 	c.n.Add(int64(n))
 	return n, err
 }
-
-func (c *counted) written() int64 { return c.n.Load() }
 
 // counting dials connections that count.
 func counting(dial func(ctx context.Context, network, addr string) (net.Conn, error)) func(context.Context, string, string) (net.Conn, error) {
@@ -96,8 +91,8 @@ func (w *way) trace() *httptrace.ClientTrace {
 			over, ok := to.Conn.(*tls.Conn)
 			w.reused.Store(to.Reused && !(ok && over.ConnectionState().NegotiatedProtocol == "h2"))
 			w.sent.Store(false)
-			if w.conn, _ = to.Conn.(counts); w.conn != nil {
-				w.first = w.conn.written()
+			if w.conn, _ = to.Conn.(*counted); w.conn != nil {
+				w.first = w.conn.n.Load()
 			}
 		},
 		WroteHeaders: func() { w.sent.Store(true) },
@@ -107,5 +102,5 @@ func (w *way) trace() *httptrace.ClientTrace {
 // wasClosed reports whether the request found a connection closed, and nothing of it could be read. What
 // was written, net/http says of a buffer; the connection knows what left it.
 func (w *way) wasClosed() bool {
-	return w.reused.Load() && (!w.sent.Load() || w.conn != nil && w.conn.written() == w.first)
+	return w.reused.Load() && (!w.sent.Load() || w.conn != nil && w.conn.n.Load() == w.first)
 }

@@ -36,8 +36,7 @@ import (
 // session over.
 type Store struct {
 	DB store.DB
-	// TTL is how long an unused session lives; MaxURIs is how many URIs one may be subscribed to.
-	TTL     time.Duration
+	// MaxURIs is how many URIs a session may be subscribed to.
 	MaxURIs int
 	// Broken counts what cannot be decoded.
 	Broken *metric.Undecodable
@@ -86,8 +85,8 @@ func (u URI) Position() int64 {
 	return u.Since.Add(-2 * eventlog.MaxSkew).UnixMicro()
 }
 
-// urisPage is how many subscriptions of a session are read at once.
-const urisPage = 200
+// TTL is how long an unused session lives.
+const TTL = 24 * time.Hour
 
 // ErrNone is a session that is unknown, ended, expired or another principal's: they
 // look alike.
@@ -134,7 +133,7 @@ func (s *Store) Create(ctx context.Context, sess Session) (*Session, error) {
 	_, _ = rand.Read(id) // never fails (Go 1.24)
 	sess.ID = base64.RawURLEncoding.EncodeToString(id)
 	sess.Key = Key(sess.ID)
-	sess.expires = time.Now().Add(s.TTL)
+	sess.expires = time.Now().Add(TTL)
 	value, _ := json.Marshal(sess) // strings and booleans
 	sess.item = store.Item{Key: itemKey(sess.Key, sortSession), Value: value, Version: 1, Expires: sess.expires}
 	if err := s.DB.Write(ctx, store.Put(sess.item, store.Absent()), store.Put(sess.listed())); err != nil {
@@ -157,7 +156,7 @@ func (s *Store) Load(ctx context.Context, id string, p auth.Principal, dialect b
 	if sess == nil || sess.Workspace != p.Workspace || sess.Principal != p.ID || sess.Dialect != dialect {
 		return nil, ErrNone
 	}
-	if time.Until(sess.expires) < s.TTL/2 {
+	if time.Until(sess.expires) < TTL/2 {
 		if err := s.touch(ctx, sess); err != nil {
 			return nil, err
 		}
@@ -167,7 +166,7 @@ func (s *Store) Load(ctx context.Context, id string, p auth.Principal, dialect b
 
 // touch puts off the expiry of all items of a session.
 func (s *Store) touch(ctx context.Context, sess *Session) error {
-	expires := time.Now().Add(s.TTL)
+	expires := time.Now().Add(TTL)
 	item := sess.item
 	item.Version++
 	item.Expires = expires
@@ -260,22 +259,13 @@ func (s *Store) decodeURIs(ctx context.Context, items []store.Item) []URI {
 	return out
 }
 
-func (s *Store) uris(ctx context.Context, key string) ([]store.Item, error) {
-	q := store.Query{
-		Table: store.Sessions, Partition: itemKey(key, sortURI).Partition,
-		After: sortURI, Until: sortURI + "~", Limit: urisPage,
-	}
-	var items []store.Item
-	for {
-		page, err := s.DB.Query(ctx, q)
-		if err != nil {
-			return nil, fault.Wrap(fault.Unavailable, err, "read the session's subscriptions")
-		}
-		if items = append(items, page.Items...); !page.More {
-			return items, nil
-		}
-		q.After = page.Last
-	}
+func (s *Store) uris(ctx context.Context, key string) (items []store.Item, err error) {
+	q := store.Query{Table: store.Sessions, Partition: itemKey(key, sortURI).Partition, After: sortURI, Until: sortURI + "~", Limit: 200}
+	err = store.EachOf(ctx, s.DB, q, "read the session's subscriptions", func(it *store.Item) error {
+		items = append(items, *it)
+		return nil
+	})
+	return items, err
 }
 
 func uriKey(sess, uri string) store.Key {
@@ -291,7 +281,7 @@ func (s *Store) TakeOver(ctx context.Context, sess *Session, connection string) 
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "read the session's stream")
 	}
-	err = s.DB.Write(ctx, store.Put(store.Item{Key: key, Value: []byte(connection), Expires: time.Now().Add(s.TTL)}))
+	err = s.DB.Write(ctx, store.Put(store.Item{Key: key, Value: []byte(connection), Expires: time.Now().Add(TTL)}))
 	return items[0] != nil, fault.Wrap(fault.Unavailable, err, "take over the session's stream")
 }
 
@@ -366,7 +356,7 @@ func (s *Store) Remove(ctx context.Context, sess *Session) ([]URI, error) {
 	return s.decodeURIs(ctx, items), fault.Wrap(fault.Unavailable, s.DB.WriteAll(ctx, ops...), "end the session")
 }
 
-// limitReached names the limit that a request would go over.
+// LimitReached names the limit that a request would go over.
 func LimitReached(name string, most int) error {
 	return fault.New(fault.Exhausted, "the limit %s of %d is reached", name, most).
 		AtLimit(name, float64(most))

@@ -25,7 +25,7 @@ func (s *Store) Use(ctx context.Context, sess *Session, id json.RawMessage) (fre
 	h := sha256.Sum256([]byte(text))
 	err = s.DB.Write(ctx, store.Put(store.Item{
 		Key:     itemKey(sess.Key, sortUsed+base64.RawURLEncoding.EncodeToString(h[:])),
-		Expires: time.Now().Add(s.TTL),
+		Expires: time.Now().Add(TTL),
 	}, store.Absent()))
 	if errors.Is(err, store.ErrConflict) {
 		return false, nil
