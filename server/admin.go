@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"log/slog"
 	"net"
 	"net/http"
 	"slices"
@@ -50,10 +49,7 @@ func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http
 		s.AdminURL = s.URL
 		return handler
 	}
-	s.operators = &http.Server{
-		Handler: boundBodies(handler, bodyTime), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
-		ErrorLog: slog.NewLogLogger(s.core.Log.Handler(), slog.LevelWarn),
-	}
+	s.operators = s.httpServer(boundBodies(handler, bodyTime))
 	go func() {
 		if err := s.operators.Serve(listener); err != http.ErrServerClosed {
 			s.served <- err

@@ -228,16 +228,18 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	s.handler = boundBodies(secret.Handler(s.serveAdmin(roles, o.Auth, operators)), bodyTime)
 	s.run(ctx, roles)
 	if listener != nil {
-		s.listening = &http.Server{
-			Handler:           s.handler,
-			ReadHeaderTimeout: 10 * time.Second,
-			IdleTimeout:       2 * time.Minute,
-			MaxHeaderBytes:    32 << 10,
-			ErrorLog:          slog.NewLogLogger(s.core.Log.Handler(), slog.LevelWarn),
-		}
+		s.listening = s.httpServer(s.handler)
 		go func() { s.served <- s.listening.Serve(listener) }()
 	}
 	return s, nil
+}
+
+// httpServer is one for the endpoint, or for operators. It bounds all but bodies and answers.
+func (s *Server) httpServer(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 32 << 10,
+		ErrorLog: slog.NewLogLogger(s.core.Log.Handler(), slog.LevelWarn),
+	}
 }
 
 // roles are what runs.

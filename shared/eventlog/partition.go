@@ -44,8 +44,6 @@ func Topic(workspace, topic string) Partition {
 	return Partition{name: "n#" + workspace + "#" + topic}
 }
 
-func (p Partition) String() string { return p.name }
-
 // Name is the name of the partition in the store, and for a [store.Watcher].
 func (p Partition) Name() string { return p.name }
 

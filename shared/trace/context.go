@@ -8,6 +8,7 @@ package trace
 import (
 	"context"
 	"slices"
+	"strconv"
 	"strings"
 
 	otel "go.opentelemetry.io/otel/trace"
@@ -89,18 +90,12 @@ func parseParent(s string) (c otel.SpanContextConfig, ok bool) {
 	if c.SpanID, err = otel.SpanIDFromHex(s[36:52]); err != nil {
 		return c, false
 	}
-	c.TraceFlags = otel.TraceFlags(digit(s[54])) & otel.FlagsSampled
-	return c, true
+	flags, err := strconv.ParseUint(s[53:55], 16, 8)
+	c.TraceFlags = otel.TraceFlags(flags) & otel.FlagsSampled
+	return c, err == nil
 }
 
 func hex(s string) bool { return strings.Trim(s, "0123456789abcdef") == "" }
-
-func digit(c byte) byte {
-	if c >= 'a' {
-		return c - 'a' + 10
-	}
-	return c - '0'
-}
 
 func text(c otel.SpanContextConfig) string {
 	return "00-" + c.TraceID.String() + "-" + c.SpanID.String() + "-" + c.TraceFlags.String()

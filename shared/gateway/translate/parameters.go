@@ -85,13 +85,7 @@ func annotated(schema json.RawMessage, path []string, out *[]Parameter) error {
 
 // token reports whether a header may have the name (RFC 9110, section 5.6.2).
 func token(s string) bool {
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		if (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') && !strings.ContainsRune("!#$%&'*+-.^_`|~", rune(c)) {
-			return false
-		}
-	}
-	return s != ""
+	return s != "" && strings.Trim(s, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&'*+-.^_`|~") == ""
 }
 
 // Text is what a header has to say of the arguments. It reports false when it has

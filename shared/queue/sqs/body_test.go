@@ -5,33 +5,35 @@ import (
 	"reflect"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
-func TestSafe(t *testing.T) {
-	tests := map[string]struct{ body, want string }{
+func TestBody(t *testing.T) {
+	tests := map[string]struct{ body, want string }{ // want is empty for what is refused
 		"nothing to do":          {`{"a":"é😀\ufffe"}`, `{"a":"é😀\ufffe"}`},
 		"noncharacters":          {"{\"\ufffe\":\"a\uffffb\"}", `{"\ufffe":"a\uffffb"}`},
 		"neighbours stay":        {"\"\ufffd\uffef\U0001fffe\ue000\ud7ff\"", "\"\ufffd\uffef\U0001fffe\ue000\ud7ff\""},
-		"control characters":     {"\"\x00\x1f\"", `"\u0000\u001f"`},
+		"control characters":     {"\"\x00\x1f\"", ""},
 		"white space stays":      {"{\t\"a\":\r\n1}", "{\t\"a\":\r\n1}"},
 		"one after the other":    {"\"\ufffe\ufffe\uffff\"", `"\ufffe\ufffe\uffff"`},
 		"after a backslash pair": {"\"\\\\\uffff\"", `"\\\uffff"`},
-		"a cut character":        {"\"\xef\xbf\"", "\"\xef\xbf\""},
+		"a cut character":        {"\"\xef\xbf\"", ""},
+		"text":                   {"no JSON", "no JSON"},
+		"text with one":          {"no JSON \uffff", ""},
 		"empty":                  {"", ""},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := string(Safe([]byte(tt.body))); got != tt.want {
-				t.Errorf("got %q, want %q", got, tt.want)
+			got := ""
+			e, err := entry(queue.Inbox, queue.Outgoing{Body: []byte(tt.body)})
+			if err == nil {
+				got = *e.MessageBody
+			}
+			if got != tt.want {
+				t.Errorf("got %q, %v, want %q", got, err, tt.want)
 			}
 		})
-	}
-}
-
-func TestSafeLeavesAnOrdinaryBodyWhereItIs(t *testing.T) {
-	body := []byte(`{"uri":"event://ci/build-finished","data":{"n":1}}`)
-	if n := testing.AllocsPerRun(100, func() { Safe(body) }); n != 0 {
-		t.Errorf("%v allocations, want none", n)
 	}
 }
 
@@ -41,47 +43,38 @@ func taken(r rune) bool {
 	return r == 0x9 || r == 0xa || r == 0xd || 0x20 <= r && r <= 0xd7ff || 0xe000 <= r && r <= 0xfffd || 0x10000 <= r && r <= 0x10ffff
 }
 
-func FuzzSafe(f *testing.F) {
+func FuzzBody(f *testing.F) {
 	for _, seed := range []string{`{"a":[1,"é\ufffe"]}`, "\"\ufffe\\u005c\uffff\\\\\"", "\x00\xef\xbf\xbe\xef", "[\"\U0010ffff\"]"} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		before := string(body)
-		safe := Safe(body)
-		if string(body) != before {
-			t.Fatal("the body was changed in place")
-		}
-		if again := Safe(safe); string(again) != string(safe) {
-			t.Fatalf("a second time: %q became %q", safe, again)
-		}
-		if !utf8.Valid(body) {
+		e, err := entry(queue.Inbox, queue.Outgoing{Body: body})
+		if err != nil {
+			if json.Valid(body) && utf8.Valid(body) {
+				t.Fatalf("JSON is refused: %v", err)
+			}
 			return
 		}
-		for _, r := range string(safe) {
+		for _, r := range *e.MessageBody {
 			if !taken(r) {
-				t.Fatalf("%q holds %U", safe, r)
+				t.Fatalf("%q holds %U", *e.MessageBody, r)
 			}
 		}
 		if !json.Valid(body) {
+			if *e.MessageBody != string(body) {
+				t.Fatalf("%q became %q", body, *e.MessageBody)
+			}
 			return
 		}
 		var got, want any
-		if err := json.Unmarshal(safe, &got); err != nil {
-			t.Fatalf("%q: %v", safe, err)
+		if err := json.Unmarshal([]byte(*e.MessageBody), &got); err != nil {
+			t.Fatalf("%q: %v", *e.MessageBody, err)
 		}
 		if err := json.Unmarshal(body, &want); err != nil {
 			t.Fatal(err)
 		}
 		if !reflect.DeepEqual(got, want) {
-			t.Fatalf("%q means something else than %q", safe, body)
+			t.Fatalf("%q means something else than %q", *e.MessageBody, body)
 		}
 	})
-}
-
-func BenchmarkSafe(b *testing.B) {
-	body := []byte(`{"uri":"event://github/octo/hello/pull_request","data":{"title":"Größe, naïve, 漢字","n":1}}`)
-	b.SetBytes(int64(len(body)))
-	for b.Loop() {
-		Safe(body)
-	}
 }

@@ -1,11 +1,13 @@
 package sqs
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -26,7 +28,7 @@ const (
 )
 
 // Send is SendMessage for one message and SendMessageBatch for more, in as few requests as possible. Entries of a batch
-// that SQS does not take are sent again. A JSON body is sent as [Safe] makes it. Another body that SQS refuses is invalid.
+// that SQS does not take are sent again. A JSON body is sent as [queue.Escape] makes it. Another body that SQS refuses is invalid.
 //
 // On a FIFO queue the batches are sent one after the other. If SQS refuses one entry for a passing reason and takes a
 // later one of the same group, the first one comes after it. SQS has no way to prevent that for batches.
@@ -51,11 +53,11 @@ func (q *Queues) Send(ctx context.Context, name queue.Name, msgs ...queue.Outgoi
 // entry checks and translates a message.
 func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequestEntry, err error) {
 	body := msg.Body
-	if refused(body) >= 0 && json.Valid(body) {
-		body = Safe(body)
+	if refused(body) && json.Valid(body) { // which has no such control characters
+		body = queue.Escape(body)
 	}
 	switch {
-	case len(body) == 0 || !utf8.Valid(body) || refused(body) >= 0:
+	case len(body) == 0 || !utf8.Valid(body) || refused(body):
 		return e, fault.New(fault.Invalid, "a message for %s is empty or has characters that XML 1.0 lacks", name)
 	case len(body) > queue.MaxBody:
 		return e, fault.New(fault.TooLarge, "a message for %s has %d bytes (allowed: up to %d)", name, len(body), queue.MaxBody)
@@ -92,25 +94,21 @@ func entry(name queue.Name, msg queue.Outgoing) (e types.SendMessageBatchRequest
 	return e, nil
 }
 
+// refused reports whether a text has a character that SQS refuses because XML 1.0 lacks it: U+FFFE, U+FFFF, or a control
+// character other than tab, line feed and carriage return.
+func refused(body []byte) bool {
+	return bytes.ContainsFunc(body, func(r rune) bool {
+		return r < ' ' && r != '\t' && r != '\n' && r != '\r' || r == 0xfffe || r == 0xffff
+	})
+}
+
 func word(s string) bool {
-	for _, c := range []byte(s) {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	return len(s) <= 128
+	return len(s) <= 128 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") == ""
 }
 
 // printable is the alphabet of SQS for deduplication ids: letters, digits and punctuation.
 func printable(s string) bool {
-	for _, c := range []byte(s) {
-		if c <= ' ' || c >= 0x7f {
-			return false
-		}
-	}
-	return len(s) <= 128
+	return len(s) <= 128 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
 }
 
 // batches cuts entries, in their order, into what a request takes.

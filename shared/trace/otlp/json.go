@@ -8,25 +8,28 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// The messages of OTLP (opentelemetry/proto/collector/trace/v1) in its JSON encoding: ids in hexadecimal, 64-bit
+// The messages of OTLP (opentelemetry/proto/collector/trace/v1 and metrics/v1) in its JSON encoding: ids in hexadecimal, 64-bit
 // numbers as strings, enumerations as numbers.
 
 type request struct {
-	ResourceSpans []resourceSpans `json:"resourceSpans"`
+	ResourceSpans   []resourceData `json:"resourceSpans,omitempty"`
+	ResourceMetrics []resourceData `json:"resourceMetrics,omitempty"`
 }
 
-type resourceSpans struct {
-	Resource   attributes   `json:"resource"`
-	ScopeSpans []scopeSpans `json:"scopeSpans"`
+type resourceData struct {
+	Resource     attributes  `json:"resource"`
+	ScopeSpans   []scopeData `json:"scopeSpans,omitempty"`
+	ScopeMetrics []scopeData `json:"scopeMetrics,omitempty"`
+}
+
+type scopeData struct {
+	Scope   scope        `json:"scope"`
+	Spans   []span       `json:"spans,omitempty"`
+	Metrics []instrument `json:"metrics,omitempty"`
 }
 
 type attributes struct {
 	Attributes []keyValue `json:"attributes"`
-}
-
-type scopeSpans struct {
-	Scope scope  `json:"scope"`
-	Spans []span `json:"spans"`
 }
 
 type scope struct {
@@ -84,9 +87,9 @@ func requestOf(spans []sdk.ReadOnlySpan) request {
 			out[i].Status = status{Message: st.Description, Code: statusError}
 		}
 	}
-	return request{[]resourceSpans{{
+	return request{ResourceSpans: []resourceData{{
 		Resource:   attributes{keyValues(spans[0].Resource().Attributes())},
-		ScopeSpans: []scopeSpans{{Scope: scope{spans[0].InstrumentationScope().Name}, Spans: out}},
+		ScopeSpans: []scopeData{{Scope: scope{spans[0].InstrumentationScope().Name}, Spans: out}},
 	}}}
 }
 

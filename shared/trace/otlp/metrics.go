@@ -21,24 +21,8 @@ func Metrics(o Options, stack string) (func(context.Context, *metricdata.Resourc
 	}
 	from := attributes{keyValues(append(product(o), attribute.String("service.instance.id", rand.Text()), attribute.String("stack", stack)))}
 	return func(ctx context.Context, all *metricdata.ResourceMetrics) {
-		c.export(context.WithoutCancel(ctx), metricsRequest{[]resourceMetrics{{Resource: from, ScopeMetrics: scopesOf(all)}}})
+		c.export(context.WithoutCancel(ctx), request{ResourceMetrics: []resourceData{{Resource: from, ScopeMetrics: scopesOf(all)}}})
 	}, nil
-}
-
-// The messages of opentelemetry/proto/collector/metrics/v1, as those of spans.
-
-type metricsRequest struct {
-	ResourceMetrics []resourceMetrics `json:"resourceMetrics"`
-}
-
-type resourceMetrics struct {
-	Resource     attributes     `json:"resource"`
-	ScopeMetrics []scopeMetrics `json:"scopeMetrics"`
-}
-
-type scopeMetrics struct {
-	Scope   scope        `json:"scope"`
-	Metrics []instrument `json:"metrics"`
 }
 
 // instrument is a Metric, with the one of its members that it has.
@@ -72,9 +56,9 @@ type point struct {
 // temporalities are the numbers of AggregationTemporality.
 var temporalities = map[metricdata.Temporality]int{metricdata.DeltaTemporality: 1, metricdata.CumulativeTemporality: 2}
 
-func scopesOf(all *metricdata.ResourceMetrics) (scopes []scopeMetrics) {
+func scopesOf(all *metricdata.ResourceMetrics) (scopes []scopeData) {
 	for _, s := range all.ScopeMetrics {
-		out := scopeMetrics{Scope: scope{s.Scope.Name}}
+		out := scopeData{Scope: scope{s.Scope.Name}}
 		for _, m := range s.Metrics {
 			i := instrument{Name: m.Name, Description: m.Description, Unit: m.Unit}
 			switch d := m.Data.(type) {

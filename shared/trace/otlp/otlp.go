@@ -51,8 +51,6 @@ type Options struct {
 	// Endpoint is the collector's URL without a path; HTTP is a client for it, nil one with a timeout.
 	Endpoint string
 	HTTP     *http.Client
-	// Header is sent with each request, such as a key.
-	Header http.Header
 	// Ratio is the share of traces that begin here that is exported. What began elsewhere is exported if it was
 	// sampled there.
 	Ratio float64
@@ -125,9 +123,6 @@ func (c *collector) send(ctx context.Context, body []byte) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
 	if err != nil {
 		return errUnreachable
-	}
-	for name, values := range c.options.Header {
-		r.Header[name] = values
 	}
 	r.Header.Set("Content-Type", "application/json")
 	resp, err := c.options.HTTP.Do(r)
