@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"encoding/json"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/conversation"
@@ -34,7 +33,7 @@ func (c *Core) Stream(feeds *stream.Tails, leases mcp.Leases, subs *subscription
 	o, l := c.Endpoint(), c.Limits
 	o.Feeds, o.Sessions, o.Leases = feeds, c.DB, leases
 	o.Subscriptions, o.Gateway, o.Conversation = subs, backends, talk
-	o.MaxAge, o.Heartbeat, o.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, answerStreamAfter(l)
+	o.MaxAge, o.Heartbeat, o.AnswerStreamAfter = l.StreamMaxAge, l.Heartbeat, l.AnswerStreamAfter
 	o.PollMin, o.PollMax, o.EventTools = l.PollMin, l.PollMax, l.EventTools
 	return o
 }
@@ -84,14 +83,6 @@ func (c *Core) Conversation(o conversation.Options) (*conversation.Service, erro
 // Consent serves /consent.
 func (c *Core) Consent(s *conversation.Service) *conversation.Handler {
 	return &conversation.Handler{Service: s, Auth: c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, Log: c.Log}
-}
-
-// answerStreamAfter is the option of [mcp.Options] of that name.
-func answerStreamAfter(l config.Limits) time.Duration {
-	if l.AnswerStreamAfter == 0 {
-		return -1 // at once
-	}
-	return l.AnswerStreamAfter
 }
 
 // RefusesStreams reports whether a stream over a principal's quota is refused, or the oldest ends.

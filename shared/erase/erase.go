@@ -194,12 +194,12 @@ func (r *run) subscriptions(ctx context.Context) (more bool, err error) {
 	err = r.Subscriptions.EachEnded(ctx, r.workspace, r.principal, func(id string) error {
 		if !r.dry && len(seen) == maxEnded {
 			more = true
-			return errStop
+			return errEnough
 		}
 		seen[id] = true
 		return nil
 	})
-	if err != nil && !errors.Is(err, errStop) {
+	if err != nil && !errors.Is(err, errEnough) {
 		return false, err
 	}
 	r.ids = slices.Sorted(maps.Keys(seen))
@@ -208,8 +208,6 @@ func (r *run) subscriptions(ctx context.Context) (more bool, err error) {
 	}
 	return more, r.Operations.SweepLater(ctx, r.workspace, r.ids)
 }
-
-var errStop = errors.New("erase: enough are found")
 
 // unusedBodies are the stored events that no one else can need: of those that are subscribed to their URI, none is left.
 func (r *run) unusedBodies(ctx context.Context) error {

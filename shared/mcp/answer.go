@@ -45,7 +45,7 @@ func (t timing) late(w http.ResponseWriter, c *call) *lateAnswer {
 func (l *lateAnswer) waits(after time.Duration) {
 	switch {
 	case !l.streams:
-	case after < 0:
+	case after == 0:
 		l.beat()
 	default:
 		l.mu.Lock()

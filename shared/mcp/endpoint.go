@@ -45,7 +45,7 @@ type Implementation struct {
 	Version string `json:"version"`
 }
 
-// Options configure an [Endpoint]. Auth and Catalogs are required. What else is
+// Options configure an [Endpoint]. Auth and Catalogs are required, and the times where there are Feeds. What else is
 // nil switches off the methods that need it.
 type Options struct {
 	Server Implementation
@@ -79,7 +79,7 @@ type Options struct {
 	// EventTools serves events as tools too, to clients that know tools alone; see eventtools.go.
 	EventTools bool
 
-	// EventCodes is [SketchCodes] when it is zero.
+	// EventCodes are the numbers of the errors of the events methods.
 	EventCodes EventCodes
 
 	// Guard keeps pages of other sites out.
@@ -90,13 +90,11 @@ type Options struct {
 
 	// PageSize is the number of entries on a page of a list; 0 is 100.
 	PageSize int
-	// MaxAge is how long a stream stays open; 0 is 5 minutes. A deadline of the
-	// request's context ends it 5 s before.
+	// MaxAge is how long a stream stays open. A deadline of the request's context ends it 5 s before.
 	MaxAge time.Duration
-	// AnswerStreamAfter is how long the answer to a list may wait for backends before it
-	// becomes a stream; 0 is 1 s, and a negative one is not at all.
+	// AnswerStreamAfter is how long the answer to a list may wait for backends before it becomes a stream.
 	AnswerStreamAfter time.Duration
-	// Heartbeat is the longest quiet of a stream; 0 is 15 s.
+	// Heartbeat is the longest quiet of a stream.
 	Heartbeat time.Duration
 	// WriteTimeout ends a stream whose reader takes nothing for so long; 0 is 30 s.
 	WriteTimeout time.Duration
@@ -106,8 +104,7 @@ type Options struct {
 	// is 200. MaxStreamPatterns is how many of them may be parents or wildcards,
 	// each of which is several partitions of the log to read; 0 is 20.
 	MaxStreamURIs, MaxStreamPatterns int
-	// PollMin and PollMax bound the time after which a client is asked to poll again; 0
-	// is 1 s and 30 s.
+	// PollMin and PollMax bound the time after which a client is asked to poll again.
 	PollMin, PollMax time.Duration
 
 	// Metrics count polls, ends of streams and limits that are met; may be nil.
@@ -117,16 +114,10 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	o.MaxAge = cmp.Or(o.MaxAge, 5*time.Minute)
-	o.AnswerStreamAfter = cmp.Or(o.AnswerStreamAfter, time.Second)
-	o.Heartbeat = cmp.Or(o.Heartbeat, 15*time.Second)
 	o.WriteTimeout = cmp.Or(o.WriteTimeout, 30*time.Second)
-	o.PollMin = cmp.Or(o.PollMin, time.Second)
-	o.PollMax = cmp.Or(o.PollMax, max(30*time.Second, o.PollMin))
 	o.MaxStreamURIs = cmp.Or(o.MaxStreamURIs, 200)
 	o.MaxStreamPatterns = cmp.Or(o.MaxStreamPatterns, 20)
 	o.PageSize = cmp.Or(o.PageSize, 100)
-	o.EventCodes = cmp.Or(o.EventCodes, SketchCodes)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 	return o
 }

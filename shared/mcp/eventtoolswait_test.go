@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net/http"
@@ -128,7 +129,7 @@ func TestWaitForEvent(t *testing.T) {
 			"when there is no time left": {`,"seconds":600`, time.Hour, 4 * time.Second, 0},
 		} {
 			for _, session := range []bool{false, true} {
-				inWait(t, inMemory, session, x.deadline, x.more, func(o *Options) { o.MaxAge = x.maxAge }, func(w *waiting) {
+				inWait(t, inMemory, session, x.deadline, x.more, func(o *Options) { o.MaxAge = cmp.Or(x.maxAge, o.MaxAge) }, func(w *waiting) {
 					got, _ := w.result()
 					if !got.TimedOut || len(got.Events) > 0 || w.took != x.want {
 						w.t.Errorf("%s: after %s %+v", name, w.took, got)

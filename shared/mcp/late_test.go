@@ -91,7 +91,7 @@ func TestSlowListsAreStreams(t *testing.T) {
 // wrong with a request is in its status as before; what is found out later, on the stream.
 func TestListsThatAreStreamsAtOnce(t *testing.T) {
 	l := startLister(t, "b", true, "a", "b", "c")
-	f := behindGateway(t, func(o *Options) { o.AnswerStreamAfter, o.PageSize = -1, 2 }, l)
+	f := behindGateway(t, func(o *Options) { o.AnswerStreamAfter, o.PageSize = 0, 2 }, l)
 	session := f.session(alice, mcpspec.V20251125)
 	for _, revision := range []string{"", session} {
 		for _, method := range listMethods {

@@ -52,15 +52,17 @@ func (c *call) shared(open bool) *caching {
 	return &caching{listTTL, private}
 }
 
-// listResources serves resources/list: the event types with a fixed URI, then
-// the caller's webhook subscriptions, then what backends have.
-func (h *lists) listResources(ctx context.Context, c *call) (result, error) {
-	return h.listCatalog(ctx, c, api.Resources, h.subscriptions)
-}
-
-// listTemplates serves resources/templates/list.
-func (h *lists) listTemplates(ctx context.Context, c *call) (result, error) {
-	return h.listCatalog(ctx, c, api.Templates, nil)
+// list serves the lists of a kind.
+func (h *lists) list(kind api.Kind) func(context.Context, *call) (result, error) {
+	return func(ctx context.Context, c *call) (result, error) {
+		switch kind {
+		case api.Tools, api.Prompts:
+			return h.listBackends(ctx, c, kind)
+		case api.Resources: // the event types with a fixed URI, then the caller's webhook subscriptions, then what backends have
+			return h.listCatalog(ctx, c, kind, h.subscriptions)
+		}
+		return h.listCatalog(ctx, c, kind, nil)
+	}
 }
 
 // listCatalog serves a list of event types, of subscriptions unless they are nil, and of what backends have.
@@ -207,14 +209,6 @@ func (h *lists) modes(entry *catalog.Entry, c *call) []string {
 		modes = append(modes, mcpspec.ModeWebhook)
 	}
 	return slices.Clip(modes)
-}
-
-func (h *lists) listTools(ctx context.Context, c *call) (result, error) {
-	return h.listBackends(ctx, c, api.Tools)
-}
-
-func (h *lists) listPrompts(ctx context.Context, c *call) (result, error) {
-	return h.listBackends(ctx, c, api.Prompts)
 }
 
 // listBackends serves a list of what backends have, after the tools of our own.

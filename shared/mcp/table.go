@@ -158,8 +158,8 @@ func (e *Endpoint) table(lists *lists) {
 		reads := &reads{e.catalogs, o.Feeds.Log, o.Subscriptions}
 		completions := &completions{e.catalogs, o.Feeds.Log}
 		polls := &polls{e.catalogs, o.Feeds, o.PollMin, o.PollMax, o.Metrics}
-		t[mcpspec.MethodResources] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.listResources)}
-		t[mcpspec.MethodTemplates] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.listTemplates)}
+		t[mcpspec.MethodResources] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.list(api.Resources))}
+		t[mcpspec.MethodTemplates] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.list(api.Templates))}
 		t[mcpspec.MethodComplete] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeComplete, answer(completions.complete))}
 		t[mcpspec.MethodRead] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(e.calls.routeRead, answer(reads.read))}
 		t[mcpspec.MethodEvents] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(lists.listEvents)}
@@ -170,13 +170,13 @@ func (e *Endpoint) table(lists *lists) {
 	}
 	if o.Gateway != nil {
 		backends := func(c *call) bool { return e.backends.Any(c.request.Context()) }
-		t[mcpspec.MethodToolsList] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: answer(lists.listTools)}
-		t[mcpspec.MethodPromptsList] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: answer(lists.listPrompts)}
+		t[mcpspec.MethodToolsList] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: answer(lists.list(api.Tools))}
+		t[mcpspec.MethodPromptsList] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: answer(lists.list(api.Prompts))}
 		t[mcpspec.MethodToolsCall] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: toBackend(routeName(api.Tools), nil)}
 		t[mcpspec.MethodPromptsGet] = method{sessionBased: true, stateless: true, offered: backends, scope: auth.ScopeRead, handler: toBackend(routeName(api.Prompts), nil)}
 	}
 	if h := lists.tools; h != nil {
-		t[mcpspec.MethodToolsList] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.listTools)}
+		t[mcpspec.MethodToolsList] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: answer(lists.list(api.Tools))}
 		t[mcpspec.MethodToolsCall] = method{sessionBased: true, stateless: true, scope: auth.ScopeRead, handler: toBackend(h.route, answer(h.call))}
 	}
 	if o.Conversation != nil {

@@ -316,9 +316,9 @@ func TestForward(t *testing.T) {
 		})
 	}
 	f := newFixture(t, func(o *Options) {
-		register, err := New(Options{Auth: o.Auth, Catalogs: o.Catalogs, Registrar: o.Registrar, Logger: o.Logger})
+		register, err := New(Options{Auth: o.Auth, Catalogs: o.Catalogs, Registrar: o.Registrar, EventCodes: o.EventCodes, Logger: o.Logger})
 		must(t, err)
-		deregister, err := New(Options{Auth: o.Auth, Catalogs: o.Catalogs, Deregistrar: o.Deregistrar, Logger: o.Logger})
+		deregister, err := New(Options{Auth: o.Auth, Catalogs: o.Catalogs, Deregistrar: o.Deregistrar, EventCodes: o.EventCodes, Logger: o.Logger})
 		must(t, err)
 		o.ForwardRegistrar, o.ForwardDeregistrar = note(register), note(deregister)
 		o.Registrar, o.Deregistrar = nil, nil
