@@ -83,22 +83,10 @@ func (c *Cache[T]) Written() {
 	c.held = map[string]*held[T]{} // a read under way answers those who wait for it, and none later
 }
 
-// known is a document that is in memory and cannot have changed.
-func (c *Cache[T]) known(name string) (value T, version int64, ok bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if h := c.held[name]; c.notified && h != nil && !h.checked.IsZero() {
-		return h.value, h.version, true
-	}
-	return value, 0, false
-}
-
 // Get returns a document and its version; the zero value and 0 when it does not exist.
 func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
-	if value, version, ok := c.known(name); ok {
-		return value, version, nil
-	}
-	return c.get(ctx, name, func(h *held[T], now time.Time) bool {
+	return c.get(ctx, name, func(h *held[T]) bool {
+		now := c.now()
 		age := now.Sub(h.checked)
 		return age < RecheckAfter || h.reading != nil && age < MaxAge || now.Before(h.retry) && age < MaxStale
 	})
@@ -108,11 +96,8 @@ func (c *Cache[T]) Get(ctx context.Context, name string) (T, int64, error) {
 // is read after Latest was called. While the store does not answer it fails with
 // fault.Unavailable.
 func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
-	if value, version, ok := c.known(name); ok {
-		return value, version, nil
-	}
 	called := c.now()
-	value, version, err := c.get(ctx, name, func(h *held[T], _ time.Time) bool { return !h.checked.Before(called) })
+	value, version, err := c.get(ctx, name, func(h *held[T]) bool { return !h.checked.Before(called) })
 	if err != nil {
 		return value, version, err
 	}
@@ -129,15 +114,18 @@ func (c *Cache[T]) Latest(ctx context.Context, name string) (T, int64, error) {
 	}
 }
 
-func (c *Cache[T]) get(ctx context.Context, name string, usable func(h *held[T], now time.Time) bool) (T, int64, error) {
-	called := c.now()
+func (c *Cache[T]) get(ctx context.Context, name string, usable func(h *held[T]) bool) (T, int64, error) {
+	var called time.Time
 	for {
 		c.mu.Lock()
 		h := c.holder(name)
-		now := c.now()
-		if !h.checked.IsZero() && usable(h, now) {
+		if !h.checked.IsZero() && (c.notified || usable(h)) { // notified of all writes it holds no old one
 			defer c.mu.Unlock()
 			return h.value, h.version, nil
+		}
+		now := c.now()
+		if called.IsZero() {
+			called = now
 		}
 		r := h.reading
 		if r == nil {
