@@ -19,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/functions/internal/cursors"
 	"github.com/mcp-events/mcpevents/functions/internal/sealing"
 	"github.com/mcp-events/mcpevents/functions/internal/sealing/kmswrap"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -77,16 +78,9 @@ func create(ctx context.Context, open opener) error {
 // patiently tries again for some seconds: the permissions of a function that was
 // made a moment ago may not have reached every service.
 func patiently(ctx context.Context, do func() error) error {
-	pause := time.Second
-	for {
+	for pause := time.Second; ; pause *= 2 {
 		err := do()
-		if err == nil || pause > 8*time.Second {
-			return err
-		}
-		select {
-		case <-time.After(pause):
-			pause *= 2
-		case <-ctx.Done():
+		if err == nil || pause > 8*time.Second || periodic.Sleep(ctx, pause) != nil {
 			return err
 		}
 	}

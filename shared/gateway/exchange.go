@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/sse"
 )
 
@@ -58,10 +59,8 @@ func (x *exchange) relay(ctx context.Context, answer *upstream.Exchange) error {
 
 // resume goes on with a call's stream, after the pause that lets a backend end many.
 func (x *exchange) resume(ctx context.Context, last string) (*upstream.Exchange, error) {
-	select {
-	case <-time.After(time.Second):
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	if err := periodic.Sleep(ctx, time.Second); err != nil {
+		return nil, err
 	}
 	answer, err := x.client.Get(ctx, upstream.Request{Version: x.with.Version, Session: x.with.ID}, last)
 	if err == nil && answer.EventID == "" {

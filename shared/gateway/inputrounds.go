@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -124,7 +125,7 @@ func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawM
 		}
 	}
 	if len(inputs) == 0 { // the backend only wants to be asked again, later
-		if err := upstream.Pause(ctx, lastLook); err != nil {
+		if err := periodic.Sleep(ctx, lastLook); err != nil {
 			return nil, x.failed(err)
 		}
 		return nil, nil
@@ -147,7 +148,7 @@ func sessionRequest(in *input, params json.RawMessage) json.RawMessage {
 // await waits until all elicitations have their answers.
 func (x *exchange) await(ctx context.Context, inputs []*input) error {
 	for wait := firstLook; ; wait = min(wait*3/2, lastLook) {
-		if err := upstream.Pause(ctx, wait); err != nil {
+		if err := periodic.Sleep(ctx, wait); err != nil {
 			return x.failed(err)
 		}
 		var open []*input

@@ -12,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -129,14 +130,10 @@ func (p *push) failed(ctx context.Context, err error) error {
 	if err := p.fail(mcpspec.NoteEventsError, p.streams.faults.translate(ctx, err, p.version, eventsMethods)); err != nil {
 		return err
 	}
-	wait := time.NewTimer(recovery)
-	defer wait.Stop()
-	select {
-	case <-wait.C:
-		return nil
-	case <-ctx.Done():
+	if periodic.Sleep(ctx, recovery) != nil {
 		return context.Cause(ctx)
 	}
+	return nil
 }
 
 // fail sends a notification about an error.

@@ -51,6 +51,18 @@ func Every(ctx context.Context, interval time.Duration, log *slog.Logger, jobs .
 	running.Wait()
 }
 
+// Sleep waits between two tries, and returns the error of ctx if that ends before.
+func Sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 func (j Job) round(ctx context.Context, each time.Duration, log *slog.Logger) error {
 	own, cancel := context.WithTimeout(ctx, each)
 	defer cancel()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -78,10 +79,8 @@ func AnnounceAll(ctx context.Context, db store.DB, tell func(context.Context, Ch
 		if err != nil || waiting == 0 {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(MaxAge / 5):
+		if err := periodic.Sleep(ctx, MaxAge/5); err != nil {
+			return err
 		}
 	}
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 )
 
 const (
@@ -135,12 +136,8 @@ func (s *Store) refresh(ctx context.Context, name string) held {
 // get reads a parameter, and tries again what may pass.
 func (s *Store) get(ctx context.Context, name string) (value string, err error) {
 	for try := range tries {
-		if try > 0 {
-			select {
-			case <-time.After(100 * time.Millisecond << try):
-			case <-ctx.Done():
-				return "", err
-			}
+		if try > 0 && periodic.Sleep(ctx, 100*time.Millisecond<<try) != nil {
+			return "", err
 		}
 		if value, err = s.ask(ctx, name); !fault.Is(err, fault.Unavailable) {
 			return value, err

@@ -31,6 +31,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -168,7 +169,7 @@ func (r *Relay) backend(ctx context.Context, f *follower, idled chan<- struct{})
 		case idled <- struct{}{}:
 		default:
 		}
-		upstream.Pause(ctx, again/2+mathrand.N(again/2)) // so that not all come together
+		periodic.Sleep(ctx, again/2+mathrand.N(again/2)) // so that not all come together
 	}
 }
 
@@ -195,7 +196,7 @@ func (r *Relay) keep(l *lease) {
 		if time.Since(began) > wait {
 			wait = least // it was not refused, it ended
 		}
-		upstream.Pause(l.ctx, spread(wait, most))
+		periodic.Sleep(l.ctx, spread(wait, most))
 		wait = min(2*wait, most)
 	}
 }
@@ -254,7 +255,7 @@ func (r *Relay) compareForEver(l *lease) error {
 		if err := r.compare(l.ctx, l.backend, true); err != nil {
 			return err
 		}
-		if err := upstream.Pause(l.ctx, cmp.Or(r.Relist, time.Minute)); err != nil {
+		if err := periodic.Sleep(l.ctx, cmp.Or(r.Relist, time.Minute)); err != nil {
 			return err
 		}
 	}

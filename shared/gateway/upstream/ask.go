@@ -7,7 +7,6 @@ import (
 	"errors"
 	"math/big"
 	"net/http"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
@@ -157,16 +156,4 @@ func (c *Client) End(ctx context.Context, version mcpspec.Version, session strin
 		x.Close()
 	}
 	return err
-}
-
-// Pause waits before the next request, or until ctx ends.
-func Pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/awsx"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
@@ -68,12 +69,5 @@ func failure(err error, format string, args ...any) error {
 
 // pause waits a random time that grows with every try, at most about two seconds.
 func pause(ctx context.Context, try int) error {
-	timer := time.NewTimer(rand.N(50 * time.Millisecond << min(try, 6)))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return periodic.Sleep(ctx, rand.N(50*time.Millisecond<<min(try, 6)))
 }

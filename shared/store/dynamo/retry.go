@@ -13,6 +13,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/awsx"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
@@ -44,15 +45,9 @@ func (p *pause) wait(ctx context.Context) error {
 	if p.count++; p.count > maxPauses {
 		return errBusy
 	}
-	timer := time.NewTimer(rand.N(p.bound))
-	defer timer.Stop()
+	d := rand.N(p.bound)
 	p.bound = min(2*p.bound, longPause)
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return periodic.Sleep(ctx, d)
 }
 
 // conflicting reports that a write met a transaction on the same item, so that
