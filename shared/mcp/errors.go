@@ -71,12 +71,6 @@ var meanings = map[fault.Kind]meaning{
 	fault.Unsupported:     {jsonrpc.InvalidParams, jsonrpc.InvalidParams, "Unsupported"},
 }
 
-func (c EventCodes) byName(name string) int {
-	return map[string]int{
-		"NotFound": c.NotFound, "Forbidden": c.Forbidden, "ResourceExhausted": c.ResourceExhausted, "Unsupported": c.Unsupported,
-	}[name]
-}
-
 // faults translates errors for clients, and logs those that are ours.
 type faults struct {
 	codes   EventCodes
@@ -96,8 +90,9 @@ func (f faults) translate(ctx context.Context, err error, v mcpspec.Version, of 
 	}
 	f.metrics.LimitReached(fault.LimitOf(err))
 	kind := fault.KindOf(err)
-	if of == eventsMethods && kind == fault.Unavailable {
-		if reason, ok := callbackReason(fault.DataOf(err)); ok {
+	if data, ok := fault.DataOf(err).(map[string]any); ok && of == eventsMethods && kind == fault.Unavailable {
+		// Why a client's callback endpoint was not verified: one of the published lastError categories.
+		if reason, ok := data["reason"].(string); ok {
 			return &jsonrpc.Error{
 				Code:    f.codes.CallbackEndpointError,
 				Message: "CallbackEndpointError: the callback endpoint was not verified",
@@ -124,7 +119,10 @@ func (c EventCodes) object(err error, v mcpspec.Version, of family) *jsonrpc.Err
 		out.Code = m.sessionBased
 	}
 	if of == eventsMethods && m.events != "" {
-		out.Code, out.Message = c.byName(m.events), m.events+": "+out.Message
+		out.Code = map[string]int{
+			"NotFound": c.NotFound, "Forbidden": c.Forbidden, "ResourceExhausted": c.ResourceExhausted, "Unsupported": c.Unsupported,
+		}[m.events]
+		out.Message = m.events + ": " + out.Message
 	}
 	if kind != fault.Internal {
 		out.Data = fault.DataOf(err)
@@ -136,14 +134,6 @@ func (c EventCodes) object(err error, v mcpspec.Version, of family) *jsonrpc.Err
 // (SEP-3415, Subscription Termination), with the same code and text as on a stream.
 func (c EventCodes) ErrorObject(reason error) json.RawMessage {
 	return jsonrpc.AppendErrorObject(nil, c.object(reason, mcpspec.V20260728, eventsMethods))
-}
-
-// callbackReason finds why a client's callback endpoint was not verified: the
-// "reason" in the fault's data is one of the published lastError categories.
-func callbackReason(data any) (string, bool) {
-	d, _ := data.(map[string]any)
-	reason, ok := d["reason"].(string)
-	return reason, ok
 }
 
 // status is the HTTP status of a response in the stateless revisions. Only where the

@@ -3,7 +3,6 @@ package mcp
 import (
 	"context"
 	"encoding/json"
-	"net/http"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -27,12 +26,6 @@ type filter struct {
 	ConversationContext bool `json:"conversationContext,omitempty"`
 }
 
-// listen serves subscriptions/listen (revision 2026-07-28): the response is a
-// stream that stays open.
-func (st *streams) listen(w http.ResponseWriter, c *call) error {
-	return st.hold(w, c, func(ctx context.Context) (*streamWriter, error) { return st.openListen(ctx, c) })
-}
-
 // listening is the framing of a listen.
 type listening struct {
 	plain
@@ -50,7 +43,8 @@ func (l *listening) begin() error {
 
 func (l *listening) end(c *call, _ error) { l.complete(c, l.resumeAt()) }
 
-// openListen makes out what is asked for and opens the feed of what is honoured.
+// openListen opens the stream of a subscriptions/listen (revision 2026-07-28): it makes out what is asked for, and opens the
+// feed of what is honoured.
 func (st *streams) openListen(ctx context.Context, c *call) (*streamWriter, error) {
 	asked, err := c.filter()
 	if err != nil {

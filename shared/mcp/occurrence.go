@@ -67,18 +67,14 @@ func choose(cat *catalog.Catalog, name string, arguments json.RawMessage, p auth
 		return s, err
 	}
 	if mode == mcpspec.ModePoll && !entry.PollAllowed() || mode == mcpspec.ModePush && !entry.PushAllowed() {
-		return s, unsupportedMode(name, mode)
+		return s, fault.New(fault.Unsupported, "%s is not delivered by %s", name, mode).
+			With(map[string]any{"feature": "deliveryMode", "value": mode})
 	}
 	return s, nil
 }
 
 func unknownEvent(name string) error {
 	return fault.New(fault.NotFound, "unknown event type %.128q", name).With(map[string]any{"kind": "event"})
-}
-
-func unsupportedMode(name, mode string) error {
-	return fault.New(fault.Unsupported, "%s is not delivered by %s", name, mode).
-		With(map[string]any{"feature": "deliveryMode", "value": mode})
 }
 
 // appendOccurrence appends the members of an EventOccurrence (SEP-3415) but the cursor.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net/http"
 	"strconv"
 	"time"
 
@@ -38,11 +37,7 @@ type ended struct{ reason error }
 
 func (e *ended) Error() string { return "mcp: the subscription ends: " + e.reason.Error() }
 
-// eventsStream serves events/stream (SEP-3415).
-func (st *streams) eventsStream(w http.ResponseWriter, c *call) error {
-	return st.hold(w, c, func(ctx context.Context) (*streamWriter, error) { return st.openPush(ctx, c) })
-}
-
+// openPush opens the stream of an events/stream (SEP-3415).
 func (st *streams) openPush(ctx context.Context, c *call) (*streamWriter, error) {
 	w, err := st.catalogs.selected(ctx, c, mcpspec.ModePush)
 	if err != nil {

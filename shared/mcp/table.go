@@ -108,15 +108,18 @@ func (h answering) serve(w http.ResponseWriter, c *call) error {
 	return err
 }
 
-// streaming serves a method that answers with a stream.
-type streaming func(w http.ResponseWriter, c *call) error
+// streaming serves a method whose response is a stream that stays open.
+type streaming struct {
+	streams *streams
+	open    func(ctx context.Context, c *call) (*streamWriter, error)
+}
 
 func (h streaming) serve(w http.ResponseWriter, c *call) error {
 	if !accepts(c.request.Header, sse.ContentType) {
 		sendError(w, http.StatusNotAcceptable, c.msg.ID, invalidRequest("Accept must list text/event-stream"))
 		return nil
 	}
-	return h(w, c)
+	return h.streams.hold(w, c, func(ctx context.Context) (*streamWriter, error) { return h.open(ctx, c) })
 }
 
 // forwarding hands the whole request to who serves the method.
@@ -165,8 +168,8 @@ func (e *Endpoint) table(lists *lists) {
 		t[mcpspec.MethodEvents] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(lists.listEvents)}
 		t[mcpspec.MethodEventsPoll] = method{sessionBased: true, stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: answer(polls.poll)}
 		// A client of a revision with sessions could not end it: closing is not cancelling there.
-		t[mcpspec.MethodEventsStream] = method{stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: streaming(e.streams.eventsStream)}
-		t[mcpspec.MethodListen] = method{stateless: true, scope: auth.ScopeRead, handler: streaming(e.streams.listen)}
+		t[mcpspec.MethodEventsStream] = method{stateless: true, family: eventsMethods, scope: auth.ScopeRead, handler: streaming{e.streams, e.streams.openPush}}
+		t[mcpspec.MethodListen] = method{stateless: true, scope: auth.ScopeRead, handler: streaming{e.streams, e.streams.openListen}}
 	}
 	if o.Gateway != nil {
 		backends := func(c *call) bool { return e.backends.Any(c.request.Context()) }
