@@ -59,7 +59,7 @@ func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []ev
 		floor, before = end, end
 		// The writer of the segment may have died during a slow append, before it could repeat it. Then a reader
 		// may be past the segment. Only of a young segment it is sure that no reader is.
-		young := l.DB.Ordered() || l.now().UnixMicro()-end <= SlowAppend.Microseconds()
+		young := l.DB.Ordered() || l.Time().UnixMicro()-end <= SlowAppend.Microseconds()
 		fresh = slices.DeleteFunc(slices.Clone(events), func(e event.Event) bool {
 			found := young && (slices.Contains(s.Before, e.ID) ||
 				slices.ContainsFunc(s.Events, func(seen event.Event) bool { return seen.ID == e.ID }))
@@ -89,7 +89,7 @@ func (l *Log) appendTo(ctx context.Context, p Partition, uri string, events []ev
 			written = append(written, e.ID)
 		}
 	}
-	done.First = again || day(before) != day(l.now().UnixMicro())
+	done.First = again || day(before) != day(l.Time().UnixMicro())
 	return done, nil
 }
 
@@ -126,13 +126,13 @@ func (l *Log) put(ctx context.Context, p Partition, s segment, floor int64, copi
 	if err != nil {
 		return 0, err
 	}
-	life := l.retention() + time.Hour
+	life := l.Reaches() + time.Hour
 	if s.life > 0 {
 		life = min(life, s.life)
 	}
 	for {
 		started := time.Now() // monotonic, unlike the stamp's clock
-		stamp := max(l.now().UnixMicro(), floor) + int64(s.len())
+		stamp := max(l.Time().UnixMicro(), floor) + int64(s.len())
 		item := store.Item{
 			Key:     store.Key{Table: store.Log, Partition: p.name, Sort: sortKey(stamp)},
 			Value:   value,

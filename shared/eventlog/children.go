@@ -87,7 +87,7 @@ func (l *Log) RecordChild(ctx context.Context, workspace, uri string) error {
 				Table: store.Log, Sort: uri,
 				Partition: childrenOf(workspace, "event://"+strings.Join(segs[:depth], "/")),
 			},
-			Expires: l.now().Add(30 * 24 * time.Hour),
+			Expires: l.Time().Add(30 * 24 * time.Hour),
 		}))
 	}
 	if len(ops) == 0 {

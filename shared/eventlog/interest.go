@@ -38,7 +38,7 @@ func (l *Log) Interested(ctx context.Context, workspace, key string) (Interest, 
 		if err != nil {
 			return Interest{}, fault.Wrap(fault.Unavailable, err, "read the interest in %s", key)
 		}
-		now := l.now()
+		now := l.Time()
 		since := now.UnixMicro()
 		if l.DB.Ordered() {
 			since = l.DB.End()
@@ -47,7 +47,7 @@ func (l *Log) Interested(ctx context.Context, workspace, key string) (Interest, 
 		ahead := func(in Interest) bool { return in.Since > since+2*MaxSkew.Microseconds() } // the clock was set back
 		if it := items[0]; it != nil && ReadInterest(it).Until.After(now) && !ahead(ReadInterest(it)) {
 			in := ReadInterest(it)
-			if until.Sub(in.Until) > l.retention()/16 { // renew seldom
+			if until.Sub(in.Until) > l.Reaches()/16 { // renew seldom
 				if err := l.DB.Write(ctx, store.Raise(k, untilCount, until.Unix())); err != nil {
 					return Interest{}, fault.Wrap(fault.Unavailable, err, "renew the interest in %s", key)
 				}

@@ -17,6 +17,7 @@
 package eventlog
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"sync/atomic"
@@ -83,28 +84,22 @@ type Log struct {
 	broken bounded.Map[store.Key, bool] // items that are counted and logged already
 }
 
-func (l *Log) now() time.Time {
+// Time is that of the clock of the stamps.
+func (l *Log) Time() time.Time {
 	if l.Now != nil {
 		return l.Now()
 	}
 	return time.Now()
 }
 
-func (l *Log) retention() time.Duration {
-	if l.Retention > 0 {
-		return l.Retention
-	}
-	return 24 * time.Hour
-}
-
 // Oldest is the oldest key that the log surely still has.
-func (l *Log) Oldest() int64 { return l.now().Add(-l.retention()).UnixMicro() }
+func (l *Log) Oldest() int64 { return l.Time().Add(-l.Reaches()).UnixMicro() }
 
 // KeptUntil is until when what is written now surely stays.
-func (l *Log) KeptUntil() time.Time { return l.now().Add(l.retention()) }
+func (l *Log) KeptUntil() time.Time { return l.Time().Add(l.Reaches()) }
 
 // Reaches is how far back the log surely goes.
-func (l *Log) Reaches() time.Duration { return l.retention() }
+func (l *Log) Reaches() time.Duration { return cmp.Or(l.Retention, 24*time.Hour) }
 
 // Reach returns where a reader starts whose cursor c has the position at in a partition. The log, or what the reader
 // wants of it, begins at floor; truncated reports that events before it are missing.
@@ -124,7 +119,7 @@ func (l *Log) Position() int64 {
 	if l.DB.Ordered() {
 		return l.DB.End()
 	}
-	return l.now().Add(-2*MaxSkew).UnixMicro() - 1
+	return l.Time().Add(-2*MaxSkew).UnixMicro() - 1
 }
 
 // EndOf is [Log.Position] for one event URI. It is not before the last entry of the URI, even if the clock was set
@@ -156,7 +151,7 @@ func (l *Log) LookBack(p Partition) time.Duration {
 
 // CheckClock counts a time as skewed that another clock stamped in the past and that lies in our future.
 func (l *Log) CheckClock(past time.Time) {
-	if past.Sub(l.now()) > 2*MaxSkew {
+	if past.Sub(l.Time()) > 2*MaxSkew {
 		l.Skewed.Add(1)
 	}
 }

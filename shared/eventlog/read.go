@@ -28,7 +28,7 @@ func (l *Log) Read(ctx context.Context, p Partition, after int64, limit int) (en
 		return nil, false, after, fault.Wrap(fault.Unavailable, err, "read the log")
 	}
 	next = after
-	horizon := l.now().Add(2 * MaxSkew).UnixMicro()
+	horizon := l.Time().Add(2 * MaxSkew).UnixMicro()
 	for _, item := range page.Items {
 		es, err := l.decode(ctx, item)
 		if err != nil {

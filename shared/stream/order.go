@@ -35,7 +35,9 @@ func (f *Feed) pollInOrder(ctx context.Context) (Delivery, bool, error) {
 			}
 			continue
 		}
-		f.setHeld(first != nil)
+		f.mu.Lock()
+		f.held = first != nil
+		f.mu.Unlock()
 		drained, err := f.drain()
 		if err != nil || !drained {
 			return Delivery{}, false, err
@@ -101,13 +103,6 @@ func (f *Feed) drain() (any bool, err error) {
 		}
 	}
 	return len(in) > 0, err
-}
-
-// setHeld says whether every batch is to wake the reader.
-func (f *Feed) setHeld(held bool) {
-	f.mu.Lock()
-	f.held = held
-	f.mu.Unlock()
 }
 
 // reached is the position up to which every entry of the source was returned. end is an earlier end of the log.

@@ -57,7 +57,7 @@ func (f *Feed) readPast(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
-	floor := f.tails.now().Add(-eventlog.Window).UnixMicro()
+	floor := f.tails.Log.Time().Add(-eventlog.Window).UnixMicro()
 	entries, more, next, err := f.readPage(ctx, s)
 	if err != nil {
 		return err

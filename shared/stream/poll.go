@@ -2,10 +2,10 @@ package stream
 
 import (
 	"context"
-	"errors"
 	"math"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
@@ -58,7 +58,7 @@ const maxOpen = eventlog.MaxSent - eventlog.Shards
 // Where writers stamp, smaller keys may still be committed within [eventlog.Window] of now. There the cursor does not
 // move but names what was sent. Events for which it has no room wait until they are older than the window.
 func (ts *Tails) Poll(ctx context.Context, r PollRequest) (*Page, error) {
-	p := poll{tails: ts, request: r, began: ts.now(), seen: map[string]bool{}, resume: map[uint64]int64{}}
+	p := poll{tails: ts, request: r, began: ts.Log.Time(), seen: map[string]bool{}, resume: map[uint64]int64{}}
 	p.settled = p.began.Add(-eventlog.Window).UnixMicro()
 	if ts.Log.DB.Ordered() {
 		p.settled = ts.Log.Position()
@@ -190,13 +190,11 @@ func (p *poll) fresh(ctx context.Context) (c eventlog.Cursor, err error) {
 
 // readAll reads a page of every partition.
 func (p *poll) readAll(ctx context.Context) error {
-	errs := make([]error, len(p.readers))
-	var all sync.WaitGroup
-	for i, s := range p.readers {
-		all.Go(func() { errs[i] = p.ahead(ctx, s) })
+	var all errgroup.Group
+	for _, s := range p.readers {
+		all.Go(func() error { return p.ahead(ctx, s) })
 	}
-	all.Wait()
-	return errors.Join(errs...)
+	return all.Wait()
 }
 
 // read fills the page from the readers, in the order of the keys, until it is full or nothing is left.

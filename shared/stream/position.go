@@ -16,7 +16,7 @@ import (
 func (ts *Tails) reach(c eventlog.Cursor, p eventlog.Partition, maxAge time.Duration) (start int64, truncated bool) {
 	floor := ts.Log.Oldest()
 	if maxAge > 0 {
-		floor = max(floor, ts.now().Add(-maxAge-eventlog.Window).UnixMicro())
+		floor = max(floor, ts.Log.Time().Add(-maxAge-eventlog.Window).UnixMicro())
 	}
 	return ts.Log.Reach(c, ts.Sealer.From(c, p), floor)
 }
@@ -24,7 +24,7 @@ func (ts *Tails) reach(c eventlog.Cursor, p eventlog.Partition, maxAge time.Dura
 // interested is [subscription.Interested] at most once in an eighth of the retention, for each pattern and process.
 func (ts *Tails) interested(ctx context.Context, workspace string, p subscription.Pattern) (eventlog.Interest, error) {
 	key := workspace + "#" + p.Key
-	now := ts.now()
+	now := ts.Log.Time()
 	in, ok := ts.interests.Get(key)
 	retention := now.Sub(time.UnixMicro(ts.Log.Oldest()))
 	if ok && in.Until.Sub(now) > retention-retention/8 {
@@ -69,7 +69,7 @@ func (f *Feed) Cursor() string {
 	}
 	c := eventlog.Cursor{At: at}
 	if f.ordered && at >= end {
-		c.Given = f.tails.now().UnixMicro()
+		c.Given = f.tails.Log.Time().UnixMicro()
 	}
 	placed := !open && len(places) > 0 && len(places) <= eventlog.MaxPlaces
 	if placed && (len(places) > 1 || !f.sole) {

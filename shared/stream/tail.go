@@ -43,7 +43,7 @@ func (t *tail) run(ctx context.Context) {
 
 	log := t.tails.Log
 	lookBack := log.LookBack(t.part)
-	start := t.tails.now()
+	start := t.tails.Log.Time()
 	// The first feed itself reads what was appended before it joined. The tail starts a window earlier, so that it
 	// misses nothing in between. It reads an ordered store from where the watch began.
 	from := start.Add(-eventlog.Window).UnixMicro()
@@ -66,7 +66,7 @@ func (t *tail) run(ctx context.Context) {
 			case <-timer.C:
 			}
 		}
-		began := t.tails.now()
+		began := t.tails.Log.Time()
 		select { // after a pause of the whole process both are ready
 		case <-changed:
 			told = true

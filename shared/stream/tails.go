@@ -89,13 +89,6 @@ func (ts *Tails) Running() int {
 	return len(ts.tails)
 }
 
-func (ts *Tails) now() time.Time {
-	if ts.Log.Now != nil {
-		return ts.Log.Now()
-	}
-	return time.Now()
-}
-
 // pause is the time until the next poll, so long after the last entry.
 func pause(since time.Duration) time.Duration {
 	if since > quiet {
