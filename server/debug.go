@@ -33,20 +33,16 @@ func ServeDebug(ctx context.Context, addr string, started func() *Server) error 
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/vars", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(counters(started())) // the client may be gone
+		counters := map[string]any{} // none while it starts
+		if s := started(); s != nil {
+			counters = s.Counters()
+		}
+		_ = json.NewEncoder(w).Encode(counters) // the client may be gone
 	})
 	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	context.AfterFunc(ctx, func() { _ = s.Close() })
 	go func() { _ = s.Serve(l) }()
 	return nil
-}
-
-// counters are those of a server; none while it starts.
-func counters(s *Server) map[string]any {
-	if s == nil {
-		return map[string]any{}
-	}
-	return s.Counters()
 }
 
 // Counters are what was counted since the start, for whoever looks for a fault.

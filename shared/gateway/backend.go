@@ -9,7 +9,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
-	"github.com/mcp-events/mcpevents/shared/metric"
 )
 
 // backend is one MCP server behind the gateway.
@@ -63,10 +62,6 @@ const (
 	dropNameless   = "an entry of a list without a name"
 	dropControls   = "an entry of a list with control characters in its name"
 )
-
-func newDrops(log *slog.Logger) *metric.Tally {
-	return &metric.Tally{Name: MetricDropped, Text: "backend messages dropped", Log: log}
-}
 
 func (b *backend) dropped(ctx context.Context, reason string) {
 	b.gateway.drops.Add(ctx, slog.String("workspace", b.Workspace), slog.String("backend", b.Name), slog.String("reason", reason))

@@ -97,7 +97,7 @@ func New(o Options) (*Gateway, error) {
 	if o.Secrets == nil {
 		o.Secrets = config.Environment
 	}
-	g := &Gateway{options: o, drops: newDrops(o.Log), broken: metric.NewUndecodable(o.Log)}
+	g := &Gateway{options: o, drops: &metric.Tally{Name: MetricDropped, Text: "backend messages dropped", Log: o.Log}, broken: metric.NewUndecodable(o.Log)}
 	g.sessions = &sessions{db: o.DB, log: o.Log, ttl: o.SessionTTL, broken: g.broken}
 	g.elicitations = &elicitations{o.DB, o.Log, g.broken}
 	var err error

@@ -39,7 +39,6 @@ const (
 	linger = 10 * time.Minute
 
 	shards         = 4
-	maxWorkspaces  = 1000
 	maxName        = 400
 	maxReason      = 500
 	version        = 1
@@ -113,7 +112,7 @@ type Set struct {
 	Now   func() time.Time
 
 	mu    sync.Mutex
-	known *bounded.Map[string, known]
+	known bounded.Map[string, known]
 }
 
 type known struct {
@@ -221,9 +220,7 @@ func (s *Set) Resume(ctx context.Context, workspace string, n Name) (bool, error
 func (s *Set) forget(workspace string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.known != nil {
-		s.known.Put(workspace, known{})
-	}
+	s.known.Put(workspace, known{})
 }
 
 // Paused returns the broadest switch that keeps a delivery from being attempted, "" if none does. Those of
@@ -247,9 +244,6 @@ func (s *Set) Paused(ctx context.Context, workspace, eventName, origin string) (
 func (s *Set) names(ctx context.Context, workspace string) (map[Name]bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock() // others wait for the one that reads
-	if s.known == nil {
-		s.known = bounded.NewMap[string, known](maxWorkspaces)
-	}
 	now := s.now()
 	have, _ := s.known.Get(workspace)
 	if age := now.Sub(have.read); age >= 0 && age < recheck {

@@ -63,15 +63,12 @@ func (p *Process) Serve(h http.Handler, paths ...string) *http.ServeMux {
 	for _, path := range paths {
 		mux.Handle(path, h)
 	}
-	mux.HandleFunc("GET /healthz", health)
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`{"status":"ok"}` + "\n"))
+	})
 	if p.mount != nil {
 		p.mount(mux)
 	}
 	return mux
-}
-
-// health answers GET /healthz: the process runs.
-func health(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write([]byte(`{"status":"ok"}` + "\n"))
 }

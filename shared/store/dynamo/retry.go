@@ -67,17 +67,14 @@ var passing = []string{"TransactionConflict", "ProvisionedThroughputExceeded", "
 
 // failure wraps an error that leaves the package.
 func failure(err error, format string, args ...any) error {
-	if errors.Is(err, store.ErrConflict) {
-		return fault.Wrap(fault.Conflict, err, format, args...)
+	kind := awsx.KindOf(err)
+	switch {
+	case errors.Is(err, store.ErrConflict):
+		kind = fault.Conflict
+	case conflicting(err):
+		kind = fault.Unavailable
 	}
-	return fault.Wrap(kindOf(err), err, format, args...)
-}
-
-func kindOf(err error) fault.Kind {
-	if conflicting(err) {
-		return fault.Unavailable
-	}
-	return awsx.KindOf(err)
+	return fault.Wrap(kind, err, format, args...)
 }
 
 // attempts watches the tries that the SDK makes of one call.

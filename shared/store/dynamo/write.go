@@ -36,22 +36,12 @@ func (db *DB) Write(ctx context.Context, ops ...store.Op) error {
 }
 
 func (db *DB) writeOne(ctx context.Context, op store.Op) error {
-	var try func(context.Context, store.Op) error
-	switch op.Kind {
-	case store.OpPut:
-		try = db.put
-	case store.OpDelete:
-		try = db.delete
-	case store.OpAdd:
-		if lowers(op) {
-			return db.transact(ctx, []store.Op{op})
-		}
-		try = db.add
-	case store.OpRaise:
-		try = db.raise
-	case store.OpCheck:
-		try = db.check
+	if op.Kind == store.OpAdd && lowers(op) {
+		return db.transact(ctx, []store.Op{op})
 	}
+	try := map[store.OpKind]func(context.Context, store.Op) error{
+		store.OpPut: db.put, store.OpDelete: db.delete, store.OpAdd: db.add, store.OpRaise: db.raise, store.OpCheck: db.check,
+	}[op.Kind]
 	pause := newPause()
 	for {
 		err := try(ctx, op)
