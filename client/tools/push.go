@@ -44,8 +44,8 @@ type pushed struct {
 	Unread int `json:"unread,omitempty"`
 }
 
-// push notifies the clients of s of what comes while no one waits, until the subscriptions end. A client over stdio, which
-// is nil for others, is notified when it has read all that came before.
+// push notifies the client of s of what comes while no one waits, until the subscriptions end, each time when it has read all
+// that came before.
 func (t *Tools) push(s *mcp.Server, lines *stdio) {
 	pace := rate.NewLimiter(rate.Every(pushEvery), pushBurst)
 	for {
@@ -62,7 +62,7 @@ func (t *Tools) push(s *mcp.Server, lines *stdio) {
 		if !one && pace.Wait(t.ctx) != nil {
 			return
 		}
-		if lines != nil && lines.read(t.ctx, 0) != nil {
+		if lines.read(t.ctx, 0) != nil {
 			return
 		}
 		if p, ok := t.inbox.announce(one); ok {
@@ -71,14 +71,14 @@ func (t *Tools) push(s *mcp.Server, lines *stdio) {
 	}
 }
 
-// notify sends one notification to each client by each channel that it has.
+// notify sends one notification to the client by each channel that it has.
 func (t *Tools) notify(s *mcp.Server, lines *stdio, p pushed) {
 	ctx, cancel := context.WithTimeout(t.ctx, pushEvery)
 	defer cancel()
 	_ = s.ResourceUpdated(ctx, &mcp.ResourceUpdatedNotificationParams{URI: recentURI})
 	for session := range s.Sessions() {
 		_ = session.Log(ctx, &mcp.LoggingMessageParams{Level: "notice", Logger: "events", Data: map[string]any{"message": strings.TrimSpace(untrusted), "event": p}})
-		if client := session.InitializeParams(); lines != nil && client != nil && client.ClientInfo != nil && client.ClientInfo.Name == channelClient {
+		if client := session.InitializeParams(); client != nil && client.ClientInfo != nil && client.ClientInfo.Name == channelClient {
 			_ = lines.notify(methodChannel, p.inChannel())
 		}
 	}

@@ -81,23 +81,14 @@ func (t *Tools) Close() {
 	t.wg.Wait()
 }
 
-// Server serves the tools as an MCP server of this name and version.
-func (t *Tools) Server(name, version string) *mcp.Server {
-	return t.server(name, version, nil)
-}
-
-// server is [Tools.Server], over stdio unless that is nil.
+// server is an MCP server of this name and version with the tools.
 func (t *Tools) server(name, version string, lines *stdio) *mcp.Server {
-	o := &mcp.ServerOptions{
+	s := mcp.NewServer(&mcp.Implementation{Name: name, Version: version}, &mcp.ServerOptions{
 		Instructions:       instructions + pushInstructions,
-		Capabilities:       &mcp.ServerCapabilities{Logging: &mcp.LoggingCapabilities{}},
+		Capabilities:       &mcp.ServerCapabilities{Logging: &mcp.LoggingCapabilities{}, Experimental: map[string]any{capabilityChannel: struct{}{}}},
 		SubscribeHandler:   func(_ context.Context, r *mcp.SubscribeRequest) error { return onlyRecent(r.Params.URI) },
 		UnsubscribeHandler: func(_ context.Context, r *mcp.UnsubscribeRequest) error { return onlyRecent(r.Params.URI) },
-	}
-	if lines != nil {
-		o.Capabilities.Experimental = map[string]any{capabilityChannel: struct{}{}}
-	}
-	s := mcp.NewServer(&mcp.Implementation{Name: name, Version: version}, o)
+	})
 	t.addRecent(s)
 	t.wg.Go(func() { t.push(s, lines) })
 	add(s, "list_event_types", "List the kinds of events that you can subscribe to, with the arguments that each takes as a JSON Schema. Call this first.", t.list)

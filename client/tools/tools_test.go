@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -39,13 +40,14 @@ func newAgent(t *testing.T, key string) *agent {
 	}
 	ts := tools.New(c)
 	t.Cleanup(ts.Close)
-	near, far := mcp.NewInMemoryTransports()
-	if _, err := ts.Server("mcpevents", "1").Connect(t.Context(), near, nil); err != nil {
-		t.Fatal(err)
-	}
+	in, asks := io.Pipe()
+	answers, out := io.Pipe()
+	go func() {
+		_ = out.CloseWithError(ts.Serve(context.WithoutCancel(t.Context()), "mcpevents", "1", in, out))
+	}()
 	a.session, err = mcp.NewClient(&mcp.Implementation{Name: "agent", Version: "1"}, &mcp.ClientOptions{
 		ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) { a.progress <- r.Params.Message },
-	}).Connect(t.Context(), far, nil)
+	}).Connect(t.Context(), &mcp.IOTransport{Reader: answers, Writer: asks}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
