@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -219,4 +222,35 @@ func TestTheCursorNeverPassesAnEventThatIsNotAcknowledged(t *testing.T) {
 			r.Fatalf("RCH-01 %s; the last cursor is %d of %d", j.fault, j.cursor, count)
 		}
 	})
+}
+
+func TestAServerThatEndsEachSessionAtOnceIsNotAskedWithoutAPause(t *testing.T) {
+	var polls atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var m struct{ Method string }
+		_ = json.NewDecoder(r.Body).Decode(&m)
+		switch m.Method {
+		case "initialize":
+			w.Header().Set("Mcp-Session-Id", "s1")
+			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25"}}`)
+		case "notifications/initialized":
+			w.WriteHeader(http.StatusAccepted)
+		case "events/poll":
+			polls.Add(1)
+			fallthrough
+		default:
+			http.Error(w, "no such session", http.StatusNotFound)
+		}
+	}))
+	defer s.Close()
+	c, err := client.Connect(t.Context(), s.URL, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
+	defer cancel()
+	err = c.Subscribe(ctx, client.Subscription{Name: "order.shipped", Mode: client.ModePoll, Event: func(context.Context, client.Event) error { return nil }})
+	if n := polls.Load(); err != nil || n == 0 || n > 4 {
+		t.Errorf("RCH-01: %d polls in 400 ms, %v", n, err)
+	}
 }
