@@ -97,7 +97,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, reason string) {
-	body, status, reason := readBody(w, r, cmp.Or(h.MaxBody, webhook.DefaultMaxReceived))
+	body, status, reason := readBody(w, r, cmp.Or(h.MaxBody, webhook.MaxReceived))
 	if status != 0 {
 		return status, reason
 	}

@@ -92,7 +92,7 @@ func (r *Receiver) serve(w http.ResponseWriter, req *http.Request) (status int, 
 	if key == nil {
 		return http.StatusServiceUnavailable, "not registered yet"
 	}
-	body, status, reason := readBody(w, req, webhook.DefaultMaxReceived)
+	body, status, reason := readBody(w, req, webhook.MaxReceived)
 	if status != 0 {
 		return status, reason
 	}

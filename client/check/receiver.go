@@ -88,7 +88,7 @@ func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	r.mu.Lock()
 	h := r.hooks[req.URL.Path[strings.LastIndexByte(req.URL.Path, '/')+1:]]
 	r.mu.Unlock()
-	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, webhook.DefaultMaxReceived))
+	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, webhook.MaxReceived))
 	if h == nil || err != nil {
 		http.Error(w, "no webhooks here", http.StatusNotFound) // so is /.well-known/mcp-webhook-receiver.json
 		return

@@ -1,8 +1,8 @@
 package webhook
 
 import (
-	"context"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"strings"
 	"sync/atomic"
@@ -134,10 +134,13 @@ func TestGuard_Rebinding(t *testing.T) {
 	var served atomic.Int32
 	answer.Store([]netip.Addr{loopback.Addr()})
 	secret, key := NewSecret()
-	receiver := &ReceiverHandler{
-		Secrets: func(string) []string { return []string{secret} }, Deliver: func(context.Context, Received) error { served.Add(1); return nil },
-	}
-	srv, s, target := serveTLS(t, receiver.ServeHTTP)
+	echo := echoing(secret)
+	srv, s, target := serveTLS(t, func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasPrefix(r.Header.Get(HeaderID), VerificationPrefix) {
+			served.Add(1)
+		}
+		echo(w, r)
+	})
 	s.guard.Dialed = seen.saw
 	s.guard.Resolver = newNameServer(t, func(string) []netip.Addr { return answer.Load().([]netip.Addr) }).resolver()
 

@@ -1,14 +1,10 @@
 package webhook
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
-	"strconv"
 	"strings"
-	"time"
 
 	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 
@@ -54,79 +50,8 @@ func reason(err error) string {
 	return standardwebhooks.ErrInvalidHeaders.Error()
 }
 
-// Received is a verified webhook.
-type Received struct {
-	// ID is the webhook-id: equal for all attempts of one event, so that a receiver
-	// recognises a repetition.
-	ID string
-	// At is the time of this attempt.
-	At time.Time
-	// Subscription is the X-MCP-Subscription-Id. It is not covered by the signature;
-	// the secret that it was verified with is.
-	Subscription string
-	// Body is the JSON, unparsed.
-	Body   []byte
-	Header http.Header
-}
-
-// DefaultMaxReceived is how large a body a [ReceiverHandler] takes, in bytes: the largest webhook there is, and as much again.
-const DefaultMaxReceived = 2 * MaxBody
-
-// ReceiverHandler is an endpoint for webhooks. It verifies every request, answers
-// challenges itself and hands on the rest.
-//
-// Statuses: 204 handed on; 200 challenge echoed; 401 no valid signature; 405 not a
-// POST; 413 too large; 503 unknown subscription, or Deliver failed, so that the
-// sender tries again.
-type ReceiverHandler struct {
-	// Secrets finds the secrets of a subscription, the newest first. None means that
-	// it is not known (yet): a challenge comes before events/subscribe is answered, so
-	// a receiver must know its pending secrets too.
-	Secrets func(subscription string) []string
-	// Deliver takes a webhook. It must be idempotent by ID, and quick: the sender waits.
-	Deliver func(context.Context, Received) error
-}
-
-func (h *ReceiverHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodPost {
-		w.Header().Set("Allow", http.MethodPost)
-		http.Error(w, "POST webhooks here", http.StatusMethodNotAllowed)
-		return
-	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, DefaultMaxReceived))
-	if err != nil {
-		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			http.Error(w, "too large", http.StatusRequestEntityTooLarge)
-			return
-		}
-		http.Error(w, "the body broke off", http.StatusBadRequest)
-		return
-	}
-	subscription := r.Header.Get(HeaderSubscription)
-	secrets := h.Secrets(subscription)
-	if len(secrets) == 0 {
-		http.Error(w, "unknown subscription", http.StatusServiceUnavailable)
-		return
-	}
-	if err := Verify(r.Header, body, secrets...); err != nil {
-		http.Error(w, fault.Public(err), http.StatusUnauthorized)
-		return
-	}
-	if challenge, ok := Challenge(r.Header, body); ok {
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(map[string]string{"challenge": challenge})
-		return
-	}
-	at, _ := strconv.ParseInt(r.Header.Get(HeaderTimestamp), 10, 64) // Verify has read it
-	err = h.Deliver(r.Context(), Received{
-		ID: r.Header.Get(HeaderID), At: time.Unix(at, 0), Subscription: subscription, Body: body, Header: r.Header,
-	})
-	if err != nil {
-		http.Error(w, "not taken", http.StatusServiceUnavailable)
-		return
-	}
-	w.WriteHeader(http.StatusNoContent)
-}
+// MaxReceived is how large a body a receiver takes, in bytes: the largest webhook there is, and as much again.
+const MaxReceived = 2 * MaxBody
 
 // Challenge finds the challenge in a verified request, if it is one. The
 // webhook-id, which is signed, must say so too: an event's own members must not be

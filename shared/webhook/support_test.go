@@ -5,6 +5,8 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/binary"
+	"encoding/json"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -287,5 +289,21 @@ func request(target string) Request {
 	return Request{
 		URL: target, ID: "evt_1", SubscriptionID: "sub_1", Body: []byte(`{"type":"t","data":{}}`),
 		Keys: [][]byte{[]byte("0123456789abcdef0123456789abcdef")}, Timeout: 10 * time.Second,
+	}
+}
+
+// echoing is an endpoint with secrets: 401 for what is signed by none of them, 200 with its challenge for a challenge, else 204.
+func echoing(secrets ...string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if Verify(r.Header, body, secrets...) != nil {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		if challenge, ok := Challenge(r.Header, body); ok {
+			_ = json.NewEncoder(w).Encode(map[string]string{"challenge": challenge})
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
 	}
 }

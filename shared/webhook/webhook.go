@@ -5,7 +5,7 @@
 //	                                                      ├─▶ [Sender] ─▶ [Guard] ─▶ endpoint
 //	event, already serialised ───────────────────────────▶┘       └────▶ [Outcome]
 //
-// It also holds the other end: [Verify] and [ReceiverHandler] for whoever
+// It also holds the other end: [Verify] and [Challenge] for whoever
 // receives. It knows no subscriptions and no store; when to send, and what a
 // failure means for a subscription, is decided in shared/delivery. What an
 // endpoint answered stays here: only a status and a [Category] leave.

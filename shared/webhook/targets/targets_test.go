@@ -2,6 +2,8 @@ package targets
 
 import (
 	"bytes"
+	"io"
+	"net/http"
 	"net/http/httptest"
 	"testing"
 
@@ -45,7 +47,13 @@ func TestTargets(t *testing.T) {
 		if err != nil || !bytes.Equal(got, key) {
 			t.Errorf("%s: %v", kind, err)
 		}
-		srv := httptest.NewServer(&webhook.ReceiverHandler{Secrets: func(string) []string { return []string{secret} }})
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			if err := webhook.Verify(r.Header, body, secret); err != nil {
+				t.Errorf("%s: %v", kind, err)
+			}
+			_, _ = w.Write(body) // which has the challenge
+		}))
 		if err := targets.Verify(t.Context(), srv.URL, "sub_1", key); err != nil {
 			t.Errorf("%s: %v", kind, err)
 		}
