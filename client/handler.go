@@ -42,7 +42,8 @@ type Handler struct {
 // Listen serves the handler at an address of this machine, for a program that has no HTTP server. An empty URL becomes
 // that of the address. End waits for requests that are being served.
 func (h *Handler) Listen(addr string) (end func(), err error) {
-	url, end, err := listen(addr, h, func(err error) { logTo(h.Log).Error("receiver failed", "error", err) })
+	log := logTo(h.Log)
+	url, end, err := listen(addr, h, func(err error) { log.Error("receiver failed", "error", err) })
 	h.URL = cmp.Or(h.URL, url)
 	return end, err
 }
