@@ -120,7 +120,7 @@ func freeAddresses() (one, other string, err error) {
 // storeCounts are what the server's store counted since it began.
 type storeCounts struct{ Commits, Syncs int64 }
 
-// counts reads the store's counters; nil if the server tells none.
+// counts reads the store's counters; nil if the server shows none.
 func (s *server) counts(ctx context.Context) *storeCounts {
 	var vars struct{ Database *storeCounts }
 	_ = json.Unmarshal(s.debugPage(ctx, "/debug/vars"), &vars)

@@ -162,7 +162,7 @@ func (p *publisher) publish(n int) error {
 // listensAtOnce is how many streams are opened beside each other.
 const listensAtOnce = 64
 
-// listens opens count streams, each with its filter, and tells when messages of the method arrive on them, until end is
+// listens opens count streams, each with its filter, and says when messages of the method arrive on them, until end is
 // called. It counts those that are open.
 func listens(ctx context.Context, server string, count int, method string, filter func(i int) string, opened *atomic.Int64) (arrived <-chan time.Time, end func(), err error) {
 	messages, conns := make(chan time.Time, count), make([]net.Conn, count)
@@ -225,7 +225,7 @@ func listen(ctx context.Context, host string, i int, filter string) (net.Conn, *
 	}
 }
 
-// follow tells when a message of the method arrives, until the stream ends.
+// follow says when a message of the method arrives, until the stream ends.
 func follow(r *bufio.Reader, method string, arrived chan<- time.Time) {
 	update := []byte(method)
 	for {

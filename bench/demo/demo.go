@@ -258,7 +258,7 @@ func (d *demo) publish(ctx context.Context, id string) error {
 	return nil
 }
 
-// await waits until the event has arrived by all ways, and tells it in order.
+// await waits until the event has arrived by all ways, and shows it in order.
 func (d *demo) await(ctx context.Context, id string, missing []string, failed <-chan error) error {
 	for len(missing) > 0 {
 		select {

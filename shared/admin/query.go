@@ -134,7 +134,7 @@ func (q *query) cursor() string {
 	return string(key)
 }
 
-// mark begins the cursors of a list: a version, and what tells lists apart.
+// mark begins the cursors of a list: a version, and what sets one list apart from another.
 func (q *query) mark() []byte {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(q.list))

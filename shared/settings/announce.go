@@ -59,13 +59,13 @@ func UnannouncedOf(kind Kind, workspaces []string, version int64, now time.Time)
 // Announce tells of the changes that were stored up to a time, each once unless a crash or another
 // announcer comes between: those that every process uses, as after [MaxAge]. The zero time is for the only
 // process, which uses all of them. waiting is how many documents are too new.
-func Announce(ctx context.Context, db store.DB, until time.Time, tell func(context.Context, Change) error) (waiting int, err error) {
+func Announce(ctx context.Context, db store.DB, until time.Time, announce func(context.Context, Change) error) (waiting int, err error) {
 	var errs []error // one that cannot be told keeps no other from its turn
 	err = store.Each(ctx, db, store.Key{Table: store.Settings, Partition: unannouncedPartition}, "read what is to be announced", func(it *store.Item) error {
 		if !until.IsZero() && time.UnixMilli(it.Counts[appliedAt]).After(until) {
 			waiting++
 		} else {
-			errs = append(errs, announceOne(ctx, db, *it, tell))
+			errs = append(errs, announceOne(ctx, db, *it, announce))
 		}
 		return ctx.Err()
 	})
@@ -73,9 +73,9 @@ func Announce(ctx context.Context, db store.DB, until time.Time, tell func(conte
 }
 
 // AnnounceAll waits until every process uses what is stored, and announces it.
-func AnnounceAll(ctx context.Context, db store.DB, tell func(context.Context, Change) error) error {
+func AnnounceAll(ctx context.Context, db store.DB, announce func(context.Context, Change) error) error {
 	for {
-		waiting, err := Announce(ctx, db, time.Now().Add(-MaxAge), tell)
+		waiting, err := Announce(ctx, db, time.Now().Add(-MaxAge), announce)
 		if err != nil || waiting == 0 {
 			return err
 		}
@@ -85,10 +85,10 @@ func AnnounceAll(ctx context.Context, db store.DB, tell func(context.Context, Ch
 	}
 }
 
-func announceOne(ctx context.Context, db store.DB, it store.Item, tell func(context.Context, Change) error) error {
+func announceOne(ctx context.Context, db store.DB, it store.Item, announce func(context.Context, Change) error) error {
 	kind, _, _ := strings.Cut(it.Sort, ":")
 	for workspace := range strings.SplitSeq(string(it.Value), "\n") {
-		if err := tell(ctx, Change{Kind(kind), workspace, it.Version}); err != nil {
+		if err := announce(ctx, Change{Kind(kind), workspace, it.Version}); err != nil {
 			return err
 		}
 	}

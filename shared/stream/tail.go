@@ -112,7 +112,7 @@ func (t *tail) run(ctx context.Context) {
 		}
 		t.renewInterest(ctx, began, &lastRenewal)
 		if changed != nil && !unread {
-			wait = watched // the store tells of writes; the timer moves floors and interest
+			wait = watched // the store notifies of writes; the timer moves floors and interest
 		}
 		timer.Reset(wait)
 	}
