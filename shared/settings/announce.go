@@ -56,11 +56,11 @@ func UnannouncedOf(kind Kind, workspaces []string, version int64, now time.Time)
 	return Unannounced(kind, strconv.FormatInt(version, 10), workspaces, version, now)
 }
 
-// Announce tells of the changes that were stored up to a time, each once unless a crash or another
+// Announce hands on the changes that were stored up to a time, each once unless a crash or another
 // announcer comes between: those that every process uses, as after [MaxAge]. The zero time is for the only
 // process, which uses all of them. waiting is how many documents are too new.
 func Announce(ctx context.Context, db store.DB, until time.Time, announce func(context.Context, Change) error) (waiting int, err error) {
-	var errs []error // one that cannot be told keeps no other from its turn
+	var errs []error // one that cannot be announced keeps no other from its turn
 	err = store.Each(ctx, db, store.Key{Table: store.Settings, Partition: unannouncedPartition}, "read what is to be announced", func(it *store.Item) error {
 		if !until.IsZero() && time.UnixMilli(it.Counts[appliedAt]).After(until) {
 			waiting++
