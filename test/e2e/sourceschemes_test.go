@@ -129,20 +129,24 @@ func TestSourceSchemes(t *testing.T) {
 		Config: config, Catalog: schemesCatalog, Env: secretsOfSources(), Args: []string{"--allowed-hosts", "hooks.example.com", "--log-level", "debug"},
 	})}
 	s.poller = follow(t, &s.Target, "any.thing", object{})
-	for _, scheme := range sender.Schemes() {
-		t.Run(scheme.Name, func(t *testing.T) {
-			for _, x := range shots() {
-				if x.only == nil || x.only(scheme) {
-					t.Run(x.name, func(t *testing.T) { s.shoot(t, scheme, x) })
+	all := shots()
+	t.Run("schemes", func(t *testing.T) {
+		for _, scheme := range sender.Schemes() {
+			t.Run(scheme.Name, func(t *testing.T) {
+				t.Parallel()
+				for _, x := range all {
+					if x.only == nil || x.only(scheme) {
+						t.Run(x.name, func(t *testing.T) { s.shoot(t, scheme, x) })
+					}
 				}
-			}
-			t.Run("SRC-02 forged", func(t *testing.T) { s.forge(t, scheme) })
-			t.Run("SRC-04 twenty at once are one event", func(t *testing.T) { s.together(t, scheme) })
-			if scheme.Timed {
-				t.Run("SRC-02 a replay is one event while it is taken, and then refused", func(t *testing.T) { s.replay(t, scheme) })
-			}
-		})
-	}
+				t.Run("SRC-02 forged", func(t *testing.T) { s.forge(t, scheme) })
+				t.Run("SRC-04 twenty at once are one event", func(t *testing.T) { s.together(t, scheme) })
+				if scheme.Timed {
+					t.Run("SRC-02 a replay is one event while it is taken, and then refused", func(t *testing.T) { s.replay(t, scheme) })
+				}
+			})
+		}
+	})
 	t.Run("SRC-04 each event came once", func(t *testing.T) {
 		ids := eventIDs(s.poller.wait(t, len(s.taken)))
 		slices.Sort(ids)
