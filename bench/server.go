@@ -70,7 +70,7 @@ func (o Options) serve(ctx context.Context, dir, config string, more []string) (
 		if text == "" {
 			continue
 		}
-		file := filepath.Join(dir, name+".yaml")
+		file := filepath.Join(dir, "bench-"+name+".yaml")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			return nil, fault.Wrap(fault.Unavailable, err, "write the %s", name)
 		}

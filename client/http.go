@@ -81,7 +81,9 @@ func (s Server) request(ctx context.Context, method, url string, header http.Hea
 		return nil, fault.Wrap(fault.Invalid, err, "make the request")
 	}
 	maps.Copy(req.Header, header)
-	req.Header.Set("Content-Type", "application/json")
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
 	req.Header.Set("User-Agent", s.Agent)
 	if s.Key != "" {
 		req.Header.Set("Authorization", "Bearer "+s.Key)

@@ -17,6 +17,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -330,7 +331,7 @@ func (s *Server) Served() <-chan error { return s.served }
 
 // Shutdown drains: streams get their end, running deliveries finish, and nothing
 // accepted is lost. When ctx ends first, running deliveries are cut off, which come again after the next start, and
-// Shutdown returns some seconds later at the latest.
+// Shutdown returns the error of ctx some seconds later at the latest. A store that cannot be closed is another error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.close()
 	err := s.endpoint.Close(ctx)
@@ -362,10 +363,13 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 	// The queues end the contexts of what still runs and wait for it before the file is closed. Who is later still
 	// gets an error from the closed file.
-	err = errors.Join(err, s.queues.Close())
+	closing := s.queues.Close()
 	select {
 	case <-done:
 	case <-time.After(time.Second):
 	}
-	return errors.Join(err, s.db.Close())
+	if closing = errors.Join(closing, s.db.Close()); closing != nil {
+		return fmt.Errorf("%w; before that: %v", closing, err)
+	}
+	return err
 }

@@ -95,7 +95,8 @@ func (h *Handler) listSources(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	own, next := cut(own, func(s config.Source) string { return s.Name }, after, limit)
+	own = slices.DeleteFunc(own, func(s config.Source) bool { return s.Name <= after }) // which may be gone
+	own, next := cut(own, func(s config.Source) string { return s.Name }, "", limit)
 	views := make([]sourceView, len(own))
 	group, ctx := errgroup.WithContext(c.Context())
 	group.SetLimit(sourcesAtOnce)

@@ -64,8 +64,10 @@ func (h *Handler) putSwitch(c *call) (any, error) {
 			return nil, err
 		}
 	} else {
-		if err := h.known(c, name); err != nil {
-			return nil, err
+		if before == nil {
+			if err := h.known(c, name); err != nil {
+				return nil, err
+			}
 		}
 		after := h.paused(c, name, in.Reason)
 		err := h.change(c, "switch.pause", string(name), before, after, func() error {
@@ -85,10 +87,10 @@ func (h *Handler) known(c *call, name switches.Name) error {
 		return nil
 	}
 	cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
-	if err == nil && cat.ByName(event) == nil {
-		err = fault.New(fault.NotFound, "there is no event type %.100q in the catalog", event)
+	if err != nil || cat.ByName(event) != nil { // what cannot be looked up may be paused
+		return nil
 	}
-	return err
+	return fault.New(fault.NotFound, "there is no event type %.100q in the catalog", event)
 }
 
 func (h *Handler) deleteSwitch(c *call) (any, error) {
