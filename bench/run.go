@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/progress"
 )
 
@@ -268,10 +269,5 @@ func until(ctx context.Context, at time.Time) error {
 	if !at.After(time.Now()) {
 		return nil
 	}
-	select {
-	case <-time.After(time.Until(at)):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return periodic.Sleep(ctx, time.Until(at))
 }

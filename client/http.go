@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 )
 
 // Server is where a server is and who calls it.
@@ -220,22 +221,13 @@ const (
 
 // Pause waits before repetition n, from 0, or as long as the server asked for.
 func Pause(ctx context.Context, n int, asked time.Duration) error {
-	return sleep(ctx, max(backoff(n), min(asked, 10*maxPause)))
+	return periodic.Sleep(ctx, max(backoff(n), min(asked, 10*maxPause)))
 }
 
 // backoff is the pause before repetition n, from 0.
 func backoff(n int) time.Duration {
 	d := min(firstPause<<min(n, 10), maxPause)
 	return d/2 + rand.N(d/2)
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // retryAfter is how long a response asks to wait, in whole seconds up to an hour; 0 if it does not.

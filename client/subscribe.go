@@ -10,6 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 )
 
 // The modes of delivery (SEP-3415, "Delivery Modes").
@@ -178,7 +179,7 @@ func (f *flow) follow(once func() (time.Duration, error)) error {
 			wait = backoff(failures)
 			failures++
 		}
-		if sleep(f.ctx, wait) != nil {
+		if periodic.Sleep(f.ctx, wait) != nil {
 			return context.Cause(f.ctx)
 		}
 	}

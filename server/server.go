@@ -368,8 +368,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	case <-done:
 	case <-time.After(time.Second):
 	}
-	if closing = errors.Join(closing, s.db.Close()); closing != nil {
+	closing = errors.Join(closing, s.db.Close())
+	if closing != nil && err != nil {
 		return fmt.Errorf("%w; before that: %v", closing, err)
 	}
-	return err
+	return cmp.Or(closing, err)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -196,10 +197,8 @@ func (c *checker) ended(ctx context.Context, t eventType, h *hook, e *endpoints)
 	c.judge(ruleUnsubscribe, a.result != nil, "it is answered with %s", a)
 	if !e.expires.IsZero() {
 		c.Progress("wait for a subscription to expire")
-		select {
-		case <-time.After(time.Until(e.expires) + time.Second):
-		case <-ctx.Done():
-			panic(stopped{ctx.Err()})
+		if err := periodic.Sleep(ctx, time.Until(e.expires)+time.Second); err != nil {
+			panic(stopped{err})
 		}
 	}
 	had, expired := len(h.all(false)), len(e.expiring.all(false))

@@ -7,6 +7,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 )
 
 // page is the result of a poll.
@@ -85,9 +86,7 @@ func (c *checker) drain(ctx context.Context, t eventType, cursor string, n int) 
 		if p.NextPollMs != nil {
 			pause = min(max(pause, time.Duration(*p.NextPollMs)*time.Millisecond), time.Second)
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if periodic.Sleep(ctx, pause) != nil {
 			return ids
 		}
 	}

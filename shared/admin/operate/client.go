@@ -21,9 +21,6 @@ import (
 // prefix is where the API is, see package admin, which is not imported for that: it brings the server along.
 const prefix = "/admin/v1"
 
-// whole is the limit of a list that does not come in pages.
-const whole = -1
-
 // maxPage is how many items a page has at most.
 const maxPage = 100
 
@@ -78,7 +75,7 @@ type list struct {
 	More  map[string]json.RawMessage
 }
 
-// List reads pages until there are so many items, or all with 0; with [whole] it is a list without pages. What a page says beside its items is summed if
+// List reads pages until there are so many items, or all with 0. What a page says beside its items is summed if
 // it is a number that counts, and else that of the last one.
 func (c Client) List(ctx context.Context, path string, query url.Values, limit int) (list, error) {
 	all := list{Items: []json.RawMessage{}}
@@ -87,9 +84,7 @@ func (c Client) List(ctx context.Context, path string, query url.Values, limit i
 		if limit > 0 {
 			page = min(page, limit-len(all.Items))
 		}
-		if limit != whole {
-			query.Set("limit", strconv.Itoa(page))
-		}
+		query.Set("limit", strconv.Itoa(page))
 		answer, err := c.Do(ctx, http.MethodGet, path, query, nil)
 		if err != nil {
 			return all, err

@@ -14,6 +14,7 @@ import (
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/progress"
 )
 
@@ -28,7 +29,7 @@ type Command struct {
 	Args []string
 	// Values are the members of the query or, unless the method is GET or DELETE, of the body.
 	Values map[string]any
-	// Limit is how many items a list has at most; 0 is all, and [whole] all of one that does not come in pages.
+	// Limit is how many items a list has at most; 0 is all.
 	Limit int
 	// JSON prints the API's answer and no table.
 	JSON bool
@@ -248,10 +249,7 @@ func (c *Command) follow(ctx context.Context, api Client, answer json.RawMessage
 	stop := progress.Count(c.Bar, "replayed", r.Total, done.Load)
 	defer func() { stop() }()
 	for failed := 0; r.State == "running"; {
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+		_ = periodic.Sleep(ctx, pause) // the next request sees that ctx has ended
 		next, err := api.Do(ctx, http.MethodGet, replays+"/"+url.PathEscape(r.ID), nil, nil)
 		if failed++; client.Again(err) && failed < patience {
 			continue

@@ -218,7 +218,7 @@ type Terminal struct {
 // Run makes the request of the selected command.
 func (o *Flags) Run(k *kong.Context, t Terminal) error {
 	n := k.Selected()
-	c := Command{Terminal: t, API: n.Tag.Get("api"), Values: map[string]any{}, Limit: whole, JSON: o.JSON}
+	c := Command{Terminal: t, API: n.Tag.Get("api"), Values: map[string]any{}, JSON: o.JSON}
 	if n.Tag.Has("columns") {
 		c.Columns = strings.Split(n.Tag.Get("columns"), ",")
 	}

@@ -3,6 +3,8 @@ package engine
 import (
 	"context"
 	"time"
+
+	"github.com/mcp-events/mcpevents/shared/periodic"
 )
 
 const (
@@ -25,10 +27,7 @@ func (e *Engine) Shrink(ctx context.Context) error {
 		if err := e.Do(ctx, step); err != nil || !step.more {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(vacuumPause):
-		}
+		_ = periodic.Sleep(ctx, vacuumPause) // the loop sees that ctx has ended
 	}
 	return nil
 }
