@@ -17,6 +17,7 @@ import (
 
 // TestAdmin holds the admin API of the embedded server to what TestRequirementsOnLocalAWS holds that on AWS to.
 func TestAdmin(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--delivery-log", "failures"}, Catalog: operatedCatalog(t)})
 	operating(t, &s.Target, 0, nil)
 }
@@ -318,7 +319,7 @@ func switched(t *testing.T, o *operated, hook *harness.Endpoint, publish func(st
 func identities(t *testing.T, o *operated, id string, hook *harness.Endpoint) {
 	letter := o.members("dead-letters?limit=1", "id")
 	bodies := map[string]string{"/replays": `{"select":{},"dryRun":true}`, "/events/{id}/deliver": `{"subscription":"` + id + `"}`, "/sources/{name}/try": `{"request":"{}"}`}
-	for path, methods := range o.doc.Paths {
+	for path, methods := range o.contract.Paths {
 		named, name := letter, "subscription/"+id // of a switch
 		switch strings.Split(path, "/")[1] {
 		case "subscriptions":
