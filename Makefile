@@ -24,8 +24,9 @@ VENV     := $(CACHE)/lint-$(shell cksum < tools/lint.txt | cut -d' ' -f1)
 export SAM_CLI_TELEMETRY := 0
 
 # The SQLite of modernc.org is C made into Go: with the race detector it takes ten times as long, which would find
-# no fault of ours. Without the folder's path in it, a package that another clone compiled is not compiled again.
-export GOFLAGS := $(GOFLAGS) -trimpath -gcflags=modernc.org/...=-race=false
+# no fault of ours. What a debugger needs would be a fifth of the time that the compiler takes. Without the folder's path in
+# it, a package that another clone compiled is not compiled again.
+export GOFLAGS := $(GOFLAGS) -trimpath -gcflags=all=-dwarf=false '-gcflags=modernc.org/...=-dwarf=false -race=false'
 
 # A process with the race detector sleeps a second before it ends; the tests end hundreds.
 export GORACE := atexit_sleep_ms=50 $(GORACE)
@@ -53,20 +54,18 @@ LATER := TestSAMBuild TestDeployAndRollBackUnderTraffic TestRetriesAreNoLoop Tes
 empty :=
 LATERS := ^($(subst $(empty) ,|,$(strip $(LATER))))$$
 
-# The black-box tests start servers and emulators, and look at the time: the heaviest one package at a time, after the
-# others, and then two at once, the longest first. Of the others more, for some wait for emulators most of the time.
-# fleet and backend have in their own process what they test.
+# The black-box tests start servers and emulators, and wait most of the time: several packages of them at once, the longest
+# first, after the others. fleet and backend have in their own process what they test.
 INNER = $$(go list $(PKG) | grep -v '/mcpevents/\(test/\|functions$$\)' || true)
 FLEET = $$(go list $(PKG) | grep '/mcpevents/test/\(fleet\|backend\)$$' || true)
-HEAVY = $$(go list $(PKG) | grep '/mcpevents/\(test/\(chaos\|interop\)\|functions\)$$' || true)
-OUTER = $$(go list $(PKG) | grep '/mcpevents/test/' | grep -v '/\(fleet\|backend\|chaos\|interop\)$$' | awk '{print !/e2e/, $$0}' | sort -s -k1,1 | cut -d' ' -f2 || true)
+OUTER = $$(go list $(PKG) | grep '/mcpevents/\(test/\|functions$$\)' | grep -v '/test/\(fleet\|backend\)$$' | \
+  awk '{print /e2e$$/ ? 1 : /(functions|chaos|docs)$$/ ? 2 : /interop$$/ ? 3 : 4, $$1}' | sort | cut -d' ' -f2 || true)
 
 .PHONY: test
 test: prerequisites ## run the tests, against real emulators (PKG=./shared/… for a part)
-	@{ code=0; inner="$(INNER)"; heavy="$(HEAVY)"; outer="$(OUTER) $(FLEET)"; \
+	@{ code=0; inner="$(INNER)"; outer="$(OUTER) $(FLEET)"; \
 	  [ -z "$$inner" ] || go test -vet=all -count=1 -timeout 20m -p 4 -json -skip '$(LATERS)' $$inner || code=1; \
-	  [ -z "$$heavy" ] || go test -vet=all -count=1 -timeout 20m -p 1 -parallel 4 -json -skip '$(LATERS)' $$heavy || code=1; \
-	  [ "$$outer" = " " ] || go test -vet=all -count=1 -timeout 20m -p 2 -parallel 4 -json -skip '$(LATERS)' $$outer || code=1; \
+	  [ "$$outer" = " " ] || go test -vet=all -count=1 -timeout 20m -p 3 -parallel 4 -json -skip '$(LATERS)' $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -left '$(LATER)'
 
 # A file of tests that needs emulators, in a package where others do not, says //go:build !noemulators.
@@ -80,12 +79,11 @@ check: ## vet, and run the tests that need no emulator, but for simulations: for
 # with the server, and the processes of the black-box tests themselves, which are clients of a server that is built with it.
 .PHONY: test-full
 test-full: prerequisites ## run all tests, with the race detector but for simulations of days
-	@{ code=0; inner="$(INNER)"; simulated="$(SIMULATED)"; fleet="$(FLEET)"; heavy="$(HEAVY)"; outer="$(OUTER)"; \
+	@{ code=0; inner="$(INNER)"; simulated="$(SIMULATED)"; fleet="$(FLEET)"; outer="$(OUTER)"; \
 	  [ -z "$$inner" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
 	  [ -z "$$simulated" ] || go test -vet=off -count=1 -timeout 14m -json -run '$(SIMULATIONS)' $$simulated || code=1; \
 	  [ -z "$$fleet" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 1 -json $$fleet || code=1; \
-	  [ -z "$$heavy" ] || MCPEVENTS_TEST_RACE=1 go test -vet=off -count=1 -timeout 25m -p 1 -parallel 4 -json $$heavy || code=1; \
-	  [ -z "$$outer" ] || MCPEVENTS_TEST_RACE=1 go test -vet=off -count=1 -timeout 25m -p 2 -parallel 4 -json $$outer || code=1; \
+	  [ -z "$$outer" ] || MCPEVENTS_TEST_RACE=1 go test -vet=off -count=1 -timeout 25m -p 3 -parallel 4 -json $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -again build/again $(if $(filter ./...,$(PKG)),-log $(TESTLOG) -with '$(LATER)') || $(MAKE) again
 
 # The tests of whole servers look at the time, and a machine may have something else to do. When up to three tests failed,
@@ -119,7 +117,7 @@ prerequisites:
 	  echo "the tests need, and this machine lacks:$$missing (see \"Prerequisites\" in README.md)" >&2; exit 1; fi
 
 .PHONY: lint
-lint: lint-go lint-docs lint-vulnerabilities lint-template ## check form, correctness, documentation, known vulnerabilities and the template
+lint: lint-go lint-docs lint-vulnerabilities lint-template ## check form, correctness, documentation, known vulnerabilities, the template and the admin API's document
 
 .PHONY: lint-go
 lint-go:
@@ -147,11 +145,15 @@ lint-vulnerabilities:
 lint-template: $(VENV)/installed
 	$(VENV)/bin/cfn-lint template.yaml
 	$(VENV)/bin/sam validate --lint --region us-east-1 --template template.yaml
+	$(VENV)/bin/openapi-spec-validator shared/admin/openapi.json
 
-$(VENV)/installed: tools/lint.txt
-	python3 -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-input -r tools/lint.txt
-	touch $@
+# The linters and the tests may both want it at once; one of them makes it.
+LOCKED := python3 -c 'import fcntl, subprocess, sys; lock = open(sys.argv[1], "w"); fcntl.flock(lock, fcntl.LOCK_EX); sys.exit(subprocess.call(sys.argv[2:]))'
+
+$(VENV)/installed:
+	mkdir -p $(CACHE)
+	$(LOCKED) $(VENV).lock bash -ec '[ ! -e $@ ] || exit 0; \
+	  python3 -m venv $(VENV); $(VENV)/bin/pip install --quiet --disable-pip-version-check --no-input -r tools/lint.txt; touch $@'
 
 # The tool of releases takes minutes to compile, once.
 .PHONY: lint-release

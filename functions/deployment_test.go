@@ -89,6 +89,7 @@ func (l lines) Write(p []byte) (int, error) {
 const build = `{"build":%d,"status":"passed"}`
 
 func TestDeployment(t *testing.T) {
+	t.Parallel()
 	stack := deploy(t, func(o *runner.Options) {
 		o.Env = map[string]string{"MCPEVENTS_RETRY_SCHEDULE": "0s,1s,1s", "MCPEVENTS_EVENTS_RETRY_SCHEDULE": "0s,1s,1s"}
 		o.Timeouts = map[string]time.Duration{"RelayFunction": 12 * time.Second}

@@ -75,6 +75,7 @@ func builds(t *testing.T) (today, next map[string]string) {
 // that leaves the most messages to a function that is too old for them. It wants every event
 // delivered and no dead letter.
 func TestDeployAndRollBackUnderTraffic(t *testing.T) {
+	t.Parallel()
 	today, next := builds(t)
 	stack := deploy(t, func(o *runner.Options) {
 		o.Env = map[string]string{"MCPEVENTS_RETRY_SCHEDULE": "0s,1s,1s,1s,1s"}

@@ -38,6 +38,7 @@ const (
 )
 
 func TestTheCommandsOfThePagesWork(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ numbers, name string }{
 		{"", "README.md"},
 		{"", "docs/tutorial.md"},
@@ -47,6 +48,7 @@ func TestTheCommandsOfThePagesWork(t *testing.T) {
 	} {
 		name := c.name
 		t.Run(c.numbers+name, func(t *testing.T) {
+			t.Parallel()
 			p, err := page.Read(filepath.Join(harness.Root(t), name))
 			if err != nil {
 				t.Fatal(err)

@@ -37,6 +37,7 @@ func shown(t *testing.T, name, language, word string) string {
 }
 
 func TestTheGoServerOfThePage(t *testing.T) {
+	t.Parallel()
 	address := "127.0.0.1:" + freePort(t)
 	dir := t.TempDir()
 	source, bin := filepath.Join(dir, "main.go"), filepath.Join(dir, "orders")

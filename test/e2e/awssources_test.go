@@ -147,7 +147,8 @@ func pullOpened(id string, number int) hookRequest {
 // TestSourcesOnLocalAWS shows what sources become on AWS, where requests come by a Function URL, buses put messages into the
 // inbox, and any process may serve each.
 func TestSourcesOnLocalAWS(t *testing.T) {
-	aws := harness.SharedAWS(t)
+	t.Parallel()
+	aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
 	p := githubApp{target: &aws.Target, secret: rand.Text()}
 	aws.PutSecret(t, githubSecret, p.secret)
 	aws.ApplyCatalog(t, sourced, operatedCatalog(t))

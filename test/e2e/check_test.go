@@ -17,6 +17,7 @@ import (
 
 // TestCheck holds the server against the specification with the command that anybody may use for theirs.
 func TestCheck(t *testing.T) {
+	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
 		t.Parallel()
 		checked(t, &harness.StartServer(t, harness.ServerOptions{
@@ -25,7 +26,7 @@ func TestCheck(t *testing.T) {
 	})
 	t.Run("local AWS", func(t *testing.T) {
 		t.Parallel()
-		checked(t, &harness.SharedAWS(t).Target)
+		checked(t, &harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick}).Target)
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 
 // TestCommands holds the command line with the embedded server to what TestRequirementsOnLocalAWS holds it with AWS to.
 func TestCommands(t *testing.T) {
+	t.Parallel()
 	commanding(t, &harness.StartServer(t, harness.ServerOptions{Args: []string{"--delivery-log", "failures"}}).Target)
 }
 

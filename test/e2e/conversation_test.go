@@ -175,6 +175,7 @@ func TestConversation(t *testing.T) {
 // TestConversationOnLocalAWS shows the same with the functions: each stream and each message is at
 // an instance of its own.
 func TestConversationOnLocalAWS(t *testing.T) {
+	t.Parallel()
 	memory, notes := newProvider(t, remembers), newProvider(t, notesOf)
 	aws := harness.StartAWS(t, harness.AWSOptions{
 		Catalog: withConversation(t), Config: conversationConfig(memory, notes, newDiary(t), "10s"), Env: map[string]string{"MCPEVENTS_LOG_LEVEL": "DEBUG"},

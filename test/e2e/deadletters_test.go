@@ -36,6 +36,7 @@ func stuckEvent(id string, published time.Time) string {
 
 // TestDeadLettersOfQueues holds the embedded server to what TestRequirementsOnLocalAWS holds AWS to. Its queues are in its file.
 func TestDeadLettersOfQueues(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{})
 	s.Stop()
 	published := time.Now().Add(-time.Hour)

@@ -28,7 +28,9 @@ events:
 
 // TestDialect shows the named-event dialect, embedded and with the functions.
 func TestDialect(t *testing.T) {
+	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
+		t.Parallel()
 		file := filepath.Join(t.TempDir(), "elsewhere.yaml")
 		if err := os.WriteFile(file, []byte(elsewhere), 0o600); err != nil {
 			t.Fatal(err)
@@ -36,7 +38,8 @@ func TestDialect(t *testing.T) {
 		dialect(t, &harness.StartServer(t, harness.ServerOptions{Args: []string{"--workspace-catalog", "elsewhere=" + file}}).Target)
 	})
 	t.Run("local AWS", func(t *testing.T) {
-		aws := harness.SharedAWS(t)
+		t.Parallel()
+		aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
 		aws.ApplyCatalog(t, "elsewhere", elsewhere)
 		dialect(t, &aws.Target)
 	})

@@ -14,12 +14,15 @@ import (
 // TestDrain shows what SIGTERM does to open streams of every kind, embedded and with
 // the functions.
 func TestDrain(t *testing.T) {
+	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
+		t.Parallel()
 		s := harness.StartServer(t, harness.ServerOptions{})
 		drain(t, &s.Target, s.Stop)
 	})
 	t.Run("local AWS", func(t *testing.T) {
-		aws := harness.SharedAWS(t)
+		t.Parallel()
+		aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
 		drain(t, &aws.Target, func() { aws.Retire("StreamFunction") })
 		t.Run("SUB-06 other instances serve on", func(t *testing.T) {
 			aws.Modern("alice").Call(t, "server/discover", nil, nil)

@@ -34,6 +34,7 @@ events:
 // TestEnding changes the catalog under webhook subscriptions, embedded and with the
 // functions.
 func TestEnding(t *testing.T) {
+	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
 		t.Parallel()
 		file := filepath.Join(t.TempDir(), "ending.yaml")
@@ -83,7 +84,7 @@ func TestEnding(t *testing.T) {
 	})
 	t.Run("local AWS", func(t *testing.T) {
 		t.Parallel()
-		aws := harness.SharedAWS(t)
+		aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
 		aws.AnnounceCatalog(t, "ending", granted) // and all functions use it
 		ending(t, &aws.Target, func(t *testing.T) { aws.AnnounceCatalog(t, "ending", takenAway) })
 	})

@@ -13,6 +13,7 @@ import (
 
 // TestEventTools shows events to clients that know tools alone, on every way to run the system.
 func TestEventTools(t *testing.T) {
+	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
 		t.Parallel()
 		withTools(t, &harness.StartServer(t, harness.ServerOptions{Args: []string{"--event-tools"}}).Target)

@@ -12,6 +12,7 @@ import (
 
 // TestFanout sends one event to very many webhook subscriptions of one endpoint. On AWS [TestHangingEndpointsOnAWS] does.
 func TestFanout(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{
 		Fast: true, Args: []string{"--quota", "30000", "--log-level", "warn"},
 	})

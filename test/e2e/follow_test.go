@@ -17,7 +17,9 @@ import (
 // TestFollow shows events/poll and events/stream (SEP-3415) beside webhooks, on every
 // way to run the system.
 func TestFollow(t *testing.T) {
+	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
+		t.Parallel()
 		s := harness.StartServer(t, harness.ServerOptions{})
 		following(t, &s.Target)
 		t.Run("EVX-07 cursors survive a restart", func(t *testing.T) {
@@ -31,7 +33,8 @@ func TestFollow(t *testing.T) {
 		})
 	})
 	t.Run("local AWS", func(t *testing.T) {
-		following(t, &harness.SharedAWS(t).Target)
+		t.Parallel()
+		following(t, &harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick}).Target)
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 
 // TestGap has endpoints refuse events until their retries are over, embedded and with the functions.
 func TestGap(t *testing.T) {
+	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
 		t.Parallel()
 		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--events-retry-schedule", "0s,1s,1s"}})
@@ -18,7 +19,7 @@ func TestGap(t *testing.T) {
 	})
 	t.Run("local AWS", func(t *testing.T) {
 		t.Parallel()
-		lostEvents(t, &harness.SharedAWS(t).Target)
+		lostEvents(t, &harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick}).Target)
 	})
 }
 

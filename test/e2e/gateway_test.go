@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mcp-events/mcpevents/test/backend"
 	"github.com/mcp-events/mcpevents/test/harness"
@@ -167,14 +168,17 @@ func tellOfUpdate(t *testing.T, b *harness.Backend, clients map[string]told) {
 	for era, c := range clients {
 		before[era] = c.heard(updateMethod)
 	}
-	harness.Eventually(t, harness.Patience, "an update reaches all", func() bool {
-		b.UpdateResource(t, watched)
+	all := func() bool {
 		for era, c := range clients {
 			if c.heard(updateMethod) == before[era] {
 				return false
 			}
 		}
 		return true
+	}
+	harness.Eventually(t, harness.Patience, "an update reaches all", func() bool {
+		b.UpdateResource(t, watched)
+		return harness.Within(t, time.Second, all) // one at a time, so that none is under way afterwards
 	})
 }
 

@@ -29,7 +29,9 @@ quotas:
 // TestHostileSubscriber shows that a subscriber who means harm meets limits, and that whom it names as its endpoint gets
 // no more than the permitted challenges.
 func TestHostileSubscriber(t *testing.T) {
+	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
+		t.Parallel()
 		s := harness.StartServer(t, harness.ServerOptions{Config: restrained, Args: []string{"--verify-registrations"}})
 		h := &hostile{Target: &s.Target, processes: func() int { return 1 }, log: s.Output}
 		h.met = func(limit string) bool {
@@ -39,6 +41,7 @@ func TestHostileSubscriber(t *testing.T) {
 		t.Run("SRF-07 floods that name ever new hosts take no more memory", func(t *testing.T) { h.fillMemory(t, s) })
 	})
 	t.Run("local AWS", func(t *testing.T) {
+		t.Parallel()
 		aws := harness.StartAWS(t, harness.AWSOptions{Config: restrained, Env: map[string]string{"MCPEVENTS_VERIFY_REGISTRATIONS": "true"}})
 		catalog, err := os.ReadFile(filepath.Join(harness.Root(t), "catalog.yaml"))
 		if err != nil {

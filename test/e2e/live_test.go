@@ -29,6 +29,7 @@ events:
 // TestLiveCatalog changes the catalog under connected clients, embedded and with
 // the functions.
 func TestLiveCatalog(t *testing.T) {
+	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
 		t.Parallel()
 		file := filepath.Join(t.TempDir(), "live.yaml")
@@ -97,7 +98,7 @@ func TestLiveCatalog(t *testing.T) {
 	})
 	t.Run("local AWS", func(t *testing.T) {
 		t.Parallel()
-		aws := harness.SharedAWS(t)
+		aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
 		aws.AnnounceCatalog(t, "live", before) // and all functions use it
 		time.Sleep(3 * time.Second)            // where clocks may differ, a stream begins two seconds early
 		liveCatalog(t, &aws.Target, func(t *testing.T) { aws.AnnounceCatalog(t, "live", after) })

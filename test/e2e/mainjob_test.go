@@ -20,12 +20,15 @@ type rawJSON = json.RawMessage
 // protocol eras and webhooks registered both ways get exactly the events they
 // asked for, while eight publishers publish 1,000 events of five types at once.
 func TestMainJob(t *testing.T) {
+	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
+		t.Parallel()
 		s := harness.StartServer(t, harness.ServerOptions{})
 		mainJob(t, &s.Target, 0)
 	})
 	t.Run("local AWS", func(t *testing.T) {
-		mainJob(t, &harness.SharedAWS(t).Target, 50) // of 1,000, where the machine is slow
+		t.Parallel()
+		mainJob(t, &harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick}).Target, 50) // of 1,000, where the machine is slow
 	})
 }
 

@@ -16,6 +16,7 @@ import (
 // TestManagedInstance shows an instance of the endpoint that holds many streams at once,
 // as Lambda lets it with AWS_LAMBDA_MAX_CONCURRENCY.
 func TestManagedInstance(t *testing.T) {
+	t.Parallel()
 	const atOnce, room = 32, 25 // 80 % of what one instance can serve
 	aws := harness.StartAWS(t, harness.AWSOptions{
 		Managed: runner.Managed{Instances: 1, AtOnce: atOnce},

@@ -25,6 +25,7 @@ events:
 
 // TestRanges narrows by ranges, everywhere where arguments narrow: RCH-09.
 func TestRanges(t *testing.T) {
+	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
 		t.Parallel()
 		file := filepath.Join(t.TempDir(), "orders.yaml")
@@ -36,7 +37,7 @@ func TestRanges(t *testing.T) {
 	})
 	t.Run("local AWS", func(t *testing.T) {
 		t.Parallel()
-		aws := harness.SharedAWS(t)
+		aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
 		aws.AnnounceCatalog(t, "shops", orders)
 		ranges(t, &aws.Target)
 	})

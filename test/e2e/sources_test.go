@@ -90,6 +90,7 @@ func wantAccepted(t *testing.T, a *harness.HTTPAnswer, id string) {
 
 // TestSources turns a provider's webhook into events for who asked for them, and for no one else.
 func TestSources(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Config: githubSource, Env: secretsOfSources()})
 	receiver := harness.NewReceiver(t)
 	alice := s.Modern("alice")

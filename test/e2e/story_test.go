@@ -26,6 +26,7 @@ type shaky struct {
 }
 
 func TestStoryOfAnOutage(t *testing.T) {
+	t.Parallel()
 	s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--delivery-log", "all", "--retry-schedule", "0s,1s"}})
 	outage(t, shaky{&s.Target, s.Kill, s.Start, func() int { return total(s.Metrics(t), `mcpevents_dead_letters_total{queue="webhook"} (\d+)`) }, 30, 5})
 }

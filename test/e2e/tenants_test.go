@@ -30,6 +30,7 @@ import (
 // credentials, the answer is the expected one, and no byte of another tenant's data is in any answer
 // or stream.
 func TestTenants(t *testing.T) {
+	t.Parallel()
 	serve := func(t *testing.T, o harness.ServerOptions) *harness.Server {
 		dir := t.TempDir()
 		for name, text := range map[string]string{"tenants": owned, "outside": granted} {
@@ -63,7 +64,7 @@ func TestTenants(t *testing.T) {
 	})
 	t.Run("local AWS, keys", func(t *testing.T) {
 		t.Parallel()
-		aws := harness.SharedAWS(t)
+		aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
 		aws.ApplyCatalog(t, "outside", granted)
 		aws.AnnounceCatalog(t, "tenants", owned) // and all functions use both
 		tenants(t, &aws.Target, tenantKeys(&aws.Target))

@@ -22,6 +22,7 @@ type exported struct {
 
 // TestTracesOnLocalAWS: each span is sent by another function, of which none runs when it is looked for.
 func TestTracesOnLocalAWS(t *testing.T) {
+	t.Parallel()
 	var mu sync.Mutex
 	var spans []exported
 	counted := map[string]float64{} // by counter

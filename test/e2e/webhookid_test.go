@@ -12,6 +12,7 @@ import (
 // TestWebhookID has the operator choose ids per message, and that a stream over the quota is refused, embedded and with the
 // functions: EVX-21, AUT-07.
 func TestWebhookID(t *testing.T) {
+	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
 		t.Parallel()
 		s := harness.StartServer(t, harness.ServerOptions{Args: []string{

@@ -69,56 +69,13 @@ type AWS struct {
 	killed  atomic.Int64
 }
 
-// StartAWS starts the emulators, unless they run already, and a deployment of its
-// own on them, which ends with the test.
-func StartAWS(tb testing.TB, o AWSOptions) *AWS {
-	tb.Helper()
-	a := startAWS(tb, o)
-	tb.Cleanup(func() {
-		for _, denied := range a.close() {
-			tb.Errorf("the template's policies do not let the functions do what they need: %s", denied)
-		}
-		keepOutput(tb, "the functions", a.out)
-		for id, s := range a.stack.Stats() {
-			tb.Logf("%s: %d invocations, %d errors, %d timeouts, %d starts", id, s.Invocations, s.Errors, s.Timeouts, s.ColdStarts)
-		}
-	})
-	return a
-}
-
-// shared is the deployment of [SharedAWS].
-var shared struct {
-	mu  sync.Mutex
-	aws *AWS
-}
-
-// SharedAWS is a deployment that all tests of the test process share; [Main] ends
-// it. Its schedules and limits are short or wide: see the code.
-func SharedAWS(tb testing.TB) *AWS {
-	tb.Helper()
-	shared.mu.Lock()
-	defer shared.mu.Unlock()
-	if shared.aws == nil {
-		shared.aws = startAWS(tb, AWSOptions{Env: map[string]string{
-			"MCPEVENTS_RETRY_SCHEDULE":        "0s,1s,1s,1s,1s,1s",
-			"MCPEVENTS_EVENTS_RETRY_SCHEDULE": "0s,1s,1s",
-			"MCPEVENTS_EVENTS_TIMEOUT":        "4s",
-			"MCPEVENTS_MIN_TTL":               "1s",
-			"MCPEVENTS_QUOTA":                 "10000",
-		}})
-	}
-	tb.Cleanup(func() { keepOutput(tb, "the functions", shared.aws.out) })
-	return shared.aws
-}
-
-// closeShared ends the shared deployment and returns what its policies denied.
-func closeShared() []string {
-	shared.mu.Lock()
-	defer shared.mu.Unlock()
-	if shared.aws == nil {
-		return nil
-	}
-	return shared.aws.close()
+// Quick is the environment in which what takes minutes takes seconds, and a quota is no obstacle.
+var Quick = map[string]string{
+	"MCPEVENTS_RETRY_SCHEDULE":        "0s,1s,1s,1s,1s,1s",
+	"MCPEVENTS_EVENTS_RETRY_SCHEDULE": "0s,1s,1s",
+	"MCPEVENTS_EVENTS_TIMEOUT":        "4s",
+	"MCPEVENTS_MIN_TTL":               "1s",
+	"MCPEVENTS_QUOTA":                 "10000",
 }
 
 // emulators are those of the test process.
@@ -141,7 +98,9 @@ func endpoints(tb testing.TB) awslocal.Endpoints {
 	return emulators.running.Endpoints
 }
 
-func startAWS(tb testing.TB, o AWSOptions) *AWS {
+// StartAWS starts the emulators, unless they run already, and a deployment of its
+// own on them, which ends with the test.
+func StartAWS(tb testing.TB, o AWSOptions) *AWS {
 	tb.Helper()
 	ends := endpoints(tb)
 	a := &AWS{out: &output{}, name: "test-" + strings.ToLower(crand.Text()[:8])}
@@ -169,6 +128,16 @@ func startAWS(tb testing.TB, o AWSOptions) *AWS {
 		tb.Fatalf("start local AWS: %v\n%s", err, a.out.tail(8<<10))
 	}
 	a.stack = stack
+	tb.Cleanup(func() {
+		stack.Close()
+		for _, denied := range stack.Denied() {
+			tb.Errorf("the template's policies do not let the functions do what they need: %s", denied)
+		}
+		keepOutput(tb, "the functions", a.out)
+		for id, s := range stack.Stats() {
+			tb.Logf("%s: %d invocations, %d errors, %d timeouts, %d starts", id, s.Invocations, s.Errors, s.Timeouts, s.ColdStarts)
+		}
+	})
 	a.Name, a.MCP, a.Events, a.Admin = "local AWS", stack.URL()+"/mcp", stack.URL()+"/events", stack.URL()+"/admin/v1/"
 	callers := o.Callers
 	if callers == nil {
@@ -201,12 +170,6 @@ func (a *AWS) Enqueue(tb testing.TB, id, body string, attributes map[string]stri
 	if _, err := sqs.NewFromConfig(awslocal.Config(endpoints(tb).SQS)).SendMessage(tb.Context(), in); err != nil {
 		tb.Fatal(err)
 	}
-}
-
-// close ends the deployment and returns what its policies denied.
-func (a *AWS) close() (denied []string) {
-	a.stack.Close()
-	return a.stack.Denied()
 }
 
 // stream is the logical id of the function behind the MCP endpoint.

@@ -67,6 +67,7 @@ func of(all []instruction, name string) (arguments []string) {
 }
 
 func TestTheImage(t *testing.T) {
+	t.Parallel()
 	stage := finalStage(t)
 	for name, want := range map[string][]string{
 		"FROM":        {"scratch"},
@@ -246,6 +247,7 @@ func serves(t *testing.T, root, environment string) {
 
 // TestTheComposeFile holds what an engine would be given.
 func TestTheComposeFile(t *testing.T) {
+	t.Parallel()
 	var file struct {
 		Services map[string]struct {
 			Build       string
@@ -271,6 +273,7 @@ func TestTheComposeFile(t *testing.T) {
 
 // TestAnEngineRunsTheImage builds and starts the image where an engine answers; TestTheImage is for all other machines.
 func TestAnEngineRunsTheImage(t *testing.T) {
+	t.Parallel()
 	engine := func(arguments ...string) (string, error) {
 		cmd := exec.CommandContext(t.Context(), "docker", arguments...)
 		cmd.Dir = harness.Root(t)

@@ -15,11 +15,16 @@ import (
 //
 // Its release 2.0.99 has webhooks alone: neither events/poll nor events/stream.
 func TestAISDK(t *testing.T) {
+	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
+		t.Parallel()
 		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--events-retry-schedule", "0s,1s,1s,1s"}})
 		receiving(t, &s.Target)
 	})
-	t.Run("local AWS", func(t *testing.T) { receiving(t, &harness.SharedAWS(t).Target) })
+	t.Run("local AWS", func(t *testing.T) {
+		t.Parallel()
+		receiving(t, &harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick}).Target)
+	})
 }
 
 func receiving(t *testing.T, s *harness.Target) {

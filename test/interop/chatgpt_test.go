@@ -25,6 +25,7 @@ import (
 // TestChatGPT goes through MCP Events as ChatGPT is documented to (OpenAI's guide "MCP Events" and what servers saw of
 // it), message by message, with its key as a secret path: EVX-20, EVX-22, RCH-05. ChatGPT itself cannot run in a test.
 func TestChatGPT(t *testing.T) {
+	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
 		t.Parallel()
 		s := harness.StartServer(t, harness.ServerOptions{Args: []string{"--events-retry-schedule", "0s,1s,1s"}})
@@ -39,7 +40,7 @@ func TestChatGPT(t *testing.T) {
 	})
 	t.Run("local AWS", func(t *testing.T) {
 		t.Parallel()
-		aws := harness.SharedAWS(t)
+		aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
 		c := byPath(t, &aws.Target)
 		chatting(t, c)
 		secret(t, c, aws.Output)

@@ -17,6 +17,7 @@ import (
 
 // TestCheckOfServersOfOthers holds servers that others made against the specification. What it finds in them is in docs/how-to/check-a-server.md.
 func TestCheckOfServersOfOthers(t *testing.T) {
+	t.Parallel()
 	t.Run("RCH-06 mcp-webhook-events", func(t *testing.T) {
 		t.Parallel()
 		checked(t, startTheirs(t, "webhook"), check.Options{}, map[string][]string{

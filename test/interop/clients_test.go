@@ -79,7 +79,9 @@ func clientsOf(t *testing.T) []client {
 
 // TestClients shows subscriptions with the official SDKs of three languages, and with Mastra.
 func TestClients(t *testing.T) {
+	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
+		t.Parallel()
 		s := harness.StartServer(t, harness.ServerOptions{})
 		subscribing(t, &s.Target, false, func() {
 			s.Stop()
@@ -87,7 +89,8 @@ func TestClients(t *testing.T) {
 		})
 	})
 	t.Run("local AWS", func(t *testing.T) {
-		aws := harness.SharedAWS(t)
+		t.Parallel()
+		aws := harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick})
 		subscribing(t, &aws.Target, true, func() { aws.Retire("StreamFunction") })
 	})
 }

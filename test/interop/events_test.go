@@ -18,10 +18,15 @@ import (
 // of the extension. The TypeScript SDK does not tell who sent a request of its own that
 // the stream of its answer broke; the application has to miss the heartbeats.
 func TestEvents(t *testing.T) {
+	t.Parallel()
 	t.Run("embedded", func(t *testing.T) {
+		t.Parallel()
 		following(t, &harness.StartServer(t, harness.ServerOptions{}).Target)
 	})
-	t.Run("local AWS", func(t *testing.T) { following(t, &harness.SharedAWS(t).Target) })
+	t.Run("local AWS", func(t *testing.T) {
+		t.Parallel()
+		following(t, &harness.StartAWS(t, harness.AWSOptions{Env: harness.Quick}).Target)
+	})
 }
 
 func following(t *testing.T, s *harness.Target) {

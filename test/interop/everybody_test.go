@@ -27,6 +27,7 @@ var enduring = map[string]string{
 // TestEverybodyEmbedded lets 5,000 events (by default 500) flow to clients of four makers in all modes, each of which
 // asked for something else, while the server and the clients are killed at random. Each gets what it asked for.
 func TestEverybodyEmbedded(t *testing.T) {
+	t.Parallel()
 	var env []string
 	for name, value := range enduring {
 		env = append(env, name+"="+value)
@@ -42,6 +43,7 @@ func TestEverybodyEmbedded(t *testing.T) {
 
 // TestEverybodyOnLocalAWS is the same with processes of functions that are killed.
 func TestEverybodyOnLocalAWS(t *testing.T) {
+	t.Parallel()
 	aws := harness.StartAWS(t, harness.AWSOptions{Visibility: 10 * time.Second, Env: enduring})
 	functions := []string{"PublishFunction", "FanoutFunction", "DispatchFunction", "StreamFunction"}
 	everybody(t, &aws.Target, func(r *rand.Rand) { aws.KillOf(functions[r.IntN(len(functions))]) })

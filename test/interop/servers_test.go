@@ -219,6 +219,7 @@ func (s *theirs) connect(o mcpevents.Options) *mcpevents.Client {
 // Events that were to be had from a registry are mcp-webhook-events and mcp-handler, of which the latter leaves its store
 // and its sender to the application. The third's transport, session and checks are the SDK's, and the methods for polls this test's.
 func TestOurClientAtServersOfOthers(t *testing.T) {
+	t.Parallel()
 	t.Run("mcp-webhook-events", func(t *testing.T) { webhooksOf(t, func(t *testing.T) *theirs { return startTheirs(t, "webhook") }) })
 	t.Run("mcp-handler", func(t *testing.T) {
 		webhooksOf(t, startHandler)
