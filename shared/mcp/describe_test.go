@@ -30,7 +30,7 @@ func (f *fixture) describeBoth() (initialize, discover described) {
 	return initialize, discover
 }
 
-func sameJSON(t *testing.T, got json.RawMessage, want string) {
+func sameJSON(t testing.TB, got json.RawMessage, want string) {
 	t.Helper()
 	var a, b any
 	if json.Unmarshal(got, &a) != nil || json.Unmarshal([]byte(want), &b) != nil || !reflect.DeepEqual(a, b) {

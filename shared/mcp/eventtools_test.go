@@ -45,7 +45,7 @@ func toolParams(name, arguments string) string {
 }
 
 // toolResult decodes the result of a call that must succeed.
-func toolResult(t *testing.T, r reply, into any) {
+func toolResult(t testing.TB, r reply, into any) {
 	t.Helper()
 	var got toolAnswer
 	r.result(t, &got)

@@ -385,10 +385,15 @@ func modernHeaders(method, params string) []string {
 	return h
 }
 
+// statelessRequest is a request of 2026-07-28.
+func (f *fixture) statelessRequest(key, method, params string) *http.Request {
+	return f.request("POST", key, modernBody("1", method, params), modernHeaders(method, params)...)
+}
+
 // stateless calls a method of 2026-07-28.
 func (f *fixture) stateless(key, method, params string) reply {
 	f.t.Helper()
-	return f.do("POST", key, modernBody("1", method, params), modernHeaders(method, params)...)
+	return f.answer(f.statelessRequest(key, method, params))
 }
 
 // session begins one at the revision and returns its id.

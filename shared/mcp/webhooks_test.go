@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -365,27 +364,4 @@ func TestForward(t *testing.T) {
 			t.Errorf("%d, forwarded %d", r.Status, len(forwarded)-before)
 		}
 	})
-}
-
-// stuck is a registrar whose store does not answer.
-type stuck struct{}
-
-func (stuck) Register(context.Context, auth.Principal, subscription.RegisterRequest) (*subscription.Registered, error) {
-	return nil, fault.New(fault.Unavailable, "the store does not answer")
-}
-
-func (stuck) Subscribe(context.Context, auth.Principal, subscription.SubscribeRequest) (*subscription.SubscribeResult, error) {
-	return nil, fault.New(fault.Unavailable, "the store does not answer")
-}
-
-func TestUnavailable(t *testing.T) {
-	f := newFixture(t, func(o *Options) { o.Registrar = stuck{} })
-	for _, r := range []reply{
-		f.stateless(alice, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`),
-		f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback),
-	} {
-		if r.code(t) != codeUnavailable {
-			t.Error(r.Body)
-		}
-	}
 }
