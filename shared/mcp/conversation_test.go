@@ -140,7 +140,7 @@ func TestConversationCapability(t *testing.T) {
 		"userMessages: false":                            ``,
 	} {
 		_, f, _ := talking(t, section)
-		init := f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
+		init := f.initialize(alice, mcpspec.V20251125, `{}`)
 		for revision, r := range map[string]reply{"2026": f.stateless(alice, mcpspec.MethodDiscover, ""), "2025": init, "elsewhere": f.stateless(foreign, mcpspec.MethodDiscover, "")} {
 			var got struct {
 				CacheScope   string

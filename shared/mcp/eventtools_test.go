@@ -194,7 +194,7 @@ func TestEventTools(t *testing.T) {
 	t.Run("RCH-04 they are advertised, and the instructions say what for", func(t *testing.T) {
 		for _, r := range []reply{
 			f.stateless(alice, mcpspec.MethodDiscover, ""),
-			f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}`),
+			f.initialize(alice, mcpspec.V20251125, `{}`),
 		} {
 			var about struct {
 				Capabilities struct{ Tools *listCapability }

@@ -396,11 +396,16 @@ func (f *fixture) stateless(key, method, params string) reply {
 	return f.answer(f.statelessRequest(key, method, params))
 }
 
+// initialize begins a session of a client with the capabilities.
+func (f *fixture) initialize(key string, v mcpspec.Version, capabilities string) reply {
+	f.t.Helper()
+	return f.do("POST", key, rpcText("0", mcpspec.MethodInitialize, `"protocolVersion":"`+string(v)+`","capabilities":`+capabilities+`,"clientInfo":{"name":"t","version":"1"}`))
+}
+
 // session begins one at the revision and returns its id.
 func (f *fixture) session(key string, v mcpspec.Version) string {
 	f.t.Helper()
-	r := f.do("POST", key, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"`+string(v)+
-		`","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
+	r := f.initialize(key, v, `{}`)
 	id := r.Header.Get(mcpspec.HeaderSession)
 	if r.Status != 200 || id == "" {
 		f.t.Fatalf("initialize: %+v", r)

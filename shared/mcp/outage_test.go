@@ -21,7 +21,7 @@ func TestWhileTheStoreIsGone(t *testing.T) {
 		"read":       f.stateless(alice, mcpspec.MethodRead, `"uri":"event://ci/deploy"`),
 		"poll":       f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"github.push","arguments":{"owner":"acme"}`),
 		"listen":     f.stateless(alice, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`),
-		"initialize": f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}`),
+		"initialize": f.initialize(alice, mcpspec.V20251125, `{}`),
 		"register":   f.stateless(alice, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`),
 		"subscribe":  f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback),
 		"a session":  f.sessionBased(alice, "some", mcpspec.MethodPing, ""),

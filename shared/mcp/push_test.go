@@ -166,7 +166,7 @@ func TestPush(t *testing.T) {
 		}
 		late := f.instance()
 		late.log.Now = func() time.Time { return time.Now().Add(time.Hour) }
-		o := late.open(late.request("POST", alice, modernBody("1", mcpspec.MethodEventsStream, pollParams("ci.deploy", `{}`, old)+`,"maxAgeMs":60000`), modernHeaders(mcpspec.MethodEventsStream, "")...))
+		o := late.open(late.statelessRequest(alice, mcpspec.MethodEventsStream, pollParams("ci.deploy", `{}`, old)+`,"maxAgeMs":60000`))
 		if first = o.pushed(); !*first.Params.Truncated {
 			t.Errorf("older than maxAgeMs: %+v", first)
 		}
@@ -322,6 +322,9 @@ func TestPushClock(t *testing.T) {
 			id = b.f.publish("event://ci/deploy", `{}`).ID
 			time.Sleep(3 * recovery)
 		})
+		if len(got) != 4 {
+			t.Fatalf("got %+v", got)
+		}
 		for _, p := range got[1:3] {
 			if p.Method != mcpspec.NoteEventsError || p.Params.Error == nil || p.Params.Error.Code != codeUnavailable || string(p.Params.Meta[mcpspec.MetaSubscription]) != "1" {
 				t.Errorf("got %+v", p)
