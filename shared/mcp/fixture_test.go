@@ -108,12 +108,17 @@ func keyFor(key, principal, workspace string, claims map[string]string, scopes .
 func newFixture(t testing.TB, change func(*Options)) *fixture {
 	t.Helper()
 	f := newEndpoint(t, change)
+	f.serve()
+	return f
+}
+
+// serve begins to serve the endpoint over HTTP.
+func (f *fixture) serve() {
 	f.server = httptest.NewServer(routed(f.endpoint))
-	t.Cleanup(func() {
+	f.t.Cleanup(func() {
 		f.close()
 		f.server.Close()
 	})
-	return f
 }
 
 // routed is the endpoint at its paths.
@@ -259,19 +264,22 @@ func (f *fixture) publish(uri, data string) event.Event {
 
 func (f *fixture) publishIn(workspace, uri, data string) event.Event {
 	f.t.Helper()
-	cat, _ := f.catalogs.Catalog(context.Background(), workspace)
-	entry, _, ok := cat.Match(uri)
+	return f.publishEvent(event.Event{Workspace: workspace, ID: event.NewID(), URI: uri, Data: json.RawMessage(data)})
+}
+
+// publishEvent adds the name and the time.
+func (f *fixture) publishEvent(e event.Event) event.Event {
+	f.t.Helper()
+	cat, _ := f.catalogs.Catalog(context.Background(), e.Workspace)
+	entry, _, ok := cat.Match(e.URI)
 	if !ok {
-		f.t.Fatalf("no event type has the URI %s", uri)
+		f.t.Fatalf("no event type has the URI %s", e.URI)
 	}
-	now := time.Now().UTC().Truncate(time.Microsecond)
-	e := event.Event{
-		Workspace: workspace, ID: event.NewID(), URI: uri, Name: entry.Name,
-		Time: now, Published: now, Data: json.RawMessage(data),
-	}
+	e.Name, e.Time = entry.Name, time.Now().UTC().Truncate(time.Microsecond)
+	e.Published = e.Time
 	body, err := json.Marshal(e)
 	must(f.t, err)
-	failed, err := f.fanout.Handle(context.Background(), []queue.Message{{ID: e.ID, Outgoing: queue.Outgoing{Body: body}, Sent: time.Now()}})
+	failed, err := f.fanout.Handle(context.Background(), []queue.Message{{ID: e.ID + e.URI, Outgoing: queue.Outgoing{Body: body}, Sent: time.Now()}})
 	if err != nil || len(failed) > 0 {
 		f.t.Fatalf("fanout: %v, failed %v", err, failed)
 	}

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -346,7 +345,7 @@ func TestResume(t *testing.T) {
 func nonceOf(id string) string { n, _, _ := strings.Cut(id, "."); return n }
 
 // instance is another process over the same store.
-func (f *fixture) instance() *fixture {
+func (f *fixture) instance(change ...func(*Options)) *fixture {
 	f.t.Helper()
 	other := *f
 	other.log = &eventlog.Log{DB: f.db}
@@ -354,14 +353,13 @@ func (f *fixture) instance() *fixture {
 	f.t.Cleanup(other.tails.Close)
 	o := f.endpoint.options
 	o.Feeds = other.tails
+	for _, c := range change {
+		c(&o)
+	}
 	var err error
 	other.endpoint, err = New(o)
 	must(f.t, err)
-	other.server = httptest.NewServer(routed(other.endpoint))
-	f.t.Cleanup(func() {
-		other.close()
-		other.server.Close()
-	})
+	other.serve()
 	return &other
 }
 
