@@ -354,70 +354,76 @@ func (r *revocable) say(p auth.Principal, err error) {
 	r.mind.Store(&says)
 }
 
+// numbers are an error's, by the set of [codeSets].
+type numbers map[string]int
+
+var (
+	codeSets    = map[string]EventCodes{"SEP-3415": SketchCodes, "proposal": ProposalCodes}
+	invalid     = numbers{"SEP-3415": -32602, "proposal": -32602}
+	unknown     = numbers{"SEP-3415": -32011, "proposal": -32023}
+	forbidden   = numbers{"SEP-3415": -32012, "proposal": -32024}
+	exhausted   = numbers{"SEP-3415": -32013, "proposal": -32025}
+	unsupported = numbers{"SEP-3415": -32014, "proposal": -32026}
+	badEndpoint = numbers{"SEP-3415": -32015, "proposal": -32027}
+)
+
 // TestWhatCannotBeFollowed holds for all three modes.
 func TestWhatCannotBeFollowed(t *testing.T) {
-	methods := map[string]string{mcpspec.MethodEventsPoll: "", mcpspec.MethodEventsStream: "", mcpspec.MethodEventsSub: callback}
-	for _, codes := range []EventCodes{SketchCodes, ProposalCodes} {
+	methods := []struct{ method, more, mode, not string }{
+		{mcpspec.MethodEventsPoll, "", "poll", "audit.entry"}, {mcpspec.MethodEventsStream, "", "push", "audit.entry"}, {mcpspec.MethodEventsSub, "," + callback, "webhook", "chat.typing"},
+	}
+	for set, codes := range codeSets {
 		f := newFixture(t, func(o *Options) { o.EventCodes = codes })
 		for _, tc := range []struct {
-			name, params string
-			code         int
-			data         string // contained
+			name, key, params string
+			code              numbers
+			says              string
 		}{
-			{"EVX-03 unknown argument", `"name":"ci.deploy","arguments":{"color":"red"}`, -32602, `"color"`},
-			{"EVX-03 a variable that breaks its schema", `"name":"github.pull_request","arguments":{"owner":"ACME","repo":"x"}`, -32602, `owner`},
-			{"EVX-03 a variable of another type", `"name":"github.push","arguments":{"owner":7}`, -32602, `owner`},
-			{"EVX-03 an empty variable", `"name":"github.push","arguments":{"owner":""}`, -32602, `owner`},
-			{"EVX-03 a required variable is missing", `"name":"github.pull_request","arguments":{"owner":"acme"}`, -32602, `repo`},
-			{"EVX-03 a filter that is an object", `"name":"ci.build","arguments":{"status":{}}`, -32602, ``},
-			{"EVX-03 a filter that is an empty list", `"name":"ci.build","arguments":{"status":[]}`, -32602, ``},
-			{"EVX-03 nothing to redact", `"name":"ci.build","arguments":{"redact":true}`, -32602, `redact`},
-			{"EVX-03 arguments are no object", `"name":"ci.deploy","arguments":[]`, -32602, ``},
-			{"no name", `"arguments":{}`, -32602, ``},
-			{"a name that is no text", `"name":7`, -32602, ``},
-			{"maxAgeMs below 0", `"name":"ci.deploy","maxAgeMs":-1`, -32602, `maxAgeMs`},
-			{"EVX-16 no such event type", `"name":"no.such"`, codes.NotFound, `{"kind":"event"}`},
-			{"EVX-16 not for this caller", `"name":"billing.invoice"`, codes.Forbidden, ``},
-			{"EVX-03 a variable of a claim is left out", `"name":"tenant.alarm"`, codes.Forbidden, ``},
-			{"EVX-03 a variable that is not the claim", `"name":"tenant.alarm","arguments":{"org":"other"}`, codes.Forbidden, ``},
+			{"EVX-03 unknown argument", alice, `"name":"ci.deploy","arguments":{"color":"red"}`, invalid, `"color"`},
+			{"EVX-03 a variable that breaks its schema", alice, `"name":"github.pull_request","arguments":{"owner":"ACME","repo":"x"}`, invalid, `owner`},
+			{"EVX-03 a variable of another type", alice, `"name":"github.push","arguments":{"owner":7}`, invalid, `owner`},
+			{"EVX-03 an empty variable", alice, `"name":"github.push","arguments":{"owner":""}`, invalid, `owner`},
+			{"EVX-03 a required variable is missing", alice, `"name":"github.pull_request","arguments":{"owner":"acme"}`, invalid, `repo`},
+			{"EVX-03 a filter that is an object", alice, `"name":"ci.build","arguments":{"status":{}}`, invalid, ``},
+			{"EVX-03 a filter that is an empty list", alice, `"name":"ci.build","arguments":{"status":[]}`, invalid, ``},
+			{"EVX-03 nothing to redact", alice, `"name":"ci.build","arguments":{"redact":true}`, invalid, `redact`},
+			{"EVX-03 arguments are no object", alice, `"name":"ci.deploy","arguments":[]`, invalid, ``},
+			{"EVX-08 no name", alice, `"arguments":{}`, invalid, ``},
+			{"EVX-08 a name that is no text", alice, `"name":7`, invalid, ``},
+			{"maxAgeMs below 0", alice, `"name":"ci.deploy","maxAgeMs":-1`, invalid, `maxAgeMs`},
+			{"EVX-16 no such event type", alice, `"name":"no.such"`, unknown, `"data":{"kind":"event"}`},
+			{"EVX-16 not for this caller", alice, `"name":"billing.invoice"`, forbidden, ``},
+			{"EVX-16 a claim that the caller has not", alice, `"name":"tenant.alarm","arguments":{"org":"acme"}`, forbidden, ``},
+			{"EVX-03 a variable of a claim is left out", acme, `"name":"tenant.alarm"`, forbidden, ``},
+			{"EVX-03 a variable that is not the claim", acme, `"name":"tenant.alarm","arguments":{"org":"other"}`, forbidden, ``},
 		} {
-			for method, more := range methods {
-				params := tc.params
-				if more != "" {
-					params += "," + more
+			t.Run(tc.name+", "+set, func(t *testing.T) {
+				for _, m := range methods {
+					if r := f.stateless(tc.key, m.method, tc.params+m.more); r.code(t) != tc.code[set] || !strings.Contains(r.Body, tc.says) {
+						t.Errorf("%s: %d %s", m.method, r.Status, r.Body)
+					}
 				}
-				key := alice
-				if strings.Contains(tc.params, "tenant") {
-					key = acme
+			})
+		}
+		t.Run("EVX-02 EVX-16 by another mode only, "+set, func(t *testing.T) {
+			for _, m := range methods {
+				got := f.stateless(alice, m.method, `"name":"`+m.not+`"`+m.more).rpc(t)
+				if got.Error == nil || got.Error.Code != unsupported[set] || !strings.HasPrefix(got.Error.Message, "Unsupported") {
+					t.Fatalf("%s: %+v", m.method, got.Error)
 				}
-				r := f.stateless(key, method, params)
-				if r.code(t) != tc.code && r.Status != http.StatusForbidden || !strings.Contains(r.Body, tc.data) {
-					t.Errorf("%s: %s: %d %s", tc.name, method, r.Status, r.Body)
-				}
+				sameJSON(t, got.Error.Data, `{"feature":"deliveryMode","value":"`+m.mode+`"}`)
 			}
-		}
-		for method, name := range map[string]string{mcpspec.MethodEventsPoll: "audit.entry", mcpspec.MethodEventsStream: "audit.entry", mcpspec.MethodEventsSub: "chat.typing"} {
-			mode := map[string]string{mcpspec.MethodEventsPoll: "poll", mcpspec.MethodEventsStream: "push", mcpspec.MethodEventsSub: "webhook"}[method]
-			params := `"name":"` + name + `"`
-			if methods[method] != "" {
-				params += "," + methods[method]
-			}
-			m := f.stateless(alice, method, params).rpc(t)
-			if m.Error == nil || m.Error.Code != codes.Unsupported || !strings.HasPrefix(m.Error.Message, "Unsupported") {
-				t.Errorf("EVX-02 EVX-16: %s: %+v", method, m.Error)
-				continue
-			}
-			sameJSON(t, m.Error.Data, `{"feature":"deliveryMode","value":"`+mode+`"}`)
-		}
-		for _, maxEvents := range []string{"0", "-1", "1.5", `"5"`, "[]", "1e999"} {
-			if r := f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != -32602 {
-				t.Errorf("EVX-05: maxEvents %s: %s", maxEvents, r.Body)
-			}
-		}
-		for _, maxEvents := range []string{"1", "1e1", "500", "1000000000000"} {
-			if r := f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != 0 {
-				t.Errorf("EVX-05: maxEvents %s: %s", maxEvents, r.Body)
-			}
+		})
+	}
+}
+
+func TestMaxEvents(t *testing.T) {
+	f := newFixture(t, nil)
+	for maxEvents, code := range map[string]int{
+		"0": -32602, "-1": -32602, "1.5": -32602, `"5"`: -32602, "[]": -32602, "1e999": -32602, "1": 0, "1e1": 0, "500": 0, "1000000000000": 0,
+	} {
+		if r := f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != code {
+			t.Errorf("EVX-05: maxEvents %s: %s", maxEvents, r.Body)
 		}
 	}
 }
