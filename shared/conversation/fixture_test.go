@@ -47,21 +47,17 @@ func newRig(t *testing.T, src string, change ...func(*Options)) *rig {
 	r := &rig{t: t, log: &lockedBuffer{}, answers: map[string]func(*http.Request) (*http.Response, error){}}
 	r.source = &source{}
 	r.source.Store(parseConfig(t, src))
-	cat, err := catalog.Parse([]byte(conversationCatalog))
-	if err != nil {
-		t.Fatal(err)
-	}
 	o := Options{
 		Source: r.source, DB: &memory{items: map[store.Key]store.Item{}}, Key: make([]byte, 32),
-		Catalogs: catalog.NewStatic(cat), Publisher: r, HTTP: &http.Client{Transport: r},
+		Catalogs: catalog.NewStatic(mustCatalog(t, conversationCatalog)), Publisher: r, HTTP: &http.Client{Transport: r},
 		Log: slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	for _, c := range change {
 		c(&o)
 	}
-	if r.Service, err = New(o); err != nil {
-		t.Fatal(err)
-	}
+	var err error
+	r.Service, err = New(o)
+	must(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
@@ -89,12 +85,17 @@ events:
     access: {scopes: [conversation]}
 `
 
-func parseConfig(t *testing.T, src string) *config.Config {
+func must(t *testing.T, err error) {
 	t.Helper()
-	c, err := config.Parse([]byte(src))
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func parseConfig(t *testing.T, src string) *config.Config {
+	t.Helper()
+	c, err := config.Parse([]byte(src))
+	must(t, err)
 	return c
 }
 
@@ -164,20 +165,22 @@ var ann = auth.Principal{ID: "ann", Workspace: auth.DefaultWorkspace, Scopes: []
 func (r *rig) consent(names ...string) {
 	r.t.Helper()
 	for _, name := range names {
-		if _, err := r.Consent(r.t.Context(), ann, name, "ann", true); err != nil {
-			r.t.Fatal(err)
-		}
+		_, err := r.Consent(r.t.Context(), ann, name, "ann", true)
+		must(r.t, err)
 	}
 }
 
 // tell tells a message of ann's.
 func (r *rig) tell() *Context {
 	r.t.Helper()
-	c, err := r.Forward(r.t.Context(), Caller{Principal: ann}, &Message{Kind: UserMessage, ID: "m", Content: marker})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	c, err := r.tellAs(ann, UserMessage)
+	must(r.t, err)
 	return c
+}
+
+// tellAs tells a message of a kind.
+func (r *rig) tellAs(p auth.Principal, kind Kind) (*Context, error) {
+	return r.Forward(r.t.Context(), Caller{Principal: p}, &Message{Kind: kind, ID: "m", Content: marker})
 }
 
 // memory is as much of a store as consents need, without goroutines of its own.
@@ -229,12 +232,6 @@ func (l *lockedBuffer) String() string {
 func mustCatalog(t *testing.T, src string) *catalog.Catalog {
 	t.Helper()
 	cat, err := catalog.Parse([]byte(src))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return cat
-}
-
-func withCatalog(cat *catalog.Catalog) func(*Options) {
-	return func(o *Options) { o.Catalogs = catalog.NewStatic(cat) }
 }

@@ -144,7 +144,7 @@ func TestCancellationInTheDialect(t *testing.T) {
 	f := behindGateway(t, nil, a.lister)
 	session := "Mcp-Session-Id: " + capable(f.dialect, mcpspec.V20250618)
 	req := f.request("POST", alice, rpcText("7", mcpspec.MethodToolsCall, `"name":"b_ask","arguments":{"wait":true}`), session)
-	req.URL.Path = "/mcp/default"
+	req.URL.Path = dialectPath
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {

@@ -12,9 +12,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/mcp/session"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // written is an in-memory response that tells when it was written to.
@@ -24,6 +26,8 @@ type written struct {
 	buf    bytes.Buffer
 	at     []time.Time
 }
+
+func newWritten() *written { return &written{header: http.Header{}} }
 
 func (w *written) Header() http.Header { return w.header }
 func (w *written) WriteHeader(int)     {}
@@ -46,142 +50,153 @@ func (w *written) times() []time.Time {
 	return slices.Clone(w.at)
 }
 
-// inBubble serves one stream over a response that cannot flush, in a synctest bubble.
-func inBubble(t *testing.T, change func(*Options), serve func(f *fixture, w *written, finished <-chan struct{})) {
+// bubbled is a request that is served in a synctest bubble.
+type bubbled struct {
+	*written
+	f      *fixture
+	caller *revocable
+	cancel context.CancelFunc // the client goes away
+	done   chan struct{}      // closed when it has been served
+	began  time.Time
+	took   time.Duration
+}
+
+// inBubble serves a request over a response that cannot flush, and ends it after during.
+func inBubble(t *testing.T, db func() store.DB, change func(*Options), request func(*fixture) *http.Request, during func(*bubbled)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		f := newEndpointOn(t, newMemory(), change)
-		w := &written{header: http.Header{}}
-		finished := make(chan struct{})
-		ctx, cancel := context.WithCancel(t.Context())
+		b := &bubbled{written: newWritten(), caller: &revocable{}, done: make(chan struct{})}
+		b.f = newEndpointOn(t, db(), func(o *Options) {
+			b.caller.Authenticator, o.Auth = o.Auth, b.caller
+			if change != nil {
+				change(o)
+			}
+		})
+		defer b.f.tails.Close()
+		req := request(b.f)
+		ctx, cancel := context.WithCancel(req.Context())
 		defer cancel()
-		body := modernBody("1", mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`)
-		req := f.request("POST", alice, body, modernHeaders(mcpspec.MethodListen, "")...).WithContext(ctx)
+		b.cancel, b.began = cancel, time.Now()
 		go func() {
-			defer close(finished)
-			f.endpoint.ServeHTTP(w, req)
+			defer close(b.done)
+			routed(b.f.endpoint).ServeHTTP(b.written, req.WithContext(ctx))
+			b.took = time.Since(b.began)
 		}()
 		synctest.Wait()
-		serve(f, w, finished)
+		during(b)
 		cancel()
-		<-finished
-		f.tails.Close()
+		<-b.done
 	})
 }
 
+// finished says whether the request has been served.
+func (b *bubbled) finished() bool {
+	synctest.Wait()
+	select {
+	case <-b.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func inMemory() store.DB { return newMemory() }
+
+// listenTo makes a listen with the filter.
+func listenTo(filter string) func(*fixture) *http.Request {
+	return func(f *fixture) *http.Request {
+		return f.statelessRequest(alice, mcpspec.MethodListen, `"notifications":`+filter)
+	}
+}
+
+const toCI = `{"resourceSubscriptions":["event://ci"]}`
+
 func TestStreamClock(t *testing.T) {
 	t.Run("SUB-07_a_comment_at_least_every_15_s_of_quiet", func(t *testing.T) {
-		inBubble(t, nil, func(f *fixture, w *written, _ <-chan struct{}) {
+		inBubble(t, inMemory, nil, listenTo(toCI), func(b *bubbled) {
 			time.Sleep(20 * time.Second)
-			f.publish("event://ci/deploy", `{}`)
+			b.f.publish("event://ci/deploy", `{}`)
 			time.Sleep(100 * time.Second)
-			f.publishIn("elsewhere", "event://ci/deploy", `{}`)
+			b.f.publishIn("elsewhere", "event://ci/deploy", `{}`)
 			synctest.Wait()
-			at := w.times()
+			at := b.times()
 			for i := 1; i < len(at); i++ {
 				if d := at[i].Sub(at[i-1]); d > 15*time.Second {
 					t.Errorf("%v of quiet", d)
 				}
 			}
-			comments := strings.Count(w.text(), ": \n\n")
+			comments := strings.Count(b.text(), ": \n\n")
 			if comments < 6 || comments > 8 {
-				t.Errorf("%d comments in two minutes: %q", comments, w.text())
+				t.Errorf("%d comments in two minutes: %q", comments, b.text())
 			}
-			if strings.Contains(w.text(), "\nid:") || strings.Contains(w.text(), "retry:") {
+			if strings.Contains(b.text(), "\nid:") || strings.Contains(b.text(), "retry:") {
 				t.Error("SUB-10: an SSE id or retry")
 			}
 		})
 	})
 	t.Run("SUB-06_the_maximum_age_ends_it_with_its_result", func(t *testing.T) {
-		inBubble(t, nil, func(_ *fixture, w *written, finished <-chan struct{}) {
-			began := time.Now()
-			<-finished
-			if d := time.Since(began); d != 5*time.Minute {
-				t.Errorf("it ended after %v", d)
-			}
-			frames := frames(t, w.text())
-			if last := frames[len(frames)-1]; last.Result.ResultType != "complete" {
-				t.Errorf("the last message is %s", last.sse.Data)
+		inBubble(t, inMemory, nil, listenTo(toCI), func(b *bubbled) {
+			<-b.done
+			frames := frames(t, b.text())
+			if last := frames[len(frames)-1]; b.took != 5*time.Minute || last.Result.ResultType != "complete" {
+				t.Errorf("it ended after %v with %s", b.took, last.sse.Data)
 			}
 		})
 	})
 	t.Run("SUB-06_the_request's_deadline_ends_it_in_time", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			f := newEndpointOn(t, newMemory(), nil)
-			defer f.tails.Close()
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			w := &written{header: http.Header{}}
-			began := time.Now()
-			f.endpoint.ServeHTTP(w, f.request("POST", alice, modernBody("1", mcpspec.MethodListen, `"notifications":{}`), modernHeaders(mcpspec.MethodListen, "")...).WithContext(ctx))
-			if d := time.Since(began); d != 55*time.Second || !strings.Contains(w.text(), `"resultType":"complete"`) {
-				t.Errorf("after %v: %s", d, w.text())
+		inBubble(t, inMemory, nil, func(f *fixture) *http.Request {
+			ctx, cancel := context.WithTimeout(f.t.Context(), time.Minute)
+			f.t.Cleanup(cancel)
+			return listenTo(`{}`)(f).WithContext(ctx)
+		}, func(b *bubbled) {
+			if <-b.done; b.took != 55*time.Second || !strings.Contains(b.text(), `"resultType":"complete"`) {
+				t.Errorf("after %v: %s", b.took, b.text())
 			}
 		})
 	})
-	t.Run("SUB-05_nothing_is_sent_after_the_client_went", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			f := newEndpointOn(t, newMemory(), nil)
-			defer f.tails.Close()
-			ctx, cancel := context.WithCancel(t.Context())
-			w := &written{header: http.Header{}}
-			time.AfterFunc(time.Second, cancel)
-			f.endpoint.ServeHTTP(w, f.request("POST", alice, modernBody("1", mcpspec.MethodListen, `"notifications":{}`), modernHeaders(mcpspec.MethodListen, "")...).WithContext(ctx))
-			if strings.Contains(w.text(), `"result"`) {
-				t.Errorf("got %s", w.text())
-			}
-		})
-	})
-	t.Run("SUB-05_what_it_held_is_free_within_a_second", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			f := newEndpointOn(t, newMemory(), nil)
-			defer f.tails.Close()
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan struct{})
-			go func() {
-				defer close(ended)
-				f.endpoint.ServeHTTP(&written{header: http.Header{}}, f.request("POST", alice, modernBody("1", mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`), modernHeaders(mcpspec.MethodListen, "")...).WithContext(ctx))
-			}()
+	t.Run("SUB-05_nothing_is_sent_after_the_client_went_and_what_it_held_is_free_within_a_second", func(t *testing.T) {
+		inBubble(t, inMemory, nil, listenTo(toCI), func(b *bubbled) {
 			time.Sleep(time.Minute)
-			if f.endpoint.OpenStreams() != 1 || f.tails.Running() == 0 {
-				t.Errorf("%d streams, %d tails", f.endpoint.OpenStreams(), f.tails.Running())
+			if b.f.endpoint.OpenStreams() != 1 || b.f.tails.Running() == 0 {
+				t.Errorf("%d streams, %d tails", b.f.endpoint.OpenStreams(), b.f.tails.Running())
 			}
-			cancel()
+			b.cancel()
 			time.Sleep(time.Second)
-			if f.endpoint.OpenStreams() != 0 || f.tails.Running() != 0 {
-				t.Errorf("a second later %d streams, %d tails", f.endpoint.OpenStreams(), f.tails.Running())
+			if b.f.endpoint.OpenStreams() != 0 || b.f.tails.Running() != 0 || strings.Contains(b.text(), `"result"`) {
+				t.Errorf("a second later %d streams, %d tails, and %s", b.f.endpoint.OpenStreams(), b.f.tails.Running(), b.text())
 			}
-			<-ended
 		})
 	})
-	t.Run("SES-03_a_session's_stream_ends_with_an_id_and_retry", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			f := newEndpointOn(t, newMemory(), nil)
-			defer f.tails.Close()
-			for v, ends := range map[mcpspec.Version]bool{mcpspec.V20251125: true, mcpspec.V20250618: false} {
-				sess, err := f.endpoint.sessions.Create(t.Context(), session.Session{Workspace: "default", Principal: "alice", Version: v})
-				must(t, err)
-				w := &written{header: http.Header{}}
-				f.endpoint.ServeHTTP(w, f.request("GET", alice, "", "Mcp-Session-Id: "+sess.ID))
+	for v, ends := range map[mcpspec.Version]bool{mcpspec.V20251125: true, mcpspec.V20250618: false} {
+		t.Run("SES-03_whether_a_session's_stream_ends_with_an_id_and_retry_at_"+string(v), func(t *testing.T) {
+			inBubble(t, inMemory, nil, func(f *fixture) *http.Request {
+				return f.request("GET", alice, "", "Mcp-Session-Id: "+f.newSession(session.Session{Version: v}).ID)
+			}, func(b *bubbled) {
+				<-b.done
 				var last sse.Event
-				r := sse.NewReader(strings.NewReader(w.text()), 1<<20)
-				for {
-					e, err := r.Next()
-					if err != nil {
-						break
-					}
+				r := sse.NewReader(strings.NewReader(b.text()), 1<<20)
+				for e, err := r.Next(); err == nil; e, err = r.Next() {
 					last = e
 				}
 				if got := last.Retry == time.Second && last.ID != "" && len(last.Data) == 0; got != ends {
-					t.Errorf("%s: the last event is %+v", v, last)
+					t.Errorf("the last event is %+v", last)
 				}
-			}
+			})
 		})
-	})
+	}
+}
+
+// newSession begins one of alice's without a request.
+func (f *fixture) newSession(s session.Session) *session.Session {
+	f.t.Helper()
+	s.Workspace, s.Principal = auth.DefaultWorkspace, "alice"
+	made, err := f.endpoint.sessions.Create(f.t.Context(), s)
+	must(f.t, err)
+	return made
 }
 
 // frames takes the messages of a stream apart.
-func frames(t *testing.T, text string) (out []frame) {
+func frames(t testing.TB, text string) (out []frame) {
 	t.Helper()
 	r := sse.NewReader(strings.NewReader(text), 1<<20)
 	for {
@@ -203,38 +218,33 @@ type unordered struct{ *memory }
 
 func (unordered) Ordered() bool { return false }
 
+// several is such a store.
+func several() store.DB { return unordered{newMemory()} }
+
 // TestUnsubscribedIsSilent publishes after an unsubscribe of which no notice has come.
 func TestUnsubscribedIsSilent(t *testing.T) {
-	for name, workspace := range map[string]string{"EVS-06_a_session's_stream": "", "SSE-04_a_stream_of_the_dialect": "default"} {
+	for name, dialect := range map[string]bool{"EVS-06_a_session's_stream": false, "SSE-04_a_stream_of_the_dialect": true} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newEndpointOn(t, unordered{newMemory()}, nil)
-				defer f.tails.Close()
-				ctx := t.Context()
-				sess, err := f.endpoint.sessions.Create(ctx, session.Session{Workspace: "default", Principal: "alice", Version: mcpspec.V20251125, Dialect: workspace != ""})
-				must(t, err)
+			var s *session.Session
+			inBubble(t, several, nil, func(f *fixture) *http.Request {
+				s = f.newSession(session.Session{Version: mcpspec.V20251125, Dialect: dialect})
 				for _, uri := range []string{"event://ci/deploy", "event://ci/build-finished"} {
-					must(t, f.endpoint.sessions.Subscribe(ctx, sess, session.URI{URI: uri}))
+					must(f.t, f.endpoint.sessions.Subscribe(f.t.Context(), s, session.URI{URI: uri}))
 				}
-				req := f.request("GET", alice, "", "Mcp-Session-Id: "+sess.ID)
-				if workspace != "" {
-					req.SetPathValue(PathWorkspace, workspace)
+				req := f.request("GET", alice, "", "Mcp-Session-Id: "+s.ID)
+				if dialect {
+					req.URL.Path = dialectPath
 				}
-				w := &written{header: http.Header{}}
-				finished := make(chan struct{})
-				go func() {
-					defer close(finished)
-					f.endpoint.ServeHTTP(w, req)
-				}()
+				return req
+			}, func(b *bubbled) {
 				time.Sleep(10 * time.Second)
-				f.publish("event://ci/deploy", `{"n":1}`)
+				b.f.publish("event://ci/deploy", `{"n":1}`)
 				time.Sleep(10 * time.Second)
-				must(t, f.endpoint.sessions.Unsubscribe(ctx, sess, "event://ci/deploy"))
-				f.publish("event://ci/deploy", `{"n":2}`)
-				f.publish("event://ci/build-finished", `{"n":3}`)
-				<-finished
-				text := w.text()
-				if !strings.Contains(text, `{"n":1}`) || strings.Contains(text, `{"n":2}`) || !strings.Contains(text, `{"n":3}`) {
+				must(b.f.t, b.f.endpoint.sessions.Unsubscribe(b.f.t.Context(), s, "event://ci/deploy"))
+				b.f.publish("event://ci/deploy", `{"n":2}`)
+				b.f.publish("event://ci/build-finished", `{"n":3}`)
+				<-b.done
+				if text := b.text(); !strings.Contains(text, `{"n":1}`) || strings.Contains(text, `{"n":2}`) || !strings.Contains(text, `{"n":3}`) {
 					t.Errorf("got %s", text)
 				}
 			})

@@ -19,7 +19,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/rate"
 	"github.com/mcp-events/mcpevents/shared/store"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
 
@@ -81,20 +80,11 @@ func newTalk(t *testing.T, db store.DB, section string, change ...func(*conversa
 // talking are two instances over one store.
 func talking(t *testing.T, section string) (k *talk, one, two *fixture) {
 	t.Helper()
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	must(t, err)
-	t.Cleanup(func() { db.Close() })
-	k = newTalk(t, db, section)
-	instance := func() *fixture {
-		f := newEndpointOn(t, db, func(o *Options) { o.Conversation = k })
-		f.server = httptest.NewServer(routed(f.endpoint))
-		t.Cleanup(func() {
-			f.close()
-			f.server.Close()
-		})
-		return f
-	}
-	return k, instance(), instance()
+	one = newFixture(t, func(o *Options) {
+		k = newTalk(t, o.Sessions, section)
+		o.Conversation = k
+	})
+	return k, one, one.instance()
 }
 
 func message(id string) string { return `"messageId":"` + id + `","content":"` + said + ` ` + id + `"` }
@@ -106,6 +96,16 @@ func (f *fixture) notify(key, session, method, params string) reply {
 		return f.do("POST", key, `{"jsonrpc":"2.0","method":"`+method+`","params":{`+params+`}}`, "Mcp-Protocol-Version: 2026-07-28")
 	}
 	return f.do("POST", key, `{"jsonrpc":"2.0","method":"`+method+`","params":{`+params+`}}`, "Mcp-Session-Id: "+session)
+}
+
+// inEachWay is a message of alice's with the params, as a request and as a notification of both kinds of revisions.
+func (f *fixture) inEachWay(params string) map[string]reply {
+	f.t.Helper()
+	session := f.session(alice, mcpspec.V20251125)
+	return map[string]reply{
+		"2026 request": f.stateless(alice, mcpspec.MethodUserMessage, params), "2025 request": f.sessionBased(alice, session, mcpspec.MethodUserMessage, params),
+		"2026 notification": f.notify(alice, "", mcpspec.MethodUserMessage, params), "2025 notification": f.notify(alice, session, mcpspec.MethodUserMessage, params),
+	}
 }
 
 type contextParams struct {
@@ -140,7 +140,7 @@ func TestConversationCapability(t *testing.T) {
 		"userMessages: false":                            ``,
 	} {
 		_, f, _ := talking(t, section)
-		init := f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
+		init := f.initialize(alice, mcpspec.V20251125, `{}`)
 		for revision, r := range map[string]reply{"2026": f.stateless(alice, mcpspec.MethodDiscover, ""), "2025": init, "elsewhere": f.stateless(foreign, mcpspec.MethodDiscover, "")} {
 			var got struct {
 				CacheScope   string
@@ -260,13 +260,9 @@ func TestContextBehindAGap(t *testing.T) {
 // CNV-02: in the named-event dialect as well.
 func TestContextInTheDialect(t *testing.T) {
 	_, one, two := talking(t, "userMessages: true")
-	req := one.request("GET", alice, "", "Accept:", "Accept: text/event-stream")
-	req.URL.Path = "/mcp/default"
-	o := one.open(req)
-	post := two.request("POST", alice, `{"jsonrpc":"2.0","method":"`+mcpspec.MethodUserMessage+`","params":{`+message("m1")+`}}`,
-		"Mcp-Session-Id: "+o.header.Get(mcpspec.HeaderSession))
-	post.URL.Path = "/mcp/default"
-	if r := two.answer(post); r.Status != 202 {
+	o, session := one.dialectStream(alice)
+	note := `{"jsonrpc":"2.0","method":"` + mcpspec.MethodUserMessage + `","params":{` + message("m1") + `}}`
+	if r := two.dialect(alice, note, jsonOnly, "Mcp-Session-Id: "+session); r.Status != 202 {
 		t.Errorf("got %+v", r)
 	}
 	if p := o.context(); p.MessageID != "m1" {
@@ -292,13 +288,9 @@ func TestContextWithoutAStream(t *testing.T) {
 // not read is refused.
 func TestMalformedMessages(t *testing.T) {
 	k, f, _ := talking(t, "userMessages: true")
-	session := f.session(alice, mcpspec.V20251125)
 	long := `"messageId":"m","content":"` + strings.Repeat("x", conversation.MaxContent+1) + `"`
 	for params, want := range map[string]string{`"content":"` + said + `"`: "messageId", `"messageId":"` + said + `","content":{}`: "content", long: "limit content of 65536"} {
-		for what, r := range map[string]reply{
-			"2026 request": f.stateless(alice, mcpspec.MethodUserMessage, params), "2025 request": f.sessionBased(alice, session, mcpspec.MethodUserMessage, params),
-			"2026 notification": f.notify(alice, "", mcpspec.MethodUserMessage, params), "2025 notification": f.notify(alice, session, mcpspec.MethodUserMessage, params),
-		} {
+		for what, r := range f.inEachWay(params) {
 			m := r.rpc(t)
 			if m.Error == nil || m.Error.Code != -32602 || !strings.Contains(m.Error.Message, want) || strings.Contains(r.Body, said) {
 				t.Errorf("%s: got %d %s", what, r.Status, r.Body)
@@ -331,14 +323,10 @@ func TestMoreMessagesThanTheRate(t *testing.T) {
 			o.Rate = rate.New("conversationRate", "messages", rate.Same(0.01), func(float64) float64 { return 1 })
 		})
 	})
-	session := f.session(alice, mcpspec.V20251125)
 	if r := f.stateless(alice, mcpspec.MethodUserMessage, message("m1")); r.code(t) != 0 {
 		t.Fatalf("%+v", r)
 	}
-	for what, r := range map[string]reply{
-		"2026 request": f.stateless(alice, mcpspec.MethodUserMessage, message("m2")), "2025 request": f.sessionBased(alice, session, mcpspec.MethodUserMessage, message("m2")),
-		"2026 notification": f.notify(alice, "", mcpspec.MethodUserMessage, message("m2")), "2025 notification": f.notify(alice, session, mcpspec.MethodUserMessage, message("m2")),
-	} {
+	for what, r := range f.inEachWay(message("m2")) {
 		m := r.rpc(t)
 		if m.Error == nil || m.Error.Code != codeExhausted || !strings.HasPrefix(string(m.Error.Data), `{"limit":"conversationRate","max":0.01,"retryAfterSeconds":`) {
 			t.Errorf("%s: got %+v", what, r)

@@ -1,13 +1,11 @@
 package mcp
 
 import (
-	"context"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -15,82 +13,53 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
-// opener begins a stream of all of event://ci and event://billing/invoice.
+// opener begins a stream of event://ci/deploy and, unless it is of one type, of event://billing/invoice.
 type opener struct {
-	open func(t *testing.T, f *fixture, h http.Handler) *http.Request
-	end  string // what the last message of a stream holds that the server ends
+	open    func(f *fixture) *http.Request
+	payload string // how a payload begins on it
+	end     string // what the last message of a stream holds that the server ends
+	oneType bool
 }
 
 var openers = map[string]opener{
-	"listen": {func(_ *testing.T, f *fixture, _ http.Handler) *http.Request {
-		body := modernBody("1", mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci","event://billing/invoice"]}`)
-		return f.request("POST", billing, body, modernHeaders(mcpspec.MethodListen, "")...)
-	}, `"resultType":"complete"`},
-	"GET": {func(t *testing.T, f *fixture, h http.Handler) *http.Request {
-		session := served(t, h, f.request("POST", billing, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}`)).Header().Get(mcpspec.HeaderSession)
-		for _, uri := range []string{"event://ci", "event://billing/invoice"} {
-			served(t, h, f.request("POST", billing, `{"jsonrpc":"2.0","id":1,"method":"resources/subscribe","params":{"uri":"`+uri+`"}}`, "Mcp-Session-Id: "+session))
-		}
-		return f.request("GET", billing, "", "Mcp-Session-Id: "+session)
-	}, "retry: "},
-	"the dialect's GET": {func(t *testing.T, f *fixture, h http.Handler) *http.Request {
-		at := func(method, body string, headers ...string) *http.Request {
-			r := f.request(method, billing, body, headers...)
-			r.URL.Path += "/default"
-			return r
-		}
-		session := served(t, h, at("POST", `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-03-26","capabilities":{}}}`)).Header().Get(mcpspec.HeaderSession)
-		for i, uri := range []string{"event://ci", "event://billing/invoice"} {
-			served(t, h, at("POST", `{"jsonrpc":"2.0","id":`+strconv.Itoa(i+1)+`,"method":"resources/subscribe","params":{"uri":"`+uri+`"}}`, "Mcp-Session-Id: "+session))
-		}
-		return at("GET", "", "Mcp-Session-Id: "+session)
-	}, `{"reason":"revoked"}`},
+	"AUT-04 listen": {open: func(f *fixture) *http.Request {
+		return f.statelessRequest(billing, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci","event://billing/invoice"]}`)
+	}, payload: `"payload":`, end: `"resultType":"complete"`},
+	"AUT-04 GET":               {open: streamOfSession("/mcp"), payload: `"payload":`, end: "retry: "},
+	"AUT-04 the dialect's GET": {open: streamOfSession(dialectPath), payload: `"payload":`, end: `{"reason":"revoked"}`},
+	"AUT-04 EVX-17 events/stream": {open: func(f *fixture) *http.Request {
+		return f.statelessRequest(billing, mcpspec.MethodEventsStream, `"name":"ci.deploy"`)
+	}, payload: `"data":`, end: `"error":{"code":` + strconv.Itoa(SketchCodes.Forbidden), oneType: true},
 }
 
-func served(t *testing.T, h http.Handler, r *http.Request) *httptest.ResponseRecorder {
-	t.Helper()
+// streamOfSession opens the stream of a new session at the path.
+func streamOfSession(path string) func(f *fixture) *http.Request {
+	return func(f *fixture) *http.Request {
+		at := func(method, body string, headers ...string) *http.Request {
+			r := f.request(method, billing, body, headers...)
+			r.URL.Path = path
+			return r
+		}
+		session := f.served(at("POST", rpcText("0", mcpspec.MethodInitialize, `"protocolVersion":"2025-11-25","capabilities":{}`))).Header().Get(mcpspec.HeaderSession)
+		for i, uri := range []string{"event://ci", "event://billing/invoice"} {
+			f.served(at("POST", rpcText(strconv.Itoa(i+1), mcpspec.MethodSubscribe, `"uri":"`+uri+`"`), "Mcp-Session-Id: "+session))
+		}
+		return at("GET", "", "Mcp-Session-Id: "+session)
+	}
+}
+
+// served serves a request that must succeed, without a connection.
+func (f *fixture) served(r *http.Request) *httptest.ResponseRecorder {
+	f.t.Helper()
 	w := httptest.NewRecorder()
-	if h.ServeHTTP(w, r); w.Code != http.StatusOK || strings.Contains(w.Body.String(), `"error"`) {
-		t.Fatalf("%d %s", w.Code, w.Body)
+	if routed(f.endpoint).ServeHTTP(w, r); w.Code != http.StatusOK || strings.Contains(w.Body.String(), `"error"`) {
+		f.t.Fatalf("%d %s", w.Code, w.Body)
 	}
 	return w
 }
 
 // TestCredentialsOfOpenStreams takes credentials or rights away while a stream is open.
 func TestCredentialsOfOpenStreams(t *testing.T) {
-	// during is called when the stream is open; finished tells whether it is not any more.
-	serve := func(t *testing.T, o opener, during func(f *fixture, r *revocable, w *written, finished func() bool)) {
-		t.Helper()
-		synctest.Test(t, func(t *testing.T) {
-			var r *revocable
-			f := newEndpointOn(t, newMemory(), func(o *Options) {
-				r = &revocable{Authenticator: o.Auth}
-				o.Auth = r
-			})
-			h := routed(f.endpoint)
-			w := &written{header: http.Header{}}
-			ctx, cancel := context.WithCancel(t.Context())
-			req := o.open(t, f, h).WithContext(ctx)
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				h.ServeHTTP(w, req)
-			}()
-			synctest.Wait()
-			during(f, r, w, func() bool {
-				synctest.Wait()
-				select {
-				case <-done:
-					return true
-				default:
-					return false
-				}
-			})
-			cancel()
-			<-done
-			f.tails.Close()
-		})
-	}
 	minds := map[string]func(*revocable){
 		"unknown now":  func(r *revocable) { r.say(auth.Principal{}, auth.ErrNoToken) },
 		"another":      func(r *revocable) { r.say(auth.Principal{ID: "x", Workspace: "default", Scopes: auth.Scopes()}, nil) },
@@ -99,53 +68,56 @@ func TestCredentialsOfOpenStreams(t *testing.T) {
 	const heartbeat = 15 * time.Second
 	for name, o := range openers {
 		for mind, change := range minds {
-			t.Run("AUT-04 "+name+" ends: "+mind, func(t *testing.T) {
-				serve(t, o, func(f *fixture, r *revocable, w *written, finished func() bool) {
+			t.Run(name+" ends: "+mind, func(t *testing.T) {
+				inBubble(t, inMemory, nil, o.open, func(b *bubbled) {
 					time.Sleep(time.Minute)
-					if finished() {
-						t.Fatal("it ended before anything was taken away")
+					if b.finished() {
+						t.Error("it ended before anything was taken away")
 					}
-					change(r)
+					change(b.caller)
 					time.Sleep(heartbeat + time.Second)
-					if !finished() || !strings.Contains(w.text(), o.end) {
-						t.Errorf("a quiet stream: ended %v: %s", finished(), w.text())
+					if !b.finished() || !strings.Contains(b.text(), o.end) {
+						t.Errorf("a quiet stream: ended %v: %s", b.finished(), b.text())
 					}
 				})
-				serve(t, o, func(f *fixture, r *revocable, w *written, finished func() bool) {
-					change(r)
+				inBubble(t, inMemory, nil, o.open, func(b *bubbled) {
+					change(b.caller)
 					for range 20 { // never quiet
-						f.publish("event://ci/deploy", `{"secret":true}`)
+						b.f.publish("event://ci/deploy", `{"secret":true}`)
 						time.Sleep(time.Second)
 					}
-					if n := strings.Count(w.text(), `"payload":{"secret"`); !finished() || n < 1 || n > 15 || !strings.Contains(w.text(), o.end) {
-						t.Errorf("a busy stream: ended %v, after %d events: %s", finished(), n, w.text())
+					if n := strings.Count(b.text(), o.payload+`{"secret"`); !b.finished() || n < 1 || n > 15 || !strings.Contains(b.text(), o.end) {
+						t.Errorf("a busy stream: ended %v, after %d events: %s", b.finished(), n, b.text())
 					}
 				})
 			})
 		}
-		t.Run("AUT-04 "+name+" sends no more of what a scope was for", func(t *testing.T) {
-			serve(t, o, func(f *fixture, r *revocable, w *written, finished func() bool) {
-				f.publish("event://billing/invoice", `{"n":"first"}`)
+		t.Run(name+" sends no more of what a scope was for", func(t *testing.T) {
+			if o.oneType {
+				return // it ends, as TestPush shows
+			}
+			inBubble(t, inMemory, nil, o.open, func(b *bubbled) {
+				b.f.publish("event://billing/invoice", `{"n":"first"}`)
 				time.Sleep(2 * time.Second)
-				r.say(auth.Principal{ID: "billing", Workspace: "default", Scopes: auth.Scopes()}, nil)
+				b.caller.say(auth.Principal{ID: "billing", Workspace: "default", Scopes: auth.Scopes()}, nil)
 				time.Sleep(heartbeat)
-				f.publish("event://billing/invoice", `{"n":"second"}`)
-				f.publish("event://ci/deploy", `{"n":"third"}`)
+				b.f.publish("event://billing/invoice", `{"n":"second"}`)
+				b.f.publish("event://ci/deploy", `{"n":"third"}`)
 				time.Sleep(2 * time.Second)
-				text := w.text()
-				if finished() || !strings.Contains(text, "first") || strings.Contains(text, "second") || !strings.Contains(text, "third") {
-					t.Errorf("ended %v: %s", finished(), text)
+				text := b.text()
+				if b.finished() || !strings.Contains(text, "first") || strings.Contains(text, "second") || !strings.Contains(text, "third") {
+					t.Errorf("ended %v: %s", b.finished(), text)
 				}
 			})
 		})
-		t.Run("AUT-04 "+name+" stays while credentials cannot be looked at", func(t *testing.T) {
-			serve(t, o, func(f *fixture, r *revocable, w *written, finished func() bool) {
-				r.say(auth.Principal{}, fault.New(fault.Unavailable, "no answer"))
-				time.Sleep(time.Minute)
-				f.publish("event://ci/deploy", `{"n":"still"}`)
+		t.Run(name+" stays while credentials cannot be looked at", func(t *testing.T) {
+			inBubble(t, inMemory, nil, o.open, func(b *bubbled) {
+				b.caller.say(auth.Principal{}, fault.New(fault.Unavailable, "no answer"))
+				time.Sleep(2 * time.Minute)
+				b.f.publish("event://ci/deploy", `{"n":"still"}`)
 				time.Sleep(2 * time.Second)
-				if finished() || !strings.Contains(w.text(), "still") {
-					t.Errorf("ended %v: %s", finished(), w.text())
+				if b.finished() || !strings.Contains(b.text(), "still") {
+					t.Errorf("ended %v: %s", b.finished(), b.text())
 				}
 			})
 		})

@@ -24,13 +24,12 @@ type described struct {
 
 func (f *fixture) describeBoth() (initialize, discover described) {
 	f.t.Helper()
-	f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`).
-		result(f.t, &initialize)
+	f.initialize(alice, mcpspec.V20251125, `{}`).result(f.t, &initialize)
 	f.stateless(alice, mcpspec.MethodDiscover, "").result(f.t, &discover)
 	return initialize, discover
 }
 
-func sameJSON(t *testing.T, got json.RawMessage, want string) {
+func sameJSON(t testing.TB, got json.RawMessage, want string) {
 	t.Helper()
 	var a, b any
 	if json.Unmarshal(got, &a) != nil || json.Unmarshal([]byte(want), &b) != nil || !reflect.DeepEqual(a, b) {
@@ -65,36 +64,34 @@ func TestCapabilities(t *testing.T) {
 			t.Error("experimental is advertised in 2026-07-28")
 		}
 	})
-	t.Run("EVX-01_events_are_advertised_in_both_shapes", func(t *testing.T) {
-		initialize, discover := newFixture(t, nil).describeBoth()
-		for _, d := range []described{initialize, discover} {
-			var ext map[string]json.RawMessage
-			must(t, json.Unmarshal(d.Capabilities["extensions"], &ext))
-			sameJSON(t, ext[mcpspec.EventsExtension], `{"listChanged":true}`)
-			sameJSON(t, d.Capabilities["events"], `{"listChanged":true}`)
-		}
-	})
-	t.Run("EVX-22_both_shapes_in_every_revision_and_a_client_that_declares_nothing_is_served", func(t *testing.T) {
+	t.Run("EVX-01_EVX-22_both_shapes_in_every_revision_and_a_client_that_declares_nothing_is_served", func(t *testing.T) {
 		f := newFixture(t, nil)
-		for _, v := range []mcpspec.Version{mcpspec.V20250326, mcpspec.V20250618, mcpspec.V20251125} {
-			r := f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"`+string(v)+`","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
+		methods := []string{mcpspec.MethodEvents, mcpspec.MethodEventsPoll, mcpspec.MethodEventsSub, mcpspec.MethodEventsUnsub}
+		shapes := func(r reply) {
+			t.Helper()
 			var d described
 			r.result(t, &d)
 			var ext map[string]json.RawMessage
 			must(t, json.Unmarshal(d.Capabilities["extensions"], &ext))
 			sameJSON(t, ext[mcpspec.EventsExtension], `{"listChanged":true}`)
 			sameJSON(t, d.Capabilities["events"], `{"listChanged":true}`)
-			s := r.Header.Get(mcpspec.HeaderSession)
-			for _, m := range []string{mcpspec.MethodEvents, mcpspec.MethodEventsPoll, mcpspec.MethodEventsSub, mcpspec.MethodEventsUnsub} {
-				if r := f.sessionBased(alice, s, m, `"name":"ci.build",`+callback); r.Status != 200 || r.code(t) != 0 {
-					t.Errorf("%s in %s: %d %s", m, v, r.Status, r.Body)
-				}
+		}
+		served := func(at mcpspec.Version, method string, r reply) {
+			t.Helper()
+			if r.Status != 200 || r.code(t) != 0 {
+				t.Errorf("%s in %s: %d %s", method, at, r.Status, r.Body)
 			}
 		}
-		for _, m := range []string{mcpspec.MethodEvents, mcpspec.MethodEventsPoll, mcpspec.MethodEventsSub, mcpspec.MethodEventsUnsub} { // clientCapabilities is {}
-			if r := f.stateless(alice, m, `"name":"ci.build",`+callback); r.Status != 200 || r.code(t) != 0 {
-				t.Errorf("%s: %d %s", m, r.Status, r.Body)
+		for _, v := range []mcpspec.Version{mcpspec.V20250326, mcpspec.V20250618, mcpspec.V20251125} {
+			r := f.initialize(alice, v, `{}`)
+			shapes(r)
+			for _, m := range methods {
+				served(v, m, f.sessionBased(alice, r.Header.Get(mcpspec.HeaderSession), m, `"name":"ci.build",`+callback))
 			}
+		}
+		shapes(f.stateless(alice, mcpspec.MethodDiscover, ""))
+		for _, m := range methods { // clientCapabilities is {}
+			served(mcpspec.V20260728, m, f.stateless(alice, m, `"name":"ci.build",`+callback))
 		}
 		if _, first := f.push(alice, "1", "ci.build", `{}`, ""); *first.Params.Truncated {
 			t.Errorf("got %+v", first)

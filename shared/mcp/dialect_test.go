@@ -19,6 +19,9 @@ import (
 
 const jsonOnly = "Accept: application/json"
 
+// dialectPath is the endpoint of the named-event dialect.
+const dialectPath = "/mcp/default"
+
 // dialect asks /mcp/{workspace}; a header "Accept:" replaces the one that lists both types.
 func (f *fixture) dialectIn(workspace, method, key, body string, headers ...string) reply {
 	f.t.Helper()
@@ -38,7 +41,7 @@ func (f *fixture) dialect(key, body string, headers ...string) reply {
 func (f *fixture) dialectStream(key string, headers ...string) (o *open, session string) {
 	f.t.Helper()
 	req := f.request("GET", key, "", append([]string{"Accept:", "Accept: text/event-stream"}, headers...)...)
-	req.URL.Path = "/mcp/default"
+	req.URL.Path = dialectPath
 	o = f.open(req)
 	if o.status != 200 {
 		f.t.Fatalf("GET: %d", o.status)
@@ -91,7 +94,7 @@ func TestDialectStream(t *testing.T) {
 	t.Run("SSE-01_headers_and_the_first_event", func(t *testing.T) {
 		f := newFixture(t, nil)
 		req := f.request("GET", alice, "", "Accept:", "Accept: text/event-stream")
-		req.URL.Path = "/mcp/default"
+		req.URL.Path = dialectPath
 		before := time.Now().Add(-time.Second)
 		o := f.open(req)
 		for name, want := range map[string]string{"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "Connection": "keep-alive"} {
@@ -264,7 +267,7 @@ func TestDialectDocumented(t *testing.T) {
 	}
 	f := newFixture(t, nil)
 	req := f.request("GET", alice, "", "Accept:", "Accept: text/event-stream")
-	req.URL.Path = "/mcp/default"
+	req.URL.Path = dialectPath
 	o := f.open(req)
 	var got []sse.Event
 	got = append(got, o.event())

@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/httpjson"
@@ -545,13 +544,9 @@ func TestDialectFailures(t *testing.T) {
 		}
 	})
 	t.Run("SSE-06_a_catalog_that_cannot_be_read_is_no_unknown_workspace", func(t *testing.T) {
-		f := newFixture(t, func(o *Options) { o.Catalogs = noCatalogs{} })
+		f := newFixture(t, func(o *Options) { o.Catalogs = broken{errDown} })
 		if r := f.dialect(alice, rpcText("1", "ping", ""), jsonOnly); r.Status != 503 {
 			t.Errorf("%+v", r)
 		}
 	})
 }
-
-type noCatalogs struct{}
-
-func (noCatalogs) Catalog(context.Context, string) (*catalog.Catalog, error) { return nil, errDown }

@@ -1,12 +1,15 @@
 package mcp
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
@@ -42,7 +45,7 @@ func toolParams(name, arguments string) string {
 }
 
 // toolResult decodes the result of a call that must succeed.
-func toolResult(t *testing.T, r reply, into any) {
+func toolResult(t testing.TB, r reply, into any) {
 	t.Helper()
 	var got toolAnswer
 	r.result(t, &got)
@@ -103,24 +106,31 @@ func TestEventTools(t *testing.T) {
 		sessions[string(v)] = f.session(alice, v)
 	}
 	for version, session := range sessions {
+		results := map[string]*jsonschema.Schema{}
 		t.Run("RCH-04 the tools are listed in "+version, func(t *testing.T) {
 			var list struct {
 				Tools []struct {
-					Name, Title, Description  string
-					InputSchema, OutputSchema struct {
-						Type       string
-						Properties map[string]json.RawMessage
-					}
-					Annotations struct{ ReadOnlyHint bool }
+					Name, Title, Description string
+					InputSchema              struct{ Type string }
+					OutputSchema             json.RawMessage
+					Annotations              struct{ ReadOnlyHint bool }
 				}
 			}
 			f.listPage(mcpspec.MethodToolsList, session, "").result(t, &list)
 			var names []string
 			for _, x := range list.Tools {
 				names = append(names, x.Name)
-				if x.Title == "" || x.Description == "" || x.InputSchema.Type != "object" || x.OutputSchema.Type != "object" ||
-					len(x.OutputSchema.Properties) == 0 || !x.Annotations.ReadOnlyHint {
+				if x.Title == "" || x.Description == "" || x.InputSchema.Type != "object" || !x.Annotations.ReadOnlyHint {
 					t.Errorf("%+v", x)
+				}
+				doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(x.OutputSchema))
+				must(t, err)
+				c := jsonschema.NewCompiler()
+				must(t, c.AddResource("memory:///result", doc))
+				results[x.Name], err = c.Compile("memory:///result")
+				must(t, err)
+				if s := results[x.Name]; s.Types == nil || s.Types.String() != "[object]" || len(s.Properties) == 0 {
+					t.Errorf("the result of %s is %s", x.Name, x.OutputSchema)
 				}
 			}
 			if !slices.Equal(names, eventToolNames) {
@@ -130,7 +140,13 @@ func TestEventTools(t *testing.T) {
 		t.Run("RCH-04 a model subscribes, waits and reads in "+version, func(t *testing.T) {
 			call := func(name, arguments string, into any) {
 				t.Helper()
-				toolResult(t, f.toolIn(alice, session, name, arguments), into)
+				r := f.toolIn(alice, session, name, arguments)
+				toolResult(t, r, into)
+				var got toolAnswer
+				r.result(t, &got)
+				structured, err := jsonschema.UnmarshalJSON(bytes.NewReader(got.StructuredContent))
+				must(t, err)
+				must(t, results[name].Validate(structured))
 			}
 			var types struct {
 				EventTypes []struct {
@@ -178,7 +194,7 @@ func TestEventTools(t *testing.T) {
 	t.Run("RCH-04 they are advertised, and the instructions say what for", func(t *testing.T) {
 		for _, r := range []reply{
 			f.stateless(alice, mcpspec.MethodDiscover, ""),
-			f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}`),
+			f.initialize(alice, mcpspec.V20251125, `{}`),
 		} {
 			var about struct {
 				Capabilities struct{ Tools *listCapability }

@@ -108,12 +108,17 @@ func keyFor(key, principal, workspace string, claims map[string]string, scopes .
 func newFixture(t testing.TB, change func(*Options)) *fixture {
 	t.Helper()
 	f := newEndpoint(t, change)
+	f.serve()
+	return f
+}
+
+// serve begins to serve the endpoint over HTTP.
+func (f *fixture) serve() {
 	f.server = httptest.NewServer(routed(f.endpoint))
-	t.Cleanup(func() {
+	f.t.Cleanup(func() {
 		f.close()
 		f.server.Close()
 	})
-	return f
 }
 
 // routed is the endpoint at its paths.
@@ -259,19 +264,22 @@ func (f *fixture) publish(uri, data string) event.Event {
 
 func (f *fixture) publishIn(workspace, uri, data string) event.Event {
 	f.t.Helper()
-	cat, _ := f.catalogs.Catalog(context.Background(), workspace)
-	entry, _, ok := cat.Match(uri)
+	return f.publishEvent(event.Event{Workspace: workspace, ID: event.NewID(), URI: uri, Data: json.RawMessage(data)})
+}
+
+// publishEvent adds the name and the time.
+func (f *fixture) publishEvent(e event.Event) event.Event {
+	f.t.Helper()
+	cat, _ := f.catalogs.Catalog(context.Background(), e.Workspace)
+	entry, _, ok := cat.Match(e.URI)
 	if !ok {
-		f.t.Fatalf("no event type has the URI %s", uri)
+		f.t.Fatalf("no event type has the URI %s", e.URI)
 	}
-	now := time.Now().UTC().Truncate(time.Microsecond)
-	e := event.Event{
-		Workspace: workspace, ID: event.NewID(), URI: uri, Name: entry.Name,
-		Time: now, Published: now, Data: json.RawMessage(data),
-	}
+	e.Name, e.Time = entry.Name, time.Now().UTC().Truncate(time.Microsecond)
+	e.Published = e.Time
 	body, err := json.Marshal(e)
 	must(f.t, err)
-	failed, err := f.fanout.Handle(context.Background(), []queue.Message{{ID: e.ID, Outgoing: queue.Outgoing{Body: body}, Sent: time.Now()}})
+	failed, err := f.fanout.Handle(context.Background(), []queue.Message{{ID: e.ID + e.URI, Outgoing: queue.Outgoing{Body: body}, Sent: time.Now()}})
 	if err != nil || len(failed) > 0 {
 		f.t.Fatalf("fanout: %v, failed %v", err, failed)
 	}
@@ -385,17 +393,27 @@ func modernHeaders(method, params string) []string {
 	return h
 }
 
+// statelessRequest is a request of 2026-07-28.
+func (f *fixture) statelessRequest(key, method, params string) *http.Request {
+	return f.request("POST", key, modernBody("1", method, params), modernHeaders(method, params)...)
+}
+
 // stateless calls a method of 2026-07-28.
 func (f *fixture) stateless(key, method, params string) reply {
 	f.t.Helper()
-	return f.do("POST", key, modernBody("1", method, params), modernHeaders(method, params)...)
+	return f.answer(f.statelessRequest(key, method, params))
+}
+
+// initialize begins a session of a client with the capabilities.
+func (f *fixture) initialize(key string, v mcpspec.Version, capabilities string) reply {
+	f.t.Helper()
+	return f.do("POST", key, rpcText("0", mcpspec.MethodInitialize, `"protocolVersion":"`+string(v)+`","capabilities":`+capabilities+`,"clientInfo":{"name":"t","version":"1"}`))
 }
 
 // session begins one at the revision and returns its id.
 func (f *fixture) session(key string, v mcpspec.Version) string {
 	f.t.Helper()
-	r := f.do("POST", key, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"`+string(v)+
-		`","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
+	r := f.initialize(key, v, `{}`)
 	id := r.Header.Get(mcpspec.HeaderSession)
 	if r.Status != 200 || id == "" {
 		f.t.Fatalf("initialize: %+v", r)

@@ -43,7 +43,7 @@ func TestLambda(t *testing.T) {
 	defer cancel()
 
 	t.Run("SUB-09_an_answer", func(t *testing.T) {
-		res, err := invoke(ctx, functionURL(f.request("POST", alice, modernBody("1", mcpspec.MethodDiscover, ""), modernHeaders(mcpspec.MethodDiscover, "")...)))
+		res, err := invoke(ctx, functionURL(f.statelessRequest(alice, mcpspec.MethodDiscover, "")))
 		must(t, err)
 		body, err := io.ReadAll(res.Body)
 		must(t, err)
@@ -52,7 +52,7 @@ func TestLambda(t *testing.T) {
 		}
 	})
 	t.Run("SUB-01_a_listen", func(t *testing.T) {
-		req := f.request("POST", alice, modernBody("1", mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`), modernHeaders(mcpspec.MethodListen, "")...)
+		req := f.statelessRequest(alice, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`)
 		res, err := invoke(ctx, functionURL(req))
 		must(t, err)
 		if res.StatusCode != 200 || res.Headers["Content-Type"] != sse.ContentType || res.Headers["X-Accel-Buffering"] != "no" {
@@ -81,34 +81,13 @@ func TestLambda(t *testing.T) {
 		}
 		must(t, <-closed)
 	})
-	t.Run("a_panic_does_not_end_the_process", func(t *testing.T) {
-		f := newEndpoint(t, func(o *Options) { o.Catalogs = broken{} })
-		defer f.close()
-		res, err := lambdaurl.Wrap(f.endpoint)(ctx, functionURL(f.request("POST", alice, modernBody("1", mcpspec.MethodResources, ""), modernHeaders(mcpspec.MethodResources, "")...)))
-		must(t, err)
-		if _, err := io.Copy(io.Discard, res.Body); err != nil || res.StatusCode != 500 {
-			t.Errorf("%d, %v", res.StatusCode, err)
-		}
-	})
-	t.Run("SUB-06_the_function's_deadline", func(t *testing.T) {
-		f := newEndpoint(t, nil)
-		defer f.close()
-		ctx, cancel := context.WithTimeout(ctx, reserve+200*time.Millisecond)
-		defer cancel()
-		res, err := lambdaurl.Wrap(f.endpoint)(ctx, functionURL(f.request("POST", alice, modernBody("1", mcpspec.MethodListen, `"notifications":{}`), modernHeaders(mcpspec.MethodListen, "")...)))
-		must(t, err)
-		body, err := io.ReadAll(res.Body)
-		if err != nil || !strings.Contains(string(body), `"resultType":"complete"`) || ctx.Err() != nil {
-			t.Errorf("%s, %v", body, err)
-		}
-	})
 	for _, stateless := range []bool{true, false} {
 		b := startLister(t, "b", stateless, "tool")
 		b.set(func() { b.mute = true })
 		f := behindGateway(t, nil, b)
 		params := `"name":"b_tool","arguments":{}`
 		for client, req := range map[string]*http.Request{
-			"2026-07-28": f.request("POST", alice, modernBody("1", "tools/call", params), modernHeaders("tools/call", params)...),
+			"2026-07-28": f.statelessRequest(alice, "tools/call", params),
 			"a_session": f.request("POST", alice, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{`+params+`}}`,
 				"Mcp-Session-Id: "+f.session(alice, mcpspec.V20251125)),
 		} {

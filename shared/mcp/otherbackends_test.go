@@ -22,17 +22,9 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	reopen := func(cursor string) *open {
 		return f.listenWith(billing, "1", `{"toolsListChanged":true}`, `"`+MetaCursor+`":`+cursor)
 	}
-	listen := f.listen(billing, "1", `{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true}`)
-	ack := listen.next()
+	following, ack := f.allKinds(billing)
 	sameJSON(t, ack.Params.Notifications, `{"resourcesListChanged":true}`) // what there is now
 	before := string(ack.Params.Meta[MetaCursor])
-	get := f.stream(billing, f.session(billing, mcpspec.V20251125), "")
-	get.event() // only an id
-	req := f.request("GET", billing, "", "Accept:", "Accept: text/event-stream")
-	req.URL.Path = "/mcp/" + f.principal(billing).Workspace
-	dialect := f.open(req)
-	dialect.lifecycle("streamOpened")
-	following := map[string]*open{"2026": listen, "2025": get, "named events": dialect}
 	quiet := map[string]*open{
 		"events only": f.listen(billing, "1", `{"eventsListChanged":true}`), "another workspace": f.listen(foreign, "1", `{"toolsListChanged":true}`),
 	}
@@ -51,6 +43,12 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 			t.Fatalf("%s: told %q, want %q", revision, got, want)
 		}
 	}
+	areNotified := func(want ...string) {
+		t.Helper()
+		for revision, o := range following {
+			notified(o, revision, want...)
+		}
+	}
 	workspace := f.principal(billing).Workspace
 	use := func(version string, backends ...config.Backend) {
 		t.Helper()
@@ -65,13 +63,9 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	b := config.Backend{Name: "b", URL: l.URL, Workspace: workspace, ProtocolVersion: config.AutoVersion, Scopes: []string{"billing"}}
 
 	use("1", b)
-	for revision, o := range following {
-		notified(o, revision, all...)
-	}
+	areNotified(all...)
 	tell(mcpspec.NoteToolsChange)
-	for revision, o := range following {
-		notified(o, revision, mcpspec.NoteToolsChange)
-	}
+	areNotified(mcpspec.NoteToolsChange)
 	// Whoever was away learns of it too, and follows the new one.
 	back := reopen(before)
 	back.next()
@@ -80,14 +74,10 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	hidden := b
 	hidden.Scopes = []string{"never"}
 	use("2", hidden)
-	for revision, o := range following {
-		notified(o, revision, all...)
-	}
+	areNotified(all...)
 	tell(mcpspec.NoteToolsChange)
 	use("3")
-	for revision, o := range following {
-		notified(o, revision, all...)
-	}
+	areNotified(all...)
 	for who, o := range quiet {
 		select {
 		case e := <-o.events:

@@ -3,6 +3,7 @@ package mcp
 import (
 	"context"
 	"io"
+	"math"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -20,7 +21,9 @@ func TestWhileTheStoreIsGone(t *testing.T) {
 		"read":       f.stateless(alice, mcpspec.MethodRead, `"uri":"event://ci/deploy"`),
 		"poll":       f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"github.push","arguments":{"owner":"acme"}`),
 		"listen":     f.stateless(alice, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci"]}`),
-		"initialize": f.do("POST", alice, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}`),
+		"initialize": f.initialize(alice, mcpspec.V20251125, `{}`),
+		"register":   f.stateless(alice, mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://a.example/"`),
+		"subscribe":  f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.build",`+callback),
 		"a session":  f.sessionBased(alice, "some", mcpspec.MethodPing, ""),
 	} {
 		m := r.rpc(t)
@@ -30,17 +33,17 @@ func TestWhileTheStoreIsGone(t *testing.T) {
 	}
 }
 
-// fickle are catalogs that sometimes cannot be read.
-type fickle struct {
+// shaky are catalogs that cannot be read so many times.
+type shaky struct {
 	catalog.Source
-	gone atomic.Bool
+	fails atomic.Int64
 }
 
-func (c *fickle) Catalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
-	if c.gone.Load() {
+func (s *shaky) Catalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
+	if s.fails.Add(-1) >= 0 {
 		return nil, fault.New(fault.Unavailable, "the catalog cannot be read")
 	}
-	return c.Source.Catalog(ctx, workspace)
+	return s.Source.Catalog(ctx, workspace)
 }
 
 // TestAStreamThatFailsOverAnEventLosesNothing: SUB-08, SES-03, SSE-03: the position that a stream
@@ -48,7 +51,7 @@ func (c *fickle) Catalog(ctx context.Context, workspace string) (*catalog.Catalo
 func TestAStreamThatFailsOverAnEventLosesNothing(t *testing.T) {
 	const uri = "event://ci/deploy"
 	const filter = `{"resourceSubscriptions":["` + uri + `"]}`
-	catalogs := &fickle{}
+	catalogs := &shaky{}
 	f := newFixture(t, func(o *Options) { catalogs.Source, o.Catalogs = o.Catalogs, catalogs })
 	session := f.session(alice, mcpspec.V20251125)
 	f.follow(alice, session, uri)
@@ -62,10 +65,10 @@ func TestAStreamThatFailsOverAnEventLosesNothing(t *testing.T) {
 	l.next().isEvent(t, uri, `{"n":1}`)
 	s.next().isEvent(t, uri, `{"n":1}`)
 
-	catalogs.gone.Store(true)
+	catalogs.fails.Store(math.MaxInt64)
 	f.publish(uri, `{"n":2}`)
 	listened, followed := l.next(), s.event()
-	catalogs.gone.Store(false)
+	catalogs.fails.Store(0)
 	if listened.Result.Meta[MetaCursor] == nil || followed.ID == "" {
 		t.Fatalf("the streams end with %s and %+v, want a position", listened.sse.Data, followed)
 	}

@@ -10,12 +10,9 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/catalog"
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
 )
@@ -169,7 +166,7 @@ func TestPush(t *testing.T) {
 		}
 		late := f.instance()
 		late.log.Now = func() time.Time { return time.Now().Add(time.Hour) }
-		o := late.open(late.request("POST", alice, modernBody("1", mcpspec.MethodEventsStream, pollParams("ci.deploy", `{}`, old)+`,"maxAgeMs":60000`), modernHeaders(mcpspec.MethodEventsStream, "")...))
+		o := late.open(late.statelessRequest(alice, mcpspec.MethodEventsStream, pollParams("ci.deploy", `{}`, old)+`,"maxAgeMs":60000`))
 		if first = o.pushed(); !*first.Params.Truncated {
 			t.Errorf("older than maxAgeMs: %+v", first)
 		}
@@ -220,24 +217,6 @@ func TestPush(t *testing.T) {
 			t.Errorf("got %+v", p)
 		}
 	})
-	t.Run("EVX-06_a_failure_that_passes_is_told_and_loses_nothing", func(t *testing.T) {
-		var shaky *shakyCatalogs
-		f := newFixture(t, func(o *Options) {
-			shaky = &shakyCatalogs{Source: o.Catalogs}
-			o.Catalogs = shaky
-		})
-		o, _ := f.push(alice, "1", "ci.deploy", `{}`, "")
-		shaky.fails.Store(2)
-		ev := f.publish("event://ci/deploy", `{}`)
-		for range 2 {
-			if p := o.pushed(); p.Method != mcpspec.NoteEventsError || p.Params.Error == nil || p.Params.Error.Code != codeUnavailable || string(p.Params.Meta[mcpspec.MetaSubscription]) != "1" {
-				t.Errorf("got %+v", p)
-			}
-		}
-		if p := o.pushed(); p.Method != mcpspec.NoteEventsEvent || p.Params.EventID != ev.ID {
-			t.Errorf("got %+v", p)
-		}
-	})
 	t.Run("EVX-06_who_does_not_read_is_ended_and_can_come_back", func(t *testing.T) {
 		f := newEndpoint(t, func(o *Options) { o.WriteTimeout = time.Second })
 		f.server = httptest.NewUnstartedServer(f.endpoint)
@@ -282,58 +261,33 @@ func TestPush(t *testing.T) {
 	})
 }
 
-// shakyCatalogs fails now and then.
-type shakyCatalogs struct {
-	catalog.Source
-	fails atomic.Int64
-}
-
-func (s *shakyCatalogs) Catalog(ctx context.Context, workspace string) (*catalog.Catalog, error) {
-	if s.fails.Add(-1) >= 0 {
-		return nil, fault.New(fault.Unavailable, "no answer")
-	}
-	return s.Source.Catalog(ctx, workspace)
-}
-
-// TestPushClock shows the heartbeats and the looks at the caller's credentials.
+// TestPushClock shows heartbeats, and what is tried again.
 func TestPushClock(t *testing.T) {
-	serve := func(t *testing.T, change func(*Options), arguments string, during func(f *fixture)) []pushed {
+	serve := func(t *testing.T, change func(*Options), params string, during func(b *bubbled)) (out []pushed) {
 		t.Helper()
-		var out []pushed
-		synctest.Test(t, func(t *testing.T) {
-			f := newEndpointOn(t, newMemory(), change)
-			w := &written{header: http.Header{}}
-			ctx, cancel := context.WithCancel(t.Context())
-			finished := make(chan struct{})
-			req := f.request("POST", alice, modernBody("1", mcpspec.MethodEventsStream, arguments), modernHeaders(mcpspec.MethodEventsStream, "")...).WithContext(ctx)
-			go func() {
-				defer close(finished)
-				f.endpoint.ServeHTTP(w, req)
-			}()
-			synctest.Wait()
-			during(f)
-			synctest.Wait()
-			cancel()
-			<-finished
-			f.tails.Close()
-			at := w.times()
-			for i, m := range frames(t, w.text()) {
-				var p pushed
-				must(t, json.Unmarshal(m.sse.Data, &p))
-				p.at = at[i]
+		inBubble(t, inMemory, change, func(f *fixture) *http.Request {
+			return f.statelessRequest(alice, mcpspec.MethodEventsStream, params)
+		}, func(b *bubbled) {
+			during(b)
+			b.cancel()
+			<-b.done
+			at := b.times()
+			for i, m := range frames(t, b.text()) {
+				p := pushed{at: at[i]}
+				must(b.f.t, json.Unmarshal(m.sse.Data, &p))
 				out = append(out, p)
 			}
 		})
 		return out
 	}
 	t.Run("EVX-06_heartbeats_with_the_cursor_whether_or_not_events_come", func(t *testing.T) {
-		got := serve(t, nil, `"name":"ci.build","arguments":{"status":"passed"}`, func(f *fixture) {
+		got := serve(t, nil, `"name":"ci.build","arguments":{"status":"passed"}`, func(b *bubbled) {
 			for i := range 200 {
-				if i < 100 {
-					f.publish("event://ci/build-finished", `{"status":"passed"}`)
-				} else { // its filter drops these
-					f.publish("event://ci/build-finished", `{"status":"failed"}`)
+				status := "passed"
+				if i >= 100 { // its filter drops these
+					status = "failed"
 				}
+				b.f.publish("event://ci/build-finished", `{"status":"`+status+`"}`)
 				time.Sleep(time.Second)
 			}
 		})
@@ -360,48 +314,24 @@ func TestPushClock(t *testing.T) {
 			t.Errorf("%d events and %d heartbeats in 200 s", events, beats)
 		}
 	})
-	t.Run("EVX-17_revoked_credentials_end_it", func(t *testing.T) {
-		for name, change := range map[string]func(*revocable){
-			"unknown now":  func(r *revocable) { r.say(auth.Principal{}, auth.ErrNoToken) },
-			"another":      func(r *revocable) { r.say(auth.Principal{ID: "x", Workspace: "default", Scopes: auth.Scopes()}, nil) },
-			"without read": func(r *revocable) { r.say(auth.Principal{ID: "alice", Workspace: "default"}, nil) },
-		} {
-			var r *revocable
-			got := serve(t, func(o *Options) {
-				r = &revocable{Authenticator: o.Auth}
-				o.Auth = r
-			}, `"name":"ci.deploy"`, func(f *fixture) {
-				time.Sleep(time.Minute)
-				change(r)
-				time.Sleep(time.Minute)
-			})
-			var methods []string
-			for _, p := range got {
-				methods = append(methods, p.Method)
-			}
-			n := len(got) - 2
-			if n < 1 || got[n].Method != mcpspec.NoteEventsTerminated || got[n].Params.Error.Code != SketchCodes.Forbidden {
-				t.Errorf("%s: got %v", name, methods)
-				continue
-			}
-			if d := got[n].at.Sub(got[0].at); d < time.Minute || d > 90*time.Second {
-				t.Errorf("%s: it ended after %v", name, d)
+	t.Run("EVX-06_a_failure_that_passes_is_told_and_loses_nothing", func(t *testing.T) {
+		var catalogs *shaky
+		var id string
+		got := serve(t, func(o *Options) { catalogs = &shaky{Source: o.Catalogs}; o.Catalogs = catalogs }, `"name":"ci.deploy"`, func(b *bubbled) {
+			catalogs.fails.Store(2)
+			id = b.f.publish("event://ci/deploy", `{}`).ID
+			time.Sleep(3 * recovery)
+		})
+		if len(got) != 4 {
+			t.Fatalf("got %+v", got)
+		}
+		for _, p := range got[1:3] {
+			if p.Method != mcpspec.NoteEventsError || p.Params.Error == nil || p.Params.Error.Code != codeUnavailable || string(p.Params.Meta[mcpspec.MetaSubscription]) != "1" {
+				t.Errorf("got %+v", p)
 			}
 		}
-	})
-	t.Run("EVX-17_credentials_that_cannot_be_looked_at_stay_good", func(t *testing.T) {
-		var r *revocable
-		got := serve(t, func(o *Options) {
-			r = &revocable{Authenticator: o.Auth}
-			o.Auth = r
-		}, `"name":"ci.deploy"`, func(f *fixture) {
-			r.say(auth.Principal{}, fault.New(fault.Unavailable, "no answer"))
-			time.Sleep(2 * time.Minute)
-			f.publish("event://ci/deploy", `{}`)
-			time.Sleep(time.Second)
-		})
-		if last := got[len(got)-1]; last.Method != mcpspec.NoteEventsEvent {
-			t.Errorf("got %+v", last)
+		if p := got[3]; p.Method != mcpspec.NoteEventsEvent || p.Params.EventID != id {
+			t.Errorf("got %+v", p)
 		}
 	})
 }
@@ -424,96 +354,76 @@ func (r *revocable) say(p auth.Principal, err error) {
 	r.mind.Store(&says)
 }
 
+// numbers are an error's, by the set of [codeSets].
+type numbers map[string]int
+
+var (
+	codeSets    = map[string]EventCodes{"SEP-3415": SketchCodes, "proposal": ProposalCodes}
+	invalid     = numbers{"SEP-3415": -32602, "proposal": -32602}
+	unknown     = numbers{"SEP-3415": -32011, "proposal": -32023}
+	forbidden   = numbers{"SEP-3415": -32012, "proposal": -32024}
+	exhausted   = numbers{"SEP-3415": -32013, "proposal": -32025}
+	unsupported = numbers{"SEP-3415": -32014, "proposal": -32026}
+	badEndpoint = numbers{"SEP-3415": -32015, "proposal": -32027}
+)
+
 // TestWhatCannotBeFollowed holds for all three modes.
 func TestWhatCannotBeFollowed(t *testing.T) {
-	methods := map[string]string{mcpspec.MethodEventsPoll: "", mcpspec.MethodEventsStream: "", mcpspec.MethodEventsSub: callback}
-	for _, codes := range []EventCodes{SketchCodes, ProposalCodes} {
+	methods := []struct{ method, more, mode, not string }{
+		{mcpspec.MethodEventsPoll, "", "poll", "audit.entry"}, {mcpspec.MethodEventsStream, "", "push", "audit.entry"}, {mcpspec.MethodEventsSub, "," + callback, "webhook", "chat.typing"},
+	}
+	for set, codes := range codeSets {
 		f := newFixture(t, func(o *Options) { o.EventCodes = codes })
 		for _, tc := range []struct {
-			name, params string
-			code         int
-			data         string // contained
+			name, key, params string
+			code              numbers
+			says              string
 		}{
-			{"EVX-03 unknown argument", `"name":"ci.deploy","arguments":{"color":"red"}`, -32602, `"color"`},
-			{"EVX-03 a variable that breaks its schema", `"name":"github.pull_request","arguments":{"owner":"ACME","repo":"x"}`, -32602, `owner`},
-			{"EVX-03 a variable of another type", `"name":"github.push","arguments":{"owner":7}`, -32602, `owner`},
-			{"EVX-03 an empty variable", `"name":"github.push","arguments":{"owner":""}`, -32602, `owner`},
-			{"EVX-03 a required variable is missing", `"name":"github.pull_request","arguments":{"owner":"acme"}`, -32602, `repo`},
-			{"EVX-03 a filter that is an object", `"name":"ci.build","arguments":{"status":{}}`, -32602, ``},
-			{"EVX-03 a filter that is an empty list", `"name":"ci.build","arguments":{"status":[]}`, -32602, ``},
-			{"EVX-03 nothing to redact", `"name":"ci.build","arguments":{"redact":true}`, -32602, `redact`},
-			{"EVX-03 arguments are no object", `"name":"ci.deploy","arguments":[]`, -32602, ``},
-			{"no name", `"arguments":{}`, -32602, ``},
-			{"a name that is no text", `"name":7`, -32602, ``},
-			{"maxAgeMs below 0", `"name":"ci.deploy","maxAgeMs":-1`, -32602, `maxAgeMs`},
-			{"EVX-16 no such event type", `"name":"no.such"`, codes.NotFound, `{"kind":"event"}`},
-			{"EVX-16 not for this caller", `"name":"billing.invoice"`, codes.Forbidden, ``},
-			{"EVX-03 a variable of a claim is left out", `"name":"tenant.alarm"`, codes.Forbidden, ``},
-			{"EVX-03 a variable that is not the claim", `"name":"tenant.alarm","arguments":{"org":"other"}`, codes.Forbidden, ``},
+			{"EVX-03 unknown argument", alice, `"name":"ci.deploy","arguments":{"color":"red"}`, invalid, `"color"`},
+			{"EVX-03 a variable that breaks its schema", alice, `"name":"github.pull_request","arguments":{"owner":"ACME","repo":"x"}`, invalid, `owner`},
+			{"EVX-03 a variable of another type", alice, `"name":"github.push","arguments":{"owner":7}`, invalid, `owner`},
+			{"EVX-03 an empty variable", alice, `"name":"github.push","arguments":{"owner":""}`, invalid, `owner`},
+			{"EVX-03 a required variable is missing", alice, `"name":"github.pull_request","arguments":{"owner":"acme"}`, invalid, `repo`},
+			{"EVX-03 a filter that is an object", alice, `"name":"ci.build","arguments":{"status":{}}`, invalid, ``},
+			{"EVX-03 a filter that is an empty list", alice, `"name":"ci.build","arguments":{"status":[]}`, invalid, ``},
+			{"EVX-03 nothing to redact", alice, `"name":"ci.build","arguments":{"redact":true}`, invalid, `redact`},
+			{"EVX-03 arguments are no object", alice, `"name":"ci.deploy","arguments":[]`, invalid, ``},
+			{"EVX-08 no name", alice, `"arguments":{}`, invalid, ``},
+			{"EVX-08 a name that is no text", alice, `"name":7`, invalid, ``},
+			{"maxAgeMs below 0", alice, `"name":"ci.deploy","maxAgeMs":-1`, invalid, `maxAgeMs`},
+			{"EVX-16 no such event type", alice, `"name":"no.such"`, unknown, `"data":{"kind":"event"}`},
+			{"EVX-16 not for this caller", alice, `"name":"billing.invoice"`, forbidden, ``},
+			{"EVX-16 a claim that the caller has not", alice, `"name":"tenant.alarm","arguments":{"org":"acme"}`, forbidden, ``},
+			{"EVX-03 a variable of a claim is left out", acme, `"name":"tenant.alarm"`, forbidden, ``},
+			{"EVX-03 a variable that is not the claim", acme, `"name":"tenant.alarm","arguments":{"org":"other"}`, forbidden, ``},
 		} {
-			for method, more := range methods {
-				params := tc.params
-				if more != "" {
-					params += "," + more
+			t.Run(tc.name+", "+set, func(t *testing.T) {
+				for _, m := range methods {
+					if r := f.stateless(tc.key, m.method, tc.params+m.more); r.code(t) != tc.code[set] || !strings.Contains(r.Body, tc.says) {
+						t.Errorf("%s: %d %s", m.method, r.Status, r.Body)
+					}
 				}
-				key := alice
-				if strings.Contains(tc.params, "tenant") {
-					key = acme
+			})
+		}
+		t.Run("EVX-02 EVX-16 by another mode only, "+set, func(t *testing.T) {
+			for _, m := range methods {
+				got := f.stateless(alice, m.method, `"name":"`+m.not+`"`+m.more).rpc(t)
+				if got.Error == nil || got.Error.Code != unsupported[set] || !strings.HasPrefix(got.Error.Message, "Unsupported") {
+					t.Fatalf("%s: %+v", m.method, got.Error)
 				}
-				r := f.stateless(key, method, params)
-				if r.code(t) != tc.code && r.Status != http.StatusForbidden || !strings.Contains(r.Body, tc.data) {
-					t.Errorf("%s: %s: %d %s", tc.name, method, r.Status, r.Body)
-				}
+				sameJSON(t, got.Error.Data, `{"feature":"deliveryMode","value":"`+m.mode+`"}`)
 			}
-		}
-		for method, name := range map[string]string{mcpspec.MethodEventsPoll: "audit.entry", mcpspec.MethodEventsStream: "audit.entry", mcpspec.MethodEventsSub: "chat.typing"} {
-			mode := map[string]string{mcpspec.MethodEventsPoll: "poll", mcpspec.MethodEventsStream: "push", mcpspec.MethodEventsSub: "webhook"}[method]
-			params := `"name":"` + name + `"`
-			if methods[method] != "" {
-				params += "," + methods[method]
-			}
-			m := f.stateless(alice, method, params).rpc(t)
-			if m.Error == nil || m.Error.Code != codes.Unsupported || !strings.HasPrefix(m.Error.Message, "Unsupported") {
-				t.Errorf("EVX-02 EVX-16: %s: %+v", method, m.Error)
-				continue
-			}
-			sameJSON(t, m.Error.Data, `{"feature":"deliveryMode","value":"`+mode+`"}`)
-		}
-		for _, maxEvents := range []string{"0", "-1", "1.5", `"5"`, "[]", "1e999"} {
-			if r := f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != -32602 {
-				t.Errorf("EVX-05: maxEvents %s: %s", maxEvents, r.Body)
-			}
-		}
-		for _, maxEvents := range []string{"1", "1e1", "500", "1000000000000"} {
-			if r := f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != 0 {
-				t.Errorf("EVX-05: maxEvents %s: %s", maxEvents, r.Body)
-			}
-		}
+		})
 	}
 }
 
-// TestEventsListChanged: EVX-18. Only a listen that asked is notified, and its acknowledgment says so.
-func TestEventsListChanged(t *testing.T) {
+func TestMaxEvents(t *testing.T) {
 	f := newFixture(t, nil)
-	asked := f.listen(alice, "1", `{"eventsListChanged":true}`)
-	others := f.listen(alice, "2", `{"eventsListChanged":false,"resourcesListChanged":true,"toolsListChanged":true}`)
-	sameJSON(t, asked.next().Params.Notifications, `{"eventsListChanged":true}`)
-	sameJSON(t, others.next().Params.Notifications, `{"resourcesListChanged":true}`)
-	push, _ := f.push(alice, "3", "ci.deploy", `{}`, "")
-	must(t, f.log.Notify(t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
-	if m := asked.next(); m.Method != mcpspec.NoteEventsChange || string(m.Params.Meta[mcpspec.MetaSubscription]) != "1" {
-		t.Errorf("EVX-18: got %s", m.sse.Data)
-	}
-	if m := others.next(); m.Method != mcpspec.NoteResourcesChange {
-		t.Errorf("EVX-18: got %s", m.sse.Data)
-	}
-	f.publish("event://ci/deploy", `{}`)
-	if p := push.pushed(); p.Method != mcpspec.NoteEventsEvent {
-		t.Errorf("EVX-18: an events/stream was told: %+v", p)
-	}
-	select {
-	case e := <-others.events:
-		t.Errorf("EVX-18: one that did not ask was told: %s", e.Data)
-	default:
+	for maxEvents, code := range map[string]int{
+		"0": -32602, "-1": -32602, "1.5": -32602, `"5"`: -32602, "[]": -32602, "1e999": -32602, "1": 0, "1e1": 0, "500": 0, "1000000000000": 0,
+	} {
+		if r := f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy","maxEvents":`+maxEvents); r.code(t) != code {
+			t.Errorf("EVX-05: maxEvents %s: %s", maxEvents, r.Body)
+		}
 	}
 }

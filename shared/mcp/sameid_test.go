@@ -3,10 +3,9 @@ package mcp
 import (
 	"encoding/json"
 	"testing"
-	"time"
 
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/queue"
 )
 
 // TestStreamsTellEventsOfOneIDApart publishes under one id to two URIs that a
@@ -17,7 +16,7 @@ func TestStreamsTellEventsOfOneIDApart(t *testing.T) {
 	first := l.next()
 	uris := []string{"event://ci/deploy", "event://ci/build-finished"}
 	for _, uri := range uris {
-		f.publishAs("1", uri)
+		f.publishEvent(event.Event{Workspace: auth.DefaultWorkspace, ID: "1", URI: uri, Data: json.RawMessage(`{}`)})
 	}
 	got := map[string]bool{} // the order is that of each URI
 	for range uris {
@@ -36,23 +35,5 @@ func TestStreamsTellEventsOfOneIDApart(t *testing.T) {
 	}
 	if len(seen) != len(uris) {
 		t.Errorf("SUB-08: resumed with %v", seen)
-	}
-}
-
-// publishAs takes an event with the id given through fanout.
-func (f *fixture) publishAs(id, uri string) {
-	f.t.Helper()
-	cat, err := f.catalogs.Catalog(f.t.Context(), "default")
-	must(f.t, err)
-	entry, _, _ := cat.Match(uri)
-	now := time.Now().UTC()
-	body, err := json.Marshal(event.Event{
-		Workspace: "default", ID: id, URI: uri, Name: entry.Name,
-		Time: now, Published: now, Data: json.RawMessage(`{}`),
-	})
-	must(f.t, err)
-	failed, err := f.fanout.Handle(f.t.Context(), []queue.Message{{ID: uri, Outgoing: queue.Outgoing{Body: body}, Sent: now}})
-	if err != nil || len(failed) > 0 {
-		f.t.Fatalf("fanout: %v, failed %v", err, failed)
 	}
 }

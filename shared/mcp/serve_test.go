@@ -40,43 +40,25 @@ func TestCallers(t *testing.T) {
 	})
 }
 
+// Which origins and hosts there may be is shown with [auth.Guard].
 func TestOrigins(t *testing.T) {
-	f := newFixture(t, func(o *Options) {
-		o.Guard = auth.Guard{Origins: []string{"https://app.example"}, Hosts: []string{"mcp.example"}}
+	f := newFixture(t, func(o *Options) { o.Guard = auth.Guard{Origins: []string{"https://app.example"}} })
+	discover := modernBody("1", mcpspec.MethodDiscover, "")
+	t.Run("AUT-06_the_answer_names_the_origin_that_asked", func(t *testing.T) {
+		for origin, status := range map[string]int{"": 200, "https://app.example": 200, "https://evil.example": 403} {
+			r := f.do("POST", alice, discover, append(modernHeaders(mcpspec.MethodDiscover, ""), "Origin: "+origin)...)
+			if got := r.Header.Get("Access-Control-Allow-Origin"); r.Status != status || status == 200 && got != origin {
+				t.Errorf("%s: status %d, allowed origin %q", origin, r.Status, got)
+			}
+		}
 	})
-	for _, tc := range []struct {
-		origin, host string
-		status       int
-	}{
-		{"", "", 200},
-		{"https://app.example", "", 200},
-		{"http://localhost:3000", "", 200},
-		{"http://127.0.0.1", "localhost:80", 200},
-		{"http://[::1]:1", "", 200},
-		{"https://evil.example", "", 403},
-		{"https://localhost.evil.example", "", 403},
-		{"null", "", 403},
-		{"", "evil.example", 403},
-		{"", "127.0.0.1.evil.example", 403},
-		{"", "mcp.example", 200},
-	} {
-		t.Run("AUT-06_"+tc.origin+"_"+tc.host, func(t *testing.T) {
-			req := f.request("POST", alice, modernBody("1", mcpspec.MethodDiscover, ""), modernHeaders(mcpspec.MethodDiscover, "")...)
-			if tc.origin != "" {
-				req.Header.Set("Origin", tc.origin)
-			}
-			req.Host = tc.host
-			res, err := f.server.Client().Do(req)
-			must(t, err)
-			res.Body.Close()
-			if res.StatusCode != tc.status {
-				t.Errorf("status %d, want %d", res.StatusCode, tc.status)
-			}
-			if got := res.Header.Get("Access-Control-Allow-Origin"); tc.status == 200 && got != tc.origin {
-				t.Errorf("allowed origin %q", got)
-			}
-		})
-	}
+	t.Run("AUT-06_another_host", func(t *testing.T) {
+		req := f.statelessRequest(alice, mcpspec.MethodDiscover, "")
+		req.Host = "evil.example"
+		if r := f.answer(req); r.Status != 403 {
+			t.Errorf("%+v", r)
+		}
+	})
 	t.Run("AUT-06_preflight", func(t *testing.T) {
 		r := f.do("OPTIONS", "", "", "Origin: https://app.example")
 		if r.Status != 204 || !strings.Contains(r.Header.Get("Access-Control-Allow-Headers"), "Mcp-Session-Id") {

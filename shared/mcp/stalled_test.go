@@ -19,8 +19,8 @@ func TestStalledReadersAtTheEnd(t *testing.T) {
 	session := f.session(bob, mcpspec.V20251125)
 	f.sessionBased(bob, session, mcpspec.MethodSubscribe, `"uri":"event://ci/deploy"`)
 	requests := map[string]*http.Request{
-		"listen": f.request("POST", alice, modernBody("1", mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`), modernHeaders(mcpspec.MethodListen, "")...),
-		"push":   f.request("POST", reader, modernBody("1", mcpspec.MethodEventsStream, `"name":"ci.deploy"`), modernHeaders(mcpspec.MethodEventsStream, "")...),
+		"listen": f.statelessRequest(alice, mcpspec.MethodListen, `"notifications":{"resourceSubscriptions":["event://ci/deploy"]}`),
+		"push":   f.statelessRequest(reader, mcpspec.MethodEventsStream, `"name":"ci.deploy"`),
 		"GET":    f.request("GET", bob, "", "Mcp-Session-Id: "+session),
 	}
 	for _, r := range requests {

@@ -133,7 +133,7 @@ func TestModernMethods(t *testing.T) {
 			}
 		}
 	})
-	t.Run("SUB-10_results_have_their_type_and_caching_hints", func(t *testing.T) {
+	t.Run("SUB-10_EVX-18_results_have_their_type_and_caching_hints", func(t *testing.T) {
 		for method, cacheable := range map[string]bool{
 			mcpspec.MethodDiscover: true, mcpspec.MethodResources: true, mcpspec.MethodTemplates: true, mcpspec.MethodRead: true, mcpspec.MethodEvents: false, mcpspec.MethodComplete: false,
 		} {

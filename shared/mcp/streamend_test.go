@@ -14,7 +14,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -26,21 +25,8 @@ import (
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/stream"
-	"github.com/mcp-events/mcpevents/shared/stream/lease"
 	"github.com/mcp-events/mcpevents/shared/trace"
 )
-
-// lines is a log that a test reads.
-type lines struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
 
 // endedLine is the log line of a stream's end.
 type endedLine struct {
@@ -50,7 +36,7 @@ type endedLine struct {
 }
 
 // ends are the lines of ends of streams so far.
-func (l *lines) ends(t *testing.T) (all []endedLine) {
+func (l *logText) ends(t *testing.T) (all []endedLine) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for line := range bytes.Lines(l.text.Bytes()) {
@@ -63,31 +49,13 @@ func (l *lines) ends(t *testing.T) (all []endedLine) {
 	return all
 }
 
-// fading lets callers in until it is told not to, and has their tokens expire.
-type fading struct {
-	auth.Authenticator
-	mu      sync.Mutex
-	refuses bool
-	life    time.Duration
-}
+// fading has the tokens of callers expire.
+type fading struct{ auth.Authenticator }
 
-func (f *fading) Authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
+func (f fading) Authenticate(ctx context.Context, h http.Header) (auth.Principal, error) {
 	p, err := f.Authenticator.Authenticate(ctx, h)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.refuses {
-		return auth.Principal{}, auth.ErrNoToken
-	}
-	if f.life != 0 {
-		p.Expires = time.Now().Add(f.life)
-	}
+	p.Expires = time.Now().Add(100 * time.Millisecond)
 	return p, err
-}
-
-func (f *fading) refuse() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.refuses = true
 }
 
 // OPS-12: each end of a stream is a line with its reason, and is counted by it.
@@ -98,7 +66,7 @@ func TestWhyAStreamEnded(t *testing.T) {
 		o.next()
 		return o
 	}
-	revoking := &fading{}
+	revoking := &revocable{}
 	for name, tc := range map[string]struct {
 		change func(*Options)
 		open   func(*fixture) *open // nil is a listen
@@ -109,10 +77,8 @@ func TestWhyAStreamEnded(t *testing.T) {
 		"client_closed": {end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: kindListen},
 		"max_age":       {change: func(o *Options) { o.MaxAge = 50 * time.Millisecond }, reason: "max_age", kind: kindListen},
 		"shutdown":      {end: func(f *fixture, _ *open) { f.close() }, reason: "shutdown", kind: kindListen},
-		"superseded": {change: func(o *Options) {
-			o.Leases = lease.NewLocal(func(context.Context, auth.Principal) int { return 1 }, false)
-		}, end: func(f *fixture, _ *open) { listen(f) }, reason: "superseded", kind: kindListen},
-		"credentials_expired":     {change: func(o *Options) { o.Auth = &fading{Authenticator: o.Auth, life: 100 * time.Millisecond} }, reason: "credentials_expired", kind: kindListen},
+		"superseded":    {change: keep(1, false), end: func(f *fixture, _ *open) { listen(f) }, reason: "superseded", kind: kindListen},
+		"credentials_expired":     {change: func(o *Options) { o.Auth = fading{o.Auth} }, reason: "credentials_expired", kind: kindListen},
 		"the stream of a session": {open: sessionOf, end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: kindSession},
 		"session_taken":           {open: sessionOf, end: func(f *fixture, o *open) { f.stream(alice, o.header.Get("Test-Session"), "").event() }, reason: "session_taken", kind: kindSession},
 		"events/stream":           {open: func(f *fixture) *open { o, _ := f.push(alice, "1", "ci.deploy", `{}`, ""); return o }, end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: kindEvents},
@@ -121,18 +87,18 @@ func TestWhyAStreamEnded(t *testing.T) {
 			must(f.t, f.log.Notify(f.t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
 		}, reason: "subscription_ended", kind: kindEvents},
 		"credentials_revoked": {change: func(o *Options) { revoking.Authenticator = o.Auth; o.Auth = revoking }, end: func(f *fixture, _ *open) {
-			revoking.refuse()
+			revoking.say(auth.Principal{}, auth.ErrNoToken)
 			must(f.t, f.log.Notify(f.t.Context(), "default", stream.TopicCatalog, json.RawMessage(`{}`)))
 		}, reason: "credentials_revoked", kind: kindListen},
 		"a stream of the dialect, ended": {open: func(f *fixture) *open { o, _ := f.dialectStream(alice); return o }, end: func(f *fixture, _ *open) { f.close() }, reason: "shutdown", kind: kindDialect},
 	} {
 		t.Run("OPS-12 "+name, func(t *testing.T) {
-			var log lines
+			log := &logText{}
 			reader := sdk.NewManualReader()
 			set, err := metric.NewSet(sdk.NewMeterProvider(sdk.WithReader(reader)))
 			must(t, err)
 			f := newFixture(t, func(o *Options) {
-				o.Logger, o.Metrics = slog.New(slog.NewJSONHandler(&log, nil)), set
+				o.Logger, o.Metrics = slog.New(slog.NewJSONHandler(log, nil)), set
 				if tc.change != nil {
 					tc.change(o)
 				}

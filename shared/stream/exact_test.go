@@ -32,33 +32,24 @@ func own(n int) (patterns []subscription.Pattern) {
 // brings every event once, however many there are: over an ordered store any patterns, also such
 // as match the same events; where writers stamp up to sixteen URIs.
 func TestAResumeRepeatsNothingWherePositionsAreExact(t *testing.T) {
-	dynamo := func(*testing.T) store.DB {
-		return &memory{items: map[string][]store.Item{}, delay: func(string) time.Duration { return upTo(20 * time.Millisecond) }}
-	}
+	dynamo := slowest(20 * time.Millisecond)
 	for _, tc := range []struct {
 		name     string
 		open     func(*testing.T) store.DB
 		patterns []subscription.Pattern
 		topics   []string
 	}{
-		{"SES-03 one URI and topics, embedded", sqliteStore, own(1), []string{"a", "b"}},
-		{"SUB-08 forty URIs and their parent, embedded", sqliteStore, append(own(40), parentPattern), []string{"a"}},
-		{"SUB-08 a parent, embedded", sqliteStore, []subscription.Pattern{parentPattern}, nil},
+		{"SES-03 one URI and topics, embedded", embedded, own(1), []string{"a", "b"}},
+		{"SUB-08 forty URIs and their parent, embedded", embedded, append(own(40), parentPattern), []string{"a"}},
+		{"SUB-08 a parent, embedded", embedded, []subscription.Pattern{parentPattern}, nil},
 		{"SES-03 one URI and topics, stamped by writers", dynamo, own(1), []string{"a", "b"}},
 		{"SUB-08 sixteen URIs, stamped by writers", dynamo, own(16), []string{"a"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				db := tc.open(t)
-				_, sealer := embedded(t)
-				log := &eventlog.Log{DB: db}
-				tails := stream.New(log, db, sealer)
-				defer tails.Close()
-				request := stream.Request{Workspace: "default", Patterns: tc.patterns, Topics: tc.topics}
-				f, err := tails.Open(t.Context(), request)
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := over(t, tc.open(t))
+				request := stream.Request{Patterns: tc.patterns, Topics: tc.topics}
+				f := r.open(request)
 				const total = 600
 				published := make(chan struct{})
 				var writing sync.WaitGroup
@@ -71,11 +62,11 @@ func TestAResumeRepeatsNothingWherePositionsAreExact(t *testing.T) {
 							batch = append(batch, occurrence(fmt.Sprint("e-", n), uri))
 							n++
 						}
-						if _, err := log.Append(t.Context(), "default", uri, batch, []string{parentPattern.Key}); err != nil {
+						if _, err := r.log.Append(t.Context(), "default", uri, batch, []string{parentPattern.Key}); err != nil {
 							t.Error(err)
 						}
 						if len(tc.topics) > 0 && rand.IntN(3) == 0 {
-							if err := log.Notify(t.Context(), "default", tc.topics[0], json.RawMessage(`{}`)); err != nil {
+							if err := r.log.Notify(t.Context(), "default", tc.topics[0], json.RawMessage(`{}`)); err != nil {
 								t.Error(err)
 							}
 						}
@@ -102,9 +93,7 @@ func TestAResumeRepeatsNothingWherePositionsAreExact(t *testing.T) {
 					if done {
 						break
 					}
-					if f, err = tails.Open(t.Context(), request); err != nil || f.Truncated {
-						t.Fatal(f.Truncated, err)
-					}
+					f = r.open(request)
 				}
 				<-published
 				writing.Wait()
@@ -131,15 +120,11 @@ func TestWhatIsOpenedAfterTheClockWentBackBeginsAtTheEnd(t *testing.T) {
 	stores := map[string]func(*testing.T, *clock) store.DB{
 		"embedded": func(t *testing.T, c *clock) store.DB {
 			db, err := sqlite.Open(sqlite.Memory, sqlite.Options{SweepEvery: -1, Engine: engine.Options{Now: c.now}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			t.Cleanup(func() { _ = db.Close() })
 			return db
 		},
-		"stamped by writers": func(*testing.T, *clock) store.DB {
-			return &memory{items: map[string][]store.Item{}, delay: func(string) time.Duration { return 0 }}
-		},
+		"stamped by writers": func(t *testing.T, _ *clock) store.DB { return slowest(1)(t) },
 	}
 	for name, open := range stores {
 		for kind, pattern := range map[string]subscription.Pattern{"a URI": own(1)[0], "a wildcard": openPattern} {
@@ -147,36 +132,20 @@ func TestWhatIsOpenedAfterTheClockWentBackBeginsAtTheEnd(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					var c clock
 					db := open(t, &c)
-					_, sealer := embedded(t)
-					log := &eventlog.Log{DB: db, Now: c.now}
-					tails := stream.New(log, db, sealer)
-					defer tails.Close()
-					publish := func(from, n int) {
+					r := reading(t, db, &eventlog.Log{DB: db, Now: c.now})
+					publish := func(first, n int) {
 						t.Helper()
 						for i := range n {
-							e := occurrence(fmt.Sprint(from+i), own(1)[0].Key)
-							if _, err := log.Append(t.Context(), "default", e.URI, []event.Event{e}, []string{openPattern.Key}); err != nil {
-								t.Fatal(err)
-							}
+							r.append([]event.Event{occurrence(fmt.Sprint(first+i), own(1)[0].Key)}, openPattern.Key)
 							time.Sleep(10 * time.Millisecond)
 						}
 					}
-					interested, err := tails.Open(t.Context(), stream.Request{Workspace: "default", Patterns: []subscription.Pattern{pattern}})
-					if err != nil {
-						t.Fatal(err)
-					}
-					interested.Close()
+					r.open(from("", pattern)).Close() // there is interest
 					publish(0, 40)
 					c.behind.Store(int64(24 * time.Hour))
-					poll := stream.PollRequest{Workspace: "default", Pattern: pattern, Most: 100, Bytes: 1 << 20}
-					page, err := tails.Poll(t.Context(), poll)
-					if err != nil {
-						t.Fatal(err)
-					}
-					f, err := tails.Open(t.Context(), stream.Request{Workspace: "default", Patterns: []subscription.Pattern{pattern}})
-					if err != nil {
-						t.Fatal(err)
-					}
+					poll := stream.PollRequest{Pattern: pattern, Most: 100, Bytes: 1 << 20}
+					poll.Cursor = r.poll(poll).Cursor
+					f := r.open(from("", pattern))
 					publish(100, 5)
 					var streamed []string
 					for range 5 {
@@ -188,10 +157,7 @@ func TestWhatIsOpenedAfterTheClockWentBackBeginsAtTheEnd(t *testing.T) {
 					cursor := f.Cursor()
 					f.Close()
 					time.Sleep(time.Minute)
-					poll.Cursor = page.Cursor
-					if page, err = tails.Poll(t.Context(), poll); err != nil {
-						t.Fatal(err)
-					}
+					page := r.poll(poll)
 					var polled []string
 					for _, e := range page.Events {
 						polled = append(polled, e.ID)
@@ -199,13 +165,10 @@ func TestWhatIsOpenedAfterTheClockWentBackBeginsAtTheEnd(t *testing.T) {
 					if want := "[100 101 102 103 104]"; fmt.Sprint(streamed) != want || fmt.Sprint(polled) != want || page.Truncated {
 						t.Errorf("streamed %v, polled %v, truncated %v, want %s of both", streamed, polled, page.Truncated, want)
 					}
-					again, err := tails.Open(t.Context(), stream.Request{Workspace: "default", Patterns: []subscription.Pattern{pattern}, Cursor: cursor})
-					if err != nil {
-						t.Fatal(err)
-					}
+					again := r.open(from(cursor, pattern))
 					defer again.Close()
-					if id := next(t, again, 10*time.Second); id != "" || again.Truncated {
-						t.Errorf("the resumed stream brings %q again, truncated %v", id, again.Truncated)
+					if id := next(t, again, 10*time.Second); id != "" {
+						t.Errorf("the resumed stream brings %q again", id)
 					}
 				})
 			})
@@ -219,46 +182,28 @@ func TestReadersSkipABrokenItem(t *testing.T) {
 		"no JSON": "{", "an unknown version": `{"v":0}`, "an event that is none": `{"v":1,"e":[{"v":0}]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			db, sealer := embedded(t)
-			log := &eventlog.Log{DB: db}
-			tails := stream.New(log, db, sealer)
-			defer tails.Close()
-			poll := stream.PollRequest{Workspace: "default", Pattern: ownPattern, Most: 10, Bytes: 1 << 20}
-			page, err := tails.Poll(t.Context(), poll)
-			if err != nil {
-				t.Fatal(err)
-			}
-			f, err := tails.Open(t.Context(), stream.Request{Workspace: "default", Patterns: []subscription.Pattern{ownPattern}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := over(t, embedded(t))
+			poll := stream.PollRequest{Pattern: ownPattern, Most: 10, Bytes: 1 << 20}
+			poll.Cursor = r.poll(poll).Cursor
+			f := r.open(from("", ownPattern))
 			defer f.Close()
-			appendOne := func(id string) {
-				t.Helper()
-				if _, err := log.Append(t.Context(), "default", ownPattern.Key, []event.Event{occurrence(id, ownPattern.Key)}, nil); err != nil {
-					t.Fatal(err)
-				}
-			}
-			appendOne("before")
+			r.append([]event.Event{occurrence("before", ownPattern.Key)})
 			broken := store.Item{Key: store.Key{Table: store.Log, Partition: eventlog.Own("default", ownPattern.Key).Name(), Sort: store.AtCommit}, Value: []byte(value)}
-			if err := db.Write(t.Context(), store.Put(broken)); err != nil {
-				t.Fatal(err)
-			}
-			appendOne("after")
+			must(t, r.db.Write(t.Context(), store.Put(broken)))
+			r.append([]event.Event{occurrence("after", ownPattern.Key)})
 			for _, want := range []string{"before", "after"} {
 				if id := next(t, f, 10*time.Second); id != want {
 					t.Errorf("got %q, want %s", id, want)
 				}
 			}
-			poll.Cursor = page.Cursor
-			if page, err = tails.Poll(t.Context(), poll); err != nil || len(page.Events) != 2 {
-				t.Errorf("%+v, %v", page, err)
+			if page := r.poll(poll); len(page.Events) != 2 {
+				t.Errorf("%+v", page)
 			}
-			latest, err := log.Latest(t.Context(), "default", ownPattern.Key, false, 5)
+			latest, err := r.log.Latest(t.Context(), "default", ownPattern.Key, false, 5)
 			if err != nil || len(latest) != 2 {
 				t.Errorf("%v, %v", latest, err)
 			}
-			if n := log.Broken.Load(); n != 1 {
+			if n := r.log.Broken.Load(); n != 1 {
 				t.Errorf("%d broken items were counted", n)
 			}
 		})

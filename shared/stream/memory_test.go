@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"testing"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -94,8 +93,3 @@ func (m *memory) WriteAll(ctx context.Context, ops ...store.Op) error { return m
 
 // upTo is a random time below d.
 func upTo(d time.Duration) time.Duration { return time.Duration(rand.Int64N(int64(d))) }
-
-func sqliteStore(t *testing.T) store.DB {
-	db, _ := embedded(t)
-	return db
-}

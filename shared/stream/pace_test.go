@@ -8,10 +8,7 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/store"
-	"github.com/mcp-events/mcpevents/shared/stream"
-	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
 // SUB-11: from the log to the stream, on the clock of the test: at once where the store
@@ -19,43 +16,26 @@ import (
 // within a second after a quiet minute. What else an event has to pass is measured, see
 // docs/explanation/benchmarks.md.
 func TestHowLongAnEventWaitsForItsStream(t *testing.T) {
-	polled := func(*testing.T) store.DB {
-		return &memory{items: map[string][]store.Item{}, delay: func(string) time.Duration { return 0 }}
-	}
-	watched := func(t *testing.T) store.DB { db, _ := embedded(t); return db }
 	for name, tc := range map[string]struct {
 		open        func(*testing.T) store.DB
 		warm, quiet time.Duration
 	}{
-		"SUB-11 embedded": {watched, 0, 0},
-		"SUB-11 polled":   {polled, 250 * time.Millisecond, time.Second},
+		"SUB-11 embedded": {embedded, 0, 0},
+		"SUB-11 polled":   {slowest(1), 250 * time.Millisecond, time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				sealer, err := eventlog.NewSealer(make([]byte, 32))
-				if err != nil {
-					t.Fatal(err)
-				}
-				db := tc.open(t)
-				log := &eventlog.Log{DB: db}
-				tails := stream.New(log, db, sealer)
-				defer tails.Close()
-				f, err := tails.Open(t.Context(), stream.Request{Workspace: "default", Patterns: []subscription.Pattern{ownPattern, parentPattern}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := over(t, tc.open(t))
+				f := r.open(from("", ownPattern, parentPattern))
 				defer f.Close()
 				wait := func(n int, pause, most time.Duration) (took time.Duration) {
 					time.Sleep(pause + rand.N(time.Second)) // at a time that the polls know nothing of
 					e, began := occurrence(fmt.Sprint("e-", n), ownPattern.Key), time.Now()
 					if n%2 == 1 {
 						e.URI = "event://sim/p/x"
-						err = log.AppendPattern(t.Context(), e, []string{parentPattern.Key})
+						must(t, r.log.AppendPattern(t.Context(), e, []string{parentPattern.Key}))
 					} else {
-						_, err = log.Append(t.Context(), "default", e.URI, []event.Event{e}, nil)
-					}
-					if err != nil {
-						t.Fatal(err)
+						r.append([]event.Event{e})
 					}
 					if id := next(t, f, time.Minute); id != e.ID {
 						t.Fatalf("got %q, want %s", id, e.ID)

@@ -44,11 +44,8 @@ func (c *counting) Write(ctx context.Context, ops ...store.Op) error {
 // EVX-05: an empty poll of one URI is one read of the store and no write; one of a
 // wildcard is a read for each partition, and writes only now and then.
 func TestWhatAnEmptyPollCosts(t *testing.T) {
-	db, sealer := embedded(t)
-	count := &counting{DB: db}
-	log := &eventlog.Log{DB: count}
-	tails := stream.New(log, count, sealer)
-	defer tails.Close()
+	count := &counting{DB: embedded(t)}
+	r := over(t, count)
 	for _, tc := range []struct {
 		pattern      subscription.Pattern
 		first, later int64 // reads
@@ -59,23 +56,19 @@ func TestWhatAnEmptyPollCosts(t *testing.T) {
 		{openPattern, 2, eventlog.Shards, 2},
 	} {
 		cursor := ""
-		for n := range 5 {
+		for i := range 5 {
 			count.reads.Store(0)
 			count.writes.Store(0)
-			page, err := tails.Poll(t.Context(), stream.PollRequest{Workspace: "default", Pattern: tc.pattern, Cursor: cursor, Most: 50, Bytes: 1 << 20})
-			if err != nil {
-				t.Fatal(err)
-			}
-			cursor = page.Cursor
+			cursor = r.poll(stream.PollRequest{Pattern: tc.pattern, Cursor: cursor, Most: 50, Bytes: 1 << 20}).Cursor
 			reads, writes := tc.later, int64(0)
-			if n == 0 {
+			if i == 0 {
 				reads, writes = tc.first, tc.writes
 			}
-			if r, w := count.reads.Load(), count.writes.Load(); r != reads || w != writes {
-				t.Errorf("poll %d of %s: %d reads and %d writes, want %d and %d", n, tc.pattern.Key, r, w, reads, writes)
+			if n, w := count.reads.Load(), count.writes.Load(); n != reads || w != writes {
+				t.Errorf("poll %d of %s: %d reads and %d writes, want %d and %d", i, tc.pattern.Key, n, w, reads, writes)
 			}
 		}
-		if n := tails.Running(); n != 0 {
+		if n := r.tails.Running(); n != 0 {
 			t.Errorf("a poll left %d tails", n)
 		}
 	}
@@ -84,34 +77,24 @@ func TestWhatAnEmptyPollCosts(t *testing.T) {
 // EVX-05: what the filters drop moves the cursor all the same, and no poll looks at more
 // than its bound.
 func TestAPollGoesPastWhatItDoesNotWant(t *testing.T) {
-	db, sealer := embedded(t)
-	log := &eventlog.Log{DB: db}
-	tails := stream.New(log, db, sealer)
-	defer tails.Close()
+	r := over(t, embedded(t))
 	request := stream.PollRequest{
-		Workspace: "default", Pattern: ownPattern, Most: 50, Bytes: 1 << 20,
+		Pattern: ownPattern, Most: 50, Bytes: 1 << 20,
 		Wants: func(e *event.Event) bool { return e.ID == "wanted" },
 	}
-	page, err := tails.Poll(t.Context(), request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := r.poll(request)
 	var events []event.Event
 	for i := range 5000 {
 		events = append(events, occurrence(fmt.Sprint(i), ownPattern.Key))
 	}
 	events = append(events, occurrence("wanted", ownPattern.Key))
 	for part := range slices.Chunk(events, 100) {
-		if _, err := log.Append(t.Context(), "default", ownPattern.Key, part, nil); err != nil {
-			t.Fatal(err)
-		}
+		r.append(part)
 	}
 	polls := 0
 	for page.More = true; page.More; polls++ {
 		request.Cursor = page.Cursor
-		if page, err = tails.Poll(t.Context(), request); err != nil {
-			t.Fatal(err)
-		}
+		page = r.poll(request)
 	}
 	if polls != 3 || len(page.Events) != 1 || page.Events[0].ID != "wanted" {
 		t.Errorf("after %d polls: %+v", polls, page)
@@ -120,38 +103,26 @@ func TestAPollGoesPastWhatItDoesNotWant(t *testing.T) {
 
 // EVX-05: large payloads count by their bytes, so that no poll filters for seconds.
 func TestAPollLooksAtFewLargePayloads(t *testing.T) {
-	db, sealer := embedded(t)
-	log := &eventlog.Log{DB: db}
-	tails := stream.New(log, db, sealer)
-	defer tails.Close()
+	r := over(t, embedded(t))
 	looked := 0
 	request := stream.PollRequest{
-		Workspace: "default", Pattern: ownPattern, Most: 50, Bytes: 1 << 20,
+		Pattern: ownPattern, Most: 50, Bytes: 1 << 20,
 		Wants: func(*event.Event) bool { looked++; return false },
 	}
-	page, err := tails.Poll(t.Context(), request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := r.poll(request)
 	for i := range 100 {
 		e := occurrence(fmt.Sprint(i), ownPattern.Key)
 		e.Data = []byte(`"` + strings.Repeat("a", 200<<10) + `"`)
-		if _, err := log.Append(t.Context(), "default", ownPattern.Key, []event.Event{e}, nil); err != nil {
-			t.Fatal(err)
-		}
+		r.append([]event.Event{e})
 	}
 	request.Cursor = page.Cursor
-	if page, err = tails.Poll(t.Context(), request); err != nil {
-		t.Fatal(err)
-	}
+	page = r.poll(request)
 	if looked != 41 || !page.More || len(page.Events) > 0 {
 		t.Errorf("a poll looked at %d events of 200 KiB, want 8 MiB's worth; more is %v", looked, page.More)
 	}
 	for page.More {
 		request.Cursor = page.Cursor
-		if page, err = tails.Poll(t.Context(), request); err != nil {
-			t.Fatal(err)
-		}
+		page = r.poll(request)
 	}
 	if looked != 100 {
 		t.Errorf("all polls together looked at %d events, want 100", looked)

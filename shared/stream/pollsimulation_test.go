@@ -34,10 +34,7 @@ type polledAll struct{ published, skipped, repeated, polls, full, streams int }
 func (w pollers) run(t *testing.T) (res polledAll) {
 	t.Helper()
 	const instances, clients = 3, 4
-	sealer, err := eventlog.NewSealer(make([]byte, 32))
-	if err != nil {
-		t.Fatal(err)
-	}
+	sealer := sealer(t)
 	synctest.Test(t, func(t *testing.T) {
 		db := w.newDB(t)
 		var tails []*stream.Tails
@@ -202,29 +199,24 @@ func (w pollers) follow(t *testing.T, ts *stream.Tails, cursor string, got map[s
 }
 
 func TestPollsSkipNothing(t *testing.T) {
-	likeDynamo := func(slowest time.Duration) func(*testing.T) store.DB {
-		return func(*testing.T) store.DB {
-			return &memory{items: map[string][]store.Item{}, delay: func(string) time.Duration { return upTo(slowest) }}
-		}
-	}
 	for _, tc := range []struct {
 		name string
 		pollers
 		repeats bool // may occur
 	}{
-		{"EVX-05 EVX-07 a URI, SQLite", pollers{newDB: sqliteStore, pattern: ownPattern, burst: 100}, false},
-		{"EVX-05 EVX-07 a wildcard, SQLite", pollers{newDB: sqliteStore, pattern: openPattern, burst: 100}, false},
-		{"EVX-05 EVX-07 a URI, stamped by writers", pollers{newDB: likeDynamo(20 * time.Millisecond), pattern: ownPattern, burst: 100, skew: eventlog.MaxSkew}, false},
-		{"EVX-05 EVX-07 a wildcard, stamped by writers", pollers{newDB: likeDynamo(20 * time.Millisecond), pattern: openPattern, burst: 40, skew: eventlog.MaxSkew}, false},
-		{"EVX-05 EVX-07 a wildcard, slow appends", pollers{newDB: likeDynamo(1900 * time.Millisecond), pattern: openPattern, skew: eventlog.MaxSkew}, false},
-		{"an unordered URI, SQLite", pollers{newDB: sqliteStore, pattern: unorderedPattern, burst: 100}, false},
-		{"an unordered URI, stamped by writers", pollers{newDB: likeDynamo(20 * time.Millisecond), pattern: unorderedPattern, burst: 40, skew: eventlog.MaxSkew}, false},
-		{"an unordered URI, slow appends", pollers{newDB: likeDynamo(1900 * time.Millisecond), pattern: unorderedPattern, skew: eventlog.MaxSkew}, false},
-		{"an unordered URI, polls and streams, stamped by writers", pollers{newDB: likeDynamo(50 * time.Millisecond), pattern: unorderedPattern, burst: 40, streams: true, skew: eventlog.MaxSkew}, true},
-		{"EVX-07 a URI, polls and streams, SQLite", pollers{newDB: sqliteStore, pattern: ownPattern, burst: 100, streams: true}, false},
-		{"EVX-07 a wildcard, polls and streams, SQLite", pollers{newDB: sqliteStore, pattern: openPattern, burst: 100, streams: true}, false},
-		{"EVX-07 a wildcard, polls and streams, stamped by writers", pollers{newDB: likeDynamo(50 * time.Millisecond), pattern: openPattern, burst: 40, streams: true, skew: eventlog.MaxSkew}, true},
-		{"EVX-07 a URI, polls and streams, stamped by writers", pollers{newDB: likeDynamo(50 * time.Millisecond), pattern: ownPattern, streams: true, skew: eventlog.MaxSkew}, false},
+		{"EVX-05 EVX-07 a URI, SQLite", pollers{newDB: embedded, pattern: ownPattern, burst: 100}, false},
+		{"EVX-05 EVX-07 a wildcard, SQLite", pollers{newDB: embedded, pattern: openPattern, burst: 100}, false},
+		{"EVX-05 EVX-07 a URI, stamped by writers", pollers{newDB: slowest(20 * time.Millisecond), pattern: ownPattern, burst: 100, skew: eventlog.MaxSkew}, false},
+		{"EVX-05 EVX-07 a wildcard, stamped by writers", pollers{newDB: slowest(20 * time.Millisecond), pattern: openPattern, burst: 40, skew: eventlog.MaxSkew}, false},
+		{"EVX-05 EVX-07 a wildcard, slow appends", pollers{newDB: slowest(1900 * time.Millisecond), pattern: openPattern, skew: eventlog.MaxSkew}, false},
+		{"an unordered URI, SQLite", pollers{newDB: embedded, pattern: unorderedPattern, burst: 100}, false},
+		{"an unordered URI, stamped by writers", pollers{newDB: slowest(20 * time.Millisecond), pattern: unorderedPattern, burst: 40, skew: eventlog.MaxSkew}, false},
+		{"an unordered URI, slow appends", pollers{newDB: slowest(1900 * time.Millisecond), pattern: unorderedPattern, skew: eventlog.MaxSkew}, false},
+		{"an unordered URI, polls and streams, stamped by writers", pollers{newDB: slowest(50 * time.Millisecond), pattern: unorderedPattern, burst: 40, streams: true, skew: eventlog.MaxSkew}, true},
+		{"EVX-07 a URI, polls and streams, SQLite", pollers{newDB: embedded, pattern: ownPattern, burst: 100, streams: true}, false},
+		{"EVX-07 a wildcard, polls and streams, SQLite", pollers{newDB: embedded, pattern: openPattern, burst: 100, streams: true}, false},
+		{"EVX-07 a wildcard, polls and streams, stamped by writers", pollers{newDB: slowest(50 * time.Millisecond), pattern: openPattern, burst: 40, streams: true, skew: eventlog.MaxSkew}, true},
+		{"EVX-07 a URI, polls and streams, stamped by writers", pollers{newDB: slowest(50 * time.Millisecond), pattern: ownPattern, streams: true, skew: eventlog.MaxSkew}, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tc.length = 20 * time.Second

@@ -8,9 +8,6 @@ import (
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/eventlog"
-	"github.com/mcp-events/mcpevents/shared/store"
-	"github.com/mcp-events/mcpevents/shared/stream"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -33,28 +30,14 @@ func TestAResumeRepeatsNothingInTheOrdinaryCase(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				db := &memory{items: map[string][]store.Item{}, delay: func(string) time.Duration { return 10 * time.Millisecond }}
-				sealer, err := eventlog.NewSealer(make([]byte, 32))
-				if err != nil {
-					t.Fatal(err)
-				}
-				log := &eventlog.Log{DB: db}
-				tails := stream.New(log, db, sealer)
-				defer tails.Close()
+				r := over(t, slowest(20*time.Millisecond)(t))
 				got := map[string]int{}
 				cursor := ""
 				for n := range 40 {
-					f, err := tails.Open(t.Context(), stream.Request{Workspace: "default", Patterns: patterns, Cursor: cursor})
-					if err != nil {
-						t.Fatal(err)
-					}
+					f := r.open(from(cursor, patterns...))
 					own, below := occurrence(fmt.Sprintf("own-%d", n), ownPattern.Key), occurrence(fmt.Sprintf("p-%d", n), "event://sim/p/x")
-					if _, err := log.Append(t.Context(), "default", own.URI, []event.Event{own}, nil); err != nil {
-						t.Fatal(err)
-					}
-					if err := log.AppendPattern(t.Context(), below, []string{parentPattern.Key}); err != nil {
-						t.Fatal(err)
-					}
+					r.append([]event.Event{own})
+					must(t, r.log.AppendPattern(t.Context(), below, []string{parentPattern.Key}))
 					ctx, cancel := context.WithTimeout(t.Context(), 1300*time.Millisecond)
 					for {
 						d, err := await(ctx, f)
@@ -86,52 +69,29 @@ func TestAResumeRepeatsNothingInTheOrdinaryCase(t *testing.T) {
 // caught up comes further each time. Otherwise it would read the same again for ever.
 func TestAStreamThatIsCutOffWhileItCatchesUpComesFurther(t *testing.T) {
 	const uris, events, patience = 10, 40, 60
-	var single []subscription.Pattern
-	uri := func(n int) string { return fmt.Sprintf("event://sim/p/%d", n%uris) }
-	for n := range uris {
-		single = append(single, subscription.Pattern{Kind: subscription.Concrete, Key: uri(n)})
-	}
+	single := own(uris)
 	for name, patterns := range map[string][]subscription.Pattern{
 		"single URIs": single, "a parent": {parentPattern}, "both": append([]subscription.Pattern{parentPattern}, single...),
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				db := &memory{items: map[string][]store.Item{}, delay: func(string) time.Duration { return 10 * time.Millisecond }}
-				sealer, err := eventlog.NewSealer(make([]byte, 32))
-				if err != nil {
-					t.Fatal(err)
-				}
-				log := &eventlog.Log{DB: db}
-				tails := stream.New(log, db, sealer)
-				defer tails.Close()
-				f, err := tails.Open(t.Context(), stream.Request{Workspace: "default", Patterns: patterns})
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := over(t, slowest(20*time.Millisecond)(t))
+				f := r.open(from("", patterns...))
 				cursor := f.Cursor()
 				f.Close()
 				for n := range uris * events {
-					e := occurrence(fmt.Sprintf("e-%d", n), uri(n))
-					if _, err := log.Append(t.Context(), "default", e.URI, []event.Event{e}, nil); err != nil {
-						t.Fatal(err)
-					}
-					if err := log.AppendPattern(t.Context(), e, []string{parentPattern.Key}); err != nil {
-						t.Fatal(err)
-					}
+					e := occurrence(fmt.Sprintf("e-%d", n), single[n%uris].Key)
+					r.append([]event.Event{e})
+					must(t, r.log.AppendPattern(t.Context(), e, []string{parentPattern.Key}))
 					time.Sleep(100 * time.Millisecond)
 				}
 				time.Sleep(time.Minute)
 				got, times, cuts := map[string]bool{}, 0, 0
 				for ; len(got) < uris*events && cuts < patience; cuts++ {
-					f, err := tails.Open(t.Context(), stream.Request{Workspace: "default", Patterns: patterns, Cursor: cursor})
-					if err != nil || f.Truncated {
-						t.Fatal(f.Truncated, err)
-					}
+					f := r.open(from(cursor, patterns...))
 					for range 80 {
 						d, ok, err := f.Poll(t.Context())
-						if err != nil {
-							t.Fatal(err)
-						}
+						must(t, err)
 						if !ok {
 							break
 						}

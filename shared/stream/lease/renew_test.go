@@ -79,10 +79,7 @@ func TestLiveStreamsWinOverDeadOnes(t *testing.T) {
 	for name, calls := range map[string]int64{"its instance was killed after a while": 6, "it never began": 2} {
 		t.Run(name, func(t *testing.T) {
 			over(t, func(t *testing.T, db store.DB, fleet *Shared) {
-				first := take(t, fleet, alice)
-				time.Sleep(time.Second) // the clock orders them
-				second := take(t, fleet, alice)
-				time.Sleep(time.Second)
+				first, second := take(t, fleet, alice), take(t, fleet, alice)
 				dead := ofInstance(t, db, fleet, calls)
 				time.Sleep(2 * time.Minute)
 				third := take(t, fleet, alice)
