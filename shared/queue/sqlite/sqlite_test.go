@@ -42,12 +42,12 @@ func open(t testing.TB, path string, opts Options) *Queues {
 func TestQueue(t *testing.T) {
 	for name, opts := range map[string]Options{"roomy": {}, "few_messages_and_bytes_in_memory": {MaxReady: 6, MaxBytes: 100}} {
 		t.Run(name, func(t *testing.T) {
-			queuetest.Run(t, func(t *testing.T) queuetest.Backend {
+			queuetest.RunInBubbles(t, func(t *testing.T) queuetest.Backend {
 				return backend{open(t, filepath.Join(t.TempDir(), "events.db"), opts)}
 			})
 		})
 	}
 	t.Run("memory", func(t *testing.T) {
-		queuetest.Run(t, func(t *testing.T) queuetest.Backend { return backend{open(t, store.Memory, Options{})} })
+		queuetest.RunInBubbles(t, func(t *testing.T) queuetest.Backend { return backend{open(t, store.Memory, Options{})} })
 	})
 }
