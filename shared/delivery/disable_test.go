@@ -87,7 +87,7 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 		r, id := failingRig(t, subscription.SEP1803)
 		r.publish("evt_1")
 		r.run()
-		r.script = func(int) webhook.Outcome { return webhook.Outcome{Status: 200} }
+		r.script = succeeds
 		r.now = r.now.Add(24 * time.Hour)
 		r.publish("evt_2")
 		r.run()
@@ -102,7 +102,7 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 	})
 	t.Run("WHK-12 a single failure does not count for days without events", func(t *testing.T) {
 		r, id := failingRig(t, subscription.SEP1803)
-		r.script = func(int) webhook.Outcome { return webhook.Outcome{Status: 413, Category: webhook.HTTP4xx} }
+		r.script = tooLarge
 		r.publish("evt_1")
 		r.run()
 		r.now = r.now.Add(6 * 24 * time.Hour)

@@ -132,9 +132,22 @@ func TestPlacesInTheSlowLane(t *testing.T) {
 // TestPausesGrowByAttemptsAndNotByBursts: WHK-09.
 func TestPausesGrowByAttemptsAndNotByBursts(t *testing.T) {
 	const url = "https://hooks.example.com/a"
-	busy := func(retryAfter time.Duration) webhook.Outcome {
-		return webhook.Outcome{Status: 503, Category: webhook.HTTP5xx, RetryAfter: retryAfter}
+	asksForLess := func(status int, retryAfter time.Duration) webhook.Outcome {
+		return webhook.Outcome{Status: status, Category: ofStatus(status), RetryAfter: retryAfter}
 	}
+	for status, want := range map[int][2]time.Duration{
+		429: {busyPause, time.Hour}, 502: {busyPause, time.Hour}, 503: {busyPause, time.Hour}, 504: {busyPause, time.Hour}, 500: {}, 404: {},
+	} {
+		t.Run(fmt.Sprintf("WHK-09 the pause after %d, and after one with Retry-After", status), func(t *testing.T) {
+			for i, retryAfter := range []time.Duration{0, time.Hour} {
+				e := &endpointState{}
+				if got := e.pause(asksForLess(status, retryAfter), false); got != want[i] {
+					t.Errorf("Retry-After %v: paused for %v, want %v", retryAfter, got, want[i])
+				}
+			}
+		})
+	}
+	busy := func(retryAfter time.Duration) webhook.Outcome { return asksForLess(503, retryAfter) }
 	h, now := &endpoints{atOnce: 100, maxWaiting: 10}, time.Now()
 	e := h.get("a", url)
 	burst := func(retryAfter time.Duration) time.Duration {

@@ -12,7 +12,7 @@ import (
 
 func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
 	r := newRig(t)
-	operations := NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
+	operations := r.operations()
 	id := r.register("event://ci/build-finished").ID
 	r.script = func(int) webhook.Outcome {
 		for _, err := range []error{r.services.End(t.Context(), "default", "alice", id), operations.SweepLater(t.Context(), "default", []string{id})} {

@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
@@ -65,15 +63,7 @@ func TestAFullDisk(t *testing.T) {
 			refused := 0
 			for i := range 100 {
 				id := fmt.Sprintf("e%d", i)
-				e := event.Event{
-					Workspace: "default", ID: id, URI: "event://ci/build-finished", Name: "ci.build_finished",
-					Time: time.Now(), Published: time.Now(), Data: fmt.Appendf(nil, `{"ok":"%04000d"}`, i),
-				}
-				body, err := e.MarshalJSON()
-				if err == nil {
-					err = w.queued.Send(w.t.Context(), queue.Events, queue.Outgoing{Body: body, Group: "g", Dedup: id})
-				}
-				if err != nil {
+				if w.enqueue(id, fmt.Sprintf(`{"ok":"%04000d"}`, i)) != nil {
 					refused++ // its publisher knows
 				} else {
 					at[id] = time.Now()

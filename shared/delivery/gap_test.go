@@ -166,7 +166,7 @@ func TestGaps(t *testing.T) {
 		r.log.Now = func() time.Time { return r.now }
 		id := r.subscribe().ID
 		r.suspendByFailures(t, id)
-		r.script = func(int) webhook.Outcome { return webhook.Outcome{Status: 200} }
+		r.script = succeeds
 		r.subscribe()
 		for range 60 {
 			r.now = r.now.Add(30 * time.Minute)

@@ -31,8 +31,7 @@ func TestALateEndDoesNotSilenceASubscriptionMadeAnew(t *testing.T) {
 	d.Gate = &Gate{}
 	d.Gate.Started(sub.ID)
 	d.Gate.Ended(sub.ID) // of the one before it
-	task := PageTask{V: taskVersion, Workspace: "default", Pattern: sub.Patterns[0].Key, Count: 1, Events: someEvents(1, 60)}
-	r.done(d.Pages(t.Context(), []queue.Message{{ID: "1", Outgoing: queue.Outgoing{Body: encode(task)}}}))
+	r.done(d.Pages(t.Context(), []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, someEvents(1, 60)...))}))
 	if len(r.posts) != 1 {
 		t.Errorf("%d deliveries, want 1", len(r.posts))
 	}

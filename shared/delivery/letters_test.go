@@ -7,7 +7,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
-	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // overtaken is a store at which someone does the same right after the first read.
@@ -29,7 +28,7 @@ func (o *overtaken) Get(ctx context.Context, keys ...store.Key) ([]*store.Item, 
 func TestALetterThatAnotherRetries(t *testing.T) {
 	r := newRig(t)
 	sub := r.register("event://ci/build-finished")
-	r.script = func(int) webhook.Outcome { return webhook.Outcome{Category: webhook.HTTP4xx, Status: 413} }
+	r.script = tooLarge
 	r.publish("evt_1")
 	r.run()
 	clock := func() time.Time { return r.now }

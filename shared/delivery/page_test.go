@@ -10,7 +10,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/queue"
-	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -50,8 +49,7 @@ func TestAPageOfManyEventsForASlowEndpointEnds(t *testing.T) {
 		u := &unhurried{takes: 1500 * time.Millisecond, got: map[string]int{}}
 		d.Poster, d.Now = u, time.Now
 		events := someEvents(100, 60)
-		task := PageTask{V: taskVersion, Workspace: "default", Pattern: sub.Patterns[0].Key, Count: 1, Events: events}
-		batch := []queue.Message{{ID: "1", Outgoing: queue.Outgoing{Body: encode(task)}}}
+		batch := []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, events...))}
 		for batches := 0; len(batch) > 0; batches++ {
 			if batches == 20 {
 				t.Fatalf("%d of %d events were delivered after %d batches", len(u.got), len(events), batches)
@@ -87,8 +85,7 @@ func TestTheRestOfAPageFitsIntoMessages(t *testing.T) {
 	_, d, _ := r.process()
 	var batch []queue.Message
 	for i, e := range someEvents(4, 180<<10) {
-		task := PageTask{V: taskVersion, Workspace: "default", Pattern: key, Range: subscription.Range{}, Count: 10, Events: []event.Event{e}}
-		batch = append(batch, queue.Message{ID: fmt.Sprint(i), Outgoing: queue.Outgoing{Body: encode(task)}})
+		batch = append(batch, pageMessage(fmt.Sprint(i), pageOf(key, e)))
 	}
 	r.done(d.Pages(t.Context(), batch))
 	for _, m := range r.queues[queue.Deliveries] {

@@ -45,22 +45,18 @@ func TestEndpointsThatHangDoNotHoldOthersUp(t *testing.T) {
 			}
 			key = r.to(target)[0].Patterns[0].Key
 		}
-		_, d, _ := r.process()
-		d.Options.Concurrency, d.Options.Patience = 4, 2*time.Second
-		d = NewDispatcher(&Dispatcher{
-			DB: d.DB, Queue: d.Queue, Subscriptions: d.Subscriptions, Catalog: d.Catalog, Opener: d.Opener, Terminator: d.Terminator,
-			Options: d.Options, Log: d.Log, Poster: &crowd{got: map[string]int{}},
+		_, p, _ := r.process()
+		p.Options.Concurrency, p.Options.Patience = 4, 2*time.Second
+		c := &crowd{got: map[string]int{}}
+		d := NewDispatcher(&Dispatcher{
+			DB: p.DB, Queue: p.Queue, Subscriptions: p.Subscriptions, Catalog: p.Catalog, Opener: p.Opener, Terminator: p.Terminator,
+			Options: p.Options, Log: p.Log, Poster: c,
 		})
-		task := PageTask{V: taskVersion, Workspace: "default", Pattern: key, Count: 12, Events: someEvents(3, 60)}
 		began := time.Now()
-		failed, err := d.Pages(t.Context(), []queue.Message{{ID: "1", Outgoing: queue.Outgoing{Body: encode(task)}}})
-		if err != nil || len(failed) > 0 {
-			t.Fatalf("%v, failed %v", err, failed)
-		}
+		r.done(d.Pages(t.Context(), []queue.Message{pageMessage("1", pageOf(key, someEvents(3, 60)...))}))
 		if took := time.Since(began); took > 7*time.Second {
 			t.Errorf("the page took %s, with a timeout of 20 s and a patience of 2 s", took)
 		}
-		c := d.Poster.(*crowd)
 		c.mu.Lock()
 		if c.got["https://well.example.com/"] != 3 {
 			t.Errorf("the endpoint that is well got %d of 3 events", c.got["https://well.example.com/"])

@@ -224,10 +224,10 @@ func TestRecords(t *testing.T) {
 func TestLettersAreRetried(t *testing.T) {
 	r := newRig(t)
 	sub := r.register("event://ci/build-finished")
-	r.script = func(int) webhook.Outcome { return webhook.Outcome{Category: webhook.HTTP4xx, Status: 413} }
+	r.script = tooLarge
 	r.publish("evt_1")
 	r.run()
-	ops := NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
+	ops := r.operations()
 	ask := func(q LetterQuery) []Letter {
 		t.Helper()
 		list, _, err := ops.Letters(t.Context(), "default", q, "", 10)
@@ -283,12 +283,12 @@ func (c *canceling) Lookup(ctx context.Context, workspace, principal, id string)
 func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
 	r := newRig(t)
 	r.register("event://ci/build-finished")
-	r.script = func(int) webhook.Outcome { return webhook.Outcome{Category: webhook.HTTP4xx, Status: 413} }
+	r.script = tooLarge
 	for _, id := range []string{"evt_1", "evt_2", "evt_3"} {
 		r.publish(id)
 	}
 	r.run()
-	ops := NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
+	ops := r.operations()
 	job, err := ops.StartReplay(t.Context(), "default", "chief", nil, ReplaySelect{}, 20)
 	if err != nil || job.Total != 3 {
 		t.Fatal(job, err)
@@ -314,7 +314,7 @@ func TestACanceledReplayCountsWhatWasUnderWay(t *testing.T) {
 func TestTestEvents(t *testing.T) {
 	r := newRig(t)
 	sub := r.register("event://ci/build-finished")
-	ops := NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
+	ops := r.operations()
 	id, err := ops.SendTest(t.Context(), sub)
 	if err != nil {
 		t.Fatal(err)
@@ -341,7 +341,7 @@ func TestDeliverAgain(t *testing.T) {
 	sub := r.register("event://ci/build-finished")
 	r.publish("evt_1")
 	r.run()
-	ops := NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
+	ops := r.operations()
 	e := event.Event{Workspace: "default", ID: "evt_1", URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{"ok":true}`)}
 	if err := ops.Deliver(t.Context(), sub, &e); err != nil {
 		t.Fatal(err)

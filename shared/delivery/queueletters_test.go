@@ -17,7 +17,7 @@ func TestDeadLettersThatAQueueMoved(t *testing.T) {
 	r := newRig(t)
 	var log bytes.Buffer
 	emf := metric.NewEMF(slog.New(slog.NewJSONHandler(&log, nil)), "stack", time.Now)
-	o := NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
+	o := r.operations()
 	var err error
 	if o.Metrics, err = metric.NewSet(emf.Provider()); err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func TestDeadLettersThatAQueueMoved(t *testing.T) {
 // SRC-01 OPS-04: what EventBridge or SNS could not put into the inbox, and put into the dead queue, can go back to the inbox.
 func TestDeadLettersOfBuses(t *testing.T) {
 	r := newRig(t)
-	o := NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
+	o := r.operations()
 	denied := map[string]string{"RULE_ARN": "arn:aws:events:us-east-1:1:rule/r", "ERROR_CODE": "NO_PERMISSIONS", "ERROR_MESSAGE": "Access denied"}
 	batch := []queue.Message{
 		{ID: "1", Sent: r.now, Attributes: denied, Outgoing: queue.Outgoing{Body: []byte(`{"id":"e","detail-type":"A","source":"b","detail":{}}`)}},

@@ -9,7 +9,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/subscription"
-	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // slow is a store of subscriptions that takes a second for each.
@@ -30,7 +29,7 @@ func TestAReplayBeginsAtOnce(t *testing.T) {
 	begin := func(t *testing.T, finder func(Finder, *atomic.Int64) Finder) (*Replay, *Operations, *rig, *atomic.Int64) {
 		r := newRig(t)
 		r.register("event://ci/build-finished")
-		r.script = func(int) webhook.Outcome { return webhook.Outcome{Category: webhook.HTTP4xx, Status: 413} }
+		r.script = tooLarge
 		for i := range letters {
 			r.publish(fmt.Sprintf("evt_%d", i))
 		}

@@ -159,6 +159,9 @@ func TestAHealthyEndpointBesideCrowds(t *testing.T) {
 		"of endpoints that hang, with large bodies": {
 			func(i int) string { return fmt.Sprintf("https://hang%d.example.com/hook", i) }, 15, time.Hour, large, false, 3 * time.Second,
 		},
+		"of endpoints that hang, each at an origin of its own": {
+			func(i int) string { return fmt.Sprintf("https://hang%d.example.com/hook", i) }, 100, time.Hour, "", true, 13 * time.Second,
+		},
 		"of endpoints that hang at one origin": {
 			func(i int) string { return fmt.Sprintf("https://hang.example.com/hook/%d", i) }, 400, time.Hour, "", true, 13 * time.Second,
 		},

@@ -98,7 +98,10 @@ func posted(r *rig) map[string]int {
 	return n
 }
 
-func fails(int) webhook.Outcome { return webhook.Outcome{Status: 500, Category: webhook.HTTP5xx} }
+func succeeds(int) webhook.Outcome { return webhook.Outcome{Status: 200} }
+func fails(int) webhook.Outcome    { return webhook.Outcome{Status: 500, Category: webhook.HTTP5xx} }
+
+func tooLarge(int) webhook.Outcome { return webhook.Outcome{Status: 413, Category: webhook.HTTP4xx} }
 
 // failsFirst fails the first n attempts.
 func failsFirst(n int) func(int) webhook.Outcome {
@@ -206,7 +209,7 @@ func TestSuspension(t *testing.T) {
 		if n := len(r.posts); n != before {
 			t.Fatalf("%d posts although it is suspended", n)
 		}
-		r.script = func(int) webhook.Outcome { return webhook.Outcome{Status: 200} }
+		r.script = succeeds
 		got := r.subscribe()
 		if !got.Refreshed || !got.Suspended || got.Status.LastError != string(webhook.HTTP5xx) || got.Status.FailedSince.IsZero() {
 			t.Errorf("the refresh tells %+v", got)
@@ -286,7 +289,7 @@ func TestSuspensionSurvivesCrashes(t *testing.T) {
 		r.work()
 		r.suspend(id)
 		r.publish("meanwhile")
-		r.script = func(int) webhook.Outcome { return webhook.Outcome{Status: 200} }
+		r.script = succeeds
 		r.budget, r.late = point, late
 		r.run()
 		r.subscribe()

@@ -12,7 +12,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/subscription"
-	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
 // change replaces the catalog by testCatalog with one text put in place of another.
@@ -200,7 +199,7 @@ func TestASubscriptionThatMayNotGoOnEnds(t *testing.T) {
 		r.change(payload, required)
 		r.audit()
 		r.work()
-		r.script = func(int) webhook.Outcome { return webhook.Outcome{Status: 200} }
+		r.script = succeeds
 		id := r.subscribe().ID
 		before := len(r.posts)
 		r.run()
@@ -262,7 +261,7 @@ func TestAParentIsNarrowed(t *testing.T) {
 	member := r.principal()
 	member.Claims = map[string][]string{"team": {"search"}}
 	r.directory = &roster{[]auth.Principal{member}}
-	r.script, r.posts = func(int) webhook.Outcome { return webhook.Outcome{Status: 200} }, nil
+	r.script, r.posts = succeeds, nil
 	publish("3")
 	r.run()
 	if n := posted(r); n["3build"] != 1 || n["3search"] != 1 || len(n) != 2 {

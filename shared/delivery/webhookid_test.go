@@ -5,7 +5,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
@@ -41,7 +40,7 @@ func TestMessageIDs(t *testing.T) {
 		for range len(EventsSchedule) {
 			r.work()
 		}
-		o := NewOperations(r.db, mortal{r.db, r}, func() time.Time { return r.now })
+		o := r.operations()
 		letters, _, err := o.Letters(t.Context(), "default", LetterQuery{Subscription: a}, "", 10)
 		if err != nil || len(letters) != 2 {
 			t.Fatalf("%d dead letters, %v", len(letters), err)
@@ -78,21 +77,19 @@ func TestMessageIDs(t *testing.T) {
 	})
 
 	t.Run("EVX-21 a process dies at each step", func(t *testing.T) {
-		for point := 1; ; point += everyPoint {
+		atEachStep(t, 10, func(point int, late bool) bool {
 			r := newRig(t)
 			r.messages = true
 			a, _ := subscribed(r)
 			r.script = failsFirst(2)
 			r.publish("evt_1")
-			r.budget = point
+			r.budget, r.late = point, late
 			r.run()
 			if got := ids(r, "evt_1"); len(got[a]) != 1 {
-				t.Fatalf("death at step %d: %v", point, got)
+				t.Fatalf("death at step %d (late %v): %v", point, late, got)
 			}
-			if r.budget > 0 {
-				break
-			}
-		}
+			return r.budget > 0
+		})
 	})
 
 	t.Run("EVX-21 SEP-1803 and control messages keep theirs, and the default is the event's", func(t *testing.T) {

@@ -13,7 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	queuesqlite "github.com/mcp-events/mcpevents/shared/queue/sqlite"
@@ -140,20 +139,18 @@ func (w *world) send(prefix string, n int, over time.Duration) (at map[string]ti
 	for i := range n {
 		id := fmt.Sprintf("%s%d", prefix, i)
 		at[id] = time.Now()
-		e := event.Event{
-			Workspace: "default", ID: id, URI: "event://ci/build-finished", Name: "ci.build_finished",
-			Time: time.Now(), Published: time.Now(), Data: []byte(cmp.Or(w.payload, `{"ok":true}`)),
-		}
-		body, err := e.MarshalJSON()
-		if err == nil {
-			err = w.queued.Send(w.t.Context(), queue.Events, queue.Outgoing{Body: body, Group: "g", Dedup: id})
-		}
-		if err != nil {
+		if err := w.enqueue(id, cmp.Or(w.payload, `{"ok":true}`)); err != nil {
 			w.t.Fatal(err)
 		}
 		time.Sleep(over / time.Duration(n))
 	}
 	return at
+}
+
+func (w *world) enqueue(id, data string) error {
+	m := w.message("event://ci/build-finished", "ci.build_finished", id, data, time.Now())
+	m.Group, m.Dedup = "g", id
+	return w.queued.Send(w.t.Context(), queue.Events, m)
 }
 
 // lags are how long after publishing the events arrived at an endpoint; missing ones are counted.

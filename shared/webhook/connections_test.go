@@ -63,7 +63,7 @@ func TestSend_Connections(t *testing.T) {
 		const idle, workers, hosts = 40, 16, 2000
 		s := open(t, Options{
 			MaxConns: 2 * idle,
-			Guard:    &Guard{AllowInsecure: true, Resolver: newNameServer(t, localhost).resolver()},
+			Guard:    here(t),
 		})
 		next := make(chan int, workers)
 		var wg sync.WaitGroup
@@ -122,7 +122,7 @@ func TestSend_Connections(t *testing.T) {
 				<-release
 			}
 		})
-		s := open(t, Options{MaxConns: bound, Guard: &Guard{AllowInsecure: true, Resolver: newNameServer(t, localhost).resolver()}})
+		s := open(t, Options{MaxConns: bound, Guard: here(t)})
 		target := func(name string) string {
 			return fmt.Sprintf("http://%s.example.com:%d", name, portOf(t, srv.URL))
 		}
@@ -169,7 +169,7 @@ func TestSend_Connections(t *testing.T) {
 		for range 20 {
 			wg.Go(func() {
 				r := request("http://" + addr)
-				r.Timeout = time.Second
+				r.Timeout = 300 * time.Millisecond
 				switch s.Send(t.Context(), r).Category {
 				case Timeout:
 					timeouts.Add(1)

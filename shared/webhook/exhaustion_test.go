@@ -140,13 +140,13 @@ func TestSend_HangingOriginsUnderALowLimit(t *testing.T) {
 
 func hangingOriginsUnderALowLimit(t *testing.T, port string) {
 	lowerLimit(t, 128)
-	s := open(t, Options{Guard: &Guard{AllowInsecure: true, Resolver: newNameServer(t, localhost).resolver()}})
+	s := open(t, Options{Guard: here(t)})
 	var timeouts, internal, others atomic.Int32
 	var wg sync.WaitGroup
 	for i := range 200 {
 		wg.Go(func() {
 			r := request(fmt.Sprintf("http://hang%d.example.com:%s/", i, port))
-			r.Timeout = 2 * time.Second
+			r.Timeout = time.Second
 			switch o := s.Send(t.Context(), r); o.Category {
 			case Timeout:
 				timeouts.Add(1)

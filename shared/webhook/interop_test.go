@@ -96,7 +96,7 @@ func deliver(t *testing.T) []delivery {
 		body   string
 		valid  []bool
 	}{
-		{"plain", plain, [][]byte{k}, `{"type":"a.b","timestamp":"2026-11-21T12:00:00Z","data":{"n":1}}`, []bool{true, false, false, false, false, false}},
+		{"plain, as after a rotation", plain, [][]byte{k}, `{"type":"a.b","timestamp":"2026-11-21T12:00:00Z","data":{"n":12345678901234567890.10}}`, []bool{true, false, false, false, false, false}},
 		{"rotation", plain, [][]byte{k, olderKey}, `{}`, []bool{true, true, false, false, false, false}},
 		{"raw secret", plain, [][]byte{rawKey}, `{}`, []bool{false, false, false, true, false, false}},
 		{"shortest key", plain, [][]byte{shortest}, `{}`, []bool{false, false, false, false, true, false}},
@@ -113,6 +113,9 @@ func deliver(t *testing.T) []delivery {
 			t.Fatal(o.Err)
 		}
 		got := <-seen
+		if string(got.body) != tt.body {
+			t.Fatalf("%s: other bytes arrived", tt.name)
+		}
 		d := delivery{Name: tt.name, Secrets: all, Headers: map[string]string{}, Body: got.body, valid: tt.valid}
 		for k := range got.header {
 			d.Headers[strings.ToLower(k)] = got.header.Get(k)

@@ -16,8 +16,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-
-	standardwebhooks "github.com/standard-webhooks/standard-webhooks/libraries/go"
 )
 
 // captured is what an endpoint got.
@@ -107,27 +105,6 @@ func TestSend_Headers(t *testing.T) {
 		}
 	})
 
-	t.Run("WHK-04 the signature is over the bytes sent", func(t *testing.T) {
-		for _, body := range []string{
-			`{}`, `{"a":"ü ñ 你好 😀"}`, "{\"a\" :\t1.0e+2,\n\"b\":\"\\ufffe\\u0000\"}", `{"n":12345678901234567890.10}`,
-			`{"pad":"` + strings.Repeat("x", MaxBody-10) + `"}`,
-		} {
-			r := request(srv.URL)
-			r.Body = []byte(body)
-			got := send(t, s, r)
-			if string(got.body) != body {
-				t.Fatal("other bytes arrived")
-			}
-			wh, _ := standardwebhooks.NewWebhookRaw(r.Keys[0])
-			if err := wh.Verify(got.body, got.header); err != nil {
-				t.Error(err)
-			}
-			if err := wh.Verify(append(got.body, ' '), got.header); err == nil {
-				t.Error("a changed body verifies")
-			}
-		}
-	})
-
 	t.Run("WHK-05 v1a beside v1 verifies by the published key set", func(t *testing.T) {
 		key, err := ParseIdentity(GenerateIdentity())
 		if err != nil {
@@ -156,25 +133,6 @@ func TestSend_Headers(t *testing.T) {
 		}
 		if verifies(set.Keys[0], string(got.body)+" ") {
 			t.Error("a changed body verifies")
-		}
-	})
-
-	t.Run("WHK-06 both secrets sign during a rotation", func(t *testing.T) {
-		r := request(srv.URL)
-		newer, older := []byte(strings.Repeat("n", 24)), []byte(strings.Repeat("o", 64))
-		r.Keys = [][]byte{newer, older}
-		got := send(t, s, r)
-		if n := len(strings.Fields(got.header.Get(HeaderSignature))); n != 2 {
-			t.Fatalf("%d signatures", n)
-		}
-		for _, key := range r.Keys {
-			if err := Verify(got.header, got.body, FormatSecret(key)); err != nil {
-				t.Error(err)
-			}
-		}
-		r.Keys = r.Keys[:1]
-		if got = send(t, s, r); Verify(got.header, got.body, FormatSecret(older)) == nil {
-			t.Error("the old secret still verifies")
 		}
 	})
 
@@ -349,7 +307,7 @@ func TestSend_NoProxyFromTheEnvironment(t *testing.T) {
 	t.Setenv("NO_PROXY", "")
 	srv := serve(t, func(http.ResponseWriter, *http.Request) {})
 	// The environment's proxy is not used for loopback addresses anyway, so a name is needed.
-	guard := &Guard{AllowInsecure: true, Resolver: newNameServer(t, localhost).resolver()}
+	guard := here(t)
 	target := "http://hooks.example.net:" + strconv.Itoa(int(portOf(t, srv.URL)))
 	o := open(t, Options{Guard: guard}).Send(t.Context(), request(target))
 	if o.Status != 200 || proxied.Load() != 0 {

@@ -142,6 +142,11 @@ var loopback = netip.MustParsePrefix("127.0.0.1/32")
 
 func localhost(string) []netip.Addr { return []netip.Addr{loopback.Addr()} }
 
+// here is a loose guard for which every name leads to this machine.
+func here(tb testing.TB) *Guard {
+	return &Guard{AllowInsecure: true, Resolver: newNameServer(tb, localhost).resolver()}
+}
+
 // open makes a sender for servers of tests.
 func open(tb testing.TB, o Options) *Sender {
 	tb.Helper()

@@ -34,7 +34,7 @@ func TestSend_SwitchingProtocols(t *testing.T) {
 		_, port, _ := net.SplitHostPort(raw(t, func(c net.Conn, done <-chan struct{}) {
 			switching(tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}}), done)
 		}))
-		guard := &Guard{AllowInsecure: true, Resolver: newNameServer(t, localhost).resolver()}
+		guard := here(t)
 		return open(t, Options{RootCAs: trust, Guard: guard}), "https://hooks.example.com:" + port
 	}
 	for name, start := range map[string]func(*testing.T) (*Sender, string){

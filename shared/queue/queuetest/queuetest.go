@@ -2,7 +2,8 @@
 //
 // An adapter's test calls [Run] with a function that opens its queues, empty
 // and under all names of [queue.Names]. Cases run in parallel, each on queues of its own,
-// so that waiting for a delay or a visibility timeout costs the suite little.
+// so that waiting for a delay or a visibility timeout costs the suite little. Queues in this process
+// are tested by [RunInBubbles], where it costs nothing.
 package queuetest
 
 import (
@@ -13,6 +14,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/queue"
@@ -30,6 +32,17 @@ type Backend interface {
 // Run tests the queues that open returns against the contract of package queue. open is called once for each case and
 // returns empty queues that no other case uses. It closes what it opened by t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) Backend) {
+	run(t, func(t *testing.T, c testCase) { c.run(&bench{T: t, Backend: open(t)}) })
+}
+
+// RunInBubbles is Run for queues that are all in this process: time passes when all wait, so that no case waits for a delay.
+func RunInBubbles(t *testing.T, open func(t *testing.T) Backend) {
+	run(t, func(t *testing.T, c testCase) {
+		synctest.Test(t, func(t *testing.T) { c.run(&bench{T: t, Backend: open(t)}) })
+	})
+}
+
+func run(t *testing.T, try func(t *testing.T, c testCase)) {
 	for _, group := range []struct {
 		name  string
 		cases []testCase
@@ -43,7 +56,7 @@ func Run(t *testing.T, open func(t *testing.T) Backend) {
 			for _, c := range group.cases {
 				t.Run(c.name, func(t *testing.T) {
 					t.Parallel()
-					c.run(&bench{T: t, Backend: open(t)})
+					try(t, c)
 				})
 			}
 		})

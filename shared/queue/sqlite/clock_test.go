@@ -2,7 +2,6 @@ package sqlite
 
 import (
 	"context"
-	"log/slog"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -25,22 +24,8 @@ func TestDelaysAfterTheClockWentBack(t *testing.T) {
 				var ahead atomic.Int64
 				ahead.Store(int64(back))
 				now := func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
-				db, err := store.Open(store.Memory, store.Options{SweepEvery: -1, Engine: engine.Options{Now: now}})
-				if err != nil {
-					t.Fatal(err)
-				}
-				q, err := Open(db.Engine(), Options{Log: slog.New(slog.DiscardHandler)})
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer func() {
-					if err := q.Close(); err != nil {
-						t.Error(err)
-					}
-					if err := db.Close(); err != nil {
-						t.Error(err)
-					}
-				}()
+				q, end := start(t, store.Memory, store.Options{SweepEvery: -1, Engine: engine.Options{Now: now}}, Options{})
+				defer end()
 				arrived := map[string]time.Duration{}
 				var stop func()
 				start := time.Now()

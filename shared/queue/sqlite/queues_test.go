@@ -293,21 +293,9 @@ func TestTheMemoryIsBounded(t *testing.T) {
 func TestWhatWasNotAcceptedIsThereAfterARestart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events.db")
 	session := func(use func(q *Queues)) {
-		db, err := store.Open(path, store.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		q, err := Open(db.Engine(), Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		q, end := start(t, path, store.Options{}, Options{})
 		use(q)
-		if err := q.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := db.Close(); err != nil {
-			t.Error(err)
-		}
+		end()
 	}
 	once := queue.Outgoing{Body: []byte("once"), Group: "g", Dedup: "once"}
 	session(func(q *Queues) {

@@ -15,39 +15,44 @@ type backend struct{ *Queues }
 
 func (backend) Grain() time.Duration { return 200 * time.Millisecond }
 
+// open has the queues of a file, or of [store.Memory], until the test ends.
 func open(t testing.TB, path string, opts Options) *Queues {
 	t.Helper()
-	db, err := store.Open(path, store.Options{})
+	q, end := start(t, path, store.Options{}, opts)
+	t.Cleanup(end)
+	return q
+}
+
+// start is open for a test that ends the queues itself.
+func start(t testing.TB, path string, file store.Options, opts Options) (q *Queues, end func()) {
+	t.Helper()
+	db, err := store.Open(path, file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if opts.Log == nil {
-		opts.Log = slog.New(slog.DiscardHandler)
-	}
-	q, err := Open(db.Engine(), opts)
-	if err != nil {
+	opts.Log = slog.New(slog.DiscardHandler)
+	if q, err = Open(db.Engine(), opts); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	return q, func() {
 		if err := q.Close(); err != nil {
 			t.Errorf("Close: %v", err)
 		}
 		if err := db.Close(); err != nil {
 			t.Errorf("Close: %v", err)
 		}
-	})
-	return q
+	}
 }
 
 func TestQueue(t *testing.T) {
 	for name, opts := range map[string]Options{"roomy": {}, "few_messages_and_bytes_in_memory": {MaxReady: 6, MaxBytes: 100}} {
 		t.Run(name, func(t *testing.T) {
-			queuetest.Run(t, func(t *testing.T) queuetest.Backend {
+			queuetest.RunInBubbles(t, func(t *testing.T) queuetest.Backend {
 				return backend{open(t, filepath.Join(t.TempDir(), "events.db"), opts)}
 			})
 		})
 	}
 	t.Run("memory", func(t *testing.T) {
-		queuetest.Run(t, func(t *testing.T) queuetest.Backend { return backend{open(t, store.Memory, Options{})} })
+		queuetest.RunInBubbles(t, func(t *testing.T) queuetest.Backend { return backend{open(t, store.Memory, Options{})} })
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"reflect"
 	"slices"
 	"sync"
@@ -20,24 +19,7 @@ import (
 // inBubble runs a test in its own time, with queues in memory.
 func inBubble(t *testing.T, opts Options, test func(t *testing.T, q *Queues)) {
 	t.Helper()
-	opts.Log = slog.New(slog.DiscardHandler)
-	synctest.Test(t, func(t *testing.T) {
-		db, err := store.Open(store.Memory, store.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		q, err := Open(db.Engine(), opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		test(t, q)
-		if err := q.Close(); err != nil {
-			t.Errorf("Close: %v", err)
-		}
-		if err := db.Close(); err != nil {
-			t.Errorf("Close: %v", err)
-		}
-	})
+	synctest.Test(t, func(t *testing.T) { test(t, open(t, store.Memory, opts)) })
 }
 
 func send(t *testing.T, q *Queues, name queue.Name, msgs ...queue.Outgoing) {

@@ -1,48 +1,11 @@
 package ready_test
 
 import (
-	"maps"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
-	"github.com/mcp-events/mcpevents/shared/source/ready"
 )
-
-// TestArguments subscribes to each sample as an agent might, and then with one argument after another changed into
-// what the event does not have.
-func TestArguments(t *testing.T) {
-	for _, p := range ready.Providers() {
-		for _, s := range samples(t, p.Name) {
-			t.Run("SRC-06 "+p.Name+" "+s.File+" comes to who asks for it", func(t *testing.T) {
-				t.Parallel()
-				base := serve(t, p)
-				asks := follow(t, base, s.Want.Name, s.Arguments)
-				others := map[string]*follower{}
-				for name, value := range s.Arguments {
-					changed := maps.Clone(s.Arguments)
-					changed[name] = other(value)
-					others[name] = follow(t, base, s.Want.Name, changed)
-				}
-				mark(t, base, s)
-				var got []string
-				for end := time.Now().Add(patience); len(got) == 0 && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-					got = asks.poll(t)
-				}
-				if !slices.Equal(got, []string{"mark"}) {
-					t.Errorf("got %v with %v", got, s.Arguments)
-				}
-				for name, o := range others {
-					if got := o.poll(t); len(got) > 0 {
-						t.Errorf("got %v though %s is not %v", got, name, o.arguments[name])
-					}
-				}
-			})
-		}
-	}
-}
 
 // other is an argument for what has not the value.
 func other(value any) any {

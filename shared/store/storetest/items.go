@@ -13,8 +13,8 @@ import (
 var itemCases = []testCase{
 	{"what_is_put_is_read_back_in_the_order_of_the_keys", func(b *bench) {
 		one := store.Item{
-			Key: b.at("p", "one"), Value: []byte("first"), Version: 7,
-			Counts:  map[string]int64{"a": 1, "b_-9": -5},
+			Key: b.at("p", "one"), Value: []byte("first"), Version: -1 << 63,
+			Counts:  map[string]int64{"a": 1<<63 - 1, "b_-9": -5},
 			Expires: time.Now().Add(time.Hour).Truncate(time.Second),
 		}
 		two := store.Item{Key: b.key(store.Log, "p", "two"), Value: []byte("second")}
