@@ -21,7 +21,7 @@ func declaring(p auth.Principal, i int) api.Client {
 // GWN-08: however many clients of 2026-07-28 a principal has, it has a bounded number of sessions
 // with a backend of an earlier revision: the ones that were used least lately are ended, there and here,
 // and begun again when they are needed. Those of others, and of clients with sessions, stay.
-func TestSessionsOfModernClientsAreBounded(t *testing.T) {
+func TestSessionsOfStatelessClientsAreBounded(t *testing.T) {
 	s := newScripted(t, func(s *scripted) { s.call = func(t *turn) { t.result(`{"by":"` + t.Session + `"}`) } })
 	db := memory(t)
 	gateways := []*Gateway{gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))}

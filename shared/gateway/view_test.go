@@ -169,7 +169,7 @@ func TestViewsAreBounded(t *testing.T) {
 
 // GWN-19, GWN-04: at a backend without credentials of the operator's no caller listens for others, and nothing of it
 // can be subscribed to.
-func TestNobodyListensWithCallersTokens(t *testing.T) {
+func TestNoOneListensWithCallersTokens(t *testing.T) {
 	s := personal(t, false)
 	s.list(func(method, _ string) string {
 		if method == "resources/list" {
