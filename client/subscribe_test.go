@@ -195,6 +195,7 @@ func take[T any](t *testing.T, c chan T, ended chan error) (v T) {
 }
 
 func TestSubscribe(t *testing.T) {
+	t.Parallel()
 	for _, mode := range modes {
 		t.Run("RCH-01 EVX-19 by "+mode+" a restart of the server loses nothing and repeats nothing", func(t *testing.T) {
 			t.Parallel()
@@ -279,6 +280,7 @@ func TestSubscribe(t *testing.T) {
 }
 
 func TestWebhooksThatTheServerGaveUp(t *testing.T) {
+	t.Parallel()
 	t.Run("EVX-13 EVX-19 a gap is a value, and what was given up comes again from its cursor", func(t *testing.T) {
 		t.Parallel()
 		h := newHome(t, func(o *server.Options) { o.Limits.EventsSchedule = []time.Duration{0, time.Second} })
@@ -321,6 +323,7 @@ func TestWebhooksThatTheServerGaveUp(t *testing.T) {
 }
 
 func TestTheModeIsTheBestThatBothHave(t *testing.T) {
+	t.Parallel()
 	const types = `
 events:
   - {name: all, uri: event://x/all}
@@ -368,6 +371,7 @@ events:
 }
 
 func TestSubscribeRefusesWhatCannotBe(t *testing.T) {
+	t.Parallel()
 	h := newHome(t, nil)
 	event := func(context.Context, client.Event) error { return nil }
 	c, err := client.Connect(t.Context(), h.server.URL, client.Options{})
@@ -447,6 +451,7 @@ func older(t *testing.T, target string) (url string, forget func()) {
 }
 
 func TestSubscribeToAServerWithSessions(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{client.ModeWebhook, client.ModePoll} {
 		t.Run("RCH-01 by "+mode+" a session that is gone is begun again", func(t *testing.T) {
 			h := newHome(t, nil)
