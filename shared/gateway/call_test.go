@@ -31,20 +31,15 @@ func TestSessionIsBegunByTheFirstCallAndShared(t *testing.T) {
 		g.List(t.Context(), of(ann), api.Tools) // which needs a session of the gateway's own
 	}
 	own := s.made
-	first, err := call(t, one, sessionBased("s1"), "t")
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := mustCall(t, one, sessionBased("s1"), "t")
 	if s.made != own+1 {
 		t.Errorf("%d sessions were begun by the first call", s.made-own)
 	}
-	second, err := call(t, two, sessionBased("s1"), "t")
-	if err != nil || first != second {
-		t.Errorf("another instance got %s, %v, want %s", second, err, first)
+	if second := mustCall(t, two, sessionBased("s1"), "t"); first != second {
+		t.Errorf("another instance got %s, want %s", second, first)
 	}
-	other, err := call(t, two, sessionBased("s2"), "t")
-	if err != nil || other == first {
-		t.Errorf("another client has the same session: %s, %v", other, err)
+	if other := mustCall(t, two, sessionBased("s2"), "t"); other == first {
+		t.Errorf("another client has the same session: %s", other)
 	}
 	init := s.received("initialize")[own]
 	for _, want := range []string{`"clientInfo":{"name":"c","version":"1"}`, `"elicitation":{}`} {
@@ -55,9 +50,8 @@ func TestSessionIsBegunByTheFirstCallAndShared(t *testing.T) {
 	if err := two.End(t.Context(), sessionBased("s1")); err != nil {
 		t.Fatal(err)
 	}
-	third, err := call(t, one, sessionBased("s1"), "t")
-	if err != nil || third == first {
-		t.Errorf("behind its end the session is still used: %s, %v", third, err)
+	if third := mustCall(t, one, sessionBased("s1"), "t"); third == first {
+		t.Errorf("behind its end the session is still used: %s", third)
 	}
 }
 
@@ -152,9 +146,7 @@ func TestForgottenSessionsByServersInUse(t *testing.T) {
 				s.call = func(t *turn) { t.result(`{}`) }
 			})
 			g := gatewayOver(t, memory(t), at("b", s))
-			if _, err := call(t, g, sessionBased("s"), "t"); err != nil {
-				t.Fatal(err)
-			}
+			mustCall(t, g, sessionBased("s"), "t")
 			s.forget()
 			begun := len(s.received("initialize"))
 			if _, err := call(t, g, sessionBased("s"), "t"); (err == nil) != c.begins {
@@ -333,37 +325,39 @@ func TestBackendDiesWithinACall(t *testing.T) {
 
 // A call is bounded in time, and goes on at a backend that ends its streams (2025-11-25, Resumability).
 func TestCallGoesOnWhereTheStreamEnded(t *testing.T) {
-	s := newScripted(t)
-	var id json.RawMessage
-	s.call = func(t *turn) {
-		id = t.ID
-		t.write("\nid: 7")
-	}
-	resumed := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodGet {
-			s.ServeHTTP(w, r)
-			return
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t)
+		var id json.RawMessage
+		s.call = func(t *turn) {
+			id = t.ID
+			t.write("\nid: 7")
 		}
-		if r.Header.Get("Last-Event-Id") != "7" {
-			t.Errorf("it goes on behind %q", r.Header.Get("Last-Event-Id"))
+		resumed := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method != http.MethodGet {
+				s.ServeHTTP(w, r)
+				return
+			}
+			if r.Header.Get("Last-Event-Id") != "7" {
+				t.Errorf("it goes on behind %q", r.Header.Get("Last-Event-Id"))
+			}
+			(&turn{got: got{ID: id}, w: w}).result(`{"late":true}`)
+		})
+		s.Config.Handler = resumed
+		g := gatewayOver(t, memory(t), at("b", s))
+		if text, err := call(t, g, sessionBased("s1"), "t"); err != nil || text != `{"jsonrpc":"2.0","id":1,"result":{"late":true}}` {
+			t.Errorf("got %s, %v", text, err)
 		}
-		(&turn{got: got{ID: id}, w: w}).result(`{"late":true}`)
-	})
-	s.Config.Handler = resumed
-	g := gatewayOver(t, memory(t), at("b", s))
-	if text, err := call(t, g, sessionBased("s1"), "t"); err != nil || text != `{"jsonrpc":"2.0","id":1,"result":{"late":true}}` {
-		t.Errorf("got %s, %v", text, err)
-	}
 
-	hang := make(chan struct{})
-	defer close(hang)
-	s.call = func(*turn) { <-hang }
-	g.options.CallTimeout = 100 * time.Millisecond
-	if _, err := call(t, g, sessionBased("s1"), "t"); !fault.Is(err, fault.Unavailable) || !strings.Contains(fault.Public(err), "longer than it may") {
-		t.Errorf("a call that hangs: %v", err)
-	} else if !strings.Contains(err.Error(), "tools/call t: ") {
-		t.Errorf("the log does not tell which call it was: %v", err)
-	}
+		hang := make(chan struct{})
+		defer close(hang)
+		s.call = func(*turn) { <-hang }
+		g.options.CallTimeout = 100 * time.Millisecond
+		if _, err := call(t, g, sessionBased("s1"), "t"); !fault.Is(err, fault.Unavailable) || !strings.Contains(fault.Public(err), "longer than it may") {
+			t.Errorf("a call that hangs: %v", err)
+		} else if !strings.Contains(err.Error(), "tools/call t: ") {
+			t.Errorf("the log does not tell which call it was: %v", err)
+		}
+	})
 }
 
 // GWN-13: a client's cancellation reaches the backend, under the id that the request has there; in
@@ -385,9 +379,7 @@ func TestCancellationReachesTheBackend(t *testing.T) {
 	until(t, "the call is at the backend", func() bool { return len(s.received("tools/call")) == 1 })
 	body := json.RawMessage(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"r<1>","reason":"enough"}}`)
 	// Another session's request of the same id is another.
-	if _, err := call(t, two, sessionBased("s2"), "u"); err != nil {
-		t.Fatal(err)
-	}
+	mustCall(t, two, sessionBased("s2"), "u")
 	for _, session := range []string{"s2", "s1"} {
 		if err := two.Cancel(t.Context(), sessionBased(session), body); err != nil {
 			t.Fatal(err)
@@ -664,9 +656,7 @@ func TestChangedRootsReachTheClientsSessions(t *testing.T) {
 	idle := newScripted(t)
 	g := gatewayOver(t, memory(t), at("b", s), at("idle", idle, prefix("idle_")))
 	for _, id := range []string{"s1", "s2"} {
-		if _, err := call(t, g, sessionBased(id), "t"); err != nil {
-			t.Fatal(err)
-		}
+		mustCall(t, g, sessionBased(id), "t")
 	}
 	if err := g.Notify(t.Context(), sessionBased("s1"), json.RawMessage(`{"jsonrpc":"2.0","method":"`+mcpspec.NoteRootsChange+`"}`)); err != nil {
 		t.Fatal(err)
@@ -683,16 +673,12 @@ func TestLogLevelIsSent(t *testing.T) {
 	late := newScripted(t, func(s *scripted) { s.lists = oneTool("late"); s.call = func(t *turn) { t.result(`{}`) } })
 	g := gatewayOver(t, memory(t), at("b", s), at("late", late))
 	client := sessionBased("s1")
-	if _, err := call(t, g, client, "t"); err != nil {
-		t.Fatal(err)
-	}
+	mustCall(t, g, client, "t")
 	client.Level = "error"
 	if err := g.SetLevel(t.Context(), client); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := call(t, g, client, "late"); err != nil {
-		t.Fatal(err)
-	}
+	mustCall(t, g, client, "late")
 	for _, b := range []*scripted{s, late} {
 		notified := b.received("logging/setLevel")
 		if len(notified) != 1 || string(notified[0].Params) != `{"level":"error"}` || notified[0].Session != b.received("tools/call")[0].Session {
@@ -729,9 +715,7 @@ func TestHangingBackendDoesNotHoldUpCancellations(t *testing.T) {
 		})
 		g := gatewayOver(t, memory(t), at("hanging", hanging), at("fine", fine))
 		for _, name := range []string{"t", "u"} {
-			if _, err := call(t, g, sessionBased("s"), name); err != nil {
-				t.Fatal(err)
-			}
+			mustCall(t, g, sessionBased("s"), name)
 		}
 		began := time.Now()
 		body := `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}`

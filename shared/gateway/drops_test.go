@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -140,24 +141,26 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 // GWN-05: a backend of 2026-07-28 may not send requests. Nobody is asked, it is counted, and
 // the call goes on, however long it takes then.
 func TestRequestsOfA2026BackendAreDropped(t *testing.T) {
-	s := newScripted(t, func(s *scripted) {
-		s.stateless = true
-		s.call = func(t *turn) {
-			t.write(`{"jsonrpc":"2.0","id":"q","method":"elicitation/create","params":{"message":"m"}}`)
-			time.Sleep(5 * gather)
-			t.result(`{"content":[]}`)
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t, func(s *scripted) {
+			s.stateless = true
+			s.call = func(t *turn) {
+				t.write(`{"jsonrpc":"2.0","id":"q","method":"elicitation/create","params":{"message":"m"}}`)
+				time.Sleep(5 * gather)
+				t.result(`{"content":[]}`)
+			}
+		})
+		g := gatewayOver(t, memory(t), at("b", s))
+		for n, c := range []api.Client{someone(v2026), sessionBased("s1")} {
+			text, err := call(t, g, c, "t")
+			if err != nil || !strings.Contains(text, `"content":[]`) {
+				t.Errorf("client of %s: got %s, %v", c.Version, text, err)
+			}
+			if got := g.Dropped()["default/b"][dropOutOfPlace]; got != int64(n+1) {
+				t.Errorf("client of %s: %d messages were counted", c.Version, got)
+			}
 		}
 	})
-	g := gatewayOver(t, memory(t), at("b", s))
-	for n, c := range []api.Client{someone(v2026), sessionBased("s1")} {
-		text, err := call(t, g, c, "t")
-		if err != nil || !strings.Contains(text, `"content":[]`) {
-			t.Errorf("client of %s: got %s, %v", c.Version, text, err)
-		}
-		if got := g.Dropped()["default/b"][dropOutOfPlace]; got != int64(n+1) {
-			t.Errorf("client of %s: %d messages were counted", c.Version, got)
-		}
-	}
 }
 
 // GWN-05: what does not belong on a notification stream is dropped and counted, and what comes behind it is not.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -410,6 +411,16 @@ func at(name string, s *scripted, change ...func(*config.Backend)) config.Backen
 	return b
 }
 
+// parsed is a configuration with these backends, as it is written.
+func parsed(t *testing.T, format string, args ...any) *config.Config {
+	t.Helper()
+	c, err := config.Parse(fmt.Appendf(nil, "backends:\n"+format, args...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 func prefix(p string) func(*config.Backend) { return func(b *config.Backend) { b.Prefix = p } }
 
 // quiet is the log of tests.
@@ -506,6 +517,24 @@ func call(t *testing.T, g *Gateway, c api.Client, name string) (string, error) {
 		return "", err
 	}
 	return x.next(t).text, nil
+}
+
+// mustCall calls a tool, which has to answer.
+func mustCall(t *testing.T, g *Gateway, c api.Client, name string) string {
+	t.Helper()
+	text, err := call(t, g, c, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// sees compares the names of the tools that a client sees.
+func sees(t *testing.T, g *Gateway, c api.Client, want ...string) {
+	t.Helper()
+	if got := names(g.List(t.Context(), c, api.Tools)); !slices.Equal(got, want) {
+		t.Errorf("the tools are %q, want %q", got, want)
+	}
 }
 
 func until(t *testing.T, what string, ok func() bool) {

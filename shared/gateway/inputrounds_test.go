@@ -97,18 +97,20 @@ func TestDeclinesAndErrorsOfA2025ClientAreAnswers(t *testing.T) {
 		{"sampling/createMessage", `{"messages":[],"maxTokens":1}`, `"error":{"code":-1,"message":"rejected","data":{"x":1.0}}`, "", `{"code":-1,"message":"rejected","data":{"x":1.0}}`},
 	} {
 		t.Run(tt.method+tt.answer, func(t *testing.T) {
-			s := serving(t, true, wantsInput(`{"q":{"method":"`+tt.method+`","params":`+tt.params+`}}`))
-			g := instances(t, 2, s)
-			o := called(t, g[0], someone(v2025), "", answering(t, g[1], func(string) string { return tt.answer }))
-			if tt.failure != "" {
-				if got := jsonrpc.Member(o.response, "error"); string(got) != tt.failure || string(jsonrpc.Member(o.response, "id")) != "7" {
-					t.Errorf("got %s (%v), want the error %s", o.response, o.err, tt.failure)
+			synctest.Test(t, func(t *testing.T) { // for there are pauses
+				s := serving(t, true, wantsInput(`{"q":{"method":"`+tt.method+`","params":`+tt.params+`}}`))
+				g := instances(t, 2, s)
+				o := called(t, g[0], someone(v2025), "", answering(t, g[1], func(string) string { return tt.answer }))
+				if tt.failure != "" {
+					if got := jsonrpc.Member(o.response, "error"); string(got) != tt.failure || string(jsonrpc.Member(o.response, "id")) != "7" {
+						t.Errorf("got %s (%v), want the error %s", o.response, o.err, tt.failure)
+					}
+					return
 				}
-				return
-			}
-			if got := o.says(t); got != tt.text {
-				t.Errorf("got %s, want %s", got, tt.text)
-			}
+				if got := o.says(t); got != tt.text {
+					t.Errorf("got %s, want %s", got, tt.text)
+				}
+			})
 		})
 	}
 }

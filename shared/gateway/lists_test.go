@@ -92,9 +92,7 @@ func TestConflictIsLoggedOnce(t *testing.T) {
 	g.options.Log = slog.New(slog.NewTextHandler(&j, nil))
 	for range 5 {
 		g.List(t.Context(), of(ann), api.Tools)
-		if _, err := call(t, g, sessionBased("s"), "t"); err != nil {
-			t.Fatal(err)
-		}
+		mustCall(t, g, sessionBased("s"), "t")
 	}
 	if n := strings.Count(j.buf.String(), "backend names conflict"); n != 1 {
 		t.Errorf("%d lines", n)
@@ -119,9 +117,7 @@ func TestChangedListIsFetchedAgain(t *testing.T) {
 	g.backends(t.Context())[0].Outdate()
 	close(goOn)
 	<-first
-	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"after"}) {
-		t.Errorf("behind the change the tools are %q", got)
-	}
+	sees(t, g, of(ann), "after") // behind the change the tools are
 }
 
 // GWN-02: what revision a backend speaks is found out, or taken from the configuration.
@@ -248,15 +244,10 @@ func TestEachBackendGetsItsOwnCredentials(t *testing.T) {
 	}
 	fixed, granted := newScripted(t, only("Bearer operator")), newScripted(t, only("Bearer granted"))
 	none := newScripted(t, only(""))
-	source := fmt.Sprintf(`backends:
-  - {name: fixed, url: %q, prefix: fixed_, headers: {Authorization: "env:GATEWAY_TEST_SECRET"}}
+	c := parsed(t, `  - {name: fixed, url: %q, prefix: fixed_, headers: {Authorization: "env:GATEWAY_TEST_SECRET"}}
   - {name: granted, url: %q, prefix: granted_, oauth: {tokenUrl: %q, clientId: me, clientSecret: "env:GATEWAY_TEST_CLIENT_SECRET", scopes: [a, b]}}
   - {name: none, url: %q, prefix: none_}
 `, fixed.URL, granted.URL, tokens.URL, none.URL)
-	c, err := config.Parse([]byte(source))
-	if err != nil {
-		t.Fatal(err)
-	}
 	g := gatewayOver(t, memory(t), c.Backends...)
 	client := sessionBased("s")
 	client.Token = "Bearer caller"
@@ -280,10 +271,7 @@ func TestTokenEndpointCannotPassTheSecretOn(t *testing.T) {
 	tokens := httptest.NewServer(http.RedirectHandler(other.URL, http.StatusTemporaryRedirect))
 	defer tokens.Close()
 	s := newScripted(t)
-	c, err := config.Parse(fmt.Appendf(nil, "backends:\n  - {name: b, url: %q, oauth: {tokenUrl: %q, clientId: me, clientSecret: \"env:GATEWAY_TEST_CLIENT_SECRET\"}}\n", s.URL, tokens.URL))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := parsed(t, "  - {name: b, url: %q, oauth: {tokenUrl: %q, clientId: me, clientSecret: \"env:GATEWAY_TEST_CLIENT_SECRET\"}}\n", s.URL, tokens.URL)
 	g := gatewayOver(t, memory(t), c.Backends...)
 	if _, err := g.backends(t.Context())[0].known(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
 		t.Errorf("got %v", err)

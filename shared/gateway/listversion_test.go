@@ -115,9 +115,7 @@ func TestReadsOfTheStore(t *testing.T) {
 		}
 	}
 	if reads, _ := db.reads(func() {
-		if _, err := call(t, g, statelessClient(ann), "b_t"); err != nil {
-			t.Fatal(err)
-		}
+		mustCall(t, g, statelessClient(ann), "b_t")
 	}); reads != 0 {
 		t.Errorf("a call made %d reads", reads)
 	}
@@ -180,14 +178,10 @@ func TestListsWhileTheStoreIsAway(t *testing.T) {
 		t.Error(err)
 	}
 	s.list(oneTool("u"))
-	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"u"}) {
-		t.Errorf("got %q", got)
-	}
+	sees(t, g, of(ann), "u")
 	db.fail.Store(false)
 	s.list(oneTool("v"))
-	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"v"}) {
-		t.Errorf("with the store there again: got %q", got)
-	}
+	sees(t, g, of(ann), "v") // with the store there again: got
 }
 
 // GWN-14: a backend that does not answer is waited for by one caller, for a bounded time, and by others only when it announced
@@ -212,9 +206,7 @@ func TestHangingBackendRests(t *testing.T) {
 		var all sync.WaitGroup
 		for range 5 {
 			all.Go(func() {
-				if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
-					t.Errorf("got %q", got)
-				}
+				sees(t, g, of(ann), "t")
 				if _, err := call(t, g, sessionBased("s"), "t"); err != nil {
 					t.Error(err)
 				}

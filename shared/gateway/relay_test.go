@@ -125,6 +125,22 @@ func (l log) next(t *testing.T) string {
 	return ""
 }
 
+// has waits for one announcement, which is to be that.
+func (l log) has(t *testing.T, want string) {
+	t.Helper()
+	if got := l.next(t); got != want {
+		t.Errorf("announced %q, want %q", got, want)
+	}
+}
+
+// silent fails if something was announced.
+func (l log) silent(t *testing.T, s *scripted) {
+	t.Helper()
+	if got := l.until(t, s); len(got) > 0 {
+		t.Errorf("announced %q", got)
+	}
+}
+
 // mortal is a store that a process cut off from it has.
 type mortal struct {
 	store.DB
@@ -152,9 +168,7 @@ func TestOneStreamForAllRelays(t *testing.T) {
 				endFirst := relaying(t, "first", gateways[0], l)
 				s.only(t, 1)
 				endSecond := relaying(t, "second", gateways[1], l)
-				if got := l.until(t, s); len(got) > 0 {
-					t.Errorf("at first it is announced: %q", got)
-				}
+				l.silent(t, s) // at first it is
 				was := remembered(t, db)
 				s.list(oneTool("t", "u"))
 				if n := s.notify(toolsChanged); n != 1 {
@@ -175,13 +189,9 @@ func TestOneStreamForAllRelays(t *testing.T) {
 
 				endFirst()
 				s.only(t, 2)
-				if got := l.until(t, s); len(got) > 0 {
-					t.Errorf("the hand-over announced %q", got)
-				}
+				l.silent(t, s) // the hand-over
 				s.notify(toolsChanged)
-				if got := l.next(t); got != "second default b notifications/tools/list_changed" {
-					t.Errorf("announced %q", got)
-				}
+				l.has(t, "second default b notifications/tools/list_changed")
 
 				relaying(t, "third", gateways[2], l)
 				second.dead.Store(true)
@@ -249,16 +259,12 @@ func TestMissedChangeIsAnnounced(t *testing.T) {
 		s.refuse(0)
 		want := []string{"r default b notifications/tools/list_changed", "r default b notifications/resources/list_changed"}
 		for _, w := range want {
-			if got := l.next(t); got != w {
-				t.Errorf("announced %q, want %q", got, w)
-			}
+			l.has(t, w)
 		}
 		s.only(t, 2)
 		s.hangUp()
 		s.only(t, 3)
-		if got := l.until(t, s); len(got) > 0 {
-			t.Errorf("another connection announced %q", got)
-		}
+		l.silent(t, s) // another connection
 	})
 }
 
@@ -275,9 +281,7 @@ func TestBackendWithoutStreamIsListedAgain(t *testing.T) {
 				relaying(t, "r", gatewayOver(t, memory(t), at("b", s)), l)
 				until(t, "it was listed twice", func() bool { return len(s.received("tools/list")) > 1 })
 				s.list(oneTool("u"))
-				if got := l.next(t); got != "r default b notifications/tools/list_changed" {
-					t.Errorf("announced %q", got)
-				}
+				l.has(t, "r default b notifications/tools/list_changed")
 				before := len(s.received("tools/list"))
 				until(t, "it was listed again", func() bool { return len(s.received("tools/list")) > before+2 })
 				if len(l) > 0 || s.open() > 0 {
@@ -466,9 +470,7 @@ func TestListenAsksForWhatThereIs(t *testing.T) {
 		until(t, "both are open", func() bool { return s.open() == 2 })
 		unsubscribe(t, g, wants("x://1", "s1"))
 		s.only(t, 2)
-		if got := l.until(t, s); len(got) > 0 {
-			t.Errorf("announced %q", got)
-		}
+		l.silent(t, s)
 	})
 }
 
@@ -554,8 +556,6 @@ func TestBackendsAreFollowedApart(t *testing.T) {
 		relaying(t, "r", gatewayOver(t, memory(t), at("dead", dead), at("good", good)), l)
 		l.until(t, good)
 		good.notify(toolsChanged)
-		if got := l.next(t); got != "r default good notifications/tools/list_changed" {
-			t.Errorf("announced %q", got)
-		}
+		l.has(t, "r default good notifications/tools/list_changed")
 	})
 }

@@ -28,17 +28,13 @@ func TestBackendsAreReplaced(t *testing.T) {
 		g := gatewayOver(t, memory(t), at("one", one))
 		l := newLog()
 		relaying(t, "r", g, l)
-		l.until(t, one) // it has compared the lists
-		if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
-			t.Fatalf("at first %q", got)
-		}
+		l.until(t, one)          // it has compared the lists
+		sees(t, g, of(ann), "t") // at first
 		asked := len(one.received("tools/list"))
 		if err := g.Replace(t.Context(), []config.Backend{at("two", two, prefix("x_")), at("one", one)}); err != nil {
 			t.Fatal(err)
 		}
-		if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"x_u", "t"}) {
-			t.Errorf("with a second one %q", got)
-		}
+		sees(t, g, of(ann), "x_u", "t") // with a second one
 		two.only(t, 1)
 		if n := len(one.received("tools/list")); n != asked {
 			t.Errorf("the one that stayed was asked %d times more", n-asked)
@@ -46,9 +42,7 @@ func TestBackendsAreReplaced(t *testing.T) {
 		if err := g.Replace(t.Context(), []config.Backend{at("two", two, prefix("y_"))}); err != nil {
 			t.Fatal(err)
 		}
-		if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"y_u"}) {
-			t.Errorf("of the second one, changed, alone %q", got)
-		}
+		sees(t, g, of(ann), "y_u") // of the second one, changed, alone
 		if _, err := call(t, g, sessionBased("s"), "t"); err == nil {
 			t.Error("a tool of the one that went was called")
 		}
@@ -103,10 +97,7 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 	locked := newScripted(t, func(s *scripted) {
 		s.allow = func(h http.Header) bool { return h.Get("Authorization") == "Bearer later" }
 	})
-	c, err := config.Parse(fmt.Appendf(nil, "backends:\n  - {name: locked, url: %q, prefix: l_, headers: {Authorization: \"env:GATEWAY_TEST_LATER\"}}\n  - {name: open, url: %q}\n", locked.URL, open.URL))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := parsed(t, "  - {name: locked, url: %q, prefix: l_, headers: {Authorization: \"env:GATEWAY_TEST_LATER\"}}\n  - {name: open, url: %q}\n", locked.URL, open.URL)
 	g, err := New(Options{
 		DB: memory(t), Server: []byte(`{}`), Key: make([]byte, 32), Log: quiet,
 		Source: func(context.Context) ([]config.Backend, error) { return c.Backends, nil },
@@ -114,16 +105,12 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
-		t.Errorf("without the secret %q", got)
-	}
+	sees(t, g, of(ann), "t") // without the secret
 	if n := len(locked.received("server/discover")) + len(locked.received("initialize")); n > 0 {
 		t.Error("it was asked without its credentials")
 	}
 	t.Setenv("GATEWAY_TEST_LATER", "Bearer later")
-	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"l_t", "t"}) {
-		t.Errorf("with the secret %q", got)
-	}
+	sees(t, g, of(ann), "l_t", "t") // with the secret
 	// A file with such a fault is not taken as a whole.
 	c.Backends = append(c.Backends, config.Backend{Name: "x", URL: open.URL, Workspace: "w", Headers: c.Backends[0].Headers})
 	t.Setenv("GATEWAY_TEST_LATER", "")
@@ -156,12 +143,8 @@ func TestSameNameInTwoWorkspaces(t *testing.T) {
 		g.List(t.Context(), of(ann), api.Tools)
 		asked := len(mine.received("tools/list"))
 		theirs.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
-		if got := l.next(t); got != "r other b notifications/tools/list_changed" {
-			t.Errorf("got %q", got)
-		}
-		if got := names(g.List(t.Context(), of(auth.Principal{ID: "x", Workspace: "other"}), api.Tools)); !slices.Equal(got, []string{"t", "u"}) {
-			t.Errorf("behind the change they are %q", got)
-		}
+		l.has(t, "r other b notifications/tools/list_changed")
+		sees(t, g, of(auth.Principal{ID: "x", Workspace: "other"}), "t", "u") // behind the change they are
 		g.List(t.Context(), of(ann), api.Tools)
 		if n := len(mine.received("tools/list")); n != asked {
 			t.Error("its change made the other one's list old")
@@ -192,9 +175,7 @@ func TestAnotherServerUnderTheSameName(t *testing.T) {
 	if err := g.Answer(t.Context(), sessionBased("s"), id, answer); !fault.Is(err, fault.NotFound) {
 		t.Errorf("the answer to a server that is gone: %v", err)
 	}
-	if _, err := call(t, g, sessionBased("s"), "t"); err != nil {
-		t.Fatal(err)
-	}
+	mustCall(t, g, sessionBased("s"), "t")
 	if err := g.End(t.Context(), sessionBased("s")); err != nil {
 		t.Fatal(err)
 	}
@@ -216,9 +197,7 @@ func TestOwnSessionEndsWithItsBackend(t *testing.T) {
 			s.call = func(r *turn) { r.result(`{}`) }
 		}
 		g := gatewayOver(t, memory(t), at("b", one))
-		if _, err := call(t, g, sessionBased("s"), "t"); err != nil {
-			t.Fatal(err)
-		}
+		mustCall(t, g, sessionBased("s"), "t")
 		ofClient := one.received("tools/call")[0].Session
 		for i, next := range []config.Backend{at("b", one, prefix("p_")), at("b", two)} {
 			g.List(t.Context(), of(ann), api.Tools)

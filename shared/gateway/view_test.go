@@ -107,11 +107,7 @@ func TestCallersSeeTheirOwnLists(t *testing.T) {
 func TestOperatorListsAndCallerCalls(t *testing.T) {
 	t.Setenv("GATEWAY_TEST_SECRET", "Bearer operator")
 	s := personal(t, false)
-	source := fmt.Sprintf("backends:\n  - {name: b, url: %q, forwardToken: true, headers: {Authorization: \"env:GATEWAY_TEST_SECRET\"}}\n", s.URL)
-	c, err := config.Parse([]byte(source))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := parsed(t, "  - {name: b, url: %q, forwardToken: true, headers: {Authorization: \"env:GATEWAY_TEST_SECRET\"}}\n", s.URL)
 	g := gatewayOver(t, memory(t), c.Backends...)
 	l := newLog()
 	defer relaying(t, "r", g, l)()
