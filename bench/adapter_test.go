@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestTemplate(t *testing.T) {
+func TestPlaceholdersAreFilledIn(t *testing.T) {
 	v := values{id: "a-1", uri: "event://x", payload: `{"p":1}`, target: "http://t", n: 7}
 	for in, want := range map[string]string{
 		"":                                "",

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-func TestMessage(t *testing.T) {
+func TestMessagesOfHTTPAreRead(t *testing.T) {
 	const next = "POST /endpoint/1 HTTP/1.1\r\nContent-Length: 0\r\n\r\n"
 	for _, tc := range []struct{ name, text, start, id, body string }{
 		{"a request", "POST /endpoint/7 HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nWEBHOOK-ID: a-1\r\n\r\nabc", "POST /endpoint/7 HTTP/1.1", "a-1", "abc"},

@@ -183,7 +183,7 @@ func TestRunMeasuresAnotherSenderByTheSameReceiver(t *testing.T) {
 	}
 }
 
-func TestRunTellsWrongSignatures(t *testing.T) {
+func TestRunReportsWrongSignatures(t *testing.T) {
 	s := httptest.NewServer(&other{})
 	defer s.Close()
 	headers := map[string]string{"Authorization": "Bearer x"}

@@ -144,7 +144,8 @@ func hooked(t *testing.T, change func(*program)) (*script, *program) {
 	return s, p
 }
 
-func TestHandler(t *testing.T) {
+func TestWhatAHandlerTakes(t *testing.T) {
+	t.Parallel()
 	s, p := hooked(t, func(p *program) { p.o.Webhooks.MaxBody = 10_000 })
 	url, secret := p.o.Webhooks.URL, s.secret(t, 1)
 	old := func(r *http.Request) {
@@ -206,6 +207,7 @@ func TestHandler(t *testing.T) {
 }
 
 func TestHandlerHandsControlMessagesOn(t *testing.T) {
+	t.Parallel()
 	t.Run("EVX-13 EVX-19 a gap is a value, and its cursor is saved", func(t *testing.T) {
 		store := client.File(t.TempDir() + "/cursor")
 		s, p := hooked(t, func(p *program) { p.o.Store = store })
@@ -276,6 +278,7 @@ func isTerminated(t *testing.T, err error) {
 }
 
 func TestARefreshRotatesTheSecretInTime(t *testing.T) {
+	t.Parallel()
 	hooks := endpoint(t)
 	s := newScript(t, map[string]func(int, http.ResponseWriter) string{
 		"events/subscribe": func(n int, w http.ResponseWriter) string {

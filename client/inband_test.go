@@ -43,6 +43,7 @@ func cursorOf(t *testing.T, params json.RawMessage) any {
 }
 
 func TestPush(t *testing.T) {
+	t.Parallel()
 	t.Run("RCH-01 gaps, heartbeats and the end of a stream move the cursor", func(t *testing.T) {
 		s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/stream": func(n int, w http.ResponseWriter) string {
 			switch n {
@@ -103,6 +104,7 @@ func TestPush(t *testing.T) {
 }
 
 func TestPoll(t *testing.T) {
+	t.Parallel()
 	t.Run("RCH-01 pages are handled in order, and gaps and refusals are values", func(t *testing.T) {
 		var times []time.Time
 		s := newScript(t, map[string]func(int, http.ResponseWriter) string{"events/poll": func(n int, _ http.ResponseWriter) string {
@@ -225,6 +227,7 @@ func TestTheCursorNeverPassesAnEventThatIsNotAcknowledged(t *testing.T) {
 }
 
 func TestAServerThatEndsEachSessionAtOnceIsNotAskedWithoutAPause(t *testing.T) {
+	t.Parallel()
 	var polls atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var m struct{ Method string }

@@ -18,6 +18,7 @@ import (
 
 // TestReceiver_Challenge registers at a server that verifies endpoints before it answers.
 func TestReceiver_Challenge(t *testing.T) {
+	t.Parallel()
 	challenge := func(target, id, body string) (int, string) {
 		req, _ := http.NewRequest(http.MethodPost, target, strings.NewReader(body))
 		req.Header.Set(webhook.HeaderID, id)

@@ -16,6 +16,7 @@ import (
 
 // SUB-08: a listen that a server cannot begin just now, which it says in a response with status 200, is tried again.
 func TestAStreamThatCannotBeginNowIsTriedAgain(t *testing.T) {
+	t.Parallel()
 	var requests atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if requests.Add(1) == 1 {

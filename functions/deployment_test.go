@@ -97,9 +97,7 @@ func TestDeployment(t *testing.T) {
 	t.Run("an event reaches a webhook and a stream", func(t *testing.T) { delivered(t, stack) })
 	t.Run("stream hands subscriptions over", func(t *testing.T) { handedOver(t, stack) })
 	t.Run("a failed webhook is tried again", func(t *testing.T) { triedAgain(t, stack) })
-	t.Run("an endpoint that is gone ends its subscription", func(t *testing.T) { gone(t, stack) })
 	t.Run("OPS-04 what fanout and publish cannot read is a dead letter", func(t *testing.T) { deadLettered(t, stack) })
-	t.Run("a session of the earlier revisions", func(t *testing.T) { session(t, stack) })
 	t.Run("a rotated key opens what the one before sealed", func(t *testing.T) { rotated(t, stack) })
 	t.Run("OPS-01 operators are served", func(t *testing.T) { operated(t, stack) })
 	t.Run("retry runs by its schedule", func(t *testing.T) {
@@ -248,16 +246,6 @@ func triedAgain(t *testing.T, stack *runner.Stack) {
 	deregister(t, stack, uri)
 }
 
-func gone(t *testing.T, stack *runner.Stack) {
-	target, hooks := endpoint(t, func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(http.StatusGone) })
-	uri, _ := register(t, stack, target)
-	publish(t, stack, 5)
-	wait(t, "the webhook", hooks)
-	eventually(t, "the subscription is disabled", func() bool {
-		return strings.Contains(string(rpc(t, stack.URL(), "resources/read", `"uri":"`+uri+`"`)), "disabled")
-	})
-}
-
 func deadLettered(t *testing.T, stack *runner.Stack) {
 	enqueue(t, stack, "EventsQueue", `{"no":"event"}`)
 	enqueue(t, stack, "InboxQueue", `{"no":"event"}`)
@@ -277,45 +265,6 @@ func letters(t *testing.T, stack *runner.Stack, queue string) int {
 		t.Fatalf("got %d, %v", resp.StatusCode, err)
 	}
 	return len(list.Items)
-}
-
-func session(t *testing.T, stack *runner.Stack) {
-	header := map[string]string{"Accept": "application/json, text/event-stream"}
-	init := `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`
-	resp := post(t, stack.URL()+"/mcp", init, header, nil)
-	header["Mcp-Session-Id"], header["Mcp-Protocol-Version"] = resp.Header.Get("Mcp-Session-Id"), "2025-11-25"
-	call := func(method, params string) {
-		t.Helper()
-		var answer struct{ Result, Error json.RawMessage }
-		if post(t, stack.URL()+"/mcp", `{"jsonrpc":"2.0","id":2,"method":"`+method+`","params":{`+params+`}}`, header, &answer); answer.Error != nil {
-			t.Errorf("%s: %s", method, answer.Error)
-		}
-	}
-	post(t, stack.URL()+"/mcp", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, header, nil)
-	call("resources/subscribe", `"uri":"event://ci/build-finished"`)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, stack.URL()+"/mcp", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stream := open(t, req, header)
-	id := publish(t, stack, 6)
-	for !strings.Contains(wait(t, "the notification", stream), `"`+id+`"`) {
-		// That the list of subscriptions changed may come before.
-	}
-	call("resources/unsubscribe", `"uri":"event://ci/build-finished"`)
-	target, _ := endpoint(t, nil)
-	call("resources/subscriptions/register", `"uris":["event://ci/build-finished"],"targetUri":"`+target+`"`)
-	if req, err = http.NewRequestWithContext(ctx, http.MethodDelete, stack.URL()+"/mcp", nil); err != nil {
-		t.Fatal(err)
-	}
-	for k, v := range header {
-		req.Header.Set(k, v)
-	}
-	if resp, err = http.DefaultClient.Do(req); err != nil || resp.StatusCode >= 300 {
-		t.Errorf("DELETE: got %v, %v", resp, err)
-	}
 }
 
 func rotated(t *testing.T, stack *runner.Stack) {

@@ -45,7 +45,7 @@ func value(n *yaml.Node) string {
 
 // AWS-13: one host for all paths, through which streams and every method and header pass, and which
 // tells clients where to get a token.
-func TestFront(t *testing.T) {
+func TestOneHostForAllPaths(t *testing.T) {
 	config := at(tree(t), "Resources", "Front", "Properties", "DistributionConfig")
 	behaviours := append([]*yaml.Node{at(config, "DefaultCacheBehavior")}, at(config, "CacheBehaviors").Content...)
 	routes := map[string]string{}
@@ -172,7 +172,7 @@ func rolledBackBy(t *testing.T, resources *yaml.Node, id string, alarms *yaml.No
 }
 
 // AWS-12: wherever a table or the key is used, it is the stack's own or the one that it adopts.
-func TestAdoption(t *testing.T) {
+func TestWhatIsAdoptedIsUsedEverywhere(t *testing.T) {
 	doc := tree(t)
 	own := map[string]bool{}
 	resources := at(doc, "Resources")

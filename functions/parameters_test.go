@@ -16,11 +16,12 @@ import (
 	"github.com/mcp-events/mcpevents/shared/config"
 )
 
-// deployment is what the tests of parameters read of template.yaml.
+// deployment is what the tests read of template.yaml.
 type deployment struct {
 	Parameters map[string]struct {
 		Default        *string `yaml:"Default"`
 		AllowedPattern string  `yaml:"AllowedPattern"`
+		Description    string  `yaml:"Description"`
 	} `yaml:"Parameters"`
 	Rules map[string]struct {
 		RuleCondition yaml.Node `yaml:"RuleCondition"`
@@ -34,17 +35,7 @@ type deployment struct {
 			Environment environmentOf `yaml:"Environment"`
 		} `yaml:"Function"`
 	} `yaml:"Globals"`
-	Resources map[string]struct {
-		Type       string `yaml:"Type"`
-		DependsOn  string `yaml:"DependsOn"`
-		Properties struct {
-			Environment                  environmentOf        `yaml:"Environment"`
-			Settings                     map[string]yaml.Node `yaml:"Settings"`
-			Version                      string               `yaml:"Version"`
-			ScalingConfig                map[string]yaml.Node `yaml:"ScalingConfig"`
-			ReservedConcurrentExecutions yaml.Node            `yaml:"ReservedConcurrentExecutions"`
-		} `yaml:"Properties"`
-	} `yaml:"Resources"`
+	Resources map[string]resource `yaml:"Resources"`
 }
 
 type environmentOf struct {

@@ -12,7 +12,7 @@ import (
 
 // AWS-08: with a quota of 10 and the defaults, events arrive and calls are answered while as many streams
 // are open as may be; one more is refused and takes nothing from them.
-func TestANewAccount(t *testing.T) {
+func TestStreamsLeaveANewAccountEnoughForEvents(t *testing.T) {
 	stack := deploy(t, func(o *runner.Options) {
 		delete(o.Parameters, "StreamConcurrency")
 		o.Concurrency = 10

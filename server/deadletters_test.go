@@ -2,9 +2,6 @@ package server
 
 import (
 	"encoding/json"
-	"io"
-	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -18,23 +15,14 @@ func TestDeadLettersOfQueues(t *testing.T) {
 		ID, Queue, Reason string
 		First, Dead       time.Time
 	}
-	call := func(method, path, body string, status int, out any) {
+	call := func(method, path, body string, want int, out any) {
 		t.Helper()
-		req, err := http.NewRequestWithContext(t.Context(), method, s.AdminURL+"/admin/v1/"+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		raw, err := io.ReadAll(resp.Body)
-		if err != nil || resp.StatusCode != status {
-			t.Fatalf("%s %s: got %d %s, %v", method, path, resp.StatusCode, raw, err)
+		status, text := ask(t, s, "", method, "/admin/v1/"+path, body)
+		if status != want {
+			t.Fatalf("%s %s: got %d %s", method, path, status, text)
 		}
 		if out != nil {
-			if err := json.Unmarshal(raw, out); err != nil {
+			if err := json.Unmarshal([]byte(text), out); err != nil {
 				t.Fatal(err)
 			}
 		}

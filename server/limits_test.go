@@ -2,10 +2,8 @@ package server
 
 import (
 	"bufio"
-	"encoding/json"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"regexp"
 	"strings"
@@ -38,17 +36,15 @@ func limited(t *testing.T) *Server {
 // TestLimits meets each limit of docs/reference/limits.md that has a name.
 func TestLimits(t *testing.T) {
 	s := limited(t)
-	answer := func(resp *http.Response) string {
-		defer resp.Body.Close()
-		b, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(b)
+	send := func(who, method, path, body string) string {
+		_, text := ask(t, s, who, method, path, body)
+		return text
 	}
-	send := func(who, method, path, body string) string { return answer(request(t, s, who, method, path, "", body)) }
 	publish := func(who, body string) string { return send(who, "POST", "/events", body) }
-	mcp := func(who, method string, params map[string]any) string { return answer(call(t, s, who, method, params)) }
+	mcp := func(who, method string, params map[string]any) string {
+		_, text := read(t, call(t, s, who, method, params))
+		return text
+	}
 	register := func(who string, params map[string]any) string {
 		all := map[string]any{"uris": []string{"event://ci/build-finished"}, "targetUri": "http://127.0.0.1:9/"}
 		for name, v := range params {
@@ -151,38 +147,6 @@ func TestLimits(t *testing.T) {
 			}
 		}
 	})
-}
-
-// request sends one of who has that key.
-func request(t *testing.T, s *Server, who, method, path, rpc, body string) *http.Response {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header = http.Header{"Authorization": {"Bearer " + who}, "Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
-	if rpc != "" {
-		req.Header.Set("Mcp-Protocol-Version", string(mcpspec.V20260728))
-		req.Header.Set("Mcp-Method", rpc)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resp
-}
-
-// call calls a method of /mcp.
-func call(t *testing.T, s *Server, who, method string, params map[string]any) *http.Response {
-	t.Helper()
-	params["_meta"] = map[string]any{
-		mcpspec.MetaVersion: mcpspec.V20260728, mcpspec.MetaClient: map[string]string{"name": "test", "version": "1"}, mcpspec.MetaCapabilities: map[string]any{},
-	}
-	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return request(t, s, who, "POST", "/mcp", method, string(body))
 }
 
 // superseded opens two streams of one who may have one, and returns when the first has ended.

@@ -2,9 +2,6 @@ package server
 
 import (
 	"bytes"
-	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -24,7 +21,6 @@ import (
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/metric"
 )
@@ -32,17 +28,11 @@ import (
 // scrape reads GET /metrics as Prometheus does, with a key if there is one.
 func scrape(t *testing.T, s *Server, key ...string) map[string]*dto.MetricFamily {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+"/metrics", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	who := ""
 	for _, k := range key {
-		req.Header.Set("Authorization", "Bearer "+k)
+		who = k
 	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := request(t, s, who, "GET", "/metrics", "", "")
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		t.Fatalf("got %s", resp.Status)
@@ -64,11 +54,6 @@ func value(families map[string]*dto.MetricFamily, name, by string) (v float64) {
 		v += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
 	}
 	return v
-}
-
-func hash(key string) string {
-	h := sha256.Sum256([]byte(key))
-	return hex.EncodeToString(h[:])
 }
 
 // told is what publishers, receivers and backends count themselves.
@@ -97,29 +82,30 @@ func (c *told) backend(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"no"}}`, m.ID)
 }
 
-// metricsAgree makes 10,000 deliveries with known failures, and some of all else that is counted.
+// secretPath is the key of a source.
+const secretPath = "the-secret-path-of-the-builds-0123456789"
+
+func init() { _ = os.Setenv("MCPEVENTS_TEST_BUILDS", secretPath) } // not by t.Setenv, which lets no tests run beside
+
+// metricsAgree makes 2,000 deliveries with known failures, and some of all else that is counted.
 func metricsAgree(t *testing.T) {
-	const events, subscriptions, deliveries, given = 1000, 10, 10_000, 500
+	t.Parallel() // retries wait
+	const events, subscriptions, deliveries, given = 200, 10, 2000, 100
 	var c told
 	endpoint, backend := httptest.NewServer(http.HandlerFunc(c.receive)), httptest.NewServer(http.HandlerFunc(c.backend))
 	defer endpoint.Close()
 	defer backend.Close()
-	const key = "the-secret-path-of-the-builds-0123456789"
-	t.Setenv("MCPEVENTS_TEST_BUILDS", key)
 	s := serve(t, func(o *Options) {
 		retries(o)
-		var err error
-		if o.Config, err = config.ParseFile("config.yaml", fmt.Appendf(nil, `backends: [{name: b, url: %q}]
+		o.Config = configured(t, fmt.Sprintf(`backends: [{name: b, url: %q}]
 sources:
   - name: builds
     verify: {scheme: none, secrets: ["env:MCPEVENTS_TEST_BUILDS"]}
     events: [{match: {body: {kind: [build]}}, name: ci.build_finished}]
-`, backend.URL)); err != nil {
-			t.Fatal(err)
-		}
+`, backend.URL))
 	})
 	for i := range subscriptions {
-		subscribed(t, s, fmt.Sprintf("%s/%d", endpoint.URL, i))
+		subscribed(t, s, fmt.Sprintf("%s/%d", endpoint.URL, i), pullRequest)
 	}
 	mcp, err := client.New(client.Server{URL: s.URL, Agent: "test/1"}, mcpspec.V20260728)
 	if err != nil {
@@ -137,19 +123,19 @@ sources:
 	if err := mcp.Call(t.Context(), "resources/subscriptions/register", map[string]any{"uris": make([]string, 51), "targetUri": endpoint.URL}, nil); err == nil {
 		t.Error("51 URIs are registered")
 	}
-	for _, k := range []string{key, key, "another key"} {
-		resp, err := http.Post(s.URL+"/sources/builds/"+url.PathEscape(k), "application/json", strings.NewReader(`{"kind":"none"}`))
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = resp.Body.Close()
+	for _, k := range []string{secretPath, secretPath, "another key"} {
+		ask(t, s, "", "POST", "/sources/builds/"+url.PathEscape(k), `{"kind":"none"}`)
 	}
-	listenAndLeave(t, s)
+	stream := call(t, s, "", mcpspec.MethodListen, map[string]any{"notifications": map[string]any{"eventsListChanged": true}})
+	if _, err := stream.Body.Read(make([]byte, 1)); err != nil || stream.StatusCode != http.StatusOK {
+		t.Fatal(stream.Status, err)
+	}
+	_ = stream.Body.Close() // which ends it
 	batch := make([]Event, events/10)
 	for range 10 {
 		for i := range batch {
 			batch[i] = Event{
-				URI:  "event://github/acme/website/pull_request",
+				URI:  pullRequest,
 				Data: fmt.Appendf(nil, `{"action":"opened","number":%d,"pull_request":{"title":"t","author":"a","base":"main","url":"https://example.com/1"}}`, 1+i%20),
 			}
 		}
@@ -212,29 +198,6 @@ sources:
 	}
 }
 
-// listenAndLeave opens a stream and closes it.
-func listenAndLeave(t *testing.T, s *Server) {
-	t.Helper()
-	ctx, leave := context.WithCancel(t.Context())
-	defer leave()
-	r, _ := http.NewRequestWithContext(ctx, http.MethodPost, s.URL+"/mcp", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen",
-		"params":{"notifications":{"eventsListChanged":true},"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`))
-	for name, value := range map[string]string{
-		"Content-Type": "application/json", "Accept": "application/json, text/event-stream",
-		mcpspec.HeaderVersion: string(mcpspec.V20260728), mcpspec.HeaderMethod: mcpspec.MethodListen,
-	} {
-		r.Header.Set(name, value)
-	}
-	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if _, err := resp.Body.Read(make([]byte, 1)); err != nil || resp.StatusCode != http.StatusOK {
-		t.Fatal(resp.Status, err)
-	}
-}
-
 // served are the names of all metrics as Prometheus has them.
 func served() map[string]bool {
 	all := map[string]bool{}
@@ -284,50 +247,20 @@ func dashboardAsksForWhatIsServed(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
+	t.Parallel()
 	t.Run("OPS-12 metrics agree with what publishers and receivers counted", metricsAgree)
 	t.Run("OPS-12 the dashboard asks only for what is served", dashboardAsksForWhatIsServed)
 	t.Run("OPS-12 who may not operate sees none", func(t *testing.T) {
 		s := serve(t, func(o *Options) {
-			o.Auth = auth.ModeKeys
-			var err error
-			o.Config, err = config.ParseFile("config.yaml", fmt.Appendf(nil, `keys:
+			o.Auth, o.Config = auth.ModeKeys, configured(t, fmt.Sprintf(`keys:
   - {principal: alice, scopes: ["events:read", "events:subscribe", "events:publish"], sha256: %s}
   - {principal: op, scopes: ["events:operate"], sha256: %s}
 `, hash("alice-key"), hash("op-key")))
-			if err != nil {
-				t.Fatal(err)
-			}
 		})
 		for key, want := range map[string]int{"": http.StatusUnauthorized, "alice-key": http.StatusForbidden, "op-key": http.StatusOK} {
-			r, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL+"/metrics", nil)
-			if key != "" {
-				r.Header.Set("Authorization", "Bearer "+key)
-			}
-			resp, err := http.DefaultClient.Do(r)
-			if err != nil {
-				t.Fatal(err)
-			}
-			body, _ := io.ReadAll(resp.Body)
-			_ = resp.Body.Close()
-			if resp.StatusCode != want || strings.Contains(string(body), "mcpevents_") != (want == http.StatusOK) {
-				t.Errorf("%q: got %s, %.200s", key, resp.Status, body)
+			if status, body := ask(t, s, key, "GET", "/metrics", ""); status != want || strings.Contains(body, "mcpevents_") != (want == http.StatusOK) {
+				t.Errorf("%q: got %d, %.200s", key, status, body)
 			}
 		}
 	})
-}
-
-// OPS-16: alive and ready are two questions.
-func TestReady(t *testing.T) {
-	s := serve(t, nil)
-	for path, want := range map[string]string{"/healthz": `{"status":"ok"}`, "/readyz": `{"status":"ready"}`} {
-		resp, err := http.Get(s.URL + path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		body, _ := io.ReadAll(resp.Body)
-		_ = resp.Body.Close()
-		if resp.StatusCode != http.StatusOK || strings.TrimSpace(string(body)) != want {
-			t.Errorf("%s: got %s %s", path, resp.Status, body)
-		}
-	}
 }

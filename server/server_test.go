@@ -2,14 +2,22 @@ package server
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"io"
 	"log/slog"
+	"net/http"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // patience bounds every wait.
@@ -53,3 +61,98 @@ func end(t *testing.T, e *Server) {
 		t.Errorf("end the server: %v", err)
 	}
 }
+
+// refuses fails unless a server with these options does not start, because of what it says.
+func refuses(t *testing.T, o Options, says string) {
+	t.Helper()
+	s, err := New(t.Context(), o)
+	if err == nil {
+		end(t, s)
+		t.Fatalf("it started, without saying %q", says)
+	}
+	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), says) {
+		t.Errorf("got %v of kind %v, want %s", err, fault.KindOf(err), says)
+	}
+}
+
+// starts starts a server with these options once, and ends it.
+func starts(t *testing.T, o Options) {
+	t.Helper()
+	s, err := New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end(t, s)
+}
+
+// hash is what a configuration has of a key.
+func hash(key string) string {
+	h := sha256.Sum256([]byte(key))
+	return hex.EncodeToString(h[:])
+}
+
+// request sends a request of who has that key, or of no one; rpc is its method at /mcp.
+func request(t *testing.T, s *Server, who, method, path, rpc, body string) *http.Response {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header = http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
+	if who != "" {
+		req.Header.Set("Authorization", "Bearer "+who)
+	}
+	if rpc != "" {
+		req.Header.Set(mcpspec.HeaderVersion, string(mcpspec.V20260728))
+		req.Header.Set(mcpspec.HeaderMethod, rpc)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp
+}
+
+// read reads a response to its end.
+func read(t *testing.T, resp *http.Response) (status int, text string) {
+	t.Helper()
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, strings.TrimSpace(string(b))
+}
+
+// ask sends a request and reads the response.
+func ask(t *testing.T, s *Server, who, method, path, body string) (status int, text string) {
+	t.Helper()
+	return read(t, request(t, s, who, method, path, "", body))
+}
+
+// call calls a method of /mcp.
+func call(t *testing.T, s *Server, who, method string, params map[string]any) *http.Response {
+	t.Helper()
+	params["_meta"] = map[string]any{
+		mcpspec.MetaVersion: mcpspec.V20260728, mcpspec.MetaClient: map[string]string{"name": "test", "version": "1"}, mcpspec.MetaCapabilities: map[string]any{},
+	}
+	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return request(t, s, who, "POST", "/mcp", method, string(body))
+}
+
+// subscribed registers an endpoint for events.
+func subscribed(t *testing.T, s *Server, endpoint, uri string) {
+	t.Helper()
+	status, text := read(t, call(t, s, "", mcpspec.MethodRegister, map[string]any{"uris": []string{uri}, "targetUri": endpoint}))
+	if status != http.StatusOK || strings.Contains(text, `"error"`) {
+		t.Fatalf("%d %s", status, text)
+	}
+}
+
+const (
+	buildFinished = "event://ci/build-finished"
+	pullRequest   = "event://github/acme/website/pull_request"
+)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -92,13 +93,12 @@ func TestFilesOfTheStartWin(t *testing.T) {
 
 // What a reload applies is in use when it returns.
 func TestAReloadIsInUseAtOnce(t *testing.T) {
-	key := func(hash string) *config.Config {
-		return configured(t, "keys:\n  - {principal: a, scopes: [events:read], sha256: "+hash+"}\n")
+	key := func(secret string) *config.Config {
+		return configured(t, "keys:\n  - {principal: a, scopes: [events:read], sha256: "+hash(secret)+"}\n")
 	}
-	const one, two = "2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683", "3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3" // of "key" and "two"
 	var o Options
 	s := serve(t, func(with *Options) {
-		with.Auth, with.Catalog, with.Config = auth.ModeKeys, types(t, "before"), key(one)
+		with.Auth, with.Catalog, with.Config = auth.ModeKeys, types(t, "before"), key("key")
 		o = *with
 	})
 	caller := func(secret string) error {
@@ -108,7 +108,7 @@ func TestAReloadIsInUseAtOnce(t *testing.T) {
 	if err := caller("key"); err != nil {
 		t.Fatal(err)
 	}
-	o.Catalog, o.Config = types(t, "after"), key(two)
+	o.Catalog, o.Config = types(t, "after"), key("two")
 	if err := s.Reload(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestAReloadIsInUseAtOnce(t *testing.T) {
 
 // EVS-14: who has the catalog that workspaces share is told once of its change, also of one while the server was down;
 // who has another is not.
-func TestStreamsAreToldOfASharedCatalog(t *testing.T) {
+func TestStreamsAreNotifiedOfASharedCatalog(t *testing.T) {
 	var o Options
 	s := serve(t, func(with *Options) {
 		with.Catalog, with.Workspaces = types(t, "before"), map[string]*catalog.Catalog{"own": ownTypes(t, "own")}
@@ -201,4 +201,26 @@ func TestStreamsAreToldOfASharedCatalog(t *testing.T) {
 			t.Errorf("SUB-08: workspace %s came back and was told %d times, want %d", workspace, n, want)
 		}
 	}
+}
+
+// CNV-07: a server whose catalog does not say who may have the events of conversations does not start,
+// and one that runs does not take such a catalog. What else speaks against files is shown by settings/apply.
+func TestConversationsNeedARule(t *testing.T) {
+	const chatter = "events:\n  - {name: conversation.user_message, uri: event://conversation/user-message"
+	var o Options
+	s := serve(t, func(with *Options) {
+		with.Catalog, with.Config = []byte(chatter+", access: {scopes: [conversation]}}\n"), configured(t, "conversation: {userMessages: true, events: {userMessage: true}}\n")
+		with.Limits.AllowInsecureTargets = false
+		o = *with
+	})
+	// CNV-06: without authentication no one can consent for all.
+	if status, text := ask(t, s, "", "PUT", "/consent/events", ""); status != http.StatusForbidden || !strings.Contains(text, "--allow-insecure-targets") {
+		t.Errorf("got %d %s", status, text)
+	}
+	o.Catalog = []byte(chatter + "}\n")
+	if err := s.Reload(t.Context(), o); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "needs an access rule") {
+		t.Errorf("reloaded: %v", err)
+	}
+	o.Data = ":memory:"
+	refuses(t, o, "needs an access rule")
 }

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -16,10 +15,10 @@ import (
 
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite/engine"
 )
 
+// RCH-07: a program learns what is wrong with its options.
 func TestOptionsThatCannotBeAreRefused(t *testing.T) {
 	types := []byte("events: []")
 	for want, o := range map[string]Options{
@@ -27,14 +26,9 @@ func TestOptionsThatCannotBeAreRefused(t *testing.T) {
 		`Auth is "basic"`:       {Data: ":memory:", Catalog: types, Auth: "basic"},
 		"--log-retention is 0s": {Data: ":memory:", Catalog: types, Limits: config.Limits{Quota: 5, Streams: 5}},
 		"is empty":              {Data: ":memory:"},
+		"that is nil":           {Data: ":memory:", Catalog: types, Upstream: http.HandlerFunc(nil)},
 	} {
-		s, err := New(t.Context(), o)
-		if err == nil {
-			end(t, s)
-		}
-		if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) {
-			t.Errorf("RCH-07 got %v, want %s", err, want)
-		}
+		refuses(t, o, want)
 	}
 }
 
@@ -50,18 +44,11 @@ func TestAnEmptyDatabaseBesideOldKeysIsRefused(t *testing.T) {
 		{"is missing", func() error { return os.Remove(path) }},
 		{"is damaged", func() error { return os.WriteFile(path, []byte(strings.Repeat("no database ", 1000)), 0o600) }},
 	} {
-		name := step.name
 		if err := step.damage(); err != nil {
 			t.Fatal(err)
 		}
-		e, err := New(t.Context(), settings)
-		if err == nil {
-			end(t, e)
-			t.Fatalf("%s: it started", name)
-		}
-		if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "start anew") {
-			t.Errorf("%s: got %v of kind %v", name, err, fault.KindOf(err))
-		}
+		refuses(t, settings, step.name)
+		refuses(t, settings, "start anew")
 	}
 	// On purpose, without the keys.
 	for _, name := range []string{path, secretsPath(settings.Data)} {
@@ -69,11 +56,7 @@ func TestAnEmptyDatabaseBesideOldKeysIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	e, err := New(t.Context(), settings)
-	if err != nil {
-		t.Fatal(err)
-	}
-	end(t, e)
+	starts(t, settings)
 }
 
 func TestADataDirectoryThatCannotBeWrittenIsNamed(t *testing.T) {
@@ -86,14 +69,7 @@ func TestADataDirectoryThatCannotBeWrittenIsNamed(t *testing.T) {
 		dir = "/proc/self"
 	}
 	s := Options{Addr: "127.0.0.1:0", Data: dir, Catalog: []byte("events:\n  - {name: a.b, uri: event://a/b}\n"), CatalogName: "catalog.yaml", Auth: auth.ModeNone, Limits: config.DefaultLimits(), Log: quiet()}
-	e, err := New(t.Context(), s)
-	if err == nil {
-		end(t, e)
-		t.Fatal("it started")
-	}
-	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "the data directory "+dir+" cannot be written") {
-		t.Error(err)
-	}
+	refuses(t, s, "the data directory "+dir+" cannot be written")
 }
 
 func openDescriptors(t *testing.T) int {
@@ -164,21 +140,13 @@ type sqlJob string
 func (s sqlJob) Apply(tx *engine.Tx) error { return tx.Exec(string(s)) }
 func (sqlJob) Done(error)                  {}
 
-func TestHealthzTellsThatWritesFail(t *testing.T) {
+// OPS-16: alive and ready are two questions, and a server whose writes fail is not alive.
+func TestAliveAndReady(t *testing.T) {
 	e := serve(t, nil)
-	get := func() (int, string) {
-		t.Helper()
-		resp, err := http.Get(e.URL + "/healthz")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return resp.StatusCode, strings.TrimSpace(string(body))
+	if code, body := ask(t, e, "", "GET", "/readyz", ""); code != http.StatusOK || body != `{"status":"ready"}` {
+		t.Errorf("got %d %s", code, body)
 	}
+	get := func() (int, string) { return ask(t, e, "", "GET", "/healthz", "") }
 	if code, body := get(); code != http.StatusOK || body != `{"status":"ok"}` {
 		t.Fatalf("got %d %s", code, body)
 	}
@@ -207,6 +175,7 @@ func TestHealthzTellsThatWritesFail(t *testing.T) {
 
 // A shutdown whose time is over cuts off what runs: and the delivery comes again.
 func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
+	t.Parallel()
 	var settings Options
 	end(t, serve(t, func(s *Options) { settings = *s }))
 	arrived := make(chan struct{}, 10)
@@ -223,28 +192,10 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	post := func(path, body string, headers map[string]string) {
-		t.Helper()
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, e.URL+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Content-Type", "application/json")
-		for name, value := range headers {
-			req.Header.Set(name, value)
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		if answer, _ := io.ReadAll(resp.Body); resp.StatusCode >= 300 || strings.Contains(string(answer), `"error"`) {
-			t.Fatalf("%s: %d %s", path, resp.StatusCode, answer)
-		}
+	subscribed(t, e, receiver.URL+"/hook", buildFinished)
+	if _, err := e.Publish(t.Context(), auth.DefaultWorkspace, Event{URI: buildFinished, Data: []byte(`{"build":1,"status":"passed"}`)}); err != nil {
+		t.Fatal(err)
 	}
-	post("/mcp", `{"jsonrpc":"2.0","id":1,"method":"resources/subscriptions/register","params":{"uris":["event://ci/build-finished"],"targetUri":"`+receiver.URL+`/hook","_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`,
-		map[string]string{"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "resources/subscriptions/register", "Accept": "application/json, text/event-stream"})
-	post("/events", `{"uri":"event://ci/build-finished","data":{"build":1,"status":"passed"}}`, nil)
 	<-arrived
 	http.DefaultClient.CloseIdleConnections()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
@@ -272,6 +223,7 @@ func TestCloseCutsOffWhatTakesTooLong(t *testing.T) {
 
 // A server at rest writes and syncs nothing. Once a minute it looks for due deliveries, which this test does not wait for.
 func TestAtRestNothingIsWritten(t *testing.T) {
+	t.Parallel()
 	e := serve(t, nil)
 	disk := func() [2]int64 {
 		s := e.db.Engine().Stats()

@@ -15,8 +15,6 @@ import (
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/encoding/protojson"
 
-	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/trace/otlp"
 )
 
@@ -75,39 +73,22 @@ func attributeOf(s *tracepb.Span, key string) any {
 	return nil
 }
 
-// subscribed registers an endpoint for pull requests of acme/website.
-func subscribed(t *testing.T, s *Server, endpoint string) {
-	t.Helper()
-	c, err := client.New(client.Server{URL: s.URL, Agent: "test/1"}, mcpspec.V20260728)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var registered json.RawMessage
-	if err := c.Call(t.Context(), "resources/subscriptions/register", map[string]any{
-		"uris": []string{"event://github/acme/website/pull_request"}, "targetUri": endpoint,
-	}, &registered); err != nil {
-		t.Fatal(err)
-	}
+// pull is an event of the publisher.
+func pull(id string) string {
+	return `{"uri":"` + pullRequest + `","id":"` + id + `","data":{"action":"opened","number":1,"pull_request":{"title":"t","author":"a","base":"main","url":"https://example.com/1"}}}`
 }
 
-const pullRequest = `{"uri":"event://github/acme/website/pull_request","id":"pr-1","data":{"action":"opened","number":1,"pull_request":{"title":"t","author":"a","base":"main","url":"https://example.com/1"}}}`
-
 // publishedIn publishes an event within a trace.
-func publishedIn(t *testing.T, s *Server, parent, state string) {
+func publishedIn(t *testing.T, s *Server, id, parent, state string) {
 	t.Helper()
-	r, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+"/events", strings.NewReader(pullRequest))
-	r.Header.Set("Content-Type", "application/json")
-	if parent != "" {
-		r.Header.Set("Traceparent", parent)
-		r.Header.Set("Tracestate", state)
-	}
+	r, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL+"/events", strings.NewReader(pull(id)))
+	r.Header = http.Header{"Content-Type": {"application/json"}, "Traceparent": {parent}, "Tracestate": {state}}
 	resp, err := http.DefaultClient.Do(r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = resp.Body.Close()
-	if resp.StatusCode != http.StatusAccepted {
-		t.Fatalf("got %s", resp.Status)
+	if status, text := read(t, resp); status != http.StatusAccepted {
+		t.Fatalf("got %d %s", status, text)
 	}
 }
 
@@ -149,7 +130,9 @@ func retries(o *Options) {
 }
 
 func TestTraces(t *testing.T) {
+	t.Parallel()
 	t.Run("OPS-13 a collector gets publish, fanout, and each attempt, in the publisher's trace", func(t *testing.T) {
+		t.Parallel() // retries wait
 		c := newSpanCollector(t)
 		provider, err := otlp.Provider(otlp.Options{Endpoint: c.URL, Log: quiet()})
 		if err != nil {
@@ -157,8 +140,8 @@ func TestTraces(t *testing.T) {
 		}
 		s := serve(t, func(o *Options) { retries(o); o.Traces = provider })
 		endpoint, got := failing(t, 1)
-		subscribed(t, s, endpoint)
-		publishedIn(t, s, sampledParent, "vendor=1")
+		subscribed(t, s, endpoint, pullRequest)
+		publishedIn(t, s, "pr-1", sampledParent, "vendor=1")
 		first, second := receive(t, got), receive(t, got)
 		end(t, s)
 		if err := provider.Shutdown(t.Context()); err != nil {
@@ -189,10 +172,11 @@ func TestTraces(t *testing.T) {
 		}
 	})
 	t.Run("OPS-13 a replayed dead letter is of the publisher's trace", func(t *testing.T) {
+		t.Parallel() // retries wait
 		s := serve(t, retries)
 		endpoint, got := failing(t, 3)
-		subscribed(t, s, endpoint)
-		publishedIn(t, s, sampledParent, "vendor=1")
+		subscribed(t, s, endpoint, pullRequest)
+		publishedIn(t, s, "pr-1", sampledParent, "vendor=1")
 		for range 3 {
 			if h := receive(t, got); h.Get("Traceparent") != sampledParent || h.Get("Tracestate") != "vendor=1" {
 				t.Errorf("without an exporter the trace goes on as it came: got %v", h)
@@ -200,25 +184,18 @@ func TestTraces(t *testing.T) {
 		}
 		var letters struct{ Items []struct{ ID string } }
 		for deadline := time.Now().Add(patience); len(letters.Items) == 0; time.Sleep(5 * time.Millisecond) {
-			resp, err := http.Get(s.URL + "/admin/v1/dead-letters")
-			if err != nil || time.Now().After(deadline) {
-				t.Fatal("no dead letter", err)
-			}
-			err = json.NewDecoder(resp.Body).Decode(&letters)
-			if _ = resp.Body.Close(); err != nil {
-				t.Fatal(err)
+			_, text := ask(t, s, "", "GET", "/admin/v1/dead-letters", "")
+			if err := json.Unmarshal([]byte(text), &letters); err != nil || time.Now().After(deadline) {
+				t.Fatalf("no dead letter in %s, %v", text, err)
 			}
 		}
-		resp, err := http.Post(s.URL+"/admin/v1/dead-letters/"+letters.Items[0].ID+"/retry", "application/json", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = resp.Body.Close()
+		status, _ := ask(t, s, "", "POST", "/admin/v1/dead-letters/"+letters.Items[0].ID+"/retry", "")
 		if h := receive(t, got); h.Get("Traceparent") != sampledParent {
-			t.Errorf("got %v, %s", h, resp.Status)
+			t.Errorf("got %v, %d", h, status)
 		}
 	})
 	t.Run("OPS-13 what the publisher does not sample is not exported, and neither is the rest of traces that begin here", func(t *testing.T) {
+		t.Parallel() // retries wait
 		c := newSpanCollector(t)
 		provider, err := otlp.Provider(otlp.Options{Endpoint: c.URL, Ratio: 0, Log: quiet()})
 		if err != nil {
@@ -226,16 +203,13 @@ func TestTraces(t *testing.T) {
 		}
 		s := serve(t, func(o *Options) { retries(o); o.Traces = provider })
 		endpoint, got := failing(t, 0)
-		subscribed(t, s, endpoint)
+		subscribed(t, s, endpoint, pullRequest)
 		const unsampled = "00-" + publisherTrace + "-" + publisherSpan + "-00"
-		publishedIn(t, s, unsampled, "")
+		publishedIn(t, s, "pr-1", unsampled, "")
 		if h := receive(t, got); h.Get("Traceparent") != unsampled {
 			t.Errorf("got %v", h)
 		}
-		event := strings.Replace(pullRequest, "pr-1", "pr-2", 1)
-		if _, err := http.Post(s.URL+"/events", "application/json", strings.NewReader(event)); err != nil {
-			t.Fatal(err)
-		}
+		ask(t, s, "", "POST", "/events", pull("pr-2"))
 		if h := receive(t, got); h.Get("Traceparent") != "" {
 			t.Errorf("got %v", h)
 		}

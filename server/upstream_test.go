@@ -11,7 +11,6 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
 // program is someone's MCP server.
@@ -160,9 +159,8 @@ func TestAProgramsOwnServerIsForTheDefaultWorkspace(t *testing.T) {
 	p := newProgram()
 	_, mine := mounted(t, p, func(o *Options) {
 		o.Auth = auth.ModeKeys
-		o.Config = configured(t, "keys:\n"+
-			"  - {principal: a, scopes: [events:read], sha256: 2c70e12b7a0646f92279f427c7b38e7334d8e5389cff167a1dc30e73f826b683}\n"+ // of "key"
-			"  - {principal: b, workspace: other, scopes: [events:read], sha256: 3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3}\n") // of "two"
+		o.Config = configured(t, "keys:\n  - {principal: a, scopes: [events:read], sha256: "+hash("key")+"}\n"+
+			"  - {principal: b, workspace: other, scopes: [events:read], sha256: "+hash("two")+"}\n")
 	})
 	as := func(key string) []string {
 		t.Helper()
@@ -205,27 +203,7 @@ func TestABackendMustNotHaveTheNameOfTheProgramsOwn(t *testing.T) {
 		Data: t.TempDir(), Catalog: types(t, "a"), Upstream: newProgram().handler(), Log: quiet(),
 		Config: configured(t, "backends:\n  - {name: upstream, url: 'http://127.0.0.1:1/mcp'}\n"),
 	}
-	s, err := New(t.Context(), o)
-	if err == nil {
-		end(t, s)
-	}
-	if !fault.Is(err, fault.Invalid) {
-		t.Errorf("got %v", err)
-	}
+	refuses(t, o, "upstream")
 	o.Config = configured(t, "backends:\n  - {name: upstream, workspace: other, url: 'http://127.0.0.1:1/mcp'}\n")
-	if s, err = New(t.Context(), o); err != nil {
-		t.Fatal(err)
-	}
-	end(t, s)
-}
-
-func TestAnUpstreamThatIsNil(t *testing.T) {
-	var handler http.HandlerFunc
-	s, err := New(t.Context(), Options{Data: t.TempDir(), Catalog: types(t, "a"), Upstream: handler, Log: quiet()})
-	if err == nil {
-		end(t, s)
-	}
-	if !fault.Is(err, fault.Invalid) {
-		t.Errorf("RCH-07: got %v", err)
-	}
+	starts(t, o)
 }

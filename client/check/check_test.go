@@ -24,7 +24,7 @@ import (
 func ours(t *testing.T, change func(*server.Options)) check.Options {
 	t.Helper()
 	o := servertest.Options(t, map[string]servertest.Caller{"agent": {Workspace: "default", Scopes: "events:read, events:subscribe"}})
-	o.Limits.Heartbeat, o.Limits.EventsSchedule = time.Second, []time.Duration{0, 2 * time.Second, 2 * time.Second}
+	o.Limits.Heartbeat, o.Limits.EventsSchedule = time.Second, []time.Duration{0, time.Second, time.Second}
 	o.Limits.MinTTL = time.Second
 	if change != nil {
 		change(&o)

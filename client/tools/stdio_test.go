@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/client"
-	"github.com/mcp-events/mcpevents/client/tools"
 	"github.com/mcp-events/mcpevents/server/servertest"
 )
 
@@ -58,14 +56,8 @@ type line struct {
 func newWire(t *testing.T, name string) (*wire, string) {
 	t.Helper()
 	w := &wire{agent: agent{T: t}, lines: make(chan line, 1000), served: make(chan error, 1)}
-	o := servertest.Options(t, map[string]servertest.Caller{"agent": {Workspace: "default", Scopes: "events:read"}})
-	o.Catalog = append(o.Catalog, "  - {name: file.read, uri: event://file/read}\n"...)
-	w.server = servertest.Start(t, o)
-	c, err := client.Connect(t.Context(), w.server.URL, client.Options{Key: "agent", Agent: "test/1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ts := tools.New(c)
+	s, ts := connected(t, "agent")
+	w.server = s
 	in, toServer := io.Pipe()
 	fromServer, out := io.Pipe()
 	w.in = toServer
@@ -156,6 +148,7 @@ func (w *wire) silent() {
 }
 
 func TestALineThatIsNoMessageDoesNotEndTheSession(t *testing.T) {
+	t.Parallel()
 	w, _ := newWire(t, "another")
 	for _, c := range []struct {
 		name, line string
@@ -183,6 +176,7 @@ func TestALineThatIsNoMessageDoesNotEndTheSession(t *testing.T) {
 }
 
 func TestAClientThatStopsReading(t *testing.T) {
+	t.Parallel()
 	w, _ := newWire(t, "claude-code")
 	w.call("subscribe", `{"name":"incident.created"}`)
 	t.Run("RCH-04 gets the rest when it reads on", func(t *testing.T) {
@@ -216,6 +210,7 @@ func TestAClientThatStopsReading(t *testing.T) {
 }
 
 func TestAFloodOfRequests(t *testing.T) {
+	t.Parallel()
 	w, _ := newWire(t, "another")
 	w.call("subscribe", `{"name":"incident.created"}`)
 	const most, first = 64, 1000

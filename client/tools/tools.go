@@ -48,8 +48,9 @@ const instructions = `These tools let you learn of things that happen elsewhere.
 
 // Tools hold the subscriptions of one client. Close ends them.
 type Tools struct {
-	client *client.Client
-	inbox  inbox
+	client   *client.Client
+	inbox    inbox
+	progress time.Duration // between what a wait says of itself
 
 	ctx  context.Context // of all subscriptions
 	stop context.CancelFunc
@@ -69,7 +70,7 @@ type subscription struct {
 
 // New makes the tools of a client of the other server.
 func New(c *client.Client) *Tools {
-	t := &Tools{client: c, subs: map[string]*subscription{}}
+	t := &Tools{client: c, progress: progressEvery, subs: map[string]*subscription{}}
 	t.inbox.changed, t.inbox.waiting = make(chan struct{}), map[*string]struct{}{}
 	t.ctx, t.stop = context.WithCancel(context.Background())
 	return t
@@ -324,7 +325,7 @@ func (t *Tools) wait(ctx context.Context, req *mcp.CallToolRequest, in toWait) (
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second)
 	defer cancel()
-	tick := time.NewTicker(progressEvery)
+	tick := time.NewTicker(t.progress)
 	defer tick.Stop()
 	leave := t.inbox.await(in.Subscription)
 	defer leave()

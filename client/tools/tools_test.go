@@ -26,25 +26,35 @@ type agent struct {
 	progress chan string
 }
 
-func newAgent(t *testing.T, key string) *agent {
+// connected starts a server, and has tools of a caller of it.
+func connected(t *testing.T, key string) (*server.Server, *tools.Tools) {
 	t.Helper()
-	a := &agent{T: t, progress: make(chan string, 100)}
 	o := servertest.Options(t, map[string]servertest.Caller{
 		"agent": {Workspace: "default", Scopes: "events:read"}, "stranger": {Workspace: "other", Scopes: "events:subscribe"},
 	})
 	o.Catalog = append(o.Catalog, "  - {name: file.read, uri: event://file/read}\n"...)
-	a.server = servertest.Start(t, o)
-	c, err := client.Connect(t.Context(), a.server.URL, client.Options{Key: key, Agent: "test/1"})
+	s := servertest.Start(t, o)
+	c, err := client.Connect(t.Context(), s.URL, client.Options{Key: key, Agent: "test/1"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ts := tools.New(c)
+	tools.SetProgress(ts, 300*time.Millisecond)
+	return s, ts
+}
+
+func newAgent(t *testing.T, key string) *agent {
+	t.Helper()
+	a := &agent{T: t, progress: make(chan string, 100)}
+	var ts *tools.Tools
+	a.server, ts = connected(t, key)
 	t.Cleanup(ts.Close)
 	in, asks := io.Pipe()
 	answers, out := io.Pipe()
 	go func() {
 		_ = out.CloseWithError(ts.Serve(context.WithoutCancel(t.Context()), "mcpevents", "1", in, out))
 	}()
+	var err error
 	a.session, err = mcp.NewClient(&mcp.Implementation{Name: "agent", Version: "1"}, &mcp.ClientOptions{
 		ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) { a.progress <- r.Params.Message },
 	}).Connect(t.Context(), &mcp.IOTransport{Reader: answers, Writer: asks}, nil)
@@ -108,6 +118,7 @@ func (r read) titles() (all []string) {
 }
 
 func TestAClientThatKnowsToolsAloneGetsEvents(t *testing.T) {
+	t.Parallel()
 	a := newAgent(t, "agent")
 	t.Run("RCH-04 it sees the tools and the event types", func(t *testing.T) {
 		var names []string
@@ -190,7 +201,7 @@ func TestAClientThatKnowsToolsAloneGetsEvents(t *testing.T) {
 		}
 	})
 	t.Run("RCH-04 a wait reports progress", func(t *testing.T) {
-		a.call("wait_for_event", map[string]any{"seconds": 6}, nil)
+		a.call("wait_for_event", map[string]any{"seconds": 1}, nil)
 		select {
 		case got := <-a.progress:
 			if got != "no event yet" {
@@ -217,6 +228,7 @@ func TestAClientThatKnowsToolsAloneGetsEvents(t *testing.T) {
 }
 
 func TestWhatAModelIsRefused(t *testing.T) {
+	t.Parallel()
 	a := newAgent(t, "agent")
 	t.Run("RCH-04 an event type that there is not", func(t *testing.T) {
 		if refused := a.call("subscribe", map[string]any{"name": "no.such"}, nil); !strings.Contains(refused, "unknown event type") {
@@ -248,6 +260,7 @@ func TestWhatAModelIsRefused(t *testing.T) {
 }
 
 func TestASubscriptionThatThereIsNot(t *testing.T) {
+	t.Parallel()
 	a := newAgent(t, "agent")
 	refused := func(t *testing.T, tool, subscription, want string) {
 		t.Helper()
@@ -294,6 +307,7 @@ func TestASubscriptionThatThereIsNot(t *testing.T) {
 }
 
 func TestAccessRulesHoldForTools(t *testing.T) {
+	t.Parallel()
 	a := newAgent(t, "stranger")
 	if refused := a.call("subscribe", map[string]any{"name": "incident.created"}, nil); refused == "" {
 		t.Error("RCH-04: a caller without the right to read has subscribed")

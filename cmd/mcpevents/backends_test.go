@@ -12,6 +12,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/server/servertest"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/test/backend"
@@ -82,7 +83,7 @@ func TestReloadOfBackends(t *testing.T) {
 
 // GWN-01, GWN-04: who listens is told of the lists that a reload changes, and who comes back with its cursor of those that
 // were changed while the server was down; the same file again tells nothing.
-func TestStreamsAreToldOfOtherBackends(t *testing.T) {
+func TestStreamsAreNotifiedOfOtherBackends(t *testing.T) {
 	var now server.Options
 	settings := func(s *server.Options) {
 		if now.Data != "" {
@@ -133,7 +134,7 @@ func TestStreamsAreToldOfOtherBackends(t *testing.T) {
 		stream.await(t, changed, []int{1, 1, 2}[n])
 	}
 	seen := cursor.FindAllStringSubmatch(stream.String(), -1)
-	end(t, e)
+	servertest.End(t, e)
 	if got := strings.Count(stream.String(), changed); got != 2 {
 		t.Errorf("told %d times of two changes:\n%s", got, stream)
 	}

@@ -2,13 +2,12 @@ package main
 
 import (
 	"bytes"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/server/servertest"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
@@ -54,11 +53,11 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 	if n := strings.Count(log.String(), `"msg":"files reloaded","catalog_changed":true`); n != 3 {
 		t.Errorf("%d reloads are logged, want 3:\n%s", n, log)
 	}
-	end(t, e)
+	servertest.End(t, e)
 	settings.Catalog = breaking
 	refused, err := server.New(t.Context(), settings)
 	if err == nil {
-		end(t, refused)
+		servertest.End(t, refused)
 		t.Fatal("it started")
 	}
 	if !strings.Contains(err.Error(), want) {
@@ -69,49 +68,12 @@ func TestACatalogThatEndsSubscriptionsIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer end(t, again)
+	defer servertest.End(t, again)
 	settings.Catalog, settings.AllowBreaking = breaking, true
 	if err := again.Reload(t.Context(), settings); err != nil {
 		t.Fatal(err)
 	}
 	log.await(t, "ci.build_finished changed incompatibly", 1)
-}
-
-func TestCatalogCheckTellsWhichSubscriptionsEnd(t *testing.T) {
-	dir := t.TempDir()
-	write := func(name, text string) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte("events:\n"+text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	old := write("old.yaml", `  - {name: a.gone, uri: event://a/gone}
-  - {name: a.strict, uri: event://a/strict, payloadSchema: {type: object, properties: {x: {}}}}
-  - {name: a.streams, uri: event://a/streams}
-  - {name: a.locked, uri: event://a/locked}
-  - {name: a.same, uri: event://a/same}
-  - {name: a.push, uri: event://a/push, delivery: [push]}
-`)
-	next := write("next.yaml", `  - {name: a.strict, uri: event://a/strict, payloadSchema: {type: object, required: [x], properties: {x: {}}}}
-  - {name: a.streams, uri: event://a/streams, delivery: [push, poll]}
-  - {name: a.locked, uri: event://a/locked, access: {scopes: [keys]}}
-  - {name: a.same, uri: event://a/same, title: The same}
-`)
-	code, out, errs := command(t, "", "catalog", "check", next, "--against", old)
-	if code != exitDone || strings.Count(out, "Webhook subscriptions to") != 4 {
-		t.Fatalf("exit code %d: %s%s", code, out, errs)
-	}
-	for _, want := range []string{
-		"Webhook subscriptions to a.gone end: it is removed.\n",
-		"Webhook subscriptions to a.strict end: its payloadSchema changes incompatibly.\n",
-		"Webhook subscriptions to a.streams end: it is not delivered by webhook any more.\n",
-		"Webhook subscriptions to a.locked end: its access needs more, which not every subscriber may have.\n",
-	} {
-		if !strings.Contains(out, want) {
-			t.Errorf("%q is missing in\n%s", want, out)
-		}
-	}
 }
 
 // registerHook registers a webhook of SEP-1803 at a server.

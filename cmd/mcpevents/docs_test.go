@@ -66,6 +66,7 @@ func TestTheSettingsAreDocumented(t *testing.T) {
 // TestTheCommandsOfThePagesParse: each command line of mcpevents in a page, in a block of commands or in the text,
 // has subcommands, flags and values that there are. Nothing is run.
 func TestTheCommandsOfThePagesParse(t *testing.T) {
+	t.Parallel()
 	var pages []string
 	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "localstack/*.md"} {
 		names, err := filepath.Glob("../../" + pattern)

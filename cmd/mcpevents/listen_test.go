@@ -1,10 +1,8 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"slices"
@@ -15,49 +13,21 @@ import (
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/server"
-	"github.com/mcp-events/mcpevents/shared/auth"
-	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/server/servertest"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
 // patience bounds every wait.
-const patience = 30 * time.Second
+const patience = servertest.Patience
 
-// serve starts an embedded server with the sample catalog, and ends it with the test.
+// serve starts a server that lets anybody in, and ends it with the test.
 func serve(t *testing.T, change func(*server.Options)) *server.Server {
 	t.Helper()
-	src, err := os.ReadFile("../../catalog.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := server.Options{
-		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: src, CatalogName: "catalog.yaml", Auth: auth.ModeNone,
-		Limits: config.DefaultLimits(), Log: quiet(),
-	}
-	s.Limits.AllowInsecureTargets = true
+	o := servertest.Options(t, nil)
 	if change != nil {
-		change(&s)
+		change(&o)
 	}
-	e, err := server.New(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { end(t, e) })
-	return e
-}
-
-var ends sync.Map // servers that were ended
-
-func end(t *testing.T, e *server.Server) {
-	t.Helper()
-	if _, done := ends.LoadOrStore(e, true); done {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	if err := e.Shutdown(ctx); err != nil {
-		t.Errorf("end the server: %v", err)
-	}
+	return servertest.Start(t, o)
 }
 
 // background is a command that runs while the test goes on.
@@ -179,6 +149,7 @@ func subscriptions(t *testing.T, server string) (uris []string) {
 }
 
 func TestListenReceivesWebhooks(t *testing.T) {
+	t.Parallel()
 	for _, revision := range []string{"2026-07-28", "2025-11-25"} {
 		for _, tt := range []struct {
 			name string
@@ -227,27 +198,20 @@ func TestListenReceivesWebhooks(t *testing.T) {
 	}
 }
 
-func TestListenShowsTheSecretWhenAsked(t *testing.T) {
-	e := serve(t, nil)
-	l := start(t, "listen", "--server", e.URL, "--uri", buildURI, "--show-secret", "--count", "1", "--for", "20s")
-	l.err.await(t, "secret: whsec_", 1)
-	publishOne(t, e.URL, buildURI, "b", build)
-	if code := l.wait(); code != exitDone {
-		t.Fatalf("exit code %d: %s", code, l.err)
-	}
-}
-
-func TestListenTakesOtherSecrets(t *testing.T) {
-	for _, secret := range []string{"raw", "none"} {
-		t.Run(secret, func(t *testing.T) {
-			e := serve(t, func(s *server.Options) { s.Limits.WebhookSecret = secret })
-			l := start(t, "listen", "--server", e.URL, "--uri", buildURI, "--count", "1", "--for", "20s", "--log-format", "text")
-			l.err.await(t, "receiving webhooks", 1)
+func TestListenTakesEachKindOfSecret(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ secret, flag, says string }{
+		{"standard", "--show-secret", "secret: whsec_"}, {"raw", "--show-secret=false", "receiving webhooks"}, {"none", "--show-secret=false", "receiving webhooks"},
+	} {
+		t.Run(tt.secret, func(t *testing.T) {
+			e := serve(t, func(s *server.Options) { s.Limits.WebhookSecret = tt.secret })
+			l := start(t, "listen", "--server", e.URL, "--uri", buildURI, "--count", "1", "--for", "20s", "--log-format", "text", tt.flag)
+			l.err.await(t, tt.says, 1)
 			publishOne(t, e.URL, buildURI, "b", build)
 			if code := l.wait(); code != exitDone {
 				t.Fatalf("exit code %d: %s", code, l.err)
 			}
-			if r := l.lines()[0]; r.ID != "b" || *r.Verified != (secret == "raw") {
+			if r := l.lines()[0]; r.ID != "b" || *r.Verified != (tt.secret != "none") {
 				t.Errorf("printed %s", l.out)
 			}
 		})
@@ -255,6 +219,7 @@ func TestListenTakesOtherSecrets(t *testing.T) {
 }
 
 func TestListenRefreshesInTime(t *testing.T) {
+	t.Parallel()
 	e := serve(t, func(s *server.Options) { s.Limits.MinTTL = time.Second })
 	l := start(t, "listen", "--server", e.URL, "--via", "events", "--name", "ci.build_finished", "--ttl", "1500ms",
 		"--log-level", "debug", "--log-format", "text", "--count", "1", "--for", "25s")
@@ -265,91 +230,59 @@ func TestListenRefreshesInTime(t *testing.T) {
 	}
 }
 
-// EVX-05, EVX-06: a user follows an event type without a webhook.
+// EVX-05, EVX-06: a user follows an event type without a webhook, and goes on from a cursor.
 func TestListenFollows(t *testing.T) {
-	for _, tt := range []struct{ mode, revision string }{{"poll", "2026-07-28"}, {"poll", "2025-11-25"}, {"push", "2026-07-28"}} {
-		t.Run(tt.mode+"_"+tt.revision, func(t *testing.T) {
-			addr, data := freeAddr(t), t.TempDir()
-			settings := func(s *server.Options) {
-				s.Addr, s.Data = addr, data
+	t.Parallel()
+	const uri = "event://github/acme/site/pull_request"
+	for _, mode := range []string{"poll", "push"} {
+		t.Run(mode, func(t *testing.T) {
+			e := serve(t, func(s *server.Options) {
 				s.Limits.PollMin, s.Limits.PollMax = 100*time.Millisecond, 100*time.Millisecond
-			}
-			e := serve(t, settings)
+			})
 			args := []string{
-				"listen", "--server", e.URL, "--mode", tt.mode, "--revision", tt.revision, "--name", "github.pull_request",
-				"--arg", "owner=acme", "--arg", "action=opened", "--for", "25s", "--log-format", "text",
+				"listen", "--server", e.URL, "--mode", mode, "--name", "github.pull_request",
+				"--arg", "owner=acme", "--arg", "action=opened", "--for", "25s", "--log-format", "text", "--count", "1",
 			}
-			l := start(t, append(args, "--count", "2")...)
+			l := start(t, args...)
 			l.err.await(t, "following", 1)
 			publishOne(t, e.URL, "event://github/other/site/pull_request", "not-asked-for", pull)
-			publishOne(t, e.URL, "event://github/acme/site/pull_request", "filtered", closed)
-			publishOne(t, e.URL, "event://github/acme/site/pull_request", "one", pull)
-			l.out.await(t, "one", 1)
-			if tt.revision == "2026-07-28" { // the others would need a new session
-				end(t, e)
-				e = serve(t, settings)
-			}
-			publishOne(t, e.URL, "event://github/acme/site/pull_request", "two", pull)
+			publishOne(t, e.URL, uri, "filtered", closed)
+			publishOne(t, e.URL, uri, "one", pull)
 			if code := l.wait(); code != exitDone {
 				t.Fatalf("exit code %d: %s", code, l.err)
 			}
 			got := l.lines()
-			if len(got) != 2 || got[0].ID != "one" || got[1].ID != "two" || got[0].Via != tt.mode || got[0].Name != "github.pull_request" ||
-				got[0].Cursor == "" || string(got[0].Data) != pull {
+			if len(got) != 1 || got[0].ID != "one" || got[0].Via != mode || got[0].Name != "github.pull_request" || got[0].Cursor == "" || string(got[0].Data) != pull {
 				t.Fatalf("printed %s", l.out)
 			}
-			publishOne(t, e.URL, "event://github/acme/site/pull_request", "three", pull)
-			l = start(t, append(args, "--count", "1", "--cursor", got[1].Cursor)...)
-			if code := l.wait(); code != exitDone || l.lines()[0].ID != "three" {
+			publishOne(t, e.URL, uri, "two", pull)
+			l = start(t, append(args, "--cursor", got[0].Cursor)...)
+			if code := l.wait(); code != exitDone || l.lines()[0].ID != "two" {
 				t.Errorf("from a cursor: exit code %d: %s%s", code, l.out, l.err)
 			}
 		})
 	}
 }
 
-func TestListenReadsStreams(t *testing.T) {
-	for _, revision := range []string{"2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"} {
-		t.Run(revision, func(t *testing.T) {
-			e := serve(t, nil)
-			l := start(t, "listen", "--server", e.URL, "--stream", "--revision", revision,
-				"--uri", "event://github/acme", "--uri", buildURI, "--count", "2", "--for", "20s", "--log-format", "text")
-			l.err.await(t, "stream open", 1)
-			publishOne(t, e.URL, buildURI, "one", build)
-			publishOne(t, e.URL, "event://github/acme/site/pull_request", "two", pull)
-			if code := l.wait(); code != exitDone {
-				t.Fatalf("exit code %d: %s", code, l.err)
-			}
-			ids := []string{}
-			for _, r := range l.lines() {
-				ids = append(ids, r.ID)
-				if r.Via != "stream" || r.Cursor == "" || r.Time == "" || r.URI == "" || len(r.Data) == 0 {
-					t.Errorf("printed %+v", r)
-				}
-			}
-			slices.Sort(ids)
-			if !slices.Equal(ids, []string{"one", "two"}) {
-				t.Errorf("got %v", ids)
-			}
-		})
-	}
-}
-
 // A server that is started again on the same data finds the reader where it was.
-func TestListenGoesOnAfterADisconnect(t *testing.T) {
-	for _, revision := range []string{"2026-07-28", "2025-11-25"} {
+func TestListenReadsStreams(t *testing.T) {
+	t.Parallel()
+	for revision, restarts := range map[string]bool{"2026-07-28": true, "2025-11-25": true, "2025-06-18": false, "2025-03-26": false} {
 		t.Run(revision, func(t *testing.T) {
 			addr, data := freeAddr(t), t.TempDir()
 			again := func(s *server.Options) { s.Addr, s.Data = addr, data }
 			e := serve(t, again)
-			l := start(t, "listen", "--server", e.URL, "--stream", "--revision", revision, "--uri", buildURI,
-				"--count", "3", "--for", "25s", "--log-format", "text")
+			l := start(t, "listen", "--server", e.URL, "--stream", "--revision", revision,
+				"--uri", "event://github/acme", "--uri", buildURI, "--count", "3", "--for", "25s", "--log-format", "text")
 			l.err.await(t, "stream open", 1)
 			publishOne(t, e.URL, buildURI, "before", build)
 			l.out.await(t, "before", 1)
-			end(t, e)
-			e = serve(t, again)
-			publishOne(t, e.URL, buildURI, "between", build)
-			l.err.await(t, "stream open", 2)
+			if restarts {
+				servertest.End(t, e)
+				e = serve(t, again)
+			}
+			publishOne(t, e.URL, "event://github/acme/site/pull_request", "between", pull)
+			l.out.await(t, "between", 1)
 			publishOne(t, e.URL, buildURI, "after", build)
 			if code := l.wait(); code != exitDone {
 				t.Fatalf("exit code %d: %s%s", code, l.err, l.out)
@@ -357,6 +290,9 @@ func TestListenGoesOnAfterADisconnect(t *testing.T) {
 			var ids []string
 			for _, r := range l.lines() {
 				ids = append(ids, r.ID)
+				if r.Via != "stream" || r.Cursor == "" || r.Time == "" || r.URI == "" || len(r.Data) == 0 {
+					t.Errorf("printed %+v", r)
+				}
 			}
 			if !slices.Equal(ids, []string{"before", "between", "after"}) {
 				t.Errorf("got %v", ids)
@@ -376,9 +312,10 @@ func freeAddr(t *testing.T) string {
 }
 
 func TestListenSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
 	e := serve(t, nil)
 	strict := serve(t, func(s *server.Options) { s.Limits.AllowInsecureTargets = false })
-	nobody := "http://" + freeAddr(t)
+	const nobody = "http://127.0.0.1:9" // discard
 	tests := []struct {
 		name    string
 		args    []string
@@ -428,6 +365,7 @@ func TestListenSaysWhatIsWrong(t *testing.T) {
 }
 
 func TestTheDemoShowsAllWays(t *testing.T) {
+	t.Parallel()
 	code, out, errs := command(t, "", "demo")
 	if code != exitDone {
 		t.Fatalf("exit code %d: %s%s", code, out, errs)
@@ -446,6 +384,7 @@ func TestTheDemoShowsAllWays(t *testing.T) {
 }
 
 func TestCatalogCheck(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	file := func(name, text string) string {
 		path := fmt.Sprintf("%s/%s", dir, name)
@@ -457,6 +396,20 @@ func TestCatalogCheck(t *testing.T) {
 	one := file("one.yaml", "events:\n  - {name: a.b, uri: event://a/b}\n")
 	two := file("two.yaml", "events:\n  - {name: a.c, uri: event://a/c}\n")
 	none := file("none-order.yaml", "events:\n  - {name: a.b, uri: event://a/b, order: none}\n")
+	old := file("old.yaml", `events:
+  - {name: a.gone, uri: event://a/gone}
+  - {name: a.strict, uri: event://a/strict, payloadSchema: {type: object, properties: {x: {}}}}
+  - {name: a.streams, uri: event://a/streams}
+  - {name: a.locked, uri: event://a/locked}
+  - {name: a.same, uri: event://a/same}
+  - {name: a.push, uri: event://a/push, delivery: [push]}
+`)
+	next := file("next.yaml", `events:
+  - {name: a.strict, uri: event://a/strict, payloadSchema: {type: object, required: [x], properties: {x: {}}}}
+  - {name: a.streams, uri: event://a/streams, delivery: [push, poll]}
+  - {name: a.locked, uri: event://a/locked, access: {scopes: [keys]}}
+  - {name: a.same, uri: event://a/same, title: The same}
+`)
 	bad := file("bad.yaml", "events:\n  - {name: a.b, uri: event://a/b, nonsense: 1}\n  - {name: a.b, uri: event://a/d}\n")
 	tests := []struct {
 		name string
@@ -468,6 +421,12 @@ func TestCatalogCheck(t *testing.T) {
 		{"EVX-17_a_change", []string{two, "--against", one}, exitDone, []string{"a.c: is new", "! a.b: is removed"}},
 		{"order_given_up", []string{none}, exitDone, []string{"a.b gives up order: events of one URI may overtake each other"}},
 		{"order_given_up_since", []string{none, "--against", one}, exitDone, []string{"! a.b: its order changes from uri to none"}},
+		{"subscriptions_that_end", []string{next, "--against", old}, exitDone, []string{
+			"Webhook subscriptions to a.gone end: it is removed.\n",
+			"Webhook subscriptions to a.strict end: its payloadSchema changes incompatibly.\n",
+			"Webhook subscriptions to a.streams end: it is not delivered by webhook any more.\n",
+			"Webhook subscriptions to a.locked end: its access needs more, which not every subscriber may have.\n",
+		}},
 		{"no_change", []string{one, "--against", one}, exitDone, []string{"Nothing of meaning changed"}},
 		{"faults_with_their_lines", []string{bad}, exitRefused, []string{"bad.yaml:2:", "nonsense", "bad.yaml:3:"}},
 		{"a_missing_file", []string{dir + "/none.yaml"}, exitRefused, []string{"none.yaml: give its path"}},
@@ -478,6 +437,9 @@ func TestCatalogCheck(t *testing.T) {
 			if code != tt.code {
 				t.Errorf("exit code %d, want %d: %s", code, tt.code, errs)
 			}
+			if n := strings.Count(out, "Webhook subscriptions to"); tt.name == "subscriptions_that_end" && n != len(tt.says) {
+				t.Errorf("of %d event types subscriptions end", n)
+			}
 			for _, w := range tt.says {
 				if !strings.Contains(out+errs, w) {
 					t.Errorf("got\n%s%s\nwant it to contain %q", out, errs, w)
@@ -486,5 +448,3 @@ func TestCatalogCheck(t *testing.T) {
 		})
 	}
 }
-
-func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }

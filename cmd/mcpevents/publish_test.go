@@ -141,91 +141,68 @@ func generated(s string) string {
 	return strings.Join(parts, `"ID"`)
 }
 
-func TestPublishSaysWhatIsWrong(t *testing.T) {
-	tests := []struct {
-		name    string
+func TestPublishSaysWhatTheServerAnswers(t *testing.T) {
+	t.Parallel()
+	const (
+		missing = `{"error":{"kind":"unprocessable","message":"/data: number is missing","faults":[{"pointer":"/data","message":"number is missing"}%s]}}`
+		refused = "mcpevents: the server refused (422): /data: number is missing\n  /data: number is missing\n  /data/x: is not a string\n"
+	)
+	for name, tt := range map[string]struct {
+		status  int
+		answer  string
+		code    int
+		message string // $ is the end of what it says
+	}{
+		"a payload that breaks its schema": {422, fmt.Sprintf(missing, `,{"pointer":"/data/x","message":"is not a string"}`), exitRefused, refused},
+		"one fault is said once":           {422, fmt.Sprintf(missing, ""), exitRefused, "mcpevents: the server refused (422): /data: number is missing\n$"},
+		"an unknown URI":                   {404, `{"error":{"kind":"not found","message":"belongs to no event type","uri":"event://a/b"}}`, exitRefused, "belongs to no event type (event://a/b)"},
+		"a missing key":                    {401, `{"error":{"kind":"unauthenticated","message":"authentication is required"}}`, exitDenied, "refused (401): authentication is required"},
+		"a missing scope":                  {403, `{"error":{"message":"the scope events:publish is needed"}}`, exitDenied, "the scope events:publish is needed"},
+		"an answer of somebody else":       {400, "<html>proxy says no</html>", exitRefused, "answered 400 Bad Request with text/html, which no server of mcp-events does; is --server right?\n"},
+		"a text of somebody else":          {404, "404 page not found", exitRefused, "answered 404 Not Found with text/plain"},
+		"a page of somebody else":          {200, "<html>welcome</html>", exitRefused, "answered 200 OK with text/html"},
+		"an MCP endpoint":                  {400, `{"jsonrpc":"2.0","error":{"code":-32600,"message":"jsonrpc must be \"2.0\""}}`, exitRefused, "/events is an MCP endpoint; publish needs the URL of /events\n"},
+		"a server that stays unavailable":  {503, "", exitUnavailable, "refused (503): service unavailable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newEventsServer(t, answer(tt.status, tt.answer))
+			code, out, errs := command(t, "", "publish", "--server", s.URL, "--uri", "event://a/b", "--data", "{}", "--tries", "1")
+			if code != tt.code || !strings.Contains(errs+"$", tt.message) || out != "" {
+				t.Errorf("exit code %d, want %d:\n%s\nwant it to say %q, and to print nothing but %q", code, tt.code, errs, tt.message, out)
+			}
+		})
+	}
+}
+
+func TestPublishSendsNothingOfWhatIsWrong(t *testing.T) {
+	for name, tt := range map[string]struct {
 		args    []string
-		answer  func(http.ResponseWriter)
 		code    int
 		message string
 	}{
-		{
-			name: "a_payload_that_breaks_its_schema", args: []string{"--uri", "event://a/b", "--data", `{}`},
-			answer: answer(422, `{"error":{"kind":"unprocessable","message":"/data: number is missing","faults":[{"pointer":"/data","message":"number is missing"},{"pointer":"/data/x","message":"is not a string"}]}}`),
-			code:   exitRefused, message: "mcpevents: the server refused (422): /data: number is missing\n  /data: number is missing\n  /data/x: is not a string\n",
+		"the URL of the MCP endpoint": {
+			[]string{"--server", "https://x.example/a/mcp", "--uri", "event://a/b", "--data", `{}`},
+			exitRefused,
+			"the server's URL ends with /mcp, but this needs that of /events: https://x.example/a/events\n",
 		},
-		{
-			name: "one_fault_is_said_once", args: []string{"--uri", "event://a/b", "--data", `{}`},
-			answer: answer(422, `{"error":{"kind":"unprocessable","message":"/data: number is missing","faults":[{"pointer":"/data","message":"number is missing"}]}}`),
-			code:   exitRefused, message: "mcpevents: the server refused (422): /data: number is missing\n$",
-		},
-		{
-			name: "an_unknown_uri", args: []string{"--uri", "event://a/b", "--data", `{}`},
-			answer: answer(404, `{"error":{"kind":"not found","message":"belongs to no event type","uri":"event://a/b"}}`),
-			code:   exitRefused, message: "belongs to no event type (event://a/b)",
-		},
-		{
-			name: "a_missing_key", args: []string{"--uri", "event://a/b", "--data", `{}`},
-			answer: answer(401, `{"error":{"kind":"unauthenticated","message":"authentication is required"}}`),
-			code:   exitDenied, message: "refused (401): authentication is required",
-		},
-		{
-			name: "a_missing_scope", args: []string{"--uri", "event://a/b", "--data", `{}`},
-			answer: answer(403, `{"error":{"message":"the scope events:publish is needed"}}`),
-			code:   exitDenied, message: "the scope events:publish is needed",
-		},
-		{
-			name: "an_answer_of_somebody_else", args: []string{"--uri", "event://a/b", "--data", `{}`},
-			answer: answer(400, "<html>proxy says no</html>"), code: exitRefused,
-			message: "answered 400 Bad Request with text/html, which no server of mcp-events does; is --server right?\n",
-		},
-		{
-			name: "a_text_of_somebody_else", args: []string{"--uri", "event://a/b", "--data", `{}`},
-			answer: answer(404, "404 page not found"), code: exitRefused, message: "answered 404 Not Found with text/plain",
-		},
-		{
-			name: "a_page_of_somebody_else", args: []string{"--uri", "event://a/b", "--data", `{}`},
-			answer: answer(200, "<html>welcome</html>"), code: exitRefused, message: "answered 200 OK with text/html",
-		},
-		{
-			name: "an_MCP_endpoint", args: []string{"--uri", "event://a/b", "--data", `{}`},
-			answer: answer(400, `{"jsonrpc":"2.0","error":{"code":-32600,"message":"jsonrpc must be \"2.0\""}}`), code: exitRefused,
-			message: "/events is an MCP endpoint; publish needs the URL of /events\n",
-		},
-		{
-			name: "the_URL_of_the_MCP_endpoint", args: []string{"--server", "https://x.example/a/mcp", "--uri", "event://a/b", "--data", `{}`}, code: exitRefused,
-			message: "the server's URL ends with /mcp, but this needs that of /events: https://x.example/a/events\n",
-		},
-		{
-			name: "a_server_that_stays_unavailable", args: []string{"--uri", "event://a/b", "--data", `{}`, "--tries", "1"},
-			answer: answer(503, ""), code: exitUnavailable, message: "refused (503): service unavailable",
-		},
-		{name: "data_that_is_not_json", args: []string{"--uri", "event://a/b", "--data", `{"x"`}, code: exitRefused, message: "value 1 of the data is not JSON"},
-		{name: "no_data", args: []string{"--uri", "event://a/b", "--data", ` `}, code: exitRefused, message: "the data is empty"},
-		{name: "a_payload_without_uri", args: []string{"--data", `{"x":1}`}, code: exitRefused, message: `without "uri"; give --uri`},
-		{name: "a_number_without_uri", args: []string{"--data", `1`}, code: exitRefused, message: "give --uri"},
-		{name: "one_id_for_two_events", args: []string{"--uri", "event://a/b", "--data", `1 2`, "--id", "x"}, code: exitRefused, message: "--id is for one event"},
-		{name: "a_missing_file", args: []string{"--data", "@/does/not/exist"}, code: exitRefused, message: "there is no data at /does/not/exist: give its path"},
-		{name: "a_server_that_is_no_url", args: []string{"--server", "localhost:1", "--data", "1"}, code: exitRefused, message: "is not the URL of a server"},
-		{name: "nothing_to_publish", args: nil, code: exitUsage, message: "--data"},
-		{name: "a_batch_of_nothing", args: []string{"--data", "1", "--batch", "0"}, code: exitUsage, message: "--batch"},
-		{name: "an_unknown_flag", args: []string{"--nonsense"}, code: exitUsage, message: "unknown flag --nonsense (see mcpevents publish --help)\n$"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
+		"data that is not JSON":   {[]string{"--uri", "event://a/b", "--data", `{"x"`}, exitRefused, "value 1 of the data is not JSON"},
+		"no data":                 {[]string{"--uri", "event://a/b", "--data", ` `}, exitRefused, "the data is empty"},
+		"a payload without URI":   {[]string{"--data", `{"x":1}`}, exitRefused, `without "uri"; give --uri`},
+		"a number without URI":    {[]string{"--data", `1`}, exitRefused, "give --uri"},
+		"one id for two events":   {[]string{"--uri", "event://a/b", "--data", `1 2`, "--id", "x"}, exitRefused, "--id is for one event"},
+		"a missing file":          {[]string{"--data", "@/does/not/exist"}, exitRefused, "there is no data at /does/not/exist: give its path"},
+		"a server that is no URL": {[]string{"--server", "localhost:1", "--data", "1"}, exitRefused, "is not the URL of a server"},
+		"nothing to publish":      {nil, exitUsage, "--data"},
+		"a batch of nothing":      {[]string{"--data", "1", "--batch", "0"}, exitUsage, "--batch"},
+		"an unknown flag":         {[]string{"--nonsense"}, exitUsage, "unknown flag --nonsense (see mcpevents publish --help)\n$"},
+	} {
+		t.Run(name, func(t *testing.T) {
 			s := newEventsServer(t)
-			if tt.answer != nil {
-				s.answers = []func(http.ResponseWriter){tt.answer}
+			code, out, errs := command(t, "", append([]string{"publish", "--server", s.URL}, tt.args...)...)
+			if code != tt.code || !strings.Contains(errs+"$", tt.message) || out != "" {
+				t.Errorf("exit code %d, want %d:\n%s\nwant it to say %q, and to print nothing but %q", code, tt.code, errs, tt.message, out)
 			}
-			args := append([]string{"publish", "--server", s.URL}, tt.args...)
-			code, out, errs := command(t, "", args...)
-			if code != tt.code || !strings.Contains(errs+"$", tt.message) { // $ is the end of what it says
-				t.Errorf("exit code %d, want %d:\n%s\nwant it to say %q", code, tt.code, errs, tt.message)
-			}
-			if out != "" {
-				t.Errorf("printed %q", out)
-			}
-			if tt.answer == nil && len(s.bodies) > 0 {
+			if len(s.bodies) > 0 {
 				t.Errorf("sent %q", s.bodies)
 			}
 		})
@@ -233,7 +210,8 @@ func TestPublishSaysWhatIsWrong(t *testing.T) {
 }
 
 // A caller who waits is shown the reason at once.
-func TestPublishTellsThatItTriesAgain(t *testing.T) {
+func TestPublishSaysThatItTriesAgain(t *testing.T) {
+	t.Parallel()
 	stopped := httptest.NewServer(nil)
 	stopped.Close()
 	start := time.Now()
@@ -267,6 +245,7 @@ func (n *notice) Write(p []byte) (int, error) {
 }
 
 func TestPublishTriesAgainWithTheSameIDs(t *testing.T) {
+	t.Parallel()
 	s := newEventsServer(t, answer(503, "busy"))
 	code, out, errs := command(t, "", "publish", "--server", s.URL, "--uri", "event://a/b", "--data", "1")
 	if code != exitDone || len(s.bodies) != 2 {
@@ -280,7 +259,7 @@ func TestPublishTriesAgainWithTheSameIDs(t *testing.T) {
 	}
 }
 
-func TestPublishTellsHowFarItCame(t *testing.T) {
+func TestPublishSaysHowFarItCame(t *testing.T) {
 	s := newEventsServer(t)
 	s.answers = []func(http.ResponseWriter){
 		func(w http.ResponseWriter) { accept(w, []byte(s.bodies[0])) },

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,8 +28,8 @@ type Caller struct {
 	Scopes    string // separated by commas
 }
 
-// Options are those of a server with the sample catalog, which takes any target. The test's package
-// is two folders below the module.
+// Options are those of a server with the sample catalog, which takes any target, and lets anybody in where callers is nil.
+// The test's package is two folders below the module.
 func Options(t *testing.T, callers map[string]Caller) server.Options {
 	t.Helper()
 	catalog, err := os.ReadFile("../../catalog.yaml")
@@ -36,10 +37,13 @@ func Options(t *testing.T, callers map[string]Caller) server.Options {
 		t.Fatal(err)
 	}
 	o := server.Options{
-		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: catalog, CatalogName: "catalog.yaml", Auth: auth.ModeKeys,
-		Config: Config(t, callers, ""), Limits: server.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
+		Addr: "127.0.0.1:0", Data: t.TempDir(), Catalog: catalog, CatalogName: "catalog.yaml", Auth: auth.ModeNone,
+		Limits: server.DefaultLimits(), Log: slog.New(slog.DiscardHandler),
 	}
 	o.Limits.AllowInsecureTargets = true
+	if callers != nil {
+		o.Auth, o.Config = auth.ModeKeys, Config(t, callers, "")
+	}
 	return o
 }
 
@@ -64,14 +68,23 @@ func Start(t *testing.T, o server.Options) *server.Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), Patience)
-		defer cancel()
-		if err := s.Shutdown(ctx); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { End(t, s) })
 	return s
+}
+
+var ended sync.Map // servers
+
+// End shuts a server down, unless it was before.
+func End(t *testing.T, s *server.Server) {
+	t.Helper()
+	if _, before := ended.LoadOrStore(s, true); before {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	if err := s.Shutdown(ctx); err != nil {
+		t.Errorf("end the server: %v", err)
+	}
 }
 
 // Subscribe registers a webhook of a caller of the server at url, and returns the id of the subscription.

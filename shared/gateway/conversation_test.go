@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/config"
@@ -28,7 +29,7 @@ const tellsUser = "conversation/userMessage"
 
 // CNV-03: a backend is notified by conversation/userMessage in its own revision, if it declared to want
 // that: with a session that begins lazily and is used again, or with what 2026-07-28 needs.
-func TestConverse(t *testing.T) {
+func TestUserMessageReachesABackend(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		t.Run(fmt.Sprint("stateless ", stateless), func(t *testing.T) {
 			b := listener(t, stateless, func(x *turn) {
@@ -76,7 +77,7 @@ func TestConverse(t *testing.T) {
 
 // CNV-03: a backend that is not asked for, refuses, or is another's has its own error, and nothing that it
 // or the caller said is in the error.
-func TestConverseFails(t *testing.T) {
+func TestUserMessageThatABackendDoesNotTake(t *testing.T) {
 	refuses := listener(t, true, func(x *turn) { x.write(`{"jsonrpc":"2.0","id":%s,"error":{"code":-32602,"message":"marigold"}}`, x.ID) })
 	silent := newScripted(t, func(s *scripted) { s.stateless = true })
 	g := gatewayOver(t, memory(t), at("refuses", refuses), at("silent", silent), at("secret", refuses, func(b *config.Backend) { b.Scopes = []string{"more"} }))
@@ -91,70 +92,69 @@ func TestConverseFails(t *testing.T) {
 }
 
 // CNV-03: who is late is cancelled, as its revision has it.
-func TestConverseIsCancelled(t *testing.T) {
+func TestLateUserMessageIsCancelled(t *testing.T) {
 	for _, stateless := range []bool{false, true} {
 		t.Run(fmt.Sprint("stateless ", stateless), func(t *testing.T) {
-			gone := make(chan struct{})
-			b := listener(t, stateless, func(x *turn) {
-				x.write(`{"jsonrpc":"2.0","method":"notifications/message","params":{}}`)
-				<-x.r.Context().Done()
-				close(gone)
-			})
-			g := gatewayOver(t, memory(t), at("notes", b))
-			if _, err := g.Converse(t.Context(), sessionBased("s"), "notes", "conversation/assistantResponse", nil); !errors.Is(err, api.ErrIncapable) {
-				t.Fatal(err) // so that it is known from here on
-			}
-			for wait := 300 * time.Millisecond; len(b.received(tellsUser)) == 0; wait *= 2 { // a busy machine may need longer
-				ctx, cancel := context.WithTimeout(t.Context(), wait)
+			synctest.Test(t, func(t *testing.T) {
+				gone := make(chan struct{})
+				b := listener(t, stateless, func(x *turn) {
+					x.write(`{"jsonrpc":"2.0","method":"notifications/message","params":{}}`)
+					<-x.r.Context().Done()
+					close(gone)
+				})
+				g := gatewayOver(t, memory(t), at("notes", b))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				if _, err := g.Converse(ctx, sessionBased("s"), "notes", tellsUser, json.RawMessage(said)); !fault.Is(err, fault.Unavailable) {
 					t.Errorf("got %v", err)
 				}
-			}
-			<-gone
-			if stateless {
-				return
-			}
-			n := b.next(t, "notifications/cancelled")
-			var p struct{ RequestID json.RawMessage }
-			if err := json.Unmarshal(n.Params, &p); err != nil || string(p.RequestID) != string(b.received(tellsUser)[0].ID) {
-				t.Errorf("got %s, %v", n.Params, err)
-			}
+				<-gone
+				if stateless {
+					return
+				}
+				n := b.next(t, "notifications/cancelled")
+				var p struct{ RequestID json.RawMessage }
+				if err := json.Unmarshal(n.Params, &p); err != nil || string(p.RequestID) != string(b.received(tellsUser)[0].ID) {
+					t.Errorf("got %s, %v", n.Params, err)
+				}
+			})
 		})
 	}
 }
 
 // CNV-03: a backend to which a session takes longer to begin than a message may wait is ready for the next one,
 // once it was prepared; the session is the one that messages are sent in.
-func TestPrepare(t *testing.T) {
-	const budget = 100 * time.Millisecond
-	b := listener(t, false, func(x *turn) { x.result(`{"context":"known"}`) })
-	b.allow = func(h http.Header) bool {
-		if h.Get("Mcp-Session-Id") == "" {
-			time.Sleep(3 * budget)
+func TestPreparedSessionIsReadyForAMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const budget = 100 * time.Millisecond
+		b := listener(t, false, func(x *turn) { x.result(`{"context":"known"}`) })
+		b.allow = func(h http.Header) bool {
+			if h.Get("Mcp-Session-Id") == "" {
+				time.Sleep(3 * budget)
+			}
+			return true
 		}
-		return true
-	}
-	g := gatewayOver(t, memory(t), at("notes", b))
-	converse := func(within time.Duration) error {
-		ctx, cancel := context.WithTimeout(t.Context(), within)
-		defer cancel()
-		_, err := g.Converse(ctx, sessionBased("s"), "notes", tellsUser, json.RawMessage(said))
-		return err
-	}
-	for range 2 {
-		if err := converse(budget); !fault.Is(err, fault.Unavailable) {
-			t.Errorf("got %v", err)
+		g := gatewayOver(t, memory(t), at("notes", b))
+		converse := func(within time.Duration) error {
+			ctx, cancel := context.WithTimeout(t.Context(), within)
+			defer cancel()
+			_, err := g.Converse(ctx, sessionBased("s"), "notes", tellsUser, json.RawMessage(said))
+			return err
 		}
-	}
-	if err := g.Prepare(t.Context(), sessionBased("s"), "notes"); err != nil {
-		t.Fatal(err)
-	}
-	made := len(b.received("initialize"))
-	if err := converse(patience); err != nil || len(b.received("initialize")) != made {
-		t.Errorf("prepared, got %v behind %d more sessions", err, len(b.received("initialize"))-made)
-	}
-	if err := g.Prepare(t.Context(), sessionBased("s"), "other"); !fault.Is(err, fault.Invalid) {
-		t.Errorf("one that is not there: %v", err)
-	}
+		for range 2 {
+			if err := converse(budget); !fault.Is(err, fault.Unavailable) {
+				t.Errorf("got %v", err)
+			}
+		}
+		if err := g.Prepare(t.Context(), sessionBased("s"), "notes"); err != nil {
+			t.Fatal(err)
+		}
+		made := len(b.received("initialize"))
+		if err := converse(patience); err != nil || len(b.received("initialize")) != made {
+			t.Errorf("prepared, got %v behind %d more sessions", err, len(b.received("initialize"))-made)
+		}
+		if err := g.Prepare(t.Context(), sessionBased("s"), "other"); !fault.Is(err, fault.Invalid) {
+			t.Errorf("one that is not there: %v", err)
+		}
+	})
 }

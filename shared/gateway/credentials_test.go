@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -11,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
 )
 
@@ -28,11 +26,7 @@ func TestATokenEndpointThatHangs(t *testing.T) {
 		_, _ = w.Write([]byte(`{"access_token":"granted","token_type":"bearer","expires_in":3600}`))
 	}))
 	defer tokens.Close()
-	c, err := config.Parse([]byte(fmt.Sprintf(
-		"backends:\n  - {name: b, url: 'http://127.0.0.1:1', oauth: {tokenUrl: %q, clientId: me, clientSecret: 'env:GATEWAY_TEST_CLIENT_SECRET'}}\n", tokens.URL)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := parsed(t, "  - {name: b, url: 'http://127.0.0.1:1', oauth: {tokenUrl: %q, clientId: me, clientSecret: 'env:GATEWAY_TEST_CLIENT_SECRET'}}\n", tokens.URL)
 	g, err := New(Options{Backends: c.Backends, DB: memory(t), Server: json.RawMessage(`{}`), Log: quiet, AskTimeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -57,23 +58,36 @@ func (j *journal) dropped(t *testing.T, backend string) (counts map[string]int64
 	return counts, lines
 }
 
-// GWN-05: every message that is dropped within a call is counted, once, by backend and reason; the counters and the lines
-// of the log add up to the same; and however many there are, there are few lines.
+// deep is JSON that is not read.
+var deep = strings.Repeat("[", 500) + strings.Repeat("]", 500)
+
+// GWN-05: what does not belong into a call is dropped, and the call goes on. Each such message is counted, once, by backend and
+// reason; the counters and the lines of the log add up to the same; and however many there are, there are few lines.
 func TestDroppedMessagesAreCounted(t *testing.T) {
-	const each = 200
-	script := func(t *turn) {
-		for i := range each {
-			t.write(`{"jsonrpc":"2.0","id":99,"result":{}}`)                                                           // another request
-			t.write(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"x","progress":1}}`) // another's
-			t.write(`{nonsense`)                                                                                       // no JSON
-			t.write(`{"jsonrpc":"2.0","method":"notifications/%d"}`, i)                                                // not within a call
-			t.write(`{"jsonrpc":"1.0","id":%d,"result":{}}`, i)                                                        // no JSON-RPC
-			t.write(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info"}}`)                    // is handed on
-		}
-		t.result(`{}`)
+	const each, calls = 100, 3
+	progress := func(token string) string {
+		return `{"jsonrpc":"2.0","method":"notifications/progress","params":{` + token + `"progress":1}}`
+	}
+	dropped := map[string][]string{
+		dropOther:           {`{"jsonrpc":"2.0","id":99,"result":{}}`, `{"jsonrpc":"2.0","id":"another","result":{"secret":1}}`},
+		dropProgress:        {progress(`"progressToken":2,`), progress(`"progressToken":"1",`), progress(`"progressToken":{},`), progress("")},
+		upstream.NotJSON:    {`nonsense`, deep},
+		dropOutOfPlace:      {`{"jsonrpc":"2.0","method":"notifications/initialized"}`, `{"jsonrpc":"2.0","method":"notifications/made/up","params":{}}`},
+		upstream.NotMessage: {`{}`, `5`, `{"jsonrpc":"1.0","method":"notifications/progress"}`, `{"jsonrpc":"2.0","id":1,"id":2,"result":{}}`},
 	}
 	bad := newScripted(t, func(s *scripted) {
-		s.call = script
+		s.call = func(t *turn) {
+			for range each {
+				for _, texts := range dropped {
+					for _, text := range texts {
+						t.write("%s", text)
+					}
+				}
+				t.write(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info"}}`) // is handed on
+			}
+			t.write("%s", progress(`"progressToken":1.0,`)) // however the backend writes the token
+			t.result(`{"ok":true}`)
+		}
 		s.lists = func(method, _ string) string {
 			if method == "tools/list" {
 				return `{"tools":[{"name":"t"},{"title":"none"},{"name":""}]}`
@@ -86,25 +100,33 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 	g := gatewayOver(t, memory(t), at("bad", bad, prefix("bad_")), at("good", good, prefix("good_")))
 	g.drops.Log, g.drops.Every = slog.New(slog.NewJSONHandler(j, nil)), 300*time.Millisecond
 	began := time.Now()
-	var calls sync.WaitGroup
-	for i := range 3 {
-		calls.Go(func() {
-			x := start(t, g, sessionBased(fmt.Sprint("s", i)), "bad_t", "1", `{"name":"bad_t"}`)
+	var all sync.WaitGroup
+	for i := range calls {
+		all.Go(func() {
+			x := start(t, g, sessionBased(fmt.Sprint("s", i)), "bad_t", "1", `{"name":"bad_t","_meta":{"progressToken":1}}`)
 			if err := x.end(t); err != nil {
 				t.Error(err)
 			}
-			if n := len(x.messages); n != each+1 {
-				t.Errorf("the client got %d messages, want %d", n, each+1)
+			for range each {
+				if m := x.next(t); !strings.Contains(m.text, `"level":"info"`) {
+					t.Errorf("the client got %s", m.text)
+				}
+			}
+			if m := x.next(t); m.text != progress(`"progressToken":1,`) {
+				t.Errorf("the client got %s", m.text)
+			}
+			if m := x.next(t); m.text != `{"jsonrpc":"2.0","id":1,"result":{"ok":true}}` || len(x.messages) > 0 {
+				t.Errorf("the client got %s, and %d more", m.text, len(x.messages))
 			}
 		})
 		if _, err := call(t, g, sessionBased(fmt.Sprint("s", i)), "good_t"); err != nil {
 			t.Error(err)
 		}
 	}
-	calls.Wait()
-	want := map[string]int64{
-		dropOther: 3 * each, dropProgress: 3 * each, upstream.NotJSON: 3 * each, dropOutOfPlace: 3 * each, upstream.NotMessage: 3 * each,
-		dropNameless: 2 * int64(len(bad.received("tools/list"))),
+	all.Wait()
+	want := map[string]int64{dropNameless: 2 * int64(len(bad.received("tools/list")))}
+	for reason, texts := range dropped {
+		want[reason] = int64(calls * each * len(texts))
 	}
 	if got := g.Dropped(); len(got) != 1 || !maps.Equal(got["default/bad"], want) {
 		t.Errorf("counted %v, want %v of the one", got, want)
@@ -119,48 +141,71 @@ func TestDroppedMessagesAreCounted(t *testing.T) {
 // GWN-05: a backend of 2026-07-28 may not send requests. Nobody is asked, it is counted, and
 // the call goes on, however long it takes then.
 func TestRequestsOfA2026BackendAreDropped(t *testing.T) {
-	s := newScripted(t, func(s *scripted) {
-		s.stateless = true
-		s.call = func(t *turn) {
-			t.write(`{"jsonrpc":"2.0","id":"q","method":"elicitation/create","params":{"message":"m"}}`)
-			time.Sleep(5 * gather)
-			t.result(`{"content":[]}`)
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t, func(s *scripted) {
+			s.stateless = true
+			s.call = func(t *turn) {
+				t.write(`{"jsonrpc":"2.0","id":"q","method":"elicitation/create","params":{"message":"m"}}`)
+				time.Sleep(5 * gather)
+				t.result(`{"content":[]}`)
+			}
+		})
+		g := gatewayOver(t, memory(t), at("b", s))
+		for n, c := range []api.Client{someone(v2026), sessionBased("s1")} {
+			text, err := call(t, g, c, "t")
+			if err != nil || !strings.Contains(text, `"content":[]`) {
+				t.Errorf("client of %s: got %s, %v", c.Version, text, err)
+			}
+			if got := g.Dropped()["default/b"][dropOutOfPlace]; got != int64(n+1) {
+				t.Errorf("client of %s: %d messages were counted", c.Version, got)
+			}
 		}
 	})
-	g := gatewayOver(t, memory(t), at("b", s))
-	able := statelessClient(ann)
-	able.Capabilities = sessionBased("").Capabilities
-	for n, c := range []api.Client{able, sessionBased("s1")} {
-		text, err := call(t, g, c, "t")
-		if err != nil || !strings.Contains(text, `"content":[]`) {
-			t.Errorf("client of %s: got %s, %v", c.Version, text, err)
-		}
-		if got := g.Dropped()["default/b"][dropOutOfPlace]; got != int64(n+1) {
-			t.Errorf("client of %s: %d messages were counted", c.Version, got)
-		}
-	}
 }
 
-// GWN-05: the same of what comes on the notification stream.
+// GWN-05: what does not belong on a notification stream is dropped and counted, and what comes behind it is not.
 func TestDroppedNotificationsAreCounted(t *testing.T) {
+	update := func(params string) string {
+		return `{"jsonrpc":"2.0","method":"notifications/resources/updated"` + params + `}`
+	}
+	dropped := map[string][]string{
+		upstream.NotJSON:                     {`{`, `nonsense`, `[]`, deep},
+		upstream.NotMessage:                  {`{}`, `5`, `{"jsonrpc":"1.0","method":"notifications/tools/list_changed"}`},
+		"it asks a client outside of a call": {`{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{}}`},
+		"an update without a URI, or too large": {
+			update(""), update(`,"params":{"uri":7}`), update(`,"params":{"uri":""}`), update(`,"params":{"uri":"x","x":"` + strings.Repeat("x", 200<<10) + `"}`),
+		},
+		"its method is none that is relayed": {
+			`{"jsonrpc":"2.0","method":"notifications/progress"}`, `{"jsonrpc":"2.0","method":"notifications/made/up"}`,
+			`{"jsonrpc":"2.0","method":"tools/call","params":{}}`, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`,
+		},
+		"": {`{"jsonrpc":"2.0","method":"notifications/message"}`}, // without a receiver, and no fault
+	}
 	for name, stateless := range map[string]bool{"2025": false, "2026": true} {
 		t.Run(name, func(t *testing.T) {
 			s := newScripted(t, func(s *scripted) { s.stateless = stateless })
 			l := newLog()
 			g := gatewayOver(t, memory(t), at("b", s))
-			defer relaying(t, "holder", g, l)()
-			s.only(t, 1)
-			const each = 30
-			for range each {
-				s.notify(`{`)
-				s.notify(`[]`)
-				s.notify(`{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage"}`)
-				s.notify(`{"jsonrpc":"2.0","method":"notifications/resources/updated"}`)
-				s.notify(`{"jsonrpc":"2.0","method":"notifications/progress"}`)
-				s.notify(`{"jsonrpc":"2.0","method":"notifications/message"}`) // without a receiver, and no fault
+			relaying(t, "holder", g, l)
+			l.until(t, s)
+			const each = 20
+			want := map[string]int64{}
+			for reason, texts := range dropped {
+				for range each {
+					for _, text := range texts {
+						s.notify(text)
+					}
+				}
+				if reason != "" {
+					want[reason] = int64(each * len(texts))
+				}
 			}
-			want := map[string]int64{upstream.NotJSON: 2 * each, "it asks a client outside of a call": each, "an update without a URI, or too large": each, "its method is none that is relayed": each}
-			until(t, "all are counted", func() bool { return maps.Equal(g.Dropped()["default/b"], want) })
+			if got := l.until(t, s); len(got) > 0 || s.open() != 1 {
+				t.Errorf("announced %q, with %d streams", got, s.open())
+			}
+			if got := g.Dropped()["default/b"]; !maps.Equal(got, want) {
+				t.Errorf("counted %v, want %v", got, want)
+			}
 		})
 	}
 }

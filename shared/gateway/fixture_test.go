@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/store/sqlite"
+	"github.com/mcp-events/mcpevents/test/pipes"
 )
 
 // patience is how long a test waits for what should come at once.
@@ -38,19 +40,47 @@ type got struct {
 // turn is a request that a test answers by hand.
 type turn struct {
 	got
-	w    http.ResponseWriter
-	r    *http.Request
-	open bool
+	w     http.ResponseWriter
+	r     *http.Request
+	at    *scripted
+	asked int
 }
 
 // write sends one event with these bytes.
 func (t *turn) write(format string, args ...any) {
-	if !t.open {
-		t.open = true
-		t.w.Header().Set("Content-Type", "text/event-stream")
-	}
+	t.w.Header().Set("Content-Type", "text/event-stream")
 	fmt.Fprintf(t.w, "data: "+format+"\n\n", args...)
 	t.w.(http.Flusher).Flush()
+}
+
+// notify sends a notification.
+func (t *turn) notify(method, params string) {
+	t.write(`{"jsonrpc":"2.0","method":%q,"params":%s}`, method, params)
+}
+
+// send puts a question under an id, and returns where its answer comes.
+func (t *turn) send(id, method, params string) <-chan got {
+	c := make(chan got, 10)
+	t.at.mu.Lock()
+	t.at.answers[id] = c
+	t.at.mu.Unlock()
+	t.write(`{"jsonrpc":"2.0","id":%s,"method":%q,"params":%s}`, id, method, params)
+	return c
+}
+
+// ask puts a question and waits. Without an answer, because the connection was closed, it ends the call.
+func (t *turn) ask(method, params string) got {
+	t.asked++
+	select {
+	case answer := <-t.send(fmt.Sprintf(`"%s-%d"`, t.ID, t.asked), method, params):
+		return answer
+	case <-t.r.Context().Done():
+		panic(http.ErrAbortHandler)
+	}
+}
+
+func (t *turn) fail(code int, data string) {
+	t.write(`{"jsonrpc":"2.0","id":%s,"error":{"code":%d,"message":"it failed","data":%s}}`, t.ID, code, data)
 }
 
 // result answers the request.
@@ -58,7 +88,7 @@ func (t *turn) result(text string) {
 	t.write(`{"jsonrpc":"2.0","id":%s,"result":%s}`, t.ID, text)
 }
 
-// scripted is a backend that does what a test tells it. It keeps sessions as the
+// scripted is a backend that does what a test says. It keeps sessions as the
 // earlier revisions have them, unless it is stateless.
 type scripted struct {
 	*httptest.Server
@@ -86,6 +116,7 @@ type scripted struct {
 	sessions map[string]bool
 	made     int
 	seen     []got
+	answers  map[string]chan got // to what a turn asks, by the JSON of the id
 	streams  map[chan string]bool
 	asked    map[chan string]string // the params of the open listens
 	began    func()                 // called when a stream is open at the backend; may be nil
@@ -97,17 +128,14 @@ func newScripted(t *testing.T, change ...func(*scripted)) *scripted {
 	t.Helper()
 	s := &scripted{
 		capabilities: `{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true,"listChanged":true},"logging":{}}`,
-		sessions:     map[string]bool{}, streams: map[chan string]bool{}, asked: map[chan string]string{}, arrived: make(chan got, 1000),
+		sessions:     map[string]bool{}, answers: map[string]chan got{}, streams: map[chan string]bool{}, asked: map[chan string]string{},
+		arrived: make(chan got, 1000),
 	}
 	s.lists = oneTool("t")
 	for _, c := range change {
 		c(s)
 	}
-	s.Server = httptest.NewServer(s)
-	t.Cleanup(func() {
-		s.CloseClientConnections()
-		s.Close()
-	})
+	s.Server = pipes.Serve(t, s)
 	return s
 }
 
@@ -166,9 +194,13 @@ func (s *scripted) post(w http.ResponseWriter, r *http.Request, session string) 
 	}
 	s.mu.Lock()
 	s.seen = append(s.seen, m)
+	answered := s.answers[string(m.ID)]
 	s.mu.Unlock()
 	if m.ID == nil || m.Method == "" {
 		s.arrived <- m
+		if m.Method == "" && answered != nil {
+			answered <- m
+		}
 		if s.hang != nil && s.hang(m.Method) {
 			<-r.Context().Done()
 		}
@@ -203,7 +235,7 @@ func (s *scripted) post(w http.ResponseWriter, r *http.Request, session string) 
 	case strings.HasPrefix(m.Method, "resources/") && strings.HasSuffix(m.Method, "subscribe"), m.Method == "logging/setLevel":
 		answer(`"result":{}`)
 	default:
-		s.call(&turn{got: m, w: w, r: r})
+		s.call(&turn{got: m, w: w, r: r, at: s})
 	}
 }
 
@@ -216,7 +248,7 @@ func (s *scripted) stream(w http.ResponseWriter, r *http.Request, m got) {
 		w.WriteHeader(refused)
 		return
 	}
-	messages := make(chan string, 100)
+	messages := make(chan string, 10_000)
 	s.mu.Lock()
 	s.streams[messages] = true
 	s.asked[messages] = string(m.Params)
@@ -262,8 +294,8 @@ func (s *scripted) notify(text string) int {
 	return len(s.streams)
 }
 
-// tell sends a message to those listens that ask for what has this in it.
-func (s *scripted) tell(asked, text string) {
+// sendTo sends a message to those listens that ask for what has this in it.
+func (s *scripted) sendTo(asked, text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c, params := range s.asked {
@@ -379,6 +411,16 @@ func at(name string, s *scripted, change ...func(*config.Backend)) config.Backen
 	return b
 }
 
+// parsed is a configuration with these backends, as it is written.
+func parsed(t *testing.T, format string, args ...any) *config.Config {
+	t.Helper()
+	c, err := config.Parse(fmt.Appendf(nil, "backends:\n"+format, args...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 func prefix(p string) func(*config.Backend) { return func(b *config.Backend) { b.Prefix = p } }
 
 // quiet is the log of tests.
@@ -475,6 +517,24 @@ func call(t *testing.T, g *Gateway, c api.Client, name string) (string, error) {
 		return "", err
 	}
 	return x.next(t).text, nil
+}
+
+// mustCall calls a tool, which has to answer.
+func mustCall(t *testing.T, g *Gateway, c api.Client, name string) string {
+	t.Helper()
+	text, err := call(t, g, c, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// sees compares the names of the tools that a client sees.
+func sees(t *testing.T, g *Gateway, c api.Client, want ...string) {
+	t.Helper()
+	if got := names(g.List(t.Context(), c, api.Tools)); !slices.Equal(got, want) {
+		t.Errorf("the tools are %q, want %q", got, want)
+	}
 }
 
 func until(t *testing.T, what string, ok func() bool) {

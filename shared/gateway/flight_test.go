@@ -37,9 +37,7 @@ func TestOneFetchForAllWhoWaitForIt(t *testing.T) {
 	for range callers {
 		all.Go(func() {
 			ready <- struct{}{}
-			if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"a", "b"}) {
-				t.Errorf("got %q", got)
-			}
+			sees(t, g, of(ann), "a", "b")
 		})
 	}
 	for range callers {
@@ -66,9 +64,7 @@ func TestOneFailureForAllWhoWaitForIt(t *testing.T) {
 	var all sync.WaitGroup
 	for range 20 {
 		all.Go(func() {
-			if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
-				t.Errorf("got %q", got)
-			}
+			sees(t, g, of(ann), "t")
 		})
 	}
 	until(t, "the list is asked for", func() bool { return len(s.received("tools/list")) == 2 })
@@ -79,9 +75,7 @@ func TestOneFailureForAllWhoWaitForIt(t *testing.T) {
 		t.Errorf("20 callers asked %d times", n)
 	}
 	s.list(oneTool("u"))
-	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"u"}) {
-		t.Errorf("behind the failure: %q", got)
-	}
+	sees(t, g, of(ann), "u") // behind the failure
 }
 
 // GWN-01: the caller who happens to do the asking may leave; the others are served, and each
@@ -132,9 +126,7 @@ func TestCallsUseAListThatMayNotBeKept(t *testing.T) {
 	})
 	g := gatewayOver(t, memory(t), at("b", s))
 	for range 3 {
-		if _, err := call(t, g, statelessClient(ann), "t"); err != nil {
-			t.Fatal(err)
-		}
+		mustCall(t, g, statelessClient(ann), "t")
 	}
 	if n := len(s.received("tools/list")); n != 1 {
 		t.Errorf("three calls asked %d times for the list", n)

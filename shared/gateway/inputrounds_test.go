@@ -1,25 +1,24 @@
-package gateway_test
+package gateway
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/store"
-	"github.com/mcp-events/mcpevents/shared/store/sqlite"
 )
 
 // wantsInput is a backend of 2026-07-28 that wants the requests, and tells the answers.
-func wantsInput(requests string) func(*exchange) {
-	return func(x *exchange) {
+func wantsInput(requests string) func(*turn) {
+	return func(x *turn) {
 		answers := jsonrpc.Member(x.Params, "inputResponses")
 		if answers == nil {
 			x.result(`{"resultType":"input_required","inputRequests":` + requests + `,"requestState":"state-1"}`)
@@ -31,14 +30,14 @@ func wantsInput(requests string) func(*exchange) {
 }
 
 // answering answers the questions of a call at another instance, as often as they come.
-func answering(t *testing.T, at *gateway.Gateway, answer func(method string) string) func(*api.Call) {
+func answering(t *testing.T, at *Gateway, answer func(method string) string) func(*api.Call) {
 	return func(c *api.Call) {
 		send := c.Send
 		c.Send = func(message json.RawMessage, response bool) error {
 			method, _ := jsonrpc.String(jsonrpc.Member(message, "method"))
 			if id, _ := jsonrpc.String(jsonrpc.Member(message, "id")); !response && id != "" {
 				body := json.RawMessage(fmt.Sprintf(`{"jsonrpc":"2.0","id":%q,%s}`, id, answer(method)))
-				stranger := someone(v2025)
+				stranger := c.Client
 				stranger.Session = "another session"
 				if err := at.Answer(t.Context(), stranger, id, body); !fault.Is(err, fault.NotFound) {
 					t.Errorf("an answer from another session: %v", err)
@@ -57,13 +56,8 @@ func answering(t *testing.T, at *gateway.Gateway, answer func(method string) str
 // another instance and are in the retry with the backend's own state and a new id. An answer
 // from another session is refused. Nothing of the questions is left in the store.
 func TestInputRequiredOfA2026BackendIsRequestsOfA2025Client(t *testing.T) {
-	s := newScript(t, true, wantsInput(`{"who":{"method":"elicitation/create","params":`+form+`},"llm":{"method":"sampling/createMessage","params":{"messages":[],"maxTokens":1}}}`))
-	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = db.Close() }()
-	g := overStore(t, 2, db, s)
+	s := serving(t, true, wantsInput(`{"who":{"method":"elicitation/create","params":`+form+`},"llm":{"method":"sampling/createMessage","params":{"messages":[],"maxTokens":1}}}`))
+	g := instances(t, 2, s)
 	large := strings.Repeat("x", 900_000) // more than an item of the store holds
 	o := called(t, g[0], someone(v2025), "", answering(t, g[1], func(method string) string {
 		if method == "elicitation/create" {
@@ -72,7 +66,7 @@ func TestInputRequiredOfA2026BackendIsRequestsOfA2025Client(t *testing.T) {
 		return `"result":{"model":"` + large + `"}`
 	}))
 	want := `:state-1{"who":{"action":"accept","content":{"n":12345678901234567890}},"llm":{"model":"` + large + `"}}`
-	if got := said(t, o); got != want {
+	if got := o.says(t); got != want {
 		t.Errorf("got %.200s", got)
 	}
 	if len(o.before) != 2 || !same(jsonrpc.Member(o.before[0], "params"), json.RawMessage(form)) {
@@ -83,12 +77,12 @@ func TestInputRequiredOfA2026BackendIsRequestsOfA2025Client(t *testing.T) {
 		if len(id) < 26 {
 			t.Errorf("the id %q can be guessed", id)
 		}
-		page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: "q#" + id})
+		page, err := g[0].options.DB.Query(t.Context(), store.Query{Table: store.Sessions, Partition: "q#" + id})
 		if err != nil || len(page.Items) != 0 {
 			t.Errorf("%d items of question %s are left (%v)", len(page.Items), id, err)
 		}
 	}
-	if a, b := jsonrpc.Member(s.calls[0], "id"), jsonrpc.Member(s.calls[1], "id"); string(a) == string(b) {
+	if calls := s.received("tools/call"); string(calls[0].ID) == string(calls[1].ID) {
 		t.Error("the retry has the id of the first request")
 	}
 }
@@ -103,18 +97,20 @@ func TestDeclinesAndErrorsOfA2025ClientAreAnswers(t *testing.T) {
 		{"sampling/createMessage", `{"messages":[],"maxTokens":1}`, `"error":{"code":-1,"message":"rejected","data":{"x":1.0}}`, "", `{"code":-1,"message":"rejected","data":{"x":1.0}}`},
 	} {
 		t.Run(tt.method+tt.answer, func(t *testing.T) {
-			s := newScript(t, true, wantsInput(`{"q":{"method":"`+tt.method+`","params":`+tt.params+`}}`))
-			g := instances(t, 2, s)
-			o := called(t, g[0], someone(v2025), "", answering(t, g[1], func(string) string { return tt.answer }))
-			if tt.failure != "" {
-				if got := jsonrpc.Member(o.response, "error"); string(got) != tt.failure || string(jsonrpc.Member(o.response, "id")) != "7" {
-					t.Errorf("got %s (%v), want the error %s", o.response, o.err, tt.failure)
+			synctest.Test(t, func(t *testing.T) { // for there are pauses
+				s := serving(t, true, wantsInput(`{"q":{"method":"`+tt.method+`","params":`+tt.params+`}}`))
+				g := instances(t, 2, s)
+				o := called(t, g[0], someone(v2025), "", answering(t, g[1], func(string) string { return tt.answer }))
+				if tt.failure != "" {
+					if got := jsonrpc.Member(o.response, "error"); string(got) != tt.failure || string(jsonrpc.Member(o.response, "id")) != "7" {
+						t.Errorf("got %s (%v), want the error %s", o.response, o.err, tt.failure)
+					}
+					return
 				}
-				return
-			}
-			if got := said(t, o); got != tt.text {
-				t.Errorf("got %s, want %s", got, tt.text)
-			}
+				if got := o.says(t); got != tt.text {
+					t.Errorf("got %s, want %s", got, tt.text)
+				}
+			})
 		})
 	}
 }
@@ -122,13 +118,13 @@ func TestDeclinesAndErrorsOfA2025ClientAreAnswers(t *testing.T) {
 // GWN-17: a client with a session is not asked what it declared no capability for, though
 // the backend does; nor is one of 2026-07-28, whose error says what it lacks.
 func TestInputOfAnUndeclaredCapabilityIsNotAskedFor(t *testing.T) {
-	s := newScript(t, true, wantsInput(`{"q":{"method":"sampling/createMessage","params":{"messages":[],"maxTokens":1}}}`))
+	s := serving(t, true, wantsInput(`{"q":{"method":"sampling/createMessage","params":{"messages":[],"maxTokens":1}}}`))
 	g := instances(t, 1, s)[0]
 	for version, want := range map[string]int{v2025: -32600, v2026: -32021} {
 		c := someone(version)
 		c.Capabilities = json.RawMessage(`{"elicitation":{}}`)
 		o := called(t, g, c, "")
-		code, data := o.code(t)
+		code, data := o.code()
 		if code != want || data != `{"requiredCapabilities":{"sampling":{}}}` || len(o.before) != 0 {
 			t.Errorf("%s: got %d %s, and before that %s", version, code, data, o.before)
 		}
@@ -138,16 +134,21 @@ func TestInputOfAnUndeclaredCapabilityIsNotAskedFor(t *testing.T) {
 // GWN-17: a backend that only wants to be asked again is, with its state; one that never
 // has enough ends with an error.
 func TestBackendThatWantsToBeAskedAgain(t *testing.T) {
-	n := 0
-	s := newScript(t, true, func(x *exchange) {
-		if n++; n < 3 {
-			x.result(fmt.Sprintf(`{"resultType":"input_required","requestState":"s%d"}`, n))
-			return
-		}
-		x.result(text("%s", jsonrpc.Member(x.Params, "requestState")))
-	})
-	if got := said(t, called(t, instances(t, 1, s)[0], someone(v2025), "")); got != `:"s2"` {
-		t.Errorf("got %s", got)
+	for enough, want := range map[int]string{3: `:"s2"`, maxRounds + 1: ""} {
+		synctest.Test(t, func(t *testing.T) { // for there are pauses
+			n := 0
+			s := serving(t, true, func(x *turn) {
+				if n++; n < enough {
+					x.result(fmt.Sprintf(`{"resultType":"input_required","requestState":"s%d"}`, n))
+					return
+				}
+				x.result(text("%s", jsonrpc.Member(x.Params, "requestState")))
+			})
+			o := called(t, instances(t, 1, s)[0], someone(v2025), "")
+			if want == "" && !fault.Is(o.err, fault.Unavailable) || want != "" && o.says(t) != want {
+				t.Errorf("enough after %d: got %s, %v", enough, o.response, o.err)
+			}
+		})
 	}
 }
 
@@ -157,15 +158,14 @@ func TestBackendThatWantsToBeAskedAgain(t *testing.T) {
 // client's revision does not have.
 func TestRequestOf2025AtA2026Backend(t *testing.T) {
 	var header http.Header
-	s := newScript(t, true, func(x *exchange) {
+	s := serving(t, true, func(x *turn) {
 		header = x.Header
-		x.tell("notifications/progress", `{"progressToken":12345678901234567890,"progress":1}`)
+		x.notify("notifications/progress", `{"progressToken":12345678901234567890,"progress":1}`)
 		x.result(`{"resultType":"complete","content":[],"structuredContent":[1],"_meta":{"n":1.0}}`)
-	})
-	s.tool = `{"name":"tool","inputSchema":{"type":"object","properties":{
+	}, `{"name":"tool","inputSchema":{"type":"object","properties":{
 		"region":{"type":"string","x-mcp-header":"Region"},
 		"in":{"type":"object","properties":{"n":{"type":"integer","x-mcp-header":"Deep-N"}}},
-		"flag":{"type":"boolean","x-mcp-header":"flag"},"none":{"type":"string","x-mcp-header":"None"}}}}`
+		"flag":{"type":"boolean","x-mcp-header":"flag"},"none":{"type":"string","x-mcp-header":"None"}}}}`)
 	c := someone(v2025)
 	c.Level = "info"
 	o := called(t, instances(t, 1, s)[0], c, `,"arguments":{"region":"Köln","in":{"n":4.2e1},"flag":false,"none":null},`+
@@ -176,8 +176,8 @@ func TestRequestOf2025AtA2026Backend(t *testing.T) {
 	if len(o.before) != 1 || !strings.Contains(string(o.before[0]), "12345678901234567890") {
 		t.Errorf("before the result: %s", o.before)
 	}
-	meta := jsonrpc.Member(jsonrpc.Member(s.calls[0], "params"), "_meta")
-	want := `{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":` + all +
+	meta := jsonrpc.Member(s.received("tools/call")[0].Params, "_meta")
+	want := `{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":` + able +
 		`,"io.modelcontextprotocol/clientInfo":{"name":"client","version":"2"},"io.modelcontextprotocol/logLevel":"info","progressToken":12345678901234567890,"x":1.0}`
 	if string(meta) != want {
 		t.Errorf("_meta is %s\nwant %s", meta, want)
@@ -193,31 +193,26 @@ func TestRequestOf2025AtA2026Backend(t *testing.T) {
 }
 
 // GWN-17: the codes that 2026-07-28 brought do not reach a client with a session, and
-// -32021 keeps what it requires.
-func TestErrorsOfThe2026EraDoNotReachA2025Client(t *testing.T) {
-	for _, tt := range []struct {
-		method string
-		code   int
-		data   string
-		want   int
-	}{
-		{"resources/read", -32602, `{"uri":"test://resource"}`, -32002},
-		{"resources/read", -32602, `{}`, -32602},
-		{"tools/call", -32602, `{"uri":"x"}`, -32602},
-		{"tools/call", -32021, `{"requiredCapabilities":{"roots":{}}}`, -32600},
-		{"tools/call", -32020, `{}`, -32603},
-		{"tools/call", -32022, `{}`, -32603},
-		{"tools/call", -32050, `{}`, -32050},
-	} {
-		s := newScript(t, true, func(x *exchange) { x.fail(tt.code, tt.data) })
-		o := called(t, instances(t, 1, s)[0], someone(v2025), "", func(c *api.Call) {
-			if c.Method = tt.method; tt.method == "resources/read" {
-				c.Kind, c.Name, c.Member, c.Params = api.Resources, "test://resource", "uri", json.RawMessage(`{"uri":"test://resource"}`)
-			}
-		})
-		if code, data := o.code(t); code != tt.want || data != tt.data {
-			t.Errorf("%s %d %s: got %d %s, want %d", tt.method, tt.code, tt.data, code, data, tt.want)
-		}
+// -32021 keeps what it requires. The table of codes is that of package translate.
+func TestErrorsOf2026DoNotReachA2025Client(t *testing.T) {
+	code, data := -32021, `{"requiredCapabilities":{"roots":{}}}`
+	s := serving(t, true, func(x *turn) { x.fail(code, data) })
+	g := instances(t, 1, s)[0]
+	if got, had := called(t, g, someone(v2025), "").code(); got != -32600 || had != data {
+		t.Errorf("a missing capability: got %d %s", got, had)
+	}
+	code, data = -32602, `{"uri":"test://resource"}`
+	if got, had := called(t, g, someone(v2025), "", ofResource).code(); got != -32002 || had != data {
+		t.Errorf("a resource that is not there: got %d %s", got, had)
+	}
+	// A backend that refuses what the gateway made of a request may be another one now.
+	code, data = -32022, `{}`
+	before := len(s.received("tools/list"))
+	if got, _ := called(t, g, someone(v2025), "").code(); got != -32603 {
+		t.Errorf("another revision: got %d", got)
+	}
+	if g.List(t.Context(), someone(v2025), api.Tools); len(s.received("tools/list")) != before+1 {
+		t.Error("its list was not fetched again")
 	}
 }
 
@@ -227,52 +222,42 @@ func TestErrorsOfThe2026EraDoNotReachA2025Client(t *testing.T) {
 func TestCancellationIsAClosedStreamToA2026Backend(t *testing.T) {
 	for _, waiting := range []string{"for the backend", "for the client"} {
 		t.Run(waiting, func(t *testing.T) {
-			began, closed := make(chan bool, 1), make(chan bool, 1)
-			s := newScript(t, true, func(x *exchange) {
-				if waiting == "for the client" {
-					x.result(`{"resultType":"input_required","inputRequests":{"q":{"method":"roots/list"}}}`)
-					return
-				}
-				x.tell("notifications/message", `{"level":"info","data":"begun"}`)
-				<-x.ctx.Done()
-				closed <- true
-			})
-			g := instances(t, 2, s)
-			done := make(chan error, 1)
-			go func() {
-				done <- g[0].Call(context.WithoutCancel(t.Context()), api.Call{
-					Client: someone(v2025), Kind: api.Tools, Name: "tool", Member: "name", Method: "tools/call",
-					ID: json.RawMessage(`"a"`), Params: json.RawMessage(`{"name":"tool"}`),
-					Send: func(json.RawMessage, bool) error { began <- true; return nil },
+			synctest.Test(t, func(t *testing.T) {
+				closed := false
+				s := serving(t, true, func(x *turn) {
+					if waiting == "for the client" {
+						x.result(`{"resultType":"input_required","inputRequests":{"q":{"method":"roots/list"}}}`)
+						return
+					}
+					x.notify("notifications/message", `{"level":"info","data":"begun"}`)
+					<-x.r.Context().Done()
+					closed = true
 				})
-			}()
-			<-began
-			stranger := someone(v2025)
-			stranger.Session = "another session"
-			body := json.RawMessage(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"a"}}`)
-			if err := g[1].Cancel(t.Context(), stranger, body); err != nil {
-				t.Fatal(err)
-			}
-			select {
-			case err := <-done:
-				t.Fatalf("another session ended the call: %v", err)
-			case <-time.After(1200 * time.Millisecond): // more than a mark takes to be seen
-			}
-			start := time.Now()
-			if err := g[1].Cancel(t.Context(), someone(v2025), body); err != nil {
-				t.Fatal(err)
-			}
-			// A mark is seen within a second; the rest is for a machine that is at its limit.
-			if err := <-done; !fault.Is(err, fault.Conflict) || time.Since(start) > 10*time.Second {
-				t.Errorf("ended after %v with %v", time.Since(start), err)
-			}
-			if waiting == "for the backend" {
-				select {
-				case <-closed:
-				case <-time.After(20 * time.Second):
+				g := instances(t, 2, s)
+				x := start(t, g[0], someone(v2025), "tool", `"a"`, `{"name":"tool"}`)
+				x.next(t)
+				body := json.RawMessage(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"a"}}`)
+				stranger := someone(v2025)
+				stranger.Session = "another session"
+				if err := g[1].Cancel(t.Context(), stranger, body); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Minute)
+				if len(x.done) > 0 {
+					t.Fatal("another session ended the call")
+				}
+				began := time.Now()
+				if err := g[1].Cancel(t.Context(), someone(v2025), body); err != nil {
+					t.Fatal(err)
+				}
+				if err := x.end(t); !fault.Is(err, fault.Conflict) || time.Since(began) > time.Second {
+					t.Errorf("ended after %v with %v", time.Since(began), err)
+				}
+				synctest.Wait()
+				if waiting == "for the backend" && !closed {
 					t.Error("the stream at the backend is still open")
 				}
-			}
+			})
 		})
 	}
 }
@@ -282,11 +267,10 @@ func TestCancellationIsAClosedStreamToA2026Backend(t *testing.T) {
 func TestParameterHeadersAreValidated(t *testing.T) {
 	for _, stateless := range []bool{true, false} {
 		var got http.Header
-		s := newScript(t, stateless, func(x *exchange) {
+		s := serving(t, stateless, func(x *turn) {
 			got = x.Header
 			x.result(`{"content":[]}`)
-		})
-		s.tool = `{"name":"tool","inputSchema":{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"},"n":{"type":"integer","x-mcp-header":"N"}}}}`
+		}, `{"name":"tool","inputSchema":{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"},"n":{"type":"integer","x-mcp-header":"N"}}}}`)
 		g := instances(t, 1, s)[0]
 		for _, tt := range []struct {
 			arguments string
@@ -304,7 +288,7 @@ func TestParameterHeadersAreValidated(t *testing.T) {
 			{`{"n":42}`, http.Header{"Mcp-Param-N": {"43"}}, false},
 		} {
 			o := called(t, g, someone(v2026), `,"arguments":`+tt.arguments, func(c *api.Call) { c.Header = tt.header })
-			code, _ := o.code(t)
+			code, _ := o.code()
 			if tt.ok && o.response == nil || !tt.ok && code != -32020 {
 				t.Errorf("stateless %v: %s with %v: %v %s", stateless, tt.arguments, tt.header, o.err, o.response)
 			}
@@ -318,19 +302,11 @@ func TestParameterHeadersAreValidated(t *testing.T) {
 // GWN-17: a tool whose output is no object is listed without its schema to clients of
 // revisions that have only objects; all others see the entry as it came.
 func TestOutputSchemaOfAListedTool(t *testing.T) {
-	for schema, kept := range map[string]bool{`{"type":"array"}`: false, `{"oneOf":[]}`: false, `{"type":"object","x":1.0}`: true} {
-		s := newScript(t, true, nil)
-		s.tool = `{"name":"tool","inputSchema":{"type":"object"},"outputSchema":` + schema + `,"x":1.0}`
-		e := instances(t, 1, s)[0].List(t.Context(), someone(v2025), api.Tools).Entries[0]
-		if got := string(e.For(v2026)); got != s.tool {
-			t.Errorf("2026-07-28: %s", got)
-		}
-		want := s.tool
-		if !kept {
-			want = `{"name":"tool","inputSchema":{"type":"object"},"x":1.0}`
-		}
-		if got := string(e.For(v2025)); got != want {
-			t.Errorf("2025-11-25: %s, want %s", got, want)
+	const tool = `{"name":"tool","inputSchema":{"type":"object"},"outputSchema":{"type":"array"},"x":1.0}`
+	e := instances(t, 1, serving(t, true, nil, tool))[0].List(t.Context(), someone(v2025), api.Tools).Entries[0]
+	for version, want := range map[mcpspec.Version]string{v2026: tool, v2025: `{"name":"tool","inputSchema":{"type":"object"},"x":1.0}`} {
+		if got := string(e.For(version)); got != want {
+			t.Errorf("%s: %s, want %s", version, got, want)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package gateway_test
+package gateway
 
 import (
 	"context"
@@ -8,78 +8,55 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 )
 
-func same(a, b json.RawMessage) bool {
-	var x, y any
-	if json.Unmarshal(a, &x) != nil || json.Unmarshal(b, &y) != nil {
-		return false
-	}
-	return fmt.Sprint(x) == fmt.Sprint(y)
-}
-
-func said(t *testing.T, o outcome) string {
-	t.Helper()
-	var r struct {
-		Kind    string `json:"resultType"`
-		Content []struct {
-			Text string `json:"text"`
-		} `json:"content"`
-	}
-	if err := json.Unmarshal(o.result(t), &r); err != nil || len(r.Content) != 1 {
-		t.Fatalf("got %s", o.response)
-	}
-	return r.Kind + ":" + r.Content[0].Text
-}
+// of is a member of an answer's result.
+func (m got) of(member string) json.RawMessage { return jsonrpc.Member(m.Result, member) }
 
 // asksTwice asks for a name, then the model, and tells both.
-func asksTwice(x *exchange) {
+func asksTwice(x *turn) {
 	name := x.ask("elicitation/create", form)
 	model := x.ask("sampling/createMessage", `{"messages":[],"maxTokens":10}`)
-	x.result(text("%s and %s", jsonrpc.Member(jsonrpc.Member(name, "result"), "content"), jsonrpc.Member(jsonrpc.Member(model, "result"), "model")))
+	x.result(text("%s and %s", name.of("content"), model.of("model")))
 }
 
 // GWN-13, GWN-17: a backend with sessions asks within a call, and a client of 2026-07-28 gets
 // each question in an input_required result; the call that asked is cancelled at the
 // backend. On the retries, at other instances, the answers reach the backend in their order.
 func TestQuestionsOfA2025BackendAreRoundsOfA2026Client(t *testing.T) {
-	s := newScript(t, false, asksTwice)
+	s := serving(t, false, asksTwice)
 	g := instances(t, 3, s)
 	first := called(t, g[0], someone(v2026), "").required(t)
 	if got := first.Requests["input-1"]; len(first.Requests) != 1 || !same(got, json.RawMessage(`{"method":"elicitation/create","params":`+form+`}`)) {
 		t.Errorf("the first round asks %s", got)
 	}
-	select {
-	case cancelled := <-s.heard:
-		if want := jsonrpc.Member(s.calls[0], "id"); string(jsonrpc.Member(cancelled, "requestId")) != string(want) {
-			t.Errorf("cancelled %s, want the request %s", cancelled, want)
-		}
-	case <-time.After(20 * time.Second):
-		t.Error("the backend was not told that the call is cancelled")
+	cancelled := jsonrpc.Member(s.next(t, "notifications/cancelled").Params, "requestId")
+	if want := s.received("tools/call")[0].ID; string(cancelled) != string(want) {
+		t.Errorf("cancelled %s, want the request %s", cancelled, want)
 	}
 	second := called(t, g[1], someone(v2026), first.retry(`{"action":"accept","content":{"name":"Ada"}}`)).required(t)
 	if got := second.Requests["input-2"]; len(second.Requests) != 1 || !same(jsonrpc.Member(got, "method"), json.RawMessage(`"sampling/createMessage"`)) {
 		t.Errorf("the second round asks %s", second.Requests)
 	}
 	last := called(t, g[2], someone(v2026), second.retry(`{"role":"assistant","content":{"type":"text","text":"x"},"model":"m1"}`))
-	if got, want := said(t, last), `complete:{"name":"Ada"} and "m1"`; got != want {
+	if got, want := last.says(t), `complete:{"name":"Ada"} and "m1"`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
 
 // GWN-17: questions that a backend puts at the same time are asked in one round.
 func TestQuestionsPutAtOnceAreOneRound(t *testing.T) {
-	s := newScript(t, false, func(x *exchange) {
-		a, b := x.send("elicitation/create", form), x.send("roots/list", `{}`)
+	s := serving(t, false, func(x *turn) {
+		a, b := x.send("1", "elicitation/create", form), x.send("2", "roots/list", `{}`)
 		select {
 		case one := <-a:
-			x.result(text("%s %s", jsonrpc.Member(jsonrpc.Member(one, "result"), "action"), jsonrpc.Member(jsonrpc.Member(<-b, "result"), "roots")))
-		case <-x.ctx.Done():
+			other := <-b
+			x.result(text("%s %s", one.of("action"), other.of("roots")))
+		case <-x.r.Context().Done():
 		}
 	})
 	g := instances(t, 1, s)[0]
@@ -87,65 +64,85 @@ func TestQuestionsPutAtOnceAreOneRound(t *testing.T) {
 	if len(r.Requests) != 2 {
 		t.Fatalf("asked %s", r.Requests)
 	}
-	answers := map[string]string{"elicitation/create": `{"action":"decline"}`, "roots/list": `{"roots":[]}`}
-	params := map[string]json.RawMessage{}
-	for key, request := range r.Requests {
-		method, _ := jsonrpc.String(jsonrpc.Member(request, "method"))
-		params[key] = json.RawMessage(answers[method])
-	}
-	b, _ := json.Marshal(params)
-	o := called(t, g, someone(v2026), fmt.Sprintf(`,"inputResponses":%s,"requestState":%q`, b, r.State))
-	if got, want := said(t, o), `complete:"decline" []`; got != want {
+	// Each request takes what it needs of the response.
+	if got, want := called(t, g, someone(v2026), r.retry(`{"action":"decline","roots":[]}`)).says(t), `complete:"decline" []`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
 
 // GWN-17: an answer that is missing is asked for again; responses to nothing are ignored.
 func TestMissingInputIsAskedForAgain(t *testing.T) {
-	g := instances(t, 1, newScript(t, false, asksTwice))[0]
+	g := instances(t, 1, serving(t, false, asksTwice))[0]
 	first := called(t, g, someone(v2026), "").required(t)
-	again := called(t, g, someone(v2026), fmt.Sprintf(`,"inputResponses":{"other":{"action":"accept"}},"requestState":%q`, first.State)).required(t)
-	if !same(again.Requests["input-1"], first.Requests["input-1"]) || len(again.Requests) != 1 {
-		t.Errorf("asked %s, want what was asked before, %s", again.Requests, first.Requests)
-	}
-	// Without the state the answers belong to nothing.
-	fresh := called(t, g, someone(v2026), `,"inputResponses":{"input-1":{"action":"accept"}}`).required(t)
-	if !same(fresh.Requests["input-1"], first.Requests["input-1"]) {
-		t.Errorf("asked %s", fresh.Requests)
+	for name, params := range map[string]string{
+		"with the state":    fmt.Sprintf(`,"inputResponses":{"other":{"action":"accept"}},"requestState":%q`, first.State),
+		"without the state": `,"inputResponses":{"input-1":{"action":"accept"}}`,
+	} {
+		again := called(t, g, someone(v2026), params).required(t)
+		if !same(again.Requests["input-1"], first.Requests["input-1"]) || len(again.Requests) != 1 {
+			t.Errorf("%s: asked %s, want what was asked before, %s", name, again.Requests, first.Requests)
+		}
 	}
 }
 
-// GWN-17: a requestState that was changed, or belongs to another principal, other
-// arguments or another call, is refused, and the backend is not called.
-func TestRequestStateOfAnotherRequestIsRefused(t *testing.T) {
-	s := newScript(t, false, asksTwice)
-	g := instances(t, 1, s)[0]
-	r := called(t, g, someone(v2026), `,"arguments":{"a":1,"b":2}`).required(t)
-	before := s.called()
-	bob := someone(v2026)
-	bob.Principal.ID = "bob"
-	retry := r.retry(`{"action":"accept","content":{}}`)
-	changed := strings.Replace(retry, r.State[20:24], "AAAA", 1)
-	for name, o := range map[string]outcome{
-		"changed":         called(t, g, someone(v2026), `,"arguments":{"a":1,"b":2}`+changed),
-		"another's":       called(t, g, bob, `,"arguments":{"a":1,"b":2}`+retry),
-		"other arguments": called(t, g, someone(v2026), `,"arguments":{"a":1,"b":3}`+retry),
-		"no string":       called(t, g, someone(v2026), `,"requestState":5`),
-		"no responses":    called(t, g, someone(v2026), `,"inputResponses":[]`),
-		"another method": called(t, g, someone(v2026), `,"arguments":{"a":1,"b":2}`+retry, func(c *api.Call) {
-			c.Kind, c.Method, c.Name = api.Prompts, "prompts/get", "prompt"
-		}),
+// GWN-17: what a client carries is sealed, whether the gateway made it or the backend: only the same principal can bring it back,
+// for the same request, and unchanged. The backend is not called with anything else.
+func TestRequestStateIsForItsRequestAlone(t *testing.T) {
+	const arguments = `,"arguments":{"a":1,"b":2}`
+	for name, s := range map[string]*scripted{
+		"of the gateway": serving(t, false, asksTwice),
+		"of the backend": serving(t, true, wantsInput(`{"q":{"method":"elicitation/create","params":`+form+`}}`)),
 	} {
-		if !fault.Is(o.err, fault.Invalid) {
-			t.Errorf("%s: got %v and %s, want an invalid request", name, o.err, o.response)
-		}
+		t.Run(name, func(t *testing.T) {
+			g := instances(t, 1, s)[0]
+			r := called(t, g, someone(v2026), arguments).required(t)
+			if strings.Contains(r.State, "state-1") {
+				t.Errorf("the client got %s", r.State)
+			}
+			calls := func() int { return len(s.received("tools/call")) + len(s.received("prompts/get")) }
+			before, bob, elsewhere := calls(), someone(v2026), someone(v2026)
+			bob.Principal.ID, elsewhere.Principal.Workspace = "bob", "other"
+			state := func(s string) string { return fmt.Sprintf(`,"requestState":%q`, s) }
+			retry := r.retry(`{"action":"accept","content":{}}`)
+			for name, o := range map[string]outcome{
+				"changed":               called(t, g, someone(v2026), arguments+strings.Replace(retry, r.State[20:24], "AAAA", 1)),
+				"cut":                   called(t, g, someone(v2026), arguments+state(r.State[:len(r.State)-1])),
+				"the backend's own":     called(t, g, someone(v2026), arguments+state("state-1")),
+				"empty":                 called(t, g, someone(v2026), arguments+state("")),
+				"no string":             called(t, g, someone(v2026), `,"requestState":5`),
+				"two, the second null":  called(t, g, someone(v2026), arguments+state("forged")+`,"requestState":null`),
+				"two, the second sound": called(t, g, someone(v2026), arguments+state("forged")+retry),
+				"another principal":     called(t, g, bob, arguments+retry),
+				"another workspace":     called(t, g, elsewhere, arguments+retry),
+				"other arguments":       called(t, g, someone(v2026), `,"arguments":{"a":1,"b":3}`+retry),
+				"another method": called(t, g, someone(v2026), arguments+retry, func(c *api.Call) {
+					c.Kind, c.Method, c.Name = api.Prompts, "prompts/get", "prompt"
+				}),
+			} {
+				if !fault.Is(o.err, fault.Invalid) {
+					t.Errorf("%s: got %v and %s, want an invalid request", name, o.err, o.response)
+				}
+			}
+			if n := calls() - before; n != 0 {
+				t.Errorf("the backend was called %d times", n)
+			}
+			// The order of members is none of the request.
+			if o := called(t, g, someone(v2026), `,"arguments":{"b":2,"a":1}`+retry); o.err != nil {
+				t.Errorf("the same arguments in another order: %v", o.err)
+			}
+			all := s.received("tools/call")
+			if state := jsonrpc.Member(all[len(all)-1].Params, "requestState"); s.stateless && string(state) != `"state-1"` {
+				t.Errorf("the backend got its state as %s", state)
+			}
+		})
 	}
-	if n := s.called(); n != before {
-		t.Errorf("the backend was called %d times", n-before)
-	}
-	// The order of members is none of the request.
-	if o := called(t, g, someone(v2026), `,"arguments":{"b":2,"a":1}`+retry); o.err != nil {
-		t.Errorf("the same arguments in another order: %v", o.err)
+}
+
+// GWN-17: responses that are no object are refused.
+func TestInputResponsesThatAreNone(t *testing.T) {
+	g := instances(t, 1, serving(t, false, asksTwice))[0]
+	if o := called(t, g, someone(v2026), `,"inputResponses":[]`); !fault.Is(o.err, fault.Invalid) {
+		t.Errorf("got %v and %s", o.err, o.response)
 	}
 }
 
@@ -153,52 +150,47 @@ func TestRequestStateOfAnotherRequestIsRefused(t *testing.T) {
 // mode included. A backend that fails for it gives the client -32021 with what it lacks; one
 // that does without is not disturbed.
 func TestOnlyDeclaredCapabilitiesAreAsked(t *testing.T) {
-	for _, tt := range []struct{ declared, method, params, lacks string }{
-		{`{}`, "elicitation/create", form, `{"elicitation":{}}`},
-		{`{"elicitation":{}}`, "elicitation/create", `{"mode":"url","elicitationId":"12345678","url":"https://a.test","message":"m"}`, `{"elicitation":{"url":{}}}`},
-		{`{"elicitation":{"url":{}}}`, "elicitation/create", form, `{"elicitation":{"form":{}}}`},
-		{`{"sampling":{}}`, "sampling/createMessage", `{"messages":[],"maxTokens":1,"tools":[]}`, `{"sampling":{"tools":{}}}`},
-		{`{"sampling":{}}`, "roots/list", `{}`, `{"roots":{}}`},
+	for name, tt := range map[string]struct {
+		declared string
+		refused  func(*turn)
+		lacks    string
+	}{
+		"the call fails":           {`{}`, func(x *turn) { x.fail(-32603, `{}`) }, `{"elicitation":{}}`},
+		"the tool fails":           {`{"elicitation":{"url":{}}}`, func(x *turn) { x.result(`{"content":[],"isError":true}`) }, `{"elicitation":{"form":{}}}`},
+		"the backend does without": {`{}`, func(x *turn) { x.result(text("refused")) }, ""},
 	} {
-		for _, way := range []string{"error", "isError", "does without"} {
-			t.Run(tt.method+tt.declared+" "+way, func(t *testing.T) {
-				s := newScript(t, false, func(x *exchange) {
-					refused := jsonrpc.Member(x.ask(tt.method, tt.params), "error") != nil
-					switch {
-					case way == "error" && refused:
-						x.fail(-32603, `{}`)
-					case way == "isError" && refused:
-						x.result(`{"content":[],"isError":true}`)
-					default:
-						x.result(text("refused: %v", refused))
-					}
-				})
-				c := someone(v2026)
-				c.Capabilities = json.RawMessage(tt.declared)
-				o := called(t, instances(t, 1, s)[0], c, "")
-				if way == "does without" {
-					if got, want := said(t, o), "complete:refused: true"; got != want {
-						t.Errorf("got %s, want %s", got, want)
-					}
-					return
+		t.Run(name, func(t *testing.T) {
+			s := serving(t, false, func(x *turn) {
+				if x.ask("elicitation/create", form).Error == nil {
+					t.Error("the backend got an answer")
 				}
-				code, data := o.code(t)
-				if want := `{"requiredCapabilities":` + tt.lacks + `}`; code != -32021 || data != want {
-					t.Errorf("got %d %s, want -32021 %s", code, data, want)
-				}
+				tt.refused(x)
 			})
-		}
+			c := someone(v2026)
+			c.Capabilities = json.RawMessage(tt.declared)
+			o := called(t, instances(t, 1, s)[0], c, "")
+			if tt.lacks == "" {
+				if got := o.says(t); got != "complete:refused" {
+					t.Errorf("got %s", got)
+				}
+				return
+			}
+			code, data := o.code()
+			if want := `{"requiredCapabilities":` + tt.lacks + `}`; code != -32021 || data != want {
+				t.Errorf("got %d %s, want -32021 %s", code, data, want)
+			}
+		})
 	}
 }
 
 // GWN-17: error -32042 of a 2025 backend becomes the demand that the user visits the
 // URL, and the retry calls the backend again; -32002 becomes -32602. A user who does not want
 // to ends the call.
-func TestErrorsOfThe2025EraDoNotReachA2026Client(t *testing.T) {
+func TestErrorsOf2025DoNotReachA2026Client(t *testing.T) {
 	visited := false
-	s := newScript(t, false, func(x *exchange) {
+	s := serving(t, false, func(x *turn) {
 		switch {
-		case jsonrpc.Member(x.Params, "uri") != nil:
+		case x.Method == "resources/read":
 			x.fail(-32002, `{"uri":"test://resource"}`)
 		case visited:
 			x.result(text("done"))
@@ -216,14 +208,10 @@ func TestErrorsOfThe2025EraDoNotReachA2026Client(t *testing.T) {
 		t.Errorf("declined: %v %s", o.err, o.response)
 	}
 	visited = true
-	if got := said(t, called(t, g, someone(v2026), r.retry(`{"action":"accept"}`))); got != "complete:done" {
+	if got := called(t, g, someone(v2026), r.retry(`{"action":"accept"}`)).says(t); got != "complete:done" {
 		t.Errorf("accepted: %s", got)
 	}
-	o := called(t, g, someone(v2026), "", func(c *api.Call) {
-		c.Kind, c.Method, c.Name, c.Member = api.Resources, "resources/read", "test://resource", "uri"
-		c.Params = json.RawMessage(`{"uri":"test://resource"}`)
-	})
-	if code, data := o.code(t); code != -32602 || data != `{"uri":"test://resource"}` {
+	if code, data := called(t, g, someone(v2026), "", ofResource).code(); code != -32602 || data != `{"uri":"test://resource"}` {
 		t.Errorf("a resource that is not there: %d %s", code, data)
 	}
 }
@@ -232,35 +220,49 @@ func TestErrorsOfThe2025EraDoNotReachA2026Client(t *testing.T) {
 // question; one with another URL is not.
 func TestURLQuestionIsKnownAgain(t *testing.T) {
 	n, path := 0, "login"
-	s := newScript(t, false, func(x *exchange) {
+	s := serving(t, false, func(x *turn) {
 		n++
 		a := x.ask("elicitation/create", fmt.Sprintf(`{"mode":"url","elicitationId":"elicit-%d","url":"https://a.test/%s?id=elicit-%d","message":"m"}`, n, path, n))
-		x.result(text("%s", jsonrpc.Member(jsonrpc.Member(a, "result"), "action")))
+		x.result(text("%s", a.of("action")))
 	})
 	g := instances(t, 1, s)[0]
 	r := called(t, g, someone(v2026), "").required(t)
 	if strings.Contains(string(r.Requests["input-1"]), "elicitationId") {
 		t.Errorf("this revision has no elicitationId: %s", r.Requests["input-1"])
 	}
-	if got := said(t, called(t, g, someone(v2026), r.retry(`{"action":"accept"}`))); got != `complete:"accept"` {
+	if got := called(t, g, someone(v2026), r.retry(`{"action":"accept"}`)).says(t); got != `complete:"accept"` {
 		t.Errorf("got %s", got)
 	}
 	path = "pay"
 	called(t, g, someone(v2026), r.retry(`{"action":"accept"}`)).required(t)
 }
 
+// GWN-17: a backend that puts the same question twice gets the two answers in their order.
+func TestTheSameQuestionTwiceHasTwoAnswers(t *testing.T) {
+	s := serving(t, false, func(x *turn) {
+		a, b := x.ask("elicitation/create", form), x.ask("elicitation/create", form)
+		x.result(text("%s then %s", a.of("action"), b.of("action")))
+	})
+	g := instances(t, 1, s)[0]
+	first := called(t, g, someone(v2026), "").required(t)
+	second := called(t, g, someone(v2026), first.retry(`{"action":"accept"}`)).required(t)
+	if got := called(t, g, someone(v2026), second.retry(`{"action":"decline"}`)).says(t); got != `complete:"accept" then "decline"` {
+		t.Errorf("got %s", got)
+	}
+}
+
 // GWN-08, GWN-16, GWN-17: what only 2026-07-28 has is taken off the request, the level of log
 // messages is set at the 2025 backend and what lies below is dropped; calls that share
 // a session have progress tokens of their own, and see their own. Without a level no log message comes.
 func TestRequestOf2026AtA2025Backend(t *testing.T) {
-	s := newScript(t, false, func(x *exchange) {
+	s := serving(t, false, func(x *turn) {
 		token := jsonrpc.Member(jsonrpc.Member(x.Params, "_meta"), "progressToken")
-		x.tell("notifications/message", `{"level":"info","data":"low"}`)
-		x.tell("notifications/message", `{"level":"error","data":"high"}`)
-		x.tell("notifications/elicitation/complete", `{"elicitationId":"x"}`)
-		x.tell("notifications/progress", `{"progressToken":"stranger","progress":1}`)
+		x.notify("notifications/message", `{"level":"info","data":"low"}`)
+		x.notify("notifications/message", `{"level":"error","data":"high"}`)
+		x.notify("notifications/elicitation/complete", `{"elicitationId":"x"}`)
+		x.notify("notifications/progress", `{"progressToken":"stranger","progress":1}`)
 		if token != nil {
-			x.tell("notifications/progress", `{"progressToken":`+string(token)+`,"progress":2}`)
+			x.notify("notifications/progress", `{"progressToken":`+string(token)+`,"progress":2}`)
 		}
 		x.result(`{"content":[],"_meta":{"big":12345678901234567890}}`)
 	})
@@ -280,10 +282,10 @@ func TestRequestOf2026AtA2025Backend(t *testing.T) {
 	if got := fmt.Sprintf("%s", o.before); got != fmt.Sprint(want) {
 		t.Errorf("got %s, want %s", got, want)
 	}
-	if got := s.noted("logging/setLevel"); len(got) != 1 || string(jsonrpc.Member(got[0], "params")) != `{"level":"warning"}` {
-		t.Errorf("the level was set by %s", got)
+	if got := s.received("logging/setLevel"); len(got) != 1 || string(got[0].Params) != `{"level":"warning"}` {
+		t.Errorf("the level was set by %v", got)
 	}
-	sent := jsonrpc.Member(jsonrpc.Member(s.calls[0], "params"), "_meta")
+	sent := jsonrpc.Member(s.received("tools/call")[0].Params, "_meta")
 	if strings.Contains(string(sent), "io.modelcontextprotocol/") || string(jsonrpc.Member(sent, "trace")) != "1.0" {
 		t.Errorf("the backend got _meta %s", sent)
 	}
@@ -291,57 +293,35 @@ func TestRequestOf2026AtA2025Backend(t *testing.T) {
 		t.Error("the backend got a token that another client of the session may use too")
 	}
 	c.Level = ""
-	if o := called(t, g, c, ""); len(o.before) != 0 {
-		t.Errorf("without a level: %s", o.before)
+	for range 2 {
+		if o := called(t, g, c, ""); len(o.before) != 0 {
+			t.Errorf("without a level: %s", o.before)
+		}
 	}
-	called(t, g, c, "")
-	if n := s.count("initialize"); n != 3 { // the gateway's own, one with the level, one without
+	if n := len(s.received("initialize")); n != 3 { // the gateway's own, one with the level, one without
 		t.Errorf("%d sessions were begun", n)
-	}
-}
-
-// GWN-17: a resource that a 2025 backend reads gets the caching members that 2026-07-28 requires.
-func TestResourceOfA2025BackendIsCacheable(t *testing.T) {
-	s := newScript(t, false, func(x *exchange) { x.result(`{"contents":[]}`) })
-	o := called(t, instances(t, 1, s)[0], someone(v2026), "", func(c *api.Call) {
-		c.Kind, c.Method, c.Name, c.Member = api.Resources, "resources/read", "test://resource", "uri"
-		c.Params = json.RawMessage(`{"uri":"test://resource"}`)
-	})
-	if want := `{"resultType":"complete","ttlMs":0,"cacheScope":"private","contents":[]}`; string(o.result(t)) != want {
-		t.Errorf("got %s, want %s", o.result(t), want)
 	}
 }
 
 // GWN-13: a client of 2026-07-28 that closes its connection cancels the call at a backend
 // with sessions, by notifications/cancelled with the id that the backend knows.
 func TestClosedConnectionIsANotificationToA2025Backend(t *testing.T) {
-	began := make(chan json.RawMessage, 1)
-	s := newScript(t, false, func(x *exchange) {
-		x.tell("notifications/progress", `{}`)
-		began <- x.ID
-		<-x.ctx.Done()
+	ctx, leave := context.WithCancel(t.Context())
+	s := serving(t, false, func(x *turn) {
+		x.notify("notifications/progress", `{}`)
+		leave()
+		<-x.r.Context().Done()
 	})
-	g := instances(t, 1, s)[0]
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		done <- g.Call(ctx, api.Call{
-			Client: someone(v2026), Kind: api.Tools, Name: "tool", Member: "name", Method: "tools/call",
-			ID: json.RawMessage(`1`), Params: json.RawMessage(`{"name":"tool"}`), Send: func(json.RawMessage, bool) error { return nil },
-		})
-	}()
-	id := <-began
-	cancel()
-	select {
-	case got := <-s.heard:
-		if string(jsonrpc.Member(got, "requestId")) != string(id) {
-			t.Errorf("cancelled %s, want %s", got, id)
-		}
-	case <-time.After(20 * time.Second):
-		t.Error("the backend was not told")
-	}
-	if err := <-done; err == nil {
+	err := instances(t, 1, s)[0].Call(ctx, api.Call{
+		Client: someone(v2026), Kind: api.Tools, Name: "tool", Member: "name", Method: "tools/call",
+		ID: json.RawMessage(`1`), Params: json.RawMessage(`{"name":"tool"}`), Send: func(json.RawMessage, bool) error { return nil },
+	})
+	if err == nil {
 		t.Error("the call went well")
+	}
+	got := jsonrpc.Member(s.next(t, "notifications/cancelled").Params, "requestId")
+	if want := s.received("tools/call")[0].ID; string(got) != string(want) {
+		t.Errorf("cancelled %s, want %s", got, want)
 	}
 }
 
@@ -349,15 +329,15 @@ func TestClosedConnectionIsANotificationToA2025Backend(t *testing.T) {
 // session with the backend and nothing else: each gets its own progress and its own result.
 func TestCallsThatShareASessionDoNotMeet(t *testing.T) {
 	const calls = 20
-	var all sync.WaitGroup
-	all.Add(calls)
-	s := newScript(t, false, func(x *exchange) {
-		all.Done()
-		all.Wait() // all are under way
+	var underWay sync.WaitGroup
+	underWay.Add(calls)
+	s := serving(t, false, func(x *turn) {
+		underWay.Done()
+		underWay.Wait()
 		own := jsonrpc.Member(jsonrpc.Member(x.Params, "arguments"), "n")
 		token := jsonrpc.Member(jsonrpc.Member(x.Params, "_meta"), "progressToken")
-		x.tell("notifications/progress", `{"progressToken":`+string(token)+`,"progress":`+string(own)+`}`)
-		x.result(text("%s in %s as %s", own, x.Header.Get("Mcp-Session-Id"), x.ID))
+		x.notify("notifications/progress", `{"progressToken":`+string(token)+`,"progress":`+string(own)+`}`)
+		x.result(text("%s in %s as %s", own, x.Session, x.ID))
 	})
 	g := instances(t, 2, s)
 	var wg sync.WaitGroup
@@ -373,7 +353,7 @@ func TestCallsThatShareASessionDoNotMeet(t *testing.T) {
 				return
 			}
 			var n int
-			if _, err := fmt.Sscanf(said(t, o), "complete:%d in %s as %s", &n, &sessions[i], &ids[i]); err != nil || n != i {
+			if _, err := fmt.Sscanf(o.says(t), "complete:%d in %s as %s", &n, &sessions[i], &ids[i]); err != nil || n != i {
 				t.Errorf("call %d got %s", i, o.response)
 			}
 		})
@@ -386,19 +366,5 @@ func TestCallsThatShareASessionDoNotMeet(t *testing.T) {
 	}
 	if got := slices.Compact(sessions); len(got) != 1 {
 		t.Errorf("the calls were in the sessions %v", got)
-	}
-}
-
-// GWN-17: a backend that puts the same question twice gets the two answers in their order.
-func TestTheSameQuestionTwiceHasTwoAnswers(t *testing.T) {
-	s := newScript(t, false, func(x *exchange) {
-		a, b := x.ask("elicitation/create", form), x.ask("elicitation/create", form)
-		x.result(text("%s then %s", jsonrpc.Member(jsonrpc.Member(a, "result"), "action"), jsonrpc.Member(jsonrpc.Member(b, "result"), "action")))
-	})
-	g := instances(t, 1, s)[0]
-	first := called(t, g, someone(v2026), "").required(t)
-	second := called(t, g, someone(v2026), first.retry(`{"action":"accept"}`)).required(t)
-	if got := said(t, called(t, g, someone(v2026), second.retry(`{"action":"decline"}`))); got != `complete:"accept" then "decline"` {
-		t.Errorf("got %s", got)
 	}
 }

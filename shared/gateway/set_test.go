@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/auth"
@@ -21,42 +22,37 @@ import (
 // GWN-01, GWN-03: while the process runs backends come, change and go; what stays as it was is not asked
 // again, what goes is not listed, called or listened to any more.
 func TestBackendsAreReplaced(t *testing.T) {
-	t.Parallel()
-	one, two := newScripted(t), newScripted(t)
-	two.list(oneTool("u"))
-	g := gatewayOver(t, memory(t), at("one", one))
-	l := newLog()
-	relaying(t, "r", g, l)
-	l.until(t, one) // it has compared the lists
-	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
-		t.Fatalf("at first %q", got)
-	}
-	asked := len(one.received("tools/list"))
-	if err := g.Replace(t.Context(), []config.Backend{at("two", two, prefix("x_")), at("one", one)}); err != nil {
-		t.Fatal(err)
-	}
-	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"x_u", "t"}) {
-		t.Errorf("with a second one %q", got)
-	}
-	two.only(t, 1)
-	if n := len(one.received("tools/list")); n != asked {
-		t.Errorf("the one that stayed was asked %d times more", n-asked)
-	}
-	if err := g.Replace(t.Context(), []config.Backend{at("two", two, prefix("y_"))}); err != nil {
-		t.Fatal(err)
-	}
-	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"y_u"}) {
-		t.Errorf("of the second one, changed, alone %q", got)
-	}
-	if _, err := call(t, g, sessionBased("s"), "t"); err == nil {
-		t.Error("a tool of the one that went was called")
-	}
-	until(t, "nobody listens to it", func() bool { return one.open() == 0 })
-	two.only(t, 2)
-	if err := g.Replace(t.Context(), nil); err != nil || g.Any(t.Context()) {
-		t.Errorf("with none there is one, %v", err)
-	}
-	until(t, "nobody listens to the other one", func() bool { return two.open() == 0 })
+	synctest.Test(t, func(t *testing.T) {
+		one, two := newScripted(t), newScripted(t)
+		two.list(oneTool("u"))
+		g := gatewayOver(t, memory(t), at("one", one))
+		l := newLog()
+		relaying(t, "r", g, l)
+		l.until(t, one)          // it has compared the lists
+		sees(t, g, of(ann), "t") // at first
+		asked := len(one.received("tools/list"))
+		if err := g.Replace(t.Context(), []config.Backend{at("two", two, prefix("x_")), at("one", one)}); err != nil {
+			t.Fatal(err)
+		}
+		sees(t, g, of(ann), "x_u", "t") // with a second one
+		two.only(t, 1)
+		if n := len(one.received("tools/list")); n != asked {
+			t.Errorf("the one that stayed was asked %d times more", n-asked)
+		}
+		if err := g.Replace(t.Context(), []config.Backend{at("two", two, prefix("y_"))}); err != nil {
+			t.Fatal(err)
+		}
+		sees(t, g, of(ann), "y_u") // of the second one, changed, alone
+		if _, err := call(t, g, sessionBased("s"), "t"); err == nil {
+			t.Error("a tool of the one that went was called")
+		}
+		until(t, "nobody listens to it", func() bool { return one.open() == 0 })
+		two.only(t, 2)
+		if err := g.Replace(t.Context(), nil); err != nil || g.Any(t.Context()) {
+			t.Errorf("with none there is one, %v", err)
+		}
+		until(t, "nobody listens to the other one", func() bool { return two.open() == 0 })
+	})
 }
 
 // GWN-01: with a source each use sees the backends that there are then, and the last ones while it fails.
@@ -101,10 +97,7 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 	locked := newScripted(t, func(s *scripted) {
 		s.allow = func(h http.Header) bool { return h.Get("Authorization") == "Bearer later" }
 	})
-	c, err := config.Parse(fmt.Appendf(nil, "backends:\n  - {name: locked, url: %q, prefix: l_, headers: {Authorization: \"env:GATEWAY_TEST_LATER\"}}\n  - {name: open, url: %q}\n", locked.URL, open.URL))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := parsed(t, "  - {name: locked, url: %q, prefix: l_, headers: {Authorization: \"env:GATEWAY_TEST_LATER\"}}\n  - {name: open, url: %q}\n", locked.URL, open.URL)
 	g, err := New(Options{
 		DB: memory(t), Server: []byte(`{}`), Key: make([]byte, 32), Log: quiet,
 		Source: func(context.Context) ([]config.Backend, error) { return c.Backends, nil },
@@ -112,59 +105,51 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"t"}) {
-		t.Errorf("without the secret %q", got)
-	}
+	sees(t, g, of(ann), "t") // without the secret
 	if n := len(locked.received("server/discover")) + len(locked.received("initialize")); n > 0 {
 		t.Error("it was asked without its credentials")
 	}
 	t.Setenv("GATEWAY_TEST_LATER", "Bearer later")
-	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"l_t", "t"}) {
-		t.Errorf("with the secret %q", got)
-	}
+	sees(t, g, of(ann), "l_t", "t") // with the secret
 	// A file with such a fault is not taken as a whole.
 	c.Backends = append(c.Backends, config.Backend{Name: "x", URL: open.URL, Workspace: "w", Headers: c.Backends[0].Headers})
 	t.Setenv("GATEWAY_TEST_LATER", "")
-	if err := g.Replace(t.Context(), c.Backends); err == nil {
-		t.Error("it was taken")
+	if err := g.Replace(t.Context(), c.Backends); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "GATEWAY_TEST_LATER") {
+		t.Errorf("it was taken: %v", err)
 	}
 }
 
 // GWN-03, GWN-04: two workspaces may each have a backend of the same name: each has its stream, and neither
 // hears or asks for what is the other's.
 func TestSameNameInTwoWorkspaces(t *testing.T) {
-	t.Parallel()
-	mine, theirs := newScripted(t), newScripted(t)
-	db, l := memory(t), newLog()
-	g := gatewayOver(t, db, at("b", mine), at("b", theirs, func(b *config.Backend) { b.Workspace = "other" }))
-	relaying(t, "r", g, l)
-	mine.only(t, 1)
-	theirs.only(t, 1)
-	want := api.Subscription{Place: api.Place{Workspace: "other", Backend: "b"}, URI: "x://1", Holder: "s", Until: time.Now().Add(time.Hour)}
-	if err := g.Subscribe(t.Context(), want); err != nil {
-		t.Fatal(err)
-	}
-	until(t, "it is subscribed", func() bool { return len(theirs.received("resources/subscribe")) == 1 })
-	if len(mine.received("resources/subscribe")) > 0 {
-		t.Error("it was subscribed at the other one, too")
-	}
-	if before := append(l.until(t, mine), l.until(t, theirs)...); len(before) > 0 {
-		t.Errorf("before any change %q", before)
-	}
-	theirs.list(oneTool("t", "u"))
-	g.List(t.Context(), of(ann), api.Tools)
-	asked := len(mine.received("tools/list"))
-	theirs.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
-	if got := l.next(t); got != "r other b notifications/tools/list_changed" {
-		t.Errorf("got %q", got)
-	}
-	if got := names(g.List(t.Context(), of(auth.Principal{ID: "x", Workspace: "other"}), api.Tools)); !slices.Equal(got, []string{"t", "u"}) {
-		t.Errorf("behind the change they are %q", got)
-	}
-	g.List(t.Context(), of(ann), api.Tools)
-	if n := len(mine.received("tools/list")); n != asked {
-		t.Error("its change made the other one's list old")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		mine, theirs := newScripted(t), newScripted(t)
+		db, l := memory(t), newLog()
+		g := gatewayOver(t, db, at("b", mine), at("b", theirs, func(b *config.Backend) { b.Workspace = "other" }))
+		relaying(t, "r", g, l)
+		mine.only(t, 1)
+		theirs.only(t, 1)
+		want := wants("x://1", "s")
+		want.Place.Workspace = "other"
+		subscribe(t, g, want)
+		until(t, "it is subscribed", func() bool { return len(theirs.received("resources/subscribe")) == 1 })
+		if len(mine.received("resources/subscribe")) > 0 {
+			t.Error("it was subscribed at the other one, too")
+		}
+		if before := append(l.until(t, mine), l.until(t, theirs)...); len(before) > 0 {
+			t.Errorf("before any change %q", before)
+		}
+		theirs.list(oneTool("t", "u"))
+		g.List(t.Context(), of(ann), api.Tools)
+		asked := len(mine.received("tools/list"))
+		theirs.notify(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
+		l.has(t, "r other b notifications/tools/list_changed")
+		sees(t, g, of(auth.Principal{ID: "x", Workspace: "other"}), "t", "u") // behind the change they are
+		g.List(t.Context(), of(ann), api.Tools)
+		if n := len(mine.received("tools/list")); n != asked {
+			t.Error("its change made the other one's list old")
+		}
+	})
 }
 
 // GWN-08, GWN-11: what was settled with the server at one URL is not used at another one that takes its
@@ -190,9 +175,7 @@ func TestAnotherServerUnderTheSameName(t *testing.T) {
 	if err := g.Answer(t.Context(), sessionBased("s"), id, answer); !fault.Is(err, fault.NotFound) {
 		t.Errorf("the answer to a server that is gone: %v", err)
 	}
-	if _, err := call(t, g, sessionBased("s"), "t"); err != nil {
-		t.Fatal(err)
-	}
+	mustCall(t, g, sessionBased("s"), "t")
 	if err := g.End(t.Context(), sessionBased("s")); err != nil {
 		t.Fatal(err)
 	}
@@ -208,35 +191,34 @@ func TestAnotherServerUnderTheSameName(t *testing.T) {
 // GWN-08: the session in which the gateway asked a backend for its lists ends when another server takes
 // its place, or it is shown in another way; those of clients go on. One that does not take the end holds nothing up for long.
 func TestOwnSessionEndsWithItsBackend(t *testing.T) {
-	t.Parallel()
-	one, two := newScripted(t), newScripted(t)
-	for _, s := range []*scripted{one, two} {
-		s.call = func(r *turn) { r.result(`{}`) }
-	}
-	g := gatewayOver(t, memory(t), at("b", one))
-	if _, err := call(t, g, sessionBased("s"), "t"); err != nil {
-		t.Fatal(err)
-	}
-	ofClient := one.received("tools/call")[0].Session
-	for i, next := range []config.Backend{at("b", one, prefix("p_")), at("b", two)} {
+	synctest.Test(t, func(t *testing.T) {
+		one, two := newScripted(t), newScripted(t)
+		for _, s := range []*scripted{one, two} {
+			s.call = func(r *turn) { r.result(`{}`) }
+		}
+		g := gatewayOver(t, memory(t), at("b", one))
+		mustCall(t, g, sessionBased("s"), "t")
+		ofClient := one.received("tools/call")[0].Session
+		for i, next := range []config.Backend{at("b", one, prefix("p_")), at("b", two)} {
+			g.List(t.Context(), of(ann), api.Tools)
+			if err := g.Replace(t.Context(), []config.Backend{next}); err != nil {
+				t.Fatal(err)
+			}
+			one.mu.Lock()
+			if len(one.sessions) != 1 || !one.sessions[ofClient] {
+				t.Errorf("after change %d it has the sessions %v, want %s", i, one.sessions, ofClient)
+			}
+			one.mu.Unlock()
+		}
 		g.List(t.Context(), of(ann), api.Tools)
-		if err := g.Replace(t.Context(), []config.Backend{next}); err != nil {
-			t.Fatal(err)
+		ends := make(chan struct{})
+		defer close(ends)
+		two.mu.Lock()
+		two.ends = ends
+		two.mu.Unlock()
+		began := time.Now()
+		if err := g.Replace(t.Context(), nil); err != nil || time.Since(began) > endTime {
+			t.Errorf("the one that hangs held it up for %v, %v", time.Since(began), err)
 		}
-		one.mu.Lock()
-		if len(one.sessions) != 1 || !one.sessions[ofClient] {
-			t.Errorf("after change %d it has the sessions %v, want %s", i, one.sessions, ofClient)
-		}
-		one.mu.Unlock()
-	}
-	g.List(t.Context(), of(ann), api.Tools)
-	ends := make(chan struct{})
-	defer close(ends)
-	two.mu.Lock()
-	two.ends = ends
-	two.mu.Unlock()
-	began := time.Now()
-	if err := g.Replace(t.Context(), nil); err != nil || time.Since(began) > endTime+patience/2 {
-		t.Errorf("the one that hangs held it up for %v, %v", time.Since(began), err)
-	}
+	})
 }

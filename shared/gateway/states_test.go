@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// GWN-17: a requestState is good for an hour, and for no other caller.
+// GWN-17: a requestState is good for an hour, for no other caller, and under no other key.
 func TestRequestStateExpires(t *testing.T) {
 	s, err := newStates(make([]byte, 32))
 	if err != nil {
@@ -21,5 +21,12 @@ func TestRequestStateExpires(t *testing.T) {
 	}
 	if _, err := s.open(sealed, []byte("bob"), now); err == nil {
 		t.Error("another may use it")
+	}
+	other, err := newStates([]byte("another key of thirty-two bytes!"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.open(sealed, []byte("alice"), now); err == nil {
+		t.Error("another key opens it")
 	}
 }

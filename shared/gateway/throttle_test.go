@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -12,50 +13,48 @@ import (
 // GWN-04, GWN-05: of a flood of notifications the log takes few: changes of a list become one, of which the
 // last is announced when the flood is over, and updates without a subscriber are dropped and counted.
 func TestFloodsAreThrottled(t *testing.T) {
-	t.Parallel()
-	const flood = 3000
-	s := newScripted(t)
-	db := memory(t)
-	g, other := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
-	want := api.Subscription{Place: api.Place{Workspace: "default", Backend: "b"}, URI: "x://asked", Holder: "s", Until: time.Now().Add(time.Hour)}
-	if err := g.Subscribe(t.Context(), want); err != nil {
-		t.Fatal(err)
-	}
-	l := newLog()
-	relaying(t, "r", g, l)
-	s.only(t, 1)
-	l.until(t, s)
-	other.List(t.Context(), statelessClient(ann), api.Tools)
-	for range flood {
+	synctest.Test(t, func(t *testing.T) {
+		const flood = 3000
+		s := newScripted(t)
+		db := memory(t)
+		g, other := gatewayOver(t, db, at("b", s)), gatewayOver(t, db, at("b", s))
+		subscribe(t, g, wants("x://asked", "s"))
+		l := newLog()
+		relaying(t, "r", g, l)
+		s.only(t, 1)
+		l.until(t, s)
+		other.List(t.Context(), statelessClient(ann), api.Tools)
+		for range flood {
+			s.notify(toolsChanged)
+			s.notify(updated("x://nobody"))
+		}
+		s.list(oneTool("new"))
 		s.notify(toolsChanged)
-		s.notify(updated("x://nobody"))
-	}
-	s.list(oneTool("new"))
-	s.notify(toolsChanged)
-	s.notify(updated("x://asked"))
-	changed, unasked, asked := 0, 0, false
-	for deadline := time.After(patience); !asked; {
-		select {
-		case text := <-l:
-			asked = strings.Contains(text, "x://asked")
-			if strings.Contains(text, "tools/list_changed") {
-				changed++
-			} else if !asked {
-				unasked++
+		s.notify(updated("x://asked"))
+		changed, unasked, asked := 0, 0, false
+		for deadline := time.After(patience); !asked; {
+			select {
+			case text := <-l:
+				asked = strings.Contains(text, "x://asked")
+				if strings.Contains(text, "tools/list_changed") {
+					changed++
+				} else if !asked {
+					unasked++
+				}
+			case <-deadline:
+				t.Fatal("the update that was asked for did not come")
 			}
-		case <-deadline:
-			t.Fatal("the update that was asked for did not come")
 		}
-	}
-	if changed > 50+20 || unasked > 1000 {
-		t.Errorf("of %d each, %d changes and %d updates for nobody were told", flood, changed, unasked)
-	}
-	if n := g.Dropped()["default/b"]["an update that no client subscribed to"]; n != flood-int64(unasked) {
-		t.Errorf("%d updates were counted as dropped, %d told", n, unasked)
-	}
-	// The last one is held, unless it came in the very moment in which one more was allowed.
-	for !slices.Equal(names(other.List(t.Context(), statelessClient(ann), api.Tools)), []string{"new"}) {
-		for !strings.Contains(l.next(t), "list_changed") {
+		if changed > 50+20 || unasked > 1000 {
+			t.Errorf("of %d each, %d changes and %d updates for nobody were told", flood, changed, unasked)
 		}
-	}
+		if n := g.Dropped()["default/b"]["an update that no client subscribed to"]; n != flood-int64(unasked) {
+			t.Errorf("%d updates were counted as dropped, %d told", n, unasked)
+		}
+		// The last one is held, unless it came in the very moment in which one more was allowed.
+		for !slices.Equal(names(other.List(t.Context(), statelessClient(ann), api.Tools)), []string{"new"}) {
+			for !strings.Contains(l.next(t), "list_changed") {
+			}
+		}
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -57,14 +58,15 @@ func TestAnUndecodableQuestion(t *testing.T) {
 
 // GWN-03: a lease that cannot be decoded is another's until it expires, and anybody's then.
 func TestAnUndecodableLease(t *testing.T) {
-	t.Parallel()
-	s := newScripted(t)
-	db := memory(t)
-	g := gatewayOver(t, db, at("b", s))
-	key := store.Key{Table: store.Sessions, Partition: "relay#default#b", Sort: "-"}
-	if err := db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(`{`), Expires: time.Now().Add(2 * time.Second)})); err != nil {
-		t.Fatal(err)
-	}
-	relaying(t, "r", g, newLog())
-	until(t, "the stream is open", func() bool { return s.open() == 1 })
+	synctest.Test(t, func(t *testing.T) {
+		s := newScripted(t)
+		db := memory(t)
+		g := gatewayOver(t, db, at("b", s))
+		key := store.Key{Table: store.Sessions, Partition: "relay#default#b", Sort: "-"}
+		if err := db.Write(t.Context(), store.Put(store.Item{Key: key, Value: []byte(`{`), Expires: time.Now().Add(2 * time.Second)})); err != nil {
+			t.Fatal(err)
+		}
+		relaying(t, "r", g, newLog())
+		until(t, "the stream is open", func() bool { return s.open() == 1 })
+	})
 }

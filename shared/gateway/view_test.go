@@ -107,11 +107,7 @@ func TestCallersSeeTheirOwnLists(t *testing.T) {
 func TestOperatorListsAndCallerCalls(t *testing.T) {
 	t.Setenv("GATEWAY_TEST_SECRET", "Bearer operator")
 	s := personal(t, false)
-	source := fmt.Sprintf("backends:\n  - {name: b, url: %q, forwardToken: true, headers: {Authorization: \"env:GATEWAY_TEST_SECRET\"}}\n", s.URL)
-	c, err := config.Parse([]byte(source))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := parsed(t, "  - {name: b, url: %q, forwardToken: true, headers: {Authorization: \"env:GATEWAY_TEST_SECRET\"}}\n", s.URL)
 	g := gatewayOver(t, memory(t), c.Backends...)
 	l := newLog()
 	defer relaying(t, "r", g, l)()
@@ -169,7 +165,7 @@ func TestViewsAreBounded(t *testing.T) {
 
 // GWN-19, GWN-04: at a backend without credentials of the operator's no caller listens for others, and nothing of it
 // can be subscribed to.
-func TestNobodyListensWithCallersTokens(t *testing.T) {
+func TestNoOneListensWithCallersTokens(t *testing.T) {
 	s := personal(t, false)
 	s.list(func(method, _ string) string {
 		if method == "resources/list" {

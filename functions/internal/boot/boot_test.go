@@ -69,30 +69,16 @@ func TestTheProcessIsBuiltFromTheEnvironment(t *testing.T) {
 	}
 }
 
-func TestAFaultyEnvironmentIsRefused(t *testing.T) {
-	for name, tc := range map[string]struct {
-		change map[string]string
-		want   string
-	}{
-		"no table":               {map[string]string{"MCPEVENTS_TABLE_LOG": ""}, "MCPEVENTS_TABLE_LOG is not set"},
-		"no queue":               {map[string]string{"MCPEVENTS_QUEUE_DEAD_URL": ""}, "MCPEVENTS_QUEUE_DEAD_URL is not set"},
-		"no authentication":      {map[string]string{envAuth: ""}, "allowed: none, keys, jwt"},
-		"another authentication": {map[string]string{envAuth: "basic"}, "allowed: none, keys, jwt"},
-		"tokens of nobody":       {map[string]string{envAuth: "jwt"}, "--jwt-issuer"},
-		"tokens for nobody":      {map[string]string{envAuth: "jwt", "MCPEVENTS_JWT_ISSUER": "https://login.example.com"}, "--jwt-audience"},
-		"a level that is none":   {map[string]string{envLogLevel: "LOUD"}, "DEBUG, INFO, WARN or ERROR"},
-		"a limit that is none":   {map[string]string{"MCPEVENTS_QUOTA": "many"}, "MCPEVENTS_QUOTA"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := started(t, tc.change)
-			if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got error %v, want %q in it", err, tc.want)
-			}
-		})
+// A function finds its tables and queues by the environment.
+func TestAnEnvironmentWithoutResourcesIsRefused(t *testing.T) {
+	for _, name := range []string{"MCPEVENTS_TABLE_LOG", "MCPEVENTS_QUEUE_DEAD_URL"} {
+		if _, err := started(t, map[string]string{name: ""}); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), name+" is not set") {
+			t.Errorf("%s: got error %v", name, err)
+		}
 	}
 }
 
-func TestBuffered(t *testing.T) {
+func TestARequestIsServedFromItsEvent(t *testing.T) {
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/panic":
@@ -154,7 +140,7 @@ func TestBuffered(t *testing.T) {
 	})
 }
 
-func TestSources(t *testing.T) {
+func TestEventsReachTheirHandlers(t *testing.T) {
 	p, err := started(t, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -199,7 +185,7 @@ func TestSources(t *testing.T) {
 	}
 }
 
-func TestLazy(t *testing.T) {
+func TestAHandlerIsMadeOnceAndAgainAfterAFailure(t *testing.T) {
 	var calls atomic.Int32
 	l := NewLazy(func(context.Context) (http.Handler, error) {
 		if calls.Add(1) == 1 {

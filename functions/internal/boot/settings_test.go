@@ -58,17 +58,20 @@ func TestAFunctionStartsWithoutWhatItDoesNotNeed(t *testing.T) {
 }
 
 // AWS-02: what is checked before a deployment is what the functions would not start with.
-func TestCheck(t *testing.T) {
+func TestWrongSettingsAreRefusedBeforeAndAtTheStart(t *testing.T) {
 	good := map[string]string{envAuth: "jwt", "MCPEVENTS_JWT_ISSUER": "https://login.example.com", "MCPEVENTS_JWT_AUDIENCE": "https://events.example.com/mcp"}
 	for name, tc := range map[string]struct {
 		change map[string]string
 		want   string
 	}{
 		"good":                         {nil, ""},
+		"no issuer":                    {map[string]string{"MCPEVENTS_JWT_ISSUER": ""}, "--jwt-issuer"},
 		"no audience":                  {map[string]string{"MCPEVENTS_JWT_AUDIENCE": ""}, "--jwt-audience"},
 		"an issuer without TLS":        {map[string]string{"MCPEVENTS_JWT_ISSUER": "http://login.example.com"}, "https"},
-		"no mode":                      {map[string]string{envAuth: ""}, "none, keys, jwt"},
-		"a level":                      {map[string]string{envLogLevel: "LOUD"}, "DEBUG"},
+		"no mode":                      {map[string]string{envAuth: ""}, "allowed: none, keys, jwt"},
+		"another mode":                 {map[string]string{envAuth: "basic"}, "allowed: none, keys, jwt"},
+		"a level that is none":         {map[string]string{envLogLevel: "LOUD"}, "DEBUG, INFO, WARN or ERROR"},
+		"a limit that is none":         {map[string]string{"MCPEVENTS_QUOTA": "many"}, "MCPEVENTS_QUOTA"},
 		"a retention that is too long": {map[string]string{"MCPEVENTS_LOG_RETENTION": "10000h"}, "--log-retention"},
 		"a prefix without a slash":     {map[string]string{"MCPEVENTS_PLAIN_TARGETS": "https://a.example"}, "--plain-targets"},
 		"a setting that is unknown":    {map[string]string{config.EnvSettings: "quotas=3"}, "quotas"},
@@ -76,9 +79,11 @@ func TestCheck(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			env := maps.Clone(good)
 			maps.Copy(env, tc.change)
-			err := Check(func(name string) string { return env[name] })
-			if (err == nil) != (tc.want == "") || err != nil && (!fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want)) {
-				t.Errorf("got error %v, want %q in it", err, tc.want)
+			_, start := started(t, env)
+			for when, err := range map[string]error{"before": Check(func(name string) string { return env[name] }), "at the start": start} {
+				if (err == nil) != (tc.want == "") || err != nil && (!fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want)) {
+					t.Errorf("%s: got error %v, want %q in it", when, err, tc.want)
+				}
 			}
 		})
 	}

@@ -127,7 +127,7 @@ func TestOtherReferences(t *testing.T) {
 }
 
 // The endpoint is where the SDK's clients find theirs.
-func TestEndpoint(t *testing.T) {
+func TestTheEndpointIsThatOfTheSDK(t *testing.T) {
 	s := started(t, "")
 	if s.endpoint != "https://ssm.eu-central-1.amazonaws.com/" {
 		t.Errorf("got %s", s.endpoint)

@@ -85,68 +85,39 @@ func TestTheEventOfARequest(t *testing.T) {
 
 func TestResponses(t *testing.T) {
 	const nul = "\x00\x00\x00\x00\x00\x00\x00\x00"
+	const failed = `{"Message":"Internal Server Error"}` + "\n"
+	type header = map[string]string
+	answers := func(contentType, body string) function {
+		return func(events.LambdaFunctionURLRequest) (*lambda.Response, error) { return respond(contentType, body) }
+	}
 	tests := map[string]struct {
 		mode       furl.Mode
 		answer     function
 		status     int
 		body       string
-		wantHeader map[string]string
+		wantHeader header
 	}{
 		"buffered": {
-			furl.Buffered,
-			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) {
-				return respond("", `{"statusCode":202,"headers":{"Content-Type":"text/plain","X-A":"b"},"body":"hi","cookies":["c=d"]}`)
-			},
+			furl.Buffered, answers("", `{"statusCode":202,"headers":{"Content-Type":"text/plain","X-A":"b"},"body":"hi","cookies":["c=d"]}`),
 			202, "hi",
-			map[string]string{"Content-Type": "text/plain", "X-A": "b", "Set-Cookie": "c=d", "X-Amzn-Requestid": "r-1"},
+			header{"Content-Type": "text/plain", "X-A": "b", "Set-Cookie": "c=d", "X-Amzn-Requestid": "r-1"},
 		},
-		"buffered base64": {
-			furl.Buffered,
-			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) {
-				return respond("", `{"statusCode":200,"body":"aGk=","isBase64Encoded":true}`)
-			},
-			200, "hi", nil,
-		},
-		"buffered without a status": {
-			furl.Buffered,
-			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) { return respond("", `{"a":1}`) },
-			200, `{"a":1}`,
-			map[string]string{"Content-Type": "application/json"},
-		},
-		"buffered garbage": {
-			furl.Buffered,
-			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) { return respond("", `{"a"`) },
-			502, `{"Message":"Internal Server Error"}` + "\n", nil,
-		},
+		"buffered base64":           {furl.Buffered, answers("", `{"statusCode":200,"body":"aGk=","isBase64Encoded":true}`), 200, "hi", nil},
+		"buffered without a status": {furl.Buffered, answers("", `{"a":1}`), 200, `{"a":1}`, header{"Content-Type": "application/json"}},
+		"buffered garbage":          {furl.Buffered, answers("", `{"a"`), 502, failed, nil},
 		"streamed with a prelude": {
-			furl.Stream,
-			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) {
-				return respond(lambda.HTTPIntegration, `{"statusCode":418,"headers":{"Content-Type":"text/event-stream","Content-Length":"7"}}`+nul+"data")
-			},
+			furl.Stream, answers(lambda.HTTPIntegration, `{"statusCode":418,"headers":{"Content-Type":"text/event-stream","Content-Length":"7"}}`+nul+"data"),
 			418, "data",
-			map[string]string{"Content-Type": "text/event-stream"},
+			header{"Content-Type": "text/event-stream"},
 		},
-		"streamed without one": {
-			furl.Stream,
-			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) {
-				return respond("application/octet-stream", "raw")
-			},
-			200, "raw",
-			map[string]string{"Content-Type": "application/octet-stream"},
-		},
-		"streamed with a broken prelude": {
-			furl.Stream,
-			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) {
-				return respond(lambda.HTTPIntegration, `{"statusCode":418}`)
-			},
-			502, `{"Message":"Internal Server Error"}` + "\n", nil,
-		},
+		"streamed without one":           {furl.Stream, answers("application/octet-stream", "raw"), 200, "raw", header{"Content-Type": "application/octet-stream"}},
+		"streamed with a broken prelude": {furl.Stream, answers(lambda.HTTPIntegration, `{"statusCode":418}`), 502, failed, nil},
 		"a function error": {
 			furl.Stream,
 			func(events.LambdaFunctionURLRequest) (*lambda.Response, error) {
 				return &lambda.Response{FunctionError: "Unhandled", Body: io.NopCloser(strings.NewReader(`{"errorMessage":"secret"}`))}, nil
 			},
-			502, `{"Message":"Internal Server Error"}` + "\n", nil,
+			502, failed, nil,
 		},
 		"throttled": {
 			furl.Buffered,

@@ -208,17 +208,26 @@ func names(n int) []string {
 }
 
 func TestBatches(t *testing.T) {
-	t.Run("have at most their size", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			queue, f := newMemory(names(7)...), &function{handle: accept}
-			stop := run(t, queue, f, mapping.Options{BatchSize: 3, Concurrency: 1})
-			synctest.Wait()
-			stop()
-			if got := f.sizes(); !slices.Equal(got, []int{3, 3, 1}) {
-				t.Errorf("got batches of %v", got)
-			}
+	for name, tc := range map[string]struct {
+		messages int
+		options  mapping.Options
+		want     []int
+	}{
+		"have at most their size":        {7, mapping.Options{BatchSize: 3, Concurrency: 1}, []int{3, 3, 1}},
+		"do not wait when they are full": {20, mapping.Options{BatchSize: 20, Window: time.Hour}, []int{20}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &function{handle: accept}
+				stop := run(t, newMemory(names(tc.messages)...), f, tc.options)
+				synctest.Wait()
+				stop()
+				if got := f.sizes(); !slices.Equal(got, tc.want) {
+					t.Errorf("got batches of %v", got)
+				}
+			})
 		})
-	})
+	}
 	t.Run("are collected for the window", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			queue, f := newMemory("a"), &function{handle: accept}
@@ -238,17 +247,6 @@ func TestBatches(t *testing.T) {
 			}
 			if got := len(queue.gone()); got != 31 {
 				t.Errorf("%d deleted, want 31", got)
-			}
-		})
-	})
-	t.Run("do not wait when they are full", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			queue, f := newMemory(names(20)...), &function{handle: accept}
-			stop := run(t, queue, f, mapping.Options{BatchSize: 20, Window: time.Hour})
-			synctest.Wait()
-			stop()
-			if got := f.sizes(); !slices.Equal(got, []int{20}) {
-				t.Errorf("got batches of %v", got)
 			}
 		})
 	})
@@ -329,8 +327,6 @@ func TestAThrottledBatchIsTriedAgainForAWhile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				queue := newMemory("a")
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
 				tries := 0
 				fn := &function{handle: func([]string) (string, string, error) {
 					if tries++; tries <= tc.throttles {
@@ -338,14 +334,9 @@ func TestAThrottledBatchIsTriedAgainForAWhile(t *testing.T) {
 					}
 					return "{}", "", nil
 				}}
-				done := make(chan struct{})
-				go func() {
-					mapping.Run(ctx, queue, fn, mapping.Options{Concurrency: 2, ReportFailures: true, Patience: time.Minute})
-					close(done)
-				}()
+				stop := run(t, queue, fn, mapping.Options{Concurrency: 2, ReportFailures: true, Patience: time.Minute})
 				time.Sleep(5 * time.Minute)
-				cancel()
-				<-done
+				stop()
 				if got := queue.gone(); !slices.Equal(got, tc.want) {
 					t.Errorf("got %v deleted, want %v", got, tc.want)
 				}
@@ -361,11 +352,10 @@ func TestAMessageAtTheEndOfALoopIsADeadLetter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		queue := newMemory("a", "b", "c")
 		queue.ready[1].Attributes = map[string]string{lambda.AWSTraceHeader: "long"}
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
 		fn := &function{handle: func([]string) (string, string, error) { return "{}", "", nil }}
-		go mapping.Run(ctx, queue, fn, mapping.Options{Concurrency: 2})
+		stop := run(t, queue, fn, mapping.Options{Concurrency: 2})
 		time.Sleep(time.Second)
+		stop()
 		if got := fmt.Sprint(fn.batches, queue.buried, queue.gone()); got != "[[a c]] [b] [a b c]" {
 			t.Errorf("handled, buried and deleted %s", got)
 		}

@@ -240,7 +240,7 @@ func (l *lease) owns(held *store.Item) bool {
 func (l *lease) firstRetry() time.Duration { return l.relay.lease() / 30 }
 
 func (l *lease) ending() bool {
-	return l.relay.bounded() && time.Until(l.relay.Until) < l.relay.Handover
+	return l.relay.bounded() && time.Until(l.relay.Until) <= l.relay.Handover
 }
 
 // nextLook is how long there is nothing to do: until the renewal or, where there may be a

@@ -131,6 +131,9 @@ func TestRenewalsAreTriedAgain(t *testing.T) {
 func TestSpread(t *testing.T) {
 	t.Run("GWN-07 the jitter of reconnecting, from 1 s to 60 s", func(t *testing.T) {
 		least, most := new(Relay).pauses()
+		if least != time.Second || most != time.Minute {
+			t.Errorf("by default from %v to %v", least, most)
+		}
 		for wait := least; ; wait = min(2*wait, most) {
 			from, to := min(wait, most/2), min(2*wait, most)
 			early, late := 0, 0
@@ -153,11 +156,4 @@ func TestSpread(t *testing.T) {
 			}
 		}
 	})
-}
-
-// GWN-07: pauses are between 1 s and 60 s, unless that is set otherwise.
-func TestPausesByDefault(t *testing.T) {
-	if least, most := new(Relay).pauses(); least != time.Second || most != time.Minute {
-		t.Errorf("from %v to %v", least, most)
-	}
 }

@@ -74,7 +74,7 @@ func TestErrorCodes(t *testing.T) {
 }
 
 // GWN-17: every pair of revisions has results with the members that the client's revision demands, and no others.
-func TestResults(t *testing.T) {
+func TestResultsHaveWhatTheClientsRevisionHas(t *testing.T) {
 	for _, tt := range []struct {
 		name, method, in string
 		want             map[string]string // by kind of way; the others keep the bytes
@@ -125,7 +125,7 @@ func TestResults(t *testing.T) {
 }
 
 // GWN-17: params of 2026-07-28 lose what only that revision has, and get back what it demands.
-func TestParams(t *testing.T) {
+func TestParamsHaveWhatTheBackendsRevisionHas(t *testing.T) {
 	const (
 		plain   = `{"name":"t","_meta":{"progressToken":1,"mine":true},"arguments":{"n":1e2}}`
 		ofRound = `{"name":"t","_meta":{"progressToken":1,"` + mcpspec.MetaVersion + `":"2026-07-28","` + mcpspec.MetaCapabilities + `":{},"` +
@@ -152,7 +152,7 @@ func TestParams(t *testing.T) {
 }
 
 // GWN-17: up to 2025-11-25 a tool's output is an object.
-func TestTools(t *testing.T) {
+func TestOutputsAreObjectsUpTo2025(t *testing.T) {
 	for _, tt := range []struct{ in, sessionBased string }{
 		{`{"name":"t"}`, `{"name":"t"}`},
 		{`{"name":"t","outputSchema":{"type":"object"}}`, `{"name":"t","outputSchema":{"type":"object"}}`},
@@ -172,7 +172,7 @@ func TestTools(t *testing.T) {
 }
 
 // GWN-17: a client is asked only what it declares, in the terms of both kinds of revisions.
-func TestLacking(t *testing.T) {
+func TestWhatAClientLacksForAQuestion(t *testing.T) {
 	for _, tt := range []struct {
 		capabilities, method, params string
 		want                         Need

@@ -10,7 +10,7 @@ import (
 
 // GWN-05, GWN-10: what is a message and what is not; an id may be any number, and is
 // kept as it is written.
-func TestRead(t *testing.T) {
+func TestWhatIsAMessage(t *testing.T) {
 	long := `"` + strings.Repeat("x", jsonrpc.MaxID) + `"`
 	for _, c := range []struct {
 		name, in     string

@@ -208,7 +208,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 
 // The headers of the transport are those of the revision and the session, and a
 // stream goes on where it ended.
-func TestHeaders(t *testing.T) {
+func TestHeadersOfRequests(t *testing.T) {
 	var got http.Header
 	var method string
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -246,37 +246,6 @@ func TestHeaders(t *testing.T) {
 	c.AskTimeout = time.Minute
 	if err := c.End(t.Context(), "", "s"); err != nil || method != http.MethodDelete {
 		t.Errorf("the session was ended by %s: %v", method, err)
-	}
-}
-
-// GWN-09: a message is there when it was sent, not when the answer is complete.
-func TestMessagesComeAtOnce(t *testing.T) {
-	next := make(chan struct{})
-	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		for i := range 3 {
-			fmt.Fprintf(w, "data: {\"n\":%d}\n\n", i)
-			w.(http.Flusher).Flush()
-			select {
-			case <-next:
-			case <-r.Context().Done():
-				return
-			}
-		}
-	})
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	x, err := c.Post(ctx, Request{Body: []byte(`{}`)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer x.Close()
-	for i := range 3 {
-		raw, err := x.next()
-		if want := fmt.Sprintf(`{"n":%d}`, i); err != nil || string(raw) != want {
-			t.Fatalf("got %s, %v", raw, err)
-		}
-		next <- struct{}{}
 	}
 }
 

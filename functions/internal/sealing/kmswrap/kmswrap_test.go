@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(awslocal.Main(m)) }
 
-func TestKMS(t *testing.T) {
+func TestWhatIsWrappedOpensForItsPurposeOnly(t *testing.T) {
 	client := kms.NewFromConfig(awslocal.Config(awslocal.Start(t, awslocal.MiniStack).MiniStack))
 	made, err := client.CreateKey(t.Context(), &kms.CreateKeyInput{})
 	if err != nil {
