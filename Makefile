@@ -55,17 +55,16 @@ empty :=
 LATERS := ^($(subst $(empty) ,|,$(strip $(LATER))))$$
 
 # The black-box tests start servers and emulators, and wait most of the time: several packages of them at once, the longest
-# first, after the others. fleet and backend have in their own process what they test.
-INNER = $$(go list $(PKG) | grep -v '/mcpevents/\(test/\|functions$$\)' || true)
-FLEET = $$(go list $(PKG) | grep '/mcpevents/test/\(fleet\|backend\)$$' || true)
-OUTER = $$(go list $(PKG) | grep '/mcpevents/\(test/\|functions$$\)' | grep -v '/test/\(fleet\|backend\)$$' | \
-  awk '{print /e2e$$/ ? 1 : /(functions|chaos|docs)$$/ ? 2 : /interop$$/ ? 3 : 4, $$1}' | sort | cut -d' ' -f2 || true)
+# first, after the others. fleet and backend are among the others, for they have in their own process what they test.
+INNER = $$(go list $(PKG) | awk '!/mcpevents\/(test\/|functions$$)/ || /\/test\/(fleet|backend)$$/')
+OUTER = $$(go list $(PKG) | awk '/mcpevents\/(test\/|functions$$)/ && !/\/test\/(fleet|backend)$$/ \
+  {print /e2e$$/ ? 1 : /(functions|chaos|docs)$$/ ? 2 : /interop$$/ ? 3 : 4, $$1}' | sort | cut -d' ' -f2)
 
 .PHONY: test
 test: prerequisites ## run the tests, against real emulators (PKG=./shared/… for a part)
-	@{ code=0; inner="$(INNER)"; outer="$(OUTER) $(FLEET)"; \
+	@{ code=0; inner="$(INNER)"; outer="$(OUTER)"; \
 	  [ -z "$$inner" ] || go test -vet=all -count=1 -timeout 20m -p 4 -json -skip '$(LATERS)' $$inner || code=1; \
-	  [ "$$outer" = " " ] || go test -vet=all -count=1 -timeout 20m -p 3 -parallel 4 -json -skip '$(LATERS)' $$outer || code=1; \
+	  [ -z "$$outer" ] || go test -vet=all -count=1 -timeout 20m -p 3 -parallel 4 -json -skip '$(LATERS)' $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -left '$(LATER)'
 
 # A file of tests that needs emulators, in a package where others do not, says //go:build !noemulators.
@@ -79,10 +78,9 @@ check: ## vet, and run the tests that need no emulator, but for simulations: for
 # with the server, and the processes of the black-box tests themselves, which are clients of a server that is built with it.
 .PHONY: test-full
 test-full: prerequisites ## run all tests, with the race detector but for simulations of days
-	@{ code=0; inner="$(INNER)"; simulated="$(SIMULATED)"; fleet="$(FLEET)"; outer="$(OUTER)"; \
+	@{ code=0; inner="$(INNER)"; simulated="$(SIMULATED)"; outer="$(OUTER)"; \
 	  [ -z "$$inner" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 3 -json $$inner || code=1; \
 	  [ -z "$$simulated" ] || go test -vet=off -count=1 -timeout 14m -json -run '$(SIMULATIONS)' $$simulated || code=1; \
-	  [ -z "$$fleet" ] || CGO_ENABLED=1 go test -vet=off -race -count=1 -timeout 25m -p 1 -json $$fleet || code=1; \
 	  [ -z "$$outer" ] || MCPEVENTS_TEST_RACE=1 go test -vet=off -count=1 -timeout 25m -p 3 -parallel 4 -json $$outer || code=1; \
 	  exit $$code; } | go run ./tools/testview -again build/again $(if $(filter ./...,$(PKG)),-log $(TESTLOG) -with '$(LATER)') || $(MAKE) again
 
