@@ -71,7 +71,7 @@ test: prerequisites ## run the tests, against real emulators (PKG=./shared/… f
 # The package that waits the longest is first.
 .PHONY: check
 check: ## vet, and run the tests that need no emulator, but for simulations: for while one works
-	go test -tags noemulators -vet=all -p 6 -parallel 8 -skip '$(SIMULATIONS)' $$(go list -tags noemulators -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | awk '{print /shared\/gateway / ? 1 : 2, $$1}' | sort -s -k1,1 | cut -d' ' -f2)
+	go test -tags noemulators -vet=all -p 6 -parallel 8 -skip '$(SIMULATIONS)' $$(go list -tags noemulators -f '{{.ImportPath}} {{join .TestImports ","}},{{join .XTestImports ","}}' ./... | grep -vE '/test/(awslocal|harness|interop)' | awk '{print /client\/check / ? 1 : 2, $$1}' | sort -s -k1,1 | cut -d' ' -f2)
 	@echo "left to make test: what needs emulators, and $(words $(subst |, ,$(SIMULATIONS))) simulations"
 
 # With the race detector: all code but the functions, which serve one request at a time and share theirs

@@ -187,8 +187,12 @@ func TestOneStreamForAllRelays(t *testing.T) {
 					return now != string(was) && now != "?"
 				})
 
-				endFirst()
+				endFirst() // which gives its lease back
+				left := time.Now()
 				s.only(t, 2)
+				if took := time.Since(left); took > shortLease/2 {
+					t.Errorf("the hand-over took %s", took)
+				}
 				l.silent(t, s) // the hand-over
 				s.notify(toolsChanged)
 				l.has(t, "second default b notifications/tools/list_changed")
