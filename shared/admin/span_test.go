@@ -66,17 +66,13 @@ func TestCursorsAreForTheirList(t *testing.T) {
 	}
 }
 
-func TestASwitchIsForAnEventTypeThatThereIs(t *testing.T) {
+func TestWhatIsWrongWithARequestIsSaid(t *testing.T) {
 	f := start(t, nil)
 	if raw := string(f.call("op", "PUT", "switches/event/ci.biuld_finished", `{}`, 404, nil)); !strings.Contains(raw, "ci.biuld_finished") {
 		t.Errorf("the answer does not name it: %s", raw)
 	}
 	f.call("op", "PUT", "switches/event/ci.build_finished", `{}`, 200, nil)
 	f.call("op", "DELETE", "switches/event/ci.biuld_finished", "", 204, nil)
-}
-
-func TestWhatIsWrongWithABodyIsSaidInTheWordsOfJSON(t *testing.T) {
-	f := start(t, nil)
 	for body, want := range map[string]string{
 		`{"select":5}`:             "select has the wrong type, number",
 		`[]`:                       "it has the wrong type, array",

@@ -88,7 +88,7 @@ func TestASuspendedSubscription(t *testing.T) {
 	}
 	t.Run("OPS-04 a replay of dead letters leaves them, and says so", func(t *testing.T) {
 		letters := count()
-		got := job(fmt.Sprintf(`{"select":{"subscription":%q}}`, id))
+		got := job(fmt.Sprintf(`{"select":{"subscription":%q},"rate":1000}`, id))
 		if letters == 0 || got["replayed"] != 0.0 || got["skipped"] != float64(letters) || fmt.Sprint(got["skippedBecause"]) != fmt.Sprintf("map[suspended:%d]", letters) {
 			t.Errorf("%d letters: got %v", letters, got)
 		}

@@ -43,11 +43,13 @@ func post(h http.Handler, body string, headers ...string) *httptest.ResponseReco
 
 const asJSON = "Content-Type: application/json"
 
+// ce is a structured CloudEvent with more members.
+func ce(members string) string {
+	return `{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x"` + members + `}`
+}
+
 func TestHandlerAccepts(t *testing.T) {
 	structured := "Content-Type: application/cloudevents+json; charset=utf-8"
-	ce := func(members string) string {
-		return `{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x"` + members + `}`
-	}
 	binaryMode := []string{asJSON, "ce-specversion: 1.0", "ce-id: 1", "ce-source: /builds", "ce-type: x"}
 	for name, tc := range map[string]struct {
 		body    string
@@ -136,8 +138,8 @@ func TestHandlerRefuses(t *testing.T) {
 		"a member twice":                  {`{"uri":"event://ci/build-finished","data":1,"data":2}`, []string{asJSON}, 400, `{"pointer":"/data","message":"is given twice"}`},
 		"a payload's member twice":        {`{"uri":"event://ci/build-finished","data":{"a":1,"b":[{},{"x/y":{"c":1,"d":2,"\u0063":3}}]}}`, []string{asJSON}, 400, `{"pointer":"/data/b/1/x~1y/c","message":"is given twice"}`},
 		"in an array, twice":              {`[` + ok + `,{"uri":"event://ci/build-finished","data":{"":1,"":2}}]`, []string{asJSON}, 400, `{"pointer":"/1/data/","message":"is given twice"}`},
-		"structured, an attribute twice":  {`{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x","i\u0064":"2"}`, []string{structured}, 400, `{"pointer":"/id","message":"is given twice"}`},
-		"structured, a member twice":      {`{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x","data":{"a":1,"a":1}}`, []string{structured}, 400, `{"pointer":"/data/a","message":"is given twice"}`},
+		"structured, an attribute twice":  {ce(`,"i\u0064":"2"`), []string{structured}, 400, `{"pointer":"/id","message":"is given twice"}`},
+		"structured, a member twice":      {ce(`,"data":{"a":1,"a":1}`), []string{structured}, 400, `{"pointer":"/data/a","message":"is given twice"}`},
 		"structured, twice in Base64":     {`{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x","data_base64":"` + base64.StdEncoding.EncodeToString([]byte(`{"a":1,"a":1}`)) + `"}`, []string{structured}, 400, `{"pointer":"/data_base64/a","message":"is given twice"}`},
 		"binary, a member twice":          {`{"a":{"b":1,"b":1}}`, []string{asJSON, "ce-specversion: 1.0", "ce-id: 1", "ce-type: x", "ce-source: event://ci/build-finished"}, 400, `{"pointer":"/a/b","message":"is given twice"}`},
 		"a number as id":                  {`{"uri":"event://ci/build-finished","data":1,"id":7}`, []string{asJSON}, 400, `{"pointer":"/id","message":"must be a string"}`},
@@ -162,11 +164,11 @@ func TestHandlerRefuses(t *testing.T) {
 		"structured, another version":     {`{"specversion":"0.3","id":"1","source":"event://ci/build-finished","type":"x"}`, []string{structured}, 400, `{"pointer":"/specversion","message":"must be 1.0"}`},
 		"structured, incomplete":          {`{"specversion":"1.0","source":"event://ci/build-finished"}`, []string{structured}, 400, `{"pointer":"/id","message":"is missing; CloudEvents requires it"},{"pointer":"/type",`},
 		"structured, no URI":              {`{"specversion":"1.0","id":"1","source":"/x","type":"x"}`, []string{structured}, 400, `none of mcpuri, source and subject is an event:// URI`},
-		"structured, not JSON inside":     {`{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x","data":"x","datacontenttype":"text/plain"}`, []string{structured}, 415, `a payload must be JSON`},
-		"structured, bad Base64":          {`{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x","data_base64":5}`, []string{structured}, 400, `{"pointer":"/data_base64","message":"is not Base64"}`},
-		"structured, Base64 is no JSON":   {`{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x","data_base64":"eHg="}`, []string{structured}, 400, `{"pointer":"/data_base64","message":"is not valid JSON"}`},
-		"structured, data twice":          {`{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x","data":1,"data_base64":"MQ=="}`, []string{structured}, 400, `is given beside data`},
-		"structured, bad time":            {`{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x","time":"x"}`, []string{structured}, 400, `"/time"`},
+		"structured, not JSON inside":     {ce(`,"data":"x","datacontenttype":"text/plain"`), []string{structured}, 415, `a payload must be JSON`},
+		"structured, bad Base64":          {ce(`,"data_base64":5`), []string{structured}, 400, `{"pointer":"/data_base64","message":"is not Base64"}`},
+		"structured, Base64 is no JSON":   {ce(`,"data_base64":"eHg="`), []string{structured}, 400, `{"pointer":"/data_base64","message":"is not valid JSON"}`},
+		"structured, data twice":          {ce(`,"data":1,"data_base64":"MQ=="`), []string{structured}, 400, `is given beside data`},
+		"structured, bad time":            {ce(`,"time":"x"`), []string{structured}, 400, `"/time"`},
 		"binary, bad encoding":            {`1`, []string{asJSON, "ce-specversion: 1.0", "ce-id: %zz", "ce-type: x", "ce-source: event://ci/build-finished"}, 400, `badly percent-encoded`},
 		"binary, a header twice":          {`1`, []string{asJSON, "ce-specversion: 1.0", "ce-id: 1", "ce-id: 2", "ce-type: x", "ce-source: event://ci/build-finished"}, 400, `several headers`},
 		"binary, not JSON":                {`x`, []string{"Content-Type: text/plain", "ce-specversion: 1.0", "ce-id: 1", "ce-type: x", "ce-source: event://ci/build-finished"}, 415, ``},

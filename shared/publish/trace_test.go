@@ -20,9 +20,6 @@ func TestAnEventBelongsToThePublishersTrace(t *testing.T) {
 		header = "traceparent: " + parentA
 		state  = "tracestate: a=1"
 	)
-	ce := func(members string) string {
-		return `{"specversion":"1.0","id":"1","source":"event://ci/build-finished","type":"x"` + members + `}`
-	}
 	extension := ce(`,"traceparent":"` + parentB + `","tracestate":"b=2"`)
 	binary := []string{asJSON, "ce-specversion: 1.0", "ce-id: 1", "ce-source: event://ci/build-finished", "ce-type: x"}
 	none, a, b := trace.Context{}, trace.Context{Parent: parentA, State: "a=1"}, trace.Context{Parent: parentB, State: "b=2"}

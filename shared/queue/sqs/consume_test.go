@@ -13,7 +13,6 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/sqs"
 
-	"github.com/mcp-events/mcpevents/shared/awsx"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/test/awslocal"
 )
@@ -26,30 +25,14 @@ func TestMain(m *testing.M) {
 var created atomic.Int64
 
 // open makes queues of the test's own at the endpoint.
-func open(t testing.TB, endpoint string, counter *awsx.Counter) *Queues {
+func open(t testing.TB, endpoint string) *Queues {
 	t.Helper()
-	cfg := awslocal.Config(endpoint)
-	if counter != nil {
-		counter.Attach(&cfg)
-	}
-	client := sqs.NewFromConfig(cfg)
+	client := sqs.NewFromConfig(awslocal.Config(endpoint))
 	urls, err := create(t.Context(), client, fmt.Sprintf("t%d-%d-", time.Now().UnixNano(), created.Add(1)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return New(client, urls, slog.New(slog.DiscardHandler))
-}
-
-// everywhere runs a test on both emulators: one of them may be kind.
-func everywhere(t *testing.T, test func(t *testing.T, q *Queues)) {
-	t.Parallel()
-	ends := awslocal.Start(t, awslocal.SQS, awslocal.MiniStack)
-	for name, endpoint := range map[string]string{"ElasticMQ": ends.SQS, "MiniStack": ends.MiniStack} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, open(t, endpoint, nil))
-		})
-	}
 }
 
 func send(t *testing.T, q *Queues, name queue.Name, group string, bodies ...string) {
@@ -64,7 +47,7 @@ func send(t *testing.T, q *Queues, name queue.Name, group string, bodies ...stri
 }
 
 func BenchmarkSendAndConsume(b *testing.B) {
-	q := open(b, awslocal.Start(b, awslocal.SQS).SQS, nil)
+	q := open(b, awslocal.Start(b, awslocal.SQS).SQS)
 	body := []byte(`{"data":"` + strings.Repeat("x", 900) + `"}`)
 	for b.Loop() {
 		msgs := make([]queue.Outgoing, 10)

@@ -19,7 +19,7 @@ import (
 // ElasticMQ moves messages to dead-letter queues as SQS does; MiniStack ignores redrive policies.
 func TestDrain(t *testing.T) {
 	t.Parallel()
-	q := open(t, awslocal.Start(t, awslocal.SQS).SQS, nil)
+	q := open(t, awslocal.Start(t, awslocal.SQS).SQS)
 	redrive(t, q, queue.Inbox)
 	in := &sqs.SendMessageInput{
 		QueueUrl: aws.String(q.urls[queue.Inbox]), MessageBody: aws.String("poison"),

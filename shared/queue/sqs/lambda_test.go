@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -12,13 +11,9 @@ import (
 
 	"github.com/aws/aws-lambda-go/events"
 	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/sqs"
-	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/mcp-events/mcpevents/shared/awsx"
 	"github.com/mcp-events/mcpevents/shared/queue"
-	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
 func record(id, group string) events.SQSMessage {
@@ -49,72 +44,42 @@ func TestMessagesOfAnEvent(t *testing.T) {
 	}
 }
 
-// unreachable are queues that nothing answers for: what failed is reported all the same.
-func unreachable(t *testing.T) *Queues {
-	t.Helper()
-	cfg := awslocal.Config("http://127.0.0.1:1")
-	cfg.RetryMaxAttempts = 1
-	return New(sqs.NewFromConfig(cfg), func(queue.Name) string { return "http://127.0.0.1:1/0/q" }, slog.New(slog.DiscardHandler))
-}
-
-// receive takes all messages of a queue as an event source mapping gives them to a function.
-func receive(t *testing.T, q *Queues, name queue.Name, want int) (event events.SQSEvent) {
-	t.Helper()
-	url := q.urls[name]
-	deadline := time.Now().Add(30 * time.Second)
-	for len(event.Records) < want && time.Now().Before(deadline) {
-		out, err := q.client.ReceiveMessage(t.Context(), &sqs.ReceiveMessageInput{
-			QueueUrl: &url, MaxNumberOfMessages: 10, VisibilityTimeout: 600, WaitTimeSeconds: 1,
-			MessageSystemAttributeNames: []types.MessageSystemAttributeName{types.MessageSystemAttributeNameAll},
+// TestWhenAFunctionFailedMessagesComeAgain: AWS-05. That SQS does as it is asked is shown by the suite.
+func TestWhenAFunctionFailedMessagesComeAgain(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, tt := range map[string]struct {
+		ctx         context.Context
+		failed      []string
+		err         error
+		asked       int // for how many messages
+		least, most int // seconds
+	}{
+		"nothing is asked for what was handled": {ctx: t.Context()},
+		"AWS-05 what failed of a batch, soon":   {ctx: t.Context(), failed: []string{"2"}, asked: 1, least: 1, most: 2},
+		"AWS-05 all of it after an error":       {ctx: t.Context(), err: errors.New("broken"), asked: 3, least: 1, most: 2},
+		"AWS-05 later when the time of the batch is over, for what was cut off may still be carried out": {
+			ctx: over, err: over.Err(), asked: 3, least: int(canceledBackOff.Seconds()), most: int(canceledBackOff.Seconds()),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &fake{}
+			event := events.SQSEvent{Records: []events.SQSMessage{record("1", ""), record("2", ""), record("3", "")}}
+			for i := range event.Records {
+				event.Records[i].EventSourceARN = "arn:aws:sqs:us-east-1:0:" + string(queue.Slow)
+			}
+			_, err := f.queues().Lambda(func(context.Context, []queue.Message) ([]string, error) { return tt.failed, tt.err })(tt.ctx, event)
+			if !errors.Is(err, tt.err) {
+				t.Errorf("got %v, want %v", err, tt.err)
+			}
+			if len(f.hidden) != tt.asked || tt.asked > 0 && (slices.Min(f.hidden) < tt.least || slices.Max(f.hidden) > tt.most) {
+				t.Errorf("they come again after %v s, want %d after %d to %d s", f.hidden, tt.asked, tt.least, tt.most)
+			}
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range out.Messages {
-			event.Records = append(event.Records, events.SQSMessage{
-				MessageId: *m.MessageId, Body: *m.Body, ReceiptHandle: *m.ReceiptHandle, Attributes: m.Attributes,
-				EventSourceARN: "arn:aws:sqs:us-east-1:0:" + url[strings.LastIndexByte(url, '/')+1:],
-			})
-		}
-	}
-	if len(event.Records) != want {
-		t.Fatalf("received %d messages of %s, want %d", len(event.Records), name, want)
-	}
-	return event
-}
-
-// TestWhatAFunctionWasCutOffOverComesAgainLater: AWS-05. The messages are hidden for ten minutes otherwise, so a second
-// receive shows that they became visible. What a function fails while it has time is in the suite.
-func TestWhatAFunctionWasCutOffOverComesAgainLater(t *testing.T) {
-	everywhere(t, func(t *testing.T, q *Queues) {
-		send(t, q, queue.Slow, "", "s1", "s2")
-		event := receive(t, q, queue.Slow, 2)
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if _, err := q.Lambda(func(context.Context, []queue.Message) ([]string, error) { return nil, ctx.Err() })(ctx, event); err == nil {
-			t.Error("no error")
-		}
-		began := time.Now()
-		receive(t, q, queue.Slow, 2)
-		if took := time.Since(began); took < canceledBackOff-time.Second {
-			t.Errorf("AWS-05: they came again after %v, when what was cut off may still be carried out", took)
-		}
-	})
-}
-
-func TestAFunctionThatSucceedsAsksNothingMore(t *testing.T) {
-	var counter awsx.Counter
-	q := open(t, awslocal.Start(t, awslocal.SQS).SQS, &counter)
-	send(t, q, queue.Deliveries, "", "1", "2")
-	event := receive(t, q, queue.Deliveries, 2)
-	if _, err := q.Lambda(func(context.Context, []queue.Message) ([]string, error) { return nil, nil })(t.Context(), event); err != nil {
-		t.Fatal(err)
-	}
-	if n := counter.Snapshot()["SQS"]["ChangeMessageVisibilityBatch"].Requests; n != 0 {
-		t.Errorf("asked %d times for another visibility", n)
 	}
 }
 
+// What failed is reported, also when SQS does not take when it is to come again.
 func TestAFunctionReportsWhatFailed(t *testing.T) {
 	records := []events.SQSMessage{record("1", "a"), record("2", "b"), record("3", "a"), record("4", "b")}
 	tests := map[string]struct {
@@ -135,12 +100,12 @@ func TestAFunctionReportsWhatFailed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			event := events.SQSEvent{Records: slices.Clone(records)}
 			for i := range event.Records {
-				event.Records[i].EventSourceARN = "arn:aws:sqs:us-east-1:1:q"
+				event.Records[i].EventSourceARN = "arn:aws:sqs:us-east-1:1:slow"
 				if tt.fifo {
 					event.Records[i].EventSourceARN += ".fifo"
 				}
 			}
-			got, err := unreachable(t).Lambda(func(_ context.Context, batch []queue.Message) ([]string, error) {
+			got, err := (&fake{refuse: map[string]int{"": 100}}).queues().Lambda(func(_ context.Context, batch []queue.Message) ([]string, error) {
 				if len(batch) != len(records) {
 					t.Errorf("a batch of %d", len(batch))
 				}
@@ -157,14 +122,5 @@ func TestAFunctionReportsWhatFailed(t *testing.T) {
 				t.Errorf("marshals as %s, %v", text, err)
 			}
 		})
-	}
-}
-
-func TestAnErrorOfTheHandlerFailsTheInvocation(t *testing.T) {
-	broken := errors.New("broken")
-	_, err := unreachable(t).Lambda(func(context.Context, []queue.Message) ([]string, error) { return nil, broken })(
-		t.Context(), events.SQSEvent{Records: []events.SQSMessage{record("1", "")}})
-	if !errors.Is(err, broken) {
-		t.Errorf("got %v, want %v", err, broken)
 	}
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/mcp-events/mcpevents/test/awslocal"
 )
 
-// fake is SQS as far as sending goes; it refuses entries as told.
+// fake is SQS as far as requests go; it refuses entries of a batch as told.
 type fake struct {
 	mu sync.Mutex
 	// requests are the bodies of each request, in order.
@@ -32,6 +32,8 @@ type fake struct {
 	refuse map[string]int
 	// fault is the SenderFault of a refusal.
 	fault bool
+	// hidden are the visibility timeouts that messages were given, in seconds.
+	hidden []int
 	// status, if not 0, answers every request.
 	status int
 	code   string
@@ -49,7 +51,10 @@ func (f *fake) Do(req *http.Request) (*http.Response, error) {
 	defer f.mu.Unlock()
 	var in struct {
 		MessageBody string
-		Entries     []struct{ Id, MessageBody string }
+		Entries     []struct {
+			Id, MessageBody   string
+			VisibilityTimeout *int
+		}
 	}
 	if err := json.NewDecoder(req.Body).Decode(&in); err != nil {
 		return nil, err
@@ -61,6 +66,9 @@ func (f *fake) Do(req *http.Request) (*http.Response, error) {
 	var bodies []string
 	var ok, failed []result
 	for _, e := range in.Entries {
+		if e.VisibilityTimeout != nil {
+			f.hidden = append(f.hidden, *e.VisibilityTimeout)
+		}
 		bodies = append(bodies, e.MessageBody)
 		if f.refuse[e.MessageBody] > 0 {
 			f.refuse[e.MessageBody]--

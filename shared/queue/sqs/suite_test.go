@@ -20,7 +20,7 @@ func TestQueuesOnMiniStack(t *testing.T) {
 }
 
 func suite(t *testing.T, endpoint string) {
-	queuetest.Run(t, func(t *testing.T) queuetest.Backend { return backend{open(t, endpoint, nil)} })
+	queuetest.Run(t, func(t *testing.T) queuetest.Backend { return backend{open(t, endpoint)} })
 }
 
 type backend struct{ *Queues }

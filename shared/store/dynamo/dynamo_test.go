@@ -97,7 +97,7 @@ func TestAnExpiredItemIsAbsentForEveryOperation(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			db := open(t)
+			db, old := open(t), old
 			old.Expires = db.clock.Now().Add(time.Minute)
 			write(t, db, store.Put(old))
 			db.clock.advance(time.Minute)

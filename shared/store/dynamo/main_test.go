@@ -26,6 +26,7 @@ func TestMain(m *testing.M) {
 	// Random histories take a request per step; 100 of them on two emulators
 	// would take longer than all else. -rapid.checks asks for another number.
 	flag.Set("rapid.checks", "30")
+	flag.Set("test.parallel", "8") // as -parallel does
 	flag.Parse()
 	os.Exit(awslocal.Main(m))
 }
@@ -53,9 +54,10 @@ type bench struct {
 	name    func(store.Table) string
 }
 
-// open returns a store in DynamoDB Local.
-func open(t testing.TB) *bench {
+// open returns a store in DynamoDB Local, with tables of its own. Tests wait for the emulator, so they do that together.
+func open(t *testing.T) *bench {
 	t.Helper()
+	t.Parallel()
 	b := &bench{clock: &clock{now: time.Now()}, wire: &wire{client: awsx.NewHTTPClient()}, counter: &awsx.Counter{}}
 	cfg := awslocal.Config(awslocal.Start(t, awslocal.DynamoDB).DynamoDB)
 	b.name = tables(t, dynamodb.NewFromConfig(cfg))
