@@ -21,6 +21,13 @@ func hashOf(key string) string {
 	return hex.EncodeToString(sum[:])
 }
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestParseReadsAllMembers(t *testing.T) {
 	c, err := Parse(fmt.Appendf(nil, `# who may call
 keys:
@@ -41,9 +48,7 @@ backends:
     oauth: {tokenUrl: https://id.example.com/token, clientId: me, clientSecret: env:SECRET, scopes: [a]}
   - {name: mine, url: "https://x.example.com/mcp", forwardToken: true}
 `, hashOf("a"), hashOf("b")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if k := c.Keys[0]; k.Principal != "alice" || k.Workspace != "default" || len(k.Scopes) != 2 || k.SHA256 != hashOf("a") || !k.Expires.IsZero() {
 		t.Errorf("got %+v", k)
 	}
@@ -135,9 +140,7 @@ func TestParseFaults(t *testing.T) {
 func parsed(t *testing.T, src string) *Config {
 	t.Helper()
 	c, err := Parse([]byte(src))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 

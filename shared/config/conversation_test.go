@@ -24,9 +24,7 @@ conversation:
 backends:
   - {name: n, url: "https://n.example.com/mcp"}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	v := c.Conversation
 	if !v.UserMessages || !v.AssistantResponses || v.Budget != 1500*time.Millisecond || v.MaxContext != 4096 || !v.Enabled() ||
 		v.Events != (ConversationEvents{UserMessage: true, Workspace: "other"}) {

@@ -23,6 +23,16 @@ func (f *fixture) follow(key, session string, uris ...string) {
 	}
 }
 
+// following opens the stream of a new session of alice's that is subscribed to the URIs.
+func (f *fixture) following(uris ...string) (session string, g *open) {
+	f.t.Helper()
+	session = f.session(alice, mcpspec.V20251125)
+	f.follow(alice, session, uris...)
+	g = f.stream(alice, session, "")
+	g.event() // only an id
+	return session, g
+}
+
 // isEvent checks that the message is the event.
 func (m frame) isEvent(t testing.TB, uri, payload string) {
 	t.Helper()
@@ -123,9 +133,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("EVS-13_a_parent_and_overlapping_subscriptions_send_once", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, mcpspec.V20251125)
-		g := f.stream(alice, s, "")
-		g.event()
+		s, g := f.following()
 		f.follow(alice, s, "event://github", "event://github/acme", "event://github/acme/web/push", "event://github/acme/*/push")
 		f.publish("event://github/acme/web/push", `{"n":1}`)
 		f.publish("event://github/other/web/pull_request", `{"n":2}`)
@@ -165,9 +173,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("SES-02_list_changed", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, mcpspec.V20251125)
-		g := f.stream(alice, s, "")
-		g.event()
+		s, g := f.following()
 		f.registerOne(bob, "event://ci/deploy", "https://b.example/") // bob's own business
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
 		if m := g.next(); m.Method != mcpspec.NoteResourcesChange {
@@ -198,9 +204,7 @@ func TestSessionStream(t *testing.T) {
 	t.Run("EVS-12_a_change_of_state", func(t *testing.T) {
 		f := newFixture(t, nil)
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
-		s := f.session(alice, mcpspec.V20251125)
-		g := f.stream(alice, s, "")
-		g.event()
+		s, g := f.following()
 		f.follow(alice, s, uri)
 		if r := f.sessionBased(bob, f.session(bob, mcpspec.V20251125), mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(t) != -32002 {
 			t.Errorf("bob: %s", r.Body)
@@ -218,10 +222,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("SES-04_the_newest_stream_takes_over", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, mcpspec.V20251125)
-		f.follow(alice, s, "event://ci/deploy")
-		first := f.stream(alice, s, "")
-		first.event()
+		s, first := f.following("event://ci/deploy")
 		second := f.instance().stream(alice, s, "")
 		second.event()
 		first.end()
@@ -230,9 +231,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("SES-01_DELETE_ends_the_stream", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, mcpspec.V20251125)
-		g := f.stream(alice, s, "")
-		g.event()
+		s, g := f.following()
 		if r := f.instance().do("DELETE", alice, "", "Mcp-Session-Id: "+s); r.Status != 204 {
 			t.Fatalf("%+v", r)
 		}

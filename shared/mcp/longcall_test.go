@@ -153,7 +153,7 @@ func TestCallsEndWithTheEndpoint(t *testing.T) {
 						}
 						return slowCall{}
 					}
-					ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 					defer cancel()
 					short := ask(ends)
 					must(t, f.endpoint.Close(ctx))

@@ -358,13 +358,13 @@ func (r *revocable) say(p auth.Principal, err error) {
 type numbers map[string]int
 
 var (
-	codeSets    = map[string]EventCodes{"SEP-3415": SketchCodes, "proposal": ProposalCodes}
-	invalid     = numbers{"SEP-3415": -32602, "proposal": -32602}
-	unknown     = numbers{"SEP-3415": -32011, "proposal": -32023}
-	forbidden   = numbers{"SEP-3415": -32012, "proposal": -32024}
-	exhausted   = numbers{"SEP-3415": -32013, "proposal": -32025}
-	unsupported = numbers{"SEP-3415": -32014, "proposal": -32026}
-	badEndpoint = numbers{"SEP-3415": -32015, "proposal": -32027}
+	codeSets    = map[string]EventCodes{"sketch": SketchCodes, "SEP-3415": ProposalCodes}
+	invalid     = numbers{"sketch": -32602, "SEP-3415": -32602}
+	unknown     = numbers{"sketch": -32011, "SEP-3415": -32023}
+	forbidden   = numbers{"sketch": -32012, "SEP-3415": -32024}
+	exhausted   = numbers{"sketch": -32013, "SEP-3415": -32025}
+	unsupported = numbers{"sketch": -32014, "SEP-3415": -32026}
+	badEndpoint = numbers{"sketch": -32015, "SEP-3415": -32027}
 )
 
 // TestWhatCannotBeFollowed holds for all three modes.
