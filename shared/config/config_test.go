@@ -82,6 +82,18 @@ backends:
 	}
 }
 
+// refuses holds a file to be refused for a reason that does not repeat what it says.
+func refuses(t *testing.T, src, want string) {
+	t.Helper()
+	_, err := Parse([]byte(src))
+	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), ": :") {
+		t.Errorf("got\n%v\nwant it to contain\n%s", err, want)
+	}
+	if err != nil && strings.Contains(err.Error(), "hunter2") {
+		t.Errorf("the error repeats a secret: %v", err)
+	}
+}
+
 func TestParseFaults(t *testing.T) {
 	backend := func(members ...string) string {
 		return "backends:\n  - name: b\n    url: https://b.example.com/mcp\n    " + strings.Join(members, "\n    ") + "\n"
@@ -125,15 +137,7 @@ func TestParseFaults(t *testing.T) {
 		"empty workspace":        {backend("workspace: \"\""), `workspace: "" is not the name of a workspace`},
 		"bad prefix":             {backend("prefix: 'a b'"), "does not match"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := Parse([]byte(tc.src))
-			if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got\n%v\nwant it to contain\n%s", err, tc.want)
-			}
-			if err != nil && strings.Contains(err.Error(), "hunter2") {
-				t.Errorf("the error repeats a secret: %v", err)
-			}
-		})
+		t.Run(name, func(t *testing.T) { refuses(t, tc.src, tc.want) })
 	}
 }
 
@@ -192,18 +196,10 @@ func TestLimits(t *testing.T) {
 	if l.AllowInsecureTargets || l.AllowNoExpiry || l.VerifiedTargets != nil || len(l.TargetPorts) != 2 || l.WebhookSecret != "standard" {
 		t.Errorf("got %+v", l)
 	}
-	env := func(pairs ...string) func(string) (string, bool) {
-		return func(name string) (string, bool) {
-			for i := 0; i < len(pairs); i += 2 {
-				if pairs[i] == name {
-					return pairs[i+1], true
-				}
-			}
-			return "", false
-		}
-	}
-	l, err := FromEnv(env("MCPEVENTS_WEBHOOK_TIMEOUT", "5s", "MCPEVENTS_RETRY_SCHEDULE", "0s, 1s", "MCPEVENTS_QUOTA", "7", "MCPEVENTS_HEARTBEAT", "",
-		"MCPEVENTS_ALLOW_INSECURE_TARGETS", "true", "MCPEVENTS_VERIFIED_TARGETS", "https://a.example/, https://b.example/x/"))
+	l, err := FromEnv(environ(map[string]string{
+		"MCPEVENTS_WEBHOOK_TIMEOUT": "5s", "MCPEVENTS_RETRY_SCHEDULE": "0s, 1s", "MCPEVENTS_QUOTA": "7", "MCPEVENTS_HEARTBEAT": "",
+		"MCPEVENTS_ALLOW_INSECURE_TARGETS": "true", "MCPEVENTS_VERIFIED_TARGETS": "https://a.example/, https://b.example/x/",
+	}))
 	if !l.AllowInsecureTargets || len(l.VerifiedTargets) != 2 {
 		t.Errorf("got %+v", l)
 	}
@@ -216,7 +212,7 @@ func TestLimits(t *testing.T) {
 		"MIN_TTL": "0s", "ALLOW_NO_EXPIRY": "maybe", "WEBHOOK_SECRET": "weak", "EVENT_CODES": "own", "UNKNOWN_UNSUBSCRIBE": "error",
 		"VERIFIED_TARGETS": "https://good.example", "TARGET_PORTS": "443,0",
 	} {
-		if _, err := FromEnv(env(EnvPrefix+name, value)); !fault.Is(err, fault.Invalid) {
+		if _, err := FromEnv(environ(map[string]string{EnvPrefix + name: value})); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%s=%s: got %v", name, value, err)
 		}
 	}

@@ -41,7 +41,7 @@ func TestDisconnect(t *testing.T) {
 			headers := []string{"Mcp-Session-Id: " + f.session(alice, mcpspec.V20251125)}
 			body := rpcText("1", "slow", "")
 			if tc.cancelled {
-				headers, body = modernHeaders("slow", ""), modernBody("1", "slow", "")
+				headers, body = statelessHeaders("slow", ""), statelessBody("1", "slow", "")
 			}
 			if tc.path != "/mcp" {
 				headers = nil

@@ -45,7 +45,7 @@ func (o *open) pushed() pushed {
 // push opens an events/stream and reads its first message.
 func (f *fixture) push(key, id, name, arguments, cursor string) (*open, pushed) {
 	f.t.Helper()
-	o := f.open(f.request("POST", key, modernBody(id, mcpspec.MethodEventsStream, pollParams(name, arguments, cursor)), modernHeaders(mcpspec.MethodEventsStream, "")...))
+	o := f.open(f.request("POST", key, statelessBody(id, mcpspec.MethodEventsStream, pollParams(name, arguments, cursor)), statelessHeaders(mcpspec.MethodEventsStream, "")...))
 	first := o.pushed()
 	if o.status != 200 || first.Method != mcpspec.NoteEventsActive || first.Params.Cursor == "" || first.Params.Truncated == nil {
 		f.t.Fatalf("EVX-06: %d %+v", o.status, first)

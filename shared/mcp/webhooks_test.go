@@ -71,11 +71,11 @@ func TestRegister(t *testing.T) {
 		f.service.Options.Secret = ""
 	})
 	t.Run("idempotency_key", func(t *testing.T) {
-		body := strings.Replace(modernBody("1", mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://i.example/"`),
+		body := strings.Replace(statelessBody("1", mcpspec.MethodRegister, `"uris":["event://ci/deploy"],"targetUri":"https://i.example/"`),
 			`"_meta":{`, `"_meta":{"`+MetaIdempotency+`":"k1",`, 1)
 		var first, second struct{ Subscription struct{ URI string } }
-		f.do("POST", alice, body, modernHeaders(mcpspec.MethodRegister, "")...).result(t, &first)
-		f.do("POST", alice, body, modernHeaders(mcpspec.MethodRegister, "")...).result(t, &second)
+		f.do("POST", alice, body, statelessHeaders(mcpspec.MethodRegister, "")...).result(t, &first)
+		f.do("POST", alice, body, statelessHeaders(mcpspec.MethodRegister, "")...).result(t, &second)
 		if first != second || first.Subscription.URI == "" {
 			t.Errorf("%v, %v", first, second)
 		}
@@ -224,7 +224,7 @@ func TestForward(t *testing.T) {
 		o.ForwardRegistrar, o.ForwardDeregistrar = note(register), note(deregister)
 		o.Registrar, o.Deregistrar = nil, nil
 	})
-	t.Run("EVS-08_both_eras", func(t *testing.T) {
+	t.Run("EVS-08_in_every_revision", func(t *testing.T) {
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
 		if r := f.stateless(alice, mcpspec.MethodDeregister, `"uri":"`+uri+`"`); r.code(t) != 0 {
 			t.Error(r.Body)
