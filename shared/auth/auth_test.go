@@ -29,6 +29,13 @@ func header(values ...string) http.Header {
 	return h
 }
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestNone(t *testing.T) {
 	p, err := None().Authenticate(t.Context(), header("Bearer whatever"))
 	if err != nil || !p.Anonymous || p.ID != AnonymousID || p.Workspace != DefaultWorkspace || !p.Has(Scopes()...) {
@@ -43,9 +50,7 @@ func TestKeys(t *testing.T) {
 		{Principal: "bob", Workspace: "other", Scopes: []string{ScopePublish}, SHA256: strings.ToUpper(hashOf("key-b")), Expires: now},
 		{Principal: "carol", SHA256: hashOf("key-c"), Expires: now.Add(time.Second)},
 	}, func() time.Time { return now })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, tc := range map[string]struct {
 		header http.Header
 		want   string // principal@workspace, or empty
@@ -251,14 +256,10 @@ func TestDirectory(t *testing.T) {
 		{Principal: "alice", Workspace: "other", SHA256: strings.Repeat("c", 64)},
 	}
 	keys, err := Keys(list, func() time.Time { return now })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	scopes := func(workspace, id string) (all []string) {
 		found, err := keys.Principals(t.Context(), workspace, id, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, p := range found {
 			all = append(all, strings.Join(p.Scopes, " "))
 		}

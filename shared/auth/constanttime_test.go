@@ -27,9 +27,7 @@ func BenchmarkAuthenticate(b *testing.B) {
 		list = append(list, Key{Principal: "alice", SHA256: hashOf("k" + strings.Repeat("x", i)), Scopes: Scopes()})
 	}
 	all, err := Keys(list, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	refused := func(token string) func() bool {
 		h := header("Bearer " + token)
 		return func() bool { _, err := all.Authenticate(b.Context(), h); return err == nil }

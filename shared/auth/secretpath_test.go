@@ -18,9 +18,7 @@ func TestSecretPath(t *testing.T) {
 		{Principal: "bob", SHA256: hashOf(bare)},
 		{Principal: "carol", SHA256: hashOf(old), Path: true, Expires: now.Add(-time.Hour)},
 	}, func() time.Time { return now })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	proxies, bad := ParseProxies([]string{"10.1.0.0/16", "192.0.2.7"})
 	if bad != "" || len(proxies) != 2 {
 		t.Fatal(bad)
@@ -63,9 +61,7 @@ func TestSecretPath(t *testing.T) {
 			r.RemoteAddr = c.remote
 			if c.local != "" {
 				addr, err := net.ResolveTCPAddr("tcp", c.local)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, net.Addr(addr)))
 			}
 			if c.proto != "" {

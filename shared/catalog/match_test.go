@@ -231,9 +231,7 @@ func FuzzParse(f *testing.F) {
 
 func BenchmarkParseStored(b *testing.B) {
 	src, err := os.ReadFile("../../catalog.yaml")
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	for name, checked := range map[string]bool{"file": false, "stored": true} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()

@@ -39,9 +39,7 @@ const sample = `events:
 func parse(t testing.TB, src string) *Catalog {
 	t.Helper()
 	c, err := Parse([]byte(src))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -80,6 +78,13 @@ func TestParseReadsAllMembers(t *testing.T) {
 	}
 	if c.ByName("nothing") != nil {
 		t.Error("an unknown name was found")
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -216,9 +221,7 @@ func itoa(i int) string { return string(rune('0'+i/10)) + string(rune('0'+i%10))
 
 func TestTheSampleCatalogIsValid(t *testing.T) {
 	src, err := os.ReadFile("../../catalog.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c := parse(t, string(src))
 	fixed, templated := 0, 0
 	for _, e := range c.Entries() {

@@ -49,9 +49,7 @@ func TestValidatePayload(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			err := a.ValidatePayload([]byte(tc.payload))
 			if tc.want == "" {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				return
 			}
 			got, _ := json.Marshal(fault.DataOf(err))
@@ -178,9 +176,7 @@ func TestInputSchema(t *testing.T) {
 			var v any
 			_ = json.Unmarshal([]byte(tc.args), &v)
 			faults, err := s.faults(v)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			out, _ := json.Marshal(faults)
 			if (tc.want == "") != (string(out) == "null") || !strings.Contains(string(out), tc.want) {
 				t.Errorf("got %s, want %q", out, tc.want)
@@ -191,9 +187,7 @@ func TestInputSchema(t *testing.T) {
 
 func TestSchemasAreCompiledAndUsedConcurrently(t *testing.T) {
 	c, err := parseStored([]byte(sample))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	e := c.ByName("github.pull_request")
 	if _, err := parseStored([]byte("events:\n  - {name: a, uri: 'event://a', payloadSchema: {type: 5}}\n")); err != nil {
 		t.Errorf("a stored schema is compiled before anybody needs it: %v", err)

@@ -179,9 +179,7 @@ func TestContract(t *testing.T) {
 	} {
 		before, after := entry(), entry(c.edit...)
 		kept, err := ParseContract(before.Contract())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if got := Broken(kept, after); got != c.want {
 			t.Errorf("%s: breaks %q, want %q", name, got, c.want)
 		}
@@ -197,9 +195,7 @@ func TestContract(t *testing.T) {
 // SSE-06: a workspace has its own catalog, and without one that which is shared; one that is removed counts its versions on.
 func TestSharedCatalog(t *testing.T) {
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = db.Close() }()
 	src := NewStored(db, nil, nil)
 	for _, step := range []struct {

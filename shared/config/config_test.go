@@ -21,6 +21,13 @@ func hashOf(key string) string {
 	return hex.EncodeToString(sum[:])
 }
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestParseReadsAllMembers(t *testing.T) {
 	c, err := Parse(fmt.Appendf(nil, `# who may call
 keys:
@@ -41,9 +48,7 @@ backends:
     oauth: {tokenUrl: https://id.example.com/token, clientId: me, clientSecret: env:SECRET, scopes: [a]}
   - {name: mine, url: "https://x.example.com/mcp", forwardToken: true}
 `, hashOf("a"), hashOf("b")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if k := c.Keys[0]; k.Principal != "alice" || k.Workspace != "default" || len(k.Scopes) != 2 || k.SHA256 != hashOf("a") || !k.Expires.IsZero() {
 		t.Errorf("got %+v", k)
 	}
@@ -74,6 +79,18 @@ backends:
 		if c, err := Parse([]byte(src)); err != nil || c.Keys != nil {
 			t.Errorf("an empty file: got %+v, %v", c, err)
 		}
+	}
+}
+
+// refuses holds a file to be refused for a reason that does not repeat what it says.
+func refuses(t *testing.T, src, want string) {
+	t.Helper()
+	_, err := Parse([]byte(src))
+	if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), ": :") {
+		t.Errorf("got\n%v\nwant it to contain\n%s", err, want)
+	}
+	if err != nil && strings.Contains(err.Error(), "hunter2") {
+		t.Errorf("the error repeats a secret: %v", err)
 	}
 }
 
@@ -120,24 +137,14 @@ func TestParseFaults(t *testing.T) {
 		"empty workspace":        {backend("workspace: \"\""), `workspace: "" is not the name of a workspace`},
 		"bad prefix":             {backend("prefix: 'a b'"), "does not match"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := Parse([]byte(tc.src))
-			if !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got\n%v\nwant it to contain\n%s", err, tc.want)
-			}
-			if err != nil && strings.Contains(err.Error(), "hunter2") {
-				t.Errorf("the error repeats a secret: %v", err)
-			}
-		})
+		t.Run(name, func(t *testing.T) { refuses(t, tc.src, tc.want) })
 	}
 }
 
 func parsed(t *testing.T, src string) *Config {
 	t.Helper()
 	c, err := Parse([]byte(src))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -189,18 +196,10 @@ func TestLimits(t *testing.T) {
 	if l.AllowInsecureTargets || l.AllowNoExpiry || l.VerifiedTargets != nil || len(l.TargetPorts) != 2 || l.WebhookSecret != "standard" {
 		t.Errorf("got %+v", l)
 	}
-	env := func(pairs ...string) func(string) (string, bool) {
-		return func(name string) (string, bool) {
-			for i := 0; i < len(pairs); i += 2 {
-				if pairs[i] == name {
-					return pairs[i+1], true
-				}
-			}
-			return "", false
-		}
-	}
-	l, err := FromEnv(env("MCPEVENTS_WEBHOOK_TIMEOUT", "5s", "MCPEVENTS_RETRY_SCHEDULE", "0s, 1s", "MCPEVENTS_QUOTA", "7", "MCPEVENTS_HEARTBEAT", "",
-		"MCPEVENTS_ALLOW_INSECURE_TARGETS", "true", "MCPEVENTS_VERIFIED_TARGETS", "https://a.example/, https://b.example/x/"))
+	l, err := FromEnv(environ(map[string]string{
+		"MCPEVENTS_WEBHOOK_TIMEOUT": "5s", "MCPEVENTS_RETRY_SCHEDULE": "0s, 1s", "MCPEVENTS_QUOTA": "7", "MCPEVENTS_HEARTBEAT": "",
+		"MCPEVENTS_ALLOW_INSECURE_TARGETS": "true", "MCPEVENTS_VERIFIED_TARGETS": "https://a.example/, https://b.example/x/",
+	}))
 	if !l.AllowInsecureTargets || len(l.VerifiedTargets) != 2 {
 		t.Errorf("got %+v", l)
 	}
@@ -213,7 +212,7 @@ func TestLimits(t *testing.T) {
 		"MIN_TTL": "0s", "ALLOW_NO_EXPIRY": "maybe", "WEBHOOK_SECRET": "weak", "EVENT_CODES": "own", "UNKNOWN_UNSUBSCRIBE": "error",
 		"VERIFIED_TARGETS": "https://good.example", "TARGET_PORTS": "443,0",
 	} {
-		if _, err := FromEnv(env(EnvPrefix+name, value)); !fault.Is(err, fault.Invalid) {
+		if _, err := FromEnv(environ(map[string]string{EnvPrefix + name: value})); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%s=%s: got %v", name, value, err)
 		}
 	}

@@ -69,9 +69,7 @@ func TestFingerprint(t *testing.T) {
 // its own.
 func TestApplySaysWhoseBackendsChanged(t *testing.T) {
 	db, err := sqlite.Open(sqlite.Memory, sqlite.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = db.Close() }()
 	for _, src := range []string{
 		"backends:\n  - {name: a, url: 'https://a.example/mcp'}\n",

@@ -11,9 +11,7 @@ func TestQuotas(t *testing.T) {
   - {workspace: small, subscriptions: 10, streams: 2, registrationRate: 0.5, workspaceSubscriptions: 30}
   - {workspace: small, principal: alice, streams: 5, conversationRate: 3}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l := DefaultLimits()
 	for _, x := range []struct {
 		who  string

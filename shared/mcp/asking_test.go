@@ -74,11 +74,17 @@ func (a *asker) call(w http.ResponseWriter, r *http.Request, id json.RawMessage)
 	}
 }
 
-// capable begins a session of a client that could answer, in one of the two transports.
-func capable(do func(key, body string, headers ...string) reply, v mcpspec.Version) (session string) {
-	r := do(alice, `{"jsonrpc":"2.0","id":"i","method":"initialize","params":{"protocolVersion":"`+string(v)+
-		`","capabilities":{"elicitation":{}},"clientInfo":{"name":"t","version":"1"}}}`, jsonOnly)
-	return r.Header.Get(mcpspec.HeaderSession)
+// capable is the header of a new session of a client that could answer.
+func (f *fixture) capable(v mcpspec.Version) string {
+	f.t.Helper()
+	return "Mcp-Session-Id: " + f.initialize(alice, v, `{"elicitation":{}}`).Header.Get(mcpspec.HeaderSession)
+}
+
+// capableInDialect is the same of the named-event dialect.
+func (f *fixture) capableInDialect() string {
+	f.t.Helper()
+	const params = `"protocolVersion":"2025-06-18","capabilities":{"elicitation":{}},"clientInfo":{"name":"t","version":"1"}`
+	return "Mcp-Session-Id: " + f.dialect(alice, rpcText("0", mcpspec.MethodInitialize, params), jsonOnly).Header.Get(mcpspec.HeaderSession)
 }
 
 // GWN-10, GWN-14: within a call whose client takes no event stream no elicitation is possible. So a backend of the earlier
@@ -87,19 +93,16 @@ func TestNobodyIsAskedWithoutAStream(t *testing.T) {
 	call := rpcText("1", mcpspec.MethodToolsCall, `"name":"b_ask","arguments":{}`)
 	for _, stateless := range []bool{false, true} {
 		f := behindGateway(t, nil, startAsker(t, stateless).lister)
-		streamable := func(key, body string, headers ...string) reply { return f.do("POST", key, body, headers...) }
 		for name, ask := range map[string]func() reply{
 			"JSON only": func() reply {
-				return streamable(alice, call, "Accept:", jsonOnly, "Mcp-Session-Id: "+capable(streamable, mcpspec.V20251125))
+				return f.do("POST", alice, call, "Accept:", jsonOnly, f.capable(mcpspec.V20251125))
 			},
 			"a batch": func() reply {
-				r := streamable(alice, "["+call+"]", "Mcp-Session-Id: "+capable(streamable, mcpspec.V20250326))
+				r := f.do("POST", alice, "["+call+"]", f.capable(mcpspec.V20250326))
 				r.Body = strings.Trim(r.Body, "[]")
 				return r
 			},
-			"the dialect": func() reply {
-				return f.dialect(alice, call, jsonOnly, "Mcp-Session-Id: "+capable(f.dialect, mcpspec.V20250618))
-			},
+			"the dialect": func() reply { return f.dialect(alice, call, jsonOnly, f.capableInDialect()) },
 		} {
 			r := ask()
 			if r.Status != 200 {
@@ -122,18 +125,17 @@ func TestNobodyIsAskedWithoutAStream(t *testing.T) {
 // GWN-11: an answer is taken from a batch, too; one to nothing is an error there, and keeps nothing from the others.
 func TestAnswersInABatch(t *testing.T) {
 	f := behindGateway(t, nil, startAsker(t, false).lister)
-	streamable := func(key, body string, headers ...string) reply { return f.do("POST", key, body, headers...) }
-	session := "Mcp-Session-Id: " + capable(streamable, mcpspec.V20250326)
+	session := f.capable(mcpspec.V20250326)
 	o := f.open(f.request("POST", alice, rpcText("1", mcpspec.MethodToolsCall, `"name":"b_ask","arguments":{}`), session))
 	id := o.next().ID
-	r := streamable(alice, `[{"jsonrpc":"2.0","id":"gw_other","result":{}},{"jsonrpc":"2.0","id":`+string(id)+`,"result":{"action":"decline"}}]`, session)
+	r := f.do("POST", alice, `[{"jsonrpc":"2.0","id":"gw_other","result":{}},{"jsonrpc":"2.0","id":`+string(id)+`,"result":{"action":"decline"}}]`, session)
 	if r.Status != 200 || strings.Count(r.Body, `"error"`) != 1 {
 		t.Errorf("%+v", r)
 	}
 	if m := o.event(); !strings.Contains(string(m.Data), `"action":"decline"`) {
 		t.Errorf("the call ended with %s", m.Data)
 	}
-	if r := streamable(alice, `[{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}]`, session); r.Status != 202 {
+	if r := f.do("POST", alice, `[{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}]`, session); r.Status != 202 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -142,7 +144,7 @@ func TestAnswersInABatch(t *testing.T) {
 func TestCancellationInTheDialect(t *testing.T) {
 	a := startAsker(t, false)
 	f := behindGateway(t, nil, a.lister)
-	session := "Mcp-Session-Id: " + capable(f.dialect, mcpspec.V20250618)
+	session := f.capableInDialect()
 	req := f.request("POST", alice, rpcText("7", mcpspec.MethodToolsCall, `"name":"b_ask","arguments":{"wait":true}`), session)
 	req.URL.Path = dialectPath
 	ctx, cancel := context.WithCancel(t.Context())

@@ -193,7 +193,7 @@ func (f *fixture) wholeList(t *testing.T, method, session string, between func(p
 	params := ""
 	for {
 		var p backendPage
-		r := f.listPage(method, session, params)
+		r := f.in(alice, session, method, params)
 		r.result(t, &p)
 		out.pages++
 		for _, entries := range [][]struct{ Name string }{p.Tools, p.Prompts, p.Resources, p.ResourceTemplates} {
@@ -217,14 +217,6 @@ func (f *fixture) wholeList(t *testing.T, method, session string, between func(p
 		}
 		params = fmt.Sprintf(`"cursor":%q`, *p.NextCursor)
 	}
-}
-
-// listPage asks for a page in the revision of the session, which is empty for 2026-07-28.
-func (f *fixture) listPage(method, session, params string) reply {
-	if session == "" {
-		return f.stateless(alice, method, params)
-	}
-	return f.sessionBased(alice, session, method, params)
 }
 
 // noEvents is a catalog of one event type, which is on each list of resources before those

@@ -77,7 +77,7 @@ func BenchmarkResourcesList(b *testing.B) {
 				}
 				e, err := New(o)
 				must(b, err)
-				body := []byte(modernBody("1", mcpspec.MethodResources, ""))
+				body := []byte(statelessBody("1", mcpspec.MethodResources, ""))
 				header := http.Header{"Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
 				if revision == "2026" {
 					header.Set(mcpspec.HeaderVersion, "2026-07-28")

@@ -172,8 +172,8 @@ func TestSetLevel(t *testing.T) {
 			}
 		}
 		for level, code := range map[string]int{`"info"`: 0, `"loud"`: -32602, `7`: -32602} {
-			body := strings.Replace(modernBody("1", mcpspec.MethodDiscover, ""), `"_meta":{`, `"_meta":{"`+mcpspec.MetaLogLevel+`":`+level+`,`, 1)
-			if r := f.do("POST", alice, body, modernHeaders(mcpspec.MethodDiscover, "")...); r.code(t) != code || code != 0 && r.Status != 400 {
+			body := strings.Replace(statelessBody("1", mcpspec.MethodDiscover, ""), `"_meta":{`, `"_meta":{"`+mcpspec.MetaLogLevel+`":`+level+`,`, 1)
+			if r := f.do("POST", alice, body, statelessHeaders(mcpspec.MethodDiscover, "")...); r.code(t) != code || code != 0 && r.Status != 400 {
 				t.Errorf("2026-07-28, %s: %+v", level, r)
 			}
 		}

@@ -38,7 +38,7 @@ func sameJSON(t testing.TB, got json.RawMessage, want string) {
 }
 
 func TestCapabilities(t *testing.T) {
-	t.Run("EVS-01_both_eras_advertise_event_subscriptions", func(t *testing.T) {
+	t.Run("EVS-01_every_revision_advertises_event_subscriptions", func(t *testing.T) {
 		initialize, discover := newFixture(t, nil).describeBoth()
 		const resources = `{"events":true,"subscribe":true,"listChanged":true,"subscription":["notification","webhook"]}`
 		const ours = `{"events":true,"subscription":["notification","webhook"]}`

@@ -21,6 +21,7 @@ func TestDisconnect(t *testing.T) {
 		"SUB-05_is_the_cancellation_in_2026-07-28": {"/mcp", true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			f := newFixture(t, nil)
 			arrived, gone, outcome := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 			f.endpoint.methods["slow"] = method{sessionBased: true, stateless: true, handler: answering{f.endpoint.replies, f.endpoint.calls.timing, func(ctx context.Context, c *call) (result, error) {
@@ -40,7 +41,7 @@ func TestDisconnect(t *testing.T) {
 			headers := []string{"Mcp-Session-Id: " + f.session(alice, mcpspec.V20251125)}
 			body := rpcText("1", "slow", "")
 			if tc.cancelled {
-				headers, body = modernHeaders("slow", ""), modernBody("1", "slow", "")
+				headers, body = statelessHeaders("slow", ""), statelessBody("1", "slow", "")
 			}
 			if tc.path != "/mcp" {
 				headers = nil

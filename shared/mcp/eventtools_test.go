@@ -56,13 +56,10 @@ func toolResult(t testing.TB, r reply, into any) {
 	must(t, json.Unmarshal(got.StructuredContent, into))
 }
 
-// tool calls a tool of an endpoint in the revision of the session, which is empty for 2026-07-28.
+// toolIn calls a tool of an endpoint in the revision of the session, which is empty for 2026-07-28.
 func (f *fixture) toolIn(key, session, name, arguments string) reply {
 	f.t.Helper()
-	if session == "" {
-		return f.stateless(key, mcpspec.MethodToolsCall, toolParams(name, arguments))
-	}
-	return f.sessionBased(key, session, mcpspec.MethodToolsCall, toolParams(name, arguments))
+	return f.in(key, session, mcpspec.MethodToolsCall, toolParams(name, arguments))
 }
 
 func (f *fixture) tool(t *testing.T, key, name, arguments string) (out shownEvents) {
@@ -116,7 +113,7 @@ func TestEventTools(t *testing.T) {
 					Annotations              struct{ ReadOnlyHint bool }
 				}
 			}
-			f.listPage(mcpspec.MethodToolsList, session, "").result(t, &list)
+			f.in(alice, session, mcpspec.MethodToolsList, "").result(t, &list)
 			var names []string
 			for _, x := range list.Tools {
 				names = append(names, x.Name)

@@ -22,9 +22,9 @@ func aWait(inSession bool, deadline time.Duration, more string) func(*fixture) *
 	return func(f *fixture) *http.Request {
 		call := func(tool, arguments, meta string) *http.Request {
 			params := toolParams(tool, arguments)
-			body := strings.Replace(modernBody("1", mcpspec.MethodToolsCall, params), `"_meta":{`, `"_meta":{`+meta, 1)
+			body := strings.Replace(statelessBody("1", mcpspec.MethodToolsCall, params), `"_meta":{`, `"_meta":{`+meta, 1)
 			if !inSession {
-				return f.request("POST", alice, body, modernHeaders(mcpspec.MethodToolsCall, params)...)
+				return f.request("POST", alice, body, statelessHeaders(mcpspec.MethodToolsCall, params)...)
 			}
 			return f.request("POST", alice, rpcText("1", mcpspec.MethodToolsCall, params+`,"_meta":{`+strings.TrimSuffix(meta, ",")+`}`),
 				"Mcp-Session-Id: "+f.newSession(session.Session{Version: mcpspec.V20251125}).ID)

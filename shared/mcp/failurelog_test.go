@@ -46,7 +46,7 @@ func TestWhyACallFailedIsLogged(t *testing.T) {
 		f.wholeList(t, mcpspec.MethodToolsList, "", nil)
 		b.Close()
 		for _, in := range []string{"", session} {
-			r := f.listPage("tools/call", in, `"name":"b_tool","arguments":{"private":"whisper"}`)
+			r := f.in(alice, in, "tools/call", `"name":"b_tool","arguments":{"private":"whisper"}`)
 			m, line := r.rpc(t), said.take()
 			if m.Error == nil || m.Error.Code != codeUnavailable || strings.Contains(r.Body, "refused") {
 				t.Errorf("stateless backend %v, session %q: %d %s", stateless, in, r.Status, r.Body)

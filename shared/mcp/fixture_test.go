@@ -371,9 +371,9 @@ func (f *fixture) request(method, key, body string, headers ...string) *http.Req
 	return req
 }
 
-// modernBody is a request of 2026-07-28; params are its members besides _meta,
+// statelessBody is a request of 2026-07-28; params are its members besides _meta,
 // without braces.
-func modernBody(id, method, params string) string {
+func statelessBody(id, method, params string) string {
 	if params != "" {
 		params += ","
 	}
@@ -381,7 +381,7 @@ func modernBody(id, method, params string) string {
 		`"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`
 }
 
-func modernHeaders(method, params string) []string {
+func statelessHeaders(method, params string) []string {
 	h := []string{"Mcp-Protocol-Version: 2026-07-28", "Mcp-Method: " + method}
 	if member := mcpspec.Mirrored[method]; member != "" {
 		var p map[string]any
@@ -395,7 +395,7 @@ func modernHeaders(method, params string) []string {
 
 // statelessRequest is a request of 2026-07-28.
 func (f *fixture) statelessRequest(key, method, params string) *http.Request {
-	return f.request("POST", key, modernBody("1", method, params), modernHeaders(method, params)...)
+	return f.request("POST", key, statelessBody("1", method, params), statelessHeaders(method, params)...)
 }
 
 // stateless calls a method of 2026-07-28.
@@ -425,4 +425,13 @@ func (f *fixture) session(key string, v mcpspec.Version) string {
 func (f *fixture) sessionBased(key, session, method, params string) reply {
 	f.t.Helper()
 	return f.do("POST", key, `{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":{`+params+`}}`, "Mcp-Session-Id: "+session)
+}
+
+// in calls a method in the revision of the session, which is empty for 2026-07-28.
+func (f *fixture) in(key, session, method, params string) reply {
+	f.t.Helper()
+	if session == "" {
+		return f.stateless(key, method, params)
+	}
+	return f.sessionBased(key, session, method, params)
 }

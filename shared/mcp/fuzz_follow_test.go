@@ -43,7 +43,7 @@ func FuzzFollow(f *testing.F) {
 			body := `{"jsonrpc":"2.0","id":1,"method":"` + method + `","params":` + params + `}`
 			x := *x
 			x.t = t
-			x.endpoint.ServeHTTP(w, x.request("POST", acme, body, modernHeaders(method, "")...).WithContext(ctx))
+			x.endpoint.ServeHTTP(w, x.request("POST", acme, body, statelessHeaders(method, "")...).WithContext(ctx))
 			cancel()
 			text := w.text()
 			if first, ok := strings.CutPrefix(text, "data: "); ok {

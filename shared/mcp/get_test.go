@@ -23,6 +23,16 @@ func (f *fixture) follow(key, session string, uris ...string) {
 	}
 }
 
+// following opens the stream of a new session of alice's that is subscribed to the URIs.
+func (f *fixture) following(uris ...string) (session string, g *open) {
+	f.t.Helper()
+	session = f.session(alice, mcpspec.V20251125)
+	f.follow(alice, session, uris...)
+	g = f.stream(alice, session, "")
+	g.event() // only an id
+	return session, g
+}
+
 // isEvent checks that the message is the event.
 func (m frame) isEvent(t testing.TB, uri, payload string) {
 	t.Helper()
@@ -123,9 +133,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("EVS-13_a_parent_and_overlapping_subscriptions_send_once", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, mcpspec.V20251125)
-		g := f.stream(alice, s, "")
-		g.event()
+		s, g := f.following()
 		f.follow(alice, s, "event://github", "event://github/acme", "event://github/acme/web/push", "event://github/acme/*/push")
 		f.publish("event://github/acme/web/push", `{"n":1}`)
 		f.publish("event://github/other/web/pull_request", `{"n":2}`)
@@ -165,9 +173,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("SES-02_list_changed", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, mcpspec.V20251125)
-		g := f.stream(alice, s, "")
-		g.event()
+		s, g := f.following()
 		f.registerOne(bob, "event://ci/deploy", "https://b.example/") // bob's own business
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
 		if m := g.next(); m.Method != mcpspec.NoteResourcesChange {
@@ -198,9 +204,7 @@ func TestSessionStream(t *testing.T) {
 	t.Run("EVS-12_a_change_of_state", func(t *testing.T) {
 		f := newFixture(t, nil)
 		uri := f.registerOne(alice, "event://ci/deploy", "https://a.example/")
-		s := f.session(alice, mcpspec.V20251125)
-		g := f.stream(alice, s, "")
-		g.event()
+		s, g := f.following()
 		f.follow(alice, s, uri)
 		if r := f.sessionBased(bob, f.session(bob, mcpspec.V20251125), mcpspec.MethodSubscribe, `"uri":"`+uri+`"`); r.code(t) != -32002 {
 			t.Errorf("bob: %s", r.Body)
@@ -218,10 +222,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("SES-04_the_newest_stream_takes_over", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, mcpspec.V20251125)
-		f.follow(alice, s, "event://ci/deploy")
-		first := f.stream(alice, s, "")
-		first.event()
+		s, first := f.following("event://ci/deploy")
 		second := f.instance().stream(alice, s, "")
 		second.event()
 		first.end()
@@ -230,9 +231,7 @@ func TestSessionStream(t *testing.T) {
 	})
 	t.Run("SES-01_DELETE_ends_the_stream", func(t *testing.T) {
 		f := newFixture(t, nil)
-		s := f.session(alice, mcpspec.V20251125)
-		g := f.stream(alice, s, "")
-		g.event()
+		s, g := f.following()
 		if r := f.instance().do("DELETE", alice, "", "Mcp-Session-Id: "+s); r.Status != 204 {
 			t.Fatalf("%+v", r)
 		}
@@ -269,42 +268,34 @@ func TestResume(t *testing.T) {
 		f := newFixture(t, nil)
 		s := f.session(alice, mcpspec.V20251125)
 		f.follow(alice, s, "event://ci/deploy", "event://github/acme")
-		g := f.stream(alice, s, "")
+		at, g := f, f.stream(alice, s, "")
 		last := g.event().ID
-		ids := map[string]bool{last: true}
-		at, published := f, 0
-		for round := range 4 {
-			for range 5 {
-				f.publish("event://ci/deploy", fmt.Sprintf(`{"n":%d}`, published))
-				f.publish("event://github/acme/web/push", fmt.Sprintf(`{"n":%d}`, published+1))
-				published += 2
+		seen := map[string]bool{last: true} // ids and payloads
+		read := func() {
+			t.Helper()
+			m := g.next()
+			if last = m.sse.ID; seen[last] || seen[string(m.Params.Payload)] {
+				t.Fatalf("repeated: %s %s", last, m.Params.Payload)
 			}
-			got := map[string]bool{}
-			for range 10 - round*2 { // the last ones of each round get lost on the way
-				m := g.next()
-				if ids[m.sse.ID] || got[string(m.Params.Payload)] {
-					t.Fatalf("repeated: %s %s", m.sse.ID, m.Params.Payload)
-				}
-				ids[m.sse.ID], got[string(m.Params.Payload)] = true, true
-				last = m.sse.ID
+			seen[last], seen[string(m.Params.Payload)] = true, true
+		}
+		for round := range 4 {
+			for n := range 5 {
+				f.publish("event://ci/deploy", fmt.Sprintf(`{"round":%d,"n":%d}`, round, n))
+				f.publish("event://github/acme/web/push", fmt.Sprintf(`{"round":%d,"push":%d}`, round, n))
+			}
+			lost := round * 2 // the last ones of each round get lost on the way
+			for range 10 - lost {
+				read()
 			}
 			g.cancel()
-			lost := round * 2
 			at = at.instance()
 			g = at.stream(alice, s, last)
-			if e := g.event(); len(e.Data) != 0 || ids[e.ID] || nonceOf(e.ID) != nonceOf(last) {
+			if e := g.event(); len(e.Data) != 0 || seen[e.ID] || nonceOf(e.ID) != nonceOf(last) {
 				t.Fatalf("the stream is another: %s after %s", e.ID, last)
 			}
 			for range lost {
-				m := g.next()
-				if got[string(m.Params.Payload)] || ids[m.sse.ID] {
-					t.Fatalf("repeated: %s", m.Params.Payload)
-				}
-				got[string(m.Params.Payload)], ids[m.sse.ID] = true, true
-				last = m.sse.ID
-			}
-			if len(got) != 10 {
-				t.Errorf("round %d: %d of 10", round, len(got))
+				read()
 			}
 		}
 	})

@@ -91,7 +91,7 @@ func TestLambda(t *testing.T) {
 			"a_session": f.request("POST", alice, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{`+params+`}}`,
 				"Mcp-Session-Id: "+f.session(alice, mcpspec.V20251125)),
 		} {
-			t.Run(fmt.Sprintf("GWN-14_a_hanging_backend_and_the_function's_deadline_%s_modern_%v", client, stateless), func(t *testing.T) {
+			t.Run(fmt.Sprintf("GWN-14_a_hanging_backend_and_the_function's_deadline_%s_stateless_%v", client, stateless), func(t *testing.T) {
 				t.Parallel()
 				ctx, cancel := context.WithTimeout(t.Context(), callReserve+300*time.Millisecond)
 				defer cancel()

@@ -17,7 +17,7 @@ import (
 // listRequest is a request for a list in the revision of the session, which is empty for 2026-07-28.
 func (f *fixture) listRequest(method, session, params string, headers ...string) *http.Request {
 	if session == "" {
-		return f.request("POST", alice, modernBody("1", method, params), append(modernHeaders(method, params), headers...)...)
+		return f.request("POST", alice, statelessBody("1", method, params), append(statelessHeaders(method, params), headers...)...)
 	}
 	body := fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":%q,"params":{%s}}`, method, params)
 	return f.request("POST", alice, body, append(headers, "Mcp-Session-Id: "+session)...)
@@ -110,7 +110,7 @@ func TestListsThatAreStreamsAtOnce(t *testing.T) {
 			t.Errorf("a cursor of a backend that is gone: %s", r.Body)
 		}
 	}
-	if r := f.do("POST", alice, modernBody("1", mcpspec.MethodToolsList, ""), "Mcp-Protocol-Version: 2026-07-28", "Mcp-Method: x"); r.Status != 400 {
+	if r := f.do("POST", alice, statelessBody("1", mcpspec.MethodToolsList, ""), "Mcp-Protocol-Version: 2026-07-28", "Mcp-Method: x"); r.Status != 400 {
 		t.Errorf("a wrong header: %d %s", r.Status, r.Body)
 	}
 	if r := f.answer(f.listRequest(mcpspec.MethodEvents, "", "")); r.Status != 200 || r.Header.Get("Content-Type") != "application/json" {

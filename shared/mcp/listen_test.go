@@ -18,8 +18,8 @@ func TestListen(t *testing.T) {
 		f := newFixture(t, nil)
 		for filter, want := range map[string]string{
 			`{}`: `{}`,
-			`{"toolsListChanged":true,"promptsListChanged":true}`:                    `{}`,
-			`{"resourcesListChanged":true,"eventsListChanged":true}`:                 `{"resourcesListChanged":true,"eventsListChanged":true}`,
+			`{"toolsListChanged":true,"promptsListChanged":true}`:                                              `{}`,
+			`{"resourcesListChanged":true,"eventsListChanged":true}`:                                           `{"resourcesListChanged":true,"eventsListChanged":true}`,
 			`{"resourcesListChanged":false,"eventsListChanged":false,"resourceSubscriptions":null,"other":{}}`: `{}`,
 			`{"resourceSubscriptions":["event://ci/deploy","event://nope","event://billing/invoice","event://audit/entry","x","event://ci/deploy",
 				"subscription://sub_00000000000000000000000000000000","EVENT://ci","event://github/acme/*/push"]}`: `{"resourceSubscriptions":["event://ci/deploy","EVENT://ci","event://github/acme/*/push"]}`,

@@ -58,7 +58,7 @@ func TestListResources(t *testing.T) {
 		got, _ := json.Marshal(p.Resources[0])
 		sameJSON(t, got, want)
 	})
-	t.Run("EVS-02_in_both_eras_the_same", func(t *testing.T) {
+	t.Run("EVS-02_the_same_in_every_revision", func(t *testing.T) {
 		s := f.session(alice, mcpspec.V20250618)
 		var old listPage
 		r := f.sessionBased(alice, s, mcpspec.MethodResources, "")
@@ -182,11 +182,7 @@ func (f *fixture) delivery(key, session string) map[string]string {
 			Delivery []string
 		}
 	}
-	if session == "" {
-		f.stateless(key, mcpspec.MethodEvents, "").result(f.t, &p)
-	} else {
-		f.sessionBased(key, session, mcpspec.MethodEvents, "").result(f.t, &p)
-	}
+	f.in(key, session, mcpspec.MethodEvents, "").result(f.t, &p)
 	modes := map[string]string{}
 	for _, e := range p.Events {
 		modes[e.Name] = strings.Join(e.Delivery, " ")

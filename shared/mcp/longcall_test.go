@@ -58,8 +58,8 @@ const callTool = `"name":"b_tool","arguments":{},"_meta":{"io.modelcontextprotoc
 
 // callRequests are calls of the backend's tool by clients of both revisions.
 func callRequests(f *fixture, accept string) map[string]*http.Request {
-	headers := append(modernHeaders("tools/call", callTool), "Accept:", "Accept: "+accept)
-	body := strings.Replace(modernBody("1", "tools/call", `"name":"b_tool","arguments":{}`), `"_meta":{`, `"_meta":{"io.modelcontextprotocol/logLevel":"info",`, 1)
+	headers := append(statelessHeaders("tools/call", callTool), "Accept:", "Accept: "+accept)
+	body := strings.Replace(statelessBody("1", "tools/call", `"name":"b_tool","arguments":{}`), `"_meta":{`, `"_meta":{"io.modelcontextprotocol/logLevel":"info",`, 1)
 	return map[string]*http.Request{
 		"2026-07-28": f.request("POST", alice, body, headers...),
 		"a session": f.request("POST", alice, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"b_tool","arguments":{}}}`,
@@ -153,7 +153,7 @@ func TestCallsEndWithTheEndpoint(t *testing.T) {
 						}
 						return slowCall{}
 					}
-					ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 					defer cancel()
 					short := ask(ends)
 					must(t, f.endpoint.Close(ctx))

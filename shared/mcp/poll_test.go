@@ -144,12 +144,12 @@ func TestPoll(t *testing.T) {
 		theirs := f.poll(foreign, "ci.deploy", `{}`, "", "").Cursor
 		own := f.poll(alice, "ci.deploy", `{}`, "", "").Cursor
 		for _, cursor := range []string{`"x"`, `7`, `""`, `{}`, `"` + theirs + `"`, `"` + strings.ToUpper(own) + `"`, `"` + strings.Repeat("A", 5000) + `"`} {
-			listen := strings.Replace(modernBody("1", mcpspec.MethodListen, `"notifications":{}`), `"_meta":{`, `"_meta":{"`+MetaCursor+`":`+cursor+`,`, 1)
+			listen := strings.Replace(statelessBody("1", mcpspec.MethodListen, `"notifications":{}`), `"_meta":{`, `"_meta":{"`+MetaCursor+`":`+cursor+`,`, 1)
 			for method, r := range map[string]reply{
 				mcpspec.MethodEventsPoll:   f.stateless(alice, mcpspec.MethodEventsPoll, `"name":"ci.deploy","cursor":`+cursor),
 				mcpspec.MethodEventsStream: f.stateless(alice, mcpspec.MethodEventsStream, `"name":"ci.deploy","cursor":`+cursor),
 				mcpspec.MethodEventsSub:    f.stateless(alice, mcpspec.MethodEventsSub, `"name":"ci.deploy",`+callback+`,"cursor":`+cursor),
-				mcpspec.MethodListen:       f.do("POST", alice, listen, modernHeaders(mcpspec.MethodListen, "")...),
+				mcpspec.MethodListen:       f.do("POST", alice, listen, statelessHeaders(mcpspec.MethodListen, "")...),
 			} {
 				if method == mcpspec.MethodEventsSub && cursor == `""` {
 					continue // where an empty one is none

@@ -45,7 +45,7 @@ func (o *open) pushed() pushed {
 // push opens an events/stream and reads its first message.
 func (f *fixture) push(key, id, name, arguments, cursor string) (*open, pushed) {
 	f.t.Helper()
-	o := f.open(f.request("POST", key, modernBody(id, mcpspec.MethodEventsStream, pollParams(name, arguments, cursor)), modernHeaders(mcpspec.MethodEventsStream, "")...))
+	o := f.open(f.request("POST", key, statelessBody(id, mcpspec.MethodEventsStream, pollParams(name, arguments, cursor)), statelessHeaders(mcpspec.MethodEventsStream, "")...))
 	first := o.pushed()
 	if o.status != 200 || first.Method != mcpspec.NoteEventsActive || first.Params.Cursor == "" || first.Params.Truncated == nil {
 		f.t.Fatalf("EVX-06: %d %+v", o.status, first)
@@ -358,13 +358,13 @@ func (r *revocable) say(p auth.Principal, err error) {
 type numbers map[string]int
 
 var (
-	codeSets    = map[string]EventCodes{"SEP-3415": SketchCodes, "proposal": ProposalCodes}
-	invalid     = numbers{"SEP-3415": -32602, "proposal": -32602}
-	unknown     = numbers{"SEP-3415": -32011, "proposal": -32023}
-	forbidden   = numbers{"SEP-3415": -32012, "proposal": -32024}
-	exhausted   = numbers{"SEP-3415": -32013, "proposal": -32025}
-	unsupported = numbers{"SEP-3415": -32014, "proposal": -32026}
-	badEndpoint = numbers{"SEP-3415": -32015, "proposal": -32027}
+	codeSets    = map[string]EventCodes{"sketch": SketchCodes, "SEP-3415": ProposalCodes}
+	invalid     = numbers{"sketch": -32602, "SEP-3415": -32602}
+	unknown     = numbers{"sketch": -32011, "SEP-3415": -32023}
+	forbidden   = numbers{"sketch": -32012, "SEP-3415": -32024}
+	exhausted   = numbers{"sketch": -32013, "SEP-3415": -32025}
+	unsupported = numbers{"sketch": -32014, "SEP-3415": -32026}
+	badEndpoint = numbers{"sketch": -32015, "SEP-3415": -32027}
 )
 
 // TestWhatCannotBeFollowed holds for all three modes.

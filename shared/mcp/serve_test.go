@@ -43,10 +43,10 @@ func TestCallers(t *testing.T) {
 // Which origins and hosts there may be is shown with [auth.Guard].
 func TestOrigins(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Guard = auth.Guard{Origins: []string{"https://app.example"}} })
-	discover := modernBody("1", mcpspec.MethodDiscover, "")
+	discover := statelessBody("1", mcpspec.MethodDiscover, "")
 	t.Run("AUT-06_the_answer_names_the_origin_that_asked", func(t *testing.T) {
 		for origin, status := range map[string]int{"": 200, "https://app.example": 200, "https://evil.example": 403} {
-			r := f.do("POST", alice, discover, append(modernHeaders(mcpspec.MethodDiscover, ""), "Origin: "+origin)...)
+			r := f.do("POST", alice, discover, append(statelessHeaders(mcpspec.MethodDiscover, ""), "Origin: "+origin)...)
 			if got := r.Header.Get("Access-Control-Allow-Origin"); r.Status != status || status == 200 && got != origin {
 				t.Errorf("%s: status %d, allowed origin %q", origin, r.Status, got)
 			}
@@ -72,7 +72,7 @@ func TestOrigins(t *testing.T) {
 
 func TestMediaTypes(t *testing.T) {
 	f := newFixture(t, nil)
-	body, headers := modernBody("1", mcpspec.MethodDiscover, ""), modernHeaders(mcpspec.MethodDiscover, "")
+	body, headers := statelessBody("1", mcpspec.MethodDiscover, ""), statelessHeaders(mcpspec.MethodDiscover, "")
 	for _, tc := range []struct {
 		name   string
 		header []string
@@ -94,7 +94,7 @@ func TestMediaTypes(t *testing.T) {
 		})
 	}
 	t.Run("SES-04_listen needs a stream", func(t *testing.T) {
-		r := f.do("POST", alice, modernBody("1", mcpspec.MethodListen, `"notifications":{}`), append(modernHeaders(mcpspec.MethodListen, ""), "Accept:", "Accept: application/json")...)
+		r := f.do("POST", alice, statelessBody("1", mcpspec.MethodListen, `"notifications":{}`), append(statelessHeaders(mcpspec.MethodListen, ""), "Accept:", "Accept: application/json")...)
 		if r.Status != 406 {
 			t.Errorf("%d %s", r.Status, r.Body)
 		}
@@ -155,11 +155,11 @@ func TestBodyOfUnknownLength(t *testing.T) {
 	f := newEndpoint(t, nil)
 	defer f.close()
 	for body, status := range map[string]int{
-		modernBody("1", mcpspec.MethodDiscover, ""):            200,
+		statelessBody("1", mcpspec.MethodDiscover, ""):            200,
 		`{"jsonrpc":"2.0",` + strings.Repeat(" ", 1<<20) + `}`: 413,
 		"": 400,
 	} {
-		req := f.request("POST", alice, body, modernHeaders(mcpspec.MethodDiscover, "")...)
+		req := f.request("POST", alice, body, statelessHeaders(mcpspec.MethodDiscover, "")...)
 		req.ContentLength = -1
 		rec := httptest.NewRecorder()
 		f.endpoint.ServeHTTP(rec, req)

@@ -12,9 +12,9 @@ import (
 
 const meta2026 = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}`
 
-// TestModernChecks goes through the checks of design.md section 5 in their order;
+// TestTheOrderOfChecks goes through the checks of design.md section 5 in their order;
 // later rows would also fail an earlier check if the order were another.
-func TestModernChecks(t *testing.T) {
+func TestTheOrderOfChecks(t *testing.T) {
 	f := newFixture(t, nil)
 	version := "Mcp-Protocol-Version: 2026-07-28"
 	request := func(id, method, params string) string {
@@ -87,7 +87,7 @@ func TestUnsupportedVersion(t *testing.T) {
 		f := newFixture(t, nil)
 		var d described
 		f.stateless(alice, mcpspec.MethodDiscover, "").result(t, &d)
-		m := f.do("POST", alice, strings.ReplaceAll(modernBody("1", mcpspec.MethodDiscover, ""), "2026-07-28", "2031-01-01"), "Mcp-Protocol-Version: 2031-01-01").rpc(t)
+		m := f.do("POST", alice, strings.ReplaceAll(statelessBody("1", mcpspec.MethodDiscover, ""), "2026-07-28", "2031-01-01"), "Mcp-Protocol-Version: 2031-01-01").rpc(t)
 		var data struct {
 			Supported []string
 			Requested string
@@ -99,7 +99,7 @@ func TestUnsupportedVersion(t *testing.T) {
 	})
 }
 
-func TestModernMethods(t *testing.T) {
+func TestWhatTheStatelessRevisionHas(t *testing.T) {
 	f := newFixture(t, nil)
 	for _, m := range []string{mcpspec.MethodInitialize, mcpspec.MethodPing, "logging/setLevel", mcpspec.MethodSubscribe, mcpspec.MethodUnsubscribe, "notifications/initialized"} {
 		t.Run("SUB-09_"+strings.ReplaceAll(m, "/", "_")+"_is_unknown", func(t *testing.T) {

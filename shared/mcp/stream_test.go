@@ -96,7 +96,7 @@ func (f *fixture) listenWith(key, id, filter, meta string) *open {
 	}
 	body := `{"jsonrpc":"2.0","id":` + id + `,"method":"subscriptions/listen","params":{"notifications":` + filter +
 		`,"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"extensions":{}}` + meta + `}}}`
-	return f.open(f.request("POST", key, body, modernHeaders(mcpspec.MethodListen, "")...))
+	return f.open(f.request("POST", key, body, statelessHeaders(mcpspec.MethodListen, "")...))
 }
 
 // stream opens the GET stream of a session.

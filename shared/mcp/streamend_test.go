@@ -74,10 +74,10 @@ func TestWhyAStreamEnded(t *testing.T) {
 		reason string
 		kind   string
 	}{
-		"client_closed": {end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: kindListen},
-		"max_age":       {change: func(o *Options) { o.MaxAge = 50 * time.Millisecond }, reason: "max_age", kind: kindListen},
-		"shutdown":      {end: func(f *fixture, _ *open) { f.close() }, reason: "shutdown", kind: kindListen},
-		"superseded":    {change: keep(1, false), end: func(f *fixture, _ *open) { listen(f) }, reason: "superseded", kind: kindListen},
+		"client_closed":           {end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: kindListen},
+		"max_age":                 {change: func(o *Options) { o.MaxAge = 50 * time.Millisecond }, reason: "max_age", kind: kindListen},
+		"shutdown":                {end: func(f *fixture, _ *open) { f.close() }, reason: "shutdown", kind: kindListen},
+		"superseded":              {change: keep(1, false), end: func(f *fixture, _ *open) { listen(f) }, reason: "superseded", kind: kindListen},
 		"credentials_expired":     {change: func(o *Options) { o.Auth = fading{o.Auth} }, reason: "credentials_expired", kind: kindListen},
 		"the stream of a session": {open: sessionOf, end: func(_ *fixture, o *open) { o.cancel() }, reason: "client_closed", kind: kindSession},
 		"session_taken":           {open: sessionOf, end: func(f *fixture, o *open) { f.stream(alice, o.header.Get("Test-Session"), "").event() }, reason: "session_taken", kind: kindSession},

@@ -19,9 +19,7 @@ func authenticator(tb testing.TB) (*jwt.Authenticator, *identity.Provider) {
 		Issuers: []string{p.Issuer}, Audience: []string{audience}, Algorithms: []string{"RS256", "ES256"},
 		Leeway: time.Minute, Log: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return a, p
 }
 

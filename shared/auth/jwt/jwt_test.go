@@ -23,6 +23,13 @@ const audience = "https://events.example.com/mcp"
 
 type claims = identity.Claims
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // world is an authenticator, its provider, and a clock that a test can move.
 type world struct {
 	*jwt.Authenticator
@@ -43,9 +50,7 @@ func start(t *testing.T, change func(*jwt.Options)) *world {
 		change(&o)
 	}
 	a, err := jwt.New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.Authenticator = a
 	return w
 }
@@ -125,9 +130,7 @@ func TestBadTokens(t *testing.T) {
 	stranger := identity.NewKey(t, "rsa-1", "RS256") // with the id of a key that is trusted
 	other := identity.Start(t, audience)
 	public, err := x509.MarshalPKIXPublicKey(p.Key(0).Private.Public())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	// HS256 with what everybody can read as the secret.
 	confused := func(secret []byte) string {
 		return identity.Token(t, claims{"alg": "HS256", "kid": "rsa-1", "typ": "JWT"}, p.Claims("alice", "", nil), func(input string) []byte {

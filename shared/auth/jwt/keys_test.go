@@ -114,9 +114,7 @@ func TestOneFetchForAll(t *testing.T) {
 func jsonOf(t testing.TB, v any) string {
 	t.Helper()
 	b, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(b)
 }
 
@@ -138,9 +136,7 @@ func TestAProviderThatHangs(t *testing.T) {
 			Issuers: []string{issuer}, Audience: []string{audience}, Algorithms: []string{"RS256"},
 			Client: &http.Client{Transport: hanging{}},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		token := key.Sign(t, nil, claims{"iss": issuer, "aud": audience, "sub": "alice", "exp": time.Now().Add(time.Hour).Unix()})
 		began := time.Now()
 		var all sync.WaitGroup
