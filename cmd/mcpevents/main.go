@@ -11,10 +11,8 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"reflect"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/alecthomas/kong"
 	"github.com/mattn/go-isatty"
@@ -22,8 +20,6 @@ import (
 	"github.com/mcp-events/mcpevents/shared/admin/operate"
 	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/config"
-	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/metric"
 )
 
@@ -84,7 +80,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) (code int) {
 		&cli, kong.Name("mcpevents"), kong.Description(description),
 		kong.Vars{"workspace": auth.DefaultWorkspace}, kong.Writers(stdout, stderr), kong.Exit(func(c int) { panic(left{c}) }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
-		environment(), kong.TypeMapper(reflect.TypeFor[time.Time](), kong.MapperFunc(moment)),
+		environment(),
 	)
 	if err != nil {
 		panic(err) // a mistake in the structs above; no input leads here
@@ -121,20 +117,6 @@ func environment() kong.Option {
 		walk(k.Model.Node, "")
 		return nil
 	})
-}
-
-// moment reads a flag that is a time.
-func moment(c *kong.DecodeContext, target reflect.Value) error {
-	var text string
-	if err := c.Scan.PopValueInto("time", &text); err != nil {
-		return err
-	}
-	at, err := event.ParseTime(text)
-	if err != nil {
-		return fault.New(fault.Invalid, "%.100q is not a time (RFC 3339, such as 2026-11-22T12:00:00Z)", text)
-	}
-	target.Set(reflect.ValueOf(at))
-	return nil
 }
 
 // logger makes the log of a command.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
@@ -44,7 +45,7 @@ func (c *SourceCheckCmd) Run(g *Globals) error {
 		for _, s := range cfg.Sources {
 			names = append(names, s.Name)
 		}
-		return fault.New(fault.Invalid, "%s has no source %q (it has: %s)", c.Config, c.Source, strings.Join(names, ", "))
+		return fault.New(fault.Invalid, "%s has no source %q (it has: %s)", c.Config, c.Source, cmp.Or(strings.Join(names, ", "), "none"))
 	}
 	cat, err := readCatalog(c.Catalog)
 	if err != nil {
