@@ -141,11 +141,15 @@ func (c *Client) store() Store {
 // End ends the session, if there is one, also when ctx has ended. It takes five seconds at most: the server forgets a
 // session by itself, too.
 func (c *Client) End(ctx context.Context) {
+	ctx, cancel := ending(ctx)
+	defer cancel()
+	c.endSession(ctx)
+}
+
+func (c *Client) endSession(ctx context.Context) {
 	if c.sessionID() == "" {
 		return
 	}
-	ctx, cancel := ending(ctx)
-	defer cancel()
 	_, _, _ = c.server.Do(ctx, http.MethodDelete, c.url, c.header("", nil), nil)
 }
 

@@ -29,8 +29,6 @@ import (
 type Handler struct {
 	// URL is where servers reach it, in public https unless they are made for development.
 	URL string
-	// MaxBody is the largest body in bytes; 0 is 512 KiB, twice what a server may send.
-	MaxBody int64
 	// Log gets a line for each request that is refused; nil discards it.
 	Log *slog.Logger
 
@@ -98,7 +96,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *Handler) serve(w http.ResponseWriter, r *http.Request) (status int, reason string) {
-	body, status, reason := readBody(w, r, cmp.Or(h.MaxBody, webhook.MaxReceived))
+	body, status, reason := readBody(w, r, webhook.MaxReceived)
 	if status != 0 {
 		return status, reason
 	}

@@ -146,7 +146,7 @@ func hooked(t *testing.T, change func(*program)) (*script, *program) {
 
 func TestWhatAHandlerTakes(t *testing.T) {
 	t.Parallel()
-	s, p := hooked(t, func(p *program) { p.o.Webhooks.MaxBody = 10_000 })
+	s, p := hooked(t, nil)
 	url, secret := p.o.Webhooks.URL, s.secret(t, 1)
 	old := func(r *http.Request) {
 		r.Header.Set(webhook.HeaderTimestamp, strconv.FormatInt(time.Now().Add(-time.Hour).Unix(), 10))
@@ -171,7 +171,7 @@ func TestWhatAHandlerTakes(t *testing.T) {
 		{"a changed body", secret, "sub_1", "e3", occurrence("e3"), func(r *http.Request) {
 			r.Body = io.NopCloser(bytes.NewReader([]byte(strings.Replace(occurrence("e3"), "2026", "2027", 1))))
 		}, 401, false},
-		{"too large", secret, "sub_1", "e3", `{"eventId":"e3","data":"` + strings.Repeat("x", 20_000) + `"}`, nil, 413, false},
+		{"too large", secret, "sub_1", "e3", `{"eventId":"e3","data":"` + strings.Repeat("x", webhook.MaxReceived) + `"}`, nil, 413, false},
 		{"not JSON", secret, "sub_1", "e3", "{", nil, 400, false},
 		{"neither", secret, "sub_1", "e3", `{"data":1}`, nil, 400, false},
 		{"an unknown control message", secret, "sub_1", "msg_news_1", `{"type":"news"}`, nil, 204, false},

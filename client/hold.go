@@ -8,7 +8,7 @@ import (
 )
 
 // Hold registers a webhook that feeds the receiver, and deregisters it when ctx ends or the receiver fails. Begun is
-// called when it is registered; it may be nil.
+// called when it is registered; it may be nil. The end takes five seconds at most.
 func Hold(ctx context.Context, c *Client, s *Registration, r *Receiver, begun func(), log *slog.Logger) error {
 	if err := c.Begin(ctx); err != nil {
 		return err
@@ -23,7 +23,7 @@ func Hold(ctx context.Context, c *Client, s *Registration, r *Receiver, begun fu
 		} else if s.ID() != "" {
 			log.Info("subscription ended", "subscription", s.ID())
 		}
-		c.End(last)
+		c.endSession(last)
 	}()
 	if err := s.Begin(ctx, r); err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -37,18 +38,33 @@ var exits = map[fault.Kind]int{
 	fault.Unavailable:     exitUnavailable,
 }
 
+// plainer says what kong finds wrong in plainer words.
+var plainer = []struct {
+	found *regexp.Regexp
+	say   string
+}{
+	{regexp.MustCompile(`^expected "(<.*)"$`), "missing argument: $1"},
+	{regexp.MustCompile(`expected \w+ value but got .*$`), "a value is missing"},
+	{regexp.MustCompile(`expected a valid \d+ bit u?int but got (".*")$`), "$1 is not a whole number"},
+	{regexp.MustCompile(`expected duration but got (".*?"): time: .*$`), "$1 is not a duration (such as 90s, 15m or 1h30m)"},
+	{regexp.MustCompile(`parsing time (".*?")(?: as .*|: .*)$`), "$1 is not a time (RFC 3339, such as 2026-11-22T12:00:00Z)"},
+}
+
 // usage prints what is wrong with the arguments of a command, and whose help says more.
 func usage(w io.Writer, err error) int {
-	command, text := "mcpevents", err.Error()
+	command, group, text := "mcpevents", false, err.Error()
 	if parse, ok := errors.AsType[*kong.ParseError](err); ok {
 		for _, p := range parse.Context.Path {
 			if n := p.Node(); n != nil {
-				command = n.FullPath()
+				command, group = n.FullPath(), len(n.Children) > 0
 			}
 		}
 	}
-	if argument, ok := strings.CutPrefix(text, `expected "<`); ok {
-		text = "missing argument: <" + strings.TrimSuffix(argument, `"`)
+	if name, ok := strings.CutPrefix(text, "unexpected argument "); ok && group {
+		text = name + " is not a command"
+	}
+	for _, p := range plainer {
+		text = p.found.ReplaceAllString(text, p.say)
 	}
 	fmt.Fprintf(w, "mcpevents: %s (see %s --help)\n", text, command)
 	return exitUsage

@@ -19,7 +19,14 @@ func open(what, path string) (*os.File, error) {
 		hint := map[string]string{"catalog": `, or begin one by "mcpevents catalog init"`}[what]
 		return nil, fault.New(fault.Invalid, "there is no %s at %s: give its path%s", what, path, hint)
 	}
-	return f, fault.Wrap(fault.Invalid, err, "open the %s", what)
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, err, "open the %s", what)
+	}
+	if info, err := f.Stat(); err == nil && info.IsDir() {
+		_ = f.Close()
+		return nil, fault.New(fault.Invalid, "%s is a directory: give the path of the %s in it", path, what)
+	}
+	return f, nil
 }
 
 func read(what, path string) ([]byte, error) {

@@ -236,12 +236,16 @@ func TestOperatorsCommands(t *testing.T) {
 			{"events show evt_none", exitRefused, "the log has no such event"},
 			{"replays watch rpl_none", exitRefused, "there is no such replay"},
 			{"subscriptions list --state asleep", exitRefused, "allowed: active, paused"},
-			{"deliveries list --since yesterday", exitRefused, `--since: "yesterday" is no time as 2026-`},
+			{"deliveries list --since yesterday", exitRefused, `--since: "yesterday" is neither a time (such as 2026-`},
 			{"events list", exitRefused, "name a uri"},
 			{"deadletters replay --rate 5000", exitRefused, "allowed: 1 to 1000"},
 			{"deadletters replay --rate 0", exitRefused, "rate is 0 (allowed: 1 to 1000)"},
 			{"overview --server http://127.0.0.1:1", exitUnavailable, "is it running, and is --server right"},
 			{"overview --server " + o.URL + "/mcp", exitRefused, o.URL + "/admin/v1"},
+			{"nonsense", exitUsage, "mcpevents: nonsense is not a command (see mcpevents --help)\n"},
+			{"catalog nonsense", exitUsage, "nonsense is not a command (see mcpevents catalog --help)"},
+			{"subscriptions show a b", exitUsage, "unexpected argument b (see mcpevents subscriptions show --help)"},
+			{"demo --timeout 5", exitUsage, "--timeout: \"5\" is not a duration (such as 90s, 15m or 1h30m) (see mcpevents demo --help)"},
 			{"subscriptions show", exitUsage, "missing argument: <id> (see mcpevents subscriptions show --help)"},
 		} {
 			if code, out, errs := command(t, "", strings.Fields(x.args)...); code != x.code || out != "" || !strings.Contains(errs, x.want) {

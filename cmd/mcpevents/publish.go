@@ -18,7 +18,7 @@ type PublishCmd struct {
 	URI   string    `name:"uri" placeholder:"event://…" help:"URI of the event. Without it, every value of the data is a whole event: {\"uri\", \"data\", \"id\"?, \"time\"?}, or an array of these."`
 	Data  string    `required:"" placeholder:"JSON|@FILE|-" help:"The payload as JSON, @FILE to read a file, - to read standard input. Several JSON values, one after another, are several events."`
 	ID    string    `name:"id" help:"Id of the event; publishing an id again within five minutes does nothing. By default a new one."`
-	Time  time.Time `help:"When the event happened (RFC 3339); by default now."`
+	Time  time.Time `placeholder:"TIME" help:"When the event happened (2026-11-22T12:00:00Z); by default now."`
 	Batch int       `default:"100" help:"Events in one request, at most. A request is accepted as a whole or not at all."`
 	Tries int       `default:"5" help:"How often a request is sent while the server does not answer."`
 	Quiet bool      `short:"q" help:"Do not print the accepted events."`

@@ -194,7 +194,16 @@ func TestPublishSendsNothingOfWhatIsWrong(t *testing.T) {
 		"a server that is no URL": {[]string{"--server", "localhost:1", "--data", "1"}, exitRefused, "is not the URL of a server"},
 		"nothing to publish":      {nil, exitUsage, "--data"},
 		"a batch of nothing":      {[]string{"--data", "1", "--batch", "0"}, exitUsage, "--batch"},
-		"an unknown flag":         {[]string{"--nonsense"}, exitUsage, "unknown flag --nonsense (see mcpevents publish --help)\n$"},
+		"a directory":             {[]string{"--data", "@/"}, exitRefused, "/ is a directory: give the path of the data in it\n$"},
+		"a flag without value":    {[]string{"--data"}, exitUsage, "--data: a value is missing (see mcpevents publish --help)\n$"},
+		"a flag for a value":      {[]string{"--data", "--uri", "event://a/b"}, exitUsage, "--data: a value is missing (see mcpevents publish --help)\n$"},
+		"a batch of no number":    {[]string{"--data", "1", "--batch", "x"}, exitUsage, "--batch: \"x\" is not a whole number (see mcpevents publish --help)\n$"},
+		"a time that is none": {
+			[]string{"--data", "1", "--time", "x"},
+			exitUsage,
+			"--time: \"x\" is not a time (RFC 3339, such as 2026-11-22T12:00:00Z) (see mcpevents publish --help)\n$",
+		},
+		"an unknown flag": {[]string{"--nonsense"}, exitUsage, "unknown flag --nonsense (see mcpevents publish --help)\n$"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newEventsServer(t)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
@@ -24,7 +25,7 @@ type SourceCheckCmd struct {
 	Catalog string    `default:"catalog.yaml" env:"MCPEVENTS_CATALOG" help:"The catalog of its workspace."`
 	Source  string    `required:"" placeholder:"NAME" help:"The source."`
 	Request string    `required:"" placeholder:"FILE" help:"A request as it was sent: headers, an empty line, the body; the request line may stand before it. For a bus source the message. - is the standard input."`
-	At      time.Time `placeholder:"TIME" help:"When it came, in RFC 3339, for signatures that expire; now by default."`
+	At      time.Time `placeholder:"TIME" help:"When it came (2026-11-22T12:00:00Z), for signatures that expire; by default now."`
 }
 
 // Help is the long help of the command.
@@ -44,7 +45,7 @@ func (c *SourceCheckCmd) Run(g *Globals) error {
 		for _, s := range cfg.Sources {
 			names = append(names, s.Name)
 		}
-		return fault.New(fault.Invalid, "%s has no source %q (it has: %s)", c.Config, c.Source, strings.Join(names, ", "))
+		return fault.New(fault.Invalid, "%s has no source %q (it has: %s)", c.Config, c.Source, cmp.Or(strings.Join(names, ", "), "none"))
 	}
 	cat, err := readCatalog(c.Catalog)
 	if err != nil {

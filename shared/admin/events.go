@@ -45,7 +45,7 @@ const (
 
 func (h *Handler) listEvents(c *call) (any, error) {
 	before, limit := c.page()
-	uri, name := c.text("uri"), c.text("name")
+	uri, name := c.eventURI("uri"), c.text("name")
 	since, until := c.span()
 	if uri == "" && name == "" {
 		c.fail("name a uri or the name of an event type")
@@ -123,7 +123,10 @@ var errNoEvent = fault.New(fault.NotFound, "the log has no such event")
 // of the delivery log says which URI it has, if it went to a webhook and that was kept, and one read has it if it ever
 // failed. Otherwise it is one query of each URI that it may have.
 func (h *Handler) eventNamed(c *call) (*event.Event, error) {
-	ctx, workspace, id, uri := c.Context(), c.who.Workspace, c.PathValue("id"), c.text("uri")
+	ctx, workspace, id, uri := c.Context(), c.who.Workspace, c.PathValue("id"), c.eventURI("uri")
+	if c.err != nil {
+		return nil, c.err
+	}
 	if !event.ValidID(id) {
 		return nil, errNoEvent
 	}

@@ -3,6 +3,7 @@ package admin_test
 import (
 	"encoding/json"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -166,7 +167,25 @@ func TestThoseOfAnEvent(t *testing.T) {
 	if l := f.list("bob", "subscriptions?uri="+uri); len(l.Items) != 1 {
 		t.Errorf("OPS-11 an owner sees %v", l.Items)
 	}
-	if l := f.list("op", "subscriptions?uri=event://none"); len(l.Items) != 0 {
-		t.Errorf("OPS-11 got %v", l.Items)
+	for _, also := range []string{"", "&principal=alice", "&state=active", "&event=incident.created"} {
+		if l := f.list("op", "subscriptions?uri="+url.QueryEscape("EVENT://incidents/api/%63reated")+also); len(l.Items) == 0 {
+			t.Errorf("OPS-11 none of another spelling with %q", also)
+		}
+		for _, none := range []string{"event://none", "event://incidents/api/created/by"} {
+			if l := f.list("op", "subscriptions?uri="+none+also); len(l.Items) != 0 {
+				t.Errorf("OPS-11 of %s with %q there are %v", none, also, l.Items)
+			}
+		}
+		for uri, want := range map[string]string{
+			"event://incidents/*/created":         "event://incidents/*/created\\\", which is a pattern (allowed: the URI of one event",
+			"event://incidents/{service}/created": "has a variable that was not filled in",
+			"incidents":                           "does not begin with event://",
+		} {
+			if got := f.call("op", "GET", "subscriptions?uri="+url.QueryEscape(uri)+also, "", 400, nil); !strings.Contains(string(got), want) {
+				t.Errorf("OPS-11 %s with %q is refused by %s", uri, also, got)
+			}
+		}
 	}
+	f.call("op", "GET", "events?uri=event://incidents/*/created", "", 400, nil)
+	f.call("op", "GET", "events/evt_1?uri=event://incidents/*/created", "", 400, nil)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/mcp-events/mcpevents/client"
 	"github.com/mcp-events/mcpevents/server"
+	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 )
 
@@ -115,6 +116,25 @@ func TestErase(t *testing.T) {
 			t.Errorf("no entry of the pause under %v: %v", pseudonym, l.Items)
 		}
 	})
+}
+
+// OPS-07: without authentication there is one principal, which is the operator too, and can be erased.
+func TestEraseWithoutAuthentication(t *testing.T) {
+	f := start(t, func(o *server.Options) { o.Auth, o.Config = auth.ModeNone, nil })
+	f.subscribe("", "/a", built)
+	for _, want := range []struct {
+		query               string
+		subscriptions, left int
+	}{{"?dryRun=true", 1, 1}, {"", 1, 0}, {"", 0, 0}} {
+		var got struct {
+			Complete bool
+			Counts   map[string]int
+		}
+		f.call("", "DELETE", "principals/anonymous"+want.query, "", 200, &got)
+		if left := len(f.list("", "subscriptions").Items); !got.Complete || got.Counts["subscriptions"] != want.subscriptions || left != want.left {
+			t.Errorf("%q: got %+v, and %d are left", want.query, got, left)
+		}
+	}
 }
 
 // inFiles counts a text in the files of the store.

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -101,6 +102,22 @@ func inOrder(since, until time.Time) error {
 		return nil
 	}
 	return fault.New(fault.Invalid, "until is %s, which is before since, %s", until.Format(time.RFC3339Nano), since.Format(time.RFC3339Nano))
+}
+
+// eventURI is the URI of one event as the server writes it, however it is given.
+func (q *query) eventURI(name string) string {
+	v := q.values[name]
+	if v == "" {
+		return ""
+	}
+	uri, err := catalog.Canonical(v)
+	switch {
+	case err != nil:
+		q.fail("%s is %.200q: %s", name, v, fault.Public(err))
+	case slices.Contains(strings.Split(v, "/"), catalog.Wildcard):
+		q.fail("%s is %.200q, which is a pattern (allowed: the URI of one event, such as event://ci/build-finished)", name, v)
+	}
+	return uri
 }
 
 // origin is that of an endpoint as the server writes it, however it is given.

@@ -58,7 +58,7 @@ func viewOf(s subscription.Selected) subscriptionView {
 func (h *Handler) listSubscriptions(c *call) (any, error) {
 	after, limit := c.page()
 	choice := subscription.Choice{
-		Principal: c.text("principal"), Event: c.text("event"), Origin: c.origin(), URI: c.text("uri"),
+		Principal: c.text("principal"), Event: c.text("event"), Origin: c.origin(), URI: c.eventURI("uri"),
 		State: subscription.State(c.oneOf("state", "active", "paused", "suspended", "disabled")),
 	}
 	if c.err != nil {
@@ -77,10 +77,11 @@ func (h *Handler) listSubscriptions(c *call) (any, error) {
 	return listOf(c, found, next, viewOf), nil
 }
 
-// selected are subscriptions of a choice. Those that get an event of a URI lie in two lists, if nothing narrows more.
+// selected are subscriptions of a choice. None is to get an event of a URI that no event type has. Those that get one of
+// another URI lie in two lists, if nothing narrows more.
 func (h *Handler) selected(c *call, choice subscription.Choice, after string, limit int) ([]subscription.Selected, string, error) {
 	ctx, workspace := c.Context(), c.who.Workspace
-	if choice.URI == "" || choice != (subscription.Choice{URI: choice.URI}) {
+	if choice.URI == "" {
 		return h.Subscriptions.Select(ctx, workspace, choice, after, limit)
 	}
 	cat, err := h.Catalogs.Catalog(ctx, workspace)
@@ -88,8 +89,11 @@ func (h *Handler) selected(c *call, choice subscription.Choice, after string, li
 		return nil, "", err
 	}
 	entry, _, ok := cat.Match(choice.URI)
-	if !ok {
+	switch {
+	case !ok:
 		return nil, "", nil
+	case choice != subscription.Choice{URI: choice.URI}:
+		return h.Subscriptions.Select(ctx, workspace, choice, after, limit)
 	}
 	return h.Subscriptions.Covering(ctx, workspace, entry.Name, choice.URI, after, limit)
 }

@@ -57,7 +57,7 @@ func (p *parser) source(n *strictyaml.Node) Source {
 		field{"events", func(n *strictyaml.Node, _ string) { events = n }},
 	)
 	if events != nil { // whose values depend on what the source is
-		m := mapper{p, s.From == source.HTTP && p.file.Count() == before, s.Verify.Headers()}
+		m := mapper{p, s.From, p.file.Count() == before, s.Verify.Headers()}
 		s.Events = m.mappings(events, say("events"))
 	}
 	switch {
@@ -153,8 +153,9 @@ func (p *parser) verify(n *strictyaml.Node, what string, s *Source) {
 // mapper reads the mappings of a source.
 type mapper struct {
 	*parser
-	requests bool     // that it takes are known: what leads to nothing in any is a fault
-	hidden   []string // headers that are not in its documents
+	from   source.From
+	known  bool     // its documents are: what leads to nothing in any is a fault
+	hidden []string // headers that are not in them
 }
 
 func (p mapper) mappings(n *strictyaml.Node, what string) []source.Mapping {
@@ -188,7 +189,7 @@ func (p mapper) mapping(n *strictyaml.Node, what string) (out source.Mapping) {
 		field{"time", into(&out.Time, p.text(source.Value.CheckTime))},
 		field{"data", func(n *strictyaml.Node, what string) {
 			out.Data = p.mapped(n, what)
-			p.leads(n, what, source.CheckRequestValue(out.Data, p.hidden))
+			p.leads(n, what, source.CheckValue(p.from, out.Data, p.hidden))
 		}},
 	)
 	if given != nil && out.Name == "" {
@@ -205,9 +206,9 @@ func (p *parser) faults(n *strictyaml.Node, what string, faults []jsonpointer.Fa
 	}
 }
 
-// leads adds what leads to nothing in any request.
+// leads adds what leads to nothing in any document.
 func (p mapper) leads(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
-	if p.requests {
+	if p.known {
 		p.faults(n, what, faults)
 	}
 }
@@ -225,7 +226,7 @@ func (p mapper) pattern(n *strictyaml.Node, what string) *pattern.Pattern {
 	}
 	p.faults(n, what, faults)
 	if err == nil {
-		p.leads(n, what, source.CheckRequestPattern(text, p.hidden))
+		p.leads(n, what, source.CheckPattern(p.from, text, p.hidden))
 	}
 	return out
 }
@@ -242,7 +243,7 @@ func (p mapper) text(check func(source.Value) error) func(n *strictyaml.Node, wh
 			p.file.Add(n.Line, "%s: %s", what, fault.Public(err))
 			return v
 		}
-		p.leads(n, what, source.CheckRequestText(v, p.hidden))
+		p.leads(n, what, source.CheckText(p.from, v, p.hidden))
 		return v
 	}
 }

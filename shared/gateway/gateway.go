@@ -34,10 +34,10 @@ import (
 
 // Options configure a [Gateway].
 type Options struct {
-	// Backends are those to begin with; see [Gateway.Replace].
+	// Backends are those that there are, unless there is a Source.
 	Backends []config.Backend
-	// Source has the backends that there are, and is asked at each use, in the place of
-	// Backends; nil when they change by [Gateway.Replace] only. What it returns is not changed.
+	// Source has the backends that there are, and is asked at each use; nil when they do not change. What it returns is
+	// not changed.
 	Source func(context.Context) ([]config.Backend, error)
 	// Secrets looks up what a setting refers to; nil is the environment. It is asked for each
 	// request to a backend.
@@ -104,7 +104,8 @@ func New(o Options) (*Gateway, error) {
 	if g.states, err = newStates(o.Key); err != nil {
 		return nil, err
 	}
-	return g, g.Replace(context.Background(), o.Backends)
+	g.replace(context.Background(), o.Backends)
+	return g, g.Check(context.Background(), o.Backends)
 }
 
 // capabilityTime is how long a client that connects waits for backends to say what

@@ -14,17 +14,6 @@ import (
 // Place names it.
 func (b *backend) Place() api.Place { return api.Place{Workspace: b.Workspace, Backend: b.Name} }
 
-// Replace makes these the backends. Those that are as they were keep what is
-// known of them; calls under way at others run to their end. If a secret is not there, of kind
-// fault.Invalid, nothing changes.
-func (g *Gateway) Replace(ctx context.Context, backends []config.Backend) error {
-	if err := g.Check(ctx, backends); err != nil {
-		return err
-	}
-	g.replace(ctx, backends)
-	return nil
-}
-
 // Check looks whether all secrets of backends are there; that they are not is of kind fault.Invalid.
 func (g *Gateway) Check(ctx context.Context, backends []config.Backend) error {
 	for _, c := range backends {
@@ -35,7 +24,8 @@ func (g *Gateway) Check(ctx context.Context, backends []config.Backend) error {
 	return nil
 }
 
-// replace ends the gateway's own sessions with those that go. Sessions of clients are left to
+// replace makes these the backends. Those that are as they were keep what is known of them; calls under way at others run to
+// their end. It ends the gateway's own sessions with those that go. Sessions of clients are left to
 // the server: calls may be under way in them, at any instance, and later on the operator's secrets may
 // be another server's.
 func (g *Gateway) replace(ctx context.Context, backends []config.Backend) []*backend {

@@ -31,25 +31,21 @@ func TestBackendsAreReplaced(t *testing.T) {
 		l.until(t, one)          // it has compared the lists
 		sees(t, g, of(ann), "t") // at first
 		asked := len(one.received("tools/list"))
-		if err := g.Replace(t.Context(), []config.Backend{at("two", two, prefix("x_")), at("one", one)}); err != nil {
-			t.Fatal(err)
-		}
+		g.replace(t.Context(), []config.Backend{at("two", two, prefix("x_")), at("one", one)})
 		sees(t, g, of(ann), "x_u", "t") // with a second one
 		two.only(t, 1)
 		if n := len(one.received("tools/list")); n != asked {
 			t.Errorf("the one that stayed was asked %d times more", n-asked)
 		}
-		if err := g.Replace(t.Context(), []config.Backend{at("two", two, prefix("y_"))}); err != nil {
-			t.Fatal(err)
-		}
+		g.replace(t.Context(), []config.Backend{at("two", two, prefix("y_"))})
 		sees(t, g, of(ann), "y_u") // of the second one, changed, alone
 		if _, err := call(t, g, sessionBased("s"), "t"); err == nil {
 			t.Error("a tool of the one that went was called")
 		}
 		until(t, "nobody listens to it", func() bool { return one.open() == 0 })
 		two.only(t, 2)
-		if err := g.Replace(t.Context(), nil); err != nil || g.Any(t.Context()) {
-			t.Errorf("with none there is one, %v", err)
+		if g.replace(t.Context(), nil); g.Any(t.Context()) {
+			t.Error("with none there is one")
 		}
 		until(t, "nobody listens to the other one", func() bool { return two.open() == 0 })
 	})
@@ -114,7 +110,7 @@ func TestMissingSecretFailsItsBackendOnly(t *testing.T) {
 	// A file with such a fault is not taken as a whole.
 	c.Backends = append(c.Backends, config.Backend{Name: "x", URL: open.URL, Workspace: "w", Headers: c.Backends[0].Headers})
 	t.Setenv("GATEWAY_TEST_LATER", "")
-	if err := g.Replace(t.Context(), c.Backends); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "GATEWAY_TEST_LATER") {
+	if err := g.Check(t.Context(), c.Backends); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "GATEWAY_TEST_LATER") {
 		t.Errorf("it was taken: %v", err)
 	}
 }
@@ -168,9 +164,7 @@ func TestAnotherServerUnderTheSameName(t *testing.T) {
 	x := start(t, g, sessionBased("s"), "t", "1", `{"name":"t"}`)
 	id, _ := jsonrpc.String(jsonrpc.Member([]byte(x.next(t).text), "id"))
 	had := one.received("tools/call")[0].Session
-	if err := g.Replace(t.Context(), []config.Backend{at("b", two)}); err != nil {
-		t.Fatal(err)
-	}
+	g.replace(t.Context(), []config.Backend{at("b", two)})
 	answer := fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%q,"result":{"action":"decline"}}`, id)
 	if err := g.Answer(t.Context(), sessionBased("s"), id, answer); !fault.Is(err, fault.NotFound) {
 		t.Errorf("the answer to a server that is gone: %v", err)
@@ -201,9 +195,7 @@ func TestOwnSessionEndsWithItsBackend(t *testing.T) {
 		ofClient := one.received("tools/call")[0].Session
 		for i, next := range []config.Backend{at("b", one, prefix("p_")), at("b", two)} {
 			g.List(t.Context(), of(ann), api.Tools)
-			if err := g.Replace(t.Context(), []config.Backend{next}); err != nil {
-				t.Fatal(err)
-			}
+			g.replace(t.Context(), []config.Backend{next})
 			one.mu.Lock()
 			if len(one.sessions) != 1 || !one.sessions[ofClient] {
 				t.Errorf("after change %d it has the sessions %v, want %s", i, one.sessions, ofClient)
@@ -217,8 +209,8 @@ func TestOwnSessionEndsWithItsBackend(t *testing.T) {
 		two.ends = ends
 		two.mu.Unlock()
 		began := time.Now()
-		if err := g.Replace(t.Context(), nil); err != nil || time.Since(began) > endTime {
-			t.Errorf("the one that hangs held it up for %v, %v", time.Since(began), err)
+		if g.replace(t.Context(), nil); time.Since(began) > endTime {
+			t.Errorf("the one that hangs held it up for %v", time.Since(began))
 		}
 	})
 }

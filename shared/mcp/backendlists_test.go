@@ -317,7 +317,7 @@ func TestForeignCursorsOfBackendLists(t *testing.T) {
 		{atCatalog, "ci.build"},
 		{'z', "a"},
 	} {
-		member := strings.TrimPrefix(string(c.member(private)), `,"nextCursor":`)
+		member := strings.TrimPrefix(string(c.member("tools", private)), `,"nextCursor":`)
 		r := f.stateless(alice, mcpspec.MethodToolsList, `"cursor":`+member)
 		if r.Status != http.StatusBadRequest || r.code(t) != -32602 {
 			t.Errorf("%v: status %d, %s", c, r.Status, r.Body)

@@ -104,7 +104,7 @@ func TestListsThatAreStreamsAtOnce(t *testing.T) {
 				t.Errorf("%s, no cursor: %d %s", method, r.Status, r.Body)
 			}
 		}
-		gone := strings.TrimPrefix(string(cursor{atBackends, "gone 0 a"}.member(private)), ",")
+		gone := strings.TrimPrefix(string(cursor{atBackends, "gone 0 a"}.member("tools", private)), ",")
 		gone = strings.Replace(gone, "nextCursor", "cursor", 1)
 		if r := streamed(t, f.answer(f.listRequest(mcpspec.MethodToolsList, revision, gone))); r.code(t) != -32602 {
 			t.Errorf("a cursor of a backend that is gone: %s", r.Body)

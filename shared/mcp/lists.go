@@ -76,11 +76,11 @@ func (h *lists) listCatalog(ctx context.Context, c *call, kind api.Kind, subscri
 	if kind == api.Templates {
 		list = l.templates
 	}
-	from, err := c.place(list.at)
+	from, err := c.place(kind.Member(), list.at)
 	if err != nil {
 		return result{}, err
 	}
-	page := newPage(kind.Member(), from, h.pageSize, c.shared(l.open))
+	page := newPage(from, h.pageSize, c.shared(l.open))
 	if from.where == atCatalog {
 		page.addCatalog(list, func(x listed) [][]byte {
 			if !l.open && !auth.Visible(x.entry.Access, c.principal) {
@@ -173,14 +173,14 @@ func (h *lists) listEvents(ctx context.Context, c *call) (result, error) {
 		return result{}, err
 	}
 	list := h.listing(cat).events
-	from, err := c.place(list.at)
+	from, err := c.place("events", list.at)
 	if err != nil {
 		return result{}, err
 	}
 	if from.where != atCatalog {
 		return result{}, errListCursor
 	}
-	page := newPage("events", from, h.pageSize, &caching{0, private})
+	page := newPage(from, h.pageSize, &caching{0, private})
 	page.addCatalog(list, func(x listed) [][]byte {
 		modes := h.modes(x.entry, c)
 		if len(modes) == 0 || !auth.Visible(x.entry.Access, c.principal) {
@@ -213,7 +213,7 @@ func (h *lists) modes(entry *catalog.Entry, c *call) []string {
 
 // listBackends serves a list of what backends have, after the tools of our own.
 func (h *lists) listBackends(ctx context.Context, c *call, kind api.Kind) (result, error) {
-	from, err := c.place(nil)
+	from, err := c.place(kind.Member(), nil)
 	if err != nil {
 		return result{}, err
 	}
@@ -222,7 +222,7 @@ func (h *lists) listBackends(ctx context.Context, c *call, kind api.Kind) (resul
 	}
 	cache := c.shared(true)
 	cache.ttl = math.MaxInt64 // as long as the backends say
-	page := newPage(kind.Member(), from, h.pageSize, cache)
+	page := newPage(from, h.pageSize, cache)
 	if kind == api.Tools && h.tools != nil && from.where == atCatalog {
 		for _, tool := range h.tools.listed {
 			page.add(tool)

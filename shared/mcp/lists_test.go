@@ -81,6 +81,29 @@ func TestListResources(t *testing.T) {
 	})
 }
 
+// GWN-01, EVS-02, EVS-03, EVX-02: a cursor is for the list that it came with.
+func TestCursorsOfOtherLists(t *testing.T) {
+	f := behindGateway(t, func(o *Options) { o.PageSize = 1 }, startLister(t, "b", true, "a", "b", "c"))
+	lists, of := append(slices.Clone(listMethods), mcpspec.MethodEvents), map[string]string{}
+	for _, list := range lists {
+		var p listPage
+		if f.stateless(alice, list, "").result(t, &p); p.NextCursor == "" {
+			t.Fatalf("%s has one page", list)
+		}
+		of[list] = `"cursor":"` + p.NextCursor + `"`
+	}
+	for from, cursor := range of {
+		for _, list := range lists {
+			r := f.stateless(alice, list, cursor)
+			if list == from {
+				r.result(t, &listPage{})
+			} else if r.Status != 400 || r.code(t) != -32602 || !strings.Contains(r.Body, "the cursor is not one of this list") {
+				t.Errorf("%s with a cursor of %s: %d %s", list, from, r.Status, r.Body)
+			}
+		}
+	}
+}
+
 func TestListTemplates(t *testing.T) {
 	f := newFixture(t, nil)
 	t.Run("EVS-03_templates_with_their_schemas", func(t *testing.T) {

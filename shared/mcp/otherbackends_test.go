@@ -1,12 +1,15 @@
 package mcp
 
 import (
+	"context"
 	"encoding/json"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/gateway"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/stream"
@@ -17,7 +20,13 @@ import (
 // longer, they bring nothing of it. Who asked for no lists, and another workspace, hears nothing.
 func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	l := startLister(t, "b", true, "t0")
-	gw := newEndpointGateway(t)
+	var now atomic.Pointer[[]config.Backend]
+	now.Store(new([]config.Backend))
+	gw, err := gateway.New(gateway.Options{
+		Server: json.RawMessage(`{}`), Key: make([]byte, 32),
+		Source: func(context.Context) ([]config.Backend, error) { return *now.Load(), nil },
+	})
+	must(t, err)
 	f := newFixture(t, func(o *Options) { o.Gateway = gw })
 	reopen := func(cursor string) *open {
 		return f.listenWith(billing, "1", `{"toolsListChanged":true}`, `"`+MetaCursor+`":`+cursor)
@@ -52,7 +61,7 @@ func TestStreamsFollowWhichBackendsThereAre(t *testing.T) {
 	workspace := f.principal(billing).Workspace
 	use := func(version string, backends ...config.Backend) {
 		t.Helper()
-		must(t, gw.Replace(t.Context(), backends))
+		now.Store(&backends)
 		must(t, stream.AnnounceBackends(t.Context(), f.log, workspace, version))
 	}
 	tell := func(method string) {

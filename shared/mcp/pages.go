@@ -3,6 +3,7 @@ package mcp
 import (
 	"bytes"
 	"encoding/base64"
+	"strings"
 )
 
 // cursor is where a list goes on: after the entry of the catalog of that name, after the
@@ -22,31 +23,32 @@ const (
 // maxCursor bounds what is in a cursor, in bytes: the longest name of an entry, and more.
 const maxCursor = 1200
 
-// member is nextCursor in a result of that scope.
-func (c cursor) member(scope string) []byte {
+// member is nextCursor in a result of that scope, for the list of that name.
+func (c cursor) member(list, scope string) []byte {
 	where := c.where
 	if scope == public {
 		where -= 'a' - 'A'
 	}
-	b := append([]byte(`,"nextCursor":"`), base64.RawURLEncoding.EncodeToString(append([]byte{where}, c.after...))...)
+	b := append([]byte(`,"nextCursor":"`), base64.RawURLEncoding.EncodeToString(append([]byte{where}, list+" "+c.after...))...)
 	return append(b, '"')
 }
 
 // place is where a page begins.
 type place struct {
 	cursor
-	first int // among the catalog's entries
+	list  string // its member in the result, which its cursors are for
+	first int    // among the catalog's entries
 	// scope is that of the page before; empty for the first.
 	scope string
 }
 
-// place reads the cursor of a list request; at is where the entries of the catalog are.
-func (c *call) place(at map[string]int) (place, error) {
+// place reads the cursor of a request for a list; at is where the entries of the catalog are.
+func (c *call) place(list string, at map[string]int) (place, error) {
 	token, given, err := c.text("cursor")
 	if err != nil || !given {
-		return place{cursor: cursor{where: atCatalog}}, err
+		return place{cursor: cursor{where: atCatalog}, list: list}, err
 	}
-	p, ok := parseCursor(token)
+	p, ok := parseCursor(list, token)
 	if ok && p.where == atCatalog {
 		p.first, ok = at[p.after]
 		p.first++
@@ -59,12 +61,15 @@ func (c *call) place(at map[string]int) (place, error) {
 
 var errListCursor = invalidParams("the cursor is not one of this list")
 
-func parseCursor(token string) (p place, ok bool) {
+func parseCursor(list, token string) (p place, ok bool) {
 	raw, err := base64.RawURLEncoding.Strict().DecodeString(token)
 	if err != nil || len(raw) == 0 || len(raw) > maxCursor {
 		return p, false
 	}
-	p.where, p.after, p.scope = raw[0], string(raw[1:]), private
+	p.where, p.scope = raw[0], private
+	if p.list, p.after, _ = strings.Cut(string(raw[1:]), " "); p.list != list {
+		return p, false
+	}
 	if p.where < 'a' {
 		p.where += 'a' - 'A'
 		p.scope = public
@@ -82,9 +87,8 @@ type partedPage struct {
 	cache  *caching
 }
 
-// newPage begins a page; member names the list in the result.
-func newPage(member string, from place, room int, cache *caching) partedPage {
-	return partedPage{from: from, pieces: [][]byte{[]byte(`"` + member + `":[`)}, room: room, cache: cache}
+func newPage(from place, room int, cache *caching) partedPage {
+	return partedPage{from: from, pieces: [][]byte{[]byte(`"` + from.list + `":[`)}, room: room, cache: cache}
 }
 
 // add adds an entry, of which the pieces are joined.
@@ -152,7 +156,7 @@ func (p *partedPage) result(meta []byte) (result, error) {
 	}
 	r := result{members: append(p.pieces, closing), meta: meta, cache: p.cache}
 	if p.next != (cursor{}) {
-		r.members = append(r.members, p.next.member(p.cache.scope))
+		r.members = append(r.members, p.next.member(p.from.list, p.cache.scope))
 	}
 	return r, nil
 }

@@ -17,6 +17,13 @@ import (
 // parts are the members of a request's document.
 var parts = []string{"headers", "query", "body"}
 
+// buses say what a document of a bus has in the place of the parts of a request. It may have more: AWS adds members.
+var buses = map[From]string{
+	EventBridge: "a message of EventBridge has /id, /time, /source, /detail-type and /detail",
+	SNS:         "a message of SNS has /MessageId, /TopicArn, /Timestamp and /Message",
+	S3:          "a document of S3 is one record, with /eventName, /eventTime and /s3",
+}
+
 // textIn are the parts whose members are texts, and what these are.
 var textIn = map[string]string{"headers": "a header", "query": "a parameter of the query"}
 
@@ -26,32 +33,33 @@ func hides(name string, secret []string) bool {
 	return slices.ContainsFunc(never, same) || slices.ContainsFunc(secret, same)
 }
 
-// CheckRequestValue finds the pointers of a value that lead to nothing in any request to an HTTP source. Headers of secret
-// are not in its document. The pointers of the faults are into the value as it was written.
-func CheckRequestValue(v Value, secret []string) []jsonpointer.Fault {
-	c := reach{secret: secret}
+// CheckValue finds the pointers of a value that lead to nothing in any document of a source. Headers of secret
+// are not in that of a request. The pointers of the faults are into the value as it was written.
+func CheckValue(from From, v Value, secret []string) []jsonpointer.Fault {
+	c := reach{from: from, secret: secret}
 	c.value(v, nil)
 	return c.faults
 }
 
-// CheckRequestText is CheckRequestValue for a value that must be no object: an id, a time or a variable.
-func CheckRequestText(v Value, secret []string) []jsonpointer.Fault {
-	if len(v.pointer) == 1 && textIn[v.pointer[0]] != "" {
+// CheckText is CheckValue for a value that must be no object: an id, a time or a variable.
+func CheckText(from From, v Value, secret []string) []jsonpointer.Fault {
+	if from == HTTP && len(v.pointer) == 1 && textIn[v.pointer[0]] != "" {
 		return []jsonpointer.Fault{{Message: fmt.Sprintf("%q is always an object: write one of its members, as %s/NAME", v.pointer, v.pointer)}}
 	}
-	return CheckRequestValue(v, secret)
+	return CheckValue(from, v, secret)
 }
 
-// CheckRequestPattern finds what no request matches in an event pattern in JSON. The pointers of the faults are into the
-// pattern.
-func CheckRequestPattern(text json.RawMessage, secret []string) []jsonpointer.Fault {
-	c := reach{secret: secret}
+// CheckPattern finds what no document of a source matches in an event pattern in JSON. The pointers of the faults are into
+// the pattern.
+func CheckPattern(from From, text json.RawMessage, secret []string) []jsonpointer.Fault {
+	c := reach{from: from, secret: secret}
 	c.pattern(text, nil, nil)
 	return c.faults
 }
 
 // reach looks for what leads to nothing.
 type reach struct {
+	from   From
 	secret []string
 	faults []jsonpointer.Fault
 }
@@ -117,6 +125,9 @@ func (c *reach) leads(pointer, place jsonpointer.Pointer) bool {
 	before := len(c.faults)
 	switch {
 	case len(pointer) == 0:
+	case c.from != HTTP && (slices.Contains(parts, pointer[0]) || c.from == S3 && pointer[0] == "Records"):
+		c.fail(place, "%.100q leads to nothing: %s", pointer, buses[c.from])
+	case c.from != HTTP:
 	case !slices.Contains(parts, pointer[0]):
 		c.fail(place, "%.100q leads to nothing: a request has /headers, /query and /body", pointer)
 	case len(pointer) < 2:

@@ -57,7 +57,23 @@ func newSpan(of catalog.RangeType, raw json.RawMessage) (*Span, error) {
 		s.Bounds = append(s.Bounds, b)
 	}
 	slices.SortFunc(s.Bounds, func(a, b Bound) int { return cmp.Compare(a.Op, b.Op) })
-	return s, nil
+	return s, s.possible()
+}
+
+// possible refuses two bounds between which there is no value.
+func (s *Span) possible() error {
+	for _, low := range s.Bounds {
+		for _, high := range s.Bounds {
+			if low.Op[1] != 'g' || high.Op[1] != 'l' {
+				continue
+			}
+			order, _ := s.compare(low.Value, high.Value)
+			if order > 0 || order == 0 && !(low.Op == "$gte" && high.Op == "$lte") {
+				return fault.New(fault.Invalid, "the range is empty: nothing is both %s %s and %s %s", low.Op, low.Value, high.Op, high.Value)
+			}
+		}
+	}
+	return nil
 }
 
 // maxBound bounds the text of a bound.
@@ -87,15 +103,19 @@ func (s *Span) accept(got any) bool {
 
 func (s *Span) holds(text string) bool {
 	for _, b := range s.Bounds {
-		order, ok := compareNumbers(text, b.Value)
-		if s.Time {
-			order, ok = compareTimes(text, b.Value)
-		}
+		order, ok := s.compare(text, b.Value)
 		if !ok || !slices.Contains(rangeOps[b.Op], order) {
 			return false
 		}
 	}
 	return len(s.Bounds) > 0
+}
+
+func (s *Span) compare(a, b string) (order int, ok bool) {
+	if s.Time {
+		return compareTimes(a, b)
+	}
+	return compareNumbers(a, b)
 }
 
 func compareTimes(a, b string) (int, bool) {

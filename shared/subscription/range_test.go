@@ -24,7 +24,9 @@ func TestRanges(t *testing.T) {
 		{"less, equal", "/n", catalog.NumberRange, `{"$lt":100.0}`, false},
 		{"at most, equal, written otherwise", "/n", catalog.NumberRange, `{"$lte":1e2}`, true},
 		{"between", "/n", catalog.NumberRange, `{"$gte":100,"$lt":500}`, true},
-		{"one bound does not hold", "/n", catalog.NumberRange, `{"$gte":100,"$lt":100}`, false},
+		{"one bound does not hold", "/n", catalog.NumberRange, `{"$gte":50,"$lt":100}`, false},
+		{"one number", "/n", catalog.NumberRange, `{"$gte":100,"$lte":1e2}`, true},
+		{"beyond the precision of float64, between", "/big", catalog.NumberRange, `{"$gt":9007199254740992,"$lt":9007199254740994}`, true},
 		{"negative", "/neg", catalog.NumberRange, `{"$lt":-4.5}`, true},
 		{"a fraction", "/f", catalog.NumberRange, `{"$gt":0.0999999}`, true},
 		{"beyond the precision of float64", "/big", catalog.NumberRange, `{"$gt":9007199254740992}`, true},
@@ -63,6 +65,11 @@ func TestRanges(t *testing.T) {
 		"a long number":     {catalog.NumberRange, `{"$gt":1` + strings.Repeat("0", 64) + `}`, "up to 64 bytes"},
 		"a date":            {catalog.TimeRange, `{"$gt":"2026-11-23"}`, "is not a date-time"},
 		"a number as time":  {catalog.TimeRange, `{"$gt":5}`, "is not a date-time"},
+		"from above":        {catalog.NumberRange, `{"$gte":500,"$lt":100}`, "the range is empty: nothing is both $gte 500 and $lt 100"},
+		"of one, without":   {catalog.NumberRange, `{"$gt":100,"$lte":1e2}`, "nothing is both $gt 100 and $lte 1e2"},
+		"of one, excluded":  {catalog.NumberRange, `{"$gte":100,"$lt":100}`, "nothing is both $gte 100 and $lt 100"},
+		"by one of three":   {catalog.NumberRange, `{"$gt":1,"$gte":7,"$lte":5}`, "nothing is both $gte 7 and $lte 5"},
+		"of times":          {catalog.TimeRange, `{"$gte":"2026-11-23T12:00:00Z","$lt":"2026-11-23T12:00:00+01:00"}`, "nothing is both $gte 2026-11-23T12:00:00Z and $lt 2026-11-23T12:00:00+01:00"},
 		"in a list":         {catalog.NumberRange, `[{"$gt":1}]`, "not allowed"},
 	} {
 		t.Run("RCH-09 refused: "+name, func(t *testing.T) {

@@ -138,7 +138,7 @@ func ranges(t *testing.T, s *harness.Target) {
 				}
 			}
 		}
-		for _, arguments := range []object{{"note": object{"$gte": "a"}}, {"total": object{"$gte": "100"}}, {"total": object{}}, {"at": object{"$gte": "today"}}} {
+		for _, arguments := range []object{{"note": object{"$gte": "a"}}, {"total": object{"$gte": "100"}}, {"total": object{}}, {"total": object{"$gte": 500, "$lt": 100}}, {"at": object{"$gte": "today"}}} {
 			c.Refused(t, -32602, "events/poll", object{"name": "order.placed", "arguments": arguments})
 		}
 	})

@@ -131,7 +131,7 @@ func moment(text string, now time.Time) (string, error) {
 		return now.Add(-ago).UTC().Format(time.RFC3339), nil
 	}
 	if _, err := event.ParseTime(text); err != nil {
-		return "", fault.New(fault.Invalid, "%.100q is no time as 2026-11-22T12:00:00Z, and no duration as 90m", text)
+		return "", fault.New(fault.Invalid, "%.100q is neither a time (such as 2026-11-22T12:00:00Z) nor a duration (such as 90m)", text)
 	}
 	return text, nil
 }
