@@ -251,7 +251,7 @@ type roles struct {
 	retry  *delivery.Retry
 	subs   *subscription.Service
 	relay  *relay.Relay
-	admin  *admin.Handler
+	admin  admin.Options
 
 	operations *delivery.Operations
 	switches   *switches.Set
