@@ -44,7 +44,7 @@ func (s *Server) serveAdmin(r roles, mode auth.Mode, listener net.Listener) http
 	if listener != nil {
 		rest = http.NotFoundHandler()
 	}
-	handler := webhooks.Operators(&s.core, mode, r.admin, rest)
+	handler := webhooks.Operators(&s.core, mode, admin.New(r.admin), rest)
 	if listener == nil {
 		s.AdminURL = s.URL
 		return handler

@@ -138,39 +138,14 @@ type Server struct {
 // New starts a server. It returns when requests are accepted, which does not end with ctx. What
 // is missing or out of range in the options or in the data directory is of kind fault.Invalid.
 func New(ctx context.Context, o Options) (_ *Server, err error) {
-	if o.Log == nil {
-		o.Log = slog.Default()
-	}
-	if o.Auth == "" {
-		o.Auth = auth.ModeNone
-	}
-	if reflect.ValueOf(o.Limits).IsZero() {
-		o.Limits = DefaultLimits()
-	}
-	switch {
-	case o.Data == "":
-		return nil, fault.New(fault.Invalid, "Data is missing: a directory, or :memory: to keep nothing")
-	case o.Auth != auth.ModeNone && o.Auth != auth.ModeKeys && o.Auth != auth.ModeJWT:
-		return nil, fault.New(fault.Invalid, "Auth is %.100q (allowed: none, keys, jwt)", string(o.Auth))
-	}
-	o.Limits.DeliveryLog = cmp.Or(o.Limits.DeliveryLog, "all")
-	if err := o.Limits.Check(); err != nil {
+	if err := o.complete(); err != nil {
 		return nil, err
-	}
-	o.CatalogName = cmp.Or(o.CatalogName, "catalog.yaml")
-	if o.Addr != "" {
-		if err := auth.CheckListen(o.Addr, o.Auth); err != nil {
-			return nil, err
-		}
 	}
 	files, err := o.files()
 	if err != nil {
 		return nil, err
 	}
 	s := &Server{core: app.Core{Limits: o.Limits, Log: o.Log}, served: make(chan error, 2)}
-	if f, ok := o.Upstream.(http.HandlerFunc); ok && f == nil {
-		return nil, fault.New(fault.Invalid, "Upstream is an http.HandlerFunc that is nil: leave it out, or give a handler")
-	}
 	if o.Upstream != nil {
 		s.upstream = &inprocess.Transport{Handler: o.Upstream, Log: o.Log}
 	}
@@ -235,6 +210,37 @@ func New(ctx context.Context, o Options) (_ *Server, err error) {
 	return s, nil
 }
 
+// complete fills in defaults, and refuses what is missing or out of range.
+func (o *Options) complete() error {
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	if o.Auth == "" {
+		o.Auth = auth.ModeNone
+	}
+	if reflect.ValueOf(o.Limits).IsZero() {
+		o.Limits = DefaultLimits()
+	}
+	switch {
+	case o.Data == "":
+		return fault.New(fault.Invalid, "Data is missing: a directory, or :memory: to keep nothing")
+	case o.Auth != auth.ModeNone && o.Auth != auth.ModeKeys && o.Auth != auth.ModeJWT:
+		return fault.New(fault.Invalid, "Auth is %.100q (allowed: none, keys, jwt)", string(o.Auth))
+	}
+	o.Limits.DeliveryLog = cmp.Or(o.Limits.DeliveryLog, "all")
+	if err := o.Limits.Check(); err != nil {
+		return err
+	}
+	o.CatalogName = cmp.Or(o.CatalogName, "catalog.yaml")
+	if f, ok := o.Upstream.(http.HandlerFunc); ok && f == nil {
+		return fault.New(fault.Invalid, "Upstream is an http.HandlerFunc that is nil: leave it out, or give a handler")
+	}
+	if o.Addr == "" {
+		return nil
+	}
+	return auth.CheckListen(o.Addr, o.Auth)
+}
+
 // httpServer is one for the endpoint, or for operators. It bounds all but bodies and answers.
 func (s *Server) httpServer(h http.Handler) *http.Server {
 	return &http.Server{
@@ -251,7 +257,7 @@ type roles struct {
 	retry  *delivery.Retry
 	subs   *subscription.Service
 	relay  *relay.Relay
-	admin  *admin.Handler
+	admin  admin.Options
 
 	operations *delivery.Operations
 	switches   *switches.Set

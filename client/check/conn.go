@@ -194,6 +194,30 @@ func (c *conn) open(ctx context.Context, params map[string]any) (*stream, *answe
 	return s, nil, nil
 }
 
+// openRefused opens a stream that must be refused. An error may also come as the one message of a stream.
+func (c *conn) openRefused(ctx context.Context, params map[string]any, wait time.Duration) (*answer, error) {
+	s, a, err := c.open(ctx, params)
+	if errors.Is(err, errNoStream) {
+		return a, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	select {
+	case n := <-s.notes:
+		a := &answer{body: n.Params}
+		if n.Method == "" {
+			a.read()
+		}
+		return a, nil
+	case <-time.After(wait):
+		return &answer{}, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
 func (s *stream) read(ctx context.Context, body io.ReadCloser) {
 	defer close(s.notes)
 	defer func() { _ = body.Close() }()

@@ -13,20 +13,30 @@ import (
 )
 
 // headers judges what every request to a hook has.
-func (c *checker) headers(d delivery) {
+func (r *results) headers(d delivery) {
 	for _, name := range []string{webhook.HeaderID, webhook.HeaderTimestamp, webhook.HeaderSignature, webhook.HeaderSubscription} {
-		c.judge(ruleHeaders, d.header.Get(name) != "", "%s is missing", name)
+		r.judge(ruleHeaders, d.header.Get(name) != "", "%s is missing", name)
 	}
-	c.judge(ruleSignature, d.verified == nil, "%v", d.verified)
-	c.judge(ruleSize, len(d.body) <= webhook.MaxBody, "a body has %d bytes", len(d.body))
+	r.judge(ruleSignature, d.verified == nil, "%v", d.verified)
+	r.judge(ruleSize, len(d.body) <= webhook.MaxBody, "a body has %d bytes", len(d.body))
 }
 
-// arrived judges an event at a hook of a subscription.
-func (c *checker) arrived(d delivery, t eventType, id string) occurrence {
+// deliveryCheck checks what is delivered to a hook that is subscribed, and to endpoints that fail.
+type deliveryCheck struct {
+	subscriber
+	hook         *hook
+	subscription *subscribed
+	endpoints    *endpoints
+	// quiet is how long nothing may come for it to count as nothing: longer than what came took.
+	quiet time.Duration
+}
+
+// arrived judges an event at the hook.
+func (c *deliveryCheck) arrived(d delivery) occurrence {
 	c.headers(d)
 	c.judge(ruleDelivery, d.method == http.MethodPost && mediaJSON(d.header), "%s of %q", d.method, d.header.Get("Content-Type"))
-	c.judge(ruleHeaders, d.header.Get(webhook.HeaderSubscription) == id, "%s is %q, and the subscription is %s", webhook.HeaderSubscription, d.header.Get(webhook.HeaderSubscription), id)
-	o := c.event(d.body, t, mcpspec.ModeWebhook)
+	c.judge(ruleHeaders, d.header.Get(webhook.HeaderSubscription) == c.subscription.ID, "%s is %q, and the subscription is %s", webhook.HeaderSubscription, d.header.Get(webhook.HeaderSubscription), c.subscription.ID)
+	o := c.event(d.body, c.t, mcpspec.ModeWebhook)
 	c.judge(ruleWebhookID, d.id() == o.EventID, "webhook-id is %s, and eventId is %s", d.id(), o.EventID)
 	return o
 }
@@ -42,34 +52,33 @@ type endpoints struct {
 	expires                                          time.Time // zero if it does not within the wait
 }
 
-// deliveries has events come to endpoints that take them, and to some that do not.
-func (c *checker) deliveries(ctx context.Context, t eventType, h *hook, s *subscribed) {
-	e := c.makeEndpoints()
-	defer c.dropEndpoints(context.WithoutCancel(ctx), t, e)
-	c.subscribeEndpoints(ctx, t, e)
+// run has events come to endpoints that take them, and to some that do not.
+func (c *deliveryCheck) run(ctx context.Context) {
+	defer c.dropEndpoints(context.WithoutCancel(ctx))
+	c.subscribeEndpoints(ctx)
 	c.Progress("publish, and wait for deliveries")
 	begun := time.Now()
 	c.emit(ctx, 1, ofDeliveries...)
-	got := h.events(ctx, 1, c.Wait)
+	got := c.hook.events(ctx, 1, c.Wait)
 	if len(got) == 0 {
 		c.fail(ruleDelivery, "no event came within %s", c.Wait)
 		c.skip("nothing is delivered", ofDeliveries...)
 		return
 	}
 	c.quiet = max(c.quiet, 3*time.Since(begun))
-	first := c.arrived(got[0], t, s.ID)
-	c.rotation(ctx, t, h, s)
+	first := c.arrived(got[0])
+	c.rotation(ctx)
 	c.Progress("wait for retries")
-	c.retries(ctx, e)
-	c.refreshed(ctx, t, e.gone)
-	c.ended(ctx, t, h, e)
-	c.replayed(ctx, t, first)
+	c.retries(ctx)
+	c.refreshed(ctx)
+	c.ended(ctx)
+	c.replayed(ctx, first)
 }
 
-func (c *checker) makeEndpoints() *endpoints {
+func makeEndpoints(r *receiver) *endpoints {
 	e := &endpoints{
-		retried: c.receiver.hook("retried"), gone: c.receiver.hook("gone"), large: c.receiver.hook("large"),
-		redirect: c.receiver.hook("redirect"), target: c.receiver.hook("target"), expiring: c.receiver.hook("expiring"),
+		retried: r.hook("retried"), gone: r.hook("gone"), large: r.hook("large"),
+		redirect: r.hook("redirect"), target: r.hook("target"), expiring: r.hook("expiring"),
 	}
 	e.retried.status = func(n int) int {
 		if n == 0 {
@@ -83,15 +92,16 @@ func (c *checker) makeEndpoints() *endpoints {
 	return e
 }
 
-func (c *checker) subscribeEndpoints(ctx context.Context, t eventType, e *endpoints) {
+func (c *deliveryCheck) subscribeEndpoints(ctx context.Context) {
+	e := c.endpoints
 	for _, h := range []*hook{e.retried, e.gone, e.large, e.redirect} {
-		if s, a := c.subscribe(ctx, t, h, nil); s == nil {
+		if s, a := c.subscribe(ctx, h, nil); s == nil {
 			err := fault.New(fault.Unavailable, "events/subscribe of a further endpoint is answered with %s", a)
 			c.skip(err.Error(), ofDeliveries...)
 			panic(stopped{err})
 		}
 	}
-	s, _ := c.subscribe(ctx, t, e.expiring, map[string]any{"ttlMs": 1000})
+	s, _ := c.subscribe(ctx, e.expiring, map[string]any{"ttlMs": 1000})
 	if s == nil {
 		return
 	}
@@ -102,23 +112,24 @@ func (c *checker) subscribeEndpoints(ctx context.Context, t eventType, e *endpoi
 	}
 }
 
-func (c *checker) dropEndpoints(ctx context.Context, t eventType, e *endpoints) {
+func (c *deliveryCheck) dropEndpoints(ctx context.Context) {
+	e := c.endpoints
 	for _, h := range []*hook{e.retried, e.gone, e.large, e.redirect, e.expiring} {
-		_, _ = c.unsubscribe(ctx, t, h)
+		_, _ = c.unsubscribe(ctx, h)
 	}
 }
 
 // rotation refreshes with a new secret, and has another event come.
-func (c *checker) rotation(ctx context.Context, t eventType, h *hook, s *subscribed) {
-	before := len(h.all(false))
-	h.rotate()
-	again, a := c.subscribe(ctx, t, h, map[string]any{"cursor": s.Cursor})
+func (c *deliveryCheck) rotation(ctx context.Context) {
+	before := len(c.hook.all(false))
+	c.hook.rotate()
+	again, a := c.subscribe(ctx, c.hook, map[string]any{"cursor": c.subscription.Cursor})
 	if again == nil {
 		c.fail(ruleRotation, "a refresh with another secret is answered with %s", a)
 		return
 	}
 	c.emit(ctx, 1)
-	got := h.events(ctx, before+1, c.Wait)
+	got := c.hook.events(ctx, before+1, c.Wait)
 	if len(got) <= before {
 		c.fail(ruleRotation, "after a refresh no event came within %s", c.Wait)
 		return
@@ -129,7 +140,8 @@ func (c *checker) rotation(ctx context.Context, t eventType, h *hook, s *subscri
 }
 
 // retries waits for the second attempt at the endpoint that failed once, and looks whether the others had one too.
-func (c *checker) retries(ctx context.Context, e *endpoints) {
+func (c *deliveryCheck) retries(ctx context.Context) {
+	e := c.endpoints
 	attempts := map[string][]delivery{}
 	deadline := time.Now().Add(c.Wait)
 	for n := 2; len(attempts) == 0 || !c.again(attempts); n++ {
@@ -150,7 +162,7 @@ func (c *checker) retries(ctx context.Context, e *endpoints) {
 }
 
 // again judges an event that came twice, if one did.
-func (c *checker) again(attempts map[string][]delivery) bool {
+func (c *deliveryCheck) again(attempts map[string][]delivery) bool {
 	for _, of := range attempts {
 		if len(of) < 2 {
 			continue
@@ -165,7 +177,7 @@ func (c *checker) again(attempts map[string][]delivery) bool {
 }
 
 // once judges that no event came twice to an endpoint.
-func (c *checker) once(ctx context.Context, r *Rule, h *hook) {
+func (c *deliveryCheck) once(ctx context.Context, r *Rule, h *hook) {
 	got := h.events(ctx, 1, c.Wait)
 	if len(got) == 0 {
 		c.skip("nothing came to the endpoint", r)
@@ -186,14 +198,15 @@ func byID(all []delivery) map[string][]delivery {
 }
 
 // refreshed looks at the status of a subscription that had a failure.
-func (c *checker) refreshed(ctx context.Context, t eventType, h *hook) {
-	c.subscribe(ctx, t, h, nil)
+func (c *deliveryCheck) refreshed(ctx context.Context) {
+	c.subscribe(ctx, c.endpoints.gone, nil)
 	c.skip("a refresh after a failure has no deliveryStatus with lastError", ruleStatus)
 }
 
 // ended publishes after a subscription was ended, and after another expired.
-func (c *checker) ended(ctx context.Context, t eventType, h *hook, e *endpoints) {
-	a := need(c.unsubscribe(ctx, t, h))
+func (c *deliveryCheck) ended(ctx context.Context) {
+	h, e := c.hook, c.endpoints
+	a := need(c.unsubscribe(ctx, h))
 	c.judge(ruleUnsubscribe, a.result != nil, "it is answered with %s", a)
 	if !e.expires.IsZero() {
 		c.Progress("wait for a subscription to expire")
@@ -211,23 +224,17 @@ func (c *checker) ended(ctx context.Context, t eventType, h *hook, e *endpoints)
 }
 
 // replayed subscribes another endpoint from the cursor of an event.
-func (c *checker) replayed(ctx context.Context, t eventType, first occurrence) {
+func (c *deliveryCheck) replayed(ctx context.Context, first occurrence) {
 	if first.Cursor == nil {
 		c.skip("the event type has no replay (cursor null)", ruleReplay)
 		return
 	}
 	h := c.receiver.hook("replayed")
-	s, a := c.subscribe(ctx, t, h, map[string]any{"cursor": *first.Cursor})
+	s, a := c.subscribe(ctx, h, map[string]any{"cursor": *first.Cursor})
 	if s == nil {
 		c.fail(ruleReplay, "it is answered with %s", a)
 		return
 	}
-	defer func() { _, _ = c.unsubscribe(context.WithoutCancel(ctx), t, h) }()
+	defer func() { _, _ = c.unsubscribe(context.WithoutCancel(ctx), h) }()
 	c.judge(ruleReplay, len(h.events(ctx, 1, c.Wait)) > 0, "no event came within %s", c.Wait)
-}
-
-// common says why what no check looks at is not testable.
-func (c *checker) common() {
-	c.skip("it takes an operator to remove an event type or a right", ruleTerminated)
-	c.skip("the server offers events", ruleUnoffered)
 }

@@ -21,59 +21,65 @@ type page struct {
 // noPublish says why what needs an event is not testable.
 const noPublish = "no command publishes events (--publish)"
 
+// pollCheck checks events/poll of an event type.
+type pollCheck struct {
+	*checker
+	t eventType
+}
+
 // poll sends one, and judges the form of its result.
-func (c *checker) poll(ctx context.Context, t eventType, more map[string]any) (*page, error) {
-	a, err := c.conn.call(ctx, mcpspec.MethodEventsPoll, c.params(t, more))
+func (c *pollCheck) poll(ctx context.Context, more map[string]any) (*page, error) {
+	a, err := c.conn.call(ctx, mcpspec.MethodEventsPoll, c.params(c.t, more))
 	if err != nil {
 		return nil, err
 	}
 	var p page
 	if a.err != nil || json.Unmarshal(a.result, &p) != nil {
 		c.fail(rulePollMembers, "events/poll is answered with %s", a)
-		return nil, fault.New(fault.Unavailable, "events/poll of %s: %s", t.Name, a)
+		return nil, fault.New(fault.Unavailable, "events/poll of %s: %s", c.t.Name, a)
 	}
 	c.judge(rulePollMembers, p.Events != nil && p.HasMore != nil && p.NextPollMs != nil && *p.NextPollMs >= 0, "the result is %s", clip(a.result))
 	return &p, nil
 }
 
-func (c *checker) polls(ctx context.Context, t eventType) {
+func (c *pollCheck) run(ctx context.Context) {
 	for rule, more := range map[*Rule]map[string]any{rulePollNull: {"cursor": nil}, rulePollAbsent: {}} {
-		p := need(c.poll(ctx, t, more))
+		p := need(c.poll(ctx, more))
 		c.judge(rule, len(p.Events) == 0, "there are %d events", len(p.Events))
 	}
 	if c.Publish == nil {
 		c.skip(noPublish, rulePollEvent, rulePollReplay, rulePollMax)
 		return
 	}
-	start := need(c.poll(ctx, t, map[string]any{"cursor": nil}))
+	start := need(c.poll(ctx, map[string]any{"cursor": nil}))
 	c.emit(ctx, 2, rulePollEvent, rulePollReplay, rulePollMax)
 	if start.Cursor == nil {
 		c.skip("the event type has no replay (cursor null)", rulePollReplay, rulePollMax, rulePollEvent)
 		return
 	}
-	ids := c.drain(ctx, t, *start.Cursor, 2)
+	ids := c.drain(ctx, *start.Cursor, 2)
 	c.judge(rulePollEvent, len(ids) >= 2, "%d of 2 events came within %s", len(ids), c.Wait)
 	if len(ids) < 2 {
 		c.skip("the events did not come", rulePollReplay, rulePollMax)
 		return
 	}
-	p := need(c.poll(ctx, t, map[string]any{"cursor": *start.Cursor}))
-	again := len(p.Events) > 0 && c.event(p.Events[0], t, mcpspec.ModePoll).EventID == ids[0]
+	p := need(c.poll(ctx, map[string]any{"cursor": *start.Cursor}))
+	again := len(p.Events) > 0 && c.event(p.Events[0], c.t, mcpspec.ModePoll).EventID == ids[0]
 	c.judge(rulePollReplay, again, "the same position had %s first before", ids[0])
-	p = need(c.poll(ctx, t, map[string]any{"cursor": *start.Cursor, "maxEvents": 1}))
+	p = need(c.poll(ctx, map[string]any{"cursor": *start.Cursor, "maxEvents": 1}))
 	c.judge(rulePollMax, len(p.Events) == 1 && p.HasMore != nil && *p.HasMore, "maxEvents 1 has %d events, of 2", len(p.Events))
 }
 
 // drain polls on from a position until there are n events, and returns their ids.
-func (c *checker) drain(ctx context.Context, t eventType, cursor string, n int) (ids []string) {
+func (c *pollCheck) drain(ctx context.Context, cursor string, n int) (ids []string) {
 	deadline := time.Now().Add(c.Wait)
 	for time.Now().Before(deadline) {
-		p, err := c.poll(ctx, t, map[string]any{"cursor": cursor})
+		p, err := c.poll(ctx, map[string]any{"cursor": cursor})
 		if err != nil {
 			return ids
 		}
 		for _, raw := range p.Events {
-			ids = append(ids, c.event(raw, t, mcpspec.ModePoll).EventID)
+			ids = append(ids, c.event(raw, c.t, mcpspec.ModePoll).EventID)
 		}
 		if p.Cursor != nil {
 			cursor = *p.Cursor

@@ -16,8 +16,14 @@ type beat struct {
 	Meta   map[string]json.RawMessage `json:"_meta"`
 }
 
+// pushCheck checks events/stream of an event type.
+type pushCheck struct {
+	*checker
+	t eventType
+}
+
 // seen judges what every notification must have.
-func (c *checker) seen(s *stream) func(note) {
+func (c *pushCheck) seen(s *stream) func(note) {
 	return func(n note) {
 		if n.Method == "" {
 			return
@@ -30,8 +36,8 @@ func (c *checker) seen(s *stream) func(note) {
 }
 
 // begin opens a stream and waits for its first message.
-func (c *checker) begin(ctx context.Context, t eventType, cursor *string) (*stream, error) {
-	s, a, err := c.conn.open(ctx, c.params(t, map[string]any{"cursor": cursor}))
+func (c *pushCheck) begin(ctx context.Context, cursor *string) (*stream, error) {
+	s, a, err := c.conn.open(ctx, c.params(c.t, map[string]any{"cursor": cursor}))
 	if err != nil {
 		if errors.Is(err, errNoStream) {
 			c.fail(rulePushActive, "events/stream is answered with %s", a)
@@ -54,52 +60,30 @@ func (c *checker) begin(ctx context.Context, t eventType, cursor *string) (*stre
 	return s, nil
 }
 
-// refusedStream opens a stream that must be refused.
-func (c *checker) refusedStream(ctx context.Context, params map[string]any) *answer {
-	s, a, err := c.conn.open(ctx, params)
-	if errors.Is(err, errNoStream) {
-		return a
-	}
-	s = need(s, err)
-	defer s.close()
-	// An error may also come as the one message of a stream.
-	select {
-	case n := <-s.notes:
-		a := &answer{body: n.Params}
-		if n.Method == "" {
-			a.read()
-		}
-		return a
-	case <-time.After(c.Wait):
-		return &answer{}
-	case <-ctx.Done():
-		panic(stopped{ctx.Err()})
-	}
-}
-
-func (c *checker) streams(ctx context.Context, t eventType) {
-	a := c.refusedStream(ctx, map[string]any{"name": unknownEvent, "arguments": map[string]any{}})
+func (c *pushCheck) run(ctx context.Context) {
+	a := need(c.conn.openRefused(ctx, map[string]any{"name": unknownEvent, "arguments": map[string]any{}}, c.Wait))
 	c.refused(rulePushRefusal, a, "NotFound", "a stream of an unknown event type")
-	s := need(c.begin(ctx, t, nil))
+	s := need(c.begin(ctx, nil))
 	defer s.close()
-	other, err := c.begin(ctx, t, nil)
+	other, err := c.begin(ctx, nil)
 	if err != nil {
 		c.fail(rulePushParallel, "the second stream: %v", err)
 	} else {
 		defer other.close()
 		c.pass(rulePushParallel)
 	}
-	c.streamEvents(ctx, t, s)
+	c.events(ctx, s)
 	c.heartbeat(ctx, s)
 }
 
-// streamEvents has an event come on a stream and by a poll, and again on a stream from before it.
-func (c *checker) streamEvents(ctx context.Context, t eventType, s *stream) {
+// events has an event come on a stream and by a poll, and again on a stream from before it.
+func (c *pushCheck) events(ctx context.Context, s *stream) {
 	if c.Publish == nil {
 		c.skip(noPublish, rulePushEvent, rulePushResume, ruleSameID)
 		return
 	}
-	before, _ := c.poll(ctx, t, map[string]any{"cursor": nil}) // where polls are offered
+	polls := &pollCheck{c.checker, c.t}
+	before, _ := polls.poll(ctx, map[string]any{"cursor": nil}) // where polls are offered
 	c.emit(ctx, 2, rulePushEvent, rulePushResume, ruleSameID)
 	var came []occurrence
 	for range 2 {
@@ -108,19 +92,19 @@ func (c *checker) streamEvents(ctx context.Context, t eventType, s *stream) {
 			c.fail(rulePushEvent, "%d of 2 events: %v", len(came), err)
 			return
 		}
-		came = append(came, c.event(n.Params, t, mcpspec.ModePush))
+		came = append(came, c.event(n.Params, c.t, mcpspec.ModePush))
 	}
 	c.pass(rulePushEvent)
 	if before == nil || before.Cursor == nil {
 		c.skip("the event type has no polls or no replay", ruleSameID)
-	} else if ids := c.drain(ctx, t, *before.Cursor, 2); len(ids) >= 2 {
+	} else if ids := polls.drain(ctx, *before.Cursor, 2); len(ids) >= 2 {
 		c.judge(ruleSameID, ids[0] == came[0].EventID && ids[1] == came[1].EventID, "polls have %q, the stream has %q", ids, came[0].EventID)
 	}
 	if came[0].Cursor == nil {
 		c.skip("the event type has no replay (cursor null)", rulePushResume)
 		return
 	}
-	resumed, err := c.begin(ctx, t, came[0].Cursor)
+	resumed, err := c.begin(ctx, came[0].Cursor)
 	if err != nil {
 		c.fail(rulePushResume, "%v", err)
 		return
@@ -131,12 +115,12 @@ func (c *checker) streamEvents(ctx context.Context, t eventType, s *stream) {
 		c.fail(rulePushResume, "%v", err)
 		return
 	}
-	got := c.event(n.Params, t, mcpspec.ModePush).EventID
+	got := c.event(n.Params, c.t, mcpspec.ModePush).EventID
 	c.judge(rulePushResume, got == came[1].EventID, "after the cursor of %s comes %s, not %s", came[0].EventID, got, came[1].EventID)
 }
 
 // heartbeat waits for one.
-func (c *checker) heartbeat(ctx context.Context, s *stream) {
+func (c *pushCheck) heartbeat(ctx context.Context, s *stream) {
 	last := time.Now()
 	n, err := s.next(ctx, c.Wait, mcpspec.NoteEventsHeartbeat, c.seen(s))
 	switch {

@@ -14,8 +14,10 @@ import (
 // unknownEvent is the name of no event type.
 const unknownEvent = "mcp-events-check.no-such-event"
 
-// refusals sends what must be refused in the modes without webhooks.
-func (c *checker) refusals(ctx context.Context) {
+// refusalCheck sends what must be refused in the modes without webhooks.
+type refusalCheck struct{ *checker }
+
+func (c *refusalCheck) run(ctx context.Context) {
 	if method, t, ok := c.cheapest(); ok { // or else by webhooks
 		c.unfit(t, func(params map[string]any) *answer { return c.ask(ctx, method, params) })
 	}
@@ -23,20 +25,20 @@ func (c *checker) refusals(ctx context.Context) {
 }
 
 // unfit asks for an event type that there is not, and with arguments that do not fit.
-func (c *checker) unfit(t eventType, ask func(params map[string]any) *answer) {
+func (r *results) unfit(t eventType, ask func(params map[string]any) *answer) {
 	a := ask(map[string]any{"name": unknownEvent, "arguments": map[string]any{}})
-	c.refused(ruleUnknownEvent, a, "NotFound", "an unknown event type")
+	r.refused(ruleUnknownEvent, a, "NotFound", "an unknown event type")
 	bad := misfit(t.InputSchema)
 	if bad == nil {
-		c.skip("inputSchema takes all arguments that were thought of", ruleBadArguments)
+		r.skip("inputSchema takes all arguments that were thought of", ruleBadArguments)
 		return
 	}
 	a = ask(map[string]any{"name": t.Name, "arguments": bad})
-	c.refused(ruleBadArguments, a, "InvalidParams", "the arguments "+string(bad))
+	r.refused(ruleBadArguments, a, "InvalidParams", "the arguments "+string(bad))
 }
 
 // cheapest is an event type with a method that refuses without leaving anything.
-func (c *checker) cheapest() (string, eventType, bool) {
+func (c *refusalCheck) cheapest() (string, eventType, bool) {
 	if t, ok := c.pick(mcpspec.ModePoll); ok && slices.Contains(t.Delivery, mcpspec.ModePoll) {
 		return mcpspec.MethodEventsPoll, t, true
 	}
@@ -45,15 +47,15 @@ func (c *checker) cheapest() (string, eventType, bool) {
 }
 
 // ask sends what must be refused: a stream that opens all the same is closed.
-func (c *checker) ask(ctx context.Context, method string, params map[string]any) *answer {
+func (c *refusalCheck) ask(ctx context.Context, method string, params map[string]any) *answer {
 	if method != mcpspec.MethodEventsStream {
 		return need(c.conn.call(ctx, method, params))
 	}
-	return c.refusedStream(ctx, params)
+	return need(c.conn.openRefused(ctx, params, c.Wait))
 }
 
 // wrongMode asks an event type for a mode that it does not offer.
-func (c *checker) wrongMode(ctx context.Context) {
+func (c *refusalCheck) wrongMode(ctx context.Context) {
 	for mode, method := range map[string]string{mcpspec.ModePoll: mcpspec.MethodEventsPoll, mcpspec.ModePush: mcpspec.MethodEventsStream} {
 		i := slices.IndexFunc(c.types, func(t eventType) bool { return !slices.Contains(t.Delivery, mode) && accepts(t.InputSchema, "{}") })
 		if _, offered := c.pick(mode); i < 0 || !offered { // what no event type offers, the server may not know as a method

@@ -142,15 +142,15 @@ var codes = map[string][]int{
 }
 
 // refused judges an answer that must be an error of a name.
-func (c *checker) refused(r *Rule, a *answer, name, what string) {
+func (r *results) refused(rule *Rule, a *answer, name, what string) {
 	for i, code := range codes[name] {
 		if a.code() == code {
-			c.pass(r)
-			c.judge(ruleProposed, i == 0, "%s is %d, not %d", name, code, codes[name][0])
+			r.pass(rule)
+			r.judge(ruleProposed, i == 0, "%s is %d, not %d", name, code, codes[name][0])
 			return
 		}
 	}
-	c.fail(r, "%s is answered with %s, not with %s (%d)", what, a, name, codes[name][0])
+	r.fail(rule, "%s is answered with %s, not with %s (%d)", what, a, name, codes[name][0])
 }
 
 // categories are those of lastError and of data.reason.
@@ -166,15 +166,15 @@ type occurrence struct {
 }
 
 // event judges an event of a type, and returns its id.
-func (c *checker) event(raw json.RawMessage, t eventType, mode string) occurrence {
+func (r *results) event(raw json.RawMessage, t eventType, mode string) occurrence {
 	var o occurrence
 	err := json.Unmarshal(raw, &o)
 	_, bad := time.Parse(time.RFC3339Nano, o.Timestamp)
-	c.judge(ruleOccurrence, err == nil && o.EventID != "" && o.Name == t.Name && bad == nil && isObject(o.Data), "%s: %s", mode, clip(raw))
+	r.judge(ruleOccurrence, err == nil && o.EventID != "" && o.Name == t.Name && bad == nil && isObject(o.Data), "%s: %s", mode, clip(raw))
 	if schema, err := compile(t.PayloadSchema); err == nil {
 		data, _ := jsonschema.UnmarshalJSON(bytes.NewReader(o.Data))
 		err := schema.Validate(data)
-		c.judge(rulePayload, err == nil, "%s: %v", mode, err)
+		r.judge(rulePayload, err == nil, "%s: %v", mode, err)
 	}
 	return o
 }

@@ -43,9 +43,16 @@ func toDelivery(url, secret string) map[string]any {
 	return map[string]any{"mode": mcpspec.ModeWebhook, "url": url, "secret": secret}
 }
 
+// subscriber subscribes hooks of a receiver to an event type.
+type subscriber struct {
+	*checker
+	t        eventType
+	receiver *receiver
+}
+
 // subscribe asks for deliveries to a hook, and returns nil beside the answer if it is refused.
-func (c *checker) subscribe(ctx context.Context, t eventType, h *hook, more map[string]any) (*subscribed, *answer) {
-	params := c.params(t, more)
+func (c *subscriber) subscribe(ctx context.Context, h *hook, more map[string]any) (*subscribed, *answer) {
+	params := c.params(c.t, more)
 	params["delivery"] = toDelivery(h.url, h.secret())
 	a := need(c.conn.call(ctx, mcpspec.MethodEventsSub, params))
 	s := &subscribed{}
@@ -69,16 +76,19 @@ func (c *checker) subscribe(ctx context.Context, t eventType, h *hook, more map[
 	return s, a
 }
 
-func (c *checker) unsubscribe(ctx context.Context, t eventType, h *hook) (*answer, error) {
-	return c.conn.call(ctx, mcpspec.MethodEventsUnsub, c.params(t, map[string]any{"delivery": map[string]any{"url": h.url}}))
+func (c *subscriber) unsubscribe(ctx context.Context, h *hook) (*answer, error) {
+	return c.conn.call(ctx, mcpspec.MethodEventsUnsub, c.params(c.t, map[string]any{"delivery": map[string]any{"url": h.url}}))
 }
 
-func (c *checker) webhooks(ctx context.Context, t eventType) {
+// webhookCheck checks events/subscribe and events/unsubscribe of an event type, and has deliveries checked.
+type webhookCheck struct{ subscriber }
+
+func (c *webhookCheck) run(ctx context.Context) {
 	c.receiver = need(newReceiver(c.Listen, c.Receiver))
 	defer c.receiver.end()
-	c.refusedSubscriptions(ctx, t)
+	c.refusedSubscriptions(ctx)
 	h := c.receiver.hook("first")
-	s, a := c.subscribe(ctx, t, h, map[string]any{"cursor": nil, "ttlMs": time.Hour.Milliseconds()})
+	s, a := c.subscribe(ctx, h, map[string]any{"cursor": nil, "ttlMs": time.Hour.Milliseconds()})
 	if s == nil {
 		why := "events/subscribe is answered with " + a.String()
 		if c.Receiver == "" {
@@ -89,21 +99,21 @@ func (c *checker) webhooks(ctx context.Context, t eventType) {
 		c.skip(why, ofMode(mcpspec.ModeWebhook)...)
 		return
 	}
-	defer func() { _, _ = c.unsubscribe(context.WithoutCancel(ctx), t, h) }()
+	defer func() { _, _ = c.unsubscribe(context.WithoutCancel(ctx), h) }()
 	c.verified(h)
 	granted, _ := s.grant()
 	c.judge(ruleTTL, !granted.IsZero() && time.Until(granted) <= time.Hour+time.Minute, "an hour was asked for, and the grant is until %v", granted)
-	c.keys(ctx, t, h, s)
-	c.failingEndpoints(ctx, t)
+	c.keys(ctx, h, s)
+	c.failingEndpoints(ctx)
 	if c.Publish == nil {
 		c.skip(noPublish, ofDeliveries...)
 		return
 	}
-	c.deliveries(ctx, t, h, s)
+	(&deliveryCheck{subscriber: c.subscriber, hook: h, subscription: s, endpoints: makeEndpoints(c.receiver), quiet: 2 * time.Second}).run(ctx)
 }
 
 // verified judges the challenge that came with the first subscribe.
-func (c *checker) verified(h *hook) {
+func (c *webhookCheck) verified(h *hook) {
 	control := h.all(true)
 	if len(control) == 0 {
 		c.skip("no challenge came: the server takes the receiver by its own list, or by another way that is not seen from outside",
@@ -117,17 +127,17 @@ func (c *checker) verified(h *hook) {
 }
 
 // refusedSubscriptions sends subscriptions that must be refused.
-func (c *checker) refusedSubscriptions(ctx context.Context, t eventType) {
+func (c *webhookCheck) refusedSubscriptions(ctx context.Context) {
 	h := c.receiver.hook("refused")
 	subscribe := func(key string, delivery map[string]any) *answer {
-		return need(c.conn.callAs(ctx, key, mcpspec.MethodEventsSub, c.params(t, map[string]any{"delivery": delivery})))
+		return need(c.conn.callAs(ctx, key, mcpspec.MethodEventsSub, c.params(c.t, map[string]any{"delivery": delivery})))
 	}
 	a := subscribe("", toDelivery(h.url, h.secret()))
 	refused := a.status == http.StatusUnauthorized || a.status == http.StatusForbidden || slices.Contains(codes["Forbidden"], a.code())
 	c.judge(ruleAuthenticated, refused, "without credentials it is answered with %s", a)
 
 	if !c.has(ruleUnknownEvent) {
-		c.unfit(t, func(params map[string]any) *answer {
+		c.unfit(c.t, func(params map[string]any) *answer {
 			params["delivery"] = toDelivery(h.url, h.secret())
 			return need(c.conn.call(ctx, mcpspec.MethodEventsSub, params))
 		})
@@ -147,7 +157,7 @@ func (c *checker) refusedSubscriptions(ctx context.Context, t eventType) {
 }
 
 // refusedAddresses sends URLs that only a server with settings for development takes.
-func (c *checker) refusedAddresses(subscribe func(key string, delivery map[string]any) *answer, h *hook) {
+func (c *webhookCheck) refusedAddresses(subscribe func(key string, delivery map[string]any) *answer, h *hook) {
 	at := need(url.Parse(h.url))
 	if at.Scheme != "https" {
 		c.skip("the receiver itself is at an http and private address, which the server must have been set to take; use --receiver", ruleHTTPS, rulePrivate)
@@ -163,36 +173,36 @@ func (c *checker) refusedAddresses(subscribe func(key string, delivery map[strin
 }
 
 // keys compares subscriptions of the same key, and of another, and looks at the shortest grant.
-func (c *checker) keys(ctx context.Context, t eventType, h *hook, s *subscribed) {
-	again, a := c.subscribe(ctx, t, h, map[string]any{"cursor": s.Cursor})
+func (c *webhookCheck) keys(ctx context.Context, h *hook, s *subscribed) {
+	again, a := c.subscribe(ctx, h, map[string]any{"cursor": s.Cursor})
 	c.judge(ruleSameKey, again != nil && again.ID == s.ID, "the id was %s, and a refresh is answered with %s", s.ID, a)
 	other := c.receiver.hook("other")
-	second, a := c.subscribe(ctx, t, other, nil)
+	second, a := c.subscribe(ctx, other, nil)
 	c.judge(ruleOtherKey, second != nil && second.ID != s.ID, "the id is %s, and another url is answered with %s", s.ID, a)
-	c.subscribe(ctx, t, other, map[string]any{"ttlMs": nil})
-	need(c.unsubscribe(ctx, t, other))
-	c.refused(ruleUnsubUnknown, need(c.unsubscribe(ctx, t, other)), "NotFound", "what is not subscribed")
+	c.subscribe(ctx, other, map[string]any{"ttlMs": nil})
+	need(c.unsubscribe(ctx, other))
+	c.refused(ruleUnsubUnknown, need(c.unsubscribe(ctx, other)), "NotFound", "what is not subscribed")
 }
 
 // failingEndpoints subscribes endpoints that do not pass their verification.
-func (c *checker) failingEndpoints(ctx context.Context, t eventType) {
+func (c *webhookCheck) failingEndpoints(ctx context.Context) {
 	if c.has(ruleChallengeFail) { // no challenge came before
 		c.skip("the server does not ask endpoints", ruleUnreachable)
 		return
 	}
-	c.failing(ctx, t, "wrong-echo", ruleChallengeFail, "challenge_failed", func(w http.ResponseWriter) { _, _ = w.Write([]byte(`{"challenge":"another"}`)) })
-	c.failing(ctx, t, "refusing", ruleUnreachable, "", func(w http.ResponseWriter) { http.Error(w, oracle, http.StatusInternalServerError) })
+	c.failing(ctx, "wrong-echo", ruleChallengeFail, "challenge_failed", func(w http.ResponseWriter) { _, _ = w.Write([]byte(`{"challenge":"another"}`)) })
+	c.failing(ctx, "refusing", ruleUnreachable, "", func(w http.ResponseWriter) { http.Error(w, oracle, http.StatusInternalServerError) })
 }
 
 // oracle is a text of an endpoint that must not come back to the subscriber.
 const oracle = "a-text-that-only-the-endpoint-knows"
 
-func (c *checker) failing(ctx context.Context, t eventType, name string, r *Rule, reason string, challenge func(http.ResponseWriter)) {
+func (c *webhookCheck) failing(ctx context.Context, name string, r *Rule, reason string, challenge func(http.ResponseWriter)) {
 	h := c.receiver.hook(name)
 	h.challenge = challenge
-	s, a := c.subscribe(ctx, t, h, nil)
+	s, a := c.subscribe(ctx, h, nil)
 	if s != nil {
-		_, _ = c.unsubscribe(ctx, t, h)
+		_, _ = c.unsubscribe(ctx, h)
 	}
 	c.refused(r, a, "CallbackEndpointError", "an endpoint that fails")
 	if a.err == nil {

@@ -9,11 +9,12 @@ import (
 	"github.com/aws/aws-lambda-go/lambdaurl"
 
 	"github.com/mcp-events/mcpevents/functions/internal/boot"
+	"github.com/mcp-events/mcpevents/shared/admin"
 	"github.com/mcp-events/mcpevents/shared/app/webhooks"
 )
 
 func main() {
 	p := boot.Start()
-	api := webhooks.Admin(&p.Core, p.Subscriptions(), webhooks.Operations(&p.Core), webhooks.Switches(&p.Core, false))
+	api := admin.New(webhooks.Admin(&p.Core, p.Subscriptions(), webhooks.Operations(&p.Core), webhooks.Switches(&p.Core, false)))
 	lambdaurl.Start(p.Measured(webhooks.Operators(&p.Core, p.Mode, api, p.Serve(http.NotFoundHandler()))), p.Ending())
 }

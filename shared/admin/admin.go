@@ -11,7 +11,6 @@ import (
 	"context"
 	_ "embed"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -76,14 +75,14 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Handler serves the API. Make it with [New].
+// Handler serves the API: it authenticates, routes, and answers with what the handlers of a resource return. Make it with [New].
 type Handler struct {
-	Options
-
+	auth     auth.Authenticator
+	guard    auth.Guard
+	answers  httpjson.Answers
 	trail    *audit.Trail
 	mux      *http.ServeMux
 	switches map[string]endpoint // what the methods of one switch do
-	open     chan struct{}       // holds one for each live stream
 }
 
 // endpoint is what one method of a path does.
@@ -103,49 +102,67 @@ func paged(names ...string) []string { return append(names, "cursor", "limit") }
 
 // New makes the API.
 func New(o Options) *Handler {
-	h := &Handler{Options: o, trail: &audit.Trail{DB: o.DB}, mux: http.NewServeMux(), open: make(chan struct{}, maxLive)}
-	h.switches = map[string]endpoint{
-		http.MethodGet: {serve: h.readSwitch}, http.MethodPut: {serve: h.putSwitch}, http.MethodDelete: {serve: h.deleteSwitch},
+	h := &Handler{
+		auth: o.Auth, guard: o.Guard, trail: &audit.Trail{DB: o.DB}, mux: http.NewServeMux(),
+		answers: httpjson.Answers{Scope: auth.ScopeOperate, MetadataURL: o.MetadataURL, Log: o.Log, Problems: true, Limited: o.Limited},
 	}
-	for path, methods := range h.endpoints() {
+	paths := endpoints(o)
+	h.switches = paths[oneSwitch]
+	for path, methods := range paths {
 		h.mux.HandleFunc(Prefix+path, func(w http.ResponseWriter, r *http.Request) { h.answer(w, r, methods) })
 	}
 	h.mux.HandleFunc(Prefix+"{rest...}", func(w http.ResponseWriter, r *http.Request) { h.answer(w, r, nil) })
 	return h
 }
 
-// endpoints are the paths behind [Prefix] but that of one switch, and what their methods do.
-func (h *Handler) endpoints() map[string]map[string]endpoint {
-	const get, post, del = http.MethodGet, http.MethodPost, http.MethodDelete
+// oneSwitch is the path of one. A name has slashes.
+const oneSwitch = "switches/{name...}"
+
+// endpoints are the paths behind [Prefix], and what their methods do.
+func endpoints(o Options) map[string]map[string]endpoint {
+	const get, post, put, del = http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete
+	seen := visible{o.Subscriptions}
+	subscriptions := &subscriptionHandlers{seen, o.Catalogs, o.Operations, o.Switches}
+	deliveries := &deliveryHandler{seen, o.DB, o.Kept}
+	letters := &letterHandlers{seen, o.Operations}
+	switches := &switchHandlers{o.Switches, subscriptions, o.Catalogs}
+	replays := &replayHandlers{seen, o.Operations}
+	events := &eventHandlers{seen, o.DB, o.Events, o.Catalogs, o.Operations}
+	principals := &principalHandler{o.Eraser}
+	overview := &overviewHandler{o.Subscriptions, o.Operations, o.Switches, o.DB, o.Kept, o.Most}
+	backends := &backendHandler{o.Backends}
+	sources := &sourceHandlers{o.Sources, o.SourceSecrets, o.DB, o.Kept, o.Catalogs}
+	live := &liveHandler{events, o.DB, o.Live, make(chan struct{}, maxLive), o.Log}
 	attempts := paged("event", "origin", "since", "until", "outcome")
 	return map[string]map[string]endpoint{
-		"openapi.json":                  {get: {true, nil, h.describe}},
-		"subscriptions":                 {get: {true, paged("principal", "event", "origin", "state", "uri"), h.listSubscriptions}},
-		"subscriptions/{id}":            {get: {true, nil, show(h.named, viewOf)}, del: {true, nil, h.endSubscription}},
-		"subscriptions/{id}/pause":      {post: {true, nil, h.pauseSubscription}},
-		"subscriptions/{id}/resume":     {post: {true, nil, h.resumeSubscription}},
-		"subscriptions/{id}/test":       {post: {true, nil, h.testSubscription}},
-		"subscriptions/{id}/deliveries": {get: {true, attempts, h.listDeliveries}},
-		"deliveries":                    {get: {true, append(attempts, "subscription"), h.listDeliveries}},
-		"dead-letters":                  {get: {true, paged("subscription", "origin", "event", "queue", "since", "until"), h.listLetters}},
-		"dead-letters/{id}":             {get: {true, nil, show(h.letter, viewOfLetter)}},
-		"dead-letters/{id}/retry":       {post: {true, nil, h.retryLetter}},
-		"switches":                      {get: {false, paged(), h.listSwitches}},
-		"replays":                       {post: {false, nil, h.startReplay}},
-		"replays/{id}":                  {get: {false, nil, show(h.replay, viewOfReplay)}, del: {false, nil, h.cancelReplay}},
-		"events":                        {get: {false, paged("uri", "name", "since", "until"), h.listEvents}},
-		"events/{id}":                   {get: {false, members("uri"), show(h.eventNamed, viewOfEvent)}},
-		"events/{id}/deliver":           {post: {false, members("uri"), h.deliverEvent}},
-		"principals/{id}":               {del: {false, members("dryRun"), h.erasePrincipal}},
-		"audit":                         {get: {false, paged("since", "until"), h.listAudit}},
-		"overview":                      {get: {false, members("principal"), h.overview}},
-		"backends":                      {get: {false, paged(), h.listBackends}},
-		"event-types":                   {get: {false, paged(), h.listTypes}},
-		"sources":                       {get: {false, paged(), h.listSources}},
-		"sources/{name}":                {get: {false, members(), h.readSource}},
-		"sources/{name}/outcomes":       {get: {false, paged("kind", "since", "until"), h.listOutcomes}},
-		"sources/{name}/try":            {post: {false, nil, h.trySource}},
-		"live":                          {get: {false, members(), h.live}},
+		"openapi.json":                  {get: {true, nil, describe}},
+		"subscriptions":                 {get: {true, paged("principal", "event", "origin", "state", "uri"), subscriptions.list}},
+		"subscriptions/{id}":            {get: {true, nil, show(subscriptions.named, viewOf)}, del: {true, nil, subscriptions.end}},
+		"subscriptions/{id}/pause":      {post: {true, nil, subscriptions.pause}},
+		"subscriptions/{id}/resume":     {post: {true, nil, subscriptions.resume}},
+		"subscriptions/{id}/test":       {post: {true, nil, subscriptions.test}},
+		"subscriptions/{id}/deliveries": {get: {true, attempts, deliveries.list}},
+		"deliveries":                    {get: {true, append(attempts, "subscription"), deliveries.list}},
+		"dead-letters":                  {get: {true, paged("subscription", "origin", "event", "queue", "since", "until"), letters.list}},
+		"dead-letters/{id}":             {get: {true, nil, show(letters.named, viewOfLetter)}},
+		"dead-letters/{id}/retry":       {post: {true, nil, letters.retry}},
+		"switches":                      {get: {false, paged(), switches.list}},
+		oneSwitch:                       {get: {false, nil, switches.read}, put: {false, nil, switches.put}, del: {false, nil, switches.remove}},
+		"replays":                       {post: {false, nil, replays.start}},
+		"replays/{id}":                  {get: {false, nil, show(replays.named, viewOfReplay)}, del: {false, nil, replays.cancel}},
+		"events":                        {get: {false, paged("uri", "name", "since", "until"), events.list}},
+		"events/{id}":                   {get: {false, members("uri"), show(events.named, viewOfEvent)}},
+		"events/{id}/deliver":           {post: {false, members("uri"), events.deliver}},
+		"principals/{id}":               {del: {false, members("dryRun"), principals.erase}},
+		"audit":                         {get: {false, paged("since", "until"), listAudit}},
+		"overview":                      {get: {false, members("principal"), overview.show}},
+		"backends":                      {get: {false, paged(), backends.list}},
+		"event-types":                   {get: {false, paged(), events.listTypes}},
+		"sources":                       {get: {false, paged(), sources.list}},
+		"sources/{name}":                {get: {false, members(), sources.read}},
+		"sources/{name}/outcomes":       {get: {false, paged("kind", "since", "until"), sources.outcomes}},
+		"sources/{name}/try":            {post: {false, nil, sources.try}},
+		"live":                          {get: {false, members(), live.stream}},
 	}
 }
 
@@ -164,24 +181,24 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 type call struct {
 	*http.Request
 	query
-	who auth.Principal
+	who   auth.Principal
+	trail *audit.Trail
 	// operator is whether they may see all of the workspace.
 	operator bool
 }
 
 func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[string]endpoint) {
-	answers := httpjson.Answers{Scope: auth.ScopeOperate, MetadataURL: h.MetadataURL, Log: h.Log, Problems: true, Limited: h.Limited}
-	answers.Serve(w, r, http.StatusOK, func() (any, error) {
-		guard := h.Guard // a page of this very host, reached by TLS, is the console
+	h.answers.Serve(w, r, http.StatusOK, func() (any, error) {
+		guard := h.guard // a page of this very host, reached by TLS, is the console
 		guard.Origins = append(slices.Clone(guard.Origins), "https://"+r.Host)
 		if err := guard.Check(r); err != nil {
 			return nil, err
 		}
-		who, err := h.Auth.Authenticate(r.Context(), r.Header)
+		who, err := h.auth.Authenticate(r.Context(), r.Header)
 		if err != nil {
 			return nil, err
 		}
-		c := &call{Request: r, who: who, operator: who.Has(auth.ScopeOperate)}
+		c := &call{Request: r, who: who, trail: h.trail, operator: who.Has(auth.ScopeOperate)}
 		if !c.operator && !who.Has(auth.ScopeSubscribe) {
 			return nil, who.Require(auth.ScopeOperate)
 		}
@@ -202,22 +219,7 @@ func (h *Handler) answer(w http.ResponseWriter, r *http.Request, methods map[str
 	})
 }
 
-func (h *Handler) describe(*call) (any, error) { return json.RawMessage(openAPI), nil }
-
-// change makes a change with its entry in the audit trail. Before and after are nil for what is not there.
-func (h *Handler) change(c *call, action, target string, before, after any, do func() error) error {
-	via := "api"
-	if c.Header.Get("Sec-Fetch-Site") == "same-origin" { // which no script can set
-		via = "console"
-	}
-	was, err := json.Marshal(before)
-	is, err2 := json.Marshal(after)
-	if err := errors.Join(err, err2); err != nil {
-		return fault.Wrap(fault.Internal, err, "encode an audit entry")
-	}
-	e := audit.Entry{By: c.who.ID, Via: via, Action: action, Target: target, Before: was, After: is}
-	return h.trail.Do(c.Context(), c.who.Workspace, e, do)
-}
+func describe(*call) (any, error) { return json.RawMessage(openAPI), nil }
 
 // show answers with what something looks like, if it is found.
 func show[T, V any](find func(*call) (*T, error), view func(T) V) func(*call) (any, error) {

@@ -9,6 +9,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/httpjson"
+	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
 
@@ -57,7 +58,14 @@ type deliveryList struct {
 	Omitted int64 `json:"omitted"`
 }
 
-func (h *Handler) listDeliveries(c *call) (any, error) {
+// deliveryHandler lists the attempts of the delivery log.
+type deliveryHandler struct {
+	visible visible
+	db      store.DB
+	kept    delivery.Records
+}
+
+func (h *deliveryHandler) list(c *call) (any, error) {
 	id := cmp.Or(c.PathValue("id"), c.text("subscription"))
 	before, limit := c.page()
 	since, until := c.span()
@@ -69,43 +77,19 @@ func (h *Handler) listDeliveries(c *call) (any, error) {
 	if c.err != nil {
 		return nil, c.err
 	}
-	own, err := h.owned(c, id, c.PathValue("id") != "")
+	own, err := h.visible.owned(c, id, c.PathValue("id") != "")
 	if err != nil {
 		return nil, err
 	}
-	records, next, err := delivery.MergeRecords(c.Context(), h.DB, c.who.Workspace, own, ask, before, limit)
+	records, next, err := delivery.MergeRecords(c.Context(), h.db, c.who.Workspace, own, ask, before, limit)
 	if err != nil {
 		return nil, err
 	}
-	out := deliveryList{list: listOf(c, records, next, viewOfAttempt), kept: h.kept(delivery.KeptFor)}
+	out := deliveryList{list: listOf(c, records, next, viewOfAttempt), kept: keptOf(h.kept, delivery.KeptFor)}
 	for _, r := range records {
 		out.Omitted += r.Omitted
 	}
 	return out, nil
-}
-
-// maxOwn is over how many subscriptions of an owner one list goes.
-const maxOwn = 100
-
-// owned holds an owner to subscriptions of their own: to the one that is named, or else to all, which it returns.
-// One that must be there is not found if it is not; an operator may ask for what was delivered to one that is gone.
-func (h *Handler) owned(c *call, id string, must bool) (own []string, err error) {
-	switch {
-	case c.operator && !must:
-		return nil, nil
-	case id != "":
-		_, err := h.subscription(c, id)
-		return nil, err
-	}
-	found, next, err := h.Subscriptions.Select(c.Context(), c.who.Workspace, subscription.Choice{Principal: c.who.ID}, "", maxOwn)
-	if err == nil && next != "" {
-		err = fault.New(fault.Invalid, "you have more than %d subscriptions: name one", maxOwn)
-	}
-	own = []string{}
-	for _, s := range found {
-		own = append(own, s.ID)
-	}
-	return own, err
 }
 
 // letterView is a dead letter as the API shows it.
@@ -146,7 +130,13 @@ func viewOfLetter(l delivery.Letter) letterView {
 	return v
 }
 
-func (h *Handler) listLetters(c *call) (any, error) {
+// letterHandlers list, show and retry dead letters.
+type letterHandlers struct {
+	visible    visible
+	operations *delivery.Operations
+}
+
+func (h *letterHandlers) list(c *call) (any, error) {
 	before, limit := c.page()
 	since, until := c.span()
 	ask := delivery.LetterQuery{
@@ -156,11 +146,11 @@ func (h *Handler) listLetters(c *call) (any, error) {
 	if c.err != nil {
 		return nil, c.err
 	}
-	own, err := h.owned(c, ask.Subscription, false)
+	own, err := h.visible.owned(c, ask.Subscription, false)
 	if err != nil {
 		return nil, err
 	}
-	letters, next, err := h.Operations.MergeLetters(c.Context(), c.who.Workspace, own, ask, before, limit)
+	letters, next, err := h.operations.MergeLetters(c.Context(), c.who.Workspace, own, ask, before, limit)
 	if err != nil {
 		return nil, err
 	}
@@ -169,24 +159,24 @@ func (h *Handler) listLetters(c *call) (any, error) {
 
 var errNoLetter = fault.New(fault.NotFound, "there is no such dead letter")
 
-// letter finds the one that is meant, if the caller may see it.
-func (h *Handler) letter(c *call) (*delivery.Letter, error) {
-	l, err := h.Operations.Letter(c.Context(), c.who.Workspace, c.PathValue("id"))
+// named finds the one that is meant, if the caller may see it.
+func (h *letterHandlers) named(c *call) (*delivery.Letter, error) {
+	l, err := h.operations.Letter(c.Context(), c.who.Workspace, c.PathValue("id"))
 	if err == nil && (l == nil || !c.operator && l.Principal != c.who.ID) {
 		err = errNoLetter
 	}
 	return l, err
 }
 
-func (h *Handler) retryLetter(c *call) (any, error) {
-	letter, err := h.letter(c)
+func (h *letterHandlers) retry(c *call) (any, error) {
+	letter, err := h.named(c)
 	if err != nil {
 		return nil, err
 	}
 	var sub *subscription.Subscription
 	answer := map[string]string{"queue": letter.Queue}
 	if letter.Queue == delivery.WebhookQueue {
-		s, err := h.subscription(c, letter.Subscription)
+		s, err := h.visible.find(c, letter.Subscription)
 		if fault.Is(err, fault.NotFound) {
 			return nil, fault.New(fault.Conflict, "the subscription of the dead letter has ended")
 		}
@@ -195,8 +185,8 @@ func (h *Handler) retryLetter(c *call) (any, error) {
 		}
 		sub, answer = s.Subscription, map[string]string{"event": letter.Event, "subscription": letter.Subscription}
 	}
-	err = h.change(c, "dead-letter.retry", letter.ID, viewOfLetter(*letter), nil, func() error {
-		done, err := h.Operations.Retry(c.Context(), c.who.Workspace, *letter, sub, 0)
+	err = c.change("dead-letter.retry", letter.ID, viewOfLetter(*letter), nil, func() error {
+		done, err := h.operations.Retry(c.Context(), c.who.Workspace, *letter, sub, 0)
 		if err == nil && !done {
 			return errNoLetter // someone was faster
 		}

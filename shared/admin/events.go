@@ -10,6 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // eventView is an event as the API shows it, with its payload.
@@ -43,7 +44,16 @@ const (
 	maxLook = 500
 )
 
-func (h *Handler) listEvents(c *call) (any, error) {
+// eventHandlers find events in the log, list, show and deliver them, and list their types.
+type eventHandlers struct {
+	visible    visible
+	db         store.DB
+	log        *eventlog.Log
+	catalogs   catalog.Source
+	operations *delivery.Operations
+}
+
+func (h *eventHandlers) list(c *call) (any, error) {
 	before, limit := c.page()
 	uri, name := c.eventURI("uri"), c.text("name")
 	since, until := c.span()
@@ -53,7 +63,7 @@ func (h *Handler) listEvents(c *call) (any, error) {
 	if c.err != nil {
 		return nil, c.err
 	}
-	cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
+	cat, err := h.catalogs.Catalog(c.Context(), c.who.Workspace)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +71,7 @@ func (h *Handler) listEvents(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, next, err := h.Events.Newest(c.Context(), parts, since, until, before, limit)
+	found, next, err := h.log.Newest(c.Context(), parts, since, until, before, limit)
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +85,7 @@ func (h *Handler) listEvents(c *call) (any, error) {
 }
 
 // partitions are where the log has the events of a URI, or of a type.
-func (h *Handler) partitions(c *call, cat *catalog.Catalog, uri, name string) (parts []eventlog.Partition, truncated bool, err error) {
+func (h *eventHandlers) partitions(c *call, cat *catalog.Catalog, uri, name string) (parts []eventlog.Partition, truncated bool, err error) {
 	uris := []string{uri}
 	if uri == "" {
 		if uris, truncated, err = h.urisOf(c, cat, cat.ByName(name)); err != nil {
@@ -84,13 +94,13 @@ func (h *Handler) partitions(c *call, cat *catalog.Catalog, uri, name string) (p
 	}
 	for _, u := range uris {
 		entry, _, ok := cat.Match(u)
-		parts = append(parts, h.Events.Of(c.who.Workspace, u, ok && entry.Unordered())...)
+		parts = append(parts, h.log.Of(c.who.Workspace, u, ok && entry.Unordered())...)
 	}
 	return parts, truncated, nil
 }
 
 // urisOf are URIs of a type that had events within a month.
-func (h *Handler) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) (uris []string, more bool, err error) {
+func (h *eventHandlers) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) (uris []string, more bool, err error) {
 	if e == nil {
 		return nil, false, nil
 	}
@@ -101,7 +111,7 @@ func (h *Handler) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) (uris 
 	if !strings.HasPrefix(parent, "event://") {
 		return nil, false, fault.New(fault.Invalid, "the URIs of %s have nothing in common; name a uri", e.Name)
 	}
-	known, err := h.Events.Below(c.Context(), c.who.Workspace, parent, 1000)
+	known, err := h.log.Below(c.Context(), c.who.Workspace, parent, 1000)
 	if err != nil {
 		return nil, false, err
 	}
@@ -119,10 +129,10 @@ func (h *Handler) urisOf(c *call, cat *catalog.Catalog, e *catalog.Entry) (uris 
 
 var errNoEvent = fault.New(fault.NotFound, "the log has no such event")
 
-// eventNamed is the event that the path names. An embedded server has it under the id: one query, and one read. Elsewhere one query
+// named is the event that the path names. An embedded server has it under the id: one query, and one read. Elsewhere one query
 // of the delivery log says which URI it has, if it went to a webhook and that was kept, and one read has it if it ever
 // failed. Otherwise it is one query of each URI that it may have.
-func (h *Handler) eventNamed(c *call) (*event.Event, error) {
+func (h *eventHandlers) named(c *call) (*event.Event, error) {
 	ctx, workspace, id, uri := c.Context(), c.who.Workspace, c.PathValue("id"), c.eventURI("uri")
 	if c.err != nil {
 		return nil, c.err
@@ -130,32 +140,32 @@ func (h *Handler) eventNamed(c *call) (*event.Event, error) {
 	if !event.ValidID(id) {
 		return nil, errNoEvent
 	}
-	if h.DB.Ordered() {
-		if e, err := h.Events.ByID(ctx, workspace, id, uri); e != nil || err != nil {
+	if h.db.Ordered() {
+		if e, err := h.log.ByID(ctx, workspace, id, uri); e != nil || err != nil {
 			return e, err
 		}
 	}
 	if uri != "" {
 		return h.lookFor(c, id, []string{uri})
 	}
-	records, _, err := delivery.ListRecords(ctx, h.DB, workspace, delivery.RecordQuery{Event: id}, "", 1)
+	records, _, err := delivery.ListRecords(ctx, h.db, workspace, delivery.RecordQuery{Event: id}, "", 1)
 	switch {
 	case err != nil:
 		return nil, err
 	case len(records) == 1 && !records[0].Test:
-		if e, err := h.Operations.Stored(ctx, workspace, records[0].URI, id); e != nil || err != nil {
+		if e, err := h.operations.Stored(ctx, workspace, records[0].URI, id); e != nil || err != nil {
 			return e, err
 		}
 		return h.lookFor(c, id, []string{records[0].URI})
-	case h.DB.Ordered():
+	case h.db.Ordered():
 		return nil, errNoEvent
 	}
 	return h.lookFor(c, id, nil)
 }
 
 // lookFor looks for an event in the log of URIs; with none in those of the catalog.
-func (h *Handler) lookFor(c *call, id string, uris []string) (*event.Event, error) {
-	cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
+func (h *eventHandlers) lookFor(c *call, id string, uris []string) (*event.Event, error) {
+	cat, err := h.catalogs.Catalog(c.Context(), c.who.Workspace)
 	if err != nil {
 		return nil, err
 	}
@@ -173,33 +183,33 @@ func (h *Handler) lookFor(c *call, id string, uris []string) (*event.Event, erro
 		if err != nil {
 			return nil, err
 		}
-		if e, err := h.Events.Find(c.Context(), parts, id, maxLook); e != nil || err != nil {
+		if e, err := h.log.Find(c.Context(), parts, id, maxLook); e != nil || err != nil {
 			return e, err
 		}
 	}
 	return nil, errNoEvent
 }
 
-func (h *Handler) deliverEvent(c *call) (any, error) {
+func (h *eventHandlers) deliver(c *call) (any, error) {
 	var in struct {
 		Subscription string `json:"subscription"`
 	}
 	if err := c.body(&in); err != nil {
 		return nil, err
 	}
-	e, err := h.eventNamed(c)
+	e, err := h.named(c)
 	if err != nil {
 		return nil, err
 	}
-	s, err := h.subscription(c, in.Subscription)
+	s, err := h.visible.find(c, in.Subscription)
 	if err != nil {
 		return nil, err
 	}
 	if !s.Covers(e.URI) {
 		return nil, fault.New(fault.Unprocessable, "the subscription is not for %s", e.URI)
 	}
-	err = h.change(c, "event.deliver", e.ID, nil, map[string]string{"subscription": s.ID, "uri": e.URI}, func() error {
-		return h.Operations.Deliver(c.Context(), s.Subscription, e)
+	err = c.change("event.deliver", e.ID, nil, map[string]string{"subscription": s.ID, "uri": e.URI}, func() error {
+		return h.operations.Deliver(c.Context(), s.Subscription, e)
 	})
 	return accepted(map[string]string{"event": e.ID, "subscription": s.ID}), err
 }

@@ -14,12 +14,12 @@ type typeView struct {
 	Delivery    []string `json:"delivery"`
 }
 
-func (h *Handler) listTypes(c *call) (any, error) {
+func (h *eventHandlers) listTypes(c *call) (any, error) {
 	after, limit := c.page()
 	if c.err != nil {
 		return nil, c.err
 	}
-	cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
+	cat, err := h.catalogs.Catalog(c.Context(), c.who.Workspace)
 	if err != nil {
 		return nil, err
 	}
@@ -30,8 +30,8 @@ func (h *Handler) listTypes(c *call) (any, error) {
 }
 
 // tailed are the partitions of the log that a live stream tails: those of the URIs of all types, as far as they fit.
-func (h *Handler) tailed(c *call) (parts []eventlog.Partition, truncated bool, err error) {
-	cat, err := h.Catalogs.Catalog(c.Context(), c.who.Workspace)
+func (h *eventHandlers) tailed(c *call) (parts []eventlog.Partition, truncated bool, err error) {
+	cat, err := h.catalogs.Catalog(c.Context(), c.who.Workspace)
 	if err != nil {
 		return nil, false, err
 	}

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"encoding/json"
+	"log/slog"
 	"maps"
 	"net/http"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 // A live stream looks at the delivery log and at the log of events again and again, and sends what is new. It costs
@@ -47,9 +49,18 @@ type tick struct {
 	Truncated bool `json:"truncated"`
 }
 
+// liveHandler opens live streams.
+type liveHandler struct {
+	events *eventHandlers
+	db     store.DB
+	ends   <-chan struct{} // all of them
+	open   chan struct{}   // holds one for each
+	log    *slog.Logger
+}
+
 // tail is where one live stream is.
 type tail struct {
-	*Handler
+	*liveHandler
 	*call
 	since     time.Time
 	seen      map[string]time.Time // records and events since lookBack
@@ -60,7 +71,7 @@ type tail struct {
 	grew      time.Time
 }
 
-func (h *Handler) live(c *call) (any, error) {
+func (h *liveHandler) stream(c *call) (any, error) {
 	select {
 	case h.open <- struct{}{}:
 	default:
@@ -68,7 +79,7 @@ func (h *Handler) live(c *call) (any, error) {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		defer func() { <-h.open }()
-		t := &tail{Handler: h, call: c, since: time.Now(), seen: map[string]time.Time{}, end: -1}
+		t := &tail{liveHandler: h, call: c, since: time.Now(), seen: map[string]time.Time{}, end: -1}
 		out := sse.NewWriter(w, heartbeat)
 		out.Start()
 		t.run(out)
@@ -78,7 +89,7 @@ func (h *Handler) live(c *call) (any, error) {
 // run ends without a word: the client comes again.
 func (t *tail) run(out *sse.Writer) {
 	ctx, every := t.Context(), lookEvery
-	if !t.DB.Ordered() {
+	if !t.db.Ordered() {
 		every = lookRarely
 	}
 	end := time.Now().Add(liveFor)
@@ -94,13 +105,13 @@ func (t *tail) run(out *sse.Writer) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-t.Live:
+		case <-t.ends:
 			return
 		case <-ticker.C:
 		}
 		news, err := t.look()
 		if err != nil {
-			t.Log.WarnContext(ctx, "live stream ended", "error", err)
+			t.log.WarnContext(ctx, "live stream ended", "error", err)
 			return
 		}
 		e := sse.Event{Comment: " quiet"}
@@ -122,7 +133,7 @@ func (t *tail) look() (*tick, error) {
 	now := time.Now()
 	news := &tick{At: now.UTC(), Deliveries: []attemptView{}, Events: []eventView{}}
 	ctx, workspace, from := t.Context(), t.who.Workspace, t.since.Add(-lookBack)
-	records, _, err := delivery.ListRecords(ctx, t.DB, workspace, delivery.RecordQuery{Span: delivery.Span{Since: from}}, "", mostCounted)
+	records, _, err := delivery.ListRecords(ctx, t.db, workspace, delivery.RecordQuery{Span: delivery.Span{Since: from}}, "", mostCounted)
 	if err != nil {
 		return nil, err
 	}
@@ -168,15 +179,15 @@ func (t *tail) look() (*tick, error) {
 
 // newEvents may have events that were there before.
 func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) {
-	ordered := t.DB.Ordered()
-	if end := t.DB.End(); ordered && end != t.end {
+	ordered := t.db.Ordered()
+	if end := t.db.End(); ordered && end != t.end {
 		t.end, t.grew = end, now
 	}
 	if ordered && now.Sub(t.grew) > lookBack {
 		return nil, nil
 	}
 	if ordered || now.Sub(t.tailed) >= retail {
-		if t.parts, t.truncated, err = t.Handler.tailed(t.call); err != nil {
+		if t.parts, t.truncated, err = t.events.tailed(t.call); err != nil {
 			return nil, err
 		}
 		t.tailed = now
@@ -184,6 +195,6 @@ func (t *tail) newEvents(now, from time.Time) (events []event.Event, err error) 
 	if !ordered {
 		from = from.Add(lookBack - eventlog.Window)
 	}
-	events, _, err = t.Events.Newest(t.Context(), t.parts, from, time.Time{}, "", mostCounted)
+	events, _, err = t.events.log.Newest(t.Context(), t.parts, from, time.Time{}, "", mostCounted)
 	return events, err
 }

@@ -2,10 +2,12 @@ package admin
 
 import (
 	"cmp"
+	"context"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/delivery"
+	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/switches"
 )
@@ -53,28 +55,38 @@ type kept struct {
 	Seconds int64  `json:"keptSeconds"`
 }
 
-func (h *Handler) kept(length time.Duration) kept {
-	return kept{string(h.Kept), int64(length / time.Second)}
+func keptOf(records delivery.Records, length time.Duration) kept {
+	return kept{string(records), int64(length / time.Second)}
 }
 
-// overview is a bounded number of queries, whatever there is.
-func (h *Handler) overview(c *call) (any, error) {
+// overviewHandler shows what there is in a workspace.
+type overviewHandler struct {
+	subscriptions *subscription.Service
+	operations    *delivery.Operations
+	switches      *switches.Set
+	db            store.DB
+	kept          delivery.Records
+	most          func(name string) func(ctx context.Context, workspace, principal string) float64
+}
+
+// show is a bounded number of queries, whatever there is.
+func (h *overviewHandler) show(c *call) (any, error) {
 	ctx, workspace, now := c.Context(), c.who.Workspace, time.Now().UTC()
 	o := overview{
 		Workspace: workspace, Now: now, Paused: []switches.Switch{}, Recent: recent{Since: now.Add(-time.Hour)},
-		Delivery:  h.kept(delivery.KeptFor),
+		Delivery:  keptOf(h.kept, delivery.KeptFor),
 		Principal: cmp.Or(c.text("principal"), c.who.ID),
 	}
-	used, err := h.Subscriptions.Used(ctx, workspace, o.Principal)
+	used, err := h.subscriptions.Used(ctx, workspace, o.Principal)
 	if err != nil {
 		return nil, err
 	}
-	sum, err := h.Subscriptions.Used(ctx, workspace, "")
+	sum, err := h.subscriptions.Used(ctx, workspace, "")
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range config.QuotaNames() {
-		of := quota{Name: name, Max: h.Most(name)(ctx, workspace, o.Principal)}
+		of := quota{Name: name, Max: h.most(name)(ctx, workspace, o.Principal)}
 		switch name {
 		case config.Subscriptions:
 			of.Used = &used
@@ -83,20 +95,20 @@ func (h *Handler) overview(c *call) (any, error) {
 		}
 		o.Quotas = append(o.Quotas, of)
 	}
-	if o.Subscriptions, err = h.Subscriptions.CountStates(ctx, workspace, mostCounted); err != nil {
+	if o.Subscriptions, err = h.subscriptions.CountStates(ctx, workspace, mostCounted); err != nil {
 		return nil, err
 	}
-	letters, _, err := h.Operations.Letters(ctx, workspace, delivery.LetterQuery{}, "", mostCounted)
+	letters, _, err := h.operations.Letters(ctx, workspace, delivery.LetterQuery{}, "", mostCounted)
 	if err != nil {
 		return nil, err
 	}
 	o.DeadLetters = len(letters)
-	paused, _, err := h.Switches.List(ctx, workspace, "", maxLimit)
+	paused, _, err := h.switches.List(ctx, workspace, "", maxLimit)
 	if err != nil {
 		return nil, err
 	}
 	o.Paused = append(o.Paused, paused...)
-	records, _, err := delivery.ListRecords(ctx, h.DB, workspace, delivery.RecordQuery{Span: delivery.Span{Since: o.Recent.Since}}, "", mostCounted)
+	records, _, err := delivery.ListRecords(ctx, h.db, workspace, delivery.RecordQuery{Span: delivery.Span{Since: o.Recent.Since}}, "", mostCounted)
 	if err != nil {
 		return nil, err
 	}
@@ -106,12 +118,17 @@ func (h *Handler) overview(c *call) (any, error) {
 	return o, nil
 }
 
-func (h *Handler) listBackends(c *call) (any, error) {
+// backendHandler lists the servers behind the gateway.
+type backendHandler struct {
+	backends func(ctx context.Context, workspace string) ([]Backend, error)
+}
+
+func (h *backendHandler) list(c *call) (any, error) {
 	after, limit := c.page()
 	if c.err != nil {
 		return nil, c.err
 	}
-	all, err := h.Backends(c.Context(), c.who.Workspace)
+	all, err := h.backends(c.Context(), c.who.Workspace)
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,10 @@ type erasure struct {
 	Complete bool `json:"complete"`
 }
 
-func (h *Handler) erasePrincipal(c *call) (any, error) {
+// principalHandler erases principals.
+type principalHandler struct{ eraser *erase.Eraser }
+
+func (h *principalHandler) erase(c *call) (any, error) {
 	out := erasure{Principal: c.PathValue("id"), DryRun: c.oneOf("dryRun", "true", "false") == "true"}
 	if out.Principal == "" || len(out.Principal) > 500 {
 		c.fail("the principal is %.100q (allowed: 1 to 500 bytes)", out.Principal)
@@ -23,7 +26,7 @@ func (h *Handler) erasePrincipal(c *call) (any, error) {
 		return nil, c.err
 	}
 	run := func() error {
-		done, err := h.Eraser.Erase(c.Context(), c.who.Workspace, out.Principal, out.DryRun)
+		done, err := h.eraser.Erase(c.Context(), c.who.Workspace, out.Principal, out.DryRun)
 		out.Counts, out.Complete = done.Counts, done.Complete
 		return err
 	}
@@ -34,6 +37,6 @@ func (h *Handler) erasePrincipal(c *call) (any, error) {
 	if out.Principal == c.who.ID && !c.who.Anonymous { // without authentication there is no other
 		return nil, fault.New(fault.Conflict, "an operator is erased by another one")
 	}
-	err := h.change(c, "principal.erase", erase.Pseudonym(c.who.Workspace, out.Principal), nil, nil, run)
+	err := c.change("principal.erase", erase.Pseudonym(c.who.Workspace, out.Principal), nil, nil, run)
 	return out, err
 }

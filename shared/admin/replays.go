@@ -28,7 +28,13 @@ func viewOfReplay(r delivery.Replay) replayView {
 	return replayView{r.ID, string(r.State), r.Select, r.Rate, r.By, r.Created, r.Finished, r.Total, r.Replayed, r.Skipped, r.Because}
 }
 
-func (h *Handler) startReplay(c *call) (any, error) {
+// replayHandlers start, show and cancel replays.
+type replayHandlers struct {
+	visible    visible
+	operations *delivery.Operations
+}
+
+func (h *replayHandlers) start(c *call) (any, error) {
 	in := struct {
 		Select *delivery.ReplaySelect `json:"select"`
 		DryRun bool                   `json:"dryRun"`
@@ -53,25 +59,25 @@ func (h *Handler) startReplay(c *call) (any, error) {
 	in.Select.Origin = subscription.SameOrigin(in.Select.Origin)
 	target, sub := "dead-letters", (*subscription.Subscription)(nil)
 	if in.Select.Events {
-		found, err := h.subscription(c, in.Select.Subscription)
+		found, err := h.visible.find(c, in.Select.Subscription)
 		if err != nil {
 			return nil, err
 		}
 		target, sub = "events", found.Subscription
 	}
 	if in.DryRun {
-		n, more, err := h.Operations.CountReplay(c.Context(), c.who.Workspace, sub, *in.Select)
+		n, more, err := h.operations.CountReplay(c.Context(), c.who.Workspace, sub, *in.Select)
 		return struct {
 			Count int  `json:"count"`
 			More  bool `json:"more,omitempty"`
 		}{n, more}, err
 	}
 	var replay *delivery.Replay
-	err := h.change(c, "replay.start", target, nil, in, func() (err error) {
-		if replay, err = h.Operations.StartReplay(c.Context(), c.who.Workspace, c.who.ID, sub, *in.Select, in.Rate); err != nil {
+	err := c.change("replay.start", target, nil, in, func() (err error) {
+		if replay, err = h.operations.StartReplay(c.Context(), c.who.Workspace, c.who.ID, sub, *in.Select, in.Rate); err != nil {
 			return err
 		}
-		replay, err = h.Operations.BeginReplay(c.Context(), h.Subscriptions, replay)
+		replay, err = h.operations.BeginReplay(c.Context(), h.visible.subscriptions, replay)
 		return err
 	})
 	if err != nil {
@@ -80,24 +86,24 @@ func (h *Handler) startReplay(c *call) (any, error) {
 	return accepted(viewOfReplay(*replay)), nil
 }
 
-func (h *Handler) replay(c *call) (*delivery.Replay, error) {
-	r, err := h.Operations.Replay(c.Context(), c.who.Workspace, c.PathValue("id"))
+func (h *replayHandlers) named(c *call) (*delivery.Replay, error) {
+	r, err := h.operations.Replay(c.Context(), c.who.Workspace, c.PathValue("id"))
 	if err == nil && r == nil {
 		err = fault.New(fault.NotFound, "there is no such replay")
 	}
 	return r, err
 }
 
-func (h *Handler) cancelReplay(c *call) (any, error) {
-	r, err := h.replay(c)
+func (h *replayHandlers) cancel(c *call) (any, error) {
+	r, err := h.named(c)
 	if err != nil {
 		return nil, err
 	}
 	if r.State != delivery.ReplayRunning {
 		return viewOfReplay(*r), nil
 	}
-	err = h.change(c, "replay.cancel", r.ID, viewOfReplay(*r), nil, func() (err error) {
-		r, err = h.Operations.CancelReplay(c.Context(), c.who.Workspace, r.ID)
+	err = c.change("replay.cancel", r.ID, viewOfReplay(*r), nil, func() (err error) {
+		r, err = h.operations.CancelReplay(c.Context(), c.who.Workspace, r.ID)
 		return err
 	})
 	if err != nil {

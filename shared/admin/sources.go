@@ -8,11 +8,14 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/config"
+	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/source"
 	"github.com/mcp-events/mcpevents/shared/source/ingest"
 	"github.com/mcp-events/mcpevents/shared/source/verify"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
 const (
@@ -62,9 +65,18 @@ func viewOfOutcome(r ingest.Record) outcomeView {
 	return outcomeView{Time: r.Time.UTC(), Kind: r.Kind, Reason: r.Reason, Name: r.Name, URI: r.URI, ID: r.ID, Omitted: r.Omitted}
 }
 
-// sourcesOf are those of the caller's workspace, by name.
-func (h *Handler) sourcesOf(c *call) ([]config.Source, error) {
-	all, err := h.Sources.Sources(c.Context())
+// sourceHandlers list and show sources, and what became of their requests, and try requests.
+type sourceHandlers struct {
+	sources  ingest.Sources
+	secrets  func(context.Context, config.Value) (string, error)
+	db       store.DB
+	kept     delivery.Records
+	catalogs catalog.Source
+}
+
+// own are those of the caller's workspace, by name.
+func (h *sourceHandlers) own(c *call) ([]config.Source, error) {
+	all, err := h.sources.Sources(c.Context())
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "look up the sources")
 	}
@@ -73,9 +85,9 @@ func (h *Handler) sourcesOf(c *call) ([]config.Source, error) {
 	return own, nil
 }
 
-// source finds the one that is meant.
-func (h *Handler) source(c *call) (config.Source, error) {
-	own, err := h.sourcesOf(c)
+// named is the source that the path names.
+func (h *sourceHandlers) named(c *call) (config.Source, error) {
+	own, err := h.own(c)
 	if err != nil {
 		return config.Source{}, err
 	}
@@ -86,12 +98,12 @@ func (h *Handler) source(c *call) (config.Source, error) {
 	return own[i], nil
 }
 
-func (h *Handler) listSources(c *call) (any, error) {
+func (h *sourceHandlers) list(c *call) (any, error) {
 	after, limit := c.page()
 	if c.err != nil {
 		return nil, c.err
 	}
-	own, err := h.sourcesOf(c)
+	own, err := h.own(c)
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +115,7 @@ func (h *Handler) listSources(c *call) (any, error) {
 	for i, s := range own {
 		group.Go(func() error {
 			var err error
-			views[i], err = h.viewOfSource(ctx, s)
+			views[i], err = h.view(ctx, s)
 			return err
 		})
 	}
@@ -113,18 +125,18 @@ func (h *Handler) listSources(c *call) (any, error) {
 	return listOf(c, views, next, itself), nil
 }
 
-func (h *Handler) readSource(c *call) (any, error) {
-	s, err := h.source(c)
+func (h *sourceHandlers) read(c *call) (any, error) {
+	s, err := h.named(c)
 	if err != nil {
 		return nil, err
 	}
-	return h.viewOfSource(c.Context(), s)
+	return h.view(c.Context(), s)
 }
 
-// viewOfSource is one query.
-func (h *Handler) viewOfSource(ctx context.Context, s config.Source) (sourceView, error) {
+// view is one query.
+func (h *sourceHandlers) view(ctx context.Context, s config.Source) (sourceView, error) {
 	now := time.Now()
-	records, _, err := ingest.ListRecords(ctx, h.DB, s.Workspace, s.Name, ingest.RecordQuery{}, "", recentOutcomes)
+	records, _, err := ingest.ListRecords(ctx, h.db, s.Workspace, s.Name, ingest.RecordQuery{}, "", recentOutcomes)
 	v := sourceView{
 		Name: s.Name, From: cmp.Or(string(s.From), "http"), Verify: s.Verify.Scheme, Events: s.Events,
 		Recent: sourceRecent{Since: now.Add(-time.Hour).UTC(), Outcomes: map[ingest.Kind]int64{}},
@@ -152,7 +164,7 @@ type outcomeList struct {
 	kept
 }
 
-func (h *Handler) listOutcomes(c *call) (any, error) {
+func (h *sourceHandlers) outcomes(c *call) (any, error) {
 	before, limit := c.page()
 	since, until := c.span()
 	kinds := []string{string(ingest.Refused)}
@@ -163,19 +175,19 @@ func (h *Handler) listOutcomes(c *call) (any, error) {
 	if c.err != nil {
 		return nil, c.err
 	}
-	s, err := h.source(c)
+	s, err := h.named(c)
 	if err != nil {
 		return nil, err
 	}
-	records, next, err := ingest.ListRecords(c.Context(), h.DB, s.Workspace, s.Name, ask, before, limit)
+	records, next, err := ingest.ListRecords(c.Context(), h.db, s.Workspace, s.Name, ask, before, limit)
 	if err != nil {
 		return nil, err
 	}
-	return outcomeList{listOf(c, records, next, viewOfOutcome), h.kept(ingest.RecordsKept)}, nil
+	return outcomeList{listOf(c, records, next, viewOfOutcome), keptOf(h.kept, ingest.RecordsKept)}, nil
 }
 
-// trySource runs a saved request through a source. It publishes nothing and changes nothing.
-func (h *Handler) trySource(c *call) (any, error) {
+// try runs a saved request through a source. It publishes nothing and changes nothing.
+func (h *sourceHandlers) try(c *call) (any, error) {
 	var in struct {
 		Request string `json:"request"`
 	}
@@ -188,15 +200,15 @@ func (h *Handler) trySource(c *call) (any, error) {
 	case len(in.Request) > maxTry:
 		return nil, fault.New(fault.TooLarge, "request has %d bytes (at most %d); mcpevents source check takes larger ones", len(in.Request), maxTry)
 	}
-	s, err := h.source(c)
+	s, err := h.named(c)
 	if err != nil {
 		return nil, err
 	}
-	cat, err := h.Catalogs.Catalog(c.Context(), s.Workspace)
+	cat, err := h.catalogs.Catalog(c.Context(), s.Workspace)
 	if err != nil {
 		return nil, err
 	}
-	trials, err := ingest.Try(c.Context(), cat, s, []byte(in.Request), time.Now(), h.SourceSecrets)
+	trials, err := ingest.Try(c.Context(), cat, s, []byte(in.Request), time.Now(), h.secrets)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/catalog"
+	"github.com/mcp-events/mcpevents/shared/delivery"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/httpjson"
 	"github.com/mcp-events/mcpevents/shared/subscription"
@@ -55,7 +57,15 @@ func viewOf(s subscription.Selected) subscriptionView {
 	return v
 }
 
-func (h *Handler) listSubscriptions(c *call) (any, error) {
+// subscriptionHandlers list and show subscriptions, and end, pause, resume and test them.
+type subscriptionHandlers struct {
+	visible
+	catalogs   catalog.Source
+	operations *delivery.Operations
+	switches   *switches.Set
+}
+
+func (h *subscriptionHandlers) list(c *call) (any, error) {
 	after, limit := c.page()
 	choice := subscription.Choice{
 		Principal: c.text("principal"), Event: c.text("event"), Origin: c.origin(), URI: c.eventURI("uri"),
@@ -79,12 +89,12 @@ func (h *Handler) listSubscriptions(c *call) (any, error) {
 
 // selected are subscriptions of a choice. None is to get an event of a URI that no event type has. Those that get one of
 // another URI lie in two lists, if nothing narrows more.
-func (h *Handler) selected(c *call, choice subscription.Choice, after string, limit int) ([]subscription.Selected, string, error) {
+func (h *subscriptionHandlers) selected(c *call, choice subscription.Choice, after string, limit int) ([]subscription.Selected, string, error) {
 	ctx, workspace := c.Context(), c.who.Workspace
 	if choice.URI == "" {
-		return h.Subscriptions.Select(ctx, workspace, choice, after, limit)
+		return h.subscriptions.Select(ctx, workspace, choice, after, limit)
 	}
-	cat, err := h.Catalogs.Catalog(ctx, workspace)
+	cat, err := h.catalogs.Catalog(ctx, workspace)
 	if err != nil {
 		return nil, "", err
 	}
@@ -93,35 +103,23 @@ func (h *Handler) selected(c *call, choice subscription.Choice, after string, li
 	case !ok:
 		return nil, "", nil
 	case choice != subscription.Choice{URI: choice.URI}:
-		return h.Subscriptions.Select(ctx, workspace, choice, after, limit)
+		return h.subscriptions.Select(ctx, workspace, choice, after, limit)
 	}
-	return h.Subscriptions.Covering(ctx, workspace, entry.Name, choice.URI, after, limit)
-}
-
-// subscription finds the one that is meant, if the caller may see it.
-func (h *Handler) subscription(c *call, id string) (*subscription.Selected, error) {
-	s, err := h.Subscriptions.Find(c.Context(), c.who.Workspace, id)
-	if err != nil {
-		return nil, err
-	}
-	if s == nil || !c.operator && s.Principal != c.who.ID {
-		return nil, fault.New(fault.NotFound, "there is no such subscription")
-	}
-	return s, nil
+	return h.subscriptions.Covering(ctx, workspace, entry.Name, choice.URI, after, limit)
 }
 
 // named is the subscription that the path names.
-func (h *Handler) named(c *call) (*subscription.Selected, error) {
-	return h.subscription(c, c.PathValue("id"))
+func (h *subscriptionHandlers) named(c *call) (*subscription.Selected, error) {
+	return h.find(c, c.PathValue("id"))
 }
 
-func (h *Handler) endSubscription(c *call) (any, error) {
+func (h *subscriptionHandlers) end(c *call) (any, error) {
 	s, err := h.named(c)
 	if err != nil {
 		return nil, err
 	}
-	err = h.change(c, "subscription.end", s.ID, viewOf(*s), nil, func() error {
-		return h.Subscriptions.End(c.Context(), c.who.Workspace, s.Principal, s.ID)
+	err = c.change("subscription.end", s.ID, viewOf(*s), nil, func() error {
+		return h.subscriptions.End(c.Context(), c.who.Workspace, s.Principal, s.ID)
 	})
 	return noContent, err
 }
@@ -133,28 +131,28 @@ type reasoned struct {
 	State string `json:"state"`
 }
 
-func (h *Handler) pauseSubscription(c *call) (any, error) {
+func (h *subscriptionHandlers) pause(c *call) (any, error) {
 	var in reasoned
 	if err := c.body(&in); err != nil {
 		return nil, err
 	}
-	return h.pausing(c, func(s *subscription.Selected) error { return h.setSubscription(c, s, in.Reason, true) })
+	return h.pausing(c, func(s *subscription.Selected) error { return h.setPaused(c, s, in.Reason, true) })
 }
 
-func (h *Handler) resumeSubscription(c *call) (any, error) {
+func (h *subscriptionHandlers) resume(c *call) (any, error) {
 	return h.pausing(c, func(s *subscription.Selected) error {
 		if s.State != subscription.Disabled {
-			return h.setSubscription(c, s, "", false)
+			return h.setPaused(c, s, "", false)
 		}
-		return h.change(c, "subscription.resume", s.ID, viewOf(*s), nil, func() error {
-			_, err := h.Subscriptions.Enable(c.Context(), c.who.Workspace, s.Principal, s.ID)
+		return c.change("subscription.resume", s.ID, viewOf(*s), nil, func() error {
+			_, err := h.subscriptions.Enable(c.Context(), c.who.Workspace, s.Principal, s.ID)
 			return err
 		})
 	})
 }
 
 // pausing does something to a subscription and answers with what it is then.
-func (h *Handler) pausing(c *call, do func(*subscription.Selected) error) (any, error) {
+func (h *subscriptionHandlers) pausing(c *call, do func(*subscription.Selected) error) (any, error) {
 	s, err := h.named(c)
 	if err != nil {
 		return nil, err
@@ -165,11 +163,11 @@ func (h *Handler) pausing(c *call, do func(*subscription.Selected) error) (any, 
 	return show(h.named, viewOf)(c)
 }
 
-// setSubscription pauses or resumes a subscription with its switch. What is so already stays, but a pause
+// setPaused pauses or resumes a subscription with its switch. What is so already stays, but a pause
 // with a reason gives the switch that one.
-func (h *Handler) setSubscription(c *call, s *subscription.Selected, reason string, pause bool) error {
+func (h *subscriptionHandlers) setPaused(c *call, s *subscription.Selected, reason string, pause bool) error {
 	name := switches.Subscription(s.ID)
-	before, err := h.Switches.Get(c.Context(), c.who.Workspace, name)
+	before, err := h.switches.Get(c.Context(), c.who.Workspace, name)
 	if err != nil {
 		return err
 	}
@@ -185,28 +183,28 @@ func (h *Handler) setSubscription(c *call, s *subscription.Selected, reason stri
 		}
 	}
 	if !pause {
-		return h.change(c, "subscription.resume", s.ID, before, nil, func() error {
-			changed, err := h.Subscriptions.SetPaused(c.Context(), c.who.Workspace, s.Principal, s.ID, false, h.Switches.ResumeOps(c.who.Workspace, name)...)
+		return c.change("subscription.resume", s.ID, before, nil, func() error {
+			changed, err := h.subscriptions.SetPaused(c.Context(), c.who.Workspace, s.Principal, s.ID, false, h.switches.ResumeOps(c.who.Workspace, name)...)
 			if err == nil && !changed { // it was made anew since, under the same id
-				_, err = h.Switches.Resume(c.Context(), c.who.Workspace, name)
+				_, err = h.switches.Resume(c.Context(), c.who.Workspace, name)
 			}
 			if err != nil {
 				return err
 			}
-			return h.release(c, name)
+			return release(c, h.switches, name)
 		})
 	}
-	after := h.paused(c, name, reason)
-	return h.change(c, "subscription.pause", s.ID, before, after, func() error {
-		changed, err := h.Subscriptions.SetPaused(c.Context(), c.who.Workspace, s.Principal, s.ID, true, h.Switches.PauseOps(c.who.Workspace, after)...)
+	after := pausedBy(c, name, reason)
+	return c.change("subscription.pause", s.ID, before, after, func() error {
+		changed, err := h.subscriptions.SetPaused(c.Context(), c.who.Workspace, s.Principal, s.ID, true, h.switches.PauseOps(c.who.Workspace, after)...)
 		if err == nil && !changed {
-			err = h.Switches.Pause(c.Context(), c.who.Workspace, after)
+			err = h.switches.Pause(c.Context(), c.who.Workspace, after)
 		}
 		return err
 	})
 }
 
-func (h *Handler) testSubscription(c *call) (any, error) {
+func (h *subscriptionHandlers) test(c *call) (any, error) {
 	s, err := h.named(c)
 	if err != nil {
 		return nil, err
@@ -215,8 +213,8 @@ func (h *Handler) testSubscription(c *call) (any, error) {
 		return nil, fault.New(fault.Conflict, "the subscription has ended")
 	}
 	var event string
-	err = h.change(c, "subscription.test", s.ID, nil, nil, func() error {
-		event, err = h.Operations.SendTest(c.Context(), s.Subscription)
+	err = c.change("subscription.test", s.ID, nil, nil, func() error {
+		event, err = h.operations.SendTest(c.Context(), s.Subscription)
 		return err
 	})
 	return accepted(map[string]string{"event": event}), err

@@ -171,6 +171,12 @@ func set(field reflect.Value, text string) error {
 // Check holds the limits to the ranges within which the system keeps its promises. An
 // error is of kind fault.Invalid.
 func (l Limits) Check() error {
+	return cmp.Or(l.checkRanges(), l.checkChoices(), l.checkAddresses(),
+		checkSchedule("retry-schedule", l.RetrySchedule), checkSchedule("events-retry-schedule", l.EventsSchedule))
+}
+
+// checkRanges checks numbers and times.
+func (l Limits) checkRanges() error {
 	for _, x := range []struct {
 		name     string
 		d        time.Duration
@@ -215,6 +221,11 @@ func (l Limits) Check() error {
 	case !(l.TraceRatio >= 0 && l.TraceRatio <= 1):
 		return fault.New(fault.Invalid, "--trace-ratio %v is not allowed (allowed: 0 to 1)", l.TraceRatio)
 	}
+	return nil
+}
+
+// checkChoices checks what is one of a few words.
+func (l Limits) checkChoices() error {
 	for _, x := range []struct {
 		name, value string
 		allowed     []string
@@ -230,6 +241,11 @@ func (l Limits) Check() error {
 			return fault.New(fault.Invalid, "--%s %q is not allowed (allowed: %s)", x.name, x.value, strings.Join(x.allowed, ", "))
 		}
 	}
+	return nil
+}
+
+// checkAddresses checks URLs, networks and ports.
+func (l Limits) checkAddresses() error {
 	for name, targets := range map[string][]string{"verified-targets": l.VerifiedTargets, "plain-targets": l.PlainTargets} {
 		for _, target := range targets {
 			// Without the slash https://good.example would also mean https://good.example.evil.test.
@@ -249,10 +265,7 @@ func (l Limits) Check() error {
 			return fault.New(fault.Invalid, "--target-ports %d is not allowed (allowed: 1 to 65535)", port)
 		}
 	}
-	if err := checkSchedule("retry-schedule", l.RetrySchedule); err != nil {
-		return err
-	}
-	return checkSchedule("events-retry-schedule", l.EventsSchedule)
+	return nil
 }
 
 func checkSchedule(name string, delays []time.Duration) error {

@@ -83,10 +83,10 @@ func Dispatch(c *app.Core, subs *subscription.Service, terminator *delivery.Term
 	})
 }
 
-// Admin serves the operators. Subs need not be able to make subscriptions; nothing is attempted here.
-func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operations, set *switches.Set) *admin.Handler {
+// Admin is what the operators' API is made of. Subs need not be able to make subscriptions; nothing is attempted here.
+func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operations, set *switches.Set) admin.Options {
 	eraser := &erase.Eraser{DB: c.DB, Subscriptions: subs, Operations: operations, Trail: &audit.Trail{DB: c.DB}}
-	return admin.New(admin.Options{
+	return admin.Options{
 		Eraser: eraser,
 		Auth:   c.Auth, Guard: c.Guard(), MetadataURL: c.ResourceMetadata, DB: c.DB, Subscriptions: subs,
 		Operations: operations, Switches: set, Events: c.EventLog, Catalogs: c.Catalogs, Sources: c.Config,
@@ -103,7 +103,7 @@ func Admin(c *app.Core, subs *subscription.Service, operations *delivery.Operati
 			}
 			return list, nil
 		},
-	})
+	}
 }
 
 // Operators serves the admin API and the console that uses it, and all else by rest. It stands before a mux, which would
