@@ -55,6 +55,7 @@ func end(t *testing.T, e *Server) {
 	if _, done := ends.LoadOrStore(e, true); done {
 		return
 	}
+	http.DefaultClient.CloseIdleConnections() // for one that was never used a server waits 5 s
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := e.Shutdown(ctx); err != nil {

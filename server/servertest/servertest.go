@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"strings"
 	"sync"
@@ -80,6 +81,7 @@ func End(t *testing.T, s *server.Server) {
 	if _, before := ended.LoadOrStore(s, true); before {
 		return
 	}
+	http.DefaultClient.CloseIdleConnections() // for one that was never used a server waits 5 s
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	if err := s.Shutdown(ctx); err != nil {
