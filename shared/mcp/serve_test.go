@@ -155,7 +155,7 @@ func TestBodyOfUnknownLength(t *testing.T) {
 	f := newEndpoint(t, nil)
 	defer f.close()
 	for body, status := range map[string]int{
-		statelessBody("1", mcpspec.MethodDiscover, ""):            200,
+		statelessBody("1", mcpspec.MethodDiscover, ""):         200,
 		`{"jsonrpc":"2.0",` + strings.Repeat(" ", 1<<20) + `}`: 413,
 		"": 400,
 	} {
