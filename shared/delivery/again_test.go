@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -45,8 +46,9 @@ func TestAPageThatComesAgain(t *testing.T) {
 		subs := r.to(oneOrigin(3)...)
 		_, d, _ := r.process()
 		q := &watched{Sender: d.Queue, broken: true}
-		db := &unwritable{DB: d.DB, broken: true}
-		d.DB, d.Queue, d.Opener = db, q, refusing{subs[1].Target.URL}
+		var broken atomic.Bool
+		broken.Store(true)
+		d.DB, d.Queue, d.Opener = hooked{DB: d.DB, write: failing(&broken)}, q, refusing{subs[1].Target.URL}
 		events := someEvents(2, 60)
 		batch := []queue.Message{
 			pageMessage("1", pageOf(subs[0].Patterns[0].Key, events[0])), pageMessage("2", pageOf(subs[0].Patterns[0].Key, events[1])),
@@ -57,7 +59,8 @@ func TestAPageThatComesAgain(t *testing.T) {
 				t.Fatalf("failed %v, %v; want both messages", failed, err)
 			}
 		}
-		q.broken, db.broken, d.Opener = false, false, plain{}
+		broken.Store(false)
+		q.broken, d.Opener = false, plain{}
 		r.done(d.Pages(t.Context(), batch))
 		posts := map[string]int{}
 		for _, p := range r.posts {
@@ -89,7 +92,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 		// If the part does not come about, nothing of the rest is queued.
 		r.queues[queue.Deliveries] = nil
 		_, d, _ = r.process()
-		d.DB = unreadable{d.DB}
+		d.DB = hooked{DB: d.DB, query: func() error { return errDied }}
 		failed, err := d.Pages(t.Context(), []queue.Message{pageMessage("1", pageOf(subs[0].Patterns[0].Key, someEvents(1, 60)...))})
 		if err != nil || len(failed) != 1 || len(r.queues[queue.Deliveries]) > 0 {
 			t.Errorf("failed %v, %v, %d tasks; want the message and none", failed, err, len(r.queues[queue.Deliveries]))
@@ -127,7 +130,8 @@ func TestAPageThatComesAgain(t *testing.T) {
 			cancel()
 			return webhook.Outcome{Status: 200}
 		}
-		d.DB = obedient{d.DB}
+		// As a store over a network this one does nothing for a context that has ended.
+		d.DB = hooked{DB: d.DB, writeAll: func(ctx context.Context, _ []store.Op) error { return ctx.Err() }}
 		r.done(d.Pages(ctx, []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, someEvents(1, 60)...))}))
 		page, err := r.db.Query(t.Context(), store.Query{Table: store.Deliveries, Partition: "r#default#" + sub.ID})
 		if err != nil || len(page.Items) != 1 {
@@ -136,34 +140,48 @@ func TestAPageThatComesAgain(t *testing.T) {
 	})
 }
 
-// unreadable is a store whose ranges cannot be read.
-type unreadable struct{ store.DB }
-
-func (unreadable) Query(context.Context, store.Query) (store.Page, error) {
-	return store.Page{}, errDied
-}
-
-// obedient is a store that, as one over a network, does nothing for a context that has ended.
-type obedient struct{ store.DB }
-
-func (o obedient) WriteAll(ctx context.Context, ops ...store.Op) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return o.DB.WriteAll(ctx, ops...)
-}
-
-// unwritable is a store that takes no deliveries while it is broken.
-type unwritable struct {
+// hooked is a store before whose calls something happens, which may fail them.
+type hooked struct {
 	store.DB
-	broken bool
+	query           func() error
+	write, writeAll func(ctx context.Context, ops []store.Op) error
 }
 
-func (u *unwritable) Write(ctx context.Context, ops ...store.Op) error {
-	if u.broken {
-		return errDied
+func (h hooked) Query(ctx context.Context, q store.Query) (store.Page, error) {
+	if h.query != nil {
+		if err := h.query(); err != nil {
+			return store.Page{}, err
+		}
 	}
-	return u.DB.Write(ctx, ops...)
+	return h.DB.Query(ctx, q)
+}
+
+func (h hooked) Write(ctx context.Context, ops ...store.Op) error {
+	if h.write != nil {
+		if err := h.write(ctx, ops); err != nil {
+			return err
+		}
+	}
+	return h.DB.Write(ctx, ops...)
+}
+
+func (h hooked) WriteAll(ctx context.Context, ops ...store.Op) error {
+	if h.writeAll != nil {
+		if err := h.writeAll(ctx, ops); err != nil {
+			return err
+		}
+	}
+	return h.DB.WriteAll(ctx, ops...)
+}
+
+// failing fails while it is true.
+func failing(broken *atomic.Bool) func(context.Context, []store.Op) error {
+	return func(context.Context, []store.Op) error {
+		if broken.Load() {
+			return errDied
+		}
+		return nil
+	}
 }
 
 func TestWHK16AnInternalOutcomeUsesNoAttempt(t *testing.T) {

@@ -1,12 +1,10 @@
 package delivery
 
 import (
-	"context"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
@@ -15,7 +13,7 @@ import (
 func TestWhatCouldNotBeRecordedIsNotSentAgain(t *testing.T) {
 	inWorld(t, embedded(), func(w *world) {
 		var broken atomic.Bool
-		w.d.DB = recordless{w.d.DB, &broken}
+		w.d.DB = hooked{DB: w.d.DB, writeAll: failing(&broken)}
 		w.to("https://well.example.com/hook")
 		w.answer = func(webhook.Request) webhook.Outcome {
 			if !broken.Load() {
@@ -34,17 +32,4 @@ func TestWhatCouldNotBeRecordedIsNotSentAgain(t *testing.T) {
 			t.Errorf("%d attempts, want the one that failed and the one that succeeded", n)
 		}
 	})
-}
-
-// recordless is a store that takes no records while it is broken.
-type recordless struct {
-	store.DB
-	broken *atomic.Bool
-}
-
-func (r recordless) WriteAll(ctx context.Context, ops ...store.Op) error {
-	if r.broken.Load() {
-		return errDied
-	}
-	return r.DB.WriteAll(ctx, ops...)
 }

@@ -10,18 +10,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// slowStore is a store that takes its time to write what concerns one endpoint.
-type slowStore struct {
-	store.DB
-	id   string
-	time time.Duration
-}
-
-func (s *slowStore) Write(ctx context.Context, ops ...store.Op) error {
-	if ops[0].Item.Key.Partition == "t#"+s.id {
-		time.Sleep(s.time)
-	}
-	return s.DB.Write(ctx, ops...)
+// slowWrites is a store that takes its time to write what concerns one endpoint.
+func slowWrites(db store.DB, id string, takes time.Duration) store.DB {
+	return hooked{DB: db, write: func(_ context.Context, ops []store.Op) error {
+		if ops[0].Item.Key.Partition == "t#"+id {
+			time.Sleep(takes)
+		}
+		return nil
+	}}
 }
 
 // TestEndpointRatesOverASlowStore: WHK-16.
@@ -29,7 +25,7 @@ func TestEndpointRatesOverASlowStore(t *testing.T) {
 	t.Run("WHK-16 while the store writes for one endpoint, the attempts to others go on", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRig(t)
-			rates := newEndpointRates(&slowStore{r.db, "one", 20 * time.Second}, 20, time.Now)
+			rates := newEndpointRates(slowWrites(r.db, "one", 20*time.Second), 20, time.Now)
 			go rates.allow(t.Context(), "one")
 			synctest.Wait()
 			began := time.Now()
@@ -42,7 +38,7 @@ func TestEndpointRatesOverASlowStore(t *testing.T) {
 	t.Run("WHK-16 an attempt that waited is one of the second in which it is made", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRig(t)
-			rates := newEndpointRates(&slowStore{r.db, "one", 1500 * time.Millisecond}, 20, time.Now)
+			rates := newEndpointRates(slowWrites(r.db, "one", 1500*time.Millisecond), 20, time.Now)
 			start := time.Now()
 			go rates.allow(t.Context(), "one")
 			synctest.Wait()

@@ -70,7 +70,13 @@ func TestASubscriptionIsErasedWhileAnAttemptIsInFlight(t *testing.T) {
 func TestAnErasedEventIsStoredAgain(t *testing.T) {
 	r := newRig(t)
 	asked := map[string]int{}
-	d := NewDispatcher(&Dispatcher{DB: writes{r.db, asked}, Now: func() time.Time { return r.now }})
+	db := hooked{DB: r.db, write: func(_ context.Context, ops []store.Op) error {
+		for _, op := range ops {
+			asked[op.Item.Partition]++
+		}
+		return nil
+	}}
+	d := NewDispatcher(&Dispatcher{DB: db, Now: func() time.Time { return r.now }})
 	e := &event.Event{Workspace: "default", ID: "evt_1", URI: "event://ci/build-finished", Data: []byte(`{}`)}
 	body := bodyKey("default", e.Key())
 	kept := func() *store.Item {
@@ -99,17 +105,4 @@ func TestAnErasedEventIsStoredAgain(t *testing.T) {
 	if kept() == nil {
 		t.Error("OPS-07: the event is gone for its later subscribers")
 	}
-}
-
-// writes counts the puts of a store by partition.
-type writes struct {
-	store.DB
-	count map[string]int
-}
-
-func (w writes) Write(ctx context.Context, ops ...store.Op) error {
-	for _, op := range ops {
-		w.count[op.Item.Partition]++
-	}
-	return w.DB.Write(ctx, ops...)
 }
