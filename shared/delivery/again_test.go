@@ -47,6 +47,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 		q := &watched{Sender: d.Queue, broken: true}
 		db := &unwritable{DB: d.DB, broken: true}
 		d.DB, d.Queue, d.Opener = db, q, refusing{subs[1].Target.URL}
+		NewDispatcher(d)
 		events := someEvents(2, 60)
 		batch := []queue.Message{
 			pageMessage("1", pageOf(subs[0].Patterns[0].Key, events[0])), pageMessage("2", pageOf(subs[0].Patterns[0].Key, events[1])),

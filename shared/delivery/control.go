@@ -38,7 +38,7 @@ func (d *Dispatcher) sendNotice(ctx context.Context, del *delivery, at poster) (
 		}
 		if !later.IsZero() {
 			del.First = later
-			_, err = d.writeNext(ctx, del, later)
+			_, err = d.deliveries.writeNext(ctx, del, later)
 			return nil, err
 		}
 	}
@@ -66,6 +66,6 @@ func (d *Dispatcher) sendNotice(ctx context.Context, del *delivery, at poster) (
 		d.log().WarnContext(ctx, "control message undeliverable", "subscription", del.Subscription, "message", del.Event, "category", out.Category)
 		return del.forget(), nil
 	}
-	_, err = d.writeNext(ctx, del, now.Add(wait))
+	_, err = d.deliveries.writeNext(ctx, del, now.Add(wait))
 	return nil, err
 }

@@ -102,6 +102,7 @@ type Dispatcher struct {
 	// Tracer makes a span of each attempt; may be nil.
 	Tracer *trace.Tracer
 
+	deliveries    *deliveries
 	slots         chan struct{}
 	detachedSlots chan struct{}  // one for each attempt that goes on without its page
 	attempts      sync.WaitGroup // under way
@@ -111,7 +112,6 @@ type Dispatcher struct {
 	handled       *bounded.Map[string, map[string]bool] // of pages that failed: subscribers that are done, by message
 	// unrecorded is what could not be written of attempts of the slow lane, by [SingleTask.id].
 	unrecorded *bounded.Map[string, []store.Op]
-	stored     *bounded.Map[string, time.Time] // since when events' bodies are stored, by workspace and key
 	status     statuses
 	rates      rates
 	progress   progress
@@ -121,11 +121,8 @@ type Dispatcher struct {
 // maxHandled bounds the failed pages of which a dispatcher knows the subscribers that are done.
 const maxHandled = 1000
 
-// maxStored bounds the events of which a dispatcher knows that their bodies are stored.
-const maxStored = 20_000
-
-// NewDispatcher makes d ready to use, with the defaults of what is zero, and
-// returns it.
+// NewDispatcher makes d ready to use, with the defaults of what is zero, and returns it. What is set afterwards does not
+// reach its parts.
 func NewDispatcher(d *Dispatcher) *Dispatcher {
 	o := &d.Options
 	o.Timeout = cmp.Or(o.Timeout, 20*time.Second)
@@ -140,6 +137,7 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 	if o.EventsSchedule == nil {
 		o.EventsSchedule = EventsSchedule
 	}
+	d.deliveries = newDeliveries(d.DB, d.Queue, d.now, d.Log)
 	d.slots = make(chan struct{}, d.Options.Concurrency)
 	d.detachedSlots = make(chan struct{}, d.Options.Detached)
 	d.bytes = newBudgets(d.Options.Bytes)
@@ -147,7 +145,6 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 	d.endpoints.maxWaiting = max(1, d.Options.Concurrency/8)
 	d.unrecorded = bounded.NewMap[string, []store.Op](maxHandled)
 	d.rate = newEndpointRates(d.DB, d.Options.EndpointRate, d.now)
-	d.stored = bounded.NewMap[string, time.Time](maxStored)
 	d.index = newRecordIndex(d.DB)
 	d.status.seen = bounded.NewMap[string, seenStatus](maxStatuses)
 	d.handled = bounded.NewMap[string, map[string]bool](maxHandled)

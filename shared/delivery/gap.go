@@ -108,7 +108,7 @@ func (d *Dispatcher) tryGap(ctx context.Context, del *delivery) (done bool, err 
 	}
 	value, _ := json.Marshal(gapMark{V: taskVersion, ID: notice.Event, From: from, At: now.UnixMicro()}) // numbers and a text
 	condition := continues(version)
-	done, err = d.writeNext(ctx, notice, due, store.Put(store.Item{
+	done, err = d.deliveries.writeNext(ctx, notice, due, store.Put(store.Item{
 		Key: gapKey(del.Workspace, del.Subscription), Value: value, Version: version + 1, Expires: now.Add(gapFor + KeptFor),
 	}, condition))
 	if done && err == nil {
@@ -193,7 +193,7 @@ func (d *Dispatcher) foreseeGap(ctx context.Context, workspace string, sub *subs
 		Event: webhook.NewMessageID("gap"), Key: suspensionGap, Target: sub.Target.URL, State: statePending, First: due,
 		Control: &control{Gap: gapSuspended, Target: sub.Target},
 	}
-	_, err := d.writeNext(ctx, notice, due) // false: one is written already
+	_, err := d.deliveries.writeNext(ctx, notice, due) // false: one is written already
 	return err
 }
 

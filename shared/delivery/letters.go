@@ -3,16 +3,11 @@ package delivery
 import (
 	"context"
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/event"
-	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
-	"github.com/mcp-events/mcpevents/shared/metric"
-	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 )
@@ -106,24 +101,6 @@ type LetterQuery struct {
 	Span
 }
 
-// Operations are what operators and owners do to deliveries. Make it with [NewOperations].
-type Operations struct {
-	// Log is needed to replay events.
-	Log *eventlog.Log
-	// Metrics counts the messages that a queue gave up; may be nil.
-	Metrics *metric.Set
-	// Ahead is how far ahead of the clock a replay schedules deliveries, which canceling it does not stop: at least the time
-	// between two calls of RunReplays. 0 is a minute.
-	Ahead time.Duration
-
-	d *Dispatcher // which makes no attempts
-}
-
-// NewOperations makes operations. The clock may be nil.
-func NewOperations(db store.DB, q queue.Sender, now func() time.Time) *Operations {
-	return &Operations{d: NewDispatcher(&Dispatcher{DB: db, Queue: q, Now: now})}
-}
-
 // Letters returns the dead letters that are asked for, newest first, those before the given key; next is
 // "" at the end. It is one query of at most limit letters, by what narrows the most.
 func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQuery, before string, limit int) (list []Letter, next string, err error) {
@@ -140,7 +117,7 @@ func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQu
 	default:
 		q.Partition = "xa#" + workspace
 	}
-	return newest(ctx, o.d.DB, q, ask.Span, "list dead letters", func(it *store.Item) (Letter, bool, error) {
+	return newest(ctx, o.deliveries.db, q, ask.Span, "list dead letters", func(it *store.Item) (Letter, bool, error) {
 		l, err := readLetter(it)
 		return l, ask.takes(l), err
 	})
@@ -192,7 +169,7 @@ func (o *Operations) findOfWebhook(ctx context.Context, workspace, id string) (*
 	if !ok {
 		return nil, nil
 	}
-	items, err := o.d.DB.Get(ctx, store.Key{Table: store.Deliveries, Partition: lettersOf(workspace, sub), Sort: sort})
+	items, err := o.deliveries.db.Get(ctx, store.Key{Table: store.Deliveries, Partition: lettersOf(workspace, sub), Sort: sort})
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a dead letter")
 	}
@@ -225,14 +202,14 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 	if sub.State == subscription.Suspended {
 		return false, skipped(SkippedSuspended, "the subscription of the dead letter is suspended until its subscriber refreshes it (events/subscribe); retry it after that")
 	}
-	items, err := o.d.DB.Get(ctx, deliveryKey(workspace, del.Subscription, del.key()), bodyKey(workspace, del.key()))
+	items, err := o.deliveries.db.Get(ctx, deliveryKey(workspace, del.Subscription, del.key()), bodyKey(workspace, del.key()))
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "read a dead letter")
 	}
 	if items[1] == nil {
 		return false, skipped(SkippedExpired, "the event of the dead letter is not stored any more")
 	}
-	now := o.d.now()
+	now := o.deliveries.now()
 	if items[0] != nil {
 		del.version = items[0].Version
 		if current, err := decodeDelivery(items[0]); err == nil && current.State != stateDead {
@@ -251,57 +228,5 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 	body.Expires = now.Add(retriedFor) // from now on, as for any delivery
 	gone = append(gone, store.Put(body))
 	del.State, del.First, del.Base, del.Target = statePending, now, len(del.Attempts), sub.Target.URL
-	return o.d.writeNext(ctx, del, now.Add(delay), gone...)
-}
-
-// SendTest delivers a test event to a subscription, marked as one, on the way of any other: signed,
-// retried and recorded. It returns the event's id.
-func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscription) (id string, err error) {
-	now := o.d.now().UTC()
-	e := event.Event{
-		Workspace: sub.Workspace, ID: "test_" + event.NewID(), URI: sub.EventURIs[0], Name: TestType, Time: now, Published: now,
-		Data: json.RawMessage(`{"test":true}`),
-	}
-	if sub.Origin == subscription.MCPEvents { // its receivers know the names that they subscribed to
-		e.Name = sub.Name
-	}
-	return e.ID, o.deliver(ctx, sub, &e, true)
-}
-
-// TestType is the type of a test event's webhook.
-const TestType = "mcpevents.test"
-
-// Deliver delivers an event to a subscription again, with its id. An event that is being delivered
-// to it already is of kind Conflict.
-func (o *Operations) Deliver(ctx context.Context, sub *subscription.Subscription, e *event.Event) error {
-	return o.deliver(ctx, sub, e, false)
-}
-
-func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription, e *event.Event, test bool) error {
-	now := o.d.now()
-	subscriber := sub.Subscriber()
-	del := newDelivery(&subscriber, e, now)
-	del.Test = test
-	items, err := o.d.DB.Get(ctx, deliveryKey(sub.Workspace, sub.ID, del.key()))
-	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "read a delivery")
-	}
-	if items[0] != nil { // a dead letter keeps its place in the list, and its attempts
-		before, err := decodeDelivery(items[0])
-		if err != nil {
-			return err
-		}
-		if before.State != stateDead {
-			return fault.New(fault.Conflict, "the event is being delivered to the subscription already")
-		}
-		del.version, del.Attempts, del.Base = items[0].Version, before.Attempts, len(before.Attempts)
-	}
-	if err := o.d.storeBody(ctx, e, del.key()); err != nil {
-		return err
-	}
-	done, err := o.d.writeNext(ctx, del, now)
-	if err == nil && !done {
-		return fault.New(fault.Conflict, "the event is being delivered to the subscription already")
-	}
-	return err
+	return o.deliveries.writeNext(ctx, del, now.Add(delay), gone...)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
@@ -44,7 +45,7 @@ func (d *Dispatcher) outcome(ctx context.Context, del *delivery, sub *subscripti
 	case final: // the endpoint knows of it
 		mine, err = d.deadLetter(ctx, del, e)
 	case again:
-		mine, err = d.scheduleNext(ctx, del, e, now.Add(wait))
+		mine, err = d.deliveries.scheduleNext(ctx, del, e, now.Add(wait))
 	default:
 		mine, err = d.abandon(ctx, del, e)
 	}
@@ -78,6 +79,27 @@ func (d *Dispatcher) outcome(ctx context.Context, del *delivery, sub *subscripti
 		err = d.disable(ctx, workspace, sub, "all deliveries of five days failed", st)
 	}
 	return notes, err
+}
+
+// deadLetter gives a delivery up: it is a dead letter now, kept for a week.
+func (d *Dispatcher) deadLetter(ctx context.Context, del *delivery, e *event.Event) (bool, error) {
+	if e != nil && del.version == 0 {
+		if err := d.deliveries.storeBody(ctx, e, del.key()); err != nil {
+			return false, err
+		}
+	}
+	now := d.now()
+	del.State, del.Due = stateDead, time.Time{}
+	value := del.item().Value
+	var letters []store.Op
+	for _, key := range del.letterKeys(now) {
+		letters = append(letters, store.Put(store.Item{Key: key, Value: value, Version: now.UnixMicro(), Expires: now.Add(KeptFor)}))
+	}
+	mine, err := d.deliveries.write(ctx, del, nil, "record a dead letter", letters...)
+	if err == nil && mine {
+		d.Metrics.DeadLettered(metric.Webhook, 1)
+	}
+	return mine, err
 }
 
 // statuses decides when a subscription's status is worth a write: after a

@@ -359,6 +359,6 @@ func (d *Dispatcher) terminate(ctx context.Context, t PageTask, sub *subscriptio
 // toSlowLane turns a first attempt into a single delivery in the slow lane.
 func (d *Dispatcher) toSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
 	now := d.now()
-	_, err := d.scheduleNext(ctx, newDelivery(sub, e, now), e, now.Add(d.rate.delay(endpointID(sub.Target.URL), now)))
+	_, err := d.deliveries.scheduleNext(ctx, newDelivery(sub, e, now), e, now.Add(d.rate.delay(endpointID(sub.Target.URL), now)))
 	return err
 }

@@ -93,7 +93,7 @@ func (d *Dispatcher) detach(ctx context.Context, del *delivery, e *event.Event, 
 		return false
 	}
 	due := d.now().Add(max(d.Options.Timeout, d.Options.EventsTimeout))
-	mine, err := d.scheduleNext(ctx, del, e, due)
+	mine, err := d.deliveries.scheduleNext(ctx, del, e, due)
 	if err != nil || !mine {
 		<-d.detachedSlots
 		return false

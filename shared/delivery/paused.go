@@ -58,7 +58,7 @@ func (d *Dispatcher) parkedInstead(ctx context.Context, del *delivery, sub *subs
 		return false, err
 	}
 	if e != nil {
-		if err := d.keepBody(ctx, e, del.key()); err != nil {
+		if err := d.deliveries.keepBody(ctx, e, del.key()); err != nil {
 			return false, err
 		}
 	}
@@ -66,7 +66,7 @@ func (d *Dispatcher) parkedInstead(ctx context.Context, del *delivery, sub *subs
 	entry := d.Switches.Park(del.Workspace, which, switches.Parked{Queue: queue.Slow, Body: encode(task), Group: task.endpoint()})
 	del.Parked, del.ParkedAt = parkedKey{entry.Partition, entry.Sort}, d.now()
 	del.Due, del.DueAt = time.Time{}, time.Time{}
-	_, err = d.write(ctx, del, &entry, "park a delivery") // false: it went on elsewhere
+	_, err = d.deliveries.write(ctx, del, &entry, "park a delivery") // false: it went on elsewhere
 	return true, err
 }
 

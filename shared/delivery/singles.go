@@ -144,7 +144,7 @@ func (d *Dispatcher) waitInDueTable(ctx context.Context, t SingleTask, wait time
 		return err
 	}
 	wait = max(wait, laterDue)
-	_, err = d.writeNext(ctx, del, now.Add(wait+rand.N(wait/5)))
+	_, err = d.deliveries.writeNext(ctx, del, now.Add(wait+rand.N(wait/5)))
 	return err
 }
 

@@ -27,7 +27,7 @@ func (d *Dispatcher) addToBacklog(ctx context.Context, sub *subscription.Subscri
 		return nil // the replay brings it
 	}
 	del := newDelivery(sub, e, d.now())
-	if err := d.storeBody(ctx, e, del.key()); err != nil {
+	if err := d.deliveries.storeBody(ctx, e, del.key()); err != nil {
 		return err
 	}
 	return d.suspend(ctx, del)
@@ -36,7 +36,7 @@ func (d *Dispatcher) addToBacklog(ctx context.Context, sub *subscription.Subscri
 // suspend puts a delivery into the backlog.
 func (d *Dispatcher) suspend(ctx context.Context, del *delivery) error {
 	del.State, del.Due, del.DueAt = stateSuspended, time.Time{}, time.Time{}
-	if mine, err := d.write(ctx, del, nil, "suspend a delivery"); err != nil || !mine {
+	if mine, err := d.deliveries.write(ctx, del, nil, "suspend a delivery"); err != nil || !mine {
 		return err // nil: it went on elsewhere
 	}
 	record, err := d.Subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
@@ -50,7 +50,7 @@ func (d *Dispatcher) suspend(ctx context.Context, del *delivery) error {
 func (d *Dispatcher) reactivate(ctx context.Context, del *delivery) error {
 	del.State = statePending
 	del.version = del.item().Version
-	_, err := d.writeNext(ctx, del, d.now())
+	_, err := d.deliveries.writeNext(ctx, del, d.now())
 	return err
 }
 
