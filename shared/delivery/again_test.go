@@ -58,7 +58,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 				t.Fatalf("failed %v, %v; want both messages", failed, err)
 			}
 		}
-		q.broken, db.broken, d.Opener = false, false, plain{}
+		q.broken, db.broken, d.sender.opener = false, false, plain{}
 		r.done(d.Pages(t.Context(), batch))
 		posts := map[string]int{}
 		for _, p := range r.posts {
@@ -103,7 +103,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 			sub := r.register("event://ci/build-finished")
 			_, d, _ := r.process()
 			u := &unhurried{takes: 1500 * time.Millisecond, got: map[string]int{}}
-			d.Poster, d.Now = u, time.Now
+			d.sender.poster, d.Now = u, time.Now
 			task := pageOf(sub.Patterns[0].Key, someEvents(100, 60)...)
 			task.Hops = maxHops
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -103,6 +103,9 @@ type Dispatcher struct {
 	Tracer *trace.Tracer
 
 	deliveries    *deliveries
+	sender        *sender
+	notices       *notices
+	outcomes      *outcomes
 	slots         chan struct{}
 	detachedSlots chan struct{}  // one for each attempt that goes on without its page
 	attempts      sync.WaitGroup // under way
@@ -112,10 +115,7 @@ type Dispatcher struct {
 	handled       *bounded.Map[string, map[string]bool] // of pages that failed: subscribers that are done, by message
 	// unrecorded is what could not be written of attempts of the slow lane, by [SingleTask.id].
 	unrecorded *bounded.Map[string, []store.Op]
-	status     statuses
-	rates      rates
 	progress   progress
-	index      recordIndex
 }
 
 // maxHandled bounds the failed pages of which a dispatcher knows the subscribers that are done.
@@ -138,6 +138,13 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 		o.EventsSchedule = EventsSchedule
 	}
 	d.deliveries = newDeliveries(d.DB, d.Queue, d.now, d.Log)
+	d.sender = &sender{d.Poster, d.Opener, d.Catalog, d.Gaps, o, d.now, d.log(), d.Metrics, d.Tracer}
+	d.notices = &notices{d.deliveries, d.sender, d.Subscriptions, d.Terminator, d.Gaps, o, d.log()}
+	d.outcomes = &outcomes{
+		deliveries: d.deliveries, notices: d.notices, subscriptions: d.Subscriptions, terminator: d.Terminator,
+		options: o, log: d.log(), metrics: d.Metrics,
+		status: statuses{seen: bounded.NewMap[string, seenStatus](maxStatuses)}, records: newDeliveryLog(d.DB, o.Records),
+	}
 	d.slots = make(chan struct{}, d.Options.Concurrency)
 	d.detachedSlots = make(chan struct{}, d.Options.Detached)
 	d.bytes = newBudgets(d.Options.Bytes)
@@ -145,8 +152,6 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 	d.endpoints.maxWaiting = max(1, d.Options.Concurrency/8)
 	d.unrecorded = bounded.NewMap[string, []store.Op](maxHandled)
 	d.rate = newEndpointRates(d.DB, d.Options.EndpointRate, d.now)
-	d.index = newRecordIndex(d.DB)
-	d.status.seen = bounded.NewMap[string, seenStatus](maxStatuses)
 	d.handled = bounded.NewMap[string, map[string]bool](maxHandled)
 	return d
 }

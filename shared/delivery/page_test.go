@@ -48,7 +48,7 @@ func TestAPageOfManyEventsForASlowEndpointEnds(t *testing.T) {
 		sub := r.register("event://ci/build-finished")
 		_, d, _ := r.process()
 		u := &unhurried{takes: 1500 * time.Millisecond, got: map[string]int{}}
-		d.Poster, d.Now = u, time.Now
+		d.sender.poster, d.Now = u, time.Now
 		events := someEvents(100, 60)
 		task := PageTask{V: taskVersion, Workspace: "default", Pattern: sub.Patterns[0].Key, Count: 1, Events: events}
 		batch := []queue.Message{{ID: "1", Outgoing: queue.Outgoing{Body: encode(task)}}}

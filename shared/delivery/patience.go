@@ -39,7 +39,7 @@ func (d *Dispatcher) firstAttempt(ctx context.Context, sub *subscription.Subscri
 	}
 	answer := make(chan webhook.Outcome, 1)
 	d.attempts.Go(func() {
-		answer <- d.attempt(own, del, sub, e)
+		answer <- d.sender.attempt(own, del, sub, e)
 		held.release()
 	})
 	var over <-chan time.Time // never, unless there is a patience
@@ -52,7 +52,7 @@ func (d *Dispatcher) firstAttempt(ctx context.Context, sub *subscription.Subscri
 	case out := <-answer:
 		cancel()
 		d.endpoints.leaveFast(id, target, out, d.now())
-		return d.outcome(ctx, del, sub, e, out)
+		return d.outcomes.record(ctx, del, sub, e, out)
 	case <-over:
 	}
 	mayGoOn := d.endpoints.outlivesPatience(id, target, d.now())
@@ -74,7 +74,7 @@ func (d *Dispatcher) firstAttempt(ctx context.Context, sub *subscription.Subscri
 	if internal(out) && ctx.Err() == nil {
 		return nil, d.toSlowLane(ctx, sub, e)
 	}
-	return d.outcome(ctx, del, sub, e, out) // the answer came just then
+	return d.outcomes.record(ctx, del, sub, e, out) // the answer came just then
 }
 
 // errMaybeEnded says that a subscription may have ended since its page was read.
@@ -103,7 +103,7 @@ func (d *Dispatcher) detach(ctx context.Context, del *delivery, e *event.Event, 
 
 // recordDetached records the outcome of a detached attempt.
 func (d *Dispatcher) recordDetached(ctx context.Context, del *delivery, sub subscription.Subscriber, e event.Event, out webhook.Outcome) {
-	notes, err := d.outcome(ctx, del, &sub, &e, out)
+	notes, err := d.outcomes.record(ctx, del, &sub, &e, out)
 	if err == nil && len(notes) > 0 {
 		err = d.DB.WriteAll(ctx, notes...)
 	}

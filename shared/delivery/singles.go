@@ -136,11 +136,11 @@ func (d *Dispatcher) waitInDueTable(ctx context.Context, t SingleTask, wait time
 		return err
 	}
 	now := d.now()
-	if del.Control == nil && now.Sub(del.First) > d.schedule(del.Origin).total() {
+	if del.Control == nil && now.Sub(del.First) > d.Options.schedule(del.Origin).total() {
 		if failure != nil {
 			del.Attempts = append(del.Attempts, *failure)
 		}
-		_, err := d.abandon(ctx, del, nil)
+		_, err := d.outcomes.abandon(ctx, del, nil)
 		return err
 	}
 	wait = max(wait, laterDue)
@@ -178,7 +178,7 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 		if parked, err := d.parkedInstead(ctx, del, nil, nil); parked || err != nil {
 			return nil, err
 		}
-		return d.sendNotice(ctx, del, at)
+		return d.notices.send(ctx, del, at)
 	}
 	read := time.Now()
 	record, err := d.Subscriptions.Lookup(ctx, t.Workspace, t.Principal, t.Subscription)
@@ -193,7 +193,7 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 	}
 	if items[1] == nil {
 		d.log().WarnContext(ctx, "event expired before delivery", "subscription", t.Subscription, "event", t.Event)
-		_, err := d.abandon(ctx, del, nil)
+		_, err := d.outcomes.abandon(ctx, del, nil)
 		return nil, err
 	}
 	var e event.Event
@@ -229,10 +229,10 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 		if !d.Gate.enter(sub.ID, read) {
 			return webhook.Outcome{Category: webhook.Aborted, Err: errMaybeEnded}
 		}
-		return d.attempt(ctx, del, &sub, &e)
+		return d.sender.attempt(ctx, del, &sub, &e)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return d.outcome(ctx, del, &sub, &e, out)
+	return d.outcomes.record(ctx, del, &sub, &e, out)
 }
