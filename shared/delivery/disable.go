@@ -51,9 +51,6 @@ func (o *outcomes) disable(ctx context.Context, workspace string, sub *subscript
 // publishDisabled publishes the event. A catalog without its type, or without a rule of who may have it, does not
 // want it: it names principals.
 func (o *outcomes) publishDisabled(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
-	if o.terminator == nil {
-		return nil
-	}
 	cat, err := o.terminator.Review.Catalog.Catalog(ctx, workspace)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read the catalog")

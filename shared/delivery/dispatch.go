@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/bounded"
@@ -77,7 +76,8 @@ const (
 	RecordNone     Records = "none"
 )
 
-// Dispatcher sends webhooks. Make it with [NewDispatcher].
+// Dispatcher sends webhooks: it handles the deliveries queue by [Dispatcher.Pages], and the slow queue by
+// [Dispatcher.Singles]. Make it with [NewDispatcher].
 type Dispatcher struct {
 	DB            store.DB
 	Queue         queue.Sender
@@ -102,17 +102,18 @@ type Dispatcher struct {
 	// Tracer makes a span of each attempt; may be nil.
 	Tracer *trace.Tracer
 
-	deliveries    *deliveries
-	sender        *sender
-	notices       *notices
-	outcomes      *outcomes
-	slots         chan struct{}
-	detachedSlots chan struct{}  // one for each attempt that goes on without its page
-	attempts      sync.WaitGroup // under way
-	bytes         budgets
-	endpoints     endpoints
-	rate          *endpointRates
-	handled       *bounded.Map[string, map[string]bool] // of pages that failed: subscribers that are done, by message
+	deliveries *deliveries
+	sender     *sender
+	notices    *notices
+	outcomes   *outcomes
+	backlog    *backlog
+	parking    *parking
+	fast       *fastLane
+	slots      chan struct{}
+	bytes      budgets
+	endpoints  endpoints
+	rate       *endpointRates
+	handled    *bounded.Map[string, map[string]bool] // of pages that failed: subscribers that are done, by message
 	// unrecorded is what could not be written of attempts of the slow lane, by [SingleTask.id].
 	unrecorded *bounded.Map[string, []store.Op]
 	progress   progress
@@ -145,19 +146,37 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 		options: o, log: d.log(), metrics: d.Metrics,
 		status: statuses{seen: bounded.NewMap[string, seenStatus](maxStatuses)}, records: newDeliveryLog(d.DB, o.Records),
 	}
+	d.backlog = &backlog{d.deliveries, d.Subscriptions}
+	d.parking = &parking{d.deliveries, d.Switches}
 	d.slots = make(chan struct{}, d.Options.Concurrency)
-	d.detachedSlots = make(chan struct{}, d.Options.Detached)
 	d.bytes = newBudgets(d.Options.Bytes)
 	d.endpoints.atOnce = max(1, min(d.Options.EndpointAtOnce, d.Options.Concurrency/4))
 	d.endpoints.maxWaiting = max(1, d.Options.Concurrency/8)
 	d.unrecorded = bounded.NewMap[string, []store.Op](maxHandled)
 	d.rate = newEndpointRates(d.DB, d.Options.EndpointRate, d.now)
+	d.fast = &fastLane{
+		deliveries: d.deliveries, sender: d.sender, outcomes: d.outcomes, endpoints: &d.endpoints, rate: d.rate, bytes: &d.bytes,
+		options: o, now: d.now, log: d.log(), detached: make(chan struct{}, o.Detached),
+	}
 	d.handled = bounded.NewMap[string, map[string]bool](maxHandled)
 	return d
 }
 
 func (d *Dispatcher) now() time.Time    { return timeBy(d.Now) }
 func (d *Dispatcher) log() *slog.Logger { return loggerOr(d.Log) }
+
+// Wait returns when no detached attempt is left, or ctx ends.
+func (d *Dispatcher) Wait(ctx context.Context) {
+	done := make(chan struct{})
+	go func() {
+		d.fast.attempts.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
 
 // timeBy is the time by a clock; nil is [time.Now].
 func timeBy(now func() time.Time) time.Time {
