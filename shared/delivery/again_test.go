@@ -49,6 +49,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 		var broken atomic.Bool
 		broken.Store(true)
 		d.DB, d.Queue, d.Opener = hooked{DB: d.DB, write: failing(&broken)}, q, refusing{subs[1].Target.URL}
+		NewDispatcher(d)
 		events := someEvents(2, 60)
 		batch := []queue.Message{
 			pageMessage("1", pageOf(subs[0].Patterns[0].Key, events[0])), pageMessage("2", pageOf(subs[0].Patterns[0].Key, events[1])),
@@ -60,7 +61,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 			}
 		}
 		broken.Store(false)
-		q.broken, d.Opener = false, plain{}
+		q.broken, d.sender.opener = false, plain{}
 		r.done(d.Pages(t.Context(), batch))
 		posts := map[string]int{}
 		for _, p := range r.posts {
@@ -105,7 +106,7 @@ func TestAPageThatComesAgain(t *testing.T) {
 			sub := r.register("event://ci/build-finished")
 			_, d, _ := r.process()
 			u := &unhurried{takes: 1500 * time.Millisecond, got: map[string]int{}}
-			d.Poster, d.Now = u, time.Now
+			d.sender.poster, d.Now = u, time.Now
 			task := pageOf(sub.Patterns[0].Key, someEvents(100, 60)...)
 			task.Hops = maxHops
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -9,38 +9,53 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
+	"github.com/mcp-events/mcpevents/shared/catalog"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/trace"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
+// sender makes attempts: a signed request each, with its span, its count and its line in the log.
+type sender struct {
+	poster  Poster
+	opener  Opener
+	catalog catalog.Source
+	gaps    *Gaps // whose sealer makes the ids of messages
+	options *Options
+	now     func() time.Time
+	log     *slog.Logger
+	metrics *metric.Set
+	tracer  *trace.Tracer
+}
+
 // attempt makes one signed POST of an event.
-func (d *Dispatcher) attempt(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event) webhook.Outcome {
-	return d.send(ctx, del, sub.Target.URL, e.Trace, func(r *webhook.Request) error { return d.fill(ctx, r, sub, e) })
+func (s *sender) attempt(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event) webhook.Outcome {
+	return s.send(ctx, del, sub.Target.URL, e.Trace, func(r *webhook.Request) error { return s.fill(ctx, r, sub, e) })
 }
 
 // send makes the next POST of a delivery, a request that fill completes. An internal failure has the
 // category [webhook.Internal].
-func (d *Dispatcher) send(ctx context.Context, del *delivery, target string, traced trace.Context, fill func(*webhook.Request) error) (out webhook.Outcome) {
+func (s *sender) send(ctx context.Context, del *delivery, target string, traced trace.Context, fill func(*webhook.Request) error) (out webhook.Outcome) {
 	defer func() {
 		if p := recover(); p != nil {
 			out = webhook.Outcome{Category: webhook.Internal, Err: panicked(p)}
 		}
 	}()
 	n := len(del.Attempts) + 1
-	span := d.Tracer.Continue(traced, "attempt", trace.Client)
+	span := s.tracer.Continue(traced, "attempt", trace.Client)
 	defer func() {
 		if span.On() {
 			endSpan(span, del, target, n, out)
 		}
 	}()
-	r := webhook.Request{Trace: span.Context, URL: target, ID: del.Event, SubscriptionID: del.Subscription, At: d.now(), Timeout: d.Options.Timeout}
+	r := webhook.Request{Trace: span.Context, URL: target, ID: del.Event, SubscriptionID: del.Subscription, At: s.now(), Timeout: s.options.Timeout}
 	if err := fill(&r); err != nil {
 		return webhook.Outcome{Category: webhook.Internal, Err: err}
 	}
-	out = d.Poster.Send(ctx, r)
+	out = s.poster.Send(ctx, r)
 	if internal(out) {
 		return out
 	}
@@ -48,14 +63,14 @@ func (d *Dispatcher) send(ctx context.Context, del *delivery, target string, tra
 	if published.IsZero() { // of a control message
 		published = del.First
 	}
-	lag := d.now().Sub(published)
-	d.Metrics.Attempt(string(out.Category), n, out.Took, lag)
-	if d.Options.LogDeliveries {
+	lag := s.now().Sub(published)
+	s.metrics.Attempt(string(out.Category), n, out.Took, lag)
+	if s.options.LogDeliveries {
 		level := slog.LevelInfo
 		if out.Category != "" {
 			level = slog.LevelWarn
 		}
-		d.log().LogAttrs(ctx, level, "delivery attempt",
+		s.log.LogAttrs(ctx, level, "delivery attempt",
 			slog.String("workspace", del.Workspace), slog.String("subscription", del.Subscription), slog.String("event", del.Event),
 			slog.String("name", del.Name), slog.String("origin", subscription.OriginOf(target)), slog.Int("attempt", n), slog.Int("status", out.Status),
 			slog.String("category", string(out.Category)), slog.Float64("took_ms", milliseconds(out.Took)), slog.Float64("lag_ms", milliseconds(lag)))
@@ -74,7 +89,7 @@ func endSpan(span trace.Span, del *delivery, target string, n int, out webhook.O
 }
 
 // fill adds the body and the keys to a request.
-func (d *Dispatcher) fill(ctx context.Context, r *webhook.Request, sub *subscription.Subscriber, e *event.Event) error {
+func (s *sender) fill(ctx context.Context, r *webhook.Request, sub *subscription.Subscriber, e *event.Event) error {
 	redacted := *e
 	var err error
 	if redacted.Data, err = subscription.Redacted(e.Data, sub.Redact); err != nil {
@@ -82,25 +97,25 @@ func (d *Dispatcher) fill(ctx context.Context, r *webhook.Request, sub *subscrip
 	}
 	e = &redacted
 	if sub.Origin == subscription.MCPEvents {
-		r.Timeout = d.Options.EventsTimeout
+		r.Timeout = s.options.EventsTimeout
 		r.Body = eventsBody(e, sub.Cursor)
-		if r.ID, err = d.webhookID(ctx, sub.ID, e); err != nil {
+		if r.ID, err = s.webhookID(ctx, sub.ID, e); err != nil {
 			return err
 		}
 	} else {
-		r.Body = standardBody(e, d.webhookType(ctx, e), sub.ID)
+		r.Body = standardBody(e, s.webhookType(ctx, e), sub.ID)
 	}
-	return d.sign(ctx, r, e.Workspace, sub.ID, sub.Target)
+	return s.sign(ctx, r, e.Workspace, sub.ID, sub.Target)
 }
 
 // webhookID is the id of a delivery of an MCP Events subscription. That of a message depends on the subscription and the
 // event alone, so that all attempts and replays have the same, whichever process makes them. Its digits are
 // hexadecimal: it is never taken for a control message, msg_<type>_….
-func (d *Dispatcher) webhookID(ctx context.Context, sub string, e *event.Event) (string, error) {
-	if !d.Options.MessageIDs {
+func (s *sender) webhookID(ctx context.Context, sub string, e *event.Event) (string, error) {
+	if !s.options.MessageIDs {
 		return e.ID, nil
 	}
-	sealer, err := d.Gaps.Sealer(ctx)
+	sealer, err := s.gaps.Sealer(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -108,12 +123,12 @@ func (d *Dispatcher) webhookID(ctx context.Context, sub string, e *event.Event) 
 }
 
 // sign adds the keys to a request.
-func (d *Dispatcher) sign(ctx context.Context, r *webhook.Request, workspace, id string, target subscription.Target) error {
+func (s *sender) sign(ctx context.Context, r *webhook.Request, workspace, id string, target subscription.Target) error {
 	if target.Type == subscription.None {
 		return nil
 	}
 	binding := webhook.Binding{Workspace: workspace, Subscription: id, Target: target.URL}
-	key, err := d.Opener.Open(ctx, target.Secret, binding)
+	key, err := s.opener.Open(ctx, target.Secret, binding)
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "open the secret")
 	}
@@ -121,8 +136,8 @@ func (d *Dispatcher) sign(ctx context.Context, r *webhook.Request, workspace, id
 	if target.Type == subscription.Raw {
 		r.RawSecret = key
 	}
-	if len(target.Previous) > 0 && d.now().Unix() < target.PreviousUntil {
-		old, err := d.Opener.Open(ctx, target.Previous, binding)
+	if len(target.Previous) > 0 && s.now().Unix() < target.PreviousUntil {
+		old, err := s.opener.Open(ctx, target.Previous, binding)
 		if err != nil {
 			return fault.Wrap(fault.Internal, err, "open the previous secret")
 		}
@@ -132,8 +147,8 @@ func (d *Dispatcher) sign(ctx context.Context, r *webhook.Request, workspace, id
 }
 
 // webhookType is that of the catalog; an event type that left the catalog has its name.
-func (d *Dispatcher) webhookType(ctx context.Context, e *event.Event) string {
-	if cat, err := d.Catalog.Catalog(ctx, e.Workspace); err == nil {
+func (s *sender) webhookType(ctx context.Context, e *event.Event) string {
+	if cat, err := s.catalog.Catalog(ctx, e.Workspace); err == nil {
 		if entry := cat.ByName(e.Name); entry != nil && entry.WebhookType != "" {
 			return entry.WebhookType
 		}

@@ -3,6 +3,7 @@ package delivery
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -22,10 +23,21 @@ type control struct {
 	Gap gap `json:"g,omitempty"`
 }
 
-// sendNotice makes one attempt to send the message of a delivery. It is retried as an event
+// notices sends control messages, and makes those of gaps.
+type notices struct {
+	deliveries    *deliveries
+	sender        *sender
+	subscriptions Subscriptions
+	terminator    *Terminator // knows who gets none
+	gaps          *Gaps
+	options       *Options
+	log           *slog.Logger
+}
+
+// send makes one attempt to send the message of a delivery. It is retried as an event
 // is, and leaves no dead letter: no owner is left who could ask for it.
-func (d *Dispatcher) sendNotice(ctx context.Context, del *delivery, at poster) ([]store.Op, error) {
-	record, err := d.Subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
+func (n *notices) send(ctx context.Context, del *delivery, at poster) ([]store.Op, error) {
+	record, err := n.subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
 	if err != nil {
 		return nil, err
 	}
@@ -33,23 +45,23 @@ func (d *Dispatcher) sendNotice(ctx context.Context, del *delivery, at poster) (
 	send := record == nil
 	if del.Control.Gap != "" {
 		var later time.Time
-		if send, later, err = d.prepareGap(ctx, del, record); err != nil {
+		if send, later, err = n.prepareGap(ctx, del, record); err != nil {
 			return nil, err
 		}
 		if !later.IsZero() {
 			del.First = later
-			_, err = d.writeNext(ctx, del, later)
+			_, err = n.deliveries.writeNext(ctx, del, later)
 			return nil, err
 		}
 	}
 	if !send {
 		return del.forget(), nil
 	}
-	now := d.now()
+	now := n.deliveries.now()
 	out, err := at(del.Control.Target.URL, len(del.Control.Body), func() webhook.Outcome {
-		return d.send(ctx, del, del.Control.Target.URL, trace.Context{}, func(r *webhook.Request) error {
-			r.Timeout, r.Body = d.Options.EventsTimeout, del.Control.Body
-			return d.sign(ctx, r, del.Workspace, del.Subscription, del.Control.Target)
+		return n.sender.send(ctx, del, del.Control.Target.URL, trace.Context{}, func(r *webhook.Request) error {
+			r.Timeout, r.Body = n.options.EventsTimeout, del.Control.Body
+			return n.sender.sign(ctx, r, del.Workspace, del.Subscription, del.Control.Target)
 		})
 	})
 	switch {
@@ -61,11 +73,11 @@ func (d *Dispatcher) sendNotice(ctx context.Context, del *delivery, at poster) (
 		return del.forget(), nil
 	}
 	del.Attempts = append(del.Attempts, attempt{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()})
-	wait, more := d.nextNotice(del, out.RetryAfter)
+	wait, more := n.next(del, out.RetryAfter)
 	if !more || out.Status == http.StatusGone || out.Status == http.StatusRequestEntityTooLarge {
-		d.log().WarnContext(ctx, "control message undeliverable", "subscription", del.Subscription, "message", del.Event, "category", out.Category)
+		n.log.WarnContext(ctx, "control message undeliverable", "subscription", del.Subscription, "message", del.Event, "category", out.Category)
 		return del.forget(), nil
 	}
-	_, err = d.writeNext(ctx, del, now.Add(wait))
+	_, err = n.deliveries.writeNext(ctx, del, now.Add(wait))
 	return nil, err
 }

@@ -35,26 +35,23 @@ func onlyFails(sub *subscription.Subscriber, st subscription.Status, now time.Ti
 }
 
 // disable disables the subscription of an endpoint and announces it, once.
-func (d *Dispatcher) disable(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
-	ended, err := d.Subscriptions.Disable(ctx, workspace, sub.Principal, sub.ID, reason)
+func (o *outcomes) disable(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
+	ended, err := o.subscriptions.Disable(ctx, workspace, sub.Principal, sub.ID, reason)
 	if err != nil || !ended {
 		return err
 	}
-	d.Metrics.Disabled()
-	d.log().WarnContext(ctx, "subscription disabled", "workspace", workspace, "subscription", sub.ID, "reason", reason, "category", st.LastError)
-	if err := d.publishDisabled(ctx, workspace, sub, reason, st); err != nil {
-		d.log().WarnContext(ctx, "operational event not published", "subscription", sub.ID, "error", err)
+	o.metrics.Disabled()
+	o.log.WarnContext(ctx, "subscription disabled", "workspace", workspace, "subscription", sub.ID, "reason", reason, "category", st.LastError)
+	if err := o.publishDisabled(ctx, workspace, sub, reason, st); err != nil {
+		o.log.WarnContext(ctx, "operational event not published", "subscription", sub.ID, "error", err)
 	}
 	return nil
 }
 
 // publishDisabled publishes the event. A catalog without its type, or without a rule of who may have it, does not
 // want it: it names principals.
-func (d *Dispatcher) publishDisabled(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
-	if d.Terminator == nil {
-		return nil
-	}
-	cat, err := d.Terminator.Review.Catalog.Catalog(ctx, workspace)
+func (o *outcomes) publishDisabled(ctx context.Context, workspace string, sub *subscription.Subscriber, reason string, st subscription.Status) error {
+	cat, err := o.terminator.Review.Catalog.Catalog(ctx, workspace)
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read the catalog")
 	}
@@ -69,8 +66,8 @@ func (d *Dispatcher) publishDisabled(ctx context.Context, workspace string, sub 
 		LastError    string    `json:"lastError"`
 		FailingSince time.Time `json:"failingSince"`
 	}{subscription.URI(sub.ID), sub.Principal, subscription.OriginOf(sub.Target.URL), reason, st.LastError, st.FailedSince})
-	h := sha256.Sum256(fmt.Appendf(nil, "%s#%s#%d", workspace, sub.ID, d.now().UnixMicro()))
-	return publish.ByInbox{Queue: d.Queue}.Publish(ctx, auth.Principal{Workspace: workspace}, publish.Input{
+	h := sha256.Sum256(fmt.Appendf(nil, "%s#%s#%d", workspace, sub.ID, o.deliveries.now().UnixMicro()))
+	return publish.ByInbox{Queue: o.deliveries.queue}.Publish(ctx, auth.Principal{Workspace: workspace}, publish.Input{
 		URI: DisabledURI, ID: "disabled_" + base64.RawURLEncoding.EncodeToString(h[:12]), Data: data,
 	})
 }

@@ -123,7 +123,7 @@ func TestAnEndpointThatOnlyFails(t *testing.T) {
 		record := r.record(id)
 		sub := record.Subscriber()
 		for range 2 {
-			if err := d.disable(t.Context(), "default", &sub, "it only fails", record.Status); err != nil {
+			if err := d.outcomes.disable(t.Context(), "default", &sub, "it only fails", record.Status); err != nil {
 				t.Fatal(err)
 			}
 		}

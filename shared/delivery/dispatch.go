@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/bounded"
@@ -77,7 +76,8 @@ const (
 	RecordNone     Records = "none"
 )
 
-// Dispatcher sends webhooks. Make it with [NewDispatcher].
+// Dispatcher sends webhooks: it handles the deliveries queue by [Dispatcher.Pages], and the slow queue by
+// [Dispatcher.Singles]. Make it with [NewDispatcher].
 type Dispatcher struct {
 	DB            store.DB
 	Queue         queue.Sender
@@ -102,30 +102,28 @@ type Dispatcher struct {
 	// Tracer makes a span of each attempt; may be nil.
 	Tracer *trace.Tracer
 
-	slots         chan struct{}
-	detachedSlots chan struct{}  // one for each attempt that goes on without its page
-	attempts      sync.WaitGroup // under way
-	bytes         budgets
-	endpoints     endpoints
-	rate          *endpointRates
-	handled       *bounded.Map[string, map[string]bool] // of pages that failed: subscribers that are done, by message
+	deliveries *deliveries
+	sender     *sender
+	notices    *notices
+	outcomes   *outcomes
+	backlog    *backlog
+	parking    *parking
+	fast       *fastLane
+	slots      chan struct{}
+	bytes      budgets
+	endpoints  endpoints
+	rate       *endpointRates
+	handled    *bounded.Map[string, map[string]bool] // of pages that failed: subscribers that are done, by message
 	// unrecorded is what could not be written of attempts of the slow lane, by [SingleTask.id].
 	unrecorded *bounded.Map[string, []store.Op]
-	stored     *bounded.Map[string, time.Time] // since when events' bodies are stored, by workspace and key
-	status     statuses
-	rates      rates
 	progress   progress
-	index      recordIndex
 }
 
 // maxHandled bounds the failed pages of which a dispatcher knows the subscribers that are done.
 const maxHandled = 1000
 
-// maxStored bounds the events of which a dispatcher knows that their bodies are stored.
-const maxStored = 20_000
-
-// NewDispatcher makes d ready to use, with the defaults of what is zero, and
-// returns it.
+// NewDispatcher makes d ready to use, with the defaults of what is zero, and returns it. What is set afterwards does not
+// reach its parts.
 func NewDispatcher(d *Dispatcher) *Dispatcher {
 	o := &d.Options
 	o.Timeout = cmp.Or(o.Timeout, 20*time.Second)
@@ -140,22 +138,45 @@ func NewDispatcher(d *Dispatcher) *Dispatcher {
 	if o.EventsSchedule == nil {
 		o.EventsSchedule = EventsSchedule
 	}
+	d.deliveries = newDeliveries(d.DB, d.Queue, d.now, d.Log)
+	d.sender = &sender{d.Poster, d.Opener, d.Catalog, d.Gaps, o, d.now, d.log(), d.Metrics, d.Tracer}
+	d.notices = &notices{d.deliveries, d.sender, d.Subscriptions, d.Terminator, d.Gaps, o, d.log()}
+	d.outcomes = &outcomes{
+		deliveries: d.deliveries, notices: d.notices, subscriptions: d.Subscriptions, terminator: d.Terminator,
+		options: o, log: d.log(), metrics: d.Metrics,
+		status: statuses{seen: bounded.NewMap[string, seenStatus](maxStatuses)}, records: newDeliveryLog(d.DB, o.Records),
+	}
+	d.backlog = &backlog{d.deliveries, d.Subscriptions}
+	d.parking = &parking{d.deliveries, d.Switches}
 	d.slots = make(chan struct{}, d.Options.Concurrency)
-	d.detachedSlots = make(chan struct{}, d.Options.Detached)
 	d.bytes = newBudgets(d.Options.Bytes)
 	d.endpoints.atOnce = max(1, min(d.Options.EndpointAtOnce, d.Options.Concurrency/4))
 	d.endpoints.maxWaiting = max(1, d.Options.Concurrency/8)
 	d.unrecorded = bounded.NewMap[string, []store.Op](maxHandled)
 	d.rate = newEndpointRates(d.DB, d.Options.EndpointRate, d.now)
-	d.stored = bounded.NewMap[string, time.Time](maxStored)
-	d.index = newRecordIndex(d.DB)
-	d.status.seen = bounded.NewMap[string, seenStatus](maxStatuses)
+	d.fast = &fastLane{
+		deliveries: d.deliveries, sender: d.sender, outcomes: d.outcomes, endpoints: &d.endpoints, rate: d.rate, bytes: &d.bytes,
+		options: o, now: d.now, log: d.log(), detached: make(chan struct{}, o.Detached),
+	}
 	d.handled = bounded.NewMap[string, map[string]bool](maxHandled)
 	return d
 }
 
 func (d *Dispatcher) now() time.Time    { return timeBy(d.Now) }
 func (d *Dispatcher) log() *slog.Logger { return loggerOr(d.Log) }
+
+// Wait returns when no detached attempt is left, or ctx ends.
+func (d *Dispatcher) Wait(ctx context.Context) {
+	done := make(chan struct{})
+	go func() {
+		d.fast.attempts.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
 
 // timeBy is the time by a clock; nil is [time.Now].
 func timeBy(now func() time.Time) time.Time {

@@ -27,7 +27,7 @@ type Belonging struct {
 // Belongings visits what is stored of a subscription's deliveries.
 func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit func(Belonging) error) error {
 	of := func(kind string, partition store.Key, add func(*store.Item, *Belonging)) error {
-		return store.Each(ctx, o.d.DB, partition, "list what is stored of a subscription", func(it *store.Item) error {
+		return store.Each(ctx, o.deliveries.db, partition, "list what is stored of a subscription", func(it *store.Item) error {
 			b := Belonging{Kind: kind, Keys: []store.Key{it.Key}}
 			if add != nil {
 				add(it, &b)
@@ -77,7 +77,7 @@ func (o *Operations) Belongings(ctx context.Context, workspace, id string, visit
 
 // EachReplay visits the replays of a workspace, with the keys of each.
 func (o *Operations) EachReplay(ctx context.Context, workspace string, visit func(r *Replay, keys []store.Key) error) error {
-	return store.Each(ctx, o.d.DB, replayKey(workspace, "-"), "list the replays", func(it *store.Item) error {
+	return store.Each(ctx, o.deliveries.db, replayKey(workspace, "-"), "list the replays", func(it *store.Item) error {
 		r, err := decodeReplay(it)
 		if err != nil {
 			return err
@@ -110,7 +110,7 @@ type erased struct {
 
 // SweepLater has what is recorded for subscriptions from now on deleted.
 func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []string) error {
-	e := erased{Workspace: workspace, At: o.d.now().Unix()}
+	e := erased{Workspace: workspace, At: o.deliveries.now().Unix()}
 	for _, id := range ids[:min(len(ids), maxErased)] {
 		if n, err := hex.DecodeString(strings.TrimPrefix(id, "sub_")); err == nil && len(n) == 16 {
 			e.IDs = append(e.IDs, n...)
@@ -119,19 +119,19 @@ func (o *Operations) SweepLater(ctx context.Context, workspace string, ids []str
 	if len(e.IDs) == 0 {
 		return nil
 	}
-	if q, ok := o.d.Queue.(queue.Discarder); ok { // they would find nothing to do
+	if q, ok := o.deliveries.queue.(queue.Discarder); ok { // they would find nothing to do
 		if err := q.Discard(ctx, queue.Slow, ids...); err != nil {
 			return err
 		}
 	}
 	value, _ := json.Marshal(e) // texts, numbers
-	key := store.Key{Table: store.Deliveries, Partition: erasedPartition, Sort: fmt.Sprintf("%016d", o.d.now().UnixNano()/1000)}
-	return fault.Wrap(fault.Unavailable, o.d.DB.Write(ctx, store.Put(store.Item{Key: key, Value: value})), "note what is erased")
+	key := store.Key{Table: store.Deliveries, Partition: erasedPartition, Sort: fmt.Sprintf("%016d", o.deliveries.now().UnixNano()/1000)}
+	return fault.Wrap(fault.Unavailable, o.deliveries.db.Write(ctx, store.Put(store.Item{Key: key, Value: value})), "note what is erased")
 }
 
 // SweepErased deletes what was recorded for subscriptions after they were erased.
 func (o *Operations) SweepErased(ctx context.Context) (n int, err error) {
-	err = store.Each(ctx, o.d.DB, store.Key{Table: store.Deliveries, Partition: erasedPartition}, "list what is erased", func(it *store.Item) error {
+	err = store.Each(ctx, o.deliveries.db, store.Key{Table: store.Deliveries, Partition: erasedPartition}, "list what is erased", func(it *store.Item) error {
 		var e erased
 		if err := json.Unmarshal(it.Value, &e); err != nil {
 			return fault.Wrap(fault.Internal, err, "decode what is erased")
@@ -149,16 +149,16 @@ func (o *Operations) SweepErased(ctx context.Context) (n int, err error) {
 				return err
 			}
 		}
-		if o.d.now().Sub(time.Unix(e.At, 0)) > erasedSwept {
+		if o.deliveries.now().Sub(time.Unix(e.At, 0)) > erasedSwept {
 			ops = append(ops, store.Delete(it.Key))
 		}
 		if len(ops) == 0 {
 			return nil
 		}
-		return o.d.DB.WriteAll(ctx, ops...)
+		return o.deliveries.db.WriteAll(ctx, ops...)
 	})
 	if err == nil && n > 0 {
-		err = store.Scrub(ctx, o.d.DB)
+		err = store.Scrub(ctx, o.deliveries.db)
 	}
 	return n, fault.Wrap(fault.Unavailable, err, "delete what was recorded after an erasure")
 }

@@ -81,7 +81,7 @@ func TestAnErasedEventIsStoredAgain(t *testing.T) {
 	body := bodyKey("default", e.Key())
 	kept := func() *store.Item {
 		t.Helper()
-		if err := d.storeBody(t.Context(), e, e.Key()); err != nil {
+		if err := d.deliveries.storeBody(t.Context(), e, e.Key()); err != nil {
 			t.Fatal(err)
 		}
 		items, err := r.db.Get(t.Context(), body)

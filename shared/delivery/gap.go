@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/eventlog"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -62,23 +61,15 @@ func gapKey(workspace, sub string) store.Key {
 	return store.Key{Table: store.Deliveries, Partition: "g#" + workspace + "#" + sub, Sort: "-"}
 }
 
-// abandon gives a delivery up whose endpoint did not turn it away.
-func (d *Dispatcher) abandon(ctx context.Context, del *delivery, e *event.Event) (bool, error) {
-	if err := d.announceGap(ctx, del); err != nil {
-		return false, err
-	}
-	return d.deadLetter(ctx, del, e)
-}
-
 // announceGap sends a gap notice for a delivery that is about to be abandoned, unless one covers it already.
-func (d *Dispatcher) announceGap(ctx context.Context, del *delivery) error {
+func (n *notices) announceGap(ctx context.Context, del *delivery) error {
 	// What a person had delivered again was lost, or delivered, before.
-	if d.Gaps == nil || del.Origin != subscription.MCPEvents || del.Test || del.Base > 0 || d.Terminator.plain(del.Target) {
+	if n.gaps == nil || del.Origin != subscription.MCPEvents || del.Test || del.Base > 0 || n.terminator.plain(del.Target) {
 		return nil
 	}
 	const tries = 5
 	for range tries {
-		done, err := d.tryGap(ctx, del)
+		done, err := n.tryGap(ctx, del)
 		if done || err != nil {
 			return err
 		}
@@ -86,17 +77,17 @@ func (d *Dispatcher) announceGap(ctx context.Context, del *delivery) error {
 	return fault.New(fault.Unavailable, "the gap of a subscription changes too often")
 }
 
-func (d *Dispatcher) tryGap(ctx context.Context, del *delivery) (done bool, err error) {
-	last, version, covers, err := d.lastGap(ctx, del)
+func (n *notices) tryGap(ctx context.Context, del *delivery) (done bool, err error) {
+	last, version, covers, err := n.lastGap(ctx, del)
 	if err != nil || covers {
 		return covers, err
 	}
-	record, err := d.Subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
+	record, err := n.subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
 	if err != nil || record == nil || record.Plain {
 		return true, err
 	}
-	now := d.now()
-	body, from, err := d.gapBody(ctx, record, del.Published)
+	now := n.deliveries.now()
+	body, from, err := n.gapBody(ctx, record, del.Published)
 	if err != nil {
 		return false, err
 	}
@@ -108,19 +99,19 @@ func (d *Dispatcher) tryGap(ctx context.Context, del *delivery) (done bool, err 
 	}
 	value, _ := json.Marshal(gapMark{V: taskVersion, ID: notice.Event, From: from, At: now.UnixMicro()}) // numbers and a text
 	condition := continues(version)
-	done, err = d.writeNext(ctx, notice, due, store.Put(store.Item{
+	done, err = n.deliveries.writeNext(ctx, notice, due, store.Put(store.Item{
 		Key: gapKey(del.Workspace, del.Subscription), Value: value, Version: version + 1, Expires: now.Add(gapFor + KeptFor),
 	}, condition))
 	if done && err == nil {
-		d.log().InfoContext(ctx, "gap announced", "workspace", del.Workspace, "subscription", del.Subscription, "event", del.Event)
+		n.log.InfoContext(ctx, "gap announced", "workspace", del.Workspace, "subscription", del.Subscription, "event", del.Event)
 	}
 	return done, err
 }
 
 // lastGap reads the last gap of a subscription and reports whether it covers a delivery: whoever goes on from its
 // cursor, when the notice comes, meets the event.
-func (d *Dispatcher) lastGap(ctx context.Context, del *delivery) (last gapMark, version int64, covers bool, err error) {
-	items, err := d.DB.Get(ctx, gapKey(del.Workspace, del.Subscription))
+func (n *notices) lastGap(ctx context.Context, del *delivery) (last gapMark, version int64, covers bool, err error) {
+	items, err := n.deliveries.db.Get(ctx, gapKey(del.Workspace, del.Subscription))
 	if err != nil {
 		return last, 0, false, fault.Wrap(fault.Unavailable, err, "read the last gap of a subscription")
 	}
@@ -134,7 +125,7 @@ func (d *Dispatcher) lastGap(ctx context.Context, del *delivery) (last gapMark, 
 	if !del.Published.After(time.UnixMicro(last.At).Add(-eventlog.Window)) {
 		return last, version, true, nil
 	}
-	notice, err := d.DB.Get(ctx, deliveryKey(del.Workspace, del.Subscription, last.ID))
+	notice, err := n.deliveries.db.Get(ctx, deliveryKey(del.Workspace, del.Subscription, last.ID))
 	if err != nil {
 		return last, 0, false, fault.Wrap(fault.Unavailable, err, "read a gap notice")
 	}
@@ -152,15 +143,15 @@ func gapNotice(record *subscription.Subscription, id string, why gap, first time
 
 // gapBody makes the message of a gap: its cursor covers the event that was lost and all that is open, as far back as the log
 // reaches.
-func (d *Dispatcher) gapBody(ctx context.Context, record *subscription.Subscription, lost time.Time) (body json.RawMessage, from int64, err error) {
-	sealer, err := d.Gaps.Sealer(ctx)
+func (n *notices) gapBody(ctx context.Context, record *subscription.Subscription, lost time.Time) (body json.RawMessage, from int64, err error) {
+	sealer, err := n.gaps.Sealer(ctx)
 	if err != nil {
 		return nil, 0, err
 	}
 	if had, err := sealer.Open(record.Workspace, record.Cursor); err == nil {
 		from = had.At
 	}
-	settled, _, err := (&Watermark{DB: d.DB}).Settled(ctx, record.Workspace, record.ID)
+	settled, _, err := (&Watermark{DB: n.deliveries.db}).Settled(ctx, record.Workspace, record.ID)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -170,7 +161,7 @@ func (d *Dispatcher) gapBody(ctx context.Context, record *subscription.Subscript
 	if !lost.IsZero() {
 		from = min(from, position(lost))
 	}
-	from, _ = d.Gaps.Log.Reach(eventlog.Cursor{}, from, d.Gaps.Log.Oldest())
+	from, _ = n.gaps.Log.Reach(eventlog.Cursor{}, from, n.gaps.Log.Oldest())
 	return encodeGap(sealer.Seal(record.Workspace, eventlog.Cursor{At: from})), from, nil
 }
 
@@ -182,25 +173,25 @@ func encodeGap(cursor string) json.RawMessage {
 	return body
 }
 
-// foreseeGap writes the notice for a suspension that is about to begin; [Dispatcher.prepareGap] says what becomes of it.
-func (d *Dispatcher) foreseeGap(ctx context.Context, workspace string, sub *subscription.Subscriber, name string) error {
-	if d.Gaps == nil || d.Terminator.plain(sub.Target.URL) {
+// foreseeGap writes the notice for a suspension that is about to begin; [notices.prepareGap] says what becomes of it.
+func (n *notices) foreseeGap(ctx context.Context, workspace string, sub *subscription.Subscriber, name string) error {
+	if n.gaps == nil || n.terminator.plain(sub.Target.URL) {
 		return nil
 	}
-	due := d.now().Add(d.Gaps.Log.Reaches())
+	due := n.deliveries.now().Add(n.gaps.Log.Reaches())
 	notice := &delivery{
 		V: taskVersion, Workspace: workspace, Principal: sub.Principal, Subscription: sub.ID, Origin: sub.Origin, Name: name,
 		Event: webhook.NewMessageID("gap"), Key: suspensionGap, Target: sub.Target.URL, State: statePending, First: due,
 		Control: &control{Gap: gapSuspended, Target: sub.Target},
 	}
-	_, err := d.writeNext(ctx, notice, due) // false: one is written already
+	_, err := n.deliveries.writeNext(ctx, notice, due) // false: one is written already
 	return err
 }
 
 // prepareGap reports what is to be done with a gap notice that is due: forget it, send it now, or, if the time is not zero,
 // send it then.
-func (d *Dispatcher) prepareGap(ctx context.Context, del *delivery, record *subscription.Subscription) (send bool, later time.Time, err error) {
-	if record == nil || record.Plain || d.Gaps == nil {
+func (n *notices) prepareGap(ctx context.Context, del *delivery, record *subscription.Subscription) (send bool, later time.Time, err error) {
+	if record == nil || record.Plain || n.gaps == nil {
 		return false, later, nil
 	}
 	del.Control.Target = record.Target // its secret may have been rotated
@@ -210,21 +201,21 @@ func (d *Dispatcher) prepareGap(ctx context.Context, del *delivery, record *subs
 	if record.State != subscription.Suspended {
 		return false, later, nil // it goes on; the refresh said what it lost
 	}
-	if end := time.UnixMicro(record.Suspended).Add(d.Gaps.Log.Reaches()); d.now().Before(end) {
+	if end := time.UnixMicro(record.Suspended).Add(n.gaps.Log.Reaches()); n.deliveries.now().Before(end) {
 		return false, end, nil // of an earlier suspension
 	}
-	del.Control.Body, _, err = d.gapBody(ctx, record, time.UnixMicro(record.Suspended))
+	del.Control.Body, _, err = n.gapBody(ctx, record, time.UnixMicro(record.Suspended))
 	return err == nil, later, err
 }
 
-// nextNotice is when a control message that failed is attempted again; false is never.
-func (d *Dispatcher) nextNotice(del *delivery, retryAfter time.Duration) (time.Duration, bool) {
-	schedule := d.schedule(del.Origin)
+// next is when a control message that failed is attempted again; false is never.
+func (n *notices) next(del *delivery, retryAfter time.Duration) (time.Duration, bool) {
+	schedule := n.options.schedule(del.Origin)
 	wait, more := schedule.Next(len(del.Attempts), retryAfter)
 	if more || del.Control.Gap == "" {
 		return wait, more
 	}
 	// Nothing else says it before the next refresh.
 	wait = min(max(schedule[len(schedule)-1], time.Second)<<min(len(del.Attempts)-len(schedule)+1, 12), gapRetry)
-	return max(wait, min(retryAfter, MaxRetryAfter)), d.now().Sub(del.First) < gapFor
+	return max(wait, min(retryAfter, MaxRetryAfter)), n.deliveries.now().Sub(del.First) < gapFor
 }

@@ -71,7 +71,7 @@ func (d *Dispatcher) remaining(ctx context.Context, t PageTask, sub *subscriptio
 			if !sub.Wants(t.payloads[done], d.now()) {
 				continue
 			}
-			if err := d.toSlowLane(ctx, sub, &t.Events[done]); err != nil {
+			if err := d.fast.toSlowLane(ctx, sub, &t.Events[done]); err != nil {
 				break
 			}
 		}

@@ -211,7 +211,7 @@ func TestInternalFailuresStayWhereTheyHappen(t *testing.T) {
 		inWorld(t, options, func(w *world) {
 			urls := oneOrigin(6)
 			w.to(urls...)
-			w.d.Opener = refusing{urls[3]}
+			w.d.sender.opener = refusing{urls[3]}
 			w.answer = func(webhook.Request) webhook.Outcome { return webhook.Outcome{Status: 200, Took: well} }
 			at := w.send("e", 3, time.Second)
 			time.Sleep(2 * time.Hour)

@@ -116,12 +116,12 @@ type Operations struct {
 	// between two calls of RunReplays. 0 is a minute.
 	Ahead time.Duration
 
-	d *Dispatcher // which makes no attempts
+	deliveries *deliveries
 }
 
 // NewOperations makes operations. The clock may be nil.
 func NewOperations(db store.DB, q queue.Sender, now func() time.Time) *Operations {
-	return &Operations{d: NewDispatcher(&Dispatcher{DB: db, Queue: q, Now: now})}
+	return &Operations{deliveries: newDeliveries(db, q, func() time.Time { return timeBy(now) }, nil)}
 }
 
 // Letters returns the dead letters that are asked for, newest first, those before the given key; next is
@@ -140,7 +140,7 @@ func (o *Operations) Letters(ctx context.Context, workspace string, ask LetterQu
 	default:
 		q.Partition = "xa#" + workspace
 	}
-	return newest(ctx, o.d.DB, q, ask.Span, "list dead letters", func(it *store.Item) (Letter, bool, error) {
+	return newest(ctx, o.deliveries.db, q, ask.Span, "list dead letters", func(it *store.Item) (Letter, bool, error) {
 		l, err := readLetter(it)
 		return l, ask.takes(l), err
 	})
@@ -192,7 +192,7 @@ func (o *Operations) findOfWebhook(ctx context.Context, workspace, id string) (*
 	if !ok {
 		return nil, nil
 	}
-	items, err := o.d.DB.Get(ctx, store.Key{Table: store.Deliveries, Partition: lettersOf(workspace, sub), Sort: sort})
+	items, err := o.deliveries.db.Get(ctx, store.Key{Table: store.Deliveries, Partition: lettersOf(workspace, sub), Sort: sort})
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a dead letter")
 	}
@@ -225,14 +225,14 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 	if sub.State == subscription.Suspended {
 		return false, skipped(SkippedSuspended, "the subscription of the dead letter is suspended until its subscriber refreshes it (events/subscribe); retry it after that")
 	}
-	items, err := o.d.DB.Get(ctx, deliveryKey(workspace, del.Subscription, del.key()), bodyKey(workspace, del.key()))
+	items, err := o.deliveries.db.Get(ctx, deliveryKey(workspace, del.Subscription, del.key()), bodyKey(workspace, del.key()))
 	if err != nil {
 		return false, fault.Wrap(fault.Unavailable, err, "read a dead letter")
 	}
 	if items[1] == nil {
 		return false, skipped(SkippedExpired, "the event of the dead letter is not stored any more")
 	}
-	now := o.d.now()
+	now := o.deliveries.now()
 	if items[0] != nil {
 		del.version = items[0].Version
 		if current, err := decodeDelivery(items[0]); err == nil && current.State != stateDead {
@@ -251,13 +251,13 @@ func (o *Operations) retry(ctx context.Context, workspace, id string, sub *subsc
 	body.Expires = now.Add(retriedFor) // from now on, as for any delivery
 	gone = append(gone, store.Put(body))
 	del.State, del.First, del.Base, del.Target = statePending, now, len(del.Attempts), sub.Target.URL
-	return o.d.writeNext(ctx, del, now.Add(delay), gone...)
+	return o.deliveries.writeNext(ctx, del, now.Add(delay), gone...)
 }
 
 // SendTest delivers a test event to a subscription, marked as one, on the way of any other: signed,
 // retried and recorded. It returns the event's id.
 func (o *Operations) SendTest(ctx context.Context, sub *subscription.Subscription) (id string, err error) {
-	now := o.d.now().UTC()
+	now := o.deliveries.now().UTC()
 	e := event.Event{
 		Workspace: sub.Workspace, ID: "test_" + event.NewID(), URI: sub.EventURIs[0], Name: TestType, Time: now, Published: now,
 		Data: json.RawMessage(`{"test":true}`),
@@ -278,11 +278,11 @@ func (o *Operations) Deliver(ctx context.Context, sub *subscription.Subscription
 }
 
 func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription, e *event.Event, test bool) error {
-	now := o.d.now()
+	now := o.deliveries.now()
 	subscriber := sub.Subscriber()
 	del := newDelivery(&subscriber, e, now)
 	del.Test = test
-	items, err := o.d.DB.Get(ctx, deliveryKey(sub.Workspace, sub.ID, del.key()))
+	items, err := o.deliveries.db.Get(ctx, deliveryKey(sub.Workspace, sub.ID, del.key()))
 	if err != nil {
 		return fault.Wrap(fault.Unavailable, err, "read a delivery")
 	}
@@ -296,12 +296,21 @@ func (o *Operations) deliver(ctx context.Context, sub *subscription.Subscription
 		}
 		del.version, del.Attempts, del.Base = items[0].Version, before.Attempts, len(before.Attempts)
 	}
-	if err := o.d.storeBody(ctx, e, del.key()); err != nil {
+	if err := o.deliveries.storeBody(ctx, e, del.key()); err != nil {
 		return err
 	}
-	done, err := o.d.writeNext(ctx, del, now)
+	done, err := o.deliveries.writeNext(ctx, del, now)
 	if err == nil && !done {
 		return fault.New(fault.Conflict, "the event is being delivered to the subscription already")
 	}
 	return err
+}
+
+// Stored returns the event of a URI and an id, if it is stored for retries; nil if not.
+func (o *Operations) Stored(ctx context.Context, workspace, uri, id string) (*event.Event, error) {
+	items, err := o.deliveries.db.Get(ctx, bodyKey(workspace, event.Event{URI: uri, ID: id}.Key()))
+	if err != nil || items[0] == nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "read a stored event")
+	}
+	return decodeEvent(items[0])
 }

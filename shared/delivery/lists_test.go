@@ -58,7 +58,7 @@ func listed(i int) *delivery {
 // millisecond. It returns when the last one was.
 func fillLists(t testing.TB, db store.DB, records, letters int) time.Time {
 	t.Helper()
-	d := &Dispatcher{Options: Options{Records: RecordAll}, index: recordIndex{limit: rate.NewLimiter(rate.Inf, 0), omitted: new(atomic.Int64)}}
+	log := deliveryLog{keep: RecordAll, limit: rate.NewLimiter(rate.Inf, 0), omitted: new(atomic.Int64)}
 	var ops []store.Op
 	flush := func(most int) {
 		if len(ops) <= most {
@@ -76,7 +76,7 @@ func fillLists(t testing.TB, db store.DB, records, letters int) time.Time {
 			made.Status, made.Category = 503, "http_5xx"
 		}
 		del.Attempts = []attempt{made}
-		ops = d.records(ops, del, made)
+		ops = log.add(ops, del, made)
 		flush(5000)
 	}
 	for i := range letters {

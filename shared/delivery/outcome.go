@@ -2,6 +2,7 @@ package delivery
 
 import (
 	"context"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"sync"
@@ -10,74 +11,119 @@ import (
 	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/metric"
 	"github.com/mcp-events/mcpevents/shared/store"
 	"github.com/mcp-events/mcpevents/shared/subscription"
 	"github.com/mcp-events/mcpevents/shared/webhook"
 )
 
-// outcome records an attempt. The writes of a success are returned, to be made with the
+// outcomes records attempts, and what follows from them for the delivery and its subscription.
+type outcomes struct {
+	deliveries    *deliveries
+	notices       *notices
+	subscriptions Subscriptions
+	terminator    *Terminator // whose catalog may want the event of a subscription that is disabled
+	options       *Options
+	log           *slog.Logger
+	metrics       *metric.Set
+
+	status  statuses
+	rates   rates
+	records deliveryLog
+}
+
+// record records an attempt. The writes of a success are returned, to be made with the
 // rest of the page; a failure is written at once, with what follows from it.
-func (d *Dispatcher) outcome(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome) (notes []store.Op, err error) {
+func (o *outcomes) record(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event, out webhook.Outcome) (notes []store.Op, err error) {
 	if internal(out) {
 		return nil, internalError(out)
 	}
-	now, workspace := d.now(), del.Workspace
+	now, workspace := o.deliveries.now(), del.Workspace
 	made := attempt{At: now, Category: string(out.Category), Status: out.Status, TookMS: out.Took.Milliseconds()}
 	del.Attempts = append(del.Attempts, made)
 	if out.Category == "" {
-		notes = d.records(notes, del, made)
-		st, due := d.status.delivered(workspace, sub.ID, del.version != 0, now)
+		notes = o.records.add(notes, del, made)
+		st, due := o.status.delivered(workspace, sub.ID, del.version != 0, now)
 		if due {
 			notes = append(notes, store.Put(st.Encode(workspace, sub.ID)))
 		}
 		if sub.Origin == subscription.MCPEvents {
-			notes = append(notes, d.rates.count(workspace, sub.ID, false, due, now)...)
+			notes = append(notes, o.rates.count(workspace, sub.ID, false, due, now)...)
 		}
 		return append(notes, del.forget()...), nil
 	}
 
 	gone := out.Status == http.StatusGone
 	final := gone || out.Status == http.StatusRequestEntityTooLarge
-	wait, again := d.schedule(sub.Origin).Next(len(del.Attempts)-del.Base, out.RetryAfter)
+	wait, again := o.options.schedule(sub.Origin).Next(len(del.Attempts)-del.Base, out.RetryAfter)
 	var mine bool
 	switch {
 	case final: // the endpoint knows of it
-		mine, err = d.deadLetter(ctx, del, e)
+		mine, err = o.deadLetter(ctx, del, e)
 	case again:
-		mine, err = d.scheduleNext(ctx, del, e, now.Add(wait))
+		mine, err = o.deliveries.scheduleNext(ctx, del, e, now.Add(wait))
 	default:
-		mine, err = d.abandon(ctx, del, e)
+		mine, err = o.abandon(ctx, del, e)
 	}
 	if err != nil || !mine {
 		return notes, err
 	}
-	notes = d.records(notes, del, made)
-	st, err := d.status.failed(ctx, d.DB, workspace, sub, out, now)
+	notes = o.records.add(notes, del, made)
+	st, err := o.status.failed(ctx, o.deliveries.db, workspace, sub, out, now)
 	if err != nil {
 		return notes, err
 	}
 	notes = append(notes, store.Put(st.Encode(workspace, sub.ID)))
 	if sub.Origin == subscription.MCPEvents && !final {
-		notes = append(notes, d.rates.count(workspace, sub.ID, true, true, now)...)
-		failing, err := d.rates.failing(ctx, d.DB, workspace, sub.ID, sub.Resumed, now)
+		notes = append(notes, o.rates.count(workspace, sub.ID, true, true, now)...)
+		failing, err := o.rates.failing(ctx, o.deliveries.db, workspace, sub.ID, sub.Resumed, now)
 		if err == nil && failing {
-			err = d.foreseeGap(ctx, workspace, sub, e.Name)
+			err = o.notices.foreseeGap(ctx, workspace, sub, e.Name)
 		}
 		if err == nil && failing {
-			err = d.Subscriptions.Suspend(ctx, workspace, sub.Principal, sub.ID)
+			err = o.subscriptions.Suspend(ctx, workspace, sub.Principal, sub.ID)
 		}
 		if err != nil { // the next failure will see it
-			d.log().WarnContext(ctx, "subscription not suspended", "subscription", sub.ID, "error", err)
+			o.log.WarnContext(ctx, "subscription not suspended", "subscription", sub.ID, "error", err)
 		}
 	}
 	switch {
 	case gone && sub.Origin == subscription.SEP1803:
 		// 410 Gone: the endpoint wants no further webhooks (Standard Webhooks).
-		err = d.disable(ctx, workspace, sub, "the endpoint answered 410 Gone", st)
+		err = o.disable(ctx, workspace, sub, "the endpoint answered 410 Gone", st)
 	case onlyFails(sub, st, now):
-		err = d.disable(ctx, workspace, sub, "all deliveries of five days failed", st)
+		err = o.disable(ctx, workspace, sub, "all deliveries of five days failed", st)
 	}
 	return notes, err
+}
+
+// abandon gives a delivery up whose endpoint did not turn it away.
+func (o *outcomes) abandon(ctx context.Context, del *delivery, e *event.Event) (bool, error) {
+	if err := o.notices.announceGap(ctx, del); err != nil {
+		return false, err
+	}
+	return o.deadLetter(ctx, del, e)
+}
+
+// deadLetter gives a delivery up: it is a dead letter now, kept for a week.
+func (o *outcomes) deadLetter(ctx context.Context, del *delivery, e *event.Event) (bool, error) {
+	if e != nil && del.version == 0 {
+		if err := o.deliveries.storeBody(ctx, e, del.key()); err != nil {
+			return false, err
+		}
+	}
+	now := o.deliveries.now()
+	del.State, del.Due = stateDead, time.Time{}
+	value := del.item().Value
+	var letters []store.Op
+	for _, key := range del.letterKeys(now) {
+		letters = append(letters, store.Put(store.Item{Key: key, Value: value, Version: now.UnixMicro(), Expires: now.Add(KeptFor)}))
+	}
+	mine, err := o.deliveries.write(ctx, del, nil, "record a dead letter", letters...)
+	if err == nil && mine {
+		o.metrics.DeadLettered(metric.Webhook, 1)
+	}
+	return mine, err
 }
 
 // statuses decides when a subscription's status is worth a write: after a

@@ -47,7 +47,7 @@ func TestAPageOfManyEventsForASlowEndpointEnds(t *testing.T) {
 		sub := r.register("event://ci/build-finished")
 		_, d, _ := r.process()
 		u := &unhurried{takes: 1500 * time.Millisecond, got: map[string]int{}}
-		d.Poster, d.Now = u, time.Now
+		d.sender.poster, d.Now = u, time.Now
 		events := someEvents(100, 60)
 		batch := []queue.Message{pageMessage("1", pageOf(sub.Patterns[0].Key, events...))}
 		for batches := 0; len(batch) > 0; batches++ {

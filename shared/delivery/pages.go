@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -103,15 +102,15 @@ func (d *Dispatcher) group(ctx context.Context, batch []queue.Message) (work []*
 func (d *Dispatcher) page(ctx context.Context, p *page) error {
 	t := p.PageTask
 	if t.Reactivation != nil {
-		return d.reactivateBacklog(ctx, t.Workspace, *t.Reactivation)
+		return d.backlog.reactivateAll(ctx, t.Workspace, *t.Reactivation)
 	}
-	if err := d.parkPaused(ctx, p); err != nil || len(p.Events) == 0 {
+	if err := d.parking.parkPage(ctx, p); err != nil || len(p.Events) == 0 {
 		return err
 	}
 	t = p.PageTask
 	if t.Count > pageSplit {
 		if parts := pages(t.Workspace, t.Pattern, t.Range, t.Count, t.Events); len(parts) > 1 {
-			if err := d.markAnew(ctx, p, parts); err != nil {
+			if err := d.parking.markAnew(ctx, p, parts); err != nil {
 				return err
 			}
 			return d.sendPages(ctx, t.Hops+1, parts)
@@ -139,7 +138,7 @@ func (d *Dispatcher) page(ctx context.Context, p *page) error {
 		rest.From = found.Last
 		done.left = append(done.left, pages(t.Workspace, t.Pattern, rest, 1, t.Events)...)
 	}
-	if err = d.markAnew(ctx, p, done.left); err == nil {
+	if err = d.parking.markAnew(ctx, p, done.left); err == nil {
 		err = d.sendPages(ctx, t.Hops+1, done.left)
 	}
 	for _, position := range found.Broken {
@@ -288,18 +287,18 @@ func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.S
 			if t.Hops < maxHops {
 				return notes, i, nil
 			}
-			if err := d.toSlowLane(ctx, sub, e); err != nil { // no further page
+			if err := d.fast.toSlowLane(ctx, sub, e); err != nil { // no further page
 				return notes, i, err
 			}
 			continue
 		}
 		if sub.Suspended != 0 {
-			if err := d.addToBacklog(ctx, sub, e); err != nil {
+			if err := d.backlog.add(ctx, sub, e); err != nil {
 				return notes, i, err
 			}
 			continue
 		}
-		if parked, err := d.parkedInstead(ctx, newDelivery(sub, e, d.now()), sub, e); err != nil {
+		if parked, err := d.parking.park(ctx, newDelivery(sub, e, d.now()), sub, e); err != nil {
 			return notes, i, err
 		} else if parked {
 			continue
@@ -317,7 +316,7 @@ func (d *Dispatcher) sendTo(ctx context.Context, t PageTask, sub *subscription.S
 		if !d.Gate.enter(sub.ID, read) {
 			return notes, i, nil // another page sees whether it was created again
 		}
-		note, err := d.firstAttempt(ctx, sub, e, func() bool {
+		note, err := d.fast.attempt(ctx, sub, e, func() bool {
 			if d.Gate == nil {
 				return time.Since(read) <= stale+slotWait
 			}
@@ -354,11 +353,4 @@ func (d *Dispatcher) terminate(ctx context.Context, t PageTask, sub *subscriptio
 		return nil, 0, nil
 	}
 	return nil, len(t.Events), nil
-}
-
-// toSlowLane turns a first attempt into a single delivery in the slow lane.
-func (d *Dispatcher) toSlowLane(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
-	now := d.now()
-	_, err := d.scheduleNext(ctx, newDelivery(sub, e, now), e, now.Add(d.rate.delay(endpointID(sub.Target.URL), now)))
-	return err
 }

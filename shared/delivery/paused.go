@@ -44,13 +44,19 @@ func (del *delivery) unpark(now time.Time) {
 	}
 }
 
-// parkedInstead parks a delivery that may not be attempted now, and reports whether it did. Without a
+// parking is where deliveries and pages wait for switches.
+type parking struct {
+	deliveries *deliveries
+	switches   *switches.Set // nil: nothing is paused
+}
+
+// park parks a delivery that may not be attempted now, and reports whether it did. Without a
 // subscriber it is a notice, without an event.
-func (d *Dispatcher) parkedInstead(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event) (bool, error) {
-	if d.Switches == nil {
+func (w *parking) park(ctx context.Context, del *delivery, sub *subscription.Subscriber, e *event.Event) (bool, error) {
+	if w.switches == nil {
 		return false, nil
 	}
-	which, err := d.Switches.Paused(ctx, del.Workspace, del.Name, subscription.OriginOf(del.Target))
+	which, err := w.switches.Paused(ctx, del.Workspace, del.Name, subscription.OriginOf(del.Target))
 	if err == nil && which == "" && sub != nil && sub.Paused != 0 {
 		which = switches.Subscription(sub.ID)
 	}
@@ -58,23 +64,23 @@ func (d *Dispatcher) parkedInstead(ctx context.Context, del *delivery, sub *subs
 		return false, err
 	}
 	if e != nil {
-		if err := d.keepBody(ctx, e, del.key()); err != nil {
+		if err := w.deliveries.keepBody(ctx, e, del.key()); err != nil {
 			return false, err
 		}
 	}
 	task := del.due().Task
-	entry := d.Switches.Park(del.Workspace, which, switches.Parked{Queue: queue.Slow, Body: encode(task), Group: task.endpoint()})
-	del.Parked, del.ParkedAt = parkedKey{entry.Partition, entry.Sort}, d.now()
+	entry := w.switches.Park(del.Workspace, which, switches.Parked{Queue: queue.Slow, Body: encode(task), Group: task.endpoint()})
+	del.Parked, del.ParkedAt = parkedKey{entry.Partition, entry.Sort}, w.deliveries.now()
 	del.Due, del.DueAt = time.Time{}, time.Time{}
-	_, err = d.write(ctx, del, &entry, "park a delivery") // false: it went on elsewhere
+	_, err = w.deliveries.write(ctx, del, &entry, "park a delivery") // false: it went on elsewhere
 	return true, err
 }
 
 func parkedPages(workspace string) string { return "w#paused#" + workspace }
 
-// parkPaused parks the part of a page whose event types are paused, and leaves the others.
-func (d *Dispatcher) parkPaused(ctx context.Context, p *page) error {
-	if d.Switches == nil {
+// parkPage parks the part of a page whose event types are paused, and leaves the others.
+func (w *parking) parkPage(ctx context.Context, p *page) error {
+	if w.switches == nil {
 		return nil
 	}
 	var (
@@ -83,7 +89,7 @@ func (d *Dispatcher) parkPaused(ctx context.Context, p *page) error {
 		by   = map[switches.Name][]event.Event{}
 	)
 	for _, e := range p.Events {
-		which, err := d.Switches.Paused(ctx, p.Workspace, e.Name, "")
+		which, err := w.switches.Paused(ctx, p.Workspace, e.Name, "")
 		if err != nil {
 			return err
 		}
@@ -98,16 +104,16 @@ func (d *Dispatcher) parkPaused(ctx context.Context, p *page) error {
 	}
 	for which, events := range by {
 		tasks := pages(p.Workspace, p.Pattern, p.Range, 1, events)
-		ops = append(ops, d.mark(p.Workspace, tasks)...)
+		ops = append(ops, w.mark(p.Workspace, tasks)...)
 		for _, t := range tasks {
 			t.Count, t.Hops = p.Count, p.Hops
-			ops = append(ops, store.Put(d.Switches.Park(p.Workspace, which, switches.Parked{Queue: queue.Deliveries, Body: t.encode()})))
+			ops = append(ops, store.Put(w.switches.Park(p.Workspace, which, switches.Parked{Queue: queue.Deliveries, Body: t.encode()})))
 		}
 	}
 	if len(rest) == 0 {
 		ops = append(ops, p.unmark()...) // by the new marks
 	}
-	if err := d.DB.WriteAll(ctx, ops...); err != nil {
+	if err := w.deliveries.db.WriteAll(ctx, ops...); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "park a page")
 	}
 	p.Events = rest
@@ -119,8 +125,8 @@ func markKey(workspace, sort string) store.Key {
 }
 
 // mark has [Watermark] wait for tasks whose events are older than their messages.
-func (d *Dispatcher) mark(workspace string, tasks []PageTask) (ops []store.Op) {
-	now := d.now()
+func (w *parking) mark(workspace string, tasks []PageTask) (ops []store.Op) {
+	now := w.deliveries.now()
 	for i := range tasks {
 		tasks[i].Parked = earliest(now, tasks[i].Events) + rand.Text()
 		ops = append(ops, store.Put(store.Item{Key: markKey(workspace, tasks[i].Parked), Expires: now.Add(switches.Kept)}))
@@ -137,12 +143,12 @@ func (p *page) unmark() (ops []store.Op) {
 }
 
 // markAnew marks the tasks that are left of a page that was parked, in place of the page.
-func (d *Dispatcher) markAnew(ctx context.Context, p *page, left []PageTask) error {
+func (w *parking) markAnew(ctx context.Context, p *page, left []PageTask) error {
 	if len(p.wasParked) == 0 {
 		return nil
 	}
-	if err := d.DB.WriteAll(ctx, d.mark(p.Workspace, left)...); err != nil {
+	if err := w.deliveries.db.WriteAll(ctx, w.mark(p.Workspace, left)...); err != nil {
 		return fault.Wrap(fault.Unavailable, err, "mark a page that was parked")
 	}
-	return fault.Wrap(fault.Unavailable, d.DB.WriteAll(ctx, p.unmark()...), "mark a page that was parked")
+	return fault.Wrap(fault.Unavailable, w.deliveries.db.WriteAll(ctx, p.unmark()...), "mark a page that was parked")
 }

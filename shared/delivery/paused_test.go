@@ -24,7 +24,7 @@ func (r *rig) switches() *switches.Set {
 func (r *rig) handle() {
 	r.t.Helper()
 	fanout, dispatch, _ := r.process()
-	dispatch.Switches = r.switches()
+	dispatch.parking.switches = r.switches()
 	for range 50 {
 		r.hand(queue.Events, fanout.Handle)
 		r.hand(queue.Deliveries, dispatch.Pages)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -45,7 +46,7 @@ func queueLetterKeys(workspace, from, sort string) []store.Key {
 func (o *Operations) File(ctx context.Context, batch []queue.Message) (failed []string, err error) {
 	for _, m := range batch {
 		if err := o.file(ctx, m); err != nil {
-			o.d.log().ErrorContext(ctx, "dead letter not filed", "message", m.ID, "error", err)
+			slog.ErrorContext(ctx, "dead letter not filed", "message", m.ID, "error", err)
 			failed = append(failed, m.ID)
 		}
 	}
@@ -53,7 +54,7 @@ func (o *Operations) File(ctx context.Context, batch []queue.Message) (failed []
 }
 
 func (o *Operations) file(ctx context.Context, m queue.Message) error {
-	now := o.d.now()
+	now := o.deliveries.now()
 	value := m.Body
 	l, err := queue.ParseDeadLetter(m.Body)
 	moved := err != nil || l.Queue == "" // by its queue, as it was
@@ -77,7 +78,7 @@ func (o *Operations) file(ctx context.Context, m queue.Message) error {
 	for _, key := range queueLetterKeys(workspaceOf(l), string(l.Queue), sort) {
 		ops = append(ops, store.Put(store.Item{Key: key, Value: value, Expires: now.Add(queueLettersKept)}))
 	}
-	if err := o.d.DB.Write(ctx, ops...); err != nil {
+	if err := o.deliveries.db.Write(ctx, ops...); err != nil {
 		return err
 	}
 	if moved { // who makes a dead letter counts it
@@ -170,7 +171,7 @@ func (o *Operations) findOfQueue(ctx context.Context, workspace, id string) (*st
 	}
 	micros, message, _ := strings.Cut(rest, "#")
 	key := queueLetterKeys(workspace, from, micros+"#"+name+"#"+message)[0]
-	items, err := o.d.DB.Get(ctx, key)
+	items, err := o.deliveries.db.Get(ctx, key)
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a dead letter")
 	}
@@ -201,7 +202,7 @@ func (o *Operations) sendBack(ctx context.Context, workspace, id string, delay t
 		return false, err
 	}
 	keys := queueLetterKeys(workspace, string(l.Queue), it.Sort)
-	err = o.d.DB.Write(ctx, store.Delete(keys[0], store.Exists()), store.Delete(keys[1]))
+	err = o.deliveries.db.Write(ctx, store.Delete(keys[0], store.Exists()), store.Delete(keys[1]))
 	if errors.Is(err, store.ErrConflict) {
 		return false, nil // someone else has sent it meanwhile
 	}
@@ -224,7 +225,7 @@ func (o *Operations) resend(ctx context.Context, l queue.DeadLetter, body []byte
 		}
 	}
 	out.Delay = delay
-	return fault.Wrap(fault.Unavailable, o.d.Queue.Send(ctx, to, out), "send a message back to %s", l.Queue)
+	return fault.Wrap(fault.Unavailable, o.deliveries.queue.Send(ctx, to, out), "send a message back to %s", l.Queue)
 }
 
 // CanReturn reports whether the dead letters of a queue can be sent back to it.

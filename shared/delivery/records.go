@@ -53,8 +53,9 @@ type Record struct {
 // recordVersion 1 had neither subscription nor origin, and lay under the subscription only.
 const recordVersion = 2
 
-// recordIndex bounds the records beside those of the subscriptions.
-type recordIndex struct {
+// deliveryLog makes the records that are kept, and bounds those beside the subscriptions' own.
+type deliveryLog struct {
+	keep         Records
 	limit        *rate.Limiter
 	failuresFree bool // only successes are bounded
 	omitted      *atomic.Int64
@@ -67,29 +68,29 @@ const (
 	burst = 10
 )
 
-func newRecordIndex(db store.DB) recordIndex {
-	x := recordIndex{limit: rate.NewLimiter(indexRate, burst*indexRate), omitted: new(atomic.Int64)}
+func newDeliveryLog(db store.DB, keep Records) deliveryLog {
+	l := deliveryLog{keep: keep, limit: rate.NewLimiter(indexRate, burst*indexRate), omitted: new(atomic.Int64)}
 	if db.Ordered() {
-		x.limit, x.failuresFree = rate.NewLimiter(successRate, burst*successRate), true
+		l.limit, l.failuresFree = rate.NewLimiter(successRate, burst*successRate), true
 	}
-	return x
+	return l
 }
 
 // takes reports whether the record of an attempt is to be written under the keys beside the subscription's.
-func (x recordIndex) takes(made attempt) bool {
-	if x.failuresFree && made.Category != "" || x.limit.AllowN(made.At, 1) {
+func (l deliveryLog) takes(made attempt) bool {
+	if l.failuresFree && made.Category != "" || l.limit.AllowN(made.At, 1) {
 		return true
 	}
-	x.omitted.Add(1)
+	l.omitted.Add(1)
 	return false
 }
 
-// records adds the record of an attempt to notes, if it is to be kept.
-func (d *Dispatcher) records(notes []store.Op, del *delivery, made attempt) []store.Op {
+// add adds the record of an attempt to notes, if it is to be kept.
+func (l deliveryLog) add(notes []store.Op, del *delivery, made attempt) []store.Op {
 	switch {
-	case d.Options.Records == RecordNone:
+	case l.keep == RecordNone:
 		return notes
-	case d.Options.Records == RecordFailures && made.Category == "":
+	case l.keep == RecordFailures && made.Category == "":
 		return notes
 	}
 	r := Record{
@@ -107,10 +108,10 @@ func (d *Dispatcher) records(notes []store.Op, del *delivery, made attempt) []st
 		}))
 	}
 	put(bySubscription(del.Workspace, del.Subscription), fmt.Sprintf("%s#%d", del.Event, len(del.Attempts)), value)
-	if !d.index.takes(made) {
+	if !l.takes(made) {
 		return notes
 	}
-	if n := d.index.omitted.Swap(0); n > 0 {
+	if n := l.omitted.Swap(0); n > 0 {
 		r.Omitted = n
 		value, _ = json.Marshal(r)
 	}

@@ -18,13 +18,13 @@ func TestManySuccessesAreInTheirOwnListOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	d := &Dispatcher{index: newRecordIndex(db), Options: Options{Records: RecordAll}}
+	records := newDeliveryLog(db, RecordAll)
 	now := time.Unix(1_800_000_000, 0)
 	lists := map[string]int{}
 	var omitted int64
 	write := func(made attempt) {
 		made.At = now
-		for _, op := range d.records(nil, &delivery{Workspace: "w", Subscription: "s", Event: "e", Target: "https://a.example/x", Attempts: []attempt{made}}, made) {
+		for _, op := range records.add(nil, &delivery{Workspace: "w", Subscription: "s", Event: "e", Target: "https://a.example/x", Attempts: []attempt{made}}, made) {
 			kind, _, _ := strings.Cut(op.Item.Partition, "#")
 			lists[kind]++
 			var r Record

@@ -102,7 +102,7 @@ func (o *Operations) published(ctx context.Context, sub *subscription.Subscripti
 	if err != nil || len(entries) == 0 && more {
 		return keys[at], nil, fmt.Sprintf("%d/%d", at, after), err
 	}
-	subscribers, err := subscription.Subscribers(ctx, o.d.DB, sub.Workspace, keys[at], subscription.At(sub.ID), 1)
+	subscribers, err := subscription.Subscribers(ctx, o.deliveries.db, sub.Workspace, keys[at], subscription.At(sub.ID), 1)
 	if err != nil {
 		return "", nil, "", err
 	}
@@ -115,7 +115,7 @@ func (o *Operations) published(ctx context.Context, sub *subscription.Subscripti
 			more, after = true, entries[i-1].Key
 			break
 		}
-		if len(subscribers.List) > 0 && subscribers.List[0].Wants(&subscription.Payload{Event: e.Event}, o.d.now()) {
+		if len(subscribers.List) > 0 && subscribers.List[0].Wants(&subscription.Payload{Event: e.Event}, o.deliveries.now()) {
 			events = append(events, *e.Event)
 		}
 	}
@@ -135,7 +135,7 @@ const maxReads = 1000
 // countEvents counts the events that a replay would send; more says that there may be more.
 func (o *Operations) countEvents(ctx context.Context, sub *subscription.Subscription, s ReplaySelect) (n int, more bool, err error) {
 	if s.Until.IsZero() {
-		s.Until = o.d.now()
+		s.Until = o.deliveries.now()
 	}
 	next := ""
 	for range maxReads {
@@ -178,13 +178,13 @@ func (o *Operations) replayEvents(ctx context.Context, subs Finder, r *Replay, n
 			out = append(out, tasksOf(r.Workspace, pattern, sub.ID, second, delay)...)
 			r.Next = r.Next.Add(time.Duration(len(second)) * time.Second / time.Duration(r.Rate))
 		}
-		if err := enqueue(ctx, o.d.Queue, out); err != nil {
+		if err := enqueue(ctx, o.deliveries.queue, out); err != nil {
 			return n, err
 		}
 		n += len(events)
 	}
 	if r.Replayed += n; over {
-		r.State, r.Finished = ReplayDone, o.d.now().UTC()
+		r.State, r.Finished = ReplayDone, o.deliveries.now().UTC()
 	}
 	return n, o.saveReplay(ctx, r)
 }

@@ -140,7 +140,7 @@ func (o *Operations) StartReplay(ctx context.Context, workspace, by string, sub 
 		if err != nil || have != nil && have.State == ReplayRunning {
 			return have, err
 		}
-		now := o.d.now().UTC()
+		now := o.deliveries.now().UTC()
 		if s.Events && have != nil && have.State == ReplayDone && now.Sub(have.Created) < sameReplay {
 			return have, nil
 		}
@@ -178,7 +178,7 @@ func (o *Operations) saveReplay(ctx context.Context, r *Replay, also ...store.Op
 		it.Expires = r.Finished.Add(replayKept)
 		also = append(also, store.Delete(runningKey(r.Workspace, r.ID)))
 	}
-	return o.d.DB.Write(ctx, append(also, store.Put(it, continues(had)))...)
+	return o.deliveries.db.Write(ctx, append(also, store.Put(it, continues(had)))...)
 }
 
 // Replay reads a replay; nil when there is none.
@@ -186,7 +186,7 @@ func (o *Operations) Replay(ctx context.Context, workspace, id string) (*Replay,
 	if id == "" || len(id) > 100 {
 		return nil, nil
 	}
-	items, err := o.d.DB.Get(ctx, replayKey(workspace, id))
+	items, err := o.deliveries.db.Get(ctx, replayKey(workspace, id))
 	if err != nil || items[0] == nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read a replay")
 	}
@@ -205,7 +205,7 @@ func (o *Operations) CancelReplay(ctx context.Context, workspace, id string) (*R
 		if err != nil || r == nil || r.State != ReplayRunning {
 			return r, err
 		}
-		r.State, r.Finished = ReplayCanceled, o.d.now().UTC()
+		r.State, r.Finished = ReplayCanceled, o.deliveries.now().UTC()
 		err = o.saveReplay(ctx, r)
 		if !errors.Is(err, store.ErrConflict) {
 			return r, fault.Wrap(fault.Unavailable, err, "cancel a replay")
@@ -223,7 +223,7 @@ type Finder interface {
 // when one begins; each letter is due at its second by the replay's rate.
 func (o *Operations) RunReplays(ctx context.Context, subs Finder) (taken int, err error) {
 	var errs []error
-	err = store.Each(ctx, o.d.DB, store.Key{Table: store.Deliveries, Partition: replaysRunning}, "list the replays", func(it *store.Item) error {
+	err = store.Each(ctx, o.deliveries.db, store.Key{Table: store.Deliveries, Partition: replaysRunning}, "list the replays", func(it *store.Item) error {
 		end := strings.LastIndexByte(it.Sort, '#') // see runningKey
 		n, err := o.runReplay(ctx, subs, it.Sort[:end], it.Sort[end+1:], time.Time{})
 		taken += n
@@ -241,9 +241,9 @@ func (o *Operations) runReplay(ctx context.Context, subs Finder, workspace, id s
 			return taken, err
 		}
 		if r == nil || r.State != ReplayRunning {
-			return taken, fault.Wrap(fault.Unavailable, o.d.DB.Write(ctx, store.Delete(runningKey(workspace, id))), "end a replay")
+			return taken, fault.Wrap(fault.Unavailable, o.deliveries.db.Write(ctx, store.Delete(runningKey(workspace, id))), "end a replay")
 		}
-		now := o.d.now()
+		now := o.deliveries.now()
 		if r.Next.Before(now) {
 			r.Next = now
 		}
@@ -266,7 +266,7 @@ func (o *Operations) BeginReplay(ctx context.Context, subs Finder, r *Replay) (*
 	if r.State != ReplayRunning || r.Before != "" || r.Replayed > 0 {
 		return r, nil
 	}
-	if _, err := o.runReplay(ctx, subs, r.Workspace, r.ID, o.d.now().Add(replayMoment)); err != nil {
+	if _, err := o.runReplay(ctx, subs, r.Workspace, r.ID, o.deliveries.now().Add(replayMoment)); err != nil {
 		return nil, err
 	}
 	return o.Replay(ctx, r.Workspace, r.ID)
@@ -312,7 +312,7 @@ func (o *Operations) replayStep(ctx context.Context, subs Finder, r *Replay, now
 		return n, err
 	}
 	if next == "" {
-		r.State, r.Finished = ReplayDone, o.d.now().UTC()
+		r.State, r.Finished = ReplayDone, o.deliveries.now().UTC()
 	}
 	if err = o.saveReplay(ctx, r); errors.Is(err, store.ErrConflict) {
 		for why, n := range before {

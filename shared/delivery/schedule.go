@@ -47,9 +47,9 @@ func (s Schedule) total() (sum time.Duration) {
 	return time.Duration(float64(sum) * (1 + Jitter))
 }
 
-func (d *Dispatcher) schedule(o subscription.Origin) Schedule {
-	if o == subscription.MCPEvents {
-		return d.Options.EventsSchedule
+func (o *Options) schedule(kind subscription.Origin) Schedule {
+	if kind == subscription.MCPEvents {
+		return o.EventsSchedule
 	}
-	return d.Options.Schedule
+	return o.Schedule
 }

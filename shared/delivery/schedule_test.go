@@ -25,7 +25,7 @@ func TestSchedules(t *testing.T) {
 		} {
 			d := NewDispatcher(&Dispatcher{DB: newRig(t).db, Options: tc.options})
 			for origin, want := range tc.want {
-				if got := d.schedule(origin); !slices.Equal(got, want) {
+				if got := d.Options.schedule(origin); !slices.Equal(got, want) {
 					t.Errorf("%s: %v has %v, want %v", name, origin, got, want)
 				}
 			}

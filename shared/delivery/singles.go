@@ -2,13 +2,11 @@ package delivery
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"math/rand/v2"
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/event"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/queue"
 	"github.com/mcp-events/mcpevents/shared/store"
@@ -127,38 +125,38 @@ func (d *Dispatcher) inSlowLane(ctx context.Context, m queue.Message, t SingleTa
 // time of its schedule has passed, it is dead-lettered with the attempts that it had.
 // Failure, if not nil, is then recorded as the last one.
 func (d *Dispatcher) waitInDueTable(ctx context.Context, t SingleTask, wait time.Duration, failure *attempt) error {
-	items, err := d.DB.Get(ctx, deliveryKey(t.Workspace, t.Subscription, t.key()))
-	if err != nil {
-		return fault.Wrap(fault.Unavailable, err, "read a delivery")
-	}
-	del, err := current(items[0], t, d.now())
+	del, _, err := d.deliveries.current(ctx, t)
 	if err != nil || del == nil {
 		return err
 	}
 	now := d.now()
-	if del.Control == nil && now.Sub(del.First) > d.schedule(del.Origin).total() {
+	if del.Control == nil && now.Sub(del.First) > d.Options.schedule(del.Origin).total() {
 		if failure != nil {
 			del.Attempts = append(del.Attempts, *failure)
 		}
-		_, err := d.abandon(ctx, del, nil)
+		_, err := d.outcomes.abandon(ctx, del, nil)
 		return err
 	}
 	wait = max(wait, laterDue)
-	_, err = d.writeNext(ctx, del, now.Add(wait+rand.N(wait/5)))
+	_, err = d.deliveries.writeNext(ctx, del, now.Add(wait+rand.N(wait/5)))
 	return err
 }
 
-// current decodes the delivery that a task is for, which waits no more; nil when the task is stale.
-func current(it *store.Item, t SingleTask, now time.Time) (*delivery, error) {
-	if it == nil {
-		return nil, nil // delivered, or ended with its subscription
+// current reads the delivery that a task is for, which waits no more, and other items; nil when the task is stale.
+func (ds *deliveries) current(ctx context.Context, t SingleTask, others ...store.Key) (*delivery, []*store.Item, error) {
+	items, err := ds.db.Get(ctx, append([]store.Key{deliveryKey(t.Workspace, t.Subscription, t.key())}, others...)...)
+	if err != nil {
+		return nil, nil, fault.Wrap(fault.Unavailable, err, "read a delivery")
 	}
-	del, err := decodeDelivery(it)
+	if items[0] == nil {
+		return nil, nil, nil // delivered, or ended with its subscription
+	}
+	del, err := decodeDelivery(items[0])
 	if err != nil || del.State != statePending || len(del.Attempts)+1 != t.Attempt || del.Control != nil && del.Event != t.Event {
-		return nil, err
+		return nil, nil, err
 	}
-	del.unpark(now)
-	return del, nil
+	del.unpark(ds.now())
+	return del, items[1:], nil
 }
 
 // poster makes an attempt with an event of n bytes, if the memory budget allows it.
@@ -166,19 +164,15 @@ type poster func(url string, n int, post func() webhook.Outcome) (webhook.Outcom
 
 // single makes the attempt that a task asks for, unless it is stale.
 func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]store.Op, error) {
-	items, err := d.DB.Get(ctx, deliveryKey(t.Workspace, t.Subscription, t.key()), bodyKey(t.Workspace, t.key()))
-	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, err, "read a delivery")
-	}
-	del, err := current(items[0], t, d.now())
+	del, body, err := d.deliveries.current(ctx, t, bodyKey(t.Workspace, t.key()))
 	if err != nil || del == nil {
 		return nil, err
 	}
 	if del.Control != nil {
-		if parked, err := d.parkedInstead(ctx, del, nil, nil); parked || err != nil {
+		if parked, err := d.parking.park(ctx, del, nil, nil); parked || err != nil {
 			return nil, err
 		}
-		return d.sendNotice(ctx, del, at)
+		return d.notices.send(ctx, del, at)
 	}
 	read := time.Now()
 	record, err := d.Subscriptions.Lookup(ctx, t.Workspace, t.Principal, t.Subscription)
@@ -189,16 +183,16 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 		return del.forget(), nil
 	}
 	if record.State == subscription.Suspended {
-		return nil, d.suspend(ctx, del)
+		return nil, d.backlog.suspend(ctx, del)
 	}
-	if items[1] == nil {
+	if body[0] == nil {
 		d.log().WarnContext(ctx, "event expired before delivery", "subscription", t.Subscription, "event", t.Event)
-		_, err := d.abandon(ctx, del, nil)
+		_, err := d.outcomes.abandon(ctx, del, nil)
 		return nil, err
 	}
-	var e event.Event
-	if err := json.Unmarshal(items[1].Value, &e); err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "decode a stored event")
+	e, err := decodeEvent(body[0])
+	if err != nil {
+		return nil, err
 	}
 	right, err := d.Terminator.Review.Subscription(ctx, record, false)
 	if _, is := errors.AsType[*subscription.Terminated](err); is {
@@ -213,13 +207,13 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 	if del.Test {
 		right = subscription.Right{} // it is for the endpoint, whatever the subscription asks for
 	}
-	if may, err := right.May(ctx, &e); err != nil {
+	if may, err := right.May(ctx, e); err != nil {
 		return nil, err
 	} else if !may {
 		return del.forget(), nil
 	}
 	sub := record.Subscriber()
-	if parked, err := d.parkedInstead(ctx, del, &sub, &e); parked || err != nil {
+	if parked, err := d.parking.park(ctx, del, &sub, e); parked || err != nil {
 		return nil, err
 	}
 	if !d.Gate.enter(sub.ID, read) {
@@ -229,10 +223,10 @@ func (d *Dispatcher) single(ctx context.Context, t SingleTask, at poster) ([]sto
 		if !d.Gate.enter(sub.ID, read) {
 			return webhook.Outcome{Category: webhook.Aborted, Err: errMaybeEnded}
 		}
-		return d.attempt(ctx, del, &sub, &e)
+		return d.sender.attempt(ctx, del, &sub, e)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return d.outcome(ctx, del, &sub, &e, out)
+	return d.outcomes.record(ctx, del, &sub, e, out)
 }

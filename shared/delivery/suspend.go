@@ -21,50 +21,56 @@ import (
 // stateSuspended is the state of a delivery in the backlog.
 const stateSuspended = "held"
 
-// addToBacklog suspends the delivery of an event to a suspended subscriber.
-func (d *Dispatcher) addToBacklog(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
+// backlog is the suspended deliveries of all subscriptions.
+type backlog struct {
+	deliveries    *deliveries
+	subscriptions Subscriptions
+}
+
+// add suspends the delivery of an event to a suspended subscriber.
+func (b *backlog) add(ctx context.Context, sub *subscription.Subscriber, e *event.Event) error {
 	if e.Published.After(time.UnixMicro(sub.Suspended).Add(2 * eventlog.MaxSkew)) {
 		return nil // the replay brings it
 	}
-	del := newDelivery(sub, e, d.now())
-	if err := d.storeBody(ctx, e, del.key()); err != nil {
+	del := newDelivery(sub, e, b.deliveries.now())
+	if err := b.deliveries.storeBody(ctx, e, del.key()); err != nil {
 		return err
 	}
-	return d.suspend(ctx, del)
+	return b.suspend(ctx, del)
 }
 
 // suspend puts a delivery into the backlog.
-func (d *Dispatcher) suspend(ctx context.Context, del *delivery) error {
+func (b *backlog) suspend(ctx context.Context, del *delivery) error {
 	del.State, del.Due, del.DueAt = stateSuspended, time.Time{}, time.Time{}
-	if mine, err := d.write(ctx, del, nil, "suspend a delivery"); err != nil || !mine {
+	if mine, err := b.deliveries.write(ctx, del, nil, "suspend a delivery"); err != nil || !mine {
 		return err // nil: it went on elsewhere
 	}
-	record, err := d.Subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
+	record, err := b.subscriptions.Lookup(ctx, del.Workspace, del.Principal, del.Subscription)
 	if err != nil || record == nil || record.State == subscription.Suspended {
 		return err
 	}
-	return d.reactivate(ctx, del)
+	return b.reactivate(ctx, del)
 }
 
 // reactivate schedules the next attempt of a suspended delivery.
-func (d *Dispatcher) reactivate(ctx context.Context, del *delivery) error {
+func (b *backlog) reactivate(ctx context.Context, del *delivery) error {
 	del.State = statePending
 	del.version = del.item().Version
-	_, err := d.writeNext(ctx, del, d.now())
+	_, err := b.deliveries.writeNext(ctx, del, b.deliveries.now())
 	return err
 }
 
-// reactivateBacklog reactivates all suspended deliveries of a subscription.
-func (d *Dispatcher) reactivateBacklog(ctx context.Context, workspace string, r Reactivation) error {
-	record, err := d.Subscriptions.Lookup(ctx, workspace, r.Principal, r.Subscription)
+// reactivateAll reactivates all suspended deliveries of a subscription.
+func (b *backlog) reactivateAll(ctx context.Context, workspace string, r Reactivation) error {
+	record, err := b.subscriptions.Lookup(ctx, workspace, r.Principal, r.Subscription)
 	if err != nil || record == nil || record.State == subscription.Suspended {
 		return err
 	}
-	return store.Each(ctx, d.DB, deliveryKey(workspace, r.Subscription, ""), "list the suspended deliveries", func(it *store.Item) error {
+	return store.Each(ctx, b.deliveries.db, deliveryKey(workspace, r.Subscription, ""), "list the suspended deliveries", func(it *store.Item) error {
 		del, err := decodeDelivery(it)
 		if err != nil || del.State != stateSuspended {
 			return err
 		}
-		return d.reactivate(ctx, del)
+		return b.reactivate(ctx, del)
 	})
 }

@@ -151,7 +151,7 @@ func TestSuspension(t *testing.T) {
 					}
 					d := all[i%len(all)]
 					e := &event.Event{Workspace: "default", ID: fmt.Sprint("e", i), URI: "event://ci/build-finished", Name: "ci.build_finished", Time: r.now, Published: r.now, Data: []byte(`{}`)}
-					notes, err := d.outcome(t.Context(), newDelivery(&sub, e, r.now), &sub, e, out)
+					notes, err := d.outcomes.record(t.Context(), newDelivery(&sub, e, r.now), &sub, e, out)
 					if err != nil {
 						t.Fatal(err)
 					}
