@@ -23,7 +23,7 @@ import (
 // Call finds the backend of what is called and hands its messages on until the
 // response. An error is returned only when nothing was sent that answers the request.
 func (g *Gateway) Call(ctx context.Context, c api.Call) error {
-	e, ok := g.serves(ctx, c.Client, c.Kind, c.Name)
+	e, ok := g.lists.serves(ctx, g.backends.shown(ctx, c.Client), c.Kind, c.Name)
 	if !ok {
 		return unknown(c.Kind.String(), c.Name)
 	}

@@ -85,7 +85,7 @@ func (b *backend) abandon(c *upstream.Client, s backendSession, id json.RawMessa
 		Body: jsonrpc.AppendNotification(nil, mcpspec.NoteCancelled, params), Version: s.Version, Session: s.ID,
 	})
 	if err != nil {
-		b.gateway.options.Log.WarnContext(ctx, "cancellation not sent to backend", "backend", b.Name, "error", err)
+		b.options.Log.WarnContext(ctx, "cancellation not sent to backend", "backend", b.Name, "error", err)
 		return
 	}
 	answer.Close()

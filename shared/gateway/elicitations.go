@@ -129,7 +129,7 @@ func (g *Gateway) Answer(ctx context.Context, c api.Client, id string, body json
 	if q.Session != c.Session || q.Workspace != c.Principal.Workspace || q.Principal != c.Principal.ID {
 		return unknown
 	}
-	for _, b := range g.visible(ctx, c.Principal) {
+	for _, b := range g.backends.visible(ctx, c.Principal) {
 		if b.server() != q.Backend {
 			continue
 		}

@@ -134,7 +134,7 @@ func TestChangedListIsFetchedAgain(t *testing.T) {
 	go func() { first <- names(g.List(t.Context(), of(ann), api.Tools)) }()
 	<-fetching
 	s.list(oneTool("after"))
-	g.backends(t.Context())[0].Outdate()
+	g.backends.now(t.Context())[0].Outdate()
 	close(goOn)
 	<-first
 	if got := names(g.List(t.Context(), of(ann), api.Tools)); !slices.Equal(got, []string{"after"}) {
@@ -185,7 +185,7 @@ func TestRevisionIsFoundOut(t *testing.T) {
 				s.capabilities = `{"tools":{"listChanged":true},"resources":{}}`
 			})
 			g := gatewayOver(t, memory(t), at("b", s, func(b *config.Backend) { b.ProtocolVersion = c.pinned }))
-			known, err := g.backends(t.Context())[0].known(t.Context())
+			known, err := g.backends.now(t.Context())[0].known(t.Context())
 			if c.want == "" {
 				if err == nil {
 					t.Fatalf("it speaks %s", known.version)
@@ -214,11 +214,11 @@ func TestOwnSessionsAreEnded(t *testing.T) {
 	s := newScripted(t)
 	g := gatewayOver(t, memory(t), at("b", s))
 	for range 5 {
-		known, err := g.backends(t.Context())[0].known(t.Context())
+		known, err := g.backends.now(t.Context())[0].known(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		g.backends(t.Context())[0].forget(known)
+		g.backends.now(t.Context())[0].forget(known)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -336,7 +336,7 @@ func TestTokenEndpointCannotPassTheSecretOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := gatewayOver(t, memory(t), c.Backends...)
-	if _, err := g.backends(t.Context())[0].known(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
+	if _, err := g.backends.now(t.Context())[0].known(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
 		t.Errorf("got %v", err)
 	}
 	if len(s.received("initialize")) > 0 {

@@ -219,7 +219,7 @@ func TestHangingBackendRests(t *testing.T) {
 	if more := asked.Load() - n; n == 0 || more > 1 {
 		t.Errorf("it was asked %d times, and then %d times", n, more)
 	}
-	if err := g.backends(t.Context())[0].ChangeListVersion(t.Context(), api.Tools.Changed()); err != nil {
+	if err := g.backends.now(t.Context())[0].ChangeListVersion(t.Context(), api.Tools.Changed()); err != nil {
 		t.Fatal(err)
 	}
 	n = asked.Load()
