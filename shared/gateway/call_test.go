@@ -744,12 +744,11 @@ func TestLateAnswerGoesWithTheCall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := &exchange{gateway: g, kept: []store.Key{elicitationKey(id)}, inputs: []*input{{id: id}}}
 	answer := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"x":"` + strings.Repeat("x", store.MaxItem) + `"}}`)
 	if err := g.Answer(t.Context(), sessionBased("s1"), id, answer); err != nil {
 		t.Fatal(err)
 	}
-	x.close() // which has not looked since
+	g.elicitations.over([]store.Key{elicitationKey(id)}, []*input{{id: id}}) // the call has not looked since
 	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: elicitationKey(id).Partition})
 	if err != nil || len(page.Items) > 0 {
 		t.Errorf("%d items are left, %v", len(page.Items), err)
