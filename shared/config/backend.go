@@ -42,27 +42,27 @@ func (p *parser) backend(n *strictyaml.Node) Backend {
 	return b
 }
 
-func (p *parser) protocolVersion(n *strictyaml.Node, what string) string {
-	s := p.file.String(n, what)
+func (r reader) protocolVersion(n *strictyaml.Node, what string) string {
+	s := r.file.String(n, what)
 	if s != AutoVersion && !slices.Contains(ProtocolVersions(), s) {
-		p.file.Add(n.Line, "%s: %q is not known (auto, %s)", what, strictyaml.Clip(s), strings.Join(ProtocolVersions(), ", "))
+		r.file.Add(n.Line, "%s: %q is not known (auto, %s)", what, strictyaml.Clip(s), strings.Join(ProtocolVersions(), ", "))
 	}
 	return s
 }
 
-func (p *parser) url(n *strictyaml.Node, what string) string {
-	s := p.file.String(n, what)
+func (r reader) url(n *strictyaml.Node, what string) string {
+	s := r.file.String(n, what)
 	if s == "" && n.Value != "" {
 		return ""
 	}
 	u, err := url.Parse(s)
 	switch {
 	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || len(s) > 2048:
-		p.file.Add(n.Line, "%s: %q is not an http or https URL", what, strictyaml.Clip(s))
+		r.file.Add(n.Line, "%s: %q is not an http or https URL", what, strictyaml.Clip(s))
 	case u.User != nil:
-		p.file.Add(n.Line, "%s must not hold a password; use headers", what)
+		r.file.Add(n.Line, "%s must not hold a password; use headers", what)
 	case u.Fragment != "":
-		p.file.Add(n.Line, "%s must not have a fragment", what)
+		r.file.Add(n.Line, "%s must not have a fragment", what)
 	}
 	return s
 }
@@ -81,10 +81,10 @@ func (p *parser) oauth(n *strictyaml.Node, what string) *OAuth {
 	return o
 }
 
-func (p *parser) tokenURL(n *strictyaml.Node, what string) string {
-	s := p.url(n, what)
+func (r reader) tokenURL(n *strictyaml.Node, what string) string {
+	s := r.url(n, what)
 	if u, err := url.Parse(s); err == nil && u.Scheme == "http" && !auth.Loopback(u.Hostname()) {
-		p.file.Add(n.Line, "%s must be https, for the secret is sent there", what)
+		r.file.Add(n.Line, "%s must be https, for the secret is sent there", what)
 	}
 	return s
 }

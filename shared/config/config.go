@@ -92,7 +92,7 @@ func ParseFile(name string, src []byte) (*Config, error) {
 		return &Config{source: src}, nil
 	}
 	f, root := strictyaml.Parse(name, src, MaxSource)
-	p := parser{file: f, config: &Config{source: slices.Clone(src)}}
+	p := parser{reader: reader{f}, config: &Config{source: slices.Clone(src)}}
 	if root != nil {
 		var talk *strictyaml.Node
 		p.fields(root, "the configuration", plain,
@@ -122,8 +122,9 @@ func blank(src []byte) bool {
 	return true
 }
 
+// parser fills a configuration from the parts of a file.
 type parser struct {
-	file   *strictyaml.File
+	reader
 	config *Config
 }
 
@@ -211,15 +212,15 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-func (p *parser) time(n *strictyaml.Node, what string) time.Time {
-	s := p.file.String(n, what)
+func (r reader) time(n *strictyaml.Node, what string) time.Time {
+	s := r.file.String(n, what)
 	for _, layout := range []string{time.RFC3339, time.DateOnly} {
 		if t, err := time.Parse(layout, s); err == nil {
 			return t
 		}
 	}
 	if s != "" {
-		p.file.Add(n.Line, "%s: %q is not a time such as 2027-01-31T00:00:00Z or date such as 2027-01-31 (UTC)", what, strictyaml.Clip(s))
+		r.file.Add(n.Line, "%s: %q is not a time such as 2027-01-31T00:00:00Z or date such as 2027-01-31 (UTC)", what, strictyaml.Clip(s))
 	}
 	return time.Time{}
 }
@@ -242,24 +243,24 @@ var ownHeaders = []string{
 	"Mcp-Protocol-Version", "Mcp-Session-Id", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 }
 
-func (p *parser) headers(n *strictyaml.Node, what string) map[string]Value {
+func (r reader) headers(n *strictyaml.Node, what string) map[string]Value {
 	what = strings.TrimSuffix(what, "s")
 	out := map[string]Value{}
-	for _, m := range p.file.Members(n, what) {
+	for _, m := range r.file.Members(n, what) {
 		name := http.CanonicalHeaderKey(m.Key)
 		_, twice := out[name]
 		switch {
 		case !headerName.MatchString(m.Key):
-			p.file.Add(m.Line, "%s: %q is not a header name", what, strictyaml.Clip(m.Key))
+			r.file.Add(m.Line, "%s: %q is not a header name", what, strictyaml.Clip(m.Key))
 			continue
 		case slices.Contains(ownHeaders, name):
-			p.file.Add(m.Line, "%s: %s is set by the gateway", what, name)
+			r.file.Add(m.Line, "%s: %s is set by the gateway", what, name)
 			continue
 		case twice:
-			p.file.Add(m.Line, "%s: %s is given twice", what, name)
+			r.file.Add(m.Line, "%s: %s is given twice", what, name)
 			continue
 		}
-		out[name] = p.value(m.Value, what+" "+name, secretHeader(name))
+		out[name] = r.value(m.Value, what+" "+name, secretHeader(name))
 	}
 	return out
 }
@@ -284,29 +285,29 @@ var parameterName = regexp.MustCompile(`^(/[A-Za-z0-9_.-]+)+$`)
 const maxParameter = 900
 
 // secret reads a reference.
-func (p *parser) secret(n *strictyaml.Node, what string) Value { return p.value(n, what, true) }
+func (r reader) secret(n *strictyaml.Node, what string) Value { return r.value(n, what, true) }
 
 // value reads a text or a reference; a secret must be a reference.
-func (p *parser) value(n *strictyaml.Node, what string, secret bool) Value {
-	s := p.file.String(n, what)
+func (r reader) value(n *strictyaml.Node, what string, secret bool) Value {
+	s := r.file.String(n, what)
 	if name, ok := strings.CutPrefix(s, "env:"); ok {
 		if !envName.MatchString(name) {
-			p.file.Add(n.Line, "%s: %q is not the name of an environment variable", what, strictyaml.Clip(name))
+			r.file.Add(n.Line, "%s: %q is not the name of an environment variable", what, strictyaml.Clip(name))
 		}
 		return Value{env: name}
 	}
 	if name, ok := strings.CutPrefix(s, "ssm:"); ok {
 		if !parameterName.MatchString(name) || len(name) > maxParameter {
-			p.file.Add(n.Line, "%s: %q is not the name of a parameter such as /mcp-events/name", what, strictyaml.Clip(name))
+			r.file.Add(n.Line, "%s: %q is not the name of a parameter such as /mcp-events/name", what, strictyaml.Clip(name))
 		}
 		return Value{ssm: name}
 	}
 	switch {
 	case secret && s != "":
-		p.file.Add(n.Line, "%s: a secret must not stand in this file; refer to an environment variable as env:NAME, or on AWS to a parameter as ssm:/NAME", what)
+		r.file.Add(n.Line, "%s: a secret must not stand in this file; refer to an environment variable as env:NAME, or on AWS to a parameter as ssm:/NAME", what)
 		return Value{}
 	case len(s) > 8192 || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }):
-		p.file.Add(n.Line, "%s: the text is too long or has control characters", what)
+		r.file.Add(n.Line, "%s: the text is too long or has control characters", what)
 	}
 	return Value{text: s}
 }

@@ -156,29 +156,29 @@ func (p *parser) provider(n *strictyaml.Node) Provider {
 var controls = regexp.MustCompile(`[\x00-\x1f\x7f-\x9f\x{2028}\x{2029}]`)
 
 // line reads a text for people that stands in one line.
-func (p *parser) line(most int) func(n *strictyaml.Node, what string) string {
+func (r reader) line(most int) func(n *strictyaml.Node, what string) string {
 	return func(n *strictyaml.Node, what string) string {
-		s := strings.TrimSpace(p.file.String(n, what))
+		s := strings.TrimSpace(r.file.String(n, what))
 		switch {
 		case len(s) > most:
-			p.file.Add(n.Line, "%s is longer than %d bytes", what, most)
+			r.file.Add(n.Line, "%s is longer than %d bytes", what, most)
 		case controls.MatchString(s):
-			p.file.Add(n.Line, "%s must be one line without control characters", what)
+			r.file.Add(n.Line, "%s must be one line without control characters", what)
 		}
 		return s
 	}
 }
 
-func (p *parser) int(least, most int) func(n *strictyaml.Node, what string) int {
-	return func(n *strictyaml.Node, what string) int { return p.file.Int(n, what, least, most) }
+func (r reader) int(least, most int) func(n *strictyaml.Node, what string) int {
+	return func(n *strictyaml.Node, what string) int { return r.file.Int(n, what, least, most) }
 }
 
-func (p *parser) duration(least, most time.Duration) func(n *strictyaml.Node, what string) time.Duration {
+func (r reader) duration(least, most time.Duration) func(n *strictyaml.Node, what string) time.Duration {
 	return func(n *strictyaml.Node, what string) time.Duration {
-		s := p.file.String(n, what)
+		s := r.file.String(n, what)
 		d, err := time.ParseDuration(s)
 		if s != "" && (err != nil || d < least || d > most) {
-			p.file.Add(n.Line, "%s: %q is not a duration from %v to %v, such as 500ms", what, strictyaml.Clip(s), least, most)
+			r.file.Add(n.Line, "%s: %q is not a duration from %v to %v, such as 500ms", what, strictyaml.Clip(s), least, most)
 		}
 		return d
 	}

@@ -9,6 +9,9 @@ import (
 	"github.com/mcp-events/mcpevents/shared/config/strictyaml"
 )
 
+// reader reads values of a file, and adds their faults to it.
+type reader struct{ file *strictyaml.File }
+
 // field is a member that a mapping may have, and what reads its value. What names the member in messages.
 type field struct {
 	name string
@@ -22,8 +25,8 @@ func into[T any](to *T, read func(n *strictyaml.Node, what string) T) func(*stri
 
 // fields reads the members of a mapping in the order of the file, and says which there are; nil if it is no mapping. Say
 // names a member in messages.
-func (p *parser) fields(n *strictyaml.Node, what string, say func(member string) string, known ...field) (given map[string]bool) {
-	members := p.file.Members(n, what)
+func (r reader) fields(n *strictyaml.Node, what string, say func(member string) string, known ...field) (given map[string]bool) {
+	members := r.file.Members(n, what)
 	if members == nil {
 		return nil
 	}
@@ -35,7 +38,7 @@ func (p *parser) fields(n *strictyaml.Node, what string, say func(member string)
 			for i, f := range known {
 				names[i] = f.name
 			}
-			p.file.Unknown(m, what, names...)
+			r.file.Unknown(m, what, names...)
 			continue
 		}
 		given[m.Key] = true
@@ -63,10 +66,10 @@ func named(thing string, name *string) func(member string) string {
 }
 
 // items are those of a list of at most so many things.
-func (p *parser) items(n *strictyaml.Node, what, things string, most int) []*strictyaml.Node {
-	items := p.file.Items(n, what)
+func (r reader) items(n *strictyaml.Node, what, things string, most int) []*strictyaml.Node {
+	items := r.file.Items(n, what)
 	if len(items) > most {
-		p.file.Add(n.Line, "there are more than %d %s", most, things)
+		r.file.Add(n.Line, "there are more than %d %s", most, things)
 		return nil
 	}
 	return items
@@ -78,39 +81,39 @@ type places map[place]int
 type place struct{ workspace, name string }
 
 // once refuses a second thing of the same name in a workspace.
-func (p *parser) once(given places, at place, n *strictyaml.Node, what string) {
+func (r reader) once(given places, at place, n *strictyaml.Node, what string) {
 	if line := given[at]; line > 0 && at.name != "" {
-		p.file.Add(n.Line, "%s %s was already given in line %d", what, strictyaml.Clip(at.name), line)
+		r.file.Add(n.Line, "%s %s was already given in line %d", what, strictyaml.Clip(at.name), line)
 	}
 	given[at] = n.Line
 }
 
 // matching reads a text of a pattern.
-func (p *parser) matching(pattern *regexp.Regexp) func(n *strictyaml.Node, what string) string {
+func (r reader) matching(pattern *regexp.Regexp) func(n *strictyaml.Node, what string) string {
 	return func(n *strictyaml.Node, what string) string {
-		before := p.file.Count()
-		s := p.file.String(n, what)
-		if p.file.Count() == before && !pattern.MatchString(s) {
-			p.file.Add(n.Line, "%s: %q does not match %s", what, strictyaml.Clip(s), pattern)
+		before := r.file.Count()
+		s := r.file.String(n, what)
+		if r.file.Count() == before && !pattern.MatchString(s) {
+			r.file.Add(n.Line, "%s: %q does not match %s", what, strictyaml.Clip(s), pattern)
 		}
 		return s
 	}
 }
 
-func (p *parser) workspace(n *strictyaml.Node, what string) string {
-	before := p.file.Count()
-	s := p.file.String(n, what)
-	if p.file.Count() == before && !auth.ValidWorkspace(s) {
-		p.file.Add(n.Line, "%s: %q is not the name of a workspace", what, strictyaml.Clip(s))
+func (r reader) workspace(n *strictyaml.Node, what string) string {
+	before := r.file.Count()
+	s := r.file.String(n, what)
+	if r.file.Count() == before && !auth.ValidWorkspace(s) {
+		r.file.Add(n.Line, "%s: %q is not the name of a workspace", what, strictyaml.Clip(s))
 	}
 	return s
 }
 
-func (p *parser) scopes(n *strictyaml.Node, what string) []string {
-	scopes := p.file.Strings(n, what)
+func (r reader) scopes(n *strictyaml.Node, what string) []string {
+	scopes := r.file.Strings(n, what)
 	for _, s := range scopes {
 		if s == "" || strings.ContainsAny(s, " \t\"\\") {
-			p.file.Add(n.Line, "%s: %q is not an OAuth scope", what, strictyaml.Clip(s))
+			r.file.Add(n.Line, "%s: %q is not an OAuth scope", what, strictyaml.Clip(s))
 		}
 	}
 	return scopes

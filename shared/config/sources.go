@@ -57,7 +57,7 @@ func (p *parser) source(n *strictyaml.Node) Source {
 		field{"events", func(n *strictyaml.Node, _ string) { events = n }},
 	)
 	if events != nil { // whose values depend on what the source is
-		m := mapper{p, s.From, p.file.Count() == before, s.Verify.Headers()}
+		m := mapper{p.reader, s.From, p.file.Count() == before, s.Verify.Headers()}
 		s.Events = m.mappings(events, say("events"))
 	}
 	switch {
@@ -152,7 +152,7 @@ func (p *parser) verify(n *strictyaml.Node, what string, s *Source) {
 
 // mapper reads the mappings of a source.
 type mapper struct {
-	*parser
+	reader
 	from   source.From
 	known  bool     // its documents are: what leads to nothing in any is a fault
 	hidden []string // headers that are not in them
@@ -199,10 +199,10 @@ func (p mapper) mapping(n *strictyaml.Node, what string) (out source.Mapping) {
 }
 
 // faults adds faults of a value with the lines of their places.
-func (p *parser) faults(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
+func (r reader) faults(n *strictyaml.Node, what string, faults []jsonpointer.Fault) {
 	for _, f := range faults {
 		at, _ := jsonpointer.Parse(f.Pointer) // it was made by a parser
-		p.file.Add(strictyaml.Line(n, at), "%s: %s", what, f.Message)
+		r.file.Add(strictyaml.Line(n, at), "%s: %s", what, f.Message)
 	}
 }
 

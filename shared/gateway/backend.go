@@ -9,12 +9,14 @@ import (
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/metric"
 )
 
 // backend is one MCP server behind the gateway.
 type backend struct {
 	config.Backend
-	gateway *Gateway
+	options *Options // of the gateway
+	drops   *metric.Tally
 	own     upstream.Client // speaks for the gateway itself, with the operator's credentials
 	granted granted
 	changed chan struct{} // receives when what is wanted of it may have changed
@@ -23,16 +25,19 @@ type backend struct {
 	callers callers
 }
 
-func (g *Gateway) newBackend(c config.Backend) *backend {
-	b := &backend{Backend: c, gateway: g, changed: make(chan struct{}, 1)}
+func newBackend(o *Options, drops *metric.Tally, c config.Backend) *backend {
+	b := &backend{Backend: c, options: o, drops: drops, changed: make(chan struct{}, 1)}
 	b.own = upstream.Client{
-		URL: c.URL, HTTP: g.options.HTTP, Credentials: credentials{backend: b}.add, Dropped: b.dropped,
-		Server: g.options.Server, AskTimeout: g.options.AskTimeout,
-		Observer: upstream.Observer{Name: c.Name, Metrics: g.options.Metrics, Tracer: g.options.Tracer},
+		URL: c.URL, HTTP: o.HTTP, Credentials: credentials{backend: b}.add, Dropped: b.dropped,
+		Server: o.Server, AskTimeout: o.AskTimeout,
+		Observer: upstream.Observer{Name: c.Name, Metrics: o.Metrics, Tracer: o.Tracer},
 	}
 	b.view = newView(b, "")
 	return b
 }
+
+// Place names it.
+func (b *backend) Place() api.Place { return api.Place{Workspace: b.Workspace, Backend: b.Name} }
 
 // capabilitiesOf reads what a backend declares.
 func capabilitiesOf(capabilities json.RawMessage) api.Capabilities {
@@ -64,7 +69,7 @@ const (
 )
 
 func (b *backend) dropped(ctx context.Context, reason string) {
-	b.gateway.drops.Add(ctx, slog.String("workspace", b.Workspace), slog.String("backend", b.Name), slog.String("reason", reason))
+	b.drops.Add(ctx, slog.String("workspace", b.Workspace), slog.String("backend", b.Name), slog.String("reason", reason))
 }
 
 // Dropped is how many messages of each backend, named workspace/backend, were not handed

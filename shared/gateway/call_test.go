@@ -86,7 +86,7 @@ func TestCallsAtOnceShareOneSession(t *testing.T) {
 func TestNewSessionIsNotForgottenWithTheOldOne(t *testing.T) {
 	s := newScripted(t)
 	g := gatewayOver(t, memory(t), at("b", s))
-	c, b := sessionBased("s1"), g.backends(t.Context())[0]
+	c, b := sessionBased("s1"), g.backends.now(t.Context())[0]
 	first, err := g.sessions.of(t.Context(), c, b)
 	if err != nil {
 		t.Fatal(err)
@@ -153,7 +153,7 @@ func TestForgottenSessionsByServersInUse(t *testing.T) {
 				t.Errorf("a call: %v", err)
 			}
 			s.list(oneTool("new"))
-			g.backends(t.Context())[0].Outdate()
+			g.backends.now(t.Context())[0].Outdate()
 			if got := names(g.List(t.Context(), of(ann), api.Tools)); slices.Equal(got, []string{"new"}) != c.begins {
 				t.Errorf("the list is %q", got)
 			}
@@ -543,7 +543,7 @@ func TestAnswerThatDidNotArriveCanBeSentAgain(t *testing.T) {
 	id, _ := x.question(t)
 	body := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"action":"accept"}}`)
 	broken := gatewayOver(t, g.options.DB, at("b", s))
-	broken.backends(t.Context())[0].own.HTTP = &http.Client{Transport: failing{}}
+	broken.backends.now(t.Context())[0].own.HTTP = &http.Client{Transport: failing{}}
 	if err := broken.Answer(t.Context(), sessionBased("s1"), id, body); !fault.Is(err, fault.Unavailable) {
 		t.Fatalf("got %v", err)
 	}
@@ -592,7 +592,7 @@ func TestQuestionsGoWithTheCall(t *testing.T) {
 	for life, want := range map[time.Duration]time.Duration{10 * time.Minute: 10*time.Minute + 2*time.Second, 5 * time.Hour: elicitationLife} {
 		ctx, cancel := context.WithTimeout(t.Context(), life)
 		defer cancel()
-		id, err := g.elicitations.ask(ctx, sessionBased("s1"), g.backends(ctx)[0], backendSession{}, nil)
+		id, err := g.elicitations.ask(ctx, sessionBased("s1"), g.backends.now(ctx)[0], backendSession{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -616,16 +616,15 @@ func TestLateAnswerGoesWithTheCall(t *testing.T) {
 	s := newScripted(t)
 	db := memory(t)
 	g := gatewayOver(t, db, at("b", s))
-	id, err := g.elicitations.ask(t.Context(), sessionBased("s1"), g.backends(t.Context())[0], backendSession{}, nil)
+	id, err := g.elicitations.ask(t.Context(), sessionBased("s1"), g.backends.now(t.Context())[0], backendSession{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := &exchange{gateway: g, kept: []store.Key{elicitationKey(id)}, inputs: []*input{{id: id}}}
 	answer := json.RawMessage(`{"jsonrpc":"2.0","id":"` + id + `","result":{"x":"` + strings.Repeat("x", store.MaxItem) + `"}}`)
 	if err := g.Answer(t.Context(), sessionBased("s1"), id, answer); err != nil {
 		t.Fatal(err)
 	}
-	x.close() // which has not looked since
+	g.elicitations.over([]store.Key{elicitationKey(id)}, []*input{{id: id}}) // the call has not looked since
 	page, err := db.Query(t.Context(), store.Query{Table: store.Sessions, Partition: elicitationKey(id).Partition})
 	if err != nil || len(page.Items) > 0 {
 		t.Errorf("%d items are left, %v", len(page.Items), err)

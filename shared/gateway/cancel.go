@@ -51,14 +51,13 @@ func (g *Gateway) Cancel(ctx context.Context, c api.Client, body json.RawMessage
 	return g.Notify(ctx, c, jsonrpc.Replace(body, "params", jsonrpc.Replace(params, "requestId", requestID(c, id))))
 }
 
-// watch ends the call when its client cancels it. The function that it returns ends
+// watch ends a call when its client cancels it, which leaves the item with the key. The function that it returns ends
 // the watch, and waits for that.
-func (x *exchange) watch(ctx context.Context, cancel context.CancelCauseFunc) (end func()) {
+func watch(ctx context.Context, db store.DB, key store.Key, cancel context.CancelCauseFunc) (end func()) {
 	ctx, stop := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		key := cancelKey(x.call.Client, x.call.ID)
 		tick := time.NewTicker(cancelLook)
 		defer tick.Stop()
 		for {
@@ -67,7 +66,7 @@ func (x *exchange) watch(ctx context.Context, cancel context.CancelCauseFunc) (e
 				return
 			case <-tick.C:
 			}
-			if items, err := x.gateway.options.DB.Get(ctx, key); err == nil && items[0] != nil {
+			if items, err := db.Get(ctx, key); err == nil && items[0] != nil {
 				cancel(errCancelled)
 				return
 			}
@@ -85,7 +84,7 @@ func (b *backend) abandon(c *upstream.Client, s backendSession, id json.RawMessa
 		Body: jsonrpc.AppendNotification(nil, mcpspec.NoteCancelled, params), Version: s.Version, Session: s.ID,
 	})
 	if err != nil {
-		b.gateway.options.Log.WarnContext(ctx, "cancellation not sent to backend", "backend", b.Name, "error", err)
+		b.options.Log.WarnContext(ctx, "cancellation not sent to backend", "backend", b.Name, "error", err)
 		return
 	}
 	answer.Close()

@@ -24,7 +24,7 @@ func asksFor(c api.Capabilities, method string) bool {
 // if it asks for such, and returns what it answers. Nothing of either is in an
 // error. A backend with sessions gets it in the client's, which begins with it if need be.
 func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method string, params json.RawMessage) (json.RawMessage, error) {
-	b, known, err := g.named(ctx, c, name)
+	b, known, err := g.backends.named(ctx, c, name)
 	if known == nil {
 		return nil, err
 	}
@@ -35,7 +35,7 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 	if known.version.Stateless() {
 		result, err = b.converse(ctx, c, backendSession{Version: known.version}, method, b.withMeta(known.version, params))
 	} else {
-		result, err = g.converseInSession(ctx, c, b, method, params)
+		result, err = g.sessions.converse(ctx, c, b, method, params)
 	}
 	switch {
 	case errors.Is(err, upstream.ErrAnswer):
@@ -49,7 +49,7 @@ func (g *Gateway) Converse(ctx context.Context, c api.Client, name, method strin
 // Prepare gets a backend ready for [Gateway.Converse]: it finds out what that is, and begins the client's
 // session with it if need be.
 func (g *Gateway) Prepare(ctx context.Context, c api.Client, name string) error {
-	b, known, err := g.named(ctx, c, name)
+	b, known, err := g.backends.named(ctx, c, name)
 	if known == nil {
 		return err
 	}
@@ -60,8 +60,8 @@ func (g *Gateway) Prepare(ctx context.Context, c api.Client, name string) error 
 }
 
 // named finds a backend by its name in the configuration, and what it is. Without that there is an error.
-func (g *Gateway) named(ctx context.Context, c api.Client, name string) (*backend, *known, error) {
-	visible := g.visible(ctx, c.Principal)
+func (bs *backends) named(ctx context.Context, c api.Client, name string) (*backend, *known, error) {
+	visible := bs.visible(ctx, c.Principal)
 	at := slices.IndexFunc(visible, func(b *backend) bool { return b.Name == name })
 	if at < 0 {
 		return nil, nil, unknown("backend", name)
@@ -70,11 +70,11 @@ func (g *Gateway) named(ctx context.Context, c api.Client, name string) (*backen
 	return visible[at], known, err
 }
 
-// converseInSession is converse with a backend of the earlier revisions. A session
+// converse makes the request in the client's session with a backend of the earlier revisions. A session
 // that it has forgotten is begun again, once.
-func (g *Gateway) converseInSession(ctx context.Context, c api.Client, b *backend, method string, params json.RawMessage) (json.RawMessage, error) {
+func (ss *sessions) converse(ctx context.Context, c api.Client, b *backend, method string, params json.RawMessage) (json.RawMessage, error) {
 	for again := false; ; again = true {
-		s, err := g.sessions.of(ctx, c, b)
+		s, err := ss.of(ctx, c, b)
 		if err != nil {
 			return nil, err
 		}
@@ -82,7 +82,7 @@ func (g *Gateway) converseInSession(ctx context.Context, c api.Client, b *backen
 		if !errors.Is(err, upstream.ErrSession) || again {
 			return result, err
 		}
-		if err := g.sessions.forget(ctx, c, b, s); err != nil {
+		if err := ss.forget(ctx, c, b, s); err != nil {
 			return nil, err
 		}
 	}

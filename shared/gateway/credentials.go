@@ -31,7 +31,7 @@ func (b *backend) resolve(ctx context.Context) error {
 // fixed adds the operator's fixed headers.
 func (b *backend) fixed(ctx context.Context, h http.Header) error {
 	for name, value := range b.Headers {
-		text, err := b.gateway.options.Secrets(ctx, value)
+		text, err := b.options.Secrets(ctx, value)
 		if err != nil {
 			return fault.Wrap(fault.Invalid, err, "backend %s: header %s", b.Name, name)
 		}
@@ -41,7 +41,7 @@ func (b *backend) fixed(ctx context.Context, h http.Header) error {
 }
 
 func (b *backend) clientSecret(ctx context.Context) (string, error) {
-	secret, err := b.gateway.options.Secrets(ctx, b.OAuth.ClientSecret)
+	secret, err := b.options.Secrets(ctx, b.OAuth.ClientSecret)
 	return secret, fault.Wrap(fault.Invalid, err, "backend %s: clientSecret", b.Name)
 }
 
@@ -80,7 +80,7 @@ func (b *backend) tokens(secret string) oauth2.TokenSource {
 	defer b.granted.mu.Unlock()
 	if b.granted.source == nil || b.granted.secret != secret {
 		// Not by any client: the secret must not follow a redirect, nor may everybody wait for ever.
-		client := &http.Client{Transport: b.own.HTTP.Transport, CheckRedirect: b.own.HTTP.CheckRedirect, Timeout: b.gateway.options.AskTimeout}
+		client := &http.Client{Transport: b.own.HTTP.Transport, CheckRedirect: b.own.HTTP.CheckRedirect, Timeout: b.options.AskTimeout}
 		b.granted.secret, b.granted.source = secret, (&clientcredentials.Config{
 			ClientID: b.OAuth.ClientID, ClientSecret: secret, TokenURL: b.OAuth.TokenURL, Scopes: b.OAuth.Scopes,
 		}).TokenSource(context.WithValue(context.Background(), oauth2.HTTPClient, client))

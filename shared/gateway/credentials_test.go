@@ -31,7 +31,7 @@ func TestATokenEndpointThatHangs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := g.set[0]
+	b := g.backends.set[0]
 	impatient, cancel := context.WithCancel(t.Context())
 	gone := make(chan error, 1)
 	go func() {

@@ -106,6 +106,21 @@ func (es *elicitations) dropLate(ctx context.Context, id string) {
 	es.drop(ctx, keys)
 }
 
+// over forgets what a call that ends has asked its client, and answers that it has not looked for.
+func (es *elicitations) over(kept []store.Key, inputs []*input) {
+	if len(kept) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), tidyTime)
+	defer cancel()
+	es.drop(ctx, kept)
+	for _, in := range inputs {
+		if in.answer == nil {
+			es.dropLate(ctx, in.id)
+		}
+	}
+}
+
 // Answer hands a client's answer, a result or an error, on to the backend that asked. An answer
 // to nothing, or to what another session was asked, is a fault of kind NotFound and changes
 // nothing; one that the backend did not take can be sent again.
@@ -129,7 +144,7 @@ func (g *Gateway) Answer(ctx context.Context, c api.Client, id string, body json
 	if q.Session != c.Session || q.Workspace != c.Principal.Workspace || q.Principal != c.Principal.ID {
 		return unknown
 	}
-	for _, b := range g.visible(ctx, c.Principal) {
+	for _, b := range g.backends.visible(ctx, c.Principal) {
 		if b.server() != q.Backend {
 			continue
 		}

@@ -6,21 +6,122 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"strconv"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
+	"github.com/mcp-events/mcpevents/shared/gateway/api"
 	"github.com/mcp-events/mcpevents/shared/gateway/translate"
 	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
 	"github.com/mcp-events/mcpevents/shared/jsonrpc"
 	"github.com/mcp-events/mcpevents/shared/mcpspec"
 	"github.com/mcp-events/mcpevents/shared/periodic"
 	"github.com/mcp-events/mcpevents/shared/sse"
+	"github.com/mcp-events/mcpevents/shared/store"
 )
 
-// What comes from the backend within a call, on its way to the client. What changes between
-// revisions is in package translate; here is what needs the call: which messages are for the client, and
-// what a backend asks it in between (see rounds.go and inputrounds.go).
+// exchange is what goes on with the backend in one call: the request, and what comes of it on its way to the client.
+// What changes between revisions is in package translate, and what has to be done about it in [way].
+type exchange struct {
+	way      way
+	sessions *sessions
+	call     api.Call
+	entry    entry // what is called
+	client   *upstream.Client
+	with     backendSession
+
+	id        json.RawMessage // of the request at the backend
+	token     json.RawMessage // the progress token at the backend, where it is not the client's
+	responded bool            // the client has its response
+	gone      bool            // the client has gone
+}
+
+// sessionWay is the way between a client and a backend that both have sessions.
+type sessionWay struct {
+	x            *exchange
+	elicitations *elicitations
+	kept         []store.Key // what the store holds of the elicitations to the client
+}
+
+func (w *sessionWay) make(ctx context.Context) error {
+	defer func() { w.elicitations.over(w.kept, nil) }()
+	w.x.id = requestID(w.x.call.Client, w.x.call.ID)
+	return w.x.inSession(ctx, w.x.params())
+}
+
+// maxAsked bounds how often a client with a session is asked in one call: each time is an item of the store.
+const maxAsked = 1000
+
+func (w *sessionWay) elicit(ctx context.Context, m upstream.Message) error {
+	x := w.x
+	switch {
+	case translate.Lacking(x.call.Capabilities, m.Method, jsonrpc.Member(m.Raw, "params")) != "":
+		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not support "+m.Method)
+	case x.call.ResponseOnly:
+		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client takes no event stream, so that it cannot be asked "+m.Method)
+	case len(w.kept) >= maxAsked:
+		return x.refuse(ctx, m, jsonrpc.InvalidRequest, "the client is not asked more than "+strconv.Itoa(maxAsked)+" times in one call")
+	}
+	id, err := w.elicitations.ask(ctx, x.call.Client, x.backend(), x.with, m.ID)
+	if err != nil {
+		return err
+	}
+	w.kept = append(w.kept, elicitationKey(id))
+	return x.send(jsonrpc.Replace(m.Raw, "id", jsonrpc.Quote(id)), false)
+}
+
+func (w *sessionWay) respond(m upstream.Message) error { return w.x.send(m.Raw, true) }
+
+// inSession calls a backend of the earlier revisions. A session that it has
+// forgotten is begun again, once. The backend is notified when the client does not wait any more.
+func (x *exchange) inSession(ctx context.Context, params json.RawMessage) error {
+	for again := false; ; again = true {
+		var err error
+		if x.with, err = x.sessions.of(ctx, x.call.Client, x.backend()); err != nil {
+			return err
+		}
+		answer, err := x.client.Post(ctx, upstream.Request{
+			Body: jsonrpc.AppendRequest(nil, x.id, x.call.Method, params), Version: x.with.Version, Session: x.with.ID,
+		})
+		if errors.Is(err, upstream.ErrSession) && !again {
+			if err := x.sessions.forget(ctx, x.call.Client, x.backend(), x.with); err != nil {
+				return err
+			}
+			continue
+		}
+		if err != nil {
+			err = x.failed(err)
+		} else {
+			err = x.relay(ctx, answer)
+		}
+		if !x.responded && (ctx.Err() != nil || x.gone) {
+			x.backend().abandon(x.client, x.with, x.id)
+		}
+		return err
+	}
+}
+
+// withoutSession calls a backend of revision 2026-07-28.
+func (x *exchange) withoutSession(ctx context.Context, params json.RawMessage, header http.Header) error {
+	x.id = upstream.FreshID()
+	answer, err := x.client.Post(ctx, upstream.Request{
+		Body: jsonrpc.AppendRequest(nil, x.id, x.call.Method, params), Version: x.with.Version, Header: header,
+	})
+	if err != nil {
+		return x.failed(err)
+	}
+	return x.relay(ctx, answer)
+}
+
+// params are those of the call with the name that the backend knows.
+func (x *exchange) params() json.RawMessage {
+	own := jsonrpc.Quote(x.entry.Own)
+	if x.call.Member == "ref" {
+		own = jsonrpc.Replace(jsonrpc.Member(x.call.Params, "ref"), "name", own)
+	}
+	return jsonrpc.Replace(x.call.Params, x.call.Member, own)
+}
 
 // maxResumes bounds how often one call goes on at a backend that ends its stream.
 const maxResumes = 100
@@ -83,16 +184,18 @@ func (x *exchange) handle(ctx context.Context, m upstream.Message) (done bool, e
 			x.backend().dropped(ctx, dropOther)
 			return false, nil
 		}
-		x.pending = nil // it waits for no answers any more
-		return true, x.respond(m)
+		m.Raw = jsonrpc.Replace(m.Raw, "id", x.call.ID)
+		return true, x.way.respond(m)
+	case m.Method == "ping" && m.ID != nil && !x.with.Version.Stateless():
+		return false, x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
 	case m.ID != nil:
-		return false, x.elicit(ctx, m)
+		return false, x.way.elicit(ctx, m)
 	case passed[m.Method]:
 		if m, ok := x.fits(m); ok {
 			return false, x.send(m.Raw, false)
 		}
 	default:
-		x.backend().dropped(ctx, dropOutOfPlace)
+		return false, x.outOfPlace(ctx)
 	}
 	return false, nil
 }
@@ -132,53 +235,20 @@ func (x *exchange) ownProgress(m upstream.Message, params json.RawMessage) (upst
 	return m, true
 }
 
-// respond hands the response on, under the client's own id and in the form of its revision.
-func (x *exchange) respond(m upstream.Message) error {
-	raw := jsonrpc.Replace(m.Raw, "id", x.call.ID)
-	if m.Result == nil {
-		return x.respondError(raw, m.Error)
-	}
-	result, way := m.Result, translate.Way{Client: x.call.Version, Backend: x.with.Version}
-	switch {
-	case !way.Client.Stateless() && !way.Backend.Stateless():
-		return x.send(raw, true)
-	case way.Backend.Stateless() && !way.Client.Stateless() && translate.InputRequired(result):
-		x.input = result // for the next round
-		return nil
-	case way.Client.Stateless() && !way.Backend.Stateless():
-		if len(x.refused) > 0 && string(jsonrpc.Member(result, "isError")) == "true" {
-			return translate.Missing(x.entry.Backend, x.refused)
-		}
-	case way.Client.Stateless():
-		if lacks := translate.Demanded(x.call.Capabilities, result); len(lacks) > 0 {
-			return translate.Missing(x.entry.Backend, lacks)
-		}
-		if state := jsonrpc.Member(result, "requestState"); state != nil {
-			text, ok := jsonrpc.String(state)
-			if !ok {
-				return x.failed(errors.New("gateway: the requestState is no string"))
-			}
-			result = jsonrpc.Replace(result, "requestState", jsonrpc.Quote(x.gateway.states.seal([]byte(text), x.belongs(), time.Now())))
-		}
-	}
-	return x.send(jsonrpc.Replace(raw, "result", way.Result(x.call.Method, result)), true)
+// outOfPlace drops a message whose method is none of a call's: from a backend of 2026-07-28 that is any request, which
+// this revision has none of from servers, and no answers to them.
+func (x *exchange) outOfPlace(ctx context.Context) error {
+	x.backend().dropped(ctx, dropOutOfPlace)
+	return nil
 }
 
-// respondError hands an error on, with a code that the client's revision has.
-func (x *exchange) respondError(raw, failure json.RawMessage) error {
+// translated is a response in the form of the client's revision, and the code of an error as it was.
+func (x *exchange) translated(m upstream.Message) (response json.RawMessage, code int) {
 	way := translate.Way{Client: x.call.Version, Backend: x.with.Version}
-	if way.Client.Stateless() && len(x.refused) > 0 {
-		return translate.Missing(x.entry.Backend, x.refused)
+	if m.Result == nil {
+		return way.Error(x.call.Method, m.Raw)
 	}
-	out, code := way.Error(x.call.Method, raw)
-	switch {
-	case way.Client.Stateless() && !way.Backend.Stateless() && code == mcpspec.CodeNeedsURL:
-		return x.needsURL(failure)
-	case !way.Client.Stateless() && way.Backend.Stateless() && (code == mcpspec.CodeHeaderMismatch || code == mcpspec.CodeUnsupportedVersion):
-		// Not the client's doing: what was known of the backend is no longer so.
-		x.entry.view.Outdate()
-	}
-	return x.send(out, true)
+	return jsonrpc.Replace(m.Raw, "result", way.Result(x.call.Method, m.Result)), 0
 }
 
 // send hands a message to the client.
@@ -187,39 +257,6 @@ func (x *exchange) send(message json.RawMessage, response bool) error {
 	x.responded = x.responded || response
 	x.gone = x.gone || err != nil
 	return err
-}
-
-// maxAsked bounds how often a client with a session is asked in one call: each time is an item of the store.
-const maxAsked = 1000
-
-// elicit puts a backend's request to the client, or answers it here.
-func (x *exchange) elicit(ctx context.Context, m upstream.Message) error {
-	params := jsonrpc.Member(m.Raw, "params")
-	lacks := translate.Lacking(x.call.Capabilities, m.Method, params)
-	switch {
-	case x.with.Version.Stateless(): // has no requests of servers, and so no answers to them
-		x.backend().dropped(ctx, dropOutOfPlace)
-		return nil
-	case m.Method == "ping":
-		return x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, json.RawMessage(`{}`)))
-	case lacks != "" || x.call.Version.Stateless() && !translate.MultiRound[x.call.Method]:
-		if lacks != "" {
-			x.refused = append(x.refused, lacks)
-		}
-		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not support "+m.Method)
-	case x.call.Version.Stateless():
-		return x.collect(ctx, m, params)
-	case x.call.ResponseOnly:
-		return x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client takes no event stream, so that it cannot be asked "+m.Method)
-	case len(x.kept) >= maxAsked:
-		return x.refuse(ctx, m, jsonrpc.InvalidRequest, "the client is not asked more than "+strconv.Itoa(maxAsked)+" times in one call")
-	}
-	id, err := x.gateway.elicitations.ask(ctx, x.call.Client, x.backend(), x.with, m.ID)
-	if err != nil {
-		return err
-	}
-	x.kept = append(x.kept, elicitationKey(id))
-	return x.send(jsonrpc.Replace(m.Raw, "id", jsonrpc.Quote(id)), false)
 }
 
 // refuse answers a backend's request with an error.
@@ -239,6 +276,14 @@ func (x *exchange) reply(ctx context.Context, body []byte) error {
 
 func (x *exchange) backend() *backend { return x.entry.view.of }
 
+// belongs is what a requestState of the call is bound to: all of params but what changes between rounds.
+func (x *exchange) belongs() []byte {
+	digest := translate.Digest(jsonrpc.Without(x.call.Params, func(name string) bool {
+		return name == "_meta" || name == "inputResponses" || name == "requestState"
+	}))
+	return bound(x.call.Principal, x.call.Method, x.entry.Backend, x.entry.Own, digest)
+}
+
 // failed is what a caller sees of a backend's failure: not what it was, but that the call
 // may have done something.
 func (x *exchange) failed(err error) error {
@@ -247,16 +292,4 @@ func (x *exchange) failed(err error) error {
 		err = fmt.Errorf("%s %s: %w", x.call.Method, x.entry.Own, err)
 	}
 	return errors.Join(public, err)
-}
-
-// close forgets what was asked and not answered: the call is over.
-func (x *exchange) close() {
-	ctx, cancel := context.WithTimeout(context.Background(), tidyTime)
-	defer cancel()
-	x.gateway.elicitations.drop(ctx, x.kept)
-	for _, in := range x.inputs {
-		if in.answer == nil {
-			x.gateway.elicitations.dropLate(ctx, in.id)
-		}
-	}
 }

@@ -58,7 +58,7 @@ func (v *view) refresh(ctx context.Context, kind api.Kind, f *fetching) (*fetche
 	}
 	last := v.lists[kind]
 	if err != nil {
-		if took := time.Since(f.began); ctx.Err() == nil && took > v.of.gateway.options.AskTimeout/2 {
+		if took := time.Since(f.began); ctx.Err() == nil && took > v.of.options.AskTimeout/2 {
 			v.rests[kind] = rest{time.Now().Add(took), f.listVersion}
 		}
 		return last, err
@@ -101,7 +101,7 @@ func (v *view) Outdate() {
 // fetch reads all pages of a list.
 func (v *view) fetch(ctx context.Context, known *known, kind api.Kind) (*fetched, error) {
 	b, c := v.of, v.client()
-	ctx, cancel := context.WithTimeout(ctx, maxAsks*b.gateway.options.AskTimeout)
+	ctx, cancel := context.WithTimeout(ctx, maxAsks*b.options.AskTimeout)
 	defer cancel()
 	size := 0
 	out := &fetched{ttl: maxTTL, shared: !b.ForwardToken}
@@ -121,7 +121,7 @@ func (v *view) fetch(ctx context.Context, known *known, kind api.Kind) (*fetched
 		if size += len(result); size > maxList {
 			return nil, fault.New(fault.Unavailable, "backend %s has a list of more than %d bytes", b.Name, maxList)
 		}
-		ttl, shared := b.gateway.hints(known.version, result)
+		ttl, shared := hints(known.version, result, b.options.ListTTL)
 		out.ttl, out.shared = min(out.ttl, ttl), out.shared && shared
 		for raw := range jsonrpc.Elements(jsonrpc.Member(result, kind.Member())) {
 			e, why := v.entry(kind, raw)
@@ -190,8 +190,8 @@ func unprintable(r rune) bool {
 // hints are what a page of a list says of its caching (2026-07-28, Caching). A backend that
 // says nothing, as all of the earlier revisions, has a list for its caller alone and for as
 // long as the gateway itself uses it.
-func (g *Gateway) hints(version mcpspec.Version, result json.RawMessage) (ttl time.Duration, shared bool) {
-	ttl = g.options.ListTTL
+func hints(version mcpspec.Version, result json.RawMessage, own time.Duration) (ttl time.Duration, shared bool) {
+	ttl = own
 	if !version.Stateless() {
 		return ttl, false
 	}

@@ -16,7 +16,7 @@ type Followed struct{ *backend }
 
 // Followed are the backends whose notifications can be had. Where only callers have credentials there are none.
 func (g *Gateway) Followed(ctx context.Context) (out []Followed) {
-	for _, b := range g.backends(ctx) {
+	for _, b := range g.backends.now(ctx) {
 		if !b.perCaller() {
 			out = append(out, Followed{b})
 		}
@@ -44,7 +44,7 @@ func (f Followed) Ask(ctx context.Context) (api.Capabilities, mcpspec.Version, e
 func (f Followed) Wanted(ctx context.Context) (map[string]bool, error) {
 	out := map[string]bool{}
 	partition := store.Key{Table: store.Sessions, Partition: wantedPartition(f.Place())}
-	err := store.Each(ctx, f.gateway.options.DB, partition, "read the subscriptions at a backend", func(it *store.Item) error {
+	err := store.Each(ctx, f.options.DB, partition, "read the subscriptions at a backend", func(it *store.Item) error {
 		out[string(it.Value)] = true
 		return nil
 	})
@@ -56,7 +56,7 @@ func (f Followed) Changed() <-chan struct{} { return f.changed }
 
 // List is its list of a kind, fetched since [Followed.Outdate].
 func (f Followed) List(ctx context.Context, kind api.Kind) ([]api.Entry, error) {
-	version := f.gateway.listVersions(ctx, []*view{f.view}, kind)[0]
+	version := listVersions(ctx, f.options, []*view{f.view}, kind)[0]
 	list, err := f.list(ctx, kind, version, func(*fetched) time.Duration { return maxTTL })
 	if err != nil {
 		return nil, err

@@ -22,7 +22,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/config"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
@@ -65,19 +64,15 @@ type Options struct {
 
 // Gateway reaches the backends. It may be used concurrently. Make it with [New].
 type Gateway struct {
-	options Options
+	options *Options
 	states  *states
 	drops   *metric.Tally
 	broken  *metric.Undecodable
 
+	backends     *backends
+	lists        *lists
 	sessions     *sessions
 	elicitations *elicitations
-
-	mu   sync.Mutex
-	from []config.Backend // what set was made of
-	set  []*backend       // not changed, but replaced
-
-	conflicts bounded.Map[conflict, bool] // that were logged
 }
 
 // New makes a gateway. It reaches no backend yet. A secret of Backends that is
@@ -97,14 +92,15 @@ func New(o Options) (*Gateway, error) {
 	if o.Secrets == nil {
 		o.Secrets = config.Environment
 	}
-	g := &Gateway{options: o, drops: &metric.Tally{Name: MetricDropped, Text: "backend messages dropped", Log: o.Log}, broken: metric.NewUndecodable(o.Log)}
+	g := &Gateway{options: &o, drops: &metric.Tally{Name: MetricDropped, Text: "backend messages dropped", Log: o.Log}, broken: metric.NewUndecodable(o.Log)}
+	g.backends, g.lists = &backends{options: &o, drops: g.drops}, &lists{options: &o}
 	g.sessions = &sessions{db: o.DB, log: o.Log, ttl: o.SessionTTL, broken: g.broken}
 	g.elicitations = &elicitations{o.DB, o.Log, g.broken}
 	var err error
 	if g.states, err = newStates(o.Key); err != nil {
 		return nil, err
 	}
-	g.replace(context.Background(), o.Backends)
+	g.backends.replace(context.Background(), o.Backends)
 	return g, g.Check(context.Background(), o.Backends)
 }
 
@@ -122,7 +118,7 @@ func (g *Gateway) Capabilities(ctx context.Context, c api.Client) api.Capabiliti
 		mu  sync.Mutex
 		all api.Capabilities
 	)
-	for _, v := range g.shown(ctx, c) {
+	for _, v := range g.backends.shown(ctx, c) {
 		wg.Go(func() {
 			known, err := v.known(ctx)
 			if err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/mcp-events/mcpevents/shared/fault"
@@ -33,51 +34,73 @@ const (
 	lastLook  = 250 * time.Millisecond
 )
 
-// withInputs calls a backend of 2026-07-28 for a client with a session.
-func (x *exchange) withInputs(ctx context.Context, known *known) error {
+// inputsWay is the way from a client with a session to a backend of 2026-07-28.
+type inputsWay struct {
+	x            *exchange
+	elicitations *elicitations
+	kept         []store.Key     // what the store holds of the elicitations to the client
+	input        json.RawMessage // the backend's demand for input
+	inputs       []*input        // what the client was asked for it
+}
+
+func (w *inputsWay) make(ctx context.Context) error {
+	defer func() { w.elicitations.over(w.kept, w.inputs) }()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer x.watch(ctx, cancel)()
-	x.with = backendSession{Version: known.version}
-	params := x.statelessParams()
-	header, err := x.statelessHeader()
+	defer watch(ctx, w.elicitations.db, cancelKey(w.x.call.Client, w.x.call.ID), cancel)()
+	params := w.params()
+	header, err := w.header()
 	if err != nil {
 		return err
 	}
 	for range maxRounds {
-		x.id, x.input = upstream.FreshID(), nil
-		answer, err := x.client.Post(ctx, upstream.Request{
-			Body: jsonrpc.AppendRequest(nil, x.id, x.call.Method, params), Version: known.version, Header: header,
-		})
-		if err == nil {
-			err = x.relay(ctx, answer)
-		} else {
-			err = x.failed(err)
-		}
-		if err == nil && x.input != nil {
-			params, err = x.supply(ctx, params)
+		w.input = nil
+		err := w.x.withoutSession(ctx, params, header)
+		if err == nil && w.input != nil {
+			params, err = w.supply(ctx, params)
 		}
 		switch {
 		case errors.Is(context.Cause(ctx), errCancelled):
 			return fault.Wrap(fault.Conflict, errCancelled, "the call was cancelled")
-		case err != nil || x.responded:
+		case err != nil || w.x.responded:
 			return err
 		}
 	}
-	return x.failed(fmt.Errorf("gateway: it asks for input in more than %d rounds", maxRounds))
+	return w.x.failed(fmt.Errorf("gateway: it asks for input in more than %d rounds", maxRounds))
+}
+
+// params are those of the call as a backend of 2026-07-28 wants them.
+func (w *inputsWay) params() json.RawMessage {
+	c := translate.Client{Info: w.x.call.Info, Capabilities: w.x.call.Capabilities, Level: w.x.call.Level}
+	if len(c.Info) == 0 {
+		c.Info = w.x.client.Server
+	}
+	if len(c.Capabilities) == 0 {
+		c.Capabilities = json.RawMessage(`{}`)
+	}
+	return translate.ToStateless(w.x.params(), w.x.with.Version, c)
+}
+
+// header repeats what a request of 2026-07-28 has to repeat in headers.
+func (w *inputsWay) header() (http.Header, error) {
+	h := http.Header{mcpspec.HeaderMethod: {w.x.call.Method}}
+	if w.x.call.Member != "ref" {
+		h[mcpspec.HeaderName] = []string{mcpspec.EncodeHeader(w.x.entry.Own)}
+	}
+	return h, w.x.addParameters(h)
 }
 
 // supply asks the client for what the backend wants and returns the params of the next round.
-func (x *exchange) supply(ctx context.Context, params json.RawMessage) (json.RawMessage, error) {
-	if !translate.MultiRound[x.call.Method] {
-		return nil, x.failed(errors.New("gateway: it asks for input where the revision does not let it"))
+func (w *inputsWay) supply(ctx context.Context, params json.RawMessage) (json.RawMessage, error) {
+	if !translate.MultiRound[w.x.call.Method] {
+		return nil, w.x.failed(errors.New("gateway: it asks for input where the revision does not let it"))
 	}
-	responses, err := x.put(ctx, jsonrpc.Member(x.input, "inputRequests"))
-	if err != nil || x.responded {
+	responses, err := w.put(ctx, jsonrpc.Member(w.input, "inputRequests"))
+	if err != nil || w.x.responded {
 		return nil, err
 	}
 	params = translate.WithoutRounds(params)
-	if state := jsonrpc.Member(x.input, "requestState"); state != nil {
+	if state := jsonrpc.Member(w.input, "requestState"); state != nil {
 		params = jsonrpc.Insert(params, "requestState", state)
 	}
 	if responses != nil {
@@ -94,46 +117,46 @@ type input struct {
 }
 
 // put puts the requests to the client and waits for all answers.
-func (x *exchange) put(ctx context.Context, requests json.RawMessage) (json.RawMessage, error) {
-	if lacks := translate.Demanded(x.call.Capabilities, x.input); len(lacks) > 0 {
-		e := translate.Missing(x.entry.Backend, lacks)
+func (w *inputsWay) put(ctx context.Context, requests json.RawMessage) (json.RawMessage, error) {
+	if lacks := translate.Demanded(w.x.call.Capabilities, w.input); len(lacks) > 0 {
+		e := translate.Missing(w.x.entry.Backend, lacks)
 		e.Code = jsonrpc.InvalidRequest
 		return nil, e
 	}
 	var inputs []*input
 	for key, request := range jsonrpc.Members(requests) {
-		if x.call.ResponseOnly {
+		if w.x.call.ResponseOnly {
 			return nil, &jsonrpc.Error{
-				Code: jsonrpc.InvalidRequest, Message: "backend " + x.entry.Backend + " asks for input, which needs a request that accepts an event stream",
+				Code: jsonrpc.InvalidRequest, Message: "backend " + w.x.entry.Backend + " asks for input, which needs a request that accepts an event stream",
 			}
 		}
 		in := &input{key: string(key)}
 		in.method, _ = jsonrpc.String(jsonrpc.Member(request, "method"))
 		if len(inputs) == maxInputs {
-			return nil, x.failed(fmt.Errorf("gateway: it asks for more than %d inputs at once", maxInputs))
+			return nil, w.x.failed(fmt.Errorf("gateway: it asks for more than %d inputs at once", maxInputs))
 		}
 		inputs = append(inputs, in)
 		var err error
-		if in.id, err = x.gateway.elicitations.ask(ctx, x.call.Client, x.backend(), x.with, nil); err != nil {
+		if in.id, err = w.elicitations.ask(ctx, w.x.call.Client, w.x.backend(), w.x.with, nil); err != nil {
 			return nil, err
 		}
-		x.kept = append(x.kept, elicitationKey(in.id))
-		x.inputs = append(x.inputs, in)
+		w.kept = append(w.kept, elicitationKey(in.id))
+		w.inputs = append(w.inputs, in)
 		message := sessionRequest(in, jsonrpc.Member(request, "params"))
-		if err := x.send(message, false); err != nil {
+		if err := w.x.send(message, false); err != nil {
 			return nil, err
 		}
 	}
 	if len(inputs) == 0 { // the backend only wants to be asked again, later
 		if err := periodic.Sleep(ctx, lastLook); err != nil {
-			return nil, x.failed(err)
+			return nil, w.x.failed(err)
 		}
 		return nil, nil
 	}
-	if err := x.await(ctx, inputs); err != nil {
+	if err := w.await(ctx, inputs); err != nil {
 		return nil, err
 	}
-	return x.responses(inputs)
+	return w.responses(inputs)
 }
 
 // sessionRequest is a request as clients with sessions know it: it has an id, and an
@@ -146,10 +169,10 @@ func sessionRequest(in *input, params json.RawMessage) json.RawMessage {
 }
 
 // await waits until all elicitations have their answers.
-func (x *exchange) await(ctx context.Context, inputs []*input) error {
+func (w *inputsWay) await(ctx context.Context, inputs []*input) error {
 	for wait := firstLook; ; wait = min(wait*3/2, lastLook) {
 		if err := periodic.Sleep(ctx, wait); err != nil {
-			return x.failed(err)
+			return w.x.failed(err)
 		}
 		var open []*input
 		var keys []store.Key
@@ -161,7 +184,7 @@ func (x *exchange) await(ctx context.Context, inputs []*input) error {
 		if len(open) == 0 {
 			return nil
 		}
-		items, err := x.gateway.options.DB.Get(ctx, keys...)
+		items, err := w.elicitations.db.Get(ctx, keys...)
 		if err != nil {
 			if fault.Is(err, fault.Unavailable) && ctx.Err() == nil {
 				continue
@@ -170,13 +193,13 @@ func (x *exchange) await(ctx context.Context, inputs []*input) error {
 		}
 		for i, it := range items {
 			if it == nil {
-				return x.failed(errors.New("gateway: the client did not answer in time"))
+				return w.x.failed(errors.New("gateway: the client did not answer in time"))
 			}
 			var at []store.Key
-			if open[i].answer, at, err = x.gateway.elicitations.kept(ctx, open[i].id, it); err != nil {
+			if open[i].answer, at, err = w.elicitations.kept(ctx, open[i].id, it); err != nil {
 				return err
 			}
-			x.kept = append(x.kept, at...)
+			w.kept = append(w.kept, at...)
 		}
 	}
 }
@@ -184,13 +207,13 @@ func (x *exchange) await(ctx context.Context, inputs []*input) error {
 // responses makes of the answers the inputResponses of the next round. This revision has no
 // errors there: for an elicitation the user cancelled, and for all else the call ends
 // with the client's own error.
-func (x *exchange) responses(inputs []*input) (json.RawMessage, error) {
+func (w *inputsWay) responses(inputs []*input) (json.RawMessage, error) {
 	out := []byte{'{'}
 	for i, in := range inputs {
 		result := jsonrpc.Member(in.answer, "result")
 		if failure := jsonrpc.Member(in.answer, "error"); failure != nil || result == nil {
 			if in.method != mcpspec.MethodElicit {
-				return nil, x.refusal(failure)
+				return nil, w.refusal(failure)
 			}
 			result = json.RawMessage(`{"action":"cancel"}`)
 		}
@@ -203,10 +226,25 @@ func (x *exchange) responses(inputs []*input) (json.RawMessage, error) {
 }
 
 // refusal ends the call with the error that the client answered.
-func (x *exchange) refusal(failure json.RawMessage) error {
+func (w *inputsWay) refusal(failure json.RawMessage) error {
 	if failure == nil {
 		return fault.New(fault.Invalid, "the client answered with neither a result nor an error")
 	}
-	body := append(append([]byte(`{"jsonrpc":"2.0","id":`), x.call.ID...), `,"error":`...)
-	return x.send(append(append(body, failure...), '}'), true)
+	body := append(append([]byte(`{"jsonrpc":"2.0","id":`), w.x.call.ID...), `,"error":`...)
+	return w.x.send(append(append(body, failure...), '}'), true)
+}
+
+func (w *inputsWay) elicit(ctx context.Context, _ upstream.Message) error { return w.x.outOfPlace(ctx) }
+
+func (w *inputsWay) respond(m upstream.Message) error {
+	if translate.InputRequired(m.Result) {
+		w.input = m.Result // for the next round
+		return nil
+	}
+	response, code := w.x.translated(m)
+	if code == mcpspec.CodeHeaderMismatch || code == mcpspec.CodeUnsupportedVersion {
+		// Not the client's doing: what was known of the backend is no longer so.
+		w.x.entry.view.Outdate()
+	}
+	return w.x.send(response, true)
 }

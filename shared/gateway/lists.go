@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mcp-events/mcpevents/shared/bounded"
 	"github.com/mcp-events/mcpevents/shared/fault"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
@@ -58,13 +59,19 @@ type rest struct {
 
 var errRests = fault.New(fault.Unavailable, "the backend did not answer in time a moment ago")
 
+// lists gathers the lists of several backends and finds in them who serves what.
+type lists struct {
+	options   *Options                    // of the gateway
+	conflicts bounded.Map[conflict, bool] // that were logged
+}
+
 // List gathers the lists of all backends that a client may use, as they are now by what
 // the backends say of their time to live and of their changes. A backend that cannot be reached
 // gives what it had last, or nothing.
 func (g *Gateway) List(ctx context.Context, c api.Client, kind api.Kind) *api.List {
-	views := g.shown(ctx, c)
-	lists, failing := g.gather(ctx, views, kind, func(l *fetched) time.Duration { return min(l.ttl, g.options.ListTTL) })
-	out := g.join(ctx, kind, views, lists)
+	views := g.backends.shown(ctx, c)
+	lists, failing := g.lists.gather(ctx, views, kind, func(l *fetched) time.Duration { return min(l.ttl, g.options.ListTTL) })
+	out := g.lists.join(ctx, kind, views, lists)
 	if failing {
 		out.TTL = min(out.TTL, g.options.ListTTL)
 	}
@@ -73,8 +80,8 @@ func (g *Gateway) List(ctx context.Context, c api.Client, kind api.Kind) *api.Li
 
 // gather gets the lists, each used for as long as it says from when it was fetched, and
 // while its list version is the same. What of them cannot be had is as it was, or nil.
-func (g *Gateway) gather(ctx context.Context, views []*view, kind api.Kind, use func(*fetched) time.Duration) (lists []*fetched, failing bool) {
-	versions := g.listVersions(ctx, views, kind)
+func (ls *lists) gather(ctx context.Context, views []*view, kind api.Kind, use func(*fetched) time.Duration) (lists []*fetched, failing bool) {
+	versions := listVersions(ctx, ls.options, views, kind)
 	lists = make([]*fetched, len(views))
 	var (
 		wg     sync.WaitGroup
@@ -85,7 +92,7 @@ func (g *Gateway) gather(ctx context.Context, views []*view, kind api.Kind, use 
 			var err error
 			if lists[i], err = v.list(ctx, kind, versions[i], use); err != nil {
 				failed.Store(true)
-				g.options.Log.WarnContext(ctx, "backend list failed", "backend", v.of.Name, "of", kind.String(), "error", err)
+				ls.options.Log.WarnContext(ctx, "backend list failed", "backend", v.of.Name, "of", kind.String(), "error", err)
 			}
 		})
 	}
@@ -94,10 +101,10 @@ func (g *Gateway) gather(ctx context.Context, views []*view, kind api.Kind, use 
 }
 
 // join makes one list of those of the backends.
-func (g *Gateway) join(ctx context.Context, kind api.Kind, views []*view, lists []*fetched) *api.List {
+func (ls *lists) join(ctx context.Context, kind api.Kind, views []*view, lists []*fetched) *api.List {
 	out := &api.List{TTL: maxTTL, Shared: true}
 	if len(views) == 0 {
-		out.TTL = g.options.ListTTL
+		out.TTL = ls.options.ListTTL
 	}
 	taken := map[string]*backend{}
 	for i, l := range lists {
@@ -109,7 +116,7 @@ func (g *Gateway) join(ctx context.Context, kind api.Kind, views []*view, lists 
 		for _, e := range l.entries {
 			if has := taken[e.Name]; has != nil {
 				out.Conflicts = append(out.Conflicts, e.Name)
-				g.conflict(ctx, kind, e.Name, has, b)
+				ls.conflict(ctx, kind, e.Name, has, b)
 				continue
 			}
 			taken[e.Name] = b
@@ -121,13 +128,13 @@ func (g *Gateway) join(ctx context.Context, kind api.Kind, views []*view, lists 
 }
 
 // conflict logs that two backends have the same name, once: lists say it to their clients each time.
-func (g *Gateway) conflict(ctx context.Context, kind api.Kind, name string, first, second *backend) {
+func (ls *lists) conflict(ctx context.Context, kind api.Kind, name string, first, second *backend) {
 	what := conflict{kind, name, first.Place(), second.Place()}
-	if _, logged := g.conflicts.Get(what); logged {
+	if _, logged := ls.conflicts.Get(what); logged {
 		return
 	}
-	g.conflicts.Put(what, true)
-	g.options.Log.WarnContext(ctx, "backend names conflict, the first serves it",
+	ls.conflicts.Put(what, true)
+	ls.options.Log.WarnContext(ctx, "backend names conflict, the first serves it",
 		"of", kind.String(), "name", name, "first", first.Name, "second", second.Name)
 }
 

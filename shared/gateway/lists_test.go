@@ -114,7 +114,7 @@ func TestChangedListIsFetchedAgain(t *testing.T) {
 	go func() { first <- names(g.List(t.Context(), of(ann), api.Tools)) }()
 	<-fetching
 	s.list(oneTool("after"))
-	g.backends(t.Context())[0].Outdate()
+	g.backends.now(t.Context())[0].Outdate()
 	close(goOn)
 	<-first
 	sees(t, g, of(ann), "after") // behind the change the tools are
@@ -141,7 +141,7 @@ func TestRevisionIsFoundOut(t *testing.T) {
 				s.capabilities = `{"tools":{"listChanged":true},"resources":{}}`
 			})
 			g := gatewayOver(t, memory(t), at("b", s, func(b *config.Backend) { b.ProtocolVersion = c.pinned }))
-			known, err := g.backends(t.Context())[0].known(t.Context())
+			known, err := g.backends.now(t.Context())[0].known(t.Context())
 			if c.want == "" {
 				if err == nil {
 					t.Fatalf("it speaks %s", known.version)
@@ -170,11 +170,11 @@ func TestOwnSessionsAreEnded(t *testing.T) {
 	s := newScripted(t)
 	g := gatewayOver(t, memory(t), at("b", s))
 	for range 5 {
-		known, err := g.backends(t.Context())[0].known(t.Context())
+		known, err := g.backends.now(t.Context())[0].known(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		g.backends(t.Context())[0].forget(known)
+		g.backends.now(t.Context())[0].forget(known)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -273,7 +273,7 @@ func TestTokenEndpointCannotPassTheSecretOn(t *testing.T) {
 	s := newScripted(t)
 	c := parsed(t, "  - {name: b, url: %q, oauth: {tokenUrl: %q, clientId: me, clientSecret: \"env:GATEWAY_TEST_CLIENT_SECRET\"}}\n", s.URL, tokens.URL)
 	g := gatewayOver(t, memory(t), c.Backends...)
-	if _, err := g.backends(t.Context())[0].known(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
+	if _, err := g.backends.now(t.Context())[0].known(t.Context()); err == nil || strings.Contains(err.Error(), "s3cret") {
 		t.Errorf("got %v", err)
 	}
 	if len(s.received("initialize")) > 0 {

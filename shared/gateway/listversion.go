@@ -27,23 +27,23 @@ func (b *backend) listVersionKey(method string) store.Key {
 
 // ChangeListVersion records that the lists have changed whose notification that is.
 func (b *backend) ChangeListVersion(ctx context.Context, method string) error {
-	err := b.gateway.options.DB.Write(ctx, store.Put(store.Item{
-		Key: b.listVersionKey(method), Value: []byte(rand.Text()), Expires: time.Now().Add(max(listVersionLife, 2*b.gateway.options.ListTTL)),
+	err := b.options.DB.Write(ctx, store.Put(store.Item{
+		Key: b.listVersionKey(method), Value: []byte(rand.Text()), Expires: time.Now().Add(max(listVersionLife, 2*b.options.ListTTL)),
 	}))
 	return fault.Wrap(fault.Unavailable, err, "record that a backend's list has changed")
 }
 
 // listVersions reads the versions of the backends' lists of a kind, in one read for up to
 // [store.MaxGet] of them. One that cannot be read is like no other, so that nothing old is used.
-func (g *Gateway) listVersions(ctx context.Context, views []*view, kind api.Kind) (versions []string) {
+func listVersions(ctx context.Context, o *Options, views []*view, kind api.Kind) (versions []string) {
 	for some := range slices.Chunk(views, store.MaxGet) {
 		var keys []store.Key
 		for _, v := range some {
 			keys = append(keys, v.of.listVersionKey(kind.Changed()))
 		}
-		items, err := g.options.DB.Get(ctx, keys...)
+		items, err := o.DB.Get(ctx, keys...)
 		if err != nil {
-			g.options.Log.WarnContext(ctx, "list versions not read, the lists are fetched", "error", err)
+			o.Log.WarnContext(ctx, "list versions not read, the lists are fetched", "error", err)
 		}
 		for i := range keys {
 			version := ""

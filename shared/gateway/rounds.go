@@ -65,38 +65,59 @@ const (
 // backend repeats.
 const needsURLMethod = "error/-32042"
 
-// inRounds calls a backend of the earlier revisions for a client of 2026-07-28.
-func (x *exchange) inRounds(ctx context.Context) error {
-	x.id = upstream.FreshID()
-	if err := x.takeUp(); err != nil {
+// roundsWay is the way from a client of 2026-07-28 to a backend with sessions.
+type roundsWay struct {
+	x       *exchange
+	states  *states
+	stop    context.CancelFunc // ends the exchange at the backend
+	rounds  rounds             // what the client was asked and answered in earlier rounds
+	pending []upstream.Message // what it is to be asked next
+	refused []translate.Need   // of what the backend asked, the client having no capability for it
+}
+
+func (w *roundsWay) make(ctx context.Context) error {
+	ctx, w.stop = context.WithCancel(ctx)
+	defer w.stop()
+	w.x.id = upstream.FreshID()
+	if err := w.takeUp(); err != nil {
 		return err
 	}
-	err := x.inSession(ctx, x.sessionBasedParams())
-	if x.responded || x.gone || len(x.pending) == 0 {
+	err := w.x.inSession(ctx, w.params())
+	if w.x.responded || w.x.gone || len(w.pending) == 0 {
 		return err
 	}
-	return x.require()
+	return w.require()
+}
+
+// params are those of the call as a backend with sessions knows them.
+func (w *roundsWay) params() json.RawMessage {
+	token := jsonrpc.Quote("gw_" + string(w.x.id))
+	params, replaced := translate.ToSessionBased(w.x.params(), token)
+	if replaced {
+		w.x.token = token
+	}
+	return params
 }
 
 // takeUp reads what the client brings from the rounds before.
-func (x *exchange) takeUp() error {
-	responses := jsonrpc.Member(x.call.Params, "inputResponses")
+func (w *roundsWay) takeUp() error {
+	responses := jsonrpc.Member(w.x.call.Params, "inputResponses")
 	if responses != nil && responses[0] != '{' {
 		return fault.New(fault.Invalid, "inputResponses must be an object")
 	}
-	raw := jsonrpc.Member(x.call.Params, "requestState")
+	raw := jsonrpc.Member(w.x.call.Params, "requestState")
 	if raw == nil {
 		return nil // answers to nothing are nothing
 	}
 	sealed, _ := jsonrpc.String(raw)
-	state, err := x.gateway.states.open(sealed, x.belongsToRounds(), time.Now())
+	state, err := w.states.open(sealed, w.belongs(), time.Now())
 	if err != nil {
 		return err
 	}
-	if err := json.Unmarshal(state, &x.rounds); err != nil {
+	if err := json.Unmarshal(state, &w.rounds); err != nil {
 		return fault.Wrap(fault.Internal, err, "decode a requestState")
 	}
-	for _, q := range x.rounds.Asked {
+	for _, q := range w.rounds.Asked {
 		response := jsonrpc.Member(responses, q.Key)
 		switch {
 		case response == nil: // it is asked again
@@ -107,85 +128,104 @@ func (x *exchange) takeUp() error {
 				return fault.New(fault.Invalid, "the call needs what the user did not accept")
 			}
 		default:
-			x.rounds.Answered = append(x.rounds.Answered, answered{q.Method, q.Digest, response})
+			w.rounds.Answered = append(w.rounds.Answered, answered{q.Method, q.Digest, response})
 		}
 	}
-	x.rounds.Asked = nil
-	x.rounds.used = make([]bool, len(x.rounds.Answered))
+	w.rounds.Asked = nil
+	w.rounds.used = make([]bool, len(w.rounds.Answered))
 	return nil
 }
 
-// belongsToRounds distinguishes these states from those that a backend made.
-func (x *exchange) belongsToRounds() []byte { return append(x.belongs(), "rounds"...) }
+// belongs distinguishes these states from those that a backend made.
+func (w *roundsWay) belongs() []byte { return append(w.x.belongs(), "rounds"...) }
 
-// collect answers a backend's elicitation with what the client said, or keeps it for
+// elicit answers a backend's elicitation with what the client said, or keeps it for
 // the client.
-func (x *exchange) collect(ctx context.Context, m upstream.Message, params json.RawMessage) error {
+func (w *roundsWay) elicit(ctx context.Context, m upstream.Message) error {
+	params := jsonrpc.Member(m.Raw, "params")
+	if lacks := translate.Lacking(w.x.call.Capabilities, m.Method, params); lacks != "" || !translate.MultiRound[w.x.call.Method] {
+		if lacks != "" {
+			w.refused = append(w.refused, lacks)
+		}
+		return w.x.refuse(ctx, m, jsonrpc.MethodNotFound, "the client does not support "+m.Method)
+	}
 	d := translate.QuestionDigest(params)
-	for i, a := range x.rounds.Answered {
-		if !x.rounds.used[i] && a.Method == m.Method && a.Digest == d {
-			x.rounds.used[i] = true
-			return x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, a.Response))
+	for i, a := range w.rounds.Answered {
+		if !w.rounds.used[i] && a.Method == m.Method && a.Digest == d {
+			w.rounds.used[i] = true
+			return w.x.reply(ctx, jsonrpc.AppendResult(nil, m.ID, a.Response))
 		}
 	}
-	if len(x.rounds.Answered)+len(x.pending) >= maxElicitations {
-		return x.refuse(ctx, m, jsonrpc.InvalidRequest, "the client is not asked more than "+strconv.Itoa(maxElicitations)+" times in one call")
+	if len(w.rounds.Answered)+len(w.pending) >= maxElicitations {
+		return w.x.refuse(ctx, m, jsonrpc.InvalidRequest, "the client is not asked more than "+strconv.Itoa(maxElicitations)+" times in one call")
 	}
-	x.pending = append(x.pending, m)
-	if len(x.pending) == 1 {
-		time.AfterFunc(gather, x.stop)
+	w.pending = append(w.pending, m)
+	if len(w.pending) == 1 {
+		time.AfterFunc(gather, w.stop)
 	}
 	return nil
 }
 
 // require asks the client for what the backend asked.
-func (x *exchange) require() error {
+func (w *roundsWay) require() error {
 	requests := []byte{'{'}
-	for _, m := range x.pending {
+	for _, m := range w.pending {
 		params := jsonrpc.Member(m.Raw, "params")
-		key := x.ask(m.Method, translate.QuestionDigest(params))
+		key := w.ask(m.Method, translate.QuestionDigest(params))
 		requests = translate.AppendInput(requests, key, m.Method, params)
 	}
-	return x.sendRequired(append(requests, '}'))
+	return w.sendRequired(append(requests, '}'))
 }
 
 // ask notes an elicitation for the next round and returns its key.
-func (x *exchange) ask(method, digest string) string {
-	key := "input-" + strconv.Itoa(len(x.rounds.Answered)+len(x.rounds.Asked)+1)
-	x.rounds.Asked = append(x.rounds.Asked, asked{key, method, digest})
+func (w *roundsWay) ask(method, digest string) string {
+	key := "input-" + strconv.Itoa(len(w.rounds.Answered)+len(w.rounds.Asked)+1)
+	w.rounds.Asked = append(w.rounds.Asked, asked{key, method, digest})
 	return key
 }
 
 // sendRequired ends a round.
-func (x *exchange) sendRequired(requests json.RawMessage) error {
-	state, err := json.Marshal(x.rounds)
+func (w *roundsWay) sendRequired(requests json.RawMessage) error {
+	state, err := json.Marshal(w.rounds)
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "encode a requestState")
 	}
 	b := append([]byte(`{"resultType":"input_required","inputRequests":`), requests...)
-	b = append(append(b, `,"requestState":`...), jsonrpc.Quote(x.gateway.states.seal(state, x.belongsToRounds(), time.Now()))...)
-	return x.send(jsonrpc.AppendResult(nil, x.call.ID, append(b, '}')), true)
+	b = append(append(b, `,"requestState":`...), jsonrpc.Quote(w.states.seal(state, w.belongs(), time.Now()))...)
+	return w.x.send(jsonrpc.AppendResult(nil, w.x.call.ID, append(b, '}')), true)
+}
+
+func (w *roundsWay) respond(m upstream.Message) error {
+	w.pending = nil // the backend waits for no answers any more
+	if len(w.refused) > 0 && (m.Result == nil || string(jsonrpc.Member(m.Result, "isError")) == "true") {
+		return translate.Missing(w.x.entry.Backend, w.refused)
+	}
+	response, code := w.x.translated(m)
+	if code == mcpspec.CodeNeedsURL {
+		return w.needsURL(m.Error)
+	}
+	return w.x.send(response, true)
 }
 
 // needsURL makes of error -32042 the demand that the user visits its URLs.
-func (x *exchange) needsURL(failure json.RawMessage) error {
+func (w *roundsWay) needsURL(failure json.RawMessage) error {
 	requests := []byte{'{'}
 	for params := range jsonrpc.Elements(jsonrpc.Member(jsonrpc.Member(failure, "data"), "elicitations")) {
 		mode, _ := jsonrpc.String(jsonrpc.Member(params, "mode"))
-		if mode != "url" || len(x.rounds.Asked) >= maxElicitations {
+		if mode != "url" || len(w.rounds.Asked) >= maxElicitations {
 			continue
 		}
-		if n := translate.Lacking(x.call.Capabilities, mcpspec.MethodElicit, params); n != "" && !slices.Contains(x.refused, n) {
-			x.refused = append(x.refused, n)
+		if n := translate.Lacking(w.x.call.Capabilities, mcpspec.MethodElicit, params); n != "" && !slices.Contains(w.refused, n) {
+			w.refused = append(w.refused, n)
 		}
-		requests = translate.AppendInput(requests, x.ask(needsURLMethod, translate.QuestionDigest(params)), mcpspec.MethodElicit, params)
+		requests = translate.AppendInput(requests, w.ask(needsURLMethod, translate.QuestionDigest(params)), mcpspec.MethodElicit, params)
 	}
 	switch {
-	case len(x.refused) > 0:
-		return translate.Missing(x.entry.Backend, x.refused)
-	case len(x.rounds.Asked) == 0 || !translate.MultiRound[x.call.Method]:
+	case len(w.refused) > 0:
+		return translate.Missing(w.x.entry.Backend, w.refused)
+	case len(w.rounds.Asked) == 0 || !translate.MultiRound[w.x.call.Method]:
 		message, _ := jsonrpc.String(jsonrpc.Member(failure, "message"))
 		return &jsonrpc.Error{Code: jsonrpc.InternalError, Message: message}
 	}
-	return x.sendRequired(append(requests, '}'))
+	return w.sendRequired(append(requests, '}'))
 }

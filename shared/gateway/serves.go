@@ -2,32 +2,29 @@ package gateway
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/yosida95/uritemplate/v3"
 
-	"github.com/mcp-events/mcpevents/shared/auth"
 	"github.com/mcp-events/mcpevents/shared/gateway/api"
 )
 
 // Has reports whether a backend of the principal has something of that name.
 func (g *Gateway) Has(ctx context.Context, c api.Client, kind api.Kind, name string) bool {
-	_, ok := g.serves(ctx, c, kind, name)
+	_, ok := g.lists.serves(ctx, g.backends.shown(ctx, c), kind, name)
 	return ok
 }
 
-// serves finds who serves a name: the entry of that name, or for a URI the template that
+// serves finds who of the backends serves a name: the entry of that name, or for a URI the template that
 // stands for it. It looks into the lists at hand; before it says that there is none, into those as
 // they are now.
-func (g *Gateway) serves(ctx context.Context, c api.Client, kind api.Kind, name string) (entry, bool) {
-	views := g.shown(ctx, c)
+func (ls *lists) serves(ctx context.Context, views []*view, kind api.Kind, name string) (entry, bool) {
 	if e, ok := find(kind, name, func(kind api.Kind) ([]*fetched, bool) { return atHand(views, kind) }); ok {
 		return e, true
 	}
 	return find(kind, name, func(kind api.Kind) ([]*fetched, bool) {
-		lists, _ := g.gather(ctx, views, kind, func(*fetched) time.Duration { return min(missTTL, g.options.ListTTL) })
+		lists, _ := ls.gather(ctx, views, kind, func(*fetched) time.Duration { return min(missTTL, ls.options.ListTTL) })
 		return lists, true
 	})
 }
@@ -86,7 +83,7 @@ func (v *view) have(kind api.Kind) *fetched {
 	defer v.mu.Unlock()
 	l := v.lists[kind]
 	switch {
-	case l != nil && l.at.After(v.stale) && time.Since(l.at) < v.of.gateway.options.ListTTL:
+	case l != nil && l.at.After(v.stale) && time.Since(l.at) < v.of.options.ListTTL:
 		return l
 	case !time.Now().Before(v.rests[kind].until):
 		return nil
@@ -110,29 +107,4 @@ func matcher(template string) func(uri string) bool {
 		return nil
 	}
 	return func(uri string) bool { return len(uri) <= maxMatched && t.Match(uri) != nil }
-}
-
-// visible are the backends that a principal may use.
-func (g *Gateway) visible(ctx context.Context, p auth.Principal) []*backend {
-	var out []*backend
-	for _, b := range g.backends(ctx) {
-		if b.Workspace == p.Workspace && !slices.ContainsFunc(b.Scopes, func(s string) bool { return !p.Has(s) }) {
-			out = append(out, b)
-		}
-	}
-	return out
-}
-
-// shown are the views that a client has of them. A backend that is asked with callers'
-// tokens shows nothing to who has none.
-func (g *Gateway) shown(ctx context.Context, c api.Client) []*view {
-	var out []*view
-	for _, b := range g.visible(ctx, c.Principal) {
-		if !b.perCaller() {
-			out = append(out, b.view)
-		} else if c.Token != "" {
-			out = append(out, b.as(ctx, c))
-		}
-	}
-	return out
 }

@@ -93,7 +93,7 @@ func (ss *sessions) of(ctx context.Context, c api.Client, b *backend) (backendSe
 	value, _ := json.Marshal(s) // strings
 	err = ss.db.Write(ctx, ss.put(c, b, s.itemVersion, value, cond)...)
 	if errors.Is(err, store.ErrConflict) { // another call of the client was first: one session is enough
-		ss.end(ctx, b, c.Token, s)
+		b.end(ctx, c.Token, s)
 		return ss.of(ctx, c, b)
 	}
 	if err == nil {
@@ -134,14 +134,14 @@ func (ss *sessions) begin(ctx context.Context, c api.Client, b *backend) (s back
 	if err != nil || c.Level == "" || !capabilitiesOf(got.Capabilities).Logging {
 		return s, err
 	}
-	if err := ss.setLevel(ctx, c, b, s); err != nil {
+	if err := b.setLevel(ctx, c, s); err != nil {
 		ss.log.WarnContext(ctx, "log level not set at backend", "backend", b.Name, "error", err)
 	}
 	return s, nil
 }
 
 // setLevel asks a backend for log messages within a session.
-func (ss *sessions) setLevel(ctx context.Context, c api.Client, b *backend, s backendSession) error {
+func (b *backend) setLevel(ctx context.Context, c api.Client, s backendSession) error {
 	params := append(append([]byte(`{"level":`), jsonrpc.Quote(c.Level)...), '}')
 	_, err := b.caller(c.Token).Ask(ctx, upstream.Request{Version: s.Version, Session: s.ID}, mcpspec.MethodSetLevel, params)
 	return err
@@ -150,12 +150,12 @@ func (ss *sessions) setLevel(ctx context.Context, c api.Client, b *backend, s ba
 // SetLevel asks the backends that a client has a session with for the log messages
 // that it wants. Sessions that begin later ask for them then.
 func (g *Gateway) SetLevel(ctx context.Context, c api.Client) error {
-	sessions, err := g.sessionsOf(ctx, c)
+	sessions, err := g.sessions.all(ctx, c, g.backends.visible(ctx, c.Principal))
 	if err != nil {
 		return err
 	}
 	atOnce(sessions, func(b *backend, s backendSession) {
-		if err := g.sessions.setLevel(ctx, c, b, s); err != nil {
+		if err := b.setLevel(ctx, c, s); err != nil {
 			g.options.Log.WarnContext(ctx, "log level not set at backend", "backend", b.Name, "error", err)
 		}
 	})
@@ -172,24 +172,24 @@ func (ss *sessions) forget(ctx context.Context, c api.Client, b *backend, s back
 	return fault.Wrap(fault.Unavailable, err, "forget the session with a backend")
 }
 
-// end ends a session at the backend; token is the caller's whose it is.
-func (ss *sessions) end(ctx context.Context, b *backend, token string, s backendSession) {
+// end ends a session with the backend; token is the caller's whose it is.
+func (b *backend) end(ctx context.Context, token string, s backendSession) {
 	c := b.own
 	c.Credentials = credentials{backend: b, token: token}.add
 	if err := c.End(ctx, s.Version, s.ID); err != nil {
-		ss.log.DebugContext(ctx, "backend session not ended", "backend", b.Name, "error", err)
+		b.options.Log.DebugContext(ctx, "backend session not ended", "backend", b.Name, "error", err)
 	}
 }
 
-// sessionsOf are those that a client has with backends.
-func (g *Gateway) sessionsOf(ctx context.Context, c api.Client) (map[*backend]backendSession, error) {
-	page, err := g.options.DB.Query(ctx, store.Query{Table: store.Sessions, Partition: sessionPartition(holder(c)), Limit: 1000})
+// all are those that a client has with the backends.
+func (ss *sessions) all(ctx context.Context, c api.Client, backends []*backend) (map[*backend]backendSession, error) {
+	page, err := ss.db.Query(ctx, store.Query{Table: store.Sessions, Partition: sessionPartition(holder(c)), Limit: 1000})
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "read the sessions with backends")
 	}
 	out := map[*backend]backendSession{}
 	for _, it := range page.Items {
-		for _, b := range g.visible(ctx, c.Principal) {
+		for _, b := range backends {
 			var s backendSession
 			if it.Sort == sessionKey("", b).Sort && json.Unmarshal(it.Value, &s) == nil {
 				s.itemVersion = it.Version
@@ -202,18 +202,18 @@ func (g *Gateway) sessionsOf(ctx context.Context, c api.Client) (map[*backend]ba
 
 // End ends a client's sessions with all backends.
 func (g *Gateway) End(ctx context.Context, c api.Client) error {
-	sessions, err := g.sessionsOf(ctx, c)
+	sessions, err := g.sessions.all(ctx, c, g.backends.visible(ctx, c.Principal))
 	for b, s := range sessions {
 		err = errors.Join(err, g.sessions.forget(ctx, c, b, s))
 	}
-	atOnce(sessions, func(b *backend, s backendSession) { g.sessions.end(ctx, b, c.Token, s) })
+	atOnce(sessions, func(b *backend, s backendSession) { b.end(ctx, c.Token, s) })
 	return err
 }
 
 // Notify hands a notification of a client's session on to the backends that it has a
 // session with: that it cancelled a request, that its roots changed.
 func (g *Gateway) Notify(ctx context.Context, c api.Client, body json.RawMessage) error {
-	sessions, err := g.sessionsOf(ctx, c)
+	sessions, err := g.sessions.all(ctx, c, g.backends.visible(ctx, c.Principal))
 	if err != nil {
 		return err
 	}

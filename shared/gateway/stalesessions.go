@@ -80,6 +80,6 @@ func (ss *sessions) endListed(ctx context.Context, b *backend, token string, lis
 	}
 	var s backendSession
 	if items[0] != nil && json.Unmarshal(items[0].Value, &s) == nil {
-		ss.end(ctx, b, token, s)
+		b.end(ctx, token, s)
 	}
 }

@@ -21,20 +21,20 @@ func wantedKey(s api.Subscription) store.Key {
 // Subscribe records a subscription. The relay acts on it within a second, embedded at once.
 func (g *Gateway) Subscribe(ctx context.Context, s api.Subscription) error {
 	err := g.options.DB.Write(ctx, store.Put(store.Item{Key: wantedKey(s), Value: []byte(s.URI), Expires: s.Until}))
-	g.kick(ctx, s.Place)
+	g.backends.kick(ctx, s.Place)
 	return fault.Wrap(fault.Unavailable, err, "record a subscription at a backend")
 }
 
 // Unsubscribe ends it.
 func (g *Gateway) Unsubscribe(ctx context.Context, s api.Subscription) error {
 	err := g.options.DB.Write(ctx, store.Delete(wantedKey(s)))
-	g.kick(ctx, s.Place)
+	g.backends.kick(ctx, s.Place)
 	return fault.Wrap(fault.Unavailable, err, "end a subscription at a backend")
 }
 
 // kick makes the relay of this process look at the subscriptions.
-func (g *Gateway) kick(ctx context.Context, at api.Place) {
-	for _, b := range g.backends(ctx) {
+func (bs *backends) kick(ctx context.Context, at api.Place) {
+	for _, b := range bs.now(ctx) {
 		if b.Place() == at {
 			select {
 			case b.changed <- struct{}{}:
@@ -46,7 +46,7 @@ func (g *Gateway) kick(ctx context.Context, at api.Place) {
 
 // Subscribable finds the backend that serves a resource and notifies of its changes.
 func (g *Gateway) Subscribable(ctx context.Context, p auth.Principal, uri string) (backend string, ok bool) {
-	e, ok := g.serves(ctx, api.Client{Principal: p}, api.Resources, uri)
+	e, ok := g.lists.serves(ctx, g.backends.shown(ctx, api.Client{Principal: p}), api.Resources, uri)
 	if !ok || e.view.of.perCaller() { // the relay has no credentials there
 		return "", false
 	}

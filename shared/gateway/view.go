@@ -79,7 +79,7 @@ func (v *view) known(ctx context.Context) (*known, error) {
 			now, err := f.fly(ctx, func() (*known, error) { return v.refreshKnown(ctx, have) })
 			if err == nil && have != nil {
 				// Who still uses it finds it gone, and asks for the new one.
-				v.of.gateway.sessions.end(context.WithoutCancel(ctx), v.of, v.token, have.own())
+				v.of.end(context.WithoutCancel(ctx), v.token, have.own())
 			}
 			return now, err
 		}
@@ -239,7 +239,7 @@ func (v *view) leave(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
 	defer cancel()
-	v.of.gateway.sessions.end(ctx, v.of, v.token, known.own())
+	v.of.end(ctx, v.token, known.own())
 }
 
 // flight is something under way that several callers want: one of them does it, and

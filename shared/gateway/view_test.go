@@ -152,7 +152,7 @@ func TestViewsAreBounded(t *testing.T) {
 		})
 	}
 	all.Wait()
-	b := g.backends(t.Context())[0]
+	b := g.backends.now(t.Context())[0]
 	if n := len(b.callers.kept); n != maxViews {
 		t.Errorf("%d views are kept", n)
 	}

@@ -1,0 +1,56 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/http"
+	"time"
+
+	"github.com/mcp-events/mcpevents/shared/gateway/translate"
+	"github.com/mcp-events/mcpevents/shared/gateway/upstream"
+	"github.com/mcp-events/mcpevents/shared/jsonrpc"
+	"github.com/mcp-events/mcpevents/shared/mcpspec"
+)
+
+// statelessWay is the way between a client and a backend that are both of revision 2026-07-28. A requestState of
+// the backend is sealed on its way to the client, and opened when it comes back.
+type statelessWay struct {
+	x      *exchange
+	states *states
+}
+
+func (w *statelessWay) make(ctx context.Context) error {
+	params := w.x.params()
+	h := http.Header{mcpspec.HeaderMethod: {w.x.call.Method}}
+	maps.Copy(h, w.x.call.Header)
+	h[mcpspec.HeaderName] = []string{mcpspec.EncodeHeader(w.x.entry.Own)}
+	if raw := jsonrpc.Member(params, "requestState"); raw != nil {
+		sealed, _ := jsonrpc.String(raw)
+		state, err := w.states.open(sealed, w.x.belongs(), time.Now())
+		if err != nil {
+			return err
+		}
+		params = jsonrpc.Replace(params, "requestState", jsonrpc.Quote(string(state)))
+	}
+	return w.x.withoutSession(ctx, params, h)
+}
+
+func (w *statelessWay) elicit(ctx context.Context, _ upstream.Message) error {
+	return w.x.outOfPlace(ctx)
+}
+
+func (w *statelessWay) respond(m upstream.Message) error {
+	if lacks := translate.Demanded(w.x.call.Capabilities, m.Result); len(lacks) > 0 {
+		return translate.Missing(w.x.entry.Backend, lacks)
+	}
+	if state := jsonrpc.Member(m.Result, "requestState"); state != nil {
+		text, ok := jsonrpc.String(state)
+		if !ok {
+			return w.x.failed(errors.New("gateway: the requestState is no string"))
+		}
+		m.Result = jsonrpc.Replace(m.Result, "requestState", jsonrpc.Quote(w.states.seal([]byte(text), w.x.belongs(), time.Now())))
+	}
+	response, _ := w.x.translated(m)
+	return w.x.send(response, true)
+}
